@@ -1,0 +1,75 @@
+package dnsproxy
+
+import (
+	"fmt"
+	"strings"
+)
+
+// svcLabel is the label below which a cluster domain holds its Services.
+const svcLabel = "svc"
+
+// A cluster holds the names that short names are derived with.
+type cluster struct {
+	// domain is the cluster domain, "cluster.local".
+	domain wireName
+	// services is the parent of all namespaces, "svc.cluster.local".
+	services wireName
+	// own is the parent of the Services of the agent's own namespace,
+	// "shop.svc.cluster.local"; empty without a namespace.
+	own wireName
+}
+
+// newCluster reads a namespace and a domain as Istio's agent takes them: the
+// domain is "shop.svc.cluster.local" in a pod and often plain "cluster.local" on
+// a VM. Both mean the same cluster domain.
+func newCluster(namespace, domain string) (cluster, error) {
+	name, err := parseHostname(domain)
+	if err != nil {
+		return cluster{}, fmt.Errorf("domain %q: want a domain name such as shop.svc.cluster.local: %w", domain, err)
+	}
+	namespace = strings.ToLower(namespace)
+	if rest := name.parent(); namespace != "" && name.firstLabel() == namespace && rest.firstLabel() == svcLabel {
+		name = rest
+	}
+	if name.firstLabel() == svcLabel && name.parent() != rootName {
+		name = name.parent()
+	}
+	c := cluster{domain: name, services: "\x03" + svcLabel + name}
+	if len(c.services) > maxNameLen {
+		return cluster{}, fmt.Errorf("domain %q: %w", domain, errLongName)
+	}
+	if namespace == "" {
+		return c, nil
+	}
+	label, err := parseHostname(namespace)
+	if err != nil || label.parent() != rootName {
+		return cluster{}, fmt.Errorf("namespace %q: want one label such as shop", namespace)
+	}
+	own, ok := label.join(c.services)
+	if !ok {
+		return cluster{}, fmt.Errorf("namespace %q: %w", namespace, errLongName)
+	}
+	c.own = own
+	return c, nil
+}
+
+// expansions yields the FQDNs that a Kubernetes host would have if name were one
+// of its short names, in the order of precedence: name.namespace,
+// name.namespace.svc, name in the own namespace.
+func (c cluster) expansions(name wireName) func(yield func(wireName) bool) {
+	return func(yield func(wireName) bool) {
+		if fqdn, ok := name.join(c.services); ok && !yield(fqdn) {
+			return
+		}
+		if name.lastLabel() == svcLabel {
+			if fqdn, ok := name.join(c.domain); ok && !yield(fqdn) {
+				return
+			}
+		}
+		if c.own != "" {
+			if fqdn, ok := name.join(c.own); ok {
+				yield(fqdn)
+			}
+		}
+	}
+}

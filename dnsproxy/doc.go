@@ -1,0 +1,37 @@
+// Package dnsproxy answers DNS queries from a table of mesh hosts and forwards
+// the rest.
+//
+// # The order in which a query is answered
+//
+// [handler.decide] is the one place that decides; the first rule that applies
+// wins.
+//
+//  1. Not a query, or too short for a header: dropped and counted.
+//  2. An opcode other than QUERY: forwarded as it came.
+//  3. Not exactly one question: FORMERR. An EDNS version other than 0: BADVERS.
+//  4. Class CH: version.bind and id.server. Any other class but IN: REFUSED.
+//  5. No table yet: as [BeforeSync] says.
+//  6. PTR for an address of the table: the FQDNs of its hosts, sorted.
+//  7. The special names of RFC 6761 are never ours: forwarded.
+//  8. An own name, found in this order, which never depends on the order in
+//     which a table arrives:
+//     a. a host's FQDN; if two hosts claim one name, the one of the registry
+//     Kubernetes, else the one whose key sorts first;
+//     b. a wildcard, the longest suffix first;
+//     c. a short name: name.namespace, name.namespace.svc, name in the own
+//     namespace, alternative names;
+//     d. autopath: one of a to c, followed by a domain of the search list, the
+//     first such domain in the order of the list.
+//  9. Everything else: forwarded.
+//
+// What an own name answers depends on the type: addresses for A, AAAA and ANY;
+// NODATA with an SOA record where there is none of that family, and for HTTPS
+// and SVCB; any other type is NODATA for a Kubernetes host and forwarded for
+// others.
+//
+// # Ownership
+//
+// A [Table] never changes once it is built. [Server.Load] builds one and makes
+// it effective with a single atomic store; a query loads it once, so it sees
+// one table from its first record to its last.
+package dnsproxy

@@ -1,0 +1,99 @@
+package dnsproxy
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/miekg/dns"
+)
+
+// An Explanation says how a question is answered and by which rule.
+type Explanation struct {
+	// Name and Type are the question.
+	Name string `json:"name"`
+	Type string `json:"type"`
+	// Rows are the rows of the behaviour reference that apply: first those by
+	// which the name is ours or not, then the one for its type.
+	Rows []string `json:"rows"`
+	// Rule is how the name was found in the table.
+	Rule Rule `json:"rule"`
+	// Host is the key of the table that answers, if one does.
+	Host string `json:"host,omitempty"`
+	// Source is where the answer comes from: table, upstream or self.
+	Source string `json:"source"`
+	// Why says it in words.
+	Why string `json:"why"`
+	// Rcode and Answer are the response, records in presentation form.
+	Rcode  string   `json:"rcode"`
+	Answer []string `json:"answer"`
+}
+
+// Explain answers a question as a client's query would be and says why so. It
+// fails if name cannot be a domain name or qtype is no type.
+func (s *Server) Explain(ctx context.Context, name, qtype string) (Explanation, error) {
+	code, known := dns.StringToType[strings.ToUpper(qtype)]
+	if !known {
+		return Explanation{}, fmt.Errorf("type %q: want a record type such as A, AAAA or PTR", qtype)
+	}
+	if _, err := packName(name); err != nil {
+		return Explanation{}, fmt.Errorf("name %q: want a domain name: %w", name, err)
+	}
+	req := new(dns.Msg).SetQuestion(dns.Fqdn(name), code)
+	req.SetEdns0(dns.MaxMsgSize-1, false)
+	d := s.handler.decide(req, s.handler.table.Load())
+	e := Explanation{
+		Name: req.Question[0].Name, Type: dns.TypeToString[code],
+		Rows: d.rows, Rule: d.match.rule, Source: d.source(), Why: s.why(d),
+	}
+	if e.Rule == "" {
+		e.Rule = RuleNone
+	}
+	if d.match.host != nil {
+		e.Host = d.match.host.key
+	}
+	resp, _ := s.handler.answer(ctx, req)
+	e.Rcode = dns.RcodeToString[resp.Rcode]
+	e.Answer = make([]string, 0, len(resp.Answer))
+	for _, rr := range resp.Answer {
+		e.Answer = append(e.Answer, rr.String())
+	}
+	return e, nil
+}
+
+// why puts a decision into words.
+func (s *Server) why(d decision) string {
+	switch d.action {
+	case actHold:
+		return fmt.Sprintf("no table yet: held for up to %s", holdTimeout)
+	case actPointers:
+		return "an address of the table"
+	case actAddresses:
+		return "the mesh's own: " + whyName(d.match)
+	case actExists:
+		return "the mesh's own: " + whyName(d.match) + "; records other than addresses come from upstream"
+	case actForward:
+		if s.handler.table.Load() == nil {
+			return "no table yet, and not below the cluster domain: forwarded"
+		}
+		return "in no table: forwarded"
+	case actReject, actChaos:
+	}
+	return d.text
+}
+
+func whyName(m match) string {
+	switch m.rule {
+	case RuleExact:
+		return "the host's full name"
+	case RuleWildcard:
+		return "below the wildcard " + m.host.key
+	case RuleShortName:
+		return "a short name of " + m.host.key
+	case RuleAutopath:
+		return fmt.Sprintf("%s with the search domain %s; %s is %s",
+			m.target, m.searched, m.target, whyName(match{rule: m.base, host: m.host}))
+	case RulePTR, RuleNone:
+	}
+	return ""
+}

@@ -1,0 +1,165 @@
+package dnsproxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+// attemptTimeout bounds how long one server may take before the next is asked;
+// what one server loses or delays then costs a second, not the whole query.
+const attemptTimeout = time.Second
+
+var (
+	errNoUpstream   = errors.New("no nameserver to forward to: resolv.conf names none and no upstream is set")
+	errTooManyQuery = errors.New("too many forwarded queries are in flight")
+	errOtherReply   = errors.New("the reply is to another question")
+)
+
+// A forwarder asks nameservers what is not the table's. Its methods may be
+// called from any goroutine.
+type forwarder struct {
+	timeout time.Duration // of one query, over all servers
+	slots   chan struct{} // one for every query that may be in flight
+	metrics *metrics
+}
+
+func newForwarder(timeout time.Duration, maxInflight int, m *metrics) *forwarder {
+	return &forwarder{timeout: timeout, slots: make(chan struct{}, maxInflight), metrics: m}
+}
+
+// exchange returns the first usable reply (NOERROR or NXDOMAIN) to req, asking
+// the servers in turn until one comes or the time is up. A server that fails
+// says so for this query: it is not asked again. If every server fails the reply
+// is the first failure, and only without any reply is there an error.
+//
+// The reply has req's ID; req is not changed.
+func (f *forwarder) exchange(ctx context.Context, req *dns.Msg, servers []netip.AddrPort) (*dns.Msg, error) {
+	if len(servers) == 0 {
+		return nil, errNoUpstream
+	}
+	select {
+	case f.slots <- struct{}{}:
+		defer func() { <-f.slots }()
+	default:
+		return nil, errTooManyQuery
+	}
+	ctx, cancel := context.WithTimeout(ctx, f.timeout)
+	defer cancel()
+
+	var failure *dns.Msg
+	errs := make(map[netip.AddrPort]error, len(servers))
+	refused := make(map[netip.AddrPort]bool, len(servers))
+	for len(refused) < len(servers) && ctx.Err() == nil {
+		for _, server := range servers {
+			if refused[server] || ctx.Err() != nil {
+				continue
+			}
+			resp, err := f.attempt(ctx, req, server)
+			switch {
+			case err != nil:
+				errs[server] = err
+				// An unreachable server fails at once, for as long as it is gone.
+				refused[server] = !isTimeout(err)
+			case resp.Rcode == dns.RcodeSuccess || resp.Rcode == dns.RcodeNameError:
+				return resp, nil
+			default:
+				refused[server] = true
+				if failure == nil {
+					failure = resp
+				}
+			}
+		}
+	}
+	if failure != nil {
+		return failure, nil
+	}
+	return nil, fmt.Errorf("no nameserver answered: %w", joinErrors(servers, errs))
+}
+
+// attempt asks one server, over UDP and, if the reply was cut, over TCP.
+func (f *forwarder) attempt(ctx context.Context, req *dns.Msg, server netip.AddrPort) (*dns.Msg, error) {
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	defer cancel()
+	query := req.Copy()
+	query.Id = dns.Id()
+
+	f.metrics.upstreamRequests.Inc()
+	start := time.Now()
+	resp, err := f.roundTrip(ctx, "udp", query, server)
+	if err == nil && resp.Truncated {
+		if whole, tcpErr := f.roundTrip(ctx, "tcp", query, server); tcpErr == nil {
+			resp = whole
+		}
+		// Without TCP the cut reply is all there is, and says that it is cut.
+	}
+	if err != nil {
+		f.metrics.upstreamFailures.Inc()
+		return nil, err
+	}
+	f.metrics.upstreamDuration.Observe(time.Since(start).Seconds())
+	resp.Id = req.Id
+	return resp, nil
+}
+
+// roundTrip sends query from a fresh socket, so from a fresh random port, and
+// returns the reply to it. Over UDP whatever else arrives is passed over until
+// the deadline: it may be late, or forged (RFC 5452, section 9.1).
+func (f *forwarder) roundTrip(ctx context.Context, network string, query *dns.Msg, server netip.AddrPort) (*dns.Msg, error) {
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, network, server.String())
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close() //nolint:errcheck // nothing is written after the reply was read
+	if deadline, ok := ctx.Deadline(); ok {
+		if err := conn.SetDeadline(deadline); err != nil {
+			return nil, err
+		}
+	}
+	// The largest buffer there is: a server may send more than the client asked
+	// for, and what we got we pass on, cut to size for the client.
+	exchange := dns.Conn{Conn: conn, UDPSize: dns.MaxMsgSize}
+	if err := exchange.WriteMsg(query); err != nil {
+		return nil, err
+	}
+	for {
+		resp, err := exchange.ReadMsg()
+		switch {
+		case resp == nil:
+			return nil, err
+		case err == nil && isReply(resp, query):
+			return resp, nil
+		case network != "udp":
+			return nil, errors.Join(errOtherReply, err)
+		}
+	}
+}
+
+// isReply reports whether resp answers query. Nameservers return the question as
+// it came, in its case; one that does not is not to be trusted.
+func isReply(resp, query *dns.Msg) bool {
+	return resp.Response && resp.Id == query.Id && slices.Equal(resp.Question, query.Question)
+}
+
+func isTimeout(err error) bool {
+	var timeout net.Error
+	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout()
+}
+
+// joinErrors names every server with its last error, in the order of servers.
+func joinErrors(servers []netip.AddrPort, errs map[netip.AddrPort]error) error {
+	joined := make([]error, 0, len(servers))
+	for _, server := range servers {
+		if err := errs[server]; err != nil {
+			joined = append(joined, fmt.Errorf("%s: %w", server, err))
+		}
+	}
+	return errors.Join(joined...)
+}

@@ -1,0 +1,171 @@
+package dnsproxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/miekg/dns"
+	"golang.org/x/net/netutil"
+)
+
+// Times of a client's TCP connection.
+const (
+	tcpIdleTimeout  = 10 * time.Second // between two queries, RFC 7766, section 6.2.3
+	tcpWriteTimeout = 10 * time.Second // for a client that reads slowly
+)
+
+// maxUDPQuery is the longest query that is read over UDP, in bytes. Queries with
+// options and padding stay below; longer ones are cut by the kernel and FORMERR.
+const maxUDPQuery = 4096
+
+// headerLen is the length of a DNS message's header (RFC 1035, section 4.1.1).
+const headerLen = 12
+
+// An Addr is where a listener is open.
+type Addr struct {
+	Network string `json:"network"` // "udp" or "tcp"
+	Address string `json:"address"` // host:port
+}
+
+// A listener serves one socket.
+type listener struct {
+	addr    Addr
+	server  *dns.Server
+	started chan struct{} // closed when the socket is being read
+	done    chan struct{} // closed when it is no more
+}
+
+// listen opens UDP and TCP on every address that the configuration means, all on
+// one port. What cannot be opened is logged as long as something can.
+func (s *Server) listen(ctx context.Context) ([]*listener, error) {
+	host, port, err := net.SplitHostPort(s.config.Addr)
+	if err != nil {
+		return nil, fmt.Errorf("DNS address %q: want host:port: %w", s.config.Addr, err)
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil {
+		return nil, fmt.Errorf("DNS address %q: want a port from 0 to 65535", s.config.Addr)
+	} else if n == 0 {
+		port = ""
+	}
+	hosts := []string{host}
+	switch {
+	case host == "localhost":
+		hosts = []string{"127.0.0.1", "::1"}
+	case host == "":
+		hosts = []string{"0.0.0.0", "::"}
+	case net.ParseIP(host) == nil:
+		return nil, fmt.Errorf("DNS address %q: want an IP address, localhost or nothing before the port", s.config.Addr)
+	}
+	var listeners []*listener
+	var errs []error
+	for _, host := range hosts {
+		for _, network := range []string{"udp", "tcp"} {
+			l, err := s.open(ctx, network, host, port)
+			if err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			listeners = append(listeners, l)
+			if port == "" { // the others follow the first one's free port
+				_, port, _ = net.SplitHostPort(l.addr.Address) // never fails on a net.Addr's text
+			}
+		}
+	}
+	if len(listeners) == 0 {
+		return nil, fmt.Errorf("no DNS listener can be opened on %s: %w", s.config.Addr, errors.Join(errs...))
+	}
+	for _, err := range errs {
+		s.log.Warn("degraded: a DNS listener cannot be opened", "error", err)
+	}
+	return listeners, nil
+}
+
+// open opens one socket; an empty port takes a free one.
+func (s *Server) open(ctx context.Context, network, host, port string) (*listener, error) {
+	if port == "" {
+		port = "0"
+	}
+	l := &listener{started: make(chan struct{}), done: make(chan struct{})}
+	l.server = &dns.Server{
+		Handler:           &s.handler,
+		IdleTimeout:       func() time.Duration { return tcpIdleTimeout },
+		WriteTimeout:      tcpWriteTimeout,
+		MaxTCPQueries:     -1, // no bound
+		MsgAcceptFunc:     s.accept,
+		MsgInvalidFunc:    s.invalid,
+		UDPSize:           maxUDPQuery,
+		NotifyStartedFunc: func() { close(l.started) },
+	}
+	family := "6"
+	if net.ParseIP(host).To4() != nil {
+		family = "4"
+	}
+	var config net.ListenConfig
+	address := net.JoinHostPort(host, port)
+	if network == "udp" {
+		conn, err := config.ListenPacket(ctx, "udp"+family, address)
+		if err != nil {
+			return nil, err
+		}
+		l.server.PacketConn = conn
+		l.addr = Addr{Network: network, Address: conn.LocalAddr().String()}
+		return l, nil
+	}
+	tcp, err := config.Listen(ctx, "tcp"+family, address)
+	if err != nil {
+		return nil, err
+	}
+	l.server.Listener = netutil.LimitListener(tcp, s.config.MaxTCPConns)
+	l.addr = Addr{Network: network, Address: tcp.Addr().String()}
+	return l, nil
+}
+
+// accept looks at a packet's header before it is parsed: what is no query is
+// dropped, for nothing good comes of answering an answer. All else is for
+// [handler.decide].
+func (s *Server) accept(header dns.Header) dns.MsgAcceptAction {
+	const responseBit = 1 << 15
+	if header.Bits&responseBit != 0 {
+		s.handler.metrics.dropped.Inc()
+		return dns.MsgIgnore
+	}
+	return dns.MsgAccept
+}
+
+// invalid counts packets that the server drops for want of a header. A packet
+// with a header that cannot be parsed gets FORMERR from the server.
+func (s *Server) invalid(packet []byte, _ error) {
+	if len(packet) < headerLen {
+		s.handler.metrics.dropped.Inc()
+	}
+}
+
+// serve reads the socket until shutdown.
+func (l *listener) serve() error {
+	defer close(l.done)
+	if err := l.server.ActivateAndServe(); err != nil {
+		return fmt.Errorf("the DNS listener on %s %s died: %w", l.addr.Network, l.addr.Address, err)
+	}
+	return nil
+}
+
+// awaitStart waits until the socket is being read or has died.
+func (l *listener) awaitStart() {
+	select {
+	case <-l.started:
+	case <-l.done:
+	}
+}
+
+// shutdown closes the socket after the queries in flight are answered.
+func (l *listener) shutdown(ctx context.Context) error {
+	l.awaitStart() // the server cannot be stopped before it has started
+	if err := l.server.ShutdownContext(ctx); err != nil {
+		return fmt.Errorf("closing the DNS listener on %s %s: %w", l.addr.Network, l.addr.Address, err)
+	}
+	return nil
+}

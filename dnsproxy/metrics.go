@@ -1,0 +1,95 @@
+package dnsproxy
+
+import (
+	"strings"
+
+	"github.com/miekg/dns"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics are what a Server counts; docs/metrics.md explains each to operators.
+type metrics struct {
+	// Istio's four, under its names, so that its dashboards go on working.
+	requests         prometheus.Counter
+	upstreamRequests prometheus.Counter
+	upstreamFailures prometheus.Counter
+	upstreamDuration prometheus.Histogram
+
+	queries       *prometheus.CounterVec // type, protocol, rcode, source
+	dropped       prometheus.Counter
+	hosts         prometheus.Gauge
+	skipped       prometheus.Gauge
+	collisions    prometheus.Gauge
+	buildDuration prometheus.Histogram
+	listeners     prometheus.Gauge
+}
+
+// newMetrics makes the metrics and registers them; a nil registry keeps them to
+// the process.
+func newMetrics(registry prometheus.Registerer) (*metrics, error) {
+	m := &metrics{
+		requests: counter("istio_agent_dns_requests_total",
+			"DNS requests received."),
+		upstreamRequests: counter("istio_agent_dns_upstream_requests_total",
+			"DNS requests sent to nameservers, repetitions included."),
+		upstreamFailures: counter("istio_agent_dns_upstream_failures_total",
+			"DNS requests to nameservers that got no reply."),
+		upstreamDuration: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "istio_agent_dns_upstream_request_duration_seconds",
+			Help:    "Time to a nameserver's reply.",
+			Buckets: []float64{.001, .005, .01, .1, 1, 5},
+		}),
+		queries: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "nametap_dns_queries_total",
+			Help: "DNS queries answered, by type, protocol, response code and the source of the answer.",
+		}, []string{"type", "protocol", "rcode", "source"}),
+		dropped: counter("nametap_dns_dropped_total",
+			"Packets dropped unanswered: no query, or too short for a header."),
+		hosts:      gauge("nametap_table_hosts", "Hosts in the table, wildcards included."),
+		skipped:    gauge("nametap_table_skipped", "Keys and addresses of the last push that no table can hold."),
+		collisions: gauge("nametap_table_collisions", "Names that two entries of the table claim."),
+		buildDuration: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "nametap_table_build_seconds",
+			Help:    "Time to build a table from a push.",
+			Buckets: prometheus.ExponentialBuckets(.0001, 4, 9),
+		}),
+		listeners: gauge("nametap_dns_listeners", "DNS listeners that are open."),
+	}
+	if registry == nil {
+		return m, nil
+	}
+	for _, c := range []prometheus.Collector{
+		m.requests, m.upstreamRequests, m.upstreamFailures, m.upstreamDuration, m.queries, m.dropped,
+		m.hosts, m.skipped, m.collisions, m.buildDuration, m.listeners,
+	} {
+		if err := registry.Register(c); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+func counter(name, help string) prometheus.Counter {
+	return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+}
+
+func gauge(name, help string) prometheus.Gauge {
+	return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+}
+
+// countQuery counts one answered query. A client chooses the type, so types that
+// are rare share one label value; a response's code has at most twelve bits and
+// an upstream chooses it, so codes without a name share one too.
+func (m *metrics) countQuery(qtype uint16, protocol string, rcode int, source string) {
+	label := "other"
+	switch qtype {
+	case dns.TypeA, dns.TypeAAAA, dns.TypePTR, dns.TypeSRV, dns.TypeTXT, dns.TypeMX, dns.TypeNS,
+		dns.TypeSOA, dns.TypeCNAME, dns.TypeHTTPS, dns.TypeSVCB, dns.TypeCAA, dns.TypeANY:
+		label = dns.TypeToString[qtype]
+	}
+	code, named := dns.RcodeToString[rcode]
+	if !named {
+		code = "other"
+	}
+	m.queries.WithLabelValues(label, protocol, strings.ToUpper(code), source).Inc()
+}

@@ -1,0 +1,236 @@
+package dnsproxy
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/miekg/dns"
+)
+
+// A wireName is a domain name in the wire form of RFC 1035, section 3.1, folded
+// to lower case and ended by the root label. Tables are keyed by it, so that
+// escapes, case and trailing dots are dealt with once, at the edge.
+type wireName string
+
+// rootName is the name of the DNS root.
+const rootName wireName = "\x00"
+
+// The names below which RFC 3596 and RFC 1035 keep addresses.
+const (
+	inAddrArpa wireName = "\x07in-addr\x04arpa\x00"
+	ip6Arpa    wireName = "\x03ip6\x04arpa\x00"
+)
+
+// The special names of RFC 6761 that a resolver must not take from elsewhere.
+// The RFC's other names are either for addresses (in-addr.arpa, where a table
+// does speak for its own) or, as test and example, without meaning to resolvers
+// (sections 6.2 and 6.5 leave them to the operator, and meshes use them).
+const (
+	localhostName wireName = "\x09localhost\x00"
+	invalidName   wireName = "\x07invalid\x00"
+)
+
+// maxNameLen is the longest name in wire form, RFC 1035, section 2.3.4.
+const maxNameLen = 255
+
+var (
+	errEmptyName   = errors.New("the name is empty")
+	errLongName    = fmt.Errorf("the name is longer than %d bytes on the wire", maxNameLen)
+	errEmptyLabel  = errors.New("a label is empty")
+	errLongLabel   = errors.New("a label is longer than 63 bytes")
+	errInnerStar   = errors.New("a wildcard is *.suffix, with the * as its whole first label")
+	errNameTooWide = errors.New("a wildcard needs a suffix")
+)
+
+// parseHostname reads a host as control planes and configurations write it: any
+// case, with or without the trailing dot, letters, digits, hyphens and
+// underscores. Internationalised names come as A-labels (RFC 5890).
+func parseHostname(s string) (wireName, error) {
+	s = strings.TrimSuffix(s, ".")
+	if s == "" {
+		return "", errEmptyName
+	}
+	wire := make([]byte, 0, len(s)+2)
+	for label := range strings.SplitSeq(s, ".") {
+		switch {
+		case label == "":
+			return "", errEmptyLabel
+		case len(label) > 63:
+			return "", errLongLabel
+		}
+		wire = append(wire, byte(len(label)))
+		for _, c := range []byte(label) {
+			if c == '*' {
+				return "", errInnerStar
+			}
+			if !isHostByte(c) {
+				return "", fmt.Errorf("%q is no letter, digit, hyphen or underscore", rune(c))
+			}
+			wire = append(wire, foldByte(c))
+		}
+	}
+	wire = append(wire, 0)
+	if len(wire) > maxNameLen {
+		return "", errLongName
+	}
+	return wireName(wire), nil
+}
+
+// parseHost reads a key of a NameTable: a hostname, or a wildcard, of which it
+// returns the suffix.
+func parseHost(s string) (name wireName, wildcard bool, err error) {
+	suffix, wildcard := strings.CutPrefix(s, "*.")
+	if wildcard && strings.Trim(suffix, ".") == "" || s == "*" {
+		return "", true, errNameTooWide
+	}
+	name, err = parseHostname(suffix)
+	if err == nil && wildcard && len(name)+2 > maxNameLen {
+		err = errLongName
+	}
+	return name, wildcard, err
+}
+
+func isHostByte(c byte) bool {
+	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_'
+}
+
+// foldByte folds ASCII only, as RFC 4343 asks.
+func foldByte(c byte) byte {
+	if 'A' <= c && c <= 'Z' {
+		return c + ('a' - 'A')
+	}
+	return c
+}
+
+// packName returns the wire form of a name in presentation form, in its case.
+// It fails for a name that no packet can hold.
+func packName(presentation string) ([]byte, error) {
+	var buf [maxNameLen + 1]byte
+	n, err := dns.PackDomainName(dns.Fqdn(presentation), buf[:], 0, nil, false)
+	if err != nil {
+		return nil, err
+	}
+	return buf[:n:n], nil
+}
+
+// fold returns the wireName of a name in wire form.
+func fold(wire []byte) wireName {
+	folded := make([]byte, len(wire))
+	// Length bytes are at most 63, below 'A', so folding all bytes is safe.
+	for i, c := range wire {
+		folded[i] = foldByte(c)
+	}
+	return wireName(folded)
+}
+
+// presentation returns the presentation form of a name in wire form, with the
+// trailing dot.
+func presentation(wire string) string {
+	s, _, err := dns.UnpackDomainName([]byte(wire), 0)
+	if err != nil {
+		return "." // not reached: every caller's name was packed or parsed before
+	}
+	return s
+}
+
+// String returns the presentation form, with the trailing dot.
+func (n wireName) String() string { return presentation(string(n)) }
+
+// parent returns the name without its first label; the root's parent is "".
+func (n wireName) parent() wireName {
+	if n == "" || n == rootName {
+		return ""
+	}
+	return n[1+int(n[0]):]
+}
+
+// below reports whether n is suffix itself or a name below it.
+func (n wireName) below(suffix wireName) bool {
+	for len(n) > len(suffix) {
+		n = n.parent()
+	}
+	return n == suffix
+}
+
+// cutSuffix returns n without suffix, as a name of its own, if n is below it and
+// not suffix itself.
+func (n wireName) cutSuffix(suffix wireName) (wireName, bool) {
+	if suffix == rootName || n == suffix || !n.below(suffix) {
+		return "", false
+	}
+	return n[:len(n)-len(suffix)] + rootName, true
+}
+
+// join returns n followed by suffix; ok is false if the result is too long.
+func (n wireName) join(suffix wireName) (joined wireName, ok bool) {
+	if len(n)-1+len(suffix) > maxNameLen {
+		return "", false
+	}
+	return n[:len(n)-1] + suffix, true
+}
+
+// firstLabel returns the first label without its length.
+func (n wireName) firstLabel() string {
+	if n == "" || n == rootName {
+		return ""
+	}
+	return string(n[1 : 1+int(n[0])])
+}
+
+// lastLabel returns the label before the root.
+func (n wireName) lastLabel() string {
+	for n.parent() != rootName && n.parent() != "" {
+		n = n.parent()
+	}
+	return n.firstLabel()
+}
+
+// special reports whether n is one of the RFC 6761 names that no table may take
+// over, or below one.
+func (n wireName) special() bool {
+	return n.below(localhostName) || n.below(invalidName)
+}
+
+// reverseAddr returns the address that n is the PTR name of.
+func reverseAddr(n wireName) (netip.Addr, bool) {
+	if rest, ok := n.cutSuffix(inAddrArpa); ok {
+		return reverse4(rest)
+	}
+	if rest, ok := n.cutSuffix(ip6Arpa); ok {
+		return reverse6(rest)
+	}
+	return netip.Addr{}, false
+}
+
+// reverse4 reads four decimal labels, last byte first (RFC 1035, section 3.5).
+func reverse4(n wireName) (netip.Addr, bool) {
+	var addr [4]byte
+	for i := 3; i >= 0; i-- {
+		label := n.firstLabel()
+		b, err := strconv.ParseUint(label, 10, 8)
+		if err != nil || len(label) > 1 && label[0] == '0' {
+			return netip.Addr{}, false
+		}
+		addr[i] = byte(b)
+		n = n.parent()
+	}
+	return netip.AddrFrom4(addr), n == rootName
+}
+
+// reverse6 reads 32 labels of one nibble, lowest first (RFC 3596, section 2.5).
+func reverse6(n wireName) (netip.Addr, bool) {
+	var addr [16]byte
+	for i := 31; i >= 0; i-- {
+		label := n.firstLabel()
+		nibble, err := strconv.ParseUint(label, 16, 4)
+		if err != nil || len(label) != 1 {
+			return netip.Addr{}, false
+		}
+		addr[i/2] |= byte(nibble) << (4 * (1 - i%2))
+		n = n.parent()
+	}
+	return netip.AddrFrom16(addr), n == rootName
+}

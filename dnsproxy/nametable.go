@@ -1,0 +1,269 @@
+package dnsproxy
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/nametap/nametap/api"
+)
+
+// NewTable builds a table from NameTables in wire form, as one push holds them.
+// namespace and domain are the agent's own, as in [Config].
+//
+// Keys that are no names and addresses that do not parse are left out and listed
+// by [Table.Skipped]; the rest counts. An error means that nothing could be
+// used: bytes that are no NameTable, or a bad namespace or domain.
+func NewTable(namespace, domain string, resources [][]byte) (*Table, error) {
+	c, err := newCluster(namespace, domain)
+	if err != nil {
+		return nil, err
+	}
+	return newTable(c, resources)
+}
+
+func newTable(c cluster, resources [][]byte) (*Table, error) {
+	b := builder{table: &Table{
+		cluster:   c,
+		hosts:     map[wireName]*host{},
+		wildcards: map[wireName]*host{},
+		aliases:   map[wireName]*host{},
+		reverse:   map[netip.Addr][]wireName{},
+	}}
+	for i, wire := range resources {
+		var pushed api.NameTable
+		if err := proto.Unmarshal(wire, &pushed); err != nil {
+			return nil, fmt.Errorf("NameTable %d of %d (%d bytes): %w", i+1, len(resources), len(wire), err)
+		}
+		for key, info := range pushed.GetTable() {
+			b.parse(key, info)
+		}
+	}
+	b.build()
+	return b.table, nil
+}
+
+// A builder fills a table. Its result depends on the set of entries alone, not
+// on their order: entries are sorted before any may win over another.
+type builder struct {
+	table   *Table
+	entries []entry
+}
+
+// An entry is a host with the alternative names that came with it.
+type entry struct {
+	host     *host
+	altHosts []string
+}
+
+// parse takes in one entry of a push, unless it can be of no use.
+func (b *builder) parse(key string, info *api.NameTable_NameInfo) {
+	name, wildcard, err := parseHost(key)
+	if err != nil {
+		b.skip(key, "no valid name: "+err.Error())
+		return
+	}
+	if name.special() {
+		b.skip(key, "a special name of RFC 6761 is never taken over")
+		return
+	}
+	h := &host{
+		key: key, name: name, wildcard: wildcard,
+		registry: info.GetRegistry(), shortname: info.GetShortname(), namespace: info.GetNamespace(),
+	}
+	for _, ip := range info.GetIps() {
+		addr, err := netip.ParseAddr(ip)
+		switch addr = addr.Unmap(); {
+		case err != nil || addr.Zone() != "":
+			b.skip(key, fmt.Sprintf("address %q is neither IPv4 nor IPv6", ip))
+		case addr.IsUnspecified():
+			b.skip(key, fmt.Sprintf("address %q is unspecified", ip))
+		case addr.Is4():
+			h.v4 = append(h.v4, addr)
+		default:
+			h.v6 = append(h.v6, addr)
+		}
+	}
+	h.v4, h.v6 = sortedSet(h.v4), sortedSet(h.v6)
+	if len(h.v4)+len(h.v6) == 0 {
+		return // as if the control plane had left it out, which Istio's does
+	}
+	h.shortNames = !wildcard && h.kubernetes() && h.shortname != "" && h.namespace != "" &&
+		name != b.table.cluster.domain && name.below(b.table.cluster.domain)
+	//nolint:staticcheck // Istio's control planes up to 1.9 still fill it.
+	b.entries = append(b.entries, entry{host: h, altHosts: info.GetAltHosts()})
+}
+
+// build indexes the entries, the winners of every name first.
+func (b *builder) build() {
+	slices.SortFunc(b.entries, func(x, y entry) int {
+		return cmp.Or(
+			cmp.Compare(rank(x.host), rank(y.host)),
+			cmp.Compare(x.host.key, y.host.key),
+			slices.CompareFunc(x.host.v4, y.host.v4, netip.Addr.Compare),
+			slices.CompareFunc(x.host.v6, y.host.v6, netip.Addr.Compare),
+		)
+	})
+	for _, e := range b.entries {
+		index := b.table.hosts
+		if e.host.wildcard {
+			index = b.table.wildcards
+		}
+		b.claim(index, e.host.name, e.host)
+	}
+	for _, e := range b.entries {
+		b.indexShortNames(e)
+	}
+	b.indexAddresses()
+	t := b.table
+	slices.SortFunc(t.skipped, func(x, y Skipped) int {
+		return cmp.Or(cmp.Compare(x.Key, y.Key), cmp.Compare(x.Reason, y.Reason))
+	})
+	slices.SortFunc(t.collisions, func(x, y Collision) int {
+		return cmp.Or(cmp.Compare(x.Name, y.Name), cmp.Compare(x.Loser, y.Loser))
+	})
+	t.collisions = slices.Compact(t.collisions)
+}
+
+// rank orders hosts by who wins a name: those of the Kubernetes registry first.
+func rank(h *host) int {
+	if h.kubernetes() {
+		return 0
+	}
+	return 1
+}
+
+// claim gives name to h unless another host has it.
+func (b *builder) claim(index map[wireName]*host, name wireName, h *host) {
+	switch winner := index[name]; winner {
+	case nil:
+		index[name] = h
+	case h:
+	default:
+		b.collide(name, winner, h)
+	}
+}
+
+// indexShortNames stores the short names that [cluster.expansions] cannot derive
+// from the FQDN, and notes which ones another host answers.
+func (b *builder) indexShortNames(e entry) {
+	h := e.host
+	if !h.shortNames || b.table.hosts[h.name] != h {
+		return
+	}
+	names := append(shortNames(h, b.table.cluster), e.altHosts...)
+	for _, s := range names {
+		name, err := parseHostname(s)
+		if err != nil {
+			b.skip(h.key, fmt.Sprintf("short name %q is no valid name: %v", s, err))
+			continue
+		}
+		if name.special() {
+			b.skip(h.key, fmt.Sprintf("short name %q: a special name of RFC 6761 is never taken over", s))
+			continue
+		}
+		switch winner := b.owner(name); winner {
+		case nil:
+			b.table.aliases[name] = h
+		case h:
+		default:
+			b.collide(name, winner, h)
+		}
+	}
+}
+
+// owner returns the host that answers name without a wildcard's help.
+func (b *builder) owner(name wireName) *host {
+	if h := b.table.hosts[name]; h != nil {
+		return h
+	}
+	return b.table.shortName(name)
+}
+
+// shortNames lists the names that Istio's agent derives for a Kubernetes host.
+func shortNames(h *host, c cluster) []string {
+	names := []string{h.shortname + "." + h.namespace, h.shortname + "." + h.namespace + "." + svcLabel}
+	if own := c.own.firstLabel(); own != "" && strings.EqualFold(own, h.namespace) {
+		names = append(names, h.shortname)
+	}
+	return names
+}
+
+// indexAddresses fills the table's reverse index. A wildcard has no FQDN that a
+// PTR record could name.
+func (b *builder) indexAddresses() {
+	reverse := b.table.reverse
+	for _, h := range b.table.hosts {
+		for _, addr := range h.v4 {
+			reverse[addr] = append(reverse[addr], h.name)
+		}
+		for _, addr := range h.v6 {
+			reverse[addr] = append(reverse[addr], h.name)
+		}
+	}
+	for _, names := range reverse {
+		slices.SortFunc(names, func(x, y wireName) int { return cmp.Compare(x.String(), y.String()) })
+	}
+}
+
+func (b *builder) skip(key, reason string) {
+	b.table.skipped = append(b.table.skipped, Skipped{Key: key, Reason: reason})
+}
+
+func (b *builder) collide(name wireName, winner, loser *host) {
+	b.table.collisions = append(b.table.collisions, Collision{
+		Name: name.String(), Winner: winner.key, Loser: loser.key,
+	})
+}
+
+// NameTable returns the table as a NameTable: every host under the key that the
+// control plane gave it, and the short names that answer as entries of their
+// own, as Istio's agent shows them. The caller owns the result.
+func (t *Table) NameTable() *api.NameTable {
+	out := &api.NameTable{Table: make(map[string]*api.NameTable_NameInfo, 3*t.Len())}
+	for _, index := range []map[wireName]*host{t.hosts, t.wildcards} {
+		for _, h := range index {
+			out.Table[h.key] = &api.NameTable_NameInfo{
+				Ips: addresses(h), Registry: h.registry, Shortname: h.shortname, Namespace: h.namespace,
+			}
+		}
+	}
+	for _, h := range t.hosts {
+		if !h.shortNames {
+			continue
+		}
+		for _, s := range shortNames(h, t.cluster) {
+			name, err := parseHostname(s)
+			if err != nil || t.direct(name).host != h {
+				continue
+			}
+			out.Table[s+"."] = &api.NameTable_NameInfo{Ips: addresses(h), Registry: h.registry}
+		}
+	}
+	for name, h := range t.aliases {
+		key := name.String()
+		if _, listed := out.Table[key]; !listed && t.direct(name).host == h {
+			out.Table[key] = &api.NameTable_NameInfo{Ips: addresses(h), Registry: h.registry}
+		}
+	}
+	return out
+}
+
+func addresses(h *host) []string {
+	out := make([]string, 0, len(h.v4)+len(h.v6))
+	for _, addrs := range [][]netip.Addr{h.v4, h.v6} {
+		for _, addr := range addrs {
+			out = append(out, addr.String())
+		}
+	}
+	return out
+}
+
+func sortedSet(addrs []netip.Addr) []netip.Addr {
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return slices.Compact(addrs)
+}
