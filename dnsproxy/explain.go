@@ -1,7 +1,6 @@
 package dnsproxy
 
 import (
-	"context"
 	"fmt"
 	"strings"
 
@@ -24,14 +23,11 @@ type Explanation struct {
 	Source string `json:"source"`
 	// Why says it in words.
 	Why string `json:"why"`
-	// Rcode and Answer are the response, records in presentation form.
-	Rcode  string   `json:"rcode"`
-	Answer []string `json:"answer"`
 }
 
-// Explain answers a question as a client's query would be and says why so. It
+// Explain says how a question is answered and why so, without asking anybody. It
 // fails if name cannot be a domain name or qtype is no type.
-func (s *Server) Explain(ctx context.Context, name, qtype string) (Explanation, error) {
+func (s *Server) Explain(name, qtype string) (Explanation, error) {
 	code, known := dns.StringToType[strings.ToUpper(qtype)]
 	if !known {
 		return Explanation{}, fmt.Errorf("type %q: want a record type such as A, AAAA or PTR", qtype)
@@ -40,7 +36,6 @@ func (s *Server) Explain(ctx context.Context, name, qtype string) (Explanation, 
 		return Explanation{}, fmt.Errorf("name %q: want a domain name: %w", name, err)
 	}
 	req := new(dns.Msg).SetQuestion(dns.Fqdn(name), code)
-	req.SetEdns0(dns.MaxMsgSize-1, false)
 	d := s.handler.decide(req, s.handler.table.Load())
 	e := Explanation{
 		Name: req.Question[0].Name, Type: dns.TypeToString[code],
@@ -51,12 +46,6 @@ func (s *Server) Explain(ctx context.Context, name, qtype string) (Explanation, 
 	}
 	if d.match.host != nil {
 		e.Host = d.match.host.key
-	}
-	resp, _ := s.handler.answer(ctx, req)
-	e.Rcode = dns.RcodeToString[resp.Rcode]
-	e.Answer = make([]string, 0, len(resp.Answer))
-	for _, rr := range resp.Answer {
-		e.Answer = append(e.Answer, rr.String())
 	}
 	return e, nil
 }
