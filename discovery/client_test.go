@@ -1,0 +1,317 @@
+package discovery
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/nametap/nametap/api"
+)
+
+const patience = 10 * time.Second
+
+// quietFor is how long a test listens before it believes that nothing comes.
+const quietFor = 300 * time.Millisecond
+
+// running is a server under test.
+type running struct {
+	*Server
+	stop func()
+}
+
+// start runs a server on a free port; it is stopped at the end of the test.
+func start(t *testing.T, cfg Config) running {
+	t.Helper()
+	if cfg.GRPCAddr == "" {
+		cfg.GRPCAddr = "127.0.0.1:0"
+	}
+	s, err := New(cfg)
+	if err != nil {
+		t.Fatalf("New: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	select {
+	case <-s.Ready():
+	case err := <-done:
+		cancel()
+		t.Fatalf("Run: %v", err)
+	case <-time.After(patience):
+		cancel()
+		t.Fatal("not ready")
+	}
+	stopped := false
+	r := running{Server: s, stop: func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	}}
+	t.Cleanup(r.stop)
+	return r
+}
+
+func (r running) dial(t *testing.T) discoveryv3.AggregatedDiscoveryServiceClient {
+	t.Helper()
+	conn, err := grpc.NewClient(r.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return discoveryv3.NewAggregatedDiscoveryServiceClient(conn)
+}
+
+// node makes a node as agents send it; pairs are metadata.
+func node(t *testing.T, namespace string, pairs ...string) *corev3.Node {
+	t.Helper()
+	meta := map[string]any{"NAMESPACE": namespace, "INSTANCE_IPS": "10.0.0.1,fd00::2"}
+	for i := 0; i < len(pairs); i += 2 {
+		meta[pairs[i]] = pairs[i+1]
+	}
+	s, err := structpb.NewStruct(meta)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &corev3.Node{Id: "sidecar~10.0.0.1~web-0." + namespace + "~" + namespace + ".svc.cluster.local", Metadata: s}
+}
+
+// client is one ADS stream of either variant, and what it has been told.
+type client interface {
+	// next waits for a push, acknowledges it and returns what it carried.
+	next() push
+	// quiet fails if a push comes.
+	quiet()
+	// state is all tables by resource name (sotw has no names: by number).
+	state() map[string]*api.NameTable
+	// err waits for the end of the stream.
+	err() error
+	// nack makes the client refuse the next push.
+	nack()
+}
+
+type push struct {
+	tables  map[string]*api.NameTable
+	removed []string
+	version string
+	raw     proto.Message
+}
+
+// stream holds what both variants share.
+type stream struct {
+	t      *testing.T
+	pushes chan push
+	done   chan error
+	tables map[string]*api.NameTable
+	refuse bool
+	answer func(p push, refuse bool) error
+}
+
+func (s *stream) next() push {
+	s.t.Helper()
+	select {
+	case p := <-s.pushes:
+		if err := s.answer(p, s.refuse); err != nil {
+			s.t.Fatalf("answering: %v", err)
+		}
+		s.refuse = false
+		return p
+	case err := <-s.done:
+		s.t.Fatalf("stream ended: %v", err)
+	case <-time.After(patience):
+		s.t.Fatal("no push")
+	}
+	panic("unreachable")
+}
+
+func (s *stream) quiet() {
+	s.t.Helper()
+	select {
+	case p := <-s.pushes:
+		s.t.Fatalf("unexpected push: %v", p.raw)
+	case err := <-s.done:
+		s.t.Fatalf("stream ended: %v", err)
+	case <-time.After(quietFor):
+	}
+}
+
+func (s *stream) state() map[string]*api.NameTable { return s.tables }
+func (s *stream) nack()                            { s.refuse = true }
+
+func (s *stream) err() error {
+	s.t.Helper()
+	select {
+	case p := <-s.pushes:
+		s.t.Fatalf("unexpected push: %v", p.raw)
+	case err := <-s.done:
+		return err
+	case <-time.After(patience):
+		s.t.Fatal("stream did not end")
+	}
+	return nil
+}
+
+func errorDetail(refuse bool) *status.Status {
+	if refuse {
+		return &status.Status{Code: 3, Message: "refused by the test"}
+	}
+	return nil
+}
+
+type sotwClient struct{ *stream }
+
+func openSotw(t *testing.T, r running, n *corev3.Node, names ...string) client {
+	t.Helper()
+	str, err := r.dial(t).StreamAggregatedResources(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	accepted := ""
+	s := &stream{t: t, pushes: make(chan push, 16), done: make(chan error, 1)}
+	s.answer = func(p push, refuse bool) error {
+		resp := p.raw.(*discoveryv3.DiscoveryResponse)
+		if !refuse {
+			accepted, s.tables = resp.GetVersionInfo(), p.tables
+		}
+		return str.Send(&discoveryv3.DiscoveryRequest{TypeUrl: typeURL, ResourceNames: names, VersionInfo: accepted,
+			ResponseNonce: resp.GetNonce(), ErrorDetail: errorDetail(refuse)})
+	}
+	if err := str.Send(&discoveryv3.DiscoveryRequest{Node: n, TypeUrl: typeURL, ResourceNames: names}); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for {
+			resp, err := str.Recv()
+			if err != nil {
+				s.done <- err
+				return
+			}
+			p := push{tables: map[string]*api.NameTable{}, version: resp.GetVersionInfo(), raw: resp}
+			for i, a := range resp.GetResources() {
+				p.tables[string(rune('0'+i))] = unmarshal(t, a.GetTypeUrl(), a.GetValue())
+			}
+			s.pushes <- p
+		}
+	}()
+	return sotwClient{s}
+}
+
+type deltaClient struct{ *stream }
+
+func openDelta(t *testing.T, r running, n *corev3.Node, initial map[string]string) client {
+	t.Helper()
+	str, err := r.dial(t).DeltaAggregatedResources(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &stream{t: t, pushes: make(chan push, 16), done: make(chan error, 1), tables: map[string]*api.NameTable{}}
+	s.answer = func(p push, refuse bool) error {
+		if !refuse {
+			maps.Copy(s.tables, p.tables)
+			for _, name := range p.removed {
+				delete(s.tables, name)
+			}
+		}
+		return str.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: typeURL,
+			ResponseNonce: p.raw.(*discoveryv3.DeltaDiscoveryResponse).GetNonce(), ErrorDetail: errorDetail(refuse)})
+	}
+	req := &discoveryv3.DeltaDiscoveryRequest{Node: n, TypeUrl: typeURL, InitialResourceVersions: initial}
+	if err := str.Send(req); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for {
+			resp, err := str.Recv()
+			if err != nil {
+				s.done <- err
+				return
+			}
+			p := push{tables: map[string]*api.NameTable{}, removed: resp.GetRemovedResources(), raw: resp}
+			for _, res := range resp.GetResources() {
+				p.tables[res.GetName()] = unmarshal(t, res.GetResource().GetTypeUrl(), res.GetResource().GetValue())
+			}
+			s.pushes <- p
+		}
+	}()
+	return deltaClient{s}
+}
+
+func unmarshal(t *testing.T, url string, value []byte) *api.NameTable {
+	table := &api.NameTable{}
+	if url != typeURL {
+		t.Errorf("resource of type %q", url)
+	}
+	if err := proto.Unmarshal(value, table); err != nil {
+		t.Errorf("resource: %v", err)
+	}
+	return table
+}
+
+// merged puts tables together, and fails if a host is in two.
+func merged(t *testing.T, tables map[string]*api.NameTable) *api.NameTable {
+	t.Helper()
+	out := &api.NameTable{Table: map[string]*api.NameTable_NameInfo{}}
+	for _, table := range tables {
+		for host, info := range table.GetTable() {
+			if _, ok := out.Table[host]; ok {
+				t.Errorf("%s is in two resources", host)
+			}
+			out.Table[host] = info
+		}
+	}
+	return out
+}
+
+// bytesOf is the deterministic form that tables are compared in.
+func bytesOf(t *testing.T, m proto.Message) string {
+	t.Helper()
+	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// write writes a file of a configuration directory, as an editor does: a new
+// file that takes the old one's name.
+func write(t *testing.T, dir, name, content string) {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	tmp := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".swp")
+	if err := os.WriteFile(tmp, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// unpack writes an embedded tree to a new directory.
+func unpack(t *testing.T, fsys fs.FS) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "config")
+	if err := os.CopyFS(dir, fsys); err != nil && !errors.Is(err, fs.ErrExist) {
+		t.Fatal(err)
+	}
+	return dir
+}

@@ -1,0 +1,95 @@
+package discovery
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics are what the control plane counts; docs/ lists them.
+type metrics struct {
+	hosts    prometheus.Gauge
+	objects  *prometheus.GaugeVec
+	broken   prometheus.Gauge
+	vips     prometheus.Gauge
+	noVIP    prometheus.Gauge
+	builds   prometheus.Counter
+	failures *prometheus.CounterVec
+	clients  *prometheus.GaugeVec
+	pushes   *prometheus.CounterVec
+	rejected *prometheus.CounterVec
+}
+
+func newMetrics(reg prometheus.Registerer) (*metrics, error) {
+	gauge := func(name, help string) prometheus.Gauge {
+		return prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "nametap", Subsystem: "discovery", Name: name, Help: help})
+	}
+	gauges := func(name, help, label string) *prometheus.GaugeVec {
+		return prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Namespace: "nametap", Subsystem: "discovery", Name: name, Help: help}, []string{label})
+	}
+	counters := func(name, help, label string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: "nametap", Subsystem: "discovery", Name: name, Help: help}, []string{label})
+	}
+	m := &metrics{
+		hosts:   gauge("hosts", "Hosts that have an address."),
+		objects: gauges("objects", "Objects that count, by kind.", "kind"),
+		broken:  gauge("errors", "What is wrong with the documents of the configuration directory now."),
+		vips:    gauge("vips", "Hosts with an automatic address."),
+		noVIP:   gauge("vips_exhausted", "Hosts that should have an automatic address and for which there was no room."),
+		builds: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "nametap", Subsystem: "discovery",
+			Name: "builds_total", Help: "Times that the tables were built."}),
+		failures: counters("failures_total", "What went wrong while running: reading, watching, saving or building.", "step"),
+		clients:  gauges("clients", "Open ADS streams, by variant (sotw or delta).", "variant"),
+		pushes:   counters("pushes_total", "Responses that carry name tables, by variant (sotw or delta).", "variant"),
+		rejected: counters("rejected_total", "Pushes that a client refused, by variant (sotw or delta).", "variant"),
+	}
+	for _, variant := range []string{variantSotw, variantDelta} {
+		m.clients.WithLabelValues(variant)
+		m.pushes.WithLabelValues(variant)
+		m.rejected.WithLabelValues(variant)
+	}
+	if reg == nil {
+		return m, nil
+	}
+	var errs []error
+	for _, c := range []prometheus.Collector{
+		m.hosts, m.objects, m.broken, m.vips, m.noVIP, m.builds, m.failures, m.clients, m.pushes, m.rejected,
+	} {
+		errs = append(errs, reg.Register(c))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("registering metrics: %w", err)
+	}
+	return m, nil
+}
+
+// counts are what a build found, for metrics and the log.
+func (m *metrics) observe(r reading, snap *snapshot, a allocation) {
+	kinds := map[string]int{kindService: 0, kindEndpointSlice: 0, kindPod: 0, kindServiceEntry: 0}
+	for _, o := range r.objects {
+		kinds[o.key.kind]++
+	}
+	for kind, n := range kinds {
+		m.objects.WithLabelValues(kind).Set(float64(n))
+	}
+	m.hosts.Set(float64(snap.hosts()))
+	m.broken.Set(float64(len(r.errs)))
+	m.vips.Set(float64(len(a.slots)))
+	m.noVIP.Set(float64(len(a.without)))
+	m.builds.Inc()
+}
+
+// hosts counts the hosts that some client can be given an address of.
+func (s *snapshot) hosts() int {
+	seen := map[string]bool{}
+	for _, c := range s.claims {
+		k := hostKey(c.host)
+		if _, vip := s.slots[k]; vip || len(c.addrs)+len(c.literal) > 0 {
+			seen[k] = true
+		}
+	}
+	return len(seen)
+}

@@ -1,0 +1,115 @@
+package discovery
+
+import (
+	"net/netip"
+	"strings"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/structpb"
+)
+
+// What a client says of itself in its node's metadata. Booleans are strings
+// there, as istiod wants them.
+const (
+	metaNamespace  = "NAMESPACE"
+	metaIPs        = "INSTANCE_IPS"
+	metaDNSCapture = "DNS_CAPTURE"
+	metaMerge      = "NAMETAP_MERGE"
+)
+
+// parseNode reads from a client's node what decides its view. The id has the
+// form of Istio's: sidecar~<ip>~<pod>.<namespace>~<domain>. Whatever istiod
+// refuses is refused here too, so that a client that works with one works
+// with the other.
+func parseNode(node *corev3.Node) (viewKey, error) {
+	if node.GetId() == "" {
+		return viewKey{}, refuse("the first request carries no node id: want sidecar~<ip>~<pod>.<namespace>~<domain>")
+	}
+	parts := strings.Split(node.GetId(), "~")
+	if len(parts) != 4 || parts[0] == "" {
+		return viewKey{}, refuse("node id %q: want sidecar~<ip>~<pod>.<namespace>~<domain>", node.GetId())
+	}
+	meta := metadata{fields: node.GetMetadata().GetFields()}
+	v := viewKey{
+		namespace: meta.str(metaNamespace),
+		capture:   meta.flag(metaDNSCapture, true),
+		merge:     meta.flag(metaMerge, false),
+	}
+	if v.namespace == "" {
+		// A pod's name may hold dots, a namespace may not.
+		if i := strings.LastIndexByte(parts[2], '.'); i >= 0 {
+			v.namespace = parts[2][i+1:]
+		}
+	}
+	ips := meta.str(metaIPs)
+	if meta.err != nil {
+		return viewKey{}, meta.err
+	}
+	if v.namespace == "" {
+		return viewKey{}, refuse("node %q has no namespace: neither metadata %s nor <pod>.<namespace> in the id",
+			node.GetId(), metaNamespace)
+	}
+	var ok bool
+	if v.families, ok = familiesOf(ips + "," + parts[1]); !ok {
+		return viewKey{}, refuse("node %q has no IP address: neither metadata %s nor the id gives one", node.GetId(), metaIPs)
+	}
+	return v, nil
+}
+
+// familiesOf reads the families from a comma-separated list of addresses.
+// Loopback, link-local and unspecified addresses say nothing of what a client
+// can reach; if there are no others its families are unknown and it gets both.
+// It reports false if there is no address at all.
+func familiesOf(list string) (families, bool) {
+	var f families
+	found := false
+	for s := range strings.SplitSeq(list, ",") {
+		a, err := netip.ParseAddr(strings.TrimSpace(s))
+		if err != nil {
+			continue
+		}
+		found = true
+		if a = a.Unmap(); !a.IsGlobalUnicast() {
+			continue
+		}
+		f.v4, f.v6 = f.v4 || a.Is4(), f.v6 || a.Is6()
+	}
+	if f == (families{}) {
+		f = families{v4: true, v6: true}
+	}
+	return f, found
+}
+
+// metadata reads node metadata and keeps the first error.
+type metadata struct {
+	fields map[string]*structpb.Value
+	err    error
+}
+
+func (m *metadata) str(name string) string {
+	value, ok := m.fields[name]
+	if !ok {
+		return ""
+	}
+	s, ok := value.GetKind().(*structpb.Value_StringValue)
+	if !ok {
+		if m.err == nil {
+			m.err = refuse("node metadata %s: want a string, got %s", name, value)
+		}
+		return ""
+	}
+	return s.StringValue
+}
+
+func (m *metadata) flag(name string, absent bool) bool {
+	if _, ok := m.fields[name]; !ok {
+		return absent
+	}
+	return m.str(name) == "true"
+}
+
+func refuse(format string, args ...any) error {
+	return status.Errorf(codes.InvalidArgument, format, args...)
+}

@@ -1,0 +1,31 @@
+package discovery
+
+import (
+	"errors"
+
+	"github.com/nametap/nametap/api"
+)
+
+// Table builds once and returns the table that a client in namespace gets,
+// with both address families and automatic VIPs, and what is wrong with
+// documents. Nothing is written: remembered VIPs are used, new ones forgotten.
+func Table(cfg Config, namespace string) (*api.NameTable, []DocumentError, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, nil, err
+	}
+	v := &vips{}
+	if cfg.StateDir != "" {
+		var err error
+		if v, err = peekVIPs(cfg.StateDir); err != nil && !errors.Is(err, errDamaged) {
+			return nil, nil, err
+		}
+	}
+	r, err := newSource(cfg.ConfigDir).read()
+	if err != nil {
+		return nil, nil, err
+	}
+	snap, _ := snapshotOf(r.objects, cfg.ClusterDomain, v)
+	key := viewKey{namespace: namespace, families: families{v4: true, v6: true}, capture: true}
+	return snap.tables(key)[""], r.errs, nil
+}
