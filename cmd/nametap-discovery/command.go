@@ -1,0 +1,178 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/nametap/nametap/discovery"
+)
+
+// Exit codes.
+const (
+	exitOK     = 0
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+const defaultStateDir = "/var/lib/nametap-discovery"
+
+// options are the values of the flags.
+type options struct {
+	configDir     string
+	grpcAddr      string
+	httpAddr      string
+	clusterDomain string
+	stateDir      string
+	logLevel      string
+
+	printTable   bool
+	forNamespace string
+
+	// stateDirGiven tells the default from the same directory on request: the
+	// latter must work.
+	stateDirGiven bool
+}
+
+// addFlags defines every flag of serving, once.
+func (o *options) addFlags(f *pflag.FlagSet) {
+	o.addSourceFlags(f)
+	f.StringVar(&o.grpcAddr, "grpc-addr", ":15010", "`address` to serve name tables on (ADS, plaintext)")
+	f.StringVar(&o.httpAddr, "http-addr", ":15014", "`address` for /healthz/ready, /healthz/live, /metrics and /debug/errors; empty for none")
+	f.StringVar(&o.logLevel, "log-level", "info", "least important `level` to log: debug, info, warn or error")
+	f.BoolVar(&o.printTable, "print-table", false, "build once, print the table of --for-namespace as JSON and exit")
+	f.StringVar(&o.forNamespace, "for-namespace", "default", "`namespace` of the client whose table --print-table prints")
+}
+
+// addSourceFlags defines the flags that say what to build.
+func (o *options) addSourceFlags(f *pflag.FlagSet) {
+	f.StringVar(&o.configDir, "config-dir", "", "`directory` of Services, EndpointSlices, Pods and ServiceEntries (required)")
+	f.StringVar(&o.clusterDomain, "cluster-domain", discovery.DefaultClusterDomain, "`domain` of Services")
+	f.StringVar(&o.stateDir, "state-dir", defaultStateDir, "`directory` that remembers automatic VIPs; empty keeps them in memory")
+}
+
+// usageError is an error in what was asked, not in doing it.
+type usageError struct{ error }
+
+// Unwrap gives the error within.
+func (e usageError) Unwrap() error { return e.error }
+
+// execute runs one command line and returns its exit code.
+func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	root := newRoot(stdout, stderr)
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return exitOK
+	}
+	fmt.Fprintf(stderr, "nametap-discovery: %v\n", err)
+	var usage usageError
+	if errors.As(err, &usage) {
+		fmt.Fprintln(stderr, "nametap-discovery --help lists the flags.")
+		return exitUsage
+	}
+	return exitFailed
+}
+
+func newRoot(stdout, stderr io.Writer) *cobra.Command {
+	var o options
+	root := &cobra.Command{
+		Use:   "nametap-discovery --config-dir DIR",
+		Short: "Serve the Services and ServiceEntries of a directory to nametap or Istio agents",
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.stateDirGiven = cmd.Flags().Changed("state-dir")
+			if o.printTable {
+				return printTable(o, stdout, stderr)
+			}
+			return serve(cmd.Context(), o, stderr)
+		},
+		SilenceErrors:     true,
+		SilenceUsage:      true,
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	o.addFlags(root.Flags())
+	root.AddCommand(newTable(stdout, stderr), newVersion(stdout))
+	return root
+}
+
+// noArgs refuses arguments; cobra's own check would not count as wrong usage.
+func noArgs(_ *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usageError{fmt.Errorf("unknown command or argument %q: want table, version or flags only", args[0])}
+	}
+	return nil
+}
+
+func newTable(stdout, stderr io.Writer) *cobra.Command {
+	var o options
+	cmd := &cobra.Command{
+		Use:   "table --config-dir DIR [--for-namespace NS]",
+		Short: "Build once and print the table of a namespace as JSON",
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.stateDirGiven = cmd.Flags().Changed("state-dir")
+			return printTable(o, stdout, stderr)
+		},
+	}
+	o.addSourceFlags(cmd.Flags())
+	cmd.Flags().StringVar(&o.forNamespace, "for-namespace", "default", "`namespace` of the client")
+	return cmd
+}
+
+func newVersion(stdout io.Writer) *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			_, err := fmt.Fprintln(stdout, "nametap-discovery", version())
+			return err
+		},
+	}
+}
+
+// version is the module's, or the commit that was built.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "(unknown)"
+	}
+	v := info.Main.Version
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" && (v == "" || v == "(devel)") {
+			v = s.Value
+		}
+	}
+	if v == "" {
+		v = "(devel)"
+	}
+	return v + " " + info.GoVersion
+}
+
+// config checks the options and turns them into the server's.
+func (o options) config(logger *slog.Logger) (discovery.Config, error) {
+	if o.configDir == "" {
+		return discovery.Config{}, usageError{errors.New("--config-dir is missing: name the directory that holds your Services and ServiceEntries")}
+	}
+	return discovery.Config{
+		ConfigDir: o.configDir, GRPCAddr: o.grpcAddr, ClusterDomain: o.clusterDomain, StateDir: o.stateDir, Logger: logger,
+	}, nil
+}
+
+func (o options) logger(w io.Writer) (*slog.Logger, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
+		return nil, usageError{fmt.Errorf("--log-level %q: want debug, info, warn or error", o.logLevel)}
+	}
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level})), nil
+}

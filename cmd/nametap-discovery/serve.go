@@ -1,0 +1,150 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/nametap/nametap/discovery"
+)
+
+// serve runs the control plane until ctx ends.
+func serve(ctx context.Context, o options, stderr io.Writer) error {
+	logger, err := o.logger(stderr)
+	if err != nil {
+		return err
+	}
+	cfg, err := o.config(logger)
+	if err != nil {
+		return err
+	}
+	if !o.stateDirGiven && cfg.StateDir != "" {
+		cfg.StateDir = usableStateDir(cfg.StateDir, logger)
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	cfg.Registerer = registry
+	server, err := discovery.New(cfg)
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	if o.httpAddr != "" {
+		var lc net.ListenConfig
+		ln, err := lc.Listen(ctx, "tcp", o.httpAddr)
+		if err != nil {
+			return fmt.Errorf("serving status on %s: %w: take another --http-addr, or an empty one for none", o.httpAddr, err)
+		}
+		logger.Info("serving status", "address", ln.Addr().String())
+		group.Go(func() error { return serveStatus(ctx, ln, statusHandler(server, registry)) })
+	}
+	group.Go(func() error { return server.Run(ctx) })
+	return group.Wait()
+}
+
+// usableStateDir gives up the default directory if it cannot be had: whoever
+// tries nametap out should not need root for it.
+func usableStateDir(dir string, logger *slog.Logger) string {
+	err := os.MkdirAll(dir, 0o750)
+	if err == nil {
+		var f *os.File
+		if f, err = os.CreateTemp(dir, "probe.*.tmp"); err == nil {
+			err = errors.Join(f.Close(), os.Remove(f.Name()))
+		}
+	}
+	if err == nil {
+		return dir
+	}
+	logger.Warn("automatic VIPs are kept in memory only, and after a restart a host may get another one; "+
+		"set --state-dir to a directory that can be written, or to nothing if that is meant", "error", err)
+	return ""
+}
+
+// statusHandler serves health, metrics and broken documents.
+func statusHandler(server *discovery.Server, registry *prometheus.Registry) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz/live", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
+	mux.HandleFunc("GET /healthz/ready", func(w http.ResponseWriter, _ *http.Request) {
+		select {
+		case <-server.Ready():
+			w.WriteHeader(http.StatusOK)
+		default:
+			http.Error(w, "no table has been built yet", http.StatusServiceUnavailable)
+		}
+	})
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /debug/errors", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		errs := server.Errors()
+		if errs == nil {
+			errs = []discovery.DocumentError{} // [] and not null
+		}
+		_ = json.NewEncoder(w).Encode(errs) // the client went away
+	})
+	return mux
+}
+
+func serveStatus(ctx context.Context, ln net.Listener, h http.Handler) error {
+	srv := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
+	stopped := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(stopped)
+		_ = srv.Close() // ends Serve, whose error counts
+	})
+	err := srv.Serve(ln)
+	if !stop() {
+		<-stopped
+	}
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return fmt.Errorf("serving status: %w", err)
+}
+
+// printTable prints what a client in a namespace gets. Broken documents are
+// listed and make it fail, so that it can check a directory before a roll-out.
+func printTable(o options, stdout, stderr io.Writer) error {
+	cfg, err := o.config(nil)
+	if err != nil {
+		return err
+	}
+	table, broken, err := discovery.Table(cfg, o.forNamespace)
+	if err != nil {
+		return err
+	}
+	data, err := protojson.Marshal(table)
+	if err != nil {
+		return fmt.Errorf("encoding the table: %w", err)
+	}
+	// protojson varies its spaces on purpose; encoding/json does not, and it
+	// sorts the hosts.
+	var plain any
+	if err := json.Unmarshal(data, &plain); err != nil {
+		return fmt.Errorf("encoding the table: %w", err)
+	}
+	enc := json.NewEncoder(stdout)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(plain); err != nil {
+		return fmt.Errorf("printing the table: %w", err)
+	}
+	for _, e := range broken {
+		fmt.Fprintln(stderr, e)
+	}
+	if len(broken) > 0 {
+		return fmt.Errorf("%d errors in %s: the objects named above are not in the table; mend them", len(broken), o.configDir)
+	}
+	return nil
+}
