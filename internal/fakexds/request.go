@@ -1,0 +1,93 @@
+package fakexds
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+)
+
+// Request is one request as it came. One of Delta and SotW is set.
+type Request struct {
+	// Stream counts the streams over the server's life, from 1.
+	Stream int
+	// Version is that of the push the request answers, "" if it answers none.
+	Version string
+	// Authorization is the header the stream brought.
+	Authorization string
+
+	Delta *discoveryv3.DeltaDiscoveryRequest
+	SotW  *discoveryv3.DiscoveryRequest
+}
+
+// Nonce is the nonce of the response that the request answers, or "".
+func (r Request) Nonce() string {
+	if r.Delta != nil {
+		return r.Delta.GetResponseNonce()
+	}
+	return r.SotW.GetResponseNonce()
+}
+
+// Rejection is nil in an ACK, and the reason in a NACK.
+func (r Request) Rejection() *rpcstatus.Status {
+	if r.Delta != nil {
+		return r.Delta.GetErrorDetail()
+	}
+	return r.SotW.GetErrorDetail()
+}
+
+// Node is what the client says of itself, nil if it says nothing.
+func (r Request) Node() *corev3.Node {
+	if r.Delta != nil {
+		return r.Delta.GetNode()
+	}
+	return r.SotW.GetNode()
+}
+
+// TypeURL is the type the request is about.
+func (r Request) TypeURL() string {
+	if r.Delta != nil {
+		return r.Delta.GetTypeUrl()
+	}
+	return r.SotW.GetTypeUrl()
+}
+
+// Requests returns all requests so far, in the order they came in.
+func (s *Server) Requests() []Request {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.requests)
+}
+
+// Wait returns the first request, past or future, that match accepts.
+func (s *Server) Wait(ctx context.Context, match func(Request) bool) (Request, error) {
+	seen := 0
+	for {
+		s.mu.Lock()
+		requests, changed := s.requests, s.changed
+		s.mu.Unlock()
+		for ; seen < len(requests); seen++ {
+			if match(requests[seen]) {
+				return requests[seen], nil
+			}
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return Request{}, fmt.Errorf("fakexds: waiting for a request, %d came and none was it: %w", seen, ctx.Err())
+		}
+	}
+}
+
+// WaitAnswer returns the first ACK or NACK of the push with this version.
+func (s *Server) WaitAnswer(ctx context.Context, version string) (Request, error) {
+	return s.Wait(ctx, func(r Request) bool { return r.Nonce() != "" && r.Version == version })
+}
+
+// WaitStream returns the first request of the stream with this number.
+func (s *Server) WaitStream(ctx context.Context, stream int) (Request, error) {
+	return s.Wait(ctx, func(r Request) bool { return r.Stream == stream })
+}

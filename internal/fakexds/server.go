@@ -1,0 +1,177 @@
+package fakexds
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+)
+
+// anyPort is what the first start listens on.
+const anyPort = "127.0.0.1:0"
+
+// Options says how a server differs from an istiod on its plaintext port. The
+// zero value is such an istiod.
+type Options struct {
+	// NoDelta makes the incremental RPC answer Unimplemented.
+	NoDelta bool
+	// TLS, if not nil, makes the port speak TLS.
+	TLS *tls.Config
+	// Token, if not empty, is the bearer token a stream must bring; another or
+	// none is Unauthenticated. SetToken changes it.
+	Token string
+}
+
+// Server is a fake control plane. All its methods may be called concurrently.
+type Server struct {
+	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
+
+	opts Options
+	addr string
+
+	mu sync.Mutex
+	// grpc is nil while the server is stopped.
+	grpc   *grpc.Server
+	served chan struct{}
+	token  string
+
+	// What a new stream is sent first, and what it was made of.
+	state     *response
+	resources map[string]resource
+	// Counters over the server's life; they survive Stop and Restart.
+	version, nonce, streamCount int
+
+	streams map[*stream]struct{}
+
+	// The record. changed is closed and replaced whenever it grows.
+	requests []Request
+	versions map[string]string
+	changed  chan struct{}
+}
+
+// Start starts a server on a free port of 127.0.0.1 and stops it when the test
+// ends.
+func Start(tb testing.TB, opts Options) *Server {
+	tb.Helper()
+	s := &Server{
+		opts:      opts,
+		addr:      anyPort,
+		token:     opts.Token,
+		resources: map[string]resource{},
+		streams:   map[*stream]struct{}{},
+		versions:  map[string]string{},
+		changed:   make(chan struct{}),
+	}
+	if err := s.Restart(); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(s.Stop)
+	return s
+}
+
+// Addr is the host and port that clients connect to; it does not change.
+func (s *Server) Addr() string { return s.addr }
+
+// SetToken replaces the bearer token that new streams must bring.
+func (s *Server) SetToken(token string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.token = token
+}
+
+// Stop closes the port and all connections, and returns when the handlers of
+// all streams have. Stopping a stopped server does nothing.
+func (s *Server) Stop() {
+	s.mu.Lock()
+	server, served := s.grpc, s.served
+	s.grpc = nil
+	s.mu.Unlock()
+	if server == nil {
+		return
+	}
+	server.Stop()
+	<-served
+}
+
+// Restart listens again, on the port from before if there was one. The state
+// and the record are those from before Stop.
+func (s *Server) Restart() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.grpc != nil {
+		return errors.New("fakexds: restart of a running server")
+	}
+	lis, err := s.listenLocked()
+	if err != nil {
+		return err
+	}
+	if s.addr == anyPort {
+		s.addr = lis.Addr().String()
+	}
+	server := grpc.NewServer(s.serverOptions()...)
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, s)
+	served := make(chan struct{})
+	s.grpc, s.served = server, served
+	go func() {
+		defer close(served)
+		// Serve fails only after Stop, and then it has nothing to say.
+		_ = server.Serve(lis)
+	}()
+	return nil
+}
+
+// listenLocked opens the port. After a restart the kernel may hold the old one for a
+// moment, so it tries for a while.
+func (s *Server) listenLocked() (net.Listener, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	var lc net.ListenConfig
+	for {
+		lis, err := lc.Listen(ctx, "tcp", s.addr)
+		if err == nil {
+			return lis, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("fakexds: listening on %q: %w", s.addr, err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// serverOptions are istiod's where a client can tell: pings more often than
+// every 15 s draw a GOAWAY.
+func (s *Server) serverOptions() []grpc.ServerOption {
+	opts := []grpc.ServerOption{
+		grpc.WaitForHandlers(true),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 15 * time.Second}),
+	}
+	if s.opts.TLS != nil {
+		opts = append(opts, grpc.Creds(credentials.NewTLS(s.opts.TLS)))
+	}
+	return opts
+}
+
+// CutStreams ends every open stream with err, or with what istiod says when a
+// connection reaches its maximum age if err is nil. New streams are welcome.
+func (s *Server) CutStreams(err error) {
+	if err == nil {
+		err = status.Error(codes.Unavailable, "closing transport due to: max_age")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for st := range s.streams {
+		st.end(err)
+	}
+}

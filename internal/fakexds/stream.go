@@ -1,0 +1,209 @@
+package fakexds
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strconv"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// stream is one open stream of either variant.
+type stream struct {
+	id            int
+	authorization string
+
+	// Guarded by Server.mu. queue holds what is to be sent; wake has a token
+	// when it may not be empty. subscribed is set by the first request.
+	queue      []*response
+	wake       chan struct{}
+	subscribed bool
+
+	// ended holds the status the test cut the stream with.
+	ended chan error
+}
+
+// queueLocked appends r to what is to be sent.
+func (st *stream) queueLocked(r *response) {
+	st.queue = append(st.queue, r)
+	select {
+	case st.wake <- struct{}{}:
+	default:
+	}
+}
+
+// end makes the stream's handler return err, unless it is ending already.
+func (st *stream) end(err error) {
+	select {
+	case st.ended <- err:
+	default:
+	}
+}
+
+// variant is what differs between the two RPCs.
+type variant struct {
+	recv func() (Request, error)
+	send func(r *response, nonce string) error
+	// has says whether r holds anything for this variant.
+	has func(r *response) bool
+	// again says whether a request without a nonce gets the state again.
+	again bool
+}
+
+// DeltaAggregatedResources serves the incremental variant.
+func (s *Server) DeltaAggregatedResources(rpc discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+	if s.opts.NoDelta {
+		return status.Error(codes.Unimplemented, "unknown method DeltaAggregatedResources")
+	}
+	return s.serve(rpc.Context(), variant{
+		recv: func() (Request, error) {
+			m, err := rpc.Recv()
+			return Request{Delta: m}, err
+		},
+		send: func(r *response, nonce string) error {
+			m := proto.CloneOf(r.delta)
+			m.Nonce = nonce
+			return rpc.Send(m)
+		},
+		has: func(r *response) bool { return r.delta != nil },
+	})
+}
+
+// StreamAggregatedResources serves the state-of-the-world variant.
+func (s *Server) StreamAggregatedResources(rpc discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	return s.serve(rpc.Context(), variant{
+		recv: func() (Request, error) {
+			m, err := rpc.Recv()
+			return Request{SotW: m}, err
+		},
+		send: func(r *response, nonce string) error {
+			m := proto.CloneOf(r.sotw)
+			m.Nonce = nonce
+			return rpc.Send(m)
+		},
+		has:   func(r *response) bool { return r.sotw != nil },
+		again: true,
+	})
+}
+
+// serve runs a stream until the client or the test ends it.
+func (s *Server) serve(ctx context.Context, v variant) error {
+	st, err := s.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close(st)
+	go s.receive(st, v)
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case err := <-st.ended:
+			return err
+		case <-st.wake:
+		}
+		if err := s.flush(st, v); err != nil {
+			return err
+		}
+	}
+}
+
+// open registers a stream, if its token is right.
+func (s *Server) open(ctx context.Context) (*stream, error) {
+	st := &stream{wake: make(chan struct{}, 1), ended: make(chan error, 1)}
+	md, _ := metadata.FromIncomingContext(ctx)
+	if values := md.Get("authorization"); len(values) > 0 {
+		st.authorization = values[0]
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.token != "" && st.authorization != "Bearer "+s.token {
+		return nil, status.Error(codes.Unauthenticated, "authentication failure")
+	}
+	s.streamCount++
+	st.id = s.streamCount
+	s.streams[st] = struct{}{}
+	return st, nil
+}
+
+// close forgets a stream.
+func (s *Server) close(st *stream) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.streams, st)
+}
+
+// receive records the client's requests and answers those that want an answer.
+// It returns when the handler has, since that ends the RPC's Recv.
+func (s *Server) receive(st *stream, v variant) {
+	for {
+		req, err := v.recv()
+		if err != nil {
+			if errors.Is(err, io.EOF) {
+				err = nil // the client closed its side
+			}
+			st.end(err)
+			return
+		}
+		req.Stream, req.Authorization = st.id, st.authorization
+		if err := s.record(st, req, v); err != nil {
+			st.end(err)
+			return
+		}
+	}
+}
+
+// record keeps req and queues what it asks for.
+func (s *Server) record(st *stream, req Request, v variant) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	req.Version = s.versions[req.Nonce()]
+	s.requests = append(s.requests, req)
+	close(s.changed)
+	s.changed = make(chan struct{})
+
+	first := !st.subscribed
+	if first && req.Node() == nil {
+		return status.Error(codes.InvalidArgument, "missing node information")
+	}
+	if req.TypeURL() != TypeURL {
+		return nil
+	}
+	st.subscribed = true
+	if s.state != nil && (first || v.again && req.Nonce() == "") {
+		st.queueLocked(s.state)
+	}
+	return nil
+}
+
+// flush sends what is queued.
+func (s *Server) flush(st *stream, v variant) error {
+	s.mu.Lock()
+	queue := st.queue
+	st.queue = nil
+	s.mu.Unlock()
+	for _, r := range queue {
+		if !v.has(r) {
+			continue
+		}
+		if err := v.send(r, s.nextNonce(r.version)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// nextNonce makes a nonce and remembers which version it stands for.
+func (s *Server) nextNonce(version string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.nonce++
+	nonce := "nonce-" + strconv.Itoa(s.nonce)
+	s.versions[nonce] = version
+	return nonce
+}
