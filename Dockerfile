@@ -1,0 +1,32 @@
+# Three images: the agent (default for a sidecar), the init step that needs the
+# iptables tools, and the control plane. Build one with --target.
+
+FROM golang:1.26-bookworm AS build
+WORKDIR /src
+COPY go.mod go.sum ./
+RUN go mod download
+COPY . .
+RUN CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o /out/ ./cmd/nametap ./cmd/nametap-discovery
+RUN mkdir -p /out/state
+
+FROM debian:12-slim AS init
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends iptables conntrack \
+ && rm -rf /var/lib/apt/lists/*
+COPY --from=build /out/nametap /usr/local/bin/nametap
+ENTRYPOINT ["/usr/local/bin/nametap"]
+
+FROM scratch AS discovery
+COPY --from=build /out/nametap-discovery /usr/local/bin/nametap-discovery
+COPY --from=build --chown=1337:1337 /out/state /var/lib/nametap-discovery
+USER 1337:1337
+EXPOSE 15010/tcp 15014/tcp
+ENTRYPOINT ["/usr/local/bin/nametap-discovery"]
+
+FROM scratch AS agent
+COPY --from=build /out/nametap /usr/local/bin/nametap
+COPY --from=build --chown=1337:1337 /out/state /var/lib/nametap
+USER 1337:1337
+EXPOSE 15053/udp 15053/tcp 15020/tcp
+ENTRYPOINT ["/usr/local/bin/nametap"]
+CMD ["agent"]

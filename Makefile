@@ -1,0 +1,47 @@
+# `make run` shows what nametap does; `make test` runs every test this machine
+# allows. Both need Go, make and git, and install what else is missing.
+
+GO       ?= go
+TOOL     := $(GO) tool -modfile=tools/go.mod
+FUZZTIME ?= 60s
+IMAGE    ?= nametap
+# Packages whose coverage counts: all but the generated one.
+COVERED   = $(shell $(GO) list ./... | grep -v '/api$$' | paste -sd, -)
+COVERAGE ?= 80
+
+.PHONY: run build test lint fuzz bench generate image clean
+
+run: build ## the demo: control plane, agent and a tour
+	./bin/nametap demo $(ARGS)
+
+build: ## both binaries, static, in bin/
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o bin/ ./cmd/nametap ./cmd/nametap-discovery
+
+test: ## all tests, with the race detector and the coverage
+	@scripts/install-missing gcc
+	@race="$$(scripts/race-flag)"; set -ex; \
+	$(GO) test $$race -coverpkg=$(COVERED) -coverprofile=coverage.out ./...
+	@scripts/check-coverage coverage.out $(COVERAGE)
+
+lint: ## golangci-lint, and whether generated code is current
+	$(TOOL) golangci-lint run ./...
+	$(TOOL) buf lint
+	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && $(TOOL) buf generate -o "$$dir" && \
+	diff -u api/nds.pb.go "$$dir/api/nds.pb.go" || { echo 'api/nds.pb.go is not current: run `make generate`' >&2; exit 1; }
+
+fuzz: ## every fuzz target for FUZZTIME
+	@scripts/fuzz-all $(FUZZTIME)
+
+bench: ## the benchmarks
+	$(GO) test -run '^$$' -bench . -benchmem ./...
+
+generate: ## generated code, from api/nds.proto
+	$(TOOL) buf generate
+
+image: ## the container images (needs a Docker engine)
+	docker build --target agent     -t $(IMAGE) .
+	docker build --target init      -t $(IMAGE)-init .
+	docker build --target discovery -t $(IMAGE)-discovery .
+
+clean:
+	rm -rf bin coverage.out
