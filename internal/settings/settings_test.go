@@ -1,0 +1,188 @@
+package settings_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+
+	"github.com/nametap/nametap/internal/settings"
+)
+
+// values are settings of every kind that commands have.
+type values struct {
+	Addr    string
+	Drain   time.Duration
+	Conns   int
+	Plain   bool
+	Servers []string
+}
+
+func declare(v *values) *pflag.FlagSet {
+	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	flags.String(settings.ConfigFlag, "", "")
+	flags.StringVar(&v.Addr, "dns-addr", "localhost:15053", "")
+	settings.SetEnv(flags, "dns-addr", "DNS_PROXY_ADDR")
+	flags.DurationVar(&v.Drain, "drain", 5*time.Second, "")
+	flags.IntVar(&v.Conns, "max-tcp-conns", 1000, "")
+	flags.BoolVar(&v.Plain, "xds-plaintext", false, "")
+	flags.StringSliceVar(&v.Servers, "upstream", nil, "")
+	return flags
+}
+
+// R7: the command line wins over the environment, that over the file, that over
+// the default, for every kind of value.
+func TestResolvePrecedence(t *testing.T) {
+	defaults := values{Addr: "localhost:15053", Drain: 5 * time.Second, Conns: 1000}
+	for _, test := range []struct {
+		name string
+		file string
+		env  []string
+		args []string
+		want func(v *values)
+	}{
+		{name: "default", want: func(*values) {}},
+		{
+			name: "file",
+			file: "dns-addr: 127.0.0.1:1\ndrain: 1s\nmax-tcp-conns: 7\nxds-plaintext: true\nupstream: [192.0.2.1, 192.0.2.2]\n",
+			want: func(v *values) {
+				*v = values{"127.0.0.1:1", time.Second, 7, true, []string{"192.0.2.1", "192.0.2.2"}}
+			},
+		},
+		{
+			name: "environment over file",
+			file: "dns-addr: 127.0.0.1:1\ndrain: 1s\nupstream: 192.0.2.1\n",
+			env:  []string{"DNS_PROXY_ADDR=127.0.0.1:2", "NAMETAP_UPSTREAM=192.0.2.3,192.0.2.4"},
+			want: func(v *values) {
+				v.Addr, v.Drain, v.Servers = "127.0.0.1:2", time.Second, []string{"192.0.2.3", "192.0.2.4"}
+			},
+		},
+		{
+			name: "command line over both",
+			file: "dns-addr: 127.0.0.1:1\nupstream: [192.0.2.1]\n",
+			env:  []string{"DNS_PROXY_ADDR=127.0.0.1:2"},
+			args: []string{"--dns-addr=127.0.0.1:3", "--upstream=192.0.2.9"},
+			want: func(v *values) { v.Addr, v.Servers = "127.0.0.1:3", []string{"192.0.2.9"} },
+		},
+		{
+			name: "an empty variable is not set",
+			env:  []string{"DNS_PROXY_ADDR=", "NAMETAP_DRAIN="},
+			want: func(*values) {},
+		},
+		{
+			name: "what Kubernetes says of a Service called nametap-discovery",
+			env: []string{
+				"NAMETAP_DISCOVERY_SERVICE_HOST=10.96.0.7", "NAMETAP_DISCOVERY_SERVICE_PORT=15010",
+				"NAMETAP_DISCOVERY_SERVICE_PORT_GRPC=15010", "NAMETAP_DISCOVERY_PORT=tcp://10.96.0.7:15010",
+				"NAMETAP_DISCOVERY_PORT_15010_TCP=tcp://10.96.0.7:15010", "NAMETAP_DISCOVERY_PORT_15010_TCP_ADDR=10.96.0.7",
+			},
+			want: func(*values) {},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var got values
+			flags := declare(&got)
+			args := test.args
+			if test.file != "" {
+				args = append(args, "--config="+write(t, test.file))
+			}
+			if err := flags.Parse(args); err != nil {
+				t.Fatal(err)
+			}
+			if err := settings.Resolve(flags, test.env); err != nil {
+				t.Fatal(err)
+			}
+			want := defaults
+			test.want(&want)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("settings (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// R7: what is wrong is refused with the key, the value and what was expected.
+func TestResolveRefuses(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		file string
+		env  []string
+		args []string
+		want []string
+	}{
+		{name: "unknown variable", env: []string{"NAMETAP_DRIAN=5s"}, want: []string{"NAMETAP_DRIAN", "5s", "no such setting"}},
+		{name: "no unit", env: []string{"NAMETAP_DRAIN=5"}, want: []string{"NAMETAP_DRAIN", `"5"`, "unit"}},
+		{name: "no number", env: []string{"NAMETAP_MAX_TCP_CONNS=many"}, want: []string{"NAMETAP_MAX_TCP_CONNS", "many", "whole number"}},
+		{name: "unknown key", file: "drain: 1s\ndrian: 5s\n", want: []string{"line 2", "drian", "no such setting"}},
+		{name: "key twice", file: "drain: 1s\ndrain: 2s\n", want: []string{"line 2", "drain", "line 1"}},
+		{name: "bad bool", file: "xds-plaintext: perhaps\n", want: []string{"line 1", "xds-plaintext", "perhaps", "true or false"}},
+		{name: "list for one", file: "drain: [1s, 2s]\n", want: []string{"line 1", "drain", "one value"}},
+		{name: "mapping", file: "drain: {a: b}\n", want: []string{"line 1", "drain"}},
+		{name: "null", file: "drain:\n", want: []string{"line 1", "drain", "want a value"}},
+		{name: "no mapping", file: "- drain\n", want: []string{"line 1", "want keys"}},
+		{name: "two documents", file: "drain: 1s\n---\ndrain: 2s\n", want: []string{"one YAML document"}},
+		{name: "no YAML", file: "\tdrain", want: []string{"yaml"}},
+		{name: "config in the file", file: "config: other.yaml\n", want: []string{"line 1", "config"}},
+		{
+			name: "bad value behind the command line's", file: "drain: soon\n", args: []string{"--drain=1s"},
+			want: []string{"line 1", "drain", "soon", "unit"},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var got values
+			flags := declare(&got)
+			args := test.args
+			if test.file != "" {
+				args = append(args, "--config="+write(t, test.file))
+			}
+			if err := flags.Parse(args); err != nil {
+				t.Fatal(err)
+			}
+			err := settings.Resolve(flags, test.env)
+			if err == nil {
+				t.Fatalf("accepted: %+v", got)
+			}
+			for _, want := range test.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error %q does not say %q", err, want)
+				}
+			}
+		})
+	}
+}
+
+func TestResolveMissingFile(t *testing.T) {
+	var got values
+	flags := declare(&got)
+	path := filepath.Join(t.TempDir(), "absent.yaml")
+	if err := flags.Parse([]string{"--config=" + path}); err != nil {
+		t.Fatal(err)
+	}
+	if err := settings.Resolve(flags, nil); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("error %v does not name %s", err, path)
+	}
+}
+
+// R7: a flag of the command line is refused in the same words.
+func TestFlagError(t *testing.T) {
+	var got values
+	err := declare(&got).Parse([]string{"--drain=5"})
+	for _, want := range []string{"--drain", `"5"`, "unit"} {
+		if text := settings.FlagError(err).Error(); !strings.Contains(text, want) {
+			t.Errorf("error %q does not say %q", text, want)
+		}
+	}
+}
+
+func write(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "nametap.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
