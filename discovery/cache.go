@@ -32,10 +32,9 @@ const typeURL = "type.googleapis.com/istio.networking.nds.v1.NameTable"
 // client has answered, so a client never has two pushes in flight and always
 // gets the latest state.
 type cache struct {
-	mu      sync.Mutex
-	snap    *snapshot // nil before the first build
-	views   map[viewKey]*view
-	watches int
+	mu    sync.Mutex
+	snap  *snapshot // nil before the first build
+	views map[viewKey]*view
 }
 
 // view is what the clients with one key are served. Guarded by cache.mu.
@@ -88,7 +87,7 @@ func (c *cache) set(snap *snapshot) error {
 
 func newView(snap *snapshot, key viewKey) (*view, error) {
 	v := &view{resources: map[string]resource{}, watches: map[*watch]struct{}{}}
-	all := sha256.New()
+	var all []byte
 	tables := snap.tables(key)
 	for _, name := range sortedKeys(tables) {
 		r, err := newResource(tables[name])
@@ -96,9 +95,9 @@ func newView(snap *snapshot, key viewKey) (*view, error) {
 			return nil, fmt.Errorf("table %q: %w", name, err)
 		}
 		v.resources[name] = r
-		fmt.Fprintf(all, "%q %s\n", name, r.version)
+		all = fmt.Appendf(all, "%q %s\n", name, r.version)
 	}
-	v.version = checksum(all.Sum(nil))
+	v.version = checksum(all)
 	return v, nil
 }
 
@@ -110,11 +109,13 @@ func newResource(t *api.NameTable) (resource, error) {
 	if err != nil {
 		return resource{}, fmt.Errorf("marshalling: %w", err)
 	}
-	s := sha256.Sum256(data)
-	return resource{body: &anypb.Any{TypeUrl: typeURL, Value: data}, version: checksum(s[:])}, nil
+	return resource{body: &anypb.Any{TypeUrl: typeURL, Value: data}, version: checksum(data)}, nil
 }
 
-func checksum(sum []byte) string { return hex.EncodeToString(sum[:16]) }
+func checksum(data []byte) string {
+	s := sha256.Sum256(data)
+	return hex.EncodeToString(s[:16])
+}
 
 // CreateWatch serves a state-of-the-world request.
 func (c *cache) CreateWatch(req *cachev3.Request, sub cachev3.Subscription, out chan cachev3.Response) (func(), error) {

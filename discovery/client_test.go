@@ -254,6 +254,7 @@ func openDelta(t *testing.T, r running, n *corev3.Node, initial map[string]strin
 }
 
 func unmarshal(t *testing.T, url string, value []byte) *api.NameTable {
+	t.Helper()
 	table := &api.NameTable{}
 	if url != typeURL {
 		t.Errorf("resource of type %q", url)

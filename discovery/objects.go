@@ -23,6 +23,8 @@ type DocumentError struct {
 	Field string `json:"field,omitempty"` // "spec.clusterIP"; empty if no field is to blame
 	Msg   string `json:"message"`
 	Kept  bool   `json:"kept,omitempty"` // the object's last good form still counts
+
+	object key // the object, as far as it is known
 }
 
 // Error formats as "file:line: field: message".
@@ -64,6 +66,12 @@ type service struct {
 	selector        map[string]string
 	publishNotReady bool
 	exportTo        exportTo
+}
+
+// unallocated reports whether the Service awaits an address that a cluster
+// would allocate.
+func (s *service) unallocated() bool {
+	return !s.externalName && !s.headless && len(s.clusterIPs) == 0
 }
 
 // endpointSlice is what counts of a Kubernetes EndpointSlice.

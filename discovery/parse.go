@@ -20,8 +20,8 @@ type parsed struct {
 	broken map[key]bool
 	// unnamed is set if a document is so broken that it may have held anything.
 	unnamed bool
-	// skipped are kinds that make no hosts, as "apiVersion kind".
-	skipped []string
+	// notes say of objects that are fine why they make no host.
+	notes []string
 }
 
 // parseFile reads the documents of one file. It never fails as a whole: a
@@ -90,10 +90,18 @@ func (p *parsed) parseDocument(name string, c chunk) {
 	}
 	doc := &document{file: name, offset: c.offset}
 	var node yaml.Node
-	if err := yaml.NewDecoder(bytes.NewReader(c.text)).Decode(&node); err != nil {
-		if errors.Is(err, io.EOF) {
-			return
+	dec := yaml.NewDecoder(bytes.NewReader(c.text))
+	err := dec.Decode(&node)
+	if errors.Is(err, io.EOF) {
+		return
+	}
+	if err == nil {
+		// What follows the first value without a marker is an error, too.
+		if err = dec.Decode(new(yaml.Node)); errors.Is(err, io.EOF) {
+			err = nil
 		}
+	}
+	if err != nil {
 		line, msg := yamlError(err)
 		doc.fail(line, "", "not valid YAML: %s", msg)
 		p.errs = append(p.errs, doc.errs...)
@@ -111,12 +119,16 @@ func (p *parsed) parseDocument(name string, c chunk) {
 }
 
 // yamlError takes the line out of the library's message, where it is relative
-// to the document.
+// to the document. The library counts from 0 where its parser gives up, and
+// from 1 where its scanner does; only the words tell the two apart.
 func yamlError(err error) (line int, msg string) {
 	msg = strings.TrimPrefix(err.Error(), "yaml: ")
 	if m := regexp.MustCompile(`^line (\d+): `).FindStringSubmatch(msg); m != nil {
 		line, _ = strconv.Atoi(m[1])
 		msg = msg[len(m[0]):]
+	}
+	if regexp.MustCompile(`^did not find expected (key|node|<document|')`).MatchString(msg) {
+		line++
 	}
 	return max(line, 1), msg
 }
@@ -144,7 +156,7 @@ func (p *parsed) parseObject(root field, listKind string) {
 		return
 	}
 	if !known(apiVersion, kind, listKind != "") {
-		p.skipped = append(p.skipped, strings.TrimSpace(apiVersion+" "+kind))
+		p.notes = append(p.notes, strings.TrimSpace(apiVersion+" "+kind)+" is of no use here and is skipped")
 		return
 	}
 	o := object{file: doc.file, line: doc.offset + root.line()}
@@ -153,12 +165,18 @@ func (p *parsed) parseObject(root field, listKind string) {
 	switch {
 	case len(doc.errs) == 0:
 		p.objects = append(p.objects, o)
+		if o.service != nil && o.service.unallocated() {
+			p.notes = append(p.notes, o.key.String()+" has no spec.clusterIP: in a directory nobody allocates one, write it")
+		}
 	case o.key.name == "":
 		p.unnamed = true
 	default:
 		p.broken[o.key] = true
 	}
-	p.errs = append(p.errs, doc.errs...)
+	for _, e := range doc.errs {
+		e.object = o.key
+		p.errs = append(p.errs, e)
+	}
 }
 
 func (p *parsed) parseList(root field, itemKind string) {

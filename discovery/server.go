@@ -214,10 +214,10 @@ func (s *Server) follow(ctx context.Context, w *watcher) error {
 	next := rescanEvery
 	for {
 		if err := w.wait(ctx, next); err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
 			return fmt.Errorf("watching %s: %w", s.cfg.ConfigDir, err)
+		}
+		if ctx.Err() != nil {
+			return nil
 		}
 		next = rescanEvery
 		for again := true; again && ctx.Err() == nil; {
@@ -227,14 +227,13 @@ func (s *Server) follow(ctx context.Context, w *watcher) error {
 				next = retryEvery
 				break
 			}
-			delete(s.seen, "read")
-			again, err = w.sync(dirs)
-			if err != nil {
+			s.recovered("read")
+			if again, err = w.sync(dirs); err != nil {
 				s.failed("watch", err)
 				next = retryEvery
 				break
 			}
-			delete(s.seen, "watch")
+			s.recovered("watch")
 		}
 	}
 }
@@ -247,6 +246,9 @@ func (s *Server) failed(step string, err error) {
 		s.cfg.Logger.Error("cannot "+step+"; the last tables stay", "error", err)
 	}
 }
+
+// recovered lets the next failure of a step be said again.
+func (s *Server) recovered(step string) { delete(s.seen, step) }
 
 // build reads the directory and makes its tables effective. It returns the
 // directories to watch.
@@ -285,7 +287,7 @@ func (s *Server) remember(a allocation) {
 		return
 	}
 	s.unsaved = false
-	delete(s.seen, "save")
+	s.recovered("save")
 }
 
 // report logs what is new: a document that stays broken is logged once, and
@@ -305,8 +307,8 @@ func (s *Server) report(r reading, a allocation) {
 			s.cfg.Logger.Error("broken document", "error", e, "kept_last_good", e.Kept)
 		})
 	}
-	for _, line := range r.skipped {
-		say("skipped "+line, func() { s.cfg.Logger.Info("skipped objects that make no hosts", "what", line) })
+	for _, note := range r.notes {
+		say("note "+note, func() { s.cfg.Logger.Info("an object makes no host", "what", note) })
 	}
 	for _, host := range a.without {
 		say("no vip "+host, func() { s.cfg.Logger.Error("no automatic VIP is left", "host", host) })

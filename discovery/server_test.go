@@ -208,7 +208,7 @@ func TestRunErrors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer ln.Close()
+	defer func() { _ = ln.Close() }()
 	addr := ln.Addr().String()
 	s, err := New(Config{ConfigDir: t.TempDir(), GRPCAddr: addr})
 	if err != nil {

@@ -36,7 +36,7 @@ type sourceFile struct {
 type reading struct {
 	objects []object // sorted by key
 	errs    []DocumentError
-	skipped []string // "file: apiVersion kind", sorted
+	notes   []string // why objects make no host, each with its file, sorted
 	dirs    []string // directories that a watcher must watch
 }
 
@@ -74,8 +74,8 @@ func (s *source) merge(w *walk) reading {
 	for _, name := range sortedKeys(s.files) {
 		p := s.files[name].parsed
 		r.errs = append(r.errs, p.errs...)
-		for _, kind := range p.skipped {
-			r.skipped = append(r.skipped, name+": "+kind)
+		for _, note := range p.notes {
+			r.notes = append(r.notes, name+": "+note)
 		}
 		for _, o := range p.objects {
 			if first, ok := now[o.key]; ok {
@@ -99,8 +99,8 @@ func (s *source) merge(w *walk) reading {
 	slices.SortStableFunc(r.errs, func(a, b DocumentError) int {
 		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Field, b.Field))
 	})
-	slices.Sort(r.skipped)
-	r.skipped = slices.Compact(r.skipped)
+	slices.Sort(r.notes)
+	r.notes = slices.Compact(r.notes)
 	return r
 }
 
@@ -120,10 +120,12 @@ func (s *source) keeps(w *walk, o object) bool {
 	return false
 }
 
+// markKept tells in the errors that stand for o that it counts still.
 func (r *reading) markKept(o object) {
 	for i := range r.errs {
-		if r.errs[i].File == o.file {
-			r.errs[i].Kept = true
+		e := &r.errs[i]
+		if e.object == o.key || (e.object.name == "" && e.File == o.file) {
+			e.Kept = true
 		}
 	}
 }

@@ -70,8 +70,16 @@ func (w *watcher) forget() {
 	}
 }
 
+// matters reports whether an event can change what a reading finds.
+func (w *watcher) matters(e fsnotify.Event) bool {
+	if (e.Has(fsnotify.Remove) || e.Has(fsnotify.Rename)) && w.watched[e.Name] {
+		w.forget()
+	}
+	return e.Op != fsnotify.Chmod
+}
+
 // wait returns when something changed and has been quiet since, or when atMost
-// has passed. Its error is the context's or the watcher's end.
+// has passed, or when ctx ends. It fails only if the watcher has died.
 func (w *watcher) wait(ctx context.Context, atMost time.Duration) error {
 	rescan := time.NewTimer(atMost)
 	defer rescan.Stop()
@@ -79,18 +87,13 @@ func (w *watcher) wait(ctx context.Context, atMost time.Duration) error {
 	for {
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return nil
 		case e, ok := <-w.fs.Events:
 			if !ok {
 				return fsnotify.ErrClosed
 			}
-			if e.Op == fsnotify.Chmod {
+			if !w.matters(e) {
 				continue
-			}
-			if e.Has(fsnotify.Remove) || e.Has(fsnotify.Rename) {
-				if w.watched[e.Name] {
-					w.forget()
-				}
 			}
 			quiet = time.After(w.quiet)
 			if deadline == nil {

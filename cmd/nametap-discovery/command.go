@@ -73,10 +73,11 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return exitOK
 	}
-	fmt.Fprintf(stderr, "nametap-discovery: %v\n", err)
+	// Who cannot write to stderr cannot be told so.
+	_, _ = fmt.Fprintf(stderr, "nametap-discovery: %v\n", err)
 	var usage usageError
 	if errors.As(err, &usage) {
-		fmt.Fprintln(stderr, "nametap-discovery --help lists the flags.")
+		_, _ = fmt.Fprintln(stderr, "nametap-discovery --help lists the flags.")
 		return exitUsage
 	}
 	return exitFailed

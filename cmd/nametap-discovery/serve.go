@@ -141,7 +141,9 @@ func printTable(o options, stdout, stderr io.Writer) error {
 		return fmt.Errorf("printing the table: %w", err)
 	}
 	for _, e := range broken {
-		fmt.Fprintln(stderr, e)
+		if _, err := fmt.Fprintln(stderr, e); err != nil {
+			return fmt.Errorf("listing errors: %w", err)
+		}
 	}
 	if len(broken) > 0 {
 		return fmt.Errorf("%d errors in %s: the objects named above are not in the table; mend them", len(broken), o.configDir)

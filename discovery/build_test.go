@@ -1,0 +1,264 @@
+package discovery
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/examples"
+)
+
+var bothFamilies = families{v4: true, v6: true}
+
+// tableOf builds the one table of a view from YAML documents. Automatic VIPs
+// are shown as "vip4" and "vip6".
+func tableOf(t *testing.T, yaml string, key viewKey) map[string]string {
+	t.Helper()
+	p := parseFile("t.yaml", []byte(yaml))
+	if len(p.errs) > 0 {
+		t.Fatalf("errors: %v", p.errs)
+	}
+	snap, _ := snapshotOf(p.objects, DefaultClusterDomain, &vips{})
+	return show(snap.tables(key)[""])
+}
+
+// show renders a table for comparison: registry, shortname.namespace, addresses.
+func show(table *api.NameTable) map[string]string {
+	out := map[string]string{}
+	for host, info := range table.GetTable() {
+		var ips []string
+		for _, ip := range info.GetIps() {
+			switch {
+			case strings.HasPrefix(ip, "240.240."):
+				ip = "vip4"
+			case strings.HasPrefix(ip, "2001:2::"):
+				ip = "vip6"
+			}
+			ips = append(ips, ip)
+		}
+		s := info.GetRegistry()
+		if info.GetShortname() != "" || info.GetNamespace() != "" {
+			s += " " + info.GetShortname() + "." + info.GetNamespace()
+		}
+		out[host] = s + " " + strings.Join(ips, " ")
+	}
+	return out
+}
+
+// svc, headless, slice, entry and pod write the objects that cases need; spec
+// is flow YAML.
+func svc(name, spec string) string {
+	return fmt.Sprintf("---\n{apiVersion: v1, kind: Service, metadata: {name: %s, namespace: shop}, spec: {%s}}\n", name, spec)
+}
+
+func slice(service, name, endpoints string) string {
+	return fmt.Sprintf("---\n{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: %s, namespace: shop, labels: {kubernetes.io/service-name: %s}}, endpoints: [%s]}\n",
+		name, service, endpoints)
+}
+
+func entry(name, spec string) string { return entryIn("shop", name, spec) }
+
+func entryIn(namespace, name, spec string) string {
+	return fmt.Sprintf("---\n{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: %s, namespace: %s}, spec: {%s}}\n", name, namespace, spec)
+}
+
+func podDoc(name, meta, spec, status string) string {
+	return fmt.Sprintf("---\n{apiVersion: v1, kind: Pod, metadata: {name: %s, namespace: shop, labels: {app: db}%s}, spec: {%s}, status: {%s}}\n",
+		name, meta, spec, status)
+}
+
+const (
+	ready    = "conditions: [{type: Ready, status: 'True'}]"
+	notReady = "conditions: [{type: Ready, status: 'False'}]"
+)
+
+func TestBuilder(t *testing.T) {
+	type table = map[string]string
+	for _, tt := range []struct {
+		name, yaml string
+		want       table
+	}{
+		{"ClusterIP", svc("web", "clusterIP: 10.0.0.1"), table{"web.shop.svc.cluster.local": "Kubernetes web.shop 10.0.0.1"}},
+		{"NodePort and LoadBalancer", svc("a", "type: NodePort, clusterIP: 10.0.0.1") + svc("b", "type: LoadBalancer, clusterIP: 10.0.0.2"),
+			table{"a.shop.svc.cluster.local": "Kubernetes a.shop 10.0.0.1", "b.shop.svc.cluster.local": "Kubernetes b.shop 10.0.0.2"}},
+		{"dual stack", svc("web", "clusterIP: 10.0.0.1, clusterIPs: [10.0.0.1, 'fd00::1']"),
+			table{"web.shop.svc.cluster.local": "Kubernetes web.shop 10.0.0.1 fd00::1"}},
+		{"ExternalName", svc("web", "type: ExternalName, externalName: a.example.com"), table{}},
+		{"unallocated", svc("web", "selector: {app: web}"), table{}},
+		{"headless without endpoints", svc("db", "clusterIP: None, selector: {app: db}"), table{}},
+		{"headless with a slice", svc("db", "clusterIP: None") + slice("db", "s1",
+			"{addresses: [10.1.0.2]}, {addresses: [10.1.0.1], conditions: {ready: true}}, {addresses: [10.1.0.3], conditions: {ready: false}}"),
+			table{"db.shop.svc.cluster.local": "Kubernetes db.shop 10.1.0.1 10.1.0.2"}},
+		{"headless that publishes what is not ready", svc("db", "clusterIP: None, publishNotReadyAddresses: true") +
+			slice("db", "s1", "{addresses: [10.1.0.3], conditions: {ready: false}}"),
+			table{"db.shop.svc.cluster.local": "Kubernetes db.shop 10.1.0.3"}},
+		{"several slices, the same address twice", svc("db", "clusterIP: None") + slice("db", "s1", "{addresses: [10.1.0.2]}") +
+			slice("db", "s2", "{addresses: [10.1.0.2]}, {addresses: ['fd00::2']}"),
+			table{"db.shop.svc.cluster.local": "Kubernetes db.shop 10.1.0.2 fd00::2"}},
+		{"slice of another Service", svc("db", "clusterIP: None") + slice("other", "s1", "{addresses: [10.1.0.2]}"), table{}},
+		{"StatefulSet by slice", svc("db", "clusterIP: None") + slice("db", "s1", "{addresses: [10.1.0.1], hostname: db-0}") +
+			slice("db", "s2", "{addresses: ['fd00::1'], hostname: db-0}"),
+			table{"db.shop.svc.cluster.local": "Kubernetes db.shop 10.1.0.1 fd00::1",
+				"db-0.db.shop.svc.cluster.local": "Kubernetes db-0.db.shop 10.1.0.1 fd00::1"}},
+		{"StatefulSet by targetRef", svc("db", "clusterIP: None") +
+			slice("db", "s1", "{addresses: [10.1.0.1], targetRef: {kind: Pod, name: db-0}}, {addresses: [10.1.0.2], targetRef: {kind: Pod, name: lone}}, {addresses: [10.1.0.3], targetRef: {kind: VM, name: db-0}}") +
+			podDoc("db-0", "", "hostname: db-0, subdomain: db", ready) + podDoc("lone", "", "hostname: lone, subdomain: other", ready),
+			table{"db.shop.svc.cluster.local": "Kubernetes db.shop 10.1.0.1 10.1.0.2 10.1.0.3",
+				"db-0.db.shop.svc.cluster.local": "Kubernetes db-0.db.shop 10.1.0.1"}},
+		{"headless from Pods", svc("db", "clusterIP: None, selector: {app: db}") +
+			podDoc("db-0", "", "hostname: db-0, subdomain: db", "podIP: 10.1.0.1, podIPs: [{ip: 10.1.0.1}, {ip: 'fd00::1'}], "+ready) +
+			podDoc("db-1", "", "hostname: db-1, subdomain: db", "podIP: 10.1.0.2, "+notReady) +
+			podDoc("db-2", ", deletionTimestamp: 2026-01-01T00:00:00Z", "", "podIP: 10.1.0.3, "+ready) +
+			podDoc("db-3", "", "", "phase: Succeeded, podIP: 10.1.0.4, "+ready),
+			table{"db.shop.svc.cluster.local": "Kubernetes db.shop 10.1.0.1 fd00::1",
+				"db-0.db.shop.svc.cluster.local": "Kubernetes db-0.db.shop 10.1.0.1 fd00::1"}},
+		{"slices beat Pods", svc("db", "clusterIP: None, selector: {app: db}") + slice("db", "s1", "{addresses: [10.1.0.9]}") +
+			podDoc("db-0", "", "", "podIP: 10.1.0.1, "+ready),
+			table{"db.shop.svc.cluster.local": "Kubernetes db.shop 10.1.0.9"}},
+		{"selector that selects nobody", svc("db", "clusterIP: None, selector: {app: x}") + podDoc("db-0", "", "", "podIP: 10.1.0.1, "+ready), table{}},
+		{"FQDN slice", svc("db", "clusterIP: None") + strings.Replace(slice("db", "s1", "{addresses: [a.example.com]}"),
+			"endpoints:", "addressType: FQDN, endpoints:", 1), table{}},
+
+		{"ServiceEntry with addresses", entry("e", "hosts: [a.example.com, '*.b.example.com', UPPER.example.com.], addresses: [192.0.2.1, '2001:db8::1']"),
+			table{"a.example.com": "External 192.0.2.1 2001:db8::1", "*.b.example.com": "External 192.0.2.1 2001:db8::1",
+				"UPPER.example.com": "External 192.0.2.1 2001:db8::1"}},
+		{"CIDR of one address", entry("e", "hosts: [cidr.example.com], addresses: [192.0.2.33/32, 192.0.2.64/26, '2001:db8::/64', '2001:db8::7/128']"),
+			table{"cidr.example.com": "External 192.0.2.33 2001:db8::7"}},
+		{"CIDRs only", entry("e", "hosts: [a.example.com], addresses: [192.0.2.0/24], resolution: DNS"), table{}},
+		{"automatic VIP", entry("e", "hosts: [a.example.com], resolution: DNS"), table{"a.example.com": "External vip4 vip6"}},
+		{"endpoints are not answered", entry("e", "hosts: [vm.example.com], resolution: STATIC, endpoints: [{address: 10.9.9.9}]"),
+			table{"vm.example.com": "External vip4 vip6"}},
+		{"DNS_ROUND_ROBIN", entry("e", "hosts: [a.example.com], resolution: DNS_ROUND_ROBIN"), table{"a.example.com": "External vip4 vip6"}},
+		{"NONE gets no VIP", entry("e", "hosts: [a.example.com], resolution: NONE") + entry("f", "hosts: [b.example.com]"), table{}},
+		{"a wildcard gets no VIP", entry("e", "hosts: ['*.a.example.com'], resolution: DNS"), table{}},
+		{"a DYNAMIC_DNS wildcard does", entry("e", "hosts: ['*.a.example.com'], resolution: DYNAMIC_DNS"), table{"*.a.example.com": "External vip4 vip6"}},
+		{"opted out", strings.Replace(entry("e", "hosts: [a.example.com], resolution: DNS"), "namespace: shop",
+			"namespace: shop, labels: {networking.istio.io/enable-autoallocate-ip: 'False'}", 1), table{}},
+		{"one host, several objects", entry("e", "hosts: [a.example.com], addresses: [192.0.2.2]") +
+			entryIn("data", "f", "hosts: [A.example.com], addresses: [192.0.2.1, 192.0.2.2]") + entry("g", "hosts: [a.example.com], resolution: DNS"),
+			table{"A.example.com": "External 192.0.2.1 192.0.2.2"}},
+		{"a Service beats its decoration", svc("web", "clusterIP: 10.0.0.1") + entry("e", "hosts: [web.shop.svc.cluster.local], addresses: [192.0.2.1]"),
+			table{"web.shop.svc.cluster.local": "Kubernetes web.shop 10.0.0.1"}},
+		{"a decoration without an address gets no VIP", svc("web", "clusterIP: None") + entry("e", "hosts: [web.shop.svc.cluster.local], resolution: DNS"), table{}},
+		{"a remote cluster's service", entry("e", "hosts: [web.shop.svc.clusterset.local], addresses: [10.97.0.1]"),
+			table{"web.shop.svc.clusterset.local": "External 10.97.0.1"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got := tableOf(t, tt.yaml, viewKey{namespace: "shop", families: bothFamilies, capture: true})
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("-want +got\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestFamiliesAndCapture(t *testing.T) {
+	yaml := svc("four", "clusterIP: 10.0.0.1") + svc("six", "clusterIP: 'fd00::1'") + svc("dual", "clusterIPs: [10.0.0.2, 'fd00::2']") +
+		svc("db", "clusterIP: None") + slice("db", "s", "{addresses: [10.1.0.1], hostname: db-0}") +
+		entry("e", "hosts: [vip.example.com], resolution: DNS") + entry("f", "hosts: [a.example.com], addresses: [192.0.2.1]")
+	const suffix = ".shop.svc.cluster.local"
+	for _, tt := range []struct {
+		name string
+		key  viewKey
+		want map[string]string
+	}{
+		{"IPv4", viewKey{families: families{v4: true}, capture: true}, map[string]string{
+			"four" + suffix: "Kubernetes four.shop 10.0.0.1", "dual" + suffix: "Kubernetes dual.shop 10.0.0.2",
+			"db" + suffix: "Kubernetes db.shop 10.1.0.1", "db-0.db" + suffix: "Kubernetes db-0.db.shop 10.1.0.1",
+			"vip.example.com": "External vip4", "a.example.com": "External 192.0.2.1"}},
+		{"IPv6", viewKey{families: families{v6: true}, capture: true}, map[string]string{
+			"six" + suffix: "Kubernetes six.shop fd00::1", "dual" + suffix: "Kubernetes dual.shop fd00::2",
+			"vip.example.com": "External vip6", "a.example.com": "External 192.0.2.1"}},
+		{"no capture", viewKey{families: families{v6: true}}, map[string]string{
+			"six" + suffix: "Kubernetes six.shop fd00::1", "dual" + suffix: "Kubernetes dual.shop fd00::2",
+			"a.example.com": "External 192.0.2.1"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.key.namespace = "shop"
+			if diff := cmp.Diff(tt.want, tableOf(t, yaml, tt.key)); diff != "" {
+				t.Errorf("-want +got\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestExportTo(t *testing.T) {
+	annotated := func(scope string) string {
+		return strings.Replace(svc("web", "clusterIP: 10.0.0.1"), "namespace: shop",
+			"namespace: shop, annotations: {networking.istio.io/exportTo: '"+scope+"'}", 1)
+	}
+	for _, tt := range []struct {
+		yaml string
+		sees string // of the namespaces shop, data and other
+	}{
+		{svc("web", "clusterIP: 10.0.0.1"), "shop data other"},
+		{annotated("*"), "shop data other"},
+		{annotated(""), "shop data other"},
+		{annotated("."), "shop"},
+		{annotated("., data"), "shop data"},
+		{annotated("data"), "data"},
+		{annotated("~"), ""},
+		{entry("e", "hosts: [a.b], addresses: [192.0.2.1]"), "shop data other"},
+		{entry("e", "hosts: [a.b], addresses: [192.0.2.1], exportTo: ['*']"), "shop data other"},
+		{entry("e", "hosts: [a.b], addresses: [192.0.2.1], exportTo: ['.']"), "shop"},
+		{entry("e", "hosts: [a.b], addresses: [192.0.2.1], exportTo: [data, other]"), "data other"},
+		{entry("e", "hosts: [a.b], addresses: [192.0.2.1], exportTo: ['~']"), ""},
+	} {
+		var sees []string
+		for _, namespace := range []string{"shop", "data", "other"} {
+			if len(tableOf(t, tt.yaml, viewKey{namespace: namespace, families: bothFamilies})) > 0 {
+				sees = append(sees, namespace)
+			}
+		}
+		if got := strings.Join(sees, " "); got != tt.sees {
+			t.Errorf("%s: seen by %q, want %q", tt.yaml, got, tt.sees)
+		}
+	}
+}
+
+// A merging client gets a host in the table of one namespace only, the first
+// that gives it an address.
+func TestResourcePerNamespace(t *testing.T) {
+	p := parseFile("t.yaml", []byte(svc("web", "clusterIP: 10.0.0.1")+
+		entryIn("b", "e", "hosts: [a.example.com], addresses: [192.0.2.1]")+
+		entryIn("a", "e", "hosts: [a.example.com], addresses: [192.0.2.2], exportTo: [shop]")))
+	snap, _ := snapshotOf(p.objects, DefaultClusterDomain, &vips{})
+	for namespace, want := range map[string]string{
+		"shop": "map[a:map[a.example.com:External 192.0.2.1 192.0.2.2] shop:map[web.shop.svc.cluster.local:Kubernetes web.shop 10.0.0.1]]",
+		"else": "map[b:map[a.example.com:External 192.0.2.1] shop:map[web.shop.svc.cluster.local:Kubernetes web.shop 10.0.0.1]]",
+	} {
+		got := map[string]map[string]string{}
+		for name, table := range snap.tables(viewKey{namespace: namespace, families: bothFamilies, merge: true}) {
+			got[name] = show(table)
+		}
+		if fmt.Sprint(got) != want {
+			t.Errorf("for %s: got  %v\nwant %s", namespace, got, want)
+		}
+	}
+}
+
+// The order of objects does not matter.
+func TestOrderDoesNotMatter(t *testing.T) {
+	s := newSource(unpack(t, examples.Files))
+	r, err := s.read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := viewKey{namespace: "shop", families: bothFamilies, capture: true}
+	want := ""
+	for range 50 {
+		rand.Shuffle(len(r.objects), func(i, j int) { r.objects[i], r.objects[j] = r.objects[j], r.objects[i] })
+		snap, _ := snapshotOf(r.objects, DefaultClusterDomain, &vips{})
+		got := bytesOf(t, snap.tables(key)[""])
+		if want == "" {
+			want = got
+		}
+		if got != want {
+			t.Fatal("another order gave another table")
+		}
+	}
+}

@@ -1,0 +1,41 @@
+package discovery
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/nametap/nametap/api"
+)
+
+// The same objects give the same tables as istiod's, as recorded from one;
+// which automatic address a host has differs, that it has one does not.
+func TestSameAsIstiod(t *testing.T) {
+	objects, err := os.ReadFile(filepath.Join("testdata", "istiod", "objects.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, f := range map[string]families{"k8s-sotw-default.json": {v4: true}, "k8s-v6only.json": {v6: true}} {
+		t.Run(file, func(t *testing.T) {
+			data, err := os.ReadFile(filepath.Join("testdata", "istiod", file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var recorded api.NameTable
+			if err := protojson.Unmarshal(data, &recorded); err != nil {
+				t.Fatal(err)
+			}
+			for _, info := range recorded.GetTable() {
+				slices.Sort(info.Ips) // istiod's order changes
+			}
+			got := tableOf(t, string(objects), viewKey{namespace: "default", families: f, capture: true})
+			if diff := cmp.Diff(show(&recorded), got); diff != "" {
+				t.Errorf("-istiod +ours\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,160 @@
+package discovery
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// A broken document is named with file, line and field, and the others of the
+// same file count.
+func TestBrokenDocuments(t *testing.T) {
+	const good = "---\napiVersion: v1\nkind: Service\nmetadata: {name: good}\nspec: {clusterIP: 10.0.0.1}\n"
+	for _, tt := range []struct {
+		name, doc string
+		want      string // the first error, as a person sees it
+	}{
+		{"list for a string", "apiVersion: v1\nkind: Service\nmetadata:\n  name: web\nspec:\n  clusterIP: [10.0.0.1]\n",
+			"shop.yaml:12: spec.clusterIP: want a string, got a list"},
+		{"no address", "apiVersion: v1\nkind: Service\nmetadata:\n  name: web\nspec:\n  clusterIP: ten\n",
+			`shop.yaml:12: spec.clusterIP: want an IP address, got "ten"`},
+		{"number for a string", "apiVersion: v1\nkind: Service\nmetadata:\n  name: web\nspec:\n  clusterIP: 10\n",
+			"shop.yaml:12: spec.clusterIP: want a string, got the integer 10"},
+		{"zone", "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 'fe80::1%eth0'}\n",
+			`shop.yaml:10: spec.clusterIP: want an IP address, got "fe80::1%eth0"`},
+		{"clusterIPs", "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec:\n  clusterIPs:\n  - 10.0.0.1\n  - x\n",
+			`shop.yaml:13: spec.clusterIPs[1]: want an IP address, got "x"`},
+		{"None and an address", "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: None, clusterIPs: [10.0.0.1]}\n",
+			"shop.yaml:10: spec.clusterIP: is None for one and an address for another of clusterIP and clusterIPs"},
+		{"type", "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {type: Internal}\n",
+			`shop.yaml:10: spec.type: want ClusterIP, NodePort, LoadBalancer or ExternalName, got "Internal"`},
+		{"boolean", "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {publishNotReadyAddresses: maybe}\n",
+			`shop.yaml:10: spec.publishNotReadyAddresses: want a boolean, got the string "maybe"`},
+		{"selector", "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {selector: {app: [a]}}\n",
+			"shop.yaml:10: spec.selector.app: want a string, got a list"},
+		{"spec", "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: []\n",
+			"shop.yaml:10: spec: want an object, got a list"},
+		{"twice", "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec:\n  clusterIP: 10.0.0.1\n  clusterIP: 10.0.0.2\n",
+			"shop.yaml:12: spec.clusterIP: is there twice, first in line 11"},
+		{"no name", "apiVersion: v1\nkind: Service\nmetadata: {}\n", "shop.yaml:9: metadata.name: is missing"},
+		{"no metadata", "apiVersion: v1\nkind: Service\n", "shop.yaml:7: metadata: is missing"},
+		{"bad name", "apiVersion: v1\nkind: Service\nmetadata: {name: a.b}\n",
+			`shop.yaml:9: metadata.name: want a name of letters, digits and hyphens, got "a.b"`},
+		{"bad namespace", "apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: -x}\n",
+			`shop.yaml:9: metadata.namespace: want a name of letters, digits and hyphens, got "-x"`},
+		{"no kind", "apiVersion: v1\nmetadata: {name: a}\n",
+			"shop.yaml:7: kind: is missing: want Service, EndpointSlice, Pod, ServiceEntry or List"},
+		{"no object", "- a\n", "shop.yaml:7: want an object, got a list"},
+		{"a word", "hello\n", `shop.yaml:7: want an object, got the string "hello"`},
+		{"syntax", "kind: Service\n  oops: x\n", "shop.yaml:8: not valid YAML: mapping values are not allowed in this context"},
+		{"tab", "kind: Service\nspec:\n\tclusterIP: x\n", "shop.yaml:9: not valid YAML: found character that cannot start any token"},
+		{"two values", "{kind: A}\n{kind: B}\n", "shop.yaml:8: not valid YAML: did not find expected <document start>"},
+		{"service exportTo", "apiVersion: v1\nkind: Service\nmetadata: {name: web, annotations: {networking.istio.io/exportTo: 'a,~'}}\n",
+			`shop.yaml:9: metadata.annotations.networking.istio.io/exportTo: want namespaces, ".", "*" or "~" alone, got "~"`},
+		{"exportTo", "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: e}\nspec: {hosts: [a.b], exportTo: ['a b']}\n",
+			`shop.yaml:10: spec.exportTo: want namespaces, ".", "*" or "~" alone, got "a b"`},
+		{"hosts", "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: e}\nspec: {}\n",
+			"shop.yaml:10: spec.hosts: is missing: a ServiceEntry names at least one host"},
+		{"host", "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: e}\nspec: {hosts: ['a..b']}\n",
+			`shop.yaml:10: spec.hosts[0]: want a DNS name or *.suffix, got "a..b"`},
+		{"star", "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: e}\nspec: {hosts: ['*']}\n",
+			`shop.yaml:10: spec.hosts[0]: want a DNS name or *.suffix, got "*"`},
+		{"long label", "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: e}\nspec: {hosts: [" + strings.Repeat("a", 64) + ".b]}\n",
+			"shop.yaml:10: spec.hosts[0]: want a DNS name or *.suffix, got \"" + strings.Repeat("a", 64) + ".b\""},
+		{"empty host", "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: e}\nspec: {hosts: [null]}\n",
+			"shop.yaml:10: spec.hosts[0]: is empty"},
+		{"addresses", "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: e}\nspec: {hosts: [a.b], addresses: [10.0.0.0/33]}\n",
+			`shop.yaml:10: spec.addresses[0]: want an IP address or a CIDR, got "10.0.0.0/33"`},
+		{"resolution", "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: e}\nspec: {hosts: [a.b], resolution: dns}\n",
+			`shop.yaml:10: spec.resolution: want NONE, STATIC, DNS, DNS_ROUND_ROBIN or DYNAMIC_DNS, got "dns"`},
+		{"slice address", "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: s}\nendpoints:\n- addresses:\n  - 1.2.3\n",
+			`shop.yaml:12: endpoints[0].addresses[0]: want an IP address, got "1.2.3"`},
+		{"slice type", "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: s}\naddressType: MAC\n",
+			`shop.yaml:10: addressType: want IPv4, IPv6 or FQDN, got "MAC"`},
+		{"slice hostname", "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: s}\nendpoints: [{hostname: a.b, addresses: [10.0.0.1]}]\n",
+			`shop.yaml:10: endpoints[0].hostname: want a DNS label, got "a.b"`},
+		{"pod", "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {hostname: a.b}\nstatus: {podIPs: [{ip: x}]}\n",
+			`shop.yaml:11: status.podIPs[0].ip: want an IP address, got "x"`},
+		{"list item", "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Service\n  metadata: {name: a}\n  spec: {clusterIP: 1}\n",
+			"shop.yaml:13: items[0].spec.clusterIP: want a string, got the integer 1"},
+		{"list in list", "apiVersion: v1\nkind: List\nitems:\n- kind: List\n  items: []\n",
+			"shop.yaml:10: items[0]: a List within a List is not read"},
+		{"alias to itself", "apiVersion: v1\nkind: Service\nmetadata: &m\n  name: *m\n", "shop.yaml:9: metadata.name: want a string, got an object"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := parseFile("shop.yaml", []byte(good+"---\n"+tt.doc+strings.Replace(good, "good", "last", 1)))
+			if len(p.errs) == 0 {
+				t.Fatal("no error")
+			}
+			if got := p.errs[0].Error(); got != tt.want {
+				t.Errorf("got  %s\nwant %s", got, tt.want)
+			}
+			if got := keysOf(p.objects); !cmp.Equal(got, []string{"Service default/good", "Service default/last"}) {
+				t.Errorf("objects %v, want the good ones", got)
+			}
+		})
+	}
+}
+
+func keysOf(objects []object) []string {
+	var out []string
+	for _, o := range objects {
+		out = append(out, o.key.String())
+	}
+	return out
+}
+
+func TestReadableDocuments(t *testing.T) {
+	for _, tt := range []struct {
+		name, doc string
+		want      []string
+		notes     int
+	}{
+		{"nothing", "", nil, 0},
+		{"comments", "# a\n---\n# b\n---\n", nil, 0},
+		{"null", "---\nnull\n", nil, 0},
+		{"directive", "%YAML 1.2\n---\napiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {clusterIP: None}\n...\n", []string{"Service default/a"}, 0},
+		{"byte order mark and CRLF", "\xef\xbb\xbfapiVersion: v1\r\nkind: Pod\r\nmetadata: {name: a}\r\n---\r\napiVersion: v1\r\nkind: Pod\r\nmetadata: {name: b}\r\n",
+			[]string{"Pod default/a", "Pod default/b"}, 0},
+		{"JSON with tabs", "{\n\t\"apiVersion\": \"v1\",\n\t\"kind\": \"Pod\",\n\t\"metadata\": {\"name\": \"a\"}\n}\n", []string{"Pod default/a"}, 0},
+		{"list", "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Pod, metadata: {name: a}}\n- {apiVersion: v1, kind: Secret, metadata: {name: b}}\n",
+			[]string{"Pod default/a"}, 1},
+		{"typed list", "apiVersion: v1\nkind: ServiceList\nitems:\n- {metadata: {name: a}, spec: {clusterIP: None}}\n", []string{"Service default/a"}, 0},
+		{"empty list", "apiVersion: v1\nkind: List\nitems: []\n", nil, 0},
+		{"other kinds", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n---\napiVersion: serving.knative.dev/v1\nkind: Service\nmetadata: {name: a}\n", nil, 2},
+		{"unallocated", "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {selector: {app: a}}\n", []string{"Service default/a"}, 1},
+		{"anchors and merge keys", "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Service\n  metadata: {name: a}\n  spec: &s {clusterIP: None}\n" +
+			"- apiVersion: v1\n  kind: Service\n  metadata: {name: b}\n  spec:\n    <<: *s\n    type: ClusterIP\n", []string{"Service default/a", "Service default/b"}, 0},
+		{"unknown fields", "apiVersion: v1\nkind: Pod\nmetadata: {name: a, managedFields: [{a: 1}]}\nspec: {containers: [{x: y}]}\nstatus: {qosClass: 1}\n", []string{"Pod default/a"}, 0},
+		{"null fields", "apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: null, annotations: ~}\nspec: {clusterIP: None, selector: }\n", []string{"Service default/a"}, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := parseFile("f.yaml", []byte(tt.doc))
+			if len(p.errs) > 0 {
+				t.Errorf("errors: %v", p.errs)
+			}
+			if got := keysOf(p.objects); !cmp.Equal(got, tt.want) {
+				t.Errorf("objects %v, want %v", got, tt.want)
+			}
+			if len(p.notes) != tt.notes {
+				t.Errorf("notes %q, want %d", p.notes, tt.notes)
+			}
+		})
+	}
+}
+
+// Nested aliases that would unfold to millions of nodes are read by the
+// fields that count only.
+func TestAliasBomb(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("apiVersion: v1\nkind: List\na0: &a0 {kind: Pod, metadata: {name: x}}\n")
+	for i := range 40 {
+		fmt.Fprintf(&b, "a%d: &a%d {kind: List, items: [*a%d, *a%d]}\n", i+1, i+1, i, i)
+	}
+	b.WriteString("items: [*a40, *a40]\n")
+	if p := parseFile("bomb.yaml", []byte(b.String())); len(p.errs) == 0 {
+		t.Error("no error")
+	}
+}

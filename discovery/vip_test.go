@@ -1,0 +1,265 @@
+package discovery
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nametap/nametap/api"
+)
+
+func wantHosts(hosts ...string) map[string]bool {
+	out := map[string]bool{}
+	for _, h := range hosts {
+		out[h] = true
+	}
+	return out
+}
+
+// colliding gives n hosts that prefer the same slot.
+func colliding(n int) []string {
+	bySlot := map[uint16][]string{}
+	for i := 0; ; i++ {
+		h := fmt.Sprintf("h%d.example.com", i)
+		slot := preferredSlot(h)
+		if bySlot[slot] = append(bySlot[slot], h); len(bySlot[slot]) == n {
+			return bySlot[slot]
+		}
+	}
+}
+
+func TestSlots(t *testing.T) {
+	for n := range vipUsable {
+		slot := nthSlot(n)
+		if !usableSlot(slot) {
+			t.Fatalf("slot %d is not usable", slot)
+		}
+		for _, a := range []netip.Addr{slotAddr4(slot), slotAddr6(slot)} {
+			if got, ok := addrSlot(a); !ok || got != slot {
+				t.Fatalf("%s is slot %d, %t; want %d", a, got, ok, slot)
+			}
+		}
+	}
+	if a4, a6 := slotAddr4(0x105), slotAddr6(0x105); a4.String() != "240.240.1.5" || a6.String() != "2001:2::105" {
+		t.Errorf("slot 0x105 is %s and %s", a4, a6)
+	}
+	for _, s := range []string{"240.241.0.5", "10.0.0.1", "2001:3::5", "2001:2::1:0:5"} {
+		if slot, ok := addrSlot(netip.MustParseAddr(s)); ok {
+			t.Errorf("%s is said to be slot %d", s, slot)
+		}
+	}
+}
+
+func TestVIPCollisions(t *testing.T) {
+	hosts := colliding(3)
+	var v vips
+	first := v.allocate(wantHosts(hosts[2]), nil)
+	if first.slots[hosts[2]] != preferredSlot(hosts[2]) {
+		t.Error("alone, a host is not on its preferred slot")
+	}
+	all := v.allocate(wantHosts(hosts...), nil)
+	if all.slots[hosts[2]] != first.slots[hosts[2]] {
+		t.Error("a newcomer moved an older host")
+	}
+	seen := map[uint16]bool{}
+	for _, slot := range all.slots {
+		seen[slot] = true
+	}
+	if len(seen) != 3 {
+		t.Errorf("3 hosts share %d slots", len(seen))
+	}
+
+	// One goes and comes back, with others wanting its place meanwhile.
+	v.allocate(wantHosts(hosts[0], hosts[1]), nil)
+	v.allocate(wantHosts(hosts[0], hosts[1], "new.example.com"), nil)
+	again := v.allocate(wantHosts(hosts...), nil)
+	if again.slots[hosts[2]] != first.slots[hosts[2]] {
+		t.Error("a host that came back has another slot")
+	}
+
+	// In memory the outcome depends on the hosts only.
+	var fresh vips
+	if diff := cmp.Diff(fresh.allocate(wantHosts(hosts...), nil).slots, (&vips{}).allocate(wantHosts(hosts...), nil).slots); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestClaimedSlots(t *testing.T) {
+	host := "a.example.com"
+	slot := preferredSlot(host)
+	var v vips
+	a := v.allocate(wantHosts(host), map[uint16]bool{slot: true})
+	if a.slots[host] == slot {
+		t.Error("a claimed slot was given out")
+	}
+	later := v.allocate(wantHosts(host), map[uint16]bool{a.slots[host]: true})
+	if later.slots[host] == a.slots[host] || fmt.Sprint(later.moved) != "["+host+"]" {
+		t.Errorf("an address that was claimed later stays with the host; moved %v", later.moved)
+	}
+	claims := buildClaims(parseFile("f", []byte(entry("e", "hosts: [x.y], addresses: [240.240.1.5, '2001:2::207/128', 192.0.2.1]"))).objects, "d")
+	if diff := cmp.Diff(map[uint16]bool{0x105: true, 0x207: true}, claimedSlots(claims)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// When all slots are used, those of hosts that went away go first, the
+// longest away first of all.
+func TestVIPsExhausted(t *testing.T) {
+	hosts := map[string]bool{}
+	for i := range vipUsable {
+		hosts[fmt.Sprintf("h%d", i)] = true
+	}
+	var v vips
+	a := v.allocate(hosts, nil)
+	if len(a.slots) != vipUsable || len(a.without) != 0 {
+		t.Fatalf("%d of %d hosts got a slot", len(a.slots), vipUsable)
+	}
+	hosts["newcomer"] = true
+	if a = v.allocate(hosts, nil); fmt.Sprint(a.without) != "[newcomer]" {
+		t.Fatalf("without a slot: %v", a.without)
+	}
+	before := maps.Clone(v.byHost)
+	delete(hosts, "newcomer")
+	delete(hosts, "h7")
+	v.allocate(hosts, nil)
+	delete(hosts, "h3")
+	v.allocate(hosts, nil)
+	hosts["newcomer"] = true
+	if a = v.allocate(hosts, nil); a.slots["newcomer"] != before["h7"].Slot {
+		t.Errorf("newcomer got slot %d, want that of h7, %d", a.slots["newcomer"], before["h7"].Slot)
+	}
+}
+
+// vipEntry is a ServiceEntry whose hosts want automatic addresses.
+func vipEntry(hosts ...string) string {
+	return entry("vips", "hosts: ["+strings.Join(hosts, ", ")+"], resolution: DNS")
+}
+
+func ipsOf(t *testing.T, table *api.NameTable) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	for host, info := range table.GetTable() {
+		out[host] = strings.Join(info.GetIps(), " ")
+	}
+	return out
+}
+
+// A host keeps its address over restarts, whatever else comes and goes, also
+// where a newcomer wants the same slot and sorts first.
+func TestVIPsSurviveRestarts(t *testing.T) {
+	hosts := colliding(4)
+	dir, state := t.TempDir(), filepath.Join(t.TempDir(), "new", "state")
+	want := map[string]string{}
+	for i := len(hosts); i > 0; i-- {
+		write(t, dir, "e.yaml", vipEntry(hosts[i-1:]...))
+		r := start(t, Config{ConfigDir: dir, StateDir: state})
+		c := openDelta(t, r, node(t, "shop"), nil)
+		got := ipsOf(t, c.next().tables[""])
+		for host, ips := range want {
+			if got[host] != ips {
+				t.Errorf("%s moved from %s to %s", host, ips, got[host])
+			}
+		}
+		want = got
+		r.stop()
+	}
+	if len(want) != 4 {
+		t.Fatalf("%d hosts, want 4", len(want))
+	}
+
+	// Deleted in one life, added again in the next.
+	write(t, dir, "e.yaml", vipEntry("other.example.com"))
+	start(t, Config{ConfigDir: dir, StateDir: state}).stop()
+	write(t, dir, "e.yaml", vipEntry(hosts...))
+	r := start(t, Config{ConfigDir: dir, StateDir: state})
+	got := ipsOf(t, openDelta(t, r, node(t, "shop"), nil).next().tables[""])
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("after delete and add\n%s", diff)
+	}
+
+	// The command's view is the same, and writes nothing.
+	table, errs, err := Table(Config{ConfigDir: dir, StateDir: state}, "shop")
+	if err != nil || len(errs) > 0 {
+		t.Fatal(err, errs)
+	}
+	if diff := cmp.Diff(want, ipsOf(t, table)); diff != "" {
+		t.Errorf("Table\n%s", diff)
+	}
+}
+
+func TestDNSCaptureMetadata(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "e.yaml", vipEntry("a.example.com")+entry("e", "hosts: [b.example.com], addresses: [192.0.2.1]"))
+	r := start(t, Config{ConfigDir: dir})
+	for value, want := range map[string]int{"": 2, "true": 2, "false": 1, "yes": 1} {
+		n := node(t, "shop", metaDNSCapture, value)
+		if value == "" {
+			delete(n.Metadata.Fields, metaDNSCapture)
+		}
+		if got := len(openSotw(t, r, n).next().tables["0"].GetTable()); got != want {
+			t.Errorf("DNS_CAPTURE %q: %d hosts, want %d", value, got, want)
+		}
+	}
+}
+
+func TestDamagedState(t *testing.T) {
+	dir, state := t.TempDir(), t.TempDir()
+	write(t, dir, "e.yaml", vipEntry("a.example.com", "b.example.com"))
+	start(t, Config{ConfigDir: dir, StateDir: state}).stop()
+	path := filepath.Join(state, stateFile)
+	good, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The file is indented; its checksum does not depend on that.
+	if v, err := loadVIPs(state); err != nil || len(v.byHost) != 2 {
+		t.Fatalf("own state: %v, %v", v, err)
+	}
+	hosts := `{"a":{"slot":257},"b":{"slot":257}}`
+	unusable := `{"a":{"slot":255}}`
+	for name, data := range map[string]string{
+		"cut":      string(good[:len(good)/2]),
+		"empty":    "",
+		"edited":   strings.Replace(string(good), `"slot": `, `"slot": 1`, 1),
+		"foreign":  `{"format":"other/1"}`,
+		"no hosts": `{"format":"` + stateFormat + `"}`,
+		"shared":   `{"format":"` + stateFormat + `","sum":"` + sum([]byte(hosts)) + `","hosts":` + hosts + `}`,
+		"unusable": `{"format":"` + stateFormat + `","sum":"` + sum([]byte(unusable)) + `","hosts":` + unusable + `}`,
+		"no map":   `{"format":"` + stateFormat + `","sum":"` + sum([]byte("[]")) + `","hosts":[]}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := os.WriteFile(path, []byte(data), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			v, err := loadVIPs(state)
+			if !errors.Is(err, errDamaged) || v == nil || len(v.byHost) != 0 {
+				t.Fatalf("got %v, %v; want nothing and errDamaged", v, err)
+			}
+			if !strings.Contains(err.Error(), path) {
+				t.Errorf("%q does not name the file", err)
+			}
+			if kept, err := os.ReadFile(path + ".damaged"); err != nil || string(kept) != data {
+				t.Errorf("set aside: %q, %v", kept, err)
+			}
+			// The server runs all the same.
+			if err := os.WriteFile(path, []byte(data), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			r := start(t, Config{ConfigDir: dir, StateDir: state})
+			if n := len(openDelta(t, r, node(t, "shop"), nil).next().tables[""].GetTable()); n != 2 {
+				t.Errorf("%d hosts, want 2", n)
+			}
+			r.stop()
+		})
+	}
+	if _, err := New(Config{ConfigDir: dir, StateDir: filepath.Join(path, "below")}); err == nil {
+		t.Error("a state directory below a file is accepted")
+	}
+}
