@@ -1,0 +1,210 @@
+package nds
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+)
+
+const (
+	// The ceiling of the pause before the next connect starts at minPause and
+	// doubles up to maxPause.
+	minPause = 100 * time.Millisecond
+	maxPause = 30 * time.Second
+
+	// connectTimeout bounds lookup, TCP connect and TLS handshake.
+	connectTimeout = 10 * time.Second
+
+	// A peer that went away without a word is noticed after both together.
+	// istiod sends "too_many_pings" to who pings more often than every 15 s.
+	pingAfter   = 20 * time.Second
+	pingTimeout = 10 * time.Second
+)
+
+// ApplyFunc puts a complete set of resources, sorted by name, to use. An error
+// rejects the push: the control plane is told the reason and the set before
+// stays. It is called from one goroutine, never concurrently. It must not keep
+// or change the slice; it may keep the Values, which nobody changes.
+type ApplyFunc func(resources []Resource) error
+
+// Client holds a stream to a control plane. Make one with [New].
+type Client struct {
+	cfg     Config
+	node    *corev3.Node
+	apply   ApplyFunc
+	log     *slog.Logger
+	metrics *metrics
+	ready   chan struct{} // closed by setTable
+
+	// The fields below belong to the goroutine of Run.
+
+	// variant is the one to connect with. It becomes StateOfTheWorld for good
+	// when the control plane turns out not to have the incremental RPC.
+	variant Variant
+	// inUse is the set that apply accepted last, of whatever stream or of the
+	// snapshot; loaded says that there was one. Neither is ever reset.
+	inUse  []Resource
+	loaded bool
+	// unsaved says that inUse is not what the snapshot holds.
+	unsaved bool
+
+	// state is what Status and the metrics read.
+	mu    sync.Mutex
+	state Status
+}
+
+// New returns a client that has not yet connected. It fails if a setting cannot
+// be right, or if the metrics are registered already.
+func New(cfg Config, apply ApplyFunc) (*Client, error) {
+	if apply == nil {
+		return nil, errors.New("no apply function given")
+	}
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	node, err := cfg.Node.proto()
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{
+		cfg:     cfg,
+		node:    node,
+		apply:   apply,
+		log:     cfg.Logger,
+		ready:   make(chan struct{}),
+		variant: cfg.Variant,
+		state:   Status{Address: cfg.Addr, Variant: cfg.Variant.String()},
+	}
+	c.metrics = newMetrics(c.Status)
+	if cfg.Registerer != nil {
+		if err := cfg.Registerer.Register(c.metrics); err != nil {
+			return nil, fmt.Errorf("registering the metrics of the control plane client: %w", err)
+		}
+	}
+	return c, nil
+}
+
+// Ready returns a channel that is closed once a first table, pushed or from the
+// snapshot, is in use.
+func (c *Client) Ready() <-chan struct{} { return c.ready }
+
+// Run uses the snapshot, if there is one, then keeps a stream to the control
+// plane until ctx ends, and returns nil. Nothing it started goes on after that.
+// It must be called only once.
+func (c *Client) Run(ctx context.Context) error {
+	c.restore()
+	failures := 0
+	for {
+		good, err := c.connect(ctx)
+		if ctx.Err() != nil {
+			c.setDisconnected(nil)
+			return nil
+		}
+		if good {
+			failures = 0
+		}
+		c.setDisconnected(err)
+		if c.fallBack(err) {
+			continue
+		}
+		wait := pause(failures, rand.Float64())
+		failures++
+		c.logLost(ctx, good, err, wait)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(wait):
+		}
+		c.countReconnect()
+	}
+}
+
+// connect makes a connection and a stream and stays until they end. It reports
+// whether a push was accepted, and why the stream ended.
+func (c *Client) connect(ctx context.Context) (good bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	conn, err := c.dial()
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = conn.Close() }()
+	w, err := openWire(ctx, conn, c.variant)
+	if err != nil {
+		return false, err
+	}
+	s := &stream{client: c, wire: w}
+	err = s.run()
+	return s.accepted, err
+}
+
+// dial prepares a connection of its own for each attempt, so that the address is
+// looked up and the credentials are read again.
+func (c *Client) dial() (*grpc.ClientConn, error) {
+	opts, err := credentialOptions(c.cfg)
+	if err != nil {
+		return nil, err
+	}
+	opts = append(opts,
+		// The stream is made for the mesh; HTTPS_PROXY is not meant for it.
+		grpc.WithNoProxy(),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(c.cfg.MaxPushBytes)),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
+	)
+	// The system's resolver looks the host up as part of the dial.
+	conn, err := grpc.NewClient("passthrough:///"+c.cfg.Addr, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("preparing the connection to %q: %w", c.cfg.Addr, err)
+	}
+	return conn, nil
+}
+
+// fallBack changes to state-of-the-world if err says that the control plane
+// does not know the incremental variant.
+func (c *Client) fallBack(err error) bool {
+	if c.variant != Incremental || status.Code(err) != codes.Unimplemented {
+		return false
+	}
+	c.log.Warn("control plane has no incremental ADS, using state-of-the-world from now on; --xds=sotw saves the attempt",
+		"address", c.cfg.Addr, "error", err)
+	c.variant = StateOfTheWorld
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.state.Variant = c.variant.String()
+	return true
+}
+
+// pause is the time to wait after so many failures in a row, with full jitter: a
+// random part, from 0 to 1, of a ceiling that doubles.
+func pause(failures int, part float64) time.Duration {
+	ceiling := maxPause
+	if failures < 16 { // 0.1 s doubled 16 times is past any ceiling
+		ceiling = min(maxPause, minPause<<failures)
+	}
+	return time.Duration(part * float64(ceiling))
+}
+
+// logLost says that the stream is gone. istiod ends every stream after 30
+// minutes, so only one that never brought a table is worth a warning.
+func (c *Client) logLost(ctx context.Context, good bool, err error, wait time.Duration) {
+	level := slog.LevelWarn
+	if good {
+		level = slog.LevelInfo
+	}
+	c.log.Log(ctx, level, "no stream to the control plane",
+		"address", c.cfg.Addr, "error", err, "retry_in", wait)
+}
