@@ -1,0 +1,62 @@
+package discovery
+
+import (
+	"io/fs"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/nametap/nametap/examples"
+)
+
+// FuzzParse feeds arbitrary text through everything between a file and the
+// tables. It must end, blame a line that exists, and hand on only what agents
+// can use.
+func FuzzParse(f *testing.F) {
+	err := fs.WalkDir(examples.Files, ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := fs.ReadFile(examples.Files, path)
+		f.Add(string(data))
+		return err
+	})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		p := parseFile("f.yaml", []byte(text))
+		lines := strings.Count(text, "\n") + 2
+		for _, e := range p.errs {
+			if e.File != "f.yaml" || e.Line < 1 || e.Line > lines || e.Msg == "" {
+				t.Errorf("error %+v for %d lines", e, lines)
+			}
+		}
+		snap, _ := snapshotOf(p.objects, DefaultClusterDomain, &vips{})
+		for _, key := range []viewKey{
+			{namespace: "shop", families: bothFamilies, capture: true, merge: true},
+			{namespace: "default", families: families{v4: true}},
+		} {
+			tables := snap.tables(key)
+			merged(t, tables)
+			for name, table := range tables {
+				if _, err := newResource(table); err != nil {
+					t.Errorf("table %q: %v", name, err)
+				}
+				for host, info := range table.GetTable() {
+					if !isHost(host) && len(host) <= maxHostLength {
+						t.Errorf("host %q", host)
+					}
+					if len(info.GetIps()) == 0 {
+						t.Errorf("host %q has no address", host)
+					}
+					for _, ip := range info.GetIps() {
+						if a, err := netip.ParseAddr(ip); err != nil || a.String() != ip {
+							t.Errorf("host %q has address %q", host, ip)
+						}
+					}
+				}
+			}
+		}
+	})
+}

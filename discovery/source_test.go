@@ -1,0 +1,261 @@
+package discovery
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+)
+
+// logBuffer collects what a server logs.
+type logBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *logBuffer) count(s string) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return strings.Count(b.buf.String(), s)
+}
+
+func (b *logBuffer) logger() *slog.Logger { return slog.New(slog.NewTextHandler(b, nil)) }
+
+// eventually waits until ok holds.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// What worked goes on working when somebody breaks it, until it is mended.
+func TestBrokenEditKeepsLastGood(t *testing.T) {
+	const (
+		web  = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\nspec: {clusterIP: 10.0.0.1}\n"
+		cart = "---\napiVersion: v1\nkind: Service\nmetadata: {name: cart, namespace: shop}\nspec: {clusterIP: %s}\n"
+	)
+	dir := t.TempDir()
+	write(t, dir, "shop.yaml", web+fmt.Sprintf(cart, "10.0.0.2"))
+	logs, reg := &logBuffer{}, prometheus.NewRegistry()
+	r := start(t, Config{ConfigDir: dir, Logger: logs.logger(), Registerer: reg})
+	c := openDelta(t, r, node(t, "shop"), nil)
+	c.next()
+	ips := func() string { return fmt.Sprint(ipsOf(t, merged(t, c.state()))) }
+	before := ips()
+
+	// A bad value: the object is named, and its last good form stays.
+	write(t, dir, "shop.yaml", web+fmt.Sprintf(cart, "[10.0.0.3]"))
+	eventually(t, "an error", func() bool { return len(r.Errors()) == 1 })
+	e := r.Errors()[0]
+	if e.Error() != "shop.yaml:9: spec.clusterIP: want a string, got a list" || !e.Kept {
+		t.Errorf("error %q, kept %t", e, e.Kept)
+	}
+	c.quiet()
+	if n := testutil.ToFloat64(r.metrics.broken); n != 1 {
+		t.Errorf("%v errors in the metric", n)
+	}
+
+	// The same document beyond YAML: who it was cannot be told, all of the
+	// file stays; what is readable changes all the same.
+	write(t, dir, "shop.yaml", strings.Replace(web, "10.0.0.1", "10.0.0.9", 1)+"---\n\tnot: [yaml\n")
+	c.next()
+	if got, want := ips(), strings.Replace(before, "10.0.0.1", "10.0.0.9", 1); got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if n := logs.count("broken document"); n != 2 {
+		t.Errorf("%d lines about broken documents, want 2", n)
+	}
+
+	// Touching another file does not say it again.
+	write(t, dir, "other.yaml", svc("new", "clusterIP: 10.0.0.4"))
+	c.next()
+	if n := logs.count("broken document"); n != 2 {
+		t.Errorf("%d lines about broken documents after another edit, want 2", n)
+	}
+
+	// Mended without cart: now it is really gone.
+	write(t, dir, "shop.yaml", web)
+	c.next()
+	if got := ips(); strings.Contains(got, "cart") || len(r.Errors()) != 0 {
+		t.Errorf("after mending: %s, %v", got, r.Errors())
+	}
+	c.quiet()
+}
+
+// A new server has nothing to keep: the broken object is left out.
+func TestBrokenAtStartIsLeftOut(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "sub/a.yaml", svc("web", "clusterIP: x")+svc("cart", "clusterIP: 10.0.0.1"))
+	write(t, dir, "b.yaml", svc("cart", "clusterIP: 10.0.0.2"))
+	table, errs, err := Table(Config{ConfigDir: dir}, "shop")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Of two objects with one name the first file's counts, and the other is said.
+	if got := fmt.Sprint(show(table)); got != "map[cart.shop.svc.cluster.local:Kubernetes cart.shop 10.0.0.2]" {
+		t.Errorf("got %s", got)
+	}
+	want := []string{
+		`sub/a.yaml:2: spec.clusterIP: want an IP address, got "x"`,
+		"sub/a.yaml:4: metadata.name: Service shop/cart is already in b.yaml:2, this one does not count",
+	}
+	if fmt.Sprint(errs) != fmt.Sprint(want) {
+		t.Errorf("got  %q\nwant %q", errs, want)
+	}
+}
+
+func TestNotesAreLoggedOnce(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: b}\n")
+	logs := &logBuffer{}
+	r := start(t, Config{ConfigDir: dir, Logger: logs.logger()})
+	c := openDelta(t, r, node(t, "shop"), nil)
+	c.next()
+	for i := range 3 {
+		write(t, dir, "b.yaml", svc("web", fmt.Sprintf("clusterIP: 10.0.0.%d", i+1)))
+		c.next()
+	}
+	if n := logs.count("ConfigMap"); n != 1 {
+		t.Errorf("%d lines about ConfigMaps, want 1", n)
+	}
+}
+
+// A mounted ConfigMap is a chain of links that Kubernetes swaps in one step.
+func TestConfigMapSwap(t *testing.T) {
+	dir := t.TempDir()
+	version := func(n int) string { return fmt.Sprintf("..2026_01_0%d", n) }
+	put := func(n int) {
+		write(t, filepath.Join(dir, version(n)), "web.yaml", svc("web", fmt.Sprintf("clusterIP: 10.0.0.%d", n)))
+		write(t, filepath.Join(dir, version(n), "sub"), "cart.yaml", svc("cart", fmt.Sprintf("clusterIP: 10.0.1.%d", n)))
+		tmp := filepath.Join(dir, "..data_tmp")
+		if err := os.Symlink(version(n), tmp); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(tmp, filepath.Join(dir, "..data")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(1)
+	for _, name := range []string{"web.yaml", "sub"} {
+		if err := os.Symlink(filepath.Join("..data", name), filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A link to an ancestor must not be followed for ever.
+	if err := os.Symlink(dir, filepath.Join(dir, "loop")); err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, Config{ConfigDir: dir})
+	c := openDelta(t, r, node(t, "shop"), nil)
+	for n := 1; n <= 4; n++ {
+		if n > 1 {
+			put(n)
+			if err := os.RemoveAll(filepath.Join(dir, version(n-1))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want := fmt.Sprintf("map[cart.shop.svc.cluster.local:10.0.1.%d web.shop.svc.cluster.local:10.0.0.%d]", n, n)
+		for {
+			c.next()
+			if got := fmt.Sprint(ipsOf(t, merged(t, c.state()))); got == want {
+				break
+			}
+		}
+	}
+	c.quiet()
+}
+
+// The directory itself may go away and come back; the table stays meanwhile.
+func TestDirectoryGoesAway(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "config")
+	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
+	logs := &logBuffer{}
+	r := start(t, Config{ConfigDir: dir, Logger: logs.logger()})
+	c := openDelta(t, r, node(t, "shop"), nil)
+	c.next()
+	if err := os.Rename(dir, dir+".old"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a line in the log", func() bool { return logs.count("the last tables stay") == 1 })
+	c.quiet()
+	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.2"))
+	c.next()
+	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.3"))
+	c.next()
+	if got := fmt.Sprint(ipsOf(t, merged(t, c.state()))); !strings.Contains(got, "10.0.0.3") {
+		t.Errorf("got %s", got)
+	}
+}
+
+// What cannot be read is an error, and what it held stays.
+func TestUnreadable(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
+	write(t, dir, "sub/b.yaml", svc("cart", "clusterIP: 10.0.0.2"))
+	s := newSource(dir)
+	if _, err := s.read(); err != nil {
+		t.Fatal(err)
+	}
+	// Links to themselves stand for files that cannot be opened: permissions
+	// do not stop a test that runs as root.
+	for _, name := range []string{"a.yaml", "sub"} {
+		path := filepath.Join(dir, name)
+		if err := os.RemoveAll(path); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(path, path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, err := s.read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.objects) != 2 || len(r.errs) != 2 {
+		t.Errorf("%d objects, errors %v; want 2 and 2", len(r.objects), r.errs)
+	}
+	if got := r.errs[0].Error(); !strings.HasPrefix(got, "a.yaml: cannot be read: ") {
+		t.Errorf("got %q", got)
+	}
+}
+
+// Under constant edits a build still happens.
+func TestDebounceIsBounded(t *testing.T) {
+	dir := t.TempDir()
+	r := start(t, Config{ConfigDir: dir, Debounce: 50 * time.Millisecond})
+	c := openDelta(t, r, node(t, "shop"), nil)
+	c.next()
+	stop := make(chan struct{})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			case <-time.After(10 * time.Millisecond):
+				_ = os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(svc("web", fmt.Sprintf("clusterIP: 10.0.0.%d", i%250+1))), 0o644)
+			}
+		}
+	}()
+	c.next()
+	close(stop)
+	<-done
+}
