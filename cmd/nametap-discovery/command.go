@@ -6,12 +6,15 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"runtime/debug"
+	"os"
+	"runtime"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/discovery"
+	"github.com/nametap/nametap/internal/settings"
+	"github.com/nametap/nametap/internal/version"
 )
 
 // Exit codes.
@@ -40,9 +43,12 @@ type options struct {
 	stateDirGiven bool
 }
 
-// addFlags defines every flag of serving, once.
+// addFlags defines every flag, once. Every command has them all, as the
+// environment may set any of them whatever the command.
 func (o *options) addFlags(f *pflag.FlagSet) {
-	o.addSourceFlags(f)
+	f.StringVar(&o.configDir, "config-dir", "", "`directory` of Services, EndpointSlices, Pods and ServiceEntries (required)")
+	f.StringVar(&o.clusterDomain, "cluster-domain", discovery.DefaultClusterDomain, "`domain` of Services")
+	f.StringVar(&o.stateDir, "state-dir", defaultStateDir, "`directory` that remembers automatic VIPs; empty keeps them in memory")
 	f.StringVar(&o.grpcAddr, "grpc-addr", ":15010", "`address` to serve name tables on (ADS, plaintext)")
 	f.StringVar(&o.httpAddr, "http-addr", ":15014", "`address` for /healthz/ready, /healthz/live, /metrics and /debug/errors; empty for none")
 	f.StringVar(&o.logLevel, "log-level", "info", "least important `level` to log: debug, info, warn or error")
@@ -50,11 +56,13 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.forNamespace, "for-namespace", "default", "`namespace` of the client whose table --print-table prints")
 }
 
-// addSourceFlags defines the flags that say what to build.
-func (o *options) addSourceFlags(f *pflag.FlagSet) {
-	f.StringVar(&o.configDir, "config-dir", "", "`directory` of Services, EndpointSlices, Pods and ServiceEntries (required)")
-	f.StringVar(&o.clusterDomain, "cluster-domain", discovery.DefaultClusterDomain, "`domain` of Services")
-	f.StringVar(&o.stateDir, "state-dir", defaultStateDir, "`directory` that remembers automatic VIPs; empty keeps them in memory")
+// resolve adds what the environment sets.
+func (o *options) resolve(f *pflag.FlagSet) error {
+	if err := settings.Resolve(f, os.Environ()); err != nil {
+		return usageError{err}
+	}
+	o.stateDirGiven = f.Changed("state-dir")
+	return nil
 }
 
 // usageError is an error in what was asked, not in doing it.
@@ -90,7 +98,9 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		Short: "Serve the Services and ServiceEntries of a directory to nametap or Istio agents",
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.stateDirGiven = cmd.Flags().Changed("state-dir")
+			if err := o.resolve(cmd.Flags()); err != nil {
+				return err
+			}
 			if o.printTable {
 				return printTable(o, stdout, stderr)
 			}
@@ -100,7 +110,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		SilenceUsage:      true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{settings.FlagError(err)} })
 	o.addFlags(root.Flags())
 	root.AddCommand(newTable(stdout, stderr), newVersion(stdout))
 	return root
@@ -121,12 +131,16 @@ func newTable(stdout, stderr io.Writer) *cobra.Command {
 		Short: "Build once and print the table of a namespace as JSON",
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.stateDirGiven = cmd.Flags().Changed("state-dir")
+			if err := o.resolve(cmd.Flags()); err != nil {
+				return err
+			}
 			return printTable(o, stdout, stderr)
 		},
 	}
-	o.addSourceFlags(cmd.Flags())
-	cmd.Flags().StringVar(&o.forNamespace, "for-namespace", "default", "`namespace` of the client")
+	o.addFlags(cmd.Flags())
+	for _, name := range []string{"grpc-addr", "http-addr", "log-level", "print-table"} {
+		cmd.Flags().Lookup(name).Hidden = true // of no use here
+	}
 	return cmd
 }
 
@@ -136,28 +150,10 @@ func newVersion(stdout io.Writer) *cobra.Command {
 		Short: "Print the version",
 		Args:  noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			_, err := fmt.Fprintln(stdout, "nametap-discovery", version())
+			_, err := fmt.Fprintf(stdout, "nametap-discovery %s (%s)\n", version.String(), runtime.Version())
 			return err
 		},
 	}
-}
-
-// version is the module's, or the commit that was built.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "(unknown)"
-	}
-	v := info.Main.Version
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" && (v == "" || v == "(devel)") {
-			v = s.Value
-		}
-	}
-	if v == "" {
-		v = "(devel)"
-	}
-	return v + " " + info.GoVersion
 }
 
 // config checks the options and turns them into the server's.

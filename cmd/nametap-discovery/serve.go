@@ -146,7 +146,8 @@ func printTable(o options, stdout, stderr io.Writer) error {
 		}
 	}
 	if len(broken) > 0 {
-		return fmt.Errorf("%d errors in %s: the objects named above are not in the table; mend them", len(broken), o.configDir)
+		return fmt.Errorf("broken documents in %s (errors: %d): the objects named above are not in the table; mend them",
+			o.configDir, len(broken))
 	}
 	return nil
 }

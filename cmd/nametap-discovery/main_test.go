@@ -1,0 +1,115 @@
+package main
+
+import (
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/nametap/nametap/examples"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"nametap-discovery": main})
+}
+
+// TestScripts runs the real command as users do.
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata/script",
+		Setup: func(e *testscript.Env) error {
+			return os.CopyFS(e.Getenv("WORK")+"/examples", examples.Files)
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"logged": cmdLogged,
+			"get":    cmdGet,
+			"term":   cmdTerm,
+		},
+	})
+}
+
+// The default state directory is given up with a warning if it cannot be had;
+// one that was asked for is not (testdata/script/usage.txtar).
+func TestUsableStateDir(t *testing.T) {
+	var log strings.Builder
+	logger := slog.New(slog.NewTextHandler(&log, nil))
+	dir := filepath.Join(t.TempDir(), "new")
+	if got := usableStateDir(dir, logger); got != dir || log.Len() > 0 {
+		t.Errorf("got %q and said %q for a directory that can be made", got, log.String())
+	}
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := usableStateDir(filepath.Join(file, "below"), logger); got != "" {
+		t.Errorf("got %q for a directory below a file", got)
+	}
+	for _, want := range []string{"kept in memory only", "--state-dir", file} {
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("%q does not say %q", log.String(), want)
+		}
+	}
+}
+
+const patience = 10 * time.Second
+
+// cmdLogged waits until a file that a command writes holds a text: "logged
+// FILE TEXT". With a third argument it sets that variable to what follows the
+// text up to the next space.
+func cmdLogged(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 || len(args) > 3 {
+		ts.Fatalf("usage: logged FILE TEXT [VARIABLE]")
+	}
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		data, err := os.ReadFile(ts.MkAbs(args[0]))
+		_, after, found := strings.Cut(string(data), args[1])
+		if err != nil || !found || !strings.Contains(after, "\n") {
+			continue
+		}
+		if len(args) == 3 {
+			ts.Setenv(args[2], strings.Fields(after)[0])
+		}
+		return
+	}
+	ts.Fatalf("%s never held %q:\n%s", args[0], args[1], ts.ReadFile(args[0]))
+}
+
+// cmdGet fetches a page until it has a status: "get STATUS URL [TEXT]".
+func cmdGet(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 || len(args) > 3 {
+		ts.Fatalf("usage: get STATUS URL [TEXT]")
+	}
+	var last string
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		resp, err := http.Get(args[1])
+		if err != nil {
+			last = err.Error()
+			continue
+		}
+		body, err := io.ReadAll(resp.Body)
+		ts.Check(err)
+		ts.Check(resp.Body.Close())
+		last = resp.Status + "\n" + string(body)
+		if strings.HasPrefix(resp.Status, args[0]) && (len(args) < 3 || strings.Contains(string(body), args[2])) {
+			return
+		}
+	}
+	ts.Fatalf("%s: %s", args[1], last)
+}
+
+// cmdTerm sends SIGTERM to a background command: "term NAME".
+func cmdTerm(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: term NAME")
+	}
+	for _, c := range ts.BackgroundCmds() {
+		ts.Check(c.Process.Signal(syscall.SIGTERM))
+	}
+}
