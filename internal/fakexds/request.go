@@ -8,6 +8,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/metadata"
 )
 
 // Request is one request as it came. One of Delta and SotW is set.
@@ -16,8 +17,8 @@ type Request struct {
 	Stream int
 	// Version is that of the push the request answers, "" if it answers none.
 	Version string
-	// Authorization is the header the stream brought.
-	Authorization string
+	// Header is the metadata the stream brought.
+	Header metadata.MD
 
 	Delta *discoveryv3.DeltaDiscoveryRequest
 	SotW  *discoveryv3.DiscoveryRequest

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"strconv"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -15,8 +16,8 @@ import (
 
 // stream is one open stream of either variant.
 type stream struct {
-	id            int
-	authorization string
+	id     int
+	header metadata.MD
 
 	// Guarded by Server.mu. queue holds what is to be sent; wake has a token
 	// when it may not be empty. subscribed is set by the first request.
@@ -116,13 +117,10 @@ func (s *Server) serve(ctx context.Context, v variant) error {
 // open registers a stream, if its token is right.
 func (s *Server) open(ctx context.Context) (*stream, error) {
 	st := &stream{wake: make(chan struct{}, 1), ended: make(chan error, 1)}
-	md, _ := metadata.FromIncomingContext(ctx)
-	if values := md.Get("authorization"); len(values) > 0 {
-		st.authorization = values[0]
-	}
+	st.header, _ = metadata.FromIncomingContext(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.token != "" && st.authorization != "Bearer "+s.token {
+	if s.token != "" && !slices.Equal(st.header.Get("authorization"), []string{"Bearer " + s.token}) {
 		return nil, status.Error(codes.Unauthenticated, "authentication failure")
 	}
 	s.streamCount++
@@ -150,7 +148,7 @@ func (s *Server) receive(st *stream, v variant) {
 			st.end(err)
 			return
 		}
-		req.Stream, req.Authorization = st.id, st.authorization
+		req.Stream, req.Header = st.id, st.header
 		if err := s.record(st, req, v); err != nil {
 			st.end(err)
 			return
