@@ -124,6 +124,17 @@ func (c *cache) CreateWatch(req *cachev3.Request, sub cachev3.Subscription, out 
 	first := req.GetResponseNonce() == ""
 	return c.watch(req.GetTypeUrl(), req.GetNode(), func(v *view) bool {
 		names, versions := v.selected(sub)
+		if version, unnamed := versions[""]; unnamed {
+			// With every request the server forgets what was sent under names
+			// that are not asked for; remembered as "" alone, the table would
+			// be sent again on each acknowledgement.
+			for name := range sub.SubscribedResources() {
+				versions[name] = version
+			}
+			if !sub.IsWildcard() {
+				delete(versions, "")
+			}
+		}
 		if !first && maps.Equal(versions, sub.ReturnedResources()) {
 			return false
 		}
@@ -167,13 +178,14 @@ func (c *cache) CreateDeltaWatch(
 }
 
 // selected gives the names that a subscription covers, sorted, and their
-// versions. The unnamed table goes to everyone: a client that does not merge
-// cannot ask for it by name, and istiod ignores names too.
+// versions. The unnamed table goes to everyone who asks for anything: a client
+// that does not merge cannot ask for it by name, and istiod ignores names too.
 func (v *view) selected(sub cachev3.Subscription) ([]string, map[string]string) {
 	var names []string
 	versions := map[string]string{}
+	asked := sub.SubscribedResources()
 	for name, r := range v.resources {
-		if _, named := sub.SubscribedResources()[name]; named || name == "" || sub.IsWildcard() {
+		if _, named := asked[name]; named || sub.IsWildcard() || (name == "" && len(asked) > 0) {
 			names = append(names, name)
 			versions[name] = r.version
 		}

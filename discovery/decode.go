@@ -17,10 +17,13 @@ const maxAliasDepth = 16
 type document struct {
 	file   string
 	offset int // lines before the document in its file
+	lines  int // lines of the document
 	errs   []DocumentError
 }
 
 func (d *document) fail(line int, field, format string, args ...any) {
+	// YAML counts line breaks that editors do not, such as U+2028.
+	line = min(line, d.lines)
 	e := DocumentError{File: d.file, Line: d.offset + line, Field: field, Msg: fmt.Sprintf(format, args...)}
 	if !slices.Contains(d.errs, e) {
 		d.errs = append(d.errs, e)

@@ -66,7 +66,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	return m, nil
 }
 
-// counts are what a build found, for metrics and the log.
+// observe publishes what a build found.
 func (m *metrics) observe(r reading, snap *snapshot, a allocation) {
 	kinds := map[string]int{kindService: 0, kindEndpointSlice: 0, kindPod: 0, kindServiceEntry: 0}
 	for _, o := range r.objects {

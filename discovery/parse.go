@@ -88,7 +88,7 @@ func (p *parsed) parseDocument(name string, c chunk) {
 	if isBlank(c.text) {
 		return
 	}
-	doc := &document{file: name, offset: c.offset}
+	doc := &document{file: name, offset: c.offset, lines: bytes.Count(c.text, []byte("\n")) + 1}
 	var node yaml.Node
 	dec := yaml.NewDecoder(bytes.NewReader(c.text))
 	err := dec.Decode(&node)
@@ -136,7 +136,7 @@ func yamlError(err error) (line int, msg string) {
 // parseObject reads an object or a list of objects. Within a list of one kind
 // (ServiceList) the elements may leave their kind out: listKind is it.
 func (p *parsed) parseObject(root field, listKind string) {
-	doc := &document{file: root.doc.file, offset: root.doc.offset}
+	doc := &document{file: root.doc.file, offset: root.doc.offset, lines: root.doc.lines}
 	root.doc = doc
 	apiVersion, kind := root.get("apiVersion").str(), root.get("kind").str()
 	if kind == "" && len(doc.errs) == 0 && listKind != "" {

@@ -216,8 +216,10 @@ func (s *Server) follow(ctx context.Context, w *watcher) error {
 		if err := w.wait(ctx, next); err != nil {
 			return fmt.Errorf("watching %s: %w", s.cfg.ConfigDir, err)
 		}
-		if ctx.Err() != nil {
+		select {
+		case <-ctx.Done():
 			return nil
+		default:
 		}
 		next = rescanEvery
 		for again := true; again && ctx.Err() == nil; {

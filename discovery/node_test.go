@@ -1,0 +1,75 @@
+package discovery
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/types/known/structpb"
+)
+
+func TestParseNode(t *testing.T) {
+	v4, v6 := families{v4: true}, families{v6: true}
+	for _, tt := range []struct {
+		name, id string
+		meta     map[string]any
+		want     viewKey
+	}{
+		{"id alone", "sidecar~10.0.0.1~web-0.shop~shop.svc.cluster.local", nil, viewKey{namespace: "shop", families: v4, capture: true}},
+		{"pod with dots", "sidecar~10.0.0.1~a.b.c.shop~x", nil, viewKey{namespace: "shop", families: v4, capture: true}},
+		{"metadata beats the id", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"NAMESPACE": "data", "INSTANCE_IPS": ""},
+			viewKey{namespace: "data", families: v4, capture: true}},
+		{"IPv6", "sidecar~fd00::1~web-0.shop~x", nil, viewKey{namespace: "shop", families: v6, capture: true}},
+		{"dual", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"INSTANCE_IPS": "10.0.0.1, fd00::1"}, viewKey{namespace: "shop", families: bothFamilies, capture: true}},
+		{"link-local does not count", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"INSTANCE_IPS": "10.0.0.1,fe80::1,::1"}, viewKey{namespace: "shop", families: v4, capture: true}},
+		{"mapped", "sidecar~::ffff:10.0.0.1~web-0.shop~x", nil, viewKey{namespace: "shop", families: v4, capture: true}},
+		{"unknown families", "sidecar~0.0.0.0~web-0.shop~x", nil, viewKey{namespace: "shop", families: bothFamilies, capture: true}},
+		{"loopback", "sidecar~127.0.0.1~web-0.shop~x", nil, viewKey{namespace: "shop", families: bothFamilies, capture: true}},
+		{"switches", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"DNS_CAPTURE": "false", "NAMETAP_MERGE": "true"}, viewKey{namespace: "shop", families: v4, merge: true}},
+		{"other metadata is nobody's business", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"PORT": 1, "LABELS": map[string]any{"a": "b"}}, viewKey{namespace: "shop", families: v4, capture: true}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			meta, err := structpb.NewStruct(tt.meta)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := parseNode(&corev3.Node{Id: tt.id, Metadata: meta})
+			if err != nil || got != tt.want {
+				t.Errorf("got %+v, %v\nwant %+v", got, err, tt.want)
+			}
+		})
+	}
+}
+
+// The node that Istio's own agent sends is understood.
+func TestIstioAgentNode(t *testing.T) {
+	data, err := os.ReadFile(filepath.Join("testdata", "istiod", "agent-node.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var n corev3.Node
+	if err := protojson.Unmarshal(data, &n); err != nil {
+		t.Fatal(err)
+	}
+	want := viewKey{namespace: "default", families: bothFamilies, capture: true}
+	if got, err := parseNode(&n); err != nil || got != want {
+		t.Errorf("got %+v, %v; want %+v", got, err, want)
+	}
+	// And it gets one table, in both variants.
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", svc("a", "clusterIP: 10.0.0.1")+svcYAML("b", "b", "10.0.0.2"))
+	r := start(t, Config{ConfigDir: dir})
+	for _, variant := range []string{variantSotw, variantDelta} {
+		p := open(t, variant, r, &n).next()
+		if len(p.tables) != 1 {
+			t.Errorf("%s: %d resources, want 1", variant, len(p.tables))
+		}
+		for _, table := range p.tables {
+			if len(table.GetTable()) != 2 {
+				t.Errorf("%s: %v", variant, table)
+			}
+		}
+	}
+}

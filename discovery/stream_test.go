@@ -1,0 +1,100 @@
+package discovery
+
+import (
+	"fmt"
+	"testing"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+)
+
+// Istio's agent hands on what its Envoy asks for on the same stream. That is
+// not answered, and does no harm to the name tables.
+func TestForeignTypesAreLeftUnanswered(t *testing.T) {
+	const clusters = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", svc("a", "clusterIP: 10.0.0.1"))
+	r := start(t, Config{ConfigDir: dir})
+
+	sotw, err := r.dial(t).StreamAggregatedResources(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, url := range []string{clusters, typeURL} {
+		if err := sotw.Send(&discoveryv3.DiscoveryRequest{Node: node(t, "shop"), TypeUrl: url}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if resp, err := sotw.Recv(); err != nil || resp.GetTypeUrl() != typeURL {
+		t.Errorf("sotw: got %v, %v", resp, err)
+	}
+
+	delta, err := r.dial(t).DeltaAggregatedResources(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, url := range []string{clusters, typeURL} {
+		if err := delta.Send(&discoveryv3.DeltaDiscoveryRequest{Node: node(t, "shop"), TypeUrl: url}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if resp, err := delta.Recv(); err != nil || resp.GetTypeUrl() != typeURL {
+		t.Errorf("delta: got %v, %v", resp, err)
+	}
+}
+
+// A merging client may name the namespaces that it wants; one that does not
+// merge gets its table whatever it names, as from istiod.
+func TestSubscribedNames(t *testing.T) {
+	dir := t.TempDir()
+	for _, namespace := range []string{"a", "b", "c"} {
+		write(t, dir, namespace+".yaml", svcYAML(namespace, "x", "10.0.0.1"))
+	}
+	r := start(t, Config{ConfigDir: dir})
+	for _, tt := range []struct {
+		merge string
+		names []string
+		want  int
+	}{
+		{"true", nil, 3}, {"true", []string{"*"}, 3}, {"true", []string{"a", "c"}, 2}, {"false", []string{"a", "c"}, 1},
+	} {
+		c := openSotw(t, r, node(t, "a", metaMerge, tt.merge), tt.names...)
+		if got := len(c.next().tables); got != tt.want {
+			t.Errorf("merge %s, names %v: %d resources, want %d", tt.merge, tt.names, got, tt.want)
+		}
+		c.quiet()
+	}
+}
+
+// Each client has its own view; an edit wakes only those who see it.
+func TestOnlyThoseWhoSeeItAreWoken(t *testing.T) {
+	dir := t.TempDir()
+	private := func(ip string) string {
+		return entry("e", "hosts: [a.example.com], addresses: ["+ip+"], exportTo: ['.']")
+	}
+	write(t, dir, "a.yaml", private("192.0.2.1"))
+	r := start(t, Config{ConfigDir: dir})
+	shop, data := openSotw(t, r, node(t, "shop")), openDelta(t, r, node(t, "data"), nil)
+	shop.next()
+	data.next()
+	shop.quiet() // both acknowledgements are in
+	write(t, dir, "a.yaml", private("192.0.2.2"))
+	if got := fmt.Sprint(ipsOf(t, shop.next().tables["0"])); got != "map[a.example.com:192.0.2.2]" {
+		t.Errorf("got %s", got)
+	}
+	data.quiet()
+	if got := len(merged(t, data.state()).GetTable()); got != 0 {
+		t.Errorf("data sees %d hosts, want none", got)
+	}
+}
+
+// Streams end when the server does, and a client finds the next server with
+// what it had.
+func TestStopEndsStreams(t *testing.T) {
+	r := start(t, Config{ConfigDir: t.TempDir()})
+	c := openDelta(t, r, node(t, "shop"), nil)
+	c.next()
+	r.stop()
+	if err := c.err(); err == nil {
+		t.Error("the stream goes on")
+	}
+}
