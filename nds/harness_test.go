@@ -1,0 +1,336 @@
+package nds_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/internal/fakexds"
+	"github.com/nametap/nametap/nds"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// harness is a client that runs against a fake control plane.
+type harness struct {
+	t      *testing.T
+	ctx    context.Context // bounds every wait, so that a lost event fails the test
+	server *fakexds.Server
+	client *nds.Client
+	logs   *logLines
+	// applied has every set that the client put to use, in order.
+	applied chan []nds.Resource
+	stop    func()
+}
+
+// options says how a harness differs from a plaintext, incremental client of a
+// fresh server that accepts everything.
+type options struct {
+	server *fakexds.Server
+	config func(*nds.Config)
+	// apply is asked before a set counts as applied.
+	apply nds.ApplyFunc
+}
+
+// start runs a client until the test ends or stop is called.
+func start(t *testing.T, o options) *harness {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	h := &harness{t: t, ctx: ctx, server: o.server, logs: newLogLines(), applied: make(chan []nds.Resource, 100)}
+	if h.server == nil {
+		h.server = fakexds.Start(t, fakexds.Options{})
+	}
+	cfg := testConfig(h.server.Addr())
+	cfg.Logger = slog.New(slog.NewTextHandler(h.logs, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	if o.config != nil {
+		o.config(&cfg)
+	}
+	client, err := nds.New(cfg, func(set []nds.Resource) error {
+		if o.apply != nil {
+			if err := o.apply(set); err != nil {
+				return err
+			}
+		}
+		h.applied <- slices.Clone(set)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.client = client
+	runContext, end := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- client.Run(runContext) }()
+	h.stop = sync.OnceFunc(func() {
+		end()
+		if err := <-done; err != nil {
+			t.Errorf("Run returned %v", err)
+		}
+	})
+	t.Cleanup(h.stop)
+	return h
+}
+
+// testConfig is the configuration of a pod of which testNode is the node.
+func testConfig(addr string) nds.Config {
+	return nds.Config{
+		Addr:      addr,
+		Plaintext: true,
+		Node: nds.Node{
+			PodName:        "web-0",
+			Namespace:      "shop",
+			IPs:            []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("::ffff:192.0.2.2"), netip.MustParseAddr("fd00::2")},
+			ServiceAccount: "default",
+			Labels:         map[string]string{"app": "web"},
+		},
+	}
+}
+
+// testNode is what the control plane must be told. istiod wants strings where
+// booleans are meant.
+func testNode(t *testing.T) *corev3.Node {
+	t.Helper()
+	metadata, err := structpb.NewStruct(map[string]any{
+		"NAME": "web-0", "NAMESPACE": "shop", "SERVICE_ACCOUNT": "default",
+		"INSTANCE_IPS": "10.0.0.1,192.0.2.2,fd00::2", "CLUSTER_ID": "Kubernetes",
+		"DNS_CAPTURE": "true", "DNS_AUTO_ALLOCATE": "true", "NAMETAP_MERGE": "true",
+		"LABELS": map[string]any{"app": "web"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &corev3.Node{
+		Id:            "sidecar~10.0.0.1~web-0.shop~shop.svc.cluster.local",
+		Metadata:      metadata,
+		UserAgentName: "nametap",
+	}
+}
+
+// sotw makes the client ask for the state of the world.
+func sotw(cfg *nds.Config) { cfg.Variant = nds.StateOfTheWorld }
+
+// bothVariants runs a test against either variant.
+func bothVariants(t *testing.T, f func(*testing.T, nds.Variant)) {
+	t.Helper()
+	for _, v := range []nds.Variant{nds.Incremental, nds.StateOfTheWorld} {
+		t.Run(v.String(), func(t *testing.T) { f(t, v) })
+	}
+}
+
+// variant makes the client start with v.
+func variant(v nds.Variant) func(*nds.Config) {
+	return func(cfg *nds.Config) { cfg.Variant = v }
+}
+
+// wantApplied waits for the next set in use and compares it.
+func (h *harness) wantApplied(want ...nds.Resource) {
+	h.t.Helper()
+	select {
+	case got := <-h.applied:
+		equate := cmp.Transformer("length", func(set []nds.Resource) []nds.Resource { return append([]nds.Resource{}, set...) })
+		if diff := cmp.Diff(want, got, equate); diff != "" {
+			h.t.Fatalf("set in use (-want +got):\n%s", diff)
+		}
+	case <-h.ctx.Done():
+		h.t.Fatalf("no set was applied; log:\n%s", h.logs)
+	}
+}
+
+// wantNothingApplied checks that no set is waiting to be compared. It is meant
+// for after an answer, which is sent later than a set is applied.
+func (h *harness) wantNothingApplied() {
+	h.t.Helper()
+	select {
+	case got := <-h.applied:
+		h.t.Fatalf("applied again: %d resources", len(got))
+	default:
+	}
+}
+
+// wantAnswer waits for the answer to the push with version.
+func (h *harness) wantAnswer(version string) fakexds.Request {
+	h.t.Helper()
+	r, err := h.server.WaitAnswer(h.ctx, version)
+	if err != nil {
+		h.t.Fatalf("%v; log:\n%s", err, h.logs)
+	}
+	return r
+}
+
+// wantACK waits for the answer to the push with version and wants it good.
+func (h *harness) wantACK(version string) {
+	h.t.Helper()
+	if r := h.wantAnswer(version); r.Rejection() != nil {
+		h.t.Fatalf("push %s rejected: %s", version, r.Rejection().GetMessage())
+	}
+}
+
+// wantStatus checks what Status says.
+func (h *harness) wantStatus(check func(nds.Status) bool) {
+	h.t.Helper()
+	if s := h.client.Status(); !check(s) {
+		h.t.Fatalf("status is %+v", s)
+	}
+}
+
+// wantDelta compares all incremental requests so far.
+func (h *harness) wantDelta(want ...*discoveryv3.DeltaDiscoveryRequest) {
+	h.t.Helper()
+	var got []*discoveryv3.DeltaDiscoveryRequest
+	for _, r := range h.server.Requests() {
+		got = append(got, r.Delta)
+	}
+	for _, m := range want {
+		m.TypeUrl = nds.TypeURL
+	}
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+		h.t.Fatalf("requests (-want +got):\n%s", diff)
+	}
+}
+
+// wantSotW compares all state-of-the-world requests so far.
+func (h *harness) wantSotW(want ...*discoveryv3.DiscoveryRequest) {
+	h.t.Helper()
+	var got []*discoveryv3.DiscoveryRequest
+	for _, r := range h.server.Requests() {
+		got = append(got, r.SotW)
+	}
+	for _, m := range want {
+		m.TypeUrl = nds.TypeURL
+	}
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+		h.t.Fatalf("requests (-want +got):\n%s", diff)
+	}
+}
+
+// refused is the error detail of a NACK.
+func refused(reason string) *rpcstatus.Status {
+	return &rpcstatus.Status{Code: int32(codes.InvalidArgument), Message: reason}
+}
+
+// hosts is a table with these hosts.
+func hosts(names ...string) *api.NameTable {
+	table := &api.NameTable{Table: map[string]*api.NameTable_NameInfo{}}
+	for _, name := range names {
+		table.Table[name] = &api.NameTable_NameInfo{Ips: []string{"192.0.2.1"}, Registry: "External"}
+	}
+	return table
+}
+
+// named is the resource the fake control plane makes of a table.
+func named(t *testing.T, name, version string, table *api.NameTable) nds.Resource {
+	t.Helper()
+	value, err := proto.MarshalOptions{Deterministic: true}.Marshal(table)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return nds.Resource{Name: name, Version: version, Value: value}
+}
+
+// plain is the resource that istiod makes of a table.
+func plain(t *testing.T, table *api.NameTable) nds.Resource {
+	t.Helper()
+	return named(t, "", "", table)
+}
+
+// fixture reads a response that istiod sent.
+func fixture(t *testing.T, name string, m proto.Message) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := proto.Unmarshal(data, m); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+}
+
+// logLines keeps what is logged, a line each, and lets a test wait for one.
+type logLines struct {
+	mu      sync.Mutex
+	lines   []string
+	changed chan struct{}
+}
+
+func newLogLines() *logLines { return &logLines{changed: make(chan struct{})} }
+
+// Write takes one line from the log handler.
+func (l *logLines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines, string(bytes.TrimSpace(p)))
+	close(l.changed)
+	l.changed = make(chan struct{})
+	return len(p), nil
+}
+
+// String returns all lines.
+func (l *logLines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Join(l.lines, "\n")
+}
+
+// count returns how many lines hold all parts.
+func (l *logLines) count(parts ...string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.countLocked(parts)
+}
+
+func (l *logLines) countLocked(parts []string) int {
+	n := 0
+	for _, line := range l.lines {
+		missing := func(part string) bool { return !strings.Contains(line, part) }
+		if !slices.ContainsFunc(parts, missing) {
+			n++
+		}
+	}
+	return n
+}
+
+// wait waits until a line holds all parts.
+func (l *logLines) wait(ctx context.Context, parts ...string) error {
+	for {
+		l.mu.Lock()
+		n, changed := l.countLocked(parts), l.changed
+		l.mu.Unlock()
+		if n > 0 {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("no line with %q in the log:\n%s", parts, l)
+		}
+	}
+}
+
+// wantLog waits until a line holds all parts.
+func (h *harness) wantLog(parts ...string) {
+	h.t.Helper()
+	if err := h.logs.wait(h.ctx, parts...); err != nil {
+		h.t.Fatal(err)
+	}
+}

@@ -1,0 +1,411 @@
+package nds_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/internal/fakexds"
+	"github.com/nametap/nametap/nds"
+)
+
+// C1, C2: what istiod sent in the incremental variant, and the whole of what it
+// is answered.
+func TestDialogueIncremental(t *testing.T) {
+	h := start(t, options{})
+	recorded := &discoveryv3.DeltaDiscoveryResponse{}
+	fixture(t, "raw-delta-1.pb", recorded)
+	version := h.server.PushResponses(recorded, nil)
+
+	h.wantApplied(nds.Resource{Value: recorded.GetResources()[0].GetResource().GetValue()})
+	h.wantACK(version)
+	<-h.client.Ready()
+	h.wantStatus(func(s nds.Status) bool {
+		return s.Connected && s.Loaded && !s.Stale && s.Version == version && s.Resources == 1 &&
+			s.Variant == "incremental" && s.Pushes == 1 && s.Nonce == "nonce-1" && s.LastError == ""
+	})
+	h.server.Push(hosts("a.example.com"))
+	h.wantApplied(plain(t, hosts("a.example.com")))
+	h.wantACK("v1")
+	h.wantDelta(
+		&discoveryv3.DeltaDiscoveryRequest{Node: testNode(t)},
+		&discoveryv3.DeltaDiscoveryRequest{ResponseNonce: "nonce-1"},
+		&discoveryv3.DeltaDiscoveryRequest{ResponseNonce: "nonce-2"},
+	)
+}
+
+// C1, C2: the same in state-of-the-world; the second response is the one that
+// istiod sends to a router, an empty table.
+func TestDialogueStateOfTheWorld(t *testing.T) {
+	h := start(t, options{config: sotw})
+	recorded, empty := &discoveryv3.DiscoveryResponse{}, &discoveryv3.DiscoveryResponse{}
+	fixture(t, "raw-sotw-1.pb", recorded)
+	fixture(t, "raw-sotw-empty-router-1.pb", empty)
+
+	version := h.server.PushResponses(nil, recorded)
+	h.wantApplied(nds.Resource{Value: recorded.GetResources()[0].GetValue()})
+	h.wantACK(version)
+	empty.VersionInfo += "-empty"
+	h.wantACK(h.server.PushResponses(nil, empty))
+	h.wantApplied(nds.Resource{})
+	h.wantSotW(
+		&discoveryv3.DiscoveryRequest{Node: testNode(t)},
+		&discoveryv3.DiscoveryRequest{VersionInfo: version, ResponseNonce: "nonce-1"},
+		&discoveryv3.DiscoveryRequest{VersionInfo: version + "-empty", ResponseNonce: "nonce-2"},
+	)
+}
+
+// C2: no incremental RPC.
+func TestFallback(t *testing.T) {
+	server := fakexds.Start(t, fakexds.Options{NoDelta: true})
+	server.Push(hosts("a.example.com"))
+	h := start(t, options{server: server})
+	h.wantApplied(plain(t, hosts("a.example.com")))
+	h.wantACK("v1")
+	h.wantStatus(func(s nds.Status) bool { return s.Variant == "sotw" && s.Reconnects == 0 })
+
+	// It does not ask for the incremental RPC a second time.
+	server.CutStreams(nil)
+	if _, err := server.WaitStream(h.ctx, 2); err != nil {
+		t.Fatal(err)
+	}
+	if n := h.logs.count("no incremental ADS"); n != 1 {
+		t.Fatalf("the fallback was logged %d times:\n%s", n, h.logs)
+	}
+}
+
+// C2: a control plane with neither RPC is asked again, in vain and with pauses.
+func TestNeitherVariant(t *testing.T) {
+	server := fakexds.Start(t, fakexds.Options{Token: "never sent"})
+	h := start(t, options{server: server, config: sotw})
+	h.wantLog("level=WARN", "no stream to the control plane", "Unauthenticated")
+	h.wantStatus(func(s nds.Status) bool { return !s.Connected && strings.Contains(s.LastError, "Unauthenticated") })
+}
+
+// C3: a push that cannot be used is NACKed with the reason and the version
+// before it, and the table stays.
+func TestReject(t *testing.T) {
+	bad := hosts("bad.example.com")
+	refuse := func(set []nds.Resource) error {
+		if strings.Contains(string(set[0].Value), "bad") {
+			return errors.New("the table is bad")
+		}
+		return nil
+	}
+	dialogue := func(t *testing.T, v nds.Variant) *harness {
+		h := start(t, options{config: variant(v), apply: refuse})
+		h.server.Push(hosts("a.example.com"))
+		h.wantApplied(plain(t, hosts("a.example.com")))
+		h.server.Push(bad)
+		h.wantAnswer("v2")
+		h.wantStatus(func(s nds.Status) bool {
+			return s.Version == "v1" && s.Rejected == 1 && s.Pushes == 2 && s.LastError == "the table is bad"
+		})
+		h.server.Push(hosts("b.example.com"))
+		h.wantApplied(plain(t, hosts("b.example.com")))
+		h.wantACK("v3")
+		h.wantStatus(func(s nds.Status) bool { return s.Version == "v3" && s.LastError == "" })
+		h.wantLog("level=WARN", "push rejected", "version=v2", "the table is bad")
+		return h
+	}
+	t.Run("incremental", func(t *testing.T) {
+		dialogue(t, nds.Incremental).wantDelta(
+			&discoveryv3.DeltaDiscoveryRequest{Node: testNode(t)},
+			&discoveryv3.DeltaDiscoveryRequest{ResponseNonce: "nonce-1"},
+			&discoveryv3.DeltaDiscoveryRequest{ResponseNonce: "nonce-2", ErrorDetail: refused("the table is bad")},
+			&discoveryv3.DeltaDiscoveryRequest{ResponseNonce: "nonce-3"},
+		)
+	})
+	t.Run("sotw", func(t *testing.T) {
+		dialogue(t, nds.StateOfTheWorld).wantSotW(
+			&discoveryv3.DiscoveryRequest{Node: testNode(t)},
+			&discoveryv3.DiscoveryRequest{VersionInfo: "v1", ResponseNonce: "nonce-1"},
+			&discoveryv3.DiscoveryRequest{VersionInfo: "v1", ResponseNonce: "nonce-2", ErrorDetail: refused("the table is bad")},
+			&discoveryv3.DiscoveryRequest{VersionInfo: "v3", ResponseNonce: "nonce-3"},
+		)
+	})
+}
+
+// C3: the first push of a stream has no version before it.
+func TestRejectFirst(t *testing.T) {
+	fail := func([]nds.Resource) error { return errors.New("no") }
+	h := start(t, options{config: sotw, apply: fail})
+	h.server.Push(hosts("a.example.com"))
+	h.wantAnswer("v1")
+	h.wantSotW(
+		&discoveryv3.DiscoveryRequest{Node: testNode(t)},
+		&discoveryv3.DiscoveryRequest{ResponseNonce: "nonce-1", ErrorDetail: refused("no")},
+	)
+	select {
+	case <-h.client.Ready():
+		t.Fatal("ready without a table")
+	default:
+	}
+}
+
+// C3: responses that are not NameTables are NACKed before the apply function
+// sees them.
+func TestRejectForeign(t *testing.T) {
+	const other = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
+	good := plain(t, hosts("a.example.com")).Value
+	resource := func(name, typeURL string) *discoveryv3.Resource {
+		return &discoveryv3.Resource{Name: name, Resource: &anypb.Any{TypeUrl: typeURL, Value: good}}
+	}
+	for _, tc := range []struct {
+		name string
+		push *discoveryv3.DeltaDiscoveryResponse
+		want string
+	}{
+		{"response", &discoveryv3.DeltaDiscoveryResponse{TypeUrl: other}, `response of type "` + other + `"`},
+		{"resource", &discoveryv3.DeltaDiscoveryResponse{
+			TypeUrl: nds.TypeURL, Resources: []*discoveryv3.Resource{resource("a", nds.TypeURL), resource("b", other)},
+		}, `resource "b" of type "` + other + `"`},
+		{"no body", &discoveryv3.DeltaDiscoveryResponse{
+			TypeUrl: nds.TypeURL, Resources: []*discoveryv3.Resource{{Name: "a"}},
+		}, `resource "a" of type ""`},
+		{"twice", &discoveryv3.DeltaDiscoveryResponse{
+			TypeUrl: nds.TypeURL, Resources: []*discoveryv3.Resource{resource("", nds.TypeURL), resource("", nds.TypeURL)},
+		}, `resource "" twice`},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			h := start(t, options{})
+			tc.push.SystemVersionInfo = "foreign"
+			r := h.wantAnswer(h.server.PushResponses(tc.push, nil))
+			if !strings.Contains(r.Rejection().GetMessage(), tc.want) {
+				t.Fatalf("rejected with %q, want %q", r.Rejection().GetMessage(), tc.want)
+			}
+			h.wantNothingApplied()
+		})
+	}
+}
+
+// C3: a wrapper that is damaged.
+func TestRejectDamagedWrapper(t *testing.T) {
+	h := start(t, options{config: sotw})
+	wrapper, err := anypb.New(&discoveryv3.Resource{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wrapper.Value = []byte{0xff}
+	r := h.wantAnswer(h.server.PushResponses(nil, &discoveryv3.DiscoveryResponse{
+		VersionInfo: "w", TypeUrl: nds.TypeURL, Resources: []*anypb.Any{wrapper},
+	}))
+	if !strings.Contains(r.Rejection().GetMessage(), "envoy.service.discovery.v3.Resource") {
+		t.Fatalf("rejected with %v", r.Rejection())
+	}
+}
+
+// C3: a reason that holds bytes that may not stand in a protobuf string, or
+// that is as long as the push, still arrives.
+func TestRejectReason(t *testing.T) {
+	h := start(t, options{apply: func(set []nds.Resource) error {
+		return fmt.Errorf("bad: %s", set[0].Value)
+	}})
+	h.wantAnswer(h.server.PushBytes([]byte{0xff, 0xfe, 'x'}))
+	r := h.wantAnswer(h.server.PushBytes([]byte(strings.Repeat("long", 1<<16))))
+	if got := r.Rejection().GetMessage(); !strings.HasPrefix(got, "bad: longlong") || len(got) > 5000 {
+		t.Fatalf("rejected with %d bytes: %.40q", len(got), got)
+	}
+	if got := h.wantAnswer("v1").Rejection().GetMessage(); got != "bad: \uFFFDx" {
+		t.Fatalf("rejected with %q", got)
+	}
+}
+
+// C3: the ACK comes after the table is in use.
+func TestACKAfterApply(t *testing.T) {
+	applying, release := make(chan struct{}), make(chan struct{})
+	h := start(t, options{apply: func([]nds.Resource) error {
+		close(applying)
+		<-release
+		return nil
+	}})
+	h.server.Push(hosts("a.example.com"))
+	<-applying
+	if n := len(h.server.Requests()); n != 1 {
+		t.Fatalf("%d requests before the table was in use", n)
+	}
+	select {
+	case <-h.client.Ready():
+		t.Fatal("ready before the table was in use")
+	default:
+	}
+	close(release)
+	h.wantACK("v1")
+	<-h.client.Ready()
+}
+
+// C3: an incremental response that names nothing is ACKed and changes nothing.
+func TestEmptyIncremental(t *testing.T) {
+	empty := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: nds.TypeURL, SystemVersionInfo: "empty"}
+	h := start(t, options{})
+	h.server.Push(hosts("a.example.com"))
+	h.wantApplied(plain(t, hosts("a.example.com")))
+	h.wantACK(h.server.PushResponses(empty, nil))
+	h.wantNothingApplied()
+
+	// As the first of a stream it says that there is nothing.
+	h.server.CutStreams(nil)
+	h.wantApplied()
+	h.wantStatus(func(s nds.Status) bool { return s.Loaded })
+}
+
+// C3: a state-of-the-world response without resources is an empty table, also
+// as the very first one.
+func TestEmptyStateOfTheWorld(t *testing.T) {
+	h := start(t, options{config: sotw})
+	h.wantACK(h.server.PushResponses(nil, &discoveryv3.DiscoveryResponse{TypeUrl: nds.TypeURL, VersionInfo: "empty-1"}))
+	h.wantApplied()
+	<-h.client.Ready()
+	h.server.Push(hosts("a.example.com"))
+	h.wantApplied(plain(t, hosts("a.example.com")))
+	h.wantACK(h.server.PushResponses(nil, &discoveryv3.DiscoveryResponse{TypeUrl: nds.TypeURL, VersionInfo: "empty-2"}))
+	h.wantApplied()
+}
+
+// C4: named resources are merged, each push changes what it names.
+func TestNamedResources(t *testing.T) {
+	h := start(t, options{})
+	a, b, c := hosts("a.example.com"), hosts("b.example.com"), hosts("c.example.com")
+	h.server.PushNamed(map[string]*api.NameTable{"b": b, "a": a})
+	h.wantApplied(named(t, "a", "v1", a), named(t, "b", "v1", b))
+	h.server.PushNamed(map[string]*api.NameTable{"c": c})
+	h.wantApplied(named(t, "a", "v1", a), named(t, "b", "v1", b), named(t, "c", "v2", c))
+	h.server.PushNamed(map[string]*api.NameTable{"b": c}, "a", "never there")
+	h.wantApplied(named(t, "b", "v3", c), named(t, "c", "v2", c))
+	h.wantACK("v3")
+
+	// What went away while there was no stream is gone as well.
+	h.server.Stop()
+	h.server.PushNamed(nil, "c")
+	if err := h.server.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	h.wantApplied(named(t, "b", "v3", c))
+}
+
+// C4: in state-of-the-world, resources without names and wrapped ones with.
+func TestSeveralStateOfTheWorld(t *testing.T) {
+	h := start(t, options{config: sotw})
+	a, b := plain(t, hosts("a.example.com")), plain(t, hosts("b.example.com"))
+	h.server.PushNamed(map[string]*api.NameTable{"2": hosts("b.example.com"), "1": hosts("a.example.com")})
+	h.wantApplied(a, b)
+	h.wantACK("v1")
+
+	body := &anypb.Any{TypeUrl: nds.TypeURL, Value: b.Value}
+	wrapper, err := anypb.New(&discoveryv3.Resource{Name: "x", Version: "7", Resource: body})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.server.PushResponses(nil, &discoveryv3.DiscoveryResponse{
+		VersionInfo: "w", TypeUrl: nds.TypeURL, Resources: []*anypb.Any{wrapper, {TypeUrl: nds.TypeURL, Value: a.Value}},
+	})
+	h.wantApplied(a, nds.Resource{Name: "x", Version: "7", Value: b.Value})
+}
+
+// C3, C4: when the first response of a stream is rejected, the next ones change
+// the table in use, since the rest of it will not be sent again.
+func TestChangeAfterRejectedStart(t *testing.T) {
+	var refuse atomic.Bool
+	h := start(t, options{apply: func([]nds.Resource) error {
+		if refuse.Load() {
+			return errors.New("not now")
+		}
+		return nil
+	}})
+	a, b, c := hosts("a.example.com"), hosts("b.example.com"), hosts("c.example.com")
+	h.server.PushNamed(map[string]*api.NameTable{"a": a, "b": b})
+	h.wantApplied(named(t, "a", "v1", a), named(t, "b", "v1", b))
+	h.wantACK("v1")
+
+	refuse.Store(true)
+	h.server.Stop()
+	h.server.PushNamed(map[string]*api.NameTable{"b": c})
+	if err := h.server.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	if r := h.wantAnswer("v2"); r.Rejection() == nil {
+		t.Fatal("the first push of the second stream was accepted")
+	}
+	refuse.Store(false)
+	h.server.PushNamed(map[string]*api.NameTable{"c": c})
+	h.wantApplied(named(t, "a", "v1", a), named(t, "b", "v1", b), named(t, "c", "v3", c))
+}
+
+// C9: pushes that pile up are applied one after the other, and the last wins.
+func TestPushesInFlight(t *testing.T) {
+	bothVariants(t, func(t *testing.T, v nds.Variant) {
+		applying, release := make(chan struct{}, 10), make(chan struct{})
+		var inside atomic.Int32
+		h := start(t, options{config: variant(v), apply: func([]nds.Resource) error {
+			if inside.Add(1) != 1 {
+				t.Error("two pushes applied at once")
+			}
+			defer inside.Add(-1)
+			applying <- struct{}{}
+			<-release
+			return nil
+		}})
+		h.server.Push(hosts("1.example.com"))
+		<-applying
+		h.server.Push(hosts("2.example.com"))
+		h.server.Push(hosts("3.example.com"))
+		close(release)
+		for _, host := range []string{"1.example.com", "2.example.com", "3.example.com"} {
+			h.wantApplied(plain(t, hosts(host)))
+		}
+		h.wantACK("v3")
+		h.wantStatus(func(s nds.Status) bool { return s.Version == "v3" && s.Pushes == 3 })
+	})
+}
+
+// C8: 100,000 hosts in one push, and a control plane that sends more than we
+// take.
+func TestLongPush(t *testing.T) {
+	table := &api.NameTable{Table: make(map[string]*api.NameTable_NameInfo, 100_000)}
+	for i := range 100_000 {
+		table.Table[fmt.Sprintf("service-%06d.namespace-%03d.svc.cluster.local", i, i%500)] = &api.NameTable_NameInfo{
+			Ips:       []string{fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&0xff, i&0xff)},
+			Registry:  "Kubernetes",
+			Shortname: fmt.Sprintf("service-%06d", i),
+			Namespace: fmt.Sprintf("namespace-%03d", i%500),
+		}
+	}
+	resource := plain(t, table)
+	bothVariants(t, func(t *testing.T, v nds.Variant) {
+		h := start(t, options{config: variant(v)})
+		h.server.PushBytes(resource.Value)
+		set := <-h.applied
+		got := &api.NameTable{}
+		if err := proto.Unmarshal(set[0].Value, got); err != nil || len(got.GetTable()) != 100_000 {
+			t.Fatalf("%d hosts, %v", len(got.GetTable()), err)
+		}
+		h.wantACK("v1")
+	})
+	t.Run("too long", func(t *testing.T) {
+		h := start(t, options{config: func(cfg *nds.Config) { cfg.MaxPushBytes = len(resource.Value) / 2 }})
+		h.server.Push(hosts("a.example.com"))
+		h.wantApplied(plain(t, hosts("a.example.com")))
+		h.server.PushBytes(resource.Value)
+		h.wantLog("no stream to the control plane", "raise --max-push-bytes")
+		h.wantStatus(func(s nds.Status) bool { return s.Version == "v1" && s.Loaded })
+	})
+	t.Run("another limit", func(t *testing.T) {
+		h := start(t, options{})
+		h.server.Push(hosts("a.example.com"))
+		h.wantACK("v1")
+		h.server.CutStreams(status.Error(codes.ResourceExhausted, "request rate limit exceeded"))
+		h.wantLog("no stream to the control plane", "request rate limit exceeded")
+		if n := h.logs.count("--max-push-bytes"); n != 0 {
+			t.Fatalf("the wrong advice:\n%s", h.logs)
+		}
+	})
+}
