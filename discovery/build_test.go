@@ -76,6 +76,7 @@ const (
 	notReady = "conditions: [{type: Ready, status: 'False'}]"
 )
 
+// What each object makes; a host without a usable address is absent. // N2, N3, N11
 func TestBuilder(t *testing.T) {
 	type table = map[string]string
 	for _, tt := range []struct {

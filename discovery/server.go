@@ -123,8 +123,10 @@ func New(cfg Config) (*Server, error) {
 		s.vips = v
 	}
 	var err error
-	s.metrics, err = newMetrics(cfg.Registerer)
-	return s, err
+	if s.metrics, err = newMetrics(cfg.Registerer); err != nil {
+		return nil, err
+	}
+	return s, nil
 }
 
 // Ready is closed once the server listens and the first tables are built.
@@ -198,11 +200,11 @@ func stop(srv *grpc.Server) {
 func (s *Server) firstBuild(w *watcher) error {
 	// The first reading says what to watch; the second sees what was written
 	// before the watch was in place.
-	dirs, err := s.build()
+	r, err := s.build()
 	if err != nil {
 		return err
 	}
-	if _, err := w.sync(dirs); err != nil {
+	if _, err := w.sync(r.dirs); err != nil {
 		s.failed("watch", err)
 	}
 	_, err = s.build()
@@ -222,20 +224,30 @@ func (s *Server) follow(ctx context.Context, w *watcher) error {
 		default:
 		}
 		next = rescanEvery
-		for again := true; again && ctx.Err() == nil; {
-			dirs, err := s.build()
-			if err != nil {
-				s.failed("read", err)
-				next = retryEvery
-				break
-			}
-			s.recovered("read")
-			if again, err = w.sync(dirs); err != nil {
-				s.failed("watch", err)
-				next = retryEvery
-				break
-			}
-			s.recovered("watch")
+		if !s.rebuild(w) {
+			next = retryEvery
+		}
+	}
+}
+
+// rebuild builds until all directories are watched. It reports whether there
+// is nothing to do before the next change.
+func (s *Server) rebuild(w *watcher) bool {
+	for {
+		r, err := s.build()
+		if err != nil {
+			s.failed("read", err)
+			return false
+		}
+		s.recovered("read")
+		again, err := w.sync(r.dirs)
+		if err != nil {
+			s.failed("watch", err)
+			return false
+		}
+		s.recovered("watch")
+		if !again {
+			return !r.unsettled
 		}
 	}
 }
@@ -252,21 +264,17 @@ func (s *Server) failed(step string, err error) {
 // recovered lets the next failure of a step be said again.
 func (s *Server) recovered(step string) { delete(s.seen, step) }
 
-// build reads the directory and makes its tables effective. It returns the
-// directories to watch.
-func (s *Server) build() ([]string, error) {
+// build reads the directory and makes its tables effective.
+func (s *Server) build() (reading, error) {
 	r, err := s.source.read()
 	if err != nil {
-		return nil, err
+		return r, err
 	}
 	snap, a := snapshotOf(r.objects, s.cfg.ClusterDomain, s.vips)
 	s.report(r, a)
 	s.remember(a)
 	s.metrics.observe(r, snap, a)
-	if err := s.cache.set(snap); err != nil {
-		return nil, err
-	}
-	return r.dirs, nil
+	return r, s.cache.set(snap)
 }
 
 // snapshotOf builds what is served from objects; v is the only thing changed.

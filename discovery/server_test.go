@@ -26,7 +26,7 @@ func open(t *testing.T, variant string, r running, n *corev3.Node) client {
 	return openDelta(t, r, n, nil)
 }
 
-// Both variants, merged or not, and 25 restarts give the same bytes.
+// Both variants, merged or not, and 25 restarts give the same bytes. // C2, C4, N7
 func TestSameTableEverywhere(t *testing.T) {
 	dir := unpack(t, examples.Files)
 	want := ""
@@ -66,6 +66,7 @@ func svcYAML(namespace, name, ip string) string {
 		name, namespace, ip)
 }
 
+// An edit arrives, and in the incremental variant carries one namespace. // C2, C4
 func TestLiveEdit(t *testing.T) {
 	for _, variant := range []string{variantSotw, variantDelta} {
 		t.Run(variant, func(t *testing.T) {
@@ -115,6 +116,7 @@ func TestLiveEdit(t *testing.T) {
 	}
 }
 
+// A client that does not merge gets what istiod sends. // C4
 func TestUnmergedResourceHasNoName(t *testing.T) {
 	r := start(t, Config{ConfigDir: t.TempDir()})
 	c := openDelta(t, r, node(t, "a"), nil)
@@ -129,6 +131,7 @@ func TestUnmergedResourceHasNoName(t *testing.T) {
 	s.quiet()
 }
 
+// A client that refuses a push is not sent it again, only what comes after. // C3
 func TestNackIsNotSentAgain(t *testing.T) {
 	for _, variant := range []string{variantSotw, variantDelta} {
 		t.Run(variant, func(t *testing.T) {

@@ -10,10 +10,16 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 )
 
-// maxFileSize bounds one file. A table of 100,000 hosts is about 50 MB of YAML.
-const maxFileSize = 256 << 20
+const (
+	// maxFileSize bounds one file. 100,000 hosts are about 50 MB of YAML.
+	maxFileSize = 256 << 20
+	// settleTime is how long a file that was just emptied counts as what it
+	// was: a shell that writes "generate > shop.yaml" empties the file first.
+	settleTime = time.Second
+)
 
 // source reads a directory of objects again and again and remembers what was
 // good. It belongs to one goroutine.
@@ -38,6 +44,8 @@ type reading struct {
 	errs    []DocumentError
 	notes   []string // why objects make no host, each with its file, sorted
 	dirs    []string // directories that a watcher must watch
+	// unsettled is set if a file was left as it was for now: read again soon.
+	unsettled bool
 }
 
 func newSource(dir string) *source {
@@ -47,13 +55,18 @@ func newSource(dir string) *source {
 // read reads the directory. The error is set only if the directory itself
 // cannot be read; everything below it is part of the reading.
 func (s *source) read() (reading, error) {
-	w := walk{root: s.dir, files: map[string][]byte{}}
+	w := walk{root: s.dir, files: map[string][]byte{}, emptied: map[string]bool{}}
 	if err := w.dir("", nil); err != nil {
 		return reading{}, fmt.Errorf("reading the configuration directory: %w", err)
 	}
 	files := make(map[string]sourceFile, len(w.files))
+	unsettled := false
 	for name, data := range w.files {
 		old, ok := s.files[name]
+		if ok && w.emptied[name] && len(old.data) > 0 {
+			unsettled, files[name] = true, old
+			continue
+		}
 		if !ok || !bytes.Equal(old.data, data) {
 			old = sourceFile{data: data, parsed: parseFile(name, data)}
 		}
@@ -61,7 +74,7 @@ func (s *source) read() (reading, error) {
 	}
 	s.files = files
 	r := s.merge(&w)
-	r.dirs = w.dirs
+	r.dirs, r.unsettled = w.dirs, unsettled
 	return r, nil
 }
 
@@ -140,6 +153,7 @@ func compareKeys(a, b key) int {
 type walk struct {
 	root       string
 	files      map[string][]byte
+	emptied    map[string]bool // files without a byte, written just now
 	dirs       []string
 	errs       []DocumentError
 	unreadable []string
@@ -201,6 +215,9 @@ func (w *walk) entry(name string, parents []string) error {
 		return err
 	}
 	w.files[name] = data
+	if len(data) == 0 && time.Since(info.ModTime()) < settleTime {
+		w.emptied[name] = true
+	}
 	return nil
 }
 

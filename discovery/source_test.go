@@ -259,3 +259,62 @@ func TestDebounceIsBounded(t *testing.T) {
 	close(stop)
 	<-done
 }
+
+// A file that is written anew in place is empty for a moment. Nobody is told
+// so; a file that stays empty counts as empty.
+func TestEmptiedFileSettles(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
+	r := start(t, Config{ConfigDir: dir})
+	c := openDelta(t, r, node(t, "shop"), nil)
+	c.next()
+	path := filepath.Join(dir, "a.yaml")
+	if err := os.Truncate(path, 0); err != nil {
+		t.Fatal(err)
+	}
+	c.quiet()
+	if err := os.WriteFile(path, []byte(svc("web", "clusterIP: 10.0.0.2")), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c.next()
+	if got := fmt.Sprint(ipsOf(t, merged(t, c.state()))); got != "map[web.shop.svc.cluster.local:10.0.0.2]" {
+		t.Errorf("got %s", got)
+	}
+	if err := os.Truncate(path, 0); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(c.next().tables[""].GetTable()); n != 0 {
+		t.Errorf("%d hosts, want none", n)
+	}
+}
+
+// A state directory that fails later is said once; names go on, and what was
+// given out meanwhile is saved when it can be.
+func TestStateDirFailsLater(t *testing.T) {
+	dir, state := t.TempDir(), filepath.Join(t.TempDir(), "state")
+	write(t, dir, "a.yaml", vipEntry("a.example.com"))
+	logs := &logBuffer{}
+	r := start(t, Config{ConfigDir: dir, StateDir: state, Logger: logs.logger()})
+	c := openDelta(t, r, node(t, "shop"), nil)
+	c.next()
+	if err := os.Rename(state, state+".away"); err != nil {
+		t.Fatal(err)
+	}
+	for i, hosts := range [][]string{{"a.example.com", "b.example.com"}, {"a.example.com", "b.example.com", "c.example.com"}} {
+		write(t, dir, "a.yaml", vipEntry(hosts...))
+		if n := len(c.next().tables[""].GetTable()); n != i+2 {
+			t.Errorf("%d hosts, want %d", n, i+2)
+		}
+	}
+	if n := logs.count("cannot save"); n != 1 {
+		t.Errorf("%d lines about saving, want 1", n)
+	}
+	if err := os.Rename(state+".away", state); err != nil {
+		t.Fatal(err)
+	}
+	write(t, dir, "b.yaml", svc("web", "clusterIP: 10.0.0.1"))
+	c.next()
+	if v, err := loadVIPs(state); err != nil || len(v.byHost) != 3 {
+		t.Errorf("saved: %v, %v", v, err)
+	}
+}
