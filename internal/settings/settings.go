@@ -83,9 +83,11 @@ func fromEnvironment(flags *pflag.FlagSet, environ []string) error {
 		key, value, _ := strings.Cut(variable, "=")
 		flag, known := byEnv[key]
 		switch {
+		case value == "":
+			continue
 		case !known && strings.HasPrefix(key, Prefix) && !serviceLink.MatchString(key):
 			return fmt.Errorf("environment variable %s=%q: no such setting; `--help` lists them", key, value)
-		case !known || value == "" || flag.Changed:
+		case !known || flag.Changed:
 			continue
 		}
 		if err := flags.Set(flag.Name, value); err != nil {

@@ -1,0 +1,188 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/nds"
+)
+
+// A Config says what an [Agent] runs.
+type Config struct {
+	// DNS configures the query path. Its Logger and Registerer are set by New.
+	DNS dnsproxy.Config
+	// XDS configures the push path. Its Logger and Registerer are set by New.
+	XDS nds.Config
+	// StatusAddr is the host:port of the status endpoints; an empty host means
+	// all addresses, port 0 a free port.
+	StatusAddr string
+	// StateDirRequired makes a state directory (XDS.StateDir) that cannot be used
+	// an error; otherwise the agent goes on without a snapshot and says so.
+	StateDirRequired bool
+	// Drain is how long queries are still answered after the end was asked for;
+	// 0 ends at once.
+	Drain time.Duration
+	// ReadyTimeout bounds the time without a table in which the agent is not
+	// ready; afterwards it is, and forwards.
+	ReadyTimeout time.Duration
+	// Logger takes what an operator should know.
+	Logger *slog.Logger
+}
+
+// An Agent is one running nametap. Make one with [New], start it with
+// [Agent.Run].
+type Agent struct {
+	config Config
+	log    *slog.Logger
+	proxy  *dnsproxy.Server
+	client *nds.Client
+	status *statusServer
+
+	started  time.Time
+	draining atomic.Bool
+	quit     func() // asks for the end; may be called any number of times
+	quitting chan struct{}
+	ready    chan struct{} // closed when queries are answered from a table
+}
+
+// New checks the configuration and opens the status socket. An error names the
+// setting and what it should be.
+func New(ctx context.Context, cfg Config) (*Agent, error) {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
+	cfg.DNS.Logger, cfg.DNS.Registerer = cfg.Logger, registry
+	cfg.XDS.Logger, cfg.XDS.Registerer = cfg.Logger, registry
+	if err := cfg.prepareStateDir(); err != nil {
+		return nil, err
+	}
+	proxy, err := dnsproxy.New(cfg.DNS)
+	if err != nil {
+		return nil, err
+	}
+	client, err := nds.New(cfg.XDS, func(resources []nds.Resource) error { return proxy.Load(values(resources)) })
+	if err != nil {
+		return nil, err
+	}
+	a := &Agent{
+		config:   cfg,
+		log:      cfg.Logger,
+		proxy:    proxy,
+		client:   client,
+		quitting: make(chan struct{}),
+		ready:    make(chan struct{}),
+	}
+	a.quit = sync.OnceFunc(func() { close(a.quitting) })
+	a.status, err = newStatusServer(ctx, a, registry)
+	if err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// values returns the wire bytes of the NameTables of a push.
+func values(resources []nds.Resource) [][]byte {
+	tables := make([][]byte, len(resources))
+	for i, resource := range resources {
+		tables[i] = resource.Value
+	}
+	return tables
+}
+
+// prepareStateDir makes the directory of the snapshot.
+func (c *Config) prepareStateDir() error {
+	if c.XDS.StateDir == "" {
+		return nil
+	}
+	const ownerOnly = 0o700
+	err := os.MkdirAll(c.XDS.StateDir, ownerOnly)
+	switch {
+	case err == nil:
+		return nil
+	case c.StateDirRequired:
+		return fmt.Errorf("state directory %q: want one that can be made and written: %w", c.XDS.StateDir, err)
+	}
+	c.Logger.Warn("no snapshot of the table is kept: a restart without the control plane starts empty; set --state-dir",
+		"dir", c.XDS.StateDir, "error", err)
+	c.XDS.StateDir = ""
+	return nil
+}
+
+// Run answers queries until ctx ends or a client asked for the end, then drains:
+// queries are still answered for the drain time, after which the listeners close
+// and what is in flight is finished. It returns after all its goroutines have;
+// the error is nil unless a part died.
+func (a *Agent) Run(ctx context.Context) error {
+	a.started = time.Now()
+	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	group, serving := errgroup.WithContext(serving)
+	group.Go(func() error { return a.proxy.Run(serving) })
+	group.Go(func() error { return a.client.Run(serving) })
+	group.Go(func() error { return a.status.Run(serving) })
+	group.Go(func() error { return a.announce(serving) })
+	group.Go(func() error {
+		defer stop()
+		a.drain(ctx, serving)
+		return nil
+	})
+	if err := group.Wait(); err != nil && !errors.Is(err, context.Canceled) {
+		return err
+	}
+	a.log.Info("ended")
+	return nil
+}
+
+// announce closes ready, and says so, once queries are answered from a table.
+func (a *Agent) announce(ctx context.Context) error {
+	for _, ready := range []<-chan struct{}{a.proxy.Ready(), a.client.Ready()} {
+		select {
+		case <-ready:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	close(a.ready)
+	a.log.Info("ready", "hosts", a.proxy.Table().Len(), "dns", a.proxy.Addrs(), "after", time.Since(a.started).Round(time.Millisecond))
+	return nil
+}
+
+// drain waits for the end to be asked for and then for the drain time.
+func (a *Agent) drain(ctx, serving context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-a.quitting:
+	case <-serving.Done():
+		return
+	}
+	a.draining.Store(true)
+	a.log.Info("draining: queries are still answered", "for", a.config.Drain)
+	timer := time.NewTimer(a.config.Drain)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-serving.Done():
+	}
+}
+
+// Ready is closed once queries are answered from a table.
+func (a *Agent) Ready() <-chan struct{} { return a.ready }
+
+// Proxy returns the query path, to ask where it listens.
+func (a *Agent) Proxy() *dnsproxy.Server { return a.proxy }
+
+// StatusAddr returns the address of the status endpoints.
+func (a *Agent) StatusAddr() string { return a.status.Addr() }

@@ -1,0 +1,41 @@
+package agent
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+)
+
+// InstanceIPs returns the addresses that the agent gives as its own: first, if
+// it is not empty, then the global addresses of the interfaces, in the order of
+// the kernel. They tell the control plane which families it may send.
+func InstanceIPs(first string) ([]netip.Addr, error) {
+	var ips []netip.Addr
+	if first != "" {
+		ip, err := netip.ParseAddr(first)
+		if err != nil {
+			return nil, fmt.Errorf("instance-ip %q: want one IP address", first)
+		}
+		ips = append(ips, ip.Unmap())
+	}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("asking for the interfaces' addresses: %w", err)
+	}
+	for _, addr := range addrs {
+		prefix, err := netip.ParsePrefix(addr.String())
+		if err != nil {
+			continue // an address of neither family
+		}
+		if ip := prefix.Addr().Unmap(); ip.IsGlobalUnicast() && !slices.Contains(ips, ip) {
+			ips = append(ips, ip)
+		}
+	}
+	if len(ips) == 0 {
+		// A host that only knows loopback still is a node; control planes want one
+		// address in its identity.
+		ips = append(ips, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
+	}
+	return ips, nil
+}

@@ -1,0 +1,209 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/nds"
+)
+
+// A statusServer serves the endpoints that probes, dashboards and people ask. It
+// is the last to end, so that a drain can be watched.
+type statusServer struct {
+	agent    *Agent
+	listener net.Listener
+	server   *http.Server
+}
+
+func newStatusServer(ctx context.Context, a *Agent, registry *prometheus.Registry) (*statusServer, error) {
+	var config net.ListenConfig
+	listener, err := config.Listen(ctx, "tcp", a.config.StatusAddr)
+	if err != nil {
+		return nil, fmt.Errorf("status address %q: want a host:port that is free (--status-addr): %w", a.config.StatusAddr, err)
+	}
+	s := &statusServer{agent: a, listener: listener}
+	metrics := promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz/ready", s.handleReady)
+	mux.HandleFunc("GET /healthz/live", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "live") })
+	mux.Handle("GET /metrics", metrics)
+	mux.Handle("GET /stats/prometheus", metrics)
+	mux.Handle("GET /debug/ndsz", localOnly(s.handleTable))
+	mux.Handle("GET /debug/explain", localOnly(s.handleExplain))
+	mux.Handle("GET /debug/status", localOnly(s.handleStatus))
+	mux.Handle("POST /drain", localOnly(s.handleDrain))
+	mux.Handle("POST /quitquitquit", localOnly(s.handleQuit))
+	s.server = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	return s, nil
+}
+
+// Run serves until ctx ends and the requests in flight are done.
+func (s *statusServer) Run(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, func() {
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		if s.server.Shutdown(grace) != nil {
+			_ = s.server.Close() // a client that will not go; there is nobody to tell
+		}
+	})
+	defer stop()
+	if err := s.server.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("the status listener on %s died: %w", s.Addr(), err)
+	}
+	return nil
+}
+
+// Addr returns the host:port that the endpoints are on.
+func (s *statusServer) Addr() string { return s.listener.Addr().String() }
+
+// localOnly refuses clients that are not on this host: what it guards shows the
+// mesh's hosts or ends the process.
+func localOnly(next http.HandlerFunc) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		client, err := netip.ParseAddrPort(r.RemoteAddr)
+		if err != nil || !client.Addr().Unmap().IsLoopback() {
+			http.Error(w, "for clients on this host only", http.StatusForbidden)
+			return
+		}
+		next(w, r)
+	})
+}
+
+func (s *statusServer) handleReady(w http.ResponseWriter, _ *http.Request) {
+	if reason := s.agent.notReady(); reason != "" {
+		http.Error(w, reason, http.StatusServiceUnavailable)
+		return
+	}
+	_, _ = fmt.Fprintln(w, "ready") // a client that is gone cannot be told
+}
+
+// notReady says why queries should not be sent here yet, or any more; empty
+// means that they should.
+func (a *Agent) notReady() string {
+	if a.draining.Load() {
+		return "draining"
+	}
+	select {
+	case <-a.proxy.Ready():
+	default:
+		return "the DNS listeners are not open yet"
+	}
+	select {
+	case <-a.proxy.Synced():
+		return ""
+	default:
+	}
+	if time.Since(a.started) >= a.config.ReadyTimeout {
+		return ""
+	}
+	return "no table of mesh hosts has been received yet"
+}
+
+// handleTable shows the table in the form of Istio's agent; with ?collisions=1
+// what was left out of it and which names are claimed twice.
+func (s *statusServer) handleTable(w http.ResponseWriter, r *http.Request) {
+	table := s.agent.proxy.Table()
+	if table == nil {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusNotFound)
+		_, _ = fmt.Fprintln(w, "{}")
+		return
+	}
+	if r.URL.Query().Has("collisions") {
+		writeJSON(w, Problems{
+			Skipped:    append([]dnsproxy.Skipped{}, table.Skipped()...), // [] rather than null
+			Collisions: append([]dnsproxy.Collision{}, table.Collisions()...),
+		})
+		return
+	}
+	text, err := protojson.Marshal(table.NameTable())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	writeJSON(w, json.RawMessage(text))
+}
+
+// Problems is what is wrong with the table in use.
+type Problems struct {
+	Skipped    []dnsproxy.Skipped   `json:"skipped"`
+	Collisions []dnsproxy.Collision `json:"collisions"`
+}
+
+func (s *statusServer) handleExplain(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	name, qtype := query.Get("name"), query.Get("type")
+	if name == "" {
+		http.Error(w, "want ?name=NAME and, if not A, &type=TYPE", http.StatusBadRequest)
+		return
+	}
+	if qtype == "" {
+		qtype = "A"
+	}
+	explanation, err := s.agent.proxy.Explain(name, qtype)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	writeJSON(w, explanation)
+}
+
+// A Status is what an agent says of itself.
+type Status struct {
+	Ready     bool            `json:"ready"`
+	Reason    string          `json:"reason,omitempty"` // why it is not ready
+	Uptime    string          `json:"uptime"`
+	DNS       []dnsproxy.Addr `json:"dns"`
+	Upstreams []string        `json:"upstreams"`
+	Hosts     int             `json:"hosts"`
+	XDS       nds.Status      `json:"xds"`
+}
+
+func (s *statusServer) handleStatus(w http.ResponseWriter, _ *http.Request) {
+	a := s.agent
+	status := Status{
+		Reason: a.notReady(), Uptime: time.Since(a.started).Round(time.Second).String(),
+		DNS: a.proxy.Addrs(), Upstreams: []string{}, XDS: a.client.Status(),
+	}
+	status.Ready = status.Reason == ""
+	for _, upstream := range a.proxy.Upstreams() {
+		status.Upstreams = append(status.Upstreams, upstream.String())
+	}
+	if table := a.proxy.Table(); table != nil {
+		status.Hosts = table.Len()
+	}
+	writeJSON(w, status)
+}
+
+// handleDrain makes the agent not ready while it goes on answering, for a load
+// balancer or a script to take it out before it ends.
+func (s *statusServer) handleDrain(w http.ResponseWriter, _ *http.Request) {
+	s.agent.draining.Store(true)
+	_, _ = fmt.Fprintln(w, "draining")
+}
+
+func (s *statusServer) handleQuit(w http.ResponseWriter, _ *http.Request) {
+	s.agent.quit()
+	_, _ = fmt.Fprintln(w, "ending")
+}
+
+func writeJSON(w http.ResponseWriter, v any) {
+	text, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = fmt.Fprintln(w, string(text)) // a client that is gone cannot be told
+}

@@ -1,0 +1,42 @@
+package main
+
+import (
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/internal/settings"
+)
+
+func newAgentCommand() *cobra.Command {
+	var flags agentFlags
+	command := &cobra.Command{
+		Use:   "agent",
+		Short: "Answer DNS queries from a control plane's table; forward the rest",
+		Long: `Answer DNS queries for the hosts of a mesh, from the table that a control plane
+(istiod, or nametap-discovery) pushes, and forward all others to the nameservers
+of resolv.conf.
+
+Every flag --foo-bar is also the environment variable NAMETAP_FOO_BAR, unless its
+text names another, and the key foo-bar of the --config file. The command line
+wins over the environment, and that over the file.`,
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(command *cobra.Command, _ []string) error {
+			if err := settings.Resolve(command.Flags(), os.Environ()); err != nil {
+				return usageError{err}
+			}
+			cfg, err := flags.config(command.Flags())
+			if err != nil {
+				return usageError{err}
+			}
+			a, err := agent.New(command.Context(), cfg)
+			if err != nil {
+				return err
+			}
+			return a.Run(command.Context())
+		},
+	}
+	flags.declare(command.Flags())
+	return command
+}

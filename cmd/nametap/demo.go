@@ -1,0 +1,212 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/discovery"
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/examples"
+	"github.com/nametap/nametap/internal/fakedns"
+	"github.com/nametap/nametap/nds"
+)
+
+// The demo's client is a pod of this namespace, with the resolv.conf that a
+// kubelet gives to one.
+const (
+	demoNamespace = "shop"
+	demoNdots     = 5
+)
+
+// The ports that the demo takes if they are free.
+const (
+	demoXDSPort    = 15010
+	demoDNSPort    = 15053
+	demoStatusPort = 15020
+)
+
+func newDemoCommand() *cobra.Command {
+	var once bool
+	command := &cobra.Command{
+		Use:   "demo",
+		Short: "Run control plane and agent in this process, with a guided tour",
+		Long: `Run a control plane on a copy of the example shop, an agent and a nameserver for
+it to forward to, all in this process and on loopback, and show what a client of
+the agent gets. Nothing of the host is changed, and no root is needed.`,
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(command *cobra.Command, _ []string) error {
+			return runDemo(command.Context(), newPrinter(command.OutOrStdout()), once)
+		},
+	}
+	command.Flags().BoolVar(&once, "once", false, "end after the tour")
+	return command
+}
+
+// A demo is a whole mesh's DNS in one process.
+type demo struct {
+	dir          string // everything that the demo writes; removed at the end
+	out          *printer
+	upstream     *fakedns.Server
+	controlPlane *discovery.Server
+	agent        *agent.Agent
+	dnsAddr      string
+}
+
+// runDemo starts a demo, takes the tour and, unless once, stays up until ctx
+// ends.
+func runDemo(ctx context.Context, out *printer, once bool) (err error) {
+	dir, err := os.MkdirTemp("", "nametap-demo-")
+	if err != nil {
+		return fmt.Errorf("making a directory for the demo: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	d := &demo{dir: dir, out: out}
+	if d.upstream, err = fakedns.Start(fakedns.Answer(upstreamRecords...)); err != nil {
+		return err
+	}
+	defer d.upstream.Close()
+
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		defer stop()
+		if err := d.start(ctx, group); err != nil {
+			return err
+		}
+		if err := d.tour(ctx); err != nil {
+			return err
+		}
+		if !once {
+			d.stayUp(ctx)
+		}
+		return nil
+	})
+	if err := group.Wait(); err != nil && !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+// start brings control plane and agent up, in group, and returns when queries
+// are answered from a table.
+func (d *demo) start(ctx context.Context, group *errgroup.Group) error {
+	if err := d.unpack(); err != nil {
+		return err
+	}
+	// The tour speaks; the parts only if something is wrong.
+	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
+	var err error
+	d.controlPlane, err = discovery.New(discovery.Config{
+		ConfigDir: d.path("shop"), StateDir: d.path("discovery"), Logger: logger,
+		GRPCAddr: d.freePort("control plane", demoXDSPort),
+	})
+	if err != nil {
+		return err
+	}
+	group.Go(func() error { return d.controlPlane.Run(ctx) })
+	if err := await(ctx, d.controlPlane.Ready()); err != nil {
+		return err
+	}
+	d.agent, err = agent.New(ctx, agent.Config{
+		DNS: dnsproxy.Config{
+			Addr:      d.freePort("DNS", demoDNSPort),
+			Namespace: demoNamespace, Domain: demoNamespace + ".svc.cluster.local",
+			ResolvConf: d.path("resolv.conf"), Upstreams: []netip.AddrPort{d.upstream.Addr},
+		},
+		XDS: nds.Config{
+			Addr: d.controlPlane.Addr().String(), Plaintext: true, StateDir: d.path("agent"),
+			Node: nds.Node{
+				PodName: "demo", Namespace: demoNamespace, Domain: demoNamespace + ".svc.cluster.local",
+				IPs: []netip.Addr{netip.MustParseAddr("10.244.0.10"), netip.MustParseAddr("fd00:10:244::a")},
+			},
+		},
+		StatusAddr: d.freePort("status", demoStatusPort),
+		Logger:     logger,
+	})
+	if err != nil {
+		return err
+	}
+	group.Go(func() error { return d.agent.Run(ctx) })
+	if err := await(ctx, d.agent.Ready()); err != nil {
+		return err
+	}
+	d.dnsAddr = d.agent.Proxy().Addrs()[0].Address
+	return nil
+}
+
+// await waits for ready or for the end of ctx.
+func await(ctx context.Context, ready <-chan struct{}) error {
+	select {
+	case <-ready:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (d *demo) path(name string) string { return filepath.Join(d.dir, name) }
+
+// unpack writes the example shop, to be edited at will, and a pod's resolv.conf.
+func (d *demo) unpack() error {
+	const readable = 0o644
+	err := fs.WalkDir(examples.Files, ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() {
+			return os.MkdirAll(d.path(path), 0o755)
+		}
+		text, err := fs.ReadFile(examples.Files, path)
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(d.path(path), text, readable)
+	})
+	if err != nil {
+		return fmt.Errorf("unpacking the examples: %w", err)
+	}
+	resolvConf := fmt.Sprintf("nameserver %s\nsearch %s\noptions ndots:%d\n",
+		d.upstream.Addr.Addr(), strings.Join(searchList(), " "), demoNdots)
+	if err := os.WriteFile(d.path("resolv.conf"), []byte(resolvConf), readable); err != nil {
+		return fmt.Errorf("writing the demo's resolv.conf: %w", err)
+	}
+	return nil
+}
+
+// searchList is that of a pod in the demo's namespace.
+func searchList() []string {
+	return []string{demoNamespace + ".svc.cluster.local", "svc.cluster.local", "cluster.local"}
+}
+
+// freePort returns a loopback address with port, or with a free one if that is
+// taken, and says so.
+func (d *demo) freePort(what string, port int) string {
+	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+	tcp, tcpErr := net.Listen("tcp", address)
+	udp, udpErr := net.ListenPacket("udp", address)
+	if tcpErr == nil {
+		_ = tcp.Close() // nothing was accepted
+	}
+	if udpErr == nil {
+		_ = udp.Close() // nothing was read
+	}
+	if tcpErr == nil && udpErr == nil {
+		return address
+	}
+	d.out.printf("(%s: port %d is taken here, so a free one is used)\n", what, port)
+	return "127.0.0.1:0"
+}

@@ -1,0 +1,167 @@
+package main
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"maps"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/miekg/dns"
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/fakexds"
+	"github.com/nametap/nametap/internal/settings"
+	"github.com/nametap/nametap/nds"
+)
+
+// R7: the reference configuration has the flags' keys and defaults in the flags'
+// order, names the environment variables that are not made from the key, and is
+// accepted as it stands.
+func TestReferenceConfiguration(t *testing.T) {
+	const path = "../../docs/nametap.yaml"
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var document yaml.Node
+	if err := yaml.Unmarshal(text, &document); err != nil {
+		t.Fatal(err)
+	}
+	type setting struct{ Key, Default, Env string }
+	var documented, declared []setting
+	special := regexp.MustCompile(`\[([A-Z_]+)\]`)
+	content := document.Content[0].Content
+	for i := 0; i < len(content); i += 2 {
+		s := setting{Key: content[i].Value, Default: content[i+1].Value}
+		if content[i+1].Kind == yaml.SequenceNode {
+			s.Default = "[]"
+		}
+		if env := special.FindStringSubmatch(content[i].HeadComment); env != nil {
+			s.Env = env[1]
+		}
+		documented = append(documented, s)
+	}
+	flags := newAgentCommand().Flags()
+	flags.VisitAll(func(flag *pflag.Flag) {
+		if flag.Name == settings.ConfigFlag {
+			return
+		}
+		s := setting{Key: flag.Name, Default: flag.DefValue}
+		if env := settings.Env(flag); !strings.HasPrefix(env, settings.Prefix) {
+			s.Env = env
+			if !strings.Contains(flag.Usage, "["+env+"]") {
+				t.Errorf("the help of --%s does not name [%s]", flag.Name, env)
+			}
+		}
+		declared = append(declared, s)
+	})
+	if diff := cmp.Diff(declared, documented); diff != "" {
+		t.Errorf("%s (-flags +file):\n%s", path, diff)
+	}
+
+	var settled agentFlags
+	flags = pflag.NewFlagSet("agent", pflag.ContinueOnError)
+	settled.declare(flags)
+	if err := flags.Parse([]string{"--config", path}); err != nil {
+		t.Fatal(err)
+	}
+	if err := settings.Resolve(flags, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := settled.config(flags); err != nil {
+		t.Error(err)
+	}
+}
+
+// R4: docs/metrics.md lists every metric of ours that the agent serves, with its
+// type, and no other.
+func TestMetricsDocument(t *testing.T) {
+	control := fakexds.Start(t, fakexds.Options{})
+	control.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{"a.example.com": {Ips: []string{"192.0.2.1"}}}})
+	a := startAgent(t, control.Addr())
+	// Labelled metrics are there once they have counted something.
+	addr := a.Proxy().Addrs()[0].Address
+	if _, err := dns.Exchange(new(dns.Msg).SetQuestion("a.example.com.", dns.TypeA), addr); err != nil {
+		t.Fatal(err)
+	}
+	served := map[string]string{}
+	for _, line := range strings.Split(get(t, "http://"+a.StatusAddr()+"/stats/prometheus"), "\n") {
+		fields := strings.Fields(line)
+		if len(fields) == 4 && fields[1] == "TYPE" && (strings.HasPrefix(fields[2], "nametap_") || strings.HasPrefix(fields[2], "istio_")) {
+			served[fields[2]] = fields[3]
+		}
+	}
+	text, err := os.ReadFile("../../docs/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	documented := map[string]string{}
+	for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (\\w+) \\|").FindAllStringSubmatch(string(text), -1) {
+		documented[row[1]] = row[2]
+	}
+	if diff := cmp.Diff(served, documented); diff != "" {
+		t.Errorf("docs/metrics.md (-served +documented):\n%s", diff)
+	}
+	if len(slices.Collect(maps.Keys(served))) == 0 {
+		t.Error("the agent serves no metric of ours")
+	}
+}
+
+// startAgent runs an agent for the test on free ports; it is ready.
+func startAgent(t *testing.T, xdsAddr string) *agent.Agent {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	a, err := agent.New(ctx, agent.Config{
+		DNS: dnsproxy.Config{Addr: "127.0.0.1:0", Namespace: "ns1", ResolvConf: filepath.Join(t.TempDir(), "absent")},
+		XDS: nds.Config{Addr: xdsAddr, Plaintext: true, Node: nds.Node{
+			PodName: "web-0", Namespace: "ns1", IPs: []netip.Addr{netip.MustParseAddr("10.1.2.3")},
+		}},
+		StatusAddr: "127.0.0.1:0",
+		Logger:     slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		cancel()
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	select {
+	case <-a.Ready():
+	case err := <-done:
+		t.Fatal(err)
+	}
+	return a
+}
+
+func get(t *testing.T, url string) string {
+	t.Helper()
+	resp, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(body)
+}

@@ -1,0 +1,87 @@
+// Command nametap gives one pod or one VM the DNS of its mesh.
+//
+//	nametap agent     answer queries from a control plane's table
+//	nametap query     ask the agent, and see the rule that answered
+//	nametap table     the agent's table
+//	nametap status    how the agent is
+//	nametap demo      control plane and agent in one process, with a tour
+//	nametap version
+//
+// Exit codes: 0 done, 1 failed, 2 wrong usage.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nametap/nametap/internal/settings"
+)
+
+// Exit codes.
+const (
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+func main() { os.Exit(run(os.Args[1:])) }
+
+// run carries out one command line and returns the exit code. The first SIGINT
+// or SIGTERM asks the command to end; a second one ends the process.
+func run(args []string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop)
+	root := newRootCommand()
+	root.SetArgs(args)
+	command, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintf(os.Stderr, "%s: %v\n", command.CommandPath(), err)
+	if errors.As(err, new(usageError)) {
+		fmt.Fprintf(os.Stderr, "`%s --help` shows how it is used\n", command.CommandPath())
+		return exitUsage
+	}
+	return exitFailed
+}
+
+func newRootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "nametap",
+		Short:         "The mesh's DNS for one pod or one VM",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args:          usageArgs(cobra.NoArgs),
+		RunE: func(command *cobra.Command, _ []string) error {
+			return command.Help()
+		},
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{settings.FlagError(err)} })
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.AddCommand(newAgentCommand(), newQueryCommand(), newTableCommand(), newStatusCommand(),
+		newDemoCommand(), newVersionCommand())
+	return root
+}
+
+// A usageError is the user's: the command was called in a way that it is not
+// meant to be.
+type usageError struct{ error }
+
+// Unwrap returns the error itself.
+func (e usageError) Unwrap() error { return e.error }
+
+// usageArgs makes what a check of the arguments finds a usageError.
+func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(command *cobra.Command, args []string) error {
+		if err := check(command, args); err != nil {
+			return usageError{err}
+		}
+		return nil
+	}
+}

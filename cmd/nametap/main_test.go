@@ -1,0 +1,190 @@
+package main
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/internal/fakedns"
+	"github.com/nametap/nametap/internal/fakexds"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"nametap": main})
+}
+
+// scriptTimeout bounds every wait of a script; none waits for it.
+const scriptTimeout = 30 * time.Second
+
+// TestScripts runs the real command against a control plane that speaks as
+// istiod does and a nameserver that knows example.org, a pair for each script.
+func TestScripts(t *testing.T) {
+	scripts, err := filepath.Glob("testdata/script/*.txtar")
+	if err != nil || len(scripts) == 0 {
+		t.Fatalf("no scripts: %v", err)
+	}
+	for _, script := range scripts {
+		t.Run(strings.TrimSuffix(filepath.Base(script), ".txtar"), func(t *testing.T) {
+			upstream, err := fakedns.Start(fakedns.Answer("www.example.org. 300 IN A 203.0.113.80"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(upstream.Close)
+			world := &world{xds: fakexds.Start(t, fakexds.Options{}), upstream: upstream}
+			testscript.Run(t, testscript.Params{
+				Files: []string{script},
+				Setup: world.setup,
+				Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
+					"push":       world.push,
+					"push-bytes": world.pushBytes,
+					"ready":      world.ready,
+					"get":        world.get,
+					"post":       world.post,
+					"asked":      world.asked,
+					"sigterm":    sigterm,
+				},
+			})
+		})
+	}
+}
+
+// A world is what surrounds the agent of one script.
+type world struct {
+	xds      *fakexds.Server
+	upstream *fakedns.Server
+}
+
+// setup sets the script's environment: XDS, UPSTREAM, and free DNS and STATUS
+// addresses for the agent, and AGENT, the flags that use them.
+func (w *world) setup(env *testscript.Env) error {
+	dns, err := freeAddress()
+	if err != nil {
+		return err
+	}
+	status, err := freeAddress()
+	if err != nil {
+		return err
+	}
+	for key, value := range map[string]string{
+		"XDS": w.xds.Addr(), "UPSTREAM": w.upstream.Addr.String(), "DNS": dns, "STATUS": status,
+		"POD_NAME": "web-0", "POD_NAMESPACE": "ns1", "INSTANCE_IP": "10.1.2.3",
+	} {
+		env.Setenv(key, value)
+	}
+	return nil
+}
+
+// freeAddress returns a loopback address that is free for UDP and TCP now.
+func freeAddress() (string, error) {
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	defer tcp.Close()
+	udp, err := net.ListenPacket("udp", tcp.Addr().String())
+	if err != nil {
+		return "", err
+	}
+	return tcp.Addr().String(), udp.Close()
+}
+
+// push FILE pushes a NameTable as JSON. With an agent connected, add -wait: it
+// returns when the agent has acknowledged; ! push wants it rejected.
+func (w *world) push(ts *testscript.TestScript, neg bool, args []string) {
+	wait := len(args) > 0 && args[0] == "-wait"
+	if wait {
+		args = args[1:]
+	}
+	if len(args) != 1 {
+		ts.Fatalf("usage: push [-wait] file")
+	}
+	var table api.NameTable
+	ts.Check(protojson.Unmarshal([]byte(ts.ReadFile(args[0])), &table))
+	version := w.xds.Push(&table)
+	if wait {
+		w.answered(ts, version, neg)
+	}
+}
+
+// push-bytes TEXT pushes TEXT in place of a NameTable.
+func (w *world) pushBytes(ts *testscript.TestScript, neg bool, args []string) {
+	w.answered(ts, w.xds.PushBytes([]byte(strings.Join(args, " "))), neg)
+}
+
+func (w *world) answered(ts *testscript.TestScript, version string, rejected bool) {
+	ctx, cancel := context.WithTimeout(context.Background(), scriptTimeout)
+	defer cancel()
+	request, err := w.xds.WaitAnswer(ctx, version)
+	ts.Check(err)
+	if (request.Rejection() != nil) != rejected {
+		ts.Fatalf("push %s: rejected with %v, want rejected: %v", version, request.Rejection(), rejected)
+	}
+}
+
+// ready waits until the agent says that it is; ! ready wants it not to be, once
+// it answers at all.
+func (w *world) ready(ts *testscript.TestScript, neg bool, _ []string) {
+	deadline := time.Now().Add(scriptTimeout)
+	for time.Now().Before(deadline) {
+		resp, err := http.Get("http://" + ts.Getenv("STATUS") + "/healthz/ready")
+		if err == nil {
+			resp.Body.Close()
+			if (resp.StatusCode == http.StatusOK) != neg {
+				return
+			}
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	ts.Fatalf("ready: not so within %s, want not ready: %v", scriptTimeout, neg)
+}
+
+// get PATH prints a status endpoint; ! get wants another status than 200.
+func (w *world) get(ts *testscript.TestScript, neg bool, args []string) {
+	resp, err := http.Get("http://" + ts.Getenv("STATUS") + args[0])
+	w.show(ts, resp, err, neg)
+}
+
+// post PATH is get with the method POST.
+func (w *world) post(ts *testscript.TestScript, neg bool, args []string) {
+	resp, err := http.Post("http://"+ts.Getenv("STATUS")+args[0], "", nil)
+	w.show(ts, resp, err, neg)
+}
+
+func (w *world) show(ts *testscript.TestScript, resp *http.Response, err error, neg bool) {
+	ts.Check(err)
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	ts.Check(err)
+	_, err = ts.Stdout().Write(append([]byte(resp.Status+"\n"), body...))
+	ts.Check(err)
+	if (resp.StatusCode == http.StatusOK) == neg {
+		ts.Fatalf("%s: %s", resp.Request.URL, resp.Status)
+	}
+}
+
+// asked NAME wants the nameserver to have been asked for NAME; ! asked wants it
+// not to have been.
+func (w *world) asked(ts *testscript.TestScript, neg bool, args []string) {
+	asked := slices.ContainsFunc(w.upstream.Queries(), func(q fakedns.Query) bool { return q.Name == args[0] })
+	if asked == neg {
+		ts.Fatalf("the nameserver was asked for %v", w.upstream.Queries())
+	}
+}
+
+// sigterm asks every command in the background to end.
+func sigterm(ts *testscript.TestScript, _ bool, _ []string) {
+	for _, command := range ts.BackgroundCmds() {
+		ts.Check(command.Process.Signal(syscall.SIGTERM))
+	}
+}

@@ -1,0 +1,63 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+)
+
+// A printer writes for a person: with bold and dim text on a terminal, plain
+// elsewhere and where NO_COLOR asks for it.
+type printer struct {
+	w       io.Writer
+	styled  bool
+	section int
+}
+
+func newPrinter(w io.Writer) *printer {
+	p := &printer{w: w}
+	if file, ok := w.(*os.File); ok && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" {
+		info, err := file.Stat()
+		p.styled = err == nil && info.Mode()&os.ModeCharDevice != 0
+	}
+	return p
+}
+
+// printf prints; an error to write is the reader's, who has gone.
+func (p *printer) printf(format string, args ...any) { _, _ = fmt.Fprintf(p.w, format, args...) }
+
+// heading begins the next section, with a number.
+func (p *printer) heading(text string) {
+	p.section++
+	p.printf("\n%s\n", p.bold(fmt.Sprintf("%d. %s", p.section, text)))
+}
+
+// paragraph prints dim text in lines of at most 80 columns, each after indent
+// spaces.
+func (p *printer) paragraph(indent int, text string) {
+	const columns = 80
+	line := ""
+	flush := func() { p.printf("%*s%s\n", indent, "", p.dim(line)) }
+	for word := range strings.FieldsSeq(text) {
+		if line != "" && indent+len(line)+1+len(word) > columns {
+			flush()
+			line = ""
+		}
+		if line != "" {
+			line += " "
+		}
+		line += word
+	}
+	flush()
+}
+
+func (p *printer) bold(s string) string { return p.style("1", s) }
+func (p *printer) dim(s string) string  { return p.style("2", s) }
+
+func (p *printer) style(code, s string) string {
+	if !p.styled {
+		return s
+	}
+	return "\x1b[" + code + "m" + s + "\x1b[0m"
+}

@@ -1,0 +1,175 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/miekg/dns"
+	"github.com/spf13/cobra"
+
+	"github.com/nametap/nametap/dnsproxy"
+)
+
+// queryTimeout is longer than the agent takes to give a forwarded query up.
+const queryTimeout = 6 * time.Second
+
+// A queryResult is one question, its answer and the rule that gave it.
+type queryResult struct {
+	Name      string                `json:"name"`
+	Type      string                `json:"type"`
+	Rcode     string                `json:"rcode"`
+	Answer    []string              `json:"answer"`
+	Authority []string              `json:"authority"`
+	Errors    []string              `json:"errors"` // Extended DNS Errors, RFC 8914
+	Protocol  string                `json:"protocol"`
+	Duration  string                `json:"duration"`
+	Rule      *dnsproxy.Explanation `json:"rule,omitempty"`
+	NoRule    string                `json:"no_rule,omitempty"` // why there is none
+}
+
+func newQueryCommand() *cobra.Command {
+	var (
+		status          statusClient
+		dnsAddr, output string
+	)
+	command := &cobra.Command{
+		Use:   "query NAME [TYPE...]",
+		Short: "Ask the agent, show the answer and the rule that gave it",
+		Example: `  nametap query productpage
+  nametap query reviews.default.svc.cluster.local AAAA
+  nametap query 10.0.0.12 PTR`,
+		Args: usageArgs(cobra.MinimumNArgs(1)),
+		RunE: func(command *cobra.Command, args []string) error {
+			questions, err := parseQuestions(args[0], args[1:])
+			if err != nil {
+				return usageError{err}
+			}
+			results := make([]queryResult, 0, len(questions))
+			for _, q := range questions {
+				result, err := ask(command.Context(), dnsAddr, q)
+				if err != nil {
+					return err
+				}
+				result.explain(command.Context(), &status)
+				results = append(results, result)
+			}
+			return printOutput(command, output, results, func(w io.Writer) error { return printResults(w, results) })
+		},
+	}
+	status.declare(command.Flags())
+	command.Flags().StringVar(&dnsAddr, "dns-addr", "localhost:15053", "the agent's DNS address")
+	declareOutput(command.Flags(), &output)
+	return command
+}
+
+// parseQuestions returns a question for every type; A and AAAA without one.
+func parseQuestions(name string, types []string) ([]dns.Question, error) {
+	if len(types) == 0 {
+		types = []string{"A", "AAAA"}
+	}
+	questions := make([]dns.Question, 0, len(types))
+	for _, t := range types {
+		qtype, known := dns.StringToType[strings.ToUpper(t)]
+		if !known {
+			return nil, fmt.Errorf("type %q: want a record type such as A, AAAA or PTR", t)
+		}
+		qname := dns.Fqdn(name)
+		if qtype == dns.TypePTR {
+			if reverse, err := dns.ReverseAddr(name); err == nil {
+				qname = reverse
+			}
+		}
+		if _, ok := dns.IsDomainName(qname); !ok {
+			return nil, fmt.Errorf("name %q: want a domain name", name)
+		}
+		questions = append(questions, dns.Question{Name: qname, Qtype: qtype, Qclass: dns.ClassINET})
+	}
+	return questions, nil
+}
+
+// ask sends one question over UDP and, if the answer is cut, over TCP.
+func ask(ctx context.Context, addr string, q dns.Question) (queryResult, error) {
+	req := &dns.Msg{MsgHdr: dns.MsgHdr{Id: dns.Id(), RecursionDesired: true}, Question: []dns.Question{q}}
+	req.SetEdns0(dnsproxy.DefaultEDNSUDPSize, false)
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
+	defer cancel()
+	start := time.Now()
+	var resp *dns.Msg
+	var protocol string
+	for _, protocol = range []string{"udp", "tcp"} {
+		var err error
+		client := dns.Client{Net: protocol, Timeout: queryTimeout}
+		if resp, _, err = client.ExchangeContext(ctx, req, addr); err != nil {
+			return queryResult{}, fmt.Errorf("no answer from %s over %s (is the agent running? --dns-addr): %w", addr, protocol, err)
+		}
+		if !resp.Truncated {
+			break
+		}
+	}
+	return queryResult{
+		Name: q.Name, Type: dns.TypeToString[q.Qtype], Rcode: dns.RcodeToString[resp.Rcode],
+		Answer: recordTexts(resp.Answer), Authority: recordTexts(resp.Ns), Errors: extendedErrors(resp),
+		Protocol: protocol, Duration: time.Since(start).Round(10 * time.Microsecond).String(),
+	}, nil
+}
+
+func recordTexts(rrs []dns.RR) []string {
+	texts := make([]string, 0, len(rrs))
+	for _, rr := range rrs {
+		texts = append(texts, strings.ReplaceAll(rr.String(), "\t", " "))
+	}
+	return texts
+}
+
+func extendedErrors(resp *dns.Msg) []string {
+	texts := []string{}
+	if opt := resp.IsEdns0(); opt != nil {
+		for _, option := range opt.Option {
+			if ede, ok := option.(*dns.EDNS0_EDE); ok {
+				texts = append(texts, fmt.Sprintf("%s: %s", dns.ExtendedErrorCodeToString[ede.InfoCode], ede.ExtraText))
+			}
+		}
+	}
+	return texts
+}
+
+// explain adds the rule by which the agent answers the question.
+func (r *queryResult) explain(ctx context.Context, status *statusClient) {
+	var explanation dnsproxy.Explanation
+	err := status.get(ctx, "/debug/explain", url.Values{"name": {r.Name}, "type": {r.Type}}, &explanation)
+	if err != nil {
+		r.NoRule = err.Error()
+		return
+	}
+	r.Rule = &explanation
+}
+
+func printResults(w io.Writer, results []queryResult) error {
+	var text strings.Builder
+	for i, r := range results {
+		if i > 0 {
+			text.WriteByte('\n')
+		}
+		fmt.Fprintf(&text, "%s %s: %s in %s over %s\n", r.Name, r.Type, r.Rcode, r.Duration, r.Protocol)
+		for _, record := range r.Answer {
+			fmt.Fprintf(&text, "  %s\n", record)
+		}
+		for _, record := range r.Authority {
+			fmt.Fprintf(&text, "  authority: %s\n", record)
+		}
+		for _, e := range r.Errors {
+			fmt.Fprintf(&text, "  error: %s\n", e)
+		}
+		if r.Rule == nil {
+			fmt.Fprintf(&text, "  rule: not known: %s\n", r.NoRule)
+			continue
+		}
+		fmt.Fprintf(&text, "  rule: %s (%s): %s\n", r.Rule.Rule, strings.Join(r.Rule.Rows, ", "), r.Rule.Why)
+	}
+	_, err := io.WriteString(w, text.String())
+	return err
+}

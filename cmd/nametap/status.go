@@ -1,0 +1,77 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nametap/nametap/agent"
+)
+
+func newStatusCommand() *cobra.Command {
+	var (
+		client statusClient
+		output string
+	)
+	command := &cobra.Command{
+		Use:   "status",
+		Short: "Show the agent's connection, table and nameservers",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE: func(command *cobra.Command, _ []string) error {
+			var status agent.Status
+			if err := client.get(command.Context(), "/debug/status", nil, &status); err != nil {
+				return err
+			}
+			return printOutput(command, output, status, func(w io.Writer) error { return printStatus(w, status) })
+		},
+	}
+	client.declare(command.Flags())
+	declareOutput(command.Flags(), &output)
+	return command
+}
+
+func printStatus(w io.Writer, status agent.Status) error {
+	lines := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	ready := "yes"
+	if !status.Ready {
+		ready = "no: " + status.Reason
+	}
+	listeners := make([]string, 0, len(status.DNS))
+	for _, addr := range status.DNS {
+		listeners = append(listeners, addr.Network+" "+addr.Address)
+	}
+	fmt.Fprintf(lines, "ready\t%s\n", ready)
+	fmt.Fprintf(lines, "up for\t%s\n", status.Uptime)
+	fmt.Fprintf(lines, "DNS\t%s\n", strings.Join(listeners, ", "))
+	fmt.Fprintf(lines, "nameservers\t%s\n", strings.Join(status.Upstreams, ", "))
+	fmt.Fprintf(lines, "hosts\t%d\n", status.Hosts)
+	printXDS(lines, status)
+	return lines.Flush()
+}
+
+// printXDS prints what the control plane's side is.
+func printXDS(w io.Writer, status agent.Status) {
+	xds := status.XDS
+	connection := "connected to " + xds.Address + ", " + xds.Variant
+	if !xds.Connected {
+		connection = "not connected to " + xds.Address
+	}
+	fmt.Fprintf(w, "control plane\t%s\n", connection)
+	if xds.LastError != "" {
+		fmt.Fprintf(w, "last error\t%s\n", xds.LastError)
+	}
+	if !xds.Loaded {
+		fmt.Fprintf(w, "table\tnone yet\n")
+		return
+	}
+	age := (time.Duration(xds.TableAge) * time.Second).String()
+	if xds.Stale {
+		age += ", stale: from the snapshot, not confirmed since the start"
+	}
+	fmt.Fprintf(w, "table\tversion %q, %s old\n", xds.Version, age)
+	fmt.Fprintf(w, "pushes\t%d, %d of them rejected\n", xds.Pushes, xds.Rejected)
+}

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+)
+
+// A hostTable is the table as /debug/ndsz shows it.
+type hostTable struct {
+	Table map[string]hostInfo `json:"table"`
+}
+
+// A hostInfo is one entry of a hostTable.
+type hostInfo struct {
+	IPs       []string `json:"ips"`
+	Registry  string   `json:"registry,omitempty"`
+	Shortname string   `json:"shortname,omitempty"`
+	Namespace string   `json:"namespace,omitempty"`
+}
+
+// equal compares without regard to the order of addresses, which means nothing.
+func (h hostInfo) equal(other hostInfo) bool {
+	return h.Registry == other.Registry && h.Shortname == other.Shortname && h.Namespace == other.Namespace &&
+		slices.Equal(slices.Sorted(slices.Values(h.IPs)), slices.Sorted(slices.Values(other.IPs)))
+}
+
+// errDiffers makes `nametap table --diff` fail, as diff(1) does.
+var errDiffers = errors.New("the tables differ")
+
+func newTableCommand() *cobra.Command {
+	var (
+		status     statusClient
+		output     string
+		diff       string
+		shortNames bool
+	)
+	command := &cobra.Command{
+		Use:   "table",
+		Short: "Show the agent's table, or its difference from a file",
+		Example: `  nametap table
+  nametap table --output json > before.json
+  nametap table --diff before.json`,
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(command *cobra.Command, _ []string) error {
+			var table hostTable
+			if err := status.get(command.Context(), "/debug/ndsz", nil, &table); err != nil {
+				return err
+			}
+			if !shortNames {
+				maps.DeleteFunc(table.Table, isShortName)
+			}
+			if diff != "" {
+				return printDiff(command, output, diff, table)
+			}
+			return printOutput(command, output, table, table.print)
+		},
+	}
+	status.declare(command.Flags())
+	command.Flags().BoolVar(&shortNames, "short-names", false, "show short names as entries of their own")
+	command.Flags().StringVar(&diff, "diff", "", "show the difference from this file of --output json; exit code 1 if there is one")
+	declareOutput(command.Flags(), &output)
+	return command
+}
+
+// isShortName tells the entries that the agent derived: they end in a dot.
+func isShortName(key string, info hostInfo) bool {
+	return strings.HasSuffix(key, ".") && info.Shortname == ""
+}
+
+func (t hostTable) print(w io.Writer) error {
+	columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(columns, "HOST\tREGISTRY\tADDRESSES")
+	for _, host := range slices.Sorted(maps.Keys(t.Table)) {
+		info := t.Table[host]
+		fmt.Fprintf(columns, "%s\t%s\t%s\n", host, info.Registry, strings.Join(info.IPs, " "))
+	}
+	return columns.Flush()
+}
+
+// A tableDiff is what turns one table into another.
+type tableDiff struct {
+	Added   map[string]hostInfo `json:"added"`
+	Removed map[string]hostInfo `json:"removed"`
+	Changed map[string]change   `json:"changed"`
+}
+
+// A change is one host before and after.
+type change struct {
+	Before hostInfo `json:"before"`
+	After  hostInfo `json:"after"`
+}
+
+func diffTables(before, after hostTable) tableDiff {
+	diff := tableDiff{Added: map[string]hostInfo{}, Removed: map[string]hostInfo{}, Changed: map[string]change{}}
+	for host, info := range after.Table {
+		if old, known := before.Table[host]; !known {
+			diff.Added[host] = info
+		} else if !info.equal(old) {
+			diff.Changed[host] = change{Before: old, After: info}
+		}
+	}
+	for host, info := range before.Table {
+		if _, still := after.Table[host]; !still {
+			diff.Removed[host] = info
+		}
+	}
+	return diff
+}
+
+func printDiff(command *cobra.Command, output, path string, after hostTable) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("reading the table to compare with: %w", err)
+	}
+	var before hostTable
+	if err := json.Unmarshal(text, &before); err != nil || before.Table == nil {
+		return fmt.Errorf("%s: want a table as `nametap table --output json` prints it", path)
+	}
+	diff := diffTables(before, after)
+	if err := printOutput(command, output, diff, diff.print); err != nil {
+		return err
+	}
+	if n := len(diff.Added) + len(diff.Removed) + len(diff.Changed); n > 0 {
+		return fmt.Errorf("%w in %d hosts", errDiffers, n)
+	}
+	return nil
+}
+
+func (d tableDiff) print(w io.Writer) error {
+	lines := map[string]string{}
+	for host, info := range d.Removed {
+		lines[host] = fmt.Sprintf("- %s %s\n", host, strings.Join(info.IPs, " "))
+	}
+	for host, info := range d.Added {
+		lines[host] = fmt.Sprintf("+ %s %s\n", host, strings.Join(info.IPs, " "))
+	}
+	for host, c := range d.Changed {
+		lines[host] = fmt.Sprintf("- %s %s\n+ %s %s\n",
+			host, strings.Join(c.Before.IPs, " "), host, strings.Join(c.After.IPs, " "))
+	}
+	for _, host := range slices.Sorted(maps.Keys(lines)) {
+		if _, err := io.WriteString(w, lines[host]); err != nil {
+			return err
+		}
+	}
+	return nil
+}

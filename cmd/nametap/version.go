@@ -1,0 +1,29 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"runtime"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nametap/nametap/internal/version"
+)
+
+func newVersionCommand() *cobra.Command {
+	var output string
+	command := &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE: func(command *cobra.Command, _ []string) error {
+			build := map[string]string{"version": version.String(), "go": runtime.Version()}
+			return printOutput(command, output, build, func(w io.Writer) error {
+				_, err := fmt.Fprintf(w, "nametap %s (%s)\n", build["version"], build["go"])
+				return err
+			})
+		},
+	}
+	declareOutput(command.Flags(), &output)
+	return command
+}
