@@ -83,14 +83,6 @@ func TestFallback(t *testing.T) {
 	}
 }
 
-// C2: a control plane with neither RPC is asked again, in vain and with pauses.
-func TestNeitherVariant(t *testing.T) {
-	server := fakexds.Start(t, fakexds.Options{Token: "never sent"})
-	h := start(t, options{server: server, config: sotw})
-	h.wantLog("level=WARN", "no stream to the control plane", "Unauthenticated")
-	h.wantStatus(func(s nds.Status) bool { return !s.Connected && strings.Contains(s.LastError, "Unauthenticated") })
-}
-
 // C3: a push that cannot be used is NACKed with the reason and the version
 // before it, and the table stays.
 func TestReject(t *testing.T) {

@@ -1,0 +1,85 @@
+package nds_test
+
+import (
+	"encoding/json"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/nametap/nametap/nds"
+)
+
+// What cannot be right is refused with the input and what was expected.
+func TestConfigErrors(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		change func(*nds.Config)
+		want   []string
+	}{
+		{"no address", func(c *nds.Config) { c.Addr = "" }, []string{`""`, "want host:port"}},
+		{"no port", func(c *nds.Config) { c.Addr = "istiod" }, []string{`"istiod"`, "want host:port"}},
+		{"no host", func(c *nds.Config) { c.Addr = ":15010" }, []string{`":15010"`, "no host"}},
+		{"named port", func(c *nds.Config) { c.Addr = "istiod:grpc" }, []string{`"istiod:grpc"`, "want host:port"}},
+		{"port 0", func(c *nds.Config) { c.Addr = "istiod:0" }, []string{`"istiod:0"`, "port 0"}},
+		{"port 65536", func(c *nds.Config) { c.Addr = "istiod:65536" }, []string{`"istiod:65536"`, "want host:port"}},
+		{"variant", func(c *nds.Config) { c.Variant = 7 }, []string{"variant 7", "want Incremental"}},
+		{"limit", func(c *nds.Config) { c.MaxPushBytes = -1 }, []string{"-1 bytes", "want a positive"}},
+		{"no pod", func(c *nds.Config) { c.Node.PodName = "" }, []string{"pod name is empty"}},
+		{"no namespace", func(c *nds.Config) { c.Node.Namespace = "" }, []string{"namespace is empty"}},
+		{"namespace", func(c *nds.Config) { c.Node.Namespace = "a.b" }, []string{`"a.b"`, "without a dot"}},
+		{"pod", func(c *nds.Config) { c.Node.PodName = "a~b" }, []string{`"a~b"`, "want a DNS name"}},
+		{"domain", func(c *nds.Config) { c.Node.Domain = "a b" }, []string{`"a b"`, "want a DNS name"}},
+		{"no address of the pod", func(c *nds.Config) { c.Node.IPs = nil }, []string{"web-0", "at least one"}},
+		{"zero address", func(c *nds.Config) { c.Node.IPs = []netip.Addr{{}} }, []string{"invalid IP"}},
+		{"labels", func(c *nds.Config) { c.Node.Labels = map[string]string{"a": "\xff"} }, []string{"metadata", "UTF-8"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			cfg := testConfig("istiod:15010")
+			tc.change(&cfg)
+			_, err := nds.New(cfg, func([]nds.Resource) error { return nil })
+			if err == nil {
+				t.Fatal("accepted")
+			}
+			for _, part := range tc.want {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("error %q does not say %q", err, part)
+				}
+			}
+		})
+	}
+	if _, err := nds.New(testConfig("istiod:15010"), nil); err == nil {
+		t.Error("no apply function is accepted")
+	}
+}
+
+// C2: the names that the flag takes.
+func TestVariantNames(t *testing.T) {
+	for _, v := range []nds.Variant{nds.Incremental, nds.StateOfTheWorld} {
+		if got, err := nds.ParseVariant(v.String()); got != v || err != nil {
+			t.Errorf("%v reads as %v, %v", v, got, err)
+		}
+	}
+	if _, err := nds.ParseVariant("delta"); err == nil || !strings.Contains(err.Error(), `"delta": want incremental or sotw`) {
+		t.Errorf("error is %v", err)
+	}
+	if got := nds.Variant(9).String(); got != "Variant(9)" {
+		t.Errorf("unknown variant is %q", got)
+	}
+}
+
+// The words of the status endpoint.
+func TestStatusJSON(t *testing.T) {
+	client, err := nds.New(testConfig("[::1]:15010"), func([]nds.Resource) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := json.Marshal(client.Status())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `{"connected":false,"address":"[::1]:15010","variant":"incremental","loaded":false,"version":"",` +
+		`"resources":0,"table_age_seconds":0,"stale":false,"pushes":0,"rejected":0,"reconnects":0}`
+	if string(got) != want {
+		t.Errorf("status is\n%s, want\n%s", got, want)
+	}
+}

@@ -1,0 +1,138 @@
+package nds
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"slices"
+	"testing"
+	"time"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+)
+
+// C5: from 0.1 s to 30 s, with full jitter. The pauses cannot be seen from
+// outside without waiting for them.
+func TestPause(t *testing.T) {
+	for _, tc := range []struct {
+		failures int
+		part     float64
+		want     time.Duration
+	}{
+		{0, 0, 0},
+		{0, 1, 100 * time.Millisecond},
+		{0, 0.5, 50 * time.Millisecond},
+		{1, 1, 200 * time.Millisecond},
+		{8, 1, 25600 * time.Millisecond},
+		{9, 1, 30 * time.Second},
+		{15, 1, 30 * time.Second},
+		{1 << 40, 0.1, 3 * time.Second},
+	} {
+		if got := pause(tc.failures, tc.part); got != tc.want {
+			t.Errorf("pause after %d failures, part %v, is %v, want %v", tc.failures, tc.part, got, tc.want)
+		}
+	}
+}
+
+func testSnapshot() snapshot {
+	return snapshot{
+		owner: "shop/Kubernetes", version: "v1", pushed: time.Unix(0, 1_800_000_000_000_000_000),
+		resources: []Resource{{Value: []byte("one")}, {Value: []byte("two")}, {Name: "a", Version: "7", Value: []byte("three")}},
+	}
+}
+
+// C7: what is written is what is read.
+func TestSnapshotRoundTrip(t *testing.T) {
+	want := testSnapshot()
+	data, err := want.marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := parseSnapshot(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(snapshot{})); diff != "" {
+		t.Fatalf("snapshot (-want +got):\n%s", diff)
+	}
+	bad := want
+	bad.owner = "\xff"
+	if _, err := bad.marshal(); err == nil {
+		t.Fatal("an owner that is not UTF-8 was written")
+	}
+}
+
+// C7: whatever stands in the file, the parser neither panics nor accepts what it
+// would not write the same way.
+func FuzzSnapshot(f *testing.F) {
+	data, err := testSnapshot().marshal()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(data)
+	f.Add(data[:len(data)-1])
+	f.Add(data[snapshotHead-8:])
+	f.Add([]byte(snapshotMagic))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		for _, file := range [][]byte{data, resealed(data)} {
+			s, err := parseSnapshot(file)
+			if err != nil {
+				continue
+			}
+			again, err := s.marshal()
+			if err != nil {
+				t.Fatalf("read, but cannot be written: %v", err)
+			}
+			reread, err := parseSnapshot(again)
+			if err != nil {
+				t.Fatalf("written, but cannot be read: %v", err)
+			}
+			if !sameContent(s.resources, reread.resources) || s.owner != reread.owner || !s.pushed.Equal(reread.pushed) {
+				t.Fatalf("read %+v, after writing %+v", s, reread)
+			}
+		}
+	})
+}
+
+// resealed puts data behind a head with the right checksum, which a fuzzer does
+// not find.
+func resealed(data []byte) []byte {
+	sum := sha256.Sum256(data)
+	return slices.Concat([]byte(snapshotMagic), sum[:], data)
+}
+
+// C3, C4: whatever a response holds, the set stays sorted, without doubles, and
+// the one before is not touched.
+func FuzzResponse(f *testing.F) {
+	m := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: TypeURL, RemovedResources: []string{"b"}}
+	data, err := proto.Marshal(m)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(data, false)
+	f.Add(data, true)
+	f.Fuzz(func(t *testing.T, data []byte, whole bool) {
+		m := &discoveryv3.DeltaDiscoveryResponse{}
+		if proto.Unmarshal(data, m) != nil {
+			return
+		}
+		before := []Resource{{Name: "a", Value: []byte("1")}, {Name: "b", Value: []byte("2")}}
+		set := slices.Clone(before)
+		next, err := fold(set, response{
+			typeURL: m.GetTypeUrl(), whole: whole, resources: m.GetResources(), removed: m.GetRemovedResources(),
+		})
+		if !sameContent(set, before) {
+			t.Fatalf("the set before became %v", set)
+		}
+		if err != nil {
+			return
+		}
+		for i := 1; i < len(next); i++ {
+			order := bytes.Compare([]byte(next[i-1].Name), []byte(next[i].Name))
+			if order > 0 || order == 0 && !(whole && next[i].Name == "") {
+				t.Fatalf("%q before %q", next[i-1].Name, next[i].Name)
+			}
+		}
+	})
+}

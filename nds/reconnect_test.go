@@ -1,0 +1,266 @@
+package nds_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/nametap/nametap/internal/fakexds"
+	"github.com/nametap/nametap/nds"
+)
+
+// C5: a cut stream is opened again, with the node and without any memory of the
+// one before; the same table is ACKed and not applied again.
+func TestCutStream(t *testing.T) {
+	h := start(t, options{apply: func(set []nds.Resource) error {
+		if strings.Contains(string(set[0].Value), "bad") {
+			return errors.New("bad")
+		}
+		return nil
+	}, config: sotw})
+	h.server.Push(hosts("a.example.com"))
+	h.wantACK("v1")
+	h.wantApplied(plain(t, hosts("a.example.com")))
+	h.server.CutStreams(nil)
+	h.wantLog("level=INFO", "no stream to the control plane", "max_age", "retry_in")
+	if _, err := h.server.Wait(h.ctx, func(r fakexds.Request) bool { return r.Stream == 2 && r.Nonce() != "" }); err != nil {
+		t.Fatal(err)
+	}
+	h.wantNothingApplied()
+
+	// The version before a rejected push is that of this stream.
+	h.server.CutStreams(nil)
+	if _, err := h.server.WaitStream(h.ctx, 3); err != nil {
+		t.Fatal(err)
+	}
+	h.server.Push(hosts("bad.example.com"))
+	h.wantAnswer("v2")
+	h.wantSotW(
+		&discoveryv3.DiscoveryRequest{Node: testNode(t)},
+		&discoveryv3.DiscoveryRequest{VersionInfo: "v1", ResponseNonce: "nonce-1"},
+		&discoveryv3.DiscoveryRequest{Node: testNode(t)},
+		&discoveryv3.DiscoveryRequest{VersionInfo: "v1", ResponseNonce: "nonce-2"},
+		&discoveryv3.DiscoveryRequest{Node: testNode(t)},
+		&discoveryv3.DiscoveryRequest{VersionInfo: "v1", ResponseNonce: "nonce-3"},
+		&discoveryv3.DiscoveryRequest{VersionInfo: "v1", ResponseNonce: "nonce-4", ErrorDetail: refused("bad")},
+	)
+	h.wantStatus(func(s nds.Status) bool { return s.Reconnects == 2 })
+}
+
+// C5: the table stays while the control plane is away, and its age is known.
+func TestControlPlaneAway(t *testing.T) {
+	h := start(t, options{})
+	h.server.Push(hosts("a.example.com"))
+	h.wantACK("v1")
+	h.wantApplied(plain(t, hosts("a.example.com")))
+	h.server.Stop()
+	h.wantLog("level=WARN", "no stream to the control plane", "connection refused")
+	h.wantStatus(func(s nds.Status) bool {
+		return !s.Connected && s.Loaded && !s.Stale && s.Version == "v1" && s.TableAge > 0 &&
+			strings.Contains(s.LastError, "connection refused")
+	})
+	h.wantNothingApplied()
+
+	h.server.Push(hosts("b.example.com"))
+	if err := h.server.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	h.wantApplied(plain(t, hosts("b.example.com")))
+	h.wantACK("v2")
+	h.wantStatus(func(s nds.Status) bool { return s.Connected && s.Reconnects > 0 && s.LastError == "" })
+}
+
+// C5: each attempt makes one line in the log.
+func TestAttemptsAreLoggedOnce(t *testing.T) {
+	server := fakexds.Start(t, fakexds.Options{})
+	server.Stop()
+	h := start(t, options{server: server})
+	h.wantLog("no stream to the control plane", "connection refused")
+	h.stop()
+	attempts := int(h.client.Status().Reconnects) + 1
+	if n := h.logs.count("level=WARN"); n > attempts {
+		t.Fatalf("%d warnings for %d attempts:\n%s", n, attempts, h.logs)
+	}
+}
+
+// C5: Run ends while it waits for the next attempt, while it is connected, and
+// before it began.
+func TestRunEnds(t *testing.T) {
+	connected := start(t, options{})
+	connected.server.Push(hosts("a.example.com"))
+	connected.wantACK("v1")
+	connected.stop()
+	connected.wantStatus(func(s nds.Status) bool { return !s.Connected && s.Loaded })
+
+	client, err := nds.New(testConfig("127.0.0.1:1"), func([]nds.Resource) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := client.Run(ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// C5: a peer that vanished without closing the connection is noticed.
+func TestKeepalive(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes 30 s")
+	}
+	t.Parallel()
+	server := fakexds.Start(t, fakexds.Options{})
+	hole := newBlackHole(t, server.Addr())
+	h := start(t, options{server: server, config: func(cfg *nds.Config) { cfg.Addr = hole.addr }})
+	server.Push(hosts("a.example.com"))
+	h.wantACK("v1")
+	began := time.Now()
+	hole.close()
+	h.wantLog("no stream to the control plane", "keepalive")
+	if took := time.Since(began); took > 31*time.Second {
+		t.Fatalf("it took %v", took)
+	}
+	h.wantStatus(func(s nds.Status) bool { return !s.Connected && s.Loaded })
+}
+
+// blackHole is a TCP proxy that stops forwarding, in both directions, without
+// closing anything.
+type blackHole struct {
+	addr   string
+	mu     sync.Mutex
+	closed bool
+}
+
+func newBlackHole(t *testing.T, target string) *blackHole {
+	t.Helper()
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	hole := &blackHole{addr: lis.Addr().String()}
+	var conns sync.WaitGroup
+	t.Cleanup(func() {
+		_ = lis.Close()
+		conns.Wait()
+	})
+	conns.Go(func() {
+		for {
+			near, err := lis.Accept()
+			if err != nil {
+				return
+			}
+			far, err := net.Dial("tcp", target)
+			if err != nil {
+				_ = near.Close()
+				continue
+			}
+			conns.Go(func() { hole.forward(near, far) })
+			conns.Go(func() { hole.forward(far, near) })
+		}
+	})
+	return hole
+}
+
+// forward copies until src ends, and drops what comes after close.
+func (b *blackHole) forward(dst io.WriteCloser, src io.Reader) {
+	defer func() { _ = dst.Close() }()
+	buf := make([]byte, 16<<10)
+	for {
+		n, err := src.Read(buf)
+		if err != nil {
+			return
+		}
+		b.mu.Lock()
+		closed := b.closed
+		b.mu.Unlock()
+		if closed {
+			continue
+		}
+		if _, err := dst.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// close makes everything that comes from now on vanish.
+func (b *blackHole) close() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.closed = true
+}
+
+// C5: what the metrics say over a stream's life.
+func TestMetrics(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	h := start(t, options{
+		config: func(cfg *nds.Config) { cfg.Registerer = registry },
+		apply: func(set []nds.Resource) error {
+			if len(set[0].Value) == 0 {
+				return errors.New("empty")
+			}
+			return nil
+		},
+	})
+	values := []string{
+		"nametap_xds_connected", "nametap_xds_pushes_total", "nametap_xds_reconnects_total", "nametap_xds_table_stale",
+	}
+	want := func(text string) {
+		t.Helper()
+		if err := testutil.GatherAndCompare(registry, strings.NewReader(text), values...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.server.Push(hosts("a.example.com"))
+	h.wantACK("v1")
+	h.server.Push(hosts("a.example.com"))
+	h.wantACK("v2")
+	h.server.PushBytes(nil)
+	h.wantAnswer("v3")
+	want(`
+# HELP nametap_xds_connected 1 while a stream to the control plane stands and has brought a response.
+# TYPE nametap_xds_connected gauge
+nametap_xds_connected 1
+# HELP nametap_xds_pushes_total Responses from the control plane, by what became of them: applied, unchanged or rejected.
+# TYPE nametap_xds_pushes_total counter
+nametap_xds_pushes_total{result="applied"} 1
+nametap_xds_pushes_total{result="rejected"} 1
+nametap_xds_pushes_total{result="unchanged"} 1
+# HELP nametap_xds_reconnects_total Connections to the control plane that were tried after the first.
+# TYPE nametap_xds_reconnects_total counter
+nametap_xds_reconnects_total 0
+# HELP nametap_xds_table_stale 1 while the table in use is from the snapshot and no push has confirmed it.
+# TYPE nametap_xds_table_stale gauge
+nametap_xds_table_stale 0
+`)
+	if problems, err := testutil.GatherAndLint(registry); err != nil || len(problems) != 0 {
+		t.Fatal(problems, err)
+	}
+	if n, err := testutil.GatherAndCount(registry); err != nil || n != 9 {
+		t.Fatalf("%d series, %v", n, err)
+	}
+}
+
+// Two clients in one process, with registries of their own and with one.
+func TestRegistries(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	apply := func([]nds.Resource) error { return nil }
+	for _, tc := range []struct {
+		registry *prometheus.Registry
+		ok       bool
+	}{{registry, true}, {prometheus.NewRegistry(), true}, {registry, false}} {
+		cfg := testConfig("127.0.0.1:1")
+		cfg.Registerer = tc.registry
+		if _, err := nds.New(cfg, apply); (err == nil) != tc.ok {
+			t.Fatalf("registered: %v", err)
+		}
+	}
+}

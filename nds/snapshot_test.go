@@ -1,0 +1,207 @@
+package nds_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/internal/fakexds"
+	"github.com/nametap/nametap/nds"
+)
+
+// stateDir makes a client keep a snapshot in dir.
+func stateDir(dir string) func(*nds.Config) {
+	return func(cfg *nds.Config) { cfg.StateDir = dir }
+}
+
+// snapshotOf runs a client of s in dir until the snapshot holds the push with
+// version, and returns the path of the snapshot.
+func snapshotOf(t *testing.T, s *fakexds.Server, dir, version string) string {
+	t.Helper()
+	h := start(t, options{server: s, config: stateDir(dir)})
+	h.wantACK(version)
+	h.stop()
+	return filepath.Join(dir, "nametable.snapshot")
+}
+
+// stopped is a control plane that is away; Restart brings it back.
+func stopped(t *testing.T) *fakexds.Server {
+	t.Helper()
+	server := fakexds.Start(t, fakexds.Options{})
+	server.Stop()
+	return server
+}
+
+// C7: a restart without the control plane serves the last good table at once,
+// and the first push confirms it.
+func TestSnapshot(t *testing.T) {
+	bothVariants(t, func(t *testing.T, v nds.Variant) {
+		dir := t.TempDir()
+		server := fakexds.Start(t, fakexds.Options{})
+		a, b := hosts("a.example.com"), hosts("b.example.com")
+		server.PushNamed(map[string]*api.NameTable{"b": b, "a": a})
+		path := snapshotOf(t, server, dir, "v1")
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if mode := info.Mode(); mode != 0o600 {
+			t.Fatalf("snapshot has mode %v", mode)
+		}
+
+		server.Stop()
+		h := start(t, options{server: server, config: func(cfg *nds.Config) {
+			cfg.StateDir, cfg.Variant = dir, v
+		}})
+		h.wantApplied(named(t, "a", "v1", a), named(t, "b", "v1", b))
+		<-h.client.Ready()
+		h.wantStatus(func(s nds.Status) bool {
+			return s.Loaded && s.Stale && s.Version == "v1" && s.Resources == 2 && s.Pushes == 0 && s.TableAge > 0
+		})
+		if err := server.Restart(); err != nil {
+			t.Fatal(err)
+		}
+		// The second stream's.
+		if _, err := server.Wait(h.ctx, func(r fakexds.Request) bool { return r.Stream == 2 && r.Nonce() != "" }); err != nil {
+			t.Fatal(err)
+		}
+		if v == nds.Incremental {
+			h.wantNothingApplied()
+		} else {
+			h.wantApplied(plain(t, a), plain(t, b)) // without their names
+		}
+		h.wantStatus(func(s nds.Status) bool { return s.Connected && !s.Stale && s.Pushes == 1 })
+	})
+}
+
+// C7: only a table that was accepted is kept.
+func TestSnapshotKeepsTheGoodTable(t *testing.T) {
+	dir := t.TempDir()
+	h := start(t, options{config: stateDir(dir), apply: func(set []nds.Resource) error {
+		if len(set[0].Value) == 0 {
+			return errors.New("empty")
+		}
+		return nil
+	}})
+	h.server.Push(hosts("a.example.com"))
+	h.wantACK("v1")
+	h.server.PushBytes(nil)
+	h.wantAnswer("v2")
+	h.stop()
+
+	h = start(t, options{server: stopped(t), config: stateDir(dir)})
+	h.wantApplied(plain(t, hosts("a.example.com")))
+}
+
+// C7: an empty table is a table.
+func TestSnapshotOfNothing(t *testing.T) {
+	dir := t.TempDir()
+	server := fakexds.Start(t, fakexds.Options{})
+	version := server.PushResponses(&discoveryv3.DeltaDiscoveryResponse{TypeUrl: nds.TypeURL, SystemVersionInfo: "empty"}, nil)
+	snapshotOf(t, server, dir, version)
+	h := start(t, options{server: stopped(t), config: stateDir(dir)})
+	h.wantApplied()
+	<-h.client.Ready()
+}
+
+// C7: a file that is damaged, of somebody else, or refused, is set aside and
+// said, and the next push makes a good one.
+func TestSnapshotSetAside(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		damage func(data []byte) []byte
+		config func(*nds.Config)
+		refuse bool
+		said   string
+	}{
+		{name: "empty", damage: func([]byte) []byte { return nil }, said: "no snapshot"},
+		{name: "foreign", damage: func([]byte) []byte { return []byte("{\"hosts\": []}\n") }, said: "no snapshot"},
+		{name: "cut", damage: func(data []byte) []byte { return data[:len(data)-1] }, said: "checksum"},
+		{name: "head only", damage: func(data []byte) []byte { return data[:20] }, said: "no snapshot"},
+		{name: "flipped", damage: func(data []byte) []byte { data[len(data)-1] ^= 1; return data }, said: "checksum"},
+		{name: "namespace", config: func(cfg *nds.Config) { cfg.Node.Namespace = "other" }, said: "other/Kubernetes"},
+		{name: "cluster", config: func(cfg *nds.Config) { cfg.Node.ClusterID = "west" }, said: "shop/west"},
+		{name: "refused", refuse: true, said: "refused by the table"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			dir := t.TempDir()
+			server := fakexds.Start(t, fakexds.Options{})
+			server.Push(hosts("a.example.com"))
+			path := snapshotOf(t, server, dir, "v1")
+			server.Stop()
+			data, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tc.damage != nil {
+				data = tc.damage(data)
+				if err := os.WriteFile(path, data, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			refusals := 0
+			h := start(t, options{
+				server: server,
+				config: func(cfg *nds.Config) {
+					cfg.StateDir = dir
+					if tc.config != nil {
+						tc.config(cfg)
+					}
+				},
+				apply: func([]nds.Resource) error {
+					if refusals++; tc.refuse && refusals == 1 {
+						return errors.New("refused by the table")
+					}
+					return nil
+				},
+			})
+			h.wantLog("level=WARN", "set aside", tc.said)
+			h.wantNothingApplied()
+			if aside, err := os.ReadFile(path + ".bad"); err != nil || string(aside) != string(data) {
+				t.Fatalf("set aside: %q, %v", aside, err)
+			}
+			if err := server.Restart(); err != nil {
+				t.Fatal(err)
+			}
+			h.wantApplied(plain(t, hosts("a.example.com")))
+			h.stop()
+			if _, err := os.Stat(path); err != nil {
+				t.Fatalf("no new snapshot: %v", err)
+			}
+		})
+	}
+}
+
+// C7: a snapshot that cannot be read or written does not disturb the table, and
+// a write that failed is tried again.
+func TestSnapshotTrouble(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "nametable.snapshot")
+	// Nobody, root included, can read a directory as a file or replace one that
+	// is not empty.
+	if err := os.MkdirAll(filepath.Join(path, "occupied"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	h := start(t, options{config: stateDir(dir)})
+	h.wantLog("level=WARN", "snapshot of the table not read")
+	h.server.Push(hosts("a.example.com"))
+	h.wantApplied(plain(t, hosts("a.example.com")))
+	h.wantLog("level=WARN", "snapshot of the table not written")
+	if err := os.RemoveAll(path); err != nil {
+		t.Fatal(err)
+	}
+	h.server.Push(hosts("a.example.com"))
+	h.wantACK("v2")
+	h.stop()
+	if _, err := os.Stat(path); err != nil {
+		t.Fatalf("the write was not tried again: %v", err)
+	}
+	gone := start(t, options{config: stateDir(filepath.Join(dir, "gone"))})
+	gone.server.Push(hosts("a.example.com"))
+	gone.wantACK("v1")
+	gone.wantLog("level=WARN", "snapshot of the table not written")
+}

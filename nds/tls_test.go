@@ -1,0 +1,189 @@
+package nds_test
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/nametap/nametap/internal/fakexds"
+	"github.com/nametap/nametap/nds"
+)
+
+// secured is a control plane with a certificate of its own authority, and the
+// files that a client of it needs.
+type secured struct {
+	server      *fakexds.Server
+	root, token string
+}
+
+func startSecured(t *testing.T) secured {
+	t.Helper()
+	root, config := authority(t, "istiod.istio-system.svc")
+	s := secured{
+		server: fakexds.Start(t, fakexds.Options{TLS: config, Token: "token-1"}),
+		root:   filepath.Join(t.TempDir(), "root-cert.pem"),
+		token:  filepath.Join(t.TempDir(), "istio-token"),
+	}
+	write(t, s.root, root)
+	write(t, s.token, "token-1\n")
+	return s
+}
+
+// config makes a client use the files.
+func (s secured) config(cfg *nds.Config) {
+	cfg.Plaintext, cfg.RootCA, cfg.TokenFile = false, s.root, s.token
+}
+
+// start runs a client with the files, and what else the test wants.
+func (s secured) start(t *testing.T, more func(*nds.Config)) *harness {
+	t.Helper()
+	return start(t, options{server: s.server, config: func(cfg *nds.Config) {
+		s.config(cfg)
+		if more != nil {
+			more(cfg)
+		}
+	}})
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// authority makes a root certificate, as PEM, and a server with a certificate
+// of it for name.
+func authority(t *testing.T, name string) (string, *tls.Config) {
+	t.Helper()
+	template := func(serial int64) *x509.Certificate {
+		return &x509.Certificate{
+			SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: name},
+			NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		}
+	}
+	root, leaf := template(1), template(2)
+	root.IsCA, root.BasicConstraintsValid, root.KeyUsage = true, true, x509.KeyUsageCertSign
+	leaf.DNSNames, leaf.ExtKeyUsage = []string{name}, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+
+	var keys [2]*ecdsa.PrivateKey
+	for i := range keys {
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys[i] = key
+	}
+	rootDER, err := x509.CreateCertificate(rand.Reader, root, root, keys[0].Public(), keys[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	leafDER, err := x509.CreateCertificate(rand.Reader, leaf, root, keys[1].Public(), keys[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: rootDER})), &tls.Config{
+		Certificates: []tls.Certificate{{Certificate: [][]byte{leafDER}, PrivateKey: keys[1]}},
+	}
+}
+
+// C1: TLS, with the token as a credential of the stream.
+func TestTLS(t *testing.T) {
+	s := startSecured(t)
+	h := s.start(t, nil)
+	s.server.Push(hosts("a.example.com"))
+	h.wantApplied(plain(t, hosts("a.example.com")))
+	h.wantACK("v1")
+	r, err := s.server.WaitStream(h.ctx, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := r.Header.Get("authorization"); !slices.Equal(got, []string{"Bearer token-1"}) {
+		t.Fatalf("authorization is %q", got)
+	}
+	if got := r.Header.Get("clusterid"); got != nil {
+		t.Fatalf("clusterid is %q, want none for the default cluster", got)
+	}
+}
+
+// C1: the token file is replaced while we run, and read again on every connect.
+func TestTokenIsReadAgain(t *testing.T) {
+	s := startSecured(t)
+	h := s.start(t, func(cfg *nds.Config) { cfg.Node.ClusterID = "west" })
+	s.server.Push(hosts("a.example.com"))
+	h.wantACK("v1")
+	s.server.SetToken("token-2")
+	s.server.CutStreams(nil)
+	h.wantLog("level=WARN", "no stream to the control plane", "Unauthenticated")
+	write(t, s.token, "token-2")
+	r, err := s.server.WaitStream(h.ctx, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := r.Header.Get("authorization"); !slices.Equal(got, []string{"Bearer token-2"}) {
+		t.Fatalf("authorization is %q", got)
+	}
+	if got := r.Header.Get("clusterid"); !slices.Equal(got, []string{"west"}) {
+		t.Fatalf("clusterid is %q", got)
+	}
+}
+
+// C1: what is wrong with the files or the certificate is said, and once it is
+// mended the client connects.
+func TestTLSTrouble(t *testing.T) {
+	otherRoot, _ := authority(t, "istiod.istio-system.svc")
+	missing := filepath.Join(t.TempDir(), "missing")
+	for _, tc := range []struct {
+		name   string
+		config func(*nds.Config)
+		root   string
+		token  string
+		said   string
+	}{
+		{name: "other name", config: func(cfg *nds.Config) { cfg.ServerName = "istiod.other.svc" }, said: "istiod.other.svc"},
+		{name: "plaintext", config: func(cfg *nds.Config) { cfg.Plaintext = true }, said: "no stream"},
+		{name: "system roots", config: func(cfg *nds.Config) { cfg.RootCA = "" }, said: "unknown authority"},
+		{name: "no root file", config: func(cfg *nds.Config) { cfg.RootCA = missing }, said: "reading root certificates"},
+		{name: "no token file", config: func(cfg *nds.Config) { cfg.TokenFile = missing }, said: "reading token"},
+		{name: "no token", config: func(cfg *nds.Config) { cfg.TokenFile = "" }, said: "Unauthenticated"},
+		{name: "other root", root: otherRoot, said: "unknown authority"},
+		{name: "root not PEM", root: "hello", said: "no certificate in"},
+		{name: "empty token", token: "\n", said: "is empty"},
+		{name: "two tokens", token: "one\ntwo\n", said: "more than one token"},
+		{name: "wrong token", token: "token-0", said: "Unauthenticated"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := startSecured(t)
+			s.server.Push(hosts("a.example.com"))
+			root, err := os.ReadFile(s.root)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tc.root != "" {
+				write(t, s.root, tc.root)
+			}
+			if tc.token != "" {
+				write(t, s.token, tc.token)
+			}
+			h := s.start(t, tc.config)
+			h.wantLog("level=WARN", "no stream to the control plane", tc.said)
+			h.wantStatus(func(s nds.Status) bool { return !s.Connected && s.LastError != "" })
+			if tc.config != nil {
+				return
+			}
+			write(t, s.root, string(root))
+			write(t, s.token, "token-1")
+			h.wantApplied(plain(t, hosts("a.example.com")))
+		})
+	}
+}
