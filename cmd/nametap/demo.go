@@ -112,7 +112,7 @@ func (d *demo) start(ctx context.Context, group *errgroup.Group) error {
 	var err error
 	d.controlPlane, err = discovery.New(discovery.Config{
 		ConfigDir: d.path("shop"), StateDir: d.path("discovery"), Logger: logger,
-		GRPCAddr: d.freePort("control plane", demoXDSPort),
+		GRPCAddr: d.freePort(ctx, "control plane", demoXDSPort),
 	})
 	if err != nil {
 		return err
@@ -123,7 +123,7 @@ func (d *demo) start(ctx context.Context, group *errgroup.Group) error {
 	}
 	d.agent, err = agent.New(ctx, agent.Config{
 		DNS: dnsproxy.Config{
-			Addr:      d.freePort("DNS", demoDNSPort),
+			Addr:      d.freePort(ctx, "DNS", demoDNSPort),
 			Namespace: demoNamespace, Domain: demoNamespace + ".svc.cluster.local",
 			ResolvConf: d.path("resolv.conf"), Upstreams: []netip.AddrPort{d.upstream.Addr},
 		},
@@ -134,7 +134,7 @@ func (d *demo) start(ctx context.Context, group *errgroup.Group) error {
 				IPs: []netip.Addr{netip.MustParseAddr("10.244.0.10"), netip.MustParseAddr("fd00:10:244::a")},
 			},
 		},
-		StatusAddr: d.freePort("status", demoStatusPort),
+		StatusAddr: d.freePort(ctx, "status", demoStatusPort),
 		Logger:     logger,
 	})
 	if err != nil {
@@ -194,10 +194,11 @@ func searchList() []string {
 
 // freePort returns a loopback address with port, or with a free one if that is
 // taken, and says so.
-func (d *demo) freePort(what string, port int) string {
+func (d *demo) freePort(ctx context.Context, what string, port int) string {
+	var config net.ListenConfig
 	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
-	tcp, tcpErr := net.Listen("tcp", address)
-	udp, udpErr := net.ListenPacket("udp", address)
+	tcp, tcpErr := config.Listen(ctx, "tcp", address)
+	udp, udpErr := config.ListenPacket(ctx, "udp", address)
 	if tcpErr == nil {
 		_ = tcp.Close() // nothing was accepted
 	}

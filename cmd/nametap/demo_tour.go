@@ -67,16 +67,16 @@ func (d *demo) introduce() {
 func (d *demo) showService(ctx context.Context) error {
 	d.out.heading("A service by its short name, by its FQDN, and one of its neighbours")
 	return errors.Join(
-		d.query(ctx, demoService, dns.TypeA),
-		d.query(ctx, demoService+"."+searchList()[0], dns.TypeA),
-		d.query(ctx, demoNeighbour, dns.TypeA),
-		d.query(ctx, demoPod, dns.TypeA),
+		d.query(ctx, demoService),
+		d.query(ctx, demoService+"."+searchList()[0]),
+		d.query(ctx, demoNeighbour),
+		d.query(ctx, demoPod),
 	)
 }
 
 func (d *demo) showSearch(ctx context.Context) error {
 	d.out.heading("A name as a pod's resolver sends it, search domain and all: one answer")
-	return d.query(ctx, demoDatabase1+"."+searchList()[0], dns.TypeA)
+	return d.query(ctx, demoDatabase1+"."+searchList()[0])
 }
 
 // showCounts measures what one getaddrinfo costs. The queries are counted where
@@ -111,7 +111,7 @@ func (d *demo) count(ctx context.Context, server string) (counts, error) {
 
 func (d *demo) showDatabases(ctx context.Context) error {
 	d.out.heading("Two databases outside, both on port 3306: an address of its own for each")
-	return errors.Join(d.query(ctx, demoDatabase1, dns.TypeA), d.query(ctx, demoDatabase2, dns.TypeA))
+	return errors.Join(d.query(ctx, demoDatabase1), d.query(ctx, demoDatabase2))
 }
 
 // showEdit changes a file of the control plane's directory and waits for the
@@ -143,17 +143,17 @@ func (d *demo) showEdit(ctx context.Context) error {
 		time.Sleep(time.Millisecond)
 	}
 	d.out.printf("  answered %s after the file was written\n", d.out.bold(time.Since(start).Round(time.Millisecond).String()))
-	return d.query(ctx, demoService, dns.TypeA)
+	return d.query(ctx, demoService)
 }
 
 func (d *demo) showForward(ctx context.Context) error {
 	d.out.heading("A name that is not the mesh's: forwarded")
-	return d.query(ctx, demoOutside, dns.TypeA)
+	return d.query(ctx, demoOutside)
 }
 
-// query sends one question to the agent and shows the answer and its rule.
-func (d *demo) query(ctx context.Context, name string, qtype uint16) error {
-	result, err := ask(ctx, d.dnsAddr, dns.Question{Name: dns.Fqdn(name), Qtype: qtype, Qclass: dns.ClassINET})
+// query asks the agent for addresses and shows the answer and its rule.
+func (d *demo) query(ctx context.Context, name string) error {
+	result, err := ask(ctx, d.dnsAddr, dns.Question{Name: dns.Fqdn(name), Qtype: dns.TypeA, Qclass: dns.ClassINET})
 	if err != nil {
 		return err
 	}

@@ -47,7 +47,7 @@ func (c *statusClient) get(ctx context.Context, path string, query url.Values, v
 	if err != nil {
 		return fmt.Errorf("no agent answers at %s (is it running? --status-addr): %w", c.addr, err)
 	}
-	defer resp.Body.Close() //nolint:errcheck // it was read
+	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
 	if err != nil {
 		return fmt.Errorf("reading %s: %w", address.String(), err)
