@@ -39,23 +39,27 @@ type cache struct {
 
 // view is what the clients with one key are served. Guarded by cache.mu.
 type view struct {
-	resources map[string]resource // by resource name
-	version   string              // of all resources together
+	resources map[string]*resource // by resource name
+	version   string               // of all resources together
 	// watches are the requests that wait for a change.
 	watches map[*watch]struct{}
 }
 
 // resource is one marshalled table. The bytes are shared by all responses.
 type resource struct {
+	name    string
 	body    *anypb.Any
 	version string
+	wrapped *anypb.Any // body for state-of-the-world, made when first wanted
 }
 
-// watch is a request that waits. answer reports whether the view holds
-// something new for the client, and if so sends it.
+// watch is a request that waits. Its answer reports whether the view holds
+// something new for the client, and if so has sent it.
 type watch struct {
-	answer func(*view) bool
+	answer answer
 }
+
+type answer func(*view) (bool, error)
 
 func newCache() *cache { return &cache{views: map[viewKey]*view{}} }
 
@@ -77,7 +81,11 @@ func (c *cache) set(snap *snapshot) error {
 		}
 		old.resources, old.version = next.resources, next.version
 		for w := range old.watches {
-			if w.answer(old) {
+			answered, err := w.answer(old)
+			if err != nil {
+				return err
+			}
+			if answered {
 				delete(old.watches, w)
 			}
 		}
@@ -86,11 +94,11 @@ func (c *cache) set(snap *snapshot) error {
 }
 
 func newView(snap *snapshot, key viewKey) (*view, error) {
-	v := &view{resources: map[string]resource{}, watches: map[*watch]struct{}{}}
+	v := &view{resources: map[string]*resource{}, watches: map[*watch]struct{}{}}
 	var all []byte
 	tables := snap.tables(key)
 	for _, name := range sortedKeys(tables) {
-		r, err := newResource(tables[name])
+		r, err := newResource(name, tables[name])
 		if err != nil {
 			return nil, fmt.Errorf("table %q: %w", name, err)
 		}
@@ -104,12 +112,31 @@ func newView(snap *snapshot, key viewKey) (*view, error) {
 // newResource marshals a table. Its version is a checksum of the bytes, so it
 // is the same on every server that has the same objects, and a client that
 // comes back with it need not be sent the table again.
-func newResource(t *api.NameTable) (resource, error) {
+func newResource(name string, t *api.NameTable) (*resource, error) {
 	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(t)
 	if err != nil {
-		return resource{}, fmt.Errorf("marshalling: %w", err)
+		return nil, fmt.Errorf("marshalling: %w", err)
 	}
-	return resource{body: &anypb.Any{TypeUrl: typeURL, Value: data}, version: checksum(data)}, nil
+	return &resource{name: name, body: &anypb.Any{TypeUrl: typeURL, Value: data}, version: checksum(data)}, nil
+}
+
+// wholeLocked is the resource's form in a state-of-the-world response, which
+// has no place for names: one that has a name comes in xDS's wrapper.
+func (r *resource) wholeLocked() (*anypb.Any, error) {
+	if r.name == "" {
+		return r.body, nil
+	}
+	if r.wrapped == nil {
+		var err error
+		if r.wrapped, err = anypb.New(r.named()); err != nil {
+			return nil, fmt.Errorf("wrapping table %q: %w", r.name, err)
+		}
+	}
+	return r.wrapped, nil
+}
+
+func (r *resource) named() *discoveryv3.Resource {
+	return &discoveryv3.Resource{Name: r.name, Version: r.version, Resource: r.body}
 }
 
 func checksum(data []byte) string {
@@ -122,7 +149,7 @@ func (c *cache) CreateWatch(req *cachev3.Request, sub cachev3.Subscription, out 
 	// The version in the request is not looked at: after a NACK it is the one
 	// before, and sending again what was just refused would go on for ever.
 	first := req.GetResponseNonce() == ""
-	return c.watch(req.GetTypeUrl(), req.GetNode(), func(v *view) bool {
+	return c.watch(req.GetTypeUrl(), req.GetNode(), func(v *view) (bool, error) {
 		names, versions := v.selected(sub)
 		if version, unnamed := versions[""]; unnamed {
 			// With every request the server forgets what was sent under names
@@ -136,14 +163,18 @@ func (c *cache) CreateWatch(req *cachev3.Request, sub cachev3.Subscription, out 
 			}
 		}
 		if !first && maps.Equal(versions, sub.ReturnedResources()) {
-			return false
+			return false, nil
 		}
 		resp := &discoveryv3.DiscoveryResponse{TypeUrl: typeURL, VersionInfo: v.version}
 		for _, name := range names {
-			resp.Resources = append(resp.Resources, v.resources[name].body)
+			body, err := v.resources[name].wholeLocked()
+			if err != nil {
+				return false, err
+			}
+			resp.Resources = append(resp.Resources, body)
 		}
 		out <- &cachev3.PassthroughResponse{Request: req, DiscoveryResponse: resp, ReturnedResources: versions}
-		return true
+		return true, nil
 	})
 }
 
@@ -155,13 +186,13 @@ func (c *cache) CreateDeltaWatch(
 	// waits to hear so.
 	first := req.GetResponseNonce() == "" && len(sub.ReturnedResources()) == 0
 	resuming := req.GetResponseNonce() == "" && len(req.GetInitialResourceVersions()) > 0
-	return c.watch(req.GetTypeUrl(), req.GetNode(), func(v *view) bool {
+	return c.watch(req.GetTypeUrl(), req.GetNode(), func(v *view) (bool, error) {
 		names, versions := v.selected(sub)
 		known := sub.ReturnedResources()
 		resp := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: typeURL, SystemVersionInfo: v.version}
 		for _, name := range names {
 			if r := v.resources[name]; known[name] != r.version {
-				resp.Resources = append(resp.Resources, &discoveryv3.Resource{Name: name, Version: r.version, Resource: r.body})
+				resp.Resources = append(resp.Resources, r.named())
 			}
 		}
 		for _, name := range sortedKeys(known) {
@@ -170,10 +201,10 @@ func (c *cache) CreateDeltaWatch(
 			}
 		}
 		if len(resp.Resources)+len(resp.RemovedResources) == 0 && !first && !resuming {
-			return false
+			return false, nil
 		}
 		out <- &cachev3.DeltaPassthroughResponse{DeltaRequest: req, DeltaDiscoveryResponse: resp, NextVersionMap: versions}
-		return true
+		return true, nil
 	})
 }
 
@@ -197,7 +228,7 @@ func (v *view) selected(sub cachev3.Subscription) ([]string, map[string]string) 
 // watch answers at once or opens a watch; the function that it returns closes
 // the watch, and after it nothing is sent. The server's channel has room for
 // one response of a watch, so sending under the lock does not block.
-func (c *cache) watch(url string, node *corev3.Node, answer func(*view) bool) (func(), error) {
+func (c *cache) watch(url string, node *corev3.Node, ask answer) (func(), error) {
 	key, err := parseNode(node)
 	if err != nil {
 		return nil, err
@@ -213,10 +244,14 @@ func (c *cache) watch(url string, node *corev3.Node, answer func(*view) bool) (f
 	if err != nil {
 		return nil, err
 	}
-	if answer(v) {
+	answered, err := ask(v)
+	if err != nil {
+		return nil, status.Errorf(codes.Internal, "answering: %v", err)
+	}
+	if answered {
 		return func() {}, nil
 	}
-	w := &watch{answer: answer}
+	w := &watch{answer: ask}
 	v.watches[w] = struct{}{}
 	return func() {
 		c.mu.Lock()

@@ -99,7 +99,8 @@ type client interface {
 	next() push
 	// quiet fails if a push comes.
 	quiet()
-	// state is all tables by resource name (sotw has no names: by number).
+	// state is all tables by resource name; those of sotw that have none are
+	// numbered.
 	state() map[string]*api.NameTable
 	// err waits for the end of the stream.
 	err() error
@@ -205,7 +206,14 @@ func openSotw(t *testing.T, r running, n *corev3.Node, names ...string) client {
 			}
 			p := push{tables: map[string]*api.NameTable{}, version: resp.GetVersionInfo(), raw: resp}
 			for i, a := range resp.GetResources() {
-				p.tables[string(rune('0'+i))] = unmarshal(t, a.GetTypeUrl(), a.GetValue())
+				name, wrapper := string(rune('0'+i)), &discoveryv3.Resource{}
+				if a.MessageIs(wrapper) {
+					if err := a.UnmarshalTo(wrapper); err != nil {
+						t.Errorf("wrapper: %v", err)
+					}
+					name, a = wrapper.GetName(), wrapper.GetResource()
+				}
+				p.tables[name] = unmarshal(t, a.GetTypeUrl(), a.GetValue())
 			}
 			s.pushes <- p
 		}

@@ -40,7 +40,7 @@ func FuzzParse(f *testing.F) {
 			tables := snap.tables(key)
 			merged(t, tables)
 			for name, table := range tables {
-				if _, err := newResource(table); err != nil {
+				if _, err := newResource(name, table); err != nil {
 					t.Errorf("table %q: %v", name, err)
 				}
 				for host, info := range table.GetTable() {

@@ -93,6 +93,7 @@ type Server struct {
 	source  *source
 	vips    *vips
 	seen    map[string]bool // what the log has said and is still so
+	built   bool            // the last reading is in effect
 	unsaved bool            // the VIP state on disk is older than vips
 
 	mu   sync.Mutex
@@ -270,11 +271,19 @@ func (s *Server) build() (reading, error) {
 	if err != nil {
 		return r, err
 	}
+	if r.same && s.built && !s.unsaved {
+		return r, nil
+	}
+	s.built = false
 	snap, a := snapshotOf(r.objects, s.cfg.ClusterDomain, s.vips)
 	s.report(r, a)
 	s.remember(a)
 	s.metrics.observe(r, snap, a)
-	return r, s.cache.set(snap)
+	if err := s.cache.set(snap); err != nil {
+		return r, err
+	}
+	s.built = true
+	return r, nil
 }
 
 // snapshotOf builds what is served from objects; v is the only thing changed.
@@ -288,8 +297,10 @@ func snapshotOf(objects []object, domain string, v *vips) (*snapshot, allocation
 // forget what was given out. A disk that is full must not stop the service
 // either, so a failure is said and tried again at the next build.
 func (s *Server) remember(a allocation) {
-	s.unsaved = s.unsaved || a.changed
-	if s.cfg.StateDir == "" || !s.unsaved {
+	if s.cfg.StateDir == "" {
+		return
+	}
+	if s.unsaved = s.unsaved || a.changed; !s.unsaved {
 		return
 	}
 	if err := s.vips.save(s.cfg.StateDir); err != nil {

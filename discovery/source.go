@@ -29,6 +29,8 @@ type source struct {
 	// files holds the last content of each file and what it parsed to, so
 	// that an edit costs one file. The key is the path below dir.
 	files map[string]sourceFile
+	// hadErrs is set if the last reading came upon what it could not read.
+	hadErrs bool
 	// good holds the last good form of each object that counts.
 	good map[key]object
 }
@@ -46,6 +48,8 @@ type reading struct {
 	dirs    []string // directories that a watcher must watch
 	// unsettled is set if a file was left as it was for now: read again soon.
 	unsettled bool
+	// same is set if every file is as in the reading before.
+	same bool
 }
 
 func newSource(dir string) *source {
@@ -60,7 +64,7 @@ func (s *source) read() (reading, error) {
 		return reading{}, fmt.Errorf("reading the configuration directory: %w", err)
 	}
 	files := make(map[string]sourceFile, len(w.files))
-	unsettled := false
+	unsettled, same := false, len(w.files) == len(s.files) && len(w.errs) == 0 && !s.hadErrs
 	for name, data := range w.files {
 		old, ok := s.files[name]
 		if ok && w.emptied[name] && len(old.data) > 0 {
@@ -68,13 +72,13 @@ func (s *source) read() (reading, error) {
 			continue
 		}
 		if !ok || !bytes.Equal(old.data, data) {
-			old = sourceFile{data: data, parsed: parseFile(name, data)}
+			old, same = sourceFile{data: data, parsed: parseFile(name, data)}, false
 		}
 		files[name] = old
 	}
-	s.files = files
+	s.files, s.hadErrs = files, len(w.errs) > 0
 	r := s.merge(&w)
-	r.dirs, r.unsettled = w.dirs, unsettled
+	r.dirs, r.unsettled, r.same = w.dirs, unsettled, same
 	return r, nil
 }
 

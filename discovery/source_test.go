@@ -318,3 +318,24 @@ func TestStateDirFailsLater(t *testing.T) {
 		t.Errorf("saved: %v, %v", v, err)
 	}
 }
+
+// Reading again what has not changed builds nothing.
+func TestSameFilesBuildNothing(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", vipEntry("a.example.com"))
+	r := start(t, Config{ConfigDir: dir})
+	c := openDelta(t, r, node(t, "shop"), nil)
+	c.next()
+	before := testutil.ToFloat64(r.metrics.builds)
+	write(t, dir, "a.yaml", vipEntry("a.example.com"))
+	write(t, dir, "notes.txt", "no objects")
+	c.quiet()
+	if n := testutil.ToFloat64(r.metrics.builds); n != before {
+		t.Errorf("%v builds, want %v", n, before)
+	}
+	write(t, dir, "a.yaml", vipEntry("b.example.com"))
+	c.next()
+	if n := testutil.ToFloat64(r.metrics.builds); n <= before {
+		t.Errorf("%v builds after an edit", n)
+	}
+}
