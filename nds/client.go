@@ -106,16 +106,12 @@ func (c *Client) Ready() <-chan struct{} { return c.ready }
 func (c *Client) Run(ctx context.Context) error {
 	c.restore()
 	failures := 0
-	for {
+	for ctx.Err() == nil {
 		good, err := c.connect(ctx)
-		if ctx.Err() != nil {
-			c.setDisconnected(nil)
-			return nil
-		}
+		c.setDisconnected(err)
 		if good {
 			failures = 0
 		}
-		c.setDisconnected(err)
 		if c.fallBack(err) {
 			continue
 		}
@@ -124,11 +120,11 @@ func (c *Client) Run(ctx context.Context) error {
 		c.logLost(ctx, good, err, wait)
 		select {
 		case <-ctx.Done():
-			return nil
 		case <-time.After(wait):
+			c.countReconnect()
 		}
-		c.countReconnect()
 	}
+	return nil
 }
 
 // connect makes a connection and a stream and stays until they end. It reports
@@ -198,9 +194,13 @@ func pause(failures int, part float64) time.Duration {
 	return time.Duration(part * float64(ceiling))
 }
 
-// logLost says that the stream is gone. istiod ends every stream after 30
-// minutes, so only one that never brought a table is worth a warning.
+// logLost says that the stream is gone, unless we ended it. istiod ends every
+// stream after 30 minutes, so only one that never brought a table is worth a
+// warning.
 func (c *Client) logLost(ctx context.Context, good bool, err error, wait time.Duration) {
+	if ctx.Err() != nil {
+		return
+	}
 	level := slog.LevelWarn
 	if good {
 		level = slog.LevelInfo

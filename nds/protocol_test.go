@@ -94,6 +94,7 @@ func TestReject(t *testing.T) {
 		return nil
 	}
 	dialogue := func(t *testing.T, v nds.Variant) *harness {
+		t.Helper()
 		h := start(t, options{config: variant(v), apply: refuse})
 		h.server.Push(hosts("a.example.com"))
 		h.wantApplied(plain(t, hosts("a.example.com")))
@@ -335,6 +336,7 @@ func TestChangeAfterRejectedStart(t *testing.T) {
 // C9: pushes that pile up are applied one after the other, and the last wins.
 func TestPushesInFlight(t *testing.T) {
 	bothVariants(t, func(t *testing.T, v nds.Variant) {
+		t.Helper()
 		applying, release := make(chan struct{}, 10), make(chan struct{})
 		var inside atomic.Int32
 		h := start(t, options{config: variant(v), apply: func([]nds.Resource) error {
@@ -373,6 +375,7 @@ func TestLongPush(t *testing.T) {
 	}
 	resource := plain(t, table)
 	bothVariants(t, func(t *testing.T, v nds.Variant) {
+		t.Helper()
 		h := start(t, options{config: variant(v)})
 		h.server.PushBytes(resource.Value)
 		set := <-h.applied

@@ -34,7 +34,7 @@ func fold(set []Resource, r response) ([]Resource, error) {
 		if body.GetTypeUrl() != TypeURL {
 			return nil, fmt.Errorf("resource %q of type %q: want %q", name, body.GetTypeUrl(), TypeURL)
 		}
-		if named[name] && !(r.whole && name == "") {
+		if named[name] && (!r.whole || name != "") {
 			return nil, fmt.Errorf("resource %q twice in one response", name)
 		}
 		named[name] = true

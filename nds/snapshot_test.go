@@ -40,6 +40,7 @@ func stopped(t *testing.T) *fakexds.Server {
 // and the first push confirms it.
 func TestSnapshot(t *testing.T) {
 	bothVariants(t, func(t *testing.T, v nds.Variant) {
+		t.Helper()
 		dir := t.TempDir()
 		server := fakexds.Start(t, fakexds.Options{})
 		a, b := hosts("a.example.com"), hosts("b.example.com")

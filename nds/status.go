@@ -85,14 +85,12 @@ func (c *Client) setConnected(nonce string) {
 	c.state.Nonce = nonce
 }
 
-// setDisconnected says that there is no stream, and why if reason is not nil.
+// setDisconnected says that there is no stream, and why.
 func (c *Client) setDisconnected(reason error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.state.Connected = false
-	if reason != nil {
-		c.state.LastError = reason.Error()
-	}
+	c.state.LastError = reason.Error()
 }
 
 // countReconnect says that another connection is tried.
