@@ -1,0 +1,384 @@
+package agent_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/miekg/dns"
+	"go.uber.org/goleak"
+
+	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/fakedns"
+	"github.com/nametap/nametap/internal/fakexds"
+	"github.com/nametap/nametap/nds"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience bounds every wait; no test waits for it unless it fails.
+const patience = 30 * time.Second
+
+// config returns an agent's configuration on free ports.
+func config(t *testing.T, xdsAddr string) agent.Config {
+	t.Helper()
+	return agent.Config{
+		DNS: dnsproxy.Config{
+			Addr: "127.0.0.1:0", Namespace: "ns1", Domain: "ns1.svc.cluster.local",
+			ResolvConf: filepath.Join(t.TempDir(), "absent"),
+		},
+		XDS: nds.Config{Addr: xdsAddr, Plaintext: true, Node: nds.Node{
+			PodName: "web-0", Namespace: "ns1", IPs: []netip.Addr{netip.MustParseAddr("10.1.2.3")},
+		}},
+		StatusAddr: "127.0.0.1:0",
+		Logger:     slog.New(slog.DiscardHandler),
+	}
+}
+
+// A running agent, which the test may end itself.
+type running struct {
+	*agent.Agent
+	end  context.CancelFunc
+	done chan error
+}
+
+// start runs an agent until the test ends.
+func start(t *testing.T, cfg agent.Config) *running {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	a, err := agent.New(ctx, cfg)
+	if err != nil {
+		cancel()
+		t.Fatal(err)
+	}
+	r := &running{Agent: a, end: cancel, done: make(chan error, 1)}
+	go func() { r.done <- a.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		r.wait(t)
+		http.DefaultClient.CloseIdleConnections()
+	})
+	return r
+}
+
+// wait waits for the end of Run and wants it without an error.
+func (r *running) wait(t *testing.T) {
+	t.Helper()
+	select {
+	case err := <-r.done:
+		r.done <- nil // for the next one who waits
+		if err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	case <-time.After(patience):
+		t.Fatal("Run does not return")
+	}
+}
+
+// await waits until the agent listens, and if synced is set has a table.
+func (r *running) await(t *testing.T, synced bool) {
+	t.Helper()
+	ready := r.Proxy().Ready()
+	if synced {
+		ready = r.Ready()
+	}
+	select {
+	case <-ready:
+	case err := <-r.done:
+		t.Fatalf("Run: %v", err)
+	case <-time.After(patience):
+		t.Fatal("not ready")
+	}
+}
+
+func (r *running) dnsAddr() string { return r.Proxy().Addrs()[0].Address }
+
+// get asks a status endpoint.
+func (r *running) get(t *testing.T, path string) (code int, body string) {
+	t.Helper()
+	resp, err := http.Get("http://" + r.StatusAddr() + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(text)
+}
+
+// hosts is the number of hosts that generation tables have, and addresses the
+// number of addresses of each.
+const (
+	hosts     = 50
+	addresses = 4
+)
+
+// generation returns a table in which every address of every host has n as its
+// second byte.
+func generation(n int) *api.NameTable {
+	table := &api.NameTable{Table: map[string]*api.NameTable_NameInfo{}}
+	for host := range hosts {
+		info := &api.NameTable_NameInfo{Registry: "Kubernetes", Shortname: fmt.Sprintf("svc-%d", host), Namespace: "ns1"}
+		for last := range addresses {
+			info.Ips = append(info.Ips, fmt.Sprintf("10.%d.%d.%d", n, host, last+1))
+		}
+		table.Table[info.GetShortname()+".ns1.svc.cluster.local"] = info
+	}
+	return table
+}
+
+// C9: pushes over a real stream during 2,000 queries a second lose no query, and
+// no answer mixes two tables. The query's answer is from the table of its time:
+// never from one that was replaced before the query was sent.
+func TestPushesUnderLoad(t *testing.T) {
+	const (
+		clients = 4
+		pace    = time.Second * clients / 2000
+		queries = 1500 // of each client: 3 s
+	)
+	control := fakexds.Start(t, fakexds.Options{})
+	control.Push(generation(0))
+	a := start(t, config(t, control.Addr()))
+	a.await(t, true)
+
+	var acked atomic.Int64 // the newest generation that is in use for sure
+	stop := make(chan struct{})
+	var pushing sync.WaitGroup
+	pushing.Go(func() {
+		for n := 1; ; n++ {
+			version := control.Push(generation(n % 250))
+			if _, err := control.WaitAnswer(t.Context(), version); err != nil {
+				t.Errorf("push %d: %v", n, err)
+				return
+			}
+			acked.Store(int64(n))
+			select {
+			case <-stop:
+				return
+			case <-time.After(5 * time.Millisecond):
+			}
+		}
+	})
+	var asking sync.WaitGroup
+	for client := range clients {
+		asking.Go(func() {
+			conn, err := dns.Dial("udp", a.dnsAddr())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer conn.Close()
+			ticker := time.NewTicker(pace)
+			defer ticker.Stop()
+			for i := range queries {
+				<-ticker.C
+				before := acked.Load()
+				n, err := askGeneration(conn, (client*queries+i)%hosts)
+				if err != nil {
+					t.Errorf("client %d, query %d: %v", client, i, err)
+					return
+				}
+				// Generations wrap at 250; none lags by half of that.
+				if age := (before - int64(n) + 250) % 250; age > 0 && age < 125 {
+					t.Errorf("client %d, query %d: answered from table %d, %d was in use", client, i, n, before)
+				}
+			}
+		})
+	}
+	asking.Wait()
+	close(stop)
+	pushing.Wait()
+	t.Logf("%d queries, %d pushes", clients*queries, acked.Load())
+	if acked.Load() < 100 {
+		t.Errorf("only %d pushes came through", acked.Load())
+	}
+}
+
+// askGeneration asks for a host's addresses and returns the generation that all
+// of them are of.
+func askGeneration(conn *dns.Conn, host int) (generation int, err error) {
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		return 0, err
+	}
+	query := new(dns.Msg).SetQuestion(fmt.Sprintf("svc-%d.", host), dns.TypeA)
+	if err := conn.WriteMsg(query); err != nil {
+		return 0, err
+	}
+	resp, err := conn.ReadMsg()
+	if err != nil {
+		return 0, err
+	}
+	if resp.Id != query.Id || resp.Rcode != dns.RcodeSuccess || len(resp.Answer) != addresses {
+		return 0, fmt.Errorf("want %d addresses:\n%s", addresses, resp)
+	}
+	seen := map[byte]bool{}
+	for _, rr := range resp.Answer {
+		seen[rr.(*dns.A).A.To4()[1]] = true
+		generation = int(rr.(*dns.A).A.To4()[1])
+	}
+	if len(seen) != 1 {
+		return 0, fmt.Errorf("addresses of several tables:\n%s", resp)
+	}
+	return generation, nil
+}
+
+// R1: after the end was asked for the agent is not ready and answers, until the
+// drain time is over; a query that is in flight then is still answered.
+func TestDrain(t *testing.T) {
+	arrived, release := make(chan struct{}), make(chan struct{})
+	upstream, err := fakedns.Start(func(query *dns.Msg, _ string) *dns.Msg {
+		close(arrived)
+		<-release
+		return new(dns.Msg).SetReply(query)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer upstream.Close()
+	control := fakexds.Start(t, fakexds.Options{})
+	control.Push(generation(1))
+	cfg := config(t, control.Addr())
+	cfg.DNS.Upstreams = []netip.AddrPort{upstream.Addr}
+	cfg.Drain = 200 * time.Millisecond
+	a := start(t, cfg)
+	a.await(t, true)
+
+	inFlight := make(chan error, 1)
+	go func() {
+		_, err := dns.Exchange(new(dns.Msg).SetQuestion("www.example.org.", dns.TypeA), a.dnsAddr())
+		inFlight <- err
+	}()
+	<-arrived
+	a.end()
+	for {
+		if code, body := a.get(t, "/healthz/ready"); code == http.StatusServiceUnavailable {
+			if body != "draining\n" {
+				t.Errorf("not ready for %q, want draining", body)
+			}
+			break
+		}
+	}
+	if _, err := dns.Exchange(new(dns.Msg).SetQuestion("svc-1.", dns.TypeA), a.dnsAddr()); err != nil {
+		t.Errorf("a query while draining: %v", err)
+	}
+	close(release)
+	if err := <-inFlight; err != nil {
+		t.Errorf("the query in flight: %v", err)
+	}
+	a.wait(t)
+}
+
+// R2: without a table the agent is not ready, but no longer than ReadyTimeout.
+func TestReadyTimeout(t *testing.T) {
+	control := fakexds.Start(t, fakexds.Options{})
+	cfg := config(t, control.Addr())
+	cfg.ReadyTimeout = time.Hour
+	a := start(t, cfg)
+	a.await(t, false)
+	if code, body := a.get(t, "/healthz/ready"); code != http.StatusServiceUnavailable || !strings.Contains(body, "no table") {
+		t.Errorf("without a table: %d %s", code, body)
+	}
+	if code, _ := a.get(t, "/healthz/live"); code != http.StatusOK {
+		t.Errorf("live: %d", code)
+	}
+
+	cfg = config(t, control.Addr())
+	cfg.ReadyTimeout = time.Nanosecond
+	a = start(t, cfg)
+	a.await(t, false)
+	if code, body := a.get(t, "/healthz/ready"); code != http.StatusOK {
+		t.Errorf("after the time-out: %d %s", code, body)
+	}
+	control.Push(generation(1))
+	a.await(t, true)
+}
+
+// R3: what cannot be opened ends the agent with an error that names it.
+func TestAddressInUse(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	cfg := config(t, "127.0.0.1:1")
+	cfg.StatusAddr = taken.Addr().String()
+	if _, err := agent.New(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), cfg.StatusAddr) {
+		t.Errorf("status address in use: %v", err)
+	}
+
+	packets, err := net.ListenPacket("udp", taken.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer packets.Close()
+	cfg = config(t, "127.0.0.1:1")
+	cfg.DNS.Addr = taken.Addr().String()
+	a, err := agent.New(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Run(t.Context()); err == nil || !strings.Contains(err.Error(), cfg.DNS.Addr) {
+		t.Errorf("DNS address in use: %v", err)
+	}
+}
+
+// R5: the status tells what the agent is connected to and has.
+func TestStatus(t *testing.T) {
+	control := fakexds.Start(t, fakexds.Options{})
+	control.Push(generation(1))
+	cfg := config(t, control.Addr())
+	cfg.DNS.Upstreams = []netip.AddrPort{netip.MustParseAddrPort("192.0.2.53:53")}
+	a := start(t, cfg)
+	a.await(t, true)
+	_, body := a.get(t, "/debug/status")
+	var got agent.Status
+	if err := json.Unmarshal([]byte(body), &got); err != nil {
+		t.Fatal(err)
+	}
+	if !got.XDS.Connected || got.XDS.Address != control.Addr() || got.XDS.Stale {
+		t.Errorf("control plane: %+v", got.XDS)
+	}
+	got.XDS, got.Uptime = nds.Status{}, ""
+	want := agent.Status{Ready: true, DNS: a.Proxy().Addrs(), Upstreams: []string{"192.0.2.53:53"}, Hosts: hosts}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("status (-want +got):\n%s", diff)
+	}
+}
+
+// What the control plane is told first is the address that was given; the
+// interfaces' follow, and loopback is no address of a node that has another.
+func TestInstanceIPs(t *testing.T) {
+	given := netip.MustParseAddr("2001:db8::7")
+	ips, err := agent.InstanceIPs(given.String())
+	if err != nil || len(ips) == 0 || ips[0] != given {
+		t.Errorf("InstanceIPs(%s) = %v, %v", given, ips, err)
+	}
+	ips, err = agent.InstanceIPs("")
+	if err != nil || len(ips) == 0 {
+		t.Fatalf("InstanceIPs() = %v, %v", ips, err)
+	}
+	for _, ip := range ips {
+		if ip.IsLoopback() && len(ips) > 1 || ip.IsLinkLocalUnicast() {
+			t.Errorf("%s is no address that others reach", ip)
+		}
+	}
+	if _, err := agent.InstanceIPs("10.0.0.1,10.0.0.2"); err == nil {
+		t.Error("two addresses are accepted as one")
+	}
+}

@@ -1,0 +1,31 @@
+package agent
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+)
+
+// R5: what shows the mesh's hosts or ends the process is for clients on this
+// host only.
+func TestLocalOnly(t *testing.T) {
+	guarded := localOnly(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
+	for client, want := range map[string]int{
+		"127.0.0.1:4000":          http.StatusOK,
+		"127.8.9.1:4000":          http.StatusOK,
+		"[::1]:4000":              http.StatusOK,
+		"[::ffff:127.0.0.1]:4000": http.StatusOK,
+		"10.1.2.3:4000":           http.StatusForbidden,
+		"[2001:db8::1]:4000":      http.StatusForbidden,
+		"[fe80::1%eth0]:4000":     http.StatusForbidden,
+		"@":                       http.StatusForbidden,
+	} {
+		request := httptest.NewRequest(http.MethodGet, "/debug/ndsz", http.NoBody)
+		request.RemoteAddr = client
+		recorder := httptest.NewRecorder()
+		guarded.ServeHTTP(recorder, request)
+		if recorder.Code != want {
+			t.Errorf("client %s: %d, want %d", client, recorder.Code, want)
+		}
+	}
+}
