@@ -6,6 +6,7 @@
 package fakedns
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/netip"
@@ -41,22 +42,37 @@ type Server struct {
 
 // Start starts a server that answers by handler. The caller closes it.
 func Start(handler Handler) (*Server, error) {
-	packets, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	packets, streams, err := listen()
 	if err != nil {
 		return nil, fmt.Errorf("starting a fake nameserver: %w", err)
 	}
-	streams, err := net.Listen("tcp4", packets.LocalAddr().String())
+	addr, err := netip.ParseAddrPort(packets.LocalAddr().String())
 	if err != nil {
 		return nil, fmt.Errorf("starting a fake nameserver: %w", err)
 	}
-	addr, ok := packets.LocalAddr().(*net.UDPAddr)
-	if !ok {
-		return nil, fmt.Errorf("starting a fake nameserver: %s is no UDP address", packets.LocalAddr())
-	}
-	s := &Server{Addr: addr.AddrPort(), handler: handler}
+	s := &Server{Addr: addr, handler: handler}
 	s.udp = s.serve(&dns.Server{PacketConn: packets, UDPSize: dns.MaxMsgSize})
 	s.tcp = s.serve(&dns.Server{Listener: streams, MaxTCPQueries: -1})
 	return s, nil
+}
+
+// listen opens UDP and TCP on one free port. A port that is free for UDP may be
+// taken for TCP, so it tries a few.
+func listen() (packets net.PacketConn, streams net.Listener, err error) {
+	const attempts = 10
+	var config net.ListenConfig
+	for range attempts {
+		packets, err = config.ListenPacket(context.Background(), "udp4", "127.0.0.1:0")
+		if err != nil {
+			return nil, nil, err
+		}
+		streams, err = config.Listen(context.Background(), "tcp4", packets.LocalAddr().String())
+		if err == nil {
+			return packets, streams, nil
+		}
+		_ = packets.Close() // nothing was sent
+	}
+	return nil, nil, err
 }
 
 // serve starts one transport and returns once it is being read.
