@@ -1,6 +1,7 @@
 package dnsproxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,33 +55,40 @@ func (f *forwarder) exchange(ctx context.Context, req *dns.Msg, servers []netip.
 	defer cancel()
 
 	var failure *dns.Msg
-	errs := make(map[netip.AddrPort]error, len(servers))
-	refused := make(map[netip.AddrPort]bool, len(servers))
-	for len(refused) < len(servers) && ctx.Err() == nil {
-		for _, server := range servers {
-			if refused[server] || ctx.Err() != nil {
+	errs := make([]error, len(servers))  // the last of each server
+	failed := make([]bool, len(servers)) // for this query, for good
+	for left := len(servers); left > 0 && ctx.Err() == nil; {
+		for i, server := range servers {
+			if failed[i] || ctx.Err() != nil {
 				continue
 			}
 			resp, err := f.attempt(ctx, req, server)
 			switch {
 			case err != nil:
-				errs[server] = err
-				// An unreachable server fails at once, for as long as it is gone.
-				refused[server] = !isTimeout(err)
-			case resp.Rcode == dns.RcodeSuccess || resp.Rcode == dns.RcodeNameError:
+				errs[i] = fmt.Errorf("%s: %w", server, err)
+				// What was lost or late may come next time; an unreachable server
+				// fails at once, for as long as it is gone.
+				failed[i] = !isTimeout(err)
+			case usable(resp):
 				return resp, nil
 			default:
-				refused[server] = true
-				if failure == nil {
-					failure = resp
-				}
+				failed[i] = true
+				failure = cmp.Or(failure, resp)
+			}
+			if failed[i] {
+				left--
 			}
 		}
 	}
 	if failure != nil {
 		return failure, nil
 	}
-	return nil, fmt.Errorf("no nameserver answered: %w", joinErrors(servers, errs))
+	return nil, fmt.Errorf("no nameserver answered: %w", cmp.Or(errors.Join(errs...), ctx.Err()))
+}
+
+// usable reports whether resp is an answer and not a server's failure to give one.
+func usable(resp *dns.Msg) bool {
+	return resp.Rcode == dns.RcodeSuccess || resp.Rcode == dns.RcodeNameError
 }
 
 // attempt asks one server, over UDP and, if the reply was cut, over TCP.
@@ -117,24 +125,34 @@ func (f *forwarder) roundTrip(ctx context.Context, network string, query *dns.Ms
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close() //nolint:errcheck // nothing is written after the reply was read
+	defer conn.Close()
 	if deadline, ok := ctx.Deadline(); ok {
 		if err := conn.SetDeadline(deadline); err != nil {
 			return nil, err
 		}
 	}
+	// Packed and parsed here, not by exchange, which would want the key of a signed
+	// message (TSIG): signatures are between the client and the server.
+	packet, err := query.Pack()
+	if err != nil {
+		return nil, err
+	}
 	// The largest buffer there is: a server may send more than the client asked
 	// for, and what we got we pass on, cut to size for the client.
 	exchange := dns.Conn{Conn: conn, UDPSize: dns.MaxMsgSize}
-	if err := exchange.WriteMsg(query); err != nil {
+	if _, err := exchange.Write(packet); err != nil {
 		return nil, err
 	}
 	for {
-		resp, err := exchange.ReadMsg()
-		switch {
-		case resp == nil:
+		packet, err := exchange.ReadMsgHeader(nil)
+		if err != nil && !errors.Is(err, dns.ErrShortRead) {
 			return nil, err
-		case err == nil && isReply(resp, query):
+		}
+		resp := new(dns.Msg)
+		err = resp.Unpack(packet)
+		switch {
+		// Some servers cut within a record.
+		case (err == nil || resp.Truncated) && isReply(resp, query):
 			return resp, nil
 		case network != "udp":
 			return nil, errors.Join(errOtherReply, err)
@@ -143,23 +161,19 @@ func (f *forwarder) roundTrip(ctx context.Context, network string, query *dns.Ms
 }
 
 // isReply reports whether resp answers query. Nameservers return the question as
-// it came, in its case; one that does not is not to be trusted.
+// it came, in its case; one that does not is not to be trusted. Only a failure,
+// and the reply to an UPDATE (RFC 2136, section 3.8), may come as a bare header.
 func isReply(resp, query *dns.Msg) bool {
-	return resp.Response && resp.Id == query.Id && slices.Equal(resp.Question, query.Question)
+	if !resp.Response || resp.Id != query.Id {
+		return false
+	}
+	if len(resp.Question) == 0 && (!usable(resp) || query.Opcode != dns.OpcodeQuery) {
+		return true
+	}
+	return slices.Equal(resp.Question, query.Question)
 }
 
 func isTimeout(err error) bool {
 	var timeout net.Error
 	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout()
-}
-
-// joinErrors names every server with its last error, in the order of servers.
-func joinErrors(servers []netip.AddrPort, errs map[netip.AddrPort]error) error {
-	joined := make([]error, 0, len(servers))
-	for _, server := range servers {
-		if err := errs[server]; err != nil {
-			joined = append(joined, fmt.Errorf("%s: %w", server, err))
-		}
-	}
-	return errors.Join(joined...)
 }
