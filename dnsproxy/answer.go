@@ -30,12 +30,16 @@ func (a answerer) reply(req *dns.Msg, rcode int) *dns.Msg {
 	return resp
 }
 
+// maxReason bounds the text of an Extended DNS Error in bytes, so that with the
+// longest question it still fits 512 bytes.
+const maxReason = 200
+
 // failure returns a response without records that says why it has none: an
 // Extended DNS Error (RFC 8914), for clients that understand EDNS.
 func (a answerer) failure(req *dns.Msg, rcode int, code uint16, text string) *dns.Msg {
 	resp := a.reply(req, rcode)
 	if opt := resp.IsEdns0(); opt != nil {
-		opt.Option = append(opt.Option, &dns.EDNS0_EDE{InfoCode: code, ExtraText: text})
+		opt.Option = append(opt.Option, &dns.EDNS0_EDE{InfoCode: code, ExtraText: text[:min(len(text), maxReason)]})
 	}
 	return resp
 }
@@ -154,9 +158,10 @@ func (a answerer) fit(resp, req *dns.Msg, udp bool) {
 			size = int(max(dns.MinMsgSize, min(opt.UDPSize(), a.ednsUDPSize)))
 		}
 	}
-	tc := resp.Truncated
 	resp.Truncate(size)
-	resp.Truncated = resp.Truncated || tc
+	if resp.IsTsig() != nil && resp.Len() > size { // Truncate leaves signed messages alone
+		resp.Answer, resp.Ns, resp.Truncated = nil, nil, true
+	}
 }
 
 // targetName returns the name that the client had before it appended the search
