@@ -15,7 +15,7 @@ import (
 // Times of a client's TCP connection.
 const (
 	tcpIdleTimeout  = 10 * time.Second // between two queries, RFC 7766, section 6.2.3
-	tcpWriteTimeout = 10 * time.Second // for a client that reads slowly
+	tcpWriteTimeout = 10 * time.Second // in which a client must take an answer
 )
 
 // maxUDPQuery is the longest query that is read over UDP, in bytes. Queries with
@@ -92,8 +92,8 @@ func (s *Server) open(ctx context.Context, network, host, port string) (*listene
 	l := &listener{started: make(chan struct{}), done: make(chan struct{})}
 	l.server = &dns.Server{
 		Handler:           &s.handler,
+		ReadTimeout:       tcpIdleTimeout, // for the first query on a connection
 		IdleTimeout:       func() time.Duration { return tcpIdleTimeout },
-		WriteTimeout:      tcpWriteTimeout,
 		MaxTCPQueries:     -1, // no bound
 		MsgAcceptFunc:     s.accept,
 		MsgInvalidFunc:    s.invalid,
@@ -119,9 +119,39 @@ func (s *Server) open(ctx context.Context, network, host, port string) (*listene
 	if err != nil {
 		return nil, err
 	}
-	l.server.Listener = netutil.LimitListener(tcp, s.config.MaxTCPConns)
+	l.server.Listener = netutil.LimitListener(slowListener{tcp}, s.config.MaxTCPConns)
 	l.addr = Addr{Network: network, Address: tcp.Addr().String()}
 	return l, nil
+}
+
+// A slowListener's connections cut a client off that does not take what it
+// asked for within tcpWriteTimeout. dns.Server has a WriteTimeout for that, which
+// v1.1.73 does not look at.
+type slowListener struct{ net.Listener }
+
+// Accept implements [net.Listener].
+func (l slowListener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return slowConn{conn}, nil
+}
+
+type slowConn struct{ net.Conn }
+
+// Write implements [net.Conn]. It closes the connection on an error: after half
+// an answer the client could make nothing of another.
+func (c slowConn) Write(b []byte) (int, error) {
+	err := c.SetWriteDeadline(time.Now().Add(tcpWriteTimeout))
+	if err != nil {
+		return 0, err
+	}
+	n, err := c.Conn.Write(b)
+	if err != nil {
+		_ = c.Close() // the error that matters is the write's
+	}
+	return n, err
 }
 
 // accept looks at a packet's header before it is parsed: what is no query is

@@ -46,7 +46,7 @@ type Config struct {
 	// TTL of the records that we make, 1 s to about 68 years, in whole seconds.
 	// Default 30 s.
 	TTL time.Duration
-	// EDNSUDPSize is the longest UDP response in bytes, 512 to 65535. Default 1232.
+	// EDNSUDPSize is the longest UDP response in bytes, 512 to 65534. Default 1232.
 	EDNSUDPSize int
 	// MaxTCPConns bounds the open client connections, 1 or more. Default 1,000.
 	MaxTCPConns int
@@ -197,9 +197,9 @@ func (s *Server) Run(ctx context.Context) error {
 }
 
 // shutdown closes the listeners once the queries in flight are answered, which
-// takes no longer than a forwarded query may.
+// takes no longer than a query may be held, forwarded and its answer written.
 func (s *Server) shutdown(listeners []*listener) error {
-	ctx, cancel := context.WithTimeout(context.Background(), s.config.UpstreamTimeout+time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), holdTimeout+s.config.UpstreamTimeout+tcpWriteTimeout)
 	defer cancel()
 	errs := make([]error, len(listeners))
 	var group errgroup.Group
@@ -219,8 +219,8 @@ func (s *Server) Ready() <-chan struct{} { return s.ready }
 // Synced is closed once the first table is in use.
 func (s *Server) Synced() <-chan struct{} { return s.handler.synced }
 
-// Addrs returns the address of every listener, UDP before TCP; it is empty
-// before Ready.
+// Addrs returns the address of every listener, IPv4 before IPv6 and UDP before
+// TCP; it is empty before Ready.
 func (s *Server) Addrs() []Addr {
 	select {
 	case <-s.ready:
