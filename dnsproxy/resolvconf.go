@@ -1,9 +1,11 @@
 package dnsproxy
 
 import (
+	"bytes"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 
 	"github.com/miekg/dns"
 )
@@ -24,9 +26,13 @@ type resolvConf struct {
 // readResolvConf reads the file at path. It fails only if the file cannot be
 // read; a value in it that cannot be used is listed and the others count.
 func readResolvConf(path string) (*resolvConf, error) {
-	file, err := dns.ClientConfigFromFile(path)
+	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("reading nameservers and search list: %w", err)
+	}
+	file, err := dns.ClientConfigFromReader(bytes.NewReader(text))
+	if err != nil {
+		return nil, fmt.Errorf("reading nameservers and search list of %q: %w", path, err)
 	}
 	conf := &resolvConf{}
 	for _, domain := range file.Search {
