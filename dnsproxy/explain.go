@@ -62,6 +62,9 @@ func (s *Server) why(d decision) string {
 	case actExists:
 		return "the mesh's own: " + whyName(d.match) + "; records other than addresses come from upstream"
 	case actForward:
+		if d.text != "" {
+			return d.text + ": forwarded"
+		}
 		if s.handler.table.Load() == nil {
 			return "no table yet, and not below the cluster domain: forwarded"
 		}

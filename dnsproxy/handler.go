@@ -72,7 +72,7 @@ type decision struct {
 	rows   []string // of the behaviour reference, the name's row first
 	match  match
 	rcode  int    // of actReject
-	text   string // why, for actReject
+	text   string // why, for actReject and special names
 }
 
 // The sources of an answer, as metrics name them.
@@ -102,8 +102,8 @@ func (h *handler) decide(req *dns.Msg, table *Table) decision {
 	if len(req.Question) != 1 {
 		return decision{action: actReject, rows: []string{"A10"}, rcode: dns.RcodeFormatError, text: "want one question"}
 	}
-	if opt := req.IsEdns0(); opt != nil && opt.Version() != 0 {
-		return decision{action: actReject, rows: []string{"A8"}, rcode: dns.RcodeBadVers}
+	if rcode := checkEDNS(req); rcode != dns.RcodeSuccess {
+		return decision{action: actReject, rows: []string{"A8"}, rcode: rcode}
 	}
 	q := req.Question[0]
 	switch q.Qclass {
@@ -124,7 +124,28 @@ func (h *handler) decide(req *dns.Msg, table *Table) decision {
 	if m := table.pointer(name); m.rule == RulePTR {
 		return decision{action: actPointers, rows: []string{"N8"}, match: m}
 	}
+	if name.special() {
+		return decision{action: actForward, rows: []string{"N7"}, text: errSpecial.Error()}
+	}
 	return decideOwn(table.lookup(name, h.resolvConf.Load().search), q.Qtype)
+}
+
+// checkEDNS returns the code of a query that RFC 6891, section 6.1, has us
+// reject: BADVERS for a version that we do not know, FORMERR for two OPT records.
+func checkEDNS(req *dns.Msg) int {
+	opts := 0
+	for _, rr := range req.Extra {
+		if rr.Header().Rrtype == dns.TypeOPT {
+			opts++
+		}
+	}
+	switch {
+	case opts > 1:
+		return dns.RcodeFormatError
+	case opts == 1 && req.IsEdns0().Version() != 0:
+		return dns.RcodeBadVers
+	}
+	return dns.RcodeSuccess
 }
 
 // decideBeforeSync is decide without a table.

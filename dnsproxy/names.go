@@ -43,6 +43,7 @@ var (
 	errLongLabel   = errors.New("a label is longer than 63 bytes")
 	errInnerStar   = errors.New("a wildcard is *.suffix, with the * as its whole first label")
 	errNameTooWide = errors.New("a wildcard needs a suffix")
+	errSpecial     = errors.New("a special name of RFC 6761 is never taken over")
 )
 
 // parseHostname reads a host as control planes and configurations write it: any
@@ -108,7 +109,7 @@ func foldByte(c byte) byte {
 // packName returns the wire form of a name in presentation form, in its case.
 // It fails for a name that no packet can hold.
 func packName(presentation string) ([]byte, error) {
-	var buf [maxNameLen + 1]byte
+	var buf [maxNameLen]byte
 	n, err := dns.PackDomainName(dns.Fqdn(presentation), buf[:], 0, nil, false)
 	if err != nil {
 		return nil, err
