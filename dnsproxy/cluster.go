@@ -53,8 +53,22 @@ func newCluster(namespace, domain string) (cluster, error) {
 	return c, nil
 }
 
-// expansions yields the FQDNs that a Kubernetes host would have if name were one
-// of its short names, in the order of precedence: name.namespace,
+// place notes in h what short names it has, by what the control plane says of it.
+func (c cluster) place(h *host) {
+	h.local = h.kubernetes() && !h.wildcard && h.name != c.domain && h.name.below(c.domain)
+	if !h.local || h.shortname == "" || h.namespace == "" {
+		return
+	}
+	short, err := parseHostname(h.shortname + "." + h.namespace)
+	if err != nil {
+		return // it is no name, so nobody asks it
+	}
+	fqdn, ok := short.join(c.services)
+	h.derived = ok && fqdn == h.name
+}
+
+// expansions yields the FQDNs that a derived host would have if name were one of
+// its short names, in the order of precedence: name.namespace,
 // name.namespace.svc, name in the own namespace.
 func (c cluster) expansions(name wireName) func(yield func(wireName) bool) {
 	return func(yield func(wireName) bool) {

@@ -68,7 +68,7 @@ func (b *builder) parse(key string, info *api.NameTable_NameInfo) {
 		return
 	}
 	if name.special() {
-		b.skip(key, "a special name of RFC 6761 is never taken over")
+		b.skip(key, errSpecial.Error())
 		return
 	}
 	h := &host{
@@ -92,8 +92,7 @@ func (b *builder) parse(key string, info *api.NameTable_NameInfo) {
 	if len(h.v4)+len(h.v6) == 0 {
 		return // as if the control plane had left it out, which Istio's does
 	}
-	h.shortNames = !wildcard && h.kubernetes() && h.shortname != "" && h.namespace != "" &&
-		name != b.table.cluster.domain && name.below(b.table.cluster.domain)
+	b.table.cluster.place(h)
 	//nolint:staticcheck // Istio's control planes up to 1.9 still fill it.
 	b.entries = append(b.entries, entry{host: h, altHosts: info.GetAltHosts()})
 }
@@ -106,6 +105,11 @@ func (b *builder) build() {
 			cmp.Compare(x.host.key, y.host.key),
 			slices.CompareFunc(x.host.v4, y.host.v4, netip.Addr.Compare),
 			slices.CompareFunc(x.host.v6, y.host.v6, netip.Addr.Compare),
+			// One key can come in two NameTables of a push.
+			cmp.Compare(x.host.registry, y.host.registry),
+			cmp.Compare(x.host.namespace, y.host.namespace),
+			cmp.Compare(x.host.shortname, y.host.shortname),
+			slices.Compare(x.altHosts, y.altHosts),
 		)
 	})
 	for _, e := range b.entries {
@@ -152,7 +156,7 @@ func (b *builder) claim(index map[wireName]*host, name wireName, h *host) {
 // from the FQDN, and notes which ones another host answers.
 func (b *builder) indexShortNames(e entry) {
 	h := e.host
-	if !h.shortNames || b.table.hosts[h.name] != h {
+	if !h.local || b.table.hosts[h.name] != h {
 		return
 	}
 	names := append(shortNames(h, b.table.cluster), e.altHosts...)
@@ -163,7 +167,7 @@ func (b *builder) indexShortNames(e entry) {
 			continue
 		}
 		if name.special() {
-			b.skip(h.key, fmt.Sprintf("short name %q: a special name of RFC 6761 is never taken over", s))
+			b.skip(h.key, fmt.Sprintf("short name %q: %v", s, errSpecial))
 			continue
 		}
 		switch winner := b.owner(name); winner {
@@ -186,6 +190,9 @@ func (b *builder) owner(name wireName) *host {
 
 // shortNames lists the names that Istio's agent derives for a Kubernetes host.
 func shortNames(h *host, c cluster) []string {
+	if h.shortname == "" || h.namespace == "" {
+		return nil
+	}
 	names := []string{h.shortname + "." + h.namespace, h.shortname + "." + h.namespace + "." + svcLabel}
 	if own := c.own.firstLabel(); own != "" && strings.EqualFold(own, h.namespace) {
 		names = append(names, h.shortname)
@@ -215,9 +222,11 @@ func (b *builder) skip(key, reason string) {
 }
 
 func (b *builder) collide(name wireName, winner, loser *host) {
-	b.table.collisions = append(b.table.collisions, Collision{
-		Name: name.String(), Winner: winner.key, Loser: loser.key,
-	})
+	c := Collision{Name: name.String(), Winner: winner.key, Loser: loser.key}
+	if winner.wildcard {
+		c.Name = "*." + c.Name
+	}
+	b.table.collisions = append(b.table.collisions, c)
 }
 
 // NameTable returns the table as a NameTable: every host under the key that the
@@ -233,24 +242,26 @@ func (t *Table) NameTable() *api.NameTable {
 		}
 	}
 	for _, h := range t.hosts {
-		if !h.shortNames {
+		if !h.derived {
 			continue
 		}
 		for _, s := range shortNames(h, t.cluster) {
-			name, err := parseHostname(s)
-			if err != nil || t.direct(name).host != h {
-				continue
+			if name, err := parseHostname(s); err == nil {
+				t.listShortName(out, name, h)
 			}
-			out.Table[s+"."] = &api.NameTable_NameInfo{Ips: addresses(h), Registry: h.registry}
 		}
 	}
 	for name, h := range t.aliases {
-		key := name.String()
-		if _, listed := out.Table[key]; !listed && t.direct(name).host == h {
-			out.Table[key] = &api.NameTable_NameInfo{Ips: addresses(h), Registry: h.registry}
-		}
+		t.listShortName(out, name, h)
 	}
 	return out
+}
+
+// listShortName puts name in out if it is h that answers it.
+func (t *Table) listShortName(out *api.NameTable, name wireName, h *host) {
+	if t.lookup(name, nil).host == h {
+		out.Table[name.String()] = &api.NameTable_NameInfo{Ips: addresses(h), Registry: h.registry}
+	}
 }
 
 func addresses(h *host) []string {

@@ -23,14 +23,15 @@ type Table struct {
 
 // A host is one entry of a table. It never changes.
 type host struct {
-	key        string   // as the control plane wrote it
-	name       wireName // the FQDN, or a wildcard's suffix
-	registry   string
-	shortname  string
-	namespace  string
-	v4, v6     []netip.Addr // sorted, without duplicates
-	wildcard   bool
-	shortNames bool // it may be asked by its short names
+	key       string   // as the control plane wrote it
+	name      wireName // the FQDN, or a wildcard's suffix
+	registry  string
+	shortname string
+	namespace string
+	v4, v6    []netip.Addr // sorted, without duplicates
+	wildcard  bool
+	local     bool // of this cluster's Kubernetes: it has short names
+	derived   bool // and they can be derived from its FQDN
 }
 
 // registryKubernetes is the NameInfo.registry of a Service.
@@ -137,7 +138,7 @@ func (t *Table) wildcard(name wireName) *host {
 // shortName returns the host that name is a short or alternative name of.
 func (t *Table) shortName(name wireName) *host {
 	for fqdn := range t.cluster.expansions(name) {
-		if h := t.hosts[fqdn]; h != nil && h.shortNames {
+		if h := t.hosts[fqdn]; h != nil && h.derived {
 			return h
 		}
 	}
