@@ -108,7 +108,7 @@ func fromFile(flags *pflag.FlagSet, text []byte) error {
 	}
 	var more yaml.Node
 	if err := decoder.Decode(&more); !errors.Is(err, io.EOF) {
-		return fmt.Errorf("want one YAML document, found more")
+		return errors.New("want one YAML document, found more")
 	}
 	root := document.Content[0]
 	if root.Kind != yaml.MappingNode {
