@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/miekg/dns"
@@ -39,29 +40,62 @@ type listener struct {
 	done    chan struct{} // closed when it is no more
 }
 
+// portAttempts is how many free ports are tried until one is free for UDP and
+// TCP alike.
+const portAttempts = 10
+
 // listen opens UDP and TCP on every address that the configuration means, all on
 // one port. What cannot be opened is logged as long as something can.
 func (s *Server) listen(ctx context.Context) ([]*listener, error) {
-	host, port, err := net.SplitHostPort(s.config.Addr)
+	hosts, port, err := splitAddr(s.config.Addr)
 	if err != nil {
-		return nil, fmt.Errorf("DNS address %q: want host:port: %w", s.config.Addr, err)
+		return nil, err
+	}
+	listeners, errs := s.openAll(ctx, hosts, port)
+	for range portAttempts {
+		if port != "" || !errors.Is(errors.Join(errs...), syscall.EADDRINUSE) {
+			break
+		}
+		for _, l := range listeners {
+			l.close()
+		}
+		listeners, errs = s.openAll(ctx, hosts, port)
+	}
+	if len(listeners) == 0 {
+		return nil, fmt.Errorf("no DNS listener can be opened on %s: %w", s.config.Addr, errors.Join(errs...))
+	}
+	for _, err := range errs {
+		s.log.Warn("degraded: a DNS listener cannot be opened", "error", err)
+	}
+	return listeners, nil
+}
+
+// splitAddr returns the IP addresses and the port of a [Config.Addr]; the port
+// is empty for a free one.
+func splitAddr(addr string) (hosts []string, port string, err error) {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, "", fmt.Errorf("DNS address %q: want host:port: %w", addr, err)
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil {
-		return nil, fmt.Errorf("DNS address %q: want a port from 0 to 65535", s.config.Addr)
+		return nil, "", fmt.Errorf("DNS address %q: want a port from 0 to 65535", addr)
 	} else if n == 0 {
 		port = ""
 	}
-	hosts := []string{host}
 	switch {
 	case host == "localhost":
-		hosts = []string{"127.0.0.1", "::1"}
+		return []string{"127.0.0.1", "::1"}, port, nil
 	case host == "":
-		hosts = []string{"0.0.0.0", "::"}
+		return []string{"0.0.0.0", "::"}, port, nil
 	case net.ParseIP(host) == nil:
-		return nil, fmt.Errorf("DNS address %q: want an IP address, localhost or nothing before the port", s.config.Addr)
+		return nil, "", fmt.Errorf("DNS address %q: want an IP address, localhost or nothing before the port", addr)
 	}
-	var listeners []*listener
-	var errs []error
+	return []string{host}, port, nil
+}
+
+// openAll opens UDP and TCP on every host and returns what it could open, and
+// why it could not open the rest.
+func (s *Server) openAll(ctx context.Context, hosts []string, port string) (listeners []*listener, errs []error) {
 	for _, host := range hosts {
 		for _, network := range []string{"udp", "tcp"} {
 			l, err := s.open(ctx, network, host, port)
@@ -75,13 +109,7 @@ func (s *Server) listen(ctx context.Context) ([]*listener, error) {
 			}
 		}
 	}
-	if len(listeners) == 0 {
-		return nil, fmt.Errorf("no DNS listener can be opened on %s: %w", s.config.Addr, errors.Join(errs...))
-	}
-	for _, err := range errs {
-		s.log.Warn("degraded: a DNS listener cannot be opened", "error", err)
-	}
-	return listeners, nil
+	return listeners, errs
 }
 
 // open opens one socket; an empty port takes a free one.
@@ -172,6 +200,16 @@ func (s *Server) invalid(packet []byte, _ error) {
 	if len(packet) < headerLen {
 		s.handler.metrics.dropped.Inc()
 	}
+}
+
+// close closes a socket that was never read.
+func (l *listener) close() {
+	// Nothing was sent or accepted, so nothing can be lost.
+	if l.server.PacketConn != nil {
+		_ = l.server.PacketConn.Close()
+		return
+	}
+	_ = l.server.Listener.Close()
 }
 
 // serve reads the socket until shutdown.
