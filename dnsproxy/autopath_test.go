@@ -1,0 +1,166 @@
+package dnsproxy_test
+
+import (
+	"testing"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/fakedns"
+)
+
+func TestAutopath(t *testing.T) { // N5
+	t.Parallel()
+	p, fake := startMesh(t, hosts{
+		"api.example.com":            external("192.0.2.1", "192.0.2.2", "2001:db8::1"),
+		"*.wild.example.com":         external("192.0.2.3"),
+		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"),
+		"db.bank.svc.cluster.local":  service("db", "bank", "10.0.0.2"),
+	})
+	for _, domain := range []string{
+		"shop.svc.cluster.local", "svc.cluster.local", "cluster.local", "corp.example", "CORP.Example",
+	} {
+		long := "api.example.com." + domain + "."
+		wild := "a.B.wild.example.com." + domain + "."
+		p.converse(t, []dialogue{
+			{long + " A", long + " CNAME api.example.com.; api.example.com. A 192.0.2.1; api.example.com. A 192.0.2.2"},
+			{long + " AAAA", long + " CNAME api.example.com.; api.example.com. AAAA 2001:db8::1"},
+			{wild + " A", wild + " CNAME a.B.wild.example.com.; a.B.wild.example.com. A 192.0.2.3"},
+			{wild + " AAAA", wild + " CNAME a.B.wild.example.com.; NODATA a.B.wild.example.com."},
+			{"API.Example.com." + domain + " A", "API.Example.com." + domain + ". CNAME API.Example.com.; " +
+				"API.Example.com. A 192.0.2.1; API.Example.com. A 192.0.2.2"},
+		})
+	}
+	p.converse(t, []dialogue{
+		// By short name, where no FQDN and no shorter expansion says the same.
+		{"web.corp.example A", "web.corp.example. CNAME web.; web. A 10.0.0.1"},
+		{"db.bank.corp.example A", "db.bank.corp.example. CNAME db.bank.; db.bank. A 10.0.0.2"},
+		{"db.bank.svc.corp.example A", "db.bank.svc.corp.example. CNAME db.bank.svc.; db.bank.svc. A 10.0.0.2"},
+		{"db.bank.shop.svc.cluster.local A", "db.bank.shop.svc.cluster.local. CNAME db.bank.; db.bank. A 10.0.0.2"},
+		{"web.shop.svc.cluster.local.corp.example A",
+			"web.shop.svc.cluster.local.corp.example. CNAME web.shop.svc.cluster.local.; web.shop.svc.cluster.local. A 10.0.0.1"},
+		// A name that is the mesh's as it stands needs no CNAME.
+		{"web.shop.svc.cluster.local A", "web.shop.svc.cluster.local. A 10.0.0.1"},
+		{"db.bank.svc.cluster.local A", "db.bank.svc.cluster.local. A 10.0.0.2"},
+	})
+	if asked := fake.Queries(); len(asked) > 0 {
+		t.Errorf("own names were forwarded: %v", asked)
+	}
+	p.converse(t, []dialogue{
+		{"corp.example A", forwarded},
+		{"shop.svc.cluster.local A", forwarded},
+		{"wild.example.com.corp.example A", forwarded},
+		{"api.example.com.other.example A", forwarded},
+		{"api.example.com.xcorp.example A", forwarded},
+		{"api.example.com.corp.example.corp.example A", forwarded}, // a search domain is appended once
+	})
+}
+
+// The first domain of the list that fits wins, also where one ends in another.
+func TestAutopathOrder(t *testing.T) { // N5
+	t.Parallel()
+	for _, c := range []struct{ search, target string }{
+		{"corp.example example", "a."},
+		{"example corp.example", "a.corp."},
+	} {
+		p := start(t, dnsproxy.Config{ResolvConf: resolvConf(t, "search "+c.search)})
+		p.load(t, hosts{
+			"a":      external("192.0.2.1"),
+			"a.corp": external("192.0.2.1"),
+		})
+		p.converse(t, []dialogue{
+			{"a.corp.example A", "a.corp.example. CNAME " + c.target + "; " + c.target + " A 192.0.2.1"},
+		})
+	}
+}
+
+func TestSpecialNames(t *testing.T) { // N7
+	t.Parallel()
+	alt := service("web", "shop", "10.0.0.1")
+	//nolint:staticcheck // Istio's control planes up to 1.9 still fill it.
+	alt.AltHosts = []string{"foo.localhost", "invalid"}
+	fake := upstream(t, fakedns.Answer())
+	p := start(t, dnsproxy.Config{
+		ResolvConf: resolvConf(t, "search corp.example shop.svc.cluster.local"), Upstreams: servers(fake),
+	})
+	p.load(t, hosts{
+		"localhost":                        external("192.0.2.1"),
+		"LocalHost.":                       external("192.0.2.1"),
+		"a.localhost":                      external("192.0.2.1"),
+		"*.localhost":                      external("192.0.2.1"),
+		"*.invalid":                        external("192.0.2.1"),
+		"x.invalid":                        external("192.0.2.1"),
+		"localhost.shop.svc.cluster.local": service("localhost", "shop", "10.0.0.2"),
+		"web.localhost.svc.cluster.local":  service("web", "localhost", "10.0.0.3"),
+		"web.shop.svc.cluster.local":       alt,
+	})
+	for _, name := range []string{
+		"localhost", "LOCALHOST", "a.localhost", "b.localhost", "x.invalid", "y.invalid", "invalid",
+		"web.localhost", "foo.localhost",
+		"localhost.corp.example", "a.localhost.corp.example", "web.localhost.corp.example",
+		"x.invalid.corp.example", "invalid.shop.svc.cluster.local",
+	} {
+		p.converse(t, []dialogue{{name + " A", forwarded}})
+	}
+	p.converse(t, []dialogue{ // these are names like any other
+		{"localhost.shop.svc.cluster.local A", "localhost.shop.svc.cluster.local. A 10.0.0.2"},
+		{"localhost.shop A", "localhost.shop. A 10.0.0.2"},
+		{"web.localhost.svc A", "web.localhost.svc. A 10.0.0.3"},
+	})
+	for name := range p.Table().NameTable().GetTable() {
+		if e := explain(t, p, name+" A"); e.Rule == dnsproxy.RuleNone {
+			t.Errorf("%s is listed and not answered", name)
+		}
+	}
+	if got := len(p.Table().Skipped()); got != 10 {
+		t.Errorf("left out: %d, want the six keys and four short names:\n%v", got, p.Table().Skipped())
+	}
+}
+
+func TestPointers(t *testing.T) { // N8
+	t.Parallel()
+	p, fake := startMesh(t, hosts{
+		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1", "2001:db8::1"),
+		"B.example.com":              external("192.0.2.1", "::ffff:192.0.2.9"),
+		"a.example.com":              external("192.0.2.1"),
+		"c.example.com":              external("192.0.2.1", "192.0.2.1"),
+		"*.example.com":              external("192.0.2.2"),
+	})
+	const v6 = "1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.8.B.d.0.1.0.0.2.ip6.arpa."
+	p.converse(t, []dialogue{
+		{"1.0.0.10.in-addr.arpa PTR", "1.0.0.10.in-addr.arpa. PTR web.shop.svc.cluster.local."},
+		{"1.0.0.10.IN-ADDR.arpa PTR", "1.0.0.10.IN-ADDR.arpa. PTR web.shop.svc.cluster.local."},
+		{"1.0.0.10.in-addr.arpa ANY", "1.0.0.10.in-addr.arpa. PTR web.shop.svc.cluster.local."},
+		{"1.0.0.10.in-addr.arpa A", "NODATA 1.0.0.10.in-addr.arpa."},
+		{v6 + " PTR", v6 + " PTR web.shop.svc.cluster.local."},
+		{"9.2.0.192.in-addr.arpa PTR", "9.2.0.192.in-addr.arpa. PTR b.example.com."},
+	})
+	resp := p.ask(t, "1.2.0.192.in-addr.arpa", dns.TypePTR)
+	for i, want := range []string{"a.example.com.", "b.example.com.", "c.example.com."} {
+		if len(resp.Answer) != 3 || record(resp.Answer[i]) != "1.2.0.192.in-addr.arpa. PTR "+want {
+			t.Fatalf("an address that three entries share:\n%v", resp)
+		}
+	}
+	if !resp.Authoritative || resp.Answer[0].Header().Ttl != 30 {
+		t.Errorf("want AA=1 and TTL 30:\n%v", resp)
+	}
+	if asked := fake.Queries(); len(asked) > 0 {
+		t.Errorf("own addresses were forwarded: %v", asked)
+	}
+	p.converse(t, []dialogue{
+		{"2.2.0.192.in-addr.arpa PTR", forwarded}, // a wildcard has no FQDN
+		{"2.0.0.10.in-addr.arpa PTR", forwarded},
+		{"0.0.10.in-addr.arpa PTR", forwarded},
+		{"1.1.0.0.10.in-addr.arpa PTR", forwarded},
+		{"01.0.0.10.in-addr.arpa PTR", forwarded},
+		{"257.0.0.10.in-addr.arpa PTR", forwarded},
+		{"b._dns-sd._udp.0.0.0.10.in-addr.arpa PTR", forwarded},
+		{"in-addr.arpa PTR", forwarded},
+		{"ip6.arpa PTR", forwarded},
+		{"0." + v6[2:] + " PTR", forwarded},
+		{"10." + v6[2:] + " PTR", forwarded},
+		{"g." + v6[2:] + " PTR", forwarded},
+		{v6[2:] + " PTR", forwarded},
+		{"api.example.net PTR", forwarded},
+	})
+}

@@ -1,0 +1,83 @@
+package dnsproxy_test
+
+import (
+	"fmt"
+	"strconv"
+	"testing"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy"
+)
+
+// mesh is a table of n hosts: nine Services of ten, and ServiceEntries.
+func mesh(n int) hosts {
+	h := make(hosts, n)
+	for i := range n {
+		ip := fmt.Sprintf("10.%d.%d.%d", i>>16&255, i>>8&255, i&255)
+		if i%10 == 0 {
+			h[fmt.Sprintf("api-%d.example.com", i)] = external(ip)
+			continue
+		}
+		name, namespace := fmt.Sprintf("web-%d", i), fmt.Sprintf("shop-%d", i%100)
+		h[name+"."+namespace+".svc.cluster.local"] = service(name, namespace, ip)
+	}
+	return h
+}
+
+func BenchmarkNewTable(b *testing.B) {
+	for _, n := range []int{10_000, 100_000} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			push := [][]byte{mesh(n).wire(b)}
+			b.SetBytes(int64(len(push[0])))
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := dnsproxy.NewTable("shop-1", "cluster.local", push); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkAnswer measures a query over UDP, there and back, one at a time.
+func BenchmarkAnswer(b *testing.B) {
+	p := start(b, dnsproxy.Config{
+		Namespace: "shop-1", ResolvConf: resolvConf(b, "search shop-1.svc.cluster.local svc.cluster.local cluster.local"),
+	})
+	h := mesh(10_000)
+	h["*.wild.example.com"] = external("192.0.2.1")
+	p.load(b, h)
+	for _, c := range []struct {
+		name, host string
+		qtype      uint16
+	}{
+		{"direct", "web-1.shop-1.svc.cluster.local", dns.TypeA},
+		{"shortname", "web-1", dns.TypeA},
+		{"autopath", "api-10.example.com.cluster.local", dns.TypeA},
+		{"wildcard", "x.wild.example.com", dns.TypeA},
+		{"nodata", "web-1.shop-1.svc.cluster.local", dns.TypeAAAA},
+		{"ptr", "1.0.0.10.in-addr.arpa", dns.TypePTR},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			if resp := p.ask(b, c.host, c.qtype); !resp.Authoritative {
+				b.Fatalf("not answered from the table:\n%v", resp)
+			}
+			packet, err := question(c.host, c.qtype).Pack()
+			if err != nil {
+				b.Fatal(err)
+			}
+			conn := p.dial(b, "udp")
+			defer conn.Close()
+			buf := make([]byte, dns.MinMsgSize)
+			for b.Loop() {
+				if _, err := conn.Write(packet); err != nil {
+					b.Fatal(err)
+				}
+				if _, err := conn.Read(buf); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,188 @@
+package dnsproxy_test
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/fakedns"
+)
+
+func TestConfigIsChecked(t *testing.T) { // R7
+	t.Parallel()
+	for want, cfg := range map[string]dnsproxy.Config{
+		"TTL 1ms":                    {TTL: time.Millisecond},
+		"TTL -1s":                    {TTL: -time.Second},
+		"TTL 876000h":                {TTL: 100 * 365 * 24 * time.Hour},
+		"EDNS UDP size 511":          {EDNSUDPSize: 511},
+		"EDNS UDP size 65535":        {EDNSUDPSize: 65535},
+		"at most -1 TCP connections": {MaxTCPConns: -1},
+		"at most -1 forwarded":       {MaxInflight: -1},
+		"upstream time-out -1s":      {UpstreamTimeout: -time.Second},
+		`before-sync "drop"`:         {BeforeSync: "drop"},
+	} {
+		if _, err := dnsproxy.New(cfg); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want an error with %q", cfg, err, want)
+		}
+	}
+	registry := prometheus.NewRegistry()
+	for i := range 2 {
+		_, err := dnsproxy.New(dnsproxy.Config{ResolvConf: resolvConf(t), Registerer: registry})
+		if (err == nil) != (i == 0) {
+			t.Errorf("server %d on one registry: %v", i+1, err)
+		}
+	}
+}
+
+func TestResolvConf(t *testing.T) { // F5
+	t.Parallel()
+	const warnings = "resolv.conf: a value is left out"
+	for _, c := range []struct {
+		lines    []string
+		servers  string
+		autopath string // search domains that work
+		ignored  []string
+	}{
+		{nil, "[]", "", nil},
+		{
+			[]string{"# comment", "; comment", "nameserver 10.0.0.10", "search a.example B.Example. .", "options ndots:5"},
+			"[10.0.0.10:53]", "a.example b.example", nil,
+		},
+		{
+			[]string{"nameserver 2001:db8::1", "nameserver fe80::1%eth0", "nameserver ::ffff:10.0.0.1", "domain c.example"},
+			"[[2001:db8::1]:53 [fe80::1%eth0]:53 10.0.0.1:53]", "c.example", nil,
+		},
+		{
+			[]string{"search a.example", "search b.example"}, // the last one counts
+			"[]", "b.example", nil,
+		},
+		{
+			[]string{"nameserver dns.example", "nameserver 10.0.0.1:53", "nameserver", "nameserver 10.0.0.2", "search a..b *.x c.example", "nonsense"},
+			"[10.0.0.2:53]", "c.example",
+			[]string{`nameserver \"dns.example\"`, `nameserver \"10.0.0.1:53\"`, `search \"a..b\"`, `search \"*.x\"`},
+		},
+	} {
+		logger, log := newLog()
+		p := newProxy(t, dnsproxy.Config{ResolvConf: resolvConf(t, c.lines...), Logger: logger})
+		p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+		if got := fmt.Sprint(p.Upstreams()); got != c.servers {
+			t.Errorf("%q: nameservers %s, want %s", c.lines, got, c.servers)
+		}
+		for _, domain := range []string{"a.example", "b.example", "c.example"} {
+			want := dnsproxy.RuleNone
+			if slices.Contains(strings.Fields(c.autopath), domain) {
+				want = dnsproxy.RuleAutopath
+			}
+			if e := explain(t, p, "web."+domain+" A"); e.Rule != want {
+				t.Errorf("%q: web.%s is answered by %s, want %s", c.lines, domain, e.Rule, want)
+			}
+		}
+		if got := strings.Count(log.String(), warnings); got != len(c.ignored) {
+			t.Errorf("%q: %d warnings, want %d:\n%s", c.lines, got, len(c.ignored), log)
+		}
+		for _, value := range c.ignored {
+			if !strings.Contains(log.String(), value) {
+				t.Errorf("%q: no warning names %s:\n%s", c.lines, value, log)
+			}
+		}
+	}
+}
+
+func TestNoResolvConf(t *testing.T) { // F5, F7
+	t.Parallel()
+	for _, path := range []string{t.TempDir() + "/missing", t.TempDir()} {
+		logger, log := newLog()
+		p := start(t, dnsproxy.Config{ResolvConf: path, Logger: logger})
+		p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+		p.converse(t, []dialogue{{"web A", "web. A 10.0.0.1"}, {"www.example A", "SERVFAIL"}})
+		if !strings.Contains(log.String(), path) {
+			t.Errorf("the log does not name %s:\n%s", path, log)
+		}
+	}
+}
+
+func TestUpstreamsReplaceResolvConf(t *testing.T) { // F5
+	t.Parallel()
+	want := netip.MustParseAddrPort("192.0.2.53:5353")
+	p := newProxy(t, dnsproxy.Config{
+		ResolvConf: resolvConf(t, "nameserver 10.0.0.10"), Upstreams: []netip.AddrPort{want},
+	})
+	got := p.Upstreams()
+	if len(got) != 1 || got[0] != want {
+		t.Fatalf("nameservers %v, want %v", got, want)
+	}
+	got[0] = netip.AddrPort{} // the caller's
+	if p.Upstreams()[0] != want {
+		t.Error("Upstreams gives its own slice away")
+	}
+}
+
+func TestParseUpstream(t *testing.T) { // R7
+	t.Parallel()
+	for s, want := range map[string]string{
+		"10.0.0.10":           "10.0.0.10:53",
+		"10.0.0.10:5353":      "10.0.0.10:5353",
+		"2001:db8::1":         "[2001:db8::1]:53",
+		"[2001:db8::1]:5353":  "[2001:db8::1]:5353",
+		"::ffff:10.0.0.1":     "10.0.0.1:53",
+		"[::ffff:10.0.0.1]:1": "10.0.0.1:1",
+		"fe80::1%eth0":        "[fe80::1%eth0]:53",
+	} {
+		if got, err := dnsproxy.ParseUpstream(s); err != nil || got.String() != want {
+			t.Errorf("%q: %v, %v, want %s", s, got, err, want)
+		}
+	}
+	for _, s := range []string{"", "dns.example", "10.0.0.10:0", "10.0.0.10:dns", "10.0.0.10:65536", "[2001:db8::1]", "10.0.0"} {
+		if got, err := dnsproxy.ParseUpstream(s); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", s)) {
+			t.Errorf("%q: %v, %v, want an error that names it", s, got, err)
+		}
+	}
+}
+
+func TestMetrics(t *testing.T) { // R4
+	t.Parallel()
+	fake := upstream(t, func(query *dns.Msg, _ string) *dns.Msg {
+		return new(dns.Msg).SetRcode(query, 15) // no code of any RFC
+	})
+	p := start(t, dnsproxy.Config{Upstreams: append(servers(fake), deadServer(t))})
+	p.load(t, hosts{"api.example.com": external("192.0.2.1")})
+	p.ask(t, "api.example.com", dns.TypeA)
+	p.ask(t, "api.example.com", dns.TypeAAAA)
+	p.exchange(t, "tcp", question("api.example.com", dns.TypeA))
+	p.ask(t, "other.example.com", dns.TypeNAPTR)
+	fake.Handle(fakedns.Answer())
+	p.ask(t, "other.example.com", 65280)
+	p.exchange(t, "tcp", new(dns.Msg))
+	want := `
+		# HELP istio_agent_dns_requests_total DNS requests received.
+		# TYPE istio_agent_dns_requests_total counter
+		istio_agent_dns_requests_total 6
+		# HELP istio_agent_dns_upstream_failures_total DNS requests to nameservers that got no reply.
+		# TYPE istio_agent_dns_upstream_failures_total counter
+		istio_agent_dns_upstream_failures_total 1
+		# HELP istio_agent_dns_upstream_requests_total DNS requests sent to nameservers, repetitions included.
+		# TYPE istio_agent_dns_upstream_requests_total counter
+		istio_agent_dns_upstream_requests_total 3
+		# HELP nametap_dns_queries_total DNS queries answered, by type, protocol, response code and the source of the answer.
+		# TYPE nametap_dns_queries_total counter
+		nametap_dns_queries_total{protocol="tcp",rcode="FORMERR",source="self",type="other"} 1
+		nametap_dns_queries_total{protocol="tcp",rcode="NOERROR",source="table",type="A"} 1
+		nametap_dns_queries_total{protocol="udp",rcode="NOERROR",source="table",type="A"} 1
+		nametap_dns_queries_total{protocol="udp",rcode="NOERROR",source="table",type="AAAA"} 1
+		nametap_dns_queries_total{protocol="udp",rcode="NXDOMAIN",source="upstream",type="other"} 1
+		nametap_dns_queries_total{protocol="udp",rcode="OTHER",source="upstream",type="other"} 1
+	`
+	if err := testutil.GatherAndCompare(p.metrics, strings.NewReader(want), requestsMetric,
+		"istio_agent_dns_upstream_failures_total", "istio_agent_dns_upstream_requests_total",
+		"nametap_dns_queries_total"); err != nil {
+		t.Error(err)
+	}
+}

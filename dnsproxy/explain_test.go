@@ -1,0 +1,103 @@
+package dnsproxy_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nametap/nametap/dnsproxy"
+)
+
+func TestExplain(t *testing.T) { // R5
+	t.Parallel()
+	p := newProxy(t, dnsproxy.Config{ResolvConf: resolvConf(t, "search corp.example")})
+	p.load(t, hosts{
+		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"),
+		"api.example.com":            external("192.0.2.1"),
+		"*.wild.example.com":         external("192.0.2.2"),
+	})
+	const web = "web.shop.svc.cluster.local"
+	for _, c := range []struct {
+		ask  string
+		want dnsproxy.Explanation
+	}{
+		{web + " A", dnsproxy.Explanation{
+			Rows: []string{"N1", "A1"}, Rule: dnsproxy.RuleExact, Host: web, Source: "table",
+			Why: "the mesh's own: the host's full name",
+		}},
+		{"web a", dnsproxy.Explanation{
+			Rows: []string{"N2", "A1"}, Rule: dnsproxy.RuleShortName, Host: web, Source: "table",
+			Why: "the mesh's own: a short name of " + web,
+		}},
+		{"x.wild.example.com AAAA", dnsproxy.Explanation{
+			Rows: []string{"N4", "A2"}, Rule: dnsproxy.RuleWildcard, Host: "*.wild.example.com", Source: "table",
+			Why: "the mesh's own: below the wildcard *.wild.example.com",
+		}},
+		{"web.corp.example ANY", dnsproxy.Explanation{
+			Rows: []string{"N5", "N2", "A5"}, Rule: dnsproxy.RuleAutopath, Host: web, Source: "table",
+			Why: "the mesh's own: web. with the search domain corp.example.; web. is a short name of " + web,
+		}},
+		{"api.example.com.corp.example HTTPS", dnsproxy.Explanation{
+			Rows: []string{"N5", "N1", "A3"}, Rule: dnsproxy.RuleAutopath, Host: "api.example.com", Source: "table",
+			Why: "the mesh's own: api.example.com. with the search domain corp.example.; api.example.com. is the host's full name",
+		}},
+		{"api.example.com MX", dnsproxy.Explanation{
+			Rows: []string{"N1", "A4"}, Rule: dnsproxy.RuleExact, Host: "api.example.com", Source: "upstream",
+			Why: "the mesh's own: the host's full name; records other than addresses come from upstream",
+		}},
+		{"1.0.0.10.in-addr.arpa PTR", dnsproxy.Explanation{
+			Rows: []string{"N8"}, Rule: dnsproxy.RulePTR, Source: "table", Why: "an address of the table",
+		}},
+		{"x.api.example.com A", dnsproxy.Explanation{
+			Rows: []string{"N9"}, Rule: dnsproxy.RuleNone, Source: "upstream", Why: "in no table: forwarded",
+		}},
+		{"localhost A", dnsproxy.Explanation{
+			Rows: []string{"N7"}, Rule: dnsproxy.RuleNone, Source: "upstream",
+			Why: "a special name of RFC 6761 is never taken over: forwarded",
+		}},
+	} {
+		name, qtype, _ := strings.Cut(c.ask, " ")
+		c.want.Name, c.want.Type = name+".", strings.ToUpper(qtype)
+		if diff := cmp.Diff(c.want, explain(t, p, c.ask)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", c.ask, diff)
+		}
+	}
+}
+
+func TestExplainBeforeSync(t *testing.T) { // C6
+	t.Parallel()
+	for _, c := range []struct {
+		mode              dnsproxy.BeforeSync
+		name, source, why string
+	}{
+		{dnsproxy.BeforeSyncForward, "example.com", "upstream", "no table yet, and not below the cluster domain: forwarded"},
+		{dnsproxy.BeforeSyncForward, "web.shop.svc.cluster.local", "self", "no table yet: held for up to 2s"},
+		{dnsproxy.BeforeSyncHold, "example.com", "self", "no table yet: held for up to 2s"},
+		{dnsproxy.BeforeSyncServfail, "example.com", "self", "no table of mesh hosts has been received yet"},
+	} {
+		e := explain(t, newProxy(t, dnsproxy.Config{BeforeSync: c.mode}), c.name+" A")
+		if e.Source != c.source || e.Why != c.why || len(e.Rows) != 1 || e.Rows[0] != "C6" || e.Rule != dnsproxy.RuleNone {
+			t.Errorf("%s with before-sync %s: %+v", c.name, c.mode, e)
+		}
+	}
+}
+
+func TestExplainRefuses(t *testing.T) { // R5
+	t.Parallel()
+	p := newProxy(t, dnsproxy.Config{})
+	for _, c := range []struct{ name, qtype, want string }{
+		{"example.com", "ADDRESS", `type "ADDRESS"`},
+		{"example..com", "A", `name "example..com"`},
+		{strings.Repeat("x", 64), "A", "name "},
+		{strings.Repeat("x.", 128), "A", "name "}, // 257 bytes on the wire
+		{strings.Repeat("x.", 126) + "xx", "A", "name "},
+	} {
+		if _, err := p.Explain(c.name, c.qtype); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%q %s: %v, want an error with %q", c.name, c.qtype, err, c.want)
+		}
+	}
+	if _, err := p.Explain(strings.Repeat("x.", 127), "A"); err != nil { // 255 bytes
+		t.Error(err)
+	}
+}

@@ -1,0 +1,140 @@
+package dnsproxy_test
+
+import (
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/miekg/dns"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/dnsproxy"
+)
+
+// The fixtures are whole responses of istiod: wire bytes, and the same as JSON.
+const fixtures = "testdata/"
+
+// resources returns the resources of a response, of either variant of ADS.
+func resources(t *testing.T, decode func(proto.Message) error, delta bool) []*anypb.Any {
+	t.Helper()
+	if !delta {
+		var resp discovery.DiscoveryResponse
+		if err := decode(&resp); err != nil {
+			t.Fatal(err)
+		}
+		return resp.GetResources()
+	}
+	var resp discovery.DeltaDiscoveryResponse
+	if err := decode(&resp); err != nil {
+		t.Fatal(err)
+	}
+	var out []*anypb.Any
+	for _, r := range resp.GetResources() {
+		out = append(out, r.GetResource())
+	}
+	return out
+}
+
+func TestIstiodsPushes(t *testing.T) { // C1, N1, N2, N4
+	t.Parallel()
+	for name, want := range map[string]int{"raw-sotw-1": 20, "raw-delta-1": 20, "raw-sotw-empty-router-1": 0} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			delta := strings.Contains(name, "delta")
+			wire, err := os.ReadFile(fixtures + name + ".pb")
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, err := os.ReadFile(fixtures + name + ".json")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var push [][]byte
+			for _, r := range resources(t, func(m proto.Message) error { return proto.Unmarshal(wire, m) }, delta) {
+				push = append(push, r.GetValue())
+			}
+			p, fake := startMesh(t, hosts{"old.example": external("192.0.2.1")})
+			if err := p.Load(push); err != nil {
+				t.Fatal(err)
+			}
+			if got := p.Table().Len(); got != want || len(p.Table().Skipped())+len(p.Table().Collisions()) > 0 {
+				t.Errorf("%d hosts, want %d; left out: %v; collisions: %v", got, want,
+					p.Table().Skipped(), p.Table().Collisions())
+			}
+			for _, r := range resources(t, func(m proto.Message) error { return protojson.Unmarshal(text, m) }, delta) {
+				var table api.NameTable
+				if err := r.UnmarshalTo(&table); err != nil {
+					t.Fatal(err)
+				}
+				for key, info := range table.GetTable() {
+					askHost(t, p, key, info)
+				}
+			}
+			if asked := fake.Queries(); len(asked) > 0 {
+				t.Errorf("own names were forwarded: %v", asked)
+			}
+			p.converse(t, []dialogue{{"old.example A", forwarded}})
+		})
+	}
+}
+
+// askHost asks for a host by all its names.
+func askHost(t *testing.T, p *proxy, key string, info *api.NameTable_NameInfo) {
+	t.Helper()
+	name := strings.Replace(key, "*", "any.name", 1)
+	names := []string{name, strings.ToLower(name), strings.ToUpper(name)}
+	if info.GetRegistry() == "Kubernetes" {
+		short := info.GetShortname() + "." + info.GetNamespace()
+		names = append(names, short, short+".svc")
+		if info.GetNamespace() == "shop" {
+			names = append(names, info.GetShortname())
+		}
+	}
+	for _, name := range names {
+		for _, qtype := range []uint16{dns.TypeA, dns.TypeAAAA} {
+			var want []string
+			for _, ip := range info.GetIps() {
+				if netip.MustParseAddr(ip).Is4() == (qtype == dns.TypeA) {
+					want = append(want, name+". "+dns.TypeToString[qtype]+" "+ip)
+				}
+			}
+			slices.Sort(want)
+			expected := strings.Join(want, "; ")
+			if expected == "" {
+				expected = "NODATA " + name + "."
+			}
+			p.converse(t, []dialogue{{name + " " + dns.TypeToString[qtype], expected}})
+		}
+	}
+}
+
+// Both variants of ADS push one table.
+func TestFixturesAgree(t *testing.T) { // C2
+	t.Parallel()
+	var texts []string
+	for _, delta := range []bool{false, true} {
+		name := map[bool]string{false: "raw-sotw-1.pb", true: "raw-delta-1.pb"}[delta]
+		wire, err := os.ReadFile(fixtures + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var push [][]byte
+		for _, r := range resources(t, func(m proto.Message) error { return proto.Unmarshal(wire, m) }, delta) {
+			push = append(push, r.GetValue())
+		}
+		table, err := dnsproxy.NewTable("shop", "cluster.local", push)
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts = append(texts, tableText(t, table))
+	}
+	if texts[0] != texts[1] {
+		t.Errorf("state of the world:\n%s\nincremental:\n%s", texts[0], texts[1])
+	}
+}

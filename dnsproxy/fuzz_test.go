@@ -1,0 +1,119 @@
+package dnsproxy_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy"
+)
+
+// Whatever a push holds, a table is built or refused, twice the same, and all that
+// it lists is answered.
+func FuzzTable(f *testing.F) { // N7, N10
+	for _, h := range contested() {
+		f.Add(h.wire(f), "shop", "cluster.local")
+	}
+	f.Add([]byte("\xff"), "a.b", "*.")
+	p := newProxy(f, dnsproxy.Config{})
+	f.Fuzz(func(t *testing.T, wire []byte, namespace, domain string) {
+		push := [][]byte{wire, wire[:len(wire)/2]}
+		one, err := dnsproxy.NewTable(namespace, domain, push)
+		two, again := dnsproxy.NewTable(namespace, domain, push)
+		if err != nil || again != nil {
+			if err == nil || again == nil || err.Error() != again.Error() {
+				t.Fatalf("one push: %v, then %v", err, again)
+			}
+		} else if text := tableText(t, one); text != tableText(t, two) {
+			t.Fatalf("one push, two tables:\n%s\n%s", text, tableText(t, two))
+		}
+		if p.Load([][]byte{wire}) != nil {
+			return
+		}
+		for key := range p.Table().NameTable().GetTable() {
+			suffix, wildcard := strings.CutPrefix(key, "*.")
+			name := key
+			if wildcard {
+				name = "f." + suffix
+			}
+			if e := explain(t, p, name+" A"); e.Rule == dnsproxy.RuleNone || e.Host != key && !wildcard && !strings.HasSuffix(key, ".") {
+				t.Errorf("%q is listed, and answered by %s of %q", key, e.Rule, e.Host)
+			}
+		}
+	})
+}
+
+// Whatever comes in, the server lives on, and what it says is a response.
+func FuzzQuery(f *testing.F) { // A10
+	for _, req := range []*dns.Msg{
+		question("web", dns.TypeA),
+		withEDNS(question("web.shop.svc.cluster.local.corp.example", dns.TypeANY), 4096),
+		question("1.0.0.10.in-addr.arpa", dns.TypePTR),
+		question("other.example", dns.TypeTXT),
+		new(dns.Msg).SetNotify("example."),
+		new(dns.Msg).SetUpdate("example."),
+	} {
+		packet, err := req.Pack()
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(packet)
+	}
+	f.Add([]byte{0})
+	p := start(f, dnsproxy.Config{ResolvConf: resolvConf(f, "search corp.example"), Version: "1", ID: "x"})
+	p.load(f, hosts{
+		"web.shop.svc.cluster.local": service("web", "shop", addrs(1, 60)...),
+		"*.wild.example":             external("192.0.2.1", "2001:db8::1"),
+	})
+	good, err := question("web.shop.svc.cluster.local", dns.TypeAAAA).Pack()
+	if err != nil {
+		f.Fatal(err)
+	}
+	conn, err := net.Dial("udp", p.addr("udp"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { _ = conn.Close() })
+	probe := uint16(0)
+	f.Fuzz(func(t *testing.T, packet []byte) {
+		if len(packet) > dns.MinMsgSize*8 || len(packet) == 0 {
+			return
+		}
+		write(t, conn, packet)
+		probe++
+		if binary.BigEndian.Uint16(append(packet[:len(packet):len(packet)], 0)) == probe {
+			probe++
+		}
+		binary.BigEndian.PutUint16(good, probe)
+		buf := make([]byte, dns.MaxMsgSize)
+		for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+			write(t, conn, good) // again if it, or what was fuzzed, filled a buffer
+			if err := conn.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
+				t.Fatal(err)
+			}
+			for {
+				n, err := conn.Read(buf)
+				if errors.Is(err, os.ErrDeadlineExceeded) {
+					break
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				resp := parse(t, buf[:n])
+				if !resp.Response || n > 1232 {
+					t.Errorf("% x is answered with %d bytes:\n%v", packet, n, resp)
+				}
+				if resp.Id == probe {
+					return
+				}
+			}
+		}
+		t.Errorf("after % x no query is answered", packet)
+	})
+}

@@ -1,0 +1,372 @@
+package dnsproxy_test
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/fakedns"
+)
+
+// patience is how long a test waits for what must happen; no test waits so long
+// unless it fails.
+const patience = 30 * time.Second
+
+// hosts is a NameTable to be.
+type hosts map[string]*api.NameTable_NameInfo
+
+// wire returns the NameTable as a push holds it.
+func (h hosts) wire(tb testing.TB) []byte {
+	tb.Helper()
+	wire, err := proto.Marshal(&api.NameTable{Table: h})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return wire
+}
+
+// service is the entry of a Kubernetes Service.
+func service(shortname, namespace string, ips ...string) *api.NameTable_NameInfo {
+	return &api.NameTable_NameInfo{Registry: "Kubernetes", Shortname: shortname, Namespace: namespace, Ips: ips}
+}
+
+// external is the entry of a ServiceEntry.
+func external(ips ...string) *api.NameTable_NameInfo {
+	return &api.NameTable_NameInfo{Registry: "External", Ips: ips}
+}
+
+// addrs returns n addresses of 10.net.0.0/16.
+func addrs(network, n int) []string {
+	out := make([]string, n)
+	for i := range out {
+		out[i] = fmt.Sprintf("10.%d.%d.%d", network, i/250, i%250+1)
+	}
+	return out
+}
+
+// A proxy is a Server that runs until its test ends.
+type proxy struct {
+	*dnsproxy.Server
+	metrics *prometheus.Registry
+	ended   <-chan error // what Run returned
+}
+
+// start runs a server for cfg on a free port of 127.0.0.1, with namespace shop,
+// no resolv.conf and no log unless cfg says otherwise.
+func start(tb testing.TB, cfg dnsproxy.Config) *proxy {
+	tb.Helper()
+	return startIn(tb.Context(), tb, cfg)
+}
+
+func startIn(ctx context.Context, tb testing.TB, cfg dnsproxy.Config) *proxy {
+	tb.Helper()
+	p := newProxy(tb, cfg)
+	ended := make(chan error, 1)
+	p.ended = ended
+	returned := make(chan struct{})
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		defer close(returned)
+		ended <- p.Run(ctx)
+	}()
+	tb.Cleanup(func() {
+		cancel()
+		<-returned
+	})
+	select {
+	case <-p.Ready():
+	case err := <-ended:
+		tb.Fatalf("Run returned %v before the listeners were open", err)
+	}
+	return p
+}
+
+// newProxy is start without Run.
+func newProxy(tb testing.TB, cfg dnsproxy.Config) *proxy {
+	tb.Helper()
+	p := &proxy{metrics: prometheus.NewRegistry()}
+	if cfg.Addr == "" {
+		cfg.Addr = "127.0.0.1:0"
+	}
+	if cfg.Namespace == "" {
+		cfg.Namespace = "shop"
+	}
+	if cfg.ResolvConf == "" {
+		cfg.ResolvConf = resolvConf(tb)
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	cfg.Registerer = p.metrics
+	server, err := dnsproxy.New(cfg)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	p.Server = server
+	return p
+}
+
+// load gives the server a push of one NameTable.
+func (p *proxy) load(tb testing.TB, h hosts) {
+	tb.Helper()
+	if err := p.Load([][]byte{h.wire(tb)}); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// addr returns the address of the first listener of a network.
+func (p *proxy) addr(network string) string {
+	for _, a := range p.Addrs() {
+		if a.Network == network {
+			return a.Address
+		}
+	}
+	return ""
+}
+
+// count returns the value of a counter or gauge without labels.
+func (p *proxy) count(tb testing.TB, name string) float64 {
+	tb.Helper()
+	families, err := p.metrics.Gather()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for _, family := range families {
+		if family.GetName() == name {
+			m := family.GetMetric()[0]
+			return m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		}
+	}
+	tb.Fatalf("no metric %s", name)
+	return 0
+}
+
+// await waits until a metric has a value.
+func (p *proxy) await(tb testing.TB, name string, want float64) {
+	tb.Helper()
+	eventually(tb, fmt.Sprintf("%s = %v", name, want), func() bool { return p.count(tb, name) == want })
+}
+
+// eventually polls for what has no event of its own.
+func eventually(tb testing.TB, what string, happened func() bool) {
+	tb.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(patience); !happened(); <-tick.C {
+		if time.Now().After(deadline) {
+			tb.Fatalf("not within %s: %s", patience, what)
+		}
+	}
+}
+
+// resolvConf writes a resolv.conf and returns its path.
+func resolvConf(tb testing.TB, lines ...string) string {
+	tb.Helper()
+	path := filepath.Join(tb.TempDir(), "resolv.conf")
+	if err := os.WriteFile(path, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
+		tb.Fatal(err)
+	}
+	return path
+}
+
+// upstream starts a fake nameserver that is closed when the test ends.
+func upstream(tb testing.TB, handler fakedns.Handler) *fakedns.Server {
+	tb.Helper()
+	server, err := fakedns.Start(handler)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(server.Close)
+	return server
+}
+
+// servers lists the addresses of fake nameservers.
+func servers(fakes ...*fakedns.Server) []netip.AddrPort {
+	out := make([]netip.AddrPort, len(fakes))
+	for i, fake := range fakes {
+		out[i] = fake.Addr
+	}
+	return out
+}
+
+// question makes a query without EDNS.
+func question(name string, qtype uint16) *dns.Msg {
+	return new(dns.Msg).SetQuestion(dns.Fqdn(name), qtype)
+}
+
+// withEDNS gives a query an OPT record.
+func withEDNS(req *dns.Msg, size uint16) *dns.Msg { return req.SetEdns0(size, false) }
+
+// ask asks over UDP, without EDNS.
+func (p *proxy) ask(tb testing.TB, name string, qtype uint16) *dns.Msg {
+	tb.Helper()
+	return p.exchange(tb, "udp", question(name, qtype))
+}
+
+// exchange sends a query and returns the response to it.
+func (p *proxy) exchange(tb testing.TB, network string, req *dns.Msg) *dns.Msg {
+	tb.Helper()
+	packet, err := req.Pack()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	resp := parse(tb, p.send(tb, network, packet))
+	if resp.Id != req.Id || !resp.Response {
+		tb.Fatalf("the response to query %d is\n%v", req.Id, resp)
+	}
+	return resp
+}
+
+// send sends a packet and returns the one that comes back.
+func (p *proxy) send(tb testing.TB, network string, packet []byte) []byte {
+	tb.Helper()
+	conn := p.dial(tb, network)
+	defer conn.Close()
+	write(tb, conn, packet)
+	return read(tb, conn)
+}
+
+// dial connects to a listener, with a deadline for all that follows.
+func (p *proxy) dial(tb testing.TB, network string) net.Conn {
+	tb.Helper()
+	conn, err := net.Dial(network, p.addr(network))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		tb.Fatal(err)
+	}
+	return conn
+}
+
+// write sends a message, over TCP with its length before it.
+func write(tb testing.TB, conn net.Conn, packet []byte) {
+	tb.Helper()
+	if _, tcp := conn.(*net.TCPConn); tcp {
+		packet = append(binary.BigEndian.AppendUint16(nil, uint16(len(packet))), packet...)
+	}
+	if _, err := conn.Write(packet); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// read reads a message.
+func read(tb testing.TB, conn net.Conn) []byte {
+	tb.Helper()
+	packet := make([]byte, dns.MaxMsgSize)
+	if _, tcp := conn.(*net.TCPConn); tcp {
+		var length uint16
+		err := binary.Read(conn, binary.BigEndian, &length)
+		if err == nil {
+			packet = packet[:length]
+			_, err = io.ReadFull(conn, packet)
+		}
+		if err != nil {
+			tb.Fatal(err)
+		}
+		return packet
+	}
+	n, err := conn.Read(packet)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return packet[:n]
+}
+
+func parse(tb testing.TB, packet []byte) *dns.Msg {
+	tb.Helper()
+	msg := new(dns.Msg)
+	if err := msg.Unpack(packet); err != nil {
+		tb.Fatalf("the response cannot be parsed: %v\n% x", err, packet)
+	}
+	return msg
+}
+
+// forwarded is the outcome of a query that went to an upstream which knows nothing.
+const forwarded = "NXDOMAIN"
+
+// outcome puts a response into a line: "OWNER TYPE DATA; …" with the addresses
+// sorted, the CNAME first; "NODATA OWNER" with the SOA's owner, after a CNAME if
+// there is one; or the response code.
+func outcome(resp *dns.Msg) string {
+	if resp.Rcode != dns.RcodeSuccess {
+		return dns.RcodeToString[resp.Rcode]
+	}
+	var cnames, others []string
+	for _, rr := range resp.Answer {
+		line := record(rr)
+		if rr.Header().Rrtype == dns.TypeCNAME {
+			cnames = append(cnames, line)
+		} else {
+			others = append(others, line)
+		}
+	}
+	slices.Sort(others)
+	if len(others) == 0 {
+		others = []string{"NODATA"}
+		for _, rr := range resp.Ns {
+			others[0] += " " + rr.Header().Name
+		}
+	}
+	return strings.Join(append(cnames, others...), "; ")
+}
+
+// record is a record without class and TTL.
+func record(rr dns.RR) string {
+	h := rr.Header()
+	return fmt.Sprintf("%s %s %s", h.Name, dns.TypeToString[h.Rrtype], strings.TrimPrefix(rr.String(), h.String()))
+}
+
+// A dialogue is a question, "NAME TYPE", and its outcome.
+type dialogue struct{ ask, want string }
+
+// converse asks over UDP and compares.
+func (p *proxy) converse(t *testing.T, dialogues []dialogue) {
+	t.Helper()
+	for _, d := range dialogues {
+		name, qtype, _ := strings.Cut(d.ask, " ")
+		got := outcome(p.ask(t, name, dns.StringToType[qtype]))
+		if got != d.want {
+			t.Errorf("%s\n got %s\nwant %s", d.ask, got, d.want)
+		}
+	}
+}
+
+// ede returns the Extended DNS Error of a response, nil without one.
+func ede(resp *dns.Msg) *dns.EDNS0_EDE {
+	if opt := resp.IsEdns0(); opt != nil {
+		for _, option := range opt.Option {
+			if e, ok := option.(*dns.EDNS0_EDE); ok {
+				return e
+			}
+		}
+	}
+	return nil
+}
+
+// explain explains a question, "NAME TYPE".
+func explain(tb testing.TB, p *proxy, ask string) dnsproxy.Explanation {
+	tb.Helper()
+	name, qtype, _ := strings.Cut(ask, " ")
+	e, err := p.Explain(name, qtype)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return e
+}

@@ -1,0 +1,241 @@
+package dnsproxy_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/fakedns"
+)
+
+// A logBuffer takes a log from any goroutine.
+type logBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *logBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// newLog returns a logger and what it writes.
+func newLog() (*slog.Logger, *logBuffer) {
+	buf := new(logBuffer)
+	return slog.New(slog.NewTextHandler(buf, nil)), buf
+}
+
+func TestListeners(t *testing.T) { // R3
+	t.Parallel()
+	for _, c := range []struct {
+		addr  string
+		hosts []string
+	}{
+		{"localhost:0", []string{"127.0.0.1", "::1"}},
+		{":0", []string{"0.0.0.0", "::"}},
+		{"127.0.0.1:0", []string{"127.0.0.1"}},
+		{"[::1]:0", []string{"::1"}},
+	} {
+		logger, log := newLog()
+		p := newProxy(t, dnsproxy.Config{Addr: c.addr, Logger: logger})
+		if got := p.Addrs(); got != nil {
+			t.Errorf("addresses before Ready: %v", got)
+		}
+		p = start(t, dnsproxy.Config{Addr: c.addr, Logger: logger})
+		p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+		if log.String() != "" {
+			t.Errorf("%s: a warning:\n%s", c.addr, log)
+		}
+		_, port, err := net.SplitHostPort(p.addr("udp"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var want []dnsproxy.Addr
+		for _, host := range c.hosts {
+			for _, network := range []string{"udp", "tcp"} {
+				want = append(want, dnsproxy.Addr{Network: network, Address: net.JoinHostPort(host, port)})
+			}
+		}
+		if got := p.Addrs(); fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("%s: listens on %v, want %v", c.addr, got, want)
+		}
+		if got := p.count(t, "nametap_dns_listeners"); got != float64(len(want)) {
+			t.Errorf("%v listeners are counted", got)
+		}
+		for _, a := range p.Addrs() {
+			client := dns.Client{Net: a.Network, Timeout: patience}
+			resp, _, err := client.Exchange(question("web", dns.TypeA), a.Address)
+			if err != nil || outcome(resp) != "web. A 10.0.0.1" {
+				t.Errorf("%v: %v, %v", a, resp, err)
+			}
+		}
+	}
+}
+
+// A free UDP port that is taken for TCP is no free port.
+func TestFreePort(t *testing.T) { // R3
+	t.Parallel()
+	const sockets = 300 // enough that the kernel offers a port that is taken
+	for range sockets {
+		taken, err := net.Listen("tcp4", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer taken.Close()
+	}
+	for range sockets {
+		if p := start(t, dnsproxy.Config{}); len(p.Addrs()) != 2 {
+			t.Fatalf("listens on %v", p.Addrs())
+		}
+	}
+}
+
+func TestDegraded(t *testing.T) { // R3
+	t.Parallel()
+	taken, err := net.ListenPacket("udp6", "[::1]:0")
+	if err != nil {
+		t.Skip("no IPv6: ", err)
+	}
+	defer taken.Close()
+	port := taken.LocalAddr().(*net.UDPAddr).Port
+	logger, log := newLog()
+	p := start(t, dnsproxy.Config{Addr: fmt.Sprintf("localhost:%d", port), Logger: logger})
+	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+	p.converse(t, []dialogue{{"web A", "web. A 10.0.0.1"}})
+	if len(p.Addrs()) != 3 || !strings.Contains(log.String(), "degraded") ||
+		!strings.Contains(log.String(), taken.LocalAddr().String()) {
+		t.Errorf("listens on %v and logs\n%s", p.Addrs(), log)
+	}
+}
+
+func TestNoListener(t *testing.T) { // R3
+	t.Parallel()
+	running := start(t, dnsproxy.Config{})
+	for _, addr := range []string{
+		running.addr("udp"), "192.0.2.253:5353", "example.com:53", "127.0.0.1", "127.0.0.1:65536", "127.0.0.1:dns", "[::1",
+	} {
+		p := newProxy(t, dnsproxy.Config{Addr: addr})
+		if err := p.Run(t.Context()); err == nil || !strings.Contains(err.Error(), addr) {
+			t.Errorf("%s: %v, want an error that names the address", addr, err)
+		}
+	}
+}
+
+// A listener that dies ends Run. Nothing but the kernel can kill one, so the test
+// shuts the socket down behind the server's back.
+func TestListenerDies(t *testing.T) { // R3
+	t.Parallel()
+	p := start(t, dnsproxy.Config{})
+	addr := netip.MustParseAddrPort(p.addr("tcp"))
+	killed := false
+	for fd := range 1024 {
+		name, err := syscall.Getsockname(fd)
+		in, ok := name.(*syscall.SockaddrInet4)
+		if err != nil || !ok || uint16(in.Port) != addr.Port() {
+			continue
+		}
+		if listens, err := syscall.GetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_ACCEPTCONN); err == nil && listens == 1 {
+			killed = syscall.Shutdown(fd, syscall.SHUT_RDWR) == nil
+		}
+	}
+	if !killed {
+		t.Fatalf("no socket listens on %v", addr)
+	}
+	select {
+	case err := <-p.ended:
+		if err == nil || !strings.Contains(err.Error(), "tcp "+addr.String()+" died") {
+			t.Errorf("Run returned %v", err)
+		}
+	case <-time.After(patience):
+		t.Error("Run goes on without a listener")
+	}
+}
+
+// Queries in flight when the end comes are answered.
+func TestShutdown(t *testing.T) { // R1
+	t.Parallel()
+	asked, release := make(chan struct{}, 100), make(chan struct{})
+	answer := fakedns.Answer("www.example. 60 IN A 192.0.2.1")
+	fake := upstream(t, func(query *dns.Msg, network string) *dns.Msg {
+		asked <- struct{}{}
+		<-release
+		return answer(query, network)
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	p := startIn(ctx, t, dnsproxy.Config{Upstreams: servers(fake), UpstreamTimeout: patience})
+	p.load(t, hosts{})
+	packet, err := question("www.example", dns.TypeA).Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	udp, tcp, idle := p.dial(t, "udp"), p.dial(t, "tcp"), p.dial(t, "tcp")
+	for _, conn := range []net.Conn{udp, tcp} {
+		defer conn.Close()
+		write(t, conn, packet)
+	}
+	defer idle.Close()
+	<-asked
+	<-asked
+	cancel()
+	eventually(t, "the listener is closed", func() bool {
+		conn, err := net.Dial("tcp", p.addr("tcp"))
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err != nil
+	})
+	select {
+	case err := <-p.ended:
+		t.Fatalf("Run returned %v with queries in flight", err)
+	default:
+	}
+	close(release)
+	for _, conn := range []net.Conn{udp, tcp} {
+		if got := outcome(parse(t, read(t, conn))); got != "www.example. A 192.0.2.1" {
+			t.Errorf("%s: %s", conn.LocalAddr().Network(), got)
+		}
+	}
+	if err := <-p.ended; err != nil {
+		t.Errorf("Run returned %v", err)
+	}
+}
+
+// A held query is in flight too, also if it is held longer than upstream may take.
+func TestShutdownWhileHeld(t *testing.T) { // R1, C6
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	p := startIn(ctx, t, dnsproxy.Config{BeforeSync: dnsproxy.BeforeSyncHold, UpstreamTimeout: time.Millisecond})
+	packet, err := question("web", dns.TypeA).Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := p.dial(t, "udp")
+	defer conn.Close()
+	write(t, conn, packet)
+	p.await(t, requestsMetric, 1)
+	cancel()
+	if got := outcome(parse(t, read(t, conn))); got != "SERVFAIL" {
+		t.Errorf("a held query: %s", got)
+	}
+	if err := <-p.ended; err != nil {
+		t.Errorf("Run returned %v", err)
+	}
+}

@@ -1,0 +1,262 @@
+package dnsproxy_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/fakedns"
+)
+
+func TestQuestionCount(t *testing.T) { // A10
+	t.Parallel()
+	p, fake := startMesh(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+	q := question("web", dns.TypeA).Question[0]
+	for _, questions := range [][]dns.Question{nil, {q, q}, {q, q, q}} {
+		for _, network := range []string{"udp", "tcp"} {
+			req := question("web", dns.TypeA)
+			req.Question = questions
+			if resp := p.exchange(t, network, req); resp.Rcode != dns.RcodeFormatError || len(resp.Answer) > 0 {
+				t.Errorf("%d questions over %s: want FORMERR:\n%v", len(questions), network, resp)
+			}
+		}
+	}
+	// A question that the header promises and the packet does not hold.
+	for _, tail := range []string{"", "\x03web", "\x40web\x00\x00\x01\x00\x01", "\xc0\x0c\x00\x01\x00\x01"} {
+		packet := append([]byte{7, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0}, tail...)
+		if resp := parse(t, p.send(t, "udp", packet)); resp.Rcode != dns.RcodeFormatError || resp.Id != 0x0707 {
+			t.Errorf("% x: want FORMERR:\n%v", packet, resp)
+		}
+	}
+	if asked := fake.Queries(); len(asked) > 0 {
+		t.Errorf("forwarded: %v", asked)
+	}
+}
+
+func TestDropped(t *testing.T) { // A10
+	t.Parallel()
+	p, _ := startMesh(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+	response := question("web", dns.TypeA)
+	response.Response = true
+	packed, err := response.Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	good, err := question("web", dns.TypeA).Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dropped := 0.0
+	for _, network := range []string{"udp", "tcp"} {
+		conn := p.dial(t, network)
+		for _, packet := range [][]byte{{0}, good[:11], packed, make([]byte, 5)} {
+			write(t, conn, packet)
+			dropped++
+			p.await(t, "nametap_dns_dropped_total", dropped)
+		}
+		write(t, conn, good) // the only one that is answered
+		if resp := parse(t, read(t, conn)); resp.Id != binary.BigEndian.Uint16(good) {
+			t.Errorf("%s: an answer to what is no query:\n%v", network, resp)
+		}
+		_ = conn.Close()
+	}
+}
+
+func TestClasses(t *testing.T) { // A10
+	t.Parallel()
+	fake := upstream(t, fakedns.Answer())
+	p := start(t, dnsproxy.Config{Version: "nametap 1.2", ID: "web-0", Upstreams: servers(fake)})
+	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+	ask := func(name string, qtype, class uint16) *dns.Msg {
+		req := withEDNS(question(name, qtype), 1232)
+		req.Question[0].Qclass = class
+		return p.exchange(t, "udp", req)
+	}
+	for name, want := range map[string]string{
+		"version.bind": "nametap 1.2", "Version.Server": "nametap 1.2", "id.server": "web-0", "HOSTNAME.bind": "web-0",
+	} {
+		resp := ask(name, dns.TypeTXT, dns.ClassCHAOS)
+		txt, ok := append(resp.Answer, &dns.A{})[0].(*dns.TXT)
+		if !ok || txt.Txt[0] != want || txt.Hdr.Class != dns.ClassCHAOS || txt.Hdr.Name != name+"." {
+			t.Errorf("%s: want %q:\n%v", name, want, resp)
+		}
+	}
+	for _, refused := range []*dns.Msg{
+		ask("authors.bind", dns.TypeTXT, dns.ClassCHAOS),
+		ask("version.bind", dns.TypeA, dns.ClassCHAOS),
+		ask("web", dns.TypeA, dns.ClassHESIOD),
+		ask("web", dns.TypeA, dns.ClassANY),
+		ask("web", dns.TypeA, 0),
+		ask("other.example", dns.TypeA, 77),
+	} {
+		if refused.Rcode != dns.RcodeRefused || ede(refused) == nil {
+			t.Errorf("want REFUSED and why:\n%v", refused)
+		}
+	}
+	if asked := fake.Queries(); len(asked) > 0 {
+		t.Errorf("forwarded: %v", asked)
+	}
+	nobody := start(t, dnsproxy.Config{})
+	req := question("version.bind", dns.TypeTXT)
+	req.Question[0].Qclass = dns.ClassCHAOS
+	if resp := nobody.exchange(t, "udp", req); resp.Rcode != dns.RcodeRefused {
+		t.Errorf("without a version: want REFUSED:\n%v", resp)
+	}
+}
+
+// An UPDATE goes on with its signature, for which we have no key.
+func TestOtherOpcodes(t *testing.T) { // A11
+	t.Parallel()
+	got := make(chan *dns.Msg, 100)
+	fake := upstream(t, func(query *dns.Msg, _ string) *dns.Msg {
+		got <- query.Copy()
+		reply := new(dns.Msg).SetReply(query)
+		reply.Question = nil // RFC 2136, section 3.8
+		return reply
+	})
+	p := start(t, dnsproxy.Config{Upstreams: servers(fake)})
+	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+	rr, err := dns.NewRR("web.shop.svc.cluster.local. 60 IN A 192.0.2.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	update := new(dns.Msg).SetUpdate("shop.svc.cluster.local.")
+	update.Insert([]dns.RR{rr})
+	update.SetTsig("key.", dns.HmacSHA256, 300, time.Now().Unix())
+	packet, _, err := dns.TsigGenerate(update, "c2VjcmV0", "", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp := parse(t, p.send(t, "udp", packet))
+	if resp.Rcode != dns.RcodeSuccess || resp.Opcode != dns.OpcodeUpdate {
+		t.Errorf("want the nameserver's reply:\n%v", resp)
+	}
+	sent := <-got
+	want := parse(t, packet)
+	sent.Id = want.Id
+	if sent.String() != want.String() {
+		t.Errorf("the nameserver got\n%v\nwant\n%v", sent, want)
+	}
+	notify := new(dns.Msg).SetNotify("web.shop.svc.cluster.local.")
+	p.exchange(t, "tcp", notify)
+	if sent := <-got; sent.Opcode != dns.OpcodeNotify {
+		t.Errorf("the nameserver got\n%v", sent)
+	}
+}
+
+func TestPipelining(t *testing.T) { // A12
+	t.Parallel()
+	p, _ := startMesh(t, hosts{"*.example.com": external(addrs(1, 20)...)})
+	conn := p.dial(t, "tcp")
+	defer conn.Close()
+	const queries = 500
+	want := map[uint16]string{}
+	go func() { // a client that asks before it reads would block us both
+		for i := range queries {
+			req := question(fmt.Sprintf("host-%d.example.com", i), dns.TypeA)
+			if i%10 == 0 {
+				req = question(fmt.Sprintf("host-%d.other.example", i), dns.TypeA)
+			}
+			req.Id = uint16(i)
+			packet, _ := req.Pack()
+			_, _ = conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(packet))), packet...))
+		}
+	}()
+	for range queries {
+		resp := parse(t, read(t, conn))
+		want[resp.Id] = resp.Question[0].Name
+		if named := fmt.Sprintf("host-%d.", resp.Id); resp.Question[0].Name[:len(named)] != named {
+			t.Errorf("the answer to query %d is\n%v", resp.Id, resp)
+		}
+	}
+	if len(want) != queries {
+		t.Errorf("%d of %d queries were answered", len(want), queries)
+	}
+}
+
+func TestIdleConnections(t *testing.T) { // A12
+	t.Parallel()
+	p := start(t, dnsproxy.Config{})
+	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+	packet, err := question("web", dns.TypeA).Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	opened := time.Now()
+	silent, asked := p.dial(t, "tcp"), p.dial(t, "tcp")
+	write(t, asked, packet)
+	read(t, asked)
+	for _, conn := range []net.Conn{silent, asked} {
+		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+			t.Errorf("want the end of an idle connection: %v", err)
+		}
+		if idle := time.Since(opened); idle < 9500*time.Millisecond {
+			t.Errorf("closed after %s, want 10 s", idle)
+		}
+		_ = conn.Close()
+	}
+}
+
+func TestSlowReaders(t *testing.T) { // A12
+	t.Parallel()
+	p := start(t, dnsproxy.Config{MaxTCPConns: 1})
+	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", addrs(1, 3000)...)})
+	packet, err := question("web", dns.TypeA).Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	greedy := p.dial(t, "tcp")
+	defer greedy.Close()
+	if err := greedy.(*net.TCPConn).SetReadBuffer(4096); err != nil {
+		t.Fatal(err)
+	}
+	framed := append(binary.BigEndian.AppendUint16(nil, uint16(len(packet))), packet...)
+	for err == nil { // asks for 48 kB each time and takes none
+		_, err = greedy.Write(slices.Repeat(framed, 100))
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("a client that reads nothing is still connected after %s", patience)
+	}
+	// Its place is free again.
+	if got := len(p.exchange(t, "tcp", question("web", dns.TypeA)).Answer); got != 3000 {
+		t.Errorf("the next client got %d addresses", got)
+	}
+}
+
+func TestConnectionLimit(t *testing.T) { // A12
+	t.Parallel()
+	p := start(t, dnsproxy.Config{MaxTCPConns: 2})
+	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+	packet, err := question("web", dns.TypeA).Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, second, third := p.dial(t, "tcp"), p.dial(t, "tcp"), p.dial(t, "tcp")
+	for _, conn := range []net.Conn{first, second} {
+		write(t, conn, packet)
+		read(t, conn)
+	}
+	write(t, third, packet)
+	if err := third.SetReadDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := third.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a third connection is served: %v", err)
+	}
+	if err := third.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	_ = first.Close()
+	read(t, third)
+	_ = second.Close()
+	_ = third.Close()
+}

@@ -1,0 +1,216 @@
+package dnsproxy_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/fakedns"
+)
+
+// startMesh runs a server in namespace shop, with a search list as a pod's and
+// an upstream that says NXDOMAIN to everything, so that outcome tells what was
+// forwarded.
+func startMesh(t *testing.T, h hosts) (*proxy, *fakedns.Server) {
+	t.Helper()
+	fake := upstream(t, fakedns.Answer())
+	p := start(t, dnsproxy.Config{
+		ResolvConf: resolvConf(t, "search shop.svc.cluster.local svc.cluster.local Cluster.Local corp.example"),
+		Upstreams:  servers(fake),
+	})
+	p.load(t, h)
+	return p, fake
+}
+
+func TestExactNames(t *testing.T) { // N1
+	t.Parallel()
+	p, fake := startMesh(t, hosts{
+		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"),
+		"api.example.com":            external("192.0.2.1", "2001:db8::1"),
+		"UPPER.example.com":          external("192.0.2.2"),
+	})
+	p.converse(t, []dialogue{
+		{"web.shop.svc.cluster.local A", "web.shop.svc.cluster.local. A 10.0.0.1"},
+		{"WEB.Shop.SVC.cluster.LOCAL A", "WEB.Shop.SVC.cluster.LOCAL. A 10.0.0.1"},
+		{"api.example.com A", "api.example.com. A 192.0.2.1"},
+		{"api.example.com AAAA", "api.example.com. AAAA 2001:db8::1"},
+		{"upper.example.com A", "upper.example.com. A 192.0.2.2"},
+		{"UpPeR.example.com A", "UpPeR.example.com. A 192.0.2.2"},
+	})
+	if asked := fake.Queries(); len(asked) > 0 {
+		t.Errorf("own names were forwarded: %v", asked)
+	}
+	p.converse(t, []dialogue{
+		{"example.com A", forwarded},
+		{"other.example.com A", forwarded},
+		{"com A", forwarded},
+		{". A", forwarded},
+		{`api\.example.com A`, forwarded}, // one label that holds a dot
+	})
+}
+
+func TestShortNames(t *testing.T) { // N2
+	t.Parallel()
+	alt := service("old", "bank", "10.0.0.9")
+	//nolint:staticcheck // Istio's control planes up to 1.9 still fill it.
+	alt.AltHosts = []string{"legacy", "legacy.bank.global", "Old.Bank"}
+	bare := service("", "", "10.0.0.10")
+	//nolint:staticcheck // as above
+	bare.AltHosts = []string{"nickname"}
+	p, _ := startMesh(t, hosts{
+		"web.shop.svc.cluster.local":       service("web", "shop", "10.0.0.1"),
+		"web-0.web.shop.svc.cluster.local": service("web-0.web", "shop", "10.0.0.2"),
+		"db.bank.svc.cluster.local":        service("db", "bank", "10.0.0.3"),
+		"db-0.db.bank.svc.cluster.local":   service("db-0.db", "bank", "10.0.0.4"),
+		"vm.shop.svc.cluster.local":        external("10.0.0.5"),
+		"Mixed.shop.svc.cluster.local":     service("Mixed", "Shop", "10.0.0.6"),
+		"odd.cluster.local":                service("other", "place", "10.0.0.7"),
+		"x.shop.svc.cluster.local":         service("y", "bank", "10.0.0.8"),
+		"old.bank.svc.cluster.local":       alt,
+		"bare.shop.svc.cluster.local":      bare,
+	})
+	p.converse(t, []dialogue{
+		{"web A", "web. A 10.0.0.1"},
+		{"WEB A", "WEB. A 10.0.0.1"},
+		{"web.shop A", "web.shop. A 10.0.0.1"},
+		{"web.shop.svc A", "web.shop.svc. A 10.0.0.1"},
+		{"web-0.web A", "web-0.web. A 10.0.0.2"},
+		{"web-0.web.shop A", "web-0.web.shop. A 10.0.0.2"},
+		{"web-0.web.shop.svc A", "web-0.web.shop.svc. A 10.0.0.2"},
+		{"web-0 A", forwarded},
+		// Another namespace: not by the bare name.
+		{"db A", forwarded},
+		{"db.bank A", "db.bank. A 10.0.0.3"},
+		{"db.bank.svc A", "db.bank.svc. A 10.0.0.3"},
+		{"db-0.db A", forwarded},
+		{"db-0.db.bank A", "db-0.db.bank. A 10.0.0.4"},
+		// Another registry: by the FQDN only.
+		{"vm A", forwarded},
+		{"vm.shop A", forwarded},
+		{"vm.shop.svc A", forwarded},
+		{"vm.shop.svc.cluster.local A", "vm.shop.svc.cluster.local. A 10.0.0.5"},
+		{"mixed A", "mixed. A 10.0.0.6"},
+		{"mixed.shop A", "mixed.shop. A 10.0.0.6"},
+		// The short name counts, not the head of the FQDN.
+		{"other.place A", "other.place. A 10.0.0.7"},
+		{"other.place.svc A", "other.place.svc. A 10.0.0.7"},
+		{"odd A", forwarded},
+		{"y.bank A", "y.bank. A 10.0.0.8"},
+		{"x A", forwarded},
+		{"x.shop A", forwarded},
+		{"x.shop.svc A", forwarded},
+		{"legacy A", "legacy. A 10.0.0.9"},
+		{"legacy.bank.global A", "legacy.bank.global. A 10.0.0.9"},
+		{"old.bank A", "old.bank. A 10.0.0.9"},
+		{"nickname A", "nickname. A 10.0.0.10"},
+		{"bare A", forwarded},
+	})
+}
+
+func TestNoNamespace(t *testing.T) { // N2
+	t.Parallel()
+	server, err := dnsproxy.New(dnsproxy.Config{ResolvConf: resolvConf(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{Server: server}
+	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+	for name, want := range map[string]dnsproxy.Rule{
+		"web": dnsproxy.RuleNone, "web.shop": dnsproxy.RuleShortName, "web.shop.svc": dnsproxy.RuleShortName,
+	} {
+		if e := explain(t, p, name+" A"); e.Rule != want {
+			t.Errorf("%s is answered by %s, want %s", name, e.Rule, want)
+		}
+	}
+}
+
+func TestClusterDomain(t *testing.T) { // N2
+	t.Parallel()
+	for _, domain := range []string{
+		"mesh.corp", "mesh.corp.", "svc.mesh.corp", "shop.svc.mesh.corp", "Shop.SVC.Mesh.Corp",
+	} {
+		p := newProxy(t, dnsproxy.Config{Domain: domain})
+		p.load(t, hosts{
+			"web.shop.svc.mesh.corp":     service("web", "shop", "10.0.0.1"),
+			"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.2"),
+		})
+		if e := explain(t, p, "web A"); e.Host != "web.shop.svc.mesh.corp" {
+			t.Errorf("domain %s: web is answered by %q", domain, e.Host)
+		}
+	}
+}
+
+func TestOtherDomains(t *testing.T) { // N3
+	t.Parallel()
+	p, _ := startMesh(t, hosts{
+		"web.shop.svc.remote.local":     service("web", "shop", "10.0.0.1"),
+		"web.shop.svc.clusterset.local": service("web", "shop", "10.0.0.2"),
+		"web.shop.svc.notcluster.local": service("web", "shop", "10.0.0.3"),
+	})
+	p.converse(t, []dialogue{
+		{"web.shop.svc.remote.local A", "web.shop.svc.remote.local. A 10.0.0.1"},
+		{"web.shop.svc.clusterset.local A", "web.shop.svc.clusterset.local. A 10.0.0.2"},
+		{"web A", forwarded},
+		{"web.shop A", forwarded},
+		{"web.shop.svc A", forwarded},
+		{"web.shop.svc.cluster.local A", forwarded},
+	})
+}
+
+func TestWildcards(t *testing.T) { // N4, N6
+	t.Parallel()
+	p, _ := startMesh(t, hosts{
+		"*.example.com":      external("192.0.2.1"),
+		"*.deep.example.com": external("192.0.2.2"),
+		"a.deep.example.com": external("192.0.2.3"),
+		"b.example.com":      external("192.0.2.4"),
+		"*.UPPER.example":    external("192.0.2.5"),
+	})
+	p.converse(t, []dialogue{
+		{"x.example.com A", "x.example.com. A 192.0.2.1"},
+		{"x.y.z.example.com A", "x.y.z.example.com. A 192.0.2.1"},
+		{"X.Example.com A", "X.Example.com. A 192.0.2.1"},
+		{"example.com A", forwarded}, // never the suffix itself
+		{"xexample.com A", forwarded},
+		{"x.deep.example.com A", "x.deep.example.com. A 192.0.2.2"}, // the longest suffix
+		{"x.y.deep.example.com A", "x.y.deep.example.com. A 192.0.2.2"},
+		{"deep.example.com A", "deep.example.com. A 192.0.2.1"},
+		{"a.deep.example.com A", "a.deep.example.com. A 192.0.2.3"}, // an exact name
+		{"b.example.com A", "b.example.com. A 192.0.2.4"},
+		{"x.b.example.com A", "x.b.example.com. A 192.0.2.1"},
+		{"x.upper.EXAMPLE A", "x.upper.EXAMPLE. A 192.0.2.5"},
+		{"x.example.com AAAA", "NODATA x.example.com."},
+		// The name the client appended its search domain to, not the wildcard.
+		{"x.y.Example.com.corp.example A", "x.y.Example.com.corp.example. CNAME x.y.Example.com.; x.y.Example.com. A 192.0.2.1"},
+		{"x.example.com.corp.example AAAA", "x.example.com.corp.example. CNAME x.example.com.; NODATA x.example.com."},
+	})
+	for _, name := range []string{"x.example.com", "x.example.com.corp.example"} {
+		for _, qtype := range []uint16{dns.TypeA, dns.TypeAAAA, dns.TypeANY, dns.TypeHTTPS} {
+			if resp := p.ask(t, name, qtype); strings.Contains(resp.String(), "*") {
+				t.Errorf("an answer from a wildcard holds a *:\n%v", resp)
+			}
+		}
+	}
+}
+
+func TestNamesBelow(t *testing.T) { // N9
+	t.Parallel()
+	p, fake := startMesh(t, hosts{
+		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"),
+		"api.example.com":            external("192.0.2.1"),
+	})
+	below := []string{
+		"x.web.shop.svc.cluster.local.", "x.web.shop.svc.", "x.web.shop.", "x.web.",
+		"x.api.example.com.", "x.y.api.example.com.", "x.api.example.com.corp.example.",
+	}
+	for _, name := range below {
+		p.converse(t, []dialogue{{name + " A", forwarded}})
+	}
+	for i, q := range fake.Queries() {
+		if i >= len(below) || q.Name != below[i] {
+			t.Fatalf("forwarded: %v, want %v", fake.Queries(), below)
+		}
+	}
+}

@@ -1,0 +1,238 @@
+package dnsproxy_test
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/fakedns"
+)
+
+const requestsMetric = "istio_agent_dns_requests_total"
+
+func TestBeforeSyncHeld(t *testing.T) { // C6
+	t.Parallel()
+	for _, c := range []struct {
+		mode      dnsproxy.BeforeSync
+		held, not []string
+	}{
+		{"", []string{"web.shop.svc.Cluster.local", "cluster.local", "no.shop.svc.cluster.local"},
+			[]string{"www.example", "web", "web.shop", "1.0.0.10.in-addr.arpa", "xcluster.local"}},
+		{dnsproxy.BeforeSyncHold, []string{"web.shop.svc.cluster.local", "www.example", "web"}, nil},
+	} {
+		fake := upstream(t, fakedns.Answer())
+		p := start(t, dnsproxy.Config{BeforeSync: c.mode, Upstreams: servers(fake)})
+		for _, name := range c.not {
+			p.converse(t, []dialogue{{name + " A", forwarded}})
+		}
+		answers := make(chan string)
+		for i, name := range c.held {
+			conn := p.dial(t, []string{"udp", "tcp"}[i%2])
+			packet, err := question(name, dns.TypeA).Pack()
+			if err != nil {
+				t.Fatal(err)
+			}
+			write(t, conn, packet)
+			go func() {
+				defer conn.Close()
+				answers <- outcome(parse(t, read(t, conn)))
+			}()
+		}
+		p.await(t, requestsMetric, float64(len(c.not)+len(c.held)))
+		if got := len(fake.Queries()); got != len(c.not) {
+			t.Errorf("before-sync %q: %d forwarded, want %d", c.mode, got, len(c.not))
+		}
+		select {
+		case <-p.Synced():
+			t.Error("synced without a table")
+		default:
+		}
+		p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+		<-p.Synced()
+		own := 0
+		for range c.held {
+			switch got := <-answers; {
+			case strings.HasSuffix(got, " A 10.0.0.1"):
+				own++
+			case got != forwarded:
+				t.Errorf("before-sync %q: held, then %s", c.mode, got)
+			}
+		}
+		if own == 0 {
+			t.Errorf("before-sync %q: nothing was answered from the table", c.mode)
+		}
+	}
+}
+
+func TestBeforeSyncTimesOut(t *testing.T) { // C6
+	t.Parallel()
+	for _, c := range []struct {
+		mode dnsproxy.BeforeSync
+		name string
+		wait time.Duration
+	}{
+		{dnsproxy.BeforeSyncForward, "web.shop.svc.cluster.local", 2 * time.Second},
+		{dnsproxy.BeforeSyncHold, "www.example", 2 * time.Second},
+		{dnsproxy.BeforeSyncServfail, "www.example", 0},
+		{dnsproxy.BeforeSyncServfail, "web.shop.svc.cluster.local", 0},
+	} {
+		t.Run(string(c.mode)+" "+c.name, func(t *testing.T) {
+			t.Parallel()
+			fake := upstream(t, fakedns.Answer())
+			p := start(t, dnsproxy.Config{BeforeSync: c.mode, Upstreams: servers(fake)})
+			began := time.Now()
+			resp := p.exchange(t, "udp", withEDNS(question(c.name, dns.TypeA), 1232))
+			if e := ede(resp); resp.Rcode != dns.RcodeServerFailure || e == nil || e.InfoCode != dns.ExtendedErrorCodeNotReady {
+				t.Errorf("want SERVFAIL, not ready:\n%v", resp)
+			}
+			if took := time.Since(began); took < c.wait || took > c.wait+1900*time.Millisecond {
+				t.Errorf("SERVFAIL took %s, want %s", took, c.wait)
+			}
+			if asked := fake.Queries(); len(asked) > 0 {
+				t.Errorf("forwarded: %v", asked)
+			}
+		})
+	}
+}
+
+func TestParseBeforeSync(t *testing.T) { // C6
+	t.Parallel()
+	for _, s := range []string{"forward", "hold", "servfail"} {
+		if b, err := dnsproxy.ParseBeforeSync(s); err != nil || string(b) != s {
+			t.Errorf("%q: %v, %v", s, b, err)
+		}
+	}
+	for _, s := range []string{"", "Forward", "drop"} {
+		if _, err := dnsproxy.ParseBeforeSync(s); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", s)) {
+			t.Errorf("%q: %v", s, err)
+		}
+	}
+}
+
+// A generation is a table in which every address begins with 10.N.
+func generation(n int) hosts {
+	h := hosts{}
+	for i := range 50 {
+		name := fmt.Sprintf("web-%d", i)
+		h[name+".shop.svc.cluster.local"] = service(name, "shop", addrs(n, 6)...)
+		h[fmt.Sprintf("api-%d.example.com", i)] = external(addrs(n, 6)...)
+	}
+	return h
+}
+
+// A push during 2,000 queries a second loses none and mixes none.
+func TestPushUnderLoad(t *testing.T) { // C9
+	t.Parallel()
+	p := start(t, dnsproxy.Config{ResolvConf: resolvConf(t, "search shop.svc.cluster.local corp.example")})
+	pushes := [][][]byte{{generation(1).wire(t)}, {generation(2).wire(t)}}
+	if err := p.Load(pushes[0]); err != nil {
+		t.Fatal(err)
+	}
+	const (
+		sockets = 8
+		each    = 1000                 // queries
+		pace    = 4 * time.Millisecond // 250 a second
+	)
+	var clients sync.WaitGroup
+	for i := range sockets {
+		clients.Go(func() {
+			conn := p.dial(t, []string{"udp", "udp", "udp", "tcp"}[i%4])
+			defer conn.Close()
+			tick := time.NewTicker(pace)
+			defer tick.Stop()
+			for n := range each {
+				<-tick.C
+				name := []string{"web-%d", "api-%d.example.com.corp.example", "web-%d.shop.svc.cluster.local"}[n%3]
+				req := question(fmt.Sprintf(name, n%50), dns.TypeA)
+				packet, err := req.Pack()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				write(t, conn, packet)
+				oneGeneration(t, parse(t, read(t, conn)), req)
+			}
+		})
+	}
+	finished := make(chan struct{})
+	go func() {
+		clients.Wait()
+		close(finished)
+	}()
+	began := time.Now()
+	for n := 1; !t.Failed(); n++ {
+		select {
+		case <-finished:
+			t.Logf("%d pushes, %d queries in %s", n, sockets*each, time.Since(began))
+			return
+		default:
+		}
+		if err := p.Load(pushes[n%2]); err != nil {
+			t.Error(err)
+		}
+		// What is asked after Load is answered from it.
+		if got, want := p.ask(t, "web-0", dns.TypeA).Answer[0].String(), fmt.Sprintf("10.%d.", n%2+1); !strings.Contains(got, want) {
+			t.Errorf("after push %d: %s, want %s…", n, got, want)
+		}
+	}
+	<-finished
+}
+
+// oneGeneration fails if resp does not hold the six addresses of one generation.
+func oneGeneration(t *testing.T, resp, req *dns.Msg) {
+	t.Helper()
+	got := map[string]int{}
+	for _, rr := range resp.Answer {
+		if a, ok := rr.(*dns.A); ok {
+			got[a.A.String()[:len("10.x")]]++
+		}
+	}
+	if resp.Id != req.Id || len(got) != 1 || got["10.1"]+got["10.2"] != 6 {
+		t.Errorf("want the addresses of one table:\n%v", resp)
+	}
+}
+
+func TestBadPushKeepsTheTable(t *testing.T) { // C3
+	t.Parallel()
+	p := newProxy(t, dnsproxy.Config{})
+	if p.Table() != nil {
+		t.Error("a table before the first push")
+	}
+	good := hosts{"api.example.com": external("192.0.2.1")}
+	p.load(t, good)
+	before := p.Table()
+	err := p.Load([][]byte{good.wire(t), []byte("\xff\xff")})
+	if err == nil || !strings.Contains(err.Error(), "NameTable 2 of 2 (2 bytes)") {
+		t.Errorf("a push that is no NameTable: %v", err)
+	}
+	if p.Table() != before {
+		t.Error("a bad push replaced the table")
+	}
+}
+
+func TestPushOfSeveralTables(t *testing.T) { // C4
+	t.Parallel()
+	p, _ := startMesh(t, hosts{"old.example": external("192.0.2.1")})
+	one, two := hosts{"one.example": external("192.0.2.1")}, hosts{"two.example": external("192.0.2.2")}
+	for _, c := range []struct {
+		push [][]byte
+		want [3]string
+	}{
+		{[][]byte{one.wire(t), two.wire(t)}, [3]string{forwarded, "one.example. A 192.0.2.1", "two.example. A 192.0.2.2"}},
+		{[][]byte{two.wire(t)}, [3]string{forwarded, forwarded, "two.example. A 192.0.2.2"}},
+		{[][]byte{nil}, [3]string{forwarded, forwarded, forwarded}},
+		{nil, [3]string{forwarded, forwarded, forwarded}},
+	} {
+		if err := p.Load(c.push); err != nil {
+			t.Fatal(err)
+		}
+		p.converse(t, []dialogue{
+			{"old.example A", c.want[0]}, {"one.example A", c.want[1]}, {"two.example A", c.want[2]},
+		})
+	}
+}

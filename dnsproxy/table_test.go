@@ -1,0 +1,324 @@
+package dnsproxy_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/dnsproxy"
+)
+
+// contested is a push in which several entries claim one name; every element is
+// a NameTable, since a NameTable holds a key once.
+func contested() []hosts {
+	alt := func(info *api.NameTable_NameInfo, names ...string) *api.NameTable_NameInfo {
+		info.AltHosts = names //nolint:staticcheck // Istio's control planes up to 1.9 still fill it.
+		return info
+	}
+	return []hosts{
+		{
+			"web.shop.svc.cluster.local":       service("web", "shop", "10.0.0.1"),
+			"Web.shop.svc.cluster.local":       external("10.0.0.2"),
+			"web.shop.svc.cluster.local.":      service("web", "shop", "10.0.0.3"),
+			"api.example.com":                  external("192.0.2.1"),
+			"API.example.com":                  external("192.0.2.2"),
+			"api.example.com.":                 external("192.0.2.3"),
+			"db.shop":                          external("192.0.2.4"),
+			"db.shop.svc.cluster.local":        service("db", "shop", "10.0.0.4"),
+			"web-0.web.shop.svc.cluster.local": service("web-0.web", "shop", "10.0.0.5"),
+			"web-0.web.svc.cluster.local":      service("web-0", "web", "10.0.0.6"),
+			"*.wild.example.com":               external("192.0.2.5"),
+			"*.Wild.example.com":               external("192.0.2.6"),
+			"a.cluster.local":                  alt(service("a", "x", "10.0.0.7"), "nick", "name"),
+			"b.cluster.local":                  alt(service("a", "x", "10.0.0.8"), "name", "nick"),
+			"db.wild.example.com":              external("192.0.2.7"),
+			"bad key":                          external("192.0.2.8"),
+		},
+		{
+			"twice.example":              external("192.0.2.9"),
+			"once.shop.cluster.local":    alt(service("p", "q", "10.0.0.9"), "first"),
+			"web.bank.svc.cluster.local": service("web", "bank", "10.0.0.10"),
+		},
+		{
+			"twice.example":              external("192.0.2.10"),
+			"once.shop.cluster.local":    alt(service("p", "q", "10.0.0.9"), "second"),
+			"web.bank.svc.cluster.local": external("10.0.0.11"),
+		},
+	}
+}
+
+// The one table gives the same answers however its push is ordered.
+func TestPrecedence(t *testing.T) { // N7
+	t.Parallel()
+	p, _ := startMesh(t, hosts{})
+	var push [][]byte
+	for _, h := range contested() {
+		push = append(push, h.wire(t))
+	}
+	if err := p.Load(push); err != nil {
+		t.Fatal(err)
+	}
+	p.converse(t, []dialogue{
+		// Kubernetes before others, then the key that sorts first.
+		{"web.shop.svc.cluster.local A", "web.shop.svc.cluster.local. A 10.0.0.1"},
+		{"web.bank.svc.cluster.local A", "web.bank.svc.cluster.local. A 10.0.0.10"},
+		{"api.example.com A", "api.example.com. A 192.0.2.2"},
+		{"x.wild.example.com A", "x.wild.example.com. A 192.0.2.6"},
+		// An explicit host before a wildcard and before a short name.
+		{"db.wild.example.com A", "db.wild.example.com. A 192.0.2.7"},
+		{"db.shop A", "db.shop. A 192.0.2.4"},
+		{"db.shop.svc A", "db.shop.svc. A 10.0.0.4"},
+		// name.namespace before name in the own namespace.
+		{"web-0.web A", "web-0.web. A 10.0.0.6"},
+		{"nick A", "nick. A 10.0.0.7"},
+		{"twice.example A", "twice.example. A 192.0.2.9"},
+		{"first A", "first. A 10.0.0.9"},
+		{"second A", forwarded},
+	})
+	want := []dnsproxy.Collision{
+		{Name: "*.wild.example.com.", Winner: "*.Wild.example.com", Loser: "*.wild.example.com"},
+		{Name: "a.x.", Winner: "a.cluster.local", Loser: "b.cluster.local"},
+		{Name: "a.x.svc.", Winner: "a.cluster.local", Loser: "b.cluster.local"},
+		{Name: "api.example.com.", Winner: "API.example.com", Loser: "api.example.com"},
+		{Name: "api.example.com.", Winner: "API.example.com", Loser: "api.example.com."},
+		{Name: "db.shop.", Winner: "db.shop", Loser: "db.shop.svc.cluster.local"},
+		{Name: "name.", Winner: "a.cluster.local", Loser: "b.cluster.local"},
+		{Name: "nick.", Winner: "a.cluster.local", Loser: "b.cluster.local"},
+		{Name: "once.shop.cluster.local.", Winner: "once.shop.cluster.local", Loser: "once.shop.cluster.local"},
+		{Name: "twice.example.", Winner: "twice.example", Loser: "twice.example"},
+		{Name: "web-0.web.", Winner: "web-0.web.svc.cluster.local", Loser: "web-0.web.shop.svc.cluster.local"},
+		{Name: "web.bank.svc.cluster.local.", Winner: "web.bank.svc.cluster.local", Loser: "web.bank.svc.cluster.local"},
+		{Name: "web.shop.svc.cluster.local.", Winner: "web.shop.svc.cluster.local", Loser: "Web.shop.svc.cluster.local"},
+		{Name: "web.shop.svc.cluster.local.", Winner: "web.shop.svc.cluster.local", Loser: "web.shop.svc.cluster.local."},
+	}
+	if diff := cmp.Diff(want, p.Table().Collisions()); diff != "" {
+		t.Errorf("collisions (-want +got):\n%s", diff)
+	}
+	if got := p.count(t, "nametap_table_collisions"); got != float64(len(want)) {
+		t.Errorf("%v collisions are counted, want %d", got, len(want))
+	}
+}
+
+// tableText is all that a table says of itself.
+func tableText(t *testing.T, table *dnsproxy.Table) string {
+	t.Helper()
+	var lines []string
+	for key, info := range table.NameTable().GetTable() {
+		lines = append(lines, fmt.Sprint(key, info.GetIps(), info.GetRegistry(), info.GetShortname(), info.GetNamespace()))
+	}
+	slices.Sort(lines)
+	return fmt.Sprintf("%d\n%s\n%v\n%v", table.Len(), strings.Join(lines, "\n"), table.Collisions(), table.Skipped())
+}
+
+func TestLoadOrder(t *testing.T) { // N7
+	t.Parallel()
+	first := ""
+	for range 60 {
+		var push [][]byte
+		for _, h := range contested() {
+			// NameTables one after another are one on the wire (a map's entries
+			// are records of their own), so this is the table in random order.
+			var entries [][]byte
+			for key, info := range h {
+				ips := slices.Clone(info.GetIps())
+				rand.Shuffle(len(ips), func(i, j int) { ips[i], ips[j] = ips[j], ips[i] })
+				info.Ips = ips
+				entries = append(entries, hosts{key: info}.wire(t))
+			}
+			rand.Shuffle(len(entries), func(i, j int) { entries[i], entries[j] = entries[j], entries[i] })
+			push = append(push, slices.Concat(entries...))
+		}
+		rand.Shuffle(len(push), func(i, j int) { push[i], push[j] = push[j], push[i] })
+		table, err := dnsproxy.NewTable("shop", "cluster.local", push)
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch text := tableText(t, table); first {
+		case "":
+			first = text
+		case text:
+		default:
+			t.Fatalf("one push, two tables:\n%s", cmp.Diff(first, text))
+		}
+	}
+}
+
+func TestKeys(t *testing.T) { // N10
+	t.Parallel()
+	label := strings.Repeat("l", 63)
+	long := strings.Repeat("x.", 126) + "x" // 255 bytes on the wire
+	logger, log := newLog()
+	p := start(t, dnsproxy.Config{Logger: logger})
+	p.load(t, hosts{
+		"dotted.example.":            external("192.0.2.1"),
+		"MiXeD.Example":              external("192.0.2.2"),
+		"xn--bcher-kva.example":      external("192.0.2.3"),
+		label + ".example":           external("192.0.2.4"),
+		long:                         external("192.0.2.5"),
+		"_srv.under_score.example":   external("192.0.2.6"),
+		"single":                     external("192.0.2.7"),
+		"1.2.3.4":                    external("192.0.2.8"),
+		"*.dotted.wild.example.":     external("192.0.2.9"),
+		"partly.example":             external("192.0.2.10", "no address", "2001:db8::1", "192.0.2.300", "fe80::1%eth0", "0.0.0.0", ""),
+		"*." + long[:len(long)-2]:    external("192.0.2.11"),
+		"":                           external("192.0.2.12"),
+		".":                          external("192.0.2.12"),
+		"*":                          external("192.0.2.12"),
+		"*.":                         external("192.0.2.12"),
+		"*..":                        external("192.0.2.12"),
+		"a..example":                 external("192.0.2.12"),
+		".example":                   external("192.0.2.12"),
+		"a.example..":                external("192.0.2.12"),
+		"a b.example":                external("192.0.2.12"),
+		"bücher.example":             external("192.0.2.12"),
+		"a.*.example":                external("192.0.2.12"),
+		"*a.example":                 external("192.0.2.12"),
+		"l" + label + ".example":     external("192.0.2.12"),
+		long + "x":                   external("192.0.2.12"),
+		"*." + long:                  external("192.0.2.12"),
+		`a\.b.example`:               external("192.0.2.12"),
+		"http://example":             external("192.0.2.12"),
+		"bad.shop.svc.cluster.local": service("not a label", "shop", "192.0.2.13"),
+	})
+	p.converse(t, []dialogue{
+		{"dotted.example A", "dotted.example. A 192.0.2.1"},
+		{"mixed.example A", "mixed.example. A 192.0.2.2"},
+		{"xn--bcher-kva.example A", "xn--bcher-kva.example. A 192.0.2.3"},
+		{"XN--Bcher-kva.example A", "XN--Bcher-kva.example. A 192.0.2.3"},
+		{label + ".example A", label + ".example. A 192.0.2.4"},
+		{long + " A", long + ". A 192.0.2.5"},
+		{"_srv.under_score.example A", "_srv.under_score.example. A 192.0.2.6"},
+		{"single A", "single. A 192.0.2.7"},
+		{"1.2.3.4 A", "1.2.3.4. A 192.0.2.8"},
+		{"x.dotted.wild.example A", "x.dotted.wild.example. A 192.0.2.9"},
+		{"partly.example A", "partly.example. A 192.0.2.10"},
+		{"partly.example AAAA", "partly.example. AAAA 2001:db8::1"},
+		{"w." + long[2:] + " A", "w." + long[2:] + ". A 192.0.2.11"},
+		{"bad.shop.svc.cluster.local A", "bad.shop.svc.cluster.local. A 192.0.2.13"},
+		{"bad.shop A", "SERVFAIL"},
+	})
+	want := map[string]int{ // times that a key is listed
+		"": 1, ".": 1, "*": 1, "*.": 1, "*..": 1, "a..example": 1, ".example": 1, "a.example..": 1, "a b.example": 1,
+		"bücher.example": 1, "a.*.example": 1, "*a.example": 1, "l" + label + ".example": 1, long + "x": 1, "*." + long: 1,
+		`a\.b.example`: 1, "http://example": 1, "partly.example": 5, "bad.shop.svc.cluster.local": 3,
+	}
+	got := map[string]int{}
+	total := 0
+	for _, skip := range p.Table().Skipped() {
+		got[skip.Key]++
+		total++
+		if skip.Reason == "" {
+			t.Errorf("%q is left out without a reason", skip.Key)
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("left out (-want +got):\n%s", diff)
+	}
+	if counted := p.count(t, "nametap_table_skipped"); counted != float64(total) {
+		t.Errorf("%v left out are counted, want %d", counted, total)
+	}
+	if p.Table().Len() != 12 || p.count(t, "nametap_table_hosts") != 12 {
+		t.Errorf("%d hosts, want 12", p.Table().Len())
+	}
+	if !strings.Contains(log.String(), `key=.example reason="no valid name: a label is empty"`) {
+		t.Errorf("the log does not name the key:\n%s", log)
+	}
+	if lines := strings.Count(log.String(), "\n"); lines != 21 || !strings.Contains(log.String(), "count=5") {
+		t.Errorf("%d lines, want 20 and one with the count of the rest:\n%s", lines, log)
+	}
+}
+
+func TestHostsWithoutAddress(t *testing.T) { // N11
+	t.Parallel()
+	p, _ := startMesh(t, hosts{
+		"none.example":                external(),
+		"bad.example":                 external("nowhere", "0.0.0.0", "::"),
+		"none.shop.svc.cluster.local": service("none", "shop"),
+		"*.none.example":              external(),
+		"nil.example":                 nil,
+	})
+	for _, name := range []string{
+		"none.example", "bad.example", "none.shop.svc.cluster.local", "none.shop", "none", "x.none.example", "nil.example",
+	} {
+		p.converse(t, []dialogue{{name + " A", forwarded}, {name + " HTTPS", forwarded}})
+	}
+	if got := p.Table().Len(); got != 0 {
+		t.Errorf("%d hosts, want none", got)
+	}
+}
+
+func TestNameTable(t *testing.T) { // R5
+	t.Parallel()
+	alt := service("old", "bank", "10.0.0.4")
+	alt.AltHosts = []string{"Legacy"} //nolint:staticcheck // Istio's control planes up to 1.9 still fill it.
+	table, err := dnsproxy.NewTable("Shop", "shop.svc.cluster.local", [][]byte{hosts{
+		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.2", "2001:db8::1", "10.0.0.1", "10.0.0.2"),
+		"DB.bank.svc.cluster.local":  service("DB", "bank", "10.0.0.3"),
+		"old.cluster.local":          alt,
+		"API.example.com":            external("192.0.2.1"),
+		"*.example.com":              external("192.0.2.2"),
+		"web.shop":                   external("192.0.2.3"),
+	}.wire(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `{
+		"*.example.com": {"ips": ["192.0.2.2"], "registry": "External"},
+		"API.example.com": {"ips": ["192.0.2.1"], "registry": "External"},
+		"DB.bank.svc.cluster.local": {"ips": ["10.0.0.3"], "registry": "Kubernetes", "shortname": "DB", "namespace": "bank"},
+		"db.bank.": {"ips": ["10.0.0.3"], "registry": "Kubernetes"},
+		"db.bank.svc.": {"ips": ["10.0.0.3"], "registry": "Kubernetes"},
+		"legacy.": {"ips": ["10.0.0.4"], "registry": "Kubernetes"},
+		"old.bank.": {"ips": ["10.0.0.4"], "registry": "Kubernetes"},
+		"old.bank.svc.": {"ips": ["10.0.0.4"], "registry": "Kubernetes"},
+		"old.cluster.local": {"ips": ["10.0.0.4"], "registry": "Kubernetes", "shortname": "old", "namespace": "bank"},
+		"web.": {"ips": ["10.0.0.1", "10.0.0.2", "2001:db8::1"], "registry": "Kubernetes"},
+		"web.shop": {"ips": ["192.0.2.3"], "registry": "External"},
+		"web.shop.svc.": {"ips": ["10.0.0.1", "10.0.0.2", "2001:db8::1"], "registry": "Kubernetes"},
+		"web.shop.svc.cluster.local": {"ips": ["10.0.0.1", "10.0.0.2", "2001:db8::1"], "registry": "Kubernetes",
+			"shortname": "web", "namespace": "shop"}
+	}`
+	text, err := protojson.Marshal(table.NameTable())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got, expected any
+	if err := json.Unmarshal(text, &got); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal([]byte(`{"table": `+want+`}`), &expected); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(expected, got); diff != "" {
+		t.Errorf("NameTable (-want +got):\n%s", diff)
+	}
+}
+
+func TestNewTableRefuses(t *testing.T) { // R7
+	t.Parallel()
+	long := strings.TrimSuffix(strings.Repeat("x.", 125), ".") // 251 bytes on the wire
+	for _, c := range []struct{ namespace, domain, want string }{
+		{"shop", "", `domain ""`},
+		{"shop", "cluster..local", `domain "cluster..local"`},
+		{"a.b", "cluster.local", `namespace "a.b"`},
+		{"*", "cluster.local", `namespace "*"`},
+		{"shop", long + ".x", "domain "},
+		{"shop", long[2:], "namespace "},
+	} {
+		_, err := dnsproxy.NewTable(c.namespace, c.domain, nil)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("namespace %q, domain %q: %v", c.namespace, c.domain, err)
+		}
+		_, err = dnsproxy.New(dnsproxy.Config{Namespace: c.namespace, Domain: c.domain})
+		if (err == nil) != (c.domain == "") { // a Config's zero value means the default
+			t.Errorf("namespace %q, domain %q: New: %v", c.namespace, c.domain, err)
+		}
+	}
+}
