@@ -53,6 +53,16 @@ func newCluster(namespace, domain string) (cluster, error) {
 	return c, nil
 }
 
+// ClusterDomain returns the cluster domain that namespace and domain mean, such as
+// cluster.local; both are as in [Config].
+func ClusterDomain(namespace, domain string) (string, error) {
+	c, err := newCluster(namespace, domain)
+	if err != nil {
+		return "", err
+	}
+	return strings.TrimSuffix(c.domain.String(), "."), nil
+}
+
 // place notes in h what short names it has, by what the control plane says of it.
 func (c cluster) place(h *host) {
 	h.local = h.kubernetes() && !h.wildcard && h.name != c.domain && h.name.below(c.domain)

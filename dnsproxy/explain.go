@@ -83,8 +83,8 @@ func whyName(m match) string {
 	case RuleShortName:
 		return "a short name of " + m.host.key
 	case RuleAutopath:
-		return fmt.Sprintf("%s with the search domain %s; %s is %s",
-			m.target, m.searched, m.target, whyName(match{rule: m.base, host: m.host}))
+		return fmt.Sprintf("with the search domain %s cut off, %s",
+			m.searched, whyName(match{rule: m.base, host: m.host}))
 	case RulePTR, RuleNone:
 	}
 	return ""

@@ -36,11 +36,11 @@ func TestExplain(t *testing.T) { // R5
 		}},
 		{"web.corp.example ANY", dnsproxy.Explanation{
 			Rows: []string{"N5", "N2", "A5"}, Rule: dnsproxy.RuleAutopath, Host: web, Source: "table",
-			Why: "the mesh's own: web. with the search domain corp.example.; web. is a short name of " + web,
+			Why: "the mesh's own: with the search domain corp.example. cut off, a short name of " + web,
 		}},
 		{"api.example.com.corp.example HTTPS", dnsproxy.Explanation{
 			Rows: []string{"N5", "N1", "A3"}, Rule: dnsproxy.RuleAutopath, Host: "api.example.com", Source: "table",
-			Why: "the mesh's own: api.example.com. with the search domain corp.example.; api.example.com. is the host's full name",
+			Why: "the mesh's own: with the search domain corp.example. cut off, the host's full name",
 		}},
 		{"api.example.com MX", dnsproxy.Explanation{
 			Rows: []string{"N1", "A4"}, Rule: dnsproxy.RuleExact, Host: "api.example.com", Source: "upstream",

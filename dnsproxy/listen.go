@@ -32,6 +32,9 @@ type Addr struct {
 	Address string `json:"address"` // host:port
 }
 
+// String returns the network and the address, as logs show them.
+func (a Addr) String() string { return a.Network + " " + a.Address }
+
 // A listener serves one socket.
 type listener struct {
 	addr    Addr

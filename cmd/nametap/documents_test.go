@@ -120,6 +120,39 @@ func TestMetricsDocument(t *testing.T) {
 	}
 }
 
+// Every flag that a document names is one of some command's.
+func TestFlagsInDocuments(t *testing.T) {
+	known := map[string]bool{"help": true}
+	root := newRootCommand()
+	for _, command := range append(root.Commands(), root) {
+		command.Flags().VisitAll(func(flag *pflag.Flag) { known[flag.Name] = true })
+	}
+	documents, err := filepath.Glob("../../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	documents = append(documents, "../../README.md", "../../ARCHITECTURE.md")
+	named := 0
+	for _, path := range documents {
+		if filepath.Base(path) == "discovery.md" {
+			continue // of the other command; its own tests look at it
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, flag := range regexp.MustCompile(`(?:^|[\s`+"`"+`\[(])--([a-z][a-z-]*)`).FindAllStringSubmatch(string(text), -1) {
+			named++
+			if !known[flag[1]] && !slices.Contains([]string{"config-dir", "print-table"}, flag[1]) {
+				t.Errorf("%s: there is no flag --%s", path, flag[1])
+			}
+		}
+	}
+	if named == 0 {
+		t.Error("no document names a flag")
+	}
+}
+
 // startAgent runs an agent for the test on free ports; it is ready.
 func startAgent(t *testing.T, xdsAddr string) *agent.Agent {
 	t.Helper()

@@ -157,12 +157,18 @@ func (f *agentFlags) xdsConfig() (nds.Config, error) {
 	if err != nil {
 		return nds.Config{}, err
 	}
+	clusterDomain, err := dnsproxy.ClusterDomain(f.namespace, f.domain)
+	if err != nil {
+		return nds.Config{}, err
+	}
 	return nds.Config{
 		Addr: f.xdsAddr, Plaintext: f.xdsPlaintext, Variant: variant,
 		RootCA: f.xdsRootCA, TokenFile: f.xdsTokenFile, ServerName: f.xdsServerName,
 		MaxPushBytes: int(f.maxPushBytes), StateDir: f.stateDir,
 		Node: nds.Node{
-			PodName: f.podName, Namespace: f.namespace, IPs: ips, Domain: f.domain,
+			PodName: f.podName, Namespace: f.namespace, IPs: ips,
+			// The node's domain has the namespace, however ours is written.
+			Domain:    f.namespace + ".svc." + clusterDomain,
 			ClusterID: f.clusterID, ServiceAccount: f.serviceAccount,
 		},
 	}, nil
