@@ -78,6 +78,8 @@ func (w *world) setup(env *testscript.Env) error {
 	}
 	for key, value := range map[string]string{
 		"XDS": w.xds.Addr(), "UPSTREAM": w.upstream.Addr.String(), "DNS": dns, "STATUS": status,
+		// The race detector has every command that ends wait for a second.
+		"GORACE":   "atexit_sleep_ms=0",
 		"POD_NAME": "web-0", "POD_NAMESPACE": "ns1", "INSTANCE_IP": "10.1.2.3",
 	} {
 		env.Setenv(key, value)
