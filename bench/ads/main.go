@@ -1,0 +1,146 @@
+// Command ads is the control plane of the benchmark. It serves NameTables over
+// incremental ADS without TLS, each as one resource without name and version, as
+// istiod does.
+//
+// It is driven by lines on its standard input: each is the path of a file with
+// the wire bytes of a NameTable, which is sent to the one client that is expected
+// and kept for its next stream. It prints a line "stream" when a client has
+// subscribed, for each ACK "ack", and for each NACK "nack" and the reason. It ends
+// with its standard input.
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"sync"
+
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+// typeURL is the type of the one resource that is served.
+const typeURL = "type.googleapis.com/istio.networking.nds.v1.NameTable"
+
+func main() {
+	if len(os.Args) != 2 {
+		fmt.Fprintln(os.Stderr, "usage: ads ADDRESS:PORT <PATHS")
+		os.Exit(2)
+	}
+	if err := run(os.Args[1]); err != nil {
+		fmt.Fprintln(os.Stderr, "ads:", err)
+		os.Exit(1)
+	}
+}
+
+// run serves until standard input ends.
+func run(address string) error {
+	listener, err := net.Listen("tcp", address) //nolint:noctx // lives as long as the process
+	if err != nil {
+		return fmt.Errorf("listening: %w", err)
+	}
+	s := &server{changed: make(chan struct{})}
+	rpc := grpc.NewServer()
+	discovery.RegisterAggregatedDiscoveryServiceServer(rpc, s)
+	failed := make(chan error, 1)
+	go func() { failed <- rpc.Serve(listener) }()
+
+	lines := bufio.NewScanner(os.Stdin)
+	for lines.Scan() {
+		table, err := os.ReadFile(lines.Text())
+		if err != nil {
+			return fmt.Errorf("reading a table: %w", err)
+		}
+		s.push(table)
+		select {
+		case err := <-failed:
+			return fmt.Errorf("serving: %w", err)
+		default:
+		}
+	}
+	rpc.Stop()
+	return lines.Err()
+}
+
+// A server sends the table it was given last.
+type server struct {
+	discovery.UnimplementedAggregatedDiscoveryServiceServer
+
+	mu sync.Mutex
+	// table is nil before the first push; version counts the pushes.
+	table   []byte
+	version int
+	// changed is closed and replaced on each push.
+	changed chan struct{}
+}
+
+// push makes table the one to send.
+func (s *server) push(table []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.table = table
+	s.version++
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// current is what to send now, and what is closed when that is old.
+func (s *server) current() (table []byte, version int, changed <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.table, s.version, s.changed
+}
+
+// DeltaAggregatedResources sends every table to a client that has subscribed.
+func (s *server) DeltaAggregatedResources(stream discovery.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+	if _, err := stream.Recv(); err != nil {
+		return err
+	}
+	fmt.Println("stream")
+	go report(stream)
+	for {
+		table, version, changed := s.current()
+		if table != nil {
+			if err := stream.Send(response(table, version)); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-changed:
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		}
+	}
+}
+
+// report prints a line for each answer of the client, until the stream ends.
+func report(stream discovery.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) {
+	for {
+		request, err := stream.Recv()
+		switch {
+		case err != nil:
+			return
+		case request.GetResponseNonce() == "":
+		case request.GetErrorDetail() != nil:
+			fmt.Printf("nack %q\n", request.GetErrorDetail().GetMessage())
+		default:
+			fmt.Println("ack")
+		}
+	}
+}
+
+// response makes one push.
+func response(table []byte, version int) *discovery.DeltaDiscoveryResponse {
+	id := strconv.Itoa(version)
+	return &discovery.DeltaDiscoveryResponse{
+		SystemVersionInfo: id,
+		Nonce:             id,
+		TypeUrl:           typeURL,
+		Resources: []*discovery.Resource{{
+			Resource: &anypb.Any{TypeUrl: typeURL, Value: table},
+		}},
+	}
+}

@@ -1,0 +1,42 @@
+// Command fixed is what github.com/miekg/dns costs by itself: a handler that
+// answers every query with the same address, over UDP and TCP.
+package main
+
+import (
+	"fmt"
+	"net"
+	"os"
+
+	"github.com/miekg/dns"
+)
+
+func main() {
+	if len(os.Args) != 3 {
+		fmt.Fprintln(os.Stderr, "usage: fixed ADDRESS:PORT IP")
+		os.Exit(2)
+	}
+	if err := serve(os.Args[1], net.ParseIP(os.Args[2])); err != nil {
+		fmt.Fprintln(os.Stderr, "fixed:", err)
+		os.Exit(1)
+	}
+}
+
+// serve answers with ip until one of the two servers fails.
+func serve(address string, ip net.IP) error {
+	handler := dns.HandlerFunc(func(w dns.ResponseWriter, query *dns.Msg) {
+		reply := new(dns.Msg).SetReply(query)
+		if len(query.Question) == 1 {
+			header := dns.RR_Header{Name: query.Question[0].Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 30}
+			reply.Answer = []dns.RR{&dns.A{Hdr: header, A: ip}}
+		}
+		// A client that has gone away is not ours to report.
+		_ = w.WriteMsg(reply)
+	})
+	failed := make(chan error, 2)
+	for _, network := range []string{"udp", "tcp"} {
+		// Without a limit, since dnsperf counts what a closed connection held as lost.
+		server := &dns.Server{Addr: address, Net: network, Handler: handler, MaxTCPQueries: -1}
+		go func() { failed <- server.ListenAndServe() }()
+	}
+	return fmt.Errorf("serving: %w", <-failed)
+}
