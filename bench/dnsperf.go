@@ -1,0 +1,157 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// maxLost is the share of queries without an answer from which on a run does not
+// count.
+const maxLost = 0.001
+
+// A load is one run of dnsperf.
+type load struct {
+	addr    netip.AddrPort
+	queries string // file
+	seconds int
+	// rate is in queries a second; 0 asks as fast as answers come.
+	rate int
+	tcp  bool
+	// core binds dnsperf to a processor; "" leaves it free.
+	core string
+	// latencies wants the time of every query.
+	latencies bool
+}
+
+// A tally is what dnsperf says of a run.
+type tally struct {
+	sent, completed, lost, noerror int
+	perSecond                      float64
+	// latencies are sorted; nil if they were not wanted.
+	latencies []time.Duration
+}
+
+// arguments is the command line of l. Clients are sockets: eight of them with a
+// hundred queries under way at most.
+func (l load) arguments() []string {
+	argv := []string{
+		"dnsperf", "-s", l.addr.Addr().String(), "-p", strconv.Itoa(int(l.addr.Port())), "-d", l.queries,
+		"-l", strconv.Itoa(l.seconds), "-c", "8", "-T", "1", "-q", "100", "-t", "2",
+	}
+	if l.core != "" {
+		argv = append([]string{"taskset", "-c", l.core}, argv...)
+	}
+	if l.rate > 0 {
+		argv = append(argv, "-Q", strconv.Itoa(l.rate))
+	}
+	if l.tcp {
+		argv = append(argv, "-m", "tcp")
+	}
+	if l.latencies {
+		argv = append(argv, "-v")
+	}
+	return argv
+}
+
+// run drives the server and says what came of it. A run in which too many queries
+// were lost or had another response code than NOERROR is an error.
+func (l load) run(ctx context.Context) (tally, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(l.seconds+10)*time.Second)
+	defer cancel()
+	text, err := output(ctx, l.arguments()...)
+	if err != nil {
+		return tally{}, err
+	}
+	t, err := parseDNSPerf(text)
+	if err != nil {
+		return tally{}, err
+	}
+	return t, t.valid()
+}
+
+// valid says why the run does not count.
+func (t tally) valid() error {
+	switch {
+	case t.completed == 0:
+		return errors.New("no query was answered")
+	case float64(t.lost) >= maxLost*float64(t.sent):
+		return fmt.Errorf("%d of %d queries were lost", t.lost, t.sent)
+	case t.noerror != t.completed:
+		return fmt.Errorf("%d of %d answers are not NOERROR", t.completed-t.noerror, t.completed)
+	}
+	return nil
+}
+
+// quantile is the latency that the share q of the queries did not exceed.
+func (t tally) quantile(q float64) time.Duration {
+	if len(t.latencies) == 0 {
+		return 0
+	}
+	return t.latencies[min(int(q*float64(len(t.latencies))), len(t.latencies)-1)]
+}
+
+// parseDNSPerf reads what dnsperf prints: one line a query if it was verbose, then
+// the statistics.
+func parseDNSPerf(text string) (tally, error) {
+	t := tally{sent: -1, completed: -1, lost: -1}
+	var err error
+	for line := range strings.Lines(text) {
+		label, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		fields := strings.Fields(value)
+		switch {
+		case strings.HasPrefix(line, "> "):
+			err = t.addLatency(line)
+		case label == "Queries sent":
+			err = parseCount(fields, 0, &t.sent)
+		case label == "Queries completed":
+			err = parseCount(fields, 0, &t.completed)
+		case label == "Queries lost":
+			err = parseCount(fields, 0, &t.lost)
+		case label == "Response codes":
+			if at := slices.Index(fields, "NOERROR"); at >= 0 {
+				err = parseCount(fields, at+1, &t.noerror)
+			}
+		case label == "Queries per second":
+			t.perSecond, err = strconv.ParseFloat(strings.Join(fields, ""), 64)
+		}
+		if err != nil {
+			return tally{}, fmt.Errorf("parsing dnsperf's line %q: %w", strings.TrimSpace(line), err)
+		}
+	}
+	if t.sent < 0 || t.completed < 0 || t.lost < 0 {
+		return tally{}, fmt.Errorf("parsing dnsperf's output: no statistics in %q", text)
+	}
+	slices.Sort(t.latencies)
+	return t, nil
+}
+
+// addLatency reads a line "> RCODE NAME TYPE SECONDS". Lost queries have "T" for
+// the code and no time.
+func (t *tally) addLatency(line string) error {
+	fields := strings.Fields(line)
+	if len(fields) != 5 {
+		return nil
+	}
+	seconds, err := strconv.ParseFloat(fields[4], 64)
+	if err != nil {
+		return err
+	}
+	t.latencies = append(t.latencies, time.Duration(seconds*float64(time.Second)))
+	return nil
+}
+
+// parseCount reads fields[at] into n.
+func parseCount(fields []string, at int, n *int) error {
+	if at >= len(fields) {
+		return errors.New("no number")
+	}
+	value, err := strconv.Atoi(fields[at])
+	*n = value
+	return err
+}

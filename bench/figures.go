@@ -1,0 +1,85 @@
+package main
+
+import (
+	"encoding/json"
+	"math"
+	"slices"
+	"strconv"
+)
+
+// A figure is one quantity of one server, with a value for each round. The value
+// of a round that does not count is NaN.
+type figure []number
+
+// A number is a float64 that is null in JSON when it is NaN.
+type number float64
+
+// MarshalJSON writes four significant digits or all of the integer part.
+func (n number) MarshalJSON() ([]byte, error) {
+	v := float64(n)
+	if math.IsNaN(v) {
+		return []byte("null"), nil
+	}
+	if math.Abs(v) < 1000 {
+		v, _ = strconv.ParseFloat(strconv.FormatFloat(v, 'g', 4, 64), 64)
+	} else {
+		v = math.Round(v)
+	}
+	return json.Marshal(v)
+}
+
+// median is that of the rounds that count, or NaN.
+func (f figure) median() float64 {
+	var counted []float64
+	for _, v := range f {
+		if !math.IsNaN(float64(v)) {
+			counted = append(counted, float64(v))
+		}
+	}
+	if len(counted) == 0 {
+		return math.NaN()
+	}
+	slices.Sort(counted)
+	middle := len(counted) / 2
+	if len(counted)%2 == 1 {
+		return counted[middle]
+	}
+	return (counted[middle-1] + counted[middle]) / 2
+}
+
+// over divides round by round: what disturbed a round disturbed both.
+func (f figure) over(base figure) figure {
+	ratios := make(figure, min(len(f), len(base)))
+	for i := range ratios {
+		ratios[i] = f[i] / base[i]
+	}
+	return ratios
+}
+
+// figures holds the figures of one server by their names.
+type figures map[string]figure
+
+// set notes the value of a round, counted from 0.
+func (f figures) set(name string, round int, value float64) {
+	for len(f[name]) <= round {
+		f[name] = append(f[name], number(math.NaN()))
+	}
+	f[name][round] = number(value)
+}
+
+// MarshalJSON adds the median to the rounds.
+func (f figure) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		Median number   `json:"median"`
+		Rounds []number `json:"rounds"`
+	}{number(f.median()), f})
+}
+
+// minus subtracts round by round.
+func (f figure) minus(base figure) figure {
+	differences := make(figure, min(len(f), len(base)))
+	for i := range differences {
+		differences[i] = f[i] - base[i]
+	}
+	return differences
+}

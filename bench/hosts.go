@@ -1,0 +1,124 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// Where the agent is: its namespace, and the cluster's domain.
+const (
+	clusterDomain = "cluster.local"
+	namespace     = "ns-07"
+	namespaces    = 50
+	ownDomain     = namespace + ".svc." + clusterDomain
+)
+
+// searchList is what a pod in the namespace has in its resolv.conf.
+func searchList() []string {
+	return []string{ownDomain, "svc." + clusterDomain, clusterDomain}
+}
+
+// A host is one entry of the table that every server is given.
+type host struct {
+	// name has no trailing dot. Of a wildcard it is what stands after "*.".
+	name string
+	// shortname and namespace are empty for a wildcard.
+	shortname, namespace string
+	wildcard             bool
+	// ips is one IPv4 address, or three for every tenth host.
+	ips []netip.Addr
+}
+
+// makeHosts makes n Services of a cluster, and one external wildcard for every
+// hundred. The same n makes the same hosts. Only the control plane and Istio's
+// agent are given the wildcards: not every peer has them.
+func makeHosts(n int) (services, wildcards []host) {
+	for i := range n {
+		h := host{
+			shortname: fmt.Sprintf("svc-%06d", i),
+			namespace: fmt.Sprintf("ns-%02d", i%namespaces),
+			ips:       []netip.Addr{address(10, 4*i+1)},
+		}
+		h.name = h.shortname + "." + h.namespace + ".svc." + clusterDomain
+		if i%10 == 0 {
+			h.ips = append(h.ips, address(10, 4*i+2), address(10, 4*i+3))
+		}
+		services = append(services, h)
+	}
+	for i := range (n + 99) / 100 {
+		wildcards = append(wildcards, host{
+			name:     fmt.Sprintf("wild-%06d.example.com", i),
+			wildcard: true,
+			ips:      []netip.Addr{address(240, 240<<16|i+1)},
+		})
+	}
+	return services, wildcards
+}
+
+// address is the n-th address of the network net.0.0.0/8.
+func address(net byte, n int) netip.Addr {
+	return netip.AddrFrom4([4]byte{net, byte(n >> 16), byte(n >> 8), byte(n)})
+}
+
+// moved is hosts with other addresses for the first n of them.
+func moved(hosts []host, n int) []host {
+	changed := append([]host(nil), hosts...)
+	for i := range changed[:n] {
+		ips := make([]netip.Addr, len(changed[i].ips))
+		for k, ip := range changed[i].ips {
+			b := ip.As4()
+			b[0]++
+			ips[k] = netip.AddrFrom4(b)
+		}
+		changed[i].ips = ips
+	}
+	return changed
+}
+
+// nameTable is the wire form of an istio.networking.nds.v1.NameTable with hosts.
+// It is written here so that this module depends on nothing that it measures.
+func nameTable(hosts ...[]host) []byte {
+	var table []byte
+	for _, some := range hosts {
+		for _, h := range some {
+			table = protowire.AppendTag(table, 1, protowire.BytesType)
+			table = protowire.AppendBytes(table, tableEntry(h))
+		}
+	}
+	return table
+}
+
+// tableEntry is one entry of the map: the name and a NameInfo.
+func tableEntry(h host) []byte {
+	text := func(b []byte, field protowire.Number, s string) []byte {
+		if s == "" {
+			return b
+		}
+		return protowire.AppendString(protowire.AppendTag(b, field, protowire.BytesType), s)
+	}
+	name, registry := h.name, "Kubernetes"
+	if h.wildcard {
+		name, registry = "*."+h.name, "External"
+	}
+	var info []byte
+	for _, ip := range h.ips {
+		info = text(info, 1, ip.String())
+	}
+	info = text(info, 2, registry)
+	info = text(info, 3, h.shortname)
+	info = text(info, 4, h.namespace)
+
+	entry := text(nil, 1, name)
+	return protowire.AppendBytes(protowire.AppendTag(entry, 2, protowire.BytesType), info)
+}
+
+// shuffled is hosts in an order that is the same each time.
+func shuffled(hosts []host) []host {
+	order := append([]host(nil), hosts...)
+	random := rand.New(rand.NewPCG(1, 2)) // the same order each time is what is wanted
+	random.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+	return order
+}

@@ -1,0 +1,120 @@
+// Command bench measures what an answer of the agent costs, beside other servers
+// that answer from the same names. README.md says how, and what each figure means.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"syscall"
+)
+
+func main() {
+	o, err := parseOptions(os.Args[1:], os.Stderr)
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	err = measure(ctx, o)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+// measure does what o says.
+func measure(ctx context.Context, o options) (err error) {
+	if err := requirements(&o); err != nil {
+		return err
+	}
+	r := newResults(o)
+	if !o.pushOnly {
+		if err := measureServers(ctx, o, r); err != nil {
+			return err
+		}
+	}
+	if o.push || o.pushOnly {
+		if err := measurePushes(ctx, o, r); err != nil {
+			return err
+		}
+	}
+	return report(o, r)
+}
+
+// requirements says what is missing, before anything starts.
+func requirements(o *options) error {
+	if runtime.NumCPU() < 2 {
+		return errors.New("two processors are needed, one for the server and one for dnsperf")
+	}
+	for _, tool := range []string{"dnsperf", "taskset", "go"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			return fmt.Errorf("%s is needed; on Debian: apt-get install dnsperf util-linux, and Go: %w", tool, err)
+		}
+	}
+	if _, err := os.Stat("ads/main.go"); err != nil {
+		return fmt.Errorf("the working directory must be bench/: %w", err)
+	}
+	if o.agent == "" {
+		return nil
+	}
+	path, err := filepath.Abs(o.agent)
+	if err != nil {
+		return fmt.Errorf("looking for the agent %q: %w", o.agent, err)
+	}
+	o.agent = path
+	if _, err := os.Stat(path); err != nil {
+		return fmt.Errorf("looking for the agent: %w", err)
+	}
+	return nil
+}
+
+// measureServers compares the servers in a lab of their own.
+func measureServers(ctx context.Context, o options, r *results) (err error) {
+	l, err := newLab(o.hosts, o.agent)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.close()) }()
+	b := &bench{options: o, lab: l, results: r, progress: os.Stderr}
+	if err := b.startServers(ctx); err != nil {
+		return err
+	}
+	if err := b.runRounds(ctx); err != nil {
+		return err
+	}
+	r.compare()
+	return nil
+}
+
+// report prints the tables and writes the files that are wanted.
+func report(o options, r *results) error {
+	fmt.Print(r.text())
+	var errs []error
+	if o.json != "" {
+		errs = append(errs, r.write(o.json))
+	}
+	files := map[string]string{}
+	if o.md != "" {
+		files[o.md] = r.markdown()
+	}
+	if o.svg != "" {
+		files[o.svg] = r.chart()
+	}
+	for path, content := range files {
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil { // for everyone to read
+			errs = append(errs, fmt.Errorf("writing a report: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}

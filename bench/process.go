@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+// A command says how to start a process.
+type command struct {
+	// name is for messages and for the file with what it prints.
+	name string
+	argv []string
+	// core is the processor it is bound to; "" leaves it free.
+	core string
+	// stdin and stdout may be nil: nothing is read, and output goes to the log.
+	stdin  io.Reader
+	stdout io.Writer
+}
+
+// A process is a running server of the benchmark.
+type process struct {
+	name string
+	pid  int
+	log  string
+	// done is closed when the process has ended.
+	done   chan struct{}
+	cancel context.CancelFunc
+}
+
+// startProcess starts c in dir, where its log stays too. It is a process group of
+// its own, so that ^C reaches it through us, and dies with us even if we are
+// killed. The caller must stop it.
+func startProcess(ctx context.Context, dir string, c command) (*process, error) {
+	argv := c.argv
+	if c.core != "" {
+		argv = append([]string{"taskset", "-c", c.core}, argv...)
+	}
+	log, err := os.CreateTemp(dir, c.name+"-*.log")
+	if err != nil {
+		return nil, fmt.Errorf("making a log: %w", err)
+	}
+	defer log.Close() // the child holds its own descriptor
+	ctx, cancel := context.WithCancel(ctx)
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Dir = dir
+	// No settings from outside: GODEBUG, GOGC or the agent's own would spoil figures.
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.stdin, c.stdout, log
+	if c.stdout == nil {
+		cmd.Stdout = log
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = 3 * time.Second
+	if err := cmd.Start(); err != nil {
+		cancel()
+		return nil, fmt.Errorf("starting %s: %w", c.name, err)
+	}
+	p := &process{name: c.name, pid: cmd.Process.Pid, log: log.Name(), done: make(chan struct{}), cancel: cancel}
+	go func() {
+		defer close(p.done)
+		_ = cmd.Wait() // how it ended is in its log
+	}()
+	return p, nil
+}
+
+// stop ends the process and its children, and returns when it is gone.
+func (p *process) stop() {
+	p.cancel()
+	<-p.done
+	// Children that outlived it are in the group that only it has led.
+	_ = syscall.Kill(-p.pid, syscall.SIGKILL)
+}
+
+// alive says with the end of the log why the process is not running any more.
+func (p *process) alive() error {
+	select {
+	case <-p.done:
+		return fmt.Errorf("%s has ended; it said: %s", p.name, p.tail())
+	default:
+		return nil
+	}
+}
+
+// tail is the end of the log.
+func (p *process) tail() string {
+	const longest = 600
+	text, err := os.ReadFile(p.log)
+	if err != nil {
+		return err.Error()
+	}
+	if len(text) > longest {
+		text = text[len(text)-longest:]
+	}
+	return string(text)
+}
+
+// await calls ready until it succeeds or the time is up or p has ended.
+func (p *process) await(ctx context.Context, limit time.Duration, ready func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	for {
+		err := ready(ctx)
+		if err == nil {
+			return nil
+		}
+		if gone := p.alive(); gone != nil {
+			return gone
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s is not ready after %v: %w", p.name, limit, errors.Join(err, errors.New(p.tail())))
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// output runs a command to its end and returns what it printed on both streams.
+func output(ctx context.Context, argv ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return string(out), fmt.Errorf("running %s: %w: %s", filepath.Base(argv[0]), err, out)
+	}
+	return string(out), nil
+}

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+)
+
+// results is everything that was measured.
+type results struct {
+	Machine machine `json:"machine"`
+	Hosts   int     `json:"hosts"`
+	Rounds  int     `json:"rounds"`
+	Seconds int     `json:"seconds"`
+	// Servers are in the order of the tables.
+	Servers []*serverResults `json:"servers"`
+	Push    *pushResults     `json:"push,omitempty"`
+	// LeftOut has the reason for each server that could not be measured.
+	LeftOut map[string]string `json:"left_out"`
+	Notes   []string          `json:"notes"`
+}
+
+// serverResults are the figures of one server.
+type serverResults struct {
+	Name    string  `json:"name"`
+	Title   string  `json:"title"`
+	Version string  `json:"version,omitempty"`
+	Figures figures `json:"figures"`
+	// OverEcho are the figures divided by those of the echo in the same round.
+	OverEcho figures `json:"over_echo,omitempty"`
+}
+
+// machine says where the figures come from.
+type machine struct {
+	Processor string `json:"processor"`
+	Cores     int    `json:"cores"`
+	Kernel    string `json:"kernel"`
+	Go        string `json:"go"`
+}
+
+// newResults is empty but for the circumstances.
+func newResults(o options) *results {
+	return &results{
+		Machine: thisMachine(), Hosts: o.hosts, Rounds: o.rounds, Seconds: o.seconds,
+		LeftOut: map[string]string{}, Notes: []string{},
+	}
+}
+
+// thisMachine reads what the kernel says; what it does not say stays empty.
+func thisMachine() machine {
+	m := machine{Cores: runtime.NumCPU(), Go: runtime.Version()}
+	if text, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
+		m.Kernel = strings.TrimSpace(string(text))
+	}
+	text, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return m
+	}
+	for line := range strings.Lines(string(text)) {
+		if label, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(label) == "model name" {
+			m.Processor = strings.TrimSpace(value)
+			break
+		}
+	}
+	return m
+}
+
+// add makes room for the figures of s.
+func (r *results) add(s *server) {
+	r.Servers = append(r.Servers, &serverResults{
+		Name: s.name, Title: s.title, Version: s.version, Figures: figures{},
+	})
+}
+
+// server is the results of a server, or nil.
+func (r *results) server(name string) *serverResults {
+	for _, s := range r.Servers {
+		if s.Name == name {
+			return s
+		}
+	}
+	return nil
+}
+
+// of is the figures of a server; none, if it was not measured.
+func (r *results) of(name string) figures {
+	if s := r.server(name); s != nil {
+		return s.Figures
+	}
+	return nil
+}
+
+// note keeps what a reader of the figures should know.
+func (r *results) note(format string, args ...any) {
+	r.Notes = append(r.Notes, fmt.Sprintf(format, args...))
+}
+
+// compare divides the figures of all servers by those of the echo.
+func (r *results) compare() {
+	echo := r.of(echoName)
+	for _, s := range r.Servers {
+		s.OverEcho = figures{}
+		for _, name := range []string{udpMicros, pacedMicros, latencyP50, latencyP99} {
+			if len(s.Figures[name]) > 0 {
+				s.OverEcho[name] = s.Figures[name].over(echo[name])
+			}
+		}
+	}
+}
+
+// write writes all figures to a file.
+func (r *results) write(path string) error {
+	text, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return fmt.Errorf("writing figures: %w", err)
+	}
+	if err := os.WriteFile(path, append(text, '\n'), 0o644); err != nil { // for everyone to read
+		return fmt.Errorf("writing figures: %w", err)
+	}
+	return nil
+}
