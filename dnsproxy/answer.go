@@ -1,9 +1,7 @@
 package dnsproxy
 
 import (
-	"math/rand/v2"
-	"net/netip"
-	"slices"
+	"encoding/binary"
 	"strings"
 
 	"github.com/miekg/dns"
@@ -15,11 +13,12 @@ type answerer struct {
 	ttl         uint32 // seconds, for every record that we make
 	ednsUDPSize uint16 // bytes, the most that a UDP response may have
 	cluster     cluster
+	soaData     []byte // of negative answers, in wire form
 }
 
 // reply returns an empty response to req: the header bits that RFC 1035 has
 // copied, and an OPT record if the request had one (RFC 6891, section 6.1.1).
-func (a answerer) reply(req *dns.Msg, rcode int) *dns.Msg {
+func (a *answerer) reply(req *dns.Msg, rcode int) *dns.Msg {
 	resp := new(dns.Msg).SetRcode(req, rcode)
 	resp.RecursionAvailable = true
 	resp.CheckingDisabled = req.CheckingDisabled
@@ -36,7 +35,7 @@ const maxReason = 200
 
 // failure returns a response without records that says why it has none: an
 // Extended DNS Error (RFC 8914), for clients that understand EDNS.
-func (a answerer) failure(req *dns.Msg, rcode int, code uint16, text string) *dns.Msg {
+func (a *answerer) failure(req *dns.Msg, rcode int, code uint16, text string) *dns.Msg {
 	resp := a.reply(req, rcode)
 	if opt := resp.IsEdns0(); opt != nil {
 		opt.Option = append(opt.Option, &dns.EDNS0_EDE{InfoCode: code, ExtraText: text[:min(len(text), maxReason)]})
@@ -44,59 +43,9 @@ func (a answerer) failure(req *dns.Msg, rcode int, code uint16, text string) *dn
 	return resp
 }
 
-// addresses answers an own name with its addresses of the types asked for. With
-// none of them the answer is NODATA: no record but the CNAME of an autopath
-// name, and the SOA by which it may be cached (RFC 2308).
-func (a answerer) addresses(req *dns.Msg, m match) *dns.Msg {
-	resp := a.reply(req, dns.RcodeSuccess)
-	resp.Authoritative = true
-	owner := req.Question[0].Name
-	if m.rule == RuleAutopath {
-		target := targetName(owner, m.searched)
-		resp.Answer = append(resp.Answer, &dns.CNAME{Hdr: a.header(owner, dns.TypeCNAME), Target: target})
-		owner = target
-	}
-	named := len(resp.Answer)
-	switch req.Question[0].Qtype {
-	case dns.TypeA:
-		resp.Answer = a.appendAddresses(resp.Answer, owner, m.host.v4)
-	case dns.TypeAAAA:
-		resp.Answer = a.appendAddresses(resp.Answer, owner, m.host.v6)
-	case dns.TypeANY:
-		resp.Answer = a.appendAddresses(resp.Answer, owner, m.host.v4)
-		resp.Answer = a.appendAddresses(resp.Answer, owner, m.host.v6)
-	}
-	if len(resp.Answer) == named {
-		resp.Ns = []dns.RR{a.soa(owner)}
-	}
-	return resp
-}
-
-// noData answers that name exists without a record of the type asked for.
-func (a answerer) noData(req *dns.Msg, name string) *dns.Msg {
-	resp := a.reply(req, dns.RcodeSuccess)
-	resp.Authoritative = true
-	resp.Ns = []dns.RR{a.soa(name)}
-	return resp
-}
-
-// pointers answers a PTR question with the FQDNs that share the address.
-func (a answerer) pointers(req *dns.Msg, names []wireName) *dns.Msg {
-	q := req.Question[0]
-	if q.Qtype != dns.TypePTR && q.Qtype != dns.TypeANY {
-		return a.noData(req, q.Name)
-	}
-	resp := a.reply(req, dns.RcodeSuccess)
-	resp.Authoritative = true
-	for _, name := range names {
-		resp.Answer = append(resp.Answer, &dns.PTR{Hdr: a.header(q.Name, dns.TypePTR), Ptr: name.String()})
-	}
-	return resp
-}
-
 // chaos answers the two names of class CH that servers are asked who they are
 // by (RFC 4892), and refuses the others.
-func (a answerer) chaos(req *dns.Msg, version, id string) *dns.Msg {
+func (a *answerer) chaos(req *dns.Msg, version, id string) *dns.Msg {
 	q := req.Question[0]
 	text := ""
 	switch strings.ToLower(q.Name) {
@@ -115,44 +64,24 @@ func (a answerer) chaos(req *dns.Msg, version, id string) *dns.Msg {
 	return resp
 }
 
-// appendAddresses appends a record for every address, in a fresh random order,
-// so that clients that take the first spread over all.
-func (a answerer) appendAddresses(rrs []dns.RR, owner string, addrs []netip.Addr) []dns.RR {
-	first := len(rrs)
-	for _, addr := range addrs {
-		if addr.Is4() {
-			rrs = append(rrs, &dns.A{Hdr: a.header(owner, dns.TypeA), A: addr.AsSlice()})
-		} else {
-			rrs = append(rrs, &dns.AAAA{Hdr: a.header(owner, dns.TypeAAAA), AAAA: addr.AsSlice()})
-		}
+// newSOAData returns the data of the SOA record that negative answers have, in wire
+// form. Its names are of the cluster's domain for want of better ones.
+func newSOAData(domain wireName, ttl uint32) []byte {
+	data := append(append([]byte("\x02ns\x03dns"), domain...), 0)
+	data = append(append(append(data, "\x0ahostmaster"...), domain...), 0)
+	// No secondary reads the first four; the values are what RFC 1912 calls usual.
+	const serial, refresh, retry, expire = 1, 7200, 1800, 86400
+	for _, n := range []uint32{serial, refresh, retry, expire, ttl} {
+		data = binary.BigEndian.AppendUint32(data, n)
 	}
-	shuffled := rrs[first:]
-	rand.Shuffle(len(shuffled), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
-	return rrs
-}
-
-// soa makes the record that lets a resolver cache a negative answer. Every own
-// name is the apex of a zone of its own, since we know nothing of its parents.
-func (a answerer) soa(zone string) *dns.SOA {
-	domain := a.cluster.domain.String()
-	return &dns.SOA{
-		Hdr: a.header(zone, dns.TypeSOA),
-		Ns:  "ns.dns." + domain, Mbox: "hostmaster." + domain,
-		// No secondary reads these; the values are what RFC 1912 calls usual.
-		Serial: 1, Refresh: 7200, Retry: 1800, Expire: 86400,
-		Minttl: a.ttl,
-	}
-}
-
-func (a answerer) header(name string, rrtype uint16) dns.RR_Header {
-	return dns.RR_Header{Name: name, Rrtype: rrtype, Class: dns.ClassINET, Ttl: a.ttl}
+	return data
 }
 
 // fit makes resp fit the client's transport: over UDP what does not fit is cut
 // at a record's boundary with TC=1, so that the client asks again over TCP.
-func (a answerer) fit(resp, req *dns.Msg, udp bool) {
+func (a *answerer) fit(resp, req *dns.Msg, over transport) {
 	size := dns.MaxMsgSize
-	if udp {
+	if over == overUDP {
 		size = dns.MinMsgSize
 		if opt := req.IsEdns0(); opt != nil {
 			size = int(max(dns.MinMsgSize, min(opt.UDPSize(), a.ednsUDPSize)))
@@ -162,14 +91,4 @@ func (a answerer) fit(resp, req *dns.Msg, udp bool) {
 	if resp.IsTsig() != nil && resp.Len() > size { // Truncate leaves signed messages alone
 		resp.Answer, resp.Ns, resp.Truncated = nil, nil, true
 	}
-}
-
-// targetName returns the name that the client had before it appended the search
-// domain, in the client's case.
-func targetName(question string, searched wireName) string {
-	wire, err := packName(question)
-	if err != nil {
-		return question // not reached: the question came from a packet
-	}
-	return presentation(string(slices.Concat(wire[:len(wire)-len(searched)], []byte(rootName))))
 }

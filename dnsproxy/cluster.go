@@ -5,8 +5,12 @@ import (
 	"strings"
 )
 
-// svcLabel is the label below which a cluster domain holds its Services.
-const svcLabel = "svc"
+// svcLabel is the label below which a cluster domain holds its Services, and
+// svcName that label as a name.
+const (
+	svcLabel          = "svc"
+	svcName  wireName = "\x03" + svcLabel
+)
 
 // A cluster holds the names that short names are derived with.
 type cluster struct {
@@ -34,7 +38,7 @@ func newCluster(namespace, domain string) (cluster, error) {
 	if name.firstLabel() == svcLabel && name.parent() != rootName {
 		name = name.parent()
 	}
-	c := cluster{domain: name, services: "\x03" + svcLabel + name}
+	c := cluster{domain: name, services: svcName + name}
 	if len(c.services) > maxNameLen {
 		return cluster{}, fmt.Errorf("domain %q: %w", domain, errLongName)
 	}
@@ -75,25 +79,4 @@ func (c cluster) place(h *host) {
 	}
 	fqdn, ok := short.join(c.services)
 	h.derived = ok && fqdn == h.name
-}
-
-// expansions yields the FQDNs that a derived host would have if name were one of
-// its short names, in the order of precedence: name.namespace,
-// name.namespace.svc, name in the own namespace.
-func (c cluster) expansions(name wireName) func(yield func(wireName) bool) {
-	return func(yield func(wireName) bool) {
-		if fqdn, ok := name.join(c.services); ok && !yield(fqdn) {
-			return
-		}
-		if name.lastLabel() == svcLabel {
-			if fqdn, ok := name.join(c.domain); ok && !yield(fqdn) {
-				return
-			}
-		}
-		if c.own != "" {
-			if fqdn, ok := name.join(c.own); ok {
-				yield(fqdn)
-			}
-		}
-	}
 }

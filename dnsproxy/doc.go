@@ -3,8 +3,7 @@
 //
 // # The order in which a query is answered
 //
-// [handler.decide] is the one place that decides; the first rule that applies
-// wins.
+// decide.go is the one place that decides; the first rule that applies wins.
 //
 //  1. Not a query, or too short for a header: dropped and counted.
 //  2. An opcode other than QUERY: forwarded as it came.
@@ -28,6 +27,13 @@
 // NODATA with an SOA record where there is none of that family, and for HTTPS
 // and SVCB; any other type is NODATA for a Kubernetes host and forwarded for
 // others.
+//
+// # Who answers
+//
+// The goroutine that reads a socket answers own names itself, from wire form to
+// wire form ([responder.respond]). What it does not answer it hands on to
+// [handler.serve], on a goroutine of its own: queries to be forwarded or held, and
+// whatever is rare or malformed.
 //
 // # Ownership
 //

@@ -1,6 +1,7 @@
 package dnsproxy
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -32,14 +33,15 @@ func (s *Server) Explain(name, qtype string) (Explanation, error) {
 	if !known {
 		return Explanation{}, fmt.Errorf("type %q: want a record type such as A, AAAA or PTR", qtype)
 	}
-	if _, err := packName(name); err != nil {
+	wire, err := packName(name)
+	if err != nil {
 		return Explanation{}, fmt.Errorf("name %q: want a domain name: %w", name, err)
 	}
-	req := new(dns.Msg).SetQuestion(dns.Fqdn(name), code)
-	d := s.handler.decide(req, s.handler.table.Load())
+	q := question{name: fold(wire), qtype: code, class: dns.ClassINET}
+	d := s.handler.decide(q, s.handler.table.Load(), new(nameBuffer))
 	e := Explanation{
-		Name: req.Question[0].Name, Type: dns.TypeToString[code],
-		Rows: d.rows, Rule: d.match.rule, Source: d.source(), Why: s.why(d),
+		Name: dns.Fqdn(name), Type: dns.TypeToString[code],
+		Rows: d.rows(q), Rule: d.match.rule, Source: d.source(), Why: why(d),
 	}
 	if e.Rule == "" {
 		e.Rule = RuleNone
@@ -51,7 +53,7 @@ func (s *Server) Explain(name, qtype string) (Explanation, error) {
 }
 
 // why puts a decision into words.
-func (s *Server) why(d decision) string {
+func why(d decision) string {
 	switch d.action {
 	case actHold:
 		return fmt.Sprintf("no table yet: held for up to %s", holdTimeout)
@@ -62,16 +64,19 @@ func (s *Server) why(d decision) string {
 	case actExists:
 		return "the mesh's own: " + whyName(d.match) + "; records other than addresses come from upstream"
 	case actForward:
-		if d.text != "" {
-			return d.text + ": forwarded"
-		}
-		if s.handler.table.Load() == nil {
+		switch {
+		case errors.Is(d.reason, errNotSynced):
 			return "no table yet, and not below the cluster domain: forwarded"
+		case d.reason != nil:
+			return d.reason.Error() + ": forwarded"
 		}
 		return "in no table: forwarded"
 	case actReject, actChaos:
 	}
-	return d.text
+	if d.reason != nil {
+		return d.reason.Error()
+	}
+	return ""
 }
 
 func whyName(m match) string {

@@ -7,24 +7,7 @@ import (
 	"net"
 	"strconv"
 	"syscall"
-	"time"
-
-	"github.com/miekg/dns"
-	"golang.org/x/net/netutil"
 )
-
-// Times of a client's TCP connection.
-const (
-	tcpIdleTimeout  = 10 * time.Second // between two queries, RFC 7766, section 6.2.3
-	tcpWriteTimeout = 10 * time.Second // in which a client must take an answer
-)
-
-// maxUDPQuery is the longest query that is read over UDP, in bytes. Queries with
-// options and padding stay below; longer ones are cut by the kernel and FORMERR.
-const maxUDPQuery = 4096
-
-// headerLen is the length of a DNS message's header (RFC 1035, section 4.1.1).
-const headerLen = 12
 
 // An Addr is where a listener is open.
 type Addr struct {
@@ -36,11 +19,15 @@ type Addr struct {
 func (a Addr) String() string { return a.Network + " " + a.Address }
 
 // A listener serves one socket.
-type listener struct {
-	addr    Addr
-	server  *dns.Server
-	started chan struct{} // closed when the socket is being read
-	done    chan struct{} // closed when it is no more
+type listener interface {
+	addr() Addr
+	// serve reads the socket until stop, and returns when all that was read is
+	// answered. An error means that it died.
+	serve() error
+	// stop may be called once, before or after serve.
+	stop()
+	// close closes a socket that serve was never called on.
+	close()
 }
 
 // portAttempts is how many free ports are tried until one is free for UDP and
@@ -49,7 +36,7 @@ const portAttempts = 10
 
 // listen opens UDP and TCP on every address that the configuration means, all on
 // one port. What cannot be opened is logged as long as something can.
-func (s *Server) listen(ctx context.Context) ([]*listener, error) {
+func (s *Server) listen(ctx context.Context) ([]listener, error) {
 	hosts, port, err := splitAddr(s.config.Addr)
 	if err != nil {
 		return nil, err
@@ -98,7 +85,7 @@ func splitAddr(addr string) (hosts []string, port string, err error) {
 
 // openAll opens UDP and TCP on every host and returns what it could open, and
 // why it could not open the rest.
-func (s *Server) openAll(ctx context.Context, hosts []string, port string) (listeners []*listener, errs []error) {
+func (s *Server) openAll(ctx context.Context, hosts []string, port string) (listeners []listener, errs []error) {
 	for _, host := range hosts {
 		for _, network := range []string{"udp", "tcp"} {
 			l, err := s.open(ctx, network, host, port)
@@ -108,7 +95,7 @@ func (s *Server) openAll(ctx context.Context, hosts []string, port string) (list
 			}
 			listeners = append(listeners, l)
 			if port == "" { // the others follow the first one's free port
-				_, port, _ = net.SplitHostPort(l.addr.Address) // never fails on a net.Addr's text
+				_, port, _ = net.SplitHostPort(l.addr().Address) // never fails on a net.Addr's text
 			}
 		}
 	}
@@ -116,127 +103,22 @@ func (s *Server) openAll(ctx context.Context, hosts []string, port string) (list
 }
 
 // open opens one socket; an empty port takes a free one.
-func (s *Server) open(ctx context.Context, network, host, port string) (*listener, error) {
+func (s *Server) open(ctx context.Context, network, host, port string) (listener, error) {
 	if port == "" {
 		port = "0"
-	}
-	l := &listener{started: make(chan struct{}), done: make(chan struct{})}
-	l.server = &dns.Server{
-		Handler:           &s.handler,
-		ReadTimeout:       tcpIdleTimeout, // for the first query on a connection
-		IdleTimeout:       func() time.Duration { return tcpIdleTimeout },
-		MaxTCPQueries:     -1, // no bound
-		MsgAcceptFunc:     s.accept,
-		MsgInvalidFunc:    s.invalid,
-		UDPSize:           maxUDPQuery,
-		NotifyStartedFunc: func() { close(l.started) },
 	}
 	family := "6"
 	if net.ParseIP(host).To4() != nil {
 		family = "4"
 	}
-	var config net.ListenConfig
 	address := net.JoinHostPort(host, port)
 	if network == "udp" {
-		conn, err := config.ListenPacket(ctx, "udp"+family, address)
-		if err != nil {
-			return nil, err
-		}
-		l.server.PacketConn = conn
-		l.addr = Addr{Network: network, Address: conn.LocalAddr().String()}
-		return l, nil
+		return listenUDP(ctx, &s.handler, network+family, address)
 	}
-	tcp, err := config.Listen(ctx, "tcp"+family, address)
+	var config net.ListenConfig
+	tcp, err := config.Listen(ctx, network+family, address)
 	if err != nil {
 		return nil, err
 	}
-	l.server.Listener = netutil.LimitListener(slowListener{tcp}, s.config.MaxTCPConns)
-	l.addr = Addr{Network: network, Address: tcp.Addr().String()}
-	return l, nil
-}
-
-// A slowListener's connections cut a client off that does not take what it
-// asked for within tcpWriteTimeout. dns.Server has a WriteTimeout for that, which
-// v1.1.73 does not look at.
-type slowListener struct{ net.Listener }
-
-// Accept implements [net.Listener].
-func (l slowListener) Accept() (net.Conn, error) {
-	conn, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	return slowConn{conn}, nil
-}
-
-type slowConn struct{ net.Conn }
-
-// Write implements [net.Conn]. It closes the connection on an error: after half
-// an answer the client could make nothing of another.
-func (c slowConn) Write(b []byte) (int, error) {
-	err := c.SetWriteDeadline(time.Now().Add(tcpWriteTimeout))
-	if err != nil {
-		return 0, err
-	}
-	n, err := c.Conn.Write(b)
-	if err != nil {
-		_ = c.Close() // the error that matters is the write's
-	}
-	return n, err
-}
-
-// accept looks at a packet's header before it is parsed: what is no query is
-// dropped, for nothing good comes of answering an answer. All else is for
-// [handler.decide].
-func (s *Server) accept(header dns.Header) dns.MsgAcceptAction {
-	const responseBit = 1 << 15
-	if header.Bits&responseBit != 0 {
-		s.handler.metrics.dropped.Inc()
-		return dns.MsgIgnore
-	}
-	return dns.MsgAccept
-}
-
-// invalid counts packets that the server drops for want of a header. A packet
-// with a header that cannot be parsed gets FORMERR from the server.
-func (s *Server) invalid(packet []byte, _ error) {
-	if len(packet) < headerLen {
-		s.handler.metrics.dropped.Inc()
-	}
-}
-
-// close closes a socket that was never read.
-func (l *listener) close() {
-	// Nothing was sent or accepted, so nothing can be lost.
-	if l.server.PacketConn != nil {
-		_ = l.server.PacketConn.Close()
-		return
-	}
-	_ = l.server.Listener.Close()
-}
-
-// serve reads the socket until shutdown.
-func (l *listener) serve() error {
-	defer close(l.done)
-	if err := l.server.ActivateAndServe(); err != nil {
-		return fmt.Errorf("the DNS listener on %s %s died: %w", l.addr.Network, l.addr.Address, err)
-	}
-	return nil
-}
-
-// awaitStart waits until the socket is being read or has died.
-func (l *listener) awaitStart() {
-	select {
-	case <-l.started:
-	case <-l.done:
-	}
-}
-
-// shutdown closes the socket after the queries in flight are answered.
-func (l *listener) shutdown(ctx context.Context) error {
-	l.awaitStart() // the server cannot be stopped before it has started
-	if err := l.server.ShutdownContext(ctx); err != nil {
-		return fmt.Errorf("closing the DNS listener on %s %s: %w", l.addr.Network, l.addr.Address, err)
-	}
-	return nil
+	return newTCPListener(&s.handler, tcp, s.config.MaxTCPConns), nil
 }

@@ -16,6 +16,7 @@ type metrics struct {
 	upstreamDuration prometheus.Histogram
 
 	queries       *prometheus.CounterVec // type, protocol, rcode, source
+	own           [transports]ownCounters
 	dropped       prometheus.Counter
 	hosts         prometheus.Gauge
 	skipped       prometheus.Gauge
@@ -55,6 +56,9 @@ func newMetrics(registry prometheus.Registerer) (*metrics, error) {
 		}),
 		listeners: gauge("nametap_dns_listeners", "DNS listeners that are open."),
 	}
+	for over := range m.own {
+		m.own[over] = newOwnCounters(m.queries, transport(over)) //nolint:gosec // one of two
+	}
 	if registry == nil {
 		return m, nil
 	}
@@ -77,19 +81,47 @@ func gauge(name, help string) prometheus.Gauge {
 	return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
 }
 
-// countQuery counts one answered query. A client chooses the type, so types that
-// are rare share one label value; a response's code has at most twelve bits and
-// an upstream chooses it, so codes without a name share one too.
-func (m *metrics) countQuery(qtype uint16, protocol string, rcode int, source string) {
-	label := "other"
-	switch qtype {
-	case dns.TypeA, dns.TypeAAAA, dns.TypePTR, dns.TypeSRV, dns.TypeTXT, dns.TypeMX, dns.TypeNS,
-		dns.TypeSOA, dns.TypeCNAME, dns.TypeHTTPS, dns.TypeSVCB, dns.TypeCAA, dns.TypeANY:
-		label = dns.TypeToString[qtype]
+// ownCounters are the counters of answers from the table over one transport,
+// looked up once: they are counted for every query.
+type ownCounters struct{ a, aaaa prometheus.Counter }
+
+func newOwnCounters(queries *prometheus.CounterVec, over transport) ownCounters {
+	counter := func(qtype uint16) prometheus.Counter {
+		return queries.WithLabelValues(typeLabel(qtype), over.String(), dns.RcodeToString[dns.RcodeSuccess], sourceTable)
 	}
+	return ownCounters{a: counter(dns.TypeA), aaaa: counter(dns.TypeAAAA)}
+}
+
+// countOwn counts one query that was answered from the table.
+func (m *metrics) countOwn(qtype uint16, over transport) {
+	m.requests.Inc()
+	switch qtype {
+	case dns.TypeA:
+		m.own[over].a.Inc()
+	case dns.TypeAAAA:
+		m.own[over].aaaa.Inc()
+	default:
+		m.countQuery(qtype, over, dns.RcodeSuccess, sourceTable)
+	}
+}
+
+// countQuery counts one answered query. An upstream chooses a response's code,
+// which has at most twelve bits; codes without a name share one label value.
+func (m *metrics) countQuery(qtype uint16, over transport, rcode int, source string) {
 	code, named := dns.RcodeToString[rcode]
 	if !named {
 		code = "other"
 	}
-	m.queries.WithLabelValues(label, protocol, strings.ToUpper(code), source).Inc()
+	m.queries.WithLabelValues(typeLabel(qtype), over.String(), strings.ToUpper(code), source).Inc()
+}
+
+// typeLabel names a type for a metric. A client chooses the type, so types that
+// are rare share one label value.
+func typeLabel(qtype uint16) string {
+	switch qtype {
+	case dns.TypeA, dns.TypeAAAA, dns.TypePTR, dns.TypeSRV, dns.TypeTXT, dns.TypeMX, dns.TypeNS,
+		dns.TypeSOA, dns.TypeCNAME, dns.TypeHTTPS, dns.TypeSVCB, dns.TypeCAA, dns.TypeANY:
+		return dns.TypeToString[qtype]
+	}
+	return "other"
 }

@@ -11,17 +11,18 @@ import (
 )
 
 // A wireName is a domain name in the wire form of RFC 1035, section 3.1, folded
-// to lower case and ended by the root label. Tables are keyed by it, so that
-// escapes, case and trailing dots are dealt with once, at the edge.
+// to lower case and without the root label at its end, so that a head or a tail of
+// a name is a slice of it. Tables are keyed by it: escapes, case and trailing dots
+// are dealt with once, at the edge.
 type wireName string
 
 // rootName is the name of the DNS root.
-const rootName wireName = "\x00"
+const rootName wireName = ""
 
 // The names below which RFC 3596 and RFC 1035 keep addresses.
 const (
-	inAddrArpa wireName = "\x07in-addr\x04arpa\x00"
-	ip6Arpa    wireName = "\x03ip6\x04arpa\x00"
+	inAddrArpa wireName = "\x07in-addr\x04arpa"
+	ip6Arpa    wireName = "\x03ip6\x04arpa"
 )
 
 // The special names of RFC 6761 that a resolver must not take from elsewhere.
@@ -29,21 +30,24 @@ const (
 // does speak for its own) or, as test and example, without meaning to resolvers
 // (sections 6.2 and 6.5 leave them to the operator, and meshes use them).
 const (
-	localhostName wireName = "\x09localhost\x00"
-	invalidName   wireName = "\x07invalid\x00"
+	localhostName wireName = "\x09localhost"
+	invalidName   wireName = "\x07invalid"
 )
 
-// maxNameLen is the longest name in wire form, RFC 1035, section 2.3.4.
-const maxNameLen = 255
+// maxNameLen is the longest name in wire form, RFC 1035, section 2.3.4, without
+// the root label.
+const maxNameLen = 254
+
+// maxLabelLen is the longest label, RFC 1035, section 2.3.4.
+const maxLabelLen = 63
 
 var (
 	errEmptyName   = errors.New("the name is empty")
-	errLongName    = fmt.Errorf("the name is longer than %d bytes on the wire", maxNameLen)
+	errLongName    = fmt.Errorf("the name is longer than %d bytes on the wire", maxNameLen+1)
 	errEmptyLabel  = errors.New("a label is empty")
-	errLongLabel   = errors.New("a label is longer than 63 bytes")
+	errLongLabel   = fmt.Errorf("a label is longer than %d bytes", maxLabelLen)
 	errInnerStar   = errors.New("a wildcard is *.suffix, with the * as its whole first label")
 	errNameTooWide = errors.New("a wildcard needs a suffix")
-	errSpecial     = errors.New("a special name of RFC 6761 is never taken over")
 )
 
 // parseHostname reads a host as control planes and configurations write it: any
@@ -54,12 +58,12 @@ func parseHostname(s string) (wireName, error) {
 	if s == "" {
 		return "", errEmptyName
 	}
-	wire := make([]byte, 0, len(s)+2)
+	wire := make([]byte, 0, len(s)+1)
 	for label := range strings.SplitSeq(s, ".") {
 		switch {
 		case label == "":
 			return "", errEmptyLabel
-		case len(label) > 63:
+		case len(label) > maxLabelLen:
 			return "", errLongLabel
 		}
 		wire = append(wire, byte(len(label)))
@@ -73,7 +77,6 @@ func parseHostname(s string) (wireName, error) {
 			wire = append(wire, foldByte(c))
 		}
 	}
-	wire = append(wire, 0)
 	if len(wire) > maxNameLen {
 		return "", errLongName
 	}
@@ -109,12 +112,12 @@ func foldByte(c byte) byte {
 // packName returns the wire form of a name in presentation form, in its case.
 // It fails for a name that no packet can hold.
 func packName(presentation string) ([]byte, error) {
-	var buf [maxNameLen]byte
+	var buf [maxNameLen + 1]byte
 	n, err := dns.PackDomainName(dns.Fqdn(presentation), buf[:], 0, nil, false)
 	if err != nil {
 		return nil, err
 	}
-	return buf[:n:n], nil
+	return buf[: n-1 : n-1], nil
 }
 
 // fold returns the wireName of a name in wire form.
@@ -127,10 +130,10 @@ func fold(wire []byte) wireName {
 	return wireName(folded)
 }
 
-// presentation returns the presentation form of a name in wire form, with the
-// trailing dot.
+// presentation returns the presentation form of a name in wire form without the
+// root label, with the trailing dot.
 func presentation(wire string) string {
-	s, _, err := dns.UnpackDomainName([]byte(wire), 0)
+	s, _, err := dns.UnpackDomainName(append([]byte(wire), 0), 0)
 	if err != nil {
 		return "." // not reached: every caller's name was packed or parsed before
 	}
@@ -140,53 +143,44 @@ func presentation(wire string) string {
 // String returns the presentation form, with the trailing dot.
 func (n wireName) String() string { return presentation(string(n)) }
 
-// parent returns the name without its first label; the root's parent is "".
-func (n wireName) parent() wireName {
-	if n == "" || n == rootName {
-		return ""
-	}
-	return n[1+int(n[0]):]
-}
+// parent returns the name without its first label; n must not be the root.
+func (n wireName) parent() wireName { return n[1+int(n[0]):] }
 
 // below reports whether n is suffix itself or a name below it.
 func (n wireName) below(suffix wireName) bool {
+	if !strings.HasSuffix(string(n), string(suffix)) {
+		return false
+	}
+	// The same bytes may be the end of a label.
 	for len(n) > len(suffix) {
 		n = n.parent()
 	}
 	return n == suffix
 }
 
-// cutSuffix returns n without suffix, as a name of its own, if n is below it and
-// not suffix itself.
+// cutSuffix returns what stands before suffix in n, if n is below it and not
+// suffix itself; suffix is not the root.
 func (n wireName) cutSuffix(suffix wireName) (wireName, bool) {
 	if suffix == rootName || n == suffix || !n.below(suffix) {
 		return "", false
 	}
-	return n[:len(n)-len(suffix)] + rootName, true
+	return n[:len(n)-len(suffix)], true
 }
 
 // join returns n followed by suffix; ok is false if the result is too long.
 func (n wireName) join(suffix wireName) (joined wireName, ok bool) {
-	if len(n)-1+len(suffix) > maxNameLen {
+	if len(n)+len(suffix) > maxNameLen {
 		return "", false
 	}
-	return n[:len(n)-1] + suffix, true
+	return n + suffix, true
 }
 
-// firstLabel returns the first label without its length.
+// firstLabel returns the first label without its length, nothing for the root.
 func (n wireName) firstLabel() string {
-	if n == "" || n == rootName {
+	if n == rootName {
 		return ""
 	}
 	return string(n[1 : 1+int(n[0])])
-}
-
-// lastLabel returns the label before the root.
-func (n wireName) lastLabel() string {
-	for n.parent() != rootName && n.parent() != "" {
-		n = n.parent()
-	}
-	return n.firstLabel()
 }
 
 // special reports whether n is one of the RFC 6761 names that no table may take

@@ -1,6 +1,7 @@
 package dnsproxy
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"net/netip"
@@ -52,6 +53,7 @@ func newTable(c cluster, resources [][]byte) (*Table, error) {
 type builder struct {
 	table   *Table
 	entries []entry
+	scratch nameBuffer
 }
 
 // An entry is a host with the alternative names that came with it.
@@ -75,6 +77,7 @@ func (b *builder) parse(key string, info *api.NameTable_NameInfo) {
 		key: key, name: name, wildcard: wildcard,
 		registry: info.GetRegistry(), shortname: info.GetShortname(), namespace: info.GetNamespace(),
 	}
+	var v4, v6 []netip.Addr
 	for _, ip := range info.GetIps() {
 		addr, err := netip.ParseAddr(ip)
 		switch addr = addr.Unmap(); {
@@ -83,12 +86,12 @@ func (b *builder) parse(key string, info *api.NameTable_NameInfo) {
 		case addr.IsUnspecified():
 			b.skip(key, fmt.Sprintf("address %q is unspecified", ip))
 		case addr.Is4():
-			h.v4 = append(h.v4, addr)
+			v4 = append(v4, addr)
 		default:
-			h.v6 = append(h.v6, addr)
+			v6 = append(v6, addr)
 		}
 	}
-	h.v4, h.v6 = sortedSet(h.v4), sortedSet(h.v6)
+	h.v4, h.v6 = pack(v4), pack(v6)
 	if len(h.v4)+len(h.v6) == 0 {
 		return // as if the control plane had left it out, which Istio's does
 	}
@@ -103,8 +106,8 @@ func (b *builder) build() {
 		return cmp.Or(
 			cmp.Compare(rank(x.host), rank(y.host)),
 			cmp.Compare(x.host.key, y.host.key),
-			slices.CompareFunc(x.host.v4, y.host.v4, netip.Addr.Compare),
-			slices.CompareFunc(x.host.v6, y.host.v6, netip.Addr.Compare),
+			bytes.Compare(x.host.v4, y.host.v4),
+			bytes.Compare(x.host.v6, y.host.v6),
 			// One key can come in two NameTables of a push.
 			cmp.Compare(x.host.registry, y.host.registry),
 			cmp.Compare(x.host.namespace, y.host.namespace),
@@ -185,7 +188,7 @@ func (b *builder) owner(name wireName) *host {
 	if h := b.table.hosts[name]; h != nil {
 		return h
 	}
-	return b.table.shortName(name)
+	return b.table.shortName(name, &b.scratch)
 }
 
 // shortNames lists the names that Istio's agent derives for a Kubernetes host.
@@ -205,10 +208,7 @@ func shortNames(h *host, c cluster) []string {
 func (b *builder) indexAddresses() {
 	reverse := b.table.reverse
 	for _, h := range b.table.hosts {
-		for _, addr := range h.v4 {
-			reverse[addr] = append(reverse[addr], h.name)
-		}
-		for _, addr := range h.v6 {
+		for addr := range h.addresses() {
 			reverse[addr] = append(reverse[addr], h.name)
 		}
 	}
@@ -259,22 +259,26 @@ func (t *Table) NameTable() *api.NameTable {
 
 // listShortName puts name in out if it is h that answers it.
 func (t *Table) listShortName(out *api.NameTable, name wireName, h *host) {
-	if t.lookup(name, nil).host == h {
+	if t.lookup(name, nil, new(nameBuffer)).host == h {
 		out.Table[name.String()] = &api.NameTable_NameInfo{Ips: addresses(h), Registry: h.registry}
 	}
 }
 
 func addresses(h *host) []string {
-	out := make([]string, 0, len(h.v4)+len(h.v6))
-	for _, addrs := range [][]netip.Addr{h.v4, h.v6} {
-		for _, addr := range addrs {
-			out = append(out, addr.String())
-		}
+	var out []string
+	for addr := range h.addresses() {
+		out = append(out, addr.String())
 	}
 	return out
 }
 
-func sortedSet(addrs []netip.Addr) []netip.Addr {
+// pack returns the bytes of addrs, all of one family, sorted and without
+// duplicates.
+func pack(addrs []netip.Addr) []byte {
 	slices.SortFunc(addrs, netip.Addr.Compare)
-	return slices.Compact(addrs)
+	var packed []byte
+	for _, addr := range slices.Compact(addrs) {
+		packed = append(packed, addr.AsSlice()...)
+	}
+	return packed
 }

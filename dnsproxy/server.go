@@ -2,7 +2,6 @@ package dnsproxy
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -75,7 +74,7 @@ type Server struct {
 	ready   chan struct{} // closed when the listeners are open
 
 	// listeners is written once before ready is closed.
-	listeners []*listener
+	listeners []listener
 }
 
 // New checks cfg and reads its resolv.conf. A file that cannot be read is logged
@@ -99,6 +98,7 @@ func New(cfg Config) (*Server, error) {
 				ttl:         uint32(cfg.TTL / time.Second), //nolint:gosec // validate bounds it
 				ednsUDPSize: uint16(cfg.EDNSUDPSize),       //nolint:gosec // validate bounds it
 				cluster:     cluster,
+				soaData:     newSOAData(cluster.domain, uint32(cfg.TTL/time.Second)), //nolint:gosec // validate bounds it
 			},
 			forwarder:  newForwarder(cfg.UpstreamTimeout, cfg.MaxInflight, metrics),
 			metrics:    metrics,
@@ -181,36 +181,19 @@ func (s *Server) Run(ctx context.Context) error {
 	s.listeners = listeners
 	s.handler.metrics.listeners.Set(float64(len(listeners)))
 
+	close(s.ready) // the kernel keeps what comes before the sockets are read
 	group, ctx := errgroup.WithContext(ctx)
 	for _, l := range listeners {
 		group.Go(l.serve)
 	}
-	for _, l := range listeners {
-		l.awaitStart()
-	}
-	close(s.ready)
 	group.Go(func() error {
 		<-ctx.Done()
-		return s.shutdown(listeners)
+		for _, l := range listeners {
+			l.stop()
+		}
+		return nil
 	})
 	return group.Wait()
-}
-
-// shutdown closes the listeners once the queries in flight are answered, which
-// takes no longer than a query may be held, forwarded and its answer written.
-func (s *Server) shutdown(listeners []*listener) error {
-	ctx, cancel := context.WithTimeout(context.Background(), holdTimeout+s.config.UpstreamTimeout+tcpWriteTimeout)
-	defer cancel()
-	errs := make([]error, len(listeners))
-	var group errgroup.Group
-	for i, l := range listeners {
-		group.Go(func() error {
-			errs[i] = l.shutdown(ctx)
-			return nil
-		})
-	}
-	_ = group.Wait() // the errors are in errs, all of them
-	return errors.Join(errs...)
 }
 
 // Ready is closed once the listeners are open.
@@ -229,7 +212,7 @@ func (s *Server) Addrs() []Addr {
 	}
 	addrs := make([]Addr, 0, len(s.listeners))
 	for _, l := range s.listeners {
-		addrs = append(addrs, l.addr)
+		addrs = append(addrs, l.addr())
 	}
 	return addrs
 }

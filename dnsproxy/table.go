@@ -1,8 +1,11 @@
 package dnsproxy
 
 import (
+	"iter"
 	"net/netip"
 	"slices"
+
+	"github.com/miekg/dns"
 )
 
 // A Table is an immutable set of mesh hosts. Build one with [NewTable]; its
@@ -28,7 +31,7 @@ type host struct {
 	registry  string
 	shortname string
 	namespace string
-	v4, v6    []netip.Addr // sorted, without duplicates
+	v4, v6    []byte // packed addresses, sorted, without duplicates
 	wildcard  bool
 	local     bool // of this cluster's Kubernetes: it has short names
 	derived   bool // and they can be derived from its FQDN
@@ -38,6 +41,22 @@ type host struct {
 const registryKubernetes = "Kubernetes"
 
 func (h *host) kubernetes() bool { return h.registry == registryKubernetes }
+
+// addresses yields the addresses of both families, IPv4 first.
+func (h *host) addresses() iter.Seq[netip.Addr] {
+	return func(yield func(netip.Addr) bool) {
+		for v4 := range slices.Chunk(h.v4, addressLen(dns.TypeA)) {
+			if !yield(netip.AddrFrom4([4]byte(v4))) {
+				return
+			}
+		}
+		for v6 := range slices.Chunk(h.v6, addressLen(dns.TypeAAAA)) {
+			if !yield(netip.AddrFrom16([16]byte(v6))) {
+				return
+			}
+		}
+	}
+}
 
 // A Skipped entry is a key or an address that a push held and no table can.
 type Skipped struct {
@@ -76,7 +95,7 @@ const (
 	RuleNone      Rule = "none"      // not the table's
 )
 
-// A match is what the table knows of a name.
+// A match is what the table knows of a name. It is good for as long as that.
 type match struct {
 	rule Rule
 	host *host // nil for RuleNone and RulePTR
@@ -88,12 +107,15 @@ type match struct {
 	ptr []wireName
 }
 
+// A nameBuffer is room to put names together in, for one lookup at a time.
+type nameBuffer [maxNameLen]byte
+
 // lookup finds an own name. search is the client's search list, in its order.
-func (t *Table) lookup(name wireName, search []wireName) match {
+func (t *Table) lookup(name wireName, search []wireName, scratch *nameBuffer) match {
 	if name.special() {
 		return match{rule: RuleNone}
 	}
-	if m := t.direct(name); m.rule != RuleNone {
+	if m := t.direct(name, scratch); m.rule != RuleNone {
 		return m
 	}
 	for _, domain := range search {
@@ -101,7 +123,7 @@ func (t *Table) lookup(name wireName, search []wireName) match {
 		if !ok || target.special() {
 			continue
 		}
-		if m := t.direct(target); m.rule != RuleNone {
+		if m := t.direct(target, scratch); m.rule != RuleNone {
 			return match{rule: RuleAutopath, host: m.host, base: m.rule, target: target, searched: domain}
 		}
 	}
@@ -109,14 +131,14 @@ func (t *Table) lookup(name wireName, search []wireName) match {
 }
 
 // direct finds a name that is a host's without regard to the search list.
-func (t *Table) direct(name wireName) match {
+func (t *Table) direct(name wireName, scratch *nameBuffer) match {
 	if h := t.hosts[name]; h != nil {
 		return match{rule: RuleExact, host: h}
 	}
 	if h := t.wildcard(name); h != nil {
 		return match{rule: RuleWildcard, host: h}
 	}
-	if h := t.shortName(name); h != nil {
+	if h := t.shortName(name, scratch); h != nil {
 		return match{rule: RuleShortName, host: h}
 	}
 	return match{rule: RuleNone}
@@ -124,10 +146,10 @@ func (t *Table) direct(name wireName) match {
 
 // wildcard returns the host of the longest suffix that name is below.
 func (t *Table) wildcard(name wireName) *host {
-	if len(t.wildcards) == 0 {
+	if len(t.wildcards) == 0 || name == rootName {
 		return nil
 	}
-	for suffix := name.parent(); suffix != "" && suffix != rootName; suffix = suffix.parent() {
+	for suffix := name.parent(); suffix != rootName; suffix = suffix.parent() {
 		if h := t.wildcards[suffix]; h != nil {
 			return h
 		}
@@ -135,14 +157,39 @@ func (t *Table) wildcard(name wireName) *host {
 	return nil
 }
 
-// shortName returns the host that name is a short or alternative name of.
-func (t *Table) shortName(name wireName) *host {
-	for fqdn := range t.cluster.expansions(name) {
-		if h := t.hosts[fqdn]; h != nil && h.derived {
+// shortName returns the host that name is a short or alternative name of. The
+// order is that of precedence: name.namespace, name.namespace.svc, name in the own
+// namespace, names that cannot be derived.
+func (t *Table) shortName(name wireName, scratch *nameBuffer) *host {
+	c := &t.cluster
+	if h := t.derived(name, c.services, scratch); h != nil {
+		return h
+	}
+	if name.below(svcName) {
+		if h := t.derived(name, c.domain, scratch); h != nil {
+			return h
+		}
+	}
+	if c.own != rootName {
+		if h := t.derived(name, c.own, scratch); h != nil {
 			return h
 		}
 	}
 	return t.aliases[name]
+}
+
+// derived returns the host whose FQDN is name followed by suffix, if its short
+// names are heads of its FQDN.
+func (t *Table) derived(name, suffix wireName, scratch *nameBuffer) *host {
+	if len(name)+len(suffix) > maxNameLen {
+		return nil
+	}
+	n := copy(scratch[:], name)
+	n += copy(scratch[n:], suffix)
+	if h := t.hosts[wireName(scratch[:n])]; h != nil && h.derived {
+		return h
+	}
+	return nil
 }
 
 // pointer finds the hosts of the address that name is the PTR name of.

@@ -1,0 +1,189 @@
+package dnsproxy
+
+import (
+	"errors"
+
+	"github.com/miekg/dns"
+)
+
+// An action is what is done with a query.
+type action uint8
+
+// The actions of decide.
+const (
+	actReject    action = iota // an answer without a look at the table
+	actChaos                   // class CH
+	actHold                    // no table yet: wait, then decide again
+	actPointers                // PTR records from the table
+	actAddresses               // addresses from the table, or NODATA
+	actForward                 // to a nameserver
+	actExists                  // to a nameserver, NXDOMAIN becomes NODATA
+)
+
+// A decision is what becomes of a query, and why. It is good for as long as the
+// question.
+type decision struct {
+	action action
+	match  match
+	rcode  int   // of actReject
+	reason error // of actReject, and why a name that might be ours is forwarded
+}
+
+// The reasons of decisions, as clients and people read them.
+var (
+	errNotSynced    = errors.New("no table of mesh hosts has been received yet")
+	errSpecial      = errors.New("a special name of RFC 6761 is never taken over")
+	errOtherClass   = errors.New("nametap serves class IN")
+	errNotOne       = errors.New("want one question")
+	errQuestionName = errors.New("the question's name is none")
+)
+
+// The sources of an answer, as metrics name them.
+const (
+	sourceTable    = "table"
+	sourceUpstream = "upstream"
+	sourceSelf     = "self"
+)
+
+func (d *decision) source() string {
+	switch d.action {
+	case actPointers, actAddresses:
+		return sourceTable
+	case actForward, actExists:
+		return sourceUpstream
+	default:
+		return sourceSelf
+	}
+}
+
+// decide says what becomes of a question; the package comment numbers its rules,
+// of which [handler.screen] applies those for the rest of the message. table is nil
+// before the first push.
+func (h *handler) decide(q question, table *Table, scratch *nameBuffer) decision {
+	switch q.class {
+	case dns.ClassINET:
+	case dns.ClassCHAOS:
+		return decision{action: actChaos}
+	default:
+		return decision{action: actReject, rcode: dns.RcodeRefused, reason: errOtherClass}
+	}
+	if table == nil {
+		return h.decideBeforeSync(q.name)
+	}
+	if m := table.pointer(q.name); m.rule == RulePTR {
+		return decision{action: actPointers, match: m}
+	}
+	if q.name.special() {
+		return decision{action: actForward, match: match{rule: RuleNone}, reason: errSpecial}
+	}
+	m := table.lookup(q.name, h.resolvConf.Load().search, scratch)
+	switch {
+	case m.rule == RuleNone:
+		return decision{action: actForward, match: m}
+	case m.host.kubernetes() || answersAlways(q.qtype):
+		return decision{action: actAddresses, match: m}
+	default:
+		return decision{action: actExists, match: m}
+	}
+}
+
+// answersAlways reports whether the table answers a type for every own name.
+// Others of hosts that are no Services may well have records elsewhere.
+func answersAlways(qtype uint16) bool {
+	switch qtype {
+	case dns.TypeA, dns.TypeAAAA, dns.TypeANY, dns.TypeHTTPS, dns.TypeSVCB:
+		return true
+	}
+	return false
+}
+
+// decideBeforeSync is decide without a table.
+func (h *handler) decideBeforeSync(name wireName) decision {
+	switch {
+	case h.beforeSync == BeforeSyncServfail:
+		return decision{action: actReject, rcode: dns.RcodeServerFailure, reason: errNotSynced}
+	case h.beforeSync == BeforeSyncHold || name.below(h.cluster.domain):
+		return decision{action: actHold}
+	default:
+		return decision{action: actForward, match: match{rule: RuleNone}, reason: errNotSynced}
+	}
+}
+
+// screen applies the rules that come before the question: those for opcodes, the
+// number of questions and EDNS. decided is false if the question is to be decided.
+func (h *handler) screen(req *dns.Msg) (d decision, decided bool) {
+	if req.Opcode != dns.OpcodeQuery {
+		return decision{action: actForward}, true
+	}
+	if len(req.Question) != 1 {
+		return decision{action: actReject, rcode: dns.RcodeFormatError, reason: errNotOne}, true
+	}
+	opts := 0
+	for _, rr := range req.Extra {
+		if rr.Header().Rrtype == dns.TypeOPT {
+			opts++
+		}
+	}
+	switch { // RFC 6891, section 6.1
+	case opts > 1:
+		return decision{action: actReject, rcode: dns.RcodeFormatError}, true
+	case opts == 1 && req.IsEdns0().Version() != 0:
+		return decision{action: actReject, rcode: dns.RcodeBadVers}, true
+	}
+	return decision{}, false
+}
+
+// rows names the rows of the behaviour reference by which a question was decided:
+// first those for its name, then the one for its type.
+func (d *decision) rows(q question) []string {
+	switch d.action {
+	case actHold:
+		return []string{"C6"}
+	case actPointers:
+		return []string{"N8"}
+	case actAddresses, actExists:
+		return append(d.match.rows(), d.typeRow(q.qtype))
+	case actForward, actReject:
+		switch {
+		case errors.Is(d.reason, errNotSynced):
+			return []string{"C6"}
+		case errors.Is(d.reason, errSpecial):
+			return []string{"N7"}
+		case d.action == actForward:
+			return []string{"N9"}
+		}
+	case actChaos:
+	}
+	return []string{"A10"}
+}
+
+func (d *decision) typeRow(qtype uint16) string {
+	switch {
+	case qtype == dns.TypeANY:
+		return "A5"
+	case qtype == dns.TypeHTTPS || qtype == dns.TypeSVCB:
+		return "A3"
+	case !answersAlways(qtype):
+		return "A4"
+	case qtype == dns.TypeA && len(d.match.host.v4) == 0, qtype == dns.TypeAAAA && len(d.match.host.v6) == 0:
+		return "A2"
+	default:
+		return "A1"
+	}
+}
+
+// rows names the rows by which a name is the table's.
+func (m match) rows() []string {
+	switch m.rule {
+	case RuleExact:
+		return []string{"N1"}
+	case RuleWildcard:
+		return []string{"N4"}
+	case RuleShortName:
+		return []string{"N2"}
+	case RuleAutopath:
+		return append([]string{"N5"}, match{rule: m.base}.rows()...)
+	case RulePTR, RuleNone:
+	}
+	return nil
+}

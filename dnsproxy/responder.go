@@ -1,0 +1,200 @@
+package dnsproxy
+
+import (
+	"encoding/binary"
+	"unsafe"
+
+	"github.com/miekg/dns"
+)
+
+// headerLen is the length of a DNS message's header (RFC 1035, section 4.1.1).
+const headerLen = 12
+
+// The bytes of a header that responses are made with, and the bits in them.
+const (
+	flagsOffset   = 2
+	anCountOffset = 6
+	nsCountOffset = 8
+	arCountOffset = 10
+
+	bitQR, bitAA, bitTC, bitRD = 0x80, 0x04, 0x02, 0x01 // of the first flags byte
+	bitRA, bitCD               = 0x80, 0x10             // of the second
+	maskOpcode                 = 0x78
+)
+
+// optLen is the length of an OPT record without options (RFC 6891, section 6.1.2),
+// and optDO the bit in its TTL that says DNSSEC OK.
+const (
+	optLen = 11
+	optDO  = 0x8000
+)
+
+// A transport is what a query came over.
+type transport uint8
+
+// The transports, as metrics number them.
+const (
+	overUDP transport = iota
+	overTCP
+	transports
+)
+
+// String names the transport as metrics do.
+func (t transport) String() string {
+	if t == overUDP {
+		return "udp"
+	}
+	return "tcp"
+}
+
+// A responder answers own names, wire form in and wire form out, for one reader
+// at a time: it keeps the buffers that this takes, so that no query allocates.
+type responder struct {
+	handler *handler
+	query   query
+	scratch nameBuffer
+}
+
+func newResponder(h *handler) *responder { return &responder{handler: h} }
+
+// respond appends to dst the response to a query that the table alone answers.
+// ok is false for all others, and dst is as it was: queries to be forwarded, those
+// before the first table, and whatever is rare or malformed, down to packets that
+// are no query. Those are for [handler.serve].
+//
+// The response is in the bounds of its transport. respond keeps neither slice.
+func (r *responder) respond(dst, packet []byte, over transport) (response []byte, ok bool) {
+	q := &r.query
+	if !q.parse(packet) {
+		return dst, false
+	}
+	h := r.handler
+	table := h.table.Load()
+	if table == nil {
+		return dst, false
+	}
+	d := h.decide(q.question, table, &r.scratch)
+	if d.action != actAddresses && d.action != actPointers {
+		return dst, false
+	}
+	h.metrics.countOwn(q.qtype, over)
+	return h.respondOwn(dst, q, d, h.limit(q, over)), true
+}
+
+// respondOwn appends the response to a query for an own name, of at most limit
+// bytes.
+func (a *answerer) respondOwn(dst []byte, q *query, d decision, limit int) []byte {
+	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit}
+	if d.action == actPointers {
+		w.pointers(d.match.ptr)
+	} else {
+		w.addresses(d.match)
+	}
+	return w.buf
+}
+
+// limit is how long the response to a query may be: over UDP what the client
+// says that it takes (RFC 6891, section 6.2.3), within what we send.
+func (a *answerer) limit(q *query, over transport) int {
+	if over == overTCP {
+		return dns.MaxMsgSize - 1
+	}
+	if !q.edns {
+		return dns.MinMsgSize
+	}
+	return int(max(dns.MinMsgSize, min(q.udpSize, a.ednsUDPSize)))
+}
+
+// A query is a request of the shape that nearly all have: opcode QUERY, one
+// question, nothing else but an OPT record of version 0. It points into the packet
+// it was parsed from and is good for as long as that is.
+type query struct {
+	question
+	packet      []byte
+	questionEnd int // where the question section ends in packet
+	edns, do    bool
+	udpSize     uint16 // what the client takes over UDP, if edns
+	folded      [maxNameLen]byte
+}
+
+// A question is the one question of a query.
+type question struct {
+	name         wireName
+	qtype, class uint16
+}
+
+// parse reads packet. It is false if that is of another shape.
+func (q *query) parse(packet []byte) bool {
+	if len(packet) < headerLen || packet[flagsOffset]&(bitQR|maskOpcode) != 0 {
+		return false
+	}
+	counts := binary.BigEndian.Uint64(packet[4:])
+	const oneQuestion, oneAdditional = 1 << 48, 1
+	if counts&^oneAdditional != oneQuestion {
+		return false
+	}
+	end := q.parseName(packet)
+	if end < 0 || len(packet) < end+4 {
+		return false
+	}
+	q.packet = packet
+	q.qtype = binary.BigEndian.Uint16(packet[end:])
+	q.class = binary.BigEndian.Uint16(packet[end+2:])
+	q.questionEnd = end + 4
+	q.edns = counts&oneAdditional != 0
+	if !q.edns {
+		return len(packet) == q.questionEnd
+	}
+	return q.parseOPT(packet[q.questionEnd:])
+}
+
+// parseName reads the question's name, which no reasonable client compresses, and
+// returns where it ends in packet, or -1.
+func (q *query) parseName(packet []byte) int {
+	i := headerLen
+	for i < len(packet) && packet[i] != 0 {
+		next := i + 1 + int(packet[i])
+		if packet[i] > maxLabelLen || next >= len(packet) || next-headerLen > maxNameLen {
+			return -1
+		}
+		i = next
+	}
+	if i >= len(packet) {
+		return -1
+	}
+	n := i - headerLen
+	for j, c := range packet[headerLen:i] {
+		q.folded[j] = foldByte(c)
+	}
+	// The name lives as long as the query, in its buffer: see the type's comment.
+	q.name = wireName(unsafe.String(&q.folded[0], n))
+	return i + 1
+}
+
+// parseOPT reads the OPT record that is all of b. Options are passed over, as
+// those that are not known must be.
+func (q *query) parseOPT(b []byte) bool {
+	if len(b) < optLen || b[0] != 0 || binary.BigEndian.Uint16(b[1:]) != dns.TypeOPT {
+		return false
+	}
+	q.udpSize = binary.BigEndian.Uint16(b[3:])
+	q.do = binary.BigEndian.Uint16(b[7:])&optDO != 0
+	const version = 6
+	return b[version] == 0 && len(b) == optLen+int(binary.BigEndian.Uint16(b[9:])) && wellFormedOptions(b[optLen:])
+}
+
+// wellFormedOptions reports whether b is a sequence of EDNS options.
+func wellFormedOptions(b []byte) bool {
+	for len(b) > 0 {
+		const optionHeader = 4
+		if len(b) < optionHeader {
+			return false
+		}
+		next := optionHeader + int(binary.BigEndian.Uint16(b[2:]))
+		if next > len(b) {
+			return false
+		}
+		b = b[next:]
+	}
+	return true
+}

@@ -1,0 +1,166 @@
+package dnsproxy_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy"
+)
+
+// A client that asks one of several addresses is answered from that one, by own
+// names and by forwarded ones: a connected socket takes no other.
+func TestSourceAddress(t *testing.T) { // K1
+	up := upstream(t, func(query *dns.Msg, _ string) *dns.Msg { return new(dns.Msg).SetReply(query) })
+	p := start(t, dnsproxy.Config{Addr: ":0", Upstreams: servers(up)})
+	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+	for _, addr := range p.Addrs() {
+		_, port, err := net.SplitHostPort(addr.Address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		clients := []string{"127.0.0.1", "127.0.0.2", "127.9.8.7"}
+		if addr.Address[0] == '[' {
+			clients = []string{"::1"}
+		}
+		for _, asked := range clients {
+			for _, name := range []string{"web.", "elsewhere.example."} {
+				client := dns.Client{Net: addr.Network, Timeout: patience}
+				if _, _, err := client.Exchange(question(name, dns.TypeA), net.JoinHostPort(asked, port)); err != nil {
+					t.Errorf("%s over %s at %s: %v", name, addr.Network, asked, err)
+				}
+			}
+		}
+	}
+}
+
+// A burst that comes while nobody reads waits in the socket: none is dropped.
+func TestBurst(t *testing.T) {
+	const burst = 200 // of what the least of buffers holds; see docs/performance.md
+	p := start(t, dnsproxy.Config{})
+	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+	conn := p.dial(t, "udp")
+	defer conn.Close()
+	packet, err := question("web", dns.TypeA).Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range burst {
+		binary.BigEndian.PutUint16(packet, uint16(i))
+		write(t, conn, packet)
+	}
+	answered := map[uint16]bool{}
+	for len(answered) < burst {
+		answered[parse(t, read(t, conn)).Id] = true
+	}
+}
+
+// Own names do not wait for a nameserver that the query before them waits for.
+func TestAnyOrder(t *testing.T) { // A12
+	release := make(chan struct{})
+	up := upstream(t, func(query *dns.Msg, _ string) *dns.Msg {
+		<-release
+		return new(dns.Msg).SetReply(query)
+	})
+	p := start(t, dnsproxy.Config{Upstreams: servers(up)})
+	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+	conn := p.dial(t, "tcp")
+	defer conn.Close()
+	slow, quick := question("elsewhere.example.", dns.TypeA), question("web.", dns.TypeA)
+	for _, req := range []*dns.Msg{slow, quick} {
+		packet, err := req.Pack()
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, conn, packet)
+	}
+	if got := parse(t, read(t, conn)); got.Id != quick.Id {
+		t.Errorf("the first answer is\n%v", got)
+	}
+	close(release)
+	if got := parse(t, read(t, conn)); got.Id != slow.Id {
+		t.Errorf("the second answer is\n%v", got)
+	}
+}
+
+// A client that has said all that it wants to say gets all its answers, also the
+// one that a nameserver has yet to give, and then the end.
+func TestHalfClosed(t *testing.T) { // A12
+	asked, release := make(chan struct{}), make(chan struct{})
+	up := upstream(t, func(query *dns.Msg, _ string) *dns.Msg {
+		close(asked)
+		<-release
+		return new(dns.Msg).SetReply(query)
+	})
+	p := start(t, dnsproxy.Config{Upstreams: servers(up)})
+	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+	conn := p.dial(t, "tcp")
+	defer conn.Close()
+	for _, name := range []string{"elsewhere.example.", "web."} {
+		packet, err := question(name, dns.TypeA).Pack()
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, conn, packet)
+	}
+	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	<-asked
+	for range 2 {
+		read(t, conn)
+		select {
+		case <-release:
+		default:
+			close(release)
+		}
+	}
+	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("after the answers: %v", err)
+	}
+}
+
+// What a client sent before the end was asked for is answered (R1), though it is
+// read only afterwards.
+func TestShutdownPipelined(t *testing.T) { // R1
+	const queries = 500
+	for range 5 {
+		ctx, end := context.WithCancel(t.Context())
+		p := startIn(ctx, t, dnsproxy.Config{})
+		p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+		conn := p.dial(t, "tcp")
+		packet, err := question("web", dns.TypeA).Pack()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var batch []byte
+		for range queries {
+			batch = append(binary.BigEndian.AppendUint16(batch, uint16(len(packet))), packet...)
+		}
+		// One answer shows that the connection was accepted.
+		write(t, conn, packet)
+		read(t, conn)
+		if _, err := conn.Write(batch); err != nil {
+			t.Fatal(err)
+		}
+		end()
+		for range queries {
+			read(t, conn)
+		}
+		_ = conn.Close()
+		select {
+		case err := <-p.ended:
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(patience):
+			t.Fatal("Run does not return")
+		}
+	}
+}

@@ -1,0 +1,285 @@
+package dnsproxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
+)
+
+// udpReceiveBuffer is what a socket may hold unread, in bytes of the kernel's
+// accounting, which is about 800 for a query: a burst of 2,000 must not be dropped.
+// Without CAP_NET_ADMIN the kernel gives no more than net.core.rmem_max.
+const udpReceiveBuffer = 4 << 20
+
+// A udpListener reads one socket on one goroutine, which answers own names itself.
+//
+// It asks the kernel for packets until there are none and only then has the
+// netpoller wait. Neither that call nor the one that sends can block, so neither
+// tells Go's scheduler of it, which would cost as much as making the answer.
+type udpListener struct {
+	handler  *handler
+	address  Addr
+	wildcard bool // bound to all addresses
+	conn     *net.UDPConn
+	raw      syscall.RawConn
+	stopping atomic.Bool
+	pending  sync.WaitGroup // queries that were handed on
+}
+
+// listenUDP opens a socket on a host:port.
+func listenUDP(ctx context.Context, h *handler, network, address string) (*udpListener, error) {
+	config := net.ListenConfig{Control: controlUDP}
+	packetConn, err := config.ListenPacket(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	conn, ok := packetConn.(*net.UDPConn)
+	if !ok {
+		return nil, fmt.Errorf("listening on %s %s: %T is no UDP socket", network, address, packetConn)
+	}
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, fmt.Errorf("listening on %s %s: %w", network, address, err)
+	}
+	local := conn.LocalAddr().String()
+	return &udpListener{
+		handler: h, conn: conn, raw: raw,
+		address:  Addr{Network: "udp", Address: local},
+		wildcard: isWildcard(local),
+	}, nil
+}
+
+// controlUDP sets a socket's options before it is bound: a large receive buffer,
+// and on one that is bound to all addresses that it tells the one a query was sent
+// to, which must be the one that its response comes from.
+func controlUDP(network, address string, conn syscall.RawConn) error {
+	var err error
+	controlErr := conn.Control(func(fd uintptr) {
+		if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, udpReceiveBuffer) != nil {
+			// Without the capability: as much as everybody may have.
+			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, udpReceiveBuffer)
+		}
+		switch {
+		case !isWildcard(address):
+		case network == "udp4":
+			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_PKTINFO, 1)
+		default:
+			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1)
+		}
+	})
+	return errors.Join(controlErr, err)
+}
+
+// isWildcard reports whether a host:port means all addresses.
+func isWildcard(address string) bool {
+	addr, err := netip.ParseAddrPort(address)
+	return err == nil && addr.Addr().IsUnspecified()
+}
+
+func (l *udpListener) addr() Addr { return l.address }
+
+// serve reads the socket until stop, and returns when all that was read is
+// answered.
+func (l *udpListener) serve() error {
+	defer func() { _ = l.conn.Close() }() // nothing is left to be sent
+	defer l.pending.Wait()
+	reader := udpReader{
+		udpListener: l, responder: newResponder(l.handler), left: udpLastPackets,
+		in: newUDPMessage(dns.MaxMsgSize, l.wildcard), out: make([]byte, 0, dns.MaxMsgSize),
+	}
+	err := l.raw.Read(reader.readAll)
+	if err == nil {
+		err = reader.err
+	}
+	if err == nil || l.stopping.Load() {
+		return nil
+	}
+	return fmt.Errorf("the DNS listener on %s died: %w", l.address, err)
+}
+
+// stop ends serve. What the kernel already holds is still read.
+func (l *udpListener) stop() {
+	l.stopping.Store(true)
+	_ = l.conn.SetReadDeadline(time.Now()) // a socket that fails has ended
+}
+
+// close closes a socket that was never read.
+func (l *udpListener) close() { _ = l.conn.Close() }
+
+// send sends a response to where a message came from.
+func (l *udpListener) send(m *udpMessage, response []byte) {
+	// Nobody waits for a client that cannot be reached, and a socket that cannot
+	// be written to is found by its reader.
+	_ = l.raw.Write(func(fd uintptr) bool { return m.send(fd, response) != unix.EAGAIN })
+}
+
+// udpLastPackets is how many packets are read after stop at the most: more than a
+// receive buffer holds.
+const udpLastPackets = 8192
+
+// A udpReader is the goroutine that reads a socket.
+type udpReader struct {
+	*udpListener
+	responder *responder
+	in        *udpMessage
+	out       []byte
+	left      int   // packets that are still read after stop
+	err       error // of the socket
+}
+
+// readAll answers what the kernel holds. It is false when there is nothing left,
+// for the netpoller to wait, and true if reading is over.
+func (r *udpReader) readAll(fd uintptr) (over bool) {
+	for {
+		packet, errno := r.in.receive(fd)
+		switch {
+		case errno == unix.EINTR:
+			continue
+		case errno == unix.EAGAIN:
+			return false
+		case errno != 0:
+			r.err = errno
+			return true
+		}
+		r.answer(fd, packet)
+		if r.stopping.Load() {
+			if r.left--; r.left <= 0 {
+				return true
+			}
+		}
+	}
+}
+
+// answer answers a packet, or hands it on.
+func (r *udpReader) answer(fd uintptr, packet []byte) {
+	if response, ok := r.responder.respond(r.out[:0], packet, overUDP); ok {
+		if r.in.send(fd, response) == unix.EAGAIN {
+			r.send(r.in, response)
+		}
+		return
+	}
+	query := r.in.clone(len(packet))
+	r.pending.Go(func() {
+		if response := r.handler.serve(context.Background(), query.packet, overUDP); response != nil {
+			r.send(query, response)
+		}
+	})
+}
+
+// controlLen is room for the largest control message that is received, the
+// in6_pktinfo of a query.
+const controlLen = 64
+
+// A udpMessage is a packet with the addresses it came from and was sent to, in the
+// form in which the kernel gives and takes them. It must not be copied.
+type udpMessage struct {
+	packet  []byte
+	name    unix.RawSockaddrAny
+	nameLen uint32
+
+	// Of a socket that is bound to all addresses.
+	header  *unix.Msghdr // nil for others
+	vector  unix.Iovec
+	control [controlLen]byte
+}
+
+// newUDPMessage returns a message for packets of up to size bytes; wildcard says
+// that the socket is bound to all addresses.
+func newUDPMessage(size int, wildcard bool) *udpMessage {
+	m := &udpMessage{packet: make([]byte, size)}
+	if wildcard {
+		m.header = &unix.Msghdr{}
+		m.point()
+	}
+	return m
+}
+
+// point has the header point to the message's own fields.
+func (m *udpMessage) point() {
+	m.header.Name = (*byte)(unsafe.Pointer(&m.name))
+	m.header.Iov = &m.vector
+	m.header.SetIovlen(1)
+	m.header.Control = &m.control[0]
+}
+
+// receive takes a packet from the socket, which is good until the next. It does
+// not block.
+func (m *udpMessage) receive(fd uintptr) ([]byte, unix.Errno) {
+	m.nameLen = unix.SizeofSockaddrAny
+	if m.header != nil {
+		return m.receiveMsg(fd)
+	}
+	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, fd,
+		uintptr(unsafe.Pointer(&m.packet[0])), uintptr(len(m.packet)), unix.MSG_DONTWAIT,
+		uintptr(unsafe.Pointer(&m.name)), uintptr(unsafe.Pointer(&m.nameLen)))
+	if errno != 0 {
+		return nil, errno
+	}
+	return m.packet[:n], 0
+}
+
+// receiveMsg is receive with the address that the packet was sent to.
+func (m *udpMessage) receiveMsg(fd uintptr) ([]byte, unix.Errno) {
+	m.vector.Base = &m.packet[0]
+	m.vector.SetLen(len(m.packet))
+	m.header.Namelen = m.nameLen
+	m.header.SetControllen(len(m.control))
+	n, _, errno := unix.RawSyscall(unix.SYS_RECVMSG, fd, uintptr(unsafe.Pointer(m.header)), unix.MSG_DONTWAIT)
+	if errno != 0 {
+		return nil, errno
+	}
+	return m.packet[:n], 0
+}
+
+// send sends a response to where the message came from, from where it was sent to.
+// It does not block.
+func (m *udpMessage) send(fd uintptr, response []byte) unix.Errno {
+	if m.header != nil {
+		return m.sendMsg(fd, response)
+	}
+	_, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, fd,
+		uintptr(unsafe.Pointer(&response[0])), uintptr(len(response)), unix.MSG_DONTWAIT,
+		uintptr(unsafe.Pointer(&m.name)), uintptr(m.nameLen))
+	return errno
+}
+
+// sendMsg is send for a socket that is bound to all addresses.
+func (m *udpMessage) sendMsg(fd uintptr, response []byte) unix.Errno {
+	m.vector.Base = &response[0]
+	m.vector.SetLen(len(response))
+	m.header.Flags = 0
+	control := (*unix.Cmsghdr)(unsafe.Pointer(&m.control[0]))
+	if m.header.Controllen >= unix.SizeofCmsghdr && control.Level == unix.IPPROTO_IP && control.Type == unix.IP_PKTINFO {
+		// The control message that said where the packet was sent to now says where
+		// the response is from; which interface to use is for the routes to say.
+		info := (*unix.Inet4Pktinfo)(unsafe.Pointer(&m.control[unix.CmsgLen(0)]))
+		info.Ifindex = 0
+	}
+	_, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, fd, uintptr(unsafe.Pointer(m.header)), unix.MSG_DONTWAIT)
+	return errno
+}
+
+// clone copies a message with the first n bytes of its packet, for another
+// goroutine.
+func (m *udpMessage) clone(n int) *udpMessage {
+	c := &udpMessage{
+		packet: append([]byte(nil), m.packet[:n]...),
+		name:   m.name, nameLen: m.nameLen, control: m.control,
+	}
+	if m.header != nil {
+		header := *m.header
+		c.header = &header
+		c.point()
+	}
+	return c
+}

@@ -1,0 +1,191 @@
+package dnsproxy
+
+import (
+	"encoding/binary"
+	"math/rand/v2"
+
+	"github.com/miekg/dns"
+)
+
+// A writer makes one response to an own name, in wire form.
+type writer struct {
+	*answerer
+	query *query
+	buf   []byte // the response from start on
+	start int
+	limit int // bytes, for the whole response
+	// counts of records so far, and whether one had to be left out
+	answers, authority uint16
+	truncated          bool
+}
+
+// pointerBits mark a compressed name (RFC 1035, section 4.1.4).
+const pointerBits = 0xC000
+
+// questionName is the pointer to the question's name, byte for byte as the client
+// wrote it.
+const questionName uint16 = pointerBits | headerLen
+
+// fixedLen is the length of a record's owner as a pointer, type, class, TTL and
+// data length.
+const fixedLen = 12
+
+// addresses writes the response for a host: its addresses of the type asked for,
+// below the CNAME of an autopath name; without any, the SOA that lets the answer
+// be cached (RFC 2308).
+func (w *writer) addresses(m match) {
+	w.begin()
+	owner := questionName
+	if m.rule == RuleAutopath {
+		owner = w.cname(len(m.target))
+	}
+	var v4, v6 []byte
+	switch w.query.qtype {
+	case dns.TypeA:
+		v4 = m.host.v4
+	case dns.TypeAAAA:
+		v6 = m.host.v6
+	case dns.TypeANY:
+		v4, v6 = m.host.v4, m.host.v6
+	}
+	switch {
+	case len(v4)+len(v6) == 0:
+		w.soa(owner)
+	default:
+		w.shuffled(owner, dns.TypeA, v4)
+		w.shuffled(owner, dns.TypeAAAA, v6)
+	}
+	w.end()
+}
+
+// pointers writes the response for the PTR name of an address that the hosts
+// names have.
+func (w *writer) pointers(names []wireName) {
+	w.begin()
+	if w.query.qtype != dns.TypePTR && w.query.qtype != dns.TypeANY {
+		w.soa(questionName)
+		w.end()
+		return
+	}
+	for _, name := range names {
+		if !w.record(questionName, dns.TypePTR, len(name)+1) {
+			break
+		}
+		w.buf = append(append(w.buf, name...), 0)
+		w.answers++
+	}
+	w.end()
+}
+
+// begin writes the header and the question as they came, and keeps room for the
+// OPT record.
+func (w *writer) begin() {
+	w.buf = append(w.buf, w.query.packet[:w.query.questionEnd]...)
+	if w.query.edns {
+		w.limit -= optLen
+	}
+}
+
+// end writes the OPT record and completes the header.
+func (w *writer) end() {
+	var additional uint16
+	if w.query.edns {
+		var ttl uint32
+		if w.query.do {
+			ttl = optDO
+		}
+		w.buf = append(w.buf, 0)
+		w.buf = binary.BigEndian.AppendUint16(w.buf, dns.TypeOPT)
+		w.buf = binary.BigEndian.AppendUint16(w.buf, w.ednsUDPSize)
+		w.buf = binary.BigEndian.AppendUint32(w.buf, ttl)
+		w.buf = binary.BigEndian.AppendUint16(w.buf, 0)
+		additional = 1
+	}
+	header := w.buf[w.start:]
+	header[flagsOffset] = bitQR | bitAA | header[flagsOffset]&bitRD
+	if w.truncated {
+		header[flagsOffset] |= bitTC
+	}
+	header[flagsOffset+1] = bitRA | header[flagsOffset+1]&bitCD
+	binary.BigEndian.PutUint16(header[anCountOffset:], w.answers)
+	binary.BigEndian.PutUint16(header[nsCountOffset:], w.authority)
+	binary.BigEndian.PutUint16(header[arCountOffset:], additional)
+}
+
+// record writes a record up to its data, of dataLen bytes, if the whole of it
+// fits.
+func (w *writer) record(owner, rrtype uint16, dataLen int) bool {
+	if w.truncated || len(w.buf)-w.start+fixedLen+dataLen > w.limit {
+		w.truncated = true
+		return false
+	}
+	w.buf = binary.BigEndian.AppendUint16(w.buf, owner)
+	w.buf = binary.BigEndian.AppendUint16(w.buf, rrtype)
+	w.buf = binary.BigEndian.AppendUint16(w.buf, dns.ClassINET)
+	w.buf = binary.BigEndian.AppendUint32(w.buf, w.ttl)
+	w.buf = binary.BigEndian.AppendUint16(w.buf, uint16(dataLen)) //nolint:gosec // at most 300
+	return true
+}
+
+// cname writes the CNAME from the question's name to its first n bytes, which are
+// the name without the search domain, and returns the pointer to that.
+func (w *writer) cname(n int) (target uint16) {
+	if !w.record(questionName, dns.TypeCNAME, n+1) {
+		return questionName
+	}
+	target = pointerBits | uint16(len(w.buf)-w.start) //nolint:gosec // header, question and one record
+	w.buf = append(append(w.buf, w.query.packet[headerLen:headerLen+n]...), 0)
+	w.answers++
+	return target
+}
+
+// soa writes the record that lets a resolver cache a negative answer. Every own
+// name is the apex of a zone of its own, since we know nothing of its parents.
+func (w *writer) soa(owner uint16) {
+	if w.record(owner, dns.TypeSOA, len(w.soaData)) {
+		w.buf = append(w.buf, w.soaData...)
+		w.authority++
+	}
+}
+
+// shuffled writes a record for each of the packed addresses, in an order drawn
+// uniformly from all, so that clients that take the first spread over all. If not
+// all fit it is a uniform sample.
+func (w *writer) shuffled(owner, rrtype uint16, packed []byte) {
+	size := addressLen(rrtype)
+	first := len(w.buf) + fixedLen // where the first address comes to stand
+	slot := func(i int) []byte { return w.buf[first+i*(fixedLen+size):][:size] }
+	written := 0
+	for i := 0; i*size < len(packed); i++ {
+		address := packed[i*size:][:size]
+		j := 0
+		if i > 0 {
+			j = rand.IntN(i + 1)
+		}
+		switch {
+		case !w.truncated && w.record(owner, rrtype, size):
+			// Fisher and Yates, inside out: the new one takes a random place, and
+			// who had it goes to the end.
+			w.buf = append(w.buf, address...)
+			if j < written {
+				copy(slot(written), slot(j))
+				copy(slot(j), address)
+			}
+			written++
+			w.answers++
+		case j < written:
+			// No room: the i-th stays out, or takes the place of a random one
+			// (Vitter's reservoir), which keeps sample and order uniform.
+			copy(slot(j), address)
+		}
+	}
+}
+
+// addressLen is the length of the data of an A or AAAA record.
+func addressLen(rrtype uint16) int {
+	const v4, v6 = 4, 16
+	if rrtype == dns.TypeA {
+		return v4
+	}
+	return v6
+}
