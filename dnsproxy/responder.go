@@ -97,7 +97,7 @@ func (a *answerer) respondOwn(dst []byte, q *query, d decision, limit int) []byt
 // says that it takes (RFC 6891, section 6.2.3), within what we send.
 func (a *answerer) limit(q *query, over transport) int {
 	if over == overTCP {
-		return dns.MaxMsgSize - 1
+		return dns.MaxMsgSize
 	}
 	if !q.edns {
 		return dns.MinMsgSize
