@@ -2,6 +2,7 @@ package dnsproxy_test
 
 import (
 	"fmt"
+	"runtime"
 	"strconv"
 	"testing"
 
@@ -80,4 +81,50 @@ func BenchmarkAnswer(b *testing.B) {
 			}
 		})
 	}
+}
+
+// BenchmarkLoadOneChanged measures a push that differs in one host from the one
+// before: what it costs to see what changed, and to build that anew.
+func BenchmarkLoadOneChanged(b *testing.B) {
+	for _, n := range []int{10_000, 100_000} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			h := mesh(n)
+			var pushes [2][][]byte
+			for i := range pushes {
+				h["web-1.shop-1.svc.cluster.local"] = service("web-1", "shop-1", fmt.Sprintf("192.0.2.%d", i))
+				pushes[i] = [][]byte{h.wire(b)}
+			}
+			p := newProxy(b, dnsproxy.Config{})
+			if err := p.Load(pushes[1]); err != nil {
+				b.Fatal(err)
+			}
+			b.SetBytes(int64(len(pushes[0][0])))
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				if err := p.Load(pushes[i%2]); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkTableMemory reports what a host of a table takes, with all its short names
+// and three search domains.
+func BenchmarkTableMemory(b *testing.B) {
+	const n = 100_000
+	push := [][]byte{mesh(n).wire(b)}
+	var before, after runtime.MemStats
+	for b.Loop() {
+		runtime.GC()
+		runtime.ReadMemStats(&before)
+		table, err := dnsproxy.NewTable("shop-1", "cluster.local", push)
+		if err != nil {
+			b.Fatal(err)
+		}
+		runtime.GC()
+		runtime.ReadMemStats(&after)
+		runtime.KeepAlive(table)
+	}
+	b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/n, "B/host")
 }

@@ -67,16 +67,43 @@ func ClusterDomain(namespace, domain string) (string, error) {
 	return strings.TrimSuffix(c.domain.String(), "."), nil
 }
 
-// place notes in h what short names it has, by what the control plane says of it.
-func (c cluster) place(h *host) {
-	h.local = h.kubernetes() && !h.wildcard && h.name != c.domain && h.name.below(c.domain)
-	if !h.local || h.shortname == "" || h.namespace == "" {
-		return
+// place says what short names a host of this name has, by what the control plane
+// says of it.
+func (c *cluster) place(name wireName, info *hostInfo) hostFlags {
+	if info.registry != registryKubernetes || name == c.domain || !name.below(c.domain) {
+		return 0
 	}
-	short, err := parseHostname(h.shortname + "." + h.namespace)
-	if err != nil {
-		return // it is no name, so nobody asks it
+	short, ok := name.cutSuffix(c.services)
+	if !ok || len(short) != len(info.shortname)+len(info.namespace)+2 || info.shortname == "" || info.namespace == "" {
+		return flagLocal
 	}
-	fqdn, ok := short.join(c.services)
-	h.derived = ok && fqdn == h.name
+	var buf [maxNameLen + 2]byte
+	head := foldText(buf[:0], info.shortname)
+	if head = foldText(head, info.namespace); wireName(head) != short {
+		return flagLocal
+	}
+	return flagLocal | flagDerived
+}
+
+// shortNames lists the names that Istio's agent derives for a Kubernetes host.
+func (c *cluster) shortNames(info hostInfo) []string {
+	if info.shortname == "" || info.namespace == "" {
+		return nil
+	}
+	names := []string{info.shortname + "." + info.namespace, info.shortname + "." + info.namespace + "." + svcLabel}
+	if own := c.own.firstLabel(); own != "" && strings.EqualFold(own, info.namespace) {
+		names = append(names, info.shortname)
+	}
+	return names
+}
+
+// heads appends the short names of a host whose FQDN they are heads of:
+// name.namespace, name.namespace.svc and, in the own namespace, name.
+func (c *cluster) heads(fqdn wireName, dst []wireName) []wireName {
+	short := fqdn[:len(fqdn)-len(c.services)]
+	dst = append(dst, short, fqdn[:len(fqdn)-len(c.domain)])
+	if c.own != rootName && fqdn.below(c.own) {
+		dst = append(dst, fqdn[:len(fqdn)-len(c.own)])
+	}
+	return dst
 }

@@ -59,7 +59,7 @@ func (d *decision) source() string {
 // decide says what becomes of a question; the package comment numbers its rules,
 // of which [handler.screen] applies those for the rest of the message. table is nil
 // before the first push.
-func (h *handler) decide(q question, table *Table, scratch *nameBuffer) decision {
+func (h *handler) decide(q question, table *Table, s *scratch) decision {
 	switch q.class {
 	case dns.ClassINET:
 	case dns.ClassCHAOS:
@@ -70,13 +70,13 @@ func (h *handler) decide(q question, table *Table, scratch *nameBuffer) decision
 	if table == nil {
 		return h.decideBeforeSync(q.name)
 	}
-	if m := table.pointer(q.name); m.rule == RulePTR {
+	if m := table.pointer(q.name, s); m.rule == RulePTR {
 		return decision{action: actPointers, match: m}
 	}
 	if q.name.special() {
 		return decision{action: actForward, match: match{rule: RuleNone}, reason: errSpecial}
 	}
-	m := table.lookup(q.name, h.resolvConf.Load().search, scratch)
+	m := table.lookup(q.name, h.resolvConf.Load().search, s)
 	switch {
 	case m.rule == RuleNone:
 		return decision{action: actForward, match: m}

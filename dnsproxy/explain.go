@@ -38,31 +38,33 @@ func (s *Server) Explain(name, qtype string) (Explanation, error) {
 		return Explanation{}, fmt.Errorf("name %q: want a domain name: %w", name, err)
 	}
 	q := question{name: fold(wire), qtype: code, class: dns.ClassINET}
-	d := s.handler.decide(q, s.handler.table.Load(), new(nameBuffer))
+	table := s.handler.table.Load()
+	d := s.handler.decide(q, table, new(scratch))
 	e := Explanation{
 		Name: dns.Fqdn(name), Type: dns.TypeToString[code],
-		Rows: d.rows(q), Rule: d.match.rule, Source: d.source(), Why: why(d),
+		Rows: d.rows(q), Rule: d.match.rule, Source: d.source(),
 	}
 	if e.Rule == "" {
 		e.Rule = RuleNone
 	}
-	if d.match.host != nil {
-		e.Host = d.match.host.key
+	if d.match.host.name != rootName {
+		e.Host = d.match.host.info(&table.cluster).key
 	}
+	e.Why = why(d, e.Host)
 	return e, nil
 }
 
-// why puts a decision into words.
-func why(d decision) string {
+// why puts a decision into words; key is that of the host, if there is one.
+func why(d decision, key string) string {
 	switch d.action {
 	case actHold:
 		return fmt.Sprintf("no table yet: held for up to %s", holdTimeout)
 	case actPointers:
 		return "an address of the table"
 	case actAddresses:
-		return "the mesh's own: " + whyName(d.match)
+		return "the mesh's own: " + whyName(d.match.rule, d.match, key)
 	case actExists:
-		return "the mesh's own: " + whyName(d.match) + "; records other than addresses come from upstream"
+		return "the mesh's own: " + whyName(d.match.rule, d.match, key) + "; records other than addresses come from upstream"
 	case actForward:
 		switch {
 		case errors.Is(d.reason, errNotSynced):
@@ -79,17 +81,16 @@ func why(d decision) string {
 	return ""
 }
 
-func whyName(m match) string {
-	switch m.rule {
+func whyName(rule Rule, m match, key string) string {
+	switch rule {
 	case RuleExact:
 		return "the host's full name"
 	case RuleWildcard:
-		return "below the wildcard " + m.host.key
+		return "below the wildcard " + key
 	case RuleShortName:
-		return "a short name of " + m.host.key
+		return "a short name of " + key
 	case RuleAutopath:
-		return fmt.Sprintf("with the search domain %s cut off, %s",
-			m.searched, whyName(match{rule: m.base, host: m.host}))
+		return fmt.Sprintf("with the search domain %s cut off, %s", m.searched, whyName(m.base, m, key))
 	case RulePTR, RuleNone:
 	}
 	return ""

@@ -47,8 +47,8 @@ type handler struct {
 	id         string
 
 	resolvConf atomic.Pointer[resolvConf]
-	table      atomic.Pointer[Table]
-	synced     chan struct{} // closed when the first table is in use
+	table      *atomic.Pointer[Table] // nil in it before the first push
+	synced     chan struct{}          // closed when the first table is in use
 }
 
 // serve returns the response to a packet that [responder.respond] handed on, nil if
@@ -108,7 +108,7 @@ func (h *handler) decideMessage(req *dns.Msg) decision {
 	if err != nil {
 		return decision{action: actReject, rcode: dns.RcodeFormatError, reason: errQuestionName}
 	}
-	return h.decide(question{name: fold(wire), qtype: q.Qtype, class: q.Qclass}, h.table.Load(), new(nameBuffer))
+	return h.decide(question{name: fold(wire), qtype: q.Qtype, class: q.Qclass}, h.table.Load(), new(scratch))
 }
 
 // hold waits for the first table and decides again.

@@ -20,14 +20,13 @@ type metrics struct {
 	dropped       prometheus.Counter
 	hosts         prometheus.Gauge
 	skipped       prometheus.Gauge
-	collisions    prometheus.Gauge
 	buildDuration prometheus.Histogram
 	listeners     prometheus.Gauge
 }
 
 // newMetrics makes the metrics and registers them; a nil registry keeps them to
-// the process.
-func newMetrics(registry prometheus.Registerer) (*metrics, error) {
+// the process. collisions counts those of the table in use, when asked.
+func newMetrics(registry prometheus.Registerer, collisions func() float64) (*metrics, error) {
 	m := &metrics{
 		requests: counter("istio_agent_dns_requests_total",
 			"DNS requests received."),
@@ -46,9 +45,8 @@ func newMetrics(registry prometheus.Registerer) (*metrics, error) {
 		}, []string{"type", "protocol", "rcode", "source"}),
 		dropped: counter("nametap_dns_dropped_total",
 			"Packets dropped unanswered: no query, or too short for a header."),
-		hosts:      gauge("nametap_table_hosts", "Hosts in the table, wildcards included."),
-		skipped:    gauge("nametap_table_skipped", "Keys and addresses of the last push that no table can hold."),
-		collisions: gauge("nametap_table_collisions", "Names that two entries of the table claim."),
+		hosts:   gauge("nametap_table_hosts", "Hosts in the table, wildcards included."),
+		skipped: gauge("nametap_table_skipped", "Keys and addresses of the last push that no table can hold."),
 		buildDuration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "nametap_table_build_seconds",
 			Help:    "Time to build a table from a push.",
@@ -64,7 +62,11 @@ func newMetrics(registry prometheus.Registerer) (*metrics, error) {
 	}
 	for _, c := range []prometheus.Collector{
 		m.requests, m.upstreamRequests, m.upstreamFailures, m.upstreamDuration, m.queries, m.dropped,
-		m.hosts, m.skipped, m.collisions, m.buildDuration, m.listeners,
+		m.hosts, m.skipped, m.buildDuration, m.listeners,
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "nametap_table_collisions",
+			Help: "Names that two entries of the table claim.",
+		}, collisions),
 	} {
 		if err := registry.Register(c); err != nil {
 			return nil, err

@@ -54,47 +54,61 @@ var (
 // case, with or without the trailing dot, letters, digits, hyphens and
 // underscores. Internationalised names come as A-labels (RFC 5890).
 func parseHostname(s string) (wireName, error) {
+	wire, err := appendHostname(make([]byte, 0, len(s)+1), s)
+	return wireName(wire), err
+}
+
+// appendHostname appends the name that s is to dst, which is not changed by an
+// error.
+func appendHostname(dst []byte, s string) ([]byte, error) {
 	s = strings.TrimSuffix(s, ".")
 	if s == "" {
-		return "", errEmptyName
+		return dst, errEmptyName
 	}
-	wire := make([]byte, 0, len(s)+1)
+	wire := dst
 	for label := range strings.SplitSeq(s, ".") {
 		switch {
 		case label == "":
-			return "", errEmptyLabel
+			return dst, errEmptyLabel
 		case len(label) > maxLabelLen:
-			return "", errLongLabel
+			return dst, errLongLabel
 		}
 		wire = append(wire, byte(len(label)))
 		for _, c := range []byte(label) {
 			if c == '*' {
-				return "", errInnerStar
+				return dst, errInnerStar
 			}
 			if !isHostByte(c) {
-				return "", fmt.Errorf("%q is no letter, digit, hyphen or underscore", rune(c))
+				return dst, fmt.Errorf("%q is no letter, digit, hyphen or underscore", rune(c))
 			}
 			wire = append(wire, foldByte(c))
 		}
 	}
-	if len(wire) > maxNameLen {
-		return "", errLongName
+	if len(wire)-len(dst) > maxNameLen {
+		return dst, errLongName
 	}
-	return wireName(wire), nil
+	return wire, nil
 }
 
-// parseHost reads a key of a NameTable: a hostname, or a wildcard, of which it
-// returns the suffix.
-func parseHost(s string) (name wireName, wildcard bool, err error) {
+// appendHost appends the name of a key of a NameTable to dst: a hostname, or a
+// wildcard, whose name begins with wildcardLabel.
+func appendHost(dst []byte, s string) (name []byte, wildcard bool, err error) {
 	suffix, wildcard := strings.CutPrefix(s, "*.")
-	if wildcard && strings.Trim(suffix, ".") == "" || s == "*" {
-		return "", true, errNameTooWide
+	if !wildcard && s != "*" {
+		name, err = appendHostname(dst, s)
+		return name, false, err
 	}
-	name, err = parseHostname(suffix)
-	if err == nil && wildcard && len(name)+2 > maxNameLen {
-		err = errLongName
+	if strings.Trim(suffix, ".") == "" || s == "*" {
+		return dst, true, errNameTooWide
 	}
-	return name, wildcard, err
+	name, err = appendHostname(append(dst, wildcardLabel...), suffix)
+	switch {
+	case err != nil:
+		return dst, true, err
+	case len(name)-len(dst) > maxNameLen:
+		return dst, true, errLongName
+	}
+	return name, true, nil
 }
 
 func isHostByte(c byte) bool {
@@ -181,6 +195,34 @@ func (n wireName) firstLabel() string {
 		return ""
 	}
 	return string(n[1 : 1+int(n[0])])
+}
+
+// compareText orders names as their text: 0 for equal ones, else below or above.
+func (n wireName) compareText(other wireName) int {
+	for n != rootName && other != rootName {
+		// A label ends in a dot, so the shorter of two that begin alike may sort
+		// after the longer: "a.b" and "a-c.b".
+		x, y := n.firstLabel(), other.firstLabel()
+		for i := 0; ; i++ {
+			a, b := textByte(x, i), textByte(y, i)
+			if a != b {
+				return int(a) - int(b)
+			}
+			if i >= len(x) {
+				break // with the dot of both
+			}
+		}
+		n, other = n.parent(), other.parent()
+	}
+	return len(n) - len(other)
+}
+
+// textByte returns a byte of a label's text, which ends in a dot.
+func textByte(label string, i int) byte {
+	if i < len(label) {
+		return label[i]
+	}
+	return '.'
 }
 
 // special reports whether n is one of the RFC 6761 names that no table may take

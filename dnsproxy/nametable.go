@@ -1,284 +1,168 @@
 package dnsproxy
 
 import (
-	"bytes"
-	"cmp"
 	"fmt"
-	"net/netip"
-	"slices"
-	"strings"
+	"iter"
+	"unicode/utf8"
+	"unsafe"
 
-	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/nametap/nametap/api"
 )
 
-// NewTable builds a table from NameTables in wire form, as one push holds them.
-// namespace and domain are the agent's own, as in [Config].
-//
-// Keys that are no names and addresses that do not parse are left out and listed
-// by [Table.Skipped]; the rest counts. An error means that nothing could be
-// used: bytes that are no NameTable, or a bad namespace or domain.
-func NewTable(namespace, domain string, resources [][]byte) (*Table, error) {
-	c, err := newCluster(namespace, domain)
-	if err != nil {
-		return nil, err
-	}
-	return newTable(c, resources)
-}
+// The fields of a NameTable on the wire; api/nds.proto explains them.
+const (
+	fieldTable = 1
 
-func newTable(c cluster, resources [][]byte) (*Table, error) {
-	b := builder{table: &Table{
-		cluster:   c,
-		hosts:     map[wireName]*host{},
-		wildcards: map[wireName]*host{},
-		aliases:   map[wireName]*host{},
-		reverse:   map[netip.Addr][]wireName{},
-	}}
-	for i, wire := range resources {
-		var pushed api.NameTable
-		if err := proto.Unmarshal(wire, &pushed); err != nil {
-			return nil, fmt.Errorf("NameTable %d of %d (%d bytes): %w", i+1, len(resources), len(wire), err)
+	fieldMapKey   = 1
+	fieldMapValue = 2
+
+	fieldIPs       = 1
+	fieldRegistry  = 2
+	fieldShortname = 3
+	fieldNamespace = 4
+	fieldAltHosts  = 5
+)
+
+// wireEntries yields the entries of a NameTable in wire form, as views of it. After
+// an error it yields no more.
+func wireEntries(table []byte) iter.Seq2[[]byte, error] {
+	return func(yield func([]byte, error) bool) {
+		for len(table) > 0 {
+			field, value, n := consumeField(table)
+			if n < 0 {
+				yield(nil, protowire.ParseError(n))
+				return
+			}
+			table = table[n:]
+			// Another field is of a later version of the message.
+			if field == fieldTable && !yield(value, nil) {
+				return
+			}
 		}
-		for key, info := range pushed.GetTable() {
-			b.parse(key, info)
-		}
 	}
-	b.build()
-	return b.table, nil
 }
 
-// A builder fills a table. Its result depends on the set of entries alone, not
-// on their order: entries are sorted before any may win over another.
-type builder struct {
-	table   *Table
-	entries []entry
-	scratch nameBuffer
+// A wireEntry is an entry by its parts, views of it.
+type wireEntry struct{ key, info []byte }
+
+// parseWireEntry splits an entry of the map into key and value.
+func parseWireEntry(b []byte) (entry wireEntry, err error) {
+	for len(b) > 0 {
+		field, value, n := consumeField(b)
+		if n < 0 {
+			return wireEntry{}, protowire.ParseError(n)
+		}
+		switch field {
+		case fieldMapKey:
+			entry.key = value
+		case fieldMapValue:
+			entry.info = value
+		}
+		b = b[n:]
+	}
+	return entry, nil
 }
 
-// An entry is a host with the alternative names that came with it.
-type entry struct {
-	host     *host
+// consumeField reads one field. value is that of a field of bytes, nil of others,
+// which no field of ours is; n is its length, negative for an error.
+func consumeField(b []byte) (field protowire.Number, value []byte, n int) {
+	field, kind, tagLen := protowire.ConsumeTag(b)
+	if tagLen < 0 {
+		return 0, nil, tagLen
+	}
+	if kind == protowire.BytesType {
+		value, n = protowire.ConsumeBytes(b[tagLen:])
+	} else {
+		// What has the number of a field of ours and not its type is not ours.
+		field, n = 0, protowire.ConsumeFieldValue(field, kind, b[tagLen:])
+	}
+	if n < 0 {
+		return 0, nil, n
+	}
+	return field, value, tagLen + n
+}
+
+// A nameInfo is a NameInfo in Go's form. Its texts are views of the push.
+type nameInfo struct {
+	ips      []string
 	altHosts []string
+	hostInfo
 }
 
-// parse takes in one entry of a push, unless it can be of no use.
-func (b *builder) parse(key string, info *api.NameTable_NameInfo) {
-	name, wildcard, err := parseHost(key)
-	if err != nil {
-		b.skip(key, "no valid name: "+err.Error())
-		return
-	}
-	if name.special() {
-		b.skip(key, errSpecial.Error())
-		return
-	}
-	h := &host{
-		key: key, name: name, wildcard: wildcard,
-		registry: info.GetRegistry(), shortname: info.GetShortname(), namespace: info.GetNamespace(),
-	}
-	var v4, v6 []netip.Addr
-	for _, ip := range info.GetIps() {
-		addr, err := netip.ParseAddr(ip)
-		switch addr = addr.Unmap(); {
-		case err != nil || addr.Zone() != "":
-			b.skip(key, fmt.Sprintf("address %q is neither IPv4 nor IPv6", ip))
-		case addr.IsUnspecified():
-			b.skip(key, fmt.Sprintf("address %q is unspecified", ip))
-		case addr.Is4():
-			v4 = append(v4, addr)
-		default:
-			v6 = append(v6, addr)
+// parse reads a NameInfo in wire form. It keeps the room of its lists.
+func (info *nameInfo) parse(b []byte) error {
+	*info = nameInfo{ips: info.ips[:0], altHosts: info.altHosts[:0]}
+	for len(b) > 0 {
+		field, value, n := consumeField(b)
+		if n < 0 {
+			return protowire.ParseError(n)
 		}
-	}
-	h.v4, h.v6 = pack(v4), pack(v6)
-	if len(h.v4)+len(h.v6) == 0 {
-		return // as if the control plane had left it out, which Istio's does
-	}
-	b.table.cluster.place(h)
-	//nolint:staticcheck // Istio's control planes up to 1.9 still fill it.
-	b.entries = append(b.entries, entry{host: h, altHosts: info.GetAltHosts()})
-}
-
-// build indexes the entries, the winners of every name first.
-func (b *builder) build() {
-	slices.SortFunc(b.entries, func(x, y entry) int {
-		return cmp.Or(
-			cmp.Compare(rank(x.host), rank(y.host)),
-			cmp.Compare(x.host.key, y.host.key),
-			bytes.Compare(x.host.v4, y.host.v4),
-			bytes.Compare(x.host.v6, y.host.v6),
-			// One key can come in two NameTables of a push.
-			cmp.Compare(x.host.registry, y.host.registry),
-			cmp.Compare(x.host.namespace, y.host.namespace),
-			cmp.Compare(x.host.shortname, y.host.shortname),
-			slices.Compare(x.altHosts, y.altHosts),
-		)
-	})
-	for _, e := range b.entries {
-		index := b.table.hosts
-		if e.host.wildcard {
-			index = b.table.wildcards
-		}
-		b.claim(index, e.host.name, e.host)
-	}
-	for _, e := range b.entries {
-		b.indexShortNames(e)
-	}
-	b.indexAddresses()
-	t := b.table
-	slices.SortFunc(t.skipped, func(x, y Skipped) int {
-		return cmp.Or(cmp.Compare(x.Key, y.Key), cmp.Compare(x.Reason, y.Reason))
-	})
-	slices.SortFunc(t.collisions, func(x, y Collision) int {
-		return cmp.Or(cmp.Compare(x.Name, y.Name), cmp.Compare(x.Loser, y.Loser))
-	})
-	t.collisions = slices.Compact(t.collisions)
-}
-
-// rank orders hosts by who wins a name: those of the Kubernetes registry first.
-func rank(h *host) int {
-	if h.kubernetes() {
-		return 0
-	}
-	return 1
-}
-
-// claim gives name to h unless another host has it.
-func (b *builder) claim(index map[wireName]*host, name wireName, h *host) {
-	switch winner := index[name]; winner {
-	case nil:
-		index[name] = h
-	case h:
-	default:
-		b.collide(name, winner, h)
-	}
-}
-
-// indexShortNames stores the short names that [cluster.expansions] cannot derive
-// from the FQDN, and notes which ones another host answers.
-func (b *builder) indexShortNames(e entry) {
-	h := e.host
-	if !h.local || b.table.hosts[h.name] != h {
-		return
-	}
-	names := append(shortNames(h, b.table.cluster), e.altHosts...)
-	for _, s := range names {
-		name, err := parseHostname(s)
-		if err != nil {
-			b.skip(h.key, fmt.Sprintf("short name %q is no valid name: %v", s, err))
+		b = b[n:]
+		if field < fieldIPs || field > fieldAltHosts {
 			continue
 		}
-		if name.special() {
-			b.skip(h.key, fmt.Sprintf("short name %q: %v", s, errSpecial))
-			continue
+		if !utf8.Valid(value) {
+			return fmt.Errorf("field %d of a NameInfo: %q is no UTF-8", field, value)
 		}
-		switch winner := b.owner(name); winner {
-		case nil:
-			b.table.aliases[name] = h
-		case h:
-		default:
-			b.collide(name, winner, h)
-		}
-	}
-}
-
-// owner returns the host that answers name without a wildcard's help.
-func (b *builder) owner(name wireName) *host {
-	if h := b.table.hosts[name]; h != nil {
-		return h
-	}
-	return b.table.shortName(name, &b.scratch)
-}
-
-// shortNames lists the names that Istio's agent derives for a Kubernetes host.
-func shortNames(h *host, c cluster) []string {
-	if h.shortname == "" || h.namespace == "" {
-		return nil
-	}
-	names := []string{h.shortname + "." + h.namespace, h.shortname + "." + h.namespace + "." + svcLabel}
-	if own := c.own.firstLabel(); own != "" && strings.EqualFold(own, h.namespace) {
-		names = append(names, h.shortname)
-	}
-	return names
-}
-
-// indexAddresses fills the table's reverse index. A wildcard has no FQDN that a
-// PTR record could name.
-func (b *builder) indexAddresses() {
-	reverse := b.table.reverse
-	for _, h := range b.table.hosts {
-		for addr := range h.addresses() {
-			reverse[addr] = append(reverse[addr], h.name)
+		text := viewString(value)
+		switch field {
+		case fieldIPs:
+			info.ips = append(info.ips, text)
+		case fieldRegistry:
+			info.registry = text
+		case fieldShortname:
+			info.shortname = text
+		case fieldNamespace:
+			info.namespace = text
+		case fieldAltHosts:
+			info.altHosts = append(info.altHosts, text)
 		}
 	}
-	for _, names := range reverse {
-		slices.SortFunc(names, func(x, y wireName) int { return cmp.Compare(x.String(), y.String()) })
-	}
+	return nil
 }
 
-func (b *builder) skip(key, reason string) {
-	b.table.skipped = append(b.table.skipped, Skipped{Key: key, Reason: reason})
-}
-
-func (b *builder) collide(name wireName, winner, loser *host) {
-	c := Collision{Name: name.String(), Winner: winner.key, Loser: loser.key}
-	if winner.wildcard {
-		c.Name = "*." + c.Name
-	}
-	b.table.collisions = append(b.table.collisions, c)
-}
+// viewString returns b as a string without a copy; b must not change while the
+// string is in use, which for the bytes of a push is for ever.
+func viewString(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
 // NameTable returns the table as a NameTable: every host under the key that the
 // control plane gave it, and the short names that answer as entries of their
 // own, as Istio's agent shows them. The caller owns the result.
 func (t *Table) NameTable() *api.NameTable {
 	out := &api.NameTable{Table: make(map[string]*api.NameTable_NameInfo, 3*t.Len())}
-	for _, index := range []map[wireName]*host{t.hosts, t.wildcards} {
-		for _, h := range index {
-			out.Table[h.key] = &api.NameTable_NameInfo{
-				Ips: addresses(h), Registry: h.registry, Shortname: h.shortname, Namespace: h.namespace,
+	var names [3]wireName
+	for h := range t.all {
+		info := h.info(&t.cluster)
+		out.Table[info.key] = &api.NameTable_NameInfo{
+			Ips: addressTexts(&h), Registry: info.registry, Shortname: info.shortname, Namespace: info.namespace,
+		}
+		if h.derived() {
+			for _, name := range t.cluster.heads(h.name, names[:0]) {
+				t.listShortName(out, name, &h)
 			}
 		}
 	}
-	for _, h := range t.hosts {
-		if !h.derived {
-			continue
+	for name, fqdn := range t.aliases {
+		if h, ok := t.find(fqdn); ok {
+			t.listShortName(out, name, &h)
 		}
-		for _, s := range shortNames(h, t.cluster) {
-			if name, err := parseHostname(s); err == nil {
-				t.listShortName(out, name, h)
-			}
-		}
-	}
-	for name, h := range t.aliases {
-		t.listShortName(out, name, h)
 	}
 	return out
 }
 
 // listShortName puts name in out if it is h that answers it.
 func (t *Table) listShortName(out *api.NameTable, name wireName, h *host) {
-	if t.lookup(name, nil, new(nameBuffer)).host == h {
-		out.Table[name.String()] = &api.NameTable_NameInfo{Ips: addresses(h), Registry: h.registry}
+	if m := t.lookup(name, nil, new(scratch)); m.rule != RuleNone && m.host.name == h.name {
+		out.Table[name.String()] = &api.NameTable_NameInfo{Ips: addressTexts(h), Registry: h.info(&t.cluster).registry}
 	}
 }
 
-func addresses(h *host) []string {
-	var out []string
+func addressTexts(h *host) []string {
+	var texts []string
 	for addr := range h.addresses() {
-		out = append(out, addr.String())
+		texts = append(texts, addr.String())
 	}
-	return out
-}
-
-// pack returns the bytes of addrs, all of one family, sorted and without
-// duplicates.
-func pack(addrs []netip.Addr) []byte {
-	slices.SortFunc(addrs, netip.Addr.Compare)
-	var packed []byte
-	for _, addr := range slices.Compact(addrs) {
-		packed = append(packed, addr.AsSlice()...)
-	}
-	return packed
+	return texts
 }

@@ -52,7 +52,7 @@ func (t transport) String() string {
 type responder struct {
 	handler *handler
 	query   query
-	scratch nameBuffer
+	scratch scratch
 }
 
 func newResponder(h *handler) *responder { return &responder{handler: h} }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"github.com/miekg/dns"
@@ -88,7 +89,13 @@ func New(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	metrics, err := newMetrics(cfg.Registerer)
+	tables := new(atomic.Pointer[Table])
+	metrics, err := newMetrics(cfg.Registerer, func() float64 {
+		if table := tables.Load(); table != nil {
+			return float64(len(table.Collisions()))
+		}
+		return 0
+	})
 	if err != nil {
 		return nil, fmt.Errorf("registering metrics: %w", err)
 	}
@@ -102,6 +109,7 @@ func New(cfg Config) (*Server, error) {
 			},
 			forwarder:  newForwarder(cfg.UpstreamTimeout, cfg.MaxInflight, metrics),
 			metrics:    metrics,
+			table:      tables,
 			beforeSync: cfg.BeforeSync,
 			version:    cfg.Version,
 			id:         cfg.ID,
@@ -228,7 +236,11 @@ func (s *Server) Upstreams() []netip.AddrPort {
 // it does not keep resources.
 func (s *Server) Load(resources [][]byte) error {
 	start := time.Now()
-	table, err := newTable(s.handler.cluster, resources)
+	before := s.handler.table.Load()
+	if before == nil {
+		before = newTable(s.handler.cluster)
+	}
+	table, err := before.next(resources)
 	if err != nil {
 		return err
 	}
@@ -238,9 +250,9 @@ func (s *Server) Load(resources [][]byte) error {
 	}
 	s.handler.metrics.buildDuration.Observe(time.Since(start).Seconds())
 	s.handler.metrics.hosts.Set(float64(table.Len()))
-	s.handler.metrics.skipped.Set(float64(len(table.skipped)))
-	s.handler.metrics.collisions.Set(float64(len(table.collisions)))
-	s.logSkipped(table.skipped)
+	skipped := table.Skipped()
+	s.handler.metrics.skipped.Set(float64(len(skipped)))
+	s.logSkipped(skipped)
 	return nil
 }
 

@@ -1,61 +1,30 @@
 package dnsproxy
 
 import (
-	"iter"
-	"net/netip"
+	"cmp"
+	"hash/maphash"
 	"slices"
-
-	"github.com/miekg/dns"
+	"sync"
 )
 
 // A Table is an immutable set of mesh hosts. Build one with [NewTable]; its
 // methods may be called from any goroutine.
+//
+// Hosts are spread over shards by the hash of their names, so that the table of the
+// next push can share those that did not change. Short names and search domains are
+// not stored: they are derived when asked.
 type Table struct {
 	cluster cluster
-	// hosts by their FQDN, wildcards by their suffix.
-	hosts, wildcards map[wireName]*host
-	// aliases are the short names that cannot be derived when asked: alternative
-	// names, and short names that are not the head of their host's FQDN.
-	aliases map[wireName]*host
-	// reverse lists the FQDNs of the hosts that have an address, sorted.
-	reverse map[netip.Addr][]wireName
+	seed    maphash.Seed // of the tables before and after as well
+	shards  [shardCount]shard
+	reverse reverseIndex
+	// aliases have the FQDN of the host that answers a name which cannot be derived
+	// from it; nil without any.
+	aliases          map[wireName]wireName
+	hosts, wildcards int
 
-	skipped    []Skipped
-	collisions []Collision
-}
-
-// A host is one entry of a table. It never changes.
-type host struct {
-	key       string   // as the control plane wrote it
-	name      wireName // the FQDN, or a wildcard's suffix
-	registry  string
-	shortname string
-	namespace string
-	v4, v6    []byte // packed addresses, sorted, without duplicates
-	wildcard  bool
-	local     bool // of this cluster's Kubernetes: it has short names
-	derived   bool // and they can be derived from its FQDN
-}
-
-// registryKubernetes is the NameInfo.registry of a Service.
-const registryKubernetes = "Kubernetes"
-
-func (h *host) kubernetes() bool { return h.registry == registryKubernetes }
-
-// addresses yields the addresses of both families, IPv4 first.
-func (h *host) addresses() iter.Seq[netip.Addr] {
-	return func(yield func(netip.Addr) bool) {
-		for v4 := range slices.Chunk(h.v4, addressLen(dns.TypeA)) {
-			if !yield(netip.AddrFrom4([4]byte(v4))) {
-				return
-			}
-		}
-		for v6 := range slices.Chunk(h.v6, addressLen(dns.TypeAAAA)) {
-			if !yield(netip.AddrFrom16([16]byte(v6))) {
-				return
-			}
-		}
-	}
+	settled    sync.Once
+	collisions []Collision // once settled
 }
 
 // A Skipped entry is a key or an address that a push held and no table can.
@@ -73,13 +42,41 @@ type Collision struct {
 }
 
 // Len is the number of hosts, wildcards included.
-func (t *Table) Len() int { return len(t.hosts) + len(t.wildcards) }
+func (t *Table) Len() int { return t.hosts + t.wildcards }
 
 // Skipped lists what was left out of the table, sorted by key.
-func (t *Table) Skipped() []Skipped { return slices.Clone(t.skipped) }
+func (t *Table) Skipped() []Skipped {
+	var skipped []Skipped
+	for i := range t.shards {
+		skipped = append(skipped, t.shards[i].skipped...)
+	}
+	slices.SortFunc(skipped, compareSkipped)
+	return skipped
+}
 
-// Collisions lists the names that two entries claim, sorted by name.
-func (t *Table) Collisions() []Collision { return slices.Clone(t.collisions) }
+// Collisions lists the names that two entries claim, sorted by name. They are found
+// when first asked for, since that takes longer than a small push.
+func (t *Table) Collisions() []Collision {
+	t.settled.Do(t.findCollisions)
+	return slices.Clone(t.collisions)
+}
+
+// all yields the hosts, wildcards included.
+func (t *Table) all(yield func(host) bool) {
+	for i := range t.shards {
+		for h := range t.shards[i].all {
+			if !yield(h) {
+				return
+			}
+		}
+	}
+}
+
+// find returns the host whose name is name.
+func (t *Table) find(name wireName) (host, bool) {
+	hash := maphash.String(t.seed, string(name))
+	return t.shards[shardOf(hash)].find(hash, name)
+}
 
 // A Rule names the rule by which a name is the table's, or that it is not. Its
 // text is the stable name for people, logs and metrics.
@@ -95,27 +92,41 @@ const (
 	RuleNone      Rule = "none"      // not the table's
 )
 
-// A match is what the table knows of a name. It is good for as long as that.
+// A match is what the table knows of a name. It is good for as long as that and the
+// scratch of the lookup.
 type match struct {
 	rule Rule
-	host *host // nil for RuleNone and RulePTR
+	host host // of all rules but RuleNone and RulePTR
 	// base is the rule that found the name below the search domain, for
 	// RuleAutopath; target is that name, and searched the domain.
 	base             Rule
 	target, searched wireName
-	// ptr lists the FQDNs, sorted, for RulePTR. It is the table's: read only.
+	// ptr lists the FQDNs, sorted, for RulePTR.
 	ptr []wireName
 }
 
-// A nameBuffer is room to put names together in, for one lookup at a time.
-type nameBuffer [maxNameLen]byte
+// A scratch is what one lookup at a time puts names together in.
+type scratch struct {
+	name [maxNameLen]byte
+	ptr  []wireName
+}
+
+// join puts two parts of a name together. ok is false if the name is too long.
+func (s *scratch) join(head, tail wireName) (name wireName, ok bool) {
+	if len(head)+len(tail) > maxNameLen {
+		return "", false
+	}
+	n := copy(s.name[:], head)
+	n += copy(s.name[n:], tail)
+	return wireName(viewString(s.name[:n])), true
+}
 
 // lookup finds an own name. search is the client's search list, in its order.
-func (t *Table) lookup(name wireName, search []wireName, scratch *nameBuffer) match {
+func (t *Table) lookup(name wireName, search []wireName, s *scratch) match {
 	if name.special() {
 		return match{rule: RuleNone}
 	}
-	if m := t.direct(name, scratch); m.rule != RuleNone {
+	if m := t.direct(name, s); m.rule != RuleNone {
 		return m
 	}
 	for _, domain := range search {
@@ -123,7 +134,7 @@ func (t *Table) lookup(name wireName, search []wireName, scratch *nameBuffer) ma
 		if !ok || target.special() {
 			continue
 		}
-		if m := t.direct(target, scratch); m.rule != RuleNone {
+		if m := t.direct(target, s); m.rule != RuleNone {
 			return match{rule: RuleAutopath, host: m.host, base: m.rule, target: target, searched: domain}
 		}
 	}
@@ -131,73 +142,125 @@ func (t *Table) lookup(name wireName, search []wireName, scratch *nameBuffer) ma
 }
 
 // direct finds a name that is a host's without regard to the search list.
-func (t *Table) direct(name wireName, scratch *nameBuffer) match {
-	if h := t.hosts[name]; h != nil {
+func (t *Table) direct(name wireName, s *scratch) match {
+	if h, ok := t.find(name); ok && !h.wildcard() {
 		return match{rule: RuleExact, host: h}
 	}
-	if h := t.wildcard(name); h != nil {
+	if h, ok := t.wildcard(name, s); ok {
 		return match{rule: RuleWildcard, host: h}
 	}
-	if h := t.shortName(name, scratch); h != nil {
+	if h, ok := t.shortName(name, s); ok {
 		return match{rule: RuleShortName, host: h}
 	}
 	return match{rule: RuleNone}
 }
 
 // wildcard returns the host of the longest suffix that name is below.
-func (t *Table) wildcard(name wireName) *host {
-	if len(t.wildcards) == 0 || name == rootName {
-		return nil
+func (t *Table) wildcard(name wireName, s *scratch) (host, bool) {
+	if t.wildcards == 0 || name == rootName {
+		return host{}, false
 	}
 	for suffix := name.parent(); suffix != rootName; suffix = suffix.parent() {
-		if h := t.wildcards[suffix]; h != nil {
-			return h
+		if starred, ok := s.join(wildcardLabel, suffix); ok {
+			if h, ok := t.find(starred); ok {
+				return h, true
+			}
 		}
 	}
-	return nil
+	return host{}, false
 }
 
 // shortName returns the host that name is a short or alternative name of. The
 // order is that of precedence: name.namespace, name.namespace.svc, name in the own
 // namespace, names that cannot be derived.
-func (t *Table) shortName(name wireName, scratch *nameBuffer) *host {
+func (t *Table) shortName(name wireName, s *scratch) (host, bool) {
 	c := &t.cluster
-	if h := t.derived(name, c.services, scratch); h != nil {
-		return h
+	if h, ok := t.derived(name, c.services, s); ok {
+		return h, true
 	}
 	if name.below(svcName) {
-		if h := t.derived(name, c.domain, scratch); h != nil {
-			return h
+		if h, ok := t.derived(name, c.domain, s); ok {
+			return h, true
 		}
 	}
 	if c.own != rootName {
-		if h := t.derived(name, c.own, scratch); h != nil {
-			return h
+		if h, ok := t.derived(name, c.own, s); ok {
+			return h, true
 		}
 	}
-	return t.aliases[name]
+	if fqdn, ok := t.aliases[name]; ok {
+		return t.find(fqdn)
+	}
+	return host{}, false
 }
 
 // derived returns the host whose FQDN is name followed by suffix, if its short
 // names are heads of its FQDN.
-func (t *Table) derived(name, suffix wireName, scratch *nameBuffer) *host {
-	if len(name)+len(suffix) > maxNameLen {
-		return nil
+func (t *Table) derived(name, suffix wireName, s *scratch) (host, bool) {
+	fqdn, ok := s.join(name, suffix)
+	if !ok {
+		return host{}, false
 	}
-	n := copy(scratch[:], name)
-	n += copy(scratch[n:], suffix)
-	if h := t.hosts[wireName(scratch[:n])]; h != nil && h.derived {
-		return h
-	}
-	return nil
+	h, ok := t.find(fqdn)
+	return h, ok && h.derived()
 }
 
-// pointer finds the hosts of the address that name is the PTR name of.
-func (t *Table) pointer(name wireName) match {
-	if addr, ok := reverseAddr(name); ok {
-		if names := t.reverse[addr.Unmap()]; len(names) > 0 {
-			return match{rule: RulePTR, ptr: names}
+// owner returns the host that answers name without a wildcard's help.
+func (t *Table) owner(name wireName, s *scratch) (host, bool) {
+	if h, ok := t.find(name); ok {
+		return h, true
+	}
+	return t.shortName(name, s)
+}
+
+// settleAliases gives the names that cannot be derived to those who claim them, the
+// first by key first, and tells lost of each claim that goes to another.
+func (t *Table) settleAliases(lost func(c claim, winner host)) map[wireName]wireName {
+	var claims []claim
+	for i := range t.shards {
+		claims = append(claims, t.shards[i].claims...)
+	}
+	if len(claims) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(claims, func(x, y claim) int { return cmp.Compare(x.key, y.key) })
+	// The claims are settled one by one, each with those before it in effect.
+	settling := &Table{cluster: t.cluster, seed: t.seed, shards: t.shards, aliases: map[wireName]wireName{}}
+	var s scratch
+	for _, c := range claims {
+		switch winner, taken := settling.owner(c.name, &s); {
+		case !taken:
+			settling.aliases[c.name] = c.fqdn
+		case winner.name != c.fqdn && lost != nil:
+			lost(c, winner)
 		}
 	}
-	return match{rule: RuleNone}
+	return settling.aliases
+}
+
+// findCollisions fills collisions.
+func (t *Table) findCollisions() {
+	var found []Collision
+	for i := range t.shards {
+		found = append(found, t.shards[i].collisions...)
+	}
+	t.settleAliases(func(c claim, winner host) {
+		found = append(found, collision(c.name, winner.info(&t.cluster).key, c.key))
+	})
+	var s scratch
+	var heads [3]wireName
+	for h := range t.all {
+		if !h.derived() {
+			continue
+		}
+		for _, name := range t.cluster.heads(h.name, heads[:0]) {
+			if winner, _ := t.owner(name, &s); winner.name != h.name && !name.special() {
+				found = append(found, collision(name, winner.info(&t.cluster).key, h.info(&t.cluster).key))
+			}
+		}
+	}
+	slices.SortFunc(found, func(x, y Collision) int {
+		return cmp.Or(cmp.Compare(x.Name, y.Name), cmp.Compare(x.Winner, y.Winner), cmp.Compare(x.Loser, y.Loser))
+	})
+	t.collisions = slices.Compact(found)
 }

@@ -1,0 +1,382 @@
+package dnsproxy
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// NewTable builds a table from NameTables in wire form, as one push holds them.
+// namespace and domain are the agent's own, as in [Config].
+//
+// Keys that are no names and addresses that do not parse are left out and listed
+// by [Table.Skipped]; the rest counts. An error means that nothing could be
+// used: bytes that are no NameTable, or a bad namespace or domain. Nothing of
+// resources is kept.
+func NewTable(namespace, domain string, resources [][]byte) (*Table, error) {
+	c, err := newCluster(namespace, domain)
+	if err != nil {
+		return nil, err
+	}
+	return newTable(c).next(resources)
+}
+
+// newTable returns an empty table, for others to be built after.
+func newTable(c cluster) *Table { return &Table{cluster: c, seed: maphash.MakeSeed()} }
+
+// next builds the table of a push. Shards whose entries are those of t are shared
+// with it, so a push that changes little costs little.
+func (t *Table) next(resources [][]byte) (*Table, error) {
+	b := builder{cluster: &t.cluster, seed: t.seed}
+	if err := b.assign(resources); err != nil {
+		return nil, err
+	}
+	next := &Table{cluster: t.cluster, seed: t.seed, shards: t.shards, reverse: t.reverse, aliases: t.aliases}
+	var changed []int
+	for i := range next.shards {
+		if b.digests[i] != t.shards[i].digest {
+			changed = append(changed, i)
+		}
+	}
+	if len(changed) == 0 {
+		next.hosts, next.wildcards = t.hosts, t.wildcards
+		return next, nil
+	}
+	entries, err := b.collect(resources, changed)
+	if err != nil {
+		return nil, err
+	}
+	for _, i := range changed {
+		s, err := b.shard(entries[i])
+		if err != nil {
+			return nil, err
+		}
+		s.digest = b.digests[i]
+		next.shards[i] = s
+	}
+	for i := range next.shards {
+		next.hosts += next.shards[i].hosts
+		next.wildcards += next.shards[i].wildcards
+	}
+	next.reverse = t.reverse.next(t, next, changed)
+	next.aliases = next.settleAliases(nil)
+	return next, nil
+}
+
+// A builder builds shards. Its result depends on the set of entries alone, not on
+// their order: entries are sorted before any may win over another.
+type builder struct {
+	cluster *cluster
+	seed    maphash.Seed
+	digests [shardCount]digest
+	// shards has the shard of every entry, in the order of the push.
+	shards []uint8
+
+	// Room for one shard's candidates, and for its records before their length is
+	// known.
+	candidates []candidate
+	names      []byte
+	packed     []byte
+	records    []byte
+	// Room for one entry.
+	info   nameInfo
+	v4, v6 []netip.Addr
+}
+
+// assign finds the shard of every entry, and the digests of the shards.
+func (b *builder) assign(resources [][]byte) error {
+	var name [maxNameLen]byte
+	for i, table := range resources {
+		for raw, err := range wireEntries(table) {
+			var entry wireEntry
+			if err == nil {
+				entry, err = parseWireEntry(raw)
+			}
+			if err != nil {
+				return fmt.Errorf("NameTable %d of %d (%d bytes): %w", i+1, len(resources), len(table), err)
+			}
+			at := shardOf(maphash.Bytes(b.seed, foldKey(name[:0], viewString(entry.key))))
+			b.shards = append(b.shards, uint8(at)) //nolint:gosec // below shardCount
+			d := &b.digests[at]
+			d.entries++
+			d.sum += maphash.Bytes(b.seed, raw)
+		}
+	}
+	return nil
+}
+
+// foldKey appends the name that key has if it is a name, in the form of a wireName;
+// for all others something that depends on key alone.
+func foldKey(dst []byte, key string) []byte {
+	key = strings.TrimSuffix(key, ".")
+	return foldText(dst, key[:min(len(key), maxNameLen-1)])
+}
+
+// foldText appends the name that text has if it is a hostname, for which it does not
+// look, and has no dot at its end.
+func foldText(dst []byte, text string) []byte {
+	label := len(dst) // where the length of the label comes to stand
+	dst = append(append(dst, '.'), text...)
+	for i := label + 1; i < len(dst); i++ {
+		if dst[i] == '.' {
+			dst[label] = byte(i - label - 1) //nolint:gosec // cut, for what is no name
+			label = i
+		}
+		dst[i] = foldByte(dst[i])
+	}
+	dst[label] = byte(len(dst) - label - 1) //nolint:gosec // the same
+	return dst
+}
+
+// collect returns the entries of the shards that changed, in wire form.
+func (b *builder) collect(resources [][]byte, changed []int) (*[shardCount][][]byte, error) {
+	var entries [shardCount][][]byte
+	for _, i := range changed {
+		entries[i] = make([][]byte, 0, b.digests[i].entries)
+	}
+	n := 0
+	for _, table := range resources {
+		for raw, err := range wireEntries(table) {
+			if err != nil {
+				return nil, err // not reached: assign has read it
+			}
+			at := b.shards[n]
+			n++
+			if entries[at] != nil {
+				entries[at] = append(entries[at], raw)
+			}
+		}
+	}
+	return &entries, nil
+}
+
+// A candidate is an entry that can be in a table.
+type candidate struct {
+	host
+	info     hostInfo
+	altHosts []string
+}
+
+// shard builds one shard.
+func (b *builder) shard(entries [][]byte) (shard, error) {
+	var s shard
+	b.candidates, b.names, b.packed, s.records = b.candidates[:0], b.names[:0], b.packed[:0], b.records[:0]
+	for _, raw := range entries {
+		entry, err := parseWireEntry(raw)
+		if err == nil {
+			err = b.info.parse(entry.info)
+		}
+		if err != nil {
+			return shard{}, fmt.Errorf("host %q: %w", entry.key, err)
+		}
+		b.info.key = viewString(entry.key)
+		b.addCandidate(&s)
+	}
+	slices.SortFunc(b.candidates, func(x, y candidate) int { return x.compare(&y) })
+	slices.SortFunc(s.skipped, compareSkipped)
+	s.index = newIndex(len(b.candidates))
+	for i := range b.candidates {
+		c := &b.candidates[i]
+		hash := maphash.String(b.seed, string(c.name))
+		if winner, taken := s.find(hash, c.name); taken {
+			s.collisions = append(s.collisions, collision(c.name, winner.info(b.cluster).key, c.info.key))
+			continue
+		}
+		s.add(hash, c, b.cluster)
+	}
+	b.records = s.records
+	s.records = bytes.Clone(s.records)
+	return s, nil
+}
+
+// newIndex returns an index for n records.
+func newIndex(n int) []uint32 {
+	if n == 0 {
+		return nil
+	}
+	size := 1
+	for size*3 < n*4 { // at most three quarters are taken
+		size *= 2
+	}
+	return make([]uint32, max(size, 2))
+}
+
+// add puts a host into a shard that has room for it and does not have its name.
+func (s *shard) add(hash uint64, c *candidate, cl *cluster) {
+	mask := uint64(len(s.index) - 1)
+	i := hash & mask
+	for s.index[i] != 0 {
+		i = (i + 1) & mask
+	}
+	s.index[i] = uint32(len(s.records)) + 1 //nolint:gosec // a push is shorter
+	s.records = c.appendRecord(s.records, &c.info)
+	if c.wildcard() {
+		s.wildcards++
+	} else {
+		s.hosts++
+	}
+	s.claims = append(s.claims, c.claims(cl)...)
+}
+
+// claims returns the names of a host that cannot be derived from its FQDN.
+func (c *candidate) claims(cl *cluster) []claim {
+	if c.flags&flagLocal == 0 {
+		return nil
+	}
+	var claims []claim
+	add := func(text string) {
+		if name, err := parseHostname(text); err == nil && !name.special() {
+			claims = append(claims, claim{
+				name: name, fqdn: wireName(strings.Clone(string(c.name))), key: strings.Clone(c.info.key),
+			})
+		}
+	}
+	if !c.derived() && c.info.shortname != "" && c.info.namespace != "" {
+		for _, text := range cl.shortNames(c.info) {
+			add(text)
+		}
+	}
+	for _, text := range c.altHosts {
+		add(text)
+	}
+	return claims
+}
+
+// compare orders candidates for a name, the winner first.
+func (c *candidate) compare(other *candidate) int {
+	return cmp.Or(
+		cmp.Compare(c.name, other.name),
+		// Those of the registry Kubernetes first.
+		-cmp.Compare(c.flags&flagKubernetes, other.flags&flagKubernetes),
+		cmp.Compare(c.info.key, other.info.key),
+		// One key can come in two NameTables of a push.
+		bytes.Compare(c.v4, other.v4),
+		bytes.Compare(c.v6, other.v6),
+		cmp.Compare(c.info.registry, other.info.registry),
+		cmp.Compare(c.info.namespace, other.info.namespace),
+		cmp.Compare(c.info.shortname, other.info.shortname),
+		slices.Compare(c.altHosts, other.altHosts),
+	)
+}
+
+// errNoAddress says that a host has nothing to answer with.
+var errNoAddress = errors.New("no address")
+
+// addCandidate makes a candidate of b.info, unless it can be of no use; what is wrong
+// with it is noted in s.
+func (b *builder) addCandidate(s *shard) {
+	key := b.info.key
+	start := len(b.names)
+	names, wildcard, err := appendHost(b.names, key)
+	if err != nil {
+		s.skip(key, "no valid name: "+err.Error())
+		return
+	}
+	b.names = names
+	c := candidate{host: host{name: wireName(viewString(names[start:]))}, info: b.info.hostInfo}
+	if c.name.special() {
+		s.skip(key, errSpecial.Error())
+		return
+	}
+	if b.addresses(s) != nil {
+		return // as if the control plane had left it out, which Istio's does
+	}
+	c.v4, c.v6 = b.pack(b.v4), b.pack(b.v6)
+	if c.info.registry == registryKubernetes {
+		c.flags |= flagKubernetes
+	}
+	if wildcard {
+		c.flags |= flagWildcard
+	} else {
+		c.flags |= b.cluster.place(c.name, &c.info)
+	}
+	c.altHosts = slices.Clone(b.info.altHosts)
+	b.skipClaims(s, &c)
+	b.candidates = append(b.candidates, c)
+}
+
+// skipClaims notes the short names of a host that no table can hold.
+func (b *builder) skipClaims(s *shard, c *candidate) {
+	if c.flags&flagLocal == 0 {
+		return
+	}
+	texts := c.altHosts
+	if c.derived() {
+		var heads [3]wireName
+		for _, name := range b.cluster.heads(c.name, heads[:0]) {
+			if name.special() {
+				s.skip(c.info.key, fmt.Sprintf("short name %q: %v", strings.TrimSuffix(name.String(), "."), errSpecial))
+			}
+		}
+	} else {
+		texts = append(b.cluster.shortNames(c.info), texts...)
+	}
+	for _, text := range texts {
+		switch name, err := parseHostname(text); {
+		case err != nil:
+			s.skip(c.info.key, fmt.Sprintf("short name %q is no valid name: %v", text, err))
+		case name.special():
+			s.skip(c.info.key, fmt.Sprintf("short name %q: %v", text, errSpecial))
+		}
+	}
+}
+
+// addresses reads the addresses of b.info.
+func (b *builder) addresses(s *shard) error {
+	b.v4, b.v6 = b.v4[:0], b.v6[:0]
+	for _, ip := range b.info.ips {
+		addr, err := netip.ParseAddr(ip)
+		switch addr = addr.Unmap(); {
+		case err != nil || addr.Zone() != "":
+			s.skip(b.info.key, fmt.Sprintf("address %q is neither IPv4 nor IPv6", ip))
+		case addr.IsUnspecified():
+			s.skip(b.info.key, fmt.Sprintf("address %q is unspecified", ip))
+		case addr.Is4():
+			b.v4 = append(b.v4, addr)
+		default:
+			b.v6 = append(b.v6, addr)
+		}
+	}
+	if len(b.v4)+len(b.v6) == 0 {
+		return errNoAddress
+	}
+	return nil
+}
+
+func (s *shard) skip(key, reason string) {
+	s.skipped = append(s.skipped, Skipped{Key: strings.ToValidUTF8(strings.Clone(key), "\uFFFD"), Reason: reason})
+}
+
+func compareSkipped(x, y Skipped) int {
+	return cmp.Or(cmp.Compare(x.Key, y.Key), cmp.Compare(x.Reason, y.Reason))
+}
+
+func collision(name wireName, winner, loser string) Collision {
+	text := name.String()
+	if rest, ok := strings.CutPrefix(string(name), string(wildcardLabel)); ok {
+		text = "*." + wireName(rest).String()
+	}
+	return Collision{Name: text, Winner: winner, Loser: strings.Clone(loser)}
+}
+
+// pack returns the bytes of addrs, all of one family, sorted and without
+// duplicates, in the room for one shard's. It sorts addrs.
+func (b *builder) pack(addrs []netip.Addr) []byte {
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	start := len(b.packed)
+	for _, addr := range slices.Compact(addrs) {
+		if addr.Is4() {
+			bytes := addr.As4()
+			b.packed = append(b.packed, bytes[:]...)
+		} else {
+			bytes := addr.As16()
+			b.packed = append(b.packed, bytes[:]...)
+		}
+	}
+	return b.packed[start:len(b.packed):len(b.packed)]
+}
