@@ -1,0 +1,318 @@
+package dnsproxy
+
+import (
+	"bytes"
+	"encoding/binary"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/nametap/nametap/api"
+)
+
+// firstSeed moves the differential test to other tables and queries:
+// go test ./dnsproxy -run Differential -differential.seed 12345.
+var firstSeed = flag.Uint64("differential.seed", 0, "first seed of the differential test's tables")
+
+// What the differential test does, and the part of the queries that it does under
+// the race detector, which makes it ten times slower.
+const (
+	differentialTables  = 200
+	differentialQueries = 1100 // for each table
+	differentialRace    = 10
+)
+
+// underRace reports whether the race detector is in the test binary.
+func underRace() bool {
+	info, _ := debug.ReadBuildInfo()
+	return info != nil && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
+}
+
+// A world is a server and the reference for it, with the same table.
+type world struct {
+	server    *Server
+	responder *responder
+	reference *reference
+	seen      tally
+}
+
+// A tally counts what kinds of queries there were, so that none is missing.
+type tally map[string]int
+
+func newWorld(tb testing.TB, cfg Config, search []string) *world {
+	tb.Helper()
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	cfg.ResolvConf = filepath.Join(tb.TempDir(), "resolv.conf")
+	line := "search " + strings.Join(search, " ") + "\n"
+	if err := os.WriteFile(cfg.ResolvConf, []byte(line), 0o600); err != nil {
+		tb.Fatal(err)
+	}
+	server, err := New(cfg)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return &world{
+		server: server, responder: newResponder(&server.handler), reference: newReference(cfg, search), seen: tally{},
+	}
+}
+
+// load gives both one table, the server in one NameTable or two.
+func (w *world) load(tb testing.TB, table map[string]*api.NameTable_NameInfo) {
+	tb.Helper()
+	halves := []*api.NameTable{{Table: map[string]*api.NameTable_NameInfo{}}, {Table: map[string]*api.NameTable_NameInfo{}}}
+	for key, info := range table {
+		halves[len(key)%2].Table[key] = info
+	}
+	push := make([][]byte, len(halves))
+	for i, half := range halves {
+		wire, err := proto.Marshal(half)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		push[i] = wire
+	}
+	if err := w.server.Load(push); err != nil {
+		tb.Fatal(err)
+	}
+	w.reference.load(table)
+}
+
+// compare has both answer a packet and says how the responder is wrong.
+func (w *world) compare(packet []byte, over transport) error {
+	const before = "what the buffer held before"
+	asked := bytes.Clone(packet)
+	out, ok := w.responder.respond([]byte(before), packet, over)
+	if !bytes.Equal(asked, packet) || !bytes.HasPrefix(out, []byte(before)) {
+		return fmt.Errorf("the query was written to, or the buffer's content: % x, %q", packet, out)
+	}
+	got := out[len(before):]
+	q := parseRef(packet)
+	var want *dns.Msg
+	if q.demand != mustHandOn {
+		want = w.reference.answer(&q)
+	}
+	switch {
+	case !ok && len(got) > 0:
+		return fmt.Errorf("handed on, with %d bytes in the buffer", len(got))
+	case !ok && want != nil && q.demand == mustAnswer:
+		return fmt.Errorf("handed on; want\n%v", want)
+	case !ok:
+		w.seen["handed on"]++
+		return nil
+	case want == nil:
+		return fmt.Errorf("answered; want it handed on:\n%s", printable(got))
+	}
+	limit := w.reference.limit(&q, over)
+	if err := w.compareResponse(got, &q, want, limit); err != nil {
+		return fmt.Errorf("%w\nlimit: %d bytes\ngot %d bytes\n%s\nwant, in any order\n%v", err, limit, len(got), printable(got), want)
+	}
+	return nil
+}
+
+// printable is a response for people.
+func printable(packet []byte) string {
+	msg := new(dns.Msg)
+	if err := msg.Unpack(packet); err != nil {
+		return fmt.Sprintf("%v: % x", err, packet)
+	}
+	return msg.String()
+}
+
+// compareResponse compares a response with the whole one, of which it may have
+// what fits limit.
+func (w *world) compareResponse(packet []byte, q *refQuery, want *dns.Msg, limit int) error {
+	answers, authority := refCut(q, want, limit)
+	got := new(dns.Msg)
+	if err := got.Unpack(packet); err != nil {
+		return err
+	}
+	hdr := want.MsgHdr
+	hdr.Truncated = answers < len(want.Answer) || authority < len(want.Ns)
+	switch {
+	case len(packet) > limit:
+		return fmt.Errorf("%d bytes are too many", len(packet))
+	case got.MsgHdr != hdr:
+		return fmt.Errorf("header %+v, want %+v", got.MsgHdr, hdr)
+	case !bytes.HasPrefix(packet[12:], q.question) || binary.BigEndian.Uint16(packet[4:]) != 1:
+		return fmt.Errorf("question % x, want % x", packet[12:], q.question)
+	case len(got.Answer) != answers || len(got.Ns) != authority || len(got.Extra) != len(want.Extra):
+		return fmt.Errorf("%d answers, %d authority, %d additional; want %d, %d, %d",
+			len(got.Answer), len(got.Ns), len(got.Extra), answers, authority, len(want.Extra))
+	}
+	end := refQuery{end: 12 + len(q.question)}
+	for range answers + authority + len(want.Extra) {
+		if _, _, ok := end.skipRecord(packet); !ok {
+			return fmt.Errorf("the record at %d is none", end.end)
+		}
+	}
+	if end.end != len(packet) {
+		return fmt.Errorf("bytes after the message: % x", packet[end.end:])
+	}
+	w.count(want, hdr.Truncated)
+	return compareRecords(got, want)
+}
+
+// compareRecords compares responses with the right number of records.
+func compareRecords(got, want *dns.Msg) error {
+	whole := map[string]int{} // addresses of the whole response
+	counts := map[uint16]int{}
+	for _, rr := range want.Answer {
+		if isAddress(rr) {
+			whole[recordKey(rr)]++
+		}
+	}
+	for i, rr := range got.Answer {
+		// The first ones of want are as many of every type as fit.
+		counts[want.Answer[i].Header().Rrtype]++
+		counts[rr.Header().Rrtype]--
+		switch key := recordKey(rr); {
+		case !isAddress(rr) && key != recordKey(want.Answer[i]):
+			return fmt.Errorf("answer %d: %v, want %v", i, rr, want.Answer[i])
+		case isAddress(rr) && whole[key] == 0:
+			return fmt.Errorf("answer %d: %v is too many", i, rr)
+		default:
+			whole[key]--
+		}
+	}
+	for rrtype, missing := range counts {
+		if missing != 0 {
+			return fmt.Errorf("type %s: %d are missing", dns.TypeToString[rrtype], missing)
+		}
+	}
+	for i, rr := range slices.Concat(got.Ns, got.Extra) {
+		if expected := slices.Concat(want.Ns[:len(got.Ns)], want.Extra)[i]; recordKey(rr) != recordKey(expected) {
+			return fmt.Errorf("got %v, want %v", rr, expected)
+		}
+	}
+	return nil
+}
+
+func isAddress(rr dns.RR) bool {
+	return rr.Header().Rrtype == dns.TypeA || rr.Header().Rrtype == dns.TypeAAAA
+}
+
+// recordKey is the same for records that are equal, their names byte for byte.
+func recordKey(rr dns.RR) string {
+	h := rr.Header()
+	data := ""
+	switch rr := rr.(type) {
+	case *dns.A:
+		data = string(rr.A.To4())
+	case *dns.AAAA:
+		data = string(rr.AAAA.To16())
+	default:
+		data = rr.String()
+	}
+	const escape = "\x00"
+	return h.Name + escape + string(binary.BigEndian.AppendUint32(
+		binary.BigEndian.AppendUint32(nil, uint32(h.Rrtype)<<16|uint32(h.Class)), h.Ttl)) + data
+}
+
+// count takes note of an answer's kind.
+func (w *world) count(resp *dns.Msg, truncated bool) {
+	kind := "addresses"
+	switch {
+	case len(resp.Ns) > 0:
+		kind = "nodata"
+	case resp.Answer[len(resp.Answer)-1].Header().Rrtype == dns.TypePTR:
+		kind = "pointers"
+	}
+	w.seen[kind]++
+	if len(resp.Answer) > 0 && resp.Answer[0].Header().Rrtype == dns.TypeCNAME {
+		w.seen["autopath"]++
+	}
+	if truncated {
+		w.seen["truncated "+kind]++
+	}
+}
+
+// The responder answers what the plain reference does, for random tables and
+// queries.
+func TestDifferential(t *testing.T) { // N1-N11, A1-A6, A8, A9
+	t.Parallel()
+	queries := differentialQueries
+	if underRace() {
+		queries /= differentialRace
+	}
+	var mu sync.Mutex
+	seen := tally{}
+	t.Run("tables", func(t *testing.T) {
+		for seed := *firstSeed; seed < *firstSeed+differentialTables; seed++ {
+			t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+				t.Parallel()
+				g := newGenerator(seed)
+				w := newWorld(t, g.config, g.search)
+				table := g.table()
+				w.load(t, g.before(table))
+				w.load(t, table)
+				for i := range queries {
+					packet, over := g.query(w.reference)
+					if err := w.compare(packet, over); err != nil {
+						t.Fatalf("query %d over %s: % x\n%s\n%v\nreplay: -run 'TestDifferential/tables/seed=%d$' -differential.seed %d",
+							i, over, packet, printable(packet), err, seed, *firstSeed)
+					}
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				seen["tables"]++
+				for kind, n := range w.seen {
+					seen[kind] += n
+				}
+			})
+		}
+	})
+	t.Log(seen)
+	for _, kind := range []string{
+		"handed on", "addresses", "nodata", "pointers", "autopath",
+		"truncated addresses", "truncated nodata", "truncated pointers",
+	} {
+		if seen["tables"] == differentialTables && seen[kind] < differentialTables/20 {
+			t.Errorf("%s: only %d of %d queries", kind, seen[kind], queries*differentialTables)
+		}
+	}
+}
+
+// A response of the longest length that TCP has room for is whole, and a longer one
+// is cut.
+func TestReferenceLargest(t *testing.T) { // A9
+	t.Parallel()
+	cfg := Config{TTL: time.Second, EDNSUDPSize: 65534, Domain: "cluster.local"}
+	w := newWorld(t, cfg, nil)
+	ips := make([]string, 4093)
+	for i := range ips {
+		ips[i] = fmt.Sprintf("10.0.%d.%d", i/250, i%250+1)
+	}
+	w.load(t, map[string]*api.NameTable_NameInfo{"*.e": {Ips: ips}})
+	for n := range 34 {
+		req := new(dns.Msg).SetQuestion(strings.Repeat("x", n+1)+".e.", dns.TypeA)
+		for _, size := range []uint16{0, 65534} {
+			if size > 0 {
+				req.SetEdns0(size, false)
+			}
+			packet, err := req.Pack()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, over := range []transport{overUDP, overTCP} {
+				if err := w.compare(packet, over); err != nil {
+					t.Errorf("label of %d bytes over %s, EDNS %d: %.300v", n+1, over, size, err)
+				}
+			}
+			req.Extra = nil
+		}
+	}
+	if w.seen["addresses"] == w.seen["truncated addresses"] {
+		t.Error("no response was whole")
+	}
+}

@@ -1,0 +1,334 @@
+package dnsproxy
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/api"
+)
+
+// A reference says what the table answers, by the rows N1 to N11 and A1 to A9, the
+// plain way: maps of strings, and messages as [dns.Msg]. It shares no code with
+// what it is compared with ([responder]), and is written to be read, not to be fast.
+//
+// All its names are in presentation form, in lower case and with the trailing dot.
+type reference struct {
+	domain      string // the cluster domain, "cluster.local."
+	namespace   string // the own one, "shop", or empty
+	search      []string
+	ttl         uint32
+	ednsUDPSize uint16
+
+	hosts, wildcards map[string]*refHost // by FQDN and by suffix: those that won it
+	// shortNames are the short names by form, the form that goes first first:
+	// name.namespace, name.namespace.svc and name, of hosts whose FQDN is
+	// name.namespace.svc.domain; then all of other hosts, and alternative names.
+	shortNames [4]map[string]*refHost
+	pointers   map[string][]string // FQDNs by the PTR names of addresses
+}
+
+// A refHost is an entry that can be of use.
+type refHost struct {
+	key, name  string
+	wildcard   bool
+	kubernetes bool
+	v4, v6     []netip.Addr
+	info       *api.NameTable_NameInfo
+}
+
+// newReference returns the reference for a server with cfg, in which namespace,
+// domain, TTL and UDP size are set, and a search list.
+func newReference(cfg Config, search []string) *reference {
+	r := &reference{
+		namespace:   strings.ToLower(cfg.Namespace),
+		ttl:         uint32(cfg.TTL / time.Second),
+		ednsUDPSize: uint16(cfg.EDNSUDPSize),
+	}
+	// The domain may have "namespace.svc." or "svc." before it, as in a pod.
+	domain, _ := refName(cfg.Domain)
+	if rest, ok := strings.CutPrefix(domain, r.namespace+"."); ok && strings.HasPrefix(rest, "svc.") {
+		domain = rest
+	}
+	r.domain = domain
+	if rest, ok := strings.CutPrefix(domain, "svc."); ok && rest != "" {
+		r.domain = rest
+	}
+	for _, s := range search {
+		if name, ok := refName(s); ok {
+			r.search = append(r.search, name)
+		}
+	}
+	return r
+}
+
+// hostPattern is a hostname of letters, digits, hyphens and underscores.
+var hostPattern = regexp.MustCompile(`^[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*$`)
+
+// refName reads a name as people write it.
+func refName(s string) (name string, ok bool) { // N10
+	s = strings.TrimSuffix(s, ".")
+	const longest = 253 // characters, which is 255 bytes on the wire
+	return strings.ToLower(s) + ".", len(s) <= longest && hostPattern.MatchString(s)
+}
+
+// load takes in a push.
+func (r *reference) load(table map[string]*api.NameTable_NameInfo) {
+	r.hosts, r.wildcards, r.pointers = map[string]*refHost{}, map[string]*refHost{}, map[string][]string{}
+	for i := range r.shortNames {
+		r.shortNames[i] = map[string]*refHost{}
+	}
+	var hosts []*refHost
+	for key, info := range table {
+		if h := newRefHost(key, info); h != nil {
+			hosts = append(hosts, h)
+		}
+	}
+	// N7: of two that claim a name the Kubernetes one wins, then the smaller key.
+	slices.SortFunc(hosts, func(x, y *refHost) int {
+		if x.kubernetes != y.kubernetes {
+			if x.kubernetes {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Compare(x.key, y.key)
+	})
+	for _, h := range hosts {
+		if h.wildcard {
+			refClaim(r.wildcards, h.name, h)
+		} else {
+			refClaim(r.hosts, h.name, h)
+		}
+	}
+	for _, h := range hosts {
+		if !h.wildcard && r.hosts[h.name] == h {
+			r.loadShortNames(h)
+			for _, addr := range slices.Concat(h.v4, h.v6) {
+				for _, name := range refReverseNames(addr) {
+					r.pointers[name] = append(r.pointers[name], h.name)
+				}
+			}
+		}
+	}
+	for _, names := range r.pointers {
+		slices.Sort(names) // N8
+	}
+}
+
+func refClaim(index map[string]*refHost, name string, h *refHost) {
+	if index[name] == nil {
+		index[name] = h
+	}
+}
+
+// newRefHost reads an entry; it is nil if nothing of it can be used.
+func newRefHost(key string, info *api.NameTable_NameInfo) *refHost {
+	h := &refHost{key: key, info: info, kubernetes: info.GetRegistry() == "Kubernetes"}
+	rest, wildcard := strings.CutPrefix(key, "*.")
+	name, ok := refName(rest)
+	if !ok || refSpecial(name) || wildcard && len("*."+name) > 254 {
+		return nil
+	}
+	h.name, h.wildcard = name, wildcard
+	v4, v6 := map[netip.Addr]bool{}, map[netip.Addr]bool{}
+	for _, ip := range info.GetIps() {
+		addr, err := netip.ParseAddr(ip)
+		addr = addr.Unmap()
+		switch {
+		case err != nil || addr.Zone() != "" || addr.IsUnspecified():
+		case addr.Is4():
+			v4[addr] = true
+		default:
+			v6[addr] = true
+		}
+	}
+	h.v4 = slices.Collect(maps.Keys(v4))
+	h.v6 = slices.Collect(maps.Keys(v6))
+	if len(v4)+len(v6) == 0 {
+		return nil // N11
+	}
+	return h
+}
+
+// loadShortNames takes in the short names of a host. Only Services of the cluster
+// have them (N2, N3).
+func (r *reference) loadShortNames(h *refHost) {
+	if !h.kubernetes || !strings.HasSuffix(h.name, "."+r.domain) {
+		return
+	}
+	var forms [3]string
+	short, namespace := h.info.GetShortname(), h.info.GetNamespace()
+	if short != "" && namespace != "" {
+		forms[0] = short + "." + namespace
+		forms[1] = forms[0] + ".svc"
+		if strings.EqualFold(namespace, r.namespace) {
+			forms[2] = short
+		}
+	}
+	qualified, _ := refName(forms[0])
+	elsewhere := h.name != qualified+"svc."+r.domain
+	for i, form := range forms {
+		if name, ok := refName(form); ok && elsewhere {
+			refClaim(r.shortNames[3], name, h)
+		} else if ok {
+			refClaim(r.shortNames[i], name, h)
+		}
+	}
+	//nolint:staticcheck // Istio's control planes up to 1.9 still fill it.
+	for _, alt := range h.info.GetAltHosts() {
+		if name, ok := refName(alt); ok {
+			refClaim(r.shortNames[3], name, h)
+		}
+	}
+}
+
+// refReverseNames lists the PTR names of an address. An IPv4 address has a second
+// one, as it is written in IPv6.
+func refReverseNames(addr netip.Addr) []string {
+	var names []string
+	for _, s := range []string{addr.String(), "::ffff:" + addr.String()} {
+		if a, err := netip.ParseAddr(s); err == nil {
+			var labels []string
+			for _, b := range slices.Backward(a.AsSlice()) {
+				if a.Is4() {
+					labels = append(labels, refDecimal(b))
+				} else {
+					const hex = "0123456789abcdef"
+					labels = append(labels, hex[b&15:][:1], hex[b>>4:][:1])
+				}
+			}
+			zone := map[bool]string{true: ".in-addr.arpa.", false: ".ip6.arpa."}[a.Is4()]
+			names = append(names, strings.Join(labels, ".")+zone)
+		}
+	}
+	return names
+}
+
+func refDecimal(b byte) string {
+	return strings.TrimSuffix(netip.AddrFrom4([4]byte{b}).String(), ".0.0.0")
+}
+
+// refSpecial reports whether name is one of RFC 6761 that is never taken over (N7).
+func refSpecial(name string) bool {
+	return strings.HasSuffix("."+name, ".localhost.") || strings.HasSuffix("."+name, ".invalid.")
+}
+
+// lookup finds the host that answers a name, and the number of labels that the
+// autopath target has, 0 if the name itself is the host's.
+func (r *reference) lookup(labels []string) (h *refHost, target int) {
+	if refSpecial(strings.Join(labels, ".") + ".") {
+		return nil, 0
+	}
+	if h := r.find(labels); h != nil {
+		return h, 0
+	}
+	for _, domain := range r.search { // N5
+		suffix := dns.SplitDomainName(domain)
+		n := len(labels) - len(suffix)
+		if n > 0 && slices.Equal(labels[n:], suffix) {
+			if h := r.find(labels[:n]); h != nil {
+				return h, n
+			}
+		}
+	}
+	return nil, 0
+}
+
+// find finds a host by a name of its own.
+func (r *reference) find(labels []string) *refHost {
+	name := strings.Join(labels, ".") + "."
+	if refSpecial(name) {
+		return nil
+	}
+	if h := r.hosts[name]; h != nil { // N1
+		return h
+	}
+	for i := 1; i < len(labels); i++ { // N4
+		if h := r.wildcards[strings.Join(labels[i:], ".")+"."]; h != nil {
+			return h
+		}
+	}
+	for _, form := range r.shortNames { // N2
+		if h := form[name]; h != nil {
+			return h
+		}
+	}
+	return nil // N9
+}
+
+// answer returns the whole response to a query, of any length, nil if it is not
+// for the table to answer.
+func (r *reference) answer(q *refQuery) *dns.Msg {
+	labels := dns.SplitDomainName(strings.ToLower(q.name))
+	owner := q.name
+	resp := &dns.Msg{}
+	resp.Id, resp.Response, resp.Authoritative, resp.RecursionAvailable = q.id, true, true, true // A1
+	resp.RecursionDesired, resp.CheckingDisabled = q.flags&0x100 != 0, q.flags&0x10 != 0
+	resp.Question = []dns.Question{{Name: q.name, Qtype: q.qtype, Qclass: dns.ClassINET}}
+	if q.edns { // A8
+		opt := &dns.OPT{Hdr: dns.RR_Header{Name: ".", Rrtype: dns.TypeOPT, Class: r.ednsUDPSize}}
+		if q.do {
+			opt.Hdr.Ttl = 0x8000
+		}
+		resp.Extra = []dns.RR{opt}
+	}
+	header := func(rrtype uint16) dns.RR_Header {
+		return dns.RR_Header{Name: owner, Rrtype: rrtype, Class: dns.ClassINET, Ttl: r.ttl}
+	}
+	if names := r.pointers[strings.Join(labels, ".")+"."]; len(names) > 0 { // N8
+		if q.qtype == dns.TypePTR || q.qtype == dns.TypeANY {
+			for _, name := range names {
+				resp.Answer = append(resp.Answer, &dns.PTR{Hdr: header(dns.TypePTR), Ptr: name})
+			}
+			return resp
+		}
+		resp.Ns = []dns.RR{r.soa(header(dns.TypeSOA))}
+		return resp
+	}
+	h, target := r.lookup(labels)
+	if h == nil {
+		return nil
+	}
+	switch q.qtype {
+	case dns.TypeA, dns.TypeAAAA, dns.TypeANY, dns.TypeHTTPS, dns.TypeSVCB:
+	default: // A4
+		if !h.kubernetes {
+			return nil
+		}
+	}
+	if target > 0 { // N5, N6
+		cname := header(dns.TypeCNAME)
+		owner = strings.Join(dns.SplitDomainName(q.name)[:target], ".") + "."
+		resp.Answer = append(resp.Answer, &dns.CNAME{Hdr: cname, Target: owner})
+	}
+	var addresses []dns.RR
+	if q.qtype == dns.TypeA || q.qtype == dns.TypeANY { // A5
+		for _, addr := range h.v4 {
+			addresses = append(addresses, &dns.A{Hdr: header(dns.TypeA), A: addr.AsSlice()})
+		}
+	}
+	if q.qtype == dns.TypeAAAA || q.qtype == dns.TypeANY {
+		for _, addr := range h.v6 {
+			addresses = append(addresses, &dns.AAAA{Hdr: header(dns.TypeAAAA), AAAA: addr.AsSlice()})
+		}
+	}
+	resp.Answer = append(resp.Answer, addresses...)
+	if len(addresses) == 0 { // A2, A3
+		resp.Ns = []dns.RR{r.soa(header(dns.TypeSOA))}
+	}
+	return resp
+}
+
+func (r *reference) soa(hdr dns.RR_Header) *dns.SOA {
+	return &dns.SOA{
+		Hdr: hdr, Ns: "ns.dns." + r.domain, Mbox: "hostmaster." + r.domain,
+		Serial: 1, Refresh: 7200, Retry: 1800, Expire: 86400, Minttl: r.ttl,
+	}
+}

@@ -1,0 +1,62 @@
+package dnsproxy
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/api"
+)
+
+// Of the addresses of a host that do not all fit, every selection in every order is
+// as likely as any other.
+func TestTruncatedSample(t *testing.T) { // A7, A9
+	t.Parallel()
+	label := strings.Repeat("l", 63)
+	// Question and CNAME leave 59 of 512 bytes: for three IPv4 or two IPv6 addresses.
+	target := label + "." + label + "." + label[:40]
+	search := label + "." + label[:20]
+	cfg := Config{TTL: time.Second, EDNSUDPSize: 1232, Domain: "cluster.local"}
+	w := newWorld(t, cfg, []string{search})
+	host := &api.NameTable_NameInfo{}
+	for i := range 6 {
+		host.Ips = append(host.Ips, fmt.Sprintf("192.0.2.%d", i), fmt.Sprintf("2001:db8::%d", i))
+	}
+	w.load(t, map[string]*api.NameTable_NameInfo{target: host})
+	for _, c := range []struct {
+		qtype    uint16
+		outcomes int
+		// A chi-square of one degree of freedom less than there are outcomes is
+		// above bound with p < 1e-6.
+		bound float64
+	}{
+		{dns.TypeA, 6 * 5 * 4, 212},
+		{dns.TypeAAAA, 6 * 5, 87},
+		{dns.TypeANY, 6 * 5 * 4, 212}, // IPv4 first, which leaves no room
+	} {
+		packet, err := new(dns.Msg).SetQuestion(target+"."+search+".", c.qtype).Pack()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.compare(packet, overUDP); err != nil {
+			t.Fatal(err)
+		}
+		const each = 200 // answers, on average, for every outcome
+		seen := map[string]int{}
+		for range each * c.outcomes {
+			out, _ := w.responder.respond(nil, packet, overUDP)
+			seen[string(out)]++
+		}
+		chi := float64(c.outcomes-len(seen)) * each
+		for _, n := range seen {
+			chi += float64((n-each)*(n-each)) / each
+		}
+		if len(seen) > c.outcomes || chi > c.bound {
+			t.Errorf("%s: %d outcomes, chi-square %.1f; want %d and at most %.0f",
+				dns.TypeToString[c.qtype], len(seen), chi, c.outcomes, c.bound)
+		}
+	}
+}
