@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -35,6 +36,18 @@ type tally struct {
 	perSecond                      float64
 	// latencies are sorted; nil if they were not wanted.
 	latencies []time.Duration
+}
+
+// String says for messages what is asked, how and how fast.
+func (l load) String() string {
+	network, rate := "UDP", "saturated"
+	if l.tcp {
+		network = "TCP"
+	}
+	if l.rate > 0 {
+		rate = thousands(l.rate) + "/s"
+	}
+	return strings.Join([]string{filepath.Base(l.queries), network, rate}, " ")
 }
 
 // arguments is the command line of l. Clients are sockets: eight of them with a

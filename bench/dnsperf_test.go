@@ -101,6 +101,9 @@ func TestValid(t *testing.T) {
 
 func TestArguments(t *testing.T) {
 	l := load{queries: "q", seconds: 3, rate: 2000, tcp: true, core: "1", latencies: true}
+	if got, want := l.String(), "q TCP 2,000/s"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
 	got := strings.Join(l.arguments(), " ")
 	for _, want := range []string{"taskset -c 1 dnsperf", "-d q", "-l 3", "-Q 2000", "-m tcp", "-v"} {
 		if !strings.Contains(got, want) {

@@ -177,9 +177,9 @@ func (b *bench) run(ctx context.Context, i instance, l load, use func(run)) erro
 		if gone := i.alive(); gone != nil {
 			return gone
 		}
-		fmt.Fprintf(b.progress, "a run of %s does not count: %v\n", i.name, err)
+		fmt.Fprintf(b.progress, "a run of %s does not count: %v, %v\n", i.name, l, err)
 	}
-	b.results.note("%s: %v, %d times in a row; the round has no figure", i.name, err, attempts)
+	b.results.note("%s: %v, %v, %d times in a row; the round has no figure", i.name, l, err, attempts)
 	return nil
 }
 
