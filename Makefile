@@ -7,7 +7,7 @@ FUZZTIME ?= 60s
 IMAGE    ?= nametap
 COVERAGE ?= 80
 
-.PHONY: run build test lint fuzz bench generate image clean
+.PHONY: run build test lint fuzz bench microbench generate image clean
 
 run: build ## the demo: control plane, agent and a tour
 	./bin/nametap demo $(ARGS)
@@ -30,7 +30,11 @@ lint: ## golangci-lint, and whether generated code is current
 fuzz: ## every fuzz target for FUZZTIME
 	@scripts/fuzz-all $(FUZZTIME)
 
-bench: ## the benchmarks
+bench: ## the agent beside its peers, over the wire (ARGS=-help lists the choices)
+	@scripts/install-missing dnsperf dnsmasq unbound nsd
+	cd bench && $(GO) run . $(ARGS)
+
+microbench: ## Go benchmarks of the parts
 	$(GO) test -run '^$$' -bench . -benchmem ./...
 
 generate: ## generated code, from api/nds.proto

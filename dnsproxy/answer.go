@@ -64,11 +64,17 @@ func (a *answerer) chaos(req *dns.Msg, version, id string) *dns.Msg {
 	return resp
 }
 
+// The names of SOA records, below the cluster's domain.
+const (
+	soaServer  wireName = "\x02ns\x03dns"
+	soaMailbox wireName = "\x0ahostmaster"
+)
+
 // newSOAData returns the data of the SOA record that negative answers have, in wire
 // form. Its names are of the cluster's domain for want of better ones.
 func newSOAData(domain wireName, ttl uint32) []byte {
-	data := append(append([]byte("\x02ns\x03dns"), domain...), 0)
-	data = append(append(append(data, "\x0ahostmaster"...), domain...), 0)
+	data := append(append([]byte(soaServer), domain...), 0)
+	data = append(append(append(data, soaMailbox...), domain...), 0)
 	// No secondary reads the first four; the values are what RFC 1912 calls usual.
 	const serial, refresh, retry, expire = 1, 7200, 1800, 86400
 	for _, n := range []uint32{serial, refresh, retry, expire, ttl} {

@@ -331,8 +331,9 @@ func (b *builder) addresses(s *shard) error {
 	b.v4, b.v6 = b.v4[:0], b.v6[:0]
 	for _, ip := range b.info.ips {
 		addr, err := netip.ParseAddr(ip)
+		zone := addr.Zone() // which Unmap drops
 		switch addr = addr.Unmap(); {
-		case err != nil || addr.Zone() != "":
+		case err != nil || zone != "":
 			s.skip(b.info.key, fmt.Sprintf("address %q is neither IPv4 nor IPv6", ip))
 		case addr.IsUnspecified():
 			s.skip(b.info.key, fmt.Sprintf("address %q is unspecified", ip))

@@ -39,7 +39,8 @@ func newCluster(namespace, domain string) (cluster, error) {
 		name = name.parent()
 	}
 	c := cluster{domain: name, services: svcName + name}
-	if len(c.services) > maxNameLen {
+	// The longest name that we put before the domain ourselves is in the SOA record.
+	if _, ok := soaMailbox.join(name); !ok {
 		return cluster{}, fmt.Errorf("domain %q: %w", domain, errLongName)
 	}
 	if namespace == "" {

@@ -167,7 +167,7 @@ func (h *handler) own(req *dns.Msg, d decision) *dns.Msg {
 		err = errQuestionName
 	}
 	if err == nil {
-		err = resp.Unpack(h.respondOwn(nil, &q, d, dns.MaxMsgSize-1))
+		err = resp.Unpack(h.respondOwn(nil, &q, d, dns.MaxMsgSize))
 	}
 	if err != nil { // not reached: the name was packed to decide
 		return h.failure(req, dns.RcodeServerFailure, dns.ExtendedErrorCodeOther, err.Error())

@@ -310,7 +310,8 @@ func TestNewTableRefuses(t *testing.T) { // R7
 		{"a.b", "cluster.local", `namespace "a.b"`},
 		{"*", "cluster.local", `namespace "*"`},
 		{"shop", long + ".x", "domain "},
-		{"shop", long[2:], "namespace "},
+		{"shop", long[2*2:], "domain "}, // with no room for the names of an SOA record
+		{strings.Repeat("n", 63), long[2*20:], "namespace "},
 	} {
 		_, err := dnsproxy.NewTable(c.namespace, c.domain, nil)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
