@@ -19,7 +19,7 @@ const attemptTimeout = time.Second
 
 var (
 	errNoUpstream   = errors.New("no nameserver to forward to: resolv.conf names none and no upstream is set")
-	errTooManyQuery = errors.New("too many forwarded queries are in flight")
+	errTooManyQuery = errors.New("too many queries are in flight")
 	errOtherReply   = errors.New("the reply is to another question")
 )
 
@@ -27,13 +27,25 @@ var (
 // called from any goroutine.
 type forwarder struct {
 	timeout time.Duration // of one query, over all servers
-	slots   chan struct{} // one for every query that may be in flight
+	slots   chan struct{} // one for every query that may be in flight or held
 	metrics *metrics
 }
 
 func newForwarder(timeout time.Duration, maxInflight int, m *metrics) *forwarder {
 	return &forwarder{timeout: timeout, slots: make(chan struct{}, maxInflight), metrics: m}
 }
+
+// acquire takes a slot, unless all are taken; release gives it back.
+func (f *forwarder) acquire() bool {
+	select {
+	case f.slots <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+func (f *forwarder) release() { <-f.slots }
 
 // exchange returns the first usable reply (NOERROR or NXDOMAIN) to req, asking
 // the servers in turn until one comes or the time is up. A server that fails
@@ -45,12 +57,10 @@ func (f *forwarder) exchange(ctx context.Context, req *dns.Msg, servers []netip.
 	if len(servers) == 0 {
 		return nil, errNoUpstream
 	}
-	select {
-	case f.slots <- struct{}{}:
-		defer func() { <-f.slots }()
-	default:
+	if !f.acquire() {
 		return nil, errTooManyQuery
 	}
+	defer f.release()
 	ctx, cancel := context.WithTimeout(ctx, f.timeout)
 	defer cancel()
 

@@ -111,8 +111,12 @@ func (h *handler) decideMessage(req *dns.Msg) decision {
 	return h.decide(question{name: fold(wire), qtype: q.Qtype, class: q.Qclass}, h.table.Load(), new(scratch))
 }
 
-// hold waits for the first table and decides again.
+// hold waits for the first table and decides again. What is held counts as in flight.
 func (h *handler) hold(ctx context.Context, req *dns.Msg) decision {
+	if !h.forwarder.acquire() {
+		return decision{action: actReject, rcode: dns.RcodeServerFailure, reason: errTooManyQuery}
+	}
+	defer h.forwarder.release()
 	timer := time.NewTimer(holdTimeout)
 	defer timer.Stop()
 	select {

@@ -50,8 +50,8 @@ type Config struct {
 	EDNSUDPSize int
 	// MaxTCPConns bounds the open client connections, 1 or more. Default 1,000.
 	MaxTCPConns int
-	// MaxInflight bounds the queries that wait for a nameserver; beyond it they
-	// get SERVFAIL at once. 1 or more, default 10,000.
+	// MaxInflight bounds the queries that wait for a nameserver or for the first
+	// table; beyond it they get SERVFAIL at once. 1 or more, default 10,000.
 	MaxInflight int
 	// UpstreamTimeout bounds a forwarded query over all nameservers. Default 4 s,
 	// below the 5 s after which glibc gives a server up.

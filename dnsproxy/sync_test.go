@@ -236,3 +236,30 @@ func TestPushOfSeveralTables(t *testing.T) { // C4
 		})
 	}
 }
+
+// Queries that are held count as in flight: more than the bound are refused at once.
+func TestHeldInflight(t *testing.T) { // C6, F10
+	t.Parallel()
+	p := start(t, dnsproxy.Config{BeforeSync: dnsproxy.BeforeSyncHold, MaxInflight: 1})
+	conn := p.dial(t, "tcp")
+	defer conn.Close()
+	asked := map[uint16]bool{}
+	for _, name := range []string{"web", "db"} {
+		req := withEDNS(question(name, dns.TypeA), 1232)
+		asked[req.Id] = true
+		packet, err := req.Pack()
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, conn, packet)
+	}
+	refused := parse(t, read(t, conn))
+	if e := ede(refused); refused.Rcode != dns.RcodeServerFailure || e == nil || !strings.Contains(e.ExtraText, "too many") {
+		t.Fatalf("one of two held queries is not refused:\n%v", refused)
+	}
+	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"), "db.shop.svc.cluster.local": service("db", "shop", "10.0.0.2")})
+	held := parse(t, read(t, conn))
+	if held.Id == refused.Id || !asked[held.Id] || len(held.Answer) != 1 {
+		t.Errorf("the query that was held is answered with\n%v", held)
+	}
+}

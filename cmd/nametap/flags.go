@@ -76,7 +76,7 @@ func (f *agentFlags) declare(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.upstreams, "upstream", nil, "nameserver instead of resolv.conf's, ADDRESS or ADDRESS:PORT; may be repeated")
 	flags.DurationVar(&f.upstreamTimeout, "upstream-timeout", dnsproxy.DefaultUpstreamTimeout, "time for one forwarded query, over all nameservers [DNS_FORWARD_TIMEOUT]")
 	settings.SetEnv(flags, "upstream-timeout", "DNS_FORWARD_TIMEOUT")
-	flags.IntVar(&f.maxInflight, "max-inflight", dnsproxy.DefaultMaxInflight, "forwarded queries at a time; beyond it SERVFAIL")
+	flags.IntVar(&f.maxInflight, "max-inflight", dnsproxy.DefaultMaxInflight, "queries forwarded or held at a time; beyond it SERVFAIL")
 	flags.DurationVar(&f.ttl, "ttl", dnsproxy.DefaultTTL, "TTL of mesh hosts, in whole seconds")
 	flags.IntVar(&f.ednsUDPSize, "edns-udp-size", dnsproxy.DefaultEDNSUDPSize, "longest UDP response in bytes, 512 to 65534")
 	flags.IntVar(&f.maxTCPConns, "max-tcp-conns", dnsproxy.DefaultMaxTCPConns, "TCP connections of clients at a time")
