@@ -17,6 +17,7 @@ build: ## both binaries, static, in bin/
 
 test: ## all tests, with the race detector and the coverage
 	@scripts/install-missing gcc
+	@scripts/left-out
 	@race="$$(scripts/race-flag)"; set -ex; \
 	$(GO) test $$race -coverpkg=./... -coverprofile=coverage.out ./...
 	@scripts/check-coverage coverage.out $(COVERAGE)

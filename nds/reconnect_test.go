@@ -114,9 +114,6 @@ func TestRunEnds(t *testing.T) {
 
 // C5: a peer that vanished without closing the connection is noticed.
 func TestKeepalive(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes 30 s")
-	}
 	t.Parallel()
 	server := fakexds.Start(t, fakexds.Options{})
 	hole := newBlackHole(t, server.Addr())
