@@ -55,7 +55,7 @@ func (a *answerer) chaos(req *dns.Msg, version, id string) *dns.Msg {
 		text = id
 	}
 	if text == "" || q.Qtype != dns.TypeTXT && q.Qtype != dns.TypeANY {
-		return a.failure(req, dns.RcodeRefused, dns.ExtendedErrorCodeNotSupported, "nametap serves class IN")
+		return a.failure(req, dns.RcodeRefused, dns.ExtendedErrorCodeNotSupported, errOtherClass.Error())
 	}
 	resp := a.reply(req, dns.RcodeSuccess)
 	resp.Authoritative = true
@@ -86,13 +86,11 @@ func newSOAData(domain wireName, ttl uint32) []byte {
 // fit makes resp fit the client's transport: over UDP what does not fit is cut
 // at a record's boundary with TC=1, so that the client asks again over TCP.
 func (a *answerer) fit(resp, req *dns.Msg, over transport) {
-	size := dns.MaxMsgSize
-	if over == overUDP {
-		size = dns.MinMsgSize
-		if opt := req.IsEdns0(); opt != nil {
-			size = int(max(dns.MinMsgSize, min(opt.UDPSize(), a.ednsUDPSize)))
-		}
+	var offered uint16
+	if opt := req.IsEdns0(); opt != nil {
+		offered = opt.UDPSize()
 	}
+	size := a.limit(offered, over)
 	resp.Truncate(size)
 	if resp.IsTsig() != nil && resp.Len() > size { // Truncate leaves signed messages alone
 		resp.Answer, resp.Ns, resp.Truncated = nil, nil, true

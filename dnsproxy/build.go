@@ -30,23 +30,23 @@ func NewTable(namespace, domain string, resources [][]byte) (*Table, error) {
 func newTable(c cluster) *Table { return &Table{cluster: c, seed: maphash.MakeSeed()} }
 
 // next builds the table of a push. Shards whose entries are those of t are shared
-// with it, so a push that changes little costs little.
+// with it, so a push that changes little costs little; one that changes nothing gives
+// t itself.
 func (t *Table) next(resources [][]byte) (*Table, error) {
 	b := builder{cluster: &t.cluster, seed: t.seed}
 	if err := b.assign(resources); err != nil {
 		return nil, err
 	}
-	next := &Table{cluster: t.cluster, seed: t.seed, shards: t.shards, reverse: t.reverse, aliases: t.aliases}
 	var changed []int
-	for i := range next.shards {
+	for i := range t.shards {
 		if b.digests[i] != t.shards[i].digest {
 			changed = append(changed, i)
 		}
 	}
 	if len(changed) == 0 {
-		next.hosts, next.wildcards = t.hosts, t.wildcards
-		return next, nil
+		return t, nil
 	}
+	next := &Table{cluster: t.cluster, seed: t.seed, shards: t.shards}
 	entries, err := b.collect(resources, changed)
 	if err != nil {
 		return nil, err

@@ -78,7 +78,7 @@ func (r *responder) respond(dst, packet []byte, over transport) (response []byte
 		return dst, false
 	}
 	h.metrics.countOwn(q.qtype, over)
-	return h.respondOwn(dst, q, d, h.limit(q, over)), true
+	return h.respondOwn(dst, q, d, h.limit(q.udpSize, over)), true
 }
 
 // respondOwn appends the response to a query for an own name, of at most limit
@@ -93,16 +93,13 @@ func (a *answerer) respondOwn(dst []byte, q *query, d decision, limit int) []byt
 	return w.buf
 }
 
-// limit is how long the response to a query may be: over UDP what the client
-// says that it takes (RFC 6891, section 6.2.3), within what we send.
-func (a *answerer) limit(q *query, over transport) int {
+// limit is how long a response may be: over UDP what the client offers to take
+// (RFC 6891, section 6.2.3), within what we send; 0 is no offer.
+func (a *answerer) limit(offered uint16, over transport) int {
 	if over == overTCP {
 		return dns.MaxMsgSize
 	}
-	if !q.edns {
-		return dns.MinMsgSize
-	}
-	return int(max(dns.MinMsgSize, min(q.udpSize, a.ednsUDPSize)))
+	return int(max(dns.MinMsgSize, min(offered, a.ednsUDPSize)))
 }
 
 // A query is a request of the shape that nearly all have: opcode QUERY, one
@@ -113,7 +110,7 @@ type query struct {
 	packet      []byte
 	questionEnd int // where the question section ends in packet
 	edns, do    bool
-	udpSize     uint16 // what the client takes over UDP, if edns
+	udpSize     uint16 // what the client offers to take over UDP; 0 without edns
 	folded      [maxNameLen]byte
 }
 
@@ -143,6 +140,7 @@ func (q *query) parse(packet []byte) bool {
 	q.questionEnd = end + 4
 	q.edns = counts&oneAdditional != 0
 	if !q.edns {
+		q.udpSize = 0
 		return len(packet) == q.questionEnd
 	}
 	return q.parseOPT(packet[q.questionEnd:])
