@@ -1,174 +1,198 @@
 // Package fakedns is a nameserver that does what it is told, for tests and for
-// the demo: it answers from a function and counts what it was asked.
+// the demo. What it says comes from a Handler, what becomes of that on its way from
+// Effects, which are applied in order:
 //
 //	upstream, err := fakedns.Start(fakedns.Answer("example.com. 60 IN A 192.0.2.1"))
 //	defer upstream.Close()
+//
+//	upstream.Handle(fakedns.Truncate(fakedns.Size(4000)),
+//		fakedns.OnUDP(fakedns.Loss(0.3, 1)), fakedns.Delay(20*time.Millisecond))
+//	upstream.Handle(fakedns.Answer(), fakedns.First(fakedns.WrongID))
+//
+// It counts what it was asked, over which sockets. Where it listens, and what it
+// does not, is for Start to say: On, NoUDP, NoTCP.
 package fakedns
 
 import (
-	"context"
+	"cmp"
+	"crypto/tls"
 	"fmt"
-	"net"
 	"net/netip"
-	"strings"
+	"slices"
 	"sync"
 
 	"github.com/miekg/dns"
 )
 
-// A Handler returns the reply to a query, which came over network "udp" or
-// "tcp". A nil reply means silence.
+// A Handler returns the reply to a query, which came over network "udp", "tcp" or
+// "tls". A nil reply means silence. Each query has a goroutine of its own, so a
+// handler may be called several times at once.
 type Handler func(query *dns.Msg, network string) *dns.Msg
 
 // A Query is one question that a Server was asked.
 type Query struct {
 	Name    string // in the question's case
 	Type    uint16
-	Network string // "udp" or "tcp"
+	Network string // "udp", "tcp" or "tls"
 }
 
-// A Server listens on a free port of 127.0.0.1, UDP and TCP. Its methods may be
-// called from any goroutine.
+// A Server listens on a port of a loopback address, UDP and TCP. Its methods may
+// be called from any goroutine.
 type Server struct {
 	// Addr is where it listens.
 	Addr netip.AddrPort
 
-	udp, tcp *dns.Server
+	noUDP, noTCP bool
+	tls          *tls.Config // nil for plain TCP
 
-	mu      sync.Mutex
-	handler Handler
-	queries []Query
+	mu          sync.Mutex
+	handler     Handler
+	effects     []Effect
+	queries     []Query
+	sources     []netip.AddrPort
+	connections int
+	sockets     *sockets // nil while closed
 }
 
+// An Option says where and how a Server listens.
+type Option func(*Server)
+
+// On makes the server listen at addr instead of a free port of 127.0.0.1. Port 0 is
+// a free one.
+func On(addr netip.AddrPort) Option { return func(s *Server) { s.Addr = addr } }
+
+// NoUDP makes the kernel refuse what comes over UDP: ICMP says that the port is
+// unreachable. The port stays reserved. For a port that takes packets and never
+// answers, see Silence.
+func NoUDP(s *Server) { s.noUDP = true }
+
+// NoTCP makes the kernel refuse connections. The port stays reserved.
+func NoTCP(s *Server) { s.noTCP = true }
+
+// With is what Handle says of effects, from the start.
+func With(effects ...Effect) Option { return func(s *Server) { s.effects = effects } }
+
 // Start starts a server that answers by handler. The caller closes it.
-func Start(handler Handler) (*Server, error) {
-	packets, streams, err := listen()
-	if err != nil {
-		return nil, fmt.Errorf("starting a fake nameserver: %w", err)
+func Start(handler Handler, options ...Option) (*Server, error) {
+	s := &Server{Addr: netip.MustParseAddrPort("127.0.0.1:0"), handler: handler}
+	for _, option := range options {
+		option(s)
 	}
-	addr, err := netip.ParseAddrPort(packets.LocalAddr().String())
-	if err != nil {
-		return nil, fmt.Errorf("starting a fake nameserver: %w", err)
+	if err := s.Restart(); err != nil {
+		return nil, err
 	}
-	s := &Server{Addr: addr, handler: handler}
-	s.udp = s.serve(&dns.Server{PacketConn: packets, UDPSize: dns.MaxMsgSize})
-	s.tcp = s.serve(&dns.Server{Listener: streams, MaxTCPQueries: -1})
 	return s, nil
 }
 
-// listen opens UDP and TCP on one free port. A port that is free for UDP may be
-// taken for TCP, so it tries a few.
-func listen() (packets net.PacketConn, streams net.Listener, err error) {
-	const attempts = 10
-	var config net.ListenConfig
-	for range attempts {
-		packets, err = config.ListenPacket(context.Background(), "udp4", "127.0.0.1:0")
-		if err != nil {
-			return nil, nil, err
-		}
-		streams, err = config.Listen(context.Background(), "tcp4", packets.LocalAddr().String())
-		if err == nil {
-			return packets, streams, nil
-		}
-		_ = packets.Close() // nothing was sent
-	}
-	return nil, nil, err
-}
-
-// serve starts one transport and returns once it is being read.
-func (s *Server) serve(server *dns.Server) *dns.Server {
-	network := "udp"
-	if server.Listener != nil {
-		network = "tcp"
-	}
-	started := make(chan struct{})
-	server.NotifyStartedFunc = func() { close(started) }
-	server.MsgAcceptFunc = func(dns.Header) dns.MsgAcceptAction { return dns.MsgAccept }
-	server.Handler = dns.HandlerFunc(func(w dns.ResponseWriter, query *dns.Msg) {
-		if reply := s.record(query, network)(query, network); reply != nil {
-			_ = w.WriteMsg(reply) // a client that has gone is the test's to notice
-		}
-	})
-	go func() { _ = server.ActivateAndServe() }() // ends with Close; a test sees a dead server
-	<-started
-	return server
-}
-
-// record notes the question and returns the handler of the moment.
-func (s *Server) record(query *dns.Msg, network string) Handler {
+// Restart starts a closed server again, on the same address, as it was: what was
+// asked is kept, and effects go on. It fails if someone else has got the port.
+func (s *Server) Restart() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, q := range query.Question {
-		s.queries = append(s.queries, Query{Name: q.Name, Type: q.Qtype, Network: network})
+	if s.sockets != nil {
+		return fmt.Errorf("starting a fake nameserver on %s: it is running", s.Addr)
 	}
-	return s.handler
+	sockets, err := s.listen()
+	if err != nil {
+		return fmt.Errorf("starting a fake nameserver on %s: %w", s.Addr, err)
+	}
+	s.Addr, s.sockets = sockets.addr, sockets
+	sockets.serve(s)
+	return nil
 }
 
-// Handle replaces the handler.
-func (s *Server) Handle(handler Handler) {
+// Close stops the server and returns after its goroutines have: after the handlers
+// that are at work, and without the replies that an effect holds back.
+func (s *Server) Close() {
+	s.mu.Lock()
+	sockets := s.sockets
+	s.sockets = nil
+	s.mu.Unlock()
+	if sockets != nil {
+		sockets.close()
+	}
+}
+
+// Handle replaces the handler and the effects.
+func (s *Server) Handle(handler Handler, effects ...Effect) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.handler = handler
+	s.handler, s.effects = handler, effects
 }
 
-// Queries returns what was asked since the start or the last Reset, in order.
+// Queries returns what was asked since the start or the last Reset, in order. What
+// an effect lost counts as asked.
 func (s *Server) Queries() []Query {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return append([]Query(nil), s.queries...)
+	return slices.Clone(s.queries)
 }
 
-// Reset forgets what was asked.
+// Sources returns where each of Queries came from.
+func (s *Server) Sources() []netip.AddrPort {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.sources)
+}
+
+// Connections returns how many connections were accepted since the start or the
+// last Reset, whether or not a TLS handshake followed.
+func (s *Server) Connections() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.connections
+}
+
+// Disconnect closes all connections that clients have open, as a server does that
+// has had enough of them. It goes on listening.
+func (s *Server) Disconnect() {
+	s.mu.Lock()
+	sockets := s.sockets
+	s.mu.Unlock()
+	if sockets != nil {
+		sockets.disconnect()
+	}
+}
+
+// Reset forgets what was asked, and how often a connection was accepted.
 func (s *Server) Reset() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.queries = nil
+	s.queries, s.sources, s.connections = nil, nil, 0
 }
 
-// Close stops the server and returns after its goroutines have.
-func (s *Server) Close() {
-	for _, server := range []*dns.Server{s.udp, s.tcp} {
-		_ = server.Shutdown() // fails only for a server that has already stopped
+// connected counts a connection.
+func (s *Server) connected() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.connections++
+}
+
+// record notes the questions and returns the handler and the effects of the moment.
+func (s *Server) record(r Request) (Handler, []Effect) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, q := range r.Msg.Question {
+		s.queries = append(s.queries, Query{Name: q.Name, Type: q.Qtype, Network: r.Network})
+		s.sources = append(s.sources, r.Source)
 	}
+	return s.handler, s.effects
 }
 
-// Answer is a Handler that knows the given records, in presentation form, and
-// says NXDOMAIN to names without one and NODATA to types without one. It panics
-// if a record cannot be parsed.
-func Answer(records ...string) Handler {
-	byName := map[string][]dns.RR{}
-	for _, record := range records {
-		rr, err := dns.NewRR(record)
+// replies makes what is sent for a query, sorted by when.
+func (s *Server) replies(r Request) []Packet {
+	handler, effects := s.record(r)
+	var packets []Packet
+	if reply := handler(r.Msg, r.Network); reply != nil {
+		wire, err := reply.Pack()
 		if err != nil {
-			panic(fmt.Sprintf("fakedns: record %q: %v", record, err))
+			panic(fmt.Sprintf("fakedns: a handler's reply cannot be packed: %v\n%v", err, reply))
 		}
-		name := strings.ToLower(rr.Header().Name)
-		byName[name] = append(byName[name], rr)
+		packets = []Packet{{Bytes: wire}}
 	}
-	return func(query *dns.Msg, _ string) *dns.Msg {
-		reply := new(dns.Msg).SetReply(query)
-		reply.RecursionAvailable = true
-		if len(query.Question) != 1 {
-			reply.Rcode = dns.RcodeFormatError
-			return reply
-		}
-		rrs, known := byName[strings.ToLower(query.Question[0].Name)]
-		if !known {
-			reply.Rcode = dns.RcodeNameError
-		}
-		for _, rr := range rrs {
-			if rr.Header().Rrtype == query.Question[0].Qtype {
-				reply.Answer = append(reply.Answer, rr)
-			}
-		}
-		return reply
+	for _, effect := range effects {
+		packets = effect(r, packets)
 	}
+	slices.SortStableFunc(packets, func(a, b Packet) int { return cmp.Compare(a.After, b.After) })
+	return packets
 }
-
-// Rcode is a Handler that answers every query with a response code.
-func Rcode(rcode int) Handler {
-	return func(query *dns.Msg, _ string) *dns.Msg { return new(dns.Msg).SetRcode(query, rcode) }
-}
-
-// Silence is a Handler that never answers.
-func Silence(*dns.Msg, string) *dns.Msg { return nil }

@@ -91,3 +91,37 @@ func TestAnswerRefusesBadRecords(t *testing.T) {
 	}()
 	fakedns.Answer("www.example. IN A nowhere")
 }
+
+func TestSize(t *testing.T) {
+	t.Parallel()
+	s := start(t, fakedns.Answer())
+	for _, size := range []int{100, 512, 513, 1232, 4096, 65535} {
+		s.Handle(fakedns.Size(size))
+		for qtype, slack := range map[uint16]int{dns.TypeTXT: 2, dns.TypeA: 16, dns.TypeAAAA: 28} {
+			resp := ask(t, s, "tcp", new(dns.Msg).SetQuestion("www.example.", qtype))
+			resp.Compress = true
+			wire, err := resp.Pack()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(wire) > size || len(wire) <= size-slack {
+				t.Errorf("%s: %d bytes, want about %d", dns.TypeToString[qtype], len(wire), size)
+			}
+		}
+	}
+	if resp := ask(t, s, "udp", new(dns.Msg).SetQuestion("www.example.", dns.TypeMX)); len(resp.Answer) > 0 {
+		t.Errorf("MX:\n%v", resp)
+	}
+}
+
+func TestTruncate(t *testing.T) {
+	t.Parallel()
+	s := start(t, fakedns.Truncate(fakedns.Size(3000)))
+	query := new(dns.Msg).SetQuestion("www.example.", dns.TypeTXT)
+	if resp := ask(t, s, "udp", query); !resp.Truncated || len(resp.Answer) > 0 {
+		t.Errorf("over UDP:\n%v", resp)
+	}
+	if resp := ask(t, s, "tcp", query); resp.Truncated || len(resp.Answer) != 1 {
+		t.Errorf("over TCP:\n%v", resp)
+	}
+}

@@ -1,0 +1,195 @@
+package fakedns
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+// A Request is a query that came in.
+type Request struct {
+	Msg  *dns.Msg
+	Wire []byte // as it came, without the length that TCP has in front
+	// Network is "udp", "tcp" or "tls".
+	Network string
+	Source  netip.AddrPort
+}
+
+// newRequest parses a query, if it is one.
+func newRequest(b []byte, network string, source netip.AddrPort) (Request, bool) {
+	r := Request{Msg: new(dns.Msg), Wire: slices.Clone(b), Network: network, Source: source}
+	err := r.Msg.Unpack(r.Wire)
+	return r, err == nil
+}
+
+// A Packet is something to send, a UDP packet or a message of a TCP stream.
+type Packet struct {
+	Bytes []byte
+	// After is how long after the query it is sent.
+	After time.Duration
+
+	// wait, unless nil, is closed when it may be sent; sent is closed when it was.
+	wait <-chan struct{}
+	sent chan<- struct{}
+}
+
+// An Effect changes what is sent for a query. It is called with what the effects
+// before it have left, which is its own to change: none if the handler was silent.
+// It may be called several times at once.
+type Effect func(r Request, packets []Packet) []Packet
+
+// OnUDP applies effects over UDP only.
+func OnUDP(effects ...Effect) Effect {
+	return func(r Request, packets []Packet) []Packet {
+		if r.Network != "udp" {
+			return packets
+		}
+		for _, effect := range effects {
+			packets = effect(r, packets)
+		}
+		return packets
+	}
+}
+
+// Delay sends everything d later.
+func Delay(d time.Duration) Effect {
+	return func(_ Request, packets []Packet) []Packet {
+		for i := range packets {
+			packets[i].After += d
+		}
+		return packets
+	}
+}
+
+// Loss loses each packet with probability p. The seed decides which: the same
+// queries in the same order lose the same.
+func Loss(p float64, seed uint64) Effect {
+	var mu sync.Mutex
+	random := rand.New(rand.NewPCG(seed, 0))
+	return func(_ Request, packets []Packet) []Packet {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.DeleteFunc(packets, func(Packet) bool { return random.Float64() < p })
+	}
+}
+
+// Drop sends nothing. OnUDP(Drop) is a black hole that answers over TCP.
+func Drop(Request, []Packet) []Packet { return nil }
+
+// Duplicate sends everything n times.
+func Duplicate(n int) Effect {
+	return func(_ Request, packets []Packet) []Packet { return slices.Repeat(packets, n) }
+}
+
+// Cut leaves the last n bytes of each packet out, without a TC bit: a reply that
+// ends within a record, if n is small.
+func Cut(n int) Effect {
+	return each(func(b []byte) []byte { return b[:max(len(b)-n, 0)] })
+}
+
+// Raw sends what replies returns for the wire form of a query, whatever the handler
+// says. It may be called several times at once.
+func Raw(replies func(query []byte) [][]byte) Effect {
+	return func(r Request, _ []Packet) []Packet {
+		var packets []Packet
+		for _, b := range replies(r.Wire) {
+			packets = append(packets, Packet{Bytes: b})
+		}
+		return packets
+	}
+}
+
+// First sends what effect makes of each reply, and then the reply as it was.
+func First(effect Effect) Effect {
+	return func(r Request, packets []Packet) []Packet {
+		changed := make([]Packet, len(packets))
+		for i, p := range packets {
+			changed[i] = Packet{Bytes: slices.Clone(p.Bytes), After: p.After}
+		}
+		return append(effect(r, changed), packets...)
+	}
+}
+
+// WrongID is a forger's reply who has not guessed the ID: NXDOMAIN, so that one
+// sees who believes it.
+func WrongID(r Request, _ []Packet) []Packet {
+	return forged(r, func(m *dns.Msg) { m.Id ^= 0x5555 })
+}
+
+// WrongQuestion is a reply with the right ID to a question that nobody asked:
+// NXDOMAIN for a name below invalid.
+func WrongQuestion(r Request, _ []Packet) []Packet {
+	return forged(r, func(m *dns.Msg) {
+		for i := range m.Question {
+			m.Question[i].Name = "other.invalid."
+		}
+	})
+}
+
+// forged is NXDOMAIN for a query, changed.
+func forged(r Request, change func(*dns.Msg)) []Packet {
+	reply := newReply(r.Msg)
+	reply.Rcode = dns.RcodeNameError
+	change(reply)
+	wire, err := reply.Pack()
+	if err != nil {
+		return nil // what was parsed can be packed
+	}
+	return []Packet{{Bytes: wire}}
+}
+
+// ChangedCase turns lower case in the question of a reply into upper case and the
+// reverse. Records that point there for their owner get it too.
+func ChangedCase(r Request, packets []Packet) []Packet {
+	invert := each(func(b []byte) []byte {
+		const header = 12
+		for at := header; at < len(b) && b[at] != 0 && b[at] < 64; {
+			end := min(at+1+int(b[at]), len(b))
+			for i := at + 1; i < end; i++ {
+				if c := b[i] | 0x20; 'a' <= c && c <= 'z' {
+					b[i] ^= 0x20
+				}
+			}
+			at = end
+		}
+		return b
+	})
+	return invert(r, packets)
+}
+
+// each changes the bytes of all packets.
+func each(change func([]byte) []byte) Effect {
+	return func(_ Request, packets []Packet) []Packet {
+		for i := range packets {
+			packets[i].Bytes = change(packets[i].Bytes)
+		}
+		return packets
+	}
+}
+
+// OutOfOrder holds the replies to each n queries until the last of them has come,
+// and then sends them in reverse order, each after the one before was sent. It must
+// be the last effect, and every query must have a reply.
+func OutOfOrder(n int) Effect {
+	var mu sync.Mutex
+	var count int
+	var previous chan struct{} // what the reply to the query before waits for, or nil
+	return func(_ Request, packets []Packet) []Packet {
+		if len(packets) == 0 {
+			return nil
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		packets[len(packets)-1].sent = previous
+		previous = nil
+		if count++; count%n != 0 {
+			previous = make(chan struct{})
+			packets[0].wait = previous
+		}
+		return packets
+	}
+}

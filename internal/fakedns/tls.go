@@ -1,0 +1,55 @@
+package fakedns
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"math/big"
+	"time"
+)
+
+// StartTLS starts a server that speaks TLS over TCP and refuses UDP (RFC 7858). Its
+// certificate is for name alone, and verifies with the pool. The caller closes the
+// server.
+func StartTLS(handler Handler, name string, options ...Option) (*Server, *x509.CertPool, error) {
+	certificate, pool, err := selfSigned(name)
+	if err != nil {
+		return nil, nil, fmt.Errorf("making a certificate for %q: %w", name, err)
+	}
+	encrypted := func(s *Server) {
+		s.noUDP = true
+		s.tls = &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12}
+	}
+	s, err := Start(handler, append(options, encrypted)...)
+	return s, pool, err
+}
+
+// selfSigned makes a certificate that is valid for an hour, and a pool with it.
+func selfSigned(name string) (tls.Certificate, *x509.CertPool, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return tls.Certificate{}, nil, err
+	}
+	now := time.Now()
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(now.UnixNano()),
+		DNSNames:     []string{name},
+		NotBefore:    now.Add(-time.Minute), NotAfter: now.Add(time.Hour),
+		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		IsCA:     true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return tls.Certificate{}, nil, err
+	}
+	parsed, err := x509.ParseCertificate(der)
+	if err != nil {
+		return tls.Certificate{}, nil, err
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(parsed)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pool, nil
+}
