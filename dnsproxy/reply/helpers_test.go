@@ -1,0 +1,121 @@
+package reply_test
+
+import (
+	"encoding/binary"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/reply"
+)
+
+const headerLen = 12
+
+// upstream returns a reply to a query for name, whose records are in presentation
+// form.
+func upstream(t testing.TB, name string, qtype uint16, answers ...string) *dns.Msg {
+	t.Helper()
+	msg := new(dns.Msg).SetQuestion(name, qtype)
+	msg.Response, msg.RecursionAvailable, msg.Authoritative, msg.Compress = true, true, true, true
+	msg.Answer = records(t, answers...)
+	return msg
+}
+
+func records(t testing.TB, texts ...string) []dns.RR {
+	t.Helper()
+	var rrs []dns.RR
+	for _, text := range texts {
+		rr, err := dns.NewRR(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rrs = append(rrs, rr)
+	}
+	return rrs
+}
+
+func pack(t testing.TB, msg *dns.Msg) []byte {
+	t.Helper()
+	wire, err := msg.Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return wire
+}
+
+func unpack(t testing.TB, wire []byte) *dns.Msg {
+	t.Helper()
+	msg := new(dns.Msg)
+	if err := msg.Unpack(wire); err != nil {
+		t.Fatalf("unpacking %x: %v", wire, err)
+	}
+	return msg
+}
+
+func parse(t testing.TB, wire []byte) *reply.Reply {
+	t.Helper()
+	r, err := reply.Parse(wire)
+	if err != nil {
+		t.Fatalf("Parse(%x): %v", wire, err)
+	}
+	return r
+}
+
+// request returns a client's query for name, with the OPT record of EDNS.
+func request(t testing.TB, name string, qtype uint16) *reply.Request {
+	t.Helper()
+	msg := new(dns.Msg).SetQuestion(name, qtype)
+	msg.Id = 0xC11E
+	return &reply.Request{Query: pack(t, msg), EDNS: true, UDPSize: 1232, Limit: dns.MaxMsgSize}
+}
+
+// without removes OPT, which belongs to one hop.
+func without(rrs []dns.RR, rrtype uint16) []dns.RR {
+	var left []dns.RR
+	for _, rr := range rrs {
+		if rr.Header().Rrtype != rrtype {
+			left = append(left, rr)
+		}
+	}
+	return left
+}
+
+// sections returns the records of msg but OPT, as text.
+func sections(msg *dns.Msg) [3][]string {
+	var texts [3][]string
+	for i, rrs := range [][]dns.RR{msg.Answer, msg.Ns, without(msg.Extra, dns.TypeOPT)} {
+		for _, rr := range rrs {
+			texts[i] = append(texts[i], rr.String())
+		}
+	}
+	return texts
+}
+
+func wantSections(t testing.TB, got, want *dns.Msg) {
+	t.Helper()
+	if diff := cmp.Diff(sections(want), sections(got)); diff != "" {
+		t.Errorf("sections differ (-reply +response):\n%s", diff)
+	}
+}
+
+// A raw is a message that no library would make.
+type raw []byte
+
+// newRaw returns a reply with a question for the name in wire form, and counts.
+func newRaw(flags uint16, name string, counts ...uint16) raw {
+	m := raw{0x12, 0x34}
+	m = binary.BigEndian.AppendUint16(m, 0x8000|flags)
+	m = binary.BigEndian.AppendUint16(m, 1)
+	for _, n := range append(counts, 0, 0, 0)[:3] {
+		m = binary.BigEndian.AppendUint16(m, n)
+	}
+	return append(append(m, name...), 0, 1, 0, 1)
+}
+
+// record appends a record of type rrtype with a TTL of 300.
+func (m raw) record(owner string, rrtype byte, data string) raw {
+	m = append(append(m, owner...), 0, rrtype, 0, 1, 0, 0, 1, 44)
+	m = binary.BigEndian.AppendUint16(m, uint16(len(data)))
+	return append(m, data...)
+}
