@@ -1,0 +1,118 @@
+package resolvconf
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"slices"
+	"syscall"
+)
+
+// Where the files are that a zero [Files] means.
+const (
+	DefaultPath   = "/etc/resolv.conf"
+	DefaultUplink = "/run/systemd/resolve/resolv.conf"
+)
+
+// maxSize is the longest file that is read, in bytes. Kubernetes allows a search
+// list of 2,048 characters, so there is room.
+const maxSize = 64 << 10
+
+// Files says where to read. The zero value means the usual places.
+type Files struct {
+	// Path is the resolv.conf; empty means [DefaultPath].
+	Path string
+	// Uplink is the resolv.conf that systemd-resolved writes for those who do not
+	// want to go through its stub; empty means [DefaultUplink].
+	Uplink string
+}
+
+// Read reads the configuration. It fails only if the file cannot be read, is no
+// regular file, or is longer than 64 KiB; a file without a nameserver is none.
+//
+// Where the file names systemd-resolved's stub, 127.0.0.53 or 127.0.0.54, the
+// servers of f.Uplink take its place, in its position (F6): the stub may be
+// captured and sent to us, and what it would forward to is there. The search list
+// and the options remain the file's, except trust-ad: it vouches for the way to
+// the servers, and only the uplink's own says so for those. If f.Uplink gives no
+// server, the stub stays and [Config.Ignored] says so.
+func (f Files) Read() (*Config, error) {
+	if f.Path == "" {
+		f.Path = DefaultPath
+	}
+	if f.Uplink == "" {
+		f.Uplink = DefaultUplink
+	}
+	text, err := readFile(f.Path)
+	if err != nil {
+		return nil, fmt.Errorf("reading nameservers: %w", err)
+	}
+	conf := Parse(text)
+	first := slices.IndexFunc(conf.Servers, isStub)
+	if first < 0 {
+		return conf, nil
+	}
+	servers, trust, err := uplinkServers(f.Uplink)
+	if err != nil {
+		conf.Ignored = append(conf.Ignored,
+			fmt.Sprintf("systemd-resolved's nameservers: want them in the place of its stub %s: %v",
+				conf.Servers[first].Addr(), err))
+		return conf, nil
+	}
+	var all []netip.AddrPort
+	for _, s := range slices.Concat(conf.Servers[:first], servers, conf.Servers[first:]) {
+		if !isStub(s) && !slices.Contains(all, s) {
+			all = append(all, s)
+		}
+	}
+	conf.Servers, conf.TrustAD, conf.Uplink = all, trust, f.Uplink
+	return conf, nil
+}
+
+// uplinkServers returns the servers behind systemd-resolved's stub, at least one,
+// and whether their AD bit is to be trusted.
+func uplinkServers(path string) (servers []netip.AddrPort, trust bool, err error) {
+	text, err := readFile(path)
+	if err != nil {
+		return nil, false, err
+	}
+	uplink := Parse(text)
+	servers = slices.DeleteFunc(uplink.Servers, isStub)
+	if len(servers) == 0 {
+		return nil, false, fmt.Errorf("%q names no nameserver", path)
+	}
+	return servers, uplink.TrustAD, nil
+}
+
+// isStub reports whether server is systemd-resolved's stub (systemd-resolved(8)):
+// 127.0.0.53, or 127.0.0.54 without its own processing.
+func isStub(server netip.AddrPort) bool {
+	return server == netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 53}), dnsPort) ||
+		server == netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 54}), dnsPort)
+}
+
+// readFile reads a regular file of at most maxSize bytes.
+func readFile(path string) ([]byte, error) {
+	// Opening a FIFO waits for its writer unless told not to.
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%q is not a regular file", path)
+	}
+	text, err := io.ReadAll(io.LimitReader(file, maxSize+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(text) > maxSize {
+		return nil, fmt.Errorf("%q is longer than %d bytes", path, maxSize)
+	}
+	return text, nil
+}
