@@ -13,27 +13,27 @@ import (
 
 // replies are such as nameservers send: aliases, referrals, negative answers,
 // signatures, types with names in their data, and some that are not known.
-func replies(t testing.TB) map[string]*dns.Msg {
-	t.Helper()
-	signed := upstream(t, "www.example.", dns.TypeA, "www.example. 300 A 192.0.2.1",
+func replies(tb testing.TB) map[string]*dns.Msg {
+	tb.Helper()
+	signed := upstream(tb, "www.example.", dns.TypeA, "www.example. 300 A 192.0.2.1",
 		"www.example. 300 RRSIG A 13 2 300 20300101000000 20200101000000 1 example. c2lnbmF0dXJl")
 	signed.AuthenticatedData = true
-	full := upstream(t, "www.example.", dns.TypeMX, "www.example. 300 MX 10 Mail.example.", "www.example. 300 MX 20 b.mail.example.")
-	full.Ns = records(t, "example. 3600 NS ns1.example.", "example. 3600 NS ns2.example.")
-	full.Extra = records(t, "mail.example. 60 A 192.0.2.5", "ns1.example. 60 AAAA 2001:db8::1")
-	nodata := upstream(t, "www.example.", dns.TypeAAAA)
-	nodata.Ns = records(t, soa)
-	gone := upstream(t, "www.example.", dns.TypeA)
-	gone.Ns, gone.Rcode = records(t, soa), dns.RcodeNameError
+	full := upstream(tb, "www.example.", dns.TypeMX, "www.example. 300 MX 10 Mail.example.", "www.example. 300 MX 20 b.mail.example.")
+	full.Ns = records(tb, "example. 3600 NS ns1.example.", "example. 3600 NS ns2.example.")
+	full.Extra = records(tb, "mail.example. 60 A 192.0.2.5", "ns1.example. 60 AAAA 2001:db8::1")
+	nodata := upstream(tb, "www.example.", dns.TypeAAAA)
+	nodata.Ns = records(tb, soa)
+	gone := upstream(tb, "www.example.", dns.TypeA)
+	gone.Ns, gone.Rcode = records(tb, soa), dns.RcodeNameError
 	return map[string]*dns.Msg{
-		"address": upstream(t, "www.example.", dns.TypeA, "www.example. 300 A 192.0.2.1"),
-		"alias": upstream(t, "www.example.", dns.TypeA, "www.example. 300 CNAME Edge.CDN.example.",
+		"address": upstream(tb, "www.example.", dns.TypeA, "www.example. 300 A 192.0.2.1"),
+		"alias": upstream(tb, "www.example.", dns.TypeA, "www.example. 300 CNAME Edge.CDN.example.",
 			"Edge.CDN.example. 20 A 192.0.2.1", "Edge.CDN.example. 20 A 192.0.2.2"),
 		"signed": signed, "full": full, "nodata": nodata, "gone": gone,
-		"unknown": upstream(t, "www.example.", 65280, `www.example. 5 TYPE65280 \# 3 c00c01`),
-		"service": upstream(t, "www.example.", dns.TypeHTTPS, `www.example. 5 HTTPS 1 . alpn="h2" ipv4hint=192.0.2.1`),
+		"unknown": upstream(tb, "www.example.", 65280, `www.example. 5 TYPE65280 \# 3 c00c01`),
+		"service": upstream(tb, "www.example.", dns.TypeHTTPS, `www.example. 5 HTTPS 1 . alpn="h2" ipv4hint=192.0.2.1`),
 		"failure": func() *dns.Msg {
-			m := upstream(t, "www.example.", dns.TypeA)
+			m := upstream(tb, "www.example.", dns.TypeA)
 			m.Rcode = dns.RcodeServerFailure
 			return m
 		}(),
@@ -235,7 +235,7 @@ func TestAppendCut(t *testing.T) {
 	msg.Extra = records(t, "ns.example. 300 A 192.0.2.1")
 	msg.SetEdns0(4096, false)
 	r := parse(t, pack(t, msg))
-	all := append(append(append([]dns.RR{}, msg.Answer...), msg.Ns...), without(msg.Extra, dns.TypeOPT)...)
+	all := append(append(append([]dns.RR{}, msg.Answer...), msg.Ns...), withoutOPT(msg.Extra)...)
 	for _, edns := range []bool{true, false} {
 		q := request(t, "www.example.", dns.TypeTXT)
 		q.EDNS = edns
@@ -244,7 +244,7 @@ func TestAppendCut(t *testing.T) {
 		for q.Limit = 512; q.Limit <= size; q.Limit++ {
 			wire := r.Append(nil, q, reply.Age{})
 			got := unpack(t, wire)
-			kept := append(append(got.Answer, got.Ns...), without(got.Extra, dns.TypeOPT)...)
+			kept := append(append(got.Answer, got.Ns...), withoutOPT(got.Extra)...)
 			switch {
 			case len(wire) > q.Limit:
 				t.Fatalf("%d bytes, limit %d", len(wire), q.Limit)

@@ -14,67 +14,67 @@ const headerLen = 12
 
 // upstream returns a reply to a query for name, whose records are in presentation
 // form.
-func upstream(t testing.TB, name string, qtype uint16, answers ...string) *dns.Msg {
-	t.Helper()
+func upstream(tb testing.TB, name string, qtype uint16, answers ...string) *dns.Msg {
+	tb.Helper()
 	msg := new(dns.Msg).SetQuestion(name, qtype)
 	msg.Response, msg.RecursionAvailable, msg.Authoritative, msg.Compress = true, true, true, true
-	msg.Answer = records(t, answers...)
+	msg.Answer = records(tb, answers...)
 	return msg
 }
 
-func records(t testing.TB, texts ...string) []dns.RR {
-	t.Helper()
+func records(tb testing.TB, texts ...string) []dns.RR {
+	tb.Helper()
 	var rrs []dns.RR
 	for _, text := range texts {
 		rr, err := dns.NewRR(text)
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		rrs = append(rrs, rr)
 	}
 	return rrs
 }
 
-func pack(t testing.TB, msg *dns.Msg) []byte {
-	t.Helper()
+func pack(tb testing.TB, msg *dns.Msg) []byte {
+	tb.Helper()
 	wire, err := msg.Pack()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return wire
 }
 
-func unpack(t testing.TB, wire []byte) *dns.Msg {
-	t.Helper()
+func unpack(tb testing.TB, wire []byte) *dns.Msg {
+	tb.Helper()
 	msg := new(dns.Msg)
 	if err := msg.Unpack(wire); err != nil {
-		t.Fatalf("unpacking %x: %v", wire, err)
+		tb.Fatalf("unpacking %x: %v", wire, err)
 	}
 	return msg
 }
 
-func parse(t testing.TB, wire []byte) *reply.Reply {
-	t.Helper()
+func parse(tb testing.TB, wire []byte) *reply.Reply {
+	tb.Helper()
 	r, err := reply.Parse(wire)
 	if err != nil {
-		t.Fatalf("Parse(%x): %v", wire, err)
+		tb.Fatalf("Parse(%x): %v", wire, err)
 	}
 	return r
 }
 
 // request returns a client's query for name, with the OPT record of EDNS.
-func request(t testing.TB, name string, qtype uint16) *reply.Request {
-	t.Helper()
+func request(tb testing.TB, name string, qtype uint16) *reply.Request {
+	tb.Helper()
 	msg := new(dns.Msg).SetQuestion(name, qtype)
 	msg.Id = 0xC11E
-	return &reply.Request{Query: pack(t, msg), EDNS: true, UDPSize: 1232, Limit: dns.MaxMsgSize}
+	return &reply.Request{Query: pack(tb, msg), EDNS: true, UDPSize: 1232, Limit: dns.MaxMsgSize}
 }
 
-// without removes OPT, which belongs to one hop.
-func without(rrs []dns.RR, rrtype uint16) []dns.RR {
+// withoutOPT leaves out what belongs to one hop.
+func withoutOPT(rrs []dns.RR) []dns.RR {
 	var left []dns.RR
 	for _, rr := range rrs {
-		if rr.Header().Rrtype != rrtype {
+		if rr.Header().Rrtype != dns.TypeOPT {
 			left = append(left, rr)
 		}
 	}
@@ -84,7 +84,7 @@ func without(rrs []dns.RR, rrtype uint16) []dns.RR {
 // sections returns the records of msg but OPT, as text.
 func sections(msg *dns.Msg) [3][]string {
 	var texts [3][]string
-	for i, rrs := range [][]dns.RR{msg.Answer, msg.Ns, without(msg.Extra, dns.TypeOPT)} {
+	for i, rrs := range [][]dns.RR{msg.Answer, msg.Ns, withoutOPT(msg.Extra)} {
 		for _, rr := range rrs {
 			texts[i] = append(texts[i], rr.String())
 		}
@@ -92,10 +92,10 @@ func sections(msg *dns.Msg) [3][]string {
 	return texts
 }
 
-func wantSections(t testing.TB, got, want *dns.Msg) {
-	t.Helper()
+func wantSections(tb testing.TB, got, want *dns.Msg) {
+	tb.Helper()
 	if diff := cmp.Diff(sections(want), sections(got)); diff != "" {
-		t.Errorf("sections differ (-reply +response):\n%s", diff)
+		tb.Errorf("sections differ (-reply +response):\n%s", diff)
 	}
 }
 

@@ -67,11 +67,16 @@ func walkRecord(msg []byte, off int) (fixed, end int, respell bool, err error) {
 // it is the question's name, compared without regard to case; the question must
 // have been walked by walkQuestion.
 //
-// Pointers lead backward, and so to an end.
+// What a pointer leads to begins and ends before the labels that the pointer
+// follows, so that every walk ends.
 func walkName(msg []byte, off int) (end int, same bool, err error) {
 	same = true
+	start, bound := off, len(msg) // of the labels that off is among
 	for question, length, pointers := headerLen, 0, 0; ; {
-		next, pointer, err := walkLabel(msg, off)
+		next, pointer, err := walkLabel(msg[:bound], off)
+		if err != nil && pointers > 0 {
+			err = errPointer
+		}
 		if err != nil {
 			return 0, false, err
 		}
@@ -80,10 +85,10 @@ func walkName(msg []byte, off int) (end int, same bool, err error) {
 				end = next
 			}
 			target := int(binary.BigEndian.Uint16(msg[off:]) &^ pointerBits)
-			if target < headerLen || target >= off || pointers > maxPointers {
+			if target < headerLen || target >= start || pointers > maxPointers {
 				return 0, false, errPointer
 			}
-			off = target
+			off, start, bound = target, target, start
 			continue
 		}
 		n := next - off

@@ -1,0 +1,136 @@
+package reply_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/reply"
+)
+
+// FuzzParse compares what a client would read in a response with what it would
+// have read in the reply.
+func FuzzParse(f *testing.F) {
+	for _, msg := range replies(f) {
+		f.Add(pack(f, msg), uint16(0), true)
+		msg.SetEdns0(4096, true)
+		msg.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_EDE{InfoCode: 9, ExtraText: "why"}}
+		f.Add(pack(f, msg), uint16(100), true)
+		msg.Extra = append(msg.Extra, records(f, "ns9.example. 60 A 192.0.2.9")...)
+		f.Add(pack(f, msg), uint16(0), false)
+	}
+	f.Fuzz(func(t *testing.T, wire []byte, less uint16, edns bool) {
+		r, err := reply.Parse(bytes.Clone(wire))
+		if err != nil {
+			return
+		}
+		q := &reply.Request{EDNS: edns, UDPSize: 1232, KeepAD: true, Limit: dns.MaxMsgSize}
+		q.Query = append([]byte{0xC1, 0x1E, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0}, r.Question()...)
+		bare := len(r.Question()) == 0
+		if bare {
+			q.Query = append(q.Query, "\x01a\x00\x00\x01\x00\x01"...)
+		}
+		upperCase(q.Query)
+		whole := r.Append(nil, q, reply.Age{})
+		q.Limit = max(512, len(whole)-int(less))
+		got := r.Append([]byte("xy"), q, reply.Age{Cached: true, Seconds: 1})[2:]
+		if len(got) > q.Limit && len(whole) > 512 {
+			t.Fatalf("%d bytes, limit %d", len(got), q.Limit)
+		}
+		msg := new(dns.Msg)
+		if bare || msg.Unpack(wire) != nil || !wellFormed(wire, msg) {
+			return
+		}
+		if _, err := reply.Parse(got); err != nil {
+			t.Fatalf("of %x the response %x: %v", wire, got, err)
+		}
+		// A spelling is not a difference here; TestAppendSpelling is about that.
+		lower := cmp.Transformer("lower", func(s string) string { return string(bytes.ToLower([]byte(s))) })
+		if diff := cmp.Diff(sections(msg), sections(unpack(t, whole)), lower); diff != "" {
+			t.Fatalf("of %x the response %x (-reply +response):\n%s", wire, whole, diff)
+		}
+		q.Limit = dns.MaxMsgSize
+		if again := parse(t, bytes.Clone(whole)).Append(nil, q, reply.Age{}); !bytes.Equal(again, whole) {
+			t.Fatalf("the response of %x is %x, and of that %x", wire, whole, again)
+		}
+	})
+}
+
+// upperCase changes the case of the question's name, not of the type behind it.
+func upperCase(query []byte) {
+	for i := headerLen; query[i] != 0; {
+		n := 1 + int(query[i])
+		for j, c := range query[i : i+n] {
+			if 'a' <= c && c <= 'z' {
+				query[i+j] = c - 'a' + 'A'
+			}
+		}
+		i += n
+	}
+}
+
+// wellFormed reports whether every record of wire, which unpacks to msg, reads the
+// same whatever stands in the header, in TTLs, in OPT and behind the record. If not,
+// a name points at what is no name, and that is the nameserver's to explain.
+func wellFormed(wire []byte, msg *dns.Msg) bool {
+	const noLabel = "\x40\x40\x40\x40\x40\x40\x40\x40\x40\x40\x40\x40"
+	alone := bytes.Clone(wire)
+	copy(alone, noLabel)
+	off := headerLen
+	for wire[off] != 0 {
+		off += 1 + int(wire[off])
+	}
+	off += 1 + 4
+	for _, want := range slices.Concat(msg.Answer, msg.Ns, msg.Extra) {
+		_, fixed, err := dns.UnpackDomainName(alone, off)
+		if err != nil {
+			return false
+		}
+		copy(alone[fixed+4:], noLabel[:4])
+		end := fixed + 10 + int(binary.BigEndian.Uint16(alone[fixed+8:]))
+		rr, _, err := dns.UnpackRR(alone[:end], off)
+		if err != nil {
+			return false
+		}
+		if want.Header().Rrtype == dns.TypeOPT {
+			copy(alone[off:end], bytes.Repeat([]byte(noLabel[:1]), end-off))
+		} else if rr.Header().Ttl = want.Header().Ttl; rr.String() != want.String() {
+			return false
+		}
+		off = end
+	}
+	return true
+}
+
+func FuzzCut(f *testing.F) {
+	for _, msg := range replies(f) {
+		msg.SetEdns0(4096, true)
+		f.Add(pack(f, msg), uint16(60))
+	}
+	f.Fuzz(func(t *testing.T, wire []byte, limit uint16) {
+		got := reply.Cut(bytes.Clone(wire), int(limit))
+		switch {
+		case len(got) > int(limit):
+			t.Fatalf("%d bytes, limit %d", len(got), limit)
+		case len(wire) <= int(limit):
+			if !bytes.Equal(got, wire) {
+				t.Fatal("a message that fits was changed")
+			}
+			return
+		case len(got) < headerLen:
+			return
+		case got[2]&2 == 0:
+			t.Fatal("cut without TC")
+		}
+		// The counts are those of what is there: it is cut to its own length again
+		// without a loss.
+		longer := append(bytes.Clone(got), make([]byte, 12)...)
+		if again := reply.Cut(longer, len(got)); !bytes.Equal(again, got) {
+			t.Fatalf("of %x limit %d: %x, again %x", wire, limit, got, again)
+		}
+	})
+}
