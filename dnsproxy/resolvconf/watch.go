@@ -26,8 +26,9 @@ const (
 // the file must be read once a second in any case, and then nothing is left for
 // events to say. A reading is independent of how the file came to be there
 // (written in place, renamed, a symlink swapped at any depth), needs no inotify
-// instance, of which a user has 128 by default, and costs 10 µs (BenchmarkRead),
-// 0.002 % of one CPU.
+// instance, of which a user has 128 by default, and costs 10 µs (BenchmarkRead).
+// With all that wakes up for it, a process that is otherwise idle spends 0.08 %
+// of one CPU.
 type Watcher struct {
 	Files
 	// Current is the configuration in use when Run begins, as Read gave it. With
