@@ -1,0 +1,60 @@
+// Package upstream asks nameservers: it has their sockets, knows how each of them
+// has behaved, and decides which is asked when.
+//
+// # Which server is asked when
+//
+// What is known of a server is the smoothed time of its replies (RFC 6298: SRTT
+// and RTTVAR), since when it has been silent, which is since the first query that
+// it was sent after its last reply, and whether it fails where others have an
+// answer. Of that follow these rules.
+//
+//  1. A server is late for a query after SRTT + 4 RTTVAR, but never before 50 ms
+//     nor after 400 ms; without any reply so far, after 200 ms. RTTVAR grows as in
+//     RFC 6298 and shrinks sixteen times slower, so that a server of which one
+//     reply in fifty takes long is late for few of them.
+//  2. A server is down when it has left three queries unanswered and has been
+//     silent for a second. It is failing when for three queries in a row it said
+//     SERVFAIL, REFUSED or the like while another server had an answer. It loops
+//     when a query to it came back to us (see [Group.Suspect]). Else it is up.
+//  3. Servers are ranked: up, failing, down; then by SRTT, or by the time that a
+//     server has been silent if that is longer than rule 1 allows it. Servers that
+//     are up and about as fast as the best (half as much again and 5 ms) rank in
+//     the order of configuration, or, with Options.Rotate, in random order. Those
+//     that loop are not asked.
+//  4. The best is asked. When it is late the next is asked, and so on round and
+//     round, the time to wait doubled each round up to 400 ms, until a reply comes
+//     or the time is up. A server that is asked again is asked from another socket
+//     with another ID. All attempts stay open until the query ends, and the first
+//     usable reply (NOERROR or NXDOMAIN) to any of them ends it.
+//  5. A failure moves on at once, and who failed is not asked again for this query:
+//     one of the other response codes, a refused connection. When all servers
+//     have failed or are down, the best failure is the answer.
+//  6. A copy of a query goes alongside to a server of lower rank that has never
+//     been asked, or not for 30 s; and to one that is late, failing or down a
+//     second after it was last asked, then after 2, 4, ... up to 30 s until it
+//     answers. So ranks follow the servers, and one reply heals a server that was
+//     down. A copy is never waited for, but its reply may win.
+//  7. When all servers are down all are asked at once, again and again, the time to
+//     wait doubled up to 2 s.
+//  8. With Options.Parallel all servers are asked at once, and each again as above.
+//
+// # Sockets
+//
+// A query over UDP leaves from one of four connected sockets of a server, with an
+// unpredictable ID; a socket is replaced after 128 queries or 10 s, so its port,
+// which Linux picks at random from about 28,000, is too (RFC 5452). A reply must
+// come from the server to this socket and have the ID and the question, byte for
+// byte; what else arrives is counted and passed over. With Config.MixCase the
+// letters of the question are in random case; a server that does not keep it is
+// asked over TCP instead, and for ten minutes without mixing.
+//
+// Over TCP and TLS connections are kept for 30 s after their last query, and up to
+// 128 queries share one (RFC 7766, 7858). What a connection that had served before
+// leaves unanswered when the peer closes it is asked once more on a new one.
+//
+// A server that says FORMERR or NOTIMP to a query with an OPT record is asked again
+// without (RFC 6891, section 6.2.2), and if that helps, for ten minutes.
+//
+// There are no goroutines and no sockets without queries: a reader for each open
+// socket, two for a connection, and one that closes them.
+package upstream

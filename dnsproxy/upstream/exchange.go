@@ -1,0 +1,438 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// How says over what a query goes. TLS servers are always asked over TLS.
+type How int
+
+const (
+	// UDPThenTCP asks over UDP, and over TCP if the reply is truncated; without
+	// TCP the truncated reply is the answer.
+	UDPThenTCP How = iota
+	// UDPOnly asks over UDP; a truncated reply is the answer.
+	UDPOnly
+	// TCPOnly asks over TCP.
+	TCPOnly
+)
+
+// A Group is some servers that know the same names. Its methods may be called from
+// any goroutine.
+type Group struct {
+	client  *Client
+	servers []*server
+	options Options
+	timeout time.Duration
+
+	mu      sync.Mutex
+	suspect time.Time // the last round of probes
+}
+
+// Exchange returns the first usable reply (NOERROR, NXDOMAIN; any to an opcode
+// other than QUERY) to a query in wire form, and who sent it. If all servers fail
+// it is the best failure: SERVFAIL, REFUSED, NOTIMP, FORMERR, others. If there is
+// no reply at all the error names every server with its cause; errors.Is finds
+// ErrNoServers, ErrLoop, ErrTimeout and what package net says.
+//
+// The query has at most one question and is not changed. The reply has its ID and
+// its question, and is the caller's. What else the reply says is not looked at: it
+// may be malformed behind its question. With Config.MixCase names in it may be in
+// mixed case.
+func (g *Group) Exchange(ctx context.Context, query []byte, how How) ([]byte, Spec, error) {
+	if len(g.servers) == 0 {
+		return nil, Spec{}, ErrNoServers
+	}
+	e := g.client.newExchange()
+	defer e.release()
+	if err := e.begin(g, query, how); err != nil {
+		return nil, Spec{}, err
+	}
+	e.start(time.Now())
+	for !e.over {
+		select {
+		case <-e.wake:
+			e.receive(time.Now())
+		case <-e.timer.C:
+			e.tick(time.Now())
+		case <-ctx.Done():
+			e.giveUp(ctx.Err())
+		}
+	}
+	if e.reply == nil {
+		return nil, Spec{}, e.err
+	}
+	return restore(e.reply, query, e.question), e.tries[e.winner].server.spec, nil
+}
+
+// A try is what a query knows of a server.
+type try struct {
+	server   *server
+	standing standing
+	asked    int
+	failed   bool // it is not asked again
+	err      error
+	failure  []byte
+	cut      []byte // truncated reply, while TCP is tried
+	stream   bool   // ask over TCP
+	plain    bool   // ask without EDNS
+}
+
+// An outcome is what became of an attempt.
+type outcome struct {
+	try           int
+	reply         []byte
+	err           error
+	stream, plain bool
+}
+
+// An exchange is one query until it is answered. One goroutine has it; others
+// deliver outcomes.
+type exchange struct {
+	client     *Client
+	generation atomic.Uint64 // of outcomes that are wanted; changed with mu held
+	wake       chan struct{} // has an element when there are outcomes
+	timer      *time.Timer   // at the next of late and deadline
+
+	mu       sync.Mutex
+	outcomes []outcome
+
+	spare    []outcome
+	packet   []byte // the query as it is sent
+	query    []byte
+	question []byte
+	how      How
+	options  Options
+	tries    []try
+	slot     uint32
+	deadline time.Time
+	late     time.Time // when the next server is asked
+	maxWait  time.Duration
+
+	over   bool
+	reply  []byte
+	winner int
+	err    error
+}
+
+func (c *Client) newExchange() *exchange {
+	if e, ok := c.exchanges.Get().(*exchange); ok {
+		return e
+	}
+	timer := time.NewTimer(time.Hour)
+	timer.Stop()
+	return &exchange{client: c, wake: make(chan struct{}, 1), timer: timer}
+}
+
+// release ends the interest in outcomes and returns e to the pool.
+func (e *exchange) release() {
+	e.timer.Stop()
+	e.mu.Lock()
+	e.generation.Add(1)
+	clear(e.outcomes)
+	e.outcomes = e.outcomes[:0]
+	select {
+	case <-e.wake:
+	default:
+	}
+	e.mu.Unlock()
+	clear(e.tries)
+	e.tries = e.tries[:0]
+	e.query, e.question, e.reply, e.err, e.over, e.winner = nil, nil, nil, nil, false, 0
+	e.client.exchanges.Put(e)
+}
+
+// deliver hands an outcome to the exchange, unless it is over.
+func (e *exchange) deliver(generation uint64, o outcome) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.generation.Load() != generation {
+		return
+	}
+	e.outcomes = append(e.outcomes, o)
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}
+
+// begin takes over a query.
+func (e *exchange) begin(g *Group, query []byte, how How) error {
+	if len(query) < headerLen || len(query) > maxMessage {
+		return errMalformedQuery
+	}
+	end, ok := questionEnd(query)
+	if !ok {
+		return errMalformedQuery
+	}
+	e.query, e.question, e.how, e.options = query, query[headerLen:end], how, g.options
+	e.slot = rand.Uint32()
+	for _, s := range g.servers {
+		e.tries = append(e.tries, try{server: s, stream: s.udp == nil || how == TCPOnly || g.options.UseVC})
+	}
+	e.deadline = time.Now().Add(g.timeout)
+	return nil
+}
+
+// start asks the best server, and those that get a copy (rules 4, 6, 7, 8).
+func (e *exchange) start(now time.Time) {
+	e.look(now)
+	e.maxWait = maxLate
+	all := e.options.Parallel
+	if !e.any(func(t *try) bool { return t.standing.state < Down }) {
+		e.maxWait, all = maxDownWait, true
+	}
+	first := e.next()
+	for i := range e.tries {
+		t := &e.tries[i]
+		switch {
+		case t.standing.state == Looping:
+			t.failed, t.err = true, ErrLoop
+			t.server.probeAgain(now)
+		case i != first && (t.server.copyDue(now) || all):
+			e.ask(i, now)
+		}
+	}
+	if first < 0 {
+		e.settle(now)
+		return
+	}
+	e.advance(first, now)
+}
+
+// look refreshes what is known of the servers.
+func (e *exchange) look(now time.Time) {
+	for i := range e.tries {
+		e.tries[i].standing = e.tries[i].server.standing(now)
+	}
+}
+
+func (e *exchange) any(is func(*try) bool) bool {
+	for i := range e.tries {
+		if !e.tries[i].failed && is(&e.tries[i]) {
+			return true
+		}
+	}
+	return false
+}
+
+// next returns the best of the servers that were asked least, -1 if none is left
+// (rule 3).
+func (e *exchange) next() int {
+	best, least := -1, 0
+	for i := range e.tries {
+		t := &e.tries[i]
+		if t.failed || t.standing.state == Looping {
+			continue
+		}
+		if best < 0 || t.asked < least || t.asked == least && t.standing.better(e.tries[best].standing) {
+			best, least = i, t.asked
+		}
+	}
+	if best < 0 || e.tries[best].standing.state != Up {
+		return best
+	}
+	limit, seen := e.tries[best].standing.rtt*3/2+5*time.Millisecond, 0
+	for i := range e.tries {
+		t := &e.tries[i]
+		if t.failed || t.asked != least || t.standing.state != Up || t.standing.rtt > limit {
+			continue
+		}
+		if !e.options.Rotate {
+			return i
+		}
+		if seen++; rand.IntN(seen) == 0 {
+			best = i
+		}
+	}
+	return best
+}
+
+// better is rule 3 without the equally fast.
+func (s standing) better(than standing) bool {
+	if s.state != than.state {
+		return s.state < than.state
+	}
+	return s.rtt < than.rtt
+}
+
+// advance asks a server and says when it is late.
+func (e *exchange) advance(i int, now time.Time) {
+	t := &e.tries[i]
+	e.late = now.Add(min(t.standing.late<<min(t.asked, 8), e.maxWait))
+	e.ask(i, now)
+	e.setTimer(now)
+}
+
+func (e *exchange) setTimer(now time.Time) {
+	wait := e.deadline.Sub(now)
+	if e.late.Before(e.deadline) {
+		wait = e.late.Sub(now)
+	}
+	e.timer.Reset(wait)
+}
+
+// ask sends the query to a server.
+func (e *exchange) ask(i int, now time.Time) {
+	t := &e.tries[i]
+	t.asked++
+	plain, folded := t.server.quirks(now)
+	a := e.client.newAttempt(t.server)
+	a.exchange, a.generation, a.try = e, e.generation.Load(), i
+	a.slot, a.sent, a.stream = e.slot, now, t.stream
+	e.slot++
+	e.packet = append(e.packet[:0], e.query...)
+	if (plain || t.plain) && endsInOPT(e.packet) {
+		e.packet, a.plain = cutOPT(e.packet), true
+	}
+	question := e.packet[headerLen : headerLen+len(e.question)]
+	if e.client.config.MixCase && !folded && !t.stream {
+		mixCase(question)
+	}
+	a.question = append(a.question, question...)
+	t.server.sent(now)
+	t.server.carrier(a.stream).send(a, e.packet)
+}
+
+// tick is called when a server is late, or the time is up.
+func (e *exchange) tick(now time.Time) {
+	if !now.Before(e.deadline) {
+		e.giveUp(ErrTimeout)
+		return
+	}
+	e.look(now)
+	e.settle(now)
+	if e.over {
+		return
+	}
+	i := e.next()
+	e.tries[i].server.hedges.Add(1)
+	e.advance(i, now)
+}
+
+// receive takes the outcomes that were delivered.
+func (e *exchange) receive(now time.Time) {
+	e.mu.Lock()
+	outcomes := e.outcomes
+	e.outcomes = e.spare[:0]
+	e.mu.Unlock()
+	for _, o := range outcomes {
+		if !e.over {
+			e.handle(o, now)
+		}
+	}
+	clear(outcomes)
+	e.spare = outcomes[:0]
+}
+
+// handle takes one outcome.
+func (e *exchange) handle(o outcome, now time.Time) {
+	t := &e.tries[o.try]
+	switch {
+	case errors.Is(o.err, errCase):
+		t.server.rememberFolded(now)
+		e.again(o.try, now, &t.stream)
+	case o.err != nil && t.cut != nil && o.stream:
+		e.win(o.try, t.cut, now)
+	case o.err != nil:
+		t.err = cause(o.err)
+		e.fail(o.try, now)
+	case usable(o.reply) && truncated(o.reply) && !o.stream && e.how == UDPThenTCP:
+		t.cut = o.reply
+		e.again(o.try, now, &t.stream)
+	case usable(o.reply):
+		if o.plain && t.plain {
+			t.server.rememberPlain(now)
+		}
+		e.win(o.try, o.reply, now)
+	case (rcode(o.reply) == rcodeFormat || rcode(o.reply) == rcodeNotImp) && !o.plain && endsInOPT(e.query):
+		e.again(o.try, now, &t.plain)
+	default:
+		t.failure = o.reply
+		e.fail(o.try, now)
+	}
+}
+
+// again asks a server once more, and from now on, in another way.
+func (e *exchange) again(i int, now time.Time, way *bool) {
+	if *way {
+		return // it was, when another attempt ended in the same way
+	}
+	*way = true
+	t := &e.tries[i]
+	e.late = now.Add(t.standing.late)
+	e.ask(i, now)
+	e.setTimer(now)
+}
+
+// fail moves on to the next server (rule 5).
+func (e *exchange) fail(i int, now time.Time) {
+	e.tries[i].failed = true
+	e.settle(now)
+	if e.over {
+		return
+	}
+	if next := e.next(); e.tries[next].asked == 0 {
+		e.advance(next, now)
+	}
+}
+
+// settle ends the exchange if no server is left that could answer.
+func (e *exchange) settle(now time.Time) {
+	if !e.any(func(*try) bool { return true }) {
+		e.giveUp(nil)
+		return
+	}
+	if e.bestFailure() < 0 {
+		return
+	}
+	e.look(now)
+	if !e.any(func(t *try) bool { return t.standing.state < Down }) {
+		e.giveUp(nil)
+	}
+}
+
+// bestFailure returns the server with the best failure, -1 if there is none.
+func (e *exchange) bestFailure() int {
+	best := -1
+	for i := range e.tries {
+		reply := e.tries[i].failure
+		if reply != nil && (best < 0 || betterFailure(reply, e.tries[best].failure)) {
+			best = i
+		}
+	}
+	return best
+}
+
+// win ends the exchange with a usable reply. Who failed where there was an answer
+// is noted.
+func (e *exchange) win(i int, reply []byte, _ time.Time) {
+	e.over, e.reply, e.winner = true, reply, i
+	for j := range e.tries {
+		if e.tries[j].failure != nil {
+			e.tries[j].server.outdone()
+		}
+	}
+}
+
+// giveUp ends the exchange with what there is: a truncated reply, a failure, or an
+// error.
+func (e *exchange) giveUp(cause error) {
+	e.over = true
+	for i := range e.tries {
+		if e.tries[i].cut != nil {
+			e.reply, e.winner = e.tries[i].cut, i
+			return
+		}
+	}
+	if best := e.bestFailure(); best >= 0 {
+		e.reply, e.winner = e.tries[best].failure, best
+		return
+	}
+	e.err = newNoReply(e.tries, cause)
+}

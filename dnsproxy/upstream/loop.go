@@ -1,0 +1,161 @@
+package upstream
+
+import (
+	"bytes"
+	crypto "crypto/rand"
+	"encoding/binary"
+	"encoding/hex"
+	"log/slog"
+	"time"
+)
+
+// A loop is found as by dnsmasq's --dns-loop-detect and CoreDNS's plugin loop: a
+// server is asked for a name that nobody else can know, and if the question comes
+// to us it is from there.
+
+const (
+	// LoopZone is the domain of the names that servers are asked for to find loops,
+	// which are one label below it. It has two labels together with that, as
+	// forwarders keep names of one to themselves, and is none of the special names
+	// of RFC 6761, which many do not pass on.
+	LoopZone = "nametap-loop-probe."
+
+	probeLen = 16 // bytes; twice as many letters
+
+	suspectPause = time.Second
+	loopRecheck  = 10 * time.Second
+	probeForgets = 30 * time.Second
+
+	typeTXT = 16
+)
+
+// A loopProbe is a question sent to a server to see whether it comes back.
+type loopProbe struct {
+	id     [probeLen]byte
+	server *server
+	sent   time.Time
+	echoed bool // guarded by the client's mutex
+}
+
+// loopSuffix is LoopZone in wire form.
+func loopSuffix() []byte {
+	const label = len(LoopZone) - 1
+	return append(append([]byte{byte(label)}, LoopZone[:label]...), 0)
+}
+
+// Suspect asks whether a server of the group is one whose queries come to us, as it
+// would seem if we are asked what we are just asking. It asks at most once a second
+// and does not wait; what becomes of it is up to [Client.Echo].
+func (g *Group) Suspect() {
+	now := time.Now()
+	g.mu.Lock()
+	recently := now.Sub(g.suspect) < suspectPause
+	if !recently {
+		g.suspect = now
+	}
+	g.mu.Unlock()
+	if recently {
+		return
+	}
+	for _, s := range g.servers {
+		s.probeLoop(now)
+	}
+}
+
+// probeAgain probes a server that loops, every ten seconds.
+func (s *server) probeAgain(now time.Time) {
+	s.mu.Lock()
+	due := now.Sub(s.loopProbe) >= loopRecheck
+	s.mu.Unlock()
+	if due {
+		s.probeLoop(now)
+	}
+}
+
+// probeLoop sends a probe.
+func (s *server) probeLoop(now time.Time) {
+	s.mu.Lock()
+	s.loopProbe = now
+	s.mu.Unlock()
+	probe := &loopProbe{server: s, sent: now}
+	_, _ = crypto.Read(probe.id[:]) // cannot fail
+	s.client.addProbe(probe)
+
+	packet := make([]byte, headerLen, headerLen+maxLabel)
+	packet[2], packet[5] = 1, 1 // RD, one question
+	packet = append(packet, 2*probeLen)
+	packet = hex.AppendEncode(packet, probe.id[:])
+	packet = append(packet, loopSuffix()...)
+	packet = binary.BigEndian.AppendUint32(packet, typeTXT<<16|1)
+
+	a := s.client.newAttempt(s)
+	a.probe, a.sent, a.stream = probe, now, s.udp == nil
+	a.question = append(a.question, packet[headerLen:]...)
+	s.requests.Add(1)
+	s.carrier(a.stream).send(a, packet)
+}
+
+// addProbe remembers a probe, and forgets those that nobody will answer.
+func (c *Client) addProbe(probe *loopProbe) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for id, old := range c.probes {
+		if probe.sent.Sub(old.sent) > probeForgets {
+			delete(c.probes, id)
+		}
+	}
+	c.probes[probe.id] = probe
+}
+
+// Echo is to be called with the name, in wire form and lower case, of every
+// question that is below [LoopZone]. It reports whether the question is ours; then
+// the server that it was sent to loops and is not asked any more until, ten
+// seconds or more later, it answers such a question itself. The question is best
+// answered with REFUSED, lest it is sent again.
+func (c *Client) Echo(name []byte) bool {
+	const label = 2 * probeLen
+	var id [probeLen]byte
+	if len(name) < 1+label || name[0] != label || !bytes.Equal(name[1+label:], loopSuffix()) {
+		return false
+	}
+	if _, err := hex.Decode(id[:], name[1:1+label]); err != nil {
+		return false
+	}
+	c.mu.Lock()
+	probe := c.probes[id]
+	if probe != nil {
+		probe.echoed = true
+	}
+	c.mu.Unlock()
+	if probe != nil {
+		probe.server.setLooping(true)
+	}
+	return probe != nil
+}
+
+// probeAnswered is called when a probe has got a reply.
+func (c *Client) probeAnswered(probe *loopProbe) {
+	c.mu.Lock()
+	echoed := probe.echoed
+	c.mu.Unlock()
+	if !echoed {
+		probe.server.setLooping(false)
+	}
+}
+
+// setLooping says so in the log if it is new.
+func (s *server) setLooping(looping bool) {
+	s.mu.Lock()
+	changed := s.history.looping != looping
+	s.history.looping = looping
+	s.mu.Unlock()
+	switch {
+	case changed && looping:
+		s.note(ErrLoop.Error())
+		s.client.config.Logger.Warn("nameserver is set aside: its queries come back to us",
+			slog.String("server", s.spec.String()))
+	case changed:
+		s.client.config.Logger.Info("nameserver is used again: its queries do not come back any more",
+			slog.String("server", s.spec.String()))
+	}
+}

@@ -1,0 +1,157 @@
+package upstream
+
+import (
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A carrier takes queries to a server and its replies back.
+type carrier interface {
+	// send sends packet, whose ID it chooses, and owns the attempt from then on: it
+	// ends it exactly once, perhaps before send returns. The packet is the caller's
+	// again when send returns.
+	send(a *attempt, packet []byte)
+	// sweep ends what has had no reply in time and closes what is idle.
+	sweep(now time.Time)
+	// close ends everything; its goroutines end soon after.
+	close()
+}
+
+// A server is a nameserver, with its sockets and its history.
+type server struct {
+	spec   Spec
+	client *Client
+	udp    carrier // nil for TLS
+	stream carrier
+
+	requests, failures, wrong, malformed, hedges atomic.Uint64
+
+	mu        sync.Mutex
+	history   history
+	lastError string
+	saidDown  bool      // in the log
+	loopProbe time.Time // last
+}
+
+// carrier returns what takes queries to the server.
+func (s *server) carrier(stream bool) carrier {
+	if stream || s.udp == nil {
+		return s.stream
+	}
+	return s.udp
+}
+
+// standing returns the server's standing, and logs if it is down now.
+func (s *server) standing(now time.Time) standing {
+	s.mu.Lock()
+	st := s.history.standing(now)
+	fell := st.state == Down && !s.saidDown
+	s.saidDown = s.saidDown || fell
+	silence := s.history.silence(now)
+	s.mu.Unlock()
+	if fell {
+		s.client.config.Logger.Warn("nameserver is down",
+			slog.String("server", s.spec.String()), slog.Duration("silent", silence))
+	}
+	return st
+}
+
+// copyDue reports whether the server is to get a copy of a query, and notes it.
+func (s *server) copyDue(now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.history.copyDue(now)
+}
+
+// sent notes a query.
+func (s *server) sent(now time.Time) {
+	s.requests.Add(1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.history.sent(now)
+}
+
+// replied notes a reply.
+func (s *server) replied(rtt time.Duration, usable bool) {
+	s.mu.Lock()
+	s.history.replied(rtt)
+	if usable {
+		s.history.answered()
+	}
+	rose := s.saidDown
+	s.saidDown = false
+	s.mu.Unlock()
+	if rose {
+		s.client.config.Logger.Info("nameserver answers again", slog.String("server", s.spec.String()))
+	}
+	if s.client.config.Observe != nil {
+		s.client.config.Observe(s.spec, rtt)
+	}
+}
+
+// failed notes an attempt that got no reply.
+func (s *server) failed(err error) {
+	s.failures.Add(1)
+	s.note(err.Error())
+}
+
+// note keeps the last error for Status.
+func (s *server) note(text string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lastError = text
+}
+
+// outdone notes that the server failed where another had an answer.
+func (s *server) outdone() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.history.outdone()
+}
+
+// quirks returns whether the server is to be asked without EDNS, and whether it
+// does not keep the case of letters.
+func (s *server) quirks(now time.Time) (plain, folded bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return now.Before(s.history.plainUntil), now.Before(s.history.foldedUntil)
+}
+
+func (s *server) rememberPlain(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.history.plainUntil = now.Add(rememberQuirk)
+}
+
+func (s *server) rememberFolded(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.history.foldedUntil = now.Add(rememberQuirk)
+}
+
+// status returns what Client.Status says of the server.
+func (s *server) status(now time.Time) Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return Status{
+		Spec: s.spec, State: s.history.standing(now).state, RTT: s.history.srtt,
+		Requests: s.requests.Load(), Failures: s.failures.Load(), Wrong: s.wrong.Load(),
+		Malformed: s.malformed.Load(), Hedges: s.hedges.Load(), LastError: s.lastError,
+	}
+}
+
+func (s *server) sweep(now time.Time) {
+	if s.udp != nil {
+		s.udp.sweep(now)
+	}
+	s.stream.sweep(now)
+}
+
+func (s *server) close() {
+	if s.udp != nil {
+		s.udp.close()
+	}
+	s.stream.close()
+}

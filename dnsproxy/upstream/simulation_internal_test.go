@@ -1,0 +1,287 @@
+package upstream
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// The simulation asks virtual servers in virtual time, by the real Exchange.
+
+// A behaviour is what a virtual server does with a query at a time since the start:
+// it replies with a response code after a delay, or not at all.
+type behaviour func(random *rand.Rand, at time.Duration) (delay time.Duration, code int, lost bool)
+
+// rtt is a server whose replies take about base; one in twenty takes much longer,
+// as it must be asked for elsewhere.
+func rtt(base time.Duration) behaviour {
+	return func(random *rand.Rand, _ time.Duration) (time.Duration, int, bool) {
+		delay := base + time.Duration(random.ExpFloat64()*float64(base)/4)
+		if random.IntN(20) == 0 {
+			delay += 20*time.Millisecond + time.Duration(random.IntN(100))*time.Millisecond
+		}
+		return delay, rcodeSuccess, false
+	}
+}
+
+func lossy(b behaviour, share float64) behaviour {
+	return func(random *rand.Rand, at time.Duration) (time.Duration, int, bool) {
+		delay, code, lost := b(random, at)
+		return delay, code, lost || random.Float64() < share
+	}
+}
+
+func deadWhile(b behaviour, dead func(at time.Duration) bool) behaviour {
+	return func(random *rand.Rand, at time.Duration) (time.Duration, int, bool) {
+		delay, code, lost := b(random, at)
+		return delay, code, lost || dead(at)
+	}
+}
+
+func says(b behaviour, code int) behaviour {
+	return func(random *rand.Rand, at time.Duration) (time.Duration, int, bool) {
+		delay, _, lost := b(random, at)
+		return delay, code, lost
+	}
+}
+
+// A virtual server is a carrier.
+type virtual struct {
+	start time.Time
+
+	mu      sync.Mutex
+	does    behaviour
+	random  *rand.Rand
+	queries int
+}
+
+func (v *virtual) receive() (delay time.Duration, code int, lost bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.queries++
+	return v.does(v.random, time.Since(v.start))
+}
+
+func (v *virtual) sweep(time.Time) {}
+func (v *virtual) close()          {}
+
+func (v *virtual) send(a *attempt, packet []byte) {
+	delay, code, lost := v.receive()
+	if lost {
+		return
+	}
+	reply := slices.Clone(packet)
+	reply[2] |= flagResponse
+	reply[3] |= byte(code)
+	time.AfterFunc(delay, func() { a.end(reply, nil) })
+}
+
+// A strategy asks the servers until there is a usable reply or the time is up.
+type strategy struct {
+	name string
+	ask  func(g *Group, random *rand.Rand) error
+}
+
+var strategies = []strategy{
+	{"nametap", func(g *Group, _ *rand.Rand) error {
+		reply, _, err := g.Exchange(context.Background(), simQuery, UDPOnly)
+		if err == nil && !usable(reply) {
+			return errors.New("a failure")
+		}
+		return err
+	}},
+	// One server at random, 5 s, then the next.
+	{"random, 5 s", func(g *Group, random *rand.Rand) error {
+		first := random.IntN(len(g.servers))
+		for i := range g.servers {
+			if plainAsk(5*time.Second, g.servers[(first+i)%len(g.servers)]) {
+				return nil
+			}
+		}
+		return ErrTimeout
+	}},
+	{"all at once", func(g *Group, _ *rand.Rand) error {
+		if plainAsk(5*time.Second, g.servers...) {
+			return nil
+		}
+		return ErrTimeout
+	}},
+}
+
+var simQuery = binary.BigEndian.AppendUint32(append([]byte{0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0},
+	"\x03www\x07example\x00"...), 1<<16|1)
+
+// plainAsk asks servers at once and waits for the first usable reply.
+func plainAsk(timeout time.Duration, servers ...*server) bool {
+	replies := make(chan int, len(servers))
+	for _, s := range servers {
+		if delay, code, lost := s.udp.(*virtual).receive(); !lost {
+			time.AfterFunc(delay, func() { replies <- code })
+		}
+	}
+	end := time.NewTimer(timeout)
+	defer end.Stop()
+	for range servers {
+		select {
+		case code := <-replies:
+			if code == rcodeSuccess {
+				return true
+			}
+		case <-end.C:
+			return false
+		}
+	}
+	return false
+}
+
+// A result is what a strategy makes of a scenario.
+type result struct {
+	times    []time.Duration // sorted
+	failures int
+	perQuery float64
+	// of queries asked since the scenario's mark
+	late     time.Duration // the longest of them
+	lateFail int
+}
+
+func (r result) quantile(q float64) time.Duration { return r.times[int(q*float64(len(r.times)-1))] }
+
+type scenario struct {
+	name    string
+	servers []behaviour
+	mark    time.Duration
+}
+
+const (
+	simQueries = 10_000
+	simPause   = 10 * time.Millisecond // mean, between queries
+)
+
+// simulate has a strategy ask 10,000 queries, about a hundred a second.
+func simulate(t *testing.T, sc scenario, st strategy) (r result) {
+	t.Helper()
+	synctest.Test(t, func(*testing.T) {
+		c := NewClient(Config{})
+		defer c.Close()
+		random := rand.New(rand.NewPCG(1, 2))
+		start := time.Now()
+		var specs []Spec
+		var all []*virtual
+		for i, does := range sc.servers {
+			spec := Spec{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), 53)}
+			v := &virtual{does: does, random: rand.New(rand.NewPCG(uint64(i), 3)), start: start}
+			c.servers[spec] = &server{spec: spec, client: c, udp: v, stream: v}
+			specs, all = append(specs, spec), append(all, v)
+		}
+		g := c.Group(specs, Options{})
+		type done struct {
+			at, took time.Duration
+			err      error
+		}
+		results := make(chan done, simQueries)
+		for range simQueries {
+			time.Sleep(time.Duration(random.ExpFloat64() * float64(simPause)))
+			seed := random.Uint64()
+			go func() {
+				at := time.Since(start)
+				err := st.ask(g, rand.New(rand.NewPCG(seed, 4)))
+				results <- done{at, time.Since(start) - at, err}
+			}()
+		}
+		for range simQueries {
+			d := <-results
+			r.times = append(r.times, d.took)
+			if d.err != nil {
+				r.failures++
+			}
+			if d.at >= sc.mark {
+				r.late = max(r.late, d.took)
+				if d.err != nil {
+					r.lateFail++
+				}
+			}
+		}
+		time.Sleep(time.Minute) // the last replies
+		sent := 0
+		for _, v := range all {
+			sent += v.queries
+		}
+		r.perQuery = float64(sent) / simQueries
+	})
+	slices.Sort(r.times)
+	return r
+}
+
+// F3, F4: what the rules amount to, beside two others.
+func TestSimulation(t *testing.T) {
+	const ms = time.Millisecond
+	near, far := rtt(2*ms), rtt(5*ms)
+	dead := func(b behaviour) behaviour {
+		return deadWhile(b, func(at time.Duration) bool { return at > time.Second })
+	}
+	outage := func(at time.Duration) bool { return at > 10*time.Second && at < 40*time.Second }
+	const back = 45 * time.Second // normal again after 5 s
+	scenarios := []scenario{
+		{"healthy", []behaviour{near, far}, 0},
+		{"one server only", []behaviour{near}, 0},
+		{"one slow (250 ms)", []behaviour{rtt(250 * ms), near}, time.Second},
+		{"1 % lost", []behaviour{lossy(near, .01), lossy(far, .01)}, 0},
+		{"5 % lost", []behaviour{lossy(near, .05), lossy(far, .05)}, 0},
+		{"30 % lost", []behaviour{lossy(near, .3), lossy(far, .3)}, 0},
+		{"30 % lost, one server", []behaviour{lossy(near, .3)}, 0},
+		{"one dead", []behaviour{dead(near), far}, 2 * time.Second},
+		{"one dead from the start", []behaviour{deadWhile(near, func(time.Duration) bool { return true }), far}, 0},
+		{"flapping, 5 s", []behaviour{deadWhile(near, func(at time.Duration) bool { return at/(5*time.Second)%2 == 1 }), far}, 0},
+		{"one REFUSED", []behaviour{says(near, rcodeRefused), far}, 0},
+		{"both dead for 30 s", []behaviour{deadWhile(near, outage), deadWhile(far, outage)}, back},
+	}
+	var table strings.Builder
+	fmt.Fprintf(&table, "%-24s %-12s %9s %9s %9s %6s %12s\n", "", "", "p50", "p99", "max", "failed", "asked/query")
+	results := map[string]result{}
+	for _, sc := range scenarios {
+		for _, st := range strategies {
+			r := simulate(t, sc, st)
+			fmt.Fprintf(&table, "%-24s %-12s %7.1fms %7.1fms %7.1fms %6d %12.3f\n", sc.name, st.name,
+				millis(r.quantile(.5)), millis(r.quantile(.99)), millis(r.quantile(1)), r.failures, r.perQuery)
+			if st.name == "nametap" {
+				results[sc.name] = r
+			}
+		}
+	}
+	t.Log("\n" + table.String())
+	for name, r := range results {
+		if name != "both dead for 30 s" && r.failures > 0 {
+			t.Errorf("%s: %d queries of %d failed", name, r.failures, simQueries)
+		}
+		if r.quantile(1) > defaultTimeout {
+			t.Errorf("%s: a query took %v", name, r.quantile(1))
+		}
+	}
+	for _, name := range []string{"healthy", "one server only", "one slow (250 ms)"} {
+		if r := results[name]; r.perQuery > 1.04 {
+			t.Errorf("%s: %.3f queries sent for each", name, r.perQuery)
+		}
+	}
+	for name, bound := range map[string]time.Duration{
+		"30 % lost": 1200 * ms, "one dead": 300 * ms, "one dead from the start": 300 * ms,
+		"flapping, 5 s": 300 * ms, "one slow (250 ms)": 300 * ms, "1 % lost": 300 * ms, "5 % lost": 300 * ms,
+	} {
+		if p99 := results[name].quantile(.99); p99 > bound {
+			t.Errorf("%s: p99 is %v, want %v at most", name, p99, bound)
+		}
+	}
+	if r := results["both dead for 30 s"]; r.late > maxLate || r.lateFail > 0 {
+		t.Errorf("5 s after the servers are back: %d failed, one took %v", r.lateFail, r.late)
+	}
+}
+
+func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

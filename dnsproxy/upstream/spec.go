@@ -1,0 +1,85 @@
+package upstream
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+)
+
+const (
+	dnsPort   = 53
+	tlsPort   = 853 // RFC 7858, section 3.1
+	tlsScheme = "tls://"
+)
+
+// A Spec names a nameserver. Specs are comparable; two that are equal share one
+// history.
+type Spec struct {
+	// Addr is where it listens.
+	Addr netip.AddrPort
+	// TLS says that it is asked over TLS only.
+	TLS bool
+	// ServerName is the name that its certificate must have; empty means that the
+	// certificate must have its address. Without TLS it is empty.
+	ServerName string
+}
+
+// ParseSpec reads an address with or without a port (53), or tls://address#name,
+// with or without a port (853) and a name. An IPv6 address with a port is in
+// brackets.
+func ParseSpec(s string) (Spec, error) {
+	rest, isTLS := strings.CutPrefix(s, tlsScheme)
+	address, name, named := strings.Cut(rest, "#")
+	spec := Spec{TLS: isTLS, ServerName: strings.TrimSuffix(name, ".")}
+	if named && (!isTLS || spec.ServerName == "") {
+		return Spec{}, fmt.Errorf("nameserver %q: want a name after # with %s, and only there", s, tlsScheme)
+	}
+	addr, err := parseAddr(address, isTLS)
+	if err != nil || addr.Port() == 0 {
+		return Spec{}, fmt.Errorf("nameserver %q: want an address such as 192.0.2.53, 192.0.2.53:53, "+
+			"2001:db8::53, [2001:db8::53]:53 or tls://192.0.2.53#dns.example", s)
+	}
+	spec.Addr = addr
+	return spec, nil
+}
+
+// parseAddr reads an address, or an address and a port.
+func parseAddr(s string, isTLS bool) (netip.AddrPort, error) {
+	port := uint16(dnsPort)
+	if isTLS {
+		port = tlsPort
+	}
+	bare := s
+	if strings.HasPrefix(s, "[") && strings.HasSuffix(s, "]") {
+		bare = s[1 : len(s)-1]
+	}
+	if addr, err := netip.ParseAddr(bare); err == nil {
+		return netip.AddrPortFrom(addr.Unmap(), port), nil
+	}
+	addr, err := netip.ParseAddrPort(s)
+	return netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port()), err
+}
+
+// String returns what ParseSpec reads, without a port that is the default.
+func (s Spec) String() string {
+	if !s.TLS {
+		return addrString(s.Addr, dnsPort)
+	}
+	text := tlsScheme + addrString(s.Addr, tlsPort)
+	if s.ServerName != "" {
+		text += "#" + s.ServerName
+	}
+	return text
+}
+
+func addrString(addr netip.AddrPort, port uint16) string {
+	if addr.Port() == port {
+		return addr.Addr().String()
+	}
+	host := addr.Addr().String()
+	if addr.Addr().Is6() {
+		host = "[" + host + "]"
+	}
+	return host + ":" + strconv.Itoa(int(addr.Port()))
+}

@@ -1,0 +1,331 @@
+package upstream
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	// streamQueries is how many queries in flight share a connection before another
+	// is opened, of which a server gets maxStreams (RFC 7766, section 6.2.2, wants
+	// few).
+	streamQueries = 128
+	maxStreams    = 4
+	// streamIdle is how long a connection is kept without queries; servers have
+	// their own, often shorter, time (RFC 7766, section 6.2.3).
+	streamIdle = 30 * time.Second
+
+	frameLen = 2 // length in front of a message
+)
+
+var errPeerClosed = errors.New("the server closed the connection")
+
+// streams are a server's connections, over TCP or TLS.
+type streams struct {
+	server *server
+
+	mu     sync.Mutex
+	closed bool
+	all    []*stream
+}
+
+// send sends the packet over the connection with the fewest queries.
+func (p *streams) send(a *attempt, packet []byte) {
+	a.packet = append(a.packet[:0], packet...)
+	for {
+		s, err := p.take()
+		if err != nil {
+			a.end(nil, err)
+			return
+		}
+		if s.send(a) {
+			return
+		}
+	}
+}
+
+// take returns a connection, a new one if all are busy.
+func (p *streams) take() (*stream, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, net.ErrClosed
+	}
+	var best *stream
+	least := maxPending
+	for _, s := range p.all {
+		if n, ok := s.load(); ok && n < least {
+			best, least = s, n
+		}
+	}
+	if best != nil && (least < streamQueries || len(p.all) >= maxStreams) {
+		return best, nil
+	}
+	if len(p.all) >= 2*maxStreams {
+		return nil, errTooManyQueries
+	}
+	s := &stream{pool: p, pending: make(map[uint16]*attempt), wake: make(chan struct{}, 1), used: time.Now()}
+	if !p.server.client.spawn(s.run) {
+		return nil, net.ErrClosed
+	}
+	p.server.client.opened()
+	p.all = append(p.all, s)
+	return s, nil
+}
+
+// remove forgets a connection that has ended.
+func (p *streams) remove(s *stream) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.all = slices.DeleteFunc(p.all, func(other *stream) bool { return other == s })
+	p.server.client.open.Add(-1)
+}
+
+func (p *streams) sweep(now time.Time) {
+	p.mu.Lock()
+	all := slices.Clone(p.all)
+	p.mu.Unlock()
+	for _, s := range all {
+		s.sweep(now)
+	}
+}
+
+func (p *streams) close() {
+	p.mu.Lock()
+	p.closed = true
+	all := slices.Clone(p.all)
+	p.mu.Unlock()
+	for _, s := range all {
+		s.close()
+	}
+}
+
+// A stream is one connection. One goroutine dials and writes, another reads.
+type stream struct {
+	pool *streams
+	wake chan struct{} // has an element when there is something to write or all is over
+
+	mu      sync.Mutex
+	pending map[uint16]*attempt // by ID
+	queue   []byte              // to be written, framed
+	conn    net.Conn            // nil until it is there
+	used    time.Time           // last
+	served  bool                // it has brought a reply
+	ended   bool                // it takes no queries
+}
+
+// load returns how many queries the connection has, and whether it takes another.
+func (s *stream) load() (int, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.pending), !s.ended
+}
+
+// send queues an attempt; false means that the connection has ended.
+func (s *stream) send(a *attempt) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		return false
+	}
+	id := freeID(s.pending)
+	s.pending[id] = a
+	binary.BigEndian.PutUint16(a.packet, id)
+	s.queue = binary.BigEndian.AppendUint16(s.queue, uint16(len(a.packet))) //nolint:gosec // begin has checked it
+	s.queue = append(s.queue, a.packet...)
+	s.used = time.Now()
+	s.signal()
+	return true
+}
+
+func (s *stream) signal() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run dials and writes until the connection ends, and then ends what is pending.
+func (s *stream) run() {
+	err := s.dial()
+	if err == nil {
+		reader := make(chan error, 1)
+		if s.pool.server.client.spawn(func() { reader <- s.read(); s.close() }) {
+			err = s.write()
+			s.close()
+			if readErr := <-reader; err == nil {
+				err = readErr
+			}
+		}
+	}
+	s.close()
+	s.pool.remove(s)
+	s.endAll(err)
+}
+
+// dial connects, and shakes hands with a TLS server.
+func (s *stream) dial() error {
+	server := s.pool.server
+	client := server.client
+	ctx, cancel := context.WithTimeout(client.context, client.config.Timeout)
+	defer cancel()
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "tcp", server.spec.Addr.String())
+	if err != nil {
+		return err
+	}
+	if server.spec.TLS {
+		secure := tls.Client(conn, client.tlsConfig(server.spec))
+		if err := secure.HandshakeContext(ctx); err != nil {
+			_ = conn.Close() // it was never used
+			return err
+		}
+		conn = secure
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.conn = conn
+	if s.ended {
+		_ = conn.Close() // it was never used
+		return net.ErrClosed
+	}
+	return nil
+}
+
+func (c *Client) tlsConfig(spec Spec) *tls.Config {
+	config := &tls.Config{
+		MinVersion: tls.VersionTLS12, ServerName: spec.ServerName, RootCAs: c.config.TLSRoots,
+		ClientSessionCache: c.tickets,
+	}
+	if config.ServerName == "" {
+		config.ServerName = spec.Addr.Addr().WithZone("").String()
+	}
+	return config
+}
+
+// write writes what is queued, as much as there is at a time, until the connection
+// ends.
+func (s *stream) write() error {
+	var spare []byte
+	for range s.wake {
+		s.mu.Lock()
+		frames, ended := s.queue, s.ended
+		s.queue = spare[:0]
+		s.mu.Unlock()
+		if ended {
+			return nil
+		}
+		if err := s.conn.SetWriteDeadline(time.Now().Add(s.pool.server.client.config.Timeout)); err != nil {
+			return err
+		}
+		if _, err := s.conn.Write(frames); err != nil {
+			return err
+		}
+		spare = frames
+	}
+	return nil
+}
+
+// read takes replies until the connection ends.
+func (s *stream) read() error {
+	var frame [frameLen]byte
+	for {
+		if _, err := io.ReadFull(s.conn, frame[:]); err != nil {
+			return err
+		}
+		reply := make([]byte, binary.BigEndian.Uint16(frame[:]))
+		if _, err := io.ReadFull(s.conn, reply); err != nil {
+			return err
+		}
+		s.receive(reply)
+	}
+}
+
+// receive ends the attempt that a message is the reply to. A connection is proof
+// against forgers, so the case of letters does not matter.
+func (s *stream) receive(reply []byte) {
+	server := s.pool.server
+	if len(reply) < headerLen || reply[2]&flagResponse == 0 {
+		server.malformed.Add(1)
+		return
+	}
+	id := binary.BigEndian.Uint16(reply)
+	s.mu.Lock()
+	a := s.pending[id]
+	if a != nil && judge(reply, a.question) == other {
+		a = nil
+	}
+	if a != nil {
+		delete(s.pending, id)
+		s.served = true
+		s.used = time.Now()
+	}
+	s.mu.Unlock()
+	if a == nil {
+		server.wrong.Add(1)
+		return
+	}
+	a.end(reply, nil)
+}
+
+// close ends the connection; run ends what is pending.
+func (s *stream) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
+	if s.conn != nil {
+		_ = s.conn.Close() // at most a second time
+	}
+	s.signal()
+}
+
+// endAll ends what is pending. If the connection had served before, the peer may
+// have closed it without having read the query, which is asked once more.
+func (s *stream) endAll(err error) {
+	switch {
+	case err == nil:
+		err = net.ErrClosed
+	case errors.Is(err, io.EOF):
+		err = errPeerClosed
+	}
+	s.mu.Lock()
+	pending := s.pending
+	s.pending = nil
+	again := s.served && !errors.Is(err, ErrTimeout)
+	s.mu.Unlock()
+	for _, a := range pending {
+		if again && !a.retried && a.awaited() {
+			a.retried = true
+			s.pool.send(a, a.packet)
+			continue
+		}
+		a.end(nil, cause(err))
+	}
+}
+
+// sweep ends attempts whose replies did not come, and a connection that is idle.
+func (s *stream) sweep(now time.Time) {
+	var expired []*attempt
+	s.mu.Lock()
+	for id, a := range s.pending {
+		if a.expired(now) {
+			expired = append(expired, a)
+			delete(s.pending, id)
+		}
+	}
+	idle := len(s.pending) == 0 && now.Sub(s.used) > streamIdle
+	s.mu.Unlock()
+	for _, a := range expired {
+		a.end(nil, ErrTimeout)
+	}
+	if idle {
+		s.close()
+	}
+}

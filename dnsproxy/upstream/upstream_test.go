@@ -1,0 +1,162 @@
+package upstream_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nametap/nametap/dnsproxy/upstream"
+)
+
+const deadline = 10 * time.Second // of what must not fail
+
+// A raw nameserver does what a test says with packets; handle is called for each,
+// by one goroutine, and returns what is sent back.
+type raw struct {
+	addr  netip.AddrPort
+	mu    sync.Mutex
+	got   [][]byte        // packets
+	from  map[string]bool // source addresses
+	conns int             // TCP connections
+}
+
+type handler func(query []byte, network string) (replies [][]byte)
+
+func serve(tb testing.TB, handle handler) *raw {
+	tb.Helper()
+	r := &raw{from: map[string]bool{}}
+	var udp net.PacketConn
+	var tcp net.Listener
+	var err error
+	for range 10 {
+		if udp, err = net.ListenPacket("udp4", "127.0.0.1:0"); err != nil {
+			tb.Fatal(err)
+		}
+		if tcp, err = net.Listen("tcp4", udp.LocalAddr().String()); err == nil {
+			break
+		}
+		udp.Close()
+	}
+	if err != nil {
+		tb.Fatal(err)
+	}
+	r.addr = netip.MustParseAddrPort(udp.LocalAddr().String())
+	var running sync.WaitGroup
+	tb.Cleanup(func() { udp.Close(); tcp.Close(); running.Wait() })
+	running.Go(func() {
+		buffer := make([]byte, 65535)
+		for {
+			n, from, err := udp.ReadFrom(buffer)
+			if err != nil {
+				return
+			}
+			query := append([]byte(nil), buffer[:n]...)
+			r.note(query, from.String())
+			for _, reply := range handle(query, "udp") {
+				_, _ = udp.WriteTo(reply, from)
+			}
+		}
+	})
+	running.Go(func() { r.accept(tcp, handle, &running) })
+	return r
+}
+
+func (r *raw) accept(l net.Listener, handle handler, running *sync.WaitGroup) {
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		r.mu.Lock()
+		r.conns++
+		r.mu.Unlock()
+		running.Go(func() {
+			defer conn.Close()
+			for {
+				var length [2]byte
+				_ = conn.SetReadDeadline(time.Now().Add(deadline))
+				if _, err := io.ReadFull(conn, length[:]); err != nil {
+					return
+				}
+				query := make([]byte, binary.BigEndian.Uint16(length[:]))
+				if _, err := io.ReadFull(conn, query); err != nil {
+					return
+				}
+				r.note(query, conn.RemoteAddr().String())
+				replies := handle(query, "tcp")
+				if replies == nil {
+					return // closes
+				}
+				for _, reply := range replies {
+					_, _ = conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(reply))), reply...))
+				}
+			}
+		})
+	}
+}
+
+func (r *raw) note(query []byte, from string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.got = append(r.got, query)
+	r.from[from] = true
+}
+
+func (r *raw) spec() upstream.Spec { return upstream.Spec{Addr: r.addr} }
+
+func (r *raw) queries() [][]byte {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([][]byte(nil), r.got...)
+}
+
+// query is a question for www.example. A with an OPT record.
+func query() []byte {
+	return append([]byte{0xab, 0xcd, 1, 0, 0, 1, 0, 0, 0, 0, 0, 1},
+		"\x03www\x07example\x00\x00\x01\x00\x01\x00\x00\x29\x04\xd0\x00\x00\x00\x00\x00\x00"...)
+}
+
+const questionEnd = 12 + 13 + 4
+
+// reply is query's header and question as a response, with a code.
+func reply(query []byte, rcode byte) []byte {
+	r := append([]byte(nil), query[:questionEnd]...)
+	r[2] |= 0x80
+	r[3] |= rcode
+	r[11] = 0
+	return r
+}
+
+// answers returns a handler that answers with a code.
+func answers(rcode byte) handler {
+	return func(query []byte, _ string) [][]byte { return [][]byte{reply(query, rcode)} }
+}
+
+func client(tb testing.TB, config upstream.Config) *upstream.Client {
+	tb.Helper()
+	c := upstream.NewClient(config)
+	tb.Cleanup(c.Close)
+	return c
+}
+
+func TestExchange(t *testing.T) {
+	t.Parallel()
+	s := serve(t, answers(3))
+	c := client(t, upstream.Config{})
+	g := c.Group([]upstream.Spec{s.spec()}, upstream.Options{})
+	for _, how := range []upstream.How{upstream.UDPThenTCP, upstream.UDPOnly, upstream.TCPOnly} {
+		got, from, err := g.Exchange(context.Background(), query(), how)
+		if err != nil || from != s.spec() || string(got) != string(reply(query(), 3)) {
+			t.Errorf("%v: %x from %v, %v", how, got, from, err)
+		}
+	}
+	if _, _, err := c.Group(nil, upstream.Options{}).Exchange(context.Background(), query(), 0); !errors.Is(err, upstream.ErrNoServers) {
+		t.Errorf("no servers: %v", err)
+	}
+}
