@@ -1,0 +1,321 @@
+package cache_test
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/cache"
+	"github.com/nametap/nametap/dnsproxy/reply"
+)
+
+// F8
+func TestCountsDown(t *testing.T) {
+	for name, r := range map[string]*reply.Reply{"positive": answer(t, "a", 300), "negative": nxdomain(t, 300)} {
+		t.Run(name, func(t *testing.T) {
+			c, clock := cache.New(maxBytes, 0), newClock()
+			wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{})
+			c.Put(key("a"), r, clock.Time)
+			wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{State: cache.Fresh, Reply: r, Age: reply.Age{Cached: true}})
+			wantHit(t, c.Get(key("a"), clock.after(10*time.Second+999*time.Millisecond)),
+				cache.Hit{State: cache.Fresh, Reply: r, Age: reply.Age{Cached: true, Seconds: 10}})
+			if hit := c.Get(key("a"), clock.after(289*time.Second)); hit.State != cache.Fresh || hit.Age.Seconds != 299 {
+				t.Errorf("after 299.999 s %+v", hit)
+			}
+			wantHit(t, c.Get(key("a"), clock.after(time.Millisecond)), cache.Hit{})
+		})
+	}
+}
+
+// F8: who asks with DO or CD, for another type or class, asks something else.
+func TestKeys(t *testing.T) {
+	c, clock := cache.New(maxBytes, 0), newClock()
+	replies := map[cache.Key]*reply.Reply{}
+	for _, name := range []string{"\x01a", "\x01b", ""} {
+		for i := range 16 {
+			k := cache.Key{Name: name, Type: 1 + uint16(i&1), Class: 1 + uint16(i>>1&1), DO: i&4 > 0, CD: i&8 > 0}
+			wantHit(t, c.Get(k, clock.Time), cache.Hit{})
+			replies[k] = answer(t, "a", 300)
+			c.Put(k, replies[k], clock.Time)
+		}
+	}
+	for k, r := range replies {
+		if hit := c.Get(k, clock.Time); hit.Reply != r {
+			t.Errorf("%+v gives another's reply", k)
+		}
+	}
+	if s := c.Stats(); s.Entries != 48 || s.Hits != 48 || s.Misses != 48 {
+		t.Errorf("Stats = %+v", s)
+	}
+}
+
+// The name may be in a reader's buffer.
+func TestPutClonesName(t *testing.T) {
+	c, clock := cache.New(maxBytes, 0), newClock()
+	buf := []byte("\x01a")
+	k := key("a")
+	k.Name = unsafe.String(&buf[0], len(buf))
+	c.Put(k, answer(t, "a", 300), clock.Time)
+	c.PutFailure(cache.Key{Name: k.Name, DO: true}, "timeout", clock.Time)
+	buf[1] = 'b'
+	if hit := c.Get(key("a"), clock.Time); hit.State != cache.Fresh {
+		t.Errorf("Get = %+v", hit)
+	}
+	if hit := c.Get(cache.Key{Name: "\x01a", DO: true}, clock.Time); hit.State != cache.Failed {
+		t.Errorf("Get = %+v", hit)
+	}
+	if allocs := testing.AllocsPerRun(100, func() { c.Get(key("a"), clock.Time) }); allocs != 0 {
+		t.Errorf("Get makes %v allocations", allocs)
+	}
+}
+
+// F8: what must not be kept is not, and says that what was kept is out of date.
+func TestNotKept(t *testing.T) {
+	c, clock := cache.New(maxBytes, day), newClock()
+	old := answer(t, "a", 300)
+	refused := makeReply(t, "a", dns.RcodeRefused, "")
+	c.Put(key("a"), refused, clock.Time)
+	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{})
+	c.Put(key("a"), old, clock.Time)
+	c.Put(key("a"), refused, clock.Time)
+	if hit := c.Get(key("a"), clock.Time); hit.Reply != old {
+		t.Errorf("after REFUSED %+v", hit)
+	}
+	c.Put(key("a"), answer(t, "a", 0), clock.Time)
+	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{})
+	if s := c.Stats(); s.Entries != 0 || s.Bytes != 0 {
+		t.Errorf("Stats = %+v", s)
+	}
+}
+
+// F9
+func TestStale(t *testing.T) {
+	c, clock := cache.New(maxBytes, day), newClock()
+	r := answer(t, "a", 300)
+	c.Put(key("a"), r, clock.Time)
+	stale := cache.Hit{State: cache.Stale, Reply: r, Age: reply.Age{Cached: true, Stale: true, Seconds: 300}}
+	wantHit(t, c.Get(key("a"), clock.after(300*time.Second)), stale)
+
+	// Nothing answers: for 2 s nobody need ask.
+	c.PutFailure(key("a"), "timeout", clock.Time)
+	now := stale
+	now.State, now.Failure = cache.StaleNow, "timeout"
+	wantHit(t, c.Get(key("a"), clock.Time), now)
+	stale.Age.Seconds = 302
+	wantHit(t, c.Get(key("a"), clock.after(2*time.Second)), stale)
+
+	// A SERVFAIL is as good as nothing, for 5 s.
+	c.Put(key("a"), failure(t, "a"), clock.Time)
+	now.Age.Seconds, now.Failure = 306, ""
+	wantHit(t, c.Get(key("a"), clock.after(4*time.Second)), now)
+
+	// Any answer ends it.
+	gone := nxdomain(t, 60)
+	c.Put(key("a"), gone, clock.Time)
+	if hit := c.Get(key("a"), clock.Time); hit.State != cache.Fresh || hit.Reply != gone {
+		t.Errorf("after NXDOMAIN %+v", hit)
+	}
+	if hit := c.Get(key("a"), clock.after(time.Minute+day-1)); hit.State != cache.Stale {
+		t.Errorf("just before a day %+v", hit)
+	}
+	wantHit(t, c.Get(key("a"), clock.after(1)), cache.Hit{})
+}
+
+// F8: a SERVFAIL is kept for 5 s, never stale, and replaces no fresh answer.
+func TestServfail(t *testing.T) {
+	c, clock := cache.New(maxBytes, day), newClock()
+	bad, good := failure(t, "a"), answer(t, "a", 300)
+	c.Put(key("a"), bad, clock.Time)
+	if hit := c.Get(key("a"), clock.after(5*time.Second-1)); hit.State != cache.Fresh || hit.Reply != bad {
+		t.Errorf("before 5 s %+v", hit)
+	}
+	wantHit(t, c.Get(key("a"), clock.after(1)), cache.Hit{})
+	c.Put(key("a"), good, clock.Time)
+	c.Put(key("a"), bad, clock.Time)
+	if hit := c.Get(key("a"), clock.Time); hit.State != cache.Fresh || hit.Reply != good {
+		t.Errorf("a SERVFAIL replaced an answer: %+v", hit)
+	}
+}
+
+// RFC 9520
+func TestFailure(t *testing.T) {
+	c, clock := cache.New(maxBytes, day), newClock()
+	c.PutFailure(key("a"), "no route to host", clock.Time)
+	failed := cache.Hit{State: cache.Failed, Failure: "no route to host"}
+	wantHit(t, c.Get(key("a"), clock.after(2*time.Second-1)), failed)
+	wantHit(t, c.Get(key("a"), clock.after(1)), cache.Hit{})
+	c.PutFailure(key("a"), "timeout", clock.Time)
+	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{State: cache.Failed, Failure: "timeout"})
+	r := answer(t, "a", 300)
+	c.Put(key("a"), r, clock.Time)
+	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{State: cache.Fresh, Reply: r, Age: reply.Age{Cached: true}})
+	if s := c.Stats(); s.Entries != 1 || s.Failures != 2 || s.Hits != 1 || s.Misses != 1 {
+		t.Errorf("Stats = %+v", s)
+	}
+}
+
+// F8: names asked often are refreshed before they expire, by one who asks.
+func TestRefresh(t *testing.T) {
+	c, clock := cache.New(maxBytes, day), newClock()
+	c.Put(key("often"), answer(t, "often", 100), clock.Time)
+	c.Put(key("seldom"), answer(t, "seldom", 100), clock.Time)
+	c.Put(key("bad"), failure(t, "bad"), clock.Time)
+	for range 5 {
+		if c.Get(key("often"), clock.Time).Refresh || c.Get(key("bad"), clock.Time.Add(4900*time.Millisecond)).Refresh {
+			t.Fatal("refresh of a new reply, or of a failure")
+		}
+	}
+	clock.after(90*time.Second + 1)
+	for range 2 {
+		if c.Get(key("seldom"), clock.Time).Refresh {
+			t.Error("refresh of a name asked for twice")
+		}
+	}
+	var refreshes atomic.Int32
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			for range 100 {
+				if c.Get(key("often"), clock.Time).Refresh {
+					refreshes.Add(1)
+				}
+			}
+		})
+	}
+	group.Wait()
+	if n := refreshes.Load(); n != 1 {
+		t.Errorf("%d were told to refresh, want 1", n)
+	}
+
+	// Should that fail, the next one tries, but not at once.
+	c.PutFailure(key("often"), "timeout", clock.Time)
+	if hit := c.Get(key("often"), clock.after(time.Second)); hit.Refresh || hit.State != cache.Fresh {
+		t.Errorf("a second after the failure %+v", hit)
+	}
+	if hit := c.Get(key("often"), clock.after(time.Second)); !hit.Refresh {
+		t.Errorf("two seconds after the failure %+v", hit)
+	}
+	c.Put(key("often"), answer(t, "often", 100), clock.Time)
+	if hit := c.Get(key("often"), clock.after(95*time.Second)); hit.Refresh {
+		t.Error("a refreshed reply counts queries anew")
+	}
+}
+
+// F8: the bound is one of all memory, and what is asked for stays.
+func TestBound(t *testing.T) {
+	const bound = 1 << 20
+	c, clock := cache.New(bound, day), newClock()
+	c.Put(key("asked"), answer(t, "asked", 3600), clock.Time)
+	for i := range 50_000 {
+		label := fmt.Sprintf("host-%d", i)
+		if i%3 == 0 {
+			c.PutFailure(key(label), "timeout", clock.Time)
+		} else {
+			c.Put(key(label), answer(t, label, 3600), clock.Time)
+		}
+		if i%100 == 0 && c.Get(key("asked"), clock.Time).State != cache.Fresh {
+			t.Fatalf("a name asked for is gone after %d others", i)
+		}
+	}
+	s := c.Stats()
+	if s.Bytes > bound || s.Bytes < bound*9/10 || s.Evictions != uint64(50_001-s.Entries) {
+		t.Errorf("Stats = %+v, bound %d", s, bound)
+	}
+}
+
+// A reply longer than there is room for must not drive out all others.
+func TestTooLarge(t *testing.T) {
+	const bound = 16 << 10
+	c, clock := cache.New(bound, day), newClock()
+	c.Put(key("a"), answer(t, "a", 300), clock.Time)
+	large := makeReply(t, "b", dns.RcodeSuccess, `b. 300 TYPE65280 \# 20000 `+strings.Repeat("00", 20000))
+	c.Put(key("b"), large, clock.Time)
+	wantHit(t, c.Get(key("b"), clock.Time), cache.Hit{})
+	c.Put(key("a"), large, clock.Time)
+	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{})
+	c.Put(key("a"), answer(t, "a", 300), clock.Time)
+	if hit := c.Get(key("a"), clock.Time); hit.State != cache.Fresh {
+		t.Errorf("Get = %+v", hit)
+	}
+}
+
+// F8: Stats says what the cache costs, to a tenth.
+func TestBytes(t *testing.T) {
+	const n = 20_000
+	for _, extra := range []int{0, 300} {
+		c, clock := cache.New(1<<30, day), newClock()
+		before := heap()
+		for i := range n {
+			label := fmt.Sprintf("host-%d", i)
+			text := fmt.Sprintf(`%s. 300 TYPE65280 \# %d %s`, label, 4+extra, strings.Repeat("00", 4+extra))
+			c.Put(key(label), makeReply(t, label, dns.RcodeSuccess, text), clock.Time)
+		}
+		grown, said := heap()-before, c.Stats().Bytes
+		t.Logf("%d bytes an entry, Stats says %d", grown/n, said/n)
+		if said < grown*9/10 || said > grown*11/10 {
+			t.Errorf("the heap grew by %d bytes, Stats says %d", grown, said)
+		}
+		c.Flush()
+		if s := c.Stats(); s.Entries != 0 || s.Bytes != 0 {
+			t.Errorf("after Flush %+v", s)
+		}
+		if left := heap() - before; left > grown/10 {
+			t.Errorf("after Flush %d bytes are left", left)
+		}
+		wantHit(t, c.Get(key("host-1"), clock.Time), cache.Hit{})
+	}
+}
+
+func heap() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// F8: --cache-size=0
+func TestOff(t *testing.T) {
+	c, clock := cache.New(0, day), newClock()
+	c.Put(key("a"), answer(t, "a", 300), clock.Time)
+	c.PutFailure(key("b"), "timeout", clock.Time)
+	c.Flush()
+	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{})
+	wantHit(t, c.Get(key("b"), clock.Time), cache.Hit{})
+	if s := c.Stats(); c != nil || s != (cache.Stats{}) {
+		t.Errorf("Stats = %+v", s)
+	}
+}
+
+// All methods, from many goroutines, for the race detector.
+func TestConcurrently(t *testing.T) {
+	c, clock := cache.New(256<<10, day), newClock()
+	replies := []*reply.Reply{answer(t, "a", 1), nxdomain(t, 2), failure(t, "a")}
+	var group sync.WaitGroup
+	for g := range 8 {
+		group.Go(func() {
+			for i := range 5000 {
+				k := key(fmt.Sprintf("n%d", (i*7+g)%700))
+				now := clock.Add(time.Duration(i) * time.Millisecond)
+				switch c.Get(k, now).State {
+				case cache.Miss, cache.Stale:
+					c.Put(k, replies[i%3], now)
+				case cache.Fresh, cache.StaleNow, cache.Failed:
+					c.PutFailure(k, "timeout", now)
+				}
+				if i%1000 == 0 {
+					c.Flush()
+				}
+				c.Stats()
+			}
+		})
+	}
+	group.Wait()
+}

@@ -1,0 +1,112 @@
+package cache_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nametap/nametap/dnsproxy/cache"
+	"github.com/nametap/nametap/dnsproxy/reply"
+)
+
+// A model is what is known of a question, by the rules in their plainest form.
+type model struct {
+	reply          *reply.Reply
+	answer         bool
+	stored         time.Time
+	ttl            time.Duration
+	failed         time.Time // until then
+	failure        string
+	hits           int
+	beingRefreshed bool
+}
+
+// get is [cache.Cache.Get] with a stale time of stale.
+func (m *model) get(now time.Time, stale time.Duration) cache.Hit {
+	failing := now.Before(m.failed)
+	if m.reply == nil {
+		if failing {
+			return cache.Hit{State: cache.Failed, Failure: m.failure}
+		}
+		return cache.Hit{}
+	}
+	age := now.Sub(m.stored)
+	hit := cache.Hit{Reply: m.reply, Age: reply.Age{Cached: true, Seconds: uint32(age / time.Second)}}
+	switch {
+	case age < m.ttl:
+		hit.State = cache.Fresh
+		m.hits++
+		if m.answer && m.hits >= 3 && !m.beingRefreshed && !failing && m.ttl-age < m.ttl/10 {
+			hit.Refresh, m.beingRefreshed = true, true
+		}
+		return hit
+	case m.answer && age < m.ttl+stale:
+		hit.Age.Stale = true
+		hit.State = cache.Stale
+		if failing {
+			hit.State, hit.Failure = cache.StaleNow, m.failure
+		}
+		return hit
+	case failing:
+		return cache.Hit{State: cache.Failed, Failure: m.failure}
+	}
+	return cache.Hit{}
+}
+
+// fail is what failing to answer does.
+func (m *model) fail(until time.Time, text string) {
+	m.failed, m.failure, m.beingRefreshed = until, text, false
+}
+
+// FuzzCache does with a cache and a map of models what the bytes say.
+func FuzzCache(f *testing.F) {
+	f.Add([]byte("\x00\x00\x40\x00\x10\x00\x00\x00\x03\x10\x00\x00\x80\xF0\x00\x00"))
+	f.Add([]byte{1, 0, 0x10, 0, 0, 0, 0x43, 0, 4, 0, 0, 0})
+	f.Fuzz(func(t *testing.T, ops []byte) {
+		const stale = 20 * time.Second
+		var replies []*reply.Reply
+		for _, ttl := range []uint32{0, 1, 10, 30} {
+			replies = append(replies, answer(t, "a", ttl), nxdomain(t, ttl))
+		}
+		c, clock := cache.New(maxBytes, stale), newClock()
+		models := map[cache.Key]*model{}
+		for ; len(ops) >= 2; ops = ops[2:] {
+			k := key(string('a' + rune(ops[0]>>4&3)))
+			k.DO = ops[0]&0x40 != 0
+			if models[k] == nil {
+				models[k] = new(model)
+			}
+			m := models[k]
+			arg := int(ops[1])
+			switch ops[0] & 15 {
+			case 0, 1, 2:
+				r := replies[arg%len(replies)]
+				c.Put(k, r, clock.Time)
+				ttl, _ := r.TTL()
+				*m = model{}
+				if ttl > 0 {
+					*m = model{reply: r, answer: true, stored: clock.Time, ttl: ttl}
+				}
+			case 3:
+				bad := failure(t, "a")
+				c.Put(k, bad, clock.Time)
+				if m.answer && clock.Sub(m.stored) < m.ttl+stale {
+					m.fail(clock.Add(5*time.Second), "")
+				} else {
+					*m = model{reply: bad, stored: clock.Time, ttl: 5 * time.Second}
+				}
+			case 4:
+				c.PutFailure(k, "timeout", clock.Time)
+				m.fail(clock.Add(2*time.Second), "timeout")
+			case 5:
+				c.Flush()
+				clear(models)
+			case 6, 7, 8:
+				clock.after(time.Duration(arg) * 100 * time.Millisecond)
+			default:
+				if got, want := c.Get(k, clock.Time), m.get(clock.Time, stale); got != want {
+					t.Fatalf("Get(%+v) = %+v, want %+v", k, got, want)
+				}
+			}
+		}
+	})
+}

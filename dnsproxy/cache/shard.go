@@ -1,0 +1,192 @@
+package cache
+
+import (
+	"strings"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/nametap/nametap/dnsproxy/reply"
+)
+
+// A name that was asked for at least refreshHits times since its reply came, the
+// last time in the last tenth of its TTL, is asked for anew before it expires. If
+// queries come at random, as often as so far, the chance that the new reply is
+// asked for at all is then 1 - e^-3, 95 %: one refresh in 20 is for nothing. With
+// one query it would be one in three.
+const (
+	refreshHits  = 3
+	refreshTenth = 10
+)
+
+// An entry is what is known of a question. Times count from the cache's origin.
+type entry struct {
+	key        Key
+	hash       uint64
+	prev, next *entry // in the shard's ring
+	size       int32
+
+	reply   *reply.Reply  // nil if there are only failures
+	answer  bool          // reply is an answer, not a SERVFAIL
+	stored  time.Duration // when reply came
+	expires time.Duration // from when on reply is stale
+	until   time.Duration // from when on reply is of no use
+	failed  time.Duration // until when not to ask, since that failed
+	failure string        // why it did
+
+	hits       uint8 // of the fresh reply, up to refreshHits
+	refreshing bool  // somebody was told to ask anew
+	visited    bool  // since the hand came by
+}
+
+// A shard is a part of the cache with a lock of its own.
+type shard struct {
+	mu      sync.Mutex
+	entries map[uint64]*entry // by hash; of two with the same the later one stays
+	ring    entry             // before the newest and after the oldest
+	hand    *entry            // where the search for one to evict goes on
+	bytes   int64
+	max     int64
+	stats   Stats // but for entries and bytes
+}
+
+func (s *shard) init(maxBytes int64) {
+	s.max = maxBytes
+	s.clear()
+}
+
+func (s *shard) clear() {
+	s.entries = make(map[uint64]*entry)
+	s.ring.prev, s.ring.next, s.hand = &s.ring, &s.ring, &s.ring
+	s.bytes = 0
+}
+
+func (s *shard) flush() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.clear()
+}
+
+func (s *shard) addStats(sum *Stats) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sum.Entries += len(s.entries)
+	sum.Bytes += s.bytes
+	sum.Hits += s.stats.Hits
+	sum.Misses += s.stats.Misses
+	sum.Stale += s.stats.Stale
+	sum.Failures += s.stats.Failures
+	sum.Evictions += s.stats.Evictions
+}
+
+// find returns the entry for k, or nil.
+func (s *shard) find(hash uint64, k Key) *entry {
+	if e := s.entries[hash]; e != nil && e.key == k {
+		return e
+	}
+	return nil
+}
+
+func (s *shard) get(hash uint64, k Key, now time.Duration) Hit {
+	e := s.find(hash, k)
+	if e == nil {
+		return Hit{}
+	}
+	age := reply.Age{Cached: true, Seconds: uint32(max(0, now-e.stored) / time.Second)}
+	e.visited = true
+	switch {
+	case now < e.expires:
+		e.hits = min(e.hits+1, refreshHits)
+		return Hit{State: Fresh, Reply: e.reply, Age: age, Refresh: e.refresh(now)}
+	case now < e.until:
+		age.Stale = true
+		if now < e.failed {
+			return Hit{State: StaleNow, Reply: e.reply, Age: age, Failure: e.failure}
+		}
+		return Hit{State: Stale, Reply: e.reply, Age: age}
+	case now < e.failed:
+		return Hit{State: Failed, Failure: e.failure}
+	default:
+		return Hit{}
+	}
+}
+
+// refresh reports whether who asks now is to ask anew, and notes that.
+func (e *entry) refresh(now time.Duration) bool {
+	if e.refreshing || !e.answer || e.hits < refreshHits || now < e.failed ||
+		e.expires-now >= (e.expires-e.stored)/refreshTenth {
+		return false
+	}
+	e.refreshing = true
+	return true
+}
+
+// fail notes a failure to replace e, for ttl. Then somebody else may try.
+func (s *shard) fail(e *entry, now, ttl time.Duration, text string) {
+	e.failed, e.failure, e.refreshing = now+ttl, text, false
+	s.resize(e)
+	s.evict(now)
+}
+
+// put keeps e for k, in the place of what was there.
+func (s *shard) put(hash uint64, k Key, e *entry) {
+	if old := s.entries[hash]; old != nil {
+		e.visited = old.visited && old.key == k
+		s.remove(old)
+	}
+	e.key, e.hash = k, hash
+	if int64(size(e)) > s.max {
+		return // all others would have to go, and then this one
+	}
+	e.key.Name = strings.Clone(k.Name)
+	e.prev, e.next = &s.ring, s.ring.next
+	e.prev.next, e.next.prev = e, e
+	s.entries[hash] = e
+	s.resize(e)
+	s.evict(e.stored)
+}
+
+// remove forgets e.
+func (s *shard) remove(e *entry) {
+	if s.hand == e {
+		s.hand = e.prev
+	}
+	e.prev.next, e.next.prev = e.next, e.prev
+	delete(s.entries, e.hash)
+	s.bytes -= int64(e.size)
+}
+
+// evict makes the shard fit its bound. The hand goes from old to new, spares what
+// was asked for since it came by, and takes the first that was not.
+func (s *shard) evict(now time.Duration) {
+	for s.bytes > s.max {
+		e := s.hand
+		for e == &s.ring || e.visited && now < max(e.until, e.failed) {
+			e.visited = false
+			e = e.prev
+		}
+		s.hand = e
+		s.remove(e)
+		s.stats.Evictions++
+	}
+}
+
+// resize measures e.
+func (s *shard) resize(e *entry) {
+	s.bytes -= int64(e.size)
+	e.size = int32(size(e))
+	s.bytes += int64(e.size)
+}
+
+// size returns the bytes that e occupies on the heap.
+func size(e *entry) int {
+	// A map has 17 bytes for a pair like ours, and is 44 to 88 % full.
+	const slot = 28
+	n := slot + int(unsafe.Sizeof(*e)) + len(e.key.Name) + len(e.failure)
+	if e.reply != nil {
+		n += e.reply.Size()
+	}
+	// Go's allocator rounds up to its size classes, by 1/8 at most and 1/16 on
+	// average.
+	return n + n/16
+}
