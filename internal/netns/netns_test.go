@@ -1,0 +1,117 @@
+package netns_test
+
+import (
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/nametap/nametap/internal/netns"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestConnect(t *testing.T) {
+	netns.Need(t, "ip")
+	a, b := netns.New(t), netns.New(t)
+	netns.Connect(
+		netns.End{NS: a, Name: "netnstest0", Addrs: []string{"192.0.2.1/24", "2001:db8::1/64"}},
+		netns.End{NS: b, Name: "netnstest1", Addrs: []string{"192.0.2.2/24", "2001:db8::2/64"}},
+	)
+	for _, addr := range []string{"192.0.2.2:53", "[2001:db8::2]:53"} {
+		var listener net.Listener
+		var err error
+		b.Run(func() { listener, err = net.Listen("tcp", addr) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer listener.Close()
+		// The connection that waits in the listener's queue has what was written.
+		var client net.Conn
+		a.Run(func() { client, err = net.DialTimeout("tcp", addr, 5*time.Second) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(client, "hello"); err != nil {
+			t.Fatal(err)
+		}
+		client.Close()
+		server, err := listener.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(server)
+		if string(got) != "hello" || err != nil {
+			t.Errorf("%s: read %q, %v", addr, got, err)
+		}
+		server.Close()
+	}
+	if link, err := net.InterfaceByName("netnstest0"); err == nil {
+		t.Errorf("outside there is %+v", link)
+	}
+}
+
+// The thread is back where it was after Run, also when the test fails in it.
+func TestRunLeaves(t *testing.T) {
+	netns.Need(t, "ip", "cat")
+	home, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns := netns.New(t)
+	var inside string
+	t.Run("inside", func(t *testing.T) {
+		ns.Run(func() {
+			inside, err = os.Readlink("/proc/thread-self/ns/net")
+			t.SkipNow() // ends the goroutine as FailNow does
+		})
+	})
+	if err != nil || inside == home {
+		t.Errorf("inside the namespace is %q, %v, and outside %q", inside, err, home)
+	}
+	for range 100 {
+		done := make(chan string)
+		go func() {
+			link, _ := os.Readlink("/proc/thread-self/ns/net")
+			done <- link
+		}()
+		if got := <-done; got != home {
+			t.Fatalf("a thread is left in %q, want %q", got, home)
+		}
+	}
+}
+
+func TestExec(t *testing.T) {
+	netns.Need(t, "ip", "cat", "readlink")
+	ns := netns.New(t)
+	if got := ns.Exec("ip", "-o", "link", "show", "up"); !strings.HasPrefix(got, "1: lo:") || strings.Count(got, "\n") != 1 {
+		t.Errorf("links are %q, want lo alone, and up", got)
+	}
+	if got := ns.Pipe("input", "cat"); got != "input" {
+		t.Errorf("cat printed %q", got)
+	}
+	t.Cleanup(func() { ns.Exec("true") }) // still there
+	outside, err := exec.CommandContext(t.Context(), "readlink", "/proc/self/ns/net").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if inside := ns.Exec("readlink", "/proc/self/ns/net"); inside == string(outside) {
+		t.Errorf("a command is in %s, as outside", inside)
+	}
+}
+
+func TestNeed(t *testing.T) {
+	skipped := false
+	t.Run("missing", func(t *testing.T) {
+		defer func() { skipped = t.Skipped() }()
+		netns.Need(t, "no-such-command")
+	})
+	if !skipped {
+		t.Error("the test is not skipped")
+	}
+}
