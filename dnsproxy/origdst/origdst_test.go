@@ -1,0 +1,318 @@
+package origdst_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/dnsproxy/origdst"
+	"github.com/nametap/nametap/internal/netns"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// The rules of a capture, with and without a zone for the original direction.
+const (
+	natRules = `*nat
+:X_OUT - [0:0]
+-I OUTPUT 1 -p udp -m udp --dport 53 -j X_OUT
+-I OUTPUT 1 -p tcp -m tcp --dport 53 -j X_OUT
+-A X_OUT -p udp -j REDIRECT --to-ports 15053
+-A X_OUT -p tcp -j REDIRECT --to-ports 15053
+COMMIT
+`
+	zoneRules = `*raw
+:X_RAW - [0:0]
+-I OUTPUT 1 -p udp -m udp --dport 53 -j X_RAW
+-I OUTPUT 1 -p tcp -m tcp --dport 53 -j X_RAW
+-A X_RAW -j CT --zone-orig 53
+COMMIT
+`
+)
+
+// A host has an agent's sockets, and rules that capture port 53.
+type host struct {
+	ns      *netns.NS
+	udp     net.PacketConn
+	tcp     net.Listener
+	origdst *origdst.UDP
+}
+
+// newHost makes a host in a network namespace, whose agent listens on this address,
+// with these rules.
+func newHost(tb testing.TB, agent, restore, rules string) *host {
+	tb.Helper()
+	netns.Need(tb, "ip", restore)
+	h := &host{ns: netns.New(tb)}
+	netns.Connect(
+		netns.End{NS: h.ns, Name: "eth0", Addrs: []string{"10.0.0.1/24", "2001:db8::1/64"}},
+		netns.End{NS: netns.New(tb), Name: "eth0"},
+	)
+	h.ns.Pipe(rules, restore)
+	var errs [3]error
+	h.ns.Run(func() {
+		h.udp, errs[0] = net.ListenPacket("udp", agent)
+		h.tcp, errs[1] = net.Listen("tcp", agent)
+		h.origdst, errs[2] = origdst.OpenUDP()
+	})
+	if err := errors.Join(errs[:]...); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := errors.Join(h.udp.Close(), h.tcp.Close(), h.origdst.Close()); err != nil {
+			tb.Error(err)
+		}
+	})
+	return h
+}
+
+// client opens an unconnected UDP socket on a free port.
+func (h *host) client(tb testing.TB, network string) net.PacketConn {
+	tb.Helper()
+	var client net.PacketConn
+	var err error
+	h.ns.Run(func() { client, err = net.ListenPacket(network, ":0") })
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { client.Close() })
+	_ = client.SetDeadline(time.Now().Add(10 * time.Second))
+	return client
+}
+
+// query sends a packet to server; the agent takes it, and the client gets a reply
+// that comes from the server. It returns the two ends as the agent sees them.
+func (h *host) query(tb testing.TB, client net.PacketConn, server string) (from, local netip.AddrPort) {
+	tb.Helper()
+	want := netip.MustParseAddrPort(server)
+	if _, err := client.WriteTo([]byte(server), net.UDPAddrFromAddrPort(want)); err != nil {
+		tb.Fatal(err)
+	}
+	_ = h.udp.SetDeadline(time.Now().Add(10 * time.Second))
+	buffer := make([]byte, 100)
+	n, addr, err := h.udp.ReadFrom(buffer)
+	if err != nil || string(buffer[:n]) != server {
+		tb.Fatalf("the agent read %q, %v; want %q", buffer[:n], err, server)
+	}
+	if _, err := h.udp.WriteTo(buffer[:n], addr); err != nil {
+		tb.Fatal(err)
+	}
+	if _, sender, err := client.ReadFrom(buffer); err != nil || netip.MustParseAddrPort(sender.String()) != want {
+		tb.Fatalf("the client has a reply from %v, %v; want %s", sender, err, server)
+	}
+	return netip.MustParseAddrPort(addr.String()), netip.MustParseAddrPort(h.udp.LocalAddr().String())
+}
+
+// connect connects to server, and returns what origdst.TCP says of the connection
+// that the agent has.
+func (h *host) connect(t *testing.T, server string) (netip.AddrPort, bool) {
+	t.Helper()
+	var client net.Conn
+	var err error
+	h.ns.Run(func() { client, err = net.DialTimeout("tcp", server, 5*time.Second) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	conn, err := h.tcp.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	original, ok, err := origdst.TCP(conn.(*net.TCPConn))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return original, ok
+}
+
+// A family is what is different for IPv4, IPv6, and IPv4 on an IPv6 socket.
+type family struct {
+	name, restore, agent, network string
+	direct                        string    // the agent, asked directly
+	servers                       [2]string // that are captured
+}
+
+func families() []family {
+	servers4, servers6 := [2]string{"10.0.0.53:53", "10.0.0.54:53"}, [2]string{"[2001:db8::53]:53", "[2001:db8::54]:53"}
+	return []family{
+		{"IPv4", "iptables", "127.0.0.1:15053", "udp4", "127.0.0.1:15053", servers4},
+		{"IPv6", "ip6tables", "[::1]:15053", "udp6", "[::1]:15053", servers6},
+	}
+}
+
+// F14
+func TestCaptured(t *testing.T) {
+	for _, f := range families() {
+		for _, backend := range []string{"nft", "legacy"} {
+			for zone, rules := range map[string]string{"without zone": natRules, "zone-orig": natRules + zoneRules} {
+				t.Run(strings.Join([]string{f.name, backend, zone}, " "), func(t *testing.T) {
+					testCaptured(t, f, newHost(t, f.agent, f.restore+"-"+backend+"-restore", rules))
+				})
+			}
+		}
+	}
+}
+
+func testCaptured(t *testing.T, f family, h *host) {
+	t.Helper()
+	// One source port to both servers: the agent must see two clients.
+	client := h.client(t, f.network)
+	for range 2 {
+		for _, server := range f.servers {
+			original, ok, err := h.origdst.Lookup(h.query(t, client, server))
+			if original.String() != server || !ok || err != nil {
+				t.Errorf("UDP to %s: %v, %v, %v", server, original, ok, err)
+			}
+		}
+	}
+	if original, ok, err := h.origdst.Lookup(h.query(t, h.client(t, f.network), f.direct)); ok || err != nil {
+		t.Errorf("UDP to %s: %v, %v, %v; want nothing", f.direct, original, ok, err)
+	}
+	for _, server := range f.servers {
+		if original, ok := h.connect(t, server); original.String() != server || !ok {
+			t.Errorf("TCP to %s: %v, %v", server, original, ok)
+		}
+	}
+	if original, ok := h.connect(t, f.direct); ok {
+		t.Errorf("TCP to %s: %v; want nothing", f.direct, original)
+	}
+}
+
+// F14: a socket on [::] has IPv4 clients too, with IPv4-mapped addresses.
+func TestMapped(t *testing.T) {
+	const server = "10.0.0.53:53"
+	h := newHost(t, "[::]:15053", "iptables-nft-restore", natRules+zoneRules)
+	if original, ok := h.connect(t, server); original.String() != server || !ok {
+		t.Errorf("TCP: %v, %v", original, ok)
+	}
+	h = newHost(t, "127.0.0.1:15053", "iptables-nft-restore", natRules+zoneRules)
+	client, local := h.query(t, h.client(t, "udp4"), server)
+	mapped := func(a netip.AddrPort) netip.AddrPort {
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr().As16()), a.Port())
+	}
+	if original, ok, err := h.origdst.Lookup(mapped(client), mapped(local)); original.String() != server || !ok || err != nil {
+		t.Errorf("UDP: %v, %v, %v", original, ok, err)
+	}
+	if _, _, err := h.origdst.Lookup(client, netip.MustParseAddrPort("[::1]:15053")); err == nil {
+		t.Error("two families: no error")
+	}
+}
+
+// F14: without any rule, connection tracking may not even be on.
+func TestNotCaptured(t *testing.T) {
+	for _, f := range families() {
+		h := newHost(t, f.agent, "cat", "")
+		if original, ok, err := h.origdst.Lookup(h.query(t, h.client(t, f.network), f.direct)); ok || err != nil {
+			t.Errorf("%s, UDP: %v, %v, %v; want nothing", f.name, original, ok, err)
+		}
+		if original, ok := h.connect(t, f.direct); ok {
+			t.Errorf("%s, TCP: %v; want nothing", f.name, original)
+		}
+	}
+}
+
+// F14
+func TestConcurrentLookups(t *testing.T) {
+	h := newHost(t, "127.0.0.1:15053", "iptables-nft-restore", natRules+zoneRules)
+	type flow struct {
+		client, local netip.AddrPort
+		server        string
+	}
+	var flows []flow
+	for i := range 20 {
+		f := flow{server: fmt.Sprintf("10.0.0.%d:53", 10+i)}
+		f.client, f.local = h.query(t, h.client(t, "udp4"), f.server)
+		flows = append(flows, f)
+	}
+	var group sync.WaitGroup
+	for g := range 8 {
+		group.Go(func() {
+			for i := range 500 {
+				f := flows[(g+i)%len(flows)]
+				original, ok, err := h.origdst.Lookup(f.client, f.local)
+				if original.String() != f.server || !ok || err != nil {
+					t.Errorf("client %v: %v, %v, %v; want %s", f.client, original, ok, err, f.server)
+					return
+				}
+			}
+		})
+	}
+	group.Wait()
+	if err := h.origdst.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := h.origdst.Lookup(flows[0].client, flows[0].local); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("after Close: error %v", err)
+	}
+}
+
+// dropNetAdmin takes CAP_NET_ADMIN from the calling thread.
+func dropNetAdmin() error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return err
+	}
+	data[0].Effective &^= 1 << unix.CAP_NET_ADMIN
+	return unix.Capset(&header, &data[0])
+}
+
+// F14
+func TestNoPermission(t *testing.T) {
+	ns := netns.New(t)
+	var before *origdst.UDP
+	var opened, dropped, opening, asking error
+	done := make(chan struct{})
+	ns.Run(func() { before, opened = origdst.OpenUDP() })
+	if opened != nil {
+		t.Fatal(opened)
+	}
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // and never unlocked: the thread ends here
+		if dropped = dropNetAdmin(); dropped != nil {
+			return
+		}
+		_, opening = origdst.OpenUDP()
+		any := netip.MustParseAddrPort("127.0.0.1:1")
+		_, _, asking = before.Lookup(any, any)
+	}()
+	<-done
+	if dropped != nil {
+		t.Fatal(dropped)
+	}
+	for what, err := range map[string]error{"opening": opening, "asking": asking} {
+		if !errors.Is(err, origdst.ErrPermission) || !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
+			t.Errorf("%s without CAP_NET_ADMIN: error %v", what, err)
+		}
+	}
+	if err := errors.Join(before.Close(), before.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+func BenchmarkLookup(b *testing.B) {
+	for _, f := range families() {
+		b.Run(f.name, func(b *testing.B) {
+			h := newHost(b, f.agent, f.restore+"-nft-restore", natRules+zoneRules)
+			client, local := h.query(b, h.client(b, f.network), f.servers[0])
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, ok, err := h.origdst.Lookup(client, local); !ok || err != nil {
+					b.Fatal(ok, err)
+				}
+			}
+		})
+	}
+}
