@@ -41,7 +41,7 @@
 // # Sockets
 //
 // A query over UDP leaves from one of four connected sockets of a server, with an
-// unpredictable ID; a socket is replaced after 128 queries or 10 s, so its port,
+// unpredictable ID; a socket is replaced after 128 queries or 5 s, so its port,
 // which Linux picks at random from about 28,000, is too (RFC 5452). A reply must
 // come from the server to this socket and have the ID and the question, byte for
 // byte; what else arrives is counted and passed over. With Config.MixCase the

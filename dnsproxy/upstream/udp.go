@@ -21,7 +21,7 @@ const (
 	// udpQueries and udpAge are how long one takes queries, so that a port that was
 	// found out is of no use for long.
 	udpQueries = 128
-	udpAge     = 10 * time.Second
+	udpAge     = 5 * time.Second
 	// maxUDPSockets bounds those that wait for their last replies, too: each costs
 	// a goroutine. Beyond it sockets take more queries.
 	maxUDPSockets = 16
@@ -283,7 +283,9 @@ func (s *udpSocket) read() {
 			n, err := unix.Read(int(fd), buffer[:])
 			switch {
 			case err == nil:
-				s.receive(buffer[:n])
+				if over := s.receive(buffer[:n]); over {
+					return true // close would wait for this function
+				}
 			case errors.Is(err, unix.EAGAIN):
 				return false
 			case !errors.Is(err, unix.EINTR):
@@ -339,12 +341,13 @@ func (s *udpSocket) sweep(now time.Time) {
 	}
 }
 
-// receive ends the attempt that a packet is the reply to.
-func (s *udpSocket) receive(packet []byte) {
+// receive ends the attempt that a packet is the reply to. It is true if it was the
+// last that the socket was kept for.
+func (s *udpSocket) receive(packet []byte) (over bool) {
 	server := s.pool.server
 	if len(packet) < headerLen || packet[2]&flagResponse == 0 {
 		server.malformed.Add(1)
-		return
+		return false
 	}
 	id := binary.BigEndian.Uint16(packet)
 	s.mu.Lock()
@@ -356,7 +359,7 @@ func (s *udpSocket) receive(packet []byte) {
 	if is != other {
 		delete(s.pending, id)
 	}
-	idle := s.retired && len(s.pending) == 0
+	over = s.retired && len(s.pending) == 0
 	s.mu.Unlock()
 	switch is {
 	case other:
@@ -366,7 +369,5 @@ func (s *udpSocket) receive(packet []byte) {
 	case otherCase:
 		a.end(nil, errCase)
 	}
-	if idle {
-		s.close()
-	}
+	return over
 }

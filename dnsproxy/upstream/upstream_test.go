@@ -104,8 +104,10 @@ func (r *raw) accept(l net.Listener, handle handler, running *sync.WaitGroup) {
 func (r *raw) note(query []byte, from string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.got = append(r.got, query)
-	r.from[from] = true
+	if len(r.got) < 10_000 { // not in benchmarks
+		r.got = append(r.got, query)
+		r.from[from] = true
+	}
 }
 
 func (r *raw) spec() upstream.Spec { return upstream.Spec{Addr: r.addr} }
