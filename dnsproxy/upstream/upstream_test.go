@@ -19,6 +19,8 @@ const deadline = 10 * time.Second // of what must not fail
 // A raw nameserver does what a test says with packets; handle is called for each,
 // by one goroutine, and returns what is sent back.
 type raw struct {
+	udp   net.PacketConn
+	tcp   net.Listener
 	addr  netip.AddrPort
 	mu    sync.Mutex
 	got   [][]byte        // packets
@@ -46,6 +48,7 @@ func serve(tb testing.TB, handle handler) *raw {
 	if err != nil {
 		tb.Fatal(err)
 	}
+	r.udp, r.tcp = udp, tcp
 	r.addr = netip.MustParseAddrPort(udp.LocalAddr().String())
 	var running sync.WaitGroup
 	tb.Cleanup(func() { udp.Close(); tcp.Close(); running.Wait() })

@@ -1,0 +1,442 @@
+package upstream_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nametap/nametap/dnsproxy/upstream"
+)
+
+// ask asks a group of servers, and fails the test if there is no reply.
+func ask(t *testing.T, g *upstream.Group, how upstream.How) ([]byte, upstream.Spec) {
+	t.Helper()
+	got, from, err := g.Exchange(context.Background(), query(), how)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got[:2], query()[:2]) || !bytes.Equal(got[12:questionEnd], query()[12:questionEnd]) {
+		t.Errorf("the reply has not the query's ID and question: %x", got)
+	}
+	return got, from
+}
+
+func specs(servers ...*raw) (all []upstream.Spec) {
+	for _, s := range servers {
+		all = append(all, s.spec())
+	}
+	return all
+}
+
+func code(reply []byte) byte { return reply[3] & 0x0f }
+
+// truncating returns a handler that cuts replies over UDP; over TCP it answers.
+func truncating(whole []byte) handler {
+	return func(query []byte, network string) [][]byte {
+		r := reply(query, 0)
+		if network == "udp" {
+			r[2] |= 0x02
+			return [][]byte{r}
+		}
+		return [][]byte{append(r, whole...)}
+	}
+}
+
+func silence([]byte, string) [][]byte { return [][]byte{} }
+
+// F2: a reply of any size is taken whole.
+func TestHugeReply(t *testing.T) {
+	t.Parallel()
+	huge := bytes.Repeat([]byte{1, 2, 3, 4}, 15_000)
+	s := serve(t, func(query []byte, _ string) [][]byte { return [][]byte{append(reply(query, 0), huge...)} })
+	g := client(t, upstream.Config{}).Group(specs(s), upstream.Options{})
+	for _, how := range []upstream.How{upstream.UDPOnly, upstream.TCPOnly} {
+		if got, _ := ask(t, g, how); !bytes.Equal(got[questionEnd:], huge) {
+			t.Errorf("%d bytes", len(got))
+		}
+	}
+}
+
+// F2: what is truncated is asked for over TCP, unless the client's transport is
+// wanted or there is no TCP.
+func TestTruncated(t *testing.T) {
+	t.Parallel()
+	s := serve(t, truncating([]byte("whole")))
+	udpOnly := serve(t, truncating(nil))
+	udpOnly.tcp.Close()
+	c := client(t, upstream.Config{})
+	for _, tc := range []struct {
+		server *raw
+		how    upstream.How
+		cut    bool
+	}{
+		{s, upstream.UDPThenTCP, false},
+		{s, upstream.UDPOnly, true},
+		{s, upstream.TCPOnly, false},
+		{udpOnly, upstream.UDPThenTCP, true},
+	} {
+		got, _ := ask(t, c.Group(specs(tc.server), upstream.Options{}), tc.how)
+		if cut := got[2]&2 != 0; cut != tc.cut || !cut && string(got[questionEnd:]) != "whole" {
+			t.Errorf("%v: %x", tc.how, got)
+		}
+	}
+	if got, _ := ask(t, c.Group(specs(s), upstream.Options{UseVC: true}), upstream.UDPOnly); got[2]&2 != 0 {
+		t.Errorf("use-vc: %x", got)
+	}
+}
+
+// F3: the first usable reply wins; the best failure is the last resort.
+func TestFailuresMoveOn(t *testing.T) {
+	t.Parallel()
+	servers := map[byte]*raw{}
+	for rcode := range byte(10) {
+		servers[rcode] = serve(t, answers(rcode))
+	}
+	dead := serve(t, silence)
+	bare := serve(t, func(query []byte, _ string) [][]byte {
+		return [][]byte{append(append([]byte(nil), query[:2]...), 0x81, 2, 0, 0, 0, 0, 0, 0, 0, 0)}
+	})
+	for _, tc := range []struct {
+		servers []*raw
+		want    byte
+	}{
+		{[]*raw{servers[2], servers[5], servers[0]}, 0},
+		{[]*raw{servers[2], servers[4], servers[3]}, 3},
+		{[]*raw{servers[1], servers[4], servers[5], servers[2], servers[9]}, 2},
+		{[]*raw{servers[1], servers[4], servers[5]}, 5},
+		{[]*raw{servers[1], servers[4]}, 4},
+		{[]*raw{servers[9], servers[1]}, 1},
+		{[]*raw{servers[9]}, 9},
+		{[]*raw{bare}, 2},
+		{[]*raw{dead, servers[2], servers[0]}, 0},
+		{[]*raw{dead, servers[2]}, 2}, // not before the dead is known to be
+	} {
+		for _, parallel := range []bool{false, true} {
+			c := client(t, upstream.Config{Timeout: 2 * time.Second})
+			g := c.Group(specs(tc.servers...), upstream.Options{Parallel: parallel})
+			got, from := ask(t, g, upstream.UDPThenTCP)
+			if code(got) != tc.want {
+				t.Errorf("want response code %d: %x from %v", tc.want, got, from)
+			}
+		}
+	}
+}
+
+// F3: to other opcodes every response code is an answer, and the question may be
+// missing.
+func TestUpdate(t *testing.T) {
+	t.Parallel()
+	s := serve(t, func(query []byte, _ string) [][]byte {
+		return [][]byte{append(append([]byte(nil), query[:2]...), query[2]|0x80, 9, 0, 0, 0, 0, 0, 0, 0, 0)}
+	})
+	g := client(t, upstream.Config{}).Group(specs(s), upstream.Options{})
+	update := query()
+	update[2] = 5 << 3
+	got, _, err := g.Exchange(context.Background(), update, upstream.UDPThenTCP)
+	if err != nil || len(got) != 12 || code(got) != 9 {
+		t.Errorf("%x, %v", got, err)
+	}
+}
+
+// F4: a server that is late is not waited for; once it is down it gets a copy of a
+// query now and then, and one reply heals it.
+func TestDead(t *testing.T) {
+	t.Parallel()
+	var dead atomic.Bool
+	dead.Store(true)
+	first := serve(t, func(query []byte, _ string) [][]byte {
+		if dead.Load() {
+			return [][]byte{}
+		}
+		return [][]byte{reply(query, 0)}
+	})
+	second := serve(t, answers(3))
+	c := client(t, upstream.Config{})
+	g := c.Group(specs(first, second), upstream.Options{})
+	state := func() (s upstream.State) {
+		for _, status := range c.Status() {
+			if status.Spec == first.spec() {
+				s = status.State
+			}
+		}
+		return s
+	}
+	wait(t, "the server is down", func() bool {
+		start := time.Now()
+		if got, _ := ask(t, g, upstream.UDPThenTCP); code(got) != 3 || time.Since(start) > 2*time.Second {
+			t.Fatalf("%x after %v", got, time.Since(start))
+		}
+		return state() == upstream.Down
+	})
+	dead.Store(false)
+	wait(t, "the server is up", func() bool {
+		ask(t, g, upstream.UDPThenTCP)
+		return state() == upstream.Up
+	})
+}
+
+// wait calls done until it is true.
+func wait(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for end := time.Now().Add(deadline); !done(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("still waiting: %s", what)
+		}
+	}
+}
+
+// F4, F11: a lost query is sent again, from another port with another ID.
+func TestLost(t *testing.T) {
+	t.Parallel()
+	var asked atomic.Int64
+	s := serve(t, func(query []byte, _ string) [][]byte {
+		if asked.Add(1) < 3 {
+			return [][]byte{}
+		}
+		return [][]byte{reply(query, 0)}
+	})
+	ask(t, client(t, upstream.Config{}).Group(specs(s), upstream.Options{}), upstream.UDPThenTCP)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.got) < 3 || len(s.from) < 3 || bytes.Equal(s.got[0][:2], s.got[1][:2]) && bytes.Equal(s.got[1][:2], s.got[2][:2]) {
+		t.Errorf("%x from %v", s.got, s.from)
+	}
+}
+
+// F4, F5: a query ends in time, and the error says what happened to whom.
+func TestTimeout(t *testing.T) {
+	t.Parallel()
+	dead, refusing := serve(t, silence), serve(t, silence)
+	refusing.udp.Close()
+	for name, g := range map[string]*upstream.Group{
+		"the client's":  client(t, upstream.Config{Timeout: 300 * time.Millisecond}).Group(specs(dead, refusing), upstream.Options{}),
+		"resolv.conf's": client(t, upstream.Config{}).Group(specs(dead, refusing), upstream.Options{Timeout: 150 * time.Millisecond, Attempts: 1}),
+	} {
+		start := time.Now()
+		_, _, err := g.Exchange(context.Background(), query(), upstream.UDPThenTCP)
+		took := time.Since(start)
+		if !errors.Is(err, upstream.ErrTimeout) || !errors.Is(err, syscall.ECONNREFUSED) || took < 250*time.Millisecond || took > 3*time.Second {
+			t.Errorf("%s: %v after %v", name, err, took)
+		}
+		if want := "no nameserver answered: " + dead.spec().String() + ": no reply in time; " + refusing.spec().String() + ": connection refused"; err.Error() != want {
+			t.Errorf("%q, want %q", err, want)
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, _, err := client(t, upstream.Config{}).Group(specs(dead), upstream.Options{}).Exchange(ctx, query(), 0); !errors.Is(err, context.Canceled) {
+		t.Errorf("canceled: %v", err)
+	}
+}
+
+// F4: a server that is not there is noticed at once, over UDP and TCP.
+func TestConnectionRefused(t *testing.T) {
+	t.Parallel()
+	s := serve(t, silence)
+	s.udp.Close()
+	s.tcp.Close()
+	g := client(t, upstream.Config{Timeout: time.Minute}).Group(specs(s), upstream.Options{})
+	for _, how := range []upstream.How{upstream.UDPThenTCP, upstream.TCPOnly} {
+		for range 10 {
+			start := time.Now()
+			_, _, err := g.Exchange(context.Background(), query(), how)
+			if !errors.Is(err, syscall.ECONNREFUSED) || time.Since(start) > deadline {
+				t.Fatalf("%v after %v", err, time.Since(start))
+			}
+		}
+	}
+}
+
+// F11: whatever is not the reply is counted, and the reply still awaited.
+func TestWrongReplies(t *testing.T) {
+	t.Parallel()
+	elsewhere, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer elsewhere.Close()
+	var s *raw
+	var ready sync.WaitGroup
+	ready.Add(1)
+	s = serve(t, func(query []byte, _ string) [][]byte {
+		ready.Wait()
+		wrongID, wrongName, wrongType, noQuestion, twoQuestions, right := reply(query, 0), reply(query, 0), reply(query, 0),
+			reply(query, 0), reply(query, 0), reply(query, 3)
+		wrongID[1]++
+		wrongName[13]++
+		wrongType[questionEnd-3]++
+		noQuestion[5], twoQuestions[5] = 0, 2
+		s.mu.Lock()
+		for from := range s.from { // from another port
+			if to, err := net.ResolveUDPAddr("udp4", from); err == nil {
+				_, _ = elsewhere.WriteTo(reply(query, 0), to)
+			}
+		}
+		s.mu.Unlock()
+		return [][]byte{wrongID, wrongName, wrongType, noQuestion, twoQuestions, reply(query, 0)[:20],
+			{}, []byte("short"), query, right}
+	})
+	ready.Done()
+	c := client(t, upstream.Config{})
+	if got, _ := ask(t, c.Group(specs(s), upstream.Options{}), upstream.UDPOnly); code(got) != 3 {
+		t.Errorf("a wrong reply is taken: %x", got)
+	}
+	if st := c.Status()[0]; st.Wrong != 6 || st.Malformed != 3 {
+		t.Errorf("%d wrong and %d malformed", st.Wrong, st.Malformed)
+	}
+}
+
+// F11: IDs and ports are many, and no socket is used for long.
+func TestUnpredictable(t *testing.T) {
+	t.Parallel()
+	s := serve(t, answers(0))
+	c := client(t, upstream.Config{})
+	g := c.Group(specs(s), upstream.Options{})
+	const queries = 3000
+	for range queries {
+		ask(t, g, upstream.UDPOnly)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ids := map[string]bool{}
+	for _, q := range s.got {
+		ids[string(q[:2])] = true
+	}
+	if len(ids) < queries*9/10 || len(s.from) < queries/128 {
+		t.Errorf("%d IDs and %d ports in %d queries", len(ids), len(s.from), queries)
+	}
+}
+
+// F11: letters in random case, restored in the reply; a server that does not keep
+// it is asked over TCP, and then without.
+func TestMixCase(t *testing.T) {
+	t.Parallel()
+	lower := func(packet []byte) []byte { return append(packet[:12:12], bytes.ToLower(packet[12:])...) }
+	c := client(t, upstream.Config{MixCase: true})
+	keeps := serve(t, answers(0))
+	g := c.Group(specs(keeps), upstream.Options{})
+	seen := map[string]bool{}
+	for range 20 {
+		ask(t, g, upstream.UDPThenTCP)
+	}
+	for _, q := range keeps.queries() {
+		seen[string(q[12:questionEnd])] = true
+		if !bytes.Equal(lower(q)[12:questionEnd], query()[12:questionEnd]) {
+			t.Errorf("asked: %q", q)
+		}
+	}
+	if len(seen) < 5 {
+		t.Errorf("asked: %v", seen)
+	}
+
+	var overTCP atomic.Int64
+	folds := serve(t, func(query []byte, network string) [][]byte {
+		if network == "tcp" {
+			overTCP.Add(1)
+		}
+		return [][]byte{lower(reply(query, 0))}
+	})
+	g = c.Group(specs(folds), upstream.Options{})
+	for range 5 {
+		ask(t, g, upstream.UDPOnly)
+	}
+	if n := overTCP.Load(); n > 2 { // the second time if the letters happened to be lower case
+		t.Errorf("asked %d times over TCP", n)
+	}
+}
+
+// F3: RFC 6891, section 6.2.2.
+func TestWithoutEDNS(t *testing.T) {
+	t.Parallel()
+	s := serve(t, func(query []byte, _ string) [][]byte {
+		if binary.BigEndian.Uint16(query[10:]) > 0 {
+			return [][]byte{reply(query, 1)}
+		}
+		return [][]byte{reply(query, 0)}
+	})
+	g := client(t, upstream.Config{}).Group(specs(s), upstream.Options{})
+	for range 3 {
+		if got, _ := ask(t, g, upstream.UDPThenTCP); code(got) != 0 {
+			t.Errorf("%x", got)
+		}
+	}
+	asked := s.queries()
+	if len(asked) != 4 || len(asked[0]) != len(query()) || len(asked[3]) != questionEnd {
+		t.Errorf("asked: %x", asked)
+	}
+	if malformed := serve(t, answers(1)); true {
+		g := client(t, upstream.Config{}).Group(specs(malformed), upstream.Options{})
+		for range 3 {
+			if got, _ := ask(t, g, upstream.UDPThenTCP); code(got) != 1 {
+				t.Errorf("%x", got)
+			}
+		}
+		if n := len(malformed.queries()); n != 6 {
+			t.Errorf("asked %d times; a server that always says FORMERR knows EDNS as well as not", n)
+		}
+	}
+}
+
+// F14: a server that nobody configured.
+func TestDirect(t *testing.T) {
+	t.Parallel()
+	s := serve(t, truncating([]byte("whole")))
+	c := client(t, upstream.Config{Timeout: time.Second})
+	for range 3 {
+		got, err := c.Direct(context.Background(), s.addr, query(), upstream.UDPThenTCP)
+		if err != nil || !strings.HasSuffix(string(got), "whole") {
+			t.Fatalf("%x, %v", got, err)
+		}
+	}
+	if st := c.Status(); len(st) > 0 {
+		t.Errorf("remembered: %v", st)
+	}
+	s.udp.Close()
+	if _, err := c.Direct(context.Background(), s.addr, query(), upstream.UDPOnly); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Error(err)
+	}
+}
+
+func TestMalformedQuery(t *testing.T) {
+	t.Parallel()
+	g := client(t, upstream.Config{}).Group(specs(serve(t, answers(0))), upstream.Options{})
+	for _, q := range [][]byte{nil, query()[:11], query()[:20], append([]byte{0, 1, 1, 0, 0, 2, 0, 0, 0, 0, 0, 0}, query()[12:]...), make([]byte, 65536)} {
+		if got, _, err := g.Exchange(context.Background(), q, 0); err == nil {
+			t.Errorf("%x: %x", q[:min(len(q), 20)], got)
+		}
+	}
+}
+
+// Close ends what is in flight; later queries fail.
+func TestClose(t *testing.T) {
+	t.Parallel()
+	s := serve(t, silence)
+	c := upstream.NewClient(upstream.Config{Timeout: time.Minute})
+	g := c.Group(specs(s), upstream.Options{})
+	var asking sync.WaitGroup
+	for _, how := range []upstream.How{upstream.UDPOnly, upstream.TCPOnly} {
+		asking.Go(func() {
+			if _, _, err := g.Exchange(context.Background(), query(), how); !errors.Is(err, net.ErrClosed) {
+				t.Errorf("%v: %v", how, err)
+			}
+		})
+	}
+	wait(t, "both queries are there", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.conns > 0 && len(s.got) > 1
+	})
+	c.Close()
+	asking.Wait()
+	if _, _, err := g.Exchange(context.Background(), query(), 0); !errors.Is(err, net.ErrClosed) {
+		t.Error(err)
+	}
+}
