@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
 )
@@ -15,6 +16,10 @@ const (
 	namespaces    = 50
 	ownDomain     = namespace + ".svc." + clusterDomain
 )
+
+// wildcardDomain is where the wildcards are: external hosts, which public
+// nameservers know too.
+const wildcardDomain = "example.com."
 
 // searchList is what a pod in the namespace has in its resolv.conf.
 func searchList() []string {
@@ -50,7 +55,7 @@ func makeHosts(n int) (services, wildcards []host) {
 	}
 	for i := range (n + 99) / 100 {
 		wildcards = append(wildcards, host{
-			name:     fmt.Sprintf("wild-%06d.example.com", i),
+			name:     fmt.Sprintf("wild-%06d.%s", i, strings.TrimSuffix(wildcardDomain, ".")),
 			wildcard: true,
 			ips:      []netip.Addr{address(240, 240<<16|i+1)},
 		})

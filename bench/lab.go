@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,20 +31,22 @@ type lab struct {
 	control *control
 	// agentBinary is given by the user, or "".
 	agentBinary string
+	// binaries is where build leaves binaries, and finds them.
+	binaries string
 }
 
 // newLab makes the directory and the files that all share. The caller must close
 // the lab.
-func newLab(hosts int, agentBinary string) (*lab, error) {
+func newLab(hosts int, o options) (*lab, error) {
 	dir, err := os.MkdirTemp("", "nametap-bench-")
 	if err != nil {
 		return nil, fmt.Errorf("making a directory: %w", err)
 	}
-	l := &lab{dir: dir, agentBinary: agentBinary}
+	l := &lab{dir: dir, agentBinary: o.agent, binaries: cmp.Or(o.inside, dir)}
 	l.services, l.wildcards = makeHosts(hosts)
 	files := map[string][]byte{
 		"table.pb":    nameTable(l.services, l.wildcards),
-		"resolv.conf": []byte("search " + strings.Join(searchList(), " ") + "\nnameserver 127.0.0.1\noptions ndots:5\n"),
+		"resolv.conf": resolvConf(address(127, 1)),
 	}
 	for _, m := range mixes() {
 		files[m.name+".queries"] = m.queries(l.services, l.wildcards)
@@ -54,6 +57,15 @@ func newLab(hosts int, agentBinary string) (*lab, error) {
 		}
 	}
 	return l, nil
+}
+
+// resolvConf is what a pod has, with these nameservers.
+func resolvConf(nameservers ...netip.Addr) []byte {
+	text := []byte("search " + strings.Join(searchList(), " ") + "\noptions ndots:5\n")
+	for _, server := range nameservers {
+		text = fmt.Appendf(text, "nameserver %s\n", server)
+	}
+	return text
 }
 
 // close ends all processes, the youngest first, and removes the directory.
@@ -94,7 +106,7 @@ func (l *lab) stop(p *process) {
 // build compiles the command pkg of the module in dir, once, and returns the path
 // of the binary.
 func (l *lab) build(ctx context.Context, dir, pkg string) (string, error) {
-	binary := l.path("bin-" + filepath.Base(filepath.Join(dir, pkg)))
+	binary := filepath.Join(l.binaries, "bin-"+filepath.Base(filepath.Join(dir, pkg)))
 	if _, err := os.Stat(binary); err == nil {
 		return binary, nil
 	}

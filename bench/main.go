@@ -25,7 +25,11 @@ func main() {
 		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-	err = measure(ctx, o)
+	if o.experiments() && o.inside == "" {
+		err = enter(ctx, o, os.Args[1:])
+	} else {
+		err = measure(ctx, o)
+	}
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -39,6 +43,12 @@ func measure(ctx context.Context, o options) (err error) {
 		return err
 	}
 	r := newResults(o)
+	if o.experiments() {
+		if err := experiment(ctx, o, r); err != nil {
+			return err
+		}
+		return report(o, r)
+	}
 	if !o.pushOnly {
 		if err := measureServers(ctx, o, r); err != nil {
 			return err
@@ -81,7 +91,7 @@ func requirements(o *options) error {
 
 // measureServers compares the servers in a lab of their own.
 func measureServers(ctx context.Context, o options, r *results) (err error) {
-	l, err := newLab(o.hosts, o.agent)
+	l, err := newLab(o.hosts, o)
 	if err != nil {
 		return err
 	}

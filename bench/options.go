@@ -18,6 +18,13 @@ type options struct {
 	json, svg, md  string
 	push, pushOnly bool
 	pushHosts      int
+	// The experiments with forwarded queries; each runs instead of the comparison.
+	forward, faults, flood, replay, getaddrinfo bool
+	// queries is how many are replayed.
+	queries int
+	// inside is the directory with the binaries, once in the namespaces of the
+	// experiments; else "".
+	inside string
 }
 
 // parseOptions reads the command line. Help is printed to w.
@@ -37,6 +44,13 @@ func parseOptions(argv []string, w io.Writer) (options, error) {
 	flags.BoolVar(&o.push, "push", false, "also measure what pushes cost")
 	flags.BoolVar(&o.pushOnly, "push-only", false, "measure only what pushes cost")
 	flags.IntVar(&o.pushHosts, "push-hosts", 100_000, "hosts of each push")
+	flags.BoolVar(&o.forward, "forward", false, "measure what a forwarded query costs, and one from the cache")
+	flags.BoolVar(&o.faults, "faults", false, "measure latencies while nameservers are silent or lose packets")
+	flags.BoolVar(&o.flood, "flood", false, "measure a flood of queries to nameservers that are silent")
+	flags.BoolVar(&o.replay, "replay", false, "compare forwarded answers with those of the nameserver")
+	flags.BoolVar(&o.getaddrinfo, "getaddrinfo", false, "count the queries of getaddrinfo in a pod")
+	flags.IntVar(&o.queries, "queries", 100_000, "queries of -replay")
+	flags.StringVar(&o.inside, insideFlag, "", "set by bench itself: the experiments run in namespaces, with the binaries in this directory")
 	if err := flags.Parse(argv); err != nil {
 		return o, err
 	}
@@ -51,8 +65,11 @@ func (o options) check(rest []string) error {
 	if len(rest) > 0 {
 		return fmt.Errorf("unexpected %q", rest[0])
 	}
-	if o.hosts < 1 || o.rounds < 1 || o.seconds < 1 || o.pushHosts < 1 {
-		return errors.New("-hosts, -rounds, -seconds, -push-hosts: want more than 0")
+	if min(o.hosts, o.rounds, o.seconds, o.pushHosts, o.queries) < 1 {
+		return errors.New("-hosts, -rounds, -seconds, -push-hosts, -queries: want more than 0")
+	}
+	if o.experiments() && (o.push || o.pushOnly) {
+		return errors.New("-push, -push-only: not together with experiments on forwarding")
 	}
 	// Addresses are four apart, in 10.0.0.0/8.
 	if o.hosts > 1_000_000 || o.pushHosts > 1_000_000 {
@@ -64,6 +81,14 @@ func (o options) check(rest []string) error {
 		}
 	}
 	return nil
+}
+
+// insideFlag is the flag that a bench gives to the bench it starts.
+const insideFlag = "inside"
+
+// experiments says whether there is something to do about forwarding.
+func (o options) experiments() bool {
+	return o.forward || o.faults || o.flood || o.replay || o.getaddrinfo
 }
 
 // wants says whether the server is to be measured. The echo always is: the others

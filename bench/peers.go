@@ -37,6 +37,8 @@ type peer struct {
 type launch struct {
 	argv    []string
 	version string
+	// status is where it has metrics; the zero value is nowhere.
+	status netip.AddrPort
 	// ready may be nil: an answer is enough.
 	ready func(context.Context) error
 }
@@ -80,24 +82,39 @@ func prepareFixed(ip netip.Addr) func(context.Context, *lab, netip.AddrPort) (la
 	}
 }
 
-// prepareAgent is what all this is about. All agents of a lab share a control
-// plane, which sends them the lab's table.
+// prepareAgent is what all this is about. It forwards to nobody.
 func prepareAgent(ctx context.Context, l *lab, addr netip.AddrPort) (launch, error) {
+	xds, err := l.sharedControl(ctx)
+	if err != nil {
+		return launch{}, err
+	}
+	return l.agent(ctx, addr, xds, l.noUpstream()...)
+}
+
+// noUpstream are settings of an agent that is asked for own names only.
+func (l *lab) noUpstream() []string {
+	return []string{"--resolv-conf", l.path("resolv.conf"), "--upstream", "127.0.0.1:9"}
+}
+
+// sharedControl is the address of the control plane that the agents of a lab share.
+// It sends them the lab's table.
+func (l *lab) sharedControl(ctx context.Context) (netip.AddrPort, error) {
 	if l.control == nil {
 		control, err := l.startControl(ctx)
 		if err != nil {
-			return launch{}, err
+			return netip.AddrPort{}, err
 		}
 		if err := control.send(l.path("table.pb")); err != nil {
-			return launch{}, err
+			return netip.AddrPort{}, err
 		}
 		l.control = control
 	}
-	return l.agent(ctx, addr, l.control.addr)
+	return l.control.addr, nil
 }
 
-// agent says how to start an agent of the control plane at xds.
-func (l *lab) agent(ctx context.Context, addr, xds netip.AddrPort) (launch, error) {
+// agent says how to start an agent of the control plane at xds, with some settings
+// of its own.
+func (l *lab) agent(ctx context.Context, addr, xds netip.AddrPort, settings ...string) (launch, error) {
 	binary := l.agentBinary
 	if binary == "" {
 		built, err := l.build(ctx, "..", "cmd/nametap")
@@ -111,13 +128,13 @@ func (l *lab) agent(ctx context.Context, addr, xds netip.AddrPort) (launch, erro
 		return launch{}, err
 	}
 	return launch{
-		argv: []string{
+		argv: append([]string{
 			binary, "agent", "--dns-addr", addr.String(), "--status-addr", status.String(),
 			"--xds-addr", xds.String(), "--xds-plaintext", "--namespace", namespace, "--domain", ownDomain,
-			"--resolv-conf", l.path("resolv.conf"), "--upstream", "127.0.0.1:9",
 			"--state-dir", "", "--drain", "0s", "--ready-timeout", "10m", "--log-level", "warn",
-		},
-		ready: func(ctx context.Context) error { return isReady(ctx, "http://"+status.String()+"/healthz/ready") },
+		}, settings...),
+		status: status,
+		ready:  func(ctx context.Context) error { return isReady(ctx, "http://"+status.String()+"/healthz/ready") },
 	}, nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os/exec"
 	"os/user"
@@ -68,8 +69,29 @@ func prepareUnbound(ctx context.Context, l *lab, addr netip.AddrPort) (launch, e
 	if err != nil {
 		return launch{}, err
 	}
-	var config bytes.Buffer
-	fmt.Fprintf(&config, `server:
+	var data bytes.Buffer
+	fmt.Fprintf(&data, "  module-config: \"iterator\"\n  local-zone: \"%s.\" static\n", clusterDomain)
+	l.localData(&data)
+	path, err := l.unboundConfig(addr, data.String())
+	return launch{
+		argv:    []string{binary, "-d", "-c", path},
+		version: toolVersion(ctx, binary, "-V"),
+	}, err
+}
+
+// localData writes the hosts as unbound has them.
+func (l *lab) localData(w io.Writer) {
+	for _, h := range l.services {
+		for _, ip := range h.ips {
+			fmt.Fprintf(w, "  local-data: \"%s. 30 IN A %s\"\n", h.name, ip)
+		}
+	}
+}
+
+// unboundConfig writes a configuration for unbound with one thread and returns its
+// path. body is what goes on in the server clause, and further clauses.
+func (l *lab) unboundConfig(addr netip.AddrPort, body string) (string, error) {
+	return l.write(fmt.Sprintf("unbound-%s-%d.conf", addr.Addr(), addr.Port()), fmt.Appendf(nil, `server:
   interface: %s@%d
   do-daemonize: no
   use-syslog: no
@@ -79,28 +101,13 @@ func prepareUnbound(ctx context.Context, l *lab, addr netip.AddrPort) (launch, e
   pidfile: ""
   directory: %q
   num-threads: 1
-  module-config: "iterator"
-  local-zone: "%s." static
-`, addr.Addr(), addr.Port(), l.dir, clusterDomain)
-	for _, h := range l.services {
-		for _, ip := range h.ips {
-			fmt.Fprintf(&config, "  local-data: \"%s. 30 IN A %s\"\n", h.name, ip)
-		}
-	}
-	config.WriteString("remote-control:\n  control-enable: no\n")
-	path, err := l.write(fmt.Sprintf("unbound-%d.conf", addr.Port()), config.Bytes())
-	return launch{
-		argv:    []string{binary, "-d", "-c", path},
-		version: toolVersion(ctx, binary, "-V"),
-	}, err
+%sremote-control:
+  control-enable: no
+`, addr.Addr(), addr.Port(), l.dir, body))
 }
 
 // prepareNSD has the hosts as one zone.
 func prepareNSD(ctx context.Context, l *lab, addr netip.AddrPort) (launch, error) {
-	binary, err := findTool("nsd", "nsd")
-	if err != nil {
-		return launch{}, err
-	}
 	var zone bytes.Buffer
 	fmt.Fprintf(&zone, "$ORIGIN %s.\n$TTL 30\n@ SOA ns hostmaster 1 3600 600 86400 30\n@ NS ns\nns A 127.0.0.1\n", clusterDomain)
 	for _, h := range l.services {
@@ -108,7 +115,16 @@ func prepareNSD(ctx context.Context, l *lab, addr netip.AddrPort) (launch, error
 			fmt.Fprintf(&zone, "%s. A %s\n", h.name, ip)
 		}
 	}
-	zoneFile, err := l.write("zone", zone.Bytes())
+	return l.nsd(ctx, addr, clusterDomain, zone.Bytes())
+}
+
+// nsd says how to start NSD with one zone.
+func (l *lab) nsd(ctx context.Context, addr netip.AddrPort, name string, zone []byte) (launch, error) {
+	binary, err := findTool("nsd", "nsd")
+	if err != nil {
+		return launch{}, err
+	}
+	zoneFile, err := l.write("zone-"+name, zone)
 	if err != nil {
 		return launch{}, err
 	}
@@ -116,6 +132,7 @@ func prepareNSD(ctx context.Context, l *lab, addr netip.AddrPort) (launch, error
   ip-address: %s@%d
   username: ""
   zonesdir: %q
+  database: ""
   xfrdir: %q
   xfrdfile: ""
   zonelistfile: "zone-%d.list"
@@ -127,7 +144,7 @@ remote-control:
 zone:
   name: %q
   zonefile: %q
-`, addr.Addr(), addr.Port(), l.dir, l.dir, addr.Port(), clusterDomain, zoneFile))
+`, addr.Addr(), addr.Port(), l.dir, l.dir, addr.Port(), name, zoneFile))
 	if err != nil {
 		return launch{}, err
 	}

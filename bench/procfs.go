@@ -52,13 +52,22 @@ func memory(pid int) (int, error) {
 		if len(pids) > 1 {
 			field = "Pss"
 		}
-		size, err := parseSmaps(string(text), field)
+		size, err := parseSize(string(text), field)
 		if err != nil {
 			return 0, err
 		}
 		sum += size
 	}
 	return sum, nil
+}
+
+// peakMemory is the most that a process alone has held in memory so far, in bytes.
+func peakMemory(pid int) (int, error) {
+	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
+	if err != nil {
+		return 0, fmt.Errorf("reading the memory of process %d: %w", pid, err)
+	}
+	return parseSize(string(text), "VmHWM")
 }
 
 // family is pid and all processes below it.
@@ -110,17 +119,17 @@ func parseStat(text string) (pid, parent int, err error) {
 	return pid, parent, nil
 }
 
-// parseSmaps reads a field of /proc/PID/smaps_rollup, in bytes.
-func parseSmaps(text, field string) (int, error) {
+// parseSize reads a field of /proc/PID/smaps_rollup or /proc/PID/status, in bytes.
+func parseSize(text, field string) (int, error) {
 	for line := range strings.Lines(text) {
 		fields := strings.Fields(line)
 		if len(fields) == 3 && fields[0] == field+":" && fields[2] == "kB" {
 			size, err := strconv.Atoi(fields[1])
 			if err != nil {
-				return 0, fmt.Errorf("parsing smaps: %w", err)
+				return 0, fmt.Errorf("parsing field %q: %w", field, err)
 			}
 			return size << 10, nil
 		}
 	}
-	return 0, fmt.Errorf("parsing smaps: no field %q", field)
+	return 0, fmt.Errorf("no field %q", field)
 }

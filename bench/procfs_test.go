@@ -34,11 +34,11 @@ func TestParseStat(t *testing.T) {
 func TestParseSmaps(t *testing.T) {
 	text := readTestdata(t, "smaps_rollup.txt")
 	for field, want := range map[string]int{"Rss": 4288 << 10, "Pss": 3045 << 10} {
-		if got, err := parseSmaps(text, field); err != nil || got != want {
+		if got, err := parseSize(text, field); err != nil || got != want {
 			t.Errorf("%s: %d, %v, want %d", field, got, err, want)
 		}
 	}
-	if got, err := parseSmaps(text, "Nothing"); err == nil {
+	if got, err := parseSize(text, "Nothing"); err == nil {
 		t.Errorf("unknown field: %d, want an error", got)
 	}
 }

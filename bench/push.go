@@ -56,7 +56,7 @@ type pushBench struct {
 
 // measurePushes measures pushes in a lab of their own.
 func measurePushes(ctx context.Context, o options, r *results) (err error) {
-	l, err := newLab(o.pushHosts, o.agent)
+	l, err := newLab(o.pushHosts, o)
 	if err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ func (b *pushBench) sink(ctx context.Context, c client) ([]string, error) {
 
 // agentOf is the command line of an agent.
 func (b *pushBench) agentOf(ctx context.Context, c client) ([]string, error) {
-	how, err := b.lab.agent(ctx, c.addr, c.control.addr)
+	how, err := b.lab.agent(ctx, c.addr, c.control.addr, b.lab.noUpstream()...)
 	return how.argv, err
 }
 

@@ -21,6 +21,8 @@ type instance struct {
 	*process
 
 	addr netip.AddrPort
+	// status is where it has metrics; the zero value is nowhere.
+	status netip.AddrPort
 }
 
 // startServer starts p and looks at its answers: figures of a server that answers

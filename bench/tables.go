@@ -1,8 +1,10 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -14,6 +16,11 @@ type table struct {
 	title  string
 	header []string
 	rows   [][]string
+}
+
+// MarshalJSON writes the cells as they are shown.
+func (t table) MarshalJSON() ([]byte, error) {
+	return json.Marshal(map[string]any{"title": t.title, "header": t.header, "rows": t.rows})
 }
 
 // text aligns the columns with spaces.
@@ -86,7 +93,7 @@ func thousands(n int) string {
 
 // tables are the results for a reader.
 func (r *results) tables() []table {
-	var all []table
+	all := slices.Clone(r.Tables)
 	if len(r.Servers) > 0 {
 		all = append(all, r.serverTable())
 	}

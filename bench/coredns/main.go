@@ -1,11 +1,14 @@
-// Command coredns is CoreDNS with the plugin that answers from a hosts file.
+// Command coredns is CoreDNS with the plugins that answer from a hosts file, from
+// other nameservers, and from a cache.
 // It is a module of its own because of what CoreDNS needs.
 package main
 
 import (
 	"github.com/coredns/coredns/coremain"
-	_ "github.com/coredns/coredns/plugin/bind"  // keeps it on the loopback interface
-	_ "github.com/coredns/coredns/plugin/hosts" // what is measured
+	_ "github.com/coredns/coredns/plugin/bind"    // keeps it on the loopback interface
+	_ "github.com/coredns/coredns/plugin/cache"   // so that it compares as a forwarder
+	_ "github.com/coredns/coredns/plugin/forward" // as a forwarder
+	_ "github.com/coredns/coredns/plugin/hosts"   // its own names
 )
 
 func main() { coremain.Run() }

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+// patience is how long a client of an experiment waits for an answer: longer than
+// any resolver, to see answers that come too late for those.
+const patience = 12 * time.Second
+
+// An answer is what came of one query.
+type answer struct {
+	reply *dns.Msg // nil if err is not
+	err   error
+	// sent is when the query was sent, took how long the answer needed.
+	sent time.Time
+	took time.Duration
+}
+
+// failed says whether the client has nothing: no answer, or a failure. NXDOMAIN is
+// an answer.
+func (a answer) failed() bool {
+	return a.err != nil || a.reply.Rcode != dns.RcodeSuccess && a.reply.Rcode != dns.RcodeNameError
+}
+
+// outcome is the response code or the error.
+func (a answer) outcome() string {
+	if a.err != nil {
+		return a.err.Error()
+	}
+	return dns.RcodeToString[a.reply.Rcode]
+}
+
+// ask sends one query over UDP, once.
+func ask(ctx context.Context, addr netip.AddrPort, query *dns.Msg, wait time.Duration) answer {
+	client := dns.Client{Timeout: wait}
+	began := time.Now()
+	reply, _, err := client.ExchangeContext(ctx, query, addr.String())
+	return answer{reply: reply, err: err, sent: began, took: time.Since(began)}
+}
+
+// steadyRate is in queries a second.
+const steadyRate = 100
+
+// askSteadily asks for n names at steadyRate, without waiting for answers, and
+// returns what came of each, in order. name is that of the i-th query.
+func askSteadily(ctx context.Context, addr netip.AddrPort, n int, name func(i int) string) []answer {
+	answers := make([]answer, n)
+	ticker := time.NewTicker(time.Second / steadyRate)
+	defer ticker.Stop()
+	var asking sync.WaitGroup
+	for i := range answers {
+		asking.Go(func() {
+			answers[i] = ask(ctx, addr, new(dns.Msg).SetQuestion(name(i), dns.TypeA), patience)
+		})
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			asking.Wait()
+			return answers[:i+1]
+		}
+	}
+	asking.Wait()
+	return answers
+}
+
+// latencies are the times of answers, sorted. What has failed took as long as it
+// took to fail.
+func latencies(answers []answer) []time.Duration {
+	var took []time.Duration
+	for _, a := range answers {
+		took = append(took, a.took)
+	}
+	slices.Sort(took)
+	return took
+}
+
+// quantile is the element of sorted times that the share q does not exceed; 0 for
+// none.
+func quantile(sorted []time.Duration, q float64) time.Duration {
+	if len(sorted) == 0 {
+		return 0
+	}
+	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
+}
+
+// failures counts answers that failed.
+func failures(answers []answer) int {
+	n := 0
+	for _, a := range answers {
+		if a.failed() {
+			n++
+		}
+	}
+	return n
+}
+
+// distinct is a name that no other call has given, for the i-th query of a series.
+func distinct(series string) func(i int) string {
+	return func(i int) string { return fmt.Sprintf("q%06d.%s.%s", i, series, externalDomain) }
+}

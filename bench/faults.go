@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+)
+
+const (
+	faultQueries = 1000
+	// noticing is how many queries, of a second, go before those that count, so that a
+	// server can see which nameserver is dead.
+	noticing = 100
+)
+
+// A fault is how the two nameservers behave.
+type fault struct {
+	what          string
+	first, second conduct
+}
+
+// faults are those that are measured, the usual case first for comparison.
+func faults() []fault {
+	return []fault{
+		{what: "none"},
+		{what: "one of two silent", second: conduct{silent: true}},
+		{what: "30 % of replies lost by both", first: conduct{loss: 0.3}, second: conduct{loss: 0.3}},
+	}
+}
+
+// A faultResult is what a server made of a fault, in all rounds.
+type faultResult struct {
+	// before are the answers while the fault was to be noticed.
+	before, answers []answer
+}
+
+// faultLatencies measures how long forwarded queries take while nameservers have a
+// fault. Each server starts anew for each fault and round, so that it knows nothing
+// of the nameservers.
+func (e *experiments) faultLatencies(ctx context.Context) error {
+	first, err := startUpstream(port53(firstServer()))
+	if err != nil {
+		return err
+	}
+	defer first.close()
+	second, err := startUpstream(port53(secondServer()))
+	if err != nil {
+		return err
+	}
+	defer second.close()
+	if err := e.lab.useNameservers(firstServer(), secondServer()); err != nil {
+		return err
+	}
+	found := map[string]*faultResult{}
+	for round := range e.rounds {
+		for k, f := range faults() {
+			for i := range compared() {
+				p := compared()[(i+round)%len(compared())]
+				fmt.Fprintf(e.progress, "faults, round %d of %d: %s, %s\n", round+1, e.rounds, f.what, p.name)
+				key := f.what + p.name
+				if found[key] == nil {
+					found[key] = &faultResult{}
+				}
+				first.behave(conduct{})
+				second.behave(conduct{})
+				series := fmt.Sprintf("f%d-%d-%s", round, k, p.name)
+				answers, err := e.underFault(ctx, p, series, func() {
+					first.behave(f.first)
+					second.behave(f.second)
+				})
+				if err != nil {
+					return err
+				}
+				found[key].before = append(found[key].before, answers[:noticing]...)
+				found[key].answers = append(found[key].answers, answers[noticing:]...)
+			}
+		}
+	}
+	e.results.Tables = append(e.results.Tables, e.faultTable(found))
+	return nil
+}
+
+// underFault starts a server, begins the fault and asks.
+func (e *experiments) underFault(ctx context.Context, p peer, series string, begin func()) ([]answer, error) {
+	i, _, err := e.lab.startForwarder(ctx, p, "")
+	if err != nil {
+		return nil, err
+	}
+	defer e.lab.stop(i.process)
+	begin()
+	answers := askSteadily(ctx, i.addr, noticing+faultQueries, distinct(series))
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	return answers, i.alive()
+}
+
+// faultTable compares the servers fault by fault.
+func (e *experiments) faultTable(found map[string]*faultResult) table {
+	t := table{
+		title: fmt.Sprintf("%s forwarded queries at %d a second, %d times, all together; the second before them apart",
+			thousands(faultQueries), steadyRate, e.rounds),
+		header: []string{
+			"fault, server", "p50 ms", "p99 ms", "longest ms", "failed", "over 4 s", "longest ms of the second before", "failed in it",
+		},
+	}
+	for _, f := range faults() {
+		for _, p := range compared() {
+			r := found[f.what+p.name]
+			took, before := latencies(r.answers), latencies(r.before)
+			late, _ := slices.BinarySearch(took, 4*time.Second+1)
+			t.rows = append(t.rows, []string{
+				f.what + ", " + p.title,
+				milliseconds(quantile(took, 0.5)), milliseconds(quantile(took, 0.99)), milliseconds(quantile(took, 1)),
+				strconv.Itoa(failures(r.answers)), strconv.Itoa(len(took) - late),
+				milliseconds(quantile(before, 1)), strconv.Itoa(failures(r.before)),
+			})
+		}
+	}
+	return t
+}
+
+// milliseconds is d for a table.
+func milliseconds(d time.Duration) string { return cell(float64(d) / float64(time.Millisecond)) }

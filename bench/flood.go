@@ -1,0 +1,262 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+// A flood is this many queries for distinct names, in this time, over this many
+// sockets.
+const (
+	floodQueries  = 50_000
+	floodSeconds  = 2
+	floodSockets  = 8
+	floodOwnRate  = 1000 // queries for own names a second meanwhile
+	floodSilence  = 3 * time.Second
+	floodAfter    = 10 * time.Second
+	probeInterval = 50 * time.Millisecond
+)
+
+// slowFlood is how long a flood may take before the report says so.
+const slowFlood = floodSeconds * time.Second * 5 / 4
+
+// Names of the figures of a flood.
+const (
+	floodOwnP99   = "own_p99_ms"
+	floodOwnLost  = "own_lost"
+	floodPeakMB   = "peak_mb"
+	floodRecovery = "recovery_s"
+	floodBefore   = "goroutines_before"
+	floodPeak     = "goroutines_in_flood"
+	floodLater    = "goroutines_after"
+)
+
+// floods measures what a flood of queries does while no nameserver answers.
+func (e *experiments) floods(ctx context.Context) error {
+	first, err := startUpstream(port53(firstServer()))
+	if err != nil {
+		return err
+	}
+	defer first.close()
+	second, err := startUpstream(port53(secondServer()))
+	if err != nil {
+		return err
+	}
+	defer second.close()
+	if err := e.lab.useNameservers(firstServer(), secondServer()); err != nil {
+		return err
+	}
+	found := map[string]figures{}
+	for round := range e.rounds {
+		for i := range compared() {
+			p := compared()[(i+round)%len(compared())]
+			fmt.Fprintf(e.progress, "flood, round %d of %d: %s\n", round+1, e.rounds, p.name)
+			first.behave(conduct{})
+			second.behave(conduct{})
+			got, err := e.flooded(ctx, p, func(c conduct) {
+				first.behave(c)
+				second.behave(c)
+			})
+			if err != nil {
+				return err
+			}
+			if found[p.name] == nil {
+				found[p.name] = figures{}
+			}
+			for name, value := range got {
+				found[p.name].set(name, round, value)
+			}
+		}
+	}
+	e.results.Tables = append(e.results.Tables, e.floodTable(found))
+	return nil
+}
+
+// flooded measures one server: the flood while nameservers are silent, some seconds
+// of silence after it, and their return.
+func (e *experiments) flooded(ctx context.Context, p peer, behave func(conduct)) (map[string]float64, error) {
+	i, _, err := e.lab.startForwarder(ctx, p, "")
+	if err != nil {
+		return nil, err
+	}
+	defer e.lab.stop(i.process)
+	got := map[string]float64{floodBefore: goroutines(ctx, i.status)}
+	behave(conduct{silent: true})
+	flooded := make(chan error, 1)
+	var took time.Duration
+	go func() {
+		began := time.Now()
+		err := flood(ctx, i.addr)
+		took = time.Since(began)
+		flooded <- err
+	}()
+	own := load{
+		addr: i.addr, queries: e.lab.path(directMix + ".queries"),
+		seconds: floodSeconds, rate: floodOwnRate, waiting: floodSeconds * floodOwnRate, latencies: true,
+	}
+	t, err := own.drive(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := <-flooded; err != nil {
+		return nil, err
+	}
+	if took > slowFlood {
+		e.results.note("flood of %s: it took %v to send, the machine is busy", p.name, took.Round(time.Second/10))
+	}
+	got[floodPeak] = goroutines(ctx, i.status)
+	got[floodOwnLost] = float64(t.lost + t.completed - t.noerror)
+	got[floodOwnP99] = float64(t.quantile(0.99)) / float64(time.Millisecond)
+	if err := sleep(ctx, floodSilence); err != nil {
+		return nil, err
+	}
+	behave(conduct{})
+	got[floodRecovery] = recovery(ctx, i.addr).Seconds()
+	if err := sleep(ctx, floodAfter); err != nil {
+		return nil, err
+	}
+	got[floodLater] = goroutines(ctx, i.status)
+	peak, err := peakMemory(i.pid)
+	if err != nil {
+		return nil, err
+	}
+	got[floodPeakMB] = float64(peak) / (1 << 20)
+	return got, i.alive()
+}
+
+// flood sends the queries, evenly, and reads what comes back, to no end.
+func flood(ctx context.Context, addr netip.AddrPort) error {
+	var dialer net.Dialer
+	conns := make([]net.Conn, floodSockets)
+	for k := range conns {
+		conn, err := dialer.DialContext(ctx, "udp", addr.String())
+		if err != nil {
+			return fmt.Errorf("flooding: %w", err)
+		}
+		defer conn.Close()
+		go func() { _, _ = io.Copy(io.Discard, conn) }() // ends with the socket
+		conns[k] = conn
+	}
+	name := distinct("flood")
+	began := time.Now()
+	for k := range floodQueries {
+		wire, err := new(dns.Msg).SetQuestion(name(k), dns.TypeA).Pack()
+		if err != nil {
+			return fmt.Errorf("flooding: %w", err)
+		}
+		due := began.Add(time.Duration(k) * floodSeconds * time.Second / floodQueries)
+		// The system's timers are too coarse to wait for one query.
+		if ahead := time.Until(due); ahead > time.Millisecond {
+			if err := sleep(ctx, ahead); err != nil {
+				return err
+			}
+		}
+		if _, err := conns[k%len(conns)].Write(wire); err != nil {
+			return fmt.Errorf("flooding: %w", err)
+		}
+	}
+	return nil
+}
+
+// recovery is how long it takes until a query is answered that is forwarded, being
+// asked for a new name every probeInterval; patience, if none is.
+func recovery(ctx context.Context, addr netip.AddrPort) time.Duration {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	began := time.Now()
+	answered := make(chan time.Time, patience/probeInterval+1)
+	ticker := time.NewTicker(probeInterval)
+	defer ticker.Stop()
+	name := distinct("recovery")
+	for k := 0; ; k++ {
+		go func() {
+			if a := ask(ctx, addr, new(dns.Msg).SetQuestion(name(k), dns.TypeA), patience); !a.failed() {
+				answered <- time.Now()
+			}
+		}()
+		select {
+		case at := <-answered:
+			return at.Sub(began)
+		case <-ctx.Done():
+			return patience
+		case <-ticker.C:
+		}
+	}
+}
+
+// goroutines reads their number from a server's metrics; NaN if it does not say.
+func goroutines(ctx context.Context, status netip.AddrPort) float64 {
+	values, err := metrics(ctx, status)
+	n, ok := values["go_goroutines"]
+	if err != nil || !ok {
+		return math.NaN()
+	}
+	return n
+}
+
+// metrics reads those of a server, summed over their labels.
+func metrics(ctx context.Context, status netip.AddrPort) (map[string]float64, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+status.String()+"/metrics", http.NoBody)
+	if err != nil {
+		return nil, fmt.Errorf("making a request: %w", err)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return nil, fmt.Errorf("asking for metrics: %w", err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		return nil, fmt.Errorf("asking for metrics: %w", err)
+	}
+	return parseMetrics(string(text))
+}
+
+// parseMetrics reads the text format of Prometheus, without time stamps.
+func parseMetrics(text string) (map[string]float64, error) {
+	sums := map[string]float64{}
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		at := strings.LastIndexByte(line, ' ')
+		if at < 0 || strings.HasPrefix(line, "#") {
+			continue
+		}
+		value, err := strconv.ParseFloat(line[at+1:], 64)
+		if err != nil {
+			return nil, fmt.Errorf("parsing the metric %q: %w", line, err)
+		}
+		name, _, _ := strings.Cut(line[:at], "{")
+		sums[name] += value
+	}
+	return sums, nil
+}
+
+// floodTable compares the servers.
+func (e *experiments) floodTable(found map[string]figures) table {
+	t := table{
+		title: fmt.Sprintf("%s distinct queries in %d s while nameservers are silent, medians of %d rounds",
+			thousands(floodQueries), floodSeconds, e.rounds),
+		header: []string{
+			"server", "own names p99 ms", "own names lost", "peak MB", "answers again after s",
+			"goroutines before", "after the flood", "at the end",
+		},
+	}
+	for _, p := range compared() {
+		row := []string{p.title}
+		for _, name := range []string{floodOwnP99, floodOwnLost, floodPeakMB, floodRecovery, floodBefore, floodPeak, floodLater} {
+			row = append(row, cell(found[p.name][name].median()))
+		}
+		t.rows = append(t.rows, row)
+	}
+	return t
+}

@@ -1,0 +1,200 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strings"
+)
+
+// Names of the figures of forwarding.
+const (
+	missMicros      = "miss_us_per_query"
+	missPacedMicros = "miss_paced_us_per_query"
+	hitMicros       = "hit_us_per_query"
+	ownMicros       = "own_us_per_query"
+)
+
+const (
+	// missNames is how many distinct names a run has for each of its seconds: more than
+	// any server can ask for. A run that comes to its end does not count.
+	missNames = 120_000
+	// hitNames are few enough for every cache, and asked so often that nearly every
+	// query is answered from there.
+	hitNames = 500
+)
+
+// A forwardBench measures what forwarding costs.
+type forwardBench struct {
+	bench
+
+	// pinned and free are the instances of each server.
+	pinned, free map[string]instance
+	// series counts files with names, so that none is asked for twice.
+	series int
+}
+
+// forwardCosts measures the processor time of a query that goes to a nameserver, of
+// one that is answered from the cache, and of one for an own name.
+func (e *experiments) forwardCosts(ctx context.Context) error {
+	if err := e.lab.useNameservers(firstServer()); err != nil {
+		return err
+	}
+	binary, err := e.lab.build(ctx, ".", "fixed")
+	if err != nil {
+		return err
+	}
+	// On dnsperf's processor, so that the forwarder has its own to itself.
+	nameserver, err := e.lab.start(ctx, command{
+		name: "nameserver", argv: []string{binary, port53(firstServer()).String(), "192.0.2.1"}, core: clientCore,
+	})
+	if err != nil {
+		return err
+	}
+	defer e.lab.stop(nameserver)
+	b := &forwardBench{
+		bench:  bench{options: e.options, lab: e.lab, results: newResults(e.options), progress: e.progress},
+		pinned: map[string]instance{}, free: map[string]instance{},
+	}
+	b.results.Notes, b.results.LeftOut = e.results.Notes, e.results.LeftOut
+	if err := b.start(ctx); err != nil {
+		return err
+	}
+	if err := b.measureAll(ctx); err != nil {
+		return err
+	}
+	e.results.Notes = b.results.Notes
+	e.results.Tables = append(e.results.Tables, b.table())
+	for name := range b.pinned {
+		e.lab.stop(b.pinned[name].process)
+		e.lab.stop(b.free[name].process)
+	}
+	return nil
+}
+
+// start starts every forwarder that is wanted and can be had.
+func (b *forwardBench) start(ctx context.Context) error {
+	for _, p := range forwarders() {
+		if !b.wants(p.name) {
+			continue
+		}
+		fmt.Fprintf(b.progress, "starting %s\n", p.name)
+		pinned, version, err := b.lab.startForwarder(ctx, p, serverCore)
+		if err == nil {
+			b.free[p.name], _, err = b.lab.startForwarder(ctx, p, "")
+		}
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil && p.name == agentName:
+			return err
+		case err != nil:
+			fmt.Fprintf(b.progress, "LEFT OUT: %s: %v\n", p.name, err)
+			b.results.LeftOut[p.name] = err.Error()
+			continue
+		}
+		b.pinned[p.name] = pinned
+		b.results.add(&server{peer: p, version: version})
+	}
+	return nil
+}
+
+// measureAll measures every server once a round. The one that begins changes.
+func (b *forwardBench) measureAll(ctx context.Context) error {
+	servers := b.results.Servers
+	for round := range b.rounds {
+		fmt.Fprintf(b.progress, "forwarding, round %d of %d\n", round+1, b.rounds)
+		for i := range servers {
+			if err := b.measure(ctx, servers[(i+round)%len(servers)], round); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// measure makes all runs of one server in one round.
+func (b *forwardBench) measure(ctx context.Context, s *serverResults, round int) error {
+	hits, err := b.names("hit", hitNames)
+	if err != nil {
+		return err
+	}
+	pinned, free := b.pinned[s.Name], b.free[s.Name]
+	saturated := load{addr: pinned.addr, seconds: b.seconds, core: clientCore}
+	for _, kind := range []struct {
+		figure, queries string
+		instance        instance
+		rate            int
+	}{
+		{missMicros, "", pinned, 0},
+		{missPacedMicros, "", free, pacedRate},
+		{hitMicros, hits, pinned, 0},
+		{ownMicros, b.lab.path(directMix + ".queries"), pinned, 0},
+	} {
+		l := saturated
+		l.queries, l.addr, l.rate = kind.queries, kind.instance.addr, kind.rate
+		if kind.rate > 0 {
+			l.core = ""
+		}
+		if kind.queries == "" {
+			if l.queries, err = b.misses(); err != nil {
+				return err
+			}
+		}
+		err := b.run(ctx, kind.instance, l, func(r run) { s.Figures.set(kind.figure, round, b.micros(r, kind.queries == "")) })
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// micros is the processor time of a query, or NaN for a run in which names that
+// should have been missed were asked for twice.
+func (b *forwardBench) micros(r run, misses bool) float64 {
+	if misses && r.sent > missNames*b.seconds {
+		b.results.note("%d queries came too fast for %d names; the run does not count", r.sent, missNames*b.seconds)
+		return math.NaN()
+	}
+	return r.micros()
+}
+
+// misses is a file with names that nobody has asked for.
+func (b *forwardBench) misses() (string, error) {
+	b.series++
+	return b.names(fmt.Sprintf("miss%d", b.series), missNames*b.seconds)
+}
+
+// names is a file with n names of a series.
+func (b *forwardBench) names(series string, n int) (string, error) {
+	name := distinct(series)
+	var text strings.Builder
+	for i := range n {
+		text.WriteString(strings.TrimSuffix(name(i), ".") + " A\n")
+	}
+	// One file for all misses, since no two runs are under way at a time.
+	return b.lab.write(strings.TrimRight(series, "0123456789")+".queries", []byte(text.String()))
+}
+
+// table compares the forwarders.
+func (b *forwardBench) table() table {
+	t := table{
+		title: fmt.Sprintf("A forwarded query, processor time, medians of %d rounds of %d s", b.rounds, b.seconds),
+		header: []string{
+			"server", "miss µs", "× Istio", "miss µs at 5,000/s", "× Istio", "from the cache µs", "own name µs", "cache / own",
+		},
+	}
+	istio := b.results.of(istioName)
+	for _, s := range b.results.Servers {
+		miss, paced := s.Figures[missMicros], s.Figures[missPacedMicros]
+		hit, own := s.Figures[hitMicros], s.Figures[ownMicros]
+		row := []string{strings.TrimSpace(s.Title + " " + shortVersion(s.Version))}
+		for _, f := range []figure{
+			miss, miss.over(istio[missMicros]), paced, paced.over(istio[missPacedMicros]), hit, own, hit.over(own),
+		} {
+			row = append(row, cell(f.median()))
+		}
+		t.rows = append(t.rows, row)
+	}
+	return t
+}

@@ -1,0 +1,207 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+// A libc is a C library that getaddrinfo is counted with.
+type libc struct{ name, compiler, pkg string }
+
+// libcs are those of most images.
+func libcs() []libc {
+	return []libc{{"glibc", "gcc", "gcc libc6-dev"}, {"musl", "musl-gcc", "musl-tools"}}
+}
+
+// A resolving is a way that a pod's queries go.
+type resolving struct {
+	title string
+	// peer is what answers them; without a name it is the nameserver itself.
+	peer peer
+	// flag is what the agent must know for it, or "".
+	flag string
+}
+
+// resolvings are those that are compared.
+func resolvings() []resolving {
+	const autopath = "--autopath"
+	agent := func(settings ...string) peer {
+		return peer{name: agentName, prepare: prepareForwardingAgent(settings...)}
+	}
+	return []resolving{
+		{title: "no agent"},
+		{title: "Istio's agent", peer: peer{name: istioName, prepare: prepareForwardingIstio}},
+		{title: "nametap", peer: agent()},
+		{title: "nametap --autopath=all", peer: agent(autopath + "=all"), flag: autopath},
+	}
+}
+
+// getaddrinfoQueries counts the queries of getaddrinfo in a pod, on the wire between
+// client and agent and on that between agent and nameserver, for the first call and
+// for one after it.
+func (e *experiments) getaddrinfoQueries(ctx context.Context) error {
+	nameserver, err := startUpstream(port53(firstServer()))
+	if err != nil {
+		return err
+	}
+	defer nameserver.close()
+	names := []struct{ what, name string }{
+		{"not in the mesh", "www." + strings.TrimSuffix(externalDomain, ".")},
+		{"in the mesh", "www." + e.lab.wildcards[0].name},
+	}
+	t := table{
+		title:  "Queries of one getaddrinfo, ndots:5 and three search domains: client to agent / agent to nameserver",
+		header: []string{"name, C library"},
+	}
+	for _, way := range resolvings() {
+		t.header = append(t.header, way.title, "again")
+	}
+	for _, n := range names {
+		for _, c := range libcs() {
+			row := []string{n.what + ", " + c.name}
+			binary, err := e.compile(ctx, c)
+			if err != nil {
+				e.results.note("LEFT OUT: %s: %v; on Debian: apt-get install %s", c.name, err, c.pkg)
+				continue
+			}
+			for _, way := range resolvings() {
+				counts, err := e.count(ctx, way, nameserver, []string{binary, n.name})
+				if err != nil {
+					return fmt.Errorf("%s, %s: %w", c.name, way.title, err)
+				}
+				row = append(row, counts[0], counts[1])
+			}
+			t.rows = append(t.rows, row)
+		}
+	}
+	e.results.Tables = append(e.results.Tables, t)
+	return nil
+}
+
+// compile makes the client.
+func (e *experiments) compile(ctx context.Context, c libc) (string, error) {
+	binary := e.lab.path("getaddrinfo-" + c.name)
+	_, err := output(ctx, c.compiler, "-O2", "-o", binary, "getaddrinfo/getaddrinfo.c")
+	return binary, err
+}
+
+// count runs a client twice, and returns what both runs needed; dashes, if the agent
+// cannot do it that way.
+func (e *experiments) count(ctx context.Context, way resolving, nameserver *upstream, client []string) (counts [2]string, err error) {
+	const none = "–"
+	if err := e.lab.useNameservers(firstServer()); err != nil {
+		return counts, err
+	}
+	target := port53(firstServer())
+	if way.peer.name != "" {
+		if way.flag != "" && !e.lab.agentKnows(ctx, way.flag) {
+			return [2]string{none, none}, nil
+		}
+		i, _, err := e.lab.startForwarder(ctx, way.peer, "")
+		if err != nil {
+			return counts, err
+		}
+		defer e.lab.stop(i.process)
+		target = i.addr
+	}
+	between, err := startCounter(port53(address(127, 1)), target)
+	if err != nil {
+		return counts, err
+	}
+	defer between.close()
+	if err := e.lab.systemNameservers(address(127, 1)); err != nil {
+		return counts, err
+	}
+	for k := range counts {
+		asked, forwarded := between.queries.Load(), nameserver.asked.Load()
+		if _, err := output(ctx, client...); err != nil {
+			return counts, err
+		}
+		// A query whose answer nobody waits for may be on its way still.
+		if err := sleep(ctx, 500*time.Millisecond); err != nil {
+			return counts, err
+		}
+		counts[k] = fmt.Sprintf("%d / %d", between.queries.Load()-asked, nameserver.asked.Load()-forwarded)
+		if way.peer.name == "" {
+			counts[k] = strconv.FormatInt(between.queries.Load()-asked, 10)
+		}
+	}
+	return counts, nil
+}
+
+// agentKnows says whether the agent has a flag.
+func (l *lab) agentKnows(ctx context.Context, flag string) bool {
+	how, err := l.agent(ctx, netip.AddrPort{}, netip.AddrPort{})
+	if err != nil {
+		return false
+	}
+	help, err := output(ctx, how.argv[0], "agent", "--help")
+	return err == nil && strings.Contains(help, flag)
+}
+
+// A counter hands queries on over UDP and counts them.
+type counter struct {
+	conn    *net.UDPConn
+	target  netip.AddrPort
+	queries atomic.Int64
+	running sync.WaitGroup
+}
+
+// startCounter starts one between its address and a server. The caller closes it.
+func startCounter(addr, target netip.AddrPort) (*counter, error) {
+	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(addr))
+	if err != nil {
+		return nil, fmt.Errorf("starting a counter: %w", err)
+	}
+	c := &counter{conn: conn, target: target}
+	c.running.Go(c.serve)
+	return c, nil
+}
+
+// close stops it.
+func (c *counter) close() {
+	_ = c.conn.Close()
+	c.running.Wait()
+}
+
+// serve hands queries on until the socket is closed.
+func (c *counter) serve() {
+	buf := make([]byte, dns.MaxMsgSize)
+	for {
+		n, from, err := c.conn.ReadFromUDPAddrPort(buf)
+		if err != nil {
+			return
+		}
+		c.queries.Add(1)
+		query := append([]byte(nil), buf[:n]...)
+		c.running.Go(func() { c.relay(query, from) })
+	}
+}
+
+// relay asks the server and hands the answer back.
+func (c *counter) relay(query []byte, client netip.AddrPort) {
+	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(c.target))
+	if err != nil {
+		return // the client's time runs out
+	}
+	defer conn.Close()
+	reply := make([]byte, dns.MaxMsgSize)
+	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+	if _, err := conn.Write(query); err != nil {
+		return
+	}
+	n, err := conn.Read(reply)
+	if err != nil {
+		return
+	}
+	_, _ = c.conn.WriteToUDPAddrPort(reply[:n], client) // who has gone is not missed
+}

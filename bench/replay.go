@@ -1,0 +1,271 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+const (
+	// replayRate is in queries a second: slow enough for TTLs to run out meanwhile.
+	replayRate = 2500
+	// replayEDNS is the UDP size that clients offer.
+	replayEDNS = 1232
+	// shownDifferences is how many the report shows.
+	shownDifferences = 10
+)
+
+// replays asks the agent and its nameserver the same questions and compares.
+func (e *experiments) replays(ctx context.Context) error {
+	z := makeZone()
+	if err := e.startResolver(ctx, z); err != nil {
+		return err
+	}
+	if err := e.lab.useNameservers(firstServer()); err != nil {
+		return err
+	}
+	p := forwarders()[0]
+	addr, err := freeAddr(ctx)
+	if err != nil {
+		return err
+	}
+	how, err := p.prepare(ctx, e.lab, addr)
+	if err != nil {
+		return err
+	}
+	agent, err := e.lab.start(ctx, command{name: p.name, argv: how.argv})
+	if err != nil {
+		return err
+	}
+	defer e.lab.stop(agent)
+	if err := agent.await(ctx, startLimit, how.ready); err != nil {
+		return err
+	}
+	before, err := metrics(ctx, how.status)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(e.progress, "replaying %s queries, %s a second\n", thousands(e.queries), thousands(replayRate))
+	r := replayAll(ctx, addr, z.replayed(e.queries))
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	after, err := metrics(ctx, how.status)
+	if err != nil {
+		return err
+	}
+	for _, d := range r.differences[:min(len(r.differences), shownDifferences)] {
+		e.results.note("%s", d)
+	}
+	const asked, forwarded = "istio_agent_dns_requests_total", "istio_agent_dns_upstream_requests_total"
+	hits := 1 - (after[forwarded]-before[forwarded])/(after[asked]-before[asked])
+	e.results.Tables = append(e.results.Tables, r.table(hits))
+	return agent.alive()
+}
+
+// startResolver starts unbound as the nameserver, and NSD with the zone behind it.
+func (e *experiments) startResolver(ctx context.Context, z *zone) error {
+	behind := port53(address(127, 4))
+	how, err := e.lab.nsd(ctx, behind, strings.TrimSuffix(replayDomain, "."), []byte(z.text.String()))
+	if err != nil {
+		return err
+	}
+	authority, err := e.lab.start(ctx, command{name: "nsd", argv: how.argv})
+	if err != nil {
+		return err
+	}
+	existing := "ns." + replayDomain
+	err = authority.await(ctx, startLimit, func(ctx context.Context) error { return resolves(ctx, behind, existing) })
+	if err != nil {
+		return err
+	}
+	binary, err := findTool("unbound", "unbound")
+	if err != nil {
+		return err
+	}
+	// Without DNSSEC, which the zone has not. What an answer holds must not depend on
+	// what else is in the cache.
+	path, err := e.lab.unboundConfig(port53(firstServer()), fmt.Sprintf(`  module-config: "iterator"
+  do-not-query-localhost: no
+  local-zone: "example." nodefault
+  minimal-responses: yes
+stub-zone:
+  name: %q
+  stub-addr: %s
+`, replayDomain, behind.Addr()))
+	if err != nil {
+		return err
+	}
+	resolver, err := e.lab.start(ctx, command{name: "unbound", argv: []string{binary, "-d", "-c", path}})
+	if err != nil {
+		return err
+	}
+	return resolver.await(ctx, startLimit, func(ctx context.Context) error {
+		return resolves(ctx, port53(firstServer()), existing)
+	})
+}
+
+// A replay is what came of all questions.
+type replay struct {
+	asked, unanswered, newer int
+	differences              []string
+}
+
+// replayAll asks every question of the agent at addr, and then of its nameserver.
+func replayAll(ctx context.Context, addr netip.AddrPort, questions []dns.Question) *replay {
+	r := &replay{asked: len(questions)}
+	var mu sync.Mutex
+	var asking sync.WaitGroup
+	ticker := time.NewTicker(time.Second / replayRate)
+	defer ticker.Stop()
+	for _, q := range questions {
+		asking.Go(func() {
+			err := compareReplies(ctx, addr, q)
+			mu.Lock()
+			defer mu.Unlock()
+			r.add(q, err)
+		})
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			asking.Wait()
+			return r
+		}
+	}
+	asking.Wait()
+	return r
+}
+
+// Kinds of differences.
+var (
+	errUnanswered = errors.New("no answer")
+	errNewer      = errors.New("TTL above that of the nameserver")
+)
+
+// add counts what comparing said.
+func (r *replay) add(q dns.Question, err error) {
+	switch {
+	case err == nil:
+		return
+	case errors.Is(err, errUnanswered):
+		r.unanswered++
+	case errors.Is(err, errNewer):
+		r.newer++
+	}
+	r.differences = append(r.differences, fmt.Sprintf("%s %s: %v", q.Name, dns.TypeToString[q.Qtype], err))
+}
+
+// compareReplies asks the agent, then its nameserver: in this order, a TTL of the
+// agent's is never above the nameserver's, if it counts down as it should.
+func compareReplies(ctx context.Context, addr netip.AddrPort, q dns.Question) error {
+	query := func() *dns.Msg {
+		m := new(dns.Msg).SetQuestion(q.Name, q.Qtype)
+		return m.SetEdns0(replayEDNS, false)
+	}
+	ours := ask(ctx, addr, query(), patience)
+	if ours.err != nil {
+		return fmt.Errorf("%w from the agent: %w", errUnanswered, ours.err)
+	}
+	theirs := ask(ctx, port53(firstServer()), query(), patience)
+	if theirs.err != nil {
+		return fmt.Errorf("%w from the nameserver: %w", errUnanswered, theirs.err)
+	}
+	return difference(ours.reply, theirs.reply)
+}
+
+// difference compares two replies, apart from ID, order and compression. TTLs may
+// be lower in ours; one second is rounding.
+func difference(ours, theirs *dns.Msg) error {
+	a, b := ours.MsgHdr, theirs.MsgHdr
+	a.Id, b.Id = 0, 0
+	if a != b {
+		return fmt.Errorf("header %v, want %v", a, b)
+	}
+	if !slices.Equal(ours.Question, theirs.Question) {
+		return fmt.Errorf("question %v, want %v", ours.Question, theirs.Question)
+	}
+	for _, section := range []struct {
+		name         string
+		ours, theirs []dns.RR
+	}{
+		{"answer", ours.Answer, theirs.Answer},
+		{"authority", ours.Ns, theirs.Ns},
+		{"additional", ours.Extra, theirs.Extra},
+	} {
+		if err := recordDifference(section.ours, section.theirs); err != nil {
+			return fmt.Errorf("%s section: %w", section.name, err)
+		}
+	}
+	return nil
+}
+
+// recordDifference compares the records of a section but for OPT, which is between
+// two hops.
+func recordDifference(ours, theirs []dns.RR) error {
+	a, b := ttls(ours), ttls(theirs)
+	for record := range b {
+		if _, ok := a[record]; !ok {
+			return fmt.Errorf("lacks %q", record)
+		}
+	}
+	for record, ttl := range a {
+		limit, ok := b[record]
+		if !ok {
+			return fmt.Errorf("has %q, which the nameserver does not", record)
+		}
+		if ttl > limit+1 {
+			return fmt.Errorf("%w: %d, not %d, for %q", errNewer, ttl, limit, record)
+		}
+	}
+	if count(ours) != count(theirs) {
+		return fmt.Errorf("%d records, want %d", count(ours), count(theirs))
+	}
+	return nil
+}
+
+// ttls are those of records by their presentation form without it.
+func ttls(records []dns.RR) map[string]uint32 {
+	all := map[string]uint32{}
+	for _, rr := range records {
+		if rr.Header().Rrtype == dns.TypeOPT {
+			continue
+		}
+		bare := dns.Copy(rr)
+		bare.Header().Ttl = 0
+		all[bare.String()] = rr.Header().Ttl
+	}
+	return all
+}
+
+// count counts records but for OPT.
+func count(records []dns.RR) int {
+	n := 0
+	for _, rr := range records {
+		if rr.Header().Rrtype != dns.TypeOPT {
+			n++
+		}
+	}
+	return n
+}
+
+// table is the result, with the share of queries that were not forwarded.
+func (r *replay) table(hits float64) table {
+	return table{
+		title:  thousands(r.asked) + " queries of the agent, each then of its nameserver",
+		header: []string{"differences", "count"},
+		rows: [][]string{
+			{"all", strconv.Itoa(len(r.differences))},
+			{"of these, no answer", strconv.Itoa(r.unanswered)},
+			{"of these, a TTL above the nameserver's", strconv.Itoa(r.newer)},
+			{"queries that were not forwarded, %", cell(100 * hits)},
+		},
+	}
+}

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/miekg/dns"
+)
+
+// A conduct says how an upstream treats those who ask.
+type conduct struct {
+	// silent takes queries and does not answer.
+	silent bool
+	// loss is the probability that a reply is lost, over UDP.
+	loss float64
+}
+
+// An upstream is a nameserver in this process. All names in externalDomain and in
+// wildcardDomain have one address of each family; no other name exists.
+type upstream struct {
+	packets *net.UDPConn
+	streams *dns.Server
+	conduct atomic.Pointer[conduct]
+	asked   atomic.Int64
+	running sync.WaitGroup
+}
+
+// startUpstream starts one that answers. The caller closes it.
+func startUpstream(addr netip.AddrPort) (*upstream, error) {
+	packets, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(addr))
+	if err != nil {
+		return nil, fmt.Errorf("starting a nameserver: %w", err)
+	}
+	_ = packets.SetReadBuffer(4 << 20) // a burst waits, if the system allows
+	streams, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(addr))
+	if err != nil {
+		_ = packets.Close() // nothing was sent
+		return nil, fmt.Errorf("starting a nameserver: %w", err)
+	}
+	u := &upstream{packets: packets}
+	u.behave(conduct{})
+	u.streams = &dns.Server{Listener: streams, MaxTCPQueries: -1, Handler: dns.HandlerFunc(u.serveDNS)}
+	u.running.Go(u.servePackets)
+	started := make(chan struct{})
+	u.streams.NotifyStartedFunc = func() { close(started) }
+	u.running.Go(func() { _ = u.streams.ActivateAndServe() }) // ends with close
+	<-started
+	return u, nil
+}
+
+// close stops it.
+func (u *upstream) close() {
+	_ = u.packets.Close()
+	_ = u.streams.Shutdown()
+	u.running.Wait()
+}
+
+// behave changes how it treats those who ask from now on.
+func (u *upstream) behave(c conduct) { u.conduct.Store(&c) }
+
+// servePackets answers over UDP, one query after the other: they are answered at
+// once or not at all.
+func (u *upstream) servePackets() {
+	buf := make([]byte, dns.MaxMsgSize)
+	for {
+		n, from, err := u.packets.ReadFromUDPAddrPort(buf)
+		if err != nil {
+			return // closed
+		}
+		u.asked.Add(1)
+		c := u.conduct.Load()
+		if c.silent || rand.Float64() < c.loss {
+			continue
+		}
+		query := new(dns.Msg)
+		if query.Unpack(buf[:n]) != nil {
+			continue
+		}
+		wire, err := respond(query).Pack()
+		if err != nil {
+			continue
+		}
+		_, _ = u.packets.WriteToUDPAddrPort(wire, from) // who has gone is not missed
+	}
+}
+
+// serveDNS answers over TCP.
+func (u *upstream) serveDNS(w dns.ResponseWriter, query *dns.Msg) {
+	u.asked.Add(1)
+	if !u.conduct.Load().silent {
+		_ = w.WriteMsg(respond(query)) // who has gone is not missed
+	}
+}
+
+// respond is the answer to a query. It has the TTLs of a name that is in use, and
+// an OPT record if the query has.
+func respond(query *dns.Msg) *dns.Msg {
+	reply := new(dns.Msg).SetReply(query)
+	reply.RecursionAvailable = true
+	if opt := query.IsEdns0(); opt != nil {
+		reply.SetEdns0(1232, opt.Do())
+	}
+	if len(query.Question) != 1 {
+		reply.Rcode = dns.RcodeFormatError
+		return reply
+	}
+	question := query.Question[0]
+	name := strings.ToLower(question.Name)
+	zone := zoneOf(name)
+	exists := zone == externalDomain || zone == wildcardDomain
+	switch {
+	case exists && question.Qtype == dns.TypeA:
+		reply.Answer = []dns.RR{&dns.A{Hdr: header(question, 300), A: net.IPv4(192, 0, 2, 1)}}
+	case exists && question.Qtype == dns.TypeAAAA:
+		reply.Answer = []dns.RR{&dns.AAAA{Hdr: header(question, 300), AAAA: net.ParseIP("2001:db8::1")}}
+	default:
+		if !exists {
+			reply.Rcode = dns.RcodeNameError
+		}
+		reply.Ns = []dns.RR{&dns.SOA{
+			Hdr: dns.RR_Header{Name: zone, Rrtype: dns.TypeSOA, Class: dns.ClassINET, Ttl: 30},
+			Ns:  "ns." + externalDomain, Mbox: "hostmaster." + externalDomain,
+			Serial: 1, Refresh: 3600, Retry: 600, Expire: 86400, Minttl: 30,
+		}}
+	}
+	return reply
+}
+
+// header is that of a record for the question's name and type.
+func header(q dns.Question, ttl uint32) dns.RR_Header {
+	return dns.RR_Header{Name: q.Name, Rrtype: q.Qtype, Class: dns.ClassINET, Ttl: ttl}
+}
+
+// zoneOf is the zone that a name is in: the cluster's, an external one, the root.
+func zoneOf(name string) string {
+	for _, zone := range []string{clusterDomain + ".", externalDomain, wildcardDomain} {
+		if dns.IsSubDomain(zone, name) {
+			return zone
+		}
+	}
+	return "."
+}
