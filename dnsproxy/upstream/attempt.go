@@ -25,6 +25,7 @@ type attempt struct {
 	plain    bool   // asked without EDNS
 	retried  bool   // on a new connection
 	probe    *loopProbe
+	opcode   byte   // as it is in the header
 	question []byte // as sent, in wire form
 	packet   []byte // the whole query, of attempts over a connection only
 }
@@ -51,12 +52,13 @@ func (a *attempt) expired(now time.Time) bool {
 
 // end ends the attempt with a reply, which it keeps, or an error.
 func (a *attempt) end(reply []byte, err error) {
-	rtt := time.Since(a.sent)
+	now := time.Now()
+	rtt := now.Sub(a.sent)
 	switch {
 	case err == nil:
-		a.server.replied(rtt, usable(reply))
+		a.server.replied(now, rtt, usable(reply))
 	case errors.Is(err, errCase):
-		a.server.replied(rtt, true)
+		a.server.replied(now, rtt, true)
 	default:
 		a.server.failed(err)
 	}

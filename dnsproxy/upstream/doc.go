@@ -30,10 +30,10 @@
 //     one of the other response codes, a refused connection. When all servers
 //     have failed or are down, the best failure is the answer.
 //  6. A copy of a query goes alongside to a server of lower rank that has never
-//     been asked, or not for 30 s; and to one that is late, failing or down a
-//     second after it was last asked, then after 2, 4, ... up to 30 s until it
-//     answers. So ranks follow the servers, and one reply heals a server that was
-//     down. A copy is never waited for, but its reply may win.
+//     been asked, or not for 30 s (for 1 s before its fourth reply); and to one that
+//     is late, failing or down a second after it was last asked, then after 2, 4, ...
+//     up to 30 s until it answers. So ranks follow the servers, and one reply heals a
+//     server that was down. A copy is never waited for, but its reply may win.
 //  7. When all servers are down all are asked at once, again and again, the time to
 //     wait doubled up to 2 s.
 //  8. With Options.Parallel all servers are asked at once, and each again as above.

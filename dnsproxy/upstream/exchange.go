@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -192,7 +193,6 @@ func (e *exchange) start(now time.Time) {
 		t := &e.tries[i]
 		switch {
 		case t.standing.state == Looping:
-			t.failed, t.err = true, ErrLoop
 			t.server.probeAgain(now)
 		case i != first && (t.server.copyDue(now) || all):
 			e.ask(i, now)
@@ -208,10 +208,15 @@ func (e *exchange) start(now time.Time) {
 // look refreshes what is known of the servers.
 func (e *exchange) look(now time.Time) {
 	for i := range e.tries {
-		e.tries[i].standing = e.tries[i].server.standing(now)
+		t := &e.tries[i]
+		t.standing = t.server.standing(now)
+		if t.standing.state == Looping {
+			t.failed, t.err = true, ErrLoop
+		}
 	}
 }
 
+// any reports whether there is such a server among those that have not failed.
 func (e *exchange) any(is func(*try) bool) bool {
 	for i := range e.tries {
 		if !e.tries[i].failed && is(&e.tries[i]) {
@@ -227,7 +232,7 @@ func (e *exchange) next() int {
 	best, least := -1, 0
 	for i := range e.tries {
 		t := &e.tries[i]
-		if t.failed || t.standing.state == Looping {
+		if t.failed {
 			continue
 		}
 		if best < 0 || t.asked < least || t.asked == least && t.standing.better(e.tries[best].standing) {
@@ -294,7 +299,7 @@ func (e *exchange) ask(i int, now time.Time) {
 	if e.client.config.MixCase && !folded && !t.stream {
 		mixCase(question)
 	}
-	a.question = append(a.question, question...)
+	a.opcode, a.question = e.query[2]&opcodeMask, append(a.question, question...)
 	t.server.sent(now)
 	t.server.carrier(a.stream).send(a, e.packet)
 }
@@ -338,7 +343,7 @@ func (e *exchange) handle(o outcome, now time.Time) {
 		t.server.rememberFolded(now)
 		e.again(o.try, now, &t.stream)
 	case o.err != nil && t.cut != nil && o.stream:
-		e.win(o.try, t.cut, now)
+		e.win(o.try, t.cut)
 	case o.err != nil:
 		t.err = cause(o.err)
 		e.fail(o.try, now)
@@ -349,11 +354,12 @@ func (e *exchange) handle(o outcome, now time.Time) {
 		if o.plain && t.plain {
 			t.server.rememberPlain(now)
 		}
-		e.win(o.try, o.reply, now)
+		e.win(o.try, o.reply)
 	case (rcode(o.reply) == rcodeFormat || rcode(o.reply) == rcodeNotImp) && !o.plain && endsInOPT(e.query):
 		e.again(o.try, now, &t.plain)
 	default:
 		t.failure = o.reply
+		t.server.note("response code " + strconv.Itoa(rcode(o.reply)))
 		e.fail(o.try, now)
 	}
 }
@@ -411,7 +417,7 @@ func (e *exchange) bestFailure() int {
 
 // win ends the exchange with a usable reply. Who failed where there was an answer
 // is noted.
-func (e *exchange) win(i int, reply []byte, _ time.Time) {
+func (e *exchange) win(i int, reply []byte) {
 	e.over, e.reply, e.winner = true, reply, i
 	for j := range e.tries {
 		if e.tries[j].failure != nil {

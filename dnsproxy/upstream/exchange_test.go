@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"log/slog"
 	"net"
 	"strings"
 	"sync"
@@ -159,7 +160,8 @@ func TestDead(t *testing.T) {
 		return [][]byte{reply(query, 0)}
 	})
 	second := serve(t, answers(3))
-	c := client(t, upstream.Config{})
+	var logged logBuffer
+	c := client(t, upstream.Config{Logger: slog.New(slog.NewTextHandler(&logged, nil))})
 	g := c.Group(specs(first, second), upstream.Options{})
 	state := func() (s upstream.State) {
 		for _, status := range c.Status() {
@@ -181,6 +183,9 @@ func TestDead(t *testing.T) {
 		ask(t, g, upstream.UDPThenTCP)
 		return state() == upstream.Up
 	})
+	if text := logged.String(); strings.Count(text, "is down") != 1 || strings.Count(text, "answers again") != 1 {
+		t.Errorf("log:\n%s", text)
+	}
 }
 
 // wait calls done until it is true.
@@ -268,12 +273,13 @@ func TestWrongReplies(t *testing.T) {
 	ready.Add(1)
 	s = serve(t, func(query []byte, _ string) [][]byte {
 		ready.Wait()
-		wrongID, wrongName, wrongType, noQuestion, twoQuestions, right := reply(query, 0), reply(query, 0), reply(query, 0),
-			reply(query, 0), reply(query, 0), reply(query, 3)
+		wrongID, wrongName, wrongType, noQuestion, twoQuestions, update, right := reply(query, 0), reply(query, 0), reply(query, 0),
+			reply(query, 0), reply(query, 0), reply(query, 0)[:12], reply(query, 3)
 		wrongID[1]++
 		wrongName[13]++
 		wrongType[questionEnd-3]++
 		noQuestion[5], twoQuestions[5] = 0, 2
+		update[2], update[5] = update[2]|5<<3, 0
 		s.mu.Lock()
 		for from := range s.from { // from another port
 			if to, err := net.ResolveUDPAddr("udp4", from); err == nil {
@@ -281,7 +287,7 @@ func TestWrongReplies(t *testing.T) {
 			}
 		}
 		s.mu.Unlock()
-		return [][]byte{wrongID, wrongName, wrongType, noQuestion, twoQuestions, reply(query, 0)[:20],
+		return [][]byte{wrongID, wrongName, wrongType, noQuestion, twoQuestions, update, reply(query, 0)[:20],
 			{}, []byte("short"), query, right}
 	})
 	ready.Done()
@@ -289,7 +295,7 @@ func TestWrongReplies(t *testing.T) {
 	if got, _ := ask(t, c.Group(specs(s), upstream.Options{}), upstream.UDPOnly); code(got) != 3 {
 		t.Errorf("a wrong reply is taken: %x", got)
 	}
-	if st := c.Status()[0]; st.Wrong != 6 || st.Malformed != 3 {
+	if st := c.Status()[0]; st.Wrong != 7 || st.Malformed != 3 {
 		t.Errorf("%d wrong and %d malformed", st.Wrong, st.Malformed)
 	}
 }

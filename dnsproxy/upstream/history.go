@@ -11,11 +11,19 @@ const (
 	// the server that was asked for it.
 	maxSample = time.Second
 
+	// A reply counts one eighth (RFC 6298), the first ones in equal parts, and one
+	// half after a pause: of a server that is asked twice a minute, old replies say
+	// little, and the first must not be held against it for long.
+	rttGain   = 8
+	pauseGain = 2
+	rttPause  = 15 * time.Second
+
 	downUnanswered = 3
 	downSilence    = time.Second
 	failingCount   = 3
 	maxDownWait    = 2 * time.Second
 
+	fewReplies    = 4
 	refreshCopy   = 30 * time.Second
 	minCopy       = time.Second
 	maxCopy       = 30 * time.Second
@@ -41,6 +49,8 @@ func (s State) String() string {
 // A history is what is known of a server. It is a plain value; who shares it locks.
 type history struct {
 	srtt, rttvar time.Duration // srtt is zero before the first reply
+	replies      int           // so far, up to rttGain
+	heard        time.Time     // last reply
 
 	asked       time.Time // last
 	silentSince time.Time // first query after the last reply; zero if there is none
@@ -113,8 +123,11 @@ func (h *history) copyDue(now time.Time) bool {
 	st := h.standing(now)
 	troubled := st.state != Up || h.silence(now) > st.late
 	wait := refreshCopy
-	if troubled {
+	switch {
+	case troubled:
 		wait = min(minCopy<<min(h.copies, 8), maxCopy)
+	case h.replies < fewReplies:
+		wait = minCopy
 	}
 	if !h.asked.IsZero() && now.Sub(h.asked) < wait {
 		return false
@@ -127,18 +140,24 @@ func (h *history) copyDue(now time.Time) bool {
 }
 
 // replied notes a reply of any kind, which took rtt.
-func (h *history) replied(rtt time.Duration) {
+func (h *history) replied(now time.Time, rtt time.Duration) {
 	rtt = min(max(rtt, 1), maxSample)
+	h.replies = min(h.replies+1, rttGain)
+	gain := time.Duration(h.replies)
+	if h.replies > 1 && now.Sub(h.heard) > rttPause {
+		gain = pauseGain
+	}
+	h.heard = now
 	if h.srtt == 0 {
 		h.srtt, h.rttvar = rtt, rtt/2
 	} else {
 		deviation := (h.srtt - rtt).Abs()
-		gain := time.Duration(4)
-		if deviation < h.rttvar {
-			gain = 64
+		if deviation > h.rttvar {
+			h.rttvar += (deviation - h.rttvar) / 4
+		} else {
+			h.rttvar -= (h.rttvar - deviation) / 64
 		}
-		h.rttvar += (deviation - h.rttvar) / gain
-		h.srtt += (rtt - h.srtt) / 8
+		h.srtt += (rtt - h.srtt) / gain
 	}
 	h.silentSince, h.unanswered = time.Time{}, 0
 	if h.failures < failingCount {

@@ -86,11 +86,14 @@ const (
 	otherCase                // the reply, but for the case of its question's letters
 )
 
-// judge compares a message, of which header and ID were compared already, with the
-// question that was sent, in wire form. Nameservers return the question as it came;
+// judge compares a response, whose ID was compared already, with the opcode and the
+// question that were sent, in wire form. Nameservers return the question as it came;
 // only a failure, and the reply to an UPDATE (RFC 2136, section 3.8), may come as a
 // bare header.
-func judge(reply, question []byte) verdict {
+func judge(reply []byte, opcode byte, question []byte) verdict {
+	if reply[2]&opcodeMask != opcode {
+		return other
+	}
 	if binary.BigEndian.Uint16(reply[4:]) == 0 {
 		if len(question) == 0 || !usable(reply) || !isQuery(reply) {
 			return matching

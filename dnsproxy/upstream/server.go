@@ -74,9 +74,9 @@ func (s *server) sent(now time.Time) {
 }
 
 // replied notes a reply.
-func (s *server) replied(rtt time.Duration, usable bool) {
+func (s *server) replied(now time.Time, rtt time.Duration, usable bool) {
 	s.mu.Lock()
-	s.history.replied(rtt)
+	s.history.replied(now, rtt)
 	if usable {
 		s.history.answered()
 	}

@@ -3,6 +3,7 @@ package upstream
 import (
 	"context"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -174,15 +175,7 @@ func simulate(t *testing.T, sc scenario, st strategy) (r result) {
 		defer c.Close()
 		random := rand.New(rand.NewPCG(1, 2))
 		start := time.Now()
-		var specs []Spec
-		var all []*virtual
-		for i, does := range sc.servers {
-			spec := Spec{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), 53)}
-			v := &virtual{does: does, random: rand.New(rand.NewPCG(uint64(i), 3)), start: start}
-			c.servers[spec] = &server{spec: spec, client: c, udp: v, stream: v}
-			specs, all = append(specs, spec), append(all, v)
-		}
-		g := c.Group(specs, Options{})
+		g, all := group(c, Options{}, sc.servers...)
 		type done struct {
 			at, took time.Duration
 			err      error
@@ -219,6 +212,19 @@ func simulate(t *testing.T, sc scenario, st strategy) (r result) {
 	})
 	slices.Sort(r.times)
 	return r
+}
+
+// group returns a group of virtual servers.
+func group(c *Client, options Options, does ...behaviour) (*Group, []*virtual) {
+	var specs []Spec
+	var all []*virtual
+	for i, does := range does {
+		spec := Spec{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), 53)}
+		v := &virtual{does: does, random: rand.New(rand.NewPCG(uint64(i), 3)), start: time.Now()}
+		c.servers[spec] = &server{spec: spec, client: c, udp: v, stream: v}
+		specs, all = append(specs, spec), append(all, v)
+	}
+	return c.Group(specs, options), all
 }
 
 // F3, F4: what the rules amount to, beside two others.
@@ -285,3 +291,53 @@ func TestSimulation(t *testing.T) {
 }
 
 func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// F5: options rotate spreads queries over the servers that are as good as the best.
+func TestRotate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := NewClient(Config{})
+		defer c.Close()
+		steady := func(rtt time.Duration) behaviour {
+			return func(*rand.Rand, time.Duration) (time.Duration, int, bool) { return rtt, rcodeSuccess, false }
+		}
+		near, far := steady(2*time.Millisecond), steady(100*time.Millisecond)
+		g, all := group(c, Options{Rotate: true}, near, far, near, near)
+		for range 400 {
+			if _, _, err := g.Exchange(t.Context(), simQuery, UDPOnly); err != nil {
+				t.Error(err)
+			}
+		}
+		for i, v := range all {
+			if fast := i != 1; fast != (v.queries > 80) {
+				t.Errorf("server %d was asked %d times", i, v.queries)
+			}
+		}
+	})
+}
+
+// F6: a server that does not loop any more is used again.
+func TestLoopEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := NewClient(Config{})
+		defer c.Close()
+		g, all := group(c, Options{}, rtt(time.Millisecond))
+		g.Suspect()
+		for _, probe := range c.probes {
+			name := []byte{2 * probeLen}
+			name = hex.AppendEncode(name, probe.id[:])
+			if !c.Echo(append(name, loopSuffix()...)) {
+				t.Error("the probe is not known")
+			}
+		}
+		for second := range 20 {
+			_, _, err := g.Exchange(t.Context(), simQuery, UDPOnly)
+			if loops := second <= 10; loops != errors.Is(err, ErrLoop) {
+				t.Errorf("after %d s: %v", second, err)
+			}
+			time.Sleep(time.Second)
+		}
+		if all[0].queries != 1+1+9 { // two probes, and then queries
+			t.Errorf("asked %d times", all[0].queries)
+		}
+	})
+}

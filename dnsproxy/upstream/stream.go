@@ -259,7 +259,7 @@ func (s *stream) receive(reply []byte) {
 	id := binary.BigEndian.Uint16(reply)
 	s.mu.Lock()
 	a := s.pending[id]
-	if a != nil && judge(reply, a.question) == other {
+	if a != nil && judge(reply, a.opcode, a.question) == other {
 		a = nil
 	}
 	if a != nil {

@@ -354,7 +354,7 @@ func (s *udpSocket) receive(packet []byte) (over bool) {
 	a := s.pending[id]
 	is := other
 	if a != nil {
-		is = judge(packet, a.question)
+		is = judge(packet, a.opcode, a.question)
 	}
 	if is != other {
 		delete(s.pending, id)

@@ -2,6 +2,7 @@ package upstream_test
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -25,12 +26,19 @@ type raw struct {
 	mu    sync.Mutex
 	got   [][]byte        // packets
 	from  map[string]bool // source addresses
-	conns int             // TCP connections
+	conns int             // TCP connections so far
+	open  []net.Conn
 }
 
 type handler func(query []byte, network string) (replies [][]byte)
 
 func serve(tb testing.TB, handle handler) *raw {
+	tb.Helper()
+	return serveTLS(tb, handle, nil)
+}
+
+// serveTLS is serve with TLS in place of TCP, unless config is nil.
+func serveTLS(tb testing.TB, handle handler, config *tls.Config) *raw {
 	tb.Helper()
 	r := &raw{from: map[string]bool{}}
 	var udp net.PacketConn
@@ -48,10 +56,13 @@ func serve(tb testing.TB, handle handler) *raw {
 	if err != nil {
 		tb.Fatal(err)
 	}
+	if config != nil {
+		tcp = tls.NewListener(tcp, config)
+	}
 	r.udp, r.tcp = udp, tcp
 	r.addr = netip.MustParseAddrPort(udp.LocalAddr().String())
 	var running sync.WaitGroup
-	tb.Cleanup(func() { udp.Close(); tcp.Close(); running.Wait() })
+	tb.Cleanup(func() { udp.Close(); tcp.Close(); r.hangUp(); running.Wait() })
 	running.Go(func() {
 		buffer := make([]byte, 65535)
 		for {
@@ -78,6 +89,7 @@ func (r *raw) accept(l net.Listener, handle handler, running *sync.WaitGroup) {
 		}
 		r.mu.Lock()
 		r.conns++
+		r.open = append(r.open, conn)
 		r.mu.Unlock()
 		running.Go(func() {
 			defer conn.Close()
@@ -104,6 +116,16 @@ func (r *raw) accept(l net.Listener, handle handler, running *sync.WaitGroup) {
 	}
 }
 
+// hangUp closes all connections.
+func (r *raw) hangUp() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, conn := range r.open {
+		conn.Close()
+	}
+	r.open = nil
+}
+
 func (r *raw) note(query []byte, from string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -114,6 +136,13 @@ func (r *raw) note(query []byte, from string) {
 }
 
 func (r *raw) spec() upstream.Spec { return upstream.Spec{Addr: r.addr} }
+
+// connections returns how many there were.
+func (r *raw) connections() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.conns
+}
 
 func (r *raw) queries() [][]byte {
 	r.mu.Lock()

@@ -1,0 +1,118 @@
+package upstream_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/nametap/nametap/dnsproxy/upstream"
+)
+
+// A logBuffer is written by several goroutines.
+type logBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}
+
+// F6: a server whose queries come back is set aside and named; the others go on.
+func TestLoop(t *testing.T) {
+	t.Parallel()
+	var c atomic.Pointer[upstream.Client]
+	var echoes atomic.Int64
+	loops := serve(t, func(query []byte, _ string) [][]byte {
+		// What a forwarder sends to us, we get as a query.
+		if end := len(query) - 4; bytes.Contains(query, []byte("\x12nametap-loop-probe\x00")) {
+			if !c.Load().Echo(query[12:end]) {
+				t.Errorf("not ours: %q", query)
+			}
+			echoes.Add(1)
+			refused := append([]byte(nil), query...)
+			refused[2] |= 0x80
+			refused[3] |= 5
+			return [][]byte{refused}
+		}
+		return [][]byte{}
+	})
+	well := serve(t, func(query []byte, _ string) [][]byte {
+		r := append([]byte(nil), query...)
+		r[2] |= 0x80
+		r[3] |= 3
+		return [][]byte{r}
+	})
+	var logged logBuffer
+	c.Store(client(t, upstream.Config{Logger: slog.New(slog.NewTextHandler(&logged, nil))}))
+	both := c.Load().Group(specs(loops, well), upstream.Options{})
+	alone := c.Load().Group(specs(loops), upstream.Options{})
+	inFlight := make(chan error)
+	go func() {
+		_, _, err := alone.Exchange(context.Background(), query(), 0)
+		inFlight <- err
+	}()
+	wait(t, "a query is in flight", func() bool { return len(loops.queries()) > 0 })
+	for range 10 {
+		both.Suspect()
+	}
+	if err := <-inFlight; !errors.Is(err, upstream.ErrLoop) {
+		t.Errorf("in flight: %v", err)
+	}
+	wait(t, "the loop is found", func() bool {
+		for _, st := range c.Load().Status() {
+			if st.Spec == loops.spec() && st.State == upstream.Looping {
+				return st.LastError != ""
+			}
+		}
+		return false
+	})
+	before := len(loops.queries())
+	for range 10 {
+		if _, from := ask(t, both, 0); from != well.spec() {
+			t.Errorf("answered by %v", from)
+		}
+	}
+	if n := len(loops.queries()); n != before || echoes.Load() != 1 {
+		t.Errorf("it is still asked: %d times, %d echoes", n-before, echoes.Load())
+	}
+	if text := logged.String(); strings.Count(text, loops.addr.String()) != 1 {
+		t.Errorf("log:\n%s", text)
+	}
+	if _, _, err := alone.Exchange(context.Background(), query(), 0); !errors.Is(err, upstream.ErrLoop) {
+		t.Error(err)
+	}
+	for _, st := range c.Load().Status() {
+		if st.Spec == well.spec() && st.State != upstream.Up {
+			t.Errorf("%+v", st)
+		}
+	}
+}
+
+// F6: only our own probes are echoes.
+func TestEcho(t *testing.T) {
+	t.Parallel()
+	c := client(t, upstream.Config{})
+	for _, name := range []string{
+		"", "\x00", "\x03www\x07example\x00", "\x12nametap-loop-probe\x00",
+		"\x20" + strings.Repeat("0", 32) + "\x12nametap-loop-probe\x00",
+		"\x20" + strings.Repeat("x", 32) + "\x12nametap-loop-probe\x00",
+	} {
+		if c.Echo([]byte(name)) {
+			t.Errorf("%q is an echo", name)
+		}
+	}
+}
