@@ -183,7 +183,8 @@ func TestDead(t *testing.T) {
 		ask(t, g, upstream.UDPThenTCP)
 		return state() == upstream.Up
 	})
-	if text := logged.String(); strings.Count(text, "is down") != 1 || strings.Count(text, "answers again") != 1 {
+	wait(t, "the log says so", func() bool { return strings.Contains(logged.String(), "answers again") })
+	if text := logged.String(); strings.Count(text, "is down") != 1 {
 		t.Errorf("log:\n%s", text)
 	}
 }
