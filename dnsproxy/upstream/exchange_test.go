@@ -421,29 +421,3 @@ func TestMalformedQuery(t *testing.T) {
 		}
 	}
 }
-
-// Close ends what is in flight; later queries fail.
-func TestClose(t *testing.T) {
-	t.Parallel()
-	s := serve(t, silence)
-	c := upstream.NewClient(upstream.Config{Timeout: time.Minute})
-	g := c.Group(specs(s), upstream.Options{})
-	var asking sync.WaitGroup
-	for _, how := range []upstream.How{upstream.UDPOnly, upstream.TCPOnly} {
-		asking.Go(func() {
-			if _, _, err := g.Exchange(context.Background(), query(), how); !errors.Is(err, net.ErrClosed) {
-				t.Errorf("%v: %v", how, err)
-			}
-		})
-	}
-	wait(t, "both queries are there", func() bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.conns > 0 && len(s.got) > 1
-	})
-	c.Close()
-	asking.Wait()
-	if _, _, err := g.Exchange(context.Background(), query(), 0); !errors.Is(err, net.ErrClosed) {
-		t.Error(err)
-	}
-}
