@@ -23,6 +23,7 @@ import (
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/fakedns"
 	"github.com/nametap/nametap/internal/fakexds"
 	"github.com/nametap/nametap/nds"
@@ -242,19 +243,20 @@ func askGeneration(conn *dns.Conn, host int) (generation int, err error) {
 // drain time is over; a query that is in flight then is still answered.
 func TestDrain(t *testing.T) {
 	arrived, release := make(chan struct{}), make(chan struct{})
-	upstream, err := fakedns.Start(func(query *dns.Msg, _ string) *dns.Msg {
-		close(arrived)
+	var first sync.Once
+	nameserver, err := fakedns.Start(func(query *dns.Msg, _ string) *dns.Msg {
+		first.Do(func() { close(arrived) }) // it is asked again when it is late
 		<-release
 		return new(dns.Msg).SetReply(query)
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer upstream.Close()
+	defer nameserver.Close()
 	control := fakexds.Start(t, fakexds.Options{})
 	control.Push(generation(1))
 	cfg := config(t, control.Addr())
-	cfg.DNS.Upstreams = []netip.AddrPort{upstream.Addr}
+	cfg.DNS.Upstreams = []upstream.Spec{{Addr: nameserver.Addr}}
 	cfg.Drain = 200 * time.Millisecond
 	a := start(t, cfg)
 	a.await(t, true)
@@ -343,7 +345,7 @@ func TestStatus(t *testing.T) {
 	control := fakexds.Start(t, fakexds.Options{})
 	control.Push(generation(1))
 	cfg := config(t, control.Addr())
-	cfg.DNS.Upstreams = []netip.AddrPort{netip.MustParseAddrPort("192.0.2.53:53")}
+	cfg.DNS.Upstreams = []upstream.Spec{{Addr: netip.MustParseAddrPort("192.0.2.53:53")}}
 	a := start(t, cfg)
 	a.await(t, true)
 	_, body := a.get(t, "/debug/status")
@@ -355,7 +357,9 @@ func TestStatus(t *testing.T) {
 		t.Errorf("control plane: %+v", got.XDS)
 	}
 	got.XDS, got.Uptime = nds.Status{}, ""
-	want := agent.Status{Ready: true, DNS: a.Proxy().Addrs(), Upstreams: []string{"192.0.2.53:53"}, Hosts: hosts}
+	want := agent.Status{
+		Ready: true, DNS: a.Proxy().Addrs(), Upstreams: []agent.Upstream{{Server: "192.0.2.53", State: "up"}}, Hosts: hosts,
+	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("status (-want +got):\n%s", diff)
 	}

@@ -165,21 +165,46 @@ type Status struct {
 	Reason    string          `json:"reason,omitempty"` // why it is not ready
 	Uptime    string          `json:"uptime"`
 	DNS       []dnsproxy.Addr `json:"dns"`
-	Upstreams []string        `json:"upstreams"`
+	Upstreams []Upstream      `json:"upstreams"`
 	Hosts     int             `json:"hosts"`
 	XDS       nds.Status      `json:"xds"`
+}
+
+// An Upstream is how a nameserver is doing that is, or was, configured.
+type Upstream struct {
+	Server       string `json:"server"`
+	State        string `json:"state"`         // up, failing, down or looping
+	RTT          string `json:"rtt,omitempty"` // smoothed; empty before the first reply
+	Requests     uint64 `json:"requests"`
+	Failures     uint64 `json:"failures"` // of the requests: no reply
+	WrongReplies uint64 `json:"wrongReplies"`
+	Hedges       uint64 `json:"hedges"` // of the requests: because another server was late
+	LastError    string `json:"lastError,omitempty"`
+}
+
+// upstreams returns how the nameservers are doing.
+func upstreams(proxy *dnsproxy.Server) []Upstream {
+	all := []Upstream{}
+	for _, s := range proxy.UpstreamStatus() {
+		u := Upstream{
+			Server: s.Spec.String(), State: s.State.String(), Requests: s.Requests, Failures: s.Failures,
+			WrongReplies: s.Wrong + s.Malformed, Hedges: s.Hedges, LastError: s.LastError,
+		}
+		if s.RTT > 0 {
+			u.RTT = s.RTT.Round(10 * time.Microsecond).String()
+		}
+		all = append(all, u)
+	}
+	return all
 }
 
 func (s *statusServer) handleStatus(w http.ResponseWriter, _ *http.Request) {
 	a := s.agent
 	status := Status{
 		Reason: a.notReady(), Uptime: time.Since(a.started).Round(time.Second).String(),
-		DNS: a.proxy.Addrs(), Upstreams: []string{}, XDS: a.client.Status(),
+		DNS: a.proxy.Addrs(), Upstreams: upstreams(a.proxy), XDS: a.client.Status(),
 	}
 	status.Ready = status.Reason == ""
-	for _, upstream := range a.proxy.Upstreams() {
-		status.Upstreams = append(status.Upstreams, upstream.String())
-	}
 	if table := a.proxy.Table(); table != nil {
 		status.Hosts = table.Len()
 	}

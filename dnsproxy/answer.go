@@ -2,6 +2,7 @@ package dnsproxy
 
 import (
 	"encoding/binary"
+	"errors"
 	"strings"
 
 	"github.com/miekg/dns"
@@ -29,18 +30,61 @@ func (a *answerer) reply(req *dns.Msg, rcode int) *dns.Msg {
 	return resp
 }
 
+// A failure is why a response has no records.
+type failure struct {
+	rcode int
+	code  uint16 // of the Extended DNS Error
+	err   error  // nil: the rcode says it all
+}
+
+// failureOf returns the failure that nameservers' err comes to.
+func failureOf(err error) failure {
+	f := failure{rcode: dns.RcodeServerFailure, code: dns.ExtendedErrorCodeNoReachableAuthority, err: err}
+	var cached cachedFailure
+	switch {
+	case errors.As(err, &cached):
+		f.code = dns.ExtendedErrorCodeCachedError
+	case errors.Is(err, errTooManyQuery):
+		f.code = dns.ExtendedErrorCodeOther
+	case errors.Is(err, errBadReply):
+		f.code = dns.ExtendedErrorCodeInvalidData
+	}
+	return f
+}
+
 // maxReason bounds the text of an Extended DNS Error in bytes, so that with the
 // longest question it still fits 512 bytes.
 const maxReason = 200
 
+// text returns what an Extended DNS Error says of the failure.
+func (f failure) text() string {
+	text := f.err.Error()
+	return text[:min(len(text), maxReason)]
+}
+
 // failure returns a response without records that says why it has none: an
 // Extended DNS Error (RFC 8914), for clients that understand EDNS.
-func (a *answerer) failure(req *dns.Msg, rcode int, code uint16, text string) *dns.Msg {
-	resp := a.reply(req, rcode)
-	if opt := resp.IsEdns0(); opt != nil {
-		opt.Option = append(opt.Option, &dns.EDNS0_EDE{InfoCode: code, ExtraText: text[:min(len(text), maxReason)]})
+func (a *answerer) failure(req *dns.Msg, why failure) *dns.Msg {
+	resp := a.reply(req, why.rcode)
+	if opt := resp.IsEdns0(); opt != nil && why.err != nil {
+		opt.Option = append(opt.Option, &dns.EDNS0_EDE{InfoCode: why.code, ExtraText: why.text()})
 	}
 	return resp
+}
+
+// respondFailure appends the response to q that says why it has no records.
+func (a *answerer) respondFailure(dst []byte, q *query, why failure) []byte {
+	w := writer{answerer: a, query: q, buf: dst, start: len(dst)}
+	w.failure(why)
+	return w.buf
+}
+
+// respondUnknown appends NXDOMAIN, of at most limit bytes: the name is below a
+// suffix that is ours alone, and nobody has it.
+func (a *answerer) respondUnknown(dst []byte, q *query, suffix wireName, limit int) []byte {
+	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit}
+	w.unknown(suffix)
+	return w.buf
 }
 
 // chaos answers the two names of class CH that servers are asked who they are
@@ -55,7 +99,7 @@ func (a *answerer) chaos(req *dns.Msg, version, id string) *dns.Msg {
 		text = id
 	}
 	if text == "" || q.Qtype != dns.TypeTXT && q.Qtype != dns.TypeANY {
-		return a.failure(req, dns.RcodeRefused, dns.ExtendedErrorCodeNotSupported, errOtherClass.Error())
+		return a.failure(req, failure{dns.RcodeRefused, dns.ExtendedErrorCodeNotSupported, errOtherClass})
 	}
 	resp := a.reply(req, dns.RcodeSuccess)
 	resp.Authoritative = true
@@ -81,18 +125,4 @@ func newSOAData(domain wireName, ttl uint32) []byte {
 		data = binary.BigEndian.AppendUint32(data, n)
 	}
 	return data
-}
-
-// fit makes resp fit the client's transport: over UDP what does not fit is cut
-// at a record's boundary with TC=1, so that the client asks again over TCP.
-func (a *answerer) fit(resp, req *dns.Msg, over transport) {
-	var offered uint16
-	if opt := req.IsEdns0(); opt != nil {
-		offered = opt.UDPSize()
-	}
-	size := a.limit(offered, over)
-	resp.Truncate(size)
-	if resp.IsTsig() != nil && resp.Len() > size { // Truncate leaves signed messages alone
-		resp.Answer, resp.Ns, resp.Truncated = nil, nil, true
-	}
 }

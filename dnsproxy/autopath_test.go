@@ -79,7 +79,7 @@ func TestSpecialNames(t *testing.T) { // N7
 	alt := service("web", "shop", "10.0.0.1")
 	//nolint:staticcheck // Istio's control planes up to 1.9 still fill it.
 	alt.AltHosts = []string{"foo.localhost", "invalid"}
-	fake := upstream(t, fakedns.Answer())
+	fake := nameserver(t, fakedns.Answer())
 	p := start(t, dnsproxy.Config{
 		ResolvConf: resolvConf(t, "search corp.example shop.svc.cluster.local"), Upstreams: servers(fake),
 	})

@@ -2,7 +2,6 @@ package dnsproxy_test
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/fakedns"
 )
 
@@ -54,11 +54,11 @@ func TestResolvConf(t *testing.T) { // F5
 		{nil, "[]", "", nil},
 		{
 			[]string{"# comment", "; comment", "nameserver 10.0.0.10", "search a.example B.Example. .", "options ndots:5"},
-			"[10.0.0.10:53]", "a.example b.example", nil,
+			"[10.0.0.10]", "a.example b.example", nil,
 		},
 		{
 			[]string{"nameserver 2001:db8::1", "nameserver fe80::1%eth0", "nameserver ::ffff:10.0.0.1", "domain c.example"},
-			"[[2001:db8::1]:53 [fe80::1%eth0]:53 10.0.0.1:53]", "c.example", nil,
+			"[2001:db8::1 fe80::1%eth0 10.0.0.1]", "c.example", nil,
 		},
 		{
 			[]string{"search a.example", "search b.example"}, // the last one counts
@@ -66,8 +66,8 @@ func TestResolvConf(t *testing.T) { // F5
 		},
 		{
 			[]string{"nameserver dns.example", "nameserver 10.0.0.1:53", "nameserver", "nameserver 10.0.0.2", "search a..b *.x c.example", "nonsense"},
-			"[10.0.0.2:53]", "c.example",
-			[]string{`nameserver \"dns.example\"`, `nameserver \"10.0.0.1:53\"`, `search \"a..b\"`, `search \"*.x\"`},
+			"[10.0.0.2]", "c.example",
+			[]string{`\"nonsense\"`, `\"nameserver\"`, `nameserver \"dns.example\"`, `nameserver \"10.0.0.1:53\"`, `search \"a..b\"`, `search \"*.x\"`},
 		},
 	} {
 		logger, log := newLog()
@@ -111,45 +111,26 @@ func TestNoResolvConf(t *testing.T) { // F5, F7
 
 func TestUpstreamsReplaceResolvConf(t *testing.T) { // F5
 	t.Parallel()
-	want := netip.MustParseAddrPort("192.0.2.53:5353")
+	want, err := upstream.ParseSpec("192.0.2.53:5353")
+	if err != nil {
+		t.Fatal(err)
+	}
 	p := newProxy(t, dnsproxy.Config{
-		ResolvConf: resolvConf(t, "nameserver 10.0.0.10"), Upstreams: []netip.AddrPort{want},
+		ResolvConf: resolvConf(t, "nameserver 10.0.0.10"), Upstreams: []upstream.Spec{want},
 	})
 	got := p.Upstreams()
 	if len(got) != 1 || got[0] != want {
 		t.Fatalf("nameservers %v, want %v", got, want)
 	}
-	got[0] = netip.AddrPort{} // the caller's
+	got[0] = upstream.Spec{} // the caller's
 	if p.Upstreams()[0] != want {
 		t.Error("Upstreams gives its own slice away")
 	}
 }
 
-func TestParseUpstream(t *testing.T) { // R7
-	t.Parallel()
-	for s, want := range map[string]string{
-		"10.0.0.10":           "10.0.0.10:53",
-		"10.0.0.10:5353":      "10.0.0.10:5353",
-		"2001:db8::1":         "[2001:db8::1]:53",
-		"[2001:db8::1]:5353":  "[2001:db8::1]:5353",
-		"::ffff:10.0.0.1":     "10.0.0.1:53",
-		"[::ffff:10.0.0.1]:1": "10.0.0.1:1",
-		"fe80::1%eth0":        "[fe80::1%eth0]:53",
-	} {
-		if got, err := dnsproxy.ParseUpstream(s); err != nil || got.String() != want {
-			t.Errorf("%q: %v, %v, want %s", s, got, err, want)
-		}
-	}
-	for _, s := range []string{"", "dns.example", "10.0.0.10:0", "10.0.0.10:dns", "10.0.0.10:65536", "[2001:db8::1]", "10.0.0"} {
-		if got, err := dnsproxy.ParseUpstream(s); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", s)) {
-			t.Errorf("%q: %v, %v, want an error that names it", s, got, err)
-		}
-	}
-}
-
 func TestMetrics(t *testing.T) { // R4
 	t.Parallel()
-	fake := upstream(t, func(query *dns.Msg, _ string) *dns.Msg {
+	fake := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
 		return new(dns.Msg).SetRcode(query, 15) // no code of any RFC
 	})
 	p := start(t, dnsproxy.Config{Upstreams: append(servers(fake), deadServer(t))})
@@ -174,8 +155,12 @@ func TestMetrics(t *testing.T) { // R4
 		# HELP nametap_dns_queries_total DNS queries answered, by type, protocol, response code and the source of the answer.
 		# TYPE nametap_dns_queries_total counter
 		nametap_dns_queries_total{protocol="tcp",rcode="FORMERR",source="self",type="other"} 1
+		nametap_dns_queries_total{protocol="tcp",rcode="NOERROR",source="cache",type="A"} 0
+		nametap_dns_queries_total{protocol="tcp",rcode="NOERROR",source="cache",type="AAAA"} 0
 		nametap_dns_queries_total{protocol="tcp",rcode="NOERROR",source="table",type="A"} 1
 		nametap_dns_queries_total{protocol="tcp",rcode="NOERROR",source="table",type="AAAA"} 0
+		nametap_dns_queries_total{protocol="udp",rcode="NOERROR",source="cache",type="A"} 0
+		nametap_dns_queries_total{protocol="udp",rcode="NOERROR",source="cache",type="AAAA"} 0
 		nametap_dns_queries_total{protocol="udp",rcode="NOERROR",source="table",type="A"} 1
 		nametap_dns_queries_total{protocol="udp",rcode="NOERROR",source="table",type="AAAA"} 1
 		nametap_dns_queries_total{protocol="udp",rcode="NXDOMAIN",source="upstream",type="other"} 1

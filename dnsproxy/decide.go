@@ -18,6 +18,7 @@ const (
 	actAddresses               // addresses from the table, or NODATA
 	actForward                 // to a nameserver
 	actExists                  // to a nameserver, NXDOMAIN becomes NODATA
+	actUnknown                 // NXDOMAIN: local only, and not in the table
 )
 
 // A decision is what becomes of a query, and why. It is good for as long as the
@@ -27,12 +28,15 @@ type decision struct {
 	match  match
 	rcode  int   // of actReject
 	reason error // of actReject, and why a name that might be ours is forwarded
+	// suffix is the one that keeps the name local, of actUnknown.
+	suffix wireName
 }
 
 // The reasons of decisions, as clients and people read them.
 var (
 	errNotSynced    = errors.New("no table of mesh hosts has been received yet")
 	errSpecial      = errors.New("a special name of RFC 6761 is never taken over")
+	errBypass       = errors.New("names of this suffix are to bypass the table")
 	errOtherClass   = errors.New("nametap serves class IN")
 	errNotOne       = errors.New("want one question")
 	errQuestionName = errors.New("the question's name is none")
@@ -41,6 +45,7 @@ var (
 // The sources of an answer, as metrics name them.
 const (
 	sourceTable    = "table"
+	sourceCache    = "cache"
 	sourceUpstream = "upstream"
 	sourceSelf     = "self"
 )
@@ -56,6 +61,15 @@ func (d *decision) source() string {
 	}
 }
 
+// failure is what a query is told that is neither answered nor forwarded.
+func (d *decision) failure() failure {
+	f := failure{rcode: d.rcode, code: dns.ExtendedErrorCodeOther, err: d.reason}
+	if d.rcode == dns.RcodeServerFailure {
+		f.code = dns.ExtendedErrorCodeNotReady
+	}
+	return f
+}
+
 // decide says what becomes of a question; the package comment numbers its rules,
 // of which [handler.screen] applies those for the rest of the message. table is nil
 // before the first push.
@@ -67,6 +81,9 @@ func (h *handler) decide(q question, table *Table, s *scratch) decision {
 	default:
 		return decision{action: actReject, rcode: dns.RcodeRefused, reason: errOtherClass}
 	}
+	if _, bypass := belowAny(q.name, h.bypass); bypass {
+		return decision{action: actForward, match: match{rule: RuleNone}, reason: errBypass}
+	}
 	if table == nil {
 		return h.decideBeforeSync(q.name)
 	}
@@ -76,15 +93,36 @@ func (h *handler) decide(q question, table *Table, s *scratch) decision {
 	if q.name.special() {
 		return decision{action: actForward, match: match{rule: RuleNone}, reason: errSpecial}
 	}
-	m := table.lookup(q.name, h.resolvConf.Load().search, s)
+	m := table.lookup(q.name, h.search(), s)
+	suffix, localOnly := belowAny(q.name, h.localOnly)
 	switch {
+	case m.rule == RuleNone && localOnly:
+		return decision{action: actUnknown, match: m, suffix: suffix}
 	case m.rule == RuleNone:
 		return decision{action: actForward, match: m}
-	case m.host.kubernetes() || answersAlways(q.qtype):
+	case m.host.kubernetes() || answersAlways(q.qtype) || localOnly:
 		return decision{action: actAddresses, match: m}
 	default:
 		return decision{action: actExists, match: m}
 	}
+}
+
+// search returns the search list by which names are expanded (N5).
+func (h *handler) search() []wireName {
+	if h.autopath == AutopathOff {
+		return nil
+	}
+	return h.forwarder.routing.Load().search
+}
+
+// belowAny returns the first of suffixes that name is or is below.
+func belowAny(name wireName, suffixes []wireName) (suffix wireName, found bool) {
+	for _, suffix := range suffixes {
+		if name.below(suffix) {
+			return suffix, true
+		}
+	}
+	return rootName, false
 }
 
 // answersAlways reports whether the table answers a type for every own name.
@@ -104,9 +142,11 @@ func (h *handler) decideBeforeSync(name wireName) decision {
 		return decision{action: actReject, rcode: dns.RcodeServerFailure, reason: errNotSynced}
 	case h.beforeSync == BeforeSyncHold || name.below(h.cluster.domain):
 		return decision{action: actHold}
-	default:
-		return decision{action: actForward, match: match{rule: RuleNone}, reason: errNotSynced}
 	}
+	if _, localOnly := belowAny(name, h.localOnly); localOnly {
+		return decision{action: actHold}
+	}
+	return decision{action: actForward, match: match{rule: RuleNone}, reason: errNotSynced}
 }
 
 // screen applies the rules that come before the question: those for opcodes, the
@@ -143,8 +183,12 @@ func (d *decision) rows(q question) []string {
 		return []string{"N8"}
 	case actAddresses, actExists:
 		return append(d.match.rows(), d.typeRow(q.qtype))
+	case actUnknown:
+		return []string{"F12"}
 	case actForward, actReject:
 		switch {
+		case errors.Is(d.reason, errBypass):
+			return []string{"F12"}
 		case errors.Is(d.reason, errNotSynced):
 			return []string{"C6"}
 		case errors.Is(d.reason, errSpecial):

@@ -9,10 +9,11 @@
 //  2. An opcode other than QUERY: forwarded as it came.
 //  3. Not exactly one question: FORMERR. An EDNS version other than 0: BADVERS.
 //  4. Class CH: version.bind and id.server. Any other class but IN: REFUSED.
-//  5. No table yet: as [BeforeSync] says.
-//  6. PTR for an address of the table: the FQDNs of its hosts, sorted.
-//  7. The special names of RFC 6761 are never ours: forwarded.
-//  8. An own name, found in this order, which never depends on the order in
+//  5. A name that is to bypass the table: forwarded.
+//  6. No table yet: as [BeforeSync] says.
+//  7. PTR for an address of the table: the FQDNs of its hosts, sorted.
+//  8. The special names of RFC 6761 are never ours: forwarded.
+//  9. An own name, found in this order, which never depends on the order in
 //     which a table arrives:
 //     a. a host's FQDN; if two hosts claim one name, the one of the registry
 //     Kubernetes, else the one whose key sorts first;
@@ -21,19 +22,37 @@
 //     namespace, alternative names;
 //     d. autopath: one of a to c, followed by a domain of the search list, the
 //     first such domain in the order of the list.
-//  9. Everything else: forwarded.
+//  10. A name below a suffix that is local only: NXDOMAIN.
+//  11. Everything else: forwarded.
 //
 // What an own name answers depends on the type: addresses for A, AAAA and ANY;
 // NODATA with an SOA record where there is none of that family, and for HTTPS
 // and SVCB; any other type is NODATA for a Kubernetes host and forwarded for
 // others.
 //
+// # How a query is forwarded
+//
+// The first of these that applies.
+//
+//  1. A message that is no QUERY goes on as it came, to the nameserver that it was
+//     captured on its way to, if that is known.
+//  2. So does a query that was captured on its way to a nameserver that resolv.conf
+//     does not name; and one whose answer is for its client alone (without RD, with
+//     EDNS options for nameservers, signed, a zone transfer), to any nameserver.
+//  3. What the cache has is answered from there.
+//  4. With [AutopathAll], for a name below a domain of the search list, the list is
+//     walked as the client's resolver would.
+//  5. Nameservers are asked: those of the longest suffix that has its own, otherwise
+//     resolv.conf's. Package upstream says which of them when. Who asks the same
+//     meanwhile waits for the same reply.
+//  6. If none gives an answer, one that has expired is given.
+//
 // # Who answers
 //
-// The goroutine that reads a socket answers own names itself, from wire form to
-// wire form ([responder.respond]). What it does not answer it hands on to
-// [handler.serve], on a goroutine of its own: queries to be forwarded or held, and
-// whatever is rare or malformed.
+// The goroutine that reads a socket answers own names, and what the cache has,
+// itself, from wire form to wire form ([responder.respond]). What it does not answer
+// it hands on to [handler.serve], on a goroutine of its own: queries to be forwarded
+// or held, and whatever is rare or malformed.
 //
 // # Ownership
 //

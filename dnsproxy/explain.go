@@ -73,6 +73,8 @@ func why(d decision, key string) string {
 			return d.reason.Error() + ": forwarded"
 		}
 		return "in no table: forwarded"
+	case actUnknown:
+		return fmt.Sprintf("in no table, and names below %s are not forwarded: it does not exist", d.suffix)
 	case actReject, actChaos:
 	}
 	if d.reason != nil {

@@ -1,38 +1,46 @@
 package dnsproxy
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/cache"
+	"github.com/nametap/nametap/dnsproxy/reply"
+	"github.com/nametap/nametap/dnsproxy/upstream"
 )
 
-// attemptTimeout bounds how long one server may take before the next is asked;
-// what one server loses or delays then costs a second, not the whole query.
-const attemptTimeout = time.Second
+// staleAfter is how long nameservers have before a client that could be given a
+// stale answer is given it: the client response timer of RFC 8767, section 5.
+const staleAfter = 1800 * time.Millisecond
 
 var (
-	errNoUpstream   = errors.New("no nameserver to forward to: resolv.conf names none and no upstream is set")
 	errTooManyQuery = errors.New("too many queries are in flight")
-	errOtherReply   = errors.New("the reply is to another question")
+	errBadReply     = errors.New("a nameserver's reply cannot be read")
+	errEcho         = errors.New("a nameserver forwards to this agent, and this is the probe that proved it")
 )
 
-// A forwarder asks nameservers what is not the table's. Its methods may be
-// called from any goroutine.
+// A forwarder answers what is not the table's: from the cache, or by asking
+// nameservers. Its methods may be called from any goroutine.
 type forwarder struct {
-	timeout time.Duration // of one query, over all servers
+	client  *upstream.Client
+	cache   *cache.Cache // nil: none
+	routing atomic.Pointer[routing]
+	flights flights
 	slots   chan struct{} // one for every query that may be in flight or held
 	metrics *metrics
-}
+	// forwards reports whether a question is one to forward.
+	forwards func(question) bool
 
-func newForwarder(timeout time.Duration, maxInflight int, m *metrics) *forwarder {
-	return &forwarder{timeout: timeout, slots: make(chan struct{}, maxInflight), metrics: m}
+	// background is what goes on after its client was answered.
+	background sync.WaitGroup
 }
 
 // acquire takes a slot, unless all are taken; release gives it back.
@@ -41,149 +49,213 @@ func (f *forwarder) acquire() bool {
 	case f.slots <- struct{}{}:
 		return true
 	default:
+		f.metrics.overflows.Inc()
 		return false
 	}
 }
 
 func (f *forwarder) release() { <-f.slots }
 
-// exchange returns the first usable reply (NOERROR or NXDOMAIN) to req, asking
-// the servers in turn until one comes or the time is up. A server that fails
-// says so for this query: it is not asked again. If every server fails the reply
-// is the first failure, and only without any reply is there an error.
-//
-// The reply has req's ID; req is not changed.
-func (f *forwarder) exchange(ctx context.Context, req *dns.Msg, servers []netip.AddrPort) (*dns.Msg, error) {
-	if len(servers) == 0 {
-		return nil, errNoUpstream
+// close ends what is asked in the background and returns when it has ended.
+func (f *forwarder) close() {
+	f.client.Close()
+	f.background.Wait()
+}
+
+// A resolution is what a question came to.
+type resolution struct {
+	reply   *reply.Reply
+	age     reply.Age
+	relayed []byte // a message that goes back as it came, instead of a reply
+	source  string
+	err     error // why there is neither; nil otherwise
+}
+
+// A cachedFailure says why nameservers did not answer a question that was asked a
+// moment ago.
+type cachedFailure string
+
+// Error returns the text.
+func (e cachedFailure) Error() string { return string(e) }
+
+// cached returns what the cache has for a question. ok is false if nameservers are
+// to be asked; found may then be a stale reply.
+func (f *forwarder) cached(key cache.Key) (found resolution, ok bool) {
+	hit := f.cache.Get(key, time.Now())
+	if hit.Refresh {
+		f.refresh(key)
+	}
+	found = resolution{reply: hit.Reply, age: hit.Age, source: sourceCache}
+	if hit.State == cache.Failed {
+		found.err = cachedFailure(hit.Failure)
+	}
+	return found, hit.State != cache.Miss && hit.State != cache.Stale
+}
+
+// refresh asks for what is in the cache and about to expire.
+func (f *forwarder) refresh(key cache.Key) {
+	if !f.acquire() {
+		return // there is more pressing work
+	}
+	if flight, first := f.flights.join(flightKey{Key: key}); first {
+		f.background.Go(func() {
+			defer f.release()
+			f.ask(flight)
+		})
+		return
+	}
+	f.release()
+}
+
+// resolve returns the answer to a question, from the cache or from nameservers, of
+// which it is asked once for all clients that wait for it. When they fail, or are
+// slow, what was in the cache goes out stale (RFC 8767).
+func (f *forwarder) resolve(key cache.Key, over transport) resolution {
+	found, ok := f.cached(key)
+	if ok {
+		return found
 	}
 	if !f.acquire() {
-		return nil, errTooManyQuery
+		return resolution{err: errTooManyQuery, source: sourceSelf}
 	}
 	defer f.release()
-	ctx, cancel := context.WithTimeout(ctx, f.timeout)
-	defer cancel()
-
-	var failure *dns.Msg
-	errs := make([]error, len(servers))  // the last of each server
-	failed := make([]bool, len(servers)) // for this query, for good
-	for left := len(servers); left > 0 && ctx.Err() == nil; {
-		for i, server := range servers {
-			if failed[i] || ctx.Err() != nil {
-				continue
-			}
-			resp, err := f.attempt(ctx, req, server)
-			switch {
-			case err != nil:
-				errs[i] = fmt.Errorf("%s: %w", server, err)
-				// What was lost or late may come next time; an unreachable server
-				// fails at once, for as long as it is gone.
-				failed[i] = !isTimeout(err)
-			case usable(resp):
-				return resp, nil
-			default:
-				failed[i] = true
-				failure = cmp.Or(failure, resp)
-			}
-			if failed[i] {
-				left--
-			}
+	flying := flightKey{Key: key}
+	if f.cache == nil {
+		flying.over = over
+	}
+	flight, first := f.flights.join(flying)
+	stale := found.reply != nil
+	switch {
+	case !first:
+		// Many clients ask for the same, and so does a nameserver that forwards to us.
+		f.routing.Load().group(wireName(key.Name)).Suspect()
+	case stale:
+		f.background.Go(func() { f.ask(flight) })
+	default:
+		f.ask(flight)
+	}
+	if !stale {
+		<-flight.done
+		return flight.result
+	}
+	timer := time.NewTimer(staleAfter)
+	defer timer.Stop()
+	select {
+	case <-flight.done:
+		if flight.result.usable() {
+			return flight.result
 		}
+	case <-timer.C:
 	}
-	if failure != nil {
-		return failure, nil
-	}
-	return nil, fmt.Errorf("no nameserver answered: %w", cmp.Or(errors.Join(errs...), ctx.Err()))
+	return found
 }
 
-// usable reports whether resp is an answer and not a server's failure to give one.
-func usable(resp *dns.Msg) bool {
-	return resp.Rcode == dns.RcodeSuccess || resp.Rcode == dns.RcodeNameError
+// ask finds the answer to a question, puts it in the cache and lands the flight.
+func (f *forwarder) ask(flight *flight) {
+	key := flight.key.Key
+	var result resolution
+	if key.Expand {
+		result = f.expand(key)
+	} else {
+		result = f.exchange(key, flight.key.over)
+	}
+	switch {
+	case result.err == nil:
+		f.cache.Put(key, result.reply, time.Now())
+	case errors.Is(result.err, errBadReply), errors.Is(result.err, upstream.ErrTimeout):
+		f.cache.PutFailure(key, result.err.Error(), time.Now())
+	}
+	f.flights.land(flight, result)
 }
 
-// attempt asks one server, over UDP and, if the reply was cut, over TCP.
-func (f *forwarder) attempt(ctx context.Context, req *dns.Msg, server netip.AddrPort) (*dns.Msg, error) {
-	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
-	defer cancel()
-	query := req.Copy()
-	query.Id = dns.Id()
-
-	f.metrics.upstreamRequests.Inc()
-	start := time.Now()
-	resp, err := f.roundTrip(ctx, "udp", query, server)
-	if err == nil && resp.Truncated {
-		if whole, tcpErr := f.roundTrip(ctx, "tcp", query, server); tcpErr == nil {
-			resp = whole
-		}
-		// Without TCP the cut reply is all there is, and says that it is cut.
+// exchange asks nameservers a question.
+func (f *forwarder) exchange(key cache.Key, over transport) resolution {
+	how := upstream.UDPThenTCP
+	if f.cache == nil {
+		how = howOver(over)
 	}
+	r := f.routing.Load()
+	found := resolution{source: sourceUpstream}
+	wire, server, err := r.group(wireName(key.Name)).Exchange(context.Background(), r.query(key), how)
 	if err != nil {
-		f.metrics.upstreamFailures.Inc()
-		return nil, err
+		found.err = err
+		return found
 	}
-	f.metrics.upstreamDuration.Observe(time.Since(start).Seconds())
-	resp.Id = req.Id
-	return resp, nil
+	if found.reply, err = reply.Parse(wire); err != nil {
+		found.err = fmt.Errorf("%w: %s: %w", errBadReply, server, err)
+	}
+	return found
 }
 
-// roundTrip sends query from a fresh socket, so from a fresh random port, and
-// returns the reply to it. Over UDP whatever else arrives is passed over until
-// the deadline: it may be late, or forged (RFC 5452, section 9.1).
-func (f *forwarder) roundTrip(ctx context.Context, network string, query *dns.Msg, server netip.AddrPort) (*dns.Msg, error) {
-	var dialer net.Dialer
-	conn, err := dialer.DialContext(ctx, network, server.String())
-	if err != nil {
-		return nil, err
+// howOver asks nameservers as the client asked us.
+func howOver(over transport) upstream.How {
+	if over == overTCP {
+		return upstream.TCPOnly
 	}
-	defer conn.Close()
-	if deadline, ok := ctx.Deadline(); ok {
-		if err := conn.SetDeadline(deadline); err != nil {
-			return nil, err
-		}
-	}
-	// Packed and parsed here, not by exchange, which would want the key of a signed
-	// message (TSIG): signatures are between the client and the server.
-	packet, err := query.Pack()
-	if err != nil {
-		return nil, err
-	}
-	// The largest buffer there is: a server may send more than the client asked
-	// for, and what we got we pass on, cut to size for the client.
-	exchange := dns.Conn{Conn: conn, UDPSize: dns.MaxMsgSize}
-	if _, err := exchange.Write(packet); err != nil {
-		return nil, err
-	}
-	for {
-		packet, err := exchange.ReadMsgHeader(nil)
-		if err != nil && !errors.Is(err, dns.ErrShortRead) {
-			return nil, err
-		}
-		resp := new(dns.Msg)
-		err = resp.Unpack(packet)
-		switch {
-		// Some servers cut within a record.
-		case (err == nil || resp.Truncated) && isReply(resp, query):
-			return resp, nil
-		case network != "udp":
-			return nil, errors.Join(errOtherReply, err)
-		}
-	}
+	return upstream.UDPOnly
 }
 
-// isReply reports whether resp answers query. Nameservers return the question as
-// it came, in its case; one that does not is not to be trusted. Only a failure,
-// and the reply to an UPDATE (RFC 2136, section 3.8), may come as a bare header.
-func isReply(resp, query *dns.Msg) bool {
-	if !resp.Response || resp.Id != query.Id {
-		return false
+// relay sends a message on as it came and returns the reply as it came: one that no
+// cache can answer. It is asked over what the client asked over; server is the
+// nameserver it is for, if that is known, otherwise one for name is chosen.
+func (f *forwarder) relay(packet []byte, name wireName, server netip.AddrPort, over transport) resolution {
+	if !f.acquire() {
+		return resolution{err: errTooManyQuery, source: sourceSelf}
 	}
-	if len(resp.Question) == 0 && (!usable(resp) || query.Opcode != dns.OpcodeQuery) {
-		return true
+	defer f.release()
+	group := f.routing.Load().group(name)
+	// What is under way is not sent again, or a nameserver that forwards to us would
+	// have it go round and round.
+	const idLen = 2
+	key := flightKey{Key: cache.Key{Name: string(packet[idLen:])}, over: over, server: server}
+	flight, first := f.flights.join(key)
+	if !first {
+		group.Suspect()
+		<-flight.done
+		return flight.result.relayedTo(packet)
 	}
-	return slices.Equal(resp.Question, query.Question)
+	result := resolution{source: sourceUpstream}
+	if server.IsValid() {
+		f.metrics.direct.Inc()
+		result.relayed, result.err = f.client.Direct(context.Background(), server, packet, howOver(over))
+	} else {
+		result.relayed, _, result.err = group.Exchange(context.Background(), packet, howOver(over))
+	}
+	f.flights.land(flight, result)
+	return result
 }
 
-func isTimeout(err error) bool {
-	var timeout net.Error
-	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout()
+// relayedTo returns the result for another client that sent the same message.
+func (r resolution) relayedTo(packet []byte) resolution {
+	if r.relayed != nil {
+		r.relayed = slices.Clone(r.relayed)
+		copy(r.relayed, packet[:2]) // the ID
+	}
+	return r
+}
+
+// usable reports whether something was found that says what the name has.
+func (r *resolution) usable() bool {
+	return r.err == nil && (r.rcode() == dns.RcodeSuccess || r.rcode() == dns.RcodeNameError)
+}
+
+// rcode returns the response code of what was found.
+func (r *resolution) rcode() int {
+	if r.relayed != nil {
+		return rcodeOf(r.relayed)
+	}
+	return r.reply.Rcode()
+}
+
+// elsewhere returns the nameserver that a captured query was on its way to, if that
+// is none of resolv.conf's; otherwise it is not valid.
+func (f *forwarder) elsewhere(from *arrival) netip.AddrPort {
+	if from.original == nil {
+		return netip.AddrPort{}
+	}
+	server := from.original()
+	if f.routing.Load().names(server) {
+		return netip.AddrPort{}
+	}
+	return server
 }

@@ -1,41 +1,18 @@
 package dnsproxy
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"net/netip"
 	"sync/atomic"
 	"time"
 
 	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/origdst"
+	"github.com/nametap/nametap/dnsproxy/reply"
 )
 
 // holdTimeout is how long a query waits for the first table (BeforeSync).
 const holdTimeout = 2 * time.Second
-
-// BeforeSync says what happens to queries before the first table.
-type BeforeSync string
-
-// The values of BeforeSync.
-const (
-	// BeforeSyncForward forwards what is not below the cluster domain and holds
-	// the rest for up to 2 s, then SERVFAIL. It is the zero value's meaning.
-	BeforeSyncForward BeforeSync = "forward"
-	// BeforeSyncHold holds every query for up to 2 s, then SERVFAIL.
-	BeforeSyncHold BeforeSync = "hold"
-	// BeforeSyncServfail answers SERVFAIL at once.
-	BeforeSyncServfail BeforeSync = "servfail"
-)
-
-// ParseBeforeSync reads a BeforeSync as a setting gives it.
-func ParseBeforeSync(s string) (BeforeSync, error) {
-	switch b := BeforeSync(s); b {
-	case BeforeSyncForward, BeforeSyncHold, BeforeSyncServfail:
-		return b, nil
-	}
-	return "", fmt.Errorf("before-sync %q: want %s, %s or %s", s, BeforeSyncForward, BeforeSyncHold, BeforeSyncServfail)
-}
 
 // A handler answers one query at a time for every goroutine that calls it.
 type handler struct {
@@ -43,40 +20,152 @@ type handler struct {
 	forwarder  *forwarder
 	metrics    *metrics
 	beforeSync BeforeSync
+	autopath   Autopath
+	bypass     []wireName // suffixes that are forwarded even if the table has them
+	localOnly  []wireName // suffixes that are never forwarded
 	version    string
 	id         string
 
-	resolvConf atomic.Pointer[resolvConf]
-	table      *atomic.Pointer[Table] // nil in it before the first push
-	synced     chan struct{}          // closed when the first table is in use
+	// originalDestination says that it counts where captured queries were on their
+	// way to; origins knows that for UDP, and is nil if it may not.
+	originalDestination bool
+	origins             *origdst.UDP
+
+	table  *atomic.Pointer[Table] // nil in it before the first push
+	synced chan struct{}          // closed when the first table is in use
+}
+
+// An arrival is how a query came.
+type arrival struct {
+	over transport
+	// original returns the nameserver that a captured query was on its way to; it is
+	// not valid if there is none. nil if nobody can know.
+	original func() netip.AddrPort
+}
+
+// original returns the nameserver that a UDP query was on its way to when it was
+// captured; it is not valid for one that was sent to us.
+func (h *handler) original(client, local netip.AddrPort) netip.AddrPort {
+	server, captured, err := h.origins.Lookup(client, local)
+	if err != nil || !captured {
+		return netip.AddrPort{} // as if it had not been captured
+	}
+	return server
 }
 
 // serve returns the response to a packet that [responder.respond] handed on, nil if
 // there is none. It blocks for as long as a nameserver, or the first table, takes.
-func (h *handler) serve(ctx context.Context, packet []byte, over transport) []byte {
+func (h *handler) serve(packet []byte, from *arrival) []byte {
 	if len(packet) < headerLen || packet[flagsOffset]&bitQR != 0 {
 		// Nothing good comes of answering an answer.
 		h.metrics.dropped.Inc()
 		return nil
 	}
 	h.metrics.requests.Inc()
+	var q query
+	if !q.parse(packet) || q.class == dns.ClassCHAOS {
+		return h.serveUnusual(packet, from)
+	}
+	response, source := h.answer(&q, from)
+	h.metrics.countQuery(q.qtype, from.over, rcodeOf(response), source)
+	return response
+}
+
+// rcodeOf returns the response code in the header of a response.
+func rcodeOf(response []byte) int { return int(response[flagsOffset+1] & maskRcode) }
+
+// answer returns the response to a query, and its source.
+func (h *handler) answer(q *query, from *arrival) (response []byte, source string) {
+	d := h.decide(q.question, h.table.Load(), new(scratch))
+	if d.action == actHold {
+		d = h.hold(q.question)
+	}
+	limit := h.limit(q.udpSize, from.over)
+	switch d.action {
+	case actPointers, actAddresses:
+		return h.respondOwn(nil, q, d, limit), sourceTable
+	case actForward, actExists, actUnknown:
+		return h.forward(q, d, from)
+	case actReject, actHold, actChaos:
+	}
+	return h.respondFailure(nil, q, d.failure()), sourceSelf
+}
+
+// hold waits for the first table and decides again. What is held counts as in flight.
+func (h *handler) hold(q question) decision {
+	if !h.forwarder.acquire() {
+		return decision{action: actReject, rcode: dns.RcodeServerFailure, reason: errTooManyQuery}
+	}
+	defer h.forwarder.release()
+	timer := time.NewTimer(holdTimeout)
+	defer timer.Stop()
+	select {
+	case <-h.synced:
+		return h.decide(q, h.table.Load(), new(scratch))
+	case <-timer.C:
+	}
+	return decision{action: actReject, rcode: dns.RcodeServerFailure, reason: errNotSynced}
+}
+
+// forward returns the response to a query that is not, or not only, for the table,
+// and its source.
+func (h *handler) forward(q *query, d decision, from *arrival) (response []byte, source string) {
+	limit := h.limit(q.udpSize, from.over)
+	if h.forwarder.client.Echo(append([]byte(q.name), 0)) {
+		// Refused, since a forwarder that is told nothing asks again.
+		return h.respondFailure(nil, q, failure{dns.RcodeRefused, dns.ExtendedErrorCodeOther, errEcho}), sourceSelf
+	}
+	var found resolution
+	switch server := h.forwarder.elsewhere(from); {
+	case d.action == actUnknown && !h.expandable(q.question):
+		found.err = errUnknown
+	case d.action == actUnknown:
+		found = h.forwarder.resolve(h.key(q), from.over)
+	case server.IsValid() || !q.cacheable():
+		found = h.forwarder.relay(q.asCame(), q.name, server, from.over)
+	default:
+		found = h.forwarder.resolve(h.key(q), from.over)
+	}
+	switch {
+	case found.err == errUnknown: //nolint:errorlint // it is ours, and never wrapped
+		return h.respondUnknown(nil, q, d.suffix, limit), sourceSelf
+	case found.err != nil:
+		return h.respondFailure(nil, q, failureOf(found.err)), found.source
+	case d.action == actExists && found.rcode() == dns.RcodeNameError:
+		return h.respondOwn(nil, q, d, limit), sourceTable // of no type that has any: NODATA
+	case found.relayed != nil:
+		return reply.Cut(found.relayed, limit), found.source
+	}
+	return found.reply.Append(nil, h.request(q, limit), found.age), found.source
+}
+
+// forwards reports whether a question is one to forward.
+func (h *handler) forwards(q question) bool {
+	d := h.decide(q, h.table.Load(), new(scratch))
+	return d.action == actForward
+}
+
+// request returns what a response to q copies from it.
+func (h *handler) request(q *query, limit int) *reply.Request {
+	return &reply.Request{
+		Query: q.packet[:q.questionEnd], EDNS: q.edns, DO: q.do,
+		UDPSize: h.ednsUDPSize, KeepAD: h.forwarder.routing.Load().conf.TrustAD, Limit: limit,
+	}
+}
+
+// serveUnusual serves what is no query of the usual shape, as a message.
+func (h *handler) serveUnusual(packet []byte, from *arrival) []byte {
 	req := new(dns.Msg)
 	if err := req.Unpack(packet); err != nil {
 		return formatError(packet)
 	}
-	resp, source := h.answer(ctx, req)
-	h.fit(resp, req, over)
+	response, source := h.answerUnusual(req, packet, from)
 	qtype := dns.TypeNone
 	if len(req.Question) > 0 {
 		qtype = req.Question[0].Qtype
 	}
-	h.metrics.countQuery(qtype, over, resp.Rcode, source)
-	wire, err := resp.Pack()
-	if err != nil { // a nameserver's reply that only it understands
-		resp = h.failure(req, dns.RcodeServerFailure, dns.ExtendedErrorCodeInvalidData, err.Error())
-		wire, _ = resp.Pack() // made of the request, which was packed before
-	}
-	return wire
+	h.metrics.countQuery(qtype, from.over, rcodeOf(response), source)
+	return response
 }
 
 // formatError returns the response to a packet of which only the header can be
@@ -89,109 +178,82 @@ func formatError(packet []byte) []byte {
 	return resp
 }
 
-// answer returns the response to req and the source it came from.
-func (h *handler) answer(ctx context.Context, req *dns.Msg) (resp *dns.Msg, source string) {
-	d := h.decideMessage(req)
-	if d.action == actHold {
-		d = h.hold(ctx, req)
-	}
-	return h.carryOut(ctx, req, d), d.source()
-}
-
-// decideMessage is decide for a whole message.
-func (h *handler) decideMessage(req *dns.Msg) decision {
-	if d, decided := h.screen(req); decided {
-		return d
-	}
-	q := req.Question[0]
-	wire, err := packName(q.Name)
-	if err != nil {
-		return decision{action: actReject, rcode: dns.RcodeFormatError, reason: errQuestionName}
-	}
-	return h.decide(question{name: fold(wire), qtype: q.Qtype, class: q.Qclass}, h.table.Load(), new(scratch))
-}
-
-// hold waits for the first table and decides again. What is held counts as in flight.
-func (h *handler) hold(ctx context.Context, req *dns.Msg) decision {
-	if !h.forwarder.acquire() {
-		return decision{action: actReject, rcode: dns.RcodeServerFailure, reason: errTooManyQuery}
-	}
-	defer h.forwarder.release()
-	timer := time.NewTimer(holdTimeout)
-	defer timer.Stop()
-	select {
-	case <-h.synced:
-		return h.decideMessage(req)
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-	return decision{action: actReject, rcode: dns.RcodeServerFailure, reason: errNotSynced}
-}
-
-// carryOut makes the response that d asks for.
-func (h *handler) carryOut(ctx context.Context, req *dns.Msg, d decision) *dns.Msg {
-	switch d.action {
-	case actChaos:
-		return h.chaos(req, h.version, h.id)
-	case actPointers, actAddresses:
-		return h.own(req, d)
-	case actForward:
-		return h.forward(ctx, req)
-	case actExists:
-		resp := h.forward(ctx, req)
-		if resp.Rcode == dns.RcodeNameError {
-			return h.own(req, d) // of no type that has any: NODATA
-		}
-		return resp
-	case actReject, actHold:
-	}
-	code := dns.ExtendedErrorCodeOther
+// answerUnusual returns the response to a message, whose packet is as it came, and
+// its source.
+func (h *handler) answerUnusual(req *dns.Msg, packet []byte, from *arrival) (response []byte, source string) {
+	d, decided := h.screen(req)
 	switch {
-	case d.rcode == dns.RcodeServerFailure:
-		code = dns.ExtendedErrorCodeNotReady
-	case d.reason == nil:
-		return h.reply(req, d.rcode)
+	case decided && d.action == actForward:
+		return h.passOn(req, packet, from)
+	case decided:
+		return h.pack(h.failure(req, d.failure()), req, from.over), sourceSelf
+	case req.Question[0].Qclass == dns.ClassCHAOS:
+		return h.pack(h.chaos(req, h.version, h.id), req, from.over), sourceSelf
 	}
-	return h.failure(req, d.rcode, code, d.reason.Error())
+	// A query with more than a question and an OPT record, such as one that is
+	// signed. What we answer, we answer as if it had been asked the usual way.
+	q, err := usual(req)
+	if err != nil {
+		return h.pack(h.failure(req, (&decision{action: actReject, rcode: dns.RcodeFormatError, reason: errQuestionName}).failure()), req, from.over), sourceSelf
+	}
+	q.unusual = packet
+	return h.answer(q, from)
 }
 
-// own answers an own name that a client asked for in an unusual way, by asking the
-// usual way on its behalf: there is one code that makes such answers.
-func (h *handler) own(req *dns.Msg, d decision) *dns.Msg {
-	usual := new(dns.Msg)
-	usual.Id, usual.RecursionDesired, usual.CheckingDisabled = req.Id, req.RecursionDesired, req.CheckingDisabled
-	usual.Question = req.Question
+// passOn returns the response to a message that is no QUERY, and its source: that of
+// the nameserver it was on its way to, or of the best of those for its name.
+func (h *handler) passOn(req *dns.Msg, packet []byte, from *arrival) (response []byte, source string) {
+	var name wireName
+	if len(req.Question) > 0 {
+		if wire, err := packName(req.Question[0].Name); err == nil {
+			name = fold(wire)
+		}
+	}
+	var server netip.AddrPort
+	if from.original != nil {
+		server = from.original()
+	}
+	found := h.forwarder.relay(packet, name, server, from.over)
+	if found.err != nil {
+		return h.pack(h.failure(req, failureOf(found.err)), req, from.over), found.source
+	}
+	return reply.Cut(found.relayed, h.limit(offered(req), from.over)), found.source
+}
+
+// pack returns a response of ours in wire form, within the bounds of its transport.
+func (h *handler) pack(resp, req *dns.Msg, over transport) []byte {
+	resp.Truncate(h.limit(offered(req), over))
+	wire, err := resp.Pack()
+	if err != nil { // not reached: it is made of a request that was unpacked
+		return nil
+	}
+	return wire
+}
+
+// offered is what the client offers to take over UDP, 0 if it does not say.
+func offered(req *dns.Msg) uint16 {
 	if opt := req.IsEdns0(); opt != nil {
-		usual.SetEdns0(opt.UDPSize(), opt.Do())
+		return opt.UDPSize()
 	}
-	var q query
-	resp := new(dns.Msg)
-	packet, err := usual.Pack()
-	if err == nil && !q.parse(packet) {
-		err = errQuestionName
-	}
-	if err == nil {
-		err = resp.Unpack(h.respondOwn(nil, &q, d, dns.MaxMsgSize))
-	}
-	if err != nil { // not reached: the name was packed to decide
-		return h.failure(req, dns.RcodeServerFailure, dns.ExtendedErrorCodeOther, err.Error())
-	}
-	return resp
+	return 0
 }
 
-// forward returns a nameserver's reply, or a SERVFAIL that says why there is
-// none.
-func (h *handler) forward(ctx context.Context, req *dns.Msg) *dns.Msg {
-	resp, err := h.forwarder.exchange(ctx, req, h.upstreams())
-	if err == nil {
-		resp.Compress = true
-		return resp
+// usual returns the question of an unusual query as if it had been asked in the
+// usual way: there is one code that makes such answers.
+func usual(req *dns.Msg) (*query, error) {
+	msg := new(dns.Msg)
+	msg.Id, msg.RecursionDesired, msg.CheckingDisabled = req.Id, req.RecursionDesired, req.CheckingDisabled
+	msg.Question = req.Question
+	if opt := req.IsEdns0(); opt != nil {
+		msg.SetEdns0(opt.UDPSize(), opt.Do())
 	}
-	code := dns.ExtendedErrorCodeNoReachableAuthority
-	if errors.Is(err, errTooManyQuery) {
-		code = dns.ExtendedErrorCodeOther
+	packet, err := msg.Pack()
+	if err != nil {
+		return nil, err
 	}
-	return h.failure(req, dns.RcodeServerFailure, code, err.Error())
+	q := new(query)
+	if !q.parse(packet) {
+		return nil, errQuestionName
+	}
+	return q, nil
 }
-
-func (h *handler) upstreams() []netip.AddrPort { return h.resolvConf.Load().servers }

@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/fakedns"
 )
 
@@ -157,6 +157,29 @@ func (p *proxy) count(tb testing.TB, name string) float64 {
 	return 0
 }
 
+// bySource returns how many queries were answered from a source.
+func (p *proxy) bySource(tb testing.TB, source string) float64 {
+	tb.Helper()
+	families, err := p.metrics.Gather()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	sum := 0.0
+	for _, family := range families {
+		if family.GetName() != "nametap_dns_queries_total" {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			for _, label := range m.GetLabel() {
+				if label.GetName() == "source" && label.GetValue() == source {
+					sum += m.GetCounter().GetValue()
+				}
+			}
+		}
+	}
+	return sum
+}
+
 // await waits until a metric has a value.
 func (p *proxy) await(tb testing.TB, name string, want float64) {
 	tb.Helper()
@@ -186,7 +209,7 @@ func resolvConf(tb testing.TB, lines ...string) string {
 }
 
 // upstream starts a fake nameserver that is closed when the test ends.
-func upstream(tb testing.TB, handler fakedns.Handler) *fakedns.Server {
+func nameserver(tb testing.TB, handler fakedns.Handler) *fakedns.Server {
 	tb.Helper()
 	server, err := fakedns.Start(handler)
 	if err != nil {
@@ -196,11 +219,11 @@ func upstream(tb testing.TB, handler fakedns.Handler) *fakedns.Server {
 	return server
 }
 
-// servers lists the addresses of fake nameservers.
-func servers(fakes ...*fakedns.Server) []netip.AddrPort {
-	out := make([]netip.AddrPort, len(fakes))
+// servers lists fake nameservers.
+func servers(fakes ...*fakedns.Server) []upstream.Spec {
+	out := make([]upstream.Spec, len(fakes))
 	for i, fake := range fakes {
-		out[i] = fake.Addr
+		out[i].Addr = fake.Addr
 	}
 	return out
 }

@@ -116,9 +116,13 @@ func (s *Server) open(ctx context.Context, network, host, port string) (listener
 		return listenUDP(ctx, &s.handler, network+family, address)
 	}
 	var config net.ListenConfig
-	tcp, err := config.Listen(ctx, network+family, address)
+	opened, err := config.Listen(ctx, network+family, address)
 	if err != nil {
 		return nil, err
+	}
+	tcp, ok := opened.(*net.TCPListener)
+	if !ok {
+		return nil, fmt.Errorf("listening on %s %s: %T is no TCP socket", network, address, opened)
 	}
 	return newTCPListener(&s.handler, tcp, s.config.MaxTCPConns), nil
 }

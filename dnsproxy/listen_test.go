@@ -174,7 +174,7 @@ func TestShutdown(t *testing.T) { // R1
 	t.Parallel()
 	asked, release := make(chan struct{}, 100), make(chan struct{})
 	answer := fakedns.Answer("www.example. 60 IN A 192.0.2.1")
-	fake := upstream(t, func(query *dns.Msg, network string) *dns.Msg {
+	fake := nameserver(t, func(query *dns.Msg, network string) *dns.Msg {
 		asked <- struct{}{}
 		<-release
 		return answer(query, network)

@@ -73,7 +73,7 @@ func TestDropped(t *testing.T) { // A10
 
 func TestClasses(t *testing.T) { // A10
 	t.Parallel()
-	fake := upstream(t, fakedns.Answer())
+	fake := nameserver(t, fakedns.Answer())
 	p := start(t, dnsproxy.Config{Version: "nametap 1.2", ID: "web-0", Upstreams: servers(fake)})
 	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
 	ask := func(name string, qtype, class uint16) *dns.Msg {
@@ -117,7 +117,7 @@ func TestClasses(t *testing.T) { // A10
 func TestOtherOpcodes(t *testing.T) { // A11
 	t.Parallel()
 	got := make(chan *dns.Msg, 100)
-	fake := upstream(t, func(query *dns.Msg, _ string) *dns.Msg {
+	fake := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
 		got <- query.Copy()
 		reply := new(dns.Msg).SetReply(query)
 		reply.Question = nil // RFC 2136, section 3.8

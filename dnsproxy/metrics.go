@@ -2,38 +2,38 @@ package dnsproxy
 
 import (
 	"strings"
+	"time"
 
 	"github.com/miekg/dns"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/nametap/nametap/dnsproxy/upstream"
 )
 
 // metrics are what a Server counts; docs/metrics.md explains each to operators.
 type metrics struct {
-	// Istio's four, under its names, so that its dashboards go on working.
+	// Istio's, under its names, so that its dashboards go on working. Those that
+	// count requests to nameservers are collected from the nameservers' state.
 	requests         prometheus.Counter
-	upstreamRequests prometheus.Counter
-	upstreamFailures prometheus.Counter
 	upstreamDuration prometheus.Histogram
 
-	queries       *prometheus.CounterVec // type, protocol, rcode, source
-	own           [transports]ownCounters
-	dropped       prometheus.Counter
-	hosts         prometheus.Gauge
-	skipped       prometheus.Gauge
-	buildDuration prometheus.Histogram
-	listeners     prometheus.Gauge
+	queries          *prometheus.CounterVec // type, protocol, rcode, source
+	answers          [transports]map[string]answerCounters
+	direct           prometheus.Counter
+	overflows        prometheus.Counter
+	resolvConfErrors prometheus.Counter
+	dropped          prometheus.Counter
+	hosts            prometheus.Gauge
+	skipped          prometheus.Gauge
+	buildDuration    prometheus.Histogram
+	listeners        prometheus.Gauge
 }
 
-// newMetrics makes the metrics and registers them; a nil registry keeps them to
-// the process. collisions counts those of the table in use, when asked.
-func newMetrics(registry prometheus.Registerer, collisions func() float64) (*metrics, error) {
+// newMetrics makes the metrics.
+func newMetrics() *metrics {
 	m := &metrics{
 		requests: counter("istio_agent_dns_requests_total",
 			"DNS requests received."),
-		upstreamRequests: counter("istio_agent_dns_upstream_requests_total",
-			"DNS requests sent to nameservers, repetitions included."),
-		upstreamFailures: counter("istio_agent_dns_upstream_failures_total",
-			"DNS requests to nameservers that got no reply."),
 		upstreamDuration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "istio_agent_dns_upstream_request_duration_seconds",
 			Help:    "Time to a nameserver's reply.",
@@ -43,6 +43,12 @@ func newMetrics(registry prometheus.Registerer, collisions func() float64) (*met
 			Name: "nametap_dns_queries_total",
 			Help: "DNS queries answered, by type, protocol, response code and the source of the answer.",
 		}, []string{"type", "protocol", "rcode", "source"}),
+		direct: counter("nametap_dns_original_destination_total",
+			"Messages forwarded to the nameserver that they were captured on their way to."),
+		overflows: counter("nametap_dns_overflows_total",
+			"Queries refused because too many were in flight."),
+		resolvConfErrors: counter("nametap_resolv_conf_errors_total",
+			"Times that resolv.conf became unusable; what it said before stays in use."),
 		dropped: counter("nametap_dns_dropped_total",
 			"Packets dropped unanswered: no query, or too short for a header."),
 		hosts:   gauge("nametap_table_hosts", "Hosts in the table, wildcards included."),
@@ -54,25 +60,52 @@ func newMetrics(registry prometheus.Registerer, collisions func() float64) (*met
 		}),
 		listeners: gauge("nametap_dns_listeners", "DNS listeners that are open."),
 	}
-	for over := range m.own {
-		m.own[over] = newOwnCounters(m.queries, transport(over)) //nolint:gosec // one of two
+	for over := range m.answers {
+		m.answers[over] = map[string]answerCounters{}
+		for _, source := range []string{sourceTable, sourceCache} {
+			m.answers[over][source] = newAnswerCounters(m.queries, transport(over), source) //nolint:gosec // one of two
+		}
 	}
+	return m
+}
+
+// register registers the handler's metrics; a nil registry keeps them to the process.
+func (h *handler) register(registry prometheus.Registerer) error {
 	if registry == nil {
-		return m, nil
+		return nil
 	}
+	m := h.metrics
 	for _, c := range []prometheus.Collector{
-		m.requests, m.upstreamRequests, m.upstreamFailures, m.upstreamDuration, m.queries, m.dropped,
+		m.requests, m.upstreamDuration, m.queries, m.direct, m.overflows, m.resolvConfErrors, m.dropped,
 		m.hosts, m.skipped, m.buildDuration, m.listeners,
+		newUpstreamCollector(h.forwarder),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "nametap_dns_inflight",
+			Help: "Queries that wait for nameservers or for the first table.",
+		}, func() float64 { return float64(len(h.forwarder.slots)) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "nametap_table_collisions",
 			Help: "Names that two entries of the table claim.",
-		}, collisions),
+		}, h.collisions),
 	} {
 		if err := registry.Register(c); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return m, nil
+	return nil
+}
+
+// collisions counts those of the table in use.
+func (h *handler) collisions() float64 {
+	if table := h.table.Load(); table != nil {
+		return float64(len(table.Collisions()))
+	}
+	return 0
+}
+
+// observeUpstream notes the time of a nameserver's reply.
+func (m *metrics) observeUpstream(_ upstream.Spec, rtt time.Duration) {
+	m.upstreamDuration.Observe(rtt.Seconds())
 }
 
 func counter(name, help string) prometheus.Counter {
@@ -83,27 +116,28 @@ func gauge(name, help string) prometheus.Gauge {
 	return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
 }
 
-// ownCounters are the counters of answers from the table over one transport,
-// looked up once: they are counted for every query.
-type ownCounters struct{ a, aaaa prometheus.Counter }
+// answerCounters are the counters of good answers from one source over one
+// transport, looked up once: they are counted for every query.
+type answerCounters struct{ a, aaaa prometheus.Counter }
 
-func newOwnCounters(queries *prometheus.CounterVec, over transport) ownCounters {
+func newAnswerCounters(queries *prometheus.CounterVec, over transport, source string) answerCounters {
 	counter := func(qtype uint16) prometheus.Counter {
-		return queries.WithLabelValues(typeLabel(qtype), over.String(), dns.RcodeToString[dns.RcodeSuccess], sourceTable)
+		return queries.WithLabelValues(typeLabel(qtype), over.String(), dns.RcodeToString[dns.RcodeSuccess], source)
 	}
-	return ownCounters{a: counter(dns.TypeA), aaaa: counter(dns.TypeAAAA)}
+	return answerCounters{a: counter(dns.TypeA), aaaa: counter(dns.TypeAAAA)}
 }
 
-// countOwn counts one query that was answered from the table.
-func (m *metrics) countOwn(qtype uint16, over transport) {
+// countAnswer counts one query that the goroutine answered that read it.
+func (m *metrics) countAnswer(qtype uint16, over transport, rcode int, source string) {
 	m.requests.Inc()
-	switch qtype {
-	case dns.TypeA:
-		m.own[over].a.Inc()
-	case dns.TypeAAAA:
-		m.own[over].aaaa.Inc()
+	counters := m.answers[over][source]
+	switch {
+	case rcode == dns.RcodeSuccess && qtype == dns.TypeA:
+		counters.a.Inc()
+	case rcode == dns.RcodeSuccess && qtype == dns.TypeAAAA:
+		counters.aaaa.Inc()
 	default:
-		m.countQuery(qtype, over, dns.RcodeSuccess, sourceTable)
+		m.countQuery(qtype, over, rcode, source)
 	}
 }
 

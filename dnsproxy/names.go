@@ -172,6 +172,15 @@ func (n wireName) below(suffix wireName) bool {
 	return n == suffix
 }
 
+// dots returns the number of dots between the labels of n's text.
+func (n wireName) dots() int {
+	dots := -1
+	for ; n != rootName; n = n.parent() {
+		dots++
+	}
+	return max(dots, 0)
+}
+
 // cutSuffix returns what stands before suffix in n, if n is below it and not
 // suffix itself; suffix is not the root.
 func (n wireName) cutSuffix(suffix wireName) (wireName, bool) {

@@ -15,7 +15,7 @@ import (
 // forwarded.
 func startMesh(t *testing.T, h hosts) (*proxy, *fakedns.Server) {
 	t.Helper()
-	fake := upstream(t, fakedns.Answer())
+	fake := nameserver(t, fakedns.Answer())
 	p := start(t, dnsproxy.Config{
 		ResolvConf: resolvConf(t, "search shop.svc.cluster.local svc.cluster.local Cluster.Local corp.example"),
 		Upstreams:  servers(fake),

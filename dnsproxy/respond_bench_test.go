@@ -2,6 +2,8 @@ package dnsproxy
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/miekg/dns"
@@ -45,13 +47,15 @@ func newBenchHandler(tb testing.TB, n int) *handler {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	s, err := New(Config{Namespace: "shop-1", ResolvConf: tb.TempDir() + "/absent"})
+	resolvConf := filepath.Join(tb.TempDir(), "resolv.conf")
+	search := "search shop-1.svc.cluster.local svc.cluster.local cluster.local\n"
+	if err := os.WriteFile(resolvConf, []byte(search), 0o600); err != nil {
+		tb.Fatal(err)
+	}
+	s, err := New(Config{Namespace: "shop-1", ResolvConf: resolvConf})
 	if err != nil {
 		tb.Fatal(err)
 	}
-	s.handler.resolvConf.Store(&resolvConf{search: []wireName{
-		"\x06shop-1\x03svc\x07cluster\x05local", "\x03svc\x07cluster\x05local", "\x07cluster\x05local",
-	}})
 	if err := s.Load([][]byte{wire}); err != nil {
 		tb.Fatal(err)
 	}

@@ -13,13 +13,14 @@ const headerLen = 12
 // The bytes of a header that responses are made with, and the bits in them.
 const (
 	flagsOffset   = 2
+	qdCountOffset = 4
 	anCountOffset = 6
 	nsCountOffset = 8
 	arCountOffset = 10
 
 	bitQR, bitAA, bitTC, bitRD = 0x80, 0x04, 0x02, 0x01 // of the first flags byte
-	bitRA, bitCD               = 0x80, 0x10             // of the second
-	maskOpcode                 = 0x78
+	bitRA, bitAD, bitCD        = 0x80, 0x20, 0x10       // of the second
+	maskOpcode, maskRcode      = 0x78, 0x0F
 )
 
 // optLen is the length of an OPT record without options (RFC 6891, section 6.1.2),
@@ -53,14 +54,17 @@ type responder struct {
 	handler *handler
 	query   query
 	scratch scratch
+	// uncached hands on whatever is not the table's: captured queries may have been
+	// on their way to a nameserver that is not ours to choose.
+	uncached bool
 }
 
 func newResponder(h *handler) *responder { return &responder{handler: h} }
 
-// respond appends to dst the response to a query that the table alone answers.
-// ok is false for all others, and dst is as it was: queries to be forwarded, those
-// before the first table, and whatever is rare or malformed, down to packets that
-// are no query. Those are for [handler.serve].
+// respond appends to dst the response to a query that the table or the cache
+// answers. ok is false for all others, and dst is as it was: queries to be
+// forwarded, those before the first table, and whatever is rare or malformed, down
+// to packets that are no query. Those are for [handler.serve].
 //
 // The response is in the bounds of its transport. respond keeps neither slice.
 func (r *responder) respond(dst, packet []byte, over transport) (response []byte, ok bool) {
@@ -73,12 +77,29 @@ func (r *responder) respond(dst, packet []byte, over transport) (response []byte
 	if table == nil {
 		return dst, false
 	}
-	d := h.decide(q.question, table, &r.scratch)
-	if d.action != actAddresses && d.action != actPointers {
+	switch d := h.decide(q.question, table, &r.scratch); d.action {
+	case actAddresses, actPointers:
+		h.metrics.countAnswer(q.qtype, over, dns.RcodeSuccess, sourceTable)
+		return h.respondOwn(dst, q, d, h.limit(q.udpSize, over)), true
+	case actForward:
+		return r.respondCached(dst, over)
+	default:
 		return dst, false
 	}
-	h.metrics.countOwn(q.qtype, over)
-	return h.respondOwn(dst, q, d, h.limit(q.udpSize, over)), true
+}
+
+// respondCached is respond for a name that is not the table's.
+func (r *responder) respondCached(dst []byte, over transport) (response []byte, ok bool) {
+	q, h := &r.query, r.handler
+	if r.uncached || !q.cacheable() {
+		return dst, false
+	}
+	found, ok := h.forwarder.cached(h.key(q))
+	if !ok || found.err != nil {
+		return dst, false
+	}
+	h.metrics.countAnswer(q.qtype, over, found.reply.Rcode(), sourceCache)
+	return found.reply.Append(dst, h.request(q, h.limit(q.udpSize, over)), found.age), true
 }
 
 // respondOwn appends the response to a query for an own name, of at most limit
@@ -108,10 +129,32 @@ func (a *answerer) limit(offered uint16, over transport) int {
 type query struct {
 	question
 	packet      []byte
-	questionEnd int // where the question section ends in packet
+	unusual     []byte // the message as it came, if packet is not that
+	questionEnd int    // where the question section ends in packet
+	rd, cd      bool
 	edns, do    bool
 	udpSize     uint16 // what the client offers to take over UDP; 0 without edns
+	options     bool   // EDNS options that say something to a nameserver
 	folded      [maxNameLen]byte
+}
+
+// cacheable reports whether nameservers' replies are for all who ask the question:
+// a query without RD asks what they have already, EDNS options are for the client
+// alone, and so are zone transfers and whatever is signed.
+func (q *query) cacheable() bool {
+	switch q.qtype {
+	case dns.TypeIXFR, dns.TypeAXFR, dns.TypeTKEY, dns.TypeTSIG:
+		return false
+	}
+	return q.rd && !q.options && q.unusual == nil
+}
+
+// asCame returns the message as the client sent it.
+func (q *query) asCame() []byte {
+	if q.unusual != nil {
+		return q.unusual
+	}
+	return q.packet
 }
 
 // A question is the one question of a query.
@@ -134,13 +177,15 @@ func (q *query) parse(packet []byte) bool {
 	if end < 0 || len(packet) < end+4 {
 		return false
 	}
-	q.packet = packet
+	q.packet, q.unusual = packet, nil
 	q.qtype = binary.BigEndian.Uint16(packet[end:])
 	q.class = binary.BigEndian.Uint16(packet[end+2:])
 	q.questionEnd = end + 4
+	q.rd = packet[flagsOffset]&bitRD != 0
+	q.cd = packet[flagsOffset+1]&bitCD != 0
 	q.edns = counts&oneAdditional != 0
 	if !q.edns {
-		q.udpSize = 0
+		q.do, q.udpSize, q.options = false, 0, false
 		return len(packet) == q.questionEnd
 	}
 	return q.parseOPT(packet[q.questionEnd:])
@@ -178,15 +223,23 @@ func (q *query) parseOPT(b []byte) bool {
 	q.udpSize = binary.BigEndian.Uint16(b[3:])
 	q.do = binary.BigEndian.Uint16(b[7:])&optDO != 0
 	const version = 6
-	return b[version] == 0 && len(b) == optLen+int(binary.BigEndian.Uint16(b[9:])) && wellFormedOptions(b[optLen:])
+	return b[version] == 0 && len(b) == optLen+int(binary.BigEndian.Uint16(b[9:])) && q.parseOptions(b[optLen:])
 }
 
-// wellFormedOptions reports whether b is a sequence of EDNS options.
-func wellFormedOptions(b []byte) bool {
+// parseOptions reads the EDNS options that are all of b. Those that are between
+// the client and the server it talks to, which is us, say nothing to others:
+// cookies (RFC 7873), keepalive (RFC 7828) and padding (RFC 7830).
+func (q *query) parseOptions(b []byte) bool {
+	q.options = false
 	for len(b) > 0 {
 		const optionHeader = 4
 		if len(b) < optionHeader {
 			return false
+		}
+		switch binary.BigEndian.Uint16(b) {
+		case dns.EDNS0COOKIE, dns.EDNS0TCPKEEPALIVE, dns.EDNS0PADDING:
+		default:
+			q.options = true
 		}
 		next := optionHeader + int(binary.BigEndian.Uint16(b[2:]))
 		if next > len(b) {

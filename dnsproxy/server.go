@@ -4,73 +4,23 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 
-	"github.com/miekg/dns"
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
-)
 
-// The defaults of a Config, used for zero values.
-const (
-	DefaultAddr            = "localhost:15053"
-	DefaultDomain          = "cluster.local"
-	DefaultResolvConf      = "/etc/resolv.conf"
-	DefaultTTL             = 30 * time.Second
-	DefaultEDNSUDPSize     = 1232 // bytes; fits an IPv6 packet everywhere (DNS flag day 2020)
-	DefaultMaxTCPConns     = 1000
-	DefaultMaxInflight     = 10_000
-	DefaultUpstreamTimeout = 4 * time.Second
+	"github.com/nametap/nametap/dnsproxy/cache"
+	"github.com/nametap/nametap/dnsproxy/origdst"
+	"github.com/nametap/nametap/dnsproxy/upstream"
 )
-
-// A Config says how a [Server] listens and answers. The zero value of a field
-// means the default that it names.
-type Config struct {
-	// Addr is the host:port to listen on, UDP and TCP. The host is an IP address,
-	// "localhost" (127.0.0.1 and ::1) or empty (all addresses, both families).
-	// Port 0 takes a free one. Default localhost:15053.
-	Addr string
-	// Namespace is the client's own, in which short names of one label answer.
-	// Default none.
-	Namespace string
-	// Domain is the cluster domain, with or without "namespace.svc." before it.
-	// Default cluster.local.
-	Domain string
-	// ResolvConf is the path of the resolv.conf(5) that gives the search list and
-	// the nameservers. Default /etc/resolv.conf.
-	ResolvConf string
-	// Upstreams replace the nameservers of ResolvConf. Default those.
-	Upstreams []netip.AddrPort
-	// TTL of the records that we make, 1 s to about 68 years, in whole seconds.
-	// Default 30 s.
-	TTL time.Duration
-	// EDNSUDPSize is the longest UDP response in bytes, 512 to 65534. Default 1232.
-	EDNSUDPSize int
-	// MaxTCPConns bounds the open client connections, 1 or more. Default 1,000.
-	MaxTCPConns int
-	// MaxInflight bounds the queries that wait for a nameserver or for the first
-	// table; beyond it they get SERVFAIL at once. 1 or more, default 10,000.
-	MaxInflight int
-	// UpstreamTimeout bounds a forwarded query over all nameservers. Default 4 s,
-	// below the 5 s after which glibc gives a server up.
-	UpstreamTimeout time.Duration
-	// BeforeSync says what is answered before the first table. Default forward.
-	BeforeSync BeforeSync
-	// Version and ID answer version.bind and id.server. Default none: refused.
-	Version, ID string
-	// Logger takes what an operator should know. Default slog's.
-	Logger *slog.Logger
-	// Registerer takes the metrics. Default none.
-	Registerer prometheus.Registerer
-}
 
 // A Server answers DNS queries on its listeners. Make one with [New], give it
 // tables with [Server.Load] and start it with [Server.Run].
 type Server struct {
 	handler handler
 	config  Config
+	routes  []suffixRoute // of config
 	log     *slog.Logger
 	ready   chan struct{} // closed when the listeners are open
 
@@ -89,15 +39,17 @@ func New(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	tables := new(atomic.Pointer[Table])
-	metrics, err := newMetrics(cfg.Registerer, func() float64 {
-		if table := tables.Load(); table != nil {
-			return float64(len(table.Collisions()))
-		}
-		return 0
-	})
+	routes, err := parseRoutes(cfg.Routes)
 	if err != nil {
-		return nil, fmt.Errorf("registering metrics: %w", err)
+		return nil, err
+	}
+	bypass, err := suffixes("bypass", cfg.Bypass)
+	if err != nil {
+		return nil, err
+	}
+	localOnly, err := suffixes("local-only", cfg.LocalOnly)
+	if err != nil {
+		return nil, err
 	}
 	s := &Server{
 		handler: handler{
@@ -107,75 +59,47 @@ func New(cfg Config) (*Server, error) {
 				cluster:     cluster,
 				soaData:     newSOAData(cluster.domain, uint32(cfg.TTL/time.Second)), //nolint:gosec // validate bounds it
 			},
-			forwarder:  newForwarder(cfg.UpstreamTimeout, cfg.MaxInflight, metrics),
-			metrics:    metrics,
-			table:      tables,
+			table:      new(atomic.Pointer[Table]),
 			beforeSync: cfg.BeforeSync,
+			autopath:   cfg.Autopath,
+			bypass:     bypass,
+			localOnly:  localOnly,
 			version:    cfg.Version,
 			id:         cfg.ID,
-			synced:     make(chan struct{}),
+
+			originalDestination: cfg.OriginalDestination,
+
+			synced: make(chan struct{}),
 		},
 		config: cfg,
+		routes: routes,
 		log:    cfg.Logger,
 		ready:  make(chan struct{}),
+	}
+	s.handler.metrics = newMetrics()
+	s.handler.forwarder = s.newForwarder()
+	if err := s.handler.register(cfg.Registerer); err != nil {
+		return nil, fmt.Errorf("registering metrics: %w", err)
 	}
 	s.readResolvConf()
 	return s, nil
 }
 
-func (c *Config) setDefaults() {
-	setDefault(&c.Addr, DefaultAddr)
-	setDefault(&c.Domain, DefaultDomain)
-	setDefault(&c.ResolvConf, DefaultResolvConf)
-	setDefault(&c.TTL, DefaultTTL)
-	setDefault(&c.EDNSUDPSize, DefaultEDNSUDPSize)
-	setDefault(&c.MaxTCPConns, DefaultMaxTCPConns)
-	setDefault(&c.MaxInflight, DefaultMaxInflight)
-	setDefault(&c.UpstreamTimeout, DefaultUpstreamTimeout)
-	setDefault(&c.BeforeSync, BeforeSyncForward)
-	setDefault(&c.Logger, slog.Default())
-}
-
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
+// newForwarder makes the forwarder, without a routing.
+func (s *Server) newForwarder() *forwarder {
+	f := &forwarder{
+		client: upstream.NewClient(upstream.Config{
+			Timeout: s.config.UpstreamTimeout, MixCase: s.config.MixCase, Logger: s.log,
+			Observe: s.handler.metrics.observeUpstream,
+		}),
+		slots:    make(chan struct{}, s.config.MaxInflight),
+		metrics:  s.handler.metrics,
+		forwards: s.handler.forwards,
 	}
-}
-
-func (c *Config) validate() error {
-	const maxTTL = (1<<31 - 1) * time.Second // RFC 2181, section 8
-	switch {
-	case c.TTL < time.Second || c.TTL > maxTTL:
-		return fmt.Errorf("TTL %s: want 1s to %s", c.TTL, maxTTL)
-	case c.EDNSUDPSize < dns.MinMsgSize || c.EDNSUDPSize > dns.MaxMsgSize-1:
-		return fmt.Errorf("EDNS UDP size %d: want %d to %d bytes", c.EDNSUDPSize, dns.MinMsgSize, dns.MaxMsgSize-1)
-	case c.MaxTCPConns < 1:
-		return fmt.Errorf("at most %d TCP connections: want 1 or more", c.MaxTCPConns)
-	case c.MaxInflight < 1:
-		return fmt.Errorf("at most %d forwarded queries: want 1 or more", c.MaxInflight)
-	case c.UpstreamTimeout < 0:
-		return fmt.Errorf("upstream time-out %s: want more than 0", c.UpstreamTimeout)
+	if s.config.CacheSize > 0 {
+		f.cache = cache.New(int64(s.config.CacheSize), max(s.config.ServeStale, 0))
 	}
-	_, err := ParseBeforeSync(string(c.BeforeSync))
-	return err
-}
-
-// readResolvConf puts the resolv.conf's search list and nameservers to use.
-func (s *Server) readResolvConf() {
-	conf, err := readResolvConf(s.config.ResolvConf)
-	if err != nil {
-		s.log.Warn("resolv.conf cannot be used: no search list, and no nameservers but those set",
-			"path", s.config.ResolvConf, "error", err)
-		conf = &resolvConf{}
-	}
-	for _, value := range conf.ignored {
-		s.log.Warn("resolv.conf: a value is left out", "path", s.config.ResolvConf, "value", value)
-	}
-	if len(s.config.Upstreams) > 0 {
-		conf.servers = s.config.Upstreams
-	}
-	s.handler.resolvConf.Store(conf)
+	return f
 }
 
 // Run opens the listeners and answers queries until ctx ends, then finishes the
@@ -188,12 +112,16 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	s.listeners = listeners
 	s.handler.metrics.listeners.Set(float64(len(listeners)))
+	defer s.handler.forwarder.close()
+	defer s.openOrigins()()
+	watcher := s.watchResolvConf()
 
 	close(s.ready) // the kernel keeps what comes before the sockets are read
 	group, ctx := errgroup.WithContext(ctx)
 	for _, l := range listeners {
 		group.Go(l.serve)
 	}
+	group.Go(func() error { return watcher.Run(ctx) })
 	group.Go(func() error {
 		<-ctx.Done()
 		for _, l := range listeners {
@@ -202,6 +130,21 @@ func (s *Server) Run(ctx context.Context) error {
 		return nil
 	})
 	return group.Wait()
+}
+
+// openOrigins asks the kernel to be told where captured UDP queries were on their way
+// to, and returns what ends that.
+func (s *Server) openOrigins() (end func()) {
+	if !s.config.OriginalDestination {
+		return func() {}
+	}
+	origins, err := origdst.OpenUDP()
+	if err != nil {
+		s.log.Info("captured UDP queries all go to the configured nameservers, wherever they were sent to", "reason", err)
+		return func() {}
+	}
+	s.handler.origins = origins
+	return func() { _ = origins.Close() } // nobody asks any more
 }
 
 // Ready is closed once the listeners are open.
@@ -225,10 +168,14 @@ func (s *Server) Addrs() []Addr {
 	return addrs
 }
 
-// Upstreams returns the nameservers that queries are forwarded to.
-func (s *Server) Upstreams() []netip.AddrPort {
-	return append([]netip.AddrPort(nil), s.handler.upstreams()...)
+// Upstreams returns the nameservers that queries are forwarded to, but for those of
+// routes.
+func (s *Server) Upstreams() []upstream.Spec {
+	return slices.Clone(s.handler.forwarder.routing.Load().servers)
 }
+
+// UpstreamStatus returns how each nameserver is doing that was ever configured.
+func (s *Server) UpstreamStatus() []upstream.Status { return s.handler.forwarder.client.Status() }
 
 // Load builds a table from the NameTables of one push, in wire form, and makes
 // it effective: every query that starts after Load has returned is answered from

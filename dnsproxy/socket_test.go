@@ -18,7 +18,7 @@ import (
 // A client that asks one of several addresses is answered from that one, by own
 // names and by forwarded ones: a connected socket takes no other.
 func TestSourceAddress(t *testing.T) { // K1
-	up := upstream(t, func(query *dns.Msg, _ string) *dns.Msg { return new(dns.Msg).SetReply(query) })
+	up := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg { return new(dns.Msg).SetReply(query) })
 	p := start(t, dnsproxy.Config{Addr: ":0", Upstreams: servers(up)})
 	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
 	for _, addr := range p.Addrs() {
@@ -67,7 +67,7 @@ func TestBurst(t *testing.T) {
 // Own names do not wait for a nameserver that the query before them waits for.
 func TestAnyOrder(t *testing.T) { // A12
 	release := make(chan struct{})
-	up := upstream(t, func(query *dns.Msg, _ string) *dns.Msg {
+	up := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
 		<-release
 		return new(dns.Msg).SetReply(query)
 	})
@@ -96,7 +96,7 @@ func TestAnyOrder(t *testing.T) { // A12
 // one that a nameserver has yet to give, and then the end.
 func TestHalfClosed(t *testing.T) { // A12
 	asked, release := make(chan struct{}), make(chan struct{})
-	up := upstream(t, func(query *dns.Msg, _ string) *dns.Msg {
+	up := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
 		close(asked)
 		<-release
 		return new(dns.Msg).SetReply(query)

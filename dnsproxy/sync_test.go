@@ -25,7 +25,7 @@ func TestBeforeSyncHeld(t *testing.T) { // C6
 			[]string{"www.example", "web", "web.shop", "1.0.0.10.in-addr.arpa", "xcluster.local"}},
 		{dnsproxy.BeforeSyncHold, []string{"web.shop.svc.cluster.local", "www.example", "web"}, nil},
 	} {
-		fake := upstream(t, fakedns.Answer())
+		fake := nameserver(t, fakedns.Answer())
 		p := start(t, dnsproxy.Config{BeforeSync: c.mode, Upstreams: servers(fake)})
 		for _, name := range c.not {
 			p.converse(t, []dialogue{{name + " A", forwarded}})
@@ -83,7 +83,7 @@ func TestBeforeSyncTimesOut(t *testing.T) { // C6
 	} {
 		t.Run(string(c.mode)+" "+c.name, func(t *testing.T) {
 			t.Parallel()
-			fake := upstream(t, fakedns.Answer())
+			fake := nameserver(t, fakedns.Answer())
 			p := start(t, dnsproxy.Config{BeforeSync: c.mode, Upstreams: servers(fake)})
 			began := time.Now()
 			resp := p.exchange(t, "udp", withEDNS(question(c.name, dns.TypeA), 1232))

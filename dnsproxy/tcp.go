@@ -2,16 +2,16 @@ package dnsproxy
 
 import (
 	"bufio"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 
-	"golang.org/x/net/netutil"
+	"github.com/nametap/nametap/dnsproxy/origdst"
 )
 
 // Times of a client's connection.
@@ -38,7 +38,9 @@ const lengthLen = 2
 type tcpListener struct {
 	handler  *handler
 	address  Addr
-	listener net.Listener
+	listener *net.TCPListener
+	slots    chan struct{} // one for every connection that may be open
+	stopped  chan struct{} // closed by stop
 	serving  sync.WaitGroup
 
 	mu       sync.Mutex
@@ -47,11 +49,13 @@ type tcpListener struct {
 }
 
 // newTCPListener serves an open socket, at most maxConns connections at a time.
-func newTCPListener(h *handler, listener net.Listener, maxConns int) *tcpListener {
+func newTCPListener(h *handler, listener *net.TCPListener, maxConns int) *tcpListener {
 	return &tcpListener{
 		handler:  h,
 		address:  Addr{Network: "tcp", Address: listener.Addr().String()},
-		listener: netutil.LimitListener(listener, maxConns),
+		listener: listener,
+		slots:    make(chan struct{}, maxConns),
+		stopped:  make(chan struct{}),
 		conns:    map[*tcpConn]struct{}{},
 	}
 }
@@ -63,11 +67,18 @@ func (l *tcpListener) addr() Addr { return l.address }
 func (l *tcpListener) serve() error {
 	defer l.serving.Wait()
 	for {
-		conn, err := l.listener.Accept()
-		switch {
-		case err == nil:
+		select {
+		case l.slots <- struct{}{}:
+		case <-l.stopped:
+			return nil
+		}
+		conn, err := l.listener.AcceptTCP()
+		if err == nil {
 			l.start(conn)
-		case l.stopped():
+			continue
+		}
+		select {
+		case <-l.stopped:
 			return nil
 		default:
 			return fmt.Errorf("the DNS listener on %s died: %w", l.address, err)
@@ -75,16 +86,10 @@ func (l *tcpListener) serve() error {
 	}
 }
 
-func (l *tcpListener) stopped() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.stopping
-}
-
-// start serves a connection.
-func (l *tcpListener) start(conn net.Conn) {
+// start serves a connection, which has a slot.
+func (l *tcpListener) start(conn *net.TCPConn) {
 	c := &tcpConn{
-		handler: l.handler, conn: conn, reader: bufio.NewReaderSize(conn, tcpReadBuffer),
+		handler: l.handler, from: l.arrival(conn), conn: conn, reader: bufio.NewReaderSize(conn, tcpReadBuffer),
 		slots: make(chan struct{}, tcpMaxPending),
 	}
 	l.mu.Lock()
@@ -95,6 +100,7 @@ func (l *tcpListener) start(conn net.Conn) {
 	}
 	l.conns[c] = struct{}{}
 	l.serving.Go(func() {
+		defer func() { <-l.slots }()
 		c.serve()
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -107,6 +113,7 @@ func (l *tcpListener) stop() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.stopping = true
+	close(l.stopped)
 	_ = l.listener.Close() // what can be wrong with it ends it as well
 	for c := range l.conns {
 		c.drain()
@@ -116,10 +123,25 @@ func (l *tcpListener) stop() {
 // close closes a socket that never accepted.
 func (l *tcpListener) close() { _ = l.listener.Close() }
 
+// arrival says how the queries of a connection come. Where it was captured on its way
+// to is asked once.
+func (l *tcpListener) arrival(conn *net.TCPConn) arrival {
+	from := arrival{over: overTCP}
+	if !l.handler.originalDestination {
+		return from
+	}
+	// Without an answer it is as if it had not been captured.
+	if server, captured, err := origdst.TCP(conn); err == nil && captured {
+		from.original = func() netip.AddrPort { return server }
+	}
+	return from
+}
+
 // A tcpConn is one client's connection. Its queries are answered in any order, as
 // RFC 7766, section 6.2.1.1, has it: own names do not wait for nameservers.
 type tcpConn struct {
 	handler *handler
+	from    arrival
 	conn    net.Conn
 	reader  *bufio.Reader
 	slots   chan struct{}  // one for every query that was handed on
@@ -136,6 +158,7 @@ func (c *tcpConn) serve() {
 	defer func() { _ = c.conn.Close() }() // everything was written or could not be
 	defer c.pending.Wait()
 	responder := newResponder(c.handler)
+	responder.uncached = c.from.original != nil && c.handler.forwarder.elsewhere(&c.from).IsValid()
 	var query, answers []byte
 	for {
 		// What was asked in one go is answered in one go.
@@ -213,7 +236,7 @@ func (c *tcpConn) handOn(query []byte) {
 	c.slots <- struct{}{}
 	c.pending.Go(func() {
 		defer func() { <-c.slots }()
-		response := c.handler.serve(context.Background(), query, overTCP)
+		response := c.handler.serve(query, &c.from)
 		if response == nil {
 			return
 		}

@@ -2,6 +2,7 @@ package dnsproxy
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -29,7 +30,8 @@ const udpReceiveBuffer = 4 << 20
 type udpListener struct {
 	handler  *handler
 	address  Addr
-	wildcard bool // bound to all addresses
+	local    netip.AddrPort // that it is bound to
+	wildcard bool           // bound to all addresses
 	conn     *net.UDPConn
 	raw      syscall.RawConn
 	stopping atomic.Bool
@@ -52,10 +54,14 @@ func listenUDP(ctx context.Context, h *handler, network, address string) (*udpLi
 		return nil, fmt.Errorf("listening on %s %s: %w", network, address, err)
 	}
 	local := conn.LocalAddr().String()
+	bound, err := netip.ParseAddrPort(local)
+	if err != nil {
+		return nil, fmt.Errorf("listening on %s %s: %w", network, address, err)
+	}
 	return &udpListener{
-		handler: h, conn: conn, raw: raw,
+		handler: h, conn: conn, raw: raw, local: bound,
 		address:  Addr{Network: "udp", Address: local},
-		wildcard: isWildcard(local),
+		wildcard: bound.Addr().IsUnspecified(),
 	}, nil
 }
 
@@ -162,6 +168,7 @@ func (r *udpReader) readAll(fd uintptr) (over bool) {
 
 // answer answers a packet, or hands it on.
 func (r *udpReader) answer(fd uintptr, packet []byte) {
+	r.responder.uncached = r.mayBeCaptured(r.in)
 	if response, ok := r.responder.respond(r.out[:0], packet, overUDP); ok {
 		if r.in.send(fd, response) == unix.EAGAIN {
 			r.send(r.in, response)
@@ -170,10 +177,28 @@ func (r *udpReader) answer(fd uintptr, packet []byte) {
 	}
 	query := r.in.clone(len(packet))
 	r.pending.Go(func() {
-		if response := r.handler.serve(context.Background(), query.packet, overUDP); response != nil {
+		if response := r.handler.serve(query.packet, r.arrival(query)); response != nil {
 			r.send(query, response)
 		}
 	})
+}
+
+// arrival says how a query came. Where one was captured on its way to is asked only
+// if somebody wants to know: it is a question to the kernel.
+func (l *udpListener) arrival(m *udpMessage) *arrival {
+	from := &arrival{over: overUDP}
+	if l.mayBeCaptured(m) {
+		from.original = func() netip.AddrPort {
+			return l.handler.original(m.client(), m.local(l.local))
+		}
+	}
+	return from
+}
+
+// mayBeCaptured reports whether it can be known that a message was captured. A client
+// on the loopback interface asked us, or a stub resolver on this host.
+func (l *udpListener) mayBeCaptured(m *udpMessage) bool {
+	return l.handler.origins != nil && !m.client().Addr().IsLoopback()
 }
 
 // controlLen is room for the largest control message that is received, the
@@ -267,6 +292,39 @@ func (m *udpMessage) sendMsg(fd uintptr, response []byte) unix.Errno {
 	}
 	_, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, fd, uintptr(unsafe.Pointer(m.header)), unix.MSG_DONTWAIT)
 	return errno
+}
+
+// client returns where a message came from.
+func (m *udpMessage) client() netip.AddrPort {
+	if m.name.Addr.Family == unix.AF_INET {
+		name := (*unix.RawSockaddrInet4)(unsafe.Pointer(&m.name))
+		return netip.AddrPortFrom(netip.AddrFrom4(name.Addr), networkOrder(name.Port))
+	}
+	name := (*unix.RawSockaddrInet6)(unsafe.Pointer(&m.name))
+	return netip.AddrPortFrom(netip.AddrFrom16(name.Addr).Unmap(), networkOrder(name.Port))
+}
+
+// networkOrder returns a port that the kernel gave as two bytes.
+func networkOrder(port uint16) uint16 {
+	var b [2]byte
+	binary.NativeEndian.PutUint16(b[:], port)
+	return binary.BigEndian.Uint16(b[:])
+}
+
+// local returns where a message was sent to; bound is what its socket is bound to.
+func (m *udpMessage) local(bound netip.AddrPort) netip.AddrPort {
+	control := (*unix.Cmsghdr)(unsafe.Pointer(&m.control[0]))
+	switch {
+	case m.header == nil || m.header.Controllen < unix.SizeofCmsghdr:
+		return bound
+	case control.Level == unix.IPPROTO_IP && control.Type == unix.IP_PKTINFO:
+		info := (*unix.Inet4Pktinfo)(unsafe.Pointer(&m.control[unix.CmsgLen(0)]))
+		return netip.AddrPortFrom(netip.AddrFrom4(info.Addr), bound.Port())
+	case control.Level == unix.IPPROTO_IPV6 && control.Type == unix.IPV6_PKTINFO:
+		info := (*unix.Inet6Pktinfo)(unsafe.Pointer(&m.control[unix.CmsgLen(0)]))
+		return netip.AddrPortFrom(netip.AddrFrom16(info.Addr).Unmap(), bound.Port())
+	}
+	return bound
 }
 
 // clone copies a message with the first n bytes of its packet, for another

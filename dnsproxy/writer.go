@@ -55,7 +55,7 @@ func (w *writer) addresses(m match) {
 		w.shuffled(owner, dns.TypeA, v4)
 		w.shuffled(owner, dns.TypeAAAA, v6)
 	}
-	w.end()
+	w.end(bitAA, dns.RcodeSuccess, nil)
 }
 
 // pointers writes the response for the PTR name of an address that the hosts
@@ -64,7 +64,7 @@ func (w *writer) pointers(names []wireName) {
 	w.begin()
 	if w.query.qtype != dns.TypePTR && w.query.qtype != dns.TypeANY {
 		w.soa(questionName)
-		w.end()
+		w.end(bitAA, dns.RcodeSuccess, nil)
 		return
 	}
 	for _, name := range names {
@@ -74,7 +74,7 @@ func (w *writer) pointers(names []wireName) {
 		w.buf = append(append(w.buf, name...), 0)
 		w.answers++
 	}
-	w.end()
+	w.end(bitAA, dns.RcodeSuccess, nil)
 }
 
 // begin writes the header and the question as they came, and keeps room for the
@@ -86,30 +86,60 @@ func (w *writer) begin() {
 	}
 }
 
-// end writes the OPT record and completes the header.
-func (w *writer) end() {
+// failure writes a response without records. Its length is bounded by maxReason.
+func (w *writer) failure(why failure) {
+	w.buf = append(w.buf, w.query.packet[:w.query.questionEnd]...)
+	var option []byte
+	if w.query.edns && why.err != nil {
+		text := why.text()
+		const infoCode = 2
+		option = binary.BigEndian.AppendUint16(option, dns.EDNS0EDE)
+		option = binary.BigEndian.AppendUint16(option, uint16(infoCode+len(text))) //nolint:gosec // at most maxReason
+		option = binary.BigEndian.AppendUint16(option, why.code)
+		option = append(option, text...)
+	}
+	w.end(0, why.rcode, option)
+}
+
+// unknown writes NXDOMAIN with the SOA of the zone that suffix is to us.
+func (w *writer) unknown(suffix wireName) {
+	w.begin()
+	apex := headerLen + len(w.query.name) - len(suffix)
+	w.soa(pointerBits | uint16(apex)) //nolint:gosec // within the question
+	w.end(bitAA, dns.RcodeNameError, nil)
+}
+
+// end writes the OPT record with its option and completes the header.
+func (w *writer) end(aa byte, rcode int, option []byte) {
 	var additional uint16
 	if w.query.edns {
 		var ttl uint32
 		if w.query.do {
 			ttl = optDO
 		}
-		w.buf = append(w.buf, 0)
-		w.buf = binary.BigEndian.AppendUint16(w.buf, dns.TypeOPT)
-		w.buf = binary.BigEndian.AppendUint16(w.buf, w.ednsUDPSize)
-		w.buf = binary.BigEndian.AppendUint32(w.buf, ttl)
-		w.buf = binary.BigEndian.AppendUint16(w.buf, 0)
+		w.buf = appendOPT(w.buf, w.ednsUDPSize, ttl)
+		binary.BigEndian.PutUint16(w.buf[len(w.buf)-2:], uint16(len(option))) //nolint:gosec // at most maxReason
+		w.buf = append(w.buf, option...)
 		additional = 1
 	}
 	header := w.buf[w.start:]
-	header[flagsOffset] = bitQR | bitAA | header[flagsOffset]&bitRD
+	header[flagsOffset] = bitQR | aa | header[flagsOffset]&bitRD
 	if w.truncated {
 		header[flagsOffset] |= bitTC
 	}
-	header[flagsOffset+1] = bitRA | header[flagsOffset+1]&bitCD
+	header[flagsOffset+1] = bitRA | header[flagsOffset+1]&bitCD | byte(rcode) //nolint:gosec // without extended bits
 	binary.BigEndian.PutUint16(header[anCountOffset:], w.answers)
 	binary.BigEndian.PutUint16(header[nsCountOffset:], w.authority)
 	binary.BigEndian.PutUint16(header[arCountOffset:], additional)
+}
+
+// appendOPT appends an OPT record without options (RFC 6891, section 6.1.2).
+func appendOPT(dst []byte, udpSize uint16, ttl uint32) []byte {
+	dst = append(dst, 0)
+	dst = binary.BigEndian.AppendUint16(dst, dns.TypeOPT)
+	dst = binary.BigEndian.AppendUint16(dst, udpSize)
+	dst = binary.BigEndian.AppendUint32(dst, ttl)
+	return binary.BigEndian.AppendUint16(dst, 0)
 }
 
 // record writes a record up to its data, of dataLen bytes, if the whole of it

@@ -22,6 +22,7 @@ import (
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/fakexds"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/nds"
@@ -158,7 +159,10 @@ func startAgent(t *testing.T, xdsAddr string) *agent.Agent {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	a, err := agent.New(ctx, agent.Config{
-		DNS: dnsproxy.Config{Addr: "127.0.0.1:0", Namespace: "ns1", ResolvConf: filepath.Join(t.TempDir(), "absent")},
+		DNS: dnsproxy.Config{
+			Addr: "127.0.0.1:0", Namespace: "ns1", ResolvConf: filepath.Join(t.TempDir(), "absent"),
+			Upstreams: []upstream.Spec{{Addr: netip.MustParseAddrPort("192.0.2.53:53")}}, // never asked
+		},
 		XDS: nds.Config{Addr: xdsAddr, Plaintext: true, Node: nds.Node{
 			PodName: "web-0", Namespace: "ns1", IPs: []netip.Addr{netip.MustParseAddr("10.1.2.3")},
 		}},

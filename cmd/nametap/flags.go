@@ -14,6 +14,7 @@ import (
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/internal/version"
 	"github.com/nametap/nametap/nds"
@@ -29,8 +30,12 @@ type agentFlags struct {
 	maxPushBytes                                         byteSize
 
 	dnsAddr, resolvConf, beforeSync       string
-	upstreams                             []string
-	upstreamTimeout, ttl                  time.Duration
+	upstreams, bypass, localOnly          []string
+	autopath                              string
+	forwardParallel, upstreamMixCase      bool
+	originalDestination                   bool
+	cacheSize                             byteSize
+	upstreamTimeout, serveStale, ttl      time.Duration
 	ednsUDPSize, maxTCPConns, maxInflight int
 
 	statusAddr, stateDir, logLevel, logFormat string
@@ -40,54 +45,87 @@ type agentFlags struct {
 // defaultStateDir is used if it can be, and done without if not.
 const defaultStateDir = "/var/lib/nametap"
 
-// declare declares every flag with its default and, where Istio has one, the
-// environment variable of its agent.
+// declare declares every flag with its default.
 func (f *agentFlags) declare(flags *pflag.FlagSet) {
 	flags.SortFlags = false
 	flags.String(settings.ConfigFlag, "", "file with settings, keys as the flags; docs/nametap.yaml shows all")
-
-	text := func(p *string, name, value, env, usage string) {
-		if env != "" {
-			usage += " [" + env + "]"
-		}
-		flags.StringVar(p, name, value, usage)
-		if env != "" {
-			settings.SetEnv(flags, name, env)
-		}
+	f.declareIdentity(flags)
+	f.declareControlPlane(flags)
+	f.declareAnswers(flags)
+	f.declareForwarding(flags)
+	f.declareRun(flags)
+	// The environment variables that Istio's agent has for the same.
+	for _, istio := range []struct{ flag, env string }{
+		{"namespace", "POD_NAMESPACE"},
+		{"pod-name", "POD_NAME"},
+		{"instance-ip", "INSTANCE_IP"},
+		{"cluster-id", "ISTIO_META_CLUSTER_ID"},
+		{"xds-root-ca", "XDS_ROOT_CA"},
+		{"dns-addr", "DNS_PROXY_ADDR"},
+		{"upstream-parallel", "DNS_FORWARD_PARALLEL"},
+		{"upstream-timeout", "DNS_FORWARD_TIMEOUT"},
+	} {
+		flags.Lookup(istio.flag).Usage += " [" + istio.env + "]"
+		settings.SetEnv(flags, istio.flag, istio.env)
 	}
-	text(&f.namespace, "namespace", "default", "POD_NAMESPACE", "own namespace, in which short names of one label answer")
-	text(&f.domain, "domain", "", "", "cluster domain, or NAMESPACE.svc.CLUSTERDOMAIN (default: that, below cluster.local)")
-	text(&f.podName, "pod-name", "", "POD_NAME", "own name (default: the host's)")
-	text(&f.instanceIP, "instance-ip", "", "INSTANCE_IP", "own address, before those of the interfaces (default: only those)")
-	text(&f.clusterID, "cluster-id", "Kubernetes", "ISTIO_META_CLUSTER_ID", "own cluster, as the control plane calls it")
-	text(&f.serviceAccount, "service-account", "default", "", "own service account")
+}
 
-	text(&f.xdsAddr, "xds-addr", "istiod.istio-system.svc:15012", "", "control plane, host:port")
+// declareIdentity declares who the agent is.
+func (f *agentFlags) declareIdentity(flags *pflag.FlagSet) {
+	flags.StringVar(&f.namespace, "namespace", "default", "own namespace, in which short names of one label answer")
+	flags.StringVar(&f.domain, "domain", "", "cluster domain, or NAMESPACE.svc.CLUSTERDOMAIN (default: that, below cluster.local)")
+	flags.StringVar(&f.podName, "pod-name", "", "own name (default: the host's)")
+	flags.StringVar(&f.instanceIP, "instance-ip", "", "own address, before those of the interfaces (default: only those)")
+	flags.StringVar(&f.clusterID, "cluster-id", "Kubernetes", "own cluster, as the control plane calls it")
+	flags.StringVar(&f.serviceAccount, "service-account", "default", "own service account")
+}
+
+// declareControlPlane declares where the table comes from.
+func (f *agentFlags) declareControlPlane(flags *pflag.FlagSet) {
+	flags.StringVar(&f.xdsAddr, "xds-addr", "istiod.istio-system.svc:15012", "control plane, host:port")
 	flags.BoolVar(&f.xdsPlaintext, "xds-plaintext", false, "no TLS to the control plane, and no token")
-	text(&f.xds, "xds", nds.Incremental.String(), "", "ADS variant: incremental or sotw")
-	text(&f.xdsRootCA, "xds-root-ca", "/var/run/secrets/istio/root-cert.pem", "XDS_ROOT_CA", "PEM file with the control plane's root certificates")
-	text(&f.xdsTokenFile, "xds-token-file", "/var/run/secrets/tokens/istio-token", "", "file with the bearer token, read on every connect")
-	text(&f.xdsServerName, "xds-server-name", "istiod.istio-system.svc", "", "name in the control plane's certificate")
+	flags.StringVar(&f.xds, "xds", nds.Incremental.String(), "ADS variant: incremental or sotw")
+	flags.StringVar(&f.xdsRootCA, "xds-root-ca", "/var/run/secrets/istio/root-cert.pem", "PEM file with the control plane's root certificates")
+	flags.StringVar(&f.xdsTokenFile, "xds-token-file", "/var/run/secrets/tokens/istio-token", "file with the bearer token, read on every connect")
+	flags.StringVar(&f.xdsServerName, "xds-server-name", "istiod.istio-system.svc", "name in the control plane's certificate")
 	f.maxPushBytes = 64 << 20
 	flags.Var(&f.maxPushBytes, "max-push-bytes", "longest push that is received, in bytes or with KiB or MiB")
+}
 
-	text(&f.dnsAddr, "dns-addr", dnsproxy.DefaultAddr, "DNS_PROXY_ADDR", "listen for DNS here, UDP and TCP; localhost is 127.0.0.1 and ::1")
-	text(&f.resolvConf, "resolv-conf", dnsproxy.DefaultResolvConf, "", "file with the search list and the nameservers")
-	flags.StringSliceVar(&f.upstreams, "upstream", nil, "nameserver instead of resolv.conf's, ADDRESS or ADDRESS:PORT; may be repeated")
-	flags.DurationVar(&f.upstreamTimeout, "upstream-timeout", dnsproxy.DefaultUpstreamTimeout, "time for one forwarded query, over all nameservers [DNS_FORWARD_TIMEOUT]")
-	settings.SetEnv(flags, "upstream-timeout", "DNS_FORWARD_TIMEOUT")
-	flags.IntVar(&f.maxInflight, "max-inflight", dnsproxy.DefaultMaxInflight, "queries forwarded or held at a time; beyond it SERVFAIL")
+// declareAnswers declares how queries are answered.
+func (f *agentFlags) declareAnswers(flags *pflag.FlagSet) {
+	flags.StringVar(&f.dnsAddr, "dns-addr", dnsproxy.DefaultAddr, "listen for DNS here, UDP and TCP; localhost is 127.0.0.1 and ::1")
+	flags.StringVar(&f.resolvConf, "resolv-conf", dnsproxy.DefaultResolvConf, "file with the search list and the nameservers")
 	flags.DurationVar(&f.ttl, "ttl", dnsproxy.DefaultTTL, "TTL of mesh hosts, in whole seconds")
 	flags.IntVar(&f.ednsUDPSize, "edns-udp-size", dnsproxy.DefaultEDNSUDPSize, "longest UDP response in bytes, 512 to 65534")
 	flags.IntVar(&f.maxTCPConns, "max-tcp-conns", dnsproxy.DefaultMaxTCPConns, "TCP connections of clients at a time")
-	text(&f.beforeSync, "before-sync", string(dnsproxy.BeforeSyncForward), "", "queries before the first table: forward, hold or servfail")
+	flags.StringVar(&f.beforeSync, "before-sync", string(dnsproxy.BeforeSyncForward), "queries before the first table: forward, hold or servfail")
+}
 
-	text(&f.statusAddr, "status-addr", ":15020", "", "listen for probes, metrics and `nametap status` here")
-	text(&f.stateDir, "state-dir", defaultStateDir, "", "directory for the last good table; empty keeps none")
+// declareForwarding declares what becomes of queries that are not the table's.
+func (f *agentFlags) declareForwarding(flags *pflag.FlagSet) {
+	flags.StringSliceVar(&f.upstreams, "upstream", nil, "nameserver instead of resolv.conf's: ADDRESS, ADDRESS:PORT or tls://ADDRESS#NAME; with SUFFIX= before it, for the names of that suffix; may be repeated")
+	flags.BoolVar(&f.forwardParallel, "upstream-parallel", false, "ask all nameservers at once instead of the best first")
+	flags.BoolVar(&f.upstreamMixCase, "upstream-mix-case", false, "send questions in random case (0x20), against forged replies")
+	flags.BoolVar(&f.originalDestination, "original-destination", true, "forward captured queries to the nameserver they were sent to if resolv.conf does not name it; for UDP that takes CAP_NET_ADMIN")
+	flags.StringSliceVar(&f.bypass, "bypass", nil, "suffix whose names are forwarded even if the table has them; may be repeated")
+	flags.StringSliceVar(&f.localOnly, "local-only", nil, "suffix whose names are never forwarded: unknown ones do not exist; may be repeated")
+	flags.StringVar(&f.autopath, "autopath", string(dnsproxy.AutopathMesh), "walk the search list for clients: mesh (names of the table), all or off")
+	f.cacheSize = dnsproxy.DefaultCacheSize
+	flags.Var(&f.cacheSize, "cache-size", "memory for nameservers' replies, in bytes or with KiB or MiB; 0 keeps none")
+	flags.DurationVar(&f.serveStale, "serve-stale", dnsproxy.DefaultServeStale, "give expired replies of up to this age when no nameserver answers; 0 gives none")
+	flags.DurationVar(&f.upstreamTimeout, "upstream-timeout", dnsproxy.DefaultUpstreamTimeout, "time for one forwarded query, over all nameservers")
+	flags.IntVar(&f.maxInflight, "max-inflight", dnsproxy.DefaultMaxInflight, "queries forwarded or held at a time; beyond it SERVFAIL")
+}
+
+// declareRun declares how the agent runs.
+func (f *agentFlags) declareRun(flags *pflag.FlagSet) {
+	flags.StringVar(&f.statusAddr, "status-addr", ":15020", "listen for probes, metrics and `nametap status` here")
+	flags.StringVar(&f.stateDir, "state-dir", defaultStateDir, "directory for the last good table; empty keeps none")
 	flags.DurationVar(&f.drain, "drain", 5*time.Second, "after SIGTERM, answer for this long")
 	flags.DurationVar(&f.readyTimeout, "ready-timeout", 30*time.Second, "without a table, be ready after this long all the same")
-	text(&f.logLevel, "log-level", "info", "", "debug, info, warn or error")
-	text(&f.logFormat, "log-format", "text", "", "text or json")
+	flags.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
+	flags.StringVar(&f.logFormat, "log-format", "text", "text or json")
 }
 
 // config checks the settings and puts them together.
@@ -132,20 +170,52 @@ func (f *agentFlags) dnsConfig() (dnsproxy.Config, error) {
 	if err != nil {
 		return dnsproxy.Config{}, err
 	}
+	autopath, err := dnsproxy.ParseAutopath(f.autopath)
+	if err != nil {
+		return dnsproxy.Config{}, err
+	}
 	cfg := dnsproxy.Config{
 		Addr: f.dnsAddr, Namespace: f.namespace, Domain: f.domain, ResolvConf: f.resolvConf,
 		UpstreamTimeout: f.upstreamTimeout, TTL: f.ttl, EDNSUDPSize: f.ednsUDPSize,
+		Bypass: f.bypass, LocalOnly: f.localOnly, Autopath: autopath,
+		Parallel: f.forwardParallel, MixCase: f.upstreamMixCase, OriginalDestination: f.originalDestination,
+		CacheSize: int(f.cacheSize), ServeStale: f.serveStale,
 		MaxTCPConns: f.maxTCPConns, MaxInflight: f.maxInflight, BeforeSync: beforeSync,
 		Version: "nametap " + version.String(), ID: f.podName,
 	}
-	for _, s := range f.upstreams {
-		upstream, err := dnsproxy.ParseUpstream(s)
-		if err != nil {
-			return dnsproxy.Config{}, err
-		}
-		cfg.Upstreams = append(cfg.Upstreams, upstream)
+	// Zero is the package's default; a user who writes 0 means none.
+	if cfg.CacheSize == 0 {
+		cfg.CacheSize = -1
 	}
-	return cfg, nil
+	if cfg.ServeStale == 0 {
+		cfg.ServeStale = -1
+	}
+	return cfg, f.addUpstreams(&cfg)
+}
+
+// addUpstreams reads the nameservers: SERVER, or SUFFIX=SERVER.
+func (f *agentFlags) addUpstreams(cfg *dnsproxy.Config) error {
+	for _, text := range f.upstreams {
+		suffix, server, routed := strings.Cut(text, "=")
+		if !routed {
+			suffix, server = "", text
+		}
+		spec, err := upstream.ParseSpec(server)
+		if err != nil {
+			return err
+		}
+		if !routed {
+			cfg.Upstreams = append(cfg.Upstreams, spec)
+			continue
+		}
+		i := slices.IndexFunc(cfg.Routes, func(r dnsproxy.Route) bool { return strings.EqualFold(r.Suffix, suffix) })
+		if i < 0 {
+			i = len(cfg.Routes)
+			cfg.Routes = append(cfg.Routes, dnsproxy.Route{Suffix: suffix})
+		}
+		cfg.Routes[i].Servers = append(cfg.Routes[i].Servers, spec)
+	}
+	return nil
 }
 
 func (f *agentFlags) xdsConfig() (nds.Config, error) {
@@ -177,7 +247,7 @@ func (f *agentFlags) xdsConfig() (nds.Config, error) {
 // requirePositive refuses 0 where the packages below take a zero value for "the
 // default": a user who writes 0 means something else.
 func requirePositive(flags *pflag.FlagSet) error {
-	mayBeZero := []string{"drain", "ready-timeout"}
+	mayBeZero := []string{"drain", "ready-timeout", "cache-size", "serve-stale"}
 	var err error
 	flags.VisitAll(func(flag *pflag.Flag) {
 		text := flag.Value.String()

@@ -47,10 +47,30 @@ func printStatus(w io.Writer, status agent.Status) error {
 	fmt.Fprintf(lines, "ready\t%s\n", ready)
 	fmt.Fprintf(lines, "up for\t%s\n", status.Uptime)
 	fmt.Fprintf(lines, "DNS\t%s\n", strings.Join(listeners, ", "))
-	fmt.Fprintf(lines, "nameservers\t%s\n", strings.Join(status.Upstreams, ", "))
+	printUpstreams(lines, status.Upstreams)
 	fmt.Fprintf(lines, "hosts\t%d\n", status.Hosts)
 	printXDS(lines, status)
 	return lines.Flush()
+}
+
+// printUpstreams prints a line for each nameserver.
+func printUpstreams(w io.Writer, upstreams []agent.Upstream) {
+	label := "nameservers"
+	if len(upstreams) == 0 {
+		fmt.Fprintf(w, "%s\tnone\n", label)
+	}
+	for _, u := range upstreams {
+		text := u.State
+		if u.RTT != "" {
+			text += ", " + u.RTT
+		}
+		text += fmt.Sprintf(", %d asked, %d of them in vain", u.Requests, u.Failures)
+		if u.LastError != "" {
+			text += ", last: " + u.LastError
+		}
+		fmt.Fprintf(w, "%s\t%s: %s\n", label, u.Server, text)
+		label = ""
+	}
 }
 
 // printXDS prints what the control plane's side is.

@@ -35,6 +35,8 @@ type Key struct {
 	Name        string
 	Type, Class uint16
 	DO, CD      bool
+	// Expand tells what walking the search list gave from what the name itself has.
+	Expand bool
 }
 
 // A State says what a cache has for a question, and what is to be done.
@@ -194,6 +196,9 @@ func (c *Cache) Stats() Stats {
 // shard returns the shard that k belongs to, and what it is found by there.
 func (c *Cache) shard(k Key) (s *shard, hash uint64) {
 	rest := uint64(k.Type)<<32 | uint64(k.Class)<<16
+	if k.Expand {
+		rest |= 4
+	}
 	if k.DO {
 		rest |= 2
 	}

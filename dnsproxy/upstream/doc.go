@@ -33,7 +33,9 @@
 //     been asked, or not for 30 s (for 1 s before its fourth reply); and to one that
 //     is late, failing or down a second after it was last asked, then after 2, 4, ...
 //     up to 30 s until it answers. So ranks follow the servers, and one reply heals a
-//     server that was down. A copy is never waited for, but its reply may win.
+//     server that was down. A copy is never waited for, and its reply counts only
+//     once the server that was asked is late or has failed: whose answer it is does
+//     not depend on who was due for a copy.
 //  7. When all servers are down all are asked at once, again and again, the time to
 //     wait doubled up to 2 s.
 //  8. With Options.Parallel all servers are asked at once, and each again as above.

@@ -82,6 +82,9 @@ type try struct {
 	cut      []byte // truncated reply, while TCP is tried
 	stream   bool   // ask over TCP
 	plain    bool   // ask without EDNS
+
+	copied bool      // it was sent a copy, whose outcomes are not looked at yet
+	held   []outcome // those
 }
 
 // An outcome is what became of an attempt.
@@ -194,7 +197,11 @@ func (e *exchange) start(now time.Time) {
 		switch {
 		case t.standing.state == Looping:
 			t.server.probeAgain(now)
-		case i != first && (t.server.copyDue(now) || all):
+		case i == first:
+		case t.server.copyDue(now):
+			t.copied = !all
+			e.ask(i, now)
+		case all:
 			e.ask(i, now)
 		}
 	}
@@ -205,7 +212,8 @@ func (e *exchange) start(now time.Time) {
 	e.advance(first, now)
 }
 
-// look refreshes what is known of the servers.
+// look refreshes what is known of the servers. One that was found to loop meanwhile
+// has failed.
 func (e *exchange) look(now time.Time) {
 	for i := range e.tries {
 		t := &e.tries[i]
@@ -311,6 +319,10 @@ func (e *exchange) tick(now time.Time) {
 		return
 	}
 	e.look(now)
+	e.useCopies(now)
+	if e.over {
+		return
+	}
 	e.settle(now)
 	if e.over {
 		return
@@ -339,6 +351,8 @@ func (e *exchange) receive(now time.Time) {
 func (e *exchange) handle(o outcome, now time.Time) {
 	t := &e.tries[o.try]
 	switch {
+	case t.copied:
+		t.held = append(t.held, o)
 	case errors.Is(o.err, errCase):
 		t.server.rememberFolded(now)
 		e.again(o.try, now, &t.stream)
@@ -364,6 +378,21 @@ func (e *exchange) handle(o outcome, now time.Time) {
 	}
 }
 
+// useCopies takes the outcomes of copies, now that the server that was asked is late
+// or has failed (rule 6).
+func (e *exchange) useCopies(now time.Time) {
+	for i := range e.tries {
+		t := &e.tries[i]
+		held := t.held
+		t.copied, t.held = false, nil
+		for _, o := range held {
+			if !e.over {
+				e.handle(o, now)
+			}
+		}
+	}
+}
+
 // again asks a server once more, and from now on, in another way.
 func (e *exchange) again(i int, now time.Time, way *bool) {
 	if *way {
@@ -379,6 +408,10 @@ func (e *exchange) again(i int, now time.Time, way *bool) {
 // fail moves on to the next server (rule 5).
 func (e *exchange) fail(i int, now time.Time) {
 	e.tries[i].failed = true
+	e.useCopies(now)
+	if e.over {
+		return
+	}
 	e.settle(now)
 	if e.over {
 		return

@@ -356,6 +356,9 @@ func (s *udpSocket) receive(packet []byte) (over bool) {
 	if a != nil {
 		is = judge(packet, a.opcode, a.question)
 	}
+	if is == otherCase && !server.client.config.MixCase {
+		is = other // letters that nobody mixed come back as they were
+	}
 	if is != other {
 		delete(s.pending, id)
 	}
@@ -367,6 +370,7 @@ func (s *udpSocket) receive(packet []byte) (over bool) {
 	case matching:
 		a.end(append([]byte(nil), packet...), nil)
 	case otherCase:
+		server.wrong.Add(1)
 		a.end(nil, errCase)
 	}
 	return over

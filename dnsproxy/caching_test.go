@@ -1,0 +1,227 @@
+package dnsproxy_test
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/fakedns"
+)
+
+func TestCacheAnswers(t *testing.T) { // F8
+	t.Parallel()
+	fake := nameserver(t, fakedns.Answer(
+		"www.example. 300 IN A 192.0.2.1", "www.example. 300 IN TXT here", "api.example. 300 IN A 192.0.2.2"))
+	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
+	for range 3 {
+		p.converse(t, []dialogue{
+			{"www.example A", "www.example. A 192.0.2.1"},
+			{"wWw.eXample A", "wWw.eXample. A 192.0.2.1"}, // the client's spelling
+			{"www.example TXT", `www.example. TXT "here"`},
+			{"api.example A", "api.example. A 192.0.2.2"},
+		})
+	}
+	if asked := fake.Queries(); len(asked) != 3 {
+		t.Errorf("three questions were asked as %v", asked)
+	}
+	resp := p.exchange(t, "tcp", question("www.example", dns.TypeA))
+	if resp.Authoritative || !resp.RecursionAvailable || len(resp.Answer) != 1 {
+		t.Errorf("over TCP, from the cache:\n%v", resp)
+	}
+	eventually(t, "a TTL that counts down", func() bool {
+		return p.ask(t, "www.example", dns.TypeA).Answer[0].Header().Ttl < 300
+	})
+	if asked := fake.Queries(); len(asked) != 3 {
+		t.Errorf("three questions were asked as %v", asked)
+	}
+}
+
+// What a client says of DNSSEC changes what a nameserver answers.
+func TestCacheKeepsApart(t *testing.T) { // F8
+	t.Parallel()
+	fake := nameserver(t, fakedns.Answer("www.example. 300 IN A 192.0.2.1"))
+	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
+	ask := func(do, cd bool) *dns.Msg {
+		req := question("www.example", dns.TypeA).SetEdns0(1232, do)
+		req.CheckingDisabled = cd
+		return p.exchange(t, "udp", req)
+	}
+	for range 2 {
+		for _, do := range []bool{false, true} {
+			for _, cd := range []bool{false, true} {
+				if resp := ask(do, cd); resp.IsEdns0().Do() != do || resp.CheckingDisabled != cd || len(resp.Answer) != 1 {
+					t.Errorf("DO=%v CD=%v:\n%v", do, cd, resp)
+				}
+			}
+		}
+	}
+	if asked := fake.Queries(); len(asked) != 4 {
+		t.Errorf("four kinds of query were asked as %v", asked)
+	}
+	// A query without RD asks what a nameserver has, not what we have.
+	req := question("www.example", dns.TypeA)
+	req.RecursionDesired = false
+	p.exchange(t, "udp", req)
+	if asked := fake.Queries(); len(asked) != 5 {
+		t.Errorf("without RD, the nameserver was asked %v", asked)
+	}
+}
+
+func TestNegativeAnswersAreKept(t *testing.T) { // F8
+	t.Parallel()
+	fake := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
+		reply := new(dns.Msg).SetRcode(query, dns.RcodeNameError)
+		if query.Question[0].Qtype == dns.TypeTXT {
+			return reply // without an SOA it must not be kept: RFC 2308, section 5
+		}
+		soa, err := dns.NewRR("example. 300 IN SOA ns.example. h.example. 1 2 3 4 60")
+		if err != nil {
+			t.Error(err)
+		}
+		reply.Ns = []dns.RR{soa}
+		return reply
+	})
+	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
+	for _, c := range []struct {
+		qtype uint16
+		asked int
+	}{{dns.TypeA, 1}, {dns.TypeTXT, 3}} {
+		fake.Reset()
+		for range 3 {
+			if resp := p.ask(t, "none.example", c.qtype); resp.Rcode != dns.RcodeNameError {
+				t.Errorf("want NXDOMAIN:\n%v", resp)
+			}
+		}
+		if asked := fake.Queries(); len(asked) != c.asked {
+			t.Errorf("%s: asked %v, want %d queries", dns.TypeToString[c.qtype], asked, c.asked)
+		}
+	}
+}
+
+func TestWithoutCache(t *testing.T) { // F8
+	t.Parallel()
+	fake := nameserver(t, fakedns.Truncate(fakedns.Size(2000)))
+	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake), CacheSize: -1})
+	for range 2 {
+		// The nameserver is asked as the client asks.
+		if resp := p.exchange(t, "udp", withEDNS(question("big.example", dns.TypeTXT), 1232)); !resp.Truncated {
+			t.Errorf("over UDP, want TC:\n%v", resp)
+		}
+		if resp := p.exchange(t, "tcp", question("big.example", dns.TypeTXT)); resp.Truncated || resp.Len() < 2000 {
+			t.Errorf("over TCP, want all:\n%v", resp)
+		}
+	}
+	got := map[string]int{}
+	for _, q := range fake.Queries() {
+		got[q.Network]++
+	}
+	if got["udp"] != 2 || got["tcp"] != 2 {
+		t.Errorf("asked %v", fake.Queries())
+	}
+}
+
+func TestQuestionsInFlightAreShared(t *testing.T) { // F8
+	t.Parallel()
+	const clients = 50
+	release := make(chan struct{})
+	answer := fakedns.Answer("www.example. 300 IN A 192.0.2.1")
+	fake := nameserver(t, func(query *dns.Msg, network string) *dns.Msg {
+		<-release
+		return answer(query, network)
+	})
+	other := nameserver(t, fakedns.Silence) // takes the copies and repetitions
+	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake, other), UpstreamTimeout: patience})
+	var asking sync.WaitGroup
+	for i := range clients {
+		asking.Go(func() {
+			network := []string{"udp", "tcp"}[i%2]
+			if got := outcome(p.exchange(t, network, question("www.example", dns.TypeA))); got != "www.example. A 192.0.2.1" {
+				t.Errorf("got %s", got)
+			}
+		})
+	}
+	p.await(t, "nametap_dns_inflight", clients)
+	close(release)
+	asking.Wait()
+	if requests := p.count(t, "istio_agent_dns_requests_total"); requests != clients {
+		t.Errorf("%v of %d queries were counted", requests, clients)
+	}
+	p.ask(t, "www.example", dns.TypeA)
+	// Repetitions to a server that is late are bounded by the time it takes, not by the
+	// number of clients.
+	ids := map[string]int{}
+	for _, q := range fake.Queries() {
+		ids[fmt.Sprint(q.Name, q.Type)]++
+	}
+	if len(ids) == 0 || ids["www.example.1"] >= clients/2 {
+		t.Errorf("%d clients were %v queries", clients, ids)
+	}
+}
+
+func TestFailuresAreShortlyKept(t *testing.T) { // F8
+	t.Parallel()
+	fake := nameserver(t, fakedns.Rcode(dns.RcodeServerFailure))
+	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
+	p.converse(t, []dialogue{{"www.example A", "SERVFAIL"}})
+	asked := len(fake.Queries())
+	p.converse(t, []dialogue{{"www.example A", "SERVFAIL"}})
+	if again := len(fake.Queries()); again != asked {
+		t.Errorf("asked %d times, and once more", asked)
+	}
+	// It is back, and that is seen.
+	fake.Handle(fakedns.Answer("www.example. 300 IN A 192.0.2.1"))
+	eventually(t, "the answer of a nameserver that recovered", func() bool {
+		return outcome(p.ask(t, "www.example", dns.TypeA)) == "www.example. A 192.0.2.1"
+	})
+}
+
+func TestServeStale(t *testing.T) { // F9
+	t.Parallel()
+	for _, failing := range []fakedns.Handler{fakedns.Silence, fakedns.Rcode(dns.RcodeServerFailure)} {
+		fake := nameserver(t, fakedns.Answer("www.example. 1 IN A 192.0.2.1"))
+		p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
+		p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})
+		fake.Handle(failing)
+		var resp *dns.Msg
+		eventually(t, "a stale answer", func() bool {
+			resp = p.exchange(t, "udp", withEDNS(question("www.example", dns.TypeA), 1232))
+			if outcome(resp) != "www.example. A 192.0.2.1" {
+				t.Fatalf("want the answer that there was:\n%v", resp)
+			}
+			return resp.Answer[0].Header().Ttl == 30
+		})
+		if e := ede(resp); e == nil || e.InfoCode != dns.ExtendedErrorCodeStaleAnswer {
+			t.Errorf("want the error that says it is stale:\n%v", resp)
+		}
+		// What was never asked has no answer to give.
+		p.converse(t, []dialogue{{"other.example A", "SERVFAIL"}})
+		// Nameservers that are back are seen.
+		fake.Handle(fakedns.Answer("www.example. 300 IN A 192.0.2.2"))
+		eventually(t, "the new answer", func() bool {
+			return outcome(p.ask(t, "www.example", dns.TypeA)) == "www.example. A 192.0.2.2"
+		})
+	}
+}
+
+func TestServeStaleOff(t *testing.T) { // F9
+	t.Parallel()
+	fake := nameserver(t, fakedns.Answer("www.example. 1 IN A 192.0.2.1"))
+	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake), ServeStale: -1})
+	p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})
+	fake.Handle(fakedns.Rcode(dns.RcodeServerFailure))
+	eventually(t, "SERVFAIL", func() bool { return p.ask(t, "www.example", dns.TypeA).Rcode == dns.RcodeServerFailure })
+}
+
+// A name that is asked for often never makes a client wait once it is known.
+func TestRefreshAhead(t *testing.T) { // F8
+	t.Parallel()
+	fake := nameserver(t, fakedns.Answer("www.example. 2 IN A 192.0.2.1"))
+	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
+	eventually(t, "a question of our own accord", func() bool {
+		p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})
+		return float64(len(fake.Queries())) > p.bySource(t, "upstream")
+	})
+}

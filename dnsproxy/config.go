@@ -1,0 +1,210 @@
+package dnsproxy
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/miekg/dns"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/nametap/nametap/dnsproxy/resolvconf"
+	"github.com/nametap/nametap/dnsproxy/upstream"
+)
+
+// The defaults of a Config, used for zero values.
+const (
+	DefaultAddr            = "localhost:15053"
+	DefaultDomain          = "cluster.local"
+	DefaultResolvConf      = resolvconf.DefaultPath
+	DefaultTTL             = 30 * time.Second
+	DefaultEDNSUDPSize     = 1232 // bytes; fits an IPv6 packet everywhere (DNS flag day 2020)
+	DefaultMaxTCPConns     = 1000
+	DefaultMaxInflight     = 10_000
+	DefaultUpstreamTimeout = 4 * time.Second
+	DefaultCacheSize       = 8 << 20 // bytes; some 20,000 replies
+	DefaultServeStale      = 24 * time.Hour
+)
+
+// A Config says how a [Server] listens and answers. The zero value of a field
+// means the default that it names.
+type Config struct {
+	// Addr is the host:port to listen on, UDP and TCP. The host is an IP address,
+	// "localhost" (127.0.0.1 and ::1) or empty (all addresses, both families).
+	// Port 0 takes a free one. Default localhost:15053.
+	Addr string
+	// Namespace is the client's own, in which short names of one label answer.
+	// Default none.
+	Namespace string
+	// Domain is the cluster domain, with or without "namespace.svc." before it.
+	// Default cluster.local.
+	Domain string
+	// ResolvConf is the path of the resolv.conf(5) that gives the search list, the
+	// nameservers and their options. Changes are in use within a second. Default
+	// /etc/resolv.conf.
+	ResolvConf string
+	// Upstreams replace the nameservers of ResolvConf. Default those.
+	Upstreams []upstream.Spec
+	// Routes send suffixes to nameservers of their own; of several that a name is
+	// below, the longest. Default none.
+	Routes []Route
+	// Bypass are suffixes whose names are forwarded even if the table has them.
+	// Default none.
+	Bypass []string
+	// LocalOnly are suffixes whose names are never forwarded: what the table does
+	// not have is NXDOMAIN. Default none.
+	LocalOnly []string
+	// Autopath says for which names the search list is walked on the client's
+	// behalf. Default mesh.
+	Autopath Autopath
+	// TTL of the records that we make, 1 s to about 68 years, in whole seconds.
+	// Default 30 s.
+	TTL time.Duration
+	// EDNSUDPSize is the longest UDP response in bytes, 512 to 65534. Default 1232.
+	EDNSUDPSize int
+	// MaxTCPConns bounds the open client connections, 1 or more. Default 1,000.
+	MaxTCPConns int
+	// MaxInflight bounds the queries that wait for a nameserver or for the first
+	// table; beyond it they get SERVFAIL at once. 1 or more, default 10,000.
+	MaxInflight int
+	// UpstreamTimeout bounds a forwarded query over all nameservers. Default 4 s,
+	// below the 5 s after which glibc gives a server up.
+	UpstreamTimeout time.Duration
+	// Parallel asks all nameservers at once instead of the best first.
+	Parallel bool
+	// MixCase sends questions in random case, which a forger has to guess as well
+	// (draft-vixie-dnsext-dns0x20).
+	MixCase bool
+	// OriginalDestination forwards captured queries that were on their way to a
+	// nameserver that ResolvConf does not name to just that. For UDP it takes
+	// CAP_NET_ADMIN; without, that is logged and done without.
+	OriginalDestination bool
+	// CacheSize bounds the replies that are kept, in bytes with all they need; less
+	// than 0 is no cache. Default 8 MiB.
+	CacheSize int
+	// ServeStale is for how long a reply that has expired may be given if no
+	// nameserver answers; less than 0 is never. Default 24 h.
+	ServeStale time.Duration
+	// BeforeSync says what is answered before the first table. Default forward.
+	BeforeSync BeforeSync
+	// Version and ID answer version.bind and id.server. Default none: refused.
+	Version, ID string
+	// Logger takes what an operator should know. Default slog's.
+	Logger *slog.Logger
+	// Registerer takes the metrics. Default none.
+	Registerer prometheus.Registerer
+}
+
+// BeforeSync says what happens to queries before the first table.
+type BeforeSync string
+
+// The values of BeforeSync.
+const (
+	// BeforeSyncForward forwards what is not below the cluster domain and holds
+	// the rest for up to 2 s, then SERVFAIL. It is the zero value's meaning.
+	BeforeSyncForward BeforeSync = "forward"
+	// BeforeSyncHold holds every query for up to 2 s, then SERVFAIL.
+	BeforeSyncHold BeforeSync = "hold"
+	// BeforeSyncServfail answers SERVFAIL at once.
+	BeforeSyncServfail BeforeSync = "servfail"
+)
+
+// ParseBeforeSync reads a BeforeSync as a setting gives it.
+func ParseBeforeSync(s string) (BeforeSync, error) {
+	switch b := BeforeSync(s); b {
+	case BeforeSyncForward, BeforeSyncHold, BeforeSyncServfail:
+		return b, nil
+	}
+	return "", fmt.Errorf("before-sync %q: want %s, %s or %s", s, BeforeSyncForward, BeforeSyncHold, BeforeSyncServfail)
+}
+
+// Autopath says for which names the search list is walked on the client's behalf.
+type Autopath string
+
+// The values of Autopath.
+const (
+	// AutopathMesh is for names of the table. It is the zero value's meaning.
+	AutopathMesh Autopath = "mesh"
+	// AutopathAll is for names of nameservers as well.
+	AutopathAll Autopath = "all"
+	// AutopathOff leaves the search list to the clients.
+	AutopathOff Autopath = "off"
+)
+
+// ParseAutopath reads an Autopath as a setting gives it.
+func ParseAutopath(s string) (Autopath, error) {
+	switch a := Autopath(s); a {
+	case AutopathMesh, AutopathAll, AutopathOff:
+		return a, nil
+	}
+	return "", fmt.Errorf("autopath %q: want %s, %s or %s", s, AutopathMesh, AutopathAll, AutopathOff)
+}
+
+// A Route sends the names of a suffix to nameservers of their own.
+type Route struct {
+	// Suffix is a domain name; the route is for it and all names below it.
+	Suffix string
+	// Servers are asked, at least one.
+	Servers []upstream.Spec
+}
+
+func (c *Config) setDefaults() {
+	setDefault(&c.Addr, DefaultAddr)
+	setDefault(&c.Domain, DefaultDomain)
+	setDefault(&c.ResolvConf, DefaultResolvConf)
+	setDefault(&c.TTL, DefaultTTL)
+	setDefault(&c.EDNSUDPSize, DefaultEDNSUDPSize)
+	setDefault(&c.MaxTCPConns, DefaultMaxTCPConns)
+	setDefault(&c.MaxInflight, DefaultMaxInflight)
+	setDefault(&c.UpstreamTimeout, DefaultUpstreamTimeout)
+	setDefault(&c.BeforeSync, BeforeSyncForward)
+	setDefault(&c.Autopath, AutopathMesh)
+	setDefault(&c.CacheSize, DefaultCacheSize)
+	setDefault(&c.ServeStale, DefaultServeStale)
+	setDefault(&c.Logger, slog.Default())
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+func (c *Config) validate() error {
+	const maxTTL = (1<<31 - 1) * time.Second // RFC 2181, section 8
+	switch {
+	case c.TTL < time.Second || c.TTL > maxTTL:
+		return fmt.Errorf("TTL %s: want 1s to %s", c.TTL, maxTTL)
+	case c.EDNSUDPSize < dns.MinMsgSize || c.EDNSUDPSize > dns.MaxMsgSize-1:
+		return fmt.Errorf("EDNS UDP size %d: want %d to %d bytes", c.EDNSUDPSize, dns.MinMsgSize, dns.MaxMsgSize-1)
+	case c.MaxTCPConns < 1:
+		return fmt.Errorf("at most %d TCP connections: want 1 or more", c.MaxTCPConns)
+	case c.MaxInflight < 1:
+		return fmt.Errorf("at most %d forwarded queries: want 1 or more", c.MaxInflight)
+	case c.UpstreamTimeout < 0:
+		return fmt.Errorf("upstream time-out %s: want more than 0", c.UpstreamTimeout)
+	}
+	for _, r := range c.Routes {
+		if len(r.Servers) == 0 {
+			return fmt.Errorf("route for %q: want a nameserver", r.Suffix)
+		}
+	}
+	_, err := ParseBeforeSync(string(c.BeforeSync))
+	_, autopathErr := ParseAutopath(string(c.Autopath))
+	return errors.Join(err, autopathErr)
+}
+
+// suffixes reads the domain names that a setting lists.
+func suffixes(setting string, names []string) ([]wireName, error) {
+	var wire []wireName
+	for _, name := range names {
+		suffix, err := parseHostname(name)
+		if err != nil {
+			return nil, fmt.Errorf("%s %q: want a domain name: %w", setting, name, err)
+		}
+		wire = append(wire, suffix)
+	}
+	return wire, nil
+}

@@ -1,0 +1,201 @@
+package dnsproxy
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/nametap/nametap/dnsproxy/cache"
+	"github.com/nametap/nametap/dnsproxy/resolvconf"
+	"github.com/nametap/nametap/dnsproxy/upstream"
+)
+
+// A routing says whom to ask for a name, by resolv.conf and the settings. It never
+// changes; when resolv.conf does, there is a new one.
+type routing struct {
+	conf     *resolvconf.Config
+	search   []wireName // of conf
+	routes   []route    // the longest suffix first
+	fallback *upstream.Group
+	servers  []upstream.Spec // of fallback
+}
+
+// A route is a [Route] in use.
+type route struct {
+	suffix wireName
+	group  *upstream.Group
+}
+
+// group returns the nameservers to ask for a name.
+func (r *routing) group(name wireName) *upstream.Group {
+	for i := range r.routes {
+		if name.below(r.routes[i].suffix) {
+			return r.routes[i].group
+		}
+	}
+	return r.fallback
+}
+
+// query returns the query for a question in wire form, with an OPT record of our own:
+// what clients say in theirs is for us (RFC 6891, section 6.2.1).
+func (r *routing) query(key cache.Key) []byte {
+	packet := make([]byte, headerLen, headerLen+len(key.Name)+1+4+optLen)
+	packet[flagsOffset] = bitRD
+	if r.conf.TrustAD {
+		packet[flagsOffset+1] |= bitAD // the answer's AD is wanted: RFC 6840, section 5.7
+	}
+	var ttl uint32
+	if key.DO {
+		ttl = optDO
+	}
+	if key.CD {
+		packet[flagsOffset+1] |= bitCD
+	}
+	packet[qdCountOffset+1], packet[arCountOffset+1] = 1, 1
+	packet = append(append(packet, key.Name...), 0)
+	packet = binary.BigEndian.AppendUint16(packet, key.Type)
+	packet = binary.BigEndian.AppendUint16(packet, key.Class)
+	return appendOPT(packet, DefaultEDNSUDPSize, ttl)
+}
+
+// names reports whether resolv.conf names a nameserver.
+func (r *routing) names(server netip.AddrPort) bool {
+	if slices.Contains(r.conf.Servers, server) {
+		return true
+	}
+	// systemd-resolved's stub, in whose place others are asked.
+	return r.conf.Uplink != "" && server.Addr().IsLoopback()
+}
+
+// A suffixRoute is a [Route] as the configuration has it, its suffix in wire form.
+type suffixRoute struct {
+	suffix  wireName
+	servers []upstream.Spec
+}
+
+// parseRoutes reads routes, the longest suffix first.
+func parseRoutes(configured []Route) ([]suffixRoute, error) {
+	var routes []suffixRoute
+	for _, r := range configured {
+		suffix, err := parseHostname(r.Suffix)
+		if err != nil {
+			return nil, fmt.Errorf("upstream for %q: want a domain name: %w", r.Suffix, err)
+		}
+		routes = append(routes, suffixRoute{suffix: suffix, servers: r.Servers})
+	}
+	slices.SortStableFunc(routes, func(x, y suffixRoute) int { return len(y.suffix) - len(x.suffix) })
+	return routes, nil
+}
+
+func (s *Server) files() resolvconf.Files { return resolvconf.Files{Path: s.config.ResolvConf} }
+
+// readResolvConf makes the first routing.
+func (s *Server) readResolvConf() {
+	conf, err := s.files().Read()
+	if err != nil {
+		s.log.Warn("resolv.conf cannot be used: no search list, and no nameservers but those set",
+			"path", s.config.ResolvConf, "error", err)
+		conf = resolvconf.Parse(nil)
+	}
+	s.logIgnored(conf)
+	s.useResolvConf(conf)
+}
+
+// watchResolvConf makes the routing again, now that listeners are open whose addresses
+// no nameserver may have, and returns the watcher of resolv.conf.
+func (s *Server) watchResolvConf() *resolvconf.Watcher {
+	conf := s.handler.forwarder.routing.Load().conf
+	s.useResolvConf(conf)
+	return &resolvconf.Watcher{
+		Files: s.files(), Current: conf,
+		Changed: func(conf *resolvconf.Config) {
+			s.log.Info("resolv.conf has changed", "path", s.config.ResolvConf,
+				"nameservers", conf.Servers, "search", conf.Search)
+			s.logIgnored(conf)
+			s.useResolvConf(conf)
+		},
+		Failed: func(err error) {
+			s.handler.metrics.resolvConfErrors.Inc()
+			s.log.Warn("resolv.conf cannot be used any more: what it said before stays in use",
+				"path", s.config.ResolvConf, "error", err)
+		},
+	}
+}
+
+// logIgnored tells what of a resolv.conf is left out.
+func (s *Server) logIgnored(conf *resolvconf.Config) {
+	ignored := slices.Clone(conf.Ignored)
+	for _, domain := range conf.Search {
+		if _, err := parseHostname(domain); err != nil && domain != "." {
+			ignored = append(ignored, fmt.Sprintf("search %q: want a domain name: %v", domain, err))
+		}
+	}
+	for _, value := range ignored {
+		s.log.Warn("resolv.conf: a value is left out", "path", s.config.ResolvConf, "value", value)
+	}
+}
+
+// useResolvConf makes the routing of a resolv.conf and puts it to use. What is in the
+// cache came from the nameservers before, and goes if there are others.
+func (s *Server) useResolvConf(conf *resolvconf.Config) {
+	r := &routing{conf: conf, servers: s.config.Upstreams}
+	for _, domain := range conf.Search {
+		if name, err := parseHostname(domain); err == nil { // the root would change no name
+			r.search = append(r.search, name)
+		}
+	}
+	if len(r.servers) == 0 {
+		for _, addr := range conf.Servers {
+			r.servers = append(r.servers, upstream.Spec{Addr: addr})
+		}
+	}
+	r.servers = s.withoutSelf(r.servers)
+	f := s.handler.forwarder
+	options := upstream.Options{
+		Rotate: conf.Rotate, UseVC: conf.UseVC, Parallel: s.config.Parallel,
+		Timeout: conf.Timeout, Attempts: conf.Attempts,
+	}
+	r.fallback = f.client.Group(r.servers, options)
+	for _, sr := range s.routes {
+		r.routes = append(r.routes, route{suffix: sr.suffix, group: f.client.Group(s.withoutSelf(sr.servers), options)})
+	}
+	if before := f.routing.Swap(r); before != nil && !slices.Equal(before.servers, r.servers) {
+		f.cache.Flush()
+	}
+}
+
+// withoutSelf returns the nameservers that are not this agent itself (F6).
+func (s *Server) withoutSelf(specs []upstream.Spec) []upstream.Spec {
+	var listeners []netip.AddrPort
+	for _, l := range s.listeners {
+		if addr, err := netip.ParseAddrPort(l.addr().Address); err == nil { // always, of a listener
+			listeners = append(listeners, addr)
+		}
+	}
+	local := localAddrs()
+	var others []upstream.Spec
+	for _, spec := range specs {
+		_, self := resolvconf.WithoutSelf([]netip.AddrPort{spec.Addr}, listeners, local)
+		for _, reason := range self {
+			s.log.Warn("a nameserver is left out", "reason", reason)
+		}
+		if len(self) == 0 {
+			others = append(others, spec)
+		}
+	}
+	return others
+}
+
+// localAddrs returns the addresses of this host.
+func localAddrs() []netip.Addr {
+	var local []netip.Addr
+	addrs, _ := net.InterfaceAddrs() // without them, loopback and the listeners' own are known
+	for _, addr := range addrs {
+		if prefix, err := netip.ParsePrefix(addr.String()); err == nil {
+			local = append(local, prefix.Addr())
+		}
+	}
+	return local
+}

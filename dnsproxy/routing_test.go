@@ -1,0 +1,336 @@
+package dnsproxy_test
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/internal/fakedns"
+)
+
+// anywhere answers A for every name, with one address.
+func anywhere(address string) fakedns.Handler {
+	return func(query *dns.Msg, network string) *dns.Msg {
+		return fakedns.Answer(query.Question[0].Name+" 60 IN A "+address)(query, network)
+	}
+}
+
+func TestRoutes(t *testing.T) { // F12
+	t.Parallel()
+	world, corp, lab := nameserver(t, anywhere("192.0.2.1")), nameserver(t, anywhere("192.0.2.2")), nameserver(t, anywhere("192.0.2.3"))
+	p := startForwarder(t, dnsproxy.Config{
+		Upstreams: servers(world),
+		Routes: []dnsproxy.Route{
+			{Suffix: "Corp.example.", Servers: servers(corp)},
+			{Suffix: "lab.corp.example", Servers: servers(lab)},
+		},
+	})
+	p.converse(t, []dialogue{
+		{"www.example A", "www.example. A 192.0.2.1"},
+		{"xcorp.example A", "xcorp.example. A 192.0.2.1"},
+		{"corp.example A", "corp.example. A 192.0.2.2"},
+		{"A.cORP.example A", "A.cORP.example. A 192.0.2.2"},
+		{"lab.corp.example A", "lab.corp.example. A 192.0.2.3"},
+		{"x.lab.corp.example A", "x.lab.corp.example. A 192.0.2.3"},
+		{"web A", "web. A 10.0.0.1"}, // the table's own
+	})
+	if asked := len(world.Queries()); asked != 2 {
+		t.Errorf("the world was asked %v", world.Queries())
+	}
+	for _, cfg := range []dnsproxy.Config{
+		{Routes: []dnsproxy.Route{{Suffix: "corp..example", Servers: servers(corp)}}},
+		{Routes: []dnsproxy.Route{{Suffix: "corp.example"}}},
+		{Bypass: []string{"*.corp.example"}},
+		{LocalOnly: []string{""}},
+	} {
+		if _, err := dnsproxy.New(cfg); err == nil || !strings.Contains(err.Error(), "want a") {
+			t.Errorf("%+v: %v", cfg, err)
+		}
+	}
+}
+
+func TestBypass(t *testing.T) { // F12
+	t.Parallel()
+	world := nameserver(t, anywhere("192.0.2.1"))
+	p := start(t, dnsproxy.Config{Upstreams: servers(world), Bypass: []string{"shop.svc.cluster.local"}})
+	bypassed := []dialogue{{"web.shop.svc.cluster.local A", "web.shop.svc.cluster.local. A 192.0.2.1"}}
+	p.converse(t, bypassed) // also before there is a table
+	p.load(t, hosts{
+		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"),
+		"web.mall.svc.cluster.local": service("web", "mall", "10.0.0.2"),
+	})
+	p.converse(t, append(bypassed, dialogue{"web.mall A", "web.mall. A 10.0.0.2"}))
+	if e := explain(t, p, "web.shop.svc.cluster.local A"); fmt.Sprint(e.Rows) != "[F12]" {
+		t.Errorf("explained by %v: %s", e.Rows, e.Why)
+	}
+}
+
+func TestLocalOnly(t *testing.T) { // F12
+	t.Parallel()
+	world := nameserver(t, anywhere("192.0.2.1"))
+	p := start(t, dnsproxy.Config{
+		Upstreams: servers(world), LocalOnly: []string{"svc.cluster.local", "db.example.com"}, TTL: 7 * time.Second,
+	})
+	p.load(t, hosts{
+		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"),
+		"db.example.com":             external("10.0.0.2"),
+	})
+	p.converse(t, []dialogue{
+		{"web.shop.svc.cluster.local A", "web.shop.svc.cluster.local. A 10.0.0.1"},
+		{"none.shop.svc.cluster.local A", "NXDOMAIN"},
+		{"none.shop.svc.cluster.local TXT", "NXDOMAIN"},
+		{"db.example.com MX", "NODATA db.example.com."}, // known, and not asked for elsewhere
+		{"x.db.example.com A", "NXDOMAIN"},
+		{"www.example A", "www.example. A 192.0.2.1"},
+	})
+	req := withEDNS(question("nOne.svc.cluster.local", dns.TypeA), 1232)
+	resp := p.exchange(t, "udp", req)
+	soa, ok := append(resp.Ns, &dns.A{})[0].(*dns.SOA)
+	if !ok || soa.Hdr.Name != "svc.cluster.local." || soa.Hdr.Ttl != 7 || soa.Minttl != 7 || !resp.Authoritative || resp.IsEdns0() == nil {
+		t.Errorf("want NXDOMAIN with the SOA of the suffix:\n%v", resp)
+	}
+	if asked := world.Queries(); len(asked) != 1 {
+		t.Errorf("asked elsewhere: %v", asked)
+	}
+	if e := explain(t, p, "none.svc.cluster.local A"); fmt.Sprint(e.Rows) != "[F12]" || e.Source != "self" {
+		t.Errorf("explained by %v from %s: %s", e.Rows, e.Source, e.Why)
+	}
+}
+
+// expandConf is a resolv.conf as Kubernetes writes it.
+func expandConf(tb testing.TB) string {
+	tb.Helper()
+	return resolvConf(tb, "search shop.svc.cluster.local svc.cluster.local cluster.local corp.example", "options ndots:5")
+}
+
+func TestAutopathAll(t *testing.T) { // F13
+	t.Parallel()
+	const soa = "example.org. 300 IN SOA ns.example.org. h.example.org. 1 2 3 4 60"
+	known := fakedns.Answer("www.example.org. 60 IN A 192.0.2.1", "intra.corp.example. 60 IN A 192.0.2.2",
+		"intra.corp.example. 60 IN AAAA 2001:db8::2", "exact.shop.svc.cluster.local. 60 IN A 192.0.2.3",
+		"alias.example.org. 60 IN CNAME www.example.org.")
+	fake := nameserver(t, func(query *dns.Msg, network string) *dns.Msg {
+		reply := known(query, network)
+		if len(reply.Answer) == 0 {
+			rr, err := dns.NewRR(soa)
+			if err != nil {
+				t.Error(err)
+			}
+			reply.Ns = []dns.RR{rr}
+		}
+		return reply
+	})
+	p := startForwarder(t, dnsproxy.Config{
+		ResolvConf: expandConf(t), Upstreams: servers(fake), Autopath: dnsproxy.AutopathAll,
+	})
+	for range 2 {
+		p.converse(t, []dialogue{
+			// The first question that a client has for www.example.org.
+			{"wWw.example.org.shop.svc.cluster.local A",
+				"wWw.example.org.shop.svc.cluster.local. CNAME www.example.org.; www.example.org. A 192.0.2.1"},
+			// It exists, without an address of that family.
+			{"www.example.org.shop.svc.cluster.local AAAA",
+				"www.example.org.shop.svc.cluster.local. CNAME www.example.org.; NODATA example.org."},
+			{"intra.shop.svc.cluster.local A",
+				"intra.shop.svc.cluster.local. CNAME intra.corp.example.; intra.corp.example. A 192.0.2.2"},
+			{"exact.shop.svc.cluster.local A", "exact.shop.svc.cluster.local. A 192.0.2.3"},
+			{"none.example.org.shop.svc.cluster.local A", "NXDOMAIN"},
+			{"www.example.org A", "www.example.org. A 192.0.2.1"},
+			{"www.example.org.shop.svc.cluster.local TXT", "NXDOMAIN"}, // no client's resolver searches for it
+			{"web.shop.svc.cluster.local A", "web.shop.svc.cluster.local. A 10.0.0.1"},
+			{"web.corp.example A", "web.corp.example. CNAME web.; web. A 10.0.0.1"}, // N5
+		})
+	}
+	// What was walked is one hit the next time.
+	fake.Reset()
+	resp := p.ask(t, "www.example.org.shop.svc.cluster.local", dns.TypeA)
+	if asked := fake.Queries(); len(asked) > 0 || resp.Answer[0].Header().Ttl > 60 {
+		t.Errorf("asked %v for\n%v", asked, resp)
+	}
+}
+
+// With suffixes kept local the walk leaves them out: one query for a name of the world.
+func TestAutopathAllLocalOnly(t *testing.T) { // F12, F13
+	t.Parallel()
+	fake := nameserver(t, fakedns.Answer("www.example.org. 60 IN A 192.0.2.1"))
+	p := startForwarder(t, dnsproxy.Config{
+		ResolvConf: resolvConf(t, "search shop.svc.cluster.local svc.cluster.local cluster.local", "options ndots:5"),
+		Upstreams:  servers(fake), Autopath: dnsproxy.AutopathAll, LocalOnly: []string{"cluster.local"},
+	})
+	p.converse(t, []dialogue{
+		{"www.example.org.shop.svc.cluster.local A",
+			"www.example.org.shop.svc.cluster.local. CNAME www.example.org.; www.example.org. A 192.0.2.1"},
+		{"none.shop.svc.cluster.local A", "NXDOMAIN"},
+	})
+	var asked []string
+	for _, q := range fake.Queries() {
+		asked = append(asked, q.Name)
+	}
+	if fmt.Sprint(asked) != "[www.example.org. none.]" {
+		t.Errorf("asked %v", asked)
+	}
+}
+
+func TestAutopathOff(t *testing.T) { // F13
+	t.Parallel()
+	fake := nameserver(t, fakedns.Answer("www.example.org. 60 IN A 192.0.2.1"))
+	for autopath, want := range map[dnsproxy.Autopath]string{
+		dnsproxy.AutopathMesh: "web.corp.example. CNAME web.; web. A 10.0.0.1",
+		dnsproxy.AutopathOff:  "NXDOMAIN",
+	} {
+		p := startForwarder(t, dnsproxy.Config{ResolvConf: expandConf(t), Upstreams: servers(fake), Autopath: autopath})
+		p.converse(t, []dialogue{
+			{"web.corp.example A", want},
+			{"www.example.org.shop.svc.cluster.local A", "NXDOMAIN"},
+		})
+	}
+	if _, err := dnsproxy.New(dnsproxy.Config{Autopath: "some"}); err == nil || !strings.Contains(err.Error(), `"some"`) {
+		t.Errorf("autopath some: %v", err)
+	}
+}
+
+func TestResolvConfIsWatched(t *testing.T) { // F5
+	t.Parallel()
+	path := resolvConf(t, "nameserver 192.0.2.53", "search a.example")
+	logger, log := newLog()
+	p := start(t, dnsproxy.Config{ResolvConf: path, Logger: logger})
+	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+	upstreams := func() string { return fmt.Sprint(p.Upstreams()) }
+	replace := func(text string) {
+		t.Helper()
+		next := filepath.Join(t.TempDir(), "next")
+		if err := os.WriteFile(next, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(next, path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	replace("nameserver 192.0.2.54\nnameserver 192.0.2.55\nsearch b.example\n")
+	eventually(t, "the new nameservers", func() bool { return upstreams() == "[192.0.2.54 192.0.2.55]" })
+	p.converse(t, []dialogue{{"web.b.example A", "web.b.example. CNAME web.; web. A 10.0.0.1"}})
+	if e := explain(t, p, "web.a.example A"); e.Rule != dnsproxy.RuleNone {
+		t.Errorf("web.a.example is still answered by %s", e.Rule)
+	}
+	replace("nothing that is of use\n")
+	p.await(t, "nametap_resolv_conf_errors_total", 1)
+	if got := upstreams(); got != "[192.0.2.54 192.0.2.55]" || !strings.Contains(log.String(), path) {
+		t.Errorf("with a broken file: %s\n%s", got, log)
+	}
+}
+
+// Other nameservers may have other answers.
+func TestNewNameserversNewAnswers(t *testing.T) { // F5
+	t.Parallel()
+	first, err := fakedns.Start(anywhere("192.0.2.1"), fakedns.On(netip.MustParseAddrPort("127.0.53.1:53")))
+	if err != nil {
+		t.Skipf("LEFT OUT: nameservers on port 53: %v", err)
+	}
+	defer first.Close()
+	second, err := fakedns.Start(anywhere("192.0.2.2"), fakedns.On(netip.MustParseAddrPort("127.0.53.2:53")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	path := resolvConf(t, "nameserver 127.0.53.1")
+	p := startForwarder(t, dnsproxy.Config{ResolvConf: path})
+	p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})
+	if err := os.WriteFile(path, []byte("nameserver 127.0.53.2\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the new nameserver's answer", func() bool {
+		return outcome(p.ask(t, "www.example", dns.TypeA)) == "www.example. A 192.0.2.2"
+	})
+}
+
+// A nameserver that is this agent would be asked by itself.
+func TestSelfIsNoNameserver(t *testing.T) { // F6
+	t.Parallel()
+	logger, log := newLog()
+	free := nameserver(t, fakedns.Silence)
+	free.Close()
+	p := start(t, dnsproxy.Config{Addr: free.Addr.String(), Upstreams: servers(free), Logger: logger})
+	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+	if got := p.Upstreams(); len(got) > 0 {
+		t.Errorf("nameservers: %v", got)
+	}
+	p.converse(t, []dialogue{{"www.example A", "SERVFAIL"}, {"web A", "web. A 10.0.0.1"}})
+	if !strings.Contains(log.String(), free.Addr.String()) {
+		t.Errorf("the log does not name %s:\n%s", free.Addr, log)
+	}
+}
+
+// forwardTo is a forwarder as simple as there are.
+func forwardTo(address func() string) fakedns.Handler {
+	return func(query *dns.Msg, _ string) *dns.Msg {
+		id := query.Id
+		query.Id = dns.Id()
+		client := dns.Client{Timeout: 5 * time.Second}
+		reply, _, err := client.Exchange(query, address())
+		if err != nil {
+			return nil
+		}
+		reply.Id = id
+		return reply
+	}
+}
+
+func TestLoopsAreFound(t *testing.T) { // F6
+	t.Parallel()
+	good := nameserver(t, anywhere("192.0.2.1"))
+	for _, others := range [][]*fakedns.Server{nil, {good}} {
+		var us atomic.Value // our own address, once it is known
+		loop := nameserver(t, forwardTo(func() string { return us.Load().(string) }))
+		logger, log := newLog()
+		p := startForwarder(t, dnsproxy.Config{Upstreams: servers(append([]*fakedns.Server{loop}, others...)...), Logger: logger})
+		us.Store(p.addr("udp"))
+		before := runtime.NumGoroutine()
+		began := time.Now()
+		go p.ask(t, "www.example", dns.TypeA)
+		looping := func() bool {
+			for _, s := range p.UpstreamStatus() {
+				if s.Spec.Addr == loop.Addr {
+					return s.State == upstream.Looping
+				}
+			}
+			return false
+		}
+		most := 0
+		eventually(t, "the loop is found", func() bool {
+			most = max(most, runtime.NumGoroutine())
+			return looping()
+		})
+		t.Logf("found after %s, with at most %d goroutines more", time.Since(began), most-before)
+		if most-before > 100 {
+			t.Errorf("%d goroutines before, %d in between", before, most)
+		}
+		if !strings.Contains(log.String(), loop.Addr.String()) {
+			t.Errorf("the log does not name %s:\n%s", loop.Addr, log)
+		}
+		want := "SERVFAIL"
+		if len(others) > 0 {
+			want = "other.example. A 192.0.2.1"
+		}
+		loop.Reset()
+		p.converse(t, []dialogue{{"other.example A", want}})
+		for _, q := range loop.Queries() {
+			if q.Name == "other.example." {
+				t.Error("a server that loops was asked")
+			}
+		}
+		if e := ede(p.exchange(t, "udp", withEDNS(question("third.example", dns.TypeA), 1232))); others == nil &&
+			(e == nil || !strings.Contains(e.ExtraText, loop.Addr.String())) {
+			t.Errorf("want the loop named: %v", e)
+		}
+	}
+}

@@ -1,0 +1,92 @@
+package dnsproxy
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/nametap/nametap/dnsproxy/upstream"
+)
+
+// An upstreamCollector collects what nameservers and the cache count themselves, when
+// it is asked. There is one label value for each nameserver that was ever configured.
+type upstreamCollector struct {
+	forwarder *forwarder
+
+	requests, failures                       *prometheus.Desc // Istio's
+	sent, failed, wrong, hedges, rtt, up     *prometheus.Desc // by upstream
+	hits, misses, evictions, entries, memory *prometheus.Desc // of the cache
+}
+
+func newUpstreamCollector(f *forwarder) *upstreamCollector {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc(name, help, labels, nil)
+	}
+	return &upstreamCollector{
+		forwarder: f,
+		requests: desc("istio_agent_dns_upstream_requests_total",
+			"DNS requests sent to nameservers, repetitions included."),
+		failures: desc("istio_agent_dns_upstream_failures_total",
+			"DNS requests to nameservers that got no reply."),
+		sent: desc("nametap_upstream_requests_total",
+			"DNS requests sent to a nameserver, repetitions included.", "upstream"),
+		failed: desc("nametap_upstream_failures_total",
+			"DNS requests to a nameserver that got no reply.", "upstream"),
+		wrong: desc("nametap_upstream_wrong_replies_total",
+			"Packets from a nameserver's address that answer nothing that was asked, or are no replies.", "upstream"),
+		hedges: desc("nametap_upstream_hedges_total",
+			"DNS requests sent to a nameserver because another was late.", "upstream"),
+		rtt: desc("nametap_upstream_rtt_seconds",
+			"Smoothed time to a nameserver's reply.", "upstream"),
+		up: desc("nametap_upstream_state",
+			"1 for the state that a nameserver is in: up, failing, down or looping.", "upstream", "state"),
+		hits:      desc("nametap_cache_hits_total", "Questions that the cache answered."),
+		misses:    desc("nametap_cache_misses_total", "Questions that the cache could not answer."),
+		evictions: desc("nametap_cache_evictions_total", "Replies that had to make room for others."),
+		entries:   desc("nametap_cache_entries", "Replies in the cache."),
+		memory:    desc("nametap_cache_bytes", "Memory that the cache occupies."),
+	}
+}
+
+// Describe sends what there is.
+func (c *upstreamCollector) Describe(descs chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		c.requests, c.failures, c.sent, c.failed, c.wrong, c.hedges, c.rtt, c.up,
+		c.hits, c.misses, c.evictions, c.entries, c.memory,
+	} {
+		descs <- d
+	}
+}
+
+// Collect sends the figures of now.
+func (c *upstreamCollector) Collect(metrics chan<- prometheus.Metric) {
+	send := func(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
+		metrics <- prometheus.MustNewConstMetric(d, kind, value, labels...)
+	}
+	const counted, measured = prometheus.CounterValue, prometheus.GaugeValue
+	var requests, failures uint64
+	for _, s := range c.forwarder.client.Status() {
+		server := s.Spec.String()
+		requests += s.Requests
+		failures += s.Failures
+		send(c.sent, counted, float64(s.Requests), server)
+		send(c.failed, counted, float64(s.Failures), server)
+		send(c.wrong, counted, float64(s.Wrong+s.Malformed), server)
+		send(c.hedges, counted, float64(s.Hedges), server)
+		send(c.rtt, measured, s.RTT.Seconds(), server)
+		for state := upstream.Up; state <= upstream.Looping; state++ {
+			value := 0.0
+			if s.State == state {
+				value = 1
+			}
+			send(c.up, measured, value, server, state.String())
+		}
+	}
+	send(c.requests, counted, float64(requests))
+	send(c.failures, counted, float64(failures))
+
+	stats := c.forwarder.cache.Stats()
+	send(c.hits, counted, float64(stats.Hits))
+	send(c.misses, counted, float64(stats.Misses))
+	send(c.evictions, counted, float64(stats.Evictions))
+	send(c.entries, measured, float64(stats.Entries))
+	send(c.memory, measured, float64(stats.Bytes))
+}
