@@ -56,6 +56,11 @@ func (f *forwarder) acquire() bool {
 
 func (f *forwarder) release() { <-f.slots }
 
+// overloaded reports whether a question for nameservers would fail at once.
+func (f *forwarder) overloaded(name wireName) bool {
+	return len(f.slots) == cap(f.slots) || f.routing.Load().group(name).Overloaded()
+}
+
 // close ends what is asked in the background and returns when it has ended.
 func (f *forwarder) close() {
 	f.client.Close()

@@ -95,7 +95,13 @@ func (r *responder) respondCached(dst []byte, over transport) (response []byte, 
 		return dst, false
 	}
 	found, ok := h.forwarder.cached(h.key(q))
-	if !ok || found.err != nil {
+	switch {
+	case !ok && found.reply == nil && h.forwarder.overloaded(q.name):
+		// Said here, since a goroutine for each would cost what own names need.
+		h.metrics.overflows.Inc()
+		h.metrics.countAnswer(q.qtype, over, dns.RcodeServerFailure, sourceSelf)
+		return h.respondFailure(dst, q, failureOf(errTooManyQuery)), true
+	case !ok || found.err != nil:
 		return dst, false
 	}
 	h.metrics.countAnswer(q.qtype, over, found.reply.Rcode(), sourceCache)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -35,7 +36,12 @@ type udpListener struct {
 	conn     *net.UDPConn
 	raw      syscall.RawConn
 	stopping atomic.Bool
-	pending  sync.WaitGroup // queries that were handed on
+	stopped  chan struct{} // closed by stop
+
+	// What was handed on is served by workers.
+	handedOn chan *udpMessage // to those that are idle
+	starting atomic.Int64     // messages that no worker has begun with
+	workers  sync.WaitGroup
 }
 
 // listenUDP opens a socket on a host:port.
@@ -62,6 +68,8 @@ func listenUDP(ctx context.Context, h *handler, network, address string) (*udpLi
 		handler: h, conn: conn, raw: raw, local: bound,
 		address:  Addr{Network: "udp", Address: local},
 		wildcard: bound.Addr().IsUnspecified(),
+		stopped:  make(chan struct{}),
+		handedOn: make(chan *udpMessage),
 	}, nil
 }
 
@@ -98,7 +106,7 @@ func (l *udpListener) addr() Addr { return l.address }
 // answered.
 func (l *udpListener) serve() error {
 	defer func() { _ = l.conn.Close() }() // nothing is left to be sent
-	defer l.pending.Wait()
+	defer l.workers.Wait()
 	reader := udpReader{
 		udpListener: l, responder: newResponder(l.handler), left: udpLastPackets,
 		in: newUDPMessage(dns.MaxMsgSize, l.wildcard), out: make([]byte, 0, dns.MaxMsgSize),
@@ -116,6 +124,7 @@ func (l *udpListener) serve() error {
 // stop ends serve. What the kernel already holds is still read.
 func (l *udpListener) stop() {
 	l.stopping.Store(true)
+	close(l.stopped)
 	_ = l.conn.SetReadDeadline(time.Now()) // a socket that fails has ended
 }
 
@@ -151,6 +160,11 @@ func (r *udpReader) readAll(fd uintptr) (over bool) {
 		switch {
 		case errno == unix.EINTR:
 			continue
+		case errno == unix.EAGAIN && r.starting.Load() > maxStarting:
+			// The workers that were just woken would all come before the netpoller is
+			// asked again, and own names must not wait for them.
+			runtime.Gosched()
+			continue
 		case errno == unix.EAGAIN:
 			return false
 		case errno != 0:
@@ -175,12 +189,46 @@ func (r *udpReader) answer(fd uintptr, packet []byte) {
 		}
 		return
 	}
-	query := r.in.clone(len(packet))
-	r.pending.Go(func() {
-		if response := r.handler.serve(query.packet, r.arrival(query)); response != nil {
-			r.send(query, response)
+	r.handOn(r.in.clone(len(packet)))
+}
+
+// maxStarting is how many workers may come before the netpoller is asked for packets:
+// a millisecond of work.
+const maxStarting = 64
+
+// workerIdle is how long a worker waits for more to do.
+const workerIdle = time.Second
+
+// handOn has a worker serve a message.
+func (l *udpListener) handOn(m *udpMessage) {
+	l.starting.Add(1)
+	select {
+	case l.handedOn <- m:
+	default:
+		l.workers.Go(func() { l.work(m) })
+	}
+}
+
+// work serves a message and those that are handed on while it is idle: a new goroutine
+// for each would have to grow its stack each time, a tenth of what a forwarded query
+// costs.
+func (l *udpListener) work(m *udpMessage) {
+	idle := time.NewTimer(workerIdle)
+	defer idle.Stop()
+	for {
+		l.starting.Add(-1)
+		if response := l.handler.serve(m.packet, l.arrival(m)); response != nil {
+			l.send(m, response)
 		}
-	})
+		idle.Reset(workerIdle)
+		select {
+		case m = <-l.handedOn:
+		case <-idle.C:
+			return
+		case <-l.stopped:
+			return
+		}
+	}
 }
 
 // arrival says how a query came. Where one was captured on its way to is asked only

@@ -22,6 +22,8 @@ var (
 	ErrLoop = errors.New("its queries come back to us")
 	// ErrTimeout says that a server sent no reply in time.
 	ErrTimeout = errors.New("no reply in time")
+	// ErrOverload: no server replies, and many queries wait already.
+	ErrOverload = errors.New("no nameserver replies, and too many queries wait for them already")
 )
 
 // defaultTimeout is below the 5 s after which glibc gives a nameserver up.

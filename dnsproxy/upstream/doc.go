@@ -39,6 +39,9 @@
 //  7. When all servers are down all are asked at once, again and again, the time to
 //     wait doubled up to 2 s.
 //  8. With Options.Parallel all servers are asked at once, and each again as above.
+//  9. When no server has replied to anything for 250 ms, and the queries that wait,
+//     times that silence, come to 128 s (512 queries then, 128 after a second),
+//     further ones fail at once: they would cost what is needed to answer others.
 //
 // # Sockets
 //

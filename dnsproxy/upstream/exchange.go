@@ -31,15 +31,38 @@ type Group struct {
 	options Options
 	timeout time.Duration
 
+	waiting atomic.Int64 // queries in flight
+
 	mu      sync.Mutex
 	suspect time.Time // the last round of probes
+}
+
+// Bounds of rule 9.
+const (
+	overloadSilence = 250 * time.Millisecond
+	overloadWaiting = 128 * time.Second // queries times silence
+)
+
+// Overloaded reports whether so many queries wait for servers that are all silent
+// that [Group.Exchange] takes no more (rule 9).
+func (g *Group) Overloaded() bool {
+	waiting := time.Duration(g.waiting.Load())
+	if waiting == 0 || waiting*g.timeout < overloadWaiting {
+		return false
+	}
+	now := time.Now()
+	least := g.timeout
+	for _, s := range g.servers {
+		least = min(least, s.silence(now))
+	}
+	return least >= overloadSilence && waiting*least >= overloadWaiting
 }
 
 // Exchange returns the first usable reply (NOERROR, NXDOMAIN; any to an opcode
 // other than QUERY) to a query in wire form, and who sent it. If all servers fail
 // it is the best failure: SERVFAIL, REFUSED, NOTIMP, FORMERR, others. If there is
 // no reply at all the error names every server with its cause; errors.Is finds
-// ErrNoServers, ErrLoop, ErrTimeout and what package net says.
+// ErrNoServers, ErrLoop, ErrTimeout, ErrOverload and what package net says.
 //
 // The query has at most one question and is not changed. The reply has its ID and
 // its question, and is the caller's. What else the reply says is not looked at: it
@@ -49,6 +72,11 @@ func (g *Group) Exchange(ctx context.Context, query []byte, how How) ([]byte, Sp
 	if len(g.servers) == 0 {
 		return nil, Spec{}, ErrNoServers
 	}
+	if g.Overloaded() {
+		return nil, Spec{}, ErrOverload
+	}
+	g.waiting.Add(1)
+	defer g.waiting.Add(-1)
 	e := g.client.newExchange()
 	defer e.release()
 	if err := e.begin(g, query, how); err != nil {

@@ -58,6 +58,13 @@ func (s *server) standing(now time.Time) standing {
 	return st
 }
 
+// silence returns for how long the server has left a query unanswered.
+func (s *server) silence(now time.Time) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.history.silence(now)
+}
+
 // copyDue reports whether the server is to get a copy of a query, and notes it.
 func (s *server) copyDue(now time.Time) bool {
 	s.mu.Lock()

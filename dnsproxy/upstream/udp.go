@@ -10,6 +10,7 @@ import (
 	"sync"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -254,7 +255,10 @@ func (s *udpSocket) write(packet []byte) error {
 	if !ok {
 		w = new(udpWrite)
 		w.do = func(fd uintptr) bool {
-			_, w.err = unix.Write(int(fd), w.packet)
+			w.err = nil
+			if _, errno := transfer(unix.SYS_WRITE, fd, w.packet); errno != 0 {
+				w.err = errno
+			}
 			return true
 		}
 	}
@@ -266,6 +270,13 @@ func (s *udpSocket) write(packet []byte) error {
 	w.packet = nil
 	pool.Put(w)
 	return err
+}
+
+// transfer is read(2) or write(2) of a socket that does not block, so Go's scheduler
+// need not be told, which would cost more than the call.
+func transfer(trap, fd uintptr, b []byte) (n int, errno unix.Errno) {
+	r, _, errno := unix.RawSyscall(trap, fd, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
+	return int(r), errno //nolint:gosec // at most len(b), or there is an errno
 }
 
 // read reads the socket until it is closed or fails. A buffer, of the largest size
@@ -280,18 +291,19 @@ func (s *udpSocket) read() {
 		}
 		defer client.buffers.Put(buffer)
 		for {
-			n, err := unix.Read(int(fd), buffer[:])
-			switch {
-			case err == nil:
+			n, errno := transfer(unix.SYS_READ, fd, buffer[:])
+			switch errno {
+			case 0:
 				if over := s.receive(buffer[:n]); over {
 					return true // close would wait for this function
 				}
-			case errors.Is(err, unix.EAGAIN):
+			case unix.EINTR:
+			case unix.EAGAIN:
 				return false
-			case !errors.Is(err, unix.EINTR):
+			default:
 				// Mostly ICMP's word about what was sent from here (RFC 1122, section
 				// 4.1.3.3).
-				failure = err
+				failure = errno
 				return true
 			}
 		}
