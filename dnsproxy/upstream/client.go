@@ -22,7 +22,7 @@ var (
 	ErrLoop = errors.New("its queries come back to us")
 	// ErrTimeout says that a server sent no reply in time.
 	ErrTimeout = errors.New("no reply in time")
-	// ErrOverload: no server replies, and many queries wait already.
+	// ErrOverload says that no server replies and many queries wait already.
 	ErrOverload = errors.New("no nameserver replies, and too many queries wait for them already")
 )
 

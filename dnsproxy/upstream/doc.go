@@ -42,6 +42,9 @@
 //  9. When no server has replied to anything for 250 ms, and the queries that wait,
 //     times that silence, come to 128 s (512 queries then, 128 after a second),
 //     further ones fail at once: they would cost what is needed to answer others.
+//  10. Asking again because a server is late has a budget: 256 times at once, refilled
+//     with 2 for each usable reply and 100 a second. Lost packets are so made good at
+//     any rate, and servers that are all dead are not buried in repetitions.
 //
 // # Sockets
 //

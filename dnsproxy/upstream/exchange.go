@@ -23,41 +23,6 @@ const (
 	TCPOnly
 )
 
-// A Group is some servers that know the same names. Its methods may be called from
-// any goroutine.
-type Group struct {
-	client  *Client
-	servers []*server
-	options Options
-	timeout time.Duration
-
-	waiting atomic.Int64 // queries in flight
-
-	mu      sync.Mutex
-	suspect time.Time // the last round of probes
-}
-
-// Bounds of rule 9.
-const (
-	overloadSilence = 250 * time.Millisecond
-	overloadWaiting = 128 * time.Second // queries times silence
-)
-
-// Overloaded reports whether so many queries wait for servers that are all silent
-// that [Group.Exchange] takes no more (rule 9).
-func (g *Group) Overloaded() bool {
-	waiting := time.Duration(g.waiting.Load())
-	if waiting == 0 || waiting*g.timeout < overloadWaiting {
-		return false
-	}
-	now := time.Now()
-	least := g.timeout
-	for _, s := range g.servers {
-		least = min(least, s.silence(now))
-	}
-	return least >= overloadSilence && waiting*least >= overloadWaiting
-}
-
 // Exchange returns the first usable reply (NOERROR, NXDOMAIN; any to an opcode
 // other than QUERY) to a query in wire form, and who sent it. If all servers fail
 // it is the best failure: SERVFAIL, REFUSED, NOTIMP, FORMERR, others. If there is
@@ -127,6 +92,7 @@ type outcome struct {
 // deliver outcomes.
 type exchange struct {
 	client     *Client
+	group      *Group
 	generation atomic.Uint64 // of outcomes that are wanted; changed with mu held
 	wake       chan struct{} // has an element when there are outcomes
 	timer      *time.Timer   // at the next of late and deadline
@@ -175,7 +141,7 @@ func (e *exchange) release() {
 	e.mu.Unlock()
 	clear(e.tries)
 	e.tries = e.tries[:0]
-	e.query, e.question, e.reply, e.err, e.over, e.winner = nil, nil, nil, nil, false, 0
+	e.group, e.query, e.question, e.reply, e.err, e.over, e.winner = nil, nil, nil, nil, nil, false, 0
 	e.client.exchanges.Put(e)
 }
 
@@ -202,7 +168,7 @@ func (e *exchange) begin(g *Group, query []byte, how How) error {
 	if !ok {
 		return errMalformedQuery
 	}
-	e.query, e.question, e.how, e.options = query, query[headerLen:end], how, g.options
+	e.group, e.query, e.question, e.how, e.options = g, query, query[headerLen:end], how, g.options
 	e.slot = rand.Uint32()
 	for _, s := range g.servers {
 		e.tries = append(e.tries, try{server: s, stream: s.udp == nil || how == TCPOnly || g.options.UseVC})
@@ -355,6 +321,11 @@ func (e *exchange) tick(now time.Time) {
 	if e.over {
 		return
 	}
+	if !e.group.budget.take(now) {
+		e.late = now.Add(e.maxWait)
+		e.setTimer(now)
+		return
+	}
 	i := e.next()
 	e.tries[i].server.hedges.Add(1)
 	e.advance(i, now)
@@ -480,6 +451,7 @@ func (e *exchange) bestFailure() int {
 // is noted.
 func (e *exchange) win(i int, reply []byte) {
 	e.over, e.reply, e.winner = true, reply, i
+	e.group.budget.earn()
 	for j := range e.tries {
 		if e.tries[j].failure != nil {
 			e.tries[j].server.outdone()

@@ -12,8 +12,9 @@ import (
 	"github.com/nametap/nametap/dnsproxy/upstream"
 )
 
-// F6, F10: 10,000 queries in flight to a server that is dead cost few goroutines
-// and little memory, and when nobody asks there are none.
+// F6, F10: 10,000 queries at once to a server that is dead cost few goroutines and
+// little memory, and when nobody asks there are none. How many of them come before
+// it has been silent for long (rule 9) is up to the machine.
 func TestResources(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes as long as a socket lives")
@@ -26,12 +27,12 @@ func TestResources(t *testing.T) {
 	var asking sync.WaitGroup
 	for range queries {
 		asking.Go(func() {
-			if _, _, err := g.Exchange(context.Background(), query(), upstream.UDPOnly); !errors.Is(err, upstream.ErrTimeout) {
+			if _, _, err := g.Exchange(context.Background(), query(), upstream.UDPOnly); !errors.Is(err, upstream.ErrTimeout) && !errors.Is(err, upstream.ErrOverload) {
 				t.Error(err)
 			}
 		})
 	}
-	time.Sleep(time.Second) // all are in flight
+	time.Sleep(time.Second) // all are in flight, or were turned away
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
 	if n := runtime.NumGoroutine() - before - queries; n > 50 {

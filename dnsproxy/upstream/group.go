@@ -1,0 +1,77 @@
+package upstream
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A Group is some servers that know the same names. Its methods may be called from
+// any goroutine.
+type Group struct {
+	client  *Client
+	servers []*server
+	options Options
+	timeout time.Duration
+
+	waiting atomic.Int64 // queries in flight
+	budget  budget
+
+	mu      sync.Mutex
+	suspect time.Time // the last round of probes
+}
+
+// Bounds of rule 9.
+const (
+	overloadSilence = 250 * time.Millisecond
+	overloadWaiting = 128 * time.Second // queries times silence
+)
+
+// Bounds of rule 10.
+const (
+	budgetMax    = 256
+	budgetReply  = 2   // for a reply
+	budgetSecond = 100 // for a second
+)
+
+// A budget is for asking again because a server is late (rule 10). A new one is full.
+type budget struct {
+	mu     sync.Mutex
+	spent  float64
+	filled time.Time // when time was last counted
+}
+
+// take takes one from the budget, if there is any left.
+func (b *budget) take(now time.Time) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.spent = max(0, b.spent-now.Sub(b.filled).Seconds()*budgetSecond)
+	b.filled = now
+	if b.spent+1 > budgetMax {
+		return false
+	}
+	b.spent++
+	return true
+}
+
+// earn gives back what a reply is worth.
+func (b *budget) earn() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.spent = max(0, b.spent-budgetReply)
+}
+
+// Overloaded reports whether so many queries wait for servers that are all silent
+// that [Group.Exchange] takes no more (rule 9).
+func (g *Group) Overloaded() bool {
+	waiting := time.Duration(g.waiting.Load())
+	if waiting == 0 || waiting*g.timeout < overloadWaiting {
+		return false
+	}
+	now := time.Now()
+	least := g.timeout
+	for _, s := range g.servers {
+		least = min(least, s.silence(now))
+	}
+	return least >= overloadSilence && waiting*least >= overloadWaiting
+}
