@@ -57,6 +57,8 @@ type responder struct {
 	// uncached hands on whatever is not the table's: captured queries may have been
 	// on their way to a nameserver that is not ours to choose.
 	uncached bool
+	// full says that nothing can be handed on: what respond does not answer is dropped.
+	full bool
 }
 
 func newResponder(h *handler) *responder { return &responder{handler: h} }
@@ -91,21 +93,20 @@ func (r *responder) respond(dst, packet []byte, over transport) (response []byte
 // respondCached is respond for a name that is not the table's.
 func (r *responder) respondCached(dst []byte, over transport) (response []byte, ok bool) {
 	q, h := &r.query, r.handler
-	if r.uncached || !q.cacheable() {
-		return dst, false
+	var found resolution
+	if !r.uncached && q.cacheable() {
+		if found, ok = h.forwarder.cached(h.key(q)); ok && found.err == nil {
+			h.metrics.countAnswer(q.qtype, over, found.reply.Rcode(), sourceCache)
+			return found.reply.Append(dst, h.request(q, h.limit(q.udpSize, over)), found.age), true
+		}
 	}
-	found, ok := h.forwarder.cached(h.key(q))
-	switch {
-	case !ok && found.reply == nil && h.forwarder.overloaded(q.name):
+	if r.full || found.reply == nil && found.err == nil && !r.uncached && h.forwarder.overloaded(q.name) {
 		// Said here, since a goroutine for each would cost what own names need.
 		h.metrics.overflows.Inc()
 		h.metrics.countAnswer(q.qtype, over, dns.RcodeServerFailure, sourceSelf)
 		return h.respondFailure(dst, q, failureOf(errTooManyQuery)), true
-	case !ok || found.err != nil:
-		return dst, false
 	}
-	h.metrics.countAnswer(q.qtype, over, found.reply.Rcode(), sourceCache)
-	return found.reply.Append(dst, h.request(q, h.limit(q.udpSize, over)), found.age), true
+	return dst, false
 }
 
 // respondOwn appends the response to a query for an own name, of at most limit

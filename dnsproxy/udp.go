@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -42,6 +41,10 @@ type udpListener struct {
 	handedOn chan *udpMessage // to those that are idle
 	starting atomic.Int64     // messages that no worker has begun with
 	workers  sync.WaitGroup
+
+	// Workers read, too, when there are many of them.
+	second  udpReader
+	reading sync.Mutex // held by who uses second
 }
 
 // listenUDP opens a socket on a host:port.
@@ -64,13 +67,15 @@ func listenUDP(ctx context.Context, h *handler, network, address string) (*udpLi
 	if err != nil {
 		return nil, fmt.Errorf("listening on %s %s: %w", network, address, err)
 	}
-	return &udpListener{
+	l := &udpListener{
 		handler: h, conn: conn, raw: raw, local: bound,
 		address:  Addr{Network: "udp", Address: local},
 		wildcard: bound.Addr().IsUnspecified(),
 		stopped:  make(chan struct{}),
 		handedOn: make(chan *udpMessage),
-	}, nil
+	}
+	l.second = l.newReader()
+	return l, nil
 }
 
 // controlUDP sets a socket's options before it is bound: a large receive buffer,
@@ -107,10 +112,7 @@ func (l *udpListener) addr() Addr { return l.address }
 func (l *udpListener) serve() error {
 	defer func() { _ = l.conn.Close() }() // nothing is left to be sent
 	defer l.workers.Wait()
-	reader := udpReader{
-		udpListener: l, responder: newResponder(l.handler), left: udpLastPackets,
-		in: newUDPMessage(dns.MaxMsgSize, l.wildcard), out: make([]byte, 0, dns.MaxMsgSize),
-	}
+	reader := l.newReader()
 	err := l.raw.Read(reader.readAll)
 	if err == nil {
 		err = reader.err
@@ -152,6 +154,13 @@ type udpReader struct {
 	err       error // of the socket
 }
 
+func (l *udpListener) newReader() udpReader {
+	return udpReader{
+		udpListener: l, responder: newResponder(l.handler), left: udpLastPackets,
+		in: newUDPMessage(dns.MaxMsgSize, l.wildcard), out: make([]byte, 0, dns.MaxMsgSize),
+	}
+}
+
 // readAll answers what the kernel holds. It is false when there is nothing left,
 // for the netpoller to wait, and true if reading is over.
 func (r *udpReader) readAll(fd uintptr) (over bool) {
@@ -159,11 +168,6 @@ func (r *udpReader) readAll(fd uintptr) (over bool) {
 		packet, errno := r.in.receive(fd)
 		switch {
 		case errno == unix.EINTR:
-			continue
-		case errno == unix.EAGAIN && r.starting.Load() > maxStarting:
-			// The workers that were just woken would all come before the netpoller is
-			// asked again, and own names must not wait for them.
-			runtime.Gosched()
 			continue
 		case errno == unix.EAGAIN:
 			return false
@@ -183,18 +187,39 @@ func (r *udpReader) readAll(fd uintptr) (over bool) {
 // answer answers a packet, or hands it on.
 func (r *udpReader) answer(fd uintptr, packet []byte) {
 	r.responder.uncached = r.mayBeCaptured(r.in)
+	r.responder.full = r.starting.Load() >= maxStarting
 	if response, ok := r.responder.respond(r.out[:0], packet, overUDP); ok {
 		if r.in.send(fd, response) == unix.EAGAIN {
 			r.send(r.in, response)
 		}
 		return
 	}
+	if r.responder.full {
+		r.handler.metrics.overflows.Inc()
+		return
+	}
 	r.handOn(r.in.clone(len(packet)))
 }
 
-// maxStarting is how many workers may come before the netpoller is asked for packets:
-// a millisecond of work.
-const maxStarting = 64
+// Bounds of the messages that no worker has begun with. Go runs goroutines in turn:
+// the reader comes after all workers that were woken before the netpoller had it woken,
+// at 30 µs each, and own names must not wait for that. So workers read, too, before they
+// begin, if there are more of them than fewStarting. More than maxStarting are not
+// handed on.
+const (
+	fewStarting = 16
+	maxStarting = 4096
+)
+
+// readFirst answers what the kernel holds, unless another worker does.
+func (l *udpListener) readFirst() {
+	if !l.reading.TryLock() {
+		return
+	}
+	defer l.reading.Unlock()
+	// Errors are for the reader to find.
+	_ = l.raw.Control(func(fd uintptr) { l.second.readAll(fd) })
+}
 
 // workerIdle is how long a worker waits for more to do.
 const workerIdle = time.Second
@@ -216,7 +241,9 @@ func (l *udpListener) work(m *udpMessage) {
 	idle := time.NewTimer(workerIdle)
 	defer idle.Stop()
 	for {
-		l.starting.Add(-1)
+		if l.starting.Add(-1) > fewStarting {
+			l.readFirst()
+		}
 		if response := l.handler.serve(m.packet, l.arrival(m)); response != nil {
 			l.send(m, response)
 		}

@@ -39,9 +39,10 @@
 //  7. When all servers are down all are asked at once, again and again, the time to
 //     wait doubled up to 2 s.
 //  8. With Options.Parallel all servers are asked at once, and each again as above.
-//  9. When no server has replied to anything for 250 ms, and the queries that wait,
-//     times that silence, come to 128 s (512 queries then, 128 after a second),
-//     further ones fail at once: they would cost what is needed to answer others.
+//  9. When all servers have been silent for so long that they are late (rule 1), and
+//     the queries that wait, times the shortest silence, come to 128 s (2,560 queries
+//     after 50 ms, 128 after a second), further ones fail at once: they would cost what
+//     is needed to answer others.
 //  10. Asking again because a server is late has a budget: 256 times at once, refilled
 //     with 2 for each usable reply and 100 a second. Lost packets are so made good at
 //     any rate, and servers that are all dead are not buried in repetitions.

@@ -21,11 +21,8 @@ type Group struct {
 	suspect time.Time // the last round of probes
 }
 
-// Bounds of rule 9.
-const (
-	overloadSilence = 250 * time.Millisecond
-	overloadWaiting = 128 * time.Second // queries times silence
-)
+// overloadWaiting is the bound of rule 9, queries times silence.
+const overloadWaiting = 128 * time.Second
 
 // Bounds of rule 10.
 const (
@@ -71,7 +68,11 @@ func (g *Group) Overloaded() bool {
 	now := time.Now()
 	least := g.timeout
 	for _, s := range g.servers {
-		least = min(least, s.silence(now))
+		silence, late := s.silence(now)
+		if !late {
+			return false
+		}
+		least = min(least, silence)
 	}
-	return least >= overloadSilence && waiting*least >= overloadWaiting
+	return waiting*least >= overloadWaiting
 }

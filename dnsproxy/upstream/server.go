@@ -58,11 +58,13 @@ func (s *server) standing(now time.Time) standing {
 	return st
 }
 
-// silence returns for how long the server has left a query unanswered.
-func (s *server) silence(now time.Time) time.Duration {
+// silence returns for how long the server has left a query unanswered, and whether
+// that is late (rule 1).
+func (s *server) silence(now time.Time) (silence time.Duration, late bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.history.silence(now)
+	silence = s.history.silence(now)
+	return silence, silence > s.history.lateAfter()
 }
 
 // copyDue reports whether the server is to get a copy of a query, and notes it.
