@@ -1,0 +1,229 @@
+package test
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/internal/fakedns"
+	"github.com/nametap/nametap/internal/fakexds"
+	"github.com/nametap/nametap/internal/netns"
+)
+
+// patience is how long a test waits for what must happen; no test waits so long
+// unless it fails.
+const patience = 30 * time.Second
+
+// Where things are on every host.
+const (
+	named   = "10.0.0.53" // the nameserver in resolv.conf
+	other   = "10.0.0.54" // one that is not
+	dnsAddr = "127.0.0.1:15053"
+	status  = "127.0.0.1:15054"
+
+	agentID = 1337 // user and group of the agent
+
+	terminate = syscall.SIGTERM
+)
+
+// A host is a network namespace with two nameservers on its loopback interface, a
+// control plane and, once it is started, an agent.
+type host struct {
+	*netns.NS
+	tb           testing.TB
+	dir          string
+	resolvConf   string
+	xds          *fakexds.Server
+	named, other *fakedns.Server
+	capabilities []uintptr // of its agents
+}
+
+// capNetAdmin is CAP_NET_ADMIN.
+const capNetAdmin = 12
+
+// newHost makes a host whose nameservers have an address for every name: the
+// one in resolv.conf 192.0.2.53, the other one 192.0.2.54.
+func newHost(tb testing.TB) *host {
+	tb.Helper()
+	h := &host{NS: netns.New(tb), tb: tb, dir: tb.TempDir(), capabilities: []uintptr{capNetAdmin}}
+	// The agent runs as another user.
+	for dir := h.dir; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	for _, addr := range []string{named, other} {
+		h.Exec("ip", "address", "add", addr+"/32", "dev", "lo")
+	}
+	h.named, h.other = h.nameserver(named, "192.0.2.53"), h.nameserver(other, "192.0.2.54")
+	h.Run(func() { h.xds = fakexds.Start(tb, fakexds.Options{}) })
+	h.xds.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{
+		"web.shop.svc.cluster.local": {Ips: []string{"10.1.0.1"}, Registry: "Kubernetes", Shortname: "web", Namespace: "shop"},
+	}})
+	h.resolvConf = h.write("resolv.conf", "nameserver "+named+"\n")
+	return h
+}
+
+// nameserver starts one on port 53 of an address of the host, which has the one
+// address for all names.
+func (h *host) nameserver(addr, has string) *fakedns.Server {
+	h.tb.Helper()
+	handler := func(query *dns.Msg, network string) *dns.Msg {
+		if query.Opcode != dns.OpcodeQuery {
+			return new(dns.Msg).SetReply(query)
+		}
+		return fakedns.Answer(query.Question[0].Name+" 60 IN A "+has)(query, network)
+	}
+	var server *fakedns.Server
+	var err error
+	h.Run(func() {
+		server, err = fakedns.Start(handler, fakedns.On(netip.AddrPortFrom(netip.MustParseAddr(addr), 53)))
+	})
+	if err != nil {
+		h.tb.Fatal(err)
+	}
+	h.tb.Cleanup(server.Close)
+	return server
+}
+
+// write writes a file of the host and returns its path.
+func (h *host) write(name, text string) string {
+	h.tb.Helper()
+	path := filepath.Join(h.dir, name)
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		h.tb.Fatal(err)
+	}
+	return path
+}
+
+// An agent is the process of one.
+type agent struct {
+	*exec.Cmd
+	host  *host
+	log   *bytes.Buffer // not to be read before ended is closed
+	ended chan struct{}
+}
+
+// start starts an agent with the host's control plane and resolv.conf, and more
+// flags, and returns when it is ready. It runs as the user and the group agentID with
+// CAP_NET_ADMIN alone unless the host says otherwise, as the unit and the manifests have it.
+func (h *host) start(flags ...string) *agent {
+	h.tb.Helper()
+	a := h.launch(flags...)
+	h.until("the agent is ready", func() bool {
+		select {
+		case <-a.ended:
+			h.tb.Fatal("the agent ended")
+		default:
+		}
+		return strings.HasPrefix(h.get("/healthz/ready"), "HTTP/1.0 200")
+	})
+	return a
+}
+
+// launch is start without waiting.
+func (h *host) launch(flags ...string) *agent {
+	h.tb.Helper()
+	args := append([]string{
+		"agent", "--xds-addr", h.xds.Addr(), "--xds-plaintext", "--dns-addr", dnsAddr, "--status-addr", status,
+		"--resolv-conf", h.resolvConf, "--drain", "10ms",
+	}, flags...)
+	a := &agent{Cmd: exec.Command(binary, args...), host: h, log: new(bytes.Buffer), ended: make(chan struct{})}
+	a.Stdout, a.Stderr = a.log, a.log
+	a.Env = append(os.Environ(), "POD_NAME=web-0", "POD_NAMESPACE=shop", "INSTANCE_IP=10.1.2.3")
+	a.SysProcAttr = &syscall.SysProcAttr{
+		Credential:  &syscall.Credential{Uid: agentID, Gid: agentID},
+		AmbientCaps: h.capabilities,
+		Pdeathsig:   syscall.SIGKILL,
+	}
+	if err := h.Start(a.Cmd); err != nil {
+		h.tb.Fatal(err)
+	}
+	go func() {
+		_ = a.Wait() // how it ended is in the log
+		close(a.ended)
+	}()
+	h.tb.Cleanup(func() {
+		a.end(terminate)
+		if h.tb.Failed() {
+			h.tb.Logf("the agent's log:\n%s", a.log)
+		}
+	})
+	return a
+}
+
+// get returns the response of the agent's status endpoint, with its header; nothing if
+// nobody listens.
+func (h *host) get(path string) string {
+	h.tb.Helper()
+	var response []byte
+	h.Run(func() {
+		conn, err := net.DialTimeout("tcp", status, patience)
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		if _, err = fmt.Fprintf(conn, "GET %s HTTP/1.0\r\n\r\n", path); err == nil {
+			response, err = io.ReadAll(conn)
+		}
+		if err != nil {
+			h.tb.Fatal(err)
+		}
+	})
+	return string(response)
+}
+
+// end sends a signal and returns when the process has ended.
+func (a *agent) end(signal os.Signal) {
+	a.host.tb.Helper()
+	_ = a.Process.Signal(signal) // it may have ended
+	select {
+	case <-a.ended:
+	case <-time.After(patience):
+		_ = a.Process.Kill()
+		<-a.ended
+		a.host.tb.Errorf("the agent did not end on %v", signal)
+	}
+}
+
+// until waits for something to hold.
+func (h *host) until(what string, holds func() bool) {
+	h.tb.Helper()
+	for deadline := time.Now().Add(patience); !holds(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			h.tb.Fatalf("waiting until %s", what)
+		}
+	}
+}
+
+// dig asks as a user does and returns the addresses, or the response code if there
+// are none.
+func (h *host) dig(args ...string) string {
+	h.tb.Helper()
+	output := h.Exec("dig", append([]string{"+tries=1", "+timeout=5"}, args...)...)
+	var found []string
+	for line := range strings.Lines(output) {
+		fields := strings.Fields(line)
+		if len(fields) == 5 && fields[3] == "A" {
+			found = append(found, fields[4])
+		}
+	}
+	if len(found) > 0 {
+		return strings.Join(found, " ")
+	}
+	_, after, _ := strings.Cut(output, "status: ")
+	rcode, _, _ := strings.Cut(after, ",")
+	return rcode
+}

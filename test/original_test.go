@@ -1,0 +1,108 @@
+package test
+
+import (
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/internal/netns"
+)
+
+// redirect has the host's queries redirected to the agent, except its own.
+func (h *host) redirect() {
+	h.tb.Helper()
+	for _, protocol := range []string{"udp", "tcp"} {
+		h.Exec("iptables", "-w", "-t", "nat", "-A", "OUTPUT", "-p", protocol, "--dport", "53",
+			"-m", "owner", "!", "--gid-owner", "1337", "-j", "REDIRECT", "--to-ports", "15053")
+	}
+}
+
+func TestOriginalDestination(t *testing.T) { // F14
+	t.Parallel()
+	netns.Need(t, "iptables", "dig")
+	h := newHost(t)
+	h.start()
+	h.redirect()
+	for _, over := range []string{"+notcp", "+tcp"} {
+		for _, d := range []struct{ server, name, want string }{
+			{named, "web.shop.svc.cluster.local", "10.1.0.1"},
+			{other, "web.shop.svc.cluster.local", "10.1.0.1"}, // ours, whoever is asked
+			{named, "www.example.org", "192.0.2.53"},
+			{other, "www.example.org", "192.0.2.54"}, // and not from the cache
+			{named, "www.example.org", "192.0.2.53"},
+		} {
+			if got := h.dig(over, "@"+d.server, d.name); got != d.want {
+				t.Errorf("dig %s @%s %s: %s, want %s", over, d.server, d.name, got, d.want)
+			}
+		}
+	}
+	for _, q := range h.other.Queries() {
+		if q.Name != "www.example.org." {
+			t.Errorf("the other nameserver was asked for %s", q.Name)
+		}
+	}
+}
+
+// Without it, or without the capability for it, everything goes to resolv.conf's.
+func TestNoOriginalDestination(t *testing.T) { // F14
+	t.Parallel()
+	netns.Need(t, "iptables", "dig")
+	h := newHost(t)
+	h.start("--original-destination=false")
+	h.redirect()
+	for _, over := range []string{"+notcp", "+tcp"} {
+		if got := h.dig(over, "@"+other, "www.example.org"); got != "192.0.2.53" {
+			t.Errorf("dig %s: %s", over, got)
+		}
+	}
+}
+
+func TestOriginalDestinationNotPermitted(t *testing.T) { // F14
+	t.Parallel()
+	netns.Need(t, "iptables", "dig")
+	h := newHost(t)
+	h.capabilities = nil
+	a := h.start()
+	h.redirect()
+	if got := h.dig("@"+other, "www.example.org"); got != "192.0.2.53" {
+		t.Errorf("over UDP it takes CAP_NET_ADMIN: %s", got)
+	}
+	if got := h.dig("+tcp", "@"+other, "www.example.org"); got != "192.0.2.54" {
+		t.Errorf("over TCP it takes none: %s", got)
+	}
+	a.end(terminate)
+	if n := strings.Count(a.log.String(), "CAP_NET_ADMIN"); n != 1 {
+		t.Errorf("said %d times:\n%s", n, a.log)
+	}
+}
+
+func TestOtherOpcodes(t *testing.T) { // A11
+	t.Parallel()
+	netns.Need(t, "iptables")
+	h := newHost(t)
+	h.start()
+	h.redirect()
+	for _, opcode := range []int{dns.OpcodeUpdate, dns.OpcodeNotify} {
+		for _, network := range []string{"udp", "tcp"} {
+			for _, server := range []string{named, other} {
+				req := new(dns.Msg).SetQuestion("web.shop.svc.cluster.local.", dns.TypeSOA)
+				req.Opcode = opcode
+				var resp *dns.Msg
+				var err error
+				h.Run(func() {
+					client := dns.Client{Net: network, Timeout: 10 * time.Second}
+					resp, _, err = client.Exchange(req, net.JoinHostPort(server, "53"))
+				})
+				if err != nil || resp.Rcode != dns.RcodeSuccess || resp.Opcode != opcode || resp.Id != req.Id {
+					t.Errorf("%s over %s to %s: %v, %v", dns.OpcodeToString[opcode], network, server, resp, err)
+				}
+			}
+		}
+	}
+	if n, m := len(h.named.Queries()), len(h.other.Queries()); n != 4 || m != 4 {
+		t.Errorf("%d reached the one and %d the other, want 4 and 4", n, m)
+	}
+}
