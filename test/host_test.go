@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -48,6 +49,7 @@ type host struct {
 	xds          *fakexds.Server
 	named, other *fakedns.Server
 	capabilities []uintptr // of its agents
+	environment  []string  // of its agents, besides the test's own
 }
 
 // capNetAdmin is CAP_NET_ADMIN.
@@ -80,22 +82,26 @@ func newHost(tb testing.TB) *host {
 // address for all names.
 func (h *host) nameserver(addr, has string) *fakedns.Server {
 	h.tb.Helper()
-	handler := func(query *dns.Msg, network string) *dns.Msg {
-		if query.Opcode != dns.OpcodeQuery {
-			return new(dns.Msg).SetReply(query)
-		}
-		return fakedns.Answer(query.Question[0].Name+" 60 IN A "+has)(query, network)
-	}
 	var server *fakedns.Server
 	var err error
 	h.Run(func() {
-		server, err = fakedns.Start(handler, fakedns.On(netip.AddrPortFrom(netip.MustParseAddr(addr), 53)))
+		server, err = fakedns.Start(anyName(has), fakedns.On(netip.AddrPortFrom(netip.MustParseAddr(addr), 53)))
 	})
 	if err != nil {
 		h.tb.Fatal(err)
 	}
 	h.tb.Cleanup(server.Close)
 	return server
+}
+
+// anyName answers with one address, whatever the name.
+func anyName(address string) fakedns.Handler {
+	return func(query *dns.Msg, network string) *dns.Msg {
+		if query.Opcode != dns.OpcodeQuery {
+			return new(dns.Msg).SetReply(query)
+		}
+		return fakedns.Answer(query.Question[0].Name+" 60 IN A "+address)(query, network)
+	}
 }
 
 // write writes a file of the host and returns its path.
@@ -142,7 +148,7 @@ func (h *host) launch(flags ...string) *agent {
 	}, flags...)
 	a := &agent{Cmd: exec.Command(binary, args...), host: h, log: new(bytes.Buffer), ended: make(chan struct{})}
 	a.Stdout, a.Stderr = a.log, a.log
-	a.Env = append(os.Environ(), "POD_NAME=web-0", "POD_NAMESPACE=shop", "INSTANCE_IP=10.1.2.3")
+	a.Env = append(slices.Concat(os.Environ(), h.environment), "POD_NAME=web-0", "POD_NAMESPACE=shop", "INSTANCE_IP=10.1.2.3")
 	a.SysProcAttr = &syscall.SysProcAttr{
 		Credential:  &syscall.Credential{Uid: agentID, Gid: agentID},
 		AmbientCaps: h.capabilities,

@@ -2,6 +2,7 @@ package fakedns_test
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"net/netip"
 	"syscall"
@@ -125,11 +126,15 @@ func TestConnections(t *testing.T) {
 
 func TestTLS(t *testing.T) {
 	t.Parallel()
-	s, pool, err := fakedns.StartTLS(fakedns.Answer(), "dns.example")
+	s, authority, err := fakedns.StartTLS(fakedns.Answer(), "dns.example")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(authority) {
+		t.Fatalf("no PEM: %s", authority)
+	}
 	for name, good := range map[string]bool{"dns.example": true, "other.example": false} {
 		config := &tls.Config{RootCAs: pool, ServerName: name}
 		client := dns.Client{Net: "tcp-tls", TLSConfig: config, Timeout: 10 * time.Second}

@@ -6,16 +6,17 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"math/big"
 	"time"
 )
 
 // StartTLS starts a server that speaks TLS over TCP and refuses UDP (RFC 7858). Its
-// certificate is for name alone, and verifies with the pool. The caller closes the
-// server.
-func StartTLS(handler Handler, name string, options ...Option) (*Server, *x509.CertPool, error) {
-	certificate, pool, err := selfSigned(name)
+// certificate is for name alone and its own authority; it is returned as PEM, too.
+// The caller closes the server.
+func StartTLS(handler Handler, name string, options ...Option) (s *Server, authority []byte, err error) {
+	certificate, err := selfSigned(name)
 	if err != nil {
 		return nil, nil, fmt.Errorf("making a certificate for %q: %w", name, err)
 	}
@@ -23,15 +24,16 @@ func StartTLS(handler Handler, name string, options ...Option) (*Server, *x509.C
 		s.noUDP = true
 		s.tls = &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12}
 	}
-	s, err := Start(handler, append(options, encrypted)...)
-	return s, pool, err
+	s, err = Start(handler, append(options, encrypted)...)
+	authority = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate.Certificate[0]})
+	return s, authority, err
 }
 
-// selfSigned makes a certificate that is valid for an hour, and a pool with it.
-func selfSigned(name string) (tls.Certificate, *x509.CertPool, error) {
+// selfSigned makes a certificate that is valid for an hour.
+func selfSigned(name string) (tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return tls.Certificate{}, nil, err
+		return tls.Certificate{}, err
 	}
 	now := time.Now()
 	template := &x509.Certificate{
@@ -43,13 +45,7 @@ func selfSigned(name string) (tls.Certificate, *x509.CertPool, error) {
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
-		return tls.Certificate{}, nil, err
+		return tls.Certificate{}, err
 	}
-	parsed, err := x509.ParseCertificate(der)
-	if err != nil {
-		return tls.Certificate{}, nil, err
-	}
-	pool := x509.NewCertPool()
-	pool.AddCert(parsed)
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pool, nil
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
 }
