@@ -5,11 +5,14 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/miekg/dns"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/dnsproxy/cache"
+	"github.com/nametap/nametap/dnsproxy/reply"
 )
 
 // The kinds of answers from the table, each by a question of its own.
@@ -65,11 +68,7 @@ func newBenchHandler(tb testing.TB, n int) *handler {
 // packedQuestion returns a query for a question as clients with EDNS send it.
 func packedQuestion(tb testing.TB, name string, qtype uint16) []byte {
 	tb.Helper()
-	packet, err := new(dns.Msg).SetQuestion(name, qtype).SetEdns0(1232, false).Pack()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return packet
+	return packed(tb, new(dns.Msg).SetQuestion(name, qtype).SetEdns0(1232, false))
 }
 
 // Answers from the table are made without an allocation, over either transport.
@@ -89,6 +88,60 @@ func TestOwnNamesAllocateNothing(t *testing.T) {
 			}
 		}
 	}
+}
+
+// So are those from the cache.
+func TestCacheHitsAllocateNothing(t *testing.T) { // F8
+	h := newBenchHandler(t, 100)
+	h.forwarder.cache = cache.New(1<<20, time.Hour)
+	r := newResponder(h)
+	out := make([]byte, 0, dns.MaxMsgSize)
+	for _, edns := range []bool{false, true} {
+		msg := new(dns.Msg).SetQuestion("www.example.", dns.TypeA)
+		if edns {
+			msg.SetEdns0(1232, true)
+		}
+		packet := packed(t, msg)
+		if _, ok := r.respond(out, packet, overUDP); ok {
+			t.Fatal("it was in the cache already")
+		}
+		kept, err := reply.Parse(packed(t, answered(t, msg, "www.example. 300 IN A 192.0.2.1")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.forwarder.cache.Put(h.key(&r.query), kept, time.Now())
+		for _, over := range []transport{overUDP, overTCP} {
+			allocs := testing.AllocsPerRun(100, func() {
+				if _, ok := r.respond(out, packet, over); !ok {
+					t.Fatal("handed on")
+				}
+			})
+			if allocs != 0 {
+				t.Errorf("EDNS %v, over %s: %v allocations", edns, over, allocs)
+			}
+		}
+	}
+}
+
+// answered returns the reply to a query with one record.
+func answered(tb testing.TB, query *dns.Msg, record string) *dns.Msg {
+	tb.Helper()
+	rr, err := dns.NewRR(record)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	msg := new(dns.Msg).SetReply(query)
+	msg.Answer = []dns.RR{rr}
+	return msg
+}
+
+func packed(tb testing.TB, msg *dns.Msg) []byte {
+	tb.Helper()
+	packet, err := msg.Pack()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return packet
 }
 
 // BenchmarkRespond measures what a query costs beside the kernel's part.
