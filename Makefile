@@ -32,7 +32,7 @@ fuzz: ## every fuzz target for FUZZTIME
 	@scripts/fuzz-all $(FUZZTIME)
 
 bench: ## the agent beside its peers, over the wire (ARGS=-help lists the choices)
-	@scripts/install-missing dnsperf dnsmasq unbound nsd
+	@scripts/install-missing dnsperf dnsmasq unbound nsd gcc musl-gcc
 	cd bench && $(GO) run . $(ARGS)
 
 microbench: ## Go benchmarks of the parts
