@@ -4,9 +4,14 @@
 //
 // The flag --foo-bar is the environment variable NAMETAP_FOO_BAR and the key
 // foo-bar of the file. A flag whose environment variable has another, older name
-// says so with [SetEnv]. The command line wins over the environment, that over
-// the file, that over the default. Names that are not known and values that do
-// not parse are errors.
+// says so with [SetEnv]. The variables may also stand in proxyMetadata of Istio's
+// ProxyConfig: the pod's annotation, which is in the environment variable
+// PROXY_CONFIG, or the default that the mesh config file has for all.
+//
+// The command line wins over the environment, that over the annotation, over the mesh
+// config, over the file, over the default. Names that are not known and values that
+// do not parse are errors; in Istio's configuration, whose other names are for
+// others, only those that begin with NAMETAP_.
 package settings
 
 import (
@@ -30,8 +35,11 @@ const Prefix = "NAMETAP_"
 // from that file.
 const ConfigFlag = "config"
 
-// annotationEnv is the flag annotation that holds the environment variable.
-const annotationEnv = "nametap/env"
+// Annotations of flags: the environment variable, and where the value came from.
+const (
+	annotationEnv    = "nametap/env"
+	annotationSource = "nametap/source"
+)
 
 // SetEnv gives a flag an environment variable of another name than its own. It
 // panics if flags has no such flag, which is a programmer's mistake.
@@ -49,11 +57,28 @@ func Env(flag *pflag.Flag) string {
 	return Prefix + strings.ToUpper(strings.ReplaceAll(flag.Name, "-", "_"))
 }
 
+// Source says where the value of a flag came from, for people.
+func Source(flag *pflag.Flag) string {
+	switch source := flag.Annotations[annotationSource]; {
+	case len(source) == 1:
+		return source[0]
+	case flag.Changed:
+		return "--" + flag.Name
+	}
+	return "the default"
+}
+
 // Resolve gives every flag that the command line left alone its value from
-// environ ("KEY=value" each) or from the file that --config or its environment
-// variable names. An empty environment variable counts as not set.
+// environ ("KEY=value" each), from Istio's configuration, or from the file that
+// --config or its environment variable names. An empty value counts as not set.
 func Resolve(flags *pflag.FlagSet, environ []string) error {
 	if err := fromEnvironment(flags, environ); err != nil {
+		return err
+	}
+	if err := fromProxyConfig(flags, environ); err != nil {
+		return err
+	}
+	if err := fromMeshConfig(flags); err != nil {
 		return err
 	}
 	config := flags.Lookup(ConfigFlag)
@@ -65,7 +90,7 @@ func Resolve(flags *pflag.FlagSet, environ []string) error {
 	if err != nil {
 		return fmt.Errorf("reading the configuration: %w", err)
 	}
-	if err := fromFile(flags, text); err != nil {
+	if err := fromFile(flags, path, text); err != nil {
 		return fmt.Errorf("configuration %s: %w", path, err)
 	}
 	return nil
@@ -76,9 +101,26 @@ func Resolve(flags *pflag.FlagSet, environ []string) error {
 // a setting of ours and is none.
 var serviceLink = regexp.MustCompile(`_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?)$`)
 
-func fromEnvironment(flags *pflag.FlagSet, environ []string) error {
+// environmentNames returns the flags by their environment variables.
+func environmentNames(flags *pflag.FlagSet) map[string]*pflag.Flag {
 	byEnv := map[string]*pflag.Flag{}
 	flags.VisitAll(func(flag *pflag.Flag) { byEnv[Env(flag)] = flag })
+	return byEnv
+}
+
+// set gives a flag a value that is not empty, unless something before has set it.
+func set(flags *pflag.FlagSet, flag *pflag.Flag, value, source string) error {
+	if value == "" || flag.Changed {
+		return nil
+	}
+	if err := flags.Set(flag.Name, value); err != nil {
+		return err
+	}
+	return flags.SetAnnotation(flag.Name, annotationSource, []string{source})
+}
+
+func fromEnvironment(flags *pflag.FlagSet, environ []string) error {
+	byEnv := environmentNames(flags)
 	for _, variable := range slices.Sorted(slices.Values(environ)) {
 		key, value, _ := strings.Cut(variable, "=")
 		flag, known := byEnv[key]
@@ -87,10 +129,10 @@ func fromEnvironment(flags *pflag.FlagSet, environ []string) error {
 			continue
 		case !known && strings.HasPrefix(key, Prefix) && !serviceLink.MatchString(key):
 			return fmt.Errorf("environment variable %s=%q: no such setting; `--help` lists them", key, value)
-		case !known || flag.Changed:
+		case !known:
 			continue
 		}
-		if err := flags.Set(flag.Name, value); err != nil {
+		if err := set(flags, flag, value, "the environment variable "+key); err != nil {
 			return fmt.Errorf("environment variable %s=%q: %w", key, value, Expected(flag, err))
 		}
 	}
@@ -98,7 +140,7 @@ func fromEnvironment(flags *pflag.FlagSet, environ []string) error {
 }
 
 // fromFile reads a YAML mapping of flag names to values.
-func fromFile(flags *pflag.FlagSet, text []byte) error {
+func fromFile(flags *pflag.FlagSet, path string, text []byte) error {
 	var document yaml.Node
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	if err := decoder.Decode(&document); errors.Is(err, io.EOF) {
@@ -121,7 +163,14 @@ func fromFile(flags *pflag.FlagSet, text []byte) error {
 			return fmt.Errorf("line %d: %s is already set on line %d", key.Line, key.Value, first)
 		}
 		seen[key.Value] = key.Line
+		changed := flags.Changed(key.Value)
 		if err := setFromNode(flags, key, value); err != nil {
+			return err
+		}
+		if changed {
+			continue
+		}
+		if err := flags.SetAnnotation(key.Value, annotationSource, []string{path}); err != nil {
 			return err
 		}
 	}
@@ -131,7 +180,7 @@ func fromFile(flags *pflag.FlagSet, text []byte) error {
 // setFromNode sets one flag that nothing before the file has set.
 func setFromNode(flags *pflag.FlagSet, key, value *yaml.Node) error {
 	flag := flags.Lookup(key.Value)
-	if flag == nil || key.Value == ConfigFlag {
+	if flag == nil || key.Value == ConfigFlag || key.Value == MeshConfigFlag {
 		return fmt.Errorf("line %d: no such setting: %s; `--help` lists them, without the dashes", key.Line, key.Value)
 	}
 	texts, err := scalars(value)
