@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 )
 
 // writeAttempts is how often we write again when another program changes the
@@ -88,35 +87,32 @@ func lacking(err error) bool {
 
 // converge writes until the kernel has these rules, and says whether it had to.
 func (p place) converge(ctx context.Context, rules Rules) (bool, error) {
-	var last string
+	return p.write(ctx, func(have saved) string { return rules.change(p.family, have, p.backend == NFT) })
+}
+
+// write writes what change makes of what there is, until that is nothing.
+func (p place) write(ctx context.Context, change func(saved) string) (bool, error) {
 	for n := 0; ; n++ {
 		have, err := p.tools.read(ctx)
 		if err != nil {
 			return n > 0, err
 		}
-		text := rules.change(p.family, have, p.backend == NFT)
+		text := change(have)
 		if text == "" {
 			return n > 0, nil
 		}
 		if n == writeAttempts {
-			return true, fmt.Errorf("capture rules were written %d times, and still: %s",
-				n, strings.Join(rules.drift(p.family, have), "; "))
+			return true, fmt.Errorf("capture rules were written %d times, and this would still be to write: %q", n, text)
 		}
 		if err := p.tools.write(ctx, text); err != nil {
-			// Only a text that was made from rules which have changed since is
+			// Only a text that was made of rules which have changed since is
 			// worth another try.
-			if text == last || !lacking(err) || p.unchanged(ctx, rules, text) {
+			have, readErr := p.tools.read(ctx)
+			if !lacking(err) || readErr != nil || change(have) == text {
 				return n > 0, err
 			}
 		}
-		last = text
 	}
-}
-
-// unchanged says whether the same text would be written again.
-func (p place) unchanged(ctx context.Context, rules Rules, text string) bool {
-	have, err := p.tools.read(ctx)
-	return err != nil || rules.change(p.family, have, p.backend == NFT) == text
 }
 
 // rollBack takes our rules out if they are not what they were before.
@@ -134,29 +130,44 @@ func (p place) rollBack(ctx context.Context, before saved) error {
 	return nil
 }
 
-// remove takes out all that is ours, and says whether there was anything.
+// unhook takes out the jumps to our chains, and leaves these where they are.
+func (p place) unhook(ctx context.Context) error {
+	_, err := p.write(ctx, unhook)
+	return err
+}
+
+// remove takes out all that is ours, and says whether there was anything. It
+// goes by names, not by rules or settings.
 func (p place) remove(ctx context.Context) (bool, error) {
-	changed := false
+	changed, err := p.converge(ctx, Rules{})
+	if err != nil {
+		return changed, err
+	}
+	tidied, err := p.tidy(ctx)
+	return changed || tidied, err
+}
+
+// tidy deletes the tables that we made, or takes our mark out of those that
+// others use by now. It says whether there were any.
+func (p place) tidy(ctx context.Context) (bool, error) {
+	have, err := p.tools.read(ctx)
+	if err != nil {
+		return false, err
+	}
+	tidied := false
 	for _, name := range tableNames() {
-		for n := 0; ; n++ {
-			have, err := p.tools.read(ctx)
-			if err != nil {
-				return changed, err
-			}
-			text := removal(name, have[name])
-			if text == "" {
-				break
-			}
-			changed = true
-			if have[name].deletable() && p.deleteTable(ctx, name) == nil {
-				break
-			}
-			if err := p.tools.write(ctx, text); err != nil && (n == writeAttempts || !lacking(err)) {
-				return changed, fmt.Errorf("removing capture rules from table %s: %w", name, err)
-			}
+		if !have[name].made() {
+			continue
+		}
+		tidied = true
+		if p.deleteTable(ctx, name) == nil {
+			continue
+		}
+		if err := p.tools.write(ctx, unmark(name)); err != nil {
+			return tidied, err
 		}
 	}
-	return changed, nil
+	return tidied, nil
 }
 
 // deleteTable deletes an nft table if it is still as it was read, or says why not.

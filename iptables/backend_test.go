@@ -208,3 +208,11 @@ func TestWithoutExtensions(t *testing.T) {
 		})
 	}
 }
+
+// pathWithout lets scripts stand for tools until the function is called.
+func pathWithout(t *testing.T, scripts map[string]string) func() {
+	t.Helper()
+	before := os.Getenv("PATH")
+	tools(t, nil, scripts)
+	return func() { t.Setenv("PATH", before) }
+}

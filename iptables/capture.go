@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -54,6 +53,9 @@ func (c *Capture) configure(cfg Config) error {
 	}
 	if cfg.Interval == 0 {
 		cfg.Interval = DefaultConfig().Interval
+	}
+	if cfg.Settle == 0 {
+		cfg.Settle = DefaultConfig().Settle
 	}
 	vs, err := variants(cfg)
 	if err != nil {
@@ -116,7 +118,7 @@ func (c *Capture) apply(ctx context.Context) error {
 	removed, err := removeSide(ctx, rest)
 	if changed || removed {
 		c.sweep(false)
-		c.sweepAt = time.Now().Add(settle)
+		c.sweepAt = time.Now().Add(c.cfg.Settle)
 		c.log.Info("DNS is captured", "port", c.cfg.Port, "backend", chosen.backend, "because", c.in.reason)
 	}
 	return err
@@ -191,10 +193,6 @@ func (c *Capture) sayMissing(in installed) {
 	}
 }
 
-// settle is how long a query may take that was asked before a change: an agent's
-// whole time for one (4 s), and a little more.
-const settle = 5 * time.Second
-
 // sweep drops conntrack entries that keep queries off the agent.
 func (c *Capture) sweep(late bool) {
 	for f, v := range c.in.families {
@@ -211,63 +209,4 @@ func (c *Capture) drop(f Family, stale func(flow) bool) {
 	} else if n > 0 {
 		c.log.Debug("dropped conntrack entries", "family", f, "entries", n)
 	}
-}
-
-// Remove takes out all that is ours, of both backends and families, whatever
-// configuration put it there; others' rules stay as they are. Nothing of ours
-// being there is no error, and neither is a backend that cannot be used.
-func (c *Capture) Remove(ctx context.Context) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.wanted, c.in, c.sweepAt = false, installed{}, time.Time{}
-	nft, legacy := look(ctx, NFT), look(ctx, Legacy)
-	if !nft.usable() && !legacy.usable() {
-		return errors.Join(nft.err(), legacy.err())
-	}
-	var errs []error
-	changed := false
-	formerly := make(map[Family]sweep)
-	for _, s := range []*side{nft, legacy} {
-		for f, saved := range s.saved {
-			formerly[f] = sweep{ports: append(formerly[f].ports, ports(saved.redirections())...)}
-		}
-		did, err := removeSide(ctx, s)
-		changed = changed || did
-		errs = append(errs, err)
-	}
-	if changed {
-		for f, s := range formerly {
-			c.drop(f, s.orphaned)
-		}
-		c.log.Info("DNS is not captured any more")
-	}
-	return errors.Join(errs...)
-}
-
-// ports parses those that are ports.
-func ports(texts []string) []uint16 {
-	var ps []uint16
-	for _, t := range texts {
-		if p, err := strconv.ParseUint(t, 10, 16); err == nil {
-			ps = append(ps, uint16(p))
-		}
-	}
-	return ps
-}
-
-// removeSide takes what is ours out of one backend, as far as it can be used,
-// and says whether there was anything.
-func removeSide(ctx context.Context, s *side) (bool, error) {
-	changed := false
-	var errs []error
-	for _, f := range families() {
-		if s.saved[f] == nil || !s.saved[f].ours() {
-			continue
-		}
-		p := place{s.backend, f, s.tools[f]}
-		did, err := p.remove(ctx)
-		changed = changed || did
-		errs = append(errs, err)
-	}
-	return changed, errors.Join(errs...)
 }

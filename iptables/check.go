@@ -38,14 +38,14 @@ func (c *Capture) Check(ctx context.Context) []Finding {
 	findings := []Finding{
 		capability("CAP_NET_ADMIN", unix.CAP_NET_ADMIN),
 		capability("CAP_NET_RAW", unix.CAP_NET_RAW),
-		finding("uid and gid", true, checkMapped(cfg), "they exist in this user namespace",
-			"run the agent as a user that this user namespace maps (/proc/self/uid_map, /proc/self/gid_map)"),
+		Finding{What: "uid and gid", Needed: true, Detail: "they exist in this user namespace",
+			Advice: "run the agent as a user that this user namespace maps (/proc/self/uid_map, /proc/self/gid_map)"}.after(checkMapped(cfg)),
 		checkConntrack(),
 	}
 	nft, legacy := look(ctx, NFT), look(ctx, Legacy)
 	s, reason, err := choose(cfg.Backend, nft, legacy, plainBackend(ctx))
-	findings = append(findings, finding("backend", true, err, reason,
-		"install the package iptables, and run this with CAP_NET_ADMIN in the network namespace"))
+	findings = append(findings, Finding{What: "backend", Needed: true, Detail: reason,
+		Advice: "install the package iptables, and run this with CAP_NET_ADMIN in the network namespace"}.after(err))
 	if err != nil {
 		return findings
 	}
@@ -55,8 +55,8 @@ func (c *Capture) Check(ctx context.Context) []Finding {
 			continue
 		}
 		if err := s.reason[f]; err != nil {
-			findings = append(findings, finding("tools for "+f.String(), f == IPv4 || cfg.IPv6 == On, err, "",
-				"without them DNS over "+f.String()+" is not captured"))
+			findings = append(findings, Finding{What: "tools for " + f.String(), Needed: f == IPv4 || cfg.IPv6 == On,
+				Advice: "without them DNS over " + f.String() + " is not captured"}.after(err))
 			continue
 		}
 		findings = append(findings, probe(ctx, place{s.backend, f, s.tools[f]}, vs)...)
@@ -64,12 +64,15 @@ func (c *Capture) Check(ctx context.Context) []Finding {
 	return findings
 }
 
-// finding makes a Finding of an error, or of none.
-func finding(what string, needed bool, err error, detail, advice string) Finding {
-	if err == nil {
-		return Finding{What: what, OK: true, Needed: needed, Detail: detail}
+// after returns the finding that it was called on as it is after an error: not
+// there, or there without one.
+func (f Finding) after(err error) Finding {
+	if f.OK = err == nil; f.OK {
+		f.Advice = ""
+	} else {
+		f.Detail = err.Error()
 	}
-	return Finding{What: what, Needed: needed, Detail: err.Error(), Advice: advice}
+	return f
 }
 
 // probe tries the variants of the rules, best first, where they do no harm. The
@@ -87,13 +90,13 @@ func probe(ctx context.Context, p place, vs []variant) []Finding {
 		}
 		findings := []Finding{{What: what, OK: true, Needed: true, Detail: how}}
 		for _, lost := range v.without {
-			findings = append(findings, finding(what+": "+lost, false, first, "",
-				"modprobe xt_CT xt_comment nf_conntrack, and install all extensions of the package iptables; until then rules go without"))
+			findings = append(findings, Finding{What: what + ": " + lost,
+				Advice: "modprobe xt_CT xt_comment nf_conntrack, and install all extensions of the package iptables; until then rules go without"}.after(first))
 		}
 		return findings
 	}
-	return []Finding{finding(what, true, first, "",
-		"modprobe nf_nat xt_REDIRECT xt_owner xt_tcpudp, and for nft nft_compat, for legacy iptable_nat and ip6table_nat")}
+	return []Finding{Finding{What: what, Needed: true,
+		Advice: "modprobe nf_nat xt_REDIRECT xt_owner xt_tcpudp, and for nft nft_compat, for legacy iptable_nat and ip6table_nat"}.after(first)}
 }
 
 // try gives a text to iptables-restore in a new network namespace, which ends
@@ -118,7 +121,7 @@ func capability(name string, bit int) Finding {
 	if err == nil && effective&(1<<bit) == 0 {
 		err = errors.New("this process does not have it")
 	}
-	return finding(name, true, err, "", advice)
+	return Finding{What: name, Needed: true, Advice: advice}.after(err)
 }
 
 func effectiveCapabilities() (uint64, error) {
@@ -138,8 +141,8 @@ func effectiveCapabilities() (uint64, error) {
 // can be deleted is a matter of CAP_NET_ADMIN.
 func checkConntrack() Finding {
 	_, err := flows(IPv4)
-	return finding("conntrack over netlink", false, err, "",
-		"modprobe nf_conntrack_netlink; until then sockets that have asked before may pass the agent by until they are closed")
+	return Finding{What: "conntrack over netlink",
+		Advice: "modprobe nf_conntrack_netlink; until then sockets that have asked before may pass the agent by until they are closed"}.after(err)
 }
 
 // errUnmapped is about a uid or gid that the kernel refuses with EINVAL.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 )
@@ -104,6 +105,9 @@ type Config struct {
 	Backend Backend
 	// Interval is how often Run looks for drift; 0 is 5 s.
 	Interval time.Duration
+	// Settle is how long a query may take that was asked before rules came or
+	// went: the agent's whole time for one, and a little more; 0 is 5 s.
+	Settle time.Duration
 }
 
 // DefaultConfig captures the queries of everybody but uid and gid 1337, to any
@@ -117,6 +121,7 @@ func DefaultConfig() Config {
 		IPv6:      IfAvailable,
 		Backend:   Auto,
 		Interval:  5 * time.Second,
+		Settle:    5 * time.Second,
 	}
 }
 
@@ -130,13 +135,8 @@ func (c Config) validate() error {
 		return errors.New("capture needs the agent's uid or gid, or its own queries would come back to it")
 	}
 	for _, a := range c.Servers {
-		if !a.IsValid() || a.IsUnspecified() || a.Is4In6() {
-			return fmt.Errorf("capture server %q: want an IPv4 or IPv6 address", a)
-		}
-		if a.Zone() != "" {
-			if err := checkInterface(a.Zone()); err != nil {
-				return fmt.Errorf("capture server %q: %w", a, err)
-			}
+		if err := checkServer(a); err != nil {
+			return err
 		}
 	}
 	for _, p := range c.ExcludeCIDRs {
@@ -149,11 +149,9 @@ func (c Config) validate() error {
 			return errors.New("excluded source port 0: want 1 to 65535")
 		}
 	}
-	for _, names := range [][]string{c.ExcludeInterfaces, c.VirtualInterfaces} {
-		for _, name := range names {
-			if err := checkInterface(name); err != nil {
-				return err
-			}
+	for _, name := range slices.Concat(c.ExcludeInterfaces, c.VirtualInterfaces) {
+		if err := checkInterface(name); err != nil {
+			return err
 		}
 	}
 	return c.validateModes()
@@ -170,8 +168,20 @@ func (c Config) validateModes() error {
 	default:
 		return fmt.Errorf("iptables backend %q: want auto, nft or legacy", c.Backend)
 	}
-	if c.Interval < 0 {
-		return fmt.Errorf("reconcile interval %v: want more than 0", c.Interval)
+	if c.Interval < 0 || c.Settle < 0 {
+		return fmt.Errorf("reconcile interval %v, settle time %v: want more than 0", c.Interval, c.Settle)
+	}
+	return nil
+}
+
+func checkServer(a netip.Addr) error {
+	if !a.IsValid() || a.IsUnspecified() || a.Is4In6() {
+		return fmt.Errorf("capture server %q: want an IPv4 or IPv6 address", a)
+	}
+	if a.Zone() != "" {
+		if err := checkInterface(a.Zone()); err != nil {
+			return fmt.Errorf("capture server %q: %w", a, err)
+		}
 	}
 	return nil
 }

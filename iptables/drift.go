@@ -86,7 +86,14 @@ func (t table) change(b *strings.Builder, have *savedTable, mark bool) {
 	for _, c := range t.chains {
 		fmt.Fprintf(b, ":%s - [0:0]\n", c.name) // made, or flushed if it is there
 	}
-	takeOut(b, have, slices.DeleteFunc(have.own(), t.wants))
+	takeJumps(b, have)
+	unwanted := slices.DeleteFunc(have.own(), t.wants)
+	for _, name := range unwanted {
+		fmt.Fprintf(b, "-F %s\n", name)
+	}
+	for _, name := range unwanted { // none is jumped to any more
+		fmt.Fprintf(b, "-X %s\n", name)
+	}
 	for _, c := range t.chains {
 		for i, j := range c.jumps {
 			fmt.Fprintf(b, "-I %s %d %s\n", c.parent, i+1, j)
@@ -98,41 +105,35 @@ func (t table) change(b *strings.Builder, have *savedTable, mark bool) {
 	b.WriteString("COMMIT\n")
 }
 
+func takeJumps(b *strings.Builder, have *savedTable) {
+	for _, j := range have.jumps() {
+		fmt.Fprintf(b, "-D %s %s\n", j.chain, j.spec)
+	}
+}
+
+// unhook returns the text that takes out the jumps to our chains, and nothing
+// else; "" if there are none.
+func unhook(s saved) string {
+	var b strings.Builder
+	for _, name := range tableNames() {
+		if len(s[name].jumps()) > 0 {
+			fmt.Fprintf(&b, "*%s\n", name)
+			takeJumps(&b, s[name])
+			b.WriteString("COMMIT\n")
+		}
+	}
+	return b.String()
+}
+
 // wants says whether a chain of ours is one of the table's.
 func (t table) wants(name string) bool {
 	return slices.ContainsFunc(t.chains, func(c chain) bool { return c.name == name })
 }
 
-// removal returns the text that takes all that is ours out of a table, the mark
-// too; "" if nothing is. It goes by names alone, not by any rules or settings.
-func removal(name string, have *savedTable) string {
-	chains := have.own()
-	if have.made() {
-		chains = append(chains, madeTable)
-	}
-	if len(chains)+len(have.jumps()) == 0 {
-		return ""
-	}
-	var b strings.Builder
-	fmt.Fprintf(&b, "*%s\n", name)
-	takeOut(&b, have, chains)
-	b.WriteString("COMMIT\n")
-	return b.String()
-}
+// unmark returns the text that takes our mark out of a table.
+func unmark(name string) string { return fmt.Sprintf("*%s\n-X %s\nCOMMIT\n", name, madeTable) }
 
-// takeOut deletes all jumps to our chains, and then these chains. They are all
-// flushed before the first is deleted, since one that is jumped to cannot be.
-func takeOut(b *strings.Builder, have *savedTable, chains []string) {
-	for _, j := range have.jumps() {
-		fmt.Fprintf(b, "-D %s %s\n", j.chain, j.spec)
-	}
-	for _, name := range chains {
-		fmt.Fprintf(b, "-F %s\n", name)
-	}
-	for _, name := range chains {
-		fmt.Fprintf(b, "-X %s\n", name)
-	}
+// deletable says whether a table was made by us and holds nothing by now.
+func (t *savedTable) deletable() bool {
+	return t.made() && t.foreign()+len(t.own())+len(t.jumps()) == 0
 }
-
-// deletable says whether a table was made by us and holds nothing else by now.
-func (t *savedTable) deletable() bool { return t.made() && t.foreign() == 0 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -73,6 +74,7 @@ func (l *lab) agentAs(uid, gid int, upstream, local string, port int) *peer {
 func (l *lab) config(changes ...func(*iptables.Config)) iptables.Config {
 	cfg := iptables.DefaultConfig()
 	cfg.Backend = l.backend
+	cfg.Settle = 100 * time.Millisecond // queries of tests take less
 	for _, change := range changes {
 		change(&cfg)
 	}

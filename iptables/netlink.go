@@ -73,23 +73,31 @@ func (n *netlink) exchange(request []byte, each func(syscall.NetlinkMessage)) er
 			return fmt.Errorf("parsing the kernel's reply: %w", err)
 		}
 		for _, m := range messages {
-			switch {
-			case m.Header.Type == unix.NLMSG_DONE:
-				return nil
-			case m.Header.Type != unix.NLMSG_ERROR:
+			if done, err := n.ended(m); done || err != nil {
+				return err
+			}
+			if m.Header.Type != unix.NLMSG_ERROR {
 				each(m)
-			case len(m.Data) < 4:
-				return fmt.Errorf("the kernel's reply has %d bytes, want 4", len(m.Data))
-			default:
-				if code := int32(binary.NativeEndian.Uint32(m.Data)); code != 0 {
-					return syscall.Errno(-code)
-				}
-				if m.Header.Seq == n.seq {
-					return nil
-				}
 			}
 		}
 	}
+}
+
+// ended says whether a message is the last reply to what was sent, and whether
+// it is an error.
+func (n *netlink) ended(m syscall.NetlinkMessage) (bool, error) {
+	switch {
+	case m.Header.Type == unix.NLMSG_DONE:
+		return true, nil
+	case m.Header.Type != unix.NLMSG_ERROR:
+		return false, nil
+	case len(m.Data) < 4:
+		return true, fmt.Errorf("the kernel's reply has %d bytes, want 4", len(m.Data))
+	}
+	if code := int32(binary.NativeEndian.Uint32(m.Data)); code != 0 {
+		return true, syscall.Errno(-code)
+	}
+	return m.Header.Seq == n.seq, nil
 }
 
 // number is the family's in the kernel, where AF_INET and NFPROTO_IPV4 are one.

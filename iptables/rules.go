@@ -6,6 +6,10 @@ import (
 	"strings"
 )
 
+// synOnly matches the packet that opens a connection. One that conntrack first
+// sees in its middle, having begun to look just then, would be broken.
+const synOnly = "--tcp-flags FIN,SYN,RST,ACK SYN"
+
 // dnsPort is the port that is captured.
 const dnsPort = 53
 
@@ -142,6 +146,9 @@ func (b builder) chains(protocols []string, target, why string) []chain {
 	for i := range chains {
 		for _, p := range protocols {
 			m := fmt.Sprintf("-p %s -m %s --dport %d", p, p, dnsPort)
+			if p == "tcp" {
+				m += " " + synOnly
+			}
 			chains[i].jumps = append(chains[i].jumps, b.rule(m, "DNS over "+strings.ToUpper(p), chains[i].name))
 		}
 	}

@@ -198,10 +198,20 @@ func (t *savedTable) foreign() int {
 	return n
 }
 
-// ours says whether anything in any table is ours.
+// ours says whether any rule or chain is ours.
 func (s saved) ours() bool {
 	for _, t := range s {
-		if t.made() || len(t.own())+len(t.jumps()) > 0 {
+		if len(t.own())+len(t.jumps()) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// marked says whether any table has the mark that we made it.
+func (s saved) marked() bool {
+	for _, t := range s {
+		if t.made() {
 			return true
 		}
 	}

@@ -127,9 +127,7 @@ func (c *Capture) Plan(ctx context.Context) ([]Step, error) {
 		}
 	}
 	for _, f := range families() {
-		for _, name := range tableNames() {
-			add(rest.tools[f], removal(name, rest.saved[f][name]))
-		}
+		add(rest.tools[f], Rules{}.change(f, rest.saved[f], false))
 	}
 	if len(s.saved) == 0 {
 		return nil, errors.Join(s.reason[IPv4], s.reason[IPv6])
