@@ -118,7 +118,8 @@ const noIPv6 = `echo "ip6tables-restore: can't initialize ip6tables table: Addre
 
 // K4: a kernel without IPv6.
 func TestFamilyUnavailable(t *testing.T) {
-	backends(t, func(t *testing.T, backend iptables.Backend) {
+	backends(t, func(l *lab) {
+		t, backend := l.t, l.backend
 		tool := "ip6tables-" + string(backend)
 		tools(t, nil, map[string]string{tool + "-save": noIPv6, tool + "-restore": noIPv6})
 		cfg := iptables.DefaultConfig()
@@ -152,7 +153,8 @@ func TestFamilyUnavailable(t *testing.T) {
 
 // K4: IPv6 switched off takes out what was there.
 func TestIPv6Off(t *testing.T) {
-	backends(t, func(t *testing.T, backend iptables.Backend) {
+	backends(t, func(l *lab) {
+		t, backend := l.t, l.backend
 		cfg := iptables.DefaultConfig()
 		cfg.Backend = backend
 		c := newCapture(t, cfg, new(logBuffer))
@@ -175,7 +177,8 @@ func TestIPv6Off(t *testing.T) {
 func TestWithoutExtensions(t *testing.T) {
 	for missing, want := range map[string]string{"CT": "conntrack zone", "comment": "comments"} {
 		t.Run(missing, func(t *testing.T) {
-			matrix(t, func(t *testing.T, l *lab) {
+			matrix(t, func(l *lab) {
+				t := l.t
 				libs := t.TempDir()
 				sh(t, "cp -rs $(dirname $(ls /usr/lib*/xtables/libxt_CT.so /usr/lib/*/xtables/libxt_CT.so 2>/dev/null | head -1))/. %[1]s; rm %[1]s/libxt_%[2]s.so", libs, missing)
 				t.Setenv("XTABLES_LIBDIR", libs)
@@ -193,13 +196,7 @@ func TestWithoutExtensions(t *testing.T) {
 					status.Families[0].State != iptables.InPlace {
 					t.Errorf("status of another process %+v, %v", status, err)
 				}
-				var said string
-				for _, f := range c.Check(t.Context()) {
-					if !f.OK && !f.Needed {
-						said += f.What + " "
-					}
-				}
-				if !strings.Contains(said, want) {
+				if said := failed(t, c); !strings.Contains(said, want) {
 					t.Errorf("check lacks %q: %s", want, said)
 				}
 				remove(t, c)

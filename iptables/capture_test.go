@@ -1,20 +1,20 @@
 package iptables_test
 
 import (
+	"errors"
 	"net/netip"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	"errors"
-
 	"github.com/nametap/nametap/iptables"
 )
 
 // K1
 func TestCapture(t *testing.T) {
-	matrix(t, func(t *testing.T, l *lab) {
+	matrix(t, func(l *lab) {
+		t := l.t
 		l.agent()
 		l.want("U")
 		c := l.capture()
@@ -26,9 +26,10 @@ func TestCapture(t *testing.T) {
 
 // K1: the agent is known by its gid alone, or by its uid alone.
 func TestAgentsUsers(t *testing.T) {
-	matrix(t, func(t *testing.T, l *lab) {
-		l.agentAs(4000, 1337, "same", "-", 15053)
-		l.agentAs(1337, 4000, "same", "-", 15054)
+	matrix(t, func(l *lab) {
+		t := l.t
+		l.agentAs("4000 1337", "same", "-", 15053)
+		l.agentAs("1337 4000", "same", "-", 15054)
 		c := l.capture()
 		l.want("AU")
 		cfg := l.config(func(c *iptables.Config) { c.Port = 15054 })
@@ -41,7 +42,8 @@ func TestAgentsUsers(t *testing.T) {
 
 // K6
 func TestExclusions(t *testing.T) {
-	matrix(t, func(t *testing.T, l *lab) {
+	matrix(t, func(l *lab) {
+		t := l.t
 		l.agent()
 		other := startPeer(t, 0)
 		other.do("user 2000 3000")
@@ -90,7 +92,8 @@ func TestExclusions(t *testing.T) {
 
 // K6: what containers behind a virtual interface ask.
 func TestVirtualInterface(t *testing.T) {
-	matrix(t, func(t *testing.T, l *lab) {
+	matrix(t, func(l *lab) {
+		t := l.t
 		agent := l.agent()
 		container := startPeer(t, syscall.CLONE_NEWNET)
 		sh(t, `ip link add virt0 type veth peer name eth0c
@@ -136,7 +139,7 @@ func TestStubResolver(t *testing.T) {
 			stub := startPeer(t, 0)
 			stub.do("user 101 101")
 			stub.do("serve S 10.77.0.2:53 - 127.0.0.53:53")
-			l.agentAs(1337, 1337, "127.0.0.53:53", "-", 15053)
+			l.agentAs("1337 1337", "127.0.0.53:53", "-", 15053)
 			l.wantFrom("127.0.0.53:53", "SU")
 
 			c := l.capture(func(c *iptables.Config) { c.ExcludeUIDs = []uint32{101} })
@@ -154,8 +157,9 @@ func TestStubResolver(t *testing.T) {
 
 // K7: Docker's resolver, whose rules lead 127.0.0.11:53 to another port.
 func TestDockerResolver(t *testing.T) {
-	backends(t, func(t *testing.T, backend iptables.Backend) {
-		l := newLab(t, backend, iptables.IPv4)
+	backends(t, func(l *lab) {
+		t, backend := l.t, l.backend
+		l = newLab(t, backend, iptables.IPv4)
 		resolver := startPeer(t, 0)
 		resolver.do("serve S 10.77.0.2:53 - 127.0.0.11:41053")
 		resolver.do("user 1338 1338") // after that: its own queries would be captured as root's, too
@@ -167,7 +171,7 @@ func TestDockerResolver(t *testing.T) {
 		-A DOCKER_OUTPUT -d 127.0.0.11/32 -p tcp -m tcp --dport 53 -j DNAT --to-destination 127.0.0.11:41053
 		COMMIT
 		.`, backend)
-		l.agentAs(1337, 1337, "127.0.0.11:53", "-", 15053)
+		l.agentAs("1337 1337", "127.0.0.11:53", "-", 15053)
 		l.wantFrom("127.0.0.11:53", "SU")
 		l.capture(func(c *iptables.Config) { c.Backend = iptables.Auto; c.ExcludeUIDs = []uint32{1338} })
 		l.wantFrom("127.0.0.11:53", "ASU")
@@ -178,7 +182,8 @@ func TestDockerResolver(t *testing.T) {
 func TestSocketsInUse(t *testing.T) {
 	for _, zone := range []uint16{53, 0} {
 		t.Run(map[uint16]string{53: "zone", 0: "no zone"}[zone], func(t *testing.T) {
-			matrix(t, func(t *testing.T, l *lab) {
+			matrix(t, func(l *lab) {
+				t := l.t
 				l.agent()
 				conn := l.socket()
 				l.wantOn(conn, "U")
@@ -195,7 +200,8 @@ func TestSocketsInUse(t *testing.T) {
 
 // K12
 func TestDeadAgent(t *testing.T) {
-	matrix(t, func(t *testing.T, l *lab) {
+	matrix(t, func(l *lab) {
+		t := l.t
 		agent := l.agent()
 		l.capture()
 		conn := l.socket()
@@ -218,7 +224,8 @@ func TestDeadAgent(t *testing.T) {
 
 // K2
 func TestApplyTwice(t *testing.T) {
-	backends(t, func(t *testing.T, backend iptables.Backend) {
+	backends(t, func(l *lab) {
+		t, backend := l.t, l.backend
 		cfg := iptables.DefaultConfig()
 		cfg.Backend = backend
 		log := new(logBuffer)

@@ -16,7 +16,7 @@ import (
 )
 
 // failed returns what Check says is missing, with the advice.
-func failed(c *iptables.Capture, t *testing.T) string {
+func failed(t *testing.T, c *iptables.Capture) string {
 	t.Helper()
 	var b strings.Builder
 	for _, f := range c.Check(t.Context()) {
@@ -32,12 +32,13 @@ func failed(c *iptables.Capture, t *testing.T) string {
 
 // K11
 func TestCheck(t *testing.T) {
-	backends(t, func(t *testing.T, backend iptables.Backend) {
+	backends(t, func(l *lab) {
+		t, backend := l.t, l.backend
 		cfg := iptables.DefaultConfig()
 		cfg.Backend = backend
 		c := newCapture(t, cfg, new(logBuffer))
 		before := saves(t)
-		if missing := failed(c, t); missing != "" {
+		if missing := failed(t, c); missing != "" {
 			t.Errorf("missing: %s", missing)
 		}
 		if after := saves(t); after != before {
@@ -48,12 +49,13 @@ func TestCheck(t *testing.T) {
 
 // K11: without the capabilities, everything says so.
 func TestCapabilities(t *testing.T) {
-	backends(t, func(t *testing.T, backend iptables.Backend) {
+	backends(t, func(l *lab) {
+		t, backend := l.t, l.backend
 		cfg := iptables.DefaultConfig()
 		cfg.Backend = backend
 		c := newCapture(t, cfg, new(logBuffer))
 		dropCapabilities(t)
-		if missing := failed(c, t); !strings.Contains(missing, "CAP_NET_ADMIN: this process does not have it") {
+		if missing := failed(t, c); !strings.Contains(missing, "CAP_NET_ADMIN: this process does not have it") {
 			t.Errorf("missing: %s", missing)
 		}
 		err := c.Apply(t.Context())
@@ -96,7 +98,7 @@ func TestNoTools(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	if missing := failed(c, t); !strings.Contains(missing, "install the package iptables") {
+	if missing := failed(t, c); !strings.Contains(missing, "install the package iptables") {
 		t.Errorf("missing: %s", missing)
 	}
 }
@@ -192,7 +194,8 @@ func TestHangingTool(t *testing.T) {
 
 // K9, K10: the agent has been killed, and somebody else removes.
 func TestFailOpen(t *testing.T) {
-	matrix(t, func(t *testing.T, l *lab) {
+	matrix(t, func(l *lab) {
+		t := l.t
 		agent := l.agent()
 		l.capture()
 		conn := l.socket()

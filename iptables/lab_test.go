@@ -60,12 +60,12 @@ func (l *lab) pick(v4, v6 string) string {
 func (l *lab) server(digit byte) string { return nameserver(l.family == iptables.IPv4, digit) }
 
 // agent starts an agent, as uid and gid 1337.
-func (l *lab) agent() *peer { return l.agentAs(1337, 1337, "same", "-", 15053) }
+func (l *lab) agent() *peer { return l.agentAs("1337 1337", "same", "-", 15053) }
 
-func (l *lab) agentAs(uid, gid int, upstream, local string, port int) *peer {
+func (l *lab) agentAs(uidAndGID, upstream, local string, port int) *peer {
 	l.t.Helper()
 	a := startPeer(l.t, 0)
-	a.do("user %d %d", uid, gid)
+	a.do("user %s", uidAndGID)
 	a.do("serve A %s %s 127.0.0.1:%d [::1]:%d", upstream, local, port, port)
 	return a
 }

@@ -105,27 +105,28 @@ func isolated(t *testing.T) bool {
 }
 
 // matrix runs a test for both backends and families, each in its own namespaces.
-func matrix(t *testing.T, test func(t *testing.T, l *lab)) {
+func matrix(t *testing.T, test func(l *lab)) {
 	t.Helper()
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 		for _, family := range []iptables.Family{iptables.IPv4, iptables.IPv6} {
 			t.Run(fmt.Sprintf("%s/%s", backend, family), func(t *testing.T) {
 				if isolated(t) {
-					test(t, newLab(t, backend, family))
+					test(newLab(t, backend, family))
 				}
 			})
 		}
 	}
 }
 
-// backends runs a test for both backends, each in its own namespaces.
-func backends(t *testing.T, test func(t *testing.T, backend iptables.Backend)) {
+// backends runs a test for both backends, each in its own namespaces, of labs
+// without nameservers.
+func backends(t *testing.T, test func(l *lab)) {
 	t.Helper()
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 		t.Run(string(backend), func(t *testing.T) {
 			if isolated(t) {
 				sh(t, "ip link set lo up")
-				test(t, backend)
+				test(&lab{t: t, backend: backend, log: new(logBuffer)})
 			}
 		})
 	}

@@ -29,7 +29,7 @@ type peer struct {
 
 func startPeer(t *testing.T, cloneflags uintptr) *peer {
 	t.Helper()
-	cmd := exec.Command(os.Args[0]) //nolint:noctx // ends with its standard input
+	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), envPeer+"=1")
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: cloneflags, Pdeathsig: syscall.SIGKILL}

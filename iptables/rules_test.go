@@ -74,7 +74,8 @@ func TestText(t *testing.T) {
 // K2, K10: what iptables-save prints of these rules is these rules, with both
 // backends, so that they can be compared as text.
 func TestTextIsWhatIsSaved(t *testing.T) {
-	backends(t, func(t *testing.T, backend iptables.Backend) {
+	backends(t, func(l *lab) {
+		t, backend := l.t, l.backend
 		for name, cfg := range configs() {
 			cfg.Backend = backend
 			c := newCapture(t, cfg, new(logBuffer))

@@ -27,7 +27,8 @@ func quick(c *iptables.Config) { c.Interval = 100 * time.Millisecond }
 
 // K10
 func TestDrift(t *testing.T) {
-	matrix(t, func(t *testing.T, l *lab) {
+	matrix(t, func(l *lab) {
+		t := l.t
 		l.agent()
 		c := l.capture(quick)
 		keep(t, c)
@@ -102,7 +103,8 @@ func withoutEmpty(save string) string {
 // K10: nothing is kept before Apply and after Remove, and Apply that failed is
 // made up for.
 func TestRunAndSwitch(t *testing.T) {
-	backends(t, func(t *testing.T, backend iptables.Backend) {
+	backends(t, func(l *lab) {
+		t, backend := l.t, l.backend
 		cfg := iptables.DefaultConfig()
 		cfg.Backend = backend
 		quick(&cfg)
