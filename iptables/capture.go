@@ -68,7 +68,8 @@ func (c *Capture) configure(cfg Config) error {
 // Apply puts the rules in, in place of any others of ours, and takes them out of
 // the backend in which they do not belong. It changes nothing if they are there
 // already. From now on Run keeps them, even if Apply returns an error; call
-// Remove to give up. What it does without (a family, the zone) is logged.
+// Remove to give up. Each family has all rules or none; an error in the first
+// Apply leaves none in any, unless the other backend cannot be cleared. What it does without (a family, the zone) is logged.
 func (c *Capture) Apply(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -78,7 +79,8 @@ func (c *Capture) Apply(ctx context.Context) error {
 
 // Reconfigure exchanges the configuration. If rules are in, the new ones take
 // their place, and there is no moment in which queries are captured wrongly or
-// not at all. The interval is not exchanged in a Run that has begun.
+// not at all; with another port, replies that are on their way from the old one
+// are lost. The interval is not exchanged in a Run that has begun.
 func (c *Capture) Reconfigure(ctx context.Context, cfg Config) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

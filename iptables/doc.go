@@ -30,11 +30,13 @@
 //	tools.go   iptables-save and iptables-restore, and what their errors mean
 //	backend.go nft or legacy
 //	apply.go   one family: save, restore, verify, do with less, roll back
-//	capture.go Capture: both families, both backends, one at a time
+//	capture.go Capture and Apply: both families, both backends, one at a time
+//	remove.go  Remove: first what leads to our chains, then these
 //	run.go     the loop that looks for drift
 //
-// A restore is atomic for each table. nat comes before raw, going in as well as
-// going out: in the moment between them a new flow either has its redirection
-// and no zone, or its zone and no redirection in a zone that no packet enters
-// again; neither can stay stuck (conntrack.go drops what would).
+// A restore is atomic for each table, and nat comes before raw. A flow that
+// begins between the two has its redirection without a zone. An application
+// leaves it with its next query, which is in the zone; but the agent would take
+// it if it sent from the same port, so conntrack.go drops such entries: Run does
+// when no reply can be on its way any more, and Remove does first of all.
 package iptables
