@@ -8,16 +8,18 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nametap/nametap/internal/netns"
 	"github.com/nametap/nametap/iptables"
 )
 
 // K1
 func TestCapture(t *testing.T) {
-	matrix(t, func(l *lab) {
+	t.Parallel()
+	labs(t, all(), func(l *lab) {
 		t := l.t
 		l.agent()
 		l.want("U")
-		c := l.capture()
+		c := l.apply()
 		l.want("AU")
 		remove(t, c)
 		l.want("U")
@@ -26,11 +28,12 @@ func TestCapture(t *testing.T) {
 
 // K1: the agent is known by its gid alone, or by its uid alone.
 func TestAgentsUsers(t *testing.T) {
-	matrix(t, func(l *lab) {
+	t.Parallel()
+	labs(t, diagonal(), func(l *lab) {
 		t := l.t
 		l.agentAs("4000 1337", "same", "-", 15053)
 		l.agentAs("1337 4000", "same", "-", 15054)
-		c := l.capture()
+		c := l.apply()
 		l.want("AU")
 		cfg := l.config(func(c *iptables.Config) { c.Port = 15054 })
 		if err := c.Reconfigure(t.Context(), cfg); err != nil {
@@ -42,10 +45,11 @@ func TestAgentsUsers(t *testing.T) {
 
 // K6
 func TestExclusions(t *testing.T) {
-	matrix(t, func(l *lab) {
+	t.Parallel()
+	labs(t, diagonal(), func(l *lab) {
 		t := l.t
 		l.agent()
-		other := startPeer(t, 0)
+		other := startPeer(t, l.ns)
 		other.do("user 2000 3000")
 		fromOther := func(way string) {
 			t.Helper()
@@ -54,7 +58,7 @@ func TestExclusions(t *testing.T) {
 			}
 		}
 		prefix := netip.MustParsePrefix(l.pick("10.77.0.3/32", "fd77::3/128"))
-		c := newCapture(t, l.config(), l.log)
+		c := l.capture()
 		with := func(change func(*iptables.Config)) {
 			t.Helper()
 			if err := c.Reconfigure(t.Context(), l.config(change)); err != nil {
@@ -92,30 +96,25 @@ func TestExclusions(t *testing.T) {
 
 // K6: what containers behind a virtual interface ask.
 func TestVirtualInterface(t *testing.T) {
-	matrix(t, func(l *lab) {
+	t.Parallel()
+	labs(t, diagonal(), func(l *lab) {
 		t := l.t
 		agent := l.agent()
-		container := startPeer(t, syscall.CLONE_NEWNET)
-		sh(t, `ip link add virt0 type veth peer name eth0c
-ip link set eth0c netns %d
-ip addr add 10.78.0.1/24 dev virt0
-ip addr add fd78::1/64 dev virt0 nodad
-ip link set virt0 up
-echo 1 >/proc/sys/net/ipv4/ip_forward
-echo 1 >/proc/sys/net/ipv6/conf/all/forwarding`, container.cmd.Process.Pid)
-		container.do("sh ip link set lo up; ip addr add 10.78.0.2/24 dev eth0c; ip addr add fd78::2/64 dev eth0c nodad; " +
-			"ip link set eth0c up; ip route add default via 10.78.0.1; ip -6 route add default via fd78::1")
+		container := netns.New(t)
+		netns.Connect(
+			netns.End{NS: l.ns, Name: "virt0", Addrs: []string{"10.78.0.1/24", "fd78::1/64"}},
+			netns.End{NS: container, Name: "eth0", Addrs: []string{"10.78.0.2/24", "fd78::2/64"}},
+		)
+		l.sh("echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding")
+		container.Exec("ip", "route", "add", "default", "via", "10.78.0.1")
+		container.Exec("ip", "-6", "route", "add", "default", "via", "fd78::1")
 		agent.do("serve A same - %s", l.pick("10.78.0.1", "[fd78::1]")+":15053")
 		ask := func(way string) {
 			t.Helper()
-			for _, network := range []string{"udp", "tcp"} {
-				if got := container.try("ask %s - %s 2c", network, l.server('2')); got != "ok 2c"+way {
-					t.Errorf("%s from the container: %q, want way %q", network, got, way)
-				}
-			}
+			container.Run(func() { l.want(way) })
 		}
 		ask("U")
-		c := l.capture()
+		c := l.apply()
 		ask("U")
 		if err := c.Reconfigure(t.Context(), l.config(func(c *iptables.Config) { c.VirtualInterfaces = []string{"virt0"} })); err != nil {
 			t.Fatal(err)
@@ -129,65 +128,63 @@ echo 1 >/proc/sys/net/ipv6/conf/all/forwarding`, container.cmd.Process.Pid)
 
 // K7: a stub resolver on loopback that asks nameservers itself.
 func TestStubResolver(t *testing.T) {
-	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
-		t.Run(string(backend), func(t *testing.T) {
-			if !isolated(t) {
-				return
-			}
-			l := newLab(t, backend, iptables.IPv4)
-			sh(t, "echo 0 >/proc/sys/net/ipv4/ip_unprivileged_port_start")
-			stub := startPeer(t, 0)
-			stub.do("user 101 101")
-			stub.do("serve S 10.77.0.2:53 - 127.0.0.53:53")
-			l.agentAs("1337 1337", "127.0.0.53:53", "-", 15053)
-			l.wantFrom("127.0.0.53:53", "SU")
+	t.Parallel()
+	const stubAddress = "127.0.0.53:53" // of IPv4 alone
+	labs(t, []kind{{iptables.NFT, iptables.IPv4}, {iptables.Legacy, iptables.IPv4}}, func(l *lab) {
+		t := l.t
+		l.sh("echo 0 >/proc/sys/net/ipv4/ip_unprivileged_port_start")
+		stub := startPeer(t, l.ns)
+		stub.do("user 101 101")
+		stub.do("serve S 10.77.0.2:53 - %s", stubAddress)
+		l.agentAs("1337 1337", stubAddress, "-", 15053)
+		l.wantFrom(stubAddress, "SU")
 
-			c := l.capture(func(c *iptables.Config) { c.ExcludeUIDs = []uint32{101} })
-			l.wantFrom("127.0.0.53:53", "ASU")
-			l.want("ASU") // to another server, captured all the same
-			stubOnly := l.config(func(c *iptables.Config) { c.Servers = []netip.Addr{netip.MustParseAddr("127.0.0.53")} })
-			if err := c.Reconfigure(t.Context(), stubOnly); err != nil {
-				t.Fatal(err)
-			}
-			l.wantFrom("127.0.0.53:53", "ASU")
-			l.want("U")
-		})
-	}
+		c := l.apply(func(c *iptables.Config) { c.ExcludeUIDs = []uint32{101} })
+		l.wantFrom(stubAddress, "ASU")
+		l.want("ASU") // to another server, captured all the same
+		stubOnly := l.config(func(c *iptables.Config) { c.Servers = []netip.Addr{netip.MustParseAddr("127.0.0.53")} })
+		if err := c.Reconfigure(t.Context(), stubOnly); err != nil {
+			t.Fatal(err)
+		}
+		l.wantFrom(stubAddress, "ASU")
+		l.want("U")
+	})
 }
 
 // K7: Docker's resolver, whose rules lead 127.0.0.11:53 to another port.
 func TestDockerResolver(t *testing.T) {
-	backends(t, func(l *lab) {
-		t, backend := l.t, l.backend
-		l = newLab(t, backend, iptables.IPv4)
-		resolver := startPeer(t, 0)
+	t.Parallel()
+	const dockerRules = `*nat
+:DOCKER_OUTPUT - [0:0]
+-A OUTPUT -d 127.0.0.11/32 -j DOCKER_OUTPUT
+-A DOCKER_OUTPUT -d 127.0.0.11/32 -p udp -m udp --dport 53 -j DNAT --to-destination 127.0.0.11:41053
+-A DOCKER_OUTPUT -d 127.0.0.11/32 -p tcp -m tcp --dport 53 -j DNAT --to-destination 127.0.0.11:41053
+COMMIT
+`
+	labs(t, []kind{{iptables.NFT, iptables.IPv4}, {iptables.Legacy, iptables.IPv4}}, func(l *lab) {
+		t := l.t
+		resolver := startPeer(t, l.ns)
 		resolver.do("serve S 10.77.0.2:53 - 127.0.0.11:41053")
 		resolver.do("user 1338 1338") // after that: its own queries would be captured as root's, too
-		sh(t, `iptables-%[1]s-restore --noflush <<-.
-		*nat
-		:DOCKER_OUTPUT - [0:0]
-		-A OUTPUT -d 127.0.0.11/32 -j DOCKER_OUTPUT
-		-A DOCKER_OUTPUT -d 127.0.0.11/32 -p udp -m udp --dport 53 -j DNAT --to-destination 127.0.0.11:41053
-		-A DOCKER_OUTPUT -d 127.0.0.11/32 -p tcp -m tcp --dport 53 -j DNAT --to-destination 127.0.0.11:41053
-		COMMIT
-		.`, backend)
+		l.ns.Pipe(dockerRules, "iptables-"+string(l.backend)+"-restore", "--noflush", "-w", "5")
 		l.agentAs("1337 1337", "127.0.0.11:53", "-", 15053)
 		l.wantFrom("127.0.0.11:53", "SU")
-		l.capture(func(c *iptables.Config) { c.Backend = iptables.Auto; c.ExcludeUIDs = []uint32{1338} })
+		l.apply(auto, func(c *iptables.Config) { c.ExcludeUIDs = []uint32{1338} })
 		l.wantFrom("127.0.0.11:53", "ASU")
 	})
 }
 
 // K8
 func TestSocketsInUse(t *testing.T) {
+	t.Parallel()
 	for _, zone := range []uint16{53, 0} {
 		t.Run(map[uint16]string{53: "zone", 0: "no zone"}[zone], func(t *testing.T) {
-			matrix(t, func(l *lab) {
+			labs(t, diagonal(), func(l *lab) {
 				t := l.t
 				l.agent()
 				conn := l.socket()
 				l.wantOn(conn, "U")
-				c := l.capture(func(c *iptables.Config) { c.Zone = zone })
+				c := l.apply(func(c *iptables.Config) { c.Zone = zone })
 				l.wantOn(conn, "AU")
 				remove(t, c)
 				l.wantOn(conn, "U")
@@ -200,10 +197,11 @@ func TestSocketsInUse(t *testing.T) {
 
 // K12
 func TestDeadAgent(t *testing.T) {
-	matrix(t, func(l *lab) {
+	t.Parallel()
+	labs(t, diagonal(), func(l *lab) {
 		t := l.t
 		agent := l.agent()
-		l.capture()
+		l.apply()
 		conn := l.socket()
 		l.wantOn(conn, "AU")
 		agent.stop()
@@ -224,32 +222,31 @@ func TestDeadAgent(t *testing.T) {
 
 // K2
 func TestApplyTwice(t *testing.T) {
+	t.Parallel()
 	backends(t, func(l *lab) {
 		t, backend := l.t, l.backend
-		cfg := iptables.DefaultConfig()
-		cfg.Backend = backend
-		log := new(logBuffer)
-		c := newCapture(t, cfg, log)
-		before := saves(t)
+		cfg := l.config()
+		c := l.with(cfg)
+		before := l.saves()
 		plan, err := c.Plan(t.Context())
 		if err != nil || len(plan) != 2 || !strings.Contains(plan[0].Text, "REDIRECT --to-ports 15053") {
 			t.Fatalf("plan %v, %v", plan, err)
 		}
-		if saves(t) != before {
+		if l.saves() != before {
 			t.Fatal("to plan changed something")
 		}
 		apply(t, c)
-		once := saves(t)
+		once := l.saves()
 		if plan, err := c.Plan(t.Context()); err != nil || len(plan) != 0 {
 			t.Errorf("plan %v, %v, want none", plan, err)
 		}
 		apply(t, c)
-		apply(t, newCapture(t, cfg, log))
-		if twice := saves(t); twice != once {
+		apply(t, l.with(cfg))
+		if twice := l.saves(); twice != once {
 			t.Errorf("after the second time:\n%s\nafter the first:\n%s", twice, once)
 		}
-		if n := log.count("DNS is captured"); n != 1 {
-			t.Errorf("said %d times that DNS is captured, want once:\n%s", n, log)
+		if n := l.log.count("DNS is captured"); n != 1 {
+			t.Errorf("said %d times that DNS is captured, want once:\n%s", n, l.log)
 		}
 		status, err := c.Status(t.Context())
 		if err != nil || status.Backend != backend {

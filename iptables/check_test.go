@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -32,16 +33,15 @@ func failed(t *testing.T, c *iptables.Capture) string {
 
 // K11
 func TestCheck(t *testing.T) {
+	t.Parallel()
 	backends(t, func(l *lab) {
-		t, backend := l.t, l.backend
-		cfg := iptables.DefaultConfig()
-		cfg.Backend = backend
-		c := newCapture(t, cfg, new(logBuffer))
-		before := saves(t)
+		t := l.t
+		c := l.capture()
+		before := l.saves()
 		if missing := failed(t, c); missing != "" {
 			t.Errorf("missing: %s", missing)
 		}
-		if after := saves(t); after != before {
+		if after := l.saves(); after != before {
 			t.Errorf("check changed something:\n%s", after)
 		}
 	})
@@ -49,155 +49,129 @@ func TestCheck(t *testing.T) {
 
 // K11: without the capabilities, everything says so.
 func TestCapabilities(t *testing.T) {
+	t.Parallel()
 	backends(t, func(l *lab) {
-		t, backend := l.t, l.backend
-		cfg := iptables.DefaultConfig()
-		cfg.Backend = backend
-		c := newCapture(t, cfg, new(logBuffer))
-		dropCapabilities(t)
-		if missing := failed(t, c); !strings.Contains(missing, "CAP_NET_ADMIN: this process does not have it") {
-			t.Errorf("missing: %s", missing)
-		}
-		err := c.Apply(t.Context())
-		if err == nil || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
-			t.Errorf("apply: %v", err)
+		cmd := self(envApply, string(l.backend))
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 4000, Gid: 4000}}
+		out, failed := l.output(cmd)
+		for _, want := range []string{
+			"apply: .* it takes CAP_NET_ADMIN and CAP_NET_RAW",
+			"check: {What:CAP_NET_ADMIN OK:false Needed:true Detail:this process does not have it Advice:add it",
+			"check: {What:CAP_NET_RAW OK:false",
+			"check: {What:backend OK:false",
+		} {
+			if !failed || !regexp.MustCompile(want).MatchString(out) {
+				l.t.Errorf("want %s:\n%s", want, out)
+			}
 		}
 	})
 }
 
-// dropCapabilities takes all capabilities from this process and its children.
-func dropCapabilities(t *testing.T) {
-	t.Helper()
-	for bit := range 64 {
-		if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, uintptr(bit), 0); errno != 0 {
-			break
-		}
-	}
-	if err := syscall.Setgid(4000); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Setuid(4000); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // K11: the tools are not installed.
 func TestNoTools(t *testing.T) {
-	if !isolated(t) {
-		return
-	}
-	if err := unix.Mount("tmpfs", "/usr/sbin", "tmpfs", 0, ""); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := exec.LookPath("iptables-save"); err == nil {
-		t.Skip("LEFT OUT: iptables is not in /usr/sbin here")
-	}
-	c := newCapture(t, iptables.DefaultConfig(), new(logBuffer))
-	for what, err := range map[string]error{"apply": c.Apply(t.Context()), "remove": c.Remove(t.Context())} {
-		if err == nil || !strings.Contains(err.Error(), "install the package iptables") {
-			t.Errorf("%s: %v", what, err)
+	t.Parallel()
+	alone(t, func(l *lab) {
+		l.mount("/usr/sbin", 0)
+		if _, err := exec.LookPath("iptables-save"); err == nil {
+			t.Skip("LEFT OUT: iptables is not in /usr/sbin here")
 		}
-	}
-	if missing := failed(t, c); !strings.Contains(missing, "install the package iptables") {
-		t.Errorf("missing: %s", missing)
-	}
+		c := l.capture()
+		for what, err := range map[string]error{"apply": c.Apply(t.Context()), "remove": c.Remove(t.Context())} {
+			if err == nil || !strings.Contains(err.Error(), "install the package iptables") {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		if missing := failed(t, c); !strings.Contains(missing, "install the package iptables") {
+			t.Errorf("missing: %s", missing)
+		}
+	})
 }
+
+func legacyIPv4(c *iptables.Config) { c.Backend, c.IPv6 = iptables.Legacy, iptables.Off }
 
 // Another program holds legacy's lock.
 func TestLockHeld(t *testing.T) {
-	if !isolated(t) {
-		return
-	}
-	lock, err := os.Create("/run/xtables.lock")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
-	cfg := iptables.DefaultConfig()
-	cfg.Backend = iptables.Legacy
-	cfg.IPv6 = iptables.Off
-	c := newCapture(t, cfg, new(logBuffer))
-	start := time.Now()
-	err = c.Apply(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "another program holds /run/xtables.lock") {
-		t.Errorf("%v", err)
-	}
-	if took := time.Since(start); took < 4*time.Second || took > 14*time.Second {
-		t.Errorf("gave up after %v, want about 5 s", took)
-	}
-	if err := lock.Close(); err != nil {
-		t.Fatal(err)
-	}
-	apply(t, c)
+	t.Parallel()
+	alone(t, func(l *lab) {
+		l.mount("/run", 0)
+		lock, err := os.Create("/run/xtables.lock")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+			t.Fatal(err)
+		}
+		c := l.capture(legacyIPv4)
+		start := time.Now()
+		err = c.Apply(t.Context())
+		if err == nil || !strings.Contains(err.Error(), "another program holds /run/xtables.lock") {
+			t.Errorf("%v", err)
+		}
+		if took := time.Since(start); took < 4*time.Second || took > 14*time.Second {
+			t.Errorf("gave up after %v, want about 5 s", took)
+		}
+		if err := lock.Close(); err != nil {
+			t.Fatal(err)
+		}
+		apply(t, c)
+	})
 }
 
 // Legacy's lock cannot be made.
 func TestReadOnlyRun(t *testing.T) {
-	if !isolated(t) {
-		return
-	}
-	if err := unix.Mount("", "/run", "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""); err != nil {
-		t.Fatal(err)
-	}
-	cfg := iptables.DefaultConfig()
-	cfg.Backend = iptables.Legacy
-	c := newCapture(t, cfg, new(logBuffer))
-	apply(t, c)
-	if got := holders(t); got != inLegacy {
-		t.Errorf("rules in %s, want %s", got, inLegacy)
-	}
-	remove(t, c)
+	t.Parallel()
+	alone(t, func(l *lab) {
+		l.mount("/run", unix.MS_RDONLY)
+		c := l.apply(legacyIPv4)
+		if got := l.holders(); got != "iptables-legacy" {
+			t.Errorf("rules in %s, want iptables-legacy", got)
+		}
+		remove(t, c)
+	})
 }
 
 // A uid that does not exist in the user namespace.
 func TestUnmappedUser(t *testing.T) {
-	if !isolated(t) {
-		return
-	}
-	cmd := exec.CommandContext(t.Context(), os.Args[0])
-	cmd.Env = append(os.Environ(), envApply+"=nft")
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
-		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1000}},
-		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1000}},
-	}
-	out, err := cmd.CombinedOutput()
-	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOSPC) {
-		t.Skipf("LEFT OUT: needs user namespaces: %v", err)
-	}
-	if err == nil || !strings.Contains(string(out), "uid 1337 is not mapped in this user namespace") {
-		t.Errorf("%v: %s", err, out)
-	}
+	t.Parallel()
+	alone(t, func(l *lab) {
+		cmd := self(envApply, "nft")
+		first := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1000}}
+		cmd.SysProcAttr = &syscall.SysProcAttr{
+			Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
+			UidMappings: first,
+			GidMappings: first,
+		}
+		out, failed := l.output(cmd)
+		if !failed || !strings.Contains(out, "uid 1337 is not mapped in this user namespace") {
+			t.Errorf("%s", out)
+		}
+	})
 }
 
-// A tool that hangs is given up, and so is one that is not wanted any more.
+// A tool that hangs is given up when it is not wanted any more.
 func TestHangingTool(t *testing.T) {
-	if !isolated(t) {
-		return
-	}
-	tools(t, nil, map[string]string{"iptables-nft-restore": "exec sleep 60"})
-	cfg := iptables.DefaultConfig()
-	cfg.Backend = iptables.NFT
-	c := newCapture(t, cfg, new(logBuffer))
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-	defer cancel()
-	start := time.Now()
-	if err := c.Apply(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("%v", err)
-	}
-	if took := time.Since(start); took > 8*time.Second {
-		t.Errorf("gave up after %v", took)
-	}
+	alone(t, func(l *lab) {
+		tools(t, map[string]string{"iptables-nft-restore": "exec sleep 60"})
+		c := l.capture(func(c *iptables.Config) { c.Backend = iptables.NFT })
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		start := time.Now()
+		if err := c.Apply(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v", err)
+		}
+		if took := time.Since(start); took > 8*time.Second {
+			t.Errorf("gave up after %v", took)
+		}
+	})
 }
 
 // K9, K10: the agent has been killed, and somebody else removes.
 func TestFailOpen(t *testing.T) {
-	matrix(t, func(l *lab) {
+	t.Parallel()
+	labs(t, diagonal(), func(l *lab) {
 		t := l.t
 		agent := l.agent()
-		l.capture()
+		l.apply()
 		conn := l.socket()
 		l.wantOn(conn, "AU")
 		agent.stop()
@@ -205,7 +179,7 @@ func TestFailOpen(t *testing.T) {
 			t.Errorf("%v, want refused", err)
 		}
 		start := time.Now()
-		remove(t, newCapture(t, l.config(), l.log))
+		remove(t, l.capture())
 		if took := time.Since(start); took > 2*time.Second {
 			t.Errorf("remove took %v", took)
 		}

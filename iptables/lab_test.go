@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"regexp"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -13,34 +15,118 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nametap/nametap/internal/netns"
 	"github.com/nametap/nametap/iptables"
 )
 
-// lab is a machine (the namespace that the test is in) with an interface eth0,
-// behind which two nameservers are.
+// lab is a machine: a network namespace, in which the test is, too. It may have
+// an interface eth0, behind which two nameservers are.
 type lab struct {
 	t       *testing.T
-	backend iptables.Backend
+	ns      *netns.NS
+	backend iptables.Backend // "" for both
 	family  iptables.Family
-	servers *peer
 	log     *logBuffer
 }
 
-func newLab(t *testing.T, backend iptables.Backend, family iptables.Family) *lab {
+// kind is what tests are run for.
+type kind struct {
+	backend iptables.Backend
+	family  iptables.Family
+}
+
+// all has every pair.
+func all() []kind {
+	return append(diagonal(), kind{iptables.NFT, iptables.IPv6}, kind{iptables.Legacy, iptables.IPv4})
+}
+
+// diagonal has each backend and each family once.
+func diagonal() []kind {
+	return []kind{{iptables.NFT, iptables.IPv4}, {iptables.Legacy, iptables.IPv6}}
+}
+
+// labs runs a test in labs with nameservers.
+func labs(t *testing.T, kinds []kind, test func(l *lab)) {
 	t.Helper()
-	l := &lab{t: t, backend: backend, family: family, log: new(logBuffer)}
-	l.servers = startPeer(t, unix.CLONE_NEWNET)
-	sh(t, `ip link set lo up
-ip link add eth0 type veth peer name eth1
-ip link set eth1 netns %d
-ip addr add 10.77.0.1/24 dev eth0
-ip addr add fd77::1/64 dev eth0 nodad
-ip link set eth0 up`, l.servers.cmd.Process.Pid)
-	l.servers.do("sh ip link set lo up; ip addr add 10.77.0.2/24 dev eth1; ip addr add 10.77.0.3/24 dev eth1; " +
-		"ip addr add fd77::2/64 dev eth1 nodad; ip addr add fd77::3/64 dev eth1 nodad; ip link set eth1 up; " +
-		"ip route add 10.78.0.0/24 via 10.77.0.1; ip route add fd78::/64 via fd77::1")
-	l.servers.do("serve U - - 10.77.0.2:53 10.77.0.3:53 [fd77::2]:53 [fd77::3]:53")
-	return l
+	for _, k := range kinds {
+		t.Run(fmt.Sprintf("%s/%s", k.backend, k.family), func(t *testing.T) {
+			l := newLab(t, k)
+			l.connect()
+			l.ns.Run(func() { test(l) })
+		})
+	}
+}
+
+// backends runs a test for both backends, in labs without nameservers.
+func backends(t *testing.T, test func(l *lab)) {
+	t.Helper()
+	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
+		t.Run(string(backend), func(t *testing.T) {
+			l := newLab(t, kind{backend, iptables.IPv4})
+			l.ns.Run(func() { test(l) })
+		})
+	}
+}
+
+// alone runs a test in one lab without nameservers, with any backend.
+func alone(t *testing.T, test func(l *lab)) {
+	t.Helper()
+	l := newLab(t, kind{"", iptables.IPv4})
+	l.ns.Run(func() { test(l) })
+}
+
+func newLab(t *testing.T, k kind) *lab {
+	t.Helper()
+	netns.Need(t, "ip", "iptables-nft-restore", "iptables-legacy-restore")
+	return &lab{t: t, ns: netns.New(t), backend: k.backend, family: k.family, log: new(logBuffer)}
+}
+
+// connect gives the lab its eth0 and the nameservers.
+func (l *lab) connect() {
+	l.t.Helper()
+	servers := netns.New(l.t)
+	netns.Connect(
+		netns.End{NS: l.ns, Name: "eth0", Addrs: []string{"10.77.0.1/24", "fd77::1/64"}},
+		netns.End{NS: servers, Name: "eth0", Addrs: []string{"10.77.0.2/24", "10.77.0.3/24", "fd77::2/64", "fd77::3/64"}},
+	)
+	servers.Exec("ip", "route", "add", "10.78.0.0/24", "via", "10.77.0.1")
+	servers.Exec("ip", "route", "add", "fd78::/64", "via", "fd77::1")
+	startPeer(l.t, servers).do("serve U - - 10.77.0.2:53 10.77.0.3:53 [fd77::2]:53 [fd77::3]:53")
+}
+
+// sh runs a shell script in the lab and returns what it prints.
+func (l *lab) sh(format string, args ...any) string {
+	l.t.Helper()
+	return l.ns.Exec("sh", "-ec", fmt.Sprintf(format, args...))
+}
+
+// mount mounts a tmpfs that only the test and its children see.
+func (l *lab) mount(target string, flags uintptr) {
+	l.t.Helper()
+	runtime.LockOSThread() // not undone: the thread ends with the test
+	err := unix.Unshare(unix.CLONE_NEWNS)
+	if err == nil {
+		err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+	}
+	if err == nil {
+		err = unix.Mount("tmpfs", target, "tmpfs", flags, "")
+	}
+	if err != nil {
+		l.t.Fatalf("mounting on %s: %v", target, err)
+	}
+}
+
+// saves returns what all four iptables-save print, without what changes by
+// itself: dates and counters.
+func (l *lab) saves() string {
+	l.t.Helper()
+	var b strings.Builder
+	for _, tool := range []string{"iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy"} {
+		save := regexp.MustCompile(`(?m)^#.*\n`).ReplaceAllString(l.ns.Exec(tool+"-save"), "")
+		save = regexp.MustCompile(`\[\d+:\d+\]`).ReplaceAllString(save, "[0:0]")
+		fmt.Fprintf(&b, "== %s\n%s", tool, save)
+	}
+	return b.String()
 }
 
 // local returns an address of loopback, and of eth0.
@@ -64,10 +150,18 @@ func (l *lab) agent() *peer { return l.agentAs("1337 1337", "same", "-", 15053) 
 
 func (l *lab) agentAs(uidAndGID, upstream, local string, port int) *peer {
 	l.t.Helper()
-	a := startPeer(l.t, 0)
+	a := startPeer(l.t, l.ns)
 	a.do("user %s", uidAndGID)
 	a.do("serve A %s %s 127.0.0.1:%d [::1]:%d", upstream, local, port, port)
 	return a
+}
+
+// other is the backend that is not the lab's.
+func (l *lab) other() iptables.Backend {
+	if l.backend == iptables.NFT {
+		return iptables.Legacy
+	}
+	return iptables.NFT
 }
 
 // config is the default with the lab's backend, after any changes.
@@ -81,24 +175,34 @@ func (l *lab) config(changes ...func(*iptables.Config)) iptables.Config {
 	return cfg
 }
 
-// capture applies a configuration.
+// capture makes a Capture, which logs to the lab's log.
 func (l *lab) capture(changes ...func(*iptables.Config)) *iptables.Capture {
 	l.t.Helper()
-	c := newCapture(l.t, l.config(changes...), l.log)
-	apply(l.t, c)
+	return l.with(l.config(changes...))
+}
+
+// with makes a Capture of a configuration.
+func (l *lab) with(cfg iptables.Config) *iptables.Capture {
+	l.t.Helper()
+	if networkNamespace() == outside {
+		l.t.Fatal("rules would be changed outside of the lab")
+	}
+	c, err := iptables.New(cfg, slog.New(slog.NewTextHandler(l.log, nil)))
+	if err != nil {
+		l.t.Fatal(err)
+	}
 	return c
 }
 
-// newCapture makes a Capture, but never for the machine's own namespace.
-func newCapture(t *testing.T, cfg iptables.Config, log *logBuffer) *iptables.Capture {
-	t.Helper()
-	if !isolated(t) {
-		t.Fatal("not in a namespace that the test made")
-	}
-	c, err := iptables.New(cfg, slog.New(slog.NewTextHandler(log, nil)))
-	if err != nil {
-		t.Fatal(err)
-	}
+// auto is a change of configuration: that of somebody who does not know the
+// backend in use.
+func auto(c *iptables.Config) { c.Backend = iptables.Auto }
+
+// apply makes a Capture and applies it.
+func (l *lab) apply(changes ...func(*iptables.Config)) *iptables.Capture {
+	l.t.Helper()
+	c := l.capture(changes...)
+	apply(l.t, c)
 	return c
 }
 
@@ -149,6 +253,16 @@ func (l *lab) wantOn(conn net.Conn, way string) {
 	l.t.Helper()
 	if reply, err := askOn(conn, "2s"); err != nil || reply != "2s"+way {
 		l.t.Errorf("reply %q, %v, want %q", reply, err, "2s"+way)
+	}
+}
+
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !condition(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 10 s: %s", what)
+		}
 	}
 }
 

@@ -16,10 +16,12 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/netns"
 )
 
-// A peer is another process: with a network namespace or a user of its own. It
-// does what it is told line by line, and says "ok …" or "error …" after each.
+// A peer is another process, with a user of its own. It does what it is told
+// line by line, and says "ok …" or "error …" after each.
 type peer struct {
 	t   *testing.T
 	cmd *exec.Cmd
@@ -27,12 +29,10 @@ type peer struct {
 	out *bufio.Reader
 }
 
-func startPeer(t *testing.T, cloneflags uintptr) *peer {
+func startPeer(t *testing.T, ns *netns.NS) *peer {
 	t.Helper()
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), envPeer+"=1")
+	cmd := self(envPeer, "1")
 	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: cloneflags, Pdeathsig: syscall.SIGKILL}
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -41,7 +41,7 @@ func startPeer(t *testing.T, cloneflags uintptr) *peer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
+	if err := ns.Start(cmd); err != nil {
 		t.Fatal(err)
 	}
 	p := &peer{t: t, cmd: cmd, in: in, out: bufio.NewReader(out)}
@@ -54,25 +54,17 @@ func (p *peer) stop() {
 	_ = p.cmd.Wait()
 }
 
-// try tells the peer to do something and returns what it says.
-func (p *peer) try(format string, args ...any) string {
+// do tells the peer to do something and returns what it says.
+func (p *peer) do(format string, args ...any) string {
 	p.t.Helper()
-	if _, err := fmt.Fprintf(p.in, format+"\n", args...); err != nil {
+	what := fmt.Sprintf(format, args...)
+	if _, err := fmt.Fprintln(p.in, what); err != nil {
 		p.t.Fatal(err)
 	}
 	line, err := p.out.ReadString('\n')
-	if err != nil {
-		p.t.Fatalf("%s: %v", fmt.Sprintf(format, args...), err)
-	}
-	return strings.TrimSpace(line)
-}
-
-// do is try that has to succeed.
-func (p *peer) do(format string, args ...any) string {
-	p.t.Helper()
-	said, ok := strings.CutPrefix(p.try(format, args...), "ok")
-	if !ok {
-		p.t.Fatalf("%s: %s", fmt.Sprintf(format, args...), said)
+	said, ok := strings.CutPrefix(line, "ok")
+	if err != nil || !ok {
+		p.t.Fatalf("%s: %s%v", what, said, err)
 	}
 	return strings.TrimSpace(said)
 }
@@ -94,12 +86,6 @@ func runPeer() {
 func peerDo(word, rest string) (string, error) {
 	args := strings.Fields(rest)
 	switch word {
-	case "sh":
-		out, err := exec.Command("sh", "-ec", rest).CombinedOutput()
-		if err != nil {
-			return "", fmt.Errorf("%w: %q", err, out)
-		}
-		return "", nil
 	case "user": // uid gid: of every socket that is opened from now on
 		uid, _ := strconv.Atoi(args[0])
 		gid, _ := strconv.Atoi(args[1])

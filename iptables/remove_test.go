@@ -28,31 +28,24 @@ COMMIT
 COMMIT
 `
 
-func addForeign(t *testing.T, backend iptables.Backend) {
-	t.Helper()
-	rules := filepath.Join(t.TempDir(), "foreign")
-	if err := os.WriteFile(rules, []byte(foreignRules), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	v6 := filepath.Join(t.TempDir(), "foreign6")
-	text := strings.NewReplacer("192.0.2.7/32", "fd99::7/128", "10.77.0.3:53", "[fd77::3]:53",
+func (l *lab) addForeign(backend iptables.Backend) {
+	l.t.Helper()
+	v6 := strings.NewReplacer("192.0.2.7/32", "fd99::7/128", "10.77.0.3:53", "[fd77::3]:53",
 		"10.99.0.0/16", "fd99::/16", "192.0.2.0/24", "fd99:1::/32").Replace(foreignRules)
-	if err := os.WriteFile(v6, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	sh(t, "iptables-%[1]s-restore --noflush <%[2]s; ip6tables-%[1]s-restore --noflush <%[3]s", backend, rules, v6)
+	l.ns.Pipe(foreignRules, "iptables-"+string(backend)+"-restore", "--noflush", "-w", "5")
+	l.ns.Pipe(v6, "ip6tables-"+string(backend)+"-restore", "--noflush", "-w", "5")
 }
 
 // K3
 func TestRemove(t *testing.T) {
+	t.Parallel()
 	backends(t, func(l *lab) {
 		t, backend := l.t, l.backend
-		cfg := iptables.DefaultConfig()
-		cfg.Backend = backend
-		untouched := saves(t)
-		apply(t, newCapture(t, cfg, new(logBuffer)))
-		remove(t, newCapture(t, cfg, new(logBuffer)))
-		after := saves(t)
+		cfg := l.config()
+		untouched := l.saves()
+		apply(t, l.with(cfg))
+		remove(t, l.with(cfg))
+		after := l.saves()
 		if backend == iptables.NFT && after != untouched {
 			t.Errorf("a machine without rules has, afterwards:\n%s", after)
 		}
@@ -60,21 +53,21 @@ func TestRemove(t *testing.T) {
 			t.Errorf("left behind:\n%s", after)
 		}
 
-		addForeign(t, backend)
-		before := saves(t)
+		l.addForeign(backend)
+		before := l.saves()
 		cfg.VirtualInterfaces = []string{"docker0"}
 		cfg.ExcludeUIDs = []uint32{7}
-		apply(t, newCapture(t, cfg, new(logBuffer)))
-		if saves(t) == before {
+		apply(t, l.with(cfg))
+		if l.saves() == before {
 			t.Fatal("nothing was applied")
 		}
 		// Whoever removes them knows nothing of these settings.
-		remove(t, newCapture(t, iptables.DefaultConfig(), new(logBuffer)))
-		if after := saves(t); after != before {
+		remove(t, l.capture(auto))
+		if after := l.saves(); after != before {
 			t.Errorf("after remove:\n%s\nbefore apply:\n%s", after, before)
 		}
-		remove(t, newCapture(t, iptables.DefaultConfig(), new(logBuffer)))
-		if after := saves(t); after != before {
+		remove(t, l.capture(auto))
+		if after := l.saves(); after != before {
 			t.Errorf("after the second remove:\n%s\nbefore apply:\n%s", after, before)
 		}
 	})
@@ -82,15 +75,15 @@ func TestRemove(t *testing.T) {
 
 // K3: a table that we made and that others use by now stays, without us.
 func TestRemoveFromSharedTable(t *testing.T) {
+	t.Parallel()
 	backends(t, func(l *lab) {
 		t, backend := l.t, l.backend
-		cfg := iptables.DefaultConfig()
-		cfg.Backend = backend
-		apply(t, newCapture(t, cfg, new(logBuffer)))
-		sh(t, "iptables-%[1]s -t nat -A OUTPUT -d 192.0.2.1 -j ACCEPT; ip6tables-%[1]s -t raw -P OUTPUT DROP", backend)
-		sh(t, "iptables-%[1]s -t nat -N OTHERS; iptables-%[1]s -t nat -A OTHERS -j NAMETAP_OUTPUT", backend)
-		remove(t, newCapture(t, cfg, new(logBuffer)))
-		after := saves(t)
+		cfg := l.config()
+		apply(t, l.with(cfg))
+		l.sh("iptables-%[1]s -w 5 -t nat -A OUTPUT -d 192.0.2.1 -j ACCEPT; ip6tables-%[1]s -w 5 -t raw -P OUTPUT DROP", backend)
+		l.sh("iptables-%[1]s -w 5 -t nat -N OTHERS; iptables-%[1]s -w 5 -t nat -A OTHERS -j NAMETAP_OUTPUT", backend)
+		remove(t, l.with(cfg))
+		after := l.saves()
 		if strings.Contains(after, "NAMETAP") || !strings.Contains(after, "-A OUTPUT -d 192.0.2.1/32 -j ACCEPT") ||
 			!strings.Contains(after, ":OUTPUT DROP") {
 			t.Errorf("after remove:\n%s", after)
@@ -101,43 +94,42 @@ func TestRemoveFromSharedTable(t *testing.T) {
 // K3, K4: apply is killed before, within and after each iptables-restore, while
 // the other backend holds rules of ours from earlier.
 func TestApplyKilled(t *testing.T) {
+	t.Parallel()
+	moments := []string{"before", "within", "after"}
+	if testing.Short() {
+		moments = []string{"within"}
+	}
 	backends(t, func(l *lab) {
-		t, backend := l.t, l.backend
-		other := iptables.Legacy
-		if backend == iptables.Legacy {
-			other = iptables.NFT
-		}
-		addForeign(t, iptables.NFT)
-		addForeign(t, iptables.Legacy)
-		before := saves(t)
-		inOther := iptables.DefaultConfig()
-		inOther.Backend = other
-		cleaner := newCapture(t, iptables.DefaultConfig(), new(logBuffer))
+		t := l.t
+		l.addForeign(iptables.NFT)
+		l.addForeign(iptables.Legacy)
+		before := l.saves()
+		cleaner := l.capture(auto)
 		applyHalf := func(step int, how string) int {
 			t.Helper()
-			apply(t, newCapture(t, inOther, new(logBuffer)))
-			return killedApply(t, backend, step, how)
+			l.apply(func(c *iptables.Config) { c.Backend = l.other() })
+			return l.killedApply(step, how)
 		}
 		steps := applyHalf(0, "never")
-		complete := saves(t)
+		complete := l.saves()
 		remove(t, cleaner)
 		if steps < 4 {
 			t.Fatalf("apply took %d steps, want one a family and what the other backend takes", steps)
 		}
 		t.Logf("%d steps", steps)
 		for step := 1; step <= steps; step++ {
-			for _, how := range []string{"before", "within", "after"} {
+			for _, how := range moments {
 				applyHalf(step, how)
 				if how == "within" { // that one is mended, too
-					killedApply(t, backend, 0, "never")
-					if after := saves(t); after != complete {
+					l.killedApply(0, "never")
+					if after := l.saves(); after != complete {
 						t.Errorf("killed %s step %d, and applied again:\n%s\nwant:\n%s", how, step, after, complete)
 					}
 					remove(t, cleaner)
 					applyHalf(step, how)
 				}
 				remove(t, cleaner)
-				if after := saves(t); after != before {
+				if after := l.saves(); after != before {
 					t.Errorf("killed %s step %d, and removed:\n%s\nwant:\n%s", how, step, after, before)
 				}
 			}
@@ -147,7 +139,8 @@ func TestApplyKilled(t *testing.T) {
 
 // killedApply applies the default rules in another process and kills it at a
 // step, that is at an iptables-restore. It returns how many there were.
-func killedApply(t *testing.T, backend iptables.Backend, step int, how string) int {
+func (l *lab) killedApply(step int, how string) int {
+	t := l.t
 	t.Helper()
 	dir := t.TempDir()
 	for _, family := range []string{"iptables", "ip6tables"} {
@@ -175,11 +168,10 @@ exec %[4]s "$@"
 			}
 		}
 	}
-	cmd := exec.CommandContext(t.Context(), os.Args[0])
-	cmd.Env = append(os.Environ(), envApply+"="+string(backend), "PATH="+dir+":"+os.Getenv("PATH"))
-	out, err := cmd.CombinedOutput()
-	if killed := err != nil; killed != (how != "never") {
-		t.Fatalf("apply, killed %s step %d: %v: %s", how, step, err, out)
+	cmd := self(envApply, string(l.backend))
+	cmd.Env = append(cmd.Env, "PATH="+dir+":"+os.Getenv("PATH"))
+	if out, killed := l.output(cmd); killed != (how != "never") {
+		t.Fatalf("apply, killed %s step %d: %s", how, step, out)
 	}
 	count, err := os.ReadFile(filepath.Join(dir, "n"))
 	if err != nil {

@@ -46,6 +46,7 @@ func configs() map[string]iptables.Config {
 
 // K11: the text is the one that is committed.
 func TestText(t *testing.T) {
+	t.Parallel()
 	for name, cfg := range configs() {
 		t.Run(name, func(t *testing.T) {
 			rules, err := iptables.Build(cfg)
@@ -74,11 +75,12 @@ func TestText(t *testing.T) {
 // K2, K10: what iptables-save prints of these rules is these rules, with both
 // backends, so that they can be compared as text.
 func TestTextIsWhatIsSaved(t *testing.T) {
+	t.Parallel()
 	backends(t, func(l *lab) {
 		t, backend := l.t, l.backend
 		for name, cfg := range configs() {
 			cfg.Backend = backend
-			c := newCapture(t, cfg, new(logBuffer))
+			c := l.with(cfg)
 			if err := c.Apply(t.Context()); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
@@ -90,6 +92,7 @@ func TestTextIsWhatIsSaved(t *testing.T) {
 }
 
 func TestConfigErrors(t *testing.T) {
+	t.Parallel()
 	for want, change := range map[string]func(*iptables.Config){
 		"capture port 0":                       func(c *iptables.Config) { c.Port = 0 },
 		"capture port 53":                      func(c *iptables.Config) { c.Port = 53 },

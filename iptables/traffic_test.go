@@ -3,12 +3,12 @@ package iptables_test
 import (
 	"context"
 	"fmt"
-	"os/exec"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/nametap/nametap/internal/netns"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -28,10 +28,10 @@ func (l *lab) start() *traffic {
 	tr := &traffic{ways: make(map[string]int), stop: cancel}
 	for range 2 {
 		conn := l.socket()
-		tr.loop(ctx, func(text string) (string, error) { return askOn(conn, text) })
+		l.loop(ctx, tr, func(text string) (string, error) { return askOn(conn, text) })
 	}
 	for _, network := range []string{"udp", "tcp"} {
-		tr.loop(ctx, func(text string) (string, error) {
+		l.loop(ctx, tr, func(text string) (string, error) {
 			time.Sleep(time.Millisecond) // or TCP runs out of ports
 			return ask(network, "-", l.server('2'), text)
 		})
@@ -40,8 +40,8 @@ func (l *lab) start() *traffic {
 	return tr
 }
 
-func (tr *traffic) loop(ctx context.Context, ask func(string) (string, error)) {
-	tr.done.Go(func() {
+func (l *lab) loop(ctx context.Context, tr *traffic, ask func(string) (string, error)) {
+	asking := func() {
 		for n := 0; ctx.Err() == nil; n++ {
 			text := fmt.Sprintf("2n%d.", n)
 			reply, err := ask(text)
@@ -53,7 +53,8 @@ func (tr *traffic) loop(ctx context.Context, ask func(string) (string, error)) {
 			tr.ways[way]++
 			tr.mu.Unlock()
 		}
-	})
+	}
+	tr.done.Go(func() { l.ns.Run(asking) })
 }
 
 // end stops the applications and returns what became of their queries.
@@ -81,10 +82,11 @@ func (tr *traffic) goesOn(t *testing.T) {
 
 // K2: other settings, and rules written anew, while applications ask.
 func TestReplaceUnderTraffic(t *testing.T) {
-	matrix(t, func(l *lab) {
+	t.Parallel()
+	labs(t, diagonal(), func(l *lab) {
 		t := l.t
 		l.agent()
-		c := l.capture()
+		c := l.apply()
 		tr := l.start()
 		for n := range 10 {
 			tr.goesOn(t)
@@ -105,13 +107,18 @@ func TestReplaceUnderTraffic(t *testing.T) {
 // The switch: rules come and go while agent and applications run, and no query
 // is lost, whichever way it goes.
 func TestSwitchUnderTraffic(t *testing.T) {
-	matrix(t, func(l *lab) {
+	t.Parallel()
+	rounds := 3
+	if testing.Short() {
+		rounds = 1
+	}
+	labs(t, diagonal(), func(l *lab) {
 		t := l.t
 		l.agent()
 		// No agent takes as long, but this machine may.
-		c := newCapture(t, l.config(func(c *iptables.Config) { c.Settle = time.Second }), l.log)
+		c := l.capture(func(c *iptables.Config) { c.Settle = time.Second })
 		tr := l.start()
-		for range 4 {
+		for range rounds {
 			tr.goesOn(t)
 			apply(t, c)
 			tr.goesOn(t)
@@ -137,49 +144,47 @@ func TestSwitchUnderTraffic(t *testing.T) {
 // K5: an application and the agent send from the same port to the same two
 // nameservers, 10,000 times, and either may have been the first.
 func TestSourcePortCollision(t *testing.T) {
-	const queries = 10_000
-	for _, first := range []string{"application", "agent"} {
-		t.Run(first+" first", func(t *testing.T) {
-			matrix(t, func(l *lab) {
-				t := l.t
-				l.agentAs("1337 1337", "same", "shared:"+l.eth0(5454), 15053)
-				l.capture()
-				if first == "agent" { // asked directly, it sends before the application does
-					for _, text := range []string{"2first", "3first"} {
-						if reply, err := ask("udp", "-", l.local(15053), text); err != nil || reply != text+"AU" {
-							t.Fatalf("reply %q, %v", reply, err)
-						}
-					}
-				}
-				ways := make(map[string]int)
-				for n := range queries {
-					digit := byte('2' + n%2)
-					text := fmt.Sprintf("%cn%d.", digit, n)
-					reply, err := ask("udp", l.eth0(5454), l.server(digit), text)
-					if err != nil {
-						reply = text + "lost: " + err.Error()
-					}
-					ways[strings.TrimPrefix(reply, text)]++
-				}
-				if ways["AU"] != queries {
-					t.Errorf("replies by their way: %v, want all by AU", ways)
-				}
-				entries := conntrack(t, l.family)
-				if strings.Contains(entries, "UNREPLIED") || !strings.Contains(entries, "sport=5454") {
-					t.Errorf("conntrack has UNREPLIED entries, or none of port 5454:\n%s", entries)
-				}
-			})
-		})
+	t.Parallel()
+	queries := 5_000 // each way
+	if testing.Short() {
+		queries = 500
 	}
+	labs(t, diagonal(), func(l *lab) {
+		t := l.t
+		netns.Need(t, "conntrack")
+		l.agentAs("1337 1337", "same", "shared:"+l.eth0(5454), 15053)
+		l.apply()
+		l.collide(queries)
+		l.sh("conntrack -F 2>/dev/null")
+		for _, text := range []string{"2first", "3first"} { // asked directly, the agent sends first
+			if reply, err := ask("udp", "-", l.local(15053), text); err != nil || reply != text+"AU" {
+				t.Fatalf("reply %q, %v", reply, err)
+			}
+		}
+		l.collide(queries)
+	})
 }
 
-// conntrack lists the entries of UDP to port 53.
-func conntrack(t *testing.T, f iptables.Family) string {
-	t.Helper()
-	if _, err := exec.LookPath("conntrack"); err != nil {
-		t.Skip("LEFT OUT: needs conntrack")
+// collide asks two nameservers from the agent's port.
+func (l *lab) collide(queries int) {
+	l.t.Helper()
+	ways := make(map[string]int)
+	for n := range queries {
+		digit := byte('2' + n%2)
+		text := fmt.Sprintf("%cn%d.", digit, n)
+		reply, err := ask("udp", l.eth0(5454), l.server(digit), text)
+		if err != nil {
+			reply = text + "lost: " + err.Error()
+		}
+		ways[strings.TrimPrefix(reply, text)]++
 	}
-	return sh(t, "conntrack -L -f %s -p udp --dport 53 2>/dev/null", strings.ToLower(f.String()))
+	if ways["AU"] != queries {
+		l.t.Errorf("replies by their way: %v, want %d by AU", ways, queries)
+	}
+	entries := l.sh("conntrack -L -f %s -p udp --dport 53 2>/dev/null", strings.ToLower(l.family.String()))
+	if strings.Contains(entries, "UNREPLIED") || !strings.Contains(entries, "sport=5454") {
+		l.t.Errorf("conntrack has UNREPLIED entries, or none of port 5454:\n%s", entries)
+	}
 }
 
 // What one apply takes, beside a program for each rule.
@@ -193,7 +198,7 @@ func TestApplyTime(t *testing.T) {
 		text := rules.Text(iptables.IPv4)
 		timed := func(script string, args ...any) time.Duration {
 			start := time.Now()
-			sh(t, script, args...)
+			l.sh(script, args...)
 			return time.Since(start)
 		}
 		timed("iptables-%s-restore --noflush -w 5 <<'.'\n%s.", backend, text)
@@ -214,9 +219,8 @@ func TestApplyTime(t *testing.T) {
 			}
 		}
 		each := timed("%s", script.String())
-		cfg := iptables.DefaultConfig()
-		cfg.Backend = backend
-		c := newCapture(t, cfg, new(logBuffer))
+		cfg := l.config()
+		c := l.with(cfg)
 		start := time.Now()
 		apply(t, c)
 		whole := time.Since(start)
