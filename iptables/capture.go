@@ -69,7 +69,8 @@ func (c *Capture) configure(cfg Config) error {
 // the backend in which they do not belong. It changes nothing if they are there
 // already. From now on Run keeps them, even if Apply returns an error; call
 // Remove to give up. Each family has all rules or none; an error in the first
-// Apply leaves none in any, unless the other backend cannot be cleared. What it does without (a family, the zone) is logged.
+// Apply leaves none in any, unless it is that the other backend cannot be cleared.
+// What Apply does without (a family, the zone) is logged.
 func (c *Capture) Apply(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

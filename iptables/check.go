@@ -36,8 +36,8 @@ func (c *Capture) Check(ctx context.Context) []Finding {
 	cfg, vs := c.cfg, c.variants
 	c.mu.Unlock()
 	findings := []Finding{
-		capability("CAP_NET_ADMIN", unix.CAP_NET_ADMIN),
-		capability("CAP_NET_RAW", unix.CAP_NET_RAW),
+		capability("CAP_NET_ADMIN", unix.CAP_NET_ADMIN, true),
+		capability("CAP_NET_RAW", unix.CAP_NET_RAW, cfg.Backend == Legacy), // nft does without
 		Finding{What: "uid and gid", Needed: true, Detail: "they exist in this user namespace",
 			Advice: "run the agent as a user that this user namespace maps (/proc/self/uid_map, /proc/self/gid_map)"}.after(checkMapped(cfg)),
 		checkConntrack(),
@@ -91,12 +91,12 @@ func probe(ctx context.Context, p place, vs []variant) []Finding {
 		findings := []Finding{{What: what, OK: true, Needed: true, Detail: how}}
 		for _, lost := range v.without {
 			findings = append(findings, Finding{What: what + ": " + lost,
-				Advice: "modprobe xt_CT xt_comment nf_conntrack, and install all extensions of the package iptables; until then rules go without"}.after(first))
+				Advice: "modprobe -a xt_CT xt_comment nf_conntrack, and install all extensions of the package iptables; until then rules go without"}.after(first))
 		}
 		return findings
 	}
 	return []Finding{Finding{What: what, Needed: true,
-		Advice: "modprobe nf_nat xt_REDIRECT xt_owner xt_tcpudp, and for nft nft_compat, for legacy iptable_nat and ip6table_nat"}.after(first)}
+		Advice: "modprobe -a nf_nat xt_REDIRECT xt_owner xt_tcpudp, and for nft nft_compat, for legacy iptable_nat and ip6table_nat"}.after(first)}
 }
 
 // try gives a text to iptables-restore in a new network namespace, which ends
@@ -115,13 +115,13 @@ func (p place) try(ctx context.Context, text string) (how string, err error) {
 }
 
 // capability says whether this process has a capability.
-func capability(name string, bit int) Finding {
+func capability(name string, bit int, needed bool) Finding {
 	const advice = "add it to the container's securityContext.capabilities, or run as root in the namespace's own user namespace"
 	effective, err := effectiveCapabilities()
 	if err == nil && effective&(1<<bit) == 0 {
 		err = errors.New("this process does not have it")
 	}
-	return Finding{What: name, Needed: true, Advice: advice}.after(err)
+	return Finding{What: name, Needed: needed, Advice: advice}.after(err)
 }
 
 func effectiveCapabilities() (uint64, error) {

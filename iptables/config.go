@@ -60,7 +60,8 @@ const (
 // lacks a port and the agent's uid.
 type Config struct {
 	// Port is the agent's DNS port, for UDP and TCP, on 127.0.0.1 and ::1, and
-	// on the addresses of VirtualInterfaces. Not 0 and not 53.
+	// on the addresses of VirtualInterfaces. Not 0 and not 53. Nobody asks here
+	// whether the agent listens there: without it, queries are refused.
 	Port uint16
 
 	// AgentUIDs and AgentGIDs are what the agent runs as: queries of a socket
@@ -140,8 +141,8 @@ func (c Config) validate() error {
 		}
 	}
 	for _, p := range c.ExcludeCIDRs {
-		if !p.IsValid() || p.Addr().Is4In6() {
-			return fmt.Errorf("excluded CIDR %q: want an IPv4 or IPv6 prefix", p)
+		if !p.IsValid() || !plain(p.Masked().Addr()) {
+			return fmt.Errorf("excluded CIDR %q: want an IPv4 or IPv6 prefix, not one with IPv4 within IPv6", p)
 		}
 	}
 	for _, p := range c.ExcludeSourcePorts {
@@ -169,14 +170,14 @@ func (c Config) validateModes() error {
 		return fmt.Errorf("iptables backend %q: want auto, nft or legacy", c.Backend)
 	}
 	if c.Interval < 0 || c.Settle < 0 {
-		return fmt.Errorf("reconcile interval %v, settle time %v: want more than 0", c.Interval, c.Settle)
+		return fmt.Errorf("reconcile interval %v, settle time %v: want none below 0", c.Interval, c.Settle)
 	}
 	return nil
 }
 
 func checkServer(a netip.Addr) error {
-	if !a.IsValid() || a.IsUnspecified() || a.Is4In6() {
-		return fmt.Errorf("capture server %q: want an IPv4 or IPv6 address", a)
+	if !a.IsValid() || a.IsUnspecified() || !plain(a) {
+		return fmt.Errorf("capture server %q: want an IPv4 or IPv6 address, not IPv4 within IPv6", a)
 	}
 	if a.Zone() != "" {
 		if err := checkInterface(a.Zone()); err != nil {
@@ -186,12 +187,22 @@ func checkServer(a netip.Addr) error {
 	return nil
 }
 
+// plain says whether an address is printed by iptables-save as we print it. It
+// writes ::1:2 as ::0.1.0.2, since that may be IPv4 (RFC 4291, section 2.5.5.1,
+// which deprecates such addresses).
+func plain(a netip.Addr) bool {
+	b := a.As16()
+	compatible := a.Is6() && [12]byte(b[:12]) == [12]byte{} && (b[12] != 0 || b[13] != 0)
+	return !compatible && !a.Is4In6()
+}
+
 // checkInterface refuses what is no name of an interface for the kernel
-// (dev_valid_name), and what iptables-restore or iptables-save would quote.
+// (dev_valid_name), what iptables-restore or iptables-save would quote, and a
+// single "+", which iptables-save leaves out.
 func checkInterface(name string) error {
-	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-+@:"
-	if name == "" || len(name) > 15 || name[0] == '-' || strings.Trim(name, plain) != "" {
-		return fmt.Errorf("interface %q: want 1 to 15 letters, digits and ._-@:, with + at the end for all that begin so", name)
+	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-+@"
+	if name == "" || len(name) > 15 || name[0] == '-' || name == "+" || strings.Trim(name, plain) != "" {
+		return fmt.Errorf("interface %q: want 1 to 15 letters, digits and ._-@, with + at the end for all that begin so", name)
 	}
 	return nil
 }

@@ -16,7 +16,8 @@ import (
 // with nothing that leads to them, until Config.Settle is over or ctx ends: with
 // the last rule that needs it the kernel stops to track connections and to
 // translate addresses, and replies that are on their way would be lost. An Apply
-// in the meantime ends that.
+// in the meantime ends that. If ctx ends before that wait, Remove fails, and has
+// to be called again.
 func (c *Capture) Remove(ctx context.Context) error {
 	wait, err := c.unhook(ctx)
 	if err != nil {

@@ -21,8 +21,8 @@ func (c *Capture) Stats() Stats {
 }
 
 // Run looks at the rules every Config.Interval and mends what differs, as long
-// as they are wanted: from Apply to Remove. Each repair is logged once, with all
-// that had drifted. Run returns nil when ctx ends, and leaves the rules in.
+// as they are wanted: from Apply to Remove. Each repair is counted and logged,
+// with all that had drifted. Run returns nil when ctx ends, and leaves the rules in.
 func (c *Capture) Run(ctx context.Context) error {
 	c.mu.Lock()
 	ticker := time.NewTicker(c.cfg.Interval)
@@ -49,8 +49,8 @@ func (c *Capture) reconcile(ctx context.Context) {
 	drifts, err := c.drifted(ctx)
 	if err == nil && len(drifts) > 0 {
 		if err = c.apply(ctx); err == nil {
-			c.repairs.Add(1)
 			c.log.Warn("capture rules had drifted and are mended", "drift", drifts)
+			c.repairs.Add(1)
 		}
 	}
 	if ctx.Err() != nil {

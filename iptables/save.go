@@ -32,7 +32,7 @@ type savedRule struct {
 
 // errIncompatible is said by iptables-nft-save, as a comment, of a table that
 // has rules of the nft tool which iptables has no words for.
-var errIncompatible = errors.New("has rules that only the nft tool can read; use --backend legacy, or keep them in a table of another name")
+var errIncompatible = errors.New("has rules that only the nft tool can read; choose the backend legacy, or keep them in a table of another name")
 
 // parseSave reads the output of iptables-save, with or without counters.
 func parseSave(text []byte) (saved, error) {

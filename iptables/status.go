@@ -106,8 +106,9 @@ type Step struct {
 	Text    string `json:"text"`
 }
 
-// Plan returns what Apply would do now, in order, and does nothing. It is empty
-// if all is in place.
+// Plan returns the texts that Apply would restore now, in order, and does nothing.
+// It is empty if all is in place. Where this machine lacks something (see Check),
+// Apply goes on to texts without it.
 func (c *Capture) Plan(ctx context.Context) ([]Step, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -61,7 +61,7 @@ func findTools(ctx context.Context, b Backend, f Family) (tools, error) {
 		}
 		return tools{save: save, restore: restore}, nil
 	}
-	return tools{}, fmt.Errorf("%w: neither %s-%s-restore nor a %s-restore of this backend is in $PATH; install the package iptables",
+	return tools{}, fmt.Errorf("%w: neither %s-%s-restore nor %s-restore of this backend is in $PATH, /usr/sbin or /sbin; install the package iptables",
 		errTool, base, b, base)
 }
 
@@ -167,11 +167,11 @@ func explain(tool string, err error, stderr string) error {
 		return fail(errLocked, "another program holds "+lockFile+" for more than "+lockWait+
 			" s; fuser -v "+lockFile+" shows which")
 	case has("Permission denied", "Operation not permitted", "you must be root"):
-		return fail(errPermission, "it takes CAP_NET_ADMIN and CAP_NET_RAW in the user namespace that owns the network namespace")
+		return fail(errPermission, "it takes CAP_NET_ADMIN, and for legacy CAP_NET_RAW, in the user namespace that owns the network namespace")
 	case has("Table does not exist", "can't initialize ip"):
-		return fail(errNoTable, "load the kernel's modules (modprobe iptable_nat iptable_raw ip6table_nat ip6table_raw), or use the other backend")
+		return fail(errNoTable, "load the kernel's modules (modprobe -a iptable_nat iptable_raw ip6table_nat ip6table_raw), or use the other backend")
 	case has("is incompatible, use 'nft' tool"):
-		return fail(errNoTable, "the nft tool wrote rules into a table that iptables uses; use --backend legacy")
+		return fail(errNoTable, "the nft tool wrote rules into a table that iptables uses; choose the backend legacy")
 	case has("Couldn't load match", "Couldn't load target"):
 		return fmt.Errorf("running %s: %w: %q: install the extensions that come with the package iptables", tool, err, said)
 	case said == "":
