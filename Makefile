@@ -16,7 +16,7 @@ build: ## both binaries, static, in bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o bin/ ./cmd/nametap ./cmd/nametap-discovery
 
 test: ## all tests, with the race detector and the coverage
-	@scripts/install-missing gcc
+	@scripts/install-missing gcc ip iptables conntrack
 	@scripts/left-out
 	@race="$$(scripts/race-flag)"; set -ex; \
 	$(GO) test $$race -coverpkg=./... -coverprofile=coverage.out ./...
