@@ -28,7 +28,8 @@ const execTimeout = 10 * time.Second
 
 // An NS is a network namespace. It is gone when its test has ended and the last
 // socket and process in it are closed. Its methods may fail the test, so they are
-// for the goroutine of the test, or subtest, that it was made for.
+// for the goroutine of the test, or subtest, that it was made for; only Run may be
+// called on others too.
 type NS struct {
 	tb   testing.TB
 	file *os.File // keeps it alive
@@ -72,10 +73,11 @@ func leave(home *os.File) {
 	}
 }
 
-// Run calls f in the namespace, on the calling goroutine, so f may fail the test.
+// Run calls f in the namespace, on the calling goroutine, so on the test's own f may
+// fail the test. Run may be called within f.
 // Sockets stay in the namespace in which they were opened. Goroutines that f starts
 // are not in it: what opens sockets must do so in f itself, as net.Listen does, and
-// net.Dial with one address.
+// net.Dial with one address. A goroutine that is to be in it calls Run itself.
 func (n *NS) Run(f func()) {
 	n.tb.Helper()
 	runtime.LockOSThread()

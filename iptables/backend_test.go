@@ -1,0 +1,192 @@
+package iptables_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nametap/nametap/iptables"
+)
+
+// holders returns the tools that print rules of ours.
+func (l *lab) holders() string {
+	l.t.Helper()
+	var names []string
+	for part := range strings.SplitSeq(l.saves(), "== ") {
+		if strings.Contains(part, "NAMETAP_OUTPUT") {
+			name, _, _ := strings.Cut(part, "\n")
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, " ")
+}
+
+const (
+	inNFT    = "iptables-nft ip6tables-nft"
+	inLegacy = "iptables-legacy ip6tables-legacy"
+)
+
+// K4
+func TestOneBackend(t *testing.T) {
+	t.Parallel()
+	alone(t, func(l *lab) {
+		run := func(backend iptables.Backend, want string) {
+			t.Helper()
+			for range 2 {
+				l.apply(func(c *iptables.Config) { c.Backend = backend })
+				if got := l.holders(); got != want {
+					t.Fatalf("with backend %s: in %s, want %s", backend, got, want)
+				}
+			}
+		}
+		run(iptables.Auto, inNFT) // Debian's default
+		if tables := strings.TrimSpace(l.sh("cat /proc/net/ip_tables_names /proc/net/ip6_tables_names")); tables != "" {
+			t.Errorf("looking made legacy tables: %q", tables)
+		}
+		run(iptables.Legacy, inLegacy)
+		run(iptables.Auto, inLegacy) // they are there
+		run(iptables.NFT, inNFT)
+		remove(t, l.capture(auto))
+
+		l.sh("iptables-legacy -w 5 -t nat -A OUTPUT -d 127.0.0.11 -j ACCEPT") // as Docker does
+		run(iptables.Auto, inLegacy)
+		l.sh("iptables-nft -A FORWARD -j DROP; iptables-nft -A FORWARD -j DROP")
+		run(iptables.Auto, inNFT)
+		remove(t, l.capture(auto))
+		if got := l.holders(); got != "" {
+			t.Errorf("after remove: %s", got)
+		}
+	})
+}
+
+// K4: both backends hold our rules, as after a flip of another version.
+func TestRemoveBothBackends(t *testing.T) {
+	t.Parallel()
+	rules, err := iptables.Build(iptables.DefaultConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	alone(t, func(l *lab) {
+		for _, tool := range []string{"iptables-nft-restore", "iptables-legacy-restore"} {
+			l.ns.Pipe(rules.Text(iptables.IPv4), tool, "--noflush", "-w", "5")
+		}
+		c := l.capture(auto)
+		status, err := c.Status(t.Context())
+		if err != nil || !status.Families[0].OtherBackend {
+			t.Errorf("status %+v, %v", status, err)
+		}
+		plan, err := c.Plan(t.Context())
+		if err != nil || len(plan) < 2 {
+			t.Errorf("plan %v, %v", plan, err)
+		}
+		remove(t, c)
+		if got := l.holders(); got != "" {
+			t.Errorf("after remove: %s", got)
+		}
+	})
+}
+
+// tools lets scripts stand for tools, until the function that it returns is
+// called or the test ends. Such a test cannot be parallel.
+func tools(t *testing.T, scripts map[string]string) (restore func()) {
+	t.Helper()
+	dir, before := t.TempDir(), os.Getenv("PATH")
+	for name, script := range scripts {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", dir+":"+before)
+	return func() { t.Setenv("PATH", before) }
+}
+
+const noIPv6 = `echo "ip6tables-restore: can't initialize ip6tables table: Address family not supported by protocol" >&2; exit 3`
+
+// K4: a kernel without IPv6.
+func TestFamilyUnavailable(t *testing.T) {
+	backends(t, func(l *lab) {
+		t, backend := l.t, l.backend
+		tool := "ip6tables-" + string(backend)
+		tools(t, map[string]string{tool + "-save": noIPv6, tool + "-restore": noIPv6})
+		cfg := l.config()
+		c := l.with(cfg)
+		apply(t, c)
+		apply(t, c)
+		if n := l.log.count("DNS over one family is not captured"); n != 1 {
+			t.Errorf("said %d times, want once:\n%s", n, l.log)
+		}
+		if got := l.sh("iptables-%s-save", backend); !strings.Contains(got, "REDIRECT") {
+			t.Errorf("IPv4:\n%s", got)
+		}
+		status, err := c.Status(t.Context())
+		if err != nil || status.Families[0].State != iptables.InPlace || status.Families[1].State != iptables.Unavailable {
+			t.Errorf("status %+v, %v", status, err)
+		}
+		remove(t, c)
+
+		cfg.IPv6 = iptables.On
+		strict := l.with(cfg)
+		if err := strict.Apply(t.Context()); err == nil || !strings.Contains(err.Error(), "IPv6") {
+			t.Errorf("with IPv6 on: %v", err)
+		}
+		if got := l.sh("iptables-%s-save", backend); strings.Contains(got, "NAMETAP") {
+			t.Errorf("after a failed apply:\n%s", got)
+		}
+	})
+}
+
+// K4: IPv6 switched off takes out what was there.
+func TestIPv6Off(t *testing.T) {
+	t.Parallel()
+	backends(t, func(l *lab) {
+		t, backend := l.t, l.backend
+		cfg := l.config()
+		c := l.with(cfg)
+		apply(t, c)
+		cfg.IPv6 = iptables.Off
+		if err := c.Reconfigure(t.Context(), cfg); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := l.holders(), "iptables-"+string(backend); got != want {
+			t.Errorf("in %s, want %s", got, want)
+		}
+		status, err := c.Status(t.Context())
+		if err != nil || status.Families[1].State != iptables.NotWanted {
+			t.Errorf("status %+v, %v", status, err)
+		}
+	})
+}
+
+// K5: without support for zones, or for comments.
+func TestWithoutExtensions(t *testing.T) {
+	for missing, want := range map[string]string{"CT": "conntrack zone", "comment": "comments"} {
+		t.Run(missing, func(t *testing.T) {
+			labs(t, diagonal(), func(l *lab) {
+				t := l.t
+				libs := t.TempDir()
+				l.sh("cp -rs $(dirname $(ls /usr/lib*/xtables/libxt_CT.so /usr/lib/*/xtables/libxt_CT.so 2>/dev/null | head -1))/. %[1]s; rm %[1]s/libxt_%[2]s.so", libs, missing)
+				t.Setenv("XTABLES_LIBDIR", libs)
+				l.agent()
+				c := l.apply()
+				l.want("AU")
+				if n := l.log.count(want); n == 0 {
+					t.Errorf("nothing is said of %s:\n%s", want, l.log)
+				}
+				status, err := c.Status(t.Context())
+				if err != nil || status.Families[0].State != iptables.InPlace || status.Families[0].Zone != (missing != "CT") {
+					t.Errorf("status %+v, %v", status, err)
+				}
+				if status, err := l.capture().Status(t.Context()); err != nil ||
+					status.Families[0].State != iptables.InPlace {
+					t.Errorf("status of another process %+v, %v", status, err)
+				}
+				if said := failed(t, c); !strings.Contains(said, want) {
+					t.Errorf("check lacks %q: %s", want, said)
+				}
+				remove(t, c)
+				l.want("U")
+			})
+		})
+	}
+}

@@ -1,0 +1,261 @@
+package iptables_test
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nametap/nametap/internal/netns"
+	"github.com/nametap/nametap/iptables"
+)
+
+// K1
+func TestCapture(t *testing.T) {
+	t.Parallel()
+	labs(t, all(), func(l *lab) {
+		t := l.t
+		l.agent()
+		l.want("U")
+		c := l.apply()
+		l.want("AU")
+		remove(t, c)
+		l.want("U")
+	})
+}
+
+// K1: the agent is known by its gid alone, or by its uid alone.
+func TestAgentsUsers(t *testing.T) {
+	t.Parallel()
+	labs(t, diagonal(), func(l *lab) {
+		t := l.t
+		l.agentAs("4000 1337", "same", "-", 15053)
+		l.agentAs("1337 4000", "same", "-", 15054)
+		c := l.apply()
+		l.want("AU")
+		cfg := l.config(func(c *iptables.Config) { c.Port = 15054 })
+		if err := c.Reconfigure(t.Context(), cfg); err != nil {
+			t.Fatal(err)
+		}
+		l.want("AU")
+	})
+}
+
+// K6
+func TestExclusions(t *testing.T) {
+	t.Parallel()
+	labs(t, diagonal(), func(l *lab) {
+		t := l.t
+		l.agent()
+		other := startPeer(t, l.ns)
+		other.do("user 2000 3000")
+		fromOther := func(way string) {
+			t.Helper()
+			if got := other.do("ask udp - %s 2o", l.server('2')); got != "2o"+way {
+				t.Errorf("uid 2000, gid 3000: %q, want way %q", got, way)
+			}
+		}
+		prefix := netip.MustParsePrefix(l.pick("10.77.0.3/32", "fd77::3/128"))
+		c := l.capture()
+		with := func(change func(*iptables.Config)) {
+			t.Helper()
+			if err := c.Reconfigure(t.Context(), l.config(change)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		apply(t, c)
+		fromOther("AU")
+		with(func(c *iptables.Config) { c.ExcludeUIDs = []uint32{1999, 2000} })
+		fromOther("U")
+		l.want("AU")
+		with(func(c *iptables.Config) { c.ExcludeGIDs = []uint32{3000} })
+		fromOther("U")
+		l.want("AU")
+		with(func(c *iptables.Config) { c.ExcludeCIDRs = []netip.Prefix{prefix} })
+		l.wantFrom(l.server('3'), "U")
+		l.want("AU")
+		with(func(c *iptables.Config) { c.ExcludeInterfaces = []string{"eth+"} })
+		l.want("U")
+		with(func(c *iptables.Config) { c.ExcludeInterfaces = []string{"eth1"} })
+		l.want("AU")
+		with(func(c *iptables.Config) { c.ExcludeSourcePorts = []uint16{5300} })
+		if reply, err := ask("udp", l.eth0(5300), l.server('2'), "2p"); err != nil || reply != "2pU" {
+			t.Errorf("from port 5300: %q, %v", reply, err)
+		}
+		l.want("AU")
+		with(func(c *iptables.Config) { c.Servers = []netip.Addr{prefix.Addr()} })
+		l.want("U")
+		l.wantFrom(l.server('3'), "AU")
+		with(func(c *iptables.Config) { c.Servers = []netip.Addr{prefix.Addr(), netip.MustParseAddr("192.0.2.1")} })
+		l.wantFrom(l.server('3'), "AU")
+		l.want("U")
+	})
+}
+
+// K6: what containers behind a virtual interface ask.
+func TestVirtualInterface(t *testing.T) {
+	t.Parallel()
+	labs(t, diagonal(), func(l *lab) {
+		t := l.t
+		agent := l.agent()
+		container := netns.New(t)
+		netns.Connect(
+			netns.End{NS: l.ns, Name: "virt0", Addrs: []string{"10.78.0.1/24", "fd78::1/64"}},
+			netns.End{NS: container, Name: "eth0", Addrs: []string{"10.78.0.2/24", "fd78::2/64"}},
+		)
+		l.sh("echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding")
+		container.Exec("ip", "route", "add", "default", "via", "10.78.0.1")
+		container.Exec("ip", "-6", "route", "add", "default", "via", "fd78::1")
+		agent.do("serve A same - %s", l.pick("10.78.0.1", "[fd78::1]")+":15053")
+		ask := func(way string) {
+			t.Helper()
+			container.Run(func() { l.want(way) })
+		}
+		ask("U")
+		c := l.apply()
+		ask("U")
+		if err := c.Reconfigure(t.Context(), l.config(func(c *iptables.Config) { c.VirtualInterfaces = []string{"virt0"} })); err != nil {
+			t.Fatal(err)
+		}
+		ask("AU")
+		l.want("AU")
+		remove(t, c)
+		ask("U")
+	})
+}
+
+// K7: a stub resolver on loopback that asks nameservers itself.
+func TestStubResolver(t *testing.T) {
+	t.Parallel()
+	const stubAddress = "127.0.0.53:53" // of IPv4 alone
+	labs(t, []kind{{iptables.NFT, iptables.IPv4}, {iptables.Legacy, iptables.IPv4}}, func(l *lab) {
+		t := l.t
+		l.sh("echo 0 >/proc/sys/net/ipv4/ip_unprivileged_port_start")
+		stub := startPeer(t, l.ns)
+		stub.do("user 101 101")
+		stub.do("serve S 10.77.0.2:53 - %s", stubAddress)
+		l.agentAs("1337 1337", stubAddress, "-", 15053)
+		l.wantFrom(stubAddress, "SU")
+
+		c := l.apply(func(c *iptables.Config) { c.ExcludeUIDs = []uint32{101} })
+		l.wantFrom(stubAddress, "ASU")
+		l.want("ASU") // to another server, captured all the same
+		stubOnly := l.config(func(c *iptables.Config) { c.Servers = []netip.Addr{netip.MustParseAddr("127.0.0.53")} })
+		if err := c.Reconfigure(t.Context(), stubOnly); err != nil {
+			t.Fatal(err)
+		}
+		l.wantFrom(stubAddress, "ASU")
+		l.want("U")
+	})
+}
+
+// K7: Docker's resolver, whose rules lead 127.0.0.11:53 to another port.
+func TestDockerResolver(t *testing.T) {
+	t.Parallel()
+	const dockerRules = `*nat
+:DOCKER_OUTPUT - [0:0]
+-A OUTPUT -d 127.0.0.11/32 -j DOCKER_OUTPUT
+-A DOCKER_OUTPUT -d 127.0.0.11/32 -p udp -m udp --dport 53 -j DNAT --to-destination 127.0.0.11:41053
+-A DOCKER_OUTPUT -d 127.0.0.11/32 -p tcp -m tcp --dport 53 -j DNAT --to-destination 127.0.0.11:41053
+COMMIT
+`
+	labs(t, []kind{{iptables.NFT, iptables.IPv4}, {iptables.Legacy, iptables.IPv4}}, func(l *lab) {
+		t := l.t
+		resolver := startPeer(t, l.ns)
+		resolver.do("serve S 10.77.0.2:53 - 127.0.0.11:41053")
+		resolver.do("user 1338 1338") // after that: its own queries would be captured as root's, too
+		l.ns.Pipe(dockerRules, "iptables-"+string(l.backend)+"-restore", "--noflush", "-w", "5")
+		l.agentAs("1337 1337", "127.0.0.11:53", "-", 15053)
+		l.wantFrom("127.0.0.11:53", "SU")
+		l.apply(auto, func(c *iptables.Config) { c.ExcludeUIDs = []uint32{1338} })
+		l.wantFrom("127.0.0.11:53", "ASU")
+	})
+}
+
+// K8
+func TestSocketsInUse(t *testing.T) {
+	t.Parallel()
+	for _, zone := range []uint16{53, 0} {
+		t.Run(map[uint16]string{53: "zone", 0: "no zone"}[zone], func(t *testing.T) {
+			labs(t, diagonal(), func(l *lab) {
+				t := l.t
+				l.agent()
+				conn := l.socket()
+				l.wantOn(conn, "U")
+				c := l.apply(func(c *iptables.Config) { c.Zone = zone })
+				l.wantOn(conn, "AU")
+				remove(t, c)
+				l.wantOn(conn, "U")
+				apply(t, c)
+				l.wantOn(conn, "AU")
+			})
+		})
+	}
+}
+
+// K12
+func TestDeadAgent(t *testing.T) {
+	t.Parallel()
+	labs(t, diagonal(), func(l *lab) {
+		t := l.t
+		agent := l.agent()
+		l.apply()
+		conn := l.socket()
+		l.wantOn(conn, "AU")
+		agent.stop()
+		for _, network := range []string{"udp", "tcp"} {
+			start := time.Now()
+			_, err := ask(network, "-", l.server('2'), "2d")
+			if took := time.Since(start); !errors.Is(err, syscall.ECONNREFUSED) || took > time.Second {
+				t.Errorf("%s: %v after %v, want refused at once", network, err, took)
+			} else {
+				t.Logf("%s: refused after %v", network, took)
+			}
+		}
+		if _, err := askOn(conn, "2d"); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("socket in use: %v, want refused", err)
+		}
+	})
+}
+
+// K2
+func TestApplyTwice(t *testing.T) {
+	t.Parallel()
+	backends(t, func(l *lab) {
+		t, backend := l.t, l.backend
+		cfg := l.config()
+		c := l.with(cfg)
+		before := l.saves()
+		plan, err := c.Plan(t.Context())
+		if err != nil || len(plan) != 2 || !strings.Contains(plan[0].Text, "REDIRECT --to-ports 15053") {
+			t.Fatalf("plan %v, %v", plan, err)
+		}
+		if l.saves() != before {
+			t.Fatal("to plan changed something")
+		}
+		apply(t, c)
+		once := l.saves()
+		if plan, err := c.Plan(t.Context()); err != nil || len(plan) != 0 {
+			t.Errorf("plan %v, %v, want none", plan, err)
+		}
+		apply(t, c)
+		apply(t, l.with(cfg))
+		if twice := l.saves(); twice != once {
+			t.Errorf("after the second time:\n%s\nafter the first:\n%s", twice, once)
+		}
+		if n := l.log.count("DNS is captured"); n != 1 {
+			t.Errorf("said %d times that DNS is captured, want once:\n%s", n, l.log)
+		}
+		status, err := c.Status(t.Context())
+		if err != nil || status.Backend != backend {
+			t.Fatalf("status %+v, %v", status, err)
+		}
+		for _, f := range status.Families {
+			if f.State != iptables.InPlace || !f.Zone || f.OtherBackend {
+				t.Errorf("status %+v", f)
+			}
+		}
+	})
+}

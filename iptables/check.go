@@ -1,0 +1,188 @@
+package iptables
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Finding is one thing that capture needs, or does better with.
+type Finding struct {
+	What string `json:"what"`
+	OK   bool   `json:"ok"`
+	// Needed says that nothing is captured without it. Otherwise capture does
+	// with less.
+	Needed bool `json:"needed"`
+	// Detail is what was found, or what is wrong.
+	Detail string `json:"detail,omitempty"`
+	// Advice is how to get what is missing.
+	Advice string `json:"advice,omitempty"`
+}
+
+// Check says what this machine has and lacks for the configured rules, and how
+// to get it. It changes nothing: rules are tried in a network namespace of their
+// own, and where none can be made only their syntax is.
+func (c *Capture) Check(ctx context.Context) []Finding {
+	c.mu.Lock()
+	cfg, vs := c.cfg, c.variants
+	c.mu.Unlock()
+	findings := []Finding{
+		capability("CAP_NET_ADMIN", unix.CAP_NET_ADMIN, true),
+		capability("CAP_NET_RAW", unix.CAP_NET_RAW, cfg.Backend == Legacy), // nft does without
+		Finding{What: "uid and gid", Needed: true, Detail: "they exist in this user namespace",
+			Advice: "run the agent as a user that this user namespace maps (/proc/self/uid_map, /proc/self/gid_map)"}.after(checkMapped(cfg)),
+		checkConntrack(),
+	}
+	nft, legacy := look(ctx, NFT), look(ctx, Legacy)
+	s, reason, err := choose(cfg.Backend, nft, legacy, plainBackend(ctx))
+	findings = append(findings, Finding{What: "backend", Needed: true, Detail: reason,
+		Advice: "install the package iptables, and run this with CAP_NET_ADMIN in the network namespace"}.after(err))
+	if err != nil {
+		return findings
+	}
+	findings[len(findings)-1].Detail = fmt.Sprintf("%s: %s", s.backend, reason)
+	for _, f := range families() {
+		if len(vs[0].rules.tables(f)) == 0 {
+			continue
+		}
+		if err := s.reason[f]; err != nil {
+			findings = append(findings, Finding{What: "tools for " + f.String(), Needed: f == IPv4 || cfg.IPv6 == On,
+				Advice: "without them DNS over " + f.String() + " is not captured"}.after(err))
+			continue
+		}
+		findings = append(findings, probe(ctx, place{s.backend, f, s.tools[f]}, vs)...)
+	}
+	return findings
+}
+
+// after returns the finding that it was called on as it is after an error: not
+// there, or there without one.
+func (f Finding) after(err error) Finding {
+	if f.OK = err == nil; f.OK {
+		f.Advice = ""
+	} else {
+		f.Detail = err.Error()
+	}
+	return f
+}
+
+// probe tries the variants of the rules, best first, where they do no harm. The
+// first that is taken tells what is missing.
+func probe(ctx context.Context, p place, vs []variant) []Finding {
+	what := fmt.Sprintf("%s rules for %s", p.backend, p.family)
+	var first error
+	for _, v := range vs {
+		how, err := p.try(ctx, v.rules.Text(p.family))
+		if err != nil {
+			if first == nil {
+				first = err
+			}
+			continue
+		}
+		findings := []Finding{{What: what, OK: true, Needed: true, Detail: how}}
+		for _, lost := range v.without {
+			findings = append(findings, Finding{What: what + ": " + lost,
+				Advice: "modprobe -a xt_CT xt_comment nf_conntrack, and install all extensions of the package iptables; until then rules go without"}.after(first))
+		}
+		return findings
+	}
+	return []Finding{Finding{What: what, Needed: true,
+		Advice: "modprobe -a nf_nat xt_REDIRECT xt_owner xt_tcpudp, and for nft nft_compat, for legacy iptable_nat and ip6table_nat"}.after(first)}
+}
+
+// try gives a text to iptables-restore in a new network namespace, which ends
+// with it. Without the permission to make one, the kernel is not asked.
+func (p place) try(ctx context.Context, text string) (how string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, execLimit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, p.tools.restore, "--noflush", "-w", lockWait)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+	_, err = runCommand(ctx, cmd, []byte(text))
+	if !errors.Is(err, syscall.EPERM) {
+		return "the kernel takes them, tried in a namespace of their own", err
+	}
+	_, err = run(ctx, []byte(text), p.tools.restore, "--test", "--noflush", "-w", lockWait)
+	return "the tool takes them; whether the kernel does was not tried, since that takes CAP_SYS_ADMIN", err
+}
+
+// capability says whether this process has a capability.
+func capability(name string, bit int, needed bool) Finding {
+	const advice = "add it to the container's securityContext.capabilities, or run as root in the namespace's own user namespace"
+	effective, err := effectiveCapabilities()
+	if err == nil && effective&(1<<bit) == 0 {
+		err = errors.New("this process does not have it")
+	}
+	return Finding{What: name, Needed: needed, Advice: advice}.after(err)
+}
+
+func effectiveCapabilities() (uint64, error) {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(status)) {
+		if hex, ok := strings.CutPrefix(line, "CapEff:"); ok {
+			return strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
+		}
+	}
+	return 0, errors.New("/proc/self/status has no CapEff")
+}
+
+// checkConntrack says whether entries of conntrack can be listed. Whether they
+// can be deleted is a matter of CAP_NET_ADMIN.
+func checkConntrack() Finding {
+	_, err := flows(IPv4)
+	return Finding{What: "conntrack over netlink",
+		Advice: "modprobe nf_conntrack_netlink; until then sockets that have asked before may pass the agent by until they are closed"}.after(err)
+}
+
+// errUnmapped is about a uid or gid that the kernel refuses with EINVAL.
+var errUnmapped = errors.New("is not mapped in this user namespace, so no rule can name it")
+
+// checkMapped returns an error if a uid or gid of the configuration does not
+// exist in this user namespace.
+func checkMapped(cfg Config) error {
+	for _, m := range []struct {
+		what, file string
+		ids        [][]uint32
+	}{
+		{"uid", "/proc/self/uid_map", [][]uint32{cfg.AgentUIDs, cfg.ExcludeUIDs}},
+		{"gid", "/proc/self/gid_map", [][]uint32{cfg.AgentGIDs, cfg.ExcludeGIDs}},
+	} {
+		text, err := os.ReadFile(m.file)
+		if err != nil {
+			continue // without user namespaces there is no such file
+		}
+		for _, ids := range m.ids {
+			for _, id := range ids {
+				if !mapped(text, id) {
+					return fmt.Errorf("%s %d %w: choose one that %s lists", m.what, id, errUnmapped, m.file)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// mapped says whether an id is in a map as user_namespaces(7) describes it: the
+// first id inside, the first outside, and how many.
+func mapped(idMap []byte, id uint32) bool {
+	lines := bufio.NewScanner(bytes.NewReader(idMap))
+	for lines.Scan() {
+		var inside, outside, count uint64
+		if n, _ := fmt.Sscan(lines.Text(), &inside, &outside, &count); n == 3 &&
+			uint64(id) >= inside && uint64(id)-inside < count {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,232 @@
+package iptables_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/netns"
+	"github.com/nametap/nametap/iptables"
+)
+
+// failed returns what Check says is missing, with the advice.
+func failed(t *testing.T, c *iptables.Capture) string {
+	t.Helper()
+	var b strings.Builder
+	for _, f := range c.Check(t.Context()) {
+		if !f.OK {
+			b.WriteString(f.What + ": " + f.Detail + ": " + f.Advice + "\n")
+			if f.Advice == "" {
+				t.Errorf("%s: no advice", f.What)
+			}
+		}
+	}
+	return b.String()
+}
+
+// K11
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	backends(t, func(l *lab) {
+		t := l.t
+		c := l.capture()
+		before := l.saves()
+		if missing := failed(t, c); missing != "" {
+			t.Errorf("missing: %s", missing)
+		}
+		if after := l.saves(); after != before {
+			t.Errorf("check changed something:\n%s", after)
+		}
+	})
+}
+
+// K11: without the capabilities, everything says so.
+func TestCapabilities(t *testing.T) {
+	t.Parallel()
+	backends(t, func(l *lab) {
+		cmd := self(envApply, string(l.backend))
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 4000, Gid: 4000}}
+		out, failed := l.output(cmd)
+		for _, want := range []string{
+			"apply: .* it takes CAP_NET_ADMIN",
+			"check: {What:CAP_NET_ADMIN OK:false Needed:true Detail:this process does not have it Advice:add it",
+			"check: {What:CAP_NET_RAW OK:false Needed:" + fmt.Sprint(l.backend == iptables.Legacy),
+			"check: {What:backend OK:false",
+		} {
+			if !failed || !regexp.MustCompile(want).MatchString(out) {
+				l.t.Errorf("want %s:\n%s", want, out)
+			}
+		}
+	})
+}
+
+// K11: the tools are not installed.
+func TestNoTools(t *testing.T) {
+	t.Parallel()
+	alone(t, func(l *lab) {
+		l.mount("/usr/sbin", 0)
+		if _, err := exec.LookPath("iptables-save"); err == nil {
+			t.Skip("LEFT OUT: iptables is not in /usr/sbin here")
+		}
+		c := l.capture()
+		for what, err := range map[string]error{"apply": c.Apply(t.Context()), "remove": c.Remove(t.Context())} {
+			if err == nil || !strings.Contains(err.Error(), "install the package iptables") {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		if missing := failed(t, c); !strings.Contains(missing, "install the package iptables") {
+			t.Errorf("missing: %s", missing)
+		}
+	})
+}
+
+func legacyIPv4(c *iptables.Config) { c.Backend, c.IPv6 = iptables.Legacy, iptables.Off }
+
+// Another program holds legacy's lock.
+func TestLockHeld(t *testing.T) {
+	t.Parallel()
+	alone(t, func(l *lab) {
+		l.mount("/run", 0)
+		lock, err := os.Create("/run/xtables.lock")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+			t.Fatal(err)
+		}
+		c := l.capture(legacyIPv4)
+		start := time.Now()
+		err = c.Apply(t.Context())
+		if err == nil || !strings.Contains(err.Error(), "another program holds /run/xtables.lock") {
+			t.Errorf("%v", err)
+		}
+		if took := time.Since(start); took < 4*time.Second || took > 14*time.Second {
+			t.Errorf("gave up after %v, want about 5 s", took)
+		}
+		if err := lock.Close(); err != nil {
+			t.Fatal(err)
+		}
+		apply(t, c)
+	})
+}
+
+// Legacy's lock cannot be made.
+func TestReadOnlyRun(t *testing.T) {
+	t.Parallel()
+	alone(t, func(l *lab) {
+		l.mount("/run", unix.MS_RDONLY)
+		c := l.apply(legacyIPv4)
+		if got := l.holders(); got != "iptables-legacy" {
+			t.Errorf("rules in %s, want iptables-legacy", got)
+		}
+		remove(t, c)
+	})
+}
+
+// A uid that does not exist in the user namespace.
+func TestUnmappedUser(t *testing.T) {
+	t.Parallel()
+	alone(t, func(l *lab) {
+		cmd := self(envApply, "nft")
+		first := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1000}}
+		cmd.SysProcAttr = &syscall.SysProcAttr{
+			Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
+			UidMappings: first,
+			GidMappings: first,
+		}
+		out, failed := l.output(cmd)
+		if !failed || !strings.Contains(out, "uid 1337 is not mapped in this user namespace") {
+			t.Errorf("%s", out)
+		}
+	})
+}
+
+// A tool that hangs is given up when it is not wanted any more.
+func TestHangingTool(t *testing.T) {
+	alone(t, func(l *lab) {
+		tools(t, map[string]string{"iptables-nft-restore": "exec sleep 60"})
+		c := l.capture(func(c *iptables.Config) { c.Backend = iptables.NFT })
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		start := time.Now()
+		if err := c.Apply(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v", err)
+		}
+		if took := time.Since(start); took > 8*time.Second {
+			t.Errorf("gave up after %v", took)
+		}
+	})
+}
+
+// K11: nft does without CAP_NET_RAW, legacy does not.
+func TestWithoutNetRaw(t *testing.T) {
+	t.Parallel()
+	netns.Need(t, "setpriv")
+	backends(t, func(l *lab) {
+		cmd := self(envApply, string(l.backend))
+		var err error
+		if cmd.Path, err = exec.LookPath("setpriv"); err != nil {
+			l.t.Fatal(err)
+		}
+		cmd.Args = []string{"setpriv", "--bounding-set", "-net_raw", "--inh-caps", "-net_raw", os.Args[0]}
+		out, failed := l.output(cmd)
+		if failed != (l.backend == iptables.Legacy) || failed && !strings.Contains(out, "{What:CAP_NET_RAW OK:false Needed:true") {
+			l.t.Errorf("failed %v: %s", failed, out)
+		}
+	})
+}
+
+// K9, K10: the agent has been killed, and somebody else removes. DNS works before
+// Remove has waited for the replies of earlier queries.
+func TestFailOpen(t *testing.T) {
+	t.Parallel()
+	labs(t, diagonal(), func(l *lab) {
+		t := l.t
+		agent := l.agent()
+		l.apply()
+		conn := l.socket()
+		l.wantOn(conn, "AU")
+		agent.stop()
+		if _, err := ask("udp", "-", l.server('2'), "2d"); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("%v, want refused", err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		remover := l.capture(func(c *iptables.Config) { c.Settle = time.Minute })
+		var removing sync.WaitGroup
+		start := time.Now()
+		removing.Go(func() {
+			l.ns.Run(func() {
+				if err := remover.Remove(ctx); err != nil {
+					t.Errorf("remove: %v", err)
+				}
+			})
+		})
+		eventually(t, "DNS works", func() bool {
+			reply, err := ask("udp", "-", l.server('2'), "2d")
+			return err == nil && reply == "2dU"
+		})
+		took := time.Since(start)
+		t.Logf("DNS works after %v", took)
+		if took > 2*time.Second {
+			t.Errorf("DNS works after %v, want 2 s", took)
+		}
+		eventually(t, "all is out of use", func() bool { return l.log.count("not captured any more") == 1 })
+		cancel() // which ends the wait, and no more
+		removing.Wait()
+		if got := l.holders(); got != "" {
+			t.Errorf("after remove: %s", got)
+		}
+		l.want("U")
+		l.wantOn(conn, "U")
+	})
+}

@@ -1,0 +1,296 @@
+package iptables_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"regexp"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/netns"
+	"github.com/nametap/nametap/iptables"
+)
+
+// lab is a machine: a network namespace, in which the test is, too. It may have
+// an interface eth0, behind which two nameservers are.
+type lab struct {
+	t       *testing.T
+	ns      *netns.NS
+	backend iptables.Backend // "" for both
+	family  iptables.Family
+	log     *logBuffer
+}
+
+// kind is what tests are run for.
+type kind struct {
+	backend iptables.Backend
+	family  iptables.Family
+}
+
+// all has every pair.
+func all() []kind {
+	return append(diagonal(), kind{iptables.NFT, iptables.IPv6}, kind{iptables.Legacy, iptables.IPv4})
+}
+
+// diagonal has each backend and each family once.
+func diagonal() []kind {
+	return []kind{{iptables.NFT, iptables.IPv4}, {iptables.Legacy, iptables.IPv6}}
+}
+
+// labs runs a test in labs with nameservers.
+func labs(t *testing.T, kinds []kind, test func(l *lab)) {
+	t.Helper()
+	for _, k := range kinds {
+		t.Run(fmt.Sprintf("%s/%s", k.backend, k.family), func(t *testing.T) {
+			l := newLab(t, k)
+			l.connect()
+			l.ns.Run(func() { test(l) })
+		})
+	}
+}
+
+// backends runs a test for both backends, in labs without nameservers.
+func backends(t *testing.T, test func(l *lab)) {
+	t.Helper()
+	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
+		t.Run(string(backend), func(t *testing.T) {
+			l := newLab(t, kind{backend, iptables.IPv4})
+			l.ns.Run(func() { test(l) })
+		})
+	}
+}
+
+// alone runs a test in one lab without nameservers, with any backend.
+func alone(t *testing.T, test func(l *lab)) {
+	t.Helper()
+	l := newLab(t, kind{"", iptables.IPv4})
+	l.ns.Run(func() { test(l) })
+}
+
+func newLab(t *testing.T, k kind) *lab {
+	t.Helper()
+	netns.Need(t, "ip", "iptables-nft-restore", "iptables-legacy-restore")
+	return &lab{t: t, ns: netns.New(t), backend: k.backend, family: k.family, log: new(logBuffer)}
+}
+
+// connect gives the lab its eth0 and the nameservers.
+func (l *lab) connect() {
+	l.t.Helper()
+	servers := netns.New(l.t)
+	netns.Connect(
+		netns.End{NS: l.ns, Name: "eth0", Addrs: []string{"10.77.0.1/24", "fd77::1/64"}},
+		netns.End{NS: servers, Name: "eth0", Addrs: []string{"10.77.0.2/24", "10.77.0.3/24", "fd77::2/64", "fd77::3/64"}},
+	)
+	servers.Exec("ip", "route", "add", "10.78.0.0/24", "via", "10.77.0.1")
+	servers.Exec("ip", "route", "add", "fd78::/64", "via", "fd77::1")
+	startPeer(l.t, servers).do("serve U - - 10.77.0.2:53 10.77.0.3:53 [fd77::2]:53 [fd77::3]:53")
+}
+
+// sh runs a shell script in the lab and returns what it prints.
+func (l *lab) sh(format string, args ...any) string {
+	l.t.Helper()
+	return l.ns.Exec("sh", "-ec", fmt.Sprintf(format, args...))
+}
+
+// mount mounts a tmpfs that only the test and its children see.
+func (l *lab) mount(target string, flags uintptr) {
+	l.t.Helper()
+	runtime.LockOSThread() // not undone: the thread ends with the test
+	err := unix.Unshare(unix.CLONE_NEWNS)
+	if err == nil {
+		err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+	}
+	if err == nil {
+		err = unix.Mount("tmpfs", target, "tmpfs", flags, "")
+	}
+	if err != nil {
+		l.t.Fatalf("mounting on %s: %v", target, err)
+	}
+}
+
+// saves returns what all four iptables-save print, without what changes by
+// itself: dates and counters.
+func (l *lab) saves() string {
+	l.t.Helper()
+	var b strings.Builder
+	for _, tool := range []string{"iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy"} {
+		save := regexp.MustCompile(`(?m)^#.*\n`).ReplaceAllString(l.ns.Exec(tool+"-save"), "")
+		save = regexp.MustCompile(`\[\d+:\d+\]`).ReplaceAllString(save, "[0:0]")
+		fmt.Fprintf(&b, "== %s\n%s", tool, save)
+	}
+	return b.String()
+}
+
+// local returns an address of loopback, and of eth0.
+func (l *lab) local(port int) string { return l.pick("127.0.0.1", "[::1]") + fmt.Sprintf(":%d", port) }
+func (l *lab) eth0(port int) string {
+	return l.pick("10.77.0.1", "[fd77::1]") + fmt.Sprintf(":%d", port)
+}
+
+func (l *lab) pick(v4, v6 string) string {
+	if l.family == iptables.IPv4 {
+		return v4
+	}
+	return v6
+}
+
+// server returns the nameserver of a digit.
+func (l *lab) server(digit byte) string { return nameserver(l.family == iptables.IPv4, digit) }
+
+// agent starts an agent, as uid and gid 1337.
+func (l *lab) agent() *peer { return l.agentAs("1337 1337", "same", "-", 15053) }
+
+func (l *lab) agentAs(uidAndGID, upstream, local string, port int) *peer {
+	l.t.Helper()
+	a := startPeer(l.t, l.ns)
+	a.do("user %s", uidAndGID)
+	a.do("serve A %s %s 127.0.0.1:%d [::1]:%d", upstream, local, port, port)
+	return a
+}
+
+// other is the backend that is not the lab's.
+func (l *lab) other() iptables.Backend {
+	if l.backend == iptables.NFT {
+		return iptables.Legacy
+	}
+	return iptables.NFT
+}
+
+// config is the default with the lab's backend, after any changes.
+func (l *lab) config(changes ...func(*iptables.Config)) iptables.Config {
+	cfg := iptables.DefaultConfig()
+	cfg.Backend = l.backend
+	cfg.Settle = 100 * time.Millisecond // queries of tests take less
+	for _, change := range changes {
+		change(&cfg)
+	}
+	return cfg
+}
+
+// capture makes a Capture, which logs to the lab's log.
+func (l *lab) capture(changes ...func(*iptables.Config)) *iptables.Capture {
+	l.t.Helper()
+	return l.with(l.config(changes...))
+}
+
+// with makes a Capture of a configuration.
+func (l *lab) with(cfg iptables.Config) *iptables.Capture {
+	l.t.Helper()
+	if networkNamespace() == outside {
+		l.t.Fatal("rules would be changed outside of the lab")
+	}
+	c, err := iptables.New(cfg, slog.New(slog.NewTextHandler(l.log, nil)))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return c
+}
+
+// auto is a change of configuration: that of somebody who does not know the
+// backend in use.
+func auto(c *iptables.Config) { c.Backend = iptables.Auto }
+
+// apply makes a Capture and applies it.
+func (l *lab) apply(changes ...func(*iptables.Config)) *iptables.Capture {
+	l.t.Helper()
+	c := l.capture(changes...)
+	apply(l.t, c)
+	return c
+}
+
+func apply(t *testing.T, c *iptables.Capture) {
+	t.Helper()
+	if err := c.Apply(t.Context()); err != nil {
+		t.Fatalf("apply: %v", err)
+	}
+}
+
+func remove(t *testing.T, c *iptables.Capture) {
+	t.Helper()
+	if err := c.Remove(context.WithoutCancel(t.Context())); err != nil {
+		t.Fatalf("remove: %v", err)
+	}
+}
+
+// want asks nameserver 2 over UDP and TCP, from new sockets, and compares the
+// way that the reply tells.
+func (l *lab) want(way string) {
+	l.t.Helper()
+	l.wantFrom(l.server('2'), way)
+}
+
+func (l *lab) wantFrom(server, way string) {
+	l.t.Helper()
+	for _, network := range []string{"udp", "tcp"} {
+		reply, err := ask(network, "-", server, "2q")
+		if err != nil || reply != "2q"+way {
+			l.t.Errorf("%s to %s: reply %q, %v, want %q", network, server, reply, err, "2q"+way)
+		}
+	}
+}
+
+// socket opens a UDP socket to nameserver 2, to be asked on more than once.
+func (l *lab) socket() net.Conn {
+	l.t.Helper()
+	conn, err := open("udp", "-", l.server('2'))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// wantOn asks on a socket.
+func (l *lab) wantOn(conn net.Conn, way string) {
+	l.t.Helper()
+	if reply, err := askOn(conn, "2s"); err != nil || reply != "2s"+way {
+		l.t.Errorf("reply %q, %v, want %q", reply, err, "2s"+way)
+	}
+}
+
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !condition(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 10 s: %s", what)
+		}
+	}
+}
+
+// logBuffer is a log to look at.
+type logBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// count counts lines that hold a text.
+func (l *logBuffer) count(text string) int {
+	n := 0
+	for line := range strings.Lines(l.String()) {
+		if strings.Contains(line, text) {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,91 @@
+package iptables_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/nametap/nametap/iptables"
+)
+
+// Processes that a test needs beside its own (an agent, nameservers, an apply
+// that is killed) are this binary too.
+const (
+	envPeer  = "NAMETAP_TEST_PEER"  // run as a peer
+	envApply = "NAMETAP_TEST_APPLY" // apply rules of this backend, and end
+)
+
+// outside is where no test may change rules.
+var outside = networkNamespace()
+
+// networkNamespace names the one of the calling thread.
+func networkNamespace() string {
+	link, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		panic(err)
+	}
+	return link
+}
+
+func TestMain(m *testing.M) {
+	switch {
+	case os.Getenv(envPeer) != "":
+		runPeer()
+		os.Exit(0)
+	case os.Getenv(envApply) != "":
+		os.Exit(applyAndEnd(iptables.Backend(os.Getenv(envApply))))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// self returns a command that runs this binary with a variable set. It goes by
+// /proc, since another user may not reach the directory of the binary.
+func self(variable, value string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe")
+	// The race detector waits 1 s at each exit, for reports of other threads.
+	cmd.Env = append(os.Environ(), variable+"="+value, "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
+	return cmd
+}
+
+// applyAndEnd applies the default rules. If that fails, it prints the error and
+// what Check says.
+func applyAndEnd(backend iptables.Backend) int {
+	cfg := iptables.DefaultConfig()
+	cfg.Backend = backend
+	capture, err := iptables.New(cfg, nil)
+	if err == nil {
+		err = capture.Apply(context.Background())
+	}
+	if err == nil {
+		return 0
+	}
+	fmt.Println("apply:", err)
+	if capture != nil {
+		for _, f := range capture.Check(context.Background()) {
+			fmt.Printf("check: %+v\n", f)
+		}
+	}
+	return 1
+}
+
+// output runs a command in the lab and returns all that it prints, and whether
+// it failed.
+func (l *lab) output(cmd *exec.Cmd) (string, bool) {
+	l.t.Helper()
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := l.ns.Start(cmd)
+	if err == nil {
+		err = cmd.Wait()
+	}
+	if exit := new(exec.ExitError); err != nil && !errors.As(err, &exit) {
+		l.t.Fatalf("running %s: %v", cmd, err)
+	}
+	return out.String(), err != nil
+}

@@ -1,0 +1,253 @@
+package iptables_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/netns"
+)
+
+// A peer is another process, with a user of its own. It does what it is told
+// line by line, and says "ok …" or "error …" after each.
+type peer struct {
+	t   *testing.T
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+func startPeer(t *testing.T, ns *netns.NS) *peer {
+	t.Helper()
+	cmd := self(envPeer, "1")
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ns.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	p := &peer{t: t, cmd: cmd, in: in, out: bufio.NewReader(out)}
+	t.Cleanup(p.stop)
+	return p
+}
+
+func (p *peer) stop() {
+	_ = p.cmd.Process.Kill()
+	_ = p.cmd.Wait()
+}
+
+// do tells the peer to do something and returns what it says.
+func (p *peer) do(format string, args ...any) string {
+	p.t.Helper()
+	what := fmt.Sprintf(format, args...)
+	if _, err := fmt.Fprintln(p.in, what); err != nil {
+		p.t.Fatal(err)
+	}
+	line, err := p.out.ReadString('\n')
+	said, ok := strings.CutPrefix(line, "ok")
+	if err != nil || !ok {
+		p.t.Fatalf("%s: %s%v", what, said, err)
+	}
+	return strings.TrimSpace(said)
+}
+
+// runPeer is the other side of it.
+func runPeer() {
+	lines := bufio.NewScanner(os.Stdin)
+	for lines.Scan() {
+		word, rest, _ := strings.Cut(lines.Text(), " ")
+		said, err := peerDo(word, rest)
+		if err != nil {
+			fmt.Println("error", err)
+		} else {
+			fmt.Println("ok", said)
+		}
+	}
+}
+
+func peerDo(word, rest string) (string, error) {
+	args := strings.Fields(rest)
+	switch word {
+	case "user": // uid gid: of every socket that is opened from now on
+		uid, _ := strconv.Atoi(args[0])
+		gid, _ := strconv.Atoi(args[1])
+		if err := syscall.Setgroups(nil); err != nil {
+			return "", err
+		}
+		if err := syscall.Setgid(gid); err != nil {
+			return "", err
+		}
+		return "", syscall.Setuid(uid)
+	case "ask": // network local server text
+		return ask(args[0], args[1], args[2], args[3])
+	case "serve": // mark upstream local address…
+		f := forwarder{mark: args[0], upstream: args[1], local: args[2]}
+		for _, address := range args[3:] {
+			if err := f.serve(address); err != nil {
+				return "", err
+			}
+		}
+		return "", nil
+	}
+	return "", fmt.Errorf("unknown word %q", word)
+}
+
+// A text that is asked for begins with the digit of the nameserver that it is
+// meant for. Whoever passes it on adds its mark, so the reply tells its way:
+// "2hello" comes back as "2helloAU" through the agent and a nameserver, and as
+// "2helloU" past the agent.
+type forwarder struct {
+	mark     string
+	upstream string // "-": reply; "same": the nameserver that is meant; or an address
+	local    string // "-", or address:port to send from, on interface eth0
+}
+
+func (f forwarder) serve(address string) error {
+	packets, err := net.ListenPacket("udp", address)
+	if err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return err
+	}
+	go f.packets(packets)
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go f.stream(conn)
+		}
+	}()
+	return nil
+}
+
+func (f forwarder) packets(conn net.PacketConn) {
+	buffer := make([]byte, 1500)
+	for {
+		n, client, err := conn.ReadFrom(buffer)
+		if err != nil {
+			continue // an ICMP error of a client that has gone
+		}
+		text := strings.TrimSpace(string(buffer[:n]))
+		answer := func() { _, _ = conn.WriteTo([]byte(f.reply("udp", conn.LocalAddr(), text)), client) }
+		if f.local == "-" {
+			go answer()
+		} else {
+			answer()
+		}
+	}
+}
+
+func (f forwarder) stream(conn net.Conn) {
+	defer func() { _ = conn.Close() }()
+	lines := bufio.NewScanner(conn)
+	for lines.Scan() {
+		_, _ = fmt.Fprintln(conn, f.reply("tcp", conn.LocalAddr(), lines.Text()))
+	}
+}
+
+func (f forwarder) reply(network string, listening net.Addr, text string) string {
+	text += f.mark
+	if f.upstream == "-" {
+		return text
+	}
+	if strings.Count(text, f.mark) > 3 {
+		return text + "LOOP"
+	}
+	server := f.upstream
+	if server == "same" {
+		server = nameserver(netip.MustParseAddrPort(listening.String()).Addr().Unmap().Is4(), text[0])
+	}
+	reply, err := ask(network, f.local, server, text)
+	if err != nil {
+		return text + "-FAILED:" + err.Error()
+	}
+	return reply
+}
+
+// nameserver is an address in the namespace of nameservers.
+func nameserver(v4 bool, digit byte) string {
+	if v4 {
+		return "10.77.0." + string(digit) + ":53"
+	}
+	return "[fd77::" + string(digit) + "]:53"
+}
+
+// ask sends a text from a new socket and returns the reply.
+func ask(network, local, server, text string) (string, error) {
+	conn, err := open(network, local, server)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = conn.Close() }()
+	return askOn(conn, text)
+}
+
+// open connects to a server. With a local address, the port may be in use by
+// another process too, and replies are taken from interface eth0 only: that is
+// what lets an agent and an application share a port, each with its replies.
+func open(network, local, server string) (net.Conn, error) {
+	d := net.Dialer{Timeout: 5 * time.Second}
+	local, shared := strings.CutPrefix(local, "shared:")
+	if local != "-" {
+		var err error
+		if d.LocalAddr, err = net.ResolveUDPAddr("udp", local); err != nil {
+			return nil, err
+		}
+		d.Control = func(_, _ string, raw syscall.RawConn) error {
+			var err error
+			control := func(fd uintptr) {
+				err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+				if err == nil && shared {
+					err = unix.BindToDevice(int(fd), "eth0")
+				}
+			}
+			if err := raw.Control(control); err != nil {
+				return err
+			}
+			return err
+		}
+	}
+	return d.DialContext(context.Background(), network, server)
+}
+
+// askOn asks on a socket that is there, and passes by replies to other texts.
+func askOn(conn net.Conn, text string) (string, error) {
+	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		return "", err
+	}
+	if _, err := fmt.Fprintln(conn, text); err != nil {
+		return "", err
+	}
+	buffer := make([]byte, 1500)
+	for {
+		n, err := conn.Read(buffer)
+		if err != nil {
+			return "", err
+		}
+		if reply := strings.ReplaceAll(string(buffer[:n]), "\n", ""); strings.HasPrefix(reply, text) {
+			return reply, nil
+		}
+	}
+}

@@ -1,0 +1,126 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// Remove takes out all that is ours, of both backends and families, whatever
+// configuration put it there; others' rules stay as they are. Nothing of ours
+// being there is no error, and neither is a backend that cannot be used.
+//
+// No query is captured any more at once. If any was of late, our chains stay,
+// with nothing that leads to them, until Config.Settle is over or ctx ends: with
+// the last rule that needs it the kernel stops to track connections and to
+// translate addresses, and replies that are on their way would be lost. An Apply
+// in the meantime ends that. If ctx ends before that wait, Remove fails, and has
+// to be called again.
+func (c *Capture) Remove(ctx context.Context) error {
+	wait, err := c.unhook(ctx)
+	if err != nil {
+		return err
+	}
+	if wait > 0 {
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.wanted {
+		return nil
+	}
+	ctx = context.WithoutCancel(ctx)
+	_, err1 := removeSide(ctx, look(ctx, NFT))
+	_, err2 := removeSide(ctx, look(ctx, Legacy))
+	return errors.Join(err1, err2)
+}
+
+// unhook ends the capture, and says how long to wait for replies that have to be
+// translated.
+func (c *Capture) unhook(ctx context.Context) (time.Duration, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.wanted, c.in, c.sweepAt = false, installed{}, time.Time{}
+	nft, legacy := look(ctx, NFT), look(ctx, Legacy)
+	if !nft.usable() && !legacy.usable() {
+		return 0, errors.Join(nft.err(), legacy.err())
+	}
+	var wait time.Duration
+	var errs []error
+	changed := false
+	for _, s := range []*side{nft, legacy} {
+		for f, saved := range s.saved {
+			if !saved.ours() {
+				continue
+			}
+			changed = true
+			if inUse(f, saved) {
+				wait = c.cfg.Settle
+			}
+			errs = append(errs, c.unhookFamily(ctx, place{s.backend, f, s.tools[f]}, saved))
+		}
+	}
+	if changed {
+		c.log.Info("DNS is not captured any more")
+	}
+	return wait, errors.Join(errs...)
+}
+
+// unhookFamily ends the capture of one family in one backend, and drops the
+// entries of conntrack that would still lead to the agent. With a zone those
+// have been out of use since the zone came, and are dropped before it goes, when
+// sockets would come back to them; without one they are in use until then.
+func (c *Capture) unhookFamily(ctx context.Context, p place, have saved) error {
+	s := sweep{ports: ports(have.redirections())}
+	zoned := len(have["raw"].own()) > 0
+	if zoned {
+		c.drop(p.family, s.orphaned)
+	}
+	err := p.unhook(ctx)
+	if !zoned {
+		c.drop(p.family, s.orphaned)
+	}
+	return err
+}
+
+// inUse says whether anybody's query was captured of late.
+func inUse(f Family, have saved) bool {
+	all, err := flows(f)
+	s := sweep{ports: ports(have.redirections())}
+	return err == nil && slices.ContainsFunc(all, func(fl flow) bool {
+		return fl.original.destination.Port() == dnsPort && s.redirected(fl)
+	})
+}
+
+// ports parses those that are ports.
+func ports(texts []string) []uint16 {
+	var ps []uint16
+	for _, t := range texts {
+		if p, err := strconv.ParseUint(t, 10, 16); err == nil {
+			ps = append(ps, uint16(p))
+		}
+	}
+	return ps
+}
+
+// removeSide takes what is ours out of one backend, as far as it can be used,
+// and says whether there was anything.
+func removeSide(ctx context.Context, s *side) (bool, error) {
+	changed := false
+	var errs []error
+	for _, f := range families() {
+		if s.saved[f] == nil || !s.saved[f].ours() && !s.saved[f].marked() {
+			continue
+		}
+		p := place{s.backend, f, s.tools[f]}
+		did, err := p.remove(ctx)
+		changed = changed || did
+		errs = append(errs, err)
+	}
+	return changed, errors.Join(errs...)
+}

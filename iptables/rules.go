@@ -1,0 +1,233 @@
+package iptables
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// synOnly matches the packet that opens a connection. One that conntrack first
+// sees in its middle, having begun to look just then, would be broken.
+const synOnly = "--tcp-flags FIN,SYN,RST,ACK SYN"
+
+// dnsPort is the port that is captured.
+const dnsPort = 53
+
+// What is ours in the kernel begins with this.
+const (
+	ownPrefix       = "NAMETAP_"
+	outputChain     = ownPrefix + "OUTPUT"
+	preroutingChain = ownPrefix + "PREROUTING"
+	// madeTable is an empty chain that says: this table was not there before
+	// us. It goes in with the rules, and Remove deletes such a table when
+	// nobody else uses it. Only nft tables can be deleted, so only they have it.
+	madeTable = ownPrefix + "MADE_TABLE"
+)
+
+// Rules is what captures DNS, for both families. The zero value captures
+// nothing: to apply it is to remove whatever there is. Rules never change.
+type Rules struct {
+	v4, v6 []table
+}
+
+// table is what we have in one table of the kernel.
+type table struct {
+	name   string
+	chains []chain
+}
+
+// chain is one of our chains, and the rules of a built-in chain that jump to it.
+// Rules are in the words of iptables-save, without -A and the chain's name.
+type chain struct {
+	name   string
+	parent string
+	jumps  []string
+	rules  []string
+}
+
+// tableNames are the tables that we use, in the order in which they are changed.
+func tableNames() []string { return []string{"nat", "raw"} }
+
+// Build makes the rules for a configuration.
+func Build(cfg Config) (Rules, error) {
+	if err := cfg.validate(); err != nil {
+		return Rules{}, err
+	}
+	rules := Rules{v4: buildFamily(cfg, IPv4)}
+	if cfg.IPv6 != Off {
+		rules.v6 = buildFamily(cfg, IPv6)
+	}
+	return rules, nil
+}
+
+// Text returns the rules of a family as iptables-restore --noflush reads them,
+// for a machine that has none of ours; "" if that family has none. What Apply
+// restores also takes out what was there before: see [Capture.Plan].
+func (r Rules) Text(f Family) string { return r.change(f, saved{}, false) }
+
+// tables returns the rules of a family.
+func (r Rules) tables(f Family) []table {
+	if f == IPv4 {
+		return r.v4
+	}
+	return r.v6
+}
+
+// table returns the rules of a family in one table.
+func (r Rules) table(f Family, name string) table {
+	for _, t := range r.tables(f) {
+		if t.name == name {
+			return t
+		}
+	}
+	return table{name: name}
+}
+
+// zoned says whether captured queries have a conntrack zone.
+func (r Rules) zoned(f Family) bool { return len(r.table(f, "raw").chains) > 0 }
+
+func buildFamily(cfg Config, f Family) []table {
+	destinations := destinations(cfg, f)
+	if len(destinations) == 0 {
+		return nil
+	}
+	b := builder{cfg: cfg, family: f, destinations: destinations}
+	redirect := fmt.Sprintf("REDIRECT --to-ports %d", cfg.Port)
+	tables := []table{{name: "nat", chains: b.chains([]string{"udp", "tcp"}, redirect, "to the agent")}}
+	if cfg.Zone != 0 {
+		zone := fmt.Sprintf("CT --zone-orig %d", cfg.Zone)
+		tables = append(tables, table{name: "raw", chains: b.chains([]string{"udp"}, zone, "apart from the agent")})
+	}
+	return tables
+}
+
+// destination is where a captured query goes: -d and -o of its rule.
+type destination struct {
+	address, out string
+}
+
+// destinations returns what is captured: one empty destination for all.
+func destinations(cfg Config, f Family) []destination {
+	if len(cfg.Servers) == 0 {
+		return []destination{{}}
+	}
+	var ds []destination
+	for _, a := range cfg.Servers {
+		if a.Is4() == (f == IPv4) {
+			p := netip.PrefixFrom(a.WithZone(""), a.BitLen())
+			ds = append(ds, destination{address: p.String(), out: a.Zone()})
+		}
+	}
+	return ds
+}
+
+// builder makes the chains of one family.
+type builder struct {
+	cfg          Config
+	family       Family
+	destinations []destination
+}
+
+// chains makes our chains in one table: all that is not excluded goes to target.
+func (b builder) chains(protocols []string, target, why string) []chain {
+	output := chain{name: outputChain, parent: "OUTPUT", rules: append(b.owners(), b.exclusions()...)}
+	for _, name := range b.cfg.ExcludeInterfaces {
+		output.rules = append(output.rules, b.rule("-o "+name, "excluded interface", "RETURN"))
+	}
+	for _, d := range b.destinations {
+		for _, p := range protocols {
+			output.rules = append(output.rules, b.rule(matches("-d", d.address, "-o", d.out, "-p", p), why, target))
+		}
+	}
+	chains := []chain{output}
+	if len(b.cfg.VirtualInterfaces) > 0 {
+		chains = append(chains, b.prerouting(protocols, target, why))
+	}
+	for i := range chains {
+		for _, p := range protocols {
+			m := fmt.Sprintf("-p %s -m %s --dport %d", p, p, dnsPort)
+			if p == "tcp" {
+				m += " " + synOnly
+			}
+			chains[i].jumps = append(chains[i].jumps, b.rule(m, "DNS over "+strings.ToUpper(p), chains[i].name))
+		}
+	}
+	return chains
+}
+
+// prerouting makes the chain for what comes in from virtual interfaces. A packet
+// from outside has no socket here, hence no owner, and no outgoing interface yet.
+func (b builder) prerouting(protocols []string, target, why string) chain {
+	c := chain{name: preroutingChain, parent: "PREROUTING", rules: b.exclusions()}
+	for _, name := range b.cfg.VirtualInterfaces {
+		for _, d := range b.destinations {
+			for _, p := range protocols {
+				c.rules = append(c.rules, b.rule(matches("-d", d.address, "-i", name, "-p", p), why, target))
+			}
+		}
+	}
+	return c
+}
+
+// owners makes the rules that let queries of the agent and of excluded users
+// pass; the agent's are first, since most of what is not captured is its own.
+func (b builder) owners() []string {
+	var rules []string
+	add := func(what string, ids []uint32, why string) {
+		for _, id := range ids {
+			rules = append(rules, b.rule(fmt.Sprintf("-m owner --%s-owner %d", what, id), why, "RETURN"))
+		}
+	}
+	add("uid", b.cfg.AgentUIDs, "queries of the agent")
+	add("gid", b.cfg.AgentGIDs, "queries of the agent")
+	add("uid", b.cfg.ExcludeUIDs, "excluded user")
+	add("gid", b.cfg.ExcludeGIDs, "excluded group")
+	return rules
+}
+
+// exclusions makes the rules that hold for any packet, from here or from outside.
+func (b builder) exclusions() []string {
+	var rules []string
+	for _, p := range b.cfg.ExcludeCIDRs {
+		if p.Addr().Is4() != (b.family == IPv4) {
+			continue
+		}
+		d := p.Masked().String()
+		if p.Bits() == 0 {
+			d = "" // iptables-save prints no destination for all of them
+		}
+		rules = append(rules, b.rule(matches("-d", d), "excluded destination", "RETURN"))
+	}
+	for _, port := range b.cfg.ExcludeSourcePorts {
+		for _, p := range []string{"udp", "tcp"} {
+			m := fmt.Sprintf("-p %s -m %s --sport %d", p, p, port)
+			rules = append(rules, b.rule(m, "excluded source port", "RETURN"))
+		}
+	}
+	return rules
+}
+
+// matches joins options with their values, leaving out those without a value.
+// The order -d, -i, -o, -p is the one of iptables-save.
+func matches(optionsAndValues ...string) string {
+	var b strings.Builder
+	for i := 0; i < len(optionsAndValues); i += 2 {
+		if value := optionsAndValues[i+1]; value != "" {
+			b.WriteString(" " + optionsAndValues[i] + " " + value)
+		}
+	}
+	return strings.TrimPrefix(b.String(), " ")
+}
+
+// rule puts a rule together as iptables-save prints it. The comment's colon and
+// blank make sure that it is quoted.
+func (b builder) rule(matches, comment, target string) string {
+	rule := "-j " + target
+	if !b.cfg.NoComments {
+		rule = `-m comment --comment "nametap: ` + comment + `" ` + rule
+	}
+	if matches != "" {
+		rule = matches + " " + rule
+	}
+	return rule
+}

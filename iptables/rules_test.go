@@ -1,0 +1,125 @@
+package iptables_test
+
+import (
+	"flag"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nametap/nametap/iptables"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+func configs() map[string]iptables.Config {
+	cs := make(map[string]iptables.Config)
+	add := func(name string, change func(*iptables.Config)) {
+		cfg := iptables.DefaultConfig()
+		change(&cfg)
+		cs[name] = cfg
+	}
+	add("default", func(*iptables.Config) {})
+	add("bare", func(c *iptables.Config) {
+		c.Zone, c.NoComments, c.AgentGIDs, c.IPv6 = 0, true, nil, iptables.Off
+	})
+	add("servers", func(c *iptables.Config) {
+		c.Servers = []netip.Addr{netip.MustParseAddr("127.0.0.53"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fe80::53%eth0")}
+	})
+	add("everything", func(c *iptables.Config) {
+		c.Port = 5300
+		c.AgentUIDs, c.AgentGIDs = []uint32{1337, 0}, []uint32{1337, 4294967294}
+		c.Servers = []netip.Addr{netip.MustParseAddr("10.0.0.2")}
+		c.ExcludeUIDs, c.ExcludeGIDs = []uint32{101}, []uint32{102}
+		c.ExcludeCIDRs = []netip.Prefix{netip.MustParsePrefix("192.168.1.7/16"), netip.MustParsePrefix("2001:DB8::/32"), netip.MustParsePrefix("0.0.0.0/0")}
+		c.ExcludeInterfaces = []string{"wg0", "tun+"}
+		c.ExcludeSourcePorts = []uint16{5353}
+		c.VirtualInterfaces = []string{"docker0", "k6t-eth0"}
+		c.Zone = 1000
+	})
+	return cs
+}
+
+// K11: the text is the one that is committed.
+func TestText(t *testing.T) {
+	t.Parallel()
+	for name, cfg := range configs() {
+		t.Run(name, func(t *testing.T) {
+			rules, err := iptables.Build(cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range []iptables.Family{iptables.IPv4, iptables.IPv6} {
+				golden := filepath.Join("testdata", name+"."+strings.ToLower(f.String()))
+				if *update {
+					if err := os.WriteFile(golden, []byte(rules.Text(f)), 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+				want, err := os.ReadFile(golden)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(string(want), rules.Text(f)); diff != "" {
+					t.Errorf("%s (-want +got):\n%s", golden, diff)
+				}
+			}
+		})
+	}
+}
+
+// K2, K10: what iptables-save prints of these rules is these rules, with both
+// backends, so that they can be compared as text.
+func TestTextIsWhatIsSaved(t *testing.T) {
+	t.Parallel()
+	backends(t, func(l *lab) {
+		t, backend := l.t, l.backend
+		for name, cfg := range configs() {
+			cfg.Backend = backend
+			c := l.with(cfg)
+			if err := c.Apply(t.Context()); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			if plan, err := c.Plan(t.Context()); err != nil || len(plan) != 0 {
+				t.Errorf("%s: %v, %v", name, plan, err)
+			}
+		}
+	})
+}
+
+func TestConfigErrors(t *testing.T) {
+	t.Parallel()
+	for want, change := range map[string]func(*iptables.Config){
+		"capture port 0":                       func(c *iptables.Config) { c.Port = 0 },
+		"capture port 53":                      func(c *iptables.Config) { c.Port = 53 },
+		"needs the agent's uid or gid":         func(c *iptables.Config) { c.AgentUIDs, c.AgentGIDs = nil, nil },
+		`capture server "::ffff:10.0.0.1"`:     func(c *iptables.Config) { c.Servers = []netip.Addr{netip.MustParseAddr("::ffff:10.0.0.1")} },
+		`capture server "0.0.0.0"`:             func(c *iptables.Config) { c.Servers = []netip.Addr{netip.IPv4Unspecified()} },
+		`capture server "fe80::1%a b"`:         func(c *iptables.Config) { c.Servers = []netip.Addr{netip.MustParseAddr("fe80::1%a b")} },
+		`excluded CIDR "invalid Prefix"`:       func(c *iptables.Config) { c.ExcludeCIDRs = make([]netip.Prefix, 1) },
+		"excluded source port 0":               func(c *iptables.Config) { c.ExcludeSourcePorts = []uint16{0} },
+		`capture server "::1:2"`:               func(c *iptables.Config) { c.Servers = []netip.Addr{netip.MustParseAddr("::1:2")} },
+		`excluded CIDR "::2:3/112"`:            func(c *iptables.Config) { c.ExcludeCIDRs = []netip.Prefix{netip.MustParsePrefix("::2:3/112")} },
+		`interface "+"`:                        func(c *iptables.Config) { c.ExcludeInterfaces = []string{"+"} },
+		`interface "eth0:1"`:                   func(c *iptables.Config) { c.ExcludeInterfaces = []string{"eth0:1"} },
+		`interface ""`:                         func(c *iptables.Config) { c.ExcludeInterfaces = []string{""} },
+		`interface "-j"`:                       func(c *iptables.Config) { c.VirtualInterfaces = []string{"-j"} },
+		`interface "a\nCOMMIT"`:                func(c *iptables.Config) { c.VirtualInterfaces = []string{"a\nCOMMIT"} },
+		`interface "a-name-of-16-by"`:          func(c *iptables.Config) { c.VirtualInterfaces = []string{"a-name-of-16-byt"} },
+		`capture of IPv6 "maybe"`:              func(c *iptables.Config) { c.IPv6 = "maybe" },
+		`iptables backend "nftables"`:          func(c *iptables.Config) { c.Backend = "nftables" },
+		"reconcile interval -1s":               func(c *iptables.Config) { c.Interval = -time.Second },
+		"reconcile interval 5s, settle time -": func(c *iptables.Config) { c.Settle = -1 },
+	} {
+		cfg := iptables.DefaultConfig()
+		change(&cfg)
+		want = strings.TrimSuffix(want, `y"`)
+		if _, err := iptables.New(cfg, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}

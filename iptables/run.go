@@ -1,0 +1,103 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+)
+
+// Stats counts what Run has done.
+type Stats struct {
+	Checks   uint64 // looks at the rules
+	Repairs  uint64 // drifts that were mended
+	Failures uint64 // looks or repairs that failed
+}
+
+// Stats returns the counts so far.
+func (c *Capture) Stats() Stats {
+	return Stats{Checks: c.checks.Load(), Repairs: c.repairs.Load(), Failures: c.failures.Load()}
+}
+
+// Run looks at the rules every Config.Interval and mends what differs, as long
+// as they are wanted: from Apply to Remove. Each repair is counted and logged,
+// with all that had drifted. Run returns nil when ctx ends, and leaves the rules in.
+func (c *Capture) Run(ctx context.Context) error {
+	c.mu.Lock()
+	ticker := time.NewTicker(c.cfg.Interval)
+	c.mu.Unlock()
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+			c.reconcile(ctx)
+		}
+	}
+}
+
+// reconcile is one look, and the repair that it calls for.
+func (c *Capture) reconcile(ctx context.Context) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.wanted {
+		return
+	}
+	c.checks.Add(1)
+	drifts, err := c.drifted(ctx)
+	if err == nil && len(drifts) > 0 {
+		if err = c.apply(ctx); err == nil {
+			c.log.Warn("capture rules had drifted and are mended", "drift", drifts)
+			c.repairs.Add(1)
+		}
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	if !c.sweepAt.IsZero() && time.Now().After(c.sweepAt) {
+		c.sweepAt = time.Time{}
+		c.sweep(true)
+	}
+	c.sayFailure(err)
+}
+
+// sayFailure counts a failure, and logs it if it is not the same as before.
+func (c *Capture) sayFailure(err error) {
+	if err == nil {
+		c.said = ""
+		return
+	}
+	c.failures.Add(1)
+	if text := err.Error(); text != c.said {
+		c.said = text
+		c.log.LogAttrs(context.Background(), slog.LevelError, "capture rules cannot be kept", slog.Any("error", err))
+	}
+}
+
+// drifted returns in how far the kernel differs from what Apply has put in.
+func (c *Capture) drifted(ctx context.Context) ([]string, error) {
+	if c.in.backend == "" {
+		return []string{"the rules are not in yet"}, nil
+	}
+	s, rest := look(ctx, c.in.backend), look(ctx, c.in.backend.other())
+	var drifts []string
+	var errs []error
+	for _, f := range families() {
+		v, ok := c.in.families[f]
+		if ok && s.reason[f] != nil {
+			errs = append(errs, s.reason[f])
+			continue
+		}
+		if ok || c.in.missing[f] == nil {
+			for _, d := range v.rules.drift(f, s.saved[f]) {
+				drifts = append(drifts, fmt.Sprintf("%s: %s", f, d))
+			}
+		}
+		if rest.saved[f].ours() {
+			drifts = append(drifts, fmt.Sprintf("%s: rules of ours are in backend %s too", f, rest.backend))
+		}
+	}
+	return drifts, errors.Join(errs...)
+}

@@ -1,0 +1,94 @@
+package iptables
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// What iptables-save prints comes from outside: any rule of any program may be
+// in it. Whatever it is, what we write names nothing but what is ours.
+func FuzzParseSave(f *testing.F) {
+	rules, err := Build(DefaultConfig())
+	if err != nil {
+		f.Fatal(err)
+	}
+	seeds, err := filepath.Glob("testdata/*.save")
+	if err != nil || len(seeds) == 0 {
+		f.Fatalf("seeds %v, %v", seeds, err)
+	}
+	for _, name := range seeds {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		s, err := parseSave(text)
+		if err != nil {
+			return
+		}
+		lines := make(map[string]bool)
+		for line := range strings.Lines(string(text)) {
+			if line[0] == '[' {
+				_, line, _ = strings.Cut(line, " ")
+			}
+			lines[strings.TrimSpace(line)] = true
+		}
+		for _, change := range []string{
+			rules.change(IPv4, s, true), Rules{}.change(IPv4, s, false), unhook(s),
+		} {
+			for line := range strings.Lines(change) {
+				if line == "COMMIT\n" || line[0] == '*' {
+					continue
+				}
+				if !strings.Contains(line, ownPrefix) {
+					t.Fatalf("%q is of others", line)
+				}
+				if rule, ok := strings.CutPrefix(line, "-D "); ok && !lines["-A "+strings.TrimSpace(rule)] {
+					t.Fatalf("%q deletes what is not there", line)
+				}
+			}
+		}
+		if taken := (Rules{}).change(IPv4, s, false); unhook(s) != "" && taken == "" {
+			t.Fatal("jumps to us would stay")
+		}
+	})
+}
+
+func TestParseSaveErrors(t *testing.T) {
+	for text, want := range map[string]string{
+		"-A OUTPUT -j ACCEPT\n":       "line 1",
+		"*nat\nhello\n":               "line 2",
+		"*nat\n: ACCEPT\n":            "line 2",
+		"*nat\n-A\n":                  "line 2",
+		"*nat\nCOMMIT\n:A ACCEPT [0]": "line 3",
+		"# Table `nat' is incompatible, use 'nft' tool.\n": "choose the backend legacy",
+	} {
+		if _, err := parseSave([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", text, err, want)
+		}
+	}
+	if _, err := parseSave([]byte("# Table `filter' is incompatible, use 'nft' tool.\n")); err != nil {
+		t.Errorf("a table that we do not use: %v", err)
+	}
+}
+
+// Words in quotes are nobody's target.
+func TestTarget(t *testing.T) {
+	for spec, want := range map[string]string{
+		`-p udp -j NAMETAP_OUTPUT`: "NAMETAP_OUTPUT",
+		`-g OTHER`:                 "OTHER",
+		`-m comment --comment "x -j NAMETAP_OUTPUT" -j ACCEPT`:    "ACCEPT",
+		`-m comment --comment "x \" -j NAMETAP_OUTPUT" -j ACCEPT`: "ACCEPT",
+		`-m comment --comment "-j NAMETAP_OUTPUT"`:                "",
+		`-j REDIRECT --to-ports 15053`:                            "REDIRECT",
+		``:                                                        "",
+	} {
+		if got := target(spec); got != want {
+			t.Errorf("%s: %q, want %q", spec, got, want)
+		}
+	}
+}

@@ -1,0 +1,235 @@
+package iptables_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nametap/nametap/internal/netns"
+	"github.com/nametap/nametap/iptables"
+)
+
+// traffic is applications that ask all the time, and what became of it.
+type traffic struct {
+	mu   sync.Mutex
+	ways map[string]int // replies by the way they came; "lost" for none
+	stop context.CancelFunc
+	done sync.WaitGroup
+}
+
+// start starts applications: with one socket for all queries, with a new one for
+// each, and over TCP.
+func (l *lab) start() *traffic {
+	l.t.Helper()
+	ctx, cancel := context.WithCancel(l.t.Context())
+	tr := &traffic{ways: make(map[string]int), stop: cancel}
+	for range 2 {
+		conn := l.socket()
+		l.loop(ctx, tr, func(text string) (string, error) { return askOn(conn, text) })
+	}
+	for _, network := range []string{"udp", "tcp"} {
+		l.loop(ctx, tr, func(text string) (string, error) {
+			time.Sleep(time.Millisecond) // or TCP runs out of ports
+			return ask(network, "-", l.server('2'), text)
+		})
+	}
+	l.t.Cleanup(func() { tr.end() })
+	return tr
+}
+
+func (l *lab) loop(ctx context.Context, tr *traffic, ask func(string) (string, error)) {
+	asking := func() {
+		for n := 0; ctx.Err() == nil; n++ {
+			text := fmt.Sprintf("2n%d.", n)
+			reply, err := ask(text)
+			way := strings.TrimPrefix(reply, text)
+			if err != nil {
+				way = "lost: " + err.Error()
+			}
+			tr.mu.Lock()
+			tr.ways[way]++
+			tr.mu.Unlock()
+		}
+	}
+	tr.done.Go(func() { l.ns.Run(asking) })
+}
+
+// end stops the applications and returns what became of their queries.
+func (tr *traffic) end() map[string]int {
+	tr.stop()
+	tr.done.Wait()
+	return tr.ways
+}
+
+// goesOn waits until 50 more queries are done.
+func (tr *traffic) goesOn(t *testing.T) {
+	t.Helper()
+	count := func() int {
+		tr.mu.Lock()
+		defer tr.mu.Unlock()
+		n := 0
+		for _, c := range tr.ways {
+			n += c
+		}
+		return n
+	}
+	target := count() + 50
+	eventually(t, "queries go on", func() bool { return count() >= target })
+}
+
+// K2: other settings, and rules written anew, while applications ask.
+func TestReplaceUnderTraffic(t *testing.T) {
+	t.Parallel()
+	labs(t, diagonal(), func(l *lab) {
+		t := l.t
+		l.agent()
+		c := l.apply()
+		tr := l.start()
+		for n := range 10 {
+			tr.goesOn(t)
+			cfg := l.config(func(c *iptables.Config) { c.ExcludeUIDs = []uint32{uint32(5000 + n)} })
+			if err := c.Reconfigure(t.Context(), cfg); err != nil {
+				t.Fatal(err)
+			}
+		}
+		tr.goesOn(t)
+		ways := tr.end()
+		t.Logf("%v", ways)
+		if len(ways) != 1 || ways["AU"] < 500 {
+			t.Errorf("replies by their way: %v, want all by AU", ways)
+		}
+	})
+}
+
+// The switch: rules come and go while agent and applications run, and no query
+// is lost, whichever way it goes.
+func TestSwitchUnderTraffic(t *testing.T) {
+	t.Parallel()
+	rounds := 3
+	if testing.Short() {
+		rounds = 1
+	}
+	labs(t, diagonal(), func(l *lab) {
+		t := l.t
+		l.agent()
+		// No agent takes as long, but this machine may.
+		c := l.capture(func(c *iptables.Config) { c.Settle = time.Second })
+		tr := l.start()
+		for range rounds {
+			tr.goesOn(t)
+			apply(t, c)
+			tr.goesOn(t)
+			remove(t, c)
+		}
+		tr.goesOn(t)
+		ways := tr.end()
+		t.Logf("%v", ways)
+		for way := range ways {
+			// In the moment between the two tables a query may come to the agent
+			// twice (AAU), if it sends from the port of an application.
+			if way != "AU" && way != "U" && way != "AAU" {
+				t.Errorf("replies by their way: %v, want none lost", ways)
+				break
+			}
+		}
+		if ways["AU"] < 100 || ways["U"] < 100 || ways["AAU"] > 10 {
+			t.Errorf("replies by their way: %v, want AU and U", ways)
+		}
+	})
+}
+
+// K5: an application and the agent send from the same port to the same two
+// nameservers, 10,000 times, and either may have been the first.
+func TestSourcePortCollision(t *testing.T) {
+	t.Parallel()
+	queries := 5_000 // each way
+	if testing.Short() {
+		queries = 500
+	}
+	labs(t, diagonal(), func(l *lab) {
+		t := l.t
+		netns.Need(t, "conntrack")
+		l.agentAs("1337 1337", "same", "shared:"+l.eth0(5454), 15053)
+		l.apply()
+		l.collide(queries)
+		l.sh("conntrack -F 2>/dev/null")
+		for _, text := range []string{"2first", "3first"} { // asked directly, the agent sends first
+			if reply, err := ask("udp", "-", l.local(15053), text); err != nil || reply != text+"AU" {
+				t.Fatalf("reply %q, %v", reply, err)
+			}
+		}
+		l.collide(queries)
+	})
+}
+
+// collide asks two nameservers from the agent's port.
+func (l *lab) collide(queries int) {
+	l.t.Helper()
+	ways := make(map[string]int)
+	for n := range queries {
+		digit := byte('2' + n%2)
+		text := fmt.Sprintf("%cn%d.", digit, n)
+		reply, err := ask("udp", l.eth0(5454), l.server(digit), text)
+		if err != nil {
+			reply = text + "lost: " + err.Error()
+		}
+		ways[strings.TrimPrefix(reply, text)]++
+	}
+	if ways["AU"] != queries {
+		l.t.Errorf("replies by their way: %v, want %d by AU", ways, queries)
+	}
+	entries := l.sh("conntrack -L -f %s -p udp --dport 53 2>/dev/null", strings.ToLower(l.family.String()))
+	if strings.Contains(entries, "UNREPLIED") || !strings.Contains(entries, "sport=5454") {
+		l.t.Errorf("conntrack has UNREPLIED entries, or none of port 5454:\n%s", entries)
+	}
+}
+
+// What one apply takes, beside a program for each rule.
+func TestApplyTime(t *testing.T) {
+	backends(t, func(l *lab) {
+		t, backend := l.t, l.backend
+		rules, err := iptables.Build(iptables.DefaultConfig())
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := rules.Text(iptables.IPv4)
+		timed := func(script string, args ...any) time.Duration {
+			start := time.Now()
+			l.sh(script, args...)
+			return time.Since(start)
+		}
+		timed("iptables-%s-restore --noflush -w 5 <<'.'\n%s.", backend, text)
+		once := time.Hour // the quickest of some, since a loaded machine is slow at times
+		for range 5 {
+			once = min(once, timed("iptables-%s-restore --noflush -w 5 <<'.'\n%s.", backend, text))
+		}
+		var script strings.Builder
+		table, programs := "", 0
+		for line := range strings.Lines(text) {
+			switch {
+			case strings.HasPrefix(line, "*"):
+				table = strings.TrimSpace(line[1:])
+				fmt.Fprintf(&script, "iptables-%s -t %s -F OUTPUT\n", backend, table)
+			case strings.HasPrefix(line, "-"):
+				fmt.Fprintf(&script, "iptables-%s -w 5 -t %s %s", backend, table, line)
+				programs++
+			}
+		}
+		each := timed("%s", script.String())
+		cfg := l.config()
+		c := l.with(cfg)
+		start := time.Now()
+		apply(t, c)
+		whole := time.Since(start)
+		start = time.Now()
+		apply(t, c)
+		t.Logf("%s: one restore %v, %d programs %v; Apply of both families, looking at both backends, %v; with nothing to do %v",
+			backend, once, programs, each, whole, time.Since(start))
+		if once > each {
+			t.Errorf("one restore takes %v, %d programs take %v", once, programs, each)
+		}
+	})
+}
