@@ -36,6 +36,8 @@ type Config struct {
 	// ReadyTimeout bounds the time without a table in which the agent is not
 	// ready; afterwards it is, and forwards.
 	ReadyTimeout time.Duration
+	// Capture has queries redirected to the agent; nil captures none.
+	Capture *CaptureConfig
 	// Logger takes what an operator should know.
 	Logger *slog.Logger
 }
@@ -48,6 +50,7 @@ type Agent struct {
 	proxy  *dnsproxy.Server
 	client *nds.Client
 	status *statusServer
+	rules  *capture // nil: captures nothing
 
 	started  time.Time
 	draining atomic.Bool
@@ -86,6 +89,12 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		ready:    make(chan struct{}),
 	}
 	a.quit = sync.OnceFunc(func() { close(a.quitting) })
+	if cfg.Capture != nil {
+		if a.rules, err = newCapture(*cfg.Capture, proxy, cfg.Logger); err != nil {
+			return nil, err
+		}
+	}
+	a.rules.register(registry)
 	a.status, err = newStatusServer(ctx, a, registry)
 	if err != nil {
 		return nil, err
@@ -121,10 +130,10 @@ func (c *Config) prepareStateDir() error {
 	return nil
 }
 
-// Run answers queries until ctx ends or a client asked for the end, then drains:
-// queries are still answered for the drain time, after which the listeners close
-// and what is in flight is finished. It returns after all its goroutines have;
-// the error is nil unless a part died.
+// Run answers queries until ctx ends or a client asked for the end, then drains: the
+// capture rules go, queries are still answered for the drain time, after which the
+// listeners close and what is in flight is finished. It returns after all its
+// goroutines have; the error is nil unless a part died.
 func (a *Agent) Run(ctx context.Context) error {
 	a.started = time.Now()
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -134,9 +143,21 @@ func (a *Agent) Run(ctx context.Context) error {
 	group.Go(func() error { return a.client.Run(serving) })
 	group.Go(func() error { return a.status.Run(serving) })
 	group.Go(func() error { return a.announce(serving) })
+	capturing, release := context.WithCancel(serving)
+	defer release()
+	released := make(chan struct{})
+	group.Go(func() error {
+		defer close(released)
+		if a.rules == nil {
+			return nil
+		}
+		return a.rules.run(capturing)
+	})
+	group.Go(func() error { return a.notifySystemd(serving) })
 	group.Go(func() error {
 		defer stop()
-		a.drain(ctx, serving)
+		a.drain(ctx, serving, release)
+		<-released
 		return nil
 	})
 	if err := group.Wait(); err != nil && !errors.Is(err, context.Canceled) {
@@ -160,8 +181,9 @@ func (a *Agent) announce(ctx context.Context) error {
 	return nil
 }
 
-// drain waits for the end to be asked for and then for the drain time.
-func (a *Agent) drain(ctx, serving context.Context) {
+// drain waits for the end to be asked for, has the capture rules released, and waits
+// for the drain time.
+func (a *Agent) drain(ctx, serving context.Context, release func()) {
 	select {
 	case <-ctx.Done():
 	case <-a.quitting:
@@ -170,6 +192,7 @@ func (a *Agent) drain(ctx, serving context.Context) {
 	}
 	a.draining.Store(true)
 	a.log.Info("draining: queries are still answered", "for", a.config.Drain)
+	release()
 	timer := time.NewTimer(a.config.Drain)
 	defer timer.Stop()
 	select {

@@ -168,6 +168,7 @@ type Status struct {
 	Upstreams []Upstream      `json:"upstreams"`
 	Hosts     int             `json:"hosts"`
 	XDS       nds.Status      `json:"xds"`
+	Capture   *CaptureStatus  `json:"capture,omitempty"` // nil: captures nothing
 }
 
 // An Upstream is how a nameserver is doing that is, or was, configured.
@@ -198,7 +199,7 @@ func upstreams(proxy *dnsproxy.Server) []Upstream {
 	return all
 }
 
-func (s *statusServer) handleStatus(w http.ResponseWriter, _ *http.Request) {
+func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 	a := s.agent
 	status := Status{
 		Reason: a.notReady(), Uptime: time.Since(a.started).Round(time.Second).String(),
@@ -207,6 +208,9 @@ func (s *statusServer) handleStatus(w http.ResponseWriter, _ *http.Request) {
 	status.Ready = status.Reason == ""
 	if table := a.proxy.Table(); table != nil {
 		status.Hosts = table.Len()
+	}
+	if a.rules != nil {
+		status.Capture = a.rules.status(r.Context())
 	}
 	writeJSON(w, status)
 }

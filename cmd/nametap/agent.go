@@ -20,15 +20,21 @@ of resolv.conf.
 
 Every flag --foo-bar is also the environment variable NAMETAP_FOO_BAR, unless its
 text names another, and the key foo-bar of the --config file. The command line
-wins over the environment, and that over the file.`,
+wins over the environment, that over Istio's configuration (the annotation
+proxy.istio.io/config in PROXY_CONFIG, then defaultConfig of --mesh-config, whose
+proxyMetadata has names of environment variables), that over the --config file.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(command *cobra.Command, _ []string) error {
+			readSwitch := switchReader(command.Flags())
 			if err := settings.Resolve(command.Flags(), os.Environ()); err != nil {
 				return usageError{err}
 			}
 			cfg, err := flags.config(command.Flags())
 			if err != nil {
 				return usageError{err}
+			}
+			if cfg.Capture != nil {
+				cfg.Capture.Switch = readSwitch
 			}
 			a, err := agent.New(command.Context(), cfg)
 			if err != nil {

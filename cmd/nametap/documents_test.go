@@ -48,7 +48,11 @@ func TestReferenceConfiguration(t *testing.T) {
 	for i := 0; i < len(content); i += 2 {
 		s := setting{Key: content[i].Value, Default: content[i+1].Value}
 		if content[i+1].Kind == yaml.SequenceNode {
-			s.Default = "[]"
+			var items []string
+			for _, item := range content[i+1].Content {
+				items = append(items, item.Value)
+			}
+			s.Default = "[" + strings.Join(items, ",") + "]"
 		}
 		if env := special.FindStringSubmatch(content[i].HeadComment); env != nil {
 			s.Env = env[1]
@@ -57,7 +61,7 @@ func TestReferenceConfiguration(t *testing.T) {
 	}
 	flags := newAgentCommand().Flags()
 	flags.VisitAll(func(flag *pflag.Flag) {
-		if flag.Name == settings.ConfigFlag {
+		if flag.Name == settings.ConfigFlag || flag.Name == settings.MeshConfigFlag {
 			return
 		}
 		s := setting{Key: flag.Name, Default: flag.DefValue}

@@ -40,6 +40,9 @@ type agentFlags struct {
 
 	statusAddr, stateDir, logLevel, logFormat string
 	drain, readyTimeout                       time.Duration
+
+	installRules bool
+	capture      captureFlags
 }
 
 // defaultStateDir is used if it can be, and done without if not.
@@ -49,11 +52,15 @@ const defaultStateDir = "/var/lib/nametap"
 func (f *agentFlags) declare(flags *pflag.FlagSet) {
 	flags.SortFlags = false
 	flags.String(settings.ConfigFlag, "", "file with settings, keys as the flags; docs/nametap.yaml shows all")
+	flags.String(settings.MeshConfigFlag, defaultMeshConfig, "Istio's mesh config, of which defaultConfig is read; it may be absent there")
 	f.declareIdentity(flags)
 	f.declareControlPlane(flags)
 	f.declareAnswers(flags)
 	f.declareForwarding(flags)
 	f.declareRun(flags)
+	flags.BoolVar(&f.installRules, "capture", false, "have port 53 of this host redirected to the agent while it runs; takes CAP_NET_ADMIN")
+	f.capture.declare(flags)
+	settings.SetDiscoveryAddress(flags, "xds-addr")
 	// The environment variables that Istio's agent has for the same.
 	for _, istio := range []struct{ flag, env string }{
 		{"namespace", "POD_NAMESPACE"},
@@ -64,6 +71,7 @@ func (f *agentFlags) declare(flags *pflag.FlagSet) {
 		{"dns-addr", "DNS_PROXY_ADDR"},
 		{"upstream-parallel", "DNS_FORWARD_PARALLEL"},
 		{"upstream-timeout", "DNS_FORWARD_TIMEOUT"},
+		{switchFlag, "ISTIO_META_DNS_CAPTURE"},
 	} {
 		flags.Lookup(istio.flag).Usage += " [" + istio.env + "]"
 		settings.SetEnv(flags, istio.flag, istio.env)
@@ -155,8 +163,12 @@ func (f *agentFlags) config(flags *pflag.FlagSet) (agent.Config, error) {
 	if err != nil {
 		return agent.Config{}, err
 	}
+	capture, err := f.captureConfig()
+	if err != nil {
+		return agent.Config{}, err
+	}
 	return agent.Config{
-		DNS: dns, XDS: xds,
+		DNS: dns, XDS: xds, Capture: capture,
 		StatusAddr:       f.statusAddr,
 		StateDirRequired: flags.Changed("state-dir"),
 		Drain:            f.drain,
@@ -164,6 +176,30 @@ func (f *agentFlags) config(flags *pflag.FlagSet) (agent.Config, error) {
 		Logger:           logger,
 	}, nil
 }
+
+// captureConfig is nil for an agent that is not to install rules. Its switch is to be
+// set.
+func (f *agentFlags) captureConfig() (*agent.CaptureConfig, error) {
+	if !f.installRules {
+		return nil, nil //nolint:nilnil // documented
+	}
+	if err := f.capture.ownQueriesPass(); err != nil {
+		return nil, err
+	}
+	rules, err := f.capture.rules(f.dnsAddr, f.settle())
+	if err != nil {
+		return nil, err
+	}
+	cfg := &agent.CaptureConfig{Rules: rules}
+	if f.capture.servers == serversResolvConf {
+		cfg.ResolvConf = f.resolvConf
+	}
+	return cfg, nil
+}
+
+// settle is how long a query may be on its way: what nameservers have, and a little for
+// ourselves.
+func (f *agentFlags) settle() time.Duration { return f.upstreamTimeout + time.Second }
 
 func (f *agentFlags) dnsConfig() (dnsproxy.Config, error) {
 	beforeSync, err := dnsproxy.ParseBeforeSync(f.beforeSync)

@@ -1,6 +1,7 @@
 // Command nametap gives one pod or one VM the DNS of its mesh.
 //
 //	nametap agent     answer queries from a control plane's table
+//	nametap capture   the rules that redirect port 53 to the agent
 //	nametap query     ask the agent, and see the rule that answered
 //	nametap table     the agent's table
 //	nametap status    how the agent is
@@ -64,7 +65,7 @@ func newRootCommand() *cobra.Command {
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{settings.FlagError(err)} })
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newAgentCommand(), newQueryCommand(), newTableCommand(), newStatusCommand(),
+	root.AddCommand(newAgentCommand(), newCaptureCommand(), newQueryCommand(), newTableCommand(), newStatusCommand(),
 		newDemoCommand(), newVersionCommand())
 	return root
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
 
@@ -21,12 +20,12 @@ func declareOutput(flags *pflag.FlagSet, output *string) {
 }
 
 // printOutput prints v as JSON, or by text, as --output says.
-func printOutput(command *cobra.Command, output string, v any, text func(w io.Writer) error) error {
+func printOutput(w io.Writer, output string, v any, text func(w io.Writer) error) error {
 	switch output {
 	case outputText:
-		return text(command.OutOrStdout())
+		return text(w)
 	case outputJSON:
-		encoder := json.NewEncoder(command.OutOrStdout())
+		encoder := json.NewEncoder(w)
 		encoder.SetIndent("", "  ")
 		return encoder.Encode(v)
 	}

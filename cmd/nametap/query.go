@@ -57,7 +57,7 @@ func newQueryCommand() *cobra.Command {
 				result.explain(command.Context(), &status)
 				results = append(results, result)
 			}
-			return printOutput(command, output, results, func(w io.Writer) error { return printResults(w, results) })
+			return printOutput(command.OutOrStdout(), output, results, func(w io.Writer) error { return printResults(w, results) })
 		},
 	}
 	status.declare(command.Flags())

@@ -26,7 +26,7 @@ func newStatusCommand() *cobra.Command {
 			if err := client.get(command.Context(), "/debug/status", nil, &status); err != nil {
 				return err
 			}
-			return printOutput(command, output, status, func(w io.Writer) error { return printStatus(w, status) })
+			return printOutput(command.OutOrStdout(), output, status, func(w io.Writer) error { return printStatus(w, status) })
 		},
 	}
 	client.declare(command.Flags())
@@ -50,6 +50,7 @@ func printStatus(w io.Writer, status agent.Status) error {
 	printUpstreams(lines, status.Upstreams)
 	fmt.Fprintf(lines, "hosts\t%d\n", status.Hosts)
 	printXDS(lines, status)
+	printCapture(lines, status.Capture)
 	return lines.Flush()
 }
 
@@ -94,4 +95,17 @@ func printXDS(w io.Writer, status agent.Status) {
 	}
 	fmt.Fprintf(w, "table\tversion %q, %s old\n", xds.Version, age)
 	fmt.Fprintf(w, "pushes\t%d, %d of them rejected\n", xds.Pushes, xds.Rejected)
+}
+
+// printCapture prints what the agent says of the rules that it keeps.
+func printCapture(w io.Writer, capture *agent.CaptureStatus) {
+	switch {
+	case capture == nil:
+		return
+	case capture.Error != "":
+		fmt.Fprintf(w, "capture\t%s; the rules cannot be read: %s\n", capture.Because, capture.Error)
+		return
+	}
+	fmt.Fprintf(w, "capture\t%s, rules mended %d times\n", capture.Because, capture.Repairs)
+	printRules(w, *capture.Rules)
 }

@@ -61,7 +61,7 @@ func newTableCommand() *cobra.Command {
 			if diff != "" {
 				return printDiff(command, output, diff, table)
 			}
-			return printOutput(command, output, table, table.print)
+			return printOutput(command.OutOrStdout(), output, table, table.print)
 		},
 	}
 	status.declare(command.Flags())
@@ -126,7 +126,7 @@ func printDiff(command *cobra.Command, output, path string, after hostTable) err
 		return fmt.Errorf("%s: want a table as `nametap table --output json` prints it", path)
 	}
 	diff := diffTables(before, after)
-	if err := printOutput(command, output, diff, diff.print); err != nil {
+	if err := printOutput(command.OutOrStdout(), output, diff, diff.print); err != nil {
 		return err
 	}
 	if n := len(diff.Added) + len(diff.Removed) + len(diff.Changed); n > 0 {

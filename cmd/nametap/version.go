@@ -18,7 +18,7 @@ func newVersionCommand() *cobra.Command {
 		Args:  usageArgs(cobra.NoArgs),
 		RunE: func(command *cobra.Command, _ []string) error {
 			build := map[string]string{"version": version.String(), "go": runtime.Version()}
-			return printOutput(command, output, build, func(w io.Writer) error {
+			return printOutput(command.OutOrStdout(), output, build, func(w io.Writer) error {
 				_, err := fmt.Fprintf(w, "nametap %s (%s)\n", build["version"], build["go"])
 				return err
 			})

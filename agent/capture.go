@@ -1,0 +1,327 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/resolvconf"
+	"github.com/nametap/nametap/iptables"
+)
+
+// A CaptureConfig says which queries the agent has redirected to itself.
+type CaptureConfig struct {
+	// Rules is the configuration of the rules. If ResolvConf is set, its Servers
+	// are those of that file.
+	Rules iptables.Config
+	// ResolvConf is a resolv.conf whose nameservers' queries alone are captured;
+	// empty means as Rules says. It is followed when it changes.
+	ResolvConf string
+	// Switch reads whether to capture at all. It is called twice a second; after an
+	// error, what it said before holds.
+	Switch func() (Switch, error)
+}
+
+// A Switch says whether DNS is to be captured.
+type Switch struct {
+	On      bool
+	Because string // what sets it
+}
+
+const (
+	// switchInterval is how often the switch is read.
+	switchInterval = 500 * time.Millisecond
+	// removeTimeout bounds the removal of rules at the end: the settle time of
+	// queries in flight, and the tools.
+	removeTimeout = 15 * time.Second
+)
+
+// A capture keeps the rules as the switch says.
+type capture struct {
+	config CaptureConfig
+	log    *slog.Logger
+	proxy  *dnsproxy.Server
+	rules  *iptables.Capture
+
+	begun   chan struct{} // closed when the switch was followed for the first time
+	state   atomic.Pointer[captureState]
+	removal *removal // in progress, of follow's goroutine
+}
+
+// A removal goes on for as long as replies may be on their way.
+type removal struct {
+	cancel context.CancelFunc
+	ended  chan struct{}
+}
+
+// A captureState is what was last done.
+type captureState struct {
+	Switch
+	applied bool
+}
+
+// newCapture checks the configuration.
+func newCapture(cfg CaptureConfig, proxy *dnsproxy.Server, log *slog.Logger) (*capture, error) {
+	c := &capture{config: cfg, log: log, proxy: proxy, begun: make(chan struct{})}
+	c.state.Store(&captureState{})
+	if cfg.ResolvConf != "" {
+		servers, err := CapturedServers(cfg.ResolvConf)
+		if err != nil {
+			return nil, err
+		}
+		c.config.Rules.Servers = servers
+	}
+	rules, err := iptables.New(c.config.Rules, log)
+	if err != nil {
+		return nil, fmt.Errorf("capture: %w", err)
+	}
+	c.rules = rules
+	return c, nil
+}
+
+// register registers what is counted; of no capture, that it is off.
+func (c *capture) register(registry prometheus.Registerer) {
+	count := func(name, help string, of func(iptables.Stats) uint64) {
+		registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help},
+			func() float64 {
+				if c == nil {
+					return 0
+				}
+				return float64(of(c.rules.Stats()))
+			}))
+	}
+	count("nametap_capture_checks_total", "Looks at the capture rules.",
+		func(s iptables.Stats) uint64 { return s.Checks })
+	count("nametap_capture_repairs_total", "Times that the capture rules had drifted and were mended.",
+		func(s iptables.Stats) uint64 { return s.Repairs })
+	count("nametap_capture_failures_total", "Looks at the capture rules, and repairs, that failed.",
+		func(s iptables.Stats) uint64 { return s.Failures })
+	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "nametap_capture_on", Help: "1 if the capture rules are in, 0 if they are not.",
+	}, func() float64 {
+		if c != nil && c.state.Load().applied {
+			return 1
+		}
+		return 0
+	}))
+}
+
+// CapturedServers returns the nameservers that a resolv.conf has clients ask.
+func CapturedServers(path string) ([]netip.Addr, error) {
+	conf, err := clientsFile(path).Read()
+	if err != nil {
+		return nil, fmt.Errorf("capturing queries for the nameservers of %s: %w", path, err)
+	}
+	servers := addrs(conf)
+	if len(servers) == 0 {
+		return nil, fmt.Errorf("capturing queries for the nameservers of %s: want at least one there", path)
+	}
+	return servers, nil
+}
+
+// clientsFile is a resolv.conf as clients read it: if there is a stub in it they ask
+// that, and not the nameservers behind it.
+func clientsFile(path string) resolvconf.Files {
+	return resolvconf.Files{Path: path, Uplink: os.DevNull}
+}
+
+// addrs returns the addresses of nameservers.
+func addrs(conf *resolvconf.Config) []netip.Addr {
+	var found []netip.Addr
+	for _, server := range conf.Servers {
+		found = append(found, server.Addr())
+	}
+	return found
+}
+
+// run keeps the rules until ctx ends, and takes them out then. The first time that
+// they are wanted and cannot be had is an error; later it is logged, and tried again.
+func (c *capture) run(ctx context.Context) error {
+	if err := c.listening(ctx); err != nil {
+		return err
+	}
+	var parts sync.WaitGroup
+	defer parts.Wait()
+	// The loop ends before the rules go, or it would mend them.
+	keeping, stop := context.WithCancel(ctx)
+	parts.Go(func() { _ = c.rules.Run(keeping) }) // it returns nil
+	if c.config.ResolvConf != "" {
+		parts.Go(func() { c.followServers(keeping) })
+	}
+	err := c.follow(ctx)
+	stop()
+	c.endRemoval()
+	parts.Wait()
+	return errors.Join(err, c.remove(context.WithoutCancel(ctx)))
+}
+
+// listening returns when the listeners answer: before that, rules would take DNS away.
+func (c *capture) listening(ctx context.Context) error {
+	select {
+	case <-c.proxy.Ready():
+	case <-ctx.Done():
+		return nil
+	}
+	for {
+		err := probe(ctx, c.proxy.Addrs())
+		if err == nil || ctx.Err() != nil {
+			return nil
+		}
+		c.log.Warn("DNS is not captured yet: a listener does not answer", "error", err)
+		select {
+		case <-time.After(switchInterval):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// follow does what the switch says until ctx ends.
+func (c *capture) follow(ctx context.Context) error {
+	ticker := time.NewTicker(switchInterval)
+	defer ticker.Stop()
+	var said string
+	for first := true; ctx.Err() == nil; first = false {
+		to, err := c.config.Switch()
+		if err == nil {
+			err = c.turn(ctx, to)
+		}
+		if first {
+			if err != nil && ctx.Err() == nil {
+				return fmt.Errorf("capturing DNS: %w", err)
+			}
+			close(c.begun)
+		}
+		said = c.say(ctx, err, said)
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+		}
+	}
+	return nil
+}
+
+// say logs a failure that is not the one said before, and returns what it said.
+func (c *capture) say(ctx context.Context, err error, said string) string {
+	if err == nil || ctx.Err() != nil {
+		return ""
+	}
+	if text := err.Error(); text != said {
+		c.log.Error("capture stays as it is", "error", err)
+		return text
+	}
+	return said
+}
+
+// turn turns the capture on or off, if it is not so yet.
+func (c *capture) turn(ctx context.Context, to Switch) error {
+	state := c.state.Load()
+	if state.Because != "" && state.On == to.On && state.applied == to.On {
+		return nil
+	}
+	if !to.On {
+		c.startRemoval(ctx, to)
+		return nil
+	}
+	c.endRemoval()
+	err := c.rules.Apply(ctx)
+	c.state.Store(&captureState{Switch: to, applied: err == nil})
+	return err
+}
+
+// startRemoval takes the rules out, also those that an agent before this one has left,
+// unless that is going on already. If it fails it is tried again.
+func (c *capture) startRemoval(ctx context.Context, to Switch) {
+	if c.removal != nil {
+		select {
+		case <-c.removal.ended:
+		default:
+			return
+		}
+	} else {
+		c.log.Info("DNS is not captured", "because", to.Because)
+	}
+	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
+	r := &removal{cancel: cancel, ended: make(chan struct{})}
+	c.removal = r
+	c.state.Store(&captureState{Switch: to, applied: true})
+	go func() {
+		defer close(r.ended)
+		defer cancel()
+		if err := c.rules.Remove(ctx); err == nil {
+			c.state.Store(&captureState{Switch: to})
+		} else if !errors.Is(ctx.Err(), context.Canceled) {
+			c.log.Error("capture rules cannot be taken out", "error", err)
+		}
+	}()
+}
+
+// endRemoval ends the removal that is going on; what it has not done is left.
+func (c *capture) endRemoval() {
+	if c.removal != nil {
+		c.removal.cancel()
+		<-c.removal.ended
+		c.removal = nil
+	}
+}
+
+// followServers exchanges the rules when resolv.conf has other nameservers.
+func (c *capture) followServers(ctx context.Context) {
+	watcher := resolvconf.Watcher{
+		Files: clientsFile(c.config.ResolvConf),
+		Changed: func(conf *resolvconf.Config) {
+			rules := c.config.Rules
+			rules.Servers = addrs(conf)
+			if err := c.rules.Reconfigure(ctx, rules); err != nil {
+				c.log.Error("queries for the nameservers that resolv.conf has now are not captured", "servers", rules.Servers, "error", err)
+			}
+		},
+		Failed: func(err error) {
+			c.log.Warn("queries for the nameservers that resolv.conf had are captured", "error", err)
+		},
+	}
+	_ = watcher.Run(ctx) // it returns nil
+}
+
+// remove takes the rules out.
+func (c *capture) remove(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
+	defer cancel()
+	if err := c.rules.Remove(ctx); err != nil {
+		return fmt.Errorf("taking the capture rules out, which `nametap capture remove` does too: %w", err)
+	}
+	c.state.Store(&captureState{Switch: c.state.Load().Switch})
+	c.log.Info("the capture rules are out")
+	return nil
+}
+
+// CaptureStatus is what an agent says of the rules that it keeps.
+type CaptureStatus struct {
+	On      bool   `json:"on"`
+	Because string `json:"because"`
+	Repairs uint64 `json:"repairs"`
+	// Rules is what is in the kernel now; Error says why that cannot be known.
+	Rules *iptables.Status `json:"rules,omitempty"`
+	Error string           `json:"error,omitempty"`
+}
+
+// status looks at the rules.
+func (c *capture) status(ctx context.Context) *CaptureStatus {
+	state := c.state.Load()
+	status := &CaptureStatus{On: state.On, Because: state.Because, Repairs: c.rules.Stats().Repairs}
+	rules, err := c.rules.Status(ctx)
+	if err != nil {
+		status.Error = err.Error()
+		return status
+	}
+	status.Rules = &rules
+	return status
+}

@@ -1,0 +1,292 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/internal/settings"
+	"github.com/nametap/nametap/iptables"
+)
+
+// A captureCommand is what the subcommands of capture share. They have all settings of
+// the agent, so that one environment and one file do for both.
+type captureCommand struct {
+	flags  agentFlags
+	output string
+
+	state agent.Switch
+	rules iptables.Config
+	set   *iptables.Capture
+}
+
+func newCaptureCommand() *cobra.Command {
+	command := &cobra.Command{
+		Use:   "capture",
+		Short: "The rules that redirect port 53 to the agent",
+		Long: `The rules of iptables that redirect port 53 to the agent: what applications ask a
+nameserver comes to the agent, what the agent asks does not. The settings are the
+agent's; one environment, or one --config file, does for both.`,
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(command *cobra.Command, _ []string) error { return command.Help() },
+	}
+	command.AddCommand(newCaptureApply(), newCaptureRemove(), newCapturePrint(), newCaptureStatus(), newCaptureCheck())
+	return command
+}
+
+// subcommand returns a subcommand that runs with the settings resolved.
+func (c *captureCommand) subcommand(use, short, long string, run func(ctx context.Context, w io.Writer) error) *cobra.Command {
+	command := &cobra.Command{
+		Use: use, Short: short, Long: long,
+		Args: usageArgs(cobra.NoArgs),
+	}
+	command.RunE = func(command *cobra.Command, _ []string) error {
+		if err := c.resolve(command); err != nil {
+			return usageError{err}
+		}
+		return run(command.Context(), command.OutOrStdout())
+	}
+	c.flags.declare(command.Flags())
+	// Those that say nothing about the rules stay out of the help.
+	about := pflag.NewFlagSet("", pflag.ContinueOnError)
+	new(captureFlags).declare(about)
+	command.Flags().VisitAll(func(flag *pflag.Flag) {
+		others := []string{settings.ConfigFlag, settings.MeshConfigFlag, "dns-addr", "resolv-conf", "upstream-timeout", "log-level", "log-format"}
+		flag.Hidden = about.Lookup(flag.Name) == nil && !slices.Contains(others, flag.Name)
+	})
+	declareOutput(command.Flags(), &c.output)
+	return command
+}
+
+// print prints v as --output says.
+func (c *captureCommand) print(w io.Writer, v any, text func(w io.Writer) error) error {
+	return printOutput(w, c.output, v, text)
+}
+
+// resolve reads the settings.
+func (c *captureCommand) resolve(command *cobra.Command) error {
+	flags := command.Flags()
+	if err := settings.Resolve(flags, os.Environ()); err != nil {
+		return err
+	}
+	if err := requirePositive(flags); err != nil {
+		return err
+	}
+	c.state = agent.Switch{On: c.flags.capture.on, Because: because(flags.Lookup(switchFlag))}
+	logger, err := newLogger(c.flags.logLevel, c.flags.logFormat)
+	if err != nil {
+		return err
+	}
+	if c.rules, err = c.flags.capture.rules(c.flags.dnsAddr, c.flags.settle()); err != nil {
+		return err
+	}
+	if c.flags.capture.servers == serversResolvConf {
+		if c.rules.Servers, err = agent.CapturedServers(c.flags.resolvConf); err != nil {
+			return err
+		}
+	}
+	c.set, err = iptables.New(c.rules, logger)
+	return err
+}
+
+func newCaptureApply() *cobra.Command {
+	c := new(captureCommand)
+	return c.subcommand("apply", "Put the rules in", `Put the rules in, in place of any others of ours. What is there already is not
+changed. Each family has all of its rules or none. With ISTIO_META_DNS_CAPTURE=false
+nothing is put in, and that is no error.`,
+		func(ctx context.Context, w io.Writer) error {
+			if !c.state.On {
+				_, err := fmt.Fprintf(w, "no rules are put in: %s\n", c.state.Because)
+				return err
+			}
+			if err := c.set.Apply(ctx); err != nil {
+				return fmt.Errorf("%w; `nametap capture check` says what is missing", err)
+			}
+			return c.printStatus(ctx, w)
+		})
+}
+
+func newCaptureRemove() *cobra.Command {
+	c := new(captureCommand)
+	afterAgent := false
+	command := c.subcommand("remove", "Take the rules out", `Take out all that is ours, in both backends, whatever it was put in with. Queries go
+to nameservers again at once; the command ends when no reply can be on its way any
+more. With --after-agent, which is for service managers, it does nothing if
+--fail-open=false says that queries are to be refused without an agent.`,
+		func(ctx context.Context, w io.Writer) error {
+			if afterAgent && !c.flags.capture.failOpen {
+				_, err := fmt.Fprintln(w, "the rules stay: queries are refused without an agent (--fail-open=false)")
+				return err
+			}
+			return c.set.Remove(ctx)
+		})
+	command.Flags().BoolVar(&afterAgent, "after-agent", false, "only if --fail-open")
+	return command
+}
+
+func newCapturePrint() *cobra.Command {
+	c := new(captureCommand)
+	clean := false
+	command := c.subcommand("print", "Print what apply would do", `Print the text that apply would give to iptables-restore now, and to which. Nothing is
+changed. With --clean, or where the rules of this machine cannot be read, it is the text
+for a machine that has none of ours.`,
+		func(ctx context.Context, w io.Writer) error {
+			steps, err := c.set.Plan(ctx)
+			if err != nil || clean {
+				if err != nil {
+					fmt.Fprintf(os.Stderr, "for a machine that has none of our rules, as those of this one cannot be read: %v\n", err)
+				}
+				if steps, err = c.cleanSteps(); err != nil {
+					return err
+				}
+			}
+			return c.print(w, steps, func(w io.Writer) error { return printSteps(w, steps) })
+		})
+	command.Flags().BoolVar(&clean, "clean", false, "as for a machine that has none of our rules")
+	return command
+}
+
+// cleanSteps returns the texts for a machine that has none of our rules.
+func (c *captureCommand) cleanSteps() ([]iptables.Step, error) {
+	rules, err := iptables.Build(c.rules)
+	if err != nil {
+		return nil, err
+	}
+	var steps []iptables.Step
+	for _, family := range []struct {
+		family  iptables.Family
+		program string
+	}{{iptables.IPv4, "iptables-restore"}, {iptables.IPv6, "ip6tables-restore"}} {
+		if text := rules.Text(family.family); text != "" {
+			steps = append(steps, iptables.Step{Program: family.program + " --noflush -w", Text: text})
+		}
+	}
+	return steps, nil
+}
+
+func printSteps(w io.Writer, steps []iptables.Step) error {
+	if len(steps) == 0 {
+		_, err := fmt.Fprintln(w, "# all is in place")
+		return err
+	}
+	for _, step := range steps {
+		if _, err := fmt.Fprintf(w, "# %s\n%s", step.Program, step.Text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func newCaptureStatus() *cobra.Command {
+	c := new(captureCommand)
+	return c.subcommand("status", "Show the rules that are in", `Show where rules of ours are, and how they differ from the settings. It is exit code 1
+if they are not as they should be.`,
+		func(ctx context.Context, w io.Writer) error {
+			if err := c.printStatus(ctx, w); err != nil {
+				return err
+			}
+			status, err := c.set.Status(ctx)
+			if err != nil {
+				return err
+			}
+			return c.judge(status)
+		})
+}
+
+// judge returns an error unless the rules are as the switch says.
+func (c *captureCommand) judge(status iptables.Status) error {
+	in := 0
+	for _, f := range status.Families {
+		switch {
+		case f.State == iptables.Drifted, f.OtherBackend:
+			return errors.New("the rules are not as the settings say: `nametap capture print` shows what apply would do")
+		case f.State == iptables.InPlace:
+			in++
+		}
+	}
+	switch {
+	case c.state.On && in == 0:
+		return errors.New("DNS is not captured")
+	case !c.state.On && in > 0:
+		return fmt.Errorf("DNS is captured, though %s", c.state.Because)
+	}
+	return nil
+}
+
+func (c *captureCommand) printStatus(ctx context.Context, w io.Writer) error {
+	status, err := c.set.Status(ctx)
+	if err != nil {
+		return err
+	}
+	return c.print(w, status, func(w io.Writer) error {
+		lines := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		fmt.Fprintf(lines, "wanted\t%s\n", c.state.Because)
+		printRules(lines, status)
+		return lines.Flush()
+	})
+}
+
+// printRules prints a line for the backend and one for each family.
+func printRules(w io.Writer, status iptables.Status) {
+	fmt.Fprintf(w, "backend\t%s: %s\n", status.Backend, status.Because)
+	for _, f := range status.Families {
+		text := string(f.State)
+		if f.State == iptables.InPlace && !f.Zone {
+			text += ", without a conntrack zone"
+		}
+		if f.OtherBackend {
+			text += ", and rules of ours in the other backend"
+		}
+		if f.Error != "" {
+			text += ": " + f.Error
+		}
+		fmt.Fprintf(w, "%s\t%s\n", f.Family, text)
+		for _, drift := range f.Drift {
+			fmt.Fprintf(w, "\t%s\n", drift)
+		}
+	}
+}
+
+func newCaptureCheck() *cobra.Command {
+	c := new(captureCommand)
+	return c.subcommand("check", "Say what this machine lacks for the rules", `Say what this machine has and lacks for the rules, and how to get it. Nothing is
+changed: rules are tried in a network namespace of their own. It is exit code 1 if
+nothing could be captured.`,
+		func(ctx context.Context, w io.Writer) error {
+			findings := c.set.Check(ctx)
+			err := c.print(w, findings, func(w io.Writer) error { return printFindings(w, findings) })
+			for _, f := range findings {
+				if f.Needed && !f.OK {
+					err = errors.Join(err, fmt.Errorf("nothing can be captured: %s: %s", f.What, f.Detail))
+				}
+			}
+			return err
+		})
+}
+
+func printFindings(w io.Writer, findings []iptables.Finding) error {
+	lines := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, f := range findings {
+		verdict := "ok"
+		switch {
+		case !f.OK && f.Needed:
+			verdict = "MISSING"
+		case !f.OK:
+			verdict = "without"
+		}
+		fmt.Fprintf(lines, "%s\t%s\t%s\n", verdict, f.What, strings.ReplaceAll(f.Detail, "\n", "; "))
+		if f.Advice != "" {
+			fmt.Fprintf(lines, "\t\t→ %s\n", f.Advice)
+		}
+	}
+	return lines.Flush()
+}
