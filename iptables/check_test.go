@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -60,7 +61,7 @@ func TestCapabilities(t *testing.T) {
 		for _, want := range []string{
 			"apply: .* it takes CAP_NET_ADMIN",
 			"check: {What:CAP_NET_ADMIN OK:false Needed:true Detail:this process does not have it Advice:add it",
-			"check: {What:CAP_NET_RAW OK:false Needed:" + fmt.Sprint(l.backend == iptables.Legacy),
+			"check: {What:CAP_NET_RAW OK:false Needed:" + strconv.FormatBool(l.backend == iptables.Legacy),
 			"check: {What:backend OK:false",
 		} {
 			if !failed || !regexp.MustCompile(want).MatchString(out) {
