@@ -182,6 +182,7 @@ func TestSocketsInUse(t *testing.T) {
 			labs(t, diagonal(), func(l *lab) {
 				t := l.t
 				l.agent()
+				l.addForeign(l.backend) // without any rules there are no entries
 				conn := l.socket()
 				l.wantOn(conn, "U")
 				c := l.apply(func(c *iptables.Config) { c.Zone = zone })

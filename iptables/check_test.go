@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -60,7 +61,7 @@ func TestCapabilities(t *testing.T) {
 		for _, want := range []string{
 			"apply: .* it takes CAP_NET_ADMIN",
 			"check: {What:CAP_NET_ADMIN OK:false Needed:true Detail:this process does not have it Advice:add it",
-			"check: {What:CAP_NET_RAW OK:false Needed:" + fmt.Sprint(l.backend == iptables.Legacy),
+			"check: {What:CAP_NET_RAW OK:false Needed:" + strconv.FormatBool(l.backend == iptables.Legacy),
 			"check: {What:backend OK:false",
 		} {
 			if !failed || !regexp.MustCompile(want).MatchString(out) {
@@ -151,19 +152,40 @@ func TestUnmappedUser(t *testing.T) {
 	})
 }
 
-// A tool that hangs is given up when it is not wanted any more.
+// K2: a tool that hangs is given up when it is not wanted any more, and what it
+// had done is undone: all rules of a family or none.
 func TestHangingTool(t *testing.T) {
-	alone(t, func(l *lab) {
-		tools(t, map[string]string{"iptables-nft-restore": "exec sleep 60"})
-		c := l.capture(func(c *iptables.Config) { c.Backend = iptables.NFT })
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	backends(t, func(l *lab) {
+		t, backend := l.t, l.backend
+		ipv4 := func(c *iptables.Config) { c.IPv6 = iptables.Off }
+		c := l.apply(ipv4)
+		name := "iptables-" + string(backend) + "-restore"
+		path, err := exec.LookPath(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		working := tools(t, map[string]string{name: fmt.Sprintf(`text=$(cat)
+case $text in
+*"-A NAMETAP"*) echo "$text" | sed /^COMMIT/q | %[1]s "$@"; exec sleep 60 ;;
+*) echo "$text" | exec %[1]s "$@" ;;
+esac`, path)})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		start := time.Now()
-		if err := c.Apply(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		other := l.config(ipv4, func(c *iptables.Config) { c.Port, c.Zone = 15054, 54 })
+		if err := c.Reconfigure(ctx, other); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%v", err)
 		}
 		if took := time.Since(start); took > 8*time.Second {
 			t.Errorf("gave up after %v", took)
+		}
+		if got := l.holders(); got != "" {
+			t.Errorf("half of the rules are in %s", got)
+		}
+		working()
+		apply(t, c)
+		if got := l.sh("iptables-%s-save", backend); !strings.Contains(got, "--to-ports 15054") || !strings.Contains(got, "--zone-orig 54") {
+			t.Errorf("afterwards:\n%s", got)
 		}
 	})
 }

@@ -13,7 +13,9 @@ import (
 // both are effective at once, so ours must be in one of them only.
 type Backend string
 
-// The backends. Auto takes the one that other programs use; see choose.
+// The backends. Auto takes the only one that works; of two, the one in which other
+// programs have more rules; else the one that holds ours already; else that of the
+// plain iptables-restore.
 const (
 	Auto   Backend = "auto"
 	NFT    Backend = "nft"

@@ -170,6 +170,9 @@ func (f forwarder) stream(conn net.Conn) {
 func (f forwarder) reply(network string, listening net.Addr, text string) string {
 	text += f.mark
 	if f.upstream == "-" {
+		if strings.Contains(text, "slow") {
+			time.Sleep(time.Second)
+		}
 		return text
 	}
 	if strings.Count(text, f.mark) > 3 {

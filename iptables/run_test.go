@@ -63,11 +63,13 @@ func TestDrift(t *testing.T) {
 			lines := l.log.count("had drifted")
 			l.sh("%s", script)
 			start := time.Now()
-			_, _ = askOn(conn, "2d") // a flow that may take the wrong way
+			stray := l.socket()
+			_, _ = askOn(stray, "2d") // a flow that may begin the wrong way
 			eventually(t, what+" is mended", func() bool { return c.Stats().Repairs == repairs+1 })
 			t.Logf("%s: mended after %v", what, time.Since(start))
 			l.want("AU")
 			l.wantOn(conn, "AU")
+			l.wantOn(stray, "AU")
 			if n := l.log.count("had drifted"); n != lines+1 {
 				t.Errorf("%s: %d lines in the log, want one:\n%s", what, n-lines, l.log)
 			}

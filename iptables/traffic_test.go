@@ -141,6 +141,39 @@ func TestSwitchUnderTraffic(t *testing.T) {
 	})
 }
 
+// A query that is on its way when rules go has its reply.
+func TestRemoveInFlight(t *testing.T) {
+	t.Parallel()
+	labs(t, diagonal(), func(l *lab) {
+		t := l.t
+		l.agent()
+		c := l.apply(func(c *iptables.Config) { c.Settle = time.Minute })
+		conn := l.socket()
+		l.wantOn(conn, "AU")
+		ctx, cancel := context.WithCancel(t.Context())
+		var asking sync.WaitGroup
+		if _, err := fmt.Fprintln(conn, "2slow"); err != nil { // it takes 1 s
+			t.Fatal(err)
+		}
+		asking.Go(func() {
+			buffer := make([]byte, 100)
+			n, err := conn.Read(buffer)
+			if reply := string(buffer[:n]); err != nil || reply != "2slowAU" {
+				t.Errorf("reply %q, %v, want %q", reply, err, "2slowAU")
+			}
+			cancel() // the wait of Remove
+		})
+		if err := c.Remove(ctx); err != nil {
+			t.Errorf("remove: %v", err)
+		}
+		asking.Wait()
+		if got := l.holders(); got != "" {
+			t.Errorf("after remove: %s", got)
+		}
+		l.wantOn(conn, "U")
+	})
+}
+
 // K5: an application and the agent send from the same port to the same two
 // nameservers, 10,000 times, and either may have been the first.
 func TestSourcePortCollision(t *testing.T) {
@@ -165,6 +198,39 @@ func TestSourcePortCollision(t *testing.T) {
 	})
 }
 
+// K5: a flow that began when nat had its rules and raw had not is forgotten, or the
+// agent would take it when it sends from the same port.
+func TestBetweenTables(t *testing.T) {
+	t.Parallel()
+	labs(t, diagonal(), func(l *lab) {
+		t := l.t
+		netns.Need(t, "conntrack")
+		rules, err := iptables.Build(l.config(func(c *iptables.Config) { c.Zone = 0 }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.ns.Pipe(rules.Text(l.family), l.pick("iptables-", "ip6tables-")+string(l.backend)+"-restore", "--noflush", "-w", "5")
+		if reply, err := ask("udp", l.eth0(5454), l.server('2'), "2early"); err == nil {
+			t.Fatalf("reply %q without an agent", reply)
+		}
+		if got := l.entries(); !strings.Contains(got, "sport=5454") {
+			t.Fatalf("no entry of port 5454:\n%s", got)
+		}
+		l.agentAs("1337 1337", "same", "shared:"+l.eth0(5454), 15053)
+		l.keep(l.apply(quick))
+		eventually(t, "the flow is forgotten", func() bool { return !strings.Contains(l.entries(), "sport=5454") })
+		if reply, err := ask("udp", "-", l.local(15053), "2late"); err != nil || reply != "2lateAU" {
+			t.Errorf("reply %q, %v, want %q", reply, err, "2lateAU")
+		}
+	})
+}
+
+// entries lists conntrack's of UDP to port 53.
+func (l *lab) entries() string {
+	l.t.Helper()
+	return l.sh("conntrack -L -f %s -p udp --dport 53 2>/dev/null", strings.ToLower(l.family.String()))
+}
+
 // collide asks two nameservers from the agent's port.
 func (l *lab) collide(queries int) {
 	l.t.Helper()
@@ -173,15 +239,15 @@ func (l *lab) collide(queries int) {
 		digit := byte('2' + n%2)
 		text := fmt.Sprintf("%cn%d.", digit, n)
 		reply, err := ask("udp", l.eth0(5454), l.server(digit), text)
-		if err != nil {
-			reply = text + "lost: " + err.Error()
-		}
 		ways[strings.TrimPrefix(reply, text)]++
+		if err != nil {
+			l.t.Fatalf("query %d: %v; replies by their way: %v", n, err, ways)
+		}
 	}
 	if ways["AU"] != queries {
 		l.t.Errorf("replies by their way: %v, want %d by AU", ways, queries)
 	}
-	entries := l.sh("conntrack -L -f %s -p udp --dport 53 2>/dev/null", strings.ToLower(l.family.String()))
+	entries := l.entries()
 	if strings.Contains(entries, "UNREPLIED") || !strings.Contains(entries, "sport=5454") {
 		l.t.Errorf("conntrack has UNREPLIED entries, or none of port 5454:\n%s", entries)
 	}
