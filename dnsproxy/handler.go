@@ -136,7 +136,8 @@ func (h *handler) forward(q *query, d decision, from *arrival) (response []byte,
 	case found.relayed != nil:
 		return reply.Cut(found.relayed, limit), found.source
 	}
-	return found.reply.Append(nil, h.request(q, limit), found.age), found.source
+	request := h.request(q, limit)
+	return found.reply.Append(nil, &request, found.age), found.source
 }
 
 // forwards reports whether a question is one to forward.
@@ -146,8 +147,8 @@ func (h *handler) forwards(q question) bool {
 }
 
 // request returns what a response to q copies from it.
-func (h *handler) request(q *query, limit int) *reply.Request {
-	return &reply.Request{
+func (h *handler) request(q *query, limit int) reply.Request {
+	return reply.Request{
 		Query: q.packet[:q.questionEnd], EDNS: q.edns, DO: q.do,
 		UDPSize: h.ednsUDPSize, KeepAD: h.forwarder.routing.Load().conf.TrustAD, Limit: limit,
 	}

@@ -97,7 +97,8 @@ func (r *responder) respondCached(dst []byte, over transport) (response []byte, 
 	if !r.uncached && q.cacheable() {
 		if found, ok = h.forwarder.cached(h.key(q)); ok && found.err == nil {
 			h.metrics.countAnswer(q.qtype, over, found.reply.Rcode(), sourceCache)
-			return found.reply.Append(dst, h.request(q, h.limit(q.udpSize, over)), found.age), true
+			request := h.request(q, h.limit(q.udpSize, over))
+			return found.reply.Append(dst, &request, found.age), true
 		}
 	}
 	if r.full || found.reply == nil && found.err == nil && !r.uncached && h.forwarder.overloaded(q.name) {
