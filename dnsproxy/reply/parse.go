@@ -211,5 +211,9 @@ func moveOPT(wire []byte) (*Reply, error) {
 	if err != nil {
 		return nil, err
 	}
+	// The library packs records that it cannot unpack: a TSIG record without data.
+	if err := msg.Unpack(wire); err != nil {
+		return nil, err
+	}
 	return parse(wire)
 }
