@@ -146,9 +146,7 @@ func addrs(conf *resolvconf.Config) []netip.Addr {
 // run keeps the rules until ctx ends, and takes them out then. The first time that
 // they are wanted and cannot be had is an error; later it is logged, and tried again.
 func (c *capture) run(ctx context.Context) error {
-	if err := c.listening(ctx); err != nil {
-		return err
-	}
+	c.listening(ctx)
 	var parts sync.WaitGroup
 	defer parts.Wait()
 	// The loop ends before the rules go, or it would mend them.
@@ -164,17 +162,17 @@ func (c *capture) run(ctx context.Context) error {
 	return errors.Join(err, c.remove(context.WithoutCancel(ctx)))
 }
 
-// listening returns when the listeners answer: before that, rules would take DNS away.
-func (c *capture) listening(ctx context.Context) error {
+// listening returns when the listeners answer, or ctx ends: before that, rules would
+// take DNS away.
+func (c *capture) listening(ctx context.Context) {
 	select {
 	case <-c.proxy.Ready():
 	case <-ctx.Done():
-		return nil
 	}
-	for {
+	for ctx.Err() == nil {
 		err := probe(ctx, c.proxy.Addrs())
-		if err == nil || ctx.Err() != nil {
-			return nil
+		if err == nil {
+			return
 		}
 		c.log.Warn("DNS is not captured yet: a listener does not answer", "error", err)
 		select {
