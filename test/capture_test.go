@@ -1,83 +1,268 @@
 package test
 
 import (
+	"fmt"
+	"net"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/miekg/dns"
+
 	"github.com/nametap/nametap/internal/netns"
 )
 
-// captured reports whether rules of ours are in.
-func (h *host) captured() bool {
-	h.tb.Helper()
-	return strings.Contains(h.Exec("iptables-save")+h.Exec("ip6tables-save"), "-j NAMETAP_OUTPUT")
+// captured reports whether rules of ours are in, of any backend and family.
+func (v *vm) captured() bool {
+	v.tb.Helper()
+	return strings.Contains(v.saves(), "-j NAMETAP_OUTPUT")
 }
 
-// The agent on a VM: rules come when the listeners answer, and go when it ends.
-func TestAgentCaptures(t *testing.T) { // K1, K9, R1
+// Applications ask the nameserver of their resolv.conf. Rules come from the agent itself,
+// as on a VM, or from an init container.
+func TestCapture(t *testing.T) { // K1, K4, K9, R1
 	t.Parallel()
-	netns.Need(t, "iptables", "dig")
-	h := newHost(t)
-	before := h.Exec("iptables-save")
-	a := h.start("--capture")
-	h.until("the rules are in", h.captured)
-	for _, over := range []string{"+notcp", "+tcp"} {
-		for name, want := range map[string]string{"web.shop.svc.cluster.local": "10.1.0.1", "www.example.org": "192.0.2.53"} {
-			if got := h.dig(over, "@"+named, name); got != want {
-				t.Errorf("dig %s %s: %s, want %s", over, name, got, want)
+	backends(t, func(t *testing.T, backend string) {
+		for _, by := range []string{"agent", "init container"} {
+			t.Run(by, func(t *testing.T) {
+				v := newVM(t)
+				before := v.saves()
+				if by == "agent" {
+					a := v.start("--capture", "--backend", backend)
+					v.until("the rules are in", v.captured)
+					v.resolves()
+					a.end(terminate)
+				} else {
+					a := v.start()
+					if r := v.root("capture", "apply", "--backend", backend); r.code != 0 || !strings.Contains(r.stdout, backend+": as configured") {
+						t.Fatalf("%+v", r)
+					}
+					v.resolves()
+					a.end(terminate)
+					if r := v.root("capture", "remove", "--upstream-timeout", "1ms"); r.code != 0 || r.stdout != "" {
+						t.Fatalf("%+v", r)
+					}
+				}
+				if after := v.saves(); after != before {
+					t.Errorf("before:\n%s\nafter:\n%s", before, after)
+				}
+				if got := v.dig("@"+named, mesh); got != namedIP {
+					t.Errorf("without the agent: %s", got)
+				}
+			})
+		}
+	})
+}
+
+// resolves asks for a name of the mesh, and another one, in every way.
+func (v *vm) resolves() {
+	t := v.tb
+	t.Helper()
+	for _, server := range []string{named, named6} {
+		conf := "nameserver " + server + "\nsearch shop.svc.cluster.local\n"
+		for _, over := range []string{"+notcp", "+tcp"} {
+			for name, want := range map[string]string{mesh: meshIP, "www.example.org": namedIP} {
+				// dig complains of a reply that is not from where it asked.
+				output := v.client(conf, "dig", "+tries=1", "+timeout=5", over, name)
+				if !strings.Contains(output, "\t"+want+"\n") || !strings.Contains(output, "SERVER: "+server+"#53") || strings.Contains(output, "unexpected") {
+					t.Errorf("dig %s, of %s:\n%s", over, server, output)
+				}
+			}
+		}
+		for _, options := range []string{"", "options use-vc\n"} { // TCP
+			for name, want := range map[string]string{mesh: meshIP, "web": meshIP, "www.example.org": namedIP} {
+				if output := v.client(conf+options, "getent", "ahosts", name); !strings.HasPrefix(output, want+" ") {
+					t.Errorf("getaddrinfo of %s by %s%s:\n%s", name, conf, options, output)
+				}
 			}
 		}
 	}
-	a.end(terminate)
-	if h.captured() {
-		t.Errorf("rules are left:\n%s", h.Exec("iptables-save"))
+	reached := 0
+	for _, q := range append(v.named.Queries(), v.named6.Queries()...) {
+		if strings.Contains(q.Name, "shop.svc.cluster.local") {
+			t.Errorf("the nameserver was asked for %s", q.Name)
+		}
+		reached++
 	}
-	if after := h.Exec("iptables-save"); withoutComments(after) != withoutComments(before) {
-		t.Errorf("before:\n%safter:\n%s", before, after)
-	}
-	if got := h.dig("@"+named, "web.shop.svc.cluster.local"); got != "192.0.2.53" {
-		t.Errorf("without the agent: %s", got)
+	if reached == 0 {
+		t.Error("no query has reached the nameserver")
 	}
 }
 
-// withoutComments leaves out the lines with the time of a save.
-func withoutComments(save string) string {
-	var kept []string
-	for line := range strings.Lines(save) {
-		if !strings.HasPrefix(line, "#") {
-			kept = append(kept, line)
+// Rules lead to the port that the agent has, whichever that is.
+func TestOtherPort(t *testing.T) { // K1
+	t.Parallel()
+	v := newVM(t)
+	v.start("--capture", "--dns-addr", "localhost:5300")
+	v.until("the rules are in", v.captured)
+	for _, server := range []string{named, named6} {
+		for _, over := range []string{"+notcp", "+tcp"} {
+			if got := v.dig(over, "@"+server, mesh); got != meshIP {
+				t.Errorf("dig %s @%s: %s", over, server, got)
+			}
 		}
 	}
-	return strings.Join(kept, "")
+}
+
+// An agent that cannot listen installs nothing, and says why it ends.
+func TestPortTaken(t *testing.T) { // K9
+	t.Parallel()
+	netns.Need(t, "iptables")
+	v := newVM(t)
+	for _, network := range []string{"udp", "tcp"} {
+		var taken interface{ Close() error }
+		var err error
+		v.Run(func() {
+			if network == "udp" {
+				taken, err = net.ListenPacket(network, "[::1]:15053")
+			} else {
+				taken, err = net.Listen(network, "[::1]:15053")
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := v.saves()
+		a := v.launch("--capture")
+		select {
+		case <-a.ended:
+		case <-time.After(patience):
+			t.Fatal("the agent runs")
+		}
+		if code := a.ProcessState.ExitCode(); code != 1 || !strings.Contains(a.log.String(), "[::1]:15053: bind: address already in use") {
+			t.Errorf("exit code %d:\n%s", code, a.log)
+		}
+		if after := v.saves(); after != before || strings.Contains(a.log.String(), "capture") {
+			t.Errorf("rules:\n%s\n%s", after, a.log)
+		}
+		_ = taken.Close() // for the next
+	}
+}
+
+// Rules come and go with the agent, and nobody notices.
+func TestStartAndEndUnderLoad(t *testing.T) { // K9, R2
+	t.Parallel()
+	backends(t, func(t *testing.T, backend string) {
+		v := newVM(t)
+		l := v.load()
+		for range 2 {
+			v.more(l, namedIP)
+			a := v.start("--capture", "--backend", backend)
+			v.more(l, meshIP)
+			began := time.Now()
+			a.end(terminate)
+			t.Logf("ended %v after SIGTERM", time.Since(began).Round(time.Millisecond))
+			if a.ProcessState.ExitCode() != 0 || v.captured() {
+				t.Fatalf("%v, rules are left:\n%s", a.ProcessState, v.saves())
+			}
+		}
+		v.more(l, namedIP)
+		v.noneLost(l)
+	})
 }
 
 // An agent that is killed leaves a host whose DNS works, once its service manager has
 // run what it runs after the end; without it, and with --fail-open=false, queries are
-// refused at once.
+// refused at once. The next agent takes over from there.
 func TestAgentKilled(t *testing.T) { // K9, K12
 	t.Parallel()
-	netns.Need(t, "iptables", "dig")
-	h := newHost(t)
-	for _, failOpen := range []string{"true", "false"} {
-		a := h.start("--capture", "--fail-open="+failOpen)
-		h.until("the rules are in", h.captured)
-		a.end(syscall.SIGKILL)
+	backends(t, func(t *testing.T, backend string) {
+		v := newVM(t)
+		for _, failOpen := range []string{"true", "false"} {
+			a := v.start("--capture", "--backend", backend, "--fail-open="+failOpen)
+			v.until("the rules are in", v.captured)
+			for _, server := range []string{named, named6} {
+				v.asked(server, meshIP)
+			}
+			killed := time.Now()
+			a.end(syscall.SIGKILL)
+			for _, server := range []string{named, named6} {
+				took, err := v.refused(server)
+				if err == nil || !strings.Contains(err.Error(), "connection refused") || took > time.Second {
+					t.Errorf("%s says %v after %v", server, err, took)
+				}
+				t.Logf("%s: refused after %v", server, took)
+			}
+			ended := make(chan result)
+			command := append([]string{"capture", "remove", "--after-agent", "--fail-open=" + failOpen}, v.flags...)
+			go func() { ended <- v.nametap(command...) }()
+			if failOpen == "true" {
+				v.until("DNS answers", func() bool { _, err := v.refused(named); return err == nil })
+				if took := time.Since(killed); took > 2*time.Second {
+					t.Errorf("DNS answers %v after the agent was killed", took)
+				} else {
+					t.Logf("DNS answers %v after the agent was killed", took)
+				}
+			}
+			if r := <-ended; r.code != 0 {
+				t.Errorf("%+v", r)
+			}
+			t.Logf("what runs after the agent has ended %v after the agent was killed", time.Since(killed))
+			if v.captured() != (failOpen == "false") {
+				t.Errorf("--fail-open=%s:\n%s", failOpen, v.saves())
+			}
+		}
+		v.start("--capture", "--backend", backend)
+		v.asked(named, meshIP)
+		v.asked(named6, meshIP)
+	})
+}
+
+// asked asks a nameserver over UDP and TCP, each from a new socket.
+func (v *vm) asked(server, want string) {
+	v.tb.Helper()
+	for _, over := range []string{"+notcp", "+tcp"} {
+		if got := v.dig(over, "@"+server, mesh); got != want {
+			v.tb.Errorf("dig %s @%s: %s, want %s", over, server, got, want)
+		}
+	}
+}
+
+// refused asks a nameserver over UDP, and returns how long it took to fail.
+func (v *vm) refused(server string) (took time.Duration, err error) {
+	v.tb.Helper()
+	v.Run(func() {
 		began := time.Now()
-		if output := h.Exec("sh", "-c", "dig +tries=1 +timeout=5 @"+named+" www.example.org; true"); !strings.Contains(output, "connection refused") {
-			t.Errorf("dig:\n%s", output)
+		var conn *dns.Conn
+		if conn, err = dns.Dial("udp", net.JoinHostPort(server, "53")); err == nil {
+			_, err = askOn(conn, "www.example.org")
+			_ = conn.Close() // nothing is awaited
 		}
-		t.Logf("refused after %v, dig's start and end included", time.Since(began))
-		began = time.Now()
-		h.Exec(binary, "capture", "remove", "--after-agent", "--fail-open="+failOpen)
-		if open := !h.captured(); open != (failOpen == "true") {
-			t.Fatalf("--fail-open=%s: open is %v", failOpen, open)
+		took = time.Since(began)
+	})
+	return took, err
+}
+
+// Rules that somebody takes away come back, with one line in the log.
+func TestRepair(t *testing.T) { // K10
+	t.Parallel()
+	backends(t, func(t *testing.T, backend string) {
+		v := newVM(t)
+		a := v.start("--capture", "--backend", backend)
+		v.until("the rules are in", v.captured)
+		v.asked(named, meshIP)
+		rules := v.saves()
+		for n, damage := range []string{
+			"iptables-%[1]s -w -t nat -F NAMETAP_OUTPUT",
+			"iptables-%[1]s -w -t nat -F; ip6tables-%[1]s -w -t raw -F",
+		} {
+			began := time.Now()
+			v.Exec("sh", "-ec", fmt.Sprintf(damage, backend))
+			v.until("they are mended", func() bool { return v.metric("nametap_capture_repairs_total") == float64(n+1) })
+			if took := time.Since(began); took > 5*time.Second {
+				t.Errorf("mended after %v", took)
+			} else {
+				t.Logf("mended after %v", took)
+			}
+			if now := v.saves(); now != rules {
+				t.Errorf("rules were\n%s\nand are\n%s", rules, now)
+			}
+			v.asked(named, meshIP)
+			v.asked(named6, meshIP)
 		}
-		t.Logf("--fail-open=%s: removed after %v", failOpen, time.Since(began))
-	}
-	h.Exec(binary, "capture", "remove")
-	if got := h.dig("@"+named, "web.shop.svc.cluster.local"); got != "192.0.2.53" {
-		t.Errorf("without rules: %s", got)
-	}
+		if n := a.log.count("capture rules had drifted and are mended"); n != 2 {
+			t.Errorf("said %d times:\n%s", n, a.log)
+		}
+	})
 }

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -50,6 +51,7 @@ type host struct {
 	named, other *fakedns.Server
 	capabilities []uintptr // of its agents
 	environment  []string  // of its agents, besides the test's own
+	flags        []string  // of its agents, before those of a test
 }
 
 // capNetAdmin is CAP_NET_ADMIN.
@@ -59,6 +61,17 @@ const capNetAdmin = 12
 // one in resolv.conf 192.0.2.53, the other one 192.0.2.54.
 func newHost(tb testing.TB) *host {
 	tb.Helper()
+	h := newBareHost(tb)
+	for _, addr := range []string{named, other} {
+		h.Exec("ip", "address", "add", addr+"/32", "dev", "lo")
+	}
+	h.named, h.other = nameserver(tb, h.NS, named, "192.0.2.53"), nameserver(tb, h.NS, other, "192.0.2.54")
+	return h
+}
+
+// newBareHost makes a host without nameservers.
+func newBareHost(tb testing.TB) *host {
+	tb.Helper()
 	h := &host{NS: netns.New(tb), tb: tb, dir: tb.TempDir(), capabilities: []uintptr{capNetAdmin}}
 	// The agent runs as another user.
 	for dir := h.dir; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
@@ -66,10 +79,6 @@ func newHost(tb testing.TB) *host {
 			tb.Fatal(err)
 		}
 	}
-	for _, addr := range []string{named, other} {
-		h.Exec("ip", "address", "add", addr+"/32", "dev", "lo")
-	}
-	h.named, h.other = h.nameserver(named, "192.0.2.53"), h.nameserver(other, "192.0.2.54")
 	h.Run(func() { h.xds = fakexds.Start(tb, fakexds.Options{}) })
 	h.xds.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{
 		"web.shop.svc.cluster.local": {Ips: []string{"10.1.0.1"}, Registry: "Kubernetes", Shortname: "web", Namespace: "shop"},
@@ -78,19 +87,19 @@ func newHost(tb testing.TB) *host {
 	return h
 }
 
-// nameserver starts one on port 53 of an address of the host, which has the one
+// nameserver starts one on port 53 of an address of a namespace, which has the one
 // address for all names.
-func (h *host) nameserver(addr, has string) *fakedns.Server {
-	h.tb.Helper()
+func nameserver(tb testing.TB, ns *netns.NS, addr, has string) *fakedns.Server {
+	tb.Helper()
 	var server *fakedns.Server
 	var err error
-	h.Run(func() {
+	ns.Run(func() {
 		server, err = fakedns.Start(anyName(has), fakedns.On(netip.AddrPortFrom(netip.MustParseAddr(addr), 53)))
 	})
 	if err != nil {
-		h.tb.Fatal(err)
+		tb.Fatal(err)
 	}
-	h.tb.Cleanup(server.Close)
+	tb.Cleanup(server.Close)
 	return server
 }
 
@@ -118,7 +127,7 @@ func (h *host) write(name, text string) string {
 type agent struct {
 	*exec.Cmd
 	host  *host
-	log   *bytes.Buffer // not to be read before ended is closed
+	log   *logBuffer
 	ended chan struct{}
 }
 
@@ -139,21 +148,28 @@ func (h *host) start(flags ...string) *agent {
 	return a
 }
 
-// launch is start without waiting.
-func (h *host) launch(flags ...string) *agent {
-	h.tb.Helper()
-	args := append([]string{
-		"agent", "--xds-addr", h.xds.Addr(), "--xds-plaintext", "--dns-addr", dnsAddr, "--status-addr", status,
-		"--resolv-conf", h.resolvConf, "--drain", "10ms",
-	}, flags...)
-	a := &agent{Cmd: exec.Command(binary, args...), host: h, log: new(bytes.Buffer), ended: make(chan struct{})}
-	a.Stdout, a.Stderr = a.log, a.log
-	a.Env = append(slices.Concat(os.Environ(), h.environment), "POD_NAME=web-0", "POD_NAMESPACE=shop", "INSTANCE_IP=10.1.2.3")
-	a.SysProcAttr = &syscall.SysProcAttr{
+// command is a call of nametap by the agent's user, with its environment and its
+// capabilities, as its unit has it.
+func (h *host) command(args ...string) *exec.Cmd {
+	cmd := exec.Command(binary, args...)
+	cmd.Env = append(slices.Concat(os.Environ(), h.environment), "POD_NAME=web-0", "POD_NAMESPACE=shop", "INSTANCE_IP=10.1.2.3")
+	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Credential:  &syscall.Credential{Uid: agentID, Gid: agentID},
 		AmbientCaps: h.capabilities,
 		Pdeathsig:   syscall.SIGKILL,
 	}
+	return cmd
+}
+
+// launch is start without waiting.
+func (h *host) launch(flags ...string) *agent {
+	h.tb.Helper()
+	args := slices.Concat([]string{
+		"agent", "--xds-addr", h.xds.Addr(), "--xds-plaintext", "--dns-addr", dnsAddr, "--status-addr", status,
+		"--resolv-conf", h.resolvConf, "--drain", "10ms", "--state-dir", "",
+	}, h.flags, flags)
+	a := &agent{Cmd: h.command(args...), host: h, log: new(logBuffer), ended: make(chan struct{})}
+	a.Stdout, a.Stderr = a.log, a.log
 	if err := h.Start(a.Cmd); err != nil {
 		h.tb.Fatal(err)
 	}
@@ -168,6 +184,37 @@ func (h *host) launch(flags ...string) *agent {
 		}
 	})
 	return a
+}
+
+// logBuffer is a log that can be read while it is written.
+type logBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+// Write adds to the log.
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+// String returns what the log has.
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// count counts the lines that have a text.
+func (l *logBuffer) count(text string) int {
+	n := 0
+	for line := range strings.Lines(l.String()) {
+		if strings.Contains(line, text) {
+			n++
+		}
+	}
+	return n
 }
 
 // get returns the response of the agent's status endpoint, with its header; nothing if

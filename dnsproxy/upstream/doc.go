@@ -46,6 +46,8 @@
 //  10. Asking again because a server is late has a budget: 256 times at once, refilled
 //     with 2 for each usable reply and 100 a second. Lost packets are so made good at
 //     any rate, and servers that are all dead are not buried in repetitions.
+//  11. What is no QUERY (UPDATE, NOTIFY) is sent to the best server only, and to the
+//     next only after a failure: it may do something, and twice is not once.
 //
 // # Sockets
 //

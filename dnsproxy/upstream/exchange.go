@@ -191,7 +191,7 @@ func (e *exchange) start(now time.Time) {
 		switch {
 		case t.standing.state == Looping:
 			t.server.probeAgain(now)
-		case i == first:
+		case i == first || e.once():
 		case t.server.copyDue(now):
 			t.copied = !all
 			e.ask(i, now)
@@ -268,6 +268,9 @@ func (s standing) better(than standing) bool {
 	return s.rtt < than.rtt
 }
 
+// once reports whether the message must not be sent twice (rule 11).
+func (e *exchange) once() bool { return e.query[2]&opcodeMask != 0 }
+
 // advance asks a server and says when it is late.
 func (e *exchange) advance(i int, now time.Time) {
 	t := &e.tries[i]
@@ -321,7 +324,7 @@ func (e *exchange) tick(now time.Time) {
 	if e.over {
 		return
 	}
-	if !e.group.budget.take(now) {
+	if e.once() || !e.group.budget.take(now) {
 		e.late = now.Add(e.maxWait)
 		e.setTimer(now)
 		return
