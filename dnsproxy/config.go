@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/miekg/dns"
@@ -34,6 +35,10 @@ type Config struct {
 	// "localhost" (127.0.0.1 and ::1) or empty (all addresses, both families).
 	// Port 0 takes a free one. Default localhost:15053.
 	Addr string
+	// Sockets are open already, by a service manager that keeps them while we are not
+	// there: UDP, and TCP that listens, all on the port of Addr, in whose place they are
+	// served. Run closes them. Default none.
+	Sockets []*os.File
 	// Namespace is the client's own, in which short names of one label answer.
 	// Default none.
 	Namespace string

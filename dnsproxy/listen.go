@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strconv"
 	"syscall"
 )
@@ -40,6 +41,9 @@ func (s *Server) listen(ctx context.Context) ([]listener, error) {
 	hosts, port, err := splitAddr(s.config.Addr)
 	if err != nil {
 		return nil, err
+	}
+	if len(s.config.Sockets) > 0 {
+		return s.adopt(port)
 	}
 	listeners, errs := s.openAll(ctx, hosts, port)
 	for range portAttempts {
@@ -120,9 +124,51 @@ func (s *Server) open(ctx context.Context, network, host, port string) (listener
 	if err != nil {
 		return nil, err
 	}
+	return s.tcpListener(opened)
+}
+
+// tcpListener serves an open socket, or closes it.
+func (s *Server) tcpListener(opened net.Listener) (listener, error) {
 	tcp, ok := opened.(*net.TCPListener)
 	if !ok {
-		return nil, fmt.Errorf("listening on %s %s: %T is no TCP socket", network, address, opened)
+		_ = opened.Close() // nobody has connected
+		return nil, fmt.Errorf("listening on %s %s: %T is no TCP socket", opened.Addr().Network(), opened.Addr(), opened)
 	}
 	return newTCPListener(&s.handler, tcp, s.config.MaxTCPConns), nil
+}
+
+// adopt serves the sockets that were handed over, all of which must be on the port of
+// [Config.Addr].
+func (s *Server) adopt(port string) (listeners []listener, err error) {
+	defer func() {
+		if err != nil {
+			for _, l := range listeners {
+				l.close()
+			}
+		}
+	}()
+	for _, file := range s.config.Sockets {
+		l, err := s.adoptOne(file)
+		if err != nil {
+			return listeners, fmt.Errorf("DNS socket %s, which was handed over: want a UDP or a listening TCP socket: %w", file.Name(), err)
+		}
+		listeners = append(listeners, l)
+		if _, have, _ := net.SplitHostPort(l.addr().Address); port != "" && have != port {
+			return listeners, fmt.Errorf("DNS socket %s, which was handed over, is on %s: want the port of %s", file.Name(), l.addr(), s.config.Addr)
+		}
+	}
+	return listeners, nil
+}
+
+// adoptOne serves one socket, and closes the file.
+func (s *Server) adoptOne(file *os.File) (listener, error) {
+	defer func() { _ = file.Close() }() // it is duplicated
+	if conn, err := net.FilePacketConn(file); err == nil {
+		return adoptUDP(&s.handler, conn)
+	}
+	opened, err := net.FileListener(file)
+	if err != nil {
+		return nil, err
+	}
+	return s.tcpListener(opened)
 }

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
 	"syscall"
@@ -237,5 +238,81 @@ func TestShutdownWhileHeld(t *testing.T) { // R1, C6
 	}
 	if err := <-p.ended; err != nil {
 		t.Errorf("Run returned %v", err)
+	}
+}
+
+// Sockets that a service manager holds: queries wait in them while there is no server,
+// and the next one answers.
+func TestAdoptedSockets(t *testing.T) { // R1
+	t.Parallel()
+	for _, address := range []string{"127.0.0.1:0", "0.0.0.0:0", "[::]:0"} {
+		tcp, err := net.Listen("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tcp.Close()
+		udp, err := net.ListenPacket("udp", tcp.Addr().String())
+		if err != nil {
+			t.Fatal(err) // the port was free for TCP a moment ago
+		}
+		defer udp.Close()
+		_, port, _ := net.SplitHostPort(udp.LocalAddr().String())
+		target := net.JoinHostPort("127.0.0.1", port)
+		for range 2 {
+			asked := make(chan error, 2)
+			for _, network := range []string{"udp", "tcp"} {
+				go func() {
+					client := dns.Client{Net: network, Timeout: patience}
+					resp, _, err := client.Exchange(question("web", dns.TypeA), target)
+					if err == nil && len(resp.Answer) != 1 {
+						err = fmt.Errorf("%s: %v", network, resp)
+					}
+					asked <- err
+				}()
+			}
+			ctx, stop := context.WithCancel(t.Context())
+			p := startIn(ctx, t, dnsproxy.Config{
+				Addr: "localhost:" + port, Sockets: []*os.File{file(t, udp), file(t, tcp)}, BeforeSync: dnsproxy.BeforeSyncHold,
+			})
+			p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+			for range 2 {
+				if err := <-asked; err != nil {
+					t.Error(err)
+				}
+			}
+			stop()
+			if err := <-p.ended; err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// file duplicates a socket.
+func file(t *testing.T, socket any) *os.File {
+	t.Helper()
+	duplicate, err := socket.(interface{ File() (*os.File, error) }).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return duplicate
+}
+
+func TestAdoptedSocketsRefused(t *testing.T) { // R3
+	t.Parallel()
+	udp, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer udp.Close()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, socket := range map[string]*os.File{"want the port of localhost:1": file(t, udp), "want a UDP or a listening TCP socket": null} {
+		p := newProxy(t, dnsproxy.Config{Addr: "localhost:1", Sockets: []*os.File{socket}})
+		if err := p.Run(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
 	}
 }

@@ -50,23 +50,51 @@ type udpListener struct {
 
 // listenUDP opens a socket on a host:port.
 func listenUDP(ctx context.Context, h *handler, network, address string) (*udpListener, error) {
-	config := net.ListenConfig{Control: controlUDP}
-	packetConn, err := config.ListenPacket(ctx, network, address)
+	config := net.ListenConfig{Control: func(_, address string, conn syscall.RawConn) error {
+		bound, err := netip.ParseAddrPort(address)
+		if err != nil {
+			return err
+		}
+		return configureUDP(conn, bound.Addr()) // before any packet can come
+	}}
+	conn, err := config.ListenPacket(ctx, network, address)
 	if err != nil {
 		return nil, err
 	}
-	conn, ok := packetConn.(*net.UDPConn)
+	return newUDPListener(h, conn)
+}
+
+// adoptUDP serves a socket that somebody else has opened, or closes it.
+func adoptUDP(h *handler, conn net.PacketConn) (*udpListener, error) {
+	l, err := newUDPListener(h, conn)
+	if err != nil {
+		return nil, err
+	}
+	if err := configureUDP(l.raw, l.local.Addr()); err != nil {
+		l.close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// newUDPListener serves an open socket, or closes it.
+func newUDPListener(h *handler, opened net.PacketConn) (*udpListener, error) {
+	local := opened.LocalAddr().String()
+	fail := func(err error) (*udpListener, error) {
+		_ = opened.Close() // it was never read
+		return nil, fmt.Errorf("listening on %s %s: %w", opened.LocalAddr().Network(), local, err)
+	}
+	conn, ok := opened.(*net.UDPConn)
 	if !ok {
-		return nil, fmt.Errorf("listening on %s %s: %T is no UDP socket", network, address, packetConn)
+		return fail(fmt.Errorf("%T is no UDP socket", opened))
+	}
+	bound, err := netip.ParseAddrPort(local)
+	if err != nil {
+		return fail(err)
 	}
 	raw, err := conn.SyscallConn()
 	if err != nil {
-		return nil, fmt.Errorf("listening on %s %s: %w", network, address, err)
-	}
-	local := conn.LocalAddr().String()
-	bound, err := netip.ParseAddrPort(local)
-	if err != nil {
-		return nil, fmt.Errorf("listening on %s %s: %w", network, address, err)
+		return fail(err)
 	}
 	l := &udpListener{
 		handler: h, conn: conn, raw: raw, local: bound,
@@ -79,10 +107,10 @@ func listenUDP(ctx context.Context, h *handler, network, address string) (*udpLi
 	return l, nil
 }
 
-// controlUDP sets a socket's options before it is bound: a large receive buffer,
-// and on one that is bound to all addresses that it tells the one a query was sent
-// to, which must be the one that its response comes from.
-func controlUDP(network, address string, conn syscall.RawConn) error {
+// configureUDP sets a socket's options: a large receive buffer, and on one that is bound
+// to all addresses that it tells the one a query was sent to, which must be the one that
+// its response comes from.
+func configureUDP(conn syscall.RawConn, bound netip.Addr) error {
 	var err error
 	controlErr := conn.Control(func(fd uintptr) {
 		if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, udpReceiveBuffer) != nil {
@@ -90,20 +118,14 @@ func controlUDP(network, address string, conn syscall.RawConn) error {
 			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, udpReceiveBuffer)
 		}
 		switch {
-		case !isWildcard(address):
-		case network == "udp4":
+		case !bound.IsUnspecified():
+		case bound.Is4():
 			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_PKTINFO, 1)
 		default:
 			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1)
 		}
 	})
 	return errors.Join(controlErr, err)
-}
-
-// isWildcard reports whether a host:port means all addresses.
-func isWildcard(address string) bool {
-	addr, err := netip.ParseAddrPort(address)
-	return err == nil && addr.Addr().IsUnspecified()
 }
 
 func (l *udpListener) addr() Addr { return l.address }

@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 
+	"github.com/coreos/go-systemd/v22/activation"
 	"github.com/spf13/cobra"
 
 	"github.com/nametap/nametap/agent"
@@ -33,6 +34,7 @@ proxyMetadata has names of environment variables), that over the --config file.`
 			if err != nil {
 				return usageError{err}
 			}
+			cfg.DNS.Sockets = activation.Files(true) // of systemd; none without it
 			if cfg.Capture != nil {
 				cfg.Capture.Switch = readSwitch
 			}
