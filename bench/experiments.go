@@ -12,8 +12,8 @@ import (
 	"github.com/miekg/dns"
 )
 
-// An experiments is one run of what was asked for about forwarding, inside the
-// namespaces.
+// An experiments is one run of what was asked for about forwarding and capture,
+// inside the namespaces.
 type experiments struct {
 	options
 
@@ -45,6 +45,7 @@ func experiment(ctx context.Context, o options, r *results) (err error) {
 		{o.flood, e.floods},
 		{o.replay, e.replays},
 		{o.getaddrinfo, e.getaddrinfoQueries},
+		{o.capture, e.captureCosts},
 	} {
 		if !one.wanted {
 			continue

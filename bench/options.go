@@ -18,8 +18,8 @@ type options struct {
 	json, svg, md  string
 	push, pushOnly bool
 	pushHosts      int
-	// The experiments with forwarded queries; each runs instead of the comparison.
-	forward, faults, flood, replay, getaddrinfo bool
+	// The experiments in namespaces; each runs instead of the comparison.
+	forward, faults, flood, replay, getaddrinfo, capture bool
 	// queries is how many are replayed.
 	queries int
 	// inside is the directory with the binaries, once in the namespaces of the
@@ -49,6 +49,7 @@ func parseOptions(argv []string, w io.Writer) (options, error) {
 	flags.BoolVar(&o.flood, "flood", false, "measure a flood of queries to nameservers that are silent")
 	flags.BoolVar(&o.replay, "replay", false, "compare forwarded answers with those of the nameserver")
 	flags.BoolVar(&o.getaddrinfo, "getaddrinfo", false, "count the queries of getaddrinfo in a pod")
+	flags.BoolVar(&o.capture, "capture", false, "measure what the redirection of DNS costs, and what putting its rules in takes")
 	flags.IntVar(&o.queries, "queries", 100_000, "queries of -replay")
 	flags.StringVar(&o.inside, insideFlag, "", "set by bench itself: the experiments run in namespaces, with the binaries in this directory")
 	if err := flags.Parse(argv); err != nil {
@@ -69,7 +70,7 @@ func (o options) check(rest []string) error {
 		return errors.New("-hosts, -rounds, -seconds, -push-hosts, -queries: want more than 0")
 	}
 	if o.experiments() && (o.push || o.pushOnly) {
-		return errors.New("-push, -push-only: not together with experiments on forwarding")
+		return errors.New("-push, -push-only: not together with experiments")
 	}
 	// Addresses are four apart, in 10.0.0.0/8.
 	if o.hosts > 1_000_000 || o.pushHosts > 1_000_000 {
@@ -86,9 +87,9 @@ func (o options) check(rest []string) error {
 // insideFlag is the flag that a bench gives to the bench it starts.
 const insideFlag = "inside"
 
-// experiments says whether there is something to do about forwarding.
+// experiments says whether there is something to do in namespaces.
 func (o options) experiments() bool {
-	return o.forward || o.faults || o.flood || o.replay || o.getaddrinfo
+	return o.forward || o.faults || o.flood || o.replay || o.getaddrinfo || o.capture
 }
 
 // wants says whether the server is to be measured. The echo always is: the others

@@ -19,6 +19,8 @@ type command struct {
 	argv []string
 	// core is the processor it is bound to; "" leaves it free.
 	core string
+	// user is the uid and the gid that it runs as; 0 is ours.
+	user uint32
 	// stdin and stdout may be nil: nothing is read, and output goes to the log.
 	stdin  io.Reader
 	stdout io.Writer
@@ -57,6 +59,9 @@ func startProcess(ctx context.Context, dir string, c command) (*process, error) 
 		cmd.Stdout = log
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if c.user != 0 {
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: c.user, Gid: c.user}
+	}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 3 * time.Second
 	if err := cmd.Start(); err != nil {

@@ -17,7 +17,7 @@ type results struct {
 	// Servers are in the order of the tables.
 	Servers []*serverResults `json:"servers"`
 	Push    *pushResults     `json:"push,omitempty"`
-	// Tables are what experiments on forwarding have found.
+	// Tables are what experiments have found.
 	Tables []table `json:"tables,omitempty"`
 	// LeftOut has the reason for each server that could not be measured.
 	LeftOut map[string]string `json:"left_out"`

@@ -1,0 +1,228 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Names of the figures of putting rules in.
+const (
+	installWhole    = "apply_ms"
+	installRestore4 = "restore_ipv4_ms"
+	installRestore6 = "restore_ipv6_ms"
+	installRestores = "restores_ms"
+	installSingly   = "one_by_one_ms"
+	installExecs    = "one_by_one_execs"
+	installRemove   = "remove_ms"
+)
+
+// inNetspace calls f in a namespace that ends with it.
+func inNetspace(f func() error) error {
+	n, err := newNetspace()
+	if err != nil {
+		return err
+	}
+	defer n.close()
+	return n.do(f)
+}
+
+// installs measures how long it takes to put the default rules in, with one and the
+// same backend by apply, by what apply gives to iptables-restore, and rule by rule.
+// Each begins in a namespace in which nothing was.
+func (b *captureBench) installs(ctx context.Context, round int) error {
+	for _, p := range b.paths {
+		if p.backend == "" || p.zone == "0" {
+			continue
+		}
+		if b.installed[p.backend] == nil {
+			b.installed[p.backend] = figures{}
+		}
+		set := func(name string, value float64) { b.installed[p.backend].set(name, round, value) }
+		for _, way := range []func() error{
+			func() error { return b.applied(ctx, p, set) },
+			func() error { return b.restored(ctx, p, set) },
+			func() error { return b.singly(ctx, p, set) },
+		} {
+			if err := inNetspace(way); err != nil {
+				return fmt.Errorf("%s: %w", p.what, err)
+			}
+		}
+	}
+	return nil
+}
+
+// applied measures the commands of the agent.
+func (b *captureBench) applied(ctx context.Context, p path, set func(string, float64)) error {
+	took, err := b.apply(ctx, p)
+	if err != nil {
+		return err
+	}
+	set(installWhole, inMilliseconds(took))
+	began := time.Now()
+	if _, err := b.tool(ctx, "", b.binary, "capture", "remove"); err != nil {
+		return err
+	}
+	set(installRemove, inMilliseconds(time.Since(began)))
+	return nil
+}
+
+// apply puts the rules of a path in, and says how long that took.
+func (b *captureBench) apply(ctx context.Context, p path) (time.Duration, error) {
+	if p.backend == "" {
+		return 0, nil
+	}
+	began := time.Now()
+	_, err := b.tool(ctx, "", b.captureArguments("apply", p)...)
+	return time.Since(began), err
+}
+
+// captureArguments is a command of the agent about the rules of a path.
+func (b *captureBench) captureArguments(verb string, p path) []string {
+	return []string{
+		b.binary, "capture", verb, "--backend", p.backend, "--zone", p.zone, "--dns-capture", "--ipv6", "on", "--log-level", "warn",
+		"--dns-addr", fmt.Sprintf("127.0.0.1:%d", agentPort), "--agent-uid", fmt.Sprint(agentUser), "--agent-gid", fmt.Sprint(agentUser),
+	}
+}
+
+// A step is what apply gives to a program.
+type step struct{ Program, Text string }
+
+// steps are those of apply, one for each family, IPv4 first.
+func (b *captureBench) steps(ctx context.Context, p path) ([]step, error) {
+	text, err := b.tool(ctx, "", append(b.captureArguments("print", p), "--output", "json")...)
+	if err != nil {
+		return nil, err
+	}
+	var steps []step
+	if err := json.Unmarshal([]byte(text), &steps); err != nil || len(steps) != 2 {
+		return nil, fmt.Errorf("reading the rules of %s: want two steps: %w: %s", p.what, err, text)
+	}
+	return steps, nil
+}
+
+// restored measures iptables-restore alone.
+func (b *captureBench) restored(ctx context.Context, p path, set func(string, float64)) error {
+	steps, err := b.steps(ctx, p)
+	if err != nil {
+		return err
+	}
+	all := time.Duration(0)
+	for i, figure := range []string{installRestore4, installRestore6} {
+		began := time.Now()
+		if _, err := b.tool(ctx, steps[i].Text, strings.Fields(steps[i].Program)...); err != nil {
+			return err
+		}
+		took := time.Since(began)
+		set(figure, inMilliseconds(took))
+		all += took
+	}
+	set(installRestores, inMilliseconds(all))
+	return nil
+}
+
+// singly measures an exec of iptables for each line.
+func (b *captureBench) singly(ctx context.Context, p path, set func(string, float64)) error {
+	steps, err := b.steps(ctx, p)
+	if err != nil {
+		return err
+	}
+	var commands [][]string
+	for _, s := range steps {
+		program, _, _ := strings.Cut(s.Program, "-restore ")
+		for _, arguments := range oneByOne(s.Text) {
+			commands = append(commands, append([]string{program, "-w", "5"}, arguments...))
+		}
+	}
+	began := time.Now()
+	for _, command := range commands {
+		if _, err := b.tool(ctx, "", command...); err != nil {
+			return err
+		}
+	}
+	set(installSingly, inMilliseconds(time.Since(began)))
+	set(installExecs, float64(len(commands)))
+	return nil
+}
+
+// oneByOne turns the text for iptables-restore into arguments of iptables.
+func oneByOne(text string) [][]string {
+	var commands [][]string
+	table := ""
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		switch {
+		case strings.HasPrefix(line, "*"):
+			table = line[1:]
+		case strings.HasPrefix(line, ":"):
+			name, _, _ := strings.Cut(line[1:], " ")
+			commands = append(commands, []string{"-t", table, "-N", name})
+		case strings.HasPrefix(line, "-"):
+			commands = append(commands, append([]string{"-t", table}, words(line)...))
+		}
+	}
+	return commands
+}
+
+// words splits at spaces outside of quotes, and takes these off. Comments of ours
+// have no quotes in them.
+func words(line string) []string {
+	var all []string
+	for i, part := range strings.Split(line, `"`) {
+		if i%2 == 1 {
+			all = append(all, part)
+		} else {
+			all = append(all, strings.Fields(part)...)
+		}
+	}
+	return all
+}
+
+// tool runs a command with text as its input. Nothing in the environment reaches it,
+// and nobody else holds the lock that it takes.
+func (b *captureBench) tool(ctx context.Context, text string, argv ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + b.lab.dir, "XTABLES_LOCKFILE=" + b.lab.path("xtables.lock")}
+	cmd.Stdin = strings.NewReader(text)
+	out, err := cmd.Output()
+	if err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			err = fmt.Errorf("%w: %s", err, exit.Stderr)
+		}
+		return "", fmt.Errorf("running %s: %w", filepath.Base(argv[0]), err)
+	}
+	return string(out), nil
+}
+
+// inMilliseconds is d as a number of ms.
+func inMilliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// installTable compares the ways to put rules in.
+func (b *captureBench) installTable() table {
+	t := table{
+		title: fmt.Sprintf("Putting the rules of both families in, ms, medians of %d rounds", b.rounds),
+		header: []string{
+			"backend", "capture apply", "iptables-restore", "ip6tables-restore", "rule by rule", "execs", "× both restores", "capture remove",
+		},
+	}
+	for _, p := range b.paths {
+		f := b.installed[p.backend]
+		if p.backend == "" || p.zone == "0" {
+			continue
+		}
+		row := []string{p.backend}
+		for _, f := range []figure{f[installWhole], f[installRestore4], f[installRestore6], f[installSingly], f[installExecs]} {
+			row = append(row, cell(f.median()))
+		}
+		row = append(row, cell(f[installSingly].over(f[installRestores]).median()), cell(f[installRemove].median()))
+		t.rows = append(t.rows, row)
+	}
+	return t
+}

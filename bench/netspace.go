@@ -1,0 +1,79 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// A netspace is a network namespace with a thread that stays in it.
+type netspace struct {
+	work  chan func()
+	ended chan struct{}
+}
+
+// newNetspace makes one in which nothing is but the loopback interface. The caller
+// must close it, after the processes that were started there have ended.
+func newNetspace() (*netspace, error) {
+	n := &netspace{work: make(chan func()), ended: make(chan struct{})}
+	entered := make(chan error)
+	go func() {
+		defer close(n.ended)
+		// Never unlocked: the thread ends with this goroutine, as nobody else may get it.
+		runtime.LockOSThread()
+		entered <- enterNetspace()
+		for f := range n.work {
+			f()
+		}
+	}()
+	if err := <-entered; err != nil {
+		n.close()
+		return nil, err
+	}
+	return n, nil
+}
+
+// enterNetspace moves the calling thread.
+func enterNetspace() error {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("making a network namespace: %w", err)
+	}
+	if err := loopbackUp(); err != nil {
+		return fmt.Errorf("setting the loopback interface up: %w", err)
+	}
+	return inOwnNamespace()
+}
+
+// do calls f in the namespace. What f starts and the sockets that f opens are there,
+// but for those of goroutines that f starts.
+func (n *netspace) do(f func() error) error {
+	done := make(chan error, 1)
+	n.work <- func() { done <- f() }
+	return <-done
+}
+
+// close leaves the namespace, which is its end.
+func (n *netspace) close() {
+	close(n.work)
+	<-n.ended
+}
+
+// inOwnNamespace returns an error if the calling thread is in the network namespace
+// of whoever started us, the machine's: no rule may go there.
+func inOwnNamespace() error {
+	own, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		return fmt.Errorf("looking for the network namespace: %w", err)
+	}
+	theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", os.Getppid()))
+	if err != nil {
+		return fmt.Errorf("looking for the network namespace of who started us: %w", err)
+	}
+	if own == theirs {
+		return errors.New("this is not a network namespace of its own: rules would redirect the machine's DNS")
+	}
+	return nil
+}

@@ -1,0 +1,169 @@
+package main
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
+)
+
+// A manner is how a client uses sockets.
+type manner struct {
+	what string
+	// tcp connects for each query. Over UDP, fresh takes a new socket for each.
+	tcp, fresh bool
+}
+
+// manners are those of the C library's resolver, of a resolver that keeps its socket,
+// and of a program that asks again after a truncated answer.
+func manners() []manner {
+	return []manner{
+		{what: "UDP, a new socket for each query", fresh: true},
+		{what: "UDP, the same socket"},
+		{what: "TCP, a connection for each query", tcp: true, fresh: true},
+	}
+}
+
+// A resolver asks one query after the other, as a program does that waits for each
+// answer: with blocking sockets, since Go's own would cost more than what is to be
+// seen. It belongs to one thread.
+type resolver struct {
+	server  unix.SockaddrInet4
+	queries [][]byte // as TCP has them: the length, then the message
+	asked   int
+	// socket is for all queries that have no new one; -1 is none yet.
+	socket int
+	buf    [2 + dns.MaxMsgSize]byte
+}
+
+// newResolver returns one of the nameserver at addr, which asks for the hosts in
+// turn. The caller closes it.
+func newResolver(addr netip.AddrPort, m mix, hosts []host) (*resolver, error) {
+	r := &resolver{server: unix.SockaddrInet4{Port: int(addr.Port()), Addr: addr.Addr().As4()}, socket: -1}
+	for _, h := range hosts {
+		name, qtype := m.question(h)
+		message, err := new(dns.Msg).SetQuestion(dns.Fqdn(name), qtype).Pack()
+		if err != nil {
+			return nil, fmt.Errorf("making a query for %q: %w", name, err)
+		}
+		query := binary.BigEndian.AppendUint16(nil, uint16(len(message))) // far below 64 KiB
+		r.queries = append(r.queries, append(query, message...))
+	}
+	return r, nil
+}
+
+// close closes what is open.
+func (r *resolver) close() {
+	if r.socket >= 0 {
+		_ = unix.Close(r.socket) // nothing is under way
+		r.socket = -1
+	}
+}
+
+// ask sends the next query, waits for the answer and says how long both took, the
+// opening of a new socket included.
+func (r *resolver) ask(m manner) (time.Duration, error) {
+	query := r.queries[r.asked%len(r.queries)]
+	binary.BigEndian.PutUint16(query[2:], uint16(r.asked)) // an ID may come again
+	r.asked++
+	began := time.Now()
+	if r.socket < 0 {
+		if err := r.open(m); err != nil {
+			return 0, fmt.Errorf("asking over %s: %w", m.what, err)
+		}
+	}
+	reply, err := r.exchange(query, m.tcp)
+	took := time.Since(began)
+	if err == nil {
+		err = looksRight(query[2:], reply)
+	}
+	if m.fresh || err != nil {
+		r.close()
+	}
+	if err != nil {
+		return 0, fmt.Errorf("asking over %s: %w", m.what, err)
+	}
+	return took, nil
+}
+
+// open makes the socket and connects it.
+func (r *resolver) open(m manner) error {
+	kind := unix.SOCK_DGRAM
+	if m.tcp {
+		kind = unix.SOCK_STREAM
+	}
+	socket, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	r.socket = socket
+	wait := unix.Timeval{Sec: 5}
+	if err := unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait); err != nil {
+		return err
+	}
+	return unix.Connect(socket, &r.server)
+}
+
+// exchange sends a query and returns the message that comes back.
+func (r *resolver) exchange(query []byte, tcp bool) ([]byte, error) {
+	if !tcp {
+		if _, err := unix.Write(r.socket, query[2:]); err != nil {
+			return nil, err
+		}
+		n, err := r.read(0)
+		return r.buf[:n], err
+	}
+	if _, err := unix.Write(r.socket, query); err != nil {
+		return nil, err
+	}
+	for have := 0; ; {
+		n, err := r.read(have)
+		if err != nil {
+			return nil, err
+		}
+		have += n
+		if have < 2 {
+			continue
+		}
+		if end := 2 + int(binary.BigEndian.Uint16(r.buf[:])); have >= end {
+			return r.buf[2:end], nil
+		}
+	}
+}
+
+// read reads behind what is in the buffer.
+func (r *resolver) read(have int) (int, error) {
+	for {
+		n, err := unix.Read(r.socket, r.buf[have:])
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue // with SO_RCVTIMEO the system does not start again by itself
+		case errors.Is(err, unix.EAGAIN):
+			return 0, errors.New("no answer in 5 s")
+		case err != nil:
+			return 0, err
+		case n == 0:
+			return 0, errors.New("the connection was closed")
+		}
+		return n, nil
+	}
+}
+
+// looksRight wants an answer to the query, with records. That they are the right ones
+// is checked elsewhere, where it costs nothing.
+func looksRight(query, reply []byte) error {
+	const header = 12
+	switch {
+	case len(reply) < header || reply[0] != query[0] || reply[1] != query[1] || reply[2]&0x80 == 0:
+		return fmt.Errorf("an answer to something else: %x", reply)
+	case reply[3]&0xf != dns.RcodeSuccess:
+		return errors.New(dns.RcodeToString[int(reply[3]&0xf)])
+	case binary.BigEndian.Uint16(reply[6:]) == 0:
+		return errors.New("an answer without records")
+	}
+	return nil
+}
