@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -87,7 +88,7 @@ func (b *captureBench) apply(ctx context.Context, p path) (time.Duration, error)
 func (b *captureBench) captureArguments(verb string, p path) []string {
 	return []string{
 		b.binary, "capture", verb, "--backend", p.backend, "--zone", p.zone, "--dns-capture", "--ipv6", "on", "--log-level", "warn",
-		"--dns-addr", fmt.Sprintf("127.0.0.1:%d", agentPort), "--agent-uid", fmt.Sprint(agentUser), "--agent-gid", fmt.Sprint(agentUser),
+		"--dns-addr", fmt.Sprintf("127.0.0.1:%d", agentPort), "--agent-uid", strconv.Itoa(agentUser), "--agent-gid", strconv.Itoa(agentUser),
 	}
 }
 
@@ -209,7 +210,7 @@ func (b *captureBench) installTable() table {
 	t := table{
 		title: fmt.Sprintf("Putting the rules of both families in, ms, medians of %d rounds", b.rounds),
 		header: []string{
-			"backend", "capture apply", "iptables-restore", "ip6tables-restore", "rule by rule", "execs", "× both restores", "capture remove",
+			"backend", "capture apply", "its restore IPv4", "its restore IPv6", "rule by rule", "execs", "× both restores", "capture remove",
 		},
 	}
 	for _, p := range b.paths {

@@ -27,6 +27,11 @@ func experiment(ctx context.Context, o options, r *results) (err error) {
 	if err := requirements(&o); err != nil {
 		return err
 	}
+	if o.capture {
+		if err := inOwnNamespace(); err != nil {
+			return fmt.Errorf("-capture: %w", err)
+		}
+	}
 	if err := furnish(o.inside); err != nil {
 		return err
 	}

@@ -217,9 +217,11 @@ func TestResolvConf(t *testing.T) {
 }
 
 func TestExperimentOptions(t *testing.T) {
-	o, err := parseOptions([]string{"-flood"}, os.Stderr)
-	if err != nil || !o.experiments() {
-		t.Errorf("%+v, %v", o, err)
+	for _, flag := range []string{"-flood", "-capture"} {
+		o, err := parseOptions([]string{flag}, os.Stderr)
+		if err != nil || !o.experiments() {
+			t.Errorf("%s: %+v, %v", flag, o, err)
+		}
 	}
 	if o, err := parseOptions([]string{"-flood", "-push"}, os.Stderr); err == nil {
 		t.Errorf("-flood with -push: %+v", o)

@@ -67,6 +67,9 @@ func requirements(o *options) error {
 	if runtime.NumCPU() < 2 {
 		return errors.New("two processors are needed, one for the server and one for dnsperf")
 	}
+	if o.capture && os.Getuid() != 0 {
+		return errors.New("-capture: want root, so that agent and client are different users")
+	}
 	for _, tool := range []string{"dnsperf", "taskset", "go"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			return fmt.Errorf("%s is needed; on Debian: apt-get install dnsperf util-linux, and Go: %w", tool, err)
