@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
+	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -51,6 +54,7 @@ type capture struct {
 	log    *slog.Logger
 	proxy  *dnsproxy.Server
 	rules  *iptables.Capture
+	unfit  error // why rules would lead nowhere, once we listen
 
 	begun   chan struct{} // closed when the switch was followed for the first time
 	state   atomic.Pointer[captureState]
@@ -147,6 +151,7 @@ func addrs(conf *resolvconf.Config) []netip.Addr {
 // they are wanted and cannot be had is an error; later it is logged, and tried again.
 func (c *capture) run(ctx context.Context) error {
 	c.listening(ctx)
+	c.fit(ctx)
 	var parts sync.WaitGroup
 	defer parts.Wait()
 	// The loop ends before the rules go, or it would mend them.
@@ -180,6 +185,40 @@ func (c *capture) listening(ctx context.Context) {
 		case <-ctx.Done():
 		}
 	}
+}
+
+// fit compares where the rules lead to with where we listen: one listener that could not
+// be opened does not end the agent, but its port may be another program's. Without those
+// for IPv6 that family is left out, unless it is asked for.
+func (c *capture) fit(ctx context.Context) {
+	rules := c.config.Rules
+	v4, v6 := c.listens("127.0.0.1", "0.0.0.0"), c.listens("::1", "::")
+	switch {
+	case ctx.Err() != nil: // perhaps before we did
+	case v4 != nil:
+		c.unfit = v4
+	case v6 == nil || rules.IPv6 == iptables.Off:
+	case rules.IPv6 == iptables.On:
+		c.unfit = v6
+	default:
+		c.log.Warn("DNS over one family is not captured", "family", iptables.IPv6, "error", v6)
+		rules.IPv6 = iptables.Off
+		c.config.Rules = rules
+		c.unfit = c.rules.Reconfigure(ctx, rules)
+	}
+}
+
+// listens returns an error unless we listen on loopback, over UDP and TCP.
+func (c *capture) listens(loopback, all string) error {
+	port := strconv.Itoa(int(c.config.Rules.Port))
+	for _, network := range []string{"udp", "tcp"} {
+		want := dnsproxy.Addr{Network: network, Address: net.JoinHostPort(loopback, port)}
+		everywhere := dnsproxy.Addr{Network: network, Address: net.JoinHostPort(all, port)}
+		if addrs := c.proxy.Addrs(); !slices.Contains(addrs, want) && !slices.Contains(addrs, everywhere) {
+			return fmt.Errorf("nobody listens where the rules would lead: want %s, have %v", want, addrs)
+		}
+	}
+	return nil
 }
 
 // follow does what the switch says until ctx ends.
@@ -230,7 +269,10 @@ func (c *capture) turn(ctx context.Context, to Switch) error {
 		return nil
 	}
 	c.endRemoval()
-	err := c.rules.Apply(ctx)
+	err := c.unfit
+	if err == nil {
+		err = c.rules.Apply(ctx)
+	}
 	c.state.Store(&captureState{Switch: to, applied: err == nil})
 	return err
 }
