@@ -147,7 +147,7 @@ type End struct {
 }
 
 // Connect joins two namespaces with a veth pair whose interfaces are up and whose
-// addresses can be used at once: duplicate address detection is off for them.
+// addresses can be used at once: no duplicates are looked for.
 func Connect(a, b End) {
 	a.NS.tb.Helper()
 	peer := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), b.NS.file.Fd())
@@ -158,20 +158,15 @@ func Connect(a, b End) {
 	index := strconv.Itoa(1000 + a.NS.pairs)
 	a.NS.Exec("ip", "link", "add", a.Name, "index", index, "type", "veth", "peer", "name", b.Name, "netns", peer)
 	for _, end := range []End{a, b} {
-		end.NS.write("/proc/sys/net/ipv6/conf/"+end.Name+"/accept_dad", "0")
 		for _, addr := range end.Addrs {
-			end.NS.Exec("ip", "address", "add", addr, "dev", end.Name)
+			args := []string{"address", "add", addr, "dev", end.Name}
+			if strings.Contains(addr, ":") {
+				// With the sysctl accept_dad, an address would be tentative all the same
+				// until the kernel's workqueue has looked at it, and not for binding.
+				args = append(args, "nodad")
+			}
+			end.NS.Exec("ip", args...)
 		}
 		end.NS.Exec("ip", "link", "set", end.Name, "up")
 	}
-}
-
-// write writes a file of the namespace, such as a sysctl.
-func (n *NS) write(path, text string) {
-	n.tb.Helper()
-	n.Run(func() {
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			n.tb.Fatal(err)
-		}
-	})
 }
