@@ -2,6 +2,7 @@ package test
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"syscall"
@@ -9,49 +10,29 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
-
-	"github.com/nametap/nametap/internal/netns"
 )
-
-// captured reports whether rules of ours are in, of any backend and family.
-func (v *vm) captured() bool {
-	v.tb.Helper()
-	return strings.Contains(v.saves(), "-j NAMETAP_OUTPUT")
-}
 
 // Applications ask the nameserver of their resolv.conf. Rules come from the agent itself,
 // as on a VM, or from an init container.
 func TestCapture(t *testing.T) { // K1, K4, K9, R1
 	t.Parallel()
-	backends(t, func(t *testing.T, backend string) {
-		for _, by := range []string{"agent", "init container"} {
-			t.Run(by, func(t *testing.T) {
-				v := newVM(t)
-				before := v.saves()
-				if by == "agent" {
-					a := v.start("--capture", "--backend", backend)
-					v.until("the rules are in", v.captured)
-					v.resolves()
-					a.end(terminate)
-				} else {
-					a := v.start()
-					if r := v.root("capture", "apply", "--backend", backend); r.code != 0 || !strings.Contains(r.stdout, backend+": as configured") {
-						t.Fatalf("%+v", r)
-					}
-					v.resolves()
-					a.end(terminate)
-					if r := v.root("capture", "remove", "--upstream-timeout", "1ms"); r.code != 0 || r.stdout != "" {
-						t.Fatalf("%+v", r)
-					}
-				}
-				if after := v.saves(); after != before {
-					t.Errorf("before:\n%s\nafter:\n%s", before, after)
-				}
-				if got := v.dig("@"+named, mesh); got != namedIP {
-					t.Errorf("without the agent: %s", got)
-				}
-			})
+	vms(t, func(v *vm) {
+		t := v.tb
+		before := v.saves()
+		a := v.capture()
+		v.resolves()
+		a.end(terminate)
+		if after := v.saves(); after != before {
+			t.Errorf("before:\n%s\nafter:\n%s", before, after)
 		}
+		v.asked(named, namedIP)
+
+		v.capabilities = nil
+		v.start()
+		if r := v.root(v.with("capture", "apply")...); r.code != 0 || !strings.Contains(r.stdout, "as configured") {
+			t.Fatalf("%+v", r)
+		}
+		v.resolves()
 	})
 }
 
@@ -59,6 +40,8 @@ func TestCapture(t *testing.T) { // K1, K4, K9, R1
 func (v *vm) resolves() {
 	t := v.tb
 	t.Helper()
+	v.named.Reset()
+	v.named6.Reset()
 	for _, server := range []string{named, named6} {
 		conf := "nameserver " + server + "\nsearch shop.svc.cluster.local\n"
 		for _, over := range []string{"+notcp", "+tcp"} {
@@ -93,9 +76,8 @@ func (v *vm) resolves() {
 // Rules lead to the port that the agent has, whichever that is.
 func TestOtherPort(t *testing.T) { // K1
 	t.Parallel()
-	v := newVM(t)
-	v.start("--capture", "--dns-addr", "localhost:5300")
-	v.until("the rules are in", v.captured)
+	v := newVM(t, "auto")
+	v.capture("--dns-addr", "localhost:5300")
 	for _, server := range []string{named, named6} {
 		for _, over := range []string{"+notcp", "+tcp"} {
 			if got := v.dig(over, "@"+server, mesh); got != meshIP {
@@ -105,50 +87,70 @@ func TestOtherPort(t *testing.T) { // K1
 	}
 }
 
-// An agent that cannot listen installs nothing, and says why it ends.
-func TestPortTaken(t *testing.T) { // K9
+// Rules lead to where the agent listens, and to nobody else who has the port there: it
+// goes without IPv6 if it must, and without IPv4 it ends.
+func TestPortTaken(t *testing.T) { // K4, K9
 	t.Parallel()
-	netns.Need(t, "iptables")
-	v := newVM(t)
-	for _, network := range []string{"udp", "tcp"} {
-		var taken interface{ Close() error }
-		var err error
-		v.Run(func() {
-			if network == "udp" {
-				taken, err = net.ListenPacket(network, "[::1]:15053")
-			} else {
-				taken, err = net.Listen(network, "[::1]:15053")
+	for _, taken := range []string{"udp 127.0.0.1", "tcp 127.0.0.1", "udp ::1", "tcp ::1"} {
+		t.Run(taken, func(t *testing.T) {
+			v := newVM(t, "auto")
+			network, address, _ := strings.Cut(taken, " ")
+			v.take(network, net.JoinHostPort(address, "15053"))
+			before := v.saves()
+			if address == "::1" {
+				a := v.capture()
+				v.asked(named, meshIP)
+				v.asked(named6, namedIP)
+				a.end(terminate)
+			}
+			a := v.launch("--capture", "--ipv6", "on")
+			select {
+			case <-a.ended:
+			case <-time.After(patience):
+				t.Fatal("the agent runs")
+			}
+			for _, text := range []string{"listen " + network, "bind: address already in use", "nametap agent: capturing DNS: nobody listens where the rules would lead: want " + network} {
+				if !strings.Contains(a.log.String(), text) {
+					t.Errorf("the log does not have %q", text)
+				}
+			}
+			if code := a.ProcessState.ExitCode(); code != 1 {
+				t.Errorf("exit code %d", code)
+			}
+			if after := v.saves(); after != before {
+				t.Errorf("rules before:\n%s\nand after:\n%s", before, after)
 			}
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		before := v.saves()
-		a := v.launch("--capture")
-		select {
-		case <-a.ended:
-		case <-time.After(patience):
-			t.Fatal("the agent runs")
-		}
-		if code := a.ProcessState.ExitCode(); code != 1 || !strings.Contains(a.log.String(), "[::1]:15053: bind: address already in use") {
-			t.Errorf("exit code %d:\n%s", code, a.log)
-		}
-		if after := v.saves(); after != before || strings.Contains(a.log.String(), "capture") {
-			t.Errorf("rules:\n%s\n%s", after, a.log)
-		}
-		_ = taken.Close() // for the next
 	}
+}
+
+// take opens a socket of another program until the test ends.
+func (v *vm) take(network, address string) {
+	v.tb.Helper()
+	var socket io.Closer
+	var err error
+	v.Run(func() {
+		if network == "udp" {
+			socket, err = net.ListenPacket(network, address)
+		} else {
+			socket, err = net.Listen(network, address)
+		}
+	})
+	if err != nil {
+		v.tb.Fatal(err)
+	}
+	v.tb.Cleanup(func() { _ = socket.Close() }) // nothing was written
 }
 
 // Rules come and go with the agent, and nobody notices.
 func TestStartAndEndUnderLoad(t *testing.T) { // K9, R2
 	t.Parallel()
-	backends(t, func(t *testing.T, backend string) {
-		v := newVM(t)
+	vms(t, func(v *vm) {
+		t := v.tb
 		l := v.load()
 		for range 2 {
 			v.more(l, namedIP)
-			a := v.start("--capture", "--backend", backend)
+			a := v.capture()
 			v.more(l, meshIP)
 			began := time.Now()
 			a.end(terminate)
@@ -167,11 +169,10 @@ func TestStartAndEndUnderLoad(t *testing.T) { // K9, R2
 // refused at once. The next agent takes over from there.
 func TestAgentKilled(t *testing.T) { // K9, K12
 	t.Parallel()
-	backends(t, func(t *testing.T, backend string) {
-		v := newVM(t)
+	vms(t, func(v *vm) {
+		t := v.tb
 		for _, failOpen := range []string{"true", "false"} {
-			a := v.start("--capture", "--backend", backend, "--fail-open="+failOpen)
-			v.until("the rules are in", v.captured)
+			a := v.capture("--fail-open=" + failOpen)
 			for _, server := range []string{named, named6} {
 				v.asked(server, meshIP)
 			}
@@ -185,8 +186,7 @@ func TestAgentKilled(t *testing.T) { // K9, K12
 				t.Logf("%s: refused after %v", server, took)
 			}
 			ended := make(chan result)
-			command := append([]string{"capture", "remove", "--after-agent", "--fail-open=" + failOpen}, v.flags...)
-			go func() { ended <- v.nametap(command...) }()
+			go func() { ended <- v.nametap(v.with("capture", "remove", "--after-agent", "--fail-open="+failOpen)...) }()
 			if failOpen == "true" {
 				v.until("DNS answers", func() bool { _, err := v.refused(named); return err == nil })
 				if took := time.Since(killed); took > 2*time.Second {
@@ -203,7 +203,7 @@ func TestAgentKilled(t *testing.T) { // K9, K12
 				t.Errorf("--fail-open=%s:\n%s", failOpen, v.saves())
 			}
 		}
-		v.start("--capture", "--backend", backend)
+		v.capture()
 		v.asked(named, meshIP)
 		v.asked(named6, meshIP)
 	})
@@ -237,18 +237,17 @@ func (v *vm) refused(server string) (took time.Duration, err error) {
 // Rules that somebody takes away come back, with one line in the log.
 func TestRepair(t *testing.T) { // K10
 	t.Parallel()
-	backends(t, func(t *testing.T, backend string) {
-		v := newVM(t)
-		a := v.start("--capture", "--backend", backend)
-		v.until("the rules are in", v.captured)
+	vms(t, func(v *vm) {
+		t := v.tb
+		a := v.capture()
 		v.asked(named, meshIP)
 		rules := v.saves()
 		for n, damage := range []string{
 			"iptables-%[1]s -w -t nat -F NAMETAP_OUTPUT",
-			"iptables-%[1]s -w -t nat -F; ip6tables-%[1]s -w -t raw -F",
+			"iptables-%[1]s -w -t nat -D OUTPUT 1; ip6tables-%[1]s -w -t raw -F NAMETAP_OUTPUT",
 		} {
 			began := time.Now()
-			v.Exec("sh", "-ec", fmt.Sprintf(damage, backend))
+			v.Exec("sh", "-ec", fmt.Sprintf(damage, v.backend))
 			v.until("they are mended", func() bool { return v.metric("nametap_capture_repairs_total") == float64(n+1) })
 			if took := time.Since(began); took > 5*time.Second {
 				t.Errorf("mended after %v", took)
