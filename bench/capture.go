@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -15,11 +16,12 @@ const (
 	// agentUser is the uid and gid of the agent, which the rules tell from the client's.
 	agentUser = 1337
 	agentPort = 15053
-	// captureQueries are those of one manner and one path in a round. They take turns
-	// in slices, so that what else the machine does meets them all.
-	captureQueries = 10_000
-	captureSlice   = 500
-	// settling are queries before a slice that do not count: agent and thread have slept.
+	// The paths take turns, captureTurns times in a round, with captureQueries each. What
+	// else the machine does comes in bursts, so many short turns show more than a few
+	// long ones.
+	captureTurns   = 10
+	captureQueries = 500
+	// settling are queries before a turn that do not count: agent and thread have slept.
 	settling = 50
 	// namespacesEnd is what the kernel is given to tidy up.
 	namespacesEnd = time.Second
@@ -157,21 +159,21 @@ func (b *captureBench) round(ctx context.Context, round int) error {
 		}
 	}
 	for _, m := range manners() {
-		sums := make([]asked, len(all))
-		for slice := range captureQueries / captureSlice {
+		for turn := range captureTurns {
 			for i := range all {
-				k := (i + round + slice) % len(all)
-				if err := all[k].slice(m, &sums[k]); err != nil {
-					return fmt.Errorf("%s: %w", all[k].what, err)
+				c := all[(i+round+turn)%len(all)]
+				a, err := c.turn(m)
+				if err != nil {
+					return fmt.Errorf("%s: %w", c.what, err)
 				}
+				a.enter(b.found[c.path][m], round*captureTurns+turn)
 			}
 			if err := ctx.Err(); err != nil {
 				return err
 			}
 		}
-		for k, c := range all {
+		for _, c := range all {
 			c.resolver.close()
-			sums[k].enter(b.found[c.path][m], round)
 		}
 	}
 	return nil
@@ -242,47 +244,38 @@ type asked struct {
 	agent, client time.Duration
 }
 
-// slice asks some queries and adds what they needed to sum.
-func (c *captured) slice(m manner, sum *asked) error {
-	return c.space.do(func() error {
+// turn asks some queries and says what they needed.
+func (c *captured) turn(m manner) (a asked, err error) {
+	err = c.space.do(func() error {
 		for range settling {
 			if _, err := c.resolver.ask(m); err != nil {
 				return err
 			}
 		}
-		agent, err := processorTime(c.agent.pid)
+		before, err := c.clocks()
 		if err != nil {
 			return err
 		}
-		client, err := threadTime()
-		if err != nil {
-			return err
-		}
-		for range captureSlice {
+		for range captureQueries {
 			took, err := c.resolver.ask(m)
 			if err != nil {
 				return err
 			}
-			sum.took = append(sum.took, took)
+			a.took = append(a.took, took)
 		}
-		clientAfter, err := threadTime()
-		if err != nil {
-			return err
-		}
-		agentAfter, err := processorTime(c.agent.pid)
-		sum.agent += agentAfter - agent
-		sum.client += clientAfter - client
+		after, err := c.clocks()
+		a.agent, a.client = after[0]-before[0], after[1]-before[1]
 		return err
 	})
+	return a, err
 }
 
-// threadTime is the processor time of the calling thread, user and system.
-func threadTime() (time.Duration, error) {
-	var t unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
-		return 0, fmt.Errorf("reading the processor clock: %w", err)
-	}
-	return time.Duration(t.Nano()), nil
+// clocks are the processor times of the agent and of the calling thread. Looking for
+// the agent's children, which it has not, would take longer than the queries.
+func (c *captured) clocks() ([2]time.Duration, error) {
+	agent, err := processorClock(clockOf(c.agent.pid))
+	client, err2 := processorClock(unix.CLOCK_THREAD_CPUTIME_ID)
+	return [2]time.Duration{agent, client}, errors.Join(err, err2)
 }
 
 // Names of the figures of queries.
@@ -298,20 +291,20 @@ func captureFigures() [][2]string {
 	}
 }
 
-// enter notes the figures of a round.
-func (a asked) enter(f figures, round int) {
+// enter notes the figures of a turn.
+func (a asked) enter(f figures, turn int) {
 	slices.Sort(a.took)
 	n := float64(len(a.took))
-	f.set(captureAgent, round, microseconds(a.agent)/n)
-	f.set(captureBoth, round, microseconds(a.agent+a.client)/n)
-	f.set(latencyP50, round, microseconds(quantile(a.took, 0.50)))
-	f.set(latencyP99, round, microseconds(quantile(a.took, 0.99)))
+	f.set(captureAgent, turn, microseconds(a.agent)/n)
+	f.set(captureBoth, turn, microseconds(a.agent+a.client)/n)
+	f.set(latencyP50, turn, microseconds(quantile(a.took, 0.50)))
+	f.set(latencyP99, turn, microseconds(quantile(a.took, 0.99)))
 }
 
 // table compares the paths.
 func (b *captureBench) table(m manner) table {
 	t := table{
-		title:  fmt.Sprintf("An own name, %s: medians of %d rounds of %s queries", m.what, b.rounds, thousands(captureQueries)),
+		title:  fmt.Sprintf("An own name, %s: medians of %d turns of %d queries", m.what, b.rounds*captureTurns, captureQueries),
 		header: []string{"path"},
 	}
 	for _, f := range captureFigures() {

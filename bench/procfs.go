@@ -23,15 +23,26 @@ func processorTime(pid int) (time.Duration, error) {
 	}
 	var sum time.Duration
 	for _, pid := range pids {
-		var t unix.Timespec
-		// CPUCLOCK_SCHED of another process, as clock_getcpuclockid(3) makes it.
-		clock := ^pid<<3 | 2
-		if err := unix.ClockGettime(int32(clock), &t); err != nil { // a pid has 22 bits
-			return 0, fmt.Errorf("reading the processor clock of process %d: %w", pid, err)
+		used, err := processorClock(clockOf(pid))
+		if err != nil {
+			return 0, fmt.Errorf("process %d: %w", pid, err)
 		}
-		sum += time.Duration(t.Nano())
+		sum += used
 	}
 	return sum, nil
+}
+
+// clockOf is the clock of a process without its children: CPUCLOCK_SCHED of another
+// process, as clock_getcpuclockid(3) makes it.
+func clockOf(pid int) int32 { return int32(^pid<<3 | 2) } // a pid has 22 bits
+
+// processorClock reads a clock that runs while a process or a thread does.
+func processorClock(clock int32) (time.Duration, error) {
+	var t unix.Timespec
+	if err := unix.ClockGettime(clock, &t); err != nil {
+		return 0, fmt.Errorf("reading a processor clock: %w", err)
+	}
+	return time.Duration(t.Nano()), nil
 }
 
 // memory is what a process and its children hold in memory, in bytes: pages that
