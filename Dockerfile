@@ -11,10 +11,11 @@ RUN mkdir -p /out/state
 
 FROM debian:12-slim AS init
 RUN apt-get update \
- && apt-get install -y --no-install-recommends iptables conntrack \
+ && apt-get install -y --no-install-recommends iptables \
  && rm -rf /var/lib/apt/lists/*
 COPY --from=build /out/nametap /usr/local/bin/nametap
 ENTRYPOINT ["/usr/local/bin/nametap"]
+CMD ["capture", "apply"]
 
 FROM scratch AS discovery
 COPY --from=build /out/nametap-discovery /usr/local/bin/nametap-discovery

@@ -6,8 +6,11 @@ TOOL     := $(GO) tool -modfile=tools/go.mod
 FUZZTIME ?= 60s
 IMAGE    ?= nametap
 COVERAGE ?= 80
+PREFIX   ?= /usr/local
+# systemd looks for units in these two alone.
+LIBDIR   ?= $(if $(filter /usr,$(PREFIX)),/usr,/usr/local)/lib
 
-.PHONY: run build test lint fuzz bench microbench generate image clean
+.PHONY: run build test lint fuzz bench microbench generate image install clean
 
 run: build ## the demo: control plane, agent and a tour
 	./bin/nametap demo $(ARGS)
@@ -16,7 +19,7 @@ build: ## both binaries, static, in bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o bin/ ./cmd/nametap ./cmd/nametap-discovery
 
 test: ## all tests, with the race detector and the coverage
-	@scripts/install-missing gcc ip iptables conntrack dig
+	@scripts/install-missing gcc ip iptables conntrack dig systemd-analyze
 	@scripts/left-out
 	@race="$$(scripts/race-flag)"; set -ex; \
 	$(GO) test $$race -coverpkg=./... -coverprofile=coverage.out ./...
@@ -45,6 +48,18 @@ image: ## the container images (needs a Docker engine)
 	docker build --target agent     -t $(IMAGE) .
 	docker build --target init      -t $(IMAGE)-init .
 	docker build --target discovery -t $(IMAGE)-discovery .
+
+install: build ## the agent and its units for a VM, below DESTDIR
+	install -D -m 755 bin/nametap '$(DESTDIR)$(PREFIX)/bin/nametap'
+	install -D -m 644 deploy/systemd/nametap.socket   '$(DESTDIR)$(LIBDIR)/systemd/system/nametap.socket'
+	install -D -m 644 deploy/systemd/nametap.service  '$(DESTDIR)$(LIBDIR)/systemd/system/nametap.service'
+	sed -i 's|/usr/local/bin/|$(PREFIX)/bin/|' '$(DESTDIR)$(LIBDIR)/systemd/system/nametap.service'
+	install -D -m 644 deploy/systemd/nametap.sysusers '$(DESTDIR)$(LIBDIR)/sysusers.d/nametap.conf'
+	install -D -m 644 deploy/systemd/nametap.tmpfiles '$(DESTDIR)$(LIBDIR)/tmpfiles.d/nametap.conf'
+	test -e '$(DESTDIR)/etc/default/nametap' || \
+	install -D -m 644 deploy/systemd/nametap.default  '$(DESTDIR)/etc/default/nametap'
+	@echo 'Now edit /etc/default/nametap, then run: systemd-sysusers nametap.conf && systemd-tmpfiles --create nametap.conf && \'
+	@echo '  systemctl daemon-reload && systemctl enable --now nametap.socket nametap.service'
 
 clean:
 	rm -rf bin coverage.out
