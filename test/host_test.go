@@ -105,11 +105,14 @@ func nameserver(tb testing.TB, ns *netns.NS, addr, has string) *fakedns.Server {
 
 // anyName answers with one address, whatever the name.
 func anyName(address string) fakedns.Handler {
-	return func(query *dns.Msg, network string) *dns.Msg {
-		if query.Opcode != dns.OpcodeQuery {
-			return new(dns.Msg).SetReply(query)
+	ip := net.ParseIP(address)
+	return func(query *dns.Msg, _ string) *dns.Msg {
+		reply := new(dns.Msg).SetReply(query)
+		if query.Opcode == dns.OpcodeQuery && query.Question[0].Qtype == dns.TypeA {
+			header := dns.RR_Header{Name: query.Question[0].Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 60}
+			reply.RecursionAvailable, reply.Answer = true, []dns.RR{&dns.A{Hdr: header, A: ip}}
 		}
-		return fakedns.Answer(query.Question[0].Name+" 60 IN A "+address)(query, network)
+		return reply
 	}
 }
 

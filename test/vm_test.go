@@ -219,7 +219,8 @@ type load struct {
 	done  sync.WaitGroup
 
 	mu      sync.Mutex
-	answers map[string]int // by their address, and for another reason "lost"
+	answers map[string]int // by their address, or by what became of them
+	slowest time.Duration
 }
 
 // loadRate is queries per second.
@@ -267,6 +268,7 @@ func (l *load) ask(server string, n int, interval time.Duration) {
 			_ = conn.Close() // nothing is awaited
 			conn = nil
 		}
+		began := time.Now()
 		address, err := "", error(nil)
 		if conn == nil {
 			conn, err = dns.DialTimeout(network, server, 5*time.Second)
@@ -277,7 +279,7 @@ func (l *load) ask(server string, n int, interval time.Duration) {
 		if i%2 == 1 && err == nil {
 			address += " forwarded"
 		}
-		l.note(address, err)
+		l.note(address, time.Since(began), err)
 	}
 }
 
@@ -296,9 +298,11 @@ func askOn(conn *dns.Conn, name string) (string, error) {
 	return "", fmt.Errorf("%s", dns.RcodeToString[reply.Rcode])
 }
 
-func (l *load) note(address string, err error) {
+// note notes what became of a query.
+func (l *load) note(address string, took time.Duration, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.slowest = max(l.slowest, took)
 	if err != nil {
 		address = fmt.Sprintf("lost after %v: %v", time.Since(l.began).Round(time.Millisecond), err)
 	}
@@ -341,7 +345,7 @@ func (v *vm) noneLost(l *load) {
 	for _, n := range answers {
 		total += n
 	}
-	v.tb.Logf("%d queries, %.0f a second: %v", total, float64(total)/took.Seconds(), answers)
+	v.tb.Logf("%d queries, %.0f a second, the slowest in %v: %v", total, float64(total)/took.Seconds(), l.slowest, answers)
 	for _, address := range slices.Collect(maps.Keys(answers)) {
 		if address != meshIP && address != namedIP && address != namedIP+" forwarded" {
 			v.tb.Errorf("%d queries: %s", answers[address], address)

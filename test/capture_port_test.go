@@ -1,0 +1,164 @@
+package test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/netns"
+)
+
+// port is the source port of everybody in these tests.
+const port = 5454
+
+// askFrom asks from a new socket of a user that is bound to an address and a port, in the
+// network namespace of the caller. A reply from elsewhere than from where it asks does not
+// reach it.
+func askFrom(uid int, local netip.AddrPort, server, name string) (string, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	// The owner of a socket is its thread's when it is opened.
+	if uid != 0 {
+		defer setOwner(0)
+		setOwner(uid)
+	}
+	dialer := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(local)}
+	conn, err := dialer.Dial("udp", net.JoinHostPort(server, "53"))
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	return askOn(&dns.Conn{Conn: conn}, name)
+}
+
+// setOwner sets user and group of what the thread opens.
+func setOwner(id int) {
+	for _, set := range []func(int) (int, error){unix.SetfsgidRetGid, unix.SetfsuidRetUid} {
+		_, _ = set(id) // it has no way to fail
+	}
+}
+
+// An application and a socket of the agent's user send from the same port to the same two
+// nameservers, 10,000 times, and either has been the first.
+func TestSourcePort(t *testing.T) { // K5
+	t.Parallel()
+	netns.Need(t, "conntrack")
+	vms(t, func(v *vm) {
+		t := v.tb
+		local, servers := self, []string{named, other}
+		if v.backend == "legacy" {
+			local, servers = self6, []string{named6, other6}
+		}
+		v.capture()
+		from := netip.AddrPortFrom(netip.MustParseAddr(local), port)
+		want := func(uid, n int, name, want string) {
+			got, err := askFrom(uid, from, servers[n%2], name)
+			for errors.Is(err, syscall.EADDRINUSE) { // a process that was just forked has yet to close our sockets
+				got, err = askFrom(uid, from, servers[n%2], name)
+			}
+			if err != nil || got != want {
+				t.Fatalf("query %d of user %d, for %s to %s: %s %v, want %s", n, uid, name, servers[n%2], got, err, want)
+			}
+		}
+		captured := func(n int) {
+			want(0, n, mesh, meshIP)
+			if n%10 < 2 { // not in the cache
+				want(0, n, strconv.Itoa(n)+".example.org", []string{namedIP, otherIP}[n%2])
+			}
+		}
+		own := func(n int) { want(agentID, n, mesh, []string{namedIP, otherIP}[n%2]) }
+		for i, order := range [][]func(int){{captured, own}, {own, captured}} {
+			v.Exec("conntrack", "-F")
+			v.Run(func() {
+				for n := range 2500 {
+					for _, ask := range order {
+						ask(5000*i + n)
+					}
+				}
+			})
+			v.noneUnreplied()
+		}
+	})
+}
+
+// noneUnreplied fails the test if conntrack has entries of DNS without a reply, or none.
+func (v *vm) noneUnreplied() {
+	v.tb.Helper()
+	entries := ""
+	for _, family := range []string{"ipv4", "ipv6"} {
+		entries += v.Exec("conntrack", "-L", "-f", family, "-p", "udp", "--dport", "53")
+	}
+	if entries == "" || strings.Contains(entries, "UNREPLIED") {
+		v.tb.Errorf("entries of conntrack:\n%s", entries)
+	}
+}
+
+// The agent's own sockets have to take the ports that applications have just had, and the
+// reverse.
+func TestSourcePortOfAgent(t *testing.T) { // K5
+	t.Parallel()
+	netns.Need(t, "conntrack")
+	vms(t, func(v *vm) {
+		t := v.tb
+		const ports = 16
+		v.resolvConf = v.write("resolv.conf", "nameserver "+named+"\nnameserver "+named6+"\n")
+		v.capture()
+		sources := map[string]string{named: self, named6: self6}
+		fromAll := func() (asked int) {
+			v.Run(func() {
+				for server, local := range sources {
+					for n := range uint16(ports) {
+						from := netip.AddrPortFrom(netip.MustParseAddr(local), port+n)
+						got, err := askFrom(0, from, server, mesh)
+						switch {
+						case errors.Is(err, syscall.EADDRINUSE): // the agent has it
+						case err != nil || got != meshIP:
+							t.Fatalf("from port %d to %s: %s %v", from.Port(), server, got, err)
+						default:
+							asked++
+						}
+					}
+				}
+			})
+			return asked
+		}
+		if asked := fromAll(); asked < ports {
+			t.Fatalf("asked from %d ports", asked)
+		}
+		v.Exec("sysctl", "-qw", fmt.Sprintf("net.ipv4.ip_local_port_range=%d %d", port, port+ports-1))
+		var direct *dns.Conn
+		v.Run(func() {
+			dialer := net.Dialer{LocalAddr: &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port + ports}}
+			conn, err := dialer.Dial("udp", dnsAddr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			direct = &dns.Conn{Conn: conn}
+		})
+		defer direct.Close()
+		for n := range 1000 {
+			if got, err := askOn(direct, strconv.Itoa(n)+".example.org"); err != nil || got != namedIP {
+				t.Fatalf("query %d: %s %v", n, got, err)
+			}
+		}
+		seen := map[uint16]bool{}
+		for _, source := range append(v.named.Sources(), v.named6.Sources()...) {
+			seen[source.Port()] = true
+			if source.Port() < port || source.Port() >= port+ports {
+				t.Errorf("the agent asked from port %d", source.Port())
+			}
+		}
+		v.until("an application has a port of the agent", func() bool { return fromAll() > 0 })
+		t.Logf("the agent had %d of %d ports", len(seen), ports)
+		v.noneUnreplied()
+	})
+}

@@ -1,0 +1,130 @@
+package test
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// broken is no mesh config.
+const broken = "defaultConfig: [\n"
+
+// The mesh config turns capture on and off while an agent runs and applications ask.
+func TestSwitch(t *testing.T) { // K2, K9, R7
+	t.Parallel()
+	vms(t, func(v *vm) {
+		t := v.tb
+		path := v.write("mesh", meshConfig(false))
+		a := v.start("--capture", "--mesh-config", path)
+		l := v.load()
+		v.more(l, namedIP)
+		for _, step := range []struct {
+			write func(name, text string) string
+			text  string
+			want  bool
+		}{
+			{v.replace, meshConfig(true), true},
+			{v.replace, meshConfig(false), false},
+			{v.write, meshConfig(true), true}, // while replies may still come to what is going
+			{v.write, broken, true},
+			{v.write, meshConfig(false), false},
+		} {
+			began := time.Now()
+			step.write("mesh", step.text)
+			if step.text == broken {
+				v.until("it is said", func() bool { return a.log.count("capture stays as it is") > 0 })
+				v.looks(2) // seconds; the switch is read twice in each
+			}
+			v.until("the switch is followed", func() bool { return v.captured() == step.want })
+			if took := time.Since(began); step.text != broken && took > 2*time.Second {
+				t.Errorf("captured is %v after %v", step.want, took)
+			} else {
+				t.Logf("captured is %v after %v", step.want, took)
+			}
+			v.more(l, map[bool]string{true: meshIP, false: namedIP}[step.want])
+		}
+		v.until("the rules are out", func() bool { return !strings.Contains(v.saves(), "NAMETAP") })
+		v.more(l, namedIP)
+		v.noneLost(l)
+		if n := a.log.count("capture stays as it is"); n != 1 {
+			t.Errorf("a broken file is said %d times:\n%s", n, a.log)
+		}
+		if n := a.log.count("level=WARN") + a.log.count("level=ERROR"); n != 1 {
+			t.Errorf("%d lines of the log are of warnings:\n%s", n, a.log)
+		}
+	})
+}
+
+// looks waits for the agent to have looked after its rules some more times.
+func (v *vm) looks(times float64) {
+	v.tb.Helper()
+	const looks = "nametap_capture_checks_total"
+	want := v.metric(looks) + times
+	v.until("the agent looks after its rules", func() bool { return v.metric(looks) >= want })
+}
+
+// With the switch off nothing is installed, and that is no failure. The environment wins
+// over the pod's annotation, that over the mesh's default.
+func TestSwitchOff(t *testing.T) { // R7
+	t.Parallel()
+	v := newVM(t, "auto")
+	before := v.saves()
+	mesh := v.write("mesh", meshConfig(false))
+	off := func(because string) string {
+		return "no rules are put in: ISTIO_META_DNS_CAPTURE is false by " + because + "\n"
+	}
+	annotation := func(on string) string {
+		return `PROXY_CONFIG={"proxyMetadata":{"ISTIO_META_DNS_CAPTURE":"` + on + `"}}`
+	}
+	for _, test := range []struct {
+		environment []string
+		flags       []string
+		want        string // of standard output; "" if it captures
+	}{
+		{environment: []string{"ISTIO_META_DNS_CAPTURE=false"}, want: off("the environment variable ISTIO_META_DNS_CAPTURE")},
+		{environment: []string{annotation("false")}, want: off("PROXY_CONFIG")},
+		{flags: []string{"--mesh-config", mesh}, want: off("mesh config " + mesh)},
+		{flags: []string{"--dns-capture=false"}, want: off("--dns-capture")},
+		{environment: []string{annotation("false"), "ISTIO_META_DNS_CAPTURE=true"}},
+		{environment: []string{annotation("true")}, flags: []string{"--mesh-config", mesh}},
+		{environment: []string{annotation("true"), "ISTIO_META_DNS_CAPTURE=false"}, flags: []string{"--mesh-config", mesh},
+			want: off("the environment variable ISTIO_META_DNS_CAPTURE")},
+		{environment: []string{"ISTIO_META_DNS_CAPTURE=false"}, flags: []string{"--dns-capture"}},
+		{},
+	} {
+		v.environment = test.environment
+		r := v.root(v.with(append([]string{"capture", "apply"}, test.flags...)...)...)
+		on := test.want == ""
+		if r.code != 0 || r.stderr != "" && !on || !on && r.stdout != test.want || v.captured() != on {
+			t.Errorf("%v %v: %+v", test.environment, test.flags, r)
+		}
+		// Its status says the same of it, and fails if it is not so.
+		if r := v.root(v.with(append([]string{"capture", "status"}, test.flags...)...)...); r.code != 0 || !strings.Contains(r.stdout, "ISTIO_META_DNS_CAPTURE is ") {
+			t.Errorf("status: %v %v: %+v", test.environment, test.flags, r)
+		}
+		if on {
+			v.root(v.with("capture", "remove")...)
+		}
+		if now := v.saves(); now != before {
+			t.Fatalf("rules were\n%s\nand are\n%s", before, now)
+		}
+	}
+}
+
+// A mesh config that cannot be read is an error, for apply and for an agent.
+func TestSwitchBroken(t *testing.T) { // R7
+	t.Parallel()
+	v := newVM(t, "auto")
+	path := v.write("mesh", broken)
+	r := v.root(v.with("capture", "apply", "--mesh-config", path)...)
+	if r.code != 2 || !strings.Contains(r.stderr, "mesh config "+path) || v.captured() {
+		t.Errorf("%+v", r)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if r := v.root(v.with("capture", "apply", "--mesh-config", path)...); r.code != 2 || !strings.Contains(r.stderr, "no such file") {
+		t.Errorf("%+v", r)
+	}
+}
