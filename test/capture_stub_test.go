@@ -1,0 +1,87 @@
+package test
+
+import (
+	"fmt"
+	"os/exec"
+	"strconv"
+	"syscall"
+	"testing"
+
+	"github.com/nametap/nametap/internal/netns"
+)
+
+const (
+	stubAddr = "127.0.0.53"
+	stubID   = 1053
+
+	capNetBindService = 10
+)
+
+// stub starts a forwarder on loopback, with a user of its own, whose nameserver is the one
+// on the other machine.
+func (v *vm) stub() {
+	v.tb.Helper()
+	netns.Need(v.tb, "dnsmasq")
+	cmd := exec.Command("dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--pid-file=", "--no-hosts", "--no-resolv",
+		"--bind-interfaces", "--listen-address="+stubAddr, "--server="+named, "--cache-size=0")
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Credential:  &syscall.Credential{Uid: stubID, Gid: stubID},
+		AmbientCaps: []uintptr{capNetBindService},
+		Pdeathsig:   syscall.SIGKILL,
+	}
+	if err := v.Start(cmd); err != nil {
+		v.tb.Fatal(err)
+	}
+	v.tb.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // it was killed
+	})
+	v.until("the stub answers", func() bool { _, err := v.refused(stubAddr); return err == nil })
+	v.named.Reset()
+}
+
+// A stub is captured for applications. What it asks itself passes: by its user, by where it
+// asks, or through the agent, which sends it on to where it was going. If none of this is
+// so, the queries go in a circle, which ends at once.
+func TestStub(t *testing.T) { // K7, F14, F15
+	t.Parallel()
+	uid := strconv.Itoa(stubID)
+	for name, test := range map[string]struct {
+		flags   []string
+		besides string // of resolv.conf
+		answers string // to names that are not the mesh's
+		passed  float64
+		circle  bool
+	}{
+		"defaults":      {answers: namedIP, passed: 2},
+		"exclude-uid":   {flags: []string{"--exclude-uid", uid}, answers: namedIP},
+		"resolv-conf":   {flags: []string{"--servers", "resolv-conf"}, answers: namedIP},
+		"both":          {flags: []string{"--servers", "resolv-conf", "--exclude-uid", uid}, answers: namedIP},
+		"circle":        {flags: []string{"--original-destination=false"}, answers: "SERVFAIL", circle: true},
+		"half a circle": {flags: []string{"--original-destination=false"}, besides: "nameserver " + other + "\n", answers: otherIP, circle: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			v := newVM(t, "auto")
+			v.resolvConf = v.write("resolv.conf", "nameserver "+stubAddr+"\n"+test.besides)
+			v.stub()
+			a := v.capture(test.flags...)
+			for n, over := range []string{"+notcp", "+tcp"} {
+				v.asked(stubAddr, meshIP)
+				name := fmt.Sprintf("www%d.example.org", n)
+				if got := v.dig(over, "@"+stubAddr, name); got != test.answers {
+					t.Errorf("dig %s %s: %s, want %s", over, name, got, test.answers)
+				}
+			}
+			if n := a.log.count("its queries come back to us"); (n == 1) != test.circle {
+				t.Errorf("a circle is said %d times", n)
+			}
+			if n := v.metric("nametap_dns_original_destination_total"); n != test.passed {
+				t.Errorf("%v queries of the stub came to the agent, want %v", n, test.passed)
+			}
+			if n := v.metric(`nametap_upstream_requests_total{upstream="127.0.0.53"}`); n > 10 {
+				t.Errorf("the stub was asked %v times", n)
+			}
+		})
+	}
+}
