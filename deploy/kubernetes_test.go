@@ -1,0 +1,211 @@
+package deploy
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"sigs.k8s.io/yaml"
+)
+
+// manifests are the variants: what the agent's control plane is.
+var manifests = []string{"istiod", "discovery"}
+
+// objects are what a manifest has.
+type objects struct {
+	pod        corev1.Pod
+	deployment appsv1.Deployment
+	service    corev1.Service
+	configMap  corev1.ConfigMap
+	namespace  corev1.Namespace
+}
+
+// load decodes a manifest strictly: a field that Kubernetes does not know fails the test.
+func load(t *testing.T, variant string) objects {
+	t.Helper()
+	var all objects
+	for document := range strings.SplitSeq(read(t, "kubernetes/"+variant+".yaml"), "\n---\n") {
+		var kind struct{ Kind string }
+		if err := yaml.Unmarshal([]byte(document), &kind); err != nil {
+			t.Fatalf("%s: %v\n%s", variant, err, document)
+		}
+		into := map[string]any{
+			"Pod": &all.pod, "Deployment": &all.deployment, "Service": &all.service,
+			"ConfigMap": &all.configMap, "Namespace": &all.namespace,
+		}[kind.Kind]
+		if into == nil {
+			t.Fatalf("%s: kind %q is not expected\n%s", variant, kind.Kind, document)
+		}
+		if err := yaml.UnmarshalStrict([]byte(document), into); err != nil {
+			t.Fatalf("%s: %v\n%s", variant, err, document)
+		}
+	}
+	return all
+}
+
+// confined fails the test unless a container has these rights and no others.
+func confined(t *testing.T, c corev1.Container, user int64, capabilities ...corev1.Capability) {
+	t.Helper()
+	is, no := true, false
+	root := &no
+	if user != 0 {
+		root = &is
+	}
+	got := *c.SecurityContext
+	if user == 0 && got.RunAsNonRoot == nil {
+		got.RunAsNonRoot = &no
+	}
+	want := corev1.SecurityContext{
+		RunAsUser: &user, RunAsGroup: &user, RunAsNonRoot: root,
+		AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &is,
+		Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: capabilities},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s: securityContext (-want +got):\n%s", c.Name, diff)
+	}
+	if c.Resources.Limits.Memory().IsZero() || c.Resources.Requests.Memory().IsZero() {
+		t.Errorf("%s: no memory limit or request: %v", c.Name, c.Resources)
+	}
+}
+
+// The sidecar comes before the rules, is one that Kubernetes keeps, and has no rights;
+// the step that puts the rules in has two capabilities.
+func TestPods(t *testing.T) {
+	for _, variant := range manifests {
+		pod := load(t, variant).pod
+		if len(pod.Spec.InitContainers) != 2 {
+			t.Fatalf("%s: %d init containers, want the agent and the rules", variant, len(pod.Spec.InitContainers))
+		}
+		agent, capture := pod.Spec.InitContainers[0], pod.Spec.InitContainers[1]
+		confined(t, agent, agentID)
+		confined(t, capture, 0, "NET_ADMIN", "NET_RAW")
+		if agent.RestartPolicy == nil || *agent.RestartPolicy != corev1.ContainerRestartPolicyAlways || capture.RestartPolicy != nil {
+			t.Errorf("%s: restartPolicy %v and %v, want Always and none", variant, agent.RestartPolicy, capture.RestartPolicy)
+		}
+		if !slices.Equal(capture.Args, []string{"capture", "apply"}) {
+			t.Errorf("%s: the rules are put in by %q", variant, capture.Args)
+		}
+		for _, probe := range []*corev1.Probe{agent.StartupProbe, agent.ReadinessProbe} {
+			if probe == nil || probe.HTTPGet == nil || probe.HTTPGet.Path != "/healthz/ready" || containerPort(agent, probe) != 15020 {
+				t.Errorf("%s: probe %v", variant, probe)
+			}
+		}
+		// The agent is ready after 30 s without a table; kubelet must wait for that.
+		if wait := agent.StartupProbe.PeriodSeconds * agent.StartupProbe.FailureThreshold; wait < 45 {
+			t.Errorf("%s: kubelet waits %d s for the agent", variant, wait)
+		}
+		// What 100,000 hosts were measured to take, and the binary.
+		if least := resource.MustParse("171Mi"); agent.Resources.Limits.Memory().Cmp(least) < 0 {
+			t.Errorf("%s: memory limit %v, want more than %v", variant, agent.Resources.Limits.Memory(), least.String())
+		}
+		if pod.Spec.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault || *pod.Spec.AutomountServiceAccountToken {
+			t.Errorf("%s: want seccomp's RuntimeDefault and no token for the API server", variant)
+		}
+		if diff := cmp.Diff(agent.Env, capture.Env); diff != "" {
+			t.Errorf("%s: the agent and the rules have different settings:\n%s", variant, diff)
+		}
+		mounted(t, pod.Spec)
+	}
+}
+
+// containerPort returns the number of a probe's port.
+func containerPort(c corev1.Container, probe *corev1.Probe) int32 {
+	for _, port := range c.Ports {
+		if port.Name == probe.HTTPGet.Port.StrVal {
+			return port.ContainerPort
+		}
+	}
+	return probe.HTTPGet.Port.IntVal
+}
+
+// mounted fails the test unless volumes and mounts are of each other.
+func mounted(t *testing.T, spec corev1.PodSpec) {
+	t.Helper()
+	var volumes, mounts []string
+	for _, v := range spec.Volumes {
+		volumes = append(volumes, v.Name)
+	}
+	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
+		for _, m := range c.VolumeMounts {
+			mounts = append(mounts, m.Name)
+		}
+	}
+	if diff := cmp.Diff(volumes, mounts, cmpopts.SortSlices(strings.Compare)); diff != "" {
+		t.Errorf("volumes, and what is mounted (-volumes +mounts):\n%s", diff)
+	}
+}
+
+// The token and the root certificate are where the agent looks for them, and the token is
+// for istiod.
+func TestIstiodCredentials(t *testing.T) {
+	spec := load(t, "istiod").pod.Spec
+	help := output(t, command(t, nil, "nametap", "agent", "--help"))
+	for volume, file := range map[string]string{"token": "istio-token", "root-cert": "root-cert.pem"} {
+		i := slices.IndexFunc(spec.InitContainers[0].VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == volume })
+		if path := filepath.Join(spec.InitContainers[0].VolumeMounts[i].MountPath, file); !strings.Contains(help, path) {
+			t.Errorf("%s is no default of the agent's", path)
+		}
+	}
+	i := slices.IndexFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == "token" })
+	if token := spec.Volumes[i].Projected.Sources[0].ServiceAccountToken; token.Audience != "istio-ca" || token.Path != "istio-token" {
+		t.Errorf("token: %v", token)
+	}
+}
+
+// The pods are the same but for the control plane.
+func TestPodsAlike(t *testing.T) {
+	istiod, discovery := load(t, "istiod").pod.Spec, load(t, "discovery").pod.Spec
+	credentials := func(name string) bool { return name == "token" || name == "root-cert" }
+	istiod.Volumes = slices.DeleteFunc(istiod.Volumes, func(v corev1.Volume) bool { return credentials(v.Name) })
+	istiod.InitContainers[0].VolumeMounts = slices.DeleteFunc(istiod.InitContainers[0].VolumeMounts,
+		func(m corev1.VolumeMount) bool { return credentials(m.Name) })
+	if diff := cmp.Diff(istiod, discovery); diff != "" {
+		t.Errorf("(-istiod +discovery):\n%s", diff)
+	}
+}
+
+// nametap-discovery takes its arguments, serves what the ConfigMap has, and is where the
+// pod looks for it.
+func TestDiscovery(t *testing.T) {
+	all := load(t, "discovery")
+	pod := all.deployment.Spec.Template
+	server := pod.Spec.Containers[0]
+	confined(t, server, agentID)
+	mounted(t, pod.Spec)
+	dir := t.TempDir()
+	for name, text := range all.configMap.Data {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	args := slices.Clone(server.Args)
+	for i := range args {
+		args[i] = strings.ReplaceAll(args[i], server.VolumeMounts[0].MountPath, dir)
+	}
+	if table := output(t, command(t, nil, "nametap-discovery", append(args, "--print-table", "--state-dir=")...)); !strings.Contains(table, "db.example.com") {
+		t.Errorf("no db.example.com in %s", table)
+	}
+	service := all.service
+	if diff := cmp.Diff(service.Spec.Selector, pod.Labels); diff != "" {
+		t.Errorf("the Service selects (-), the pods are (+):\n%s", diff)
+	}
+	address := service.Name + "." + service.Namespace + ".svc:15010"
+	if service.Spec.Ports[0].Port != 15010 || !strings.Contains(all.pod.Annotations[proxyConfig], address) {
+		t.Errorf("%s is not in %s", address, all.pod.Annotations[proxyConfig])
+	}
+	if all.namespace.Name != service.Namespace || service.Namespace != all.deployment.Namespace || service.Namespace != all.configMap.Namespace {
+		t.Error("they are not in one namespace")
+	}
+	for _, probe := range []*corev1.Probe{server.StartupProbe, server.ReadinessProbe, server.LivenessProbe} {
+		if containerPort(server, probe) != 15014 {
+			t.Errorf("probe %v", probe)
+		}
+	}
+}

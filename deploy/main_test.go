@@ -1,0 +1,88 @@
+// Package deploy has what is needed to run nametap on VMs and in Kubernetes, and tests
+// that hold it against the real binaries, Kubernetes' API types and systemd's tools.
+package deploy
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// bin is the directory of both binaries, which TestMain builds.
+var bin string
+
+// agentID is the user and the group whose queries the rules let pass.
+const agentID = 1337
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	err := build()
+	defer os.RemoveAll(bin)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	code := m.Run()
+	if err := goleak.Find(); code == 0 && err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+func build() error {
+	var err error
+	if bin, err = os.MkdirTemp("", "nametap-deploy-"); err != nil {
+		return err
+	}
+	if err := os.Chmod(bin, 0o755); err != nil { // the agent runs as another user
+		return err
+	}
+	build := exec.Command("go", "build", "-o", bin, "../cmd/nametap", "../cmd/nametap-discovery")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if output, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("%v: %w\n%s", build, err, output)
+	}
+	return nil
+}
+
+// command returns a command that has no more environment than what is given and PATH.
+func command(t *testing.T, environ []string, name string, args ...string) *exec.Cmd {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	if !strings.Contains(name, "/") && strings.HasPrefix(name, "nametap") {
+		name = filepath.Join(bin, name)
+	}
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH")}, environ...)
+	return cmd
+}
+
+// output runs a command, which must succeed, and returns what it prints on both outputs.
+func output(t *testing.T, cmd *exec.Cmd) string {
+	t.Helper()
+	text, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", cmd, err, text)
+	}
+	return string(text)
+}
+
+// read reads a file.
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}

@@ -1,0 +1,44 @@
+package deploy
+
+import (
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/nametap/nametap/internal/netns"
+)
+
+// Both files are accepted, with all that they set, and say whether DNS is captured.
+func TestMeshConfig(t *testing.T) {
+	rules := output(t, command(t, nil, "nametap", "capture", "print", "--clean", "--mesh-config", "mesh-config/on.yaml"))
+	if !strings.Contains(rules, "192.0.2.0/24") {
+		t.Errorf("the exclusion is not in the rules:\n%s", rules)
+	}
+	text := output(t, command(t, nil, "nametap", "capture", "apply", "--mesh-config", "mesh-config/off.yaml"))
+	if want := "no rules are put in: ISTIO_META_DNS_CAPTURE is false by mesh config"; !strings.Contains(text, want) {
+		t.Errorf("%q does not say %q", text, want)
+	}
+	netns.Need(t, "iptables")
+	ns := netns.New(t)
+	// Without rules the command fails, after it has said what is wanted.
+	text = ns.Exec("sh", "-c", bin+"/nametap capture status --mesh-config mesh-config/on.yaml || true")
+	if want := "ISTIO_META_DNS_CAPTURE is true by mesh config"; !strings.Contains(text, want) {
+		t.Errorf("%q does not say %q", text, want)
+	}
+}
+
+// The annotation takes one pod out.
+func TestAnnotation(t *testing.T) {
+	var patch struct {
+		Metadata struct{ Annotations map[string]string }
+	}
+	if err := yaml.UnmarshalStrict([]byte(read(t, "mesh-config/annotation.yaml")), &patch); err != nil {
+		t.Fatal(err)
+	}
+	environ := []string{"PROXY_CONFIG=" + patch.Metadata.Annotations[proxyConfig]}
+	text := output(t, command(t, environ, "nametap", "capture", "apply", "--mesh-config", "mesh-config/on.yaml"))
+	if want := "no rules are put in: ISTIO_META_DNS_CAPTURE is false by PROXY_CONFIG"; !strings.Contains(text, want) {
+		t.Errorf("%q does not say %q", text, want)
+	}
+}

@@ -1,0 +1,271 @@
+package deploy
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/internal/fakedns"
+	"github.com/nametap/nametap/internal/fakexds"
+	"github.com/nametap/nametap/internal/netns"
+)
+
+// proxyConfig is the annotation of Istio's settings.
+const proxyConfig = "proxy.istio.io/config"
+
+const (
+	nameserver = "10.0.0.53:53" // of the pod's resolv.conf
+	own        = "web.default.svc.cluster.local."
+	foreign    = "www.example.org."
+)
+
+// environ returns a container's environment as kubelet makes it.
+func environ(t *testing.T, pod corev1.Pod, c corev1.Container) []string {
+	t.Helper()
+	fields := map[string]string{
+		"metadata.name": pod.Name, "metadata.namespace": "default",
+		"status.podIP": "127.0.0.1", "spec.serviceAccountName": "default",
+	}
+	for key, value := range pod.Annotations {
+		fields["metadata.annotations['"+key+"']"] = value
+	}
+	var all []string
+	for _, variable := range c.Env {
+		value := variable.Value
+		if variable.ValueFrom != nil {
+			var known bool
+			if value, known = fields[variable.ValueFrom.FieldRef.FieldPath]; !known {
+				t.Fatalf("%s: there is no field %q", variable.Name, variable.ValueFrom.FieldRef.FieldPath)
+			}
+		}
+		all = append(all, variable.Name+"="+value)
+	}
+	return all
+}
+
+// The settings are such that the commands take them.
+func TestPodSettings(t *testing.T) {
+	for _, variant := range manifests {
+		pod := load(t, variant).pod
+		for _, c := range pod.Spec.InitContainers {
+			output(t, command(t, nil, "nametap", append(c.Args, "--help")...))
+			// Every command has all settings; this one changes nothing.
+			output(t, command(t, environ(t, pod, c), "nametap", "capture", "print", "--clean"))
+		}
+	}
+}
+
+// A kubelet runs containers in a network namespace.
+type kubelet struct {
+	*netns.NS
+	t    *testing.T
+	pod  corev1.Pod
+	conf string // the pod's resolv.conf
+	xds  *fakexds.Server
+}
+
+// newKubelet makes a pod's namespace with a nameserver and a control plane.
+func newKubelet(t *testing.T, pod corev1.Pod) *kubelet {
+	t.Helper()
+	k := &kubelet{NS: netns.New(t), t: t, pod: pod, conf: filepath.Join(t.TempDir(), "resolv.conf")}
+	netns.Need(t, "ip", "iptables", "setpriv", "unshare")
+	at := netip.MustParseAddrPort(nameserver)
+	if err := os.WriteFile(k.conf, []byte("nameserver "+at.Addr().String()+"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	k.Exec("ip", "address", "add", at.Addr().String()+"/32", "dev", "lo")
+	k.Run(func() {
+		server, err := fakedns.Start(fakedns.Answer(foreign+" 1 IN A 192.0.2.80"), fakedns.On(at))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(server.Close)
+		k.xds = fakexds.Start(t, fakexds.Options{})
+	})
+	k.xds.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{
+		strings.TrimSuffix(own, "."): {Ips: []string{"10.1.0.1"}, Registry: "Kubernetes", Shortname: "web", Namespace: "default"},
+	}})
+	return k
+}
+
+// container returns the command of a container, as confined as its manifest says: its
+// user, capabilities and read-only root, its volumes alone to write in. The control plane
+// is that of the test, without TLS.
+func (k *kubelet) container(c corev1.Container) *exec.Cmd {
+	k.t.Helper()
+	script := []string{"set -e", "mount -t tmpfs run /run", "mount -t tmpfs lib /var/lib", "mount --bind " + k.conf + " /etc/resolv.conf"}
+	for _, m := range c.VolumeMounts {
+		script = append(script, "mkdir -p "+m.MountPath, "mount -t tmpfs -o mode=1777 volume "+m.MountPath)
+	}
+	for _, mount := range []string{"/run", "/var/lib", "/"} {
+		script = append(script, "mount -o remount,bind,ro "+mount)
+	}
+	security := c.SecurityContext
+	capabilities := []string{"-all"}
+	for _, capability := range security.Capabilities.Add {
+		capabilities = append(capabilities, "+"+strings.ToLower(string(capability)))
+	}
+	script = append(script, fmt.Sprintf(
+		"exec setpriv --reuid %d --regid %d --clear-groups --inh-caps -all --bounding-set %s --no-new-privs -- %s/nametap %s",
+		*security.RunAsUser, *security.RunAsGroup, strings.Join(capabilities, ","), bin, strings.Join(c.Args, " ")))
+	settings := append(environ(k.t, k.pod, c), "NAMETAP_XDS_ADDR="+k.xds.Addr(), "NAMETAP_XDS_PLAINTEXT=true")
+	return command(k.t, settings, "unshare", "--mount", "sh", "-c", strings.Join(script, "\n"))
+}
+
+// sidecar starts a container and waits for its startup probe. The function that it
+// returns ends it, and says how long that took.
+func (k *kubelet) sidecar(c corev1.Container) (end func() time.Duration) {
+	k.t.Helper()
+	var log strings.Builder
+	cmd := k.container(c)
+	cmd.Stdout, cmd.Stderr = &log, &log
+	if err := k.Start(cmd); err != nil {
+		k.t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	k.t.Cleanup(func() { _ = cmd.Process.Kill() })
+	url := fmt.Sprintf("http://127.0.0.1:%d%s", containerPort(c, c.StartupProbe), c.StartupProbe.HTTPGet.Path)
+	wait := time.Duration(c.StartupProbe.FailureThreshold*c.StartupProbe.PeriodSeconds) * time.Second
+	for deadline := time.Now().Add(min(wait, 10*time.Second)); ; time.Sleep(20 * time.Millisecond) {
+		select {
+		case err := <-ended:
+			k.t.Fatalf("%s ended: %v\n%s", c.Name, err, log.String())
+		default:
+		}
+		if k.probe(url) {
+			break
+		}
+		if time.Now().After(deadline) {
+			_ = cmd.Process.Kill()
+			err := <-ended
+			k.t.Fatalf("%s does not start: %v\n%s", c.Name, err, log.String())
+		}
+	}
+	return func() time.Duration {
+		begun := time.Now()
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		if err := <-ended; err != nil {
+			k.t.Errorf("%s ended: %v\n%s", c.Name, err, log.String())
+		}
+		return time.Since(begun)
+	}
+}
+
+// dial connects from within the namespace.
+func (k *kubelet) dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
+	k.Run(func() { conn, err = new(net.Dialer).DialContext(ctx, network, address) })
+	return conn, err
+}
+
+// probe asks as the real one does.
+func (k *kubelet) probe(url string) bool {
+	client := http.Client{Transport: &http.Transport{DialContext: k.dial, DisableKeepAlives: true}, Timeout: time.Second}
+	request, err := http.NewRequestWithContext(k.t.Context(), http.MethodGet, url, nil)
+	if err != nil {
+		return false
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return false
+	}
+	response.Body.Close()
+	return response.StatusCode == http.StatusOK
+}
+
+// ask asks the pod's nameserver, as an application does: over a new socket.
+func (k *kubelet) ask(network, name string) (answer string, err error) {
+	conn, err := k.dial(k.t.Context(), network, nameserver)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	client := dns.Client{Net: network, Timeout: 2 * time.Second}
+	reply, _, err := client.ExchangeWithConn(new(dns.Msg).SetQuestion(name, dns.TypeA), &dns.Conn{Conn: conn})
+	if err != nil || len(reply.Answer) != 1 {
+		return "", fmt.Errorf("%v, %w", reply, err)
+	}
+	return reply.Answer[0].(*dns.A).A.String(), nil
+}
+
+// asking asks for a name that is not the mesh's until the function that it returns is
+// called, which says how often and what went wrong.
+func (k *kubelet) asking() (end func() (asked int, failures []error)) {
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	asked, failures := 0, []error(nil)
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(2 * time.Millisecond):
+			}
+			asked++
+			if _, err := k.ask("udp", foreign); err != nil {
+				failures = append(failures, err)
+			}
+		}
+	}()
+	return func() (int, []error) {
+		close(stop)
+		<-stopped
+		return asked, failures
+	}
+}
+
+// The containers of each manifest, run in its order with its rights, capture the pod's
+// DNS, which answers at every moment meanwhile; and the end takes no time.
+func TestPodRuns(t *testing.T) {
+	for _, variant := range manifests {
+		t.Run(variant, func(t *testing.T) {
+			k := newKubelet(t, load(t, variant).pod)
+			stopAsking := k.asking()
+			var ends []func() time.Duration
+			for _, c := range k.pod.Spec.InitContainers {
+				if c.RestartPolicy != nil {
+					ends = append(ends, k.sidecar(c))
+					continue
+				}
+				cmd := k.container(c)
+				var log strings.Builder
+				cmd.Stdout, cmd.Stderr = &log, &log
+				err := k.Start(cmd)
+				if err == nil {
+					err = cmd.Wait()
+				}
+				if err != nil || !strings.Contains(log.String(), "in place") {
+					t.Fatalf("%s: %v\n%s", c.Name, err, log.String())
+				}
+			}
+			for _, network := range []string{"udp", "tcp"} {
+				for name, want := range map[string]string{own: "10.1.0.1", foreign: "192.0.2.80"} {
+					if got, err := k.ask(network, name); got != want {
+						t.Errorf("%s over %s: %q, %v; want %s", name, network, got, err, want)
+					}
+				}
+			}
+			if asked, failures := stopAsking(); asked < 10 || len(failures) > 0 {
+				t.Errorf("%d of %d queries failed while the pod started, the first: %v", len(failures), asked, failures[:min(1, len(failures))])
+			}
+			for _, end := range ends {
+				if took := end(); took > 4*time.Second {
+					t.Errorf("the end took %v, as with a drain", took)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,135 @@
+package deploy
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/nametap/nametap/internal/netns"
+)
+
+// install makes install into a directory that it returns.
+func install(t *testing.T, variables ...string) string {
+	t.Helper()
+	root := t.TempDir()
+	reinstall(t, root, variables...)
+	return root
+}
+
+func reinstall(t *testing.T, root string, variables ...string) {
+	t.Helper()
+	netns.Need(t, "make", "install")
+	cmd := command(t, nil, "make", append([]string{"-C", "..", "install", "DESTDIR=" + root}, variables...)...)
+	cmd.Env = os.Environ() // Go's caches
+	if text := output(t, cmd); !strings.Contains(text, "systemctl enable --now nametap.socket nametap.service") {
+		t.Errorf("make install does not say what to do next:\n%s", text)
+	}
+}
+
+// What is installed, systemd takes, without a word.
+func TestUnits(t *testing.T) {
+	netns.Need(t, "systemd-analyze")
+	for prefix, lib := range map[string]string{"/usr/local": "/usr/local/lib", "/usr": "/usr/lib", "/opt/nametap": "/usr/local/lib"} {
+		root := install(t, "PREFIX="+prefix)
+		unit := read(t, filepath.Join(root, lib, "systemd/system/nametap.service"))
+		if n := strings.Count(unit, "="+prefix+"/bin/nametap "); n != 2 {
+			t.Errorf("%s/bin/nametap is run by %d lines of the unit, want 2:\n%s", prefix, n, unit)
+		}
+		host := filepath.Join(root, "usr/lib/systemd/system") // the targets that ours refer to
+		if err := os.CopyFS(host, os.DirFS("/usr/lib/systemd/system")); err != nil && !os.IsExist(err) {
+			t.Logf("copying systemd's own units: %v", err)
+		}
+		if said := output(t, command(t, nil, "systemd-analyze", "--root="+root, "--man=no", "verify", "nametap.socket", "nametap.service")); said != "" {
+			t.Errorf("PREFIX=%s: %s", prefix, said)
+		}
+	}
+}
+
+// The units' exposure is below 3 of 10, which systemd calls OK, that for legacy too.
+func TestExposure(t *testing.T) {
+	netns.Need(t, "systemd-analyze")
+	root := install(t)
+	security := func() {
+		t.Helper()
+		output(t, command(t, nil, "systemd-analyze", "--root="+root, "security", "--offline=true", "--threshold=30", "nametap.service"))
+	}
+	security()
+	dir := filepath.Join(root, "etc/systemd/system/nametap.service.d")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "legacy.conf"), []byte(read(t, "systemd/legacy.conf")), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	security()
+}
+
+// The user and the group have the number that the rules let pass, and the lock is there.
+func TestUserAndLock(t *testing.T) {
+	netns.Need(t, "systemd-sysusers", "systemd-tmpfiles")
+	if os.Getuid() != 0 {
+		t.Skip("LEFT OUT: users and files below a directory, they need root")
+	}
+	root := install(t)
+	output(t, command(t, nil, "systemd-sysusers", "--root="+root, "nametap.conf"))
+	if passwd := read(t, filepath.Join(root, "etc/passwd")); !strings.Contains(passwd, "nametap:x:1337:1337:") {
+		t.Errorf("no user nametap with 1337: %s", passwd)
+	}
+	if group := read(t, filepath.Join(root, "etc/group")); !strings.Contains(group, "nametap:x:1337:") {
+		t.Errorf("no group nametap with 1337: %s", group)
+	}
+	output(t, command(t, nil, "systemd-tmpfiles", "--root="+root, "--create", "nametap.conf"))
+	if info, err := os.Stat(filepath.Join(root, "run/xtables.lock")); err != nil || info.Mode() != 0o600 {
+		t.Errorf("the lock: %v, %v", info, err)
+	}
+}
+
+// A file with settings that is there stays as it is.
+func TestInstallKeepsSettings(t *testing.T) {
+	root := install(t)
+	path := filepath.Join(root, "etc/default/nametap")
+	if err := os.WriteFile(path, []byte("POD_NAMESPACE=shop\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	reinstall(t, root)
+	if got := read(t, path); got != "POD_NAMESPACE=shop\n" {
+		t.Errorf("it has %q", got)
+	}
+}
+
+// assignment matches a setting of the file, in use or not.
+var assignment = regexp.MustCompile(`(?m)^#?([A-Z_]+=.*)$`)
+
+// Each setting is one of the agent's, with a value that it takes.
+func TestDefaultFile(t *testing.T) {
+	var all []string
+	for _, match := range assignment.FindAllStringSubmatch(read(t, "systemd/nametap.default"), -1) {
+		all = append(all, match[1])
+	}
+	if len(all) < 10 {
+		t.Fatalf("only %q", all)
+	}
+	output(t, command(t, all, "nametap", "capture", "print", "--clean"))
+	help := output(t, command(t, nil, "nametap", "agent", "--help"))
+	for _, setting := range all {
+		name, _, _ := strings.Cut(setting, "=")
+		flag, ours := strings.CutPrefix(name, "NAMETAP_")
+		flag = "--" + strings.ToLower(strings.ReplaceAll(flag, "_", "-")) + " "
+		if ours && !strings.Contains(help, flag) || !ours && !strings.Contains(help, "["+name+"]") {
+			t.Errorf("%s is no setting of the agent's", name)
+		}
+	}
+}
+
+// The commands of the unit are such that the binary takes them.
+func TestUnitCommands(t *testing.T) {
+	commands := regexp.MustCompile(`(?m)^Exec\w+=/usr/local/bin/nametap (.*)$`).FindAllStringSubmatch(read(t, "systemd/nametap.service"), -1)
+	if len(commands) != 2 {
+		t.Fatalf("%q", commands)
+	}
+	for _, c := range commands {
+		output(t, command(t, nil, "nametap", append(strings.Fields(c[1]), "--help")...))
+	}
+}
