@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -81,6 +82,10 @@ func (c *captureCommand) resolve(command *cobra.Command) error {
 	if err := requirePositive(flags); err != nil {
 		return err
 	}
+	// A wrong --output is found before anything is done.
+	if err := c.print(io.Discard, nil, func(io.Writer) error { return nil }); err != nil {
+		return err
+	}
 	c.state = agent.Switch{On: c.flags.capture.on, Because: because(flags.Lookup(switchFlag))}
 	logger, err := newLogger(c.flags.logLevel, c.flags.logFormat)
 	if err != nil {
@@ -120,16 +125,22 @@ func newCaptureRemove() *cobra.Command {
 	afterAgent := false
 	command := c.subcommand("remove", "Take the rules out", `Take out all that is ours, in both backends, whatever it was put in with. Queries go
 to nameservers again at once; the command ends when no reply can be on its way any
-more. With --after-agent, which is for service managers, it does nothing if
---fail-open=false says that queries are to be refused without an agent.`,
+more. With --after-agent, which is for service managers, it does not wait, and does
+nothing if --fail-open=false says that queries are to be refused without an agent.`,
 		func(ctx context.Context, w io.Writer) error {
 			if afterAgent && !c.flags.capture.failOpen {
 				_, err := fmt.Fprintln(w, "the rules stay: queries are refused without an agent (--fail-open=false)")
 				return err
 			}
+			if afterAgent { // no reply of it can be on its way
+				c.rules.Settle = time.Nanosecond
+				if err := c.set.Reconfigure(ctx, c.rules); err != nil {
+					return err
+				}
+			}
 			return c.set.Remove(ctx)
 		})
-	command.Flags().BoolVar(&afterAgent, "after-agent", false, "only if --fail-open")
+	command.Flags().BoolVar(&afterAgent, "after-agent", false, "only if --fail-open, and at once")
 	return command
 }
 
@@ -149,7 +160,8 @@ for a machine that has none of ours.`,
 					return err
 				}
 			}
-			return c.print(w, steps, func(w io.Writer) error { return printSteps(w, steps) })
+			all := append([]iptables.Step{}, steps...) // [] rather than null
+			return c.print(w, all, func(w io.Writer) error { return printSteps(w, all) })
 		})
 	command.Flags().BoolVar(&clean, "clean", false, "as for a machine that has none of our rules")
 	return command

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -73,7 +74,7 @@ const agentID = 1337
 // rules returns the configuration of the rules, without the servers of resolv.conf.
 // settle is how long a forwarded query may take.
 func (f *captureFlags) rules(dnsAddr string, settle time.Duration) (iptables.Config, error) {
-	_, port, err := net.SplitHostPort(dnsAddr)
+	host, port, err := net.SplitHostPort(dnsAddr)
 	if err != nil {
 		return iptables.Config{}, fmt.Errorf("dns-addr %q: want host:port: %w", dnsAddr, err)
 	}
@@ -89,6 +90,9 @@ func (f *captureFlags) rules(dnsAddr string, settle time.Duration) (iptables.Con
 	cfg.Zone, cfg.Interval, cfg.Settle = f.zone, f.reconcile, settle
 	cfg.ExcludeInterfaces, cfg.VirtualInterfaces = f.excludeInterfaces, f.virtualInterfaces
 	cfg.IPv6, cfg.Backend = iptables.Switch(f.ipv6), iptables.Backend(f.backend)
+	if cfg.IPv6, err = f.listens(host, cfg.IPv6); err != nil {
+		return iptables.Config{}, fmt.Errorf("dns-addr %q: %w", dnsAddr, err)
+	}
 	for _, ids := range []struct {
 		flag string
 		from []uint
@@ -118,6 +122,24 @@ func (f *captureFlags) rules(dnsAddr string, settle time.Duration) (iptables.Con
 		return iptables.Config{}, err
 	}
 	return cfg, nil
+}
+
+// listens compares where an agent listens that has this host in its address with where the
+// rules lead: to 127.0.0.1 and ::1, and to the addresses of virtual interfaces. It returns
+// what becomes of IPv6, which may be left out.
+func (f *captureFlags) listens(host string, v6 iptables.Switch) (iptables.Switch, error) {
+	if len(f.virtualInterfaces) > 0 && host != "" && host != "0.0.0.0" {
+		return v6, fmt.Errorf("queries of virtual-interface %v come to the address that it has: want no host before the port, which is all addresses", f.virtualInterfaces)
+	}
+	switch {
+	case host == "" || host == "localhost":
+		return v6, nil
+	case host != "127.0.0.1" && host != "0.0.0.0":
+		return v6, errors.New("the rules lead to 127.0.0.1 and ::1: want localhost, or no host before the port")
+	case v6 == iptables.On:
+		return v6, errors.New("with ipv6 on, the rules lead to ::1 too: want localhost, or no host before the port")
+	}
+	return iptables.Off, nil
 }
 
 // narrow returns numbers of a flag as a type that is smaller.
