@@ -94,17 +94,17 @@ func TestSwitchOff(t *testing.T) { // R7
 		{},
 	} {
 		v.environment = test.environment
-		r := v.root(v.with(append([]string{"capture", "apply"}, test.flags...)...)...)
+		r := v.root(v.args("apply", test.flags...)...)
 		on := test.want == ""
 		if r.code != 0 || r.stderr != "" && !on || !on && r.stdout != test.want || v.captured() != on {
 			t.Errorf("%v %v: %+v", test.environment, test.flags, r)
 		}
 		// Its status says the same of it, and fails if it is not so.
-		if r := v.root(v.with(append([]string{"capture", "status"}, test.flags...)...)...); r.code != 0 || !strings.Contains(r.stdout, "ISTIO_META_DNS_CAPTURE is ") {
+		if r := v.root(v.args("status", test.flags...)...); r.code != 0 || !strings.Contains(r.stdout, "ISTIO_META_DNS_CAPTURE is ") {
 			t.Errorf("status: %v %v: %+v", test.environment, test.flags, r)
 		}
 		if on {
-			v.root(v.with("capture", "remove")...)
+			v.root(v.args("remove")...)
 		}
 		if now := v.saves(); now != before {
 			t.Fatalf("rules were\n%s\nand are\n%s", before, now)
@@ -117,14 +117,14 @@ func TestSwitchBroken(t *testing.T) { // R7
 	t.Parallel()
 	v := newVM(t, "auto")
 	path := v.write("mesh", broken)
-	r := v.root(v.with("capture", "apply", "--mesh-config", path)...)
+	r := v.root(v.args("apply", "--mesh-config", path)...)
 	if r.code != 2 || !strings.Contains(r.stderr, "mesh config "+path) || v.captured() {
 		t.Errorf("%+v", r)
 	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if r := v.root(v.with("capture", "apply", "--mesh-config", path)...); r.code != 2 || !strings.Contains(r.stderr, "no such file") {
+	if r := v.root(v.args("apply", "--mesh-config", path)...); r.code != 2 || !strings.Contains(r.stderr, "no such file") {
 		t.Errorf("%+v", r)
 	}
 }

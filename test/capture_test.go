@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/internal/netns"
 )
 
 // Applications ask the nameserver of their resolv.conf. Rules come from the agent itself,
@@ -29,7 +31,7 @@ func TestCapture(t *testing.T) { // K1, K4, K9, R1
 
 		v.capabilities = nil
 		v.start()
-		if r := v.root(v.with("capture", "apply")...); r.code != 0 || !strings.Contains(r.stdout, "as configured") {
+		if r := v.root(v.args("apply")...); r.code != 0 || !strings.Contains(r.stdout, "as configured") {
 			t.Fatalf("%+v", r)
 		}
 		v.resolves()
@@ -73,18 +75,55 @@ func (v *vm) resolves() {
 	}
 }
 
-// Rules lead to the port that the agent has, whichever that is.
-func TestOtherPort(t *testing.T) { // K1
+// Rules lead to the port that the agent has, whichever that is, and to no family for which
+// it does not listen.
+func TestOtherAddress(t *testing.T) { // K1, K4
 	t.Parallel()
 	v := newVM(t, "auto")
-	v.capture("--dns-addr", "localhost:5300")
-	for _, server := range []string{named, named6} {
-		for _, over := range []string{"+notcp", "+tcp"} {
-			if got := v.dig(over, "@"+server, mesh); got != meshIP {
-				t.Errorf("dig %s @%s: %s", over, server, got)
-			}
+	for address, want6 := range map[string]string{"localhost:5300": meshIP, ":5301": meshIP, "127.0.0.1:5302": namedIP} {
+		a := v.capture("--dns-addr", address)
+		v.asked(named, meshIP)
+		v.asked(named6, want6)
+		a.end(terminate)
+	}
+	for _, flags := range [][]string{
+		{"--dns-addr", "127.0.0.1:5300", "--ipv6", "on"},
+		{"--dns-addr", "[::1]:5300"},
+		{"--dns-addr", self + ":5300"},
+		{"--dns-addr", "localhost:53"},
+		{"--virtual-interface", "eth1"}, // whose queries come to its address
+	} {
+		r := v.root(v.args("apply", flags...)...)
+		if r.code != 2 || !strings.Contains(r.stderr, ": want ") || v.captured() {
+			t.Errorf("%v: %+v", flags, r)
 		}
 	}
+}
+
+// Queries of another machine, such as a container, that come in through an interface.
+func TestVirtualInterface(t *testing.T) { // K6
+	t.Parallel()
+	vms(t, func(v *vm) {
+		t := v.tb
+		container := netns.New(t)
+		netns.Connect(
+			netns.End{NS: v.NS, Name: "docker0", Addrs: []string{"172.17.0.1/24", "fd17::1/64"}},
+			netns.End{NS: container, Name: "eth0", Addrs: []string{"172.17.0.2/24", "fd17::2/64"}},
+		)
+		container.Exec("ip", "route", "add", "default", "via", "172.17.0.1")
+		container.Exec("ip", "-6", "route", "add", "default", "via", "fd17::1")
+		v.capture("--dns-addr", ":15053", "--virtual-interface", "docker0")
+		inside := &host{NS: container, tb: t}
+		for _, server := range []string{named, named6} {
+			for _, over := range []string{"+notcp", "+tcp"} {
+				for name, want := range map[string]string{mesh: meshIP, "www.example.org": namedIP} {
+					if got := inside.dig(over, "@"+server, name); got != want {
+						t.Errorf("dig %s @%s %s: %s, want %s", over, server, name, got, want)
+					}
+				}
+			}
+		}
+	})
 }
 
 // Rules lead to where the agent listens, and to nobody else who has the port there: it
@@ -186,7 +225,7 @@ func TestAgentKilled(t *testing.T) { // K9, K12
 				t.Logf("%s: refused after %v", server, took)
 			}
 			ended := make(chan result)
-			go func() { ended <- v.nametap(v.with("capture", "remove", "--after-agent", "--fail-open="+failOpen)...) }()
+			go func() { ended <- v.nametap(v.args("remove", "--after-agent", "--fail-open="+failOpen)...) }()
 			if failOpen == "true" {
 				v.until("DNS answers", func() bool { _, err := v.refused(named); return err == nil })
 				if took := time.Since(killed); took > 2*time.Second {
@@ -198,7 +237,7 @@ func TestAgentKilled(t *testing.T) { // K9, K12
 			if r := <-ended; r.code != 0 {
 				t.Errorf("%+v", r)
 			}
-			t.Logf("what runs after the agent has ended %v after the agent was killed", time.Since(killed))
+			t.Logf("what runs after the agent has ended %v after it was killed", time.Since(killed))
 			if v.captured() != (failOpen == "false") {
 				t.Errorf("--fail-open=%s:\n%s", failOpen, v.saves())
 			}

@@ -30,10 +30,10 @@ const patience = 30 * time.Second
 
 // Where things are on every host.
 const (
-	named   = "10.0.0.53" // the nameserver in resolv.conf
-	other   = "10.0.0.54" // one that is not
-	dnsAddr = "127.0.0.1:15053"
-	status  = "127.0.0.1:15054"
+	named      = "10.0.0.53" // the nameserver in resolv.conf
+	other      = "10.0.0.54" // one that is not
+	dnsAddr    = "127.0.0.1:15053"
+	statusAddr = "127.0.0.1:15054"
 
 	agentID = 1337 // user and group of the agent
 
@@ -168,7 +168,7 @@ func (h *host) command(args ...string) *exec.Cmd {
 func (h *host) launch(flags ...string) *agent {
 	h.tb.Helper()
 	args := slices.Concat([]string{
-		"agent", "--xds-addr", h.xds.Addr(), "--xds-plaintext", "--dns-addr", dnsAddr, "--status-addr", status,
+		"agent", "--xds-addr", h.xds.Addr(), "--xds-plaintext", "--dns-addr", dnsAddr, "--status-addr", statusAddr,
 		"--resolv-conf", h.resolvConf, "--drain", "10ms", "--state-dir", "",
 	}, h.flags, flags)
 	a := &agent{Cmd: h.command(args...), host: h, log: new(logBuffer), ended: make(chan struct{})}
@@ -226,7 +226,7 @@ func (h *host) get(path string) string {
 	h.tb.Helper()
 	var response []byte
 	h.Run(func() {
-		conn, err := net.DialTimeout("tcp", status, patience)
+		conn, err := net.DialTimeout("tcp", statusAddr, patience)
 		if err != nil {
 			return
 		}

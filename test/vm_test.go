@@ -156,8 +156,10 @@ func (h *host) run(cmd *exec.Cmd) result {
 	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
 }
 
-// with returns arguments of a subcommand with the VM's flags.
-func (v *vm) with(args ...string) []string { return slices.Concat(args, v.flags) }
+// args returns the arguments of a subcommand of capture, with the VM's flags.
+func (v *vm) args(subcommand string, flags ...string) []string {
+	return slices.Concat([]string{"capture", subcommand}, v.flags, flags)
+}
 
 // nametap runs a subcommand as the agent's user.
 func (h *host) nametap(args ...string) result {

@@ -1,0 +1,112 @@
+package test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/nametap/nametap/iptables"
+)
+
+// The subcommands of capture, as the agent's user.
+func TestCaptureCommands(t *testing.T) { // K3, K4, K11
+	t.Parallel()
+	vms(t, func(v *vm) {
+		t := v.tb
+		before := v.saves()
+		state := func(want iptables.State, code int) {
+			t.Helper()
+			var status struct {
+				Backend  string
+				Families []struct{ Family, State string }
+			}
+			if r := v.parse(&status, "status"); r.code != code {
+				t.Errorf("status: %+v", r)
+			}
+			if len(status.Families) != 2 || status.Families[0].State != string(want) || status.Backend != v.backend {
+				t.Errorf("status: %+v, want %s", status, want)
+			}
+			if r := v.nametap(v.args("status")...); r.code != code || !strings.Contains(r.stdout, "IPv4     "+string(want)) {
+				t.Errorf("status: %+v, want %s", r, want)
+			}
+		}
+		var findings []iptables.Finding
+		if r := v.parse(&findings, "check"); r.code != 0 || len(findings) < 6 || r.stderr != "" {
+			t.Errorf("check: %+v", r)
+		}
+		state(iptables.Absent, 1)
+
+		var steps []iptables.Step
+		if r := v.parse(&steps, "print"); r.code != 0 || len(steps) != 2 {
+			t.Fatalf("print: %+v", r)
+		}
+		printed := v.nametap(v.args("print")...).stdout
+		for _, step := range steps {
+			if !strings.Contains(printed, "# "+step.Program+"\n"+step.Text) {
+				t.Errorf("print says\n%s\nand as JSON\n%+v", printed, step)
+			}
+			program := strings.Fields(step.Program)
+			v.Pipe(step.Text, program[0], program[1:]...)
+		}
+		state(iptables.InPlace, 0) // what is printed is what apply would do
+		if r := v.nametap(v.args("apply")...); r.code != 0 || strings.Contains(r.stderr, "DNS is captured") {
+			t.Errorf("apply: %+v", r)
+		}
+		if r := v.parse(&steps, "print"); r.code != 0 || len(steps) != 0 || strings.TrimSpace(r.stdout) != "[]" {
+			t.Errorf("print: %+v", r)
+		}
+
+		v.Exec("iptables-"+v.backend, "-w", "-t", "nat", "-F", "NAMETAP_OUTPUT")
+		state(iptables.Drifted, 1)
+		if r := v.nametap(v.args("apply")...); r.code != 0 {
+			t.Errorf("apply: %+v", r)
+		}
+		state(iptables.InPlace, 0)
+		for range 2 { // nothing of ours is no failure
+			if r := v.nametap(v.args("remove")...); r.code != 0 || r.stdout != "" {
+				t.Errorf("remove: %+v", r)
+			}
+		}
+		if after := v.saves(); after != before {
+			t.Errorf("before:\n%s\nafter:\n%s", before, after)
+		}
+	})
+}
+
+// parse runs a subcommand of capture and parses what it prints as JSON.
+func (v *vm) parse(into any, subcommand string) result {
+	v.tb.Helper()
+	r := v.nametap(v.args(subcommand, "--output", "json")...)
+	if err := json.Unmarshal([]byte(r.stdout), into); err != nil {
+		v.tb.Fatalf("%s: %v of %+v", subcommand, err, r)
+	}
+	return r
+}
+
+// Whoever lacks the permission is told which one.
+func TestCaptureNotPermitted(t *testing.T) { // K11
+	t.Parallel()
+	v := newVM(t, "auto")
+	v.capabilities = nil
+	for _, subcommand := range []string{"apply", "status", "remove", "check"} {
+		if r := v.nametap(v.args(subcommand)...); r.code != 1 || !strings.Contains(r.stderr, "CAP_NET_ADMIN") {
+			t.Errorf("%s: %+v", subcommand, r)
+		}
+	}
+	if r := v.nametap(v.args("print")...); r.code != 0 || !strings.Contains(r.stderr, "CAP_NET_ADMIN") || !strings.Contains(r.stdout, "-j REDIRECT --to-ports 15053") {
+		t.Errorf("print: %+v", r)
+	}
+	if r := v.nametap(v.args("apply", "--output", "yaml")...); r.code != 2 || strings.Contains(r.stderr, "CAP_NET_ADMIN") {
+		t.Errorf("apply --output yaml: %+v", r)
+	}
+	a := v.launch("--capture")
+	<-a.ended
+	if a.ProcessState.ExitCode() != 1 || !strings.Contains(a.log.String(), "nametap agent: capturing DNS: ") || !strings.Contains(a.log.String(), "CAP_NET_ADMIN") {
+		t.Errorf("agent: %v\n%s", a.ProcessState, a.log)
+	}
+	// It would take its own queries for an application's.
+	r := v.root("agent", "--capture")
+	if r.code != 2 || !strings.Contains(r.stderr, "--agent-uid") {
+		t.Errorf("agent as root: %+v", r)
+	}
+}
