@@ -45,6 +45,17 @@ func (f Family) String() string { return fmt.Sprintf("IPv%d", int(f)) }
 // MarshalText writes f as String does.
 func (f Family) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
 
+// UnmarshalText reads what MarshalText wrote.
+func (f *Family) UnmarshalText(text []byte) error {
+	for _, family := range families() {
+		if string(text) == family.String() {
+			*f = family
+			return nil
+		}
+	}
+	return fmt.Errorf("family %q: want %s or %s", text, IPv4, IPv6)
+}
+
 // families returns both, in the order in which they are applied.
 func families() []Family { return []Family{IPv4, IPv6} }
 

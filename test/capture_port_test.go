@@ -93,10 +93,8 @@ func TestSourcePort(t *testing.T) { // K5
 // noneUnreplied fails the test if conntrack has entries of DNS without a reply, or none.
 func (v *vm) noneUnreplied() {
 	v.tb.Helper()
-	entries := ""
-	for _, family := range []string{"ipv4", "ipv6"} {
-		entries += v.Exec("conntrack", "-L", "-f", family, "-p", "udp", "--dport", "53")
-	}
+	list := []string{"-L", "-p", "udp", "--dport", "53", "-f"}
+	entries := v.Exec("conntrack", append(list, "ipv4")...) + v.Exec("conntrack", append(list, "ipv6")...)
 	if entries == "" || strings.Contains(entries, "UNREPLIED") {
 		v.tb.Errorf("entries of conntrack:\n%s", entries)
 	}

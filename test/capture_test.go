@@ -80,12 +80,15 @@ func (v *vm) resolves() {
 func TestOtherAddress(t *testing.T) { // K1, K4
 	t.Parallel()
 	v := newVM(t, "auto")
-	for address, want6 := range map[string]string{"localhost:5300": meshIP, ":5301": meshIP, "127.0.0.1:5302": namedIP} {
-		a := v.capture("--dns-addr", address)
+	for _, test := range []struct{ address, want6 string }{
+		{"localhost:5300", meshIP}, {":5301", meshIP}, {"127.0.0.1:5302", namedIP},
+	} {
+		a := v.capture("--dns-addr", test.address)
 		v.asked(named, meshIP)
-		v.asked(named6, want6)
-		a.end(terminate)
+		v.asked(named6, test.want6)
+		a.end(syscall.SIGKILL) // the next one finds its rules
 	}
+	v.root(v.args("remove", "--after-agent")...)
 	for _, flags := range [][]string{
 		{"--dns-addr", "127.0.0.1:5300", "--ipv6", "on"},
 		{"--dns-addr", "[::1]:5300"},

@@ -52,6 +52,7 @@ type host struct {
 	capabilities []uintptr // of its agents
 	environment  []string  // of its agents, besides the test's own
 	flags        []string  // of its agents, before those of a test
+	signal       os.Signal // that ends its agents after the test
 }
 
 // capNetAdmin is CAP_NET_ADMIN.
@@ -72,7 +73,7 @@ func newHost(tb testing.TB) *host {
 // newBareHost makes a host without nameservers.
 func newBareHost(tb testing.TB) *host {
 	tb.Helper()
-	h := &host{NS: netns.New(tb), tb: tb, dir: tb.TempDir(), capabilities: []uintptr{capNetAdmin}}
+	h := &host{NS: netns.New(tb), tb: tb, dir: tb.TempDir(), capabilities: []uintptr{capNetAdmin}, signal: terminate}
 	// The agent runs as another user.
 	for dir := h.dir; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
 		if err := os.Chmod(dir, 0o755); err != nil {
@@ -181,7 +182,7 @@ func (h *host) launch(flags ...string) *agent {
 		close(a.ended)
 	}()
 	h.tb.Cleanup(func() {
-		a.end(terminate)
+		a.end(h.signal)
 		if h.tb.Failed() {
 			h.tb.Logf("the agent's log:\n%s", a.log)
 		}

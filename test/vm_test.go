@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -71,6 +72,7 @@ func newVM(tb testing.TB, backend string) *vm {
 			v.Exec(tool, "-w", "-t", table, "-A", "OUTPUT", "-p", "udp", "-m", "udp", "--dport", "5353", "-j", "RETURN")
 		}
 	}
+	v.signal = syscall.SIGKILL // or each test would take as long as rules take to go
 	v.flags = []string{"--dns-addr", "localhost:15053", "--backend", backend, "--upstream-timeout", "1s", "--reconcile", "1s"}
 	if backend == "legacy" {
 		v.capabilities = append(v.capabilities, capNetRaw, capDACReadSearch)
