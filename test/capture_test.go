@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"strings"
 	"syscall"
 	"testing"
@@ -305,5 +306,26 @@ func TestRepair(t *testing.T) { // K10
 		if n := a.log.count("capture rules had drifted and are mended"); n != 2 {
 			t.Errorf("said %d times:\n%s", n, a.log)
 		}
+	})
+}
+
+// Only queries for the nameservers of resolv.conf are captured, for those that it has now.
+func TestServers(t *testing.T) { // K6, F1
+	t.Parallel()
+	vms(t, func(v *vm) {
+		v.capture("--servers", "resolv-conf")
+		v.asked(named, meshIP)
+		v.asked(other, otherIP)
+		v.replace("resolv.conf", "nameserver "+other+"\nnameserver "+other6+"\n")
+		v.until("the rules are of the new ones", func() bool {
+			answer, err := "", error(nil)
+			v.Run(func() {
+				answer, err = askFrom(0, netip.AddrPortFrom(netip.IPv6Unspecified(), 0), other6, mesh)
+			})
+			return err == nil && answer == meshIP
+		})
+		v.asked(other, meshIP)
+		v.asked(other6, meshIP)
+		v.asked(named, namedIP)
 	})
 }
