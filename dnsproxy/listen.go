@@ -119,7 +119,8 @@ func (s *Server) open(ctx context.Context, network, host, port string) (listener
 	if network == "udp" {
 		return listenUDP(ctx, &s.handler, network+family, address)
 	}
-	var config net.ListenConfig
+	// Connections that are idle are closed long before the kernel would ask.
+	config := net.ListenConfig{KeepAlive: -1}
 	opened, err := config.Listen(ctx, network+family, address)
 	if err != nil {
 		return nil, err

@@ -51,16 +51,14 @@ type place struct {
 }
 
 // apply puts the first variant in that kernel and tools take, and says whether
-// that changed anything. If none is taken, what was there is taken out, unless
-// it was not touched: all rules or none.
-func (p place) apply(ctx context.Context, vs []variant) (variant, bool, error) {
-	before, err := p.tools.read(ctx)
-	if err != nil {
-		return variant{}, false, err
-	}
+// that changed anything. before is what is there. If none is taken, what was there is
+// taken out, unless it was not touched: all rules or none.
+func (p place) apply(ctx context.Context, before saved, vs []variant) (variant, bool, error) {
 	var first error
+	have := before
 	for _, v := range vs {
-		changed, err := p.converge(ctx, v.rules)
+		changed, err := p.converge(ctx, have, v.rules)
+		have = nil // it may have changed
 		if err == nil {
 			return v, changed, nil
 		}
@@ -86,16 +84,19 @@ func lacking(err error) bool {
 }
 
 // converge writes until the kernel has these rules, and says whether it had to.
-func (p place) converge(ctx context.Context, rules Rules) (bool, error) {
-	return p.write(ctx, func(have saved) string { return rules.change(p.family, have, p.backend == NFT) })
+func (p place) converge(ctx context.Context, have saved, rules Rules) (bool, error) {
+	return p.write(ctx, have, func(have saved) string { return rules.change(p.family, have, p.backend == NFT) })
 }
 
-// write writes what change makes of what there is, until that is nothing.
-func (p place) write(ctx context.Context, change func(saved) string) (bool, error) {
+// write writes what change makes of what there is, until that is nothing. have is what
+// there was a moment ago; nil, if it is to be read.
+func (p place) write(ctx context.Context, have saved, change func(saved) string) (bool, error) {
 	for n := 0; ; n++ {
-		have, err := p.tools.read(ctx)
-		if err != nil {
-			return n > 0, err
+		if have == nil || n > 0 {
+			var err error
+			if have, err = p.tools.read(ctx); err != nil {
+				return n > 0, err
+			}
 		}
 		text := change(have)
 		if text == "" {
@@ -132,14 +133,14 @@ func (p place) rollBack(ctx context.Context, before saved) error {
 
 // unhook takes out the jumps to our chains, and leaves these where they are.
 func (p place) unhook(ctx context.Context) error {
-	_, err := p.write(ctx, unhook)
+	_, err := p.write(ctx, nil, unhook)
 	return err
 }
 
 // remove takes out all that is ours, and says whether there was anything. It
 // goes by names, not by rules or settings.
 func (p place) remove(ctx context.Context) (bool, error) {
-	changed, err := p.converge(ctx, Rules{})
+	changed, err := p.converge(ctx, nil, Rules{})
 	if err != nil {
 		return changed, err
 	}

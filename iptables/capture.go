@@ -147,7 +147,7 @@ func (c *Capture) install(ctx context.Context, s *side, reason string) (bool, er
 		case !wanted:
 			did, err = p.remove(ctx)
 		default:
-			in.families[f], did, err = p.apply(ctx, c.variants)
+			in.families[f], did, err = p.apply(ctx, s.saved[f], c.variants)
 		}
 		changed = changed || did
 		if err != nil {
