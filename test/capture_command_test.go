@@ -110,3 +110,23 @@ func TestCaptureNotPermitted(t *testing.T) { // K11
 		t.Errorf("agent as root: %+v", r)
 	}
 }
+
+// What `nametap status` says of the rules that an agent keeps.
+func TestStatusOfCapture(t *testing.T) { // K10, R7
+	t.Parallel()
+	v := newVM(t, "nft")
+	v.capture()
+	want := []string{
+		"capture        ISTIO_META_DNS_CAPTURE is true by the default, rules mended 0 times\n",
+		"backend        nft: as configured\n", "IPv4           in place\n", "IPv6           in place\n",
+	}
+	r := v.nametap("status", "--status-addr", statusAddr)
+	for _, line := range want {
+		if r.code != 0 || !strings.Contains(r.stdout, line) {
+			t.Errorf("%+v does not have %q", r, line)
+		}
+	}
+	if r := v.nametap("status", "--status-addr", statusAddr, "--output", "json"); r.code != 0 || !strings.Contains(r.stdout, `"state": "in place"`) {
+		t.Errorf("%+v", r)
+	}
+}
