@@ -221,16 +221,19 @@ func (c *capture) listens(loopback, all string) error {
 	return nil
 }
 
-// follow does what the switch says until ctx ends.
+// follow does what the switch says until ctx ends. A change must read the same twice: a
+// file that is written in place is empty for a moment, which says on.
 func (c *capture) follow(ctx context.Context) error {
 	ticker := time.NewTicker(switchInterval)
 	defer ticker.Stop()
 	var said string
+	var last Switch
 	for first := true; ctx.Err() == nil; first = false {
 		to, err := c.config.Switch()
-		if err == nil {
+		if err == nil && (first || to == last) {
 			err = c.turn(ctx, to)
 		}
+		last = to
 		if first {
 			if err != nil && ctx.Err() == nil {
 				return fmt.Errorf("capturing DNS: %w", err)

@@ -75,7 +75,16 @@ func (c *Capture) Apply(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.wanted = true
-	return c.apply(ctx)
+	changed, err := c.apply(ctx)
+	c.sayCaptured(changed, err)
+	return err
+}
+
+// sayCaptured logs that rules were put in or exchanged.
+func (c *Capture) sayCaptured(changed bool, err error) {
+	if changed && err == nil {
+		c.log.Info("DNS is captured", "port", c.cfg.Port, "backend", c.in.backend, "because", c.in.reason)
+	}
 }
 
 // Reconfigure exchanges the configuration. If rules are in, the new ones take
@@ -88,24 +97,27 @@ func (c *Capture) Reconfigure(ctx context.Context, cfg Config) error {
 	if err := c.configure(cfg); err != nil || !c.wanted {
 		return err
 	}
-	return c.apply(ctx)
+	changed, err := c.apply(ctx)
+	c.sayCaptured(changed, err)
+	return err
 }
 
-// apply is called with c.mu held, as all that follows.
-func (c *Capture) apply(ctx context.Context) error {
+// apply says whether it had to change anything. It is called with c.mu held, as all
+// that follows.
+func (c *Capture) apply(ctx context.Context) (changed bool, err error) {
 	if err := checkMapped(c.cfg); err != nil {
-		return err
+		return false, err
 	}
 	nft, legacy := look(ctx, NFT), look(ctx, Legacy)
 	chosen, reason, err := choose(c.cfg.Backend, nft, legacy, plainBackend(ctx))
 	if err != nil {
-		return err
+		return false, err
 	}
 	rest := nft
 	if chosen == nft {
 		rest = legacy
 	}
-	changed, err := c.install(ctx, chosen, reason)
+	changed, err = c.install(ctx, chosen, reason)
 	if c.cfg.Backend == Auto && errors.Is(err, errNoTable) && rest.usable() {
 		chosen, rest = rest, chosen
 		var err2 error
@@ -116,15 +128,15 @@ func (c *Capture) apply(ctx context.Context) error {
 		err = err2
 	}
 	if err != nil {
-		return err
+		return changed, err
 	}
 	removed, err := removeSide(ctx, rest)
-	if changed || removed {
+	changed = changed || removed
+	if changed {
 		c.sweep(false)
 		c.sweepAt = time.Now().Add(c.cfg.Settle)
-		c.log.Info("DNS is captured", "port", c.cfg.Port, "backend", chosen.backend, "because", c.in.reason)
 	}
-	return err
+	return changed, err
 }
 
 // install puts the rules into one backend. If that fails and none were in

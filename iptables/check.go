@@ -38,6 +38,8 @@ func (c *Capture) Check(ctx context.Context) []Finding {
 	findings := []Finding{
 		capability("CAP_NET_ADMIN", unix.CAP_NET_ADMIN, true),
 		capability("CAP_NET_RAW", unix.CAP_NET_RAW, cfg.Backend == Legacy), // nft does without
+		// What tells legacy's tables is root's in /proc, and so is its lock.
+		capability("CAP_DAC_READ_SEARCH", unix.CAP_DAC_READ_SEARCH, cfg.Backend == Legacy && os.Getuid() != 0),
 		Finding{What: "uid and gid", Needed: true, Detail: "they exist in this user namespace",
 			Advice: "run the agent as a user that this user namespace maps (/proc/self/uid_map, /proc/self/gid_map)"}.after(checkMapped(cfg)),
 		checkConntrack(),
@@ -71,6 +73,9 @@ func (f Finding) after(err error) Finding {
 		f.Advice = ""
 	} else {
 		f.Detail = err.Error()
+	}
+	if errors.Is(err, errPermission) || errors.Is(err, os.ErrPermission) {
+		f.Advice = "run this as root, or with the capabilities above, in the user namespace that owns the network namespace"
 	}
 	return f
 }

@@ -48,7 +48,7 @@ func (c *Capture) reconcile(ctx context.Context) {
 	c.checks.Add(1)
 	drifts, err := c.drifted(ctx)
 	if err == nil && len(drifts) > 0 {
-		if err = c.apply(ctx); err == nil {
+		if _, err = c.apply(ctx); err == nil {
 			c.log.Warn("capture rules had drifted and are mended", "drift", drifts)
 			c.repairs.Add(1)
 		}

@@ -167,7 +167,7 @@ func explain(tool string, err error, stderr string) error {
 		return fail(errLocked, "another program holds "+lockFile+" for more than "+lockWait+
 			" s; fuser -v "+lockFile+" shows which")
 	case has("Permission denied", "Operation not permitted", "you must be root"):
-		return fail(errPermission, "it takes CAP_NET_ADMIN, and for legacy CAP_NET_RAW, in the user namespace that owns the network namespace")
+		return fail(errPermission, "it takes CAP_NET_ADMIN, and for legacy CAP_NET_RAW and, if not root, CAP_DAC_READ_SEARCH, in the user namespace that owns the network namespace")
 	case has("Table does not exist", "can't initialize ip"):
 		return fail(errNoTable, "load the kernel's modules (modprobe -a iptable_nat iptable_raw ip6table_nat ip6table_raw), or use the other backend")
 	case has("is incompatible, use 'nft' tool"):
