@@ -88,7 +88,7 @@ func (b *captureBench) apply(ctx context.Context, p path) (time.Duration, error)
 func (b *captureBench) captureArguments(verb string, p path) []string {
 	return []string{
 		b.binary, "capture", verb, "--backend", p.backend, "--zone", p.zone, "--dns-capture", "--ipv6", "on", "--log-level", "warn",
-		"--dns-addr", fmt.Sprintf("127.0.0.1:%d", agentPort), "--agent-uid", strconv.Itoa(agentUser), "--agent-gid", strconv.Itoa(agentUser),
+		"--dns-addr", fmt.Sprintf("localhost:%d", agentPort), "--agent-uid", strconv.Itoa(agentUser), "--agent-gid", strconv.Itoa(agentUser),
 	}
 }
 
