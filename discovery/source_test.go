@@ -1,39 +1,18 @@
 package discovery
 
 import (
-	"bytes"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/nametap/nametap/internal/testlog"
 )
-
-// logBuffer collects what a server logs.
-type logBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *logBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *logBuffer) count(s string) int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return strings.Count(b.buf.String(), s)
-}
-
-func (b *logBuffer) logger() *slog.Logger { return slog.New(slog.NewTextHandler(b, nil)) }
 
 // eventually waits until ok holds.
 func eventually(t *testing.T, what string, ok func() bool) {
@@ -53,8 +32,8 @@ func TestBrokenEditKeepsLastGood(t *testing.T) {
 	)
 	dir := t.TempDir()
 	write(t, dir, "shop.yaml", web+fmt.Sprintf(cart, "10.0.0.2"))
-	logs, reg := &logBuffer{}, prometheus.NewRegistry()
-	r := start(t, Config{ConfigDir: dir, Logger: logs.logger(), Registerer: reg})
+	logs, reg := &testlog.Buffer{}, prometheus.NewRegistry()
+	r := start(t, Config{ConfigDir: dir, Logger: logs.Logger(), Registerer: reg})
 	c := openDelta(t, r, node(t, "shop"), nil)
 	c.next()
 	ips := func() string { return fmt.Sprint(ipsOf(t, merged(t, c.state()))) }
@@ -79,14 +58,14 @@ func TestBrokenEditKeepsLastGood(t *testing.T) {
 	if got, want := ips(), strings.Replace(before, "10.0.0.1", "10.0.0.9", 1); got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
-	if n := logs.count("broken document"); n != 2 {
+	if n := logs.Count("broken document"); n != 2 {
 		t.Errorf("%d lines about broken documents, want 2", n)
 	}
 
 	// Touching another file does not say it again.
 	write(t, dir, "other.yaml", svc("new", "clusterIP: 10.0.0.4"))
 	c.next()
-	if n := logs.count("broken document"); n != 2 {
+	if n := logs.Count("broken document"); n != 2 {
 		t.Errorf("%d lines about broken documents after another edit, want 2", n)
 	}
 
@@ -124,15 +103,15 @@ func TestBrokenAtStartIsLeftOut(t *testing.T) {
 func TestNotesAreLoggedOnce(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: b}\n")
-	logs := &logBuffer{}
-	r := start(t, Config{ConfigDir: dir, Logger: logs.logger()})
+	logs := &testlog.Buffer{}
+	r := start(t, Config{ConfigDir: dir, Logger: logs.Logger()})
 	c := openDelta(t, r, node(t, "shop"), nil)
 	c.next()
 	for i := range 3 {
 		write(t, dir, "b.yaml", svc("web", fmt.Sprintf("clusterIP: 10.0.0.%d", i+1)))
 		c.next()
 	}
-	if n := logs.count("ConfigMap"); n != 1 {
+	if n := logs.Count("ConfigMap"); n != 1 {
 		t.Errorf("%d lines about ConfigMaps, want 1", n)
 	}
 }
@@ -186,14 +165,14 @@ func TestConfigMapSwap(t *testing.T) {
 func TestDirectoryGoesAway(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "config")
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
-	logs := &logBuffer{}
-	r := start(t, Config{ConfigDir: dir, Logger: logs.logger()})
+	logs := &testlog.Buffer{}
+	r := start(t, Config{ConfigDir: dir, Logger: logs.Logger()})
 	c := openDelta(t, r, node(t, "shop"), nil)
 	c.next()
 	if err := os.Rename(dir, dir+".old"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "a line in the log", func() bool { return logs.count("the last tables stay") == 1 })
+	eventually(t, "a line in the log", func() bool { return logs.Count("the last tables stay") == 1 })
 	c.quiet()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.2"))
 	c.next()
@@ -293,8 +272,8 @@ func TestEmptiedFileSettles(t *testing.T) {
 func TestStateDirFailsLater(t *testing.T) {
 	dir, state := t.TempDir(), filepath.Join(t.TempDir(), "state")
 	write(t, dir, "a.yaml", vipEntry("a.example.com"))
-	logs := &logBuffer{}
-	r := start(t, Config{ConfigDir: dir, StateDir: state, Logger: logs.logger()})
+	logs := &testlog.Buffer{}
+	r := start(t, Config{ConfigDir: dir, StateDir: state, Logger: logs.Logger()})
 	c := openDelta(t, r, node(t, "shop"), nil)
 	c.next()
 	if err := os.Rename(state, state+".away"); err != nil {
@@ -306,7 +285,7 @@ func TestStateDirFailsLater(t *testing.T) {
 			t.Errorf("%d hosts, want %d", n, i+2)
 		}
 	}
-	if n := logs.count("cannot save"); n != 1 {
+	if n := logs.Count("cannot save"); n != 1 {
 		t.Errorf("%d lines about saving, want 1", n)
 	}
 	if err := os.Rename(state+".away", state); err != nil {

@@ -22,6 +22,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/fakedns"
+	"github.com/nametap/nametap/internal/testlog"
 )
 
 // patience is how long a test waits for what must happen; no test waits so long
@@ -392,4 +393,10 @@ func explain(tb testing.TB, p *proxy, ask string) dnsproxy.Explanation {
 		tb.Fatal(err)
 	}
 	return e
+}
+
+// newLog returns a logger and what it writes.
+func newLog() (*slog.Logger, *testlog.Buffer) {
+	log := new(testlog.Buffer)
+	return log.Logger(), log
 }

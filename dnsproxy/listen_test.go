@@ -1,15 +1,12 @@
 package dnsproxy_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/netip"
 	"os"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -19,30 +16,6 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/internal/fakedns"
 )
-
-// A logBuffer takes a log from any goroutine.
-type logBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *logBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *logBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
-}
-
-// newLog returns a logger and what it writes.
-func newLog() (*slog.Logger, *logBuffer) {
-	buf := new(logBuffer)
-	return slog.New(slog.NewTextHandler(buf, nil)), buf
-}
 
 func TestListeners(t *testing.T) { // R3
 	t.Parallel()

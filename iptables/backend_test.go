@@ -113,7 +113,7 @@ func TestFamilyUnavailable(t *testing.T) {
 		c := l.with(cfg)
 		apply(t, c)
 		apply(t, c)
-		if n := l.log.count("DNS over one family is not captured"); n != 1 {
+		if n := l.log.Count("DNS over one family is not captured"); n != 1 {
 			t.Errorf("said %d times, want once:\n%s", n, l.log)
 		}
 		if got := l.sh("iptables-%s-save", backend); !strings.Contains(got, "REDIRECT") {
@@ -170,7 +170,7 @@ func TestWithoutExtensions(t *testing.T) {
 				l.agent()
 				c := l.apply()
 				l.want("AU")
-				if n := l.log.count(want); n == 0 {
+				if n := l.log.Count(want); n == 0 {
 					t.Errorf("nothing is said of %s:\n%s", want, l.log)
 				}
 				status, err := c.Status(t.Context())

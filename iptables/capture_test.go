@@ -246,7 +246,7 @@ func TestApplyTwice(t *testing.T) {
 		if twice := l.saves(); twice != once {
 			t.Errorf("after the second time:\n%s\nafter the first:\n%s", twice, once)
 		}
-		if n := l.log.count("DNS is captured"); n != 1 {
+		if n := l.log.Count("DNS is captured"); n != 1 {
 			t.Errorf("said %d times that DNS is captured, want once:\n%s", n, l.log)
 		}
 		status, err := c.Status(t.Context())

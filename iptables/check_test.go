@@ -242,7 +242,7 @@ func TestFailOpen(t *testing.T) {
 		if took > 2*time.Second {
 			t.Errorf("DNS works after %v, want 2 s", took)
 		}
-		eventually(t, "all is out of use", func() bool { return l.log.count("not captured any more") == 1 })
+		eventually(t, "all is out of use", func() bool { return l.log.Count("not captured any more") == 1 })
 		cancel() // which ends the wait, and no more
 		removing.Wait()
 		if got := l.holders(); got != "" {

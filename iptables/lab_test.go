@@ -1,7 +1,6 @@
 package iptables_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -9,13 +8,13 @@ import (
 	"regexp"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/netns"
+	"github.com/nametap/nametap/internal/testlog"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -26,7 +25,7 @@ type lab struct {
 	ns      *netns.NS
 	backend iptables.Backend // "" for both
 	family  iptables.Family
-	log     *logBuffer
+	log     *testlog.Buffer
 }
 
 // kind is what tests are run for.
@@ -78,7 +77,7 @@ func alone(t *testing.T, test func(l *lab)) {
 func newLab(t *testing.T, k kind) *lab {
 	t.Helper()
 	netns.Need(t, "ip", "iptables-nft-restore", "iptables-legacy-restore")
-	return &lab{t: t, ns: netns.New(t), backend: k.backend, family: k.family, log: new(logBuffer)}
+	return &lab{t: t, ns: netns.New(t), backend: k.backend, family: k.family, log: new(testlog.Buffer)}
 }
 
 // connect gives the lab its eth0 and the nameservers.
@@ -264,33 +263,4 @@ func eventually(t *testing.T, what string, condition func() bool) {
 			t.Fatalf("not within 10 s: %s", what)
 		}
 	}
-}
-
-// logBuffer is a log to look at.
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-// count counts lines that hold a text.
-func (l *logBuffer) count(text string) int {
-	n := 0
-	for line := range strings.Lines(l.String()) {
-		if strings.Contains(line, text) {
-			n++
-		}
-	}
-	return n
 }

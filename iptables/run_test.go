@@ -60,7 +60,7 @@ func TestDrift(t *testing.T) {
 			"other backend":   restore(l.other(), rules.Text(l.family)),
 		} {
 			repairs := c.Stats().Repairs
-			lines := l.log.count("had drifted")
+			lines := l.log.Count("had drifted")
 			l.sh("%s", script)
 			start := time.Now()
 			stray := l.socket()
@@ -70,7 +70,7 @@ func TestDrift(t *testing.T) {
 			l.want("AU")
 			l.wantOn(conn, "AU")
 			l.wantOn(stray, "AU")
-			if n := l.log.count("had drifted"); n != lines+1 {
+			if n := l.log.Count("had drifted"); n != lines+1 {
 				t.Errorf("%s: %d lines in the log, want one:\n%s", what, n-lines, l.log)
 			}
 			if strings.Contains(script, "-j ACCEPT") {
@@ -122,7 +122,7 @@ func TestRunAndSwitch(t *testing.T) {
 			t.Error("no error of a broken tool")
 		}
 		eventually(t, "failures are counted", func() bool { return c.Stats().Failures > 2 })
-		if n := l.log.count("cannot be kept"); n != 1 {
+		if n := l.log.Count("cannot be kept"); n != 1 {
 			t.Errorf("one failure is said %d times", n)
 		}
 		working()

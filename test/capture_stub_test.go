@@ -73,7 +73,7 @@ func TestStub(t *testing.T) { // K7, F14, F15
 					t.Errorf("dig %s %s: %s, want %s", over, name, got, test.answers)
 				}
 			}
-			if n := a.log.count("its queries come back to us"); (n == 1) != test.circle {
+			if n := a.log.Count("its queries come back to us"); (n == 1) != test.circle {
 				t.Errorf("a circle is said %d times", n)
 			}
 			if n := v.metric("nametap_dns_original_destination_total"); n != test.passed {

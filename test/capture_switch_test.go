@@ -33,7 +33,7 @@ func TestSwitch(t *testing.T) { // K2, K9, R7
 			began := time.Now()
 			step.write("mesh", step.text)
 			if step.text == broken {
-				v.until("it is said", func() bool { return a.log.count("capture stays as it is") > 0 })
+				v.until("it is said", func() bool { return a.log.Count("capture stays as it is") > 0 })
 				v.looks(2) // seconds; the switch is read twice in each
 			}
 			v.until("the switch is followed", func() bool { return v.captured() == step.want })
@@ -47,10 +47,10 @@ func TestSwitch(t *testing.T) { // K2, K9, R7
 		v.until("the rules are out", func() bool { return !strings.Contains(v.saves(), "NAMETAP") })
 		v.more(l, namedIP)
 		v.noneLost(l)
-		if n := a.log.count("capture stays as it is"); n != 1 {
+		if n := a.log.Count("capture stays as it is"); n != 1 {
 			t.Errorf("a broken file is said %d times:\n%s", n, a.log)
 		}
-		if n := a.log.count("level=WARN") + a.log.count("level=ERROR"); n != 1 {
+		if n := a.log.Count("level=WARN") + a.log.Count("level=ERROR"); n != 1 {
 			t.Errorf("%d lines of the log are of warnings:\n%s", n, a.log)
 		}
 	})

@@ -303,7 +303,7 @@ func TestRepair(t *testing.T) { // K10
 			v.asked(named, meshIP)
 			v.asked(named6, meshIP)
 		}
-		if n := a.log.count("capture rules had drifted and are mended"); n != 2 {
+		if n := a.log.Count("capture rules had drifted and are mended"); n != 2 {
 			t.Errorf("said %d times:\n%s", n, a.log)
 		}
 	})

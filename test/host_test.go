@@ -1,7 +1,6 @@
 package test
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"net"
@@ -11,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -22,6 +20,7 @@ import (
 	"github.com/nametap/nametap/internal/fakedns"
 	"github.com/nametap/nametap/internal/fakexds"
 	"github.com/nametap/nametap/internal/netns"
+	"github.com/nametap/nametap/internal/testlog"
 )
 
 // patience is how long a test waits for what must happen; no test waits so long
@@ -131,7 +130,7 @@ func (h *host) write(name, text string) string {
 type agent struct {
 	*exec.Cmd
 	host  *host
-	log   *logBuffer
+	log   *testlog.Buffer
 	ended chan struct{}
 }
 
@@ -172,7 +171,7 @@ func (h *host) launch(flags ...string) *agent {
 		"agent", "--xds-addr", h.xds.Addr(), "--xds-plaintext", "--dns-addr", dnsAddr, "--status-addr", statusAddr,
 		"--resolv-conf", h.resolvConf, "--drain", "10ms", "--state-dir", "",
 	}, h.flags, flags)
-	a := &agent{Cmd: h.command(args...), host: h, log: new(logBuffer), ended: make(chan struct{})}
+	a := &agent{Cmd: h.command(args...), host: h, log: new(testlog.Buffer), ended: make(chan struct{})}
 	a.Stdout, a.Stderr = a.log, a.log
 	if err := h.Start(a.Cmd); err != nil {
 		h.tb.Fatal(err)
@@ -188,37 +187,6 @@ func (h *host) launch(flags ...string) *agent {
 		}
 	})
 	return a
-}
-
-// logBuffer is a log that can be read while it is written.
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-// Write adds to the log.
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-// String returns what the log has.
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-// count counts the lines that have a text.
-func (l *logBuffer) count(text string) int {
-	n := 0
-	for line := range strings.Lines(l.String()) {
-		if strings.Contains(line, text) {
-			n++
-		}
-	}
-	return n
 }
 
 // get returns the response of the agent's status endpoint, with its header; nothing if

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/internal/testlog"
 )
 
 // ask asks a group of servers, and fails the test if there is no reply.
@@ -160,7 +161,7 @@ func TestDead(t *testing.T) {
 		return [][]byte{reply(query, 0)}
 	})
 	second := serve(t, answers(3))
-	var logged logBuffer
+	var logged testlog.Buffer
 	c := client(t, upstream.Config{Logger: slog.New(slog.NewTextHandler(&logged, nil))})
 	g := c.Group(specs(first, second), upstream.Options{})
 	state := func() (s upstream.State) {

@@ -6,30 +6,12 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 
 	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/internal/testlog"
 )
-
-// A logBuffer is written by several goroutines.
-type logBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.String()
-}
 
 // F6: a server whose queries come back is set aside and named; the others go on.
 func TestLoop(t *testing.T) {
@@ -56,7 +38,7 @@ func TestLoop(t *testing.T) {
 		r[3] |= 3
 		return [][]byte{r}
 	})
-	var logged logBuffer
+	var logged testlog.Buffer
 	c.Store(client(t, upstream.Config{Logger: slog.New(slog.NewTextHandler(&logged, nil))}))
 	both := c.Load().Group(specs(loops, well), upstream.Options{})
 	alone := c.Load().Group(specs(loops), upstream.Options{})
