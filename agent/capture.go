@@ -29,6 +29,9 @@ type CaptureConfig struct {
 	// ResolvConf is a resolv.conf whose nameservers' queries alone are captured;
 	// empty means as Rules says. It is followed when it changes.
 	ResolvConf string
+	// FailClosed leaves the rules in at the end, so that queries are refused, or wait in
+	// sockets that somebody holds, until there is an agent again.
+	FailClosed bool
 	// Switch reads whether to capture at all. It is called twice a second; after an
 	// error, what it said before holds.
 	Switch func() (Switch, error)
@@ -56,6 +59,8 @@ type capture struct {
 	rules  *iptables.Capture
 	unfit  error // why rules would lead nowhere, once we listen
 
+	serverless atomic.Bool // resolv.conf has no nameservers yet whose queries to capture
+
 	begun   chan struct{} // closed when the switch was followed for the first time
 	state   atomic.Pointer[captureState]
 	removal *removal // in progress, of follow's goroutine
@@ -64,13 +69,15 @@ type capture struct {
 // A removal goes on for as long as replies may be on their way.
 type removal struct {
 	cancel context.CancelFunc
+	began  time.Time
 	ended  chan struct{}
 }
 
 // A captureState is what was last done.
 type captureState struct {
 	Switch
-	applied bool
+	applied  bool // rules are in, as far as we know
+	removing bool // they are to go, and that is not done
 }
 
 // newCapture checks the configuration.
@@ -80,7 +87,8 @@ func newCapture(cfg CaptureConfig, proxy *dnsproxy.Server, log *slog.Logger) (*c
 	if cfg.ResolvConf != "" {
 		servers, err := CapturedServers(cfg.ResolvConf)
 		if err != nil {
-			return nil, err
+			log.Warn("nothing is captured until there are nameservers", "error", err)
+			c.serverless.Store(true)
 		}
 		c.config.Rules.Servers = servers
 	}
@@ -164,7 +172,7 @@ func (c *capture) run(ctx context.Context) error {
 	stop()
 	c.endRemoval()
 	parts.Wait()
-	return errors.Join(err, c.remove(context.WithoutCancel(ctx)))
+	return errors.Join(err, c.leave(context.WithoutCancel(ctx)))
 }
 
 // listening returns when the listeners answer, or ctx ends: before that, rules would
@@ -214,6 +222,9 @@ func (c *capture) listens(loopback, all string) error {
 	for _, network := range []string{"udp", "tcp"} {
 		want := dnsproxy.Addr{Network: network, Address: net.JoinHostPort(loopback, port)}
 		everywhere := dnsproxy.Addr{Network: network, Address: net.JoinHostPort(all, port)}
+		if len(c.config.Rules.VirtualInterfaces) > 0 {
+			want = everywhere // their queries come to the interfaces' addresses
+		}
 		if addrs := c.proxy.Addrs(); !slices.Contains(addrs, want) && !slices.Contains(addrs, everywhere) {
 			return fmt.Errorf("nobody listens where the rules would lead: want %s, have %v", want, addrs)
 		}
@@ -263,29 +274,48 @@ func (c *capture) say(ctx context.Context, err error, said string) string {
 
 // turn turns the capture on or off, if it is not so yet.
 func (c *capture) turn(ctx context.Context, to Switch) error {
-	state := c.state.Load()
-	if state.Because != "" && state.On == to.On && state.applied == to.On {
+	state := *c.state.Load()
+	if state.Because != "" && state.On == to.On && state.applied == to.On && !state.removing {
+		state.Switch = to
+		c.state.Store(&state)
 		return nil
 	}
 	if !to.On {
 		c.startRemoval(ctx, to)
 		return nil
 	}
-	c.endRemoval()
-	err := c.unfit
-	if err == nil {
-		err = c.rules.Apply(ctx)
+	if c.serverless.Load() {
+		c.state.Store(&captureState{Switch: to})
+		return nil
 	}
+	err := c.apply(ctx)
 	c.state.Store(&captureState{Switch: to, applied: err == nil})
 	return err
 }
 
+// apply puts the rules in. A removal that is going on leaves them in place then; what it
+// had done before, is done again.
+func (c *capture) apply(ctx context.Context) error {
+	if c.unfit != nil {
+		return c.unfit
+	}
+	err := c.rules.Apply(ctx)
+	if c.removal == nil {
+		return err
+	}
+	c.endRemoval()
+	return c.rules.Apply(ctx)
+}
+
 // startRemoval takes the rules out, also those that an agent before this one has left,
-// unless that is going on already. If it fails it is tried again.
+// unless that is going on already. If it fails it is tried again after a while.
 func (c *capture) startRemoval(ctx context.Context, to Switch) {
 	if c.removal != nil {
 		select {
 		case <-c.removal.ended:
+			if time.Since(c.removal.began) < removeTimeout {
+				return
+			}
 		default:
 			return
 		}
@@ -293,16 +323,23 @@ func (c *capture) startRemoval(ctx context.Context, to Switch) {
 		c.log.Info("DNS is not captured", "because", to.Because)
 	}
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
-	r := &removal{cancel: cancel, ended: make(chan struct{})}
+	r := &removal{cancel: cancel, began: time.Now(), ended: make(chan struct{})}
 	c.removal = r
-	c.state.Store(&captureState{Switch: to, applied: true})
+	state := captureState{Switch: to, applied: c.state.Load().applied, removing: true}
+	c.state.Store(&state)
 	go func() {
 		defer close(r.ended)
 		defer cancel()
-		if err := c.rules.Remove(ctx); err == nil {
+		err := c.rules.Remove(ctx)
+		switch {
+		case err == nil:
 			c.state.Store(&captureState{Switch: to})
-		} else if !errors.Is(ctx.Err(), context.Canceled) {
+		case errors.Is(ctx.Err(), context.Canceled):
+		case state.applied:
 			c.log.Error("capture rules cannot be taken out", "error", err)
+		default:
+			c.log.Warn("whether an agent before has left capture rules cannot be seen", "error", err)
+			c.state.Store(&captureState{Switch: to}) // we have put none in
 		}
 	}()
 }
@@ -323,6 +360,10 @@ func (c *capture) followServers(ctx context.Context) {
 		Changed: func(conf *resolvconf.Config) {
 			rules := c.config.Rules
 			rules.Servers = addrs(conf)
+			if len(rules.Servers) == 0 {
+				return // none would mean all
+			}
+			defer c.serverless.Store(false)
 			if err := c.rules.Reconfigure(ctx, rules); err != nil {
 				c.log.Error("queries for the nameservers that resolv.conf has now are not captured", "servers", rules.Servers, "error", err)
 			}
@@ -334,14 +375,22 @@ func (c *capture) followServers(ctx context.Context) {
 	_ = watcher.Run(ctx) // it returns nil
 }
 
-// remove takes the rules out.
-func (c *capture) remove(ctx context.Context) error {
+// leave takes the rules out at the end, unless they are to stay.
+func (c *capture) leave(ctx context.Context) error {
+	state := c.state.Load()
+	switch {
+	case !state.applied && !state.removing:
+		return nil
+	case state.applied && !state.removing && c.config.FailClosed:
+		c.log.Warn("the capture rules stay: queries wait for the next agent, or are refused", "instead", "nametap capture remove")
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
 	if err := c.rules.Remove(ctx); err != nil {
 		return fmt.Errorf("taking the capture rules out, which `nametap capture remove` does too: %w", err)
 	}
-	c.state.Store(&captureState{Switch: c.state.Load().Switch})
+	c.state.Store(&captureState{Switch: state.Switch})
 	c.log.Info("the capture rules are out")
 	return nil
 }

@@ -17,8 +17,6 @@ const probeTimeout = time.Second
 // probe returns an error unless all listeners answer. They are asked for what needs no
 // table and no nameserver (RFC 4892).
 func probe(ctx context.Context, listeners []dnsproxy.Addr) error {
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
-	defer cancel()
 	for _, l := range listeners {
 		query := new(dns.Msg).SetQuestion("id.server.", dns.TypeTXT)
 		query.Question[0].Qclass = dns.ClassCHAOS

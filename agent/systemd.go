@@ -3,14 +3,18 @@ package agent
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
+
+	"github.com/nametap/nametap/dnsproxy"
 )
 
 // notifySystemd tells systemd, if it started us, that the host has its DNS: the
 // listeners are open, and capture is as the switch says. A table may come later, what
-// waits for us at boot must not. As long as the listeners answer, its watchdog is told.
+// waits for us at boot must not. As long as the UDP listeners answer, its watchdog is
+// told. Those for TCP may be full of clients, which is no reason to begin anew.
 func (a *Agent) notifySystemd(ctx context.Context) error {
 	interval, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
@@ -34,7 +38,8 @@ func (a *Agent) notifySystemd(ctx context.Context) error {
 	if interval == 0 {
 		return nil
 	}
-	ticker := time.NewTicker(interval / 2)
+	const chances = 3 // to answer in time
+	ticker := time.NewTicker(interval / chances)
 	defer ticker.Stop()
 	for {
 		select {
@@ -42,7 +47,8 @@ func (a *Agent) notifySystemd(ctx context.Context) error {
 			return nil
 		case <-ticker.C:
 		}
-		if err := probe(ctx, a.proxy.Addrs()); err != nil {
+		listeners := slices.DeleteFunc(a.proxy.Addrs(), func(l dnsproxy.Addr) bool { return l.Network != "udp" })
+		if err := probe(ctx, listeners); err != nil {
 			a.log.Warn("systemd's watchdog is not told that all is well", "error", err)
 			continue
 		}

@@ -24,6 +24,7 @@ type Capture struct {
 	cfg      Config
 	variants []variant
 	wanted   bool      // between Apply and Remove
+	behind   bool      // what is in is not of cfg yet
 	in       installed // what Apply has put in, zero before
 	sweepAt  time.Time // when entries that had to wait are dropped, zero if none
 	said     string    // the last failure of Run's that was logged
@@ -97,6 +98,7 @@ func (c *Capture) Reconfigure(ctx context.Context, cfg Config) error {
 	if err := c.configure(cfg); err != nil || !c.wanted {
 		return err
 	}
+	c.behind = true
 	changed, err := c.apply(ctx)
 	c.sayCaptured(changed, err)
 	return err
@@ -136,6 +138,7 @@ func (c *Capture) apply(ctx context.Context) (changed bool, err error) {
 		c.sweep(false)
 		c.sweepAt = time.Now().Add(c.cfg.Settle)
 	}
+	c.behind = c.behind && err != nil
 	return changed, err
 }
 

@@ -98,16 +98,10 @@ func TestLockHeld(t *testing.T) {
 	t.Parallel()
 	alone(t, func(l *lab) {
 		l.mount("/run", 0)
-		lock, err := os.Create("/run/xtables.lock")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-			t.Fatal(err)
-		}
-		c := l.capture(legacyIPv4)
+		lock := hold(t)
+		c := l.capture(legacyIPv4, quick)
 		start := time.Now()
-		err = c.Apply(t.Context())
+		err := c.Apply(t.Context())
 		if err == nil || !strings.Contains(err.Error(), "another program holds /run/xtables.lock") {
 			t.Errorf("%v", err)
 		}
@@ -118,7 +112,56 @@ func TestLockHeld(t *testing.T) {
 			t.Fatal(err)
 		}
 		apply(t, c)
+
+		// Rules that could not be exchanged are those of before, which Run mends.
+		lock = hold(t)
+		other := l.config(legacyIPv4, quick, func(c *iptables.Config) { c.ExcludeSourcePorts = []uint16{5353} })
+		if err := c.Reconfigure(t.Context(), other); err == nil {
+			t.Error("exchanged while another program holds the lock")
+		}
+		if err := lock.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if got := state(t, c); got != iptables.Drifted {
+			t.Errorf("%s, want %s", got, iptables.Drifted)
+		}
+		ctx, mended := context.WithTimeout(t.Context(), 10*time.Second)
+		go func() {
+			defer mended()
+			for c.Stats().Repairs == 0 && ctx.Err() == nil {
+				time.Sleep(5 * time.Millisecond)
+			}
+		}()
+		if err := c.Run(ctx); err != nil {
+			t.Error(err)
+		}
+		if got := state(t, c); got != iptables.InPlace || !strings.Contains(l.saves(), "--sport 5353") {
+			t.Errorf("%s:\n%s", got, l.saves())
+		}
 	})
+}
+
+// hold takes the lock of iptables-legacy.
+func hold(t *testing.T) *os.File {
+	t.Helper()
+	lock, err := os.Create("/run/xtables.lock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	return lock
+}
+
+// state returns the state of IPv4's rules.
+func state(t *testing.T, c *iptables.Capture) iptables.State {
+	t.Helper()
+	status, err := c.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return status.Families[0].State
 }
 
 // Legacy's lock cannot be made.

@@ -81,6 +81,9 @@ func (c *Capture) drifted(ctx context.Context) ([]string, error) {
 	if c.in.backend == "" {
 		return []string{"the rules are not in yet"}, nil
 	}
+	if c.behind {
+		return []string{"the rules are those of the configuration before"}, nil
+	}
 	s, rest := look(ctx, c.in.backend), look(ctx, c.in.backend.other())
 	var drifts []string
 	var errs []error

@@ -82,7 +82,7 @@ func (c *Capture) sides(ctx context.Context) (chosen, rest *side, reason string,
 // with all that it may have put in, since a machine without zones stays one.
 func (c *Capture) state(f Family, s saved) (State, bool, []string) {
 	vs := c.variants
-	if v, ok := c.in.families[f]; ok {
+	if v, ok := c.in.families[f]; ok && !c.behind {
 		vs = []variant{v}
 	}
 	wanted := len(vs[0].rules.tables(f)) > 0

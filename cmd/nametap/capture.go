@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -46,25 +48,31 @@ agent's; one environment, or one --config file, does for both.`,
 
 // subcommand returns a subcommand that runs with the settings resolved.
 func (c *captureCommand) subcommand(use, short, long string, run func(ctx context.Context, w io.Writer) error) *cobra.Command {
-	command := &cobra.Command{
-		Use: use, Short: short, Long: long,
-		Args: usageArgs(cobra.NoArgs),
-	}
+	command := c.declared(use, short, long)
+	declareOutput(command.Flags(), &c.output)
 	command.RunE = func(command *cobra.Command, _ []string) error {
 		if err := c.resolve(command); err != nil {
 			return usageError{err}
 		}
 		return run(command.Context(), command.OutOrStdout())
 	}
+	return command
+}
+
+// declared returns a subcommand that has the settings.
+func (c *captureCommand) declared(use, short, long string) *cobra.Command {
+	command := &cobra.Command{
+		Use: use, Short: short, Long: long,
+		Args: usageArgs(cobra.NoArgs),
+	}
 	c.flags.declare(command.Flags())
 	// Those that say nothing about the rules stay out of the help.
 	about := pflag.NewFlagSet("", pflag.ContinueOnError)
 	new(captureFlags).declare(about)
+	others := []string{settings.ConfigFlag, settings.MeshConfigFlag, "dns-addr", "resolv-conf", "upstream-timeout", "log-level", "log-format"}
 	command.Flags().VisitAll(func(flag *pflag.Flag) {
-		others := []string{settings.ConfigFlag, settings.MeshConfigFlag, "dns-addr", "resolv-conf", "upstream-timeout", "log-level", "log-format"}
 		flag.Hidden = about.Lookup(flag.Name) == nil && !slices.Contains(others, flag.Name)
 	})
-	declareOutput(command.Flags(), &c.output)
 	return command
 }
 
@@ -94,7 +102,7 @@ func (c *captureCommand) resolve(command *cobra.Command) error {
 	if c.rules, err = c.flags.capture.rules(c.flags.dnsAddr, c.flags.settle()); err != nil {
 		return err
 	}
-	if c.flags.capture.servers == serversResolvConf {
+	if c.state.On && c.flags.capture.servers == serversResolvConf {
 		if c.rules.Servers, err = agent.CapturedServers(c.flags.resolvConf); err != nil {
 			return err
 		}
@@ -110,8 +118,14 @@ changed. Each family has all of its rules or none. With ISTIO_META_DNS_CAPTURE=f
 nothing is put in, and that is no error.`,
 		func(ctx context.Context, w io.Writer) error {
 			if !c.state.On {
-				_, err := fmt.Fprintf(w, "no rules are put in: %s\n", c.state.Because)
-				return err
+				nothing := struct {
+					On      bool   `json:"on"`
+					Because string `json:"because"`
+				}{c.state.On, c.state.Because}
+				return c.print(w, nothing, func(w io.Writer) error {
+					_, err := fmt.Fprintf(w, "no rules are put in: %s\n", c.state.Because)
+					return err
+				})
 			}
 			if err := c.set.Apply(ctx); err != nil {
 				return fmt.Errorf("%w; `nametap capture check` says what is missing", err)
@@ -123,25 +137,49 @@ nothing is put in, and that is no error.`,
 func newCaptureRemove() *cobra.Command {
 	c := new(captureCommand)
 	afterAgent := false
-	command := c.subcommand("remove", "Take the rules out", `Take out all that is ours, in both backends, whatever it was put in with. Queries go
+	command := c.declared("remove", "Take the rules out", `Take out all that is ours, in both backends, whatever it was put in with. Queries go
 to nameservers again at once; the command ends when no reply can be on its way any
 more. With --after-agent, which is for service managers, it does not wait, and does
-nothing if --fail-open=false says that queries are to be refused without an agent.`,
-		func(ctx context.Context, w io.Writer) error {
-			if afterAgent && !c.flags.capture.failOpen {
-				_, err := fmt.Fprintln(w, "the rules stay: queries are refused without an agent (--fail-open=false)")
-				return err
-			}
-			if afterAgent { // no reply of it can be on its way
-				c.rules.Settle = time.Nanosecond
-				if err := c.set.Reconfigure(ctx, c.rules); err != nil {
-					return err
-				}
-			}
-			return c.set.Remove(ctx)
-		})
+nothing if --fail-open=false says that queries are to be refused without an agent.`)
+	command.RunE = func(command *cobra.Command, _ []string) error {
+		failOpen, logger := c.resolveForRemoval(command.Flags())
+		if afterAgent && !failOpen {
+			logger.Warn("the rules stay: queries are refused without an agent (--fail-open=false)")
+			return nil
+		}
+		rules := iptables.DefaultConfig() // any will do: it goes by the names of chains
+		if afterAgent {
+			rules.Settle = time.Nanosecond // no reply of it can be on its way
+		}
+		set, err := iptables.New(rules, logger)
+		if err != nil {
+			return err
+		}
+		return set.Remove(command.Context())
+	}
 	command.Flags().BoolVar(&afterAgent, "after-agent", false, "only if --fail-open, and at once")
 	return command
+}
+
+// resolveForRemoval returns what removing wants to know. Settings that are wrong must not
+// keep the rules in: they may be why there is no agent.
+func (c *captureCommand) resolveForRemoval(flags *pflag.FlagSet) (failOpen bool, logger *slog.Logger) {
+	flag := flags.Lookup(failOpenFlag)
+	given := flag.Changed
+	err := settings.Resolve(flags, os.Environ())
+	logger, logErr := newLogger(c.flags.logLevel, c.flags.logFormat)
+	if logErr != nil {
+		logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	}
+	err = errors.Join(err, logErr)
+	if err == nil {
+		return c.flags.capture.failOpen, logger
+	}
+	logger.Warn("settings are wrong, which removing the rules does without", "error", err)
+	if failOpen, err := strconv.ParseBool(os.Getenv(settings.Env(flag))); err == nil && !given {
+		return failOpen, logger
+	}
+	return c.flags.capture.failOpen, logger
 }
 
 func newCapturePrint() *cobra.Command {
@@ -216,19 +254,18 @@ if they are not as they should be.`,
 
 // judge returns an error unless the rules are as the switch says.
 func (c *captureCommand) judge(status iptables.Status) error {
-	in := 0
+	in := false
 	for _, f := range status.Families {
+		in = in || f.State == iptables.InPlace
+		needed := f.Family == iptables.IPv4 || c.rules.IPv6 == iptables.On
 		switch {
 		case f.State == iptables.Drifted, f.OtherBackend:
-			return errors.New("the rules are not as the settings say: `nametap capture print` shows what apply would do")
-		case f.State == iptables.InPlace:
-			in++
+			return errors.New("the rules are not as these settings say; `nametap capture print` shows what apply would do, `nametap status` what an agent says that has its own settings")
+		case c.state.On && (f.State == iptables.Absent || f.State == iptables.Unavailable && needed):
+			return fmt.Errorf("DNS over %s is not captured", f.Family)
 		}
 	}
-	switch {
-	case c.state.On && in == 0:
-		return errors.New("DNS is not captured")
-	case !c.state.On && in > 0:
+	if !c.state.On && in {
 		return fmt.Errorf("DNS is captured, though %s", c.state.Because)
 	}
 	return nil

@@ -44,10 +44,13 @@ const defaultMeshConfig = "/etc/istio/config/mesh"
 
 // declareSwitch declares what says whether DNS is captured at all.
 func (f *captureFlags) declareSwitch(flags *pflag.FlagSet) {
-	flags.BoolVar(&f.on, switchFlag, true, "capture DNS; false installs no rules")
+	flags.BoolVar(&f.on, switchFlag, true, "capture DNS, where --capture or 'nametap capture apply' asks for it; false installs no rules")
 }
 
-const switchFlag = "dns-capture"
+const (
+	switchFlag   = "dns-capture"
+	failOpenFlag = "fail-open"
+)
 
 // declare declares the flags, which begin with that of the switch.
 func (f *captureFlags) declare(flags *pflag.FlagSet) {
@@ -65,7 +68,7 @@ func (f *captureFlags) declare(flags *pflag.FlagSet) {
 	flags.StringVar(&f.ipv6, "ipv6", string(iptables.IfAvailable), "capture queries over IPv6: auto, on or off")
 	flags.StringVar(&f.backend, "backend", string(iptables.Auto), "where the rules go: auto, nft or legacy")
 	flags.DurationVar(&f.reconcile, "reconcile", iptables.DefaultConfig().Interval, "look after the rules this often")
-	flags.BoolVar(&f.failOpen, "fail-open", true, "without the agent queries go to nameservers again, once 'nametap capture remove --after-agent' has run")
+	flags.BoolVar(&f.failOpen, failOpenFlag, true, "when the agent has ended, queries go to nameservers again; if it was killed, by 'nametap capture remove --after-agent'. false leaves the rules in")
 }
 
 // agentID is the user and the group of the agent, as Istio's has it.

@@ -190,7 +190,7 @@ func (f *agentFlags) captureConfig() (*agent.CaptureConfig, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg := &agent.CaptureConfig{Rules: rules}
+	cfg := &agent.CaptureConfig{Rules: rules, FailClosed: !f.capture.failOpen}
 	if f.capture.servers == serversResolvConf {
 		cfg.ResolvConf = f.resolvConf
 	}

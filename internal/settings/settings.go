@@ -255,6 +255,10 @@ func Expected(flag *pflag.Flag, err error) error {
 		return errors.New("want a whole number")
 	case "bool":
 		return errors.New("want true or false")
+	case "uint16":
+		return errors.New("want a whole number from 0 to 65535")
+	case "uintSlice":
+		return errors.New("want whole numbers, such as 1337 (of a user: `id -u NAME`)")
 	default:
 		return err
 	}
