@@ -49,7 +49,10 @@ image: ## the container images (needs a Docker engine)
 	docker build --target init      -t $(IMAGE)-init .
 	docker build --target discovery -t $(IMAGE)-discovery .
 
-install: build ## the agent and its units for a VM, below DESTDIR
+bin/nametap:
+	$(MAKE) build
+
+install: bin/nametap ## the agent and its units for a VM, below DESTDIR
 	install -D -m 755 bin/nametap '$(DESTDIR)$(PREFIX)/bin/nametap'
 	install -D -m 644 deploy/systemd/nametap.socket   '$(DESTDIR)$(LIBDIR)/systemd/system/nametap.socket'
 	install -D -m 644 deploy/systemd/nametap.service  '$(DESTDIR)$(LIBDIR)/systemd/system/nametap.service'

@@ -32,7 +32,7 @@ type CaptureConfig struct {
 	// FailClosed leaves the rules in at the end, so that queries are refused, or wait in
 	// sockets that somebody holds, until there is an agent again.
 	FailClosed bool
-	// Switch reads whether to capture at all. It is called twice a second; after an
+	// Switch reads whether to capture at all. It is called four times a second; after an
 	// error, what it said before holds.
 	Switch func() (Switch, error)
 }
@@ -45,7 +45,7 @@ type Switch struct {
 
 const (
 	// switchInterval is how often the switch is read.
-	switchInterval = 500 * time.Millisecond
+	switchInterval = 250 * time.Millisecond
 	// removeTimeout bounds the removal of rules at the end: the settle time of
 	// queries in flight, and the tools.
 	removeTimeout = 15 * time.Second

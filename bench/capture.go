@@ -40,9 +40,9 @@ func paths() []path {
 	return []path{
 		{what: "direct, no rules"},
 		{what: "nft", backend: "nft", zone: "53"},
-		{what: "nft, --zone 0", backend: "nft", zone: "0"},
+		{what: "nft, no zone", backend: "nft", zone: "0"},
 		{what: "legacy", backend: "legacy", zone: "53"},
-		{what: "legacy, --zone 0", backend: "legacy", zone: "0"},
+		{what: "legacy, no zone", backend: "legacy", zone: "0"},
 	}
 }
 

@@ -87,7 +87,7 @@ func (b *captureBench) apply(ctx context.Context, p path) (time.Duration, error)
 // captureArguments is a command of the agent about the rules of a path.
 func (b *captureBench) captureArguments(verb string, p path) []string {
 	return []string{
-		b.binary, "capture", verb, "--backend", p.backend, "--zone", p.zone, "--dns-capture", "--ipv6", "on", "--log-level", "warn",
+		b.binary, "capture", verb, "--backend", p.backend, "--conntrack-zone", p.zone, "--dns-capture", "--ipv6", "on", "--log-level", "warn",
 		"--dns-addr", fmt.Sprintf("localhost:%d", agentPort), "--agent-uid", strconv.Itoa(agentUser), "--agent-gid", strconv.Itoa(agentUser),
 	}
 }

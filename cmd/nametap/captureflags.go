@@ -64,7 +64,7 @@ func (f *captureFlags) declare(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.excludeInterfaces, "exclude-interface", nil, "interface through which queries pass, tun+ for all that begin with tun; may be repeated")
 	flags.UintSliceVar(&f.excludeSourcePorts, "exclude-source-port", nil, "port from which queries pass; may be repeated")
 	flags.StringSliceVar(&f.virtualInterfaces, "virtual-interface", nil, "interface of containers or virtual machines whose queries are captured too; may be repeated")
-	flags.Uint16Var(&f.zone, "zone", iptables.DefaultConfig().Zone, "conntrack zone of captured queries; 0 is none")
+	flags.Uint16Var(&f.zone, "conntrack-zone", iptables.DefaultConfig().Zone, "conntrack zone of captured queries; 0 is none")
 	flags.StringVar(&f.ipv6, "ipv6", string(iptables.IfAvailable), "capture queries over IPv6: auto, on or off")
 	flags.StringVar(&f.backend, "backend", string(iptables.Auto), "where the rules go: auto, nft or legacy")
 	flags.DurationVar(&f.reconcile, "reconcile", iptables.DefaultConfig().Interval, "look after the rules this often")

@@ -1,0 +1,154 @@
+package test
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// Whatever is wrong with the settings, rules come out: it may be why there is no agent.
+func TestRemoveDespiteSettings(t *testing.T) { // K3, K9
+	t.Parallel()
+	v := newVM(t, "nft")
+	for _, wrong := range [][]string{
+		{"NAMETAP_EXCLUDE_CDIR=10.0.0.0/8"},
+		{"DNS_PROXY_ADDR=192.0.2.1:15053"},
+		{"NAMETAP_LOG_LEVEL=loud"},
+		{"PROXY_CONFIG={"},
+		{"NAMETAP_MESH_CONFIG=" + v.write("mesh", broken)},
+		{"NAMETAP_SERVERS=resolv-conf", "NAMETAP_RESOLV_CONF=" + v.write("nobody", "")},
+	} {
+		if r := v.root(v.args("apply")...); r.code != 0 {
+			t.Fatalf("apply: %+v", r)
+		}
+		kept := v.environment
+		v.environment = append(v.environment, wrong...)
+		v.environment = append(v.environment, "NAMETAP_FAIL_OPEN=false")
+		if r := v.root("capture", "remove", "--after-agent"); r.code != 0 || !v.captured() {
+			t.Errorf("%s, with fail-open=false: %+v", wrong, r)
+		}
+		v.environment = append(kept, wrong...)
+		if r := v.root("capture", "remove", "--after-agent"); r.code != 0 || v.captured() {
+			t.Errorf("%s: %+v", wrong, r)
+		}
+		v.environment = kept
+	}
+}
+
+// With --fail-open=false the end of an agent, however it comes, lets no query past it.
+func TestFailClosed(t *testing.T) { // K9
+	t.Parallel()
+	vms(t, func(v *vm) {
+		t := v.tb
+		path := v.write("mesh", meshConfig(true))
+		a := v.capture("--fail-open=false", "--mesh-config", path)
+		a.end(terminate)
+		if _, err := v.refused(named); err == nil || !v.captured() {
+			t.Errorf("after its end: %v\n%s", err, v.saves())
+		}
+		a = v.capture("--fail-open=false", "--mesh-config", path)
+		v.asked(named, meshIP)
+		v.replace("mesh", meshConfig(false)) // who switches it off wants them out
+		v.until("the rules are out", func() bool { return !v.captured() })
+		a.end(terminate)
+		v.asked(named, namedIP)
+	})
+}
+
+// A VM boots before it knows its nameservers.
+func TestServersLater(t *testing.T) { // K6, F5
+	t.Parallel()
+	v := newVM(t, "nft")
+	v.write("resolv.conf", "search shop.svc.cluster.local\n")
+	v.start("--capture", "--servers", "resolv-conf")
+	if v.captured() {
+		t.Errorf("captured without a nameserver:\n%s", v.saves())
+	}
+	v.replace("resolv.conf", "nameserver "+named+"\n")
+	v.until("DNS is captured", v.captured)
+	v.asked(named, meshIP)
+	v.asked(other, otherIP)
+}
+
+// One family of two is not what the settings say.
+func TestStatusOfHalf(t *testing.T) { // K4
+	t.Parallel()
+	v := newVM(t, "nft")
+	if r := v.root(v.args("apply", "--ipv6", "off")...); r.code != 0 {
+		t.Fatalf("apply: %+v", r)
+	}
+	if r := v.root(v.args("status", "--ipv6", "off")...); r.code != 0 {
+		t.Errorf("%+v", r)
+	}
+	if r := v.root(v.args("status")...); r.code != 1 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// systemd is told when DNS is there, and then that it goes on, also when clients take
+// all connections that there may be.
+func TestSystemd(t *testing.T) { // R2
+	t.Parallel()
+	v := newVM(t, "nft")
+	path := filepath.Join(v.dir, "notify")
+	notified, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram", Name: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer notified.Close()
+	if err := os.Chmod(path, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	next := func() string {
+		t.Helper()
+		if err := notified.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		buffer := make([]byte, 512)
+		n, err := notified.Read(buffer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(buffer[:n])
+	}
+	v.environment = append(v.environment, "NOTIFY_SOCKET="+path, "WATCHDOG_USEC=300000")
+	const conns = 4
+	v.launch("--capture", "--max-tcp-conns", "4")
+	if got := next(); got != "READY=1" || !v.captured() {
+		t.Errorf("first it says %q", got)
+	}
+	for range conns + 1 { // the last one has to wait
+		v.Run(func() {
+			conn, err := net.Dial("tcp", dnsAddr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { conn.Close() })
+		})
+	}
+	for range 5 {
+		if got := next(); got != "WATCHDOG=1" {
+			t.Errorf("then it says %q", got)
+		}
+	}
+}
+
+// Who may not look after rules, and need not, is not disturbed by that.
+func TestSwitchOffNotPermitted(t *testing.T) { // K9
+	t.Parallel()
+	v := newVM(t, "auto")
+	v.capabilities = nil
+	v.environment = append(v.environment, "ISTIO_META_DNS_CAPTURE=false")
+	a := v.start("--capture")
+	const warning = "cannot be seen"
+	v.until("it is said", func() bool { return a.log.Count(warning) > 0 })
+	if v.metric("nametap_capture_on") != 0 {
+		t.Error("it says that DNS is captured")
+	}
+	a.end(terminate)
+	if a.ProcessState.ExitCode() != 0 || a.log.Count(warning) != 1 || a.log.Count("level=ERROR") != 0 {
+		t.Errorf("%v\n%s", a.ProcessState, a.log)
+	}
+}
