@@ -59,14 +59,14 @@ func (f *Family) UnmarshalText(text []byte) error {
 // families returns both, in the order in which they are applied.
 func families() []Family { return []Family{IPv4, IPv6} }
 
-// Switch says whether something is wanted.
-type Switch string
+// Choice says whether something is wanted.
+type Choice string
 
-// The states of a Switch. IfAvailable does without, and says so.
+// The values of a Choice. IfAvailable does without, and says so.
 const (
-	IfAvailable Switch = "auto"
-	On          Switch = "on"
-	Off         Switch = "off"
+	IfAvailable Choice = "auto"
+	On          Choice = "on"
+	Off         Choice = "off"
 )
 
 // Config says what is captured. [DefaultConfig] is a good start: the zero value
@@ -114,7 +114,7 @@ type Config struct {
 
 	// IPv6 captures queries over IPv6. With IfAvailable (or "") a family that
 	// this machine has not is left out, as long as the other one works.
-	IPv6 Switch
+	IPv6 Choice
 	// Backend is where the rules go; "" is Auto.
 	Backend Backend
 	// Interval is how often Run looks for drift; 0 is 5 s.

@@ -92,7 +92,7 @@ func (f *captureFlags) rules(dnsAddr string, settle time.Duration) (iptables.Con
 	cfg.Port = uint16(number)
 	cfg.Zone, cfg.Interval, cfg.Settle = f.zone, f.reconcile, settle
 	cfg.ExcludeInterfaces, cfg.VirtualInterfaces = f.excludeInterfaces, f.virtualInterfaces
-	cfg.IPv6, cfg.Backend = iptables.Switch(f.ipv6), iptables.Backend(f.backend)
+	cfg.IPv6, cfg.Backend = iptables.Choice(f.ipv6), iptables.Backend(f.backend)
 	if cfg.IPv6, err = f.listens(host, cfg.IPv6); err != nil {
 		return iptables.Config{}, fmt.Errorf("dns-addr %q: %w", dnsAddr, err)
 	}
@@ -130,7 +130,7 @@ func (f *captureFlags) rules(dnsAddr string, settle time.Duration) (iptables.Con
 // listens compares where an agent listens that has this host in its address with where the
 // rules lead: to 127.0.0.1 and ::1, and to the addresses of virtual interfaces. It returns
 // what becomes of IPv6, which may be left out.
-func (f *captureFlags) listens(host string, v6 iptables.Switch) (iptables.Switch, error) {
+func (f *captureFlags) listens(host string, v6 iptables.Choice) (iptables.Choice, error) {
 	if len(f.virtualInterfaces) > 0 && host != "" && host != "0.0.0.0" {
 		return v6, fmt.Errorf("queries of virtual-interface %v come to the address that it has: want no host before the port, which is all addresses", f.virtualInterfaces)
 	}
