@@ -19,10 +19,11 @@ build: ## both binaries, static, in bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o bin/ ./cmd/nametap ./cmd/nametap-discovery
 
 test: ## all tests, with the race detector and the coverage
-	@scripts/install-missing gcc ip iptables conntrack dig systemd-analyze
+	@scripts/install-missing gcc ip iptables conntrack dig dnsmasq systemd-analyze
 	@scripts/left-out
 	@race="$$(scripts/race-flag)"; set -ex; \
-	$(GO) test $$race -coverpkg=./... -coverprofile=coverage.out ./...
+	$(GO) test $$race -coverpkg=./... -coverprofile=coverage.out ./...; \
+	cd bench && $(GO) test $$race ./...
 	@scripts/check-coverage coverage.out $(COVERAGE)
 
 lint: ## golangci-lint, and whether generated code is current
