@@ -40,19 +40,11 @@ type faultResult struct {
 // fault. Each server starts anew for each fault and round, so that it knows nothing
 // of the nameservers.
 func (e *experiments) faultLatencies(ctx context.Context) error {
-	first, err := startUpstream(port53(firstServer()))
+	first, second, stop, err := e.twoNameservers()
 	if err != nil {
 		return err
 	}
-	defer first.close()
-	second, err := startUpstream(port53(secondServer()))
-	if err != nil {
-		return err
-	}
-	defer second.close()
-	if err := e.lab.useNameservers(firstServer(), secondServer()); err != nil {
-		return err
-	}
+	defer stop()
 	found := map[string]*faultResult{}
 	for round := range e.rounds {
 		for k, f := range faults() {

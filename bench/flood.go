@@ -43,19 +43,11 @@ const (
 
 // floods measures what a flood of queries does while no nameserver answers.
 func (e *experiments) floods(ctx context.Context) error {
-	first, err := startUpstream(port53(firstServer()))
+	first, second, stop, err := e.twoNameservers()
 	if err != nil {
 		return err
 	}
-	defer first.close()
-	second, err := startUpstream(port53(secondServer()))
-	if err != nil {
-		return err
-	}
-	defer second.close()
-	if err := e.lab.useNameservers(firstServer(), secondServer()); err != nil {
-		return err
-	}
+	defer stop()
 	found := map[string]figures{}
 	for round := range e.rounds {
 		for i := range compared() {

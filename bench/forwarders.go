@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"os/user"
 )
 
 // istioName is the server that the agent is to replace.
@@ -61,26 +60,8 @@ func prepareForwardingCoreDNS(ctx context.Context, l *lab, addr netip.AddrPort) 
 
 // prepareForwardingDnsmasq has a cache that holds as many names as it may: 10,000.
 func prepareForwardingDnsmasq(ctx context.Context, l *lab, addr netip.AddrPort) (launch, error) {
-	binary, err := findTool("dnsmasq", "dnsmasq-base")
-	if err != nil {
-		return launch{}, err
-	}
-	me, err := user.Current()
-	if err != nil {
-		return launch{}, fmt.Errorf("asking for the own user: %w", err)
-	}
-	hosts, err := l.write("hosts", hostsFile(l.services))
-	return launch{
-		argv: []string{
-			binary, "--keep-in-foreground", "--conf-file=/dev/null", "--log-facility=-", "--pid-file=",
-			"--user=" + me.Username, "--no-hosts", "--bind-interfaces", "--cache-size=10000",
-			// More queries under way than the 150 that it allows by default.
-			"--dns-forward-max=10000",
-			"--listen-address=" + addr.Addr().String(), fmt.Sprintf("--port=%d", addr.Port()),
-			"--local-ttl=30", "--addn-hosts=" + hosts, "--resolv-file=" + l.path("resolv.conf"),
-		},
-		version: toolVersion(ctx, binary, "--version"),
-	}, err
+	// More queries under way than the 150 that it allows by default.
+	return l.dnsmasq(ctx, addr, "--cache-size=10000", "--dns-forward-max=10000", "--resolv-file="+l.path("resolv.conf"))
 }
 
 // prepareForwardingUnbound has one thread and no DNSSEC, as the others have none.

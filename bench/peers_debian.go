@@ -43,6 +43,11 @@ func hostsFile(hosts []host) []byte {
 
 // prepareDnsmasq has the hosts in a file.
 func prepareDnsmasq(ctx context.Context, l *lab, addr netip.AddrPort) (launch, error) {
+	return l.dnsmasq(ctx, addr, "--no-resolv", "--local=/"+clusterDomain+"/")
+}
+
+// dnsmasq has the hosts in a file, and more options.
+func (l *lab) dnsmasq(ctx context.Context, addr netip.AddrPort, options ...string) (launch, error) {
 	binary, err := findTool("dnsmasq", "dnsmasq-base")
 	if err != nil {
 		return launch{}, err
@@ -53,12 +58,12 @@ func prepareDnsmasq(ctx context.Context, l *lab, addr netip.AddrPort) (launch, e
 	}
 	hosts, err := l.write("hosts", hostsFile(l.services))
 	return launch{
-		argv: []string{
+		argv: append([]string{
 			binary, "--keep-in-foreground", "--conf-file=/dev/null", "--log-facility=-", "--pid-file=",
-			"--user=" + me.Username, "--no-resolv", "--no-hosts", "--bind-interfaces",
+			"--user=" + me.Username, "--no-hosts", "--bind-interfaces",
 			"--listen-address=" + addr.Addr().String(), fmt.Sprintf("--port=%d", addr.Port()),
-			"--local=/" + clusterDomain + "/", "--local-ttl=30", "--addn-hosts=" + hosts,
-		},
+			"--local-ttl=30", "--addn-hosts=" + hosts,
+		}, options...),
 		version: toolVersion(ctx, binary, "--version"),
 	}, err
 }

@@ -145,3 +145,25 @@ func zoneOf(name string) string {
 	}
 	return "."
 }
+
+// twoNameservers starts the two that servers forward to, until stop is called.
+func (e *experiments) twoNameservers() (first, second *upstream, stop func(), err error) {
+	first, err = startUpstream(port53(firstServer()))
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	second, err = startUpstream(port53(secondServer()))
+	if err != nil {
+		first.close()
+		return nil, nil, nil, err
+	}
+	stop = func() {
+		second.close()
+		first.close()
+	}
+	if err := e.lab.useNameservers(firstServer(), secondServer()); err != nil {
+		stop()
+		return nil, nil, nil, err
+	}
+	return first, second, stop, nil
+}
