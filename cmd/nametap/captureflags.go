@@ -42,11 +42,6 @@ const (
 // defaultMeshConfig is where Istio has the mesh config in a pod and on a VM.
 const defaultMeshConfig = "/etc/istio/config/mesh"
 
-// declareSwitch declares what says whether DNS is captured at all.
-func (f *captureFlags) declareSwitch(flags *pflag.FlagSet) {
-	flags.BoolVar(&f.on, switchFlag, true, "capture DNS, where --capture or 'nametap capture apply' asks for it; false installs no rules")
-}
-
 const (
 	switchFlag   = "dns-capture"
 	failOpenFlag = "fail-open"
@@ -54,7 +49,7 @@ const (
 
 // declare declares the flags, which begin with that of the switch.
 func (f *captureFlags) declare(flags *pflag.FlagSet) {
-	f.declareSwitch(flags)
+	flags.BoolVar(&f.on, switchFlag, true, "capture DNS, where --capture or 'nametap capture apply' asks for it; false installs no rules")
 	flags.StringVar(&f.servers, "servers", serversAll, "capture queries for all nameservers, or only for those of resolv-conf")
 	flags.UintSliceVar(&f.agentUIDs, "agent-uid", []uint{agentID}, "user of the agent, whose own queries pass; may be repeated")
 	flags.UintSliceVar(&f.agentGIDs, "agent-gid", []uint{agentID}, "group of the agent, whose own queries pass; may be repeated")

@@ -316,12 +316,7 @@ func (e *exchange) tick(now time.Time) {
 		return
 	}
 	e.look(now)
-	e.useCopies(now)
-	if e.over {
-		return
-	}
-	e.settle(now)
-	if e.over {
+	if e.ended(now) {
 		return
 	}
 	if e.once() || !e.group.budget.take(now) {
@@ -410,17 +405,22 @@ func (e *exchange) again(i int, now time.Time, way *bool) {
 // fail moves on to the next server (rule 5).
 func (e *exchange) fail(i int, now time.Time) {
 	e.tries[i].failed = true
-	e.useCopies(now)
-	if e.over {
-		return
-	}
-	e.settle(now)
-	if e.over {
+	if e.ended(now) {
 		return
 	}
 	if next := e.next(); e.tries[next].asked == 0 {
 		e.advance(next, now)
 	}
+}
+
+// ended reports whether nobody else is to be asked: a copy has brought the answer, or no
+// server is left that could.
+func (e *exchange) ended(now time.Time) bool {
+	e.useCopies(now)
+	if !e.over {
+		e.settle(now)
+	}
+	return e.over
 }
 
 // settle ends the exchange if no server is left that could answer.
