@@ -14,8 +14,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/iptables"
@@ -59,7 +57,8 @@ type capture struct {
 	rules  *iptables.Capture
 	unfit  error // why rules would lead nowhere, once we listen
 
-	serverless atomic.Bool // resolv.conf has no nameservers yet whose queries to capture
+	resolvConf *resolvconf.Config // as read at the start; nil if there is nothing to read yet
+	serverless atomic.Bool        // it has no nameservers yet whose queries to capture
 
 	begun   chan struct{} // closed when the switch was followed for the first time
 	state   atomic.Pointer[captureState]
@@ -85,12 +84,13 @@ func newCapture(cfg CaptureConfig, proxy *dnsproxy.Server, log *slog.Logger) (*c
 	c := &capture{config: cfg, log: log, proxy: proxy, begun: make(chan struct{})}
 	c.state.Store(&captureState{})
 	if cfg.ResolvConf != "" {
-		servers, err := CapturedServers(cfg.ResolvConf)
+		conf, err := readServers(cfg.ResolvConf)
 		if err != nil {
 			log.Warn("nothing is captured until there are nameservers", "error", err)
 			c.serverless.Store(true)
+		} else {
+			c.resolvConf, c.config.Rules.Servers = conf, addrs(conf)
 		}
-		c.config.Rules.Servers = servers
 	}
 	rules, err := iptables.New(c.config.Rules, log)
 	if err != nil {
@@ -100,44 +100,25 @@ func newCapture(cfg CaptureConfig, proxy *dnsproxy.Server, log *slog.Logger) (*c
 	return c, nil
 }
 
-// register registers what is counted; of no capture, that it is off.
-func (c *capture) register(registry prometheus.Registerer) {
-	count := func(name, help string, of func(iptables.Stats) uint64) {
-		registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help},
-			func() float64 {
-				if c == nil {
-					return 0
-				}
-				return float64(of(c.rules.Stats()))
-			}))
-	}
-	count("nametap_capture_checks_total", "Looks at the capture rules.",
-		func(s iptables.Stats) uint64 { return s.Checks })
-	count("nametap_capture_repairs_total", "Times that the capture rules had drifted and were mended.",
-		func(s iptables.Stats) uint64 { return s.Repairs })
-	count("nametap_capture_failures_total", "Looks at the capture rules, and repairs, that failed.",
-		func(s iptables.Stats) uint64 { return s.Failures })
-	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "nametap_capture_on", Help: "1 if the capture rules are in, 0 if they are not.",
-	}, func() float64 {
-		if c != nil && c.state.Load().applied {
-			return 1
-		}
-		return 0
-	}))
-}
-
 // CapturedServers returns the nameservers that a resolv.conf has clients ask.
 func CapturedServers(path string) ([]netip.Addr, error) {
+	conf, err := readServers(path)
+	if err != nil {
+		return nil, err
+	}
+	return addrs(conf), nil
+}
+
+// readServers reads a resolv.conf that has nameservers.
+func readServers(path string) (*resolvconf.Config, error) {
 	conf, err := clientsFile(path).Read()
+	if err == nil && len(conf.Servers) == 0 {
+		err = errors.New("want at least one there")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("capturing queries for the nameservers of %s: %w", path, err)
 	}
-	servers := addrs(conf)
-	if len(servers) == 0 {
-		return nil, fmt.Errorf("capturing queries for the nameservers of %s: want at least one there", path)
-	}
-	return servers, nil
+	return conf, nil
 }
 
 // clientsFile is a resolv.conf as clients read it: if there is a stub in it they ask
@@ -356,7 +337,7 @@ func (c *capture) endRemoval() {
 // followServers exchanges the rules when resolv.conf has other nameservers.
 func (c *capture) followServers(ctx context.Context) {
 	watcher := resolvconf.Watcher{
-		Files: clientsFile(c.config.ResolvConf),
+		Files: clientsFile(c.config.ResolvConf), Current: c.resolvConf,
 		Changed: func(conf *resolvconf.Config) {
 			rules := c.config.Rules
 			rules.Servers = addrs(conf)
@@ -369,6 +350,9 @@ func (c *capture) followServers(ctx context.Context) {
 			}
 		},
 		Failed: func(err error) {
+			if c.serverless.Load() {
+				return // which was said
+			}
 			c.log.Warn("queries for the nameservers that resolv.conf had are captured", "error", err)
 		},
 	}
@@ -393,27 +377,4 @@ func (c *capture) leave(ctx context.Context) error {
 	c.state.Store(&captureState{Switch: state.Switch})
 	c.log.Info("the capture rules are out")
 	return nil
-}
-
-// CaptureStatus is what an agent says of the rules that it keeps.
-type CaptureStatus struct {
-	On      bool   `json:"on"`
-	Because string `json:"because"`
-	Repairs uint64 `json:"repairs"`
-	// Rules is what is in the kernel now; Error says why that cannot be known.
-	Rules *iptables.Status `json:"rules,omitempty"`
-	Error string           `json:"error,omitempty"`
-}
-
-// status looks at the rules.
-func (c *capture) status(ctx context.Context) *CaptureStatus {
-	state := c.state.Load()
-	status := &CaptureStatus{On: state.On, Because: state.Because, Repairs: c.rules.Stats().Repairs}
-	rules, err := c.rules.Status(ctx)
-	if err != nil {
-		status.Error = err.Error()
-		return status
-	}
-	status.Rules = &rules
-	return status
 }

@@ -1,0 +1,59 @@
+package agent
+
+import (
+	"context"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/nametap/nametap/iptables"
+)
+
+// register registers what is counted; of no capture, that it is off.
+func (c *capture) register(registry prometheus.Registerer) {
+	count := func(name, help string, of func(iptables.Stats) uint64) {
+		registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help},
+			func() float64 {
+				if c == nil {
+					return 0
+				}
+				return float64(of(c.rules.Stats()))
+			}))
+	}
+	count("nametap_capture_checks_total", "Looks at the capture rules.",
+		func(s iptables.Stats) uint64 { return s.Checks })
+	count("nametap_capture_repairs_total", "Times that the capture rules had drifted and were mended.",
+		func(s iptables.Stats) uint64 { return s.Repairs })
+	count("nametap_capture_failures_total", "Looks at the capture rules, and repairs, that failed.",
+		func(s iptables.Stats) uint64 { return s.Failures })
+	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "nametap_capture_on", Help: "1 if the capture rules are in, 0 if they are not.",
+	}, func() float64 {
+		if c != nil && c.state.Load().applied {
+			return 1
+		}
+		return 0
+	}))
+}
+
+// CaptureStatus is what an agent says of the rules that it keeps.
+type CaptureStatus struct {
+	On      bool   `json:"on"`
+	Because string `json:"because"`
+	Repairs uint64 `json:"repairs"`
+	// Rules is what is in the kernel now; Error says why that cannot be known.
+	Rules *iptables.Status `json:"rules,omitempty"`
+	Error string           `json:"error,omitempty"`
+}
+
+// status looks at the rules.
+func (c *capture) status(ctx context.Context) *CaptureStatus {
+	state := c.state.Load()
+	status := &CaptureStatus{On: state.On, Because: state.Because, Repairs: c.rules.Stats().Repairs}
+	rules, err := c.rules.Status(ctx)
+	if err != nil {
+		status.Error = err.Error()
+		return status
+	}
+	status.Rules = &rules
+	return status
+}
