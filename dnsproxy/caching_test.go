@@ -39,6 +39,23 @@ func TestCacheAnswers(t *testing.T) { // F8
 	}
 }
 
+// Each question counts once, whoever looks for it in how many places.
+func TestCacheCounts(t *testing.T) { // F8, R4
+	t.Parallel()
+	fake := nameserver(t, fakedns.Answer("www.example. 300 IN A 192.0.2.1"))
+	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
+	for range 3 {
+		p.ask(t, "www.example", dns.TypeA)
+	}
+	p.exchange(t, "tcp", question("www.example", dns.TypeA))
+	p.exchange(t, "tcp", question("other.example", dns.TypeA))
+	for name, want := range map[string]float64{"nametap_cache_misses_total": 2, "nametap_cache_hits_total": 3} {
+		if got := p.count(t, name); got != want {
+			t.Errorf("%s is %v, want %v", name, got, want)
+		}
+	}
+}
+
 // What a client says of DNSSEC changes what a nameserver answers.
 func TestCacheKeepsApart(t *testing.T) { // F8
 	t.Parallel()

@@ -86,7 +86,16 @@ func (e cachedFailure) Error() string { return string(e) }
 // cached returns what the cache has for a question. ok is false if nameservers are
 // to be asked; found may then be a stale reply.
 func (f *forwarder) cached(key cache.Key) (found resolution, ok bool) {
-	hit := f.cache.Get(key, time.Now())
+	return f.hit(key, f.cache.Get(key, time.Now()))
+}
+
+// tryCached is cached for who hands on what it has no answer to, to be looked for again.
+func (f *forwarder) tryCached(key cache.Key) (found resolution, ok bool) {
+	return f.hit(key, f.cache.Try(key, time.Now()))
+}
+
+// hit returns what the cache said of a question.
+func (f *forwarder) hit(key cache.Key, hit cache.Hit) (found resolution, ok bool) {
 	if hit.Refresh {
 		f.refresh(key)
 	}

@@ -95,7 +95,7 @@ func (r *responder) respondCached(dst []byte, over transport) (response []byte, 
 	q, h := &r.query, r.handler
 	var found resolution
 	if !r.uncached && q.cacheable() {
-		if found, ok = h.forwarder.cached(h.key(q)); ok && found.err == nil {
+		if found, ok = h.forwarder.tryCached(h.key(q)); ok && found.err == nil {
 			h.metrics.countAnswer(q.qtype, over, found.reply.Rcode(), sourceCache)
 			request := h.request(q, h.limit(q.udpSize, over))
 			return found.reply.Append(dst, &request, found.age), true

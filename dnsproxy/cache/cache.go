@@ -100,8 +100,14 @@ func New(maxBytes int64, stale time.Duration) *Cache {
 	return c
 }
 
-// Get returns what there is for the question k. It does not allocate.
-func (c *Cache) Get(k Key, now time.Time) Hit {
+// Get returns what there is for the question k, and counts it. It does not allocate.
+func (c *Cache) Get(k Key, now time.Time) Hit { return c.look(k, now, true) }
+
+// Try is Get for who calls Get if this is no answer to give (Fresh, StaleNow): the rest
+// is counted there.
+func (c *Cache) Try(k Key, now time.Time) Hit { return c.look(k, now, false) }
+
+func (c *Cache) look(k Key, now time.Time, last bool) Hit {
 	if c == nil {
 		return Hit{}
 	}
@@ -112,7 +118,14 @@ func (c *Cache) Get(k Key, now time.Time) Hit {
 	switch hit.State {
 	case Fresh:
 		s.stats.Hits++
-	case Stale, StaleNow:
+	case StaleNow:
+		s.stats.Stale++
+	}
+	if !last {
+		return hit
+	}
+	switch hit.State {
+	case Stale:
 		s.stats.Stale++
 	case Failed:
 		s.stats.Failures++
