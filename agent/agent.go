@@ -22,7 +22,7 @@ import (
 type Config struct {
 	// DNS configures the query path. Its Logger and Registerer are set by New.
 	DNS dnsproxy.Config
-	// XDS configures the push path. Its Logger and Registerer are set by New.
+	// XDS configures the push path. Its Logger, Registerer and Changed are set by New.
 	XDS nds.Config
 	// StatusAddr is the host:port of the status endpoints; an empty host means
 	// all addresses, port 0 a free port.
@@ -56,6 +56,7 @@ type Agent struct {
 	draining atomic.Bool
 	quit     func() // asks for the end; may be called any number of times
 	quitting chan struct{}
+	changed  chan struct{} // receives when addresses of the interfaces changed
 	ready    chan struct{} // closed when queries are answered from a table
 }
 
@@ -76,6 +77,8 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
+	changed := make(chan struct{}, 1)
+	cfg.XDS.Changed = changed
 	client, err := nds.New(cfg.XDS, func(resources []nds.Resource) error { return proxy.Load(values(resources)) })
 	if err != nil {
 		return nil, err
@@ -86,6 +89,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		proxy:    proxy,
 		client:   client,
 		quitting: make(chan struct{}),
+		changed:  changed,
 		ready:    make(chan struct{}),
 	}
 	a.quit = sync.OnceFunc(func() { close(a.quitting) })
@@ -141,6 +145,12 @@ func (a *Agent) Run(ctx context.Context) error {
 	group, serving := errgroup.WithContext(serving)
 	group.Go(func() error { return a.proxy.Run(serving) })
 	group.Go(func() error { return a.client.Run(serving) })
+	group.Go(func() error {
+		if err := watchAddresses(serving, a.changed); err != nil {
+			a.log.Info("changes of addresses are noticed within 10 s only", "error", err)
+		}
+		return nil
+	})
 	group.Go(func() error { return a.status.Run(serving) })
 	group.Go(func() error { return a.announce(serving) })
 	capturing, release := context.WithCancel(serving)

@@ -41,7 +41,6 @@ type ApplyFunc func(resources []Resource) error
 // Client holds a stream to a control plane. Make one with [New].
 type Client struct {
 	cfg     Config
-	node    *corev3.Node
 	apply   ApplyFunc
 	log     *slog.Logger
 	metrics *metrics
@@ -49,6 +48,9 @@ type Client struct {
 
 	// The fields below belong to the goroutine of Run.
 
+	// told is the node of the last connect; nil if there was none, or if the node
+	// could not be found out.
+	told *corev3.Node
 	// variant is the one to connect with. It becomes StateOfTheWorld for good
 	// when the control plane turns out not to have the incremental RPC.
 	variant Variant
@@ -74,13 +76,11 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	node, err := cfg.Node.proto()
-	if err != nil {
+	if _, err := cfg.Node.proto(); err != nil {
 		return nil, err
 	}
 	c := &Client{
 		cfg:     cfg,
-		node:    node,
 		apply:   apply,
 		log:     cfg.Logger,
 		ready:   make(chan struct{}),
@@ -118,31 +118,60 @@ func (c *Client) Run(ctx context.Context) error {
 		wait := pause(failures, rand.Float64())
 		failures++
 		c.logLost(ctx, good, err, wait)
-		select {
-		case <-ctx.Done():
-		case <-time.After(wait):
-			c.countReconnect()
-		}
+		c.wait(ctx, wait)
 	}
 	return nil
 }
 
-// connect makes a connection and a stream and stays until they end. It reports
-// whether a push was accepted, and why the stream ended.
-func (c *Client) connect(ctx context.Context) (good bool, err error) {
-	ctx, cancel := context.WithCancel(ctx)
+// wait returns after the pause, or earlier if ctx ends or the node changes: an
+// interface that comes up is a reason to try again.
+func (c *Client) wait(ctx context.Context, pause time.Duration) {
+	paused, cancel := context.WithTimeout(ctx, pause)
 	defer cancel()
+	c.awaitChange(paused, c.told)
+	if ctx.Err() == nil {
+		c.countReconnect()
+	}
+}
+
+// connect makes a connection and a stream and stays until they end, or until the
+// node is no longer the one that the control plane was told. It reports whether a
+// push was accepted, and why the stream ended.
+func (c *Client) connect(ctx context.Context) (good bool, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	c.told, err = c.currentNode()
+	if err != nil {
+		return false, err
+	}
 	conn, err := c.dial()
 	if err != nil {
 		return false, err
 	}
 	defer func() { _ = conn.Close() }()
+	var watch sync.WaitGroup
+	defer watch.Wait()
+	defer cancel(nil)
+	watch.Go(func() {
+		if c.awaitChange(ctx, c.told) {
+			cancel(errNodeChanged)
+		}
+	})
+	good, err = c.stream(ctx, conn)
+	if errors.Is(context.Cause(ctx), errNodeChanged) {
+		err = errNodeChanged
+	}
+	return good, err
+}
+
+// stream opens a stream and stays until it ends.
+func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn) (good bool, err error) {
 	w, err := openWire(ctx, conn, c.variant)
 	if err != nil {
 		return false, err
 	}
 	s := &stream{client: c, wire: w}
-	err = s.run()
+	err = s.run(c.told)
 	return s.accepted, err
 }
 
@@ -199,6 +228,10 @@ func pause(failures int, part float64) time.Duration {
 // warning.
 func (c *Client) logLost(ctx context.Context, good bool, err error, wait time.Duration) {
 	if ctx.Err() != nil {
+		return
+	}
+	if errors.Is(err, errNodeChanged) {
+		c.log.Info("connecting again, since "+err.Error(), "address", c.cfg.Addr)
 		return
 	}
 	level := slog.LevelWarn

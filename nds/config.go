@@ -35,8 +35,16 @@ type Config struct {
 	ServerName string
 	// Variant is the ADS variant to start with.
 	Variant Variant
-	// Node is who we are.
+	// Node is what the control plane is told of the workload.
 	Node Node
+	// Refresh returns a node, which is Node at first, with the addresses and labels
+	// that the workload has now. It is called for every connect and, while a stream
+	// stands, every 10 s and after Changed; another result makes the client connect
+	// again. nil means that the node never changes.
+	Refresh func(Node) (Node, error)
+	// Changed receives whenever Refresh may have another result. It may be nil, and
+	// values that come while one waits may be dropped.
+	Changed <-chan struct{}
 	// MaxPushBytes bounds a single response; 0 means 64 MiB.
 	MaxPushBytes int
 	// StateDir is an existing directory for the snapshot of the table; "" means

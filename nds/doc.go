@@ -24,6 +24,9 @@
 //     an incremental stream, the next ones change the table in use, since the
 //     control plane will not send the rest again.
 //
+// The node is what [Config.Refresh] says at the moment of the connect. When it says
+// something else later, the stream is ended and another one opened.
+//
 // A control plane without the incremental RPC is asked for the state of the
 // world from then on. The table in use survives a lost stream, and, with a state
 // directory, the process.

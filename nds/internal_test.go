@@ -3,8 +3,10 @@ package nds
 import (
 	"bytes"
 	"crypto/sha256"
+	"net/netip"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -33,6 +35,37 @@ func TestPause(t *testing.T) {
 			t.Errorf("pause after %d failures, part %v, is %v, want %v", tc.failures, tc.part, got, tc.want)
 		}
 	}
+}
+
+// C1, C5: a node that changes ends the pause before the next connect, and one that does
+// not change leaves it as long as it is, however many signs there are.
+func TestChangeEndsPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ips := []netip.Addr{netip.MustParseAddr("127.0.0.1")}
+		node := Node{PodName: "web-0", Namespace: "shop", IPs: ips}
+		changed := make(chan struct{}, 1)
+		c := &Client{cfg: Config{Changed: changed, Node: node, Refresh: func(n Node) (Node, error) {
+			n.IPs = ips
+			return n, nil
+		}}}
+		var err error
+		if c.told, err = c.currentNode(); err != nil {
+			t.Fatal(err)
+		}
+		changed <- struct{}{}
+		began := time.Now()
+		c.wait(t.Context(), 30*time.Second)
+		if took := time.Since(began); took != 30*time.Second {
+			t.Errorf("the node is the same, and the pause was %v", took)
+		}
+		ips = []netip.Addr{netip.MustParseAddr("10.0.0.1")}
+		changed <- struct{}{}
+		began = time.Now()
+		c.wait(t.Context(), 30*time.Second)
+		if took := time.Since(began); took > nodeSettle {
+			t.Errorf("the node changed, and the pause was %v", took)
+		}
+	})
 }
 
 func testSnapshot() snapshot {

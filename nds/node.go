@@ -1,11 +1,15 @@
 package nds
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
+	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
@@ -32,6 +36,65 @@ type Node struct {
 	ServiceAccount string
 	// Labels are the workload's; they select Sidecar resources. May be nil.
 	Labels map[string]string
+}
+
+// errNodeChanged ends a stream whose node is no longer what it was at the connect.
+var errNodeChanged = errors.New("the addresses or labels of this node have changed")
+
+const (
+	// nodePoll is how often the node is looked at again without a sign that it
+	// changed.
+	nodePoll = 10 * time.Second
+	// nodeSettle is how long the node is left alone after a sign: addresses of
+	// several families and interfaces come one after the other.
+	nodeSettle = time.Second
+)
+
+// currentNode returns the node of this moment.
+func (c *Client) currentNode() (*corev3.Node, error) {
+	node := c.cfg.Node
+	if c.cfg.Refresh != nil {
+		var err error
+		if node, err = c.cfg.Refresh(node); err == nil {
+			node, err = node.withDefaults()
+		}
+		if err != nil {
+			return nil, fmt.Errorf("finding out the addresses and labels of this node: %w", err)
+		}
+	}
+	return node.proto()
+}
+
+// awaitChange returns true once the node is known and is not told, and false when
+// ctx ends before that.
+func (c *Client) awaitChange(ctx context.Context, told *corev3.Node) bool {
+	if c.cfg.Refresh == nil {
+		<-ctx.Done()
+		return false
+	}
+	timer := time.NewTimer(nodePoll)
+	defer timer.Stop()
+	settling := false // more signs do not put the look off
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-c.cfg.Changed:
+			if !settling {
+				timer.Reset(nodeSettle)
+			}
+			settling = true
+			continue
+		case <-timer.C:
+			timer.Reset(nodePoll)
+			settling = false
+		}
+		// An error is for the next connect to report; the stream that stands is
+		// better than none.
+		if node, err := c.currentNode(); err == nil && !proto.Equal(node, told) {
+			return true
+		}
+	}
 }
 
 // withDefaults returns n with the zero values replaced by what they mean, or

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -31,10 +32,10 @@ type stream struct {
 	accepted bool
 }
 
-// run subscribes and handles responses until the stream ends, and says why it
+// run subscribes as node, handles responses until the stream ends, and says why it
 // did.
-func (s *stream) run() error {
-	err := s.wire.subscribe(s.client.node)
+func (s *stream) run(node *corev3.Node) error {
+	err := s.wire.subscribe(node)
 	for err == nil || errors.Is(err, io.EOF) {
 		// After EOF from a send, only receive knows what happened.
 		var r response

@@ -277,6 +277,11 @@ func (f *agentFlags) xdsConfig() (nds.Config, error) {
 			Domain:    f.namespace + ".svc." + clusterDomain,
 			ClusterID: f.clusterID, ServiceAccount: f.serviceAccount,
 		},
+		Refresh: func(node nds.Node) (nds.Node, error) {
+			var err error
+			node.IPs, err = agent.InstanceIPs(f.instanceIP)
+			return node, err
+		},
 	}, nil
 }
 
