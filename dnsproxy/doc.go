@@ -37,14 +37,16 @@
 //  1. A message that is no QUERY goes on as it came, to the nameserver that it was
 //     captured on its way to, if that is known.
 //  2. So does a query that was captured on its way to a nameserver that resolv.conf
-//     does not name; and one whose answer is for its client alone (without RD, with
+//     does not name, or on its way past a forwarder on this host that resolv.conf names;
+//     and one whose answer is for its client alone (without RD, with
 //     EDNS options for nameservers, signed, a zone transfer), to any nameserver.
 //  3. What the cache has is answered from there.
 //  4. With [AutopathAll], for a name below a domain of the search list, the list is
 //     walked as the client's resolver would.
 //  5. Nameservers are asked: those of the longest suffix that has its own, otherwise
 //     resolv.conf's. Package upstream says which of them when. Who asks the same
-//     meanwhile waits for the same reply.
+//     meanwhile waits for the same reply; if none comes soon, the nameservers are probed
+//     for a loop.
 //  6. If none gives an answer, one that has expired is given.
 //
 // # Who answers

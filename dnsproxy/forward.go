@@ -23,6 +23,7 @@ const staleAfter = 1800 * time.Millisecond
 
 var (
 	errTooManyQuery = errors.New("too many queries are in flight")
+	errTooManyForms = errors.New("too many queries with this question are in flight")
 	errBadReply     = errors.New("a nameserver's reply cannot be read")
 	errEcho         = errors.New("a nameserver forwards to this agent, and this is the probe that proved it")
 )
@@ -36,6 +37,7 @@ type forwarder struct {
 	flights flights
 	slots   chan struct{} // one for every query that may be in flight or held
 	metrics *metrics
+	timeout time.Duration // of a query
 	// forwards reports whether a question is one to forward.
 	forwards func(question) bool
 
@@ -141,8 +143,8 @@ func (f *forwarder) resolve(key cache.Key, over transport) resolution {
 	stale := found.reply != nil
 	switch {
 	case !first:
-		// Many clients ask for the same, and so does a nameserver that forwards to us.
-		f.routing.Load().group(wireName(key.Name)).Suspect()
+		// Another client asks the same, or a nameserver that forwards to us.
+		flight.suspectLater(f.routing.Load().group(wireName(key.Name)))
 	case stale:
 		f.background.Go(func() { f.ask(flight) })
 	default:
@@ -218,15 +220,16 @@ func (f *forwarder) relay(packet []byte, name wireName, server netip.AddrPort, o
 	}
 	defer f.release()
 	group := f.routing.Load().group(name)
-	// What is under way is not sent again, or a nameserver that forwards to us would
-	// have it go round and round.
-	const idLen = 2
-	key := flightKey{Key: cache.Key{Name: string(packet[idLen:])}, over: over, server: server}
-	flight, first := f.flights.join(key)
-	if !first {
-		group.Suspect()
+	flight, first := f.joinRelay(relayKey(packet, name, over, server))
+	switch {
+	case flight == nil:
+		return resolution{err: errTooManyForms, source: sourceSelf}
+	case !first:
+		flight.suspectLater(group)
 		<-flight.done
 		return flight.result.relayedTo(packet)
+	case flight.forms >= suspectForms:
+		group.Suspect()
 	}
 	result := resolution{source: sourceUpstream}
 	if server.IsValid() {
@@ -237,6 +240,29 @@ func (f *forwarder) relay(packet []byte, name wireName, server netip.AddrPort, o
 	}
 	f.flights.land(flight, result)
 	return result
+}
+
+// joinRelay returns the flight of a message that is relayed. A message that is in flight
+// is not sent again, or a nameserver that forwards to us would have it go round and
+// round; and only so many messages with one question are in flight at a time, for a
+// forwarder that changes what it forwards. Others wait; flight is nil if they waited for
+// as long as a query may take.
+func (f *forwarder) joinRelay(key flightKey) (flight *flight, first bool) {
+	flight, first, crowd := f.flights.joinWithin(key, maxForms)
+	if flight != nil {
+		return flight, first
+	}
+	timeout := time.NewTimer(f.timeout)
+	defer timeout.Stop()
+	for flight == nil {
+		select {
+		case <-crowd:
+			flight, first, crowd = f.flights.joinWithin(key, maxForms)
+		case <-timeout.C:
+			return nil, false
+		}
+	}
+	return flight, first
 }
 
 // relayedTo returns the result for another client that sent the same message.
@@ -261,14 +287,15 @@ func (r *resolution) rcode() int {
 	return r.reply.Rcode()
 }
 
-// elsewhere returns the nameserver that a captured query was on its way to, if that
-// is none of resolv.conf's; otherwise it is not valid.
+// elsewhere returns the nameserver that a captured query goes on to: the one it was on
+// its way to, unless resolv.conf's are asked instead. It is not valid if they are, or if
+// the query was not captured.
 func (f *forwarder) elsewhere(from *arrival) netip.AddrPort {
 	if from.original == nil {
 		return netip.AddrPort{}
 	}
 	server := from.original()
-	if f.routing.Load().names(server) {
+	if f.routing.Load().standsFor(server) {
 		return netip.AddrPort{}
 	}
 	return server

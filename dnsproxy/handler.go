@@ -111,12 +111,13 @@ func (h *handler) hold(q question) decision {
 // and its source.
 func (h *handler) forward(q *query, d decision, from *arrival) (response []byte, source string) {
 	limit := h.limit(q.udpSize, from.over)
-	if h.forwarder.client.Echo(append([]byte(q.name), 0)) {
+	server := h.forwarder.elsewhere(from)
+	if h.forwarder.client.Echo(append([]byte(q.name), 0), server) {
 		// Refused, since a forwarder that is told nothing asks again.
 		return h.respondFailure(nil, q, failure{dns.RcodeRefused, dns.ExtendedErrorCodeOther, errEcho}), sourceSelf
 	}
 	var found resolution
-	switch server := h.forwarder.elsewhere(from); {
+	switch {
 	case d.action == actUnknown && !h.expandable(q.question):
 		found.err = errUnknown
 	case d.action == actUnknown:

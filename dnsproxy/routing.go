@@ -20,6 +20,7 @@ type routing struct {
 	routes   []route    // the longest suffix first
 	fallback *upstream.Group
 	servers  []upstream.Spec // of fallback
+	local    []netip.Addr    // addresses of this host
 }
 
 // A route is a [Route] in use.
@@ -60,13 +61,20 @@ func (r *routing) query(key cache.Key) []byte {
 	return appendOPT(packet, DefaultEDNSUDPSize, ttl)
 }
 
-// names reports whether resolv.conf names a nameserver.
-func (r *routing) names(server netip.AddrPort) bool {
-	if slices.Contains(r.conf.Servers, server) {
-		return true
+// standsFor reports whether resolv.conf's nameservers are asked instead of the one that
+// a captured query was on its way to: because it is one of them.
+//
+// If resolv.conf names a forwarder on this host, then a query for another of its
+// nameservers comes from that forwarder, or from a client that has given it up. In both
+// cases it is meant for that nameserver, and the forwarder would send it back to us.
+func (r *routing) standsFor(server netip.AddrPort) bool {
+	if r.conf.Uplink != "" && server.Addr().IsLoopback() {
+		return true // systemd-resolved's stub, in whose place others are asked
 	}
-	// systemd-resolved's stub, in whose place others are asked.
-	return r.conf.Uplink != "" && server.Addr().IsLoopback()
+	onHost := func(server netip.AddrPort) bool {
+		return server.Addr().IsLoopback() || slices.Contains(r.local, server.Addr())
+	}
+	return slices.Contains(r.conf.Servers, server) && (onHost(server) || !slices.ContainsFunc(r.conf.Servers, onHost))
 }
 
 // A suffixRoute is a [Route] as the configuration has it, its suffix in wire form.
@@ -140,7 +148,7 @@ func (s *Server) logIgnored(conf *resolvconf.Config) {
 // useResolvConf makes the routing of a resolv.conf and puts it to use. What is in the
 // cache came from the nameservers before, and goes if there are others.
 func (s *Server) useResolvConf(conf *resolvconf.Config) {
-	r := &routing{conf: conf, servers: s.config.Upstreams}
+	r := &routing{conf: conf, servers: s.config.Upstreams, local: localAddrs()}
 	for _, domain := range conf.Search {
 		if name, err := parseHostname(domain); err == nil { // the root would change no name
 			r.search = append(r.search, name)

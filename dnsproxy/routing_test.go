@@ -2,11 +2,14 @@ package dnsproxy_test
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -286,7 +289,7 @@ func forwardTo(address func() string) fakedns.Handler {
 }
 
 func TestLoopsAreFound(t *testing.T) { // F6
-	t.Parallel()
+	// Not in parallel: it counts the goroutines of the process.
 	good := nameserver(t, anywhere("192.0.2.1"))
 	for _, others := range [][]*fakedns.Server{nil, {good}} {
 		var us atomic.Value // our own address, once it is known
@@ -332,5 +335,92 @@ func TestLoopsAreFound(t *testing.T) { // F6
 			(e == nil || !strings.Contains(e.ExtraText, loop.Addr.String())) {
 			t.Errorf("want the loop named: %v", e)
 		}
+	}
+}
+
+// What a forwarder adds to queries, in each round anew, does not hide the loop.
+func TestLoopThatChangesQueries(t *testing.T) { // F6
+	t.Parallel()
+	changes := map[string]func(query *dns.Msg){
+		"client subnet": func(query *dns.Msg) {
+			subnet := &dns.EDNS0_SUBNET{Code: dns.EDNS0SUBNET, Family: 1, SourceNetmask: 24, Address: net.IPv4(10, byte(rand.Uint32()), byte(rand.Uint32()), 0)}
+			query.Extra = []dns.RR{&dns.OPT{Hdr: dns.RR_Header{Name: ".", Rrtype: dns.TypeOPT, Class: 1232}, Option: []dns.EDNS0{subnet}}}
+		},
+		"0x20": func(query *dns.Msg) {
+			name := []byte(query.Question[0].Name)
+			for i := range name {
+				if letter := name[i] | 0x20; 'a' <= letter && letter <= 'z' {
+					name[i] = letter &^ byte(rand.Uint32()&1<<5)
+				}
+			}
+			query.Question[0].Name = string(name)
+			query.RecursionDesired = false // not for the cache
+		},
+	}
+	for name, change := range changes {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var us atomic.Value
+			forward := forwardTo(func() string { return us.Load().(string) })
+			loop := nameserver(t, func(query *dns.Msg, network string) *dns.Msg {
+				asked := query.Question[0]
+				change(query)
+				reply := forward(query, network)
+				if reply != nil {
+					reply.Question = []dns.Question{asked}
+				}
+				return reply
+			})
+			p := startForwarder(t, dnsproxy.Config{Upstreams: servers(loop)})
+			us.Store(p.addr("udp"))
+			p.converse(t, []dialogue{{"www.example A", "SERVFAIL"}})
+			eventually(t, "the loop is found", func() bool {
+				return p.UpstreamStatus()[0].State == upstream.Looping
+			})
+			if n := len(loop.Queries()); n > 80 {
+				t.Errorf("%d round trips", n)
+			}
+		})
+	}
+}
+
+// Many clients that ask one question at a time are no loop, however slow the answer is.
+func TestManyClientsAreNoLoop(t *testing.T) { // F6
+	t.Parallel()
+	var probes atomic.Int64
+	released := make(chan struct{})
+	release := sync.OnceFunc(func() { close(released) })
+	answer := anywhere("192.0.2.1")
+	slow := nameserver(t, func(query *dns.Msg, network string) *dns.Msg {
+		if strings.HasSuffix(query.Question[0].Name, upstream.LoopZone) {
+			probes.Add(1)
+			return new(dns.Msg).SetRcode(query, dns.RcodeNameError)
+		}
+		<-released
+		return answer(query, network)
+	})
+	t.Cleanup(release)
+	const clients = 100
+	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(slow), UpstreamTimeout: patience})
+	var asking sync.WaitGroup
+	for n := range clients {
+		req := withEDNS(question("www.example", dns.TypeA), 1232)
+		subnet := &dns.EDNS0_SUBNET{Code: dns.EDNS0SUBNET, Family: 1, SourceNetmask: 24, Address: net.IPv4(10, 0, byte(n), 0)}
+		req.IsEdns0().Option = append(req.IsEdns0().Option, subnet)
+		asking.Go(func() {
+			if got := outcome(p.exchange(t, "tcp", req)); got != "www.example. A 192.0.2.1" {
+				t.Errorf("client %d: %s", n, got)
+			}
+		})
+	}
+	p.await(t, "nametap_dns_inflight", clients)
+	eventually(t, "a probe", func() bool { return probes.Load() > 0 })
+	release()
+	asking.Wait()
+	if n := probes.Load(); n > 5 {
+		t.Errorf("%d probes", n)
+	}
+	if state := p.UpstreamStatus()[0].State; state != upstream.Up {
+		t.Errorf("the nameserver is %v", state)
 	}
 }

@@ -94,6 +94,7 @@ func (s *Server) newForwarder() *forwarder {
 		}),
 		slots:    make(chan struct{}, s.config.MaxInflight),
 		metrics:  s.handler.metrics,
+		timeout:  s.config.UpstreamTimeout,
 		forwards: s.handler.forwards,
 	}
 	if s.config.CacheSize > 0 {

@@ -2,11 +2,19 @@ package test
 
 import (
 	"fmt"
+	"net"
 	"os/exec"
+	"slices"
 	"strconv"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/internal/fakedns"
 	"github.com/nametap/nametap/internal/netns"
 )
 
@@ -81,6 +89,63 @@ func TestStub(t *testing.T) { // K7, F14, F15
 			}
 			if n := v.metric(`nametap_upstream_requests_total{upstream="127.0.0.53"}`); n > 10 {
 				t.Errorf("the stub was asked %v times", n)
+			}
+		})
+	}
+}
+
+// A stub whose own queries are captured is no loop: they are passed on to where they were
+// going, and so is the probe for a loop, which is sent as two clients wait for one answer.
+func TestStubIsNoLoop(t *testing.T) { // F6, K7
+	t.Parallel()
+	for name, besides := range map[string]string{"alone": "", "beside its own nameserver": "nameserver " + named + "\n"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			v := newVM(t, "auto")
+			v.resolvConf = v.write("resolv.conf", "nameserver "+stubAddr+"\n"+besides)
+			v.stub()
+			a := v.capture("--upstream-timeout", "4s")
+			released := make(chan struct{})
+			release := sync.OnceFunc(func() { close(released) })
+			t.Cleanup(release)
+			answer := anyName(namedIP)
+			v.named.Handle(func(query *dns.Msg, network string) *dns.Msg {
+				if query.Question[0].Name == "slow.example.org." {
+					<-released
+				}
+				return answer(query, network)
+			})
+			var asking sync.WaitGroup
+			for range 2 {
+				asking.Go(func() {
+					v.Run(func() {
+						conn, err := dns.Dial("udp", net.JoinHostPort(stubAddr, "53"))
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						defer conn.Close()
+						if got, err := askOn(conn, "slow.example.org"); err != nil || got != namedIP {
+							t.Errorf("%s, %v", got, err)
+						}
+					})
+				})
+			}
+			v.until("the probe has passed", func() bool {
+				return slices.ContainsFunc(v.named.Queries(), func(q fakedns.Query) bool {
+					return strings.HasSuffix(q.Name, upstream.LoopZone)
+				})
+			})
+			release()
+			asking.Wait()
+			for _, over := range []string{"+notcp", "+tcp"} {
+				v.asked(stubAddr, meshIP)
+				if got := v.dig(over, "@"+stubAddr, "www.example.org"); got != namedIP {
+					t.Errorf("dig %s: %s", over, got)
+				}
+			}
+			if v.metric(`nametap_upstream_state{state="looping",upstream="`+stubAddr+`"}`) != 0 || a.log.Count("come back to us") > 0 {
+				t.Error("the stub is set aside")
 			}
 		})
 	}

@@ -16,9 +16,6 @@ type Group struct {
 
 	waiting atomic.Int64 // queries in flight
 	budget  budget
-
-	mu      sync.Mutex
-	suspect time.Time // the last round of probes
 }
 
 // overloadWaiting is the bound of rule 9, queries times silence.

@@ -6,12 +6,13 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"log/slog"
+	"net/netip"
 	"time"
 )
 
 // A loop is found as by dnsmasq's --dns-loop-detect and CoreDNS's plugin loop: a
-// server is asked for a name that nobody else can know, and if the question comes
-// to us it is from there.
+// server is asked for a name that nothing else can know; if the question comes to us,
+// the server has sent it.
 
 const (
 	// LoopZone is the domain of the names that servers are asked for to find loops,
@@ -22,7 +23,12 @@ const (
 
 	probeLen = 16 // bytes; twice as many letters
 
-	suspectPause = time.Second
+	// A server that is suspected again and again, such as one whose names are slow, is
+	// probed after 1 s, 2 s, 4 s and so on up to 64 s; after two minutes without a
+	// probe, the next one is sent at once.
+	probePause   = time.Second
+	maxProbes    = 6 // doublings of probePause
+	probesForget = 2 * time.Minute
 	loopRecheck  = 10 * time.Second
 	probeForgets = 30 * time.Second
 
@@ -43,29 +49,46 @@ func loopSuffix() []byte {
 	return append(append([]byte{byte(label)}, LoopZone[:label]...), 0)
 }
 
-// Suspect asks whether a server of the group is one whose queries come to us, as it
-// would seem if we are asked what we are just asking. It asks at most once a second
-// and does not wait; what becomes of it is up to [Client.Echo].
+// Suspect sends a loop probe to each server of the group whose last probe is long
+// enough ago. It is to be called when a question comes in that servers of the group have
+// been asked and do not answer. It does not wait; [Client.Echo] sees the probes that
+// come back.
 func (g *Group) Suspect() {
 	now := time.Now()
-	g.mu.Lock()
-	recently := now.Sub(g.suspect) < suspectPause
-	if !recently {
-		g.suspect = now
-	}
-	g.mu.Unlock()
-	if recently {
-		return
-	}
 	for _, s := range g.servers {
-		s.probeLoop(now)
+		if s.probeDue(now) {
+			s.probeLoop(now)
+		}
 	}
+}
+
+// probeDue reports whether a suspected server is to be probed, and counts the probe.
+// Servers that loop are probed by probeAgain.
+func (s *server) probeDue(now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	since := now.Sub(s.loopProbe)
+	switch {
+	case s.history.looping:
+		return false
+	case s.loopProbe.IsZero() || since > probesForget:
+		s.loopProbes = 0
+	case since < probePause<<min(s.loopProbes, maxProbes):
+		return false
+	default:
+		s.loopProbes++
+	}
+	s.loopProbe = now
+	return true
 }
 
 // probeAgain probes a server that loops, every ten seconds.
 func (s *server) probeAgain(now time.Time) {
 	s.mu.Lock()
 	due := now.Sub(s.loopProbe) >= loopRecheck
+	if due {
+		s.loopProbe = now
+	}
 	s.mu.Unlock()
 	if due {
 		s.probeLoop(now)
@@ -74,9 +97,6 @@ func (s *server) probeAgain(now time.Time) {
 
 // probeLoop sends a probe.
 func (s *server) probeLoop(now time.Time) {
-	s.mu.Lock()
-	s.loopProbe = now
-	s.mu.Unlock()
 	probe := &loopProbe{server: s, sent: now}
 	_, _ = crypto.Read(probe.id[:]) // cannot fail
 	s.client.addProbe(probe)
@@ -107,12 +127,16 @@ func (c *Client) addProbe(probe *loopProbe) {
 	c.probes[probe.id] = probe
 }
 
-// Echo is to be called with the name, in wire form and lower case, of every
-// question that is below [LoopZone]. It reports whether the question is ours; then
-// the server that it was sent to loops and is not asked any more until, ten
-// seconds or more later, it answers such a question itself. The question is best
-// answered with REFUSED, lest it is sent again.
-func (c *Client) Echo(name []byte) bool {
+// Echo is to be called with the name, in wire form and lower case, of every question
+// below [LoopZone], and with the server that the question will be passed on to because
+// it was captured on its way there; to is not valid for other questions.
+//
+// It reports whether the question is a probe of this client whose server loops: one that
+// comes back to be answered here, or to go to the same server again. A probe on its
+// way to another server has passed through a forwarder on this host, which is no loop.
+// A server that loops is not asked any more until, ten seconds or more later, it answers
+// a probe itself. The question is best answered with REFUSED, lest it is sent again.
+func (c *Client) Echo(name []byte, to netip.AddrPort) bool {
 	const label = 2 * probeLen
 	var id [probeLen]byte
 	if len(name) < 1+label || name[0] != label || !bytes.Equal(name[1+label:], loopSuffix()) {
@@ -123,6 +147,9 @@ func (c *Client) Echo(name []byte) bool {
 	}
 	c.mu.Lock()
 	probe := c.probes[id]
+	if probe != nil && to.IsValid() && to != probe.server.spec.Addr {
+		probe = nil
+	}
 	if probe != nil {
 		probe.echoed = true
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -21,7 +22,7 @@ func TestLoop(t *testing.T) {
 	loops := serve(t, func(query []byte, _ string) [][]byte {
 		// What a forwarder sends to us, we get as a query.
 		if end := len(query) - 4; bytes.Contains(query, []byte("\x12nametap-loop-probe\x00")) {
-			if !c.Load().Echo(query[12:end]) {
+			if !c.Load().Echo(query[12:end], netip.AddrPort{}) {
 				t.Errorf("not ours: %q", query)
 			}
 			echoes.Add(1)
@@ -93,7 +94,7 @@ func TestEcho(t *testing.T) {
 		"\x20" + strings.Repeat("0", 32) + "\x12nametap-loop-probe\x00",
 		"\x20" + strings.Repeat("x", 32) + "\x12nametap-loop-probe\x00",
 	} {
-		if c.Echo([]byte(name)) {
+		if c.Echo([]byte(name), netip.AddrPort{}) {
 			t.Errorf("%q is an echo", name)
 		}
 	}

@@ -31,8 +31,10 @@ type server struct {
 	mu        sync.Mutex
 	history   history
 	lastError string
-	saidDown  bool      // in the log
-	loopProbe time.Time // last
+	saidDown  bool // in the log
+
+	loopProbe  time.Time // last
+	loopProbes int       // sent in short succession
 }
 
 // carrier returns what takes queries to the server.

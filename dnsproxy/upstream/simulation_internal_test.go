@@ -325,7 +325,7 @@ func TestLoopEnds(t *testing.T) {
 		for _, probe := range c.probes {
 			name := []byte{2 * probeLen}
 			name = hex.AppendEncode(name, probe.id[:])
-			if !c.Echo(append(name, loopSuffix()...)) {
+			if !c.Echo(append(name, loopSuffix()...), netip.AddrPort{}) {
 				t.Error("the probe is not known")
 			}
 		}
@@ -338,6 +338,35 @@ func TestLoopEnds(t *testing.T) {
 		}
 		if all[0].queries != 1+1+9 { // two probes, and then queries
 			t.Errorf("asked %d times", all[0].queries)
+		}
+	})
+}
+
+// F6: a server that is suspected without end is probed at once, and then less and less
+// often.
+func TestSuspectedWithoutEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := NewClient(Config{})
+		defer c.Close()
+		g, all := group(c, Options{}, rtt(time.Millisecond))
+		suspects := func(during time.Duration) (probes int) {
+			before := all[0].queries
+			for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+				g.Suspect()
+			}
+			return all[0].queries - before
+		}
+		for _, step := range []struct {
+			during time.Duration
+			probes int
+		}{{500 * time.Millisecond, 1}, {2 * time.Second, 1}, {time.Minute, 5}, {time.Hour, 56}} {
+			if probes := suspects(step.during); probes < step.probes-1 || probes > step.probes+1 {
+				t.Errorf("%d probes in %v, want %d", probes, step.during, step.probes)
+			}
+		}
+		time.Sleep(probesForget + time.Second)
+		if probes := suspects(500 * time.Millisecond); probes != 1 {
+			t.Errorf("%d probes after a pause, want 1", probes)
 		}
 	})
 }
