@@ -244,7 +244,7 @@ func TestResourcePerNamespace(t *testing.T) {
 
 // The order of objects does not matter.
 func TestOrderDoesNotMatter(t *testing.T) {
-	s := newSource(unpack(t, examples.Files))
+	s := newSource(unpack(t, examples.Files), false, nil)
 	r, err := s.read()
 	if err != nil {
 		t.Fatal(err)

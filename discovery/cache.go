@@ -32,9 +32,10 @@ const typeURL = "type.googleapis.com/istio.networking.nds.v1.NameTable"
 // client has answered, so a client never has two pushes in flight and always
 // gets the latest state.
 type cache struct {
-	mu    sync.Mutex
-	snap  *snapshot // nil before the first build
-	views map[viewKey]*view
+	mu      sync.Mutex
+	snap    *snapshot // nil before the first build
+	waiting string    // why there is no snapshot
+	views   map[viewKey]*view
 }
 
 // view is what the clients with one key are served. Guarded by cache.mu.
@@ -62,6 +63,13 @@ type watch struct {
 type answer func(*view) (bool, error)
 
 func newCache() *cache { return &cache{views: map[viewKey]*view{}} }
+
+// waitingFor sets what clients are told while there is no snapshot.
+func (c *cache) waitingFor(why string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.waiting = why
+}
 
 // set makes a snapshot effective and answers the watches for which something
 // differs. Views that nobody waits on are dropped; a client that is about to
@@ -265,7 +273,7 @@ func (c *cache) viewLocked(key viewKey) (*view, error) {
 		return v, nil
 	}
 	if c.snap == nil {
-		return nil, status.Error(codes.Unavailable, "no table has been built yet")
+		return nil, status.Error(codes.Unavailable, "no table has been built yet: "+c.waiting)
 	}
 	v, err := newView(c.snap, key)
 	if err != nil {

@@ -30,6 +30,7 @@ const quietFor = 300 * time.Millisecond
 type running struct {
 	*Server
 	stop func()
+	done chan error
 }
 
 // start runs a server on a free port; it is stopped at the end of the test.
@@ -42,29 +43,36 @@ func start(t *testing.T, cfg Config) running {
 	if err != nil {
 		t.Fatalf("New: %v", err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
+	r := run(t, s)
 	select {
 	case <-s.Ready():
-	case err := <-done:
-		cancel()
+	case err := <-r.done:
+		r.done <- err
 		t.Fatalf("Run: %v", err)
 	case <-time.After(patience):
-		cancel()
 		t.Fatal("not ready")
 	}
+	return r
+}
+
+// run runs a server and returns once it listens; it is stopped at the end of
+// the test.
+func run(t *testing.T, s *Server) running {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	r := running{Server: s, done: make(chan error, 1)}
+	go func() { r.done <- s.Run(ctx) }()
 	stopped := false
-	r := running{Server: s, stop: func() {
+	r.stop = func() {
 		if stopped {
 			return
 		}
 		stopped = true
 		cancel()
-		if err := <-done; err != nil {
+		if err := <-r.done; err != nil {
 			t.Errorf("Run: %v", err)
 		}
-	}}
+	}
 	t.Cleanup(r.stop)
 	return r
 }

@@ -15,16 +15,16 @@ const maxAliasDepth = 16
 // document collects what is wrong with one document while it is decoded. A
 // field may be read twice; its error is kept once.
 type document struct {
-	file   string
-	offset int // lines before the document in its file
-	lines  int // lines of the document
-	errs   []DocumentError
+	file  string
+	text  *chunk
+	lines int // lines of the document
+	errs  []DocumentError
 }
 
 func (d *document) fail(line int, field, format string, args ...any) {
 	// YAML counts line breaks that editors do not, such as U+2028.
 	line = min(line, d.lines)
-	e := DocumentError{File: d.file, Line: d.offset + line, Field: field, Msg: fmt.Sprintf(format, args...)}
+	e := DocumentError{File: d.file, Line: d.text.offset + line, Field: field, Msg: fmt.Sprintf(format, args...)}
 	if !slices.Contains(d.errs, e) {
 		d.errs = append(d.errs, e)
 	}
@@ -119,7 +119,7 @@ func (d *document) member(m *yaml.Node, name, path string, depth int) *yaml.Node
 			continue
 		}
 		if found != nil {
-			d.fail(m.Content[i].Line, path, "is there twice, first in line %d", d.offset+found.Line)
+			d.fail(m.Content[i].Line, path, "is there twice, first in line %d", d.text.offset+found.Line)
 			return found
 		}
 		found = m.Content[i+1]

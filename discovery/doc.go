@@ -4,10 +4,13 @@
 //
 // The way of an object, and where to read it:
 //
-//  1. source.go reads the directory; watch.go says when to read it again.
+//  1. walk.go and source.go read the directory; watch.go says when to read it
+//     again, and follow.go does it.
 //  2. parse.go splits files into documents, decode.go reads fields with their
 //     lines, kinds.go makes objects. A broken document costs only itself, and
-//     an object that was good before keeps its last good form.
+//     an object that was good before keeps its last good form, which
+//     lastgood.go keeps on disk. Nothing is served before there is an object,
+//     and a directory that becomes empty keeps all of them (Config.AllowEmpty).
 //  3. build.go turns objects into claims: this host has these addresses, says
 //     that namespace. It is a pure function.
 //  4. vip.go gives addresses to external hosts that have none; state.go

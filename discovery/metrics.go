@@ -12,6 +12,7 @@ type metrics struct {
 	hosts    prometheus.Gauge
 	objects  *prometheus.GaugeVec
 	broken   prometheus.Gauge
+	kept     prometheus.Gauge
 	vips     prometheus.Gauge
 	noVIP    prometheus.Gauge
 	builds   prometheus.Counter
@@ -37,6 +38,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		hosts:   gauge("hosts", "Hosts that have an address."),
 		objects: gauges("objects", "Objects that count, by kind.", "kind"),
 		broken:  gauge("errors", "What is wrong with the documents of the configuration directory now."),
+		kept:    gauge("kept_objects", "Objects that count in their last good form, because what is in the directory cannot be used."),
 		vips:    gauge("vips", "Hosts with an automatic address."),
 		noVIP:   gauge("vips_exhausted", "Hosts that should have an automatic address and for which there was no room."),
 		builds: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "nametap", Subsystem: "discovery",
@@ -56,7 +58,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	}
 	var errs []error
 	for _, c := range []prometheus.Collector{
-		m.hosts, m.objects, m.broken, m.vips, m.noVIP, m.builds, m.failures, m.clients, m.pushes, m.rejected,
+		m.hosts, m.objects, m.broken, m.kept, m.vips, m.noVIP, m.builds, m.failures, m.clients, m.pushes, m.rejected,
 	} {
 		errs = append(errs, reg.Register(c))
 	}
@@ -76,7 +78,7 @@ func (m *metrics) observe(r reading, snap *snapshot, a allocation) {
 		m.objects.WithLabelValues(kind).Set(float64(n))
 	}
 	m.hosts.Set(float64(snap.hosts()))
-	m.broken.Set(float64(len(r.errs)))
+	m.kept.Set(float64(r.kept))
 	m.vips.Set(float64(len(a.slots)))
 	m.noVIP.Set(float64(len(a.without)))
 	m.builds.Inc()

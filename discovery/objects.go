@@ -51,6 +51,7 @@ type object struct {
 	key  key
 	file string
 	line int
+	text *chunk // the document that it was read from
 
 	service *service
 	slice   *endpointSlice

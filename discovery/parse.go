@@ -34,7 +34,8 @@ func parseFile(name string, data []byte) parsed {
 	return p
 }
 
-// chunk is the text of one document and the number of lines before it.
+// chunk is the text of one document, a part of its file's, and the number of
+// lines before it.
 type chunk struct {
 	text   []byte
 	offset int
@@ -43,28 +44,28 @@ type chunk struct {
 // splitDocuments cuts a file at its document markers. YAML allows no other
 // meaning for "---" and "..." at the start of a line (1.2.2, 9.1.4), so a
 // syntax error in one document cannot hide the next.
-func splitDocuments(data []byte) []chunk {
+func splitDocuments(data []byte) []*chunk {
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
-	var out []chunk
-	cur := chunk{}
-	for line := 0; len(data) > 0; line++ {
-		n := bytes.IndexByte(data, '\n') + 1
+	var out []*chunk
+	cur, start, end := &chunk{}, 0, 0
+	for line := 0; end < len(data); line++ {
+		n := bytes.IndexByte(data[end:], '\n') + 1
 		if n == 0 {
-			n = len(data)
+			n = len(data) - end
 		}
-		start, end := isMarker(data[:n], "---"), isMarker(data[:n], "...")
-		if start || end {
+		text := data[end : end+n]
+		opens, closes := isMarker(text, "---"), isMarker(text, "...")
+		if opens || closes {
+			cur.text = data[start:end:end]
 			out = append(out, cur)
-			cur = chunk{offset: line}
-			if end {
-				cur.offset++
+			cur, start = &chunk{offset: line}, end
+			if closes {
+				cur.offset, start = line+1, end+n
 			}
 		}
-		if !end {
-			cur.text = append(cur.text, data[:n]...)
-		}
-		data = data[n:]
+		end += n
 	}
+	cur.text = data[start:]
 	return append(out, cur)
 }
 
@@ -84,11 +85,11 @@ func isBlank(text []byte) bool {
 	return true
 }
 
-func (p *parsed) parseDocument(name string, c chunk) {
+func (p *parsed) parseDocument(name string, c *chunk) {
 	if isBlank(c.text) {
 		return
 	}
-	doc := &document{file: name, offset: c.offset, lines: bytes.Count(c.text, []byte("\n")) + 1}
+	doc := &document{file: name, text: c, lines: bytes.Count(c.text, []byte("\n")) + 1}
 	var node yaml.Node
 	dec := yaml.NewDecoder(bytes.NewReader(c.text))
 	err := dec.Decode(&node)
@@ -136,7 +137,7 @@ func yamlError(err error) (line int, msg string) {
 // parseObject reads an object or a list of objects. Within a list of one kind
 // (ServiceList) the elements may leave their kind out: listKind is it.
 func (p *parsed) parseObject(root field, listKind string) {
-	doc := &document{file: root.doc.file, offset: root.doc.offset, lines: root.doc.lines}
+	doc := &document{file: root.doc.file, text: root.doc.text, lines: root.doc.lines}
 	root.doc = doc
 	apiVersion, kind := root.get("apiVersion").str(), root.get("kind").str()
 	if kind == "" && len(doc.errs) == 0 && listKind != "" {
@@ -159,7 +160,7 @@ func (p *parsed) parseObject(root field, listKind string) {
 		p.notes = append(p.notes, strings.TrimSpace(apiVersion+" "+kind)+" is of no use here and is skipped")
 		return
 	}
-	o := object{file: doc.file, line: doc.offset + root.line()}
+	o := object{file: doc.file, line: doc.text.offset + root.line(), text: doc.text}
 	o.key = root.key(kind)
 	decodeKind(root, &o)
 	switch {
@@ -196,7 +197,7 @@ func (p *parsed) parseList(root field, itemKind string) {
 
 // peekKind reads the kind without recording an error.
 func (f field) peekKind() string {
-	f.doc = &document{}
+	f.doc = &document{text: &chunk{}}
 	return f.get("kind").str()
 }
 

@@ -95,7 +95,7 @@ func TestLiveEdit(t *testing.T) {
 			c.quiet()
 
 			// A namespace that is gone takes its resource along.
-			write(t, dir, "b.yaml", "")
+			write(t, dir, "b.yaml", "# nothing\n")
 			p = c.next()
 			if variant == variantDelta && fmt.Sprint(p.removed) != "[b]" {
 				t.Errorf("removed %v, want [b]", p.removed)
@@ -118,7 +118,7 @@ func TestLiveEdit(t *testing.T) {
 
 // A client that does not merge gets what istiod sends. // C4
 func TestUnmergedResourceHasNoName(t *testing.T) {
-	r := start(t, Config{ConfigDir: t.TempDir()})
+	r := start(t, Config{ConfigDir: t.TempDir(), AllowEmpty: true})
 	c := openDelta(t, r, node(t, "a"), nil)
 	p := c.next()
 	if table, ok := p.tables[""]; !ok || len(p.tables) != 1 || len(table.GetTable()) != 0 {
@@ -184,7 +184,7 @@ func TestDeltaResumes(t *testing.T) {
 }
 
 func TestBadNodes(t *testing.T) {
-	r := start(t, Config{ConfigDir: t.TempDir()})
+	r := start(t, Config{ConfigDir: t.TempDir(), AllowEmpty: true})
 	good := node(t, "a")
 	booleans := node(t, "a")
 	booleans.Metadata.Fields[metaDNSCapture] = structpb.NewBoolValue(true)

@@ -3,11 +3,9 @@ package discovery
 import (
 	"bytes"
 	"cmp"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -16,19 +14,25 @@ import (
 const (
 	// maxFileSize bounds one file. 100,000 hosts are about 50 MB of YAML.
 	maxFileSize = 256 << 20
-	// settleTime is how long a file that was just emptied counts as what it
-	// was: a shell that writes "generate > shop.yaml" empties the file first.
+	// settleTime is how long a file that seems to be written just now counts
+	// as what it was: "generate > shop.yaml" empties the file first.
 	settleTime = time.Second
+	// rootName is how errors name the configuration directory itself.
+	rootName = "."
 )
 
 // source reads a directory of objects again and again and remembers what was
 // good. It belongs to one goroutine.
 type source struct {
 	dir string
+	// allowEmpty is set if a directory without an object is right.
+	allowEmpty bool
 
 	// files holds the last content of each file and what it parsed to, so
 	// that an edit costs one file. The key is the path below dir.
 	files map[string]sourceFile
+	// dirs holds each directory as it was when it last held something.
+	dirs map[string]fileID
 	// hadErrs is set if the last reading came upon what it could not read.
 	hadErrs bool
 	// good holds the last good form of each object that counts.
@@ -38,6 +42,18 @@ type source struct {
 type sourceFile struct {
 	data   []byte
 	parsed parsed
+	info   fs.FileInfo
+	// next is a content that may be half written; nil if there is none.
+	next *nextContent
+}
+
+// nextContent is the content that a file will count as once it has not
+// changed for settleTime. A wall clock would not do: it may jump, and the
+// file may lie on a server with another one.
+type nextContent struct {
+	data   []byte
+	parsed parsed
+	since  time.Time
 }
 
 // reading is the state of the directory after one read.
@@ -45,41 +61,123 @@ type reading struct {
 	objects []object // sorted by key
 	errs    []DocumentError
 	notes   []string // why objects make no host, each with its file, sorted
-	dirs    []string // directories that a watcher must watch
+	watch   watchList
+	// kept counts the objects that are there in their last good form only.
+	kept int
 	// unsettled is set if a file was left as it was for now: read again soon.
 	unsettled bool
 	// same is set if every file is as in the reading before.
 	same bool
+	// transient is set if something could not be read that may be readable soon.
+	transient bool
 }
 
-func newSource(dir string) *source {
-	return &source{dir: dir, files: map[string]sourceFile{}, good: map[key]object{}}
+// newSource makes a source that starts with the last good objects of an
+// earlier process; they may be nil.
+func newSource(dir string, allowEmpty bool, good map[key]object) *source {
+	if good == nil {
+		good = map[key]object{}
+	}
+	return &source{dir: dir, allowEmpty: allowEmpty, files: map[string]sourceFile{}, dirs: map[string]fileID{}, good: good}
 }
 
 // read reads the directory. The error is set only if the directory itself
 // cannot be read; everything below it is part of the reading.
 func (s *source) read() (reading, error) {
-	w := walk{root: s.dir, files: map[string][]byte{}, emptied: map[string]bool{}}
+	w := newWalk(s.dir)
+	w.watch.addLinks(s.dir)
 	if err := w.dir("", nil); err != nil {
-		return reading{}, fmt.Errorf("reading the configuration directory: %w", err)
+		return reading{watch: w.watch}, fmt.Errorf("reading the configuration directory: %w", err)
 	}
+	s.checkDirs(w)
 	files := make(map[string]sourceFile, len(w.files))
 	unsettled, same := false, len(w.files) == len(s.files) && len(w.errs) == 0 && !s.hadErrs
-	for name, data := range w.files {
+	for name, found := range w.files {
 		old, ok := s.files[name]
-		if ok && w.emptied[name] && len(old.data) > 0 {
-			unsettled, files[name] = true, old
-			continue
-		}
-		if !ok || !bytes.Equal(old.data, data) {
-			old, same = sourceFile{data: data, parsed: parseFile(name, data)}, false
-		}
-		files[name] = old
+		f := s.update(name, old, found)
+		files[name] = f
+		unsettled = unsettled || f.next != nil
+		same = same && ok && bytes.Equal(old.data, f.data)
 	}
 	s.files, s.hadErrs = files, len(w.errs) > 0
-	r := s.merge(&w)
-	r.dirs, r.unsettled, r.same = w.dirs, unsettled, same
+	r := s.merge(w)
+	r.watch, r.unsettled, r.same, r.transient = w.watch, unsettled, same, w.transient
 	return r, nil
+}
+
+// checkDirs counts a directory that is empty as unreadable if it held objects
+// and is not the directory that it was: its file system was taken away. A
+// directory that was emptied file by file is the same one, and empty.
+func (s *source) checkDirs(w *walk) {
+	dirs := map[string]fileID{}
+	for rel, found := range w.dirs {
+		before := s.dirs[rel] // zero after a start: another one than any
+		if rel != "" && found.empty && before != found.id && !s.allowEmpty && s.holdsBelow(rel) {
+			dirs[rel] = before
+			w.unreadable = append(w.unreadable, rel)
+			w.errs = append(w.errs, DocumentError{File: rel,
+				Msg: "is another directory than before, and empty: mount it again, or remove it if that is meant"})
+			continue
+		}
+		dirs[rel] = found.id
+	}
+	s.dirs = dirs
+}
+
+// holdsBelow reports whether an object came from below a directory.
+func (s *source) holdsBelow(rel string) bool {
+	for _, o := range s.good {
+		if strings.HasPrefix(o.file, rel+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// update says what a file counts as now.
+func (s *source) update(name string, old sourceFile, found foundFile) sourceFile {
+	if old.info != nil && bytes.Equal(old.data, found.data) {
+		return sourceFile{data: old.data, parsed: old.parsed, info: found.info}
+	}
+	next := old.next
+	if next == nil || !bytes.Equal(next.data, found.data) {
+		next = &nextContent{data: found.data, parsed: s.parse(name, found.data), since: time.Now()}
+	}
+	if old.info != nil && seemsHalfWritten(old, next, found.info) && time.Since(next.since) < settleTime {
+		return sourceFile{data: old.data, parsed: old.parsed, info: old.info, next: next}
+	}
+	return sourceFile{data: next.data, parsed: next.parsed, info: found.info}
+}
+
+// parse is parseFile, but a file without a byte that held objects is taken for
+// a file that is being written, however long that takes.
+func (s *source) parse(name string, data []byte) parsed {
+	if len(data) > 0 || s.allowEmpty {
+		return parseFile(name, data)
+	}
+	for _, o := range s.good {
+		if o.file == name {
+			return parsed{unnamed: true, errs: []DocumentError{{File: name,
+				Msg: "is empty: write it anew, or remove it if that is meant"}}}
+		}
+	}
+	return parsed{}
+}
+
+// seemsHalfWritten reports whether the same file, not another one that was
+// moved to its place, holds less than before.
+func seemsHalfWritten(old sourceFile, next *nextContent, info fs.FileInfo) bool {
+	if !os.SameFile(old.info, info) {
+		return false
+	}
+	if bytes.HasPrefix(old.data, next.data) {
+		return true
+	}
+	found := make(map[key]bool, len(next.parsed.objects))
+	for _, o := range next.parsed.objects {
+		found[o.key] = true
+	}
+	return slices.ContainsFunc(old.parsed.objects, func(o object) bool { return !found[o.key] })
 }
 
 // merge puts the files together. Where a file holds less than before because
@@ -103,16 +201,9 @@ func (s *source) merge(w *walk) reading {
 			now[o.key] = o
 		}
 	}
-	for k, o := range s.good {
-		if _, ok := now[k]; !ok && s.keeps(w, o) {
-			now[k] = o
-			r.markKept(o)
-		}
-	}
+	s.keep(w, &r, now)
 	s.good = now
-	for _, k := range slices.SortedFunc(mapKeys(now), compareKeys) {
-		r.objects = append(r.objects, now[k])
-	}
+	r.objects = s.objects()
 	slices.SortStableFunc(r.errs, func(a, b DocumentError) int {
 		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Field, b.Field))
 	})
@@ -121,27 +212,67 @@ func (s *source) merge(w *walk) reading {
 	return r
 }
 
-// keeps reports whether an object that was good and is not there any more may
-// be there still, in a form that cannot be read.
-func (s *source) keeps(w *walk, o object) bool {
+// objects returns the last good form of every object, sorted by key.
+func (s *source) objects() []object {
+	out := make([]object, 0, len(s.good))
+	for _, k := range slices.SortedFunc(mapKeys(s.good), compareKeys) {
+		out = append(out, s.good[k])
+	}
+	return out
+}
+
+// keep adds to now the objects that were good and may be there still. If
+// nothing at all is left, all of them stay unless empty is right: an empty
+// directory is one that is being mounted or copied far more often than one
+// that was emptied on purpose.
+func (s *source) keep(w *walk, r *reading, now map[key]object) {
+	broken, unnamed := map[key]bool{}, map[string]bool{}
 	for name, f := range s.files {
-		if f.parsed.broken[o.key] || (name == o.file && f.parsed.unnamed) {
-			return true
+		for k := range f.parsed.broken {
+			broken[k] = true
+		}
+		unnamed[name] = f.parsed.unnamed
+	}
+	for k, o := range s.good {
+		other, ok := now[k]
+		switch {
+		// Another file has an object of this name, and counts only once the
+		// file that counted so far is mended or gone.
+		case ok && (other.file == o.file || !s.files[o.file].parsed.broken[k]):
+		case broken[k], unnamed[o.file], w.hides(o.file):
+			now[k] = o
+			r.kept++
+			r.markKept(o)
 		}
 	}
+	if len(now) > 0 || len(s.good) == 0 || s.allowEmpty {
+		return
+	}
+	for k, o := range s.good {
+		now[k] = o
+	}
+	r.kept = len(now)
+	r.errs = append(r.errs, DocumentError{File: rootName, Kept: true,
+		Msg: "holds no object any more: bring the files back, or start with --allow-empty if that is meant"})
+}
+
+// hides reports whether a file cannot be seen because it, or a directory
+// above it, cannot be read.
+func (w *walk) hides(file string) bool {
 	for _, path := range w.unreadable {
-		if path == "" || o.file == path || strings.HasPrefix(o.file, path+"/") {
+		if file == path || strings.HasPrefix(file, path+"/") {
 			return true
 		}
 	}
 	return false
 }
 
-// markKept tells in the errors that stand for o that it counts still.
+// markKept tells in the errors that stand for o that its last good form counts.
 func (r *reading) markKept(o object) {
 	for i := range r.errs {
 		e := &r.errs[i]
-		if e.object == o.key || (e.object.name == "" && e.File == o.file) {
+		same := e.object == o.key || (e.object.name == "" && e.File == o.file)
+		if same || strings.HasPrefix(o.file, e.File+"/") {
 			e.Kept = true
 		}
 	}
@@ -149,94 +280,4 @@ func (r *reading) markKept(o object) {
 
 func compareKeys(a, b key) int {
 	return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
-}
-
-// walk collects the files below a directory. Symbolic links are followed, as
-// a mounted ConfigMap consists of them; names that begin with a dot are
-// editors' and Kubernetes' own (..data) and are passed over.
-type walk struct {
-	root       string
-	files      map[string][]byte
-	emptied    map[string]bool // files without a byte, written just now
-	dirs       []string
-	errs       []DocumentError
-	unreadable []string
-}
-
-// dir reads the directory rel; parents are its ancestors with links resolved,
-// so that a link to one of them is not followed for ever.
-func (w *walk) dir(rel string, parents []string) error {
-	path := filepath.Join(w.root, filepath.FromSlash(rel))
-	resolved, err := filepath.EvalSymlinks(path)
-	if err != nil {
-		return err
-	}
-	if slices.Contains(parents, resolved) {
-		return nil
-	}
-	entries, err := os.ReadDir(path)
-	if err != nil {
-		return err
-	}
-	// Resolved, so that a link that turns elsewhere is a new directory to watch.
-	w.dirs = append(w.dirs, resolved)
-	parents = append(slices.Clip(parents), resolved)
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), ".") {
-			continue
-		}
-		name := joinSlash(rel, e.Name())
-		if err := w.entry(name, parents); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			w.unreadable = append(w.unreadable, name)
-			w.errs = append(w.errs, DocumentError{File: name, Msg: "cannot be read: " + plainError(err)})
-		}
-	}
-	return nil
-}
-
-func (w *walk) entry(name string, parents []string) error {
-	path := filepath.Join(w.root, filepath.FromSlash(name))
-	info, err := os.Stat(path)
-	if err != nil {
-		return err
-	}
-	switch {
-	case info.IsDir():
-		return w.dir(name, parents)
-	case !info.Mode().IsRegular():
-		return nil
-	}
-	switch strings.ToLower(filepath.Ext(name)) {
-	case ".yaml", ".yml", ".json":
-	default:
-		return nil
-	}
-	if info.Size() > maxFileSize {
-		return fmt.Errorf("is larger than %d MiB", maxFileSize>>20)
-	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	w.files[name] = data
-	if len(data) == 0 && time.Since(info.ModTime()) < settleTime {
-		w.emptied[name] = true
-	}
-	return nil
-}
-
-func joinSlash(rel, name string) string {
-	if rel == "" {
-		return name
-	}
-	return rel + "/" + name
-}
-
-// plainError leaves out the path, which the error around it names already.
-func plainError(err error) string {
-	var pathErr *fs.PathError
-	if errors.As(err, &pathErr) {
-		return pathErr.Err.Error()
-	}
-	return err.Error()
 }

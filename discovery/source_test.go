@@ -104,7 +104,7 @@ func TestNotesAreLoggedOnce(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: b}\n")
 	logs := &testlog.Buffer{}
-	r := start(t, Config{ConfigDir: dir, Logger: logs.Logger()})
+	r := start(t, Config{ConfigDir: dir, AllowEmpty: true, Logger: logs.Logger()})
 	c := openDelta(t, r, node(t, "shop"), nil)
 	c.next()
 	for i := range 3 {
@@ -188,7 +188,7 @@ func TestUnreadable(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
 	write(t, dir, "sub/b.yaml", svc("cart", "clusterIP: 10.0.0.2"))
-	s := newSource(dir)
+	s := newSource(dir, false, nil)
 	if _, err := s.read(); err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +218,7 @@ func TestUnreadable(t *testing.T) {
 // Under constant edits a build still happens.
 func TestDebounceIsBounded(t *testing.T) {
 	dir := t.TempDir()
-	r := start(t, Config{ConfigDir: dir, Debounce: 50 * time.Millisecond})
+	r := start(t, Config{ConfigDir: dir, AllowEmpty: true, Debounce: 50 * time.Millisecond})
 	c := openDelta(t, r, node(t, "shop"), nil)
 	c.next()
 	stop := make(chan struct{})
@@ -239,11 +239,13 @@ func TestDebounceIsBounded(t *testing.T) {
 	<-done
 }
 
-// A file that is written anew in place is empty for a moment. Nobody is told
-// so; a file that stays empty counts as empty.
-func TestEmptiedFileSettles(t *testing.T) {
+// D18: a file that is written anew in place is empty, and then half written,
+// for as long as that takes. Its objects stay, and after a while it is named.
+func TestHalfWrittenFile(t *testing.T) {
 	dir := t.TempDir()
-	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
+	web, cart := svc("web", "clusterIP: 10.0.0.1"), svc("cart", "clusterIP: 10.0.0.2")
+	write(t, dir, "a.yaml", web+cart)
+	write(t, dir, "b.yaml", svc("other", "clusterIP: 10.0.0.9"))
 	r := start(t, Config{ConfigDir: dir})
 	c := openDelta(t, r, node(t, "shop"), nil)
 	c.next()
@@ -251,19 +253,42 @@ func TestEmptiedFileSettles(t *testing.T) {
 	if err := os.Truncate(path, 0); err != nil {
 		t.Fatal(err)
 	}
-	c.quiet()
-	if err := os.WriteFile(path, []byte(svc("web", "clusterIP: 10.0.0.2")), 0o644); err != nil {
+	eventually(t, "the empty file is named", func() bool {
+		errs := r.Errors()
+		return len(errs) == 1 && errs[0].Kept && strings.HasPrefix(errs[0].Error(), "a.yaml: is empty: ")
+	})
+	// Whatever lies between the parts, web is there with the new address, and
+	// cart is never missing.
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
 		t.Fatal(err)
 	}
-	c.next()
-	if got := fmt.Sprint(ipsOf(t, merged(t, c.state()))); got != "map[web.shop.svc.cluster.local:10.0.0.2]" {
+	for _, part := range []string{strings.Replace(web, "10.0.0.1", "10.0.0.3", 1), cart} {
+		if _, err := f.WriteString(part); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for !strings.Contains(fmt.Sprint(ipsOf(t, merged(t, c.state()))), "10.0.0.3") {
+		if got := fmt.Sprint(ipsOf(t, c.next().tables[""])); !strings.Contains(got, "cart") {
+			t.Fatalf("cart is missing: %s", got)
+		}
+	}
+	// A document that is taken out in place is gone once that has settled.
+	if err := os.WriteFile(path, []byte(web), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(ipsOf(t, c.next().tables[""])); strings.Contains(got, "cart") {
 		t.Errorf("got %s", got)
 	}
-	if err := os.Truncate(path, 0); err != nil {
+	// And so is a file that is removed, at once.
+	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if n := len(c.next().tables[""].GetTable()); n != 0 {
-		t.Errorf("%d hosts, want none", n)
+	if got := fmt.Sprint(ipsOf(t, c.next().tables[""])); got != "map[other.shop.svc.cluster.local:10.0.0.9]" {
+		t.Errorf("got %s", got)
 	}
 }
 

@@ -35,12 +35,21 @@ func loadVIPs(dir string) (*vips, error) {
 	if !errors.Is(err, errDamaged) {
 		return v, err
 	}
-	path := filepath.Join(dir, stateFile)
+	err = setAside(filepath.Join(dir, stateFile), err)
+	if errors.Is(err, errDamaged) {
+		err = fmt.Errorf("%w, and hosts may get other automatic addresses", err)
+	}
+	return v, err
+}
+
+// setAside moves a damaged file out of the way and adds to err where it is. An
+// error that is not errDamaged means that the file cannot be moved.
+func setAside(path string, err error) error {
 	aside := path + ".damaged"
 	if rerr := os.Rename(path, aside); rerr != nil {
-		return nil, fmt.Errorf("setting the damaged VIP state aside: %w", rerr)
+		return fmt.Errorf("setting a damaged file aside: %w", rerr)
 	}
-	return v, fmt.Errorf("%w; it was moved to %s, and hosts may get other automatic addresses", err, aside)
+	return fmt.Errorf("%w; it was moved to %s", err, aside)
 }
 
 // peekVIPs is loadVIPs that leaves a damaged file where it is.

@@ -90,7 +90,7 @@ func TestOnlyThoseWhoSeeItAreWoken(t *testing.T) {
 // Streams end when the server does, and a client finds the next server with
 // what it had.
 func TestStopEndsStreams(t *testing.T) {
-	r := start(t, Config{ConfigDir: t.TempDir()})
+	r := start(t, Config{ConfigDir: t.TempDir(), AllowEmpty: true})
 	c := openDelta(t, r, node(t, "shop"), nil)
 	c.next()
 	r.stop()

@@ -14,6 +14,9 @@ func Table(cfg Config, namespace string) (*api.NameTable, []DocumentError, error
 	if err := cfg.validate(); err != nil {
 		return nil, nil, err
 	}
+	if err := cfg.checkDir(); err != nil {
+		return nil, nil, err
+	}
 	v := &vips{}
 	if cfg.StateDir != "" {
 		var err error
@@ -21,7 +24,7 @@ func Table(cfg Config, namespace string) (*api.NameTable, []DocumentError, error
 			return nil, nil, err
 		}
 	}
-	r, err := newSource(cfg.ConfigDir).read()
+	r, err := newSource(cfg.ConfigDir, cfg.AllowEmpty, nil).read()
 	if err != nil {
 		return nil, nil, err
 	}

@@ -2,7 +2,9 @@ package discovery
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"path/filepath"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -13,50 +15,76 @@ const (
 	// maxQuietPeriods bounds how long a stream of edits can hold back a build.
 	maxQuietPeriods = 10
 	// rescanEvery catches what the kernel does not report: network file
-	// systems, and the target of a link that lies elsewhere.
+	// systems, and a directory above that was replaced.
 	rescanEvery = 30 * time.Second
-	// retryEvery is how soon a directory that could not be read is read again.
+	// retryEvery is how soon a directory is read again that could not be read,
+	// or cannot be watched.
 	retryEvery = time.Second
 )
 
 // watcher says when the directory may have changed. It belongs to one
-// goroutine.
+// goroutine. Where the kernel has no watch to give, it only keeps the time.
 type watcher struct {
-	fs      *fsnotify.Watcher
+	fs      *fsnotify.Watcher // nil while there is none to be had
 	quiet   time.Duration
-	watched map[string]bool
+	watched watchList
 }
 
-func newWatcher(quiet time.Duration) (*watcher, error) {
-	fs, err := fsnotify.NewWatcher()
-	if err != nil {
-		return nil, fmt.Errorf("watching files: %w", err)
+func newWatcher(quiet time.Duration) *watcher {
+	return &watcher{quiet: quiet, watched: watchList{}}
+}
+
+func (w *watcher) close() {
+	if w.fs != nil {
+		_ = w.fs.Close() // nothing is left to be done about it
 	}
-	return &watcher{fs: fs, quiet: quiet, watched: map[string]bool{}}, nil
 }
 
-func (w *watcher) close() error { return w.fs.Close() }
+// giveUp drops a watcher that has failed. The next sync makes another.
+func (w *watcher) giveUp() {
+	w.close()
+	w.fs, w.watched = nil, watchList{}
+}
 
-// sync watches exactly dirs. It reports whether one is new: what was written
-// there before the watch was in place has gone unnoticed.
-func (w *watcher) sync(dirs []string) (bool, error) {
-	want := make(map[string]bool, len(dirs))
+// sync watches what want says. It reports whether a watch is new: what was
+// written there before the watch was in place has gone unnoticed. It goes on
+// after an error, and the next sync tries again.
+func (w *watcher) sync(want watchList) (bool, error) {
+	if w.fs == nil {
+		fs, err := fsnotify.NewWatcher()
+		if err != nil {
+			return false, fmt.Errorf("watching files (fs.inotify.max_user_instances bounds it; until then they are read every %v): %w",
+				retryEvery, err)
+		}
+		w.fs = fs
+	}
 	added := false
-	for _, dir := range dirs {
-		want[dir] = true
-		if w.watched[dir] {
+	var errs []error
+	for dir, e := range want {
+		old, ok := w.watched[dir]
+		if ok && old.id == e.id {
+			w.watched[dir] = e
 			continue
 		}
-		if err := w.fs.Add(dir); err != nil {
-			return added, fmt.Errorf("watching %s: %w", dir, err)
+		if ok {
+			_ = w.fs.Remove(dir) // the directory of before, which may be gone
+			delete(w.watched, dir)
 		}
-		w.watched[dir], added = true, true
+		if err := w.fs.Add(dir); err != nil {
+			errs = append(errs, fmt.Errorf("watching %s (fs.inotify.max_user_watches bounds it; until then it is read every %v): %w",
+				dir, retryEvery, err))
+			continue
+		}
+		w.watched[dir], added = e, true
 	}
 	for dir := range w.watched {
-		if !want[dir] {
+		if _, ok := want[dir]; !ok {
 			_ = w.fs.Remove(dir) // it is gone: the kernel dropped the watch itself
 			delete(w.watched, dir)
 		}
+	}
+	if len(errs) > 0 {
+		return added, errs[0] // the others have the same reason
 	}
 	return added, nil
 }
@@ -72,25 +100,36 @@ func (w *watcher) forget() {
 
 // matters reports whether an event can change what a reading finds.
 func (w *watcher) matters(e fsnotify.Event) bool {
-	if (e.Has(fsnotify.Remove) || e.Has(fsnotify.Rename)) && w.watched[e.Name] {
+	if _, watched := w.watched[e.Name]; watched && (e.Has(fsnotify.Remove) || e.Has(fsnotify.Rename)) {
 		w.forget()
+		return true
 	}
-	return e.Op != fsnotify.Chmod
+	if e.Op == fsnotify.Chmod {
+		return false
+	}
+	parent, ok := w.watched[filepath.Dir(e.Name)]
+	return !ok || parent.all || parent.names[filepath.Base(e.Name)]
 }
 
 // wait returns when something changed and has been quiet since, or when atMost
-// has passed, or when ctx ends. It fails only if the watcher has died.
-func (w *watcher) wait(ctx context.Context, atMost time.Duration) error {
+// has passed, or when ctx ends.
+func (w *watcher) wait(ctx context.Context, atMost time.Duration) {
 	rescan := time.NewTimer(atMost)
 	defer rescan.Stop()
+	var events <-chan fsnotify.Event
+	var errs <-chan error
+	if w.fs != nil {
+		events, errs = w.fs.Events, w.fs.Errors
+	}
 	var quiet, deadline <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
-		case e, ok := <-w.fs.Events:
+			return
+		case e, ok := <-events:
 			if !ok {
-				return fsnotify.ErrClosed
+				w.giveUp()
+				return
 			}
 			if !w.matters(e) {
 				continue
@@ -99,19 +138,20 @@ func (w *watcher) wait(ctx context.Context, atMost time.Duration) error {
 			if deadline == nil {
 				deadline = time.After(maxQuietPeriods * w.quiet)
 			}
-		case _, ok := <-w.fs.Errors:
-			if !ok {
-				return fsnotify.ErrClosed
+		case err := <-errs:
+			if !errors.Is(err, fsnotify.ErrEventOverflow) {
+				w.giveUp()
+				return
 			}
-			// An overflow: events are lost, so look at everything.
+			// Events are lost, so look at everything.
 			w.forget()
-			return nil
+			return
 		case <-quiet:
-			return nil
+			return
 		case <-deadline:
-			return nil
+			return
 		case <-rescan.C:
-			return nil
+			return
 		}
 	}
 }

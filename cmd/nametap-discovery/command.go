@@ -33,6 +33,7 @@ type options struct {
 	httpAddr      string
 	clusterDomain string
 	stateDir      string
+	allowEmpty    bool
 	logLevel      string
 
 	printTable   bool
@@ -48,7 +49,8 @@ type options struct {
 func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.configDir, "config-dir", "", "`directory` of Services, EndpointSlices, Pods and ServiceEntries (required)")
 	f.StringVar(&o.clusterDomain, "cluster-domain", discovery.DefaultClusterDomain, "`domain` of Services")
-	f.StringVar(&o.stateDir, "state-dir", defaultStateDir, "`directory` that remembers automatic VIPs; empty keeps them in memory")
+	f.StringVar(&o.stateDir, "state-dir", defaultStateDir, "`directory` that remembers automatic VIPs and the last good objects; empty keeps them in memory")
+	f.BoolVar(&o.allowEmpty, "allow-empty", false, "a config directory without any object is right: be ready with it, and drop all hosts when it becomes empty")
 	f.StringVar(&o.grpcAddr, "grpc-addr", ":15010", "`address` to serve name tables on (ADS, plaintext)")
 	f.StringVar(&o.httpAddr, "http-addr", ":15014", "`address` for /healthz/ready, /healthz/live, /metrics and /debug/errors; empty for none")
 	f.StringVar(&o.logLevel, "log-level", "info", "least important `level` to log: debug, info, warn or error")
@@ -162,7 +164,8 @@ func (o options) config(logger *slog.Logger) (discovery.Config, error) {
 		return discovery.Config{}, usageError{errors.New("--config-dir is missing: name the directory that holds your Services and ServiceEntries")}
 	}
 	return discovery.Config{
-		ConfigDir: o.configDir, GRPCAddr: o.grpcAddr, ClusterDomain: o.clusterDomain, StateDir: o.stateDir, Logger: logger,
+		ConfigDir: o.configDir, GRPCAddr: o.grpcAddr, ClusterDomain: o.clusterDomain, StateDir: o.stateDir,
+		AllowEmpty: o.allowEmpty, Logger: logger,
 	}, nil
 }
 

@@ -82,7 +82,7 @@ func statusHandler(server *discovery.Server, registry *prometheus.Registry) http
 		case <-server.Ready():
 			w.WriteHeader(http.StatusOK)
 		default:
-			http.Error(w, "no table has been built yet", http.StatusServiceUnavailable)
+			http.Error(w, server.Waiting(), http.StatusServiceUnavailable)
 		}
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))

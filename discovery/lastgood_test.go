@@ -1,0 +1,369 @@
+package discovery
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/nametap/nametap/internal/testlog"
+)
+
+// startUnready runs a server that is not ready at first.
+func startUnready(t *testing.T, cfg Config) running {
+	t.Helper()
+	cfg.GRPCAddr = "127.0.0.1:0"
+	s, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return run(t, s)
+}
+
+// hosts is what the client has been told, as text.
+func hosts(t *testing.T, c client) string {
+	t.Helper()
+	return fmt.Sprint(ipsOf(t, merged(t, c.state())))
+}
+
+// D43: without an object the server is not ready and serves no stream, so that
+// no client drops its hosts. With the first one it is.
+func TestEmptyAtStart(t *testing.T) {
+	for name, content := range map[string]string{"empty": "", "broken": svc("web", "clusterIP: x"), "other kinds": "kind: ConfigMap\nmetadata: {name: a}\n"} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			if content != "" {
+				write(t, dir, "a.yaml", content)
+			}
+			r := startUnready(t, Config{ConfigDir: dir})
+			eventually(t, "it says why it waits", func() bool { return strings.Contains(r.Waiting(), "--allow-empty") })
+			for _, variant := range []string{variantSotw, variantDelta} {
+				err := open(t, variant, r, node(t, "shop")).err()
+				if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "--allow-empty") {
+					t.Errorf("%s: got %v, want Unavailable with the reason", variant, err)
+				}
+			}
+			select {
+			case <-r.Ready():
+				t.Fatal("ready without an object")
+			default:
+			}
+			write(t, dir, "b.yaml", svc("cart", "clusterIP: 10.0.0.1"))
+			<-r.Ready()
+			if why := r.Waiting(); why != "" {
+				t.Errorf("ready, and still waiting: %s", why)
+			}
+			c := openDelta(t, r, node(t, "shop"), nil)
+			c.next()
+			if got := hosts(t, c); got != "map[cart.shop.svc.cluster.local:10.0.0.1]" {
+				t.Errorf("got %s", got)
+			}
+		})
+	}
+}
+
+// C7, D43: a directory that becomes empty keeps the last good objects, says so
+// and counts them; what comes back counts at once.
+func TestDirectoryBecomesEmpty(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
+	write(t, dir, "b.yaml", svc("cart", "clusterIP: 10.0.0.2"))
+	logs := &testlog.Buffer{}
+	r := start(t, Config{ConfigDir: dir, Logger: logs.Logger()})
+	c := openDelta(t, r, node(t, "shop"), nil)
+	c.next()
+	before := hosts(t, c)
+	// In one step, as a mount does it.
+	swap(t, dir)
+	eventually(t, "an error", func() bool {
+		errs := r.Errors()
+		return len(errs) == 1 && errs[0].Kept && strings.Contains(errs[0].Error(), "--allow-empty")
+	})
+	if n := testutil.ToFloat64(r.metrics.kept); n != 2 {
+		t.Errorf("%v objects kept, want 2", n)
+	}
+	if n := logs.Count("holds no object any more"); n != 1 {
+		t.Errorf("%d lines about it, want 1", n)
+	}
+	c.quiet()
+	if got := hosts(t, c); got != before {
+		t.Errorf("got %s, want %s", got, before)
+	}
+	write(t, dir, "b.yaml", svc("cart", "clusterIP: 10.0.0.3"))
+	c.next()
+	if got := hosts(t, c); got != "map[cart.shop.svc.cluster.local:10.0.0.3]" || len(r.Errors()) != 0 {
+		t.Errorf("got %s, %v", got, r.Errors())
+	}
+	if n := testutil.ToFloat64(r.metrics.kept); n != 0 {
+		t.Errorf("%v objects kept, want 0", n)
+	}
+}
+
+// Where empty is right, the last file takes the last host along.
+func TestAllowEmpty(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
+	r := start(t, Config{ConfigDir: dir, AllowEmpty: true})
+	c := openDelta(t, r, node(t, "shop"), nil)
+	c.next()
+	if err := os.Remove(filepath.Join(dir, "a.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(c.next().tables[""].GetTable()); n != 0 {
+		t.Errorf("%d hosts, want none", n)
+	}
+}
+
+// A subdirectory whose file system was taken away is another one, and empty:
+// its objects stay. One that is emptied file by file, or removed, is gone.
+func TestSubdirectoryIsReplaced(t *testing.T) {
+	dir := t.TempDir()
+	sub := filepath.Join(dir, "team")
+	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
+	write(t, sub, "b.yaml", svc("cart", "clusterIP: 10.0.0.2"))
+	r := start(t, Config{ConfigDir: dir})
+	c := openDelta(t, r, node(t, "shop"), nil)
+	c.next()
+	swap(t, sub)
+	eventually(t, "an error", func() bool {
+		errs := r.Errors()
+		return len(errs) == 1 && errs[0].File == "team" && errs[0].Kept
+	})
+	c.quiet()
+	write(t, sub, "c.yaml", svc("basket", "clusterIP: 10.0.0.4"))
+	for strings.Contains(hosts(t, c), "cart") {
+		c.next()
+	}
+	if err := os.Remove(filepath.Join(sub, "c.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	for strings.Contains(hosts(t, c), "basket") {
+		c.next()
+	}
+	if errs := r.Errors(); len(errs) != 0 {
+		t.Errorf("a removed file is an error: %v", errs)
+	}
+}
+
+// D18: a restart does not lose what was good: the last good form of an object
+// that is broken now, of a directory that is empty or away; but an object that
+// was removed meanwhile is gone.
+func TestLastGoodOverRestart(t *testing.T) {
+	const both = "map[cart.shop.svc.cluster.local:10.0.0.2 web.shop.svc.cluster.local:10.0.0.1]"
+	put := func(content string) func(*testing.T, string) {
+		return func(t *testing.T, dir string) {
+			t.Helper()
+			write(t, dir, "sub/b.yaml", content)
+		}
+	}
+	for name, test := range map[string]struct {
+		change func(t *testing.T, dir string)
+		want   string
+		errs   int
+	}{
+		"broken document":    {put(svc("cart", "clusterIP: x")), both, 1},
+		"no YAML":            {put("\tnot: [yaml\n"), both, 1},
+		"empty file":         {put(""), both, 1},
+		"empty subdirectory": {func(t *testing.T, dir string) { t.Helper(); swap(t, filepath.Join(dir, "sub")) }, both, 1},
+		"empty directory":    {swap, both, 1},
+		"no directory": {func(t *testing.T, dir string) {
+			t.Helper()
+			if err := os.RemoveAll(dir); err != nil {
+				t.Fatal(err)
+			}
+		}, both, 1},
+		"removed file": {func(t *testing.T, dir string) {
+			t.Helper()
+			if err := os.RemoveAll(filepath.Join(dir, "sub")); err != nil {
+				t.Fatal(err)
+			}
+		}, "map[web.shop.svc.cluster.local:10.0.0.1]", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, state := filepath.Join(t.TempDir(), "config"), t.TempDir()
+			write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
+			write(t, dir, "sub/b.yaml", svc("cart", "clusterIP: 10.0.0.9"))
+			r := start(t, Config{ConfigDir: dir, StateDir: state})
+			c := openDelta(t, r, node(t, "shop"), nil)
+			c.next()
+			// The file on disk is a moment old; the end of the process mends that.
+			write(t, dir, "sub/b.yaml", "# a comment first\n---\n"+svc("cart", "clusterIP: 10.0.0.2"))
+			c.next()
+			r.stop()
+			test.change(t, dir)
+			// Twice: a restart must not wear out what the one before was saved by.
+			for range 2 {
+				r = start(t, Config{ConfigDir: dir, StateDir: state})
+				c = openDelta(t, r, node(t, "shop"), nil)
+				c.next()
+				if got := hosts(t, c); got != test.want {
+					t.Errorf("got %s, want %s", got, test.want)
+				}
+				if errs := r.Errors(); len(errs) != test.errs || test.errs > 0 && !errs[0].Kept {
+					t.Errorf("errors %v, want %d that are kept", errs, test.errs)
+				}
+				r.stop()
+			}
+		})
+	}
+}
+
+// A damaged file of last good objects is set aside and said; what the
+// directory holds counts.
+func TestDamagedObjectsFile(t *testing.T) {
+	dir, state := t.TempDir(), t.TempDir()
+	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
+	start(t, Config{ConfigDir: dir, StateDir: state}).stop()
+	path := filepath.Join(state, objectsFile)
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(strings.Replace(string(data), `"web"`, `"wob"`, 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	logs := &testlog.Buffer{}
+	start(t, Config{ConfigDir: dir, StateDir: state, Logger: logs.Logger()}).stop()
+	if n := logs.Count("set aside the last good objects"); n != 1 {
+		t.Errorf("%d lines about it, want 1:\n%s", n, logs)
+	}
+	if _, err := os.Stat(path + ".damaged"); err != nil {
+		t.Error(err)
+	}
+	if good, err := loadObjects(state); err != nil || len(good) != 1 {
+		t.Errorf("written anew: %v, %v", good, err)
+	}
+}
+
+// The file that counts for an object is broken: a copy in another file does
+// not take over with other addresses.
+func TestDuplicateDoesNotTakeOver(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
+	write(t, dir, "b.yaml", svc("web", "clusterIP: 10.0.0.2"))
+	r := start(t, Config{ConfigDir: dir})
+	c := openDelta(t, r, node(t, "shop"), nil)
+	c.next()
+	write(t, dir, "a.yaml", svc("web", "clusterIP: x"))
+	eventually(t, "the error", func() bool {
+		errs := r.Errors()
+		return len(errs) > 0 && errs[0].Kept
+	})
+	c.quiet()
+	if err := os.Remove(filepath.Join(dir, "a.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	c.next()
+	if got := hosts(t, c); got != "map[web.shop.svc.cluster.local:10.0.0.2]" {
+		t.Errorf("got %s", got)
+	}
+}
+
+// A link on the way to the directory that is turned elsewhere is noticed at
+// once, as with "current -> releases/2".
+func TestLinkToDirectoryIsTurned(t *testing.T) {
+	top := t.TempDir()
+	link := filepath.Join(top, "current")
+	turn := func(to string) {
+		t.Helper()
+		if err := os.Symlink(to, link+".new"); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(link+".new", link); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 3 {
+		write(t, filepath.Join(top, "releases", strconv.Itoa(i), "config"), "a.yaml", svc("web", fmt.Sprintf("clusterIP: 10.0.0.%d", i)))
+	}
+	turn("releases/0")
+	r := start(t, Config{ConfigDir: filepath.Join(link, "config")})
+	c := openDelta(t, r, node(t, "shop"), nil)
+	c.next()
+	for i := 1; i < 3; i++ {
+		turn(fmt.Sprintf("releases/%d", i))
+		c.next()
+		if got, want := hosts(t, c), fmt.Sprintf("map[web.shop.svc.cluster.local:10.0.0.%d]", i); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+}
+
+// A file that is a link to one elsewhere is followed when it is written there.
+func TestLinkedFileIsWritten(t *testing.T) {
+	dir, elsewhere := t.TempDir(), t.TempDir()
+	write(t, elsewhere, "web.yaml", svc("web", "clusterIP: 10.0.0.1"))
+	if err := os.Symlink(filepath.Join(elsewhere, "web.yaml"), filepath.Join(dir, "a.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, Config{ConfigDir: dir})
+	c := openDelta(t, r, node(t, "shop"), nil)
+	c.next()
+	write(t, elsewhere, "web.yaml", svc("web", "clusterIP: 10.0.0.2"))
+	c.next()
+	// Its target is away: that is not a removal.
+	if err := os.Rename(elsewhere, elsewhere+".away"); err != nil {
+		t.Fatal(err)
+	}
+	write(t, dir, "b.yaml", svc("cart", "clusterIP: 10.0.0.3"))
+	c.next()
+	if got := hosts(t, c); got != "map[cart.shop.svc.cluster.local:10.0.0.3 web.shop.svc.cluster.local:10.0.0.2]" {
+		t.Errorf("got %s", got)
+	}
+}
+
+// A directory above was replaced, which the kernel does not report: the next
+// look at it watches the new one.
+func TestWatcherFollowsReplacedDirectory(t *testing.T) {
+	top := t.TempDir()
+	dir := filepath.Join(top, "parent", "config")
+	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
+	w := newWatcher(time.Millisecond)
+	defer w.close()
+	look := func() bool {
+		t.Helper()
+		r, err := newSource(dir, false, nil).read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := w.sync(r.watch)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return again
+	}
+	if !look() || look() {
+		t.Error("want a new watch at first, and none after that")
+	}
+	if err := os.Rename(filepath.Dir(dir), filepath.Join(top, "old")); err != nil {
+		t.Fatal(err)
+	}
+	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.2"))
+	if !look() {
+		t.Fatal("the new directory has no watch")
+	}
+	start := time.Now()
+	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.3"))
+	w.wait(t.Context(), time.Hour)
+	if waited := time.Since(start); waited > patience {
+		t.Errorf("an edit was seen after %v", waited)
+	}
+}
+
+// swap puts an empty directory into the place of dir, as a mount does, with no
+// moment in which there is none.
+func swap(t *testing.T, dir string) {
+	t.Helper()
+	empty := t.TempDir()
+	if err := unix.Renameat2(unix.AT_FDCWD, empty, unix.AT_FDCWD, dir, unix.RENAME_EXCHANGE); err != nil {
+		t.Fatal(err)
+	}
+}
