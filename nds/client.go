@@ -23,6 +23,11 @@ const (
 	minPause = 100 * time.Millisecond
 	maxPause = 30 * time.Second
 
+	// A stream that ends sooner than this after its first accepted push counts as a
+	// failure, or a control plane that pushes and then closes would be connected to
+	// several times a second.
+	steadyAfter = 10 * time.Second
+
 	// connectTimeout bounds lookup, TCP connect and TLS handshake.
 	connectTimeout = 10 * time.Second
 
@@ -107,17 +112,17 @@ func (c *Client) Run(ctx context.Context) error {
 	c.restore()
 	failures := 0
 	for ctx.Err() == nil {
-		good, err := c.connect(ctx)
+		stood, err := c.connect(ctx)
 		c.setDisconnected(err)
-		if good {
+		if stood >= steadyAfter {
 			failures = 0
 		}
 		if c.fallBack(err) {
 			continue
 		}
 		wait := pause(failures, rand.Float64())
+		c.logLost(ctx, loss{err: err, expected: stood > 0 && failures == 0, wait: wait})
 		failures++
-		c.logLost(ctx, good, err, wait)
 		c.wait(ctx, wait)
 	}
 	return nil
@@ -135,18 +140,19 @@ func (c *Client) wait(ctx context.Context, pause time.Duration) {
 }
 
 // connect makes a connection and a stream and stays until they end, or until the
-// node is no longer the one that the control plane was told. It reports whether a
-// push was accepted, and why the stream ended.
-func (c *Client) connect(ctx context.Context) (good bool, err error) {
+// node is no longer the one that the control plane was told. It reports for how long
+// the stream stood after its first accepted push, 0 if there was none, and why it
+// ended.
+func (c *Client) connect(ctx context.Context) (stood time.Duration, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	c.told, err = c.currentNode()
 	if err != nil {
-		return false, err
+		return 0, err
 	}
 	conn, err := c.dial()
 	if err != nil {
-		return false, err
+		return 0, err
 	}
 	defer func() { _ = conn.Close() }()
 	var watch sync.WaitGroup
@@ -157,22 +163,25 @@ func (c *Client) connect(ctx context.Context) (good bool, err error) {
 			cancel(errNodeChanged)
 		}
 	})
-	good, err = c.stream(ctx, conn)
+	stood, err = c.stream(ctx, conn)
 	if errors.Is(context.Cause(ctx), errNodeChanged) {
 		err = errNodeChanged
 	}
-	return good, err
+	return stood, err
 }
 
-// stream opens a stream and stays until it ends.
-func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn) (good bool, err error) {
+// stream opens a stream and stays until it ends. It returns what connect does.
+func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn) (stood time.Duration, err error) {
 	w, err := openWire(ctx, conn, c.variant)
 	if err != nil {
-		return false, err
+		return 0, err
 	}
 	s := &stream{client: c, wire: w}
 	err = s.run(c.told)
-	return s.accepted, err
+	if s.accepted {
+		stood = max(1, time.Since(s.since)) // the clock may be coarse
+	}
+	return stood, err
 }
 
 // dial prepares a connection of its own for each attempt, so that the address is
@@ -223,21 +232,28 @@ func pause(failures int, part float64) time.Duration {
 	return time.Duration(part * float64(ceiling))
 }
 
-// logLost says that the stream is gone, unless we ended it. istiod ends every
-// stream after 30 minutes, so only one that never brought a table is worth a
-// warning.
-func (c *Client) logLost(ctx context.Context, good bool, err error, wait time.Duration) {
+// loss is the end of a stream, or of the attempt to open one.
+type loss struct {
+	err error
+	// expected says that the stream before it worked: istiod ends every stream after
+	// 30 minutes, which is worth no warning.
+	expected bool
+	wait     time.Duration
+}
+
+// logLost says that the stream is gone, unless we ended it.
+func (c *Client) logLost(ctx context.Context, l loss) {
 	if ctx.Err() != nil {
 		return
 	}
-	if errors.Is(err, errNodeChanged) {
-		c.log.Info("connecting again, since "+err.Error(), "address", c.cfg.Addr)
+	if errors.Is(l.err, errNodeChanged) {
+		c.log.Info("connecting again, since "+l.err.Error(), "address", c.cfg.Addr)
 		return
 	}
 	level := slog.LevelWarn
-	if good {
+	if l.expected {
 		level = slog.LevelInfo
 	}
 	c.log.Log(ctx, level, "no stream to the control plane",
-		"address", c.cfg.Addr, "error", err, "retry_in", wait)
+		"address", c.cfg.Addr, "error", l.err, "retry_in", l.wait)
 }

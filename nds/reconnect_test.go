@@ -112,6 +112,30 @@ func TestRunEnds(t *testing.T) {
 	}
 }
 
+// C10: a control plane that pushes and then ends the stream is backed off from.
+func TestBackOffFromPushAndEnd(t *testing.T) {
+	bothVariants(t, func(t *testing.T, v nds.Variant) {
+		t.Helper()
+		t.Parallel()
+		server := fakexds.Start(t, fakexds.Options{EndAfterAnswer: true})
+		server.Push(hosts("a.example.com"))
+		h := start(t, options{server: server, config: variant(v)})
+		h.wantACK("v1")
+		// Pauses of 50 ms on average, those after a first failure, would make 80 streams
+		// in this time; pauses that double make 7.
+		const many = 25
+		ctx, cancel := context.WithTimeout(h.ctx, 4*time.Second)
+		defer cancel()
+		if _, err := server.WaitStream(ctx, many); err == nil {
+			t.Fatalf("%d streams within 4 s; log:\n%s", many, h.logs)
+		}
+		if _, err := server.WaitStream(h.ctx, 3); err != nil {
+			t.Fatal(err)
+		}
+		h.wantStatus(func(s nds.Status) bool { return s.Loaded && s.Version == "v1" })
+	})
+}
+
 // C5: a peer that vanished without closing the connection is noticed.
 func TestKeepalive(t *testing.T) {
 	t.Parallel()

@@ -28,8 +28,10 @@ type stream struct {
 	// version is that of the last accepted response; a rejected one leaves it,
 	// so that a NACK carries the previous version.
 	version string
-	// accepted says that a response was; it is never reset.
+	// accepted says that a response was, and since is when the first was; neither is
+	// ever reset.
 	accepted bool
+	since    time.Time
 }
 
 // run subscribes as node, handles responses until the stream ends, and says why it
@@ -61,7 +63,10 @@ func (s *stream) handle(r response) error {
 		}
 		return s.wire.answer(answer{nonce: r.nonce, version: s.version, rejection: rejection(err)})
 	}
-	s.set, s.version, s.accepted = set, r.version, true
+	if !s.accepted {
+		s.accepted, s.since = true, time.Now()
+	}
+	s.set, s.version = set, r.version
 	err = s.wire.answer(answer{nonce: r.nonce, version: s.version})
 	s.client.save()
 	return err

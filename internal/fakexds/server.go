@@ -26,6 +26,8 @@ const anyPort = "127.0.0.1:0"
 type Options struct {
 	// NoDelta makes the incremental RPC answer Unimplemented.
 	NoDelta bool
+	// EndAfterAnswer makes the server end each stream after the first ACK or NACK.
+	EndAfterAnswer bool
 	// TLS, if not nil, makes the port speak TLS.
 	TLS *tls.Config
 	// Token, if not empty, is the bearer token a stream must bring; another or

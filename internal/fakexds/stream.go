@@ -165,6 +165,9 @@ func (s *Server) record(st *stream, req Request, v variant) error {
 	close(s.changed)
 	s.changed = make(chan struct{})
 
+	if s.opts.EndAfterAnswer && req.Nonce() != "" {
+		return status.Error(codes.Unavailable, "ended after the answer")
+	}
 	first := !st.subscribed
 	if first && req.Node() == nil {
 		return status.Error(codes.InvalidArgument, "missing node information")
