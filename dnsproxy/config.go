@@ -54,8 +54,8 @@ type Config struct {
 	// Routes send suffixes to nameservers of their own; of several that a name is
 	// below, the longest. Default none.
 	Routes []Route
-	// Bypass are suffixes whose names are forwarded even if the table has them.
-	// Default none.
+	// Bypass are suffixes whose names are forwarded as if the table had no hosts below
+	// them. Where LocalOnly has a longer suffix, that decides. Default none.
 	Bypass []string
 	// LocalOnly are suffixes whose names are never forwarded: what the table does
 	// not have is NXDOMAIN. Default none.
@@ -199,17 +199,4 @@ func (c *Config) validate() error {
 	_, err := ParseBeforeSync(string(c.BeforeSync))
 	_, autopathErr := ParseAutopath(string(c.Autopath))
 	return errors.Join(err, autopathErr)
-}
-
-// suffixes reads the domain names that a setting lists.
-func suffixes(setting string, names []string) ([]wireName, error) {
-	var wire []wireName
-	for _, name := range names {
-		suffix, err := parseHostname(name)
-		if err != nil {
-			return nil, fmt.Errorf("%s %q: want a domain name: %w", setting, name, err)
-		}
-		wire = append(wire, suffix)
-	}
-	return wire, nil
 }

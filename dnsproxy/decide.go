@@ -81,23 +81,30 @@ func (h *handler) decide(q question, table *Table, s *scratch) decision {
 	default:
 		return decision{action: actReject, rcode: dns.RcodeRefused, reason: errOtherClass}
 	}
-	if _, bypass := belowAny(q.name, h.bypass); bypass {
+	if h.suffixes.bypasses(q.name) {
 		return decision{action: actForward, match: match{rule: RuleNone}, reason: errBypass}
 	}
 	if table == nil {
 		return h.decideBeforeSync(q.name)
 	}
-	if m := table.pointer(q.name, s); m.rule == RulePTR {
+	m := table.pointer(q.name, &h.suffixes, s)
+	if m.rule == RulePTR {
 		return decision{action: actPointers, match: m}
 	}
 	if q.name.special() {
 		return decision{action: actForward, match: match{rule: RuleNone}, reason: errSpecial}
 	}
-	m := table.lookup(q.name, h.search(), s)
-	suffix, localOnly := belowAny(q.name, h.localOnly)
+	bypassed := m.bypassed
+	m = table.lookup(q.name, h.search(), &h.suffixes, s)
+	suffix, localOnly := h.suffixes.local(q.name)
+	if !localOnly && m.rule == RuleAutopath {
+		_, localOnly = h.suffixes.local(m.target)
+	}
 	switch {
 	case m.rule == RuleNone && localOnly:
 		return decision{action: actUnknown, match: m, suffix: suffix}
+	case m.rule == RuleNone && (bypassed || m.bypassed):
+		return decision{action: actForward, match: m, reason: errBypass}
 	case m.rule == RuleNone:
 		return decision{action: actForward, match: m}
 	case m.host.kubernetes() || answersAlways(q.qtype) || localOnly:
@@ -113,16 +120,6 @@ func (h *handler) search() []wireName {
 		return nil
 	}
 	return h.forwarder.routing.Load().search
-}
-
-// belowAny returns the first of suffixes that name is or is below.
-func belowAny(name wireName, suffixes []wireName) (suffix wireName, found bool) {
-	for _, suffix := range suffixes {
-		if name.below(suffix) {
-			return suffix, true
-		}
-	}
-	return rootName, false
 }
 
 // answersAlways reports whether the table answers a type for every own name.
@@ -143,7 +140,7 @@ func (h *handler) decideBeforeSync(name wireName) decision {
 	case h.beforeSync == BeforeSyncHold || name.below(h.cluster.domain):
 		return decision{action: actHold}
 	}
-	if _, localOnly := belowAny(name, h.localOnly); localOnly {
+	if _, localOnly := h.suffixes.local(name); localOnly {
 		return decision{action: actHold}
 	}
 	return decision{action: actForward, match: match{rule: RuleNone}, reason: errNotSynced}

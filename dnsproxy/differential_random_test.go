@@ -65,6 +65,12 @@ func newGenerator(seed uint64) *generator {
 			g.search = append(g.search, g.recased(s))
 		}
 	}
+	if g.one(3) { // suffixes that settings name
+		for range 1 + g.IntN(3) {
+			g.config.Bypass = append(g.config.Bypass, g.suffix())
+			g.config.LocalOnly = append(g.config.LocalOnly, g.suffix())
+		}
+	}
 	return g
 }
 
@@ -94,6 +100,12 @@ func (g *generator) name() string {
 		labels = append(labels, pick(g, someLabels...))
 	}
 	return strings.Join(append(labels, pick(g, append(someTails, g.domain, "svc."+g.domain, pick(g, someLabels...))...)), ".")
+}
+
+// suffix is a suffix of the vocabulary that a setting may name.
+func (g *generator) suffix() string {
+	return g.recased(pick(g, "corp.example", "example.com", "wild.example.com", "svc."+g.domain, g.domain, "shop.svc."+g.domain,
+		"bank.svc."+g.domain, "10.in-addr.arpa", "svc", "a", g.name()))
 }
 
 // table makes the world's table.

@@ -9,7 +9,8 @@
 //  2. An opcode other than QUERY: forwarded as it came.
 //  3. Not exactly one question: FORMERR. An EDNS version other than 0: BADVERS.
 //  4. Class CH: version.bind and id.server. Any other class but IN: REFUSED.
-//  5. A name that is to bypass the table: forwarded.
+//  5. A name that is to bypass the table: forwarded. A host below such a suffix has no
+//     name by which the rules after this one find it: no short name, no autopath, no PTR.
 //  6. No table yet: as [BeforeSync] says.
 //  7. PTR for an address of the table: the FQDNs of its hosts, sorted.
 //  8. The special names of RFC 6761 are never ours: forwarded.

@@ -21,8 +21,7 @@ type handler struct {
 	metrics    *metrics
 	beforeSync BeforeSync
 	autopath   Autopath
-	bypass     []wireName // suffixes that are forwarded even if the table has them
-	localOnly  []wireName // suffixes that are never forwarded
+	suffixes   suffixRules
 	version    string
 	id         string
 

@@ -154,7 +154,7 @@ func (t *Table) NameTable() *api.NameTable {
 
 // listShortName puts name in out if it is h that answers it.
 func (t *Table) listShortName(out *api.NameTable, name wireName, h *host) {
-	if m := t.lookup(name, nil, new(scratch)); m.rule != RuleNone && m.host.name == h.name {
+	if m := t.lookup(name, nil, &suffixRules{}, new(scratch)); m.rule != RuleNone && m.host.name == h.name {
 		out.Table[name.String()] = &api.NameTable_NameInfo{Ips: addressTexts(h), Registry: h.info(&t.cluster).registry}
 	}
 }

@@ -25,6 +25,8 @@ type reference struct {
 	search      []string
 	ttl         uint32
 	ednsUDPSize uint16
+	// bypass and localOnly are the suffixes of these settings.
+	bypass, localOnly []string
 
 	hosts, wildcards map[string]*refHost // by FQDN and by suffix: those that won it
 	// shortNames are the short names by form, the form that goes first first:
@@ -50,6 +52,8 @@ func newReference(cfg Config, search []string) *reference {
 		namespace:   strings.ToLower(cfg.Namespace),
 		ttl:         uint32(cfg.TTL / time.Second),
 		ednsUDPSize: uint16(cfg.EDNSUDPSize),
+		bypass:      refNames(cfg.Bypass),
+		localOnly:   refNames(cfg.LocalOnly),
 	}
 	// The domain may have "namespace.svc." or "svc." before it, as in a pod.
 	domain, _ := refName(cfg.Domain)
@@ -60,12 +64,41 @@ func newReference(cfg Config, search []string) *reference {
 	if rest, ok := strings.CutPrefix(domain, "svc."); ok && rest != "" {
 		r.domain = rest
 	}
-	for _, s := range search {
+	r.search = refNames(search)
+	return r
+}
+
+// refNames reads names and leaves out those that are not valid.
+func refNames(texts []string) []string {
+	var names []string
+	for _, s := range texts {
 		if name, ok := refName(s); ok {
-			r.search = append(r.search, name)
+			names = append(names, name)
 		}
 	}
-	return r
+	return names
+}
+
+// refLongest returns the longest of suffixes that name is or is below, or nothing.
+func refLongest(name string, suffixes []string) string {
+	longest := ""
+	for _, suffix := range suffixes {
+		if strings.HasSuffix("."+name, "."+suffix) && len(suffix) > len(longest) {
+			longest = suffix
+		}
+	}
+	return longest
+}
+
+// local reports whether a name is never for nameservers (F12).
+func (r *reference) local(name string) bool {
+	return refLongest(name, r.localOnly) != "" && !r.bypassed(name)
+}
+
+// bypassed reports whether a name is for nameservers, whatever the table has (F12).
+func (r *reference) bypassed(name string) bool {
+	suffix := refLongest(name, r.bypass)
+	return suffix != "" && len(suffix) >= len(refLongest(name, r.localOnly))
 }
 
 // hostPattern is a hostname of letters, digits, hyphens and underscores.
@@ -226,6 +259,9 @@ func (r *reference) lookup(labels []string) (h *refHost, target int) {
 	if refSpecial(strings.Join(labels, ".") + ".") {
 		return nil, 0
 	}
+	if r.bypassed(strings.Join(labels, ".") + ".") {
+		return nil, 0
+	}
 	if h := r.find(labels); h != nil {
 		return h, 0
 	}
@@ -241,12 +277,18 @@ func (r *reference) lookup(labels []string) (h *refHost, target int) {
 	return nil, 0
 }
 
-// find finds a host by a name of its own.
+// find finds a host by a name of its own, unless the name or the host is bypassed.
 func (r *reference) find(labels []string) *refHost {
 	name := strings.Join(labels, ".") + "."
-	if refSpecial(name) {
+	h := r.claimant(labels, name)
+	if h == nil || refSpecial(name) || r.bypassed(name) || r.bypassed(h.name) && !h.wildcard {
 		return nil
 	}
+	return h
+}
+
+// claimant finds the host that has a name.
+func (r *reference) claimant(labels []string, name string) *refHost {
 	if h := r.hosts[name]; h != nil { // N1
 		return h
 	}
@@ -282,7 +324,11 @@ func (r *reference) answer(q *refQuery) *dns.Msg {
 	header := func(rrtype uint16) dns.RR_Header {
 		return dns.RR_Header{Name: owner, Rrtype: rrtype, Class: dns.ClassINET, Ttl: r.ttl}
 	}
-	if names := r.pointers[strings.Join(labels, ".")+"."]; len(names) > 0 { // N8
+	if name := strings.Join(labels, ".") + "."; r.bypassed(name) {
+		return nil
+	}
+	names := slices.DeleteFunc(slices.Clone(r.pointers[strings.Join(labels, ".")+"."]), r.bypassed)
+	if len(names) > 0 { // N8
 		if q.qtype == dns.TypePTR || q.qtype == dns.TypeANY {
 			for _, name := range names {
 				resp.Answer = append(resp.Answer, &dns.PTR{Hdr: header(dns.TypePTR), Ptr: name})
@@ -299,7 +345,11 @@ func (r *reference) answer(q *refQuery) *dns.Msg {
 	switch q.qtype {
 	case dns.TypeA, dns.TypeAAAA, dns.TypeANY, dns.TypeHTTPS, dns.TypeSVCB:
 	default: // A4
-		if !h.kubernetes {
+		own := strings.Join(labels, ".") + "."
+		if target > 0 {
+			own = strings.Join(labels[:target], ".") + "."
+		}
+		if !h.kubernetes && !r.local(own) && !r.local(strings.Join(labels, ".")+".") {
 			return nil
 		}
 	}

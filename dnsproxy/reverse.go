@@ -154,8 +154,9 @@ func merge(all, gone, come []pointer) []pointer {
 	return append(merged, come...)
 }
 
-// pointer finds the hosts of the address that name is the PTR name of.
-func (t *Table) pointer(name wireName, s *scratch) match {
+// pointer finds the hosts of the address that name is the PTR name of, but for those
+// that settings leave to nameservers.
+func (t *Table) pointer(name wireName, settings *suffixRules, s *scratch) match {
 	addr, ok := reverseAddr(name)
 	if !ok {
 		return match{rule: RuleNone}
@@ -168,8 +169,10 @@ func (t *Table) pointer(name wireName, s *scratch) match {
 		packed := addr.As16()
 		names = t.pointers(packed[:], s)
 	}
+	known := len(names) > 0
+	names = settings.withoutBypassed(names)
 	if len(names) == 0 {
-		return match{rule: RuleNone}
+		return match{rule: RuleNone, bypassed: known}
 	}
 	return match{rule: RulePTR, ptr: names}
 }

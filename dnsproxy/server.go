@@ -43,11 +43,11 @@ func New(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	bypass, err := suffixes("bypass", cfg.Bypass)
+	bypass, err := parseSuffixes("bypass", cfg.Bypass)
 	if err != nil {
 		return nil, err
 	}
-	localOnly, err := suffixes("local-only", cfg.LocalOnly)
+	localOnly, err := parseSuffixes("local-only", cfg.LocalOnly)
 	if err != nil {
 		return nil, err
 	}
@@ -62,8 +62,7 @@ func New(cfg Config) (*Server, error) {
 			table:      new(atomic.Pointer[Table]),
 			beforeSync: cfg.BeforeSync,
 			autopath:   cfg.Autopath,
-			bypass:     bypass,
-			localOnly:  localOnly,
+			suffixes:   suffixRules{bypass: bypass, localOnly: localOnly},
 			version:    cfg.Version,
 			id:         cfg.ID,
 

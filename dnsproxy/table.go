@@ -103,6 +103,9 @@ type match struct {
 	target, searched wireName
 	// ptr lists the FQDNs, sorted, for RulePTR.
 	ptr []wireName
+	// bypassed says, for RuleNone, that the name is that of a host which settings leave
+	// to nameservers.
+	bypassed bool
 }
 
 // A scratch is what one lookup at a time puts names together in.
@@ -121,13 +124,18 @@ func (s *scratch) join(head, tail wireName) (name wireName, ok bool) {
 	return wireName(viewString(s.name[:n])), true
 }
 
-// lookup finds an own name. search is the client's search list, in its order.
-func (t *Table) lookup(name wireName, search []wireName, s *scratch) match {
+// lookup finds an own name that settings do not leave to nameservers. search is the
+// client's search list, in its order.
+func (t *Table) lookup(name wireName, search []wireName, settings *suffixRules, s *scratch) match {
+	none := match{rule: RuleNone}
 	if name.special() {
-		return match{rule: RuleNone}
+		return none
 	}
 	if m := t.direct(name, s); m.rule != RuleNone {
-		return m
+		if !settings.bypassesHost(&m.host) {
+			return m
+		}
+		none.bypassed = true
 	}
 	for _, domain := range search {
 		target, ok := name.cutSuffix(domain)
@@ -135,10 +143,13 @@ func (t *Table) lookup(name wireName, search []wireName, s *scratch) match {
 			continue
 		}
 		if m := t.direct(target, s); m.rule != RuleNone {
-			return match{rule: RuleAutopath, host: m.host, base: m.rule, target: target, searched: domain}
+			if !settings.bypasses(target) && !settings.bypassesHost(&m.host) {
+				return match{rule: RuleAutopath, host: m.host, base: m.rule, target: target, searched: domain}
+			}
+			none.bypassed = true
 		}
 	}
-	return match{rule: RuleNone}
+	return none
 }
 
 // direct finds a name that is a host's without regard to the search list.

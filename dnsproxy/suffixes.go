@@ -1,0 +1,78 @@
+package dnsproxy
+
+import (
+	"fmt"
+	"slices"
+)
+
+// suffixRules are the suffixes for whose names settings say who answers. Of those that
+// a name is below the longest decides, and of two of one length bypass. The zero value
+// has no suffixes.
+type suffixRules struct {
+	bypass    []wireName // nameservers answer, as if the table had no such host; longest first
+	localOnly []wireName // nameservers are never asked; longest first
+}
+
+// bypasses reports whether name goes to nameservers even if the table has it.
+func (r *suffixRules) bypasses(name wireName) bool {
+	if len(r.bypass) == 0 {
+		return false
+	}
+	suffix, found := belowAny(name, r.bypass)
+	if !found {
+		return false
+	}
+	zone, localOnly := belowAny(name, r.localOnly)
+	return !localOnly || len(suffix) >= len(zone)
+}
+
+// bypassesHost reports whether nameservers answer for all names of a host. Of those
+// below a wildcard each has to be asked about.
+func (r *suffixRules) bypassesHost(h *host) bool {
+	return !h.wildcard() && r.bypasses(h.name)
+}
+
+// local returns the suffix that keeps name from nameservers.
+func (r *suffixRules) local(name wireName) (zone wireName, found bool) {
+	zone, found = belowAny(name, r.localOnly)
+	return zone, found && !r.bypasses(name)
+}
+
+// withoutBypassed removes the bypassed ones from names, which it changes.
+func (r *suffixRules) withoutBypassed(names []wireName) []wireName {
+	if len(r.bypass) == 0 {
+		return names
+	}
+	kept := names[:0]
+	for _, name := range names {
+		if !r.bypasses(name) {
+			kept = append(kept, name)
+		}
+	}
+	return kept
+}
+
+// belowAny returns the first of suffixes that name is or is below.
+func belowAny(name wireName, suffixes []wireName) (suffix wireName, found bool) {
+	for _, suffix := range suffixes {
+		if name.below(suffix) {
+			return suffix, true
+		}
+	}
+	return rootName, false
+}
+
+// parseSuffixes reads the domain names that a setting lists, and returns them longest
+// first.
+func parseSuffixes(setting string, names []string) ([]wireName, error) {
+	var suffixes []wireName
+	for _, name := range names {
+		suffix, err := parseHostname(name)
+		if err != nil {
+			return nil, fmt.Errorf("%s %q: want a domain name: %w", setting, name, err)
+		}
+		suffixes = append(suffixes, suffix)
+	}
+	slices.SortStableFunc(suffixes, func(x, y wireName) int { return len(y) - len(x) })
+	return suffixes, nil
+}
