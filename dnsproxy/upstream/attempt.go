@@ -22,6 +22,7 @@ type attempt struct {
 
 	slot     uint32 // which of the server's sockets
 	stream   bool   // asked over a connection
+	again    bool   // the server was asked the same before
 	plain    bool   // asked without EDNS
 	retried  bool   // on a new connection
 	probe    *loopProbe

@@ -61,7 +61,11 @@
 //
 // Over TCP and TLS connections are kept for 30 s after their last query, and up to
 // 128 queries share one (RFC 7766, 7858). What a connection that had served before
-// leaves unanswered when the peer closes it is asked once more on a new one.
+// leaves unanswered when the peer closes it is asked once more on a new one. While a
+// connection is silent for longer than rule 1 allows, other connections, at most four,
+// are used instead: a NAT may have forgotten it, or names may be slow. It ends when the
+// peer's kernel acknowledges nothing for 2 s (TCP_USER_TIMEOUT), and takes no more
+// queries after one has timed out without a byte coming meanwhile.
 //
 // A server that says FORMERR or NOTIMP to a query with an OPT record is asked again
 // without (RFC 6891, section 6.2.2), and if that helps, for ten minutes.

@@ -294,7 +294,7 @@ func (e *exchange) ask(i int, now time.Time) {
 	plain, folded := t.server.quirks(now)
 	a := e.client.newAttempt(t.server)
 	a.exchange, a.generation, a.try = e, e.generation.Load(), i
-	a.slot, a.sent, a.stream = e.slot, now, t.stream
+	a.slot, a.sent, a.stream, a.again = e.slot, now, t.stream, t.asked > 1
 	e.slot++
 	e.packet = append(e.packet[:0], e.query...)
 	if (plain || t.plain) && endsInOPT(e.packet) {

@@ -69,6 +69,13 @@ func (s *server) silence(now time.Time) (silence time.Duration, late bool) {
 	return silence, silence > s.history.lateAfter()
 }
 
+// lateAfter returns when the server is late (rule 1).
+func (s *server) lateAfter() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.history.lateAfter()
+}
+
 // copyDue reports whether the server is to get a copy of a query, and notes it.
 func (s *server) copyDue(now time.Time) bool {
 	s.mu.Lock()

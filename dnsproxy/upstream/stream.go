@@ -7,9 +7,10 @@ import (
 	"errors"
 	"io"
 	"net"
-	"slices"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -21,118 +22,70 @@ const (
 	// streamIdle is how long a connection is kept without queries; servers have
 	// their own, often shorter, time (RFC 7766, section 6.2.3).
 	streamIdle = 30 * time.Second
+	// streamUnacked is how long the peer's kernel may leave what was sent unacknowledged
+	// until ours ends the connection: a NAT has forgotten the flow, or the peer is gone.
+	// A server that is slow to answer acknowledges at once, so this tells the two apart,
+	// and leaves time to ask again on another connection.
+	streamUnacked = 2 * time.Second
+	// maxQueued is how many bytes may wait to be written to a connection.
+	maxQueued = 128 << 10
 
 	frameLen = 2 // length in front of a message
 )
 
 var errPeerClosed = errors.New("the server closed the connection")
 
-// streams are a server's connections, over TCP or TLS.
-type streams struct {
-	server *server
-
-	mu     sync.Mutex
-	closed bool
-	all    []*stream
-}
-
-// send sends the packet over the connection with the fewest queries.
-func (p *streams) send(a *attempt, packet []byte) {
-	a.packet = append(a.packet[:0], packet...)
-	for {
-		s, err := p.take()
-		if err != nil {
-			a.end(nil, err)
-			return
-		}
-		if s.send(a) {
-			return
-		}
-	}
-}
-
-// take returns a connection, a new one if all are busy.
-func (p *streams) take() (*stream, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return nil, net.ErrClosed
-	}
-	var best *stream
-	least := maxPending
-	for _, s := range p.all {
-		if n, ok := s.load(); ok && n < least {
-			best, least = s, n
-		}
-	}
-	if best != nil && (least < streamQueries || len(p.all) >= maxStreams) {
-		return best, nil
-	}
-	if len(p.all) >= 2*maxStreams {
-		return nil, errTooManyQueries
-	}
-	s := &stream{pool: p, pending: make(map[uint16]*attempt), wake: make(chan struct{}, 1), used: time.Now()}
-	if !p.server.client.spawn(s.run) {
-		return nil, net.ErrClosed
-	}
-	p.server.client.opened()
-	p.all = append(p.all, s)
-	return s, nil
-}
-
-// remove forgets a connection that has ended.
-func (p *streams) remove(s *stream) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.all = slices.DeleteFunc(p.all, func(other *stream) bool { return other == s })
-	p.server.client.open.Add(-1)
-}
-
-func (p *streams) sweep(now time.Time) {
-	p.mu.Lock()
-	all := slices.Clone(p.all)
-	p.mu.Unlock()
-	for _, s := range all {
-		s.sweep(now)
-	}
-}
-
-func (p *streams) close() {
-	p.mu.Lock()
-	p.closed = true
-	all := slices.Clone(p.all)
-	p.mu.Unlock()
-	for _, s := range all {
-		s.close()
-	}
-}
-
 // A stream is one connection. One goroutine dials and writes, another reads.
 type stream struct {
 	pool *streams
 	wake chan struct{} // has an element when there is something to write or all is over
+
+	born time.Time
 
 	mu      sync.Mutex
 	pending map[uint16]*attempt // by ID
 	queue   []byte              // to be written, framed
 	conn    net.Conn            // nil until it is there
 	used    time.Time           // last
+	waiting time.Time           // first query after it was last heard from; zero if there is none
+	heard   time.Time           // last
 	served  bool                // it has brought a reply
+	retired bool                // it takes no more queries, and is closed once none is awaited
 	ended   bool                // it takes no queries
 }
 
-// load returns how many queries the connection has, and whether it takes another.
-func (s *stream) load() (int, bool) {
+// load returns how many queries the connection has and for how long it has been silent,
+// and whether it takes another query.
+func (s *stream) load(now time.Time) (queries int, silence time.Duration, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.pending), !s.ended
+	if !s.waiting.IsZero() {
+		silence = now.Sub(s.waiting)
+	}
+	return len(s.pending), silence, !s.ended && !s.retired && len(s.queue) < maxQueued
+}
+
+// retire has the connection take no more queries.
+func (s *stream) retire() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.retired = true
+}
+
+// hearLocked notes a sign of life.
+func (s *stream) hearLocked() {
+	s.heard = time.Now()
+	s.waiting = time.Time{}
+	if len(s.pending) > 0 {
+		s.waiting = s.heard
+	}
 }
 
 // send queues an attempt; false means that the connection has ended.
 func (s *stream) send(a *attempt) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ended {
+	if s.ended || s.retired {
 		return false
 	}
 	id := freeID(s.pending)
@@ -141,6 +94,9 @@ func (s *stream) send(a *attempt) bool {
 	s.queue = binary.BigEndian.AppendUint16(s.queue, uint16(len(a.packet))) //nolint:gosec // begin has checked it
 	s.queue = append(s.queue, a.packet...)
 	s.used = time.Now()
+	if s.waiting.IsZero() {
+		s.waiting = s.used
+	}
 	s.signal()
 	return true
 }
@@ -181,6 +137,10 @@ func (s *stream) dial() error {
 	if err != nil {
 		return err
 	}
+	if err := limitUnacked(conn); err != nil {
+		_ = conn.Close() // it was never used
+		return err
+	}
 	if server.spec.TLS {
 		secure := tls.Client(conn, client.tlsConfig(server.spec))
 		if err := secure.HandshakeContext(ctx); err != nil {
@@ -196,7 +156,20 @@ func (s *stream) dial() error {
 		_ = conn.Close() // it was never used
 		return net.ErrClosed
 	}
+	s.hearLocked()
 	return nil
+}
+
+// limitUnacked sets streamUnacked (tcp(7), TCP_USER_TIMEOUT).
+func limitUnacked(conn net.Conn) error {
+	raw, err := conn.(*net.TCPConn).SyscallConn() //nolint:forcetypeassert // it was dialled as one
+	if err != nil {
+		return err
+	}
+	controlErr := raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(streamUnacked.Milliseconds()))
+	})
+	return errors.Join(controlErr, err)
 }
 
 func (c *Client) tlsConfig(spec Spec) *tls.Config {
@@ -267,6 +240,7 @@ func (s *stream) receive(reply []byte) {
 		s.served = true
 		s.used = time.Now()
 	}
+	s.hearLocked()
 	s.mu.Unlock()
 	if a == nil {
 		server.wrong.Add(1)
@@ -310,17 +284,21 @@ func (s *stream) endAll(err error) {
 	}
 }
 
-// sweep ends attempts whose replies did not come, and a connection that is idle.
+// sweep ends attempts whose replies did not come, and a connection that is idle. A
+// connection on which nothing came since such an attempt was sent loses its place.
 func (s *stream) sweep(now time.Time) {
 	var expired []*attempt
 	s.mu.Lock()
+	awaited := false
 	for id, a := range s.pending {
 		if a.expired(now) {
 			expired = append(expired, a)
 			delete(s.pending, id)
+			s.retired = s.retired || s.heard.Before(a.sent)
 		}
+		awaited = awaited || a.awaited()
 	}
-	idle := len(s.pending) == 0 && now.Sub(s.used) > streamIdle
+	idle := len(s.pending) == 0 && now.Sub(s.used) > streamIdle || s.retired && !awaited
 	s.mu.Unlock()
 	for _, a := range expired {
 		a.end(nil, ErrTimeout)

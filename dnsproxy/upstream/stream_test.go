@@ -146,3 +146,72 @@ func TestConnectionClosedWhileIdle(t *testing.T) {
 		t.Errorf("%d connections", n)
 	}
 }
+
+// F15: a connection that swallows queries, as one that a NAT has forgotten, loses its
+// place: what was asked over it is asked again over another in time, and so are those
+// that come next.
+func TestConnectionSwallows(t *testing.T) {
+	t.Parallel()
+	cert, roots := certificate(t)
+	for name, config := range map[string]*tls.Config{"TCP": nil, "TLS": {Certificates: []tls.Certificate{cert}}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var dead sync.Map // connections, by the client's address
+			s := serveTLS(t, nil, config)
+			s.handleByClient(func(query []byte, from string) [][]byte {
+				if _, swallows := dead.Load(from); swallows {
+					return [][]byte{}
+				}
+				return [][]byte{reply(query, 0)}
+			})
+			c := client(t, upstream.Config{Timeout: deadline, TLSRoots: roots})
+			g := c.Group([]upstream.Spec{{Addr: s.addr, TLS: config != nil}}, upstream.Options{UseVC: true})
+			for round := range 3 {
+				ask(t, g, 0)
+				for _, from := range s.sources() {
+					dead.Store(from, true)
+				}
+				for range 10 {
+					began := time.Now()
+					ask(t, g, 0)
+					if took := time.Since(began); took > deadline/2 {
+						t.Errorf("round %d: answered after %v", round, took)
+					}
+				}
+			}
+			if n := s.connections(); n > 8 {
+				t.Errorf("%d connections", n)
+			}
+		})
+	}
+}
+
+// F15: names that are slow cost a server no connections without end, nor do they delay
+// others.
+func TestSlowNamesOverTCP(t *testing.T) {
+	t.Parallel()
+	s := serve(t, func(query []byte, _ string) [][]byte {
+		if query[13] == 's' {
+			return [][]byte{}
+		}
+		return [][]byte{reply(query, 0)}
+	})
+	g := client(t, upstream.Config{Timeout: 2 * time.Second}).Group(specs(s), upstream.Options{UseVC: true})
+	var asking sync.WaitGroup
+	for i := range 40 {
+		asking.Go(func() {
+			slow := query()
+			slow[13], slow[14] = 's', 'a'+byte(i%26)
+			if got, _, err := g.Exchange(context.Background(), slow, 0); !errors.Is(err, upstream.ErrTimeout) {
+				t.Errorf("%x, %v", got, err)
+			}
+		})
+	}
+	for range 200 {
+		ask(t, g, 0)
+	}
+	asking.Wait()
+	if n := s.connections(); n > 16 {
+		t.Errorf("%d connections", n)
+	}
+}

@@ -6,8 +6,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -20,14 +22,15 @@ const deadline = 10 * time.Second // of what must not fail
 // A raw nameserver does what a test says with packets; handle is called for each,
 // by one goroutine, and returns what is sent back.
 type raw struct {
-	udp   net.PacketConn
-	tcp   net.Listener
-	addr  netip.AddrPort
-	mu    sync.Mutex
-	got   [][]byte        // packets
-	from  map[string]bool // source addresses
-	conns int             // TCP connections so far
-	open  []net.Conn
+	udp      net.PacketConn
+	tcp      net.Listener
+	addr     netip.AddrPort
+	mu       sync.Mutex
+	got      [][]byte        // packets
+	from     map[string]bool // source addresses
+	conns    int             // TCP connections so far
+	byClient handler         // instead of handle, called with the client's address
+	open     []net.Conn
 }
 
 type handler func(query []byte, network string) (replies [][]byte)
@@ -104,7 +107,7 @@ func (r *raw) accept(l net.Listener, handle handler, running *sync.WaitGroup) {
 					return
 				}
 				r.note(query, conn.RemoteAddr().String())
-				replies := handle(query, "tcp")
+				replies := r.reply(handle, query, conn)
 				if replies == nil {
 					return // closes
 				}
@@ -114,6 +117,25 @@ func (r *raw) accept(l net.Listener, handle handler, running *sync.WaitGroup) {
 			}
 		})
 	}
+}
+
+// reply returns what is sent back over TCP.
+func (r *raw) reply(handle handler, query []byte, conn net.Conn) [][]byte {
+	r.mu.Lock()
+	byClient := r.byClient
+	r.mu.Unlock()
+	if byClient != nil {
+		return byClient(query, conn.RemoteAddr().String())
+	}
+	return handle(query, "tcp")
+}
+
+// handleByClient has queries over TCP handled with the client's address in place of the
+// network.
+func (r *raw) handleByClient(handle handler) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.byClient = handle
 }
 
 // hangUp closes all connections.
@@ -133,6 +155,13 @@ func (r *raw) note(query []byte, from string) {
 		r.got = append(r.got, query)
 		r.from[from] = true
 	}
+}
+
+// sources returns where queries came from.
+func (r *raw) sources() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Collect(maps.Keys(r.from))
 }
 
 func (r *raw) spec() upstream.Spec { return upstream.Spec{Addr: r.addr} }

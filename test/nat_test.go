@@ -1,0 +1,48 @@
+package test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/nametap/nametap/internal/netns"
+)
+
+// A connection to a nameserver that a middlebox has forgotten loses its place: packets of
+// the flow go nowhere, in either direction, and no reset tells of it.
+func TestForgottenConnection(t *testing.T) { // F15
+	t.Parallel()
+	netns.Need(t, "ss")
+	v := newVM(t, "nft")
+	v.resolvConf = v.write("resolv.conf", "nameserver "+named+"\noptions use-vc\n")
+	v.start("--upstream-timeout", "4s")
+	ask := func(name string) {
+		t.Helper()
+		if got := v.dig("@127.0.0.1", "-p", "15053", name); got != namedIP {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+	connection := func() string { // the agent's port
+		for line := range strings.Lines(v.Exec("ss", "-Htn", "state", "established", "dst", named+":53")) {
+			_, port, _ := strings.Cut(strings.Fields(line)[2], ":")
+			return port
+		}
+		return ""
+	}
+	for round := range 2 {
+		ask(fmt.Sprintf("first%d.example.org", round))
+		port := connection()
+		if port == "" {
+			t.Fatal("no connection")
+		}
+		v.net.Exec("iptables-nft", "-w", "-I", "INPUT", "-p", "tcp", "--sport", port, "-j", "DROP")
+		v.net.Exec("iptables-nft", "-w", "-I", "OUTPUT", "-p", "tcp", "--dport", port, "-j", "DROP")
+		for n := range 10 {
+			ask(fmt.Sprintf("next%d.%d.example.org", n, round))
+		}
+		v.until("the connection is given up", func() bool { return connection() != port })
+	}
+	if n := v.named.Connections(); n > 6 {
+		t.Errorf("%d connections", n)
+	}
+}
