@@ -68,7 +68,10 @@ type Config struct {
 	TTL time.Duration
 	// EDNSUDPSize is the longest UDP response in bytes, 512 to 65534. Default 1232.
 	EDNSUDPSize int
-	// MaxTCPConns bounds the open client connections, 1 or more. Default 1,000.
+	// MaxTCPConns bounds the open client connections of all listeners together, 1 or
+	// more. At the bound the connection that has been idle for longest makes room for a
+	// new one. Half of the descriptors that the process may have are the bound, if that
+	// is less. Default 1,000.
 	MaxTCPConns int
 	// MaxInflight bounds the queries that wait for a nameserver or for the first
 	// table; beyond it they get SERVFAIL at once. 1 or more, default 10,000.

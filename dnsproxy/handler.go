@@ -1,6 +1,7 @@
 package dnsproxy
 
 import (
+	"log/slog"
 	"net/netip"
 	"sync/atomic"
 	"time"
@@ -24,6 +25,7 @@ type handler struct {
 	suffixes   suffixRules
 	version    string
 	id         string
+	log        *slog.Logger
 
 	// originalDestination says that it counts where captured queries were on their
 	// way to; origins knows that for UDP, and is nil if it may not.

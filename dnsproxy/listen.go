@@ -8,6 +8,8 @@ import (
 	"os"
 	"strconv"
 	"syscall"
+
+	"github.com/nametap/nametap/dnsproxy/sockets"
 )
 
 // An Addr is where a listener is open.
@@ -29,6 +31,11 @@ type listener interface {
 	stop()
 	// close closes a socket that serve was never called on.
 	close()
+}
+
+// pacer returns what paces the attempts of a listener after errors that pass.
+func (h *handler) pacer(listener Addr) *sockets.Pacer {
+	return &sockets.Pacer{Log: h.log, Listener: listener.String(), Count: h.metrics.listenerErrors.Inc}
 }
 
 // portAttempts is how many free ports are tried until one is free for UDP and
@@ -135,7 +142,7 @@ func (s *Server) tcpListener(opened net.Listener) (listener, error) {
 		_ = opened.Close() // nobody has connected
 		return nil, fmt.Errorf("listening on %s %s: %T is no TCP socket", opened.Addr().Network(), opened.Addr(), opened)
 	}
-	return newTCPListener(&s.handler, tcp, s.config.MaxTCPConns), nil
+	return newTCPListener(&s.handler, tcp, s.clients), nil
 }
 
 // adopt serves the sockets that were handed over, all of which must be on the port of

@@ -231,32 +231,3 @@ func TestSlowReaders(t *testing.T) { // A12
 		t.Errorf("the next client got %d addresses", got)
 	}
 }
-
-func TestConnectionLimit(t *testing.T) { // A12
-	t.Parallel()
-	p := start(t, dnsproxy.Config{MaxTCPConns: 2})
-	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
-	packet, err := question("web", dns.TypeA).Pack()
-	if err != nil {
-		t.Fatal(err)
-	}
-	first, second, third := p.dial(t, "tcp"), p.dial(t, "tcp"), p.dial(t, "tcp")
-	for _, conn := range []net.Conn{first, second} {
-		write(t, conn, packet)
-		read(t, conn)
-	}
-	write(t, third, packet)
-	if err := third.SetReadDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := third.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("a third connection is served: %v", err)
-	}
-	if err := third.SetReadDeadline(time.Now().Add(patience)); err != nil {
-		t.Fatal(err)
-	}
-	_ = first.Close()
-	read(t, third)
-	_ = second.Close()
-	_ = third.Close()
-}

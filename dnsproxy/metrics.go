@@ -27,6 +27,7 @@ type metrics struct {
 	skipped          prometheus.Gauge
 	buildDuration    prometheus.Histogram
 	listeners        prometheus.Gauge
+	listenerErrors   prometheus.Counter
 }
 
 // newMetrics makes the metrics.
@@ -59,6 +60,8 @@ func newMetrics() *metrics {
 			Buckets: prometheus.ExponentialBuckets(.0001, 4, 9),
 		}),
 		listeners: gauge("nametap_dns_listeners", "DNS listeners that are open."),
+		listenerErrors: counter("nametap_dns_listener_errors_total",
+			"Errors of DNS listeners that passed, such as a lack of descriptors; they were tried again."),
 	}
 	for over := range m.answers {
 		m.answers[over] = map[string]answerCounters{}
@@ -77,7 +80,7 @@ func (h *handler) register(registry prometheus.Registerer) error {
 	m := h.metrics
 	for _, c := range []prometheus.Collector{
 		m.requests, m.upstreamDuration, m.queries, m.direct, m.overflows, m.resolvConfErrors, m.dropped,
-		m.hosts, m.skipped, m.buildDuration, m.listeners,
+		m.hosts, m.skipped, m.buildDuration, m.listeners, m.listenerErrors,
 		newUpstreamCollector(h.forwarder),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "nametap_dns_inflight",

@@ -20,6 +20,7 @@ import (
 type Server struct {
 	handler handler
 	config  Config
+	clients *tcpClients   // of all TCP listeners
 	routes  []suffixRoute // of config
 	log     *slog.Logger
 	ready   chan struct{} // closed when the listeners are open
@@ -65,6 +66,7 @@ func New(cfg Config) (*Server, error) {
 			suffixes:   suffixRules{bypass: bypass, localOnly: localOnly},
 			version:    cfg.Version,
 			id:         cfg.ID,
+			log:        cfg.Logger,
 
 			originalDestination: cfg.OriginalDestination,
 
@@ -106,6 +108,8 @@ func (s *Server) newForwarder() *forwarder {
 // queries it has. It returns after its goroutines have: nil at the end of ctx,
 // an error if no listener could be opened or one died.
 func (s *Server) Run(ctx context.Context) error {
+	s.clients = newTCPClients(s.config.MaxTCPConns, s.log)
+	defer s.clients.close()
 	listeners, err := s.listen(ctx)
 	if err != nil {
 		return err

@@ -9,14 +9,17 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/origdst"
+	"github.com/nametap/nametap/dnsproxy/sockets"
 )
 
 // Times of a client's connection.
 const (
 	tcpIdleTimeout  = 10 * time.Second // in which a client must ask, RFC 7766, section 6.2.3
+	tcpBriefTimeout = time.Second      // the same when descriptors have run out
 	tcpWriteTimeout = 10 * time.Second // in which a client must take an answer
 )
 
@@ -27,9 +30,17 @@ const tcpDrainTime = 100 * time.Millisecond
 // tcpReadBuffer is what is read at once, in bytes: some fifty queries.
 const tcpReadBuffer = 4096
 
-// tcpMaxPending is how many queries of one connection may wait for nameservers.
-// Beyond it the connection is not read.
-const tcpMaxPending = 100
+// tcpMaxPending bounds the queries of one connection that wait for nameservers, in bytes:
+// each costs its length and tcpPendingCost, so that there are about 1,000 at most. Beyond
+// it a query gets SERVFAIL, so that own names behind it still need not wait.
+const (
+	tcpMaxPending  = 1 << 20
+	tcpPendingCost = 1 << 10
+)
+
+// tcpMaxUnsent bounds the answers of one connection that wait for its client to take
+// them, in bytes. Beyond it the client reads too slowly, and is cut off.
+const tcpMaxUnsent = 1 << 20
 
 // lengthLen is the length of a message's length over TCP (RFC 1035, section 4.2.2).
 const lengthLen = 2
@@ -39,85 +50,93 @@ type tcpListener struct {
 	handler  *handler
 	address  Addr
 	listener *net.TCPListener
-	slots    chan struct{} // one for every connection that may be open
+	clients  *tcpClients
 	stopped  chan struct{} // closed by stop
+	errors   *sockets.Pacer
 	serving  sync.WaitGroup
 
-	mu       sync.Mutex
-	stopping bool
-	conns    map[*tcpConn]struct{}
+	stopping bool // guarded by clients.mu
 }
 
-// newTCPListener serves an open socket, at most maxConns connections at a time.
-func newTCPListener(h *handler, listener *net.TCPListener, maxConns int) *tcpListener {
+// newTCPListener serves an open socket; clients bounds its connections.
+func newTCPListener(h *handler, listener *net.TCPListener, clients *tcpClients) *tcpListener {
+	address := Addr{Network: "tcp", Address: listener.Addr().String()}
 	return &tcpListener{
 		handler:  h,
-		address:  Addr{Network: "tcp", Address: listener.Addr().String()},
+		address:  address,
 		listener: listener,
-		slots:    make(chan struct{}, maxConns),
+		clients:  clients,
 		stopped:  make(chan struct{}),
-		conns:    map[*tcpConn]struct{}{},
+		errors:   h.pacer(address),
 	}
 }
 
 func (l *tcpListener) addr() Addr { return l.address }
 
 // serve accepts connections until stop, and returns when all that was asked is
-// answered.
+// answered. An error that passes is waited out; when descriptors run out, room is made.
 func (l *tcpListener) serve() error {
 	defer l.serving.Wait()
+	reserved := false // the next connection has a descriptor of the reserve
 	for {
-		select {
-		case l.slots <- struct{}{}:
-		case <-l.stopped:
-			return nil
-		}
 		conn, err := l.listener.AcceptTCP()
 		if err == nil {
-			l.start(conn)
+			l.start(conn, reserved)
+			reserved = false
 			continue
 		}
 		select {
 		case <-l.stopped:
 			return nil
 		default:
+		}
+		if sockets.Dead(err) {
 			return fmt.Errorf("the DNS listener on %s died: %w", l.address, err)
 		}
+		reserved = l.afterError(err)
 	}
 }
 
-// start serves a connection, which has a slot.
-func (l *tcpListener) start(conn *net.TCPConn) {
-	c := &tcpConn{
-		handler: l.handler, from: l.arrival(conn), conn: conn, reader: bufio.NewReaderSize(conn, tcpReadBuffer),
-		slots: make(chan struct{}, tcpMaxPending),
+// afterError returns when accept may be called again after an error. It reports whether the
+// next connection has a descriptor of the reserve.
+func (l *tcpListener) afterError(err error) (reserved bool) {
+	if sockets.OutOfDescriptors(err) {
+		// The kernel says so before it looks whether there is a client at all.
+		if !sockets.Waiting(l.listener, tcpDrainTime) {
+			return false
+		}
+		if freed, reserved := l.clients.freeDescriptor(); freed {
+			l.errors.Note(err)
+			return reserved
+		}
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.stopping {
+	l.errors.Wait(err, l.stopped)
+	return false
+}
+
+// start serves a connection as soon as there is room for it. One that has a descriptor
+// of the reserve ends after its first answers.
+func (l *tcpListener) start(conn *net.TCPConn, reserved bool) {
+	c := &tcpConn{
+		handler: l.handler, listener: l, from: l.arrival(conn), conn: conn, reader: bufio.NewReaderSize(conn, tcpReadBuffer),
+		brief: reserved, left: make(chan struct{}), finished: make(chan struct{}, 1),
+	}
+	c.idleSince.Store(time.Now().UnixNano())
+	if !l.clients.add(c) {
 		_ = conn.Close() // it came too late to have asked
 		return
 	}
-	l.conns[c] = struct{}{}
 	l.serving.Go(func() {
-		defer func() { <-l.slots }()
+		defer l.clients.remove(c)
 		c.serve()
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		delete(l.conns, c)
 	})
 }
 
 // stop ends serve: no connection is read any more but for what already came.
 func (l *tcpListener) stop() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.stopping = true
 	close(l.stopped)
 	_ = l.listener.Close() // what can be wrong with it ends it as well
-	for c := range l.conns {
-		c.drain()
-	}
+	l.clients.stop(l)
 }
 
 // close closes a socket that never accepted.
@@ -140,12 +159,19 @@ func (l *tcpListener) arrival(conn *net.TCPConn) arrival {
 // A tcpConn is one client's connection. Its queries are answered in any order, as
 // RFC 7766, section 6.2.1.1, has it: own names do not wait for nameservers.
 type tcpConn struct {
-	handler *handler
-	from    arrival
-	conn    net.Conn
-	reader  *bufio.Reader
-	slots   chan struct{}  // one for every query that was handed on
-	pending sync.WaitGroup // those queries
+	handler  *handler
+	listener *tcpListener
+	from     arrival
+	conn     net.Conn
+	reader   *bufio.Reader
+	brief    bool          // ends after its first answers
+	left     chan struct{} // closed when the connection is read no more
+
+	idleSince atomic.Int64  // when a query was last awaited or answered, in Unix nanoseconds
+	pending   atomic.Int64  // what the queries that were handed on cost (tcpMaxPending)
+	unsent    atomic.Int64  // bytes of their answers that wait to be written
+	finished  chan struct{} // holds one value after a query has ended, for handOn
+	waiting   sync.WaitGroup
 
 	writing sync.Mutex // for the connection's write side
 
@@ -156,14 +182,16 @@ type tcpConn struct {
 // serve answers until the client ends, is idle or breaks the protocol.
 func (c *tcpConn) serve() {
 	defer func() { _ = c.conn.Close() }() // everything was written or could not be
-	defer c.pending.Wait()
+	defer c.waiting.Wait()
+	defer close(c.left)
 	responder := newResponder(c.handler)
 	responder.uncached = c.from.original != nil && c.handler.forwarder.elsewhere(&c.from).IsValid()
 	var query, answers []byte
-	for {
-		// What was asked in one go is answered in one go.
-		if c.reader.Buffered() < lengthLen {
-			if c.write(answers) != nil || !c.await() {
+	for answered := false; ; {
+		// What was asked in one go is answered in one go. Nothing waits for the rest of
+		// a query of which only a part has come.
+		if !c.buffered() {
+			if c.write(answers) != nil || c.brief && answered || !c.await() {
 				return
 			}
 			answers = answers[:0]
@@ -173,23 +201,46 @@ func (c *tcpConn) serve() {
 			_ = c.write(answers) // the client may have closed only its own side
 			return
 		}
-		start := len(answers)
-		answers = append(answers, 0, 0)
-		response, ok := responder.respond(answers, query, overTCP)
-		if !ok {
-			answers = answers[:start]
-			c.handOn(append([]byte(nil), query...))
-			continue
-		}
-		answers = response
-		binary.BigEndian.PutUint16(answers[start:], uint16(len(answers)-start-lengthLen)) //nolint:gosec // respond bounds it
-		if len(answers) > maxBatch {
-			if c.write(answers) != nil {
-				return
-			}
-			answers = answers[:0]
+		answered = true
+		if answers, err = c.answer(responder, answers, query); err != nil {
+			return
 		}
 	}
+}
+
+// answer appends the response to a query to the answers that are to be written, or hands
+// the query on. It writes the answers when they are many.
+func (c *tcpConn) answer(r *responder, answers, query []byte) ([]byte, error) {
+	start := len(answers)
+	answers = append(answers, 0, 0)
+	r.full = c.pending.Load() >= tcpMaxPending
+	response, ok := r.respond(answers, query, overTCP)
+	if ok {
+		answers = response
+		binary.BigEndian.PutUint16(answers[start:], uint16(len(answers)-start-lengthLen)) //nolint:gosec // respond bounds it
+	} else {
+		answers = answers[:start]
+	}
+	if len(answers) > maxBatch || !ok && r.full {
+		if err := c.write(answers); err != nil {
+			return nil, err
+		}
+		answers = answers[:0]
+	}
+	if !ok {
+		c.handOn(query)
+	}
+	return answers, nil
+}
+
+// buffered reports whether the whole next query has been read.
+func (c *tcpConn) buffered() bool {
+	n := c.reader.Buffered()
+	if n < lengthLen {
+		return false
+	}
+	header, err := c.reader.Peek(lengthLen)
+	return err == nil && n-lengthLen >= int(binary.BigEndian.Uint16(header))
 }
 
 // maxBatch is how many bytes of answers are written at the latest.
@@ -198,12 +249,18 @@ const maxBatch = 16 << 10
 // await gives the client time for its next query. It reports false if the
 // connection is no more.
 func (c *tcpConn) await() bool {
+	now := time.Now()
+	c.idleSince.Store(now.UnixNano())
 	c.deadline.Lock()
 	defer c.deadline.Unlock()
 	if c.draining {
 		return true // the deadline of drain stands
 	}
-	return c.conn.SetReadDeadline(time.Now().Add(tcpIdleTimeout)) == nil
+	timeout := tcpIdleTimeout
+	if c.brief {
+		timeout = tcpBriefTimeout
+	}
+	return c.conn.SetReadDeadline(now.Add(timeout)) == nil
 }
 
 // drain has the connection end once what has already come is answered.
@@ -231,18 +288,43 @@ func (c *tcpConn) read(buf []byte) ([]byte, error) {
 	return buf[:n], err
 }
 
-// handOn has the handler serve a query while the next one is read.
+// handOn has the handler serve a query while the next one is read. When too many others
+// wait it waits for one of them: what comes here then is rare, or there is no table yet,
+// and nothing behind it could be answered.
 func (c *tcpConn) handOn(query []byte) {
-	c.slots <- struct{}{}
-	c.pending.Go(func() {
-		defer func() { <-c.slots }()
+	for c.pending.Load() >= tcpMaxPending {
+		<-c.finished
+	}
+	query = append([]byte(nil), query...)
+	cost := int64(len(query) + tcpPendingCost)
+	c.pending.Add(cost)
+	c.waiting.Go(func() {
+		defer c.finish(cost)
 		response := c.handler.serve(query, &c.from)
 		if response == nil {
 			return
 		}
 		framed := binary.BigEndian.AppendUint16(make([]byte, 0, lengthLen+len(response)), uint16(len(response))) //nolint:gosec // a message
-		_ = c.write(append(framed, response...))                                                                 // write closes what fails
+		framed = append(framed, response...)
+		defer c.unsent.Add(-int64(len(framed)))
+		if c.unsent.Add(int64(len(framed))) > tcpMaxUnsent {
+			_ = c.conn.Close() // its client reads too slowly
+			return
+		}
+		_ = c.write(framed) // write closes what fails
 	})
+}
+
+// finish ends a query that was handed on.
+func (c *tcpConn) finish(cost int64) {
+	c.idleSince.Store(time.Now().UnixNano())
+	if c.pending.Add(-cost) == 0 {
+		c.listener.clients.becameIdle()
+	}
+	select {
+	case c.finished <- struct{}{}:
+	default: // handOn knows already
+	}
 }
 
 // write sends messages with their lengths. On an error it closes the connection:

@@ -14,6 +14,8 @@ import (
 
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/dnsproxy/sockets"
 )
 
 // udpReceiveBuffer is what a socket may hold unread, in bytes of the kernel's
@@ -35,6 +37,7 @@ type udpListener struct {
 	raw      syscall.RawConn
 	stopping atomic.Bool
 	stopped  chan struct{} // closed by stop
+	errors   *sockets.Pacer
 
 	// What was handed on is served by workers.
 	handedOn chan *udpMessage // to those that are idle
@@ -100,6 +103,7 @@ func newUDPListener(h *handler, opened net.PacketConn) (*udpListener, error) {
 		wildcard: bound.Addr().IsUnspecified(),
 		stopped:  make(chan struct{}),
 		handedOn: make(chan *udpMessage),
+		errors:   h.pacer(Addr{Network: "udp", Address: local}),
 	}
 	l.second = l.newReader()
 	return l, nil
@@ -129,19 +133,25 @@ func configureUDP(conn syscall.RawConn, bound netip.Addr) error {
 func (l *udpListener) addr() Addr { return l.address }
 
 // serve reads the socket until stop, and returns when all that was read is
-// answered.
+// answered. An error that passes, such as a lack of memory, is waited out.
 func (l *udpListener) serve() error {
 	defer func() { _ = l.conn.Close() }() // nothing is left to be sent
 	defer l.workers.Wait()
 	reader := l.newReader()
-	err := l.raw.Read(reader.readAll)
-	if err == nil {
-		err = reader.err
+	for {
+		reader.err = nil
+		err := l.raw.Read(reader.readAll)
+		if err == nil {
+			err = reader.err
+		}
+		switch {
+		case err == nil || l.stopping.Load():
+			return nil
+		case sockets.Dead(err):
+			return fmt.Errorf("the DNS listener on %s died: %w", l.address, err)
+		}
+		l.errors.Wait(err, l.stopped)
 	}
-	if err == nil || l.stopping.Load() {
-		return nil
-	}
-	return fmt.Errorf("the DNS listener on %s died: %w", l.address, err)
 }
 
 // stop ends serve. What the kernel already holds is still read.
@@ -172,7 +182,7 @@ type udpReader struct {
 	in        *udpMessage
 	out       []byte
 	left      int   // packets that are still read after stop
-	err       error // of the socket
+	err       error // of the socket, with which reading ended
 }
 
 func (l *udpListener) newReader() udpReader {
@@ -238,7 +248,8 @@ func (l *udpListener) readFirst() {
 		return
 	}
 	defer l.reading.Unlock()
-	// Errors are for the reader to find.
+	// The reader finds errors that last. One of a client is found by only one of the
+	// two, and has nothing to say to the other.
 	_ = l.raw.Control(func(fd uintptr) { l.second.readAll(fd) })
 }
 

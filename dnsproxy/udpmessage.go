@@ -74,8 +74,18 @@ func (m *udpMessage) receiveMsg(fd uintptr) ([]byte, unix.Errno) {
 }
 
 // send sends a response to where the message came from, from where it was sent to.
-// It does not block.
+// It does not block. Before it sends, the kernel may hand out an error of the socket that
+// another client caused, such as ECONNREFUSED; so it is tried twice.
 func (m *udpMessage) send(fd uintptr, response []byte) unix.Errno {
+	errno := m.sendOnce(fd, response)
+	if errno != 0 && errno != unix.EAGAIN {
+		errno = m.sendOnce(fd, response)
+	}
+	return errno
+}
+
+// sendOnce is one attempt of send.
+func (m *udpMessage) sendOnce(fd uintptr, response []byte) unix.Errno {
 	if m.header != nil {
 		return m.sendMsg(fd, response)
 	}

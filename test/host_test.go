@@ -49,6 +49,7 @@ type host struct {
 	xds          *fakexds.Server
 	named, other *fakedns.Server
 	capabilities []uintptr // of its agents
+	sameUser     bool      // its agents run as the test does, with all that it may
 	environment  []string  // of its agents, besides the test's own
 	flags        []string  // of its agents, before those of a test
 	signal       os.Signal // that ends its agents after the test
@@ -160,6 +161,9 @@ func (h *host) command(args ...string) *exec.Cmd {
 		Credential:  &syscall.Credential{Uid: agentID, Gid: agentID},
 		AmbientCaps: h.capabilities,
 		Pdeathsig:   syscall.SIGKILL,
+	}
+	if h.sameUser {
+		cmd.SysProcAttr.Credential, cmd.SysProcAttr.AmbientCaps = nil, nil
 	}
 	return cmd
 }

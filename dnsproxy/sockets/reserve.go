@@ -1,0 +1,60 @@
+package sockets
+
+import (
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// A Reserve holds descriptors that are given up when the process has no others left, so
+// that a client can still be accepted. It may be used by several goroutines at the same
+// time.
+type Reserve struct {
+	size int
+
+	mu   sync.Mutex
+	held []int
+}
+
+// NewReserve returns a reserve of size descriptors, or of as many as there are.
+func NewReserve(size int) *Reserve {
+	r := &Reserve{size: size}
+	r.Refill()
+	return r
+}
+
+// Spend closes one descriptor of the reserve. It reports false if there is none.
+func (r *Reserve) Spend() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.held) == 0 {
+		return false
+	}
+	last := len(r.held) - 1
+	_ = unix.Close(r.held[last]) // frees the descriptor in any case
+	r.held = r.held[:last]
+	return true
+}
+
+// Refill opens what the reserve lacks, as far as descriptors are to be had.
+func (r *Reserve) Refill() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for len(r.held) < r.size {
+		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+		if err != nil {
+			return // the next Refill tries again
+		}
+		r.held = append(r.held, fd)
+	}
+}
+
+// Close gives the reserve up.
+func (r *Reserve) Close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, fd := range r.held {
+		_ = unix.Close(fd) // frees the descriptor in any case
+	}
+	r.held, r.size = nil, 0
+}

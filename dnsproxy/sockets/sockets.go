@@ -1,0 +1,108 @@
+// Package sockets tells the errors of a listening socket that is gone for good from
+// those that pass, and paces the attempts after one that passes.
+package sockets
+
+import (
+	"errors"
+	"log/slog"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Dead reports whether err means that a listening socket can never be used again: it is
+// closed, shut down or no listening socket. Everything else, such as a lack of
+// descriptors or memory, or an error of one client, passes.
+func Dead(err error) bool {
+	for _, permanent := range []error{net.ErrClosed, unix.EBADF, unix.EINVAL, unix.ENOTSOCK, unix.EOPNOTSUPP} {
+		if errors.Is(err, permanent) {
+			return true
+		}
+	}
+	return false
+}
+
+// OutOfDescriptors reports whether err means that this process, or the whole system, has
+// as many files and sockets open as it may have.
+func OutOfDescriptors(err error) bool {
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)
+}
+
+// Waiting reports whether a client waits to be accepted, or comes within a time.
+func Waiting(listener syscall.Conn, within time.Duration) bool {
+	raw, err := listener.SyscallConn()
+	if err != nil {
+		return true // accept finds out
+	}
+	waiting := true
+	_ = raw.Control(func(fd uintptr) { // fails on a closed socket, which accept finds out
+		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}} //nolint:gosec // a descriptor
+		n, err := unix.Poll(poll, int(within.Milliseconds()))
+		waiting = err != nil || n > 0
+	})
+	return waiting
+}
+
+// The pause after an error doubles from minPause up to maxPause. After calm without an
+// error it begins anew.
+const (
+	minPause = time.Millisecond
+	maxPause = 100 * time.Millisecond
+	calm     = time.Second
+)
+
+// logInterval is how often a listener's errors are logged at most.
+const logInterval = time.Second
+
+// A Pacer paces the attempts to use one listening socket after errors that pass, and
+// logs those errors at most once a second. The zero value with a Log is ready to use. It
+// may be used by several goroutines at the same time.
+type Pacer struct {
+	// Log takes the errors.
+	Log *slog.Logger
+	// Listener names the socket in the log.
+	Listener string
+	// Count is called once for every error; nil counts nothing.
+	Count func()
+
+	mu       sync.Mutex
+	pause    time.Duration
+	last     time.Time // of the last error
+	logged   time.Time // when an error was last logged
+	unlogged int       // errors since then
+}
+
+// Note counts and logs an error and returns how long to wait before the next attempt.
+func (p *Pacer) Note(err error) time.Duration {
+	if p.Count != nil {
+		p.Count()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	if now.Sub(p.last) > calm {
+		p.pause = 0
+	}
+	p.last = now
+	p.pause = min(max(2*p.pause, minPause), maxPause)
+	p.unlogged++
+	if now.Sub(p.logged) >= logInterval {
+		p.Log.Warn("a listener cannot be read for the moment and is tried again",
+			"listener", p.Listener, "errors", p.unlogged, "error", err)
+		p.logged, p.unlogged = now, 0
+	}
+	return p.pause
+}
+
+// Wait is Note, and waits until the pause is over or stop is closed.
+func (p *Pacer) Wait(err error, stop <-chan struct{}) {
+	timer := time.NewTimer(p.Note(err))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-stop:
+	}
+}

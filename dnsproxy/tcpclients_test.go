@@ -1,0 +1,239 @@
+package dnsproxy_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/dnsproxy"
+)
+
+// slowProxy is a proxy whose nameserver replies when release is closed; web is an own name.
+func slowProxy(t *testing.T, cfg dnsproxy.Config) (p *proxy, release chan struct{}) {
+	t.Helper()
+	release = make(chan struct{})
+	up := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
+		<-release
+		return new(dns.Msg).SetReply(query)
+	})
+	cfg.Upstreams, cfg.UpstreamTimeout = servers(up), patience
+	p = start(t, cfg)
+	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+	return p, release
+}
+
+// framed is a query with an ID as TCP has it.
+func framed(t *testing.T, name string, id uint16) []byte {
+	t.Helper()
+	req := question(name, dns.TypeA)
+	req.Id = id
+	packet, err := req.Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(binary.BigEndian.AppendUint16(nil, uint16(len(packet))), packet...)
+}
+
+// An own name does not wait for the queries before it on its connection, however many of
+// them wait for nameservers; those that are too many are refused at once.
+func TestOwnNameBehindSlowQueries(t *testing.T) { // A12
+	t.Parallel()
+	for _, slow := range []int{101, 2000} {
+		p, release := slowProxy(t, dnsproxy.Config{})
+		conn := p.dial(t, "tcp")
+		var batch []byte
+		for id := range slow {
+			batch = append(batch, framed(t, "slow.example.", uint16(id))...)
+		}
+		const own = 65535
+		if _, err := conn.Write(append(batch, framed(t, "web.", own)...)); err != nil {
+			t.Fatal(err)
+		}
+		refused := 0
+		for {
+			got := parse(t, read(t, conn))
+			if got.Id == own {
+				break
+			}
+			if got.Rcode != dns.RcodeServerFailure {
+				t.Fatalf("behind %d queries: before the own name comes\n%v", slow, got)
+			}
+			refused++
+		}
+		if (refused > 0) != (slow == 2000) {
+			t.Errorf("%d of %d queries are refused", refused, slow)
+		}
+		close(release)
+		for range slow - refused {
+			if got := parse(t, read(t, conn)); got.Rcode != dns.RcodeSuccess {
+				t.Fatalf("a query that waited: %v", got)
+			}
+		}
+		_ = conn.Close()
+	}
+}
+
+// Before the first table nothing can be refused; queries that are too many wait.
+func TestManyQueriesBeforeSync(t *testing.T) { // A12, C6
+	t.Parallel()
+	p := start(t, dnsproxy.Config{BeforeSync: dnsproxy.BeforeSyncHold})
+	conn := p.dial(t, "tcp")
+	defer conn.Close()
+	const queries = 1500
+	var batch []byte
+	for id := range queries {
+		batch = append(batch, framed(t, "web.", uint16(id))...)
+	}
+	if _, err := conn.Write(batch); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "about 1,000 queries wait", func() bool { return p.count(t, "nametap_dns_inflight") > 1000 })
+	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+	for range queries {
+		// A machine that is too slow holds them for longer than they may be held.
+		if got := outcome(parse(t, read(t, conn))); got != "web. A 10.0.0.1" && got != "SERVFAIL" {
+			t.Fatal(got)
+		}
+	}
+}
+
+// An answer does not wait for the rest of the next query.
+func TestAnswerBeforePartOfNextQuery(t *testing.T) { // A12
+	t.Parallel()
+	p := start(t, dnsproxy.Config{})
+	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+	query := framed(t, "web.", 1)
+	for _, part := range []int{1, 2, 10} {
+		conn := p.dial(t, "tcp")
+		began := time.Now()
+		if _, err := conn.Write(append(query[:len(query):len(query)], query[:part]...)); err != nil {
+			t.Fatal(err)
+		}
+		read(t, conn)
+		// Not even a busy machine takes as long as an idle connection may.
+		if took := time.Since(began); took > 9*time.Second {
+			t.Errorf("with %d bytes of the next query: answered after %v", part, took)
+		}
+		if _, err := conn.Write(query[part:]); err != nil {
+			t.Fatal(err)
+		}
+		read(t, conn)
+		_ = conn.Close()
+	}
+}
+
+// closed fails the test unless the server has closed a connection.
+func closed(t *testing.T, conn net.Conn) {
+	t.Helper()
+	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the connection is not closed: %v", err)
+	}
+}
+
+// The bound is one for all listeners. The connection that was idle for longest makes room
+// for a new one; one whose query waits for a nameserver does not.
+func TestConnectionLimit(t *testing.T) { // A12
+	t.Parallel()
+	p, release := slowProxy(t, dnsproxy.Config{Addr: "localhost:0", MaxTCPConns: 3})
+	dial := func(host string) net.Conn {
+		t.Helper()
+		_, port, err := net.SplitHostPort(p.addr("tcp"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, err := net.Dial("tcp", net.JoinHostPort(host, port))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		return conn
+	}
+	ask := func(conn net.Conn, name string) {
+		t.Helper()
+		if _, err := conn.Write(framed(t, name, 1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	busy, first, second := dial("127.0.0.1"), dial("127.0.0.1"), dial("::1")
+	for _, conn := range []net.Conn{busy, first, second} {
+		ask(conn, "web.")
+		read(t, conn)
+	}
+	ask(busy, "slow.example.")
+	p.await(t, "nametap_dns_inflight", 1)
+	third := dial("::1")
+	ask(third, "web.")
+	read(t, third)
+	closed(t, first)
+	ask(second, "web.") // which is now idle for a shorter time than the third
+	read(t, second)
+	fourth := dial("127.0.0.1")
+	ask(fourth, "web.")
+	read(t, fourth)
+	closed(t, third)
+
+	// When all are busy a new one waits until one of them is idle.
+	ask(second, "slow.example.")
+	ask(fourth, "slow.example.")
+	p.await(t, "nametap_dns_inflight", 3)
+	fifth := dial("127.0.0.1")
+	ask(fifth, "web.")
+	if err := fifth.SetReadDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fifth.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("one connection too many is served: %v", err)
+	}
+	close(release)
+	if err := fifth.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	read(t, fifth)
+}
+
+// An error that a client causes, here that its port is closed, does not end a UDP
+// listener, and costs others no answer.
+func TestUDPErrorsPass(t *testing.T) { // R3
+	t.Parallel()
+	udp, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer udp.Close()
+	raw, err := udp.(*net.UDPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	controlErr := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_RECVERR, 1) })
+	if err := errors.Join(err, controlErr); err != nil {
+		t.Fatal(err)
+	}
+	logger, log := newLog()
+	p := start(t, dnsproxy.Config{Addr: udp.LocalAddr().String(), Sockets: []*os.File{file(t, udp)}, Logger: logger})
+	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+	packet, err := question("web", dns.TypeA).Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the kernel reports a closed port", func() bool {
+		gone := p.dial(t, "udp")
+		write(t, gone, packet)
+		_ = gone.Close()
+		p.converse(t, []dialogue{{"web A", "web. A 10.0.0.1"}})
+		return p.count(t, "nametap_dns_listener_errors_total") >= 3
+	})
+	if n := log.Count("a listener cannot be read for the moment"); n == 0 {
+		t.Errorf("it is not logged:\n%s", log)
+	}
+}

@@ -1,0 +1,106 @@
+package test
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
+)
+
+// openFiles returns how many descriptors the agent has open.
+func (a *agent) openFiles() uint64 {
+	a.host.tb.Helper()
+	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", a.Process.Pid))
+	if err != nil {
+		a.host.tb.Fatal(err)
+	}
+	return uint64(len(files))
+}
+
+// limitFiles sets how many descriptors the agent may have open.
+func (a *agent) limitFiles(n uint64) {
+	a.host.tb.Helper()
+	var limit unix.Rlimit
+	err := unix.Prlimit(a.Process.Pid, unix.RLIMIT_NOFILE, nil, &limit)
+	if err == nil {
+		limit.Cur = n // the other one could not be raised again
+		err = unix.Prlimit(a.Process.Pid, unix.RLIMIT_NOFILE, &limit, nil)
+	}
+	if err != nil {
+		a.host.tb.Fatal(err)
+	}
+}
+
+// connect opens a TCP connection to the agent that ends with the test.
+func (h *host) connect() net.Conn {
+	h.tb.Helper()
+	var conn net.Conn
+	var err error
+	h.Run(func() { conn, err = net.DialTimeout("tcp", dnsAddr, patience) })
+	if err == nil {
+		h.tb.Cleanup(func() { conn.Close() })
+		err = conn.SetDeadline(time.Now().Add(patience))
+	}
+	if err != nil {
+		h.tb.Fatal(err)
+	}
+	return conn
+}
+
+// answered asks for the mesh's name on a connection, and returns an error unless it is
+// answered.
+func answered(conn net.Conn) error {
+	client := dns.Conn{Conn: conn}
+	if err := client.WriteMsg(new(dns.Msg).SetQuestion(mesh+".", dns.TypeA)); err != nil {
+		return err
+	}
+	_, err := client.ReadMsg()
+	return err
+}
+
+// Without a free descriptor own names are answered, over UDP and over TCP to one client
+// after the other; and idle connections make room.
+func TestOutOfDescriptors(t *testing.T) { // R3, A12
+	t.Parallel()
+	h := newHost(t)
+	h.sameUser = true // or the limits of its agent could not be changed
+	a := h.start()
+	h.until("its control plane is connected", func() bool { return h.metric("nametap_xds_connected") == 1 })
+	ask := func(when string) {
+		t.Helper()
+		for range 20 {
+			if got := h.dig("@127.0.0.1", "-p", "15053", mesh); got != meshIP {
+				t.Errorf("%s, over UDP: %s", when, got)
+			}
+			if err := answered(h.connect()); err != nil {
+				t.Errorf("%s, over TCP: %v", when, err)
+			}
+		}
+	}
+	// The descriptors that it has now, it keeps; there are no others.
+	a.limitFiles(a.openFiles())
+	ask("without descriptors")
+	a.limitFiles(a.openFiles() + 8)
+	var idle []net.Conn
+	for range 100 {
+		idle = append(idle, h.connect())
+	}
+	ask("with idle connections")
+	if err := answered(idle[len(idle)-1]); err == nil {
+		t.Error("no idle connection was closed for others")
+	}
+	select {
+	case <-a.ended:
+		t.Fatal("the agent has ended")
+	default:
+	}
+	a.limitFiles(1024)
+	h.until("errors are counted", func() bool { return h.metric("nametap_dns_listener_errors_total") > 0 })
+	if n := a.log.Count("a listener cannot be read for the moment"); n == 0 || n > 100 {
+		t.Errorf("%d lines of its log say so", n)
+	}
+}
