@@ -22,7 +22,8 @@
 //     c. a short name: name.namespace, name.namespace.svc, name in the own
 //     namespace, alternative names;
 //     d. autopath: one of a to c, followed by a domain of the search list, the
-//     first such domain in the order of the list.
+//     first such domain in the order of the list. The CNAME leads to the host's FQDN
+//     if c found it, otherwise to the name without the search domain.
 //  10. A name below a suffix that is local only: NXDOMAIN.
 //  11. Everything else: forwarded.
 //

@@ -277,6 +277,12 @@ func (r *reference) lookup(labels []string) (h *refHost, target int) {
 	return nil, 0
 }
 
+// shortName reports whether a name of the host is not its FQDN nor below its wildcard.
+func (h *refHost) shortName(labels []string) bool {
+	name := strings.Join(labels, ".") + "."
+	return !h.wildcard && name != h.name
+}
+
 // find finds a host by a name of its own, unless the name or the host is bypassed.
 func (r *reference) find(labels []string) *refHost {
 	name := strings.Join(labels, ".") + "."
@@ -356,6 +362,9 @@ func (r *reference) answer(q *refQuery) *dns.Msg {
 	if target > 0 { // N5, N6
 		cname := header(dns.TypeCNAME)
 		owner = strings.Join(dns.SplitDomainName(q.name)[:target], ".") + "."
+		if h.shortName(labels[:target]) {
+			owner = h.name
+		}
 		resp.Answer = append(resp.Answer, &dns.CNAME{Hdr: cname, Target: owner})
 	}
 	var addresses []dns.RR

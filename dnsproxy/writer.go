@@ -37,7 +37,7 @@ func (w *writer) addresses(m match) {
 	w.begin()
 	owner := questionName
 	if m.rule == RuleAutopath {
-		owner = w.cname(len(m.target))
+		owner = w.cname(m)
 	}
 	var v4, v6 []byte
 	switch w.query.qtype {
@@ -157,14 +157,25 @@ func (w *writer) record(owner, rrtype uint16, dataLen int) bool {
 	return true
 }
 
-// cname writes the CNAME from the question's name to its first n bytes, which are
-// the name without the search domain, and returns the pointer to that.
-func (w *writer) cname(n int) (target uint16) {
+// cname writes the CNAME of an autopath name and returns the pointer to its target:
+// the name without the search domain, as the client spelled it, or the host's FQDN if
+// that is a short name. systemd-resolved takes a CNAME from a name to its own first
+// label for a loop.
+func (w *writer) cname(m match) (target uint16) {
+	n := len(m.target)
+	if m.base == RuleShortName {
+		n = len(m.host.name)
+	}
 	if !w.record(questionName, dns.TypeCNAME, n+1) {
 		return questionName
 	}
 	target = pointerBits | uint16(len(w.buf)-w.start) //nolint:gosec // header, question and one record
-	w.buf = append(append(w.buf, w.query.packet[headerLen:headerLen+n]...), 0)
+	if m.base == RuleShortName {
+		w.buf = append(w.buf, m.host.name...)
+	} else {
+		w.buf = append(w.buf, w.query.packet[headerLen:headerLen+n]...)
+	}
+	w.buf = append(w.buf, 0)
 	w.answers++
 	return target
 }
