@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -14,16 +15,21 @@ import (
 )
 
 // Our own client gets the table of the command, in both variants, and follows
-// an edit. // C1, C2, C4
+// an edit. One that asks for automatic VIPs has the external hosts without an
+// address, and another does not. // C1, C2, C4
 func TestOwnClient(t *testing.T) {
-	for name, variant := range map[string]nds.Variant{variantDelta: nds.Incremental, variantSotw: nds.StateOfTheWorld} {
+	const external = "mysql-instance1.us-east-1.rds.amazonaws.com"
+	for name, variant := range map[string]nds.Variant{
+		variantDelta: nds.Incremental, variantSotw: nds.StateOfTheWorld, variantDelta + " asks": nds.Incremental,
+	} {
 		t.Run(name, func(t *testing.T) {
+			asks := strings.HasSuffix(name, " asks")
 			dir := unpack(t, examples.Files)
 			r := start(t, Config{ConfigDir: dir})
 			applied := make(chan map[string]*api.NameTable, 16)
 			client, err := nds.New(nds.Config{
 				Addr: r.Addr().String(), Plaintext: true, Variant: variant,
-				Node: nds.Node{PodName: "web-0", Namespace: "shop", IPs: []netip.Addr{
+				Node: nds.Node{PodName: "web-0", Namespace: "shop", AutoAllocate: asks, IPs: []netip.Addr{
 					netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")}},
 			}, func(resources []nds.Resource) error {
 				tables := map[string]*api.NameTable{}
@@ -52,12 +58,16 @@ func TestOwnClient(t *testing.T) {
 
 			check := func() {
 				t.Helper()
-				want, _, err := Table(Config{ConfigDir: dir}, "shop")
+				want, _, err := Table(Config{ConfigDir: dir}, Client{Namespace: "shop", AutoAllocate: asks})
 				if err != nil {
 					t.Fatal(err)
 				}
-				if got := merged(t, <-applied); bytesOf(t, got) != bytesOf(t, want) {
+				got := merged(t, <-applied)
+				if bytesOf(t, got) != bytesOf(t, want) {
 					t.Errorf("got %v\nwant %v", got, want)
+				}
+				if _, has := got.GetTable()[external]; has != asks {
+					t.Errorf("%s is in the table: %t, want %t", external, has, asks)
 				}
 			}
 			check()

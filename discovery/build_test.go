@@ -149,7 +149,7 @@ func TestBuilder(t *testing.T) {
 			table{"web.shop.svc.clusterset.local": "External 10.97.0.1"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got := tableOf(t, tt.yaml, viewKey{namespace: "shop", families: bothFamilies, capture: true})
+			got := tableOf(t, tt.yaml, viewKey{namespace: "shop", families: bothFamilies, vips: true})
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Errorf("-want +got\n%s", diff)
 			}
@@ -167,14 +167,14 @@ func TestFamiliesAndCapture(t *testing.T) {
 		key  viewKey
 		want map[string]string
 	}{
-		{"IPv4", viewKey{families: families{v4: true}, capture: true}, map[string]string{
+		{"IPv4", viewKey{families: families{v4: true}, vips: true}, map[string]string{
 			"four" + suffix: "Kubernetes four.shop 10.0.0.1", "dual" + suffix: "Kubernetes dual.shop 10.0.0.2",
 			"db" + suffix: "Kubernetes db.shop 10.1.0.1", "db-0.db" + suffix: "Kubernetes db-0.db.shop 10.1.0.1",
 			"vip.example.com": "External vip4", "a.example.com": "External 192.0.2.1"}},
-		{"IPv6", viewKey{families: families{v6: true}, capture: true}, map[string]string{
+		{"IPv6", viewKey{families: families{v6: true}, vips: true}, map[string]string{
 			"six" + suffix: "Kubernetes six.shop fd00::1", "dual" + suffix: "Kubernetes dual.shop fd00::2",
 			"vip.example.com": "External vip6", "a.example.com": "External 192.0.2.1"}},
-		{"no capture", viewKey{families: families{v6: true}}, map[string]string{
+		{"asks for no VIPs", viewKey{families: families{v6: true}}, map[string]string{
 			"six" + suffix: "Kubernetes six.shop fd00::1", "dual" + suffix: "Kubernetes dual.shop fd00::2",
 			"a.example.com": "External 192.0.2.1"}},
 	} {
@@ -249,7 +249,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	key := viewKey{namespace: "shop", families: bothFamilies, capture: true}
+	key := viewKey{namespace: "shop", families: bothFamilies, vips: true}
 	want := ""
 	for range 50 {
 		rand.Shuffle(len(r.objects), func(i, j int) { r.objects[i], r.objects[j] = r.objects[j], r.objects[i] })

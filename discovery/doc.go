@@ -21,8 +21,8 @@
 //     those clients for whom something differs.
 //
 // What a client sees depends on four things that it says of itself in its
-// node: its namespace (exportTo), its address families, whether it captures
-// DNS (automatic VIPs), and whether it merges several tables. A client that
+// node: its namespace (exportTo), its address families, whether it
+// asks for automatic VIPs (DNS_AUTO_ALLOCATE), and whether it merges several tables. A client that
 // does not merge gets one unnamed table, as from istiod; one that does gets a
 // table per namespace, so that an edit carries one namespace only.
 package discovery

@@ -34,7 +34,7 @@ func FuzzParse(f *testing.F) {
 		}
 		snap, _ := snapshotOf(p.objects, DefaultClusterDomain, &vips{})
 		for _, key := range []viewKey{
-			{namespace: "shop", families: bothFamilies, capture: true, merge: true},
+			{namespace: "shop", families: bothFamilies, vips: true, merge: true},
 			{namespace: "default", families: families{v4: true}},
 		} {
 			tables := snap.tables(key)

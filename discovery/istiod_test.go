@@ -32,7 +32,7 @@ func TestSameAsIstiod(t *testing.T) {
 			for _, info := range recorded.GetTable() {
 				slices.Sort(info.Ips) // istiod's order changes
 			}
-			got := tableOf(t, string(objects), viewKey{namespace: "default", families: f, capture: true})
+			got := tableOf(t, string(objects), viewKey{namespace: "default", families: f, vips: true})
 			if diff := cmp.Diff(show(&recorded), got); diff != "" {
 				t.Errorf("-istiod +ours\n%s", diff)
 			}

@@ -13,10 +13,11 @@ import (
 // What a client says of itself in its node's metadata. Booleans are strings
 // there, as istiod wants them.
 const (
-	metaNamespace  = "NAMESPACE"
-	metaIPs        = "INSTANCE_IPS"
-	metaDNSCapture = "DNS_CAPTURE"
-	metaMerge      = "NAMETAP_MERGE"
+	metaNamespace    = "NAMESPACE"
+	metaIPs          = "INSTANCE_IPS"
+	metaDNSCapture   = "DNS_CAPTURE"
+	metaAutoAllocate = "DNS_AUTO_ALLOCATE"
+	metaMerge        = "NAMETAP_MERGE"
 )
 
 // parseNode reads from a client's node what decides its view. The id has the
@@ -34,9 +35,12 @@ func parseNode(node *corev3.Node) (viewKey, error) {
 	meta := metadata{fields: node.GetMetadata().GetFields()}
 	v := viewKey{
 		namespace: meta.str(metaNamespace),
-		capture:   meta.flag(metaDNSCapture, true),
 		merge:     meta.flag(metaMerge, false),
 	}
+	// An automatic address leads somewhere only through a proxy that takes its
+	// connections, and a client that has one says so.
+	captures, asks := meta.flag(metaDNSCapture, true), meta.flag(metaAutoAllocate, false)
+	v.vips = captures && asks
 	if v.namespace == "" {
 		// A pod's name may hold dots, a namespace may not.
 		if i := strings.LastIndexByte(parts[2], '.'); i >= 0 {

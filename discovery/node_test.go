@@ -17,18 +17,21 @@ func TestParseNode(t *testing.T) {
 		meta     map[string]any
 		want     viewKey
 	}{
-		{"id alone", "sidecar~10.0.0.1~web-0.shop~shop.svc.cluster.local", nil, viewKey{namespace: "shop", families: v4, capture: true}},
-		{"pod with dots", "sidecar~10.0.0.1~a.b.c.shop~x", nil, viewKey{namespace: "shop", families: v4, capture: true}},
+		{"id alone", "sidecar~10.0.0.1~web-0.shop~shop.svc.cluster.local", nil, viewKey{namespace: "shop", families: v4}},
+		{"pod with dots", "sidecar~10.0.0.1~a.b.c.shop~x", nil, viewKey{namespace: "shop", families: v4}},
 		{"metadata beats the id", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"NAMESPACE": "data", "INSTANCE_IPS": ""},
-			viewKey{namespace: "data", families: v4, capture: true}},
-		{"IPv6", "sidecar~fd00::1~web-0.shop~x", nil, viewKey{namespace: "shop", families: v6, capture: true}},
-		{"dual", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"INSTANCE_IPS": "10.0.0.1, fd00::1"}, viewKey{namespace: "shop", families: bothFamilies, capture: true}},
-		{"link-local does not count", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"INSTANCE_IPS": "10.0.0.1,fe80::1,::1"}, viewKey{namespace: "shop", families: v4, capture: true}},
-		{"mapped", "sidecar~::ffff:10.0.0.1~web-0.shop~x", nil, viewKey{namespace: "shop", families: v4, capture: true}},
-		{"unknown families", "sidecar~0.0.0.0~web-0.shop~x", nil, viewKey{namespace: "shop", families: bothFamilies, capture: true}},
-		{"loopback", "sidecar~127.0.0.1~web-0.shop~x", nil, viewKey{namespace: "shop", families: bothFamilies, capture: true}},
+			viewKey{namespace: "data", families: v4}},
+		{"IPv6", "sidecar~fd00::1~web-0.shop~x", nil, viewKey{namespace: "shop", families: v6}},
+		{"dual", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"INSTANCE_IPS": "10.0.0.1, fd00::1"}, viewKey{namespace: "shop", families: bothFamilies}},
+		{"link-local does not count", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"INSTANCE_IPS": "10.0.0.1,fe80::1,::1"}, viewKey{namespace: "shop", families: v4}},
+		{"mapped", "sidecar~::ffff:10.0.0.1~web-0.shop~x", nil, viewKey{namespace: "shop", families: v4}},
+		{"unknown families", "sidecar~0.0.0.0~web-0.shop~x", nil, viewKey{namespace: "shop", families: bothFamilies}},
+		{"loopback", "sidecar~127.0.0.1~web-0.shop~x", nil, viewKey{namespace: "shop", families: bothFamilies}},
+		{"asks for VIPs", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"DNS_AUTO_ALLOCATE": "true"}, viewKey{namespace: "shop", families: v4, vips: true}},
+		{"asks and does not capture", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"DNS_CAPTURE": "false", "DNS_AUTO_ALLOCATE": "true"}, viewKey{namespace: "shop", families: v4}},
+		{"captures and does not ask", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"DNS_CAPTURE": "true"}, viewKey{namespace: "shop", families: v4}},
 		{"switches", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"DNS_CAPTURE": "false", "NAMETAP_MERGE": "true"}, viewKey{namespace: "shop", families: v4, merge: true}},
-		{"other metadata is nobody's business", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"PORT": 1, "LABELS": map[string]any{"a": "b"}}, viewKey{namespace: "shop", families: v4, capture: true}},
+		{"other metadata is nobody's business", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"PORT": 1, "LABELS": map[string]any{"a": "b"}}, viewKey{namespace: "shop", families: v4}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			meta, err := structpb.NewStruct(tt.meta)
@@ -53,7 +56,7 @@ func TestIstioAgentNode(t *testing.T) {
 	if err := protojson.Unmarshal(data, &n); err != nil {
 		t.Fatal(err)
 	}
-	want := viewKey{namespace: "default", families: bothFamilies, capture: true}
+	want := viewKey{namespace: "default", families: bothFamilies, vips: true}
 	if got, err := parseNode(&n); err != nil || got != want {
 		t.Errorf("got %+v, %v; want %+v", got, err, want)
 	}

@@ -83,7 +83,7 @@ func TestBrokenAtStartIsLeftOut(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "sub/a.yaml", svc("web", "clusterIP: x")+svc("cart", "clusterIP: 10.0.0.1"))
 	write(t, dir, "b.yaml", svc("cart", "clusterIP: 10.0.0.2"))
-	table, errs, err := Table(Config{ConfigDir: dir}, "shop")
+	table, errs, err := Table(Config{ConfigDir: dir}, Client{Namespace: "shop"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -299,7 +299,7 @@ func TestStateDirFailsLater(t *testing.T) {
 	write(t, dir, "a.yaml", vipEntry("a.example.com"))
 	logs := &testlog.Buffer{}
 	r := start(t, Config{ConfigDir: dir, StateDir: state, Logger: logs.Logger()})
-	c := openDelta(t, r, node(t, "shop"), nil)
+	c := openDelta(t, r, node(t, "shop", metaAutoAllocate, "true"), nil)
 	c.next()
 	if err := os.Rename(state, state+".away"); err != nil {
 		t.Fatal(err)
@@ -328,7 +328,7 @@ func TestSameFilesBuildNothing(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", vipEntry("a.example.com"))
 	r := start(t, Config{ConfigDir: dir})
-	c := openDelta(t, r, node(t, "shop"), nil)
+	c := openDelta(t, r, node(t, "shop", metaAutoAllocate, "true"), nil)
 	c.next()
 	before := testutil.ToFloat64(r.metrics.builds)
 	write(t, dir, "a.yaml", vipEntry("a.example.com"))

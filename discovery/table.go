@@ -6,10 +6,18 @@ import (
 	"github.com/nametap/nametap/api"
 )
 
-// Table builds once and returns the table that a client in namespace gets,
-// with both address families and automatic VIPs, and what is wrong with
-// documents. Nothing is written: remembered VIPs are used, new ones forgotten.
-func Table(cfg Config, namespace string) (*api.NameTable, []DocumentError, error) {
+// Client says which client's table [Table] returns.
+type Client struct {
+	// Namespace is the client's.
+	Namespace string
+	// AutoAllocate is set for a client that asks for automatic VIPs.
+	AutoAllocate bool
+}
+
+// Table builds once and returns the table that a client with both address
+// families gets, and what is wrong with documents. Nothing is written:
+// remembered VIPs are used, new ones forgotten.
+func Table(cfg Config, client Client) (*api.NameTable, []DocumentError, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, nil, err
@@ -29,6 +37,6 @@ func Table(cfg Config, namespace string) (*api.NameTable, []DocumentError, error
 		return nil, nil, err
 	}
 	snap, _ := snapshotOf(r.objects, cfg.ClusterDomain, v)
-	key := viewKey{namespace: namespace, families: families{v4: true, v6: true}, capture: true}
+	key := viewKey{namespace: client.Namespace, families: families{v4: true, v6: true}, vips: client.AutoAllocate}
 	return snap.tables(key)[""], r.errs, nil
 }

@@ -27,7 +27,7 @@ func (f families) has(a netip.Addr) bool {
 type viewKey struct {
 	namespace string
 	families  families
-	capture   bool // automatic addresses are of use: connections are captured
+	vips      bool // automatic addresses are of use: a proxy takes connections to them
 	merge     bool // the client merges several tables
 }
 
@@ -93,7 +93,7 @@ func (s *snapshot) addrs(c *claim, v viewKey) []netip.Addr {
 			addrs = append(addrs, a)
 		}
 	}
-	if slot, ok := s.slots[hostKey(c.host)]; ok && c.wantsVIP && v.capture {
+	if slot, ok := s.slots[hostKey(c.host)]; ok && c.wantsVIP && v.vips {
 		for _, a := range []netip.Addr{slotAddr4(slot), slotAddr6(slot)} {
 			if v.families.has(a) {
 				addrs = append(addrs, a)

@@ -160,7 +160,7 @@ func TestVIPsSurviveRestarts(t *testing.T) {
 	for i := len(hosts); i > 0; i-- {
 		write(t, dir, "e.yaml", vipEntry(hosts[i-1:]...))
 		r := start(t, Config{ConfigDir: dir, StateDir: state})
-		c := openDelta(t, r, node(t, "shop"), nil)
+		c := openDelta(t, r, node(t, "shop", metaAutoAllocate, "true"), nil)
 		got := ipsOf(t, c.next().tables[""])
 		for host, ips := range want {
 			if got[host] != ips {
@@ -179,13 +179,13 @@ func TestVIPsSurviveRestarts(t *testing.T) {
 	start(t, Config{ConfigDir: dir, StateDir: state}).stop()
 	write(t, dir, "e.yaml", vipEntry(hosts...))
 	r := start(t, Config{ConfigDir: dir, StateDir: state})
-	got := ipsOf(t, openDelta(t, r, node(t, "shop"), nil).next().tables[""])
+	got := ipsOf(t, openDelta(t, r, node(t, "shop", metaAutoAllocate, "true"), nil).next().tables[""])
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("after delete and add\n%s", diff)
 	}
 
 	// The command's view is the same, and writes nothing.
-	table, errs, err := Table(Config{ConfigDir: dir, StateDir: state}, "shop")
+	table, errs, err := Table(Config{ConfigDir: dir, StateDir: state}, Client{Namespace: "shop"})
 	if err != nil || len(errs) > 0 {
 		t.Fatal(err, errs)
 	}
@@ -253,7 +253,7 @@ func TestDamagedState(t *testing.T) {
 				t.Fatal(err)
 			}
 			r := start(t, Config{ConfigDir: dir, StateDir: state})
-			if n := len(openDelta(t, r, node(t, "shop"), nil).next().tables[""].GetTable()); n != 2 {
+			if n := len(openDelta(t, r, node(t, "shop", metaAutoAllocate, "true"), nil).next().tables[""].GetTable()); n != 2 {
 				t.Errorf("%d hosts, want 2", n)
 			}
 			r.stop()

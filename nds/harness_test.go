@@ -114,7 +114,7 @@ func testNode(t *testing.T) *corev3.Node {
 	metadata, err := structpb.NewStruct(map[string]any{
 		"NAME": "web-0", "NAMESPACE": "shop", "SERVICE_ACCOUNT": "default",
 		"INSTANCE_IPS": "10.0.0.1,192.0.2.2,fd00::2", "CLUSTER_ID": "Kubernetes",
-		"DNS_CAPTURE": "true", "DNS_AUTO_ALLOCATE": "true", "NAMETAP_MERGE": "true",
+		"DNS_CAPTURE": "false", "DNS_AUTO_ALLOCATE": "false", "NAMETAP_MERGE": "true",
 		"LABELS": map[string]any{"app": "web"},
 	})
 	if err != nil {

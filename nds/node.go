@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strconv"
 	"strings"
 	"time"
 
@@ -34,6 +35,10 @@ type Node struct {
 	ClusterID string
 	// ServiceAccount may be empty.
 	ServiceAccount string
+	// AutoAllocate asks for automatic VIPs, which lead somewhere only through a
+	// proxy such as Envoy. Without it a host that has no address of its own is
+	// not in the table.
+	AutoAllocate bool
 	// Labels are the workload's; they select Sidecar resources. May be nil.
 	Labels map[string]string
 }
@@ -140,12 +145,14 @@ func (n Node) proto() (*corev3.Node, error) {
 	}
 	// istiod refuses JSON booleans here: what looks like one is a string.
 	metadata := map[string]any{
-		"NAME":              n.PodName,
-		"NAMESPACE":         n.Namespace,
-		"INSTANCE_IPS":      strings.Join(ips, ","),
-		"CLUSTER_ID":        n.ClusterID,
-		"DNS_CAPTURE":       "true", // or no automatic VIPs are sent
-		"DNS_AUTO_ALLOCATE": "true", // the same for istiod's older allocator
+		"NAME":         n.PodName,
+		"NAMESPACE":    n.Namespace,
+		"INSTANCE_IPS": strings.Join(ips, ","),
+		"CLUSTER_ID":   n.ClusterID,
+		// istiod's older allocator looks at both, the newer one at the first alone:
+		// it sends automatic VIPs to every node that says that it captures DNS.
+		"DNS_CAPTURE":       strconv.FormatBool(n.AutoAllocate),
+		"DNS_AUTO_ALLOCATE": strconv.FormatBool(n.AutoAllocate),
 		"NAMETAP_MERGE":     "true", // several named resources are welcome
 	}
 	if n.ServiceAccount != "" {

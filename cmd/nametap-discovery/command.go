@@ -38,6 +38,7 @@ type options struct {
 
 	printTable   bool
 	forNamespace string
+	autoAllocate bool
 
 	// stateDirGiven tells the default from the same directory on request: the
 	// latter must work.
@@ -55,6 +56,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.httpAddr, "http-addr", ":15014", "`address` for /healthz/ready, /healthz/live, /metrics and /debug/errors; empty for none")
 	f.StringVar(&o.logLevel, "log-level", "info", "least important `level` to log: debug, info, warn or error")
 	f.BoolVar(&o.printTable, "print-table", false, "build once, print the table of --for-namespace as JSON and exit")
+	f.BoolVar(&o.autoAllocate, "dns-auto-allocate", false, "print the table of a client that asks for automatic VIPs")
 	f.StringVar(&o.forNamespace, "for-namespace", "default", "`namespace` of the client whose table --print-table prints")
 }
 

@@ -121,7 +121,7 @@ func printTable(o options, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	table, broken, err := discovery.Table(cfg, o.forNamespace)
+	table, broken, err := discovery.Table(cfg, discovery.Client{Namespace: o.forNamespace, AutoAllocate: o.autoAllocate})
 	if err != nil {
 		return err
 	}

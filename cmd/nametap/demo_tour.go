@@ -18,6 +18,7 @@ const (
 	demoService   = "cart"
 	demoNeighbour = "auth.platform"
 	demoPod       = "postgres-0.postgres.data"
+	demoPartner   = "api.payments.example.com"
 	demoDatabase1 = "mysql-instance1.us-east-1.rds.amazonaws.com"
 	demoDatabase2 = "mysql-instance2.us-east-1.rds.amazonaws.com"
 	demoOutside   = "www.example.org"
@@ -26,6 +27,7 @@ const (
 // upstreamRecords are what the demo's nameserver, which stands for the world
 // outside, knows.
 var upstreamRecords = []string{ //nolint:gochecknoglobals // a constant list
+	demoPartner + ". 60 IN A 203.0.113.20",
 	demoDatabase1 + ". 60 IN A 203.0.113.11",
 	demoDatabase2 + ". 60 IN A 203.0.113.12",
 	demoOutside + ". 300 IN A 203.0.113.80",
@@ -76,13 +78,13 @@ func (d *demo) showService(ctx context.Context) error {
 
 func (d *demo) showSearch(ctx context.Context) error {
 	d.out.heading("A name as a pod's resolver sends it, search domain and all: one answer")
-	return d.query(ctx, demoDatabase1+"."+searchList()[0])
+	return d.query(ctx, demoPartner+"."+searchList()[0])
 }
 
 // showCounts measures what one getaddrinfo costs. The queries are counted where
 // they are sent and where they arrive.
 func (d *demo) showCounts(ctx context.Context) error {
-	d.out.heading("What getaddrinfo(\"mysql-instance1…\") costs, ndots:5, three search domains")
+	d.out.heading("What getaddrinfo(\"api.payments…\") costs, ndots:5, three search domains")
 	direct, err := d.count(ctx, d.upstream.Addr.String())
 	if err != nil {
 		return err
@@ -103,14 +105,14 @@ type counts struct{ sent, arrived int }
 func (d *demo) count(ctx context.Context, server string) (counts, error) {
 	d.upstream.Reset()
 	client := stubResolver{server: server, search: searchList(), ndots: demoNdots}
-	if _, err := client.getaddrinfo(ctx, demoDatabase1); err != nil {
+	if _, err := client.getaddrinfo(ctx, demoPartner); err != nil {
 		return counts{}, err
 	}
 	return counts{sent: client.sent, arrived: len(d.upstream.Queries())}, nil
 }
 
 func (d *demo) showDatabases(ctx context.Context) error {
-	d.out.heading("Two databases outside, both on port 3306: an address of its own for each")
+	d.out.heading("Two databases outside, without an address in the mesh: public DNS has one")
 	return errors.Join(d.query(ctx, demoDatabase1), d.query(ctx, demoDatabase2))
 }
 

@@ -26,7 +26,7 @@ type agentFlags struct {
 	namespace, domain, podName, instanceIP, clusterID, serviceAccount string
 
 	xdsAddr, xds, xdsRootCA, xdsTokenFile, xdsServerName string
-	xdsPlaintext                                         bool
+	xdsPlaintext, autoAllocate                           bool
 	maxPushBytes                                         byteSize
 
 	dnsAddr, resolvConf, beforeSync       string
@@ -67,6 +67,7 @@ func (f *agentFlags) declare(flags *pflag.FlagSet) {
 		{"pod-name", "POD_NAME"},
 		{"instance-ip", "INSTANCE_IP"},
 		{"cluster-id", "ISTIO_META_CLUSTER_ID"},
+		{"dns-auto-allocate", "ISTIO_META_DNS_AUTO_ALLOCATE"},
 		{"xds-root-ca", "XDS_ROOT_CA"},
 		{"dns-addr", "DNS_PROXY_ADDR"},
 		{"upstream-parallel", "DNS_FORWARD_PARALLEL"},
@@ -96,6 +97,7 @@ func (f *agentFlags) declareControlPlane(flags *pflag.FlagSet) {
 	flags.StringVar(&f.xdsRootCA, "xds-root-ca", "/var/run/secrets/istio/root-cert.pem", "PEM file with the control plane's root certificates")
 	flags.StringVar(&f.xdsTokenFile, "xds-token-file", "/var/run/secrets/tokens/istio-token", "file with the bearer token, read on every connect")
 	flags.StringVar(&f.xdsServerName, "xds-server-name", "istiod.istio-system.svc", "name in the control plane's certificate")
+	flags.BoolVar(&f.autoAllocate, "dns-auto-allocate", false, "ask for automatic VIPs (240.240.0.0/16); they lead somewhere only through a proxy such as Envoy")
 	f.maxPushBytes = 64 << 20
 	flags.Var(&f.maxPushBytes, "max-push-bytes", "longest push that is received, in bytes or with KiB or MiB")
 }
@@ -276,6 +278,7 @@ func (f *agentFlags) xdsConfig() (nds.Config, error) {
 			// The node's domain has the namespace, however ours is written.
 			Domain:    f.namespace + ".svc." + clusterDomain,
 			ClusterID: f.clusterID, ServiceAccount: f.serviceAccount,
+			AutoAllocate: f.autoAllocate,
 		},
 		Refresh: func(node nds.Node) (nds.Node, error) {
 			var err error
