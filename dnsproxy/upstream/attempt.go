@@ -26,6 +26,7 @@ type attempt struct {
 	plain    bool   // asked without EDNS
 	retried  bool   // on a new connection
 	probe    *loopProbe
+	life     life
 	opcode   byte   // as it is in the header
 	question []byte // as sent, in wire form
 	packet   []byte // the whole query, of attempts over a connection only
@@ -54,20 +55,23 @@ func (a *attempt) expired(now time.Time) bool {
 // end ends the attempt with a reply, which it keeps, or an error.
 func (a *attempt) end(reply []byte, err error) {
 	now := time.Now()
-	rtt := now.Sub(a.sent)
+	var r reading
 	switch {
 	case err == nil:
-		a.server.replied(now, rtt, usable(reply))
+		r = a.server.client.read(reply)
+		a.server.replied(a, now, r)
 	case errors.Is(err, errCase):
-		a.server.replied(now, rtt, true)
+		a.server.replied(a, now, r)
 	default:
-		a.server.failed(err)
+		a.server.failed(a, err)
 	}
 	if a.probe != nil && err == nil {
 		a.server.client.probeAnswered(a.probe)
 	}
 	if a.exchange != nil {
-		a.exchange.deliver(a.generation, outcome{try: a.try, reply: reply, err: err, stream: a.stream, plain: a.plain})
+		a.exchange.deliver(a.generation, outcome{
+			try: a.try, reply: reply, reading: r, err: err, stream: a.stream, plain: a.plain,
+		})
 	}
 	a.server.client.attempts.Put(a)
 }

@@ -3,21 +3,26 @@
 //
 // # Which server is asked when
 //
-// What is known of a server is the smoothed time of its replies (RFC 6298: SRTT
-// and RTTVAR), since when it has been silent, which is since the first query that
-// it was sent after its last reply, and whether it fails where others have an
-// answer. Of that follow these rules.
+// What is known of a server is the smoothed time of its replies (RFC 6298: SRTT and
+// RTTVAR), for how long it has left probes unanswered, and whether other servers have
+// answers where it has none. A query without a reply says nothing of the server, which
+// may wait for the nameservers of the query's name; so it is probed.
 //
 //  1. A server is late for a query after SRTT + 4 RTTVAR, but never before 50 ms
 //     nor after 400 ms; without any reply so far, after 200 ms. RTTVAR grows as in
 //     RFC 6298 and shrinks sixteen times slower, so that a server of which one
 //     reply in fifty takes long is late for few of them.
-//  2. A server is down when it has left three queries unanswered and has been
-//     silent for a second. It is failing when for three queries in a row it said
-//     SERVFAIL, REFUSED or the like while another server had an answer. It loops
-//     when a query to it came back to us (see [Group.Suspect]). Else it is up.
+//  2. A server that is late for a query, and was not heard since the query was sent, is
+//     probed with questions that it can answer itself (see life.go): at most every
+//     250 ms, every 2 s after a while. Any reply ends this. A server is silent when
+//     probes are unanswered for longer than rule 1 allows, and down after three rounds
+//     of probes (or refused connections) and a second. It is failing when for three
+//     queries in a row it said SERVFAIL, REFUSED or the like while another server had an
+//     answer, or when for a second it was late for every query, and another server has
+//     answered three of these. It loops when a query to it came back to us (see
+//     [Group.Suspect]). Else it is up.
 //  3. Servers are ranked: up, failing, down; then by SRTT, or by the time that a
-//     server has been silent if that is longer than rule 1 allows it. Servers that
+//     server has been silent (rule 2). Servers that
 //     are up and about as fast as the best (half as much again and 5 ms) rank in
 //     the order of configuration, or, with Options.Rotate, in random order. Those
 //     that loop are not asked.
@@ -31,7 +36,7 @@
 //     have failed or are down, the best failure is the answer.
 //  6. A copy of a query goes alongside to a server of lower rank that has never
 //     been asked, or not for 30 s (for 1 s before its fourth reply); and to one that
-//     is late, failing or down a second after it was last asked, then after 2, 4, ...
+//     is silent, failing or down a second after it was last asked, then after 2, 4, ...
 //     up to 30 s until it answers. So ranks follow the servers, and one reply heals a
 //     server that was down. A copy is never waited for, and its reply counts only
 //     once the server that was asked is late or has failed: whose answer it is does
@@ -39,13 +44,15 @@
 //  7. When all servers are down all are asked at once, again and again, the time to
 //     wait doubled up to 2 s.
 //  8. With Options.Parallel all servers are asked at once, and each again as above.
-//  9. When all servers have been silent for so long that they are late (rule 1), and
-//     the queries that wait, times the shortest silence, come to 128 s (2,560 queries
-//     after 50 ms, 128 after a second), further ones fail at once: they would cost what
-//     is needed to answer others.
-//  10. Asking again because a server is late has a budget: 256 times at once, refilled
-//     with 2 for each usable reply and 100 a second. Lost packets are so made good at
-//     any rate, and servers that are all dead are not buried in repetitions.
+//  9. When all servers are silent (rule 2), and the queries that wait, times the shortest
+//     silence, come to 128 s (2,560 queries after 50 ms, 128 after a second), further ones
+//     fail at once: they would cost what is needed to answer others. Ten a second are sent
+//     all the same, and any reply ends it.
+//  10. The first repetition of a query goes to a server that is not silent at any time.
+//     Else asking again because a server is late has a budget: 256 times at once,
+//     refilled with 2 for each usable reply and 100 a second. Lost packets are so made
+//     good at any rate, beside names whose servers are dead too, and servers that are all
+//     dead are not buried in repetitions.
 //  11. What is no QUERY (UPDATE, NOTIFY) is sent to the best server only, and to the
 //     next only after a failure: it may do something, and twice is not once.
 //

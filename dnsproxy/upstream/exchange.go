@@ -37,7 +37,7 @@ func (g *Group) Exchange(ctx context.Context, query []byte, how How) ([]byte, Sp
 	if len(g.servers) == 0 {
 		return nil, Spec{}, ErrNoServers
 	}
-	if g.Overloaded() {
+	if g.refuses() {
 		return nil, Spec{}, ErrOverload
 	}
 	g.waiting.Add(1)
@@ -69,9 +69,11 @@ type try struct {
 	server   *server
 	standing standing
 	asked    int
-	failed   bool // it is not asked again
+	first    time.Time // when it was asked first
+	failed   bool      // it is not asked again
 	err      error
 	failure  []byte
+	code     int    // of failure
 	cut      []byte // truncated reply, while TCP is tried
 	stream   bool   // ask over TCP
 	plain    bool   // ask without EDNS
@@ -84,6 +86,7 @@ type try struct {
 type outcome struct {
 	try           int
 	reply         []byte
+	reading       reading // of reply
 	err           error
 	stream, plain bool
 }
@@ -111,6 +114,7 @@ type exchange struct {
 	deadline time.Time
 	late     time.Time // when the next server is asked
 	maxWait  time.Duration
+	repeated bool // because a server was late
 
 	over   bool
 	reply  []byte
@@ -141,7 +145,7 @@ func (e *exchange) release() {
 	e.mu.Unlock()
 	clear(e.tries)
 	e.tries = e.tries[:0]
-	e.group, e.query, e.question, e.reply, e.err, e.over, e.winner = nil, nil, nil, nil, nil, false, 0
+	e.group, e.query, e.question, e.reply, e.err, e.over, e.repeated, e.winner = nil, nil, nil, nil, nil, false, false, 0
 	e.client.exchanges.Put(e)
 }
 
@@ -211,7 +215,7 @@ func (e *exchange) start(now time.Time) {
 func (e *exchange) look(now time.Time) {
 	for i := range e.tries {
 		t := &e.tries[i]
-		t.standing = t.server.standing(now)
+		t.standing = t.server.standing(now, t.stream)
 		if t.standing.state == Looping {
 			t.failed, t.err = true, ErrLoop
 		}
@@ -290,6 +294,9 @@ func (e *exchange) setTimer(now time.Time) {
 // ask sends the query to a server.
 func (e *exchange) ask(i int, now time.Time) {
 	t := &e.tries[i]
+	if t.asked == 0 {
+		t.first = now
+	}
 	t.asked++
 	plain, folded := t.server.quirks(now)
 	a := e.client.newAttempt(t.server)
@@ -319,14 +326,21 @@ func (e *exchange) tick(now time.Time) {
 	if e.ended(now) {
 		return
 	}
-	if e.once() || !e.group.budget.take(now) {
+	i := e.next()
+	if e.once() || !e.mayRepeat(i, now) {
 		e.late = now.Add(e.maxWait)
 		e.setTimer(now)
 		return
 	}
-	i := e.next()
+	e.repeated = true
 	e.tries[i].server.hedges.Add(1)
 	e.advance(i, now)
+}
+
+// mayRepeat is rule 10.
+func (e *exchange) mayRepeat(i int, now time.Time) bool {
+	st := &e.tries[i].standing
+	return !e.repeated && st.state < Down && !st.silent || e.group.budget.take(now)
 }
 
 // receive takes the outcomes that were delivered.
@@ -358,19 +372,19 @@ func (e *exchange) handle(o outcome, now time.Time) {
 	case o.err != nil:
 		t.err = cause(o.err)
 		e.fail(o.try, now)
-	case usable(o.reply) && truncated(o.reply) && !o.stream && e.how == UDPThenTCP:
+	case o.reading.usable() && truncated(o.reply) && !o.stream && e.how == UDPThenTCP:
 		t.cut = o.reply
 		e.again(o.try, now, &t.stream)
-	case usable(o.reply):
+	case o.reading.usable():
 		if o.plain && t.plain {
 			t.server.rememberPlain(now)
 		}
 		e.win(o.try, o.reply)
-	case (rcode(o.reply) == rcodeFormat || rcode(o.reply) == rcodeNotImp) && !o.plain && endsInOPT(e.query):
+	case (o.reading.code == rcodeFormat || o.reading.code == rcodeNotImp) && !o.plain && endsInOPT(e.query):
 		e.again(o.try, now, &t.plain)
 	default:
-		t.failure = o.reply
-		t.server.note("response code " + strconv.Itoa(rcode(o.reply)))
+		t.failure, t.code = o.reply, o.reading.code
+		t.server.note("response code " + strconv.Itoa(o.reading.code))
 		e.fail(o.try, now)
 	}
 }
@@ -442,22 +456,28 @@ func (e *exchange) settle(now time.Time) {
 func (e *exchange) bestFailure() int {
 	best := -1
 	for i := range e.tries {
-		reply := e.tries[i].failure
-		if reply != nil && (best < 0 || betterFailure(reply, e.tries[best].failure)) {
+		t := &e.tries[i]
+		if t.failure != nil && (best < 0 || betterFailure(t.code, e.tries[best].code)) {
 			best = i
 		}
 	}
 	return best
 }
 
-// win ends the exchange with a usable reply. Who failed where there was an answer
-// is noted.
+// win ends the exchange with a usable reply. It is noted of servers that failed where
+// there was an answer, or were late with theirs (rule 2).
 func (e *exchange) win(i int, reply []byte) {
 	e.over, e.reply, e.winner = true, reply, i
 	e.group.budget.earn()
+	now := time.Now()
 	for j := range e.tries {
-		if e.tries[j].failure != nil {
-			e.tries[j].server.outdone()
+		t := &e.tries[j]
+		switch {
+		case j == i:
+		case t.failure != nil:
+			t.server.outdone()
+		case t.asked > 0 && !t.failed && now.Sub(t.first) > t.standing.late:
+			t.server.outlive()
 		}
 	}
 }

@@ -15,6 +15,7 @@ type Group struct {
 	timeout time.Duration
 
 	waiting atomic.Int64 // queries in flight
+	trial   atomic.Int64 // when a query was last taken in spite of rule 9, in ns
 	budget  budget
 }
 
@@ -55,21 +56,40 @@ func (b *budget) earn() {
 	b.spent = max(0, b.spent-budgetReply)
 }
 
+// trialPause is how often a query is taken in spite of rule 9.
+const trialPause = 100 * time.Millisecond
+
 // Overloaded reports whether so many queries wait for servers that are all silent
-// that [Group.Exchange] takes no more (rule 9).
+// that [Group.Exchange] takes no more for the moment (rule 9).
 func (g *Group) Overloaded() bool {
-	waiting := time.Duration(g.waiting.Load())
-	if waiting == 0 || waiting*g.timeout < overloadWaiting {
+	overloaded, now := g.overloaded()
+	return overloaded && now.UnixNano()-g.trial.Load() < int64(trialPause)
+}
+
+// refuses reports whether a query is not taken (rule 9).
+func (g *Group) refuses() bool {
+	overloaded, now := g.overloaded()
+	if !overloaded {
 		return false
 	}
-	now := time.Now()
+	last := g.trial.Load()
+	return now.UnixNano()-last < int64(trialPause) || !g.trial.CompareAndSwap(last, now.UnixNano())
+}
+
+// overloaded reports whether rule 9 applies now.
+func (g *Group) overloaded() (overloaded bool, now time.Time) {
+	waiting := time.Duration(g.waiting.Load())
+	if waiting == 0 || waiting*g.timeout < overloadWaiting {
+		return false, now
+	}
+	now = time.Now()
 	least := g.timeout
 	for _, s := range g.servers {
 		silence, late := s.silence(now)
 		if !late {
-			return false
+			return false, now
 		}
 		least = min(least, silence)
 	}
-	return waiting*least >= overloadWaiting
+	return waiting*least >= overloadWaiting, now
 }

@@ -18,6 +18,11 @@ const (
 	pauseGain = 2
 	rttPause  = 15 * time.Second
 
+	// lifePause is the least time between two rounds of probes; after
+	// downUnanswered rounds without a reply it doubles, up to maxLifePause.
+	lifePause    = 250 * time.Millisecond
+	maxLifePause = 2 * time.Second
+
 	downUnanswered = 3
 	downSilence    = time.Second
 	failingCount   = 3
@@ -46,17 +51,25 @@ func (s State) String() string {
 	return [...]string{"up", "failing", "down", "looping"}[s]
 }
 
-// A history is what is known of a server. It is a plain value; who shares it locks.
+// A history is what is known of a server. It is a plain value; the server locks it.
 type history struct {
 	srtt, rttvar time.Duration // srtt is zero before the first reply
 	replies      int           // so far, up to rttGain
-	heard        time.Time     // last reply
+	heard        time.Time     // last reply, to a query or a probe
 
-	asked       time.Time // last
-	silentSince time.Time // first query after the last reply; zero if there is none
-	unanswered  int       // queries since then
-	failures    int       // in a row, where another server had an answer
-	copies      int       // sent since it became late, failing or down
+	asked  time.Time // last query
+	copies int       // sent since it became silent, failing or down
+
+	// Whether the server lives (rule 2). A reply of any kind ends all of it.
+	waiting     time.Time // first query after the last reply; a reason to probe
+	probed      time.Time // last round of probes
+	silentSince time.Time // first round after the last reply; zero if there is none
+	unanswered  int       // rounds since then
+
+	// Whether it has answers where others have (rule 2).
+	failures int       // in a row, where another server had an answer
+	outlived int       // queries left unanswered that another server answered
+	pending  time.Time // first query after the last reply to a query
 
 	looping bool
 
@@ -66,9 +79,10 @@ type history struct {
 
 // A standing is what a history amounts to at a moment.
 type standing struct {
-	state State
-	rtt   time.Duration // to rank by
-	late  time.Duration // when it is late
+	state  State
+	silent bool          // probes have had no reply for longer than rule 1 allows
+	rtt    time.Duration // to rank by
+	late   time.Duration // when it is late
 }
 
 // lateAfter is rule 1.
@@ -79,7 +93,7 @@ func (h *history) lateAfter() time.Duration {
 	return min(max(h.srtt+4*h.rttvar, minLate), maxLate)
 }
 
-// silence is how long the server has left a query unanswered.
+// silence is for how long probes have had no reply.
 func (h *history) silence(now time.Time) time.Duration {
 	if h.silentSince.IsZero() {
 		return 0
@@ -95,14 +109,14 @@ func (h *history) standing(now time.Time) standing {
 		st.rtt = unknownLate
 	}
 	if silence > st.late {
-		st.rtt = max(st.rtt, silence)
+		st.silent, st.rtt = true, max(st.rtt, silence)
 	}
 	switch {
 	case h.looping:
 		st.state = Looping
 	case h.unanswered >= downUnanswered && silence >= downSilence:
 		st.state = Down
-	case h.failures >= failingCount:
+	case h.failures >= failingCount, h.outlived >= failingCount && now.Sub(h.pending) >= downSilence:
 		st.state = Failing
 	}
 	return st
@@ -111,6 +125,33 @@ func (h *history) standing(now time.Time) standing {
 // sent notes a query.
 func (h *history) sent(now time.Time) {
 	h.asked = now
+	if h.waiting.IsZero() {
+		h.waiting = now
+	}
+	if h.pending.IsZero() {
+		h.pending = now
+	}
+}
+
+// lifeDue reports whether the server is to be probed: it has left a query unanswered
+// for longer than rule 1 allows and nothing was heard from it since. If it is true the
+// round is noted.
+func (h *history) lifeDue(now time.Time) bool {
+	if h.looping || h.waiting.IsZero() || now.Sub(h.waiting) < h.lateAfter() {
+		return false
+	}
+	pause := min(lifePause<<min(max(h.unanswered-downUnanswered, 0), 8), maxLifePause)
+	if !h.probed.IsZero() && now.Sub(h.probed) < pause {
+		return false
+	}
+	h.probed = now
+	h.refused(now)
+	return true
+}
+
+// refused notes that the server gave a sign that it does not serve, such as a refused
+// connection, or that it is probed and has yet to show that it does.
+func (h *history) refused(now time.Time) {
 	h.unanswered++
 	if h.silentSince.IsZero() {
 		h.silentSince = now
@@ -121,7 +162,7 @@ func (h *history) sent(now time.Time) {
 // noted, but not as sent.
 func (h *history) copyDue(now time.Time) bool {
 	st := h.standing(now)
-	troubled := st.state != Up || h.silence(now) > st.late
+	troubled := st.state != Up || st.silent
 	wait := refreshCopy
 	switch {
 	case troubled:
@@ -139,34 +180,49 @@ func (h *history) copyDue(now time.Time) bool {
 	return true
 }
 
-// replied notes a reply of any kind, which took rtt.
-func (h *history) replied(now time.Time, rtt time.Duration) {
-	rtt = min(max(rtt, 1), maxSample)
+// replied notes a reply of any kind to a query or a probe, which took rtt. A failure
+// that took long is no measure of the server: it has waited for others.
+func (h *history) replied(now time.Time, rtt time.Duration, usable bool) {
+	if usable || h.srtt == 0 || rtt <= h.lateAfter() {
+		h.measure(now, rtt)
+	}
 	h.replies = min(h.replies+1, rttGain)
-	gain := time.Duration(h.replies)
-	if h.replies > 1 && now.Sub(h.heard) > rttPause {
-		gain = pauseGain
-	}
 	h.heard = now
-	if h.srtt == 0 {
-		h.srtt, h.rttvar = rtt, rtt/2
-	} else {
-		deviation := (h.srtt - rtt).Abs()
-		if deviation > h.rttvar {
-			h.rttvar += (deviation - h.rttvar) / 4
-		} else {
-			h.rttvar -= (h.rttvar - deviation) / 64
-		}
-		h.srtt += (rtt - h.srtt) / gain
-	}
-	h.silentSince, h.unanswered = time.Time{}, 0
-	if h.failures < failingCount {
+	h.waiting, h.silentSince, h.unanswered = time.Time{}, time.Time{}, 0
+	if h.failures < failingCount && h.outlived < failingCount {
 		h.copies = 0
 	}
 }
+
+// measure takes a reply's time into the smoothed ones (RFC 6298).
+func (h *history) measure(now time.Time, rtt time.Duration) {
+	rtt = min(max(rtt, 1), maxSample)
+	if h.srtt == 0 {
+		h.srtt, h.rttvar = rtt, rtt/2
+		return
+	}
+	gain := time.Duration(min(h.replies+1, rttGain))
+	if now.Sub(h.heard) > rttPause {
+		gain = pauseGain
+	}
+	deviation := (h.srtt - rtt).Abs()
+	if deviation > h.rttvar {
+		h.rttvar += (deviation - h.rttvar) / 4
+	} else {
+		h.rttvar -= (h.rttvar - deviation) / 64
+	}
+	h.srtt += (rtt - h.srtt) / gain
+}
+
+// served notes a reply to a query: the server has something to say of names that
+// clients ask for, and not only of itself.
+func (h *history) served() { h.outlived, h.pending = 0, time.Time{} }
 
 // answered notes that the reply was usable.
 func (h *history) answered() { h.failures, h.copies = 0, 0 }
 
 // outdone notes that the server failed where another had an answer.
 func (h *history) outdone() { h.failures++ }
+
+// outlive notes that the server was late for a query that another has answered.
+func (h *history) outlive() { h.outlived++ }

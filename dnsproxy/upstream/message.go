@@ -70,11 +70,11 @@ func usable(reply []byte) bool {
 	return !isQuery(reply) || rcode(reply) == rcodeSuccess || rcode(reply) == rcodeName
 }
 
-// betterFailure reports whether a failure says more to a client than another, which
-// may be nil.
-func betterFailure(reply, than []byte) bool {
+// betterFailure reports whether a failure's response code says more to a client than
+// another.
+func betterFailure(code, than int) bool {
 	weight := [rcodeMask + 1]int{rcodeServFail: 4, rcodeRefused: 3, rcodeNotImp: 2, rcodeFormat: 1}
-	return than == nil || weight[rcode(reply)] > weight[rcode(than)]
+	return code < len(weight) && (than >= len(weight) || weight[code] > weight[than])
 }
 
 // A verdict is what a message is to a query with a certain ID and question.

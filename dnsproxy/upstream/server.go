@@ -30,6 +30,7 @@ type server struct {
 
 	mu        sync.Mutex
 	history   history
+	known     []byte // question that had an answer last, in wire form; empty if there is none
 	lastError string
 	saidDown  bool // in the log
 
@@ -45,9 +46,11 @@ func (s *server) carrier(stream bool) carrier {
 	return s.udp
 }
 
-// standing returns the server's standing, and logs if it is down now.
-func (s *server) standing(now time.Time) standing {
+// standing returns the server's standing, and logs if it is down now. If it is due, the
+// server is probed, over a connection if stream says so.
+func (s *server) standing(now time.Time, stream bool) standing {
 	s.mu.Lock()
+	due := s.history.lifeDue(now)
 	st := s.history.standing(now)
 	fell := st.state == Down && !s.saidDown
 	s.saidDown = s.saidDown || fell
@@ -57,11 +60,14 @@ func (s *server) standing(now time.Time) standing {
 		s.client.config.Logger.Warn("nameserver is down",
 			slog.String("server", s.spec.String()), slog.Duration("silent", silence))
 	}
+	if due {
+		s.probeLife(now, stream)
+	}
 	return st
 }
 
-// silence returns for how long the server has left a query unanswered, and whether
-// that is late (rule 1).
+// silence returns for how long the server has left probes unanswered, and whether that
+// is late (rule 1).
 func (s *server) silence(now time.Time) (silence time.Duration, late bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,12 +97,19 @@ func (s *server) sent(now time.Time) {
 	s.history.sent(now)
 }
 
-// replied notes a reply.
-func (s *server) replied(now time.Time, rtt time.Duration, usable bool) {
+// replied notes the reply to an attempt, which took rtt.
+func (s *server) replied(a *attempt, now time.Time, r reading) {
+	rtt := now.Sub(a.sent)
 	s.mu.Lock()
-	s.history.replied(now, rtt)
-	if usable {
+	s.history.replied(now, rtt, r.usable())
+	if a.life == notLife || a.life == lifeKnown && r.usable() {
+		s.history.served()
+	}
+	if a.life == notLife && r.usable() {
 		s.history.answered()
+		if !r.negative && a.opcode == 0 {
+			s.known = append(s.known[:0], a.question...)
+		}
 	}
 	rose := s.saidDown
 	s.saidDown = false
@@ -110,9 +123,15 @@ func (s *server) replied(now time.Time, rtt time.Duration, usable bool) {
 }
 
 // failed notes an attempt that got no reply.
-func (s *server) failed(err error) {
+func (s *server) failed(a *attempt, err error) {
 	s.failures.Add(1)
-	s.note(err.Error())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lastError = err.Error()
+	// A server that does not take connections may well answer over UDP.
+	if refuses(err) && (!a.stream || s.udp == nil) {
+		s.history.refused(a.sent)
+	}
 }
 
 // note keeps the last error for Status.
@@ -127,6 +146,13 @@ func (s *server) outdone() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.history.outdone()
+}
+
+// outlive notes that the server was late for a query that another has answered.
+func (s *server) outlive() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.history.outlive()
 }
 
 // quirks returns whether the server is to be asked without EDNS, and whether it

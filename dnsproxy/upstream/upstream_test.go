@@ -189,7 +189,11 @@ const questionEnd = 12 + 13 + 4
 
 // reply is query's header and question as a response, with a code.
 func reply(query []byte, rcode byte) []byte {
-	r := append([]byte(nil), query[:questionEnd]...)
+	end := 12
+	for query[end] != 0 {
+		end += 1 + int(query[end])
+	}
+	r := append([]byte(nil), query[:end+1+4]...)
 	r[2] |= 0x80
 	r[3] |= rcode
 	r[11] = 0

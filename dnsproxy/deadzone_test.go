@@ -1,0 +1,78 @@
+package dnsproxy_test
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy"
+)
+
+// deadZone is a handler that answers every name but those below dead.example, as a
+// resolver does that waits for that zone's nameservers.
+func deadZone(query *dns.Msg, _ string) *dns.Msg {
+	name := query.Question[0].Name
+	if strings.HasSuffix(name, "dead.example.") {
+		return nil
+	}
+	reply := new(dns.Msg).SetReply(query)
+	if query.Question[0].Qtype == dns.TypeA {
+		rr, err := dns.NewRR(name + " 60 IN A 192.0.2.1")
+		if err != nil {
+			panic(err)
+		}
+		reply.Answer = append(reply.Answer, rr)
+	}
+	return reply
+}
+
+// flood asks for names of the dead zone, without waiting for replies, until the test
+// ends. It returns once so many were sent.
+func flood(t *testing.T, p *proxy, pause time.Duration, first int) {
+	t.Helper()
+	conn := p.dial(t, "udp")
+	stop, sent := make(chan struct{}), make(chan struct{})
+	var flooding sync.WaitGroup
+	t.Cleanup(func() { close(stop); flooding.Wait(); conn.Close() })
+	flooding.Go(func() {
+		tick := time.NewTicker(pause)
+		defer tick.Stop()
+		for i := 0; ; i++ {
+			packet, err := question(fmt.Sprintf("n%d.dead.example", i), dns.TypeA).Pack()
+			if err == nil {
+				_, err = conn.Write(packet)
+			}
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if i == first {
+				close(sent)
+			}
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+			}
+		}
+	})
+	select {
+	case <-sent:
+	case <-time.After(patience):
+		t.Fatal("the flood did not begin")
+	}
+}
+
+// F16, F10: names whose own servers are silent do not make other names fail.
+func TestDeadZone(t *testing.T) {
+	t.Parallel()
+	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(nameserver(t, deadZone))})
+	flood(t, p, 5*time.Millisecond, 400)
+	for i := range 30 {
+		p.converse(t, []dialogue{{fmt.Sprintf("w%d.example A", i), fmt.Sprintf("w%d.example. A 192.0.2.1", i)}})
+	}
+}

@@ -1,0 +1,98 @@
+package upstream
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// F3, F4, F16: names whose own servers are silent make no other name fail or wait, and
+// leave the servers up and in their order.
+func TestDeadZone(t *testing.T) {
+	const ms = time.Millisecond
+	steady := func(rtt time.Duration) behaviour {
+		return func(*rand.Rand, time.Duration) (time.Duration, int, bool) { return rtt, rcodeSuccess, false }
+	}
+	for _, rate := range []int{10, 100, 1000} {
+		synctest.Test(t, func(t *testing.T) {
+			c := NewClient(Config{})
+			defer c.Close()
+			g, all := group(c, Options{}, steady(2*ms), steady(20*ms))
+			ctx, stop := context.WithCancel(t.Context())
+			var asking sync.WaitGroup
+			asking.Go(func() {
+				for i := 0; ctx.Err() == nil; i++ {
+					asking.Go(func() {
+						if _, _, err := g.Exchange(ctx, deadQuery(i), UDPOnly); err == nil || errors.Is(err, ErrOverload) {
+							t.Errorf("a name of the dead zone: %v", err)
+						}
+					})
+					time.Sleep(time.Second / time.Duration(rate))
+				}
+			})
+			time.Sleep(5 * time.Second)
+			for range 100 {
+				began := time.Now()
+				_, from, err := g.Exchange(ctx, simQuery, UDPOnly)
+				if took := time.Since(began); err != nil || from != g.servers[0].spec || took > 20*ms {
+					t.Errorf("beside %d queries a second: %v from %v after %v", rate, err, from, took)
+				}
+				time.Sleep(70 * ms)
+			}
+			for _, status := range c.Status() {
+				if status.State != Up {
+					t.Errorf("beside %d queries a second: %v is %v", rate, status.Spec, status.State)
+				}
+			}
+			stop()
+			asking.Wait()
+			if most := rate * 12 * 3; all[0].queries > most+1000 {
+				t.Errorf("%d queries a second: %d were sent, want %d at most", rate, all[0].queries, most)
+			}
+			time.Sleep(time.Minute) // the last replies
+		})
+	}
+}
+
+// deadQuery asks for a name of the dead zone.
+func deadQuery(i int) []byte {
+	query := append([]byte{0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0}, 5)
+	query = fmt.Appendf(query, "%05d", i%100_000)
+	return binary.BigEndian.AppendUint32(append(query, deadZone...), typeA<<16|classIN)
+}
+
+// F3, F16: a server that lives and leaves all names unanswered, such as a forwarder that
+// cannot reach its own servers, ranks behind one that answers them.
+func TestServerWithoutAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := NewClient(Config{})
+		defer c.Close()
+		g, all := group(c, Options{}, rtt(time.Millisecond), rtt(5*time.Millisecond))
+		all[0].names = func(packet []byte) bool { return bytes.Contains(packet, lifeQuestions()[0]) }
+		var slow int
+		for range 1000 {
+			began := time.Now()
+			if _, _, err := g.Exchange(t.Context(), simQuery, UDPOnly); err != nil {
+				t.Fatal(err)
+			}
+			if time.Since(began) > 200*time.Millisecond {
+				slow++
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if slow > 10 {
+			t.Errorf("%d queries of 1000 waited for the server that answers none", slow)
+		}
+		if status := c.Status()[0]; status.State != Failing {
+			t.Errorf("it is %v", status.State)
+		}
+		time.Sleep(time.Minute) // the last replies
+	})
+}

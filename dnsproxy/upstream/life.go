@@ -1,0 +1,87 @@
+package upstream
+
+import (
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"syscall"
+	"time"
+)
+
+// A server that does not answer a query may be dead, or may wait for the nameservers of
+// the query's name, which are. Probes tell which: they are questions that a server
+// which lives answers at once, whatever other nameservers do.
+//
+// Each round has several of them, since no question is answered so by all: with dead
+// nameservers behind them, dnsmasq 2.90 and unbound 1.17 answer both questions of
+// lifeQuestions, and neither answers ". NS", which CoreDNS's health check asks. CoreDNS
+// answers for all classes other than IN itself, and others the question that they had
+// an answer to a moment ago.
+
+// life says which probe an attempt is.
+type life uint8
+
+const (
+	notLife   life = iota
+	lifeOwn        // a question of lifeQuestions
+	lifeKnown      // the last question that the server had an answer to
+)
+
+const (
+	classIN = 1
+	classCH = 3
+	typeA   = 1
+	flagRD  = 0x01 // in byte 2
+)
+
+// lifeQuestions returns the questions that servers answer themselves, in wire form: the
+// address of localhost (RFC 6761, section 6.3), and who they are (RFC 4892).
+func lifeQuestions() [][]byte {
+	return [][]byte{
+		binary.BigEndian.AppendUint32([]byte("\x09localhost\x00"), typeA<<16|classIN),
+		binary.BigEndian.AppendUint32([]byte("\x02id\x06server\x00"), typeTXT<<16|classCH),
+	}
+}
+
+// probeLife sends a round of probes, over a connection if stream says so, as the queries
+// that are unanswered.
+func (s *server) probeLife(now time.Time, stream bool) {
+	s.mu.Lock()
+	known := append([]byte(nil), s.known...)
+	s.mu.Unlock()
+	for _, question := range lifeQuestions() {
+		s.probeWith(question, lifeOwn, now, stream)
+	}
+	if len(known) > 0 {
+		s.probeWith(known, lifeKnown, now, stream)
+	}
+}
+
+// probeWith sends one probe.
+func (s *server) probeWith(question []byte, kind life, now time.Time, stream bool) {
+	packet := make([]byte, headerLen, headerLen+len(question))
+	packet[2], packet[5] = flagRD, 1 // one question
+	packet = append(packet, question...)
+	a := s.client.newAttempt(s)
+	a.life, a.sent, a.stream = kind, now, stream || s.udp == nil
+	a.question = append(a.question, question...)
+	s.requests.Add(1)
+	s.carrier(a.stream).send(a, packet)
+}
+
+// refuses reports whether an error is a sign that the server does not serve, unlike a
+// time-out, which says nothing of the server alone, and unlike errors of this host.
+func refuses(err error) bool {
+	for _, sign := range []error{
+		syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.EHOSTDOWN,
+		errPeerClosed,
+	} {
+		if errors.Is(err, sign) {
+			return true
+		}
+	}
+	var alert tls.AlertError
+	var certificate *tls.CertificateVerificationError
+	var header tls.RecordHeaderError
+	return errors.As(err, &alert) || errors.As(err, &certificate) || errors.As(err, &header)
+}
