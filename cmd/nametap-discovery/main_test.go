@@ -1,11 +1,14 @@
 package main
 
 import (
+	"context"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -28,9 +31,11 @@ func TestScripts(t *testing.T) {
 			return os.CopyFS(e.Getenv("WORK")+"/examples", examples.Files)
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"logged": cmdLogged,
-			"get":    cmdGet,
-			"term":   cmdTerm,
+			"logged":  cmdLogged,
+			"get":     cmdGet,
+			"term":    cmdTerm,
+			"refused": cmdRefused,
+			"idle":    cmdIdle,
 		},
 	})
 }
@@ -111,5 +116,57 @@ func cmdTerm(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	for _, c := range ts.BackgroundCmds() {
 		ts.Check(c.Process.Signal(syscall.SIGTERM))
+	}
+}
+
+// cmdRefused fetches a page with a header, which must be forbidden: "refused
+// URL HEADER VALUE".
+func cmdRefused(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 3 {
+		ts.Fatalf("usage: refused URL HEADER VALUE")
+	}
+	req, err := http.NewRequestWithContext(context.Background(), http.MethodGet, args[0], http.NoBody)
+	ts.Check(err)
+	req.Header.Set(args[1], args[2])
+	if args[1] == "Host" {
+		req.Host = args[2]
+	}
+	resp, err := http.DefaultClient.Do(req)
+	ts.Check(err)
+	ts.Check(resp.Body.Close())
+	if resp.StatusCode != http.StatusForbidden {
+		ts.Fatalf("%s with %s: got %s", args[0], args[1:], resp.Status)
+	}
+}
+
+// cmdIdle opens connections that ask nothing, keeps them to the end of the
+// script, and waits until the server has closed so many of them: "idle NUMBER
+// ADDRESS CLOSED".
+func cmdIdle(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 3 {
+		ts.Fatalf("usage: idle NUMBER ADDRESS CLOSED")
+	}
+	number, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	closed, err := strconv.Atoi(args[2])
+	ts.Check(err)
+	ended := make(chan struct{}, number)
+	for range number {
+		conn, err := (&net.Dialer{}).DialContext(context.Background(), "tcp", args[1])
+		ts.Check(err)
+		ts.Defer(func() { _ = conn.Close() })
+		go func() {
+			_, _ = conn.Read(make([]byte, 1))
+			ended <- struct{}{}
+		}()
+	}
+	// Time-outs would close them all in the end: it must be room that was made.
+	deadline := time.After(4 * time.Second)
+	for n := range closed {
+		select {
+		case <-ended:
+		case <-deadline:
+			ts.Fatalf("%d of %d connections were closed, want %d", n, number, closed)
+		}
 	}
 }

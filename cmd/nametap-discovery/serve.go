@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -19,6 +18,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/nametap/nametap/discovery"
+	"github.com/nametap/nametap/internal/httpguard"
 )
 
 // serve runs the control plane until ctx ends.
@@ -86,19 +86,19 @@ func statusHandler(server *discovery.Server, registry *prometheus.Registry) http
 		}
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	mux.HandleFunc("GET /debug/errors", func(w http.ResponseWriter, _ *http.Request) {
+	mux.Handle("GET /debug/errors", httpguard.LocalOnly(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		errs := server.Errors()
 		if errs == nil {
 			errs = []discovery.DocumentError{} // [] and not null
 		}
 		_ = json.NewEncoder(w).Encode(errs) // the client went away
-	})
+	}))
 	return mux
 }
 
 func serveStatus(ctx context.Context, ln net.Listener, h http.Handler) error {
-	srv := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
+	srv := httpguard.New(h, httpguard.MaxConns)
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(stopped)

@@ -1,0 +1,185 @@
+package httpguard_test
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/nametap/nametap/internal/httpguard"
+)
+
+func ok(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") }
+
+// serve serves ok on loopback until the test ends.
+func serve(t *testing.T, maxConns int) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := httpguard.New(httpguard.LocalOnly(ok), maxConns)
+	done := make(chan error, 1)
+	go func() { done <- srv.Serve(ln) }()
+	t.Cleanup(func() {
+		_ = srv.Close()
+		if err := <-done; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
+	})
+	return ln.Addr().String()
+}
+
+// R9: Host and Origin must be this host's, so that neither a page nor a name
+// that a page rebinds reaches what is for this host only.
+func TestLocalOnly(t *testing.T) {
+	addr := serve(t, 10)
+	_, port, _ := net.SplitHostPort(addr)
+	for _, test := range []struct {
+		host, origin, site, remote string
+		want                       int
+	}{
+		{want: http.StatusOK},
+		{host: "localhost:" + port, want: http.StatusOK},
+		{host: "LOCALHOST.", want: http.StatusOK},
+		{host: "[::1]:" + port, want: http.StatusOK},
+		{host: "[::1]", want: http.StatusOK},
+		{host: "attacker.example:" + port, want: http.StatusForbidden},
+		{host: "localhost.attacker.example", want: http.StatusForbidden},
+		{host: "10.0.0.1:" + port, want: http.StatusForbidden},
+		{origin: "http://attacker.example", want: http.StatusForbidden},
+		{origin: "http://127.0.0.1:1", want: http.StatusForbidden},
+		{origin: "null", want: http.StatusForbidden},
+		{origin: "http://" + addr, want: http.StatusOK},
+		{site: "cross-site", want: http.StatusForbidden},
+		{site: "same-site", want: http.StatusForbidden},
+		{site: "none", want: http.StatusOK},
+		{remote: "192.0.2.1:5", want: http.StatusForbidden},
+		{remote: "[::ffff:127.0.0.1]:5", want: http.StatusOK},
+	} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+addr+"/quit", http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if test.host != "" {
+			req.Host = test.host
+		}
+		if test.origin != "" {
+			req.Header.Set("Origin", test.origin)
+		}
+		if test.site != "" {
+			req.Header.Set("Sec-Fetch-Site", test.site)
+		}
+		got := 0
+		if test.remote != "" { // no socket has it
+			req.RemoteAddr = test.remote
+			rec := httptest.NewRecorder()
+			httpguard.LocalOnly(ok).ServeHTTP(rec, req)
+			got = rec.Code
+		} else {
+			resp, err := http.DefaultClient.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = resp.Body.Close()
+			got = resp.StatusCode
+		}
+		if got != test.want {
+			t.Errorf("%+v: got %d", test, got)
+		}
+	}
+}
+
+// R9: connections without a request do not keep others out, and their number
+// is bounded: the oldest make room.
+func TestConnectionsAreBounded(t *testing.T) {
+	const maxConns, opened = 8, 40
+	addr := serve(t, maxConns)
+	var held []net.Conn
+	for range opened {
+		conn, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = conn.Close() }()
+		held = append(held, conn)
+	}
+	for i, conn := range held[:opened-maxConns] {
+		if _, err := conn.Read(make([]byte, 1)); err == nil {
+			t.Errorf("connection %d got an answer to nothing", i)
+		}
+	}
+	for range 3 {
+		resp, err := http.Get("http://" + addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			t.Errorf("got %s", resp.Status)
+		}
+	}
+	// A connection that is being served is not one to close.
+	busy := held[opened-1]
+	if _, err := fmt.Fprintf(busy, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(busy).ReadString('\n'); err != nil || !strings.Contains(line, "200") {
+		t.Errorf("got %q, %v", line, err)
+	}
+}
+
+// pipes is a listener whose connections are in memory, so that time can be
+// the test's.
+type pipes chan net.Conn
+
+func (p pipes) Accept() (net.Conn, error) {
+	conn, ok := <-p
+	if !ok {
+		return nil, net.ErrClosed
+	}
+	return conn, nil
+}
+func (p pipes) Close() error   { return nil }
+func (p pipes) Addr() net.Addr { return &net.TCPAddr{} }
+
+// R9: a connection without a request, with half a one, or idle after one, ends.
+func TestTimeouts(t *testing.T) {
+	for sent, within := range map[string]time.Duration{
+		"":                            11 * time.Second,
+		"GET / HTTP/1.1\r\nHost: loc": 11 * time.Second,
+		"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nhalf": 11 * time.Second,
+		"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n":                           31 * time.Second,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ln := make(pipes, 1)
+			srv := httpguard.New(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+				_, _ = io.ReadAll(r.Body)
+			}), 1)
+			done := make(chan error, 1)
+			go func() { done <- srv.Serve(ln) }()
+			client, server := net.Pipe()
+			ln <- server
+			if _, err := io.WriteString(client, sent); err != nil {
+				t.Fatal(err)
+			}
+			start := time.Now()
+			_, err := io.Copy(io.Discard, client)
+			if took := time.Since(start); err != nil || took > within {
+				t.Errorf("%q: ended after %v, %v; want within %v", sent, took, err, within)
+			}
+			close(ln)
+			if err := <-done; !errors.Is(err, net.ErrClosed) {
+				t.Error(err)
+			}
+			_ = srv.Close()
+		})
+	}
+}
