@@ -56,6 +56,8 @@ type Agent struct {
 	draining atomic.Bool
 	quit     func() // asks for the end; may be called any number of times
 	quitting chan struct{}
+	hasten   func() // ends the drain; may be called any number of times
+	hastened chan struct{}
 	changed  chan struct{} // receives when addresses of the interfaces changed
 	ready    chan struct{} // closed when queries are answered from a table
 }
@@ -89,10 +91,12 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		proxy:    proxy,
 		client:   client,
 		quitting: make(chan struct{}),
+		hastened: make(chan struct{}),
 		changed:  changed,
 		ready:    make(chan struct{}),
 	}
 	a.quit = sync.OnceFunc(func() { close(a.quitting) })
+	a.hasten = sync.OnceFunc(func() { close(a.hastened) })
 	if cfg.Capture != nil {
 		if a.rules, err = newCapture(*cfg.Capture, proxy, cfg.Logger); err != nil {
 			return nil, err
@@ -207,9 +211,15 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
+	case <-a.hastened:
+		a.log.Info("the drain is cut short")
 	case <-serving.Done():
 	}
 }
+
+// Hasten ends the drain that goes on, or the next one, at once. The capture rules are
+// taken out all the same.
+func (a *Agent) Hasten() { a.hasten() }
 
 // Ready is closed once queries are answered from a table.
 func (a *Agent) Ready() <-chan struct{} { return a.ready }

@@ -53,6 +53,7 @@ type host struct {
 	environment  []string  // of its agents, besides the test's own
 	flags        []string  // of its agents, before those of a test
 	signal       os.Signal // that ends its agents after the test
+	output       *os.File  // of its agents; nil is the log
 }
 
 // capNetAdmin is CAP_NET_ADMIN.
@@ -177,6 +178,9 @@ func (h *host) launch(flags ...string) *agent {
 	}, h.flags, flags)
 	a := &agent{Cmd: h.command(args...), host: h, log: new(testlog.Buffer), ended: make(chan struct{})}
 	a.Stdout, a.Stderr = a.log, a.log
+	if h.output != nil {
+		a.Stdout, a.Stderr = h.output, h.output
+	}
 	if err := h.Start(a.Cmd); err != nil {
 		h.tb.Fatal(err)
 	}

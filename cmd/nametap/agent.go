@@ -30,6 +30,9 @@ proxyMetadata has names of environment variables), that over the --config file.`
 			if err := settings.Resolve(command.Flags(), os.Environ()); err != nil {
 				return usageError{err}
 			}
+			log := newLogWriter(os.Stderr)
+			defer log.close()
+			flags.logTo = log
 			cfg, err := flags.config(command.Flags())
 			if err != nil {
 				return usageError{err}
@@ -42,6 +45,7 @@ proxyMetadata has names of environment variables), that over the --config file.`
 			if err != nil {
 				return err
 			}
+			onSecondSignal(a.Hasten)
 			return a.Run(command.Context())
 		},
 	}

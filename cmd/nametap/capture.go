@@ -95,7 +95,7 @@ func (c *captureCommand) resolve(command *cobra.Command) error {
 		return err
 	}
 	c.state = agent.Switch{On: c.flags.capture.on, Because: because(flags.Lookup(switchFlag))}
-	logger, err := newLogger(c.flags.logLevel, c.flags.logFormat)
+	logger, err := newLogger(os.Stderr, c.flags.logLevel, c.flags.logFormat)
 	if err != nil {
 		return err
 	}
@@ -167,7 +167,7 @@ func (c *captureCommand) resolveForRemoval(flags *pflag.FlagSet) (failOpen bool,
 	flag := flags.Lookup(failOpenFlag)
 	given := flag.Changed
 	err := settings.Resolve(flags, os.Environ())
-	logger, logErr := newLogger(c.flags.logLevel, c.flags.logFormat)
+	logger, logErr := newLogger(os.Stderr, c.flags.logLevel, c.flags.logFormat)
 	if logErr != nil {
 		logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	}

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"slices"
@@ -40,6 +42,8 @@ type agentFlags struct {
 
 	statusAddr, stateDir, logLevel, logFormat string
 	drain, readyTimeout                       time.Duration
+
+	logTo io.Writer // of the agent; nil is the standard error
 
 	installRules bool
 	capture      captureFlags
@@ -143,7 +147,7 @@ func (f *agentFlags) config(flags *pflag.FlagSet) (agent.Config, error) {
 	if err := requirePositive(flags); err != nil {
 		return agent.Config{}, err
 	}
-	logger, err := newLogger(f.logLevel, f.logFormat)
+	logger, err := newLogger(cmp.Or[io.Writer](f.logTo, os.Stderr), f.logLevel, f.logFormat)
 	if err != nil {
 		return agent.Config{}, err
 	}
@@ -306,7 +310,8 @@ func requirePositive(flags *pflag.FlagSet) error {
 	return err
 }
 
-func newLogger(level, format string) (*slog.Logger, error) {
+// newLogger returns a logger that writes to w as the settings say.
+func newLogger(w io.Writer, level, format string) (*slog.Logger, error) {
 	var options slog.HandlerOptions
 	var threshold slog.Level
 	if err := threshold.UnmarshalText([]byte(level)); err != nil {
@@ -315,9 +320,9 @@ func newLogger(level, format string) (*slog.Logger, error) {
 	options.Level = threshold
 	switch format {
 	case "text":
-		return slog.New(slog.NewTextHandler(os.Stderr, &options)), nil
+		return slog.New(slog.NewTextHandler(w, &options)), nil
 	case "json":
-		return slog.New(slog.NewJSONHandler(os.Stderr, &options)), nil
+		return slog.New(slog.NewJSONHandler(w, &options)), nil
 	}
 	return nil, fmt.Errorf("log-format %q: want text or json", format)
 }

@@ -15,6 +15,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/signal"
 	"syscall"
@@ -32,24 +33,37 @@ const (
 
 func main() { os.Exit(run(os.Args[1:])) }
 
-// run carries out one command line and returns the exit code. The first SIGINT
-// or SIGTERM asks the command to end; a second one ends the process.
+// run carries out one command line and returns the exit code. The first SIGINT,
+// SIGTERM or SIGHUP asks the command to end; a second one ends the process, unless the
+// command catches it.
 func run(args []string) int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	withoutPipeSignal()
+	ctx, stop := signal.NotifyContext(context.Background(), endSignals()...)
 	defer stop()
 	context.AfterFunc(ctx, stop)
 	root := newRootCommand()
 	root.SetArgs(args)
 	command, err := root.ExecuteContextC(ctx)
-	if err == nil {
+	switch {
+	case err == nil:
 		return 0
+	case outputClosed(err):
+		return exitFailed
 	}
-	fmt.Fprintf(os.Stderr, "%s: %v\n", command.CommandPath(), err)
+	message := fmt.Sprintf("%s: %v\n", command.CommandPath(), err)
 	if errors.As(err, new(usageError)) {
-		fmt.Fprintf(os.Stderr, "`%s --help` shows how it is used\n", command.CommandPath())
+		printError(os.Stderr, message+fmt.Sprintf("`%s --help` shows how it is used\n", command.CommandPath()))
 		return exitUsage
 	}
+	printError(os.Stderr, message)
 	return exitFailed
+}
+
+// outputClosed reports whether err is that the reader of the standard output has gone,
+// such as `head` when it has seen enough. There is nothing to say about it.
+func outputClosed(err error) bool {
+	path := new(fs.PathError)
+	return errors.As(err, &path) && path.Path == os.Stdout.Name() && errors.Is(err, syscall.EPIPE)
 }
 
 func newRootCommand() *cobra.Command {

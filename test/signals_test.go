@@ -1,0 +1,98 @@
+package test
+
+import (
+	"os"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// However the end of an agent is asked for, its rules are out when it has ended.
+func TestEndSignals(t *testing.T) { // R8, K9
+	t.Parallel()
+	for name, signals := range map[string][]os.Signal{
+		"hang-up":          {syscall.SIGHUP},
+		"interrupt":        {os.Interrupt},
+		"pipe":             {syscall.SIGPIPE, syscall.SIGTERM},
+		"again":            {syscall.SIGTERM, syscall.SIGTERM},
+		"again and again":  {syscall.SIGTERM, syscall.SIGHUP, os.Interrupt, syscall.SIGTERM},
+		"again, otherwise": {os.Interrupt, syscall.SIGHUP},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			v := newVM(t, "nft")
+			drain := "10ms"
+			if len(signals) > 1 && name != "pipe" {
+				drain = "1h"
+			}
+			a := v.capture("--drain", drain)
+			v.asked(named, meshIP)
+			for i, signal := range signals {
+				if err := a.Process.Signal(signal); err != nil {
+					t.Fatal(err)
+				}
+				if i == 0 && name != "pipe" {
+					v.until("it drains", func() bool { return a.log.Count("draining") > 0 })
+				}
+			}
+			select {
+			case <-a.ended:
+			case <-time.After(patience):
+				t.Fatal("it does not end")
+			}
+			if code := a.ProcessState.ExitCode(); code != 0 {
+				t.Errorf("exit code %d", code)
+			}
+			if v.captured() {
+				t.Errorf("rules are left:\n%s", v.saves())
+			}
+			v.asked(named, namedIP)
+		})
+	}
+}
+
+// An output that is closed, as by `| tee log` and ^C, or that is full and not read,
+// neither ends the agent nor holds it up.
+func TestOutputNotRead(t *testing.T) { // R8
+	t.Parallel()
+	for _, closed := range []bool{true, false} {
+		v := newVM(t, "nft")
+		reader, writer, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer writer.Close()
+		defer reader.Close()
+		if closed {
+			reader.Close()
+		} else {
+			fill(t, writer)
+		}
+		v.output = writer
+		a := v.capture("--log-level", "debug")
+		v.asked(named, meshIP)
+		v.asked(named6, meshIP)
+		a.end(os.Interrupt)
+		if code := a.ProcessState.ExitCode(); code != 0 {
+			t.Errorf("closed: %v: exit code %d", closed, code)
+		}
+		if v.captured() {
+			t.Errorf("closed: %v: rules are left:\n%s", closed, v.saves())
+		}
+	}
+}
+
+// fill fills a pipe.
+func fill(t *testing.T, pipe *os.File) {
+	t.Helper()
+	if err := pipe.SetWriteDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	for err == nil {
+		_, err = pipe.Write(make([]byte, 4096))
+	}
+	if err := pipe.SetWriteDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+}
