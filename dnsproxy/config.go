@@ -74,7 +74,8 @@ type Config struct {
 	// is less. Default 1,000.
 	MaxTCPConns int
 	// MaxInflight bounds the queries that wait for a nameserver or for the first
-	// table; beyond it they get SERVFAIL at once. 1 or more, default 10,000.
+	// table; beyond it they get SERVFAIL at once. One domain has at most half of it.
+	// 1 or more, default 10,000.
 	MaxInflight int
 	// UpstreamTimeout bounds a forwarded query over all nameservers. Default 4 s,
 	// below the 5 s after which glibc gives a server up.

@@ -12,11 +12,11 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 )
 
-// deadZone is a handler that answers every name but those below dead.example, as a
+// deadZone is a handler that answers every name but those below dead.zone.example, as a
 // resolver does that waits for that zone's nameservers.
 func deadZone(query *dns.Msg, _ string) *dns.Msg {
 	name := query.Question[0].Name
-	if strings.HasSuffix(name, "dead.example.") {
+	if strings.HasSuffix(name, "dead.zone.example.") {
 		return nil
 	}
 	reply := new(dns.Msg).SetReply(query)
@@ -42,7 +42,7 @@ func flood(t *testing.T, p *proxy, pause time.Duration, first int) {
 		tick := time.NewTicker(pause)
 		defer tick.Stop()
 		for i := 0; ; i++ {
-			packet, err := question(fmt.Sprintf("n%d.dead.example", i), dns.TypeA).Pack()
+			packet, err := question(fmt.Sprintf("n%d.dead.zone.example", i), dns.TypeA).Pack()
 			if err == nil {
 				_, err = conn.Write(packet)
 			}
@@ -73,6 +73,23 @@ func TestDeadZone(t *testing.T) {
 	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(nameserver(t, deadZone))})
 	flood(t, p, 5*time.Millisecond, 400)
 	for i := range 30 {
-		p.converse(t, []dialogue{{fmt.Sprintf("w%d.example A", i), fmt.Sprintf("w%d.example. A 192.0.2.1", i)}})
+		p.converse(t, []dialogue{{fmt.Sprintf("w%d.zone.example A", i), fmt.Sprintf("w%d.zone.example. A 192.0.2.1", i)}})
+	}
+}
+
+// F16, F10: nor do they take the places of all other queries in flight, and neither does
+// a dead domain below a live one.
+func TestDeadZonesLeaveRoom(t *testing.T) {
+	t.Parallel()
+	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(nameserver(t, deadZone)), MaxInflight: 64})
+	flood(t, p, 100*time.Microsecond, 2000)
+	for i := range 30 {
+		p.converse(t, []dialogue{{fmt.Sprintf("w%d.zone.example A", i), fmt.Sprintf("w%d.zone.example. A 192.0.2.1", i)}})
+	}
+	if n := p.count(t, "nametap_dns_inflight"); n > 64 {
+		t.Errorf("%v queries in flight", n)
+	}
+	if n := p.count(t, "nametap_dns_overflows_total"); n == 0 {
+		t.Error("no query of the flood was refused")
 	}
 }

@@ -35,7 +35,7 @@ type forwarder struct {
 	cache   *cache.Cache // nil: none
 	routing atomic.Pointer[routing]
 	flights flights
-	slots   chan struct{} // one for every query that may be in flight or held
+	slots   *slots // for queries in flight or held
 	metrics *metrics
 	timeout time.Duration // of a query
 	// forwards reports whether a question is one to forward.
@@ -45,22 +45,21 @@ type forwarder struct {
 	background sync.WaitGroup
 }
 
-// acquire takes a slot, unless all are taken; release gives it back.
-func (f *forwarder) acquire() bool {
-	select {
-	case f.slots <- struct{}{}:
-		return true
-	default:
+// acquire takes a slot for a query for name, unless there is none for it. The caller
+// releases it.
+func (f *forwarder) acquire(name wireName) (taken slot, ok bool) {
+	taken = f.slots.slotFor(name)
+	if !taken.take() {
 		f.metrics.overflows.Inc()
-		return false
+		return taken, false
 	}
+	return taken, true
 }
-
-func (f *forwarder) release() { <-f.slots }
 
 // overloaded reports whether a question for nameservers would fail at once.
 func (f *forwarder) overloaded(name wireName) bool {
-	return len(f.slots) == cap(f.slots) || f.routing.Load().group(name).Overloaded()
+	wanted := f.slots.slotFor(name)
+	return !wanted.available() || f.routing.Load().group(name).Overloaded()
 }
 
 // close ends what is asked in the background and returns when it has ended.
@@ -110,17 +109,18 @@ func (f *forwarder) hit(key cache.Key, hit cache.Hit) (found resolution, ok bool
 
 // refresh asks for what is in the cache and about to expire.
 func (f *forwarder) refresh(key cache.Key) {
-	if !f.acquire() {
+	taken, ok := f.acquire(wireName(key.Name))
+	if !ok {
 		return // there is more pressing work
 	}
 	if flight, first := f.flights.join(flightKey{Key: key}); first {
 		f.background.Go(func() {
-			defer f.release()
+			defer taken.release()
 			f.ask(flight)
 		})
 		return
 	}
-	f.release()
+	taken.release()
 }
 
 // resolve returns the answer to a question, from the cache or from nameservers, of
@@ -131,10 +131,11 @@ func (f *forwarder) resolve(key cache.Key, over transport) resolution {
 	if ok {
 		return found
 	}
-	if !f.acquire() {
+	taken, ok := f.acquire(wireName(key.Name))
+	if !ok {
 		return resolution{err: errTooManyQuery, source: sourceSelf}
 	}
-	defer f.release()
+	defer taken.release()
 	flying := flightKey{Key: key}
 	if f.cache == nil {
 		flying.over = over
@@ -215,10 +216,11 @@ func howOver(over transport) upstream.How {
 // cache can answer. It is asked over what the client asked over; server is the
 // nameserver it is for, if that is known, otherwise one for name is chosen.
 func (f *forwarder) relay(packet []byte, name wireName, server netip.AddrPort, over transport) resolution {
-	if !f.acquire() {
+	taken, ok := f.acquire(name)
+	if !ok {
 		return resolution{err: errTooManyQuery, source: sourceSelf}
 	}
-	defer f.release()
+	defer taken.release()
 	group := f.routing.Load().group(name)
 	flight, first := f.joinRelay(relayKey(packet, name, over, server))
 	switch {

@@ -94,10 +94,11 @@ func (h *handler) answer(q *query, from *arrival) (response []byte, source strin
 
 // hold waits for the first table and decides again. What is held counts as in flight.
 func (h *handler) hold(q question) decision {
-	if !h.forwarder.acquire() {
+	taken, ok := h.forwarder.acquire(rootName) // held is held, whatever the domain
+	if !ok {
 		return decision{action: actReject, rcode: dns.RcodeServerFailure, reason: errTooManyQuery}
 	}
-	defer h.forwarder.release()
+	defer taken.release()
 	timer := time.NewTimer(holdTimeout)
 	defer timer.Stop()
 	select {

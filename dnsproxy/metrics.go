@@ -85,7 +85,7 @@ func (h *handler) register(registry prometheus.Registerer) error {
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "nametap_dns_inflight",
 			Help: "Queries that wait for nameservers or for the first table.",
-		}, func() float64 { return float64(len(h.forwarder.slots)) }),
+		}, func() float64 { return float64(h.forwarder.slots.taken()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "nametap_table_collisions",
 			Help: "Names that two entries of the table claim.",

@@ -93,7 +93,7 @@ func (s *Server) newForwarder() *forwarder {
 			Timeout: s.config.UpstreamTimeout, MixCase: s.config.MixCase, Logger: s.log,
 			Observe: s.handler.metrics.observeUpstream,
 		}),
-		slots:    make(chan struct{}, s.config.MaxInflight),
+		slots:    newSlots(s.config.MaxInflight),
 		metrics:  s.handler.metrics,
 		timeout:  s.config.UpstreamTimeout,
 		forwards: s.handler.forwards,

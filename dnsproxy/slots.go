@@ -1,0 +1,97 @@
+package dnsproxy
+
+import (
+	"hash/maphash"
+	"sync/atomic"
+)
+
+// slots bound the queries that wait for nameservers or for the first table, and share
+// what there is among domains: names whose own nameservers are dead wait until their
+// time is up, and must not take the slots of all others.
+//
+// A domain gets no more slots than are free, if it has two labels, and half of that for
+// each label more, so that a dead domain comes to its bound before the domain above it
+// does. So a dead domain of two labels has at most half of all slots, two of them have a
+// third each, and so on: there are always some left. A domain cannot be told from a
+// host, so every suffix of a name of two to five labels counts as one.
+type slots struct {
+	all     int64
+	free    atomic.Int64
+	seed    maphash.Seed
+	waiting [4096]atomic.Int32 // queries, by the hash of a suffix of their name
+}
+
+// minSuffix and maxSuffixes are which suffixes of a name count.
+const (
+	minSuffix   = 2 // labels
+	maxSuffixes = 4
+)
+
+func newSlots(n int) *slots {
+	s := &slots{all: int64(n), seed: maphash.MakeSeed()}
+	s.free.Store(int64(n))
+	return s
+}
+
+// taken returns how many slots are taken.
+func (s *slots) taken() int64 { return s.all - s.free.Load() }
+
+// A slot is one that a query has.
+type slot struct {
+	slots    *slots
+	suffixes [maxSuffixes]uint16 // places in waiting, from the shortest suffix on
+	n        int                 // how many suffixes there are
+}
+
+// slotFor returns a slot for a query for name, which has yet to be taken.
+func (s *slots) slotFor(name wireName) slot {
+	sl := slot{slots: s}
+	var starts [maxSuffixes + minSuffix - 1]int // of the last labels, around
+	labels := 0
+	for i := 0; i < len(name); i += 1 + int(name[i]) {
+		starts[labels%len(starts)] = i
+		labels++
+	}
+	for n := minSuffix; n <= labels && n < minSuffix+maxSuffixes; n++ {
+		suffix := name[starts[(labels-n)%len(starts)]:]
+		sl.suffixes[sl.n] = uint16(maphash.String(s.seed, string(suffix)) % uint64(len(s.waiting))) //nolint:gosec // below 4096
+		sl.n++
+	}
+	return sl
+}
+
+// available reports whether a query may have the slot now.
+func (sl *slot) available() bool {
+	free := sl.slots.free.Load()
+	for i, at := range sl.suffixes[:sl.n] {
+		if int64(sl.slots.waiting[at].Load()) >= max(free>>i, 1) {
+			return false
+		}
+	}
+	return free > 0
+}
+
+// take takes the slot, unless it is not to be had.
+func (sl *slot) take() bool {
+	if !sl.available() {
+		return false
+	}
+	if sl.slots.free.Add(-1) < 0 {
+		sl.slots.free.Add(1)
+		return false
+	}
+	sl.add(1)
+	return true
+}
+
+// release gives a slot back that was taken.
+func (sl *slot) release() {
+	sl.add(-1)
+	sl.slots.free.Add(1)
+}
+
+func (sl *slot) add(n int32) {
+	for _, at := range sl.suffixes[:sl.n] {
+		sl.slots.waiting[at].Add(n)
+	}
+}
