@@ -51,6 +51,11 @@
 //     for a loop.
 //  6. If none gives an answer, one that has expired is given.
 //
+// When resolv.conf names other nameservers the cache is flushed. Each question that is
+// asked carries the cache's generation from before its nameservers were chosen, and a
+// reply of an older generation is not kept. Nor does a client join such a question: it
+// is asked anew.
+//
 // # Who answers
 //
 // The goroutine that reads a socket answers own names, and what the cache has,

@@ -135,7 +135,9 @@ func (f *flights) joinWithin(key flightKey, limit int) (joined *flight, first bo
 // land gives the result to all who joined.
 func (f *flights) land(landed *flight, result resolution) {
 	f.mu.Lock()
-	delete(f.byKey, landed.key)
+	if f.byKey[landed.key] == landed { // it is another after shut
+		delete(f.byKey, landed.key)
+	}
 	if same := f.forms[landed.key.asked()]; same.count > 1 {
 		same.count--
 		f.forms[landed.key.asked()] = same
@@ -145,4 +147,12 @@ func (f *flights) land(landed *flight, result resolution) {
 	f.mu.Unlock()
 	landed.result = result
 	close(landed.done)
+}
+
+// shut keeps clients from joining the flights under way, because the answers that those
+// bring are out of date. They land as usual for the clients that have joined.
+func (f *flights) shut() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	clear(f.byKey)
 }

@@ -107,6 +107,14 @@ func (f *forwarder) hit(key cache.Key, hit cache.Hit) (found resolution, ok bool
 	return found, hit.State != cache.Miss && hit.State != cache.Stale
 }
 
+// flush forgets what the cache has for the questions that match, all if match is nil.
+// Clients that ask from now on do not get what was asked before. A flight's nameservers
+// are chosen after it was joined, so one that begins from now on asks those in use now.
+func (f *forwarder) flush(match func(cache.Key) bool) {
+	f.flights.shut()
+	f.cache.Flush(match)
+}
+
 // refresh asks for what is in the cache and about to expire.
 func (f *forwarder) refresh(key cache.Key) {
 	taken, ok := f.acquire(wireName(key.Name))
@@ -170,6 +178,7 @@ func (f *forwarder) resolve(key cache.Key, over transport) resolution {
 // ask finds the answer to a question, puts it in the cache and lands the flight.
 func (f *forwarder) ask(flight *flight) {
 	key := flight.key.Key
+	generation := f.cache.Generation() // before the nameservers are chosen
 	var result resolution
 	if key.Expand {
 		result = f.expand(key)
@@ -178,9 +187,9 @@ func (f *forwarder) ask(flight *flight) {
 	}
 	switch {
 	case result.err == nil:
-		f.cache.Put(key, result.reply, time.Now())
+		f.cache.Put(key, cache.Value{Reply: result.reply, Generation: generation}, time.Now())
 	case errors.Is(result.err, errBadReply), errors.Is(result.err, upstream.ErrTimeout):
-		f.cache.PutFailure(key, result.err.Error(), time.Now())
+		f.cache.Put(key, cache.Value{Failure: result.err.Error(), Generation: generation}, time.Now())
 	}
 	f.flights.land(flight, result)
 }
@@ -221,8 +230,8 @@ func (f *forwarder) relay(packet []byte, name wireName, server netip.AddrPort, o
 		return resolution{err: errTooManyQuery, source: sourceSelf}
 	}
 	defer taken.release()
-	group := f.routing.Load().group(name)
 	flight, first := f.joinRelay(relayKey(packet, name, over, server))
+	group := f.routing.Load().group(name) // not before: see flush
 	switch {
 	case flight == nil:
 		return resolution{err: errTooManyForms, source: sourceSelf}

@@ -109,7 +109,7 @@ func TestCacheHitsAllocateNothing(t *testing.T) { // F8
 		if err != nil {
 			t.Fatal(err)
 		}
-		h.forwarder.cache.Put(h.key(&r.query), kept, time.Now())
+		h.forwarder.cache.Put(h.key(&r.query), cache.Value{Reply: kept}, time.Now())
 		for _, over := range []transport{overUDP, overTCP} {
 			allocs := testing.AllocsPerRun(100, func() {
 				if _, ok := r.respond(out, packet, over); !ok {

@@ -25,8 +25,9 @@ type routing struct {
 
 // A route is a [Route] in use.
 type route struct {
-	suffix wireName
-	group  *upstream.Group
+	suffix  wireName
+	group   *upstream.Group
+	servers []upstream.Spec // of group
 }
 
 // group returns the nameservers to ask for a name.
@@ -145,8 +146,9 @@ func (s *Server) logIgnored(conf *resolvconf.Config) {
 	}
 }
 
-// useResolvConf makes the routing of a resolv.conf and puts it to use. What is in the
-// cache came from the nameservers before, and goes if there are others.
+// useResolvConf makes the routing of a resolv.conf and puts it to use. If that changes
+// what answers there are, those from before are forgotten, and those on their way are not
+// kept.
 func (s *Server) useResolvConf(conf *resolvconf.Config) {
 	r := &routing{conf: conf, servers: s.config.Upstreams, local: localAddrs()}
 	for _, domain := range conf.Search {
@@ -167,11 +169,19 @@ func (s *Server) useResolvConf(conf *resolvconf.Config) {
 	}
 	r.fallback = f.client.Group(r.servers, options)
 	for _, sr := range s.routes {
-		r.routes = append(r.routes, route{suffix: sr.suffix, group: f.client.Group(s.withoutSelf(sr.servers), options)})
+		servers := s.withoutSelf(sr.servers)
+		r.routes = append(r.routes, route{suffix: sr.suffix, group: f.client.Group(servers, options), servers: servers})
 	}
-	if before := f.routing.Swap(r); before != nil && !slices.Equal(before.servers, r.servers) {
-		f.cache.Flush()
+	if before := f.routing.Swap(r); before != nil && !before.answersLike(r) {
+		f.flush(nil)
 	}
+}
+
+// answersLike reports whether nameservers answer the same by both routings.
+func (r *routing) answersLike(other *routing) bool {
+	sameServers := func(x, y route) bool { return slices.Equal(x.servers, y.servers) }
+	return slices.Equal(r.servers, other.servers) && slices.EqualFunc(r.routes, other.routes, sameServers) &&
+		r.conf.TrustAD == other.conf.TrustAD
 }
 
 // withoutSelf returns the nameservers that are not this agent itself (F6).

@@ -26,7 +26,7 @@ func BenchmarkGet(b *testing.B) {
 	c, clock := cache.New(64<<20, day), newClock()
 	r := answer(b, "a", 300)
 	for _, k := range keys {
-		c.Put(k, r, clock.Time)
+		c.Put(k, kept(c, r), clock.Time)
 	}
 	b.Run("hit", func(b *testing.B) {
 		b.ReportAllocs()
@@ -56,7 +56,7 @@ func BenchmarkPut(b *testing.B) {
 			b.ReportAllocs()
 			i := 0
 			for b.Loop() {
-				c.Put(keys[i%len(keys)], r, clock.Time)
+				c.Put(keys[i%len(keys)], kept(c, r), clock.Time)
 				i++
 			}
 		})

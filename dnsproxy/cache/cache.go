@@ -18,6 +18,7 @@ package cache
 
 import (
 	"hash/maphash"
+	"sync/atomic"
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/reply"
@@ -65,6 +66,16 @@ type Hit struct {
 	Failure string       // of StaleNow and Failed: why asking failed, may be empty
 }
 
+// A Value is what came of asking nameservers a question.
+type Value struct {
+	Reply *reply.Reply // nil if no nameserver answered
+	// Failure says why none did; it is not looked at if there is a Reply.
+	Failure string
+	// Generation is what [Cache.Generation] returned before the nameservers were
+	// chosen.
+	Generation uint64
+}
+
 // Stats are counts of a cache.
 type Stats struct {
 	Entries int   // replies and failures
@@ -81,6 +92,10 @@ type Cache struct {
 	origin time.Time // that times are counted from; 8 bytes do for one then, not 24
 	stale  time.Duration
 	shards []shard
+
+	// generation counts calls of Flush. Each shard has its own copy, which changes
+	// with its content.
+	generation atomic.Uint64
 }
 
 // New returns a cache of at most maxBytes, nil for 0. It keeps expired answers for
@@ -135,62 +150,46 @@ func (c *Cache) look(k Key, now time.Time, last bool) Hit {
 	return hit
 }
 
-// Put keeps r, which came now, for as long as it may be. An answer that must not be
-// kept ends what was kept before it. A SERVFAIL does not: it counts as a failure to
-// ask if there is an answer that is fresh or may be used stale.
-func (c *Cache) Put(k Key, r *reply.Reply, now time.Time) {
+// Generation returns the number that a [Value] must carry to be kept. It changes with
+// every [Cache.Flush].
+func (c *Cache) Generation() uint64 {
 	if c == nil {
-		return
+		return 0
 	}
-	const noError, nxDomain = 0, 3
-	rcode := r.Rcode()
-	answer := rcode == noError || rcode == nxDomain
-	ttl, keep := r.TTL()
-	s, hash := c.shard(k)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	t := now.Sub(c.origin)
-	old := s.find(hash, k)
-	switch {
-	case !keep:
-		if old != nil && answer && !r.Truncated() {
-			s.remove(old)
-		}
-	case !answer && old != nil && old.answer && t < old.until:
-		s.fail(old, t, ttl, "")
-	default:
-		e := &entry{reply: r, answer: answer, stored: t, expires: t + ttl, until: t + ttl}
-		if answer {
-			e.until += c.stale
-		}
-		s.put(hash, k, e)
-	}
+	return c.generation.Load()
 }
 
-// PutFailure notes that no nameserver answered, for 2 s. The text says why. An
-// answer that is kept stays.
-func (c *Cache) PutFailure(k Key, text string, now time.Time) {
+// Put keeps v, which came now, for as long as it may be. It keeps nothing that was
+// asked before the last Flush, as that may come from nameservers that are no longer in
+// use.
+func (c *Cache) Put(k Key, v Value, now time.Time) {
 	if c == nil {
 		return
 	}
 	s, hash := c.shard(k)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t := now.Sub(c.origin)
-	if old := s.find(hash, k); old != nil && t < old.until {
-		s.fail(old, t, failureTTL, text)
+	if v.Generation < s.generation {
 		return
 	}
-	s.put(hash, k, &entry{stored: t, expires: t, until: t, failed: t + failureTTL, failure: text})
+	t := now.Sub(c.origin)
+	if v.Reply == nil {
+		s.putFailure(hash, k, v.Failure, t)
+		return
+	}
+	s.putReply(hash, k, v.Reply, lifetime{now: t, stale: c.stale})
 }
 
-// Flush forgets everything but the counts of Stats.
-func (c *Cache) Flush() {
+// Flush forgets what it has for the questions that match, for all of them if match is
+// nil. What nameservers are being asked at the moment is not kept when it comes,
+// whatever the question. The counts of Stats go on.
+func (c *Cache) Flush(match func(Key) bool) {
 	if c == nil {
 		return
 	}
+	generation := c.generation.Add(1)
 	for i := range c.shards {
-		c.shards[i].flush()
+		c.shards[i].flush(match, generation)
 	}
 }
 

@@ -22,7 +22,7 @@ func TestCountsDown(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c, clock := cache.New(maxBytes, 0), newClock()
 			wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{})
-			c.Put(key("a"), r, clock.Time)
+			c.Put(key("a"), kept(c, r), clock.Time)
 			wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{State: cache.Fresh, Reply: r, Age: reply.Age{Cached: true}})
 			wantHit(t, c.Get(key("a"), clock.after(10*time.Second+999*time.Millisecond)),
 				cache.Hit{State: cache.Fresh, Reply: r, Age: reply.Age{Cached: true, Seconds: 10}})
@@ -43,7 +43,7 @@ func TestKeys(t *testing.T) {
 			k := cache.Key{Name: name, Type: 1 + uint16(i&1), Class: 1 + uint16(i>>1&1), DO: i&4 > 0, CD: i&8 > 0}
 			wantHit(t, c.Get(k, clock.Time), cache.Hit{})
 			replies[k] = answer(t, "a", 300)
-			c.Put(k, replies[k], clock.Time)
+			c.Put(k, kept(c, replies[k]), clock.Time)
 		}
 	}
 	for k, r := range replies {
@@ -62,8 +62,8 @@ func TestPutClonesName(t *testing.T) {
 	buf := []byte("\x01a")
 	k := key("a")
 	k.Name = unsafe.String(&buf[0], len(buf))
-	c.Put(k, answer(t, "a", 300), clock.Time)
-	c.PutFailure(cache.Key{Name: k.Name, DO: true}, "timeout", clock.Time)
+	c.Put(k, kept(c, answer(t, "a", 300)), clock.Time)
+	c.Put(cache.Key{Name: k.Name, DO: true}, unanswered(c, "timeout"), clock.Time)
 	buf[1] = 'b'
 	if hit := c.Get(key("a"), clock.Time); hit.State != cache.Fresh {
 		t.Errorf("Get = %+v", hit)
@@ -81,14 +81,14 @@ func TestNotKept(t *testing.T) {
 	c, clock := cache.New(maxBytes, day), newClock()
 	old := answer(t, "a", 300)
 	refused := makeReply(t, "a", dns.RcodeRefused, "")
-	c.Put(key("a"), refused, clock.Time)
+	c.Put(key("a"), kept(c, refused), clock.Time)
 	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{})
-	c.Put(key("a"), old, clock.Time)
-	c.Put(key("a"), refused, clock.Time)
+	c.Put(key("a"), kept(c, old), clock.Time)
+	c.Put(key("a"), kept(c, refused), clock.Time)
 	if hit := c.Get(key("a"), clock.Time); hit.Reply != old {
 		t.Errorf("after REFUSED %+v", hit)
 	}
-	c.Put(key("a"), answer(t, "a", 0), clock.Time)
+	c.Put(key("a"), kept(c, answer(t, "a", 0)), clock.Time)
 	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{})
 	if s := c.Stats(); s.Entries != 0 || s.Bytes != 0 {
 		t.Errorf("Stats = %+v", s)
@@ -99,12 +99,12 @@ func TestNotKept(t *testing.T) {
 func TestStale(t *testing.T) {
 	c, clock := cache.New(maxBytes, day), newClock()
 	r := answer(t, "a", 300)
-	c.Put(key("a"), r, clock.Time)
+	c.Put(key("a"), kept(c, r), clock.Time)
 	stale := cache.Hit{State: cache.Stale, Reply: r, Age: reply.Age{Cached: true, Stale: true, Seconds: 300}}
 	wantHit(t, c.Get(key("a"), clock.after(300*time.Second)), stale)
 
 	// Nothing answers: for 2 s nobody need ask.
-	c.PutFailure(key("a"), "timeout", clock.Time)
+	c.Put(key("a"), unanswered(c, "timeout"), clock.Time)
 	now := stale
 	now.State, now.Failure = cache.StaleNow, "timeout"
 	wantHit(t, c.Get(key("a"), clock.Time), now)
@@ -112,13 +112,13 @@ func TestStale(t *testing.T) {
 	wantHit(t, c.Get(key("a"), clock.after(2*time.Second)), stale)
 
 	// A SERVFAIL is as good as nothing, for 5 s.
-	c.Put(key("a"), failure(t, "a"), clock.Time)
+	c.Put(key("a"), kept(c, failure(t, "a")), clock.Time)
 	now.Age.Seconds, now.Failure = 306, ""
 	wantHit(t, c.Get(key("a"), clock.after(4*time.Second)), now)
 
 	// Any answer ends it.
 	gone := nxdomain(t, 60)
-	c.Put(key("a"), gone, clock.Time)
+	c.Put(key("a"), kept(c, gone), clock.Time)
 	if hit := c.Get(key("a"), clock.Time); hit.State != cache.Fresh || hit.Reply != gone {
 		t.Errorf("after NXDOMAIN %+v", hit)
 	}
@@ -132,13 +132,13 @@ func TestStale(t *testing.T) {
 func TestServfail(t *testing.T) {
 	c, clock := cache.New(maxBytes, day), newClock()
 	bad, good := failure(t, "a"), answer(t, "a", 300)
-	c.Put(key("a"), bad, clock.Time)
+	c.Put(key("a"), kept(c, bad), clock.Time)
 	if hit := c.Get(key("a"), clock.after(5*time.Second-1)); hit.State != cache.Fresh || hit.Reply != bad {
 		t.Errorf("before 5 s %+v", hit)
 	}
 	wantHit(t, c.Get(key("a"), clock.after(1)), cache.Hit{})
-	c.Put(key("a"), good, clock.Time)
-	c.Put(key("a"), bad, clock.Time)
+	c.Put(key("a"), kept(c, good), clock.Time)
+	c.Put(key("a"), kept(c, bad), clock.Time)
 	if hit := c.Get(key("a"), clock.Time); hit.State != cache.Fresh || hit.Reply != good {
 		t.Errorf("a SERVFAIL replaced an answer: %+v", hit)
 	}
@@ -147,14 +147,14 @@ func TestServfail(t *testing.T) {
 // RFC 9520
 func TestFailure(t *testing.T) {
 	c, clock := cache.New(maxBytes, day), newClock()
-	c.PutFailure(key("a"), "no route to host", clock.Time)
+	c.Put(key("a"), unanswered(c, "no route to host"), clock.Time)
 	failed := cache.Hit{State: cache.Failed, Failure: "no route to host"}
 	wantHit(t, c.Get(key("a"), clock.after(2*time.Second-1)), failed)
 	wantHit(t, c.Get(key("a"), clock.after(1)), cache.Hit{})
-	c.PutFailure(key("a"), "timeout", clock.Time)
+	c.Put(key("a"), unanswered(c, "timeout"), clock.Time)
 	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{State: cache.Failed, Failure: "timeout"})
 	r := answer(t, "a", 300)
-	c.Put(key("a"), r, clock.Time)
+	c.Put(key("a"), kept(c, r), clock.Time)
 	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{State: cache.Fresh, Reply: r, Age: reply.Age{Cached: true}})
 	if s := c.Stats(); s.Entries != 1 || s.Failures != 2 || s.Hits != 1 || s.Misses != 1 {
 		t.Errorf("Stats = %+v", s)
@@ -164,9 +164,9 @@ func TestFailure(t *testing.T) {
 // F8: names asked often are refreshed before they expire, by one who asks.
 func TestRefresh(t *testing.T) {
 	c, clock := cache.New(maxBytes, day), newClock()
-	c.Put(key("often"), answer(t, "often", 100), clock.Time)
-	c.Put(key("seldom"), answer(t, "seldom", 100), clock.Time)
-	c.Put(key("bad"), failure(t, "bad"), clock.Time)
+	c.Put(key("often"), kept(c, answer(t, "often", 100)), clock.Time)
+	c.Put(key("seldom"), kept(c, answer(t, "seldom", 100)), clock.Time)
+	c.Put(key("bad"), kept(c, failure(t, "bad")), clock.Time)
 	for range 5 {
 		if c.Get(key("often"), clock.Time).Refresh || c.Get(key("bad"), clock.Time.Add(4900*time.Millisecond)).Refresh {
 			t.Fatal("refresh of a new reply, or of a failure")
@@ -195,14 +195,14 @@ func TestRefresh(t *testing.T) {
 	}
 
 	// Should that fail, the next one tries, but not at once.
-	c.PutFailure(key("often"), "timeout", clock.Time)
+	c.Put(key("often"), unanswered(c, "timeout"), clock.Time)
 	if hit := c.Get(key("often"), clock.after(time.Second)); hit.Refresh || hit.State != cache.Fresh {
 		t.Errorf("a second after the failure %+v", hit)
 	}
 	if hit := c.Get(key("often"), clock.after(time.Second)); !hit.Refresh {
 		t.Errorf("two seconds after the failure %+v", hit)
 	}
-	c.Put(key("often"), answer(t, "often", 100), clock.Time)
+	c.Put(key("often"), kept(c, answer(t, "often", 100)), clock.Time)
 	if hit := c.Get(key("often"), clock.after(95*time.Second)); hit.Refresh {
 		t.Error("a refreshed reply counts queries anew")
 	}
@@ -212,13 +212,13 @@ func TestRefresh(t *testing.T) {
 func TestBound(t *testing.T) {
 	const bound = 1 << 20
 	c, clock := cache.New(bound, day), newClock()
-	c.Put(key("asked"), answer(t, "asked", 3600), clock.Time)
+	c.Put(key("asked"), kept(c, answer(t, "asked", 3600)), clock.Time)
 	for i := range 50_000 {
 		label := fmt.Sprintf("host-%d", i)
 		if i%3 == 0 {
-			c.PutFailure(key(label), "timeout", clock.Time)
+			c.Put(key(label), unanswered(c, "timeout"), clock.Time)
 		} else {
-			c.Put(key(label), answer(t, label, 3600), clock.Time)
+			c.Put(key(label), kept(c, answer(t, label, 3600)), clock.Time)
 		}
 		if i%100 == 0 && c.Get(key("asked"), clock.Time).State != cache.Fresh {
 			t.Fatalf("a name asked for is gone after %d others", i)
@@ -234,13 +234,13 @@ func TestBound(t *testing.T) {
 func TestTooLarge(t *testing.T) {
 	const bound = 16 << 10
 	c, clock := cache.New(bound, day), newClock()
-	c.Put(key("a"), answer(t, "a", 300), clock.Time)
+	c.Put(key("a"), kept(c, answer(t, "a", 300)), clock.Time)
 	large := makeReply(t, "b", dns.RcodeSuccess, `b. 300 TYPE65280 \# 20000 `+strings.Repeat("00", 20000))
-	c.Put(key("b"), large, clock.Time)
+	c.Put(key("b"), kept(c, large), clock.Time)
 	wantHit(t, c.Get(key("b"), clock.Time), cache.Hit{})
-	c.Put(key("a"), large, clock.Time)
+	c.Put(key("a"), kept(c, large), clock.Time)
 	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{})
-	c.Put(key("a"), answer(t, "a", 300), clock.Time)
+	c.Put(key("a"), kept(c, answer(t, "a", 300)), clock.Time)
 	if hit := c.Get(key("a"), clock.Time); hit.State != cache.Fresh {
 		t.Errorf("Get = %+v", hit)
 	}
@@ -255,14 +255,14 @@ func TestBytes(t *testing.T) {
 		for i := range n {
 			label := fmt.Sprintf("host-%d", i)
 			text := fmt.Sprintf(`%s. 300 TYPE65280 \# %d %s`, label, 4+extra, strings.Repeat("00", 4+extra))
-			c.Put(key(label), makeReply(t, label, dns.RcodeSuccess, text), clock.Time)
+			c.Put(key(label), kept(c, makeReply(t, label, dns.RcodeSuccess, text)), clock.Time)
 		}
 		grown, said := heap()-before, c.Stats().Bytes
 		t.Logf("%d bytes an entry, Stats says %d", grown/n, said/n)
 		if said < grown*9/10 || said > grown*11/10 {
 			t.Errorf("the heap grew by %d bytes, Stats says %d", grown, said)
 		}
-		c.Flush()
+		c.Flush(nil)
 		if s := c.Stats(); s.Entries != 0 || s.Bytes != 0 {
 			t.Errorf("after Flush %+v", s)
 		}
@@ -281,12 +281,53 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
+// F17: what was asked before a flush comes too late.
+func TestGeneration(t *testing.T) {
+	c, clock := cache.New(maxBytes, day), newClock()
+	r := answer(t, "a", 300)
+	before, failure := kept(c, r), unanswered(c, "timeout")
+	c.Flush(nil)
+	c.Put(key("a"), before, clock.Time)
+	c.Put(key("b"), failure, clock.Time)
+	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{})
+	wantHit(t, c.Get(key("b"), clock.Time), cache.Hit{})
+	// It does not change what was asked after the flush, either.
+	c.Put(key("a"), kept(c, r), clock.Time)
+	before.Reply = nxdomain(t, 300)
+	c.Put(key("a"), before, clock.Time)
+	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{State: cache.Fresh, Reply: r, Age: reply.Age{Cached: true}})
+}
+
+// F21: some questions are forgotten, others stay.
+func TestFlushSome(t *testing.T) {
+	c, clock := cache.New(maxBytes, day), newClock()
+	for _, label := range []string{"a", "b"} {
+		c.Put(key(label), kept(c, answer(t, label, 300)), clock.Time)
+	}
+	for range 3 {
+		c.Get(key("b"), clock.Time)
+	}
+	if !c.Get(key("b"), clock.after(299*time.Second)).Refresh {
+		t.Fatal("a name that is asked for often is not refreshed")
+	}
+	refreshed := kept(c, answer(t, "b", 300))
+	c.Flush(func(k cache.Key) bool { return k == key("a") })
+	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{})
+	c.Put(key("b"), refreshed, clock.Time)
+	if hit := c.Get(key("b"), clock.Time); hit.State != cache.Fresh || hit.Age.Seconds != 299 || !hit.Refresh {
+		t.Errorf("Get = %+v, want the reply from before, to be refreshed once more", hit)
+	}
+	if s := c.Stats(); s.Entries != 1 {
+		t.Errorf("Stats = %+v", s)
+	}
+}
+
 // F8: --cache-size=0
 func TestOff(t *testing.T) {
 	c, clock := cache.New(0, day), newClock()
-	c.Put(key("a"), answer(t, "a", 300), clock.Time)
-	c.PutFailure(key("b"), "timeout", clock.Time)
-	c.Flush()
+	c.Put(key("a"), kept(c, answer(t, "a", 300)), clock.Time)
+	c.Put(key("b"), unanswered(c, "timeout"), clock.Time)
+	c.Flush(nil)
 	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{})
 	wantHit(t, c.Get(key("b"), clock.Time), cache.Hit{})
 	if s := c.Stats(); c != nil || s != (cache.Stats{}) {
@@ -306,12 +347,12 @@ func TestConcurrently(t *testing.T) {
 				now := clock.Add(time.Duration(i) * time.Millisecond)
 				switch c.Get(k, now).State {
 				case cache.Miss, cache.Stale:
-					c.Put(k, replies[i%3], now)
+					c.Put(k, kept(c, replies[i%3]), now)
 				case cache.Fresh, cache.StaleNow, cache.Failed:
-					c.PutFailure(k, "timeout", now)
+					c.Put(k, unanswered(c, "timeout"), now)
 				}
 				if i%1000 == 0 {
-					c.Flush()
+					c.Flush(nil)
 				}
 				c.Stats()
 			}

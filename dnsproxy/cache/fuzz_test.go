@@ -80,7 +80,7 @@ func FuzzCache(f *testing.F) {
 			switch ops[0] & 15 {
 			case 0, 1, 2:
 				r := replies[arg%len(replies)]
-				c.Put(k, r, clock.Time)
+				c.Put(k, kept(c, r), clock.Time)
 				ttl, _ := r.TTL()
 				*m = model{}
 				if ttl > 0 {
@@ -88,17 +88,17 @@ func FuzzCache(f *testing.F) {
 				}
 			case 3:
 				bad := failure(t, "a")
-				c.Put(k, bad, clock.Time)
+				c.Put(k, kept(c, bad), clock.Time)
 				if m.answer && clock.Sub(m.stored) < m.ttl+stale {
 					m.fail(clock.Add(5*time.Second), "")
 				} else {
 					*m = model{reply: bad, stored: clock.Time, ttl: 5 * time.Second}
 				}
 			case 4:
-				c.PutFailure(k, "timeout", clock.Time)
+				c.Put(k, unanswered(c, "timeout"), clock.Time)
 				m.fail(clock.Add(2*time.Second), "timeout")
 			case 5:
-				c.Flush()
+				c.Flush(nil)
 				clear(models)
 			case 6, 7, 8:
 				clock.after(time.Duration(arg) * 100 * time.Millisecond)

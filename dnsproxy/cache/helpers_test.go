@@ -33,6 +33,16 @@ func key(label string) cache.Key {
 	return cache.Key{Name: string(rune(len(label))) + label, Type: dns.TypeA, Class: dns.ClassINET}
 }
 
+// kept is a reply that was asked for since the last flush.
+func kept(c *cache.Cache, r *reply.Reply) cache.Value {
+	return cache.Value{Reply: r, Generation: c.Generation()}
+}
+
+// unanswered is a question without a reply that was asked since the last flush.
+func unanswered(c *cache.Cache, text string) cache.Value {
+	return cache.Value{Failure: text, Generation: c.Generation()}
+}
+
 // answer returns a reply with one address.
 func answer(tb testing.TB, label string, ttl uint32) *reply.Reply {
 	tb.Helper()

@@ -41,13 +41,14 @@ type entry struct {
 
 // A shard is a part of the cache with a lock of its own.
 type shard struct {
-	mu      sync.Mutex
-	entries map[uint64]*entry // by hash; of two with the same the later one stays
-	ring    entry             // before the newest and after the oldest
-	hand    *entry            // where the search for one to evict goes on
-	bytes   int64
-	max     int64
-	stats   Stats // but for entries and bytes
+	mu         sync.Mutex
+	generation uint64            // of the last flush
+	entries    map[uint64]*entry // by hash; of two with the same the later one stays
+	ring       entry             // before the newest and after the oldest
+	hand       *entry            // where the search for one to evict goes on
+	bytes      int64
+	max        int64
+	stats      Stats // but for entries and bytes
 }
 
 func (s *shard) init(maxBytes int64) {
@@ -61,10 +62,21 @@ func (s *shard) clear() {
 	s.bytes = 0
 }
 
-func (s *shard) flush() {
+// flush is [Cache.Flush] for one shard.
+func (s *shard) flush(match func(Key) bool, generation uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.clear()
+	s.generation = max(s.generation, generation)
+	if match == nil {
+		s.clear()
+		return
+	}
+	for _, e := range s.entries {
+		if match(e.key) {
+			s.remove(e)
+		}
+		e.refreshing = false // the reply that is on its way will not be kept
+	}
 }
 
 func (s *shard) addStats(sum *Stats) {
@@ -119,6 +131,46 @@ func (e *entry) refresh(now time.Duration) bool {
 	}
 	e.refreshing = true
 	return true
+}
+
+// A lifetime says for how long a reply is kept.
+type lifetime struct {
+	now   time.Duration // when it came
+	stale time.Duration // how much longer an answer is kept
+}
+
+// putReply keeps a reply. An answer that must not be kept ends what was kept before it.
+// A SERVFAIL does not: it counts as a failure to ask if there is an answer that is fresh
+// or may be used stale.
+func (s *shard) putReply(hash uint64, k Key, r *reply.Reply, life lifetime) {
+	const noError, nxDomain = 0, 3
+	rcode := r.Rcode()
+	answer := rcode == noError || rcode == nxDomain
+	ttl, keep := r.TTL()
+	old := s.find(hash, k)
+	switch {
+	case !keep:
+		if old != nil && answer && !r.Truncated() {
+			s.remove(old)
+		}
+	case !answer && old != nil && old.answer && life.now < old.until:
+		s.fail(old, life.now, ttl, "")
+	default:
+		e := &entry{reply: r, answer: answer, stored: life.now, expires: life.now + ttl, until: life.now + ttl}
+		if answer {
+			e.until += life.stale
+		}
+		s.put(hash, k, e)
+	}
+}
+
+// putFailure notes that no nameserver answered. An answer that is kept stays.
+func (s *shard) putFailure(hash uint64, k Key, text string, now time.Duration) {
+	if old := s.find(hash, k); old != nil && now < old.until {
+		s.fail(old, now, failureTTL, text)
+		return
+	}
+	s.put(hash, k, &entry{stored: now, expires: now, until: now, failed: now + failureTTL, failure: text})
 }
 
 // fail notes a failure to replace e, for ttl. Then somebody else may try.
