@@ -7,6 +7,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
+// Why the server ends a stream, as the metrics call it.
+const (
+	endedTooMany = "too_many"
+	endedSlow    = "slow"
+)
+
 // metrics are what the control plane counts; docs/ lists them.
 type metrics struct {
 	hosts    prometheus.Gauge
@@ -20,6 +26,7 @@ type metrics struct {
 	clients  *prometheus.GaugeVec
 	pushes   *prometheus.CounterVec
 	rejected *prometheus.CounterVec
+	ended    *prometheus.CounterVec
 }
 
 func newMetrics(reg prometheus.Registerer) (*metrics, error) {
@@ -47,6 +54,11 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		clients:  gauges("clients", "Open ADS streams, by variant (sotw or delta).", "variant"),
 		pushes:   counters("pushes_total", "Responses that carry name tables, by variant (sotw or delta).", "variant"),
 		rejected: counters("rejected_total", "Pushes that a client refused, by variant (sotw or delta).", "variant"),
+		ended: counters("streams_ended_total", "Streams that the server ended: too_many (refused beyond --max-clients), "+
+			"slow (a push was not acknowledged in time).", "reason"),
+	}
+	for _, reason := range []string{endedTooMany, endedSlow} {
+		m.ended.WithLabelValues(reason)
 	}
 	for _, variant := range []string{variantSotw, variantDelta} {
 		m.clients.WithLabelValues(variant)
@@ -58,7 +70,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	}
 	var errs []error
 	for _, c := range []prometheus.Collector{
-		m.hosts, m.objects, m.broken, m.kept, m.vips, m.noVIP, m.builds, m.failures, m.clients, m.pushes, m.rejected,
+		m.hosts, m.objects, m.broken, m.kept, m.vips, m.noVIP, m.builds, m.failures, m.clients, m.pushes, m.rejected, m.ended,
 	} {
 		errs = append(errs, reg.Register(c))
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -16,12 +17,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/keepalive"
 )
 
 const (
 	// DefaultClusterDomain is the domain of Services unless Config says another.
 	DefaultClusterDomain = "cluster.local"
+	// DefaultMaxClients is how many streams are served at a time unless Config
+	// says another number.
+	DefaultMaxClients       = 20000
+	defaultAckTimeout       = 2 * time.Minute
+	defaultMaxConnectionAge = 30 * time.Minute
 	// stopGrace is how long streams may take to end when the server stops.
 	stopGrace = time.Second
 )
@@ -48,6 +53,14 @@ type Config struct {
 	// Debounce is how long the directory must be quiet before it is read
 	// again; under constant edits it is read after ten times that. 0 is 30 ms.
 	Debounce time.Duration
+	// MaxClients bounds the streams that are served at a time. 0 is 20,000.
+	MaxClients int
+	// AckTimeout is how long a client may take to acknowledge a push before its
+	// stream is ended. 0 is 2 minutes.
+	AckTimeout time.Duration
+	// MaxConnectionAge is how long a connection stands, a tenth more or less,
+	// before its client is told to connect again. 0 is 30 minutes.
+	MaxConnectionAge time.Duration
 	// Logger gets what the server has to say. nil discards it.
 	Logger *slog.Logger
 	// Registerer gets the metrics. nil registers them nowhere.
@@ -63,6 +76,15 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Debounce <= 0 {
 		c.Debounce = defaultDebounce
+	}
+	if c.MaxClients <= 0 {
+		c.MaxClients = DefaultMaxClients
+	}
+	if c.AckTimeout <= 0 {
+		c.AckTimeout = defaultAckTimeout
+	}
+	if c.MaxConnectionAge <= 0 {
+		c.MaxConnectionAge = defaultMaxConnectionAge
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -100,6 +122,9 @@ type Server struct {
 	cache   *cache
 	ready   chan struct{}
 	addr    net.Addr // written before ready is closed
+
+	clients atomic.Int64   // open streams
+	streams sync.WaitGroup // their handlers
 
 	// Owned by the goroutine that builds.
 	source  *source
@@ -217,6 +242,7 @@ func (s *Server) Run(ctx context.Context) error {
 	group.Go(func() error {
 		<-ctx.Done()
 		stop(srv)
+		s.streams.Wait()
 		return nil
 	})
 	group.Go(func() error { return s.follow(ctx) })
@@ -224,12 +250,7 @@ func (s *Server) Run(ctx context.Context) error {
 }
 
 func (s *Server) newGRPCServer(ctx context.Context) *grpc.Server {
-	srv := grpc.NewServer(
-		// Clients look for a dead peer every 30 s or faster; gRPC's own limit
-		// of one ping in 5 minutes would have them thrown out.
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
-	)
+	srv := grpc.NewServer(s.serverOptions()...)
 	ads := serverv3.NewServer(ctx, s.cache, s.callbacks())
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(srv, ads)
 	return srv

@@ -185,7 +185,7 @@ func TestVIPsSurviveRestarts(t *testing.T) {
 	}
 
 	// The command's view is the same, and writes nothing.
-	table, errs, err := Table(Config{ConfigDir: dir, StateDir: state}, Client{Namespace: "shop"})
+	table, errs, err := Table(Config{ConfigDir: dir, StateDir: state}, Client{Namespace: "shop", AutoAllocate: true})
 	if err != nil || len(errs) > 0 {
 		t.Fatal(err, errs)
 	}
@@ -194,17 +194,27 @@ func TestVIPsSurviveRestarts(t *testing.T) {
 	}
 }
 
-func TestDNSCaptureMetadata(t *testing.T) {
+// A client gets automatic VIPs if it asks for them and does not say that it
+// leaves DNS alone; for any other a host without an address does not exist.
+func TestAutoAllocateMetadata(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "e.yaml", vipEntry("a.example.com")+entry("e", "hosts: [b.example.com], addresses: [192.0.2.1]"))
 	r := start(t, Config{ConfigDir: dir})
-	for value, want := range map[string]int{"": 2, "true": 2, "false": 1, "yes": 1} {
-		n := node(t, "shop", metaDNSCapture, value)
-		if value == "" {
-			delete(n.Metadata.Fields, metaDNSCapture)
+	for _, test := range []struct {
+		asks, captures string
+		want           int
+	}{
+		{"", "", 1}, {"", "true", 1}, {"false", "true", 1}, {"yes", "true", 1},
+		{"true", "", 2}, {"true", "true", 2}, {"true", "false", 1},
+	} {
+		n := node(t, "shop", metaAutoAllocate, test.asks, metaDNSCapture, test.captures)
+		for name, value := range map[string]string{metaAutoAllocate: test.asks, metaDNSCapture: test.captures} {
+			if value == "" {
+				delete(n.Metadata.Fields, name)
+			}
 		}
-		if got := len(openSotw(t, r, n).next().tables["0"].GetTable()); got != want {
-			t.Errorf("DNS_CAPTURE %q: %d hosts, want %d", value, got, want)
+		if got := len(openSotw(t, r, n).next().tables["0"].GetTable()); got != test.want {
+			t.Errorf("%+v: %d hosts", test, got)
 		}
 	}
 }

@@ -34,6 +34,7 @@ type options struct {
 	clusterDomain string
 	stateDir      string
 	allowEmpty    bool
+	maxClients    int
 	logLevel      string
 
 	printTable   bool
@@ -54,6 +55,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.allowEmpty, "allow-empty", false, "a config directory without any object is right: be ready with it, and drop all hosts when it becomes empty")
 	f.StringVar(&o.grpcAddr, "grpc-addr", ":15010", "`address` to serve name tables on (ADS, plaintext)")
 	f.StringVar(&o.httpAddr, "http-addr", ":15014", "`address` for /healthz/ready, /healthz/live, /metrics and /debug/errors; empty for none")
+	f.IntVar(&o.maxClients, "max-clients", discovery.DefaultMaxClients, "`number` of clients served at a time; others are refused")
 	f.StringVar(&o.logLevel, "log-level", "info", "least important `level` to log: debug, info, warn or error")
 	f.BoolVar(&o.printTable, "print-table", false, "build once, print the table of --for-namespace as JSON and exit")
 	f.BoolVar(&o.autoAllocate, "dns-auto-allocate", false, "print the table of a client that asks for automatic VIPs")
@@ -142,7 +144,7 @@ func newTable(stdout, stderr io.Writer) *cobra.Command {
 		},
 	}
 	o.addFlags(cmd.Flags())
-	for _, name := range []string{"grpc-addr", "http-addr", "log-level", "print-table"} {
+	for _, name := range []string{"grpc-addr", "http-addr", "log-level", "max-clients", "print-table"} {
 		cmd.Flags().Lookup(name).Hidden = true // of no use here
 	}
 	return cmd
@@ -165,9 +167,12 @@ func (o options) config(logger *slog.Logger) (discovery.Config, error) {
 	if o.configDir == "" {
 		return discovery.Config{}, usageError{errors.New("--config-dir is missing: name the directory that holds your Services and ServiceEntries")}
 	}
+	if o.maxClients < 1 {
+		return discovery.Config{}, usageError{fmt.Errorf("--max-clients=%d: want at least 1", o.maxClients)}
+	}
 	return discovery.Config{
 		ConfigDir: o.configDir, GRPCAddr: o.grpcAddr, ClusterDomain: o.clusterDomain, StateDir: o.stateDir,
-		AllowEmpty: o.allowEmpty, Logger: logger,
+		AllowEmpty: o.allowEmpty, MaxClients: o.maxClients, Logger: logger,
 	}, nil
 }
 

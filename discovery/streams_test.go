@@ -1,0 +1,95 @@
+package discovery
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+)
+
+// Beyond MaxClients a stream is refused with a reason; who leaves makes room.
+func TestClientsAreBounded(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
+	r := start(t, Config{ConfigDir: dir, MaxClients: 2})
+	first := openSotw(t, r, node(t, "shop"))
+	first.next()
+	str, err := r.dial(t).DeltaAggregatedResources(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "two clients", func() bool { return r.clients.Load() == 2 })
+	for _, variant := range []string{variantSotw, variantDelta} {
+		err := open(t, variant, r, node(t, "shop")).err()
+		if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "--max-clients") {
+			t.Errorf("%s: got %v, want ResourceExhausted", variant, err)
+		}
+	}
+	if n := testutil.ToFloat64(r.metrics.ended.WithLabelValues(endedTooMany)); n != 2 {
+		t.Errorf("%v refused streams counted, want 2", n)
+	}
+	if err := str.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "one client", func() bool { return r.clients.Load() == 1 })
+	openSotw(t, r, node(t, "shop")).next()
+	first.quiet()
+}
+
+// D33: a client that does not read keeps others from nothing, and its stream
+// is ended; one that is idle after its acknowledgement stays.
+func TestSlowClient(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
+	r := start(t, Config{ConfigDir: dir, AckTimeout: 500 * time.Millisecond})
+	slow, err := r.dial(t).StreamAggregatedResources(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := slow.Send(&discoveryv3.DiscoveryRequest{Node: node(t, "shop"), TypeUrl: typeURL}); err != nil {
+		t.Fatal(err)
+	}
+	good := openDelta(t, r, node(t, "shop"), nil)
+	good.next()
+	eventually(t, "the slow client's stream is ended", func() bool {
+		return testutil.ToFloat64(r.metrics.ended.WithLabelValues(endedSlow)) == 1
+	})
+	eventually(t, "only the good client is left", func() bool { return r.clients.Load() == 1 })
+	for err = nil; err == nil; {
+		_, err = slow.Recv()
+	}
+	if status.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("got %v, want DeadlineExceeded", err)
+	}
+	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.2"))
+	good.next()
+}
+
+// Clients that ping every 10 s, as Istio's agent may be told to, are not thrown
+// out, and an old connection is asked to come again.
+func TestConnectionAge(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
+	r := start(t, Config{ConfigDir: dir, MaxConnectionAge: 300 * time.Millisecond})
+	conn, err := grpc.NewClient(r.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 10 * time.Second, PermitWithoutStream: true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	conn.Connect()
+	for state := conn.GetState(); state != connectivity.Ready; state = conn.GetState() {
+		conn.WaitForStateChange(t.Context(), state)
+	}
+	if !conn.WaitForStateChange(t.Context(), connectivity.Ready) {
+		t.Error("the connection stands for ever")
+	}
+}
