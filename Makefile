@@ -30,7 +30,8 @@ lint: ## golangci-lint, and whether generated code is current
 	$(TOOL) golangci-lint run ./...
 	$(TOOL) buf lint
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && $(TOOL) buf generate -o "$$dir" && \
-	diff -u api/nds.pb.go "$$dir/api/nds.pb.go" || { echo 'api/nds.pb.go is not current: run `make generate`' >&2; exit 1; }
+	for file in nds.pb.go ca/ca.pb.go; do \
+	diff -u "api/$$file" "$$dir/api/$$file" || { echo "api/$$file is not current: run \`make generate\`" >&2; exit 1; }; done
 
 fuzz: ## every fuzz target for FUZZTIME
 	@scripts/fuzz-all $(FUZZTIME)
@@ -42,7 +43,7 @@ bench: ## the agent beside its peers, over the wire (ARGS=-help lists the choice
 microbench: ## Go benchmarks of the parts
 	$(GO) test -run '^$$' -bench . -benchmem ./...
 
-generate: ## generated code, from api/nds.proto
+generate: ## generated code, from api/nds.proto and api/ca/ca.proto
 	$(TOOL) buf generate
 
 image: ## the container images (needs a Docker engine)

@@ -11,9 +11,7 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 )
 
@@ -27,14 +25,6 @@ const (
 	// failure, or a control plane that pushes and then closes would be connected to
 	// several times a second.
 	steadyAfter = 10 * time.Second
-
-	// connectTimeout bounds lookup, TCP connect and TLS handshake.
-	connectTimeout = 10 * time.Second
-
-	// A peer that went away without a word is noticed after both together.
-	// istiod sends "too_many_pings" to who pings more often than every 15 s.
-	pingAfter   = 20 * time.Second
-	pingTimeout = 10 * time.Second
 )
 
 // ApplyFunc puts a complete set of resources, sorted by name, to use. An error
@@ -51,11 +41,18 @@ type Client struct {
 	metrics *metrics
 	ready   chan struct{} // closed by setTable
 
+	workload *workload
+
 	// The fields below belong to the goroutine of Run.
 
 	// told is the node of the last connect; nil if there was none, or if the node
 	// could not be found out.
 	told *corev3.Node
+	// pingAfter is how long a connection is silent before it is asked for a sign of
+	// life. It doubles when the control plane finds that too often.
+	pingAfter time.Duration
+	// lost logs why there is no stream.
+	lost repeated
 	// variant is the one to connect with. It becomes StateOfTheWorld for good
 	// when the control plane turns out not to have the incremental RPC.
 	variant Variant
@@ -85,12 +82,15 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 		return nil, err
 	}
 	c := &Client{
-		cfg:     cfg,
-		apply:   apply,
-		log:     cfg.Logger,
-		ready:   make(chan struct{}),
-		variant: cfg.Variant,
-		state:   Status{Address: cfg.Addr, Variant: cfg.Variant.String()},
+		cfg:       cfg,
+		apply:     apply,
+		log:       cfg.Logger,
+		ready:     make(chan struct{}),
+		workload:  newWorkload(cfg),
+		pingAfter: pingAfter,
+		lost:      repeated{log: cfg.Logger},
+		variant:   cfg.Variant,
+		state:     Status{Address: cfg.Addr, Variant: cfg.Variant.String()},
 	}
 	c.metrics = newMetrics(c.Status)
 	if cfg.Registerer != nil {
@@ -110,12 +110,21 @@ func (c *Client) Ready() <-chan struct{} { return c.ready }
 // It must be called only once.
 func (c *Client) Run(ctx context.Context) error {
 	c.restore()
+	c.workload.load()
+	ctx, stop := context.WithCancel(ctx)
+	var tasks sync.WaitGroup
+	defer tasks.Wait()
+	defer stop()
+	defer c.lost.over()
+	tasks.Go(func() { c.workload.run(ctx) })
 	failures := 0
 	for ctx.Err() == nil {
 		stood, err := c.connect(ctx)
+		err = advise(c.cfg, c.cfg.Addr, "--xds-addr", err)
 		c.setDisconnected(err)
 		if stood >= steadyAfter {
 			failures = 0
+			c.lost.over()
 		}
 		if c.fallBack(err) {
 			continue
@@ -150,7 +159,11 @@ func (c *Client) connect(ctx context.Context) (stood time.Duration, err error) {
 	if err != nil {
 		return 0, err
 	}
-	conn, err := c.dial()
+	proof, err := readCredentials(c.cfg, c.workload.valid(), c.cfg.ServerName)
+	if err != nil {
+		return 0, err
+	}
+	conn, err := dial(c.cfg, c.cfg.Addr, c.pingAfter, proof)
 	if err != nil {
 		return 0, err
 	}
@@ -167,6 +180,9 @@ func (c *Client) connect(ctx context.Context) (stood time.Duration, err error) {
 	if errors.Is(context.Cause(ctx), errNodeChanged) {
 		err = errNodeChanged
 	}
+	if proof.workload != nil && certificateRefused(err) {
+		c.workload.refused(proof.workload)
+	}
 	return stood, err
 }
 
@@ -182,29 +198,6 @@ func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn) (stood time.
 		stood = max(1, time.Since(s.since)) // the clock may be coarse
 	}
 	return stood, err
-}
-
-// dial prepares a connection of its own for each attempt, so that the address is
-// looked up and the credentials are read again.
-func (c *Client) dial() (*grpc.ClientConn, error) {
-	opts, err := credentialOptions(c.cfg)
-	if err != nil {
-		return nil, err
-	}
-	opts = append(opts,
-		// The stream is made for the mesh; HTTPS_PROXY is not meant for it.
-		grpc.WithNoProxy(),
-		grpc.WithDisableServiceConfig(),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(c.cfg.MaxPushBytes)),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
-	)
-	// The system's resolver looks the host up as part of the dial.
-	conn, err := grpc.NewClient("passthrough:///"+c.cfg.Addr, opts...)
-	if err != nil {
-		return nil, fmt.Errorf("preparing the connection to %q: %w", c.cfg.Addr, err)
-	}
-	return conn, nil
 }
 
 // fallBack changes to state-of-the-world if err says that the control plane
@@ -254,6 +247,5 @@ func (c *Client) logLost(ctx context.Context, l loss) {
 	if l.expected {
 		level = slog.LevelInfo
 	}
-	c.log.Log(ctx, level, "no stream to the control plane",
-		"address", c.cfg.Addr, "error", l.err, "retry_in", l.wait)
+	c.lost.say("no stream to the control plane", level, l.err, "address", c.cfg.Addr, "retry_in", l.wait)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -12,6 +13,7 @@ import (
 
 const (
 	defaultServerName   = "istiod.istio-system.svc"
+	defaultTrustDomain  = "cluster.local"
 	defaultMaxPushBytes = 64 << 20
 )
 
@@ -30,8 +32,18 @@ type Config struct {
 	// TokenFile holds the bearer token; "" means none. It is read on every
 	// connect, since Kubernetes replaces it while we run.
 	TokenFile string
-	// ServerName is the name the control plane's certificate must have; ""
-	// means istiod.istio-system.svc.
+	// CertFile and KeyFile hold a client certificate with its chain, and its key,
+	// PEM; both may be "". They are read on every connect.
+	CertFile, KeyFile string
+	// WorkloadCert says when the token is exchanged for a workload certificate;
+	// "" means WorkloadCertAuto.
+	WorkloadCert WorkloadCert
+	// CAAddr is the host and port of the certificate authority; "" means Addr.
+	CAAddr string
+	// TrustDomain is that of the workload's SPIFFE identity; "" means cluster.local.
+	TrustDomain string
+	// ServerName is the name the control plane's certificate must have; "" means
+	// the host of Addr, or istiod.istio-system.svc if that is an address or localhost.
 	ServerName string
 	// Variant is the ADS variant to start with.
 	Variant Variant
@@ -59,7 +71,7 @@ type Config struct {
 // withDefaults returns c with the zero values replaced by what they mean, or
 // says which field is wrong.
 func (c Config) withDefaults() (Config, error) {
-	if err := checkAddr(c.Addr); err != nil {
+	if err := checkAddr("control plane", c.Addr); err != nil {
 		return c, err
 	}
 	if c.Variant != Incremental && c.Variant != StateOfTheWorld {
@@ -68,13 +80,22 @@ func (c Config) withDefaults() (Config, error) {
 	if c.MaxPushBytes < 0 {
 		return c, fmt.Errorf("longest push of %d bytes: want a positive number, or 0 for %d", c.MaxPushBytes, defaultMaxPushBytes)
 	}
+	if err := c.checkCertificates(); err != nil {
+		return c, err
+	}
+	if c.CAAddr == "" {
+		c.CAAddr = c.Addr
+	}
 	node, err := c.Node.withDefaults()
 	if err != nil {
 		return c, err
 	}
 	c.Node = node
 	if c.ServerName == "" {
-		c.ServerName = defaultServerName
+		c.ServerName = serverName(c.Addr)
+	}
+	if c.TrustDomain == "" {
+		c.TrustDomain = defaultTrustDomain
 	}
 	if c.MaxPushBytes == 0 {
 		c.MaxPushBytes = defaultMaxPushBytes
@@ -85,9 +106,43 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
+// checkCertificates refuses settings of certificates that contradict each other.
+func (c Config) checkCertificates() error {
+	if (c.CertFile == "") != (c.KeyFile == "") {
+		return fmt.Errorf("client certificate %q with key %q: want both files or none", c.CertFile, c.KeyFile)
+	}
+	if c.WorkloadCert != "" {
+		if _, err := ParseWorkloadCert(string(c.WorkloadCert)); err != nil {
+			return err
+		}
+	}
+	if c.CAAddr == "" {
+		return nil
+	}
+	return checkAddr("certificate authority", c.CAAddr)
+}
+
+// serverName is the name that the certificate of addr must have if nothing says
+// otherwise.
+func serverName(addr string) string {
+	host, _, err := net.SplitHostPort(addr)
+	if _, notAddress := netip.ParseAddr(host); err != nil || notAddress == nil || host == "localhost" {
+		return defaultServerName
+	}
+	return host
+}
+
+// caServerName is the name that the authority's certificate must have.
+func (c Config) caServerName() string {
+	if c.CAAddr == c.Addr {
+		return c.ServerName
+	}
+	return serverName(c.CAAddr)
+}
+
 // checkAddr refuses what cannot be a host and a port, so that a typing error
 // ends the process and is not tried again for ever.
-func checkAddr(addr string) error {
+func checkAddr(what, addr string) error {
 	host, port, err := net.SplitHostPort(addr)
 	if err == nil && host == "" {
 		err = errors.New("no host")
@@ -99,7 +154,7 @@ func checkAddr(addr string) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("control plane address %q: want host:port, for example istiod.istio-system.svc:15012: %w", addr, err)
+		return fmt.Errorf("%s address %q: want host:port, for example istiod.istio-system.svc:15012: %w", what, addr, err)
 	}
 	return nil
 }

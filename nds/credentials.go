@@ -5,49 +5,121 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"strings"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// credentialOptions reads the files that cfg names and returns what they say.
-// It is called for every connection, so that a replaced file is used by the
-// next one.
-func credentialOptions(cfg Config) ([]grpc.DialOption, error) {
+// connectionCredentials are what one connection is made with.
+type connectionCredentials struct {
+	options []grpc.DialOption
+	// workload is the workload certificate that is shown; nil if it is another one
+	// or none.
+	workload *tls.Certificate
+}
+
+// readCredentials reads the files that cfg names and returns what they say. It is
+// called for every connection, so that a replaced file is used by the next one.
+// workload may be nil. With a certificate the token may be missing or expired.
+func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (connectionCredentials, error) {
+	var c connectionCredentials
 	if cfg.Plaintext {
-		return []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}, nil
+		c.options = append(c.options, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		return c, nil
 	}
-	tlsConfig := &tls.Config{ServerName: cfg.ServerName, MinVersion: tls.VersionTLS12}
-	if cfg.RootCA != "" {
-		pem, err := os.ReadFile(cfg.RootCA)
+	tlsConfig := &tls.Config{ServerName: serverName, MinVersion: tls.VersionTLS12}
+	var err error
+	if tlsConfig.RootCAs, err = readRoots(cfg.RootCA); err != nil {
+		return c, fmt.Errorf("reading root certificates (XDS_ROOT_CA, --xds-root-ca): %w", err)
+	}
+	certificate := workload
+	if cfg.CertFile != "" {
+		pair, err := tls.LoadX509KeyPair(cfg.CertFile, cfg.KeyFile)
 		if err != nil {
-			return nil, fmt.Errorf("reading root certificates: %w", err)
+			return c, fmt.Errorf("reading the client certificate (--xds-cert, --xds-key): %w", err)
 		}
-		tlsConfig.RootCAs = x509.NewCertPool()
-		if !tlsConfig.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("reading root certificates: no certificate in %q, want PEM", cfg.RootCA)
+		certificate = &pair
+	} else {
+		c.workload = workload
+	}
+	if certificate != nil {
+		// Shown to any server that asks: one that does not take it is to say so.
+		tlsConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			return certificate, nil
 		}
 	}
-	opts := []grpc.DialOption{grpc.WithTransportCredentials(credentials.NewTLS(tlsConfig))}
+	c.options = append(c.options, grpc.WithTransportCredentials(credentials.NewTLS(tlsConfig)))
 	if cfg.TokenFile == "" {
-		return opts, nil
+		return c, nil
 	}
 	token, err := readToken(cfg.TokenFile)
+	if certificate != nil && (err != nil || expired(token)) {
+		// A server that looks at the token first would refuse it.
+		return c, nil //nolint:nilerr // the certificate is enough
+	}
 	if err != nil {
-		return nil, fmt.Errorf("reading token: %w", err)
+		return c, fmt.Errorf("reading the token (--xds-token-file): %w", err)
 	}
 	header := bearer{"authorization": "Bearer " + token}
 	if cfg.Node.ClusterID != defaultClusterID {
-		// istiod asks the API server of this cluster whether the token is good,
-		// its own one if there is no header. A cluster it does not know is
-		// refused, so the default, which may be nobody's choice, is not sent.
+		// istiod asks the API server of this cluster whether the token is good, its
+		// own one if there is no header. A cluster that it does not know is refused,
+		// so the default, which may be wrong, is not sent.
 		header["clusterid"] = cfg.Node.ClusterID
 	}
-	return append(opts, grpc.WithPerRPCCredentials(header)), nil
+	c.options = append(c.options, grpc.WithPerRPCCredentials(header))
+	return c, nil
+}
+
+// readRoots returns the certificates of a PEM file, or nil, which means the system's,
+// for no file.
+func readRoots(file string) (*x509.CertPool, error) {
+	if file == "" {
+		return nil, nil //nolint:nilnil // documented
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("no certificate in %q, want PEM", file)
+	}
+	return pool, nil
+}
+
+// expired reports whether a token is known to have expired.
+func expired(token string) bool {
+	expires, dated := expiry(token)
+	return dated && time.Now().After(expires)
+}
+
+// expiry returns when a token expires, if it is a JSON Web Token that says so. The
+// signature is for the control plane to check.
+func expiry(token string) (expires time.Time, dated bool) {
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		return time.Time{}, false
+	}
+	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
+	if err != nil {
+		return time.Time{}, false
+	}
+	var claims struct {
+		Expires float64 `json:"exp"`
+	}
+	if json.Unmarshal(payload, &claims) != nil || claims.Expires <= 0 {
+		return time.Time{}, false
+	}
+	return time.Unix(int64(claims.Expires), 0), true
 }
 
 // readToken returns the token in a file, without the line break that editors
@@ -68,7 +140,7 @@ func readToken(file string) (string, error) {
 	return string(token), nil
 }
 
-// bearer is the headers that prove who we are; it implements
+// bearer is the headers that prove the node's identity; it implements
 // [credentials.PerRPCCredentials].
 type bearer map[string]string
 

@@ -27,6 +27,9 @@
 // The node is what [Config.Refresh] says at the moment of the connect. When it says
 // something else later, the stream is ended and another one opened.
 //
+// Where the bearer token is not renewed by others, it is exchanged for a workload
+// certificate (workload.go), which the client renews and keeps in the state directory.
+//
 // A control plane without the incremental RPC is asked for the state of the
 // world from then on. The table in use survives a lost stream, and, with a state
 // directory, the process.

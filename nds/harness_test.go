@@ -312,11 +312,16 @@ func (l *logLines) countLocked(parts []string) int {
 
 // wait waits until a line holds all parts.
 func (l *logLines) wait(ctx context.Context, parts ...string) error {
+	return l.waitCount(ctx, 1, parts...)
+}
+
+// waitCount waits until so many lines hold all parts.
+func (l *logLines) waitCount(ctx context.Context, want int, parts ...string) error {
 	for {
 		l.mu.Lock()
 		n, changed := l.countLocked(parts), l.changed
 		l.mu.Unlock()
-		if n > 0 {
+		if n >= want {
 			return nil
 		}
 		select {

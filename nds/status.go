@@ -25,6 +25,8 @@ type Status struct {
 	Pushes     uint64 `json:"pushes"`
 	Rejected   uint64 `json:"rejected"`
 	Reconnects uint64 `json:"reconnects"`
+	// CertificateExpires is when the workload certificate does, if there is one.
+	CertificateExpires time.Time `json:"certificate_expires,omitzero"`
 	// LastError is why the stream ended or the last push was rejected; an
 	// accepted push clears it.
 	LastError string `json:"last_error,omitempty"`
@@ -38,6 +40,9 @@ func (c *Client) Status() Status {
 	if s.Loaded {
 		// A snapshot may be from before the clock was set back.
 		s.TableAge = max(0, time.Since(s.LastPush).Seconds())
+	}
+	if certificate := c.workload.valid(); certificate != nil {
+		s.CertificateExpires = certificate.Leaf.NotAfter
 	}
 	return s
 }

@@ -65,6 +65,7 @@ func (s *stream) handle(r response) error {
 	}
 	if !s.accepted {
 		s.accepted, s.since = true, time.Now()
+		s.client.lost.recover("the stream to the control plane is back", "address", s.client.cfg.Addr)
 	}
 	s.set, s.version = set, r.version
 	err = s.wire.answer(answer{nonce: r.nonce, version: s.version})

@@ -7,7 +7,9 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/base64"
 	"encoding/pem"
+	"fmt"
 	"math/big"
 	"os"
 	"path/filepath"
@@ -138,6 +140,12 @@ func TestTokenIsReadAgain(t *testing.T) {
 	}
 }
 
+// jwt is a token that expires at a time; nothing here checks its signature.
+func jwt(expires time.Time) string {
+	encode := base64.RawURLEncoding.EncodeToString
+	return encode([]byte(`{"alg":"none"}`)) + "." + encode(fmt.Appendf(nil, `{"aud":["istio-ca"],"exp":%d}`, expires.Unix())) + ".c2ln"
+}
+
 // C1: what is wrong with the files or the certificate is said, and once it is
 // mended the client connects.
 func TestTLSTrouble(t *testing.T) {
@@ -150,17 +158,18 @@ func TestTLSTrouble(t *testing.T) {
 		token  string
 		said   string
 	}{
-		{name: "other name", config: func(cfg *nds.Config) { cfg.ServerName = "istiod.other.svc" }, said: "istiod.other.svc"},
-		{name: "plaintext", config: func(cfg *nds.Config) { cfg.Plaintext = true }, said: "no stream"},
-		{name: "system roots", config: func(cfg *nds.Config) { cfg.RootCA = "" }, said: "unknown authority"},
+		{name: "other name", config: func(cfg *nds.Config) { cfg.ServerName = "istiod.other.svc" }, said: "--xds-server-name"},
+		{name: "plaintext", config: func(cfg *nds.Config) { cfg.Plaintext = true }, said: "leave out --xds-plaintext"},
+		{name: "system roots", config: func(cfg *nds.Config) { cfg.RootCA = "" }, said: "the system's root certificates (XDS_ROOT_CA, --xds-root-ca)"},
 		{name: "no root file", config: func(cfg *nds.Config) { cfg.RootCA = missing }, said: "reading root certificates"},
-		{name: "no token file", config: func(cfg *nds.Config) { cfg.TokenFile = missing }, said: "reading token"},
-		{name: "no token", config: func(cfg *nds.Config) { cfg.TokenFile = "" }, said: "Unauthenticated"},
-		{name: "other root", root: otherRoot, said: "unknown authority"},
+		{name: "no token file", config: func(cfg *nds.Config) { cfg.TokenFile = missing }, said: "reading the token (--xds-token-file)"},
+		{name: "no token", config: func(cfg *nds.Config) { cfg.TokenFile = "" }, said: "--xds-token-file is empty"},
+		{name: "other root", root: otherRoot, said: "XDS_ROOT_CA"},
 		{name: "root not PEM", root: "hello", said: "no certificate in"},
 		{name: "empty token", token: "\n", said: "is empty"},
 		{name: "two tokens", token: "one\ntwo\n", said: "more than one token"},
-		{name: "wrong token", token: "token-0", said: "Unauthenticated"},
+		{name: "expired token", token: jwt(time.Now().Add(-time.Minute)), said: "istio-token (--xds-token-file) has expired at"},
+		{name: "wrong token", token: "token-0", said: "istio-token (--xds-token-file) was refused"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := startSecured(t)

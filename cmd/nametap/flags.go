@@ -28,6 +28,7 @@ type agentFlags struct {
 	namespace, domain, podName, instanceIP, clusterID, serviceAccount string
 
 	xdsAddr, xds, xdsRootCA, xdsTokenFile, xdsServerName string
+	xdsCert, xdsKey, workloadCert, caAddr, trustDomain   string
 	xdsPlaintext, autoAllocate                           bool
 	maxPushBytes                                         byteSize
 
@@ -73,6 +74,8 @@ func (f *agentFlags) declare(flags *pflag.FlagSet) {
 		{"cluster-id", "ISTIO_META_CLUSTER_ID"},
 		{"dns-auto-allocate", "ISTIO_META_DNS_AUTO_ALLOCATE"},
 		{"xds-root-ca", "XDS_ROOT_CA"},
+		{"ca-addr", "CA_ADDR"},
+		{"trust-domain", "TRUST_DOMAIN"},
 		{"dns-addr", "DNS_PROXY_ADDR"},
 		{"upstream-parallel", "DNS_FORWARD_PARALLEL"},
 		{"upstream-timeout", "DNS_FORWARD_TIMEOUT"},
@@ -100,7 +103,12 @@ func (f *agentFlags) declareControlPlane(flags *pflag.FlagSet) {
 	flags.StringVar(&f.xds, "xds", nds.Incremental.String(), "ADS variant: incremental or sotw")
 	flags.StringVar(&f.xdsRootCA, "xds-root-ca", "/var/run/secrets/istio/root-cert.pem", "PEM file with the control plane's root certificates")
 	flags.StringVar(&f.xdsTokenFile, "xds-token-file", "/var/run/secrets/tokens/istio-token", "file with the bearer token, read on every connect")
-	flags.StringVar(&f.xdsServerName, "xds-server-name", "istiod.istio-system.svc", "name in the control plane's certificate")
+	flags.StringVar(&f.xdsCert, "xds-cert", "", "PEM file with a client certificate for the control plane, read on every connect")
+	flags.StringVar(&f.xdsKey, "xds-key", "", "PEM file with its key")
+	flags.StringVar(&f.workloadCert, "workload-cert", string(nds.WorkloadCertAuto), "exchange the token for a certificate that outlives it: auto (unless kubelet renews the token), on or off")
+	flags.StringVar(&f.caAddr, "ca-addr", "", "certificate authority for that, host:port (default: --xds-addr)")
+	flags.StringVar(&f.trustDomain, "trust-domain", "cluster.local", "trust domain of the own identity, for that")
+	flags.StringVar(&f.xdsServerName, "xds-server-name", "", "name in the control plane's certificate (default: the host of --xds-addr, istiod.istio-system.svc if that is an address or localhost)")
 	flags.BoolVar(&f.autoAllocate, "dns-auto-allocate", false, "ask for automatic VIPs (240.240.0.0/16); they lead somewhere only through a proxy such as Envoy")
 	f.maxPushBytes = 64 << 20
 	flags.Var(&f.maxPushBytes, "max-push-bytes", "longest push that is received, in bytes or with KiB or MiB")
@@ -269,6 +277,10 @@ func (f *agentFlags) xdsConfig() (nds.Config, error) {
 	if err != nil {
 		return nds.Config{}, err
 	}
+	workloadCert, err := nds.ParseWorkloadCert(f.workloadCert)
+	if err != nil {
+		return nds.Config{}, err
+	}
 	clusterDomain, err := dnsproxy.ClusterDomain(f.namespace, f.domain)
 	if err != nil {
 		return nds.Config{}, err
@@ -276,6 +288,7 @@ func (f *agentFlags) xdsConfig() (nds.Config, error) {
 	return nds.Config{
 		Addr: f.xdsAddr, Plaintext: f.xdsPlaintext, Variant: variant,
 		RootCA: f.xdsRootCA, TokenFile: f.xdsTokenFile, ServerName: f.xdsServerName,
+		CertFile: f.xdsCert, KeyFile: f.xdsKey, WorkloadCert: workloadCert, CAAddr: f.caAddr, TrustDomain: f.trustDomain,
 		MaxPushBytes: int(f.maxPushBytes), StateDir: f.stateDir,
 		Node: nds.Node{
 			PodName: f.podName, Namespace: f.namespace, IPs: ips,

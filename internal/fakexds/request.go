@@ -19,6 +19,9 @@ type Request struct {
 	Version string
 	// Header is the metadata the stream brought.
 	Header metadata.MD
+	// Proof is how the client proved its identity when the stream was opened:
+	// "certificate", "token", or "" if nothing was demanded.
+	Proof string
 
 	Delta *discoveryv3.DeltaDiscoveryRequest
 	SotW  *discoveryv3.DiscoveryRequest

@@ -28,6 +28,11 @@ type Options struct {
 	NoDelta bool
 	// EndAfterAnswer makes the server end each stream after the first ACK or NACK.
 	EndAfterAnswer bool
+	// Authority, if not nil, makes the port speak TLS with its certificate, take its
+	// client certificates instead of the token, and sign those of workloads.
+	Authority *Authority
+	// NoSigning leaves out the service that signs.
+	NoSigning bool
 	// TLS, if not nil, makes the port speak TLS.
 	TLS *tls.Config
 	// Token, if not empty, is the bearer token a stream must bring; another or
@@ -123,6 +128,9 @@ func (s *Server) Restart() error {
 	}
 	server := grpc.NewServer(s.serverOptions()...)
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, s)
+	if s.opts.Authority != nil && !s.opts.NoSigning {
+		s.opts.Authority.register(server, s)
+	}
 	served := make(chan struct{})
 	s.grpc, s.served = server, served
 	go func() {
@@ -159,7 +167,9 @@ func (s *Server) serverOptions() []grpc.ServerOption {
 		grpc.WaitForHandlers(true),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 15 * time.Second}),
 	}
-	if s.opts.TLS != nil {
+	if s.opts.Authority != nil {
+		opts = append(opts, grpc.Creds(credentials.NewTLS(s.opts.Authority.server)))
+	} else if s.opts.TLS != nil {
 		opts = append(opts, grpc.Creds(credentials.NewTLS(s.opts.TLS)))
 	}
 	return opts

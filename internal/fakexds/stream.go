@@ -18,6 +18,7 @@ import (
 type stream struct {
 	id     int
 	header metadata.MD
+	proof  string
 
 	// Guarded by Server.mu. queue holds what is to be sent; wake has a token
 	// when it may not be empty. subscribed is set by the first request.
@@ -118,15 +119,33 @@ func (s *Server) serve(ctx context.Context, v variant) error {
 func (s *Server) open(ctx context.Context) (*stream, error) {
 	st := &stream{wake: make(chan struct{}, 1), ended: make(chan error, 1)}
 	st.header, _ = metadata.FromIncomingContext(ctx)
+	var err error
+	if st.proof, err = s.known(ctx); err != nil {
+		return nil, err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.token != "" && !slices.Equal(st.header.Get("authorization"), []string{"Bearer " + s.token}) {
-		return nil, status.Error(codes.Unauthenticated, "authentication failure")
-	}
 	s.streamCount++
 	st.id = s.streamCount
 	s.streams[st] = struct{}{}
 	return st, nil
+}
+
+// known returns how the caller proves its identity: "certificate", "token", or "" if
+// nothing is demanded. As with istiod a certificate makes the token unnecessary.
+func (s *Server) known(ctx context.Context) (string, error) {
+	header, _ := metadata.FromIncomingContext(ctx)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case hasCertificate(ctx):
+		return "certificate", nil
+	case s.token == "":
+		return "", nil
+	case slices.Equal(header.Get("authorization"), []string{"Bearer " + s.token}):
+		return "token", nil
+	}
+	return "", status.Error(codes.Unauthenticated, "authentication failure")
 }
 
 // close forgets a stream.
@@ -148,7 +167,7 @@ func (s *Server) receive(st *stream, v variant) {
 			st.end(err)
 			return
 		}
-		req.Stream, req.Header = st.id, st.header
+		req.Stream, req.Header, req.Proof = st.id, st.header, st.proof
 		if err := s.record(st, req, v); err != nil {
 			st.end(err)
 			return

@@ -1,0 +1,214 @@
+package fakexds
+
+import (
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net/url"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/nametap/nametap/api/ca"
+)
+
+// An Authority is a certificate authority as istiod has one: it makes the server's
+// certificate and signs those of workloads. Its methods may be called concurrently.
+type Authority struct {
+	tb     testing.TB
+	root   *x509.Certificate
+	key    crypto.Signer
+	server *tls.Config
+
+	mu       sync.Mutex
+	serial   int64
+	life     time.Duration
+	identity string
+	signings []Signing
+	changed  chan struct{}
+}
+
+// A Signing is a certificate that was signed over the wire.
+type Signing struct {
+	// Asked is the identity in the request, and Proof how the workload was known:
+	// "token" or "certificate".
+	Asked, Proof string
+}
+
+// NewAuthority makes an authority and a server certificate for name. The certificates
+// that it signs live for 24 h and are for identity, whatever is asked for, as istiod's
+// are for the service account of the token.
+func NewAuthority(tb testing.TB, name, identity string) *Authority {
+	tb.Helper()
+	a := &Authority{tb: tb, life: 24 * time.Hour, identity: identity, changed: make(chan struct{})}
+	a.key = newKey(tb)
+	a.root = a.sign(tb, &x509.Certificate{
+		Subject: pkix.Name{CommonName: "root"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}, a.key.Public())
+	key := newKey(tb)
+	leaf := a.sign(tb, &x509.Certificate{DNSNames: []string{name}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}, key.Public())
+	pool := x509.NewCertPool()
+	pool.AddCert(a.root)
+	a.server = &tls.Config{
+		Certificates: []tls.Certificate{{Certificate: [][]byte{leaf.Raw}, PrivateKey: key}},
+		ClientAuth:   tls.VerifyClientCertIfGiven, ClientCAs: pool,
+	}
+	return a
+}
+
+func newKey(tb testing.TB) crypto.Signer {
+	tb.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return key
+}
+
+// sign completes a template; without a root it signs with itself.
+func (a *Authority) sign(tb testing.TB, template *x509.Certificate, public crypto.PublicKey) *x509.Certificate {
+	tb.Helper()
+	a.mu.Lock()
+	a.serial++
+	template.SerialNumber = big.NewInt(a.serial)
+	template.NotBefore, template.NotAfter = time.Now().Add(-time.Second), time.Now().Add(a.life)
+	a.mu.Unlock()
+	parent := a.root
+	if parent == nil {
+		parent = template
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, public, a.key)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	certificate, err := x509.ParseCertificate(der)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return certificate
+}
+
+// Root is the root certificate, PEM.
+func (a *Authority) Root() string { return pemOf("CERTIFICATE", a.root.Raw) }
+
+// Client makes a client certificate for the authority's identity and its key, PEM.
+func (a *Authority) Client() (certificate, key string) {
+	a.tb.Helper()
+	private := newKey(a.tb)
+	der, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		a.tb.Fatal(err)
+	}
+	return pemOf("CERTIFICATE", a.workload(private.Public()).Raw), pemOf("PRIVATE KEY", der)
+}
+
+// workload signs a certificate of a workload.
+func (a *Authority) workload(public crypto.PublicKey) *x509.Certificate {
+	a.mu.Lock()
+	identity := a.identity
+	a.mu.Unlock()
+	uri, err := url.Parse(identity)
+	if err != nil {
+		a.tb.Fatal(err)
+	}
+	return a.sign(a.tb, &x509.Certificate{
+		URIs: []*url.URL{uri}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}, public)
+}
+
+// SetLife is how long certificates live that are signed from now on.
+func (a *Authority) SetLife(life time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.life = life
+}
+
+// WaitSigned waits until n certificates were signed over the wire and returns the n-th.
+func (a *Authority) WaitSigned(ctx context.Context, n int) (Signing, error) {
+	for {
+		a.mu.Lock()
+		signings, changed := a.signings, a.changed
+		a.mu.Unlock()
+		if len(signings) >= n {
+			return signings[n-1], nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return Signing{}, fmt.Errorf("fakexds: %d certificates signed, want %d: %w", len(signings), n, ctx.Err())
+		}
+	}
+}
+
+// register adds the service to a server.
+func (a *Authority) register(registrar *grpc.Server, s *Server) {
+	registrar.RegisterService(&grpc.ServiceDesc{
+		ServiceName: "istio.v1.auth.IstioCertificateService",
+		HandlerType: (*any)(nil),
+		Methods: []grpc.MethodDesc{{
+			MethodName: "CreateCertificate",
+			Handler: func(_ any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+				request := &ca.IstioCertificateRequest{}
+				if err := decode(request); err != nil {
+					return nil, err
+				}
+				proof, err := s.known(ctx)
+				if err != nil {
+					return nil, err
+				}
+				return a.create(request, proof)
+			},
+		}},
+	}, a)
+}
+
+// create signs what a workload asks for.
+func (a *Authority) create(request *ca.IstioCertificateRequest, proof string) (*ca.IstioCertificateResponse, error) {
+	block, _ := pem.Decode([]byte(request.GetCsr()))
+	if block == nil {
+		return nil, status.Error(codes.InvalidArgument, "CSR is not PEM")
+	}
+	csr, err := x509.ParseCertificateRequest(block.Bytes)
+	if err == nil {
+		err = csr.CheckSignature()
+	}
+	if err != nil || len(csr.URIs) != 1 || request.GetValidityDuration() <= 0 {
+		return nil, status.Errorf(codes.InvalidArgument, "CSR: %v", err)
+	}
+	leaf := a.workload(csr.PublicKey)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.signings = append(a.signings, Signing{Asked: csr.URIs[0].String(), Proof: proof})
+	close(a.changed)
+	a.changed = make(chan struct{})
+	return &ca.IstioCertificateResponse{CertChain: []string{pemOf("CERTIFICATE", leaf.Raw), pemOf("CERTIFICATE", a.root.Raw)}}, nil
+}
+
+// hasCertificate reports whether the peer has shown a certificate of the authority,
+// which TLS has checked.
+func hasCertificate(ctx context.Context) bool {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return false
+	}
+	info, ok := p.AuthInfo.(credentials.TLSInfo)
+	return ok && len(info.State.VerifiedChains) > 0
+}
+
+func pemOf(kind string, der []byte) string {
+	return string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}))
+}

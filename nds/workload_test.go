@@ -1,0 +1,240 @@
+package nds_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nametap/nametap/internal/fakexds"
+	"github.com/nametap/nametap/nds"
+)
+
+const (
+	istiod   = "istiod.istio-system.svc"
+	identity = "spiffe://mesh.example/ns/shop/sa/default"
+)
+
+// certified is a control plane with a certificate authority, and a VM's files.
+type certified struct {
+	server           *fakexds.Server
+	authority        *fakexds.Authority
+	dir, root, token string
+}
+
+func startCertified(t *testing.T, change func(*fakexds.Options)) certified {
+	t.Helper()
+	dir := t.TempDir()
+	c := certified{
+		authority: fakexds.NewAuthority(t, istiod, identity),
+		dir:       dir, root: filepath.Join(dir, "root-cert.pem"), token: filepath.Join(dir, "istio-token"),
+	}
+	opts := fakexds.Options{Authority: c.authority, Token: "token-1"}
+	if change != nil {
+		change(&opts)
+	}
+	c.server = fakexds.Start(t, opts)
+	c.server.Push(hosts("a.example.com"))
+	write(t, c.root, c.authority.Root())
+	write(t, c.token, "token-1")
+	return c
+}
+
+// start runs a client with the files and a state directory.
+func (c certified) start(t *testing.T, more func(*nds.Config)) *harness {
+	t.Helper()
+	return start(t, options{server: c.server, config: func(cfg *nds.Config) {
+		cfg.Plaintext, cfg.RootCA, cfg.TokenFile, cfg.StateDir = false, c.root, c.token, c.dir
+		cfg.TrustDomain = "mesh.example"
+		if more != nil {
+			more(cfg)
+		}
+	}})
+}
+
+// wantProof waits for the stream with this number and wants it to be proved so.
+func (h *harness) wantProof(stream int, proof string) fakexds.Request {
+	h.t.Helper()
+	r, err := h.server.WaitStream(h.ctx, stream)
+	if err != nil {
+		h.t.Fatalf("%v; log:\n%s", err, h.logs)
+	}
+	if r.Proof != proof {
+		h.t.Fatalf("stream %d is proved by %q, want %q; log:\n%s", stream, r.Proof, proof, h.logs)
+	}
+	return r
+}
+
+// wantSigned waits for the n-th certificate and wants it to be signed for a proof.
+func (h *harness) wantSigned(a *fakexds.Authority, n int, proof string) {
+	h.t.Helper()
+	signing, err := a.WaitSigned(h.ctx, n)
+	if err != nil {
+		h.t.Fatalf("%v; log:\n%s", err, h.logs)
+	}
+	if signing.Asked != identity || signing.Proof != proof {
+		h.t.Fatalf("certificate %d is %+v, want one by %s", n, signing, proof)
+	}
+}
+
+// C1: the token of a VM is exchanged for a certificate, with which streams go on after
+// the token's end, which renews itself, and which a restart finds.
+func TestTokenExchange(t *testing.T) {
+	c := startCertified(t, nil)
+	c.authority.SetLife(6 * time.Second)
+	h := c.start(t, nil)
+	h.wantProof(1, "token")
+	h.wantSigned(c.authority, 1, "token")
+	h.wantLog("level=INFO", "workload certificate obtained", identity)
+
+	// From here on the token is worth nothing, and then it is gone.
+	c.server.SetToken("another")
+	write(t, c.token, jwt(time.Now().Add(-time.Hour)))
+	c.server.CutStreams(nil)
+	if r := h.wantProof(2, "certificate"); r.Header.Get("authorization") != nil {
+		t.Error("an expired token was sent beside the certificate")
+	}
+	if err := os.Remove(c.token); err != nil {
+		t.Fatal(err)
+	}
+	c.authority.SetLife(time.Hour)
+	h.wantSigned(c.authority, 2, "certificate")
+	if err := h.logs.waitCount(h.ctx, 2, "workload certificate obtained"); err != nil {
+		t.Fatal(err)
+	}
+	h.wantStatus(func(s nds.Status) bool { return time.Until(s.CertificateExpires) > 30*time.Minute })
+	h.stop()
+	info, err := os.Stat(filepath.Join(c.dir, "workload-certificate.pem"))
+	if err != nil || info.Mode() != 0o600 {
+		t.Fatalf("%v, %v", info, err)
+	}
+	again := c.start(t, nil)
+	again.wantProof(3, "certificate")
+	if n := h.logs.count("level=WARN") + again.logs.count("level=WARN"); n != 0 {
+		t.Errorf("%d warnings:\n%s\n%s", n, h.logs, again.logs)
+	}
+}
+
+// C1: a control plane without an authority is served with the token, which is said
+// once; if a certificate was asked for it is a warning.
+func TestNoAuthority(t *testing.T) {
+	for mode, level := range map[nds.WorkloadCert]string{"": "level=INFO", nds.WorkloadCertOn: "level=WARN"} {
+		t.Run(string(mode), func(t *testing.T) {
+			c := startCertified(t, func(o *fakexds.Options) { o.NoSigning = true })
+			h := c.start(t, func(cfg *nds.Config) { cfg.WorkloadCert = mode })
+			h.wantProof(1, "token")
+			h.wantLog(level, "no workload certificate", "no certificate authority")
+		})
+	}
+}
+
+// C1: a token that kubelet renews is not exchanged, nor is one beside a client
+// certificate, nor if it is not wanted.
+func TestNoExchange(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		proof string
+		setup func(t *testing.T, c *certified) func(*nds.Config)
+	}{
+		{"kubelet", "token", func(t *testing.T, c *certified) func(*nds.Config) {
+			t.Helper()
+			// As kubelet's atomic writer has it.
+			volume := filepath.Join(c.dir, "tokens")
+			if err := os.MkdirAll(filepath.Join(volume, "..2026_11_21"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			write(t, filepath.Join(volume, "..2026_11_21", "istio-token"), "token-1")
+			for link, to := range map[string]string{"..data": "..2026_11_21", "istio-token": "..data/istio-token"} {
+				if err := os.Symlink(to, filepath.Join(volume, link)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return func(cfg *nds.Config) { cfg.TokenFile = filepath.Join(volume, "istio-token") }
+		}},
+		{"off", "token", func(*testing.T, *certified) func(*nds.Config) {
+			return func(cfg *nds.Config) { cfg.WorkloadCert = nds.WorkloadCertOff }
+		}},
+		{"client certificate", "certificate", func(t *testing.T, c *certified) func(*nds.Config) {
+			t.Helper()
+			return c.client(t)
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c := startCertified(t, nil)
+			h := c.start(t, tc.setup(t, &c))
+			h.wantProof(1, tc.proof)
+			c.server.CutStreams(nil)
+			h.wantProof(2, tc.proof)
+			h.stop()
+			if _, err := os.Stat(filepath.Join(c.dir, "workload-certificate.pem")); err == nil {
+				t.Error("the token was exchanged")
+			}
+		})
+	}
+}
+
+// client makes a client certificate, and a configuration that uses it.
+func (c certified) client(t *testing.T) func(*nds.Config) {
+	t.Helper()
+	certificate, key := c.authority.Client()
+	paths := []string{filepath.Join(c.dir, "cert-chain.pem"), filepath.Join(c.dir, "key.pem")}
+	write(t, paths[0], certificate)
+	write(t, paths[1], key)
+	return func(cfg *nds.Config) { cfg.CertFile, cfg.KeyFile, cfg.TokenFile = paths[0], paths[1], "" }
+}
+
+// C1: a client certificate is read again on every connect; one that cannot be read is
+// said with its settings.
+func TestClientCertificateIsReadAgain(t *testing.T) {
+	c := startCertified(t, nil)
+	h := c.start(t, c.client(t))
+	h.wantProof(1, "certificate")
+	write(t, filepath.Join(c.dir, "key.pem"), "no key")
+	c.server.CutStreams(nil)
+	h.wantLog("level=WARN", "reading the client certificate (--xds-cert, --xds-key)")
+	c.client(t) // another pair
+	h.wantProof(2, "certificate")
+}
+
+// C1: a certificate that the control plane refuses, since its authority is another one
+// now, is replaced by the token and then by a new certificate.
+func TestRefusedCertificate(t *testing.T) {
+	c := startCertified(t, nil)
+	h := c.start(t, nil)
+	h.wantSigned(c.authority, 1, "token")
+	h.wantLog("workload certificate obtained")
+	h.stop()
+	other := startCertified(t, nil)
+	write(t, filepath.Join(c.dir, "root-cert.pem"), other.authority.Root())
+	c.server, c.authority = other.server, other.authority
+	h = c.start(t, nil)
+	h.wantLog("level=WARN", "no stream to the control plane", "remote error: tls:", "(--xds-cert, --workload-cert)")
+	h.wantSigned(c.authority, 1, "token")
+	if _, err := c.server.WaitStream(h.ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// C1, C7: what is in the file and cannot prove the identity of the node is said and not
+// used, and neither is a certificate that the authority signs for another identity.
+func TestForeignCertificate(t *testing.T) {
+	c := startCertified(t, nil)
+	for text, said := range map[string]string{
+		"":                       "PEM",
+		"no certificate":         "PEM",
+		pairOf(c.authority):      "/ns/other/sa/default",
+		pairOf(c.authority)[40:]: "PEM",
+	} {
+		write(t, filepath.Join(c.dir, "workload-certificate.pem"), text)
+		h := c.start(t, func(cfg *nds.Config) { cfg.Node.Namespace = "other" })
+		h.wantLog("level=WARN", "workload certificate of an earlier run not used", said)
+		h.wantLog("level=WARN", "no workload certificate, going on with the token", "--service-account")
+		h.stop()
+	}
+}
+
+func pairOf(a *fakexds.Authority) string {
+	certificate, key := a.Client()
+	return strings.TrimSpace(key) + "\n" + certificate
+}
