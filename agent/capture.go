@@ -5,11 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
 	"os"
-	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -56,6 +53,9 @@ type capture struct {
 	proxy  *dnsproxy.Server
 	rules  *iptables.Capture
 	unfit  error // why rules would lead nowhere, once we listen
+
+	changing    sync.Mutex // held by reconfigure; guards config.Rules.Servers
+	withoutIPv6 bool       // its listeners do not answer
 
 	resolvConf *resolvconf.Config // as read at the start; nil if there is nothing to read yet
 	serverless atomic.Bool        // it has no nameservers yet whose queries to capture
@@ -140,12 +140,12 @@ func addrs(conf *resolvconf.Config) []netip.Addr {
 // they are wanted and cannot be had is an error; later it is logged, and tried again.
 func (c *capture) run(ctx context.Context) error {
 	c.listening(ctx)
-	c.fit(ctx)
 	var parts sync.WaitGroup
 	defer parts.Wait()
 	// The loop ends before the rules go, or it would mend them.
 	keeping, stop := context.WithCancel(ctx)
 	parts.Go(func() { _ = c.rules.Run(keeping) }) // it returns nil
+	parts.Go(func() { c.followFamilies(keeping) })
 	if c.config.ResolvConf != "" {
 		parts.Go(func() { c.followServers(keeping) })
 	}
@@ -154,63 +154,6 @@ func (c *capture) run(ctx context.Context) error {
 	c.endRemoval()
 	parts.Wait()
 	return errors.Join(err, c.leave(context.WithoutCancel(ctx)))
-}
-
-// listening returns when the listeners answer, or ctx ends: before that, rules would
-// take DNS away.
-func (c *capture) listening(ctx context.Context) {
-	select {
-	case <-c.proxy.Ready():
-	case <-ctx.Done():
-	}
-	for ctx.Err() == nil {
-		err := probe(ctx, c.proxy.Addrs())
-		if err == nil {
-			return
-		}
-		c.log.Warn("DNS is not captured yet: a listener does not answer", "error", err)
-		select {
-		case <-time.After(switchInterval):
-		case <-ctx.Done():
-		}
-	}
-}
-
-// fit compares where the rules lead to with where we listen: one listener that could not
-// be opened does not end the agent, but its port may be another program's. Without those
-// for IPv6 that family is left out, unless it is asked for.
-func (c *capture) fit(ctx context.Context) {
-	rules := c.config.Rules
-	v4, v6 := c.listens("127.0.0.1", "0.0.0.0"), c.listens("::1", "::")
-	switch {
-	case ctx.Err() != nil: // perhaps before we did
-	case v4 != nil:
-		c.unfit = v4
-	case v6 == nil || rules.IPv6 == iptables.Off:
-	case rules.IPv6 == iptables.On:
-		c.unfit = v6
-	default:
-		c.log.Warn("DNS over one family is not captured", "family", iptables.IPv6, "error", v6)
-		rules.IPv6 = iptables.Off
-		c.config.Rules = rules
-		c.unfit = c.rules.Reconfigure(ctx, rules)
-	}
-}
-
-// listens returns an error unless we listen on loopback, over UDP and TCP.
-func (c *capture) listens(loopback, all string) error {
-	port := strconv.Itoa(int(c.config.Rules.Port))
-	for _, network := range []string{"udp", "tcp"} {
-		want := dnsproxy.Addr{Network: network, Address: net.JoinHostPort(loopback, port)}
-		everywhere := dnsproxy.Addr{Network: network, Address: net.JoinHostPort(all, port)}
-		if len(c.config.Rules.VirtualInterfaces) > 0 {
-			want = everywhere // their queries come to the interfaces' addresses
-		}
-		if addrs := c.proxy.Addrs(); !slices.Contains(addrs, want) && !slices.Contains(addrs, everywhere) {
-			return fmt.Errorf("nobody listens where the rules would lead: want %s, have %v", want, addrs)
-		}
-	}
-	return nil
 }
 
 // follow does what the switch says until ctx ends. A change must read the same twice: a
@@ -339,14 +282,13 @@ func (c *capture) followServers(ctx context.Context) {
 	watcher := resolvconf.Watcher{
 		Files: clientsFile(c.config.ResolvConf), Current: c.resolvConf,
 		Changed: func(conf *resolvconf.Config) {
-			rules := c.config.Rules
-			rules.Servers = addrs(conf)
-			if len(rules.Servers) == 0 {
+			servers := addrs(conf)
+			if len(servers) == 0 {
 				return // none would mean all
 			}
 			defer c.serverless.Store(false)
-			if err := c.rules.Reconfigure(ctx, rules); err != nil {
-				c.log.Error("queries for the nameservers that resolv.conf has now are not captured", "servers", rules.Servers, "error", err)
+			if err := c.reconfigure(ctx, func() { c.config.Rules.Servers = servers }); err != nil {
+				c.log.Error("queries for the nameservers that resolv.conf has now are not captured", "servers", servers, "error", err)
 			}
 		},
 		Failed: func(err error) {

@@ -2,30 +2,95 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
+	"net/netip"
+	"sync"
+	"syscall"
 	"time"
 
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/iptables"
 )
 
 // probeTimeout is how long a listener has to answer a probe.
 const probeTimeout = time.Second
 
-// probe returns an error unless all listeners answer. They are asked for what needs no
-// table and no nameserver (RFC 4892).
-func probe(ctx context.Context, listeners []dnsproxy.Addr) error {
-	for _, l := range listeners {
-		query := new(dns.Msg).SetQuestion("id.server.", dns.TypeTXT)
-		query.Question[0].Qclass = dns.ClassCHAOS
-		client := dns.Client{Net: l.Network, Timeout: probeTimeout}
-		if _, _, err := client.ExchangeContext(ctx, query, reachable(l.Address)); err != nil {
-			return fmt.Errorf("asking our own listener %s: %w", l, err)
+// A health is what a probe of the listeners of one family found.
+type health struct {
+	answering int   // listeners that answer
+	err       error // why the others do not, nil if all do
+}
+
+// answers reports whether all listeners of the family answer, of which there is one.
+func (h health) answers() bool { return h.answering > 0 && h.err == nil }
+
+// absent reports whether the host does not have the addresses of the family now: a
+// socket can be open on ::1 while IPv6 is switched off.
+func (h health) absent() bool {
+	for _, absent := range []error{syscall.EADDRNOTAVAIL, syscall.ENETUNREACH, syscall.EHOSTUNREACH, syscall.EAFNOSUPPORT} {
+		if errors.Is(h.err, absent) {
+			return true
 		}
 	}
+	return false
+}
+
+// probe asks all listeners at the same time and says how those of each family do. They
+// are asked for what needs no table and no nameserver (RFC 4892).
+func probe(ctx context.Context, listeners []dnsproxy.Addr) map[iptables.Family]health {
+	var mu sync.Mutex
+	found := map[iptables.Family]health{}
+	var asking sync.WaitGroup
+	for _, l := range listeners {
+		asking.Go(func() {
+			err := ask(ctx, l)
+			mu.Lock()
+			defer mu.Unlock()
+			h := found[family(l)]
+			if err == nil {
+				h.answering++
+			}
+			h.err = errors.Join(h.err, err)
+			found[family(l)] = h
+		})
+	}
+	asking.Wait()
+	return found
+}
+
+// ask returns an error unless a listener answers.
+func ask(ctx context.Context, l dnsproxy.Addr) error {
+	query := new(dns.Msg).SetQuestion("id.server.", dns.TypeTXT)
+	query.Question[0].Qclass = dns.ClassCHAOS
+	client := dns.Client{Net: l.Network, Timeout: probeTimeout}
+	if _, _, err := client.ExchangeContext(ctx, query, reachable(l.Address)); err != nil {
+		return fmt.Errorf("asking our own listener %s: %w", l, err)
+	}
 	return nil
+}
+
+// family returns the one that a listener is for.
+func family(l dnsproxy.Addr) iptables.Family {
+	if addr, err := netip.ParseAddrPort(l.Address); err == nil && addr.Addr().Is4() {
+		return iptables.IPv4
+	}
+	return iptables.IPv6
+}
+
+// anyAnswers returns an error unless some listener answers.
+func anyAnswers(ctx context.Context, listeners []dnsproxy.Addr) error {
+	var errs []error
+	for _, h := range probe(ctx, listeners) {
+		if h.answering > 0 {
+			return nil
+		}
+		errs = append(errs, h.err)
+	}
+	return errors.Join(errs...)
 }
 
 // reachable returns the address at which a listener is asked that is open on an

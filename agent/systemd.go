@@ -13,8 +13,9 @@ import (
 
 // notifySystemd tells systemd, if it started us, that the host has its DNS: the
 // listeners are open, and capture is as the switch says. A table may come later, what
-// waits for us at boot must not. As long as the UDP listeners answer, its watchdog is
-// told. Those for TCP may be full of clients, which is no reason to begin anew.
+// waits for us at boot must not. As long as a UDP listener answers, its watchdog is told:
+// the other family may be switched off, and the listeners for TCP may be full of clients,
+// which is no reason to begin anew.
 func (a *Agent) notifySystemd(ctx context.Context) error {
 	interval, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
@@ -32,7 +33,7 @@ func (a *Agent) notifySystemd(ctx context.Context) error {
 			return nil
 		}
 	}
-	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
+	if err := notify(ctx, daemon.SdNotifyReady); err != nil {
 		return fmt.Errorf("telling systemd that we are ready: %w", err)
 	}
 	if interval == 0 {
@@ -48,12 +49,28 @@ func (a *Agent) notifySystemd(ctx context.Context) error {
 		case <-ticker.C:
 		}
 		listeners := slices.DeleteFunc(a.proxy.Addrs(), func(l dnsproxy.Addr) bool { return l.Network != "udp" })
-		if err := probe(ctx, listeners); err != nil {
+		if err := anyAnswers(ctx, listeners); err != nil {
 			a.log.Warn("systemd's watchdog is not told that all is well", "error", err)
 			continue
 		}
-		if _, err := daemon.SdNotify(false, daemon.SdNotifyWatchdog); err != nil {
+		if err := notify(ctx, daemon.SdNotifyWatchdog); err != nil {
 			return fmt.Errorf("telling systemd's watchdog: %w", err)
 		}
+	}
+}
+
+// notify tells systemd a state. It does not wait beyond ctx for a systemd that does not
+// read what it is told.
+func notify(ctx context.Context, state string) error {
+	told := make(chan error, 1)
+	go func() {
+		_, err := daemon.SdNotify(false, state)
+		told <- err
+	}()
+	select {
+	case err := <-told:
+		return err
+	case <-ctx.Done():
+		return nil
 	}
 }

@@ -1,13 +1,19 @@
 package dnsproxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/nametap/nametap/dnsproxy/sockets"
 )
@@ -42,33 +48,91 @@ func (h *handler) pacer(listener Addr) *sockets.Pacer {
 // TCP alike.
 const portAttempts = 10
 
+// A missingListener is one that could not be opened.
+type missingListener struct {
+	network, host, port string
+	err                 error // why
+}
+
 // listen opens UDP and TCP on every address that the configuration means, all on
-// one port. What cannot be opened is logged as long as something can.
-func (s *Server) listen(ctx context.Context) ([]listener, error) {
+// one port. What cannot be opened is logged and returned as long as something can.
+func (s *Server) listen(ctx context.Context) ([]listener, []missingListener, error) {
 	hosts, port, err := splitAddr(s.config.Addr)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if len(s.config.Sockets) > 0 {
-		return s.adopt(port)
+		listeners, err := s.adopt(port)
+		return listeners, nil, err
 	}
-	listeners, errs := s.openAll(ctx, hosts, port)
+	listeners, missing, err := s.openAll(ctx, hosts, port)
 	for range portAttempts {
-		if port != "" || !errors.Is(errors.Join(errs...), syscall.EADDRINUSE) {
+		if port != "" || !errors.Is(err, syscall.EADDRINUSE) {
 			break
 		}
 		for _, l := range listeners {
 			l.close()
 		}
-		listeners, errs = s.openAll(ctx, hosts, port)
+		listeners, missing, err = s.openAll(ctx, hosts, port)
 	}
 	if len(listeners) == 0 {
-		return nil, fmt.Errorf("no DNS listener can be opened on %s: %w", s.config.Addr, errors.Join(errs...))
+		return nil, nil, fmt.Errorf("no DNS listener can be opened on %s: %w", s.config.Addr, err)
 	}
-	for _, err := range errs {
-		s.log.Warn("degraded: a DNS listener cannot be opened", "error", err)
+	for _, m := range missing {
+		s.log.Warn("degraded: a DNS listener cannot be opened and is tried again", "error", m.err)
 	}
-	return listeners, nil
+	return listeners, missing, nil
+}
+
+// reopenInterval is how often it is tried to open what could not be opened.
+const reopenInterval = time.Second
+
+// openMissing opens listeners that could not be opened before, such as those of a family
+// that the host gets later, until it has all or ctx ends.
+func (s *Server) openMissing(ctx context.Context, group *errgroup.Group, missing []missingListener) {
+	ticker := time.NewTicker(reopenInterval)
+	defer ticker.Stop()
+	for len(missing) > 0 {
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+		missing = slices.DeleteFunc(missing, func(m missingListener) bool {
+			l, err := s.open(ctx, m.network, m.host, m.port)
+			if err == nil {
+				s.addListener(group, l)
+			}
+			return err == nil
+		})
+	}
+}
+
+// addListener serves a listener in group, unless the server has stopped.
+func (s *Server) addListener(group *errgroup.Group, l listener) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		l.close()
+		return
+	}
+	s.listeners = append(s.listeners, l)
+	slices.SortStableFunc(s.listeners, func(a, b listener) int { return cmp.Compare(order(a.addr()), order(b.addr())) })
+	s.handler.metrics.listeners.Set(float64(len(s.listeners)))
+	s.log.Info("a DNS listener that could not be opened before is open", "listener", l.addr())
+	group.Go(l.serve)
+}
+
+// order is the place of a listener among others: IPv4 before IPv6 and UDP before TCP.
+func order(a Addr) int {
+	place := 0
+	if addr, err := netip.ParseAddrPort(a.Address); err == nil && !addr.Addr().Is4() {
+		place = 2
+	}
+	if a.Network == "tcp" {
+		place++
+	}
+	return place
 }
 
 // splitAddr returns the IP addresses and the port of a [Config.Addr]; the port
@@ -94,14 +158,15 @@ func splitAddr(addr string) (hosts []string, port string, err error) {
 	return []string{host}, port, nil
 }
 
-// openAll opens UDP and TCP on every host and returns what it could open, and
-// why it could not open the rest.
-func (s *Server) openAll(ctx context.Context, hosts []string, port string) (listeners []listener, errs []error) {
+// openAll opens UDP and TCP on every host and returns what it could open, what it could
+// not, and the errors of that.
+func (s *Server) openAll(ctx context.Context, hosts []string, port string) (listeners []listener, missing []missingListener, err error) {
 	for _, host := range hosts {
 		for _, network := range []string{"udp", "tcp"} {
-			l, err := s.open(ctx, network, host, port)
-			if err != nil {
-				errs = append(errs, err)
+			l, openErr := s.open(ctx, network, host, port)
+			if openErr != nil {
+				missing = append(missing, missingListener{network: network, host: host, err: openErr})
+				err = errors.Join(err, openErr)
 				continue
 			}
 			listeners = append(listeners, l)
@@ -110,7 +175,10 @@ func (s *Server) openAll(ctx context.Context, hosts []string, port string) (list
 			}
 		}
 	}
-	return listeners, errs
+	for i := range missing {
+		missing[i].port = port
+	}
+	return listeners, missing, err
 }
 
 // open opens one socket; an empty port takes a free one.

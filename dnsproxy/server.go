@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -25,8 +26,9 @@ type Server struct {
 	log     *slog.Logger
 	ready   chan struct{} // closed when the listeners are open
 
-	// listeners is written once before ready is closed.
-	listeners []listener
+	mu        sync.Mutex
+	listeners []listener // empty before Ready
+	stopped   bool       // no listener is added any more
 }
 
 // New checks cfg and reads its resolv.conf. A file that cannot be read is logged
@@ -110,7 +112,7 @@ func (s *Server) newForwarder() *forwarder {
 func (s *Server) Run(ctx context.Context) error {
 	s.clients = newTCPClients(s.config.MaxTCPConns, s.log)
 	defer s.clients.close()
-	listeners, err := s.listen(ctx)
+	listeners, missing, err := s.listen(ctx)
 	if err != nil {
 		return err
 	}
@@ -127,8 +129,15 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	group.Go(func() error { return watcher.Run(ctx) })
 	group.Go(func() error {
+		s.openMissing(ctx, group, missing)
+		return nil
+	})
+	group.Go(func() error {
 		<-ctx.Done()
-		for _, l := range listeners {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.stopped = true
+		for _, l := range s.listeners {
 			l.stop()
 		}
 		return nil
@@ -157,7 +166,7 @@ func (s *Server) Ready() <-chan struct{} { return s.ready }
 // Synced is closed once the first table is in use.
 func (s *Server) Synced() <-chan struct{} { return s.handler.synced }
 
-// Addrs returns the address of every listener, IPv4 before IPv6 and UDP before
+// Addrs returns the address of every listener that is open now, IPv4 before IPv6 and UDP before
 // TCP; it is empty before Ready.
 func (s *Server) Addrs() []Addr {
 	select {
@@ -165,6 +174,8 @@ func (s *Server) Addrs() []Addr {
 	default:
 		return nil
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	addrs := make([]Addr, 0, len(s.listeners))
 	for _, l := range s.listeners {
 		addrs = append(addrs, l.addr())

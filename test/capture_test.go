@@ -152,7 +152,7 @@ func TestPortTaken(t *testing.T) { // K4, K9
 			case <-time.After(patience):
 				t.Fatal("the agent runs")
 			}
-			for _, text := range []string{"listen " + network, "bind: address already in use", "nametap agent: capturing DNS: nobody listens where the rules would lead: want " + network} {
+			for _, text := range []string{"listen " + network, "bind: address already in use", "nametap agent: capturing DNS: the agent does not listen where the rules would lead: want " + network} {
 				if !strings.Contains(a.log.String(), text) {
 					t.Errorf("the log does not have %q", text)
 				}

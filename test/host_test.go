@@ -48,12 +48,13 @@ type host struct {
 	resolvConf   string
 	xds          *fakexds.Server
 	named, other *fakedns.Server
-	capabilities []uintptr // of its agents
-	sameUser     bool      // its agents run as the test does, with all that it may
-	environment  []string  // of its agents, besides the test's own
-	flags        []string  // of its agents, before those of a test
-	signal       os.Signal // that ends its agents after the test
-	output       *os.File  // of its agents; nil is the log
+	capabilities []uintptr  // of its agents
+	sameUser     bool       // its agents run as the test does, with all that it may
+	environment  []string   // of its agents, besides the test's own
+	flags        []string   // of its agents, before those of a test
+	signal       os.Signal  // that ends its agents after the test
+	output       *os.File   // of its agents; nil is the log
+	sockets      []*os.File // of its agents, as systemd hands them over
 }
 
 // capNetAdmin is CAP_NET_ADMIN.
@@ -180,6 +181,11 @@ func (h *host) launch(flags ...string) *agent {
 	a.Stdout, a.Stderr = a.log, a.log
 	if h.output != nil {
 		a.Stdout, a.Stderr = h.output, h.output
+	}
+	if len(h.sockets) > 0 {
+		a.ExtraFiles = h.sockets
+		a.Env = append(a.Env, fmt.Sprintf("LISTEN_FDS=%d", len(h.sockets)))
+		a.Path, a.Args = "/bin/sh", append([]string{"sh", "-c", `LISTEN_PID=$$ exec "$0" "$@"`}, a.Args...)
 	}
 	if err := h.Start(a.Cmd); err != nil {
 		h.tb.Fatal(err)

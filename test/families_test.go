@@ -1,0 +1,136 @@
+package test
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// switchIPv6 switches IPv6 on or off, as users do by sysctl.
+func (v *vm) switchIPv6(on bool) {
+	v.tb.Helper()
+	value := "1"
+	if on {
+		value = "0"
+	}
+	v.Exec("sh", "-c", "echo "+value+" >/proc/sys/net/ipv6/conf/all/disable_ipv6")
+	if on {
+		v.Exec("ip", "address", "add", self6+"/64", "dev", "eth0", "nodad")
+	}
+}
+
+// systemdSockets opens the sockets of nametap.socket, which has FreeBind=yes.
+func (v *vm) systemdSockets() []*os.File {
+	v.tb.Helper()
+	config := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) (err error) {
+		controlErr := conn.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1) })
+		if controlErr != nil {
+			return controlErr
+		}
+		return err
+	}}
+	var files []*os.File
+	v.Run(func() {
+		for _, address := range []string{dnsAddr, "[::1]:15053"} {
+			udp, err := config.ListenPacket(context.Background(), "udp", address)
+			if err != nil {
+				v.tb.Fatal(err)
+			}
+			defer udp.Close()
+			tcp, err := config.Listen(context.Background(), "tcp", address)
+			if err != nil {
+				v.tb.Fatal(err)
+			}
+			defer tcp.Close()
+			for _, socket := range []any{udp, tcp} {
+				file, err := socket.(interface{ File() (*os.File, error) }).File()
+				if err != nil {
+					v.tb.Fatal(err)
+				}
+				v.tb.Cleanup(func() { file.Close() })
+				files = append(files, file)
+			}
+		}
+	})
+	return files
+}
+
+// notifications has agents believe that systemd has started them with a watchdog, and
+// returns what reads what they tell it next.
+func (h *host) notifications() (next func() string) {
+	h.tb.Helper()
+	path := filepath.Join(h.dir, "notify")
+	notified, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram", Name: path})
+	if err != nil {
+		h.tb.Fatal(err)
+	}
+	h.tb.Cleanup(func() { notified.Close() })
+	if err := os.Chmod(path, 0o777); err != nil {
+		h.tb.Fatal(err)
+	}
+	h.environment = append(h.environment, "NOTIFY_SOCKET="+path, "WATCHDOG_USEC=300000")
+	return func() string {
+		h.tb.Helper()
+		if err := notified.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			h.tb.Fatal(err)
+		}
+		buffer := make([]byte, 512)
+		n, err := notified.Read(buffer)
+		if err != nil {
+			h.tb.Fatal(err)
+		}
+		return string(buffer[:n])
+	}
+}
+
+// With IPv6 switched off the agent is ready, captures IPv4 and satisfies systemd's
+// watchdog; IPv6 is captured as soon as it is there, and leaves nothing behind when it
+// goes. So it is with sockets of systemd's, which are open all the time, and with those
+// that the agent opens itself.
+func TestIPv6SwitchedOff(t *testing.T) { // K4, K9, R3
+	t.Parallel()
+	for name, systemd := range map[string]bool{"systemd": true, "own sockets": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			v := newVM(t, "nft")
+			next := v.notifications()
+			v.switchIPv6(false)
+			if systemd {
+				v.sockets = v.systemdSockets()
+			}
+			a := v.launch("--capture")
+			wellFor := func(times int) {
+				t.Helper()
+				for range times {
+					if got := next(); got != "WATCHDOG=1" {
+						t.Errorf("it tells systemd %q", got)
+					}
+				}
+			}
+			if got := next(); got != "READY=1" || !v.captured() {
+				t.Errorf("first it tells systemd %q", got)
+			}
+			v.asked(named, meshIP)
+			wellFor(5)
+			for range 2 {
+				v.switchIPv6(true)
+				v.until("IPv6 is captured", func() bool { return v.dig("@"+named6, mesh) == meshIP })
+				v.asked(named, meshIP)
+				v.switchIPv6(false)
+				v.until("IPv6 is not captured", func() bool { return a.log.Count("not captured until its listeners answer") > 1 })
+				v.asked(named, meshIP)
+				wellFor(3)
+			}
+			a.end(terminate)
+			if v.captured() {
+				t.Errorf("rules are left:\n%s", v.saves())
+			}
+		})
+	}
+}
