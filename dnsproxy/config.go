@@ -80,7 +80,10 @@ type Config struct {
 	// UpstreamTimeout bounds a forwarded query over all nameservers. Default 4 s,
 	// below the 5 s after which glibc gives a server up.
 	UpstreamTimeout time.Duration
-	// Parallel asks all nameservers at once instead of the best first.
+	// Order says which nameserver is asked first. Default strict.
+	Order Order
+	// Parallel asks all nameservers at once instead of one after the other; the order
+	// is of no account then.
 	Parallel bool
 	// MixCase sends questions in random case, which a forger has to guess as well
 	// (draft-vixie-dnsext-dns0x20).
@@ -150,6 +153,28 @@ func ParseAutopath(s string) (Autopath, error) {
 	return "", fmt.Errorf("autopath %q: want %s, %s or %s", s, AutopathMesh, AutopathAll, AutopathOff)
 }
 
+// Order says which of several nameservers is asked first.
+type Order string
+
+// The values of Order.
+const (
+	// OrderStrict asks the first one that answers, in the order of resolv.conf or of
+	// the settings. The next one is asked too when it is late, but only the former may
+	// say that there is nothing. It is the zero value's meaning.
+	OrderStrict Order = "strict"
+	// OrderFastest asks the fastest one, and takes the first answer.
+	OrderFastest Order = "fastest"
+)
+
+// ParseOrder reads an Order as a setting gives it.
+func ParseOrder(s string) (Order, error) {
+	switch o := Order(s); o {
+	case OrderStrict, OrderFastest:
+		return o, nil
+	}
+	return "", fmt.Errorf("upstream-order %q: want %s or %s", s, OrderStrict, OrderFastest)
+}
+
 // A Route sends the names of a suffix to nameservers of their own.
 type Route struct {
 	// Suffix is a domain name; the route is for it and all names below it.
@@ -169,6 +194,7 @@ func (c *Config) setDefaults() {
 	setDefault(&c.UpstreamTimeout, DefaultUpstreamTimeout)
 	setDefault(&c.BeforeSync, BeforeSyncForward)
 	setDefault(&c.Autopath, AutopathMesh)
+	setDefault(&c.Order, OrderStrict)
 	setDefault(&c.CacheSize, DefaultCacheSize)
 	setDefault(&c.ServeStale, DefaultServeStale)
 	setDefault(&c.Logger, slog.Default())
@@ -202,5 +228,6 @@ func (c *Config) validate() error {
 	}
 	_, err := ParseBeforeSync(string(c.BeforeSync))
 	_, autopathErr := ParseAutopath(string(c.Autopath))
-	return errors.Join(err, autopathErr)
+	_, orderErr := ParseOrder(string(c.Order))
+	return errors.Join(err, autopathErr, orderErr)
 }

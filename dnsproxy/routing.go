@@ -165,6 +165,7 @@ func (s *Server) useResolvConf(conf *resolvconf.Config) {
 	f := s.handler.forwarder
 	options := upstream.Options{
 		Rotate: conf.Rotate, UseVC: conf.UseVC, Parallel: s.config.Parallel,
+		Fastest: s.config.Order == OrderFastest,
 		Timeout: conf.Timeout, Attempts: conf.Attempts,
 	}
 	r.fallback = f.client.Group(r.servers, options)

@@ -34,7 +34,7 @@ type agentFlags struct {
 
 	dnsAddr, resolvConf, beforeSync       string
 	upstreams, bypass, localOnly          []string
-	autopath                              string
+	autopath, upstreamOrder               string
 	forwardParallel, upstreamMixCase      bool
 	originalDestination                   bool
 	cacheSize                             byteSize
@@ -127,7 +127,8 @@ func (f *agentFlags) declareAnswers(flags *pflag.FlagSet) {
 // declareForwarding declares what becomes of queries that are not the table's.
 func (f *agentFlags) declareForwarding(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.upstreams, "upstream", nil, "nameserver instead of resolv.conf's: ADDRESS, ADDRESS:PORT or tls://ADDRESS#NAME; with SUFFIX= before it, for the names of that suffix; may be repeated")
-	flags.BoolVar(&f.forwardParallel, "upstream-parallel", false, "ask all nameservers at once instead of the best first")
+	flags.StringVar(&f.upstreamOrder, "upstream-order", string(dnsproxy.OrderStrict), "nameserver to ask first: strict (the first that answers; only it may say that there is nothing) or fastest")
+	flags.BoolVar(&f.forwardParallel, "upstream-parallel", false, "ask all nameservers at once instead of one after the other")
 	flags.BoolVar(&f.upstreamMixCase, "upstream-mix-case", false, "send questions in random case (0x20), against forged replies")
 	flags.BoolVar(&f.originalDestination, "original-destination", true, "forward captured queries to the nameserver they were sent to if resolv.conf does not name it; for UDP that takes CAP_NET_ADMIN")
 	flags.StringSliceVar(&f.bypass, "bypass", nil, "suffix whose names are forwarded even if the table has them; may be repeated")
@@ -224,11 +225,15 @@ func (f *agentFlags) dnsConfig() (dnsproxy.Config, error) {
 	if err != nil {
 		return dnsproxy.Config{}, err
 	}
+	order, err := dnsproxy.ParseOrder(f.upstreamOrder)
+	if err != nil {
+		return dnsproxy.Config{}, err
+	}
 	cfg := dnsproxy.Config{
 		Addr: f.dnsAddr, Namespace: f.namespace, Domain: f.domain, ResolvConf: f.resolvConf,
 		UpstreamTimeout: f.upstreamTimeout, TTL: f.ttl, EDNSUDPSize: f.ednsUDPSize,
 		Bypass: f.bypass, LocalOnly: f.localOnly, Autopath: autopath,
-		Parallel: f.forwardParallel, MixCase: f.upstreamMixCase, OriginalDestination: f.originalDestination,
+		Order: order, Parallel: f.forwardParallel, MixCase: f.upstreamMixCase, OriginalDestination: f.originalDestination,
 		CacheSize: int(f.cacheSize), ServeStale: f.serveStale,
 		MaxTCPConns: f.maxTCPConns, MaxInflight: f.maxInflight, BeforeSync: beforeSync,
 		Version: "nametap " + version.String(), ID: f.podName,

@@ -48,7 +48,9 @@ type Config struct {
 
 // Options are what resolv.conf(5) and settings say about a group of servers.
 type Options struct {
-	// Rotate spreads queries over all servers that are about equally fast.
+	// Fastest prefers the servers that are fast to those that come first.
+	Fastest bool
+	// Rotate spreads queries over all servers that are about as fast as the fastest.
 	Rotate bool
 	// UseVC asks over TCP only.
 	UseVC bool

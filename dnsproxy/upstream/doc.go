@@ -15,22 +15,24 @@
 //  2. A server that is late for a query, and was not heard since the query was sent, is
 //     probed with questions that it can answer itself (see life.go): at most every
 //     250 ms, every 2 s after a while. Any reply ends this. A server is silent when
-//     probes are unanswered for longer than rule 1 allows, and down after three rounds
+//     probes are unanswered for SRTT + 4 RTTVAR, 50 ms at least and a second at most (400 ms
+//     without any reply so far), and down after three rounds
 //     of probes (or refused connections) and a second. It is failing when for three
 //     queries in a row it said SERVFAIL, REFUSED or the like while another server had an
 //     answer, or when for a second it was late for every query, and another server has
 //     answered three of these. It loops when a query to it came back to us (see
 //     [Group.Suspect]). Else it is up.
-//  3. Servers are ranked: up, failing, down; then by SRTT, or by the time that a
-//     server has been silent (rule 2). Servers that
-//     are up and about as fast as the best (half as much again and 5 ms) rank in
-//     the order of configuration, or, with Options.Rotate, in random order. Those
-//     that loop are not asked.
+//  3. Servers are ranked: up, failing, down. Among those that are up the first in the order
+//     of configuration ranks first; those that are silent (rule 2) come after the others.
+//     With Options.Fastest or Options.Rotate, servers rank by SRTT, or by the time that
+//     one has been silent; those that are about as fast as the best (half as much again
+//     and 5 ms) rank in the order of configuration, or in random order. Those that loop
+//     are not asked.
 //  4. The best is asked. When it is late the next is asked, and so on round and
 //     round, the time to wait doubled each round up to 400 ms, until a reply comes
 //     or the time is up. A server that is asked again is asked from another socket
 //     with another ID. All attempts stay open until the query ends, and the first
-//     usable reply (NOERROR or NXDOMAIN) to any of them ends it.
+//     usable reply (NOERROR or NXDOMAIN) to any of them ends it, but for rule 12.
 //  5. A failure moves on at once, and who failed is not asked again for this query:
 //     one of the other response codes, a refused connection. When all servers
 //     have failed or are down, the best failure is the answer.
@@ -55,6 +57,10 @@
 //     dead are not buried in repetitions.
 //  11. What is no QUERY (UPDATE, NOTIFY) is sent to the best server only, and to the
 //     next only after a failure: it may do something, and twice is not once.
+//  12. Where the order of configuration counts (not with Options.Fastest, Rotate or
+//     Parallel), a reply that says that there is nothing (NXDOMAIN, or NOERROR without an
+//     answer) is held while a server that stands before its server was asked too, is up
+//     and not silent, and has yet to answer: that one may know what the other does not.
 //
 // # Sockets
 //

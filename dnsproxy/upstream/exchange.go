@@ -116,6 +116,9 @@ type exchange struct {
 	maxWait  time.Duration
 	repeated bool // because a server was late
 
+	held      int // the server whose reply is held, -1 if none is (rule 12)
+	heldReply []byte
+
 	over   bool
 	reply  []byte
 	winner int
@@ -145,6 +148,7 @@ func (e *exchange) release() {
 	e.mu.Unlock()
 	clear(e.tries)
 	e.tries = e.tries[:0]
+	e.heldReply = nil
 	e.group, e.query, e.question, e.reply, e.err, e.over, e.repeated, e.winner = nil, nil, nil, nil, nil, false, false, 0
 	e.client.exchanges.Put(e)
 }
@@ -173,7 +177,7 @@ func (e *exchange) begin(g *Group, query []byte, how How) error {
 		return errMalformedQuery
 	}
 	e.group, e.query, e.question, e.how, e.options = g, query, query[headerLen:end], how, g.options
-	e.slot = rand.Uint32()
+	e.slot, e.held = rand.Uint32(), -1
 	for _, s := range g.servers {
 		e.tries = append(e.tries, try{server: s, stream: s.udp == nil || how == TCPOnly || g.options.UseVC})
 	}
@@ -230,46 +234,6 @@ func (e *exchange) any(is func(*try) bool) bool {
 		}
 	}
 	return false
-}
-
-// next returns the best of the servers that were asked least, -1 if none is left
-// (rule 3).
-func (e *exchange) next() int {
-	best, least := -1, 0
-	for i := range e.tries {
-		t := &e.tries[i]
-		if t.failed {
-			continue
-		}
-		if best < 0 || t.asked < least || t.asked == least && t.standing.better(e.tries[best].standing) {
-			best, least = i, t.asked
-		}
-	}
-	if best < 0 || e.tries[best].standing.state != Up {
-		return best
-	}
-	limit, seen := e.tries[best].standing.rtt*3/2+5*time.Millisecond, 0
-	for i := range e.tries {
-		t := &e.tries[i]
-		if t.failed || t.asked != least || t.standing.state != Up || t.standing.rtt > limit {
-			continue
-		}
-		if !e.options.Rotate {
-			return i
-		}
-		if seen++; rand.IntN(seen) == 0 {
-			best = i
-		}
-	}
-	return best
-}
-
-// better is rule 3 without the equally fast.
-func (s standing) better(than standing) bool {
-	if s.state != than.state {
-		return s.state < than.state
-	}
-	return s.rtt < than.rtt
 }
 
 // once reports whether the message must not be sent twice (rule 11).
@@ -379,6 +343,10 @@ func (e *exchange) handle(o outcome, now time.Time) {
 		if o.plain && t.plain {
 			t.server.rememberPlain(now)
 		}
+		if o.reading.negative && e.outranked(o.try) {
+			e.hold(o.try, o.reply, now)
+			return
+		}
 		e.win(o.try, o.reply)
 	case (o.reading.code == rcodeFormat || o.reading.code == rcodeNotImp) && !o.plain && endsInOPT(e.query):
 		e.again(o.try, now, &t.plain)
@@ -432,6 +400,9 @@ func (e *exchange) fail(i int, now time.Time) {
 func (e *exchange) ended(now time.Time) bool {
 	e.useCopies(now)
 	if !e.over {
+		e.useHeld()
+	}
+	if !e.over {
 		e.settle(now)
 	}
 	return e.over
@@ -482,9 +453,13 @@ func (e *exchange) win(i int, reply []byte) {
 	}
 }
 
-// giveUp ends the exchange with what there is: a truncated reply, a failure, or an
-// error.
+// giveUp ends the exchange with what there is: a reply that is held, a truncated one, a
+// failure, or an error.
 func (e *exchange) giveUp(cause error) {
+	if e.held >= 0 {
+		e.win(e.held, e.heldReply)
+		return
+	}
 	e.over = true
 	for i := range e.tries {
 		if e.tries[i].cut != nil {

@@ -85,8 +85,8 @@ func (g *Group) overloaded() (overloaded bool, now time.Time) {
 	now = time.Now()
 	least := g.timeout
 	for _, s := range g.servers {
-		silence, late := s.silence(now)
-		if !late {
+		silence, silent := s.silence(now)
+		if !silent {
 			return false, now
 		}
 		least = min(least, silence)

@@ -80,7 +80,7 @@ type history struct {
 // A standing is what a history amounts to at a moment.
 type standing struct {
 	state  State
-	silent bool          // probes have had no reply for longer than rule 1 allows
+	silent bool          // probes have had no reply for longer than patience
 	rtt    time.Duration // to rank by
 	late   time.Duration // when it is late
 }
@@ -91,6 +91,15 @@ func (h *history) lateAfter() time.Duration {
 		return unknownLate
 	}
 	return min(max(h.srtt+4*h.rttvar, minLate), maxLate)
+}
+
+// patience is for how long probes may be unanswered before the server is silent: as in
+// rule 1, but a server that is known to be slow is given up to a second.
+func (h *history) patience() time.Duration {
+	if h.srtt == 0 {
+		return maxLate
+	}
+	return min(max(h.srtt+4*h.rttvar, minLate), maxSample)
 }
 
 // silence is for how long probes have had no reply.
@@ -108,7 +117,7 @@ func (h *history) standing(now time.Time) standing {
 	if h.srtt == 0 {
 		st.rtt = unknownLate
 	}
-	if silence > st.late {
+	if silence > h.patience() {
 		st.silent, st.rtt = true, max(st.rtt, silence)
 	}
 	switch {

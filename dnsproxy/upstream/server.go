@@ -66,13 +66,13 @@ func (s *server) standing(now time.Time, stream bool) standing {
 	return st
 }
 
-// silence returns for how long the server has left probes unanswered, and whether that
-// is late (rule 1).
-func (s *server) silence(now time.Time) (silence time.Duration, late bool) {
+// silence returns for how long the server has left probes unanswered, and whether it
+// is silent (rule 2).
+func (s *server) silence(now time.Time) (silence time.Duration, silent bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	silence = s.history.silence(now)
-	return silence, silence > s.history.lateAfter()
+	return silence, silence > s.history.patience()
 }
 
 // lateAfter returns when the server is late (rule 1).

@@ -1,0 +1,90 @@
+package dnsproxy_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/fakedns"
+)
+
+// slowly starts a nameserver whose replies take longer than any server may take that was
+// fast so far (50 ms), so that others are asked too.
+func slowly(t *testing.T, handler fakedns.Handler, after time.Duration) *fakedns.Server {
+	t.Helper()
+	fake := nameserver(t, handler)
+	fake.Handle(handler, fakedns.Delay(after))
+	return fake
+}
+
+// internal answers every name.
+func internal(query *dns.Msg, network string) *dns.Msg { return deadZone(query, network) }
+
+// F4: the first server keeps its place while it answers, however fast another says that
+// there is no such name.
+func TestOrder(t *testing.T) {
+	t.Parallel()
+	for order, wantNXDOMAIN := range map[dnsproxy.Order]bool{"": false, dnsproxy.OrderStrict: false, dnsproxy.OrderFastest: true} {
+		t.Run(string(order), func(t *testing.T) {
+			t.Parallel()
+			first, second := slowly(t, internal, 120*time.Millisecond), nameserver(t, fakedns.Answer())
+			p := startForwarder(t, dnsproxy.Config{Upstreams: servers(first, second), Order: order})
+			nxdomain := 0
+			for i := range 40 {
+				switch resp := p.ask(t, fmt.Sprintf("w%d.corp.example", i), dns.TypeA); {
+				case resp.Rcode == dns.RcodeNameError:
+					nxdomain++
+				case resp.Rcode != dns.RcodeSuccess || len(resp.Answer) != 1:
+					t.Errorf("name %d:\n%v", i, resp)
+				}
+			}
+			if wantNXDOMAIN != (nxdomain > 0) {
+				t.Errorf("%d of 40 names are said not to exist", nxdomain)
+			}
+			if asked := len(second.Queries()); asked == 0 {
+				t.Error("the second server was never asked")
+			}
+		})
+	}
+}
+
+// F4: NODATA of the second server does not win either; and what the second server has is
+// taken at once.
+func TestOrderNoData(t *testing.T) {
+	t.Parallel()
+	second := nameserver(t, fakedns.Answer("w.example. 60 IN AAAA 2001:db8::1", "fast.example. 60 IN A 192.0.2.2"))
+	first := nameserver(t, internal)
+	first.Handle(internal, func(r fakedns.Request, packets []fakedns.Packet) []fakedns.Packet {
+		if !strings.HasSuffix(r.Msg.Question[0].Name, "example.") {
+			return packets // a probe
+		}
+		return fakedns.Delay(time.Second)(r, packets)
+	})
+	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(first, second)})
+	p.converse(t, []dialogue{
+		{"w.example A", "w.example. A 192.0.2.1"},
+		{"fast.example A", "fast.example. A 192.0.2.2"},
+	})
+}
+
+// F4: a first server that fails or is dead has no say.
+func TestOrderFirstIsDead(t *testing.T) {
+	t.Parallel()
+	for name, first := range map[string]*fakedns.Server{
+		"silent": nameserver(t, fakedns.Silence), "fails": nameserver(t, fakedns.Rcode(dns.RcodeServerFailure)),
+	} {
+		second := nameserver(t, fakedns.Answer())
+		p := startForwarder(t, dnsproxy.Config{Upstreams: servers(first, second)})
+		for i := range 10 {
+			began := time.Now()
+			p.converse(t, []dialogue{{fmt.Sprintf("w%d.example A", i), "NXDOMAIN"}})
+			if took := time.Since(began); took > dnsproxy.DefaultUpstreamTimeout/2 {
+				t.Errorf("the first server is %s: NXDOMAIN took %s", name, took)
+			}
+		}
+	}
+}

@@ -1,0 +1,98 @@
+package upstream
+
+import (
+	"math/rand/v2"
+	"time"
+)
+
+// next returns the best of the servers that were asked least, -1 if none is left
+// (rules 3 and 12).
+func (e *exchange) next() int {
+	best, least := -1, 0
+	for i := range e.tries {
+		t := &e.tries[i]
+		if t.failed || e.held >= 0 && i > e.held {
+			continue
+		}
+		if best < 0 || t.asked < least || t.asked == least && t.standing.better(e.tries[best].standing, e.options.byTime()) {
+			best, least = i, t.asked
+		}
+	}
+	if best < 0 || !e.tries[best].standing.serves() || !e.options.byTime() {
+		return best
+	}
+	limit, seen := e.tries[best].standing.rtt*3/2+5*time.Millisecond, 0
+	for i := range e.tries {
+		t := &e.tries[i]
+		if t.failed || t.asked != least || !t.standing.serves() || t.standing.rtt > limit {
+			continue
+		}
+		if !e.options.Rotate {
+			return i
+		}
+		if seen++; rand.IntN(seen) == 0 {
+			best = i
+		}
+	}
+	return best
+}
+
+// byTime reports whether the order of configuration is of no account unless servers are
+// about equally fast.
+func (o Options) byTime() bool { return o.Fastest || o.Rotate }
+
+// serves reports whether the server is up and, as far as is known, answers.
+func (s standing) serves() bool { return s.state == Up && !s.silent }
+
+// better is rule 3, without the order of configuration.
+func (s standing) better(than standing, byTime bool) bool {
+	switch {
+	case s.state != than.state:
+		return s.state < than.state
+	case byTime || s.silent && than.silent:
+		return s.rtt < than.rtt
+	}
+	return !s.silent && than.silent
+}
+
+// outranked reports whether a server that stands before the i-th in the configuration
+// lives and has yet to answer, so that it is not for the i-th to say that there is
+// nothing (rule 12).
+func (e *exchange) outranked(i int) bool {
+	if e.options.byTime() || e.options.Parallel || e.once() {
+		return false
+	}
+	for j := range i {
+		if t := &e.tries[j]; t.asked > 0 && !t.failed && t.standing.serves() {
+			return true
+		}
+	}
+	return false
+}
+
+// hold keeps a reply that says that there is nothing, until the servers that outrank its
+// server have answered, failed or fallen silent.
+func (e *exchange) hold(i int, reply []byte, now time.Time) {
+	e.tries[i].failed = true // it has said what it has to say
+	if e.held >= 0 && e.held < i {
+		return
+	}
+	e.held, e.heldReply = i, reply
+	e.late = minTime(e.late, now.Add(e.tries[i].standing.late))
+	e.setTimer(now)
+}
+
+// useHeld ends the exchange with the reply that is held, if no server outranks it any
+// more.
+func (e *exchange) useHeld() {
+	if e.held >= 0 && !e.outranked(e.held) {
+		e.win(e.held, e.heldReply)
+	}
+}
+
+func minTime(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
