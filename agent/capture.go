@@ -218,17 +218,22 @@ func (c *capture) turn(ctx context.Context, to Switch) error {
 }
 
 // apply puts the rules in. A removal that is going on leaves them in place then; what it
-// had done before, is done again.
+// had done before, is done again. Rules that are incomplete are in, and the loop that
+// looks after them goes on trying.
 func (c *capture) apply(ctx context.Context) error {
 	if c.unfit != nil {
 		return c.unfit
 	}
 	err := c.rules.Apply(ctx)
-	if c.removal == nil {
-		return err
+	if c.removal != nil {
+		c.endRemoval()
+		err = c.rules.Apply(ctx)
 	}
-	c.endRemoval()
-	return c.rules.Apply(ctx)
+	if errors.Is(err, iptables.ErrIncomplete) {
+		c.log.Error("capture is incomplete and is tried again", "error", err)
+		return nil
+	}
+	return err
 }
 
 // startRemoval takes the rules out, also those that an agent before this one has left,
@@ -254,7 +259,7 @@ func (c *capture) startRemoval(ctx context.Context, to Switch) {
 	go func() {
 		defer close(r.ended)
 		defer cancel()
-		err := c.rules.Remove(ctx)
+		err := c.remove(ctx)
 		switch {
 		case err == nil:
 			c.state.Store(&captureState{Switch: to})
@@ -266,6 +271,17 @@ func (c *capture) startRemoval(ctx context.Context, to Switch) {
 			c.state.Store(&captureState{Switch: to}) // we have put none in
 		}
 	}()
+}
+
+// remove takes the rules out. A backend that this agent may not read is none that it has
+// put rules into, so once its own are out only rules of an agent before it can remain.
+func (c *capture) remove(ctx context.Context) error {
+	err := c.rules.Remove(ctx)
+	if errors.Is(err, iptables.ErrUnseen) && c.state.Load().applied {
+		c.log.Info("the capture rules of this agent are out", "unseen", err)
+		return nil
+	}
+	return err
 }
 
 // endRemoval ends the removal that is going on; what it has not done is left.
@@ -313,7 +329,7 @@ func (c *capture) leave(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
-	if err := c.rules.Remove(ctx); err != nil {
+	if err := c.remove(ctx); err != nil {
 		return fmt.Errorf("taking the capture rules out, which `nametap capture remove` does too: %w", err)
 	}
 	c.state.Store(&captureState{Switch: state.Switch})

@@ -25,6 +25,7 @@ func (c *capture) register(registry prometheus.Registerer) {
 		func(s iptables.Stats) uint64 { return s.Repairs })
 	count("nametap_capture_failures_total", "Looks at the capture rules, and repairs, that failed.",
 		func(s iptables.Stats) uint64 { return s.Failures })
+	registry.MustRegister(captureLevels{c})
 	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "nametap_capture_on", Help: "1 if the capture rules are in, 0 if they are not.",
 	}, func() float64 {
@@ -33,6 +34,31 @@ func (c *capture) register(registry prometheus.Registerer) {
 		}
 		return 0
 	}))
+}
+
+// captureLevels collects how much of each family is captured.
+type captureLevels struct{ capture *capture }
+
+// Describe describes no metric, so the registry does not compare them.
+func (captureLevels) Describe(chan<- *prometheus.Desc) {}
+
+// Collect makes one metric for each family and level, which is 1 for the level that the
+// family has.
+func (l captureLevels) Collect(metrics chan<- prometheus.Metric) {
+	levels := map[iptables.Family]iptables.Level{iptables.IPv4: iptables.LevelOff, iptables.IPv6: iptables.LevelOff}
+	if l.capture != nil {
+		levels = l.capture.rules.Levels()
+	}
+	desc := prometheus.NewDesc("nametap_capture_level", "1 for how much of a family is captured.", []string{"family", "level"}, nil)
+	for family, is := range levels {
+		for _, level := range iptables.AllLevels() {
+			value := 0.0
+			if level == is {
+				value = 1
+			}
+			metrics <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, family.String(), string(level))
+		}
+	}
 }
 
 // CaptureStatus is what an agent says of the rules that it keeps.

@@ -7,10 +7,6 @@ import (
 	"slices"
 )
 
-// writeAttempts is how often we write again when another program changes the
-// rules between our reading and our writing.
-const writeAttempts = 3
-
 // variant is what a configuration becomes where something is missing.
 type variant struct {
 	rules   Rules
@@ -18,10 +14,50 @@ type variant struct {
 	zone    uint16
 }
 
+// Level says how much of a family is captured.
+type Level string
+
+// The levels. Without a zone an application and the agent that use one source port take
+// each other's path.
+const (
+	LevelComplete    Level = "complete"
+	LevelNoZone      Level = "without_zone"
+	LevelNoComments  Level = "without_comments"
+	LevelBare        Level = "without_zone_and_comments"
+	LevelUnavailable Level = "unavailable" // this machine lacks what it takes
+	LevelFailed      Level = "failed"      // and is tried again
+	LevelOff         Level = "off"         // not wanted
+)
+
+// AllLevels returns all of them.
+func AllLevels() []Level {
+	return []Level{LevelComplete, LevelNoZone, LevelNoComments, LevelBare, LevelUnavailable, LevelFailed, LevelOff}
+}
+
+// What a variant may lack, in words for a log.
+const (
+	lessZone     = "conntrack zone (target CT)"
+	lessComments = "comments (match comment)"
+)
+
+// level returns the level of a variant that is in.
+func (v variant) level() Level {
+	zone, comments := slices.Contains(v.without, lessZone), slices.Contains(v.without, lessComments)
+	switch {
+	case zone && comments:
+		return LevelBare
+	case zone:
+		return LevelNoZone
+	case comments:
+		return LevelNoComments
+	}
+	return LevelComplete
+}
+
 // variants returns the rules for a configuration, best first: as configured,
 // without the conntrack zone, without comments, without either.
 func variants(cfg Config) ([]variant, error) {
-	const zone, comments = "conntrack zone (target CT)", "comments (match comment)"
+	const zone, comments = lessZone, lessComments
 	noZone, noComments, bare := cfg, cfg, cfg
 	noZone.Zone, bare.Zone = 0, 0
 	noComments.NoComments, bare.NoComments = true, true
@@ -45,42 +81,53 @@ func variants(cfg Config) ([]variant, error) {
 
 // place is where rules go: one family in one backend.
 type place struct {
-	backend Backend
-	family  Family
-	tools   tools
+	backend  Backend
+	family   Family
+	tools    tools
+	attempts int // to write, 1 or more
 }
 
-// apply puts the first variant in that kernel and tools take, and says whether
-// that changed anything. before is what is there. If none is taken, what was there is
-// taken out, unless it was not touched: all rules or none.
-func (p place) apply(ctx context.Context, before saved, vs []variant) (variant, bool, error) {
-	var first error
+// How often rules are written until the kernel has them. Other programs change rules
+// between reading and writing, and tools fail for reasons that pass. With the pauses
+// between them, patient takes about 2 s.
+const (
+	patient = 12
+	brief   = 4 // in Run, which tries again after the interval
+)
+
+// applied is what came of applying rules to one family.
+type applied struct {
+	variant variant // what is in
+	changed bool
+	lesser  error // why no better variant is in; nil for the best one
+}
+
+// apply puts in the first variant that can be had. before is what is there. Where an
+// error does not say that the machine lacks something, the best variant is tried
+// p.attempts times and the others once. If none can be had, what was there is taken out,
+// unless it was not touched: all rules or none.
+func (p place) apply(ctx context.Context, before saved, vs []variant) (applied, error) {
+	var a applied
 	have := before
-	for _, v := range vs {
+	for n, v := range vs {
 		changed, err := p.converge(ctx, have, v.rules)
 		have = nil // it may have changed
+		a.changed = a.changed || changed
 		if err == nil {
-			return v, changed, nil
+			a.variant = v
+			return a, nil
 		}
-		if first == nil {
-			first = err
+		if n == 0 || lacks(a.lesser) && !lacks(err) {
+			a.lesser = err
 		}
-		if !lacking(err) {
+		if lasts(err) && !is(err, errExtension, errNoTable) {
 			break
 		}
-	}
-	return variant{}, false, errors.Join(first, p.rollBack(context.WithoutCancel(ctx), before))
-}
-
-// lacking says whether an error may mean that something is missing which other
-// rules do without.
-func lacking(err error) bool {
-	for _, other := range []error{errTool, errLocked, errPermission, context.Canceled, context.DeadlineExceeded} {
-		if errors.Is(err, other) {
-			return false
+		if !lacks(err) {
+			p.attempts = 1
 		}
 	}
-	return true
+	return a, errors.Join(a.lesser, p.rollBack(context.WithoutCancel(ctx), before))
 }
 
 // converge writes until the kernel has these rules, and says whether it had to.
@@ -91,27 +138,42 @@ func (p place) converge(ctx context.Context, have saved, rules Rules) (bool, err
 // write writes what change makes of what there is, until that is nothing. have is what
 // there was a moment ago; nil, if it is to be read.
 func (p place) write(ctx context.Context, have saved, change func(saved) string) (bool, error) {
+	var err error
+	if have == nil {
+		if have, err = p.tools.read(ctx); err != nil {
+			return false, err
+		}
+	}
+	failure := errors.New("another program changes the rules all the time")
 	for n := 0; ; n++ {
-		if have == nil || n > 0 {
-			var err error
-			if have, err = p.tools.read(ctx); err != nil {
-				return n > 0, err
-			}
-		}
 		text := change(have)
-		if text == "" {
+		switch {
+		case text == "":
 			return n > 0, nil
+		case n > 0 && n >= p.attempts:
+			return true, fmt.Errorf("capture rules were written %d times, and this would still be to write: %q: %w", n, text, failure)
 		}
-		if n == writeAttempts {
-			return true, fmt.Errorf("capture rules were written %d times, and this would still be to write: %q", n, text)
+		generation, _ := nftGeneration() // without nft it is 0, before and after
+		writeErr := p.tools.write(ctx, text)
+		after, _ := nftGeneration()
+		if have, err = p.tools.read(ctx); err != nil {
+			return true, errors.Join(writeErr, err)
 		}
-		if err := p.tools.write(ctx, text); err != nil {
-			// Only a text that was made of rules which have changed since is
-			// worth another try.
-			have, readErr := p.tools.read(ctx)
-			if !lacking(err) || readErr != nil || change(have) == text {
-				return n > 0, err
-			}
+		left := change(have)
+		switch {
+		case left == "":
+			return true, nil
+		// What fails while another program changes rules proves no lack.
+		case lasts(writeErr) && (left == text && generation == after || !lacks(writeErr)):
+			return n > 0 || left != text, writeErr
+		case writeErr != nil:
+			failure = writeErr
+		}
+		if !pause(ctx, n) {
+			return true, ctx.Err()
+		}
+		if have, err = p.tools.read(ctx); err != nil {
+			return true, err
 		}
 	}
 }

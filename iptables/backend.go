@@ -18,6 +18,17 @@ type side struct {
 // usable says whether any family can be used.
 func (s *side) usable() bool { return len(s.saved) > 0 }
 
+// unclear says whether the backend may be usable although it could not be read: not
+// for a reason that lasts.
+func (s *side) unclear() bool {
+	return !s.usable() && (!lasts(s.reason[IPv4]) || !lasts(s.reason[IPv6]))
+}
+
+// place returns the place of a family's rules in this backend.
+func (s *side) place(f Family, attempts int) place {
+	return place{backend: s.backend, family: f, tools: s.tools[f], attempts: attempts}
+}
+
 // ours says whether the backend holds anything of ours.
 func (s *side) ours() bool {
 	for _, saved := range s.saved {
@@ -83,6 +94,10 @@ func choose(asked Backend, nft, legacy *side, plain Backend) (*side, string, err
 		return s, "as configured", nil
 	case !nft.usable() && !legacy.usable():
 		return nil, "", errors.Join(nft.err(), legacy.err())
+	case nft.unclear(): // rules in the wrong backend would be worse than none yet
+		return nil, "", nft.err()
+	case legacy.unclear():
+		return nil, "", legacy.err()
 	case !legacy.usable():
 		return nft, "legacy cannot be used", nil
 	case !nft.usable():
@@ -112,7 +127,7 @@ func plainBackend(ctx context.Context) Backend {
 	if err != nil {
 		return NFT
 	}
-	if b := backendOf(ctx, path); b != "" {
+	if b, err := backendOf(ctx, path); err == nil {
 		return b
 	}
 	return NFT

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"log/slog"
 	"slices"
 	"strings"
@@ -26,8 +27,14 @@ type Capture struct {
 	wanted   bool      // between Apply and Remove
 	behind   bool      // what is in is not of cfg yet
 	in       installed // what Apply has put in, zero before
-	sweepAt  time.Time // when entries that had to wait are dropped, zero if none
 	said     string    // the last failure of Run's that was logged
+
+	levels    atomic.Pointer[map[Family]Level]
+	leftovers map[string]time.Time // conntrack entries, by their keys, that are dropped later; when they were first seen
+	saidDrop  map[Family]string    // the last failure of a sweep that was logged
+	seed      maphash.Seed         // of fingerprints
+	seen      fingerprint          // of the kernel when all was in place, zero if that is not known
+	swept     fingerprint          // of the kernel at the last sweep
 }
 
 // installed is what is in the kernel, as far as we did it.
@@ -35,7 +42,13 @@ type installed struct {
 	backend  Backend
 	reason   string // why this backend
 	families map[Family]variant
-	missing  map[Family]error // families that are done without
+	missing  map[Family]error // families that are wanted and not in
+	lesser   map[Family]error // why those that are in have not the best variant
+}
+
+// complete reports whether everything is in that the configuration asks for.
+func (in installed) complete() bool {
+	return in.backend != "" && len(in.missing)+len(in.lesser) == 0
 }
 
 // New returns a Capture that has done nothing yet. A nil logger logs nothing.
@@ -43,8 +56,12 @@ func New(cfg Config, log *slog.Logger) (*Capture, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	c := &Capture{log: log}
-	return c, c.configure(cfg)
+	c := &Capture{log: log, saidDrop: make(map[Family]string), seed: maphash.MakeSeed()}
+	err := c.configure(cfg)
+	if err == nil {
+		c.publish()
+	}
+	return c, err
 }
 
 // configure takes over a configuration, or nothing if it is not valid.
@@ -69,16 +86,19 @@ func (c *Capture) configure(cfg Config) error {
 // Apply puts the rules in, in place of any others of ours, and takes them out of
 // the backend in which they do not belong. It changes nothing if they are there
 // already. From now on Run keeps them, even if Apply returns an error; call
-// Remove to give up. Each family has all rules or none; an error in the first
-// Apply leaves none in any, unless it is that the other backend cannot be cleared.
-// What Apply does without (a family, the zone) is logged.
+// Remove to give up. Each family has all rules or none.
+//
+// What this machine lacks (a family, the zone) is done without, and logged. A failure
+// that does not say so is retried for about 2 s; if it stays, rules that could be had
+// are in, and Apply returns [ErrIncomplete]. After any other error the first Apply
+// leaves no rules in.
 func (c *Capture) Apply(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.wanted = true
-	changed, err := c.apply(ctx)
+	changed, err := c.apply(ctx, patient)
 	c.sayCaptured(changed, err)
-	return err
+	return withoutCapability(err)
 }
 
 // sayCaptured logs that rules were put in or exchanged.
@@ -99,14 +119,15 @@ func (c *Capture) Reconfigure(ctx context.Context, cfg Config) error {
 		return err
 	}
 	c.behind = true
-	changed, err := c.apply(ctx)
+	changed, err := c.apply(ctx, patient)
 	c.sayCaptured(changed, err)
-	return err
+	return withoutCapability(err)
 }
 
-// apply says whether it had to change anything. It is called with c.mu held, as all
-// that follows.
-func (c *Capture) apply(ctx context.Context) (changed bool, err error) {
+// apply puts the rules in with this many attempts, and says whether that changed
+// anything. It is called with c.mu held, as all that follows.
+func (c *Capture) apply(ctx context.Context, attempts int) (changed bool, err error) {
+	defer c.publish()
 	if err := checkMapped(c.cfg); err != nil {
 		return false, err
 	}
@@ -119,39 +140,38 @@ func (c *Capture) apply(ctx context.Context) (changed bool, err error) {
 	if chosen == nft {
 		rest = legacy
 	}
-	changed, err = c.install(ctx, chosen, reason)
-	if c.cfg.Backend == Auto && errors.Is(err, errNoTable) && rest.usable() {
+	changed, err = c.install(ctx, chosen, reason, attempts)
+	if c.cfg.Backend == Auto && errors.Is(err, errNoTable) && !errors.Is(err, ErrIncomplete) && rest.usable() {
 		chosen, rest = rest, chosen
 		var err2 error
-		changed, err2 = c.install(ctx, chosen, "the kernel has no tables for "+string(rest.backend))
+		changed, err2 = c.install(ctx, chosen, "the kernel has no tables for "+string(rest.backend), attempts)
 		if err2 != nil {
-			err2 = errors.Join(err, err2)
+			err2 = errors.Join(err2, err)
 		}
 		err = err2
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, ErrIncomplete) {
 		return changed, err
 	}
-	removed, err := removeSide(ctx, rest)
+	removed, restErr := removeSide(ctx, rest, attempts)
 	changed = changed || removed
 	if changed {
-		c.sweep(false)
-		c.sweepAt = time.Now().Add(c.cfg.Settle)
+		c.sweep(true, true)
 	}
-	c.behind = c.behind && err != nil
-	return changed, err
+	c.behind = c.behind && restErr != nil
+	return changed, errors.Join(err, restErr)
 }
 
 // install puts the rules into one backend. If that fails and none were in
 // before, none are in afterwards; else what could be kept is kept.
-func (c *Capture) install(ctx context.Context, s *side, reason string) (bool, error) {
+func (c *Capture) install(ctx context.Context, s *side, reason string, attempts int) (bool, error) {
 	in := installed{backend: s.backend, reason: reason,
-		families: make(map[Family]variant), missing: make(map[Family]error)}
+		families: make(map[Family]variant), missing: make(map[Family]error), lesser: make(map[Family]error)}
 	changed := false
 	for _, f := range families() {
-		p := place{s.backend, f, s.tools[f]}
+		p := s.place(f, attempts)
 		wanted := len(c.variants[0].rules.tables(f)) > 0
-		var did bool
+		var a applied
 		var err error
 		switch {
 		case s.reason[f] != nil:
@@ -160,71 +180,153 @@ func (c *Capture) install(ctx context.Context, s *side, reason string) (bool, er
 			}
 			continue
 		case !wanted:
-			did, err = p.remove(ctx)
+			a.changed, err = p.remove(ctx)
 		default:
-			in.families[f], did, err = p.apply(ctx, s.saved[f], c.variants)
+			if a, err = p.apply(ctx, s.saved[f], c.variants); err == nil {
+				in.families[f] = a.variant
+			}
 		}
-		changed = changed || did
-		if err != nil {
-			delete(in.families, f)
+		changed = changed || a.changed
+		switch {
+		case err != nil:
 			in.missing[f] = err
+		case a.lesser != nil:
+			in.lesser[f] = a.lesser
 		}
 	}
-	if err := c.acceptable(in); err != nil {
+	err := c.acceptable(in)
+	if err != nil && !errors.Is(err, ErrIncomplete) {
 		if c.in.backend == "" {
-			_, removeErr := removeSide(context.WithoutCancel(ctx), look(context.WithoutCancel(ctx), s.backend))
+			ctx := context.WithoutCancel(ctx)
+			_, removeErr := removeSide(ctx, look(ctx, s.backend), brief)
 			err = errors.Join(err, removeErr)
 		}
 		return changed, err
 	}
 	c.sayMissing(in)
 	c.in = in
-	return changed, nil
+	return changed, err
 }
 
-// acceptable returns an error if a family is missing that cannot be done without.
+// acceptable returns an error if a family is missing that cannot be done without, or if
+// anything is for another reason than that this machine lacks it.
 func (c *Capture) acceptable(in installed) error {
-	var errs []error
+	var refused, passing []error
 	for _, f := range families() {
-		err := in.missing[f]
-		if err == nil {
-			continue
+		if err := in.missing[f]; err != nil {
+			err = fmt.Errorf("capturing DNS over %s: %w", f, err)
+			switch {
+			case len(in.families) == 0 || f == IPv6 && c.cfg.IPv6 == On:
+				refused = append(refused, err)
+			case !lacks(in.missing[f]):
+				passing = append(passing, err)
+			}
 		}
-		unavailable := errors.Is(err, errTool) || lacking(err)
-		if len(in.families) == 0 || !unavailable || f == IPv6 && c.cfg.IPv6 == On {
-			errs = append(errs, fmt.Errorf("capturing DNS over %s: %w", f, err))
+		if err := in.lesser[f]; err != nil && !lacks(err) {
+			passing = append(passing, fmt.Errorf("DNS over %s is captured without %s: %w",
+				f, strings.Join(in.families[f].without, ", "), err))
 		}
 	}
-	return errors.Join(errs...)
+	switch {
+	case len(refused) > 0:
+		return errors.Join(refused...)
+	case len(passing) > 0:
+		return fmt.Errorf("%w: %w", ErrIncomplete, errors.Join(passing...))
+	}
+	return nil
 }
 
-// sayMissing logs what is done without, once for as long as it is the same.
+// sayMissing logs what is done without, and what no longer is, once for as long as it is
+// the same.
 func (c *Capture) sayMissing(in installed) {
 	for _, f := range families() {
-		if err := in.missing[f]; err != nil && c.in.missing[f] == nil {
+		was, is := c.in.families[f], in.families[f]
+		switch err, before := in.missing[f], c.in.missing[f]; {
+		case err != nil && before == nil:
 			c.log.Warn("DNS over one family is not captured", "family", f, "error", err)
+		case err == nil && before != nil && len(in.families[f].rules.tables(f)) > 0:
+			c.log.Info("DNS over this family is captured, too", "family", f)
 		}
-		if v := in.families[f]; len(v.without) > 0 && !slices.Equal(v.without, c.in.families[f].without) {
+		switch {
+		case slices.Equal(is.without, was.without):
+		case len(is.without) > 0:
 			c.log.Warn("capture rules lack something that this machine does not have",
-				"family", f, "without", strings.Join(v.without, ", "))
+				"family", f, "without", strings.Join(is.without, ", "), "error", in.lesser[f])
+		case len(is.rules.tables(f)) > 0:
+			c.log.Info("capture rules lack nothing any more", "family", f)
 		}
 	}
 }
 
-// sweep drops conntrack entries that keep queries off the agent.
-func (c *Capture) sweep(late bool) {
+// sweep drops conntrack entries that keep queries off the agent, if rules have changed or
+// may have. Leftovers are dropped when they have been there for the settle time. Without
+// a zone other programs' entries look the same as ours that are stale, so the change must
+// be certain.
+func (c *Capture) sweep(changed, maybe bool) {
+	leftovers := make(map[string]time.Time)
+	now := time.Now()
 	for f, v := range c.in.families {
-		s := sweep{ports: []uint16{c.cfg.Port}, zone: v.zone, late: late}
-		c.drop(f, s.stale)
+		if !changed && (v.zone == 0 || !maybe && len(c.leftovers) == 0) {
+			continue
+		}
+		s := sweep{ports: []uint16{c.cfg.Port}, zone: v.zone}
+		c.drop(f, func(fl flow) bool {
+			if s.stale(fl) {
+				return true
+			}
+			if !s.leftover(fl) {
+				return false
+			}
+			seen, ok := c.leftovers[string(fl.key)]
+			if !ok {
+				seen = now
+			}
+			if now.Sub(seen) >= c.cfg.Settle {
+				return true
+			}
+			leftovers[string(fl.key)] = seen
+			return false
+		})
 	}
+	c.leftovers = leftovers
 }
 
-func (c *Capture) drop(f Family, stale func(flow) bool) {
-	n, err := dropFlows(f, stale)
-	if err != nil {
+// drop drops the entries of a family that a function picks, and logs a failure once.
+func (c *Capture) drop(f Family, pick func(flow) bool) {
+	n, err := dropFlows(f, pick)
+	switch {
+	case err == nil:
+		delete(c.saidDrop, f)
+	case c.saidDrop[f] != err.Error():
+		c.saidDrop[f] = err.Error()
 		c.log.Warn("sockets that have asked before may stay on their old path until they are closed",
 			"family", f, "error", err)
-	} else if n > 0 {
+	}
+	if n > 0 {
 		c.log.Debug("dropped conntrack entries", "family", f, "entries", n)
 	}
 }
+
+// publish makes what is in visible without the lock.
+func (c *Capture) publish() {
+	in, wanted := c.in, c.wanted
+	levels := make(map[Family]Level)
+	for _, f := range families() {
+		v, ok := in.families[f]
+		switch {
+		case !wanted || len(c.variants[0].rules.tables(f)) == 0:
+			levels[f] = LevelOff
+		case !ok && lacks(in.missing[f]):
+			levels[f] = LevelUnavailable
+		case !ok:
+			levels[f] = LevelFailed
+		default:
+			levels[f] = v.level()
+		}
+	}
+	c.levels.Store(&levels)
+}
+
+// Levels returns what was last put in for each family. It does not look at the kernel,
+// and never waits.
+func (c *Capture) Levels() map[Family]Level { return *c.levels.Load() }

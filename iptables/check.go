@@ -61,7 +61,7 @@ func (c *Capture) Check(ctx context.Context) []Finding {
 				Advice: "without them DNS over " + f.String() + " is not captured"}.after(err))
 			continue
 		}
-		findings = append(findings, probe(ctx, place{s.backend, f, s.tools[f]}, vs)...)
+		findings = append(findings, probe(ctx, s.place(f, 1), vs)...)
 	}
 	return findings
 }
@@ -145,7 +145,7 @@ func effectiveCapabilities() (uint64, error) {
 // checkConntrack says whether entries of conntrack can be listed. Whether they
 // can be deleted is a matter of CAP_NET_ADMIN.
 func checkConntrack() Finding {
-	_, err := flows(IPv4)
+	err := eachFlow(IPv4, overUDP(), func(flow) {})
 	return Finding{What: "conntrack over netlink",
 		Advice: "modprobe nf_conntrack_netlink; until then sockets that have asked before may pass the agent by until they are closed"}.after(err)
 }

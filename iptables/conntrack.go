@@ -104,32 +104,66 @@ func port(b []byte) uint16 {
 	return binary.BigEndian.Uint16(b)
 }
 
-// flows returns all entries of a family.
-func flows(f Family) ([]flow, error) {
-	n, err := dialNetlink()
-	if err != nil {
-		return nil, err
-	}
-	defer n.close()
-	var all []flow
-	err = n.exchange(n.message(ctGet, unix.NLM_F_DUMP, f.number()), func(m syscall.NetlinkMessage) {
-		all = append(all, parseFlow(m.Data))
-	})
-	if err != nil {
-		return nil, fmt.Errorf("listing conntrack entries of %s: %w", f, err)
-	}
-	return all, nil
+// How a dump is limited. The kernel filters since 5.8; before, it returns all entries.
+const (
+	ctaFilter              = 25
+	ctaFilterOriginalFlags = 1
+	filterProtocol         = 1 << 3
+	filterSourcePort       = 1 << 4
+	filterDestinationPort  = 1 << 5
+)
+
+// A dump limits a listing to entries of a protocol with port 53 as a port of the
+// original direction: ctaSourcePort or ctaDestinationPort.
+type dump struct {
+	protocol uint8
+	port     uint16
 }
 
-// dropFlows deletes the entries of a family that are stale, and returns how many.
-func dropFlows(f Family, stale func(flow) bool) (int, error) {
-	all, err := flows(f)
+// overUDP are the dumps of what a sweep may drop.
+func overUDP() []dump {
+	return []dump{{unix.IPPROTO_UDP, ctaDestinationPort}, {unix.IPPROTO_UDP, ctaSourcePort}}
+}
+
+// request returns the attributes of the request.
+func (d dump) request() []byte {
+	flags := map[uint16]uint32{ctaSourcePort: filterSourcePort, ctaDestinationPort: filterDestinationPort}[d.port]
+	protocol := append(attribute(ctaProtocol, []byte{d.protocol}),
+		attribute(d.port, binary.BigEndian.AppendUint16(nil, dnsPort))...)
+	tuple := attribute(ctaTupleProtocol|unix.NLA_F_NESTED, protocol)
+	filter := attribute(ctaFilterOriginalFlags, binary.NativeEndian.AppendUint32(nil, filterProtocol|flags))
+	return append(attribute(ctaOriginal|unix.NLA_F_NESTED, tuple), attribute(ctaFilter|unix.NLA_F_NESTED, filter)...)
+}
+
+// eachFlow hands the entries of a family that are in some dumps, and maybe others, to a
+// function, one by one as they are read.
+func eachFlow(f Family, dumps []dump, each func(flow)) error {
+	n, err := dialNetlink()
 	if err != nil {
-		return 0, err
+		return err
 	}
-	all = slices.DeleteFunc(all, func(fl flow) bool { return !stale(fl) })
-	if len(all) == 0 {
-		return 0, nil
+	defer n.close()
+	for _, d := range dumps {
+		request := n.message(ctGet, unix.NLM_F_DUMP, f.number(), d.request())
+		err = n.exchange(request, func(m syscall.NetlinkMessage) { each(parseFlow(m.Data)) })
+		if err != nil {
+			return fmt.Errorf("listing conntrack entries of %s: %w", f, err)
+		}
+	}
+	return nil
+}
+
+// dropFlows deletes the entries of a family that a function picks, and returns how
+// many. It keeps no others in memory.
+func dropFlows(f Family, pick func(flow) bool) (int, error) {
+	var picked []flow
+	err := eachFlow(f, overUDP(), func(fl flow) {
+		if pick(fl) {
+			picked = append(picked, fl)
+		}
+	})
+	if err != nil || len(picked) == 0 {
+		return 0, err
 	}
 	n, err := dialNetlink()
 	if err != nil {
@@ -137,7 +171,7 @@ func dropFlows(f Family, stale func(flow) bool) (int, error) {
 	}
 	defer n.close()
 	dropped := 0
-	for _, fl := range all {
+	for _, fl := range picked {
 		err := n.exchange(n.message(ctDelete, unix.NLM_F_ACK, f.number(), fl.key), func(syscall.NetlinkMessage) {})
 		switch {
 		case err == nil:
@@ -154,17 +188,14 @@ func dropFlows(f Family, stale func(flow) bool) (int, error) {
 type sweep struct {
 	ports []uint16 // the agent's, now or formerly
 	zone  uint16   // of captured queries, 0 without one
-	late  bool     // some seconds after the rules came in
 }
 
 // stale is for rules that have come in.
 //
 // With a zone, a captured query's entry is in that zone and redirected. One that
 // is in the zone and not redirected, or to another port, was made while the
-// rules were not complete. One that is redirected and in no zone was made before
-// table raw had its rules: the application does not use it any more, but the
-// agent would, from the same source port. It waits until no reply can be on its
-// way. All other entries are of the agent and of what is excluded.
+// rules were not complete. All other entries are leftovers, or of the agent and of
+// what is excluded.
 //
 // Without a zone, what is not redirected may be anybody's.
 func (s sweep) stale(f flow) bool {
@@ -177,11 +208,17 @@ func (s sweep) stale(f flow) bool {
 		return true
 	case f.original.destination.Port() != dnsPort:
 		return false
-	case f.zone == s.zone: // 0 without a zone
-		return !s.redirected(f)
 	default:
-		return s.late && s.redirected(f)
+		return f.zone == s.zone && !s.redirected(f) // 0 without a zone
 	}
+}
+
+// leftover is for rules with a zone that have come in. An entry that is redirected and
+// not in the zone was made while table raw had no rules: the application does not use it
+// any more, but the agent would, from the same source port. It can be dropped when no
+// reply can be on its way.
+func (s sweep) leftover(f flow) bool {
+	return f.udp && s.zone != 0 && f.zone != s.zone && f.original.destination.Port() == dnsPort && s.redirected(f)
 }
 
 // orphaned is for rules that have gone. Captured queries in the zone are left

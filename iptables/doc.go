@@ -27,12 +27,15 @@
 //
 //	save.go    what iptables-save says, parsed
 //	drift.go   how that differs from rules, and the text that mends it
-//	tools.go   iptables-save and iptables-restore, and what their errors mean
+//	tools.go   iptables-save and iptables-restore
+//	fault.go   what their errors mean: a lack, a lasting fault, or one that may pass
+//	legacy.go  what the kernel says of legacy's tables by itself
 //	backend.go nft or legacy
-//	apply.go   one family: save, restore, verify, do with less, roll back
+//	apply.go   one family: save, restore, verify, retry, do with less, roll back
 //	capture.go Capture and Apply: both families, both backends, one at a time
 //	remove.go  Remove: first what leads to our chains, then these
-//	run.go     the loop that looks for drift
+//	run.go     the loop that looks for drift, and for what was missing
+//	conntrack.go what sockets that are in use keep to
 //
 // A restore is atomic for each table, and nat comes before raw. A flow that
 // begins between the two has its redirection without a zone. An application

@@ -3,14 +3,17 @@ package iptables
 import (
 	"context"
 	"errors"
-	"slices"
+	"fmt"
 	"strconv"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Remove takes out all that is ours, of both backends and families, whatever
 // configuration put it there; others' rules stay as they are. Nothing of ours
-// being there is no error, and neither is a backend that cannot be used.
+// being there is no error. Where a backend cannot be read, and the kernel does not
+// say that it is empty, Remove returns [ErrUnseen] after it has done the rest.
 //
 // No query is captured any more at once. If any was of late, our chains stay,
 // with nothing that leads to them, until Config.Settle is over or ctx ends: with
@@ -21,7 +24,7 @@ import (
 func (c *Capture) Remove(ctx context.Context) error {
 	wait, err := c.unhook(ctx)
 	if err != nil {
-		return err
+		return withoutCapability(err)
 	}
 	if wait > 0 {
 		select {
@@ -35,9 +38,22 @@ func (c *Capture) Remove(ctx context.Context) error {
 		return nil
 	}
 	ctx = context.WithoutCancel(ctx)
-	_, err1 := removeSide(ctx, look(ctx, NFT))
-	_, err2 := removeSide(ctx, look(ctx, Legacy))
-	return errors.Join(err1, err2)
+	var errs []error
+	for _, s := range []*side{look(ctx, NFT), look(ctx, Legacy)} {
+		_, err := removeSide(ctx, s, patient)
+		errs = append(errs, err, s.unseen())
+	}
+	return errors.Join(errs...)
+}
+
+// unseen returns an error if the backend could not be read and may hold rules of ours.
+func (s *side) unseen() error {
+	for _, f := range families() {
+		if err := s.reason[f]; err != nil && !nothingThere(s.backend, f, err) {
+			return fmt.Errorf("%w (backend %s, %s): run `nametap capture remove` as root, with the tools of that backend: %w", ErrUnseen, s.backend, f, err)
+		}
+	}
+	return nil
 }
 
 // unhook ends the capture, and says how long to wait for replies that have to be
@@ -45,9 +61,13 @@ func (c *Capture) Remove(ctx context.Context) error {
 func (c *Capture) unhook(ctx context.Context) (time.Duration, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.wanted, c.in, c.sweepAt = false, installed{}, time.Time{}
+	c.wanted, c.in, c.leftovers, c.seen = false, installed{}, nil, fingerprint{}
+	c.publish()
 	nft, legacy := look(ctx, NFT), look(ctx, Legacy)
 	if !nft.usable() && !legacy.usable() {
+		if nft.unseen() == nil && legacy.unseen() == nil {
+			return 0, nil
+		}
 		return 0, errors.Join(nft.err(), legacy.err())
 	}
 	var wait time.Duration
@@ -62,7 +82,7 @@ func (c *Capture) unhook(ctx context.Context) (time.Duration, error) {
 			if inUse(f, saved) {
 				wait = c.cfg.Settle
 			}
-			errs = append(errs, c.unhookFamily(ctx, place{s.backend, f, s.tools[f]}, saved))
+			errs = append(errs, c.unhookFamily(ctx, s.place(f, patient), saved))
 		}
 	}
 	if changed {
@@ -88,13 +108,15 @@ func (c *Capture) unhookFamily(ctx context.Context, p place, have saved) error {
 	return err
 }
 
-// inUse says whether anybody's query was captured of late.
+// inUse says whether any query was captured of late, or may have been.
 func inUse(f Family, have saved) bool {
-	all, err := flows(f)
 	s := sweep{ports: ports(have.redirections())}
-	return err == nil && slices.ContainsFunc(all, func(fl flow) bool {
-		return fl.original.destination.Port() == dnsPort && s.redirected(fl)
+	used := false
+	dumps := append(overUDP(), dump{unix.IPPROTO_TCP, ctaDestinationPort})
+	err := eachFlow(f, dumps, func(fl flow) {
+		used = used || fl.original.destination.Port() == dnsPort && s.redirected(fl)
 	})
+	return err != nil || used
 }
 
 // ports parses those that are ports.
@@ -110,15 +132,14 @@ func ports(texts []string) []uint16 {
 
 // removeSide takes what is ours out of one backend, as far as it can be used,
 // and says whether there was anything.
-func removeSide(ctx context.Context, s *side) (bool, error) {
+func removeSide(ctx context.Context, s *side, attempts int) (bool, error) {
 	changed := false
 	var errs []error
 	for _, f := range families() {
 		if s.saved[f] == nil || !s.saved[f].ours() && !s.saved[f].marked() {
 			continue
 		}
-		p := place{s.backend, f, s.tools[f]}
-		did, err := p.remove(ctx)
+		did, err := s.place(f, attempts).remove(ctx)
 		changed = changed || did
 		errs = append(errs, err)
 	}

@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"log/slog"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Stats counts what Run has done.
@@ -38,7 +41,8 @@ func (c *Capture) Run(ctx context.Context) error {
 	}
 }
 
-// reconcile is one look, and the repair that it calls for.
+// reconcile is one look, and the repair that it calls for. While something is missing it
+// is tried again.
 func (c *Capture) reconcile(ctx context.Context) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -46,21 +50,67 @@ func (c *Capture) reconcile(ctx context.Context) {
 		return
 	}
 	c.checks.Add(1)
-	drifts, err := c.drifted(ctx)
-	if err == nil && len(drifts) > 0 {
-		if _, err = c.apply(ctx); err == nil {
-			c.log.Warn("capture rules had drifted and are mended", "drift", drifts)
-			c.repairs.Add(1)
-		}
+	now, err := c.fingerprint() // before the look, which may miss what comes after it
+	known, settled := err == nil, c.in.complete() && !c.behind
+	// Rules that differed for a while, shorter than the interval, have left entries.
+	// Legacy has no number that counts changes, so there they may always have.
+	c.sweep(known && now != c.swept, c.in.backend == Legacy)
+	c.swept = now
+	if known && settled && now == c.seen {
+		return
 	}
+	c.seen = fingerprint{}
+	same, err := c.look(ctx)
 	if ctx.Err() != nil {
 		return
 	}
-	if !c.sweepAt.IsZero() && time.Now().After(c.sweepAt) {
-		c.sweepAt = time.Time{}
-		c.sweep(true)
+	if same && known {
+		c.seen = now
 	}
 	c.sayFailure(err)
+}
+
+// look looks at the rules themselves and repairs what differs. It reports whether
+// nothing did.
+func (c *Capture) look(ctx context.Context) (same bool, err error) {
+	drifts, err := c.drifted(ctx)
+	if err != nil || len(drifts) == 0 && c.in.complete() {
+		return err == nil, err
+	}
+	changed, err := c.apply(ctx, brief)
+	switch {
+	case err != nil && !errors.Is(err, ErrIncomplete):
+	case len(drifts) > 0:
+		c.log.Warn("capture rules had drifted and are mended", "drift", drifts)
+		c.repairs.Add(1)
+	case changed:
+		c.sayCaptured(true, nil)
+	}
+	return false, err
+}
+
+// A fingerprint tells whether rules may have changed in the kernel. Two that are equal
+// were taken with nothing changed in between, but for changes of legacy's rules that were
+// undone.
+type fingerprint struct {
+	generation uint32 // of nft
+	legacy     uint64 // a hash
+}
+
+// fingerprint takes it, which costs far less than a look at the rules.
+func (c *Capture) fingerprint() (fingerprint, error) {
+	generation, err := nftGeneration()
+	if err != nil && !is(err, unix.EOPNOTSUPP, unix.EINVAL, unix.EPROTONOSUPPORT) { // no nft
+		return fingerprint{}, err
+	}
+	var hash maphash.Hash
+	hash.SetSeed(c.seed)
+	for _, f := range families() {
+		if err := legacyPrint(&hash, f); err != nil {
+			return fingerprint{}, err
+		}
+	}
+	return fingerprint{generation, hash.Sum64()}, nil
 }
 
 // sayFailure counts a failure, and logs it if it is not the same as before.
@@ -92,6 +142,9 @@ func (c *Capture) drifted(ctx context.Context) ([]string, error) {
 		if ok && s.reason[f] != nil {
 			errs = append(errs, s.reason[f])
 			continue
+		}
+		if err := rest.reason[f]; err != nil && !lasts(err) {
+			errs = append(errs, err)
 		}
 		if ok || c.in.missing[f] == nil {
 			for _, d := range v.rules.drift(f, s.saved[f]) {

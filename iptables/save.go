@@ -3,7 +3,6 @@ package iptables
 import (
 	"bufio"
 	"bytes"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -29,10 +28,6 @@ type savedChain struct {
 type savedRule struct {
 	chain, target, spec string
 }
-
-// errIncompatible is said by iptables-nft-save, as a comment, of a table that
-// has rules of the nft tool which iptables has no words for.
-var errIncompatible = errors.New("has rules that only the nft tool can read; choose the backend legacy, or keep them in a table of another name")
 
 // parseSave reads the output of iptables-save, with or without counters.
 func parseSave(text []byte) (saved, error) {

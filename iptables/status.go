@@ -32,11 +32,13 @@ type FamilyStatus struct {
 	State  State  `json:"state"`
 	// Zone says whether captured queries have a conntrack zone of their own.
 	Zone bool `json:"zone"`
+	// Without is what the rules lack, in words.
+	Without []string `json:"without,omitempty"`
 	// Drift is how the rules differ from the configuration's.
 	Drift []string `json:"drift,omitempty"`
 	// OtherBackend says that rules of ours are in the other backend too.
 	OtherBackend bool `json:"otherBackend,omitempty"`
-	// Error is why the family is unavailable.
+	// Error is why the family is unavailable, or not captured, or captured with lesser rules.
 	Error string `json:"error,omitempty"`
 }
 
@@ -46,7 +48,7 @@ func (c *Capture) Status(ctx context.Context) (Status, error) {
 	defer c.mu.Unlock()
 	s, rest, reason, err := c.sides(ctx)
 	if err != nil {
-		return Status{}, err
+		return Status{}, withoutCapability(err)
 	}
 	status := Status{Backend: s.backend, Because: reason}
 	for _, f := range families() {
@@ -54,7 +56,7 @@ func (c *Capture) Status(ctx context.Context) (Status, error) {
 		if err := s.reason[f]; err != nil {
 			fs.State, fs.Error = Unavailable, err.Error()
 		} else {
-			fs.State, fs.Zone, fs.Drift = c.state(f, s.saved[f])
+			c.state(&fs, s.saved[f])
 		}
 		status.Families = append(status.Families, fs)
 	}
@@ -80,24 +82,31 @@ func (c *Capture) sides(ctx context.Context) (chosen, rest *side, reason string,
 
 // state compares what is saved with what Apply put in; if this Capture has not,
 // with all that it may have put in, since a machine without zones stays one.
-func (c *Capture) state(f Family, s saved) (State, bool, []string) {
-	vs := c.variants
+func (c *Capture) state(fs *FamilyStatus, s saved) {
+	f, vs := fs.Family, c.variants
 	if v, ok := c.in.families[f]; ok && !c.behind {
 		vs = []variant{v}
 	}
 	wanted := len(vs[0].rules.tables(f)) > 0
-	if !s.ours() {
-		if !wanted {
-			return NotWanted, false, nil
+	for _, err := range []error{c.in.missing[f], c.in.lesser[f]} {
+		if err != nil && wanted {
+			fs.Error = err.Error()
 		}
-		return Absent, false, nil
+	}
+	if !s.ours() {
+		fs.State = NotWanted
+		if wanted {
+			fs.State = Absent
+		}
+		return
 	}
 	for _, v := range vs {
 		if wanted && len(v.rules.drift(f, s)) == 0 {
-			return InPlace, v.rules.zoned(f), nil
+			fs.State, fs.Zone, fs.Without = InPlace, v.rules.zoned(f), v.without
+			return
 		}
 	}
-	return Drifted, len(s["raw"].own()) > 0, vs[0].rules.drift(f, s)
+	fs.State, fs.Zone, fs.Drift = Drifted, len(s["raw"].own()) > 0, vs[0].rules.drift(f, s)
 }
 
 // Step is a text that Apply gives to a program.

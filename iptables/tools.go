@@ -6,22 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
-	"strings"
 	"syscall"
 	"time"
-)
-
-// Why a tool failed, where it makes a difference to us. Any other failure means
-// that the kernel or the tool did not take the rules.
-var (
-	errTool       = errors.New("tool is missing")
-	errLocked     = errors.New("lock is held")
-	errPermission = errors.New("not permitted")
-	errNoTable    = errors.New("no such table in this kernel")
 )
 
 const (
@@ -35,9 +25,18 @@ const (
 	lockFile = "/run/xtables.lock"
 )
 
+const (
+	// readAttempts is how often rules are read when that fails.
+	readAttempts = 5
+	// firstPause and longestPause are between two attempts; the last are on average.
+	firstPause, longestPause = 10 * time.Millisecond, 250 * time.Millisecond
+)
+
 // tools are the two programs for one family in one backend.
 type tools struct {
 	save, restore string
+	backend       Backend
+	family        Family
 }
 
 // findTools finds them: by the names that belong to a backend, or else by those
@@ -56,10 +55,16 @@ func findTools(ctx context.Context, b Backend, f Family) (tools, error) {
 		if err != nil {
 			continue
 		}
-		if prefix == base && backendOf(ctx, restore) != b {
-			continue
+		if prefix == base {
+			found, err := backendOf(ctx, restore)
+			if err != nil {
+				return tools{}, fmt.Errorf("asking %s for its backend: %w", prefix, err)
+			}
+			if found != b {
+				continue
+			}
 		}
-		return tools{save: save, restore: restore}, nil
+		return tools{save: save, restore: restore, backend: b, family: f}, nil
 	}
 	return tools{}, fmt.Errorf("%w: neither %s-%s-restore nor %s-restore of this backend is in $PATH, /usr/sbin or /sbin; install the package iptables",
 		errTool, base, b, base)
@@ -80,32 +85,57 @@ func lookPath(name string) (string, error) {
 }
 
 // backendOf asks a tool for its backend; before version 1.8 there was one only.
-func backendOf(ctx context.Context, tool string) Backend {
-	out, err := run(ctx, nil, tool, "--version")
-	switch {
-	case err != nil:
-		return ""
-	case bytes.Contains(out, []byte("nf_tables")):
-		return NFT
-	default:
-		return Legacy
+func backendOf(ctx context.Context, tool string) (Backend, error) {
+	for n := 0; ; n++ {
+		out, err := run(ctx, nil, tool, "--version")
+		switch {
+		case err == nil && bytes.Contains(out, []byte("nf_tables")):
+			return NFT, nil
+		case err == nil:
+			return Legacy, nil
+		case n == readAttempts-1 || !pause(ctx, n):
+			return "", err
+		}
 	}
 }
 
 // read returns what is in the kernel. It names no table, since legacy makes
-// every table that it is asked for.
+// every table that it is asked for. A failure that may pass is tried again.
 func (t tools) read(ctx context.Context) (saved, error) {
-	out, err := run(ctx, nil, t.save)
-	if err != nil {
-		return nil, err
+	for n := 0; ; n++ {
+		out, err := run(ctx, nil, t.save)
+		var s saved
+		if err == nil {
+			s, err = parseSave(out)
+		}
+		if err == nil || lasts(err) || n == readAttempts-1 || !pause(ctx, n) {
+			return s, err
+		}
 	}
-	return parseSave(out)
 }
 
 // write gives text to iptables-restore.
 func (t tools) write(ctx context.Context, text string) error {
 	_, err := run(ctx, []byte(text), t.restore, "--noflush", "-w", lockWait)
+	if err == nil || lasts(err) || t.backend != Legacy {
+		return err
+	}
+	if missing := lacksLegacyExtension(t.family, text); missing != "" {
+		return fmt.Errorf("%w: %s: %w", errExtension, missing, err)
+	}
 	return err
+}
+
+// pause waits after the nth failure, longer each time, and returns false if ctx ends.
+func pause(ctx context.Context, n int) bool {
+	wait := min(firstPause<<n, longestPause)
+	wait += rand.N(wait) // two programs that disturb each other get out of step
+	select {
+	case <-time.After(wait):
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // run runs a tool and returns what it prints.
@@ -151,32 +181,4 @@ func replacementLock() string {
 		return os.DevNull
 	}
 	return ""
-}
-
-// explain turns a tool's failure into an error that says what to do.
-func explain(tool string, err error, stderr string) error {
-	said := strings.TrimSpace(stderr)
-	has := func(texts ...string) bool {
-		return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(said, text) })
-	}
-	fail := func(why error, advice string) error {
-		return fmt.Errorf("running %s: %w (%w: %q): %s", tool, why, err, said, advice)
-	}
-	switch {
-	case has("xtables lock"):
-		return fail(errLocked, "another program holds "+lockFile+" for more than "+lockWait+
-			" s; fuser -v "+lockFile+" shows which")
-	case has("Permission denied", "Operation not permitted", "you must be root"):
-		return fail(errPermission, "it takes CAP_NET_ADMIN, and for legacy CAP_NET_RAW and, if not root, CAP_DAC_READ_SEARCH, in the user namespace that owns the network namespace")
-	case has("Table does not exist", "can't initialize ip"):
-		return fail(errNoTable, "load the kernel's modules (modprobe -a iptable_nat iptable_raw ip6table_nat ip6table_raw), or use the other backend")
-	case has("is incompatible, use 'nft' tool"):
-		return fail(errNoTable, "the nft tool wrote rules into a table that iptables uses; choose the backend legacy")
-	case has("Couldn't load match", "Couldn't load target"):
-		return fmt.Errorf("running %s: %w: %q: install the extensions that come with the package iptables", tool, err, said)
-	case said == "":
-		return fmt.Errorf("running %s: %w", tool, err)
-	default:
-		return fmt.Errorf("running %s: %w: %q", tool, err, said)
-	}
 }

@@ -62,8 +62,13 @@ func TestCaptureCommands(t *testing.T) { // K3, K4, K11
 			t.Errorf("apply: %+v", r)
 		}
 		state(iptables.InPlace, 0)
+		if v.backend == "nft" { // what that user may not read is said
+			if r := v.nametap(v.args("remove")...); r.code != 1 || !strings.Contains(r.stderr, "rules of ours may remain") {
+				t.Errorf("remove: %+v", r)
+			}
+		}
 		for range 2 { // nothing of ours is no failure
-			if r := v.nametap(v.args("remove")...); r.code != 0 || r.stdout != "" {
+			if r := v.root(v.args("remove")...); r.code != 0 || r.stdout != "" {
 				t.Errorf("remove: %+v", r)
 			}
 		}
@@ -89,8 +94,14 @@ func TestCaptureNotPermitted(t *testing.T) { // K11
 	v := newVM(t, "auto")
 	v.capabilities = nil
 	for _, subcommand := range []string{"apply", "status", "remove", "check"} {
-		if r := v.nametap(v.args(subcommand)...); r.code != 1 || !strings.Contains(r.stderr, "CAP_NET_ADMIN") {
+		r := v.nametap(v.args(subcommand)...)
+		if r.code != 1 || !strings.Contains(r.stderr, "CAP_NET_ADMIN") {
 			t.Errorf("%s: %+v", subcommand, r)
+		}
+		first, _, _ := strings.Cut(r.stderr, "\n")
+		if subcommand == "apply" && (!strings.Contains(first, "CAP_NET_ADMIN is missing") ||
+			!strings.Contains(first, "securityContext.capabilities.add") || strings.Contains(r.stderr, "legacy")) {
+			t.Errorf("apply begins with %q", first)
 		}
 	}
 	if r := v.nametap(v.args("print")...); r.code != 0 || !strings.Contains(r.stderr, "CAP_NET_ADMIN") || !strings.Contains(r.stdout, "-j REDIRECT --to-ports 15053") {

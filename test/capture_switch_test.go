@@ -46,7 +46,8 @@ func TestSwitch(t *testing.T) { // K2, K9, R7
 		if n := a.log.Count("capture stays as it is"); n != 1 {
 			t.Errorf("a broken file is said %d times:\n%s", n, a.log)
 		}
-		if n := a.log.Count("level=WARN") + a.log.Count("level=ERROR"); n != 1 {
+		unseen := a.log.Count("whether an agent before has left") // with nft this user cannot read legacy's
+		if n := a.log.Count("level=WARN") + a.log.Count("level=ERROR") - unseen; n != 1 || unseen > 1 {
 			t.Errorf("%d lines of the log are of warnings:\n%s", n, a.log)
 		}
 	})

@@ -114,8 +114,10 @@ func (c *captureCommand) resolve(command *cobra.Command) error {
 func newCaptureApply() *cobra.Command {
 	c := new(captureCommand)
 	return c.subcommand("apply", "Put the rules in", `Put the rules in, in place of any others of ours. What is there already is not
-changed. Each family has all of its rules or none. With ISTIO_META_DNS_CAPTURE=false
-nothing is put in, and that is no error.`,
+changed. Each family has all of its rules or none. What this machine lacks is done
+without. What fails for a reason that may pass is tried again for some seconds; if a
+family is not captured then, or by lesser rules, it is exit code 1, and what could be
+had is in. With ISTIO_META_DNS_CAPTURE=false nothing is put in, and that is no error.`,
 		func(ctx context.Context, w io.Writer) error {
 			if !c.state.On {
 				nothing := struct {
@@ -127,7 +129,13 @@ nothing is put in, and that is no error.`,
 					return err
 				})
 			}
-			if err := c.set.Apply(ctx); err != nil {
+			err := c.set.Apply(ctx)
+			switch {
+			case errors.Is(err, iptables.ErrIncomplete):
+				return errors.Join(c.printStatus(ctx, w), err)
+			case errors.Is(err, iptables.ErrCapability):
+				return err
+			case err != nil:
 				return fmt.Errorf("%w; `nametap capture check` says what is missing", err)
 			}
 			return c.printStatus(ctx, w)
@@ -139,8 +147,10 @@ func newCaptureRemove() *cobra.Command {
 	afterAgent := false
 	command := c.declared("remove", "Take the rules out", `Take out all that is ours, in both backends, whatever it was put in with. Queries go
 to nameservers again at once; the command ends when no reply can be on its way any
-more. With --after-agent, which is for service managers, it does not wait, and does
-nothing if --fail-open=false says that queries are to be refused without an agent.`)
+more. It is exit code 1 if a backend cannot be read in which rules of ours may be. With
+--after-agent, which is for service managers, it does not wait, is content with what the
+agent's user may read, and does nothing if --fail-open=false says that queries are to be
+refused without an agent.`)
 	command.RunE = func(command *cobra.Command, _ []string) error {
 		failOpen, logger := c.resolveForRemoval(command.Flags())
 		if afterAgent && !failOpen {
@@ -155,7 +165,12 @@ nothing if --fail-open=false says that queries are to be refused without an agen
 		if err != nil {
 			return err
 		}
-		return set.Remove(command.Context())
+		err = set.Remove(command.Context())
+		if afterAgent && errors.Is(err, iptables.ErrUnseen) {
+			logger.Warn("the capture rules are out as far as they can be seen", "unseen", err)
+			return nil
+		}
+		return err
 	}
 	command.Flags().BoolVar(&afterAgent, "after-agent", false, "only if --fail-open, and at once")
 	return command
@@ -289,8 +304,11 @@ func printRules(w io.Writer, status iptables.Status) {
 	fmt.Fprintf(w, "backend\t%s: %s\n", status.Backend, status.Because)
 	for _, f := range status.Families {
 		text := string(f.State)
-		if f.State == iptables.InPlace && !f.Zone {
+		if f.State == iptables.InPlace && !f.Zone && len(f.Without) == 0 {
 			text += ", without a conntrack zone"
+		}
+		if len(f.Without) > 0 {
+			text += ", without " + strings.Join(f.Without, ", ")
 		}
 		if f.OtherBackend {
 			text += ", and rules of ours in the other backend"

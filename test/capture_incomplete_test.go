@@ -1,0 +1,61 @@
+package test
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// breakTool lets a tool fail for a reason that may pass, for commands of the host from now
+// on, until the function that it returns is called.
+func (v *vm) breakTool(name string) (mend func()) {
+	v.tb.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil {
+		v.tb.Fatal(err)
+	}
+	script := "#!/bin/sh\nif [ -e " + v.write("broken", "") + " ]; then echo 'Resource temporarily unavailable.' >&2; exit 4; fi\nexec " + path + " \"$@\"\n"
+	file := v.write(name, script)
+	if err := os.Chmod(file, 0o755); err != nil {
+		v.tb.Fatal(err)
+	}
+	v.environment = append(v.environment, "PATH="+v.dir+":"+os.Getenv("PATH"))
+	return func() {
+		if err := os.Remove(v.dir + "/broken"); err != nil {
+			v.tb.Fatal(err)
+		}
+	}
+}
+
+// A family that could be captured and is not is exit code 1, and the agent tries again.
+func TestCaptureIncomplete(t *testing.T) { // K13
+	t.Parallel()
+	vms(t, func(v *vm) {
+		t := v.tb
+		mend := v.breakTool("ip6tables-" + v.backend + "-restore")
+		r := v.root(v.args("apply")...)
+		if r.code != 1 || !strings.Contains(r.stderr, "capture is incomplete") || !strings.Contains(r.stderr, "IPv6") || !strings.Contains(r.stdout, "IPv4     in place") {
+			t.Errorf("apply: %+v", r)
+		}
+		a := v.capture()
+		level := func(family, level string) bool {
+			return v.metric(`nametap_capture_level{family="`+family+`",level="`+level+`"}`) == 1
+		}
+		if !level("IPv4", "complete") || !level("IPv6", "failed") {
+			t.Errorf("levels:\n%s", v.get("/metrics"))
+		}
+		if r := v.nametap("status", "--status-addr", statusAddr); !strings.Contains(r.stdout, "Resource temporarily unavailable") {
+			t.Errorf("status: %+v", r)
+		}
+		mend()
+		v.until("IPv6 is captured", func() bool { return level("IPv6", "complete") })
+		v.asked(named6, meshIP)
+		if a.log.Count("capture is incomplete and is tried again") != 1 {
+			t.Errorf("%s", a.log)
+		}
+		if r := v.root(v.args("apply")...); r.code != 0 {
+			t.Errorf("apply: %+v", r)
+		}
+	})
+}
