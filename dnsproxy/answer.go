@@ -79,11 +79,18 @@ func (a *answerer) respondFailure(dst []byte, q *query, why failure) []byte {
 	return w.buf
 }
 
-// respondUnknown appends NXDOMAIN, of at most limit bytes: the name is below a
-// suffix that is ours alone, and nobody has it.
-func (a *answerer) respondUnknown(dst []byte, q *query, suffix wireName, limit int) []byte {
+// A negative says what a name that has no records lacks: NXDOMAIN or NOERROR, and the
+// zone that says so, the question's name or a tail of it.
+type negative struct {
+	rcode int
+	zone  wireName
+}
+
+// respondNegative appends a response without answers, of at most limit bytes. To the
+// question for the zone's SOA that is the answer.
+func (a *answerer) respondNegative(dst []byte, q *query, n negative, limit int) []byte {
 	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit}
-	w.unknown(suffix)
+	w.negative(n)
 	return w.buf
 }
 

@@ -18,7 +18,7 @@ const (
 	actAddresses               // addresses from the table, or NODATA
 	actForward                 // to a nameserver
 	actExists                  // to a nameserver, NXDOMAIN becomes NODATA
-	actUnknown                 // NXDOMAIN: local only, and not in the table
+	actUnknown                 // local only, and not in the table: NXDOMAIN, or NODATA for an ancestor
 )
 
 // A decision is what becomes of a query, and why. It is good for as long as the
@@ -28,8 +28,14 @@ type decision struct {
 	match  match
 	rcode  int   // of actReject
 	reason error // of actReject, and why a name that might be ours is forwarded
-	// suffix is the one that keeps the name local, of actUnknown.
-	suffix wireName
+	// zone is what negative answers name as their zone: the suffix that keeps the name
+	// which answers from nameservers, with the search domain behind it for actUnknown.
+	// The root if there is none: then the name is a zone of its own.
+	zone wireName
+	// local is the name without the search domain, and table where it is not, of
+	// actUnknown.
+	local wireName
+	table *Table
 }
 
 // The reasons of decisions, as clients and people read them.
@@ -70,6 +76,12 @@ func (d *decision) failure() failure {
 	return f
 }
 
+// exists reports whether a name that is never forwarded exists without records: as the
+// zone that the suffix is, or as an ancestor of names of the table.
+func (d *decision) exists(name wireName) bool {
+	return d.action == actUnknown && (name == d.zone || d.table.hasBelow(d.local))
+}
+
 // decide says what becomes of a question; the package comment numbers its rules,
 // of which [handler.screen] applies those for the rest of the message. table is nil
 // before the first push.
@@ -81,34 +93,32 @@ func (h *handler) decide(q question, table *Table, s *scratch) decision {
 	default:
 		return decision{action: actReject, rcode: dns.RcodeRefused, reason: errOtherClass}
 	}
-	if h.suffixes.bypasses(q.name) {
+	local, zone, localOnly := h.suffixes.localSearched(q.name, h.forwarder.routing.Load().search)
+	if !localOnly && h.suffixes.bypasses(q.name) {
 		return decision{action: actForward, match: match{rule: RuleNone}, reason: errBypass}
 	}
 	if table == nil {
-		return h.decideBeforeSync(q.name)
+		return h.decideBeforeSync(q.name, localOnly)
 	}
 	m := table.pointer(q.name, &h.suffixes, s)
 	if m.rule == RulePTR {
-		return decision{action: actPointers, match: m}
+		return decision{action: actPointers, match: m, zone: zone}
 	}
 	if q.name.special() {
 		return decision{action: actForward, match: match{rule: RuleNone}, reason: errSpecial}
 	}
 	bypassed := m.bypassed
 	m = table.lookup(q.name, h.search(), &h.suffixes, s)
-	suffix, localOnly := h.suffixes.local(q.name)
-	if !localOnly && m.rule == RuleAutopath {
-		_, localOnly = h.suffixes.local(m.target)
-	}
 	switch {
 	case m.rule == RuleNone && localOnly:
-		return decision{action: actUnknown, match: m, suffix: suffix}
+		return decision{action: actUnknown, match: m, zone: zone, local: local, table: table}
 	case m.rule == RuleNone && (bypassed || m.bypassed):
 		return decision{action: actForward, match: m, reason: errBypass}
 	case m.rule == RuleNone:
 		return decision{action: actForward, match: m}
 	case m.host.kubernetes() || answersAlways(q.qtype) || localOnly:
-		return decision{action: actAddresses, match: m}
+		zone, _ = h.suffixes.local(m.owner(q.name))
+		return decision{action: actAddresses, match: m, zone: zone}
 	default:
 		return decision{action: actExists, match: m}
 	}
@@ -133,14 +143,11 @@ func answersAlways(qtype uint16) bool {
 }
 
 // decideBeforeSync is decide without a table.
-func (h *handler) decideBeforeSync(name wireName) decision {
+func (h *handler) decideBeforeSync(name wireName, localOnly bool) decision {
 	switch {
 	case h.beforeSync == BeforeSyncServfail:
 		return decision{action: actReject, rcode: dns.RcodeServerFailure, reason: errNotSynced}
-	case h.beforeSync == BeforeSyncHold || name.below(h.cluster.domain):
-		return decision{action: actHold}
-	}
-	if _, localOnly := h.suffixes.local(name); localOnly {
+	case h.beforeSync == BeforeSyncHold || localOnly || name.below(h.cluster.domain):
 		return decision{action: actHold}
 	}
 	return decision{action: actForward, match: match{rule: RuleNone}, reason: errNotSynced}

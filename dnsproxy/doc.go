@@ -24,7 +24,9 @@
 //     d. autopath: one of a to c, followed by a domain of the search list, the
 //     first such domain in the order of the list. The CNAME leads to the host's FQDN
 //     if c found it, otherwise to the name without the search domain.
-//  10. A name below a suffix that is local only: NXDOMAIN.
+//  10. A name below a suffix that is local only, also with a domain of the search list
+//     behind it: NODATA if the suffix is all of it or names of the table are below it
+//     (RFC 8020), otherwise NXDOMAIN.
 //  11. Everything else: forwarded.
 //
 // What an own name answers depends on the type: addresses for A, AAAA and ANY;

@@ -51,6 +51,9 @@ func (s *Server) Explain(name, qtype string) (Explanation, error) {
 		e.Host = d.match.host.info(&table.cluster).key
 	}
 	e.Why = why(d, e.Host)
+	if d.exists(q.name) {
+		e.Why = fmt.Sprintf("an ancestor of names of the table, and names below %s are not forwarded: it has no records", d.zone)
+	}
 	return e, nil
 }
 
@@ -74,7 +77,7 @@ func why(d decision, key string) string {
 		}
 		return "in no table: forwarded"
 	case actUnknown:
-		return fmt.Sprintf("in no table, and names below %s are not forwarded: it does not exist", d.suffix)
+		return fmt.Sprintf("in no table, and names below %s are not forwarded: it does not exist", d.zone)
 	case actReject, actChaos:
 	}
 	if d.reason != nil {

@@ -113,6 +113,9 @@ func (h *handler) hold(q question) decision {
 // and its source.
 func (h *handler) forward(q *query, d decision, from *arrival) (response []byte, source string) {
 	limit := h.limit(q.udpSize, from.over)
+	if d.exists(q.name) {
+		return h.respondNegative(nil, q, negative{dns.RcodeSuccess, d.zone}, limit), sourceSelf
+	}
 	server := h.forwarder.elsewhere(from)
 	if h.forwarder.client.Echo(append([]byte(q.name), 0), server) {
 		// Refused, since a forwarder that is told nothing asks again.
@@ -131,7 +134,7 @@ func (h *handler) forward(q *query, d decision, from *arrival) (response []byte,
 	}
 	switch {
 	case found.err == errUnknown: //nolint:errorlint // it is ours, and never wrapped
-		return h.respondUnknown(nil, q, d.suffix, limit), sourceSelf
+		return h.respondNegative(nil, q, negative{dns.RcodeNameError, d.zone}, limit), sourceSelf
 	case found.err != nil:
 		return h.respondFailure(nil, q, failureOf(found.err)), found.source
 	case d.action == actExists && found.rcode() == dns.RcodeNameError:

@@ -259,7 +259,7 @@ func (r *reference) lookup(labels []string) (h *refHost, target int) {
 	if refSpecial(strings.Join(labels, ".") + ".") {
 		return nil, 0
 	}
-	if r.bypassed(strings.Join(labels, ".") + ".") {
+	if name := strings.Join(labels, ".") + "."; r.bypassed(name) && !r.hasZone(name) {
 		return nil, 0
 	}
 	if h := r.find(labels); h != nil {
@@ -311,11 +311,78 @@ func (r *reference) claimant(labels []string, name string) *refHost {
 	return nil // N9
 }
 
-// answer returns the whole response to a query, of any length, nil if it is not
-// for the table to answer.
-func (r *reference) answer(q *refQuery) *dns.Msg {
-	labels := dns.SplitDomainName(strings.ToLower(q.name))
-	owner := q.name
+// zone returns the name without search domain and the zone of a name that is never for
+// nameservers (F12); both are empty for others. The zone is the suffix, with the search
+// domain behind it if the name has one.
+func (r *reference) zone(name string) (base, zone string) {
+	if r.local(name) {
+		return name, refLongest(name, r.localOnly)
+	}
+	for _, domain := range r.search {
+		base, ok := strings.CutSuffix(name, "."+domain)
+		if base += "."; ok && r.local(base) {
+			if zone := refLongest(base, r.localOnly) + domain; len(zone) > len(refLongest(name, r.bypass)) {
+				return base, zone
+			}
+		}
+	}
+	return "", ""
+}
+
+// hasZone reports whether a name is never for nameservers.
+func (r *reference) hasZone(name string) bool {
+	_, zone := r.zone(name)
+	return zone != ""
+}
+
+// refTail returns the labels at the end of a name as the client wrote it that are those
+// of suffix, or the name if that is empty.
+func refTail(name, suffix string) string {
+	if suffix == "" {
+		return name
+	}
+	labels := dns.SplitDomainName(name)
+	return strings.Join(labels[len(labels)-dns.CountLabel(suffix):], ".") + "."
+}
+
+// hasBelow reports whether a name is an ancestor of one that the table has (RFC 8020).
+func (r *reference) hasBelow(name string) bool {
+	for _, index := range append([]map[string]*refHost{r.hosts, r.wildcards}, r.shortNames[:]...) {
+		for own, h := range index {
+			if h.wildcard {
+				own = "*." + own
+			}
+			if strings.HasSuffix(own, "."+name) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// selfAnswer returns the whole response to a query that neither the table nor
+// nameservers answer, nil if there are none.
+func (r *reference) selfAnswer(q *refQuery) *dns.Msg {
+	resp := r.empty(q)
+	name := strings.ToLower(q.name)
+	base, zone := r.zone(name)
+	if zone == "" || refSpecial(name) {
+		return nil
+	}
+	soa := []dns.RR{r.soa(dns.RR_Header{Name: refTail(q.name, zone), Rrtype: dns.TypeSOA, Class: dns.ClassINET, Ttl: r.ttl})}
+	switch {
+	case name == zone && q.qtype == dns.TypeSOA:
+		resp.Answer = soa
+	case name == zone || r.hasBelow(base):
+		resp.Ns = soa
+	default:
+		resp.Rcode, resp.Ns = dns.RcodeNameError, soa
+	}
+	return resp
+}
+
+// empty returns the response to a query without records.
+func (r *reference) empty(q *refQuery) *dns.Msg {
 	resp := &dns.Msg{}
 	resp.Id, resp.Response, resp.Authoritative, resp.RecursionAvailable = q.id, true, true, true // A1
 	resp.RecursionDesired, resp.CheckingDisabled = q.flags&0x100 != 0, q.flags&0x10 != 0
@@ -327,10 +394,19 @@ func (r *reference) answer(q *refQuery) *dns.Msg {
 		}
 		resp.Extra = []dns.RR{opt}
 	}
+	return resp
+}
+
+// answer returns the whole response to a query, of any length, nil if it is not
+// for the table to answer.
+func (r *reference) answer(q *refQuery) *dns.Msg {
+	labels := dns.SplitDomainName(strings.ToLower(q.name))
+	owner := q.name
+	resp := r.empty(q)
 	header := func(rrtype uint16) dns.RR_Header {
 		return dns.RR_Header{Name: owner, Rrtype: rrtype, Class: dns.ClassINET, Ttl: r.ttl}
 	}
-	if name := strings.Join(labels, ".") + "."; r.bypassed(name) {
+	if name := strings.Join(labels, ".") + "."; r.bypassed(name) && !r.hasZone(name) {
 		return nil
 	}
 	names := slices.DeleteFunc(slices.Clone(r.pointers[strings.Join(labels, ".")+"."]), r.bypassed)
@@ -341,6 +417,8 @@ func (r *reference) answer(q *refQuery) *dns.Msg {
 			}
 			return resp
 		}
+		_, zone := r.zone(strings.ToLower(owner))
+		owner = refTail(owner, zone)
 		resp.Ns = []dns.RR{r.soa(header(dns.TypeSOA))}
 		return resp
 	}
@@ -351,11 +429,7 @@ func (r *reference) answer(q *refQuery) *dns.Msg {
 	switch q.qtype {
 	case dns.TypeA, dns.TypeAAAA, dns.TypeANY, dns.TypeHTTPS, dns.TypeSVCB:
 	default: // A4
-		own := strings.Join(labels, ".") + "."
-		if target > 0 {
-			own = strings.Join(labels[:target], ".") + "."
-		}
-		if !h.kubernetes && !r.local(own) && !r.local(strings.Join(labels, ".")+".") {
+		if !h.kubernetes && !r.hasZone(strings.Join(labels, ".")+".") {
 			return nil
 		}
 	}
@@ -380,6 +454,9 @@ func (r *reference) answer(q *refQuery) *dns.Msg {
 	}
 	resp.Answer = append(resp.Answer, addresses...)
 	if len(addresses) == 0 { // A2, A3
+		if name := strings.ToLower(owner); r.local(name) {
+			owner = refTail(owner, refLongest(name, r.localOnly))
+		}
 		resp.Ns = []dns.RR{r.soa(header(dns.TypeSOA))}
 	}
 	return resp

@@ -113,7 +113,7 @@ func (r *responder) respondCached(dst []byte, over transport) (response []byte, 
 // respondOwn appends the response to a query for an own name, of at most limit
 // bytes.
 func (a *answerer) respondOwn(dst []byte, q *query, d decision, limit int) []byte {
-	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit}
+	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit, zone: d.zone}
 	if d.action == actPointers {
 		w.pointers(d.match.ptr)
 	} else {

@@ -38,6 +38,30 @@ func (r *suffixRules) local(name wireName) (zone wireName, found bool) {
 	return zone, found && !r.bypasses(name)
 }
 
+// localSearched is like local for a name that may have a domain of the search list
+// behind it: a client's resolver asks for those first, and they say as much. base is the
+// name without that domain, zone the suffix with it.
+func (r *suffixRules) localSearched(name wireName, search []wireName) (base, zone wireName, found bool) {
+	if len(r.localOnly) == 0 {
+		return name, rootName, false
+	}
+	if zone, found := r.local(name); found {
+		return name, zone, true
+	}
+	bypass, _ := belowAny(name, r.bypass)
+	for _, domain := range search {
+		base, ok := name.cutSuffix(domain)
+		if !ok {
+			continue
+		}
+		zone, found := r.local(base)
+		if whole := name[len(base)-len(zone):]; found && len(whole) > len(bypass) {
+			return base, whole, true
+		}
+	}
+	return name, rootName, false
+}
+
 // withoutBypassed removes the bypassed ones from names, which it changes.
 func (r *suffixRules) withoutBypassed(names []wireName) []wireName {
 	if len(r.bypass) == 0 {

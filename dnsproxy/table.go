@@ -25,6 +25,9 @@ type Table struct {
 
 	settled    sync.Once
 	collisions []Collision // once settled
+
+	descended sync.Once
+	ancestors map[wireName]struct{} // once descended: of all names
 }
 
 // A Skipped entry is a key or an address that a push held and no table can.
@@ -108,6 +111,19 @@ type match struct {
 	bypassed bool
 }
 
+// owner returns the name that has the addresses of an own name: that itself, or the
+// CNAME's target of an autopath name.
+func (m *match) owner(name wireName) wireName {
+	switch {
+	case m.rule != RuleAutopath:
+		return name
+	case m.base == RuleShortName:
+		return m.host.name
+	default:
+		return m.target
+	}
+}
+
 // A scratch is what one lookup at a time puts names together in.
 type scratch struct {
 	name [maxNameLen]byte
@@ -132,7 +148,7 @@ func (t *Table) lookup(name wireName, search []wireName, settings *suffixRules, 
 		return none
 	}
 	if m := t.direct(name, s); m.rule != RuleNone {
-		if !settings.bypassesHost(&m.host) {
+		if !settings.bypasses(name) && !settings.bypassesHost(&m.host) {
 			return m
 		}
 		none.bypassed = true

@@ -14,6 +14,9 @@ type writer struct {
 	buf   []byte // the response from start on
 	start int
 	limit int // bytes, for the whole response
+	// zone is the zone of negative answers, a tail of the name that has no records; the
+	// root if that name is a zone of its own.
+	zone wireName
 	// counts of records so far, and whether one had to be left out
 	answers, authority uint16
 	truncated          bool
@@ -50,7 +53,7 @@ func (w *writer) addresses(m match) {
 	}
 	switch {
 	case len(v4)+len(v6) == 0:
-		w.soa(owner)
+		w.soa(w.apex(owner, m.owner(w.query.name)))
 	default:
 		w.shuffled(owner, dns.TypeA, v4)
 		w.shuffled(owner, dns.TypeAAAA, v6)
@@ -63,7 +66,7 @@ func (w *writer) addresses(m match) {
 func (w *writer) pointers(names []wireName) {
 	w.begin()
 	if w.query.qtype != dns.TypePTR && w.query.qtype != dns.TypeANY {
-		w.soa(questionName)
+		w.soa(w.apex(questionName, w.query.name))
 		w.end(bitAA, dns.RcodeSuccess, nil)
 		return
 	}
@@ -101,12 +104,15 @@ func (w *writer) failure(why failure) {
 	w.end(0, why.rcode, option)
 }
 
-// unknown writes NXDOMAIN with the SOA of the zone that suffix is to us.
-func (w *writer) unknown(suffix wireName) {
+// negative writes a response without answers; the question for the zone's SOA has that.
+func (w *writer) negative(n negative) {
 	w.begin()
-	apex := headerLen + len(w.query.name) - len(suffix)
-	w.soa(pointerBits | uint16(apex)) //nolint:gosec // within the question
-	w.end(bitAA, dns.RcodeNameError, nil)
+	tail := len(w.query.name) - len(n.zone)
+	w.soa(questionName + uint16(tail)) //nolint:gosec // within the question
+	if tail == 0 && w.query.qtype == dns.TypeSOA && n.rcode == dns.RcodeSuccess {
+		w.answers, w.authority = w.authority, 0
+	}
+	w.end(bitAA, n.rcode, nil)
 }
 
 // end writes the OPT record with its option and completes the header.
@@ -180,8 +186,17 @@ func (w *writer) cname(m match) (target uint16) {
 	return target
 }
 
-// soa writes the record that lets a resolver cache a negative answer. Every own
-// name is the apex of a zone of its own, since we know nothing of its parents.
+// apex returns the pointer to the zone that a name without records is in, by the pointer
+// to that name. An own name is a zone of its own where no setting says which zone it is
+// in, since a table does not say where zones begin.
+func (w *writer) apex(owner uint16, name wireName) uint16 {
+	if w.zone == rootName {
+		return owner
+	}
+	return owner + uint16(len(name)-len(w.zone)) //nolint:gosec // within the name
+}
+
+// soa writes the record that lets a resolver cache a negative answer (RFC 2308).
 func (w *writer) soa(owner uint16) {
 	if w.record(owner, dns.TypeSOA, len(w.soaData)) {
 		w.buf = append(w.buf, w.soaData...)

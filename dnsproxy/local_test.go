@@ -1,0 +1,151 @@
+package dnsproxy_test
+
+import (
+	"testing"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/fakedns"
+)
+
+// negative puts a response without answers into a line: the response code, and the owner
+// of the SOA.
+func negative(tb testing.TB, resp *dns.Msg) string {
+	tb.Helper()
+	if len(resp.Answer) > 0 || len(resp.Ns) != 1 {
+		tb.Fatalf("want an SOA alone:\n%v", resp)
+	}
+	return dns.RcodeToString[resp.Rcode] + " " + resp.Ns[0].Header().Name
+}
+
+// A name that exists only as an ancestor of others is NODATA, or a resolver that goes by
+// RFC 8020 takes everything below it for missing too.
+func TestLocalOnlyAncestors(t *testing.T) { // F12, A2
+	t.Parallel()
+	for _, autopath := range []dnsproxy.Autopath{dnsproxy.AutopathMesh, dnsproxy.AutopathAll, dnsproxy.AutopathOff} {
+		world := nameserver(t, anywhere("192.0.2.1"))
+		p := start(t, dnsproxy.Config{
+			ResolvConf: expandConf(t), Upstreams: servers(world), Autopath: autopath,
+			LocalOnly: []string{"cluster.local", "svc.cluster.local", "corp.example", "wild.example", "bank", "svc"},
+		})
+		p.load(t, hosts{
+			"web.shop.svc.cluster.local":        service("web", "shop", "10.0.0.1"),
+			"web-0.db.bank.svc.cluster.local":   service("web-0.db", "bank", "10.0.0.2"),
+			"a.b.corp.example":                  external("10.0.0.3"),
+			"*.deep.wild.example":               external("10.0.0.4"),
+			"one.two.three.svc.remote.local":    external("10.0.0.5"),
+			"name.of.shop.svc.cluster.local.eu": external("10.0.0.6"),
+		})
+		for name, want := range map[string]string{
+			"sHop.svc.cluster.local":       "NOERROR svc.cluster.local.",
+			"bank.svc.cluster.local":       "NOERROR svc.cluster.local.",
+			"db.bank.svc.cluster.local":    "NOERROR svc.cluster.local.",
+			"svc.Cluster.local":            "NOERROR svc.Cluster.local.",
+			"cluster.local":                "NOERROR cluster.local.",
+			"nope.cluster.local":           "NXDOMAIN cluster.local.",
+			"nope.svc.cluster.local":       "NXDOMAIN svc.cluster.local.",
+			"hop.svc.cluster.local":        "NXDOMAIN svc.cluster.local.",
+			"x.shop.svc.cluster.local":     "NXDOMAIN svc.cluster.local.",
+			"x.web.shop.svc.cluster.local": "NXDOMAIN svc.cluster.local.",
+			"b.corp.example":               "NOERROR corp.example.",
+			"wild.example":                 "NOERROR wild.example.",
+			"deep.wild.example":            "NOERROR wild.example.",
+			"other.wild.example":           "NXDOMAIN wild.example.",
+			// Of short names.
+			"bank":       "NOERROR bank.",
+			"db.bank":    "NOERROR bank.",
+			"other.bank": "NXDOMAIN bank.",
+			"shop.svc":   "NOERROR svc.",
+			"mall.svc":   "NXDOMAIN svc.",
+		} {
+			for _, qtype := range []uint16{dns.TypeTXT, dns.TypePTR, dns.TypeDS} {
+				if got := negative(t, p.ask(t, name, qtype)); got != want {
+					t.Errorf("autopath %s: %s %s: %s, want %s", autopath, name, dns.TypeToString[qtype], got, want)
+				}
+			}
+			// A walk of the search list may find more, but not for a name that exists.
+			if autopath == dnsproxy.AutopathAll && want[:8] == "NXDOMAIN" {
+				continue
+			}
+			if got := negative(t, p.ask(t, name, dns.TypeA)); got != want {
+				t.Errorf("autopath %s: %s A: %s, want %s", autopath, name, got, want)
+			}
+		}
+		if asked := world.Queries(); autopath != dnsproxy.AutopathAll && len(asked) > 0 {
+			t.Errorf("autopath %s: asked elsewhere: %v", autopath, asked)
+		}
+	}
+}
+
+// The negative answers of own names, too, are those of the zone that the suffix is.
+func TestLocalOnlyZone(t *testing.T) { // F12, A2
+	t.Parallel()
+	p := start(t, dnsproxy.Config{
+		ResolvConf: expandConf(t), LocalOnly: []string{"svc.cluster.local", "db.example", "10.in-addr.arpa"},
+	})
+	p.load(t, hosts{
+		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"),
+		"a.db.example":               external("10.0.0.2"),
+	})
+	p.converse(t, []dialogue{
+		{"web.shop.svc.cluster.local AAAA", "NODATA svc.cluster.local."},
+		{"web.shop.svc.Cluster.local MX", "NODATA svc.Cluster.local."},
+		{"a.db.example.corp.example AAAA", "a.db.example.corp.example. CNAME a.db.example.; NODATA db.example."},
+		{"a.db.example.corp.example MX", "a.db.example.corp.example. CNAME a.db.example.; NODATA db.example."},
+		{"web.corp.example AAAA", "web.corp.example. CNAME web.shop.svc.cluster.local.; NODATA svc.cluster.local."},
+		{"web.shop AAAA", "NODATA web.shop."},
+		{"1.0.0.10.in-addr.arpa A", "NODATA 10.in-addr.arpa."},
+		{"9.0.0.10.in-addr.arpa PTR", "NXDOMAIN"},
+	})
+	for _, name := range []string{"svc.cluster.local", "db.example.corp.example"} {
+		resp := p.ask(t, name, dns.TypeSOA)
+		if len(resp.Answer) != 1 || resp.Answer[0].Header().Rrtype != dns.TypeSOA || resp.Answer[0].Header().Name != name+"." {
+			t.Errorf("the SOA of %s, which negative answers show:\n%v", name, resp)
+		}
+	}
+}
+
+// A local name with a search domain behind it does not leave either.
+func TestLocalOnlyWithSearchDomain(t *testing.T) { // F12, N5
+	t.Parallel()
+	for _, autopath := range []dnsproxy.Autopath{dnsproxy.AutopathMesh, dnsproxy.AutopathAll, dnsproxy.AutopathOff} {
+		world := nameserver(t, fakedns.Answer())
+		p := start(t, dnsproxy.Config{
+			ResolvConf: expandConf(t), Upstreams: servers(world), Autopath: autopath,
+			LocalOnly: []string{"svc.cluster.local"}, Bypass: []string{"corp.example", "open.svc.cluster.local"},
+		})
+		if e := explain(t, p, "nope.shop.svc.cluster.local.corp.example A"); e.Source != "self" {
+			t.Errorf("before the first table: %+v", e)
+		}
+		p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+		for name, want := range map[string]string{
+			"nope.shop.svc.cluster.local.corp.example":  "NXDOMAIN svc.cluster.local.corp.example.",
+			"nope.shop.svc.cluster.local.cluster.local": "NXDOMAIN svc.cluster.local.cluster.local.",
+			"x.y.svc.cluster.local.Corp.example":        "NXDOMAIN svc.cluster.local.Corp.example.",
+			"shop.svc.cluster.local.corp.example":       "NOERROR svc.cluster.local.corp.example.",
+			"svc.cluster.local.corp.example":            "NOERROR svc.cluster.local.corp.example.",
+		} {
+			for _, qtype := range []uint16{dns.TypeA, dns.TypeMX} {
+				if got := negative(t, p.ask(t, name, qtype)); got != want {
+					t.Errorf("autopath %s: %s: %s, want %s", autopath, name, got, want)
+				}
+			}
+			if e := explain(t, p, name+" MX"); len(e.Rows) != 1 || e.Rows[0] != "F12" || e.Source != "self" {
+				t.Errorf("%s is explained by %v from %s: %s", name, e.Rows, e.Source, e.Why)
+			}
+		}
+		for _, q := range world.Queries() {
+			if dns.IsSubDomain("svc.cluster.local.corp.example.", q.Name) || dns.IsSubDomain("svc.cluster.local.", q.Name) {
+				t.Errorf("autopath %s: %s left", autopath, q.Name)
+			}
+		}
+		// What is bypassed within it leaves, with a search domain too.
+		world.Reset()
+		p.ask(t, "a.open.svc.cluster.local.corp.example", dns.TypeMX)
+		p.ask(t, "a.svc.cluster.local.elsewhere.example", dns.TypeMX)
+		if asked := world.Queries(); len(asked) != 2 {
+			t.Errorf("autopath %s: asked %v", autopath, asked)
+		}
+	}
+}
