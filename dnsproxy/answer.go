@@ -79,6 +79,14 @@ func (a *answerer) respondFailure(dst []byte, q *query, why failure) []byte {
 	return w.buf
 }
 
+// respondSpecial appends the response for a name in a special-use zone, of at most limit
+// bytes.
+func (a *answerer) respondSpecial(dst []byte, q *query, zone wireName, limit int) []byte {
+	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit}
+	w.special(zone)
+	return w.buf
+}
+
 // A negative says what a name that has no records lacks: NXDOMAIN or NOERROR, and the
 // zone that says so, the question's name or a tail of it.
 type negative struct {

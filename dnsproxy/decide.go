@@ -13,6 +13,7 @@ type action uint8
 const (
 	actReject    action = iota // an answer without a look at the table
 	actChaos                   // class CH
+	actSpecial                 // a special-use name
 	actHold                    // no table yet: wait, then decide again
 	actPointers                // PTR records from the table
 	actAddresses               // addresses from the table, or NODATA
@@ -41,7 +42,6 @@ type decision struct {
 // The reasons of decisions, as clients and people read them.
 var (
 	errNotSynced    = errors.New("no table of mesh hosts has been received yet")
-	errSpecial      = errors.New("a special name of RFC 6761 is never taken over")
 	errBypass       = errors.New("names of this suffix are to bypass the table")
 	errOtherClass   = errors.New("nametap serves class IN")
 	errNotOne       = errors.New("want one question")
@@ -93,6 +93,10 @@ func (h *handler) decide(q question, table *Table, s *scratch) decision {
 	default:
 		return decision{action: actReject, rcode: dns.RcodeRefused, reason: errOtherClass}
 	}
+	if zone, special := h.special(q.name); special {
+		d := decision{action: actSpecial, match: match{rule: RuleNone}, zone: zone, reason: errSpecial}
+		return d.unlessTransfer(q)
+	}
 	local, zone, localOnly := h.suffixes.localSearched(q.name, h.forwarder.routing.Load().search)
 	if !localOnly && h.suffixes.bypasses(q.name) {
 		return decision{action: actForward, match: match{rule: RuleNone}, reason: errBypass}
@@ -102,26 +106,41 @@ func (h *handler) decide(q question, table *Table, s *scratch) decision {
 	}
 	m := table.pointer(q.name, &h.suffixes, s)
 	if m.rule == RulePTR {
-		return decision{action: actPointers, match: m, zone: zone}
-	}
-	if q.name.special() {
-		return decision{action: actForward, match: match{rule: RuleNone}, reason: errSpecial}
+		return decision{action: actPointers, match: m, zone: zone}.unlessTransfer(q)
 	}
 	bypassed := m.bypassed
 	m = table.lookup(q.name, h.search(), &h.suffixes, s)
 	switch {
 	case m.rule == RuleNone && localOnly:
-		return decision{action: actUnknown, match: m, zone: zone, local: local, table: table}
+		return decision{action: actUnknown, match: m, zone: zone, local: local, table: table}.unlessTransfer(q)
 	case m.rule == RuleNone && (bypassed || m.bypassed):
 		return decision{action: actForward, match: m, reason: errBypass}
 	case m.rule == RuleNone:
 		return decision{action: actForward, match: m}
-	case m.host.kubernetes() || answersAlways(q.qtype) || localOnly:
+	case m.host.kubernetes() || answersAlways(q.qtype) || localOnly || isTransfer(q.qtype):
 		zone, _ = h.suffixes.local(m.owner(q.name))
-		return decision{action: actAddresses, match: m, zone: zone}
+		return decision{action: actAddresses, match: m, zone: zone}.unlessTransfer(q)
 	default:
 		return decision{action: actExists, match: m}
 	}
+}
+
+// unlessTransfer returns d, or for a zone transfer that it is refused: what is answered
+// here has records and no zones.
+func (d decision) unlessTransfer(q question) decision {
+	if isTransfer(q.qtype) {
+		return decision{action: actReject, match: d.match, rcode: dns.RcodeRefused, reason: errTransfer}
+	}
+	return d
+}
+
+// special returns the special-use zone of a name, unless settings give it a meaning.
+func (h *handler) special(name wireName) (zone wireName, found bool) {
+	if zone, found = name.specialZone(); found {
+		_, meant := belowAny(name, h.meantSpecial)
+		return zone, !meant
+	}
+	return zone, false
 }
 
 // search returns the search list by which names are expanded (N5).
@@ -195,11 +214,13 @@ func (d *decision) rows(q question) []string {
 			return []string{"F12"}
 		case errors.Is(d.reason, errNotSynced):
 			return []string{"C6"}
-		case errors.Is(d.reason, errSpecial):
-			return []string{"N7"}
+		case errors.Is(d.reason, errTransfer):
+			return append(d.match.rows(), "A4")
 		case d.action == actForward:
 			return []string{"N9"}
 		}
+	case actSpecial:
+		return []string{"N7"}
 	case actChaos:
 	}
 	return []string{"A10"}

@@ -233,7 +233,9 @@ func (g *generator) asked() []string {
 			}
 		}
 	} else {
-		name = pick(g, g.name(), "localhost", "a.invalid", "1.0.0.10.in-addr.arpa", "", g.domain)
+		name = pick(g, g.name(), "1.0.0.10.in-addr.arpa", "", g.domain, pick(g, "localhost", "a.invalid",
+			"x.onion", "_dns.resolver.arpa", "1.0.0.127.in-addr.arpa", "0.127.in-addr.arpa", "0.in-addr.arpa", "255.255.255.255.in-addr.arpa",
+			"1."+strings.Repeat("0.", 31)+"ip6.arpa", strings.Repeat("0.", 32)+"ip6.arpa"))
 	}
 	if rest, ok := strings.CutPrefix(name, "*."); ok {
 		name = pick(g, "", "x.", "x.y.z.", label63+".", "*.") + rest
@@ -290,7 +292,7 @@ func (g *generator) query(r *reference) ([]byte, transport) {
 	}
 	packet = append(packet, 0)
 	qtype := pick(g, dns.TypeA, dns.TypeA, dns.TypeAAAA, dns.TypeANY, pick(g, dns.TypeHTTPS, dns.TypeSVCB, dns.TypeTXT,
-		dns.TypeMX, dns.TypeSRV, dns.TypePTR, dns.TypeSOA, dns.TypeCNAME, uint16(g.Uint32())))
+		dns.TypeMX, dns.TypeSRV, dns.TypePTR, dns.TypeSOA, dns.TypeAXFR, dns.TypeIXFR, dns.TypeCNAME, uint16(g.Uint32())))
 	if packet[len(packet)-2] == 'a' && g.one(2) { // of arpa
 		qtype = dns.TypePTR
 	}

@@ -9,11 +9,12 @@
 //  2. An opcode other than QUERY: forwarded as it came.
 //  3. Not exactly one question: FORMERR. An EDNS version other than 0: BADVERS.
 //  4. Class CH: version.bind and id.server. Any other class but IN: REFUSED.
-//  5. A name that is to bypass the table: forwarded. A host below such a suffix has no
+//  5. A special-use name (special.go has the list): answered here. A setting that names
+//     a suffix within such a zone (--upstream onion=…, --bypass) takes it out.
+//  6. A name that is to bypass the table: forwarded. A host below such a suffix has no
 //     name by which the rules after this one find it: no short name, no autopath, no PTR.
-//  6. No table yet: as [BeforeSync] says.
-//  7. PTR for an address of the table: the FQDNs of its hosts, sorted.
-//  8. The special names of RFC 6761 are never ours: forwarded.
+//  7. No table yet: as [BeforeSync] says.
+//  8. PTR for an address of the table: the FQDNs of its hosts, sorted.
 //  9. An own name, found in this order, which never depends on the order in
 //     which a table arrives:
 //     a. a host's FQDN; if two hosts claim one name, the one of the registry
@@ -32,7 +33,7 @@
 // What an own name answers depends on the type: addresses for A, AAAA and ANY;
 // NODATA with an SOA record where there is none of that family, and for HTTPS
 // and SVCB; any other type is NODATA for a Kubernetes host and forwarded for
-// others.
+// others. Zone transfers of names that are answered here are REFUSED.
 //
 // # How a query is forwarded
 //

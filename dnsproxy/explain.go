@@ -78,7 +78,7 @@ func why(d decision, key string) string {
 		return "in no table: forwarded"
 	case actUnknown:
 		return fmt.Sprintf("in no table, and names below %s are not forwarded: it does not exist", d.zone)
-	case actReject, actChaos:
+	case actReject, actChaos, actSpecial:
 	}
 	if d.reason != nil {
 		return d.reason.Error()

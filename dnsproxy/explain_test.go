@@ -53,8 +53,8 @@ func TestExplain(t *testing.T) { // R5
 			Rows: []string{"N9"}, Rule: dnsproxy.RuleNone, Source: "upstream", Why: "in no table: forwarded",
 		}},
 		{"localhost A", dnsproxy.Explanation{
-			Rows: []string{"N7"}, Rule: dnsproxy.RuleNone, Source: "upstream",
-			Why: "a special name of RFC 6761 is never taken over: forwarded",
+			Rows: []string{"N7"}, Rule: dnsproxy.RuleNone, Source: "self",
+			Why: "a special-use domain name is answered here, never from a table",
 		}},
 	} {
 		name, qtype, _ := strings.Cut(c.ask, " ")

@@ -23,9 +23,11 @@ type handler struct {
 	beforeSync BeforeSync
 	autopath   Autopath
 	suffixes   suffixRules
-	version    string
-	id         string
-	log        *slog.Logger
+	// meantSpecial are the suffixes within special-use zones that settings name.
+	meantSpecial []wireName
+	version      string
+	id           string
+	log          *slog.Logger
 
 	// originalDestination says that it counts where captured queries were on their
 	// way to; origins knows that for UDP, and is nil if it may not.
@@ -85,6 +87,8 @@ func (h *handler) answer(q *query, from *arrival) (response []byte, source strin
 	switch d.action {
 	case actPointers, actAddresses:
 		return h.respondOwn(nil, q, d, limit), sourceTable
+	case actSpecial:
+		return h.respondSpecial(nil, q, d.zone, limit), sourceSelf
 	case actForward, actExists, actUnknown:
 		return h.forward(q, d, from)
 	case actReject, actHold, actChaos:

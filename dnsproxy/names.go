@@ -25,15 +25,6 @@ const (
 	ip6Arpa    wireName = "\x03ip6\x04arpa"
 )
 
-// The special names of RFC 6761 that a resolver must not take from elsewhere.
-// The RFC's other names are either for addresses (in-addr.arpa, where a table
-// does speak for its own) or, as test and example, without meaning to resolvers
-// (sections 6.2 and 6.5 leave them to the operator, and meshes use them).
-const (
-	localhostName wireName = "\x09localhost"
-	invalidName   wireName = "\x07invalid"
-)
-
 // maxNameLen is the longest name in wire form, RFC 1035, section 2.3.4, without
 // the root label.
 const maxNameLen = 254
@@ -232,12 +223,6 @@ func textByte(label string, i int) byte {
 		return label[i]
 	}
 	return '.'
-}
-
-// special reports whether n is one of the RFC 6761 names that no table may take
-// over, or below one.
-func (n wireName) special() bool {
-	return n.below(localhostName) || n.below(invalidName)
 }
 
 // reverseAddr returns the address that n is the PTR name of.

@@ -248,11 +248,6 @@ func refDecimal(b byte) string {
 	return strings.TrimSuffix(netip.AddrFrom4([4]byte{b}).String(), ".0.0.0")
 }
 
-// refSpecial reports whether name is one of RFC 6761 that is never taken over (N7).
-func refSpecial(name string) bool {
-	return strings.HasSuffix("."+name, ".localhost.") || strings.HasSuffix("."+name, ".invalid.")
-}
-
 // lookup finds the host that answers a name, and the number of labels that the
 // autopath target has, 0 if the name itself is the host's.
 func (r *reference) lookup(labels []string) (h *refHost, target int) {
@@ -311,76 +306,6 @@ func (r *reference) claimant(labels []string, name string) *refHost {
 	return nil // N9
 }
 
-// zone returns the name without search domain and the zone of a name that is never for
-// nameservers (F12); both are empty for others. The zone is the suffix, with the search
-// domain behind it if the name has one.
-func (r *reference) zone(name string) (base, zone string) {
-	if r.local(name) {
-		return name, refLongest(name, r.localOnly)
-	}
-	for _, domain := range r.search {
-		base, ok := strings.CutSuffix(name, "."+domain)
-		if base += "."; ok && r.local(base) {
-			if zone := refLongest(base, r.localOnly) + domain; len(zone) > len(refLongest(name, r.bypass)) {
-				return base, zone
-			}
-		}
-	}
-	return "", ""
-}
-
-// hasZone reports whether a name is never for nameservers.
-func (r *reference) hasZone(name string) bool {
-	_, zone := r.zone(name)
-	return zone != ""
-}
-
-// refTail returns the labels at the end of a name as the client wrote it that are those
-// of suffix, or the name if that is empty.
-func refTail(name, suffix string) string {
-	if suffix == "" {
-		return name
-	}
-	labels := dns.SplitDomainName(name)
-	return strings.Join(labels[len(labels)-dns.CountLabel(suffix):], ".") + "."
-}
-
-// hasBelow reports whether a name is an ancestor of one that the table has (RFC 8020).
-func (r *reference) hasBelow(name string) bool {
-	for _, index := range append([]map[string]*refHost{r.hosts, r.wildcards}, r.shortNames[:]...) {
-		for own, h := range index {
-			if h.wildcard {
-				own = "*." + own
-			}
-			if strings.HasSuffix(own, "."+name) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// selfAnswer returns the whole response to a query that neither the table nor
-// nameservers answer, nil if there are none.
-func (r *reference) selfAnswer(q *refQuery) *dns.Msg {
-	resp := r.empty(q)
-	name := strings.ToLower(q.name)
-	base, zone := r.zone(name)
-	if zone == "" || refSpecial(name) {
-		return nil
-	}
-	soa := []dns.RR{r.soa(dns.RR_Header{Name: refTail(q.name, zone), Rrtype: dns.TypeSOA, Class: dns.ClassINET, Ttl: r.ttl})}
-	switch {
-	case name == zone && q.qtype == dns.TypeSOA:
-		resp.Answer = soa
-	case name == zone || r.hasBelow(base):
-		resp.Ns = soa
-	default:
-		resp.Rcode, resp.Ns = dns.RcodeNameError, soa
-	}
-	return resp
-}
-
 // empty returns the response to a query without records.
 func (r *reference) empty(q *refQuery) *dns.Msg {
 	resp := &dns.Msg{}
@@ -409,7 +334,13 @@ func (r *reference) answer(q *refQuery) *dns.Msg {
 	if name := strings.Join(labels, ".") + "."; r.bypassed(name) && !r.hasZone(name) {
 		return nil
 	}
+	if r.specialHere(strings.Join(labels, ".") + ".") {
+		return nil
+	}
 	names := slices.DeleteFunc(slices.Clone(r.pointers[strings.Join(labels, ".")+"."]), r.bypassed)
+	if len(names) > 0 && (q.qtype == dns.TypeAXFR || q.qtype == dns.TypeIXFR) {
+		return nil
+	}
 	if len(names) > 0 { // N8
 		if q.qtype == dns.TypePTR || q.qtype == dns.TypeANY {
 			for _, name := range names {
@@ -423,7 +354,7 @@ func (r *reference) answer(q *refQuery) *dns.Msg {
 		return resp
 	}
 	h, target := r.lookup(labels)
-	if h == nil {
+	if h == nil || q.qtype == dns.TypeAXFR || q.qtype == dns.TypeIXFR {
 		return nil
 	}
 	switch q.qtype {

@@ -83,6 +83,11 @@ func (r *responder) respond(dst, packet []byte, over transport) (response []byte
 	case actAddresses, actPointers:
 		h.metrics.countAnswer(q.qtype, over, dns.RcodeSuccess, sourceTable)
 		return h.respondOwn(dst, q, d, h.limit(q.udpSize, over)), true
+	case actSpecial:
+		h.metrics.requests.Inc()
+		response = h.respondSpecial(dst, q, d.zone, h.limit(q.udpSize, over))
+		h.metrics.countQuery(q.qtype, over, rcodeOf(response[len(dst):]), sourceSelf)
+		return response, true
 	case actForward:
 		return r.respondCached(dst, over)
 	default:

@@ -98,6 +98,15 @@ func parseRoutes(configured []Route) ([]suffixRoute, error) {
 	return routes, nil
 }
 
+// routeSuffixes returns the suffixes of routes.
+func routeSuffixes(routes []suffixRoute) []wireName {
+	var suffixes []wireName
+	for _, r := range routes {
+		suffixes = append(suffixes, r.suffix)
+	}
+	return suffixes
+}
+
 func (s *Server) files() resolvconf.Files { return resolvconf.Files{Path: s.config.ResolvConf} }
 
 // readResolvConf makes the first routing.

@@ -66,9 +66,12 @@ func New(cfg Config) (*Server, error) {
 			beforeSync: cfg.BeforeSync,
 			autopath:   cfg.Autopath,
 			suffixes:   suffixRules{bypass: bypass, localOnly: localOnly},
-			version:    cfg.Version,
-			id:         cfg.ID,
-			log:        cfg.Logger,
+
+			meantSpecial: meantSpecial(append(routeSuffixes(routes), bypass...)),
+
+			version: cfg.Version,
+			id:      cfg.ID,
+			log:     cfg.Logger,
 
 			originalDestination: cfg.OriginalDestination,
 
