@@ -21,7 +21,7 @@ func TestLocalOnly(t *testing.T) {
 		"@":                       http.StatusForbidden,
 	} {
 		request := httptest.NewRequest(http.MethodGet, "/debug/ndsz", http.NoBody)
-		request.RemoteAddr = client
+		request.RemoteAddr, request.Host = client, "localhost:15020"
 		recorder := httptest.NewRecorder()
 		guarded.ServeHTTP(recorder, request)
 		if recorder.Code != want {

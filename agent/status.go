@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/sockets"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -32,7 +33,11 @@ func newStatusServer(ctx context.Context, a *Agent, registry *prometheus.Registr
 	if err != nil {
 		return nil, fmt.Errorf("status address %q: want a host:port that is free (--status-addr): %w", a.config.StatusAddr, err)
 	}
-	s := &statusServer{agent: a, listener: listener}
+	conns := &statusConns{
+		Listener: listener, closed: make(chan struct{}), open: map[net.Conn]statusConn{},
+		errors: &sockets.Pacer{Log: a.log, Listener: "status " + listener.Addr().String()},
+	}
+	s := &statusServer{agent: a, listener: conns}
 	metrics := promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz/ready", s.handleReady)
@@ -44,7 +49,12 @@ func newStatusServer(ctx context.Context, a *Agent, registry *prometheus.Registr
 	mux.Handle("GET /debug/status", localOnly(s.handleStatus))
 	mux.Handle("POST /drain", localOnly(s.handleDrain))
 	mux.Handle("POST /quitquitquit", localOnly(s.handleQuit))
-	s.server = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	s.server = &http.Server{
+		Handler: mux, MaxHeaderBytes: statusMaxHeaderBytes, ConnState: conns.changed,
+		ReadHeaderTimeout: statusHeaderTimeout, ReadTimeout: statusReadTimeout,
+		WriteTimeout: statusWriteTimeout, IdleTimeout: statusIdleTimeout,
+	}
+	s.server.RegisterOnShutdown(sync.OnceFunc(func() { close(conns.closed) }))
 	return s, nil
 }
 
@@ -66,19 +76,6 @@ func (s *statusServer) Run(ctx context.Context) error {
 
 // Addr returns the host:port that the endpoints are on.
 func (s *statusServer) Addr() string { return s.listener.Addr().String() }
-
-// localOnly refuses clients that are not on this host: what it guards shows the
-// mesh's hosts or ends the process.
-func localOnly(next http.HandlerFunc) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		client, err := netip.ParseAddrPort(r.RemoteAddr)
-		if err != nil || !client.Addr().Unmap().IsLoopback() {
-			http.Error(w, "for clients on this host only", http.StatusForbidden)
-			return
-		}
-		next(w, r)
-	})
-}
 
 func (s *statusServer) handleReady(w http.ResponseWriter, _ *http.Request) {
 	if reason := s.agent.notReady(); reason != "" {

@@ -1,0 +1,128 @@
+package test
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nametap/nametap/internal/netns"
+)
+
+// raw sends a request to the status endpoints as it is, and returns the status line.
+func (h *host) raw(request string) string {
+	h.tb.Helper()
+	conn := h.dialStatus(statusAddr)
+	defer conn.Close()
+	if _, err := io.WriteString(conn, request); err != nil {
+		h.tb.Fatal(err)
+	}
+	response, err := io.ReadAll(conn)
+	if err != nil {
+		h.tb.Fatal(err)
+	}
+	line, _, _ := strings.Cut(string(response), "\r\n")
+	return line
+}
+
+// dialStatus connects to the status endpoints from the host.
+func (h *host) dialStatus(address string) net.Conn {
+	h.tb.Helper()
+	var conn net.Conn
+	var err error
+	h.Run(func() { conn, err = net.DialTimeout("tcp", address, patience) })
+	if err == nil {
+		err = conn.SetDeadline(time.Now().Add(2 * patience))
+	}
+	if err != nil {
+		h.tb.Fatal(err)
+	}
+	return conn
+}
+
+// What is for clients on this host only is not for the pages that a browser on this host
+// shows.
+func TestStatusForeignPages(t *testing.T) { // R9
+	t.Parallel()
+	h := newHost(t)
+	a := h.start()
+	const forbidden = "HTTP/1.1 403 Forbidden"
+	for headers, want := range map[string]string{
+		"Host: " + statusAddr: "HTTP/1.1 200 OK",
+		"Host: localhost":     "HTTP/1.1 200 OK",
+		"Host: [::1]:15054":   "HTTP/1.1 200 OK",
+		"Host: localhost:15054\r\nOrigin: http://localhost:15054":                              "HTTP/1.1 200 OK",
+		"Host: localhost:15054\r\nOrigin: http://evil.example":                                 forbidden,
+		"Host: localhost:15054\r\nOrigin: http://localhost:8080":                               forbidden,
+		"Host: localhost:15054\r\nOrigin: null":                                                forbidden,
+		"Host: localhost:15054\r\nSec-Fetch-Site: cross-site":                                  forbidden,
+		"Host: evil.example:15054":                                                             forbidden,
+		"Host: localhost.evil.example":                                                         forbidden,
+		"Host: 192.0.2.1:15054":                                                                forbidden,
+		"Host: evil.example:15054\r\nOrigin: http://evil.example:15054":                        forbidden,
+		"Host: localhost\r\nOrigin: http://localhost\r\nOrigin: http://evil.example":           forbidden,
+		"Host: evil.example\r\nOrigin: http://evil.example\r\nSec-Fetch-Site: same-origin":     forbidden,
+		"Host: localhost:15054\r\nOrigin: http://localhost:15054\r\nSec-Fetch-Site: same-site": forbidden,
+	} {
+		for _, request := range []string{"GET /debug/status", "GET /debug/ndsz", "GET /debug/explain?name=web", "POST /drain", "POST /quitquitquit"} {
+			if want != forbidden && strings.HasPrefix(request, "POST") {
+				continue // it would end
+			}
+			if got := h.raw(request + " HTTP/1.1\r\nConnection: close\r\n" + headers + "\r\n\r\n"); got != want {
+				t.Errorf("%s with %q: %s, want %s", request, headers, got, want)
+			}
+		}
+		if got := h.raw("GET /healthz/ready HTTP/1.1\r\nConnection: close\r\n" + headers + "\r\n\r\n"); got != "HTTP/1.1 200 OK" {
+			t.Errorf("a probe with %q: %s", headers, got)
+		}
+	}
+	if got := h.raw("POST /quitquitquit HTTP/1.1\r\nConnection: close\r\nHost: localhost\r\n\r\n"); got != "HTTP/1.1 200 OK" {
+		t.Errorf("the end: %s", got)
+	}
+	select {
+	case <-a.ended:
+	case <-time.After(patience):
+		t.Error("it does not end")
+	}
+}
+
+// Clients from anywhere that ask nothing, or slowly, are few at a time, and keep neither
+// probes nor each other out.
+func TestStatusIdleConnections(t *testing.T) { // R9
+	t.Parallel()
+	h := newHost(t)
+	elsewhere := netns.New(t)
+	netns.Connect(
+		netns.End{NS: h.NS, Name: "eth0", Addrs: []string{self + "/24"}},
+		netns.End{NS: elsewhere, Name: "eth0", Addrs: []string{"10.0.0.2/24"}},
+	)
+	a := h.start("--status-addr", ":15054")
+	before := a.openFiles()
+	remote := &host{NS: elsewhere, tb: t}
+	var conns []net.Conn
+	for i := range 300 {
+		conn := remote.dialStatus(self + ":15054")
+		defer conn.Close()
+		conns = append(conns, conn)
+		switch i % 3 {
+		case 0: // idle after a request
+			if _, err := fmt.Fprintf(conn, "GET /healthz/live HTTP/1.1\r\nHost: %s\r\n\r\n", self); err != nil {
+				t.Fatal(err)
+			}
+		case 1: // in the middle of one
+			if _, err := fmt.Fprint(conn, "GET /healthz/live HTTP/1.1\r\nHost: "); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if got := h.get("/healthz/ready"); !strings.HasPrefix(got, "HTTP/1.0 200") {
+		t.Errorf("a probe meanwhile: %s", got)
+	}
+	h.until("few are open", func() bool { return a.openFiles() < before+100 })
+	for _, conn := range conns { // those that it has not closed for others, it closes for themselves
+		_, _ = io.Copy(io.Discard, conn)
+	}
+	h.until("all are closed", func() bool { return a.openFiles() <= before+4 })
+}
