@@ -40,6 +40,8 @@ type Config struct {
 	Capture *CaptureConfig
 	// Logger takes what an operator should know.
 	Logger *slog.Logger
+	// Collectors are served beside the agent's own metrics.
+	Collectors []prometheus.Collector
 }
 
 // An Agent is one running nametap. Make one with [New], start it with
@@ -70,6 +72,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
+	registry.MustRegister(cfg.Collectors...)
 	cfg.DNS.Logger, cfg.DNS.Registerer = cfg.Logger, registry
 	cfg.XDS.Logger, cfg.XDS.Registerer = cfg.Logger, registry
 	if err := cfg.prepareStateDir(); err != nil {

@@ -16,8 +16,8 @@ type Status struct {
 	Loaded    bool      `json:"loaded"`
 	Version   string    `json:"version"`
 	Resources int       `json:"resources"`
-	LastPush  time.Time `json:"last_push,omitzero"`
-	TableAge  float64   `json:"table_age_seconds"`
+	LastPush  time.Time `json:"lastPush,omitzero"`
+	TableAge  float64   `json:"tableAgeSeconds"`
 	Stale     bool      `json:"stale"`
 	// Nonce is that of the last response, of whatever stream.
 	Nonce string `json:"nonce,omitempty"`
@@ -29,7 +29,7 @@ type Status struct {
 	CertificateExpires time.Time `json:"certificate_expires,omitzero"`
 	// LastError is why the stream ended or the last push was rejected; an
 	// accepted push clears it.
-	LastError string `json:"last_error,omitempty"`
+	LastError string `json:"lastError,omitempty"`
 }
 
 // Status returns what the client is doing now.

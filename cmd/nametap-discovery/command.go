@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"runtime"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -40,6 +39,7 @@ type options struct {
 	printTable   bool
 	forNamespace string
 	autoAllocate bool
+	output       string
 
 	// stateDirGiven tells the default from the same directory on request: the
 	// latter must work.
@@ -68,6 +68,19 @@ func (o *options) resolve(f *pflag.FlagSet) error {
 		return usageError{err}
 	}
 	o.stateDirGiven = f.Changed("state-dir")
+	return nil
+}
+
+// Values of --output.
+const (
+	outputText = "text"
+	outputJSON = "json"
+)
+
+func checkOutput(output string) error {
+	if output != outputText && output != outputJSON {
+		return usageError{fmt.Errorf("--output=%q: want %s or %s", output, outputText, outputJSON)}
+	}
 	return nil
 }
 
@@ -134,16 +147,20 @@ func newTable(stdout, stderr io.Writer) *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
 		Use:   "table --config-dir DIR [--for-namespace NS]",
-		Short: "Build once and print the table of a namespace as JSON",
+		Short: "Build once and print the table of a namespace",
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.resolve(cmd.Flags()); err != nil {
+				return err
+			}
+			if err := checkOutput(o.output); err != nil {
 				return err
 			}
 			return printTable(o, stdout, stderr)
 		},
 	}
 	o.addFlags(cmd.Flags())
+	cmd.Flags().StringVarP(&o.output, "output", "o", outputJSON, "json or text")
 	for _, name := range []string{"grpc-addr", "http-addr", "log-level", "max-clients", "print-table"} {
 		cmd.Flags().Lookup(name).Hidden = true // of no use here
 	}
@@ -151,15 +168,25 @@ func newTable(stdout, stderr io.Writer) *cobra.Command {
 }
 
 func newVersion(stdout io.Writer) *cobra.Command {
-	return &cobra.Command{
+	output := outputText
+	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
 		Args:  noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			_, err := fmt.Fprintf(stdout, "nametap-discovery %s (%s)\n", version.String(), runtime.Version())
+			if err := checkOutput(output); err != nil {
+				return err
+			}
+			build := version.Read()
+			if output == outputJSON {
+				return printJSON(stdout, build)
+			}
+			_, err := fmt.Fprintf(stdout, "nametap-discovery %s (%s)\n", build, build.Go)
 			return err
 		},
 	}
+	cmd.Flags().StringVarP(&output, "output", "o", output, "text or json")
+	return cmd
 }
 
 // config checks the options and turns them into the server's.

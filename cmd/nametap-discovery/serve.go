@@ -7,18 +7,25 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"os"
+	"slices"
+	"strings"
+	"text/tabwriter"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
+	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/discovery"
 	"github.com/nametap/nametap/internal/httpguard"
+	"github.com/nametap/nametap/internal/version"
 )
 
 // serve runs the control plane until ctx ends.
@@ -35,7 +42,7 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 		cfg.StateDir = usableStateDir(cfg.StateDir, logger)
 	}
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(version.Metric("nametap_discovery_build_info"), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	cfg.Registerer = registry
 	server, err := discovery.New(cfg)
 	if err != nil {
@@ -125,19 +132,12 @@ func printTable(o options, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	data, err := protojson.Marshal(table)
+	if o.output == outputText {
+		err = printText(stdout, table)
+	} else {
+		err = printProto(stdout, table)
+	}
 	if err != nil {
-		return fmt.Errorf("encoding the table: %w", err)
-	}
-	// protojson varies its spaces on purpose; encoding/json does not, and it
-	// sorts the hosts.
-	var plain any
-	if err := json.Unmarshal(data, &plain); err != nil {
-		return fmt.Errorf("encoding the table: %w", err)
-	}
-	enc := json.NewEncoder(stdout)
-	enc.SetIndent("", "  ")
-	if err := enc.Encode(plain); err != nil {
 		return fmt.Errorf("printing the table: %w", err)
 	}
 	for _, e := range broken {
@@ -150,4 +150,35 @@ func printTable(o options, stdout, stderr io.Writer) error {
 			o.configDir, len(broken))
 	}
 	return nil
+}
+
+// printText prints a line for each host, as nametap table does.
+func printText(w io.Writer, table *api.NameTable) error {
+	columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(columns, "HOST\tREGISTRY\tADDRESSES")
+	for _, host := range slices.Sorted(maps.Keys(table.GetTable())) {
+		info := table.GetTable()[host]
+		fmt.Fprintf(columns, "%s\t%s\t%s\n", host, info.GetRegistry(), strings.Join(info.GetIps(), " "))
+	}
+	return columns.Flush()
+}
+
+// printProto prints a message as JSON. protojson varies its spaces on purpose;
+// encoding/json does not, and it sorts the hosts.
+func printProto(w io.Writer, m proto.Message) error {
+	data, err := protojson.Marshal(m)
+	if err != nil {
+		return err
+	}
+	var plain any
+	if err := json.Unmarshal(data, &plain); err != nil {
+		return err
+	}
+	return printJSON(w, plain)
+}
+
+func printJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
 }

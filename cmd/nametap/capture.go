@@ -90,10 +90,6 @@ func (c *captureCommand) resolve(command *cobra.Command) error {
 	if err := requirePositive(flags); err != nil {
 		return err
 	}
-	// A wrong --output is found before anything is done.
-	if err := c.print(io.Discard, nil, func(io.Writer) error { return nil }); err != nil {
-		return err
-	}
 	c.state = agent.Switch{On: c.flags.capture.on, Because: because(flags.Lookup(switchFlag))}
 	logger, err := newLogger(os.Stderr, c.flags.logLevel, c.flags.logFormat)
 	if err != nil {

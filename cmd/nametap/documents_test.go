@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/miekg/dns"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
@@ -26,6 +27,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/fakexds"
 	"github.com/nametap/nametap/internal/settings"
+	"github.com/nametap/nametap/internal/version"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -181,6 +183,7 @@ func startAgent(t *testing.T, xdsAddr string) *agent.Agent {
 		}},
 		StatusAddr: "127.0.0.1:0",
 		Logger:     slog.New(slog.DiscardHandler),
+		Collectors: []prometheus.Collector{version.Metric("nametap_build_info")},
 	})
 	if err != nil {
 		cancel()

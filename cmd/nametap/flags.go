@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/agent"
@@ -189,6 +190,7 @@ func (f *agentFlags) config(flags *pflag.FlagSet) (agent.Config, error) {
 		Drain:            f.drain,
 		ReadyTimeout:     f.readyTimeout,
 		Logger:           logger,
+		Collectors:       []prometheus.Collector{version.Metric("nametap_build_info")},
 	}, nil
 }
 

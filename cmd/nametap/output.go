@@ -14,20 +14,37 @@ const (
 	outputJSON = "json"
 )
 
+// An outputFormat is the value of --output. A wrong one is wrong usage, found before
+// anything is done.
+type outputFormat string
+
+// String returns the format.
+func (o *outputFormat) String() string { return string(*o) }
+
+// Set takes a format.
+func (o *outputFormat) Set(s string) error {
+	if s != outputText && s != outputJSON {
+		return fmt.Errorf("want %s or %s", outputText, outputJSON)
+	}
+	*o = outputFormat(s)
+	return nil
+}
+
+// Type names the kind of value in the help.
+func (o *outputFormat) Type() string { return "string" }
+
 // declareOutput declares --output for a command that prints something.
 func declareOutput(flags *pflag.FlagSet, output *string) {
-	flags.StringVarP(output, "output", "o", outputText, "text or json")
+	*output = outputText
+	flags.VarP((*outputFormat)(output), "output", "o", "text or json")
 }
 
 // printOutput prints v as JSON, or by text, as --output says.
 func printOutput(w io.Writer, output string, v any, text func(w io.Writer) error) error {
-	switch output {
-	case outputText:
+	if output != outputJSON {
 		return text(w)
-	case outputJSON:
-		encoder := json.NewEncoder(w)
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(v)
 	}
-	return usageError{fmt.Errorf("--output=%q: want %s or %s", output, outputText, outputJSON)}
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(v)
 }

@@ -28,13 +28,13 @@ type queryResult struct {
 	Protocol  string                `json:"protocol"`
 	Duration  string                `json:"duration"`
 	Rule      *dnsproxy.Explanation `json:"rule,omitempty"`
-	NoRule    string                `json:"no_rule,omitempty"` // why there is none
+	NoRule    string                `json:"noRule,omitempty"` // why there is none
 }
 
 func newQueryCommand() *cobra.Command {
 	var (
-		status          statusClient
-		dnsAddr, output string
+		status statusClient
+		output string
 	)
 	command := &cobra.Command{
 		Use:   "query NAME [TYPE...]",
@@ -47,6 +47,10 @@ func newQueryCommand() *cobra.Command {
 			questions, err := parseQuestions(args[0], args[1:])
 			if err != nil {
 				return usageError{err}
+			}
+			dnsAddr, err := status.dnsAddr()
+			if err != nil {
+				return err
 			}
 			results := make([]queryResult, 0, len(questions))
 			for _, q := range questions {
@@ -61,7 +65,7 @@ func newQueryCommand() *cobra.Command {
 		},
 	}
 	status.declare(command.Flags())
-	command.Flags().StringVar(&dnsAddr, "dns-addr", "localhost:15053", "the agent's DNS address")
+	status.declareDNS()
 	declareOutput(command.Flags(), &output)
 	return command
 }

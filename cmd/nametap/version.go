@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"runtime"
 
 	"github.com/spf13/cobra"
 
@@ -17,9 +16,9 @@ func newVersionCommand() *cobra.Command {
 		Short: "Print the version",
 		Args:  usageArgs(cobra.NoArgs),
 		RunE: func(command *cobra.Command, _ []string) error {
-			build := map[string]string{"version": version.String(), "go": runtime.Version()}
+			build := version.Read()
 			return printOutput(command.OutOrStdout(), output, build, func(w io.Writer) error {
-				_, err := fmt.Fprintf(w, "nametap %s (%s)\n", build["version"], build["go"])
+				_, err := fmt.Fprintf(w, "nametap %s (%s)\n", build, build.Go)
 				return err
 			})
 		},

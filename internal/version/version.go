@@ -1,14 +1,83 @@
 // Package version says which build this is.
 package version
 
-import "runtime/debug"
+import (
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
 
-// String returns the module's version: the tag or pseudo-version it was built
-// from, or "devel" for a build of a working copy without one.
-func String() string {
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// commitLength is that of the commit in pseudo-versions.
+const commitLength = 12
+
+// Build says what a binary was built from.
+type Build struct {
+	// Version is the module's: a tag, a pseudo-version, or "devel" for a build of
+	// a working copy without one.
+	Version string `json:"version"`
+	// Commit is the revision of the working copy; "" if it is not known. Dirty is
+	// set if the copy had changes that are not committed.
+	Commit string `json:"commit,omitempty"`
+	Dirty  bool   `json:"dirty,omitempty"`
+	Go     string `json:"go"`
+}
+
+// Read returns what this binary was built from.
+func Read() Build {
 	info, ok := debug.ReadBuildInfo()
-	if !ok || info.Main.Version == "" || info.Main.Version == "(devel)" {
-		return "devel"
+	if !ok {
+		info = &debug.BuildInfo{}
 	}
-	return info.Main.Version
+	return fromInfo(info)
+}
+
+func fromInfo(info *debug.BuildInfo) Build {
+	b := Build{Version: info.Main.Version, Go: runtime.Version()}
+	if b.Version == "" || b.Version == "(devel)" {
+		b.Version = "devel"
+	}
+	for _, setting := range info.Settings {
+		switch setting.Key {
+		case "vcs.revision":
+			b.Commit = setting.Value
+		case "vcs.modified":
+			b.Dirty = setting.Value == "true"
+		}
+	}
+	return b
+}
+
+// String returns the version and, unless it is part of that, the commit.
+func (b Build) String() string {
+	s, commit := b.Version, b.Commit
+	if len(commit) > commitLength {
+		commit = commit[:commitLength]
+	}
+	if commit != "" && !strings.Contains(s, commit) {
+		s += "-" + commit
+	}
+	if b.Dirty && !strings.HasSuffix(s, "+dirty") {
+		s += "+dirty"
+	}
+	return s
+}
+
+// String returns the version of this binary.
+func String() string { return Read().String() }
+
+// Metric returns the metric of that name, which is always 1 and has the build as
+// its labels.
+func Metric(name string) prometheus.Collector {
+	b := Read()
+	m := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: name, Help: "What the binary was built from; always 1.",
+		ConstLabels: prometheus.Labels{
+			"version": b.Version, "commit": b.Commit, "dirty": strconv.FormatBool(b.Dirty), "goversion": b.Go,
+		},
+	})
+	m.Set(1)
+	return m
 }
