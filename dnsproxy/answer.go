@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/upstream"
 )
 
 // An answerer makes the responses that nametap gives in its own name. It holds
@@ -46,7 +48,7 @@ func failureOf(err error) failure {
 		f.code = dns.ExtendedErrorCodeCachedError
 	case errors.Is(err, errTooManyQuery):
 		f.code = dns.ExtendedErrorCodeOther
-	case errors.Is(err, errBadReply):
+	case errors.Is(err, errBadReply), errors.Is(err, upstream.ErrMalformed):
 		f.code = dns.ExtendedErrorCodeInvalidData
 	}
 	return f

@@ -188,7 +188,8 @@ func (f *forwarder) ask(flight *flight) {
 	switch {
 	case result.err == nil:
 		f.cache.Put(key, cache.Value{Reply: result.reply, Generation: generation}, time.Now())
-	case errors.Is(result.err, errBadReply), errors.Is(result.err, upstream.ErrTimeout):
+	case errors.Is(result.err, errBadReply), errors.Is(result.err, upstream.ErrMalformed),
+		errors.Is(result.err, upstream.ErrTimeout):
 		f.cache.Put(key, cache.Value{Failure: result.err.Error(), Generation: generation}, time.Now())
 	}
 	f.flights.land(flight, result)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/origdst"
+	"github.com/nametap/nametap/dnsproxy/reply"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 )
 
@@ -96,7 +97,7 @@ func (s *Server) newForwarder() *forwarder {
 	f := &forwarder{
 		client: upstream.NewClient(upstream.Config{
 			Timeout: s.config.UpstreamTimeout, MixCase: s.config.MixCase, Logger: s.log,
-			Observe: s.handler.metrics.observeUpstream,
+			Observe: s.handler.metrics.observeUpstream, Check: new(reply.Checker).Check,
 		}),
 		slots:    newSlots(s.config.MaxInflight),
 		metrics:  s.handler.metrics,

@@ -30,7 +30,10 @@ func Parse(wire []byte) (*Reply, error) {
 	return r, nil
 }
 
-func parse(wire []byte) (*Reply, error) {
+func parse(wire []byte) (*Reply, error) { return parseInto(new(Reply), wire) }
+
+// parseInto is parse into a Reply that is empty but for memory to use again.
+func parseInto(r *Reply, wire []byte) (*Reply, error) {
 	switch {
 	case len(wire) < headerLen:
 		return nil, errShort
@@ -39,7 +42,8 @@ func parse(wire []byte) (*Reply, error) {
 	case wire[flagsOffset]&(bitQR|maskOpcode) != bitQR:
 		return nil, errNoReply
 	}
-	p := parser{Reply: &Reply{wire: wire, questionEnd: headerLen}, least: math.MaxUint32, soa: -1}
+	r.wire, r.questionEnd = wire, headerLen
+	p := parser{Reply: r, least: math.MaxUint32, soa: -1}
 	questions := binary.BigEndian.Uint16(wire[countsOffset:])
 	if questions > 1 {
 		return nil, errQuestions
@@ -80,7 +84,9 @@ func (p *parser) walk() error {
 		total += p.claimed(section)
 	}
 	// Counts may lie; a record with the root as its owner is the shortest.
-	p.records = make([]record, 0, min(total, (len(p.wire)-p.off)/(1+fixedLen)))
+	if n := min(total, (len(p.wire)-p.off)/(1+fixedLen)); cap(p.records) < n {
+		p.records = make([]record, 0, n)
+	}
 	for section := range sections {
 		for range p.claimed(section) {
 			err := p.record(section)

@@ -22,6 +22,8 @@ var (
 	ErrLoop = errors.New("its queries come back to us")
 	// ErrTimeout says that a server sent no reply in time.
 	ErrTimeout = errors.New("no reply in time")
+	// ErrMalformed says that a server's reply cannot be read.
+	ErrMalformed = errors.New("its reply is malformed")
 	// ErrOverload says that no server replies and many queries wait already.
 	ErrOverload = errors.New("no nameserver replies, and too many queries wait for them already")
 )
@@ -35,6 +37,10 @@ type Config struct {
 	Timeout time.Duration
 	// MixCase sends the letters of questions in random case over UDP.
 	MixCase bool
+	// Check reads a reply to a QUERY: its response code with all twelve bits, and whether
+	// it says that there is nothing. A reply with an error is no answer. Nil reads headers
+	// only.
+	Check func(reply []byte) (rcode int, negative bool, err error)
 	// TLSRoots are the authorities that TLS servers' certificates must come from;
 	// nil means the system's.
 	TLSRoots *x509.CertPool

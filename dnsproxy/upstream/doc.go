@@ -33,8 +33,9 @@
 //     or the time is up. A server that is asked again is asked from another socket
 //     with another ID. All attempts stay open until the query ends, and the first
 //     usable reply (NOERROR or NXDOMAIN) to any of them ends it, but for rule 12.
-//  5. A failure moves on at once, and who failed is not asked again for this query:
-//     one of the other response codes, a refused connection. When all servers
+//  5. A failure moves on at once, and the server is not asked again for this query: one of
+//     the other response codes (with the bits of them that an OPT record has), a malformed
+//     reply, a refused connection. When all servers
 //     have failed or are down, the best failure is the answer.
 //  6. A copy of a query goes alongside to a server of lower rank that has never
 //     been asked, or not for 30 s (for 1 s before its fourth reply); and to one that
@@ -80,7 +81,7 @@
 // peer's kernel acknowledges nothing for 2 s (TCP_USER_TIMEOUT), and takes no more
 // queries after one has timed out without a byte coming meanwhile.
 //
-// A server that says FORMERR or NOTIMP to a query with an OPT record is asked again
+// A server that says FORMERR, NOTIMP or BADVERS to a query with an OPT record is asked again
 // without (RFC 6891, section 6.2.2), and if that helps, for ten minutes.
 //
 // There are no goroutines and no sockets without queries: a reader for each open

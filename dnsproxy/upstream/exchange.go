@@ -3,6 +3,7 @@ package upstream
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"strconv"
 	"sync"
@@ -30,9 +31,8 @@ const (
 // ErrNoServers, ErrLoop, ErrTimeout, ErrOverload and what package net says.
 //
 // The query has at most one question and is not changed. The reply has its ID and
-// its question, and is the caller's. What else the reply says is not looked at: it
-// may be malformed behind its question. With Config.MixCase names in it may be in
-// mixed case.
+// its question, and is the caller's. Without Config.Check it may be malformed behind its
+// question. With Config.MixCase names in it may be in mixed case.
 func (g *Group) Exchange(ctx context.Context, query []byte, how How) ([]byte, Spec, error) {
 	if len(g.servers) == 0 {
 		return nil, Spec{}, ErrNoServers
@@ -74,6 +74,7 @@ type try struct {
 	err      error
 	failure  []byte
 	code     int    // of failure
+	garbled  bool   // it sent a malformed reply
 	cut      []byte // truncated reply, while TCP is tried
 	stream   bool   // ask over TCP
 	plain    bool   // ask without EDNS
@@ -348,7 +349,11 @@ func (e *exchange) handle(o outcome, now time.Time) {
 			return
 		}
 		e.win(o.try, o.reply)
-	case (o.reading.code == rcodeFormat || o.reading.code == rcodeNotImp) && !o.plain && endsInOPT(e.query):
+	case o.reading.err != nil:
+		t.garbled, t.err = true, fmt.Errorf("%w: %w", ErrMalformed, o.reading.err)
+		t.server.garbled(t.err)
+		e.fail(o.try, now)
+	case o.reading.rejectsEDNS() && !o.plain && endsInOPT(e.query):
 		e.again(o.try, now, &t.plain)
 	default:
 		t.failure, t.code = o.reply, o.reading.code
@@ -445,7 +450,7 @@ func (e *exchange) win(i int, reply []byte) {
 		t := &e.tries[j]
 		switch {
 		case j == i:
-		case t.failure != nil:
+		case t.failure != nil || t.garbled:
 			t.server.outdone()
 		case t.asked > 0 && !t.failed && now.Sub(t.first) > t.standing.late:
 			t.server.outlive()

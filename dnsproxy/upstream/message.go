@@ -25,6 +25,7 @@ const (
 	rcodeName     = 3
 	rcodeNotImp   = 4
 	rcodeRefused  = 5
+	rcodeVersion  = 16 // BADVERS (RFC 6891, section 9)
 
 	// optLen is the length of an OPT record without options (RFC 6891, section 6.1.2).
 	optLen  = 11

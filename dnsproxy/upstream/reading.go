@@ -15,10 +15,24 @@ func (r reading) usable() bool {
 	return r.err == nil && (r.other || r.code == rcodeSuccess || r.code == rcodeName)
 }
 
+// rejectsEDNS reports whether the server may not know EDNS, or not our version of it
+// (RFC 6891, sections 6.1.3 and 7).
+func (r reading) rejectsEDNS() bool {
+	return r.code == rcodeFormat || r.code == rcodeNotImp || r.code == rcodeVersion
+}
+
 // read reads a reply.
 func (c *Client) read(reply []byte) (r reading) {
 	r.code = rcode(reply)
-	r.negative = r.code == rcodeName || r.code == rcodeSuccess && binary.BigEndian.Uint16(reply[6:]) == 0
-	r.other = !isQuery(reply)
+	switch {
+	case !isQuery(reply):
+		r.other = true
+		return r
+	case c.config.Check == nil:
+		r.negative = r.code == rcodeName || r.code == rcodeSuccess && binary.BigEndian.Uint16(reply[6:]) == 0
+	default:
+		r.code, r.negative, r.err = c.config.Check(reply)
+	}
+	r.negative = r.negative && !truncated(reply)
 	return r
 }

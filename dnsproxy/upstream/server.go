@@ -134,6 +134,12 @@ func (s *server) failed(a *attempt, err error) {
 	}
 }
 
+// garbled notes a malformed reply.
+func (s *server) garbled(err error) {
+	s.malformed.Add(1)
+	s.note(err.Error())
+}
+
 // note keeps the last error for Status.
 func (s *server) note(text string) {
 	s.mu.Lock()

@@ -1,0 +1,62 @@
+package dnsproxy_test
+
+import (
+	"testing"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/fakedns"
+)
+
+// F3: a malformed reply, or a failure whose response code needs the bits of an OPT record,
+// does not win over an answer; alone it is a failure.
+func TestBadRepliesMoveOn(t *testing.T) {
+	t.Parallel()
+	good := nameserver(t, fakedns.Answer("www.example. 60 IN A 192.0.2.1"))
+	code := func(rcode int) *fakedns.Server {
+		return nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
+			reply := new(dns.Msg).SetReply(query)
+			reply.SetEdns0(1232, false)
+			reply.Rcode = rcode
+			return reply
+		})
+	}
+	cut := nameserver(t, fakedns.Silence)
+	cut.Handle(fakedns.Answer("www.example. 60 IN A 192.0.2.66"), fakedns.Cut(14))
+	counts := nameserver(t, fakedns.Silence)
+	counts.Handle(fakedns.Answer("www.example. 60 IN A 192.0.2.66"), func(_ fakedns.Request, packets []fakedns.Packet) []fakedns.Packet {
+		for _, p := range packets {
+			p.Bytes[7] = 9 // answers that are not there
+		}
+		return packets
+	})
+	for name, tc := range map[string]struct {
+		bad   *fakedns.Server
+		alone int
+	}{
+		"BADVERS":       {code(dns.RcodeBadVers), dns.RcodeBadVers},
+		"BADCOOKIE":     {code(dns.RcodeBadCookie), dns.RcodeBadCookie},
+		"a code of 35":  {code(35), 35}, // NXDOMAIN, by the four bits in the header
+		"a cut record":  {cut, dns.RcodeServerFailure},
+		"wrong numbers": {counts, dns.RcodeServerFailure},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for _, parallel := range []bool{false, true} {
+				p := startForwarder(t, dnsproxy.Config{Upstreams: servers(tc.bad, good), Parallel: parallel, CacheSize: -1})
+				for range 5 {
+					p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})
+				}
+			}
+			p := startForwarder(t, dnsproxy.Config{Upstreams: servers(tc.bad)})
+			resp := p.exchange(t, "udp", withEDNS(question("www.example", dns.TypeA), 1232))
+			if resp.Rcode != tc.alone {
+				t.Errorf("alone: %s, want %s", dns.RcodeToString[resp.Rcode], dns.RcodeToString[tc.alone])
+			}
+			if e := ede(resp); tc.alone == dns.RcodeServerFailure && (e == nil || e.InfoCode != dns.ExtendedErrorCodeInvalidData) {
+				t.Errorf("alone: it is not said why:\n%v", resp)
+			}
+		})
+	}
+}
