@@ -4,142 +4,254 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
-	"sync"
+	"time"
 
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/reply"
+	"github.com/nametap/nametap/dnsproxy/upstream"
 )
 
-// errUnknown is the result for a name that is not to be forwarded and that nobody has.
-var errUnknown = errors.New("a local name that nobody has")
+var (
+	// errUnknown is the result for a local-only name that the table does not have.
+	errUnknown = errors.New("a local name that is not in the table")
+	// errAnsweredHere is the result for a name of a walk that is not to be forwarded.
+	errAnsweredHere = errors.New("the name is answered without nameservers")
+)
 
 // key is what the cache knows a query by. Its name lives as long as the query.
 func (h *handler) key(q *query) cache.Key {
-	return cache.Key{
-		Name: string(q.name), Type: q.qtype, Class: q.class, DO: q.do, CD: q.cd,
-		Expand: h.expandable(q.question),
+	key := cache.Key{Name: string(q.name), Type: q.qtype, Class: q.class, DO: q.do, CD: q.cd}
+	if h.expandable(q) {
+		key.Walk = h.forwarder.walks.Load()
 	}
+	return key
 }
 
-// expandable reports whether the search list is to be walked for a question, whose
-// name is none of the table's.
-func (h *handler) expandable(q question) bool {
-	if h.autopath != AutopathAll || q.qtype != dns.TypeA && q.qtype != dns.TypeAAAA {
+// expandable reports whether the search list is to be walked for a query, whose name is
+// not in the table: the rules are in the package comment. The CNAME record that the
+// answer begins with is not signed, so clients that validate walk themselves.
+func (h *handler) expandable(q *query) bool {
+	if h.autopath != AutopathAll || q.do || q.cd || q.qtype != dns.TypeA && q.qtype != dns.TypeAAAA {
 		return false
 	}
-	_, _, ok := h.forwarder.routing.Load().cutSearch(q.name)
-	return ok
+	return h.forwarder.routing.Load().walks(q.name)
 }
 
-// cutSearch cuts the first domain of the search list off that name is below.
-func (r *routing) cutSearch(name wireName) (base, domain wireName, ok bool) {
-	for _, domain := range r.search {
-		if base, ok := name.cutSuffix(domain); ok {
-			return base, domain, true
-		}
+// walks reports whether a client's resolver that asks for name is at the start of a walk:
+// name is below the first domain of the search list, and what is before that has too few
+// dots to be tried as it is first.
+func (r *routing) walks(name wireName) bool {
+	if len(r.search) == 0 {
+		return false
 	}
-	return rootName, rootName, false
+	base, ok := name.cutSuffix(r.search[0])
+	return ok && base.dots() < r.conf.Ndots
 }
 
-// candidates returns the names that a client's resolver tries beside name, which is
-// below a domain of the search list, in its order.
+// candidates returns the names that the resolver tries, in its order, when name does not
+// exist. It returns none for a name that is not at the start of a walk (any more).
 func (r *routing) candidates(name wireName) []wireName {
-	base, domain, _ := r.cutSearch(name)
+	if !r.walks(name) {
+		return nil
+	}
+	base, _ := name.cutSuffix(r.search[0])
 	var names []wireName
-	for _, other := range r.search {
-		if joined, ok := base.join(other); ok && other != domain {
+	for _, domain := range r.search[1:] {
+		if joined, ok := base.join(domain); ok {
 			names = append(names, joined)
 		}
-	}
-	if base.dots() >= r.conf.Ndots {
-		return append([]wireName{base}, names...)
 	}
 	return append(names, base)
 }
 
-// expand walks the search list for a name below one of its domains, as the client's
-// resolver would if it were told that the name does not exist. The result is, in
-// this order: what the name itself has, if it exists; an alias to the first name of
-// the walk that has records of the type; an alias to the first that exists; what was
-// said of the name itself.
-func (f *forwarder) expand(key cache.Key) resolution {
-	key.Expand = false
-	asked := f.candidate(key)
-	if asked.err != errUnknown && (asked.err != nil || asked.reply.Rcode() != dns.RcodeNameError) { //nolint:errorlint // it is ours, and never wrapped
-		return asked
+// A walk tries names in the order of the search list for one client's question.
+type walk struct {
+	*forwarder
+	key   cache.Key // of the question, as if it were not walked for
+	renew bool      // ask for what is about to expire
+	timer *time.Timer
+	left  time.Duration // how long all that was looked at stays as it is
+	dead  bool          // the time is up
+}
+
+// failureLeft is for how long the result of a walk is kept that passed a name over whose
+// nameservers failed.
+const failureLeft = 2 * time.Second
+
+// expand walks the search list for the question of key, as the rules in the package
+// comment say. left of its result is for how long it may be kept.
+func (f *forwarder) expand(key cache.Key, renew bool) resolution {
+	key.Walk = 0
+	w := &walk{forwarder: f, key: key, renew: renew, timer: time.NewTimer(f.timeout), left: math.MaxInt64}
+	defer w.timer.Stop()
+	name := wireName(key.Name)
+	asked := w.wait(w.lookup(name, dns.TypeA))
+	if !asked.absent() {
+		w.note(&asked)
+		return w.result(name, asked, dns.TypeA)
 	}
-	names := f.routing.Load().candidates(wireName(key.Name))
-	found := make([]resolution, len(names))
-	var asking sync.WaitGroup
-	for i, name := range names {
-		candidate := key
-		candidate.Name = string(name)
-		asking.Go(func() { found[i] = f.candidate(candidate) })
+	w.note(&asked)
+	names := f.routing.Load().candidates(name)
+	lookups := make([]<-chan resolution, len(names))
+	for i, candidate := range names {
+		lookups[i] = w.lookup(candidate, dns.TypeA)
 	}
-	asking.Wait()
-	exists := -1
-	for i := range found {
-		switch r := found[i].reply; {
-		case found[i].err != nil || r.Rcode() != dns.RcodeSuccess:
-		case r.HasType(key.Type):
-			return alias(key, names[i], found[i])
-		case exists < 0:
-			exists = i
+	failed := false
+	for i, candidate := range names {
+		found, qtype := w.wait(lookups[i]), dns.TypeA
+		if found.empty() {
+			w.note(&found)
+			found, qtype = w.wait(w.lookup(candidate, dns.TypeAAAA)), dns.TypeAAAA
+		}
+		w.note(&found)
+		switch {
+		case found.err == errAnsweredHere: //nolint:errorlint // it is ours, and never wrapped
+			// The client comes to it by itself.
+			return w.result(name, asked, key.Type)
+		case found.usable() && found.reply.HasType(qtype):
+			return w.result(candidate, found, qtype)
+		case found.err != errUnknown && !found.usable(): //nolint:errorlint // it is ours, and never wrapped
+			failed = true
 		}
 	}
-	if exists >= 0 {
-		return alias(key, names[exists], found[exists])
+	if failed {
+		w.left = 0 // the client walks by itself, and is told which names fail
 	}
-	return asked
+	return w.result(name, asked, key.Type)
 }
 
-// candidate is what one name of a walk has.
-func (f *forwarder) candidate(key cache.Key) resolution {
-	if !f.forwards(question{name: wireName(key.Name), qtype: key.Type, class: key.Class}) {
-		return resolution{err: errUnknown, source: sourceSelf}
-	}
-	return f.resolve(key, overUDP)
+// absent reports whether a name is known not to exist.
+func (r *resolution) absent() bool {
+	return r.err == errUnknown || r.err == nil && r.reply.Rcode() == dns.RcodeNameError //nolint:errorlint // it is ours, and never wrapped
 }
 
-// alias makes the reply to a question of a CNAME to target and what was found there.
-func alias(key cache.Key, target wireName, found resolution) resolution {
-	msg, err := found.message(target, key)
+// empty reports whether a name exists that has no A record.
+func (r *resolution) empty() bool {
+	return r.err == nil && r.reply.Rcode() == dns.RcodeSuccess && !r.reply.HasType(dns.TypeA)
+}
+
+// lookup starts to look up what a client would be told of a name. The search goes on if
+// the walk ends before, for the cache.
+func (w *walk) lookup(name wireName, qtype uint16) <-chan resolution {
+	found := make(chan resolution, 1)
+	key := w.key
+	key.Name, key.Type = string(name), qtype
+	switch w.decides(question{name: name, qtype: qtype, class: key.Class}) {
+	case actForward:
+	case actUnknown:
+		found <- resolution{err: errUnknown, source: sourceSelf}
+		return found
+	default:
+		found <- resolution{err: errAnsweredHere, source: sourceSelf}
+		return found
+	}
+	result, ok := w.cached(key)
+	if ok && (!w.renew || !result.aging) {
+		found <- result
+		return found
+	}
+	w.background.Go(func() { found <- w.fetch(key, overUDP, result) })
+	return found
+}
+
+// wait returns what a lookup has found, or an error when the time of the walk is up.
+func (w *walk) wait(lookup <-chan resolution) resolution {
+	late := resolution{err: upstream.ErrTimeout, source: sourceSelf}
+	if w.dead {
+		select {
+		case found := <-lookup:
+			return found
+		default:
+			return late
+		}
+	}
+	select {
+	case found := <-lookup:
+		return found
+	case <-w.timer.C:
+		w.dead = true
+		return w.wait(lookup)
+	}
+}
+
+// note takes into account for how long a part of the walk stays as it is.
+func (w *walk) note(found *resolution) {
+	switch {
+	case found.err == errUnknown || found.err == errAnsweredHere: //nolint:errorlint // they are ours, and never wrapped
+		// It stays so for as long as the table does, and with that the key of the walk.
+	case found.usable():
+		w.left = min(w.left, found.left)
+	default:
+		w.left = min(w.left, failureLeft)
+	}
+}
+
+// result makes the answer to the question of the walk: what target, the name asked for or
+// an alias of it, has of the type asked for. found is what it has of the type qtype.
+func (w *walk) result(target wireName, found resolution, qtype uint16) resolution {
+	if qtype != w.key.Type {
+		found = w.wait(w.lookup(target, w.key.Type))
+		w.note(&found)
+	}
+	name := wireName(w.key.Name)
+	switch {
+	case found.err != nil || !found.usable(), target == name && !found.age.Cached:
+	default:
+		found = w.derive(target, found)
+	}
+	if found.age.Stale || !found.usable() {
+		w.left = 0
+	}
+	found.left = max(0, w.left)
+	return found
+}
+
+// derive makes a reply to the question of the walk of what was found for target, with the
+// TTLs that are left, and a CNAME record if target is another name.
+func (w *walk) derive(target wireName, found resolution) resolution {
+	failed := func(err error) resolution { return resolution{err: err, source: found.source} }
+	msg, err := found.message(target, w.key)
 	if err != nil {
-		return resolution{err: err, source: found.source}
+		return failed(err)
 	}
-	name := wireName(key.Name).String()
-	hdr := dns.RR_Header{Name: name, Rrtype: dns.TypeCNAME, Class: dns.ClassINET, Ttl: leastTTL(msg)}
-	msg.Question[0].Name = name
-	msg.Answer = append([]dns.RR{&dns.CNAME{Hdr: hdr, Target: target.String()}}, msg.Answer...)
+	if name := wireName(w.key.Name); target != name {
+		ttl := uint32(max(0, min(w.left, math.MaxInt32*time.Second)) / time.Second)
+		for _, records := range [][]dns.RR{msg.Answer, msg.Ns} {
+			for _, rr := range records {
+				ttl = min(ttl, rr.Header().Ttl)
+			}
+		}
+		hdr := dns.RR_Header{Name: name.String(), Rrtype: dns.TypeCNAME, Class: dns.ClassINET, Ttl: ttl}
+		msg.Question[0].Name = hdr.Name
+		msg.Answer = append([]dns.RR{&dns.CNAME{Hdr: hdr, Target: target.String()}}, msg.Answer...)
+		msg.Rcode = dns.RcodeSuccess // also of servers that say NXDOMAIN for want of an AAAA record (RFC 4074)
+	}
 	msg.Compress = true
 	wire, err := msg.Pack()
-	if err == nil {
-		found.reply, err = reply.Parse(wire)
+	if err != nil {
+		return failed(err)
 	}
-	return resolution{reply: found.reply, source: found.source, err: err}
+	if found.reply, err = reply.Parse(wire); err != nil {
+		return failed(err)
+	}
+	found.age.Cached, found.age.Seconds = found.age.Stale, 0
+	return found
 }
 
 // message returns what was found for the question of key about another name, as a
-// message.
+// message. Of TTLs that began a part of a second ago the whole second is gone.
 func (r *resolution) message(name wireName, key cache.Key) (*dns.Msg, error) {
 	query := make([]byte, headerLen, headerLen+len(name)+1+4)
 	query = append(append(query, name...), 0)
 	query = binary.BigEndian.AppendUint16(query, key.Type)
 	query = binary.BigEndian.AppendUint16(query, key.Class)
-	wire := r.reply.Append(nil, &reply.Request{Query: query, Limit: dns.MaxMsgSize}, r.age)
+	age := r.age
+	if age.Cached {
+		age.Seconds++
+	}
+	wire := r.reply.Append(nil, &reply.Request{Query: query, Limit: dns.MaxMsgSize}, age)
 	msg := new(dns.Msg)
 	return msg, msg.Unpack(wire)
-}
-
-// leastTTL returns the least TTL of a message's records, in seconds.
-func leastTTL(msg *dns.Msg) uint32 {
-	least := uint32(math.MaxInt32)
-	for _, records := range [][]dns.RR{msg.Answer, msg.Ns} {
-		for _, rr := range records {
-			least = min(least, rr.Header().Ttl)
-		}
-	}
-	return least
 }

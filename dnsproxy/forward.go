@@ -38,8 +38,11 @@ type forwarder struct {
 	slots   *slots // for queries in flight or held
 	metrics *metrics
 	timeout time.Duration // of a query
-	// forwards reports whether a question is one to forward.
-	forwards func(question) bool
+	// decides says what becomes of a question.
+	decides func(question) action
+	// walks numbers the search lists and tables that there were: the Walk of keys. It
+	// changes after them.
+	walks atomic.Uint32
 
 	// background is what goes on after its client was answered.
 	background sync.WaitGroup
@@ -75,6 +78,9 @@ type resolution struct {
 	relayed []byte // a message that goes back as it came, instead of a reply
 	source  string
 	err     error // why there is neither; nil otherwise
+
+	left  time.Duration // for how long the cache has reply; 0 if it has not
+	aging bool          // that is the last tenth of its time
 }
 
 // A cachedFailure says why nameservers did not answer a question that was asked a
@@ -100,7 +106,7 @@ func (f *forwarder) hit(key cache.Key, hit cache.Hit) (found resolution, ok bool
 	if hit.Refresh {
 		f.refresh(key)
 	}
-	found = resolution{reply: hit.Reply, age: hit.Age, source: sourceCache}
+	found = resolution{reply: hit.Reply, age: hit.Age, source: sourceCache, left: hit.Left, aging: hit.Aging}
 	if hit.State == cache.Failed {
 		found.err = cachedFailure(hit.Failure)
 	}
@@ -124,7 +130,7 @@ func (f *forwarder) refresh(key cache.Key) {
 	if flight, first := f.flights.join(flightKey{Key: key}); first {
 		f.background.Go(func() {
 			defer taken.release()
-			f.ask(flight)
+			f.ask(flight, true)
 		})
 		return
 	}
@@ -139,6 +145,11 @@ func (f *forwarder) resolve(key cache.Key, over transport) resolution {
 	if ok {
 		return found
 	}
+	return f.fetch(key, over, found)
+}
+
+// fetch is resolve for a question that the cache has no answer to, or found, an old one.
+func (f *forwarder) fetch(key cache.Key, over transport, found resolution) resolution {
 	taken, ok := f.acquire(wireName(key.Name))
 	if !ok {
 		return resolution{err: errTooManyQuery, source: sourceSelf}
@@ -155,9 +166,9 @@ func (f *forwarder) resolve(key cache.Key, over transport) resolution {
 		// Another client asks the same, or a nameserver that forwards to us.
 		flight.suspectLater(f.routing.Load().group(wireName(key.Name)))
 	case stale:
-		f.background.Go(func() { f.ask(flight) })
+		f.background.Go(func() { f.ask(flight, false) })
 	default:
-		f.ask(flight)
+		f.ask(flight, false)
 	}
 	if !stale {
 		<-flight.done
@@ -175,22 +186,27 @@ func (f *forwarder) resolve(key cache.Key, over transport) resolution {
 	return found
 }
 
-// ask finds the answer to a question, puts it in the cache and lands the flight.
-func (f *forwarder) ask(flight *flight) {
+// ask finds the answer to a question, puts it in the cache and lands the flight. renew
+// says that the cache has an answer that is about to expire.
+func (f *forwarder) ask(flight *flight, renew bool) {
 	key := flight.key.Key
-	generation := f.cache.Generation() // before the nameservers are chosen
+	value := cache.Value{Generation: f.cache.Generation()} // before the nameservers are chosen
 	var result resolution
-	if key.Expand {
-		result = f.expand(key)
+	if key.Walk != 0 {
+		result = f.expand(key, renew)
+		value.Derived = &cache.Derived{Left: result.left}
 	} else {
 		result = f.exchange(key, flight.key.over)
 	}
 	switch {
-	case result.err == nil:
-		f.cache.Put(key, cache.Value{Reply: result.reply, Generation: generation}, time.Now())
+	case result.err == nil && (value.Derived == nil || result.left > 0):
+		value.Reply = result.reply
+		result.left = f.cache.Put(key, value, time.Now())
+	case value.Derived != nil: // its parts are in the cache
 	case errors.Is(result.err, errBadReply), errors.Is(result.err, upstream.ErrMalformed),
 		errors.Is(result.err, upstream.ErrTimeout):
-		f.cache.Put(key, cache.Value{Failure: result.err.Error(), Generation: generation}, time.Now())
+		value.Failure = result.err.Error()
+		f.cache.Put(key, value, time.Now())
 	}
 	f.flights.land(flight, result)
 }

@@ -127,7 +127,7 @@ func (h *handler) forward(q *query, d decision, from *arrival) (response []byte,
 	}
 	var found resolution
 	switch {
-	case d.action == actUnknown && !h.expandable(q.question):
+	case d.action == actUnknown && !h.expandable(q):
 		found.err = errUnknown
 	case d.action == actUnknown:
 		found = h.forwarder.resolve(h.key(q), from.over)
@@ -150,10 +150,10 @@ func (h *handler) forward(q *query, d decision, from *arrival) (response []byte,
 	return found.reply.Append(nil, &request, found.age), found.source
 }
 
-// forwards reports whether a question is one to forward.
-func (h *handler) forwards(q question) bool {
+// decides says what becomes of a question.
+func (h *handler) decides(q question) action {
 	d := h.decide(q, h.table.Load(), new(scratch))
-	return d.action == actForward
+	return d.action
 }
 
 // request returns what a response to q copies from it.

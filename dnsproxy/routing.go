@@ -182,7 +182,9 @@ func (s *Server) useResolvConf(conf *resolvconf.Config) {
 		servers := s.withoutSelf(sr.servers)
 		r.routes = append(r.routes, route{suffix: sr.suffix, group: f.client.Group(servers, options), servers: servers})
 	}
-	if before := f.routing.Swap(r); before != nil && !before.answersLike(r) {
+	before := f.routing.Swap(r)
+	f.walks.Add(1)
+	if before != nil && !before.answersLike(r) {
 		f.flush(nil)
 	}
 }

@@ -99,11 +99,12 @@ func (s *Server) newForwarder() *forwarder {
 			Timeout: s.config.UpstreamTimeout, MixCase: s.config.MixCase, Logger: s.log,
 			Observe: s.handler.metrics.observeUpstream, Check: new(reply.Checker).Check,
 		}),
-		slots:    newSlots(s.config.MaxInflight),
-		metrics:  s.handler.metrics,
-		timeout:  s.config.UpstreamTimeout,
-		forwards: s.handler.forwards,
+		slots:   newSlots(s.config.MaxInflight),
+		metrics: s.handler.metrics,
+		timeout: s.config.UpstreamTimeout,
+		decides: s.handler.decides,
 	}
+	f.walks.Store(1)
 	if s.config.CacheSize > 0 {
 		f.cache = cache.New(int64(s.config.CacheSize), max(s.config.ServeStale, 0))
 	}
@@ -211,6 +212,7 @@ func (s *Server) Load(resources [][]byte) error {
 		return err
 	}
 	first := s.handler.table.Swap(table) == nil
+	s.handler.forwarder.walks.Add(1) // walks end at names of the table
 	if first {
 		close(s.handler.synced)
 	}

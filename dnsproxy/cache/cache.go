@@ -36,8 +36,9 @@ type Key struct {
 	Name        string
 	Type, Class uint16
 	DO, CD      bool
-	// Expand tells what walking the search list gave from what the name itself has.
-	Expand bool
+	// Walk tells what walking the search list gave from what the name itself has, for
+	// which it is 0. It changes when the same walk may lead elsewhere.
+	Walk uint32
 }
 
 // A State says what a cache has for a question, and what is to be done.
@@ -60,10 +61,13 @@ const (
 // A Hit is what a cache has for a question.
 type Hit struct {
 	State   State
-	Refresh bool         // the caller, and no other, should ask anew, besides using Reply
-	Reply   *reply.Reply // of Fresh, Stale and StaleNow
-	Age     reply.Age    // what [reply.Reply.Append] is to be told of Reply
-	Failure string       // of StaleNow and Failed: why asking failed, may be empty
+	Refresh bool          // the caller, and no other, should ask anew, besides using Reply
+	Reply   *reply.Reply  // of Fresh, Stale and StaleNow
+	Age     reply.Age     // what [reply.Reply.Append] is to be told of Reply
+	Failure string        // of StaleNow and Failed: why asking failed, may be empty
+	Left    time.Duration // of Fresh: until Reply expires
+	// Aging says of Fresh that Reply is in the last tenth of its time.
+	Aging bool
 }
 
 // A Value is what came of asking nameservers a question.
@@ -74,6 +78,14 @@ type Value struct {
 	// Generation is what [Cache.Generation] returned before the nameservers were
 	// chosen.
 	Generation uint64
+	// Derived is for a Reply that was made of others that the cache has, or had.
+	Derived *Derived
+}
+
+// A Derived says how long a reply that was made of others may be kept: no longer than any
+// of those, and never stale.
+type Derived struct {
+	Left time.Duration // until the first of them expires
 }
 
 // Stats are counts of a cache.
@@ -159,25 +171,30 @@ func (c *Cache) Generation() uint64 {
 	return c.generation.Load()
 }
 
-// Put keeps v, which came now, for as long as it may be. It keeps nothing that was
-// asked before the last Flush, as that may come from nameservers that are no longer in
-// use.
-func (c *Cache) Put(k Key, v Value, now time.Time) {
+// Put keeps v, which came now, for as long as it may be. It returns for how long v.Reply
+// is fresh, 0 if it was not kept. It keeps nothing that was asked before the last Flush,
+// as that may come from nameservers that are no longer in use.
+func (c *Cache) Put(k Key, v Value, now time.Time) time.Duration {
 	if c == nil {
-		return
+		return 0
 	}
 	s, hash := c.shard(k)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if v.Generation < s.generation {
-		return
+		return 0
 	}
 	t := now.Sub(c.origin)
 	if v.Reply == nil {
 		s.putFailure(hash, k, v.Failure, t)
-		return
+		return 0
 	}
-	s.putReply(hash, k, v.Reply, lifetime{now: t, stale: c.stale})
+	ttl, _ := v.Reply.TTL()
+	life := lifetime{now: t, ttl: ttl, stale: c.stale}
+	if v.Derived != nil {
+		life.ttl, life.stale = min(ttl, v.Derived.Left), 0
+	}
+	return s.putReply(hash, k, v.Reply, life)
 }
 
 // Flush forgets what it has for the questions that match, for all of them if match is
@@ -207,10 +224,7 @@ func (c *Cache) Stats() Stats {
 
 // shard returns the shard that k belongs to, and what it is found by there.
 func (c *Cache) shard(k Key) (s *shard, hash uint64) {
-	rest := uint64(k.Type)<<32 | uint64(k.Class)<<16
-	if k.Expand {
-		rest |= 4
-	}
+	rest := uint64(k.Walk)<<34 ^ (uint64(k.Type)<<18 | uint64(k.Class)<<2)
 	if k.DO {
 		rest |= 2
 	}

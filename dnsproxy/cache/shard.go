@@ -109,7 +109,10 @@ func (s *shard) get(hash uint64, k Key, now time.Duration) Hit {
 	switch {
 	case now < e.expires:
 		e.hits = min(e.hits+1, refreshHits)
-		return Hit{State: Fresh, Reply: e.reply, Age: age, Refresh: e.refresh(now)}
+		return Hit{
+			State: Fresh, Reply: e.reply, Age: age, Refresh: e.refresh(now),
+			Left: e.expires - now, Aging: e.aging(now),
+		}
 	case now < e.until:
 		age.Stale = true
 		if now < e.failed {
@@ -125,43 +128,50 @@ func (s *shard) get(hash uint64, k Key, now time.Duration) Hit {
 
 // refresh reports whether who asks now is to ask anew, and notes that.
 func (e *entry) refresh(now time.Duration) bool {
-	if e.refreshing || !e.answer || e.hits < refreshHits || now < e.failed ||
-		e.expires-now >= (e.expires-e.stored)/refreshTenth {
+	if e.refreshing || !e.answer || e.hits < refreshHits || now < e.failed || !e.aging(now) {
 		return false
 	}
 	e.refreshing = true
 	return true
 }
 
+// aging reports whether e is in the last part of its time.
+func (e *entry) aging(now time.Duration) bool {
+	return e.expires-now < (e.expires-e.stored)/refreshTenth
+}
+
 // A lifetime says for how long a reply is kept.
 type lifetime struct {
 	now   time.Duration // when it came
+	ttl   time.Duration // until it expires, 0: it must not be kept
 	stale time.Duration // how much longer an answer is kept
 }
 
-// putReply keeps a reply. An answer that must not be kept ends what was kept before it.
+// putReply keeps a reply and returns for how long it is fresh. An answer that must not be kept ends what was kept before it.
 // A SERVFAIL does not: it counts as a failure to ask if there is an answer that is fresh
 // or may be used stale.
-func (s *shard) putReply(hash uint64, k Key, r *reply.Reply, life lifetime) {
+func (s *shard) putReply(hash uint64, k Key, r *reply.Reply, life lifetime) time.Duration {
 	const noError, nxDomain = 0, 3
 	rcode := r.Rcode()
 	answer := rcode == noError || rcode == nxDomain
-	ttl, keep := r.TTL()
 	old := s.find(hash, k)
 	switch {
-	case !keep:
+	case life.ttl <= 0:
 		if old != nil && answer && !r.Truncated() {
 			s.remove(old)
 		}
 	case !answer && old != nil && old.answer && life.now < old.until:
-		s.fail(old, life.now, ttl, "")
+		s.fail(old, life.now, life.ttl, "")
 	default:
-		e := &entry{reply: r, answer: answer, stored: life.now, expires: life.now + ttl, until: life.now + ttl}
+		expires := life.now + life.ttl
+		e := &entry{reply: r, answer: answer, stored: life.now, expires: expires, until: expires}
 		if answer {
 			e.until += life.stale
 		}
 		s.put(hash, k, e)
+		return life.ttl
 	}
+	return 0
 }
 
 // putFailure notes that no nameserver answered. An answer that is kept stays.

@@ -1,0 +1,228 @@
+package dnsproxy_test
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/fakedns"
+)
+
+// withSOA gives a handler's negative answers an SOA record with a TTL in seconds, so
+// that they are kept.
+func withSOA(tb testing.TB, ttl string, handler fakedns.Handler) fakedns.Handler {
+	tb.Helper()
+	soa, err := dns.NewRR("example. " + ttl + " IN SOA ns.example. h.example. 1 2 3 4 " + ttl)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return func(query *dns.Msg, network string) *dns.Msg {
+		reply := handler(query, network)
+		if reply != nil && len(reply.Answer) == 0 && reply.Rcode != dns.RcodeServerFailure {
+			reply.Ns = []dns.RR{soa}
+		}
+		return reply
+	}
+}
+
+// except answers the names below a suffix by a handler of their own.
+func except(suffix string, special, others fakedns.Handler) fakedns.Handler {
+	return func(query *dns.Msg, network string) *dns.Msg {
+		if dns.IsSubDomain(suffix, strings.ToLower(query.Question[0].Name)) {
+			return special(query, network)
+		}
+		return others(query, network)
+	}
+}
+
+// startWalker runs a server that walks the search list shop.example, corp.example,
+// lab.example and asks one nameserver.
+func startWalker(tb testing.TB, handler fakedns.Handler, cfg dnsproxy.Config) (*proxy, *fakedns.Server) {
+	tb.Helper()
+	fake := nameserver(tb, handler)
+	cfg.Upstreams, cfg.Autopath = servers(fake), dnsproxy.AutopathAll
+	if cfg.ResolvConf == "" {
+		cfg.ResolvConf = resolvConf(tb, "search shop.example corp.example lab.example", "options ndots:3")
+	}
+	return startForwarder(tb, cfg), fake
+}
+
+// The first name that has any address is the one for both families.
+func TestWalkLeadsToOneHost(t *testing.T) { // F13
+	t.Parallel()
+	known := fakedns.Answer(
+		"db.corp.example. 60 IN AAAA 2001:db8::1",
+		"db.lab.example. 60 IN A 192.0.2.2", "db.lab.example. 60 IN AAAA 2001:db8::2",
+		"api.corp.example. 60 IN A 192.0.2.3", "api.lab.example. 60 IN AAAA 2001:db8::3",
+		"mail.corp.example. 60 IN MX 1 mail.example.", "mail.lab.example. 60 IN A 192.0.2.4",
+		"here.shop.example. 60 IN A 192.0.2.5", "here.corp.example. 60 IN AAAA 2001:db8::5",
+	)
+	// This server says that names without an AAAA record do not exist (RFC 4074).
+	broken := func(query *dns.Msg, network string) *dns.Msg {
+		reply := known(query, network)
+		if query.Question[0].Qtype == dns.TypeAAAA && len(reply.Answer) == 0 {
+			reply.Rcode = dns.RcodeNameError
+		}
+		return reply
+	}
+	for name, handler := range map[string]fakedns.Handler{"by the book": known, "broken": broken} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p, _ := startWalker(t, withSOA(t, "60", handler), dnsproxy.Config{})
+			dialogues := []dialogue{
+				{"db.shop.example A", "db.shop.example. CNAME db.corp.example.; NODATA example."},
+				{"db.shop.example AAAA", "db.shop.example. CNAME db.corp.example.; db.corp.example. AAAA 2001:db8::1"},
+				{"api.shop.example A", "api.shop.example. CNAME api.corp.example.; api.corp.example. A 192.0.2.3"},
+				{"api.shop.example AAAA", "api.shop.example. CNAME api.corp.example.; NODATA example."},
+				// One that has no address at all is passed over, as glibc does.
+				{"mail.shop.example A", "mail.shop.example. CNAME mail.lab.example.; mail.lab.example. A 192.0.2.4"},
+				{"here.shop.example A", "here.shop.example. A 192.0.2.5"},
+				{"none.shop.example A", "NXDOMAIN"},
+				{"none.shop.example AAAA", "NXDOMAIN"},
+			}
+			p.converse(t, dialogues)
+			slices.Reverse(dialogues)
+			p.converse(t, dialogues) // from the cache
+		})
+	}
+}
+
+// Only the start of a client's walk is walked: other names below the search list are
+// meant as they are, or the client has come to them by itself.
+func TestWalkOnlyFromTheStart(t *testing.T) { // F13
+	t.Parallel()
+	p, fake := startWalker(t, fakedns.Answer("db.lab.example. 60 IN A 192.0.2.1", "a.b.c.d. 60 IN A 192.0.2.2"), dnsproxy.Config{})
+	p.converse(t, []dialogue{
+		{"db.corp.example A", "NXDOMAIN"},
+		{"a.b.c.d.shop.example A", "NXDOMAIN"}, // with that many dots it is tried as it is first
+	})
+	signed := question("db.shop.example", dns.TypeA).SetEdns0(1232, true)
+	if got := outcome(p.exchange(t, "udp", signed)); got != "NXDOMAIN" { // a CNAME of ours could not be validated
+		t.Errorf("with DO: %s", got)
+	}
+	if asked := fake.Queries(); len(asked) != 3 {
+		t.Errorf("asked %v", asked)
+	}
+}
+
+// A name of the table ends the walk, as it would end the client's.
+func TestWalkEndsAtTable(t *testing.T) { // F13
+	t.Parallel()
+	p, _ := startWalker(t, withSOA(t, "60", fakedns.Answer("db.lab.example. 60 IN A 192.0.2.1")), dnsproxy.Config{})
+	p.converse(t, []dialogue{{"db.shop.example A", "db.shop.example. CNAME db.lab.example.; db.lab.example. A 192.0.2.1"}})
+	p.load(t, hosts{"db.corp.example": external("10.0.0.9")})
+	p.converse(t, []dialogue{
+		{"db.shop.example A", "NXDOMAIN"},
+		{"db.corp.example A", "db.corp.example. A 10.0.0.9"},
+	})
+}
+
+// A name whose nameservers are silent does not delay one before it, and delays one after
+// it no longer than the time for a query.
+func TestWalkWithDeadZone(t *testing.T) { // F13, F16
+	t.Parallel()
+	const timeout = 2 * time.Second
+	known := fakedns.Answer("db.corp.example. 60 IN A 192.0.2.1", "db.lab.example. 60 IN A 192.0.2.2")
+	for dead, c := range map[string]struct{ want string }{
+		"lab.example.":  {"db.shop.example. CNAME db.corp.example.; db.corp.example. A 192.0.2.1"},
+		"corp.example.": {"db.shop.example. CNAME db.lab.example.; db.lab.example. A 192.0.2.2"},
+	} {
+		t.Run(dead, func(t *testing.T) {
+			t.Parallel()
+			p, _ := startWalker(t, withSOA(t, "60", except(dead, fakedns.Silence, known)), dnsproxy.Config{UpstreamTimeout: timeout})
+			began := time.Now()
+			p.converse(t, []dialogue{{"db.shop.example A", c.want}})
+			took := time.Since(began)
+			if dead == "lab.example." && took >= timeout || took >= 2*timeout {
+				t.Errorf("it took %s", took)
+			}
+		})
+	}
+}
+
+// The search list is part of what an answer was found by.
+func TestWalkFollowsSearchList(t *testing.T) { // F13, F5
+	t.Parallel()
+	path := resolvConf(t, "nameserver 192.0.2.53", "search shop.example corp.example", "options ndots:3")
+	p, _ := startWalker(t, withSOA(t, "600", fakedns.Answer("db.corp.example. 600 IN A 192.0.2.1", "db.lab.example. 600 IN A 192.0.2.2")),
+		dnsproxy.Config{ResolvConf: path})
+	p.converse(t, []dialogue{{"db.shop.example A", "db.shop.example. CNAME db.corp.example.; db.corp.example. A 192.0.2.1"}})
+	for _, c := range []struct{ conf, want string }{
+		{"search shop.example lab.example\noptions ndots:3\n", "db.shop.example. CNAME db.lab.example.; db.lab.example. A 192.0.2.2"},
+		{"search shop.example lab.example\noptions ndots:0\n", "NXDOMAIN"},
+	} {
+		if err := os.WriteFile(path, []byte("nameserver 192.0.2.53\n"+c.conf), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, c.want, func() bool { return outcome(p.ask(t, "db.shop.example", dns.TypeA)) == c.want })
+	}
+}
+
+// What a walk found goes stale with its parts, and never becomes fresh again.
+func TestWalkStale(t *testing.T) { // F13, F9
+	t.Parallel()
+	known := fakedns.Answer("db.corp.example. 1 IN A 192.0.2.1")
+	p, fake := startWalker(t, withSOA(t, "600", known), dnsproxy.Config{})
+	const want = "db.shop.example. CNAME db.corp.example.; db.corp.example. A 192.0.2.1"
+	p.converse(t, []dialogue{{"db.shop.example A", want}})
+	fake.Handle(withSOA(t, "600", except("corp.example.", fakedns.Rcode(dns.RcodeServerFailure), known)))
+	var resp *dns.Msg
+	eventually(t, "a stale answer", func() bool {
+		resp = p.exchange(t, "udp", withEDNS(question("db.shop.example", dns.TypeA), 1232))
+		return resp.Answer[len(resp.Answer)-1].Header().Ttl == 30
+	})
+	for range 3 {
+		if e := ede(resp); outcome(resp) != want || e == nil || e.InfoCode != dns.ExtendedErrorCodeStaleAnswer {
+			t.Errorf("want the old answer, and that it is stale:\n%v", resp)
+		}
+		resp = p.exchange(t, "udp", withEDNS(question("db.shop.example", dns.TypeA), 1232))
+	}
+	fake.Handle(withSOA(t, "600", fakedns.Answer("db.corp.example. 1 IN A 192.0.2.2")))
+	eventually(t, "the new answer", func() bool {
+		return strings.HasSuffix(outcome(p.ask(t, "db.shop.example", dns.TypeA)), "192.0.2.2")
+	})
+}
+
+// What is asked for often is asked anew before it expires, and its TTL is never longer
+// than what is left of that of its parts.
+func TestWalkRefreshed(t *testing.T) { // F13, F8
+	t.Parallel()
+	p, fake := startWalker(t, withSOA(t, "600", fakedns.Answer("db.corp.example. 2 IN A 192.0.2.1")), dnsproxy.Config{})
+	asked := func() (n int) {
+		for _, q := range fake.Queries() {
+			if q.Name == "db.corp.example." {
+				n++
+			}
+		}
+		return n
+	}
+	eventually(t, "a question of our own accord", func() bool {
+		for _, rr := range p.ask(t, "db.shop.example", dns.TypeA).Answer {
+			if rr.Header().Ttl > 2 {
+				t.Errorf("%v", rr)
+			}
+		}
+		return float64(asked()) > p.bySource(t, "upstream")
+	})
+}
+
+// The alias lives as long as its target, whatever else the answer has.
+func TestWalkTTL(t *testing.T) { // F13
+	t.Parallel()
+	p, _ := startWalker(t, withSOA(t, "600", fakedns.Answer("db.corp.example. 60 IN AAAA 2001:db8::1")), dnsproxy.Config{})
+	for range 2 {
+		resp := p.ask(t, "db.shop.example", dns.TypeA)
+		if len(resp.Answer) != 1 || resp.Answer[0].Header().Ttl > 60 || resp.AuthenticatedData {
+			t.Errorf("want a CNAME record with a TTL of 60 s:\n%v", resp)
+		}
+	}
+	p, _ = startWalker(t, fakedns.Answer("db.corp.example. 60 IN AAAA 2001:db8::1"), dnsproxy.Config{}) // no SOA
+	if resp := p.ask(t, "db.shop.example", dns.TypeA); len(resp.Answer) != 1 || resp.Answer[0].Header().Ttl != 0 {
+		t.Errorf("want a CNAME record that is not to be kept:\n%v", resp)
+	}
+}
