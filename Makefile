@@ -51,8 +51,15 @@ image: ## the container images (needs a Docker engine)
 	docker build --target init      -t $(IMAGE)-init .
 	docker build --target discovery -t $(IMAGE)-discovery .
 
-bin/nametap:
+# What the binaries are built from, the commit included.
+SOURCES = go.mod go.sum $(wildcard .git/logs/HEAD) \
+	$(shell find agent api cmd discovery dnsproxy examples internal iptables nds -type f ! -name '*_test.go' ! -path '*/testdata/*')
+
+# Built anew only if something changed, so that root, who may have no Go, can install
+# what a user has just built.
+bin/nametap: $(SOURCES)
 	$(MAKE) build
+	@touch $@
 
 install: bin/nametap ## the agent and its units for a VM, below DESTDIR
 	install -D -m 755 bin/nametap '$(DESTDIR)$(PREFIX)/bin/nametap'

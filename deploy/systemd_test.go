@@ -1,11 +1,13 @@
 package deploy
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nametap/nametap/internal/netns"
 )
@@ -132,4 +134,98 @@ func TestUnitCommands(t *testing.T) {
 	for _, c := range commands {
 		output(t, command(t, nil, "nametap", append(strings.Fields(c[1]), "--help")...))
 	}
+}
+
+// What is installed is built from the tree as it is, not what an earlier build left in
+// bin/; and it says which commit that is. Where nothing changed, no Go is needed.
+func TestInstallIsFresh(t *testing.T) {
+	netns.Need(t, "make", "install", "git")
+	tree, root := copyTree(t), t.TempDir()
+	git := func(args ...string) string {
+		t.Helper()
+		cmd := command(t, nil, "git", append([]string{"-C", tree, "-c", "user.name=test", "-c", "user.email=test@example.com"}, args...)...)
+		cmd.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null")
+		return strings.TrimSpace(output(t, cmd))
+	}
+	git("init", "-q")
+	git("add", ".")
+	git("commit", "-q", "-m", "all")
+	install := func(variables ...string) {
+		t.Helper()
+		cmd := command(t, nil, "make", append([]string{"-C", tree, "install", "DESTDIR=" + root}, variables...)...)
+		cmd.Env = append(os.Environ(), "GOFLAGS=-buildvcs=true")
+		output(t, cmd)
+	}
+	binary := filepath.Join(root, "usr/local/bin/nametap")
+	version := func() string {
+		t.Helper()
+		return output(t, command(t, nil, binary, "version", "--output", "json"))
+	}
+
+	stale := filepath.Join(tree, "bin/nametap")
+	if err := os.MkdirAll(filepath.Dir(stale), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	other, err := os.ReadFile("/bin/true") // a program that knows no command
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(stale, other, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	past := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(stale, past, past); err != nil {
+		t.Fatal(err)
+	}
+	install()
+	if got, commit := version(), git("rev-parse", "HEAD"); !strings.Contains(got, commit) || strings.Contains(got, "dirty\"") {
+		t.Errorf("%s is not of the clean commit %s", got, commit)
+	}
+	install("GO=false")
+
+	main := filepath.Join(tree, "cmd/nametap/main.go")
+	text := read(t, main)
+	if err := os.WriteFile(main, []byte(text+"\n// An edit.\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	install()
+	if got := version(); !strings.Contains(got, `"dirty": true`) {
+		t.Errorf("after an edit: %s", got)
+	}
+}
+
+// copyTree copies the repository without what git does not hold.
+func copyTree(t *testing.T) string {
+	t.Helper()
+	tree := filepath.Join(t.TempDir(), "nametap")
+	err := filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel("..", path)
+		switch {
+		case err != nil:
+			return err
+		case rel == ".git" || rel == "bin" || strings.HasPrefix(rel, "coverage."):
+			if entry.IsDir() {
+				return fs.SkipDir
+			}
+			return nil
+		case entry.IsDir():
+			return os.MkdirAll(filepath.Join(tree, rel), 0o755)
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		info, err := entry.Info()
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join(tree, rel), data, info.Mode().Perm())
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tree
 }

@@ -26,7 +26,7 @@ type Status struct {
 	Rejected   uint64 `json:"rejected"`
 	Reconnects uint64 `json:"reconnects"`
 	// CertificateExpires is when the workload certificate does, if there is one.
-	CertificateExpires time.Time `json:"certificate_expires,omitzero"`
+	CertificateExpires time.Time `json:"certificateExpires,omitzero"`
 	// LastError is why the stream ended or the last push was rejected; an
 	// accepted push clears it.
 	LastError string `json:"lastError,omitempty"`
