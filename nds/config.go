@@ -29,6 +29,8 @@ type Config struct {
 	// certificate must lead to; "" means the system's. It is read on every
 	// connect.
 	RootCA string
+	// RootCAElse is the file that is read if RootCA does not exist; "" means none.
+	RootCAElse string
 	// TokenFile holds the bearer token; "" means none. It is read on every
 	// connect, since Kubernetes replaces it while we run.
 	TokenFile string

@@ -2,10 +2,13 @@ package nds_test
 
 import (
 	"encoding/json"
+	"net"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/nametap/nametap/internal/fakexds"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -81,5 +84,28 @@ func TestStatusJSON(t *testing.T) {
 		`"resources":0,"tableAgeSeconds":0,"stale":false,"pushes":0,"rejected":0,"reconnects":0}`
 	if string(got) != want {
 		t.Errorf("status is\n%s, want\n%s", got, want)
+	}
+}
+
+// C1: a certificate is checked for istiod's name where the address has none.
+func TestServerName(t *testing.T) {
+	authority := fakexds.NewAuthority(t, "localhost.example", identity)
+	server := fakexds.Start(t, fakexds.Options{Authority: authority})
+	_, port, err := net.SplitHostPort(server.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := filepath.Join(t.TempDir(), "root-cert.pem")
+	write(t, root, authority.Root())
+	for host, want := range map[string]string{
+		"localhost": "not istiod.istio-system.svc",
+		"127.0.0.1": "not istiod.istio-system.svc",
+	} {
+		h := start(t, options{server: server, config: func(cfg *nds.Config) {
+			cfg.Addr, cfg.Plaintext, cfg.RootCA = net.JoinHostPort(host, port), false, root
+		}})
+		// The wrong name is in the error.
+		h.wantLog("no stream to the control plane", want, "--xds-server-name")
+		h.stop()
 	}
 }

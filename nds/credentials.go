@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strings"
 	"time"
@@ -37,7 +38,7 @@ func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (
 	}
 	tlsConfig := &tls.Config{ServerName: serverName, MinVersion: tls.VersionTLS12}
 	var err error
-	if tlsConfig.RootCAs, err = readRoots(cfg.RootCA); err != nil {
+	if tlsConfig.RootCAs, err = readRoots(cfg.RootCA, cfg.RootCAElse); err != nil {
 		return c, fmt.Errorf("reading root certificates (XDS_ROOT_CA, --xds-root-ca): %w", err)
 	}
 	certificate := workload
@@ -79,13 +80,18 @@ func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (
 	return c, nil
 }
 
-// readRoots returns the certificates of a PEM file, or nil, which means the system's,
-// for no file.
-func readRoots(file string) (*x509.CertPool, error) {
+// readRoots returns the certificates of a PEM file, or of another one if that does not
+// exist, or nil, which means the system's, for no file.
+func readRoots(file, other string) (*x509.CertPool, error) {
 	if file == "" {
 		return nil, nil //nolint:nilnil // documented
 	}
 	text, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) && other != "" {
+		if found, otherErr := os.ReadFile(other); otherErr == nil {
+			file, text, err = other, found, nil
+		}
+	}
 	if err != nil {
 		return nil, err
 	}

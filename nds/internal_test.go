@@ -68,6 +68,22 @@ func TestChangeEndsPause(t *testing.T) {
 	})
 }
 
+// C1: the name of the control plane's certificate follows its address.
+func TestServerNameFollowsAddress(t *testing.T) {
+	for addr, want := range map[string]string{
+		"istiod-canary.istio-system.svc:15012": "istiod-canary.istio-system.svc",
+		"istiod.example.com:443":               "istiod.example.com",
+		"localhost:15012":                      defaultServerName,
+		"198.51.100.7:15012":                   defaultServerName,
+		"[2001:db8::7]:15012":                  defaultServerName,
+	} {
+		cfg, err := Config{Addr: addr, Node: Node{PodName: "a", Namespace: "b", IPs: []netip.Addr{netip.IPv6Loopback()}}}.withDefaults()
+		if err != nil || cfg.ServerName != want || cfg.caServerName() != want {
+			t.Errorf("%s: %q, %v, want %q", addr, cfg.ServerName, err, want)
+		}
+	}
+}
+
 func testSnapshot() snapshot {
 	return snapshot{
 		owner: "shop/Kubernetes", version: "v1", pushed: time.Unix(0, 1_800_000_000_000_000_000),

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -39,6 +40,9 @@ type Node struct {
 	// proxy such as Envoy. Without it a host that has no address of its own is
 	// not in the table.
 	AutoAllocate bool
+	// Metadata is what else the control plane is told, by the keys of node metadata;
+	// the fields of Node win over it. May be nil.
+	Metadata map[string]any
 	// Labels are the workload's; they select Sidecar resources. May be nil.
 	Labels map[string]string
 }
@@ -144,7 +148,11 @@ func (n Node) proto() (*corev3.Node, error) {
 		ips[i] = ip.Unmap().WithZone("").String()
 	}
 	// istiod refuses JSON booleans here: what looks like one is a string.
-	metadata := map[string]any{
+	metadata := maps.Clone(n.Metadata)
+	if metadata == nil {
+		metadata = map[string]any{}
+	}
+	maps.Copy(metadata, map[string]any{
 		"NAME":         n.PodName,
 		"NAMESPACE":    n.Namespace,
 		"INSTANCE_IPS": strings.Join(ips, ","),
@@ -154,7 +162,7 @@ func (n Node) proto() (*corev3.Node, error) {
 		"DNS_CAPTURE":       strconv.FormatBool(n.AutoAllocate),
 		"DNS_AUTO_ALLOCATE": strconv.FormatBool(n.AutoAllocate),
 		"NAMETAP_MERGE":     "true", // several named resources are welcome
-	}
+	})
 	if n.ServiceAccount != "" {
 		metadata["SERVICE_ACCOUNT"] = n.ServiceAccount
 	}

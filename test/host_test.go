@@ -177,7 +177,13 @@ func (h *host) launch(flags ...string) *agent {
 		"agent", "--xds-addr", h.xds.Addr(), "--xds-plaintext", "--dns-addr", dnsAddr, "--status-addr", statusAddr,
 		"--resolv-conf", h.resolvConf, "--drain", "10ms", "--state-dir", "",
 	}, h.flags, flags)
-	a := &agent{Cmd: h.command(args...), host: h, log: new(testlog.Buffer), ended: make(chan struct{})}
+	return h.launchCommand(h.command(args...))
+}
+
+// launchCommand starts a command that is an agent, and ends it after the test.
+func (h *host) launchCommand(cmd *exec.Cmd) *agent {
+	h.tb.Helper()
+	a := &agent{Cmd: cmd, host: h, log: new(testlog.Buffer), ended: make(chan struct{})}
 	a.Stdout, a.Stderr = a.log, a.log
 	if h.output != nil {
 		a.Stdout, a.Stderr = h.output, h.output

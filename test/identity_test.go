@@ -2,6 +2,13 @@ package test
 
 import (
 	"context"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/nametap/nametap/internal/fakexds"
@@ -42,5 +49,152 @@ func (h *host) wantNode(stream int, addresses string) {
 	})
 	if err != nil {
 		h.tb.Fatalf("no stream %d or later of a node with %s: %v", stream, addresses, err)
+	}
+}
+
+// What `istioctl x workload entry configure` wrote for a VM, apart from mesh.yaml's
+// address of istiod.
+const (
+	clusterEnv = `CANONICAL_REVISION=latest
+CANONICAL_SERVICE=vm-app
+ISTIO_INBOUND_PORTS='*'
+ISTIO_LOCAL_EXCLUDE_PORTS=22,15090,15021,15020
+ISTIO_METAJSON_LABELS='{"app":"vm-app","service.istio.io/canonical-name":"vm-app","service.istio.io/canonical-revision":"latest"}'
+ISTIO_META_CLUSTER_ID=west
+ISTIO_META_DNS_CAPTURE=true
+ISTIO_META_MESH_ID=''
+ISTIO_META_NETWORK=vm-net
+ISTIO_META_WORKLOAD_NAME=vm-app
+ISTIO_NAMESPACE=shop
+ISTIO_SERVICE=vm-app.shop
+ISTIO_SERVICE_CIDR='*'
+ISTIO_SVC_IP=192.0.2.7
+POD_NAMESPACE=shop
+SERVICE_ACCOUNT=vm-sa
+TRUST_DOMAIN=mesh.example
+`
+	meshYAML = `defaultConfig:
+  discoveryAddress: %s
+  proxyMetadata:
+    CANONICAL_REVISION: latest
+    CANONICAL_SERVICE: vm-app
+    ISTIO_META_AUTO_REGISTER_GROUP: vm-app
+    ISTIO_META_CLUSTER_ID: west
+    ISTIO_META_DNS_CAPTURE: "true"
+    ISTIO_META_MESH_ID: ""
+    ISTIO_META_NETWORK: vm-net
+    ISTIO_METAJSON_LABELS: '{"app":"vm-app","service.istio.io/canonical-name":"vm-app","service.istio.io/canonical-revision":"latest"}'
+    POD_NAMESPACE: shop
+    SERVICE_ACCOUNT: vm-sa
+    TRUST_DOMAIN: mesh.example
+  tracing:
+    zipkin:
+      address: zipkin.istio-system:9411
+`
+)
+
+// C1: a VM's files from istioctl work as they are: the node is told as Istio's agent
+// tells it, and the token is exchanged for a certificate of the VM's identity. The
+// files are enough alone too, with the names of protobuf.
+func TestIstioVMFiles(t *testing.T) {
+	const identity = "spiffe://mesh.example/ns/shop/sa/vm-sa"
+	for _, tc := range []struct {
+		name     string
+		mesh     string
+		env      string
+		first    string // of the node's addresses
+		metadata map[string]string
+	}{
+		{"cluster.env and mesh.yaml", meshYAML, clusterEnv, "192.0.2.7", map[string]string{
+			"NETWORK": "vm-net", "WORKLOAD_NAME": "vm-app", "AUTO_REGISTER_GROUP": "vm-app",
+		}},
+		{"mesh.yaml alone, proto names", strings.NewReplacer(
+			"defaultConfig", "default_config", "discoveryAddress", "discovery_address", "proxyMetadata", "proxy_metadata",
+		).Replace(meshYAML), "", "127.0.0.1", map[string]string{"NETWORK": "vm-net", "AUTO_REGISTER_GROUP": "vm-app"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			h := newBareHost(t)
+			authority := fakexds.NewAuthority(t, "istiod.istio-system.svc", identity)
+			h.Run(func() { h.xds = fakexds.Start(t, fakexds.Options{Authority: authority, Token: "token"}) })
+			cmd := exec.Command(binary, "agent", "--dns-addr", dnsAddr, "--status-addr", statusAddr, "--resolv-conf", h.resolvConf,
+				"--drain", "10ms", "--state-dir", t.TempDir(), "--log-level", "debug",
+				"--mesh-config", h.write("mesh.yaml", fmt.Sprintf(tc.mesh, h.xds.Addr())),
+				"--xds-root-ca", h.write("root-cert.pem", authority.Root()), "--xds-token-file", h.write("istio-token", "token"))
+			cmd.Env = append(os.Environ(), unquoted(tc.env)...)
+			a := h.launchCommand(cmd)
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			r, err := h.xds.WaitStream(ctx, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			name, err := os.Hostname()
+			if err != nil {
+				t.Fatal(err)
+			}
+			name, _, _ = strings.Cut(name, ".")
+			if want := "sidecar~" + tc.first + "~" + name + ".shop~shop.svc.cluster.local"; r.Node().GetId() != want {
+				t.Errorf("id %q, want %q", r.Node().GetId(), want)
+			}
+			fields := r.Node().GetMetadata().GetFields()
+			maps.Copy(tc.metadata, map[string]string{"NAMESPACE": "shop", "SERVICE_ACCOUNT": "vm-sa", "CLUSTER_ID": "west"})
+			for key, want := range tc.metadata {
+				if got := fields[key].GetStringValue(); got != want {
+					t.Errorf("metadata %s is %q, want %q", key, got, want)
+				}
+			}
+			for key, want := range map[string]string{
+				"app": "vm-app", "service.istio.io/canonical-name": "vm-app", "service.istio.io/canonical-revision": "latest",
+			} {
+				if got := fields["LABELS"].GetStructValue().GetFields()[key].GetStringValue(); got != want {
+					t.Errorf("label %s is %q, want %q", key, got, want)
+				}
+			}
+			if got := r.Header.Get("clusterid"); !slices.Equal(got, []string{"west"}) {
+				t.Errorf("clusterid is %q", got)
+			}
+			signing, err := authority.WaitSigned(ctx, 1)
+			if err != nil || signing.Asked != identity {
+				t.Errorf("%+v, %v", signing, err)
+			}
+			a.end(terminate)
+		})
+	}
+}
+
+// unquoted returns the variables of a file that a shell, or systemd, reads.
+func unquoted(text string) []string {
+	var variables []string
+	for line := range strings.Lines(text) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		variables = append(variables, key+"="+strings.Trim(value, "'"))
+	}
+	return variables
+}
+
+// C1: the labels of a pod are those of the file that the downward API writes, and a
+// change of the file is told.
+func TestPodLabels(t *testing.T) {
+	h := newBareHost(t)
+	file := h.write("labels", "app=\"web\"\npod-template-hash=\"5d8\"\n")
+	h.environment = []string{`ISTIO_METAJSON_LABELS={"app":"static","tier":"front"}`}
+	h.start("--labels-file", file)
+	h.wantLabels(map[string]any{"app": "web", "tier": "front"})
+	h.write("labels.new", "app=\"web\"\nversion=\"a \\\"quoted\\\" one\"\n")
+	if err := os.Rename(filepath.Join(h.dir, "labels.new"), file); err != nil {
+		t.Fatal(err)
+	}
+	h.wantLabels(map[string]any{"app": "web", "tier": "front", "version": `a "quoted" one`})
+}
+
+// wantLabels waits for a stream of a node with the labels.
+func (h *host) wantLabels(labels map[string]any) {
+	h.tb.Helper()
+	ctx, cancel := context.WithTimeout(h.tb.Context(), patience)
+	defer cancel()
+	if _, err := h.xds.Wait(ctx, func(r fakexds.Request) bool {
+		return maps.Equal(r.Node().GetMetadata().GetFields()["LABELS"].GetStructValue().AsMap(), labels)
+	}); err != nil {
+		h.tb.Fatalf("no node with the labels %v: %v", labels, err)
 	}
 }

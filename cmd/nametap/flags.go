@@ -27,6 +27,7 @@ import (
 // means stands in declare, once.
 type agentFlags struct {
 	namespace, domain, podName, instanceIP, clusterID, serviceAccount string
+	labelsFile                                                        string
 
 	xdsAddr, xds, xdsRootCA, xdsTokenFile, xdsServerName string
 	xdsCert, xdsKey, workloadCert, caAddr, trustDomain   string
@@ -54,6 +55,10 @@ type agentFlags struct {
 // defaultStateDir is used if it can be, and done without if not.
 const defaultStateDir = "/var/lib/nametap"
 
+// vmRootCA is where Istio has the root certificate on a VM. It is used if nothing says
+// where it is and the default is not there.
+const vmRootCA = "/etc/certs/root-cert.pem"
+
 // declare declares every flag with its default.
 func (f *agentFlags) declare(flags *pflag.FlagSet) {
 	flags.SortFlags = false
@@ -68,22 +73,26 @@ func (f *agentFlags) declare(flags *pflag.FlagSet) {
 	f.capture.declare(flags)
 	settings.SetDiscoveryAddress(flags, "xds-addr")
 	// The environment variables that Istio's agent has for the same.
-	for _, istio := range []struct{ flag, env string }{
-		{"namespace", "POD_NAMESPACE"},
-		{"pod-name", "POD_NAME"},
-		{"instance-ip", "INSTANCE_IP"},
-		{"cluster-id", "ISTIO_META_CLUSTER_ID"},
-		{"dns-auto-allocate", "ISTIO_META_DNS_AUTO_ALLOCATE"},
-		{"xds-root-ca", "XDS_ROOT_CA"},
-		{"ca-addr", "CA_ADDR"},
-		{"trust-domain", "TRUST_DOMAIN"},
-		{"dns-addr", "DNS_PROXY_ADDR"},
-		{"upstream-parallel", "DNS_FORWARD_PARALLEL"},
-		{"upstream-timeout", "DNS_FORWARD_TIMEOUT"},
-		{switchFlag, "ISTIO_META_DNS_CAPTURE"},
+	for _, istio := range []struct {
+		flag, env string
+		more      []string
+	}{
+		{"namespace", "POD_NAMESPACE", []string{"ISTIO_NAMESPACE"}},
+		{flag: "pod-name", env: "POD_NAME"},
+		{"instance-ip", "INSTANCE_IP", []string{"ISTIO_SVC_IP"}},
+		{flag: "cluster-id", env: "ISTIO_META_CLUSTER_ID"},
+		{flag: "dns-auto-allocate", env: "ISTIO_META_DNS_AUTO_ALLOCATE"},
+		{flag: "service-account", env: "SERVICE_ACCOUNT"},
+		{flag: "xds-root-ca", env: "XDS_ROOT_CA"},
+		{flag: "ca-addr", env: "CA_ADDR"},
+		{flag: "trust-domain", env: "TRUST_DOMAIN"},
+		{flag: "dns-addr", env: "DNS_PROXY_ADDR"},
+		{flag: "upstream-parallel", env: "DNS_FORWARD_PARALLEL"},
+		{flag: "upstream-timeout", env: "DNS_FORWARD_TIMEOUT"},
+		{flag: switchFlag, env: "ISTIO_META_DNS_CAPTURE"},
 	} {
 		flags.Lookup(istio.flag).Usage += " [" + istio.env + "]"
-		settings.SetEnv(flags, istio.flag, istio.env)
+		settings.SetEnv(flags, istio.flag, istio.env, istio.more...)
 	}
 }
 
@@ -95,6 +104,7 @@ func (f *agentFlags) declareIdentity(flags *pflag.FlagSet) {
 	flags.StringVar(&f.instanceIP, "instance-ip", "", "own address, before those of the interfaces (default: only those)")
 	flags.StringVar(&f.clusterID, "cluster-id", "Kubernetes", "own cluster, as the control plane calls it")
 	flags.StringVar(&f.serviceAccount, "service-account", "default", "own service account")
+	flags.StringVar(&f.labelsFile, "labels-file", "/etc/istio/pod/labels", "file with the own labels, as the downward API writes it; it may be absent")
 }
 
 // declareControlPlane declares where the table comes from.
@@ -166,7 +176,7 @@ func (f *agentFlags) config(flags *pflag.FlagSet) (agent.Config, error) {
 		return agent.Config{}, fmt.Errorf("asking for the host's name: %w", err)
 	}
 	if f.podName == "" {
-		f.podName = hostname
+		f.podName, _, _ = strings.Cut(hostname, ".") // as Istio's agent has it
 	}
 	if f.domain == "" {
 		f.domain = f.namespace + ".svc." + dnsproxy.DefaultDomain
@@ -175,7 +185,7 @@ func (f *agentFlags) config(flags *pflag.FlagSet) (agent.Config, error) {
 	if err != nil {
 		return agent.Config{}, err
 	}
-	xds, err := f.xdsConfig()
+	xds, err := f.xdsConfig(flags)
 	if err != nil {
 		return agent.Config{}, err
 	}
@@ -275,7 +285,11 @@ func (f *agentFlags) addUpstreams(cfg *dnsproxy.Config) error {
 	return nil
 }
 
-func (f *agentFlags) xdsConfig() (nds.Config, error) {
+func (f *agentFlags) xdsConfig(flags *pflag.FlagSet) (nds.Config, error) {
+	id, err := readIdentity(flags, os.Environ())
+	if err != nil {
+		return nds.Config{}, err
+	}
 	variant, err := nds.ParseVariant(f.xds)
 	if err != nil {
 		return nds.Config{}, err
@@ -292,23 +306,23 @@ func (f *agentFlags) xdsConfig() (nds.Config, error) {
 	if err != nil {
 		return nds.Config{}, err
 	}
+	rootCAElse := ""
+	if !flags.Changed("xds-root-ca") {
+		rootCAElse = vmRootCA
+	}
 	return nds.Config{
 		Addr: f.xdsAddr, Plaintext: f.xdsPlaintext, Variant: variant,
-		RootCA: f.xdsRootCA, TokenFile: f.xdsTokenFile, ServerName: f.xdsServerName,
+		RootCA: f.xdsRootCA, RootCAElse: rootCAElse, TokenFile: f.xdsTokenFile, ServerName: f.xdsServerName,
 		CertFile: f.xdsCert, KeyFile: f.xdsKey, WorkloadCert: workloadCert, CAAddr: f.caAddr, TrustDomain: f.trustDomain,
 		MaxPushBytes: int(f.maxPushBytes), StateDir: f.stateDir,
 		Node: nds.Node{
 			PodName: f.podName, Namespace: f.namespace, IPs: ips,
 			// The node's domain has the namespace, however ours is written.
 			Domain:    f.namespace + ".svc." + clusterDomain,
-			ClusterID: f.clusterID, ServiceAccount: f.serviceAccount,
+			ClusterID: f.clusterID, ServiceAccount: f.serviceAccount, Metadata: id.metadata,
 			AutoAllocate: f.autoAllocate,
 		},
-		Refresh: func(node nds.Node) (nds.Node, error) {
-			var err error
-			node.IPs, err = agent.InstanceIPs(f.instanceIP)
-			return node, err
-		},
+		Refresh: f.refresh(id.labels),
 	}, nil
 }
 

@@ -2,6 +2,7 @@ package settings
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -36,21 +37,34 @@ func SetDiscoveryAddress(flags *pflag.FlagSet, flag string) {
 	}
 }
 
-// A proxyConfig is what we read of Istio's ProxyConfig.
+// A proxyConfig is what is read of Istio's ProxyConfig. Its fields may have their names
+// of JSON or those of protobuf, as with Istio.
 type proxyConfig struct {
-	DiscoveryAddress string            `yaml:"discoveryAddress"`
-	ProxyMetadata    map[string]string `yaml:"proxyMetadata"`
+	DiscoveryAddress string
+	ProxyMetadata    map[string]string
+}
+
+// UnmarshalYAML reads both names of each field; that of JSON wins.
+func (c *proxyConfig) UnmarshalYAML(node *yaml.Node) error {
+	var fields struct {
+		DiscoveryAddress  string            `yaml:"discoveryAddress"`
+		DiscoveryAddress2 string            `yaml:"discovery_address"`
+		ProxyMetadata     map[string]string `yaml:"proxyMetadata"`
+		ProxyMetadata2    map[string]string `yaml:"proxy_metadata"`
+	}
+	if err := node.Decode(&fields); err != nil {
+		return err
+	}
+	c.DiscoveryAddress = cmp.Or(fields.DiscoveryAddress, fields.DiscoveryAddress2)
+	c.ProxyMetadata = map[string]string{}
+	maps.Copy(c.ProxyMetadata, fields.ProxyMetadata2)
+	maps.Copy(c.ProxyMetadata, fields.ProxyMetadata)
+	return nil
 }
 
 // fromProxyConfig takes what the pod's annotation says.
 func fromProxyConfig(flags *pflag.FlagSet, environ []string) error {
-	prefix := proxyConfigEnv + "="
-	i := slices.IndexFunc(environ, func(variable string) bool { return strings.HasPrefix(variable, prefix) })
-	if i < 0 {
-		return nil
-	}
-	var config proxyConfig
-	err := decode([]byte(environ[i][len(prefix):]), &config)
+	config, err := readProxyConfig(environ)
 	if err == nil {
 		err = config.apply(flags, proxyConfigEnv)
 	}
@@ -60,31 +74,75 @@ func fromProxyConfig(flags *pflag.FlagSet, environ []string) error {
 	return nil
 }
 
+func readProxyConfig(environ []string) (proxyConfig, error) {
+	var config proxyConfig
+	err := decode([]byte(variables(environ)[proxyConfigEnv]), &config)
+	return config, err
+}
+
 // fromMeshConfig takes what the mesh says for all of its proxies.
 func fromMeshConfig(flags *pflag.FlagSet) error {
-	flag := flags.Lookup(MeshConfigFlag)
-	if flag == nil || flag.Value.String() == "" {
-		return nil
-	}
-	path := flag.Value.String()
-	text, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) && !flag.Changed {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("reading the mesh config: %w", err)
-	}
-	var mesh struct {
-		DefaultConfig proxyConfig `yaml:"defaultConfig"`
-	}
-	err = decode(text, &mesh)
-	if err == nil {
-		err = mesh.DefaultConfig.apply(flags, "mesh config "+path)
+	config, path, err := readMeshConfig(flags)
+	if err == nil && path != "" {
+		err = config.apply(flags, "mesh config "+path)
 	}
 	if err != nil {
 		return fmt.Errorf("mesh config %s: %w", path, err)
 	}
 	return nil
+}
+
+// readMeshConfig reads defaultConfig of the file that a flag names. The path is "" if
+// none does.
+func readMeshConfig(flags *pflag.FlagSet) (config proxyConfig, path string, err error) {
+	flag := flags.Lookup(MeshConfigFlag)
+	if flag == nil {
+		return config, "", nil
+	}
+	path = flag.Value.String()
+	if path == "" {
+		return config, "", nil
+	}
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) && !flag.Changed {
+		return config, path, nil
+	}
+	if err != nil {
+		return config, path, err
+	}
+	var mesh struct {
+		DefaultConfig  *proxyConfig `yaml:"defaultConfig"`
+		DefaultConfig2 *proxyConfig `yaml:"default_config"`
+	}
+	err = decode(text, &mesh)
+	if found := cmp.Or(mesh.DefaultConfig, mesh.DefaultConfig2); found != nil {
+		config = *found
+	}
+	return config, path, err
+}
+
+// Metadata returns the variables of environ, of PROXY_CONFIG and of the mesh config
+// file, in this order of precedence, whose names begin with one of the prefixes. It is
+// called after [Resolve].
+func Metadata(flags *pflag.FlagSet, environ []string, prefixes ...string) (map[string]string, error) {
+	mesh, path, err := readMeshConfig(flags)
+	if err != nil {
+		return nil, fmt.Errorf("mesh config %s: %w", path, err)
+	}
+	annotation, err := readProxyConfig(environ)
+	if err != nil {
+		return nil, fmt.Errorf("environment variable %s: %w", proxyConfigEnv, err)
+	}
+	found := map[string]string{}
+	for _, values := range []map[string]string{mesh.ProxyMetadata, annotation.ProxyMetadata, variables(environ)} {
+		for key, value := range values {
+			begins := func(prefix string) bool { return strings.HasPrefix(key, prefix) }
+			if value != "" && slices.ContainsFunc(prefixes, begins) {
+				found[key] = value
+			}
+		}
+	}
+	return found, nil
 }
 
 // decode reads a YAML document, of which other fields are for others.
@@ -99,18 +157,16 @@ func decode(text []byte, into any) error {
 // apply sets the flags that nothing before has set. Metadata has the names of
 // environment variables; most are for other proxies.
 func (c *proxyConfig) apply(flags *pflag.FlagSet, source string) error {
-	byEnv := environmentNames(flags)
-	for _, key := range slices.Sorted(maps.Keys(c.ProxyMetadata)) {
-		value, flag := c.ProxyMetadata[key], byEnv[key]
-		switch {
-		case flag == nil && strings.HasPrefix(key, Prefix):
-			return fmt.Errorf("proxyMetadata: %s=%q: no such setting; `--help` lists them", key, value)
-		case flag == nil || flag.Name == ConfigFlag || flag.Name == MeshConfigFlag:
-			continue
+	values := maps.Clone(c.ProxyMetadata)
+	flags.VisitAll(func(flag *pflag.Flag) {
+		if flag.Name == ConfigFlag || flag.Name == MeshConfigFlag {
+			for _, key := range envs(flag) {
+				delete(values, key)
+			}
 		}
-		if err := set(flags, flag, value, source); err != nil {
-			return fmt.Errorf("proxyMetadata: %s=%q: %w", key, value, Expected(flag, err))
-		}
+	})
+	if err := setAll(flags, values, func(string) string { return source }); err != nil {
+		return fmt.Errorf("proxyMetadata: %w", err)
 	}
 	var err error
 	flags.VisitAll(func(flag *pflag.Flag) {

@@ -3,8 +3,8 @@
 // parser wherever it comes from.
 //
 // The flag --foo-bar is the environment variable NAMETAP_FOO_BAR and the key
-// foo-bar of the file. A flag whose environment variable has another, older name
-// says so with [SetEnv]. The variables may also stand in proxyMetadata of Istio's
+// foo-bar of the file. A flag that Istio's agent has an environment variable for
+// takes that too, by [SetEnv]. The variables may also stand in proxyMetadata of Istio's
 // ProxyConfig: the pod's annotation, which is in the environment variable
 // PROXY_CONFIG, or the default that the mesh config file has for all.
 //
@@ -19,6 +19,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -41,20 +42,31 @@ const (
 	annotationSource = "nametap/source"
 )
 
-// SetEnv gives a flag an environment variable of another name than its own. It
-// panics if flags has no such flag, which is a programmer's mistake.
-func SetEnv(flags *pflag.FlagSet, flag, env string) {
-	if err := flags.SetAnnotation(flag, annotationEnv, []string{env}); err != nil {
+// SetEnv gives a flag environment variables of other names than its own: the one that
+// documents name, and further ones that it wins over. It panics if flags has no such
+// flag, which is a programmer's mistake.
+func SetEnv(flags *pflag.FlagSet, flag, env string, more ...string) {
+	if err := flags.SetAnnotation(flag, annotationEnv, append([]string{env}, more...)); err != nil {
 		panic(err)
 	}
 }
 
-// Env returns the environment variable of a flag.
+// Env returns the environment variable of a flag, as documents name it.
 func Env(flag *pflag.Flag) string {
-	if env := flag.Annotations[annotationEnv]; len(env) == 1 {
+	if env := flag.Annotations[annotationEnv]; len(env) > 0 {
 		return env[0]
 	}
+	return ownEnv(flag)
+}
+
+// ownEnv returns the variable that is made of the flag's name.
+func ownEnv(flag *pflag.Flag) string {
 	return Prefix + strings.ToUpper(strings.ReplaceAll(flag.Name, "-", "_"))
+}
+
+// envs returns all environment variables of a flag; an earlier one wins.
+func envs(flag *pflag.Flag) []string {
+	return append([]string{ownEnv(flag)}, flag.Annotations[annotationEnv]...)
 }
 
 // Source says where the value of a flag came from, for people.
@@ -101,11 +113,39 @@ func Resolve(flags *pflag.FlagSet, environ []string) error {
 // a setting of ours and is none.
 var serviceLink = regexp.MustCompile(`_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?)$`)
 
-// environmentNames returns the flags by their environment variables.
-func environmentNames(flags *pflag.FlagSet) map[string]*pflag.Flag {
-	byEnv := map[string]*pflag.Flag{}
-	flags.VisitAll(func(flag *pflag.Flag) { byEnv[Env(flag)] = flag })
-	return byEnv
+// variables returns the variables of environ that have a value.
+func variables(environ []string) map[string]string {
+	values := map[string]string{}
+	for _, variable := range environ {
+		if key, value, _ := strings.Cut(variable, "="); value != "" {
+			values[key] = value
+		}
+	}
+	return values
+}
+
+// setAll gives the flags that nothing before has set the values of variables. Those
+// that begin with Prefix must be settings; the others may be for other programs.
+func setAll(flags *pflag.FlagSet, values map[string]string, source func(key string) string) error {
+	known := map[string]bool{}
+	var failed error
+	flags.VisitAll(func(flag *pflag.Flag) {
+		for _, key := range envs(flag) {
+			known[key] = true
+			if err := set(flags, flag, values[key], source(key)); err != nil && failed == nil {
+				failed = fmt.Errorf("%s=%q: %w", key, values[key], Expected(flag, err))
+			}
+		}
+	})
+	if failed != nil {
+		return failed
+	}
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		if !known[key] && strings.HasPrefix(key, Prefix) && !serviceLink.MatchString(key) {
+			return fmt.Errorf("%s=%q: no such setting; `--help` lists them", key, values[key])
+		}
+	}
+	return nil
 }
 
 // set gives a flag a value that is not empty, unless something before has set it.
@@ -120,21 +160,9 @@ func set(flags *pflag.FlagSet, flag *pflag.Flag, value, source string) error {
 }
 
 func fromEnvironment(flags *pflag.FlagSet, environ []string) error {
-	byEnv := environmentNames(flags)
-	for _, variable := range slices.Sorted(slices.Values(environ)) {
-		key, value, _ := strings.Cut(variable, "=")
-		flag, known := byEnv[key]
-		switch {
-		case value == "":
-			continue
-		case !known && strings.HasPrefix(key, Prefix) && !serviceLink.MatchString(key):
-			return fmt.Errorf("environment variable %s=%q: no such setting; `--help` lists them", key, value)
-		case !known:
-			continue
-		}
-		if err := set(flags, flag, value, "the environment variable "+key); err != nil {
-			return fmt.Errorf("environment variable %s=%q: %w", key, value, Expected(flag, err))
-		}
+	err := setAll(flags, variables(environ), func(key string) string { return "the environment variable " + key })
+	if err != nil {
+		return fmt.Errorf("environment variable %w", err)
 	}
 	return nil
 }

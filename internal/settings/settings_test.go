@@ -1,6 +1,7 @@
 package settings_test
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -185,4 +186,58 @@ func write(t *testing.T, text string) string {
 		t.Fatal(err)
 	}
 	return path
+}
+
+// R7: a flag with a variable of Istio's takes that, further names of it, and its own; its
+// own wins, then the order in which they were given.
+func TestSeveralVariables(t *testing.T) {
+	for _, tc := range []struct {
+		environ []string
+		want    string
+		source  string
+	}{
+		{[]string{"ISTIO_NAMESPACE=c"}, "c", "ISTIO_NAMESPACE"},
+		{[]string{"ISTIO_NAMESPACE=c", "POD_NAMESPACE=b"}, "b", "POD_NAMESPACE"},
+		{[]string{"ISTIO_NAMESPACE=c", "POD_NAMESPACE=b", "NAMETAP_NAMESPACE=a"}, "a", "NAMETAP_NAMESPACE"},
+		{[]string{"ISTIO_NAMESPACE=c", "POD_NAMESPACE="}, "c", "ISTIO_NAMESPACE"},
+	} {
+		flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
+		got := flags.String("namespace", "", "")
+		settings.SetEnv(flags, "namespace", "POD_NAMESPACE", "ISTIO_NAMESPACE")
+		if err := settings.Resolve(flags, tc.environ); err != nil {
+			t.Fatal(err)
+		}
+		if source := settings.Source(flags.Lookup("namespace")); *got != tc.want || source != "the environment variable "+tc.source {
+			t.Errorf("%v: %q from %s, want %q from %s", tc.environ, *got, source, tc.want, tc.source)
+		}
+		if env := settings.Env(flags.Lookup("namespace")); env != "POD_NAMESPACE" {
+			t.Errorf("documents name %s", env)
+		}
+	}
+}
+
+// C1: variables for node metadata come from the environment, the annotation and the mesh
+// config, whose fields may have the names of protobuf.
+func TestMetadata(t *testing.T) {
+	var got values
+	flags := declareMesh(&got)
+	mesh := "default_config: {discovery_address: '127.0.0.1:3', proxy_metadata: {ISTIO_META_A: mesh, ISTIO_META_B: mesh, ISTIO_META_C: mesh, OTHER: x}}"
+	if err := flags.Parse([]string{"--mesh-config=" + write(t, mesh)}); err != nil {
+		t.Fatal(err)
+	}
+	environ := []string{
+		"ISTIO_META_A=env", "ISTIO_META_EMPTY=",
+		`PROXY_CONFIG={"proxy_metadata":{"ISTIO_META_A":"pod","ISTIO_META_B":"pod","NAMETAP_DRAIN":"3s"},"proxyMetadata":{"ISTIO_META_B":"json"}}`,
+	}
+	if err := settings.Resolve(flags, environ); err != nil {
+		t.Fatal(err)
+	}
+	if got.Addr != "127.0.0.1:3" || got.Drain != 3*time.Second {
+		t.Errorf("%+v", got)
+	}
+	found, err := settings.Metadata(flags, environ, "ISTIO_META_")
+	want := map[string]string{"ISTIO_META_A": "env", "ISTIO_META_B": "json", "ISTIO_META_C": "mesh"}
+	if err != nil || !maps.Equal(found, want) {
+		t.Errorf("%v, %v, want %v", found, err, want)
+	}
 }

@@ -1,0 +1,143 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/internal/settings"
+	"github.com/nametap/nametap/nds"
+)
+
+// Variables that Istio's agent makes node metadata of, also by the name of the metadata.
+const (
+	metaPrefix     = "ISTIO_META_"
+	metaJSONPrefix = "ISTIO_METAJSON_"
+	labelsKey      = "LABELS"
+)
+
+// canonicalLabel returns the label for a variable of istioctl's files, or "".
+func canonicalLabel(key string) string {
+	switch key {
+	case "CANONICAL_SERVICE":
+		return "service.istio.io/canonical-name"
+	case "CANONICAL_REVISION":
+		return "service.istio.io/canonical-revision"
+	}
+	return ""
+}
+
+// identity is what the environment and Istio's configuration say of the workload.
+type identity struct {
+	metadata map[string]any
+	labels   map[string]string
+}
+
+// readIdentity reads it. flags are resolved; what one of them sets is left out.
+func readIdentity(flags *pflag.FlagSet, environ []string) (identity, error) {
+	id := identity{metadata: map[string]any{}, labels: map[string]string{}}
+	values, err := settings.Metadata(flags, environ, metaPrefix, metaJSONPrefix, "CANONICAL_")
+	if err != nil {
+		return id, err
+	}
+	flags.VisitAll(func(flag *pflag.Flag) { delete(values, settings.Env(flag)) })
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		value := values[key]
+		switch label, name := canonicalLabel(key), strings.TrimPrefix(key, metaPrefix); {
+		case label != "":
+			id.labels[label] = value
+		case name == labelsKey || key == metaJSONPrefix+labelsKey:
+			err = id.addLabels(value)
+		case strings.HasPrefix(key, metaJSONPrefix):
+			err = id.addJSON(value)
+		case strings.HasPrefix(key, metaPrefix):
+			id.metadata[name] = value
+		}
+		if err != nil {
+			return id, fmt.Errorf("%s=%q: %w", key, value, err)
+		}
+	}
+	return id, nil
+}
+
+// addLabels adds labels in the form of a JSON object. They win over those of
+// canonicalLabel, whose variables come first.
+func (id *identity) addLabels(text string) error {
+	var labels map[string]string
+	if err := json.Unmarshal([]byte(text), &labels); err != nil {
+		return errors.New(`want labels as a JSON object, such as {"app":"web"}`)
+	}
+	maps.Copy(id.labels, labels)
+	return nil
+}
+
+// addJSON adds the fields of a JSON object to the metadata, as Istio's agent does.
+func (id *identity) addJSON(text string) error {
+	var fields map[string]any
+	if err := json.Unmarshal([]byte(text), &fields); err != nil {
+		return errors.New("want a JSON object")
+	}
+	for key, value := range fields {
+		if b, ok := value.(bool); ok {
+			value = strconv.FormatBool(b) // istiod refuses booleans of JSON
+		}
+		id.metadata[key] = value
+	}
+	return nil
+}
+
+// refresh returns the node with the addresses and labels of this moment: those that are
+// set, and those of the file that the downward API writes.
+func (f *agentFlags) refresh(static map[string]string) func(nds.Node) (nds.Node, error) {
+	return func(node nds.Node) (nds.Node, error) {
+		var err error
+		if node.IPs, err = agent.InstanceIPs(f.instanceIP); err != nil {
+			return node, err
+		}
+		pod, err := podLabels(f.labelsFile)
+		if err != nil {
+			return node, fmt.Errorf("labels-file %q: %w", f.labelsFile, err)
+		}
+		node.Labels = maps.Clone(static)
+		maps.Copy(node.Labels, pod)
+		return node, nil
+	}
+}
+
+// podLabels reads lines of the form key="value". A file that is not there has none.
+func podLabels(path string) (map[string]string, error) {
+	labels := map[string]string{}
+	if path == "" {
+		return labels, nil
+	}
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return labels, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(text)) {
+		key, quoted, found := strings.Cut(strings.TrimSpace(line), "=")
+		if !found && key == "" {
+			continue
+		}
+		value, err := strconv.Unquote(quoted)
+		if err != nil {
+			return nil, fmt.Errorf(`line %q: want key="value"`, strings.TrimSpace(line))
+		}
+		if key != "pod-template-hash" { // of the ReplicaSet, which no Sidecar resource means
+			labels[key] = value
+		}
+	}
+	return labels, nil
+}
