@@ -60,3 +60,24 @@ func TestBadRepliesMoveOn(t *testing.T) {
 		})
 	}
 }
+
+// F18: a server that a middlebox keeps EDNS from is asked without, and then at once.
+func TestMiddleboxDropsEDNS(t *testing.T) {
+	t.Parallel()
+	answer := fakedns.Answer("www.example. 0 IN A 192.0.2.1")
+	fake := nameserver(t, func(query *dns.Msg, network string) *dns.Msg {
+		if query.IsEdns0() != nil {
+			return nil
+		}
+		return answer(query, network)
+	})
+	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
+	p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})
+	fake.Reset()
+	for range 5 {
+		p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})
+	}
+	if asked := fake.Queries(); len(asked) != 5 {
+		t.Errorf("asked for five queries: %v", asked)
+	}
+}

@@ -51,8 +51,10 @@ type Config struct {
 	// Attempts is how often all servers are tried, 1 to 5, and zero where the
 	// file does not say.
 	Attempts int
-	// Rotate, UseVC (TCP only), EDNS0 and TrustAD are the options of these names.
-	Rotate, UseVC, EDNS0, TrustAD bool
+	// Rotate, UseVC (TCP only) and TrustAD are the options of these names. edns0 is none
+	// of them: nameservers are always asked with EDNS, as it wants, but for those that
+	// cannot take it.
+	Rotate, UseVC, TrustAD bool
 	// Uplink is the file whose servers stand in the place of systemd-resolved's
 	// stub; empty where the file names no stub, or the stub had to stay.
 	Uplink string
@@ -169,7 +171,7 @@ func (p *parser) option(option string) {
 	case "use-vc":
 		p.conf.UseVC = true
 	case "edns0":
-		p.conf.EDNS0 = true
+		// Queries have an OPT record in any case.
 	case "trust-ad":
 		p.conf.TrustAD = true
 	case "debug", "inet6", "ip6-bytestring", "ip6-dotint", "no-aaaa", "no-check-names", "no-ip6-dotint",

@@ -64,7 +64,7 @@ func TestParse(t *testing.T) {
 		{"the last domain wins", "search a b\ndomain c d\n", resolvconf.Config{Search: []string{"c"}}},
 		{
 			"options", "options timeout:3 attempts:4 rotate\noptions use-vc edns0 trust-ad ndots:2 single-request-reopen\nsortlist 10.0.0.0\n",
-			resolvconf.Config{Ndots: 2, Timeout: 3 * time.Second, Attempts: 4, Rotate: true, UseVC: true, EDNS0: true, TrustAD: true},
+			resolvconf.Config{Ndots: 2, Timeout: 3 * time.Second, Attempts: 4, Rotate: true, UseVC: true, TrustAD: true},
 		},
 		{
 			"beyond the bounds", "options timeout:99999999999999999999 attempts:6 ndots:16\n",

@@ -24,6 +24,7 @@ type attempt struct {
 	stream   bool   // asked over a connection
 	again    bool   // the server was asked the same before
 	plain    bool   // asked without EDNS
+	edns     bool   // asked with an OPT record
 	retried  bool   // on a new connection
 	probe    *loopProbe
 	life     life

@@ -82,7 +82,11 @@
 // queries after one has timed out without a byte coming meanwhile.
 //
 // A server that says FORMERR, NOTIMP or BADVERS to a query with an OPT record is asked again
-// without (RFC 6891, section 6.2.2), and if that helps, for ten minutes.
+// without (RFC 6891, section 6.2.2), and if that helps, for ten minutes. So is one that
+// answers probes without an OPT record three times in a row, and not those with one: a
+// middlebox drops them. The third time that a query is sent to a server it goes without
+// an OPT record if nothing with one has come back meanwhile and the client does not want
+// signatures; an answer to it counts as such a sign, too.
 //
 // There are no goroutines and no sockets without queries: a reader for each open
 // socket, two for a connection, and one that closes them.

@@ -78,6 +78,7 @@ type try struct {
 	cut      []byte // truncated reply, while TCP is tried
 	stream   bool   // ask over TCP
 	plain    bool   // ask without EDNS
+	unsure   bool   // it was asked without EDNS for once
 
 	copied bool      // it was sent a copy, whose outcomes are not looked at yet
 	held   []outcome // those
@@ -269,8 +270,8 @@ func (e *exchange) ask(i int, now time.Time) {
 	a.slot, a.sent, a.stream, a.again = e.slot, now, t.stream, t.asked > 1
 	e.slot++
 	e.packet = append(e.packet[:0], e.query...)
-	if (plain || t.plain) && endsInOPT(e.packet) {
-		e.packet, a.plain = cutOPT(e.packet), true
+	if a.edns = endsInOPT(e.packet); a.edns && (plain || t.plain || e.tryPlain(t)) {
+		e.packet, a.plain, a.edns = cutOPT(e.packet), true, false
 	}
 	question := e.packet[headerLen : headerLen+len(e.question)]
 	if e.client.config.MixCase && !folded && !t.stream {
@@ -279,6 +280,17 @@ func (e *exchange) ask(i int, now time.Time) {
 	a.opcode, a.question = e.query[2]&opcodeMask, append(a.question, question...)
 	t.server.sent(now)
 	t.server.carrier(a.stream).send(a, e.packet)
+}
+
+// tryPlain reports whether a server is asked without EDNS for once, since it may be that
+// which is lost on the way: the third time, if nothing with EDNS has come back since the
+// query began. An answer without signatures is of no use to who wants them.
+func (e *exchange) tryPlain(t *try) bool {
+	const third = 3
+	if t.asked == third && !wantsDNSSEC(e.query) && t.server.mutesEDNS(t.first) {
+		t.unsure = true
+	}
+	return t.unsure && t.asked == third
 }
 
 // tick is called when a server is late, or the time is up.
@@ -341,7 +353,7 @@ func (e *exchange) handle(o outcome, now time.Time) {
 		t.cut = o.reply
 		e.again(o.try, now, &t.stream)
 	case o.reading.usable():
-		if o.plain && t.plain {
+		if o.plain && (t.plain || t.unsure && t.server.mutesEDNS(t.first)) {
 			t.server.rememberPlain(now)
 		}
 		if o.reading.negative && e.outranked(o.try) {

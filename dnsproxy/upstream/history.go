@@ -33,6 +33,7 @@ const (
 	minCopy       = time.Second
 	maxCopy       = 30 * time.Second
 	rememberQuirk = 10 * time.Minute
+	ednsLost      = 3 // rounds of probes in a row
 )
 
 // A State is what a server can be used for.
@@ -74,6 +75,8 @@ type history struct {
 	looping bool
 
 	plainUntil  time.Time // no EDNS
+	ednsHeard   time.Time // last reply to what was sent with an OPT record
+	plainOnly   int       // replies since then to probes that have a twin with an OPT record
 	foldedUntil time.Time // no mixed case
 }
 
@@ -200,6 +203,17 @@ func (h *history) replied(now time.Time, rtt time.Duration, usable bool) {
 	h.waiting, h.silentSince, h.unanswered = time.Time{}, time.Time{}, 0
 	if h.failures < failingCount && h.outlived < failingCount {
 		h.copies = 0
+	}
+}
+
+// heardEDNS notes a reply to what was sent with an OPT record.
+func (h *history) heardEDNS(now time.Time) { h.ednsHeard, h.plainOnly = now, 0 }
+
+// heardPlain notes a reply to a probe whose twin had an OPT record. When that is lost
+// time and again, so will be other queries with one.
+func (h *history) heardPlain(now time.Time) {
+	if h.plainOnly++; h.plainOnly >= ednsLost {
+		h.plainOnly, h.plainUntil = 0, now.Add(rememberQuirk)
 	}
 }
 

@@ -24,6 +24,7 @@ type life uint8
 const (
 	notLife   life = iota
 	lifeOwn        // a question of lifeQuestions
+	lifePlain      // the first of lifeQuestions, which is sent with an OPT record, too
 	lifeKnown      // the last question that the server had an answer to
 )
 
@@ -32,38 +33,46 @@ const (
 	classCH = 3
 	typeA   = 1
 	flagRD  = 0x01 // in byte 2
+
+	ednsSize = 1232 // that a probe offers, in bytes
 )
 
 // lifeQuestions returns the questions that servers answer themselves, in wire form: the
 // address of localhost (RFC 6761, section 6.3), and who they are (RFC 4892).
-func lifeQuestions() [][]byte {
-	return [][]byte{
+func lifeQuestions() [2][]byte {
+	return [2][]byte{
 		binary.BigEndian.AppendUint32([]byte("\x09localhost\x00"), typeA<<16|classIN),
 		binary.BigEndian.AppendUint32([]byte("\x02id\x06server\x00"), typeTXT<<16|classCH),
 	}
 }
 
 // probeLife sends a round of probes, over a connection if stream says so, as the queries
-// that are unanswered.
+// that are unanswered. One question is sent with and without an OPT record, since some
+// middleboxes drop packets that have one.
 func (s *server) probeLife(now time.Time, stream bool) {
 	s.mu.Lock()
 	known := append([]byte(nil), s.known...)
 	s.mu.Unlock()
-	for _, question := range lifeQuestions() {
-		s.probeWith(question, lifeOwn, now, stream)
-	}
+	own := lifeQuestions()
+	s.probeWith(own[0], attempt{life: lifeOwn, edns: true, sent: now, stream: stream})
+	s.probeWith(own[0], attempt{life: lifePlain, sent: now, stream: stream})
+	s.probeWith(own[1], attempt{life: lifeOwn, sent: now, stream: stream})
 	if len(known) > 0 {
-		s.probeWith(known, lifeKnown, now, stream)
+		s.probeWith(known, attempt{life: lifeKnown, edns: true, sent: now, stream: stream})
 	}
 }
 
 // probeWith sends one probe.
-func (s *server) probeWith(question []byte, kind life, now time.Time, stream bool) {
-	packet := make([]byte, headerLen, headerLen+len(question))
+func (s *server) probeWith(question []byte, like attempt) {
+	packet := make([]byte, headerLen, headerLen+len(question)+optLen)
 	packet[2], packet[5] = flagRD, 1 // one question
 	packet = append(packet, question...)
+	if like.edns {
+		packet[11] = 1
+		packet = append(packet, 0, 0, typeOPT, ednsSize>>8, ednsSize&0xff, 0, 0, 0, 0, 0, 0)
+	}
 	a := s.client.newAttempt(s)
-	a.life, a.sent, a.stream = kind, now, stream || s.udp == nil
+	a.life, a.edns, a.sent, a.stream = like.life, like.edns, like.sent, like.stream || s.udp == nil
 	a.question = append(a.question, question...)
 	s.requests.Add(1)
 	s.carrier(a.stream).send(a, packet)

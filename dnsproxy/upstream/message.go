@@ -161,6 +161,10 @@ func endsInOPT(query []byte) bool {
 	return opt[0] == 0 && binary.BigEndian.Uint16(opt[1:]) == typeOPT && binary.BigEndian.Uint16(opt[9:]) == 0
 }
 
+// wantsDNSSEC reports whether a query that ends in an OPT record has its DO bit set
+// (RFC 3225).
+func wantsDNSSEC(query []byte) bool { return query[len(query)-optLen+7]&0x80 != 0 }
+
 // cutOPT takes the OPT record off a query that ends in one.
 func cutOPT(query []byte) []byte {
 	binary.BigEndian.PutUint16(query[10:], binary.BigEndian.Uint16(query[10:])-1)

@@ -102,6 +102,12 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	rtt := now.Sub(a.sent)
 	s.mu.Lock()
 	s.history.replied(now, rtt, r.usable())
+	switch {
+	case a.edns:
+		s.history.heardEDNS(now)
+	case a.life == lifePlain:
+		s.history.heardPlain(now)
+	}
 	if a.life == notLife || a.life == lifeKnown && r.usable() {
 		s.history.served()
 	}
@@ -167,6 +173,14 @@ func (s *server) quirks(now time.Time) (plain, folded bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return now.Before(s.history.plainUntil), now.Before(s.history.foldedUntil)
+}
+
+// mutesEDNS reports whether nothing that was sent with an OPT record since a time has
+// had a reply.
+func (s *server) mutesEDNS(since time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.history.ednsHeard.Before(since)
 }
 
 func (s *server) rememberPlain(now time.Time) {

@@ -1,0 +1,101 @@
+package upstream
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// F18: a server behind a middlebox that drops packets with an OPT record is asked without
+// one, for ten minutes, and then with one again; also if another server answers
+// meanwhile, and if the client wants signatures.
+func TestEDNSIsDropped(t *testing.T) {
+	for name, tc := range map[string]struct{ servers, do int }{"alone": {1, 0}, "with DO": {1, 0x80}, "beside another": {2, 0}} {
+		synctest.Test(t, func(t *testing.T) {
+			c := NewClient(Config{})
+			defer c.Close()
+			steady := func(*rand.Rand, time.Duration) (time.Duration, int, bool) {
+				return time.Millisecond, rcodeSuccess, false
+			}
+			does := []behaviour{steady, steady}[:tc.servers]
+			g, all := group(c, Options{}, does...)
+			drops := true
+			withEDNS := 0
+			all[0].names = func(packet []byte) bool {
+				edns := binary.BigEndian.Uint16(packet[10:]) > 0
+				if edns && bytes.Contains(packet, []byte("\x07example")) {
+					withEDNS++
+				}
+				return !edns || !drops
+			}
+			query := append(bytes.Clone(simQuery), 0, 0, typeOPT, 4, 0xd0, 0, 0, byte(tc.do), 0, 0, 0)
+			query[11] = 1
+			ask := func() (took time.Duration, from Spec) {
+				began := time.Now()
+				_, from, err := g.Exchange(t.Context(), query, UDPOnly)
+				if err != nil {
+					t.Fatalf("%s: %v", name, err)
+				}
+				return time.Since(began), from
+			}
+			if took, _ := ask(); took > 2500*time.Millisecond {
+				t.Errorf("%s: the first answer took %v", name, took)
+			}
+			for range 300 { // it may take some until that is known
+				ask()
+				time.Sleep(10 * time.Millisecond)
+			}
+			withEDNS = 0
+			for range 10 {
+				if took, from := ask(); took > 2*time.Millisecond || from != g.servers[0].spec {
+					t.Errorf("%s: %v took %v", name, from, took)
+				}
+			}
+			if withEDNS > 0 {
+				t.Errorf("%s: asked %d times with EDNS", name, withEDNS)
+			}
+			drops = false
+			time.Sleep(rememberQuirk)
+			ask()
+			if took, from := ask(); took > 2*time.Millisecond || from != g.servers[0].spec || withEDNS != 2 {
+				t.Errorf("%s, 10 minutes later: %v took %v, asked %d times with EDNS", name, from, took, withEDNS)
+			}
+			time.Sleep(time.Minute) // the last replies
+		})
+	}
+}
+
+// F18: a name that its own servers make slow does not cost its server EDNS.
+func TestSlowNameKeepsEDNS(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := NewClient(Config{})
+		defer c.Close()
+		g, all := group(c, Options{}, func(*rand.Rand, time.Duration) (time.Duration, int, bool) {
+			return time.Millisecond, rcodeSuccess, false
+		})
+		plain := 0
+		all[0].names = func(packet []byte) bool {
+			if binary.BigEndian.Uint16(packet[10:]) == 0 && bytes.Contains(packet, []byte("\x07example")) {
+				plain++
+			}
+			return true
+		}
+		query := append(deadQuery(0), 0, 0, typeOPT, 4, 0xd0, 0, 0, 0, 0, 0, 0)
+		query[11] = 1
+		for range 10 {
+			if _, _, err := g.Exchange(t.Context(), query, UDPOnly); err == nil {
+				t.Fatal("a name of the dead zone has an answer")
+			}
+		}
+		if _, _, err := g.Exchange(t.Context(), query[:len(query)-optLen], UDPOnly); err == nil {
+			t.Fatal("a name of the dead zone has an answer")
+		}
+		if g.servers[0].history.plainUntil.After(time.Now()) || plain > 20 {
+			t.Errorf("asked %d times without EDNS", plain)
+		}
+		time.Sleep(time.Minute) // the last replies
+	})
+}
