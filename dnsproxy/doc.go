@@ -45,6 +45,8 @@
 //     does not name, or on its way past a forwarder on this host that resolv.conf names;
 //     and one whose answer is for its client alone (without RD, with
 //     EDNS options for nameservers, signed, a zone transfer), to any nameserver.
+//     The OPT record of what goes on is that of the next hop, in both directions, unless
+//     the message is signed.
 //  3. What the cache has is answered from there.
 //  4. With [AutopathAll] the search list is walked for the client, as below.
 //  5. Nameservers are asked: those of the longest suffix that has its own, otherwise

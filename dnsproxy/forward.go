@@ -238,7 +238,8 @@ func howOver(over transport) upstream.How {
 	return upstream.UDPOnly
 }
 
-// relay sends a message on as it came and returns the reply as it came: one that no
+// relay sends a message on as it came but for its OPT record, which is between neighbours,
+// and returns the reply as it came, which others may get too: one that no
 // cache can answer. It is asked over what the client asked over; server is the
 // nameserver it is for, if that is known, otherwise one for name is chosen.
 func (f *forwarder) relay(packet []byte, name wireName, server netip.AddrPort, over transport) resolution {
@@ -247,6 +248,7 @@ func (f *forwarder) relay(packet []byte, name wireName, server netip.AddrPort, o
 		return resolution{err: errTooManyQuery, source: sourceSelf}
 	}
 	defer taken.release()
+	packet = reply.Hop(packet, true, DefaultEDNSUDPSize)
 	flight, first := f.joinRelay(relayKey(packet, name, over, server))
 	group := f.routing.Load().group(name) // not before: see flush
 	switch {

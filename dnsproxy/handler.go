@@ -144,7 +144,7 @@ func (h *handler) forward(q *query, d decision, from *arrival) (response []byte,
 	case d.action == actExists && found.rcode() == dns.RcodeNameError:
 		return h.respondOwn(nil, q, d, limit), sourceTable // of no type that has any: NODATA
 	case found.relayed != nil:
-		return reply.Cut(found.relayed, limit), found.source
+		return reply.Cut(reply.Hop(found.relayed, q.edns, h.ednsUDPSize), limit), found.source
 	}
 	request := h.request(q, limit)
 	return found.reply.Append(nil, &request, found.age), found.source
@@ -228,7 +228,8 @@ func (h *handler) passOn(req *dns.Msg, packet []byte, from *arrival) (response [
 	if found.err != nil {
 		return h.pack(h.failure(req, failureOf(found.err)), req, from.over), found.source
 	}
-	return reply.Cut(found.relayed, h.limit(offered(req), from.over)), found.source
+	relayed := reply.Hop(found.relayed, req.IsEdns0() != nil, h.ednsUDPSize)
+	return reply.Cut(relayed, h.limit(offered(req), from.over)), found.source
 }
 
 // pack returns a response of ours in wire form, within the bounds of its transport.

@@ -134,3 +134,27 @@ func FuzzCut(f *testing.F) {
 		}
 	})
 }
+
+// Whatever is relayed, its OPT record is the next hop's once and for all, and a message
+// stays one.
+func FuzzHop(f *testing.F) { // F19
+	msg := upstream(f, "a.example.", dns.TypeA, "a.example. 5 A 192.0.2.1")
+	msg.SetEdns0(4096, true)
+	msg.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_COOKIE{Cookie: "0123456789abcdef"}, &dns.EDNS0_LOCAL{Code: 65001, Data: []byte{1}}}
+	f.Add(pack(f, msg), true)
+	msg.Extra = append(msg.Extra, records(f, "a.example. 5 A 192.0.2.1")...)
+	f.Add(pack(f, msg), false)
+	f.Fuzz(func(t *testing.T, wire []byte, edns bool) {
+		before := bytes.Clone(wire)
+		once := reply.Hop(wire, edns, 1232)
+		if !bytes.Equal(before, wire) {
+			t.Fatal("Hop changed the message")
+		}
+		if twice := reply.Hop(once, edns, 1232); !bytes.Equal(once, twice) {
+			t.Errorf("twice % x, once % x", twice, once)
+		}
+		if new(dns.Msg).Unpack(wire) == nil && new(dns.Msg).Unpack(once) != nil {
+			t.Errorf("% x cannot be unpacked, % x can", once, wire)
+		}
+	})
+}

@@ -61,7 +61,11 @@ func parseInto(r *Reply, wire []byte) (*Reply, error) {
 	case questions == 0 && len(p.records) > 0:
 		return nil, errQuestions
 	case p.opt && !p.optLast:
-		return moveOPT(wire)
+		moved, err := optToEnd(wire)
+		if err != nil {
+			return nil, err
+		}
+		return parse(moved)
 	}
 	p.finish()
 	return p.Reply, nil
@@ -198,10 +202,10 @@ func seconds(b []byte) uint32 {
 	return ttl
 }
 
-// moveOPT parses a reply whose OPT record is followed by others, which is rare.
-// Leaving OPT out moves them, and with them whatever points at them, so that the
-// reply has to be made anew.
-func moveOPT(wire []byte) (*Reply, error) {
+// optToEnd returns a message whose OPT record is followed by others, which is rare, with
+// OPT as the last one. Leaving OPT out moves them, and with them whatever points at them,
+// so that the message has to be made anew.
+func optToEnd(wire []byte) ([]byte, error) {
 	msg := new(dns.Msg)
 	if err := msg.Unpack(wire); err != nil {
 		return nil, err
@@ -221,5 +225,5 @@ func moveOPT(wire []byte) (*Reply, error) {
 	if err := msg.Unpack(wire); err != nil {
 		return nil, err
 	}
-	return parse(wire)
+	return wire, nil
 }

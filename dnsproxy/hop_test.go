@@ -1,0 +1,121 @@
+package dnsproxy_test
+
+import (
+	"fmt"
+	"net"
+	"slices"
+	"testing"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy"
+)
+
+// neighbourOptions are the options between two neighbours, and others are for whom they
+// reach.
+func neighbourOptions() []dns.EDNS0 {
+	return []dns.EDNS0{
+		&dns.EDNS0_COOKIE{Code: dns.EDNS0COOKIE, Cookie: "0123456789abcdef"},
+		&dns.EDNS0_TCP_KEEPALIVE{Code: dns.EDNS0TCPKEEPALIVE},
+		&dns.EDNS0_PADDING{Padding: make([]byte, 20)},
+	}
+}
+
+func otherOptions() []dns.EDNS0 {
+	return []dns.EDNS0{
+		&dns.EDNS0_SUBNET{Code: dns.EDNS0SUBNET, Family: 1, SourceNetmask: 24, Address: net.IPv4(192, 0, 2, 0).To4()},
+		&dns.EDNS0_LOCAL{Code: 65001, Data: []byte{1, 2}},
+	}
+}
+
+// optionCodes lists the options of a message's OPT record.
+func optionCodes(msg *dns.Msg) []uint16 {
+	var codes []uint16
+	if opt := msg.IsEdns0(); opt != nil {
+		for _, option := range opt.Option {
+			codes = append(codes, option.Option())
+		}
+	}
+	return codes
+}
+
+// What an OPT record says is between neighbours, on every way that a message can take:
+// only options for the other side go on, and only with messages that are relayed.
+func TestOPTIsHopByHop(t *testing.T) { // F19, A8, A11
+	t.Parallel()
+	const clientSize, serverSize = 4000, 3900
+	got := make(chan *dns.Msg, 100)
+	server := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
+		got <- query.Copy()
+		reply := new(dns.Msg).SetReply(query)
+		reply.SetEdns0(serverSize, true)
+		reply.IsEdns0().Option = slices.Concat(neighbourOptions(), otherOptions(), neighbourOptions())
+		// Records behind OPT, which a name is compressed against.
+		reply.Extra = append(reply.Extra, &dns.A{
+			Hdr: dns.RR_Header{Name: "behind.example.", Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 5}, A: net.IPv4(192, 0, 2, 9),
+		})
+		reply.Compress = true
+		return reply
+	})
+	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(server), CacheSize: -1})
+	others := optionCodes((&dns.Msg{Extra: []dns.RR{&dns.OPT{Hdr: dns.RR_Header{Rrtype: dns.TypeOPT}, Option: otherOptions()}}}))
+	for _, c := range []struct {
+		name    string
+		change  func(*dns.Msg)
+		relayed bool
+	}{
+		{name: "query", change: func(req *dns.Msg) { req.IsEdns0().Option = neighbourOptions() }},
+		{name: "with client subnet", change: func(*dns.Msg) {}, relayed: true},
+		{name: "without RD", change: func(req *dns.Msg) { req.RecursionDesired = false }, relayed: true},
+		{name: "notify", change: func(req *dns.Msg) { req.Opcode = dns.OpcodeNotify }, relayed: true},
+		{name: "update", change: func(req *dns.Msg) { req.Opcode = dns.OpcodeUpdate }, relayed: true},
+		{name: "record behind OPT", change: func(req *dns.Msg) {
+			req.Extra = append(req.Extra, &dns.A{
+				Hdr: dns.RR_Header{Name: "x.www.example.", Rrtype: dns.TypeA, Class: dns.ClassINET}, A: net.IPv4(192, 0, 2, 8),
+			})
+		}, relayed: true},
+	} {
+		for _, network := range []string{"udp", "tcp"} {
+			t.Run(c.name+" over "+network, func(t *testing.T) {
+				req := question("www.example", dns.TypeA).SetEdns0(clientSize, true)
+				req.IsEdns0().Option = slices.Concat(neighbourOptions(), otherOptions())
+				c.change(req)
+				resp := p.exchange(t, network, req)
+				sent := <-got
+				var want []uint16
+				if c.relayed {
+					want = others
+				}
+				if opt := sent.IsEdns0(); opt == nil || opt.UDPSize() != dnsproxy.DefaultEDNSUDPSize || !opt.Do() ||
+					fmt.Sprint(optionCodes(sent)) != fmt.Sprint(want) {
+					t.Errorf("the nameserver got, want size %d, DO and options %v:\n%v", dnsproxy.DefaultEDNSUDPSize, want, sent)
+				}
+				if opt := resp.IsEdns0(); opt == nil || opt.UDPSize() != dnsproxy.DefaultEDNSUDPSize || !opt.Do() ||
+					fmt.Sprint(optionCodes(resp)) != fmt.Sprint(want) {
+					t.Errorf("the client got, want size %d, DO and options %v:\n%v", dnsproxy.DefaultEDNSUDPSize, want, resp)
+				}
+				if !slices.ContainsFunc(resp.Extra, func(rr dns.RR) bool { return rr.Header().Name == "behind.example." }) {
+					t.Errorf("a record behind OPT is lost:\n%v", resp)
+				}
+			})
+		}
+	}
+	// Who says nothing of EDNS is told nothing of it.
+	req := question("www.example", dns.TypeA)
+	req.RecursionDesired = false
+	if resp := p.exchange(t, "udp", req); resp.IsEdns0() != nil || (<-got).IsEdns0() != nil {
+		t.Errorf("want no OPT record:\n%v", resp)
+	}
+	// A signature is over the whole message.
+	req = question("www.example", dns.TypeA).SetEdns0(clientSize, true)
+	req.IsEdns0().Option = neighbourOptions()
+	req.SetTsig("key.example.", dns.HmacSHA256, 300, 1_000_000_000)
+	signed, _, err := dns.TsigGenerate(req, "c2VjcmV0", "", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.send(t, "udp", signed)
+	if sent := <-got; sent.IsTsig() == nil || len(optionCodes(sent)) != 3 || sent.IsEdns0().UDPSize() != clientSize {
+		t.Errorf("a signed message was changed:\n%v", sent)
+	}
+}
