@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/fakedns"
 )
 
@@ -240,5 +242,47 @@ func TestRefreshAhead(t *testing.T) { // F8
 	eventually(t, "a question of our own accord", func() bool {
 		p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})
 		return float64(len(fake.Queries())) > p.bySource(t, "upstream")
+	})
+}
+
+// While nameservers are down, clients are not made to wait for them.
+func TestStaleAtOnce(t *testing.T) { // F9
+	t.Parallel()
+	const names = 20
+	answer := func(query *dns.Msg, network string) *dns.Msg {
+		return fakedns.Answer(query.Question[0].Name+" 1 IN A 192.0.2.1")(query, network)
+	}
+	fake := nameserver(t, answer)
+	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
+	name := func(i int) string { return fmt.Sprintf("www%d.example", i) }
+	for i := range names {
+		p.ask(t, name(i), dns.TypeA)
+	}
+	fake.Handle(fakedns.Silence)
+	eventually(t, "a stale answer", func() bool { return p.ask(t, name(0), dns.TypeA).Answer[0].Header().Ttl == 30 })
+	eventually(t, "the nameserver is down", func() bool {
+		p.ask(t, name(0), dns.TypeA)
+		return p.UpstreamStatus()[0].State == upstream.Down
+	})
+	slow := 0
+	for range 3 {
+		for i := range names {
+			began := time.Now()
+			resp := p.ask(t, name(i), dns.TypeA)
+			if outcome(resp) != fmt.Sprintf("www%d.example. A 192.0.2.1", i) {
+				t.Fatalf("want the answer that there was:\n%v", resp)
+			}
+			if time.Since(began) > time.Second {
+				slow++
+			}
+		}
+	}
+	if slow > 1 {
+		t.Errorf("%d of %d clients waited", slow, 3*names)
+	}
+	// It is seen when they are back, although no client waits.
+	fake.Handle(anywhere("192.0.2.2"))
+	eventually(t, "the new answer", func() bool {
+		return outcome(p.ask(t, name(0), dns.TypeA)) == "www0.example. A 192.0.2.2"
 	})
 }

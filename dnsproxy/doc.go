@@ -53,7 +53,10 @@
 //     resolv.conf's. Package upstream says which of them when. Who asks the same
 //     meanwhile waits for the same reply; if none comes soon, the nameservers are probed
 //     for a loop.
-//  6. If none gives an answer, one that has expired is given.
+//  6. If none gives an answer, one that has expired is given (RFC 8767): to all clients
+//     1.8 s after the first of them asked, and at once while nameservers are down or
+//     failed to answer the question the last time. It is then asked again after 5 s,
+//     10 s, 20 s and every 30 s, and no client waits for that.
 //
 // When resolv.conf names other nameservers the cache is flushed. Each question that is
 // asked carries the cache's generation from before its nameservers were chosen, and a

@@ -70,6 +70,8 @@ func (k *flightKey) asked() asked {
 type flight struct {
 	key  flightKey
 	done chan struct{} // closed when result is there
+	// began is when the question was asked.
+	began time.Time
 	// result may be read once done is closed.
 	result resolution
 
@@ -127,7 +129,7 @@ func (f *flights) joinWithin(key flightKey, limit int) (joined *flight, first bo
 		return nil, false, same.last.done
 	}
 	key.Name = strings.Clone(key.Name) // it lives in the client's query
-	joined = &flight{key: key, done: make(chan struct{}), forms: same.count + 1}
+	joined = &flight{key: key, done: make(chan struct{}), began: time.Now(), forms: same.count + 1}
 	f.byKey[key], f.forms[key.asked()] = joined, forms{count: same.count + 1, last: joined}
 	return joined, true, nil
 }

@@ -17,8 +17,10 @@ import (
 	"github.com/nametap/nametap/dnsproxy/upstream"
 )
 
-// staleAfter is how long nameservers have before a client that could be given a
-// stale answer is given it: the client response timer of RFC 8767, section 5.
+// staleAfter is how long nameservers have before all clients that could be given a
+// stale answer are given it: the client response timer of RFC 8767, section 5. It runs
+// from the first client's query. Nobody waits for nameservers that are down, or for a
+// name that they failed to answer the last time.
 const staleAfter = 1800 * time.Millisecond
 
 var (
@@ -174,7 +176,10 @@ func (f *forwarder) fetch(key cache.Key, over transport, found resolution) resol
 		<-flight.done
 		return flight.result
 	}
-	timer := time.NewTimer(staleAfter)
+	if found.age.Stale && f.routing.Load().group(wireName(key.Name)).Down() {
+		return found
+	}
+	timer := time.NewTimer(staleAfter - time.Since(flight.began))
 	defer timer.Stop()
 	select {
 	case <-flight.done:

@@ -52,7 +52,7 @@ const (
 	Fresh
 	// Stale: Reply expired; ask, and only if no nameserver answers use it.
 	Stale
-	// StaleNow: Reply expired, and asking just failed; use it.
+	// StaleNow: Reply expired, and the last time asking failed; use it.
 	StaleNow
 	// Failed: there is no reply, and asking just failed; Failure says how.
 	Failed

@@ -103,18 +103,34 @@ func TestStale(t *testing.T) {
 	stale := cache.Hit{State: cache.Stale, Reply: r, Age: reply.Age{Cached: true, Stale: true, Seconds: 300}}
 	wantHit(t, c.Get(key("a"), clock.after(300*time.Second)), stale)
 
-	// Nothing answers: for 2 s nobody need ask.
+	wantHit(t, c.Get(key("a"), clock.Time), stale) // whoever asks
+
+	// Once asking has failed no client waits; one asks anew now and then.
 	c.Put(key("a"), unanswered(c, "timeout"), clock.Time)
 	now := stale
 	now.State, now.Failure = cache.StaleNow, "timeout"
+	for i, pause := range []time.Duration{5, 10, 20, 30, 30} {
+		wantHit(t, c.Get(key("a"), clock.Time), now)
+		clock.after(pause * time.Second)
+		now.Age.Seconds += uint32(pause)
+		now.Refresh = true
+		wantHit(t, c.Get(key("a"), clock.Time), now)
+		now.Refresh = false
+		wantHit(t, c.Get(key("a"), clock.Add(30*time.Second-1)), later(now, 29))
+		if i%2 == 0 {
+			c.Put(key("a"), kept(c, failure(t, "a")), clock.Time) // as good as nothing
+			now.Failure = ""
+		} else {
+			c.Put(key("a"), unanswered(c, "timeout"), clock.Time)
+			now.Failure = "timeout"
+		}
+	}
+	// Nothing came of asking, not even a failure.
+	clock.after(31 * time.Second)
+	now.Age.Seconds += 31
+	now.Refresh = true
 	wantHit(t, c.Get(key("a"), clock.Time), now)
-	stale.Age.Seconds = 302
-	wantHit(t, c.Get(key("a"), clock.after(2*time.Second)), stale)
-
-	// A SERVFAIL is as good as nothing, for 5 s.
-	c.Put(key("a"), kept(c, failure(t, "a")), clock.Time)
-	now.Age.Seconds, now.Failure = 306, ""
-	wantHit(t, c.Get(key("a"), clock.after(4*time.Second)), now)
+	wantHit(t, c.Get(key("a"), clock.Add(30*time.Second)), later(now, 30))
 
 	// Any answer ends it.
 	gone := nxdomain(t, 60)
@@ -126,6 +142,12 @@ func TestStale(t *testing.T) {
 		t.Errorf("just before a day %+v", hit)
 	}
 	wantHit(t, c.Get(key("a"), clock.after(1)), cache.Hit{})
+}
+
+// later is hit when its reply is older.
+func later(hit cache.Hit, seconds uint32) cache.Hit {
+	hit.Age.Seconds += seconds
+	return hit
 }
 
 // F8: a SERVFAIL is kept for 5 s, never stale, and replaces no fresh answer.
@@ -200,7 +222,7 @@ func TestRefresh(t *testing.T) {
 		t.Errorf("a second after the failure %+v", hit)
 	}
 	if hit := c.Get(key("often"), clock.after(time.Second)); !hit.Refresh {
-		t.Errorf("two seconds after the failure %+v", hit)
+		t.Errorf("five seconds after the failure %+v", hit)
 	}
 	c.Put(key("often"), kept(c, answer(t, "often", 100)), clock.Time)
 	if hit := c.Get(key("often"), clock.after(95*time.Second)); hit.Refresh {

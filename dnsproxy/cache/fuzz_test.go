@@ -16,6 +16,7 @@ type model struct {
 	ttl            time.Duration
 	failed         time.Time // until then
 	failure        string
+	fails          int // since reply came
 	hits           int
 	beingRefreshed bool
 }
@@ -43,14 +44,23 @@ func (m *model) get(now time.Time, stale time.Duration) cache.Hit {
 	case m.answer && age < m.ttl+stale:
 		hit.Age.Stale = true
 		hit.State = cache.Stale
-		if failing {
-			hit.State, hit.Failure = cache.StaleNow, m.failure
+		if m.fails > 0 {
+			hit.State, hit.Failure, hit.Refresh = cache.StaleNow, m.failure, !failing
+		}
+		if hit.Refresh {
+			m.failed = now.Add(30 * time.Second)
 		}
 		return hit
 	case failing:
 		return cache.Hit{State: cache.Failed, Failure: m.failure}
 	}
 	return cache.Hit{}
+}
+
+// failAgain is what failing to answer does if there is a reply.
+func (m *model) failAgain(now time.Time, text string) {
+	m.fail(now.Add(min(5*time.Second<<min(m.fails, 8), 30*time.Second)), text)
+	m.fails++
 }
 
 // fail is what failing to answer does.
@@ -91,13 +101,22 @@ func FuzzCache(f *testing.F) {
 				bad := failure(t, "a")
 				c.Put(k, kept(c, bad), clock.Time)
 				if m.answer && clock.Sub(m.stored) < m.ttl+stale {
-					m.fail(clock.Add(5*time.Second), "")
+					m.failAgain(clock.Time, "")
 				} else {
 					*m = model{reply: bad, stored: clock.Time, ttl: 5 * time.Second}
 				}
 			case 4:
 				c.Put(k, unanswered(c, "timeout"), clock.Time)
-				m.fail(clock.Add(2*time.Second), "timeout")
+				life := m.ttl
+				if m.answer {
+					life += stale
+				}
+				if m.reply != nil && clock.Sub(m.stored) < life {
+					m.failAgain(clock.Time, "timeout")
+				} else {
+					*m = model{}
+					m.fail(clock.Add(2*time.Second), "timeout")
+				}
 			case 5:
 				c.Flush(nil)
 				clear(models)

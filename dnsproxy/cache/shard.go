@@ -33,6 +33,7 @@ type entry struct {
 	until   time.Duration // from when on reply is of no use
 	failed  time.Duration // until when not to ask, since that failed
 	failure string        // why it did
+	fails   int           // how often it did, one time after the other
 
 	hits       uint8 // of the fresh reply, up to refreshHits
 	refreshing bool  // somebody was told to ask anew
@@ -115,10 +116,10 @@ func (s *shard) get(hash uint64, k Key, now time.Duration) Hit {
 		}
 	case now < e.until:
 		age.Stale = true
-		if now < e.failed {
-			return Hit{State: StaleNow, Reply: e.reply, Age: age, Failure: e.failure}
+		if e.fails == 0 {
+			return Hit{State: Stale, Reply: e.reply, Age: age}
 		}
-		return Hit{State: Stale, Reply: e.reply, Age: age}
+		return Hit{State: StaleNow, Reply: e.reply, Age: age, Failure: e.failure, Refresh: e.recheck(now)}
 	case now < e.failed:
 		return Hit{State: Failed, Failure: e.failure}
 	default:
@@ -132,6 +133,16 @@ func (e *entry) refresh(now time.Duration) bool {
 		return false
 	}
 	e.refreshing = true
+	return true
+}
+
+// recheck reports whether who asks now is to ask anew although that failed, and notes
+// that.
+func (e *entry) recheck(now time.Duration) bool {
+	if now < e.failed {
+		return false
+	}
+	e.failed = now + maxRecheck // if nothing comes of it
 	return true
 }
 
@@ -161,7 +172,7 @@ func (s *shard) putReply(hash uint64, k Key, r *reply.Reply, life lifetime) time
 			s.remove(old)
 		}
 	case !answer && old != nil && old.answer && life.now < old.until:
-		s.fail(old, life.now, life.ttl, "")
+		s.fail(old, life.now, "")
 	default:
 		expires := life.now + life.ttl
 		e := &entry{reply: r, answer: answer, stored: life.now, expires: expires, until: expires}
@@ -176,16 +187,26 @@ func (s *shard) putReply(hash uint64, k Key, r *reply.Reply, life lifetime) time
 
 // putFailure notes that no nameserver answered. An answer that is kept stays.
 func (s *shard) putFailure(hash uint64, k Key, text string, now time.Duration) {
-	if old := s.find(hash, k); old != nil && now < old.until {
-		s.fail(old, now, failureTTL, text)
+	if old := s.find(hash, k); old != nil && old.reply != nil && now < old.until {
+		s.fail(old, now, text)
 		return
 	}
 	s.put(hash, k, &entry{stored: now, expires: now, until: now, failed: now + failureTTL, failure: text})
 }
 
-// fail notes a failure to replace e, for ttl. Then somebody else may try.
-func (s *shard) fail(e *entry, now, ttl time.Duration, text string) {
-	e.failed, e.failure, e.refreshing = now+ttl, text, false
+// The time until a reply that could not be replaced is asked for again doubles from
+// minRecheck to maxRecheck, the failure recheck timer of RFC 8767, section 5. No client
+// waits for that, so the first times may be shorter.
+const (
+	minRecheck = 5 * time.Second
+	maxRecheck = 30 * time.Second
+)
+
+// fail notes a failure to replace e.
+func (s *shard) fail(e *entry, now time.Duration, text string) {
+	const enough = 8 // doublings
+	e.failed = now + min(minRecheck<<min(e.fails, enough), maxRecheck)
+	e.failure, e.refreshing, e.fails = text, false, e.fails+1
 	s.resize(e)
 	s.evict(now)
 }

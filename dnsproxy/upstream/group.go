@@ -59,6 +59,17 @@ func (b *budget) earn() {
 // trialPause is how often a query is taken in spite of rule 9.
 const trialPause = 100 * time.Millisecond
 
+// Down reports whether all servers are down, or loop (rule 2).
+func (g *Group) Down() bool {
+	now := time.Now()
+	for _, s := range g.servers {
+		if s.standing(now, s.udp == nil).state < Down {
+			return false
+		}
+	}
+	return true
+}
+
 // Overloaded reports whether so many queries wait for servers that are all silent
 // that [Group.Exchange] takes no more for the moment (rule 9).
 func (g *Group) Overloaded() bool {
