@@ -54,7 +54,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		clients:  gauges("clients", "Open ADS streams, by variant (sotw or delta).", "variant"),
 		pushes:   counters("pushes_total", "Responses that carry name tables, by variant (sotw or delta).", "variant"),
 		rejected: counters("rejected_total", "Pushes that a client refused, by variant (sotw or delta).", "variant"),
-		ended: counters("streams_ended_total", "Streams that the server ended: too_many (refused beyond --max-clients), "+
+		ended: counters("streams_ended_total", "Streams that the server ended: too_many (beyond --max-clients, connections included), "+
 			"slow (a push was not acknowledged in time).", "reason"),
 	}
 	for _, reason := range []string{endedTooMany, endedSlow} {

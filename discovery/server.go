@@ -231,6 +231,8 @@ func (s *Server) Run(ctx context.Context) error {
 		return fmt.Errorf("serving ADS on %s: %w", s.cfg.GRPCAddr, err)
 	}
 	s.addr = ln.Addr()
+	ln = &boundedListener{Listener: ln, max: int64(s.cfg.MaxClients + spareConns),
+		over: s.metrics.ended.WithLabelValues(endedTooMany).Inc}
 	group, ctx := errgroup.WithContext(ctx)
 	srv := s.newGRPCServer(ctx)
 	group.Go(func() error {

@@ -2,7 +2,9 @@ package discovery
 
 import (
 	"context"
+	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -38,6 +40,7 @@ func (s *Server) serverOptions() []grpc.ServerOption {
 			MaxConnectionIdle: idleConn,
 		}),
 		grpc.ConnectionTimeout(connectTimeout),
+		grpc.ForceServerCodecV2(newCodec()),
 		grpc.MaxConcurrentStreams(maxStreamsPerConn),
 		grpc.StreamInterceptor(s.boundStream),
 	}
@@ -117,4 +120,45 @@ func (b *boundedStream) RecvMsg(m any) error {
 	b.timer.Stop()
 	b.mu.Unlock()
 	return err
+}
+
+// spareConns is how many connections there may be beside those of MaxClients:
+// ones that have no stream yet, or no longer.
+const spareConns = 1000
+
+// boundedListener closes connections beyond a bound at once.
+type boundedListener struct {
+	net.Listener
+	max  int64
+	open atomic.Int64
+	over func() // is called for each that was closed
+}
+
+// Accept returns the next connection within the bound.
+func (l *boundedListener) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if l.open.Add(1) <= l.max {
+			return &boundedConn{Conn: conn, listener: l}, nil
+		}
+		l.open.Add(-1)
+		l.over()
+		_ = conn.Close() // its client sees that
+	}
+}
+
+// boundedConn gives its place back when it is closed.
+type boundedConn struct {
+	net.Conn
+	listener *boundedListener
+	once     sync.Once
+}
+
+// Close closes the connection.
+func (c *boundedConn) Close() error {
+	c.once.Do(func() { c.listener.open.Add(-1) })
+	return c.Conn.Close()
 }

@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -92,4 +93,33 @@ func TestConnectionAge(t *testing.T) {
 	if !conn.WaitForStateChange(t.Context(), connectivity.Ready) {
 		t.Error("the connection stands for ever")
 	}
+}
+
+// Connections without a stream are bounded too, and each that ends makes room.
+func TestConnectionsAreBounded(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
+	r := start(t, Config{ConfigDir: dir, MaxClients: 1})
+	var held []net.Conn
+	defer func() {
+		for _, conn := range held {
+			_ = conn.Close()
+		}
+	}()
+	for range 1 + spareConns + 10 {
+		conn, err := net.Dial("tcp", r.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, conn)
+	}
+	eventually(t, "those beyond the bound are closed", func() bool {
+		return testutil.ToFloat64(r.metrics.ended.WithLabelValues(endedTooMany)) == 10
+	})
+	for _, conn := range held[:10] {
+		if err := conn.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	openSotw(t, r, node(t, "shop")).next()
 }
