@@ -2,6 +2,7 @@ package dnsproxy_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/miekg/dns"
 
@@ -79,5 +80,26 @@ func TestMiddleboxDropsEDNS(t *testing.T) {
 	}
 	if asked := fake.Queries(); len(asked) != 5 {
 		t.Errorf("asked for five queries: %v", asked)
+	}
+}
+
+// F2: a nameserver whose TCP is a black hole gives its cut reply, and in good time.
+func TestTruncatedBlackHole(t *testing.T) {
+	t.Parallel()
+	fake := nameserver(t, func(query *dns.Msg, network string) *dns.Msg {
+		if network == "tcp" {
+			return nil
+		}
+		reply := new(dns.Msg).SetReply(query)
+		reply.Truncated = true
+		return reply
+	})
+	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake), UpstreamTimeout: patience})
+	for range 3 {
+		began := time.Now()
+		resp := p.ask(t, "www.example", dns.TypeA)
+		if took := time.Since(began); !resp.Truncated || resp.Rcode != dns.RcodeSuccess || took > patience/2 {
+			t.Errorf("after %s:\n%v", took, resp)
+		}
 	}
 }

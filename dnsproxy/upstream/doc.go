@@ -62,6 +62,8 @@
 //     Parallel), a reply that says that there is nothing (NXDOMAIN, or NOERROR without an
 //     answer) is held while a server that stands before its server was asked too, is up
 //     and not silent, and has yet to answer: that one may know what the other does not.
+//  13. A truncated reply is asked for over TCP, and when that is late from the next server;
+//     after a second without a whole one it is the answer itself.
 //
 // # Sockets
 //

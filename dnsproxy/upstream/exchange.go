@@ -115,6 +115,7 @@ type exchange struct {
 	slot     uint32
 	deadline time.Time
 	late     time.Time // when the next server is asked
+	cutUntil time.Time // when a truncated reply is good enough; zero if there is none
 	maxWait  time.Duration
 	repeated bool // because a server was late
 
@@ -150,7 +151,7 @@ func (e *exchange) release() {
 	e.mu.Unlock()
 	clear(e.tries)
 	e.tries = e.tries[:0]
-	e.heldReply = nil
+	e.heldReply, e.cutUntil = nil, time.Time{}
 	e.group, e.query, e.question, e.reply, e.err, e.over, e.repeated, e.winner = nil, nil, nil, nil, nil, false, false, 0
 	e.client.exchanges.Put(e)
 }
@@ -250,11 +251,11 @@ func (e *exchange) advance(i int, now time.Time) {
 }
 
 func (e *exchange) setTimer(now time.Time) {
-	wait := e.deadline.Sub(now)
-	if e.late.Before(e.deadline) {
-		wait = e.late.Sub(now)
+	next := minTime(e.late, e.deadline)
+	if !e.cutUntil.IsZero() {
+		next = minTime(next, e.cutUntil)
 	}
-	e.timer.Reset(wait)
+	e.timer.Reset(next.Sub(now))
 }
 
 // ask sends the query to a server.
@@ -301,6 +302,14 @@ func (e *exchange) tick(now time.Time) {
 	}
 	e.look(now)
 	if e.ended(now) {
+		return
+	}
+	if !e.cutUntil.IsZero() && !now.Before(e.cutUntil) {
+		e.giveUp(ErrTimeout) // with the truncated reply
+		return
+	}
+	if now.Before(e.late) {
+		e.setTimer(now)
 		return
 	}
 	i := e.next()
@@ -351,6 +360,9 @@ func (e *exchange) handle(o outcome, now time.Time) {
 		e.fail(o.try, now)
 	case o.reading.usable() && truncated(o.reply) && !o.stream && e.how == UDPThenTCP:
 		t.cut = o.reply
+		if e.cutUntil.IsZero() {
+			e.cutUntil = now.Add(cutWait)
+		}
 		e.again(o.try, now, &t.stream)
 	case o.reading.usable():
 		if o.plain && (t.plain || t.unsure && t.server.mutesEDNS(t.first)) {
@@ -470,19 +482,19 @@ func (e *exchange) win(i int, reply []byte) {
 	}
 }
 
-// giveUp ends the exchange with what there is: a reply that is held, a truncated one, a
+// giveUp ends the exchange with what there is: a truncated reply, one that is held, a
 // failure, or an error.
 func (e *exchange) giveUp(cause error) {
-	if e.held >= 0 {
-		e.win(e.held, e.heldReply)
-		return
-	}
 	e.over = true
 	for i := range e.tries {
 		if e.tries[i].cut != nil {
 			e.reply, e.winner = e.tries[i].cut, i
 			return
 		}
+	}
+	if e.held >= 0 {
+		e.win(e.held, e.heldReply)
+		return
 	}
 	if best := e.bestFailure(); best >= 0 {
 		e.reply, e.winner = e.tries[best].failure, best

@@ -96,6 +96,32 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
+// F2, F4: TCP that is a black hole does not hold a truncated reply for long, and another
+// server that has the whole reply is asked.
+func TestTruncatedBlackHole(t *testing.T) {
+	t.Parallel()
+	hole := serve(t, func(query []byte, network string) [][]byte {
+		if network == "tcp" {
+			return [][]byte{}
+		}
+		return truncating(nil)(query, network)
+	})
+	well := serve(t, truncating([]byte("whole")))
+	for _, tc := range []struct {
+		servers []*raw
+		cut     bool
+	}{{[]*raw{hole}, true}, {[]*raw{hole, well}, false}} {
+		g := client(t, upstream.Config{Timeout: deadline}).Group(specs(tc.servers...), upstream.Options{})
+		for range 3 {
+			began := time.Now()
+			got, _ := ask(t, g, upstream.UDPThenTCP)
+			if took := time.Since(began); got[2]&2 != 0 != tc.cut || took > deadline/2 {
+				t.Errorf("%d servers: %x after %v", len(tc.servers), got, took)
+			}
+		}
+	}
+}
+
 // F3: the first usable reply wins; the best failure is the last resort.
 func TestFailuresMoveOn(t *testing.T) {
 	t.Parallel()

@@ -23,6 +23,10 @@ const (
 	lifePause    = 250 * time.Millisecond
 	maxLifePause = 2 * time.Second
 
+	// cutWait is how long a truncated reply waits for the whole one, over TCP or from
+	// another server.
+	cutWait = time.Second
+
 	downUnanswered = 3
 	downSilence    = time.Second
 	failingCount   = 3
