@@ -256,6 +256,9 @@ func (f *forwarder) relay(packet []byte, name wireName, server netip.AddrPort, o
 	packet = reply.Hop(packet, true, DefaultEDNSUDPSize)
 	flight, first := f.joinRelay(relayKey(packet, name, over, server))
 	group := f.routing.Load().group(name) // not before: see flush
+	if server.IsValid() {
+		group = f.client.Elsewhere(server)
+	}
 	switch {
 	case flight == nil:
 		return resolution{err: errTooManyForms, source: sourceSelf}
@@ -266,13 +269,11 @@ func (f *forwarder) relay(packet []byte, name wireName, server netip.AddrPort, o
 	case flight.forms >= suspectForms:
 		group.Suspect()
 	}
-	result := resolution{source: sourceUpstream}
 	if server.IsValid() {
 		f.metrics.direct.Inc()
-		result.relayed, result.err = f.client.Direct(context.Background(), server, packet, howOver(over))
-	} else {
-		result.relayed, _, result.err = group.Exchange(context.Background(), packet, howOver(over))
 	}
+	result := resolution{source: sourceUpstream}
+	result.relayed, _, result.err = group.Exchange(context.Background(), packet, howOver(over))
 	f.flights.land(flight, result)
 	return result
 }

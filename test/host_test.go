@@ -55,6 +55,7 @@ type host struct {
 	signal       os.Signal  // that ends its agents after the test
 	output       *os.File   // of its agents; nil is the log
 	sockets      []*os.File // of its agents, as systemd hands them over
+	descriptors  int        // that its agents may have open; 0 means as many as the test
 }
 
 // capNetAdmin is CAP_NET_ADMIN.
@@ -158,6 +159,9 @@ func (h *host) start(flags ...string) *agent {
 // capabilities, as its unit has it.
 func (h *host) command(args ...string) *exec.Cmd {
 	cmd := exec.Command(binary, args...)
+	if h.descriptors > 0 {
+		cmd = exec.Command("prlimit", append([]string{fmt.Sprintf("--nofile=%d", h.descriptors), binary}, args...)...)
+	}
 	cmd.Env = append(slices.Concat(os.Environ(), h.environment), "POD_NAME=web-0", "POD_NAMESPACE=shop", "INSTANCE_IP=10.1.2.3")
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Credential:  &syscall.Credential{Uid: agentID, Gid: agentID},

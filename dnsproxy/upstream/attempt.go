@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"errors"
+	"net"
 	"time"
 )
 
@@ -55,6 +56,9 @@ func (a *attempt) expired(now time.Time) bool {
 
 // end ends the attempt with a reply, which it keeps, or an error.
 func (a *attempt) end(reply []byte, err error) {
+	if errors.Is(err, net.ErrClosed) && a.server.evicted.Load() {
+		err = ErrCrowded
+	}
 	now := time.Now()
 	var r reading
 	switch {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"log/slog"
 	"net"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -24,6 +23,8 @@ var (
 	ErrTimeout = errors.New("no reply in time")
 	// ErrMalformed says that a server's reply cannot be read.
 	ErrMalformed = errors.New("its reply is malformed")
+	// ErrCrowded says that too many sockets are open to servers that are not configured.
+	ErrCrowded = errors.New("too many nameservers that are not configured are being asked")
 	// ErrOverload says that no server replies and many queries wait already.
 	ErrOverload = errors.New("no nameserver replies, and too many queries wait for them already")
 )
@@ -93,14 +94,16 @@ type Client struct {
 
 	attempts, exchanges, buffers, writes sync.Pool
 
-	open       atomic.Int64 // sockets and connections
-	goroutines sync.WaitGroup
+	open          atomic.Int64 // sockets and connections
+	elsewhereOpen atomic.Int64 // of these, those to servers that are not configured
+	goroutines    sync.WaitGroup
 
-	mu       sync.Mutex
-	closed   bool
-	sweeping bool
-	servers  map[Spec]*server
-	probes   map[[probeLen]byte]*loopProbe
+	mu        sync.Mutex
+	closed    bool
+	sweeping  bool
+	servers   map[Spec]*server
+	elsewhere elsewhere
+	probes    map[[probeLen]byte]*loopProbe
 }
 
 // NewClient returns a client. It uses no resources before it is asked something.
@@ -112,10 +115,11 @@ func NewClient(config Config) *Client {
 		config.Logger = slog.New(slog.DiscardHandler)
 	}
 	c := &Client{
-		config:  config,
-		tickets: tls.NewLRUClientSessionCache(0),
-		servers: make(map[Spec]*server),
-		probes:  make(map[[probeLen]byte]*loopProbe),
+		config:    config,
+		tickets:   tls.NewLRUClientSessionCache(0),
+		servers:   make(map[Spec]*server),
+		elsewhere: newElsewhere(),
+		probes:    make(map[[probeLen]byte]*loopProbe),
 	}
 	c.context, c.cancel = context.WithCancel(context.Background())
 	return c
@@ -126,7 +130,7 @@ func NewClient(config Config) *Client {
 func (c *Client) Close() {
 	c.mu.Lock()
 	c.closed = true
-	servers := c.serversLocked()
+	servers := c.allLocked()
 	c.mu.Unlock()
 	c.cancel()
 	for _, s := range servers {
@@ -143,6 +147,11 @@ func (c *Client) serversLocked() []*server {
 	return servers
 }
 
+// allLocked returns the servers that were ever in a group, and those of Elsewhere.
+func (c *Client) allLocked() []*server {
+	return append(c.serversLocked(), c.elsewhere.servers()...)
+}
+
 // spawn runs f on a goroutine that Close waits for, unless the client is closed.
 func (c *Client) spawn(f func()) bool {
 	c.mu.Lock()
@@ -155,13 +164,27 @@ func (c *Client) spawn(f func()) bool {
 }
 
 // opened counts a socket that was opened, and sees to it that it will be closed.
-func (c *Client) opened() {
+func (s *server) opened() {
+	c := s.client
+	s.open.Add(1)
 	c.open.Add(1)
+	if s.elsewhere {
+		c.elsewhereOpen.Add(1)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.closed && !c.sweeping {
 		c.sweeping = true
 		c.goroutines.Go(c.sweep)
+	}
+}
+
+// shut counts a socket that was closed.
+func (s *server) shut() {
+	s.open.Add(-1)
+	s.client.open.Add(-1)
+	if s.elsewhere {
+		s.client.elsewhereOpen.Add(-1)
 	}
 }
 
@@ -184,7 +207,7 @@ func (c *Client) sweep() {
 			c.mu.Unlock()
 			return
 		}
-		servers := c.serversLocked()
+		servers := c.allLocked()
 		c.mu.Unlock()
 		now := time.Now()
 		for _, s := range servers {
@@ -239,16 +262,6 @@ func (o Options) total(servers int) time.Duration {
 		attempts = defaultAttempts
 	}
 	return timeout * time.Duration(attempts*servers)
-}
-
-// Direct asks a server that belongs to no group, as [Group.Exchange] does, from
-// sockets that nobody else uses. Nothing is remembered of it.
-func (c *Client) Direct(ctx context.Context, addr netip.AddrPort, query []byte, how How) ([]byte, error) {
-	s := c.newServer(Spec{Addr: addr})
-	defer s.close()
-	g := &Group{client: c, servers: []*server{s}, timeout: c.config.Timeout}
-	reply, _, err := g.Exchange(ctx, query, how)
-	return reply, err
 }
 
 // Status returns how each server is doing that was ever in a group, sorted by its

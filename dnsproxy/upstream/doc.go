@@ -90,6 +90,12 @@
 // an OPT record if nothing with one has come back meanwhile and the client does not want
 // signatures; an answer to it counts as such a sign, too.
 //
+// Servers that are not configured, to which clients send queries of their own choice
+// ([Client.Elsewhere]), follow the same rules. They are kept within bounds of their own:
+// 512 servers are remembered, and 512 sockets are open to all of them together; from 256
+// on each new server takes the place of those asked least recently that have not replied.
+// What the log says of them is at most one line a second.
+//
 // There are no goroutines and no sockets without queries: a reader for each open
 // socket, two for a connection, and one that closes them.
 package upstream

@@ -424,26 +424,6 @@ func TestWithoutEDNS(t *testing.T) {
 	}
 }
 
-// F14: a server that nobody configured.
-func TestDirect(t *testing.T) {
-	t.Parallel()
-	s := serve(t, truncating([]byte("whole")))
-	c := client(t, upstream.Config{Timeout: time.Second})
-	for range 3 {
-		got, err := c.Direct(context.Background(), s.addr, query(), upstream.UDPThenTCP)
-		if err != nil || !strings.HasSuffix(string(got), "whole") {
-			t.Fatalf("%x, %v", got, err)
-		}
-	}
-	if st := c.Status(); len(st) > 0 {
-		t.Errorf("remembered: %v", st)
-	}
-	s.udp.Close()
-	if _, err := c.Direct(context.Background(), s.addr, query(), upstream.UDPOnly); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Error(err)
-	}
-}
-
 func TestMalformedQuery(t *testing.T) {
 	t.Parallel()
 	g := client(t, upstream.Config{}).Group(specs(serve(t, answers(0))), upstream.Options{})

@@ -179,10 +179,8 @@ func (s *server) setLooping(looping bool) {
 	switch {
 	case changed && looping:
 		s.note(ErrLoop.Error())
-		s.client.config.Logger.Warn("nameserver is set aside: its queries come back to us",
-			slog.String("server", s.spec.String()))
+		s.logs(slog.LevelWarn, "nameserver is set aside: its queries come back to us")
 	case changed:
-		s.client.config.Logger.Info("nameserver is used again: its queries do not come back any more",
-			slog.String("server", s.spec.String()))
+		s.logs(slog.LevelInfo, "nameserver is used again: its queries do not come back any more")
 	}
 }

@@ -26,6 +26,11 @@ type server struct {
 	udp    carrier // nil for TLS
 	stream carrier
 
+	elsewhere bool         // it is not configured; written once
+	alone     *Group       // of it alone; guarded by the client's mutex
+	evicted   atomic.Bool  // it has made room for others
+	open      atomic.Int64 // sockets and connections
+
 	requests, failures, wrong, malformed, hedges atomic.Uint64
 
 	mu        sync.Mutex
@@ -57,8 +62,7 @@ func (s *server) standing(now time.Time, stream bool) standing {
 	silence := s.history.silence(now)
 	s.mu.Unlock()
 	if fell {
-		s.client.config.Logger.Warn("nameserver is down",
-			slog.String("server", s.spec.String()), slog.Duration("silent", silence))
+		s.logs(slog.LevelWarn, "nameserver is down", slog.Duration("silent", silence))
 	}
 	if due {
 		s.probeLife(now, stream)
@@ -121,7 +125,7 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	s.saidDown = false
 	s.mu.Unlock()
 	if rose {
-		s.client.config.Logger.Info("nameserver answers again", slog.String("server", s.spec.String()))
+		s.logs(slog.LevelInfo, "nameserver answers again")
 	}
 	if s.client.config.Observe != nil {
 		s.client.config.Observe(s.spec, rtt)

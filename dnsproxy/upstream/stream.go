@@ -253,6 +253,9 @@ func (s *stream) receive(reply []byte) {
 func (s *stream) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if !s.ended {
+		s.pool.server.shut()
+	}
 	s.ended = true
 	if s.conn != nil {
 		_ = s.conn.Close() // at most a second time

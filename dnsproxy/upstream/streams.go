@@ -81,16 +81,23 @@ func (p *streams) take(again bool) (*stream, error) {
 	default:
 		return nil, errTooManyQueries
 	}
-	return p.openLocked(now)
+	s, err := p.openLocked(now)
+	if err != nil && freshest != nil {
+		return freshest, nil
+	}
+	return s, err
 }
 
 // openLocked opens a connection.
 func (p *streams) openLocked(now time.Time) (*stream, error) {
+	if err := p.server.mayOpen(); err != nil {
+		return nil, err
+	}
 	s := &stream{pool: p, pending: make(map[uint16]*attempt), wake: make(chan struct{}, 1), born: now, used: now}
 	if !p.server.client.spawn(s.run) {
 		return nil, net.ErrClosed
 	}
-	p.server.client.opened()
+	p.server.opened()
 	p.all = append(p.all, s)
 	return s, nil
 }
@@ -100,7 +107,6 @@ func (p *streams) remove(s *stream) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.all = slices.DeleteFunc(p.all, func(other *stream) bool { return other == s })
-	p.server.client.open.Add(-1)
 }
 
 func (p *streams) sweep(now time.Time) {

@@ -45,7 +45,7 @@ type udpSockets struct {
 // send sends the packet from the socket in the attempt's slot.
 func (p *udpSockets) send(a *attempt, packet []byte) {
 	for {
-		s, err := p.take(a.slot % udpSlots)
+		s, err := p.take(a.slot % p.server.udpSlots())
 		if err != nil {
 			a.end(nil, err)
 			return
@@ -82,6 +82,9 @@ func (p *udpSockets) take(slot uint32) (*udpSocket, error) {
 // openSocket opens a socket. It is connected, so that the kernel passes over what
 // others send, and tells of ICMP errors.
 func (p *udpSockets) openSocket() (*udpSocket, error) {
+	if err := p.server.mayOpen(); err != nil {
+		return nil, err
+	}
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(context.Background(), "udp", p.server.spec.Addr.String())
 	if err != nil {
@@ -95,7 +98,7 @@ func (p *udpSockets) openSocket() (*udpSocket, error) {
 		_ = conn.Close() // nothing was sent
 		return nil, errors.Join(err, net.ErrClosed)
 	}
-	p.server.client.opened()
+	p.server.opened()
 	return s, nil
 }
 
@@ -116,7 +119,6 @@ func (p *udpSockets) remove(s *udpSocket) {
 			break
 		}
 	}
-	p.server.client.open.Add(-1)
 }
 
 func (p *udpSockets) sockets() []*udpSocket {
@@ -152,6 +154,7 @@ type udpSocket struct {
 	pending map[uint16]*attempt // by ID
 	left    int                 // queries that it takes
 	retired bool                // it takes none, and is closed once none is awaited
+	closed  bool
 }
 
 // fresh reports whether the socket has not had its time.
@@ -330,23 +333,29 @@ func (s *udpSocket) retire() {
 // close closes the socket; its reader ends what is pending.
 func (s *udpSocket) close() {
 	s.mu.Lock()
-	s.retired = true
+	first := !s.closed
+	s.retired, s.closed = true, true
 	s.mu.Unlock()
-	_ = s.conn.Close() // at most a second time
+	if first {
+		s.pool.server.shut()
+		_ = s.conn.Close() // its reader finds what is wrong with it
+	}
 }
 
 // sweep ends attempts whose replies did not come, and closes the socket if it has
-// had its time and nobody waits for what it could still bring.
+// had its time, or its server is not configured, and nothing that it could still bring is
+// awaited.
 func (s *udpSocket) sweep(now time.Time) {
 	for _, a := range s.takeIf(func(a *attempt) bool { return a.expired(now) }) {
 		a.end(nil, ErrTimeout)
 	}
 	s.mu.Lock()
-	s.retired = s.retired || now.Sub(s.born) > udpAge
-	idle := s.retired
+	idle := true
 	for _, a := range s.pending {
 		idle = idle && !a.awaited()
 	}
+	s.retired = s.retired || now.Sub(s.born) > udpAge || idle && s.pool.server.elsewhere
+	idle = idle && s.retired
 	s.mu.Unlock()
 	if idle {
 		s.close()

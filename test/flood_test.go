@@ -1,0 +1,89 @@
+package test
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/internal/netns"
+)
+
+// Queries for thousands of nameservers that resolv.conf does not name and that do not
+// answer cost neither the agent its descriptors nor the log more than a line a second, and
+// other queries are answered meanwhile.
+func TestFloodOfNameservers(t *testing.T) { // F20, F10, R6
+	t.Parallel()
+	netns.Need(t, "prlimit")
+	v := newVM(t, "auto")
+	v.Exec("ip", "route", "add", "default", "via", named) // which forwards nothing
+	v.descriptors = 1024
+	a := v.capture("--upstream-timeout", "4s")
+	before := len(a.log.String())
+	const datagrams, connects = 9000, 60
+	address := func(n int) netip.AddrPort {
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(n >> 8), byte(n)}), 53)
+	}
+	packet := func(n int) []byte {
+		packet, err := new(dns.Msg).SetQuestion(fmt.Sprintf("w%d.example.org.", n), dns.TypeA).Pack()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return packet
+	}
+	var conns []net.Conn
+	defer func() {
+		for _, conn := range conns {
+			conn.Close()
+		}
+	}()
+	v.Run(func() {
+		socket, err := net.ListenUDP("udp4", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, socket)
+		for n := range datagrams {
+			if _, err := socket.WriteToUDPAddrPort(packet(n), address(n)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for n := range connects {
+			conn, err := dns.Dial("tcp4", address(n).String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			conns = append(conns, conn)
+			if _, err := conn.Write(packet(n)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+	for range 5 {
+		v.asked(named, meshIP)
+		for n, over := range []string{"+notcp", "+tcp"} {
+			if got := v.dig(over, "@"+named, fmt.Sprintf("www%d.example.org", n)); got != namedIP {
+				t.Errorf("dig %s: %s; %s", over, got, v.Exec("dig", over, "@"+named, fmt.Sprintf("www%d.example.org", n)))
+			}
+			// A nameserver that resolv.conf does not name either, and that answers.
+			if got := v.dig(over, "@"+other, fmt.Sprintf("www%d.example.org", n)); got != otherIP {
+				t.Errorf("dig %s @%s: %s", over, other, got)
+			}
+		}
+	}
+	v.until("nothing is in flight", func() bool { return v.metric("nametap_dns_inflight") == 0 })
+	v.asked(named, meshIP)
+	select {
+	case <-a.ended:
+		t.Fatal("the agent ended")
+	default:
+	}
+	if v.metric("nametap_dns_original_destination_total") < datagrams/10 {
+		t.Error("few of the queries have come")
+	}
+	if text := a.log.String()[before:]; len(text) > 10_000 {
+		t.Errorf("%d bytes of log", len(text))
+	}
+}
