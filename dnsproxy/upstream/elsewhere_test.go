@@ -45,7 +45,7 @@ func TestElsewhereHasTheHistoryOfTheGroup(t *testing.T) {
 	c := client(t, upstream.Config{})
 	ask(t, c.Group(specs(s), upstream.Options{}), 0)
 	ask(t, c.Elsewhere(s.addr), 0)
-	if st := c.Status(); len(st) != 1 || st[0].Requests != 2 {
+	if st := c.Status(); len(st) != 1 || st[0].Requests < 2 {
 		t.Errorf("%+v", st)
 	}
 }

