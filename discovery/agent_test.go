@@ -3,6 +3,7 @@ package discovery
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -76,5 +77,67 @@ func TestOwnClient(t *testing.T) {
 			write(t, dir, "more.yaml", svcYAML("shop", "web", "10.0.0.9"))
 			check()
 		})
+	}
+}
+
+// C7, D43: an agent keeps its table when its control plane comes back with an
+// empty directory and without its state, says why, and goes on with what the
+// directory holds later.
+func TestAgentKeepsTableOverEmptyRestart(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
+	r := start(t, Config{ConfigDir: dir})
+	addr := r.Addr().String()
+	applied := make(chan int, 16)
+	client, err := nds.New(nds.Config{
+		Addr: addr, Plaintext: true, StateDir: t.TempDir(),
+		Node: nds.Node{PodName: "web-0", Namespace: "shop", IPs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}},
+	}, func(resources []nds.Resource) error {
+		hosts := 0
+		for _, res := range resources {
+			table := &api.NameTable{}
+			if err := proto.Unmarshal(res.Value, table); err != nil {
+				return err
+			}
+			hosts += len(table.GetTable())
+		}
+		applied <- hosts
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- client.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			t.Errorf("client: %v", err)
+		}
+	}()
+	if n := <-applied; n != 1 {
+		t.Fatalf("%d hosts at first, want 1", n)
+	}
+	r.stop()
+	empty := t.TempDir()
+	s, err := New(Config{ConfigDir: empty, GRPCAddr: addr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, s)
+	eventually(t, "the agent says why it has no stream", func() bool {
+		return strings.Contains(client.Status().LastError, "--allow-empty")
+	})
+	if status := client.Status(); !status.Loaded || status.Pushes != 1 || len(applied) != 0 {
+		t.Errorf("the agent took something: %+v, %d", status, len(applied))
+	}
+	for i, name := range []string{"a.yaml", "b.yaml"} {
+		write(t, empty, name, svcYAML("shop", fmt.Sprintf("new%d", i), "10.0.0.2"))
+	}
+	for n := 0; n != 2; {
+		if n = <-applied; n == 0 {
+			t.Error("the agent was given an empty table")
+		}
 	}
 }

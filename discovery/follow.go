@@ -21,6 +21,10 @@ const (
 // can be tens of megabytes, and a directory can change many times a second.
 const saveObjectsEvery = 5 * time.Second
 
+// slowRead is when a reading is said to hang, as one of a network file system
+// whose server is away does.
+const slowRead = 15 * time.Second
+
 // follow builds, and builds again whenever the directory changes, until ctx
 // ends. It fails only if the directory can lastingly not be read at the start.
 func (s *Server) follow(ctx context.Context) error {
@@ -82,7 +86,12 @@ func (s *Server) recovered(step string) { delete(s.seen, step) }
 
 // build reads the directory and makes its tables effective.
 func (s *Server) build() (reading, error) {
+	slow := time.AfterFunc(slowRead, func() {
+		s.metrics.failures.WithLabelValues(stepRead).Inc()
+		s.cfg.Logger.Error("reading the configuration directory takes long; the last tables stay", "so_far", slowRead)
+	})
 	r, err := s.source.read()
+	slow.Stop()
 	s.directory(err)
 	if err != nil {
 		s.failed(stepRead, err)
@@ -94,6 +103,7 @@ func (s *Server) build() (reading, error) {
 		return r, errors.Join(err, s.serve(r))
 	}
 	s.recovered(stepRead)
+	s.metrics.lastRead.SetToCurrentTime()
 	if r.same && s.built && !s.unsaved {
 		s.saveObjects()
 		return r, nil

@@ -19,6 +19,7 @@ type metrics struct {
 	objects  *prometheus.GaugeVec
 	broken   prometheus.Gauge
 	kept     prometheus.Gauge
+	lastRead prometheus.Gauge
 	vips     prometheus.Gauge
 	noVIP    prometheus.Gauge
 	builds   prometheus.Counter
@@ -42,12 +43,13 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 			Namespace: "nametap", Subsystem: "discovery", Name: name, Help: help}, []string{label})
 	}
 	m := &metrics{
-		hosts:   gauge("hosts", "Hosts that have an address."),
-		objects: gauges("objects", "Objects that count, by kind.", "kind"),
-		broken:  gauge("errors", "What is wrong with the documents of the configuration directory now."),
-		kept:    gauge("kept_objects", "Objects that count in their last good form, because what is in the directory cannot be used."),
-		vips:    gauge("vips", "Hosts with an automatic address."),
-		noVIP:   gauge("vips_exhausted", "Hosts that should have an automatic address and for which there was no room."),
+		hosts:    gauge("hosts", "Hosts that have an address."),
+		objects:  gauges("objects", "Objects that count, by kind.", "kind"),
+		broken:   gauge("errors", "What is wrong with the documents of the configuration directory now."),
+		kept:     gauge("kept_objects", "Objects that count in their last good form, because what is in the directory cannot be used."),
+		lastRead: gauge("last_read_timestamp_seconds", "When the configuration directory was last read as a whole, in Unix time; it is every 30 s."),
+		vips:     gauge("vips", "Hosts with an automatic address."),
+		noVIP:    gauge("vips_exhausted", "Hosts that should have an automatic address and for which there was no room."),
 		builds: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "nametap", Subsystem: "discovery",
 			Name: "builds_total", Help: "Times that the tables were built."}),
 		failures: counters("failures_total", "What went wrong while running: reading, watching, saving or building.", "step"),
@@ -70,7 +72,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	}
 	var errs []error
 	for _, c := range []prometheus.Collector{
-		m.hosts, m.objects, m.broken, m.kept, m.vips, m.noVIP, m.builds, m.failures, m.clients, m.pushes, m.rejected, m.ended,
+		m.hosts, m.objects, m.broken, m.kept, m.lastRead, m.vips, m.noVIP, m.builds, m.failures, m.clients, m.pushes, m.rejected, m.ended,
 	} {
 		errs = append(errs, reg.Register(c))
 	}

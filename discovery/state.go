@@ -156,10 +156,22 @@ func writeAtomically(path string, data []byte) (err error) {
 	return err
 }
 
-// prepareStateDir makes the directory and proves that it can be written.
+// prepareStateDir makes the directory, removes what a crash left half written,
+// and proves that the directory can be written.
 func prepareStateDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return fmt.Errorf("making the state directory: %w", err)
+	}
+	for _, name := range []string{stateFile, objectsFile} {
+		left, err := filepath.Glob(filepath.Join(dir, name+".*.tmp"))
+		if err != nil {
+			return fmt.Errorf("looking for leftovers in the state directory: %w", err)
+		}
+		for _, path := range left {
+			if err := os.Remove(path); err != nil {
+				return fmt.Errorf("removing a leftover from the state directory: %w", err)
+			}
+		}
 	}
 	probe, err := os.CreateTemp(dir, "probe.*.tmp")
 	if err != nil {

@@ -40,14 +40,18 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// The default state directory is given up with a warning if it cannot be had;
-// one that was asked for is not (testdata/script/usage.txtar).
+// The default state directory is given up with a warning if it cannot be had
+// here; one that was asked for is not (testdata/script/usage.txtar), nor is any
+// because of an error that may pass.
 func TestUsableStateDir(t *testing.T) {
 	var log strings.Builder
 	logger := slog.New(slog.NewTextHandler(&log, nil))
 	dir := filepath.Join(t.TempDir(), "new")
 	if got := usableStateDir(dir, logger); got != dir || log.Len() > 0 {
 		t.Errorf("got %q and said %q for a directory that can be made", got, log.String())
+	}
+	if odd := filepath.Join(dir, strings.Repeat("x", 300)); usableStateDir(odd, logger) != odd || log.Len() > 0 {
+		t.Errorf("an error that is no lack gives a directory up: %q", log.String())
 	}
 	file := filepath.Join(dir, "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -56,7 +60,7 @@ func TestUsableStateDir(t *testing.T) {
 	if got := usableStateDir(filepath.Join(file, "below"), logger); got != "" {
 		t.Errorf("got %q for a directory below a file", got)
 	}
-	for _, want := range []string{"kept in memory only", "--state-dir", file} {
+	for _, want := range []string{"in memory only", "--state-dir", file} {
 		if !strings.Contains(log.String(), want) {
 			t.Errorf("%q does not say %q", log.String(), want)
 		}

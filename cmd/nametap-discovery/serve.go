@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"net"
@@ -13,6 +14,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"text/tabwriter"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -62,8 +64,8 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	return group.Wait()
 }
 
-// usableStateDir gives up the default directory if it cannot be had: whoever
-// tries nametap out should not need root for it.
+// usableStateDir gives up the default directory if it cannot be had here: to try nametap out should not need root. Any other error, such as a full disk,
+// is one of the server's start, and says so.
 func usableStateDir(dir string, logger *slog.Logger) string {
 	err := os.MkdirAll(dir, 0o750)
 	if err == nil {
@@ -72,10 +74,11 @@ func usableStateDir(dir string, logger *slog.Logger) string {
 			err = errors.Join(f.Close(), os.Remove(f.Name()))
 		}
 	}
-	if err == nil {
+	if !errors.Is(err, fs.ErrPermission) && !errors.Is(err, syscall.EROFS) && !errors.Is(err, syscall.ENOTDIR) {
 		return dir
 	}
-	logger.Warn("automatic VIPs are kept in memory only, and after a restart a host may get another one; "+
+	logger.Warn("automatic VIPs and the last good objects are kept in memory only: after a restart a host may get another VIP, "+
+		"and an object that is broken then is left out; "+
 		"set --state-dir to a directory that can be written, or to nothing if that is meant", "error", err)
 	return ""
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy"
 )
 
 // The demo's names: hosts of the example shop, and one of the world outside.
@@ -155,7 +157,7 @@ func (d *demo) showForward(ctx context.Context) error {
 
 // query asks the agent for addresses and shows the answer and its rule.
 func (d *demo) query(ctx context.Context, name string) error {
-	result, err := ask(ctx, d.dnsAddr, dns.Question{Name: dns.Fqdn(name), Qtype: dns.TypeA, Qclass: dns.ClassINET})
+	result, err := ask(ctx, d.dnsAddr, dns.Question{Name: dns.Fqdn(name), Qtype: dns.TypeA, Qclass: dns.ClassINET}, dnsproxy.DefaultUpstreamTimeout)
 	if err != nil {
 		return err
 	}

@@ -14,8 +14,9 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 )
 
-// queryTimeout is longer than the agent takes to give a forwarded query up.
-const queryTimeout = 6 * time.Second
+// querySpare is how much longer a query is waited for than the agent takes to give a
+// forwarded one up.
+const querySpare = 2 * time.Second
 
 // A queryResult is one question, its answer and the rule that gave it.
 type queryResult struct {
@@ -54,7 +55,7 @@ func newQueryCommand() *cobra.Command {
 			}
 			results := make([]queryResult, 0, len(questions))
 			for _, q := range questions {
-				result, err := ask(command.Context(), dnsAddr, q)
+				result, err := ask(command.Context(), dnsAddr, q, status.agent.upstreamTimeout)
 				if err != nil {
 					return err
 				}
@@ -95,18 +96,19 @@ func parseQuestions(name string, types []string) ([]dns.Question, error) {
 	return questions, nil
 }
 
-// ask sends one question over UDP and, if the answer is cut, over TCP.
-func ask(ctx context.Context, addr string, q dns.Question) (queryResult, error) {
+// ask sends one question over UDP and, if the answer is cut, over TCP. The agent gives a
+// forwarded query up after giveUp.
+func ask(ctx context.Context, addr string, q dns.Question, giveUp time.Duration) (queryResult, error) {
 	req := &dns.Msg{MsgHdr: dns.MsgHdr{Id: dns.Id(), RecursionDesired: true}, Question: []dns.Question{q}}
 	req.SetEdns0(dnsproxy.DefaultEDNSUDPSize, false)
-	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
+	ctx, cancel := context.WithTimeout(ctx, giveUp+querySpare)
 	defer cancel()
 	start := time.Now()
 	var resp *dns.Msg
 	var protocol string
 	for _, protocol = range []string{"udp", "tcp"} {
 		var err error
-		client := dns.Client{Net: protocol, Timeout: queryTimeout}
+		client := dns.Client{Net: protocol, Timeout: giveUp + querySpare}
 		if resp, _, err = client.ExchangeContext(ctx, req, addr); err != nil {
 			return queryResult{}, fmt.Errorf("no answer from %s over %s (is the agent running? --dns-addr): %w", addr, protocol, err)
 		}
