@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -127,17 +126,15 @@ func (c *Config) prepareStateDir() error {
 	if c.XDS.StateDir == "" {
 		return nil
 	}
-	const ownerOnly = 0o700
-	err := os.MkdirAll(c.XDS.StateDir, ownerOnly)
+	err := nds.CheckStateDir(c.XDS.StateDir)
 	switch {
 	case err == nil:
 		return nil
 	case c.StateDirRequired:
-		return fmt.Errorf("state directory %q: want one that can be made and written: %w", c.XDS.StateDir, err)
+		return fmt.Errorf("state directory %q: want one that can be made and written (--state-dir): %w", c.XDS.StateDir, err)
 	}
-	c.Logger.Warn("no snapshot of the table is kept: a restart without the control plane starts empty; set --state-dir",
+	c.Logger.Warn("no snapshot of the table can be kept now: a restart without the control plane starts empty; set --state-dir",
 		"dir", c.XDS.StateDir, "error", err)
-	c.XDS.StateDir = ""
 	return nil
 }
 

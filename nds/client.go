@@ -42,6 +42,7 @@ type Client struct {
 	ready   chan struct{} // closed by setTable
 
 	workload *workload
+	dir      *stateDir
 
 	// The fields below belong to the goroutine of Run.
 
@@ -51,8 +52,8 @@ type Client struct {
 	// pingAfter is how long a connection is silent before it is asked for a sign of
 	// life. It doubles when the control plane finds that too often.
 	pingAfter time.Duration
-	// lost logs why there is no stream.
-	lost repeated
+	// lost logs why there is no stream, unkept why there is no snapshot.
+	lost, unkept repeated
 	// variant is the one to connect with. It becomes StateOfTheWorld for good
 	// when the control plane turns out not to have the incremental RPC.
 	variant Variant
@@ -81,12 +82,15 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 	if _, err := cfg.Node.proto(); err != nil {
 		return nil, err
 	}
+	dir := &stateDir{path: cfg.StateDir}
 	c := &Client{
 		cfg:       cfg,
 		apply:     apply,
 		log:       cfg.Logger,
 		ready:     make(chan struct{}),
-		workload:  newWorkload(cfg),
+		dir:       dir,
+		workload:  newWorkload(cfg, dir),
+		unkept:    repeated{log: cfg.Logger},
 		pingAfter: pingAfter,
 		lost:      repeated{log: cfg.Logger},
 		variant:   cfg.Variant,
@@ -109,6 +113,7 @@ func (c *Client) Ready() <-chan struct{} { return c.ready }
 // plane until ctx ends, and returns nil. Nothing it started goes on after that.
 // It must be called only once.
 func (c *Client) Run(ctx context.Context) error {
+	defer c.dir.release()
 	c.restore()
 	c.workload.load()
 	ctx, stop := context.WithCancel(ctx)

@@ -61,7 +61,8 @@ type Config struct {
 	Changed <-chan struct{}
 	// MaxPushBytes bounds a single response; 0 means 64 MiB.
 	MaxPushBytes int
-	// StateDir is an existing directory for the snapshot of the table; "" means
+	// StateDir is a directory for the snapshot of the table and the workload
+	// certificate; it is made if it does not exist; "" means
 	// that there is none. Only one client may use a directory.
 	StateDir string
 	// Logger takes what happens; nil means that nothing is logged.

@@ -63,3 +63,8 @@ func sameContent(a, b []Resource) bool {
 		return a.Name == b.Name && bytes.Equal(a.Value, b.Value)
 	})
 }
+
+// isEmpty reports whether a set has no hosts.
+func isEmpty(set []Resource) bool {
+	return !slices.ContainsFunc(set, func(r Resource) bool { return len(r.Value) > 0 })
+}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -17,14 +18,17 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// The file holds, one after the other: magic; the SHA-256 of what follows it;
-// the time of the push, nanoseconds since 1970, 8 bytes big endian; a
-// DeltaDiscoveryResponse with the resources, in which the control plane's
-// identifier names the owner.
+// The file holds, one after the other: magic; the time of the last push, nanoseconds
+// since 1970, 8 bytes big endian; the SHA-256 of what follows it; a
+// DeltaDiscoveryResponse with the resources, in which the control plane's identifier
+// names the owner. The time is overwritten in place when a push changes nothing, so it
+// has no checksum.
 const (
-	snapshotName  = "nametable.snapshot"
-	snapshotMagic = "nametap\x01"
-	snapshotHead  = len(snapshotMagic) + sha256.Size + 8
+	snapshotName   = "nametable.snapshot"
+	snapshotFamily = "nametap"
+	snapshotMagic  = snapshotFamily + "\x02"
+	snapshotSum    = len(snapshotMagic) + 8
+	snapshotHead   = snapshotSum + sha256.Size
 )
 
 // snapshot is a set of resources as it is kept on disk.
@@ -39,13 +43,14 @@ type snapshot struct {
 // cluster may see is wrong for another.
 func snapshotOwner(n Node) string { return n.Namespace + "/" + n.ClusterID }
 
-// restore puts the snapshot to use, if there is a good one. One that is damaged
-// or not ours is set aside, so that it is neither used nor lost.
+// restore puts the snapshot to use, if there is a good one. One that is damaged or of
+// another node is set aside, so that it is neither used nor lost.
 func (c *Client) restore() {
-	if c.cfg.StateDir == "" {
+	if c.dir.path == "" {
 		return
 	}
-	path := filepath.Join(c.cfg.StateDir, snapshotName)
+	owned := c.dir.own()
+	path := filepath.Join(c.dir.path, snapshotName)
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return
@@ -56,12 +61,17 @@ func (c *Client) restore() {
 	}
 	s, err := parseSnapshot(data)
 	if owner := snapshotOwner(c.cfg.Node); err == nil && s.owner != owner {
-		err = fmt.Errorf("it belongs to %q, we are %q", s.owner, owner)
+		err = fmt.Errorf("it belongs to %q, this node is %q", s.owner, owner)
 	}
 	if err == nil {
 		err = c.apply(s.resources)
 	}
-	if err != nil {
+	switch {
+	case err == nil:
+	case owned != nil: // and so it is for its owner to deal with
+		c.log.Warn("snapshot of the table not used, starting without", "path", path, "error", errors.Join(err, owned))
+		return
+	default:
 		aside := path + ".bad"
 		c.log.Warn("snapshot of the table set aside, starting without",
 			"path", path, "moved_to", aside, "error", errors.Join(err, os.Rename(path, aside)))
@@ -73,24 +83,41 @@ func (c *Client) restore() {
 		"path", path, "version", s.version, "pushed", s.pushed)
 }
 
-// save writes the set in use to disk, if it is not there yet. A failure is not
-// the control plane's business; the next push tries again.
+// save writes the set in use to disk, or only the time of the push if the set is there
+// already. A failure does not concern the control plane; the next push tries again.
 func (c *Client) save() {
-	if c.cfg.StateDir == "" || !c.unsaved {
+	if c.dir.path == "" {
 		return
 	}
 	state := c.Status()
+	if !c.unsaved && c.touch(state.LastPush) == nil {
+		return
+	}
 	data, err := snapshot{
 		owner: snapshotOwner(c.cfg.Node), version: state.Version, pushed: state.LastPush, resources: c.inUse,
 	}.marshal()
 	if err == nil {
-		err = replaceFile(filepath.Join(c.cfg.StateDir, snapshotName), data)
+		err = c.dir.write(snapshotName, data)
 	}
 	if err != nil {
-		c.log.Warn("snapshot of the table not written, a restart may start with an older one", "error", err)
+		c.unkept.say("snapshot of the table not written, a restart may start with an older one", slog.LevelWarn, err)
 		return
 	}
+	c.unkept.over()
 	c.unsaved = false
+}
+
+// touch writes the time of the last push into the snapshot.
+func (c *Client) touch(pushed time.Time) error {
+	if err := c.dir.own(); err != nil {
+		return err
+	}
+	file, err := os.OpenFile(filepath.Join(c.dir.path, snapshotName), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = file.WriteAt(binary.BigEndian.AppendUint64(nil, uint64(pushed.UnixNano())), int64(len(snapshotMagic)))
+	return errors.Join(err, file.Close())
 }
 
 // marshal returns the contents of the file.
@@ -107,28 +134,33 @@ func (s snapshot) marshal() ([]byte, error) {
 	}
 	data := make([]byte, snapshotHead, snapshotHead+proto.Size(m))
 	copy(data, snapshotMagic)
-	binary.BigEndian.PutUint64(data[snapshotHead-8:], uint64(s.pushed.UnixNano()))
+	binary.BigEndian.PutUint64(data[len(snapshotMagic):], uint64(s.pushed.UnixNano()))
 	data, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(data, m)
 	if err != nil {
 		return nil, fmt.Errorf("marshalling: %w", err)
 	}
-	sum := sha256.Sum256(data[snapshotHead-8:])
-	copy(data[len(snapshotMagic):], sum[:])
+	sum := sha256.Sum256(data[snapshotHead:])
+	copy(data[snapshotSum:], sum[:])
 	return data, nil
 }
 
 // parseSnapshot reads the contents of the file.
 func parseSnapshot(data []byte) (snapshot, error) {
-	rest, ours := bytes.CutPrefix(data, []byte(snapshotMagic))
-	if !ours || len(data) < snapshotHead {
-		return snapshot{}, errors.New("it is no snapshot of this version of nametap")
+	switch {
+	case !bytes.HasPrefix(data, []byte(snapshotFamily)):
+		return snapshot{}, errors.New("it is no snapshot of nametap")
+	case !bytes.HasPrefix(data, []byte(snapshotMagic)) && len(data) > len(snapshotFamily):
+		return snapshot{}, errors.New("it is a snapshot of another version of nametap")
+	case len(data) < snapshotHead:
+		return snapshot{}, fmt.Errorf("it is damaged: %d bytes, want at least %d", len(data), snapshotHead)
 	}
-	sum, rest := rest[:sha256.Size], rest[sha256.Size:]
+	pushed := time.Unix(0, int64(binary.BigEndian.Uint64(data[len(snapshotMagic):])))
+	sum, rest := data[snapshotSum:snapshotHead], data[snapshotHead:]
 	if want := sha256.Sum256(rest); !bytes.Equal(sum, want[:]) {
 		return snapshot{}, errors.New("it is damaged: the checksum is wrong")
 	}
 	m := &discoveryv3.DeltaDiscoveryResponse{}
-	if err := proto.Unmarshal(rest[8:], m); err != nil {
+	if err := proto.Unmarshal(rest, m); err != nil {
 		return snapshot{}, fmt.Errorf("it is damaged: %w", err)
 	}
 	set, err := fold(nil, response{typeURL: m.GetTypeUrl(), whole: true, resources: m.GetResources()})
@@ -138,7 +170,7 @@ func parseSnapshot(data []byte) (snapshot, error) {
 	return snapshot{
 		owner:     m.GetControlPlane().GetIdentifier(),
 		version:   m.GetSystemVersionInfo(),
-		pushed:    time.Unix(0, int64(binary.BigEndian.Uint64(rest))),
+		pushed:    pushed,
 		resources: set,
 	}, nil
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -122,7 +123,8 @@ func TestSnapshotSetAside(t *testing.T) {
 		{name: "empty", damage: func([]byte) []byte { return nil }, said: "no snapshot"},
 		{name: "foreign", damage: func([]byte) []byte { return []byte("{\"hosts\": []}\n") }, said: "no snapshot"},
 		{name: "cut", damage: func(data []byte) []byte { return data[:len(data)-1] }, said: "checksum"},
-		{name: "head only", damage: func(data []byte) []byte { return data[:20] }, said: "no snapshot"},
+		{name: "head only", damage: func(data []byte) []byte { return data[:20] }, said: "damaged"},
+		{name: "another version", damage: func(data []byte) []byte { data[len("nametap")]++; return data }, said: "another version"},
 		{name: "flipped", damage: func(data []byte) []byte { data[len(data)-1] ^= 1; return data }, said: "checksum"},
 		{name: "namespace", config: func(cfg *nds.Config) { cfg.Node.Namespace = "other" }, said: "other/Kubernetes"},
 		{name: "cluster", config: func(cfg *nds.Config) { cfg.Node.ClusterID = "west" }, said: "shop/west"},
@@ -201,8 +203,122 @@ func TestSnapshotTrouble(t *testing.T) {
 	if _, err := os.Stat(path); err != nil {
 		t.Fatalf("the write was not tried again: %v", err)
 	}
-	gone := start(t, options{config: stateDir(filepath.Join(dir, "gone"))})
-	gone.server.Push(hosts("a.example.com"))
-	gone.wantACK("v1")
-	gone.wantLog("level=WARN", "snapshot of the table not written")
+}
+
+// C7: a state directory that can be used only later is used from then on; until then the
+// trouble is said once, however many pushes come.
+func TestStateDirComesLater(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	write(t, dir, "a file in its place")
+	h := start(t, options{config: stateDir(dir)})
+	for _, host := range []string{"a.example.com", "b.example.com", "c.example.com"} {
+		h.server.Push(hosts(host))
+		h.wantApplied(plain(t, hosts(host)))
+	}
+	h.wantACK("v3")
+	h.wantLog("level=WARN", "snapshot of the table not written")
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	h.server.Push(hosts("d.example.com"))
+	h.wantACK("v4")
+	h.stop()
+	if _, err := os.Stat(filepath.Join(dir, "nametable.snapshot")); err != nil {
+		t.Fatal(err)
+	}
+	if n := h.logs.count("level=WARN", "not written") - h.logs.count("level=WARN", "not written", "repeated="); n != 1 {
+		t.Errorf("said %d times:\n%s", n, h.logs)
+	}
+}
+
+// C7: the age of the table counts from the last push, also from one that changed
+// nothing, and also after a restart.
+func TestAgeSurvivesRestart(t *testing.T) {
+	dir := t.TempDir()
+	h := start(t, options{config: stateDir(dir)})
+	h.server.Push(hosts("a.example.com"))
+	h.wantACK("v1")
+	first := h.client.Status().LastPush
+	h.server.Push(hosts("a.example.com"))
+	h.wantACK("v2")
+	h.stop()
+	last := h.client.Status().LastPush
+	if !last.After(first) {
+		t.Fatalf("pushes at %v and %v", first, last)
+	}
+	h = start(t, options{server: stopped(t), config: stateDir(dir)})
+	h.wantApplied(plain(t, hosts("a.example.com")))
+	h.wantStatus(func(s nds.Status) bool { return s.Stale && s.LastPush.Equal(last) })
+}
+
+// C7: a snapshot that was removed is written again by the next push, even if that
+// changes nothing.
+func TestRemovedSnapshot(t *testing.T) {
+	dir := t.TempDir()
+	h := start(t, options{config: stateDir(dir)})
+	h.server.Push(hosts("a.example.com"))
+	h.wantACK("v1")
+	h.server.Push(hosts("a.example.com"))
+	h.wantACK("v2") // and so the first was saved
+	path := filepath.Join(dir, "nametable.snapshot")
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	h.server.Push(hosts("a.example.com"))
+	h.wantACK("v3")
+	h.stop()
+	if _, err := os.Stat(path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// C3, C7: an empty push takes the place of a snapshot with hosts, in the table and on
+// disk, and is said.
+func TestEmptyPushAfterSnapshot(t *testing.T) {
+	dir := t.TempDir()
+	server := fakexds.Start(t, fakexds.Options{})
+	server.Push(hosts("a.example.com"))
+	snapshotOf(t, server, dir, "v1")
+	server.Stop()
+	server.Push(hosts())
+	if err := server.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	h := start(t, options{server: server, config: stateDir(dir)})
+	h.wantApplied(plain(t, hosts("a.example.com")))
+	h.wantApplied(nds.Resource{})
+	h.wantACK("v2")
+	h.wantLog("level=WARN", "no mesh hosts")
+	h.stop()
+	h = start(t, options{server: stopped(t), config: stateDir(dir)})
+	h.wantApplied(nds.Resource{})
+}
+
+// C7: of two agents on one state directory, the first owns it. The second neither uses
+// nor touches what is there if it belongs to another namespace, says so once, and writes
+// when the first has ended.
+func TestTwoAgentsOneStateDir(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "nametable.snapshot")
+	first := start(t, options{config: stateDir(dir)})
+	first.server.Push(hosts("a.example.com"))
+	first.wantACK("v1")
+	first.server.Push(hosts("b.example.com"))
+	first.wantACK("v2") // and so the first was saved
+	second := start(t, options{config: func(cfg *nds.Config) { cfg.StateDir, cfg.Node.Namespace = dir, "other" }})
+	second.wantLog("level=WARN", "snapshot of the table not used", "other/Kubernetes", "another process uses the state directory")
+	second.server.Push(hosts("other.example.com"))
+	second.wantApplied(plain(t, hosts("other.example.com")))
+	second.wantLog("level=WARN", "snapshot of the table not written", "another process uses the state directory")
+	first.stop()
+	snapshot, err := os.ReadFile(path)
+	if err != nil || !strings.Contains(string(snapshot), "shop/Kubernetes") {
+		t.Fatalf("the first agent's snapshot is %q, %v", snapshot, err)
+	}
+	second.server.Push(hosts("other.example.com"))
+	second.wantACK("v2")
+	second.stop()
+	if snapshot, err = os.ReadFile(path); err != nil || !strings.Contains(string(snapshot), "other/Kubernetes") {
+		t.Fatalf("the second agent's snapshot is %q, %v", snapshot, err)
+	}
 }

@@ -84,6 +84,9 @@ func (c *Client) use(set []Resource, r response) error {
 		if err != nil {
 			return err
 		}
+		if isEmpty(set) && !isEmpty(c.inUse) {
+			c.log.Warn("the control plane says that there are no mesh hosts, and the table is empty now", "version", r.version)
+		}
 		c.inUse, c.loaded, c.unsaved = set, true, true
 	}
 	c.metrics.pushed(result, r.bytes)

@@ -60,6 +60,7 @@ func ParseWorkloadCert(s string) (WorkloadCert, error) {
 // directory and renews it.
 type workload struct {
 	cfg Config
+	dir *stateDir
 	log *slog.Logger
 	// wake makes run look at the certificate at once.
 	wake chan struct{}
@@ -69,8 +70,8 @@ type workload struct {
 	renewal time.Time        // of current
 }
 
-func newWorkload(cfg Config) *workload {
-	return &workload{cfg: cfg, log: cfg.Logger, wake: make(chan struct{}, 1)}
+func newWorkload(cfg Config, dir *stateDir) *workload {
+	return &workload{cfg: cfg, dir: dir, log: cfg.Logger, wake: make(chan struct{}, 1)}
 }
 
 // wanted reports whether a certificate is to be obtained now. A token that kubelet
@@ -211,7 +212,7 @@ func (w *workload) renew(ctx context.Context) error {
 	if w.cfg.StateDir == "" {
 		return nil
 	}
-	if err := replaceFile(w.path(), append(bytes.TrimSpace(pair.key), append([]byte("\n"), pair.chain...)...)); err != nil {
+	if err := w.dir.write(workloadFile, append(bytes.TrimSpace(pair.key), append([]byte("\n"), pair.chain...)...)); err != nil {
 		w.log.Warn("workload certificate not kept, a restart needs the token", "error", err)
 	}
 	return nil
