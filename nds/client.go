@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"time"
 
@@ -184,6 +185,9 @@ func (c *Client) connect(ctx context.Context) (stood time.Duration, err error) {
 	stood, err = c.stream(ctx, conn)
 	if errors.Is(context.Cause(ctx), errNodeChanged) {
 		err = errNodeChanged
+	}
+	if err != nil && strings.Contains(err.Error(), "too_many_pings") {
+		c.pingLess()
 	}
 	if proof.workload != nil && certificateRefused(err) {
 		c.workload.refused(proof.workload)

@@ -21,6 +21,18 @@ const (
 	pingTimeout = 10 * time.Second
 )
 
+// maxPingAfter is the interval that every gRPC server permits unless it is told
+// otherwise, and a little more.
+const maxPingAfter = 6 * time.Minute
+
+// pingLess makes later connections ping half as often, since the server of this one
+// ended it for too many pings. A dead host is still noticed by TCP.
+func (c *Client) pingLess() {
+	c.pingAfter = min(2*c.pingAfter, maxPingAfter)
+	c.log.Warn("the control plane, or a proxy before it, does not permit so many pings: a peer that hangs is noticed later",
+		"reason", "too many pings", "every", c.pingAfter)
+}
+
 // dial prepares a connection to addr, of its own for each attempt, so that the address
 // is looked up and the credentials are read again. A connection that is silent for
 // pings is asked for a sign of life.

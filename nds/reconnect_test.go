@@ -13,6 +13,7 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"golang.org/x/net/http2"
 
 	"github.com/nametap/nametap/internal/fakexds"
 	"github.com/nametap/nametap/nds"
@@ -151,6 +152,58 @@ func TestKeepalive(t *testing.T) {
 		t.Fatalf("it took %v", took)
 	}
 	h.wantStatus(func(s nds.Status) bool { return !s.Connected && s.Loaded })
+}
+
+// C5: a control plane that finds pings too frequent is sent fewer on later connections.
+func TestTooManyPings(t *testing.T) {
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lis.Close()
+	h := start(t, options{server: fakexds.Start(t, fakexds.Options{}), config: func(cfg *nds.Config) { cfg.Addr = lis.Addr().String() }})
+	for range 2 {
+		conn, err := lis.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := complain(conn); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.wantLog("level=WARN", "too many pings", "every=40s")
+	h.wantLog("level=WARN", "too many pings", "every=1m20s")
+}
+
+// complain answers the first stream of a connection with what gRPC servers send to
+// clients that ping too often.
+func complain(conn net.Conn) error {
+	defer conn.Close()
+	if _, err := io.CopyN(io.Discard, conn, int64(len(http2.ClientPreface))); err != nil {
+		return err
+	}
+	framer := http2.NewFramer(conn, conn)
+	if err := framer.WriteSettings(); err != nil {
+		return err
+	}
+	for {
+		frame, err := framer.ReadFrame()
+		if err != nil {
+			return err
+		}
+		if frame.Header().Type == http2.FrameHeaders {
+			break
+		}
+	}
+	if err := framer.WriteGoAway(1, http2.ErrCodeEnhanceYourCalm, []byte("too_many_pings")); err != nil {
+		return err
+	}
+	// Until the client has read it, or closing would discard it.
+	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+		return err
+	}
+	_, err := io.Copy(io.Discard, conn)
+	return err
 }
 
 // blackHole is a TCP proxy that stops forwarding, in both directions, without
