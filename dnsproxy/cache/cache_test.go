@@ -221,7 +221,7 @@ func TestRefresh(t *testing.T) {
 	if hit := c.Get(key("often"), clock.after(time.Second)); hit.Refresh || hit.State != cache.Fresh {
 		t.Errorf("a second after the failure %+v", hit)
 	}
-	if hit := c.Get(key("often"), clock.after(time.Second)); !hit.Refresh {
+	if hit := c.Get(key("often"), clock.after(4*time.Second)); !hit.Refresh {
 		t.Errorf("five seconds after the failure %+v", hit)
 	}
 	c.Put(key("often"), kept(c, answer(t, "often", 100)), clock.Time)
