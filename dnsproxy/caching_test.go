@@ -182,19 +182,79 @@ func TestQuestionsInFlightAreShared(t *testing.T) { // F8
 
 func TestFailuresAreShortlyKept(t *testing.T) { // F8
 	t.Parallel()
-	fake := nameserver(t, fakedns.Rcode(dns.RcodeServerFailure))
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
-	p.converse(t, []dialogue{{"www.example A", "SERVFAIL"}})
-	asked := len(fake.Queries())
-	p.converse(t, []dialogue{{"www.example A", "SERVFAIL"}})
-	if again := len(fake.Queries()); again != asked {
-		t.Errorf("asked %d times, and once more", asked)
+	for _, rcode := range []int{dns.RcodeServerFailure, dns.RcodeRefused, dns.RcodeNotImplemented, dns.RcodeFormatError} {
+		want := dns.RcodeToString[rcode]
+		t.Run(want, func(t *testing.T) {
+			t.Parallel()
+			fake := nameserver(t, fakedns.Rcode(rcode))
+			testShortlyKept(t, fake, dnsproxy.Config{Upstreams: servers(fake)}, want)
+		})
 	}
-	// It is back, and that is seen.
+	t.Run("silence", func(t *testing.T) {
+		t.Parallel()
+		fake := nameserver(t, fakedns.Silence)
+		testShortlyKept(t, fake, dnsproxy.Config{Upstreams: servers(fake), UpstreamTimeout: 300 * time.Millisecond}, "SERVFAIL")
+	})
+}
+
+// testShortlyKept asks again while a nameserver fails, and after it has recovered.
+func testShortlyKept(t *testing.T, fake *fakedns.Server, cfg dnsproxy.Config, want string) {
+	t.Helper()
+	p := startForwarder(t, cfg)
+	ask := []dialogue{{"www.example A", want}}
+	p.converse(t, ask)
+	fake.Reset()
+	p.converse(t, ask)
+	for _, q := range fake.Queries() {
+		if q.Name == "www.example." {
+			t.Error("asked once more")
+		}
+	}
 	fake.Handle(fakedns.Answer("www.example. 300 IN A 192.0.2.1"))
 	eventually(t, "the answer of a nameserver that recovered", func() bool {
 		return outcome(p.ask(t, "www.example", dns.TypeA)) == "www.example. A 192.0.2.1"
 	})
+}
+
+// What refuses connections has failed too, and is not asked for each query.
+func TestUnreachableIsShortlyKept(t *testing.T) { // F8
+	t.Parallel()
+	p := startForwarder(t, dnsproxy.Config{Upstreams: []upstream.Spec{deadServer(t)}})
+	for range 3 {
+		p.converse(t, []dialogue{{"www.example A", "SERVFAIL"}})
+	}
+	if failed := p.bySource(t, "cache"); failed < 1 {
+		t.Error("no failure came from the cache")
+	}
+}
+
+// Neither a month nor a day without a name is believed.
+func TestTTLsAreBounded(t *testing.T) { // F8
+	t.Parallel()
+	fake := nameserver(t, withSOA(t, "86400", fakedns.Answer("www.example. 9999999 IN A 192.0.2.1")))
+	for _, c := range []struct {
+		cfg                dnsproxy.Config
+		positive, negative uint32
+	}{
+		{dnsproxy.Config{}, 7 * 86400, 3 * 3600},
+		{dnsproxy.Config{CacheMaxTTL: time.Hour, CacheMaxNegativeTTL: time.Minute}, 3600, 60},
+	} {
+		c.cfg.Upstreams = servers(fake)
+		p := startForwarder(t, c.cfg)
+		p.ask(t, "www.example", dns.TypeA)
+		p.ask(t, "none.example", dns.TypeA)
+		if ttl := p.ask(t, "www.example", dns.TypeA).Answer[0].Header().Ttl; ttl > c.positive || ttl < c.positive-30 {
+			t.Errorf("TTL %d, want %d", ttl, c.positive)
+		}
+		if ttl := p.ask(t, "none.example", dns.TypeA).Ns[0].Header().Ttl; ttl > c.negative || ttl < c.negative-30 {
+			t.Errorf("negative TTL %d, want %d", ttl, c.negative)
+		}
+	}
+	for _, cfg := range []dnsproxy.Config{{CacheMaxTTL: time.Millisecond}, {CacheMaxNegativeTTL: -1}} {
+		if _, err := dnsproxy.New(cfg); err == nil {
+			t.Errorf("%+v is taken", cfg)
+		}
+	}
 }
 
 func TestServeStale(t *testing.T) { // F9

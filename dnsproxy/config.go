@@ -10,6 +10,7 @@ import (
 	"github.com/miekg/dns"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 )
@@ -26,6 +27,8 @@ const (
 	DefaultUpstreamTimeout = 4 * time.Second
 	DefaultCacheSize       = 8 << 20 // bytes; some 20,000 replies
 	DefaultServeStale      = 24 * time.Hour
+	DefaultMaxTTL          = cache.DefaultMaxTTL
+	DefaultMaxNegativeTTL  = cache.DefaultMaxNegativeTTL
 )
 
 // A Config says how a [Server] listens and answers. The zero value of a field
@@ -95,6 +98,10 @@ type Config struct {
 	// CacheSize bounds the replies that are kept, in bytes with all they need; less
 	// than 0 is no cache. Default 8 MiB.
 	CacheSize int
+	// CacheMaxTTL and CacheMaxNegativeTTL bound for how long answers are kept, and the TTLs
+	// of those that are given from the cache: positive ones, and those that say that there
+	// is nothing. Default 7 days and 3 h.
+	CacheMaxTTL, CacheMaxNegativeTTL time.Duration
 	// ServeStale is for how long a reply that has expired may be given if no
 	// nameserver answers; less than 0 is never. Default 24 h.
 	ServeStale time.Duration
@@ -196,6 +203,8 @@ func (c *Config) setDefaults() {
 	setDefault(&c.Autopath, AutopathMesh)
 	setDefault(&c.Order, OrderStrict)
 	setDefault(&c.CacheSize, DefaultCacheSize)
+	setDefault(&c.CacheMaxTTL, DefaultMaxTTL)
+	setDefault(&c.CacheMaxNegativeTTL, DefaultMaxNegativeTTL)
 	setDefault(&c.ServeStale, DefaultServeStale)
 	setDefault(&c.Logger, slog.Default())
 }
@@ -218,6 +227,10 @@ func (c *Config) validate() error {
 		return fmt.Errorf("at most %d TCP connections: want 1 or more", c.MaxTCPConns)
 	case c.MaxInflight < 1:
 		return fmt.Errorf("at most %d forwarded queries: want 1 or more", c.MaxInflight)
+	case c.CacheMaxTTL < time.Second || c.CacheMaxTTL > maxTTL:
+		return fmt.Errorf("longest TTL in the cache %s: want 1s to %s", c.CacheMaxTTL, maxTTL)
+	case c.CacheMaxNegativeTTL < time.Second || c.CacheMaxNegativeTTL > maxTTL:
+		return fmt.Errorf("longest negative TTL in the cache %s: want 1s to %s", c.CacheMaxNegativeTTL, maxTTL)
 	case c.UpstreamTimeout < 0:
 		return fmt.Errorf("upstream time-out %s: want more than 0", c.UpstreamTimeout)
 	}

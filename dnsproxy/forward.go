@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"slices"
 	"sync"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/reply"
@@ -208,12 +210,27 @@ func (f *forwarder) ask(flight *flight, renew bool) {
 		value.Reply = result.reply
 		result.left = f.cache.Put(key, value, time.Now())
 	case value.Derived != nil: // its parts are in the cache
-	case errors.Is(result.err, errBadReply), errors.Is(result.err, upstream.ErrMalformed),
-		errors.Is(result.err, upstream.ErrTimeout):
+	case nameserversFailed(result.err):
 		value.Failure = result.err.Error()
 		f.cache.Put(key, value, time.Now())
 	}
 	f.flights.land(flight, result)
+}
+
+// nameserversFailed reports whether nameservers were asked and failed to answer, so that
+// the question need not be asked again for a moment (RFC 9520). Of what we refuse to ask,
+// such as for want of slots or of nameservers, nothing is learned.
+func nameserversFailed(err error) bool {
+	for _, failure := range []error{
+		errBadReply, upstream.ErrMalformed, upstream.ErrTimeout,
+		unix.ECONNREFUSED, unix.ECONNRESET, unix.EPIPE, io.EOF,
+		unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENETDOWN, unix.EADDRNOTAVAIL, unix.EPERM, unix.EACCES,
+	} {
+		if errors.Is(err, failure) {
+			return true
+		}
+	}
+	return false
 }
 
 // exchange asks nameservers a question.

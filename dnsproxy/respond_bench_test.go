@@ -93,7 +93,7 @@ func TestOwnNamesAllocateNothing(t *testing.T) {
 // So are those from the cache.
 func TestCacheHitsAllocateNothing(t *testing.T) { // F8
 	h := newBenchHandler(t, 100)
-	h.forwarder.cache = cache.New(1<<20, time.Hour)
+	h.forwarder.cache = cache.New(cache.Config{MaxBytes: 1 << 20, Stale: time.Hour})
 	r := newResponder(h)
 	out := make([]byte, 0, dns.MaxMsgSize)
 	for _, edns := range []bool{false, true} {

@@ -106,7 +106,10 @@ func (s *Server) newForwarder() *forwarder {
 	}
 	f.walks.Store(1)
 	if s.config.CacheSize > 0 {
-		f.cache = cache.New(int64(s.config.CacheSize), max(s.config.ServeStale, 0))
+		f.cache = cache.New(cache.Config{
+			MaxBytes: int64(s.config.CacheSize), Stale: max(s.config.ServeStale, 0),
+			MaxTTL: s.config.CacheMaxTTL, MaxNegativeTTL: s.config.CacheMaxNegativeTTL,
+		})
 	}
 	return f
 }

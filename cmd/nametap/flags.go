@@ -40,6 +40,7 @@ type agentFlags struct {
 	forwardParallel, upstreamMixCase      bool
 	originalDestination                   bool
 	cacheSize                             byteSize
+	cacheMaxTTL, cacheMaxNegativeTTL      time.Duration
 	upstreamTimeout, serveStale, ttl      time.Duration
 	ednsUDPSize, maxTCPConns, maxInflight int
 
@@ -147,6 +148,8 @@ func (f *agentFlags) declareForwarding(flags *pflag.FlagSet) {
 	flags.StringVar(&f.autopath, "autopath", string(dnsproxy.AutopathMesh), "walk the search list for clients: mesh (names of the table), all or off")
 	f.cacheSize = dnsproxy.DefaultCacheSize
 	flags.Var(&f.cacheSize, "cache-size", "memory for nameservers' replies, in bytes or with KiB or MiB; 0 keeps none")
+	flags.DurationVar(&f.cacheMaxTTL, "cache-max-ttl", dnsproxy.DefaultMaxTTL, "longest time for which a reply is kept, and longest TTL given from the cache")
+	flags.DurationVar(&f.cacheMaxNegativeTTL, "cache-max-negative-ttl", dnsproxy.DefaultMaxNegativeTTL, "the same for replies that say that there is nothing")
 	flags.DurationVar(&f.serveStale, "serve-stale", dnsproxy.DefaultServeStale, "give expired replies of up to this age when no nameserver answers; 0 gives none")
 	flags.DurationVar(&f.upstreamTimeout, "upstream-timeout", dnsproxy.DefaultUpstreamTimeout, "time for one forwarded query, over all nameservers")
 	flags.IntVar(&f.maxInflight, "max-inflight", dnsproxy.DefaultMaxInflight, "queries forwarded or held at a time; beyond it SERVFAIL")
@@ -247,6 +250,7 @@ func (f *agentFlags) dnsConfig() (dnsproxy.Config, error) {
 		Bypass: f.bypass, LocalOnly: f.localOnly, Autopath: autopath,
 		Order: order, Parallel: f.forwardParallel, MixCase: f.upstreamMixCase, OriginalDestination: f.originalDestination,
 		CacheSize: int(f.cacheSize), ServeStale: f.serveStale,
+		CacheMaxTTL: f.cacheMaxTTL, CacheMaxNegativeTTL: f.cacheMaxNegativeTTL,
 		MaxTCPConns: f.maxTCPConns, MaxInflight: f.maxInflight, BeforeSync: beforeSync,
 		Version: "nametap " + version.String(), ID: f.podName,
 	}

@@ -23,7 +23,7 @@ func manyKeys() (keys []cache.Key, queries []uint16) {
 
 func BenchmarkGet(b *testing.B) {
 	keys, queries := manyKeys()
-	c, clock := cache.New(64<<20, day), newClock()
+	c, clock := cache.New(cache.Config{MaxBytes: 64 << 20, Stale: day}), newClock()
 	r := answer(b, "a", 300)
 	for _, k := range keys {
 		c.Put(k, kept(c, r), clock.Time)
@@ -52,7 +52,7 @@ func BenchmarkPut(b *testing.B) {
 	r := answer(b, "a", 300)
 	for name, size := range map[string]int64{"replace": 64 << 20, "evict": 1 << 20} {
 		b.Run(name, func(b *testing.B) {
-			c, clock := cache.New(size, day), newClock()
+			c, clock := cache.New(cache.Config{MaxBytes: size, Stale: day}), newClock()
 			b.ReportAllocs()
 			i := 0
 			for b.Loop() {

@@ -17,6 +17,7 @@
 package cache
 
 import (
+	"cmp"
 	"hash/maphash"
 	"sync/atomic"
 	"time"
@@ -105,14 +106,35 @@ type Cache struct {
 	stale  time.Duration
 	shards []shard
 
+	maxTTL, maxNegativeTTL time.Duration
+
 	// generation counts calls of Flush. Each shard has its own copy, which changes
 	// with its content.
 	generation atomic.Uint64
 }
 
-// New returns a cache of at most maxBytes, nil for 0. It keeps expired answers for
-// stale longer.
-func New(maxBytes int64, stale time.Duration) *Cache {
+// The defaults of a [Config].
+const (
+	// DefaultMaxTTL is the bound that RFC 8767, section 4, names.
+	DefaultMaxTTL = 7 * 24 * time.Hour
+	// DefaultMaxNegativeTTL is the longest that RFC 2308, section 5, found to work well.
+	DefaultMaxNegativeTTL = 3 * time.Hour
+)
+
+// A Config says how much a cache keeps, and for how long.
+type Config struct {
+	// MaxBytes bounds the memory; 0 is no cache.
+	MaxBytes int64
+	// Stale is for how long answers are kept that have expired.
+	Stale time.Duration
+	// MaxTTL and MaxNegativeTTL bound the TTLs of positive and negative answers, also
+	// those that clients see. 0 is the default.
+	MaxTTL, MaxNegativeTTL time.Duration
+}
+
+// New returns a cache, nil if it has no room.
+func New(cfg Config) *Cache {
+	maxBytes := cfg.MaxBytes
 	// A shard has room for the longest reply, and for every reader there is a free
 	// shard nearly always.
 	const maxShards, minShardBytes = 16, 128 << 10
@@ -120,7 +142,9 @@ func New(maxBytes int64, stale time.Duration) *Cache {
 		return nil
 	}
 	n := min(maxShards, max(1, maxBytes/minShardBytes))
-	c := &Cache{seed: maphash.MakeSeed(), origin: time.Now(), stale: stale, shards: make([]shard, n)}
+	c := &Cache{seed: maphash.MakeSeed(), origin: time.Now(), stale: cfg.Stale, shards: make([]shard, n)}
+	c.maxTTL = cmp.Or(cfg.MaxTTL, DefaultMaxTTL)
+	c.maxNegativeTTL = cmp.Or(cfg.MaxNegativeTTL, DefaultMaxNegativeTTL)
 	for i := range c.shards {
 		c.shards[i].init(maxBytes / n)
 	}
@@ -190,9 +214,13 @@ func (c *Cache) Put(k Key, v Value, now time.Time) time.Duration {
 		return 0
 	}
 	ttl, _ := v.Reply.TTL()
-	life := lifetime{now: t, ttl: ttl, stale: c.stale}
+	life := lifetime{now: t, stale: c.stale, max: c.maxTTL}
+	if v.Reply.Negative() {
+		life.max = c.maxNegativeTTL
+	}
+	life.ttl = min(ttl, life.max)
 	if v.Derived != nil {
-		life.ttl, life.stale = min(ttl, v.Derived.Left), 0
+		life.ttl, life.stale = min(life.ttl, v.Derived.Left), 0
 	}
 	return s.putReply(hash, k, v.Reply, life)
 }

@@ -20,7 +20,7 @@ import (
 func TestCountsDown(t *testing.T) {
 	for name, r := range map[string]*reply.Reply{"positive": answer(t, "a", 300), "negative": nxdomain(t, 300)} {
 		t.Run(name, func(t *testing.T) {
-			c, clock := cache.New(maxBytes, 0), newClock()
+			c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: 0}), newClock()
 			wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{})
 			c.Put(key("a"), kept(c, r), clock.Time)
 			wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{State: cache.Fresh, Reply: r, Age: reply.Age{Cached: true}})
@@ -36,7 +36,7 @@ func TestCountsDown(t *testing.T) {
 
 // F8: who asks with DO or CD, for another type or class, asks something else.
 func TestKeys(t *testing.T) {
-	c, clock := cache.New(maxBytes, 0), newClock()
+	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: 0}), newClock()
 	replies := map[cache.Key]*reply.Reply{}
 	for _, name := range []string{"\x01a", "\x01b", ""} {
 		for i := range 16 {
@@ -58,7 +58,7 @@ func TestKeys(t *testing.T) {
 
 // The name may be in a reader's buffer.
 func TestPutClonesName(t *testing.T) {
-	c, clock := cache.New(maxBytes, 0), newClock()
+	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: 0}), newClock()
 	buf := []byte("\x01a")
 	k := key("a")
 	k.Name = unsafe.String(&buf[0], len(buf))
@@ -78,16 +78,8 @@ func TestPutClonesName(t *testing.T) {
 
 // F8: what must not be kept is not, and says that what was kept is out of date.
 func TestNotKept(t *testing.T) {
-	c, clock := cache.New(maxBytes, day), newClock()
-	old := answer(t, "a", 300)
-	refused := makeReply(t, "a", dns.RcodeRefused, "")
-	c.Put(key("a"), kept(c, refused), clock.Time)
-	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{})
-	c.Put(key("a"), kept(c, old), clock.Time)
-	c.Put(key("a"), kept(c, refused), clock.Time)
-	if hit := c.Get(key("a"), clock.Time); hit.Reply != old {
-		t.Errorf("after REFUSED %+v", hit)
-	}
+	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: day}), newClock()
+	c.Put(key("a"), kept(c, answer(t, "a", 300)), clock.Time)
 	c.Put(key("a"), kept(c, answer(t, "a", 0)), clock.Time)
 	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{})
 	if s := c.Stats(); s.Entries != 0 || s.Bytes != 0 {
@@ -95,9 +87,33 @@ func TestNotKept(t *testing.T) {
 	}
 }
 
+// F8: TTLs have bounds, which clients see.
+func TestMaxTTL(t *testing.T) {
+	const week, year = 7 * 24 * time.Hour, 365 * 24 * 3600
+	for name, c := range map[string]struct {
+		cfg   cache.Config
+		reply *reply.Reply
+		want  time.Duration
+	}{
+		"positive":      {cache.Config{}, answer(t, "a", year), week},
+		"negative":      {cache.Config{}, nxdomain(t, 86400), 3 * time.Hour},
+		"positive, set": {cache.Config{MaxTTL: time.Hour}, answer(t, "a", year), time.Hour},
+		"negative, set": {cache.Config{MaxNegativeTTL: time.Minute}, nxdomain(t, 86400), time.Minute},
+	} {
+		c.cfg.MaxBytes = maxBytes
+		cached, clock := cache.New(c.cfg), newClock()
+		cached.Put(key("a"), kept(cached, c.reply), clock.Time)
+		hit := cached.Get(key("a"), clock.after(c.want-1))
+		if hit.State != cache.Fresh || hit.Age.Max != uint32(c.want/time.Second) {
+			t.Errorf("%s: %+v", name, hit)
+		}
+		wantHit(t, cached.Get(key("a"), clock.after(1)), cache.Hit{})
+	}
+}
+
 // F9
 func TestStale(t *testing.T) {
-	c, clock := cache.New(maxBytes, day), newClock()
+	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: day}), newClock()
 	r := answer(t, "a", 300)
 	c.Put(key("a"), kept(c, r), clock.Time)
 	stale := cache.Hit{State: cache.Stale, Reply: r, Age: reply.Age{Cached: true, Stale: true, Seconds: 300}}
@@ -150,10 +166,17 @@ func later(hit cache.Hit, seconds uint32) cache.Hit {
 	return hit
 }
 
-// F8: a SERVFAIL is kept for 5 s, never stale, and replaces no fresh answer.
-func TestServfail(t *testing.T) {
-	c, clock := cache.New(maxBytes, day), newClock()
-	bad, good := failure(t, "a"), answer(t, "a", 300)
+// F8: a failure is kept for 5 s, never stale, and replaces no fresh answer (RFC 9520).
+func TestFailureReplies(t *testing.T) {
+	for _, rcode := range []int{dns.RcodeServerFailure, dns.RcodeRefused, dns.RcodeNotImplemented, dns.RcodeFormatError, dns.RcodeYXDomain} {
+		t.Run(dns.RcodeToString[rcode], func(t *testing.T) { testFailureReply(t, rcode) })
+	}
+}
+
+func testFailureReply(t *testing.T, rcode int) {
+	t.Helper()
+	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: day}), newClock()
+	bad, good := makeReply(t, "a", rcode, ""), answer(t, "a", 300)
 	c.Put(key("a"), kept(c, bad), clock.Time)
 	if hit := c.Get(key("a"), clock.after(5*time.Second-1)); hit.State != cache.Fresh || hit.Reply != bad {
 		t.Errorf("before 5 s %+v", hit)
@@ -162,13 +185,13 @@ func TestServfail(t *testing.T) {
 	c.Put(key("a"), kept(c, good), clock.Time)
 	c.Put(key("a"), kept(c, bad), clock.Time)
 	if hit := c.Get(key("a"), clock.Time); hit.State != cache.Fresh || hit.Reply != good {
-		t.Errorf("a SERVFAIL replaced an answer: %+v", hit)
+		t.Errorf("a failure replaced an answer: %+v", hit)
 	}
 }
 
 // RFC 9520
 func TestFailure(t *testing.T) {
-	c, clock := cache.New(maxBytes, day), newClock()
+	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: day}), newClock()
 	c.Put(key("a"), unanswered(c, "no route to host"), clock.Time)
 	failed := cache.Hit{State: cache.Failed, Failure: "no route to host"}
 	wantHit(t, c.Get(key("a"), clock.after(2*time.Second-1)), failed)
@@ -185,7 +208,7 @@ func TestFailure(t *testing.T) {
 
 // F8: names asked often are refreshed before they expire, by one who asks.
 func TestRefresh(t *testing.T) {
-	c, clock := cache.New(maxBytes, day), newClock()
+	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: day}), newClock()
 	c.Put(key("often"), kept(c, answer(t, "often", 100)), clock.Time)
 	c.Put(key("seldom"), kept(c, answer(t, "seldom", 100)), clock.Time)
 	c.Put(key("bad"), kept(c, failure(t, "bad")), clock.Time)
@@ -233,7 +256,7 @@ func TestRefresh(t *testing.T) {
 // F8: the bound is one of all memory, and what is asked for stays.
 func TestBound(t *testing.T) {
 	const bound = 1 << 20
-	c, clock := cache.New(bound, day), newClock()
+	c, clock := cache.New(cache.Config{MaxBytes: bound, Stale: day}), newClock()
 	c.Put(key("asked"), kept(c, answer(t, "asked", 3600)), clock.Time)
 	for i := range 50_000 {
 		label := fmt.Sprintf("host-%d", i)
@@ -255,7 +278,7 @@ func TestBound(t *testing.T) {
 // A reply longer than there is room for must not drive out all others.
 func TestTooLarge(t *testing.T) {
 	const bound = 16 << 10
-	c, clock := cache.New(bound, day), newClock()
+	c, clock := cache.New(cache.Config{MaxBytes: bound, Stale: day}), newClock()
 	c.Put(key("a"), kept(c, answer(t, "a", 300)), clock.Time)
 	large := makeReply(t, "b", dns.RcodeSuccess, `b. 300 TYPE65280 \# 20000 `+strings.Repeat("00", 20000))
 	c.Put(key("b"), kept(c, large), clock.Time)
@@ -272,7 +295,7 @@ func TestTooLarge(t *testing.T) {
 func TestBytes(t *testing.T) {
 	const n = 20_000
 	for _, extra := range []int{0, 300} {
-		c, clock := cache.New(1<<30, day), newClock()
+		c, clock := cache.New(cache.Config{MaxBytes: 1 << 30, Stale: day}), newClock()
 		before := heap()
 		for i := range n {
 			label := fmt.Sprintf("host-%d", i)
@@ -305,7 +328,7 @@ func heap() int64 {
 
 // F17: what was asked before a flush comes too late.
 func TestGeneration(t *testing.T) {
-	c, clock := cache.New(maxBytes, day), newClock()
+	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: day}), newClock()
 	r := answer(t, "a", 300)
 	before, failure := kept(c, r), unanswered(c, "timeout")
 	c.Flush(nil)
@@ -323,7 +346,7 @@ func TestGeneration(t *testing.T) {
 // F13: a reply that was made of others expires with the first of them, to the
 // nanosecond, and is never stale.
 func TestLeft(t *testing.T) {
-	c, clock := cache.New(maxBytes, day), newClock()
+	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: day}), newClock()
 	put := func(label string, v cache.Value) time.Duration {
 		v.Generation = c.Generation()
 		return c.Put(key(label), v, clock.Time)
@@ -356,7 +379,7 @@ func TestLeft(t *testing.T) {
 
 // F21: some questions are forgotten, others stay.
 func TestFlushSome(t *testing.T) {
-	c, clock := cache.New(maxBytes, day), newClock()
+	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: day}), newClock()
 	for _, label := range []string{"a", "b"} {
 		c.Put(key(label), kept(c, answer(t, label, 300)), clock.Time)
 	}
@@ -380,7 +403,7 @@ func TestFlushSome(t *testing.T) {
 
 // F8: --cache-size=0
 func TestOff(t *testing.T) {
-	c, clock := cache.New(0, day), newClock()
+	c, clock := cache.New(cache.Config{MaxBytes: 0, Stale: day}), newClock()
 	c.Put(key("a"), kept(c, answer(t, "a", 300)), clock.Time)
 	c.Put(key("b"), unanswered(c, "timeout"), clock.Time)
 	c.Flush(nil)
@@ -393,7 +416,7 @@ func TestOff(t *testing.T) {
 
 // All methods, from many goroutines, for the race detector.
 func TestConcurrently(t *testing.T) {
-	c, clock := cache.New(256<<10, day), newClock()
+	c, clock := cache.New(cache.Config{MaxBytes: 256 << 10, Stale: day}), newClock()
 	replies := []*reply.Reply{answer(t, "a", 1), nxdomain(t, 2), failure(t, "a")}
 	var group sync.WaitGroup
 	for g := range 8 {

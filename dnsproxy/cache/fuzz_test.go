@@ -31,7 +31,10 @@ func (m *model) get(now time.Time, stale time.Duration) cache.Hit {
 		return cache.Hit{}
 	}
 	age := now.Sub(m.stored)
-	hit := cache.Hit{Reply: m.reply, Age: reply.Age{Cached: true, Seconds: uint32(age / time.Second)}}
+	hit := cache.Hit{Reply: m.reply, Age: reply.Age{Cached: true, Seconds: uint32(age / time.Second), Max: 604800}}
+	if m.reply.Negative() {
+		hit.Age.Max = 10800
+	}
 	switch {
 	case age < m.ttl:
 		hit.State = cache.Fresh
@@ -78,7 +81,7 @@ func FuzzCache(f *testing.F) {
 		for _, ttl := range []uint32{0, 1, 10, 30} {
 			replies = append(replies, answer(t, "a", ttl), nxdomain(t, ttl))
 		}
-		c, clock := cache.New(maxBytes, stale), newClock()
+		c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: stale}), newClock()
 		models := map[cache.Key]*model{}
 		for ; len(ops) >= 2; ops = ops[2:] {
 			k := key(string('a' + rune(ops[0]>>4&3)))

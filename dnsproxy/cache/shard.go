@@ -25,9 +25,10 @@ type entry struct {
 	hash       uint64
 	prev, next *entry // in the shard's ring
 	size       int32
+	maxTTL     uint32 // bounds the TTLs that clients see
 
 	reply   *reply.Reply  // nil if there are only failures
-	answer  bool          // reply is an answer, not a SERVFAIL
+	answer  bool          // reply is an answer, not a failure
 	stored  time.Duration // when reply came
 	expires time.Duration // from when on reply is stale
 	until   time.Duration // from when on reply is of no use
@@ -105,7 +106,7 @@ func (s *shard) get(hash uint64, k Key, now time.Duration) Hit {
 	if e == nil {
 		return Hit{}
 	}
-	age := reply.Age{Cached: true, Seconds: uint32(max(0, now-e.stored) / time.Second)}
+	age := reply.Age{Cached: true, Seconds: uint32(max(0, now-e.stored) / time.Second), Max: e.maxTTL}
 	e.visited = true
 	switch {
 	case now < e.expires:
@@ -156,11 +157,12 @@ type lifetime struct {
 	now   time.Duration // when it came
 	ttl   time.Duration // until it expires, 0: it must not be kept
 	stale time.Duration // how much longer an answer is kept
+	max   time.Duration // bounds the TTLs that clients see
 }
 
-// putReply keeps a reply and returns for how long it is fresh. An answer that must not be kept ends what was kept before it.
-// A SERVFAIL does not: it counts as a failure to ask if there is an answer that is fresh
-// or may be used stale.
+// putReply keeps a reply and returns for how long it is fresh. An answer that must not be
+// kept ends what was kept before it. A SERVFAIL or the like does not: it counts as a
+// failure to ask if there is an answer that is fresh or may be used stale.
 func (s *shard) putReply(hash uint64, k Key, r *reply.Reply, life lifetime) time.Duration {
 	const noError, nxDomain = 0, 3
 	rcode := r.Rcode()
@@ -176,6 +178,7 @@ func (s *shard) putReply(hash uint64, k Key, r *reply.Reply, life lifetime) time
 	default:
 		expires := life.now + life.ttl
 		e := &entry{reply: r, answer: answer, stored: life.now, expires: expires, until: expires}
+		e.maxTTL = uint32(life.max / time.Second) //nolint:gosec // of 68 years at most
 		if answer {
 			e.until += life.stale
 		}

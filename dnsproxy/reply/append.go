@@ -44,6 +44,8 @@ type Age struct {
 	// Cached clears AA and counts TTLs down, by Seconds.
 	Cached  bool
 	Seconds uint32
+	// Max bounds TTLs before they are counted down, in seconds; 0 is no bound.
+	Max uint32
 	// Stale is for a reply that expired, Cached too: it makes every TTL 30, clears
 	// AD, since signatures are not good for longer than the TTL, and tells clients
 	// with EDNS by an Extended DNS Error (RFC 8767, RFC 8914).
@@ -134,6 +136,9 @@ func (r *Reply) rewrite(msg []byte, n int, age Age) {
 			ttl := uint32(staleTTL)
 			if !age.Stale {
 				ttl = r.recordTTL(i)
+				if age.Max > 0 {
+					ttl = min(ttl, age.Max)
+				}
 				ttl -= min(ttl, age.Seconds)
 			}
 			binary.BigEndian.PutUint32(msg[rec.fixed+ttlOffset:], ttl)

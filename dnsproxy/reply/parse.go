@@ -171,14 +171,13 @@ func (p *parser) finish() {
 	p.negative = rcode == dns.RcodeNameError || rcode == dns.RcodeSuccess && !p.answered()
 	switch {
 	case p.Truncated():
-	case rcode == dns.RcodeServerFailure:
-		p.ttl = servfailTTL
+	case rcode != dns.RcodeSuccess && rcode != dns.RcodeNameError:
+		p.ttl = failureTTL
 	case p.negative && p.soa >= 0:
 		p.ttl = min(p.least, p.minimum(p.records[p.soa]))
 	case rcode == dns.RcodeSuccess && !p.negative:
 		p.ttl = p.least
 	}
-	p.ttl = min(p.ttl, maxTTL)
 }
 
 // minimum returns the last field of an SOA's data: the bound of the TTL of negative

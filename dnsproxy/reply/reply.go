@@ -17,15 +17,10 @@ import (
 	"github.com/miekg/dns"
 )
 
-// Bounds of what [Reply.TTL] says, in seconds.
-const (
-	// servfailTTL is the time for which a SERVFAIL may be repeated. RFC 2308,
-	// section 7.1, allows 5 minutes; a server that is back should be seen at once.
-	servfailTTL = 5
-	// maxTTL is a day. RFC 8767, section 4, asks for a bound "on the order of days
-	// to weeks"; nothing is asked for so often that a query a day matters.
-	maxTTL = 86400
-)
+// failureTTL is the time in seconds for which a failure may be repeated: SERVFAIL,
+// REFUSED, NOTIMP, FORMERR and whatever else is no answer. RFC 2308, section 7, and
+// RFC 9520, section 3.2, allow 5 minutes; a server that is back should be seen at once.
+const failureTTL = 5
 
 // A Reply is a nameserver's reply to a query with one question. It never changes
 // and is safe for concurrent use.
@@ -80,10 +75,13 @@ func (r *Reply) HasType(rrtype uint16) bool {
 // change it.
 func (r *Reply) Question() []byte { return r.wire[headerLen:r.questionEnd:r.questionEnd] }
 
-// TTL returns for how long the reply may be cached, at most a day; ok is false if
-// it must not be. That is the least TTL of its records, for NXDOMAIN and NODATA
+// Negative reports whether the reply says that there is no such name, or nothing of the
+// type asked for.
+func (r *Reply) Negative() bool { return r.negative }
+
+// TTL returns for how long the reply may be cached; ok is false if it must not be. That is the least TTL of its records, for NXDOMAIN and NODATA
 // with the SOA's MINIMUM among them and not without an SOA (RFC 2308, section 5),
-// and 5 s for SERVFAIL. A TTL with the top bit set counts as 0 (RFC 2181,
+// and 5 s for a failure. A TTL with the top bit set counts as 0 (RFC 2181,
 // section 8).
 func (r *Reply) TTL() (ttl time.Duration, ok bool) {
 	return time.Duration(r.ttl) * time.Second, r.ttl > 0

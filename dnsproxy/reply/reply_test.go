@@ -32,7 +32,7 @@ func TestTTL(t *testing.T) {
 		{name: "an SOA beside an answer is a record", an: []string{"a.example. 300 A 192.0.2.1"}, ns: []string{soa}, want: 300 * time.Second},
 		{name: "TTL 0", an: []string{"a.example. 0 A 192.0.2.1"}},
 		{name: "top bit", an: []string{"a.example. 2147483648 A 192.0.2.1"}},
-		{name: "more than a day", an: []string{"a.example. 604800 A 192.0.2.1"}, want: 24 * time.Hour},
+		{name: "more than a week", an: []string{"a.example. 1209600 A 192.0.2.1"}, want: 14 * 24 * time.Hour},
 		{name: "ANY", qtype: dns.TypeANY, an: []string{"a.example. 9 HINFO a b"}, want: 9 * time.Second},
 		{name: "truncated", tc: true, an: []string{"a.example. 300 A 192.0.2.1"}},
 		{name: "NODATA", ns: []string{soa}, want: time.Minute},
@@ -45,8 +45,8 @@ func TestTTL(t *testing.T) {
 		{name: "NXDOMAIN without SOA", rcode: dns.RcodeNameError},
 		{name: "SOA elsewhere", rcode: dns.RcodeNameError, extra: []string{soa}},
 		{name: "SERVFAIL", rcode: dns.RcodeServerFailure, want: 5 * time.Second},
-		{name: "REFUSED", rcode: dns.RcodeRefused, ns: []string{soa}},
-		{name: "BADVERS", rcode: dns.RcodeBadVers, an: []string{"a.example. 300 A 192.0.2.1"}},
+		{name: "REFUSED", rcode: dns.RcodeRefused, ns: []string{soa}, want: 5 * time.Second},
+		{name: "BADVERS", rcode: dns.RcodeBadVers, an: []string{"a.example. 300 A 192.0.2.1"}, want: 5 * time.Second},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			msg := upstream(t, "a.example.", max(tt.qtype, dns.TypeA), tt.an...)
