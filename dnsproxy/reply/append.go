@@ -34,7 +34,8 @@ type Request struct {
 	// KeepAD leaves AD as the nameserver set it; without, it is cleared.
 	KeepAD bool
 	// Limit is how long the response may be, in bytes: at least 512. What does not
-	// fit is cut off at a record's boundary, with TC=1.
+	// fit is cut off at a record's boundary, with TC=1 unless it is additional RRsets
+	// alone and the reply is no referral.
 	Limit int
 }
 
@@ -87,21 +88,23 @@ type fit struct {
 	records int // the first of them
 	end     int // where they end in the reply
 	counts  [sections]uint16
-	cut     bool // whether anything stays out
+	cut     bool // whether anything stays out that clients should ask for again
 }
 
 // fit returns what fits: records are cut only after Extended DNS Errors were left
-// out, and TC says both (RFC 8914, section 3). OPT stays (RFC 6891, section 7).
+// out, and TC says both (RFC 8914, section 3). OPT stays (RFC 6891, section 7). Additional
+// RRsets are left out as wholes, and TC does not tell of those (RFC 2181, section 9).
 func (r *Reply) fit(q *Request, stale bool) fit {
 	whole := fit{records: len(r.records), end: len(r.wire), counts: r.counts}
 	room := q.Limit - len(q.Query) + r.questionEnd // for r.wire up to some record
+	options := 0
 	if !q.EDNS {
 		if len(r.wire) <= room {
 			return whole
 		}
 	} else {
 		room -= optLen
-		options := len(r.extended)
+		options = len(r.extended)
 		if stale {
 			options += extendedLen
 		}
@@ -114,6 +117,10 @@ func (r *Reply) fit(q *Request, stale bool) fit {
 		for range n {
 			end := r.end(r.records[f.records])
 			if end > room {
+				if section == additional {
+					r.leaveOut(&f)
+					f.cut = options > 0 || r.referral()
+				}
 				return f
 			}
 			f.end = end
@@ -122,6 +129,32 @@ func (r *Reply) fit(q *Request, stale bool) fit {
 		}
 	}
 	return f
+}
+
+// leaveOut takes those additional records out of f whose RRset is not in it as a whole.
+func (r *Reply) leaveOut(f *fit) {
+	first := f.records - int(f.counts[additional])
+	at := func(i int) place {
+		owner := r.questionEnd
+		if i += first; i > 0 {
+			owner = r.end(r.records[i-1])
+		}
+		return place{owner: owner, fixed: int(r.records[i].fixed)}
+	}
+	kept := wholeSets(r.wire, at, int(f.counts[additional]), len(r.records)-first)
+	f.records = first + kept
+	f.counts[additional] = uint16(kept) //nolint:gosec // no more than before
+	f.end = at(kept).owner
+}
+
+// referral reports whether the reply sends a resolver on to other nameservers.
+func (r *Reply) referral() bool {
+	ns, soa := false, false
+	for _, rec := range r.records[r.counts[answer] : r.counts[answer]+r.counts[authority]] {
+		rrtype := binary.BigEndian.Uint16(r.wire[rec.fixed:])
+		ns, soa = ns || rrtype == dns.TypeNS, soa || rrtype == dns.TypeSOA
+	}
+	return isReferral(r.Rcode(), r.Answers(), ns, soa)
 }
 
 // rewrite gives the first n records of msg, which holds the client's question and

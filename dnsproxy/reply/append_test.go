@@ -241,6 +241,7 @@ func TestAppendCut(t *testing.T) {
 		q.EDNS = edns
 		q.Limit = dns.MaxMsgSize
 		size := len(r.Append(nil, q, reply.Age{}))
+		needed := size - len("\xC0\x00") - 10 - 4 // without the additional record, which is no reason for TC
 		for q.Limit = 512; q.Limit <= size; q.Limit++ {
 			wire := r.Append(nil, q, reply.Age{})
 			got := unpack(t, wire)
@@ -248,7 +249,7 @@ func TestAppendCut(t *testing.T) {
 			switch {
 			case len(wire) > q.Limit:
 				t.Fatalf("%d bytes, limit %d", len(wire), q.Limit)
-			case got.Truncated != (q.Limit < size) || got.Truncated != (len(kept) < len(all)):
+			case got.Truncated != (q.Limit < needed) || got.Truncated != (len(kept) < len(all)-1) || q.Limit < size != (len(kept) < len(all)):
 				t.Fatalf("limit %d of %d: TC %t, %d of %d records", q.Limit, size, got.Truncated, len(kept), len(all))
 			case (got.IsEdns0() != nil) != edns:
 				t.Fatalf("limit %d: EDNS %t, OPT %v", q.Limit, edns, got.IsEdns0())
@@ -295,5 +296,36 @@ func TestAppendBehind(t *testing.T) {
 	}
 	if allocs := testing.AllocsPerRun(100, func() { r.Append(buf, q, reply.Age{Cached: true, Stale: true}) }); allocs != 0 {
 		t.Errorf("%v allocations", allocs)
+	}
+}
+
+// F2, A9: an RRset stays whole though another's records stand between its own.
+func TestAppendWholeSets(t *testing.T) {
+	msg := upstream(t, "www.example.", dns.TypeA, "www.example. 300 A 192.0.2.1")
+	for i := range 30 {
+		msg.Extra = append(msg.Extra, records(t, fmt.Sprintf("one-%d.example. 300 A 192.0.2.1", i/2),
+			fmt.Sprintf("TWO-%d.example. 300 A 192.0.2.%d", i/2, i))...)
+	}
+	msg.Extra = append(msg.Extra, records(t, "two-4.Example. 300 A 192.0.2.200")...) // behind all others
+	r := parse(t, pack(t, msg))
+	for limit := 512; limit < 2000; limit++ {
+		q := request(t, "www.example.", dns.TypeA)
+		q.Limit = limit
+		got := unpack(t, r.Append(nil, q, reply.Age{}))
+		sets, whole := map[string]int{}, map[string]int{}
+		for _, rr := range withoutOPT(got.Extra) {
+			sets[strings.ToLower(rr.Header().Name)]++
+		}
+		for _, rr := range withoutOPT(msg.Extra) {
+			whole[strings.ToLower(rr.Header().Name)]++
+		}
+		if got.Truncated {
+			t.Fatalf("limit %d: TC, though nothing is missing that was asked for", limit)
+		}
+		for name, n := range sets {
+			if n != whole[name] {
+				t.Fatalf("limit %d: %d of %d records of %s", limit, n, whole[name], name)
+			}
+		}
 	}
 }

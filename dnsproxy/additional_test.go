@@ -1,0 +1,77 @@
+package dnsproxy_test
+
+import (
+	"fmt"
+	"net"
+	"testing"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/fakedns"
+)
+
+// targets answers with n targets and seven addresses of each in the additional section;
+// with referral the targets are nameservers.
+func targets(n int, referral bool) fakedns.Handler {
+	return func(query *dns.Msg, _ string) *dns.Msg {
+		reply := new(dns.Msg).SetReply(query)
+		reply.Compress = true
+		for i := range n {
+			target := fmt.Sprintf("target-%d.example.", i)
+			hdr := dns.RR_Header{Name: query.Question[0].Name, Rrtype: dns.TypeSRV, Class: dns.ClassINET, Ttl: 60}
+			if referral {
+				hdr.Name, hdr.Rrtype = "example.", dns.TypeNS
+				reply.Ns = append(reply.Ns, &dns.NS{Hdr: hdr, Ns: target})
+			} else {
+				reply.Answer = append(reply.Answer, &dns.SRV{Hdr: hdr, Port: 80, Target: target})
+			}
+			hdr.Name, hdr.Rrtype = target, dns.TypeA
+			for j := range 7 {
+				reply.Extra = append(reply.Extra, &dns.A{Hdr: hdr, A: net.IPv4(192, 0, byte(i), byte(j))})
+			}
+		}
+		return reply
+	}
+}
+
+// Additional records that do not fit are no reason to ask again over TCP, whether a reply
+// is made anew or relayed; whole RRsets are left out. The addresses that a referral needs
+// are.
+func TestAdditionalRecordsAreLeftOut(t *testing.T) { // A9, F2
+	t.Parallel()
+	for _, referral := range []bool{false, true} {
+		fake := nameserver(t, targets(6, referral))
+		p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
+		for _, relayed := range []bool{false, true} {
+			for range 2 { // from the nameserver, and from the cache
+				req := question("_http._tcp.example", dns.TypeSRV)
+				req.RecursionDesired = !relayed
+				packet, err := req.Pack()
+				if err != nil {
+					t.Fatal(err)
+				}
+				wire := p.send(t, "udp", packet)
+				resp := parse(t, wire)
+				if whole := len(resp.Answer)+len(resp.Ns) == 6; resp.Truncated != referral || len(wire) > 512 || !whole {
+					t.Errorf("relayed %t, referral %t: TC=%t, %d bytes:\n%v", relayed, referral, resp.Truncated, len(wire), resp)
+				}
+				sets := map[string]int{}
+				for _, rr := range resp.Extra {
+					sets[rr.Header().Name]++
+				}
+				if !referral && len(sets) == 0 {
+					t.Errorf("relayed %t: nothing is left of the additional section", relayed)
+				}
+				for name, n := range sets {
+					if n != 7 && !referral {
+						t.Errorf("relayed %t: %d addresses of %s, want all or none", relayed, n, name)
+					}
+				}
+				if whole := p.exchange(t, "tcp", req); len(whole.Extra) != 6*7 || whole.Truncated {
+					t.Errorf("relayed %t: over TCP %d additional records", relayed, len(whole.Extra))
+				}
+			}
+		}
+	}
+}
