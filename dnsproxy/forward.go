@@ -40,6 +40,7 @@ type forwarder struct {
 	routing atomic.Pointer[routing]
 	flights flights
 	slots   *slots // for queries in flight or held
+	long    longQueries
 	metrics *metrics
 	timeout time.Duration // of a query
 	// decides says what becomes of a question.

@@ -168,7 +168,7 @@ func (h *handler) request(q *query, limit int) reply.Request {
 func (h *handler) serveUnusual(packet []byte, from *arrival) []byte {
 	req := new(dns.Msg)
 	if err := req.Unpack(packet); err != nil {
-		return formatError(packet)
+		return bareFailure(packet, dns.RcodeFormatError)
 	}
 	response, source := h.answerUnusual(req, packet, from)
 	qtype := dns.TypeNone
@@ -179,13 +179,13 @@ func (h *handler) serveUnusual(packet []byte, from *arrival) []byte {
 	return response
 }
 
-// formatError returns the response to a packet of which only the header can be
-// read.
-func formatError(packet []byte) []byte {
+// bareFailure returns the response to a packet of which only the header is looked at. It
+// is long enough for one.
+func bareFailure(packet []byte, rcode byte) []byte {
 	resp := make([]byte, headerLen)
 	copy(resp, packet[:flagsOffset])
 	resp[flagsOffset] = bitQR | packet[flagsOffset]&(maskOpcode|bitRD)
-	resp[flagsOffset+1] = dns.RcodeFormatError
+	resp[flagsOffset+1] = rcode
 	return resp
 }
 

@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/miekg/dns"
+
 	"github.com/nametap/nametap/dnsproxy/origdst"
 	"github.com/nametap/nametap/dnsproxy/sockets"
 )
@@ -213,7 +215,7 @@ func (c *tcpConn) serve() {
 func (c *tcpConn) answer(r *responder, answers, query []byte) ([]byte, error) {
 	start := len(answers)
 	answers = append(answers, 0, 0)
-	r.full = c.pending.Load() >= tcpMaxPending
+	r.full = c.pending.Load() >= tcpMaxPending || !c.handler.forwarder.long.fit(len(query))
 	response, ok := r.respond(answers, query, overTCP)
 	if ok {
 		answers = response
@@ -295,11 +297,18 @@ func (c *tcpConn) handOn(query []byte) {
 	for c.pending.Load() >= tcpMaxPending {
 		<-c.finished
 	}
+	long := &c.handler.forwarder.long
+	if !long.take(len(query)) {
+		c.handler.metrics.overflows.Inc()
+		_ = c.write(append([]byte{0, headerLen}, bareFailure(query, dns.RcodeServerFailure)...)) // write closes what fails
+		return
+	}
 	query = append([]byte(nil), query...)
 	cost := int64(len(query) + tcpPendingCost)
 	c.pending.Add(cost)
 	c.waiting.Go(func() {
 		defer c.finish(cost)
+		defer long.release(len(query))
 		response := c.handler.serve(query, &c.from)
 		if response == nil {
 			return

@@ -218,14 +218,15 @@ func (r *udpReader) readAll(fd uintptr) (over bool) {
 // answer answers a packet, or hands it on.
 func (r *udpReader) answer(fd uintptr, packet []byte) {
 	r.responder.uncached = r.mayBeCaptured(r.in)
-	r.responder.full = r.starting.Load() >= maxStarting
+	long := &r.handler.forwarder.long
+	r.responder.full = r.starting.Load() >= maxStarting || !long.fit(len(packet))
 	if response, ok := r.responder.respond(r.out[:0], packet, overUDP); ok {
 		if r.in.send(fd, response) == unix.EAGAIN {
 			r.send(r.in, response)
 		}
 		return
 	}
-	if r.responder.full {
+	if r.responder.full || !long.take(len(packet)) {
 		r.handler.metrics.overflows.Inc()
 		return
 	}
@@ -279,6 +280,7 @@ func (l *udpListener) work(m *udpMessage) {
 		if response := l.handler.serve(m.packet, l.arrival(m)); response != nil {
 			l.send(m, response)
 		}
+		l.handler.forwarder.long.release(len(m.packet))
 		if idle == nil {
 			idle = time.NewTimer(workerIdle)
 			defer idle.Stop()

@@ -9,6 +9,10 @@ import (
 // errCase ends an attempt whose reply has the question in another case.
 var errCase = errors.New("the reply's question is in another case")
 
+// maxPooled is the length of packet, in bytes, beyond which attempts and exchanges are not
+// kept in pools.
+const maxPooled = 4 << 10
+
 // An attempt is one query on its way to one server. Whoever takes it out of its
 // socket's table ends it, after which it belongs to the pool.
 type attempt struct {
@@ -78,5 +82,7 @@ func (a *attempt) end(reply []byte, err error) {
 			try: a.try, reply: reply, reading: r, err: err, stream: a.stream, plain: a.plain,
 		})
 	}
-	a.server.client.attempts.Put(a)
+	if cap(a.packet) <= maxPooled {
+		a.server.client.attempts.Put(a)
+	}
 }

@@ -1,0 +1,42 @@
+package dnsproxy
+
+import "sync/atomic"
+
+const (
+	// shortQuery is the length in bytes up to which queries are bounded by their number
+	// alone, as nearly all are.
+	shortQuery = 1 << 10
+	// maxLongQueries bounds the longer ones that are served by other goroutines than the
+	// one that read them, in bytes. On its way to nameservers a query is copied some five
+	// times.
+	maxLongQueries = 8 << 20
+)
+
+// A longQueries counts the bytes of long queries in flight. The zero value is ready for
+// use.
+type longQueries struct{ bytes atomic.Int64 }
+
+// fit reports whether take would succeed for a query of n bytes.
+func (l *longQueries) fit(n int) bool {
+	return n <= shortQuery || l.bytes.Load()+int64(n) <= maxLongQueries
+}
+
+// take counts a query of n bytes, which release must be called for, unless there are too
+// many bytes.
+func (l *longQueries) take(n int) bool {
+	if n <= shortQuery {
+		return true
+	}
+	if l.bytes.Add(int64(n)) > maxLongQueries {
+		l.bytes.Add(-int64(n))
+		return false
+	}
+	return true
+}
+
+// release ends what take began.
+func (l *longQueries) release(n int) {
+	if n > shortQuery {
+		l.bytes.Add(-int64(n))
+	}
+}
