@@ -16,6 +16,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/sockets"
+	"github.com/nametap/nametap/internal/httpguard"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -44,11 +45,11 @@ func newStatusServer(ctx context.Context, a *Agent, registry *prometheus.Registr
 	mux.HandleFunc("GET /healthz/live", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "live") })
 	mux.Handle("GET /metrics", metrics)
 	mux.Handle("GET /stats/prometheus", metrics)
-	mux.Handle("GET /debug/ndsz", localOnly(s.handleTable))
-	mux.Handle("GET /debug/explain", localOnly(s.handleExplain))
-	mux.Handle("GET /debug/status", localOnly(s.handleStatus))
-	mux.Handle("POST /drain", localOnly(s.handleDrain))
-	mux.Handle("POST /quitquitquit", localOnly(s.handleQuit))
+	mux.Handle("GET /debug/ndsz", httpguard.LocalOnly(s.handleTable))
+	mux.Handle("GET /debug/explain", httpguard.LocalOnly(s.handleExplain))
+	mux.Handle("GET /debug/status", httpguard.LocalOnly(s.handleStatus))
+	mux.Handle("POST /drain", httpguard.LocalOnly(s.handleDrain))
+	mux.Handle("POST /quitquitquit", httpguard.LocalOnly(s.handleQuit))
 	s.server = &http.Server{
 		Handler: mux, MaxHeaderBytes: statusMaxHeaderBytes, ConnState: conns.changed,
 		ReadHeaderTimeout: statusHeaderTimeout, ReadTimeout: statusReadTimeout,

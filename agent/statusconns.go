@@ -4,7 +4,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"strings"
 	"sync"
 	"time"
 
@@ -111,53 +110,4 @@ func (s *statusConns) changed(conn net.Conn, state http.ConnState) {
 		c.state, c.since = state, time.Now()
 		s.open[conn] = c
 	}
-}
-
-// localOnly refuses clients that are not on this host: what it guards shows the mesh's
-// hosts or ends the process. A browser on this host is such a client only for pages of
-// the endpoints themselves, not for other sites: those show in Origin, or, if they have
-// their name lead here (DNS rebinding), in Host.
-func localOnly(next http.HandlerFunc) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		client, err := netip.ParseAddrPort(r.RemoteAddr)
-		switch {
-		case err != nil || !client.Addr().Unmap().IsLoopback():
-			http.Error(w, "for clients on this host only", http.StatusForbidden)
-		case !loopbackHost(r.Host):
-			http.Error(w, "want localhost or a loopback address as Host", http.StatusForbidden)
-		case crossOrigin(r):
-			http.Error(w, "not for pages of other sites", http.StatusForbidden)
-		default:
-			next(w, r)
-		}
-	})
-}
-
-// loopbackHost reports whether a Host header names this host by itself. Clients of
-// HTTP/1.0 need not send one; no browser is among them.
-func loopbackHost(host string) bool {
-	if name, _, err := net.SplitHostPort(host); err == nil {
-		host = name
-	}
-	host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
-	if host == "" || strings.EqualFold(host, "localhost") {
-		return true
-	}
-	addr, err := netip.ParseAddr(host)
-	return err == nil && addr.Unmap().IsLoopback()
-}
-
-// crossOrigin reports whether a browser sends a request for another site than its Host.
-func crossOrigin(r *http.Request) bool {
-	for _, origin := range r.Header.Values("Origin") {
-		if origin != "http://"+r.Host {
-			return true
-		}
-	}
-	for _, site := range r.Header.Values("Sec-Fetch-Site") {
-		if site != "same-origin" && site != "none" {
-			return true
-		}
-	}
-	return false
 }

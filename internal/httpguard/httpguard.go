@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"strings"
 	"sync"
 	"time"
@@ -105,30 +104,31 @@ func foreign(r *http.Request) string {
 	case err != nil || !client.Addr().Unmap().IsLoopback():
 		return "for clients on this host only"
 	case !isLocal(r.Host):
-		return "for clients on this host only: ask for localhost or a loopback address"
+		return "want localhost or a loopback address as Host"
 	}
-	switch r.Header.Get("Sec-Fetch-Site") {
-	case "", "none", "same-origin":
-	default:
-		return "not for pages of other origins"
+	for _, site := range r.Header.Values("Sec-Fetch-Site") {
+		if site != "same-origin" && site != "none" {
+			return "not for pages of other sites"
+		}
 	}
-	if origin := r.Header.Get("Origin"); origin != "" {
-		if u, err := url.Parse(origin); err != nil || !strings.EqualFold(u.Host, r.Host) {
-			return "not for pages of other origins"
+	for _, origin := range r.Header.Values("Origin") {
+		if origin != "http://"+r.Host {
+			return "not for pages of other sites"
 		}
 	}
 	return ""
 }
 
 // isLocal reports whether a Host header names this host by a name or an address
-// that nobody else can have.
+// that no other host can have. Clients of HTTP/1.0 need not send one, and no browser
+// is among them.
 func isLocal(hostport string) bool {
 	host := hostport
 	if h, _, err := net.SplitHostPort(hostport); err == nil {
 		host = h
 	}
 	host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
-	if strings.EqualFold(strings.TrimSuffix(host, "."), "localhost") {
+	if host == "" || strings.EqualFold(strings.TrimSuffix(host, "."), "localhost") {
 		return true
 	}
 	addr, err := netip.ParseAddr(host)

@@ -1,15 +1,17 @@
-package agent
+package httpguard_test
 
 import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+
+	"github.com/nametap/nametap/internal/httpguard"
 )
 
 // R5: what shows the mesh's hosts or ends the process is for clients on this
 // host only.
-func TestLocalOnly(t *testing.T) {
-	guarded := localOnly(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
+func TestOtherClients(t *testing.T) {
+	guarded := httpguard.LocalOnly(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
 	for client, want := range map[string]int{
 		"127.0.0.1:4000":          http.StatusOK,
 		"127.8.9.1:4000":          http.StatusOK,
