@@ -72,6 +72,9 @@ func (r *routing) standsFor(server netip.AddrPort) bool {
 	if r.conf.Uplink != "" && server.Addr().IsLoopback() {
 		return true // systemd-resolved's stub, in whose place others are asked
 	}
+	if a := server.Addr(); a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "" {
+		return true // the kernel does not say on which interface it was to be asked
+	}
 	onHost := func(server netip.AddrPort) bool {
 		return server.Addr().IsLoopback() || slices.Contains(r.local, server.Addr())
 	}

@@ -80,6 +80,11 @@ func (c *Capture) configure(cfg Config) error {
 		return err
 	}
 	c.cfg, c.variants = cfg, vs
+	for _, server := range cfg.Servers {
+		if passes(server) {
+			c.log.Warn("queries to a link-local nameserver are not captured: the kernel cannot redirect them", "server", server)
+		}
+	}
 	return nil
 }
 

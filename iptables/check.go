@@ -52,6 +52,7 @@ func (c *Capture) Check(ctx context.Context) []Finding {
 		return findings
 	}
 	findings[len(findings)-1].Detail = fmt.Sprintf("%s: %s", s.backend, reason)
+	findings = append(findings, checkOthers(nft, legacy)...)
 	for _, f := range families() {
 		if len(vs[0].rules.tables(f)) == 0 {
 			continue

@@ -96,7 +96,7 @@ func buildFamily(cfg Config, f Family) []table {
 	tables := []table{{name: "nat", chains: b.chains([]string{"udp", "tcp"}, redirect, "to the agent")}}
 	if cfg.Zone != 0 {
 		zone := fmt.Sprintf("CT --zone-orig %d", cfg.Zone)
-		tables = append(tables, table{name: "raw", chains: b.chains([]string{"udp"}, zone, "apart from the agent")})
+		tables = append(tables, table{name: "raw", chains: b.replies(b.chains([]string{"udp"}, zone, "apart from the agent"))})
 	}
 	return tables
 }
@@ -113,13 +113,21 @@ func destinations(cfg Config, f Family) []destination {
 	}
 	var ds []destination
 	for _, a := range cfg.Servers {
-		if a.Is4() == (f == IPv4) {
+		if a.Is4() == (f == IPv4) && !passes(a) {
 			p := netip.PrefixFrom(a.WithZone(""), a.BitLen())
 			ds = append(ds, destination{address: p.String(), out: a.Zone()})
 		}
 	}
 	return ds
 }
+
+// linkLocal is IPv6's. The kernel discards what is redirected to ::1 from a link-local
+// address, which is what a socket that asks a link-local nameserver has, and such a
+// socket is bound to its interface.
+const linkLocal = "fe80::/10"
+
+// passes reports whether queries to a nameserver cannot be captured.
+func passes(server netip.Addr) bool { return server.Is6() && server.IsLinkLocalUnicast() }
 
 // builder makes the chains of one family.
 type builder struct {
@@ -188,6 +196,9 @@ func (b builder) owners() []string {
 // exclusions makes the rules that hold for any packet, from here or from outside.
 func (b builder) exclusions() []string {
 	var rules []string
+	if b.family == IPv6 && len(b.cfg.Servers) == 0 {
+		rules = append(rules, b.rule("-d "+linkLocal, "link-local", "RETURN"))
+	}
 	for _, p := range b.cfg.ExcludeCIDRs {
 		if p.Addr().Is4() != (b.family == IPv4) {
 			continue
@@ -205,6 +216,26 @@ func (b builder) exclusions() []string {
 		}
 	}
 	return rules
+}
+
+// replies adds rules that end the table for replies of the agent, before all others:
+// Istio's rules for port 53 put them into a zone of their own, where the kernel does not
+// find the query that they reply to.
+func (b builder) replies(chains []chain) []chain {
+	port := fmt.Sprintf("-p udp -m udp --sport %d", b.cfg.Port)
+	output := &chains[0]
+	var rules []string
+	add := func(what string, ids []uint32) {
+		for _, id := range ids {
+			rules = append(rules, b.rule(fmt.Sprintf("%s -m owner --%s-owner %d", port, what, id), "replies of the agent", "ACCEPT"))
+		}
+	}
+	add("uid", b.cfg.AgentUIDs)
+	add("gid", b.cfg.AgentGIDs)
+	rules = append(rules, b.rule(fmt.Sprintf("%s ! --dport %d", port, dnsPort), "not DNS", "RETURN"))
+	output.rules = append(rules, output.rules...)
+	output.jumps = append(output.jumps, b.rule(port, "replies", output.name))
+	return chains
 }
 
 // matches joins options with their values, leaving out those without a value.

@@ -28,7 +28,7 @@ func configs() map[string]iptables.Config {
 		c.Zone, c.NoComments, c.AgentGIDs, c.IPv6 = 0, true, nil, iptables.Off
 	})
 	add("servers", func(c *iptables.Config) {
-		c.Servers = []netip.Addr{netip.MustParseAddr("127.0.0.53"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fe80::53%eth0")}
+		c.Servers = []netip.Addr{netip.MustParseAddr("127.0.0.53"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fe80::53%eth0"), netip.MustParseAddr("fd00::53")}
 	})
 	add("everything", func(c *iptables.Config) {
 		c.Port = 5300

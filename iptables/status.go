@@ -3,6 +3,7 @@ package iptables
 import (
 	"context"
 	"errors"
+	"slices"
 )
 
 // State says how the rules of a family are.
@@ -34,6 +35,10 @@ type FamilyStatus struct {
 	Zone bool `json:"zone"`
 	// Without is what the rules lack, in words.
 	Without []string `json:"without,omitempty"`
+	// Passes names queries that rules cannot capture, and that go past them.
+	Passes []string `json:"passes,omitempty"`
+	// Others describes rules of other programs that capture port 53, too.
+	Others []string `json:"others,omitempty"`
 	// Drift is how the rules differ from the configuration's.
 	Drift []string `json:"drift,omitempty"`
 	// OtherBackend says that rules of ours are in the other backend too.
@@ -52,7 +57,8 @@ func (c *Capture) Status(ctx context.Context) (Status, error) {
 	}
 	status := Status{Backend: s.backend, Because: reason}
 	for _, f := range families() {
-		fs := FamilyStatus{Family: f, OtherBackend: rest.saved[f].ours()}
+		fs := FamilyStatus{Family: f, OtherBackend: rest.saved[f].ours(),
+			Others: slices.Concat(s.saved[f].istio(), rest.saved[f].istio())}
 		if err := s.reason[f]; err != nil {
 			fs.State, fs.Error = Unavailable, err.Error()
 		} else {
@@ -103,6 +109,9 @@ func (c *Capture) state(fs *FamilyStatus, s saved) {
 	for _, v := range vs {
 		if wanted && len(v.rules.drift(f, s)) == 0 {
 			fs.State, fs.Zone, fs.Without = InPlace, v.rules.zoned(f), v.without
+			if f == IPv6 {
+				fs.Passes = []string{"queries to link-local nameservers (" + linkLocal + ")"}
+			}
 			return
 		}
 	}

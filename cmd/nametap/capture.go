@@ -313,6 +313,12 @@ func printRules(w io.Writer, status iptables.Status) {
 			text += ": " + f.Error
 		}
 		fmt.Fprintf(w, "%s\t%s\n", f.Family, text)
+		for _, passes := range f.Passes {
+			fmt.Fprintf(w, "\tnot captured: %s\n", passes)
+		}
+		for _, other := range f.Others {
+			fmt.Fprintf(w, "\t%s; `nametap capture check` says what to do\n", other)
+		}
 		for _, drift := range f.Drift {
 			fmt.Fprintf(w, "\t%s\n", drift)
 		}
