@@ -291,7 +291,7 @@ func (f *forwarder) relay(packet []byte, name wireName, server netip.AddrPort, o
 		f.metrics.direct.Inc()
 	}
 	result := resolution{source: sourceUpstream}
-	result.relayed, _, result.err = group.Exchange(context.Background(), packet, howOver(over))
+	result.relayed, _, result.err = group.Exchange(context.Background(), packet, howOver(over)|upstream.Verbatim)
 	f.flights.land(flight, result)
 	return result
 }

@@ -33,6 +33,7 @@ type attempt struct {
 	retried  bool   // on a new connection
 	probe    *loopProbe
 	life     life
+	verbatim bool   // the reply's question may be in another case
 	opcode   byte   // as it is in the header
 	question []byte // as sent, in wire form
 	packet   []byte // the whole query, of attempts over a connection only

@@ -73,7 +73,9 @@
 // come from the server to this socket and have the ID and the question, byte for
 // byte; what else arrives is counted and passed over. With Config.MixCase the
 // letters of the question are in random case; a server that does not keep it is
-// asked over TCP instead, and for ten minutes without mixing.
+// asked over TCP instead, and for ten minutes without mixing. Messages that are relayed
+// (Verbatim) are sent as they are, and the question of their replies is compared without
+// regard to case: some servers fold it.
 //
 // Over TCP and TLS connections are kept for 30 s after their last query, and up to
 // 128 queries share one (RFC 7766, 7858). What a connection that had served before

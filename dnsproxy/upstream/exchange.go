@@ -22,6 +22,11 @@ const (
 	UDPOnly
 	// TCPOnly asks over TCP.
 	TCPOnly
+
+	// Verbatim may be added to any of these: what is sent is the query as it is, but for
+	// its ID, whatever Config.MixCase says and the server makes of EDNS, and what is
+	// returned is the reply as it came, but for its ID, in whatever case its question is.
+	Verbatim How = 1 << 4
 )
 
 // Exchange returns the first usable reply (NOERROR, NXDOMAIN; any to an opcode
@@ -31,7 +36,7 @@ const (
 // ErrNoServers, ErrLoop, ErrTimeout, ErrOverload and what package net says.
 //
 // The query has at most one question and is not changed. The reply has its ID and
-// its question, and is the caller's. Without Config.Check it may be malformed behind its
+// its question (but see Verbatim), and is the caller's. Without Config.Check it may be malformed behind its
 // question. With Config.MixCase names in it may be in mixed case.
 func (g *Group) Exchange(ctx context.Context, query []byte, how How) ([]byte, Spec, error) {
 	if len(g.servers) == 0 {
@@ -61,7 +66,12 @@ func (g *Group) Exchange(ctx context.Context, query []byte, how How) ([]byte, Sp
 	if e.reply == nil {
 		return nil, Spec{}, e.err
 	}
-	return restore(e.reply, query, e.question), e.tries[e.winner].server.spec, nil
+	if e.verbatim {
+		copy(e.reply, query[:2])
+	} else {
+		e.reply = restore(e.reply, query, e.question)
+	}
+	return e.reply, e.tries[e.winner].server.spec, nil
 }
 
 // A try is what a query knows of a server.
@@ -109,7 +119,8 @@ type exchange struct {
 	packet   []byte // the query as it is sent
 	query    []byte
 	question []byte
-	how      How
+	how      How  // without Verbatim
+	verbatim bool // how with Verbatim
 	options  Options
 	tries    []try
 	slot     uint32
@@ -181,10 +192,11 @@ func (e *exchange) begin(g *Group, query []byte, how How) error {
 	if !ok {
 		return errMalformedQuery
 	}
-	e.group, e.query, e.question, e.how, e.options = g, query, query[headerLen:end], how, g.options
+	e.group, e.query, e.question, e.options = g, query, query[headerLen:end], g.options
+	e.how, e.verbatim = how&^Verbatim, how&Verbatim != 0
 	e.slot, e.held = rand.Uint32(), -1
 	for _, s := range g.servers {
-		e.tries = append(e.tries, try{server: s, stream: s.udp == nil || how == TCPOnly || g.options.UseVC})
+		e.tries = append(e.tries, try{server: s, stream: s.udp == nil || e.how == TCPOnly || g.options.UseVC})
 	}
 	e.deadline = time.Now().Add(g.timeout)
 	return nil
@@ -273,13 +285,14 @@ func (e *exchange) ask(i int, now time.Time) {
 	a.slot, a.sent, a.stream, a.again = e.slot, now, t.stream, t.asked > 1
 	e.slot++
 	e.packet = append(e.packet[:0], e.query...)
-	if a.edns = endsInOPT(e.packet); a.edns && (plain || t.plain || e.tryPlain(t)) {
+	if a.edns = endsInOPT(e.packet); a.edns && !e.verbatim && (plain || t.plain || e.tryPlain(t)) {
 		e.packet, a.plain, a.edns = cutOPT(e.packet), true, false
 	}
 	question := e.packet[headerLen : headerLen+len(e.question)]
-	if e.client.config.MixCase && !folded && !t.stream {
+	if e.client.config.MixCase && !folded && !t.stream && !e.verbatim {
 		mixCase(question)
 	}
+	a.verbatim = e.verbatim
 	a.opcode, a.question = e.query[2]&opcodeMask, append(a.question, question...)
 	t.server.sent(now)
 	t.server.carrier(a.stream).send(a, e.packet)
@@ -379,7 +392,7 @@ func (e *exchange) handle(o outcome, now time.Time) {
 		t.garbled, t.err = true, fmt.Errorf("%w: %w", ErrMalformed, o.reading.err)
 		t.server.garbled(t.err)
 		e.fail(o.try, now)
-	case o.reading.rejectsEDNS() && !o.plain && endsInOPT(e.query):
+	case o.reading.rejectsEDNS() && !o.plain && !e.verbatim && endsInOPT(e.query):
 		e.again(o.try, now, &t.plain)
 	default:
 		t.failure, t.code = o.reply, o.reading.code
@@ -424,83 +437,4 @@ func (e *exchange) fail(i int, now time.Time) {
 	if next := e.next(); e.tries[next].asked == 0 {
 		e.advance(next, now)
 	}
-}
-
-// ended reports whether nobody else is to be asked: a copy has brought the answer, or no
-// server is left that could.
-func (e *exchange) ended(now time.Time) bool {
-	e.useCopies(now)
-	if !e.over {
-		e.useHeld()
-	}
-	if !e.over {
-		e.settle(now)
-	}
-	return e.over
-}
-
-// settle ends the exchange if no server is left that could answer.
-func (e *exchange) settle(now time.Time) {
-	if !e.any(func(*try) bool { return true }) {
-		e.giveUp(nil)
-		return
-	}
-	if e.bestFailure() < 0 {
-		return
-	}
-	e.look(now)
-	if !e.any(func(t *try) bool { return t.standing.state < Down }) {
-		e.giveUp(nil)
-	}
-}
-
-// bestFailure returns the server with the best failure, -1 if there is none.
-func (e *exchange) bestFailure() int {
-	best := -1
-	for i := range e.tries {
-		t := &e.tries[i]
-		if t.failure != nil && (best < 0 || betterFailure(t.code, e.tries[best].code)) {
-			best = i
-		}
-	}
-	return best
-}
-
-// win ends the exchange with a usable reply. It is noted of servers that failed where
-// there was an answer, or were late with theirs (rule 2).
-func (e *exchange) win(i int, reply []byte) {
-	e.over, e.reply, e.winner = true, reply, i
-	e.group.budget.earn()
-	now := time.Now()
-	for j := range e.tries {
-		t := &e.tries[j]
-		switch {
-		case j == i:
-		case t.failure != nil || t.garbled:
-			t.server.outdone()
-		case t.asked > 0 && !t.failed && now.Sub(t.first) > t.standing.late:
-			t.server.outlive()
-		}
-	}
-}
-
-// giveUp ends the exchange with what there is: a truncated reply, one that is held, a
-// failure, or an error.
-func (e *exchange) giveUp(cause error) {
-	e.over = true
-	for i := range e.tries {
-		if e.tries[i].cut != nil {
-			e.reply, e.winner = e.tries[i].cut, i
-			return
-		}
-	}
-	if e.held >= 0 {
-		e.win(e.held, e.heldReply)
-		return
-	}
-	if best := e.bestFailure(); best >= 0 {
-		e.reply, e.winner = e.tries[best].failure, best
-		return
-	}
-	e.err = newNoReply(e.tries, cause)
 }

@@ -3,7 +3,6 @@ package upstream_test
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"log/slog"
 	"net"
@@ -351,76 +350,6 @@ func TestUnpredictable(t *testing.T) {
 	}
 	if len(ids) < queries*9/10 || len(s.from) < queries/128 {
 		t.Errorf("%d IDs and %d ports in %d queries", len(ids), len(s.from), queries)
-	}
-}
-
-// F11: letters in random case, restored in the reply; a server that does not keep
-// it is asked over TCP, and then without.
-func TestMixCase(t *testing.T) {
-	t.Parallel()
-	lower := func(packet []byte) []byte { return append(packet[:12:12], bytes.ToLower(packet[12:])...) }
-	c := client(t, upstream.Config{MixCase: true})
-	keeps := serve(t, answers(0))
-	g := c.Group(specs(keeps), upstream.Options{})
-	seen := map[string]bool{}
-	for range 20 {
-		ask(t, g, upstream.UDPThenTCP)
-	}
-	for _, q := range keeps.queries() {
-		seen[string(q[12:questionEnd])] = true
-		if !bytes.Equal(lower(q)[12:questionEnd], query()[12:questionEnd]) {
-			t.Errorf("asked: %q", q)
-		}
-	}
-	if len(seen) < 5 {
-		t.Errorf("asked: %v", seen)
-	}
-
-	var overTCP atomic.Int64
-	folds := serve(t, func(query []byte, network string) [][]byte {
-		if network == "tcp" {
-			overTCP.Add(1)
-		}
-		return [][]byte{lower(reply(query, 0))}
-	})
-	g = c.Group(specs(folds), upstream.Options{})
-	for range 5 {
-		ask(t, g, upstream.UDPOnly)
-	}
-	if n := overTCP.Load(); n > 2 { // the second time if the letters happened to be lower case
-		t.Errorf("asked %d times over TCP", n)
-	}
-}
-
-// F3: RFC 6891, section 6.2.2.
-func TestWithoutEDNS(t *testing.T) {
-	t.Parallel()
-	s := serve(t, func(query []byte, _ string) [][]byte {
-		if binary.BigEndian.Uint16(query[10:]) > 0 {
-			return [][]byte{reply(query, 1)}
-		}
-		return [][]byte{reply(query, 0)}
-	})
-	g := client(t, upstream.Config{}).Group(specs(s), upstream.Options{})
-	for range 3 {
-		if got, _ := ask(t, g, upstream.UDPThenTCP); code(got) != 0 {
-			t.Errorf("%x", got)
-		}
-	}
-	asked := s.queries()
-	if len(asked) != 4 || len(asked[0]) != len(query()) || len(asked[3]) != questionEnd {
-		t.Errorf("asked: %x", asked)
-	}
-	if malformed := serve(t, answers(1)); true {
-		g := client(t, upstream.Config{}).Group(specs(malformed), upstream.Options{})
-		for range 3 {
-			if got, _ := ask(t, g, upstream.UDPThenTCP); code(got) != 1 {
-				t.Errorf("%x", got)
-			}
-		}
-		if n := len(malformed.queries()); n != 6 {
-			t.Errorf("asked %d times; a server that always says FORMERR knows EDNS as well as not", n)
-		}
 	}
 }
 

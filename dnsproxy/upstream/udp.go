@@ -377,7 +377,11 @@ func (s *udpSocket) receive(packet []byte) (over bool) {
 	if a != nil {
 		is = judge(packet, a.opcode, a.question)
 	}
-	if is == otherCase && !server.client.config.MixCase {
+	switch {
+	case is != otherCase:
+	case a.verbatim:
+		is = matching // the client, whose letters these are, compares them itself
+	case !server.client.config.MixCase:
 		is = other // letters that nobody mixed come back as they were
 	}
 	if is != other {
