@@ -336,7 +336,7 @@ func (r *resolution) usable() bool {
 // rcode returns the response code of what was found.
 func (r *resolution) rcode() int {
 	if r.relayed != nil {
-		return rcodeOf(r.relayed)
+		return reply.Rcode(r.relayed)
 	}
 	return r.reply.Rcode()
 }

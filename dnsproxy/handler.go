@@ -70,12 +70,9 @@ func (h *handler) serve(packet []byte, from *arrival) []byte {
 		return h.serveUnusual(packet, from)
 	}
 	response, source := h.answer(&q, from)
-	h.metrics.countQuery(q.qtype, from.over, rcodeOf(response), source)
+	h.metrics.countQuery(q.qtype, from.over, reply.Rcode(response), source)
 	return response
 }
-
-// rcodeOf returns the response code in the header of a response.
-func rcodeOf(response []byte) int { return int(response[flagsOffset+1] & maskRcode) }
 
 // answer returns the response to a query, and its source.
 func (h *handler) answer(q *query, from *arrival) (response []byte, source string) {
@@ -175,7 +172,7 @@ func (h *handler) serveUnusual(packet []byte, from *arrival) []byte {
 	if len(req.Question) > 0 {
 		qtype = req.Question[0].Qtype
 	}
-	h.metrics.countQuery(qtype, from.over, rcodeOf(response), source)
+	h.metrics.countQuery(qtype, from.over, reply.Rcode(response), source)
 	return response
 }
 

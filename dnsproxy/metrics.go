@@ -148,7 +148,10 @@ func (m *metrics) countAnswer(qtype uint16, over transport, rcode int, source st
 // which has at most twelve bits; codes without a name share one label value.
 func (m *metrics) countQuery(qtype uint16, over transport, rcode int, source string) {
 	code, named := dns.RcodeToString[rcode]
-	if !named {
+	switch {
+	case rcode == dns.RcodeBadVers:
+		code = "BADVERS" // the library names it by what the number means in a TSIG record
+	case !named:
 		code = "other"
 	}
 	m.queries.WithLabelValues(typeLabel(qtype), over.String(), strings.ToUpper(code), source).Inc()

@@ -5,6 +5,8 @@ import (
 	"unsafe"
 
 	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/reply"
 )
 
 // headerLen is the length of a DNS message's header (RFC 1035, section 4.1.1).
@@ -86,7 +88,7 @@ func (r *responder) respond(dst, packet []byte, over transport) (response []byte
 	case actSpecial:
 		h.metrics.requests.Inc()
 		response = h.respondSpecial(dst, q, d.zone, h.limit(q.udpSize, over))
-		h.metrics.countQuery(q.qtype, over, rcodeOf(response[len(dst):]), sourceSelf)
+		h.metrics.countQuery(q.qtype, over, reply.Rcode(response[len(dst):]), sourceSelf)
 		return response, true
 	case actForward:
 		return r.respondCached(dst, over)

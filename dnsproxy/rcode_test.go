@@ -1,0 +1,68 @@
+package dnsproxy_test
+
+import (
+	"testing"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy"
+)
+
+// byRcode returns how many queries were answered with a response code from a source.
+func (p *proxy) byRcode(tb testing.TB, rcode, source string) (sum float64) {
+	tb.Helper()
+	families, err := p.metrics.Gather()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for _, family := range families {
+		if family.GetName() != "nametap_dns_queries_total" {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			labels := map[string]string{}
+			for _, label := range m.GetLabel() {
+				labels[label.GetName()] = label.GetValue()
+			}
+			if labels["rcode"] == rcode && labels["source"] == source {
+				sum += m.GetCounter().GetValue()
+			}
+		}
+	}
+	return sum
+}
+
+// Response codes that need OPT's bits are counted as what they are, whoever gives them
+// and by whichever way.
+func TestExtendedRcodesAreCounted(t *testing.T) { // R4, A8
+	t.Parallel()
+	fake := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
+		reply := new(dns.Msg).SetRcode(query, dns.RcodeBadCookie)
+		return reply.SetEdns0(1232, false)
+	})
+	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake), CacheSize: -1})
+	req := withEDNS(question("web", dns.TypeA), 1232)
+	req.IsEdns0().SetVersion(1)
+	for _, network := range []string{"udp", "tcp"} {
+		if resp := p.exchange(t, network, req); resp.Rcode != dns.RcodeBadVers {
+			t.Errorf("over %s: %s, want BADVERS", network, dns.RcodeToString[resp.Rcode])
+		}
+	}
+	notify := withEDNS(question("www.example", dns.TypeSOA), 1232)
+	notify.Opcode = dns.OpcodeNotify
+	unasked := withEDNS(question("unasked.example", dns.TypeA), 1232)
+	unasked.RecursionDesired = false
+	for _, req := range []*dns.Msg{withEDNS(question("www.example", dns.TypeA), 1232), notify, unasked} {
+		if resp := p.exchange(t, "udp", req); resp.Rcode != dns.RcodeBadCookie {
+			t.Errorf("%s, want BADCOOKIE for\n%v", dns.RcodeToString[resp.Rcode], req)
+		}
+	}
+	for _, c := range []struct {
+		rcode, source string
+		want          float64
+	}{{"BADVERS", "self", 2}, {"BADCOOKIE", "upstream", 3}, {"NOERROR", "self", 0}, {"NOERROR", "upstream", 0}, {"YXRRSET", "upstream", 0}} {
+		if got := p.byRcode(t, c.rcode, c.source); got != c.want {
+			t.Errorf("%s from %s: counted %v, want %v", c.rcode, c.source, got, c.want)
+		}
+	}
+}
