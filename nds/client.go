@@ -26,6 +26,10 @@ const (
 	// failure, or a control plane that pushes and then closes would be connected to
 	// several times a second.
 	steadyAfter = 10 * time.Second
+
+	// A control plane without the incremental RPC may be upgraded, so the first connect
+	// after this time tries it again.
+	incrementalAgain = time.Hour
 )
 
 // ApplyFunc puts a complete set of resources, sorted by name, to use. An error
@@ -55,9 +59,12 @@ type Client struct {
 	pingAfter time.Duration
 	// lost logs why there is no stream, unkept why there is no snapshot.
 	lost, unkept repeated
-	// variant is the one to connect with. It becomes StateOfTheWorld for good
-	// when the control plane turns out not to have the incremental RPC.
-	variant Variant
+	// variant is the one to connect with. It is StateOfTheWorld from fellBack, when the
+	// control plane turned out not to have the incremental RPC, for incrementalAgain.
+	// fallbacks counts how often that was so.
+	variant   Variant
+	fellBack  time.Time
+	fallbacks int
 	// inUse is the set that apply accepted last, of whatever stream or of the
 	// snapshot; loaded says that there was one. Neither is ever reset.
 	inUse  []Resource
@@ -161,6 +168,7 @@ func (c *Client) wait(ctx context.Context, pause time.Duration) {
 func (c *Client) connect(ctx context.Context) (stood time.Duration, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	c.retryIncremental()
 	c.told, err = c.currentNode()
 	if err != nil {
 		return 0, err
@@ -209,19 +217,39 @@ func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn) (stood time.
 	return stood, err
 }
 
-// fallBack changes to state-of-the-world if err says that the control plane
-// does not know the incremental variant.
-func (c *Client) fallBack(err error) bool {
-	if c.variant != Incremental || status.Code(err) != codes.Unimplemented {
+// fallBack changes the variant if err says that the control plane does not know it, and
+// reports whether the other one is worth a connect at once. Proxies say the same of a
+// control plane that is away, so neither variant is given up for good.
+func (c *Client) fallBack(err error) (atOnce bool) {
+	if c.cfg.Variant != Incremental || status.Code(err) != codes.Unimplemented {
 		return false
 	}
-	c.log.Warn("control plane has no incremental ADS, using state-of-the-world from now on; --xds=sotw saves the attempt",
-		"address", c.cfg.Addr, "error", err)
-	c.variant = StateOfTheWorld
+	if c.variant == StateOfTheWorld {
+		c.setVariant(Incremental)
+		return false
+	}
+	c.fellBack = time.Now()
+	c.setVariant(StateOfTheWorld)
+	if c.fallbacks++; c.fallbacks == 1 {
+		c.log.Warn("control plane has no incremental ADS, using state-of-the-world; --xds=sotw saves the attempt",
+			"address", c.cfg.Addr, "error", err)
+	}
+	return true
+}
+
+// retryIncremental ends a fallback after a while.
+func (c *Client) retryIncremental() {
+	if c.variant != c.cfg.Variant && time.Since(c.fellBack) >= incrementalAgain {
+		c.setVariant(c.cfg.Variant)
+	}
+}
+
+// setVariant sets the variant of the next connect.
+func (c *Client) setVariant(v Variant) {
+	c.variant = v
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.state.Variant = c.variant.String()
-	return true
+	c.state.Variant = v.String()
 }
 
 // pause is the time to wait after so many failures in a row, with full jitter: a

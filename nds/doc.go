@@ -31,6 +31,6 @@
 // certificate (workload.go), which the client renews and keeps in the state directory.
 //
 // A control plane without the incremental RPC is asked for the state of the
-// world from then on. The table in use survives a lost stream, and, with a state
+// world for an hour, after which the next connect tries the RPC again. The table in use survives a lost stream, and, with a state
 // directory, the process.
 package nds

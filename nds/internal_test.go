@@ -3,14 +3,19 @@ package nds
 import (
 	"bytes"
 	"crypto/sha256"
+	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -82,6 +87,74 @@ func TestServerNameFollowsAddress(t *testing.T) {
 			t.Errorf("%s: %q, %v, want %q", addr, cfg.ServerName, err, want)
 		}
 	}
+}
+
+// C2: both variants are tried in turn while neither is known, and the incremental one
+// again when a while has passed.
+func TestVariants(t *testing.T) {
+	unknown := status.Error(codes.Unimplemented, "unknown method")
+	c := &Client{log: slog.New(slog.DiscardHandler)}
+	for i, want := range []struct {
+		atOnce  bool
+		variant Variant
+	}{{true, StateOfTheWorld}, {false, Incremental}, {true, StateOfTheWorld}} {
+		if atOnce := c.fallBack(unknown); atOnce != want.atOnce || c.variant != want.variant {
+			t.Errorf("failure %d: %v, %v, want %+v", i, atOnce, c.variant, want)
+		}
+	}
+	if c.fallBack(status.Error(codes.Unavailable, "away")) || c.variant != StateOfTheWorld {
+		t.Errorf("another failure: %v", c.variant)
+	}
+	if c.retryIncremental(); c.variant != StateOfTheWorld {
+		t.Errorf("at once: %v", c.variant)
+	}
+	c.fellBack = c.fellBack.Add(-incrementalAgain)
+	if c.retryIncremental(); c.variant != Incremental {
+		t.Errorf("after a while: %v", c.variant)
+	}
+	c.cfg.Variant, c.variant = StateOfTheWorld, StateOfTheWorld
+	if c.fallBack(unknown) || c.variant != StateOfTheWorld {
+		t.Errorf("state-of-the-world was chosen: %v", c.variant)
+	}
+}
+
+// C5: a failure is logged once, then once a minute with a count and when another one
+// comes.
+func TestRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var text strings.Builder
+		handler := slog.NewTextHandler(&text, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		}})
+		r := repeated{log: slog.New(handler)}
+		say := func(times int, reason string) {
+			for i := range times {
+				r.say("failed", slog.LevelWarn, fmt.Errorf("dial 10.0.0.1:%d->10.0.0.2:1: %s", 40000+i, reason), "wait", i)
+				time.Sleep(7 * time.Second)
+			}
+		}
+		say(12, "reset") // over 84 s
+		say(2, "refused")
+		r.recover("works", "address", "b")
+		say(3, "refused")
+		r.recover("works", "address", "b")
+		r.over()
+		say(1, "refused")
+		const want = `level=WARN msg=failed error="dial 10.0.0.1:40000->10.0.0.2:1: reset" wait=0
+level=WARN msg=failed error="dial 10.0.0.1:->10.0.0.2:1: reset" repeated=9
+level=WARN msg=failed error="dial 10.0.0.1:->10.0.0.2:1: reset" repeated=2
+level=WARN msg=failed error="dial 10.0.0.1:40000->10.0.0.2:1: refused" wait=0
+level=INFO msg=works address=b repeated=1
+level=WARN msg=failed error="dial 10.0.0.1:->10.0.0.2:1: refused" repeated=3
+level=WARN msg=failed error="dial 10.0.0.1:40000->10.0.0.2:1: refused" wait=0
+`
+		if diff := cmp.Diff(want, text.String()); diff != "" {
+			t.Errorf("log (-want +got):\n%s", diff)
+		}
+	})
 }
 
 func testSnapshot() snapshot {

@@ -2,6 +2,7 @@ package nds
 
 import (
 	"math"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -61,6 +62,13 @@ func newMetrics(status func() Status) *metrics {
 					return math.NaN()
 				}
 				return s.TableAge
+			}),
+		gauge("nametap_xds_certificate_expiry_seconds", "Time until the workload certificate expires; NaN without one.",
+			func(s Status) float64 {
+				if s.CertificateExpires.IsZero() {
+					return math.NaN()
+				}
+				return time.Until(s.CertificateExpires).Seconds()
 			}),
 		gauge("nametap_xds_table_stale", "1 while the table in use is from the snapshot and no push has confirmed it.",
 			func(s Status) float64 { return bit(s.Stale) }),

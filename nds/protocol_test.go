@@ -83,6 +83,24 @@ func TestFallback(t *testing.T) {
 	}
 }
 
+// C2: what a proxy says of a control plane that is away does not change the variant.
+func TestFallbackPasses(t *testing.T) {
+	server := fakexds.Start(t, fakexds.Options{})
+	server.Push(hosts("a.example.com"))
+	server.SetAway(true)
+	h := start(t, options{server: server})
+	h.wantLog("no incremental ADS")
+	h.wantLog("level=WARN", "no stream to the control plane", "404")
+	server.SetAway(false)
+	if _, err := server.Wait(h.ctx, func(r fakexds.Request) bool { return r.Delta != nil || r.SotW != nil }); err != nil {
+		t.Fatal(err)
+	}
+	h.wantApplied(plain(t, hosts("a.example.com")))
+	if n := h.logs.count("no incremental ADS"); n != 1 {
+		t.Errorf("the fallback was logged %d times:\n%s", n, h.logs)
+	}
+}
+
 // C3: a push that cannot be used is NACKed with the reason and the version
 // before it, and the table stays.
 func TestReject(t *testing.T) {

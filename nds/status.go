@@ -26,7 +26,10 @@ type Status struct {
 	Rejected   uint64 `json:"rejected"`
 	Reconnects uint64 `json:"reconnects"`
 	// CertificateExpires is when the workload certificate does, if there is one.
+	// CertificateError is why it could not be obtained or renewed; obtaining it clears
+	// it.
 	CertificateExpires time.Time `json:"certificateExpires,omitzero"`
+	CertificateError   string    `json:"certificateError,omitempty"`
 	// LastError is why the stream ended or the last push was rejected; an
 	// accepted push clears it.
 	LastError string `json:"lastError,omitempty"`
@@ -44,6 +47,7 @@ func (c *Client) Status() Status {
 	if certificate := c.workload.valid(); certificate != nil {
 		s.CertificateExpires = certificate.Leaf.NotAfter
 	}
+	s.CertificateError = c.workload.trouble()
 	return s
 }
 

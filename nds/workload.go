@@ -68,6 +68,7 @@ type workload struct {
 	mu      sync.Mutex
 	current *tls.Certificate // nil without one
 	renewal time.Time        // of current
+	failure string           // of the last attempt, if something is to be mended
 }
 
 func newWorkload(cfg Config, dir *stateDir) *workload {
@@ -116,8 +117,25 @@ func (w *workload) use(pair keyPair) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.current, w.renewal = certificate, renewAt(leaf, rand.Float64())
+	w.current, w.renewal, w.failure = certificate, renewAt(leaf, rand.Float64()), ""
 	return nil
+}
+
+// failed keeps err for the status, unless there is nothing to mend.
+func (w *workload) failed(err error) {
+	if w.level(err) < slog.LevelWarn {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.failure = err.Error()
+}
+
+// trouble returns why there is no certificate, or no newer one; "" if all is well.
+func (w *workload) trouble() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.failure
 }
 
 // refused says that a server refused the certificate: its authority may have changed.
@@ -162,6 +180,7 @@ func (w *workload) run(ctx context.Context) {
 				failures++
 			}
 			if ctx.Err() == nil {
+				w.failed(err)
 				said.say("no workload certificate, going on with the token", w.level(err), err)
 			}
 		}

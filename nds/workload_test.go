@@ -230,6 +230,7 @@ func TestForeignCertificate(t *testing.T) {
 		h := c.start(t, func(cfg *nds.Config) { cfg.Node.Namespace = "other" })
 		h.wantLog("level=WARN", "workload certificate of an earlier run not used", said)
 		h.wantLog("level=WARN", "no workload certificate, going on with the token", "--service-account")
+		h.wantStatus(func(s nds.Status) bool { return strings.Contains(s.CertificateError, "--service-account") })
 		h.stop()
 	}
 }

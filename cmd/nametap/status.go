@@ -85,6 +85,12 @@ func printXDS(w io.Writer, status agent.Status) {
 	if xds.LastError != "" {
 		fmt.Fprintf(w, "last error\t%s\n", xds.LastError)
 	}
+	if !xds.CertificateExpires.IsZero() {
+		fmt.Fprintf(w, "certificate\tworkload certificate, expires %s\n", xds.CertificateExpires.Format(time.RFC3339))
+	}
+	if xds.CertificateError != "" {
+		fmt.Fprintf(w, "certificate error\t%s\n", xds.CertificateError)
+	}
 	if !xds.Loaded {
 		fmt.Fprintf(w, "table\tnone yet\n")
 		return

@@ -52,6 +52,7 @@ type Server struct {
 	grpc   *grpc.Server
 	served chan struct{}
 	token  string
+	away   bool
 
 	// What a new stream is sent first, and what it was made of.
 	state     *response
@@ -89,6 +90,14 @@ func Start(tb testing.TB, opts Options) *Server {
 
 // Addr is the host and port that clients connect to; it does not change.
 func (s *Server) Addr() string { return s.addr }
+
+// SetAway makes both RPCs answer Unimplemented, as a proxy does whose backend is away,
+// or ends that.
+func (s *Server) SetAway(away bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.away = away
+}
 
 // SetToken replaces the bearer token that new streams must bring.
 func (s *Server) SetToken(token string) {
