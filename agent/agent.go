@@ -37,6 +37,8 @@ type Config struct {
 	ReadyTimeout time.Duration
 	// Capture has queries redirected to the agent; nil captures none.
 	Capture *CaptureConfig
+	// Restarts is how often the agent was started before, by what supervises it.
+	Restarts int
 	// Logger takes what an operator should know.
 	Logger *slog.Logger
 	// Collectors are served beside the agent's own metrics.
@@ -72,6 +74,9 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
 	registry.MustRegister(cfg.Collectors...)
+	registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "nametap_restarts_total", Help: "Times that the agent was started again by --supervise.",
+	}, func() float64 { return float64(cfg.Restarts) }))
 	cfg.DNS.Logger, cfg.DNS.Registerer = cfg.Logger, registry
 	cfg.XDS.Logger, cfg.XDS.Registerer = cfg.Logger, registry
 	if err := cfg.prepareStateDir(); err != nil {
@@ -147,7 +152,10 @@ func (a *Agent) Run(ctx context.Context) error {
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	group, serving := errgroup.WithContext(serving)
-	group.Go(func() error { return a.proxy.Run(serving) })
+	group.Go(func() error {
+		a.awaitSnapshot(serving)
+		return a.proxy.Run(serving)
+	})
 	group.Go(func() error { return a.client.Run(serving) })
 	group.Go(func() error {
 		if err := watchAddresses(serving, a.changed); err != nil {
@@ -179,6 +187,22 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	a.log.Info("ended")
 	return nil
+}
+
+// snapshotTimeout is how long queries wait for the snapshot. A large one takes less; a
+// disk that does not answer must not keep names from being forwarded.
+const snapshotTimeout = 2 * time.Second
+
+// awaitSnapshot returns when the snapshot is in use, if there is one. Queries that have
+// waited for us in sockets must not be answered as if there were no table.
+func (a *Agent) awaitSnapshot(ctx context.Context) {
+	timer := time.NewTimer(snapshotTimeout)
+	defer timer.Stop()
+	select {
+	case <-a.client.Restored():
+	case <-timer.C:
+	case <-ctx.Done():
+	}
 }
 
 // announce closes ready, and says so, once queries are answered from a table.

@@ -89,6 +89,9 @@ func TestPods(t *testing.T) {
 		if agent.RestartPolicy == nil || *agent.RestartPolicy != corev1.ContainerRestartPolicyAlways || capture.RestartPolicy != nil {
 			t.Errorf("%s: restartPolicy %v and %v, want Always and none", variant, agent.RestartPolicy, capture.RestartPolicy)
 		}
+		if !slices.Equal(agent.Args, []string{"agent", "--supervise"}) { // K15
+			t.Errorf("%s: the agent is started by %q", variant, agent.Args)
+		}
 		if !slices.Equal(capture.Args, []string{"capture", "apply"}) {
 			t.Errorf("%s: the rules are put in by %q", variant, capture.Args)
 		}

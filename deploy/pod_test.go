@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -125,9 +126,32 @@ func (k *kubelet) container(c corev1.Container) *exec.Cmd {
 	return command(k.t, settings, "unshare", "--mount", "sh", "-c", strings.Join(script, "\n"))
 }
 
-// sidecar starts a container and waits for its startup probe. The function that it
-// returns ends it, and says how long that took.
-func (k *kubelet) sidecar(c corev1.Container) (end func() time.Duration) {
+// crash kills the agent in the container whose first process has a number.
+func (k *kubelet) crash(supervisor int) {
+	k.t.Helper()
+	children, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", supervisor))
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	var found []string
+	for _, path := range children {
+		found = append(found, strings.Fields(read(k.t, path))...)
+	}
+	if len(found) != 1 {
+		k.t.Fatalf("%d children, want the agent alone", len(found))
+	}
+	pid, err := strconv.Atoi(found[0])
+	if err == nil {
+		err = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	if err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+// sidecar starts a container, of which it returns the process, and waits for its startup
+// probe. The function that it returns ends it, and says how long that took.
+func (k *kubelet) sidecar(c corev1.Container) (pid int, end func() time.Duration) {
 	k.t.Helper()
 	var log strings.Builder
 	cmd := k.container(c)
@@ -155,7 +179,7 @@ func (k *kubelet) sidecar(c corev1.Container) (end func() time.Duration) {
 			k.t.Fatalf("%s does not start: %v\n%s", c.Name, err, log.String())
 		}
 	}
-	return func() time.Duration {
+	return cmd.Process.Pid, func() time.Duration {
 		begun := time.Now()
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		if err := <-ended; err != nil {
@@ -235,9 +259,11 @@ func TestPodRuns(t *testing.T) {
 			k := newKubelet(t, load(t, variant).pod)
 			stopAsking := k.asking()
 			var ends []func() time.Duration
+			var agent int
 			for _, c := range k.pod.Spec.InitContainers {
 				if c.RestartPolicy != nil {
-					ends = append(ends, k.sidecar(c))
+					pid, end := k.sidecar(c)
+					agent, ends = pid, append(ends, end)
 					continue
 				}
 				cmd := k.container(c)
@@ -260,6 +286,14 @@ func TestPodRuns(t *testing.T) {
 			}
 			if asked, failures := stopAsking(); asked < 10 || len(failures) > 0 {
 				t.Errorf("%d of %d queries failed while the pod started, the first: %v", len(failures), asked, failures[:min(1, len(failures))])
+			}
+			for range 3 { // deaths of the agent cost the pod no query: K15
+				k.crash(agent)
+				begun := time.Now()
+				if got, err := k.ask("udp", own); got != "10.1.0.1" {
+					t.Errorf("after the agent was killed: %q, %v", got, err)
+				}
+				t.Logf("the first query after the agent was killed took %v", time.Since(begun))
 			}
 			for _, end := range ends {
 				if took := end(); took > 4*time.Second {

@@ -5,15 +5,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/dnsproxy/sockets"
 )
@@ -186,10 +189,7 @@ func (s *Server) open(ctx context.Context, network, host, port string) (listener
 	if port == "" {
 		port = "0"
 	}
-	family := "6"
-	if net.ParseIP(host).To4() != nil {
-		family = "4"
-	}
+	family := familyOf(host)
 	address := net.JoinHostPort(host, port)
 	if network == "udp" {
 		return listenUDP(ctx, &s.handler, network+family, address)
@@ -211,6 +211,82 @@ func (s *Server) tcpListener(opened net.Listener) (listener, error) {
 		return nil, fmt.Errorf("listening on %s %s: %T is no TCP socket", opened.Addr().Network(), opened.Addr(), opened)
 	}
 	return newTCPListener(&s.handler, tcp, s.clients), nil
+}
+
+// OpenSockets opens UDP and TCP sockets on every address that addr, a [Config.Addr],
+// means, for [Config.Sockets] of this or another process. Those of localhost are opened
+// also for a family that is switched off, and serve when it comes back. What cannot be
+// opened is logged as long as a UDP socket can. The caller closes the files.
+func OpenSockets(ctx context.Context, addr string, log *slog.Logger) (files []*os.File, err error) {
+	hosts, port, err := splitAddr(addr)
+	if err != nil {
+		return nil, err
+	}
+	if port == "" {
+		return nil, fmt.Errorf("DNS address %q: want a port other than 0 for sockets that are handed over", addr)
+	}
+	config := net.ListenConfig{KeepAlive: -1}
+	if len(hosts) > 1 {
+		config.Control = bindBeforehand
+	}
+	var errs []error
+	for _, host := range hosts {
+		for _, network := range []string{"udp", "tcp"} {
+			file, err := openSocket(ctx, config, network+familyOf(host), net.JoinHostPort(host, port))
+			if err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			files = append(files, file)
+		}
+	}
+	if len(files) == 0 {
+		return nil, fmt.Errorf("no DNS listener can be opened on %s: %w", addr, errors.Join(errs...))
+	}
+	for _, err := range errs {
+		log.Warn("degraded: a DNS listener cannot be opened", "error", err)
+	}
+	return files, nil
+}
+
+// bindBeforehand has a socket bound to an address that the host does not have yet.
+func bindBeforehand(_, _ string, conn syscall.RawConn) error {
+	var err error
+	controlErr := conn.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1)
+	})
+	return errors.Join(controlErr, err)
+}
+
+// openSocket opens one socket and returns it as a file.
+func openSocket(ctx context.Context, config net.ListenConfig, network, address string) (*os.File, error) {
+	var socket interface {
+		File() (*os.File, error)
+		Close() error
+	}
+	if strings.HasPrefix(network, "udp") {
+		conn, err := config.ListenPacket(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		socket = conn.(*net.UDPConn)
+	} else {
+		listener, err := config.Listen(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		socket = listener.(*net.TCPListener)
+	}
+	defer func() { _ = socket.Close() }() // the file is a duplicate
+	return socket.File()
+}
+
+// familyOf is how the net package names the family of an IP address.
+func familyOf(host string) string {
+	if net.ParseIP(host).To4() != nil {
+		return "4"
+	}
+	return "6"
 }
 
 // adopt serves the sockets that were handed over, all of which must be on the port of

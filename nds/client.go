@@ -46,6 +46,8 @@ type Client struct {
 	metrics *metrics
 	ready   chan struct{} // closed by setTable
 
+	restored chan struct{} // closed when the snapshot is in use, or there is none
+
 	workload *workload
 	dir      *stateDir
 
@@ -96,6 +98,7 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 		apply:     apply,
 		log:       cfg.Logger,
 		ready:     make(chan struct{}),
+		restored:  make(chan struct{}),
 		dir:       dir,
 		workload:  newWorkload(cfg, dir),
 		unkept:    repeated{log: cfg.Logger},
@@ -117,12 +120,17 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 // snapshot, is in use.
 func (c *Client) Ready() <-chan struct{} { return c.ready }
 
+// Restored returns a channel that is closed once the snapshot is in use, or there is none
+// that can be used.
+func (c *Client) Restored() <-chan struct{} { return c.restored }
+
 // Run uses the snapshot, if there is one, then keeps a stream to the control
 // plane until ctx ends, and returns nil. Nothing it started goes on after that.
 // It must be called only once.
 func (c *Client) Run(ctx context.Context) error {
 	defer c.dir.release()
 	c.restore()
+	close(c.restored)
 	c.workload.load()
 	ctx, stop := context.WithCancel(ctx)
 	var tasks sync.WaitGroup

@@ -8,6 +8,7 @@ import (
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/internal/settings"
+	"github.com/nametap/nametap/supervise"
 )
 
 func newAgentCommand() *cobra.Command {
@@ -37,7 +38,15 @@ proxyMetadata has names of environment variables), that over the --config file.`
 			if err != nil {
 				return usageError{err}
 			}
-			cfg.DNS.Sockets = activation.Files(true) // of systemd; none without it
+			sockets, restarts, supervised := supervise.Sockets()
+			switch {
+			case supervised:
+				cfg.DNS.Sockets, cfg.Restarts = sockets, restarts
+			case flags.supervise:
+				return superviseAgent(command.Context(), cfg)
+			default:
+				cfg.DNS.Sockets = activation.Files(true) // of systemd; none without it
+			}
 			if cfg.Capture != nil {
 				cfg.Capture.Switch = readSwitch
 			}

@@ -47,7 +47,8 @@ type agentFlags struct {
 	statusAddr, stateDir, logLevel, logFormat string
 	drain, readyTimeout                       time.Duration
 
-	logTo io.Writer // of the agent; nil is the standard error
+	supervise bool
+	logTo     io.Writer // of the agent; nil is the standard error
 
 	installRules bool
 	capture      captureFlags
@@ -161,6 +162,7 @@ func (f *agentFlags) declareRun(flags *pflag.FlagSet) {
 	flags.StringVar(&f.stateDir, "state-dir", defaultStateDir, "directory for the last good table; empty keeps none")
 	flags.DurationVar(&f.drain, "drain", 5*time.Second, "after SIGTERM, answer for this long")
 	flags.DurationVar(&f.readyTimeout, "ready-timeout", 30*time.Second, "without a table, be ready after this long all the same")
+	flags.BoolVar(&f.supervise, "supervise", false, "hold the DNS sockets in a small process that starts the agent again when it dies or hangs, for pods")
 	flags.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
 	flags.StringVar(&f.logFormat, "log-format", "text", "text or json")
 }

@@ -44,9 +44,12 @@ func run(args []string) int {
 	root := newRootCommand()
 	root.SetArgs(args)
 	command, err := root.ExecuteContextC(ctx)
+	var code exitError
 	switch {
 	case err == nil:
 		return 0
+	case errors.As(err, &code):
+		return int(code)
 	case outputClosed(err):
 		return exitFailed
 	}

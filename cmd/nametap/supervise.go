@@ -1,0 +1,67 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"time"
+
+	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/supervise"
+)
+
+// removeTimeout bounds the removal of rules that lead to an agent that does not start.
+const removeTimeout = 30 * time.Second
+
+// An exitError ends the command with a code and without a message.
+type exitError int
+
+// Error returns the code.
+func (e exitError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
+// superviseAgent runs this command again as a child that answers on sockets of this
+// process.
+func superviseAgent(ctx context.Context, cfg agent.Config) error {
+	if os.Getenv("NOTIFY_SOCKET") != "" {
+		return usageError{errors.New("supervise: systemd restarts the agent itself, and nametap.socket holds its sockets: want --supervise=false there")}
+	}
+	sockets, err := dnsproxy.OpenSockets(ctx, cfg.DNS.Addr, cfg.Logger)
+	if err != nil {
+		return err
+	}
+	running := supervise.Config{
+		// The program as it was when we were started, also if the file was replaced.
+		Path: "/proc/self/exe", Args: os.Args, Env: os.Environ(), Sockets: sockets,
+		EndSignals: endSignals(), Log: cfg.Logger,
+	}
+	if cfg.Capture != nil {
+		running.Abandoned = func() { removeRules(context.WithoutCancel(ctx), cfg) }
+	}
+	code, err := supervise.Run(running)
+	if err != nil {
+		return err
+	}
+	if code != 0 {
+		return exitError(code)
+	}
+	return nil
+}
+
+// removeRules takes out the capture rules of an agent that has ended otherwise than it
+// should, unless they are to stay. Another process does so, as ours is to stay small.
+func removeRules(ctx context.Context, cfg agent.Config) {
+	if cfg.Capture.FailClosed {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
+	defer cancel()
+	remove := exec.CommandContext(ctx, "/proc/self/exe", "capture", "remove", "--after-agent", "--fail-open")
+	remove.Args[0] = os.Args[0]
+	remove.Stdout, remove.Stderr = os.Stdout, os.Stderr
+	if err := remove.Run(); err != nil {
+		cfg.Logger.Error("the capture rules may still be in: `nametap capture remove` takes them out", "error", err)
+	}
+}

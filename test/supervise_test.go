@@ -1,0 +1,277 @@
+package test
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+// supervised starts an agent with --supervise that keeps snapshots.
+func (h *host) supervised(flags ...string) *agent {
+	h.tb.Helper()
+	state := filepath.Join(h.dir, "state")
+	if err := os.Mkdir(state, 0o777); err != nil {
+		h.tb.Fatal(err)
+	}
+	if err := os.Chmod(state, 0o777); err != nil {
+		h.tb.Fatal(err)
+	}
+	a := h.start(append([]string{"--supervise", "--state-dir", state}, flags...)...)
+	h.until("there is a snapshot", func() bool {
+		_, err := os.Stat(filepath.Join(state, "nametable.snapshot"))
+		return err == nil
+	})
+	return a
+}
+
+// child returns the number of a process's only child, 0 if it has none.
+func child(pid int) int {
+	paths, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, path := range paths {
+		text, _ := os.ReadFile(path)
+		if fields := strings.Fields(string(text)); len(fields) > 0 {
+			n, _ := strconv.Atoi(fields[0])
+			return n
+		}
+	}
+	return 0
+}
+
+// signalChild sends a signal to the agent that a supervisor runs, and returns its number.
+func (a *agent) signalChild(signal syscall.Signal) int {
+	a.host.tb.Helper()
+	var pid int
+	a.host.until("the agent runs", func() bool { pid = child(a.Process.Pid); return pid != 0 })
+	if err := syscall.Kill(pid, signal); err != nil {
+		a.host.tb.Fatal(err)
+	}
+	return pid
+}
+
+// waits asks once for the mesh's name, waits for the answer, and returns how long that took.
+func (h *host) waits(network string) time.Duration {
+	h.tb.Helper()
+	var conn net.Conn
+	var err error
+	h.Run(func() { conn, err = net.Dial(network, dnsAddr) })
+	if err != nil {
+		h.tb.Fatalf("a query over %s is refused: %v", network, err)
+	}
+	defer conn.Close()
+	began := time.Now()
+	client := dns.Client{Timeout: 2 * patience}
+	reply, _, err := client.ExchangeWithConn(new(dns.Msg).SetQuestion(mesh+".", dns.TypeA), &dns.Conn{Conn: conn})
+	if err != nil || len(reply.Answer) != 1 || reply.Answer[0].(*dns.A).A.String() != meshIP {
+		h.tb.Errorf("over %s: %v, %v", network, reply, err)
+	}
+	return time.Since(began)
+}
+
+// When an agent dies, queries wait for the next one, which has its table; also when it
+// dies again and again.
+func TestSupervisedDeath(t *testing.T) { // K15, C7
+	t.Parallel()
+	h := newHost(t)
+	h.capabilities = nil
+	a := h.supervised()
+	h.xds.Stop()
+	var took []time.Duration
+	for i := range 6 {
+		pid := a.signalChild(syscall.SIGKILL)
+		h.until("it is dead", func() bool { return child(a.Process.Pid) != pid })
+		took = append(took, h.waits([]string{"udp", "tcp"}[i%2]))
+	}
+	t.Logf("the queries after each death took %v", took)
+	// The first may take 200 ms on a machine that does nothing else.
+	if slices.Min(took) > 2*time.Second || slices.Max(took) > 4*time.Second {
+		t.Error("they waited too long")
+	}
+	h.until("the restarts are counted", func() bool { return h.metric("nametap_restarts_total") == 6 })
+	if n := a.log.Count("the agent has ended and is started again"); n != 6 {
+		t.Errorf("%d lines of the log say that it was started again", n)
+	}
+	if len(h.named.Queries()) != 0 {
+		t.Errorf("the nameserver was asked for %v", h.named.Queries())
+	}
+	// What the cgroup is charged for the process that holds the sockets: its anonymous
+	// memory. The pages of the program are those of the agent, too.
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(status), "RssAnon:")
+	kib, err := strconv.Atoi(strings.Fields(after)[0])
+	t.Logf("its supervisor has %d KiB", kib)
+	if err != nil || kib > 5<<10 {
+		t.Errorf("its supervisor has %d KiB, %v; want at most 5 MiB", kib, err)
+	}
+	a.end(terminate)
+	if code := a.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// An agent that hangs is killed, and queries wait for the next one.
+func TestSupervisedHang(t *testing.T) { // I0, K15
+	t.Parallel()
+	h := newHost(t)
+	h.capabilities = nil
+	a := h.supervised()
+	a.stopChild()
+	took := h.waits("udp")
+	t.Logf("the query waited for %v", took)
+	if took > 30*time.Second {
+		t.Error("it waited for too long")
+	}
+	if a.log.Count("no DNS listener answers") != 1 {
+		t.Error("it is not logged")
+	}
+	a.stopChild() // and one that hangs can be ended
+	a.end(terminate)
+	if code := a.ProcessState.ExitCode(); code != 128+int(syscall.SIGKILL) {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// stopChild has the agent that a supervisor runs hang.
+func (a *agent) stopChild() {
+	a.host.tb.Helper()
+	pid := a.signalChild(syscall.SIGSTOP)
+	a.host.until("it hangs", func() bool {
+		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		return strings.Contains(string(status), "State:\tT")
+	})
+}
+
+// Signals reach the agent, whose end is that of all; its rules are out.
+func TestSupervisedEnd(t *testing.T) { // K15, R8
+	t.Parallel()
+	for name, end := range map[string]func(v *vm, a *agent){
+		"signal":  func(_ *vm, a *agent) { a.end(terminate) },
+		"hang-up": func(_ *vm, a *agent) { a.end(syscall.SIGHUP) },
+		"request": func(v *vm, a *agent) {
+			v.raw("POST /quitquitquit HTTP/1.0\r\n\r\n")
+			a.end(syscall.Signal(0))
+		},
+		// The agent is told by the kernel when what started it dies.
+		"kill": func(v *vm, a *agent) {
+			pid := child(a.Process.Pid)
+			a.end(syscall.SIGKILL)
+			v.until("the agent has ended, too", func() bool { return syscall.Kill(pid, 0) != nil })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			v := newVM(t, "nft")
+			a := v.capture("--supervise")
+			v.asked(named, meshIP)
+			a.signalChild(syscall.SIGKILL)
+			v.asked(named, meshIP) // by the next one, to which the rules still lead
+			v.until("it is ready again", func() bool { return strings.HasPrefix(v.get("/healthz/ready"), "HTTP/1.0 200") })
+			v.until("it looks after the rules", func() bool { return v.metric("nametap_capture_on") == 1 })
+			end(v, a)
+			if code := a.ProcessState.ExitCode(); code != 0 && name != "kill" {
+				t.Errorf("exit code %d", code)
+			}
+			if v.captured() {
+				t.Errorf("rules are left:\n%s", v.saves())
+			}
+		})
+	}
+}
+
+// An agent that goes on dying leaves the host with its DNS, and is started again about
+// once a second.
+func TestSupervisedNeverStarts(t *testing.T) { // K9, K15
+	t.Parallel()
+	v := newVM(t, "nft")
+	a := v.capture("--supervise")
+	v.asked(named, meshIP)
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() { // kills every agent as soon as it is there
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
+				pid := child(a.Process.Pid)
+				command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+				if strings.Contains(string(command), "\x00agent\x00") { // not what takes rules out
+					_ = syscall.Kill(pid, syscall.SIGKILL)
+				}
+			}
+		}
+	}()
+	v.until("the rules are out", func() bool { return !v.captured() })
+	v.asked(named, namedIP)
+	starts := func() int { return a.log.Count("is started again") }
+	before, began := starts(), time.Now()
+	v.until("it is started again", func() bool { return starts() >= before+3 })
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("3 starts take %v", took)
+	}
+	close(stop)
+	<-stopped
+	v.until("it captures again", func() bool { return v.dig("@"+named, mesh) == meshIP })
+}
+
+// As process 1 of a container it collects the children of others, and wrong settings are
+// an end, not a restart.
+func TestSupervisedContainer(t *testing.T) { // K15, R7
+	t.Parallel()
+	h := newHost(t)
+	args := []string{
+		"agent", "--supervise", "--xds-addr", h.xds.Addr(), "--xds-plaintext", "--dns-addr", dnsAddr, "--status-addr", statusAddr,
+		"--resolv-conf", h.resolvConf, "--state-dir", "", "--drain", "0s",
+	}
+	container := exec.Command("unshare", append([]string{"--pid", "--fork", "--kill-child", binary}, args...)...)
+	container.Env = append(os.Environ(), "POD_NAME=web-0", "POD_NAMESPACE=shop", "INSTANCE_IP=10.1.2.3")
+	if err := h.Start(container); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- container.Wait() }()
+	h.until("it is ready", func() bool { return strings.HasPrefix(h.get("/healthz/ready"), "HTTP/1.0 200") })
+	first := child(container.Process.Pid)
+	for range 5 { // of a shell that ends before its child does
+		h.Exec("nsenter", "--target", strconv.Itoa(first), "--pid", "sh", "-c", "sleep 0.01 & exit 0")
+	}
+	h.until("no child is left but the agent", func() bool {
+		paths, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", first))
+		var children []string
+		for _, path := range paths {
+			text, _ := os.ReadFile(path)
+			children = append(children, strings.Fields(string(text))...)
+		}
+		return len(children) == 1
+	})
+	if err := syscall.Kill(first, terminate); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Errorf("it ends with %v", err)
+		}
+	case <-time.After(patience):
+		_ = container.Process.Kill()
+		t.Error("it does not end")
+	}
+	for _, wrong := range [][]string{{"--ttl", "soon"}, {"--dns-addr", "here"}, {"--autopath", "no"}} {
+		r := h.nametap(append(slices.Clone(args), wrong...)...)
+		if r.code != 2 && r.code != 1 || strings.Contains(r.stderr, "started again") {
+			t.Errorf("%v: %+v", wrong, r)
+		}
+	}
+}
