@@ -47,6 +47,7 @@
 //     EDNS options for nameservers, signed, a zone transfer), to any nameserver.
 //     The OPT record of what goes on is that of the next hop, in both directions, unless
 //     the message is signed.
+//     A zone transfer over TCP is relayed with all of its messages.
 //  3. What the cache has is answered from there.
 //  4. With [AutopathAll] the search list is walked for the client, as below.
 //  5. Nameservers are asked: those of the longest suffix that has its own, otherwise

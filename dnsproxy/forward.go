@@ -296,6 +296,24 @@ func (f *forwarder) relay(packet []byte, name wireName, server netip.AddrPort, o
 	return result
 }
 
+// transfer asks for a zone on behalf of a client that asked over TCP, and sends it all
+// messages of the response but the last, which is relayed as any other.
+func (f *forwarder) transfer(packet []byte, name wireName, server netip.AddrPort, send func([]byte) error) resolution {
+	taken, ok := f.acquire(name)
+	if !ok {
+		return resolution{err: errTooManyQuery, source: sourceSelf}
+	}
+	defer taken.release()
+	group := f.routing.Load().group(name)
+	if server.IsValid() {
+		f.metrics.direct.Inc()
+		group = f.client.Elsewhere(server)
+	}
+	result := resolution{source: sourceUpstream}
+	result.relayed, result.err = group.Transfer(reply.Hop(packet, true, DefaultEDNSUDPSize), send)
+	return result
+}
+
 // joinRelay returns the flight of a message that is relayed. A message that is in flight
 // is not sent again, or a nameserver that forwards to us would have it go round and
 // round; and only so many messages with one question are in flight at a time, for a

@@ -44,6 +44,8 @@ type arrival struct {
 	// original returns the nameserver that a captured query was on its way to; it is
 	// not valid if there is none. nil if nobody can know.
 	original func() netip.AddrPort
+	// send sends a message of a response that has several, but not the last; nil over UDP.
+	send func(message []byte) error
 }
 
 // original returns the nameserver that a UDP query was on its way to when it was
@@ -128,6 +130,8 @@ func (h *handler) forward(q *query, d decision, from *arrival) (response []byte,
 		found.err = errUnknown
 	case d.action == actUnknown:
 		found = h.forwarder.resolve(h.key(q), from.over)
+	case isTransfer(q.qtype) && from.send != nil:
+		found = h.forwarder.transfer(q.asCame(), q.name, server, from.send)
 	case server.IsValid() || !q.cacheable():
 		found = h.forwarder.relay(q.asCame(), q.name, server, from.over)
 	default:

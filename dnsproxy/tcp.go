@@ -123,6 +123,7 @@ func (l *tcpListener) start(conn *net.TCPConn, reserved bool) {
 		handler: l.handler, listener: l, from: l.arrival(conn), conn: conn, reader: bufio.NewReaderSize(conn, tcpReadBuffer),
 		brief: reserved, left: make(chan struct{}), finished: make(chan struct{}, 1),
 	}
+	c.from.send = c.send
 	c.idleSince.Store(time.Now().UnixNano())
 	if !l.clients.add(c) {
 		_ = conn.Close() // it came too late to have asked
@@ -157,6 +158,8 @@ func (l *tcpListener) arrival(conn *net.TCPConn) arrival {
 	}
 	return from
 }
+
+var errStopping = errors.New("the listener has stopped")
 
 // A tcpConn is one client's connection. Its queries are answered in any order, as
 // RFC 7766, section 6.2.1.1, has it: own names do not wait for nameservers.
@@ -322,6 +325,18 @@ func (c *tcpConn) handOn(query []byte) {
 		}
 		_ = c.write(framed) // write closes what fails
 	})
+}
+
+// send sends a message of a response that has several. When the listener stops, the rest
+// is not waited for.
+func (c *tcpConn) send(message []byte) error {
+	select {
+	case <-c.listener.stopped:
+		return errStopping
+	default:
+	}
+	framed := binary.BigEndian.AppendUint16(make([]byte, 0, lengthLen+len(message)), uint16(len(message))) //nolint:gosec // a message
+	return c.write(append(framed, message...))
 }
 
 // finish ends a query that was handed on.

@@ -39,6 +39,13 @@ type attempt struct {
 	packet   []byte // the whole query, of attempts over a connection only
 }
 
+// keep returns an exchange to its pool.
+func (c *Client) keep(e *exchange) {
+	if cap(e.packet) <= maxPooled {
+		c.exchanges.Put(e)
+	}
+}
+
 // newAttempt returns an attempt from the pool.
 func (c *Client) newAttempt(s *server) *attempt {
 	a, ok := c.attempts.Get().(*attempt)

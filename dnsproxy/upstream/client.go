@@ -94,6 +94,7 @@ type Client struct {
 
 	attempts, exchanges, buffers, writes sync.Pool
 
+	transfers     atomic.Int64 // under way
 	open          atomic.Int64 // sockets and connections
 	elsewhereOpen atomic.Int64 // of these, those to servers that are not configured
 	goroutines    sync.WaitGroup

@@ -98,6 +98,9 @@
 // on each new server takes the place of those asked least recently that have not replied.
 // What the log says of them is at most one line a second.
 //
+// A zone transfer over TCP has a connection of its own, and all of its messages are passed
+// on; there are 16 at a time.
+//
 // There are no goroutines and no sockets without queries: a reader for each open
 // socket, two for a connection, and one that closes them.
 package upstream

@@ -164,9 +164,7 @@ func (e *exchange) release() {
 	e.tries = e.tries[:0]
 	e.heldReply, e.cutUntil = nil, time.Time{}
 	e.group, e.query, e.question, e.reply, e.err, e.over, e.repeated, e.winner = nil, nil, nil, nil, nil, false, false, 0
-	if cap(e.packet) <= maxPooled {
-		e.client.exchanges.Put(e)
-	}
+	e.client.keep(e)
 }
 
 // deliver hands an outcome to the exchange, unless it is over.

@@ -126,28 +126,11 @@ func (s *stream) run() {
 	s.endAll(err)
 }
 
-// dial connects, and shakes hands with a TLS server.
+// dial opens the connection.
 func (s *stream) dial() error {
-	server := s.pool.server
-	client := server.client
-	ctx, cancel := context.WithTimeout(client.context, client.config.Timeout)
-	defer cancel()
-	var dialer net.Dialer
-	conn, err := dialer.DialContext(ctx, "tcp", server.spec.Addr.String())
+	conn, err := s.pool.server.dial()
 	if err != nil {
 		return err
-	}
-	if err := limitUnacked(conn); err != nil {
-		_ = conn.Close() // it was never used
-		return err
-	}
-	if server.spec.TLS {
-		secure := tls.Client(conn, client.tlsConfig(server.spec))
-		if err := secure.HandshakeContext(ctx); err != nil {
-			_ = conn.Close() // it was never used
-			return err
-		}
-		conn = secure
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -158,6 +141,31 @@ func (s *stream) dial() error {
 	}
 	s.hearLocked()
 	return nil
+}
+
+// dial connects, and shakes hands with a TLS server.
+func (s *server) dial() (net.Conn, error) {
+	client := s.client
+	ctx, cancel := context.WithTimeout(client.context, client.config.Timeout)
+	defer cancel()
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "tcp", s.spec.Addr.String())
+	if err != nil {
+		return nil, err
+	}
+	if err := limitUnacked(conn); err != nil {
+		_ = conn.Close() // it was never used
+		return nil, err
+	}
+	if !s.spec.TLS {
+		return conn, nil
+	}
+	secure := tls.Client(conn, client.tlsConfig(s.spec))
+	if err := secure.HandshakeContext(ctx); err != nil {
+		_ = conn.Close() // it was never used
+		return nil, err
+	}
+	return secure, nil
 }
 
 // limitUnacked sets streamUnacked (tcp(7), TCP_USER_TIMEOUT).

@@ -1,0 +1,160 @@
+package upstream
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+// maxTransfers is how many zone transfers there may be at a time: each has a connection
+// of its own, for as long as its client takes to read it.
+const maxTransfers = 16
+
+// ErrTransfers says that too many zone transfers are under way.
+var ErrTransfers = errors.New("too many zone transfers are under way")
+
+// Transfer asks for a zone (AXFR, RFC 5936; IXFR, RFC 1995) over a connection of its own to
+// the first server of the group that takes one, and calls send with each message of the
+// response but the last, which it returns. Messages are as the server sent them. Each must
+// come within Config.Timeout. An error may come after some messages have been sent.
+func (g *Group) Transfer(query []byte, send func(message []byte) error) (last []byte, err error) {
+	c := g.client
+	if c.transfers.Add(1) > maxTransfers {
+		c.transfers.Add(-1)
+		return nil, ErrTransfers
+	}
+	defer c.transfers.Add(-1)
+	tracker, err := newTransferEnd(query)
+	if err != nil {
+		return nil, err
+	}
+	conn, server, err := g.dialAny()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	if last, err = relayTransfer(conn, query, tracker, transferRelay{send, c.config.Timeout}); err != nil {
+		err = fmt.Errorf("%s: %w", server.spec, cause(err))
+	}
+	return last, err
+}
+
+// dialAny connects to the first server that can be connected to.
+func (g *Group) dialAny() (net.Conn, *server, error) {
+	now := time.Now()
+	servers := slices.Clone(g.servers)
+	slices.SortStableFunc(servers, func(a, b *server) int { return int(a.standing(now, false).state) - int(b.standing(now, false).state) })
+	err := ErrNoServers
+	for _, s := range servers {
+		if s.standing(now, false).state == Looping {
+			err = fmt.Errorf("%s: %w", s.spec, ErrLoop)
+			continue
+		}
+		var conn net.Conn
+		if conn, err = s.dial(); err == nil {
+			return conn, s, nil
+		}
+		err = fmt.Errorf("%s: %w", s.spec, cause(err))
+	}
+	return nil, nil, err
+}
+
+// A transferRelay says where messages go, and how long one may take.
+type transferRelay struct {
+	send    func(message []byte) error
+	timeout time.Duration
+}
+
+// relayTransfer sends the query and relays what comes back.
+func relayTransfer(conn net.Conn, query []byte, tracker *transferEnd, to transferRelay) (last []byte, err error) {
+	if err := conn.SetDeadline(time.Now().Add(to.timeout)); err != nil {
+		return nil, err
+	}
+	framed := binary.BigEndian.AppendUint16(nil, uint16(len(query))) //nolint:gosec // a message
+	if _, err := conn.Write(append(framed, query...)); err != nil {
+		return nil, err
+	}
+	for {
+		if err := conn.SetDeadline(time.Now().Add(to.timeout)); err != nil {
+			return nil, err
+		}
+		var frame [frameLen]byte
+		if _, err := io.ReadFull(conn, frame[:]); err != nil {
+			return nil, err
+		}
+		message := make([]byte, binary.BigEndian.Uint16(frame[:]))
+		if _, err := io.ReadFull(conn, message); err != nil {
+			return nil, err
+		}
+		over, err := tracker.over(message)
+		if err != nil || over {
+			return message, err
+		}
+		if err := to.send(message); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// A transferEnd finds the last message of a zone transfer. Its records begin and end with
+// the zone's SOA record. Those of an incremental transfer, which has a SOA record in the
+// second place, have it a third time: before the additions of the last difference.
+type transferEnd struct {
+	id          uint16
+	incremental bool   // IXFR was asked for
+	have        uint32 // the client's serial, of an IXFR
+
+	records int
+	serial  uint32 // of the zone
+	seen    int    // how often the zone's SOA record was there
+	want    int    // how often it is
+}
+
+func newTransferEnd(query []byte) (*transferEnd, error) {
+	msg := new(dns.Msg)
+	if err := msg.Unpack(query); err != nil || len(msg.Question) != 1 {
+		return nil, errMalformedQuery
+	}
+	t := &transferEnd{id: msg.Id, incremental: msg.Question[0].Qtype == dns.TypeIXFR, want: 2}
+	for _, rr := range msg.Ns {
+		if soa, ok := rr.(*dns.SOA); ok {
+			t.have = soa.Serial
+		}
+	}
+	return t, nil
+}
+
+// over reports whether a message is the last.
+func (t *transferEnd) over(message []byte) (bool, error) {
+	msg := new(dns.Msg)
+	if err := msg.Unpack(message); err != nil || !msg.Response || msg.Id != t.id {
+		return false, ErrMalformed
+	}
+	if msg.Rcode != dns.RcodeSuccess || len(msg.Answer) == 0 {
+		return true, nil
+	}
+	for _, rr := range msg.Answer {
+		t.records++
+		soa, isSOA := rr.(*dns.SOA)
+		switch {
+		case t.records == 1 && !isSOA:
+			return true, nil // no transfer: the client is to make of it what it can
+		case t.records == 1:
+			t.serial = soa.Serial
+		case t.records == 2 && isSOA && t.incremental && soa.Serial != t.serial:
+			t.want = 3
+		}
+		if isSOA && soa.Serial == t.serial {
+			t.seen++
+		}
+	}
+	// The client has the zone already if it has that serial, or a later one (RFC 1982).
+	upToDate := t.incremental && t.records == 1 && int32(t.serial-t.have) <= 0 //nolint:gosec // serials wrap around
+	return t.seen >= t.want || upToDate, nil
+}
