@@ -42,12 +42,11 @@ func TestCodec(t *testing.T) {
 func TestSlowClientsShareTheTable(t *testing.T) {
 	const hosts, slow, bound = 20000, 60, 40 << 20
 	dir := t.TempDir()
-	var text strings.Builder
-	for i := range hosts {
-		fmt.Fprintf(&text, "---\napiVersion: v1\nkind: Service\nmetadata: {name: s%d, namespace: shop}\nspec: {clusterIP: 10.1.%d.%d}\n",
-			i, i/250, i%250+1)
+	names := make([]string, hosts)
+	for i := range names {
+		names[i] = fmt.Sprintf("host-%d.of-a-zone-with-a-long-name.example.com", i)
 	}
-	write(t, dir, "a.yaml", text.String())
+	write(t, dir, "a.yaml", entry("all", "hosts: ["+strings.Join(names, ", ")+"], addresses: [192.0.2.1, 192.0.2.2]"))
 	r := start(t, Config{ConfigDir: dir})
 	before := heap()
 	for i := range slow {

@@ -50,7 +50,7 @@ func TestClientsAreBounded(t *testing.T) {
 func TestSlowClient(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
-	r := start(t, Config{ConfigDir: dir, AckTimeout: 500 * time.Millisecond})
+	r := start(t, Config{ConfigDir: dir, AckTimeout: 3 * time.Second})
 	slow, err := r.dial(t).StreamAggregatedResources(t.Context())
 	if err != nil {
 		t.Fatal(err)

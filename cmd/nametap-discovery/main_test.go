@@ -2,11 +2,13 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -29,6 +31,12 @@ func TestScripts(t *testing.T) {
 		Dir: "testdata/script",
 		Setup: func(e *testscript.Env) error {
 			return os.CopyFS(e.Getenv("WORK")+"/examples", examples.Files)
+		},
+		Condition: func(name string) (bool, error) {
+			if name != "userns" {
+				return false, fmt.Errorf("unknown condition %q", name)
+			}
+			return exec.CommandContext(t.Context(), "unshare", "-Ur", "true").Run() == nil, nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"logged":  cmdLogged,
