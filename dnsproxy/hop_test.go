@@ -9,6 +9,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/fakedns"
 )
 
 // neighbourOptions are the options between two neighbours, and others are for whom they
@@ -106,6 +107,15 @@ func TestOPTIsHopByHop(t *testing.T) { // F19, A8, A11
 	if resp := p.exchange(t, "udp", req); resp.IsEdns0() != nil || (<-got).IsEdns0() != nil {
 		t.Errorf("want no OPT record:\n%v", resp)
 	}
+	// Who says something is told that it was heard, whatever the nameserver knows of EDNS.
+	old := nameserver(t, fakedns.Answer("www.example. 60 IN A 192.0.2.1"))
+	ignorant := startForwarder(t, dnsproxy.Config{Upstreams: servers(old)})
+	req = withEDNS(question("www.example", dns.TypeA), clientSize)
+	req.RecursionDesired = false
+	if resp := ignorant.exchange(t, "udp", req); resp.IsEdns0() == nil || len(resp.Answer) != 1 {
+		t.Errorf("want an answer with an OPT record:\n%v", resp)
+	}
+	req = question("www.example", dns.TypeA)
 	// A signature is over the whole message.
 	req = question("www.example", dns.TypeA).SetEdns0(clientSize, true)
 	req.IsEdns0().Option = neighbourOptions()

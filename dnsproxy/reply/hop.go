@@ -13,7 +13,9 @@ import (
 // neighbours; others, such as the client's subnet, stay. Without edns the next neighbour
 // said nothing of EDNS and is sent no OPT record.
 //
-// A message that is signed as a whole, or cannot be walked, is copied as it is.
+// A reply without an OPT record gets one if its client sent one: the lack would say that
+// this agent does not know EDNS. A message that is signed as a whole, or cannot be walked,
+// is copied as it is.
 func Hop(wire []byte, edns bool, udpSize uint16) []byte {
 	opt, ok := findHopOPT(wire)
 	if ok && opt.end != opt.last {
@@ -26,7 +28,11 @@ func Hop(wire []byte, edns bool, udpSize uint16) []byte {
 		opt, ok = findHopOPT(wire)
 	}
 	if !ok {
-		return bytes.Clone(wire)
+		out := bytes.Clone(wire)
+		if edns && opt.none && wire[flagsOffset]&bitQR != 0 && len(wire) <= dns.MaxMsgSize-optLen {
+			return addOPT(out, udpSize)
+		}
+		return out
 	}
 	out := append(make([]byte, 0, opt.end), wire[:opt.start]...)
 	if !edns {
@@ -41,6 +47,16 @@ func Hop(wire []byte, edns bool, udpSize uint16) []byte {
 	out = appendForOthers(append(out, 0, 0), wire[opt.fixed+fixedLen:opt.end])
 	binary.BigEndian.PutUint16(out[length:], uint16(len(out)-length-2)) //nolint:gosec // no longer than it was
 	return out
+}
+
+// addOPT adds an OPT record to a message without.
+func addOPT(msg []byte, udpSize uint16) []byte {
+	const count = countsOffset + 2*(1+additional)
+	binary.BigEndian.PutUint16(msg[count:], binary.BigEndian.Uint16(msg[count:])+1)
+	msg = append(msg, 0)
+	msg = binary.BigEndian.AppendUint16(msg, dns.TypeOPT)
+	msg = binary.BigEndian.AppendUint16(msg, udpSize)
+	return append(msg, 0, 0, 0, 0, 0, 0) // response code, version, flags, no options
 }
 
 // dropExtendedRcode makes msg, whose OPT record was removed, say so. The low bits of a
@@ -71,7 +87,8 @@ func appendForOthers(dst, options []byte) []byte {
 // A hopOPT is where the OPT record of a message is.
 type hopOPT struct {
 	start, fixed, end int
-	last              int // where the last record ends
+	last              int  // where the last record ends
+	none              bool // there is none, and nothing behind the last record
 }
 
 // findHopOPT finds the OPT record of version 0. It reports false if there is not just
@@ -108,7 +125,7 @@ func findHopOPT(wire []byte) (opt hopOPT, ok bool) {
 			off = end
 		}
 	}
-	opt.last = off
+	opt.last, opt.none = off, found == 0 && off == len(wire)
 	const version = ttlOffset + 1
 	return opt, found == 1 && wire[opt.start] == 0 && wire[opt.fixed+version] == 0
 }
