@@ -2,6 +2,7 @@ package nds
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -59,6 +60,8 @@ type Client struct {
 	// pingAfter is how long a connection is silent before it is asked for a sign of
 	// life. It doubles when the control plane finds that too often.
 	pingAfter time.Duration
+	// failures counts the connects since a stream last stood for steadyAfter.
+	failures int
 	// lost logs why there is no stream, unkept why there is no snapshot.
 	lost, unkept repeated
 	// variant is the one to connect with. It is StateOfTheWorld from fellBack, when the
@@ -138,21 +141,20 @@ func (c *Client) Run(ctx context.Context) error {
 	defer stop()
 	defer c.lost.over()
 	tasks.Go(func() { c.workload.run(ctx) })
-	failures := 0
 	for ctx.Err() == nil {
 		stood, err := c.connect(ctx)
 		err = advise(c.cfg, c.cfg.Addr, "--xds-addr", err)
 		c.setDisconnected(err)
 		if stood >= steadyAfter {
-			failures = 0
+			c.failures = 0
 			c.lost.over()
 		}
 		if c.fallBack(err) {
 			continue
 		}
-		wait := pause(failures, rand.Float64())
-		c.logLost(ctx, loss{err: err, expected: stood > 0 && failures == 0, wait: wait})
-		failures++
+		wait := pause(c.failures, rand.Float64())
+		c.logLost(ctx, loss{err: err, expected: stood > 0 && c.failures == 0, wait: wait})
+		c.failures++
 		c.wait(ctx, wait)
 	}
 	return nil
@@ -181,7 +183,7 @@ func (c *Client) connect(ctx context.Context) (stood time.Duration, err error) {
 	if err != nil {
 		return 0, err
 	}
-	proof, err := readCredentials(c.cfg, c.workload.valid(), c.cfg.ServerName)
+	proof, err := readCredentials(c.cfg, c.certificate(), c.cfg.ServerName)
 	if err != nil {
 		return 0, err
 	}
@@ -209,6 +211,21 @@ func (c *Client) connect(ctx context.Context) (stood time.Duration, err error) {
 		c.workload.refused(proof.workload)
 	}
 	return stood, err
+}
+
+// certificate returns the workload certificate to connect with; nil means none. When it
+// has failed several times the token, if it is good, takes its place every second time:
+// a server that refuses a certificate may end the connection before it says so.
+func (c *Client) certificate() *tls.Certificate {
+	const several = 3
+	certificate := c.workload.valid()
+	if certificate == nil || c.failures < several || c.failures%2 == 0 || c.cfg.TokenFile == "" {
+		return certificate
+	}
+	if token, err := readToken(c.cfg.TokenFile); err != nil || expired(token) {
+		return certificate
+	}
+	return nil
 }
 
 // stream opens a stream and stays until it ends. It returns what connect does.

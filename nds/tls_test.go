@@ -196,3 +196,11 @@ func TestTLSTrouble(t *testing.T) {
 		})
 	}
 }
+
+// C1: TLS to a port without it is said with the setting.
+func TestTLSToPlaintext(t *testing.T) {
+	s := startSecured(t)
+	s.server = fakexds.Start(t, fakexds.Options{})
+	h := s.start(t, nil)
+	h.wantLog("level=WARN", "no stream to the control plane", "the server does not speak TLS: --xds-plaintext")
+}

@@ -216,6 +216,19 @@ func TestRefusedCertificate(t *testing.T) {
 	}
 }
 
+// C1: a control plane that does not take the certificate for the identity, and takes the
+// token, is served with that.
+func TestTokenBesideCertificate(t *testing.T) {
+	c := startCertified(t, nil)
+	h := c.start(t, nil)
+	h.wantLog("workload certificate obtained")
+	h.stop()
+	c.server = fakexds.Start(t, fakexds.Options{Authority: c.authority, Token: "token-1", RefuseCertificates: true})
+	h = c.start(t, nil)
+	h.wantLog("level=WARN", "PermissionDenied", `namespace \"shop\" (--namespace) and service account \"default\" (--service-account)`)
+	h.wantProof(1, "token")
+}
+
 // C1, C7: what is in the file and cannot prove the identity of the node is said and not
 // used, and neither is a certificate that the authority signs for another identity.
 func TestForeignCertificate(t *testing.T) {

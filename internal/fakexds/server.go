@@ -31,6 +31,8 @@ type Options struct {
 	// Authority, if not nil, makes the port speak TLS with its certificate, take its
 	// client certificates instead of the token, and sign those of workloads.
 	Authority *Authority
+	// RefuseCertificates makes streams of clients with a certificate PermissionDenied.
+	RefuseCertificates bool
 	// NoSigning leaves out the service that signs.
 	NoSigning bool
 	// TLS, if not nil, makes the port speak TLS.

@@ -141,6 +141,8 @@ func (s *Server) known(ctx context.Context) (string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
+	case hasCertificate(ctx) && s.opts.RefuseCertificates:
+		return "", status.Error(codes.PermissionDenied, "authorization failed")
 	case hasCertificate(ctx):
 		return "certificate", nil
 	case s.token == "":
