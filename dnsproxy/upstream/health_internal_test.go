@@ -96,3 +96,54 @@ func TestServerWithoutAnswers(t *testing.T) {
 		time.Sleep(time.Minute) // the last replies
 	})
 }
+
+// F10, F16: while all servers are dead most queries are refused at once, and some are
+// sent; soon after a server is back, none is refused.
+func TestOverloadEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := NewClient(Config{})
+		defer c.Close()
+		const outage = 20 * time.Second
+		dead := func(at time.Duration) bool { return at < outage }
+		g, all := group(c, Options{}, deadWhile(rtt(time.Millisecond), dead), deadWhile(rtt(time.Millisecond), dead))
+		var mu sync.Mutex
+		refused := map[bool]int{} // by whether a server was back for 3 s
+		var asking sync.WaitGroup
+		start, before := time.Now(), 0
+		for i := range 25_000 {
+			asking.Go(func() {
+				back := time.Since(start) > outage+3*time.Second
+				_, _, err := g.Exchange(t.Context(), simQuery, UDPOnly)
+				mu.Lock()
+				defer mu.Unlock()
+				if errors.Is(err, ErrOverload) {
+					refused[back]++
+				}
+				if back && err != nil {
+					t.Errorf("query %d, with the servers back: %v", i, err)
+				}
+			})
+			time.Sleep(time.Millisecond)
+			switch i {
+			case 10_000:
+				before = all[0].asked()
+			case 15_000:
+				if sent := all[0].asked() - before; sent < 30 {
+					t.Errorf("%d queries were sent in 5 s of overload", sent)
+				}
+			}
+		}
+		asking.Wait()
+		if refused[false] < 15_000 {
+			t.Errorf("%d queries of 20,000 were refused at once", refused[false])
+		}
+		time.Sleep(time.Minute) // the last replies
+	})
+}
+
+// asked returns how many queries the server was sent.
+func (v *virtual) asked() int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.queries
+}
