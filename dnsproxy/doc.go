@@ -95,7 +95,9 @@
 // # Who answers
 //
 // The goroutine that reads a socket answers own names, and what the cache has,
-// itself, from wire form to wire form ([responder.respond]). What it does not answer
+// itself, from wire form to wire form ([responder.respond]). Where a UDP query was on its
+// way to is asked of the kernel last: for what the cache has an answer to, and for what is
+// handed on, never for own names. What it does not answer
 // it hands on to [handler.serve], on a goroutine of its own: queries to be forwarded
 // or held, and whatever is rare or malformed.
 //

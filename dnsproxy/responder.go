@@ -56,9 +56,9 @@ type responder struct {
 	handler *handler
 	query   query
 	scratch scratch
-	// uncached hands on whatever is not the table's: captured queries may have been
-	// on their way to a nameserver that is not ours to choose.
-	uncached bool
+	// elsewhere reports whether the query was captured on its way to a nameserver that
+	// the cache does not speak for. It may ask the kernel; nil says that no query was.
+	elsewhere func() bool
 	// full says that nothing can be handed on: what respond does not answer is dropped.
 	full bool
 }
@@ -101,14 +101,14 @@ func (r *responder) respond(dst, packet []byte, over transport) (response []byte
 func (r *responder) respondCached(dst []byte, over transport) (response []byte, ok bool) {
 	q, h := &r.query, r.handler
 	var found resolution
-	if !r.uncached && q.cacheable() {
-		if found, ok = h.forwarder.tryCached(h.key(q)); ok && found.err == nil {
+	if q.cacheable() {
+		if found, ok = h.forwarder.tryCached(h.key(q)); ok && found.err == nil && !r.goesElsewhere() {
 			h.metrics.countAnswer(q.qtype, over, found.reply.Rcode(), sourceCache)
 			request := h.request(q, h.limit(q.udpSize, over))
 			return found.reply.Append(dst, &request, found.age), true
 		}
 	}
-	if r.full || found.reply == nil && found.err == nil && !r.uncached && h.forwarder.overloaded(q.name) {
+	if r.full || found.reply == nil && found.err == nil && h.forwarder.overloaded(q.name) && !r.goesElsewhere() {
 		// Said here, since a goroutine for each would cost what own names need.
 		h.metrics.overflows.Inc()
 		h.metrics.countAnswer(q.qtype, over, dns.RcodeServerFailure, sourceSelf)
@@ -116,6 +116,10 @@ func (r *responder) respondCached(dst []byte, over transport) (response []byte, 
 	}
 	return dst, false
 }
+
+// goesElsewhere calls elsewhere. It is asked last, when all else says that the query need
+// not be handed on.
+func (r *responder) goesElsewhere() bool { return r.elsewhere != nil && r.elsewhere() }
 
 // respondOwn appends the response to a query for an own name, of at most limit
 // bytes.

@@ -190,7 +190,9 @@ func (c *tcpConn) serve() {
 	defer c.waiting.Wait()
 	defer close(c.left)
 	responder := newResponder(c.handler)
-	responder.uncached = c.from.original != nil && c.handler.forwarder.elsewhere(&c.from).IsValid()
+	if c.from.original != nil {
+		responder.elsewhere = func() bool { return c.handler.forwarder.elsewhere(&c.from).IsValid() }
+	}
 	var query, answers []byte
 	for answered := false; ; {
 		// What was asked in one go is answered in one go. Nothing waits for the rest of

@@ -186,10 +186,17 @@ type udpReader struct {
 }
 
 func (l *udpListener) newReader() udpReader {
-	return udpReader{
+	r := udpReader{
 		udpListener: l, responder: newResponder(l.handler), left: udpLastPackets,
 		in: newUDPMessage(dns.MaxMsgSize, l.wildcard), out: make([]byte, 0, dns.MaxMsgSize),
 	}
+	from := arrival{over: overUDP, original: func() netip.AddrPort {
+		return l.handler.original(r.in.client(), r.in.local(l.local))
+	}}
+	r.responder.elsewhere = func() bool {
+		return l.mayBeCaptured(r.in) && l.handler.forwarder.elsewhere(&from).IsValid()
+	}
+	return r
 }
 
 // readAll answers what the kernel holds. It is false when there is nothing left,
@@ -217,7 +224,6 @@ func (r *udpReader) readAll(fd uintptr) (over bool) {
 
 // answer answers a packet, or hands it on.
 func (r *udpReader) answer(fd uintptr, packet []byte) {
-	r.responder.uncached = r.mayBeCaptured(r.in)
 	long := &r.handler.forwarder.long
 	r.responder.full = r.starting.Load() >= maxStarting || !long.fit(len(packet))
 	if response, ok := r.responder.respond(r.out[:0], packet, overUDP); ok {

@@ -106,3 +106,38 @@ func TestOtherOpcodes(t *testing.T) { // A11
 		t.Errorf("%d reached the one and %d the other, want 4 and 4", n, m)
 	}
 }
+
+// BenchmarkCaptured is the time for one answer to a client whose query was captured.
+func BenchmarkCaptured(b *testing.B) {
+	netns.Need(b, "iptables")
+	h := newHost(b)
+	h.start()
+	h.redirect()
+	for what, name := range map[string]string{"table": "web.shop.svc.cluster.local.", "cache": "www.example.org."} {
+		b.Run(what, func(b *testing.B) {
+			var conn net.Conn
+			var err error
+			h.Run(func() { conn, err = net.Dial("udp", named+":53") })
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer conn.Close()
+			query, err := new(dns.Msg).SetQuestion(name, dns.TypeA).Pack()
+			if err != nil {
+				b.Fatal(err)
+			}
+			reply := make([]byte, dns.MaxMsgSize)
+			for b.Loop() {
+				if err := conn.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+					b.Fatal(err)
+				}
+				if _, err := conn.Write(query); err != nil {
+					b.Fatal(err)
+				}
+				if _, err := conn.Read(reply); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

@@ -313,6 +313,15 @@ func BenchmarkLookup(b *testing.B) {
 					b.Fatal(ok, err)
 				}
 			}
+			b.Run("parallel", func(b *testing.B) {
+				b.RunParallel(func(pb *testing.PB) {
+					for pb.Next() {
+						if _, ok, err := h.origdst.Lookup(client, local); !ok || err != nil {
+							b.Error(ok, err)
+						}
+					}
+				})
+			})
 		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"runtime"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -18,24 +19,42 @@ var ErrPermission = fmt.Errorf("connection tracking may not be asked, CAP_NET_AD
 // at most 128 bytes each.
 const bufferSize = 8 << 10
 
+// maxSockets is how many lookups can be made at a time, if there are as many processors.
+const maxSockets = 8
+
 // A UDP asks connection tracking for UDP flows. Its methods may be called from any
-// goroutine.
+// goroutine. It has several sockets, since a lookup takes a socket for as long as the
+// kernel takes.
 type UDP struct {
-	mu     sync.Mutex
-	fd     int // -1 after Close
+	all    []*socket
+	free   chan *socket  // those that no lookup has
+	closed chan struct{} // closed by Close
+	once   sync.Once
+}
+
+// A socket makes one lookup at a time.
+type socket struct {
+	fd     int
 	seq    uint32
 	buffer []byte // the request, then the response
 }
 
-// OpenUDP opens a socket to the connection tracking of the calling thread's network
+// OpenUDP opens sockets to the connection tracking of the calling thread's network
 // namespace. It makes a first lookup, so that what every lookup would fail with
 // (see [ErrPermission]) is said here. The caller closes it.
 func OpenUDP() (*UDP, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
-	if err != nil {
-		return nil, fmt.Errorf("opening a netlink socket to connection tracking: %w", err)
+	n := min(max(2, runtime.GOMAXPROCS(0)), maxSockets)
+	u := &UDP{free: make(chan *socket, n), closed: make(chan struct{})}
+	for range n {
+		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+		if err != nil {
+			_ = u.Close()
+			return nil, fmt.Errorf("opening a netlink socket to connection tracking: %w", err)
+		}
+		s := &socket{fd: fd, buffer: make([]byte, bufferSize)}
+		u.all = append(u.all, s)
+		u.free <- s
 	}
-	u := &UDP{fd: fd, buffer: make([]byte, bufferSize)}
 	nobody := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 0)
 	if _, _, err := u.Lookup(nobody, nobody); err != nil {
 		_ = u.Close()
@@ -44,17 +63,18 @@ func OpenUDP() (*UDP, error) {
 	return u, nil
 }
 
-// Close closes the socket. Lookups fail from then on with an error that is
-// [os.ErrClosed].
+// Close closes the sockets once no lookup has them. Lookups fail from then on with an
+// error that is [os.ErrClosed].
 func (u *UDP) Close() error {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.fd < 0 {
-		return nil
-	}
-	fd := u.fd
-	u.fd = -1
-	return unix.Close(fd)
+	var err error
+	u.once.Do(func() {
+		close(u.closed)
+		for range u.all {
+			s := <-u.free
+			err = errors.Join(err, unix.Close(s.fd))
+		}
+	})
+	return err
 }
 
 // Lookup returns where a packet, which came from client to the socket at local, was
@@ -69,12 +89,7 @@ func (u *UDP) Lookup(client, local netip.AddrPort) (netip.AddrPort, bool, error)
 		return netip.AddrPort{}, false, fmt.Errorf("asking connection tracking: client %q and local address %q: want two of one family",
 			client, local)
 	}
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.fd < 0 {
-		return netip.AddrPort{}, false, fmt.Errorf("asking connection tracking: %w", os.ErrClosed)
-	}
-	original, err := u.askLocked(client, local)
+	original, err := u.ask(client, local)
 	switch {
 	case errors.Is(err, unix.ENOENT), err == nil && original == local:
 		return netip.AddrPort{}, false, nil
@@ -88,21 +103,38 @@ func (u *UDP) Lookup(client, local netip.AddrPort) (netip.AddrPort, bool, error)
 	return original, true, nil
 }
 
-// askLocked asks for the entry whose reply goes from local to client, and returns
-// its original destination. The kernel has the response ready when sending returns,
-// so nothing waits here.
-func (u *UDP) askLocked(client, local netip.AddrPort) (netip.AddrPort, error) {
-	u.seq++
-	request := appendRequest(u.buffer[:0], u.seq, local, client)
-	if _, err := unix.Write(u.fd, request); err != nil { // goes to the kernel without an address
+// ask is [socket.ask] with a socket that no other lookup has.
+func (u *UDP) ask(client, local netip.AddrPort) (netip.AddrPort, error) {
+	select {
+	case <-u.closed: // first, as there may be free ones yet
+		return netip.AddrPort{}, os.ErrClosed
+	default:
+	}
+	select {
+	case s := <-u.free:
+		original, err := s.ask(client, local)
+		u.free <- s
+		return original, err
+	case <-u.closed:
+		return netip.AddrPort{}, os.ErrClosed
+	}
+}
+
+// ask asks for the entry whose reply goes from local to client, and returns its original
+// destination. The kernel has the response ready when sending returns, so nothing waits
+// here.
+func (s *socket) ask(client, local netip.AddrPort) (netip.AddrPort, error) {
+	s.seq++
+	request := appendRequest(s.buffer[:0], s.seq, local, client)
+	if _, err := unix.Write(s.fd, request); err != nil { // goes to the kernel without an address
 		return netip.AddrPort{}, err
 	}
 	for {
-		n, err := unix.Read(u.fd, u.buffer)
+		n, err := unix.Read(s.fd, s.buffer)
 		if err != nil {
 			return netip.AddrPort{}, err
 		}
-		original, ours, err := parseResponse(u.buffer[:n], u.seq)
+		original, ours, err := parseResponse(s.buffer[:n], s.seq)
 		if ours { // others are left over from a lookup that failed
 			return original, err
 		}
