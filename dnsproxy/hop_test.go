@@ -115,7 +115,6 @@ func TestOPTIsHopByHop(t *testing.T) { // F19, A8, A11
 	if resp := ignorant.exchange(t, "udp", req); resp.IsEdns0() == nil || len(resp.Answer) != 1 {
 		t.Errorf("want an answer with an OPT record:\n%v", resp)
 	}
-	req = question("www.example", dns.TypeA)
 	// A signature is over the whole message.
 	req = question("www.example", dns.TypeA).SetEdns0(clientSize, true)
 	req.IsEdns0().Option = neighbourOptions()

@@ -134,6 +134,11 @@ func TestTransferIsRefused(t *testing.T) { // A4, N7
 			}
 		}
 	}
+	// As secondaries ask: with the SOA that they have.
+	req := new(dns.Msg).SetIxfr("api.example.com.", 1, "ns.example.com.", "h.example.com.")
+	if resp := p.exchange(t, "tcp", req); resp.Rcode != dns.RcodeRefused {
+		t.Errorf("IXFR with an SOA: want REFUSED:\n%v", resp)
+	}
 	if asked := world.Queries(); len(asked) > 0 {
 		t.Errorf("forwarded: %v", asked)
 	}
