@@ -25,6 +25,8 @@ EXPOSE 15010/tcp 15014/tcp
 ENTRYPOINT ["/usr/local/bin/nametap-discovery"]
 
 FROM scratch AS agent
+# The authorities that tls:// nameservers' certificates come from.
+COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 COPY --from=build /out/nametap /usr/local/bin/nametap
 COPY --from=build --chown=1337:1337 /out/state /var/lib/nametap
 USER 1337:1337

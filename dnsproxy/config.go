@@ -88,6 +88,9 @@ type Config struct {
 	// Parallel asks all nameservers at once instead of one after the other; the order
 	// is of no account then.
 	Parallel bool
+	// UpstreamRootCA is a PEM file with the root certificates of TLS nameservers, which is
+	// read for every new connection. Default those of the system.
+	UpstreamRootCA string
 	// MixCase sends questions in random case, which a forger has to guess as well
 	// (draft-vixie-dnsext-dns0x20).
 	MixCase bool

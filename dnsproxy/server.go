@@ -96,7 +96,8 @@ func New(cfg Config) (*Server, error) {
 func (s *Server) newForwarder() *forwarder {
 	f := &forwarder{
 		client: upstream.NewClient(upstream.Config{
-			Timeout: s.config.UpstreamTimeout, MixCase: s.config.MixCase, Logger: s.log,
+			TLSRootsFile: s.config.UpstreamRootCA,
+			Timeout:      s.config.UpstreamTimeout, MixCase: s.config.MixCase, Logger: s.log,
 			Observe: s.handler.metrics.observeUpstream, Check: new(reply.Checker).Check,
 		}),
 		slots:   newSlots(s.config.MaxInflight),

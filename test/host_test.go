@@ -50,11 +50,13 @@ type host struct {
 	named, other *fakedns.Server
 	capabilities []uintptr  // of its agents
 	sameUser     bool       // its agents run as the test does, with all that it may
+	authority    []byte     // of its nameserver over TLS, PEM
 	environment  []string   // of its agents, besides the test's own
 	flags        []string   // of its agents, before those of a test
 	signal       os.Signal  // that ends its agents after the test
 	output       *os.File   // of its agents; nil is the log
 	sockets      []*os.File // of its agents, as systemd hands them over
+	chroot       string     // the directory that its agents see as /, which has nametap as the image has; empty is the test's
 	descriptors  int        // that its agents may have open; 0 means as many as the test
 }
 
@@ -162,8 +164,12 @@ func (h *host) command(args ...string) *exec.Cmd {
 	if h.descriptors > 0 {
 		cmd = exec.Command("prlimit", append([]string{fmt.Sprintf("--nofile=%d", h.descriptors), binary}, args...)...)
 	}
+	if h.chroot != "" {
+		cmd.Path = imageBinary
+	}
 	cmd.Env = append(slices.Concat(os.Environ(), h.environment), "POD_NAME=web-0", "POD_NAMESPACE=shop", "INSTANCE_IP=10.1.2.3")
 	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Chroot:      h.chroot,
 		Credential:  &syscall.Credential{Uid: agentID, Gid: agentID},
 		AmbientCaps: h.capabilities,
 		Pdeathsig:   syscall.SIGKILL,

@@ -1,8 +1,11 @@
 package test
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -23,6 +26,7 @@ func (h *host) serveTLS() *fakedns.Server {
 		h.tb.Fatal(err)
 	}
 	h.tb.Cleanup(server.Close)
+	h.authority = authority
 	// Where crypto/x509 looks for the authorities of the system.
 	h.environment = append(h.environment, "SSL_CERT_FILE="+h.write("authority.pem", string(authority)))
 	return server
@@ -60,5 +64,70 @@ func TestTLSUpstreamOfAnotherName(t *testing.T) { // F15
 	}
 	if got := server.Queries(); len(got) > 0 {
 		t.Errorf("it was asked %v", got)
+	}
+}
+
+// The authorities may be those of a file.
+func TestTLSUpstreamRootCA(t *testing.T) { // F15, R7
+	t.Parallel()
+	netns.Need(t, "dig")
+	h := newHost(t)
+	h.serveTLS()
+	h.environment = nil
+	h.start("--upstream", "tls://"+named+"#dns.example", "--upstream-root-ca", h.write("own.pem", string(h.authority)))
+	if got := h.dig("@127.0.0.1", "-p", "15053", "www.example.org"); got != "192.0.2.85" {
+		t.Error(got)
+	}
+	r := h.nametap("agent", "--upstream-root-ca", h.write("empty.pem", ""))
+	if r.code == 0 || !strings.Contains(r.stderr, "upstream-root-ca") || !strings.Contains(r.stderr, "empty.pem") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// imageBinary is where the image has nametap.
+const imageBinary = "/usr/local/bin/nametap"
+
+// The image has the authorities of the system where Go looks for them: an agent that sees
+// nothing but what the Dockerfile copies trusts them.
+func TestTLSUpstreamInImage(t *testing.T) { // F15
+	t.Parallel()
+	netns.Need(t, "dig")
+	dockerfile, err := os.ReadFile("../Dockerfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := newHost(t)
+	h.serveTLS()
+	h.environment = nil
+	h.chroot = h.dir
+	put := func(path string, content []byte, mode os.FileMode) {
+		t.Helper()
+		path = filepath.Join(h.chroot, path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, content, mode)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, stage, _ := strings.Cut(string(dockerfile), "FROM scratch AS agent\n")
+	for line := range strings.Lines(stage) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || fields[0] != "COPY" {
+			continue
+		}
+		switch from, to := fields[len(fields)-2], fields[len(fields)-1]; filepath.Base(from) {
+		case "nametap":
+			content, err := os.ReadFile(binary)
+			if err != nil {
+				t.Fatal(err)
+			}
+			put(to, content, 0o755)
+		case "ca-certificates.crt":
+			put(to, h.authority, 0o644)
+		}
+	}
+	put("etc/resolv.conf", nil, 0o644)
+	h.resolvConf = "/etc/resolv.conf"
+	h.start("--upstream", "tls://"+named+"#dns.example")
+	if got := h.dig("@127.0.0.1", "-p", "15053", "www.example.org"); got != "192.0.2.85" {
+		t.Error(got)
 	}
 }

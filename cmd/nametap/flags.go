@@ -37,6 +37,7 @@ type agentFlags struct {
 	dnsAddr, resolvConf, beforeSync       string
 	upstreams, bypass, localOnly          []string
 	autopath, upstreamOrder               string
+	upstreamRootCA                        string
 	forwardParallel, upstreamMixCase      bool
 	originalDestination                   bool
 	cacheSize                             byteSize
@@ -140,6 +141,7 @@ func (f *agentFlags) declareAnswers(flags *pflag.FlagSet) {
 // declareForwarding declares what becomes of queries that are not the table's.
 func (f *agentFlags) declareForwarding(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.upstreams, "upstream", nil, "nameserver instead of resolv.conf's: ADDRESS, ADDRESS:PORT or tls://ADDRESS#NAME; with SUFFIX= before it, for the names of that suffix; may be repeated")
+	flags.StringVar(&f.upstreamRootCA, "upstream-root-ca", "", "PEM file with the root certificates of tls:// nameservers, read for every new connection (default: the system's)")
 	flags.StringVar(&f.upstreamOrder, "upstream-order", string(dnsproxy.OrderStrict), "nameserver to ask first: strict (the first that answers; only it may say that there is nothing) or fastest")
 	flags.BoolVar(&f.forwardParallel, "upstream-parallel", false, "ask all nameservers at once instead of one after the other")
 	flags.BoolVar(&f.upstreamMixCase, "upstream-mix-case", false, "send questions in random case (0x20), against forged replies")
@@ -246,11 +248,16 @@ func (f *agentFlags) dnsConfig() (dnsproxy.Config, error) {
 	if err != nil {
 		return dnsproxy.Config{}, err
 	}
+	if f.upstreamRootCA != "" {
+		if _, err := upstream.ReadRoots(f.upstreamRootCA); err != nil {
+			return dnsproxy.Config{}, fmt.Errorf("upstream-root-ca: %w", err)
+		}
+	}
 	cfg := dnsproxy.Config{
 		Addr: f.dnsAddr, Namespace: f.namespace, Domain: f.domain, ResolvConf: f.resolvConf,
 		UpstreamTimeout: f.upstreamTimeout, TTL: f.ttl, EDNSUDPSize: f.ednsUDPSize,
 		Bypass: f.bypass, LocalOnly: f.localOnly, Autopath: autopath,
-		Order: order, Parallel: f.forwardParallel, MixCase: f.upstreamMixCase, OriginalDestination: f.originalDestination,
+		UpstreamRootCA: f.upstreamRootCA, Order: order, Parallel: f.forwardParallel, MixCase: f.upstreamMixCase, OriginalDestination: f.originalDestination,
 		CacheSize: int(f.cacheSize), ServeStale: f.serveStale,
 		CacheMaxTTL: f.cacheMaxTTL, CacheMaxNegativeTTL: f.cacheMaxNegativeTTL,
 		MaxTCPConns: f.maxTCPConns, MaxInflight: f.maxInflight, BeforeSync: beforeSync,

@@ -45,6 +45,9 @@ type Config struct {
 	// TLSRoots are the authorities that TLS servers' certificates must come from;
 	// nil means the system's.
 	TLSRoots *x509.CertPool
+	// TLSRootsFile is a PEM file with those authorities, which is read for every new
+	// connection; empty means TLSRoots.
+	TLSRootsFile string
 	// Logger is told of servers that are down, loop, or are well again; nil means
 	// nobody is.
 	Logger *slog.Logger

@@ -160,7 +160,12 @@ func (s *server) dial() (net.Conn, error) {
 	if !s.spec.TLS {
 		return conn, nil
 	}
-	secure := tls.Client(conn, client.tlsConfig(s.spec))
+	config, err := client.tlsConfig(s.spec)
+	if err != nil {
+		_ = conn.Close() // it was never used
+		return nil, err
+	}
+	secure := tls.Client(conn, config)
 	if err := secure.HandshakeContext(ctx); err != nil {
 		_ = conn.Close() // it was never used
 		return nil, err
@@ -178,17 +183,6 @@ func limitUnacked(conn net.Conn) error {
 		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(streamUnacked.Milliseconds()))
 	})
 	return errors.Join(controlErr, err)
-}
-
-func (c *Client) tlsConfig(spec Spec) *tls.Config {
-	config := &tls.Config{
-		MinVersion: tls.VersionTLS12, ServerName: spec.ServerName, RootCAs: c.config.TLSRoots,
-		ClientSessionCache: c.tickets,
-	}
-	if config.ServerName == "" {
-		config.ServerName = spec.Addr.Addr().WithZone("").String()
-	}
-	return config
 }
 
 // write writes what is queued, as much as there is at a time, until the connection
