@@ -2,6 +2,7 @@ package dnsproxy_test
 
 import (
 	"fmt"
+	"os/exec"
 	"strings"
 	"sync"
 	"testing"
@@ -10,6 +11,8 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/internal/fakedns"
 )
 
 // deadZone is a handler that answers every name but those below dead.zone.example, as a
@@ -91,5 +94,37 @@ func TestDeadZonesLeaveRoom(t *testing.T) {
 	}
 	if n := p.count(t, "nametap_dns_overflows_total"); n == 0 {
 		t.Error("no query of the flood was refused")
+	}
+}
+
+// F16: dnsmasq, whose own nameserver is dead, answers probes: what it knows itself is not
+// refused beside a flood of what it does not.
+func TestDeadZoneBehindDnsmasq(t *testing.T) {
+	t.Parallel()
+	binary, err := exec.LookPath("dnsmasq")
+	if err != nil {
+		t.Skip("NOT TESTED: dnsmasq is not installed: apt-get install dnsmasq-base")
+	}
+	dead := nameserver(t, fakedns.Silence)
+	addr := deadServer(t) // a port that is free
+	args := []string{
+		"--keep-in-foreground", "--conf-file=/dev/null", "--pid-file=", "--user=", "--no-resolv", "--bind-interfaces",
+		"--listen-address=127.0.0.1", fmt.Sprintf("--port=%d", addr.Addr.Port()),
+		fmt.Sprintf("--server=127.0.0.1#%d", dead.Addr.Port()), "--address=/live.example/192.0.2.1",
+	}
+	dnsmasq := exec.CommandContext(t.Context(), binary, args...)
+	if err := dnsmasq.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = dnsmasq.Wait() }) // killed by the context
+	client := dns.Client{Timeout: time.Second}
+	eventually(t, "dnsmasq answers", func() bool {
+		_, _, err := client.Exchange(question("localhost", dns.TypeA), addr.Addr.String())
+		return err == nil
+	})
+	p := startForwarder(t, dnsproxy.Config{Upstreams: []upstream.Spec{addr}})
+	flood(t, p, 5*time.Millisecond, 400)
+	for i := range 10 {
+		p.converse(t, []dialogue{{fmt.Sprintf("w%d.live.example A", i), fmt.Sprintf("w%d.live.example. A 192.0.2.1", i)}})
 	}
 }
