@@ -121,5 +121,15 @@ func TestConnectionsAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	openSotw(t, r, node(t, "shop")).next()
+	// The server may need a moment to see that they are closed.
+	str, err := r.dial(t).StreamAggregatedResources(t.Context(), grpc.WaitForReady(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := str.Send(&discoveryv3.DiscoveryRequest{Node: node(t, "shop"), TypeUrl: typeURL}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := str.Recv(); err != nil {
+		t.Error(err)
+	}
 }
