@@ -47,6 +47,8 @@ func newStatusServer(ctx context.Context, a *Agent, registry *prometheus.Registr
 	mux.Handle("GET /stats/prometheus", metrics)
 	mux.Handle("GET /debug/ndsz", httpguard.LocalOnly(s.handleTable))
 	mux.Handle("GET /debug/explain", httpguard.LocalOnly(s.handleExplain))
+	mux.Handle("GET /debug/cache", httpguard.LocalOnly(s.handleCache))
+	mux.Handle("POST /cache/flush", httpguard.LocalOnly(s.handleCacheFlush))
 	mux.Handle("GET /debug/status", httpguard.LocalOnly(s.handleStatus))
 	mux.Handle("POST /drain", httpguard.LocalOnly(s.handleDrain))
 	mux.Handle("POST /quitquitquit", httpguard.LocalOnly(s.handleQuit))

@@ -4,6 +4,7 @@
 //	nametap capture   the rules that redirect port 53 to the agent
 //	nametap query     ask the agent, and see the rule that answered
 //	nametap table     the agent's table
+//	nametap cache     nameservers' replies that the agent keeps, and forgetting them
 //	nametap status    how the agent is
 //	nametap demo      control plane and agent in one process, with a tour
 //	nametap version
@@ -82,7 +83,7 @@ func newRootCommand() *cobra.Command {
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{settings.FlagError(err)} })
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newAgentCommand(), newCaptureCommand(), newQueryCommand(), newTableCommand(), newStatusCommand(),
+	root.AddCommand(newAgentCommand(), newCaptureCommand(), newQueryCommand(), newTableCommand(), newCacheCommand(), newStatusCommand(),
 		newDemoCommand(), newVersionCommand())
 	return root
 }

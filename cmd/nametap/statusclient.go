@@ -89,6 +89,13 @@ func reachable(flag, addr string) (string, error) {
 
 // get asks for path and decodes the JSON reply into v.
 func (c *statusClient) get(ctx context.Context, path string, query url.Values, v any) error {
+	return c.do(ctx, http.MethodGet, path, query, v)
+}
+
+// do makes a request and decodes the JSON reply into v.
+//
+//nolint:revive // one parameter more than get
+func (c *statusClient) do(ctx context.Context, method, path string, query url.Values, v any) error {
 	if err := c.resolve(); err != nil {
 		return err
 	}
@@ -99,7 +106,7 @@ func (c *statusClient) get(ctx context.Context, path string, query url.Values, v
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	address := url.URL{Scheme: "http", Host: addr, Path: path, RawQuery: query.Encode()}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address.String(), http.NoBody)
+	req, err := http.NewRequestWithContext(ctx, method, address.String(), http.NoBody)
 	if err != nil {
 		return err
 	}

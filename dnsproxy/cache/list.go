@@ -1,0 +1,38 @@
+package cache
+
+import (
+	"time"
+
+	"github.com/nametap/nametap/dnsproxy/reply"
+)
+
+// An Entry is what a cache has for one question.
+type Entry struct {
+	Key     Key
+	Reply   *reply.Reply  // nil if no nameserver answered
+	Left    time.Duration // until Reply expires; less than 0 if it has
+	Failure string        // why asking failed the last time, empty if it did not
+}
+
+// Entries returns up to limit entries for questions that match, in no order, and how many
+// there are. It changes nothing that the cache goes by.
+func (c *Cache) Entries(match func(Key) bool, limit int, now time.Time) (entries []Entry, total int) {
+	if c == nil {
+		return nil, 0
+	}
+	for i := range c.shards {
+		s := &c.shards[i]
+		s.mu.Lock()
+		for _, e := range s.entries {
+			left := e.expires - now.Sub(c.origin)
+			if !match(e.key) || max(e.until, e.failed)-now.Sub(c.origin) <= 0 {
+				continue
+			}
+			if total++; len(entries) < limit {
+				entries = append(entries, Entry{Key: e.key, Reply: e.reply, Left: left, Failure: e.failure})
+			}
+		}
+		s.mu.Unlock()
+	}
+	return entries, total
+}

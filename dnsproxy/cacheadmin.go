@@ -1,0 +1,108 @@
+package dnsproxy
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/cache"
+)
+
+// A CacheSelection says which questions of the cache are meant: all if it is zero.
+type CacheSelection struct {
+	Name   string // those for this name
+	Suffix string // those for this name and all names below it
+}
+
+// A CacheEntry is what the cache has for a question.
+type CacheEntry struct {
+	Name    string `json:"name"`
+	Type    string `json:"type"`
+	Rcode   string `json:"rcode,omitempty"`   // empty if no nameserver answered
+	Records int    `json:"records,omitempty"` // in the answer section
+	// TTL is for how many more seconds the reply is fresh; less than 0 if it is stale.
+	TTL     int    `json:"ttl"`
+	Failure string `json:"failure,omitempty"` // why nameservers did not answer the last time
+	Walked  bool   `json:"walked,omitempty"`  // found by walking the search list
+}
+
+// A CacheContent is what the cache has.
+type CacheContent struct {
+	Total   int          `json:"total"`   // questions that were selected
+	Entries []CacheEntry `json:"entries"` // of those, sorted by name and type
+}
+
+// match returns what tells the questions that s selects, nil for all.
+func (s CacheSelection) match() (func(cache.Key) bool, error) {
+	text := s.Name
+	switch {
+	case s.Name != "" && s.Suffix != "":
+		return nil, fmt.Errorf("name %q and suffix %q: want one of them", s.Name, s.Suffix)
+	case s.Name == "" && s.Suffix == "":
+		return nil, nil //nolint:nilnil // documented
+	case s.Name == "":
+		text = s.Suffix
+	}
+	wire, err := packName(text)
+	if err != nil {
+		return nil, fmt.Errorf("name %q: want a domain name: %w", text, err)
+	}
+	name := fold(wire)
+	if s.Suffix != "" {
+		return func(k cache.Key) bool { return wireName(k.Name).below(name) }, nil
+	}
+	return func(k cache.Key) bool { return wireName(k.Name) == name }, nil
+}
+
+// CacheContent returns what the cache has for the questions that selection means, up to
+// limit of them.
+func (s *Server) CacheContent(selection CacheSelection, limit int) (CacheContent, error) {
+	match, err := selection.match()
+	if err != nil {
+		return CacheContent{}, err
+	}
+	if match == nil {
+		match = func(cache.Key) bool { return true }
+	}
+	kept, total := s.handler.forwarder.cache.Entries(match, limit, time.Now())
+	content := CacheContent{Total: total, Entries: make([]CacheEntry, 0, len(kept))}
+	for _, e := range kept {
+		entry := CacheEntry{
+			Name: wireName(e.Key.Name).String(), Type: dns.Type(e.Key.Type).String(),
+			Failure: e.Failure, Walked: e.Key.Walk != 0,
+		}
+		if e.Reply != nil {
+			entry.Rcode, entry.Records = dns.RcodeToString[e.Reply.Rcode()], e.Reply.Answers()
+			entry.TTL = int(e.Left / time.Second)
+		}
+		content.Entries = append(content.Entries, entry)
+	}
+	slices.SortFunc(content.Entries, func(a, b CacheEntry) int {
+		return strings.Compare(a.Name+" "+a.Type, b.Name+" "+b.Type)
+	})
+	return content, nil
+}
+
+// FlushCache forgets what the cache has for the questions that selection means, and
+// returns how many those were. Replies on their way are given to the clients that wait
+// for them and not kept, and clients that ask from now on do not wait for them.
+func (s *Server) FlushCache(selection CacheSelection) (int, error) {
+	match, err := selection.match()
+	if err != nil {
+		return 0, err
+	}
+	content, err := s.CacheContent(selection, 0)
+	if err != nil {
+		return 0, err
+	}
+	if match != nil {
+		selected := match
+		// What was found by walking may end at any name.
+		match = func(k cache.Key) bool { return k.Walk != 0 || selected(k) }
+	}
+	s.handler.forwarder.flush(match)
+	return content.Total, nil
+}

@@ -1,0 +1,69 @@
+package dnsproxy_test
+
+import (
+	"testing"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy"
+)
+
+// The cache can be looked into, and forgets what it is told to.
+func TestFlushCache(t *testing.T) { // F21
+	t.Parallel()
+	fake := nameserver(t, anywhere("192.0.2.1"))
+	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
+	names := []string{"a.example", "b.a.example", "xa.example"}
+	for _, c := range []struct {
+		selection dnsproxy.CacheSelection
+		asked     int
+	}{
+		{dnsproxy.CacheSelection{Name: "A.example."}, 1},
+		{dnsproxy.CacheSelection{Suffix: "a.example"}, 2},
+		{dnsproxy.CacheSelection{Name: "none.example"}, 0},
+		{dnsproxy.CacheSelection{}, 3},
+	} {
+		for _, name := range names {
+			p.ask(t, name, dns.TypeA)
+		}
+		content, err := p.CacheContent(c.selection, 100)
+		if err != nil || content.Total != c.asked || len(content.Entries) != c.asked {
+			t.Errorf("%+v shows %+v, %v", c.selection, content, err)
+		}
+		fake.Reset()
+		if n, err := p.FlushCache(c.selection); n != c.asked || err != nil {
+			t.Errorf("%+v flushed %d, %v", c.selection, n, err)
+		}
+		for _, name := range names {
+			p.ask(t, name, dns.TypeA)
+		}
+		if asked := fake.Queries(); len(asked) != c.asked {
+			t.Errorf("after %+v asked %v", c.selection, asked)
+		}
+	}
+	if _, err := p.FlushCache(dnsproxy.CacheSelection{Name: "a", Suffix: "b"}); err == nil {
+		t.Error("a name and a suffix are taken")
+	}
+}
+
+// What is on its way when the cache is flushed is not kept.
+func TestQueryInFlightAtFlush(t *testing.T) { // F21, F17
+	t.Parallel()
+	h := newHandover(t, "127.0.56", dnsproxy.Config{UpstreamTimeout: patience})
+	h.hold(message(t, dns.RcodeSuccess, "www.example. 900 IN A 192.0.2.1"))
+	first := make(chan string)
+	go func() { first <- outcome(h.ask(t, "www.example", dns.TypeA)) }()
+	eventually(t, "the query", func() bool { return h.held.Load() > 0 })
+	if _, err := h.FlushCache(dnsproxy.CacheSelection{Name: "www.example"}); err != nil {
+		t.Fatal(err)
+	}
+	h.before.Handle(anywhere("192.0.2.9"))
+	now := []dialogue{{"www.example A", "www.example. A 192.0.2.9"}}
+	h.converse(t, now)
+	h.release()
+	if got := <-first; got != "www.example. A 192.0.2.1" && got != now[0].want {
+		t.Errorf("the client that asked before has %s", got)
+	}
+	h.await(t, "nametap_dns_inflight", 0)
+	h.converse(t, now)
+}
