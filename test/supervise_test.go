@@ -240,6 +240,7 @@ func TestSupervisedContainer(t *testing.T) { // K15, R7
 	if err := h.Start(container); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = container.Process.Kill() }) // if the test has failed
 	ended := make(chan error, 1)
 	go func() { ended <- container.Wait() }()
 	h.until("it is ready", func() bool { return strings.HasPrefix(h.get("/healthz/ready"), "HTTP/1.0 200") })
