@@ -131,7 +131,7 @@ func (h *handler) forward(q *query, d decision, from *arrival) (response []byte,
 	case d.action == actUnknown:
 		found = h.forwarder.resolve(h.key(q), from.over)
 	case isTransfer(q.qtype) && from.send != nil:
-		found = h.forwarder.transfer(q.asCame(), q.name, server, from.send)
+		found = h.forwarder.transfer(q.asCame(), q.name, server, h.sendTransferred(q, from.send))
 	case server.IsValid() || !q.cacheable():
 		found = h.forwarder.relay(q.asCame(), q.name, server, from.over)
 	default:
@@ -155,6 +155,16 @@ func (h *handler) forward(q *query, d decision, from *arrival) (response []byte,
 func (h *handler) decides(q question) action {
 	d := h.decide(q, h.table.Load(), new(scratch))
 	return d.action
+}
+
+// sendTransferred returns what sends one message of a zone transfer to the client, with
+// the OPT record of this hop. A signature is over several messages, so those of a signed
+// transfer stay as they are.
+func (h *handler) sendTransferred(q *query, send func([]byte) error) func([]byte) error {
+	if reply.Signed(q.asCame()) {
+		return send
+	}
+	return func(message []byte) error { return send(reply.Hop(message, q.edns, h.ednsUDPSize)) }
 }
 
 // request returns what a response to q copies from it.

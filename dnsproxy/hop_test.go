@@ -3,12 +3,14 @@ package dnsproxy_test
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"testing"
 
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/fakedns"
 )
 
@@ -126,5 +128,55 @@ func TestOPTIsHopByHop(t *testing.T) { // F19, A8, A11
 	p.send(t, "udp", signed)
 	if sent := <-got; sent.IsTsig() == nil || len(optionCodes(sent)) != 3 || sent.IsEdns0().UDPSize() != clientSize {
 		t.Errorf("a signed message was changed:\n%v", sent)
+	}
+}
+
+// The same holds for each message of a zone transfer.
+func TestOPTOfTransfersIsHopByHop(t *testing.T) { // F19
+	t.Parallel()
+	soa, err := dns.NewRR("corp.example. 60 IN SOA ns.corp.example. root.corp.example. 1 60 60 60 60")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const messages = 3
+	server := &dns.Server{Listener: listener, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, query *dns.Msg) {
+		for i := range messages {
+			reply := new(dns.Msg).SetReply(query)
+			if reply.SetEdns0(3900, false); i == 0 || i == messages-1 {
+				reply.Answer = []dns.RR{soa}
+			} else {
+				reply.Answer = []dns.RR{&dns.A{
+					Hdr: dns.RR_Header{Name: "a.corp.example.", Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 60}, A: net.IPv4(192, 0, 2, 1),
+				}}
+			}
+			reply.IsEdns0().Option = slices.Concat(neighbourOptions(), otherOptions())
+			if err := w.WriteMsg(reply); err != nil {
+				t.Error(err)
+			}
+		}
+	})}
+	served := make(chan error, 1)
+	go func() { served <- server.ActivateAndServe() }()
+	t.Cleanup(func() {
+		_ = listener.Close()
+		<-served
+	})
+	p := startForwarder(t, dnsproxy.Config{Upstreams: []upstream.Spec{{Addr: netip.MustParseAddrPort(listener.Addr().String())}}})
+	packet, err := withEDNS(question("corp.example", dns.TypeAXFR), 4000).Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := p.dial(t, "tcp")
+	defer conn.Close()
+	write(t, conn, packet)
+	for i := range messages {
+		msg := parse(t, read(t, conn))
+		if opt := msg.IsEdns0(); len(msg.Answer) != 1 || opt == nil || opt.UDPSize() != dnsproxy.DefaultEDNSUDPSize || len(opt.Option) != len(otherOptions()) {
+			t.Errorf("message %d:\n%v", i, msg)
+		}
 	}
 }

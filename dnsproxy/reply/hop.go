@@ -49,6 +49,12 @@ func Hop(wire []byte, edns bool, udpSize uint16) []byte {
 	return out
 }
 
+// Signed reports whether a message is signed as a whole (TSIG, SIG(0)).
+func Signed(wire []byte) bool {
+	opt, _ := findHopOPT(wire)
+	return opt.signed
+}
+
 // addOPT adds an OPT record to a message without.
 func addOPT(msg []byte, udpSize uint16) []byte {
 	const count = countsOffset + 2*(1+additional)
@@ -88,6 +94,7 @@ func appendForOthers(dst, options []byte) []byte {
 type hopOPT struct {
 	start, fixed, end int
 	last              int  // where the last record ends
+	signed            bool // the message is, as a whole
 	none              bool // there is none, and nothing behind the last record
 }
 
@@ -119,6 +126,7 @@ func findHopOPT(wire []byte) (opt hopOPT, ok bool) {
 					found++
 					opt.start, opt.fixed, opt.end = off, fixed, end
 				case dns.TypeTSIG, dns.TypeSIG:
+					opt.signed = true
 					return opt, false
 				}
 			}
