@@ -38,7 +38,7 @@ func environ(t *testing.T, pod corev1.Pod, c corev1.Container) []string {
 	t.Helper()
 	fields := map[string]string{
 		"metadata.name": pod.Name, "metadata.namespace": "default",
-		"status.podIP": "127.0.0.1", "spec.serviceAccountName": "default",
+		"status.podIP": "127.0.0.1", "status.hostIP": "192.0.2.1", "spec.serviceAccountName": "default",
 	}
 	for key, value := range pod.Annotations {
 		fields["metadata.annotations['"+key+"']"] = value

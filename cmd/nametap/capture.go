@@ -69,7 +69,7 @@ func (c *captureCommand) declared(use, short, long string) *cobra.Command {
 	// Those that say nothing about the rules stay out of the help.
 	about := pflag.NewFlagSet("", pflag.ContinueOnError)
 	new(captureFlags).declare(about)
-	others := []string{settings.ConfigFlag, settings.MeshConfigFlag, "dns-addr", "resolv-conf", "upstream-timeout", "log-level", "log-format"}
+	others := []string{settings.ConfigFlag, settings.MeshConfigFlag, "instance-ip", "dns-addr", "resolv-conf", "upstream-timeout", "log-level", "log-format"}
 	command.Flags().VisitAll(func(flag *pflag.Flag) {
 		flag.Hidden = about.Lookup(flag.Name) == nil && !slices.Contains(others, flag.Name)
 	})
@@ -124,6 +124,9 @@ had is in. With ISTIO_META_DNS_CAPTURE=false nothing is put in, and that is no e
 					_, err := fmt.Fprintf(w, "no rules are put in: %s\n", c.state.Because)
 					return err
 				})
+			}
+			if err := c.flags.capture.ownNetwork(c.flags.instanceIP); err != nil {
+				return err
 			}
 			err := c.set.Apply(ctx)
 			switch {

@@ -20,7 +20,8 @@ import (
 // captureFlags are the settings of capture. They are the agent's too, since the agent
 // on a VM installs the rules itself.
 type captureFlags struct {
-	on, failOpen bool
+	on, failOpen, hostNetwork bool
+	hostIP                    string
 
 	servers                         string
 	agentUIDs, agentGIDs            []uint
@@ -64,6 +65,9 @@ func (f *captureFlags) declare(flags *pflag.FlagSet) {
 	flags.StringVar(&f.backend, "backend", string(iptables.Auto), "where the rules go: auto, nft or legacy")
 	flags.DurationVar(&f.reconcile, "reconcile", iptables.DefaultConfig().Interval, "look after the rules this often")
 	flags.BoolVar(&f.failOpen, failOpenFlag, true, "when the agent has ended, queries go to nameservers again; if it was killed, by 'nametap capture remove --after-agent'. false leaves the rules in")
+	flags.BoolVar(&f.hostNetwork, hostNetworkFlag, false, "capture also in a pod that has its node's network: the DNS of the whole node, until 'nametap capture remove'")
+	flags.StringVar(&f.hostIP, "host-ip", "", "address of the pod's node, by which a pod with its node's network is told [HOST_IP]")
+	settings.SetEnv(flags, "host-ip", "HOST_IP") // as Istio's templates have it
 }
 
 // agentID is the user and the group of the agent, as Istio's has it.

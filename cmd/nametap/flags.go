@@ -217,7 +217,7 @@ func (f *agentFlags) captureConfig() (*agent.CaptureConfig, error) {
 	if !f.installRules {
 		return nil, nil //nolint:nilnil // documented
 	}
-	if err := f.capture.ownQueriesPass(); err != nil {
+	if err := cmp.Or(f.capture.ownQueriesPass(), f.capture.ownNetwork(f.instanceIP)); err != nil {
 		return nil, err
 	}
 	rules, err := f.capture.rules(f.dnsAddr, f.settle())
