@@ -1,0 +1,91 @@
+package docs_test
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+const (
+	interactions = "interactions.md"
+	// treeRoot is where the links of interactions.md begin.
+	treeRoot = ".."
+)
+
+var (
+	// mechanismRow matches a row of the mechanisms' table, pairRow one of the pairs'.
+	mechanismRow = regexp.MustCompile(`(?m)^\| \*\*([^*|]+)\*\* \|`)
+	pairRow      = regexp.MustCompile(`(?m)^\| ([^*|]+) × ([^|]+) \| (.*) \|$`)
+	testLink     = regexp.MustCompile(`\[((?:Test|Fuzz)\w+|[\w-]+\.txtar)\]\(\.\./([^)]+)\)`)
+)
+
+const (
+	// cannotMeet begins the last cell of a pair that cannot meet, and the reason follows.
+	cannotMeet = "cannot meet:"
+	// noTestYet is the last cell of a pair that can meet and has no test.
+	noTestYet = "no test yet"
+)
+
+// Every pair of mechanisms of interactions.md has a row, which links to a test that makes
+// them meet, or says why they cannot; noTestYet marks what is still to be done.
+func TestInteractions(t *testing.T) {
+	text, err := os.ReadFile(interactions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mechanisms []string
+	for _, row := range mechanismRow.FindAllStringSubmatch(string(text), -1) {
+		mechanisms = append(mechanisms, row[1])
+	}
+	if len(mechanisms) < 2 {
+		t.Fatalf("%s names %d mechanisms", interactions, len(mechanisms))
+	}
+	missing, shownBy := 0, map[[2]string]string{}
+	for _, row := range pairRow.FindAllStringSubmatch(string(text), -1) {
+		pair := [2]string{row[1], row[2]}
+		if _, twice := shownBy[pair]; twice {
+			t.Errorf("%s: %s × %s stands twice", interactions, row[1], row[2])
+		}
+		shownBy[pair] = row[3]
+	}
+	for i, first := range mechanisms {
+		for _, second := range mechanisms[i+1:] {
+			cell, ok := shownBy[[2]string{first, second}]
+			delete(shownBy, [2]string{first, second})
+			switch links := testLink.FindAllStringSubmatch(cell, -1); {
+			case !ok:
+				t.Errorf("%s: no row for %s × %s", interactions, first, second)
+			case strings.HasPrefix(cell, cannotMeet) && len(cell) > len(cannotMeet)+1:
+			case cell == noTestYet:
+				missing++
+			case len(links) == 0:
+				t.Errorf("%s: %s × %s: want a link to a test, or %q and the reason", interactions, first, second, cannotMeet)
+			default:
+				for _, link := range links {
+					checkTest(t, link[1], link[2])
+				}
+			}
+		}
+	}
+	if missing > 0 {
+		t.Logf("%s: %d pairs that can meet have no test", interactions, missing)
+	}
+	for pair := range shownBy {
+		t.Errorf("%s: %s × %s: want two of the mechanisms named above, in their order", interactions, pair[0], pair[1])
+	}
+}
+
+// checkTest fails unless file, below treeRoot, has the test.
+func checkTest(t *testing.T, name, file string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(treeRoot, filepath.FromSlash(file)))
+	switch {
+	case err != nil:
+		t.Errorf("%s: %v", interactions, err)
+	case strings.HasSuffix(file, ".txtar"):
+	case !strings.Contains(string(text), "func "+name+"("):
+		t.Errorf("%s: %s has no %s", interactions, file, name)
+	}
+}
