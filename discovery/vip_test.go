@@ -195,7 +195,7 @@ func TestVIPsSurviveRestarts(t *testing.T) {
 }
 
 // A client gets automatic VIPs if it asks for them and does not say that it
-// leaves DNS alone; for any other a host without an address does not exist.
+// leaves DNS alone; for any other a host without an address does not exist. // D54
 func TestAutoAllocateMetadata(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "e.yaml", vipEntry("a.example.com")+entry("e", "hosts: [b.example.com], addresses: [192.0.2.1]"))

@@ -108,7 +108,7 @@ func TestNotSpecialNames(t *testing.T) { // N7, N8, N9
 
 // A zone transfer of an own name is refused: a table is no zone, and an own name is not
 // for nameservers.
-func TestTransferIsRefused(t *testing.T) { // A4, N7
+func TestTransferIsRefused(t *testing.T) { // A4, A13, N7
 	t.Parallel()
 	world := nameserver(t, anywhere("192.0.2.1"))
 	p := start(t, dnsproxy.Config{
