@@ -169,4 +169,30 @@ func Connect(a, b End) {
 		}
 		end.NS.Exec("ip", "link", "set", end.Name, "up")
 	}
+	for _, end := range []End{a, b} {
+		end.awaitAddrs()
+	}
+}
+
+// awaitAddrs returns when the kernel delivers packets for all addresses of the end. A
+// workqueue of the kernel adds the route that does so for IPv6, also with nodad; until
+// then a packet from one socket of the host to another leaves through the interface and
+// is lost.
+func (e *End) awaitAddrs() {
+	e.NS.tb.Helper()
+	ticker := time.NewTicker(time.Millisecond)
+	defer ticker.Stop()
+	deadline := time.Now().Add(execTimeout)
+	for _, addr := range e.Addrs {
+		if !strings.Contains(addr, ":") {
+			continue
+		}
+		host, _, _ := strings.Cut(addr, "/")
+		for e.NS.Exec("ip", "-6", "route", "show", "table", "local", "type", "local", host) == "" {
+			if time.Now().After(deadline) {
+				e.NS.tb.Fatalf("%s: no route to its own address %s", e.Name, host)
+			}
+			<-ticker.C
+		}
+	}
 }

@@ -23,6 +23,11 @@ func TestConnect(t *testing.T) {
 		netns.End{NS: a, Name: "netnstest0", Addrs: []string{"192.0.2.1/24", "2001:db8::1/64"}},
 		netns.End{NS: b, Name: "netnstest1", Addrs: []string{"192.0.2.2/24", "2001:db8::2/64"}},
 	)
+	for addr, ns := range map[string]*netns.NS{"192.0.2.1": a, "2001:db8::1": a, "192.0.2.2": b, "2001:db8::2": b} {
+		if route := ns.Exec("ip", "route", "get", addr); !strings.HasPrefix(route, "local "+addr+" ") {
+			t.Errorf("a host would send what is for its own address %s out: %s", addr, route)
+		}
+	}
 	for _, addr := range []string{"192.0.2.2:53", "[2001:db8::2]:53"} {
 		var listener net.Listener
 		var err error
