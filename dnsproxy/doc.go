@@ -79,7 +79,8 @@
 //     of them, in its order, that has an address of either family is the target for both,
 //     as in glibc's getaddrinfo. Whether one has is told by its A records, and by AAAA only
 //     where it exists without: some nameservers deny that names without AAAA exist
-//     (RFC 4074). Later ones are not waited for.
+//     (RFC 4074). Later ones are not waited for. For the family that the target lacks the
+//     answer is NODATA without a CNAME record: who asks for that family only walks on.
 //  4. A name whose nameservers fail is passed over, as in glibc, but what was found behind
 //     it is kept for 2 s only. A name that is answered without nameservers, such as one of
 //     the table, ends the walk: the client will ask for it.

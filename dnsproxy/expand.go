@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/miekg/dns"
@@ -209,7 +210,7 @@ func (w *walk) result(target wireName, found resolution, qtype uint16) resolutio
 }
 
 // derive makes a reply to the question of the walk of what was found for target, with the
-// TTLs that are left, and a CNAME record if target is another name.
+// TTLs that are left. If target is another name a CNAME record leads to its addresses.
 func (w *walk) derive(target wireName, found resolution) resolution {
 	failed := func(err error) resolution { return resolution{err: err, source: found.source} }
 	msg, err := found.message(target, w.key)
@@ -217,15 +218,7 @@ func (w *walk) derive(target wireName, found resolution) resolution {
 		return failed(err)
 	}
 	if name := wireName(w.key.Name); target != name {
-		ttl := uint32(max(0, min(w.left, math.MaxInt32*time.Second)) / time.Second)
-		for _, records := range [][]dns.RR{msg.Answer, msg.Ns} {
-			for _, rr := range records {
-				ttl = min(ttl, rr.Header().Ttl)
-			}
-		}
-		hdr := dns.RR_Header{Name: name.String(), Rrtype: dns.TypeCNAME, Class: dns.ClassINET, Ttl: ttl}
-		msg.Question[0].Name = hdr.Name
-		msg.Answer = append([]dns.RR{&dns.CNAME{Hdr: hdr, Target: target.String()}}, msg.Answer...)
+		w.alias(msg, name, target)
 		msg.Rcode = dns.RcodeSuccess // also of servers that say NXDOMAIN for want of an AAAA record (RFC 4074)
 	}
 	msg.Compress = true
@@ -238,6 +231,25 @@ func (w *walk) derive(target wireName, found resolution) resolution {
 	}
 	found.age.Cached, found.age.Seconds = found.age.Stale, 0
 	return found
+}
+
+// alias makes msg, an answer for target, one for name. Without an address of the type
+// asked for it has no CNAME record: glibc ends a walk at one, also if it asks for one
+// family only and a later name has what it wants.
+func (w *walk) alias(msg *dns.Msg, name, target wireName) {
+	msg.Question[0].Name = name.String()
+	if !slices.ContainsFunc(msg.Answer, func(rr dns.RR) bool { return rr.Header().Rrtype == w.key.Type }) {
+		msg.Answer = nil
+		return
+	}
+	ttl := uint32(max(0, min(w.left, math.MaxInt32*time.Second)) / time.Second)
+	for _, records := range [][]dns.RR{msg.Answer, msg.Ns} {
+		for _, rr := range records {
+			ttl = min(ttl, rr.Header().Ttl)
+		}
+	}
+	hdr := dns.RR_Header{Name: msg.Question[0].Name, Rrtype: dns.TypeCNAME, Class: dns.ClassINET, Ttl: ttl}
+	msg.Answer = append([]dns.RR{&dns.CNAME{Hdr: hdr, Target: target.String()}}, msg.Answer...)
 }
 
 // message returns what was found for the question of key about another name, as a

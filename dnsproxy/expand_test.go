@@ -52,7 +52,9 @@ func startWalker(tb testing.TB, handler fakedns.Handler, cfg dnsproxy.Config) (*
 	return startForwarder(tb, cfg), fake
 }
 
-// The first name that has any address is the one for both families.
+// The first name that has any address is the one for both families. Of the family that it
+// lacks there is no CNAME record, at which glibc would end its walk: a client that asks for
+// that family only comes to a later name that has it.
 func TestWalkLeadsToOneHost(t *testing.T) { // F13
 	t.Parallel()
 	known := fakedns.Answer(
@@ -75,10 +77,10 @@ func TestWalkLeadsToOneHost(t *testing.T) { // F13
 			t.Parallel()
 			p, _ := startWalker(t, withSOA(t, "60", handler), dnsproxy.Config{})
 			dialogues := []dialogue{
-				{"db.shop.example A", "db.shop.example. CNAME db.corp.example.; NODATA example."},
+				{"db.shop.example A", "NODATA example."},
 				{"db.shop.example AAAA", "db.shop.example. CNAME db.corp.example.; db.corp.example. AAAA 2001:db8::1"},
 				{"api.shop.example A", "api.shop.example. CNAME api.corp.example.; api.corp.example. A 192.0.2.3"},
-				{"api.shop.example AAAA", "api.shop.example. CNAME api.corp.example.; NODATA example."},
+				{"api.shop.example AAAA", "NODATA example."},
 				// One that has no address at all is passed over, as glibc does.
 				{"mail.shop.example A", "mail.shop.example. CNAME mail.lab.example.; mail.lab.example. A 192.0.2.4"},
 				{"here.shop.example A", "here.shop.example. A 192.0.2.5"},
@@ -211,18 +213,18 @@ func TestWalkRefreshed(t *testing.T) { // F13, F8
 	})
 }
 
-// The alias lives as long as its target, whatever else the answer has.
+// The alias lives as long as its target.
 func TestWalkTTL(t *testing.T) { // F13
 	t.Parallel()
 	p, _ := startWalker(t, withSOA(t, "600", fakedns.Answer("db.corp.example. 60 IN AAAA 2001:db8::1")), dnsproxy.Config{})
 	for range 2 {
-		resp := p.ask(t, "db.shop.example", dns.TypeA)
-		if len(resp.Answer) != 1 || resp.Answer[0].Header().Ttl > 60 || resp.AuthenticatedData {
+		resp := p.ask(t, "db.shop.example", dns.TypeAAAA)
+		if len(resp.Answer) != 2 || resp.Answer[0].Header().Ttl > 60 || resp.AuthenticatedData {
 			t.Errorf("want a CNAME record with a TTL of 60 s:\n%v", resp)
 		}
 	}
 	p, _ = startWalker(t, fakedns.Answer("db.corp.example. 60 IN AAAA 2001:db8::1"), dnsproxy.Config{}) // no SOA
-	if resp := p.ask(t, "db.shop.example", dns.TypeA); len(resp.Answer) != 1 || resp.Answer[0].Header().Ttl != 0 {
+	if resp := p.ask(t, "db.shop.example", dns.TypeAAAA); len(resp.Answer) != 2 || resp.Answer[0].Header().Ttl != 0 {
 		t.Errorf("want a CNAME record that is not to be kept:\n%v", resp)
 	}
 }
