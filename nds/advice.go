@@ -9,10 +9,22 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// certificateRefused reports whether err says that the server did not take our client
-// certificate: only a server sends alerts about it.
+// certificateRefused reports whether err is an alert by which a server says that it does
+// not take our client certificate, or wants one. Other alerts are about the server.
 func certificateRefused(err error) bool {
-	return err != nil && strings.Contains(err.Error(), "remote error: tls: ")
+	if err == nil {
+		return false
+	}
+	_, alert, found := strings.Cut(err.Error(), "remote error: tls: ")
+	if !found {
+		return false
+	}
+	for _, about := range []string{"certificate", "access denied", "handshake failure"} {
+		if strings.Contains(alert, about) {
+			return true
+		}
+	}
+	return false
 }
 
 // advise adds to err the setting to look at, if err is known to come from one. addr is
@@ -43,6 +55,7 @@ func advice(cfg Config, addr, addrFlag string, err error) string {
 	text := err.Error()
 	for _, known := range []struct{ text, advice string }{
 		{"first record does not look like a TLS handshake", "the server does not speak TLS: --xds-plaintext, or another port (" + addrFlag + ")"},
+		{"remote error: tls: ", "the server ends TLS handshakes: look at its log, and whether --xds-server-name is a name of it"},
 		{"error reading server preface", plaintextAdvice(cfg, addrFlag)},
 		{"certificate signed by unknown authority", "the server's certificate does not lead to " + rootsOf(cfg) + " (XDS_ROOT_CA, --xds-root-ca)"},
 		{"certificate is valid for ", "the expected name is --xds-server-name"},

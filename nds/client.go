@@ -207,7 +207,11 @@ func (c *Client) connect(ctx context.Context) (stood time.Duration, err error) {
 	if err != nil && strings.Contains(err.Error(), "too_many_pings") {
 		c.pingLess()
 	}
-	if proof.workload != nil && certificateRefused(err) {
+	switch {
+	case proof.workload == nil:
+	case stood > 0:
+		c.workload.accepted(proof.workload)
+	case certificateRefused(err):
 		c.workload.refused(proof.workload)
 	}
 	return stood, err
@@ -218,14 +222,11 @@ func (c *Client) connect(ctx context.Context) (stood time.Duration, err error) {
 // a server that refuses a certificate may end the connection before it says so.
 func (c *Client) certificate() *tls.Certificate {
 	const several = 3
-	certificate := c.workload.valid()
-	if certificate == nil || c.failures < several || c.failures%2 == 0 || c.cfg.TokenFile == "" {
-		return certificate
+	certificate := c.workload.proof()
+	if c.failures >= several && c.failures%2 == 1 && goodToken(c.cfg.TokenFile) {
+		return nil
 	}
-	if token, err := readToken(c.cfg.TokenFile); err != nil || expired(token) {
-		return certificate
-	}
-	return nil
+	return certificate
 }
 
 // stream opens a stream and stays until it ends. It returns what connect does.

@@ -102,6 +102,16 @@ func readRoots(file, other string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
+// goodToken reports whether a file, which may be "", holds a token that is not known to
+// have expired.
+func goodToken(file string) bool {
+	if file == "" {
+		return false
+	}
+	token, err := readToken(file)
+	return err == nil && !expired(token)
+}
+
 // expired reports whether a token is known to have expired.
 func expired(token string) bool {
 	expires, dated := expiry(token)

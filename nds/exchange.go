@@ -46,7 +46,7 @@ func (w *workload) exchange(ctx context.Context) (keyPair, error) {
 	if err != nil {
 		return keyPair{}, fmt.Errorf("making a certificate request: %w", err)
 	}
-	proof, err := readCredentials(w.cfg, w.valid(), w.cfg.caServerName())
+	proof, err := readCredentials(w.cfg, w.proof(), w.cfg.caServerName())
 	if err != nil {
 		return keyPair{}, err
 	}
@@ -65,6 +65,9 @@ func (w *workload) exchange(ctx context.Context) (keyPair, error) {
 	case status.Code(err) == codes.Unimplemented:
 		return keyPair{}, errNoAuthority
 	case err != nil:
+		if proof.workload != nil && certificateRefused(err) {
+			w.doubt(proof.workload, true)
+		}
 		return keyPair{}, fmt.Errorf("asking the certificate authority %s: %w", w.cfg.CAAddr, err)
 	}
 	chain := strings.Join(response.GetCertChain(), "\n")

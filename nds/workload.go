@@ -68,6 +68,7 @@ type workload struct {
 	mu      sync.Mutex
 	current *tls.Certificate // nil without one
 	renewal time.Time        // of current
+	doubted bool             // a server refused current, and none has taken it since
 	failure string           // of the last attempt, if something is to be mended
 }
 
@@ -91,18 +92,26 @@ func (w *workload) wanted() bool {
 	return err != nil || data.Mode()&fs.ModeSymlink == 0
 }
 
-// valid returns the certificate, or nil if there is none or it has expired. A nil
-// workload has none.
+// valid returns the certificate, or nil if there is none or it has expired.
 func (w *workload) valid() *tls.Certificate {
-	if w == nil {
-		return nil
-	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.current == nil || !time.Now().Before(w.current.Leaf.NotAfter) {
 		return nil
 	}
 	return w.current
+}
+
+// proof returns the certificate to prove the identity with: none if a server refused it
+// and the token can take its place.
+func (w *workload) proof() *tls.Certificate {
+	certificate := w.valid()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.doubted && goodToken(w.cfg.TokenFile) {
+		return nil
+	}
+	return certificate
 }
 
 // use makes pair the certificate, if it proves the node's identity.
@@ -117,7 +126,7 @@ func (w *workload) use(pair keyPair) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.current, w.renewal, w.failure = certificate, renewAt(leaf, rand.Float64()), ""
+	w.current, w.renewal, w.doubted, w.failure = certificate, renewAt(leaf, rand.Float64()), false, ""
 	return nil
 }
 
@@ -139,16 +148,24 @@ func (w *workload) trouble() string {
 }
 
 // refused says that a server refused the certificate: its authority may have changed.
-// The token takes its place until there is another one.
+// A good token takes its place until there is another one. Where the token is no longer
+// good, the certificate is all there is, and the server may take it again.
 func (w *workload) refused(certificate *tls.Certificate) {
-	w.mu.Lock()
-	if w.current == certificate {
-		w.current = nil
-	}
-	w.mu.Unlock()
+	w.doubt(certificate, true)
 	select {
 	case w.wake <- struct{}{}:
 	default:
+	}
+}
+
+// accepted says that a server took the certificate.
+func (w *workload) accepted(certificate *tls.Certificate) { w.doubt(certificate, false) }
+
+func (w *workload) doubt(certificate *tls.Certificate, doubted bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.current == certificate {
+		w.doubted = doubted
 	}
 }
 
@@ -209,7 +226,7 @@ func (w *workload) untilRenewal() time.Duration {
 	switch {
 	case !w.wanted():
 		return workloadPoll
-	case w.current == nil:
+	case w.current == nil, w.doubted && goodToken(w.cfg.TokenFile):
 		return 0
 	}
 	return min(workloadPoll, time.Until(w.renewal.Round(0)))

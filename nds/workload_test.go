@@ -1,6 +1,9 @@
 package nds_test
 
 import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -214,6 +217,44 @@ func TestRefusedCertificate(t *testing.T) {
 	if _, err := c.server.WaitStream(h.ctx, 1); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// C1: where the token has expired, a server that refuses the certificate for a moment does
+// not cost it: there would be no way to another one. A new token takes the place of a
+// certificate that was refused, and is exchanged.
+func TestRefusedForAMoment(t *testing.T) {
+	for alert, change := range map[string]func(*tls.Config) error{
+		"internal error":                func(*tls.Config) error { return errors.New("no certificate for now") },
+		"unknown certificate authority": func(c *tls.Config) error { c.ClientCAs = x509.NewCertPool(); return nil },
+	} {
+		t.Run(alert, func(t *testing.T) {
+			c := startCertified(t, nil)
+			h := c.start(t, nil)
+			h.wantProof(1, "token")
+			h.wantLog("workload certificate obtained")
+			c.server.SetToken("another")
+			write(t, c.token, jwt(time.Now().Add(-time.Hour)))
+			c.authority.SetHandshake(change)
+			c.server.CutStreams(nil)
+			h.wantLog("level=WARN", "no stream to the control plane", "remote error: tls: "+alert)
+			c.authority.SetHandshake(nil)
+			h.wantProof(2, "certificate")
+			h.wantStatus(func(s nds.Status) bool { return !s.CertificateExpires.IsZero() })
+		})
+	}
+	t.Run("new token", func(t *testing.T) {
+		c := startCertified(t, nil)
+		h := c.start(t, nil)
+		h.wantLog("workload certificate obtained")
+		write(t, c.token, jwt(time.Now().Add(-time.Hour)))
+		c.authority.SetHandshake(func(c *tls.Config) error { c.ClientCAs = x509.NewCertPool(); return nil })
+		c.server.CutStreams(nil)
+		h.wantLog("level=WARN", "no stream to the control plane", "remote error: tls: unknown certificate authority")
+		token := jwt(time.Now().Add(time.Hour))
+		c.server.SetToken(token)
+		write(t, c.token, token)
+		h.wantProof(2, "token")
+	})
 }
 
 // C1: a control plane that does not take the certificate for the identity, and takes the

@@ -40,6 +40,7 @@ type Authority struct {
 	identity string
 	signings []Signing
 	changed  chan struct{}
+	change   func(*tls.Config) error
 }
 
 // A Signing is a certificate that was signed over the wire.
@@ -67,7 +68,27 @@ func NewAuthority(tb testing.TB, name, identity string) *Authority {
 		Certificates: []tls.Certificate{{Certificate: [][]byte{leaf.Raw}, PrivateKey: key}},
 		ClientAuth:   tls.VerifyClientCertIfGiven, ClientCAs: pool,
 	}
+	a.server.GetConfigForClient = a.handshake
 	return a
+}
+
+// SetHandshake has each handshake done with what change makes of the server's settings;
+// an error of it is the alert "internal error". nil ends that.
+func (a *Authority) SetHandshake(change func(*tls.Config) error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.change = change
+}
+
+// handshake returns the settings for one handshake; nil means the usual ones.
+func (a *Authority) handshake(*tls.ClientHelloInfo) (*tls.Config, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.change == nil {
+		return nil, nil //nolint:nilnil // as crypto/tls has it
+	}
+	config := a.server.Clone()
+	return config, a.change(config)
 }
 
 func newKey(tb testing.TB) crypto.Signer {
