@@ -52,19 +52,26 @@ func (r *routing) walks(name wireName) bool {
 }
 
 // candidates returns the names that the resolver tries, in its order, when name does not
-// exist. It returns none for a name that is not at the start of a walk (any more).
+// exist: the name without a domain stands where the search list has the root, otherwise
+// last. It returns none for a name that is not at the start of a walk (any more).
 func (r *routing) candidates(name wireName) []wireName {
 	if !r.walks(name) {
 		return nil
 	}
 	base, _ := name.cutSuffix(r.search[0])
 	var names []wireName
-	for _, domain := range r.search[1:] {
+	for i, domain := range r.search[1:] {
+		if 1+i == r.asIs {
+			names = append(names, base)
+		}
 		if joined, ok := base.join(domain); ok {
 			names = append(names, joined)
 		}
 	}
-	return append(names, base)
+	if r.asIs == 0 || r.asIs >= len(r.search) {
+		names = append(names, base)
+	}
+	return names
 }
 
 // A walk tries names in the order of the search list for one client's question.

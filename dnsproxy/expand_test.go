@@ -94,6 +94,26 @@ func TestWalkLeadsToOneHost(t *testing.T) { // F13
 	}
 }
 
+// A search list may have the root in it: the name is tried as it is there, as in glibc.
+func TestWalkRootInSearchList(t *testing.T) { // F13, F5
+	t.Parallel()
+	known := withSOA(t, "60", fakedns.Answer("db. 60 IN A 192.0.2.1", "db.corp.example. 60 IN A 192.0.2.2", "api.corp.example. 60 IN A 192.0.2.3"))
+	for search, want := range map[string]string{
+		"shop.example . corp.example . lab.example": "db.",
+		"shop.example corp.example .":               "db.corp.example.",
+		// The client has asked for db. before.
+		". shop.example corp.example": "db.corp.example.",
+	} {
+		conf := resolvConf(t, "search "+search, "options ndots:3")
+		p, _ := startWalker(t, known, dnsproxy.Config{ResolvConf: conf})
+		p.converse(t, []dialogue{{"api.shop.example A", "api.shop.example. CNAME api.corp.example.; api.corp.example. A 192.0.2.3"}})
+		resp := p.ask(t, "db.shop.example", dns.TypeA)
+		if alias, ok := resp.Answer[0].(*dns.CNAME); !ok || alias.Target != want {
+			t.Errorf("search %s: want an alias of %s:\n%v", search, want, resp)
+		}
+	}
+}
+
 // Only the start of a client's walk is walked: other names below the search list are
 // meant as they are, or the client has come to them by itself.
 func TestWalkOnlyFromTheStart(t *testing.T) { // F13

@@ -3,6 +3,7 @@ package dnsproxy
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"slices"
@@ -16,7 +17,8 @@ import (
 // changes; when resolv.conf does, there is a new one.
 type routing struct {
 	conf     *resolvconf.Config
-	search   []wireName // of conf
+	search   []wireName // of conf, without the root
+	asIs     int        // how many domains of search stand before the root, which changes no name
 	routes   []route    // the longest suffix first
 	fallback *upstream.Group
 	servers  []upstream.Spec // of fallback
@@ -163,11 +165,7 @@ func (s *Server) logIgnored(conf *resolvconf.Config) {
 // kept.
 func (s *Server) useResolvConf(conf *resolvconf.Config) {
 	r := &routing{conf: conf, servers: s.config.Upstreams, local: localAddrs()}
-	for _, domain := range conf.Search {
-		if name, err := parseHostname(domain); err == nil { // the root would change no name
-			r.search = append(r.search, name)
-		}
-	}
+	r.readSearch()
 	if len(r.servers) == 0 {
 		for _, addr := range conf.Servers {
 			r.servers = append(r.servers, upstream.Spec{Addr: addr})
@@ -189,6 +187,18 @@ func (s *Server) useResolvConf(conf *resolvconf.Config) {
 	f.walks.Add(1)
 	if before != nil && !before.answersLike(r) {
 		f.flush(nil)
+	}
+}
+
+// readSearch sets what is needed of the search list of resolv.conf.
+func (r *routing) readSearch() {
+	r.asIs = math.MaxInt
+	for _, domain := range r.conf.Search {
+		if domain == "." {
+			r.asIs = min(r.asIs, len(r.search))
+		} else if name, err := parseHostname(domain); err == nil {
+			r.search = append(r.search, name)
+		}
 	}
 }
 
