@@ -75,7 +75,8 @@ type removal struct {
 // A captureState is what was last done.
 type captureState struct {
 	Switch
-	applied  bool // rules are in, as far as we know
+	tried    bool // rules were put in, with success or not: some may be in
+	applied  bool // all of them are in, as far as we know
 	removing bool // they are to go, and that is not done
 }
 
@@ -213,7 +214,7 @@ func (c *capture) turn(ctx context.Context, to Switch) error {
 		return nil
 	}
 	err := c.apply(ctx)
-	c.state.Store(&captureState{Switch: to, applied: err == nil})
+	c.state.Store(&captureState{Switch: to, tried: c.unfit == nil, applied: err == nil})
 	return err
 }
 
@@ -321,15 +322,19 @@ func (c *capture) followServers(ctx context.Context) {
 func (c *capture) leave(ctx context.Context) error {
 	state := c.state.Load()
 	switch {
-	case !state.applied && !state.removing:
+	case !state.tried && !state.removing, !state.applied && !state.removing && c.config.FailClosed:
 		return nil
-	case state.applied && !state.removing && c.config.FailClosed:
+	case !state.removing && c.config.FailClosed:
 		c.log.Warn("the capture rules stay: queries wait for the next agent, or are refused", "instead", "nametap capture remove")
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
-	if err := c.remove(ctx); err != nil {
+	err := c.remove(ctx)
+	if !state.applied && errors.Is(err, iptables.ErrUnseen) { // as far as they can be seen
+		err = nil
+	}
+	if err != nil {
 		return fmt.Errorf("taking the capture rules out, which `nametap capture remove` does too: %w", err)
 	}
 	c.state.Store(&captureState{Switch: state.Switch})

@@ -164,6 +164,9 @@ func (c *Capture) apply(ctx context.Context, attempts int) (changed bool, err er
 		c.sweep(true, true)
 	}
 	c.behind = c.behind && restErr != nil
+	if restErr != nil {
+		restErr = fmt.Errorf("%w: %w, %s: %w", ErrIncomplete, errElsewhere, rest.backend, restErr)
+	}
 	return changed, errors.Join(err, restErr)
 }
 

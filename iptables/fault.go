@@ -24,13 +24,15 @@ var (
 	errIncompatible = errors.New("has rules that only the nft tool can read; choose the backend legacy, or keep them in a table of another name")
 	// errLocked was waited for already.
 	errLocked = errors.New("lock is held")
+	// errElsewhere is part of what Run mends.
+	errElsewhere = errors.New("rules of ours remain in the other backend")
 )
 
 // Errors of this package's methods.
 var (
 	// ErrIncomplete says that rules are in, but fewer than this machine could have: a
-	// family, or the conntrack zone, is missing for a reason that may pass. Run tries
-	// again.
+	// family, or the conntrack zone, is missing for a reason that may pass, or rules of
+	// ours remain in the other backend. Run tries again.
 	ErrIncomplete = errors.New("capture is incomplete")
 	// ErrUnseen says that a backend could not be read, so rules of ours may remain there.
 	ErrUnseen = errors.New("rules of ours may remain where they cannot be seen")
@@ -47,6 +49,9 @@ func lacks(err error) bool {
 func lasts(err error) bool {
 	return lacks(err) || is(err, errPermission, errIncompatible, errLocked, context.Canceled, context.DeadlineExceeded)
 }
+
+// mayPass reports whether what has failed may succeed when it is tried again later.
+func mayPass(err error) bool { return err != nil && (!lasts(err) || errors.Is(err, errLocked)) }
 
 // is reports whether an error is any of some.
 func is(err error, any ...error) bool {

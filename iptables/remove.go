@@ -20,9 +20,20 @@ import (
 // the last rule that needs it the kernel stops to track connections and to
 // translate addresses, and replies that are on their way would be lost. An Apply
 // in the meantime ends that. If ctx ends before that wait, Remove fails, and has
-// to be called again.
+// to be called again. What fails for a reason that may pass is tried again for some
+// seconds.
 func (c *Capture) Remove(ctx context.Context) error {
-	wait, err := c.unhook(ctx)
+	c.mu.Lock()
+	c.wanted, c.in, c.leftovers, c.seen = false, installed{}, nil, fingerprint{}
+	c.publish()
+	c.mu.Unlock()
+	limit := time.Now().Add(removePatience)
+	var wait time.Duration
+	err := c.persist(ctx, limit, func() (bool, error) {
+		needed, again, err := c.unhook(ctx)
+		wait = max(wait, needed)
+		return again, err
+	})
 	if err != nil {
 		return withoutCapability(err)
 	}
@@ -32,18 +43,42 @@ func (c *Capture) Remove(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.wanted {
-		return nil
+	return c.persist(ctx, limit, func() (bool, error) { return removeAll(context.WithoutCancel(ctx)) })
+}
+
+// removePatience is for how long Remove tries again what fails for a reason that may
+// pass, such as a lock that another program holds for longer than a tool waits for it.
+const removePatience = 15 * time.Second
+
+// persist calls a function, with c.mu held, until it succeeds, says that it need not be
+// called again, or rules are wanted again: at the latest until limit, or until ctx ends.
+func (c *Capture) persist(ctx context.Context, limit time.Time, f func() (again bool, err error)) error {
+	once := func() (again bool, err error) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.wanted {
+			return false, nil
+		}
+		return f()
 	}
-	ctx = context.WithoutCancel(ctx)
+	for n := 0; ; n++ {
+		again, err := once()
+		if err == nil || !again || time.Now().After(limit) || !pause(ctx, n) {
+			return err
+		}
+	}
+}
+
+// removeAll takes out all that is ours of both backends. Again says that what failed may
+// succeed when it is tried again.
+func removeAll(ctx context.Context) (again bool, err error) {
 	var errs []error
 	for _, s := range []*side{look(ctx, NFT), look(ctx, Legacy)} {
 		_, err := removeSide(ctx, s, patient)
+		again = again || mayPass(err)
 		errs = append(errs, err, s.unseen())
 	}
-	return errors.Join(errs...)
+	return again, errors.Join(errs...)
 }
 
 // unseen returns an error if the backend could not be read and may hold rules of ours.
@@ -57,20 +92,15 @@ func (s *side) unseen() error {
 }
 
 // unhook ends the capture, and says how long to wait for replies that have to be
-// translated.
-func (c *Capture) unhook(ctx context.Context) (time.Duration, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.wanted, c.in, c.leftovers, c.seen = false, installed{}, nil, fingerprint{}
-	c.publish()
+// translated, and whether what failed may succeed when it is tried again.
+func (c *Capture) unhook(ctx context.Context) (wait time.Duration, again bool, err error) {
 	nft, legacy := look(ctx, NFT), look(ctx, Legacy)
 	if !nft.usable() && !legacy.usable() {
 		if nft.unseen() == nil && legacy.unseen() == nil {
-			return 0, nil
+			return 0, false, nil
 		}
-		return 0, errors.Join(nft.err(), legacy.err())
+		return 0, nft.unclear() || legacy.unclear(), errors.Join(nft.err(), legacy.err())
 	}
-	var wait time.Duration
 	var errs []error
 	changed := false
 	for _, s := range []*side{nft, legacy} {
@@ -82,13 +112,15 @@ func (c *Capture) unhook(ctx context.Context) (time.Duration, error) {
 			if inUse(f, saved) {
 				wait = c.cfg.Settle
 			}
-			errs = append(errs, c.unhookFamily(ctx, s.place(f, patient), saved))
+			err := c.unhookFamily(ctx, s.place(f, patient), saved)
+			again = again || mayPass(err)
+			errs = append(errs, err)
 		}
 	}
-	if changed {
+	if err = errors.Join(errs...); changed && err == nil {
 		c.log.Info("DNS is not captured any more")
 	}
-	return wait, errors.Join(errs...)
+	return wait, again, err
 }
 
 // unhookFamily ends the capture of one family in one backend, and drops the

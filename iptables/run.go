@@ -79,7 +79,7 @@ func (c *Capture) look(ctx context.Context) (same bool, err error) {
 	}
 	changed, err := c.apply(ctx, brief)
 	switch {
-	case err != nil && !errors.Is(err, ErrIncomplete):
+	case err != nil && (!errors.Is(err, ErrIncomplete) || errors.Is(err, errElsewhere)):
 	case len(drifts) > 0:
 		c.log.Warn("capture rules had drifted and are mended", "drift", drifts)
 		c.repairs.Add(1)

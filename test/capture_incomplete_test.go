@@ -59,3 +59,35 @@ func TestCaptureIncomplete(t *testing.T) { // K13
 		}
 	})
 }
+
+// An agent that cannot put in what was asked for ends without rules, also if another
+// program holds the lock of iptables when they are to go.
+func TestCaptureRefusedWhileLocked(t *testing.T) { // K9
+	t.Parallel()
+	vms(t, func(v *vm) {
+		t := v.tb
+		v.breakTool("ip6tables-" + v.backend + "-restore")
+		name := "iptables-" + v.backend + "-restore"
+		path, err := exec.LookPath(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		calls := v.write("calls", "")
+		if err := os.Chmod(calls, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		// The first call puts IPv4's rules in.
+		script := "#!/bin/sh\necho x >>" + calls + "\ncase $(wc -l <" + calls + ") in [234]) echo 'Another app is currently holding the xtables lock.' >&2; exit 4 ;; esac\nexec " + path + " \"$@\"\n"
+		if err := os.Chmod(v.write(name, script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		a := v.launch("--capture", "--backend", v.backend, "--ipv6", "on")
+		<-a.ended
+		if code := a.ProcessState.ExitCode(); code != 1 || a.log.Count("Resource temporarily unavailable") == 0 {
+			t.Errorf("exit code %d\n%s", code, a.log)
+		}
+		if v.captured() {
+			t.Errorf("rules are left:\n%s\n%s", v.saves(), a.log)
+		}
+	})
+}

@@ -1,0 +1,79 @@
+package iptables_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nametap/nametap/iptables"
+)
+
+// locked has both tools that write to a backend fail, as legacy's do when another program
+// holds their lock for longer than they wait: the first times, or as long as there is the
+// file whose name it returns, if times is 0.
+func (l *lab) locked(backend iptables.Backend, times int) (holding string) {
+	l.t.Helper()
+	dir := l.t.TempDir()
+	holding = filepath.Join(dir, "holding")
+	if err := os.WriteFile(holding, nil, 0o600); err != nil {
+		l.t.Fatal(err)
+	}
+	scripts := map[string]string{}
+	for _, family := range []string{"iptables", "ip6tables"} {
+		name := fmt.Sprintf("%s-%s-restore", family, backend)
+		scripts[name] = fmt.Sprintf(`echo x >>%[1]s/%[2]s
+if [ -e %[3]s ] && { [ %[4]d = 0 ] || [ $(wc -l <%[1]s/%[2]s) -le %[4]d ]; }; then
+  echo "Another app is currently holding the xtables lock. Stopped waiting after 5s." >&2; exit 4
+fi
+exec %[5]s "$@"
+`, dir, name, holding, times, tool(l.t, name))
+	}
+	tools(l.t, scripts)
+	return holding
+}
+
+// K3, K9: what fails since another program holds the lock for long is removed when it is
+// free. Nothing says before that DNS is not captured any more.
+func TestRemoveWhileLocked(t *testing.T) {
+	backends(t, func(l *lab) {
+		c := l.capture()
+		apply(l.t, c)
+		l.locked(l.backend, 2)
+		remove(l.t, c)
+		if got := l.holders(); got != "" {
+			l.t.Errorf("rules in %s", got)
+		}
+		if n := l.log.Count("DNS is not captured any more"); n != 1 {
+			l.t.Errorf("said %d times that DNS is not captured any more:\n%s", n, l.log)
+		}
+	})
+}
+
+// K4, K13: rules of ours in the other backend that cannot be taken out now are no reason to
+// give up. They go later.
+func TestApplyBesideLockedBackend(t *testing.T) {
+	backends(t, func(l *lab) {
+		t := l.t
+		l.apply(func(c *iptables.Config) { c.Backend = l.other() })
+		holding := l.locked(l.other(), 0)
+		c := l.capture(quick)
+		if err := c.Apply(t.Context()); !errors.Is(err, iptables.ErrIncomplete) || !strings.Contains(err.Error(), string(l.other())) {
+			t.Errorf("apply: %v", err)
+		}
+		l.keep(c)
+		looks := c.Stats().Failures + 2
+		eventually(t, "it is tried again", func() bool { return c.Stats().Failures >= looks })
+		if n := l.log.Count("capture rules had drifted and are mended"); n > 0 {
+			t.Errorf("said %d times that all is mended:\n%s", n, l.log)
+		}
+		if err := os.Remove(holding); err != nil {
+			t.Fatal(err)
+		}
+		want := map[iptables.Backend]string{iptables.NFT: inNFT, iptables.Legacy: inLegacy}[l.backend]
+		eventually(t, "the rules are in one backend", func() bool { return l.holders() == want })
+		l.complete(c)
+	})
+}
