@@ -22,7 +22,8 @@ const probeTimeout = time.Second
 // A health is what a probe of the listeners of one family found.
 type health struct {
 	answering int   // listeners that answer
-	err       error // why the others do not, nil if all do
+	asked     int   // listeners that the question was sent to
+	err       error // why the others do not answer, nil if all do
 }
 
 // answers reports whether all listeners of the family answer, of which there is one.
@@ -31,6 +32,9 @@ func (h health) answers() bool { return h.answering > 0 && h.err == nil }
 // absent reports whether the host does not have the addresses of the family now: a
 // socket can be open on ::1 while IPv6 is switched off.
 func (h health) absent() bool {
+	if h.answering > 0 {
+		return false // all ports are in use, for one
+	}
 	for _, absent := range []error{syscall.EADDRNOTAVAIL, syscall.ENETUNREACH, syscall.EHOSTUNREACH, syscall.EAFNOSUPPORT} {
 		if errors.Is(h.err, absent) {
 			return true
@@ -53,6 +57,9 @@ func probe(ctx context.Context, listeners []dnsproxy.Addr) map[iptables.Family]h
 			h := found[family(l)]
 			if err == nil {
 				h.answering++
+			}
+			if !unasked(err) {
+				h.asked++
 			}
 			h.err = errors.Join(h.err, err)
 			found[family(l)] = h
@@ -81,14 +88,27 @@ func family(l dnsproxy.Addr) iptables.Family {
 	return iptables.IPv6
 }
 
-// anyAnswers returns an error unless some listener answers.
+// unasked reports whether the question could not be sent: the kernel cannot take a packet
+// more, as when conntrack is full, the process has no descriptors left, or the host does
+// not have the address. It says nothing about a listener for UDP.
+func unasked(err error) bool {
+	op := new(net.OpError)
+	return errors.As(err, &op) && op.Op != "read"
+}
+
+// anyAnswers returns an error if listeners for UDP were asked and none answers.
 func anyAnswers(ctx context.Context, listeners []dnsproxy.Addr) error {
 	var errs []error
+	asked := 0
 	for _, h := range probe(ctx, listeners) {
 		if h.answering > 0 {
 			return nil
 		}
+		asked += h.asked
 		errs = append(errs, h.err)
+	}
+	if asked == 0 {
+		return nil
 	}
 	return errors.Join(errs...)
 }

@@ -15,7 +15,7 @@ import (
 // listeners are open, and capture is as the switch says. A table may come later, what
 // waits for us at boot must not. As long as a UDP listener answers, its watchdog is told:
 // the other family may be switched off, and the listeners for TCP may be full of clients,
-// which is no reason to begin anew.
+// which is no reason to begin anew. Neither is a host that cannot take a packet more.
 func (a *Agent) notifySystemd(ctx context.Context) error {
 	interval, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
@@ -54,7 +54,7 @@ func (a *Agent) notifySystemd(ctx context.Context) error {
 			continue
 		}
 		if err := notify(ctx, daemon.SdNotifyWatchdog); err != nil {
-			return fmt.Errorf("telling systemd's watchdog: %w", err)
+			a.log.Warn("systemd's watchdog cannot be told that all is well", "error", err)
 		}
 	}
 }

@@ -71,32 +71,45 @@ func (p *prober) run(ctx context.Context, results chan<- error) {
 	}
 }
 
-// probe returns an error unless a socket answers.
+// errUnasked says that a question could not be sent: the host does not have the address,
+// or the kernel cannot take a packet more, as when conntrack is full. It says nothing about
+// the command, which a restart would not help.
+var errUnasked = errors.New("the question cannot be sent")
+
+// probe returns an error unless a socket answers: errUnasked if none could be asked.
 func (p *prober) probe(ctx context.Context) error {
 	errs := make(chan error, len(p.targets))
 	for _, target := range p.targets {
 		go func() { errs <- ask(ctx, target) }()
 	}
-	var all error
+	var silent, unasked error
 	for range p.targets {
 		err := <-errs
-		if err == nil {
+		switch {
+		case err == nil:
 			return nil
+		case errors.Is(err, errUnasked):
+			unasked = errors.Join(unasked, err)
+		default:
+			silent = errors.Join(silent, err)
 		}
-		all = errors.Join(all, err)
 	}
-	return all
+	if silent != nil {
+		return silent
+	}
+	return unasked
 }
 
 // question is a query for id.server in class CHAOS, type TXT, without its ID: it needs no
 // table and no nameserver (RFC 4892).
 const question = "\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x02id\x06server\x00\x00\x10\x00\x03"
 
-// ask returns an error unless a response comes, whatever it says.
+// ask returns an error unless a response comes, whatever it says: errUnasked if the
+// question could not be sent.
 func ask(ctx context.Context, target netip.AddrPort) error {
 	conn, err := (&net.Dialer{Timeout: probeTimeout}).DialContext(ctx, "udp", target.String())
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: %w", errUnasked, err)
 	}
 	defer func() { _ = conn.Close() }()
 	id := rand.Uint32()
@@ -105,7 +118,7 @@ func ask(ctx context.Context, target netip.AddrPort) error {
 		return err
 	}
 	if _, err := conn.Write(query); err != nil {
-		return err
+		return fmt.Errorf("%w: %w", errUnasked, err)
 	}
 	response := make([]byte, 512)
 	for {

@@ -4,7 +4,7 @@
 //  1. The command is started again at once when it ends unasked, and with a pause of up
 //     to maxPause when it goes on doing so.
 //  2. It is killed, and started again, when no socket has answered a probe for about
-//     hungProbes times probeInterval.
+//     hungProbes times probeInterval. A probe that cannot be sent does not count.
 //  3. Signals are passed on. After one that asks for the end, and after an end with code
 //     0, the command is not started again, and its exit code is returned.
 //  4. As process 1 of a container, this process collects the children of all others.
@@ -213,6 +213,9 @@ func (s *supervisor) leave(code int) {
 // So it is after the end was asked for, too: a command that ends as it should closes its
 // sockets last.
 func (s *supervisor) hangs(err error) bool {
+	if errors.Is(err, errUnasked) {
+		return false
+	}
 	s.misses++
 	if err == nil || s.pid == 0 {
 		s.misses = 0

@@ -1,0 +1,71 @@
+package test
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// unprobed has the kernel refuse to send packets from a process on this host to the
+// agent's own UDP port, as it does when conntrack is full. Captured queries get there. It
+// returns how many packets were refused so far, and what ends it.
+func (v *vm) unprobed() (refused func() int, end func()) {
+	v.tb.Helper()
+	rule := []string{"OUTPUT", "-p", "udp", "--dport", "15053", "-j", "DROP"}
+	tables := [][]string{{"iptables-nft", "-t", "mangle"}, {"ip6tables-nft", "-t", "mangle"}}
+	for _, table := range tables {
+		v.Exec(table[0], slices.Concat(table[1:], []string{"-A"}, rule)...)
+	}
+	refused = func() (n int) {
+		for _, table := range tables {
+			for line := range strings.Lines(v.Exec(table[0], slices.Concat(table[1:], []string{"-nvxL", "OUTPUT"})...)) {
+				if fields := strings.Fields(line); len(fields) > 2 && fields[2] == "DROP" {
+					packets, _ := strconv.Atoi(fields[0])
+					n += packets
+				}
+			}
+		}
+		return n
+	}
+	return refused, func() {
+		for _, table := range tables {
+			v.Exec(table[0], slices.Concat(table[1:], []string{"-D"}, rule)...)
+		}
+	}
+}
+
+// An agent whose listeners cannot be asked is not taken for one that hangs.
+func TestSupervisedUnprobed(t *testing.T) { // K15
+	t.Parallel()
+	v := newVM(t, "nft")
+	a := v.capture("--supervise")
+	refused, end := v.unprobed()
+	v.until("more probes are refused than a hung agent is given", func() bool { return refused() >= 2*5 })
+	end()
+	v.asked(named, meshIP)
+	if n := a.log.Count("no DNS listener answers"); n > 0 || v.metric("nametap_restarts_total") > 0 {
+		t.Errorf("it was killed:\n%s", a.log)
+	}
+}
+
+// Nor is systemd's watchdog left to believe so.
+func TestWatchdogUnprobed(t *testing.T) { // K9
+	t.Parallel()
+	v := newVM(t, "nft")
+	next := v.notifications()
+	a := v.launch("--capture", "--backend", "nft")
+	v.until("it is ready", func() bool { return next() == "READY=1" })
+	refused, end := v.unprobed()
+	defer end()
+	before := refused()
+	v.until("probes are refused", func() bool { return refused() >= before+4 })
+	for range 5 { // of which one at most was told before
+		if got := next(); got != "WATCHDOG=1" {
+			t.Errorf("told %q", got)
+		}
+	}
+	if n := a.log.Count("systemd's watchdog is not told"); n > 0 {
+		t.Errorf("%s", a.log)
+	}
+}
