@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -17,6 +18,9 @@ const (
 	// settleTime is how long a file that seems to be written just now counts
 	// as what it was: "generate > shop.yaml" empties the file first.
 	settleTime = time.Second
+	// maxSettleTime bounds how long an object that is gone counts while other files
+	// change.
+	maxSettleTime = 10 * time.Second
 	// rootName is how errors name the configuration directory itself.
 	rootName = "."
 )
@@ -37,6 +41,11 @@ type source struct {
 	hadErrs bool
 	// good holds the last good form of each object that counts.
 	good map[key]object
+	// gone holds those of good that are nowhere to be found, with the time since when,
+	// until they no longer count. changed is when a file was last seen to change.
+	gone    map[key]time.Time
+	changed time.Time
+	first   bool // nothing has been read yet
 }
 
 type sourceFile struct {
@@ -64,9 +73,10 @@ type reading struct {
 	watch   watchList
 	// kept counts the objects that are there in their last good form only.
 	kept int
-	// unsettled is set if a file was left as it was for now: read again soon.
+	// unsettled is set if a file was left as it was for now, or an object that is gone
+	// counts: read again soon.
 	unsettled bool
-	// same is set if every file is as in the reading before.
+	// same is set if every file is as in the reading before, and so is what counts.
 	same bool
 	// transient is set if something could not be read that may be readable soon.
 	transient bool
@@ -78,7 +88,10 @@ func newSource(dir string, allowEmpty bool, good map[key]object) *source {
 	if good == nil {
 		good = map[key]object{}
 	}
-	return &source{dir: dir, allowEmpty: allowEmpty, files: map[string]sourceFile{}, dirs: map[string]fileID{}, good: good}
+	return &source{
+		dir: dir, allowEmpty: allowEmpty, good: good, first: true,
+		files: map[string]sourceFile{}, dirs: map[string]fileID{}, gone: map[key]time.Time{},
+	}
 }
 
 // read reads the directory. The error is set only if the directory itself
@@ -91,7 +104,7 @@ func (s *source) read() (reading, error) {
 	}
 	s.checkDirs(w)
 	files := make(map[string]sourceFile, len(w.files))
-	unsettled, same := false, len(w.files) == len(s.files) && len(w.errs) == 0 && !s.hadErrs
+	unsettled, same := false, len(w.files) == len(s.files)
 	for name, found := range w.files {
 		old, ok := s.files[name]
 		f := s.update(name, old, found)
@@ -99,9 +112,15 @@ func (s *source) read() (reading, error) {
 		unsettled = unsettled || f.next != nil
 		same = same && ok && bytes.Equal(old.data, f.data)
 	}
-	s.files, s.hadErrs = files, len(w.errs) > 0
+	if s.files = files; !same || unsettled {
+		s.changed = time.Now()
+	}
+	gone := len(s.gone)
 	r := s.merge(w)
-	r.watch, r.unsettled, r.same, r.transient = w.watch, unsettled, same, w.transient
+	r.watch, r.transient = w.watch, w.transient
+	r.unsettled = unsettled || len(s.gone) > 0
+	r.same = same && len(w.errs) == 0 && !s.hadErrs && len(s.gone) >= gone
+	s.hadErrs = len(w.errs) > 0
 	return r, nil
 }
 
@@ -233,6 +252,7 @@ func (s *source) keep(w *walk, r *reading, now map[key]object) {
 		}
 		unnamed[name] = f.parsed.unnamed
 	}
+	gone := map[key]time.Time{}
 	for k, o := range s.good {
 		other, ok := now[k]
 		switch {
@@ -243,17 +263,37 @@ func (s *source) keep(w *walk, r *reading, now map[key]object) {
 			now[k] = o
 			r.kept++
 			r.markKept(o)
+		case !ok && s.mayReturn(o):
+			gone[k] = s.gone[k]
 		}
 	}
-	if len(now) > 0 || len(s.good) == 0 || s.allowEmpty {
+	if s.gone, s.first = gone, false; len(now) > 0 || len(s.good) == 0 || s.allowEmpty {
+		for k := range gone {
+			now[k] = s.good[k]
+		}
 		return
 	}
-	for k, o := range s.good {
-		now[k] = o
-	}
+	s.gone = map[key]time.Time{}
+	maps.Copy(now, s.good)
 	r.kept = len(now)
 	r.errs = append(r.errs, DocumentError{File: rootName, Kept: true,
 		Msg: "holds no object any more: bring the files back, or start with --allow-empty if that is meant"})
+}
+
+// mayReturn reports whether an object that is nowhere to be found counts all the same: its
+// file may be on the way to another directory, or be written anew, as the others are that
+// are there already. In the first reading of a process its file may be half written.
+func (s *source) mayReturn(o object) bool {
+	since, ok := s.gone[o.key]
+	if _, there := s.files[o.file]; !ok && there && !s.first {
+		return false
+	}
+	if !ok {
+		since = time.Now()
+		s.gone[o.key] = since
+	}
+	away := time.Since(since)
+	return away < settleTime || time.Since(s.changed) < settleTime && away < maxSettleTime
 }
 
 // hides reports whether a file cannot be seen because it, or a directory
