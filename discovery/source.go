@@ -99,7 +99,7 @@ func newSource(dir string, allowEmpty bool, good map[key]object) *source {
 func (s *source) read() (reading, error) {
 	w := newWalk(s.dir)
 	w.watch.addLinks(s.dir)
-	if err := w.dir("", nil); err != nil {
+	if err := w.dir(""); err != nil {
 		return reading{watch: w.watch}, fmt.Errorf("reading the configuration directory: %w", err)
 	}
 	s.checkDirs(w)

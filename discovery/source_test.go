@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -160,6 +161,25 @@ func TestConfigMapSwap(t *testing.T) {
 		}
 	}
 	c.quiet()
+}
+
+// Directories that link to each other are read once each, not once for every way through
+// them: of 12 there are a thousand million.
+func TestLinksToEachOther(t *testing.T) {
+	dir := t.TempDir()
+	const dirs = 12
+	for i := range dirs {
+		write(t, dir, fmt.Sprintf("%d/a.yaml", i), svc(fmt.Sprintf("web%d", i), "clusterIP: 10.0.0.1"))
+		for j := range dirs {
+			if err := os.Symlink(fmt.Sprintf("../%d", j), filepath.Join(dir, strconv.Itoa(i), "to"+strconv.Itoa(j))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	r, err := newSource(dir, false, nil).read()
+	if err != nil || len(r.objects) != dirs || len(r.errs) != 0 {
+		t.Errorf("%d objects, want %d; %v, %v", len(r.objects), dirs, r.errs, err)
+	}
 }
 
 // The directory itself may go away and come back; the table stays meanwhile.

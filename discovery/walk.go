@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 )
@@ -19,6 +18,8 @@ type walk struct {
 	files map[string]foundFile
 	// dirs holds every directory by its path below root, "" for root itself.
 	dirs map[string]foundDir
+	// seen holds the directories that were read, links resolved.
+	seen map[string]bool
 	// watch says what a watcher must watch.
 	watch watchList
 	errs  []DocumentError
@@ -64,20 +65,21 @@ type watchEntry struct {
 }
 
 func newWalk(root string) *walk {
-	return &walk{root: root, files: map[string]foundFile{}, dirs: map[string]foundDir{}, watch: watchList{}}
+	return &walk{root: root, files: map[string]foundFile{}, dirs: map[string]foundDir{}, seen: map[string]bool{}, watch: watchList{}}
 }
 
-// dir reads the directory rel; parents are its ancestors with links resolved,
-// so that a link to one of them is not followed for ever.
-func (w *walk) dir(rel string, parents []string) error {
+// dir reads the directory rel, unless it was read by another way: links may make more
+// ways than there is time for.
+func (w *walk) dir(rel string) error {
 	path := filepath.Join(w.root, filepath.FromSlash(rel))
 	resolved, err := filepath.EvalSymlinks(path)
 	if err != nil {
 		return err
 	}
-	if slices.Contains(parents, resolved) {
+	if w.seen[resolved] {
 		return nil
 	}
+	w.seen[resolved] = true
 	info, err := os.Stat(resolved)
 	if err != nil {
 		return err
@@ -87,7 +89,6 @@ func (w *walk) dir(rel string, parents []string) error {
 		return err
 	}
 	w.watch.add(resolved, info)
-	parents = append(slices.Clip(parents), resolved)
 	empty := true
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), ".") {
@@ -95,7 +96,7 @@ func (w *walk) dir(rel string, parents []string) error {
 		}
 		empty = false
 		name := joinSlash(rel, e.Name())
-		if err := w.entry(name, parents); err != nil && !w.isGone(name, err) {
+		if err := w.entry(name); err != nil && !w.isGone(name, err) {
 			w.cannotRead(name, err)
 		}
 	}
@@ -137,7 +138,7 @@ func isPermanent(err error) bool {
 	return strings.Contains(err.Error(), "too many links")
 }
 
-func (w *walk) entry(name string, parents []string) error {
+func (w *walk) entry(name string) error {
 	path := filepath.Join(w.root, filepath.FromSlash(name))
 	info, err := os.Stat(path)
 	if err != nil {
@@ -145,7 +146,7 @@ func (w *walk) entry(name string, parents []string) error {
 	}
 	switch {
 	case info.IsDir():
-		return w.dir(name, parents)
+		return w.dir(name)
 	case !info.Mode().IsRegular():
 		return nil
 	}
