@@ -153,10 +153,14 @@ func (f *forwarder) resolve(key cache.Key, over transport) resolution {
 	return f.fetch(key, over, found)
 }
 
-// fetch is resolve for a question that the cache has no answer to, or found, an old one.
+// fetch is resolve for a question that the cache has no answer to, or found, an old one,
+// which goes out too if no more queries may be in flight.
 func (f *forwarder) fetch(key cache.Key, over transport, found resolution) resolution {
 	taken, ok := f.acquire(wireName(key.Name))
-	if !ok {
+	switch {
+	case !ok && found.reply != nil:
+		return found
+	case !ok:
 		return resolution{err: errTooManyQuery, source: sourceSelf}
 	}
 	defer taken.release()

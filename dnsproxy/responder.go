@@ -102,7 +102,10 @@ func (r *responder) respondCached(dst []byte, over transport) (response []byte, 
 	q, h := &r.query, r.handler
 	var found resolution
 	if q.cacheable() {
-		if found, ok = h.forwarder.tryCached(h.key(q)); ok && found.err == nil && !r.goesElsewhere() {
+		found, ok = h.forwarder.tryCached(h.key(q))
+		// What has expired is good enough if the query cannot be handed on.
+		ok = ok || r.full && found.reply != nil
+		if ok && found.err == nil && !r.goesElsewhere() {
 			h.metrics.countAnswer(q.qtype, over, found.reply.Rcode(), sourceCache)
 			request := h.request(q, h.limit(q.udpSize, over))
 			return found.reply.Append(dst, &request, found.age), true
