@@ -1,0 +1,194 @@
+package dnsproxy_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/upstream"
+)
+
+// ends waits for the end of Run, which comes while a nameserver is silent, long before the
+// time of its queries is up.
+func (p *proxy) ends(t *testing.T) {
+	t.Helper()
+	select {
+	case err := <-p.ended:
+		if err != nil {
+			t.Errorf("Run returned %v", err)
+		}
+	case <-time.After(patience / 2):
+		t.Error("Run does not return")
+	}
+}
+
+// While no more queries may be in flight, what is in the cache is answered, stale too, and
+// so are own names; nothing is refreshed. Others are refused at once, also those that
+// are in flight already. What is in flight is answered, also after the end was asked for.
+func TestFullOfQueries(t *testing.T) { // F10, F9, F8, F12, F13, R1
+	t.Parallel()
+	const most = 8
+	meetings(t, dnsproxy.Config{MaxInflight: most, UpstreamTimeout: patience}, func(m *meeting) {
+		t := m.t
+		m.fake.Handle(m.world(t, worldAddr, 2))
+		m.agree(t, 0)
+		m.await(t, "nametap_dns_inflight", 0)
+		release := m.hold(t, m.world(t, worldAddr, 300))
+		m.fake.Reset()
+		var asking sync.WaitGroup
+		fill := func(i int) string { return fmt.Sprintf("fill.zone%d.example", i) }
+		for i := range most {
+			asking.Go(func() {
+				if got, want := outcome(m.ask(t, fill(i), dns.TypeA)), fill(i)+". A "+worldAddr; got != want {
+					t.Errorf("in flight: %s, want %s", got, want)
+				}
+			})
+			m.await(t, "nametap_dns_inflight", float64(i+1))
+		}
+		for name, k := range kinds(0) {
+			eventually(t, name+": it has expired", func() bool {
+				resp := m.ask(t, k.name, dns.TypeA)
+				got, walked := outcome(resp), strings.HasSuffix(k.name, "cluster.local")
+				if got == "SERVFAIL" && walked { // a walk needs places of its own, and has nothing stale
+					return true
+				}
+				if want := k.outcome(worldAddr); got != want {
+					t.Errorf("%s: %s, want %s", name, got, want)
+				}
+				return k.asks == "" || !walked && len(resp.Answer) > 0 && resp.Answer[0].Header().Ttl == 30
+			})
+		}
+		if n := m.count(t, "nametap_dns_inflight"); n != most {
+			t.Errorf("%v queries in flight", n)
+		}
+		m.converse(t, []dialogue{{"www9.example A", "SERVFAIL"}, {fill(0) + " A", "SERVFAIL"}})
+		m.cancel()
+		eventually(t, "the listeners are closed", func() bool { return m.closed() })
+		release()
+		asking.Wait()
+		m.ends(t)
+	})
+}
+
+// closed reports whether nothing accepts connections any more.
+func (p *proxy) closed() bool {
+	conn, err := (&dns.Client{Net: "tcp"}).Dial(p.addr("tcp"))
+	if err == nil {
+		_ = conn.Close() // nothing was sent
+	}
+	return err != nil
+}
+
+// A refresh is under way when the nameserver falls silent: clients join it once the answer
+// has expired, so that the server is probed for a loop, and are given the old answer. The
+// end does not wait for it.
+func TestEndWithWorkInBackground(t *testing.T) { // F8, F9, F6, R1
+	t.Parallel()
+	meetings(t, dnsproxy.Config{UpstreamTimeout: 10 * patience}, func(m *meeting) {
+		t := m.t
+		m.fake.Handle(m.world(t, worldAddr, 2))
+		m.ask(t, "www0.example", dns.TypeA)
+		m.hold(t, m.world(t, otherAddr, 300))
+		ask := func() *dns.Msg {
+			resp := m.ask(t, "www0.example", dns.TypeA)
+			if got := outcome(resp); got != "www0.example. A "+worldAddr {
+				t.Fatalf("got %s", got)
+			}
+			return resp
+		}
+		eventually(t, "a refresh", func() bool { return ask() != nil && m.held.Load() > 0 })
+		eventually(t, "a stale answer", func() bool { return ask().Answer[0].Header().Ttl == 30 })
+		eventually(t, "the nameserver is probed", func() bool { return m.probes.Load() > 0 })
+		m.cancel()
+		m.ends(t)
+	})
+}
+
+// Nameservers that are overloaded are of no account once resolv.conf names others.
+func TestOverloadEndsWithChange(t *testing.T) { // F10, F16, F17
+	t.Parallel()
+	const network = "127.0.56"
+	h := newHandover(t, network, dnsproxy.Config{UpstreamTimeout: patience})
+	h.hold(message(t, dns.RcodeSuccess, "www.example. 900 IN A 192.0.2.1"))
+	defer h.release()
+	conn := h.dial(t, "udp")
+	defer conn.Close()
+	sent := 0
+	eventually(t, "queries are refused", func() bool {
+		packet, err := question(fmt.Sprintf("www.zone%d.example%d", sent, sent), dns.TypeA).Pack()
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, conn, packet)
+		sent++
+		return h.count(t, "nametap_dns_overflows_total") > 0
+	})
+	h.change(t, network)
+	for i := range 10 {
+		h.converse(t, []dialogue{{fmt.Sprintf("www%d.example A", i), fmt.Sprintf("www%d.example. A 192.0.2.2", i)}})
+	}
+}
+
+// A nameserver that loops is of no account once resolv.conf names another.
+func TestLoopEndsWithChange(t *testing.T) { // F6, F17
+	t.Parallel()
+	const network = "127.0.57"
+	h := newHandover(t, network, dnsproxy.Config{})
+	h.before.Handle(forwardTo(func() string { return h.addr("udp") }))
+	h.converse(t, []dialogue{{"www.example A", "SERVFAIL"}})
+	if state := h.UpstreamStatus()[0].State; state != upstream.Looping {
+		t.Fatalf("the nameserver before is %v", state)
+	}
+	h.change(t, network)
+	h.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.2"}})
+}
+
+// The end comes while a query is in flight at the nameserver before and another at the
+// one after a change of resolv.conf.
+func TestChangeWhileEnding(t *testing.T) { // F17, R1
+	t.Parallel()
+	const network = "127.0.58"
+	h := newHandover(t, network, dnsproxy.Config{UpstreamTimeout: patience})
+	var late atomic.Int64
+	released := make(chan struct{})
+	release := sync.OnceFunc(func() { close(released) })
+	t.Cleanup(release)
+	after := on53(t, network+".3", func(query *dns.Msg, network string) *dns.Msg {
+		late.Add(1)
+		<-released
+		return anywhere("192.0.2.3")(query, network)
+	})
+	h.hold(message(t, dns.RcodeSuccess, "www.example. 900 IN A 192.0.2.1"))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	conf := resolvConf(t, "nameserver "+network+".1")
+	h.proxy = startIn(ctx, t, dnsproxy.Config{ResolvConf: conf, UpstreamTimeout: patience})
+	h.load(t, hosts{})
+	var asking sync.WaitGroup
+	ask := func(want string) {
+		asking.Go(func() {
+			if got := outcome(h.ask(t, "www.example", dns.TypeA)); got != want {
+				t.Errorf("got %s, want %s", got, want)
+			}
+		})
+	}
+	ask("www.example. A 192.0.2.1")
+	eventually(t, "the query before", func() bool { return h.held.Load() > 0 })
+	writeFile(t, conf, "nameserver "+network+".3\n")
+	eventually(t, "the change", func() bool { return h.Upstreams()[0].Addr == after.Addr })
+	ask("www.example. A 192.0.2.3")
+	eventually(t, "the query after", func() bool { return late.Load() > 0 })
+	cancel()
+	eventually(t, "the listeners are closed", func() bool { return h.closed() })
+	h.release()
+	release()
+	asking.Wait()
+	h.ends(t)
+}

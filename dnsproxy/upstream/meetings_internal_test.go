@@ -1,0 +1,66 @@
+package upstream
+
+import (
+	"encoding/hex"
+	"errors"
+	"net/netip"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// F10, F15, F6: a server that is asked over TLS alone falls silent with many queries in
+// flight: others are refused. A loop probe is sent all the same, and what it shows counts;
+// when the server answers again, none is refused.
+func TestOverloadEndsOverTLS(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := NewClient(Config{})
+		defer c.Close()
+		const outage = 8 * time.Second
+		g, all := group(c, Options{}, deadWhile(rtt(time.Millisecond), func(at time.Duration) bool { return at < outage }))
+		g.servers[0].udp = nil
+		ask := func() error {
+			_, _, err := g.Exchange(t.Context(), simQuery, UDPThenTCP)
+			return err
+		}
+		var asking sync.WaitGroup
+		for range 400 {
+			asking.Go(func() {
+				if err := ask(); !errors.Is(err, ErrLoop) {
+					t.Errorf("in flight: %v", err)
+				}
+			})
+		}
+		time.Sleep(2 * time.Second)     // ErrLoop is what they learn below
+		asking.Go(func() { _ = ask() }) // one in 100 ms is sent
+		time.Sleep(time.Millisecond)
+		if err := ask(); !errors.Is(err, ErrOverload) {
+			t.Errorf("in overload: %v", err)
+		}
+		before := all[0].asked()
+		g.Suspect()
+		if sent := all[0].asked() - before; sent != 1 {
+			t.Errorf("%d probes", sent)
+		}
+		for _, probe := range c.probes {
+			name := hex.AppendEncode([]byte{2 * probeLen}, probe.id[:])
+			if !c.Echo(append(name, loopSuffix()...), netip.AddrPort{}) {
+				t.Error("the probe is not known")
+			}
+		}
+		asking.Wait()
+		if err := ask(); !errors.Is(err, ErrLoop) {
+			t.Errorf("in a loop: %v", err)
+		}
+		time.Sleep(loopRecheck + outage)
+		_ = ask() // has it probed again
+		time.Sleep(time.Second)
+		for range 10 {
+			if err := ask(); err != nil {
+				t.Errorf("with the server back: %v", err)
+			}
+		}
+		time.Sleep(time.Minute) // the last replies
+	})
+}
