@@ -126,7 +126,8 @@ func (h *handler) forward(q *query, d decision, from *arrival) (response []byte,
 	}
 	var found resolution
 	switch {
-	case d.action == actUnknown && !h.expandable(q):
+	case d.action == actUnknown && (server.IsValid() || !h.expandable(q)):
+		// A client of another nameserver walks the search list with that one.
 		found.err = errUnknown
 	case d.action == actUnknown:
 		found = h.forwarder.resolve(h.key(q), from.over)

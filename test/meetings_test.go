@@ -1,0 +1,236 @@
+package test
+
+import (
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/internal/fakedns"
+)
+
+// dbIP is the address of the mesh's db.secret.example.
+const dbIP = "10.1.0.2"
+
+// pushSuffixes pushes hosts below the suffixes of suffixFlags.
+func (h *host) pushSuffixes() {
+	h.xds.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{
+		mesh:                {Ips: []string{meshIP}, Registry: "Kubernetes", Shortname: "web", Namespace: "shop"},
+		"db.secret.example": {Ips: []string{dbIP}, Registry: "External"},
+		"api.open.example":  {Ips: []string{"10.1.0.3"}, Registry: "External"},
+	}})
+}
+
+// suffixFlags give names below one suffix to nameservers, keep those below others from
+// them, and have the search list walked for all.
+func suffixFlags() []string {
+	return []string{"--autopath", "all", "--bypass", "open.example", "--local-only", "secret.example,svc.cluster.local"}
+}
+
+// suffixConf is a resolv.conf with a search list.
+func suffixConf(options string, servers ...string) string {
+	lines := []string{"search shop.svc.cluster.local svc.cluster.local corp.example", "options ndots:5 " + options}
+	for _, server := range servers {
+		lines = append(lines, "nameserver "+server)
+	}
+	return strings.Join(lines, "\n") + "\n"
+}
+
+// knows has a nameserver give an address to some names, and to no others.
+func knows(server *fakedns.Server, address, ttl string) {
+	var records []string
+	for _, name := range []string{"www.example.org", "api.open.example", "intra.corp.example"} {
+		records = append(records, name+". "+ttl+" IN A "+address)
+	}
+	server.Handle(fakedns.Answer(records...))
+}
+
+// suffixes asks a nameserver, whose address for its names is address, for names of each
+// kind. resolv says that it is one of resolv.conf's, for whose clients the search list is
+// walked; others are asked for what they were asked.
+func (v *vm) suffixes(server, address string, resolv bool) {
+	v.tb.Helper()
+	walked := map[bool]string{true: address, false: "NXDOMAIN"}[resolv]
+	for _, over := range []string{"+notcp", "+tcp"} {
+		for name, want := range map[string]string{
+			"www.example.org":                         address,
+			"api.open.example":                        address,
+			"intra.corp.example":                      address,
+			"intra.shop.svc.cluster.local":            walked,
+			"api.open.example.shop.svc.cluster.local": walked,
+			"web.corp.example":                        meshIP,
+			mesh:                                      meshIP,
+			"db.secret.example":                       dbIP,
+			"none.secret.example":                     "NXDOMAIN",
+			"none.shop.svc.cluster.local":             "NXDOMAIN",
+		} {
+			if got := v.dig(over, "@"+server, name); got != want {
+				v.tb.Errorf("dig %s @%s %s: %s, want %s", over, server, name, got, want)
+			}
+		}
+	}
+}
+
+// The rules for names hold for captured queries too, over both families, whether the
+// agent asks over UDP or TCP. For clients of a nameserver that resolv.conf does not name
+// that one alone is asked; which ones these are changes with resolv.conf.
+func TestCapturedSettings(t *testing.T) { // F12, F13, F14, F8
+	t.Parallel()
+	for _, options := range []string{"", "use-vc"} {
+		t.Run("options "+options, func(t *testing.T) {
+			t.Parallel()
+			v := newVM(t, "nft")
+			v.pushSuffixes()
+			v.resolvConf = v.write("resolv.conf", suffixConf(options, named, named6))
+			servers := []*fakedns.Server{v.named, v.named6, v.other, v.other6}
+			knows(v.named, namedIP, "60")
+			knows(v.named6, namedIP, "60")
+			knows(v.other, otherIP, "60")
+			knows(v.other6, otherIP, "60")
+			v.capture(suffixFlags()...)
+			for _, server := range []string{named, other, named6, other6, named} {
+				v.suffixes(server, map[bool]string{true: namedIP, false: otherIP}[server == named || server == named6], server == named || server == named6)
+			}
+			v.replace("resolv.conf", suffixConf(options, other, other6))
+			v.until("the search list is walked for the new ones", func() bool {
+				return v.dig("@"+other, "intra.shop.svc.cluster.local") == otherIP
+			})
+			v.suffixes(other6, otherIP, true)
+			v.suffixes(named, namedIP, false)
+			for _, server := range servers {
+				for _, q := range server.Queries() {
+					if dns.IsSubDomain("secret.example.", q.Name) || dns.IsSubDomain("svc.cluster.local.", q.Name) {
+						t.Errorf("%s was asked for %s", server.Addr, q.Name)
+					}
+				}
+			}
+		})
+	}
+}
+
+// When the nameservers of resolv.conf are silent, captured queries to them get what was
+// known, over both families, and those to others are answered by these alone. Neither
+// that nor queries in any number have the supervisor take the agent for dead.
+func TestCapturedOutage(t *testing.T) { // F8, F9, F10, F14, K15
+	t.Parallel()
+	v := newVM(t, "nft")
+	v.resolvConf = v.write("resolv.conf", suffixConf("", named, named6))
+	knows(v.named, namedIP, "2")
+	knows(v.named6, namedIP, "2")
+	knows(v.other, otherIP, "2")
+	v.capture("--supervise")
+	www := func(server string) string {
+		address, _ := v.ask(server, "www.example.org")
+		return address
+	}
+	count := func(server *fakedns.Server) (n int) {
+		for _, q := range server.Queries() {
+			if q.Name == "www.example.org." {
+				n++
+			}
+		}
+		return n
+	}
+	asked := 0
+	v.until("what is asked for often is refreshed", func() bool {
+		if got := www(named); got != namedIP {
+			t.Errorf("@%s: %s", named, got)
+		}
+		if got := www(other); got != otherIP {
+			t.Errorf("@%s: %s", other, got)
+		}
+		asked++
+		return count(v.named)+count(v.named6) > 2
+	})
+	if n := count(v.other); n < asked {
+		t.Errorf("the other nameserver was asked %d times, by %d clients", n, asked)
+	}
+	for _, server := range []*fakedns.Server{v.named, v.named6, v.other} {
+		server.Handle(fakedns.Silence)
+	}
+	v.until("answers are stale", func() bool {
+		for _, server := range []string{named, named6} {
+			got, ttl := v.ask(server, "www.example.org")
+			if got != namedIP {
+				t.Errorf("@%s: %s", server, got)
+			}
+			if ttl != 30 {
+				return false
+			}
+		}
+		return true
+	})
+	if got := www(other); got != "SERVFAIL" {
+		t.Errorf("@%s: %s", other, got)
+	}
+	v.Run(func() {
+		socket, err := net.Dial("udp", net.JoinHostPort(named, "53"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer socket.Close()
+		for n := range 20_000 {
+			packet, err := new(dns.Msg).SetQuestion(fmt.Sprintf("w.zone%d.example%d.", n, n), dns.TypeA).Pack()
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, _ = socket.Write(packet) // some find the buffers full
+		}
+	})
+	for _, server := range []string{named, named6} {
+		v.asked(server, meshIP)
+		if got := www(server); got != namedIP {
+			t.Errorf("beside many others, @%s: %s", server, got)
+		}
+	}
+	knows(v.named, "192.0.2.99", "60")
+	v.until("the nameserver is asked again", func() bool { return www(named6) == "192.0.2.99" })
+	if n := v.metric("nametap_restarts_total"); n != 0 {
+		t.Errorf("%v restarts", n)
+	}
+}
+
+// ask asks a nameserver over UDP, from a new socket, and returns the address and its TTL,
+// or what became of the query.
+func (v *vm) ask(server, name string) (answer string, ttl uint32) {
+	v.tb.Helper()
+	client := dns.Client{Timeout: patience}
+	v.Run(func() {
+		reply, _, err := client.Exchange(new(dns.Msg).SetQuestion(dns.Fqdn(name), dns.TypeA), net.JoinHostPort(server, "53"))
+		switch {
+		case err != nil:
+			answer = err.Error()
+		case len(reply.Answer) != 1:
+			answer = dns.RcodeToString[reply.Rcode]
+		default:
+			if a, ok := reply.Answer[0].(*dns.A); ok {
+				answer, ttl = a.A.String(), a.Hdr.Ttl
+			}
+		}
+	})
+	return answer, ttl
+}
+
+// A circle through a stub ends when capture is switched off: the stub is asked again.
+func TestCircleEndsWithSwitch(t *testing.T) { // F6, K7, R7
+	t.Parallel()
+	v := newVM(t, "nft")
+	v.resolvConf = v.write("resolv.conf", "nameserver "+stubAddr+"\n")
+	v.stub()
+	path := v.write("mesh", meshConfig(true))
+	a := v.capture("--original-destination=false", "--mesh-config", path)
+	if got := v.dig("@"+stubAddr, "www.example.org"); got != "SERVFAIL" {
+		t.Errorf("in a circle: %s", got)
+	}
+	v.until("it is found", func() bool { return a.log.Count("its queries come back to us") > 0 })
+	v.replace("mesh", meshConfig(false))
+	v.until("the stub is asked again", func() bool {
+		return strings.HasPrefix(v.dig("-p", "15053", "@127.0.0.1", "www.example.net"), namedIP)
+	})
+	if n := a.log.Count("its queries do not come back any more"); n != 1 {
+		t.Errorf("said %d times", n)
+	}
+}
