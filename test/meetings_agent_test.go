@@ -1,0 +1,199 @@
+package test
+
+import (
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nametap/nametap/api"
+)
+
+// What an agent would notice happens while it hangs, and then it dies: the next one, which
+// has the table of the snapshot alone, does as it is now. Nameservers and the search list
+// change, capture is switched off and on, and IPv6 goes and comes.
+func TestSupervisedReturns(t *testing.T) { // K15, C7, F5, F12, F13, F14, K9
+	t.Parallel()
+	v := newVM(t, "nft")
+	v.pushSuffixes()
+	knows(v.named, namedIP, "60")
+	knows(v.other, otherIP, "60")
+	v.resolvConf = v.write("resolv.conf", strings.Replace(suffixConf("", other), "corp.example", "lab.example", 1))
+	path := v.write("mesh", meshConfig(true))
+	a := v.supervised(append(suffixFlags(), "--capture", "--mesh-config", path)...)
+	v.until("DNS is captured", func() bool { return v.metric("nametap_capture_on") == 1 })
+	v.suffixesOfSnapshot(a)
+	for _, on := range []bool{false, true} {
+		a.returns(func() { v.replace("mesh", meshConfig(on)) })
+		v.until("the switch is followed", func() bool { return v.captured() == on })
+		v.asked(named, map[bool]string{true: meshIP, false: "NXDOMAIN"}[on])
+	}
+	a.returns(func() { v.switchIPv6(false) })
+	v.until("it looks after the rules", func() bool { return v.metric("nametap_capture_on") == 1 })
+	v.suffixes(named, namedIP, true)
+	a.returns(func() { v.switchIPv6(true) })
+	v.until("IPv6 is captured", func() bool { return v.dig("@"+named6, "db.secret.example") == dbIP })
+	a.end(terminate)
+	if v.captured() {
+		t.Errorf("rules are left:\n%s", v.saves())
+	}
+}
+
+// suffixesOfSnapshot ends the control plane, has resolv.conf change while the agent
+// hangs, and asks the next one.
+func (v *vm) suffixesOfSnapshot(a *agent) {
+	v.tb.Helper()
+	v.xds.Stop()
+	a.returns(func() { v.replace("resolv.conf", suffixConf("", named)) })
+	v.until("it looks after the rules", func() bool { return v.metric("nametap_capture_on") == 1 })
+	v.suffixes(named, namedIP, true)
+	v.suffixes(other, otherIP, false)
+}
+
+// returns has the agent that a supervisor runs hang while something happens, and then die,
+// and waits until the next one is ready.
+func (a *agent) returns(meanwhile func()) {
+	h := a.host
+	h.tb.Helper()
+	pid := a.signalChild(syscall.SIGSTOP)
+	meanwhile()
+	_ = syscall.Kill(pid, syscall.SIGKILL) // its supervisor may have noticed
+	h.until("the next agent is ready", func() bool {
+		next := child(a.Process.Pid)
+		return next != pid && next != 0 && strings.HasPrefix(h.get("/healthz/ready"), "HTTP/1.0 200")
+	})
+}
+
+// resolv.conf changes while capture is off, and while rules are on their way out: they are
+// those of the nameservers that it has when capture is on again, and not before.
+func TestServersWhileSwitchedOff(t *testing.T) { // F5, K6, R7
+	t.Parallel()
+	v := newVM(t, "nft")
+	path := v.write("mesh", meshConfig(false))
+	a := v.start("--capture", "--servers", "resolv-conf", "--mesh-config", path)
+	turn := func(on bool) { v.replace("mesh", meshConfig(on)) }
+	serve := func(server string) { v.replace("resolv.conf", "nameserver "+server+"\n") }
+	changes := func() int { return a.log.Count("resolv.conf has changed") }
+	serve(other)
+	v.until("the change is known", func() bool { return changes() == 1 })
+	if v.captured() {
+		t.Error("captured while the switch is off")
+	}
+	turn(true)
+	v.until("DNS is captured", v.captured)
+	v.asked(other, meshIP)
+	v.asked(named, namedIP)
+	turn(false)
+	v.until("the rules are on their way out", func() bool { return !v.captured() })
+	serve(named)
+	v.until("the change is known", func() bool { return changes() == 2 })
+	v.until("the rules are out", func() bool { return !strings.Contains(v.saves(), "NAMETAP") })
+	v.asked(named, namedIP)
+	turn(true)
+	v.until("DNS is captured", v.captured)
+	v.asked(named, meshIP)
+	v.asked(other, otherIP)
+}
+
+// Connections of the agent to nameservers stay as they are while capture is turned on and
+// off, and so do those of applications, over both families.
+func TestSwitchWithConnections(t *testing.T) { // F15, K2, K5, R7
+	t.Parallel()
+	vms(t, func(v *vm) {
+		t := v.tb
+		path := v.write("mesh", meshConfig(false))
+		v.resolvConf = v.write("resolv.conf", "nameserver "+named+"\nnameserver "+named6+"\noptions use-vc\n")
+		v.start("--capture", "--mesh-config", path)
+		l := v.load()
+		v.more(l, namedIP)
+		for range 2 {
+			v.replace("mesh", meshConfig(true))
+			v.until("DNS is captured", v.captured)
+			v.more(l, meshIP)
+			v.replace("mesh", meshConfig(false))
+			v.until("DNS is not captured", func() bool { return !v.captured() })
+			v.more(l, namedIP)
+		}
+		v.noneLost(l)
+		overTCP := 0
+		for _, q := range v.named.Queries() {
+			if q.Network == "tcp" {
+				overTCP++
+			}
+		}
+		if overTCP == 0 {
+			t.Error("nothing was asked over TCP")
+		}
+	})
+}
+
+// The switch is turned while the agent drains: its rules are out when it has ended.
+func TestSwitchWhileDraining(t *testing.T) { // K9, R1, R7
+	t.Parallel()
+	for name, turns := range map[string][]bool{"off": {false}, "off and on": {false, true}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			v := newVM(t, "nft")
+			path := v.write("mesh", meshConfig(true))
+			a := v.capture("--mesh-config", path, "--drain", "1h")
+			v.asked(named, meshIP)
+			if err := a.Process.Signal(terminate); err != nil {
+				t.Fatal(err)
+			}
+			for _, on := range turns {
+				v.replace("mesh", meshConfig(on))
+			}
+			v.until("it drains", func() bool { return a.log.Count("draining") > 0 })
+			v.until("the rules are out", func() bool { return !strings.Contains(v.saves(), "NAMETAP") })
+			if err := a.Process.Signal(terminate); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-a.ended:
+			case <-time.After(patience):
+				t.Fatal("it does not end")
+			}
+			if code := a.ProcessState.ExitCode(); code != 0 || strings.Contains(v.saves(), "NAMETAP") {
+				t.Errorf("exit code %d, and the rules\n%s", code, v.saves())
+			}
+			v.asked(named, namedIP)
+		})
+	}
+}
+
+// A push that comes while the agent drains is in use at once, and is what the next agent
+// begins with.
+func TestPushWhileDraining(t *testing.T) { // C7, R1
+	t.Parallel()
+	h := newHost(t)
+	state := h.dir + "/state"
+	if err := os.Mkdir(state, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(state, agentID, agentID); err != nil {
+		t.Fatal(err)
+	}
+	a := h.start("--state-dir", state, "--drain", "1h")
+	if err := a.Process.Signal(terminate); err != nil {
+		t.Fatal(err)
+	}
+	h.until("it drains", func() bool { return a.log.Count("draining") > 0 })
+	const later = "10.1.0.9"
+	version := h.xds.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{
+		mesh: {Ips: []string{later}, Registry: "Kubernetes", Shortname: "web", Namespace: "shop"},
+	}})
+	if _, err := h.xds.WaitAnswer(t.Context(), version); err != nil {
+		t.Fatal(err)
+	}
+	ask := func() string { return h.dig("-p", "15053", "@127.0.0.1", mesh) }
+	if got := ask(); got != later {
+		t.Errorf("while it drains: %s", got)
+	}
+	a.end(terminate)
+	h.xds.Stop()
+	h.start("--state-dir", state)
+	if got := ask(); got != later {
+		t.Errorf("the next agent: %s", got)
+	}
+}
