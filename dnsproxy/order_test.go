@@ -88,3 +88,27 @@ func TestOrderFirstIsDead(t *testing.T) {
 		}
 	}
 }
+
+// F4: a first server that has internal names only is asked for each name, as by glibc, if
+// it refuses the others; and if it fails for them the second one is not believed that there
+// is no such name.
+func TestOrderFirstKnowsItsOwnNames(t *testing.T) {
+	t.Parallel()
+	own := fakedns.Answer("git.corp.example. 60 IN A 10.0.0.1", "both.corp.example. 60 IN A 10.0.0.2")
+	public := fakedns.Answer("both.corp.example. 60 IN A 192.0.2.2")
+	for name, rcode := range map[string]int{"refuses": dns.RcodeRefused, "fails": dns.RcodeServerFailure} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			first := nameserver(t, except("corp.example.", own, fakedns.Rcode(rcode)))
+			second := nameserver(t, except("corp.example.", public, internal))
+			p := startForwarder(t, dnsproxy.Config{Upstreams: servers(first, second)})
+			for i := range 10 {
+				p.converse(t, []dialogue{{fmt.Sprintf("w%d.example A", i), fmt.Sprintf("w%d.example. A 192.0.2.1", i)}})
+			}
+			p.converse(t, []dialogue{{"git.corp.example A", "git.corp.example. A 10.0.0.1"}})
+			if rcode == dns.RcodeRefused {
+				p.converse(t, []dialogue{{"both.corp.example A", "both.corp.example. A 10.0.0.2"}})
+			}
+		})
+	}
+}

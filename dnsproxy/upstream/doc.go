@@ -20,7 +20,8 @@
 //     of probes (or refused connections) and a second. It is failing when for three
 //     queries in a row it said SERVFAIL, REFUSED or the like while another server had an
 //     answer, or when for a second it was late for every query, and another server has
-//     answered three of these. It loops when a query to it came back to us (see
+//     answered three of these. Where rule 12 holds REFUSED does not count: servers that
+//     have internal names only say so for all others. It loops when a query to it came back to us (see
 //     [Group.Suspect]). Else it is up.
 //  3. Servers are ranked: up, failing, down. Among those that are up the first in the order
 //     of configuration ranks first; those that are silent (rule 2) come after the others.
@@ -60,8 +61,9 @@
 //     next only after a failure: it may do something, and twice is not once.
 //  12. Where the order of configuration counts (not with Options.Fastest, Rotate or
 //     Parallel), a reply that says that there is nothing (NXDOMAIN, or NOERROR without an
-//     answer) is held while a server that stands before its server was asked too, is up
-//     and not silent, and has yet to answer: that one may know what the other does not.
+//     answer) is held while a server that stands before its server is up and not silent,
+//     and has yet to answer: that one may know what the other does not. One that is failing
+//     because of its response codes is asked, and waited for until it is late.
 //  13. A truncated reply is asked for over TCP, and when that is late from the next server;
 //     after a second without a whole one it is the answer itself.
 //

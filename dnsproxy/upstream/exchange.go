@@ -381,7 +381,7 @@ func (e *exchange) handle(o outcome, now time.Time) {
 		if o.plain && (t.plain || t.unsure && t.server.mutesEDNS(t.first)) {
 			t.server.rememberPlain(now)
 		}
-		if o.reading.negative && e.outranked(o.try) {
+		if o.reading.negative && e.outranked(o.try, now) {
 			e.hold(o.try, o.reply, now)
 			return
 		}

@@ -88,6 +88,7 @@ type history struct {
 type standing struct {
 	state  State
 	silent bool          // probes have had no reply for longer than patience
+	mute   bool          // it is failing because it leaves queries unanswered
 	rtt    time.Duration // to rank by
 	late   time.Duration // when it is late
 }
@@ -132,7 +133,9 @@ func (h *history) standing(now time.Time) standing {
 		st.state = Looping
 	case h.unanswered >= downUnanswered && silence >= downSilence:
 		st.state = Down
-	case h.failures >= failingCount, h.outlived >= failingCount && now.Sub(h.pending) >= downSilence:
+	case h.outlived >= failingCount && now.Sub(h.pending) >= downSilence:
+		st.state, st.mute = Failing, true
+	case h.failures >= failingCount:
 		st.state = Failing
 	}
 	return st

@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"math/rand/v2"
+	"slices"
 	"time"
 )
 
@@ -55,23 +56,34 @@ func (s standing) better(than standing, byTime bool) bool {
 	return !s.silent && than.silent
 }
 
-// outranked reports whether a server that stands before the i-th in the configuration
-// lives and has yet to answer, so that it is not for the i-th to say that there is
+// inOrder reports whether the order of configuration says who may say that there is
 // nothing (rule 12).
-func (e *exchange) outranked(i int) bool {
-	if e.options.byTime() || e.options.Parallel || e.once() {
+func (o Options) inOrder() bool { return !o.byTime() && !o.Parallel }
+
+// outranked reports whether a server that stands before the i-th in the configuration
+// may have what the i-th has not (rule 12).
+func (e *exchange) outranked(i int, now time.Time) bool {
+	if !e.options.inOrder() || e.once() {
 		return false
 	}
-	for j := range i {
-		if t := &e.tries[j]; t.asked > 0 && !t.failed && t.standing.serves() {
-			return true
-		}
+	return slices.ContainsFunc(e.tries[:i], func(t try) bool { return t.mayKnow(now) })
+}
+
+// mayKnow reports whether a server lives and has yet to say what it has. One that is
+// failing has no longer for that than until it is late.
+func (t *try) mayKnow(now time.Time) bool {
+	st := &t.standing
+	switch {
+	case t.failed, st.silent, st.mute, st.state >= Down:
+		return false
+	case st.state == Up, t.asked == 0:
+		return true
 	}
-	return false
+	return now.Sub(t.first) < st.late
 }
 
 // hold keeps a reply that says that there is nothing, until the servers that outrank its
-// server have answered, failed or fallen silent.
+// server have answered, failed or fallen silent. Those that were not asked yet are asked.
 func (e *exchange) hold(i int, reply []byte, now time.Time) {
 	e.tries[i].failed = true // it has said what it has to say
 	if e.held >= 0 && e.held < i {
@@ -79,13 +91,19 @@ func (e *exchange) hold(i int, reply []byte, now time.Time) {
 	}
 	e.held, e.heldReply = i, reply
 	e.late = minTime(e.late, now.Add(e.tries[i].standing.late))
+	for j := range i {
+		if t := &e.tries[j]; t.asked == 0 && t.mayKnow(now) {
+			e.late = minTime(e.late, now.Add(t.standing.late))
+			e.ask(j, now)
+		}
+	}
 	e.setTimer(now)
 }
 
 // useHeld ends the exchange with the reply that is held, if no server outranks it any
 // more.
-func (e *exchange) useHeld() {
-	if e.held >= 0 && !e.outranked(e.held) {
+func (e *exchange) useHeld(now time.Time) {
+	if e.held >= 0 && !e.outranked(e.held, now) {
 		e.win(e.held, e.heldReply)
 	}
 }

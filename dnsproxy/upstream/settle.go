@@ -7,7 +7,7 @@ import "time"
 func (e *exchange) ended(now time.Time) bool {
 	e.useCopies(now)
 	if !e.over {
-		e.useHeld()
+		e.useHeld(now)
 	}
 	if !e.over {
 		e.settle(now)
@@ -52,6 +52,9 @@ func (e *exchange) win(i int, reply []byte) {
 		t := &e.tries[j]
 		switch {
 		case j == i:
+		case t.failure != nil && t.code == rcodeRefused && e.options.inOrder():
+			// It answers, and leaves other names to the servers behind it, as one for
+			// internal names does.
 		case t.failure != nil || t.garbled:
 			t.server.outdone()
 		case t.asked > 0 && !t.failed && now.Sub(t.first) > t.standing.late:
