@@ -13,6 +13,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/internal/fakedns"
 )
 
 // ends waits for the end of Run, which comes while a nameserver is silent, long before the
@@ -191,4 +192,24 @@ func TestChangeWhileEnding(t *testing.T) { // F17, R1
 	release()
 	asking.Wait()
 	h.ends(t)
+}
+
+// What the nameservers before have said is not given stale once resolv.conf names others,
+// even if those are silent.
+func TestStaleEndsWithChange(t *testing.T) { // F9, F17
+	t.Parallel()
+	const network = "127.0.59"
+	h := newHandover(t, network, dnsproxy.Config{UpstreamTimeout: 2 * time.Second})
+	after := on53(t, network+".3", fakedns.Silence)
+	h.before.Handle(fakedns.Answer("www.example. 1 IN A 192.0.2.1"))
+	h.ask(t, "www.example", dns.TypeA)
+	h.before.Handle(fakedns.Silence)
+	eventually(t, "a stale answer", func() bool { return h.ask(t, "www.example", dns.TypeA).Answer[0].Header().Ttl == 30 })
+	writeFile(t, h.path, "nameserver "+network+".3\n")
+	eventually(t, "the change", func() bool { return h.Upstreams()[0].Addr == after.Addr })
+	h.converse(t, []dialogue{{"www.example A", "SERVFAIL"}})
+	after.Handle(anywhere("192.0.2.3"))
+	eventually(t, "the answer of the new one", func() bool {
+		return outcome(h.ask(t, "www.example", dns.TypeA)) == "www.example. A 192.0.2.3"
+	})
 }

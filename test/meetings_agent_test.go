@@ -2,6 +2,7 @@ package test
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -162,11 +163,13 @@ func TestSwitchWhileDraining(t *testing.T) { // K9, R1, R7
 	}
 }
 
-// A push that comes while the agent drains is in use at once, and is what the next agent
-// begins with.
-func TestPushWhileDraining(t *testing.T) { // C7, R1
+// Names of each kind are answered while the agent drains, from the cache too. A push that
+// comes then is in use at once, and is what the next agent begins with.
+func TestPushWhileDraining(t *testing.T) { // C7, R1, F8, F12, F13
 	t.Parallel()
 	h := newHost(t)
+	h.resolvConf = h.write("resolv.conf", suffixConf("", named))
+	knows(h.named, namedIP, "60")
 	state := h.dir + "/state"
 	if err := os.Mkdir(state, 0o700); err != nil {
 		t.Fatal(err)
@@ -174,7 +177,15 @@ func TestPushWhileDraining(t *testing.T) { // C7, R1
 	if err := os.Chown(state, agentID, agentID); err != nil {
 		t.Fatal(err)
 	}
-	a := h.start("--state-dir", state, "--drain", "1h")
+	flags := append(suffixFlags(), "--state-dir", state)
+	a := h.start(append(slices.Clone(flags), "--drain", "1h")...)
+	ask := func(name, want string) {
+		t.Helper()
+		if got := h.dig("-p", "15053", "@127.0.0.1", name); got != want {
+			t.Errorf("%s: %s, want %s", name, got, want)
+		}
+	}
+	ask("www.example.org", namedIP)
 	if err := a.Process.Signal(terminate); err != nil {
 		t.Fatal(err)
 	}
@@ -186,14 +197,23 @@ func TestPushWhileDraining(t *testing.T) { // C7, R1
 	if _, err := h.xds.WaitAnswer(t.Context(), version); err != nil {
 		t.Fatal(err)
 	}
-	ask := func() string { return h.dig("-p", "15053", "@127.0.0.1", mesh) }
-	if got := ask(); got != later {
-		t.Errorf("while it drains: %s", got)
+	ask(mesh, later)
+	ask("web.corp.example", later)
+	ask("www.example.org", namedIP)
+	ask("intra.shop.svc.cluster.local", namedIP)
+	ask("api.open.example", namedIP)
+	ask("none.secret.example", "NXDOMAIN")
+	asked := 0
+	for _, q := range h.named.Queries() {
+		if q.Name == "www.example.org." {
+			asked++
+		}
+	}
+	if asked != 1 {
+		t.Errorf("the nameserver was asked %d times for what is in the cache", asked)
 	}
 	a.end(terminate)
 	h.xds.Stop()
-	h.start("--state-dir", state)
-	if got := ask(); got != later {
-		t.Errorf("the next agent: %s", got)
-	}
+	h.start(flags...)
+	ask(mesh, later)
 }
