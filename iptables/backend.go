@@ -21,7 +21,7 @@ func (s *side) usable() bool { return len(s.saved) > 0 }
 // unclear says whether the backend may be usable although it could not be read: not
 // for a reason that lasts.
 func (s *side) unclear() bool {
-	return !s.usable() && (!lasts(s.reason[IPv4]) || !lasts(s.reason[IPv6]))
+	return !s.usable() && (mayPass(s.reason[IPv4]) || mayPass(s.reason[IPv6]))
 }
 
 // place returns the place of a family's rules in this backend.

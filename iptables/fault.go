@@ -50,8 +50,11 @@ func lasts(err error) bool {
 	return lacks(err) || is(err, errPermission, errIncompatible, errLocked, context.Canceled, context.DeadlineExceeded)
 }
 
-// mayPass reports whether what has failed may succeed when it is tried again later.
-func mayPass(err error) bool { return err != nil && (!lasts(err) || errors.Is(err, errLocked)) }
+// mayPass reports whether what has failed may succeed when it is tried again later: also
+// after a lock, or a tool that hangs, was waited for.
+func mayPass(err error) bool {
+	return err != nil && (!lasts(err) || is(err, errLocked, context.DeadlineExceeded))
+}
 
 // is reports whether an error is any of some.
 func is(err error, any ...error) bool {

@@ -77,3 +77,27 @@ func TestApplyBesideLockedBackend(t *testing.T) {
 		l.complete(c)
 	})
 }
+
+// K4, K13: a tool that hangs does not say that its backend is not used.
+func TestHangingSave(t *testing.T) {
+	alone(t, func(l *lab) {
+		t := l.t
+		l.sh("iptables-legacy -w 5 -t nat -A OUTPUT -d 127.0.0.11 -j ACCEPT") // as Docker does
+		working := tools(t, map[string]string{
+			"iptables-legacy-save":  "exec sleep 60",
+			"ip6tables-legacy-save": "echo 'Permission denied' >&2; exit 1",
+		})
+		c := l.capture(auto)
+		if err := c.Apply(t.Context()); err == nil || !strings.Contains(err.Error(), "backend legacy cannot be used") {
+			t.Errorf("apply: %v", err)
+		}
+		working()
+		if got := l.holders(); got != "" {
+			t.Errorf("rules in %s", got)
+		}
+		apply(t, c)
+		if got := l.holders(); got != inLegacy {
+			t.Errorf("rules in %q, want %q", got, inLegacy)
+		}
+	})
+}

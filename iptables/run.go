@@ -143,7 +143,7 @@ func (c *Capture) drifted(ctx context.Context) ([]string, error) {
 			errs = append(errs, s.reason[f])
 			continue
 		}
-		if err := rest.reason[f]; err != nil && !lasts(err) {
+		if err := rest.reason[f]; mayPass(err) {
 			errs = append(errs, err)
 		}
 		if ok || c.in.missing[f] == nil {

@@ -82,6 +82,33 @@ func TestOutputNotRead(t *testing.T) { // R8
 	}
 }
 
+// Nor does it keep the rules in, or whoever has them taken out waiting.
+func TestRemoveOutputNotRead(t *testing.T) { // R8, K9
+	t.Parallel()
+	v := newVM(t, "nft")
+	if r := v.root(v.args("apply")...); r.code != 0 {
+		t.Fatalf("apply: %+v", r)
+	}
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer writer.Close()
+	defer reader.Close()
+	fill(t, writer)
+	v.output = writer
+	v.sameUser = true
+	a := v.launchCommand(v.command("capture", "remove", "--after-agent"))
+	select {
+	case <-a.ended:
+	case <-time.After(patience):
+		t.Error("it does not end")
+	}
+	if code := a.ProcessState.ExitCode(); code != 0 || v.captured() {
+		t.Errorf("exit code %d, rules:\n%s", code, v.saves())
+	}
+}
+
 // fill fills a pipe.
 func fill(t *testing.T, pipe *os.File) {
 	t.Helper()

@@ -51,6 +51,9 @@ func (c *captureCommand) subcommand(use, short, long string, run func(ctx contex
 	command := c.declared(use, short, long)
 	declareOutput(command.Flags(), &c.output)
 	command.RunE = func(command *cobra.Command, _ []string) error {
+		log := newLogWriter(os.Stderr)
+		defer log.close()
+		c.flags.logTo = log
 		if err := c.resolve(command); err != nil {
 			return usageError{err}
 		}
@@ -91,7 +94,7 @@ func (c *captureCommand) resolve(command *cobra.Command) error {
 		return err
 	}
 	c.state = agent.Switch{On: c.flags.capture.on, Because: because(flags.Lookup(switchFlag))}
-	logger, err := newLogger(os.Stderr, c.flags.logLevel, c.flags.logFormat)
+	logger, err := newLogger(c.flags.logTo, c.flags.logLevel, c.flags.logFormat)
 	if err != nil {
 		return err
 	}
@@ -151,6 +154,9 @@ more. It is exit code 1 if a backend cannot be read in which rules of ours may b
 agent's user may read, and does nothing if --fail-open=false says that queries are to be
 refused without an agent.`)
 	command.RunE = func(command *cobra.Command, _ []string) error {
+		log := newLogWriter(os.Stderr) // a log that is not read must not keep the rules in
+		defer log.close()
+		c.flags.logTo = log
 		failOpen, logger := c.resolveForRemoval(command.Flags())
 		if afterAgent && !failOpen {
 			logger.Warn("the rules stay: queries are refused without an agent (--fail-open=false)")
@@ -181,9 +187,9 @@ func (c *captureCommand) resolveForRemoval(flags *pflag.FlagSet) (failOpen bool,
 	flag := flags.Lookup(failOpenFlag)
 	given := flag.Changed
 	err := settings.Resolve(flags, os.Environ())
-	logger, logErr := newLogger(os.Stderr, c.flags.logLevel, c.flags.logFormat)
+	logger, logErr := newLogger(c.flags.logTo, c.flags.logLevel, c.flags.logFormat)
 	if logErr != nil {
-		logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
+		logger = slog.New(slog.NewTextHandler(c.flags.logTo, nil))
 	}
 	err = errors.Join(err, logErr)
 	if err == nil {

@@ -49,7 +49,7 @@ type agentFlags struct {
 	drain, readyTimeout                       time.Duration
 
 	supervise bool
-	logTo     io.Writer // of the agent; nil is the standard error
+	logTo     io.Writer // nil is the standard error
 
 	installRules bool
 	capture      captureFlags

@@ -60,12 +60,17 @@ func (w *logWriter) run() {
 	}
 }
 
-// pass writes a line. There is nothing to be done about a log that cannot be written.
+// pass writes a line, after how many before it were lost. There is nothing to be done
+// about a log that cannot be written, such as on a disk that is full, but to count.
 func (w *logWriter) pass(line []byte) {
 	if lost := w.lost.Swap(0); lost > 0 {
-		_, _ = fmt.Fprintf(w.to, "%d lines of the log are lost: it was not read\n", lost)
+		if _, err := fmt.Fprintf(w.to, "%d lines of the log are lost: they could not be written\n", lost); err != nil {
+			w.lost.Add(lost)
+		}
 	}
-	_, _ = w.to.Write(line)
+	if _, err := w.to.Write(line); err != nil {
+		w.lost.Add(1)
+	}
 }
 
 // close returns when all lines are written, or after a while.
