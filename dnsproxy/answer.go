@@ -46,7 +46,7 @@ func failureOf(err error) failure {
 	switch {
 	case errors.As(err, &cached):
 		f.code = dns.ExtendedErrorCodeCachedError
-	case errors.Is(err, errTooManyQuery):
+	case errors.Is(err, errTooManyQuery), errors.Is(err, errOrigin):
 		f.code = dns.ExtendedErrorCodeOther
 	case errors.Is(err, errBadReply), errors.Is(err, upstream.ErrMalformed):
 		f.code = dns.ExtendedErrorCodeInvalidData

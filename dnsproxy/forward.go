@@ -366,13 +366,20 @@ func (r *resolution) rcode() int {
 // elsewhere returns the nameserver that a captured query goes on to: the one it was on
 // its way to, unless resolv.conf's are asked instead. It is not valid if they are, or if
 // the query was not captured.
-func (f *forwarder) elsewhere(from *arrival) netip.AddrPort {
+func (f *forwarder) elsewhere(from *arrival) (netip.AddrPort, error) {
 	if from.original == nil {
-		return netip.AddrPort{}
+		return netip.AddrPort{}, nil
 	}
-	server := from.original()
-	if f.routing.Load().standsFor(server) {
-		return netip.AddrPort{}
+	server, err := from.original()
+	if err != nil || f.routing.Load().standsFor(server) {
+		return netip.AddrPort{}, err
 	}
-	return server
+	return server, nil
+}
+
+// mayGoElsewhere reports whether a captured query goes on to the nameserver that it was on
+// its way to, or may do so.
+func (f *forwarder) mayGoElsewhere(from *arrival) bool {
+	server, err := f.elsewhere(from)
+	return err != nil || server.IsValid()
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/miekg/dns"
 
-	"github.com/nametap/nametap/dnsproxy/origdst"
 	"github.com/nametap/nametap/dnsproxy/reply"
 )
 
@@ -29,10 +28,9 @@ type handler struct {
 	id           string
 	log          *slog.Logger
 
-	// originalDestination says that it counts where captured queries were on their
-	// way to; origins knows that for UDP, and is nil if it may not.
-	originalDestination bool
-	origins             *origdst.UDP
+	// origins says where captured queries were on their way to; nil if that is of no
+	// account.
+	origins *origins
 
 	table  *atomic.Pointer[Table] // nil in it before the first push
 	synced chan struct{}          // closed when the first table is in use
@@ -42,20 +40,11 @@ type handler struct {
 type arrival struct {
 	over transport
 	// original returns the nameserver that a captured query was on its way to; it is
-	// not valid if there is none. nil if nobody can know.
-	original func() netip.AddrPort
+	// not valid if the query was not captured. After an error nothing is known. nil says
+	// that the query was not captured.
+	original func() (netip.AddrPort, error)
 	// send sends a message of a response that has several, but not the last; nil over UDP.
 	send func(message []byte) error
-}
-
-// original returns the nameserver that a UDP query was on its way to when it was
-// captured; it is not valid for one that was sent to us.
-func (h *handler) original(client, local netip.AddrPort) netip.AddrPort {
-	server, captured, err := h.origins.Lookup(client, local)
-	if err != nil || !captured {
-		return netip.AddrPort{} // as if it had not been captured
-	}
-	return server
 }
 
 // serve returns the response to a packet that [responder.respond] handed on, nil if
@@ -119,7 +108,10 @@ func (h *handler) forward(q *query, d decision, from *arrival) (response []byte,
 	if d.exists(q.name) {
 		return h.respondNegative(nil, q, negative{dns.RcodeSuccess, d.zone}, limit), sourceSelf
 	}
-	server := h.forwarder.elsewhere(from)
+	server, err := h.forwarder.elsewhere(from)
+	if err != nil && d.action != actUnknown { // which needs no nameserver, or resolv.conf's
+		return h.respondFailure(nil, q, failureOf(err)), sourceSelf
+	}
 	if h.forwarder.client.Echo(append([]byte(q.name), 0), server) {
 		// Refused, since a forwarder that is told nothing asks again.
 		return h.respondFailure(nil, q, failure{dns.RcodeRefused, dns.ExtendedErrorCodeOther, errEcho}), sourceSelf
@@ -234,7 +226,10 @@ func (h *handler) passOn(req *dns.Msg, packet []byte, from *arrival) (response [
 	}
 	var server netip.AddrPort
 	if from.original != nil {
-		server = from.original()
+		var err error
+		if server, err = from.original(); err != nil {
+			return h.pack(h.failure(req, failureOf(err)), req, from.over), sourceSelf
+		}
 	}
 	found := h.forwarder.relay(packet, name, server, from.over)
 	if found.err != nil {

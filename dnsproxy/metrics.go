@@ -20,6 +20,7 @@ type metrics struct {
 	queries          *prometheus.CounterVec // type, protocol, rcode, source
 	answers          [transports]map[string]answerCounters
 	direct           prometheus.Counter
+	originErrors     prometheus.Counter
 	overflows        prometheus.Counter
 	resolvConfErrors prometheus.Counter
 	dropped          prometheus.Counter
@@ -46,6 +47,8 @@ func newMetrics() *metrics {
 		}, []string{"type", "protocol", "rcode", "source"}),
 		direct: counter("nametap_dns_original_destination_total",
 			"Messages forwarded to the nameserver that they were captured on their way to."),
+		originErrors: counter("nametap_dns_original_destination_errors_total",
+			"Errors of finding out where captured queries were on their way to; it was tried again."),
 		overflows: counter("nametap_dns_overflows_total",
 			"Queries refused because too many were in flight."),
 		resolvConfErrors: counter("nametap_resolv_conf_errors_total",
@@ -79,7 +82,7 @@ func (h *handler) register(registry prometheus.Registerer) error {
 	}
 	m := h.metrics
 	for _, c := range []prometheus.Collector{
-		m.requests, m.upstreamDuration, m.queries, m.direct, m.overflows, m.resolvConfErrors, m.dropped,
+		m.requests, m.upstreamDuration, m.queries, m.direct, m.originErrors, m.overflows, m.resolvConfErrors, m.dropped,
 		m.hosts, m.skipped, m.buildDuration, m.listeners, m.listenerErrors,
 		newUpstreamCollector(h.forwarder),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{

@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/nametap/nametap/dnsproxy/cache"
-	"github.com/nametap/nametap/dnsproxy/origdst"
 	"github.com/nametap/nametap/dnsproxy/reply"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 )
@@ -74,8 +73,6 @@ func New(cfg Config) (*Server, error) {
 			id:      cfg.ID,
 			log:     cfg.Logger,
 
-			originalDestination: cfg.OriginalDestination,
-
 			synced: make(chan struct{}),
 		},
 		config: cfg,
@@ -84,6 +81,9 @@ func New(cfg Config) (*Server, error) {
 		ready:  make(chan struct{}),
 	}
 	s.handler.metrics = newMetrics()
+	if cfg.OriginalDestination {
+		s.handler.origins = newOrigins(s.log, s.handler.metrics.originErrors)
+	}
 	s.handler.forwarder = s.newForwarder()
 	if err := s.handler.register(cfg.Registerer); err != nil {
 		return nil, fmt.Errorf("registering metrics: %w", err)
@@ -128,7 +128,8 @@ func (s *Server) Run(ctx context.Context) error {
 	s.listeners = listeners
 	s.handler.metrics.listeners.Set(float64(len(listeners)))
 	defer s.handler.forwarder.close()
-	defer s.openOrigins()()
+	reopen := s.openOrigins()
+	defer s.closeOrigins()
 	watcher := s.watchResolvConf()
 
 	close(s.ready) // the kernel keeps what comes before the sockets are read
@@ -141,6 +142,12 @@ func (s *Server) Run(ctx context.Context) error {
 		s.openMissing(ctx, group, missing)
 		return nil
 	})
+	if reopen {
+		group.Go(func() error {
+			s.handler.origins.keepOpening(ctx)
+			return nil
+		})
+	}
 	group.Go(func() error {
 		<-ctx.Done()
 		s.mu.Lock()
@@ -154,19 +161,17 @@ func (s *Server) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// openOrigins asks the kernel to be told where captured UDP queries were on their way
-// to, and returns what ends that.
-func (s *Server) openOrigins() (end func()) {
-	if !s.config.OriginalDestination {
-		return func() {}
+// openOrigins asks the kernel to be told where captured UDP queries were on their way to.
+// It reports whether that is to be tried again.
+func (s *Server) openOrigins() (again bool) {
+	return s.handler.origins != nil && !s.handler.origins.tryOpen()
+}
+
+// closeOrigins ends what openOrigins began.
+func (s *Server) closeOrigins() {
+	if s.handler.origins != nil {
+		s.handler.origins.close()
 	}
-	origins, err := origdst.OpenUDP()
-	if err != nil {
-		s.log.Info("captured UDP queries all go to the configured nameservers, wherever they were sent to", "reason", err)
-		return func() {}
-	}
-	s.handler.origins = origins
-	return func() { _ = origins.Close() } // nobody asks any more
 }
 
 // Ready is closed once the listeners are open.

@@ -7,14 +7,12 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/miekg/dns"
 
-	"github.com/nametap/nametap/dnsproxy/origdst"
 	"github.com/nametap/nametap/dnsproxy/sockets"
 )
 
@@ -149,12 +147,8 @@ func (l *tcpListener) close() { _ = l.listener.Close() }
 // to is asked once.
 func (l *tcpListener) arrival(conn *net.TCPConn) arrival {
 	from := arrival{over: overTCP}
-	if !l.handler.originalDestination {
-		return from
-	}
-	// Without an answer it is as if it had not been captured.
-	if server, captured, err := origdst.TCP(conn); err == nil && captured {
-		from.original = func() netip.AddrPort { return server }
+	if l.handler.origins != nil {
+		from.original = l.handler.origins.ofTCP(conn)
 	}
 	return from
 }
@@ -191,7 +185,7 @@ func (c *tcpConn) serve() {
 	defer close(c.left)
 	responder := newResponder(c.handler)
 	if c.from.original != nil {
-		responder.elsewhere = func() bool { return c.handler.forwarder.elsewhere(&c.from).IsValid() }
+		responder.elsewhere = func() bool { return c.handler.forwarder.mayGoElsewhere(&c.from) }
 	}
 	var query, answers []byte
 	for answered := false; ; {

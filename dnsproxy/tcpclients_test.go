@@ -21,7 +21,10 @@ func slowProxy(t *testing.T, cfg dnsproxy.Config) (p *proxy, release chan struct
 	t.Helper()
 	release = make(chan struct{})
 	up := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
-		<-release
+		select {
+		case <-release:
+		case <-t.Context().Done(): // the test has failed
+		}
 		return new(dns.Msg).SetReply(query)
 	})
 	cfg.Upstreams, cfg.UpstreamTimeout = servers(up), patience

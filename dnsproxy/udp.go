@@ -190,11 +190,11 @@ func (l *udpListener) newReader() udpReader {
 		udpListener: l, responder: newResponder(l.handler), left: udpLastPackets,
 		in: newUDPMessage(dns.MaxMsgSize, l.wildcard), out: make([]byte, 0, dns.MaxMsgSize),
 	}
-	from := arrival{over: overUDP, original: func() netip.AddrPort {
-		return l.handler.original(r.in.client(), r.in.local(l.local))
+	from := arrival{over: overUDP, original: func() (netip.AddrPort, error) {
+		return l.handler.origins.ofUDP(r.in.client(), r.in.local(l.local))
 	}}
 	r.responder.elsewhere = func() bool {
-		return l.mayBeCaptured(r.in) && l.handler.forwarder.elsewhere(&from).IsValid()
+		return l.mayBeCaptured(r.in) && l.handler.forwarder.mayGoElsewhere(&from)
 	}
 	return r
 }
@@ -316,8 +316,8 @@ func growStack() {
 func (l *udpListener) arrival(m *udpMessage) *arrival {
 	from := &arrival{over: overUDP}
 	if l.mayBeCaptured(m) {
-		from.original = func() netip.AddrPort {
-			return l.handler.original(m.client(), m.local(l.local))
+		from.original = func() (netip.AddrPort, error) {
+			return l.handler.origins.awaitUDP(m.client(), m.local(l.local))
 		}
 	}
 	return from

@@ -12,7 +12,8 @@ import (
 
 // TCP returns where the peer of an accepted connection meant to connect to. It
 // returns false, and no error, for a connection that was not captured: one that
-// connection tracking does not know, or that came to the local address by itself.
+// connection tracking does not know, or that came to the local address by itself. After an
+// error nothing is known of the connection.
 //
 // A link-local IPv6 address has no zone: the kernel does not say on which
 // interface it was meant.
@@ -31,7 +32,8 @@ func TCP(conn *net.TCPConn) (netip.AddrPort, bool, error) {
 			original, optErr = original6(int(fd))
 		}
 	})
-	// Without an entry it is ENOENT; without the modules for it ENOPROTOOPT.
+	// Without an entry it is ENOENT; without the modules for it ENOPROTOOPT, and then there
+	// is no rule that could capture. After any other error nothing is known.
 	if errors.Is(optErr, unix.ENOENT) || errors.Is(optErr, unix.ENOPROTOOPT) {
 		return netip.AddrPort{}, false, nil
 	}

@@ -15,9 +15,16 @@ import (
 // the network namespace.
 var ErrPermission = fmt.Errorf("connection tracking may not be asked, CAP_NET_ADMIN is missing: %w", os.ErrPermission)
 
+// ErrUnsupported is the error of a kernel that has no netlink interface to connection
+// tracking, as long as its module is not loaded.
+var ErrUnsupported = fmt.Errorf("connection tracking cannot be asked, the module nf_conntrack_netlink is missing: %w", errors.ErrUnsupported)
+
 // bufferSize holds any connection tracking entry: it has about 40 attributes of
 // at most 128 bytes each.
 const bufferSize = 8 << 10
+
+// attempts is how often a lookup is tried while the kernel does not answer it.
+const attempts = 3
 
 // maxSockets is how many lookups can be made at a time, if there are as many processors.
 const maxSockets = 8
@@ -40,8 +47,9 @@ type socket struct {
 }
 
 // OpenUDP opens sockets to the connection tracking of the calling thread's network
-// namespace. It makes a first lookup, so that what every lookup would fail with
-// (see [ErrPermission]) is said here. The caller closes it.
+// namespace. It makes a first lookup, so that what every lookup would fail with is said
+// here. [ErrPermission] and [ErrUnsupported] say what is missing; any other error may
+// pass. The caller closes it.
 func OpenUDP() (*UDP, error) {
 	n := min(max(2, runtime.GOMAXPROCS(0)), maxSockets)
 	u := &UDP{free: make(chan *socket, n), closed: make(chan struct{})}
@@ -49,7 +57,7 @@ func OpenUDP() (*UDP, error) {
 		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 		if err != nil {
 			_ = u.Close()
-			return nil, fmt.Errorf("opening a netlink socket to connection tracking: %w", err)
+			return nil, fmt.Errorf("opening a netlink socket to connection tracking: %w", classify(err))
 		}
 		s := &socket{fd: fd, buffer: make([]byte, bufferSize)}
 		u.all = append(u.all, s)
@@ -83,6 +91,9 @@ func (u *UDP) Close() error {
 // itself. Local is the address that the packet had when it arrived, never the
 // wildcard. A link-local IPv6 address has no zone: the kernel does not say on which
 // interface it was meant.
+//
+// An error other than [ErrPermission] and [ErrUnsupported] may pass: nothing is known of
+// the packet then, after a few attempts at once.
 func (u *UDP) Lookup(client, local netip.AddrPort) (netip.AddrPort, bool, error) {
 	client, local = plain(client), plain(local)
 	if !client.IsValid() || client.Addr().Is4() != local.Addr().Is4() {
@@ -93,14 +104,22 @@ func (u *UDP) Lookup(client, local netip.AddrPort) (netip.AddrPort, bool, error)
 	switch {
 	case errors.Is(err, unix.ENOENT), err == nil && original == local:
 		return netip.AddrPort{}, false, nil
-	case errors.Is(err, unix.EPERM):
-		return netip.AddrPort{}, false, ErrPermission
-	case errors.Is(err, unix.EINVAL):
-		return netip.AddrPort{}, false, fmt.Errorf("asking connection tracking: %w (is the module nf_conntrack_netlink there?)", err)
 	case err != nil:
 		return netip.AddrPort{}, false, fmt.Errorf("asking connection tracking: %w", err)
 	}
 	return original, true, nil
+}
+
+// classify returns [ErrPermission] or [ErrUnsupported] for the errors that mean it, and
+// others as they are.
+func classify(err error) error {
+	switch {
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		return ErrPermission
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EAFNOSUPPORT):
+		return ErrUnsupported // nfnetlink_rcv_msg says EINVAL, socket(2) the others
+	}
+	return err
 }
 
 // ask is [socket.ask] with a socket that no other lookup has.
@@ -112,12 +131,22 @@ func (u *UDP) ask(client, local netip.AddrPort) (netip.AddrPort, error) {
 	}
 	select {
 	case s := <-u.free:
-		original, err := s.ask(client, local)
-		u.free <- s
-		return original, err
+		defer func() { u.free <- s }()
+		for attempt := 1; ; attempt++ {
+			original, err := s.ask(client, local)
+			err = classify(err)
+			if attempt == attempts || !passing(err) {
+				return original, err
+			}
+		}
 	case <-u.closed:
 		return netip.AddrPort{}, os.ErrClosed
 	}
+}
+
+// passing reports whether a lookup failed with an error that may pass.
+func passing(err error) bool {
+	return err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, ErrPermission) && !errors.Is(err, ErrUnsupported)
 }
 
 // ask asks for the entry whose reply goes from local to client, and returns its original

@@ -1,0 +1,68 @@
+package dnsproxy
+
+import (
+	"errors"
+	"log/slog"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/dnsproxy/origdst"
+)
+
+// fakeConntrack knows one server for all flows.
+type fakeConntrack netip.AddrPort
+
+func (f fakeConntrack) Lookup(netip.AddrPort, netip.AddrPort) (netip.AddrPort, bool, error) {
+	return netip.AddrPort(f), true, nil
+}
+
+func (fakeConntrack) Close() error { return nil }
+
+// What cannot be opened for a reason that may pass is tried again, and meanwhile nothing
+// is known; what is missing is done without, and used when it is there.
+func TestOriginsOpening(t *testing.T) { // F14
+	client, local := netip.MustParseAddrPort("192.0.2.1:1000"), netip.MustParseAddrPort("127.0.0.1:53")
+	server := netip.MustParseAddrPort("192.0.2.2:53")
+	for what, c := range map[string]struct {
+		fails error
+		known bool // that it counts as not captured meanwhile
+		final bool
+	}{
+		"out of descriptors": {fails: unix.EMFILE},
+		"no buffers":         {fails: unix.ENOBUFS},
+		"unknown":            {fails: errors.New("something else")},
+		"no module":          {fails: origdst.ErrUnsupported, known: true},
+		"no capability":      {fails: origdst.ErrPermission, known: true, final: true},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o := newOrigins(slog.New(slog.DiscardHandler), newMetrics().originErrors)
+				attempts := 0
+				o.open = func() (conntrack, error) {
+					if attempts++; attempts <= 3 {
+						return nil, c.fails
+					}
+					return fakeConntrack(server), nil
+				}
+				defer o.close()
+				if final := o.tryOpen(); final != c.final {
+					t.Errorf("final is %v", final)
+				}
+				found, err := o.ofUDP(client, local)
+				if found.IsValid() || (err == nil) != c.known || err != nil && !errors.Is(err, errOrigin) {
+					t.Errorf("meanwhile: %v, %v", found, err)
+				}
+				if c.final {
+					return
+				}
+				o.keepOpening(t.Context())
+				if found, err := o.ofUDP(client, local); found != server || err != nil || attempts != 4 {
+					t.Errorf("after %d attempts: %v, %v", attempts, found, err)
+				}
+			})
+		})
+	}
+}
