@@ -109,7 +109,7 @@ func (h *handler) forward(q *query, d decision, from *arrival) (response []byte,
 		return h.respondNegative(nil, q, negative{dns.RcodeSuccess, d.zone}, limit), sourceSelf
 	}
 	server, err := h.forwarder.elsewhere(from)
-	if err != nil && d.action != actUnknown { // which needs no nameserver, or resolv.conf's
+	if err != nil && d.action != actUnknown { // which needs no nameserver
 		return h.respondFailure(nil, q, failureOf(err)), sourceSelf
 	}
 	if h.forwarder.client.Echo(append([]byte(q.name), 0), server) {
@@ -118,7 +118,7 @@ func (h *handler) forward(q *query, d decision, from *arrival) (response []byte,
 	}
 	var found resolution
 	switch {
-	case d.action == actUnknown && (server.IsValid() || !h.expandable(q)):
+	case d.action == actUnknown && (err != nil || server.IsValid() || !h.expandable(q)):
 		// A client of another nameserver walks the search list with that one.
 		found.err = errUnknown
 	case d.action == actUnknown:
