@@ -166,20 +166,7 @@ func TestCapturedOutage(t *testing.T) { // F8, F9, F10, F14, K15
 	if got := www(other); got != "SERVFAIL" {
 		t.Errorf("@%s: %s", other, got)
 	}
-	v.Run(func() {
-		socket, err := net.Dial("udp", net.JoinHostPort(named, "53"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer socket.Close()
-		for n := range 20_000 {
-			packet, err := new(dns.Msg).SetQuestion(fmt.Sprintf("w.zone%d.example%d.", n, n), dns.TypeA).Pack()
-			if err != nil {
-				t.Fatal(err)
-			}
-			_, _ = socket.Write(packet) // some find the buffers full
-		}
-	})
+	v.flood(20_000)
 	for _, server := range []string{named, named6} {
 		v.asked(server, meshIP)
 		if got := www(server); got != namedIP {
@@ -190,6 +177,31 @@ func TestCapturedOutage(t *testing.T) { // F8, F9, F10, F14, K15
 	v.until("the nameserver is asked again", func() bool { return www(named6) == "192.0.2.99" })
 	if n := v.metric("nametap_restarts_total"); n != 0 {
 		t.Errorf("%v restarts", n)
+	}
+}
+
+// flood asks the nameserver of resolv.conf for so many names, each of a domain of its own,
+// without waiting for answers, and for a name of the mesh now and then.
+func (v *vm) flood(queries int) {
+	v.tb.Helper()
+	var socket net.Conn
+	var err error
+	v.Run(func() { socket, err = net.Dial("udp", net.JoinHostPort(named, "53")) })
+	if err != nil {
+		v.tb.Fatal(err)
+	}
+	defer socket.Close()
+	for n := range queries {
+		packet, err := new(dns.Msg).SetQuestion(fmt.Sprintf("w.zone%d.example%d.", n, n), dns.TypeA).Pack()
+		if err != nil {
+			v.tb.Fatal(err)
+		}
+		_, _ = socket.Write(packet) // some may find the buffers full
+		if n%500 == 499 {
+			if got := v.dig("+tcp", "@"+named, mesh); got != meshIP {
+				v.tb.Errorf("after %d queries: %s", n, got)
+			}
+		}
 	}
 }
 
