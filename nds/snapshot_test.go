@@ -272,6 +272,28 @@ func TestRemovedSnapshot(t *testing.T) {
 	}
 }
 
+// C7: a state directory that is removed is made again, with its lock, and written.
+func TestRemovedStateDir(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	h := start(t, options{config: stateDir(dir)})
+	h.server.Push(hosts("a.example.com"))
+	h.wantACK("v1")
+	h.server.Push(hosts("a.example.com"))
+	h.wantACK("v2")                                    // and so the first was saved
+	if err := os.Rename(dir, dir+".old"); err != nil { // in one step, as the client may write
+		t.Fatal(err)
+	}
+	h.server.Push(hosts("b.example.com"))
+	h.wantACK("v3")
+	h.server.Push(hosts("b.example.com"))
+	h.wantACK("v4")
+	if n := h.logs.count("level=WARN"); n != 0 {
+		t.Errorf("%d warnings:\n%s", n, h.logs)
+	}
+	second := start(t, options{server: h.server, config: func(cfg *nds.Config) { cfg.StateDir, cfg.Node.Namespace = dir, "other" }})
+	second.wantLog("level=WARN", "snapshot of the table not used", "another process uses the state directory")
+}
+
 // C3, C7: an empty push takes the place of a snapshot with hosts, in the table and on
 // disk, and is said.
 func TestEmptyPushAfterSnapshot(t *testing.T) {

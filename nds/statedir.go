@@ -45,9 +45,10 @@ type stateDir struct {
 func (d *stateDir) own() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.lock != nil {
+	if d.lock != nil && d.inPlace() {
 		return nil
 	}
+	d.releaseLocked()
 	const ownerOnly, fileMode = 0o700, 0o600
 	if err := os.MkdirAll(d.path, ownerOnly); err != nil {
 		return err
@@ -69,6 +70,17 @@ func (d *stateDir) own() error {
 	return errors.Join(err, lock.Close())
 }
 
+// inPlace reports whether the lock is that of the directory still. It is not once
+// somebody has removed the directory or what is in it.
+func (d *stateDir) inPlace() bool {
+	held, err := d.lock.Stat()
+	if err != nil {
+		return false
+	}
+	there, err := os.Stat(filepath.Join(d.path, lockName))
+	return err == nil && os.SameFile(held, there)
+}
+
 // write replaces a file of the directory.
 func (d *stateDir) write(name string, data []byte) error {
 	if err := d.own(); err != nil {
@@ -81,6 +93,10 @@ func (d *stateDir) write(name string, data []byte) error {
 func (d *stateDir) release() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.releaseLocked()
+}
+
+func (d *stateDir) releaseLocked() {
 	if d.lock != nil {
 		_ = d.lock.Close() // nothing was written to it
 		d.lock = nil

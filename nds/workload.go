@@ -67,6 +67,8 @@ type workload struct {
 
 	mu      sync.Mutex
 	current *tls.Certificate // nil without one
+	pair    keyPair          // current as PEM
+	kept    bool             // in the state directory
 	renewal time.Time        // of current
 	doubted bool             // a server refused current, and none has taken it since
 	failure string           // of the last attempt, if something is to be mended
@@ -126,7 +128,8 @@ func (w *workload) use(pair keyPair) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.current, w.renewal, w.doubted, w.failure = certificate, renewAt(leaf, rand.Float64()), false, ""
+	w.current, w.pair, w.kept = certificate, pair, false
+	w.renewal, w.doubted, w.failure = renewAt(leaf, rand.Float64()), false, ""
 	return nil
 }
 
@@ -180,8 +183,13 @@ func renewAt(leaf *x509.Certificate, part float64) time.Time {
 // run obtains and renews the certificate until ctx ends. It is called after load.
 func (w *workload) run(ctx context.Context) {
 	failures := 0
-	said := repeated{log: w.log}
+	said, unkept := repeated{log: w.log}, repeated{log: w.log}
 	for {
+		if err := w.keep(); err != nil {
+			unkept.say("workload certificate not kept, a restart needs the token", slog.LevelWarn, err)
+		} else {
+			unkept.over()
+		}
 		wait := w.untilRenewal()
 		if wait <= 0 {
 			err := advise(w.cfg, w.cfg.CAAddr, "--ca-addr", w.renew(ctx))
@@ -232,7 +240,7 @@ func (w *workload) untilRenewal() time.Duration {
 	return min(workloadPoll, time.Until(w.renewal.Round(0)))
 }
 
-// renew obtains a certificate, puts it to use and keeps it.
+// renew obtains a certificate and puts it to use.
 func (w *workload) renew(ctx context.Context) error {
 	pair, err := w.exchange(ctx)
 	if err != nil {
@@ -245,12 +253,26 @@ func (w *workload) renew(ctx context.Context) error {
 	w.log.Info("workload certificate obtained", "identity", w.current.Leaf.URIs, "from", w.cfg.CAAddr,
 		"expires", w.current.Leaf.NotAfter, "renewal", w.renewal)
 	w.mu.Unlock()
-	if w.cfg.StateDir == "" {
+	return nil
+}
+
+// keep writes the certificate to the state directory, unless it is there.
+func (w *workload) keep() error {
+	w.mu.Lock()
+	pair, kept := w.pair, w.kept
+	w.mu.Unlock()
+	if w.cfg.StateDir == "" || len(pair.key) == 0 {
+		return nil
+	}
+	if _, err := os.Lstat(w.path()); kept && err == nil {
 		return nil
 	}
 	if err := w.dir.write(workloadFile, append(bytes.TrimSpace(pair.key), append([]byte("\n"), pair.chain...)...)); err != nil {
-		w.log.Warn("workload certificate not kept, a restart needs the token", "error", err)
+		return err
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.kept = true // by run, which alone obtains others
 	return nil
 }
 
@@ -268,6 +290,7 @@ func (w *workload) load() {
 	if err == nil {
 		err = w.use(split(data))
 	}
+	w.kept = err == nil
 	if err != nil {
 		w.log.Warn("workload certificate of an earlier run not used", "path", w.path(), "error", err)
 	}

@@ -119,6 +119,41 @@ func TestTokenExchange(t *testing.T) {
 	}
 }
 
+// C1: a certificate that could not be kept when it was obtained, or that was removed, is
+// kept later.
+func TestCertificateIsKeptLater(t *testing.T) {
+	c := startCertified(t, nil)
+	dir := filepath.Join(c.dir, "state")
+	write(t, dir, "a file in its place")
+	h := c.start(t, func(cfg *nds.Config) { cfg.StateDir = dir })
+	h.wantLog("level=WARN", "workload certificate not kept, a restart needs the token")
+	kept := func(when string) {
+		t.Helper()
+		for {
+			// What a refused certificate wakes, a minute does otherwise.
+			c.authority.SetHandshake(func(c *tls.Config) error { c.ClientCAs = x509.NewCertPool(); return nil })
+			c.server.CutStreams(nil)
+			if _, err := os.Stat(filepath.Join(dir, "workload-certificate.pem")); err == nil {
+				return
+			}
+			select {
+			case <-h.ctx.Done():
+				t.Fatalf("not kept %s:\n%s", when, h.logs)
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+	}
+	write(t, c.token, jwt(time.Now().Add(-time.Hour)))
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	kept("after a failure")
+	if err := os.Rename(dir, dir+".old"); err != nil { // in one step, as the client may write
+		t.Fatal(err)
+	}
+	kept("after a removal")
+}
+
 // C1: a control plane without an authority is served with the token, which is said
 // once; if a certificate was asked for it is a warning.
 func TestNoAuthority(t *testing.T) {
@@ -245,6 +280,7 @@ func TestRefusedForAMoment(t *testing.T) {
 	t.Run("new token", func(t *testing.T) {
 		c := startCertified(t, nil)
 		h := c.start(t, nil)
+		h.wantProof(1, "token")
 		h.wantLog("workload certificate obtained")
 		write(t, c.token, jwt(time.Now().Add(-time.Hour)))
 		c.authority.SetHandshake(func(c *tls.Config) error { c.ClientCAs = x509.NewCertPool(); return nil })
