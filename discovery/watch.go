@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -51,12 +53,11 @@ func (w *watcher) giveUp() {
 // after an error, and the next sync tries again.
 func (w *watcher) sync(want watchList) (bool, error) {
 	if w.fs == nil {
-		fs, err := fsnotify.NewWatcher()
+		watcher, err := fsnotify.NewWatcher()
 		if err != nil {
-			return false, fmt.Errorf("watching files (fs.inotify.max_user_instances bounds it; until then they are read every %v): %w",
-				retryEvery, err)
+			return false, fmt.Errorf("watching files%s; until then they are read every %v: %w", bound(err), retryEvery, err)
 		}
-		w.fs = fs
+		w.fs = watcher
 	}
 	added := false
 	var errs []error
@@ -70,9 +71,12 @@ func (w *watcher) sync(want watchList) (bool, error) {
 			_ = w.fs.Remove(dir) // the directory of before, which may be gone
 			delete(w.watched, dir)
 		}
-		if err := w.fs.Add(dir); err != nil {
-			errs = append(errs, fmt.Errorf("watching %s (fs.inotify.max_user_watches bounds it; until then it is read every %v): %w",
-				dir, retryEvery, err))
+		switch err := w.fs.Add(dir); {
+		case errors.Is(err, fs.ErrNotExist):
+			added = true // it has gone since it was read: read again
+			continue
+		case err != nil:
+			errs = append(errs, fmt.Errorf("watching %s%s; until then it is read every %v: %w", dir, bound(err), retryEvery, err))
 			continue
 		}
 		w.watched[dir], added = e, true
@@ -87,6 +91,17 @@ func (w *watcher) sync(want watchList) (bool, error) {
 		return added, errs[0] // the others have the same reason
 	}
 	return added, nil
+}
+
+// bound names the setting of the kernel that an error comes from, if it comes from one.
+func bound(err error) string {
+	switch {
+	case errors.Is(err, syscall.ENOSPC):
+		return " (fs.inotify.max_user_watches bounds it)"
+	case errors.Is(err, syscall.EMFILE):
+		return " (fs.inotify.max_user_instances, or the limit of open files, bounds it)"
+	}
+	return ""
 }
 
 // forget drops all watches. A directory that was removed and made again under
