@@ -144,9 +144,7 @@ func TestLoopEndsWithChange(t *testing.T) { // F6, F17
 	h := newHandover(t, network, dnsproxy.Config{})
 	h.before.Handle(forwardTo(func() string { return h.addr("udp") }))
 	h.converse(t, []dialogue{{"www.example A", "SERVFAIL"}})
-	if state := h.UpstreamStatus()[0].State; state != upstream.Looping {
-		t.Fatalf("the nameserver before is %v", state)
-	}
+	eventually(t, "the loop is found", func() bool { return h.UpstreamStatus()[0].State == upstream.Looping })
 	h.change(t, network)
 	h.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.2"}})
 }
