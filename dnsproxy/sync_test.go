@@ -44,8 +44,12 @@ func TestBeforeSyncHeld(t *testing.T) { // C6
 			}()
 		}
 		p.await(t, requestsMetric, float64(len(c.not)+len(c.held)))
-		if got := len(fake.Queries()); got != len(c.not) {
-			t.Errorf("before-sync %q: %d forwarded, want %d", c.mode, got, len(c.not))
+		asked := map[string]bool{} // a busy machine has some asked twice
+		for _, query := range fake.Queries() {
+			asked[query.Name] = true
+		}
+		if len(asked) != len(c.not) {
+			t.Errorf("before-sync %q: %v forwarded, want %v", c.mode, asked, c.not)
 		}
 		select {
 		case <-p.Synced():
