@@ -59,6 +59,9 @@
 //     failed to answer the question the last time. It is then asked again after 5 s,
 //     10 s, 20 s and every 30 s, and no client waits for that.
 //
+// A reply that says that there is nothing is kept for 30 s at most if a nameserver before
+// its own failed to answer: that one may know the name, and is back soon.
+//
 // When resolv.conf names other nameservers the cache is flushed. Each question that is
 // asked carries the cache's generation from before its nameservers were chosen, and a
 // reply of an older generation is not kept. Nor does a client join such a question: it

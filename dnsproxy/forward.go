@@ -86,6 +86,8 @@ type resolution struct {
 
 	left  time.Duration // for how long the cache has reply; 0 if it has not
 	aging bool          // that is the last tenth of its time
+
+	unsure bool // reply says that there is nothing, and better nameservers did not answer
 }
 
 // A cachedFailure says why nameservers did not answer a question that was asked a
@@ -212,7 +214,7 @@ func (f *forwarder) ask(flight *flight, renew bool) {
 	}
 	switch {
 	case result.err == nil && (value.Derived == nil || result.left > 0):
-		value.Reply = result.reply
+		value.Reply, value.Unsure = result.reply, result.unsure
 		result.left = f.cache.Put(key, value, time.Now())
 	case value.Derived != nil: // its parts are in the cache
 	case nameserversFailed(result.err):
@@ -246,13 +248,17 @@ func (f *forwarder) exchange(key cache.Key, over transport) resolution {
 	}
 	r := f.routing.Load()
 	found := resolution{source: sourceUpstream}
-	wire, server, err := r.group(wireName(key.Name)).Exchange(context.Background(), r.query(key), how)
+	answer, err := r.group(wireName(key.Name)).Ask(context.Background(), r.query(key), how)
 	if err != nil {
 		found.err = err
 		return found
 	}
-	if found.reply, err = reply.Parse(wire); err != nil {
-		found.err = fmt.Errorf("%w: %s: %w", errBadReply, server, err)
+	if found.reply, err = reply.Parse(answer.Reply); err != nil {
+		found.err = fmt.Errorf("%w: %s: %w", errBadReply, answer.Server, err)
+	}
+	if answer.Unsure && f.cache != nil {
+		// Clients that have a cache must not keep it for longer than ours.
+		found.unsure, found.age = true, reply.Age{Cached: true, Max: uint32(cache.MaxUnsure / time.Second)}
 	}
 	return found
 }

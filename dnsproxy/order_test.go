@@ -112,3 +112,32 @@ func TestOrderFirstKnowsItsOwnNames(t *testing.T) {
 		})
 	}
 }
+
+// F4, F8: what the second server says that there is not, while the first one fails, is
+// forgotten soon: the first may know the name. If the first refuses it that is final.
+func TestOrderNegativeIsUnsure(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		first   fakedns.Handler
+		wantTTL uint32
+	}{
+		"silent":  {fakedns.Silence, 30},
+		"fails":   {fakedns.Rcode(dns.RcodeServerFailure), 30},
+		"refuses": {fakedns.Rcode(dns.RcodeRefused), 3600},
+		"agrees":  {withSOA(t, "3600", fakedns.Answer()), 3600},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			second := withSOA(t, "3600", fakedns.Answer("six.example. 60 IN AAAA 2001:db8::1"))
+			p := startForwarder(t, dnsproxy.Config{Upstreams: servers(nameserver(t, c.first), nameserver(t, second))})
+			for _, qname := range []string{"git.example", "six.example"} {
+				for _, from := range []string{"a nameserver", "the cache"} {
+					resp := p.ask(t, qname, dns.TypeA)
+					if len(resp.Ns) != 1 || resp.Ns[0].Header().Ttl > c.wantTTL || resp.Ns[0].Header().Ttl < c.wantTTL-10 {
+						t.Errorf("%s from %s: want an SOA record with a TTL of %d s:\n%v", qname, from, c.wantTTL, resp)
+					}
+				}
+			}
+		})
+	}
+}

@@ -79,9 +79,16 @@ type Value struct {
 	// Generation is what [Cache.Generation] returned before the nameservers were
 	// chosen.
 	Generation uint64
+	// Unsure is for a Reply that says that there is nothing, from a nameserver that may
+	// not be the one to know. It is kept for MaxUnsure at most, and never stale.
+	Unsure bool
 	// Derived is for a Reply that was made of others that the cache has, or had.
 	Derived *Derived
 }
+
+// MaxUnsure is for how long a reply is kept, and the longest TTL that clients see of it,
+// with Value.Unsure. A nameserver that comes back is noticed in that time.
+const MaxUnsure = 30 * time.Second
 
 // A Derived says how long a reply that was made of others may be kept: no longer than any
 // of those, and never stale.
@@ -217,6 +224,9 @@ func (c *Cache) Put(k Key, v Value, now time.Time) time.Duration {
 	life := lifetime{now: t, stale: c.stale, max: c.maxTTL}
 	if v.Reply.Negative() {
 		life.max = c.maxNegativeTTL
+	}
+	if v.Unsure {
+		life.max, life.stale = min(life.max, MaxUnsure), 0
 	}
 	life.ttl = min(ttl, life.max)
 	if v.Derived != nil {

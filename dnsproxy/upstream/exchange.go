@@ -39,18 +39,33 @@ const (
 // its question (but see Verbatim), and is the caller's. Without Config.Check it may be malformed behind its
 // question. With Config.MixCase names in it may be in mixed case.
 func (g *Group) Exchange(ctx context.Context, query []byte, how How) ([]byte, Spec, error) {
+	answer, err := g.Ask(ctx, query, how)
+	return answer.Reply, answer.Server, err
+}
+
+// An Answer is what [Group.Ask] returns.
+type Answer struct {
+	Reply  []byte
+	Server Spec // that sent Reply
+	// Unsure says that Reply says that there is nothing, and that a server that stands
+	// before Server, and may know more (rule 12), has failed to answer.
+	Unsure bool
+}
+
+// Ask is Exchange, and says how sure the reply is.
+func (g *Group) Ask(ctx context.Context, query []byte, how How) (Answer, error) {
 	if len(g.servers) == 0 {
-		return nil, Spec{}, ErrNoServers
+		return Answer{}, ErrNoServers
 	}
 	if g.refuses() {
-		return nil, Spec{}, ErrOverload
+		return Answer{}, ErrOverload
 	}
 	g.waiting.Add(1)
 	defer g.waiting.Add(-1)
 	e := g.client.newExchange()
 	defer e.release()
 	if err := e.begin(g, query, how); err != nil {
-		return nil, Spec{}, err
+		return Answer{}, err
 	}
 	e.start(time.Now())
 	for !e.over {
@@ -64,14 +79,14 @@ func (g *Group) Exchange(ctx context.Context, query []byte, how How) ([]byte, Sp
 		}
 	}
 	if e.reply == nil {
-		return nil, Spec{}, e.err
+		return Answer{}, e.err
 	}
 	if e.verbatim {
 		copy(e.reply, query[:2])
 	} else {
 		e.reply = restore(e.reply, query, e.question)
 	}
-	return e.reply, e.tries[e.winner].server.spec, nil
+	return Answer{Reply: e.reply, Server: e.tries[e.winner].server.spec, Unsure: e.unsure()}, nil
 }
 
 // A try is what a query knows of a server.
@@ -133,10 +148,11 @@ type exchange struct {
 	held      int // the server whose reply is held, -1 if none is (rule 12)
 	heldReply []byte
 
-	over   bool
-	reply  []byte
-	winner int
-	err    error
+	over     bool
+	reply    []byte
+	winner   int
+	negative bool // the last usable reply says that there is nothing
+	err      error
 }
 
 func (c *Client) newExchange() *exchange {
@@ -162,7 +178,7 @@ func (e *exchange) release() {
 	e.mu.Unlock()
 	clear(e.tries)
 	e.tries = e.tries[:0]
-	e.heldReply, e.cutUntil = nil, time.Time{}
+	e.heldReply, e.cutUntil, e.negative = nil, time.Time{}, false
 	e.group, e.query, e.question, e.reply, e.err, e.over, e.repeated, e.winner = nil, nil, nil, nil, nil, false, false, 0
 	e.client.keep(e)
 }
@@ -381,7 +397,8 @@ func (e *exchange) handle(o outcome, now time.Time) {
 		if o.plain && (t.plain || t.unsure && t.server.mutesEDNS(t.first)) {
 			t.server.rememberPlain(now)
 		}
-		if o.reading.negative && e.outranked(o.try, now) {
+		e.negative = o.reading.negative
+		if e.negative && e.outranked(o.try, now) {
 			e.hold(o.try, o.reply, now)
 			return
 		}

@@ -108,6 +108,14 @@ func (e *exchange) useHeld(now time.Time) {
 	}
 }
 
+// unsure reports whether the reply says that there is nothing while a server that stands
+// before its server has neither said so nor refused to be asked.
+func (e *exchange) unsure() bool {
+	return e.negative && e.options.inOrder() && slices.ContainsFunc(e.tries[:e.winner], func(t try) bool {
+		return t.failure == nil || t.code != rcodeRefused
+	})
+}
+
 func minTime(a, b time.Time) time.Time {
 	if b.Before(a) {
 		return b
