@@ -63,7 +63,8 @@
 //     Parallel), a reply that says that there is nothing (NXDOMAIN, or NOERROR without an
 //     answer) is held while a server that stands before its server is up and not silent,
 //     and has yet to answer: that one may know what the other does not. One that is failing
-//     because of its response codes is asked, and waited for until it is late.
+//     because of its response codes is asked, and waited for until it is late; one that does
+//     not answer is waited for as long if it was sent a copy (rule 6), since it may be back.
 //  13. A truncated reply is asked for over TCP, and when that is late from the next server;
 //     after a second without a whole one it is the answer itself.
 //

@@ -147,3 +147,39 @@ func (v *virtual) asked() int {
 	defer v.mu.Unlock()
 	return v.queries
 }
+
+// F4: once the first server is back, the first query for a minute finds what it knows,
+// although the second one is asked and says that there is no such name. While it is away
+// few queries wait for it.
+func TestOrderFirstIsBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := NewClient(Config{})
+		defer c.Close()
+		away := func(at time.Duration) bool { return at > time.Second && at < 20*time.Second }
+		g, _ := group(c, Options{}, deadWhile(rtt(2*time.Millisecond), away), says(rtt(time.Millisecond), rcodeName))
+		slow := 0
+		ask := func(want int) {
+			t.Helper()
+			began := time.Now()
+			reply, _, err := g.Exchange(t.Context(), simQuery, UDPOnly)
+			if err != nil || rcode(reply) != want {
+				t.Errorf("want response code %d: %v, %v", want, reply, err)
+			}
+			if time.Since(began) > 20*time.Millisecond {
+				slow++
+			}
+		}
+		ask(rcodeSuccess)
+		time.Sleep(2 * time.Second)
+		for range 100 {
+			ask(rcodeName)
+			time.Sleep(100 * time.Millisecond)
+		}
+		if slow > 20 {
+			t.Errorf("%d queries of 100 waited for the first server", slow)
+		}
+		time.Sleep(time.Minute)
+		ask(rcodeSuccess)
+		time.Sleep(time.Minute) // the last replies
+	})
+}

@@ -70,14 +70,17 @@ func (e *exchange) outranked(i int, now time.Time) bool {
 }
 
 // mayKnow reports whether a server lives and has yet to say what it has. One that is
-// failing has no longer for that than until it is late.
+// failing or does not answer has no longer for that than until it is late, and is not asked
+// for this purpose unless it fails by response codes, which is soon known.
 func (t *try) mayKnow(now time.Time) bool {
 	st := &t.standing
 	switch {
-	case t.failed, st.silent, st.mute, st.state >= Down:
+	case t.failed:
 		return false
-	case st.state == Up, t.asked == 0:
+	case st.serves():
 		return true
+	case t.asked == 0:
+		return st.state == Failing && !st.silent && !st.mute
 	}
 	return now.Sub(t.first) < st.late
 }
@@ -92,12 +95,21 @@ func (e *exchange) hold(i int, reply []byte, now time.Time) {
 	e.held, e.heldReply = i, reply
 	e.late = minTime(e.late, now.Add(e.tries[i].standing.late))
 	for j := range i {
-		if t := &e.tries[j]; t.asked == 0 && t.mayKnow(now) {
+		t := &e.tries[j]
+		if !t.mayKnow(now) {
+			continue
+		}
+		if !t.standing.serves() {
 			e.late = minTime(e.late, now.Add(t.standing.late))
+		}
+		if t.asked == 0 {
 			e.ask(j, now)
 		}
 	}
-	e.setTimer(now)
+	e.useCopies(now) // those of servers that may know more count
+	if !e.over {
+		e.setTimer(now)
+	}
 }
 
 // useHeld ends the exchange with the reply that is held, if no server outranks it any
