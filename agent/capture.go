@@ -75,9 +75,10 @@ type removal struct {
 // A captureState is what was last done.
 type captureState struct {
 	Switch
-	tried    bool // rules were put in, with success or not: some may be in
-	applied  bool // all of them are in, as far as we know
-	removing bool // they are to go, and that is not done
+	tried    bool   // rules were put in, with success or not: some may be in
+	applied  bool   // all of them are in, as far as we know
+	removing bool   // they are to go, and that is not done
+	failed   string // why not, empty if that goes on
 }
 
 // newCapture checks the configuration.
@@ -238,7 +239,9 @@ func (c *capture) apply(ctx context.Context) error {
 }
 
 // startRemoval takes the rules out, also those that an agent before this one has left,
-// unless that is going on already. If it fails it is tried again after a while.
+// unless that is going on already. If it fails it is tried again after a while: what is
+// told apart is a backend that this process may not read at all, where only an agent
+// before it can have left rules.
 func (c *capture) startRemoval(ctx context.Context, to Switch) {
 	if c.removal != nil {
 		select {
@@ -255,7 +258,8 @@ func (c *capture) startRemoval(ctx context.Context, to Switch) {
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	r := &removal{cancel: cancel, began: time.Now(), ended: make(chan struct{})}
 	c.removal = r
-	state := captureState{Switch: to, applied: c.state.Load().applied, removing: true}
+	before := c.state.Load()
+	state := captureState{Switch: to, tried: before.tried, applied: before.applied, removing: true, failed: before.failed}
 	c.state.Store(&state)
 	go func() {
 		defer close(r.ended)
@@ -265,17 +269,19 @@ func (c *capture) startRemoval(ctx context.Context, to Switch) {
 		case err == nil:
 			c.state.Store(&captureState{Switch: to})
 		case errors.Is(ctx.Err(), context.Canceled):
-		case state.applied:
-			c.log.Error("capture rules cannot be taken out", "error", err)
-		default:
+		case !state.applied && (errors.Is(err, iptables.ErrUnseen) || errors.Is(err, iptables.ErrCapability)):
 			c.log.Warn("whether an agent before has left capture rules cannot be seen", "error", err)
 			c.state.Store(&captureState{Switch: to}) // we have put none in
+		default:
+			c.log.Error("capture rules cannot be taken out and are tried again", "error", err)
+			state.failed = err.Error()
+			c.state.Store(&state)
 		}
 	}()
 }
 
-// remove takes the rules out. A backend that this agent may not read is none that it has
-// put rules into, so once its own are out only rules of an agent before it can remain.
+// remove takes the rules out. With ErrUnseen those of this agent are out, and only rules
+// of an agent before it can remain.
 func (c *capture) remove(ctx context.Context) error {
 	err := c.rules.Remove(ctx)
 	if errors.Is(err, iptables.ErrUnseen) && c.state.Load().applied {

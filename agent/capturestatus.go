@@ -66,6 +66,8 @@ type CaptureStatus struct {
 	On      bool   `json:"on"`
 	Because string `json:"because"`
 	Repairs uint64 `json:"repairs"`
+	// Remaining says why rules that are to be taken out are still there, or may be.
+	Remaining string `json:"remaining,omitempty"`
 	// Rules is what is in the kernel now; Error says why that cannot be known.
 	Rules *iptables.Status `json:"rules,omitempty"`
 	Error string           `json:"error,omitempty"`
@@ -74,7 +76,7 @@ type CaptureStatus struct {
 // status looks at the rules.
 func (c *capture) status(ctx context.Context) *CaptureStatus {
 	state := c.state.Load()
-	status := &CaptureStatus{On: state.On, Because: state.Because, Repairs: c.rules.Stats().Repairs}
+	status := &CaptureStatus{On: state.On, Because: state.Because, Repairs: c.rules.Stats().Repairs, Remaining: state.failed}
 	rules, err := c.rules.Status(ctx)
 	if err != nil {
 		status.Error = err.Error()

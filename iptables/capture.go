@@ -30,11 +30,25 @@ type Capture struct {
 	said     string    // the last failure of Run's that was logged
 
 	levels    atomic.Pointer[map[Family]Level]
+	placed    map[site]bool        // where rules were put and may still be
 	leftovers map[string]time.Time // conntrack entries, by their keys, that are dropped later; when they were first seen
 	saidDrop  map[Family]string    // the last failure of a sweep that was logged
 	seed      maphash.Seed         // of fingerprints
 	seen      fingerprint          // of the kernel when all was in place, zero if that is not known
 	swept     fingerprint          // of the kernel at the last sweep
+}
+
+// A site is where rules of one family are.
+type site struct {
+	backend Backend
+	family  Family
+}
+
+// cleared notes that the families of a backend that could be read have no rules of ours.
+func (c *Capture) cleared(s *side) {
+	for f := range s.saved {
+		delete(c.placed, site{s.backend, f})
+	}
 }
 
 // installed is what is in the kernel, as far as we did it.
@@ -56,7 +70,7 @@ func New(cfg Config, log *slog.Logger) (*Capture, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	c := &Capture{log: log, saidDrop: make(map[Family]string), seed: maphash.MakeSeed()}
+	c := &Capture{log: log, placed: make(map[site]bool), saidDrop: make(map[Family]string), seed: maphash.MakeSeed()}
 	err := c.configure(cfg)
 	if err == nil {
 		c.publish()
@@ -164,6 +178,9 @@ func (c *Capture) apply(ctx context.Context, attempts int) (changed bool, err er
 		c.sweep(true, true)
 	}
 	c.behind = c.behind && restErr != nil
+	if restErr == nil {
+		c.cleared(rest)
+	}
 	if restErr != nil {
 		restErr = fmt.Errorf("%w: %w, %s: %w", ErrIncomplete, errElsewhere, rest.backend, restErr)
 	}
@@ -190,6 +207,7 @@ func (c *Capture) install(ctx context.Context, s *side, reason string, attempts 
 		case !wanted:
 			a.changed, err = p.remove(ctx)
 		default:
+			c.placed[site{s.backend, f}] = true
 			if a, err = p.apply(ctx, s.saved[f], c.variants); err == nil {
 				in.families[f] = a.variant
 			}

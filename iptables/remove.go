@@ -12,8 +12,10 @@ import (
 
 // Remove takes out all that is ours, of both backends and families, whatever
 // configuration put it there; others' rules stay as they are. Nothing of ours
-// being there is no error. Where a backend cannot be read, and the kernel does not
-// say that it is empty, Remove returns [ErrUnseen] after it has done the rest.
+// being there is no error. Where a backend can never be read, such as for want of a
+// capability, c has put no rules there, and the kernel does not say that it is empty,
+// Remove returns [ErrUnseen] after it has done the rest. Any other backend that cannot be
+// read is a failure.
 //
 // No query is captured any more at once. If any was of late, our chains stay,
 // with nothing that leads to them, until Config.Settle is over or ctx ends: with
@@ -43,7 +45,7 @@ func (c *Capture) Remove(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	}
-	return c.persist(ctx, limit, func() (bool, error) { return removeAll(context.WithoutCancel(ctx)) })
+	return c.persist(ctx, limit, func() (bool, error) { return c.removeAll(context.WithoutCancel(ctx)) })
 }
 
 // removePatience is for how long Remove tries again what fails for a reason that may
@@ -71,20 +73,60 @@ func (c *Capture) persist(ctx context.Context, limit time.Time, f func() (again 
 
 // removeAll takes out all that is ours of both backends. Again says that what failed may
 // succeed when it is tried again.
-func removeAll(ctx context.Context) (again bool, err error) {
-	var errs []error
+func (c *Capture) removeAll(ctx context.Context) (again bool, err error) {
+	var failed, unseen error
 	for _, s := range []*side{look(ctx, NFT), look(ctx, Legacy)} {
 		_, err := removeSide(ctx, s, patient)
-		again = again || mayPass(err)
-		errs = append(errs, err, s.unseen())
+		if err == nil {
+			c.cleared(s)
+		}
+		mayBe, unread := c.unread(s)
+		again = again || mayPass(err) || mayPass(unread)
+		failed, unseen = errors.Join(failed, err, unread), errors.Join(unseen, mayBe)
 	}
-	return again, errors.Join(errs...)
+	if failed != nil && unseen != nil {
+		failed = fmt.Errorf("%w\n%v", failed, unseen) //nolint:errorlint // the failure is what counts
+	}
+	if failed != nil {
+		return again, failed
+	}
+	return false, unseen
 }
 
-// unseen returns an error if the backend could not be read and may hold rules of ours.
+// unread tells what of a backend could not be read although there may be rules of ours:
+// unseen, an [ErrUnseen], for lasting reasons where c has put none, and failed otherwise.
+func (c *Capture) unread(s *side) (unseen, failed error) {
+	failed = c.unreadPlaced(s)
+	if failed == nil {
+		unseen = s.unseen()
+	}
+	if mayPass(unseen) {
+		return nil, unseen
+	}
+	return unseen, failed
+}
+
+// unreadPlaced returns an error if families of a backend could not be read that may have
+// rules that c has put there.
+func (c *Capture) unreadPlaced(s *side) error {
+	var errs []error
+	for f, err := range s.reason {
+		if c.placed[site{s.backend, f}] && !nothingThere(s.backend, f, err) {
+			errs = append(errs, fmt.Errorf("reading the rules of backend %s, %s: %w", s.backend, f, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// unseen returns an error if the backend could not be read and may hold rules of ours: an
+// [ErrUnseen] if that lasts.
 func (s *side) unseen() error {
 	for _, f := range families() {
-		if err := s.reason[f]; err != nil && !nothingThere(s.backend, f, err) {
+		switch err := s.reason[f]; {
+		case err == nil || nothingThere(s.backend, f, err):
+		case mayPass(err):
+			return fmt.Errorf("reading the rules of backend %s, %s: %w", s.backend, f, err)
+		default:
 			return fmt.Errorf("%w (backend %s, %s): run `nametap capture remove` as root, with the tools of that backend: %w", ErrUnseen, s.backend, f, err)
 		}
 	}
@@ -104,6 +146,9 @@ func (c *Capture) unhook(ctx context.Context) (wait time.Duration, again bool, e
 	var errs []error
 	changed := false
 	for _, s := range []*side{nft, legacy} {
+		err := c.unreadPlaced(s)
+		again = again || mayPass(err)
+		errs = append(errs, err)
 		for f, saved := range s.saved {
 			if !saved.ours() {
 				continue

@@ -105,6 +105,9 @@ func printXDS(w io.Writer, status agent.Status) {
 
 // printCapture prints what the agent says of the rules that it keeps.
 func printCapture(w io.Writer, capture *agent.CaptureStatus) {
+	if capture != nil && capture.Remaining != "" {
+		fmt.Fprintf(w, "capture\trules cannot be taken out, which is tried again: %s\n", capture.Remaining)
+	}
 	switch {
 	case capture == nil:
 		return

@@ -1,0 +1,56 @@
+package test
+
+import (
+	"strings"
+	"testing"
+)
+
+// Rules of an agent that cannot be read when they are to go are not out: they go when they
+// can be read again, and until then status and log say so.
+func TestRemoveUnread(t *testing.T) { // K3, K9, K13
+	t.Parallel()
+	vms(t, func(v *vm) {
+		t := v.tb
+		mend := v.breakTool("iptables-" + v.backend + "-save")
+		mend()
+		path := v.write("mesh", meshConfig(true))
+		a := v.capture("--mesh-config", path, "--backend", v.backend)
+		v.write("broken", "")
+		v.replace("mesh", meshConfig(false))
+		const failure = "capture rules cannot be taken out and are tried again"
+		v.until("it is said", func() bool { return a.log.Count(failure) > 0 })
+		if a.log.Count("rules of this agent are out") != 0 || !v.captured() {
+			t.Errorf("rules:\n%s\n%s", v.saves(), a.log)
+		}
+		if r := v.nametap("status", "--status-addr", statusAddr); !strings.Contains(r.stdout, "rules cannot be taken out") {
+			t.Errorf("status: %+v", r)
+		}
+		if v.metric("nametap_capture_on") != 1 {
+			t.Error("the metric says that nothing is captured")
+		}
+		mend()
+		v.until("the rules are out", func() bool { return !v.captured() })
+		v.until("nothing is captured", func() bool { return v.metric("nametap_capture_on") == 0 })
+	})
+}
+
+// An agent that cannot see at its end whether its rules are out does not end well.
+func TestEndUnread(t *testing.T) { // K3, K9, K13
+	t.Parallel()
+	vms(t, func(v *vm) {
+		t := v.tb
+		mend := v.breakTool("iptables-" + v.backend + "-save")
+		mend()
+		a := v.capture("--backend", v.backend)
+		v.write("broken", "")
+		_ = a.Process.Signal(terminate)
+		<-a.ended
+		if code := a.ProcessState.ExitCode(); code != 1 || a.log.Count("taking the capture rules out") != 1 {
+			t.Errorf("exit code %d\n%s", code, a.log)
+		}
+		mend()
+		if r := v.root("capture", "remove"); r.code != 0 || v.captured() {
+			t.Errorf("%+v\n%s", r, v.saves())
+		}
+	})
+}
