@@ -80,6 +80,23 @@ func ask(ctx context.Context, l dnsproxy.Addr) error {
 	return nil
 }
 
+// silent returns why listeners do not answer, one text for each that does not.
+func silent(ctx context.Context, listeners []dnsproxy.Addr) []string {
+	errs := make([]error, len(listeners))
+	var asking sync.WaitGroup
+	for i, l := range listeners {
+		asking.Go(func() { errs[i] = ask(ctx, l) })
+	}
+	asking.Wait()
+	var texts []string
+	for _, err := range errs {
+		if err != nil {
+			texts = append(texts, err.Error())
+		}
+	}
+	return texts
+}
+
 // family returns the one that a listener is for.
 func family(l dnsproxy.Addr) iptables.Family {
 	if addr, err := netip.ParseAddrPort(l.Address); err == nil && addr.Addr().Is4() {

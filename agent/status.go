@@ -165,6 +165,7 @@ type Status struct {
 	Reason    string          `json:"reason,omitempty"` // why it is not ready
 	Uptime    string          `json:"uptime"`
 	DNS       []dnsproxy.Addr `json:"dns"`
+	Silent    []string        `json:"silent,omitempty"` // why listeners of DNS do not answer
 	Upstreams []Upstream      `json:"upstreams"`
 	Hosts     int             `json:"hosts"`
 	XDS       nds.Status      `json:"xds"`
@@ -203,7 +204,7 @@ func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 	a := s.agent
 	status := Status{
 		Reason: a.notReady(), Uptime: time.Since(a.started).Round(time.Second).String(),
-		DNS: a.proxy.Addrs(), Upstreams: upstreams(a.proxy), XDS: a.client.Status(),
+		DNS: a.proxy.Addrs(), Silent: silent(r.Context(), a.proxy.Addrs()), Upstreams: upstreams(a.proxy), XDS: a.client.Status(),
 	}
 	status.Ready = status.Reason == ""
 	if table := a.proxy.Table(); table != nil {

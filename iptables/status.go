@@ -37,6 +37,8 @@ type FamilyStatus struct {
 	Without []string `json:"without,omitempty"`
 	// Passes names queries that rules cannot capture, and that go past them.
 	Passes []string `json:"passes,omitempty"`
+	// Unserved names queries that are captured and that the kernel cannot deliver.
+	Unserved []string `json:"unserved,omitempty"`
 	// Others describes rules of other programs that capture port 53, too.
 	Others []string `json:"others,omitempty"`
 	// Drift is how the rules differ from the configuration's.
@@ -109,6 +111,7 @@ func (c *Capture) state(fs *FamilyStatus, s saved) {
 	for _, v := range vs {
 		if wanted && len(v.rules.drift(f, s)) == 0 {
 			fs.State, fs.Zone, fs.Without = InPlace, v.rules.zoned(f), v.without
+			fs.Unserved = []string{"queries of sockets that are bound to a device (SO_BINDTODEVICE, VRF): let them pass by --exclude-interface, --exclude-uid or --exclude-gid"}
 			if f == IPv6 {
 				fs.Passes = []string{"queries to link-local nameservers (" + linkLocal + ")"}
 			}

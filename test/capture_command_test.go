@@ -2,9 +2,13 @@ package test
 
 import (
 	"encoding/json"
+	"net/netip"
 	"strings"
 	"testing"
 
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/internal/fakedns"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -122,6 +126,29 @@ func TestCaptureNotPermitted(t *testing.T) { // K11
 	}
 }
 
+// A response code of more than four bits has the name that it has in a message.
+func TestQueryRcode(t *testing.T) { // A8
+	t.Parallel()
+	h := newBareHost(t)
+	h.Exec("ip", "address", "add", named+"/32", "dev", "lo")
+	var server *fakedns.Server
+	var err error
+	h.Run(func() {
+		server, err = fakedns.Start(func(query *dns.Msg, _ string) *dns.Msg {
+			reply := new(dns.Msg).SetReply(query).SetEdns0(1232, false)
+			reply.Rcode = dns.RcodeBadVers
+			return reply
+		}, fakedns.On(netip.MustParseAddrPort(named+":53")))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	if r := h.nametap("query", "--dns-addr", named+":53", "www.example.org"); !strings.Contains(r.stdout, ": BADVERS in ") {
+		t.Errorf("%+v", r)
+	}
+}
+
 // What `nametap status` says of the rules that an agent keeps.
 func TestStatusOfCapture(t *testing.T) { // K10, R7
 	t.Parallel()
@@ -130,6 +157,7 @@ func TestStatusOfCapture(t *testing.T) { // K10, R7
 	want := []string{
 		"capture        ISTIO_META_DNS_CAPTURE is true by the default, rules mended 0 times\n",
 		"backend        nft: as configured\n", "IPv4           in place\n", "IPv6           in place\n",
+		"not served: queries of sockets that are bound to a device", // K14
 	}
 	r := v.nametap("status", "--status-addr", statusAddr)
 	for _, line := range want {

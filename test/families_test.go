@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -117,6 +118,11 @@ func TestIPv6SwitchedOff(t *testing.T) { // K4, K9, R3
 				t.Errorf("first it tells systemd %q", got)
 			}
 			v.asked(named, meshIP)
+			// Its own sockets cannot be opened, systemd's are open and silent.
+			if status := v.nametap("status", "--status-addr", statusAddr); strings.Contains(status.stdout, "silent: asking our own listener udp [::1]:15053") != systemd ||
+				strings.Contains(status.stdout, "silent: asking our own listener udp 127") {
+				t.Errorf("%+v", status)
+			}
 			wellFor(5)
 			for range 2 {
 				v.switchIPv6(true)

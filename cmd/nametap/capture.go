@@ -325,6 +325,9 @@ func printRules(w io.Writer, status iptables.Status) {
 		for _, passes := range f.Passes {
 			fmt.Fprintf(w, "\tnot captured: %s\n", passes)
 		}
+		for _, unserved := range f.Unserved {
+			fmt.Fprintf(w, "\tnot served: %s\n", unserved)
+		}
 		for _, other := range f.Others {
 			fmt.Fprintf(w, "\t%s; `nametap capture check` says what to do\n", other)
 		}

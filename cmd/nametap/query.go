@@ -117,10 +117,22 @@ func ask(ctx context.Context, addr string, q dns.Question, giveUp time.Duration)
 		}
 	}
 	return queryResult{
-		Name: q.Name, Type: dns.TypeToString[q.Qtype], Rcode: dns.RcodeToString[resp.Rcode],
+		Name: q.Name, Type: dns.TypeToString[q.Qtype], Rcode: rcodeName(resp.Rcode),
 		Answer: recordTexts(resp.Answer), Authority: recordTexts(resp.Ns), Errors: extendedErrors(resp),
 		Protocol: protocol, Duration: time.Since(start).Round(10 * time.Microsecond).String(),
 	}, nil
+}
+
+// rcodeName names a response code of a message. The library names BADVERS by what the same
+// number means in a TSIG record.
+func rcodeName(rcode int) string {
+	if rcode == dns.RcodeBadVers {
+		return "BADVERS"
+	}
+	if name, ok := dns.RcodeToString[rcode]; ok {
+		return name
+	}
+	return fmt.Sprintf("RCODE%d", rcode)
 }
 
 func recordTexts(rrs []dns.RR) []string {

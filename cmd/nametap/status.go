@@ -47,6 +47,9 @@ func printStatus(w io.Writer, status agent.Status) error {
 	fmt.Fprintf(lines, "ready\t%s\n", ready)
 	fmt.Fprintf(lines, "up for\t%s\n", status.Uptime)
 	fmt.Fprintf(lines, "DNS\t%s\n", strings.Join(listeners, ", "))
+	for _, text := range status.Silent {
+		fmt.Fprintf(lines, "\tsilent: %s\n", text)
+	}
 	printUpstreams(lines, status.Upstreams)
 	fmt.Fprintf(lines, "hosts\t%d\n", status.Hosts)
 	printXDS(lines, status)
