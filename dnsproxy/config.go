@@ -42,6 +42,9 @@ type Config struct {
 	// there: UDP, and TCP that listens, all on the port of Addr, in whose place they are
 	// served. Run closes them. Default none.
 	Sockets []*os.File
+	// OpenOthers has those sockets of Addr opened that are not among Sockets, as if there
+	// were no Sockets. Default false: what a service manager leaves out is not wanted.
+	OpenOthers bool
 	// Namespace is the client's own, in which short names of one label answer.
 	// Default none.
 	Namespace string

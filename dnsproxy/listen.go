@@ -65,8 +65,7 @@ func (s *Server) listen(ctx context.Context) ([]listener, []missingListener, err
 		return nil, nil, err
 	}
 	if len(s.config.Sockets) > 0 {
-		listeners, err := s.adopt(port)
-		return listeners, nil, err
+		return s.adoptAndOpen(ctx, hosts, port)
 	}
 	listeners, missing, err := s.openAll(ctx, hosts, port)
 	for range portAttempts {
@@ -81,9 +80,40 @@ func (s *Server) listen(ctx context.Context) ([]listener, []missingListener, err
 	if len(listeners) == 0 {
 		return nil, nil, fmt.Errorf("no DNS listener can be opened on %s: %w", s.config.Addr, err)
 	}
+	s.sayMissing(missing)
+	return listeners, missing, nil
+}
+
+// sayMissing logs which listeners could not be opened.
+func (s *Server) sayMissing(missing []missingListener) {
 	for _, m := range missing {
 		s.log.Warn("degraded: a DNS listener cannot be opened and is tried again", "error", m.err)
 	}
+}
+
+// adoptAndOpen serves the sockets that were handed over, and opens the others if that is
+// wanted: a port that was taken when they were opened may be free by now.
+func (s *Server) adoptAndOpen(ctx context.Context, hosts []string, port string) ([]listener, []missingListener, error) {
+	listeners, err := s.adopt(port)
+	if err != nil || !s.config.OpenOthers {
+		return listeners, nil, err
+	}
+	var missing []missingListener
+	for _, host := range hosts {
+		for _, network := range []string{"udp", "tcp"} {
+			wanted := Addr{Network: network, Address: net.JoinHostPort(host, port)}
+			if slices.ContainsFunc(listeners, func(l listener) bool { return l.addr() == wanted }) {
+				continue
+			}
+			l, err := s.open(ctx, network, host, port)
+			if err != nil {
+				missing = append(missing, missingListener{network: network, host: host, port: port, err: err})
+				continue
+			}
+			listeners = append(listeners, l)
+		}
+	}
+	s.sayMissing(missing)
 	return listeners, missing, nil
 }
 

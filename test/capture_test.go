@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -167,8 +168,40 @@ func TestPortTaken(t *testing.T) { // K4, K9
 	}
 }
 
-// take opens a socket of another program until the test ends.
-func (v *vm) take(network, address string) {
+// A port that another program has for a while is served when it is free, by an agent that
+// has its other sockets from its supervisor too.
+func TestPortTakenForAWhile(t *testing.T) { // R3, K15
+	t.Parallel()
+	for _, capture := range []bool{true, false} {
+		t.Run(fmt.Sprintf("capture %v", capture), func(t *testing.T) {
+			t.Parallel()
+			v := newVM(t, "nft")
+			release := v.take("udp", dnsAddr)
+			flags := []string{"--supervise"}
+			if capture {
+				flags = append(flags, "--capture", "--backend", "nft")
+			}
+			a := v.launch(flags...)
+			v.until("it is degraded", func() bool { return a.log.Count("address already in use") > 1 })
+			if v.captured() {
+				t.Errorf("rules lead nowhere:\n%s", v.saves())
+			}
+			release()
+			if capture {
+				v.until("DNS is captured", func() bool { return a.log.Count("DNS is captured") == 1 })
+				v.asked(named, meshIP)
+				return
+			}
+			v.until("the port is served", func() bool { return a.log.Count("that could not be opened before is open") == 1 })
+			if got := v.dig("@127.0.0.1", "-p", "15053", mesh); got != meshIP {
+				t.Errorf("%s", got)
+			}
+		})
+	}
+}
+
+// take opens a socket of another program until the test ends, or it is released.
+func (v *vm) take(network, address string) (release func()) {
 	v.tb.Helper()
 	var socket io.Closer
 	var err error
@@ -182,7 +215,9 @@ func (v *vm) take(network, address string) {
 	if err != nil {
 		v.tb.Fatal(err)
 	}
-	v.tb.Cleanup(func() { _ = socket.Close() }) // nothing was written
+	release = sync.OnceFunc(func() { _ = socket.Close() }) // nothing was written
+	v.tb.Cleanup(release)
+	return release
 }
 
 // Rules come and go with the agent, and nobody notices.

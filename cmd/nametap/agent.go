@@ -41,7 +41,7 @@ proxyMetadata has names of environment variables), that over the --config file.`
 			sockets, restarts, supervised := supervise.Sockets()
 			switch {
 			case supervised:
-				cfg.DNS.Sockets, cfg.Restarts = sockets, restarts
+				cfg.DNS.Sockets, cfg.DNS.OpenOthers, cfg.Restarts = sockets, true, restarts
 			case flags.supervise:
 				return superviseAgent(command.Context(), cfg)
 			default:

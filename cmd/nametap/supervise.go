@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime/debug"
 	"time"
 
 	"github.com/nametap/nametap/agent"
@@ -56,6 +57,7 @@ func removeRules(ctx context.Context, cfg agent.Config) {
 	if cfg.Capture.FailClosed {
 		return
 	}
+	defer debug.FreeOSMemory() // this process is to stay small
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
 	remove := exec.CommandContext(ctx, "/proc/self/exe", "capture", "remove", "--after-agent", "--fail-open")
