@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -23,7 +24,7 @@ import (
 const (
 	createCertificate = "/istio.v1.auth.IstioCertificateService/CreateCertificate"
 
-	// wantedLife is what Istio's agent asks for; the authority may give less.
+	// wantedLife is what Istio's agent asks for; the authority may give less, or refuse.
 	wantedLife = 24 * time.Hour
 )
 
@@ -57,10 +58,11 @@ func (w *workload) exchange(ctx context.Context) (keyPair, error) {
 	defer func() { _ = conn.Close() }()
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	response := &ca.IstioCertificateResponse{}
-	err = conn.Invoke(ctx, createCertificate, &ca.IstioCertificateRequest{
-		Csr: string(request), ValidityDuration: int64(wantedLife / time.Second),
-	}, response)
+	response, err := sign(ctx, conn, request, wantedLife)
+	if status.Code(err) == codes.InvalidArgument {
+		// istiod refuses a life beyond its MAX_WORKLOAD_CERT_TTL.
+		response, err = sign(ctx, conn, request, 0)
+	}
 	switch {
 	case status.Code(err) == codes.Unimplemented:
 		return keyPair{}, errNoAuthority
@@ -72,6 +74,15 @@ func (w *workload) exchange(ctx context.Context) (keyPair, error) {
 	}
 	chain := strings.Join(response.GetCertChain(), "\n")
 	return keyPair{chain: []byte(chain), key: key}, nil
+}
+
+// sign asks for a certificate for so long, or, with 0, for as long as the authority likes.
+func sign(ctx context.Context, conn *grpc.ClientConn, request []byte, life time.Duration) (*ca.IstioCertificateResponse, error) {
+	response := &ca.IstioCertificateResponse{}
+	err := conn.Invoke(ctx, createCertificate, &ca.IstioCertificateRequest{
+		Csr: string(request), ValidityDuration: int64(life / time.Second),
+	}, response)
+	return response, err
 }
 
 // certificateRequest makes a key and a request for the identity of cfg, both PEM.

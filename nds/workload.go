@@ -116,8 +116,9 @@ func (w *workload) proof() *tls.Certificate {
 	return certificate
 }
 
-// use makes pair the certificate, if it proves the node's identity.
-func (w *workload) use(pair keyPair) error {
+// use makes pair the certificate, if it proves the node's identity. obtained is when it
+// was; the zero value means when it became valid.
+func (w *workload) use(pair keyPair, obtained time.Time) error {
 	certificate, err := pair.parse()
 	if err != nil {
 		return err
@@ -126,10 +127,14 @@ func (w *workload) use(pair keyPair) error {
 	if err := w.cfg.Node.check(leaf); err != nil {
 		return err
 	}
+	since := obtained
+	if since.IsZero() {
+		since = leaf.NotBefore
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.current, w.pair, w.kept = certificate, pair, false
-	w.renewal, w.doubted, w.failure = renewAt(leaf, rand.Float64()), false, ""
+	w.renewal, w.doubted, w.failure = renewAt(leaf, since, rand.Float64()), false, ""
 	return nil
 }
 
@@ -174,10 +179,11 @@ func (w *workload) doubt(certificate *tls.Certificate, doubted bool) {
 
 // renewAt is when a certificate is renewed: at two thirds of its life, or up to a
 // tenth of its life earlier, by part from 0 to 1, so that machines that were set up
-// together do not renew together.
-func renewAt(leaf *x509.Certificate, part float64) time.Time {
-	life := leaf.NotAfter.Sub(leaf.NotBefore)
-	return leaf.NotBefore.Add(life*2/3 - time.Duration(part*float64(life)/10))
+// together do not renew together. The life of one that was obtained just now begins now:
+// authorities date certificates back, and this host's clock may be fast.
+func renewAt(leaf *x509.Certificate, obtained time.Time, part float64) time.Time {
+	life := leaf.NotAfter.Sub(obtained)
+	return obtained.Add(max(time.Second, life*2/3-time.Duration(part*float64(life)/10)))
 }
 
 // run obtains and renews the certificate until ctx ends. It is called after load.
@@ -246,7 +252,7 @@ func (w *workload) renew(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := w.use(pair); err != nil {
+	if err := w.use(pair, time.Now()); err != nil {
 		return fmt.Errorf("using the certificate of %s: %w", w.cfg.CAAddr, err)
 	}
 	w.mu.Lock()
@@ -288,7 +294,7 @@ func (w *workload) load() {
 		return
 	}
 	if err == nil {
-		err = w.use(split(data))
+		err = w.use(split(data), time.Time{})
 	}
 	w.kept = err == nil
 	if err != nil {

@@ -154,6 +154,39 @@ func TestCertificateIsKeptLater(t *testing.T) {
 	kept("after a removal")
 }
 
+// C1: an authority that does not give certificates for as long as is asked for gives them
+// for as long as it likes.
+func TestShortLifeOnly(t *testing.T) {
+	c := startCertified(t, nil)
+	c.authority.SetLongest(time.Hour)
+	c.authority.SetLife(time.Hour)
+	h := c.start(t, nil)
+	h.wantSigned(c.authority, 1, "token")
+	h.wantLog("level=INFO", "workload certificate obtained")
+	if n := h.logs.count("level=WARN"); n != 0 {
+		t.Errorf("%d warnings:\n%s", n, h.logs)
+	}
+}
+
+// C1: a certificate that says that it is from long ago, as istiod's are from 2 minutes
+// ago, and all are to a host whose clock is fast, is not renewed again and again.
+func TestBackdatedCertificate(t *testing.T) {
+	c := startCertified(t, nil)
+	c.authority.SetLife(time.Minute)
+	c.authority.SetBackdate(2 * time.Minute)
+	h := c.start(t, nil)
+	h.wantSigned(c.authority, 1, "token")
+	for stream := range 5 {
+		if err := h.logs.waitCount(h.ctx, stream+1, "table pushed"); err != nil {
+			t.Fatal(err)
+		}
+		c.server.CutStreams(nil)
+	}
+	if n := h.logs.count("workload certificate obtained"); n > 2 {
+		t.Errorf("%d certificates were obtained:\n%s", n, h.logs)
+	}
+}
+
 // C1: a control plane without an authority is served with the token, which is said
 // once; if a certificate was asked for it is a warning.
 func TestNoAuthority(t *testing.T) {
@@ -266,6 +299,7 @@ func TestRefusedForAMoment(t *testing.T) {
 			c := startCertified(t, nil)
 			h := c.start(t, nil)
 			h.wantProof(1, "token")
+			h.wantLog("table pushed")
 			h.wantLog("workload certificate obtained")
 			c.server.SetToken("another")
 			write(t, c.token, jwt(time.Now().Add(-time.Hour)))
@@ -281,6 +315,7 @@ func TestRefusedForAMoment(t *testing.T) {
 		c := startCertified(t, nil)
 		h := c.start(t, nil)
 		h.wantProof(1, "token")
+		h.wantLog("table pushed")
 		h.wantLog("workload certificate obtained")
 		write(t, c.token, jwt(time.Now().Add(-time.Hour)))
 		c.authority.SetHandshake(func(c *tls.Config) error { c.ClientCAs = x509.NewCertPool(); return nil })

@@ -41,6 +41,8 @@ type Authority struct {
 	signings []Signing
 	changed  chan struct{}
 	change   func(*tls.Config) error
+	longest  time.Duration
+	backdate time.Duration
 }
 
 // A Signing is a certificate that was signed over the wire.
@@ -55,7 +57,7 @@ type Signing struct {
 // are for the service account of the token.
 func NewAuthority(tb testing.TB, name, identity string) *Authority {
 	tb.Helper()
-	a := &Authority{tb: tb, life: 24 * time.Hour, identity: identity, changed: make(chan struct{})}
+	a := &Authority{tb: tb, life: 24 * time.Hour, backdate: time.Second, identity: identity, changed: make(chan struct{})}
 	a.key = newKey(tb)
 	a.root = a.sign(tb, &x509.Certificate{
 		Subject: pkix.Name{CommonName: "root"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
@@ -106,7 +108,7 @@ func (a *Authority) sign(tb testing.TB, template *x509.Certificate, public crypt
 	a.mu.Lock()
 	a.serial++
 	template.SerialNumber = big.NewInt(a.serial)
-	template.NotBefore, template.NotAfter = time.Now().Add(-time.Second), time.Now().Add(a.life)
+	template.NotBefore, template.NotAfter = time.Now().Add(-a.backdate), time.Now().Add(a.life)
 	a.mu.Unlock()
 	parent := a.root
 	if parent == nil {
@@ -158,6 +160,22 @@ func (a *Authority) SetLife(life time.Duration) {
 	a.life = life
 }
 
+// SetBackdate is how long before they are signed certificates become valid that are
+// signed from now on. istiod has 2 minutes, for clocks that differ.
+func (a *Authority) SetBackdate(backdate time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.backdate = backdate
+}
+
+// SetLongest has requests for a longer life than this refused, as istiod refuses them.
+// One that names no life is served.
+func (a *Authority) SetLongest(longest time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.longest = longest
+}
+
 // WaitSigned waits until n certificates were signed over the wire and returns the n-th.
 func (a *Authority) WaitSigned(ctx context.Context, n int) (Signing, error) {
 	for {
@@ -207,8 +225,16 @@ func (a *Authority) create(request *ca.IstioCertificateRequest, proof string) (*
 	if err == nil {
 		err = csr.CheckSignature()
 	}
-	if err != nil || len(csr.URIs) != 1 || request.GetValidityDuration() <= 0 {
+	if err != nil || len(csr.URIs) != 1 {
 		return nil, status.Errorf(codes.InvalidArgument, "CSR: %v", err)
+	}
+	asked := time.Duration(request.GetValidityDuration()) * time.Second
+	a.mu.Lock()
+	longest := a.longest
+	a.mu.Unlock()
+	if longest != 0 && asked > longest {
+		return nil, status.Errorf(codes.InvalidArgument,
+			"CSR signing error (requested TTL %v is greater than the max allowed TTL %v)", asked, longest)
 	}
 	leaf := a.workload(csr.PublicKey)
 	a.mu.Lock()
