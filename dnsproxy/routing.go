@@ -1,12 +1,14 @@
 package dnsproxy
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"math"
 	"net"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
@@ -164,14 +166,55 @@ func (s *Server) logIgnored(conf *resolvconf.Config) {
 // what answers there are, those from before are forgotten, and those on their way are not
 // kept.
 func (s *Server) useResolvConf(conf *resolvconf.Config) {
-	r := &routing{conf: conf, servers: s.config.Upstreams, local: localAddrs()}
+	local, err := localAddrs()
+	s.routingChange.Lock()
+	defer s.routingChange.Unlock()
+	if err != nil {
+		s.log.Warn("the addresses of this host cannot be read now and are read again", "error", err)
+		if before := s.handler.forwarder.routing.Load(); before != nil {
+			local = before.local
+		}
+	}
+	s.useLocked(conf, local)
+}
+
+// addressInterval is how often the addresses of this host are read. Reading them costs
+// less than 0.1 ms.
+const addressInterval = 2 * time.Second
+
+// followAddresses makes the routing again when this host has other addresses, until ctx
+// ends: a nameserver's address may become one of them.
+func (s *Server) followAddresses(ctx context.Context) {
+	ticker := time.NewTicker(addressInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+		local, err := localAddrs()
+		if err != nil {
+			continue // and read again
+		}
+		s.routingChange.Lock()
+		if now := s.handler.forwarder.routing.Load(); !slices.Equal(local, now.local) {
+			s.useLocked(now.conf, local)
+		}
+		s.routingChange.Unlock()
+	}
+}
+
+// useLocked is useResolvConf with the addresses of this host; routingChange is held.
+func (s *Server) useLocked(conf *resolvconf.Config, local []netip.Addr) {
+	r := &routing{conf: conf, servers: s.config.Upstreams, local: local}
 	r.readSearch()
 	if len(r.servers) == 0 {
 		for _, addr := range conf.Servers {
 			r.servers = append(r.servers, upstream.Spec{Addr: addr})
 		}
 	}
-	r.servers = s.withoutSelf(r.servers)
+	r.servers = s.withoutSelf(r.servers, local)
 	f := s.handler.forwarder
 	options := upstream.Options{
 		Rotate: conf.Rotate, UseVC: conf.UseVC, Parallel: s.config.Parallel,
@@ -180,7 +223,7 @@ func (s *Server) useResolvConf(conf *resolvconf.Config) {
 	}
 	r.fallback = f.client.Group(r.servers, options)
 	for _, sr := range s.routes {
-		servers := s.withoutSelf(sr.servers)
+		servers := s.withoutSelf(sr.servers, local)
 		r.routes = append(r.routes, route{suffix: sr.suffix, group: f.client.Group(servers, options), servers: servers})
 	}
 	before := f.routing.Swap(r)
@@ -210,14 +253,16 @@ func (r *routing) answersLike(other *routing) bool {
 }
 
 // withoutSelf returns the nameservers that are not this agent itself (F6).
-func (s *Server) withoutSelf(specs []upstream.Spec) []upstream.Spec {
+func (s *Server) withoutSelf(specs []upstream.Spec, local []netip.Addr) []upstream.Spec {
 	var listeners []netip.AddrPort
-	for _, l := range s.listeners {
+	s.mu.Lock()
+	open := slices.Clone(s.listeners)
+	s.mu.Unlock()
+	for _, l := range open {
 		if addr, err := netip.ParseAddrPort(l.addr().Address); err == nil { // always, of a listener
 			listeners = append(listeners, addr)
 		}
 	}
-	local := localAddrs()
 	var others []upstream.Spec
 	for _, spec := range specs {
 		_, self := resolvconf.WithoutSelf([]netip.AddrPort{spec.Addr}, listeners, local)
@@ -232,13 +277,16 @@ func (s *Server) withoutSelf(specs []upstream.Spec) []upstream.Spec {
 }
 
 // localAddrs returns the addresses of this host.
-func localAddrs() []netip.Addr {
+func localAddrs() ([]netip.Addr, error) {
 	var local []netip.Addr
-	addrs, _ := net.InterfaceAddrs() // without them, loopback and the listeners' own are known
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("reading the addresses of this host: %w", err)
+	}
 	for _, addr := range addrs {
 		if prefix, err := netip.ParsePrefix(addr.String()); err == nil {
 			local = append(local, prefix.Addr())
 		}
 	}
-	return local
+	return local, nil
 }

@@ -26,6 +26,8 @@ type Server struct {
 	log     *slog.Logger
 	ready   chan struct{} // closed when the listeners are open
 
+	routingChange sync.Mutex // held while the routing is made
+
 	mu        sync.Mutex
 	listeners []listener // empty before Ready
 	stopped   bool       // no listener is added any more
@@ -138,6 +140,10 @@ func (s *Server) Run(ctx context.Context) error {
 		group.Go(l.serve)
 	}
 	group.Go(func() error { return watcher.Run(ctx) })
+	group.Go(func() error {
+		s.followAddresses(ctx)
+		return nil
+	})
 	group.Go(func() error {
 		s.openMissing(ctx, group, missing)
 		return nil

@@ -1,0 +1,32 @@
+package test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/nametap/nametap/internal/netns"
+)
+
+// A nameserver is the agent itself for as long as its address is one of this host.
+func TestAddressBecomesOwn(t *testing.T) { // F6
+	t.Parallel()
+	netns.Need(t, "dig")
+	h := newBareHost(t)
+	h.capabilities = append(h.capabilities, capNetBindService)
+	a := h.start("--dns-addr", ":53")
+	leftOut := func() bool {
+		return strings.Contains(h.Exec("dig", "+tries=1", "@127.0.0.1", "www.example.org"), "no nameserver to ask")
+	}
+	if leftOut() {
+		t.Error("it is left out at the start")
+	}
+	for n := range 2 {
+		h.Exec("ip", "address", "add", named+"/32", "dev", "lo")
+		h.until("the nameserver is left out", leftOut)
+		if a.log.Count("a nameserver is left out") != n+1 {
+			t.Errorf("%s", a.log)
+		}
+		h.Exec("ip", "address", "del", named+"/32", "dev", "lo")
+		h.until("the nameserver is asked again", func() bool { return !leftOut() })
+	}
+}
