@@ -9,6 +9,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/fakedns"
 )
 
@@ -139,5 +140,32 @@ func TestOrderNegativeIsUnsure(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// F2, F4: a first server whose TCP is blocked lives, and its truncated reply says more than
+// NXDOMAIN of another server.
+func TestOrderFirstWithoutTCP(t *testing.T) {
+	t.Parallel()
+	own := fakedns.Answer("git.example. 60 IN A 10.0.0.1", "big.example. 60 IN A 10.0.0.2", "localhost. 60 IN A 127.0.0.1")
+	first := nameserver(t, func(query *dns.Msg, network string) *dns.Msg {
+		if network == "tcp" {
+			return nil
+		}
+		reply := own(query, network)
+		reply.Truncated = query.Question[0].Name == "big.example."
+		return reply
+	})
+	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(first, nameserver(t, fakedns.Answer()))})
+	p.converse(t, []dialogue{{"git.example A", "git.example. A 10.0.0.1"}})
+	for range 2 {
+		if resp := p.ask(t, "big.example", dns.TypeA); !resp.Truncated {
+			t.Errorf("want the truncated reply of the first server:\n%v", resp)
+		}
+	}
+	for _, status := range p.UpstreamStatus() {
+		if status.State != upstream.Up {
+			t.Errorf("want every server up: %+v", status)
+		}
 	}
 }

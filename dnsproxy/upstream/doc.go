@@ -14,8 +14,8 @@
 //     reply in fifty takes long is late for few of them.
 //  2. A server that is late for a query, and was not heard since the query was sent, is
 //     probed with questions that it can answer itself (see life.go): at most every
-//     250 ms, every 2 s after a while. Any reply ends this. A server is silent when
-//     probes are unanswered for SRTT + 4 RTTVAR, 50 ms at least and a second at most (400 ms
+//     250 ms, every 2 s after a while, over UDP unless it is asked over TCP or TLS only. Any
+//     reply ends this. A server is silent when probes are unanswered for SRTT + 4 RTTVAR, 50 ms at least and a second at most (400 ms
 //     without any reply so far), and down after three rounds
 //     of probes (or refused connections) and a second. It is failing when for three
 //     queries in a row it said SERVFAIL, REFUSED or the like while another server had an
@@ -65,6 +65,7 @@
 //     and has yet to answer: that one may know what the other does not. One that is failing
 //     because of its response codes is asked, and waited for until it is late; one that does
 //     not answer is waited for as long if it was sent a copy (rule 6), since it may be back.
+//     Nor does it win over a truncated reply of such a server.
 //  13. A truncated reply is asked for over TCP, and when that is late from the next server;
 //     after a second without a whole one it is the answer itself.
 //

@@ -250,7 +250,8 @@ func (e *exchange) start(now time.Time) {
 func (e *exchange) look(now time.Time) {
 	for i := range e.tries {
 		t := &e.tries[i]
-		t.standing = t.server.standing(now, t.stream)
+		// Without use-vc a server lives that answers over UDP: TCP to it may be blocked.
+		t.standing = t.server.standing(now, e.options.UseVC)
 		if t.standing.state == Looping {
 			t.failed, t.err = true, ErrLoop
 		}

@@ -105,7 +105,11 @@ func TestTruncatedBlackHole(t *testing.T) {
 		}
 		return truncating(nil)(query, network)
 	})
-	well := serve(t, truncating([]byte("whole")))
+	well := serve(t, func(query []byte, network string) [][]byte {
+		packets := truncating([]byte("whole"))(query, network)
+		packets[0][7] = 1 // one answer
+		return packets
+	})
 	for _, tc := range []struct {
 		servers []*raw
 		cut     bool

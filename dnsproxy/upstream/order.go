@@ -77,7 +77,7 @@ func (t *try) mayKnow(now time.Time) bool {
 	switch {
 	case t.failed:
 		return false
-	case st.serves():
+	case st.serves(), t.cut != nil: // a truncated reply says that there is something
 		return true
 	case t.asked == 0:
 		return st.state == Failing && !st.silent && !st.mute
