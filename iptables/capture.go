@@ -36,6 +36,7 @@ type Capture struct {
 	seed      maphash.Seed         // of fingerprints
 	seen      fingerprint          // of the kernel when all was in place, zero if that is not known
 	swept     fingerprint          // of the kernel at the last sweep
+	unswept   bool                 // the last sweep failed
 }
 
 // A site is where rules of one family are.
@@ -287,16 +288,18 @@ func (c *Capture) sayMissing(in installed) {
 // sweep drops conntrack entries that keep queries off the agent, if rules have changed or
 // may have. Leftovers are dropped when they have been there for the settle time. Without
 // a zone other programs' entries look the same as ours that are stale, so the change must
-// be certain.
+// be certain. After a failure the next look does it again.
 func (c *Capture) sweep(changed, maybe bool) {
 	leftovers := make(map[string]time.Time)
 	now := time.Now()
+	changed = changed || c.unswept
+	c.unswept = false
 	for f, v := range c.in.families {
 		if !changed && (v.zone == 0 || !maybe && len(c.leftovers) == 0) {
 			continue
 		}
 		s := sweep{ports: []uint16{c.cfg.Port}, zone: v.zone}
-		c.drop(f, func(fl flow) bool {
+		swept := c.drop(f, func(fl flow) bool {
 			if s.stale(fl) {
 				return true
 			}
@@ -313,12 +316,14 @@ func (c *Capture) sweep(changed, maybe bool) {
 			leftovers[string(fl.key)] = seen
 			return false
 		})
+		c.unswept = c.unswept || !swept
 	}
 	c.leftovers = leftovers
 }
 
-// drop drops the entries of a family that a function picks, and logs a failure once.
-func (c *Capture) drop(f Family, pick func(flow) bool) {
+// drop drops the entries of a family that a function picks, and logs a failure once. It
+// reports whether it did.
+func (c *Capture) drop(f Family, pick func(flow) bool) bool {
 	n, err := dropFlows(f, pick)
 	switch {
 	case err == nil:
@@ -331,6 +336,7 @@ func (c *Capture) drop(f Family, pick func(flow) bool) {
 	if n > 0 {
 		c.log.Debug("dropped conntrack entries", "family", f, "entries", n)
 	}
+	return err == nil
 }
 
 // publish makes what is in visible without the lock.
