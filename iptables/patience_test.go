@@ -1,12 +1,15 @@
 package iptables_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/nametap/nametap/iptables"
 )
@@ -98,6 +101,28 @@ func TestHangingSave(t *testing.T) {
 		apply(t, c)
 		if got := l.holders(); got != inLegacy {
 			t.Errorf("rules in %q, want %q", got, inLegacy)
+		}
+	})
+}
+
+// K9: a tool of the other backend that hangs, for a status too, leaves no query captured.
+func TestRemoveBesideHangingSave(t *testing.T) {
+	alone(t, func(l *lab) {
+		t := l.t
+		c := l.apply(func(c *iptables.Config) { c.Backend = iptables.NFT })
+		l.sh("iptables-legacy -w 5 -t nat -A OUTPUT -d 127.0.0.11 -j ACCEPT")
+		hung := filepath.Join(t.TempDir(), "hung")
+		working := tools(t, map[string]string{"iptables-legacy-save": "echo x >" + hung + "; exec sleep 60"})
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		var asking sync.WaitGroup
+		asking.Go(func() { l.ns.Run(func() { _, _ = c.Status(ctx) }) }) // what it says is not the point
+		eventually(t, "the status waits", func() bool { _, err := os.Stat(hung); return err == nil })
+		asking.Go(func() { l.ns.Run(func() { _ = c.Remove(ctx) }) })
+		asking.Wait()
+		working()
+		if saves := l.saves(); strings.Contains(saves, "-j NAMETAP_OUTPUT") {
+			t.Errorf("DNS is captured:\n%s", saves)
 		}
 	})
 }

@@ -136,16 +136,12 @@ func (s *side) unseen() error {
 // unhook ends the capture, and says how long to wait for replies that have to be
 // translated, and whether what failed may succeed when it is tried again.
 func (c *Capture) unhook(ctx context.Context) (wait time.Duration, again bool, err error) {
-	nft, legacy := look(ctx, NFT), look(ctx, Legacy)
-	if !nft.usable() && !legacy.usable() {
-		if nft.unseen() == nil && legacy.unseen() == nil {
-			return 0, false, nil
-		}
-		return 0, nft.unclear() || legacy.unclear(), errors.Join(nft.err(), legacy.err())
-	}
+	var sides []*side
 	var errs []error
 	changed := false
-	for _, s := range []*side{nft, legacy} {
+	for _, b := range c.ownFirst() {
+		s := look(ctx, b)
+		sides = append(sides, s)
 		err := c.unreadPlaced(s)
 		again = again || mayPass(err)
 		errs = append(errs, err)
@@ -162,10 +158,25 @@ func (c *Capture) unhook(ctx context.Context) (wait time.Duration, again bool, e
 			errs = append(errs, err)
 		}
 	}
+	if a, b := sides[0], sides[1]; !a.usable() && !b.usable() {
+		if a.unseen() == nil && b.unseen() == nil {
+			return 0, false, nil
+		}
+		return 0, a.unclear() || b.unclear(), errors.Join(a.err(), b.err())
+	}
 	if err = errors.Join(errs...); changed && err == nil {
 		c.log.Info("DNS is not captured any more")
 	}
 	return wait, again, err
+}
+
+// ownFirst returns both backends, the one that c has put rules into first: a tool of the
+// other one may hang until there is no time left.
+func (c *Capture) ownFirst() []Backend {
+	if c.placed[site{Legacy, IPv4}] || c.placed[site{Legacy, IPv6}] {
+		return []Backend{Legacy, NFT}
+	}
+	return []Backend{NFT, Legacy}
 }
 
 // unhookFamily ends the capture of one family in one backend, and drops the

@@ -51,8 +51,19 @@ type FamilyStatus struct {
 
 // Status reads both backends and changes nothing.
 func (c *Capture) Status(ctx context.Context) (Status, error) {
+	return c.copied().status(ctx)
+}
+
+// copied returns what Status needs of c. It does not hold the lock any longer: a tool that
+// hangs must not hold up Remove.
+func (c *Capture) copied() *Capture {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return &Capture{cfg: c.cfg, variants: c.variants, in: c.in, behind: c.behind}
+}
+
+// status is Status of a copy.
+func (c *Capture) status(ctx context.Context) (Status, error) {
 	s, rest, reason, err := c.sides(ctx)
 	if err != nil {
 		return Status{}, withoutCapability(err)
