@@ -60,6 +60,9 @@ type Client struct {
 	// pingAfter is how long a connection is silent before it is asked for a sign of
 	// life. It doubles when the control plane finds that too often.
 	pingAfter time.Duration
+	// passedOver is the workload certificate in whose place the last connect used the
+	// token, since it had failed several times; nil if there is none.
+	passedOver *tls.Certificate
 	// failures counts the connects since a stream last stood for steadyAfter.
 	failures int
 	// lost logs why there is no stream, unkept why there is no snapshot.
@@ -223,7 +226,9 @@ func (c *Client) connect(ctx context.Context) (stood time.Duration, err error) {
 func (c *Client) certificate() *tls.Certificate {
 	const several = 3
 	certificate := c.workload.proof()
+	c.passedOver = nil
 	if c.failures >= several && c.failures%2 == 1 && goodToken(c.cfg.TokenFile) {
+		c.passedOver = certificate
 		return nil
 	}
 	return certificate

@@ -65,6 +65,9 @@ func (s *stream) handle(r response) error {
 	}
 	if !s.accepted {
 		s.accepted, s.since = true, time.Now()
+		if s.client.passedOver != nil { // the token does where the certificate did not
+			s.client.workload.refused(s.client.passedOver)
+		}
 		s.client.lost.recover("the stream to the control plane is back", "address", s.client.cfg.Addr)
 	}
 	s.set, s.version = set, r.version
