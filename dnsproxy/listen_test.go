@@ -88,7 +88,13 @@ func TestDegraded(t *testing.T) { // R3
 	if err != nil {
 		t.Skip("no IPv6: ", err)
 	}
-	defer taken.Close()
+	defer func() { taken.Close() }()
+	for !portIsFreeElsewhere(taken) { // another test may have it for IPv4 or TCP
+		taken.Close()
+		if taken, err = net.ListenPacket("udp6", "[::1]:0"); err != nil {
+			t.Fatal(err)
+		}
+	}
 	port := taken.LocalAddr().(*net.UDPAddr).Port
 	logger, log := newLog()
 	p := start(t, dnsproxy.Config{Addr: fmt.Sprintf("localhost:%d", port), Logger: logger})
@@ -98,6 +104,24 @@ func TestDegraded(t *testing.T) { // R3
 		!strings.Contains(log.String(), taken.LocalAddr().String()) {
 		t.Errorf("listens on %v and logs\n%s", p.Addrs(), log)
 	}
+}
+
+// portIsFreeElsewhere reports whether the port of a socket on [::1] is free on 127.0.0.1,
+// and for TCP.
+func portIsFreeElsewhere(socket net.PacketConn) bool {
+	_, port, _ := net.SplitHostPort(socket.LocalAddr().String())
+	udp, udpErr := net.ListenPacket("udp4", "127.0.0.1:"+port)
+	if udpErr == nil {
+		udp.Close()
+	}
+	for _, host := range []string{"127.0.0.1", "::1"} {
+		tcp, err := net.Listen("tcp", net.JoinHostPort(host, port))
+		if err != nil {
+			return false
+		}
+		tcp.Close()
+	}
+	return udpErr == nil
 }
 
 func TestNoListener(t *testing.T) { // R3

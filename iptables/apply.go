@@ -153,9 +153,9 @@ func (p place) write(ctx context.Context, have saved, change func(saved) string)
 		case n > 0 && n >= p.attempts:
 			return true, fmt.Errorf("capture rules were written %d times, and this would still be to write: %q: %w", n, text, failure)
 		}
-		generation, _ := nftGeneration() // without nft it is 0, before and after
+		generation, known := generationNow()
 		writeErr := p.tools.write(ctx, text)
-		after, _ := nftGeneration()
+		after, stillKnown := generationNow()
 		if have, err = p.tools.read(ctx); err != nil {
 			return true, errors.Join(writeErr, err)
 		}
@@ -164,7 +164,7 @@ func (p place) write(ctx context.Context, have saved, change func(saved) string)
 		case left == "":
 			return true, nil
 		// What fails while another program changes rules proves no lack.
-		case lasts(writeErr) && (left == text && generation == after || !lacks(writeErr)):
+		case lasts(writeErr) && (left == text && known && stillKnown && generation == after || !lacks(writeErr)):
 			return n > 0 || left != text, writeErr
 		case writeErr != nil:
 			failure = writeErr

@@ -159,6 +159,18 @@ func nftGeneration() (uint32, error) {
 	return generation, err
 }
 
+// generationNow returns nftGeneration, or 0 where the kernel has no nft or this process
+// may not ask. It is not known if asking failed otherwise.
+func generationNow() (generation uint32, known bool) {
+	generation, err := nftGeneration()
+	for _, lack := range []error{unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT, unix.EINVAL, unix.EPERM} {
+		if errors.Is(err, lack) {
+			return 0, true
+		}
+	}
+	return generation, err == nil
+}
+
 // deleteNFTTable deletes a table and all that is in it, unless the rules of any
 // table changed after generation: the kernel then refuses with ERESTART.
 func deleteNFTTable(f Family, name string, generation uint32) error {

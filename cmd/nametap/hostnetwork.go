@@ -2,7 +2,10 @@ package main
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -24,16 +27,33 @@ func (f *captureFlags) ownNetwork(instanceIP string) error {
 	if f.hostNetwork {
 		return nil
 	}
-	sign := ""
+	sign, err := f.nodesNetwork(instanceIP)
 	switch {
-	case f.hostIP != "" && (sameAddress(f.hostIP, instanceIP) || onInterface(f.hostIP)):
-		sign = "HOST_IP " + f.hostIP + " is its own address"
-	case kubeletSaysHostNetwork(hostsFile):
-		sign = "kubelet says so in " + hostsFile
-	default:
+	case err != nil:
+		return fmt.Errorf("capture: whether this pod has the network of its node cannot be told, so nothing is captured; --%s captures in either case: %w", hostNetworkFlag, err)
+	case sign == "":
 		return nil
 	}
 	return fmt.Errorf("capture: this pod has the network of its node (hostNetwork: %s), so the DNS of the whole node would be captured, also after the pod: give the pod its own network, or --%s if that is meant", sign, hostNetworkFlag)
+}
+
+// nodesNetwork returns the sign that this process has its node's network, empty if there
+// is none.
+func (f *captureFlags) nodesNetwork(instanceIP string) (sign string, err error) {
+	if f.hostIP != "" {
+		own, err := onInterface(f.hostIP)
+		switch {
+		case own || sameAddress(f.hostIP, instanceIP):
+			return "HOST_IP " + f.hostIP + " is its own address", nil
+		case err != nil:
+			return "", err
+		}
+	}
+	says, err := kubeletSaysHostNetwork(hostsFile)
+	if says {
+		sign = "kubelet says so in " + hostsFile
+	}
+	return sign, err
 }
 
 // sameAddress reports whether two texts are one address.
@@ -44,27 +64,33 @@ func sameAddress(a, b string) bool {
 }
 
 // onInterface reports whether an address is one of this network namespace.
-func onInterface(address string) bool {
+func onInterface(address string) (bool, error) {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
-		return false
+		return false, fmt.Errorf("reading the addresses of this network namespace: %w", err)
 	}
 	for _, a := range addrs {
 		if prefix, ok := a.(*net.IPNet); ok && sameAddress(prefix.IP.String(), address) {
-			return true
+			return true, nil
 		}
 	}
-	return false
+	return false, nil
 }
 
 // kubeletSaysHostNetwork reports whether a file is what kubelet writes for a pod that has
-// its node's network.
-func kubeletSaysHostNetwork(path string) bool {
+// its node's network. A file that is not there says nothing.
+func kubeletSaysHostNetwork(path string) (bool, error) {
 	file, err := os.Open(path)
-	if err != nil {
-		return false
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return false, nil
+	case err != nil:
+		return false, err
 	}
 	defer file.Close()
-	lines := bufio.NewScanner(file)
-	return lines.Scan() && strings.HasPrefix(lines.Text(), kubeletsHostNetwork)
+	first, err := bufio.NewReader(file).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		return false, err
+	}
+	return strings.HasPrefix(first, kubeletsHostNetwork), nil
 }
