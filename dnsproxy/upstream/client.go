@@ -167,23 +167,29 @@ func (c *Client) spawn(f func()) bool {
 	return true
 }
 
-// opened counts a socket that was opened, and sees to it that it will be closed.
-func (s *server) opened() {
+// opening counts a socket that is about to be opened, and sees to it that it will be
+// closed. It returns an error if the server may not have one more. If it cannot be opened
+// the caller calls shut.
+func (s *server) opening() error {
 	c := s.client
+	if s.elsewhere {
+		if n := c.elsewhereOpen.Add(1); n > maxElsewhereSockets || n > newElsewhereSockets && !s.heardOf() {
+			c.elsewhereOpen.Add(-1)
+			return ErrCrowded
+		}
+	}
 	s.open.Add(1)
 	c.open.Add(1)
-	if s.elsewhere {
-		c.elsewhereOpen.Add(1)
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.closed && !c.sweeping {
 		c.sweeping = true
 		c.goroutines.Go(c.sweep)
 	}
+	return nil
 }
 
-// shut counts a socket that was closed.
+// shut counts a socket that was closed, or could not be opened.
 func (s *server) shut() {
 	s.open.Add(-1)
 	s.client.open.Add(-1)

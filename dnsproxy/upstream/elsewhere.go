@@ -132,18 +132,6 @@ func (c *Client) alone(s *server) *Group {
 	return &Group{client: c, servers: []*server{s}, timeout: c.config.Timeout}
 }
 
-// mayOpen returns an error if the server may not have one more socket.
-func (s *server) mayOpen() error {
-	if !s.elsewhere {
-		return nil
-	}
-	open := s.client.elsewhereOpen.Load()
-	if open >= maxElsewhereSockets || open >= newElsewhereSockets && !s.heardOf() {
-		return ErrCrowded
-	}
-	return nil
-}
-
 // heardOf reports whether the server has ever replied.
 func (s *server) heardOf() bool {
 	s.mu.Lock()

@@ -105,14 +105,14 @@ func (p *streams) surveyLocked(now time.Time, late time.Duration) survey {
 
 // openLocked opens a connection.
 func (p *streams) openLocked(now time.Time) (*stream, error) {
-	if err := p.server.mayOpen(); err != nil {
+	if err := p.server.opening(); err != nil {
 		return nil, err
 	}
 	s := &stream{pool: p, pending: make(map[uint16]*attempt), wake: make(chan struct{}, 1), born: now, used: now}
 	if !p.server.client.spawn(s.run) {
+		p.server.shut()
 		return nil, net.ErrClosed
 	}
-	p.server.opened()
 	p.all = append(p.all, s)
 	return s, nil
 }

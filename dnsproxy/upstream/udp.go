@@ -82,9 +82,18 @@ func (p *udpSockets) take(slot uint32) (*udpSocket, error) {
 // openSocket opens a socket. It is connected, so that the kernel passes over what
 // others send, and tells of ICMP errors.
 func (p *udpSockets) openSocket() (*udpSocket, error) {
-	if err := p.server.mayOpen(); err != nil {
+	if err := p.server.opening(); err != nil {
 		return nil, err
 	}
+	s, err := p.dial()
+	if err != nil {
+		p.server.shut()
+	}
+	return s, err
+}
+
+// dial is openSocket for a socket that is counted.
+func (p *udpSockets) dial() (*udpSocket, error) {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(context.Background(), "udp", p.server.spec.Addr.String())
 	if err != nil {
@@ -98,7 +107,6 @@ func (p *udpSockets) openSocket() (*udpSocket, error) {
 		_ = conn.Close() // nothing was sent
 		return nil, errors.Join(err, net.ErrClosed)
 	}
-	p.server.opened()
 	return s, nil
 }
 
