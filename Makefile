@@ -13,10 +13,10 @@ LIBDIR   ?= $(if $(filter /usr,$(PREFIX)),/usr,/usr/local)/lib
 .PHONY: run build test lint fuzz bench microbench generate image install clean
 
 run: build ## the demo: control plane, agent and a tour
-	./bin/nametap demo $(ARGS)
+	./bin/nametap-demo $(ARGS)
 
-build: ## both binaries, static, in bin/
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o bin/ ./cmd/nametap ./cmd/nametap-discovery
+build: ## the binaries, static, in bin/
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o bin/ ./cmd/...
 
 test: ## all tests, with the race detector and the coverage
 	@scripts/install-missing gcc ip iptables conntrack dig dnsmasq systemd-analyze

@@ -6,7 +6,6 @@
 //	nametap table     the agent's table
 //	nametap cache     nameservers' replies that the agent keeps, and forgetting them
 //	nametap status    how the agent is
-//	nametap demo      control plane and agent in one process, with a tour
 //	nametap version
 //
 // Exit codes: 0 done, 1 failed, 2 wrong usage.
@@ -84,7 +83,7 @@ func newRootCommand() *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{settings.FlagError(err)} })
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(newAgentCommand(), newCaptureCommand(), newQueryCommand(), newTableCommand(), newCacheCommand(), newStatusCommand(),
-		newDemoCommand(), newVersionCommand())
+		newVersionCommand())
 	return root
 }
 

@@ -13,7 +13,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/nametap/nametap/agent"
@@ -39,24 +38,7 @@ const (
 	demoStatusPort = 15020
 )
 
-func newDemoCommand() *cobra.Command {
-	var once bool
-	command := &cobra.Command{
-		Use:   "demo",
-		Short: "Run control plane and agent in this process, with a guided tour",
-		Long: `Run a control plane on a copy of the example shop, an agent and a nameserver for
-it to forward to, all in this process and on loopback, and show what a client of
-the agent gets. Nothing of the host is changed, and no root is needed.`,
-		Args: usageArgs(cobra.NoArgs),
-		RunE: func(command *cobra.Command, _ []string) error {
-			return runDemo(command.Context(), newPrinter(command.OutOrStdout()), once)
-		},
-	}
-	command.Flags().BoolVar(&once, "once", false, "end after the tour")
-	return command
-}
-
-// A demo is a whole mesh's DNS in one process.
+// A demo is the DNS of a whole mesh in one process.
 type demo struct {
 	dir          string // everything that the demo writes; removed at the end
 	out          *printer

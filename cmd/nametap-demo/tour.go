@@ -157,26 +157,29 @@ func (d *demo) showForward(ctx context.Context) error {
 
 // query asks the agent for addresses and shows the answer and its rule.
 func (d *demo) query(ctx context.Context, name string) error {
-	result, err := ask(ctx, d.dnsAddr, dns.Question{Name: dns.Fqdn(name), Qtype: dns.TypeA, Qclass: dns.ClassINET}, dnsproxy.DefaultUpstreamTimeout)
+	client := dns.Client{Timeout: dnsproxy.DefaultUpstreamTimeout}
+	answer, took, err := client.ExchangeContext(ctx, new(dns.Msg).SetQuestion(dns.Fqdn(name), dns.TypeA), d.dnsAddr)
+	if err != nil {
+		return fmt.Errorf("asking the agent on %s for %s: %w", d.dnsAddr, name, err)
+	}
+	explanation, err := d.agent.Proxy().Explain(name, "A")
 	if err != nil {
 		return err
 	}
-	explanation, err := d.agent.Proxy().Explain(name, result.Type)
-	if err != nil {
-		return err
-	}
-	d.out.printf("  %s %s\n", d.out.bold(name), result.Type)
-	for _, record := range result.Answer {
+	d.out.printf("  %s A\n", d.out.bold(name))
+	for _, record := range answer.Answer {
 		// Owner, TTL and class are left out: they would not fit a narrow terminal.
-		fields := strings.SplitN(record, " ", recordFields)
-		d.out.printf("      %-5s  %s\n", fields[recordFields-2], fields[recordFields-1])
+		fields := strings.Fields(record.String())
+		d.out.printf("      %-5s  %s\n", fields[recordType], fields[recordType+1])
 	}
-	d.out.paragraph(6, fmt.Sprintf("%s in %s; %s", result.Rcode, result.Duration, explanation.Why))
+	d.out.paragraph(6, fmt.Sprintf("%s in %s; %s",
+		dns.RcodeToString[answer.Rcode], took.Round(10*time.Microsecond), explanation.Why))
 	return nil
 }
 
-// recordFields are those of a record's text: owner, TTL, class, type and data.
-const recordFields = 5
+// recordType is the place of the type in a record's text, behind owner, TTL and class;
+// the data of a CNAME or an address follows it.
+const recordType = 3
 
 // stayUp leaves the reader with something to try, until ctx ends.
 func (d *demo) stayUp(ctx context.Context) {

@@ -1,0 +1,45 @@
+// Command nametap-demo shows what nametap does: it runs a control plane on a copy of the
+// example shop, an agent, and a nameserver for the agent to forward to, all in this
+// process and on loopback, and takes a tour. It changes nothing of the host and needs no
+// root.
+//
+// Exit codes: 0 done, 1 failed, 2 wrong usage.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+// Exit codes.
+const (
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+func main() { os.Exit(run()) }
+
+// run is main without the exit, so that scripts in tests can call it.
+func run() int {
+	flags := flag.NewFlagSet("nametap-demo", flag.ContinueOnError)
+	once := flags.Bool("once", false, "end after the tour")
+	if err := flags.Parse(os.Args[1:]); err != nil {
+		return exitUsage // Parse has printed why
+	}
+	if flags.NArg() > 0 {
+		fmt.Fprintf(os.Stderr, "nametap-demo: argument %q: want none\n", flags.Arg(0))
+		return exitUsage
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	if err := runDemo(ctx, newPrinter(os.Stdout), *once); err != nil {
+		fmt.Fprintf(os.Stderr, "nametap-demo: %v\n", err)
+		return exitFailed
+	}
+	return 0
+}
