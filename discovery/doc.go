@@ -18,7 +18,7 @@
 //  5. view.go selects what one kind of client may see and merges the claims
 //     of a host into one table entry.
 //  6. cache.go hands the tables to go-control-plane's server and wakes only
-//     those clients for whom something differs; codec.go lets all of them share
+//     those clients for which something differs; codec.go lets all of them share
 //     the bytes of a table, and streams.go bounds what they can hold.
 //
 // What a client sees depends on four things that it says of itself in its

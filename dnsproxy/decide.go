@@ -45,7 +45,7 @@ var (
 	errBypass       = errors.New("names of this suffix are to bypass the table")
 	errOtherClass   = errors.New("nametap serves class IN")
 	errNotOne       = errors.New("want one question")
-	errQuestionName = errors.New("the question's name is none")
+	errQuestionName = errors.New("the name in the question is not a valid domain name")
 )
 
 // The sources of an answer, as metrics name them.

@@ -21,7 +21,7 @@ import (
 
 // staleAfter is how long nameservers have before all clients that could be given a
 // stale answer are given it: the client response timer of RFC 8767, section 5. It runs
-// from the first client's query. Nobody waits for nameservers that are down, or for a
+// from the first client's query. No client waits for nameservers that are down, or for a
 // name that they failed to answer the last time.
 const staleAfter = 1800 * time.Millisecond
 

@@ -25,7 +25,7 @@ var (
 	// errLocked was waited for already.
 	errLocked = errors.New("lock is held")
 	// errElsewhere is part of what Run mends.
-	errElsewhere = errors.New("rules of ours remain in the other backend")
+	errElsewhere = errors.New("rules of nametap remain in the other backend")
 )
 
 // Errors of this package's methods.
@@ -34,9 +34,9 @@ var (
 	// family, or the conntrack zone, is missing for a reason that may pass, or rules of
 	// ours remain in the other backend. Run tries again.
 	ErrIncomplete = errors.New("capture is incomplete")
-	// ErrUnseen says that a backend can never be read, so rules of ours that another process
+	// ErrUnseen says that a backend can never be read, so rules of nametap that another process
 	// has put there may remain.
-	ErrUnseen = errors.New("rules of ours may remain where they cannot be seen")
+	ErrUnseen = errors.New("rules of nametap may remain where they cannot be seen")
 	// ErrCapability says that this process lacks CAP_NET_ADMIN.
 	ErrCapability = errors.New("CAP_NET_ADMIN is missing: give it to this process, in a pod by securityContext.capabilities.add: [NET_ADMIN], in a systemd unit by AmbientCapabilities=CAP_NET_ADMIN, or run it as root")
 )

@@ -67,7 +67,7 @@ func TestCaptureCommands(t *testing.T) { // K3, K4, K11
 		}
 		state(iptables.InPlace, 0)
 		if v.backend == "nft" { // what that user may not read is said
-			if r := v.nametap(v.args("remove")...); r.code != 1 || !strings.Contains(r.stderr, "rules of ours may remain") {
+			if r := v.nametap(v.args("remove")...); r.code != 1 || !strings.Contains(r.stderr, "rules of nametap may remain") {
 				t.Errorf("remove: %+v", r)
 			}
 		}

@@ -149,7 +149,7 @@ func newCaptureRemove() *cobra.Command {
 	afterAgent := false
 	command := c.declared("remove", "Take the rules out", `Take out all that is ours, in both backends, whatever it was put in with. Queries go
 to nameservers again at once; the command ends when no reply can be on its way any
-more. It is exit code 1 if a backend cannot be read in which rules of ours may be. With
+more. It is exit code 1 if a backend cannot be read in which rules of nametap may be. With
 --after-agent, which is for service managers, it does not wait, is content with what the
 agent's user may read, and does nothing if --fail-open=false says that queries are to be
 refused without an agent.`)

@@ -46,14 +46,14 @@ func (o Options) byTime() bool { return o.Fastest || o.Rotate }
 func (s standing) serves() bool { return s.state == Up && !s.silent }
 
 // better is rule 3, without the order of configuration.
-func (s standing) better(than standing, byTime bool) bool {
+func (s standing) better(other standing, byTime bool) bool {
 	switch {
-	case s.state != than.state:
-		return s.state < than.state
-	case byTime || s.silent && than.silent:
-		return s.rtt < than.rtt
+	case s.state != other.state:
+		return s.state < other.state
+	case byTime || s.silent && other.silent:
+		return s.rtt < other.rtt
 	}
-	return !s.silent && than.silent
+	return !s.silent && other.silent
 }
 
 // inOrder reports whether the order of configuration says who may say that there is

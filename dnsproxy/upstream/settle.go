@@ -2,7 +2,7 @@ package upstream
 
 import "time"
 
-// ended reports whether nobody else is to be asked: a copy has brought the answer, or no
+// ended reports whether no other server is to be asked: a copy has brought the answer, or no
 // server is left that could.
 func (e *exchange) ended(now time.Time) bool {
 	e.useCopies(now)
