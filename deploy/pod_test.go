@@ -19,9 +19,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/nametap/nametap/api"
-	"github.com/nametap/nametap/internal/fakedns"
-	"github.com/nametap/nametap/internal/fakexds"
-	"github.com/nametap/nametap/internal/netns"
+	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/fakexds"
+	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
 // proxyConfig is the annotation of Istio's settings.

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nametap/nametap/internal/netns"
+	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
 // install makes install into a directory that it returns.

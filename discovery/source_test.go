@@ -11,7 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
-	"github.com/nametap/nametap/internal/testlog"
+	"github.com/nametap/nametap/internal/testkit/testlog"
 )
 
 // eventually waits until ok holds.

@@ -6,7 +6,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
-	"github.com/nametap/nametap/internal/fakedns"
+	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
 func TestAutopath(t *testing.T) { // N5

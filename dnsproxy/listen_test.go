@@ -14,7 +14,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
-	"github.com/nametap/nametap/internal/fakedns"
+	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
 func TestListeners(t *testing.T) { // R3

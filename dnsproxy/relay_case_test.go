@@ -10,7 +10,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
-	"github.com/nametap/nametap/internal/fakedns"
+	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
 // F11, A11: with 0x20 on, what is relayed arrives as it was sent, signatures stay good, and

@@ -18,7 +18,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/upstream"
-	"github.com/nametap/nametap/internal/fakedns"
+	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
 // anywhere answers A for every name, with one address.

@@ -10,7 +10,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
-	"github.com/nametap/nametap/internal/fakedns"
+	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
 const requestsMetric = "istio_agent_dns_requests_total"

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nametap/nametap/internal/netns"
+	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/iptables"
 )
 

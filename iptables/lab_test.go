@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/internal/netns"
-	"github.com/nametap/nametap/internal/testlog"
+	"github.com/nametap/nametap/internal/testkit/netns"
+	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/iptables"
 )
 

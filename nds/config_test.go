@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nametap/nametap/internal/fakexds"
+	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/nds"
 )
 

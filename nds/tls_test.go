@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nametap/nametap/internal/fakexds"
+	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/nds"
 )
 

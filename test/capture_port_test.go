@@ -14,7 +14,7 @@ import (
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/internal/netns"
+	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
 // port is the source port of everybody in these tests.

@@ -17,10 +17,10 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/api"
-	"github.com/nametap/nametap/internal/fakedns"
-	"github.com/nametap/nametap/internal/fakexds"
-	"github.com/nametap/nametap/internal/netns"
-	"github.com/nametap/nametap/internal/testlog"
+	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/fakexds"
+	"github.com/nametap/nametap/internal/testkit/netns"
+	"github.com/nametap/nametap/internal/testkit/testlog"
 )
 
 // patience is how long a test waits for what must happen; no test waits so long

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nametap/nametap/internal/fakexds"
-	"github.com/nametap/nametap/internal/netns"
+	"github.com/nametap/nametap/internal/testkit/fakexds"
+	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
 // C1: an agent that started before the network was up tells the control plane the

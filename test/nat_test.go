@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nametap/nametap/internal/netns"
+	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
 // A connection to a nameserver that a middlebox has forgotten loses its place: packets of

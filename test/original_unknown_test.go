@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/internal/netns"
+	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
 // conntrackSockets returns duplicates of the sockets over which an agent asks connection

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nametap/nametap/internal/netns"
+	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
 // A nameserver is the agent itself for as long as its address is one of this host.

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nametap/nametap/internal/netns"
+	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
 // raw sends a request to the status endpoints as it is, and returns the status line.

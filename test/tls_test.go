@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nametap/nametap/internal/fakedns"
-	"github.com/nametap/nametap/internal/netns"
+	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
 // serveTLS starts a nameserver named dns.example that the host's agents trust.

@@ -18,8 +18,8 @@ import (
 
 	"github.com/miekg/dns"
 
-	"github.com/nametap/nametap/internal/fakedns"
-	"github.com/nametap/nametap/internal/netns"
+	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
 // What a VM has besides: the same two nameservers over IPv6, and both behind eth0.

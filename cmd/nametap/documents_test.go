@@ -25,8 +25,8 @@ import (
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/upstream"
-	"github.com/nametap/nametap/internal/fakexds"
 	"github.com/nametap/nametap/internal/settings"
+	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/version"
 	"github.com/nametap/nametap/nds"
 )

@@ -16,8 +16,8 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/nametap/nametap/api"
-	"github.com/nametap/nametap/internal/fakedns"
-	"github.com/nametap/nametap/internal/fakexds"
+	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/fakexds"
 )
 
 func TestMain(m *testing.M) {

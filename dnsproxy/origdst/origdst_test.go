@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/dnsproxy/origdst"
-	"github.com/nametap/nametap/internal/netns"
+	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

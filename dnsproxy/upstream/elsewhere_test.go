@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/upstream"
-	"github.com/nametap/nametap/internal/testlog"
+	"github.com/nametap/nametap/internal/testkit/testlog"
 )
 
 // F14: a server that is not configured.

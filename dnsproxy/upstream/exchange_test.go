@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/upstream"
-	"github.com/nametap/nametap/internal/testlog"
+	"github.com/nametap/nametap/internal/testkit/testlog"
 )
 
 // ask asks a group of servers, and fails the test if there is no reply.

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/nametap/nametap/dnsproxy/upstream"
-	"github.com/nametap/nametap/internal/testlog"
+	"github.com/nametap/nametap/internal/testkit/testlog"
 )
 
 // F6: a server whose queries come back is set aside and named; the others go on.

@@ -11,7 +11,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/nametap/nametap/internal/netns"
+	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
