@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/statedir"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -131,7 +132,7 @@ func (c *Config) prepareStateDir() error {
 	if c.XDS.StateDir == "" {
 		return nil
 	}
-	err := nds.CheckStateDir(c.XDS.StateDir)
+	err := statedir.Check(c.XDS.StateDir)
 	switch {
 	case err == nil:
 		return nil

@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/nametap/nametap/internal/statedir"
 )
 
 const (
@@ -50,7 +52,7 @@ type Client struct {
 	restored chan struct{} // closed when the snapshot is in use, or there is none
 
 	workload *workload
-	dir      *stateDir
+	dir      *statedir.Dir
 
 	// The fields below belong to the goroutine of Run.
 
@@ -98,7 +100,7 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 	if _, err := cfg.Node.proto(); err != nil {
 		return nil, err
 	}
-	dir := &stateDir{path: cfg.StateDir}
+	dir := statedir.New(cfg.StateDir, lockName)
 	c := &Client{
 		cfg:       cfg,
 		apply:     apply,
@@ -134,7 +136,7 @@ func (c *Client) Restored() <-chan struct{} { return c.restored }
 // plane until ctx ends, and returns nil. Nothing it started goes on after that.
 // It must be called only once.
 func (c *Client) Run(ctx context.Context) error {
-	defer c.dir.release()
+	defer c.dir.Unlock()
 	c.restore()
 	close(c.restored)
 	c.workload.load()

@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -24,6 +23,7 @@ import (
 // names the owner. The time is overwritten in place when a push changes nothing, so it
 // has no checksum.
 const (
+	lockName       = "nametap.lock"
 	snapshotName   = "nametable.snapshot"
 	snapshotFamily = "nametap"
 	snapshotMagic  = snapshotFamily + "\x02"
@@ -46,11 +46,11 @@ func snapshotOwner(n Node) string { return n.Namespace + "/" + n.ClusterID }
 // restore puts the snapshot to use, if there is a good one. One that is damaged or of
 // another node is set aside, so that it is neither used nor lost.
 func (c *Client) restore() {
-	if c.dir.path == "" {
+	if c.cfg.StateDir == "" {
 		return
 	}
-	owned := c.dir.own()
-	path := filepath.Join(c.dir.path, snapshotName)
+	owned := c.dir.Lock()
+	path := c.dir.File(snapshotName)
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return
@@ -86,7 +86,7 @@ func (c *Client) restore() {
 // save writes the set in use to disk, or only the time of the push if the set is there
 // already. A failure does not concern the control plane; the next push tries again.
 func (c *Client) save() {
-	if c.dir.path == "" {
+	if c.cfg.StateDir == "" {
 		return
 	}
 	state := c.Status()
@@ -97,7 +97,7 @@ func (c *Client) save() {
 		owner: snapshotOwner(c.cfg.Node), version: state.Version, pushed: state.LastPush, resources: c.inUse,
 	}.marshal()
 	if err == nil {
-		err = c.dir.write(snapshotName, data)
+		err = c.dir.Write(snapshotName, data)
 	}
 	if err != nil {
 		c.unkept.say("snapshot of the table not written, a restart may start with an older one", slog.LevelWarn, err)
@@ -109,10 +109,10 @@ func (c *Client) save() {
 
 // touch writes the time of the last push into the snapshot.
 func (c *Client) touch(pushed time.Time) error {
-	if err := c.dir.own(); err != nil {
+	if err := c.dir.Lock(); err != nil {
 		return err
 	}
-	file, err := os.OpenFile(filepath.Join(c.dir.path, snapshotName), os.O_WRONLY, 0)
+	file, err := os.OpenFile(c.dir.File(snapshotName), os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
@@ -173,35 +173,4 @@ func parseSnapshot(data []byte) (snapshot, error) {
 		pushed:    pushed,
 		resources: set,
 	}, nil
-}
-
-// replaceFile gives path the contents data in one step: whoever reads it, after
-// a power cut too, sees the old contents or the new.
-func replaceFile(path string, data []byte) error {
-	temporary := path + ".tmp"
-	if err := writeSynced(temporary, data); err != nil {
-		return errors.Join(err, os.Remove(temporary))
-	}
-	if err := os.Rename(temporary, path); err != nil {
-		return err
-	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
-}
-
-// writeSynced writes a file that only its owner may read, down to the disk.
-func writeSynced(path string, data []byte) error {
-	const ownerOnly = 0o600
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, ownerOnly)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	return errors.Join(err, f.Close())
 }

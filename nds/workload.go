@@ -16,6 +16,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/nametap/nametap/internal/statedir"
 )
 
 // workloadFile is the name, in the state directory, of the file with the workload
@@ -60,7 +62,7 @@ func ParseWorkloadCert(s string) (WorkloadCert, error) {
 // directory and renews it.
 type workload struct {
 	cfg Config
-	dir *stateDir
+	dir *statedir.Dir
 	log *slog.Logger
 	// wake makes run look at the certificate at once.
 	wake chan struct{}
@@ -74,7 +76,7 @@ type workload struct {
 	failure string           // of the last attempt, if something is to be mended
 }
 
-func newWorkload(cfg Config, dir *stateDir) *workload {
+func newWorkload(cfg Config, dir *statedir.Dir) *workload {
 	return &workload{cfg: cfg, dir: dir, log: cfg.Logger, wake: make(chan struct{}, 1)}
 }
 
@@ -270,10 +272,10 @@ func (w *workload) keep() error {
 	if w.cfg.StateDir == "" || len(pair.key) == 0 {
 		return nil
 	}
-	if _, err := os.Lstat(w.path()); kept && err == nil {
+	if _, err := os.Lstat(w.dir.File(workloadFile)); kept && err == nil {
 		return nil
 	}
-	if err := w.dir.write(workloadFile, append(bytes.TrimSpace(pair.key), append([]byte("\n"), pair.chain...)...)); err != nil {
+	if err := w.dir.Write(workloadFile, append(bytes.TrimSpace(pair.key), append([]byte("\n"), pair.chain...)...)); err != nil {
 		return err
 	}
 	w.mu.Lock()
@@ -282,14 +284,12 @@ func (w *workload) keep() error {
 	return nil
 }
 
-func (w *workload) path() string { return filepath.Join(w.cfg.StateDir, workloadFile) }
-
 // load puts the certificate of an earlier run to use, if there is one.
 func (w *workload) load() {
 	if w.cfg.StateDir == "" || w.cfg.Plaintext || w.cfg.WorkloadCert == WorkloadCertOff {
 		return
 	}
-	data, err := os.ReadFile(w.path())
+	data, err := os.ReadFile(w.dir.File(workloadFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
@@ -298,7 +298,7 @@ func (w *workload) load() {
 	}
 	w.kept = err == nil
 	if err != nil {
-		w.log.Warn("workload certificate of an earlier run not used", "path", w.path(), "error", err)
+		w.log.Warn("workload certificate of an earlier run not used", "path", w.dir.File(workloadFile), "error", err)
 	}
 }
 

@@ -1,0 +1,141 @@
+// Package statedir keeps the files of a process in a state directory. A lock makes sure
+// that two processes do not overwrite each other's files.
+package statedir
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	dirMode  = 0o700
+	fileMode = 0o600
+)
+
+// ErrTaken reports that another process has locked the state directory.
+var ErrTaken = errors.New("another process uses the state directory: give each process one of its own (--state-dir)")
+
+// Check creates a state directory if it does not exist, and fails if no file can be
+// written to it.
+func Check(path string) error {
+	if err := os.MkdirAll(path, dirMode); err != nil {
+		return err
+	}
+	probe, err := os.CreateTemp(path, ".probe-")
+	if err != nil {
+		return err
+	}
+	_, err = probe.WriteString("nametap")
+	return errors.Join(err, probe.Close(), os.Remove(probe.Name()))
+}
+
+// A Dir is a state directory. Make one with [New]. Its methods are safe for concurrent
+// use.
+type Dir struct {
+	path     string
+	lockName string
+
+	mu   sync.Mutex
+	lock *os.File // nil while this process does not hold the lock
+}
+
+// New returns the state directory at path, unlocked. Processes with the same lockName
+// exclude each other.
+func New(path, lockName string) *Dir { return &Dir{path: path, lockName: lockName} }
+
+// File returns the path of a file in the directory.
+func (d *Dir) File(name string) string { return filepath.Join(d.path, name) }
+
+// Lock creates the directory if it does not exist and locks it until Unlock. It does
+// nothing if this Dir holds the lock already, and returns [ErrTaken] if another one does.
+// The kernel releases the lock when the process ends.
+func (d *Dir) Lock() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.lock != nil && d.lockInPlaceLocked() {
+		return nil
+	}
+	d.unlockLocked()
+	if err := os.MkdirAll(d.path, dirMode); err != nil {
+		return err
+	}
+	lock, err := os.OpenFile(d.File(d.lockName), os.O_RDWR|os.O_CREATE, fileMode)
+	if err != nil {
+		return err
+	}
+	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		err = ErrTaken
+	case err != nil:
+		err = fmt.Errorf("locking %q: %w", lock.Name(), err)
+	default:
+		d.lock = lock
+		return nil
+	}
+	return errors.Join(err, lock.Close())
+}
+
+// lockInPlaceLocked reports whether the lock file that d holds is still the one in the
+// directory. It is not after the directory, or the file, was removed.
+func (d *Dir) lockInPlaceLocked() bool {
+	held, err := d.lock.Stat()
+	if err != nil {
+		return false
+	}
+	current, err := os.Stat(d.File(d.lockName))
+	return err == nil && os.SameFile(held, current)
+}
+
+// Unlock releases the lock. It does nothing if d does not hold it.
+func (d *Dir) Unlock() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.unlockLocked()
+}
+
+func (d *Dir) unlockLocked() {
+	if d.lock != nil {
+		_ = d.lock.Close() // nothing was written to it
+		d.lock = nil
+	}
+}
+
+// Write locks the directory and replaces the contents of a file in one step: a reader,
+// and a restart after a power failure, finds either the old contents or the new.
+func (d *Dir) Write(name string, data []byte) error {
+	if err := d.Lock(); err != nil {
+		return err
+	}
+	path := d.File(name)
+	temporary := path + ".tmp"
+	if err := writeSynced(temporary, data); err != nil {
+		return errors.Join(err, os.Remove(temporary))
+	}
+	if err := os.Rename(temporary, path); err != nil {
+		return errors.Join(err, os.Remove(temporary))
+	}
+	dir, err := os.Open(d.path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+// writeSynced writes a file and waits until it is on the disk.
+func writeSynced(path string, data []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, fileMode)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}
