@@ -6,6 +6,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // The cache can be looked into, and forgets what it is told to.
@@ -49,11 +50,11 @@ func TestFlushCache(t *testing.T) { // F21
 // What is on its way when the cache is flushed is not kept.
 func TestQueryInFlightAtFlush(t *testing.T) { // F21, F17
 	t.Parallel()
-	h := newHandover(t, "127.0.56", dnsproxy.Config{UpstreamTimeout: patience})
+	h := newHandover(t, "127.0.56", dnsproxy.Config{UpstreamTimeout: wait.Limit})
 	h.hold(message(t, dns.RcodeSuccess, "www.example. 900 IN A 192.0.2.1"))
 	first := make(chan string)
 	go func() { first <- outcome(h.ask(t, "www.example", dns.TypeA)) }()
-	eventually(t, "the query", func() bool { return h.held.Load() > 0 })
+	wait.Until(t, "the query", func() bool { return h.held.Load() > 0 })
 	if _, err := h.FlushCache(dnsproxy.CacheSelection{Name: "www.example"}); err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 func TestCacheAnswers(t *testing.T) { // F8
@@ -33,7 +34,7 @@ func TestCacheAnswers(t *testing.T) { // F8
 	if resp.Authoritative || !resp.RecursionAvailable || len(resp.Answer) != 1 {
 		t.Errorf("over TCP, from the cache:\n%v", resp)
 	}
-	eventually(t, "a TTL that counts down", func() bool {
+	wait.Until(t, "a TTL that counts down", func() bool {
 		return p.ask(t, "www.example", dns.TypeA).Answer[0].Header().Ttl < 300
 	})
 	if asked := fake.Queries(); len(asked) != 3 {
@@ -152,7 +153,7 @@ func TestQuestionsInFlightAreShared(t *testing.T) { // F8
 		return answer(query, network)
 	})
 	other := nameserver(t, fakedns.Silence) // takes the copies and repetitions
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake, other), UpstreamTimeout: patience})
+	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake, other), UpstreamTimeout: wait.Limit})
 	var asking sync.WaitGroup
 	for i := range clients {
 		asking.Go(func() {
@@ -211,7 +212,7 @@ func testShortlyKept(t *testing.T, fake *fakedns.Server, cfg dnsproxy.Config, wa
 		}
 	}
 	fake.Handle(fakedns.Answer("www.example. 300 IN A 192.0.2.1"))
-	eventually(t, "the answer of a nameserver that recovered", func() bool {
+	wait.Until(t, "the answer of a nameserver that recovered", func() bool {
 		return outcome(p.ask(t, "www.example", dns.TypeA)) == "www.example. A 192.0.2.1"
 	})
 }
@@ -265,7 +266,7 @@ func TestServeStale(t *testing.T) { // F9
 		p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})
 		fake.Handle(failing)
 		var resp *dns.Msg
-		eventually(t, "a stale answer", func() bool {
+		wait.Until(t, "a stale answer", func() bool {
 			resp = p.exchange(t, "udp", withEDNS(question("www.example", dns.TypeA), 1232))
 			if outcome(resp) != "www.example. A 192.0.2.1" {
 				t.Fatalf("want the answer that there was:\n%v", resp)
@@ -279,7 +280,7 @@ func TestServeStale(t *testing.T) { // F9
 		p.converse(t, []dialogue{{"other.example A", "SERVFAIL"}})
 		// Nameservers that are back are seen.
 		fake.Handle(fakedns.Answer("www.example. 300 IN A 192.0.2.2"))
-		eventually(t, "the new answer", func() bool {
+		wait.Until(t, "the new answer", func() bool {
 			return outcome(p.ask(t, "www.example", dns.TypeA)) == "www.example. A 192.0.2.2"
 		})
 	}
@@ -291,7 +292,7 @@ func TestServeStaleOff(t *testing.T) { // F9
 	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake), ServeStale: -1})
 	p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})
 	fake.Handle(fakedns.Rcode(dns.RcodeServerFailure))
-	eventually(t, "SERVFAIL", func() bool { return p.ask(t, "www.example", dns.TypeA).Rcode == dns.RcodeServerFailure })
+	wait.Until(t, "SERVFAIL", func() bool { return p.ask(t, "www.example", dns.TypeA).Rcode == dns.RcodeServerFailure })
 }
 
 // A name that is asked for often never makes a client wait once it is known.
@@ -299,7 +300,7 @@ func TestRefreshAhead(t *testing.T) { // F8
 	t.Parallel()
 	fake := nameserver(t, fakedns.Answer("www.example. 2 IN A 192.0.2.1"))
 	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
-	eventually(t, "a question of our own accord", func() bool {
+	wait.Until(t, "a question of our own accord", func() bool {
 		p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})
 		return float64(len(fake.Queries())) > p.bySource(t, "upstream")
 	})
@@ -319,8 +320,8 @@ func TestStaleAtOnce(t *testing.T) { // F9
 		p.ask(t, name(i), dns.TypeA)
 	}
 	fake.Handle(fakedns.Silence)
-	eventually(t, "a stale answer", func() bool { return p.ask(t, name(0), dns.TypeA).Answer[0].Header().Ttl == 30 })
-	eventually(t, "the nameserver is down", func() bool {
+	wait.Until(t, "a stale answer", func() bool { return p.ask(t, name(0), dns.TypeA).Answer[0].Header().Ttl == 30 })
+	wait.Until(t, "the nameserver is down", func() bool {
 		p.ask(t, name(0), dns.TypeA)
 		return p.UpstreamStatus()[0].State == upstream.Down
 	})
@@ -342,7 +343,7 @@ func TestStaleAtOnce(t *testing.T) { // F9
 	}
 	// It is seen when they are back, although no client waits.
 	fake.Handle(anywhere("192.0.2.2"))
-	eventually(t, "the new answer", func() bool {
+	wait.Until(t, "the new answer", func() bool {
 		return outcome(p.ask(t, name(0), dns.TypeA)) == "www0.example. A 192.0.2.2"
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // deadZone is a handler that answers every name but those below dead.zone.example, as a
@@ -63,11 +64,7 @@ func flood(t *testing.T, p *proxy, pause time.Duration, first int) {
 			}
 		}
 	})
-	select {
-	case <-sent:
-	case <-time.After(patience):
-		t.Fatal("the flood did not begin")
-	}
+	wait.For(t, "the flood begins", sent)
 }
 
 // F16, F10: names whose own servers are silent do not make other names fail.
@@ -118,7 +115,7 @@ func TestDeadZoneBehindDnsmasq(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = dnsmasq.Wait() }) // killed by the context
 	client := dns.Client{Timeout: time.Second}
-	eventually(t, "dnsmasq answers", func() bool {
+	wait.Until(t, "dnsmasq answers", func() bool {
 		_, _, err := client.Exchange(question("localhost", dns.TypeA), addr.Addr.String())
 		return err == nil
 	})

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // withSOA gives a handler's negative answers an SOA record with a TTL in seconds, so
@@ -181,7 +182,7 @@ func TestWalkFollowsSearchList(t *testing.T) { // F13, F5
 		if err := os.WriteFile(path, []byte("nameserver 192.0.2.53\n"+c.conf), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, c.want, func() bool { return outcome(p.ask(t, "db.shop.example", dns.TypeA)) == c.want })
+		wait.Until(t, c.want, func() bool { return outcome(p.ask(t, "db.shop.example", dns.TypeA)) == c.want })
 	}
 }
 
@@ -194,7 +195,7 @@ func TestWalkStale(t *testing.T) { // F13, F9
 	p.converse(t, []dialogue{{"db.shop.example A", want}})
 	fake.Handle(withSOA(t, "600", except("corp.example.", fakedns.Rcode(dns.RcodeServerFailure), known)))
 	var resp *dns.Msg
-	eventually(t, "a stale answer", func() bool {
+	wait.Until(t, "a stale answer", func() bool {
 		resp = p.exchange(t, "udp", withEDNS(question("db.shop.example", dns.TypeA), 1232))
 		return resp.Answer[len(resp.Answer)-1].Header().Ttl == 30
 	})
@@ -205,7 +206,7 @@ func TestWalkStale(t *testing.T) { // F13, F9
 		resp = p.exchange(t, "udp", withEDNS(question("db.shop.example", dns.TypeA), 1232))
 	}
 	fake.Handle(withSOA(t, "600", fakedns.Answer("db.corp.example. 1 IN A 192.0.2.2")))
-	eventually(t, "the new answer", func() bool {
+	wait.Until(t, "the new answer", func() bool {
 		return strings.HasSuffix(outcome(p.ask(t, "db.shop.example", dns.TypeA)), "192.0.2.2")
 	})
 }
@@ -223,7 +224,7 @@ func TestWalkRefreshed(t *testing.T) { // F13, F8
 		}
 		return n
 	}
-	eventually(t, "a question of our own accord", func() bool {
+	wait.Until(t, "a question of our own accord", func() bool {
 		for _, rr := range p.ask(t, "db.shop.example", dns.TypeA).Answer {
 			if rr.Header().Ttl > 2 {
 				t.Errorf("%v", rr)

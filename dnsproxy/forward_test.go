@@ -12,6 +12,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // startForwarder runs a server with an empty table.
@@ -200,7 +201,7 @@ func TestMaxInflight(t *testing.T) { // F10
 		<-release
 		return answer(query, network)
 	})
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake), MaxInflight: 1, UpstreamTimeout: patience})
+	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake), MaxInflight: 1, UpstreamTimeout: wait.Limit})
 	packet, err := question("www.example", dns.TypeA).Pack()
 	if err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // Whatever a push holds, a table is built or refused, twice the same, and all that
@@ -92,7 +93,7 @@ func FuzzQuery(f *testing.F) { // A10
 		}
 		binary.BigEndian.PutUint16(good, probe)
 		buf := make([]byte, dns.MaxMsgSize)
-		for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+		for deadline := time.Now().Add(wait.Limit); time.Now().Before(deadline); {
 			write(t, conn, good) // again if it, or what was fuzzed, filled a buffer
 			if err := conn.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
 				t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // A handover is a proxy whose resolv.conf names one nameserver and then another.
@@ -67,7 +68,7 @@ func (h *handover) change(tb testing.TB, network string) {
 		tb.Fatal(err)
 	}
 	after := netip.MustParseAddrPort(network + ".2:53")
-	eventually(tb, "the new nameserver", func() bool {
+	wait.Until(tb, "the new nameserver", func() bool {
 		servers := h.Upstreams()
 		return len(servers) == 1 && servers[0].Addr == after
 	})
@@ -106,11 +107,11 @@ func TestQueryInFlightAtChange(t *testing.T) { // F17
 		"without cache": {message(t, dns.RcodeNameError, soa), "NXDOMAIN", -1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := newHandover(t, network, dnsproxy.Config{CacheSize: c.size, UpstreamTimeout: patience})
+			h := newHandover(t, network, dnsproxy.Config{CacheSize: c.size, UpstreamTimeout: wait.Limit})
 			h.hold(c.late)
 			first := make(chan string)
 			go func() { first <- outcome(h.ask(t, "www.example", dns.TypeA)) }()
-			eventually(t, "the first query", func() bool { return h.held.Load() > 0 })
+			wait.Until(t, "the first query", func() bool { return h.held.Load() > 0 })
 			h.change(t, network)
 			now := []dialogue{{"www.example A", "www.example. A 192.0.2.2"}}
 			h.converse(t, now) // it does not join the query that is under way
@@ -128,11 +129,11 @@ func TestQueryInFlightAtChange(t *testing.T) { // F17
 func TestRefreshInFlightAtChange(t *testing.T) { // F17
 	t.Parallel()
 	const network = "127.0.55"
-	h := newHandover(t, network, dnsproxy.Config{UpstreamTimeout: patience})
+	h := newHandover(t, network, dnsproxy.Config{UpstreamTimeout: wait.Limit})
 	h.before.Handle(fakedns.Answer("www.example. 2 IN A 192.0.2.1"))
 	h.ask(t, "www.example", dns.TypeA)
 	h.hold(message(t, dns.RcodeSuccess, "www.example. 900 IN A 192.0.2.1"))
-	eventually(t, "a refresh", func() bool {
+	wait.Until(t, "a refresh", func() bool {
 		h.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})
 		return h.held.Load() > 0
 	})

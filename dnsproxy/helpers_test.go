@@ -23,11 +23,8 @@ import (
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/testlog"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
-
-// patience is how long a test waits for what must happen; no test waits so long
-// unless it fails.
-const patience = 30 * time.Second
 
 // hosts is a NameTable to be.
 type hosts map[string]*api.NameTable_NameInfo
@@ -184,19 +181,7 @@ func (p *proxy) bySource(tb testing.TB, source string) float64 {
 // await waits until a metric has a value.
 func (p *proxy) await(tb testing.TB, name string, want float64) {
 	tb.Helper()
-	eventually(tb, fmt.Sprintf("%s = %v", name, want), func() bool { return p.count(tb, name) == want })
-}
-
-// eventually polls for what has no event of its own.
-func eventually(tb testing.TB, what string, happened func() bool) {
-	tb.Helper()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(patience); !happened(); <-tick.C {
-		if time.Now().After(deadline) {
-			tb.Fatalf("not within %s: %s", patience, what)
-		}
-	}
+	wait.Until(tb, fmt.Sprintf("%s = %v", name, want), func() bool { return p.count(tb, name) == want })
 }
 
 // resolvConf writes a resolv.conf and returns its path.
@@ -273,7 +258,7 @@ func (p *proxy) dial(tb testing.TB, network string) net.Conn {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(wait.Limit)); err != nil {
 		tb.Fatal(err)
 	}
 	return conn

@@ -15,6 +15,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 func TestListeners(t *testing.T) { // R3
@@ -55,7 +56,7 @@ func TestListeners(t *testing.T) { // R3
 			t.Errorf("%v listeners are counted", got)
 		}
 		for _, a := range p.Addrs() {
-			client := dns.Client{Net: a.Network, Timeout: patience}
+			client := dns.Client{Net: a.Network, Timeout: wait.Limit}
 			resp, _, err := client.Exchange(question("web", dns.TypeA), a.Address)
 			if err != nil || outcome(resp) != "web. A 10.0.0.1" {
 				t.Errorf("%v: %v, %v", a, resp, err)
@@ -157,13 +158,9 @@ func TestListenerDies(t *testing.T) { // R3
 	if !killed {
 		t.Fatalf("no socket listens on %v", addr)
 	}
-	select {
-	case err := <-p.ended:
-		if err == nil || !strings.Contains(err.Error(), "tcp "+addr.String()+" died") {
-			t.Errorf("Run returned %v", err)
-		}
-	case <-time.After(patience):
-		t.Error("Run goes on without a listener")
+	err := wait.For(t, "Run returns", p.ended)
+	if err == nil || !strings.Contains(err.Error(), "tcp "+addr.String()+" died") {
+		t.Errorf("Run returned %v", err)
 	}
 }
 
@@ -178,7 +175,7 @@ func TestShutdown(t *testing.T) { // R1
 		return answer(query, network)
 	})
 	ctx, cancel := context.WithCancel(t.Context())
-	p := startIn(ctx, t, dnsproxy.Config{Upstreams: servers(fake), UpstreamTimeout: patience})
+	p := startIn(ctx, t, dnsproxy.Config{Upstreams: servers(fake), UpstreamTimeout: wait.Limit})
 	p.load(t, hosts{})
 	packet, err := question("www.example", dns.TypeA).Pack()
 	if err != nil {
@@ -193,7 +190,7 @@ func TestShutdown(t *testing.T) { // R1
 	<-asked
 	<-asked
 	cancel()
-	eventually(t, "the listener is closed", func() bool {
+	wait.Until(t, "the listener is closed", func() bool {
 		conn, err := net.Dial("tcp", p.addr("tcp"))
 		if err == nil {
 			_ = conn.Close()
@@ -259,7 +256,7 @@ func TestAdoptedSockets(t *testing.T) { // R1
 			asked := make(chan error, 2)
 			for _, network := range []string{"udp", "tcp"} {
 				go func() {
-					client := dns.Client{Net: network, Timeout: patience}
+					client := dns.Client{Net: network, Timeout: wait.Limit}
 					resp, _, err := client.Exchange(question("web", dns.TypeA), target)
 					if err == nil && len(resp.Answer) != 1 {
 						err = fmt.Errorf("%s: %v", network, resp)

@@ -14,6 +14,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // ends waits for the end of Run, which comes while a nameserver is silent, long before the
@@ -25,7 +26,7 @@ func (p *proxy) ends(t *testing.T) {
 		if err != nil {
 			t.Errorf("Run returned %v", err)
 		}
-	case <-time.After(patience / 2):
+	case <-time.After(wait.Limit / 2):
 		t.Error("Run does not return")
 	}
 }
@@ -36,7 +37,7 @@ func (p *proxy) ends(t *testing.T) {
 func TestFullOfQueries(t *testing.T) { // F10, F9, F8, F12, F13, R1
 	t.Parallel()
 	const most = 8
-	meetings(t, dnsproxy.Config{MaxInflight: most, UpstreamTimeout: patience}, func(m *meeting) {
+	meetings(t, dnsproxy.Config{MaxInflight: most, UpstreamTimeout: wait.Limit}, func(m *meeting) {
 		t := m.t
 		m.fake.Handle(m.world(t, worldAddr, 2))
 		m.agree(t, 0)
@@ -54,7 +55,7 @@ func TestFullOfQueries(t *testing.T) { // F10, F9, F8, F12, F13, R1
 			m.await(t, "nametap_dns_inflight", float64(i+1))
 		}
 		for name, k := range kinds(0) {
-			eventually(t, name+": it has expired", func() bool {
+			wait.Until(t, name+": it has expired", func() bool {
 				resp := m.ask(t, k.name, dns.TypeA)
 				got, walked := outcome(resp), strings.HasSuffix(k.name, "cluster.local")
 				if got == "SERVFAIL" && walked { // a walk needs places of its own, and has nothing stale
@@ -71,7 +72,7 @@ func TestFullOfQueries(t *testing.T) { // F10, F9, F8, F12, F13, R1
 		}
 		m.converse(t, []dialogue{{"www9.example A", "SERVFAIL"}, {fill(0) + " A", "SERVFAIL"}})
 		m.cancel()
-		eventually(t, "the listeners are closed", func() bool { return m.closed() })
+		wait.Until(t, "the listeners are closed", func() bool { return m.closed() })
 		release()
 		asking.Wait()
 		m.ends(t)
@@ -92,7 +93,7 @@ func (p *proxy) closed() bool {
 // end does not wait for it.
 func TestEndWithWorkInBackground(t *testing.T) { // F8, F9, F6, R1
 	t.Parallel()
-	meetings(t, dnsproxy.Config{UpstreamTimeout: 10 * patience}, func(m *meeting) {
+	meetings(t, dnsproxy.Config{UpstreamTimeout: 10 * wait.Limit}, func(m *meeting) {
 		t := m.t
 		m.fake.Handle(m.world(t, worldAddr, 2))
 		m.ask(t, "www0.example", dns.TypeA)
@@ -104,9 +105,9 @@ func TestEndWithWorkInBackground(t *testing.T) { // F8, F9, F6, R1
 			}
 			return resp
 		}
-		eventually(t, "a refresh", func() bool { return ask() != nil && m.held.Load() > 0 })
-		eventually(t, "a stale answer", func() bool { return ask().Answer[0].Header().Ttl == 30 })
-		eventually(t, "the nameserver is probed", func() bool { return m.probes.Load() > 0 })
+		wait.Until(t, "a refresh", func() bool { return ask() != nil && m.held.Load() > 0 })
+		wait.Until(t, "a stale answer", func() bool { return ask().Answer[0].Header().Ttl == 30 })
+		wait.Until(t, "the nameserver is probed", func() bool { return m.probes.Load() > 0 })
 		m.cancel()
 		m.ends(t)
 	})
@@ -116,13 +117,13 @@ func TestEndWithWorkInBackground(t *testing.T) { // F8, F9, F6, R1
 func TestOverloadEndsWithChange(t *testing.T) { // F10, F16, F17
 	t.Parallel()
 	const network = "127.0.56"
-	h := newHandover(t, network, dnsproxy.Config{UpstreamTimeout: patience})
+	h := newHandover(t, network, dnsproxy.Config{UpstreamTimeout: wait.Limit})
 	h.hold(message(t, dns.RcodeSuccess, "www.example. 900 IN A 192.0.2.1"))
 	defer h.release()
 	conn := h.dial(t, "udp")
 	defer conn.Close()
 	sent := 0
-	eventually(t, "queries are refused", func() bool {
+	wait.Until(t, "queries are refused", func() bool {
 		packet, err := question(fmt.Sprintf("www.zone%d.example%d", sent, sent), dns.TypeA).Pack()
 		if err != nil {
 			t.Fatal(err)
@@ -144,7 +145,7 @@ func TestLoopEndsWithChange(t *testing.T) { // F6, F17
 	h := newHandover(t, network, dnsproxy.Config{})
 	h.before.Handle(forwardTo(func() string { return h.addr("udp") }))
 	h.converse(t, []dialogue{{"www.example A", "SERVFAIL"}})
-	eventually(t, "the loop is found", func() bool { return h.UpstreamStatus()[0].State == upstream.Looping })
+	wait.Until(t, "the loop is found", func() bool { return h.UpstreamStatus()[0].State == upstream.Looping })
 	h.change(t, network)
 	h.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.2"}})
 }
@@ -154,7 +155,7 @@ func TestLoopEndsWithChange(t *testing.T) { // F6, F17
 func TestChangeWhileEnding(t *testing.T) { // F17, R1
 	t.Parallel()
 	const network = "127.0.58"
-	h := newHandover(t, network, dnsproxy.Config{UpstreamTimeout: patience})
+	h := newHandover(t, network, dnsproxy.Config{UpstreamTimeout: wait.Limit})
 	var late atomic.Int64
 	released := make(chan struct{})
 	release := sync.OnceFunc(func() { close(released) })
@@ -168,7 +169,7 @@ func TestChangeWhileEnding(t *testing.T) { // F17, R1
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	conf := resolvConf(t, "nameserver "+network+".1")
-	h.proxy = startIn(ctx, t, dnsproxy.Config{ResolvConf: conf, UpstreamTimeout: patience})
+	h.proxy = startIn(ctx, t, dnsproxy.Config{ResolvConf: conf, UpstreamTimeout: wait.Limit})
 	h.load(t, hosts{})
 	var asking sync.WaitGroup
 	ask := func(want string) {
@@ -179,13 +180,13 @@ func TestChangeWhileEnding(t *testing.T) { // F17, R1
 		})
 	}
 	ask("www.example. A 192.0.2.1")
-	eventually(t, "the query before", func() bool { return h.held.Load() > 0 })
+	wait.Until(t, "the query before", func() bool { return h.held.Load() > 0 })
 	writeFile(t, conf, "nameserver "+network+".3\n")
-	eventually(t, "the change", func() bool { return h.Upstreams()[0].Addr == after.Addr })
+	wait.Until(t, "the change", func() bool { return h.Upstreams()[0].Addr == after.Addr })
 	ask("www.example. A 192.0.2.3")
-	eventually(t, "the query after", func() bool { return late.Load() > 0 })
+	wait.Until(t, "the query after", func() bool { return late.Load() > 0 })
 	cancel()
-	eventually(t, "the listeners are closed", func() bool { return h.closed() })
+	wait.Until(t, "the listeners are closed", func() bool { return h.closed() })
 	h.release()
 	release()
 	asking.Wait()
@@ -202,12 +203,12 @@ func TestStaleEndsWithChange(t *testing.T) { // F9, F17
 	h.before.Handle(fakedns.Answer("www.example. 1 IN A 192.0.2.1"))
 	h.ask(t, "www.example", dns.TypeA)
 	h.before.Handle(fakedns.Silence)
-	eventually(t, "a stale answer", func() bool { return h.ask(t, "www.example", dns.TypeA).Answer[0].Header().Ttl == 30 })
+	wait.Until(t, "a stale answer", func() bool { return h.ask(t, "www.example", dns.TypeA).Answer[0].Header().Ttl == 30 })
 	writeFile(t, h.path, "nameserver "+network+".3\n")
-	eventually(t, "the change", func() bool { return h.Upstreams()[0].Addr == after.Addr })
+	wait.Until(t, "the change", func() bool { return h.Upstreams()[0].Addr == after.Addr })
 	h.converse(t, []dialogue{{"www.example A", "SERVFAIL"}})
 	after.Handle(anywhere("192.0.2.3"))
-	eventually(t, "the answer of the new one", func() bool {
+	wait.Until(t, "the answer of the new one", func() bool {
 		return outcome(h.ask(t, "www.example", dns.TypeA)) == "www.example. A 192.0.2.3"
 	})
 }

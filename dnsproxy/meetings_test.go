@@ -15,6 +15,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // A meeting is a proxy with all rules for names at once, and the one nameserver that it
@@ -187,7 +188,7 @@ func (m *meeting) agree(t *testing.T, n int) {
 // none, and the end, which comes meanwhile, loses nothing.
 func TestNamesInFlight(t *testing.T) { // F8, F6, F12, F13, F15, R1
 	t.Parallel()
-	meetings(t, dnsproxy.Config{UpstreamTimeout: patience}, func(m *meeting) {
+	meetings(t, dnsproxy.Config{UpstreamTimeout: wait.Limit}, func(m *meeting) {
 		t := m.t
 		const clients = 30
 		m.agree(t, 1) // what is asked of the cache later
@@ -209,14 +210,14 @@ func TestNamesInFlight(t *testing.T) { // F8, F6, F12, F13, F15, R1
 			}
 		}
 		own.Wait()
-		eventually(t, "all are in flight", func() bool { return m.count(t, "nametap_dns_inflight") >= 4*clients })
-		eventually(t, "the nameserver is probed", func() bool { return m.probes.Load() > 0 })
+		wait.Until(t, "all are in flight", func() bool { return m.count(t, "nametap_dns_inflight") >= 4*clients })
+		wait.Until(t, "the nameserver is probed", func() bool { return m.probes.Load() > 0 })
 		m.agree(t, 1) // from the cache
 		if state := m.UpstreamStatus()[0].State; state == upstream.Looping {
 			t.Errorf("the nameserver is %v", state)
 		}
 		m.cancel()
-		eventually(t, "the listeners are closed", func() bool { return m.closed() })
+		wait.Until(t, "the listeners are closed", func() bool { return m.closed() })
 		for _, k := range kinds(0) {
 			if n := m.asked(k.asks); k.asks != "" && n >= clients {
 				t.Errorf("%s was asked for %d times, for %d clients", k.asks, n, clients)
@@ -246,7 +247,7 @@ func TestNamesRefreshed(t *testing.T) { // F8, F12, F13, F15
 				}
 				return k.asks == "" || float64(m.asked(k.asks)) > m.bySource(t, "upstream")-before
 			}
-			eventually(t, name+": a question of our own accord", refreshed)
+			wait.Until(t, name+": a question of our own accord", refreshed)
 		}
 		for _, q := range m.fake.Queries() {
 			if strings.HasPrefix(q.Name, "web.") || strings.HasPrefix(q.Name, "db.") || strings.Contains(q.Name, "secret") {
@@ -287,7 +288,7 @@ func TestNamesStale(t *testing.T) { // F9, F12, F13, F15, F5
 			var asking sync.WaitGroup
 			for range 2 {
 				asking.Go(func() {
-					eventually(t, name+": a stale answer", func() bool {
+					wait.Until(t, name+": a stale answer", func() bool {
 						resp := m.ask(t, k.name, dns.TypeA)
 						if got, want := outcome(resp), k.outcome(worldAddr); got != want {
 							t.Errorf("%s: %s, want %s", name, got, want)
@@ -298,7 +299,7 @@ func TestNamesStale(t *testing.T) { // F9, F12, F13, F15, F5
 			}
 			asking.Wait()
 		}
-		eventually(t, "the nameserver is probed", func() bool {
+		wait.Until(t, "the nameserver is probed", func() bool {
 			m.ask(t, "www0.example", dns.TypeA)
 			return m.probes.Load() > 0
 		})
@@ -314,7 +315,7 @@ func TestNamesStale(t *testing.T) { // F9, F12, F13, F15, F5
 			{"none.secret.example.lab.example A", "NXDOMAIN"},
 			{"none.secret.example.corp.example A", "NXDOMAIN"},
 		}
-		eventually(t, "the new search list", func() bool { return outcome(m.ask(t, "web.lab.example", dns.TypeA)) == lab[0].want })
+		wait.Until(t, "the new search list", func() bool { return outcome(m.ask(t, "web.lab.example", dns.TypeA)) == lab[0].want })
 		m.converse(t, lab)
 		if m.asked("none.secret.example.lab.example.") > 0 || m.asked("none.secret.example.corp.example.") == 0 {
 			t.Error("the local names are not those of the search list that there is now")
@@ -323,7 +324,7 @@ func TestNamesStale(t *testing.T) { // F9, F12, F13, F15, F5
 			if strings.Contains(k.want, "corp.example") || name == "autopath mesh" {
 				continue
 			}
-			eventually(t, name+": what the nameserver says now", func() bool {
+			wait.Until(t, name+": what the nameserver says now", func() bool {
 				return outcome(m.ask(t, k.name, dns.TypeA)) == k.outcome(otherAddr)
 			})
 		}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 func TestQuestionCount(t *testing.T) { // A10
@@ -224,7 +225,7 @@ func TestSlowReaders(t *testing.T) { // A12
 		_, err = greedy.Write(slices.Repeat(framed, 100))
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Fatalf("a client that reads nothing is still connected after %s", patience)
+		t.Fatalf("a client that reads nothing is still connected after %s", wait.Limit)
 	}
 	// Its place is free again.
 	if got := len(p.exchange(t, "tcp", question("web", dns.TypeA)).Answer); got != 3000 {

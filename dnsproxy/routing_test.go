@@ -19,6 +19,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // anywhere answers A for every name, with one address.
@@ -220,7 +221,7 @@ func TestResolvConfIsWatched(t *testing.T) { // F5
 		}
 	}
 	replace("nameserver 192.0.2.54\nnameserver 192.0.2.55\nsearch b.example\n")
-	eventually(t, "the new nameservers", func() bool { return upstreams() == "[192.0.2.54 192.0.2.55]" })
+	wait.Until(t, "the new nameservers", func() bool { return upstreams() == "[192.0.2.54 192.0.2.55]" })
 	p.converse(t, []dialogue{{"web.b.example A", "web.b.example. CNAME web.shop.svc.cluster.local.; web.shop.svc.cluster.local. A 10.0.0.1"}})
 	if e := explain(t, p, "web.a.example A"); e.Rule != dnsproxy.RuleNone {
 		t.Errorf("web.a.example is still answered by %s", e.Rule)
@@ -251,7 +252,7 @@ func TestNewNameserversNewAnswers(t *testing.T) { // F5
 	if err := os.WriteFile(path, []byte("nameserver 127.0.53.2\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the new nameserver's answer", func() bool {
+	wait.Until(t, "the new nameserver's answer", func() bool {
 		return outcome(p.ask(t, "www.example", dns.TypeA)) == "www.example. A 192.0.2.2"
 	})
 }
@@ -309,7 +310,7 @@ func TestLoopsAreFound(t *testing.T) { // F6
 			return false
 		}
 		most := 0
-		eventually(t, "the loop is found", func() bool {
+		wait.Until(t, "the loop is found", func() bool {
 			most = max(most, runtime.NumGoroutine())
 			return looping()
 		})
@@ -374,7 +375,7 @@ func TestLoopThatChangesQueries(t *testing.T) { // F6
 			p := startForwarder(t, dnsproxy.Config{Upstreams: servers(loop)})
 			us.Store(p.addr("udp"))
 			p.converse(t, []dialogue{{"www.example A", "SERVFAIL"}})
-			eventually(t, "the loop is found", func() bool {
+			wait.Until(t, "the loop is found", func() bool {
 				return p.UpstreamStatus()[0].State == upstream.Looping
 			})
 			if n := len(loop.Queries()); n > 80 {
@@ -401,7 +402,7 @@ func TestManyClientsAreNoLoop(t *testing.T) { // F6
 	})
 	t.Cleanup(release)
 	const clients = 100
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(slow), UpstreamTimeout: patience})
+	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(slow), UpstreamTimeout: wait.Limit})
 	var asking sync.WaitGroup
 	for n := range clients {
 		req := withEDNS(question("www.example", dns.TypeA), 1232)
@@ -414,7 +415,7 @@ func TestManyClientsAreNoLoop(t *testing.T) { // F6
 		})
 	}
 	p.await(t, "nametap_dns_inflight", clients)
-	eventually(t, "a probe", func() bool { return probes.Load() > 0 })
+	wait.Until(t, "a probe", func() bool { return probes.Load() > 0 })
 	release()
 	asking.Wait()
 	if n := probes.Load(); n > 5 {

@@ -8,11 +8,11 @@ import (
 	"net"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // A client that asks one of several addresses is answered from that one, by own
@@ -32,7 +32,7 @@ func TestSourceAddress(t *testing.T) { // K1
 		}
 		for _, asked := range clients {
 			for _, name := range []string{"web.", "elsewhere.example."} {
-				client := dns.Client{Net: addr.Network, Timeout: patience}
+				client := dns.Client{Net: addr.Network, Timeout: wait.Limit}
 				if _, _, err := client.Exchange(question(name, dns.TypeA), net.JoinHostPort(asked, port)); err != nil {
 					t.Errorf("%s over %s at %s: %v", name, addr.Network, asked, err)
 				}
@@ -157,13 +157,8 @@ func TestShutdownPipelined(t *testing.T) { // R1
 			read(t, conn)
 		}
 		_ = conn.Close()
-		select {
-		case err := <-p.ended:
-			if err != nil {
-				t.Error(err)
-			}
-		case <-time.After(patience):
-			t.Fatal("Run does not return")
+		if err := wait.For(t, "Run returns", p.ended); err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // slowProxy is a proxy whose nameserver replies when release is closed; web is an own name.
@@ -27,7 +28,7 @@ func slowProxy(t *testing.T, cfg dnsproxy.Config) (p *proxy, release chan struct
 		}
 		return new(dns.Msg).SetReply(query)
 	})
-	cfg.Upstreams, cfg.UpstreamTimeout = servers(up), patience
+	cfg.Upstreams, cfg.UpstreamTimeout = servers(up), wait.Limit
 	p = start(t, cfg)
 	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
 	return p, release
@@ -98,7 +99,7 @@ func TestManyQueriesBeforeSync(t *testing.T) { // A12, C6
 	if _, err := conn.Write(batch); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "about 1,000 queries wait", func() bool { return p.count(t, "nametap_dns_inflight") > 1000 })
+	wait.Until(t, "about 1,000 queries wait", func() bool { return p.count(t, "nametap_dns_inflight") > 1000 })
 	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
 	for range queries {
 		// A machine that is too slow holds them for longer than they may be held.
@@ -157,7 +158,7 @@ func TestConnectionLimit(t *testing.T) { // A12
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { conn.Close() })
-		if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		if err := conn.SetDeadline(time.Now().Add(wait.Limit)); err != nil {
 			t.Fatal(err)
 		}
 		return conn
@@ -199,7 +200,7 @@ func TestConnectionLimit(t *testing.T) { // A12
 		t.Errorf("one connection too many is served: %v", err)
 	}
 	close(release)
-	if err := fifth.SetReadDeadline(time.Now().Add(patience)); err != nil {
+	if err := fifth.SetReadDeadline(time.Now().Add(wait.Limit)); err != nil {
 		t.Fatal(err)
 	}
 	read(t, fifth)
@@ -229,7 +230,7 @@ func TestUDPErrorsPass(t *testing.T) { // R3
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the kernel reports a closed port", func() bool {
+	wait.Until(t, "the kernel reports a closed port", func() bool {
 		gone := p.dial(t, "udp")
 		write(t, gone, packet)
 		_ = gone.Close()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // F3: a malformed reply, or a failure whose response code needs the bits of an OPT record,
@@ -94,11 +95,11 @@ func TestTruncatedBlackHole(t *testing.T) {
 		reply.Truncated = true
 		return reply
 	})
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake), UpstreamTimeout: patience})
+	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake), UpstreamTimeout: wait.Limit})
 	for range 3 {
 		began := time.Now()
 		resp := p.ask(t, "www.example", dns.TypeA)
-		if took := time.Since(began); !resp.Truncated || resp.Rcode != dns.RcodeSuccess || took > patience/2 {
+		if took := time.Since(began); !resp.Truncated || resp.Rcode != dns.RcodeSuccess || took > wait.Limit/2 {
 			t.Errorf("after %s:\n%v", took, resp)
 		}
 	}

@@ -1,0 +1,78 @@
+// Package wait lets a test wait for an event instead of sleeping:
+//
+//	wait.Until(t, "the nameserver is down", func() bool { return state() == upstream.Down })
+//	err := wait.For(t, "Run returns", returned)
+//
+// Both fail the test after [Limit], and say what they waited for. Neither works in a
+// bubble of testing/synctest, which has synctest.Wait.
+package wait
+
+import (
+	"testing"
+	"time"
+)
+
+// Limit is how long a test waits for what must happen. Only a test that fails waits
+// that long, so it is generous: the machine may be busy.
+const Limit = 30 * time.Second
+
+// A TB is the part of [testing.TB] that this package needs. A testscript.TestScript is
+// a TB, too.
+type TB interface {
+	Fatalf(format string, args ...any)
+}
+
+// Until calls condition on the calling goroutine until it returns true. Where there is
+// a channel to receive from, use [For].
+func Until(tb TB, what string, condition func() bool) {
+	helper(tb)()
+	deadline := deadline(tb)
+	for {
+		begun := time.Now()
+		if condition() {
+			return
+		}
+		if begun.After(deadline) {
+			tb.Fatalf("timed out waiting: %s", what)
+			return
+		}
+		// A condition that takes long, such as one that runs a command, leaves half
+		// of the processor to the work it waits for.
+		time.Sleep(min(max(time.Since(begun), time.Millisecond), 50*time.Millisecond))
+	}
+}
+
+// For receives from channel. It returns the zero value if the channel is closed.
+func For[T any](tb TB, what string, channel <-chan T) T {
+	helper(tb)()
+	limit := time.NewTimer(time.Until(deadline(tb)))
+	defer limit.Stop()
+	select {
+	case value := <-channel:
+		return value
+	case <-limit.C:
+		tb.Fatalf("timed out waiting: %s", what)
+		var zero T
+		return zero
+	}
+}
+
+// deadline returns when to fail: after Limit, or shortly before `go test -timeout` ends
+// the whole program without saying what was waited for.
+func deadline(tb TB) time.Time {
+	deadline := time.Now().Add(Limit)
+	if t, ok := tb.(*testing.T); ok {
+		if end, ok := t.Deadline(); ok && end.Add(-time.Second).Before(deadline) {
+			return end.Add(-time.Second)
+		}
+	}
+	return deadline
+}
+
+// helper returns tb.Helper, which does nothing if tb has none.
+func helper(tb TB) func() {
+	if tb, ok := tb.(interface{ Helper() }); ok {
+		return tb.Helper
+	}
+	return func() {}
+}

@@ -1,0 +1,56 @@
+package wait_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+func TestUntilCallsTheConditionUntilItIsTrue(t *testing.T) {
+	calls := 0
+	wait.Until(t, "the third call", func() bool { calls++; return calls == 3 })
+	if calls != 3 {
+		t.Errorf("%d calls, want 3", calls)
+	}
+}
+
+func TestForReceives(t *testing.T) {
+	values := make(chan int)
+	go func() {
+		values <- 7
+		close(values)
+	}()
+	if got := wait.For(t, "a value", values); got != 7 {
+		t.Errorf("got %d, want 7", got)
+	}
+	if got := wait.For(t, "the end", values); got != 0 {
+		t.Errorf("got %d from a closed channel, want 0", got)
+	}
+}
+
+// A wait that fails says what it waited for and on which line of the test, and does so
+// before the whole program is ended for its -timeout.
+func TestFailureIsReportedBeforeTheProgramEnds(t *testing.T) {
+	const variable = "WAIT_TEST_FAILS"
+	switch os.Getenv(variable) {
+	case "Until":
+		wait.Until(t, "pigs fly", func() bool { return false }) // the line that is reported
+	case "For":
+		wait.For(t, "pigs fly", make(chan int))
+	case "":
+		t.Parallel()
+		for _, function := range []string{"Until", "For"} {
+			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^"+t.Name()+"$", "-test.timeout", "1100ms")
+			cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s", variable, function))
+			output, err := cmd.CombinedOutput()
+			const want = "timed out waiting: pigs fly"
+			if text := string(output); err == nil || !strings.Contains(text, want) || !strings.Contains(text, " wait_test.go:") {
+				t.Errorf("%s: %v, want a failure at a line of wait_test.go that says %q:\n%s", function, err, want, text)
+			}
+		}
+	}
+}
