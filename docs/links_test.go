@@ -1,0 +1,95 @@
+package docs_test
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+var (
+	// link matches a link to a file of the repository, with or without an anchor.
+	link = regexp.MustCompile(`\]\(([^):\s]*)\)`)
+	// heading matches a heading, anchor an anchor of a row.
+	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	anchor  = regexp.MustCompile(`<a id="([^"]+)">`)
+	// dropped matches the characters that GitHub leaves out of a heading's anchor.
+	dropped = regexp.MustCompile("[^a-z0-9 _-]")
+)
+
+// TestLinks checks that every link of a Markdown file to a file of the repository, and to
+// a heading or a row in it, leads somewhere.
+func TestLinks(t *testing.T) {
+	anchors := map[string]map[string]bool{}
+	for _, file := range markdown(t) {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, match := range link.FindAllStringSubmatch(string(text), -1) {
+			path, anchor, _ := strings.Cut(match[1], "#")
+			target := file
+			if path != "" {
+				target = filepath.Join(filepath.Dir(file), filepath.FromSlash(path))
+			}
+			if _, err := os.Stat(target); err != nil {
+				t.Errorf("%s: link to %s: %v", file, match[1], err)
+				continue
+			}
+			if anchor == "" {
+				continue
+			}
+			if anchors[target] == nil {
+				anchors[target] = anchorsOf(t, target)
+			}
+			if !anchors[target][anchor] {
+				t.Errorf("%s: link to %s: %s has no such anchor", file, match[1], target)
+			}
+		}
+	}
+}
+
+// markdown returns the paths of the Markdown files of the repository.
+func markdown(t *testing.T) []string {
+	t.Helper()
+	var files []string
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && entry.Name() == ".git":
+			return filepath.SkipDir
+		case filepath.Ext(path) == ".md":
+			files = append(files, path)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(files) == 0 {
+		t.Fatal("no Markdown file found")
+	}
+	return files
+}
+
+// anchorsOf returns the anchors of a Markdown file: those of its headings, made as GitHub
+// makes them, and those of its rows.
+func anchorsOf(t *testing.T, file string) map[string]bool {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	anchors := map[string]bool{}
+	for _, match := range heading.FindAllStringSubmatch(string(text), -1) {
+		slug := dropped.ReplaceAllString(strings.ToLower(match[1]), "")
+		anchors[strings.ReplaceAll(slug, " ", "-")] = true
+	}
+	for _, match := range anchor.FindAllStringSubmatch(string(text), -1) {
+		anchors[match[1]] = true
+	}
+	return anchors
+}
