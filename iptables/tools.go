@@ -126,12 +126,20 @@ func (t tools) write(ctx context.Context, text string) error {
 	return err
 }
 
-// pause waits after the nth failure, longer each time, and returns false if ctx ends.
+// backOff returns how long to wait after the nth failure, counted from 0: longer each
+// time, and at random, so that two programs that disturb each other get out of step.
+func backOff(n int) time.Duration {
+	wait := longestPause
+	if n < 10 { // a larger shift overflows in the end
+		wait = min(firstPause<<n, longestPause)
+	}
+	return wait + rand.N(wait)
+}
+
+// pause waits after the nth failure, and returns false if ctx ends.
 func pause(ctx context.Context, n int) bool {
-	wait := min(firstPause<<n, longestPause)
-	wait += rand.N(wait) // two programs that disturb each other get out of step
 	select {
-	case <-time.After(wait):
+	case <-time.After(backOff(n)):
 		return true
 	case <-ctx.Done():
 		return false
