@@ -1,9 +1,11 @@
 package dnsproxy
 
+import "github.com/nametap/nametap/dnsproxy/wire"
+
 // hasBelow reports whether a name is an ancestor of a host's name, of a wildcard or of a
 // short name. Such a name exists (RFC 8020, RFC 4592). The first call for a table takes
 // as long as a look at all its hosts.
-func (t *Table) hasBelow(name wireName) bool {
+func (t *Table) hasBelow(name wire.Name) bool {
 	t.descended.Do(t.findAncestors)
 	_, found := t.ancestors[name]
 	return found
@@ -11,17 +13,17 @@ func (t *Table) hasBelow(name wireName) bool {
 
 // findAncestors fills ancestors.
 func (t *Table) findAncestors() {
-	t.ancestors = map[wireName]struct{}{}
-	add := func(name wireName) {
-		for name != rootName {
-			name = name.parent()
+	t.ancestors = map[wire.Name]struct{}{}
+	add := func(name wire.Name) {
+		for name != wire.Root {
+			name = name.Parent()
 			if _, known := t.ancestors[name]; known {
 				return
 			}
 			t.ancestors[name] = struct{}{}
 		}
 	}
-	var heads [3]wireName
+	var heads [3]wire.Name
 	for h := range t.all {
 		add(h.name)
 		if h.derived() {

@@ -3,6 +3,7 @@ package dnsproxy
 import (
 	"encoding/binary"
 	"errors"
+	"github.com/nametap/nametap/dnsproxy/wire"
 	"strings"
 
 	"github.com/miekg/dns"
@@ -75,7 +76,7 @@ func (a *answerer) failure(req *dns.Msg, why failure) *dns.Msg {
 }
 
 // respondFailure appends the response to q that says why it has no records.
-func (a *answerer) respondFailure(dst []byte, q *query, why failure) []byte {
+func (a *answerer) respondFailure(dst []byte, q *wire.Query, why failure) []byte {
 	w := writer{answerer: a, query: q, buf: dst, start: len(dst)}
 	w.failure(why)
 	return w.buf
@@ -83,7 +84,7 @@ func (a *answerer) respondFailure(dst []byte, q *query, why failure) []byte {
 
 // respondSpecial appends the response for a name in a special-use zone, of at most limit
 // bytes.
-func (a *answerer) respondSpecial(dst []byte, q *query, zone wireName, limit int) []byte {
+func (a *answerer) respondSpecial(dst []byte, q *wire.Query, zone wire.Name, limit int) []byte {
 	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit}
 	w.special(zone)
 	return w.buf
@@ -93,12 +94,12 @@ func (a *answerer) respondSpecial(dst []byte, q *query, zone wireName, limit int
 // zone that says so, the question's name or a tail of it.
 type negative struct {
 	rcode int
-	zone  wireName
+	zone  wire.Name
 }
 
 // respondNegative appends a response without answers, of at most limit bytes. To the
 // question for the zone's SOA that is the answer.
-func (a *answerer) respondNegative(dst []byte, q *query, n negative, limit int) []byte {
+func (a *answerer) respondNegative(dst []byte, q *wire.Query, n negative, limit int) []byte {
 	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit}
 	w.negative(n)
 	return w.buf
@@ -127,13 +128,13 @@ func (a *answerer) chaos(req *dns.Msg, version, id string) *dns.Msg {
 
 // The names of SOA records, below the cluster's domain.
 const (
-	soaServer  wireName = "\x02ns\x03dns"
-	soaMailbox wireName = "\x0ahostmaster"
+	soaServer  wire.Name = "\x02ns\x03dns"
+	soaMailbox wire.Name = "\x0ahostmaster"
 )
 
 // newSOAData returns the data of the SOA record that negative answers have, in wire
 // form. Its names are of the cluster's domain for want of better ones.
-func newSOAData(domain wireName, ttl uint32) []byte {
+func newSOAData(domain wire.Name, ttl uint32) []byte {
 	data := append(append([]byte(soaServer), domain...), 0)
 	data = append(append(append(data, soaMailbox...), domain...), 0)
 	// No secondary reads the first four; the values are what RFC 1912 calls usual.

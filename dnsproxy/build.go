@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"github.com/nametap/nametap/dnsproxy/wire"
 	"hash/maphash"
 	"net/netip"
 	"slices"
@@ -90,7 +91,7 @@ type builder struct {
 
 // assign finds the shard of every entry, and the digests of the shards.
 func (b *builder) assign(resources [][]byte) error {
-	var name [maxNameLen]byte
+	var name [wire.MaxNameLen]byte
 	for i, table := range resources {
 		for raw, err := range wireEntries(table) {
 			var entry wireEntry
@@ -110,11 +111,11 @@ func (b *builder) assign(resources [][]byte) error {
 	return nil
 }
 
-// foldKey appends the name that key has if it is a name, in the form of a wireName;
+// foldKey appends the name that key has if it is a name, in the form of a wire.Name;
 // for all others something that depends on key alone.
 func foldKey(dst []byte, key string) []byte {
 	key = strings.TrimSuffix(key, ".")
-	return foldText(dst, key[:min(len(key), maxNameLen-1)])
+	return foldText(dst, key[:min(len(key), wire.MaxNameLen-1)])
 }
 
 // foldText appends the name that text has if it is a hostname, for which it does not
@@ -127,7 +128,7 @@ func foldText(dst []byte, text string) []byte {
 			dst[label] = byte(i - label - 1) //nolint:gosec // cut, for what is no name
 			label = i
 		}
-		dst[i] = foldByte(dst[i])
+		dst[i] = wire.FoldByte(dst[i])
 	}
 	dst[label] = byte(len(dst) - label - 1) //nolint:gosec // the same
 	return dst
@@ -230,9 +231,9 @@ func (c *candidate) claims(cl *cluster) []claim {
 	}
 	var claims []claim
 	add := func(text string) {
-		if name, err := parseHostname(text); err == nil && !name.special() {
+		if name, err := wire.ParseHostname(text); err == nil && !name.Special() {
 			claims = append(claims, claim{
-				name: name, fqdn: wireName(strings.Clone(string(c.name))), key: strings.Clone(c.info.key),
+				name: name, fqdn: wire.Name(strings.Clone(string(c.name))), key: strings.Clone(c.info.key),
 			})
 		}
 	}
@@ -272,14 +273,14 @@ var errNoAddress = errors.New("no address")
 func (b *builder) addCandidate(s *shard) {
 	key := b.info.key
 	start := len(b.names)
-	names, wildcard, err := appendHost(b.names, key)
+	names, wildcard, err := wire.AppendHost(b.names, key)
 	if err != nil {
 		s.skip(key, "no valid name: "+err.Error())
 		return
 	}
 	b.names = names
-	c := candidate{host: host{name: wireName(viewString(names[start:]))}, info: b.info.hostInfo}
-	if c.name.special() {
+	c := candidate{host: host{name: wire.Name(viewString(names[start:]))}, info: b.info.hostInfo}
+	if c.name.Special() {
 		s.skip(key, errSpecial.Error())
 		return
 	}
@@ -307,9 +308,9 @@ func (b *builder) skipClaims(s *shard, c *candidate) {
 	}
 	texts := c.altHosts
 	if c.derived() {
-		var heads [3]wireName
+		var heads [3]wire.Name
 		for _, name := range b.cluster.heads(c.name, heads[:0]) {
-			if name.special() {
+			if name.Special() {
 				s.skip(c.info.key, fmt.Sprintf("short name %q: %v", strings.TrimSuffix(name.String(), "."), errSpecial))
 			}
 		}
@@ -317,10 +318,10 @@ func (b *builder) skipClaims(s *shard, c *candidate) {
 		texts = append(b.cluster.shortNames(c.info), texts...)
 	}
 	for _, text := range texts {
-		switch name, err := parseHostname(text); {
+		switch name, err := wire.ParseHostname(text); {
 		case err != nil:
 			s.skip(c.info.key, fmt.Sprintf("short name %q is no valid name: %v", text, err))
-		case name.special():
+		case name.Special():
 			s.skip(c.info.key, fmt.Sprintf("short name %q: %v", text, errSpecial))
 		}
 	}
@@ -357,10 +358,10 @@ func compareSkipped(x, y Skipped) int {
 	return cmp.Or(cmp.Compare(x.Key, y.Key), cmp.Compare(x.Reason, y.Reason))
 }
 
-func collision(name wireName, winner, loser string) Collision {
+func collision(name wire.Name, winner, loser string) Collision {
 	text := name.String()
-	if rest, ok := strings.CutPrefix(string(name), string(wildcardLabel)); ok {
-		text = "*." + wireName(rest).String()
+	if rest, ok := strings.CutPrefix(string(name), string(wire.WildcardLabel)); ok {
+		text = "*." + wire.Name(rest).String()
 	}
 	return Collision{Name: text, Winner: winner, Loser: strings.Clone(loser)}
 }

@@ -2,6 +2,7 @@ package dnsproxy
 
 import (
 	"fmt"
+	"github.com/nametap/nametap/dnsproxy/wire"
 	"slices"
 	"strings"
 	"time"
@@ -46,15 +47,15 @@ func (s CacheSelection) match() (func(cache.Key) bool, error) {
 	case s.Name == "":
 		text = s.Suffix
 	}
-	wire, err := packName(text)
+	packed, err := wire.PackName(text)
 	if err != nil {
 		return nil, fmt.Errorf("name %q: want a domain name: %w", text, err)
 	}
-	name := fold(wire)
+	name := wire.Fold(packed)
 	if s.Suffix != "" {
-		return func(k cache.Key) bool { return wireName(k.Name).below(name) }, nil
+		return func(k cache.Key) bool { return wire.Name(k.Name).Below(name) }, nil
 	}
-	return func(k cache.Key) bool { return wireName(k.Name) == name }, nil
+	return func(k cache.Key) bool { return wire.Name(k.Name) == name }, nil
 }
 
 // CacheContent returns what the cache has for the questions that selection means, up to
@@ -71,7 +72,7 @@ func (s *Server) CacheContent(selection CacheSelection, limit int) (CacheContent
 	content := CacheContent{Total: total, Entries: make([]CacheEntry, 0, len(kept))}
 	for _, e := range kept {
 		entry := CacheEntry{
-			Name: wireName(e.Key.Name).String(), Type: dns.Type(e.Key.Type).String(),
+			Name: wire.Name(e.Key.Name).String(), Type: dns.Type(e.Key.Type).String(),
 			Failure: e.Failure, Walked: e.Key.Walk != 0,
 		}
 		if e.Reply != nil {

@@ -2,57 +2,58 @@ package dnsproxy
 
 import (
 	"fmt"
+	"github.com/nametap/nametap/dnsproxy/wire"
 	"strings"
 )
 
 // svcLabel is the label below which a cluster domain holds its Services, and
 // svcName that label as a name.
 const (
-	svcLabel          = "svc"
-	svcName  wireName = "\x03" + svcLabel
+	svcLabel           = "svc"
+	svcName  wire.Name = "\x03" + svcLabel
 )
 
 // A cluster holds the names that short names are derived with.
 type cluster struct {
 	// domain is the cluster domain, "cluster.local".
-	domain wireName
+	domain wire.Name
 	// services is the parent of all namespaces, "svc.cluster.local".
-	services wireName
+	services wire.Name
 	// own is the parent of the Services of the agent's own namespace,
 	// "shop.svc.cluster.local"; empty without a namespace.
-	own wireName
+	own wire.Name
 }
 
 // newCluster reads a namespace and a domain as Istio's agent takes them: the
 // domain is "shop.svc.cluster.local" in a pod and often plain "cluster.local" on
 // a VM. Both mean the same cluster domain.
 func newCluster(namespace, domain string) (cluster, error) {
-	name, err := parseHostname(domain)
+	name, err := wire.ParseHostname(domain)
 	if err != nil {
 		return cluster{}, fmt.Errorf("domain %q: want a domain name such as shop.svc.cluster.local: %w", domain, err)
 	}
 	namespace = strings.ToLower(namespace)
-	if rest := name.parent(); namespace != "" && name.firstLabel() == namespace && rest.firstLabel() == svcLabel {
+	if rest := name.Parent(); namespace != "" && name.FirstLabel() == namespace && rest.FirstLabel() == svcLabel {
 		name = rest
 	}
-	if name.firstLabel() == svcLabel && name.parent() != rootName {
-		name = name.parent()
+	if name.FirstLabel() == svcLabel && name.Parent() != wire.Root {
+		name = name.Parent()
 	}
 	c := cluster{domain: name, services: svcName + name}
 	// The longest name that we put before the domain ourselves is in the SOA record.
-	if _, ok := soaMailbox.join(name); !ok {
-		return cluster{}, fmt.Errorf("domain %q: %w", domain, errLongName)
+	if _, ok := soaMailbox.Join(name); !ok {
+		return cluster{}, fmt.Errorf("domain %q: %w", domain, wire.ErrLongName)
 	}
 	if namespace == "" {
 		return c, nil
 	}
-	label, err := parseHostname(namespace)
-	if err != nil || label.parent() != rootName {
+	label, err := wire.ParseHostname(namespace)
+	if err != nil || label.Parent() != wire.Root {
 		return cluster{}, fmt.Errorf("namespace %q: want one label such as shop", namespace)
 	}
-	own, ok := label.join(c.services)
+	own, ok := label.Join(c.services)
 	if !ok {
-		return cluster{}, fmt.Errorf("namespace %q: %w", namespace, errLongName)
+		return cluster{}, fmt.Errorf("namespace %q: %w", namespace, wire.ErrLongName)
 	}
 	c.own = own
 	return c, nil
@@ -70,17 +71,17 @@ func ClusterDomain(namespace, domain string) (string, error) {
 
 // place says what short names a host of this name has, by what the control plane
 // says of it.
-func (c *cluster) place(name wireName, info *hostInfo) hostFlags {
-	if info.registry != registryKubernetes || name == c.domain || !name.below(c.domain) {
+func (c *cluster) place(name wire.Name, info *hostInfo) hostFlags {
+	if info.registry != registryKubernetes || name == c.domain || !name.Below(c.domain) {
 		return 0
 	}
-	short, ok := name.cutSuffix(c.services)
+	short, ok := name.CutSuffix(c.services)
 	if !ok || len(short) != len(info.shortname)+len(info.namespace)+2 || info.shortname == "" || info.namespace == "" {
 		return flagLocal
 	}
-	var buf [maxNameLen + 2]byte
+	var buf [wire.MaxNameLen + 2]byte
 	head := foldText(buf[:0], info.shortname)
-	if head = foldText(head, info.namespace); wireName(head) != short {
+	if head = foldText(head, info.namespace); wire.Name(head) != short {
 		return flagLocal
 	}
 	return flagLocal | flagDerived
@@ -92,7 +93,7 @@ func (c *cluster) shortNames(info hostInfo) []string {
 		return nil
 	}
 	names := []string{info.shortname + "." + info.namespace, info.shortname + "." + info.namespace + "." + svcLabel}
-	if own := c.own.firstLabel(); own != "" && strings.EqualFold(own, info.namespace) {
+	if own := c.own.FirstLabel(); own != "" && strings.EqualFold(own, info.namespace) {
 		names = append(names, info.shortname)
 	}
 	return names
@@ -100,10 +101,10 @@ func (c *cluster) shortNames(info hostInfo) []string {
 
 // heads appends the short names of a host whose FQDN they are heads of:
 // name.namespace, name.namespace.svc and, in the own namespace, name.
-func (c *cluster) heads(fqdn wireName, dst []wireName) []wireName {
+func (c *cluster) heads(fqdn wire.Name, dst []wire.Name) []wire.Name {
 	short := fqdn[:len(fqdn)-len(c.services)]
 	dst = append(dst, short, fqdn[:len(fqdn)-len(c.domain)])
-	if c.own != rootName && fqdn.below(c.own) {
+	if c.own != wire.Root && fqdn.Below(c.own) {
 		dst = append(dst, fqdn[:len(fqdn)-len(c.own)])
 	}
 	return dst

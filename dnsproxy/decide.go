@@ -2,6 +2,7 @@ package dnsproxy
 
 import (
 	"errors"
+	"github.com/nametap/nametap/dnsproxy/wire"
 
 	"github.com/miekg/dns"
 )
@@ -32,10 +33,10 @@ type decision struct {
 	// zone is what negative answers name as their zone: the suffix that keeps the name
 	// which answers from nameservers, with the search domain behind it for actUnknown.
 	// The root if there is none: then the name is a zone of its own.
-	zone wireName
+	zone wire.Name
 	// local is the name without the search domain, and table where it is not, of
 	// actUnknown.
-	local wireName
+	local wire.Name
 	table *Table
 }
 
@@ -78,38 +79,38 @@ func (d *decision) failure() failure {
 
 // exists reports whether a name that is never forwarded exists without records: as the
 // zone that the suffix is, or as an ancestor of names of the table.
-func (d *decision) exists(name wireName) bool {
+func (d *decision) exists(name wire.Name) bool {
 	return d.action == actUnknown && (name == d.zone || d.table.hasBelow(d.local))
 }
 
 // decide says what becomes of a question; the package comment numbers its rules,
 // of which [handler.screen] applies those for the rest of the message. table is nil
 // before the first push.
-func (h *handler) decide(q question, table *Table, s *scratch) decision {
-	switch q.class {
+func (h *handler) decide(q wire.Question, table *Table, s *scratch) decision {
+	switch q.Class {
 	case dns.ClassINET:
 	case dns.ClassCHAOS:
 		return decision{action: actChaos}
 	default:
 		return decision{action: actReject, rcode: dns.RcodeRefused, reason: errOtherClass}
 	}
-	if zone, special := h.special(q.name); special {
+	if zone, special := h.special(q.Name); special {
 		d := decision{action: actSpecial, match: match{rule: RuleNone}, zone: zone, reason: errSpecial}
 		return d.unlessTransfer(q)
 	}
-	local, zone, localOnly := h.suffixes.localSearched(q.name, h.forwarder.routing.Load().search)
-	if !localOnly && h.suffixes.bypasses(q.name) {
+	local, zone, localOnly := h.suffixes.localSearched(q.Name, h.forwarder.routing.Load().search)
+	if !localOnly && h.suffixes.bypasses(q.Name) {
 		return decision{action: actForward, match: match{rule: RuleNone}, reason: errBypass}
 	}
 	if table == nil {
-		return h.decideBeforeSync(q.name, localOnly)
+		return h.decideBeforeSync(q.Name, localOnly)
 	}
-	m := table.pointer(q.name, &h.suffixes, s)
+	m := table.pointer(q.Name, &h.suffixes, s)
 	if m.rule == RulePTR {
 		return decision{action: actPointers, match: m, zone: zone}.unlessTransfer(q)
 	}
 	bypassed := m.bypassed
-	m = table.lookup(q.name, h.search(), &h.suffixes, s)
+	m = table.lookup(q.Name, h.search(), &h.suffixes, s)
 	switch {
 	case m.rule == RuleNone && localOnly:
 		return decision{action: actUnknown, match: m, zone: zone, local: local, table: table}.unlessTransfer(q)
@@ -117,8 +118,8 @@ func (h *handler) decide(q question, table *Table, s *scratch) decision {
 		return decision{action: actForward, match: m, reason: errBypass}
 	case m.rule == RuleNone:
 		return decision{action: actForward, match: m}
-	case m.host.kubernetes() || answersAlways(q.qtype) || localOnly || isTransfer(q.qtype):
-		zone, _ = h.suffixes.local(m.owner(q.name))
+	case m.host.kubernetes() || answersAlways(q.Type) || localOnly || isTransfer(q.Type):
+		zone, _ = h.suffixes.local(m.owner(q.Name))
 		return decision{action: actAddresses, match: m, zone: zone}.unlessTransfer(q)
 	default:
 		return decision{action: actExists, match: m}
@@ -127,16 +128,16 @@ func (h *handler) decide(q question, table *Table, s *scratch) decision {
 
 // unlessTransfer returns d, or for a zone transfer that it is refused: what is answered
 // here has records and no zones.
-func (d decision) unlessTransfer(q question) decision {
-	if isTransfer(q.qtype) {
+func (d decision) unlessTransfer(q wire.Question) decision {
+	if isTransfer(q.Type) {
 		return decision{action: actReject, match: d.match, rcode: dns.RcodeRefused, reason: errTransfer}
 	}
 	return d
 }
 
 // special returns the special-use zone of a name, unless settings give it a meaning.
-func (h *handler) special(name wireName) (zone wireName, found bool) {
-	if zone, found = name.specialZone(); found {
+func (h *handler) special(name wire.Name) (zone wire.Name, found bool) {
+	if zone, found = name.SpecialZone(); found {
 		_, meant := belowAny(name, h.meantSpecial)
 		return zone, !meant
 	}
@@ -144,7 +145,7 @@ func (h *handler) special(name wireName) (zone wireName, found bool) {
 }
 
 // search returns the search list by which names are expanded (N5).
-func (h *handler) search() []wireName {
+func (h *handler) search() []wire.Name {
 	if h.autopath == AutopathOff {
 		return nil
 	}
@@ -162,11 +163,11 @@ func answersAlways(qtype uint16) bool {
 }
 
 // decideBeforeSync is decide without a table.
-func (h *handler) decideBeforeSync(name wireName, localOnly bool) decision {
+func (h *handler) decideBeforeSync(name wire.Name, localOnly bool) decision {
 	switch {
 	case h.beforeSync == BeforeSyncServfail:
 		return decision{action: actReject, rcode: dns.RcodeServerFailure, reason: errNotSynced}
-	case h.beforeSync == BeforeSyncHold || localOnly || name.below(h.cluster.domain):
+	case h.beforeSync == BeforeSyncHold || localOnly || name.Below(h.cluster.domain):
 		return decision{action: actHold}
 	}
 	return decision{action: actForward, match: match{rule: RuleNone}, reason: errNotSynced}
@@ -198,14 +199,14 @@ func (h *handler) screen(req *dns.Msg) (d decision, decided bool) {
 
 // rows names the rows of the behaviour reference by which a question was decided:
 // first those for its name, then the one for its type.
-func (d *decision) rows(q question) []string {
+func (d *decision) rows(q wire.Question) []string {
 	switch d.action {
 	case actHold:
 		return []string{"C6"}
 	case actPointers:
 		return []string{"N8"}
 	case actAddresses, actExists:
-		return append(d.match.rows(), d.typeRow(q.qtype))
+		return append(d.match.rows(), d.typeRow(q.Type))
 	case actUnknown:
 		return []string{"F12"}
 	case actForward, actReject:

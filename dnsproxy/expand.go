@@ -3,6 +3,7 @@ package dnsproxy
 import (
 	"encoding/binary"
 	"errors"
+	"github.com/nametap/nametap/dnsproxy/wire"
 	"math"
 	"slices"
 	"time"
@@ -22,8 +23,8 @@ var (
 )
 
 // key is what the cache knows a query by. Its name lives as long as the query.
-func (h *handler) key(q *query) cache.Key {
-	key := cache.Key{Name: string(q.name), Type: q.qtype, Class: q.class, DO: q.do, CD: q.cd}
+func (h *handler) key(q *wire.Query) cache.Key {
+	key := cache.Key{Name: string(q.Name), Type: q.Type, Class: q.Class, DO: q.DO, CD: q.CD}
 	if h.expandable(q) {
 		key.Walk = h.forwarder.walks.Load()
 	}
@@ -33,38 +34,38 @@ func (h *handler) key(q *query) cache.Key {
 // expandable reports whether the search list is to be walked for a query, whose name is
 // not in the table: the rules are in the package comment. The CNAME record that the
 // answer begins with is not signed, so clients that validate walk themselves.
-func (h *handler) expandable(q *query) bool {
-	if h.autopath != AutopathAll || q.do || q.cd || q.qtype != dns.TypeA && q.qtype != dns.TypeAAAA {
+func (h *handler) expandable(q *wire.Query) bool {
+	if h.autopath != AutopathAll || q.DO || q.CD || q.Type != dns.TypeA && q.Type != dns.TypeAAAA {
 		return false
 	}
-	return h.forwarder.routing.Load().walks(q.name)
+	return h.forwarder.routing.Load().walks(q.Name)
 }
 
 // walks reports whether a client's resolver that asks for name is at the start of a walk:
 // name is below the first domain of the search list, and what is before that has too few
 // dots to be tried as it is first.
-func (r *routing) walks(name wireName) bool {
+func (r *routing) walks(name wire.Name) bool {
 	if len(r.search) == 0 {
 		return false
 	}
-	base, ok := name.cutSuffix(r.search[0])
-	return ok && base.dots() < r.conf.Ndots
+	base, ok := name.CutSuffix(r.search[0])
+	return ok && base.Dots() < r.conf.Ndots
 }
 
 // candidates returns the names that the resolver tries, in its order, when name does not
 // exist: the name without a domain stands where the search list has the root, otherwise
 // last. It returns none for a name that is not at the start of a walk (any more).
-func (r *routing) candidates(name wireName) []wireName {
+func (r *routing) candidates(name wire.Name) []wire.Name {
 	if !r.walks(name) {
 		return nil
 	}
-	base, _ := name.cutSuffix(r.search[0])
-	var names []wireName
+	base, _ := name.CutSuffix(r.search[0])
+	var names []wire.Name
 	for i, domain := range r.search[1:] {
 		if 1+i == r.asIs {
 			names = append(names, base)
 		}
-		if joined, ok := base.join(domain); ok {
+		if joined, ok := base.Join(domain); ok {
 			names = append(names, joined)
 		}
 	}
@@ -94,7 +95,7 @@ func (f *forwarder) expand(key cache.Key, renew bool) resolution {
 	key.Walk = 0
 	w := &walk{forwarder: f, key: key, renew: renew, timer: time.NewTimer(f.timeout), left: math.MaxInt64}
 	defer w.timer.Stop()
-	name := wireName(key.Name)
+	name := wire.Name(key.Name)
 	asked := w.wait(w.lookup(name, dns.TypeA))
 	if !asked.absent() {
 		w.note(&asked)
@@ -142,11 +143,11 @@ func (r *resolution) empty() bool {
 
 // lookup starts to look up what a client would be told of a name. The search goes on if
 // the walk ends before, for the cache.
-func (w *walk) lookup(name wireName, qtype uint16) <-chan resolution {
+func (w *walk) lookup(name wire.Name, qtype uint16) <-chan resolution {
 	found := make(chan resolution, 1)
 	key := w.key
 	key.Name, key.Type = string(name), qtype
-	switch w.decides(question{name: name, qtype: qtype, class: key.Class}) {
+	switch w.decides(wire.Question{Name: name, Type: qtype, Class: key.Class}) {
 	case actForward:
 	case actUnknown:
 		found <- resolution{err: errUnknown, source: sourceSelf}
@@ -198,12 +199,12 @@ func (w *walk) note(found *resolution) {
 
 // result makes the answer to the question of the walk: what target, the name asked for or
 // an alias of it, has of the type asked for. found is what it has of the type qtype.
-func (w *walk) result(target wireName, found resolution, qtype uint16) resolution {
+func (w *walk) result(target wire.Name, found resolution, qtype uint16) resolution {
 	if qtype != w.key.Type {
 		found = w.wait(w.lookup(target, w.key.Type))
 		w.note(&found)
 	}
-	name := wireName(w.key.Name)
+	name := wire.Name(w.key.Name)
 	switch {
 	case found.err != nil || !found.usable(), target == name && !found.age.Cached:
 	default:
@@ -218,13 +219,13 @@ func (w *walk) result(target wireName, found resolution, qtype uint16) resolutio
 
 // derive makes a reply to the question of the walk of what was found for target, with the
 // TTLs that are left. If target is another name a CNAME record leads to its addresses.
-func (w *walk) derive(target wireName, found resolution) resolution {
+func (w *walk) derive(target wire.Name, found resolution) resolution {
 	failed := func(err error) resolution { return resolution{err: err, source: found.source} }
 	msg, err := found.message(target, w.key)
 	if err != nil {
 		return failed(err)
 	}
-	if name := wireName(w.key.Name); target != name {
+	if name := wire.Name(w.key.Name); target != name {
 		w.alias(msg, name, target)
 		msg.Rcode = dns.RcodeSuccess // also of servers that say NXDOMAIN for want of an AAAA record (RFC 4074)
 	}
@@ -243,7 +244,7 @@ func (w *walk) derive(target wireName, found resolution) resolution {
 // alias makes msg, an answer for target, one for name. Without an address of the type
 // asked for it has no CNAME record: glibc ends a walk at one, also if it asks for one
 // family only and a later name has what it wants.
-func (w *walk) alias(msg *dns.Msg, name, target wireName) {
+func (w *walk) alias(msg *dns.Msg, name, target wire.Name) {
 	msg.Question[0].Name = name.String()
 	if !slices.ContainsFunc(msg.Answer, func(rr dns.RR) bool { return rr.Header().Rrtype == w.key.Type }) {
 		msg.Answer = nil
@@ -261,8 +262,8 @@ func (w *walk) alias(msg *dns.Msg, name, target wireName) {
 
 // message returns what was found for the question of key about another name, as a
 // message. Of TTLs that began a part of a second ago the whole second is gone.
-func (r *resolution) message(name wireName, key cache.Key) (*dns.Msg, error) {
-	query := make([]byte, headerLen, headerLen+len(name)+1+4)
+func (r *resolution) message(name wire.Name, key cache.Key) (*dns.Msg, error) {
+	query := make([]byte, wire.HeaderLen, wire.HeaderLen+len(name)+1+4)
 	query = append(append(query, name...), 0)
 	query = binary.BigEndian.AppendUint16(query, key.Type)
 	query = binary.BigEndian.AppendUint16(query, key.Class)

@@ -3,6 +3,7 @@ package dnsproxy
 import (
 	"errors"
 	"fmt"
+	"github.com/nametap/nametap/dnsproxy/wire"
 	"strings"
 
 	"github.com/miekg/dns"
@@ -33,11 +34,11 @@ func (s *Server) Explain(name, qtype string) (Explanation, error) {
 	if !known {
 		return Explanation{}, fmt.Errorf("type %q: want a record type such as A, AAAA or PTR", qtype)
 	}
-	wire, err := packName(name)
+	packed, err := wire.PackName(name)
 	if err != nil {
 		return Explanation{}, fmt.Errorf("name %q: want a domain name: %w", name, err)
 	}
-	q := question{name: fold(wire), qtype: code, class: dns.ClassINET}
+	q := wire.Question{Name: wire.Fold(packed), Type: code, Class: dns.ClassINET}
 	table := s.handler.table.Load()
 	d := s.handler.decide(q, table, new(scratch))
 	e := Explanation{
@@ -47,11 +48,11 @@ func (s *Server) Explain(name, qtype string) (Explanation, error) {
 	if e.Rule == "" {
 		e.Rule = RuleNone
 	}
-	if d.match.host.name != rootName {
+	if d.match.host.name != wire.Root {
 		e.Host = d.match.host.info(&table.cluster).key
 	}
 	e.Why = why(d, e.Host)
-	if d.exists(q.name) {
+	if d.exists(q.Name) {
 		e.Why = fmt.Sprintf("an ancestor of names of the table, and names below %s are not forwarded: it has no records", d.zone)
 	}
 	return e, nil

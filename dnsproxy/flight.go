@@ -3,6 +3,7 @@ package dnsproxy
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"github.com/nametap/nametap/dnsproxy/wire"
 	"net/netip"
 	"strings"
 	"sync"
@@ -41,13 +42,13 @@ type flightKey struct {
 
 // relayKey returns the key of a message that is relayed as it came. Messages may be
 // long, so the key has a digest.
-func relayKey(packet []byte, name wireName, over transport, server netip.AddrPort) flightKey {
+func relayKey(packet []byte, name wire.Name, over transport, server netip.AddrPort) flightKey {
 	const idLen = 2
 	key := flightKey{
 		Key:     cache.Key{Name: string(name)},
 		message: sha256.Sum256(packet[idLen:]), over: over, server: server,
 	}
-	if end := headerLen + len(name) + 1; len(packet) >= end+4 {
+	if end := wire.HeaderLen + len(name) + 1; len(packet) >= end+4 {
 		key.Type, key.Class = binary.BigEndian.Uint16(packet[end:]), binary.BigEndian.Uint16(packet[end+2:])
 	}
 	return key

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/nametap/nametap/dnsproxy/wire"
 	"io"
 	"net/netip"
 	"slices"
@@ -44,7 +45,7 @@ type forwarder struct {
 	metrics *metrics
 	timeout time.Duration // of a query
 	// decides says what becomes of a question.
-	decides func(question) action
+	decides func(wire.Question) action
 	// walks numbers the search lists and tables that there were: the Walk of keys. It
 	// changes after them.
 	walks atomic.Uint32
@@ -55,7 +56,7 @@ type forwarder struct {
 
 // acquire takes a slot for a query for name, unless there is none for it. The caller
 // releases it.
-func (f *forwarder) acquire(name wireName) (taken slot, ok bool) {
+func (f *forwarder) acquire(name wire.Name) (taken slot, ok bool) {
 	taken = f.slots.slotFor(name)
 	if !taken.take() {
 		f.metrics.overflows.Inc()
@@ -65,7 +66,7 @@ func (f *forwarder) acquire(name wireName) (taken slot, ok bool) {
 }
 
 // overloaded reports whether a question for nameservers would fail at once.
-func (f *forwarder) overloaded(name wireName) bool {
+func (f *forwarder) overloaded(name wire.Name) bool {
 	wanted := f.slots.slotFor(name)
 	return !wanted.available() || f.routing.Load().group(name).Overloaded()
 }
@@ -130,7 +131,7 @@ func (f *forwarder) flush(match func(cache.Key) bool) {
 
 // refresh asks for what is in the cache and about to expire.
 func (f *forwarder) refresh(key cache.Key) {
-	taken, ok := f.acquire(wireName(key.Name))
+	taken, ok := f.acquire(wire.Name(key.Name))
 	if !ok {
 		return // there is more pressing work
 	}
@@ -158,7 +159,7 @@ func (f *forwarder) resolve(key cache.Key, over transport) resolution {
 // fetch is resolve for a question that the cache has no answer to, or found, an old one,
 // which goes out too if no more queries may be in flight.
 func (f *forwarder) fetch(key cache.Key, over transport, found resolution) resolution {
-	taken, ok := f.acquire(wireName(key.Name))
+	taken, ok := f.acquire(wire.Name(key.Name))
 	switch {
 	case !ok && found.reply != nil:
 		return found
@@ -175,7 +176,7 @@ func (f *forwarder) fetch(key cache.Key, over transport, found resolution) resol
 	switch {
 	case !first:
 		// Another client asks the same, or a nameserver that forwards to us.
-		flight.suspectLater(f.routing.Load().group(wireName(key.Name)))
+		flight.suspectLater(f.routing.Load().group(wire.Name(key.Name)))
 	case stale:
 		f.background.Go(func() { f.ask(flight, false) })
 	default:
@@ -185,7 +186,7 @@ func (f *forwarder) fetch(key cache.Key, over transport, found resolution) resol
 		<-flight.done
 		return flight.result
 	}
-	if found.age.Stale && f.routing.Load().group(wireName(key.Name)).Down() {
+	if found.age.Stale && f.routing.Load().group(wire.Name(key.Name)).Down() {
 		return found
 	}
 	timer := time.NewTimer(staleAfter - time.Since(flight.began))
@@ -248,7 +249,7 @@ func (f *forwarder) exchange(key cache.Key, over transport) resolution {
 	}
 	r := f.routing.Load()
 	found := resolution{source: sourceUpstream}
-	answer, err := r.group(wireName(key.Name)).Ask(context.Background(), r.query(key), how)
+	answer, err := r.group(wire.Name(key.Name)).Ask(context.Background(), r.query(key), how)
 	if err != nil {
 		found.err = err
 		return found
@@ -275,7 +276,7 @@ func howOver(over transport) upstream.How {
 // and returns the reply as it came, which others may get too: one that no
 // cache can answer. It is asked over what the client asked over; server is the
 // nameserver it is for, if that is known, otherwise one for name is chosen.
-func (f *forwarder) relay(packet []byte, name wireName, server netip.AddrPort, over transport) resolution {
+func (f *forwarder) relay(packet []byte, name wire.Name, server netip.AddrPort, over transport) resolution {
 	taken, ok := f.acquire(name)
 	if !ok {
 		return resolution{err: errTooManyQuery, source: sourceSelf}
@@ -308,7 +309,7 @@ func (f *forwarder) relay(packet []byte, name wireName, server netip.AddrPort, o
 
 // transfer asks for a zone on behalf of a client that asked over TCP, and sends it all
 // messages of the response but the last, which is relayed as any other.
-func (f *forwarder) transfer(packet []byte, name wireName, server netip.AddrPort, send func([]byte) error) resolution {
+func (f *forwarder) transfer(packet []byte, name wire.Name, server netip.AddrPort, send func([]byte) error) resolution {
 	taken, ok := f.acquire(name)
 	if !ok {
 		return resolution{err: errTooManyQuery, source: sourceSelf}

@@ -1,6 +1,7 @@
 package dnsproxy
 
 import (
+	"github.com/nametap/nametap/dnsproxy/wire"
 	"log/slog"
 	"net/netip"
 	"sync/atomic"
@@ -23,7 +24,7 @@ type handler struct {
 	autopath   Autopath
 	suffixes   suffixRules
 	// meantSpecial are the suffixes within special-use zones that settings name.
-	meantSpecial []wireName
+	meantSpecial []wire.Name
 	version      string
 	id           string
 	log          *slog.Logger
@@ -50,28 +51,28 @@ type arrival struct {
 // serve returns the response to a packet that [responder.respond] handed on, nil if
 // there is none. It blocks for as long as a nameserver, or the first table, takes.
 func (h *handler) serve(packet []byte, from *arrival) []byte {
-	if len(packet) < headerLen || packet[flagsOffset]&bitQR != 0 {
+	if len(packet) < wire.HeaderLen || packet[wire.FlagsOffset]&wire.QR != 0 {
 		// Nothing good comes of answering an answer.
 		h.metrics.dropped.Inc()
 		return nil
 	}
 	h.metrics.requests.Inc()
-	var q query
-	if !q.parse(packet) || q.class == dns.ClassCHAOS {
+	var q wire.Query
+	if !q.Parse(packet) || q.Class == dns.ClassCHAOS {
 		return h.serveUnusual(packet, from)
 	}
 	response, source := h.answer(&q, from)
-	h.metrics.countQuery(q.qtype, from.over, reply.Rcode(response), source)
+	h.metrics.countQuery(q.Type, from.over, reply.Rcode(response), source)
 	return response
 }
 
 // answer returns the response to a query, and its source.
-func (h *handler) answer(q *query, from *arrival) (response []byte, source string) {
-	d := h.decide(q.question, h.table.Load(), new(scratch))
+func (h *handler) answer(q *wire.Query, from *arrival) (response []byte, source string) {
+	d := h.decide(q.Question, h.table.Load(), new(scratch))
 	if d.action == actHold {
-		d = h.hold(q.question)
+		d = h.hold(q.Question)
 	}
-	limit := h.limit(q.udpSize, from.over)
+	limit := h.limit(q.UDPSize, from.over)
 	switch d.action {
 	case actPointers, actAddresses:
 		return h.respondOwn(nil, q, d, limit), sourceTable
@@ -85,8 +86,8 @@ func (h *handler) answer(q *query, from *arrival) (response []byte, source strin
 }
 
 // hold waits for the first table and decides again. What is held counts as in flight.
-func (h *handler) hold(q question) decision {
-	taken, ok := h.forwarder.acquire(rootName) // held is held, whatever the domain
+func (h *handler) hold(q wire.Question) decision {
+	taken, ok := h.forwarder.acquire(wire.Root) // held is held, whatever the domain
 	if !ok {
 		return decision{action: actReject, rcode: dns.RcodeServerFailure, reason: errTooManyQuery}
 	}
@@ -103,16 +104,16 @@ func (h *handler) hold(q question) decision {
 
 // forward returns the response to a query that is not, or not only, for the table,
 // and its source.
-func (h *handler) forward(q *query, d decision, from *arrival) (response []byte, source string) {
-	limit := h.limit(q.udpSize, from.over)
-	if d.exists(q.name) {
+func (h *handler) forward(q *wire.Query, d decision, from *arrival) (response []byte, source string) {
+	limit := h.limit(q.UDPSize, from.over)
+	if d.exists(q.Name) {
 		return h.respondNegative(nil, q, negative{dns.RcodeSuccess, d.zone}, limit), sourceSelf
 	}
 	server, err := h.forwarder.elsewhere(from)
 	if err != nil && d.action != actUnknown { // which needs no nameserver
 		return h.respondFailure(nil, q, failureOf(err)), sourceSelf
 	}
-	if h.forwarder.client.Echo(append([]byte(q.name), 0), server) {
+	if h.forwarder.client.Echo(append([]byte(q.Name), 0), server) {
 		// Refused, since a forwarder that is told nothing asks again.
 		return h.respondFailure(nil, q, failure{dns.RcodeRefused, dns.ExtendedErrorCodeOther, errEcho}), sourceSelf
 	}
@@ -123,10 +124,10 @@ func (h *handler) forward(q *query, d decision, from *arrival) (response []byte,
 		found.err = errUnknown
 	case d.action == actUnknown:
 		found = h.forwarder.resolve(h.key(q), from.over)
-	case isTransfer(q.qtype) && from.send != nil:
-		found = h.forwarder.transfer(q.asCame(), q.name, server, h.sendTransferred(q, from.send))
-	case server.IsValid() || !q.cacheable():
-		found = h.forwarder.relay(q.asCame(), q.name, server, from.over)
+	case isTransfer(q.Type) && from.send != nil:
+		found = h.forwarder.transfer(q.AsSent(), q.Name, server, h.sendTransferred(q, from.send))
+	case server.IsValid() || !q.Cacheable():
+		found = h.forwarder.relay(q.AsSent(), q.Name, server, from.over)
 	default:
 		found = h.forwarder.resolve(h.key(q), from.over)
 	}
@@ -138,14 +139,14 @@ func (h *handler) forward(q *query, d decision, from *arrival) (response []byte,
 	case d.action == actExists && found.rcode() == dns.RcodeNameError:
 		return h.respondOwn(nil, q, d, limit), sourceTable // of no type that has any: NODATA
 	case found.relayed != nil:
-		return reply.Cut(reply.Hop(found.relayed, q.edns, h.ednsUDPSize), limit), found.source
+		return reply.Cut(reply.Hop(found.relayed, q.EDNS, h.ednsUDPSize), limit), found.source
 	}
 	request := h.request(q, limit)
 	return found.reply.Append(nil, &request, found.age), found.source
 }
 
 // decides says what becomes of a question.
-func (h *handler) decides(q question) action {
+func (h *handler) decides(q wire.Question) action {
 	d := h.decide(q, h.table.Load(), new(scratch))
 	return d.action
 }
@@ -153,17 +154,17 @@ func (h *handler) decides(q question) action {
 // sendTransferred returns what sends one message of a zone transfer to the client, with
 // the OPT record of this hop. A signature is over several messages, so those of a signed
 // transfer stay as they are.
-func (h *handler) sendTransferred(q *query, send func([]byte) error) func([]byte) error {
-	if reply.Signed(q.asCame()) {
+func (h *handler) sendTransferred(q *wire.Query, send func([]byte) error) func([]byte) error {
+	if reply.Signed(q.AsSent()) {
 		return send
 	}
-	return func(message []byte) error { return send(reply.Hop(message, q.edns, h.ednsUDPSize)) }
+	return func(message []byte) error { return send(reply.Hop(message, q.EDNS, h.ednsUDPSize)) }
 }
 
 // request returns what a response to q copies from it.
-func (h *handler) request(q *query, limit int) reply.Request {
+func (h *handler) request(q *wire.Query, limit int) reply.Request {
 	return reply.Request{
-		Query: q.packet[:q.questionEnd], EDNS: q.edns, DO: q.do,
+		Query: q.Packet[:q.QuestionEnd], EDNS: q.EDNS, DO: q.DO,
 		UDPSize: h.ednsUDPSize, KeepAD: h.forwarder.routing.Load().conf.TrustAD, Limit: limit,
 	}
 }
@@ -186,10 +187,10 @@ func (h *handler) serveUnusual(packet []byte, from *arrival) []byte {
 // bareFailure returns the response to a packet of which only the header is looked at. It
 // is long enough for one.
 func bareFailure(packet []byte, rcode byte) []byte {
-	resp := make([]byte, headerLen)
-	copy(resp, packet[:flagsOffset])
-	resp[flagsOffset] = bitQR | packet[flagsOffset]&(maskOpcode|bitRD)
-	resp[flagsOffset+1] = rcode
+	resp := make([]byte, wire.HeaderLen)
+	copy(resp, packet[:wire.FlagsOffset])
+	resp[wire.FlagsOffset] = wire.QR | packet[wire.FlagsOffset]&(wire.OpcodeMask|wire.RD)
+	resp[wire.FlagsOffset+1] = rcode
 	return resp
 }
 
@@ -211,17 +212,17 @@ func (h *handler) answerUnusual(req *dns.Msg, packet []byte, from *arrival) (res
 	if err != nil {
 		return h.pack(h.failure(req, (&decision{action: actReject, rcode: dns.RcodeFormatError, reason: errQuestionName}).failure()), req, from.over), sourceSelf
 	}
-	q.unusual = packet
+	q.Sent = packet
 	return h.answer(q, from)
 }
 
 // passOn returns the response to a message that is no QUERY, and its source: that of
 // the nameserver it was on its way to, or of the best of those for its name.
 func (h *handler) passOn(req *dns.Msg, packet []byte, from *arrival) (response []byte, source string) {
-	var name wireName
+	var name wire.Name
 	if len(req.Question) > 0 {
-		if wire, err := packName(req.Question[0].Name); err == nil {
-			name = fold(wire)
+		if packed, err := wire.PackName(req.Question[0].Name); err == nil {
+			name = wire.Fold(packed)
 		}
 	}
 	var server netip.AddrPort
@@ -242,11 +243,11 @@ func (h *handler) passOn(req *dns.Msg, packet []byte, from *arrival) (response [
 // pack returns a response of ours in wire form, within the bounds of its transport.
 func (h *handler) pack(resp, req *dns.Msg, over transport) []byte {
 	resp.Truncate(h.limit(offered(req), over))
-	wire, err := resp.Pack()
+	packed, err := resp.Pack()
 	if err != nil { // not reached: it is made of a request that was unpacked
 		return nil
 	}
-	return wire
+	return packed
 }
 
 // offered is what the client offers to take over UDP, 0 if it does not say.
@@ -259,7 +260,7 @@ func offered(req *dns.Msg) uint16 {
 
 // usual returns the question of an unusual query as if it had been asked in the
 // usual way: there is one code that makes such answers.
-func usual(req *dns.Msg) (*query, error) {
+func usual(req *dns.Msg) (*wire.Query, error) {
 	msg := new(dns.Msg)
 	msg.Id, msg.RecursionDesired, msg.CheckingDisabled = req.Id, req.RecursionDesired, req.CheckingDisabled
 	msg.Question = req.Question
@@ -270,8 +271,8 @@ func usual(req *dns.Msg) (*query, error) {
 	if err != nil {
 		return nil, err
 	}
-	q := new(query)
-	if !q.parse(packet) {
+	q := new(wire.Query)
+	if !q.Parse(packet) {
 		return nil, errQuestionName
 	}
 	return q, nil

@@ -3,6 +3,7 @@ package dnsproxy
 import (
 	"bytes"
 	"encoding/binary"
+	"github.com/nametap/nametap/dnsproxy/wire"
 	"iter"
 	"net/netip"
 	"slices"
@@ -31,9 +32,6 @@ const (
 	flagTexts                            // its texts follow, for they cannot be derived
 )
 
-// wildcardLabel begins the name of a wildcard.
-const wildcardLabel wireName = "\x01*"
-
 // A host is one entry of a table, as a view of its record. It never changes.
 //
 // A record is flags, the length of the name, the name, the numbers of IPv4 and IPv6
@@ -41,8 +39,8 @@ const wildcardLabel wireName = "\x01*"
 // and namespace, each after its length as a varint.
 type host struct {
 	flags  hostFlags
-	name   wireName // folded; a wildcard's begins with wildcardLabel
-	v4, v6 []byte   // packed addresses, sorted, without duplicates
+	name   wire.Name // folded; a wildcard's begins with wire.WildcardLabel
+	v4, v6 []byte    // packed addresses, sorted, without duplicates
 	texts  []byte
 }
 
@@ -55,7 +53,7 @@ func viewHost(b []byte) host {
 	h := host{
 		flags: hostFlags(b[0]),
 		// Records never change, so a name may share their bytes.
-		name: wireName(unsafe.String(&b[recordNameOffset], n)),
+		name: wire.Name(unsafe.String(&b[recordNameOffset], n)),
 	}
 	b = b[recordNameOffset+n:]
 	count4, n4 := binary.Uvarint(b)
@@ -125,12 +123,12 @@ func (h *host) info(c *cluster) hostInfo {
 
 // usualInfo returns the texts that a host has whose texts need not be kept.
 func (h *host) usualInfo(c *cluster) hostInfo {
-	info := hostInfo{key: strings.TrimSuffix(presentation(string(h.name)), "."), registry: registryExternal}
+	info := hostInfo{key: strings.TrimSuffix(wire.Presentation(string(h.name)), "."), registry: registryExternal}
 	if h.kubernetes() {
 		info.registry = registryKubernetes
 	}
 	if h.derived() {
-		short, _ := h.name.cutSuffix(c.services)
+		short, _ := h.name.CutSuffix(c.services)
 		dotted := strings.TrimSuffix(short.String(), ".")
 		last := strings.LastIndexByte(dotted, '.')
 		info.shortname, info.namespace = dotted[:last], dotted[last+1:]
@@ -144,8 +142,8 @@ func (h *host) isUsual(info *hostInfo) bool {
 		return false
 	}
 	at := 0
-	for n := h.name; n != rootName; n = n.parent() {
-		label := n.firstLabel()
+	for n := h.name; n != wire.Root; n = n.Parent() {
+		label := n.FirstLabel()
 		if info.key[at:at+len(label)] != label || at > 0 && info.key[at-1] != '.' {
 			return false
 		}

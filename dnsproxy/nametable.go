@@ -2,6 +2,7 @@ package dnsproxy
 
 import (
 	"fmt"
+	"github.com/nametap/nametap/dnsproxy/wire"
 	"iter"
 	"unicode/utf8"
 	"unsafe"
@@ -132,7 +133,7 @@ func viewString(b []byte) string { return unsafe.String(unsafe.SliceData(b), len
 // own, as Istio's agent shows them. The caller owns the result.
 func (t *Table) NameTable() *api.NameTable {
 	out := &api.NameTable{Table: make(map[string]*api.NameTable_NameInfo, 3*t.Len())}
-	var names [3]wireName
+	var names [3]wire.Name
 	for h := range t.all {
 		info := h.info(&t.cluster)
 		out.Table[info.key] = &api.NameTable_NameInfo{
@@ -153,7 +154,7 @@ func (t *Table) NameTable() *api.NameTable {
 }
 
 // listShortName puts name in out if it is h that answers it.
-func (t *Table) listShortName(out *api.NameTable, name wireName, h *host) {
+func (t *Table) listShortName(out *api.NameTable, name wire.Name, h *host) {
 	if m := t.lookup(name, nil, &suffixRules{}, new(scratch)); m.rule != RuleNone && m.host.name == h.name {
 		out.Table[name.String()] = &api.NameTable_NameInfo{Ips: addressTexts(h), Registry: h.info(&t.cluster).registry}
 	}

@@ -2,6 +2,7 @@ package dnsproxy
 
 import (
 	"cmp"
+	"github.com/nametap/nametap/dnsproxy/wire"
 	"hash/maphash"
 	"slices"
 
@@ -38,7 +39,7 @@ func addressTag(address uint64) pointer {
 
 // pointers finds the FQDNs of the hosts that have a packed address, sorted as text.
 // The result is in s.
-func (t *Table) pointers(packed []byte, s *scratch) []wireName {
+func (t *Table) pointers(packed []byte, s *scratch) []wire.Name {
 	hash := maphash.Bytes(t.seed, packed)
 	tag := addressTag(hash)
 	all := t.reverse[shardOf(hash)]
@@ -51,14 +52,14 @@ func (t *Table) pointers(packed []byte, s *scratch) []wireName {
 		at := &t.shards[p>>pointerNameBits&(shardCount-1)]
 		s.ptr = at.appendPointed(s.ptr, t.seed, uint32(p), packed) //nolint:gosec // the low half
 	}
-	slices.SortFunc(s.ptr, wireName.compareText)
+	slices.SortFunc(s.ptr, wire.Name.CompareText)
 	s.ptr = slices.Compact(s.ptr)
 	return s.ptr
 }
 
 // appendPointed appends the names of the hosts with the low half of a name's hash
 // that have a packed address.
-func (s *shard) appendPointed(dst []wireName, seed maphash.Seed, low uint32, packed []byte) []wireName {
+func (s *shard) appendPointed(dst []wire.Name, seed maphash.Seed, low uint32, packed []byte) []wire.Name {
 	if len(s.index) == 0 {
 		return dst
 	}
@@ -156,12 +157,12 @@ func merge(all, gone, come []pointer) []pointer {
 
 // pointer finds the hosts of the address that name is the PTR name of, but for those
 // that settings leave to nameservers.
-func (t *Table) pointer(name wireName, settings *suffixRules, s *scratch) match {
-	addr, ok := reverseAddr(name)
+func (t *Table) pointer(name wire.Name, settings *suffixRules, s *scratch) match {
+	addr, ok := wire.ReverseAddr(name)
 	if !ok {
 		return match{rule: RuleNone}
 	}
-	var names []wireName
+	var names []wire.Name
 	if addr = addr.Unmap(); addr.Is4() {
 		packed := addr.As4()
 		names = t.pointers(packed[:], s)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"github.com/nametap/nametap/dnsproxy/wire"
 	"math"
 	"net"
 	"net/netip"
@@ -19,9 +20,9 @@ import (
 // changes; when resolv.conf does, there is a new one.
 type routing struct {
 	conf     *resolvconf.Config
-	search   []wireName // of conf, without the root
-	asIs     int        // how many domains of search stand before the root, which changes no name
-	routes   []route    // the longest suffix first
+	search   []wire.Name // of conf, without the root
+	asIs     int         // how many domains of search stand before the root, which changes no name
+	routes   []route     // the longest suffix first
 	fallback *upstream.Group
 	servers  []upstream.Spec // of fallback
 	local    []netip.Addr    // addresses of this host
@@ -29,15 +30,15 @@ type routing struct {
 
 // A route is a [Route] in use.
 type route struct {
-	suffix  wireName
+	suffix  wire.Name
 	group   *upstream.Group
 	servers []upstream.Spec // of group
 }
 
 // group returns the nameservers to ask for a name.
-func (r *routing) group(name wireName) *upstream.Group {
+func (r *routing) group(name wire.Name) *upstream.Group {
 	for i := range r.routes {
-		if name.below(r.routes[i].suffix) {
+		if name.Below(r.routes[i].suffix) {
 			return r.routes[i].group
 		}
 	}
@@ -47,23 +48,23 @@ func (r *routing) group(name wireName) *upstream.Group {
 // query returns the query for a question in wire form, with an OPT record of our own:
 // what clients say in theirs is for us (RFC 6891, section 6.2.1).
 func (r *routing) query(key cache.Key) []byte {
-	packet := make([]byte, headerLen, headerLen+len(key.Name)+1+4+optLen)
-	packet[flagsOffset] = bitRD
+	packet := make([]byte, wire.HeaderLen, wire.HeaderLen+len(key.Name)+1+4+wire.OPTLen)
+	packet[wire.FlagsOffset] = wire.RD
 	if r.conf.TrustAD {
-		packet[flagsOffset+1] |= bitAD // the answer's AD is wanted: RFC 6840, section 5.7
+		packet[wire.FlagsOffset+1] |= wire.AD // the answer's AD is wanted: RFC 6840, section 5.7
 	}
 	var ttl uint32
 	if key.DO {
-		ttl = optDO
+		ttl = wire.OPTDO
 	}
 	if key.CD {
-		packet[flagsOffset+1] |= bitCD
+		packet[wire.FlagsOffset+1] |= wire.CD
 	}
-	packet[qdCountOffset+1], packet[arCountOffset+1] = 1, 1
+	packet[wire.QDCountOffset+1], packet[wire.ARCountOffset+1] = 1, 1
 	packet = append(append(packet, key.Name...), 0)
 	packet = binary.BigEndian.AppendUint16(packet, key.Type)
 	packet = binary.BigEndian.AppendUint16(packet, key.Class)
-	return appendOPT(packet, DefaultEDNSUDPSize, ttl)
+	return wire.AppendOPT(packet, DefaultEDNSUDPSize, ttl)
 }
 
 // standsFor reports whether resolv.conf's nameservers are asked instead of the one that
@@ -87,7 +88,7 @@ func (r *routing) standsFor(server netip.AddrPort) bool {
 
 // A suffixRoute is a [Route] as the configuration has it, its suffix in wire form.
 type suffixRoute struct {
-	suffix  wireName
+	suffix  wire.Name
 	servers []upstream.Spec
 }
 
@@ -95,7 +96,7 @@ type suffixRoute struct {
 func parseRoutes(configured []Route) ([]suffixRoute, error) {
 	var routes []suffixRoute
 	for _, r := range configured {
-		suffix, err := parseHostname(r.Suffix)
+		suffix, err := wire.ParseHostname(r.Suffix)
 		if err != nil {
 			return nil, fmt.Errorf("upstream for %q: want a domain name: %w", r.Suffix, err)
 		}
@@ -106,8 +107,8 @@ func parseRoutes(configured []Route) ([]suffixRoute, error) {
 }
 
 // routeSuffixes returns the suffixes of routes.
-func routeSuffixes(routes []suffixRoute) []wireName {
-	var suffixes []wireName
+func routeSuffixes(routes []suffixRoute) []wire.Name {
+	var suffixes []wire.Name
 	for _, r := range routes {
 		suffixes = append(suffixes, r.suffix)
 	}
@@ -153,7 +154,7 @@ func (s *Server) watchResolvConf() *resolvconf.Watcher {
 func (s *Server) logIgnored(conf *resolvconf.Config) {
 	ignored := slices.Clone(conf.Ignored)
 	for _, domain := range conf.Search {
-		if _, err := parseHostname(domain); err != nil && domain != "." {
+		if _, err := wire.ParseHostname(domain); err != nil && domain != "." {
 			ignored = append(ignored, fmt.Sprintf("search %q: want a domain name: %v", domain, err))
 		}
 	}
@@ -239,7 +240,7 @@ func (r *routing) readSearch() {
 	for _, domain := range r.conf.Search {
 		if domain == "." {
 			r.asIs = min(r.asIs, len(r.search))
-		} else if name, err := parseHostname(domain); err == nil {
+		} else if name, err := wire.ParseHostname(domain); err == nil {
 			r.search = append(r.search, name)
 		}
 	}

@@ -1,5 +1,7 @@
 package dnsproxy
 
+import "github.com/nametap/nametap/dnsproxy/wire"
+
 // A table has shardCount shards, enough for a push that changes one host of 100,000
 // to build 400 anew.
 const (
@@ -38,13 +40,13 @@ type shard struct {
 
 // A claim is a name that a host wants to be known by beside its FQDN.
 type claim struct {
-	name wireName
-	fqdn wireName
+	name wire.Name
+	fqdn wire.Name
 	key  string // the host's
 }
 
 // find returns the host of a name, which hashes to hash.
-func (s *shard) find(hash uint64, name wireName) (h host, ok bool) {
+func (s *shard) find(hash uint64, name wire.Name) (h host, ok bool) {
 	if len(s.index) == 0 {
 		return host{}, false
 	}

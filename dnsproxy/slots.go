@@ -1,6 +1,7 @@
 package dnsproxy
 
 import (
+	"github.com/nametap/nametap/dnsproxy/wire"
 	"hash/maphash"
 	"sync/atomic"
 )
@@ -44,7 +45,7 @@ type slot struct {
 }
 
 // slotFor returns a slot for a query for name, which has yet to be taken.
-func (s *slots) slotFor(name wireName) slot {
+func (s *slots) slotFor(name wire.Name) slot {
 	sl := slot{slots: s}
 	var starts [maxSuffixes + minSuffix - 1]int // of the last labels, around
 	labels := 0

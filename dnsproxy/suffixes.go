@@ -2,6 +2,7 @@ package dnsproxy
 
 import (
 	"fmt"
+	"github.com/nametap/nametap/dnsproxy/wire"
 	"slices"
 )
 
@@ -9,12 +10,12 @@ import (
 // a name is below the longest decides, and of two of one length bypass. The zero value
 // has no suffixes.
 type suffixRules struct {
-	bypass    []wireName // nameservers answer, as if the table had no such host; longest first
-	localOnly []wireName // nameservers are never asked; longest first
+	bypass    []wire.Name // nameservers answer, as if the table had no such host; longest first
+	localOnly []wire.Name // nameservers are never asked; longest first
 }
 
 // bypasses reports whether name goes to nameservers even if the table has it.
-func (r *suffixRules) bypasses(name wireName) bool {
+func (r *suffixRules) bypasses(name wire.Name) bool {
 	if len(r.bypass) == 0 {
 		return false
 	}
@@ -33,7 +34,7 @@ func (r *suffixRules) bypassesHost(h *host) bool {
 }
 
 // local returns the suffix that keeps name from nameservers.
-func (r *suffixRules) local(name wireName) (zone wireName, found bool) {
+func (r *suffixRules) local(name wire.Name) (zone wire.Name, found bool) {
 	zone, found = belowAny(name, r.localOnly)
 	return zone, found && !r.bypasses(name)
 }
@@ -41,16 +42,16 @@ func (r *suffixRules) local(name wireName) (zone wireName, found bool) {
 // localSearched is like local for a name that may have a domain of the search list
 // behind it: a client's resolver asks for those first, and they say as much. base is the
 // name without that domain, zone the suffix with it.
-func (r *suffixRules) localSearched(name wireName, search []wireName) (base, zone wireName, found bool) {
+func (r *suffixRules) localSearched(name wire.Name, search []wire.Name) (base, zone wire.Name, found bool) {
 	if len(r.localOnly) == 0 {
-		return name, rootName, false
+		return name, wire.Root, false
 	}
 	if zone, found := r.local(name); found {
 		return name, zone, true
 	}
 	bypass, _ := belowAny(name, r.bypass)
 	for _, domain := range search {
-		base, ok := name.cutSuffix(domain)
+		base, ok := name.CutSuffix(domain)
 		if !ok {
 			continue
 		}
@@ -59,11 +60,11 @@ func (r *suffixRules) localSearched(name wireName, search []wireName) (base, zon
 			return base, whole, true
 		}
 	}
-	return name, rootName, false
+	return name, wire.Root, false
 }
 
 // withoutBypassed removes the bypassed ones from names, which it changes.
-func (r *suffixRules) withoutBypassed(names []wireName) []wireName {
+func (r *suffixRules) withoutBypassed(names []wire.Name) []wire.Name {
 	if len(r.bypass) == 0 {
 		return names
 	}
@@ -77,26 +78,26 @@ func (r *suffixRules) withoutBypassed(names []wireName) []wireName {
 }
 
 // belowAny returns the first of suffixes that name is or is below.
-func belowAny(name wireName, suffixes []wireName) (suffix wireName, found bool) {
+func belowAny(name wire.Name, suffixes []wire.Name) (suffix wire.Name, found bool) {
 	for _, suffix := range suffixes {
-		if name.below(suffix) {
+		if name.Below(suffix) {
 			return suffix, true
 		}
 	}
-	return rootName, false
+	return wire.Root, false
 }
 
 // parseSuffixes reads the domain names that a setting lists, and returns them longest
 // first.
-func parseSuffixes(setting string, names []string) ([]wireName, error) {
-	var suffixes []wireName
+func parseSuffixes(setting string, names []string) ([]wire.Name, error) {
+	var suffixes []wire.Name
 	for _, name := range names {
-		suffix, err := parseHostname(name)
+		suffix, err := wire.ParseHostname(name)
 		if err != nil {
 			return nil, fmt.Errorf("%s %q: want a domain name: %w", setting, name, err)
 		}
 		suffixes = append(suffixes, suffix)
 	}
-	slices.SortStableFunc(suffixes, func(x, y wireName) int { return len(y) - len(x) })
+	slices.SortStableFunc(suffixes, func(x, y wire.Name) int { return len(y) - len(x) })
 	return suffixes, nil
 }

@@ -2,6 +2,7 @@ package dnsproxy
 
 import (
 	"cmp"
+	"github.com/nametap/nametap/dnsproxy/wire"
 	"hash/maphash"
 	"slices"
 	"sync"
@@ -20,14 +21,14 @@ type Table struct {
 	reverse reverseIndex
 	// aliases have the FQDN of the host that answers a name which cannot be derived
 	// from it; nil without any.
-	aliases          map[wireName]wireName
+	aliases          map[wire.Name]wire.Name
 	hosts, wildcards int
 
 	settled    sync.Once
 	collisions []Collision // once settled
 
 	descended sync.Once
-	ancestors map[wireName]struct{} // once descended: of all names
+	ancestors map[wire.Name]struct{} // once descended: of all names
 }
 
 // A Skipped entry is a key or an address that a push held and no table can.
@@ -76,7 +77,7 @@ func (t *Table) all(yield func(host) bool) {
 }
 
 // find returns the host whose name is name.
-func (t *Table) find(name wireName) (host, bool) {
+func (t *Table) find(name wire.Name) (host, bool) {
 	hash := maphash.String(t.seed, string(name))
 	return t.shards[shardOf(hash)].find(hash, name)
 }
@@ -103,9 +104,9 @@ type match struct {
 	// base is the rule that found the name below the search domain, for
 	// RuleAutopath; target is that name, and searched the domain.
 	base             Rule
-	target, searched wireName
+	target, searched wire.Name
 	// ptr lists the FQDNs, sorted, for RulePTR.
-	ptr []wireName
+	ptr []wire.Name
 	// bypassed says, for RuleNone, that the name is that of a host which settings leave
 	// to nameservers.
 	bypassed bool
@@ -113,7 +114,7 @@ type match struct {
 
 // owner returns the name that has the addresses of an own name: that itself, or the
 // CNAME's target of an autopath name.
-func (m *match) owner(name wireName) wireName {
+func (m *match) owner(name wire.Name) wire.Name {
 	switch {
 	case m.rule != RuleAutopath:
 		return name
@@ -126,25 +127,25 @@ func (m *match) owner(name wireName) wireName {
 
 // A scratch is what one lookup at a time puts names together in.
 type scratch struct {
-	name [maxNameLen]byte
-	ptr  []wireName
+	name [wire.MaxNameLen]byte
+	ptr  []wire.Name
 }
 
 // join puts two parts of a name together. ok is false if the name is too long.
-func (s *scratch) join(head, tail wireName) (name wireName, ok bool) {
-	if len(head)+len(tail) > maxNameLen {
+func (s *scratch) join(head, tail wire.Name) (name wire.Name, ok bool) {
+	if len(head)+len(tail) > wire.MaxNameLen {
 		return "", false
 	}
 	n := copy(s.name[:], head)
 	n += copy(s.name[n:], tail)
-	return wireName(viewString(s.name[:n])), true
+	return wire.Name(viewString(s.name[:n])), true
 }
 
 // lookup finds an own name that settings do not leave to nameservers. search is the
 // client's search list, in its order.
-func (t *Table) lookup(name wireName, search []wireName, settings *suffixRules, s *scratch) match {
+func (t *Table) lookup(name wire.Name, search []wire.Name, settings *suffixRules, s *scratch) match {
 	none := match{rule: RuleNone}
-	if name.special() {
+	if name.Special() {
 		return none
 	}
 	if m := t.direct(name, s); m.rule != RuleNone {
@@ -154,8 +155,8 @@ func (t *Table) lookup(name wireName, search []wireName, settings *suffixRules, 
 		none.bypassed = true
 	}
 	for _, domain := range search {
-		target, ok := name.cutSuffix(domain)
-		if !ok || target.special() {
+		target, ok := name.CutSuffix(domain)
+		if !ok || target.Special() {
 			continue
 		}
 		if m := t.direct(target, s); m.rule != RuleNone {
@@ -169,7 +170,7 @@ func (t *Table) lookup(name wireName, search []wireName, settings *suffixRules, 
 }
 
 // direct finds a name that is a host's without regard to the search list.
-func (t *Table) direct(name wireName, s *scratch) match {
+func (t *Table) direct(name wire.Name, s *scratch) match {
 	if h, ok := t.find(name); ok && !h.wildcard() {
 		return match{rule: RuleExact, host: h}
 	}
@@ -183,12 +184,12 @@ func (t *Table) direct(name wireName, s *scratch) match {
 }
 
 // wildcard returns the host of the longest suffix that name is below.
-func (t *Table) wildcard(name wireName, s *scratch) (host, bool) {
-	if t.wildcards == 0 || name == rootName {
+func (t *Table) wildcard(name wire.Name, s *scratch) (host, bool) {
+	if t.wildcards == 0 || name == wire.Root {
 		return host{}, false
 	}
-	for suffix := name.parent(); suffix != rootName; suffix = suffix.parent() {
-		if starred, ok := s.join(wildcardLabel, suffix); ok {
+	for suffix := name.Parent(); suffix != wire.Root; suffix = suffix.Parent() {
+		if starred, ok := s.join(wire.WildcardLabel, suffix); ok {
 			if h, ok := t.find(starred); ok {
 				return h, true
 			}
@@ -200,17 +201,17 @@ func (t *Table) wildcard(name wireName, s *scratch) (host, bool) {
 // shortName returns the host that name is a short or alternative name of. The
 // order is that of precedence: name.namespace, name.namespace.svc, name in the own
 // namespace, names that cannot be derived.
-func (t *Table) shortName(name wireName, s *scratch) (host, bool) {
+func (t *Table) shortName(name wire.Name, s *scratch) (host, bool) {
 	c := &t.cluster
 	if h, ok := t.derived(name, c.services, s); ok {
 		return h, true
 	}
-	if name.below(svcName) {
+	if name.Below(svcName) {
 		if h, ok := t.derived(name, c.domain, s); ok {
 			return h, true
 		}
 	}
-	if c.own != rootName {
+	if c.own != wire.Root {
 		if h, ok := t.derived(name, c.own, s); ok {
 			return h, true
 		}
@@ -223,7 +224,7 @@ func (t *Table) shortName(name wireName, s *scratch) (host, bool) {
 
 // derived returns the host whose FQDN is name followed by suffix, if its short
 // names are heads of its FQDN.
-func (t *Table) derived(name, suffix wireName, s *scratch) (host, bool) {
+func (t *Table) derived(name, suffix wire.Name, s *scratch) (host, bool) {
 	fqdn, ok := s.join(name, suffix)
 	if !ok {
 		return host{}, false
@@ -233,7 +234,7 @@ func (t *Table) derived(name, suffix wireName, s *scratch) (host, bool) {
 }
 
 // owner returns the host that answers name without a wildcard's help.
-func (t *Table) owner(name wireName, s *scratch) (host, bool) {
+func (t *Table) owner(name wire.Name, s *scratch) (host, bool) {
 	if h, ok := t.find(name); ok {
 		return h, true
 	}
@@ -242,7 +243,7 @@ func (t *Table) owner(name wireName, s *scratch) (host, bool) {
 
 // settleAliases gives the names that cannot be derived to those who claim them, the
 // first by key first, and tells lost of each claim that goes to another.
-func (t *Table) settleAliases(lost func(c claim, winner host)) map[wireName]wireName {
+func (t *Table) settleAliases(lost func(c claim, winner host)) map[wire.Name]wire.Name {
 	var claims []claim
 	for i := range t.shards {
 		claims = append(claims, t.shards[i].claims...)
@@ -252,7 +253,7 @@ func (t *Table) settleAliases(lost func(c claim, winner host)) map[wireName]wire
 	}
 	slices.SortStableFunc(claims, func(x, y claim) int { return cmp.Compare(x.key, y.key) })
 	// The claims are settled one by one, each with those before it in effect.
-	settling := &Table{cluster: t.cluster, seed: t.seed, shards: t.shards, aliases: map[wireName]wireName{}}
+	settling := &Table{cluster: t.cluster, seed: t.seed, shards: t.shards, aliases: map[wire.Name]wire.Name{}}
 	var s scratch
 	for _, c := range claims {
 		switch winner, taken := settling.owner(c.name, &s); {
@@ -275,13 +276,13 @@ func (t *Table) findCollisions() {
 		found = append(found, collision(c.name, winner.info(&t.cluster).key, c.key))
 	})
 	var s scratch
-	var heads [3]wireName
+	var heads [3]wire.Name
 	for h := range t.all {
 		if !h.derived() {
 			continue
 		}
 		for _, name := range t.cluster.heads(h.name, heads[:0]) {
-			if winner, _ := t.owner(name, &s); winner.name != h.name && !name.special() {
+			if winner, _ := t.owner(name, &s); winner.name != h.name && !name.Special() {
 				found = append(found, collision(name, winner.info(&t.cluster).key, h.info(&t.cluster).key))
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"github.com/nametap/nametap/dnsproxy/wire"
 	"io"
 	"net"
 	"sync"
@@ -299,7 +300,7 @@ func (c *tcpConn) handOn(query []byte) {
 	long := &c.handler.forwarder.long
 	if !long.take(len(query)) {
 		c.handler.metrics.overflows.Inc()
-		_ = c.write(append([]byte{0, headerLen}, bareFailure(query, dns.RcodeServerFailure)...)) // write closes what fails
+		_ = c.write(append([]byte{0, wire.HeaderLen}, bareFailure(query, dns.RcodeServerFailure)...)) // write closes what fails
 		return
 	}
 	query = append([]byte(nil), query...)

@@ -2,6 +2,7 @@ package dnsproxy
 
 import (
 	"encoding/binary"
+	"github.com/nametap/nametap/dnsproxy/wire"
 	"math/rand/v2"
 
 	"github.com/miekg/dns"
@@ -10,24 +11,21 @@ import (
 // A writer makes one response to an own name, in wire form.
 type writer struct {
 	*answerer
-	query *query
+	query *wire.Query
 	buf   []byte // the response from start on
 	start int
 	limit int // bytes, for the whole response
 	// zone is the zone of negative answers, a tail of the name that has no records; the
 	// root if that name is a zone of its own.
-	zone wireName
+	zone wire.Name
 	// counts of records so far, and whether one had to be left out
 	answers, authority uint16
 	truncated          bool
 }
 
-// pointerBits mark a compressed name (RFC 1035, section 4.1.4).
-const pointerBits = 0xC000
-
 // questionName is the pointer to the question's name, byte for byte as the client
 // wrote it.
-const questionName uint16 = pointerBits | headerLen
+const questionName uint16 = wire.PointerBits | wire.HeaderLen
 
 // fixedLen is the length of a record's owner as a pointer, type, class, TTL and
 // data length.
@@ -43,7 +41,7 @@ func (w *writer) addresses(m match) {
 		owner = w.cname(m)
 	}
 	var v4, v6 []byte
-	switch w.query.qtype {
+	switch w.query.Type {
 	case dns.TypeA:
 		v4 = m.host.v4
 	case dns.TypeAAAA:
@@ -53,21 +51,21 @@ func (w *writer) addresses(m match) {
 	}
 	switch {
 	case len(v4)+len(v6) == 0:
-		w.soa(w.apex(owner, m.owner(w.query.name)))
+		w.soa(w.apex(owner, m.owner(w.query.Name)))
 	default:
 		w.shuffled(owner, dns.TypeA, v4)
 		w.shuffled(owner, dns.TypeAAAA, v6)
 	}
-	w.end(bitAA, dns.RcodeSuccess, nil)
+	w.end(wire.AA, dns.RcodeSuccess, nil)
 }
 
 // pointers writes the response for the PTR name of an address that the hosts
 // names have.
-func (w *writer) pointers(names []wireName) {
+func (w *writer) pointers(names []wire.Name) {
 	w.begin()
-	if w.query.qtype != dns.TypePTR && w.query.qtype != dns.TypeANY {
-		w.soa(w.apex(questionName, w.query.name))
-		w.end(bitAA, dns.RcodeSuccess, nil)
+	if w.query.Type != dns.TypePTR && w.query.Type != dns.TypeANY {
+		w.soa(w.apex(questionName, w.query.Name))
+		w.end(wire.AA, dns.RcodeSuccess, nil)
 		return
 	}
 	for _, name := range names {
@@ -77,23 +75,23 @@ func (w *writer) pointers(names []wireName) {
 		w.buf = append(append(w.buf, name...), 0)
 		w.answers++
 	}
-	w.end(bitAA, dns.RcodeSuccess, nil)
+	w.end(wire.AA, dns.RcodeSuccess, nil)
 }
 
 // begin writes the header and the question as they came, and keeps room for the
 // OPT record.
 func (w *writer) begin() {
-	w.buf = append(w.buf, w.query.packet[:w.query.questionEnd]...)
-	if w.query.edns {
-		w.limit -= optLen
+	w.buf = append(w.buf, w.query.Packet[:w.query.QuestionEnd]...)
+	if w.query.EDNS {
+		w.limit -= wire.OPTLen
 	}
 }
 
 // failure writes a response without records. Its length is bounded by maxReason.
 func (w *writer) failure(why failure) {
-	w.buf = append(w.buf, w.query.packet[:w.query.questionEnd]...)
+	w.buf = append(w.buf, w.query.Packet[:w.query.QuestionEnd]...)
 	var option []byte
-	if w.query.edns && why.err != nil {
+	if w.query.EDNS && why.err != nil {
 		text := why.text()
 		const infoCode = 2
 		option = binary.BigEndian.AppendUint16(option, dns.EDNS0EDE)
@@ -107,45 +105,36 @@ func (w *writer) failure(why failure) {
 // negative writes a response without answers; the question for the zone's SOA has that.
 func (w *writer) negative(n negative) {
 	w.begin()
-	tail := len(w.query.name) - len(n.zone)
+	tail := len(w.query.Name) - len(n.zone)
 	w.soa(questionName + uint16(tail)) //nolint:gosec // within the question
-	if tail == 0 && w.query.qtype == dns.TypeSOA && n.rcode == dns.RcodeSuccess {
+	if tail == 0 && w.query.Type == dns.TypeSOA && n.rcode == dns.RcodeSuccess {
 		w.answers, w.authority = w.authority, 0
 	}
-	w.end(bitAA, n.rcode, nil)
+	w.end(wire.AA, n.rcode, nil)
 }
 
 // end writes the OPT record with its option and completes the header.
 func (w *writer) end(aa byte, rcode int, option []byte) {
 	var additional uint16
-	if w.query.edns {
+	if w.query.EDNS {
 		var ttl uint32
-		if w.query.do {
-			ttl = optDO
+		if w.query.DO {
+			ttl = wire.OPTDO
 		}
-		w.buf = appendOPT(w.buf, w.ednsUDPSize, ttl)
+		w.buf = wire.AppendOPT(w.buf, w.ednsUDPSize, ttl)
 		binary.BigEndian.PutUint16(w.buf[len(w.buf)-2:], uint16(len(option))) //nolint:gosec // at most maxReason
 		w.buf = append(w.buf, option...)
 		additional = 1
 	}
 	header := w.buf[w.start:]
-	header[flagsOffset] = bitQR | aa | header[flagsOffset]&bitRD
+	header[wire.FlagsOffset] = wire.QR | aa | header[wire.FlagsOffset]&wire.RD
 	if w.truncated {
-		header[flagsOffset] |= bitTC
+		header[wire.FlagsOffset] |= wire.TC
 	}
-	header[flagsOffset+1] = bitRA | header[flagsOffset+1]&bitCD | byte(rcode) //nolint:gosec // without extended bits
-	binary.BigEndian.PutUint16(header[anCountOffset:], w.answers)
-	binary.BigEndian.PutUint16(header[nsCountOffset:], w.authority)
-	binary.BigEndian.PutUint16(header[arCountOffset:], additional)
-}
-
-// appendOPT appends an OPT record without options (RFC 6891, section 6.1.2).
-func appendOPT(dst []byte, udpSize uint16, ttl uint32) []byte {
-	dst = append(dst, 0)
-	dst = binary.BigEndian.AppendUint16(dst, dns.TypeOPT)
-	dst = binary.BigEndian.AppendUint16(dst, udpSize)
-	dst = binary.BigEndian.AppendUint32(dst, ttl)
-	return binary.BigEndian.AppendUint16(dst, 0)
+	header[wire.FlagsOffset+1] = wire.RA | header[wire.FlagsOffset+1]&wire.CD | byte(rcode) //nolint:gosec // without extended bits
+	binary.BigEndian.PutUint16(header[wire.ANCountOffset:], w.answers)
+	binary.BigEndian.PutUint16(header[wire.NSCountOffset:], w.authority)
+	binary.BigEndian.PutUint16(header[wire.ARCountOffset:], additional)
 }
 
 // record writes a record up to its data, of dataLen bytes, if the whole of it
@@ -175,11 +164,11 @@ func (w *writer) cname(m match) (target uint16) {
 	if !w.record(questionName, dns.TypeCNAME, n+1) {
 		return questionName
 	}
-	target = pointerBits | uint16(len(w.buf)-w.start) //nolint:gosec // header, question and one record
+	target = wire.PointerBits | uint16(len(w.buf)-w.start) //nolint:gosec // header, question and one record
 	if m.base == RuleShortName {
 		w.buf = append(w.buf, m.host.name...)
 	} else {
-		w.buf = append(w.buf, w.query.packet[headerLen:headerLen+n]...)
+		w.buf = append(w.buf, w.query.Packet[wire.HeaderLen:wire.HeaderLen+n]...)
 	}
 	w.buf = append(w.buf, 0)
 	w.answers++
@@ -189,8 +178,8 @@ func (w *writer) cname(m match) (target uint16) {
 // apex returns the pointer to the zone that a name without records is in, by the pointer
 // to that name. An own name is a zone of its own where no setting says which zone it is
 // in, since a table does not say where zones begin.
-func (w *writer) apex(owner uint16, name wireName) uint16 {
-	if w.zone == rootName {
+func (w *writer) apex(owner uint16, name wire.Name) uint16 {
+	if w.zone == wire.Root {
 		return owner
 	}
 	return owner + uint16(len(name)-len(w.zone)) //nolint:gosec // within the name

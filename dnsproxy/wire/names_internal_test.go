@@ -1,4 +1,4 @@
-package dnsproxy
+package wire
 
 import (
 	"net/netip"
@@ -23,41 +23,41 @@ func FuzzNames(f *testing.F) { // N1, N8, N10
 	}
 	f.Fuzz(func(t *testing.T, s, suffix string) {
 		checkHost(t, s)
-		wire, err := packName(s)
+		wire, err := PackName(s)
 		if err != nil {
 			return
 		}
-		if len(wire) > maxNameLen {
+		if len(wire) > MaxNameLen {
 			t.Fatalf("%q is packed as % x", s, wire)
 		}
-		if again, err := packName(presentation(string(wire))); err != nil || string(again) != string(wire) {
-			t.Errorf("% x is written %q, which is % x, %v", wire, presentation(string(wire)), again, err)
+		if again, err := PackName(Presentation(string(wire))); err != nil || string(again) != string(wire) {
+			t.Errorf("% x is written %q, which is % x, %v", wire, Presentation(string(wire)), again, err)
 		}
-		name := fold(wire)
-		if name != fold([]byte(name)) || len(name) != len(wire) || !strings.EqualFold(name.String(), presentation(string(wire))) {
+		name := Fold(wire)
+		if name != Fold([]byte(name)) || len(name) != len(wire) || !strings.EqualFold(name.String(), Presentation(string(wire))) {
 			t.Errorf("% x is folded to % x", wire, name)
 		}
 		if labels := dns.CountLabel(name.String()); labels != countLabels(name) {
 			t.Errorf("%v has %d labels, and parent finds %d", name, labels, countLabels(name))
 		}
 		checkReverse(t, name)
-		if packed, err := packName(suffix); err == nil {
-			checkSuffix(t, name, fold(packed))
+		if packed, err := PackName(suffix); err == nil {
+			checkSuffix(t, name, Fold(packed))
 		}
 	})
 }
 
-func countLabels(n wireName) (labels int) {
-	for ; n != rootName; n = n.parent() {
+func countLabels(n Name) (labels int) {
+	for ; n != Root; n = n.Parent() {
 		labels++
 	}
 	return labels
 }
 
-// checkHost compares appendHost with the DNS library's idea of a name.
+// checkHost compares AppendHost with the DNS library's idea of a name.
 func checkHost(t *testing.T, s string) {
 	t.Helper()
-	appended, wildcard, err := appendHost([]byte("before"), s)
+	appended, wildcard, err := AppendHost([]byte("before"), s)
 	name, ok := strings.CutPrefix(string(appended), "before")
 	if !ok || err != nil && name != "" {
 		t.Errorf("the key %q leaves %q behind", s, appended)
@@ -67,21 +67,21 @@ func checkHost(t *testing.T, s string) {
 	}
 	if wildcard {
 		s = strings.TrimPrefix(s, "*.")
-		name = strings.TrimPrefix(name, string(wildcardLabel))
+		name = strings.TrimPrefix(name, string(WildcardLabel))
 	}
-	wire, err := packName(s)
-	if err != nil || string(fold(wire)) != name || strings.Contains(wireName(name).String(), "*") {
-		t.Errorf("the key %q is read as %v; packed % x, %v", s, wireName(name), wire, err)
+	wire, err := PackName(s)
+	if err != nil || string(Fold(wire)) != name || strings.Contains(Name(name).String(), "*") {
+		t.Errorf("the key %q is read as %v; packed % x, %v", s, Name(name), wire, err)
 	}
 	if _, ok := dns.IsDomainName(s); !ok {
 		t.Errorf("the key %q is no name", s)
 	}
 }
 
-// checkReverse compares reverseAddr with the DNS library's reverse names.
-func checkReverse(t *testing.T, name wireName) {
+// checkReverse compares ReverseAddr with the DNS library's reverse names.
+func checkReverse(t *testing.T, name Name) {
 	t.Helper()
-	addr, ok := reverseAddr(name)
+	addr, ok := ReverseAddr(name)
 	if !ok {
 		return
 	}
@@ -91,16 +91,16 @@ func checkReverse(t *testing.T, name wireName) {
 }
 
 // checkSuffix holds cutSuffix, join and below against one another.
-func checkSuffix(t *testing.T, name, suffix wireName) {
+func checkSuffix(t *testing.T, name, suffix Name) {
 	t.Helper()
-	head, cut := name.cutSuffix(suffix)
-	if below := name.below(suffix); cut != (below && name != suffix && suffix != rootName) {
+	head, cut := name.CutSuffix(suffix)
+	if below := name.Below(suffix); cut != (below && name != suffix && suffix != Root) {
 		t.Errorf("%v below %v: %v, but cut: %v", name, suffix, below, cut)
 	}
 	if !cut {
 		return
 	}
-	if joined, ok := head.join(suffix); !ok || joined != name {
+	if joined, ok := head.Join(suffix); !ok || joined != name {
 		t.Errorf("%v without %v is %v, and joined %v", name, suffix, head, joined)
 	}
 	if countLabels(head)+countLabels(suffix) != countLabels(name) || !strings.HasSuffix(name.String(), suffix.String()) {
@@ -116,11 +116,11 @@ func TestReverseAddr(t *testing.T) { // N8
 		if err != nil {
 			t.Fatal(err)
 		}
-		wire, err := packName(reverse)
+		wire, err := PackName(reverse)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, ok := reverseAddr(fold(wire)); !ok || got != addr {
+		if got, ok := ReverseAddr(Fold(wire)); !ok || got != addr {
 			t.Errorf("%s is read as %v", reverse, got)
 		}
 	}

@@ -1,0 +1,271 @@
+package wire
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/miekg/dns"
+)
+
+// A Name is a domain name in the wire form of RFC 1035, section 3.1, folded to lower case
+// and without the root label at its end, so that its first labels and its suffixes are
+// slices of it. Tables and caches are keyed by it: escapes, case and trailing dots are
+// handled once, where a name comes in.
+type Name string
+
+// WildcardLabel begins the name of a wildcard.
+const WildcardLabel Name = "\x01*"
+
+// Root is the name of the root.
+const Root Name = ""
+
+// The zones of PTR names (RFC 1035, section 3.5; RFC 3596, section 2.5).
+const (
+	InAddrArpa Name = "\x07in-addr\x04arpa"
+	IP6Arpa    Name = "\x03ip6\x04arpa"
+)
+
+// MaxNameLen is the length in bytes of the longest name, without the root label (RFC
+// 1035, section 2.3.4).
+const MaxNameLen = 254
+
+// MaxLabelLen is the length in bytes of the longest label (RFC 1035, section 2.3.4).
+const MaxLabelLen = 63
+
+var (
+	errEmptyName   = errors.New("the name is empty")
+	ErrLongName    = fmt.Errorf("the name is longer than %d bytes on the wire", MaxNameLen+1)
+	errEmptyLabel  = errors.New("a label is empty")
+	errLongLabel   = fmt.Errorf("a label is longer than %d bytes", MaxLabelLen)
+	errInnerStar   = errors.New("a wildcard is *.suffix, with the * as its whole first label")
+	errNameTooWide = errors.New("a wildcard needs a suffix")
+)
+
+// ParseHostname parses a hostname as control planes and configuration files write it:
+// letters, digits, hyphens and underscores in any case, with or without the trailing dot.
+// Internationalised names must be A-labels (RFC 5890).
+func ParseHostname(s string) (Name, error) {
+	wire, err := appendHostname(make([]byte, 0, len(s)+1), s)
+	return Name(wire), err
+}
+
+// appendHostname appends the wire form of s to dst. On an error it returns dst unchanged.
+func appendHostname(dst []byte, s string) ([]byte, error) {
+	s = strings.TrimSuffix(s, ".")
+	if s == "" {
+		return dst, errEmptyName
+	}
+	wire := dst
+	for label := range strings.SplitSeq(s, ".") {
+		switch {
+		case label == "":
+			return dst, errEmptyLabel
+		case len(label) > MaxLabelLen:
+			return dst, errLongLabel
+		}
+		wire = append(wire, byte(len(label)))
+		for _, c := range []byte(label) {
+			if c == '*' {
+				return dst, errInnerStar
+			}
+			if !isHostByte(c) {
+				return dst, fmt.Errorf("%q is no letter, digit, hyphen or underscore", rune(c))
+			}
+			wire = append(wire, FoldByte(c))
+		}
+	}
+	if len(wire)-len(dst) > MaxNameLen {
+		return dst, ErrLongName
+	}
+	return wire, nil
+}
+
+// AppendHost appends the wire form of a NameTable's key to dst: a hostname, or a wildcard,
+// whose name begins with [WildcardLabel].
+func AppendHost(dst []byte, s string) (name []byte, wildcard bool, err error) {
+	suffix, wildcard := strings.CutPrefix(s, "*.")
+	if !wildcard && s != "*" {
+		name, err = appendHostname(dst, s)
+		return name, false, err
+	}
+	if strings.Trim(suffix, ".") == "" || s == "*" {
+		return dst, true, errNameTooWide
+	}
+	name, err = appendHostname(append(dst, WildcardLabel...), suffix)
+	switch {
+	case err != nil:
+		return dst, true, err
+	case len(name)-len(dst) > MaxNameLen:
+		return dst, true, ErrLongName
+	}
+	return name, true, nil
+}
+
+func isHostByte(c byte) bool {
+	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_'
+}
+
+// FoldByte returns the lower case of an ASCII letter, and any other byte unchanged (RFC
+// 4343).
+func FoldByte(c byte) byte {
+	if 'A' <= c && c <= 'Z' {
+		return c + ('a' - 'A')
+	}
+	return c
+}
+
+// PackName returns the wire form of a name in presentation form, without the root label
+// and in the name's case. It fails for a name that no packet can hold.
+func PackName(presentation string) ([]byte, error) {
+	var buf [MaxNameLen + 1]byte
+	n, err := dns.PackDomainName(dns.Fqdn(presentation), buf[:], 0, nil, false)
+	if err != nil {
+		return nil, err
+	}
+	return buf[: n-1 : n-1], nil
+}
+
+// Fold returns the Name for a name in wire form without the root label.
+func Fold(wire []byte) Name {
+	folded := make([]byte, len(wire))
+	// Length bytes are at most 63, below 'A', so folding all bytes is safe.
+	for i, c := range wire {
+		folded[i] = FoldByte(c)
+	}
+	return Name(folded)
+}
+
+// Presentation returns the presentation form, with the trailing dot, of a name in wire form
+// without the root label.
+func Presentation(wire string) string {
+	s, _, err := dns.UnpackDomainName(append([]byte(wire), 0), 0)
+	if err != nil {
+		return "." // not reached: every caller's name was packed or parsed before
+	}
+	return s
+}
+
+// String returns the presentation form, with the trailing dot.
+func (n Name) String() string { return Presentation(string(n)) }
+
+// Parent returns the name without its first label; n must not be the root.
+func (n Name) Parent() Name { return n[1+int(n[0]):] }
+
+// Below reports whether n is suffix itself or a name below it.
+func (n Name) Below(suffix Name) bool {
+	if !strings.HasSuffix(string(n), string(suffix)) {
+		return false
+	}
+	// The bytes of suffix may stand within a label of n.
+	for len(n) > len(suffix) {
+		n = n.Parent()
+	}
+	return n == suffix
+}
+
+// Dots returns the number of dots between n's labels, which resolv.conf's ndots is
+// compared with.
+func (n Name) Dots() int {
+	dots := -1
+	for ; n != Root; n = n.Parent() {
+		dots++
+	}
+	return max(dots, 0)
+}
+
+// CutSuffix returns the labels of n before suffix. It reports false if n is not below
+// suffix, is suffix itself, or suffix is the root.
+func (n Name) CutSuffix(suffix Name) (Name, bool) {
+	if suffix == Root || n == suffix || !n.Below(suffix) {
+		return "", false
+	}
+	return n[:len(n)-len(suffix)], true
+}
+
+// Join returns n followed by suffix; ok is false if the result is too long.
+func (n Name) Join(suffix Name) (joined Name, ok bool) {
+	if len(n)+len(suffix) > MaxNameLen {
+		return "", false
+	}
+	return n + suffix, true
+}
+
+// FirstLabel returns the first label without its length byte; empty for the root.
+func (n Name) FirstLabel() string {
+	if n == Root {
+		return ""
+	}
+	return string(n[1 : 1+int(n[0])])
+}
+
+// CompareText compares the presentation forms of two names as [strings.Compare] does.
+func (n Name) CompareText(other Name) int {
+	for n != Root && other != Root {
+		// A label ends in a dot, so the shorter of two that begin alike may sort
+		// after the longer: "a.b" and "a-c.b".
+		x, y := n.FirstLabel(), other.FirstLabel()
+		for i := 0; ; i++ {
+			a, b := textByte(x, i), textByte(y, i)
+			if a != b {
+				return int(a) - int(b)
+			}
+			if i >= len(x) {
+				break // with the dot of both
+			}
+		}
+		n, other = n.Parent(), other.Parent()
+	}
+	return len(n) - len(other)
+}
+
+// textByte returns a byte of a label's text, which ends in a dot.
+func textByte(label string, i int) byte {
+	if i < len(label) {
+		return label[i]
+	}
+	return '.'
+}
+
+// ReverseAddr returns the address that n is the PTR name of.
+func ReverseAddr(n Name) (netip.Addr, bool) {
+	if rest, ok := n.CutSuffix(InAddrArpa); ok {
+		return reverse4(rest)
+	}
+	if rest, ok := n.CutSuffix(IP6Arpa); ok {
+		return reverse6(rest)
+	}
+	return netip.Addr{}, false
+}
+
+// reverse4 reads four decimal labels, last byte first (RFC 1035, section 3.5).
+func reverse4(n Name) (netip.Addr, bool) {
+	var addr [4]byte
+	for i := 3; i >= 0; i-- {
+		label := n.FirstLabel()
+		b, err := strconv.ParseUint(label, 10, 8)
+		if err != nil || len(label) > 1 && label[0] == '0' {
+			return netip.Addr{}, false
+		}
+		addr[i] = byte(b)
+		n = n.Parent()
+	}
+	return netip.AddrFrom4(addr), n == Root
+}
+
+// reverse6 reads 32 labels of one nibble, lowest first (RFC 3596, section 2.5).
+func reverse6(n Name) (netip.Addr, bool) {
+	var addr [16]byte
+	for i := 31; i >= 0; i-- {
+		label := n.FirstLabel()
+		nibble, err := strconv.ParseUint(label, 16, 4)
+		if err != nil || len(label) != 1 {
+			return netip.Addr{}, false
+		}
+		addr[i/2] |= byte(nibble) << (4 * (1 - i%2))
+		n = n.Parent()
+	}
+	return netip.AddrFrom16(addr), n == Root
+}
