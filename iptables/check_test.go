@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/testkit/netns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -124,16 +125,8 @@ func TestLockHeld(t *testing.T) {
 		if got := state(t, c); got != iptables.Drifted {
 			t.Errorf("%s, want %s", got, iptables.Drifted)
 		}
-		ctx, mended := context.WithTimeout(t.Context(), 10*time.Second)
-		go func() {
-			defer mended()
-			for c.Stats().Repairs == 0 && ctx.Err() == nil {
-				time.Sleep(5 * time.Millisecond)
-			}
-		}()
-		if err := c.Run(ctx); err != nil {
-			t.Error(err)
-		}
+		l.keep(c)
+		wait.Until(t, "the rules are repaired", func() bool { return c.Stats().Repairs > 0 })
 		if got := state(t, c); got != iptables.InPlace || !strings.Contains(l.saves(), "--sport 5353") {
 			t.Errorf("%s:\n%s", got, l.saves())
 		}
@@ -275,7 +268,7 @@ func TestFailOpen(t *testing.T) {
 				}
 			})
 		})
-		eventually(t, "DNS works", func() bool {
+		wait.Until(t, "DNS works", func() bool {
 			reply, err := ask("udp", "-", l.server('2'), "2d")
 			return err == nil && reply == "2dU"
 		})
@@ -284,7 +277,7 @@ func TestFailOpen(t *testing.T) {
 		if took > 2*time.Second {
 			t.Errorf("DNS works after %v, want 2 s", took)
 		}
-		eventually(t, "all is out of use", func() bool { return l.log.Count("not captured any more") == 1 })
+		wait.Until(t, "all is out of use", func() bool { return l.log.Count("not captured any more") == 1 })
 		cancel() // which ends the wait, and no more
 		removing.Wait()
 		if got := l.holders(); got != "" {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -154,12 +155,12 @@ func TestIncomplete(t *testing.T) {
 					t.Errorf("status %+v, %v", status, err)
 				}
 				l.keep(c)
-				eventually(t, "the failure is counted again", func() bool { return c.Stats().Failures > 1 })
+				wait.Until(t, "the failure is counted again", func() bool { return c.Stats().Failures > 1 })
 				if n := l.log.Count("cannot be kept"); n != 1 {
 					t.Errorf("said %d times:\n%s", n, l.log)
 				}
 				working()
-				eventually(t, "all is in", func() bool { return c.Levels()[iptables.IPv6] == iptables.LevelComplete })
+				wait.Until(t, "all is in", func() bool { return c.Levels()[iptables.IPv6] == iptables.LevelComplete })
 				l.complete(c)
 			})
 		})
@@ -177,7 +178,7 @@ func TestFamilyAppears(t *testing.T) {
 		}
 		l.keep(c)
 		working()
-		eventually(l.t, "IPv6 is captured", func() bool { return c.Levels()[iptables.IPv6] == iptables.LevelComplete })
+		wait.Until(l.t, "IPv6 is captured", func() bool { return c.Levels()[iptables.IPv6] == iptables.LevelComplete })
 		l.complete(c)
 		if n := c.Stats().Failures; n != 0 {
 			l.t.Errorf("%d failures", n)
@@ -253,7 +254,7 @@ func TestQuietReconcile(t *testing.T) {
 		}
 		looks := func(more uint64) {
 			checks := c.Stats().Checks + more
-			eventually(t, "more looks", func() bool { return c.Stats().Checks >= checks })
+			wait.Until(t, "more looks", func() bool { return c.Stats().Checks >= checks })
 		}
 		looks(5)
 		before, start := count(), time.Now()
@@ -262,7 +263,7 @@ func TestQuietReconcile(t *testing.T) {
 			t.Errorf("%d programs were run in %v", n-before, time.Since(start))
 		}
 		l.sh("iptables-%s -w 5 -t nat -F NAMETAP_OUTPUT", l.backend)
-		eventually(t, "drift is mended", func() bool { return c.Stats().Repairs == 1 })
+		wait.Until(t, "drift is mended", func() bool { return c.Stats().Repairs == 1 })
 		l.complete(c)
 	})
 }
@@ -284,7 +285,7 @@ func TestShortDrift(t *testing.T) {
 		l.sh("%s -w 5 -t nat -D OUTPUT 1; %[1]s -w 5 -t nat -D OUTPUT 1", save)
 		l.wantOn(stuck, "U")
 		l.ns.Pipe(rules, save+"-restore", "-w", "5")
-		eventually(t, "the socket is captured", func() bool {
+		wait.Until(t, "the socket is captured", func() bool {
 			reply, err := askOn(stuck, "2s")
 			return err == nil && reply == "2sAU"
 		})

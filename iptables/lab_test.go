@@ -254,13 +254,3 @@ func (l *lab) wantOn(conn net.Conn, way string) {
 		l.t.Errorf("reply %q, %v, want %q", reply, err, "2s"+way)
 	}
 }
-
-// eventually waits for a condition.
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !condition(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within 10 s: %s", what)
-		}
-	}
-}

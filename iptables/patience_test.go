@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -68,7 +69,7 @@ func TestApplyBesideLockedBackend(t *testing.T) {
 		}
 		l.keep(c)
 		looks := c.Stats().Failures + 2
-		eventually(t, "it is tried again", func() bool { return c.Stats().Failures >= looks })
+		wait.Until(t, "it is tried again", func() bool { return c.Stats().Failures >= looks })
 		if n := l.log.Count("capture rules had drifted and are mended"); n > 0 {
 			t.Errorf("said %d times that all is mended:\n%s", n, l.log)
 		}
@@ -76,7 +77,7 @@ func TestApplyBesideLockedBackend(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := map[iptables.Backend]string{iptables.NFT: inNFT, iptables.Legacy: inLegacy}[l.backend]
-		eventually(t, "the rules are in one backend", func() bool { return l.holders() == want })
+		wait.Until(t, "the rules are in one backend", func() bool { return l.holders() == want })
 		l.complete(c)
 	})
 }
@@ -117,7 +118,7 @@ func TestRemoveBesideHangingSave(t *testing.T) {
 		defer cancel()
 		var asking sync.WaitGroup
 		asking.Go(func() { l.ns.Run(func() { _, _ = c.Status(ctx) }) }) // what it says is not the point
-		eventually(t, "the status waits", func() bool { _, err := os.Stat(hung); return err == nil })
+		wait.Until(t, "the status waits", func() bool { _, err := os.Stat(hung); return err == nil })
 		asking.Go(func() { l.ns.Run(func() { _ = c.Remove(ctx) }) })
 		asking.Wait()
 		working()

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -65,7 +66,7 @@ func TestDrift(t *testing.T) {
 			start := time.Now()
 			stray := l.socket()
 			_, _ = askOn(stray, "2d") // a flow that may begin the wrong way
-			eventually(t, what+" is mended", func() bool { return c.Stats().Repairs == repairs+1 })
+			wait.Until(t, what+" is mended", func() bool { return c.Stats().Repairs == repairs+1 })
 			t.Logf("%s: mended after %v", what, time.Since(start))
 			l.want("AU")
 			l.wantOn(conn, "AU")
@@ -82,7 +83,7 @@ func TestDrift(t *testing.T) {
 		}
 		repairs := c.Stats().Repairs
 		checks := c.Stats().Checks
-		eventually(t, "more looks", func() bool { return c.Stats().Checks > checks+2 })
+		wait.Until(t, "more looks", func() bool { return c.Stats().Checks > checks+2 })
 		if n := c.Stats().Repairs; n != repairs {
 			t.Errorf("%d repairs with nothing to mend", n-repairs)
 		}
@@ -109,7 +110,7 @@ func TestRunAndSwitch(t *testing.T) {
 		quick(&cfg)
 		c := l.with(cfg)
 		l.keep(c)
-		time.Sleep(3 * cfg.Interval)
+		time.Sleep(3 * cfg.Interval) // in which Run would look at the rules
 		if got := l.holders(); got != "" || c.Stats().Checks != 0 {
 			t.Errorf("before Apply: rules in %q, %+v", got, c.Stats())
 		}
@@ -121,15 +122,15 @@ func TestRunAndSwitch(t *testing.T) {
 		if err := c.Apply(t.Context()); err == nil {
 			t.Error("no error of a broken tool")
 		}
-		eventually(t, "failures are counted", func() bool { return c.Stats().Failures > 2 })
+		wait.Until(t, "failures are counted", func() bool { return c.Stats().Failures > 2 })
 		if n := l.log.Count("cannot be kept"); n != 1 {
 			t.Errorf("one failure is said %d times", n)
 		}
 		working()
-		eventually(t, "rules are in", func() bool { return l.holders() != "" && c.Stats().Repairs == 1 })
+		wait.Until(t, "rules are in", func() bool { return l.holders() != "" && c.Stats().Repairs == 1 })
 		remove(t, c)
 		checks := c.Stats().Checks
-		time.Sleep(3 * cfg.Interval)
+		time.Sleep(3 * cfg.Interval) // in which Run would look at the rules
 		if got := l.holders(); got != "" || c.Stats().Checks != checks {
 			t.Errorf("after Remove: rules in %q", got)
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/internal/testkit/netns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -77,7 +78,7 @@ func (tr *traffic) goesOn(t *testing.T) {
 		return n
 	}
 	target := count() + 50
-	eventually(t, "queries go on", func() bool { return count() >= target })
+	wait.Until(t, "queries go on", func() bool { return count() >= target })
 }
 
 // K2: other settings, and rules written anew, while applications ask.
@@ -218,7 +219,7 @@ func TestBetweenTables(t *testing.T) {
 		}
 		l.agentAs("1337 1337", "same", "shared:"+l.eth0(5454), 15053)
 		l.keep(l.apply(quick))
-		eventually(t, "the flow is forgotten", func() bool { return !strings.Contains(l.entries(), "sport=5454") })
+		wait.Until(t, "the flow is forgotten", func() bool { return !strings.Contains(l.entries(), "sport=5454") })
 		if reply, err := ask("udp", "-", l.local(15053), "2late"); err != nil || reply != "2lateAU" {
 			t.Errorf("reply %q, %v, want %q", reply, err, "2lateAU")
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/testlog"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // ask asks a group of servers, and fails the test if there is no reply.
@@ -202,7 +203,7 @@ func TestDead(t *testing.T) {
 		}
 		return s
 	}
-	wait(t, "the server is down", func() bool {
+	wait.Until(t, "the server is down", func() bool {
 		start := time.Now()
 		if got, _ := ask(t, g, upstream.UDPThenTCP); code(got) != 3 || time.Since(start) > 2*time.Second {
 			t.Fatalf("%x after %v", got, time.Since(start))
@@ -210,23 +211,13 @@ func TestDead(t *testing.T) {
 		return state() == upstream.Down
 	})
 	dead.Store(false)
-	wait(t, "the server is up", func() bool {
+	wait.Until(t, "the server is up", func() bool {
 		ask(t, g, upstream.UDPThenTCP)
 		return state() == upstream.Up
 	})
-	wait(t, "the log says so", func() bool { return strings.Contains(logged.String(), "answers again") })
+	wait.Until(t, "the log says so", func() bool { return strings.Contains(logged.String(), "answers again") })
 	if text := logged.String(); strings.Count(text, "is down") != 1 {
 		t.Errorf("log:\n%s", text)
-	}
-}
-
-// wait calls done until it is true.
-func wait(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for end := time.Now().Add(deadline); !done(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("still waiting: %s", what)
-		}
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/testlog"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // F6: a server whose queries come back is set aside and named; the others go on.
@@ -48,14 +49,14 @@ func TestLoop(t *testing.T) {
 		_, _, err := alone.Exchange(context.Background(), query(), 0)
 		inFlight <- err
 	}()
-	wait(t, "a query is in flight", func() bool { return len(loops.queries()) > 0 })
+	wait.Until(t, "a query is in flight", func() bool { return len(loops.queries()) > 0 })
 	for range 10 {
 		both.Suspect()
 	}
 	if err := <-inFlight; !errors.Is(err, upstream.ErrLoop) {
 		t.Errorf("in flight: %v", err)
 	}
-	wait(t, "the loop is found", func() bool {
+	wait.Until(t, "the loop is found", func() bool {
 		for _, st := range c.Load().Status() {
 			if st.Spec == loops.spec() && st.State == upstream.Looping {
 				return st.LastError != ""

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // F6, F10: 10,000 queries at once to a server that is dead cost few goroutines and
@@ -43,7 +44,7 @@ func TestResources(t *testing.T) {
 		t.Errorf("%d MiB in use", (memory.HeapInuse+memory.StackInuse)>>20)
 	}
 	asking.Wait()
-	wait(t, "the sockets are closed", func() bool { return runtime.NumGoroutine() <= before })
+	wait.Until(t, "the sockets are closed", func() bool { return runtime.NumGoroutine() <= before })
 }
 
 // Close ends what is in flight; later queries fail.
@@ -60,7 +61,7 @@ func TestClose(t *testing.T) {
 			}
 		})
 	}
-	wait(t, "both queries are there", func() bool {
+	wait.Until(t, "both queries are there", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.conns > 0 && len(s.got) > 1
