@@ -142,7 +142,7 @@ func (s *Server) serve(r reading) error {
 	}
 	s.recovered(stepBuild)
 	s.built = true
-	s.objectsUnsaved = s.cfg.StateDir != ""
+	s.objectsUnsaved = s.state != nil
 	s.saveObjects()
 	if !s.serving {
 		s.serving = true
@@ -189,13 +189,13 @@ func snapshotOf(objects []object, domain string, v *vips) (*snapshot, allocation
 // forget what was given out. A disk that is full must not stop the service
 // either, so a failure is said and tried again at the next build.
 func (s *Server) remember(a allocation) {
-	if s.cfg.StateDir == "" {
+	if s.state == nil {
 		return
 	}
 	if s.unsaved = s.unsaved || a.changed; !s.unsaved {
 		return
 	}
-	if err := s.vips.save(s.cfg.StateDir); err != nil {
+	if err := s.vips.save(s.state); err != nil {
 		s.failed(stepSave, err)
 		return
 	}
@@ -217,7 +217,7 @@ func (s *Server) saveObjectsNow() {
 		return
 	}
 	s.objectsSaved = time.Now()
-	if err := saveObjects(s.cfg.StateDir, s.source.good); err != nil {
+	if err := saveObjects(s.state, s.source.good); err != nil {
 		s.failed(stepSaveObjects, err)
 		return
 	}

@@ -17,6 +17,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+
+	"github.com/nametap/nametap/internal/statedir"
 )
 
 const (
@@ -127,6 +129,7 @@ type Server struct {
 	streams sync.WaitGroup // their handlers
 
 	// Owned by the goroutine that builds.
+	state   *statedir.Dir // nil without a state directory; locked
 	source  *source
 	vips    *vips
 	seen    map[string]bool // what the log has said and is still so
@@ -144,8 +147,9 @@ type Server struct {
 	waiting string         // why the server is not ready; "" once it is
 }
 
-// New checks the configuration and reads what the state directory remembers.
-func New(cfg Config) (*Server, error) {
+// New checks the configuration, locks the state directory and reads it. Run releases the
+// lock when it returns.
+func New(cfg Config) (server *Server, err error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -154,6 +158,11 @@ func New(cfg Config) (*Server, error) {
 		cfg: cfg, cache: newCache(), ready: make(chan struct{}), vips: &vips{}, seen: map[string]bool{},
 		waiting: "the configuration directory has not been read yet",
 	}
+	defer func() {
+		if err != nil {
+			s.releaseState()
+		}
+	}()
 	good, err := s.load()
 	if err != nil {
 		return nil, err
@@ -171,18 +180,19 @@ func New(cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// load reads the state directory and returns the last good objects.
+// load locks and reads the state directory, and returns the last good objects.
 func (s *Server) load() (map[key]object, error) {
 	if s.cfg.StateDir == "" {
 		return nil, nil //nolint:nilnil // a nil map has no objects
 	}
-	if err := prepareStateDir(s.cfg.StateDir); err != nil {
-		return nil, fmt.Errorf("%w: make it writable, or name another", err)
+	var err error
+	if s.state, err = openState(s.cfg.StateDir); err != nil {
+		return nil, err
 	}
 	v, err := loadVIPs(s.cfg.StateDir)
 	switch {
 	case errors.Is(err, errDamaged):
-		s.cfg.Logger.Error("set aside what was remembered of automatic VIPs", "error", err)
+		s.cfg.Logger.Error("set aside the file of automatic VIPs", "error", err)
 	case err != nil:
 		return nil, err
 	}
@@ -195,6 +205,13 @@ func (s *Server) load() (map[key]object, error) {
 		return nil, err
 	}
 	return good, nil
+}
+
+// releaseState unlocks the state directory, if there is one.
+func (s *Server) releaseState() {
+	if s.state != nil {
+		s.state.Unlock()
+	}
 }
 
 // Ready is closed once the server listens and the first tables are built. Until
@@ -225,6 +242,7 @@ func (s *Server) Errors() []DocumentError {
 // Run listens, builds, serves and watches until ctx ends, and returns nil then;
 // or until one of these fails. All goroutines have ended when it returns.
 func (s *Server) Run(ctx context.Context) error {
+	defer s.releaseState()
 	var lc net.ListenConfig
 	ln, err := lc.Listen(ctx, "tcp", s.cfg.GRPCAddr)
 	if err != nil {

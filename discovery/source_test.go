@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -304,6 +305,7 @@ func TestStateDirFailsLater(t *testing.T) {
 	if err := os.Rename(state, state+".away"); err != nil {
 		t.Fatal(err)
 	}
+	write(t, filepath.Dir(state), filepath.Base(state), "a file in its place")
 	for i, hosts := range [][]string{{"a.example.com", "b.example.com"}, {"a.example.com", "b.example.com", "c.example.com"}} {
 		write(t, dir, "a.yaml", vipEntry(hosts...))
 		if n := len(c.next().tables[""].GetTable()); n != i+2 {
@@ -313,7 +315,7 @@ func TestStateDirFailsLater(t *testing.T) {
 	if n := logs.Count("cannot save"); n != 1 {
 		t.Errorf("%d lines about saving, want 1", n)
 	}
-	if err := os.Rename(state+".away", state); err != nil {
+	if err := errors.Join(os.Remove(state), os.Rename(state+".away", state)); err != nil {
 		t.Fatal(err)
 	}
 	write(t, dir, "b.yaml", svc("web", "clusterIP: 10.0.0.1"))

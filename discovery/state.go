@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -10,72 +11,97 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+
+	"github.com/nametap/nametap/internal/statedir"
 )
 
+// The files of the state directory. Each holds a format, a checksum and the data.
 const (
-	stateFile   = "vips.json"
-	stateFormat = "nametap-vips/1"
+	lockName      = "nametap-discovery.lock"
+	vipsFile      = "vips.json"
+	vipsFormat    = "nametap-vips/1"
+	objectsFile   = "objects.json"
+	objectsFormat = "nametap-objects/1"
 )
 
-// errDamaged marks a state file that is there and cannot be trusted.
+// errDamaged marks a state file that exists but cannot be trusted.
 var errDamaged = errors.New("damaged")
 
-// vipState is the state file. Sum covers Hosts, so that a file that was cut
-// or edited by hand is not mistaken for ours.
-type vipState struct {
+// openState locks the state directory and checks that files can be written to it. A
+// second control plane with the same directory would overwrite the files of the first.
+func openState(path string) (*statedir.Dir, error) {
+	dir := statedir.New(path, lockName)
+	err := dir.Lock()
+	if errors.Is(err, statedir.ErrTaken) {
+		return nil, fmt.Errorf("state directory %q: %w", path, err)
+	}
+	if err == nil {
+		err = statedir.Check(path)
+	}
+	if err != nil {
+		dir.Unlock()
+		return nil, fmt.Errorf("state directory %q: %w: make it writable, or name another (--state-dir)", path, err)
+	}
+	return dir, nil
+}
+
+// vipsState is the content of the VIP file. Sum is the checksum of Hosts; it detects a
+// file that was truncated or edited by hand.
+type vipsState struct {
 	Format string          `json:"format"`
 	Sum    string          `json:"sum"`
 	Hosts  json.RawMessage `json:"hosts"`
 }
 
-// loadVIPs reads the state of dir. No file is an empty state. An error that is
-// errDamaged means that the file was set aside and the state is empty.
+// loadVIPs reads the VIPs of a state directory. It returns none if there is no file. If
+// the file is damaged, loadVIPs moves it aside and returns no VIPs and errDamaged.
 func loadVIPs(dir string) (*vips, error) {
-	v, err := peekVIPs(dir)
+	v, err := readVIPs(dir)
 	if !errors.Is(err, errDamaged) {
 		return v, err
 	}
-	err = setAside(filepath.Join(dir, stateFile), err)
+	err = setAside(filepath.Join(dir, vipsFile), err)
 	if errors.Is(err, errDamaged) {
 		err = fmt.Errorf("%w, and hosts may get other automatic addresses", err)
 	}
 	return v, err
 }
 
-// setAside moves a damaged file out of the way and adds to err where it is. An
-// error that is not errDamaged means that the file cannot be moved.
+// setAside moves a damaged file aside and adds its new path to err. If the file cannot
+// be moved, setAside returns that error, which is not errDamaged.
 func setAside(path string, err error) error {
 	aside := path + ".damaged"
-	if rerr := os.Rename(path, aside); rerr != nil {
-		return fmt.Errorf("setting a damaged file aside: %w", rerr)
+	if renameErr := os.Rename(path, aside); renameErr != nil {
+		return fmt.Errorf("setting a damaged file aside: %w", renameErr)
 	}
 	return fmt.Errorf("%w; it was moved to %s", err, aside)
 }
 
-// peekVIPs is loadVIPs that leaves a damaged file where it is.
-func peekVIPs(dir string) (*vips, error) {
-	path := filepath.Join(dir, stateFile)
+// readVIPs is loadVIPs, except that it leaves a damaged file in place.
+func readVIPs(dir string) (*vips, error) {
+	path := filepath.Join(dir, vipsFile)
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return &vips{}, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading the VIP state: %w", err)
+		return nil, fmt.Errorf("reading the automatic VIPs (--state-dir): %w", err)
 	}
 	v, err := decodeVIPs(data)
 	if err != nil {
-		return &vips{}, fmt.Errorf("VIP state %s is %w: %w", path, errDamaged, err)
+		return &vips{}, fmt.Errorf("VIP file %s is %w: %w", path, errDamaged, err)
 	}
 	return v, nil
 }
 
 func decodeVIPs(data []byte) (*vips, error) {
-	var s vipState
+	var s vipsState
 	if err := json.Unmarshal(data, &s); err != nil {
 		return nil, fmt.Errorf("not JSON: %w", err)
 	}
-	if s.Format != stateFormat {
-		return nil, fmt.Errorf("format %q, want %q", s.Format, stateFormat)
+	if s.Format != vipsFormat {
+		return nil, fmt.Errorf("format %q, want %q", s.Format, vipsFormat)
 	}
 	var compact bytes.Buffer
 	if err := json.Compact(&compact, s.Hosts); err != nil {
@@ -88,94 +114,145 @@ func decodeVIPs(data []byte) (*vips, error) {
 	if err := json.Unmarshal(s.Hosts, &v.byHost); err != nil {
 		return nil, fmt.Errorf("hosts: %w", err)
 	}
-	taken := map[uint16]string{}
+	hostOf := map[uint16]string{}
 	for host, h := range v.byHost {
-		if other, ok := taken[h.Slot]; ok || !usableSlot(h.Slot) {
-			return nil, fmt.Errorf("slot %d of %q is not usable or also that of %q", h.Slot, host, other)
+		if other, taken := hostOf[h.Slot]; taken || !usableSlot(h.Slot) {
+			return nil, fmt.Errorf("slot %d of %q is not usable, or also that of %q", h.Slot, host, other)
 		}
-		taken[h.Slot] = host
-		v.clock = max(v.clock, h.Gone)
+		hostOf[h.Slot] = host
+		v.rounds = max(v.rounds, h.Removed)
 	}
 	return v, nil
 }
 
-// save writes the state so that a crash leaves either the old file or the new
-// one, never a part.
-func (v *vips) save(dir string) error {
+// save writes the VIPs to the state directory.
+func (v *vips) save(dir *statedir.Dir) error {
 	hosts, err := json.Marshal(v.byHost)
 	if err != nil {
-		return fmt.Errorf("encoding the VIP state: %w", err)
+		return fmt.Errorf("encoding the automatic VIPs: %w", err)
 	}
-	data, err := json.MarshalIndent(vipState{Format: stateFormat, Sum: sum(hosts), Hosts: hosts}, "", " ")
+	data, err := json.MarshalIndent(vipsState{Format: vipsFormat, Sum: sum(hosts), Hosts: hosts}, "", " ")
 	if err != nil {
-		return fmt.Errorf("encoding the VIP state: %w", err)
+		return fmt.Errorf("encoding the automatic VIPs: %w", err)
 	}
-	if err := writeAtomically(filepath.Join(dir, stateFile), append(data, '\n')); err != nil {
-		return fmt.Errorf("writing the VIP state: %w", err)
+	if err := dir.Write(vipsFile, append(data, '\n')); err != nil {
+		return fmt.Errorf("writing the automatic VIPs (--state-dir): %w", err)
 	}
 	return nil
+}
+
+// objectsState is the content of the file of last good objects. Sum is the checksum of
+// Documents.
+type objectsState struct {
+	Format    string          `json:"format"`
+	Sum       string          `json:"sum"`
+	Documents json.RawMessage `json:"documents"`
+}
+
+// savedDocument is a document with at least one object in use. The file keeps the text
+// as its author wrote it and not the decoded objects, so that a later version of nametap
+// can read fields that this one does not know.
+type savedDocument struct {
+	File    string        `json:"file"`
+	Before  int           `json:"linesBefore"`
+	Text    []byte        `json:"text"`
+	Objects []savedObject `json:"objects"`
+}
+
+type savedObject struct {
+	Kind      string `json:"kind"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+}
+
+// saveObjects writes the last good objects to the state directory.
+func saveObjects(dir *statedir.Dir, good map[key]object) error {
+	byText := map[*chunk]*savedDocument{}
+	for k, o := range good {
+		d := byText[o.text]
+		if d == nil {
+			d = &savedDocument{File: o.file, Before: o.text.offset, Text: o.text.text}
+			byText[o.text] = d
+		}
+		d.Objects = append(d.Objects, savedObject{Kind: k.kind, Namespace: k.namespace, Name: k.name})
+	}
+	docs := make([]*savedDocument, 0, len(byText))
+	for _, d := range byText {
+		slices.SortFunc(d.Objects, func(a, b savedObject) int {
+			return compareKeys(key{a.Kind, a.Namespace, a.Name}, key{b.Kind, b.Namespace, b.Name})
+		})
+		docs = append(docs, d)
+	}
+	slices.SortFunc(docs, func(a, b *savedDocument) int {
+		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Before, b.Before), bytes.Compare(a.Text, b.Text))
+	})
+	documents, err := json.Marshal(docs)
+	if err != nil {
+		return fmt.Errorf("encoding the last good objects: %w", err)
+	}
+	data, err := json.Marshal(objectsState{Format: objectsFormat, Sum: sum(documents), Documents: documents})
+	if err != nil {
+		return fmt.Errorf("encoding the last good objects: %w", err)
+	}
+	if err := dir.Write(objectsFile, append(data, '\n')); err != nil {
+		return fmt.Errorf("writing the last good objects (--state-dir): %w", err)
+	}
+	return nil
+}
+
+// loadObjects reads the last good objects of a state directory. It returns none if there
+// is no file. If the file is damaged, loadObjects moves it aside and returns no objects
+// and errDamaged.
+func loadObjects(dir string) (map[key]object, error) {
+	path := filepath.Join(dir, objectsFile)
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return map[key]object{}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the last good objects (--state-dir): %w", err)
+	}
+	good, err := decodeObjects(data)
+	if err != nil {
+		err = fmt.Errorf("file of last good objects %s is %w: %w", path, errDamaged, err)
+		return map[key]object{}, setAside(path, err)
+	}
+	return good, nil
+}
+
+func decodeObjects(data []byte) (map[key]object, error) {
+	var s objectsState
+	if err := json.Unmarshal(data, &s); err != nil {
+		return nil, fmt.Errorf("not JSON: %w", err)
+	}
+	if s.Format != objectsFormat {
+		return nil, fmt.Errorf("format %q, want %q", s.Format, objectsFormat)
+	}
+	if sum(s.Documents) != s.Sum {
+		return nil, errors.New("the checksum does not match")
+	}
+	var docs []savedDocument
+	if err := json.Unmarshal(s.Documents, &docs); err != nil {
+		return nil, fmt.Errorf("documents: %w", err)
+	}
+	good := map[key]object{}
+	for _, d := range docs {
+		p := parsed{broken: map[key]bool{}}
+		p.parseDocument(d.File, &chunk{text: d.Text, offset: d.Before})
+		inUse := map[savedObject]bool{}
+		for _, o := range d.Objects {
+			inUse[o] = true
+		}
+		for _, o := range p.objects {
+			if inUse[savedObject{Kind: o.key.kind, Namespace: o.key.namespace, Name: o.key.name}] {
+				good[o.key] = o
+			}
+		}
+	}
+	return good, nil
 }
 
 func sum(data []byte) string {
 	s := sha256.Sum256(data)
 	return hex.EncodeToString(s[:])
-}
-
-func writeAtomically(path string, data []byte) (err error) {
-	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, filepath.Base(path)+".*.tmp")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(f.Name()) // the error that counts is returned
-		}
-	}()
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err != nil {
-		return err
-	}
-	if err = os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	err = d.Sync()
-	if cerr := d.Close(); err == nil {
-		err = cerr
-	}
-	return err
-}
-
-// prepareStateDir makes the directory, removes what a crash left half written,
-// and proves that the directory can be written.
-func prepareStateDir(dir string) error {
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return fmt.Errorf("making the state directory: %w", err)
-	}
-	for _, name := range []string{stateFile, objectsFile} {
-		left, err := filepath.Glob(filepath.Join(dir, name+".*.tmp"))
-		if err != nil {
-			return fmt.Errorf("looking for leftovers in the state directory: %w", err)
-		}
-		for _, path := range left {
-			if err := os.Remove(path); err != nil {
-				return fmt.Errorf("removing a leftover from the state directory: %w", err)
-			}
-		}
-	}
-	probe, err := os.CreateTemp(dir, "probe.*.tmp")
-	if err != nil {
-		return fmt.Errorf("writing to the state directory: %w", err)
-	}
-	return errors.Join(probe.Close(), os.Remove(probe.Name()))
 }

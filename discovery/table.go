@@ -28,7 +28,7 @@ func Table(cfg Config, client Client) (*api.NameTable, []DocumentError, error) {
 	v := &vips{}
 	if cfg.StateDir != "" {
 		var err error
-		if v, err = peekVIPs(cfg.StateDir); err != nil && !errors.Is(err, errDamaged) {
+		if v, err = readVIPs(cfg.StateDir); err != nil && !errors.Is(err, errDamaged) {
 			return nil, nil, err
 		}
 	}

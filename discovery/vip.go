@@ -7,43 +7,44 @@ import (
 	"slices"
 )
 
-// Automatic addresses come from 240.240.0.0/16 and 2001:2::/48, Istio's
-// ranges, which are routed nowhere. A slot is the low 16 bits of both: slot
-// 0x0105 is 240.240.1.5 and 2001:2::105.
+// Automatic VIPs are from 240.240.0.0/16 and 2001:2::/48, Istio's ranges, which are not
+// routed anywhere. A slot is the low 16 bits of both: slot 0x0105 is 240.240.1.5 and
+// 2001:2::105.
 const (
 	vipSlots  = 1 << 16
 	vipUsable = 256 * 254 // without the addresses that end in .0 and .255
 )
 
-// vips remembers which host has which slot. A host keeps its slot for as long
-// as there is room, also while it is away: who resolved it before a delete
-// and an add goes on reaching it. The zero value is empty.
+// vips maps hosts to slots. A host keeps its slot as long as there are free ones, even
+// after it was removed: a client that resolved it before it is removed and added again
+// still reaches it. The zero value is empty.
 type vips struct {
 	byHost map[string]vipHost // by hostKey
-	// clock counts the rounds in which a host went away.
-	clock uint64
+	// rounds counts the calls of allocate in which hosts were removed.
+	rounds uint64
 }
 
 type vipHost struct {
 	Slot uint16 `json:"slot"`
-	// Gone is 0 while the host is wanted, else the round in which it went:
-	// those that went first lose their slot first.
-	Gone uint64 `json:"gone,omitempty"`
+	// Removed is 0 while the host is wanted, else the round in which it was removed. The
+	// host that was removed first loses its slot first.
+	Removed uint64 `json:"gone,omitempty"`
 }
 
-// usableSlot leaves out what looks like a network or a broadcast address.
+// usableSlot excludes the slots that look like a network or a broadcast address.
 func usableSlot(slot uint16) bool { return slot&0xff != 0 && slot&0xff != 0xff }
 
-// slotAddr4 and slotAddr6 are the addresses of a slot.
+// slotAddr4 returns the IPv4 address of a slot.
 func slotAddr4(slot uint16) netip.Addr {
 	return netip.AddrFrom4([4]byte{240, 240, byte(slot >> 8), byte(slot)})
 }
 
+// slotAddr6 returns the IPv6 address of a slot.
 func slotAddr6(slot uint16) netip.Addr {
 	return netip.AddrFrom16([16]byte{0x20, 0x01, 0, 2, 14: byte(slot >> 8), 15: byte(slot)})
 }
 
-// addrSlot is the slot whose address a is, if it is one's.
+// addrSlot returns the slot of an address, and false if the address is in neither range.
 func addrSlot(a netip.Addr) (uint16, bool) {
 	var slot uint16
 	if a.Is4() {
@@ -56,8 +57,8 @@ func addrSlot(a netip.Addr) (uint16, bool) {
 	return slot, slotAddr6(slot) == a
 }
 
-// preferredSlot is where a host goes if nobody is there: the same on every
-// server that starts with the same hosts.
+// preferredSlot returns the slot that a host gets if it is free. It depends on the name
+// only, so servers that start with the same hosts agree.
 func preferredSlot(host string) uint16 {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(host)) // never fails
@@ -66,18 +67,19 @@ func preferredSlot(host string) uint16 {
 	return nthSlot(int(sum % vipUsable))
 }
 
+// nthSlot returns the n-th usable slot, from 0.
 func nthSlot(n int) uint16 { return uint16(n/254)<<8 | uint16(n%254+1) }
 
-// allocation is the outcome of one round.
+// allocation is the result of [vips.allocate].
 type allocation struct {
 	slots   map[string]uint16 // by hostKey
-	changed bool              // the state is not what it was
+	changed bool              // the VIPs have to be saved
 	moved   []string          // hosts that had to leave their slot, sorted
-	without []string          // hosts for which there was no room, sorted
+	without []string          // hosts that found no free slot, sorted
 }
 
-// allocate gives every wanted host a slot. Slots in claimed are somebody's own
-// addresses and are never given out; a host that sits on one moves.
+// allocate gives a slot to every wanted host. A slot in claimed is the address of another
+// object, so no host may have it: a host that has it gets another one.
 func (v *vips) allocate(wanted map[string]bool, claimed map[uint16]bool) allocation {
 	a := allocation{slots: make(map[string]uint16, len(wanted))}
 	if v.byHost == nil {
@@ -87,7 +89,7 @@ func (v *vips) allocate(wanted map[string]bool, claimed map[uint16]bool) allocat
 	for slot := range claimed {
 		used[slot] = true
 	}
-	a.changed = v.settle(wanted, claimed, &a)
+	a.changed = v.markRemoved(wanted, claimed, &a)
 	for _, h := range v.byHost {
 		used[h.Slot] = true
 	}
@@ -107,10 +109,11 @@ func (v *vips) allocate(wanted map[string]bool, claimed map[uint16]bool) allocat
 	return a
 }
 
-// settle marks who came back and who went, and turns out who sits on a claimed
-// slot. It reports whether anything changed.
-func (v *vips) settle(wanted map[string]bool, claimed map[uint16]bool, a *allocation) bool {
-	changed, gone := false, false
+// markRemoved marks the hosts that are no longer wanted, clears the mark of those that are
+// wanted again, and deletes the hosts of claimed slots. It reports whether anything
+// changed.
+func (v *vips) markRemoved(wanted map[string]bool, claimed map[uint16]bool, a *allocation) bool {
+	changed, removed := false, false
 	for host, h := range v.byHost {
 		switch {
 		case claimed[h.Slot]:
@@ -119,23 +122,23 @@ func (v *vips) settle(wanted map[string]bool, claimed map[uint16]bool, a *alloca
 				a.moved = append(a.moved, host)
 			}
 			changed = true
-		case wanted[host] && h.Gone != 0:
+		case wanted[host] && h.Removed != 0:
 			v.byHost[host] = vipHost{Slot: h.Slot}
 			changed = true
-		case !wanted[host] && h.Gone == 0:
-			v.byHost[host] = vipHost{Slot: h.Slot, Gone: v.clock + 1}
-			gone = true
+		case !wanted[host] && h.Removed == 0:
+			v.byHost[host] = vipHost{Slot: h.Slot, Removed: v.rounds + 1}
+			removed = true
 		}
 	}
-	if gone {
-		v.clock++
+	if removed {
+		v.rounds++
 	}
 	slices.Sort(a.moved)
-	return changed || gone
+	return changed || removed
 }
 
-// freeSlot probes from the host's preferred slot on; when all are used it
-// takes that of the host that went away first.
+// freeSlot returns the first free slot from the host's preferred one on. If all are used,
+// it returns the slot of the host that was removed first, and deletes that host.
 func (v *vips) freeSlot(host string, used map[uint16]bool) (uint16, bool) {
 	if len(used) < vipUsable || hasFree(used) {
 		slot := preferredSlot(host)
@@ -148,10 +151,10 @@ func (v *vips) freeSlot(host string, used map[uint16]bool) (uint16, bool) {
 	}
 	oldest := ""
 	for name, h := range v.byHost {
-		if h.Gone == 0 {
+		if h.Removed == 0 {
 			continue
 		}
-		if oldest == "" || cmp.Or(cmp.Compare(h.Gone, v.byHost[oldest].Gone), cmp.Compare(name, oldest)) < 0 {
+		if oldest == "" || cmp.Or(cmp.Compare(h.Removed, v.byHost[oldest].Removed), cmp.Compare(name, oldest)) < 0 {
 			oldest = name
 		}
 	}
@@ -163,7 +166,8 @@ func (v *vips) freeSlot(host string, used map[uint16]bool) (uint16, bool) {
 	return slot, true
 }
 
-// hasFree is asked only when nearly all slots are used.
+// hasFree reports whether a usable slot is free. It is slow; call it only when nearly all
+// slots are used.
 func hasFree(used map[uint16]bool) bool {
 	for n := range vipUsable {
 		if !used[nthSlot(n)] {
@@ -173,7 +177,7 @@ func hasFree(used map[uint16]bool) bool {
 	return false
 }
 
-// claimedSlots are the slots that objects claim by an address of their own.
+// claimedSlots returns the slots that are addresses of objects.
 func claimedSlots(claims []claim) map[uint16]bool {
 	claimed := map[uint16]bool{}
 	for _, c := range claims {
@@ -186,7 +190,7 @@ func claimedSlots(claims []claim) map[uint16]bool {
 	return claimed
 }
 
-// wantedVIPs are the hosts that shall have an automatic address.
+// wantedVIPs returns the hosts that need an automatic VIP.
 func wantedVIPs(claims []claim) map[string]bool {
 	wanted := map[string]bool{}
 	for _, c := range claims {

@@ -11,8 +11,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/internal/statedir"
 )
 
 func wantHosts(hosts ...string) map[string]bool {
@@ -223,7 +225,7 @@ func TestDamagedState(t *testing.T) {
 	dir, state := t.TempDir(), t.TempDir()
 	write(t, dir, "e.yaml", vipEntry("a.example.com", "b.example.com"))
 	start(t, Config{ConfigDir: dir, StateDir: state}).stop()
-	path := filepath.Join(state, stateFile)
+	path := filepath.Join(state, vipsFile)
 	good, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -239,10 +241,10 @@ func TestDamagedState(t *testing.T) {
 		"empty":    "",
 		"edited":   strings.Replace(string(good), `"slot": `, `"slot": 1`, 1),
 		"foreign":  `{"format":"other/1"}`,
-		"no hosts": `{"format":"` + stateFormat + `"}`,
-		"shared":   `{"format":"` + stateFormat + `","sum":"` + sum([]byte(hosts)) + `","hosts":` + hosts + `}`,
-		"unusable": `{"format":"` + stateFormat + `","sum":"` + sum([]byte(unusable)) + `","hosts":` + unusable + `}`,
-		"no map":   `{"format":"` + stateFormat + `","sum":"` + sum([]byte("[]")) + `","hosts":[]}`,
+		"no hosts": `{"format":"` + vipsFormat + `"}`,
+		"shared":   `{"format":"` + vipsFormat + `","sum":"` + sum([]byte(hosts)) + `","hosts":` + hosts + `}`,
+		"unusable": `{"format":"` + vipsFormat + `","sum":"` + sum([]byte(unusable)) + `","hosts":` + unusable + `}`,
+		"no map":   `{"format":"` + vipsFormat + `","sum":"` + sum([]byte("[]")) + `","hosts":[]}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := os.WriteFile(path, []byte(data), 0o600); err != nil {
@@ -272,4 +274,32 @@ func TestDamagedState(t *testing.T) {
 	if _, err := New(Config{ConfigDir: dir, StateDir: filepath.Join(path, "below")}); err == nil {
 		t.Error("a state directory below a file is accepted")
 	}
+}
+
+// C7: of two control planes with one state directory the second does not start, so that it
+// does not overwrite the VIPs of the first.
+func TestTwoServersOneStateDir(t *testing.T) {
+	dir, state := t.TempDir(), t.TempDir()
+	write(t, dir, "e.yaml", vipEntry("a.example.com"))
+	cfg := Config{ConfigDir: dir, StateDir: state}
+	first := start(t, cfg)
+	_, err := New(cfg)
+	if !errors.Is(err, statedir.ErrTaken) || !strings.Contains(err.Error(), state) || !strings.HasSuffix(err.Error(), "(--state-dir)") {
+		t.Errorf("second server: %v, want ErrTaken with the directory and the flag", err)
+	}
+	if _, _, err := Table(cfg, Client{Namespace: "shop"}); err != nil {
+		t.Errorf("printing the table beside a running server: %v", err)
+	}
+	first.stop()
+	// A server that failed to start has released the directory.
+	registry := prometheus.NewRegistry()
+	if _, err := newMetrics(registry); err != nil {
+		t.Fatal(err)
+	}
+	failing := cfg
+	failing.Registerer = registry
+	if _, err := New(failing); err == nil {
+		t.Fatal("metrics were registered twice")
+	}
+	start(t, cfg)
 }

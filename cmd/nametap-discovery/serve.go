@@ -11,7 +11,6 @@ import (
 	"maps"
 	"net"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -27,6 +26,7 @@ import (
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/discovery"
 	"github.com/nametap/nametap/internal/httpguard"
+	"github.com/nametap/nametap/internal/statedir"
 	"github.com/nametap/nametap/internal/version"
 )
 
@@ -67,13 +67,7 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 // usableStateDir gives up the default directory if it cannot be had here: to try nametap out should not need root. Any other error, such as a full disk,
 // is one of the server's start, and says so.
 func usableStateDir(dir string, logger *slog.Logger) string {
-	err := os.MkdirAll(dir, 0o750)
-	if err == nil {
-		var f *os.File
-		if f, err = os.CreateTemp(dir, "probe.*.tmp"); err == nil {
-			err = errors.Join(f.Close(), os.Remove(f.Name()))
-		}
-	}
+	err := statedir.Check(dir)
 	if !errors.Is(err, fs.ErrPermission) && !errors.Is(err, syscall.EROFS) && !errors.Is(err, syscall.ENOTDIR) {
 		return dir
 	}
