@@ -3,8 +3,9 @@ package dnsproxy
 import (
 	"encoding/binary"
 	"errors"
-	"github.com/nametap/nametap/dnsproxy/wire"
 	"strings"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 
 	"github.com/miekg/dns"
 

@@ -5,11 +5,12 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"github.com/nametap/nametap/dnsproxy/wire"
 	"hash/maphash"
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // NewTable builds a table from NameTables in wire form, as one push holds them.

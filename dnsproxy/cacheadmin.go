@@ -2,10 +2,11 @@ package dnsproxy
 
 import (
 	"fmt"
-	"github.com/nametap/nametap/dnsproxy/wire"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 
 	"github.com/miekg/dns"
 

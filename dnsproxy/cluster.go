@@ -2,8 +2,9 @@ package dnsproxy
 
 import (
 	"fmt"
-	"github.com/nametap/nametap/dnsproxy/wire"
 	"strings"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // svcLabel is the label below which a cluster domain holds its Services, and

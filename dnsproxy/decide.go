@@ -2,6 +2,7 @@ package dnsproxy
 
 import (
 	"errors"
+
 	"github.com/nametap/nametap/dnsproxy/wire"
 
 	"github.com/miekg/dns"

@@ -3,10 +3,11 @@ package dnsproxy
 import (
 	"encoding/binary"
 	"errors"
-	"github.com/nametap/nametap/dnsproxy/wire"
 	"math"
 	"slices"
 	"time"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 
 	"github.com/miekg/dns"
 

@@ -3,11 +3,12 @@ package dnsproxy
 import (
 	"crypto/sha256"
 	"encoding/binary"
-	"github.com/nametap/nametap/dnsproxy/wire"
 	"net/netip"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 
 	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/upstream"

@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/nametap/nametap/dnsproxy/wire"
 	"io"
 	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"

@@ -1,11 +1,12 @@
 package dnsproxy
 
 import (
-	"github.com/nametap/nametap/dnsproxy/wire"
 	"log/slog"
 	"net/netip"
 	"sync/atomic"
 	"time"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 
 	"github.com/miekg/dns"
 

@@ -3,12 +3,13 @@ package dnsproxy
 import (
 	"bytes"
 	"encoding/binary"
-	"github.com/nametap/nametap/dnsproxy/wire"
 	"iter"
 	"net/netip"
 	"slices"
 	"strings"
 	"unsafe"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 
 	"github.com/miekg/dns"
 )

@@ -2,10 +2,11 @@ package dnsproxy
 
 import (
 	"fmt"
-	"github.com/nametap/nametap/dnsproxy/wire"
 	"iter"
 	"unicode/utf8"
 	"unsafe"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 
 	"google.golang.org/protobuf/encoding/protowire"
 

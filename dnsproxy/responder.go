@@ -2,6 +2,7 @@ package dnsproxy
 
 import (
 	"github.com/miekg/dns"
+
 	"github.com/nametap/nametap/dnsproxy/wire"
 
 	"github.com/nametap/nametap/dnsproxy/reply"

@@ -2,9 +2,10 @@ package dnsproxy
 
 import (
 	"cmp"
-	"github.com/nametap/nametap/dnsproxy/wire"
 	"hash/maphash"
 	"slices"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 
 	"github.com/miekg/dns"
 )

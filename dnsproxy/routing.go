@@ -4,12 +4,13 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"github.com/nametap/nametap/dnsproxy/wire"
 	"math"
 	"net"
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 
 	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"

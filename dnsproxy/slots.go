@@ -1,9 +1,10 @@
 package dnsproxy
 
 import (
-	"github.com/nametap/nametap/dnsproxy/wire"
 	"hash/maphash"
 	"sync/atomic"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // slots bound the queries that wait for nameservers or for the first table, and share

@@ -2,8 +2,9 @@ package dnsproxy
 
 import (
 	"errors"
-	"github.com/nametap/nametap/dnsproxy/wire"
 	"slices"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 
 	"github.com/miekg/dns"
 )

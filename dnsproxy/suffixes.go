@@ -2,8 +2,9 @@ package dnsproxy
 
 import (
 	"fmt"
-	"github.com/nametap/nametap/dnsproxy/wire"
 	"slices"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // suffixRules are the suffixes for whose names settings say who answers. Of those that

@@ -2,10 +2,11 @@ package dnsproxy
 
 import (
 	"cmp"
-	"github.com/nametap/nametap/dnsproxy/wire"
 	"hash/maphash"
 	"slices"
 	"sync"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // A Table is an immutable set of mesh hosts. Build one with [NewTable]; its

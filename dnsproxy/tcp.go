@@ -5,12 +5,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"github.com/nametap/nametap/dnsproxy/wire"
 	"io"
 	"net"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 
 	"github.com/miekg/dns"
 

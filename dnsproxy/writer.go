@@ -2,8 +2,9 @@ package dnsproxy
 
 import (
 	"encoding/binary"
-	"github.com/nametap/nametap/dnsproxy/wire"
 	"math/rand/v2"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 
 	"github.com/miekg/dns"
 )

@@ -18,9 +18,16 @@ const (
 	NSCountOffset = 8
 	ARCountOffset = 10
 
-	QR, AA, TC, RD        = 0x80, 0x04, 0x02, 0x01 // in the byte at FlagsOffset
-	RA, AD, CD            = 0x80, 0x20, 0x10       // in the byte after it
-	OpcodeMask, RcodeMask = 0x78, 0x0F             // in the first and in the second byte
+	QR = 0x80 // in the byte at FlagsOffset: this is a response
+	AA = 0x04 // authoritative answer
+	TC = 0x02 // truncated
+	RD = 0x01 // recursion desired
+	RA = 0x80 // in the byte after it: recursion available
+	AD = 0x20 // authentic data
+	CD = 0x10 // checking disabled
+
+	OpcodeMask = 0x78 // in the first of these bytes
+	RcodeMask  = 0x0F // in the second
 )
 
 // OPTLen is the length in bytes of an OPT record without options (RFC 6891, section

@@ -36,7 +36,8 @@ const MaxNameLen = 254
 const MaxLabelLen = 63
 
 var (
-	errEmptyName   = errors.New("the name is empty")
+	errEmptyName = errors.New("the name is empty")
+	// ErrLongName is the error for a name of more than 255 bytes with the root label.
 	ErrLongName    = fmt.Errorf("the name is longer than %d bytes on the wire", MaxNameLen+1)
 	errEmptyLabel  = errors.New("a label is empty")
 	errLongLabel   = fmt.Errorf("a label is longer than %d bytes", MaxLabelLen)
