@@ -125,6 +125,17 @@ func TestDefaultFile(t *testing.T) {
 	}
 }
 
+// V3: nss-lookup.target waits until the agent reports that it is ready, which is after the
+// rules are in (TestSystemd).
+func TestBootOrder(t *testing.T) {
+	unit := read(t, "systemd/nametap.service")
+	for _, line := range []string{"Type=notify", "Wants=nss-lookup.target", "Before=nss-lookup.target"} {
+		if !strings.Contains(unit, "\n"+line+"\n") {
+			t.Errorf("the unit has no line %q", line)
+		}
+	}
+}
+
 // The commands of the unit are such that the binary takes them.
 func TestUnitCommands(t *testing.T) {
 	commands := regexp.MustCompile(`(?m)^Exec\w+=/usr/local/bin/nametap (.*)$`).FindAllStringSubmatch(read(t, "systemd/nametap.service"), -1)

@@ -89,7 +89,7 @@ func TestStatusOfHalf(t *testing.T) { // K4
 
 // systemd is told when DNS is there, and then that it goes on, also when clients take
 // all connections that there may be.
-func TestSystemd(t *testing.T) { // R2
+func TestSystemd(t *testing.T) { // R2, V3
 	t.Parallel()
 	v := newVM(t, "nft")
 	path := filepath.Join(v.dir, "notify")

@@ -110,7 +110,7 @@ func wantError(t *testing.T, events <-chan event, text string) {
 	}
 }
 
-// F5
+// F5, V6
 func TestWatchFile(t *testing.T) { synctest.Test(t, testWatchFile) }
 
 func testWatchFile(t *testing.T) {
@@ -164,7 +164,7 @@ func testWatchBroken(t *testing.T) {
 	}
 }
 
-// F5: Kubernetes swaps a symlink to a directory.
+// F5, V6: Kubernetes swaps a symlink to a directory.
 func TestWatchSymlinks(t *testing.T) { synctest.Test(t, testWatchSymlinks) }
 
 func testWatchSymlinks(t *testing.T) {
@@ -191,7 +191,7 @@ func testWatchSymlinks(t *testing.T) {
 	wantServer(t, events, "10.0.0.4")
 }
 
-// F5: inotify says nothing of a mount.
+// F5, V6: inotify reports no mounts.
 func TestWatchBindMount(t *testing.T) { synctest.Test(t, testWatchBindMount) }
 
 func testWatchBindMount(t *testing.T) {
