@@ -11,23 +11,22 @@ type noReply struct {
 	causes []error
 }
 
-// newNoReply collects the causes of all servers; cause is that of the servers that
-// were still awaited.
-func newNoReply(tries []try, cause error) *noReply {
+// newNoReply collects the causes of all servers of an exchange that is over.
+func newNoReply(e *exchange) *noReply {
 	var text strings.Builder
 	text.WriteString("no nameserver answered")
 	separator := ": "
 	err := &noReply{}
-	for i := range tries {
-		why := tries[i].err
+	for i := range e.servers {
+		why := e.schedule.tries[i].err
 		if why == nil {
-			why = cause
+			why = e.schedule.cause
 		}
 		if why == nil {
 			continue
 		}
 		text.WriteString(separator)
-		text.WriteString(tries[i].server.spec.String() + ": " + why.Error())
+		text.WriteString(e.servers[i].spec.String() + ": " + why.Error())
 		separator = "; "
 		err.causes = append(err.causes, why)
 	}

@@ -2,8 +2,6 @@ package upstream
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"math/rand/v2"
 	"strconv"
 	"sync"
@@ -29,15 +27,15 @@ const (
 	Verbatim How = 1 << 4
 )
 
-// Exchange returns the first usable reply (NOERROR, NXDOMAIN; any to an opcode
-// other than QUERY) to a query in wire form, and who sent it. If all servers fail
-// it is the best failure: SERVFAIL, REFUSED, NOTIMP, FORMERR, others. If there is
-// no reply at all the error names every server with its cause; errors.Is finds
-// ErrNoServers, ErrLoop, ErrTimeout, ErrOverload and what package net says.
+// Exchange sends a query in wire form and returns the first usable reply (NOERROR or
+// NXDOMAIN; any reply to an opcode other than QUERY) and the server that sent it. If all
+// servers fail it returns the best failure: SERVFAIL, REFUSED, NOTIMP, FORMERR, others. If
+// there is no reply at all the error names every server with its cause; errors.Is finds
+// ErrNoServers, ErrLoop, ErrTimeout, ErrOverload and the errors of package net.
 //
-// The query has at most one question and is not changed. The reply has its ID and
-// its question (but see Verbatim), and is the caller's. Without Config.Check it may be malformed behind its
-// question. With Config.MixCase names in it may be in mixed case.
+// The query must have at most one question; it is not changed. The reply belongs to the
+// caller and has the query's ID and question (but see Verbatim). Without Config.Check it may
+// be malformed behind its question. With Config.MixCase names in it may be in mixed case.
 func (g *Group) Exchange(ctx context.Context, query []byte, how How) ([]byte, Spec, error) {
 	answer, err := g.Ask(ctx, query, how)
 	return answer.Reply, answer.Server, err
@@ -47,12 +45,12 @@ func (g *Group) Exchange(ctx context.Context, query []byte, how How) ([]byte, Sp
 type Answer struct {
 	Reply  []byte
 	Server Spec // that sent Reply
-	// Unsure says that Reply says that there is nothing, and that a server that stands
-	// before Server, and may know more (rule 12), has failed to answer.
+	// Unsure reports that Reply is a negative answer, and that a server that stands before
+	// Server and may have had an answer failed to reply (rule 12).
 	Unsure bool
 }
 
-// Ask is Exchange, and says how sure the reply is.
+// Ask is Exchange, and tells how sure the reply is.
 func (g *Group) Ask(ctx context.Context, query []byte, how How) (Answer, error) {
 	if len(g.servers) == 0 {
 		return Answer{}, ErrNoServers
@@ -68,64 +66,27 @@ func (g *Group) Ask(ctx context.Context, query []byte, how How) (Answer, error) 
 		return Answer{}, err
 	}
 	e.start(time.Now())
-	for !e.over {
+	for !e.schedule.over {
 		select {
 		case <-e.wake:
 			e.receive(time.Now())
 		case <-e.timer.C:
 			e.tick(time.Now())
 		case <-ctx.Done():
-			e.giveUp(ctx.Err())
+			e.giveUp(ctx.Err(), time.Now())
 		}
 	}
-	if e.reply == nil {
-		return Answer{}, e.err
-	}
-	if e.verbatim {
-		copy(e.reply, query[:2])
-	} else {
-		e.reply = restore(e.reply, query, e.question)
-	}
-	return Answer{Reply: e.reply, Server: e.tries[e.winner].server.spec, Unsure: e.unsure()}, nil
+	return e.answer()
 }
 
-// A try is what a query knows of a server.
-type try struct {
-	server   *server
-	standing standing
-	asked    int
-	first    time.Time // when it was asked first
-	failed   bool      // it is not asked again
-	err      error
-	failure  []byte
-	code     int    // of failure
-	garbled  bool   // it sent a malformed reply
-	cut      []byte // truncated reply, while TCP is tried
-	stream   bool   // ask over TCP
-	plain    bool   // ask without EDNS
-	unsure   bool   // it was asked without EDNS for once
-
-	copied bool      // it was sent a copy, whose outcomes are not looked at yet
-	held   []outcome // those
-}
-
-// An outcome is what became of an attempt.
-type outcome struct {
-	try           int
-	reply         []byte
-	reading       reading // of reply
-	err           error
-	stream, plain bool
-}
-
-// An exchange is one query until it is answered. One goroutine has it; others
-// deliver outcomes.
+// An exchange is one query until it is answered: it does what its schedule decides. One
+// goroutine has it; others deliver outcomes.
 type exchange struct {
 	client     *Client
-	group      *Group
-	generation atomic.Uint64 // of outcomes that are wanted; changed with mu held
+	generation atomic.Uint64 // of the outcomes that are awaited; changed with mu held
 	wake       chan struct{} // has an element when there are outcomes
-	timer      *time.Timer   // at the next of late and deadline
+	timer      *time.Timer   // fires at armed
+	armed      time.Time
 
 	mu       sync.Mutex
 	outcomes []outcome
@@ -134,25 +95,16 @@ type exchange struct {
 	packet   []byte // the query as it is sent
 	query    []byte
 	question []byte
-	how      How  // without Verbatim
-	verbatim bool // how with Verbatim
-	options  Options
-	tries    []try
+	verbatim bool
 	slot     uint32
-	deadline time.Time
-	late     time.Time // when the next server is asked
-	cutUntil time.Time // when a truncated reply is good enough; zero if there is none
-	maxWait  time.Duration
-	repeated bool // because a server was late
+	schedule schedule
+	servers  []peer // those of the schedule, by the same index
+}
 
-	held      int // the server whose reply is held, -1 if none is (rule 12)
-	heldReply []byte
-
-	over     bool
-	reply    []byte
-	winner   int
-	negative bool // the last usable reply says that there is nothing
-	err      error
+// A peer is a server that may be asked.
+type peer struct {
+	*server
+	triedPlain bool // it was asked without EDNS for once
 }
 
 func (c *Client) newExchange() *exchange {
@@ -176,14 +128,13 @@ func (e *exchange) release() {
 	default:
 	}
 	e.mu.Unlock()
-	clear(e.tries)
-	e.tries = e.tries[:0]
-	e.heldReply, e.cutUntil, e.negative = nil, time.Time{}, false
-	e.group, e.query, e.question, e.reply, e.err, e.over, e.repeated, e.winner = nil, nil, nil, nil, nil, false, false, 0
+	clear(e.servers)
+	e.servers, e.query, e.question, e.armed = e.servers[:0], nil, nil, time.Time{}
+	e.schedule.reset()
 	e.client.keep(e)
 }
 
-// deliver hands an outcome to the exchange, unless it is over.
+// deliver passes an outcome to the exchange, unless that is over.
 func (e *exchange) deliver(generation uint64, o outcome) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -206,101 +157,117 @@ func (e *exchange) begin(g *Group, query []byte, how How) error {
 	if !ok {
 		return errMalformedQuery
 	}
-	e.group, e.query, e.question, e.options = g, query, query[headerLen:end], g.options
-	e.how, e.verbatim = how&^Verbatim, how&Verbatim != 0
-	e.slot, e.held = rand.Uint32(), -1
-	for _, s := range g.servers {
-		e.tries = append(e.tries, try{server: s, stream: s.udp == nil || e.how == TCPOnly || g.options.UseVC})
+	e.query, e.question = query, query[headerLen:end]
+	e.verbatim, e.slot = how&Verbatim != 0, rand.Uint32()
+	how &^= Verbatim
+	s := &e.schedule
+	s.reset()
+	s.options, s.budget, s.deadline, s.random = g.options, &g.budget, time.Now().Add(g.timeout), rand.Uint64()
+	s.once, s.overTCP, s.edns = !isQuery(query), how == UDPThenTCP, !e.verbatim && endsInOPT(query)
+	for _, server := range g.servers {
+		e.servers = append(e.servers, peer{server: server})
+		s.tries = append(s.tries, try{stream: server.udp == nil || how == TCPOnly || g.options.UseVC})
 	}
-	e.deadline = time.Now().Add(g.timeout)
 	return nil
 }
 
-// start asks the best server, and those that get a copy (rules 4, 6, 7, 8).
 func (e *exchange) start(now time.Time) {
 	e.look(now)
-	e.maxWait = maxLate
-	all := e.options.Parallel
-	if !e.any(func(t *try) bool { return t.standing.state < Down }) {
-		e.maxWait, all = maxDownWait, true
-	}
-	first := e.next()
-	for i := range e.tries {
-		t := &e.tries[i]
-		switch {
-		case t.standing.state == Looping:
-			t.server.probeAgain(now)
-		case i == first || e.once():
-		case t.server.copyDue(now):
-			t.copied = !all
-			e.ask(i, now)
-		case all:
-			e.ask(i, now)
+	for i := range e.servers {
+		if e.schedule.tries[i].standing.state == Looping {
+			e.servers[i].probeAgain(now)
 		}
 	}
-	if first < 0 {
-		e.settle(now)
-		return
-	}
-	e.advance(first, now)
+	e.schedule.start(now, func(i int) bool { return e.servers[i].copyDue(now) })
+	e.carryOut(now)
 }
 
-// look refreshes what is known of the servers. One that was found to loop meanwhile
-// has failed.
+// look tells the schedule how the servers are doing.
 func (e *exchange) look(now time.Time) {
-	for i := range e.tries {
-		t := &e.tries[i]
-		// Without use-vc a server lives that answers over UDP: TCP to it may be blocked.
-		t.standing = t.server.standing(now, e.options.UseVC)
-		if t.standing.state == Looping {
-			t.failed, t.err = true, ErrLoop
+	for i := range e.servers {
+		// A server that answers over UDP is alive, although TCP to it may be blocked; so
+		// probes go over TCP only with use-vc.
+		e.schedule.see(i, e.servers[i].standing(now, e.schedule.options.UseVC))
+	}
+}
+
+// tick is called when the timer fires.
+func (e *exchange) tick(now time.Time) {
+	if !e.schedule.expired(now) {
+		e.look(now)
+	}
+	e.schedule.wake(now)
+	e.armed = time.Time{}
+	e.carryOut(now)
+}
+
+// receive passes the outcomes that were delivered to the schedule.
+func (e *exchange) receive(now time.Time) {
+	e.mu.Lock()
+	outcomes := e.outcomes
+	e.outcomes = e.spare[:0]
+	e.mu.Unlock()
+	for _, o := range outcomes {
+		if e.schedule.over {
+			break
+		}
+		if o.err != nil || !o.reading.usable() {
+			e.look(now)
+		}
+		e.schedule.receive(o, now)
+		e.carryOut(now)
+	}
+	clear(outcomes)
+	e.spare = outcomes[:0]
+}
+
+func (e *exchange) giveUp(cause error, now time.Time) {
+	e.schedule.giveUp(cause, now)
+	e.carryOut(now)
+}
+
+// carryOut carries out the actions of the schedule and sets the timer.
+func (e *exchange) carryOut(now time.Time) {
+	for _, action := range e.schedule.actions {
+		s, t := e.servers[action.try].server, &e.schedule.tries[action.try]
+		switch action.kind {
+		case actSend:
+			e.send(action.try, now)
+		case actHedge:
+			s.hedges.Add(1)
+		case actFolds:
+			s.rememberFolded(now)
+		case actAnsweredPlain:
+			if t.plain || e.servers[action.try].triedPlain && s.mutesEDNS(t.first) {
+				s.rememberPlain(now)
+			}
+		case actGarbled:
+			s.garbled(t.err)
+		case actFailure:
+			s.note("response code " + strconv.Itoa(t.code))
+		case actOutdone:
+			s.outdone()
+		case actOutlived:
+			s.outlive()
 		}
 	}
-}
-
-// any reports whether there is such a server among those that have not failed.
-func (e *exchange) any(is func(*try) bool) bool {
-	for i := range e.tries {
-		if !e.tries[i].failed && is(&e.tries[i]) {
-			return true
-		}
+	e.schedule.actions = e.schedule.actions[:0]
+	if at := e.schedule.wakeAt(); !e.schedule.over && at != e.armed {
+		e.armed = at
+		e.timer.Reset(at.Sub(now))
 	}
-	return false
 }
 
-// once reports whether the message must not be sent twice (rule 11).
-func (e *exchange) once() bool { return e.query[2]&opcodeMask != 0 }
-
-// advance asks a server and says when it is late.
-func (e *exchange) advance(i int, now time.Time) {
-	t := &e.tries[i]
-	e.late = now.Add(min(t.standing.late<<min(t.asked, 8), e.maxWait))
-	e.ask(i, now)
-	e.setTimer(now)
-}
-
-func (e *exchange) setTimer(now time.Time) {
-	next := minTime(e.late, e.deadline)
-	if !e.cutUntil.IsZero() {
-		next = minTime(next, e.cutUntil)
-	}
-	e.timer.Reset(next.Sub(now))
-}
-
-// ask sends the query to a server.
-func (e *exchange) ask(i int, now time.Time) {
-	t := &e.tries[i]
-	if t.asked == 0 {
-		t.first = now
-	}
-	t.asked++
-	plain, folded := t.server.quirks(now)
-	a := e.client.newAttempt(t.server)
+// send sends the query to a server.
+func (e *exchange) send(i int, now time.Time) {
+	s, t := e.servers[i].server, &e.schedule.tries[i]
+	plain, folded := s.quirks(now)
+	a := e.client.newAttempt(s)
 	a.exchange, a.generation, a.try = e, e.generation.Load(), i
 	a.slot, a.sent, a.stream, a.again = e.slot, now, t.stream, t.asked > 1
 	e.slot++
 	e.packet = append(e.packet[:0], e.query...)
-	if a.edns = endsInOPT(e.packet); a.edns && !e.verbatim && (plain || t.plain || e.tryPlain(t)) {
+	if a.edns = endsInOPT(e.packet); e.schedule.edns && (plain || t.plain || e.tryPlain(i)) {
 		e.packet, a.plain, a.edns = cutOPT(e.packet), true, false
 	}
 	question := e.packet[headerLen : headerLen+len(e.question)]
@@ -309,148 +276,36 @@ func (e *exchange) ask(i int, now time.Time) {
 	}
 	a.verbatim = e.verbatim
 	a.opcode, a.question = e.query[2]&opcodeMask, append(a.question, question...)
-	t.server.sent(now)
-	t.server.carrier(a.stream).send(a, e.packet)
+	s.sent(now)
+	s.carrier(a.stream).send(a, e.packet)
 }
 
-// tryPlain reports whether a server is asked without EDNS for once, since it may be that
-// which is lost on the way: the third time, if nothing with EDNS has come back since the
-// query began. An answer without signatures is of no use to who wants them.
-func (e *exchange) tryPlain(t *try) bool {
+// tryPlain reports whether a server is asked without EDNS for once, since packets with an
+// OPT record may be lost on the way: the third time, if no reply to one has come since the
+// query began. A client that wants signatures has no use for an answer without them.
+func (e *exchange) tryPlain(i int) bool {
 	const third = 3
-	if t.asked == third && !wantsDNSSEC(e.query) && t.server.mutesEDNS(t.first) {
-		t.unsure = true
+	t := &e.schedule.tries[i]
+	if t.asked != third {
+		return false
 	}
-	return t.unsure && t.asked == third
+	if !wantsDNSSEC(e.query) && e.servers[i].mutesEDNS(t.first) {
+		e.servers[i].triedPlain = true
+	}
+	return e.servers[i].triedPlain
 }
 
-// tick is called when a server is late, or the time is up.
-func (e *exchange) tick(now time.Time) {
-	if !now.Before(e.deadline) {
-		e.giveUp(ErrTimeout)
-		return
+// answer returns the answer once the schedule is over.
+func (e *exchange) answer() (Answer, error) {
+	s := &e.schedule
+	if s.reply == nil {
+		return Answer{}, newNoReply(e)
 	}
-	e.look(now)
-	if e.ended(now) {
-		return
+	reply := s.reply
+	if e.verbatim {
+		copy(reply, e.query[:2])
+	} else {
+		reply = restore(reply, e.query, e.question)
 	}
-	if !e.cutUntil.IsZero() && !now.Before(e.cutUntil) {
-		e.giveUp(ErrTimeout) // with the truncated reply
-		return
-	}
-	if now.Before(e.late) {
-		e.setTimer(now)
-		return
-	}
-	i := e.next()
-	if e.once() || !e.mayRepeat(i, now) {
-		e.late = now.Add(e.maxWait)
-		e.setTimer(now)
-		return
-	}
-	e.repeated = true
-	e.tries[i].server.hedges.Add(1)
-	e.advance(i, now)
-}
-
-// mayRepeat is rule 10.
-func (e *exchange) mayRepeat(i int, now time.Time) bool {
-	st := &e.tries[i].standing
-	return !e.repeated && st.state < Down && !st.silent || e.group.budget.take(now)
-}
-
-// receive takes the outcomes that were delivered.
-func (e *exchange) receive(now time.Time) {
-	e.mu.Lock()
-	outcomes := e.outcomes
-	e.outcomes = e.spare[:0]
-	e.mu.Unlock()
-	for _, o := range outcomes {
-		if !e.over {
-			e.handle(o, now)
-		}
-	}
-	clear(outcomes)
-	e.spare = outcomes[:0]
-}
-
-// handle takes one outcome.
-func (e *exchange) handle(o outcome, now time.Time) {
-	t := &e.tries[o.try]
-	switch {
-	case t.copied:
-		t.held = append(t.held, o)
-	case errors.Is(o.err, errCase):
-		t.server.rememberFolded(now)
-		e.again(o.try, now, &t.stream)
-	case o.err != nil && t.cut != nil && o.stream:
-		e.win(o.try, t.cut)
-	case o.err != nil:
-		t.err = cause(o.err)
-		e.fail(o.try, now)
-	case o.reading.usable() && truncated(o.reply) && !o.stream && e.how == UDPThenTCP:
-		t.cut = o.reply
-		if e.cutUntil.IsZero() {
-			e.cutUntil = now.Add(cutWait)
-		}
-		e.again(o.try, now, &t.stream)
-	case o.reading.usable():
-		if o.plain && (t.plain || t.unsure && t.server.mutesEDNS(t.first)) {
-			t.server.rememberPlain(now)
-		}
-		e.negative = o.reading.negative
-		if e.negative && e.outranked(o.try, now) {
-			e.hold(o.try, o.reply, now)
-			return
-		}
-		e.win(o.try, o.reply)
-	case o.reading.err != nil:
-		t.garbled, t.err = true, fmt.Errorf("%w: %w", ErrMalformed, o.reading.err)
-		t.server.garbled(t.err)
-		e.fail(o.try, now)
-	case o.reading.rejectsEDNS() && !o.plain && !e.verbatim && endsInOPT(e.query):
-		e.again(o.try, now, &t.plain)
-	default:
-		t.failure, t.code = o.reply, o.reading.code
-		t.server.note("response code " + strconv.Itoa(o.reading.code))
-		e.fail(o.try, now)
-	}
-}
-
-// useCopies takes the outcomes of copies, now that the server that was asked is late
-// or has failed (rule 6).
-func (e *exchange) useCopies(now time.Time) {
-	for i := range e.tries {
-		t := &e.tries[i]
-		held := t.held
-		t.copied, t.held = false, nil
-		for _, o := range held {
-			if !e.over {
-				e.handle(o, now)
-			}
-		}
-	}
-}
-
-// again asks a server once more, and from now on, in another way.
-func (e *exchange) again(i int, now time.Time, way *bool) {
-	if *way {
-		return // it was, when another attempt ended in the same way
-	}
-	*way = true
-	t := &e.tries[i]
-	e.late = now.Add(t.standing.late)
-	e.ask(i, now)
-	e.setTimer(now)
-}
-
-// fail moves on to the next server (rule 5).
-func (e *exchange) fail(i int, now time.Time) {
-	e.tries[i].failed = true
-	if e.ended(now) {
-		return
-	}
-	if next := e.next(); e.tries[next].asked == 0 {
-		e.advance(next, now)
-	}
+	return Answer{Reply: reply, Server: e.servers[s.winner].spec, Unsure: s.unsure()}, nil
 }

@@ -1,7 +1,6 @@
 package upstream
 
 import (
-	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -21,40 +20,6 @@ type Group struct {
 
 // overloadWaiting is the bound of rule 9, queries times silence.
 const overloadWaiting = 128 * time.Second
-
-// Bounds of rule 10.
-const (
-	budgetMax    = 256
-	budgetReply  = 2   // for a reply
-	budgetSecond = 100 // for a second
-)
-
-// A budget is for asking again because a server is late (rule 10). A new one is full.
-type budget struct {
-	mu     sync.Mutex
-	spent  float64
-	filled time.Time // when time was last counted
-}
-
-// take takes one from the budget, if there is any left.
-func (b *budget) take(now time.Time) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.spent = max(0, b.spent-now.Sub(b.filled).Seconds()*budgetSecond)
-	b.filled = now
-	if b.spent+1 > budgetMax {
-		return false
-	}
-	b.spent++
-	return true
-}
-
-// earn gives back what a reply is worth.
-func (b *budget) earn() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.spent = max(0, b.spent-budgetReply)
-}
 
 // trialPause is how often a query is taken in spite of rule 9.
 const trialPause = 100 * time.Millisecond

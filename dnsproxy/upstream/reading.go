@@ -4,10 +4,11 @@ import "encoding/binary"
 
 // A reading is what a reply says, as far as it matters to who asks.
 type reading struct {
-	code     int   // the response code, with the bits of it that an OPT record has
-	negative bool  // NXDOMAIN, or NOERROR without an answer
-	other    bool  // to an opcode other than QUERY: any response code is an answer
-	err      error // why the reply cannot be read; it is no answer then
+	code      int   // the response code, with the bits of it that an OPT record has
+	negative  bool  // NXDOMAIN, or NOERROR without an answer
+	truncated bool  // then it is not negative
+	other     bool  // to an opcode other than QUERY: any response code is an answer
+	err       error // why the reply cannot be read; it is no answer then
 }
 
 // usable reports whether the reply is an answer and not a server's failure to give one.
@@ -23,7 +24,7 @@ func (r reading) rejectsEDNS() bool {
 
 // read reads a reply.
 func (c *Client) read(reply []byte) (r reading) {
-	r.code = rcode(reply)
+	r.code, r.truncated = rcode(reply), truncated(reply)
 	switch {
 	case !isQuery(reply):
 		r.other = true
@@ -33,6 +34,6 @@ func (c *Client) read(reply []byte) (r reading) {
 	default:
 		r.code, r.negative, r.err = c.config.Check(reply)
 	}
-	r.negative = r.negative && !truncated(reply)
+	r.negative = r.negative && !r.truncated
 	return r
 }

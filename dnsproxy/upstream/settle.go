@@ -2,84 +2,79 @@ package upstream
 
 import "time"
 
-// ended reports whether no other server is to be asked: a copy has brought the answer, or no
-// server is left that could.
-func (e *exchange) ended(now time.Time) bool {
-	e.useCopies(now)
-	if !e.over {
-		e.useHeld(now)
+// ended ends the query if there is nothing to ask or to wait for: a copy has brought the
+// answer, the reply that is held is the answer, or no server is left. It reports whether the
+// query is over.
+func (s *schedule) ended(now time.Time) bool {
+	s.useCopies(now)
+	if !s.over {
+		s.useHeld(now)
 	}
-	if !e.over {
-		e.settle(now)
+	if !s.over {
+		s.settle(now)
 	}
-	return e.over
+	return s.over
 }
 
-// settle ends the exchange if no server is left that could answer.
-func (e *exchange) settle(now time.Time) {
-	if !e.any(func(*try) bool { return true }) {
-		e.giveUp(nil)
-		return
+// settle ends the query if no server is left that could answer: all have failed, or those
+// that have not are down while another has sent a failure (rule 5).
+func (s *schedule) settle(now time.Time) {
+	left := s.any(func(*try) bool { return true })
+	if left && s.bestFailure() >= 0 {
+		left = s.any(func(t *try) bool { return t.standing.state < Down })
 	}
-	if e.bestFailure() < 0 {
-		return
-	}
-	e.look(now)
-	if !e.any(func(t *try) bool { return t.standing.state < Down }) {
-		e.giveUp(nil)
+	if !left {
+		s.giveUp(nil, now)
 	}
 }
 
-// bestFailure returns the server with the best failure, -1 if there is none.
-func (e *exchange) bestFailure() int {
+// bestFailure returns the index of the server with the best failure, -1 if there is none.
+func (s *schedule) bestFailure() int {
 	best := -1
-	for i := range e.tries {
-		t := &e.tries[i]
-		if t.failure != nil && (best < 0 || betterFailure(t.code, e.tries[best].code)) {
+	for i := range s.tries {
+		t := &s.tries[i]
+		if t.failure != nil && (best < 0 || betterFailure(t.code, s.tries[best].code)) {
 			best = i
 		}
 	}
 	return best
 }
 
-// win ends the exchange with a usable reply. It is noted of servers that failed where
-// there was an answer, or were late with theirs (rule 2).
-func (e *exchange) win(i int, reply []byte) {
-	e.over, e.reply, e.winner = true, reply, i
-	e.group.budget.earn()
-	now := time.Now()
-	for j := range e.tries {
-		t := &e.tries[j]
+// win ends the query with an answer. Servers that failed where there is an answer, or were
+// late with theirs, lose standing (rule 2).
+func (s *schedule) win(i int, reply []byte, negative bool, now time.Time) {
+	s.over, s.winner, s.reply, s.negative = true, i, reply, negative
+	s.budget.earn()
+	for j := range s.tries {
+		t := &s.tries[j]
 		switch {
 		case j == i:
-		case t.failure != nil && t.code == rcodeRefused && e.options.inOrder():
-			// It answers, and leaves other names to the servers behind it, as one for
-			// internal names does.
+		case t.failure != nil && t.code == rcodeRefused && s.options.inOrder():
+			// A server for internal names refuses all others and leaves them to the
+			// servers behind it.
 		case t.failure != nil || t.garbled:
-			t.server.outdone()
-		case t.asked > 0 && !t.failed && now.Sub(t.first) > t.standing.late:
-			t.server.outlive()
+			s.act(actOutdone, j)
+		case t.asked > 0 && !t.done && now.Sub(t.first) > t.standing.late:
+			s.act(actOutlived, j)
 		}
 	}
 }
 
-// giveUp ends the exchange with what there is: a truncated reply, one that is held, a
-// failure, or an error.
-func (e *exchange) giveUp(cause error) {
-	e.over = true
-	for i := range e.tries {
-		if e.tries[i].cut != nil {
-			e.reply, e.winner = e.tries[i].cut, i
+// giveUp ends the query with what there is: a truncated reply, one that is held, the best
+// failure, or nothing because of cause.
+func (s *schedule) giveUp(cause error, now time.Time) {
+	s.over, s.cause = true, cause
+	for i := range s.tries {
+		if s.tries[i].cut != nil {
+			s.reply, s.winner = s.tries[i].cut, i
 			return
 		}
 	}
-	if e.held >= 0 {
-		e.win(e.held, e.heldReply)
+	if s.held >= 0 {
+		s.win(s.held, s.heldReply, true, now)
 		return
 	}
-	if best := e.bestFailure(); best >= 0 {
-		e.reply, e.winner = e.tries[best].failure, best
-		return
+	if best := s.bestFailure(); best >= 0 {
+		s.reply, s.winner = s.tries[best].failure, best
 	}
-	e.err = newNoReply(e.tries, cause)
 }

@@ -1,0 +1,273 @@
+package upstream
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const ms = time.Millisecond
+
+// An event happens to a schedule at a time.
+type event func(s *schedule, now time.Time)
+
+func wake(s *schedule, now time.Time) { s.wake(now) }
+
+func cancel(s *schedule, now time.Time) { s.giveUp(context.Canceled, now) }
+
+// stands returns the event that a server's standing has changed.
+func stands(i int, st standing) event { return func(s *schedule, _ time.Time) { s.see(i, st) } }
+
+// receives returns the event that an attempt has an outcome. Whether it was asked over a
+// connection, and without EDNS, is as the schedule wants it now.
+func receives(o outcome) event {
+	return func(s *schedule, now time.Time) {
+		o.stream, o.plain = s.tries[o.try].stream, s.tries[o.try].plain
+		s.receive(o, now)
+	}
+}
+
+func reply(i int, r reading) event {
+	return receives(outcome{try: i, reply: []byte{}, reading: r})
+}
+
+func answer(i int) event { return reply(i, reading{}) }
+
+func noAnswer(i int) event { return reply(i, reading{negative: true, code: rcodeName}) }
+
+func cutReply(i int) event { return reply(i, reading{truncated: true}) }
+
+func code(i, rcode int) event { return reply(i, reading{code: rcode}) }
+
+// lateCode is code for an attempt that was sent before the server was asked without.
+func lateCode(i, rcode int) event {
+	return func(s *schedule, now time.Time) {
+		s.receive(outcome{try: i, reply: []byte{}, reading: reading{code: rcode}}, now)
+	}
+}
+
+func malformed(i int) event { return reply(i, reading{err: errMalformedQuery}) }
+
+func lost(i int, err error) event { return receives(outcome{try: i, err: err}) }
+
+// At a time since the start an event happens, after which the schedule wants what want
+// says: the actions, then either when it is to be woken or what the answer is.
+type step struct {
+	at    time.Duration
+	event event
+	want  string
+}
+
+// Standings of servers that are late after 50 ms, and rank by 10 ms.
+var (
+	up      = standing{rtt: 10 * ms, late: 50 * ms}
+	silent  = standing{rtt: 500 * ms, late: 50 * ms, silent: true}
+	failing = standing{rtt: 10 * ms, late: 50 * ms, state: Failing}
+	mute    = standing{rtt: 10 * ms, late: 50 * ms, state: Failing, mute: true}
+	down    = standing{rtt: 10 * ms, late: 50 * ms, state: Down, silent: true}
+	looping = standing{rtt: 10 * ms, late: 50 * ms, state: Looping}
+	up12ms  = standing{rtt: 12 * ms, late: 50 * ms}
+	up90ms  = standing{rtt: 90 * ms, late: 100 * ms}
+)
+
+type scheduleTest struct {
+	name    string
+	servers []standing
+	options Options
+	copies  []int  // servers due for a copy
+	random  uint64 // picks among equal servers
+	poor    bool   // nothing is left of rule 10's budget, for 400 ms
+	once    bool   // rule 11
+	want    string // after start
+	steps   []step
+}
+
+// runSchedules runs tests of a schedule.
+func runSchedules(t *testing.T, tests []scheduleTest) {
+	t.Helper()
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) { t.Parallel(); tc.run(t) })
+	}
+}
+
+// F4: when servers are asked again, and others as well.
+func TestRepetitions(t *testing.T) {
+	t.Parallel()
+	runSchedules(t, []scheduleTest{
+		{
+			name: "rule 4: one server, waits doubled up to 400 ms", servers: []standing{up}, want: "send 0, wake at 50ms",
+			steps: []step{
+				{50 * ms, wake, "hedge 0, send 0, wake at 150ms"},
+				{150 * ms, wake, "hedge 0, send 0, wake at 350ms"},
+				{350 * ms, wake, "hedge 0, send 0, wake at 750ms"},
+				{750 * ms, wake, "hedge 0, send 0, wake at 1.15s"},
+				{800 * ms, answer(0), "answer of 0"},
+			},
+		},
+		{
+			name: "rule 4: round and round", servers: []standing{up, up90ms}, want: "send 0, wake at 50ms",
+			steps: []step{
+				{50 * ms, wake, "hedge 1, send 1, wake at 150ms"},
+				{150 * ms, wake, "hedge 0, send 0, wake at 250ms"},
+				{250 * ms, wake, "hedge 1, send 1, wake at 450ms"},
+				{260 * ms, answer(0), "answer of 0, outlived 1"},
+			},
+		},
+		{
+			name: "woken early", servers: []standing{up}, want: "send 0, wake at 50ms",
+			steps: []step{{49 * ms, wake, "wake at 50ms"}},
+		},
+		{
+			name: "rule 7: all down", servers: []standing{down, down}, want: "send 1, send 0, wake at 50ms",
+			steps: []step{
+				{50 * ms, wake, "hedge 0, send 0, wake at 150ms"},
+				{150 * ms, wake, "hedge 1, send 1, wake at 250ms"},
+				{250 * ms, wake, "hedge 0, send 0, wake at 450ms"},
+				{450 * ms, wake, "hedge 1, send 1, wake at 650ms"},
+				{650 * ms, wake, "hedge 0, send 0, wake at 1.05s"},
+				{1050 * ms, wake, "hedge 1, send 1, wake at 1.45s"},
+				{1450 * ms, wake, "hedge 0, send 0, wake at 2.25s"},
+			},
+		},
+		{
+			name: "rule 8: parallel", servers: []standing{up, up, down}, options: Options{Parallel: true},
+			want:  "send 1, send 2, send 0, wake at 50ms",
+			steps: []step{{50 * ms, wake, "hedge 0, send 0, wake at 150ms"}, {60 * ms, noAnswer(2), "negative answer of 2, outlived 0, outlived 1"}},
+		},
+		{
+			name: "rule 10: without budget one repetition", servers: []standing{up, up}, poor: true, want: "send 0, wake at 50ms",
+			steps: []step{
+				{50 * ms, wake, "hedge 1, send 1, wake at 100ms"},
+				{100 * ms, wake, "wake at 500ms"},
+				{500 * ms, wake, "hedge 0, send 0, wake at 600ms"},
+			},
+		},
+		{
+			name: "rule 10: without budget none to a silent server", servers: []standing{silent}, poor: true, want: "send 0, wake at 50ms",
+			steps: []step{{50 * ms, wake, "wake at 450ms"}},
+		},
+		{
+			name: "rule 11: sent once", servers: []standing{up, up}, options: Options{Parallel: true}, copies: []int{1}, once: true,
+			want: "send 0, wake at 50ms",
+			steps: []step{
+				{50 * ms, wake, "wake at 450ms"},
+				{60 * ms, lost(0, syscall.ECONNREFUSED), "send 1, wake at 110ms"},
+				{110 * ms, wake, "wake at 510ms"},
+				{120 * ms, noAnswer(1), "negative answer of 1"},
+			},
+		},
+	})
+}
+
+// F4: what becomes of copies.
+func TestCopies(t *testing.T) {
+	t.Parallel()
+	runSchedules(t, []scheduleTest{
+		{
+			name: "rule 6: a copy does not win", servers: []standing{up, up}, copies: []int{0, 1}, want: "send 1, send 0, wake at 50ms",
+			steps: []step{
+				{1 * ms, answer(1), "wake at 50ms"},
+				{2 * ms, answer(0), "answer of 0"},
+			},
+		},
+		{
+			name: "rule 6: a copy wins once the server is late", servers: []standing{up, up}, copies: []int{1}, want: "send 1, send 0, wake at 50ms",
+			steps: []step{
+				{1 * ms, answer(1), "wake at 50ms"},
+				{51 * ms, wake, "answer of 1, outlived 0"},
+			},
+		},
+		{
+			name: "rule 6: a copy wins once the server has failed", servers: []standing{up, up}, copies: []int{1}, want: "send 1, send 0, wake at 50ms",
+			steps: []step{
+				{1 * ms, answer(1), "wake at 50ms"},
+				{2 * ms, code(0, rcodeServFail), "failure 0, answer of 1, outdone 0"},
+			},
+		},
+		{
+			name: "rule 6: a copy is waited for once the server has failed", servers: []standing{up, up}, copies: []int{1}, want: "send 1, send 0, wake at 50ms",
+			steps: []step{
+				{1 * ms, code(0, rcodeServFail), "failure 0, wake at 50ms"},
+				{2 * ms, code(1, rcodeRefused), "failure 1, SERVFAIL of 0"},
+			},
+		},
+		{
+			name: "rules 6 and 7: if all are down there are no copies", servers: []standing{down, down}, copies: []int{1}, want: "send 1, send 0, wake at 50ms",
+			steps: []step{{1 * ms, answer(1), "answer of 1"}},
+		},
+	})
+}
+
+func (tc scheduleTest) run(t *testing.T) {
+	t.Helper()
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	s := schedule{
+		options: tc.options, deadline: start.Add(defaultTimeout), budget: new(budget), random: tc.random,
+		held: -1, once: tc.once, edns: true, overTCP: true,
+	}
+	if tc.poor {
+		s.budget.spent, s.budget.filled = budgetMax+40, start
+	}
+	for i, st := range tc.servers {
+		s.tries = append(s.tries, try{stream: tc.options.UseVC})
+		s.see(i, st)
+	}
+	s.start(start, func(i int) bool { return slices.Contains(tc.copies, i) })
+	if got := s.describe(start); got != tc.want {
+		t.Fatalf("at the start: %s; want %s", got, tc.want)
+	}
+	for _, step := range tc.steps {
+		step.event(&s, start.Add(step.at))
+		if got := s.describe(start); got != step.want {
+			t.Fatalf("at %v: %s; want %s", step.at, got, step.want)
+		}
+	}
+}
+
+// describe says what the schedule wants, and takes its actions.
+func (s *schedule) describe(start time.Time) string {
+	var before, after []string // the end
+	for _, action := range s.actions {
+		text := fmt.Sprintf("%s %d", [...]string{
+			"send", "hedge", "folds", "answered plain", "garbled", "failure", "outdone", "outlived",
+		}[action.kind], action.try)
+		t := &s.tries[action.try]
+		if action.kind == actSend && t.stream {
+			text += " over TCP"
+		}
+		if action.kind == actSend && t.plain {
+			text += " plain"
+		}
+		if action.kind < actOutdone {
+			before = append(before, text)
+		} else {
+			after = append(after, text)
+		}
+	}
+	s.actions = s.actions[:0]
+	return strings.Join(slices.Concat(before, []string{s.describeEnd(start)}, after), ", ")
+}
+
+func (s *schedule) describeEnd(start time.Time) string {
+	switch {
+	case !s.over:
+		return "wake at " + s.wakeAt().Sub(start).String()
+	case s.reply == nil && s.cause != nil:
+		return "no reply: " + s.cause.Error()
+	case s.reply == nil:
+		return "no reply"
+	case s.unsure():
+		return fmt.Sprintf("unsure negative answer of %d", s.winner)
+	case s.negative:
+		return fmt.Sprintf("negative answer of %d", s.winner)
+	case s.tries[s.winner].failure != nil:
+		return fmt.Sprintf("%s of %d", [...]string{
+			"", "FORMERR", "SERVFAIL", "", "NOTIMP", "REFUSED",
+		}[s.tries[s.winner].code], s.winner)
+	}
+	return fmt.Sprintf("answer of %d", s.winner)
+}

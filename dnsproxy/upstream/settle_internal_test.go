@@ -1,0 +1,153 @@
+package upstream
+
+import (
+	"syscall"
+	"testing"
+	"time"
+)
+
+// F3: failures move on to the next server, and the best of them is the last resort.
+func TestFailures(t *testing.T) {
+	t.Parallel()
+	runSchedules(t, []scheduleTest{
+		{
+			name: "rule 5: moves on at once", servers: []standing{up, up, up}, want: "send 0, wake at 50ms",
+			steps: []step{
+				{1 * ms, code(0, rcodeServFail), "failure 0, send 1, wake at 51ms"},
+				{2 * ms, malformed(1), "garbled 1, send 2, wake at 52ms"},
+				{3 * ms, answer(2), "answer of 2, outdone 0, outdone 1"},
+			},
+		},
+		{
+			name: "rule 5: the best failure", servers: []standing{up, up, up}, want: "send 0, wake at 50ms",
+			steps: []step{
+				{1 * ms, code(0, rcodeRefused), "failure 0, send 1, wake at 51ms"},
+				{2 * ms, code(1, rcodeServFail), "failure 1, send 2, wake at 52ms"},
+				{3 * ms, lost(2, syscall.ECONNREFUSED), "SERVFAIL of 1"},
+			},
+		},
+		{
+			name: "rule 5: the others are down", servers: []standing{up, down}, want: "send 0, wake at 50ms",
+			steps: []step{{1 * ms, code(0, rcodeServFail), "failure 0, SERVFAIL of 0"}},
+		},
+		{
+			name: "rule 5: without any reply those that are down are asked", servers: []standing{up, down}, want: "send 0, wake at 50ms",
+			steps: []step{
+				{1 * ms, lost(0, syscall.ECONNREFUSED), "send 1, wake at 51ms"},
+				{51 * ms, wake, "hedge 1, send 1, wake at 151ms"},
+				{4 * time.Second, wake, "no reply: no reply in time"},
+			},
+		},
+		{
+			name: "rule 5: what is in flight is waited for", servers: []standing{up, up}, want: "send 0, wake at 50ms",
+			steps: []step{
+				{50 * ms, wake, "hedge 1, send 1, wake at 100ms"},
+				{60 * ms, code(0, rcodeServFail), "failure 0, wake at 100ms"},
+				{70 * ms, answer(1), "answer of 1, outdone 0"},
+			},
+		},
+		{
+			name: "rule 2: REFUSED does not count against a server where rule 12 holds", servers: []standing{up, up}, want: "send 0, wake at 50ms",
+			steps: []step{
+				{1 * ms, code(0, rcodeRefused), "failure 0, send 1, wake at 51ms"},
+				{2 * ms, noAnswer(1), "negative answer of 1"},
+			},
+		},
+		{
+			name: "rule 2: elsewhere it does", servers: []standing{up, up}, options: Options{Fastest: true}, want: "send 0, wake at 50ms",
+			steps: []step{
+				{1 * ms, code(0, rcodeRefused), "failure 0, send 1, wake at 51ms"},
+				{2 * ms, noAnswer(1), "negative answer of 1, outdone 0"},
+			},
+		},
+		{
+			name: "EDNS is rejected", servers: []standing{up}, want: "send 0, wake at 50ms",
+			steps: []step{
+				{1 * ms, code(0, rcodeFormat), "send 0 plain, wake at 51ms"},
+				{2 * ms, code(0, rcodeFormat), "failure 0, FORMERR of 0"},
+			},
+		},
+		{
+			name: "EDNS is rejected twice", servers: []standing{up}, want: "send 0, wake at 50ms",
+			steps: []step{
+				{50 * ms, wake, "hedge 0, send 0, wake at 150ms"},
+				{60 * ms, code(0, rcodeNotImp), "send 0 plain, wake at 110ms"},
+				{61 * ms, lateCode(0, rcodeNotImp), "wake at 110ms"},
+				{62 * ms, answer(0), "answered plain 0, answer of 0"},
+			},
+		},
+		{
+			name: "the case of letters is not kept", servers: []standing{up}, want: "send 0, wake at 50ms",
+			steps: []step{
+				{1 * ms, lost(0, errCase), "folds 0, send 0 over TCP, wake at 51ms"},
+				{2 * ms, answer(0), "answer of 0"},
+			},
+		},
+	})
+}
+
+// F2, F4: when a truncated reply is the answer.
+func TestTruncatedReplies(t *testing.T) {
+	t.Parallel()
+	runSchedules(t, []scheduleTest{
+		{
+			name: "rule 13: the whole over TCP", servers: []standing{up}, want: "send 0, wake at 50ms",
+			steps: []step{
+				{1 * ms, cutReply(0), "send 0 over TCP, wake at 51ms"},
+				{2 * ms, answer(0), "answer of 0"},
+			},
+		},
+		{
+			name: "rule 13: no TCP", servers: []standing{up, up}, want: "send 0, wake at 50ms",
+			steps: []step{
+				{1 * ms, cutReply(0), "send 0 over TCP, wake at 51ms"},
+				{2 * ms, lost(0, syscall.ECONNREFUSED), "answer of 0"},
+			},
+		},
+		{
+			name: "rule 13: the next server, and no longer than a second", servers: []standing{up, up}, want: "send 0, wake at 50ms",
+			steps: []step{
+				{1 * ms, cutReply(0), "send 0 over TCP, wake at 51ms"},
+				{51 * ms, wake, "hedge 1, send 1, wake at 101ms"},
+				{52 * ms, cutReply(1), "send 1 over TCP, wake at 102ms"},
+				{900 * ms, wake, "hedge 0, send 0 over TCP, wake at 1.001s"},
+				{1001 * ms, wake, "answer of 0"},
+			},
+		},
+		{
+			name: "rule 13: truncated over TCP, too", servers: []standing{up}, options: Options{UseVC: true}, want: "send 0 over TCP, wake at 50ms",
+			steps: []step{{1 * ms, cutReply(0), "answer of 0"}},
+		},
+	})
+}
+
+// F4: what is the answer when a query is given up.
+func TestGivingUp(t *testing.T) {
+	t.Parallel()
+	runSchedules(t, []scheduleTest{
+		{
+			name: "the time is up", servers: []standing{up}, want: "send 0, wake at 50ms",
+			steps: []step{{4 * time.Second, wake, "no reply: no reply in time"}, {5 * time.Second, answer(0), "no reply: no reply in time"}},
+		},
+		{
+			name: "cancelled", servers: []standing{up}, want: "send 0, wake at 50ms",
+			steps: []step{{1 * ms, cancel, "no reply: context canceled"}},
+		},
+		{
+			name: "cancelled with a failure", servers: []standing{up, up}, want: "send 0, wake at 50ms",
+			steps: []step{
+				{1 * ms, code(0, rcodeNotImp), "send 0 plain, wake at 51ms"},
+				{2 * ms, code(0, rcodeNotImp), "failure 0, send 1, wake at 52ms"},
+				{3 * ms, cancel, "NOTIMP of 0"},
+			},
+		},
+		{
+			name: "cancelled with a reply that is held", servers: []standing{up, up}, want: "send 0, wake at 50ms",
+			steps: []step{
+				{50 * ms, wake, "hedge 1, send 1, wake at 100ms"},
+				{55 * ms, noAnswer(1), "wake at 100ms"},
+				{60 * ms, cancel, "unsure negative answer of 1, outlived 0"},
+			},
+		},
+	})
+}
