@@ -76,7 +76,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	)
 	registry.MustRegister(cfg.Collectors...)
 	registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Name: "nametap_restarts_total", Help: "Times that the agent was started again by --supervise.",
+		Name: "nametap_restarts_total", Help: "Times that --supervise has restarted the agent.",
 	}, func() float64 { return float64(cfg.Restarts) }))
 	cfg.DNS.Logger, cfg.DNS.Registerer = cfg.Logger, registry
 	cfg.XDS.Logger, cfg.XDS.Registerer = cfg.Logger, registry

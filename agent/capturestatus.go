@@ -19,15 +19,15 @@ func (c *capture) register(registry prometheus.Registerer) {
 				return float64(of(c.rules.Stats()))
 			}))
 	}
-	count("nametap_capture_checks_total", "Looks at the capture rules.",
+	count("nametap_capture_checks_total", "Checks of the capture rules.",
 		func(s iptables.Stats) uint64 { return s.Checks })
-	count("nametap_capture_repairs_total", "Times that the capture rules had drifted and were mended.",
+	count("nametap_capture_repairs_total", "Repairs of capture rules that had drifted.",
 		func(s iptables.Stats) uint64 { return s.Repairs })
-	count("nametap_capture_failures_total", "Looks at the capture rules, and repairs, that failed.",
+	count("nametap_capture_failures_total", "Checks and repairs of the capture rules that failed.",
 		func(s iptables.Stats) uint64 { return s.Failures })
 	registry.MustRegister(captureLevels{c})
 	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "nametap_capture_on", Help: "1 if the capture rules are in, 0 if they are not.",
+		Name: "nametap_capture_on", Help: "1 while the capture rules are installed.",
 	}, func() float64 {
 		if c != nil && c.state.Load().applied {
 			return 1
@@ -49,7 +49,7 @@ func (l captureLevels) Collect(metrics chan<- prometheus.Metric) {
 	if l.capture != nil {
 		levels = l.capture.rules.Levels()
 	}
-	desc := prometheus.NewDesc("nametap_capture_level", "1 for how much of a family is captured.", []string{"family", "level"}, nil)
+	desc := prometheus.NewDesc("nametap_capture_level", "1 for the level at which a family is captured.", []string{"family", "level"}, nil)
 	for family, is := range levels {
 		for _, level := range iptables.AllLevels() {
 			value := 0.0

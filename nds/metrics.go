@@ -28,16 +28,16 @@ func newMetrics(status func() Status) *metrics {
 	m := &metrics{
 		pushes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "nametap_xds_pushes_total",
-			Help: "Responses from the control plane, by what became of them: applied, unchanged or rejected.",
+			Help: "Responses from the control plane, by result: applied, unchanged or rejected.",
 		}, []string{"result"}),
 		bytes: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "nametap_xds_push_bytes",
-			Help:    "Length of the responses from the control plane; --max-push-bytes bounds it.",
+			Help:    "Length of the responses from the control plane; --max-push-bytes is the limit.",
 			Buckets: prometheus.ExponentialBuckets(1<<10, 4, 9), // 1 KiB to 64 MiB
 		}),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "nametap_xds_push_duration_seconds",
-			Help:    "Time to put a push to use, from the set of resources to the table in use.",
+			Help:    "Time to apply a push, from its set of resources to the table in use.",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 8), // 0.1 ms to 1.6 s
 		}),
 	}
@@ -52,9 +52,9 @@ func newMetrics(status func() Status) *metrics {
 		m.pushes, m.bytes, m.duration,
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "nametap_xds_reconnects_total",
-			Help: "Connections to the control plane that were tried after the first.",
+			Help: "Connection attempts to the control plane after the first.",
 		}, func() float64 { return float64(status().Reconnects) }),
-		gauge("nametap_xds_connected", "1 while a stream to the control plane stands and has brought a response.",
+		gauge("nametap_xds_connected", "1 while a stream to the control plane is open and has received a response.",
 			func(s Status) float64 { return bit(s.Connected) }),
 		gauge("nametap_xds_table_age_seconds", "Time since the control plane last sent the table in use; NaN without a table.",
 			func(s Status) float64 {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"log/slog"
-	"maps"
 	"net/http"
 	"net/netip"
 	"os"
@@ -94,21 +93,27 @@ func TestReferenceConfiguration(t *testing.T) {
 	}
 }
 
-// R4: docs/metrics.md lists every metric of ours that the agent serves, with its
-// type, and no other.
+// R4: docs/metrics.md lists every metric of nametap that the agent serves, with its type
+// and a meaning that begins with its help text, and no other.
 func TestMetricsDocument(t *testing.T) {
 	control := fakexds.Start(t, fakexds.Options{})
 	control.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{"a.example.com": {Ips: []string{"192.0.2.1"}}}})
 	a := startAgent(t, control.Addr())
-	// Labelled metrics are there once they have counted something.
+	// A metric with labels is served once it has counted something.
 	addr := a.Proxy().Addrs()[0].Address
 	if _, err := dns.Exchange(new(dns.Msg).SetQuestion("a.example.com.", dns.TypeA), addr); err != nil {
 		t.Fatal(err)
 	}
-	served := map[string]string{}
+	served, help := map[string]string{}, map[string]string{}
 	for _, line := range strings.Split(get(t, "http://"+a.StatusAddr()+"/stats/prometheus"), "\n") {
-		fields := strings.Fields(line)
-		if len(fields) == 4 && fields[1] == "TYPE" && (strings.HasPrefix(fields[2], "nametap_") || strings.HasPrefix(fields[2], "istio_")) {
+		fields := strings.SplitN(line, " ", 4)
+		if len(fields) < 4 || !strings.HasPrefix(fields[2], "nametap_") && !strings.HasPrefix(fields[2], "istio_") {
+			continue
+		}
+		switch fields[1] {
+		case "HELP":
+			help[fields[2]] = strings.TrimSuffix(fields[3], ".")
+		case "TYPE":
 			served[fields[2]] = fields[3]
 		}
 	}
@@ -117,14 +122,18 @@ func TestMetricsDocument(t *testing.T) {
 		t.Fatal(err)
 	}
 	documented := map[string]string{}
-	for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (\\w+) \\|").FindAllStringSubmatch(string(text), -1) {
-		documented[row[1]] = row[2]
+	for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (\\w+) \\| (.*) \\|$").FindAllStringSubmatch(string(text), -1) {
+		name, meaning := row[1], strings.ReplaceAll(row[3], "`", "")
+		documented[name] = row[2]
+		if want := help[name]; len(meaning) < len(want) || !strings.EqualFold(meaning[:len(want)], want) {
+			t.Errorf("docs/metrics.md: %s means %q, want it to begin with the help text %q", name, meaning, want)
+		}
 	}
 	if diff := cmp.Diff(served, documented); diff != "" {
 		t.Errorf("docs/metrics.md (-served +documented):\n%s", diff)
 	}
-	if len(slices.Collect(maps.Keys(served))) == 0 {
-		t.Error("the agent serves no metric of ours")
+	if len(served) == 0 {
+		t.Error("the agent serves no metric of nametap")
 	}
 }
 

@@ -73,7 +73,7 @@ func String() string { return Read().String() }
 func Metric(name string) prometheus.Collector {
 	b := Read()
 	m := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: name, Help: "What the binary was built from; always 1.",
+		Name: name, Help: "Always 1; the labels name what the binary was built from.",
 		ConstLabels: prometheus.Labels{
 			"version": b.Version, "commit": b.Commit, "dirty": strconv.FormatBool(b.Dirty), "goversion": b.Go,
 		},
