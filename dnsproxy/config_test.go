@@ -149,10 +149,10 @@ func TestMetrics(t *testing.T) { // R4
 		# HELP istio_agent_dns_upstream_failures_total DNS requests to nameservers that got no reply.
 		# TYPE istio_agent_dns_upstream_failures_total counter
 		istio_agent_dns_upstream_failures_total 1
-		# HELP istio_agent_dns_upstream_requests_total DNS requests sent to nameservers, repetitions included.
+		# HELP istio_agent_dns_upstream_requests_total DNS requests sent to nameservers, retries included.
 		# TYPE istio_agent_dns_upstream_requests_total counter
 		istio_agent_dns_upstream_requests_total 3
-		# HELP nametap_dns_queries_total DNS queries answered, by type, protocol, response code and the source of the answer.
+		# HELP nametap_dns_queries_total DNS queries answered, by type, protocol (udp, tcp), rcode and source (table, cache, upstream, self).
 		# TYPE nametap_dns_queries_total counter
 		nametap_dns_queries_total{protocol="tcp",rcode="FORMERR",source="self",type="other"} 1
 		nametap_dns_queries_total{protocol="tcp",rcode="NOERROR",source="cache",type="A"} 0

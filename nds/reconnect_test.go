@@ -312,15 +312,15 @@ func TestMetrics(t *testing.T) {
 	h.server.PushBytes(nil)
 	h.wantAnswer("v3")
 	want(`
-# HELP nametap_xds_connected 1 while a stream to the control plane stands and has brought a response.
+# HELP nametap_xds_connected 1 while a stream to the control plane is open and has received a response.
 # TYPE nametap_xds_connected gauge
 nametap_xds_connected 1
-# HELP nametap_xds_pushes_total Responses from the control plane, by what became of them: applied, unchanged or rejected.
+# HELP nametap_xds_pushes_total Responses from the control plane, by result: applied, unchanged or rejected.
 # TYPE nametap_xds_pushes_total counter
 nametap_xds_pushes_total{result="applied"} 1
 nametap_xds_pushes_total{result="rejected"} 1
 nametap_xds_pushes_total{result="unchanged"} 1
-# HELP nametap_xds_reconnects_total Connections to the control plane that were tried after the first.
+# HELP nametap_xds_reconnects_total Connection attempts to the control plane after the first.
 # TYPE nametap_xds_reconnects_total counter
 nametap_xds_reconnects_total 0
 # HELP nametap_xds_table_stale 1 while the table in use is from the snapshot and no push has confirmed it.
