@@ -26,13 +26,11 @@ import (
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
+	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/nds"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// patience bounds every wait; no test waits for it unless it fails.
-const patience = 30 * time.Second
 
 // config returns an agent's configuration on free ports.
 func config(t *testing.T, xdsAddr string) agent.Config {
@@ -79,14 +77,10 @@ func start(t *testing.T, cfg agent.Config) *running {
 // wait waits for the end of Run and wants it without an error.
 func (r *running) wait(t *testing.T) {
 	t.Helper()
-	select {
-	case err := <-r.done:
-		r.done <- nil // for the next one who waits
-		if err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	case <-time.After(patience):
-		t.Fatal("Run does not return")
+	err := wait.For(t, "Run returns", r.done)
+	r.done <- nil // for the next call of wait
+	if err != nil {
+		t.Errorf("Run: %v", err)
 	}
 }
 
@@ -101,7 +95,7 @@ func (r *running) await(t *testing.T, synced bool) {
 	case <-ready:
 	case err := <-r.done:
 		t.Fatalf("Run: %v", err)
-	case <-time.After(patience):
+	case <-time.After(wait.Limit):
 		t.Fatal("not ready")
 	}
 }
@@ -214,7 +208,7 @@ func TestPushesUnderLoad(t *testing.T) {
 // askGeneration asks for a host's addresses and returns the generation that all
 // of them are of.
 func askGeneration(conn *dns.Conn, host int) (generation int, err error) {
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(wait.Limit)); err != nil {
 		return 0, err
 	}
 	query := new(dns.Msg).SetQuestion(fmt.Sprintf("svc-%d.", host), dns.TypeA)

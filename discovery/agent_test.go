@@ -12,6 +12,7 @@ import (
 
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/examples"
+	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -126,7 +127,7 @@ func TestAgentKeepsTableOverEmptyRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	run(t, s)
-	eventually(t, "the agent says why it has no stream", func() bool {
+	wait.Until(t, "the agent says why it has no stream", func() bool {
 		return strings.Contains(client.Status().LastError, "--allow-empty")
 	})
 	if status := client.Status(); !status.Loaded || status.Pushes != 1 || len(applied) != 0 {

@@ -20,9 +20,8 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
-
-const patience = 10 * time.Second
 
 // quietFor is how long a test listens before it believes that nothing comes.
 const quietFor = 300 * time.Millisecond
@@ -50,7 +49,7 @@ func start(t *testing.T, cfg Config) running {
 	case err := <-r.done:
 		r.done <- err
 		t.Fatalf("Run: %v", err)
-	case <-time.After(patience):
+	case <-time.After(wait.Limit):
 		t.Fatal("not ready")
 	}
 	return r
@@ -145,7 +144,7 @@ func (s *stream) next() push {
 		return p
 	case err := <-s.done:
 		s.t.Fatalf("stream ended: %v", err)
-	case <-time.After(patience):
+	case <-time.After(wait.Limit):
 		s.t.Fatal("no push")
 	}
 	panic("unreachable")
@@ -172,7 +171,7 @@ func (s *stream) err() error {
 		s.t.Fatalf("unexpected push: %v", p.raw)
 	case err := <-s.done:
 		return err
-	case <-time.After(patience):
+	case <-time.After(wait.Limit):
 		s.t.Fatal("stream did not end")
 	}
 	return nil

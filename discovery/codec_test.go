@@ -10,6 +10,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // The codec's bytes are those of the message, whatever is in it.
@@ -57,7 +59,7 @@ func TestSlowClientsShareTheTable(t *testing.T) {
 		if err := str.Send(&discoveryv3.DiscoveryRequest{Node: node(t, "shop"), TypeUrl: typeURL}); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "a push", func() bool {
+		wait.Until(t, "a push", func() bool {
 			return testutil.ToFloat64(r.metrics.pushes.WithLabelValues(variantSotw)) == float64(i+1)
 		})
 	}

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // D43: files that are renamed while others are read, or removed and written anew one
@@ -29,9 +31,9 @@ func TestFilesAreReplacedOneByOne(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(dir, "a")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it is read", func() bool { return testutil.ToFloat64(r.metrics.builds) > read })
+	wait.Until(t, "it is read", func() bool { return testutil.ToFloat64(r.metrics.builds) > read })
 	write(t, dir, "b/cart.yaml", cart)
-	eventually(t, "it is read", func() bool { return testutil.ToFloat64(r.metrics.builds) > read+1 })
+	wait.Until(t, "it is read", func() bool { return testutil.ToFloat64(r.metrics.builds) > read+1 })
 	write(t, dir, "b/web.yaml", web)
 	c.quiet()
 	if got := hosts(t, c); got != before {

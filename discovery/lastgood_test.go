@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/nametap/nametap/internal/testkit/testlog"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // startUnready runs a server that is not ready at first.
@@ -44,7 +45,7 @@ func TestEmptyAtStart(t *testing.T) {
 				write(t, dir, "a.yaml", content)
 			}
 			r := startUnready(t, Config{ConfigDir: dir})
-			eventually(t, "it says why it waits", func() bool { return strings.Contains(r.Waiting(), "--allow-empty") })
+			wait.Until(t, "it says why it waits", func() bool { return strings.Contains(r.Waiting(), "--allow-empty") })
 			for _, variant := range []string{variantSotw, variantDelta} {
 				err := open(t, variant, r, node(t, "shop")).err()
 				if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "--allow-empty") {
@@ -83,7 +84,7 @@ func TestDirectoryBecomesEmpty(t *testing.T) {
 	before := hosts(t, c)
 	// In one step, as a mount does it.
 	swap(t, dir)
-	eventually(t, "an error", func() bool {
+	wait.Until(t, "an error", func() bool {
 		errs := r.Errors()
 		return len(errs) == 1 && errs[0].Kept && strings.Contains(errs[0].Error(), "--allow-empty")
 	})
@@ -138,7 +139,7 @@ func TestSubdirectoryIsReplaced(t *testing.T) {
 	c := openDelta(t, r, node(t, "shop"), nil)
 	c.next()
 	swap(t, sub)
-	eventually(t, "an error", func() bool {
+	wait.Until(t, "an error", func() bool {
 		errs := r.Errors()
 		return len(errs) == 1 && errs[0].File == "team" && errs[0].Kept
 	})
@@ -261,7 +262,7 @@ func TestDuplicateDoesNotTakeOver(t *testing.T) {
 	c := openDelta(t, r, node(t, "shop"), nil)
 	c.next()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: x"))
-	eventually(t, "the error", func() bool {
+	wait.Until(t, "the error", func() bool {
 		errs := r.Errors()
 		return len(errs) > 0 && errs[0].Kept
 	})
@@ -361,7 +362,7 @@ func TestWatcherFollowsReplacedDirectory(t *testing.T) {
 	start := time.Now()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.3"))
 	w.wait(t.Context(), time.Hour)
-	if waited := time.Since(start); waited > patience {
+	if waited := time.Since(start); waited > wait.Limit {
 		t.Errorf("an edit was seen after %v", waited)
 	}
 }

@@ -13,17 +13,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/nametap/nametap/internal/testkit/testlog"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
-
-// eventually waits until ok holds.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
 
 // What worked goes on working when somebody breaks it, until it is mended.
 func TestBrokenEditKeepsLastGood(t *testing.T) {
@@ -42,7 +33,7 @@ func TestBrokenEditKeepsLastGood(t *testing.T) {
 
 	// A bad value: the object is named, and its last good form stays.
 	write(t, dir, "shop.yaml", web+fmt.Sprintf(cart, "[10.0.0.3]"))
-	eventually(t, "an error", func() bool { return len(r.Errors()) == 1 })
+	wait.Until(t, "an error", func() bool { return len(r.Errors()) == 1 })
 	e := r.Errors()[0]
 	if e.Error() != "shop.yaml:9: spec.clusterIP: want a string, got a list" || !e.Kept {
 		t.Errorf("error %q, kept %t", e, e.Kept)
@@ -173,7 +164,7 @@ func TestDirectoryGoesAway(t *testing.T) {
 	if err := os.Rename(dir, dir+".old"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "a line in the log", func() bool { return logs.Count("the last tables stay") == 1 })
+	wait.Until(t, "a line in the log", func() bool { return logs.Count("the last tables stay") == 1 })
 	c.quiet()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.2"))
 	c.next()
@@ -254,7 +245,7 @@ func TestHalfWrittenFile(t *testing.T) {
 	if err := os.Truncate(path, 0); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the empty file is named", func() bool {
+	wait.Until(t, "the empty file is named", func() bool {
 		errs := r.Errors()
 		return len(errs) == 1 && errs[0].Kept && strings.HasPrefix(errs[0].Error(), "a.yaml: is empty: ")
 	})

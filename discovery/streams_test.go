@@ -14,6 +14,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // Beyond MaxClients a stream is refused with a reason; who leaves makes room.
@@ -27,7 +29,7 @@ func TestClientsAreBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "two clients", func() bool { return r.clients.Load() == 2 })
+	wait.Until(t, "two clients", func() bool { return r.clients.Load() == 2 })
 	for _, variant := range []string{variantSotw, variantDelta} {
 		err := open(t, variant, r, node(t, "shop")).err()
 		if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "--max-clients") {
@@ -40,7 +42,7 @@ func TestClientsAreBounded(t *testing.T) {
 	if err := str.CloseSend(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "one client", func() bool { return r.clients.Load() == 1 })
+	wait.Until(t, "one client", func() bool { return r.clients.Load() == 1 })
 	openSotw(t, r, node(t, "shop")).next()
 	first.quiet()
 }
@@ -60,10 +62,10 @@ func TestSlowClient(t *testing.T) {
 	}
 	good := openDelta(t, r, node(t, "shop"), nil)
 	good.next()
-	eventually(t, "the slow client's stream is ended", func() bool {
+	wait.Until(t, "the slow client's stream is ended", func() bool {
 		return testutil.ToFloat64(r.metrics.ended.WithLabelValues(endedSlow)) == 1
 	})
-	eventually(t, "only the good client is left", func() bool { return r.clients.Load() == 1 })
+	wait.Until(t, "only the good client is left", func() bool { return r.clients.Load() == 1 })
 	for err = nil; err == nil; {
 		_, err = slow.Recv()
 	}
@@ -113,7 +115,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 		}
 		held = append(held, conn)
 	}
-	eventually(t, "those beyond the bound are closed", func() bool {
+	wait.Until(t, "those beyond the bound are closed", func() bool {
 		return testutil.ToFloat64(r.metrics.ended.WithLabelValues(endedTooMany)) == 10
 	})
 	for _, conn := range held[:10] {

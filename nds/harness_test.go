@@ -1,7 +1,6 @@
 package nds_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -9,10 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -26,6 +23,8 @@ import (
 
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
+	"github.com/nametap/nametap/internal/testkit/testlog"
+	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -37,7 +36,7 @@ type harness struct {
 	ctx    context.Context // bounds every wait, so that a lost event fails the test
 	server *fakexds.Server
 	client *nds.Client
-	logs   *logLines
+	logs   *testlog.Buffer
 	// applied has every set that the client put to use, in order.
 	applied chan []nds.Resource
 	stop    func()
@@ -55,9 +54,9 @@ type options struct {
 // start runs a client until the test ends or stop is called.
 func start(t *testing.T, o options) *harness {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), wait.Limit)
 	t.Cleanup(cancel)
-	h := &harness{t: t, ctx: ctx, server: o.server, logs: newLogLines(), applied: make(chan []nds.Resource, 100)}
+	h := &harness{t: t, ctx: ctx, server: o.server, logs: testlog.New(t), applied: make(chan []nds.Resource, 100)}
 	if h.server == nil {
 		h.server = fakexds.Start(t, fakexds.Options{})
 	}
@@ -153,7 +152,7 @@ func (h *harness) wantApplied(want ...nds.Resource) {
 			h.t.Fatalf("set in use (-want +got):\n%s", diff)
 		}
 	case <-h.ctx.Done():
-		h.t.Fatalf("no set was applied; log:\n%s", h.logs)
+		h.t.Fatal("no set was applied")
 	}
 }
 
@@ -173,7 +172,7 @@ func (h *harness) wantAnswer(version string) fakexds.Request {
 	h.t.Helper()
 	r, err := h.server.WaitAnswer(h.ctx, version)
 	if err != nil {
-		h.t.Fatalf("%v; log:\n%s", err, h.logs)
+		h.t.Fatal(err)
 	}
 	return r
 }
@@ -266,76 +265,15 @@ func fixture(t *testing.T, name string, m proto.Message) {
 	}
 }
 
-// logLines keeps what is logged, a line each, and lets a test wait for one.
-type logLines struct {
-	mu      sync.Mutex
-	lines   []string
-	changed chan struct{}
-}
-
-func newLogLines() *logLines { return &logLines{changed: make(chan struct{})} }
-
-// Write takes one line from the log handler.
-func (l *logLines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.lines = append(l.lines, string(bytes.TrimSpace(p)))
-	close(l.changed)
-	l.changed = make(chan struct{})
-	return len(p), nil
-}
-
-// String returns all lines.
-func (l *logLines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Join(l.lines, "\n")
-}
-
-// count returns how many lines hold all parts.
-func (l *logLines) count(parts ...string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.countLocked(parts)
-}
-
-func (l *logLines) countLocked(parts []string) int {
-	n := 0
-	for _, line := range l.lines {
-		missing := func(part string) bool { return !strings.Contains(line, part) }
-		if !slices.ContainsFunc(parts, missing) {
-			n++
-		}
-	}
-	return n
-}
-
-// wait waits until a line holds all parts.
-func (l *logLines) wait(ctx context.Context, parts ...string) error {
-	return l.waitCount(ctx, 1, parts...)
-}
-
-// waitCount waits until so many lines hold all parts.
-func (l *logLines) waitCount(ctx context.Context, want int, parts ...string) error {
-	for {
-		l.mu.Lock()
-		n, changed := l.countLocked(parts), l.changed
-		l.mu.Unlock()
-		if n >= want {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return fmt.Errorf("no line with %q in the log:\n%s", parts, l)
-		}
-	}
-}
-
-// wantLog waits until a line holds all parts.
+// wantLog waits until a line of the log has all parts.
 func (h *harness) wantLog(parts ...string) {
 	h.t.Helper()
-	if err := h.logs.wait(h.ctx, parts...); err != nil {
-		h.t.Fatal(err)
-	}
+	h.wantLogs(1, parts...)
+}
+
+// wantLogs waits until so many lines of the log have all parts.
+func (h *harness) wantLogs(want int, parts ...string) {
+	h.t.Helper()
+	what := fmt.Sprintf("%d lines of the log with %q", want, parts)
+	wait.Until(h.t, what, func() bool { return h.logs.Count(parts...) >= want })
 }

@@ -55,7 +55,7 @@ func (h *harness) wantStream(stream int, ips, app string) {
 	h.t.Helper()
 	r, err := h.server.WaitStream(h.ctx, stream)
 	if err != nil {
-		h.t.Fatalf("%v; log:\n%s", err, h.logs)
+		h.t.Fatal(err)
 	}
 	fields := r.Node().GetMetadata().GetFields()
 	if got := fields["INSTANCE_IPS"].GetStringValue(); got != ips {

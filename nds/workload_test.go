@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/internal/testkit/fakexds"
+	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -61,10 +62,10 @@ func (h *harness) wantProof(stream int, proof string) fakexds.Request {
 	h.t.Helper()
 	r, err := h.server.WaitStream(h.ctx, stream)
 	if err != nil {
-		h.t.Fatalf("%v; log:\n%s", err, h.logs)
+		h.t.Fatal(err)
 	}
 	if r.Proof != proof {
-		h.t.Fatalf("stream %d is proved by %q, want %q; log:\n%s", stream, r.Proof, proof, h.logs)
+		h.t.Fatalf("stream %d is proved by %q, want %q", stream, r.Proof, proof)
 	}
 	return r
 }
@@ -74,7 +75,7 @@ func (h *harness) wantSigned(a *fakexds.Authority, n int, proof string) {
 	h.t.Helper()
 	signing, err := a.WaitSigned(h.ctx, n)
 	if err != nil {
-		h.t.Fatalf("%v; log:\n%s", err, h.logs)
+		h.t.Fatal(err)
 	}
 	if signing.Asked != identity || signing.Proof != proof {
 		h.t.Fatalf("certificate %d is %+v, want one by %s", n, signing, proof)
@@ -103,9 +104,7 @@ func TestTokenExchange(t *testing.T) {
 	}
 	c.authority.SetLife(time.Hour)
 	h.wantSigned(c.authority, 2, "certificate")
-	if err := h.logs.waitCount(h.ctx, 2, "workload certificate obtained"); err != nil {
-		t.Fatal(err)
-	}
+	h.wantLogs(2, "workload certificate obtained")
 	h.wantStatus(func(s nds.Status) bool { return time.Until(s.CertificateExpires) > 30*time.Minute })
 	h.stop()
 	info, err := os.Stat(filepath.Join(c.dir, "workload-certificate.pem"))
@@ -114,8 +113,8 @@ func TestTokenExchange(t *testing.T) {
 	}
 	again := c.start(t, nil)
 	again.wantProof(3, "certificate")
-	if n := h.logs.count("level=WARN") + again.logs.count("level=WARN"); n != 0 {
-		t.Errorf("%d warnings:\n%s\n%s", n, h.logs, again.logs)
+	if n := h.logs.Count("level=WARN") + again.logs.Count("level=WARN"); n != 0 {
+		t.Errorf("%d warnings", n)
 	}
 }
 
@@ -129,19 +128,14 @@ func TestCertificateIsKeptLater(t *testing.T) {
 	h.wantLog("level=WARN", "workload certificate not kept, a restart needs the token")
 	kept := func(when string) {
 		t.Helper()
-		for {
-			// What a refused certificate wakes, a minute does otherwise.
+		wait.Until(t, "the certificate is kept "+when, func() bool {
+			// A refused certificate is a reason to write at once; without it, the client
+			// tries again a minute later.
 			c.authority.SetHandshake(func(c *tls.Config) error { c.ClientCAs = x509.NewCertPool(); return nil })
 			c.server.CutStreams(nil)
-			if _, err := os.Stat(filepath.Join(dir, "workload-certificate.pem")); err == nil {
-				return
-			}
-			select {
-			case <-h.ctx.Done():
-				t.Fatalf("not kept %s:\n%s", when, h.logs)
-			case <-time.After(20 * time.Millisecond):
-			}
-		}
+			_, err := os.Stat(filepath.Join(dir, "workload-certificate.pem"))
+			return err == nil
+		})
 	}
 	write(t, c.token, jwt(time.Now().Add(-time.Hour)))
 	if err := os.Remove(dir); err != nil {
@@ -163,8 +157,8 @@ func TestShortLifeOnly(t *testing.T) {
 	h := c.start(t, nil)
 	h.wantSigned(c.authority, 1, "token")
 	h.wantLog("level=INFO", "workload certificate obtained")
-	if n := h.logs.count("level=WARN"); n != 0 {
-		t.Errorf("%d warnings:\n%s", n, h.logs)
+	if n := h.logs.Count("level=WARN"); n != 0 {
+		t.Errorf("%d warnings", n)
 	}
 }
 
@@ -177,13 +171,11 @@ func TestBackdatedCertificate(t *testing.T) {
 	h := c.start(t, nil)
 	h.wantSigned(c.authority, 1, "token")
 	for stream := range 5 {
-		if err := h.logs.waitCount(h.ctx, stream+1, "table pushed"); err != nil {
-			t.Fatal(err)
-		}
+		h.wantLogs(stream+1, "table pushed")
 		c.server.CutStreams(nil)
 	}
-	if n := h.logs.count("workload certificate obtained"); n > 2 {
-		t.Errorf("%d certificates were obtained:\n%s", n, h.logs)
+	if n := h.logs.Count("workload certificate obtained"); n > 2 {
+		t.Errorf("%d certificates were obtained", n)
 	}
 }
 

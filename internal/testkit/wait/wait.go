@@ -14,7 +14,7 @@ import (
 
 // Limit is how long a test waits for what must happen. Only a test that fails waits
 // that long, so it is generous: the machine may be busy.
-const Limit = 30 * time.Second
+const Limit = time.Minute
 
 // A TB is the part of [testing.TB] that this package needs. A testscript.TestScript is
 // a TB, too.
