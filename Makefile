@@ -54,7 +54,7 @@ image: ## the container images (needs a Docker engine)
 
 # What the binaries are built from, the commit included.
 SOURCES = go.mod go.sum $(wildcard .git/logs/HEAD) \
-	$(shell find agent api cmd discovery dnsproxy examples internal iptables nds -type f ! -name '*_test.go' ! -path '*/testdata/*')
+	$(shell find agent api cmd conntrack discovery dnsproxy examples internal iptables nds supervise -type f ! -name '*_test.go' ! -path '*/testdata/*')
 
 # Built anew only if something changed, so that root, who may have no Go, can install
 # what a user has just built.

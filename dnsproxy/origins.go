@@ -13,7 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/nametap/nametap/dnsproxy/origdst"
+	"github.com/nametap/nametap/conntrack"
 )
 
 // errOrigin is the error for a query if the kernel cannot be asked where it was captured
@@ -33,8 +33,8 @@ func originPauses() [4]time.Duration {
 // maxOriginPauses is how many queries wait at a time. More would need a bound in bytes.
 const maxOriginPauses = 256
 
-// A conntrack is asked about UDP flows, as [origdst.UDP] is.
-type conntrack interface {
+// An originFinder finds the original destinations of UDP queries, as [conntrack.UDP] does.
+type originFinder interface {
 	Lookup(client, local netip.AddrPort) (netip.AddrPort, bool, error)
 	Close() error
 }
@@ -47,19 +47,19 @@ type conntrack interface {
 type origins struct {
 	log    *slog.Logger
 	count  prometheus.Counter // of errors
-	open   func() (conntrack, error)
-	udp    atomic.Pointer[conntrack] // nil: not open
-	lacks  atomic.Bool               // it is not open for want of something
-	pauses atomic.Int64              // queries that wait
-	saying sync.Mutex                // guards what follows
-	lack   string                    // was logged
-	logged time.Time                 // when an error was logged
-	more   int                       // errors since then
+	open   func() (originFinder, error)
+	udp    atomic.Pointer[originFinder] // nil: not open
+	lacks  atomic.Bool                  // it is not open for want of something
+	pauses atomic.Int64                 // queries that wait
+	saying sync.Mutex                   // guards what follows
+	lack   string                       // was logged
+	logged time.Time                    // when an error was logged
+	more   int                          // errors since then
 }
 
 // newOrigins returns origins that are not open yet.
 func newOrigins(log *slog.Logger, count prometheus.Counter) *origins {
-	return &origins{log: log, count: count, open: func() (conntrack, error) { return origdst.OpenUDP() }}
+	return &origins{log: log, count: count, open: func() (originFinder, error) { return conntrack.OpenUDP() }}
 }
 
 // tryOpen makes UDP queries known. It reports false if it may be able to later.
@@ -72,7 +72,7 @@ func (o *origins) tryOpen() (final bool) {
 	case lacking(err):
 		o.lacks.Store(true)
 		o.sayLack(err)
-		return errors.Is(err, origdst.ErrPermission) // a process gets no capability later
+		return errors.Is(err, conntrack.ErrPermission) // a process gets no capability later
 	}
 	o.lacks.Store(false)
 	_ = o.note(err)
@@ -81,7 +81,7 @@ func (o *origins) tryOpen() (final bool) {
 
 // lacking reports whether an error says that something is missing.
 func lacking(err error) bool {
-	return errors.Is(err, origdst.ErrPermission) || errors.Is(err, origdst.ErrUnsupported)
+	return errors.Is(err, conntrack.ErrPermission) || errors.Is(err, conntrack.ErrUnsupported)
 }
 
 // keepOpening calls tryOpen until it need not be called any more, or ctx ends.
@@ -149,7 +149,7 @@ func (o *origins) awaitUDP(client, local netip.AddrPort) (server netip.AddrPort,
 // ofTCP returns what finds the nameserver that a connection was on its way to when it was
 // captured; nil for one that was made to us.
 func (o *origins) ofTCP(conn *net.TCPConn) func() (netip.AddrPort, error) {
-	server, captured, err := origdst.TCP(conn)
+	server, captured, err := conntrack.OriginalTCP(conn)
 	switch {
 	case err == nil && captured:
 		return func() (netip.AddrPort, error) { return server, nil }
@@ -158,7 +158,7 @@ func (o *origins) ofTCP(conn *net.TCPConn) func() (netip.AddrPort, error) {
 	}
 	_ = o.note(err)
 	return func() (netip.AddrPort, error) {
-		server, _, err := origdst.TCP(conn)
+		server, _, err := conntrack.OriginalTCP(conn)
 		if err != nil {
 			err = o.note(err)
 		}

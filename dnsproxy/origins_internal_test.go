@@ -9,17 +9,17 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/dnsproxy/origdst"
+	"github.com/nametap/nametap/conntrack"
 )
 
-// fakeConntrack knows one server for all flows.
-type fakeConntrack netip.AddrPort
+// fakeFinder knows one server for all flows.
+type fakeFinder netip.AddrPort
 
-func (f fakeConntrack) Lookup(netip.AddrPort, netip.AddrPort) (netip.AddrPort, bool, error) {
+func (f fakeFinder) Lookup(netip.AddrPort, netip.AddrPort) (netip.AddrPort, bool, error) {
 	return netip.AddrPort(f), true, nil
 }
 
-func (fakeConntrack) Close() error { return nil }
+func (fakeFinder) Close() error { return nil }
 
 // What cannot be opened for a reason that may pass is tried again, and meanwhile nothing
 // is known; what is missing is done without, and used when it is there.
@@ -34,18 +34,18 @@ func TestOriginsOpening(t *testing.T) { // F14
 		"out of descriptors": {fails: unix.EMFILE},
 		"no buffers":         {fails: unix.ENOBUFS},
 		"unknown":            {fails: errors.New("something else")},
-		"no module":          {fails: origdst.ErrUnsupported, known: true},
-		"no capability":      {fails: origdst.ErrPermission, known: true, final: true},
+		"no module":          {fails: conntrack.ErrUnsupported, known: true},
+		"no capability":      {fails: conntrack.ErrPermission, known: true, final: true},
 	} {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				o := newOrigins(slog.New(slog.DiscardHandler), newMetrics().originErrors)
 				attempts := 0
-				o.open = func() (conntrack, error) {
+				o.open = func() (originFinder, error) {
 					if attempts++; attempts <= 3 {
 						return nil, c.fails
 					}
-					return fakeConntrack(server), nil
+					return fakeFinder(server), nil
 				}
 				defer o.close()
 				if final := o.tryOpen(); final != c.final {

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/nametap/nametap/conntrack"
 )
 
 // Capture puts the rules of a configuration into the kernel of its network
@@ -299,21 +301,21 @@ func (c *Capture) sweep(changed, maybe bool) {
 			continue
 		}
 		s := sweep{ports: []uint16{c.cfg.Port}, zone: v.zone}
-		swept := c.drop(f, func(fl flow) bool {
-			if s.stale(fl) {
+		swept := c.drop(f, func(e conntrack.Entry) bool {
+			if s.stale(e) {
 				return true
 			}
-			if !s.leftover(fl) {
+			if !s.leftover(e) {
 				return false
 			}
-			seen, ok := c.leftovers[string(fl.key)]
+			seen, ok := c.leftovers[e.Key()]
 			if !ok {
 				seen = now
 			}
 			if now.Sub(seen) >= c.cfg.Settle {
 				return true
 			}
-			leftovers[string(fl.key)] = seen
+			leftovers[e.Key()] = seen
 			return false
 		})
 		c.unswept = c.unswept || !swept
@@ -321,10 +323,10 @@ func (c *Capture) sweep(changed, maybe bool) {
 	c.leftovers = leftovers
 }
 
-// drop drops the entries of a family that a function picks, and logs a failure once. It
+// drop drops the entries of a family that match, and logs a failure once. It
 // reports whether it did.
-func (c *Capture) drop(f Family, pick func(flow) bool) bool {
-	n, err := dropFlows(f, pick)
+func (c *Capture) drop(f Family, match func(conntrack.Entry) bool) bool {
+	n, err := dropEntries(f, match)
 	switch {
 	case err == nil:
 		delete(c.saidDrop, f)

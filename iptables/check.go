@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/conntrack"
 )
 
 // Finding is one thing that capture needs, or does better with.
@@ -146,7 +148,7 @@ func effectiveCapabilities() (uint64, error) {
 // checkConntrack says whether entries of conntrack can be listed. Whether they
 // can be deleted is a matter of CAP_NET_ADMIN.
 func checkConntrack() Finding {
-	err := eachFlow(IPv4, overUDP(), func(flow) {})
+	err := conntrack.Dump(IPv4.number(), func(conntrack.Entry) {}, sweepFilters()...)
 	return Finding{What: "conntrack over netlink",
 		Advice: "modprobe nf_conntrack_netlink; until then sockets that have asked before may pass the agent by until they are closed"}.after(err)
 }

@@ -35,11 +35,12 @@
 //	capture.go Capture and Apply: both families, both backends, one at a time
 //	remove.go  Remove: first what leads to our chains, then these
 //	run.go     the loop that looks for drift, and for what was missing
-//	conntrack.go what sockets that are in use keep to
+//	sweep.go   which conntrack entries keep sockets on their old path
+//	nft.go     what only nf_tables itself can do: generations, deleting a table
 //
 // A restore is atomic for each table, and nat comes before raw. A flow that
 // begins between the two has its redirection without a zone. An application
 // leaves it with its next query, which is in the zone; but the agent would take
-// it if it sent from the same port, so conntrack.go drops such entries: Run does
+// it if it sent from the same port, so sweep.go drops such entries: Run does
 // when no reply can be on its way any more, and Remove does first of all.
 package iptables

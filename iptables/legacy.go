@@ -9,7 +9,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -194,16 +193,4 @@ func nothingThere(b Backend, f Family, unread error) bool {
 		}
 	}
 	return true
-}
-
-// askNFTTable returns nil if nft has a table.
-func askNFTTable(f Family, table string) error {
-	n, err := dialNetlink()
-	if err != nil {
-		return err
-	}
-	defer n.close()
-	name := attribute(unix.NFTA_TABLE_NAME, append([]byte(table), 0))
-	request := n.message(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, f.number(), name)
-	return n.exchange(request, func(syscall.NetlinkMessage) {})
 }

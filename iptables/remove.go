@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/conntrack"
 )
 
 // Remove takes out all that is ours, of both backends and families, whatever
@@ -200,10 +202,10 @@ func (c *Capture) unhookFamily(ctx context.Context, p place, have saved) error {
 func inUse(f Family, have saved) bool {
 	s := sweep{ports: ports(have.redirections())}
 	used := false
-	dumps := append(overUDP(), dump{unix.IPPROTO_TCP, ctaDestinationPort})
-	err := eachFlow(f, dumps, func(fl flow) {
-		used = used || fl.original.destination.Port() == dnsPort && s.redirected(fl)
-	})
+	err := conntrack.Dump(f.number(), func(e conntrack.Entry) {
+		used = used || e.Original.Destination.Port() == dnsPort && s.redirected(e)
+	}, conntrack.Filter{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort},
+		conntrack.Filter{Protocol: unix.IPPROTO_TCP, DestinationPort: dnsPort})
 	return err != nil || used
 }
 

@@ -1,4 +1,4 @@
-package origdst
+package conntrack
 
 import (
 	"encoding/binary"
@@ -10,18 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TCP returns where the peer of an accepted connection meant to connect to. It
-// returns false, and no error, for a connection that was not captured: one that
-// connection tracking does not know, or that came to the local address by itself. After an
-// error nothing is known of the connection.
+// OriginalTCP returns the original destination of an accepted connection. It returns
+// false, and no error, for a connection that was not captured: connection tracking has no
+// entry, or the client connected to the local address. After an error nothing is known.
 //
-// A link-local IPv6 address has no zone: the kernel does not say on which
-// interface it was meant.
-func TCP(conn *net.TCPConn) (netip.AddrPort, bool, error) {
+// A link-local IPv6 address has no zone: the kernel does not say which interface was
+// meant.
+func OriginalTCP(conn *net.TCPConn) (netip.AddrPort, bool, error) {
 	local := addrPort(conn.LocalAddr())
 	raw, err := conn.SyscallConn()
 	if err != nil {
-		return netip.AddrPort{}, false, fmt.Errorf("asking for a connection's original destination: %w", err)
+		return netip.AddrPort{}, false, fmt.Errorf("finding a connection's original destination: %w", err)
 	}
 	var original netip.AddrPort
 	var optErr error
@@ -32,13 +31,13 @@ func TCP(conn *net.TCPConn) (netip.AddrPort, bool, error) {
 			original, optErr = original6(int(fd))
 		}
 	})
-	// Without an entry it is ENOENT; without the modules for it ENOPROTOOPT, and then there
-	// is no rule that could capture. After any other error nothing is known.
+	// ENOENT: there is no entry. ENOPROTOOPT: the kernel's modules are missing, so no rule
+	// can capture either.
 	if errors.Is(optErr, unix.ENOENT) || errors.Is(optErr, unix.ENOPROTOOPT) {
 		return netip.AddrPort{}, false, nil
 	}
 	if err = errors.Join(err, optErr); err != nil {
-		return netip.AddrPort{}, false, fmt.Errorf("asking for a connection's original destination: %w", err)
+		return netip.AddrPort{}, false, fmt.Errorf("finding a connection's original destination: %w", err)
 	}
 	if original == local {
 		return netip.AddrPort{}, false, nil
@@ -55,15 +54,15 @@ func addrPort(addr net.Addr) netip.AddrPort {
 	return plain(tcp.AddrPort())
 }
 
-// plain returns an address as connection tracking knows it: without a zone,
-// IPv4-mapped ones as IPv4.
+// plain returns an address without a zone, IPv4-mapped ones as IPv4: connection tracking
+// has neither.
 func plain(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
 }
 
-// original4 reads SO_ORIGINAL_DST of an IPv4 connection. x/sys has no call that
-// returns a socket address from getsockopt; one for another option of at least
-// that size does it.
+// original4 reads SO_ORIGINAL_DST of an IPv4 connection. x/sys has no function
+// that gets a socket address as an option, but one for another option that is at least as
+// large.
 func original4(fd int) (netip.AddrPort, error) {
 	mreq, err := unix.GetsockoptIPv6Mreq(fd, unix.IPPROTO_IP, unix.SO_ORIGINAL_DST)
 	if err != nil {
@@ -74,13 +73,13 @@ func original4(fd int) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte(raw[4:8])), binary.BigEndian.Uint16(raw[2:4])), nil
 }
 
-// original6 reads IP6T_SO_ORIGINAL_DST, which has the number of SO_ORIGINAL_DST.
+// original6 reads IP6T_SO_ORIGINAL_DST, whose number is that of SO_ORIGINAL_DST.
 func original6(fd int) (netip.AddrPort, error) {
 	info, err := unix.GetsockoptIPv6MTUInfo(fd, unix.IPPROTO_IPV6, unix.SO_ORIGINAL_DST)
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
-	var port [2]byte // as it lies in memory is as it came over the network
+	var port [2]byte // the field holds it in network byte order
 	binary.NativeEndian.PutUint16(port[:], info.Addr.Port)
 	return netip.AddrPortFrom(netip.AddrFrom16(info.Addr.Addr), binary.BigEndian.Uint16(port[:])), nil
 }

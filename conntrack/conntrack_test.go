@@ -1,4 +1,4 @@
-package origdst_test
+package conntrack_test
 
 import (
 	"errors"
@@ -15,7 +15,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/dnsproxy/origdst"
+	"github.com/nametap/nametap/conntrack"
 	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
@@ -45,7 +45,7 @@ type host struct {
 	ns      *netns.NS
 	udp     net.PacketConn
 	tcp     net.Listener
-	origdst *origdst.UDP
+	lookups *conntrack.UDP
 }
 
 // newHost makes a host in a network namespace, whose agent listens on this address,
@@ -63,13 +63,13 @@ func newHost(tb testing.TB, agent, restore, rules string) *host {
 	h.ns.Run(func() {
 		h.udp, errs[0] = net.ListenPacket("udp", agent)
 		h.tcp, errs[1] = net.Listen("tcp", agent)
-		h.origdst, errs[2] = origdst.OpenUDP()
+		h.lookups, errs[2] = conntrack.OpenUDP()
 	})
 	if err := errors.Join(errs[:]...); err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {
-		if err := errors.Join(h.udp.Close(), h.tcp.Close(), h.origdst.Close()); err != nil {
+		if err := errors.Join(h.udp.Close(), h.tcp.Close(), h.lookups.Close()); err != nil {
 			tb.Error(err)
 		}
 	})
@@ -113,7 +113,7 @@ func (h *host) query(tb testing.TB, client net.PacketConn, server string) (from,
 	return netip.MustParseAddrPort(addr.String()), netip.MustParseAddrPort(h.udp.LocalAddr().String())
 }
 
-// connect connects to server, and returns what origdst.TCP says of the connection
+// connect connects to server, and returns what conntrack.OriginalTCP says of the connection
 // that the agent has.
 func (h *host) connect(t *testing.T, server string) (netip.AddrPort, bool) {
 	t.Helper()
@@ -129,7 +129,7 @@ func (h *host) connect(t *testing.T, server string) (netip.AddrPort, bool) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	original, ok, err := origdst.TCP(conn.(*net.TCPConn))
+	original, ok, err := conntrack.OriginalTCP(conn.(*net.TCPConn))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,13 +170,13 @@ func testCaptured(t *testing.T, f family, h *host) {
 	client := h.client(t, f.network)
 	for range 2 {
 		for _, server := range f.servers {
-			original, ok, err := h.origdst.Lookup(h.query(t, client, server))
+			original, ok, err := h.lookups.Lookup(h.query(t, client, server))
 			if original.String() != server || !ok || err != nil {
 				t.Errorf("UDP to %s: %v, %v, %v", server, original, ok, err)
 			}
 		}
 	}
-	if original, ok, err := h.origdst.Lookup(h.query(t, h.client(t, f.network), f.direct)); ok || err != nil {
+	if original, ok, err := h.lookups.Lookup(h.query(t, h.client(t, f.network), f.direct)); ok || err != nil {
 		t.Errorf("UDP to %s: %v, %v, %v; want nothing", f.direct, original, ok, err)
 	}
 	for _, server := range f.servers {
@@ -201,10 +201,10 @@ func TestMapped(t *testing.T) {
 	mapped := func(a netip.AddrPort) netip.AddrPort {
 		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr().As16()), a.Port())
 	}
-	if original, ok, err := h.origdst.Lookup(mapped(client), mapped(local)); original.String() != server || !ok || err != nil {
+	if original, ok, err := h.lookups.Lookup(mapped(client), mapped(local)); original.String() != server || !ok || err != nil {
 		t.Errorf("UDP: %v, %v, %v", original, ok, err)
 	}
-	if _, _, err := h.origdst.Lookup(client, netip.MustParseAddrPort("[::1]:15053")); err == nil {
+	if _, _, err := h.lookups.Lookup(client, netip.MustParseAddrPort("[::1]:15053")); err == nil {
 		t.Error("two families: no error")
 	}
 }
@@ -213,7 +213,7 @@ func TestMapped(t *testing.T) {
 func TestNotCaptured(t *testing.T) {
 	for _, f := range families() {
 		h := newHost(t, f.agent, "cat", "")
-		if original, ok, err := h.origdst.Lookup(h.query(t, h.client(t, f.network), f.direct)); ok || err != nil {
+		if original, ok, err := h.lookups.Lookup(h.query(t, h.client(t, f.network), f.direct)); ok || err != nil {
 			t.Errorf("%s, UDP: %v, %v, %v; want nothing", f.name, original, ok, err)
 		}
 		if original, ok := h.connect(t, f.direct); ok {
@@ -240,7 +240,7 @@ func TestConcurrentLookups(t *testing.T) {
 		group.Go(func() {
 			for i := range 500 {
 				f := flows[(g+i)%len(flows)]
-				original, ok, err := h.origdst.Lookup(f.client, f.local)
+				original, ok, err := h.lookups.Lookup(f.client, f.local)
 				if original.String() != f.server || !ok || err != nil {
 					t.Errorf("client %v: %v, %v, %v; want %s", f.client, original, ok, err, f.server)
 					return
@@ -249,10 +249,10 @@ func TestConcurrentLookups(t *testing.T) {
 		})
 	}
 	group.Wait()
-	if err := h.origdst.Close(); err != nil {
+	if err := h.lookups.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := h.origdst.Lookup(flows[0].client, flows[0].local); !errors.Is(err, os.ErrClosed) {
+	if _, _, err := h.lookups.Lookup(flows[0].client, flows[0].local); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("after Close: error %v", err)
 	}
 }
@@ -271,10 +271,10 @@ func dropNetAdmin() error {
 // F14
 func TestNoPermission(t *testing.T) {
 	ns := netns.New(t)
-	var before *origdst.UDP
+	var before *conntrack.UDP
 	var opened, dropped, opening, asking error
 	done := make(chan struct{})
-	ns.Run(func() { before, opened = origdst.OpenUDP() })
+	ns.Run(func() { before, opened = conntrack.OpenUDP() })
 	if opened != nil {
 		t.Fatal(opened)
 	}
@@ -284,7 +284,7 @@ func TestNoPermission(t *testing.T) {
 		if dropped = dropNetAdmin(); dropped != nil {
 			return
 		}
-		_, opening = origdst.OpenUDP()
+		_, opening = conntrack.OpenUDP()
 		any := netip.MustParseAddrPort("127.0.0.1:1")
 		_, _, asking = before.Lookup(any, any)
 	}()
@@ -293,7 +293,7 @@ func TestNoPermission(t *testing.T) {
 		t.Fatal(dropped)
 	}
 	for what, err := range map[string]error{"opening": opening, "asking": asking} {
-		if !errors.Is(err, origdst.ErrPermission) || !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
+		if !errors.Is(err, conntrack.ErrPermission) || !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
 			t.Errorf("%s without CAP_NET_ADMIN: error %v", what, err)
 		}
 	}
@@ -307,16 +307,18 @@ func BenchmarkLookup(b *testing.B) {
 		b.Run(f.name, func(b *testing.B) {
 			h := newHost(b, f.agent, f.restore+"-nft-restore", natRules+zoneRules)
 			client, local := h.query(b, h.client(b, f.network), f.servers[0])
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, ok, err := h.origdst.Lookup(client, local); !ok || err != nil {
-					b.Fatal(ok, err)
+			b.Run("alone", func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					if _, ok, err := h.lookups.Lookup(client, local); !ok || err != nil {
+						b.Fatal(ok, err)
+					}
 				}
-			}
+			})
 			b.Run("parallel", func(b *testing.B) {
 				b.RunParallel(func(pb *testing.PB) {
 					for pb.Next() {
-						if _, ok, err := h.origdst.Lookup(client, local); !ok || err != nil {
+						if _, ok, err := h.lookups.Lookup(client, local); !ok || err != nil {
 							b.Error(ok, err)
 						}
 					}

@@ -1,0 +1,89 @@
+package iptables
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/conntrack"
+)
+
+// Messages of nf_tables (linux/netfilter/nf_tables.h). The tools cannot delete a table, nor
+// return the generation of the rules.
+const (
+	nftGetGeneration  = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN
+	nftGetTable       = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETTABLE
+	nftDeleteTable    = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_DELTABLE
+	nfBatchGeneration = 1 // NFNL_BATCH_GENID
+)
+
+// number returns the kernel's number of the family, which AF_INET and NFPROTO_IPV4 share.
+func (f Family) number() uint8 {
+	if f == IPv6 {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
+}
+
+// askNetfilter exchanges requests over a connection of their own.
+func askNetfilter(visit func(attributes []byte), requests ...conntrack.Request) error {
+	c, err := conntrack.Dial()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return c.Exchange(visit, requests...)
+}
+
+// nftGeneration returns the number that counts changes of nft rules.
+func nftGeneration() (uint32, error) {
+	var value []byte
+	err := askNetfilter(func(b []byte) {
+		value = append(value, conntrack.FindAttribute(b, unix.NFTA_GEN_ID)...)
+	}, conntrack.Request{Type: nftGetGeneration, Flags: unix.NLM_F_ACK, Family: unix.AF_UNSPEC})
+	switch {
+	case err != nil:
+		return 0, err
+	case len(value) != 4:
+		return 0, errors.New("the kernel returned no generation of nft rules")
+	}
+	return binary.BigEndian.Uint32(value), nil
+}
+
+// generationNow is nftGeneration, but returns 0 if the kernel has no nft or this process
+// lacks the permission to ask. After any other error the generation is not known.
+func generationNow() (generation uint32, known bool) {
+	generation, err := nftGeneration()
+	if is(err, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT, unix.EINVAL, unix.EPERM) {
+		return 0, true
+	}
+	return generation, err == nil
+}
+
+// askNFTTable returns nil if nft has the table.
+func askNFTTable(f Family, table string) error {
+	return askNetfilter(func([]byte) {}, conntrack.Request{
+		Type: nftGetTable, Flags: unix.NLM_F_ACK, Family: f.number(), Attributes: tableName(table)})
+}
+
+// deleteNFTTable deletes a table with everything in it, unless the rules of any table have
+// changed since generation: the kernel then fails with ERESTART.
+func deleteNFTTable(f Family, table string, generation uint32) error {
+	expect := conntrack.AppendAttribute(nil, nfBatchGeneration, binary.BigEndian.AppendUint32(nil, generation))
+	err := askNetfilter(func([]byte) {},
+		conntrack.Request{Type: unix.NFNL_MSG_BATCH_BEGIN, Resource: unix.NFNL_SUBSYS_NFTABLES, Attributes: expect},
+		conntrack.Request{Type: nftDeleteTable, Flags: unix.NLM_F_ACK, Family: f.number(), Attributes: tableName(table)},
+		conntrack.Request{Type: unix.NFNL_MSG_BATCH_END, Resource: unix.NFNL_SUBSYS_NFTABLES},
+	)
+	if err != nil {
+		return fmt.Errorf("deleting nft table %q: %w", table, err)
+	}
+	return nil
+}
+
+// tableName returns the name of a table as an attribute.
+func tableName(name string) []byte {
+	return conntrack.AppendAttribute(nil, unix.NFTA_TABLE_NAME, append([]byte(name), 0))
+}
