@@ -43,9 +43,9 @@ bench: ## the agent beside its peers, over the wire (ARGS=-help lists the choice
 microbench: ## Go benchmarks of the parts
 	$(GO) test -run '^$$' -bench . -benchmem ./...
 
-generate: ## generated code, from api/, and the tests that docs/behaviour.md names
+generate: ## the code in api/, the tests in docs/behaviour.md, the imports in ARCHITECTURE.md
 	$(TOOL) buf generate
-	$(GO) test ./docs -run Behaviour -update
+	$(GO) test ./docs -run 'Behaviour|Imports' -update
 
 image: ## the container images (needs a Docker engine)
 	docker build --target agent     -t $(IMAGE) .

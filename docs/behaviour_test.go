@@ -1,5 +1,5 @@
-// Package docs_test checks docs/behaviour.md against the code and the tests that cite
-// its rows.
+// Package docs_test checks the documents against the code: the rows of behaviour.md and
+// their tests, the imports in ARCHITECTURE.md, links, and quoted messages.
 package docs_test
 
 import (
@@ -19,7 +19,7 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the column of tests in behaviour.md anew")
+var update = flag.Bool("update", false, "write the tests in behaviour.md and the imports in ARCHITECTURE.md")
 
 const (
 	table = "behaviour.md"

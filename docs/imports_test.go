@@ -1,0 +1,163 @@
+package docs_test
+
+import (
+	"fmt"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+)
+
+const (
+	module       = "github.com/nametap/nametap/"
+	architecture = root + "/ARCHITECTURE.md"
+	linter       = root + "/.golangci.yaml"
+
+	importsBegin = "<!-- imports: written by `make generate` -->\n"
+	importsEnd   = "<!-- end of imports -->\n"
+)
+
+// TestImports checks that ARCHITECTURE.md lists the imports among the packages of the
+// project as they are. With -update it writes the list.
+func TestImports(t *testing.T) {
+	text, err := os.ReadFile(architecture)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, found := strings.Cut(string(text), importsBegin)
+	got, after, ended := strings.Cut(rest, importsEnd)
+	if !found || !ended {
+		t.Fatalf("%s: want the lines %q and %q", architecture, importsBegin, importsEnd)
+	}
+	want := importTable(imports(t))
+	if got == want {
+		return
+	}
+	if !*update {
+		t.Fatalf("%s: the imports have changed: run `make generate`\n got %s\nwant %s", architecture, got, want)
+	}
+	updated := before + importsBegin + want + importsEnd + after
+	if err := os.WriteFile(architecture, []byte(updated), 0o644); err != nil { //nolint:gosec // a document
+		t.Fatal(err)
+	}
+}
+
+// TestImportRules checks that the linter has a rule for the imports of every package that
+// other packages can import.
+func TestImportRules(t *testing.T) {
+	text, err := os.ReadFile(linter)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config struct {
+		Linters struct {
+			Settings struct {
+				Depguard struct {
+					Rules map[string]struct{ Files []string }
+				}
+			}
+		}
+	}
+	if err := yaml.Unmarshal(text, &config); err != nil {
+		t.Fatal(err)
+	}
+	var patterns []string
+	for _, rule := range config.Linters.Settings.Depguard.Rules {
+		patterns = append(patterns, rule.Files...)
+	}
+	for name := range imports(t) {
+		if strings.HasPrefix(name, "cmd/") || strings.HasPrefix(name, "internal/") || name == "examples" {
+			continue
+		}
+		if !slices.ContainsFunc(patterns, func(pattern string) bool {
+			pattern, anywhere := strings.CutPrefix(pattern, "**/")
+			matched, err := path.Match(pattern, name+"/x.go")
+			return anywhere && matched && err == nil
+		}) {
+			t.Errorf("%s: depguard has no rule for the files of %s", linter, name)
+		}
+	}
+}
+
+// imports returns the packages of the module that have code, each with the packages of
+// the module that it imports. It leaves out tests and the helpers of tests.
+func imports(t *testing.T) map[string][]string {
+	t.Helper()
+	sets := map[string]map[string]bool{}
+	err := filepath.WalkDir(root, func(file string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir():
+			return skipOtherModules(file)
+		case filepath.Ext(file) != ".go" || strings.HasSuffix(file, "_test.go"):
+			return nil
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		name := filepath.ToSlash(strings.TrimPrefix(filepath.Dir(file), root+string(filepath.Separator)))
+		if sets[name] == nil {
+			sets[name] = map[string]bool{}
+		}
+		for _, spec := range parsed.Imports {
+			imported, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				return err
+			}
+			if imported, ok := strings.CutPrefix(imported, module); ok {
+				sets[name][imported] = true
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	packages := map[string][]string{}
+	for name, set := range sets {
+		packages[name] = slices.Sorted(maps.Keys(set))
+	}
+	return packages
+}
+
+// skipOtherModules makes WalkDir skip a directory that is no part of the module's code.
+func skipOtherModules(dir string) error {
+	if dir == root {
+		return nil
+	}
+	if base := filepath.Base(dir); base == ".git" || base == "testdata" || base == "test" || base == "testkit" {
+		return filepath.SkipDir
+	}
+	if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+		return filepath.SkipDir
+	}
+	return nil
+}
+
+// importTable returns the imports as a table of Markdown. Packages that import no other
+// are in its last row.
+func importTable(packages map[string][]string) string {
+	var table strings.Builder
+	table.WriteString("| package | imports |\n|---|---|\n")
+	var without []string
+	for _, name := range slices.Sorted(maps.Keys(packages)) {
+		if len(packages[name]) == 0 {
+			without = append(without, name)
+			continue
+		}
+		fmt.Fprintf(&table, "| %s | %s |\n", name, strings.Join(packages[name], ", "))
+	}
+	fmt.Fprintf(&table, "| %s | no other package of the project |\n", strings.Join(without, ", "))
+	return table.String()
+}
