@@ -167,37 +167,6 @@ func (c *Client) spawn(f func()) bool {
 	return true
 }
 
-// opening counts a socket that is about to be opened, and sees to it that it will be
-// closed. It returns an error if the server may not have one more. If it cannot be opened
-// the caller calls shut.
-func (s *server) opening() error {
-	c := s.client
-	if s.elsewhere {
-		if n := c.elsewhereOpen.Add(1); n > maxElsewhereSockets || n > newElsewhereSockets && !s.heardOf() {
-			c.elsewhereOpen.Add(-1)
-			return ErrCrowded
-		}
-	}
-	s.open.Add(1)
-	c.open.Add(1)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.closed && !c.sweeping {
-		c.sweeping = true
-		c.goroutines.Go(c.sweep)
-	}
-	return nil
-}
-
-// shut counts a socket that was closed, or could not be opened.
-func (s *server) shut() {
-	s.open.Add(-1)
-	s.client.open.Add(-1)
-	if s.elsewhere {
-		s.client.elsewhereOpen.Add(-1)
-	}
-}
-
 // sweepInterval is how often attempts and sockets are looked at for their age.
 const sweepInterval = 250 * time.Millisecond
 
@@ -229,9 +198,9 @@ func (c *Client) sweep() {
 // newServer returns a server without history.
 func (c *Client) newServer(spec Spec) *server {
 	s := &server{spec: spec, client: c}
-	s.stream = &streams{server: s}
+	s.stream = newStreams(s)
 	if !spec.TLS {
-		s.udp = &udpSockets{server: s}
+		s.udp = newUDPSockets(s)
 	}
 	return s
 }

@@ -1,57 +1,39 @@
 package upstream
 
 import (
-	"context"
-	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"io"
 	"net"
-	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 const (
-	// streamQueries is how many queries in flight share a connection before another
-	// is opened, of which a server gets maxStreams (RFC 7766, section 6.2.2, wants
-	// few).
-	streamQueries = 128
-	maxStreams    = 4
 	// streamIdle is how long a connection is kept without queries; servers have
 	// their own, often shorter, time (RFC 7766, section 6.2.3).
 	streamIdle = 30 * time.Second
-	// streamUnacked is how long the peer's kernel may leave what was sent unacknowledged
-	// until ours ends the connection: a NAT has forgotten the flow, or the peer is gone.
-	// A server that is slow to answer acknowledges at once, so this tells the two apart,
-	// and leaves time to ask again on another connection.
-	streamUnacked = 2 * time.Second
 	// maxQueued is how many bytes may wait to be written to a connection.
 	maxQueued = 128 << 10
 
-	frameLen = 2 // length in front of a message
+	frameLen = 2 // length of the length field in front of a message
 )
 
 var errPeerClosed = errors.New("the server closed the connection")
 
 // A stream is one connection. One goroutine dials and writes, another reads.
 type stream struct {
+	socket
 	pool *streams
-	wake chan struct{} // has an element when there is something to write or all is over
-
+	wake chan struct{} // has an element when there is something to write or the end has come
 	born time.Time
 
-	mu      sync.Mutex
-	pending map[uint16]*attempt // by ID
-	queue   []byte              // to be written, framed
-	conn    net.Conn            // nil until it is there
-	used    time.Time           // last
-	waiting time.Time           // first query after it was last heard from; zero if there is none
-	heard   time.Time           // last
-	served  bool                // it has brought a reply
-	retired bool                // it takes no more queries, and is closed once none is awaited
-	ended   bool                // it takes no queries
+	// Guarded by mu.
+	queue   []byte    // to be written, framed
+	conn    net.Conn  // nil until it is open
+	used    time.Time // last
+	heard   time.Time // last
+	waiting time.Time // first query since heard; zero if there is none
+	served  bool      // a reply has come over it
 }
 
 // load returns how many queries the connection has and for how long it has been silent,
@@ -62,14 +44,7 @@ func (s *stream) load(now time.Time) (queries int, silence time.Duration, ok boo
 	if !s.waiting.IsZero() {
 		silence = now.Sub(s.waiting)
 	}
-	return len(s.pending), silence, !s.ended && !s.retired && len(s.queue) < maxQueued
-}
-
-// retire has the connection take no more queries.
-func (s *stream) retire() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.retired = true
+	return len(s.pending), silence, !s.retired && len(s.queue) < maxQueued
 }
 
 // hearLocked notes a sign of life.
@@ -81,16 +56,14 @@ func (s *stream) hearLocked() {
 	}
 }
 
-// send queues an attempt; false means that the connection has ended.
-func (s *stream) send(a *attempt) bool {
+func (s *stream) send(a *attempt, packet []byte) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ended || s.retired {
+	if s.retired {
 		return false
 	}
-	id := freeID(s.pending)
-	s.pending[id] = a
-	binary.BigEndian.PutUint16(a.packet, id)
+	a.packet = append(a.packet[:0], packet...)
+	binary.BigEndian.PutUint16(a.packet, s.addLocked(a))
 	s.queue = binary.BigEndian.AppendUint16(s.queue, uint16(len(a.packet))) //nolint:gosec // begin has checked it
 	s.queue = append(s.queue, a.packet...)
 	s.used = time.Now()
@@ -108,12 +81,12 @@ func (s *stream) signal() {
 	}
 }
 
-// run dials and writes until the connection ends, and then ends what is pending.
+// run dials and writes until the connection ends, and then ends its attempts.
 func (s *stream) run() {
 	err := s.dial()
 	if err == nil {
 		reader := make(chan error, 1)
-		if s.pool.server.client.spawn(func() { reader <- s.read(); s.close() }) {
+		if s.server.client.spawn(func() { reader <- s.read(); s.close() }) {
 			err = s.write()
 			s.close()
 			if readErr := <-reader; err == nil {
@@ -128,61 +101,19 @@ func (s *stream) run() {
 
 // dial opens the connection.
 func (s *stream) dial() error {
-	conn, err := s.pool.server.dial()
+	conn, err := s.server.dial()
 	if err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.conn = conn
-	if s.ended {
+	if s.closed {
 		_ = conn.Close() // it was never used
 		return net.ErrClosed
 	}
 	s.hearLocked()
 	return nil
-}
-
-// dial connects, and shakes hands with a TLS server.
-func (s *server) dial() (net.Conn, error) {
-	client := s.client
-	ctx, cancel := context.WithTimeout(client.context, client.config.Timeout)
-	defer cancel()
-	var dialer net.Dialer
-	conn, err := dialer.DialContext(ctx, "tcp", s.spec.Addr.String())
-	if err != nil {
-		return nil, err
-	}
-	if err := limitUnacked(conn); err != nil {
-		_ = conn.Close() // it was never used
-		return nil, err
-	}
-	if !s.spec.TLS {
-		return conn, nil
-	}
-	config, err := client.tlsConfig(s.spec)
-	if err != nil {
-		_ = conn.Close() // it was never used
-		return nil, err
-	}
-	secure := tls.Client(conn, config)
-	if err := secure.HandshakeContext(ctx); err != nil {
-		_ = conn.Close() // it was never used
-		return nil, err
-	}
-	return secure, nil
-}
-
-// limitUnacked sets streamUnacked (tcp(7), TCP_USER_TIMEOUT).
-func limitUnacked(conn net.Conn) error {
-	raw, err := conn.(*net.TCPConn).SyscallConn() //nolint:forcetypeassert // it was dialled as one
-	if err != nil {
-		return err
-	}
-	controlErr := raw.Control(func(fd uintptr) {
-		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(streamUnacked.Milliseconds()))
-	})
-	return errors.Join(controlErr, err)
 }
 
 // write writes what is queued, as much as there is at a time, until the connection
@@ -191,13 +122,13 @@ func (s *stream) write() error {
 	var spare []byte
 	for range s.wake {
 		s.mu.Lock()
-		frames, ended := s.queue, s.ended
+		frames, closed := s.queue, s.closed
 		s.queue = spare[:0]
 		s.mu.Unlock()
-		if ended {
+		if closed {
 			return nil
 		}
-		if err := s.conn.SetWriteDeadline(time.Now().Add(s.pool.server.client.config.Timeout)); err != nil {
+		if err := s.conn.SetWriteDeadline(time.Now().Add(s.server.client.config.Timeout)); err != nil {
 			return err
 		}
 		if _, err := s.conn.Write(frames); err != nil {
@@ -223,50 +154,37 @@ func (s *stream) read() error {
 	}
 }
 
-// receive ends the attempt that a message is the reply to. A connection is proof
-// against forgers, so the case of letters does not matter.
-func (s *stream) receive(reply []byte) {
-	server := s.pool.server
-	if len(reply) < headerLen || reply[2]&flagResponse == 0 {
-		server.malformed.Add(1)
+// receive ends the attempt that a message is the reply to.
+func (s *stream) receive(message []byte) {
+	if !s.isResponse(message) {
 		return
 	}
-	id := binary.BigEndian.Uint16(reply)
 	s.mu.Lock()
-	a := s.pending[id]
-	if a != nil && judge(reply, a.opcode, a.question) == other {
-		a = nil
-	}
+	a, _ := s.removeRepliedLocked(message)
 	if a != nil {
-		delete(s.pending, id)
 		s.served = true
 		s.used = time.Now()
 	}
 	s.hearLocked()
 	s.mu.Unlock()
-	if a == nil {
-		server.wrong.Add(1)
-		return
+	if a != nil {
+		a.end(message, nil)
 	}
-	a.end(reply, nil)
 }
 
-// close ends the connection; run ends what is pending.
+// close ends the connection; run ends its attempts.
 func (s *stream) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.ended {
-		s.pool.server.shut()
-	}
-	s.ended = true
+	s.endLocked()
 	if s.conn != nil {
 		_ = s.conn.Close() // at most a second time
 	}
 	s.signal()
 }
 
-// endAll ends what is pending. If the connection had served before, the peer may
-// have closed it without having read the query, which is asked once more.
+// endAll ends all attempts. If a reply has come over the connection, the peer may have
+// closed it without reading the queries that are left; each is sent once more.
 func (s *stream) endAll(err error) {
 	switch {
 	case err == nil:
@@ -275,11 +193,9 @@ func (s *stream) endAll(err error) {
 		err = errPeerClosed
 	}
 	s.mu.Lock()
-	pending := s.pending
-	s.pending = nil
 	again := s.served && !errors.Is(err, ErrTimeout)
 	s.mu.Unlock()
-	for _, a := range pending {
+	for _, a := range s.removeIf(func(*attempt) bool { return true }) {
 		if again && !a.retried && a.awaited() {
 			a.retried = true
 			s.pool.send(a, a.packet)
@@ -289,21 +205,16 @@ func (s *stream) endAll(err error) {
 	}
 }
 
-// sweep ends attempts whose replies did not come, and a connection that is idle. A
-// connection on which nothing came since such an attempt was sent loses its place.
+// sweep ends attempts whose replies did not come. If nothing at all was received since one
+// of them was sent, the connection takes no more queries. It closes the connection if it is
+// idle, or retired and nothing is awaited.
 func (s *stream) sweep(now time.Time) {
-	var expired []*attempt
+	expired := s.removeIf(func(a *attempt) bool { return a.expired(now) })
 	s.mu.Lock()
-	awaited := false
-	for id, a := range s.pending {
-		if a.expired(now) {
-			expired = append(expired, a)
-			delete(s.pending, id)
-			s.retired = s.retired || s.heard.Before(a.sent)
-		}
-		awaited = awaited || a.awaited()
+	for _, a := range expired {
+		s.retired = s.retired || s.heard.Before(a.sent)
 	}
-	idle := len(s.pending) == 0 && now.Sub(s.used) > streamIdle || s.retired && !awaited
+	idle := len(s.pending) == 0 && now.Sub(s.used) > streamIdle || s.retired && !s.awaitedLocked()
 	s.mu.Unlock()
 	for _, a := range expired {
 		a.end(nil, ErrTimeout)

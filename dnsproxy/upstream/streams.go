@@ -3,50 +3,38 @@ package upstream
 import (
 	"math"
 	"net"
-	"slices"
-	"sync"
 	"time"
+)
+
+const (
+	// streamQueries is how many queries in flight share a connection before another
+	// is opened, of which a server gets maxStreams (RFC 7766, section 6.2.2, wants
+	// few).
+	streamQueries = 128
+	maxStreams    = 4
 )
 
 // streams are a server's connections, over TCP or TLS.
 type streams struct {
-	server *server
-
-	mu     sync.Mutex
-	closed bool
-	all    []*stream
+	sockets[*stream]
 }
 
-// send sends the packet over a connection that is heard from.
-func (p *streams) send(a *attempt, packet []byte) {
-	a.packet = append(a.packet[:0], packet...)
-	for {
-		s, err := p.take(a.again)
-		if err != nil {
-			a.end(nil, err)
-			return
-		}
-		if s.send(a) {
-			return
-		}
-	}
+func newStreams(s *server) *streams {
+	p := new(streams)
+	p.server, p.choose = s, p.chooseLocked
+	return p
 }
 
-// take returns the connection with the fewest queries, or a new one if those that there
-// are have many. Connections that have been silent for longer than the server usually
-// takes are left alone, as they may be dead, and again, for a query that is asked a second
-// time, those that were silent meanwhile. A server gets no more than maxStreams; if all
-// of them are silent, the one that has been for the longest loses its place, but no more
-// often than every maxLate, since its names may be slow.
-func (p *streams) take(again bool) (*stream, error) {
+// chooseLocked returns the connection with the fewest queries, or a new one if all have many.
+// A connection that has been silent for longer than the server usually takes is left alone,
+// since it may be dead; for a query that is sent a second time so is one that has been silent
+// since. A server gets at most maxStreams. If all of them are silent, the one that has been
+// silent for longest is retired to make room, but at most every maxLate, since it may be the
+// names that are slow.
+func (p *streams) chooseLocked(a *attempt) (*stream, error) {
 	now, late := time.Now(), minLate
-	if !again {
+	if !a.again {
 		late = p.server.lateAfter()
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return nil, net.ErrClosed
 	}
 	v := p.surveyLocked(now, late)
 	room := len(p.all) < 2*maxStreams
@@ -68,13 +56,13 @@ func (p *streams) take(again bool) (*stream, error) {
 	return s, err
 }
 
-// A survey says how the connections that take queries are doing.
+// A survey tells how the connections that take queries are doing.
 type survey struct {
 	open     int       // how many there are
-	best     *stream   // the one with the fewest queries of those that are not silent; may be nil
+	best     *stream   // has the fewest queries of those that are not silent; may be nil
 	least    int       // queries of best
-	freshest *stream   // the one that is silent for the shortest time; may be nil
-	stalest  *stream   // the one that is silent for the longest time; may be nil
+	freshest *stream   // has been silent for the shortest time; may be nil
+	stalest  *stream   // has been silent for the longest time; may be nil
 	youngest time.Time // when the last one was opened
 }
 
@@ -103,42 +91,18 @@ func (p *streams) surveyLocked(now time.Time, late time.Duration) survey {
 	return v
 }
 
-// openLocked opens a connection.
+// openLocked opens a connection. It is proof against forgers, so the case of letters does
+// not matter.
 func (p *streams) openLocked(now time.Time) (*stream, error) {
 	if err := p.server.opening(); err != nil {
 		return nil, err
 	}
-	s := &stream{pool: p, pending: make(map[uint16]*attempt), wake: make(chan struct{}, 1), born: now, used: now}
+	s := &stream{pool: p, wake: make(chan struct{}, 1), born: now, used: now}
+	s.server, s.anyCase, s.pending = p.server, true, make(map[uint16]*attempt)
 	if !p.server.client.spawn(s.run) {
 		p.server.shut()
 		return nil, net.ErrClosed
 	}
 	p.all = append(p.all, s)
 	return s, nil
-}
-
-// remove forgets a connection that has ended.
-func (p *streams) remove(s *stream) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.all = slices.DeleteFunc(p.all, func(other *stream) bool { return other == s })
-}
-
-func (p *streams) sweep(now time.Time) {
-	p.mu.Lock()
-	all := slices.Clone(p.all)
-	p.mu.Unlock()
-	for _, s := range all {
-		s.sweep(now)
-	}
-}
-
-func (p *streams) close() {
-	p.mu.Lock()
-	p.closed = true
-	all := slices.Clone(p.all)
-	p.mu.Unlock()
-	for _, s := range all {
-		s.close()
-	}
 }

@@ -1,0 +1,234 @@
+package upstream
+
+import (
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"sync"
+	"time"
+)
+
+// maxPending is how many attempts a socket has at most. It leaves IDs free to be drawn at
+// random.
+const maxPending = 1 << 15
+
+var errTooManyQueries = errors.New("too many queries in flight")
+
+// A socket is what a UDP socket and a connection to a server have in common: the attempts
+// that wait for a reply on it, and its end.
+type socket struct {
+	server  *server
+	anyCase bool // a reply may have its question in another case; never changes
+
+	mu      sync.Mutex
+	pending map[uint16]*attempt // by ID
+	retired bool                // it takes no more attempts, and is closed when none is awaited
+	closed  bool                // then it is retired, too
+}
+
+// addLocked adds an attempt and returns its ID, an unpredictable one that no other attempt
+// has. Package rand's functions are ChaCha8 with a seed from the system.
+func (s *socket) addLocked(a *attempt) uint16 {
+	for {
+		id := uint16(rand.Uint32()) //nolint:gosec // the lower half
+		if _, taken := s.pending[id]; !taken {
+			s.pending[id] = a
+			return id
+		}
+	}
+}
+
+// remove removes an attempt, and reports whether it was there.
+func (s *socket) remove(id uint16, a *attempt) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pending[id] != a {
+		return false
+	}
+	delete(s.pending, id)
+	return true
+}
+
+// removeIf removes the attempts for which match is true.
+func (s *socket) removeIf(match func(*attempt) bool) (removed []*attempt) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, a := range s.pending {
+		if match(a) {
+			removed = append(removed, a)
+			delete(s.pending, id)
+		}
+	}
+	return removed
+}
+
+// isResponse reports whether a message can be a reply. If not it is counted.
+func (s *socket) isResponse(message []byte) bool {
+	if len(message) < headerLen || message[2]&flagResponse == 0 {
+		s.server.malformed.Add(1)
+		return false
+	}
+	return true
+}
+
+// removeRepliedLocked removes the attempt that a response is the reply to. The caller ends
+// it with end. It is nil if the response is the reply to none, which is counted: it is late,
+// or forged (RFC 5452, section 9.1).
+func (s *socket) removeRepliedLocked(response []byte) (a *attempt, v verdict) {
+	id := binary.BigEndian.Uint16(response)
+	if a = s.pending[id]; a != nil {
+		v = s.judge(a, response)
+	}
+	if v != matching {
+		s.server.wrong.Add(1)
+	}
+	if v == other {
+		return nil, other
+	}
+	delete(s.pending, id)
+	return a, v
+}
+
+// judge tells whether a response is the reply to an attempt.
+func (s *socket) judge(a *attempt, response []byte) verdict {
+	v := judge(response, a.opcode, a.question)
+	switch {
+	case v != otherCase:
+	case s.anyCase, a.verbatim: // verbatim: the client compares the letters, which are its own
+		return matching
+	case !s.server.client.config.MixCase: // then servers return the letters as they were sent
+		return other
+	}
+	return v
+}
+
+// awaitedLocked reports whether any attempt is awaited.
+func (s *socket) awaitedLocked() bool {
+	for _, a := range s.pending {
+		if a.awaited() {
+			return true
+		}
+	}
+	return false
+}
+
+// retire makes the socket take no more attempts, and reports whether it has none.
+func (s *socket) retire() (idle bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.retired = true
+	return len(s.pending) == 0
+}
+
+// endLocked marks the socket as closed, and reports whether it was not before.
+func (s *socket) endLocked() (first bool) {
+	first = !s.closed
+	s.retired, s.closed = true, true
+	if first {
+		s.server.shut()
+	}
+	return first
+}
+
+// sockets are those of one kind to a server.
+type sockets[S interface {
+	comparable
+	// send sends a packet and owns the attempt from then on. It reports false if the socket
+	// is retired; then the caller still owns the attempt.
+	send(a *attempt, packet []byte) bool
+	sweep(now time.Time)
+	close()
+}] struct {
+	server *server
+	// choose returns the socket that an attempt is to use, and opens one if necessary. It is
+	// called with mu held.
+	choose func(a *attempt) (S, error)
+
+	mu     sync.Mutex
+	closed bool
+	all    []S
+}
+
+// send is that of carrier.
+func (p *sockets[S]) send(a *attempt, packet []byte) {
+	for {
+		s, err := p.take(a)
+		if err != nil {
+			a.end(nil, err)
+			return
+		}
+		if s.send(a, packet) {
+			return
+		}
+	}
+}
+
+func (p *sockets[S]) take(a *attempt) (s S, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return s, net.ErrClosed
+	}
+	return p.choose(a)
+}
+
+// remove forgets a socket that is closed.
+func (p *sockets[S]) remove(s S) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.all = slices.DeleteFunc(p.all, func(other S) bool { return other == s })
+}
+
+// sweep is that of carrier.
+func (p *sockets[S]) sweep(now time.Time) {
+	p.mu.Lock()
+	all := slices.Clone(p.all)
+	p.mu.Unlock()
+	for _, s := range all {
+		s.sweep(now)
+	}
+}
+
+// close is that of carrier.
+func (p *sockets[S]) close() {
+	p.mu.Lock()
+	p.closed = true
+	all := slices.Clone(p.all)
+	p.mu.Unlock()
+	for _, s := range all {
+		s.close()
+	}
+}
+
+// opening counts a socket that is about to be opened and makes sure that it will be swept.
+// It returns an error if the server may not have one more. If the socket cannot be opened
+// the caller calls shut.
+func (s *server) opening() error {
+	c := s.client
+	if s.elsewhere {
+		if n := c.elsewhereOpen.Add(1); n > maxElsewhereSockets || n > newElsewhereSockets && !s.heardOf() {
+			c.elsewhereOpen.Add(-1)
+			return ErrCrowded
+		}
+	}
+	s.open.Add(1)
+	c.open.Add(1)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed && !c.sweeping {
+		c.sweeping = true
+		c.goroutines.Go(c.sweep)
+	}
+	return nil
+}
+
+// shut counts a socket that was closed, or could not be opened.
+func (s *server) shut() {
+	s.open.Add(-1)
+	s.client.open.Add(-1)
+	if s.elsewhere {
+		s.client.elsewhereOpen.Add(-1)
+	}
+}
