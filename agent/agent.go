@@ -46,6 +46,17 @@ type Config struct {
 	Collectors []prometheus.Collector
 }
 
+// DefaultConfig returns a Config with all defaults. It captures nothing, and lacks what only
+// the host or its user can say: a logger and the node's name and addresses.
+func DefaultConfig() Config {
+	cfg := Config{
+		DNS: dnsproxy.DefaultConfig(), XDS: nds.DefaultConfig(),
+		StatusAddr: ":15020", Drain: 5 * time.Second, ReadyTimeout: 30 * time.Second,
+	}
+	cfg.DNS.OriginalDestination = true
+	return cfg
+}
+
 // An Agent is one running nametap. Make one with [New], start it with
 // [Agent.Run].
 type Agent struct {

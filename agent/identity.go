@@ -7,17 +7,13 @@ import (
 	"slices"
 )
 
-// InstanceIPs returns the addresses that the agent gives as its own: first, if
-// it is not empty, then the global addresses of the interfaces, in the order of
-// the kernel. They tell the control plane which families it may send.
-func InstanceIPs(first string) ([]netip.Addr, error) {
+// InstanceIPs returns the addresses of the node: first, if it is valid, then the global
+// addresses of the interfaces, in the order of the kernel. They tell the control plane
+// which families it may send.
+func InstanceIPs(first netip.Addr) ([]netip.Addr, error) {
 	var ips []netip.Addr
-	if first != "" {
-		ip, err := netip.ParseAddr(first)
-		if err != nil {
-			return nil, fmt.Errorf("instance-ip %q: want one IP address", first)
-		}
-		ips = append(ips, ip.Unmap())
+	if first.IsValid() {
+		ips = append(ips, first.Unmap())
 	}
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {

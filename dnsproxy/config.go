@@ -1,6 +1,7 @@
 package dnsproxy
 
 import (
+	"encoding"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -135,13 +136,18 @@ const (
 	BeforeSyncServfail BeforeSync = "servfail"
 )
 
-// ParseBeforeSync reads a BeforeSync as a setting gives it.
-func ParseBeforeSync(s string) (BeforeSync, error) {
-	switch b := BeforeSync(s); b {
+// MarshalText returns what UnmarshalText reads.
+func (b BeforeSync) MarshalText() ([]byte, error) { return []byte(b), nil }
+
+// UnmarshalText reads one of the values. The error says what was expected; the caller
+// names the setting and its value.
+func (b *BeforeSync) UnmarshalText(text []byte) error {
+	switch v := BeforeSync(text); v {
 	case BeforeSyncForward, BeforeSyncHold, BeforeSyncServfail:
-		return b, nil
+		*b = v
+		return nil
 	}
-	return "", fmt.Errorf("before-sync %q: want %s, %s or %s", s, BeforeSyncForward, BeforeSyncHold, BeforeSyncServfail)
+	return fmt.Errorf("want %s, %s or %s", BeforeSyncForward, BeforeSyncHold, BeforeSyncServfail)
 }
 
 // Autopath says for which names the search list is walked on the client's behalf.
@@ -157,13 +163,18 @@ const (
 	AutopathOff Autopath = "off"
 )
 
-// ParseAutopath reads an Autopath as a setting gives it.
-func ParseAutopath(s string) (Autopath, error) {
-	switch a := Autopath(s); a {
+// MarshalText returns what UnmarshalText reads.
+func (a Autopath) MarshalText() ([]byte, error) { return []byte(a), nil }
+
+// UnmarshalText reads one of the values. The error says what was expected; the caller
+// names the setting and its value.
+func (a *Autopath) UnmarshalText(text []byte) error {
+	switch v := Autopath(text); v {
 	case AutopathMesh, AutopathAll, AutopathOff:
-		return a, nil
+		*a = v
+		return nil
 	}
-	return "", fmt.Errorf("autopath %q: want %s, %s or %s", s, AutopathMesh, AutopathAll, AutopathOff)
+	return fmt.Errorf("want %s, %s or %s", AutopathMesh, AutopathAll, AutopathOff)
 }
 
 // Order says which of several nameservers is asked first.
@@ -179,13 +190,18 @@ const (
 	OrderFastest Order = "fastest"
 )
 
-// ParseOrder reads an Order as a setting gives it.
-func ParseOrder(s string) (Order, error) {
-	switch o := Order(s); o {
+// MarshalText returns what UnmarshalText reads.
+func (o Order) MarshalText() ([]byte, error) { return []byte(o), nil }
+
+// UnmarshalText reads one of the values. The error says what was expected; the caller
+// names the setting and its value.
+func (o *Order) UnmarshalText(text []byte) error {
+	switch v := Order(text); v {
 	case OrderStrict, OrderFastest:
-		return o, nil
+		*o = v
+		return nil
 	}
-	return "", fmt.Errorf("upstream-order %q: want %s or %s", s, OrderStrict, OrderFastest)
+	return fmt.Errorf("want %s or %s", OrderStrict, OrderFastest)
 }
 
 // A Route sends the names of a suffix to nameservers of their own.
@@ -194,6 +210,13 @@ type Route struct {
 	Suffix string
 	// Servers are asked, at least one.
 	Servers []upstream.Spec
+}
+
+// DefaultConfig returns the Config that the zero value stands for.
+func DefaultConfig() Config {
+	var c Config
+	c.setDefaults()
+	return c
 }
 
 func (c *Config) setDefaults() {
@@ -245,8 +268,27 @@ func (c *Config) validate() error {
 			return fmt.Errorf("route for %q: want a nameserver", r.Suffix)
 		}
 	}
-	_, err := ParseBeforeSync(string(c.BeforeSync))
-	_, autopathErr := ParseAutopath(string(c.Autopath))
-	_, orderErr := ParseOrder(string(c.Order))
-	return errors.Join(err, autopathErr, orderErr)
+	return errors.Join(
+		checkText("before-sync", &c.BeforeSync),
+		checkText("autopath", &c.Autopath),
+		checkText("upstream-order", &c.Order),
+	)
+}
+
+// A textValue is one of a few texts.
+type textValue interface {
+	encoding.TextMarshaler
+	encoding.TextUnmarshaler
+}
+
+// checkText returns an error that names the setting unless v is one of its values.
+func checkText(setting string, v textValue) error {
+	text, err := v.MarshalText()
+	if err == nil {
+		err = v.UnmarshalText(text)
+	}
+	if err != nil {
+		return fmt.Errorf("%s %q: %w", setting, text, err)
+	}
+	return nil
 }

@@ -104,15 +104,17 @@ func TestBeforeSyncTimesOut(t *testing.T) { // C6
 	}
 }
 
-func TestParseBeforeSync(t *testing.T) { // C6
+func TestBeforeSyncText(t *testing.T) { // C6
 	t.Parallel()
 	for _, s := range []string{"forward", "hold", "servfail"} {
-		if b, err := dnsproxy.ParseBeforeSync(s); err != nil || string(b) != s {
+		var b dnsproxy.BeforeSync
+		if err := b.UnmarshalText([]byte(s)); err != nil || string(b) != s {
 			t.Errorf("%q: %v, %v", s, b, err)
 		}
 	}
 	for _, s := range []string{"", "Forward", "drop"} {
-		if _, err := dnsproxy.ParseBeforeSync(s); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", s)) {
+		err := new(dnsproxy.BeforeSync).UnmarshalText([]byte(s))
+		if err == nil || err.Error() != "want forward, hold or servfail" {
 			t.Errorf("%q: %v", s, err)
 		}
 	}

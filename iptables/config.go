@@ -30,6 +30,20 @@ func (b Backend) other() Backend {
 	return NFT
 }
 
+// MarshalText returns what UnmarshalText reads.
+func (b Backend) MarshalText() ([]byte, error) { return []byte(b), nil }
+
+// UnmarshalText reads "auto", "nft" or "legacy". The error says what was expected; the
+// caller names the setting and its value.
+func (b *Backend) UnmarshalText(text []byte) error {
+	switch v := Backend(text); v {
+	case Auto, NFT, Legacy:
+		*b = v
+		return nil
+	}
+	return errors.New("want auto, nft or legacy")
+}
+
 // Family is an IP version.
 type Family int
 
@@ -68,6 +82,20 @@ const (
 	On          Choice = "on"
 	Off         Choice = "off"
 )
+
+// MarshalText returns what UnmarshalText reads.
+func (c Choice) MarshalText() ([]byte, error) { return []byte(c), nil }
+
+// UnmarshalText reads "auto", "on" or "off". The error says what was expected; the caller
+// names the setting and its value.
+func (c *Choice) UnmarshalText(text []byte) error {
+	switch v := Choice(text); v {
+	case IfAvailable, On, Off:
+		*c = v
+		return nil
+	}
+	return errors.New("want auto, on or off")
+}
 
 // Config says what is captured. [DefaultConfig] is a good start: the zero value
 // lacks a port and the agent's uid.
@@ -172,15 +200,11 @@ func (c Config) validate() error {
 }
 
 func (c Config) validateModes() error {
-	switch c.IPv6 {
-	case "", IfAvailable, On, Off:
-	default:
-		return fmt.Errorf("capture of IPv6 %q: want auto, on or off", c.IPv6)
+	if err := new(Choice).UnmarshalText([]byte(c.IPv6)); c.IPv6 != "" && err != nil {
+		return fmt.Errorf("capture of IPv6 %q: %w", c.IPv6, err)
 	}
-	switch c.Backend {
-	case "", Auto, NFT, Legacy:
-	default:
-		return fmt.Errorf("iptables backend %q: want auto, nft or legacy", c.Backend)
+	if err := new(Backend).UnmarshalText([]byte(c.Backend)); c.Backend != "" && err != nil {
+		return fmt.Errorf("iptables backend %q: %w", c.Backend, err)
 	}
 	if c.Interval < 0 || c.Settle < 0 {
 		return fmt.Errorf("reconcile interval %v, settle time %v: want none below 0", c.Interval, c.Settle)

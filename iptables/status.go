@@ -122,7 +122,7 @@ func (c *Capture) state(fs *FamilyStatus, s saved) {
 	for _, v := range vs {
 		if wanted && len(v.rules.drift(f, s)) == 0 {
 			fs.State, fs.Zone, fs.Without = InPlace, v.rules.zoned(f), v.without
-			fs.Unserved = []string{"queries of sockets that are bound to a device (SO_BINDTODEVICE, VRF): let them pass by --exclude-interface, --exclude-uid or --exclude-gid"}
+			fs.Unserved = []string{"queries of sockets that are bound to a device (SO_BINDTODEVICE, VRF): let them pass by --capture-exclude-interface, --capture-exclude-uid or --capture-exclude-gid"}
 			if f == IPv6 {
 				fs.Passes = []string{"queries to link-local nameservers (" + linkLocal + ")"}
 			}

@@ -71,6 +71,22 @@ type Config struct {
 	Registerer prometheus.Registerer
 }
 
+// DefaultConfig returns a Config with the places and the names that Istio's agent has in a
+// pod. It lacks the node's name and addresses.
+func DefaultConfig() Config {
+	return Config{
+		Addr:         defaultServerName + ":15012",
+		RootCA:       "/var/run/secrets/istio/root-cert.pem",
+		TokenFile:    "/var/run/secrets/tokens/istio-token",
+		WorkloadCert: WorkloadCertAuto,
+		TrustDomain:  defaultTrustDomain,
+		Variant:      Incremental,
+		Node:         Node{Namespace: "default", ClusterID: defaultClusterID, ServiceAccount: "default"},
+		MaxPushBytes: defaultMaxPushBytes,
+		StateDir:     "/var/lib/nametap",
+	}
+}
+
 // withDefaults returns c with the zero values replaced by what they mean, or
 // says which field is wrong.
 func (c Config) withDefaults() (Config, error) {
@@ -115,8 +131,8 @@ func (c Config) checkCertificates() error {
 		return fmt.Errorf("client certificate %q with key %q: want both files or none", c.CertFile, c.KeyFile)
 	}
 	if c.WorkloadCert != "" {
-		if _, err := ParseWorkloadCert(string(c.WorkloadCert)); err != nil {
-			return err
+		if err := new(WorkloadCert).UnmarshalText([]byte(c.WorkloadCert)); err != nil {
+			return fmt.Errorf("workload certificate %q: %w", c.WorkloadCert, err)
 		}
 	}
 	if c.CAAddr == "" {
@@ -172,17 +188,22 @@ const (
 	StateOfTheWorld
 )
 
-// ParseVariant reads "incremental" or "sotw".
-func ParseVariant(s string) (Variant, error) {
-	for _, v := range []Variant{Incremental, StateOfTheWorld} {
-		if s == v.String() {
-			return v, nil
+// MarshalText returns what UnmarshalText reads.
+func (v Variant) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
+
+// UnmarshalText reads "incremental" or "sotw". The error says what was expected; the
+// caller names the setting and its value.
+func (v *Variant) UnmarshalText(text []byte) error {
+	for _, known := range []Variant{Incremental, StateOfTheWorld} {
+		if string(text) == known.String() {
+			*v = known
+			return nil
 		}
 	}
-	return 0, fmt.Errorf("ADS variant %q: want incremental or sotw", s)
+	return errors.New("want incremental or sotw")
 }
 
-// String returns the form that [ParseVariant] reads.
+// String returns the text that UnmarshalText reads.
 func (v Variant) String() string {
 	switch v {
 	case Incremental:

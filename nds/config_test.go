@@ -2,6 +2,7 @@ package nds_test
 
 import (
 	"encoding/json"
+	"errors"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -58,11 +59,13 @@ func TestConfigErrors(t *testing.T) {
 // C2: the names that the flag takes.
 func TestVariantNames(t *testing.T) {
 	for _, v := range []nds.Variant{nds.Incremental, nds.StateOfTheWorld} {
-		if got, err := nds.ParseVariant(v.String()); got != v || err != nil {
+		text, err := v.MarshalText()
+		got := nds.Variant(9)
+		if err := errors.Join(err, got.UnmarshalText(text)); got != v || err != nil {
 			t.Errorf("%v reads as %v, %v", v, got, err)
 		}
 	}
-	if _, err := nds.ParseVariant("delta"); err == nil || !strings.Contains(err.Error(), `"delta": want incremental or sotw`) {
+	if err := new(nds.Variant).UnmarshalText([]byte("delta")); err == nil || err.Error() != "want incremental or sotw" {
 		t.Errorf("error is %v", err)
 	}
 	if got := nds.Variant(9).String(); got != "Variant(9)" {

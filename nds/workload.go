@@ -49,13 +49,18 @@ const (
 	WorkloadCertOff WorkloadCert = "off"
 )
 
-// ParseWorkloadCert reads "auto", "on" or "off".
-func ParseWorkloadCert(s string) (WorkloadCert, error) {
-	switch w := WorkloadCert(s); w {
+// MarshalText returns what UnmarshalText reads.
+func (w WorkloadCert) MarshalText() ([]byte, error) { return []byte(w), nil }
+
+// UnmarshalText reads "auto", "on" or "off". The error says what was expected; the caller
+// names the setting and its value.
+func (w *WorkloadCert) UnmarshalText(text []byte) error {
+	switch v := WorkloadCert(text); v {
 	case WorkloadCertAuto, WorkloadCertOn, WorkloadCertOff:
-		return w, nil
+		*w = v
+		return nil
 	}
-	return "", fmt.Errorf("workload certificate %q: want auto, on or off", s)
+	return errors.New("want auto, on or off")
 }
 
 // A workload obtains a certificate for the node's identity, keeps it in the state

@@ -121,7 +121,7 @@ func TestCaptureNotPermitted(t *testing.T) { // K11
 	}
 	// It would take its own queries for an application's.
 	r := v.root("agent", "--capture")
-	if r.code != 2 || !strings.Contains(r.stderr, "--agent-uid") {
+	if r.code != 2 || !strings.Contains(r.stderr, "--capture-agent-uid") {
 		t.Errorf("agent as root: %+v", r)
 	}
 }

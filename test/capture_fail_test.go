@@ -18,14 +18,14 @@ func TestRemoveDespiteSettings(t *testing.T) { // K3, K9
 		{"NAMETAP_LOG_LEVEL=loud"},
 		{"PROXY_CONFIG={"},
 		{"NAMETAP_MESH_CONFIG=" + v.write("mesh", broken)},
-		{"NAMETAP_SERVERS=resolv-conf", "NAMETAP_RESOLV_CONF=" + v.write("nobody", "")},
+		{"NAMETAP_CAPTURE_SERVERS=resolv-conf", "NAMETAP_RESOLV_CONF=" + v.write("nobody", "")},
 	} {
 		if r := v.root(v.args("apply")...); r.code != 0 {
 			t.Fatalf("apply: %+v", r)
 		}
 		kept := v.environment
 		v.environment = append(v.environment, wrong...)
-		v.environment = append(v.environment, "NAMETAP_FAIL_OPEN=false")
+		v.environment = append(v.environment, "NAMETAP_CAPTURE_FAIL_OPEN=false")
 		if r := v.root("capture", "remove", "--after-agent"); r.code != 0 || !v.captured() {
 			t.Errorf("%s, with fail-open=false: %+v", wrong, r)
 		}
@@ -37,18 +37,18 @@ func TestRemoveDespiteSettings(t *testing.T) { // K3, K9
 	}
 }
 
-// With --fail-open=false the end of an agent, however it comes, lets no query past it.
+// With --capture-fail-open=false the end of an agent, however it comes, lets no query past it.
 func TestFailClosed(t *testing.T) { // K9
 	t.Parallel()
 	vms(t, func(v *vm) {
 		t := v.tb
 		path := v.write("mesh", meshConfig(true))
-		a := v.capture("--fail-open=false", "--mesh-config", path)
+		a := v.capture("--capture-fail-open=false", "--mesh-config", path)
 		a.end(terminate)
 		if _, err := v.refused(named); err == nil || !v.captured() {
 			t.Errorf("after its end: %v\n%s", err, v.saves())
 		}
-		a = v.capture("--fail-open=false", "--mesh-config", path)
+		a = v.capture("--capture-fail-open=false", "--mesh-config", path)
 		v.asked(named, meshIP)
 		v.replace("mesh", meshConfig(false)) // who switches it off wants them out
 		v.until("the rules are out", func() bool { return !v.captured() })
@@ -62,7 +62,7 @@ func TestServersLater(t *testing.T) { // K6, F5
 	t.Parallel()
 	v := newVM(t, "nft")
 	v.write("resolv.conf", "search shop.svc.cluster.local\n")
-	v.start("--capture", "--servers", "resolv-conf")
+	v.start("--capture", "--capture-servers", "resolv-conf")
 	if v.captured() {
 		t.Errorf("captured without a nameserver:\n%s", v.saves())
 	}
@@ -76,10 +76,10 @@ func TestServersLater(t *testing.T) { // K6, F5
 func TestStatusOfHalf(t *testing.T) { // K4
 	t.Parallel()
 	v := newVM(t, "nft")
-	if r := v.root(v.args("apply", "--ipv6", "off")...); r.code != 0 {
+	if r := v.root(v.args("apply", "--capture-ipv6", "off")...); r.code != 0 {
 		t.Fatalf("apply: %+v", r)
 	}
-	if r := v.root(v.args("status", "--ipv6", "off")...); r.code != 0 {
+	if r := v.root(v.args("status", "--capture-ipv6", "off")...); r.code != 0 {
 		t.Errorf("%+v", r)
 	}
 	if r := v.root(v.args("status")...); r.code != 1 {

@@ -12,7 +12,7 @@ func TestCaptureHostNetwork(t *testing.T) { // K16
 	v := newVM(t, "nft")
 	refused := func(what string, r result) {
 		t.Helper()
-		if r.code == 0 || !strings.Contains(r.stderr, "network of its node") || !strings.Contains(r.stderr, "--host-network") || v.captured() {
+		if r.code == 0 || !strings.Contains(r.stderr, "network of its node") || !strings.Contains(r.stderr, "--capture-host-network") || v.captured() {
 			t.Errorf("%s: %+v", what, r)
 		}
 	}
@@ -36,7 +36,7 @@ func TestCaptureHostNetwork(t *testing.T) { // K16
 		if a.ProcessState.Success() || a.log.Count("network of its node") != 1 || v.captured() {
 			t.Errorf("%s: agent: %v\n%s", what, a.ProcessState, a.log)
 		}
-		if r := v.root(v.args("apply", "--host-network")...); r.code != 0 || !v.captured() {
+		if r := v.root(v.args("apply", "--capture-host-network")...); r.code != 0 || !v.captured() {
 			t.Errorf("%s: told to: %+v", what, r)
 		}
 		v.root(v.args("remove")...)

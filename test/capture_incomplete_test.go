@@ -81,7 +81,7 @@ func TestCaptureRefusedWhileLocked(t *testing.T) { // K9
 		if err := os.Chmod(v.write(name, script), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		a := v.launch("--capture", "--backend", v.backend, "--ipv6", "on")
+		a := v.launch("--capture", "--capture-backend", v.backend, "--capture-ipv6", "on")
 		<-a.ended
 		if code := a.ProcessState.ExitCode(); code != 1 || a.log.Count("Resource temporarily unavailable") == 0 {
 			t.Errorf("exit code %d\n%s", code, a.log)

@@ -50,7 +50,7 @@ func TestCaptureLinkLocalOnly(t *testing.T) { // K14, K6
 	v.net.Exec("ip", "address", "add", linkLocal+"/64", "dev", "eth0", "nodad")
 	nameserver(t, v.net, onEth0, otherIP)
 	v.resolvConf = v.write("resolv.conf", "nameserver "+onEth0+"\n")
-	a := v.capture("--servers", "resolv-conf")
+	a := v.capture("--capture-servers", "resolv-conf")
 	if got := v.dig("@"+onEth0, "www.example.org"); got != otherIP {
 		t.Errorf("dig: %s", got)
 	}

@@ -62,9 +62,9 @@ func TestStub(t *testing.T) { // K7, F14, F15
 		circle  bool
 	}{
 		"defaults":      {answers: namedIP, passed: 2},
-		"exclude-uid":   {flags: []string{"--exclude-uid", uid}, answers: namedIP},
-		"resolv-conf":   {flags: []string{"--servers", "resolv-conf"}, answers: namedIP},
-		"both":          {flags: []string{"--servers", "resolv-conf", "--exclude-uid", uid}, answers: namedIP},
+		"exclude-uid":   {flags: []string{"--capture-exclude-uid", uid}, answers: namedIP},
+		"resolv-conf":   {flags: []string{"--capture-servers", "resolv-conf"}, answers: namedIP},
+		"both":          {flags: []string{"--capture-servers", "resolv-conf", "--capture-exclude-uid", uid}, answers: namedIP},
 		"circle":        {flags: []string{"--original-destination=false"}, answers: "SERVFAIL", circle: true},
 		"half a circle": {flags: []string{"--original-destination=false"}, besides: "nameserver " + other + "\n", answers: otherIP, circle: true},
 	} {

@@ -82,12 +82,12 @@ func TestSwitchOff(t *testing.T) { // R7
 		{environment: []string{"ISTIO_META_DNS_CAPTURE=false"}, want: off("the environment variable ISTIO_META_DNS_CAPTURE")},
 		{environment: []string{annotation("false")}, want: off("PROXY_CONFIG")},
 		{flags: []string{"--mesh-config", mesh}, want: off("mesh config " + mesh)},
-		{flags: []string{"--dns-capture=false"}, want: off("--dns-capture")},
+		{flags: []string{"--capture-enabled=false"}, want: off("--capture-enabled")},
 		{environment: []string{annotation("false"), "ISTIO_META_DNS_CAPTURE=true"}},
 		{environment: []string{annotation("true")}, flags: []string{"--mesh-config", mesh}},
 		{environment: []string{annotation("true"), "ISTIO_META_DNS_CAPTURE=false"}, flags: []string{"--mesh-config", mesh},
 			want: off("the environment variable ISTIO_META_DNS_CAPTURE")},
-		{environment: []string{"ISTIO_META_DNS_CAPTURE=false"}, flags: []string{"--dns-capture"}},
+		{environment: []string{"ISTIO_META_DNS_CAPTURE=false"}, flags: []string{"--capture-enabled"}},
 		{},
 	} {
 		v.environment = test.environment

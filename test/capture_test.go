@@ -92,11 +92,11 @@ func TestOtherAddress(t *testing.T) { // K1, K4
 	}
 	v.root(v.args("remove", "--after-agent")...)
 	for _, flags := range [][]string{
-		{"--dns-addr", "127.0.0.1:5300", "--ipv6", "on"},
+		{"--dns-addr", "127.0.0.1:5300", "--capture-ipv6", "on"},
 		{"--dns-addr", "[::1]:5300"},
 		{"--dns-addr", self + ":5300"},
 		{"--dns-addr", "localhost:53"},
-		{"--virtual-interface", "eth1"}, // whose queries come to its address
+		{"--capture-virtual-interface", "eth1"}, // whose queries come to its address
 	} {
 		r := v.root(v.args("apply", flags...)...)
 		if r.code != 2 || !strings.Contains(r.stderr, ": want ") || v.captured() {
@@ -117,7 +117,7 @@ func TestVirtualInterface(t *testing.T) { // K6
 		)
 		container.Exec("ip", "route", "add", "default", "via", "172.17.0.1")
 		container.Exec("ip", "-6", "route", "add", "default", "via", "fd17::1")
-		v.capture("--dns-addr", ":15053", "--virtual-interface", "docker0")
+		v.capture("--dns-addr", ":15053", "--capture-virtual-interface", "docker0")
 		inside := &host{NS: container, tb: t}
 		for _, server := range []string{named, named6} {
 			for _, over := range []string{"+notcp", "+tcp"} {
@@ -147,7 +147,7 @@ func TestPortTaken(t *testing.T) { // K4, K9
 				v.asked(named6, namedIP)
 				a.end(terminate)
 			}
-			a := v.launch("--capture", "--ipv6", "on")
+			a := v.launch("--capture", "--capture-ipv6", "on")
 			select {
 			case <-a.ended:
 			case <-time.After(patience):
@@ -179,7 +179,7 @@ func TestPortTakenForAWhile(t *testing.T) { // R3, K15
 			release := v.take("udp", dnsAddr)
 			flags := []string{"--supervise"}
 			if capture {
-				flags = append(flags, "--capture", "--backend", "nft")
+				flags = append(flags, "--capture", "--capture-backend", "nft")
 			}
 			a := v.launch(flags...)
 			v.until("it is degraded", func() bool { return a.log.Count("address already in use") > 1 })
@@ -243,14 +243,14 @@ func TestStartAndEndUnderLoad(t *testing.T) { // K9, R2
 }
 
 // An agent that is killed leaves a host whose DNS works, once its service manager has
-// run what it runs after the end; without it, and with --fail-open=false, queries are
+// run what it runs after the end; without it, and with --capture-fail-open=false, queries are
 // refused at once. The next agent takes over from there.
 func TestAgentKilled(t *testing.T) { // K9, K12
 	t.Parallel()
 	vms(t, func(v *vm) {
 		t := v.tb
 		for _, failOpen := range []string{"true", "false"} {
-			a := v.capture("--fail-open=" + failOpen)
+			a := v.capture("--capture-fail-open=" + failOpen)
 			for _, server := range []string{named, named6} {
 				v.asked(server, meshIP)
 			}
@@ -264,7 +264,7 @@ func TestAgentKilled(t *testing.T) { // K9, K12
 				t.Logf("%s: refused after %v", server, took)
 			}
 			ended := make(chan result)
-			go func() { ended <- v.nametap(v.args("remove", "--after-agent", "--fail-open="+failOpen)...) }()
+			go func() { ended <- v.nametap(v.args("remove", "--after-agent", "--capture-fail-open="+failOpen)...) }()
 			if failOpen == "true" {
 				v.until("DNS answers", func() bool { _, err := v.refused(named); return err == nil })
 				t.Logf("DNS answers %v after the agent was killed", time.Since(killed))
@@ -274,7 +274,7 @@ func TestAgentKilled(t *testing.T) { // K9, K12
 			}
 			t.Logf("what runs after the agent has ended %v after it was killed", time.Since(killed))
 			if v.captured() != (failOpen == "false") {
-				t.Errorf("--fail-open=%s:\n%s", failOpen, v.saves())
+				t.Errorf("--capture-fail-open=%s:\n%s", failOpen, v.saves())
 			}
 		}
 		v.capture()
@@ -344,7 +344,7 @@ func TestRepair(t *testing.T) { // K10
 func TestServers(t *testing.T) { // K6, F1
 	t.Parallel()
 	vms(t, func(v *vm) {
-		v.capture("--servers", "resolv-conf")
+		v.capture("--capture-servers", "resolv-conf")
 		v.asked(named, meshIP)
 		v.asked(other, otherIP)
 		v.replace("resolv.conf", "nameserver "+other+"\nnameserver "+other6+"\n")

@@ -14,7 +14,7 @@ func TestRemoveUnread(t *testing.T) { // K3, K9, K13
 		mend := v.breakTool("iptables-" + v.backend + "-save")
 		mend()
 		path := v.write("mesh", meshConfig(true))
-		a := v.capture("--mesh-config", path, "--backend", v.backend)
+		a := v.capture("--mesh-config", path, "--capture-backend", v.backend)
 		v.write("broken", "")
 		v.replace("mesh", meshConfig(false))
 		const failure = "capture rules cannot be taken out and are tried again"
@@ -41,7 +41,7 @@ func TestEndUnread(t *testing.T) { // K3, K9, K13
 		t := v.tb
 		mend := v.breakTool("iptables-" + v.backend + "-save")
 		mend()
-		a := v.capture("--backend", v.backend)
+		a := v.capture("--capture-backend", v.backend)
 		v.write("broken", "")
 		_ = a.Process.Signal(terminate)
 		<-a.ended

@@ -37,7 +37,7 @@ func (v *vm) rules() string {
 }
 
 // V8: a firewall that replaces all rules, as nftables.service, netfilter-persistent and
-// iptables.service do, removes nametap's for at most --reconcile and keeps its own.
+// iptables.service do, removes nametap's for at most --capture-reconcile and keeps its own.
 func TestFirewallReplacesRules(t *testing.T) {
 	t.Parallel()
 	vms(t, func(v *vm) {

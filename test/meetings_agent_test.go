@@ -72,7 +72,7 @@ func TestServersWhileSwitchedOff(t *testing.T) { // F5, K6, R7
 	t.Parallel()
 	v := newVM(t, "nft")
 	path := v.write("mesh", meshConfig(false))
-	a := v.start("--capture", "--servers", "resolv-conf", "--mesh-config", path)
+	a := v.start("--capture", "--capture-servers", "resolv-conf", "--mesh-config", path)
 	turn := func(on bool) { v.replace("mesh", meshConfig(on)) }
 	serve := func(server string) { v.replace("resolv.conf", "nameserver "+server+"\n") }
 	changes := func() int { return a.log.Count("resolv.conf has changed") }

@@ -54,7 +54,7 @@ func TestWatchdogUnprobed(t *testing.T) { // K9
 	t.Parallel()
 	v := newVM(t, "nft")
 	next := v.notifications()
-	a := v.launch("--capture", "--backend", "nft")
+	a := v.launch("--capture", "--capture-backend", "nft")
 	v.until("it is ready", func() bool { return next() == "READY=1" })
 	refused, end := v.unprobed()
 	defer end()

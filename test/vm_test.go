@@ -73,7 +73,7 @@ func newVM(tb testing.TB, backend string) *vm {
 		}
 	}
 	v.signal = syscall.SIGKILL // or each test would take as long as rules take to go
-	v.flags = []string{"--dns-addr", "localhost:15053", "--backend", backend, "--upstream-timeout", "1s", "--reconcile", "1s"}
+	v.flags = []string{"--dns-addr", "localhost:15053", "--capture-backend", backend, "--upstream-timeout", "1s", "--capture-reconcile", "1s"}
 	if backend == "legacy" {
 		v.capabilities = append(v.capabilities, capNetRaw, capDACReadSearch)
 	}

@@ -7,12 +7,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nametap/nametap/agent"
-	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/supervise"
 )
 
 func newAgentCommand() *cobra.Command {
-	var flags agentFlags
+	var o *options
 	command := &cobra.Command{
 		Use:   "agent",
 		Short: "Answer DNS queries from a control plane's table; forward the rest",
@@ -27,14 +26,14 @@ proxy.istio.io/config in PROXY_CONFIG, then defaultConfig of --mesh-config, whos
 proxyMetadata has names of environment variables), that over the --config file.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(command *cobra.Command, _ []string) error {
-			readSwitch := switchReader(command.Flags())
-			if err := settings.Resolve(command.Flags(), os.Environ()); err != nil {
+			readSwitch := o.switchReader()
+			if err := o.resolve(); err != nil {
 				return usageError{err}
 			}
 			log := newLogWriter(os.Stderr)
 			defer log.close()
-			flags.logTo = log
-			cfg, err := flags.config(command.Flags())
+			o.logTo = log
+			cfg, err := o.config()
 			if err != nil {
 				return usageError{err}
 			}
@@ -42,7 +41,7 @@ proxyMetadata has names of environment variables), that over the --config file.`
 			switch {
 			case supervised:
 				cfg.DNS.Sockets, cfg.DNS.OpenOthers, cfg.Restarts = sockets, true, restarts
-			case flags.supervise:
+			case o.supervise:
 				return superviseAgent(command.Context(), cfg)
 			default:
 				cfg.DNS.Sockets = activation.Files(true) // of systemd; none without it
@@ -58,6 +57,6 @@ proxyMetadata has names of environment variables), that over the --config file.`
 			return a.Run(command.Context())
 		},
 	}
-	flags.declare(command.Flags())
+	o = newOptions(command.Flags())
 	return command
 }

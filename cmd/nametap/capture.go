@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -24,8 +23,8 @@ import (
 // A captureCommand is what the subcommands of capture share. They have all settings of
 // the agent, so that one environment and one file do for both.
 type captureCommand struct {
-	flags  agentFlags
-	output string
+	options *options
+	output  string
 
 	state agent.Switch
 	rules iptables.Config
@@ -53,8 +52,8 @@ func (c *captureCommand) subcommand(use, short, long string, run func(ctx contex
 	command.RunE = func(command *cobra.Command, _ []string) error {
 		log := newLogWriter(os.Stderr)
 		defer log.close()
-		c.flags.logTo = log
-		if err := c.resolve(command); err != nil {
+		c.options.logTo = log
+		if err := c.resolve(); err != nil {
 			return usageError{err}
 		}
 		return run(command.Context(), command.OutOrStdout())
@@ -68,13 +67,11 @@ func (c *captureCommand) declared(use, short, long string) *cobra.Command {
 		Use: use, Short: short, Long: long,
 		Args: usageArgs(cobra.NoArgs),
 	}
-	c.flags.declare(command.Flags())
-	// Those that say nothing about the rules stay out of the help.
-	about := pflag.NewFlagSet("", pflag.ContinueOnError)
-	new(captureFlags).declare(about)
-	others := []string{settings.ConfigFlag, settings.MeshConfigFlag, "instance-ip", "dns-addr", "resolv-conf", "upstream-timeout", "log-level", "log-format"}
+	c.options = newOptions(command.Flags())
+	// The help shows the settings that say something about the rules.
+	others := []string{settings.ConfigFlag, settings.MeshConfigFlag, "instance-ip", dnsAddrFlag, "resolv-conf", "upstream-timeout", "log-level", "log-format"}
 	command.Flags().VisitAll(func(flag *pflag.Flag) {
-		flag.Hidden = about.Lookup(flag.Name) == nil && !slices.Contains(others, flag.Name)
+		flag.Hidden = !strings.HasPrefix(flag.Name, "capture-") && !slices.Contains(others, flag.Name)
 	})
 	return command
 }
@@ -85,28 +82,21 @@ func (c *captureCommand) print(w io.Writer, v any, text func(w io.Writer) error)
 }
 
 // resolve reads the settings.
-func (c *captureCommand) resolve(command *cobra.Command) error {
-	flags := command.Flags()
-	if err := settings.Resolve(flags, os.Environ()); err != nil {
+func (c *captureCommand) resolve() error {
+	if err := c.options.resolve(); err != nil {
 		return err
 	}
-	if err := requirePositive(flags); err != nil {
+	c.state = c.options.captureSwitch()
+	var err error
+	if c.rules, err = c.options.rules(); err != nil {
 		return err
 	}
-	c.state = agent.Switch{On: c.flags.capture.on, Because: because(flags.Lookup(switchFlag))}
-	logger, err := newLogger(c.flags.logTo, c.flags.logLevel, c.flags.logFormat)
-	if err != nil {
-		return err
-	}
-	if c.rules, err = c.flags.capture.rules(c.flags.dnsAddr, c.flags.settle()); err != nil {
-		return err
-	}
-	if c.state.On && c.flags.capture.servers == serversResolvConf {
-		if c.rules.Servers, err = agent.CapturedServers(c.flags.resolvConf); err != nil {
+	if c.state.On && c.options.captureServers == serversResolvConf {
+		if c.rules.Servers, err = agent.CapturedServers(c.options.agent.DNS.ResolvConf); err != nil {
 			return err
 		}
 	}
-	c.set, err = iptables.New(c.rules, logger)
+	c.set, err = iptables.New(c.rules, c.options.logger())
 	return err
 }
 
@@ -128,7 +118,7 @@ had is in. With ISTIO_META_DNS_CAPTURE=false nothing is put in, and that is no e
 					return err
 				})
 			}
-			if err := c.flags.capture.ownNetwork(c.flags.instanceIP); err != nil {
+			if err := c.options.ownNetwork(); err != nil {
 				return err
 			}
 			err := c.set.Apply(ctx)
@@ -151,15 +141,15 @@ func newCaptureRemove() *cobra.Command {
 to nameservers again at once; the command ends when no reply can be on its way any
 more. It is exit code 1 if a backend cannot be read in which rules of nametap may be. With
 --after-agent, which is for service managers, it does not wait, is content with what the
-agent's user may read, and does nothing if --fail-open=false says that queries are to be
+agent's user may read, and does nothing if --capture-fail-open=false says that queries are to be
 refused without an agent.`)
 	command.RunE = func(command *cobra.Command, _ []string) error {
 		log := newLogWriter(os.Stderr) // a log that is not read must not keep the rules in
 		defer log.close()
-		c.flags.logTo = log
-		failOpen, logger := c.resolveForRemoval(command.Flags())
+		c.options.logTo = log
+		failOpen, logger := c.resolveForRemoval()
 		if afterAgent && !failOpen {
-			logger.Warn("the rules stay: queries are refused without an agent (--fail-open=false)")
+			logger.Warn("the rules stay: queries are refused without an agent (--capture-fail-open=false)")
 			return nil
 		}
 		rules := iptables.DefaultConfig() // any will do: it goes by the names of chains
@@ -177,29 +167,19 @@ refused without an agent.`)
 		}
 		return err
 	}
-	command.Flags().BoolVar(&afterAgent, "after-agent", false, "only if --fail-open, and at once")
+	command.Flags().BoolVar(&afterAgent, "after-agent", false, "only if --capture-fail-open, and at once")
 	return command
 }
 
-// resolveForRemoval returns what removing wants to know. Settings that are wrong must not
-// keep the rules in: they may be why there is no agent.
-func (c *captureCommand) resolveForRemoval(flags *pflag.FlagSet) (failOpen bool, logger *slog.Logger) {
-	flag := flags.Lookup(failOpenFlag)
-	given := flag.Changed
-	err := settings.Resolve(flags, os.Environ())
-	logger, logErr := newLogger(c.flags.logTo, c.flags.logLevel, c.flags.logFormat)
-	if logErr != nil {
-		logger = slog.New(slog.NewTextHandler(c.flags.logTo, nil))
+// resolveForRemoval returns the settings that removal needs. Malformed settings must not
+// keep the rules in: they may be the reason why no agent runs.
+func (c *captureCommand) resolveForRemoval() (failOpen bool, logger *slog.Logger) {
+	err := c.options.resolve()
+	logger = c.options.logger()
+	if err != nil {
+		logger.Warn("removing the rules without the settings that cannot be read", "error", err)
 	}
-	err = errors.Join(err, logErr)
-	if err == nil {
-		return c.flags.capture.failOpen, logger
-	}
-	logger.Warn("settings are wrong, which removing the rules does without", "error", err)
-	if failOpen, err := strconv.ParseBool(os.Getenv(settings.Env(flag))); err == nil && !given {
-		return failOpen, logger
-	}
-	return c.flags.capture.failOpen, logger
+	return !c.options.capture.FailClosed, logger
 }
 
 func newCapturePrint() *cobra.Command {

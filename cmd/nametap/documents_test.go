@@ -79,16 +79,14 @@ func TestReferenceConfiguration(t *testing.T) {
 		t.Errorf("%s (-flags +file):\n%s", path, diff)
 	}
 
-	var settled agentFlags
-	flags = pflag.NewFlagSet("agent", pflag.ContinueOnError)
-	settled.declare(flags)
-	if err := flags.Parse([]string{"--config", path}); err != nil {
+	o := newOptions(pflag.NewFlagSet("agent", pflag.ContinueOnError))
+	if err := o.flags.Parse([]string{"--config", path}); err != nil {
 		t.Fatal(err)
 	}
-	if err := settings.Resolve(flags, nil); err != nil {
+	if err := settings.Resolve(o.flags, nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := settled.config(flags); err != nil {
+	if _, err := o.config(); err != nil {
 		t.Error(err)
 	}
 }

@@ -12,8 +12,6 @@ import (
 	"strings"
 )
 
-const hostNetworkFlag = "host-network"
-
 // hostsFile is what kubelet writes for each pod.
 const hostsFile = "/etc/hosts"
 
@@ -23,11 +21,11 @@ const kubeletsHostNetwork = "# Kubernetes-managed hosts file (host network)."
 // ownNetwork returns an error if this process is in a pod that has its node's network:
 // the rules would capture the DNS of the whole node, and stay when the pod has ended. On
 // a VM neither sign is there, so its DNS is captured.
-func (f *captureFlags) ownNetwork(instanceIP string) error {
-	if f.hostNetwork {
+func (o *options) ownNetwork() error {
+	if o.hostNetwork {
 		return nil
 	}
-	sign, err := f.nodesNetwork(instanceIP)
+	sign, err := o.nodesNetwork()
 	switch {
 	case err != nil:
 		return fmt.Errorf("capture: whether this pod has the network of its node cannot be told, so nothing is captured; --%s captures in either case: %w", hostNetworkFlag, err)
@@ -39,12 +37,12 @@ func (f *captureFlags) ownNetwork(instanceIP string) error {
 
 // nodesNetwork returns the sign that this process has its node's network, empty if there
 // is none.
-func (f *captureFlags) nodesNetwork(instanceIP string) (sign string, err error) {
-	if f.hostIP != "" {
-		own, err := onInterface(f.hostIP)
+func (o *options) nodesNetwork() (sign string, err error) {
+	if o.hostIP != "" {
+		own, err := onInterface(o.hostIP)
 		switch {
-		case own || sameAddress(f.hostIP, instanceIP):
-			return "HOST_IP " + f.hostIP + " is its own address", nil
+		case own || sameAddress(o.hostIP, o.instanceIP.String()):
+			return "HOST_IP " + o.hostIP + " is its own address", nil
 		case err != nil:
 			return "", err
 		}

@@ -97,15 +97,15 @@ func (id *identity) addJSON(text string) error {
 
 // refresh returns the node with the addresses and labels of this moment: those that are
 // set, and those of the file that the downward API writes.
-func (f *agentFlags) refresh(static map[string]string) func(nds.Node) (nds.Node, error) {
+func (o *options) refresh(static map[string]string) func(nds.Node) (nds.Node, error) {
 	return func(node nds.Node) (nds.Node, error) {
 		var err error
-		if node.IPs, err = agent.InstanceIPs(f.instanceIP); err != nil {
+		if node.IPs, err = agent.InstanceIPs(o.instanceIP); err != nil {
 			return node, err
 		}
-		pod, err := podLabels(f.labelsFile)
+		pod, err := podLabels(o.labelsFile)
 		if err != nil {
-			return node, fmt.Errorf("labels-file %q: %w", f.labelsFile, err)
+			return node, fmt.Errorf("labels-file %q: %w", o.labelsFile, err)
 		}
 		node.Labels = maps.Clone(static)
 		maps.Copy(node.Labels, pod)

@@ -55,7 +55,7 @@ func newQueryCommand() *cobra.Command {
 			}
 			results := make([]queryResult, 0, len(questions))
 			for _, q := range questions {
-				result, err := ask(command.Context(), dnsAddr, q, status.agent.upstreamTimeout)
+				result, err := ask(command.Context(), dnsAddr, q, status.options.agent.DNS.UpstreamTimeout)
 				if err != nil {
 					return err
 				}

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
-	"os"
 	"strings"
 	"time"
 
@@ -22,25 +21,15 @@ import (
 // A statusClient asks the status endpoints of the agent on this host. It finds the
 // agent by the agent's own settings: flags, environment, Istio's configuration and
 // the --config file.
-type statusClient struct {
-	flags *pflag.FlagSet
-	agent agentFlags
-}
+type statusClient struct{ options *options }
 
 // errNoTable means that the agent has no table yet.
 var errNoTable = errors.New("the agent has no table yet: is its control plane there? `nametap status` tells")
 
-// Flags that say where the agent is.
-const (
-	statusAddrFlag = "status-addr"
-	dnsAddrFlag    = "dns-addr"
-)
-
 // declare declares all settings of the agent, so that its environment and its file
 // are understood. The help shows those that say where the agent is.
 func (c *statusClient) declare(flags *pflag.FlagSet) {
-	c.flags = flags
-	c.agent.declare(flags)
+	c.options = newOptions(flags)
 	flags.VisitAll(func(flag *pflag.Flag) {
 		switch flag.Name {
 		case settings.ConfigFlag, settings.MeshConfigFlag:
@@ -54,13 +43,13 @@ func (c *statusClient) declare(flags *pflag.FlagSet) {
 
 // declareDNS shows the agent's DNS address in the help, too.
 func (c *statusClient) declareDNS() {
-	flag := c.flags.Lookup(dnsAddrFlag)
+	flag := c.options.flags.Lookup(dnsAddrFlag)
 	flag.Hidden, flag.Usage = false, "the agent's DNS address ["+settings.Env(flag)+"]"
 }
 
 // resolve reads the settings. It may be called again.
 func (c *statusClient) resolve() error {
-	if err := settings.Resolve(c.flags, os.Environ()); err != nil {
+	if err := c.options.resolve(); err != nil {
 		return usageError{err}
 	}
 	return nil
@@ -71,7 +60,7 @@ func (c *statusClient) dnsAddr() (string, error) {
 	if err := c.resolve(); err != nil {
 		return "", err
 	}
-	return reachable(dnsAddrFlag, c.agent.dnsAddr)
+	return reachable(dnsAddrFlag, c.options.agent.DNS.Addr)
 }
 
 // reachable turns an address to listen on into one to connect to: where that is
@@ -99,7 +88,7 @@ func (c *statusClient) do(ctx context.Context, method, path string, query url.Va
 	if err := c.resolve(); err != nil {
 		return err
 	}
-	addr, err := reachable(statusAddrFlag, c.agent.statusAddr)
+	addr, err := reachable(statusAddrFlag, c.options.agent.StatusAddr)
 	if err != nil {
 		return err
 	}

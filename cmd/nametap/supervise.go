@@ -60,7 +60,7 @@ func removeRules(ctx context.Context, cfg agent.Config) {
 	defer debug.FreeOSMemory() // this process is to stay small
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
-	remove := exec.CommandContext(ctx, "/proc/self/exe", "capture", "remove", "--after-agent", "--fail-open")
+	remove := exec.CommandContext(ctx, "/proc/self/exe", "capture", "remove", "--after-agent", "--capture-fail-open")
 	remove.Args[0] = os.Args[0]
 	remove.Stdout, remove.Stderr = os.Stdout, os.Stderr
 	if err := remove.Run(); err != nil {

@@ -26,19 +26,11 @@ const proxyConfigEnv = "PROXY_CONFIG"
 // annotationField is the flag annotation that holds a field of Istio's ProxyConfig.
 const annotationField = "nametap/proxy-config"
 
-// discoveryAddress is the one field of ProxyConfig that is a setting of ours.
+// discoveryAddress is the one field of ProxyConfig that is a setting of nametap.
 const discoveryAddress = "discoveryAddress"
 
-// SetDiscoveryAddress says that Istio's discoveryAddress is this flag. It panics if
-// flags has no such flag, which is a programmer's mistake.
-func SetDiscoveryAddress(flags *pflag.FlagSet, flag string) {
-	if err := flags.SetAnnotation(flag, annotationField, []string{discoveryAddress}); err != nil {
-		panic(err)
-	}
-}
-
-// A proxyConfig is what is read of Istio's ProxyConfig. Its fields may have their names
-// of JSON or those of protobuf, as with Istio.
+// A proxyConfig is the part of Istio's ProxyConfig that nametap reads. Its fields may have
+// their names of JSON or those of protobuf, as with Istio.
 type proxyConfig struct {
 	DiscoveryAddress string
 	ProxyMetadata    map[string]string
@@ -65,13 +57,11 @@ func (c *proxyConfig) UnmarshalYAML(node *yaml.Node) error {
 // fromProxyConfig takes what the pod's annotation says.
 func fromProxyConfig(flags *pflag.FlagSet, environ []string) error {
 	config, err := readProxyConfig(environ)
+	mistakes := []error{err}
 	if err == nil {
-		err = config.apply(flags, proxyConfigEnv)
+		mistakes = config.apply(flags, proxyConfigEnv)
 	}
-	if err != nil {
-		return fmt.Errorf("environment variable %s: %w", proxyConfigEnv, err)
-	}
-	return nil
+	return inPlace("environment variable "+proxyConfigEnv+": ", mistakes)
 }
 
 func readProxyConfig(environ []string) (proxyConfig, error) {
@@ -83,13 +73,11 @@ func readProxyConfig(environ []string) (proxyConfig, error) {
 // fromMeshConfig takes what the mesh says for all of its proxies.
 func fromMeshConfig(flags *pflag.FlagSet) error {
 	config, path, err := readMeshConfig(flags)
-	if err == nil && path != "" {
-		err = config.apply(flags, "mesh config "+path)
+	mistakes := []error{err}
+	if err == nil {
+		mistakes = config.apply(flags, "mesh config "+path)
 	}
-	if err != nil {
-		return fmt.Errorf("mesh config %s: %w", path, err)
-	}
-	return nil
+	return inPlace("mesh config "+path+": ", mistakes)
 }
 
 // readMeshConfig reads defaultConfig of the file that a flag names. The path is "" if
@@ -154,25 +142,29 @@ func decode(text []byte, into any) error {
 	return err
 }
 
-// apply sets the flags that nothing before has set. Metadata has the names of
-// environment variables; most are for other proxies.
-func (c *proxyConfig) apply(flags *pflag.FlagSet, source string) error {
+// apply sets the flags that are not set yet. Metadata has the names of environment
+// variables; most are for other proxies.
+func (c *proxyConfig) apply(flags *pflag.FlagSet, source string) []error {
 	values := maps.Clone(c.ProxyMetadata)
+	var mistakes []error
 	flags.VisitAll(func(flag *pflag.Flag) {
-		if flag.Name == ConfigFlag || flag.Name == MeshConfigFlag {
-			for _, key := range envs(flag) {
-				delete(values, key)
-			}
+		if flag.Name != ConfigFlag && flag.Name != MeshConfigFlag {
+			return
+		}
+		for _, key := range envs(flag) {
+			delete(values, key)
 		}
 	})
-	if err := setAll(flags, values, func(string) string { return source }); err != nil {
-		return fmt.Errorf("proxyMetadata: %w", err)
+	for _, err := range setAll(flags, values, func(string) string { return source }) {
+		mistakes = append(mistakes, fmt.Errorf("proxyMetadata: %w", err))
 	}
-	var err error
 	flags.VisitAll(func(flag *pflag.Flag) {
-		if slices.Equal(flag.Annotations[annotationField], []string{discoveryAddress}) {
-			err = errors.Join(err, set(flags, flag, c.DiscoveryAddress, source))
+		if !slices.Equal(flag.Annotations[annotationField], []string{discoveryAddress}) {
+			return
+		}
+		if err := set(flags, flag, c.DiscoveryAddress, source); err != nil {
+			mistakes = append(mistakes, fmt.Errorf("%s %q: %w", discoveryAddress, c.DiscoveryAddress, Expected(flag, err)))
 		}
 	})
-	return err
+	return mistakes
 }

@@ -16,7 +16,6 @@ import (
 func declareMesh(v *values) *pflag.FlagSet {
 	flags := declare(v)
 	flags.String(settings.MeshConfigFlag, "", "")
-	settings.SetDiscoveryAddress(flags, "dns-addr")
 	return flags
 }
 

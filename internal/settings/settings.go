@@ -1,17 +1,17 @@
-// Package settings fills a command's flags from the environment and from a
-// configuration file, so that every setting has one name, one default and one
-// parser wherever it comes from.
+// Package settings declares a command's settings and gives them their values, so that a
+// setting has one name, one default and one parser wherever its value comes from.
 //
-// The flag --foo-bar is the environment variable NAMETAP_FOO_BAR and the key
-// foo-bar of the file. A flag that Istio's agent has an environment variable for
-// takes that too, by [SetEnv]. The variables may also stand in proxyMetadata of Istio's
-// ProxyConfig: the pod's annotation, which is in the environment variable
-// PROXY_CONFIG, or the default that the mesh config file has for all.
+// A setting is declared once, in a [Group]: where its value goes, its name and its help,
+// and its other names if it has any. The flag --foo-bar is the environment variable
+// NAMETAP_FOO_BAR and the key foo-bar of the file. A setting for which Istio's agent has an
+// environment variable takes that, too. The variables may also stand in proxyMetadata of
+// Istio's ProxyConfig: the pod's annotation, which is in the environment variable
+// PROXY_CONFIG, or the default for all pods in the mesh config file.
 //
 // The command line wins over the environment, that over the annotation, over the mesh
-// config, over the file, over the default. Names that are not known and values that
-// do not parse are errors; in Istio's configuration, whose other names are for
-// others, only those that begin with NAMETAP_.
+// config, over the file, over the default. Unknown names and malformed values are errors.
+// Istio's configuration has settings of other programs, so only unknown names that begin
+// with NAMETAP_ are errors there.
 package settings
 
 import (
@@ -23,50 +23,49 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 )
 
-// Prefix begins the environment variables that are ours.
+// Prefix begins the environment variables of nametap.
 const Prefix = "NAMETAP_"
 
 // ConfigFlag is the flag that names the configuration file. It is never taken
 // from that file.
 const ConfigFlag = "config"
 
-// Annotations of flags: the environment variable, and where the value came from.
+// Annotations of flags: the heading in the help, further environment variables, old names,
+// and where the value came from.
 const (
+	annotationGroup  = "nametap/group"
 	annotationEnv    = "nametap/env"
+	annotationOld    = "nametap/old"
 	annotationSource = "nametap/source"
 )
 
-// SetEnv gives a flag environment variables of other names than its own: the one that
-// documents name, and further ones that it wins over. It panics if flags has no such
-// flag, which is a programmer's mistake.
-func SetEnv(flags *pflag.FlagSet, flag, env string, more ...string) {
-	if err := flags.SetAnnotation(flag, annotationEnv, append([]string{env}, more...)); err != nil {
-		panic(err)
-	}
-}
-
-// Env returns the environment variable of a flag, as documents name it.
+// Env returns the environment variable of a flag that documents name.
 func Env(flag *pflag.Flag) string {
 	if env := flag.Annotations[annotationEnv]; len(env) > 0 {
 		return env[0]
 	}
-	return ownEnv(flag)
+	return ownEnv(flag.Name)
 }
 
-// ownEnv returns the variable that is made of the flag's name.
-func ownEnv(flag *pflag.Flag) string {
-	return Prefix + strings.ToUpper(strings.ReplaceAll(flag.Name, "-", "_"))
+// ownEnv returns the variable that is made of a flag's name.
+func ownEnv(name string) string {
+	return Prefix + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
 }
 
 // envs returns all environment variables of a flag; an earlier one wins.
 func envs(flag *pflag.Flag) []string {
-	return append([]string{ownEnv(flag)}, flag.Annotations[annotationEnv]...)
+	names := []string{ownEnv(flag.Name)}
+	for _, old := range flag.Annotations[annotationOld] {
+		names = append(names, ownEnv(old))
+	}
+	return append(names, flag.Annotations[annotationEnv]...)
 }
 
 // Source says where the value of a flag came from, for people.
@@ -80,37 +79,40 @@ func Source(flag *pflag.Flag) string {
 	return "the default"
 }
 
-// Resolve gives every flag that the command line left alone its value from
-// environ ("KEY=value" each), from Istio's configuration, or from the file that
-// --config or its environment variable names. An empty value counts as not set.
+// Resolve gives every flag that is not on the command line its value from environ
+// ("KEY=value" each), from Istio's configuration, or from the file that --config or its
+// environment variable names. An empty variable counts as not set. The error has a line for
+// each mistake; all other settings have their values.
 func Resolve(flags *pflag.FlagSet, environ []string) error {
-	if err := fromEnvironment(flags, environ); err != nil {
-		return err
-	}
-	if err := fromProxyConfig(flags, environ); err != nil {
-		return err
-	}
-	if err := fromMeshConfig(flags); err != nil {
-		return err
-	}
-	config := flags.Lookup(ConfigFlag)
-	if config == nil || config.Value.String() == "" {
-		return nil
-	}
-	path := config.Value.String()
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return fmt.Errorf("reading the configuration: %w", err)
-	}
-	if err := fromFile(flags, path, text); err != nil {
-		return fmt.Errorf("configuration %s: %w", path, err)
-	}
-	return nil
+	return errors.Join(
+		fromEnvironment(flags, environ),
+		fromProxyConfig(flags, environ),
+		fromMeshConfig(flags),
+		fromConfigFile(flags),
+	)
+}
+
+// CopyGiven gives to the values that the command line gave from.
+func CopyGiven(to, from *pflag.FlagSet) error {
+	var failed []error
+	from.Visit(func(flag *pflag.Flag) {
+		if len(flag.Annotations[annotationSource]) > 0 {
+			return
+		}
+		copied := to.Lookup(flag.Name)
+		if list, ok := flag.Value.(pflag.SliceValue); ok {
+			failed = append(failed, copied.Value.(pflag.SliceValue).Replace(list.GetSlice()))
+		} else {
+			failed = append(failed, copied.Value.Set(flag.Value.String()))
+		}
+		copied.Changed = true
+	})
+	return errors.Join(failed...)
 }
 
 // serviceLink matches what Kubernetes puts into the environment of every pod for
 // each Service of its namespace; one that is called nametap-something looks like
-// a setting of ours and is none.
+// a setting of nametap.
 var serviceLink = regexp.MustCompile(`_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?)$`)
 
 // variables returns the variables of environ that have a value.
@@ -124,31 +126,28 @@ func variables(environ []string) map[string]string {
 	return values
 }
 
-// setAll gives the flags that nothing before has set the values of variables. Those
-// that begin with Prefix must be settings; the others may be for other programs.
-func setAll(flags *pflag.FlagSet, values map[string]string, source func(key string) string) error {
+// setAll gives the flags that are not set yet the values of variables. Those that begin
+// with Prefix must be settings; the others may be for other programs.
+func setAll(flags *pflag.FlagSet, values map[string]string, source func(key string) string) []error {
 	known := map[string]bool{}
-	var failed error
+	var failed []error
 	flags.VisitAll(func(flag *pflag.Flag) {
 		for _, key := range envs(flag) {
 			known[key] = true
-			if err := set(flags, flag, values[key], source(key)); err != nil && failed == nil {
-				failed = fmt.Errorf("%s=%q: %w", key, values[key], Expected(flag, err))
+			if err := set(flags, flag, values[key], source(key)); err != nil {
+				failed = append(failed, fmt.Errorf("%s=%q: %w", key, values[key], Expected(flag, err)))
 			}
 		}
 	})
-	if failed != nil {
-		return failed
-	}
 	for _, key := range slices.Sorted(maps.Keys(values)) {
 		if !known[key] && strings.HasPrefix(key, Prefix) && !serviceLink.MatchString(key) {
-			return fmt.Errorf("%s=%q: no such setting; `--help` lists them", key, values[key])
+			failed = append(failed, fmt.Errorf("%s=%q: no such setting; `--help` lists them", key, values[key]))
 		}
 	}
-	return nil
+	return failed
 }
 
-// set gives a flag a value that is not empty, unless something before has set it.
+// set gives a flag a value that is not empty, unless the flag is set already.
 func set(flags *pflag.FlagSet, flag *pflag.Flag, value, source string) error {
 	if value == "" || flag.Changed {
 		return nil
@@ -160,88 +159,110 @@ func set(flags *pflag.FlagSet, flag *pflag.Flag, value, source string) error {
 }
 
 func fromEnvironment(flags *pflag.FlagSet, environ []string) error {
-	err := setAll(flags, variables(environ), func(key string) string { return "the environment variable " + key })
-	if err != nil {
-		return fmt.Errorf("environment variable %w", err)
+	source := func(key string) string { return "the environment variable " + key }
+	return inPlace("environment variable ", setAll(flags, variables(environ), source))
+}
+
+// inPlace joins mistakes, with their place before each.
+func inPlace(place string, mistakes []error) error {
+	for i, err := range mistakes {
+		mistakes[i] = fmt.Errorf("%s%w", place, err)
 	}
-	return nil
+	return errors.Join(mistakes...)
+}
+
+// fromConfigFile takes what the file of --config says.
+func fromConfigFile(flags *pflag.FlagSet) error {
+	config := flags.Lookup(ConfigFlag)
+	if config == nil || config.Value.String() == "" {
+		return nil
+	}
+	path := config.Value.String()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("reading the configuration: %w", err)
+	}
+	return inPlace("configuration "+path+": ", fromFile(flags, path, text))
 }
 
 // fromFile reads a YAML mapping of flag names to values.
-func fromFile(flags *pflag.FlagSet, path string, text []byte) error {
+func fromFile(flags *pflag.FlagSet, path string, text []byte) []error {
 	var document yaml.Node
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	if err := decoder.Decode(&document); errors.Is(err, io.EOF) {
 		return nil // an empty file sets nothing
 	} else if err != nil {
-		return err
+		return []error{err}
 	}
 	var more yaml.Node
 	if err := decoder.Decode(&more); !errors.Is(err, io.EOF) {
-		return errors.New("want one YAML document, found more")
+		return []error{errors.New("want one YAML document, found more")}
 	}
 	root := document.Content[0]
 	if root.Kind != yaml.MappingNode {
-		return fmt.Errorf("line %d: want keys with values, such as `dns-addr: localhost:15053`", root.Line)
+		return []error{fmt.Errorf("line %d: want keys with values, such as `dns-addr: localhost:15053`", root.Line)}
 	}
-	seen := map[string]int{}
+	var failed []error
+	seen := map[*pflag.Flag]int{}
 	for i := 0; i < len(root.Content); i += 2 {
 		key, value := root.Content[i], root.Content[i+1]
-		if first, twice := seen[key.Value]; twice {
-			return fmt.Errorf("line %d: %s is already set on line %d", key.Line, key.Value, first)
-		}
-		seen[key.Value] = key.Line
-		changed := flags.Changed(key.Value)
-		if err := setFromNode(flags, key, value); err != nil {
-			return err
-		}
-		if changed {
+		flag := flags.Lookup(key.Value)
+		first, twice := seen[flag]
+		switch {
+		case flag == nil || flag.Name == ConfigFlag || flag.Name == MeshConfigFlag:
+			failed = append(failed, fmt.Errorf("line %d: no such setting: %s; `--help` lists them, without the dashes", key.Line, key.Value))
+			continue
+		case twice:
+			failed = append(failed, fmt.Errorf("line %d: %s is already set on line %d", key.Line, flag.Name, first))
 			continue
 		}
-		if err := flags.SetAnnotation(key.Value, annotationSource, []string{path}); err != nil {
-			return err
+		seen[flag] = key.Line
+		if err := setFromNode(flag, path, value); err != nil {
+			failed = append(failed, err)
 		}
 	}
-	return nil
+	return failed
 }
 
-// setFromNode sets one flag that nothing before the file has set.
-func setFromNode(flags *pflag.FlagSet, key, value *yaml.Node) error {
-	flag := flags.Lookup(key.Value)
-	if flag == nil || key.Value == ConfigFlag || key.Value == MeshConfigFlag {
-		return fmt.Errorf("line %d: no such setting: %s; `--help` lists them, without the dashes", key.Line, key.Value)
-	}
+// setFromNode sets one flag from the file of this path, unless the flag is set already.
+func setFromNode(flag *pflag.Flag, path string, value *yaml.Node) error {
 	texts, err := scalars(value)
 	if err != nil {
-		return fmt.Errorf("line %d: %s: %w", value.Line, key.Value, err)
+		return fmt.Errorf("line %d: %s: %w", value.Line, flag.Name, err)
 	}
 	if _, isList := flag.Value.(pflag.SliceValue); len(texts) != 1 && !isList {
-		return fmt.Errorf("line %d: %s: want one value, found %d", value.Line, key.Value, len(texts))
+		return fmt.Errorf("line %d: %s: want one value, found %d", value.Line, flag.Name, len(texts))
 	}
+	changed := flag.Changed
 	if err := setChecked(flag, texts); err != nil {
-		return fmt.Errorf("line %d: %s: %q: %w", value.Line, key.Value, strings.Join(texts, ","), Expected(flag, err))
+		return fmt.Errorf("line %d: %s: %q: %w", value.Line, flag.Name, strings.Join(texts, ","), Expected(flag, err))
+	}
+	if !changed {
+		if flag.Annotations == nil {
+			flag.Annotations = map[string][]string{}
+		}
+		flag.Annotations[annotationSource] = []string{path}
 	}
 	return nil
 }
 
-// setChecked sets a flag that nothing before the file has set. Another one is
-// only checked: a mistake in the file should not wait for the day on which the
-// command line no longer hides it.
+// setChecked sets a flag that is not set yet. Of another one it only checks the value: a
+// mistake in the file should not stay hidden until the command line no longer sets the flag.
 func setChecked(flag *pflag.Flag, texts []string) error {
 	list, isList := flag.Value.(pflag.SliceValue)
 	if !isList {
-		before := flag.Value.String()
+		previous := flag.Value.String()
 		err := flag.Value.Set(texts[0])
 		if flag.Changed && err == nil {
-			err = flag.Value.Set(before)
+			err = flag.Value.Set(previous)
 		}
 		flag.Changed = true
 		return err
 	}
-	before := list.GetSlice()
+	previous := list.GetSlice()
 	err := list.Replace(texts)
 	if flag.Changed && err == nil {
-		err = list.Replace(before)
+		err = list.Replace(previous)
 	}
 	flag.Changed = true
 	return err
@@ -269,27 +290,28 @@ func scalars(node *yaml.Node) ([]string, error) {
 	}
 }
 
-// Expected says what a flag wants, where its parser's own words are for
-// programmers.
+// What values of pflag's own kinds have to be.
+const (
+	wantDuration = "want a duration with its unit, such as 300ms, 5s or 2m"
+	wantInt      = "want a whole number"
+)
+
+// Expected returns an error that says what a flag wants. The errors of pflag's own kinds of
+// values name functions of Go instead.
 func Expected(flag *pflag.Flag, err error) error {
 	var invalid *pflag.InvalidValueError
 	if errors.As(err, &invalid) {
 		err = invalid.Unwrap()
 	}
-	switch flag.Value.Type() {
-	case "duration":
-		return errors.New("want a duration with its unit, such as 300ms, 5s or 2m")
-	case "int":
-		return errors.New("want a whole number")
-	case "bool":
+	switch number := new(strconv.NumError); {
+	case flag.Value.Type() == "duration" && strings.HasPrefix(err.Error(), "time: "):
+		return errors.New(wantDuration)
+	case flag.Value.Type() == "bool":
 		return errors.New("want true or false")
-	case "uint16":
-		return errors.New("want a whole number from 0 to 65535")
-	case "uintSlice":
-		return errors.New("want whole numbers, such as 1337 (of a user: `id -u NAME`)")
-	default:
-		return err
+	case errors.As(err, &number):
+		return errors.New(wantInt)
 	}
+	return err
 }
 
 // FlagError says what is wrong with a flag of the command line; it fits

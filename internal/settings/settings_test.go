@@ -24,14 +24,15 @@ type values struct {
 }
 
 func declare(v *values) *pflag.FlagSet {
+	*v = values{Addr: "localhost:15053", Drain: 5 * time.Second, Conns: 1000}
 	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	flags.String(settings.ConfigFlag, "", "")
-	flags.StringVar(&v.Addr, "dns-addr", "localhost:15053", "")
-	settings.SetEnv(flags, "dns-addr", "DNS_PROXY_ADDR")
-	flags.DurationVar(&v.Drain, "drain", 5*time.Second, "")
-	flags.IntVar(&v.Conns, "max-tcp-conns", 1000, "")
-	flags.BoolVar(&v.Plain, "xds-plaintext", false, "")
-	flags.StringSliceVar(&v.Servers, "upstream", nil, "")
+	group := settings.NewGroup(flags, "Test")
+	group.String(&v.Addr, "dns-addr", "").Env("DNS_PROXY_ADDR").DiscoveryAddress()
+	group.Var(settings.Duration(&v.Drain, settings.ZeroIsZero), "drain", "")
+	group.Var(settings.Int(&v.Conns, settings.ZeroRefused), "max-tcp-conns", "")
+	group.Bool(&v.Plain, "xds-plaintext", "")
+	group.Var(settings.List(&v.Servers, settings.ParseString), "upstream", "").Formerly("servers")
 	return flags
 }
 
@@ -68,6 +69,16 @@ func TestResolvePrecedence(t *testing.T) {
 			env:  []string{"DNS_PROXY_ADDR=127.0.0.1:2"},
 			args: []string{"--dns-addr=127.0.0.1:3", "--upstream=192.0.2.9"},
 			want: func(v *values) { v.Addr, v.Servers = "127.0.0.1:3", []string{"192.0.2.9"} },
+		},
+		{
+			name: "old names",
+			file: "servers: 192.0.2.1\n",
+			want: func(v *values) { v.Servers = []string{"192.0.2.1"} },
+		},
+		{
+			name: "the new name wins in the environment",
+			env:  []string{"NAMETAP_SERVERS=192.0.2.1", "NAMETAP_UPSTREAM=192.0.2.2"},
+			want: func(v *values) { v.Servers = []string{"192.0.2.2"} },
 		},
 		{
 			name: "an empty variable is not set",
@@ -125,6 +136,11 @@ func TestResolveRefuses(t *testing.T) {
 		{name: "mapping", file: "drain: {a: b}\n", want: []string{"line 1", "drain"}},
 		{name: "null", file: "drain:\n", want: []string{"line 1", "drain", "want a value"}},
 		{name: "no mapping", file: "- drain\n", want: []string{"line 1", "want keys"}},
+		{name: "both names", file: "upstream: 192.0.2.1\nservers: 192.0.2.2\n", want: []string{"line 2", "upstream", "already set on line 1"}},
+		{
+			name: "every mistake", file: "drain: soon\ndrian: 1s\n", env: []string{"NAMETAP_MAX_TCP_CONNS=0"},
+			want: []string{"NAMETAP_MAX_TCP_CONNS", "more than 0", "line 1", "line 2"},
+		},
 		{name: "two documents", file: "drain: 1s\n---\ndrain: 2s\n", want: []string{"one YAML document"}},
 		{name: "no YAML", file: "\tdrain", want: []string{"yaml"}},
 		{name: "config in the file", file: "config: other.yaml\n", want: []string{"line 1", "config"}},
@@ -202,8 +218,8 @@ func TestSeveralVariables(t *testing.T) {
 		{[]string{"ISTIO_NAMESPACE=c", "POD_NAMESPACE="}, "c", "ISTIO_NAMESPACE"},
 	} {
 		flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
-		got := flags.String("namespace", "", "")
-		settings.SetEnv(flags, "namespace", "POD_NAMESPACE", "ISTIO_NAMESPACE")
+		got := new(string)
+		settings.NewGroup(flags, "Test").String(got, "namespace", "").Env("POD_NAMESPACE", "ISTIO_NAMESPACE")
 		if err := settings.Resolve(flags, tc.environ); err != nil {
 			t.Fatal(err)
 		}

@@ -1,0 +1,75 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+
+	"github.com/nametap/nametap/iptables"
+)
+
+// rules returns the configuration of the rules, without the servers of resolv.conf: the
+// settings, and what follows from the address on which the agent listens.
+func (o *options) rules() (iptables.Config, error) {
+	cfg, addr := o.capture.Rules, o.agent.DNS.Addr
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return cfg, fmt.Errorf("%s %q: want host:port: %w", dnsAddrFlag, addr, err)
+	}
+	number, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return cfg, fmt.Errorf("%s %q: want a port from 1 to 65535", dnsAddrFlag, addr)
+	}
+	cfg.Port, cfg.Settle = uint16(number), o.settle()
+	if cfg.IPv6, err = reachableIPv6(host, cfg); err != nil {
+		return cfg, fmt.Errorf("%s %q: %w", dnsAddrFlag, addr, err)
+	}
+	// iptables checks the rules themselves.
+	_, err = iptables.Build(cfg)
+	return cfg, err
+}
+
+// reachableIPv6 returns whether to capture IPv6, if the agent listens on this host: the
+// rules redirect to 127.0.0.1 and ::1, or to the addresses of virtual interfaces. It
+// returns an error if a redirected query would reach no listener.
+func reachableIPv6(host string, cfg iptables.Config) (iptables.Choice, error) {
+	if len(cfg.VirtualInterfaces) > 0 && host != "" && host != "0.0.0.0" {
+		return cfg.IPv6, fmt.Errorf("queries of capture-virtual-interface %v are redirected to the address of that interface: want no host before the port, which is all addresses", cfg.VirtualInterfaces)
+	}
+	switch {
+	case host == "" || host == "localhost":
+		return cfg.IPv6, nil
+	case host != "127.0.0.1" && host != "0.0.0.0":
+		return cfg.IPv6, errors.New("the rules redirect to 127.0.0.1 and ::1: want localhost, or no host before the port")
+	case cfg.IPv6 == iptables.On:
+		return cfg.IPv6, errors.New("with capture-ipv6 on, the rules redirect to ::1 too: want localhost, or no host before the port")
+	}
+	return iptables.Off, nil
+}
+
+// ownQueriesPass returns an error if this process, as an agent, would capture its own
+// queries.
+func ownQueriesPass(cfg iptables.Config) error {
+	uid, gid := uint32(os.Getuid()), uint32(os.Getgid())
+	if slices.Contains(cfg.AgentUIDs, uid) || slices.Contains(cfg.AgentGIDs, gid) {
+		return nil
+	}
+	return fmt.Errorf("capture: this process has uid %d and gid %d, so the rules would redirect its own queries to itself: run it as a user or group of --capture-agent-uid %v or --capture-agent-gid %v",
+		uid, gid, cfg.AgentUIDs, cfg.AgentGIDs)
+}
+
+// parsePrefix reads a prefix, or an address as the prefix of itself alone.
+func parsePrefix(text string) (netip.Prefix, error) {
+	if addr, err := netip.ParseAddr(text); err == nil {
+		return addr.Prefix(addr.BitLen())
+	}
+	prefix, err := netip.ParsePrefix(text)
+	if err != nil {
+		return netip.Prefix{}, errors.New("want an address or a prefix such as 10.0.0.0/8")
+	}
+	return prefix.Masked(), nil
+}

@@ -1,0 +1,253 @@
+package main
+
+import (
+	"errors"
+	"io"
+	"log/slog"
+	"net/netip"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/internal/settings"
+	"github.com/nametap/nametap/iptables"
+)
+
+// options are the settings of the agent. Most go straight into the Configs of the packages
+// that they configure; the other fields belong to the command, or to more than one Config.
+type options struct {
+	flags   *pflag.FlagSet
+	agent   agent.Config
+	capture agent.CaptureConfig
+
+	clusterDomain string
+	instanceIP    netip.Addr
+	labelsFile    string
+	nameservers   []nameserver
+
+	installRules   bool // --capture
+	captureEnabled bool // the switch
+	captureServers captureServers
+	hostNetwork    bool
+	hostIP         string
+
+	supervise bool
+	logLevel  logLevel
+	logFormat logFormat
+	logTo     io.Writer // nil is the standard error
+}
+
+// Names of settings that the code refers to.
+const (
+	dnsAddrFlag     = "dns-addr"
+	enabledFlag     = "capture-enabled"
+	failOpenFlag    = "capture-fail-open"
+	hostNetworkFlag = "capture-host-network"
+	statusAddrFlag  = "status-addr"
+)
+
+// defaultMeshConfig is where Istio has the mesh config in a pod and on a VM.
+const defaultMeshConfig = "/etc/istio/config/mesh"
+
+// newOptions declares every setting, each with its default.
+func newOptions(flags *pflag.FlagSet) *options {
+	o := &options{
+		flags:          flags,
+		agent:          agent.DefaultConfig(),
+		capture:        agent.CaptureConfig{Rules: iptables.DefaultConfig()},
+		labelsFile:     "/etc/istio/pod/labels",
+		captureEnabled: true,
+		captureServers: serversAll,
+		logLevel:       logLevel{new(slog.LevelVar)},
+		logFormat:      formatText,
+	}
+	flags.SortFlags = false
+	files, config, mesh := settings.NewGroup(flags, "Files with settings"), "", defaultMeshConfig
+	files.String(&config, settings.ConfigFlag, "`file` with settings, whose keys are the names of the flags; docs/nametap.yaml lists all")
+	files.String(&mesh, settings.MeshConfigFlag, "Istio's mesh config, a `file` whose defaultConfig is read; at its default place it may be absent")
+	o.declareControlPlane(settings.NewGroup(flags, "Identity and control plane"))
+	o.declareDNS(settings.NewGroup(flags, "DNS"))
+	o.declareNameservers(settings.NewGroup(flags, "Nameservers"))
+	o.declareCache(settings.NewGroup(flags, "Cache"))
+	o.declareCapture(settings.NewGroup(flags, "Capture"))
+	o.declareProcess(settings.NewGroup(flags, "Process, status and logging"))
+	return o
+}
+
+// declareControlPlane declares the identity of the workload, and where its table comes from.
+func (o *options) declareControlPlane(g settings.Group) {
+	xds, node := &o.agent.XDS, &o.agent.XDS.Node
+	g.String(&node.Namespace, "namespace", "`namespace` of the workload; its Services also answer by their name alone").Env("POD_NAMESPACE", "ISTIO_NAMESPACE")
+	g.String(&o.clusterDomain, "domain", "cluster `domain`, alone or as NAMESPACE.svc.DOMAIN (default cluster.local)")
+	g.String(&node.PodName, "pod-name", "`name` of the workload (default the host's name)").Env("POD_NAME")
+	g.Text(addrValue{&o.instanceIP}, "instance-ip", "`address` of the workload, told to the control plane before those of the interfaces").Env("INSTANCE_IP", "ISTIO_SVC_IP")
+	g.String(&node.ClusterID, "cluster-id", "`name` that the control plane has for the workload's cluster").Env("ISTIO_META_CLUSTER_ID")
+	g.String(&node.ServiceAccount, "service-account", "service account of the workload").Env("SERVICE_ACCOUNT")
+	g.String(&o.labelsFile, "labels-file", "`file` with the workload's labels, as the downward API writes it; it may be absent")
+	g.String(&xds.Addr, "xds-addr", "control plane, `host:port`").DiscoveryAddress()
+	g.Bool(&xds.Plaintext, "xds-plaintext", "connect to the control plane without TLS and without a token")
+	g.Text(&xds.Variant, "xds", "variant of ADS to start with: incremental, or sotw (state of the world)")
+	g.String(&xds.RootCA, "xds-root-ca", "PEM `file` with the control plane's root certificates").Env("XDS_ROOT_CA")
+	g.String(&xds.TokenFile, "xds-token-file", "`file` with the bearer token; read on every connect")
+	g.String(&xds.CertFile, "xds-cert", "PEM `file` with a client certificate for the control plane; read on every connect")
+	g.String(&xds.KeyFile, "xds-key", "PEM `file` with the key of that certificate")
+	g.Text(&xds.WorkloadCert, "workload-cert", "when to exchange the token for a certificate that outlives it: auto (unless kubelet renews the token), on or off")
+	g.String(&xds.CAAddr, "ca-addr", "certificate authority for that exchange, `host:port` (default --xds-addr)").Env("CA_ADDR")
+	g.String(&xds.TrustDomain, "trust-domain", "trust `domain` of the workload's identity").Env("TRUST_DOMAIN")
+	g.String(&xds.ServerName, "xds-server-name", "`name` that the control plane's certificate must have (default the host of --xds-addr, or istiod.istio-system.svc if that is an address or localhost)")
+	g.Bool(&node.AutoAllocate, "dns-auto-allocate", "ask for automatic VIPs (240.240.0.0/16), which only a proxy such as Envoy can connect to").Env("ISTIO_META_DNS_AUTO_ALLOCATE")
+	g.Var(settings.Bytes(&xds.MaxPushBytes, settings.ZeroRefused), "max-push-bytes", "longest push to accept, in bytes or with KiB or MiB")
+	g.String(&xds.StateDir, "state-dir", "`directory` for the last good table, used at the next start; empty keeps none")
+}
+
+// declareDNS declares where the agent listens and how it answers.
+func (o *options) declareDNS(g settings.Group) {
+	dns := &o.agent.DNS
+	g.String(&dns.Addr, dnsAddrFlag, "listen for DNS on `host:port`, UDP and TCP; localhost is 127.0.0.1 and ::1, no host is all addresses").Env("DNS_PROXY_ADDR")
+	g.Var(settings.Duration(&dns.TTL, settings.ZeroRefused), "ttl", "TTL of mesh names, in whole seconds")
+	g.Var(settings.Int(&dns.EDNSUDPSize, settings.ZeroRefused), "edns-udp-size", "longest UDP response in bytes, 512 to 65534")
+	g.Var(settings.Int(&dns.MaxTCPConns, settings.ZeroRefused), "max-tcp-conns", "most TCP connections of clients that are open at a time")
+	g.Text(&dns.BeforeSync, "before-sync", "how to answer before the first table: forward, hold (for up to 2s) or servfail")
+	g.Text(&dns.Autopath, "autopath", "for which names to walk the search list on the client's behalf: mesh, all or off")
+	g.Var(settings.List(&dns.Bypass, settings.ParseString), "bypass", "`suffix` whose names are forwarded even if the table has them; may be repeated")
+	g.Var(settings.List(&dns.LocalOnly, settings.ParseString), "local-only", "`suffix` whose names are never forwarded: those that the table lacks do not exist; may be repeated")
+}
+
+// declareNameservers declares where other queries are forwarded to.
+func (o *options) declareNameservers(g settings.Group) {
+	dns := &o.agent.DNS
+	g.String(&dns.ResolvConf, "resolv-conf", "`file` with the search list and the nameservers")
+	g.Var(settings.List(&o.nameservers, parseNameserver), "upstream", "`nameserver` instead of resolv.conf's: ADDRESS, ADDRESS:PORT or tls://ADDRESS#NAME; with SUFFIX= before it, only for names of that suffix; may be repeated")
+	g.String(&dns.UpstreamRootCA, "upstream-root-ca", "PEM `file` with the root certificates of tls:// nameservers; read for every connection (default the system's)")
+	g.Text(&dns.Order, "upstream-order", "nameserver to ask first: strict (the first that works; only it may answer NXDOMAIN) or fastest")
+	g.Bool(&dns.Parallel, "upstream-parallel", "ask all nameservers at once instead of one after the other").Env("DNS_FORWARD_PARALLEL")
+	g.Bool(&dns.MixCase, "upstream-mix-case", "send questions in random case (0x20), which makes replies harder to forge")
+	g.Var(settings.Duration(&dns.UpstreamTimeout, settings.ZeroRefused), "upstream-timeout", "time for one forwarded query, over all nameservers").Env("DNS_FORWARD_TIMEOUT")
+	g.Var(settings.Int(&dns.MaxInflight, settings.ZeroRefused), "max-inflight", "most queries that are forwarded or held at a time; further ones get SERVFAIL")
+	g.Bool(&dns.OriginalDestination, "original-destination", "forward a captured query to the nameserver that it was sent to, if resolv.conf does not name that one; over UDP this needs CAP_NET_ADMIN")
+}
+
+// declareCache declares which replies of nameservers are kept.
+func (o *options) declareCache(g settings.Group) {
+	dns := &o.agent.DNS
+	g.Var(settings.Bytes(&dns.CacheSize, settings.ZeroIsNone), "cache-size", "memory for replies of nameservers, in bytes or with KiB or MiB; 0 keeps none")
+	g.Var(settings.Duration(&dns.CacheMaxTTL, settings.ZeroRefused), "cache-max-ttl", "longest time to keep a reply, and the longest TTL of an answer from the cache")
+	g.Var(settings.Duration(&dns.CacheMaxNegativeTTL, settings.ZeroRefused), "cache-max-negative-ttl", "the same for negative replies (NXDOMAIN and NODATA)")
+	g.Var(settings.Duration(&dns.ServeStale, settings.ZeroIsNone), "serve-stale", "give replies that expired up to this long ago if no nameserver answers; 0 gives none")
+}
+
+// declareCapture declares which queries are redirected to the agent.
+func (o *options) declareCapture(g settings.Group) {
+	rules := &o.capture.Rules
+	g.Bool(&o.installRules, "capture", "redirect port 53 of this host to the agent while it runs; needs CAP_NET_ADMIN")
+	g.Bool(&o.captureEnabled, enabledFlag, "capture DNS where --capture or 'nametap capture apply' asks for it; false installs no rules").Env("ISTIO_META_DNS_CAPTURE").Formerly("dns-capture")
+	g.Text(&o.captureServers, "capture-servers", "nameservers whose queries are captured: all, or only those of resolv-conf").Formerly("servers")
+	g.Var(settings.List(&rules.AgentUIDs, settings.ParseUint[uint32]), "capture-agent-uid", "`uid` of the agent, whose own queries pass; may be repeated").Formerly("agent-uid")
+	g.Var(settings.List(&rules.AgentGIDs, settings.ParseUint[uint32]), "capture-agent-gid", "`gid` of the agent, whose own queries pass; may be repeated").Formerly("agent-gid")
+	g.Var(settings.List(&rules.ExcludeUIDs, settings.ParseUint[uint32]), "capture-exclude-uid", "`uid` of a user whose queries pass; may be repeated").Formerly("exclude-uid")
+	g.Var(settings.List(&rules.ExcludeGIDs, settings.ParseUint[uint32]), "capture-exclude-gid", "`gid` of a group whose queries pass; may be repeated").Formerly("exclude-gid")
+	g.Var(settings.List(&rules.ExcludeCIDRs, parsePrefix), "capture-exclude-cidr", "`network` such as 10.0.0.0/8: queries to nameservers there pass; may be repeated").Formerly("exclude-cidr")
+	g.Var(settings.List(&rules.ExcludeInterfaces, settings.ParseString), "capture-exclude-interface", "outgoing `interface` through which queries pass; tun+ is all that begin with tun; may be repeated").Formerly("exclude-interface")
+	g.Var(settings.List(&rules.ExcludeSourcePorts, settings.ParseUint[uint16]), "capture-exclude-source-port", "`port` from which queries pass; may be repeated").Formerly("exclude-source-port")
+	g.Var(settings.List(&rules.VirtualInterfaces, settings.ParseString), "capture-virtual-interface", "`interface` of containers or virtual machines whose queries are captured, too; may be repeated").Formerly("virtual-interface")
+	g.Var(settings.Uint(&rules.Zone), "capture-conntrack-zone", "conntrack zone of captured queries, from 0 to 65535; 0 is none").Formerly("conntrack-zone")
+	g.Text(&rules.IPv6, "capture-ipv6", "whether to capture queries over IPv6: auto (if this machine has it), on or off").Formerly("ipv6")
+	g.Text(&rules.Backend, "capture-backend", "backend of iptables for the rules: auto, nft or legacy").Formerly("backend")
+	g.Var(settings.Duration(&rules.Interval, settings.ZeroRefused), "capture-reconcile", "check and repair the rules this often").Formerly("reconcile")
+	g.Negated(&o.capture.FailClosed, failOpenFlag, "when the agent has ended, let queries reach nameservers again; false leaves the rules in. After a crash 'nametap capture remove --after-agent' does so").Formerly("fail-open")
+	g.Bool(&o.hostNetwork, hostNetworkFlag, "capture even in a pod on its node's network: the DNS of the whole node, until 'nametap capture remove'").Formerly("host-network")
+	g.String(&o.hostIP, "capture-host-ip", "`address` of the pod's node, to recognise a pod on its node's network").Env("HOST_IP").Formerly("host-ip")
+}
+
+// declareProcess declares how the process runs and what it says.
+func (o *options) declareProcess(g settings.Group) {
+	g.String(&o.agent.StatusAddr, statusAddrFlag, "listen for probes, metrics and 'nametap status' on `host:port`")
+	g.Var(settings.Duration(&o.agent.Drain, settings.ZeroIsZero), "drain", "go on answering for this long after SIGTERM")
+	g.Var(settings.Duration(&o.agent.ReadyTimeout, settings.ZeroIsZero), "ready-timeout", "become ready after this long even without a table")
+	g.Bool(&o.supervise, "supervise", "hold the DNS sockets in a small process that restarts the agent if it dies or hangs; for pods")
+	g.Text(o.logLevel, "log-level", "least important level to log: debug, info, warn or error")
+	g.Text(&o.logFormat, "log-format", "format of the log: text or json")
+}
+
+// A nameserver is one value of --upstream.
+type nameserver struct {
+	suffix string // if routed: of the names that it is for
+	routed bool
+	spec   upstream.Spec
+}
+
+// parseNameserver reads SERVER or SUFFIX=SERVER.
+func parseNameserver(text string) (nameserver, error) {
+	suffix, server, routed := strings.Cut(text, "=")
+	if !routed {
+		suffix, server = "", text
+	}
+	spec, err := upstream.ParseSpec(server)
+	return nameserver{suffix, routed, spec}, err
+}
+
+// String returns what parseNameserver reads.
+func (n nameserver) String() string {
+	if n.routed {
+		return n.suffix + "=" + n.spec.String()
+	}
+	return n.spec.String()
+}
+
+// addNameservers adds nameservers to a Config, each to those of its suffix.
+func addNameservers(cfg *dnsproxy.Config, nameservers []nameserver) {
+	for _, n := range nameservers {
+		if n.routed {
+			cfg.Routes = addRoute(cfg.Routes, n)
+		} else {
+			cfg.Upstreams = append(cfg.Upstreams, n.spec)
+		}
+	}
+}
+
+// addRoute adds a nameserver to the route of its suffix, which it makes if there is none.
+func addRoute(routes []dnsproxy.Route, n nameserver) []dnsproxy.Route {
+	for i, route := range routes {
+		if strings.EqualFold(route.Suffix, n.suffix) {
+			routes[i].Servers = append(route.Servers, n.spec)
+			return routes
+		}
+	}
+	return append(routes, dnsproxy.Route{Suffix: n.suffix, Servers: []upstream.Spec{n.spec}})
+}
+
+// An addrValue is an address, or none.
+type addrValue struct{ *netip.Addr }
+
+// UnmarshalText reads an address.
+func (v addrValue) UnmarshalText(text []byte) error {
+	if v.Addr.UnmarshalText(text) != nil {
+		return errors.New("want one IP address")
+	}
+	return nil
+}
+
+// captureServers says which nameservers' queries are captured.
+type captureServers string
+
+// The values of captureServers.
+const (
+	serversAll        captureServers = "all"
+	serversResolvConf captureServers = "resolv-conf"
+)
+
+// MarshalText returns what UnmarshalText reads.
+func (s captureServers) MarshalText() ([]byte, error) { return []byte(s), nil }
+
+// UnmarshalText reads one of the values.
+func (s *captureServers) UnmarshalText(text []byte) error {
+	switch v := captureServers(text); v {
+	case serversAll, serversResolvConf:
+		*s = v
+		return nil
+	}
+	return errors.New("want all or resolv-conf")
+}

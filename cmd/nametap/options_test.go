@@ -1,0 +1,103 @@
+package main
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/internal/settings"
+)
+
+// parsed returns the options of a command line and an environment.
+func parsed(t *testing.T, args, environ []string) *options {
+	t.Helper()
+	o := newOptions(pflag.NewFlagSet("test", pflag.ContinueOnError))
+	if err := o.flags.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	if err := settings.Resolve(o.flags, environ); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// R7: the old names of the settings of capture still work, as flags and as environment
+// variables. They are not in the help.
+func TestOldNamesOfCapture(t *testing.T) {
+	help := settings.Usages(newOptions(pflag.NewFlagSet("test", pflag.ContinueOnError)).flags)
+	for old, value := range map[string]string{
+		"dns-capture": "false", "servers": "resolv-conf", "agent-uid": "[1]", "agent-gid": "[1]", "exclude-uid": "[1]",
+		"exclude-gid": "[1]", "exclude-cidr": "[10.0.0.0/8]", "exclude-interface": "[eth0]", "exclude-source-port": "[1]",
+		"virtual-interface": "[eth0]", "conntrack-zone": "1", "ipv6": "off", "backend": "nft", "reconcile": "1s",
+		"fail-open": "false", "host-network": "true", "host-ip": "192.0.2.1",
+	} {
+		name := "capture-" + old
+		if old == "dns-capture" {
+			name = enabledFlag
+		}
+		if strings.Contains(help, "--"+old+" ") || !strings.Contains(help, "--"+name) {
+			t.Errorf("the help has not --%s but --%s", name, old)
+		}
+		text := strings.Trim(value, "[]")
+		variable := strings.ToUpper(strings.ReplaceAll(old, "-", "_"))
+		for _, o := range []*options{
+			parsed(t, []string{"--" + old + "=" + text}, nil),
+			parsed(t, nil, []string{"NAMETAP_" + variable + "=" + text}),
+		} {
+			if got := o.flags.Lookup(name); got == nil || got.Value.String() != value {
+				t.Errorf("%s=%s: %s is %v", old, value, name, got)
+			}
+		}
+	}
+}
+
+// R7: the values of settings reach the Configs of the packages. 0 is what the user means.
+func TestOptionsFillConfigs(t *testing.T) {
+	cfg, err := parsed(t, []string{
+		"--cache-size=0", "--serve-stale=0", "--drain=0s", "--before-sync=hold", "--upstream=192.0.2.1,corp.example=192.0.2.2",
+		"--upstream=CORP.example=192.0.2.3", "--domain=ns1.svc.mesh.example", "--instance-ip=192.0.2.9", "--pod-name=web-0", "--bypass=a,b",
+	}, []string{"POD_NAMESPACE=ns1"}).config()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dns, node := cfg.DNS, cfg.XDS.Node
+	if dns.CacheSize >= 0 || dns.ServeStale >= 0 || cfg.Drain != 0 || dns.BeforeSync != dnsproxy.BeforeSyncHold || dns.Namespace != "ns1" || dns.ID != "web-0" {
+		t.Errorf("%+v", dns)
+	}
+	server := func(last byte) upstream.Spec {
+		return upstream.Spec{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, last}), 53)}
+	}
+	routes := []dnsproxy.Route{{Suffix: "corp.example", Servers: []upstream.Spec{server(2), server(3)}}}
+	exported := cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })
+	if diff := cmp.Diff(routes, dns.Routes, exported) + cmp.Diff([]upstream.Spec{server(1)}, dns.Upstreams, exported); diff != "" {
+		t.Errorf("nameservers (-want +got):\n%s", diff)
+	}
+	if node.Domain != "ns1.svc.mesh.example" || node.PodName != "web-0" || node.IPs[0].String() != "192.0.2.9" {
+		t.Errorf("%+v", node)
+	}
+}
+
+// The defaults are those of the Configs, and no value in the help is named by accident.
+func TestHelp(t *testing.T) {
+	o := newOptions(pflag.NewFlagSet("test", pflag.ContinueOnError))
+	o.flags.VisitAll(func(flag *pflag.Flag) {
+		name, _ := pflag.UnquoteUsage(flag)
+		if strings.Contains(name, " ") || strings.Count(flag.Usage, "`")%2 != 0 || strings.Count(flag.Usage, "`") > 2 {
+			t.Errorf("the value of --%s is called %q: %s", flag.Name, name, flag.Usage)
+		}
+	})
+	help := settings.Usages(o.flags)
+	last := -1
+	for _, heading := range []string{"\nFiles with settings:\n", "\nIdentity and control plane:\n", "\nDNS:\n", "\nNameservers:\n", "\nCache:\n", "\nCapture:\n", "\nProcess, status and logging:\n"} {
+		at := strings.Index(help, heading)
+		if at <= last {
+			t.Errorf("the heading %q is missing or out of order:\n%s", heading, help)
+		}
+		last = at
+	}
+}

@@ -1,0 +1,119 @@
+package settings
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+)
+
+// A Group declares the settings below one heading of the help. The default of a setting
+// is what its variable holds when it is declared, so that it stands in one place: in the
+// Config that the setting belongs to.
+type Group struct {
+	flags *pflag.FlagSet
+	title string
+}
+
+// NewGroup returns a group of the flags with this heading.
+func NewGroup(flags *pflag.FlagSet, title string) Group { return Group{flags, title} }
+
+// Var declares a setting of any kind. A word of the usage in backquotes names the value
+// in the help, as everywhere in pflag.
+func (g Group) Var(value pflag.Value, name, usage string) Setting {
+	flag := g.flags.VarPF(value, name, "", usage)
+	flag.Annotations = map[string][]string{annotationGroup: {g.title}}
+	return Setting{g.flags, flag}
+}
+
+// String declares a setting that is a text.
+func (g Group) String(p *string, name, usage string) Setting {
+	return g.Var((*text)(p), name, usage)
+}
+
+// Bool declares a setting that is true or false.
+func (g Group) Bool(p *bool, name, usage string) Setting { return g.yesOrNo(yesNo{p: p}, name, usage) }
+
+// Negated declares a setting that is true or false, and stores the opposite.
+func (g Group) Negated(p *bool, name, usage string) Setting {
+	return g.yesOrNo(yesNo{p: p, negated: true}, name, usage)
+}
+
+func (g Group) yesOrNo(value yesNo, name, usage string) Setting {
+	setting := g.Var(value, name, usage)
+	setting.flag.NoOptDefVal = "true" // --name alone
+	return setting
+}
+
+// Text declares a setting of a type that reads and writes itself.
+func (g Group) Text(p TextValue, name, usage string) Setting { return g.Var(textual{p}, name, usage) }
+
+// A Setting is one declared setting.
+type Setting struct {
+	flags *pflag.FlagSet
+	flag  *pflag.Flag
+}
+
+// Env gives the setting environment variables of other names than its own: the one that
+// documents name, and further ones that it wins over.
+func (s Setting) Env(env string, more ...string) Setting {
+	s.flag.Usage += " [" + env + "]"
+	s.flag.Annotations[annotationEnv] = append([]string{env}, more...)
+	return s
+}
+
+// Formerly gives the setting an old name, which still works as a flag, as a key, and as
+// an environment variable; the variable of the new name wins over that of the old one.
+func (s Setting) Formerly(old string) Setting {
+	s.flag.Annotations[annotationOld] = append(s.flag.Annotations[annotationOld], old)
+	next, name := s.flags.GetNormalizeFunc(), s.flag.Name
+	s.flags.SetNormalizeFunc(func(flags *pflag.FlagSet, asked string) pflag.NormalizedName {
+		if asked == old {
+			return pflag.NormalizedName(name)
+		}
+		return next(flags, asked)
+	})
+	return s
+}
+
+// DiscoveryAddress makes Istio's discoveryAddress set the setting, too.
+func (s Setting) DiscoveryAddress() Setting {
+	s.flag.Annotations[annotationField] = []string{discoveryAddress}
+	return s
+}
+
+// Usages returns the help of the flags, below the headings of their groups and in the
+// order in which they were declared. Flags without a group come first.
+func Usages(flags *pflag.FlagSet) string {
+	const width = 110
+	var titles []string
+	groups := map[string]*pflag.FlagSet{}
+	flags.VisitAll(func(flag *pflag.Flag) {
+		if flag.Hidden {
+			return
+		}
+		title := strings.Join(flag.Annotations[annotationGroup], "")
+		if groups[title] == nil {
+			titles = append(titles, title)
+			groups[title] = pflag.NewFlagSet(title, pflag.ContinueOnError)
+			groups[title].SortFlags = false
+		}
+		shown := *flag
+		if shown.DefValue == "[]" {
+			shown.DefValue = "" // pflag leaves that out
+		}
+		groups[title].AddFlag(&shown)
+	})
+	if i := slices.Index(titles, ""); i > 0 {
+		titles = slices.Insert(slices.Delete(titles, i, i+1), 0, "")
+	}
+	var usages strings.Builder
+	for _, title := range titles {
+		heading := "Flags"
+		if title != "" {
+			heading = title
+		}
+		usages.WriteString("\n" + heading + ":\n" + groups[title].FlagUsagesWrapped(width))
+	}
+	return usages.String()
+}

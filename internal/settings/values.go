@@ -1,0 +1,287 @@
+package settings
+
+import (
+	"encoding"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// text is a setting that is a text.
+type text string
+
+// String returns the text.
+func (t *text) String() string { return string(*t) }
+
+// Set takes any text.
+func (t *text) Set(s string) error {
+	*t = text(s)
+	return nil
+}
+
+// Type names the kind of value in the help.
+func (t *text) Type() string { return "string" }
+
+// yesNo is a setting that is true or false.
+type yesNo struct {
+	p       *bool
+	negated bool // *p is the opposite
+}
+
+// String returns true or false.
+func (v yesNo) String() string { return strconv.FormatBool(*v.p != v.negated) }
+
+// Set reads true or false.
+func (v yesNo) Set(s string) error {
+	b, err := strconv.ParseBool(s)
+	if err != nil {
+		return errors.New("want true or false")
+	}
+	*v.p = b != v.negated
+	return nil
+}
+
+// Type names the kind of value in the help.
+func (v yesNo) Type() string { return "bool" }
+
+// A TextValue reads and writes itself as text. The error of UnmarshalText says what was
+// expected; the name and the value of the setting are added.
+type TextValue interface {
+	encoding.TextMarshaler
+	encoding.TextUnmarshaler
+}
+
+// textual is a setting of a type that reads and writes itself.
+type textual struct{ TextValue }
+
+// String returns the text of the value, "" if it has none.
+func (v textual) String() string {
+	text, err := v.MarshalText()
+	if err != nil {
+		return ""
+	}
+	return string(text)
+}
+
+// Set reads the value.
+func (v textual) Set(s string) error { return v.UnmarshalText([]byte(s)) }
+
+// Type names the kind of value in the help.
+func (v textual) Type() string { return "string" }
+
+// A Zero says what a user means by 0. The Configs take a zero value for their default, so
+// it needs saying.
+type Zero int
+
+// The meanings of 0.
+const (
+	ZeroRefused Zero = iota // nothing: it is refused
+	ZeroIsZero              // 0
+	ZeroIsNone              // none, which the Config writes as -1
+)
+
+// number is a setting that is a number of something, and not negative.
+type number[T ~int | ~int64] struct {
+	p      *T
+	kind   string
+	zero   Zero
+	parse  func(string) (T, error)
+	format func(T) string
+}
+
+// String returns the number as Set reads it.
+func (n number[T]) String() string { return n.format(max(*n.p, 0)) }
+
+// Set reads the number.
+func (n number[T]) Set(s string) error {
+	v, err := n.parse(s)
+	switch {
+	case err != nil:
+		return err
+	case v < 0:
+		return errors.New("want no negative value")
+	case v == 0 && n.zero == ZeroRefused:
+		return errors.New("want more than 0")
+	case v == 0 && n.zero == ZeroIsNone:
+		v = -1
+	}
+	*n.p = v
+	return nil
+}
+
+// Type names the kind of value in the help.
+func (n number[T]) Type() string { return n.kind }
+
+// Duration returns the value of a setting that is a length of time.
+func Duration(p *time.Duration, zero Zero) pflag.Value {
+	parse := func(s string) (time.Duration, error) {
+		d, err := time.ParseDuration(s)
+		if err != nil {
+			return 0, errors.New(wantDuration)
+		}
+		return d, nil
+	}
+	return number[time.Duration]{p, "duration", zero, parse, time.Duration.String}
+}
+
+// Int returns the value of a setting that is a number.
+func Int(p *int, zero Zero) pflag.Value {
+	parse := func(s string) (int, error) {
+		n, err := strconv.Atoi(s)
+		if err != nil {
+			return 0, errors.New(wantInt)
+		}
+		return n, nil
+	}
+	return number[int]{p, "int", zero, parse, strconv.Itoa}
+}
+
+// Bytes returns the value of a setting that is a number of bytes, which may be written
+// with KiB or MiB.
+func Bytes(p *int, zero Zero) pflag.Value {
+	return number[int]{p, "bytes", zero, parseBytes, formatBytes}
+}
+
+func parseBytes(s string) (int, error) {
+	digits, shift := s, 0
+	if rest, ok := strings.CutSuffix(s, "KiB"); ok {
+		digits, shift = rest, 10
+	} else if rest, ok := strings.CutSuffix(s, "MiB"); ok {
+		digits, shift = rest, 20
+	}
+	n, err := strconv.ParseInt(digits, 10, 33) // to 4 GiB, or as many KiB or MiB
+	if err != nil {
+		return 0, errors.New("want a number of bytes, alone or with KiB or MiB, such as 64MiB")
+	}
+	return int(n) << shift, nil
+}
+
+// formatBytes writes a size with the largest unit that divides it.
+func formatBytes(n int) string {
+	switch {
+	case n != 0 && n%(1<<20) == 0:
+		return strconv.Itoa(n>>20) + "MiB"
+	case n != 0 && n%(1<<10) == 0:
+		return strconv.Itoa(n>>10) + "KiB"
+	default:
+		return strconv.Itoa(n)
+	}
+}
+
+// Uint returns the value of a setting that is a number from 0 to the largest of its type.
+func Uint[T uint16 | uint32](p *T) pflag.Value { return unsigned[T]{p} }
+
+// unsigned is a setting of [Uint].
+type unsigned[T uint16 | uint32] struct{ p *T }
+
+// String returns the number.
+func (u unsigned[T]) String() string { return fmt.Sprint(*u.p) }
+
+// Set reads the number.
+func (u unsigned[T]) Set(s string) (err error) {
+	v, err := ParseUint[T](s)
+	if err == nil {
+		*u.p = v
+	}
+	return err
+}
+
+// Type names the kind of value in the help.
+func (u unsigned[T]) Type() string { return "int" }
+
+// ParseUint reads a number from 0 to the largest of its type.
+func ParseUint[T uint16 | uint32](s string) (T, error) {
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil || uint64(T(n)) != n {
+		return 0, fmt.Errorf("want a whole number from 0 to %d", ^T(0))
+	}
+	return T(n), nil
+}
+
+// ParseString takes any text as it is.
+func ParseString(s string) (string, error) { return s, nil }
+
+// list is a setting of several values. The first text replaces the default, further ones
+// add to it.
+type list[T any] struct {
+	p     *[]T
+	parse func(string) (T, error)
+	set   bool
+}
+
+// List returns the value of a setting of several values, written one by one or with
+// commas. Each has to print as parse reads it.
+func List[T any](p *[]T, parse func(string) (T, error)) pflag.Value {
+	return &list[T]{p: p, parse: parse}
+}
+
+// String returns all values in brackets.
+func (l *list[T]) String() string { return "[" + strings.Join(l.GetSlice(), ",") + "]" }
+
+// Type names the kind of value in the help.
+func (l *list[T]) Type() string { return "strings" }
+
+// Set adds the values of a text, which are separated by commas.
+func (l *list[T]) Set(s string) error {
+	texts, err := csv.NewReader(strings.NewReader(s)).Read()
+	if err != nil && s != "" {
+		return fmt.Errorf("want values separated by commas: %w", err)
+	}
+	values, err := l.read(texts)
+	if err != nil {
+		return err
+	}
+	if l.set {
+		values = append(*l.p, values...)
+	}
+	*l.p, l.set = values, true
+	return nil
+}
+
+// Append adds one value.
+func (l *list[T]) Append(s string) error {
+	values, err := l.read([]string{s})
+	if err == nil {
+		*l.p = append(*l.p, values...)
+	}
+	return err
+}
+
+// Replace takes these values instead of those before.
+func (l *list[T]) Replace(texts []string) error {
+	values, err := l.read(texts)
+	if err == nil {
+		*l.p, l.set = values, true
+	}
+	return err
+}
+
+// GetSlice returns the texts of the values.
+func (l *list[T]) GetSlice() []string {
+	texts := make([]string, len(*l.p))
+	for i, v := range *l.p {
+		texts[i] = fmt.Sprint(v)
+	}
+	return texts
+}
+
+// read reads every value; the error names the one that is wrong if there are several.
+func (l *list[T]) read(texts []string) ([]T, error) {
+	values := make([]T, 0, len(texts))
+	for _, text := range texts {
+		v, err := l.parse(text)
+		if err != nil && len(texts) > 1 && !strings.Contains(err.Error(), strconv.Quote(text)) {
+			err = fmt.Errorf("%q: %w", text, err)
+		}
+		if err != nil {
+			return nil, err
+		}
+		values = append(values, v)
+	}
+	return values, nil
+}
