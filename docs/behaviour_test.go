@@ -36,7 +36,7 @@ var rowNumber = regexp.MustCompile(`\b[NAFCKRVIPDE][1-9][0-9]?\b`)
 // tableRow matches a line of behaviour.md's tables: number, what and why, tests.
 var tableRow = regexp.MustCompile(`^\| (<a id="\w+"></a>)?([NAFCKRVIPDE][1-9][0-9]?) \|(.*)\|([^|]*)\|$`)
 
-// Citations are where rows are cited: the row's number, then the places.
+// Citations are the places where rows are cited, by the number of the row.
 type citations map[string]map[string]bool
 
 func (c citations) add(text, place string) {
@@ -48,8 +48,9 @@ func (c citations) add(text, place string) {
 	}
 }
 
-// A row that is cited anywhere is in behaviour.md, and a row of behaviour.md names its
-// tests or says why it has none. With -update the tests' column is written anew.
+// TestBehaviourTable checks that every cited row is in behaviour.md, and that every row of
+// behaviour.md names its tests or the reason why it has none. With -update it writes the
+// column of tests.
 func TestBehaviourTable(t *testing.T) {
 	text, err := os.ReadFile(table)
 	if err != nil {
@@ -63,20 +64,20 @@ func TestBehaviourTable(t *testing.T) {
 		if cells == nil {
 			continue
 		}
-		row, was := cells[2], strings.TrimSpace(cells[4])
+		row, current := cells[2], strings.TrimSpace(cells[4])
 		if listed[row] {
-			t.Errorf("%s: row %s stands twice", table, row)
+			t.Errorf("%s: row %s is there twice", table, row)
 		}
 		listed[row] = true
 		want := links(tests[row])
-		if want == "" && strings.HasPrefix(was, noTest) {
-			want = was
+		if want == "" && strings.HasPrefix(current, noTest) {
+			want = current
 		}
 		switch {
 		case want == "":
 			t.Errorf("%s: row %s: want a test whose comment cites it, or %q with the reason in the last column", table, row, noTest)
-		case want != was && !*update:
-			t.Errorf("%s: row %s: the tests are not current: run `make generate`\n got %s\nwant %s", table, row, was, want)
+		case want != current && !*update:
+			t.Errorf("%s: row %s: the tests are not current: run `make generate`\n got %s\nwant %s", table, row, current, want)
 		}
 		anchor := fmt.Sprintf(`<a id="%s"></a>`, strings.ToLower(row))
 		lines[i] = fmt.Sprintf("| %s%s |%s| %s |", anchor, row, cells[3], want)

@@ -11,8 +11,10 @@ import (
 const interactions = "interactions.md"
 
 var (
-	// mechanismRow matches a row of the mechanisms' table, pairRow one of the pairs'.
-	mechanismRow = regexp.MustCompile(`(?m)^\| \*\*([^*|]+)\*\* \|`)
+	// mechanismRow matches a row of the mechanisms' table, codePath a path in it, pairRow a
+	// row of the pairs' table.
+	mechanismRow = regexp.MustCompile(`(?m)^\| \*\*([^*|]+)\*\* \|.*\| (.*) \|$`)
+	codePath     = regexp.MustCompile("`([^`]+)`")
 	pairRow      = regexp.MustCompile(`(?m)^\| ([^*|]+) × ([^|]+) \| (.*) \|$`)
 	testLink     = regexp.MustCompile(`\[((?:Test|Fuzz)\w+|[\w-]+\.txtar)\]\(\.\./([^)]+)\)`)
 )
@@ -20,8 +22,9 @@ var (
 // cannotMeet begins the last cell of a pair that cannot meet, and the reason follows.
 const cannotMeet = "cannot meet:"
 
-// Every pair of mechanisms of interactions.md has a row, which links to a test that makes
-// them meet, or says why they cannot.
+// TestInteractions checks that every mechanism of interactions.md names files that exist,
+// and that every pair of mechanisms has a row, with a link to a test that combines them or
+// the reason why they cannot meet.
 func TestInteractions(t *testing.T) {
 	text, err := os.ReadFile(interactions)
 	if err != nil {
@@ -30,6 +33,11 @@ func TestInteractions(t *testing.T) {
 	var mechanisms []string
 	for _, row := range mechanismRow.FindAllStringSubmatch(string(text), -1) {
 		mechanisms = append(mechanisms, row[1])
+		for _, path := range codePath.FindAllStringSubmatch(row[2], -1) {
+			if _, err := os.Stat(filepath.Join(root, filepath.FromSlash(path[1]))); err != nil {
+				t.Errorf("%s: %s: %v", interactions, row[1], err)
+			}
+		}
 	}
 	if len(mechanisms) < 2 {
 		t.Fatalf("%s names %d mechanisms", interactions, len(mechanisms))
@@ -38,7 +46,7 @@ func TestInteractions(t *testing.T) {
 	for _, row := range pairRow.FindAllStringSubmatch(string(text), -1) {
 		pair := [2]string{row[1], row[2]}
 		if _, twice := shownBy[pair]; twice {
-			t.Errorf("%s: %s × %s stands twice", interactions, row[1], row[2])
+			t.Errorf("%s: %s × %s has two rows", interactions, row[1], row[2])
 		}
 		shownBy[pair] = row[3]
 	}
