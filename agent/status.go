@@ -16,6 +16,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/sockets"
+	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/internal/httpguard"
 	"github.com/nametap/nametap/nds"
 )
@@ -113,8 +114,8 @@ func (a *Agent) notReady() string {
 // handleTable shows the table in the form of Istio's agent; with ?collisions=1
 // what was left out of it and which names are claimed twice.
 func (s *statusServer) handleTable(w http.ResponseWriter, r *http.Request) {
-	table := s.agent.proxy.Table()
-	if table == nil {
+	current := s.agent.proxy.Table()
+	if current == nil {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusNotFound)
 		_, _ = fmt.Fprintln(w, "{}")
@@ -122,12 +123,12 @@ func (s *statusServer) handleTable(w http.ResponseWriter, r *http.Request) {
 	}
 	if r.URL.Query().Has("collisions") {
 		writeJSON(w, Problems{
-			Skipped:    append([]dnsproxy.Skipped{}, table.Skipped()...), // [] rather than null
-			Collisions: append([]dnsproxy.Collision{}, table.Collisions()...),
+			Skipped:    append([]table.Skipped{}, current.Skipped()...), // [] rather than null
+			Collisions: append([]table.Collision{}, current.Collisions()...),
 		})
 		return
 	}
-	text, err := protojson.Marshal(table.NameTable())
+	text, err := protojson.Marshal(current.NameTable())
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
@@ -137,8 +138,8 @@ func (s *statusServer) handleTable(w http.ResponseWriter, r *http.Request) {
 
 // Problems is what is wrong with the table in use.
 type Problems struct {
-	Skipped    []dnsproxy.Skipped   `json:"skipped"`
-	Collisions []dnsproxy.Collision `json:"collisions"`
+	Skipped    []table.Skipped   `json:"skipped"`
+	Collisions []table.Collision `json:"collisions"`
 }
 
 func (s *statusServer) handleExplain(w http.ResponseWriter, r *http.Request) {

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"strings"
 
-	"github.com/nametap/nametap/dnsproxy/wire"
-
 	"github.com/miekg/dns"
 
+	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // An answerer makes the responses that nametap gives in its own name. It holds
@@ -17,7 +17,7 @@ import (
 type answerer struct {
 	ttl         uint32 // seconds, for every record that we make
 	ednsUDPSize uint16 // bytes, the most that a UDP response may have
-	cluster     cluster
+	cluster     table.Cluster
 	soaData     []byte // of negative answers, in wire form
 }
 

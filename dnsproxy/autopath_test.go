@@ -6,6 +6,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
@@ -122,7 +123,7 @@ func TestSpecialNames(t *testing.T) { // N7
 		{"web.localhost.svc A", "web.localhost.svc. A 10.0.0.3"},
 	})
 	for name := range p.Table().NameTable().GetTable() {
-		if e := explain(t, p, name+" A"); e.Rule == dnsproxy.RuleNone {
+		if e := explain(t, p, name+" A"); e.Rule == table.RuleNone {
 			t.Errorf("%s is listed and not answered", name)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/table"
 )
 
 // mesh is a table of n hosts: nine Services of ten, and ServiceEntries.
@@ -33,7 +34,7 @@ func BenchmarkNewTable(b *testing.B) {
 			b.SetBytes(int64(len(push[0])))
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := dnsproxy.NewTable("shop-1", "cluster.local", push); err != nil {
+				if _, err := table.New("shop-1", "cluster.local", push); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -118,7 +119,7 @@ func BenchmarkTableMemory(b *testing.B) {
 	for b.Loop() {
 		runtime.GC()
 		runtime.ReadMemStats(&before)
-		table, err := dnsproxy.NewTable("shop-1", "cluster.local", push)
+		table, err := table.New("shop-1", "cluster.local", push)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -6,11 +6,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nametap/nametap/dnsproxy/wire"
-
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy/cache"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // A CacheSelection says which questions of the cache are meant: all if it is zero.

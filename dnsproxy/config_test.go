@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
@@ -77,9 +78,9 @@ func TestResolvConf(t *testing.T) { // F5
 			t.Errorf("%q: nameservers %s, want %s", c.lines, got, c.servers)
 		}
 		for _, domain := range []string{"a.example", "b.example", "c.example"} {
-			want := dnsproxy.RuleNone
+			want := table.RuleNone
 			if slices.Contains(strings.Fields(c.autopath), domain) {
-				want = dnsproxy.RuleAutopath
+				want = table.RuleAutopath
 			}
 			if e := explain(t, p, "web."+domain+" A"); e.Rule != want {
 				t.Errorf("%q: web.%s is answered by %s, want %s", c.lines, domain, e.Rule, want)

@@ -3,9 +3,10 @@ package dnsproxy
 import (
 	"errors"
 
-	"github.com/nametap/nametap/dnsproxy/wire"
-
 	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/table"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // An action is what is done with a query.
@@ -28,7 +29,7 @@ const (
 // question.
 type decision struct {
 	action action
-	match  match
+	match  table.Match
 	rcode  int   // of actReject
 	reason error // of actReject, and why a name that might be ours is forwarded
 	// zone is what negative answers name as their zone: the suffix that keeps the name
@@ -38,7 +39,7 @@ type decision struct {
 	// local is the name without the search domain, and table where it is not, of
 	// actUnknown.
 	local wire.Name
-	table *Table
+	table *table.Table
 }
 
 // The reasons of decisions, as clients and people read them.
@@ -81,13 +82,13 @@ func (d *decision) failure() failure {
 // exists reports whether a name that is never forwarded exists without records: as the
 // zone that the suffix is, or as an ancestor of names of the table.
 func (d *decision) exists(name wire.Name) bool {
-	return d.action == actUnknown && (name == d.zone || d.table.hasBelow(d.local))
+	return d.action == actUnknown && (name == d.zone || d.table.HasBelow(d.local))
 }
 
 // decide says what becomes of a question; the package comment numbers its rules,
-// of which [handler.screen] applies those for the rest of the message. table is nil
+// of which [handler.screen] applies those for the rest of the message. current is nil
 // before the first push.
-func (h *handler) decide(q wire.Question, table *Table, s *scratch) decision {
+func (h *handler) decide(q wire.Question, current *table.Table, s *table.Scratch) decision {
 	switch q.Class {
 	case dns.ClassINET:
 	case dns.ClassCHAOS:
@@ -96,31 +97,31 @@ func (h *handler) decide(q wire.Question, table *Table, s *scratch) decision {
 		return decision{action: actReject, rcode: dns.RcodeRefused, reason: errOtherClass}
 	}
 	if zone, special := h.special(q.Name); special {
-		d := decision{action: actSpecial, match: match{rule: RuleNone}, zone: zone, reason: errSpecial}
+		d := decision{action: actSpecial, match: table.Match{Rule: table.RuleNone}, zone: zone, reason: wire.ErrSpecial}
 		return d.unlessTransfer(q)
 	}
-	local, zone, localOnly := h.suffixes.localSearched(q.Name, h.forwarder.routing.Load().search)
-	if !localOnly && h.suffixes.bypasses(q.Name) {
-		return decision{action: actForward, match: match{rule: RuleNone}, reason: errBypass}
+	local, zone, localOnly := h.suffixes.LocalSearched(q.Name, h.forwarder.routing.Load().search)
+	if !localOnly && h.suffixes.Bypasses(q.Name) {
+		return decision{action: actForward, match: table.Match{Rule: table.RuleNone}, reason: errBypass}
 	}
-	if table == nil {
+	if current == nil {
 		return h.decideBeforeSync(q.Name, localOnly)
 	}
-	m := table.pointer(q.Name, &h.suffixes, s)
-	if m.rule == RulePTR {
+	m := current.Pointer(q.Name, &h.suffixes, s)
+	if m.Rule == table.RulePTR {
 		return decision{action: actPointers, match: m, zone: zone}.unlessTransfer(q)
 	}
-	bypassed := m.bypassed
-	m = table.lookup(q.Name, h.search(), &h.suffixes, s)
+	bypassed := m.Bypassed
+	m = current.Lookup(q.Name, h.search(), &h.suffixes, s)
 	switch {
-	case m.rule == RuleNone && localOnly:
-		return decision{action: actUnknown, match: m, zone: zone, local: local, table: table}.unlessTransfer(q)
-	case m.rule == RuleNone && (bypassed || m.bypassed):
+	case m.Rule == table.RuleNone && localOnly:
+		return decision{action: actUnknown, match: m, zone: zone, local: local, table: current}.unlessTransfer(q)
+	case m.Rule == table.RuleNone && (bypassed || m.Bypassed):
 		return decision{action: actForward, match: m, reason: errBypass}
-	case m.rule == RuleNone:
+	case m.Rule == table.RuleNone:
 		return decision{action: actForward, match: m}
-	case m.host.kubernetes() || answersAlways(q.Type) || localOnly || isTransfer(q.Type):
-		zone, _ = h.suffixes.local(m.owner(q.Name))
+	case m.Host.Kubernetes() || answersAlways(q.Type) || localOnly || isTransfer(q.Type):
+		zone, _ = h.suffixes.Local(m.Owner(q.Name))
 		return decision{action: actAddresses, match: m, zone: zone}.unlessTransfer(q)
 	default:
 		return decision{action: actExists, match: m}
@@ -139,7 +140,7 @@ func (d decision) unlessTransfer(q wire.Question) decision {
 // special returns the special-use zone of a name, unless settings give it a meaning.
 func (h *handler) special(name wire.Name) (zone wire.Name, found bool) {
 	if zone, found = name.SpecialZone(); found {
-		_, meant := belowAny(name, h.meantSpecial)
+		_, meant := name.BelowAny(h.meantSpecial)
 		return zone, !meant
 	}
 	return zone, false
@@ -168,10 +169,10 @@ func (h *handler) decideBeforeSync(name wire.Name, localOnly bool) decision {
 	switch {
 	case h.beforeSync == BeforeSyncServfail:
 		return decision{action: actReject, rcode: dns.RcodeServerFailure, reason: errNotSynced}
-	case h.beforeSync == BeforeSyncHold || localOnly || name.Below(h.cluster.domain):
+	case h.beforeSync == BeforeSyncHold || localOnly || name.Below(h.cluster.Domain):
 		return decision{action: actHold}
 	}
-	return decision{action: actForward, match: match{rule: RuleNone}, reason: errNotSynced}
+	return decision{action: actForward, match: table.Match{Rule: table.RuleNone}, reason: errNotSynced}
 }
 
 // screen applies the rules that come before the question: those for opcodes, the
@@ -207,7 +208,7 @@ func (d *decision) rows(q wire.Question) []string {
 	case actPointers:
 		return []string{"N8"}
 	case actAddresses, actExists:
-		return append(d.match.rows(), d.typeRow(q.Type))
+		return append(nameRows(d.match), d.typeRow(q.Type))
 	case actUnknown:
 		return []string{"F12"}
 	case actForward, actReject:
@@ -217,7 +218,7 @@ func (d *decision) rows(q wire.Question) []string {
 		case errors.Is(d.reason, errNotSynced):
 			return []string{"C6"}
 		case errors.Is(d.reason, errTransfer):
-			return append(d.match.rows(), "A4")
+			return append(nameRows(d.match), "A4")
 		case d.action == actForward:
 			return []string{"N9"}
 		}
@@ -236,25 +237,25 @@ func (d *decision) typeRow(qtype uint16) string {
 		return "A3"
 	case !answersAlways(qtype):
 		return "A4"
-	case qtype == dns.TypeA && len(d.match.host.v4) == 0, qtype == dns.TypeAAAA && len(d.match.host.v6) == 0:
+	case qtype == dns.TypeA && len(d.match.Host.V4) == 0, qtype == dns.TypeAAAA && len(d.match.Host.V6) == 0:
 		return "A2"
 	default:
 		return "A1"
 	}
 }
 
-// rows names the rows by which a name is the table's.
-func (m match) rows() []string {
-	switch m.rule {
-	case RuleExact:
+// nameRows names the rows by which a name is the table's.
+func nameRows(m table.Match) []string {
+	switch m.Rule {
+	case table.RuleExact:
 		return []string{"N1"}
-	case RuleWildcard:
+	case table.RuleWildcard:
 		return []string{"N4"}
-	case RuleShortName:
+	case table.RuleShortName:
 		return []string{"N2"}
-	case RuleAutopath:
-		return append([]string{"N5"}, match{rule: m.base}.rows()...)
-	case RulePTR, RuleNone:
+	case table.RuleAutopath:
+		return append([]string{"N5"}, nameRows(table.Match{Rule: m.Base})...)
+	case table.RulePTR, table.RuleNone:
 	}
 	return nil
 }

@@ -7,13 +7,12 @@ import (
 	"slices"
 	"time"
 
-	"github.com/nametap/nametap/dnsproxy/wire"
-
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/reply"
 	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 var (

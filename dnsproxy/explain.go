@@ -5,9 +5,10 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/nametap/nametap/dnsproxy/wire"
-
 	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/table"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // An Explanation says how a question is answered and by which rule.
@@ -19,7 +20,7 @@ type Explanation struct {
 	// which the name is ours or not, then the one for its type.
 	Rows []string `json:"rows"`
 	// Rule is how the name was found in the table.
-	Rule Rule `json:"rule"`
+	Rule table.Rule `json:"rule"`
 	// Host is the key of the table that answers, if one does.
 	Host string `json:"host,omitempty"`
 	// Source is where the answer comes from: table, upstream or self.
@@ -40,17 +41,17 @@ func (s *Server) Explain(name, qtype string) (Explanation, error) {
 		return Explanation{}, fmt.Errorf("name %q: want a domain name: %w", name, err)
 	}
 	q := wire.Question{Name: wire.Fold(packed), Type: code, Class: dns.ClassINET}
-	table := s.handler.table.Load()
-	d := s.handler.decide(q, table, new(scratch))
+	current := s.handler.table.Load()
+	d := s.handler.decide(q, current, new(table.Scratch))
 	e := Explanation{
 		Name: dns.Fqdn(name), Type: dns.TypeToString[code],
-		Rows: d.rows(q), Rule: d.match.rule, Source: d.source(),
+		Rows: d.rows(q), Rule: d.match.Rule, Source: d.source(),
 	}
 	if e.Rule == "" {
-		e.Rule = RuleNone
+		e.Rule = table.RuleNone
 	}
-	if d.match.host.name != wire.Root {
-		e.Host = d.match.host.info(&table.cluster).key
+	if d.match.Host.Name != wire.Root {
+		e.Host = d.match.Host.Key(&current.Cluster)
 	}
 	e.Why = why(d, e.Host)
 	if d.exists(q.Name) {
@@ -67,9 +68,9 @@ func why(d decision, key string) string {
 	case actPointers:
 		return "an address of the table"
 	case actAddresses:
-		return "the mesh's own: " + whyName(d.match.rule, d.match, key)
+		return "the mesh's own: " + whyName(d.match.Rule, d.match, key)
 	case actExists:
-		return "the mesh's own: " + whyName(d.match.rule, d.match, key) + "; records other than addresses come from upstream"
+		return "the mesh's own: " + whyName(d.match.Rule, d.match, key) + "; records other than addresses come from upstream"
 	case actForward:
 		switch {
 		case errors.Is(d.reason, errNotSynced):
@@ -88,17 +89,17 @@ func why(d decision, key string) string {
 	return ""
 }
 
-func whyName(rule Rule, m match, key string) string {
+func whyName(rule table.Rule, m table.Match, key string) string {
 	switch rule {
-	case RuleExact:
+	case table.RuleExact:
 		return "the host's full name"
-	case RuleWildcard:
+	case table.RuleWildcard:
 		return "below the wildcard " + key
-	case RuleShortName:
+	case table.RuleShortName:
 		return "a short name of " + key
-	case RuleAutopath:
-		return fmt.Sprintf("with the search domain %s cut off, %s", m.searched, whyName(m.base, m, key))
-	case RulePTR, RuleNone:
+	case table.RuleAutopath:
+		return fmt.Sprintf("with the search domain %s cut off, %s", m.Searched, whyName(m.Base, m, key))
+	case table.RulePTR, table.RuleNone:
 	}
 	return ""
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/table"
 )
 
 func TestExplain(t *testing.T) { // R5
@@ -23,38 +24,38 @@ func TestExplain(t *testing.T) { // R5
 		want dnsproxy.Explanation
 	}{
 		{web + " A", dnsproxy.Explanation{
-			Rows: []string{"N1", "A1"}, Rule: dnsproxy.RuleExact, Host: web, Source: "table",
+			Rows: []string{"N1", "A1"}, Rule: table.RuleExact, Host: web, Source: "table",
 			Why: "the mesh's own: the host's full name",
 		}},
 		{"web a", dnsproxy.Explanation{
-			Rows: []string{"N2", "A1"}, Rule: dnsproxy.RuleShortName, Host: web, Source: "table",
+			Rows: []string{"N2", "A1"}, Rule: table.RuleShortName, Host: web, Source: "table",
 			Why: "the mesh's own: a short name of " + web,
 		}},
 		{"x.wild.example.com AAAA", dnsproxy.Explanation{
-			Rows: []string{"N4", "A2"}, Rule: dnsproxy.RuleWildcard, Host: "*.wild.example.com", Source: "table",
+			Rows: []string{"N4", "A2"}, Rule: table.RuleWildcard, Host: "*.wild.example.com", Source: "table",
 			Why: "the mesh's own: below the wildcard *.wild.example.com",
 		}},
 		{"web.corp.example ANY", dnsproxy.Explanation{
-			Rows: []string{"N5", "N2", "A5"}, Rule: dnsproxy.RuleAutopath, Host: web, Source: "table",
+			Rows: []string{"N5", "N2", "A5"}, Rule: table.RuleAutopath, Host: web, Source: "table",
 			Why: "the mesh's own: with the search domain corp.example. cut off, a short name of " + web,
 		}},
 		{"api.example.com.corp.example HTTPS", dnsproxy.Explanation{
-			Rows: []string{"N5", "N1", "A3"}, Rule: dnsproxy.RuleAutopath, Host: "api.example.com", Source: "table",
+			Rows: []string{"N5", "N1", "A3"}, Rule: table.RuleAutopath, Host: "api.example.com", Source: "table",
 			Why: "the mesh's own: with the search domain corp.example. cut off, the host's full name",
 		}},
 		{"api.example.com MX", dnsproxy.Explanation{
-			Rows: []string{"N1", "A4"}, Rule: dnsproxy.RuleExact, Host: "api.example.com", Source: "upstream",
+			Rows: []string{"N1", "A4"}, Rule: table.RuleExact, Host: "api.example.com", Source: "upstream",
 			Why: "the mesh's own: the host's full name; records other than addresses come from upstream",
 		}},
 		{"1.0.0.10.in-addr.arpa PTR", dnsproxy.Explanation{
-			Rows: []string{"N8"}, Rule: dnsproxy.RulePTR, Source: "table", Why: "an address of the table",
+			Rows: []string{"N8"}, Rule: table.RulePTR, Source: "table", Why: "an address of the table",
 		}},
 		{"x.api.example.com A", dnsproxy.Explanation{
-			Rows: []string{"N9"}, Rule: dnsproxy.RuleNone, Source: "upstream", Why: "in no table: forwarded",
+			Rows: []string{"N9"}, Rule: table.RuleNone, Source: "upstream", Why: "in no table: forwarded",
 		}},
 		{"localhost A", dnsproxy.Explanation{
-			Rows: []string{"N7"}, Rule: dnsproxy.RuleNone, Source: "self",
-			Why: "a special-use domain name is answered here, never from a table",
+			Rows: []string{"N7"}, Rule: table.RuleNone, Source: "self",
+			Why: "special-use domain name: nametap answers it itself, never from the table",
 		}},
 	} {
 		name, qtype, _ := strings.Cut(c.ask, " ")
@@ -77,7 +78,7 @@ func TestExplainBeforeSync(t *testing.T) { // C6
 		{dnsproxy.BeforeSyncServfail, "example.com", "self", "no table of mesh hosts has been received yet"},
 	} {
 		e := explain(t, newProxy(t, dnsproxy.Config{BeforeSync: c.mode}), c.name+" A")
-		if e.Source != c.source || e.Why != c.why || len(e.Rows) != 1 || e.Rows[0] != "C6" || e.Rule != dnsproxy.RuleNone {
+		if e.Source != c.source || e.Why != c.why || len(e.Rows) != 1 || e.Rows[0] != "C6" || e.Rule != table.RuleNone {
 			t.Errorf("%s with before-sync %s: %+v", c.name, c.mode, e)
 		}
 	}

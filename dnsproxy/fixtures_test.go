@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/nametap/nametap/api"
-	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/table"
 )
 
 // The fixtures are whole responses of istiod: wire bytes, and the same as JSON.
@@ -128,7 +128,7 @@ func TestFixturesAgree(t *testing.T) { // C2
 		for _, r := range resources(t, func(m proto.Message) error { return proto.Unmarshal(wire, m) }, delta) {
 			push = append(push, r.GetValue())
 		}
-		table, err := dnsproxy.NewTable("shop", "cluster.local", push)
+		table, err := table.New("shop", "cluster.local", push)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -8,10 +8,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nametap/nametap/dnsproxy/wire"
-
 	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 const (

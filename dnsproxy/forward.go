@@ -11,14 +11,13 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nametap/nametap/dnsproxy/wire"
-
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/reply"
 	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // staleAfter is how long nameservers have before all clients that could be given a

@@ -12,6 +12,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
@@ -25,8 +26,8 @@ func FuzzTable(f *testing.F) { // N7, N10
 	p := newProxy(f, dnsproxy.Config{})
 	f.Fuzz(func(t *testing.T, wire []byte, namespace, domain string) {
 		push := [][]byte{wire, wire[:len(wire)/2]}
-		one, err := dnsproxy.NewTable(namespace, domain, push)
-		two, again := dnsproxy.NewTable(namespace, domain, push)
+		one, err := table.New(namespace, domain, push)
+		two, again := table.New(namespace, domain, push)
 		if err != nil || again != nil {
 			if err == nil || again == nil || err.Error() != again.Error() {
 				t.Fatalf("one push: %v, then %v", err, again)
@@ -43,7 +44,7 @@ func FuzzTable(f *testing.F) { // N7, N10
 			if wildcard {
 				name = "f." + suffix
 			}
-			if e := explain(t, p, name+" A"); e.Rule == dnsproxy.RuleNone || e.Host != key && !wildcard && !strings.HasSuffix(key, ".") {
+			if e := explain(t, p, name+" A"); e.Rule == table.RuleNone || e.Host != key && !wildcard && !strings.HasSuffix(key, ".") {
 				t.Errorf("%q is listed, and answered by %s of %q", key, e.Rule, e.Host)
 			}
 		}

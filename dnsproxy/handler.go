@@ -6,11 +6,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nametap/nametap/dnsproxy/wire"
-
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy/reply"
+	"github.com/nametap/nametap/dnsproxy/table"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // holdTimeout is how long a query waits for the first table (BeforeSync).
@@ -23,7 +23,7 @@ type handler struct {
 	metrics    *metrics
 	beforeSync BeforeSync
 	autopath   Autopath
-	suffixes   suffixRules
+	suffixes   table.Suffixes
 	// meantSpecial are the suffixes within special-use zones that settings name.
 	meantSpecial []wire.Name
 	version      string
@@ -34,8 +34,8 @@ type handler struct {
 	// account.
 	origins *origins
 
-	table  *atomic.Pointer[Table] // nil in it before the first push
-	synced chan struct{}          // closed when the first table is in use
+	table  *atomic.Pointer[table.Table] // nil in it before the first push
+	synced chan struct{}                // closed when the first table is in use
 }
 
 // An arrival is how a query came.
@@ -69,7 +69,7 @@ func (h *handler) serve(packet []byte, from *arrival) []byte {
 
 // answer returns the response to a query, and its source.
 func (h *handler) answer(q *wire.Query, from *arrival) (response []byte, source string) {
-	d := h.decide(q.Question, h.table.Load(), new(scratch))
+	d := h.decide(q.Question, h.table.Load(), new(table.Scratch))
 	if d.action == actHold {
 		d = h.hold(q.Question)
 	}
@@ -97,7 +97,7 @@ func (h *handler) hold(q wire.Question) decision {
 	defer timer.Stop()
 	select {
 	case <-h.synced:
-		return h.decide(q, h.table.Load(), new(scratch))
+		return h.decide(q, h.table.Load(), new(table.Scratch))
 	case <-timer.C:
 	}
 	return decision{action: actReject, rcode: dns.RcodeServerFailure, reason: errNotSynced}
@@ -148,7 +148,7 @@ func (h *handler) forward(q *wire.Query, d decision, from *arrival) (response []
 
 // decides says what becomes of a question.
 func (h *handler) decides(q wire.Question) action {
-	d := h.decide(q, h.table.Load(), new(scratch))
+	d := h.decide(q, h.table.Load(), new(table.Scratch))
 	return d.action
 }
 

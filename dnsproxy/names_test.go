@@ -7,6 +7,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
@@ -117,8 +118,8 @@ func TestNoNamespace(t *testing.T) { // N2
 	}
 	p := &proxy{Server: server}
 	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
-	for name, want := range map[string]dnsproxy.Rule{
-		"web": dnsproxy.RuleNone, "web.shop": dnsproxy.RuleShortName, "web.shop.svc": dnsproxy.RuleShortName,
+	for name, want := range map[string]table.Rule{
+		"web": table.RuleNone, "web.shop": table.RuleShortName, "web.shop.svc": table.RuleShortName,
 	} {
 		if e := explain(t, p, name+" A"); e.Rule != want {
 			t.Errorf("%s is answered by %s, want %s", name, e.Rule, want)

@@ -3,9 +3,9 @@ package dnsproxy
 import (
 	"github.com/miekg/dns"
 
-	"github.com/nametap/nametap/dnsproxy/wire"
-
 	"github.com/nametap/nametap/dnsproxy/reply"
+	"github.com/nametap/nametap/dnsproxy/table"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // A transport is what a query came over.
@@ -31,7 +31,7 @@ func (t transport) String() string {
 type responder struct {
 	handler *handler
 	query   wire.Query
-	scratch scratch
+	scratch table.Scratch
 	// elsewhere reports whether the query was captured on its way to a nameserver that
 	// the cache does not speak for. It may ask the kernel; nil says that no query was.
 	elsewhere func() bool
@@ -53,11 +53,11 @@ func (r *responder) respond(dst, packet []byte, over transport) (response []byte
 		return dst, false
 	}
 	h := r.handler
-	table := h.table.Load()
-	if table == nil {
+	current := h.table.Load()
+	if current == nil {
 		return dst, false
 	}
-	switch d := h.decide(q.Question, table, &r.scratch); d.action {
+	switch d := h.decide(q.Question, current, &r.scratch); d.action {
 	case actAddresses, actPointers:
 		h.metrics.countAnswer(q.Type, over, dns.RcodeSuccess, sourceTable)
 		return h.respondOwn(dst, q, d, h.limit(q.UDPSize, over)), true
@@ -105,7 +105,7 @@ func (r *responder) goesElsewhere() bool { return r.elsewhere != nil && r.elsewh
 func (a *answerer) respondOwn(dst []byte, q *wire.Query, d decision, limit int) []byte {
 	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit, zone: d.zone}
 	if d.action == actPointers {
-		w.pointers(d.match.ptr)
+		w.pointers(d.match.Pointers)
 	} else {
 		w.addresses(d.match)
 	}

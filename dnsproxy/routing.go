@@ -10,11 +10,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/nametap/nametap/dnsproxy/wire"
-
 	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // A routing says whom to ask for a name, by resolv.conf and the settings. It never

@@ -17,6 +17,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -223,7 +224,7 @@ func TestResolvConfIsWatched(t *testing.T) { // F5
 	replace("nameserver 192.0.2.54\nnameserver 192.0.2.55\nsearch b.example\n")
 	wait.Until(t, "the new nameservers", func() bool { return upstreams() == "[192.0.2.54 192.0.2.55]" })
 	p.converse(t, []dialogue{{"web.b.example A", "web.b.example. CNAME web.shop.svc.cluster.local.; web.shop.svc.cluster.local. A 10.0.0.1"}})
-	if e := explain(t, p, "web.a.example A"); e.Rule != dnsproxy.RuleNone {
+	if e := explain(t, p, "web.a.example A"); e.Rule != table.RuleNone {
 		t.Errorf("web.a.example is still answered by %s", e.Rule)
 	}
 	replace("nothing that is of use\n")

@@ -13,7 +13,9 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/reply"
+	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // A Server answers DNS queries on its listeners. Make one with [New], give it
@@ -40,19 +42,22 @@ func New(cfg Config) (*Server, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	cluster, err := newCluster(cfg.Namespace, cfg.Domain)
+	cluster, err := table.NewCluster(cfg.Namespace, cfg.Domain)
 	if err != nil {
 		return nil, err
+	}
+	if _, ok := soaMailbox.Join(cluster.Domain); !ok { // the longest name that an SOA record adds to it
+		return nil, fmt.Errorf("domain %q: %w", cfg.Domain, wire.ErrLongName)
 	}
 	routes, err := parseRoutes(cfg.Routes)
 	if err != nil {
 		return nil, err
 	}
-	bypass, err := parseSuffixes("bypass", cfg.Bypass)
+	bypass, err := table.ParseSuffixes("bypass", cfg.Bypass)
 	if err != nil {
 		return nil, err
 	}
-	localOnly, err := parseSuffixes("local-only", cfg.LocalOnly)
+	localOnly, err := table.ParseSuffixes("local-only", cfg.LocalOnly)
 	if err != nil {
 		return nil, err
 	}
@@ -62,12 +67,12 @@ func New(cfg Config) (*Server, error) {
 				ttl:         uint32(cfg.TTL / time.Second), //nolint:gosec // validate bounds it
 				ednsUDPSize: uint16(cfg.EDNSUDPSize),       //nolint:gosec // validate bounds it
 				cluster:     cluster,
-				soaData:     newSOAData(cluster.domain, uint32(cfg.TTL/time.Second)), //nolint:gosec // validate bounds it
+				soaData:     newSOAData(cluster.Domain, uint32(cfg.TTL/time.Second)), //nolint:gosec // validate bounds it
 			},
-			table:      new(atomic.Pointer[Table]),
+			table:      new(atomic.Pointer[table.Table]),
 			beforeSync: cfg.BeforeSync,
 			autopath:   cfg.Autopath,
-			suffixes:   suffixRules{bypass: bypass, localOnly: localOnly},
+			suffixes:   table.Suffixes{Bypass: bypass, LocalOnly: localOnly},
 
 			meantSpecial: meantSpecial(append(routeSuffixes(routes), bypass...)),
 
@@ -218,22 +223,22 @@ func (s *Server) UpstreamStatus() []upstream.Status { return s.handler.forwarder
 // it does not keep resources.
 func (s *Server) Load(resources [][]byte) error {
 	start := time.Now()
-	before := s.handler.table.Load()
-	if before == nil {
-		before = newTable(s.handler.cluster)
+	previous := s.handler.table.Load()
+	if previous == nil {
+		previous = table.Empty(s.handler.cluster)
 	}
-	table, err := before.next(resources)
+	next, err := previous.Next(resources)
 	if err != nil {
 		return err
 	}
-	first := s.handler.table.Swap(table) == nil
+	first := s.handler.table.Swap(next) == nil
 	s.handler.forwarder.walks.Add(1) // walks end at names of the table
 	if first {
 		close(s.handler.synced)
 	}
 	s.handler.metrics.buildDuration.Observe(time.Since(start).Seconds())
-	s.handler.metrics.hosts.Set(float64(table.Len()))
-	skipped := table.Skipped()
+	s.handler.metrics.hosts.Set(float64(next.Len()))
+	skipped := next.Skipped()
 	s.handler.metrics.skipped.Set(float64(len(skipped)))
 	s.logSkipped(skipped)
 	return nil
@@ -242,7 +247,7 @@ func (s *Server) Load(resources [][]byte) error {
 // maxLoggedSkips bounds what one push can write to the log.
 const maxLoggedSkips = 20
 
-func (s *Server) logSkipped(skipped []Skipped) {
+func (s *Server) logSkipped(skipped []table.Skipped) {
 	for _, skip := range skipped[:min(len(skipped), maxLoggedSkips)] {
 		s.log.Warn("left out of the table", "key", skip.Key, "reason", skip.Reason)
 	}
@@ -252,4 +257,4 @@ func (s *Server) logSkipped(skipped []Skipped) {
 }
 
 // Table returns the table in use, nil before the first.
-func (s *Server) Table() *Table { return s.handler.table.Load() }
+func (s *Server) Table() *table.Table { return s.handler.table.Load() }

@@ -4,13 +4,12 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/nametap/nametap/dnsproxy/wire"
-
 	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 var (
-	errSpecial  = errors.New("a special-use domain name is answered here, never from a table")
 	errTransfer = errors.New("no zone transfers are given of names that are answered here")
 )
 

@@ -9,6 +9,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/table"
 )
 
 // loopback6 is the PTR name of ::1.
@@ -66,7 +67,7 @@ func TestSpecialNamesAreAnswered(t *testing.T) { // N7
 			}
 		}
 		for _, ask := range []string{"localhost A", "a.onion TXT", "_dns.resolver.arpa SVCB", "1.0.0.127.in-addr.arpa PTR"} {
-			if e := explain(t, p, ask); fmt.Sprint(e.Rows) != "[N7]" || e.Source != "self" || e.Rule != dnsproxy.RuleNone {
+			if e := explain(t, p, ask); fmt.Sprint(e.Rows) != "[N7]" || e.Source != "self" || e.Rule != table.RuleNone {
 				t.Errorf("%s is explained by %v from %s: %s", ask, e.Rows, e.Source, e.Why)
 			}
 		}

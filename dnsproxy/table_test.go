@@ -13,6 +13,7 @@ import (
 
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/table"
 )
 
 // contested is a push in which several entries claim one name; every element is
@@ -82,7 +83,7 @@ func TestPrecedence(t *testing.T) { // N7
 		{"first A", "first. A 10.0.0.9"},
 		{"second A", forwarded},
 	})
-	want := []dnsproxy.Collision{
+	want := []table.Collision{
 		{Name: "*.wild.example.com.", Winner: "*.Wild.example.com", Loser: "*.wild.example.com"},
 		{Name: "a.x.", Winner: "a.cluster.local", Loser: "b.cluster.local"},
 		{Name: "a.x.svc.", Winner: "a.cluster.local", Loser: "b.cluster.local"},
@@ -107,14 +108,14 @@ func TestPrecedence(t *testing.T) { // N7
 }
 
 // tableText is all that a table says of itself.
-func tableText(t *testing.T, table *dnsproxy.Table) string {
+func tableText(t *testing.T, current *table.Table) string {
 	t.Helper()
 	var lines []string
-	for key, info := range table.NameTable().GetTable() {
+	for key, info := range current.NameTable().GetTable() {
 		lines = append(lines, fmt.Sprint(key, info.GetIps(), info.GetRegistry(), info.GetShortname(), info.GetNamespace()))
 	}
 	slices.Sort(lines)
-	return fmt.Sprintf("%d\n%s\n%v\n%v", table.Len(), strings.Join(lines, "\n"), table.Collisions(), table.Skipped())
+	return fmt.Sprintf("%d\n%s\n%v\n%v", current.Len(), strings.Join(lines, "\n"), current.Collisions(), current.Skipped())
 }
 
 func TestLoadOrder(t *testing.T) { // N7
@@ -136,7 +137,7 @@ func TestLoadOrder(t *testing.T) { // N7
 			push = append(push, slices.Concat(entries...))
 		}
 		rand.Shuffle(len(push), func(i, j int) { push[i], push[j] = push[j], push[i] })
-		table, err := dnsproxy.NewTable("shop", "cluster.local", push)
+		table, err := table.New("shop", "cluster.local", push)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -227,7 +228,7 @@ func TestKeys(t *testing.T) { // N10
 	if p.Table().Len() != 12 || p.count(t, "nametap_table_hosts") != 12 {
 		t.Errorf("%d hosts, want 12", p.Table().Len())
 	}
-	if !strings.Contains(log.String(), `key=.example reason="no valid name: a label is empty"`) {
+	if !strings.Contains(log.String(), `key=.example reason="not a valid name: a label is empty"`) {
 		t.Errorf("the log does not name the key:\n%s", log)
 	}
 	if lines := strings.Count(log.String(), `msg="left out of the table`); lines != 21 || !strings.Contains(log.String(), "count=5") {
@@ -258,7 +259,7 @@ func TestNameTable(t *testing.T) { // R5
 	t.Parallel()
 	alt := service("old", "bank", "10.0.0.4")
 	alt.AltHosts = []string{"Legacy"} //nolint:staticcheck // Istio's control planes up to 1.9 still fill it.
-	table, err := dnsproxy.NewTable("Shop", "shop.svc.cluster.local", [][]byte{hosts{
+	table, err := table.New("Shop", "shop.svc.cluster.local", [][]byte{hosts{
 		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.2", "2001:db8::1", "10.0.0.1", "10.0.0.2"),
 		"DB.bank.svc.cluster.local":  service("DB", "bank", "10.0.0.3"),
 		"old.cluster.local":          alt,
@@ -310,10 +311,10 @@ func TestNewTableRefuses(t *testing.T) { // R7
 		{"a.b", "cluster.local", `namespace "a.b"`},
 		{"*", "cluster.local", `namespace "*"`},
 		{"shop", long + ".x", "domain "},
-		{"shop", long[2*2:], "domain "}, // with no room for the names of an SOA record
+		{"shop", long[2*2:], `namespace "shop"`},
 		{strings.Repeat("n", 63), long[2*20:], "namespace "},
 	} {
-		_, err := dnsproxy.NewTable(c.namespace, c.domain, nil)
+		_, err := table.New(c.namespace, c.domain, nil)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("namespace %q, domain %q: %v", c.namespace, c.domain, err)
 		}

@@ -11,11 +11,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nametap/nametap/dnsproxy/wire"
-
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy/sockets"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // Times of a client's connection.

@@ -4,9 +4,10 @@ import (
 	"encoding/binary"
 	"math/rand/v2"
 
-	"github.com/nametap/nametap/dnsproxy/wire"
-
 	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/table"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // A writer makes one response to an own name, in wire form.
@@ -35,24 +36,24 @@ const fixedLen = 12
 // addresses writes the response for a host: its addresses of the type asked for,
 // below the CNAME of an autopath name; without any, the SOA that lets the answer
 // be cached (RFC 2308).
-func (w *writer) addresses(m match) {
+func (w *writer) addresses(m table.Match) {
 	w.begin()
 	owner := questionName
-	if m.rule == RuleAutopath {
+	if m.Rule == table.RuleAutopath {
 		owner = w.cname(m)
 	}
 	var v4, v6 []byte
 	switch w.query.Type {
 	case dns.TypeA:
-		v4 = m.host.v4
+		v4 = m.Host.V4
 	case dns.TypeAAAA:
-		v6 = m.host.v6
+		v6 = m.Host.V6
 	case dns.TypeANY:
-		v4, v6 = m.host.v4, m.host.v6
+		v4, v6 = m.Host.V4, m.Host.V6
 	}
 	switch {
 	case len(v4)+len(v6) == 0:
-		w.soa(w.apex(owner, m.owner(w.query.Name)))
+		w.soa(w.apex(owner, m.Owner(w.query.Name)))
 	default:
 		w.shuffled(owner, dns.TypeA, v4)
 		w.shuffled(owner, dns.TypeAAAA, v6)
@@ -157,17 +158,17 @@ func (w *writer) record(owner, rrtype uint16, dataLen int) bool {
 // the name without the search domain, as the client spelled it, or the host's FQDN if
 // that is a short name. systemd-resolved takes a CNAME from a name to its own first
 // label for a loop.
-func (w *writer) cname(m match) (target uint16) {
-	n := len(m.target)
-	if m.base == RuleShortName {
-		n = len(m.host.name)
+func (w *writer) cname(m table.Match) (target uint16) {
+	n := len(m.Target)
+	if m.Base == table.RuleShortName {
+		n = len(m.Host.Name)
 	}
 	if !w.record(questionName, dns.TypeCNAME, n+1) {
 		return questionName
 	}
 	target = wire.PointerBits | uint16(len(w.buf)-w.start) //nolint:gosec // header, question and one record
-	if m.base == RuleShortName {
-		w.buf = append(w.buf, m.host.name...)
+	if m.Base == table.RuleShortName {
+		w.buf = append(w.buf, m.Host.Name...)
 	} else {
 		w.buf = append(w.buf, w.query.Packet[wire.HeaderLen:wire.HeaderLen+n]...)
 	}
@@ -198,7 +199,7 @@ func (w *writer) soa(owner uint16) {
 // uniformly from all, so that clients that take the first spread over all. If not
 // all fit it is a uniform sample.
 func (w *writer) shuffled(owner, rrtype uint16, packed []byte) {
-	size := addressLen(rrtype)
+	size := wire.AddressLen(rrtype)
 	first := len(w.buf) + fixedLen // where the first address comes to stand
 	slot := func(i int) []byte { return w.buf[first+i*(fixedLen+size):][:size] }
 	written := 0
@@ -225,13 +226,4 @@ func (w *writer) shuffled(owner, rrtype uint16, packed []byte) {
 			copy(slot(j), address)
 		}
 	}
-}
-
-// addressLen is the length of the data of an A or AAAA record.
-func addressLen(rrtype uint16) int {
-	const v4, v6 = 4, 16
-	if rrtype == dns.TypeA {
-		return v4
-	}
-	return v6
 }

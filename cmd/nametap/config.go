@@ -13,7 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nametap/nametap/agent"
-	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/internal/version"
@@ -86,7 +86,7 @@ func (o *options) completeNode(cfg *agent.Config) error {
 	if node.IPs, err = agent.InstanceIPs(o.instanceIP); err != nil {
 		return err
 	}
-	domain, err := dnsproxy.ClusterDomain(node.Namespace, cfg.DNS.Domain)
+	domain, err := table.ClusterDomain(node.Namespace, cfg.DNS.Domain)
 	if err != nil {
 		return err
 	}

@@ -49,3 +49,12 @@ func AppendOPT(dst []byte, udpSize uint16, ttl uint32) []byte {
 	dst = binary.BigEndian.AppendUint32(dst, ttl)
 	return binary.BigEndian.AppendUint16(dst, 0)
 }
+
+// AddressLen returns the length in bytes of the data of an A or AAAA record.
+func AddressLen(rrtype uint16) int {
+	const v4, v6 = 4, 16
+	if rrtype == dns.TypeA {
+		return v4
+	}
+	return v6
+}

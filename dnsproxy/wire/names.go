@@ -167,6 +167,16 @@ func (n Name) Below(suffix Name) bool {
 	return n == suffix
 }
 
+// BelowAny returns the first of suffixes that n is or is below.
+func (n Name) BelowAny(suffixes []Name) (suffix Name, found bool) {
+	for _, suffix := range suffixes {
+		if n.Below(suffix) {
+			return suffix, true
+		}
+	}
+	return Root, false
+}
+
 // Dots returns the number of dots between n's labels, which resolv.conf's ndots is
 // compared with.
 func (n Name) Dots() int {

@@ -1,6 +1,12 @@
 package wire
 
-import "strings"
+import (
+	"errors"
+	"strings"
+)
+
+// ErrSpecial says why a special-use name is not looked up in a table and not forwarded.
+var ErrSpecial = errors.New("special-use domain name: nametap answers it itself, never from the table")
 
 // The special-use zones that nametap answers itself: those of RFC 6761 (localhost,
 // invalid), RFC 7686 (onion) and RFC 9462 (resolver.arpa, which would direct clients to the

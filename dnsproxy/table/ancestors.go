@@ -1,11 +1,11 @@
-package dnsproxy
+package table
 
 import "github.com/nametap/nametap/dnsproxy/wire"
 
-// hasBelow reports whether a name is an ancestor of a host's name, of a wildcard or of a
-// short name. Such a name exists (RFC 8020, RFC 4592). The first call for a table takes
-// as long as a look at all its hosts.
-func (t *Table) hasBelow(name wire.Name) bool {
+// HasBelow reports whether name is an ancestor of a host's name, a wildcard or a short
+// name. Such a name exists without records (RFC 8020, RFC 4592). The first call for a table
+// walks all its hosts.
+func (t *Table) HasBelow(name wire.Name) bool {
 	t.descended.Do(t.findAncestors)
 	_, found := t.ancestors[name]
 	return found
@@ -25,9 +25,9 @@ func (t *Table) findAncestors() {
 	}
 	var heads [3]wire.Name
 	for h := range t.all {
-		add(h.name)
+		add(h.Name)
 		if h.derived() {
-			for _, name := range t.cluster.heads(h.name, heads[:0]) {
+			for _, name := range t.Cluster.heads(h.Name, heads[:0]) {
 				add(name)
 			}
 		}

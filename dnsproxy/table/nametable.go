@@ -1,4 +1,4 @@
-package dnsproxy
+package table
 
 import (
 	"fmt"
@@ -6,11 +6,10 @@ import (
 	"unicode/utf8"
 	"unsafe"
 
-	"github.com/nametap/nametap/dnsproxy/wire"
-
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // The fields of a NameTable on the wire; api/nds.proto explains them.
@@ -27,8 +26,8 @@ const (
 	fieldAltHosts  = 5
 )
 
-// wireEntries yields the entries of a NameTable in wire form, as views of it. After
-// an error it yields no more.
+// wireEntries yields the entries of a NameTable in wire form, as views of it. An error is
+// the last thing it yields.
 func wireEntries(table []byte) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
 		for len(table) > 0 {
@@ -38,7 +37,7 @@ func wireEntries(table []byte) iter.Seq2[[]byte, error] {
 				return
 			}
 			table = table[n:]
-			// Another field is of a later version of the message.
+			// Other fields are those of later versions of the message.
 			if field == fieldTable && !yield(value, nil) {
 				return
 			}
@@ -46,7 +45,7 @@ func wireEntries(table []byte) iter.Seq2[[]byte, error] {
 	}
 }
 
-// A wireEntry is an entry by its parts, views of it.
+// A wireEntry is an entry of the map: views of its key and of its value.
 type wireEntry struct{ key, info []byte }
 
 // parseWireEntry splits an entry of the map into key and value.
@@ -67,8 +66,9 @@ func parseWireEntry(b []byte) (entry wireEntry, err error) {
 	return entry, nil
 }
 
-// consumeField reads one field. value is that of a field of bytes, nil of others,
-// which no field of ours is; n is its length, negative for an error.
+// consumeField parses the field at the start of b. value is nil unless the field is
+// length-delimited, as all fields of a NameTable are. n is the field's length in bytes,
+// negative for an error.
 func consumeField(b []byte) (field protowire.Number, value []byte, n int) {
 	field, kind, tagLen := protowire.ConsumeTag(b)
 	if tagLen < 0 {
@@ -77,7 +77,7 @@ func consumeField(b []byte) (field protowire.Number, value []byte, n int) {
 	if kind == protowire.BytesType {
 		value, n = protowire.ConsumeBytes(b[tagLen:])
 	} else {
-		// What has the number of a field of ours and not its type is not ours.
+		// A field with a known number and another wire type is unknown.
 		field, n = 0, protowire.ConsumeFieldValue(field, kind, b[tagLen:])
 	}
 	if n < 0 {
@@ -86,14 +86,14 @@ func consumeField(b []byte) (field protowire.Number, value []byte, n int) {
 	return field, value, tagLen + n
 }
 
-// A nameInfo is a NameInfo in Go's form. Its texts are views of the push.
+// A nameInfo is a parsed NameInfo. Its strings are views of the push.
 type nameInfo struct {
 	ips      []string
 	altHosts []string
 	hostInfo
 }
 
-// parse reads a NameInfo in wire form. It keeps the room of its lists.
+// parse parses a NameInfo in wire form. It reuses the capacity of the lists.
 func (info *nameInfo) parse(b []byte) error {
 	*info = nameInfo{ips: info.ips[:0], altHosts: info.altHosts[:0]}
 	for len(b) > 0 {
@@ -106,7 +106,7 @@ func (info *nameInfo) parse(b []byte) error {
 			continue
 		}
 		if !utf8.Valid(value) {
-			return fmt.Errorf("field %d of a NameInfo: %q is no UTF-8", field, value)
+			return fmt.Errorf("field %d of a NameInfo: %q is not UTF-8", field, value)
 		}
 		text := viewString(value)
 		switch field {
@@ -125,23 +125,23 @@ func (info *nameInfo) parse(b []byte) error {
 	return nil
 }
 
-// viewString returns b as a string without a copy; b must not change while the
-// string is in use, which for the bytes of a push is for ever.
+// viewString returns b as a string without a copy. b must not change while the string is
+// in use.
 func viewString(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
-// NameTable returns the table as a NameTable: every host under the key that the
-// control plane gave it, and the short names that answer as entries of their
-// own, as Istio's agent shows them. The caller owns the result.
+// NameTable returns the table as a NameTable: every host under the key that the control
+// plane gave it and, as Istio's agent shows them, the short names that answer as entries of
+// their own. The caller owns the result.
 func (t *Table) NameTable() *api.NameTable {
 	out := &api.NameTable{Table: make(map[string]*api.NameTable_NameInfo, 3*t.Len())}
 	var names [3]wire.Name
 	for h := range t.all {
-		info := h.info(&t.cluster)
+		info := h.info(&t.Cluster)
 		out.Table[info.key] = &api.NameTable_NameInfo{
 			Ips: addressTexts(&h), Registry: info.registry, Shortname: info.shortname, Namespace: info.namespace,
 		}
 		if h.derived() {
-			for _, name := range t.cluster.heads(h.name, names[:0]) {
+			for _, name := range t.Cluster.heads(h.Name, names[:0]) {
 				t.listShortName(out, name, &h)
 			}
 		}
@@ -154,14 +154,14 @@ func (t *Table) NameTable() *api.NameTable {
 	return out
 }
 
-// listShortName puts name in out if it is h that answers it.
-func (t *Table) listShortName(out *api.NameTable, name wire.Name, h *host) {
-	if m := t.lookup(name, nil, &suffixRules{}, new(scratch)); m.rule != RuleNone && m.host.name == h.name {
-		out.Table[name.String()] = &api.NameTable_NameInfo{Ips: addressTexts(h), Registry: h.info(&t.cluster).registry}
+// listShortName adds name to out if a lookup of it finds h.
+func (t *Table) listShortName(out *api.NameTable, name wire.Name, h *Host) {
+	if m := t.Lookup(name, nil, &Suffixes{}, new(Scratch)); m.Rule != RuleNone && m.Host.Name == h.Name {
+		out.Table[name.String()] = &api.NameTable_NameInfo{Ips: addressTexts(h), Registry: h.info(&t.Cluster).registry}
 	}
 }
 
-func addressTexts(h *host) []string {
+func addressTexts(h *Host) []string {
 	var texts []string
 	for addr := range h.addresses() {
 		texts = append(texts, addr.String())

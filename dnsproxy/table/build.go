@@ -1,4 +1,4 @@
-package dnsproxy
+package table
 
 import (
 	"bytes"
@@ -13,29 +13,28 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// NewTable builds a table from NameTables in wire form, as one push holds them.
-// namespace and domain are the agent's own, as in [Config].
+// New builds a table from the NameTables of one push, in wire form. namespace and domain
+// are those of the agent, as [NewCluster] takes them.
 //
-// Keys that are no names and addresses that do not parse are left out and listed
-// by [Table.Skipped]; the rest counts. An error means that nothing could be
-// used: bytes that are no NameTable, or a bad namespace or domain. Nothing of
-// resources is kept.
-func NewTable(namespace, domain string, resources [][]byte) (*Table, error) {
-	c, err := newCluster(namespace, domain)
+// Keys that are not valid names and addresses that do not parse are left out and listed by
+// [Table.Skipped]. An error means that no entry could be used: the bytes are not a
+// NameTable, or the namespace or domain is not valid. The table does not keep resources.
+func New(namespace, domain string, resources [][]byte) (*Table, error) {
+	c, err := NewCluster(namespace, domain)
 	if err != nil {
 		return nil, err
 	}
-	return newTable(c).next(resources)
+	return Empty(c).Next(resources)
 }
 
-// newTable returns an empty table, for others to be built after.
-func newTable(c cluster) *Table { return &Table{cluster: c, seed: maphash.MakeSeed()} }
+// Empty returns a table without hosts, the predecessor of the first one.
+func Empty(c Cluster) *Table { return &Table{Cluster: c, seed: maphash.MakeSeed()} }
 
-// next builds the table of a push. Shards whose entries are those of t are shared
-// with it, so a push that changes little costs little; one that changes nothing gives
-// t itself.
-func (t *Table) next(resources [][]byte) (*Table, error) {
-	b := builder{cluster: &t.cluster, seed: t.seed}
+// Next builds the table of a push: the NameTables of resources, in wire form, as in [New].
+// It shares with t every shard whose entries are unchanged, and returns t itself if all
+// are.
+func (t *Table) Next(resources [][]byte) (*Table, error) {
+	b := builder{cluster: &t.Cluster, seed: t.seed}
 	if err := b.assign(resources); err != nil {
 		return nil, err
 	}
@@ -48,7 +47,7 @@ func (t *Table) next(resources [][]byte) (*Table, error) {
 	if len(changed) == 0 {
 		return t, nil
 	}
-	next := &Table{cluster: t.cluster, seed: t.seed, shards: t.shards}
+	next := &Table{Cluster: t.Cluster, seed: t.seed, shards: t.shards}
 	entries, err := b.collect(resources, changed)
 	if err != nil {
 		return nil, err
@@ -70,27 +69,26 @@ func (t *Table) next(resources [][]byte) (*Table, error) {
 	return next, nil
 }
 
-// A builder builds shards. Its result depends on the set of entries alone, not on
-// their order: entries are sorted before any may win over another.
+// A builder builds shards. Its result depends on the set of entries and not on their order:
+// entries are sorted before one of them wins a contested name.
 type builder struct {
-	cluster *cluster
+	cluster *Cluster
 	seed    maphash.Seed
 	digests [shardCount]digest
-	// shards has the shard of every entry, in the order of the push.
+	// shards is the shard of every entry, in the order of the push.
 	shards []uint8
 
-	// Room for one shard's candidates, and for its records before their length is
-	// known.
+	// Buffers for one shard.
 	candidates []candidate
 	names      []byte
 	packed     []byte
 	records    []byte
-	// Room for one entry.
+	// Buffers for one entry.
 	info   nameInfo
 	v4, v6 []netip.Addr
 }
 
-// assign finds the shard of every entry, and the digests of the shards.
+// assign determines the shard of every entry and the digest of every shard.
 func (b *builder) assign(resources [][]byte) error {
 	var name [wire.MaxNameLen]byte
 	for i, table := range resources {
@@ -112,21 +110,21 @@ func (b *builder) assign(resources [][]byte) error {
 	return nil
 }
 
-// foldKey appends the name that key has if it is a name, in the form of a wire.Name;
-// for all others something that depends on key alone.
+// foldKey appends the wire.Name of key to dst if key is a valid name, and otherwise bytes
+// that depend on key only: enough to choose a shard.
 func foldKey(dst []byte, key string) []byte {
 	key = strings.TrimSuffix(key, ".")
 	return foldText(dst, key[:min(len(key), wire.MaxNameLen-1)])
 }
 
-// foldText appends the name that text has if it is a hostname, for which it does not
-// look, and has no dot at its end.
+// foldText appends the wire.Name of text to dst if text is a hostname without a trailing
+// dot, which the caller has to check.
 func foldText(dst []byte, text string) []byte {
-	label := len(dst) // where the length of the label comes to stand
+	label := len(dst) // offset of the label's length
 	dst = append(append(dst, '.'), text...)
 	for i := label + 1; i < len(dst); i++ {
 		if dst[i] == '.' {
-			dst[label] = byte(i - label - 1) //nolint:gosec // cut, for what is no name
+			dst[label] = byte(i - label - 1) //nolint:gosec // truncated if text is not a name
 			label = i
 		}
 		dst[i] = wire.FoldByte(dst[i])
@@ -135,7 +133,7 @@ func foldText(dst []byte, text string) []byte {
 	return dst
 }
 
-// collect returns the entries of the shards that changed, in wire form.
+// collect returns the entries, in wire form, of the shards that changed.
 func (b *builder) collect(resources [][]byte, changed []int) (*[shardCount][][]byte, error) {
 	var entries [shardCount][][]byte
 	for _, i := range changed {
@@ -145,7 +143,7 @@ func (b *builder) collect(resources [][]byte, changed []int) (*[shardCount][][]b
 	for _, table := range resources {
 		for raw, err := range wireEntries(table) {
 			if err != nil {
-				return nil, err // not reached: assign has read it
+				return nil, err // not reached: assign has parsed it
 			}
 			at := b.shards[n]
 			n++
@@ -157,9 +155,9 @@ func (b *builder) collect(resources [][]byte, changed []int) (*[shardCount][][]b
 	return &entries, nil
 }
 
-// A candidate is an entry that can be in a table.
+// A candidate is a valid entry of a push.
 type candidate struct {
-	host
+	Host
 	info     hostInfo
 	altHosts []string
 }
@@ -184,9 +182,9 @@ func (b *builder) shard(entries [][]byte) (shard, error) {
 	s.index = newIndex(len(b.candidates))
 	for i := range b.candidates {
 		c := &b.candidates[i]
-		hash := maphash.String(b.seed, string(c.name))
-		if winner, taken := s.find(hash, c.name); taken {
-			s.collisions = append(s.collisions, collision(c.name, winner.info(b.cluster).key, c.info.key))
+		hash := maphash.String(b.seed, string(c.Name))
+		if winner, taken := s.find(hash, c.Name); taken {
+			s.collisions = append(s.collisions, collision(c.Name, winner.info(b.cluster).key, c.info.key))
 			continue
 		}
 		s.add(hash, c, b.cluster)
@@ -202,20 +200,20 @@ func newIndex(n int) []uint32 {
 		return nil
 	}
 	size := 1
-	for size*3 < n*4 { // at most three quarters are taken
+	for size*3 < n*4 { // at most three quarters of the slots are used
 		size *= 2
 	}
 	return make([]uint32, max(size, 2))
 }
 
-// add puts a host into a shard that has room for it and does not have its name.
-func (s *shard) add(hash uint64, c *candidate, cl *cluster) {
+// add adds a host whose name is not in the shard; the index must have a free slot.
+func (s *shard) add(hash uint64, c *candidate, cl *Cluster) {
 	mask := uint64(len(s.index) - 1)
 	i := hash & mask
 	for s.index[i] != 0 {
 		i = (i + 1) & mask
 	}
-	s.index[i] = uint32(len(s.records)) + 1 //nolint:gosec // a push is shorter
+	s.index[i] = uint32(len(s.records)) + 1 //nolint:gosec // a push is below 4 GiB
 	s.records = c.appendRecord(s.records, &c.info)
 	if c.wildcard() {
 		s.wildcards++
@@ -225,8 +223,9 @@ func (s *shard) add(hash uint64, c *candidate, cl *cluster) {
 	s.claims = append(s.claims, c.claims(cl)...)
 }
 
-// claims returns the names of a host that cannot be derived from its FQDN.
-func (c *candidate) claims(cl *cluster) []claim {
+// claims returns the names of a host that cannot be derived from its FQDN, which the table
+// therefore stores.
+func (c *candidate) claims(cl *Cluster) []claim {
 	if c.flags&flagLocal == 0 {
 		return nil
 	}
@@ -234,7 +233,7 @@ func (c *candidate) claims(cl *cluster) []claim {
 	add := func(text string) {
 		if name, err := wire.ParseHostname(text); err == nil && !name.Special() {
 			claims = append(claims, claim{
-				name: name, fqdn: wire.Name(strings.Clone(string(c.name))), key: strings.Clone(c.info.key),
+				name: name, fqdn: wire.Name(strings.Clone(string(c.Name))), key: strings.Clone(c.info.key),
 			})
 		}
 	}
@@ -249,16 +248,16 @@ func (c *candidate) claims(cl *cluster) []claim {
 	return claims
 }
 
-// compare orders candidates for a name, the winner first.
+// compare orders the candidates for one name by precedence (N7).
 func (c *candidate) compare(other *candidate) int {
 	return cmp.Or(
-		cmp.Compare(c.name, other.name),
-		// Those of the registry Kubernetes first.
+		cmp.Compare(c.Name, other.Name),
+		// The registry Kubernetes wins.
 		-cmp.Compare(c.flags&flagKubernetes, other.flags&flagKubernetes),
 		cmp.Compare(c.info.key, other.info.key),
-		// One key can come in two NameTables of a push.
-		bytes.Compare(c.v4, other.v4),
-		bytes.Compare(c.v6, other.v6),
+		// One key can be in two NameTables of a push.
+		bytes.Compare(c.V4, other.V4),
+		bytes.Compare(c.V6, other.V6),
 		cmp.Compare(c.info.registry, other.info.registry),
 		cmp.Compare(c.info.namespace, other.info.namespace),
 		cmp.Compare(c.info.shortname, other.info.shortname),
@@ -266,43 +265,43 @@ func (c *candidate) compare(other *candidate) int {
 	)
 }
 
-// errNoAddress says that a host has nothing to answer with.
+// errNoAddress is the error for a host without a usable address.
 var errNoAddress = errors.New("no address")
 
-// addCandidate makes a candidate of b.info, unless it can be of no use; what is wrong
-// with it is noted in s.
+// addCandidate makes b.info a candidate if it is valid. It records in s what is wrong with
+// it.
 func (b *builder) addCandidate(s *shard) {
 	key := b.info.key
 	start := len(b.names)
 	names, wildcard, err := wire.AppendHost(b.names, key)
 	if err != nil {
-		s.skip(key, "no valid name: "+err.Error())
+		s.skip(key, "not a valid name: "+err.Error())
 		return
 	}
 	b.names = names
-	c := candidate{host: host{name: wire.Name(viewString(names[start:]))}, info: b.info.hostInfo}
-	if c.name.Special() {
-		s.skip(key, errSpecial.Error())
+	c := candidate{Host: Host{Name: wire.Name(viewString(names[start:]))}, info: b.info.hostInfo}
+	if c.Name.Special() {
+		s.skip(key, wire.ErrSpecial.Error())
 		return
 	}
 	if b.addresses(s) != nil {
-		return // as if the control plane had left it out, which Istio's does
+		return // Istio's control plane leaves out hosts without addresses (N11)
 	}
-	c.v4, c.v6 = b.pack(b.v4), b.pack(b.v6)
+	c.V4, c.V6 = b.pack(b.v4), b.pack(b.v6)
 	if c.info.registry == registryKubernetes {
 		c.flags |= flagKubernetes
 	}
 	if wildcard {
 		c.flags |= flagWildcard
 	} else {
-		c.flags |= b.cluster.place(c.name, &c.info)
+		c.flags |= b.cluster.place(c.Name, &c.info)
 	}
 	c.altHosts = slices.Clone(b.info.altHosts)
 	b.skipClaims(s, &c)
 	b.candidates = append(b.candidates, c)
 }
 
-// skipClaims notes the short names of a host that no table can hold.
+// skipClaims records in s the short names of a host that are not valid.
 func (b *builder) skipClaims(s *shard, c *candidate) {
 	if c.flags&flagLocal == 0 {
 		return
@@ -310,9 +309,9 @@ func (b *builder) skipClaims(s *shard, c *candidate) {
 	texts := c.altHosts
 	if c.derived() {
 		var heads [3]wire.Name
-		for _, name := range b.cluster.heads(c.name, heads[:0]) {
+		for _, name := range b.cluster.heads(c.Name, heads[:0]) {
 			if name.Special() {
-				s.skip(c.info.key, fmt.Sprintf("short name %q: %v", strings.TrimSuffix(name.String(), "."), errSpecial))
+				s.skip(c.info.key, fmt.Sprintf("short name %q: %v", strings.TrimSuffix(name.String(), "."), wire.ErrSpecial))
 			}
 		}
 	} else {
@@ -321,19 +320,19 @@ func (b *builder) skipClaims(s *shard, c *candidate) {
 	for _, text := range texts {
 		switch name, err := wire.ParseHostname(text); {
 		case err != nil:
-			s.skip(c.info.key, fmt.Sprintf("short name %q is no valid name: %v", text, err))
+			s.skip(c.info.key, fmt.Sprintf("short name %q is not a valid name: %v", text, err))
 		case name.Special():
-			s.skip(c.info.key, fmt.Sprintf("short name %q: %v", text, errSpecial))
+			s.skip(c.info.key, fmt.Sprintf("short name %q: %v", text, wire.ErrSpecial))
 		}
 	}
 }
 
-// addresses reads the addresses of b.info.
+// addresses parses the addresses of b.info into b.v4 and b.v6.
 func (b *builder) addresses(s *shard) error {
 	b.v4, b.v6 = b.v4[:0], b.v6[:0]
 	for _, ip := range b.info.ips {
 		addr, err := netip.ParseAddr(ip)
-		zone := addr.Zone() // which Unmap drops
+		zone := addr.Zone() // Unmap drops it
 		switch addr = addr.Unmap(); {
 		case err != nil || zone != "":
 			s.skip(b.info.key, fmt.Sprintf("address %q is neither IPv4 nor IPv6", ip))
@@ -367,8 +366,8 @@ func collision(name wire.Name, winner, loser string) Collision {
 	return Collision{Name: text, Winner: winner, Loser: strings.Clone(loser)}
 }
 
-// pack returns the bytes of addrs, all of one family, sorted and without
-// duplicates, in the room for one shard's. It sorts addrs.
+// pack appends the bytes of addrs, all of one family, to b.packed and returns them, sorted
+// and without duplicates. It sorts addrs.
 func (b *builder) pack(addrs []netip.Addr) []byte {
 	slices.SortFunc(addrs, netip.Addr.Compare)
 	start := len(b.packed)

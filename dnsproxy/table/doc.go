@@ -1,0 +1,17 @@
+// Package table holds the mesh's names. A [Table] is immutable: the next one is built from a
+// push by [Table.Next] and shares with its predecessor every shard that the push did not
+// change, so a push that changes one host of 100,000 builds some 400 anew.
+//
+// A host is stored once, under its FQDN. Short names, search-list expansions and PTR names
+// are derived at query time, so they cost lookups and no memory.
+//
+//	table.go      Table and Lookup: FQDN, wildcard, short name, search domain
+//	reverse.go    from an address to its hosts, for PTR queries
+//	shard.go      hosts by the hash of their names
+//	host.go       the record of one host
+//	cluster.go    the domain names that short names are derived with
+//	ancestors.go  names that exist only because other names are below them
+//	suffixes.go   which suffixes the settings give to nameservers or keep from them
+//	build.go      the next table from a push
+//	nametable.go  NameTables in wire form; the only file that imports api
+package table

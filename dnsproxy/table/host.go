@@ -1,0 +1,202 @@
+package table
+
+import (
+	"bytes"
+	"encoding/binary"
+	"iter"
+	"net/netip"
+	"slices"
+	"strings"
+	"unsafe"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
+)
+
+// registryKubernetes is the NameInfo.registry of a Service, registryExternal that of a
+// ServiceEntry's host.
+const (
+	registryKubernetes = "Kubernetes"
+	registryExternal   = "External"
+)
+
+// hostFlags describe a host.
+type hostFlags uint8
+
+// The flags of a host.
+const (
+	flagKubernetes hostFlags = 1 << iota // of the registry Kubernetes
+	flagWildcard                         // *.suffix
+	flagLocal                            // a Service below the cluster domain: it has short names
+	flagDerived                          // its short names can be derived from its FQDN
+	flagTexts                            // its texts are stored because they cannot be derived
+)
+
+// A Host is one entry of a table: a view of its record, valid as long as the table. It
+// must not be changed.
+//
+// A record consists of the flags, the length of the name, the name, the numbers of IPv4 and
+// IPv6 addresses as varints, the addresses and, with flagTexts, key, registry, short name
+// and namespace, each with its length as a varint before it.
+type Host struct {
+	flags  hostFlags
+	Name   wire.Name // folded; a wildcard's begins with wire.WildcardLabel
+	V4, V6 []byte    // packed addresses, sorted, without duplicates
+	texts  []byte
+}
+
+// recordNameOffset is the offset of the name in a record.
+const recordNameOffset = 2
+
+// viewHost returns the host whose record is at the start of b.
+func viewHost(b []byte) Host {
+	n := int(b[1])
+	h := Host{
+		flags: hostFlags(b[0]),
+		// Records never change, so a name may share their bytes.
+		Name: wire.Name(unsafe.String(&b[recordNameOffset], n)),
+	}
+	b = b[recordNameOffset+n:]
+	count4, n4 := binary.Uvarint(b)
+	b = b[n4:]
+	count6, n6 := binary.Uvarint(b)
+	b = b[n6:]
+	end4 := int(count4) * wire.AddressLen(dns.TypeA) //nolint:gosec // written by appendRecord
+	end6 := end4 + int(count6)*wire.AddressLen(dns.TypeAAAA)
+	h.V4, h.V6, h.texts = b[:end4], b[end4:end6], b[end6:]
+	return h
+}
+
+// Kubernetes reports whether the host is of the registry Kubernetes: a Service.
+func (h *Host) Kubernetes() bool { return h.flags&flagKubernetes != 0 }
+func (h *Host) wildcard() bool   { return h.flags&flagWildcard != 0 }
+func (h *Host) derived() bool    { return h.flags&flagDerived != 0 }
+
+// addresses yields the addresses of both families, IPv4 first.
+func (h *Host) addresses() iter.Seq[netip.Addr] {
+	return func(yield func(netip.Addr) bool) {
+		for v4 := range slices.Chunk(h.V4, wire.AddressLen(dns.TypeA)) {
+			if !yield(netip.AddrFrom4([4]byte(v4))) {
+				return
+			}
+		}
+		for v6 := range slices.Chunk(h.V6, wire.AddressLen(dns.TypeAAAA)) {
+			if !yield(netip.AddrFrom16([16]byte(v6))) {
+				return
+			}
+		}
+	}
+}
+
+// has reports whether the host has a packed address.
+func (h *Host) has(packed []byte) bool {
+	all := h.V4
+	if len(packed) == wire.AddressLen(dns.TypeAAAA) {
+		all = h.V6
+	}
+	for ; len(all) > 0; all = all[len(packed):] {
+		if bytes.Equal(all[:len(packed)], packed) {
+			return true
+		}
+	}
+	return false
+}
+
+// A hostInfo is what a control plane says about a host besides its addresses.
+type hostInfo struct {
+	key                            string
+	registry, shortname, namespace string
+}
+
+// Key returns the key under which the control plane sent the host, which is in a table with
+// cluster c.
+func (h *Host) Key(c *Cluster) string { return h.info(c).key }
+
+// info returns the texts of a host of a table with cluster c.
+func (h *Host) info(c *Cluster) hostInfo {
+	if h.flags&flagTexts == 0 {
+		return h.usualInfo(c)
+	}
+	var texts [4]string
+	b := h.texts
+	for i := range texts {
+		n, used := binary.Uvarint(b)
+		texts[i] = string(b[used : used+int(n)]) //nolint:gosec // written by appendRecord
+		b = b[used+int(n):]                      //nolint:gosec // the same
+	}
+	return hostInfo{key: texts[0], registry: texts[1], shortname: texts[2], namespace: texts[3]}
+}
+
+// usualInfo derives the texts of a host without flagTexts.
+func (h *Host) usualInfo(c *Cluster) hostInfo {
+	info := hostInfo{key: strings.TrimSuffix(wire.Presentation(string(h.Name)), "."), registry: registryExternal}
+	if h.Kubernetes() {
+		info.registry = registryKubernetes
+	}
+	if h.derived() {
+		short, _ := h.Name.CutSuffix(c.services)
+		dotted := strings.TrimSuffix(short.String(), ".")
+		last := strings.LastIndexByte(dotted, '.')
+		info.shortname, info.namespace = dotted[:last], dotted[last+1:]
+	}
+	return info
+}
+
+// isUsual reports whether info equals the result of usualInfo, without building that.
+func (h *Host) isUsual(info *hostInfo) bool {
+	if len(info.key) != len(h.Name)-1 {
+		return false
+	}
+	at := 0
+	for n := h.Name; n != wire.Root; n = n.Parent() {
+		label := n.FirstLabel()
+		if info.key[at:at+len(label)] != label || at > 0 && info.key[at-1] != '.' {
+			return false
+		}
+		at += len(label) + 1
+	}
+	switch {
+	case !h.Kubernetes():
+		return info.registry == registryExternal && info.shortname == "" && info.namespace == ""
+	case !h.derived():
+		return info.shortname == "" && info.namespace == ""
+	}
+	// Short name and namespace are the first labels of the key, apart from case.
+	short := len(info.shortname)
+	return strings.HasPrefix(info.key, info.shortname) && strings.HasPrefix(info.key[short+1:], info.namespace)
+}
+
+// appendRecord appends the record of h to dst, with the texts of info unless they can be
+// derived.
+func (h *Host) appendRecord(dst []byte, info *hostInfo) []byte {
+	flags := h.flags
+	if !h.isUsual(info) {
+		flags |= flagTexts
+	}
+	dst = append(dst, byte(flags), byte(len(h.Name)))
+	dst = append(dst, h.Name...)
+	dst = binary.AppendUvarint(dst, uint64(len(h.V4)/wire.AddressLen(dns.TypeA)))
+	dst = binary.AppendUvarint(dst, uint64(len(h.V6)/wire.AddressLen(dns.TypeAAAA)))
+	dst = append(append(dst, h.V4...), h.V6...)
+	if flags&flagTexts == 0 {
+		return dst
+	}
+	for _, text := range []string{info.key, info.registry, info.shortname, info.namespace} {
+		dst = append(binary.AppendUvarint(dst, uint64(len(text))), text...)
+	}
+	return dst
+}
+
+// recordLen returns the length in bytes of the record at the start of b.
+func recordLen(b []byte) int {
+	h := viewHost(b)
+	rest := h.texts
+	if h.flags&flagTexts != 0 {
+		for range 4 {
+			n, used := binary.Uvarint(rest)
+			rest = rest[used+int(n):] //nolint:gosec // written by appendRecord
+		}
+	}
+	return len(b) - len(rest)
+}

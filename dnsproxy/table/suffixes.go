@@ -1,0 +1,95 @@
+package table
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
+)
+
+// Suffixes are the suffixes whose names the settings give to the nameservers or keep from
+// them. The longest suffix of a name decides, and Bypass if both have it. The zero value
+// has no suffixes.
+type Suffixes struct {
+	Bypass    []wire.Name // forwarded even if the table has the name; longest first
+	LocalOnly []wire.Name // never forwarded; longest first
+}
+
+// Bypasses reports whether queries for name are forwarded even if the table has it.
+func (s *Suffixes) Bypasses(name wire.Name) bool {
+	if len(s.Bypass) == 0 {
+		return false
+	}
+	suffix, found := name.BelowAny(s.Bypass)
+	if !found {
+		return false
+	}
+	zone, localOnly := name.BelowAny(s.LocalOnly)
+	return !localOnly || len(suffix) >= len(zone)
+}
+
+// bypassesHost reports whether queries for all names of a host are forwarded. A wildcard's
+// names have to be asked about one by one.
+func (s *Suffixes) bypassesHost(h *Host) bool {
+	return !h.wildcard() && s.Bypasses(h.Name)
+}
+
+// Local returns the suffix because of which name is not forwarded.
+func (s *Suffixes) Local(name wire.Name) (zone wire.Name, found bool) {
+	zone, found = name.BelowAny(s.LocalOnly)
+	return zone, found && !s.Bypasses(name)
+}
+
+// LocalSearched is like Local, also for a name that a client's resolver has expanded with
+// a domain of its search list, which would tell the nameservers as much. base is the name
+// without that domain, zone the suffix followed by the domain.
+func (s *Suffixes) LocalSearched(name wire.Name, search []wire.Name) (base, zone wire.Name, found bool) {
+	if len(s.LocalOnly) == 0 {
+		return name, wire.Root, false
+	}
+	if zone, found := s.Local(name); found {
+		return name, zone, true
+	}
+	bypass, _ := name.BelowAny(s.Bypass)
+	for _, domain := range search {
+		base, ok := name.CutSuffix(domain)
+		if !ok {
+			continue
+		}
+		zone, found := s.Local(base)
+		if whole := name[len(base)-len(zone):]; found && len(whole) > len(bypass) {
+			return base, whole, true
+		}
+	}
+	return name, wire.Root, false
+}
+
+// withoutBypassed returns the names for which Bypasses is false. It reuses the array of
+// names.
+func (s *Suffixes) withoutBypassed(names []wire.Name) []wire.Name {
+	if len(s.Bypass) == 0 {
+		return names
+	}
+	kept := names[:0]
+	for _, name := range names {
+		if !s.Bypasses(name) {
+			kept = append(kept, name)
+		}
+	}
+	return kept
+}
+
+// ParseSuffixes parses the domain names of the setting of this name and returns them longest
+// first.
+func ParseSuffixes(setting string, names []string) ([]wire.Name, error) {
+	var suffixes []wire.Name
+	for _, name := range names {
+		suffix, err := wire.ParseHostname(name)
+		if err != nil {
+			return nil, fmt.Errorf("%s %q: want a domain name: %w", setting, name, err)
+		}
+		suffixes = append(suffixes, suffix)
+	}
+	slices.SortStableFunc(suffixes, func(x, y wire.Name) int { return len(y) - len(x) })
+	return suffixes, nil
+}

@@ -1,0 +1,292 @@
+package table
+
+import (
+	"cmp"
+	"hash/maphash"
+	"slices"
+	"sync"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
+)
+
+// A Table is an immutable set of mesh hosts, made by [New], [Empty] or [Table.Next]. Its
+// methods are safe for concurrent use.
+type Table struct {
+	Cluster Cluster
+	seed    maphash.Seed // shared with the previous and the next tables
+	shards  [shardCount]shard
+	reverse reverseIndex
+	// aliases maps names that cannot be derived from a host's FQDN to that FQDN; nil
+	// without any.
+	aliases          map[wire.Name]wire.Name
+	hosts, wildcards int
+
+	settled    sync.Once
+	collisions []Collision // set by settled
+
+	descended sync.Once
+	ancestors map[wire.Name]struct{} // of all names; set by descended
+}
+
+// A Skipped is a key or an address of a push that is not valid, and why.
+type Skipped struct {
+	Key    string `json:"key"`
+	Reason string `json:"reason"`
+}
+
+// A Collision is a name that two entries of a push claim. A host below the wildcard of
+// another entry is not a collision: the exact name wins by design.
+type Collision struct {
+	Name   string `json:"name"`
+	Winner string `json:"winner"`
+	Loser  string `json:"loser"`
+}
+
+// Len returns the number of hosts, including wildcards.
+func (t *Table) Len() int { return t.hosts + t.wildcards }
+
+// Skipped returns what was left out of the table, sorted by key.
+func (t *Table) Skipped() []Skipped {
+	var skipped []Skipped
+	for i := range t.shards {
+		skipped = append(skipped, t.shards[i].skipped...)
+	}
+	slices.SortFunc(skipped, compareSkipped)
+	return skipped
+}
+
+// Collisions returns the names that two entries claim, sorted by name. The first call finds
+// them, which takes longer than a small push.
+func (t *Table) Collisions() []Collision {
+	t.settled.Do(t.findCollisions)
+	return slices.Clone(t.collisions)
+}
+
+// all yields the hosts, including wildcards.
+func (t *Table) all(yield func(Host) bool) {
+	for i := range t.shards {
+		for h := range t.shards[i].all {
+			if !yield(h) {
+				return
+			}
+		}
+	}
+}
+
+// find returns the host with this name.
+func (t *Table) find(name wire.Name) (Host, bool) {
+	hash := maphash.String(t.seed, string(name))
+	return t.shards[shardOf(hash)].find(hash, name)
+}
+
+// A Rule is the rule by which the table has a name, or RuleNone. Its text does not change
+// between versions: it is in logs, metrics and JSON.
+type Rule string
+
+// The rules in their order of precedence.
+const (
+	RuleExact     Rule = "exact"     // the host's FQDN
+	RuleWildcard  Rule = "wildcard"  // below a *.suffix
+	RuleShortName Rule = "shortname" // name, name.namespace, name.namespace.svc, alternative names
+	RuleAutopath  Rule = "autopath"  // one of the above, followed by a domain of the search list
+	RulePTR       Rule = "ptr"       // the PTR name of a host's address
+	RuleNone      Rule = "none"      // the table does not have it
+)
+
+// A Match is the result of a lookup. It is valid as long as the name, the table and the
+// Scratch of the lookup.
+type Match struct {
+	Rule Rule
+	Host Host // of all rules but RuleNone and RulePTR
+	// For RuleAutopath: Target is the name without the search domain, Base the rule that
+	// found it, Searched the domain.
+	Base             Rule
+	Target, Searched wire.Name
+	// ptr lists the FQDNs, sorted, for RulePTR.
+	Pointers []wire.Name
+	// Bypassed says, for RuleNone, that the table has the name and the settings have it
+	// forwarded.
+	Bypassed bool
+}
+
+// Owner returns the owner name of the address records in the answer for name: name itself,
+// or the target of the CNAME record for RuleAutopath.
+func (m *Match) Owner(name wire.Name) wire.Name {
+	switch {
+	case m.Rule != RuleAutopath:
+		return name
+	case m.Base == RuleShortName:
+		return m.Host.Name
+	default:
+		return m.Target
+	}
+}
+
+// A Scratch is the buffer of one lookup at a time. The zero value is ready for use.
+type Scratch struct {
+	name [wire.MaxNameLen]byte
+	ptr  []wire.Name
+}
+
+// join concatenates two parts of a name. It reports false if the name is too long.
+func (s *Scratch) join(head, tail wire.Name) (name wire.Name, ok bool) {
+	if len(head)+len(tail) > wire.MaxNameLen {
+		return "", false
+	}
+	n := copy(s.name[:], head)
+	n += copy(s.name[n:], tail)
+	return wire.Name(viewString(s.name[:n])), true
+}
+
+// Lookup finds the host that answers name, unless suffixes give it to the nameservers.
+// search is the client's search list, in its order; empty if names are not to be expanded.
+func (t *Table) Lookup(name wire.Name, search []wire.Name, suffixes *Suffixes, s *Scratch) Match {
+	none := Match{Rule: RuleNone}
+	if name.Special() {
+		return none
+	}
+	if m := t.direct(name, s); m.Rule != RuleNone {
+		if !suffixes.Bypasses(name) && !suffixes.bypassesHost(&m.Host) {
+			return m
+		}
+		none.Bypassed = true
+	}
+	for _, domain := range search {
+		target, ok := name.CutSuffix(domain)
+		if !ok || target.Special() {
+			continue
+		}
+		if m := t.direct(target, s); m.Rule != RuleNone {
+			if !suffixes.Bypasses(target) && !suffixes.bypassesHost(&m.Host) {
+				return Match{Rule: RuleAutopath, Host: m.Host, Base: m.Rule, Target: target, Searched: domain}
+			}
+			none.Bypassed = true
+		}
+	}
+	return none
+}
+
+// direct is Lookup without search list and suffixes.
+func (t *Table) direct(name wire.Name, s *Scratch) Match {
+	if h, ok := t.find(name); ok && !h.wildcard() {
+		return Match{Rule: RuleExact, Host: h}
+	}
+	if h, ok := t.wildcard(name, s); ok {
+		return Match{Rule: RuleWildcard, Host: h}
+	}
+	if h, ok := t.shortName(name, s); ok {
+		return Match{Rule: RuleShortName, Host: h}
+	}
+	return Match{Rule: RuleNone}
+}
+
+// wildcard returns the wildcard with the longest suffix that name is below.
+func (t *Table) wildcard(name wire.Name, s *Scratch) (Host, bool) {
+	if t.wildcards == 0 || name == wire.Root {
+		return Host{}, false
+	}
+	for suffix := name.Parent(); suffix != wire.Root; suffix = suffix.Parent() {
+		if starred, ok := s.join(wire.WildcardLabel, suffix); ok {
+			if h, ok := t.find(starred); ok {
+				return h, true
+			}
+		}
+	}
+	return Host{}, false
+}
+
+// shortName returns the host that has name as a short or alternative name. In order of
+// precedence: name.namespace, name.namespace.svc, name in the agent's namespace, names
+// that cannot be derived.
+func (t *Table) shortName(name wire.Name, s *Scratch) (Host, bool) {
+	c := &t.Cluster
+	if h, ok := t.derived(name, c.services, s); ok {
+		return h, true
+	}
+	if name.Below(svcName) {
+		if h, ok := t.derived(name, c.Domain, s); ok {
+			return h, true
+		}
+	}
+	if c.own != wire.Root {
+		if h, ok := t.derived(name, c.own, s); ok {
+			return h, true
+		}
+	}
+	if fqdn, ok := t.aliases[name]; ok {
+		return t.find(fqdn)
+	}
+	return Host{}, false
+}
+
+// derived returns the host whose FQDN is name followed by suffix, if its short names can be
+// derived from its FQDN.
+func (t *Table) derived(name, suffix wire.Name, s *Scratch) (Host, bool) {
+	fqdn, ok := s.join(name, suffix)
+	if !ok {
+		return Host{}, false
+	}
+	h, ok := t.find(fqdn)
+	return h, ok && h.derived()
+}
+
+// owner returns the host with name as its FQDN, short or alternative name.
+func (t *Table) owner(name wire.Name, s *Scratch) (Host, bool) {
+	if h, ok := t.find(name); ok {
+		return h, true
+	}
+	return t.shortName(name, s)
+}
+
+// settleAliases assigns the names that cannot be derived to the hosts that claim them, in
+// the order of the hosts' keys. It calls lost, unless that is nil, for each claim that
+// another host has won.
+func (t *Table) settleAliases(lost func(c claim, winner Host)) map[wire.Name]wire.Name {
+	var claims []claim
+	for i := range t.shards {
+		claims = append(claims, t.shards[i].claims...)
+	}
+	if len(claims) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(claims, func(x, y claim) int { return cmp.Compare(x.key, y.key) })
+	// The claims are settled one by one; earlier ones win over later ones.
+	settling := &Table{Cluster: t.Cluster, seed: t.seed, shards: t.shards, aliases: map[wire.Name]wire.Name{}}
+	var s Scratch
+	for _, c := range claims {
+		switch winner, taken := settling.owner(c.name, &s); {
+		case !taken:
+			settling.aliases[c.name] = c.fqdn
+		case winner.Name != c.fqdn && lost != nil:
+			lost(c, winner)
+		}
+	}
+	return settling.aliases
+}
+
+// findCollisions sets collisions.
+func (t *Table) findCollisions() {
+	var found []Collision
+	for i := range t.shards {
+		found = append(found, t.shards[i].collisions...)
+	}
+	t.settleAliases(func(c claim, winner Host) {
+		found = append(found, collision(c.name, winner.info(&t.Cluster).key, c.key))
+	})
+	var s Scratch
+	var heads [3]wire.Name
+	for h := range t.all {
+		if !h.derived() {
+			continue
+		}
+		for _, name := range t.Cluster.heads(h.Name, heads[:0]) {
+			if winner, _ := t.owner(name, &s); winner.Name != h.Name && !name.Special() {
+				found = append(found, collision(name, winner.info(&t.Cluster).key, h.info(&t.Cluster).key))
+			}
+		}
+	}
+	slices.SortFunc(found, func(x, y Collision) int {
+		return cmp.Or(cmp.Compare(x.Name, y.Name), cmp.Compare(x.Winner, y.Winner), cmp.Compare(x.Loser, y.Loser))
+	})
+	t.collisions = slices.Compact(found)
+}
