@@ -20,75 +20,82 @@ import (
 )
 
 const (
-	// The ceiling of the pause before the next connect starts at minPause and
+	// The upper bound of the pause before the next connect starts at minPause and
 	// doubles up to maxPause.
 	minPause = 100 * time.Millisecond
 	maxPause = 30 * time.Second
 
-	// A stream that ends sooner than this after its first accepted push counts as a
-	// failure, or a control plane that pushes and then closes would be connected to
-	// several times a second.
-	steadyAfter = 10 * time.Second
+	// A stream that ends earlier than this after its first accepted push counts as a
+	// failure. Without it, a client would connect several times a second to a control
+	// plane that pushes and then closes the stream.
+	stableAfter = 10 * time.Second
 
-	// A control plane without the incremental RPC may be upgraded, so the first connect
-	// after this time tries it again.
+	// The first connect after this time tries the incremental RPC again, because the
+	// control plane may have been upgraded.
 	incrementalAgain = time.Hour
+
+	// After this many failed connects in a row, every second one uses the token in place
+	// of the workload certificate: a server that refuses a certificate may end the
+	// connection before it says so.
+	skipCertificateAfter = 3
 )
 
-// ApplyFunc puts a complete set of resources, sorted by name, to use. An error
-// rejects the push: the control plane is told the reason and the set before
-// stays. It is called from one goroutine, never concurrently. It must not keep
-// or change the slice; it may keep the Values, which nobody changes.
+// ApplyFunc puts a complete set of resources, sorted by name, to use. An error rejects the
+// push: the control plane is sent the reason, and the previous set stays in use. It is
+// called from one goroutine, never concurrently. It must not keep or change the slice; it
+// may keep the Values but not change them.
 type ApplyFunc func(resources []Resource) error
 
-// Client holds a stream to a control plane. Make one with [New].
+// Client keeps a stream to a control plane open. Make one with [New].
 type Client struct {
-	cfg     Config
-	apply   ApplyFunc
-	log     *slog.Logger
-	metrics *metrics
-	ready   chan struct{} // closed by setTable
-
-	restored chan struct{} // closed when the snapshot is in use, or there is none
-
-	workload *workload
+	cfg      Config
+	apply    ApplyFunc
+	log      *slog.Logger
+	metrics  *metrics
+	renewer  *certRenewer
 	dir      *statedir.Dir
+	ready    chan struct{} // closed by setTable
+	restored chan struct{} // closed by Run after it has tried to use the snapshot
 
-	// The fields below belong to the goroutine of Run.
+	// The fields below are owned by the goroutine of Run.
 
-	// told is the node of the last connect; nil if there was none, or if the node
-	// could not be found out.
-	told *corev3.Node
-	// pingAfter is how long a connection is silent before it is asked for a sign of
-	// life. It doubles when the control plane finds that too often.
+	// sentNode is the node of the last connect; nil before the first one, and if the node
+	// could not be determined.
+	sentNode *corev3.Node
+	// pingAfter is how long a connection is silent before the client pings. It doubles
+	// when the control plane answers "too_many_pings".
 	pingAfter time.Duration
-	// passedOver is the workload certificate in whose place the last connect used the
-	// token, since it had failed several times; nil if there is none.
-	passedOver *tls.Certificate
-	// failures counts the connects since a stream last stood for steadyAfter.
+	// skippedCertificate is the workload certificate that the last connect replaced by
+	// the token (see skipCertificateAfter); nil if it did not.
+	skippedCertificate *tls.Certificate
+	// failures counts the connects since the last stream that lasted stableAfter.
 	failures int
-	// lost logs why there is no stream, unkept why there is no snapshot.
-	lost, unkept repeated
-	// variant is the one to connect with. It is StateOfTheWorld from fellBack, when the
-	// control plane turned out not to have the incremental RPC, for incrementalAgain.
-	// fallbacks counts how often that was so.
+	// streamFailures logs why there is no stream, snapshotFailures why there is no
+	// snapshot.
+	streamFailures, snapshotFailures failureLog
+	// variant is the variant of the next connect. If the control plane does not implement
+	// the incremental RPC, it is StateOfTheWorld for incrementalAgain from fellBack on.
+	// fallbacks counts how often that happened.
 	variant   Variant
 	fellBack  time.Time
 	fallbacks int
-	// inUse is the set that apply accepted last, of whatever stream or of the
-	// snapshot; loaded says that there was one. Neither is ever reset.
+	// inUse is the set that apply accepted last, from any stream or from the snapshot.
+	// loaded says that there was one. Neither is ever reset.
 	inUse  []Resource
 	loaded bool
-	// unsaved says that inUse is not what the snapshot holds.
+	// unsaved says that the snapshot does not hold inUse.
 	unsaved bool
+	// snapshotUnread says that the snapshot could not be read. Every connect tries again
+	// until a table is in use.
+	snapshotUnread bool
 
-	// state is what Status and the metrics read.
+	// state is what Status and the metrics return.
 	mu    sync.Mutex
 	state Status
 }
 
-// New returns a client that has not yet connected. It fails if a setting cannot
-// be right, or if the metrics are registered already.
+// New returns a client that has not connected yet. It fails if a setting is invalid, or if
+// the metrics are registered already.
 func New(cfg Config, apply ApplyFunc) (*Client, error) {
 	if apply == nil {
 		return nil, errors.New("no apply function given")
@@ -102,18 +109,18 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 	}
 	dir := statedir.New(cfg.StateDir, lockName)
 	c := &Client{
-		cfg:       cfg,
-		apply:     apply,
-		log:       cfg.Logger,
-		ready:     make(chan struct{}),
-		restored:  make(chan struct{}),
-		dir:       dir,
-		workload:  newWorkload(cfg, dir),
-		unkept:    repeated{log: cfg.Logger},
-		pingAfter: pingAfter,
-		lost:      repeated{log: cfg.Logger},
-		variant:   cfg.Variant,
-		state:     Status{Address: cfg.Addr, Variant: cfg.Variant.String()},
+		cfg:              cfg,
+		apply:            apply,
+		log:              cfg.Logger,
+		ready:            make(chan struct{}),
+		restored:         make(chan struct{}),
+		dir:              dir,
+		renewer:          newCertRenewer(cfg, dir),
+		pingAfter:        pingAfter,
+		streamFailures:   failureLog{log: cfg.Logger},
+		snapshotFailures: failureLog{log: cfg.Logger},
+		variant:          cfg.Variant,
+		state:            Status{Address: cfg.Addr, Variant: cfg.Variant.String()},
 	}
 	c.metrics = newMetrics(c.Status)
 	if cfg.Registerer != nil {
@@ -124,75 +131,77 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 	return c, nil
 }
 
-// Ready returns a channel that is closed once a first table, pushed or from the
+// Ready returns a channel that is closed when the first table, pushed or from the
 // snapshot, is in use.
 func (c *Client) Ready() <-chan struct{} { return c.ready }
 
-// Restored returns a channel that is closed once the snapshot is in use, or there is none
-// that can be used.
+// Restored returns a channel that is closed when the snapshot is in use, or could not be
+// used.
 func (c *Client) Restored() <-chan struct{} { return c.restored }
 
-// Run uses the snapshot, if there is one, then keeps a stream to the control
-// plane until ctx ends, and returns nil. Nothing it started goes on after that.
-// It must be called only once.
+// Run uses the snapshot, if there is one, then keeps a stream to the control plane open
+// until ctx ends, and returns nil. All its goroutines have ended when it returns. It must
+// be called only once.
 func (c *Client) Run(ctx context.Context) error {
 	defer c.dir.Unlock()
 	c.restore()
 	close(c.restored)
-	c.workload.load()
+	c.renewer.load()
 	ctx, stop := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer stop()
-	defer c.lost.over()
-	tasks.Go(func() { c.workload.run(ctx) })
+	defer c.streamFailures.reset()
+	tasks.Go(func() { c.renewer.run(ctx) })
 	for ctx.Err() == nil {
-		stood, err := c.connect(ctx)
+		if c.snapshotUnread && !c.loaded {
+			c.restore()
+		}
+		lasted, err := c.connect(ctx)
 		err = advise(c.cfg, c.cfg.Addr, "--xds-addr", err)
 		c.setDisconnected(err)
-		if stood >= steadyAfter {
+		if lasted >= stableAfter {
 			c.failures = 0
-			c.lost.over()
+			c.streamFailures.reset()
 		}
 		if c.fallBack(err) {
 			continue
 		}
 		wait := pause(c.failures, rand.Float64())
-		c.logLost(ctx, loss{err: err, expected: stood > 0 && c.failures == 0, wait: wait})
+		c.logEnd(ctx, streamEnd{err: err, expected: lasted > 0 && c.failures == 0, wait: wait})
 		c.failures++
 		c.wait(ctx, wait)
 	}
 	return nil
 }
 
-// wait returns after the pause, or earlier if ctx ends or the node changes: an
+// wait returns after the pause, or earlier if ctx ends or the node changes: a network
 // interface that comes up is a reason to try again.
 func (c *Client) wait(ctx context.Context, pause time.Duration) {
 	paused, cancel := context.WithTimeout(ctx, pause)
 	defer cancel()
-	c.awaitChange(paused, c.told)
+	c.awaitNodeChange(paused, c.sentNode)
 	if ctx.Err() == nil {
 		c.countReconnect()
 	}
 }
 
-// connect makes a connection and a stream and stays until they end, or until the
-// node is no longer the one that the control plane was told. It reports for how long
-// the stream stood after its first accepted push, 0 if there was none, and why it
-// ended.
-func (c *Client) connect(ctx context.Context) (stood time.Duration, err error) {
+// connect opens a connection and a stream, and returns when they end or when the node
+// changes. It returns how long the stream lasted after its first accepted push, 0 if there
+// was none, and why it ended.
+func (c *Client) connect(ctx context.Context) (lasted time.Duration, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	c.retryIncremental()
-	c.told, err = c.currentNode()
+	c.sentNode, err = c.currentNode()
 	if err != nil {
 		return 0, err
 	}
-	proof, err := readCredentials(c.cfg, c.certificate(), c.cfg.ServerName)
+	creds, err := readCredentials(c.cfg, c.certificate(), c.cfg.ServerName)
 	if err != nil {
 		return 0, err
 	}
-	conn, err := dial(c.cfg, c.cfg.Addr, c.pingAfter, proof)
+	conn, err := dial(c.cfg, c.cfg.Addr, c.pingAfter, creds)
 	if err != nil {
 		return 0, err
 	}
@@ -201,11 +210,11 @@ func (c *Client) connect(ctx context.Context) (stood time.Duration, err error) {
 	defer watch.Wait()
 	defer cancel(nil)
 	watch.Go(func() {
-		if c.awaitChange(ctx, c.told) {
+		if c.awaitNodeChange(ctx, c.sentNode) {
 			cancel(errNodeChanged)
 		}
 	})
-	stood, err = c.stream(ctx, conn)
+	lasted, err = c.runStream(ctx, conn)
 	if errors.Is(context.Cause(ctx), errNodeChanged) {
 		err = errNodeChanged
 	}
@@ -213,46 +222,59 @@ func (c *Client) connect(ctx context.Context) (stood time.Duration, err error) {
 		c.pingLess()
 	}
 	switch {
-	case proof.workload == nil:
-	case stood > 0:
-		c.workload.accepted(proof.workload)
+	case creds.workload == nil:
+	case lasted > 0:
+		c.renewer.markAccepted(creds.workload)
 	case certificateRefused(err):
-		c.workload.refused(proof.workload)
+		c.renewer.markRefused(creds.workload)
 	}
-	return stood, err
+	return lasted, err
 }
 
-// certificate returns the workload certificate to connect with; nil means none. When it
-// has failed several times the token, if it is good, takes its place every second time:
-// a server that refuses a certificate may end the connection before it says so.
+// certificate returns the workload certificate for the next connect; nil means none.
 func (c *Client) certificate() *tls.Certificate {
-	const several = 3
-	certificate := c.workload.proof()
-	c.passedOver = nil
-	if c.failures >= several && c.failures%2 == 1 && goodToken(c.cfg.TokenFile) {
-		c.passedOver = certificate
+	certificate := c.renewer.certificate()
+	c.skippedCertificate = nil
+	if c.failures >= skipCertificateAfter && c.failures%2 == 1 && usableToken(c.cfg.TokenFile) {
+		c.skippedCertificate = certificate
 		return nil
 	}
 	return certificate
 }
 
-// stream opens a stream and stays until it ends. It returns what connect does.
-func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn) (stood time.Duration, err error) {
-	w, err := openWire(ctx, conn, c.variant)
+// runStream opens a stream and returns when it ends, with the results of connect.
+func (c *Client) runStream(ctx context.Context, conn *grpc.ClientConn) (lasted time.Duration, err error) {
+	rpc, err := openRPC(ctx, conn, c.variant)
 	if err != nil {
 		return 0, err
 	}
-	s := &stream{client: c, wire: w}
-	err = s.run(c.told)
-	if s.accepted {
-		stood = max(1, time.Since(s.since)) // the clock may be coarse
+	s := &stream{client: c, rpc: rpc}
+	err = s.run(c.sentNode)
+	if !s.acceptedAt.IsZero() {
+		lasted = max(1, time.Since(s.acceptedAt)) // the clock may be coarse
 	}
-	return stood, err
+	return lasted, err
 }
 
-// fallBack changes the variant if err says that the control plane does not know it, and
-// reports whether the other one is worth a connect at once. Proxies say the same of a
-// control plane that is away, so neither variant is given up for good.
+// streamAccepted is called after the first accepted response of a stream.
+func (c *Client) streamAccepted() {
+	if c.skippedCertificate != nil { // the token works where the certificate did not
+		c.renewer.markRefused(c.skippedCertificate)
+	}
+	c.streamFailures.recover("the stream to the control plane is back", "address", c.cfg.Addr)
+}
+
+// pingLess makes later connections ping half as often, because the control plane ended
+// this one for too many pings. TCP still notices a dead host.
+func (c *Client) pingLess() {
+	c.pingAfter = min(2*c.pingAfter, maxPingAfter)
+	c.log.Warn("the control plane, or a proxy in front of it, does not permit so many pings: a peer that hangs is noticed later",
+		"reason", "too many pings", "every", c.pingAfter)
+}
+
+// fallBack changes the variant if err says that the control plane does not implement it,
+// and reports whether to connect again at once. Proxies return the same error while the
+// control plane is away, so the client gives up neither variant for good.
 func (c *Client) fallBack(err error) (atOnce bool) {
 	if c.cfg.Variant != Incremental || status.Code(err) != codes.Unimplemented {
 		return false
@@ -264,13 +286,13 @@ func (c *Client) fallBack(err error) (atOnce bool) {
 	c.fellBack = time.Now()
 	c.setVariant(StateOfTheWorld)
 	if c.fallbacks++; c.fallbacks == 1 {
-		c.log.Warn("control plane has no incremental ADS, using state-of-the-world; --xds=sotw saves the attempt",
+		c.log.Warn("the control plane has no incremental ADS, using state-of-the-world; --xds=sotw avoids the attempt",
 			"address", c.cfg.Addr, "error", err)
 	}
 	return true
 }
 
-// retryIncremental ends a fallback after a while.
+// retryIncremental ends a fallback after incrementalAgain.
 func (c *Client) retryIncremental() {
 	if c.variant != c.cfg.Variant && time.Since(c.fellBack) >= incrementalAgain {
 		c.setVariant(c.cfg.Variant)
@@ -285,37 +307,37 @@ func (c *Client) setVariant(v Variant) {
 	c.state.Variant = v.String()
 }
 
-// pause is the time to wait after so many failures in a row, with full jitter: a
-// random part, from 0 to 1, of a ceiling that doubles.
+// pause returns how long to wait after a number of failures in a row: a random part, from
+// 0 to 1, of an upper bound that doubles (full jitter).
 func pause(failures int, part float64) time.Duration {
-	ceiling := maxPause
-	if failures < 16 { // 0.1 s doubled 16 times is past any ceiling
-		ceiling = min(maxPause, minPause<<failures)
+	bound := maxPause
+	if failures < 16 { // 0.1 s doubled 16 times exceeds maxPause
+		bound = min(maxPause, minPause<<failures)
 	}
-	return time.Duration(part * float64(ceiling))
+	return time.Duration(part * float64(bound))
 }
 
-// loss is the end of a stream, or of the attempt to open one.
-type loss struct {
+// streamEnd describes the end of a stream, or of an attempt to open one.
+type streamEnd struct {
 	err error
-	// expected says that the stream before it worked: istiod ends every stream after
-	// 30 minutes, which is worth no warning.
+	// expected says that the stream had worked until then. istiod ends every stream after
+	// 30 minutes, which deserves no warning.
 	expected bool
 	wait     time.Duration
 }
 
-// logLost says that the stream is gone, unless we ended it.
-func (c *Client) logLost(ctx context.Context, l loss) {
+// logEnd logs that there is no stream, unless Run is about to return.
+func (c *Client) logEnd(ctx context.Context, end streamEnd) {
 	if ctx.Err() != nil {
 		return
 	}
-	if errors.Is(l.err, errNodeChanged) {
-		c.log.Info("connecting again, since "+l.err.Error(), "address", c.cfg.Addr)
+	if errors.Is(end.err, errNodeChanged) {
+		c.log.Info("connecting again, since "+end.err.Error(), "address", c.cfg.Addr)
 		return
 	}
 	level := slog.LevelWarn
-	if l.expected {
+	if end.expected {
 		level = slog.LevelInfo
 	}
-	c.lost.say("no stream to the control plane", level, l.err, "address", c.cfg.Addr, "retry_in", l.wait)
+	c.streamFailures.report("no stream to the control plane", level, end.err, "address", c.cfg.Addr, "retry_in", end.wait)
 }

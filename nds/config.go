@@ -17,62 +17,62 @@ const (
 	defaultMaxPushBytes = 64 << 20
 )
 
-// Config says which control plane a [Client] talks to, and as whom.
+// Config configures a [Client].
 type Config struct {
-	// Addr is the control plane's host and port. The host is looked up again on
-	// every connect.
+	// Addr is the control plane's host and port. The host is looked up on every connect.
 	Addr string
-	// Plaintext connects without TLS. No token is sent then, and the other TLS
-	// settings are not looked at.
+	// Plaintext connects without TLS. The client then sends no token and ignores the
+	// other TLS settings.
 	Plaintext bool
-	// RootCA is a PEM file with the root certificates that the control plane's
-	// certificate must lead to; "" means the system's. It is read on every
-	// connect.
+	// RootCA is a PEM file with the root certificates for the control plane's
+	// certificate. It is read on every connect. "" means the system's root certificates,
+	// which Go reads once per process.
 	RootCA string
-	// RootCAElse is the file that is read if RootCA does not exist; "" means none.
+	// RootCAElse is read if RootCA does not exist; "" means none.
 	RootCAElse string
-	// TokenFile holds the bearer token; "" means none. It is read on every
-	// connect, since Kubernetes replaces it while we run.
+	// TokenFile holds the bearer token; "" means none. It is read on every connect,
+	// because Kubernetes replaces it.
 	TokenFile string
-	// CertFile and KeyFile hold a client certificate with its chain, and its key,
-	// PEM; both may be "". They are read on every connect.
+	// CertFile and KeyFile hold a client certificate with its chain, and its key, in PEM;
+	// both may be "". They are read on every connect.
 	CertFile, KeyFile string
 	// WorkloadCert says when the token is exchanged for a workload certificate;
 	// "" means WorkloadCertAuto.
 	WorkloadCert WorkloadCert
 	// CAAddr is the host and port of the certificate authority; "" means Addr.
 	CAAddr string
-	// TrustDomain is that of the workload's SPIFFE identity; "" means cluster.local.
+	// TrustDomain is the trust domain of the workload's SPIFFE identity; "" means
+	// cluster.local.
 	TrustDomain string
-	// ServerName is the name the control plane's certificate must have; "" means
-	// the host of Addr, or istiod.istio-system.svc if that is an address or localhost.
+	// ServerName is the name that the control plane's certificate must have; "" means the
+	// host of Addr, or istiod.istio-system.svc if that is an address or localhost.
 	ServerName string
 	// Variant is the ADS variant to start with.
 	Variant Variant
-	// Node is what the control plane is told of the workload.
+	// Node describes the workload.
 	Node Node
-	// Refresh returns a node, which is Node at first, with the addresses and labels
-	// that the workload has now. It is called for every connect and, while a stream
-	// stands, every 10 s and after Changed; another result makes the client connect
-	// again. nil means that the node never changes.
+	// Refresh is called with Node and returns it with the current addresses and labels.
+	// It is called for every connect and, while a stream is open, every 10 s and after a
+	// signal on Changed. If the result changes, the client connects again. nil means that
+	// the node never changes.
 	Refresh func(Node) (Node, error)
-	// Changed receives whenever Refresh may have another result. It may be nil, and
-	// values that come while one waits may be dropped.
+	// Changed receives a value when the result of Refresh may have changed. It may be nil.
+	// The sender may drop values while one is waiting to be received.
 	Changed <-chan struct{}
-	// MaxPushBytes bounds a single response; 0 means 64 MiB.
+	// MaxPushBytes bounds the length of a response; 0 means 64 MiB.
 	MaxPushBytes int
-	// StateDir is a directory for the snapshot of the table and the workload
-	// certificate; it is made if it does not exist; "" means
-	// that there is none. Only one client may use a directory.
+	// StateDir is a directory for the snapshot of the table and the workload certificate;
+	// "" means that neither is saved. It is created if it does not exist. If several
+	// clients have the same directory, one of them uses it.
 	StateDir string
-	// Logger takes what happens; nil means that nothing is logged.
+	// Logger is for logs; nil discards them.
 	Logger *slog.Logger
-	// Registerer takes the metrics; nil means that there are none.
+	// Registerer is for the metrics; nil means that they are not registered.
 	Registerer prometheus.Registerer
 }
 
-// DefaultConfig returns a Config with the places and the names that Istio's agent has in a
-// pod. It lacks the node's name and addresses.
+// DefaultConfig returns a Config with the addresses, files and names that Istio's agent
+// uses in a pod. The pod's name and its addresses are missing.
 func DefaultConfig() Config {
 	return Config{
 		Addr:         defaultServerName + ":15012",
@@ -87,8 +87,8 @@ func DefaultConfig() Config {
 	}
 }
 
-// withDefaults returns c with the zero values replaced by what they mean, or
-// says which field is wrong.
+// withDefaults returns c with defaults for the zero values, or an error that names the
+// invalid field.
 func (c Config) withDefaults() (Config, error) {
 	if err := checkAddr("control plane", c.Addr); err != nil {
 		return c, err
@@ -97,7 +97,7 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("ADS variant %d: want Incremental or StateOfTheWorld", int(c.Variant))
 	}
 	if c.MaxPushBytes < 0 {
-		return c, fmt.Errorf("longest push of %d bytes: want a positive number, or 0 for %d", c.MaxPushBytes, defaultMaxPushBytes)
+		return c, fmt.Errorf("longest push of %d bytes: want a positive number, or 0 for the default, %d", c.MaxPushBytes, defaultMaxPushBytes)
 	}
 	if err := c.checkCertificates(); err != nil {
 		return c, err
@@ -125,7 +125,7 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// checkCertificates refuses settings of certificates that contradict each other.
+// checkCertificates returns an error if the settings of certificates are invalid.
 func (c Config) checkCertificates() error {
 	if (c.CertFile == "") != (c.KeyFile == "") {
 		return fmt.Errorf("client certificate %q with key %q: want both files or none", c.CertFile, c.KeyFile)
@@ -141,8 +141,7 @@ func (c Config) checkCertificates() error {
 	return checkAddr("certificate authority", c.CAAddr)
 }
 
-// serverName is the name that the certificate of addr must have if nothing says
-// otherwise.
+// serverName returns the default for the name in the certificate of the server at addr.
 func serverName(addr string) string {
 	host, _, err := net.SplitHostPort(addr)
 	if _, notAddress := netip.ParseAddr(host); err != nil || notAddress == nil || host == "localhost" {
@@ -151,7 +150,7 @@ func serverName(addr string) string {
 	return host
 }
 
-// caServerName is the name that the authority's certificate must have.
+// caServerName returns the name that the certificate authority's certificate must have.
 func (c Config) caServerName() string {
 	if c.CAAddr == c.Addr {
 		return c.ServerName
@@ -159,8 +158,8 @@ func (c Config) caServerName() string {
 	return serverName(c.CAAddr)
 }
 
-// checkAddr refuses what cannot be a host and a port, so that a typing error
-// ends the process and is not tried again for ever.
+// checkAddr returns an error unless addr is a host and a port, so that a typing error
+// ends the process at the start instead of failing at every connect.
 func checkAddr(what, addr string) error {
 	host, port, err := net.SplitHostPort(addr)
 	if err == nil && host == "" {
@@ -178,21 +177,21 @@ func checkAddr(what, addr string) error {
 	return nil
 }
 
-// Variant is one of the two ways in which ADS sends resources.
+// Variant is one of the two variants of ADS.
 type Variant int
 
 const (
-	// Incremental sends what changed.
+	// Incremental sends only the resources that changed.
 	Incremental Variant = iota
-	// StateOfTheWorld sends everything with each push.
+	// StateOfTheWorld sends all resources with each push.
 	StateOfTheWorld
 )
 
-// MarshalText returns what UnmarshalText reads.
+// MarshalText returns the text that UnmarshalText parses.
 func (v Variant) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
-// UnmarshalText reads "incremental" or "sotw". The error says what was expected; the
-// caller names the setting and its value.
+// UnmarshalText parses "incremental" or "sotw". The error says what is expected; the
+// caller adds the setting and its value.
 func (v *Variant) UnmarshalText(text []byte) error {
 	for _, known := range []Variant{Incremental, StateOfTheWorld} {
 		if string(text) == known.String() {
@@ -203,7 +202,7 @@ func (v *Variant) UnmarshalText(text []byte) error {
 	return errors.New("want incremental or sotw")
 }
 
-// String returns the text that UnmarshalText reads.
+// String returns the text that UnmarshalText parses.
 func (v Variant) String() string {
 	switch v {
 	case Incremental:

@@ -54,7 +54,7 @@ func TestChangeEndsPause(t *testing.T) {
 			return n, nil
 		}}}
 		var err error
-		if c.told, err = c.currentNode(); err != nil {
+		if c.sentNode, err = c.currentNode(); err != nil {
 			t.Fatal(err)
 		}
 		changed <- struct{}{}
@@ -129,10 +129,10 @@ func TestRepeated(t *testing.T) {
 			}
 			return a
 		}})
-		r := repeated{log: slog.New(handler)}
+		r := failureLog{log: slog.New(handler)}
 		say := func(times int, reason string) {
 			for i := range times {
-				r.say("failed", slog.LevelWarn, fmt.Errorf("dial 10.0.0.1:%d->10.0.0.2:1: %s", 40000+i, reason), "wait", i)
+				r.report("failed", slog.LevelWarn, fmt.Errorf("dial 10.0.0.1:%d->10.0.0.2:1: %s", 40000+i, reason), "wait", i)
 				time.Sleep(7 * time.Second)
 			}
 		}
@@ -141,7 +141,7 @@ func TestRepeated(t *testing.T) {
 		r.recover("works", "address", "b")
 		say(3, "refused")
 		r.recover("works", "address", "b")
-		r.over()
+		r.reset()
 		say(1, "refused")
 		const want = `level=WARN msg=failed error="dial 10.0.0.1:40000->10.0.0.2:1: reset" wait=0
 level=WARN msg=failed error="dial 10.0.0.1:->10.0.0.2:1: reset" repeated=9
@@ -241,7 +241,7 @@ func FuzzResponse(f *testing.F) {
 		}
 		before := []Resource{{Name: "a", Value: []byte("1")}, {Name: "b", Value: []byte("2")}}
 		set := slices.Clone(before)
-		next, err := fold(set, response{
+		next, err := nextSet(set, response{
 			typeURL: m.GetTypeUrl(), whole: whole, resources: m.GetResources(), removed: m.GetRemovedResources(),
 		})
 		if !sameContent(set, before) {

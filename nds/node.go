@@ -15,51 +15,49 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// defaultClusterID is what istiod calls the cluster it runs in unless it is
-// told another name.
+// defaultClusterID is the name that istiod gives to the cluster it runs in unless it is
+// configured otherwise.
 const defaultClusterID = "Kubernetes"
 
-// Node is what the control plane is told of the workload. It decides which
-// hosts the table holds.
+// Node describes the workload to the control plane, which selects the hosts of the table
+// by it.
 type Node struct {
-	// PodName and Namespace name the workload; both are required.
+	// PodName and Namespace identify the workload; both are required.
 	PodName   string
 	Namespace string
-	// IPs are the workload's addresses, at least one. Without an IPv6 address
-	// the control plane sends none, and likewise IPv4.
+	// IPs are the workload's addresses, at least one. The control plane sends only
+	// addresses of the families that occur here.
 	IPs []netip.Addr
-	// Domain is the workload's DNS domain; "" means
-	// NAMESPACE.svc.cluster.local.
+	// Domain is the workload's DNS domain; "" means NAMESPACE.svc.cluster.local.
 	Domain string
-	// ClusterID is the control plane's name for the workload's cluster; ""
-	// means Kubernetes.
+	// ClusterID is the control plane's name of the workload's cluster; "" means
+	// Kubernetes.
 	ClusterID string
 	// ServiceAccount may be empty.
 	ServiceAccount string
-	// AutoAllocate asks for automatic VIPs, which lead somewhere only through a
-	// proxy such as Envoy. Without it a host that has no address of its own is
-	// not in the table.
+	// AutoAllocate asks for automatic VIPs. Connections to them work only through a proxy
+	// such as Envoy. Without it, the table does not hold hosts that have no address.
 	AutoAllocate bool
-	// Metadata is what else the control plane is told, by the keys of node metadata;
-	// the fields of Node win over it. May be nil.
+	// Metadata is further node metadata; the fields of Node take precedence. It may be
+	// nil.
 	Metadata map[string]any
-	// Labels are the workload's; they select Sidecar resources. May be nil.
+	// Labels are the workload's labels; Sidecar resources select workloads by them. It may
+	// be nil.
 	Labels map[string]string
 }
 
-// errNodeChanged ends a stream whose node is no longer what it was at the connect.
+// errNodeChanged ends a stream after the node has changed.
 var errNodeChanged = errors.New("the addresses or labels of this node have changed")
 
 const (
-	// nodePoll is how often the node is looked at again without a sign that it
-	// changed.
+	// nodePoll is how often the node is checked without a signal on Config.Changed.
 	nodePoll = 10 * time.Second
-	// nodeSettle is how long the node is left alone after a sign: addresses of
-	// several families and interfaces come one after the other.
+	// nodeSettle is how long after a signal the node is checked: the addresses of several
+	// families and interfaces change one after the other.
 	nodeSettle = time.Second
 )
 
-// currentNode returns the node of this moment.
+// currentNode returns the node as it is now.
 func (c *Client) currentNode() (*corev3.Node, error) {
 	node := c.cfg.Node
 	if c.cfg.Refresh != nil {
@@ -68,22 +66,22 @@ func (c *Client) currentNode() (*corev3.Node, error) {
 			node, err = node.withDefaults()
 		}
 		if err != nil {
-			return nil, fmt.Errorf("finding out the addresses and labels of this node: %w", err)
+			return nil, fmt.Errorf("reading the addresses and labels of this node: %w", err)
 		}
 	}
 	return node.proto()
 }
 
-// awaitChange returns true once the node is known and is not told, and false when
-// ctx ends before that.
-func (c *Client) awaitChange(ctx context.Context, told *corev3.Node) bool {
+// awaitNodeChange returns true when the node differs from sent, and false when ctx ends
+// before that.
+func (c *Client) awaitNodeChange(ctx context.Context, sent *corev3.Node) bool {
 	if c.cfg.Refresh == nil {
 		<-ctx.Done()
 		return false
 	}
 	timer := time.NewTimer(nodePoll)
 	defer timer.Stop()
-	settling := false // more signs do not put the look off
+	settling := false // further signals do not delay the check
 	for {
 		select {
 		case <-ctx.Done():
@@ -98,16 +96,16 @@ func (c *Client) awaitChange(ctx context.Context, told *corev3.Node) bool {
 			timer.Reset(nodePoll)
 			settling = false
 		}
-		// An error is for the next connect to report; the stream that stands is
-		// better than none.
-		if node, err := c.currentNode(); err == nil && !proto.Equal(node, told) {
+		// The next connect reports an error; until then the open stream is better than
+		// none.
+		if node, err := c.currentNode(); err == nil && !proto.Equal(node, sent) {
 			return true
 		}
 	}
 }
 
-// withDefaults returns n with the zero values replaced by what they mean, or
-// says which field is wrong.
+// withDefaults returns n with defaults for the zero values, or an error that names the
+// invalid field.
 func (n Node) withDefaults() (Node, error) {
 	for _, field := range []struct{ name, value string }{{"pod name", n.PodName}, {"namespace", n.Namespace}} {
 		if field.value == "" {
@@ -121,7 +119,7 @@ func (n Node) withDefaults() (Node, error) {
 		n.Domain = n.Namespace + ".svc.cluster.local"
 	}
 	for _, field := range []struct{ name, value string }{{"pod name", n.PodName}, {"namespace", n.Namespace}, {"domain", n.Domain}} {
-		// "~" separates the parts of the id.
+		// "~" separates the parts of the node id.
 		if strings.ContainsAny(field.value, "~/ \t\r\n") {
 			return n, fmt.Errorf("%s %q: want a DNS name", field.name, field.value)
 		}
@@ -140,14 +138,14 @@ func (n Node) withDefaults() (Node, error) {
 	return n, nil
 }
 
-// proto returns the node as it stands in the first request of a stream. Strings
-// that are not UTF-8 are an error, since they cannot be sent.
+// proto returns the node for the first request of a stream. It fails for strings that are
+// not UTF-8, because protobuf cannot hold them.
 func (n Node) proto() (*corev3.Node, error) {
 	ips := make([]string, len(n.IPs))
 	for i, ip := range n.IPs {
 		ips[i] = ip.Unmap().WithZone("").String()
 	}
-	// istiod refuses JSON booleans here: what looks like one is a string.
+	// istiod refuses JSON booleans in node metadata, so booleans are sent as strings.
 	metadata := maps.Clone(n.Metadata)
 	if metadata == nil {
 		metadata = map[string]any{}
@@ -157,11 +155,11 @@ func (n Node) proto() (*corev3.Node, error) {
 		"NAMESPACE":    n.Namespace,
 		"INSTANCE_IPS": strings.Join(ips, ","),
 		"CLUSTER_ID":   n.ClusterID,
-		// istiod's older allocator looks at both, the newer one at the first alone:
-		// it sends automatic VIPs to every node that says that it captures DNS.
+		// istiod's older VIP allocator reads both keys. The newer one reads only the
+		// first, and sends automatic VIPs to every node that captures DNS.
 		"DNS_CAPTURE":       strconv.FormatBool(n.AutoAllocate),
 		"DNS_AUTO_ALLOCATE": strconv.FormatBool(n.AutoAllocate),
-		"NAMETAP_MERGE":     "true", // several named resources are welcome
+		"NAMETAP_MERGE":     "true", // nametap-discovery may send several named resources
 	})
 	if n.ServiceAccount != "" {
 		metadata["SERVICE_ACCOUNT"] = n.ServiceAccount

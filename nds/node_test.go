@@ -82,7 +82,7 @@ func TestNodeChanges(t *testing.T) {
 	// A node that cannot be read leaves the stream as it is.
 	w.set(errors.New("not now"), nil)
 	h.server.CutStreams(nil)
-	h.wantLog("level=WARN", "finding out the addresses and labels of this node: not now")
+	h.wantLog("level=WARN", "reading the addresses and labels of this node: not now")
 	h.wantStatus(func(s nds.Status) bool { return s.Loaded && !s.Connected })
 	w.set(nil, nil, "10.0.0.9")
 	h.wantStream(4, "10.0.0.9", "")

@@ -17,11 +17,11 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// The file holds, one after the other: magic; the time of the last push, nanoseconds
-// since 1970, 8 bytes big endian; the SHA-256 of what follows it; a
-// DeltaDiscoveryResponse with the resources, in which the control plane's identifier
-// names the owner. The time is overwritten in place when a push changes nothing, so it
-// has no checksum.
+// The snapshot file holds, in this order: magic; the time of the last push, nanoseconds
+// since 1970, 8 bytes big endian; the SHA-256 of the rest of the file; a
+// DeltaDiscoveryResponse with the resources, whose control plane identifier names the
+// owner. A push that changes nothing overwrites the time in place, so the checksum does
+// not cover it.
 const (
 	lockName       = "nametap.lock"
 	snapshotName   = "nametable.snapshot"
@@ -31,7 +31,7 @@ const (
 	snapshotHead   = snapshotSum + sha256.Size
 )
 
-// snapshot is a set of resources as it is kept on disk.
+// snapshot is the content of the snapshot file.
 type snapshot struct {
 	owner     string
 	version   string
@@ -39,24 +39,27 @@ type snapshot struct {
 	resources []Resource
 }
 
-// snapshotOwner names whose table a snapshot holds: what one namespace of one
-// cluster may see is wrong for another.
+// snapshotOwner identifies the nodes that may use a snapshot: the table of one namespace
+// of one cluster is wrong for another.
 func snapshotOwner(n Node) string { return n.Namespace + "/" + n.ClusterID }
 
-// restore puts the snapshot to use, if there is a good one. One that is damaged or of
-// another node is set aside, so that it is neither used nor lost.
+// restore puts the snapshot to use. A snapshot that cannot be read now is read again by
+// the next connect. A snapshot that is damaged or belongs to another node is renamed, so
+// that it is neither used nor lost.
 func (c *Client) restore() {
+	c.snapshotUnread = false
 	if c.cfg.StateDir == "" {
 		return
 	}
-	owned := c.dir.Lock()
+	lockErr := c.dir.Lock()
 	path := c.dir.File(snapshotName)
 	data, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return
-	}
-	if err != nil {
-		c.log.Warn("snapshot of the table not read, starting without", "error", err)
+	case err != nil:
+		c.snapshotUnread = true
+		c.snapshotFailures.report("snapshot of the table not read, the next connect tries again", slog.LevelWarn, err)
 		return
 	}
 	s, err := parseSnapshot(data)
@@ -66,15 +69,8 @@ func (c *Client) restore() {
 	if err == nil {
 		err = c.apply(s.resources)
 	}
-	switch {
-	case err == nil:
-	case owned != nil: // and so it is for its owner to deal with
-		c.log.Warn("snapshot of the table not used, starting without", "path", path, "error", errors.Join(err, owned))
-		return
-	default:
-		aside := path + ".bad"
-		c.log.Warn("snapshot of the table set aside, starting without",
-			"path", path, "moved_to", aside, "error", errors.Join(err, os.Rename(path, aside)))
+	if err != nil {
+		c.setAside(path, err, lockErr)
 		return
 	}
 	c.inUse, c.loaded = s.resources, true
@@ -83,14 +79,29 @@ func (c *Client) restore() {
 		"path", path, "version", s.version, "pushed", s.pushed)
 }
 
-// save writes the set in use to disk, or only the time of the push if the set is there
-// already. A failure does not concern the control plane; the next push tries again.
+// setAside renames a snapshot that cannot be used for the given reason. If lockErr is not
+// nil, another process owns the snapshot, so setAside leaves it in place.
+func (c *Client) setAside(path string, reason, lockErr error) {
+	aside := path + ".bad"
+	err := lockErr
+	if err == nil {
+		err = os.Rename(path, aside)
+	}
+	if err != nil {
+		c.log.Warn("snapshot of the table not used", "path", path, "error", errors.Join(reason, err))
+		return
+	}
+	c.log.Warn("snapshot of the table set aside", "path", path, "moved_to", aside, "error", reason)
+}
+
+// save writes the set in use to the snapshot, or only the time of the push if the snapshot
+// holds the set already. If that fails, the next push tries again.
 func (c *Client) save() {
 	if c.cfg.StateDir == "" {
 		return
 	}
 	state := c.Status()
-	if !c.unsaved && c.touch(state.LastPush) == nil {
+	if !c.unsaved && c.saveTime(state.LastPush) == nil {
 		return
 	}
 	data, err := snapshot{
@@ -100,15 +111,15 @@ func (c *Client) save() {
 		err = c.dir.Write(snapshotName, data)
 	}
 	if err != nil {
-		c.unkept.say("snapshot of the table not written, a restart may start with an older one", slog.LevelWarn, err)
+		c.snapshotFailures.report("snapshot of the table not written, a restart may start with an older one", slog.LevelWarn, err)
 		return
 	}
-	c.unkept.over()
+	c.snapshotFailures.reset()
 	c.unsaved = false
 }
 
-// touch writes the time of the last push into the snapshot.
-func (c *Client) touch(pushed time.Time) error {
+// saveTime writes the time of the last push to the snapshot.
+func (c *Client) saveTime(pushed time.Time) error {
 	if err := c.dir.Lock(); err != nil {
 		return err
 	}
@@ -120,7 +131,7 @@ func (c *Client) touch(pushed time.Time) error {
 	return errors.Join(err, file.Close())
 }
 
-// marshal returns the contents of the file.
+// marshal returns the content of the snapshot file.
 func (s snapshot) marshal() ([]byte, error) {
 	m := &discoveryv3.DeltaDiscoveryResponse{
 		SystemVersionInfo: s.version,
@@ -144,11 +155,11 @@ func (s snapshot) marshal() ([]byte, error) {
 	return data, nil
 }
 
-// parseSnapshot reads the contents of the file.
+// parseSnapshot parses the content of a snapshot file.
 func parseSnapshot(data []byte) (snapshot, error) {
 	switch {
 	case !bytes.HasPrefix(data, []byte(snapshotFamily)):
-		return snapshot{}, errors.New("it is no snapshot of nametap")
+		return snapshot{}, errors.New("it is not a snapshot of nametap")
 	case !bytes.HasPrefix(data, []byte(snapshotMagic)) && len(data) > len(snapshotFamily):
 		return snapshot{}, errors.New("it is a snapshot of another version of nametap")
 	case len(data) < snapshotHead:
@@ -163,7 +174,7 @@ func parseSnapshot(data []byte) (snapshot, error) {
 	if err := proto.Unmarshal(rest, m); err != nil {
 		return snapshot{}, fmt.Errorf("it is damaged: %w", err)
 	}
-	set, err := fold(nil, response{typeURL: m.GetTypeUrl(), whole: true, resources: m.GetResources()})
+	set, err := nextSet(nil, response{typeURL: m.GetTypeUrl(), whole: true, resources: m.GetResources()})
 	if err != nil {
 		return snapshot{}, fmt.Errorf("it is damaged: %w", err)
 	}

@@ -120,8 +120,8 @@ func TestSnapshotSetAside(t *testing.T) {
 		refuse bool
 		said   string
 	}{
-		{name: "empty", damage: func([]byte) []byte { return nil }, said: "no snapshot"},
-		{name: "foreign", damage: func([]byte) []byte { return []byte("{\"hosts\": []}\n") }, said: "no snapshot"},
+		{name: "empty", damage: func([]byte) []byte { return nil }, said: "not a snapshot"},
+		{name: "foreign", damage: func([]byte) []byte { return []byte("{\"hosts\": []}\n") }, said: "not a snapshot"},
 		{name: "cut", damage: func(data []byte) []byte { return data[:len(data)-1] }, said: "checksum"},
 		{name: "head only", damage: func(data []byte) []byte { return data[:20] }, said: "damaged"},
 		{name: "another version", damage: func(data []byte) []byte { data[len("nametap")]++; return data }, said: "another version"},

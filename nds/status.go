@@ -1,57 +1,61 @@
 package nds
 
-import "time"
+import (
+	"math"
+	"time"
 
-// Status is what a client is doing, for people and for JSON.
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Status describes what a client is doing. It is printed as JSON.
 type Status struct {
-	// Connected says that the stream stands and has brought a response.
+	// Connected says that the stream is open and has received a response.
 	Connected bool   `json:"connected"`
 	Address   string `json:"address"`
-	// Variant is the one in use, which may be the one fallen back to.
+	// Variant is the variant in use, which may be the fallback.
 	Variant string `json:"variant"`
-	// Loaded says that there is a table in use; Version and Resources are its,
-	// LastPush is when the control plane last sent it, and TableAge how long ago
-	// that was, in seconds. Stale says that it came from the snapshot and no push
-	// has confirmed it.
+	// Loaded says that a table is in use. Version and Resources are those of the table.
+	// LastPush is when the control plane last sent it and TableAge how many seconds ago
+	// that was. Stale says that the table is from the snapshot and that no push has
+	// confirmed it.
 	Loaded    bool      `json:"loaded"`
 	Version   string    `json:"version"`
 	Resources int       `json:"resources"`
 	LastPush  time.Time `json:"lastPush,omitzero"`
 	TableAge  float64   `json:"tableAgeSeconds"`
 	Stale     bool      `json:"stale"`
-	// Nonce is that of the last response, of whatever stream.
+	// Nonce is the nonce of the last response of any stream.
 	Nonce string `json:"nonce,omitempty"`
-	// Pushes counts all responses, Rejected those that were not used.
+	// Pushes counts all responses, Rejected those that were NACKed.
 	Pushes     uint64 `json:"pushes"`
 	Rejected   uint64 `json:"rejected"`
 	Reconnects uint64 `json:"reconnects"`
-	// CertificateExpires is when the workload certificate does, if there is one.
-	// CertificateError is why it could not be obtained or renewed; obtaining it clears
-	// it.
+	// CertificateExpires is when the workload certificate expires; zero without one.
+	// CertificateError is why the last attempt to obtain one failed; a success clears it.
 	CertificateExpires time.Time `json:"certificateExpires,omitzero"`
 	CertificateError   string    `json:"certificateError,omitempty"`
-	// LastError is why the stream ended or the last push was rejected; an
-	// accepted push clears it.
+	// LastError is why the stream ended or the last push was rejected; an accepted push
+	// clears it.
 	LastError string `json:"lastError,omitempty"`
 }
 
-// Status returns what the client is doing now.
+// Status returns what the client is doing now. It is safe for concurrent use.
 func (c *Client) Status() Status {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	s := c.state
+	c.mu.Unlock()
 	if s.Loaded {
-		// A snapshot may be from before the clock was set back.
+		// Negative if the clock was set back since the snapshot was written.
 		s.TableAge = max(0, time.Since(s.LastPush).Seconds())
 	}
-	if certificate := c.workload.valid(); certificate != nil {
+	if certificate := c.renewer.valid(); certificate != nil {
 		s.CertificateExpires = certificate.Leaf.NotAfter
 	}
-	s.CertificateError = c.workload.trouble()
+	s.CertificateError = c.renewer.lastFailure()
 	return s
 }
 
-// table is what Status says of a set that was put to use.
+// table is the part of Status that describes the table in use.
 type table struct {
 	version   string
 	pushed    time.Time
@@ -59,7 +63,7 @@ type table struct {
 	stale     bool
 }
 
-// setTable says which table is in use, and reports whether it is the first.
+// setTable records the table in use, and reports whether it is the first one.
 func (c *Client) setTable(t table) (first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -77,7 +81,7 @@ func (c *Client) setTable(t table) (first bool) {
 	return first
 }
 
-// setRejected says that a push was not used.
+// setRejected records that a push was rejected.
 func (c *Client) setRejected(reason error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -86,7 +90,7 @@ func (c *Client) setRejected(reason error) {
 	c.state.LastError = reason.Error()
 }
 
-// setConnected says that a response came.
+// setConnected records that a response arrived.
 func (c *Client) setConnected(nonce string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -94,7 +98,7 @@ func (c *Client) setConnected(nonce string) {
 	c.state.Nonce = nonce
 }
 
-// setDisconnected says that there is no stream, and why.
+// setDisconnected records that the stream ended, or could not be opened.
 func (c *Client) setDisconnected(reason error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -102,9 +106,107 @@ func (c *Client) setDisconnected(reason error) {
 	c.state.LastError = reason.Error()
 }
 
-// countReconnect says that another connection is tried.
+// countReconnect counts an attempt to connect after the first one.
 func (c *Client) countReconnect() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.state.Reconnects++
+}
+
+// The values of the label "result" of the counter of pushes.
+const (
+	resultApplied   = "applied"
+	resultUnchanged = "unchanged"
+	resultRejected  = "rejected"
+)
+
+// metrics are the metrics of one client. It is a [prometheus.Collector], so either all of
+// them are registered or none.
+type metrics struct {
+	pushes   *prometheus.CounterVec
+	bytes    prometheus.Histogram
+	duration prometheus.Histogram
+	all      []prometheus.Collector
+}
+
+// newMetrics returns the metrics of a client. Where Status has the value, it is read from
+// there.
+func newMetrics(status func() Status) *metrics {
+	m := &metrics{
+		pushes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "nametap_xds_pushes_total",
+			Help: "Responses from the control plane, by result: applied, unchanged or rejected.",
+		}, []string{"result"}),
+		bytes: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "nametap_xds_push_bytes",
+			Help:    "Length of the responses from the control plane; --max-push-bytes is the limit.",
+			Buckets: prometheus.ExponentialBuckets(1<<10, 4, 9), // 1 KiB to 64 MiB
+		}),
+		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "nametap_xds_push_duration_seconds",
+			Help:    "Time to apply a push, from its set of resources to the table in use.",
+			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 8), // 0.1 ms to 1.6 s
+		}),
+	}
+	for _, result := range []string{resultApplied, resultUnchanged, resultRejected} {
+		m.pushes.WithLabelValues(result) // so that it is exported as 0
+	}
+	gauge := func(name, help string, read func(Status) float64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help},
+			func() float64 { return read(status()) })
+	}
+	m.all = []prometheus.Collector{
+		m.pushes, m.bytes, m.duration,
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "nametap_xds_reconnects_total",
+			Help: "Connection attempts to the control plane after the first.",
+		}, func() float64 { return float64(status().Reconnects) }),
+		gauge("nametap_xds_connected", "1 while a stream to the control plane is open and has received a response.",
+			func(s Status) float64 { return boolValue(s.Connected) }),
+		gauge("nametap_xds_table_age_seconds", "Time since the control plane last sent the table in use; NaN without a table.",
+			func(s Status) float64 {
+				if !s.Loaded {
+					return math.NaN()
+				}
+				return s.TableAge
+			}),
+		gauge("nametap_xds_certificate_expiry_seconds", "Time until the workload certificate expires; NaN without one.",
+			func(s Status) float64 {
+				if s.CertificateExpires.IsZero() {
+					return math.NaN()
+				}
+				return time.Until(s.CertificateExpires).Seconds()
+			}),
+		gauge("nametap_xds_table_stale", "1 while the table in use is from the snapshot and no push has confirmed it.",
+			func(s Status) float64 { return boolValue(s.Stale) }),
+	}
+	return m
+}
+
+// pushed counts a response.
+func (m *metrics) pushed(result string, bytes int) {
+	m.pushes.WithLabelValues(result).Inc()
+	m.bytes.Observe(float64(bytes))
+}
+
+// Describe implements [prometheus.Collector].
+func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, c := range m.all {
+		c.Describe(ch)
+	}
+}
+
+// Collect implements [prometheus.Collector].
+func (m *metrics) Collect(ch chan<- prometheus.Metric) {
+	for _, c := range m.all {
+		c.Collect(ch)
+	}
+}
+
+// boolValue returns 1 for true and 0 for false.
+func boolValue(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
 }

@@ -1,48 +1,68 @@
 package nds
 
 import (
+	"bytes"
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 )
 
-// maxReason bounds the reason in a NACK: control planes log it.
+// TypeURL is the type of the resources that the client subscribes to.
+const TypeURL = "type.googleapis.com/istio.networking.nds.v1.NameTable"
+
+// maxReason bounds the reason in a NACK, because control planes log it.
 const maxReason = 4 << 10
 
-// stream is one ADS stream and what the protocol wants remembered of it. A new
-// stream starts with the zero values.
-type stream struct {
-	client *Client
-	wire   wire
-
-	// set is what the control plane believes us to hold. An accepted response
-	// changes it. If the first response is rejected it becomes the set in use.
-	set []Resource
-	// version is that of the last accepted response; a rejected one leaves it,
-	// so that a NACK carries the previous version.
-	version string
-	// accepted says that a response was, and since is when the first was; neither is
-	// ever reset.
-	accepted bool
-	since    time.Time
+// Resource is one NameTable in wire form.
+type Resource struct {
+	// Name is empty in what istiod sends.
+	Name string
+	// Version is the version of this resource, empty in what istiod sends.
+	Version string
+	// Value is the NameTable in wire form. It must not be changed.
+	Value []byte
 }
 
-// run subscribes as node, handles responses until the stream ends, and says why it
-// did.
+// A stream is one ADS stream and its protocol state, which the goroutine of Client.Run
+// owns. Every stream starts with the zero values.
+type stream struct {
+	client *Client
+	rpc    rpc
+
+	// set holds the resources that the control plane believes the client has. An
+	// accepted response changes it. A rejected one does not, except that a rejected first
+	// response sets it to the set in use.
+	set []Resource
+	// version is the version of the last accepted response; a rejected response leaves it
+	// unchanged, so a NACK carries the previous version. (There is no field for the
+	// nonce: every answer carries the nonce of the response that it answers.)
+	version string
+	// acceptedAt is when the first response was accepted; zero before that.
+	acceptedAt time.Time
+}
+
+// run subscribes, then handles responses until the stream ends. It returns the reason of
+// the end.
 func (s *stream) run(node *corev3.Node) error {
-	err := s.wire.subscribe(node)
+	err := s.rpc.subscribe(node)
 	for err == nil || errors.Is(err, io.EOF) {
-		// After EOF from a send, only receive knows what happened.
+		// A send returns EOF when the stream has ended; receive returns the reason.
 		var r response
-		if r, err = s.wire.receive(); err != nil {
-			return explain(err)
+		if r, err = s.rpc.receive(); err != nil {
+			return explainEnd(err)
 		}
 		s.client.setConnected(r.nonce)
 		err = s.handle(r)
@@ -50,33 +70,31 @@ func (s *stream) run(node *corev3.Node) error {
 	return fmt.Errorf("sending a request: %w", err)
 }
 
-// handle puts a response to use and answers it. The error is that of the answer.
+// handle applies a response and answers it. It returns an error if the answer could not
+// be sent.
 func (s *stream) handle(r response) error {
-	set, err := fold(s.set, r)
+	set, err := nextSet(s.set, r)
 	if err == nil {
 		err = s.client.use(set, r)
 	}
 	if err != nil {
 		s.client.reject(r, err)
-		if !s.accepted {
+		if s.acceptedAt.IsZero() {
 			s.set = s.client.inUse
 		}
-		return s.wire.answer(answer{nonce: r.nonce, version: s.version, rejection: rejection(err)})
+		return s.rpc.answer(answer{nonce: r.nonce, version: s.version, rejection: rejection(err)})
 	}
-	if !s.accepted {
-		s.accepted, s.since = true, time.Now()
-		if s.client.passedOver != nil { // the token does where the certificate did not
-			s.client.workload.refused(s.client.passedOver)
-		}
-		s.client.lost.recover("the stream to the control plane is back", "address", s.client.cfg.Addr)
+	if s.acceptedAt.IsZero() {
+		s.acceptedAt = time.Now()
+		s.client.streamAccepted()
 	}
 	s.set, s.version = set, r.version
-	err = s.wire.answer(answer{nonce: r.nonce, version: s.version})
+	err = s.rpc.answer(answer{nonce: r.nonce, version: s.version})
 	s.client.save()
 	return err
 }
 
-// use makes set the one in use, unless it is already.
+// use applies set, unless it equals the set in use.
 func (c *Client) use(set []Resource, r response) error {
 	result := resultUnchanged
 	if !c.loaded || !sameContent(c.inUse, set) {
@@ -88,7 +106,7 @@ func (c *Client) use(set []Resource, r response) error {
 			return err
 		}
 		if isEmpty(set) && !isEmpty(c.inUse) {
-			c.log.Warn("the control plane says that there are no mesh hosts, and the table is empty now", "version", r.version)
+			c.log.Warn("the control plane sent no mesh hosts, the table is empty now", "version", r.version)
 		}
 		c.inUse, c.loaded, c.unsaved = set, true, true
 	}
@@ -102,15 +120,15 @@ func (c *Client) use(set []Resource, r response) error {
 	return nil
 }
 
-// reject counts a response that is not used, and says so.
+// reject counts and logs a response that is not used.
 func (c *Client) reject(r response, reason error) {
 	c.metrics.pushed(resultRejected, r.bytes)
 	c.setRejected(reason)
-	c.log.Warn("push rejected, the table before it stays", "version", r.version, "nonce", r.nonce, "error", reason)
+	c.log.Warn("push rejected, the current table stays", "version", r.version, "nonce", r.nonce, "error", reason)
 }
 
-// rejection is the detail of a NACK. What cannot stand in a protobuf string is
-// replaced: the reason may quote any bytes.
+// rejection returns the error detail of a NACK. It replaces bytes that a protobuf string
+// cannot hold, because the reason may quote any bytes.
 func rejection(reason error) *rpcstatus.Status {
 	text := reason.Error()
 	if len(text) > maxReason {
@@ -122,14 +140,180 @@ func rejection(reason error) *rpcstatus.Status {
 	}
 }
 
-// explain says of the end of a stream what the user can do about it.
-func explain(err error) error {
+// explainEnd adds to the reason why a stream ended what to do about it.
+func explainEnd(err error) error {
 	switch {
 	case errors.Is(err, io.EOF):
 		return errors.New("the control plane ended the stream")
 	case status.Code(err) == codes.ResourceExhausted && strings.Contains(err.Error(), "larger than max"):
-		// The same code is istiod's answer to too many new streams.
+		// istiod answers too many new streams with the same code.
 		return fmt.Errorf("push too long, raise --max-push-bytes: %w", err)
 	}
 	return fmt.Errorf("receiving a push: %w", err)
+}
+
+// nextSet returns the set, sorted by name, that follows from set and a response. It does
+// not change set. A state-of-the-world response may hold several resources without a
+// name; they keep their order.
+func nextSet(set []Resource, r response) ([]Resource, error) {
+	if r.typeURL != TypeURL {
+		return nil, fmt.Errorf("response of type %q: want %q", r.typeURL, TypeURL)
+	}
+	named := make(map[string]bool, len(r.resources))
+	next := make([]Resource, 0, len(r.resources))
+	for _, resource := range r.resources {
+		name, body := resource.GetName(), resource.GetResource()
+		if body.GetTypeUrl() != TypeURL {
+			return nil, fmt.Errorf("resource %q of type %q: want %q", name, body.GetTypeUrl(), TypeURL)
+		}
+		if named[name] && (!r.whole || name != "") {
+			return nil, fmt.Errorf("resource %q twice in one response", name)
+		}
+		named[name] = true
+		next = append(next, Resource{Name: name, Version: resource.GetVersion(), Value: body.GetValue()})
+	}
+	if !r.whole {
+		for _, name := range r.removed {
+			named[name] = true
+		}
+		for _, resource := range set {
+			if !named[resource.Name] {
+				next = append(next, resource)
+			}
+		}
+	}
+	slices.SortStableFunc(next, func(a, b Resource) int { return cmp.Compare(a.Name, b.Name) })
+	return next, nil
+}
+
+// sameContent reports whether two sets hold the same tables under the same names. It
+// ignores versions: istiod sends the same table under new versions, and new tables under
+// the same version.
+func sameContent(a, b []Resource) bool {
+	return slices.EqualFunc(a, b, func(a, b Resource) bool {
+		return a.Name == b.Name && bytes.Equal(a.Value, b.Value)
+	})
+}
+
+// isEmpty reports whether a set has no hosts.
+func isEmpty(set []Resource) bool {
+	return !slices.ContainsFunc(set, func(r Resource) bool { return len(r.Value) > 0 })
+}
+
+// response is a response of either variant.
+type response struct {
+	typeURL, version, nonce string
+	// bytes is the length in wire form.
+	bytes int
+	// whole says that resources is the whole set; otherwise it is a change.
+	whole     bool
+	resources []*discoveryv3.Resource
+	removed   []string
+}
+
+// answer is an ACK or, if rejection is not nil, a NACK.
+type answer struct {
+	// nonce is the nonce of the response that is answered.
+	nonce string
+	// version is the version of the last accepted response. Only state-of-the-world
+	// sends it.
+	version   string
+	rejection *rpcstatus.Status
+}
+
+// rpc is the RPC of one of the two variants.
+type rpc interface {
+	// subscribe sends the first request, the only one with the node. It must be called
+	// once: istiod answers a second one with everything, or not at all.
+	subscribe(node *corev3.Node) error
+	receive() (response, error)
+	answer(a answer) error
+}
+
+// openRPC starts the RPC of a variant.
+func openRPC(ctx context.Context, conn *grpc.ClientConn, variant Variant) (rpc, error) {
+	ads := discoveryv3.NewAggregatedDiscoveryServiceClient(conn)
+	if variant == StateOfTheWorld {
+		client, err := ads.StreamAggregatedResources(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("opening the stream: %w", err)
+		}
+		return sotwRPC{client}, nil
+	}
+	client, err := ads.DeltaAggregatedResources(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("opening the incremental stream: %w", err)
+	}
+	return incrementalRPC{client}, nil
+}
+
+type incrementalRPC struct {
+	client discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient
+}
+
+// subscribe names no resource, which subscribes to all.
+func (r incrementalRPC) subscribe(node *corev3.Node) error {
+	return r.client.Send(&discoveryv3.DeltaDiscoveryRequest{Node: node, TypeUrl: TypeURL})
+}
+
+func (r incrementalRPC) receive() (response, error) {
+	m, err := r.client.Recv()
+	if err != nil {
+		return response{}, err
+	}
+	return response{
+		typeURL:   m.GetTypeUrl(),
+		version:   m.GetSystemVersionInfo(),
+		nonce:     m.GetNonce(),
+		bytes:     proto.Size(m),
+		resources: m.GetResources(),
+		removed:   m.GetRemovedResources(),
+	}, nil
+}
+
+func (r incrementalRPC) answer(a answer) error {
+	return r.client.Send(&discoveryv3.DeltaDiscoveryRequest{
+		TypeUrl: TypeURL, ResponseNonce: a.nonce, ErrorDetail: a.rejection,
+	})
+}
+
+type sotwRPC struct {
+	client discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient
+}
+
+func (r sotwRPC) subscribe(node *corev3.Node) error {
+	return r.client.Send(&discoveryv3.DiscoveryRequest{Node: node, TypeUrl: TypeURL})
+}
+
+// receive converts the resources to the incremental form. A NameTable does not contain
+// its name, so a resource has a name only if it is sent in xDS's wrapper, a
+// discovery.v3.Resource.
+func (r sotwRPC) receive() (response, error) {
+	m, err := r.client.Recv()
+	if err != nil {
+		return response{}, err
+	}
+	converted := response{
+		typeURL:   m.GetTypeUrl(),
+		version:   m.GetVersionInfo(),
+		nonce:     m.GetNonce(),
+		bytes:     proto.Size(m),
+		whole:     true,
+		resources: make([]*discoveryv3.Resource, len(m.GetResources())),
+	}
+	for i, body := range m.GetResources() {
+		wrapped := &discoveryv3.Resource{}
+		if !body.MessageIs(wrapped) || body.UnmarshalTo(wrapped) != nil {
+			// A malformed wrapper stays wrapped, and nextSet refuses its type.
+			wrapped = &discoveryv3.Resource{Resource: body}
+		}
+		converted.resources[i] = wrapped
+	}
+	return converted, nil
+}
+
+func (r sotwRPC) answer(a answer) error {
+	return r.client.Send(&discoveryv3.DiscoveryRequest{
+		TypeUrl: TypeURL, VersionInfo: a.version, ResponseNonce: a.nonce, ErrorDetail: a.rejection,
+	})
 }

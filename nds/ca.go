@@ -24,14 +24,18 @@ import (
 const (
 	createCertificate = "/istio.v1.auth.IstioCertificateService/CreateCertificate"
 
-	// wantedLife is what Istio's agent asks for; the authority may give less, or refuse.
+	// wantedLife is what Istio's agent requests; the certificate authority may issue a
+	// shorter one, or refuse.
 	wantedLife = 24 * time.Hour
 )
 
-// A keyPair is a certificate chain and its private key, both as PEM.
+// errNoAuthority reports that the control plane does not implement the service.
+var errNoAuthority = errors.New("the control plane has no certificate authority")
+
+// A keyPair is a certificate chain and its private key, both in PEM.
 type keyPair struct{ chain, key []byte }
 
-// parse returns the pair in the form that TLS wants, with Leaf set.
+// parse returns the pair as a tls.Certificate, with Leaf set.
 func (p keyPair) parse() (*tls.Certificate, error) {
 	pair, err := tls.X509KeyPair(p.chain, p.key)
 	if err != nil {
@@ -40,18 +44,18 @@ func (p keyPair) parse() (*tls.Certificate, error) {
 	return &pair, nil
 }
 
-// exchange has the certificate authority sign a certificate for a new key. The
-// authority knows the workload by its token or by the certificate before.
-func (w *workload) exchange(ctx context.Context) (keyPair, error) {
-	request, key, err := certificateRequest(w.cfg)
+// requestCertificate has the certificate authority sign a certificate for a new key. The
+// client authenticates with the token or with its current certificate.
+func (r *certRenewer) requestCertificate(ctx context.Context) (keyPair, error) {
+	request, key, err := newRequest(r.cfg)
 	if err != nil {
 		return keyPair{}, fmt.Errorf("making a certificate request: %w", err)
 	}
-	proof, err := readCredentials(w.cfg, w.proof(), w.cfg.caServerName())
+	creds, err := readCredentials(r.cfg, r.certificate(), r.cfg.caServerName())
 	if err != nil {
 		return keyPair{}, err
 	}
-	conn, err := dial(w.cfg, w.cfg.CAAddr, pingAfter, proof)
+	conn, err := dial(r.cfg, r.cfg.CAAddr, pingAfter, creds)
 	if err != nil {
 		return keyPair{}, err
 	}
@@ -60,23 +64,23 @@ func (w *workload) exchange(ctx context.Context) (keyPair, error) {
 	defer cancel()
 	response, err := sign(ctx, conn, request, wantedLife)
 	if status.Code(err) == codes.InvalidArgument {
-		// istiod refuses a life beyond its MAX_WORKLOAD_CERT_TTL.
+		// istiod refuses a longer life than its MAX_WORKLOAD_CERT_TTL.
 		response, err = sign(ctx, conn, request, 0)
 	}
 	switch {
 	case status.Code(err) == codes.Unimplemented:
 		return keyPair{}, errNoAuthority
 	case err != nil:
-		if proof.workload != nil && certificateRefused(err) {
-			w.doubt(proof.workload, true)
+		if creds.workload != nil && certificateRefused(err) {
+			r.setRefused(creds.workload, true)
 		}
-		return keyPair{}, fmt.Errorf("asking the certificate authority %s: %w", w.cfg.CAAddr, err)
+		return keyPair{}, fmt.Errorf("requesting a certificate from %s: %w", r.cfg.CAAddr, err)
 	}
 	chain := strings.Join(response.GetCertChain(), "\n")
 	return keyPair{chain: []byte(chain), key: key}, nil
 }
 
-// sign asks for a certificate for so long, or, with 0, for as long as the authority likes.
+// sign requests a certificate with the given life. With 0, the authority chooses.
 func sign(ctx context.Context, conn *grpc.ClientConn, request []byte, life time.Duration) (*ca.IstioCertificateResponse, error) {
 	response := &ca.IstioCertificateResponse{}
 	err := conn.Invoke(ctx, createCertificate, &ca.IstioCertificateRequest{
@@ -85,8 +89,8 @@ func sign(ctx context.Context, conn *grpc.ClientConn, request []byte, life time.
 	return response, err
 }
 
-// certificateRequest makes a key and a request for the identity of cfg, both PEM.
-func certificateRequest(cfg Config) (request, key []byte, err error) {
+// newRequest makes a key and a certificate request for the node's identity, both in PEM.
+func newRequest(cfg Config) (request, key []byte, err error) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, nil, err
@@ -104,7 +108,7 @@ func certificateRequest(cfg Config) (request, key []byte, err error) {
 	return request, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
 }
 
-// spiffePath is the node's SPIFFE identity without the trust domain.
+// spiffePath returns the node's SPIFFE identity without the trust domain.
 func (n Node) spiffePath() string {
 	account := n.ServiceAccount
 	if account == "" {
@@ -113,10 +117,11 @@ func (n Node) spiffePath() string {
 	return "/ns/" + n.Namespace + "/sa/" + account
 }
 
-// check refuses a certificate that cannot prove the node's identity now.
-func (n Node) check(leaf *x509.Certificate) error {
+// checkCertificate returns an error if a certificate has expired or is for another
+// identity than the node's.
+func (n Node) checkCertificate(leaf *x509.Certificate) error {
 	if now := time.Now(); !now.Before(leaf.NotAfter) {
-		return fmt.Errorf("the certificate has expired at %s", leaf.NotAfter.Format(time.RFC3339))
+		return fmt.Errorf("the certificate expired at %s", leaf.NotAfter.Format(time.RFC3339))
 	}
 	var identities []string
 	for _, uri := range leaf.URIs {

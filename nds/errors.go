@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// certificateRefused reports whether err is an alert by which a server says that it does
-// not take our client certificate, or wants one. Other alerts are about the server.
+// certificateRefused reports whether err is a TLS alert by which a server refuses the
+// client certificate or demands one. Other alerts are about the server itself.
 func certificateRefused(err error) bool {
 	if err == nil {
 		return false
@@ -19,16 +19,16 @@ func certificateRefused(err error) bool {
 	if !found {
 		return false
 	}
-	for _, about := range []string{"certificate", "access denied", "handshake failure"} {
-		if strings.Contains(alert, about) {
+	for _, part := range []string{"certificate", "access denied", "handshake failure"} {
+		if strings.Contains(alert, part) {
 			return true
 		}
 	}
 	return false
 }
 
-// advise adds to err the setting to look at, if err is known to come from one. addr is
-// what was connected to, by the setting addrFlag.
+// advise adds to err the setting to look at, if the cause is a known one. addr is the
+// address of the server and addrFlag the flag that sets it.
 func advise(cfg Config, addr, addrFlag string, err error) error {
 	advice := advice(cfg, addr, addrFlag, err)
 	if advice == "" {
@@ -43,29 +43,30 @@ func advice(cfg Config, addr, addrFlag string, err error) string {
 	}
 	switch status.Code(err) {
 	case codes.Unauthenticated:
-		return refusedProof(cfg)
+		return tokenAdvice(cfg)
 	case codes.PermissionDenied:
 		return fmt.Sprintf("the token or certificate must be for namespace %q (--namespace) and service account %q (--service-account)",
 			cfg.Node.Namespace, cfg.Node.ServiceAccount)
 	default:
 	}
 	if certificateRefused(err) {
-		return "the server wants another client certificate, or one at all (--xds-cert, --workload-cert)"
+		return "the server wants a client certificate that it trusts (--xds-cert, --workload-cert)"
 	}
 	text := err.Error()
+	unreachable := fmt.Sprintf("is there a server at %s (%s)?", addr, addrFlag)
 	for _, known := range []struct{ text, advice string }{
 		{"first record does not look like a TLS handshake", "the server does not speak TLS: --xds-plaintext, or another port (" + addrFlag + ")"},
-		{"remote error: tls: ", "the server ends TLS handshakes: look at its log, and whether --xds-server-name is a name of it"},
+		{"remote error: tls: ", "the server ended the TLS handshake: look at its log, and check that --xds-server-name is one of its names"},
 		{"error reading server preface", plaintextAdvice(cfg, addrFlag)},
-		{"certificate signed by unknown authority", "the server's certificate does not lead to " + rootsOf(cfg) + " (XDS_ROOT_CA, --xds-root-ca)"},
+		{"certificate signed by unknown authority", "the server's certificate is not signed by " + rootsOf(cfg) + " (XDS_ROOT_CA, --xds-root-ca)"},
 		{"certificate is valid for ", "the expected name is --xds-server-name"},
 		{"certificate is not valid for any names", "the expected name is --xds-server-name"},
 		{"certificate has expired or is not yet valid", "look at the clock of this host and at the server's certificate"},
-		{"connection refused", nothingThere(addr, addrFlag)},
-		{"no such host", nothingThere(addr, addrFlag)},
-		{"network is unreachable", nothingThere(addr, addrFlag)},
-		{"no route to host", nothingThere(addr, addrFlag)},
-		{"i/o timeout", nothingThere(addr, addrFlag)},
+		{"connection refused", unreachable},
+		{"no such host", unreachable},
+		{"network is unreachable", unreachable},
+		{"no route to host", unreachable},
+		{"i/o timeout", unreachable},
 	} {
 		if strings.Contains(text, known.text) {
 			return known.advice
@@ -74,7 +75,7 @@ func advice(cfg Config, addr, addrFlag string, err error) string {
 	return ""
 }
 
-// plaintextAdvice is for a server that does not speak HTTP/2 to us.
+// plaintextAdvice returns the advice for a server that does not answer in HTTP/2.
 func plaintextAdvice(cfg Config, addrFlag string) string {
 	if !cfg.Plaintext {
 		return ""
@@ -82,12 +83,7 @@ func plaintextAdvice(cfg Config, addrFlag string) string {
 	return "if the server wants TLS, leave out --xds-plaintext, or use another port (" + addrFlag + ")"
 }
 
-// nothingThere is for an address where no server was reached.
-func nothingThere(addr, addrFlag string) string {
-	return fmt.Sprintf("is there a server at %s (%s)?", addr, addrFlag)
-}
-
-// rootsOf names the root certificates in use.
+// rootsOf describes the root certificates in use.
 func rootsOf(cfg Config) string {
 	if cfg.RootCA == "" {
 		return "the system's root certificates"
@@ -95,8 +91,8 @@ func rootsOf(cfg Config) string {
 	return "those in " + cfg.RootCA
 }
 
-// refusedProof says what proof of identity was refused.
-func refusedProof(cfg Config) string {
+// tokenAdvice returns the advice for a server that did not authenticate the client.
+func tokenAdvice(cfg Config) string {
 	switch {
 	case cfg.Plaintext:
 		return "without TLS no token is sent: leave out --xds-plaintext"

@@ -1,0 +1,215 @@
+package nds
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+)
+
+const (
+	// connectTimeout bounds lookup, TCP connect and TLS handshake.
+	connectTimeout = 10 * time.Second
+
+	// A peer that vanished without closing the connection is noticed after the sum of
+	// both. istiod answers "too_many_pings" to more than one ping in 15 s.
+	pingAfter   = 20 * time.Second
+	pingTimeout = 10 * time.Second
+
+	// maxPingAfter is a little more than the 5 minutes that every gRPC server permits
+	// unless it is configured otherwise.
+	maxPingAfter = 6 * time.Minute
+)
+
+// dial prepares a connection to addr. Each attempt to connect needs a new one, so that
+// the address is looked up and the credentials are read again. A connection that is
+// silent for pingAfter is pinged.
+func dial(cfg Config, addr string, pingAfter time.Duration, creds connectionCredentials) (*grpc.ClientConn, error) {
+	// TCP notices a dead host within 25 s, even where HTTP/2 pings are not permitted.
+	dialer := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{
+		Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3,
+	}}
+	opts := append([]grpc.DialOption{
+		// The control plane is inside the mesh; HTTPS_PROXY is for servers outside.
+		grpc.WithNoProxy(),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+			return dialer.DialContext(ctx, "tcp", addr)
+		}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(cfg.MaxPushBytes)),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
+	}, creds.options...)
+	// With "passthrough" the dialer looks the host up, with the system's resolver.
+	conn, err := grpc.NewClient("passthrough:///"+addr, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("preparing the connection to %q: %w", addr, err)
+	}
+	return conn, nil
+}
+
+// connectionCredentials are the credentials of one connection.
+type connectionCredentials struct {
+	options []grpc.DialOption
+	// workload is the workload certificate, if that is the certificate in use, else nil.
+	workload *tls.Certificate
+}
+
+// readCredentials reads the files that cfg names. It is called for every connection, so
+// the next connection uses a replaced file. workload may be nil. If there is a
+// certificate, the token may be missing or expired.
+func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (connectionCredentials, error) {
+	var creds connectionCredentials
+	if cfg.Plaintext {
+		creds.options = append(creds.options, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		return creds, nil
+	}
+	tlsConfig := &tls.Config{ServerName: serverName, MinVersion: tls.VersionTLS12}
+	var err error
+	if tlsConfig.RootCAs, err = readRoots(cfg.RootCA, cfg.RootCAElse); err != nil {
+		return creds, fmt.Errorf("reading root certificates (XDS_ROOT_CA, --xds-root-ca): %w", err)
+	}
+	certificate := workload
+	if cfg.CertFile != "" {
+		pair, err := tls.LoadX509KeyPair(cfg.CertFile, cfg.KeyFile)
+		if err != nil {
+			return creds, fmt.Errorf("reading the client certificate (--xds-cert, --xds-key): %w", err)
+		}
+		certificate = &pair
+	} else {
+		creds.workload = workload
+	}
+	if certificate != nil {
+		// Unlike tls.Config.Certificates, this sends the certificate even if the server
+		// does not list its issuer, so that a server that refuses it says so.
+		tlsConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			return certificate, nil
+		}
+	}
+	creds.options = append(creds.options, grpc.WithTransportCredentials(credentials.NewTLS(tlsConfig)))
+	if cfg.TokenFile == "" {
+		return creds, nil
+	}
+	token, err := readToken(cfg.TokenFile)
+	if certificate != nil && (err != nil || expired(token)) {
+		// A server that checks the token first would refuse an expired one.
+		return creds, nil //nolint:nilerr // the certificate is enough
+	}
+	if err != nil {
+		return creds, fmt.Errorf("reading the token (--xds-token-file): %w", err)
+	}
+	header := bearer{"authorization": "Bearer " + token}
+	if cfg.Node.ClusterID != defaultClusterID {
+		// istiod has the API server of this cluster check the token, or its own API
+		// server without the header. It refuses a cluster that it does not know, so the
+		// default, which may be wrong, is not sent.
+		header["clusterid"] = cfg.Node.ClusterID
+	}
+	creds.options = append(creds.options, grpc.WithPerRPCCredentials(header))
+	return creds, nil
+}
+
+// readRoots returns the certificates in a PEM file. If the file does not exist, it reads
+// fallback, unless that is "". For no file it returns nil, which means the system's root
+// certificates.
+func readRoots(file, fallback string) (*x509.CertPool, error) {
+	if file == "" {
+		return nil, nil //nolint:nilnil // documented
+	}
+	text, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) && fallback != "" {
+		// If neither exists, the error is about the file that the user knows.
+		if found, fallbackErr := os.ReadFile(fallback); !errors.Is(fallbackErr, fs.ErrNotExist) {
+			file, text, err = fallback, found, fallbackErr
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("no certificate in %q, want PEM", file)
+	}
+	return pool, nil
+}
+
+// usableToken reports whether a file holds a token that is not known to have expired. It
+// reads the file, so it must not be called with a lock held.
+func usableToken(file string) bool {
+	if file == "" {
+		return false
+	}
+	token, err := readToken(file)
+	return err == nil && !expired(token)
+}
+
+// expired reports whether a token is known to have expired.
+func expired(token string) bool {
+	expires, known := expiry(token)
+	return known && time.Now().After(expires)
+}
+
+// expiry returns when a token expires, if it is a JSON Web Token with that claim. It does
+// not check the signature; that is up to the control plane.
+func expiry(token string) (expires time.Time, known bool) {
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		return time.Time{}, false
+	}
+	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
+	if err != nil {
+		return time.Time{}, false
+	}
+	var claims struct {
+		Expires float64 `json:"exp"`
+	}
+	if json.Unmarshal(payload, &claims) != nil || claims.Expires <= 0 {
+		return time.Time{}, false
+	}
+	return time.Unix(int64(claims.Expires), 0), true
+}
+
+// readToken returns the token in a file, without the newline that editors add.
+func readToken(file string) (string, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	token := bytes.TrimSpace(data)
+	if len(token) == 0 {
+		return "", fmt.Errorf("%q is empty", file)
+	}
+	if bytes.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		// A header cannot hold such bytes. The error does not quote the token, which is
+		// secret.
+		return "", errors.New(file + " holds more than one token")
+	}
+	return string(token), nil
+}
+
+// bearer holds the headers with the bearer token. It implements
+// [credentials.PerRPCCredentials].
+type bearer map[string]string
+
+// GetRequestMetadata returns the headers.
+func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	return b, nil
+}
+
+// RequireTransportSecurity returns true, so that gRPC never sends the token in plaintext.
+func (b bearer) RequireTransportSecurity() bool { return true }

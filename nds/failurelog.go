@@ -1,0 +1,77 @@
+package nds
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"time"
+)
+
+// repeatEvery is how often a failure that repeats is logged again.
+const repeatEvery = time.Minute
+
+// A failureLog logs a failure once and then counts its repetitions. It logs the count
+// once a minute, and when the failure changes or ends. It belongs to one goroutine.
+type failureLog struct {
+	log *slog.Logger
+
+	// The failure that was logged last; text is "" if there is none. repeats counts how
+	// often it was reported since then.
+	level         slog.Level
+	message, text string
+	repeats       int
+	logged        time.Time
+	// recovered says that the recovery was logged. A failure that comes and goes is
+	// logged once, and its recovery once, until reset.
+	recovered bool
+}
+
+// report logs a failure with args, or counts it if it is the same as the previous one.
+func (f *failureLog) report(message string, level slog.Level, err error, args ...any) {
+	text := withoutLocalPort(err.Error())
+	if f.message == message && f.text == text && f.level == level {
+		f.repeats++
+		if time.Since(f.logged) >= repeatEvery {
+			f.logRepeats()
+		}
+		return
+	}
+	f.reset()
+	f.level, f.message, f.text, f.logged, f.recovered = level, message, text, time.Now(), false
+	f.log.Log(context.Background(), level, message, append([]any{"error", err}, args...)...)
+}
+
+// recover logs message if a failure was reported since the last recovery.
+func (f *failureLog) recover(message string, args ...any) {
+	if f.text == "" || f.recovered {
+		return
+	}
+	f.recovered = true
+	f.log.Info(message, append(args, "repeated", f.repeats)...)
+	f.repeats = 0
+}
+
+// reset forgets the failure; the next one is logged again.
+func (f *failureLog) reset() {
+	f.logRepeats()
+	f.message, f.text = "", ""
+}
+
+// logRepeats logs how often the failure was repeated, if it was.
+func (f *failureLog) logRepeats() {
+	if f.repeats == 0 {
+		return
+	}
+	f.log.Log(context.Background(), f.level, f.message, "error", f.text, "repeated", f.repeats)
+	f.repeats, f.logged = 0, time.Now()
+}
+
+// withoutLocalPort removes the local port, which differs for each connection, from an
+// error such as "read tcp 10.0.0.1:41234->10.0.0.2:15012: …".
+func withoutLocalPort(text string) string {
+	before, after, found := strings.Cut(text, "->")
+	if !found {
+		return text
+	}
+	return strings.TrimRight(before, "0123456789") + "->" + after
+}

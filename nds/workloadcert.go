@@ -1,0 +1,355 @@
+package nds
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nametap/nametap/internal/statedir"
+)
+
+// certificateFile is the file in the state directory with the workload certificate, its
+// chain and its key.
+const certificateFile = "workload-certificate.pem"
+
+const (
+	// certificatePoll bounds the time between two looks at the wall clock: timers stand
+	// still while a machine is suspended, but certificates expire.
+	certificatePoll = time.Minute
+	// authorityPoll is when a control plane without a certificate authority is asked
+	// again.
+	authorityPoll = time.Hour
+)
+
+// WorkloadCert says when the token is exchanged for a workload certificate.
+type WorkloadCert string
+
+const (
+	// WorkloadCertAuto exchanges the token unless kubelet renews it or a client
+	// certificate is configured. The zero value means the same.
+	WorkloadCertAuto WorkloadCert = "auto"
+	// WorkloadCertOn always exchanges the token.
+	WorkloadCertOn WorkloadCert = "on"
+	// WorkloadCertOff never exchanges the token.
+	WorkloadCertOff WorkloadCert = "off"
+)
+
+// MarshalText returns the text that UnmarshalText parses.
+func (w WorkloadCert) MarshalText() ([]byte, error) { return []byte(w), nil }
+
+// UnmarshalText parses "auto", "on" or "off". The error says what is expected; the caller
+// adds the setting and its value.
+func (w *WorkloadCert) UnmarshalText(text []byte) error {
+	switch v := WorkloadCert(text); v {
+	case WorkloadCertAuto, WorkloadCertOn, WorkloadCertOff:
+		*w = v
+		return nil
+	}
+	return errors.New("want auto, on or off")
+}
+
+// A certRenewer obtains a certificate for the node's identity, saves it in the state
+// directory and renews it.
+type certRenewer struct {
+	cfg Config
+	dir *statedir.Dir
+	log *slog.Logger
+	// wake makes run check the certificate at once.
+	wake chan struct{}
+
+	// The fields below are owned by the goroutine of run; load uses them before.
+
+	// unread says that the certificate file could not be read; run tries again until
+	// there is a certificate.
+	unread bool
+	// fileFailures logs why the certificate is not read or saved, renewFailures why there
+	// is no certificate, or no newer one.
+	fileFailures, renewFailures failureLog
+
+	// mu guards the fields below. It is not held while files are read, because Status
+	// needs it and a disk may not answer.
+	mu      sync.Mutex
+	current *tls.Certificate // nil without one
+	pair    keyPair          // current in PEM
+	saved   bool             // current is in the state directory
+	renewal time.Time        // when to renew current
+	refused bool             // a server refused current, and none has accepted it since
+	failure string           // why the last attempt failed; "" if that is expected
+}
+
+func newCertRenewer(cfg Config, dir *statedir.Dir) *certRenewer {
+	return &certRenewer{
+		cfg: cfg, dir: dir, log: cfg.Logger, wake: make(chan struct{}, 1),
+		fileFailures: failureLog{log: cfg.Logger}, renewFailures: failureLog{log: cfg.Logger},
+	}
+}
+
+// wanted reports whether the token is to be exchanged for a certificate. A token that
+// kubelet renews is not: kubelet writes it to a directory of its own and points the
+// symbolic link "..data", next to the token, there.
+func (r *certRenewer) wanted() bool {
+	switch {
+	case r.cfg.Plaintext || r.cfg.WorkloadCert == WorkloadCertOff:
+		return false
+	case r.cfg.WorkloadCert == WorkloadCertOn:
+		return true
+	case r.cfg.CertFile != "" || r.cfg.TokenFile == "":
+		return false
+	}
+	data, err := os.Lstat(filepath.Join(filepath.Dir(r.cfg.TokenFile), "..data"))
+	if err != nil {
+		// After any other error the token cannot be read either, which connect reports.
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	return data.Mode()&fs.ModeSymlink == 0
+}
+
+// valid returns the certificate, or nil if there is none or it has expired.
+func (r *certRenewer) valid() *tls.Certificate {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.current == nil || !time.Now().Before(r.current.Leaf.NotAfter) {
+		return nil
+	}
+	return r.current
+}
+
+// certificate returns the certificate to authenticate with. It returns nil if a server
+// refused the certificate and the token can replace it.
+func (r *certRenewer) certificate() *tls.Certificate {
+	if r.isRefused() && usableToken(r.cfg.TokenFile) {
+		return nil
+	}
+	return r.valid()
+}
+
+// use makes pair the current certificate, unless it has expired or is for another
+// identity. obtained is when the pair was issued; zero means when it became valid.
+func (r *certRenewer) use(pair keyPair, obtained time.Time) error {
+	certificate, err := pair.parse()
+	if err != nil {
+		return err
+	}
+	leaf := certificate.Leaf
+	if err := r.cfg.Node.checkCertificate(leaf); err != nil {
+		return err
+	}
+	since := obtained
+	if since.IsZero() {
+		since = leaf.NotBefore
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.current, r.pair, r.saved = certificate, pair, false
+	r.renewal, r.refused, r.failure = renewAt(leaf, since, rand.Float64()), false, ""
+	return nil
+}
+
+// setFailure records err for Status, unless it is expected.
+func (r *certRenewer) setFailure(err error) {
+	if r.level(err) < slog.LevelWarn {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failure = err.Error()
+}
+
+// lastFailure returns why there is no certificate, or no newer one; "" if nothing failed.
+func (r *certRenewer) lastFailure() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.failure
+}
+
+// markRefused records that a server refused the certificate: the certificate authority may
+// have changed. A usable token replaces it until there is a new one. Without a usable
+// token the certificate stays in use, because the server may accept it again.
+func (r *certRenewer) markRefused(certificate *tls.Certificate) {
+	r.setRefused(certificate, true)
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// markAccepted records that a server accepted the certificate.
+func (r *certRenewer) markAccepted(certificate *tls.Certificate) { r.setRefused(certificate, false) }
+
+func (r *certRenewer) setRefused(certificate *tls.Certificate, refused bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.current == certificate {
+		r.refused = refused
+	}
+}
+
+func (r *certRenewer) isRefused() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.refused
+}
+
+// renewAt returns when to renew a certificate: after two thirds of its life, or up to a
+// tenth of its life earlier, by part from 0 to 1, so that machines that were set up
+// together do not renew together. The life of a new certificate starts when it was
+// obtained: authorities backdate certificates, and the clock of this host may be fast.
+func renewAt(leaf *x509.Certificate, obtained time.Time, part float64) time.Time {
+	life := leaf.NotAfter.Sub(obtained)
+	return obtained.Add(max(time.Second, life*2/3-time.Duration(part*float64(life)/10)))
+}
+
+// run obtains and renews the certificate until ctx ends. load must be called before it.
+func (r *certRenewer) run(ctx context.Context) {
+	failures := 0
+	for {
+		if r.unread && r.valid() == nil {
+			r.load()
+		}
+		r.save()
+		wait := r.untilRenewal()
+		if wait <= 0 {
+			err := advise(r.cfg, r.cfg.CAAddr, "--ca-addr", r.renew(ctx))
+			switch {
+			case err == nil:
+				failures = 0
+				r.renewFailures.reset()
+				continue
+			case errors.Is(err, errNoAuthority):
+				wait = authorityPoll
+			default:
+				wait = max(time.Second, pause(failures, rand.Float64()))
+				failures++
+			}
+			if ctx.Err() == nil {
+				r.setFailure(err)
+				r.renewFailures.report("no workload certificate, using the token", r.level(err), err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.wake:
+		case <-time.After(max(wait, time.Second)):
+		}
+	}
+}
+
+// level returns the level at which to log err. A control plane without a certificate
+// authority is expected, unless a certificate was asked for.
+func (r *certRenewer) level(err error) slog.Level {
+	if errors.Is(err, errNoAuthority) && r.cfg.WorkloadCert != WorkloadCertOn {
+		return slog.LevelInfo
+	}
+	return slog.LevelWarn
+}
+
+// untilRenewal returns the time until the next check of the certificate; 0 means that it
+// has to be renewed now.
+func (r *certRenewer) untilRenewal() time.Duration {
+	if !r.wanted() {
+		return certificatePoll
+	}
+	if r.isRefused() && usableToken(r.cfg.TokenFile) {
+		return 0
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.current == nil {
+		return 0
+	}
+	return min(certificatePoll, time.Until(r.renewal.Round(0)))
+}
+
+// renew obtains a certificate and makes it the current one.
+func (r *certRenewer) renew(ctx context.Context) error {
+	pair, err := r.requestCertificate(ctx)
+	if err != nil {
+		return err
+	}
+	if err := r.use(pair, time.Now()); err != nil {
+		return fmt.Errorf("using the certificate of %s: %w", r.cfg.CAAddr, err)
+	}
+	r.mu.Lock()
+	leaf, renewal := r.current.Leaf, r.renewal
+	r.mu.Unlock()
+	r.log.Info("workload certificate obtained", "identity", leaf.URIs, "from", r.cfg.CAAddr,
+		"expires", leaf.NotAfter, "renewal", renewal)
+	return nil
+}
+
+// save writes the certificate to the state directory, unless the file holds it already. A
+// failure is logged, and the next call tries again.
+func (r *certRenewer) save() {
+	r.mu.Lock()
+	pair, saved := r.pair, r.saved
+	r.mu.Unlock()
+	if r.cfg.StateDir == "" || len(pair.key) == 0 {
+		return
+	}
+	if _, err := os.Lstat(r.dir.File(certificateFile)); saved && err == nil {
+		return
+	}
+	err := r.dir.Write(certificateFile, append(bytes.TrimSpace(pair.key), append([]byte("\n"), pair.chain...)...))
+	if err != nil {
+		r.fileFailures.report("workload certificate not saved, a restart needs the token", slog.LevelWarn, err)
+		return
+	}
+	r.fileFailures.reset()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.saved = true // only the goroutine of run, which calls save, changes pair
+}
+
+// load makes the certificate of an earlier run the current one, if there is one. A file
+// that cannot be read now is read again by run: if the token has expired, no other
+// credential is left.
+func (r *certRenewer) load() {
+	r.unread = false
+	if r.cfg.StateDir == "" || r.cfg.Plaintext || r.cfg.WorkloadCert == WorkloadCertOff {
+		return
+	}
+	path := r.dir.File(certificateFile)
+	data, err := os.ReadFile(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return
+	case err != nil:
+		r.unread = true
+		r.fileFailures.report("workload certificate of an earlier run not read, trying again", slog.LevelWarn, err)
+		return
+	}
+	if err := r.use(splitPEM(data), time.Time{}); err != nil {
+		r.log.Warn("workload certificate of an earlier run not used", "path", path, "error", err)
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.saved = true
+}
+
+// splitPEM separates the private key from the certificates in a PEM file.
+func splitPEM(data []byte) keyPair {
+	var pair keyPair
+	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
+		text := pem.EncodeToMemory(block)
+		if strings.HasSuffix(block.Type, "PRIVATE KEY") {
+			pair.key = append(pair.key, text...)
+		} else {
+			pair.chain = append(pair.chain, text...)
+		}
+	}
+	return pair
+}
