@@ -3,9 +3,12 @@ package nds
 import (
 	"bytes"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +20,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/nametap/nametap/internal/testkit/fakexds"
 )
 
 // C5: from 0.1 s to 30 s, with full jitter. The pauses cannot be seen from
@@ -85,6 +90,50 @@ func TestServerNameFollowsAddress(t *testing.T) {
 		cfg, err := Config{Addr: addr, Node: Node{PodName: "a", Namespace: "b", IPs: []netip.Addr{netip.IPv6Loopback()}}}.withDefaults()
 		if err != nil || cfg.ServerName != want || cfg.caServerName() != want {
 			t.Errorf("%s: %q, %v, want %q", addr, cfg.ServerName, err, want)
+		}
+	}
+}
+
+// C1: the second file of root certificates is read if the first does not exist. An error is
+// about the file that exists.
+func TestReadRoots(t *testing.T) {
+	dir := t.TempDir()
+	missing, good, bad := filepath.Join(dir, "missing"), filepath.Join(dir, "good"), filepath.Join(dir, "bad")
+	if err := errors.Join(
+		os.WriteFile(good, []byte(fakexds.NewAuthority(t, "a", "spiffe://a/b").Root()), 0o600),
+		os.Symlink(bad, bad), // even root cannot read a link to itself
+	); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct{ file, fallback, want string }{
+		{"", "", ""}, {good, bad, ""}, {missing, good, ""},
+		{missing, bad, bad}, {missing, missing + "2", missing + ":"}, {bad, good, bad}, {missing, "", missing},
+	} {
+		pool, err := readRoots(tc.file, tc.fallback)
+		switch {
+		case tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)):
+			t.Errorf("%q, %q: error %v, want one about %q", tc.file, tc.fallback, err, tc.want)
+		case tc.want == "" && (err != nil || (pool == nil) != (tc.file == "")):
+			t.Errorf("%q, %q: %v, %v", tc.file, tc.fallback, pool, err)
+		}
+	}
+}
+
+// C1: a token that kubelet renews is not exchanged; if its directory cannot be read, nothing
+// is known about that.
+func TestWantedWithoutDirectory(t *testing.T) {
+	dir := t.TempDir()
+	loop := filepath.Join(dir, "loop")
+	if err := os.Symlink(loop, loop); err != nil {
+		t.Fatal(err)
+	}
+	for file, want := range map[string]bool{
+		filepath.Join(dir, "token"):            true,
+		filepath.Join(dir, "missing", "token"): true,
+		filepath.Join(loop, "token"):           false,
+	} {
+		if got := newCertRenewer(Config{TokenFile: file}, nil).wanted(); got != want {
+			t.Errorf("%s: %v, want %v", file, got, want)
 		}
 	}
 }

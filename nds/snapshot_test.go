@@ -205,6 +205,43 @@ func TestSnapshotTrouble(t *testing.T) {
 	}
 }
 
+// C7: a snapshot that cannot be read for a reason that may pass, such as an I/O error, stays
+// in place and is read by a later connect.
+func TestSnapshotReadLater(t *testing.T) {
+	dir := t.TempDir()
+	server := fakexds.Start(t, fakexds.Options{})
+	server.Push(hosts("a.example.com"))
+	path := snapshotOf(t, server, dir, "v1")
+	server.Stop()
+	unreadable(t, path)
+	h := start(t, options{server: server, config: stateDir(dir)})
+	<-h.client.Restored()
+	h.wantLog("level=WARN", "snapshot of the table not read", "the next connect tries again")
+	h.wantNothingApplied()
+	readable(t, path)
+	h.wantApplied(plain(t, hosts("a.example.com")))
+	h.wantStatus(func(s nds.Status) bool { return s.Loaded && s.Stale && s.Version == "v1" })
+	if n := h.logs.Count("set aside"); n != 0 {
+		t.Errorf("an unreadable snapshot was set aside:\n%s", h.logs)
+	}
+}
+
+// unreadable replaces a file by a link to itself, which even root cannot read.
+func unreadable(t *testing.T, path string) {
+	t.Helper()
+	if err := errors.Join(os.Rename(path, path+".saved"), os.Symlink(path, path)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// readable undoes unreadable.
+func readable(t *testing.T, path string) {
+	t.Helper()
+	if err := os.Rename(path+".saved", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // C7: a state directory that can be used only later is used from then on; until then the
 // trouble is said once, however many pushes come.
 func TestStateDirComesLater(t *testing.T) {

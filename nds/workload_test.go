@@ -336,6 +336,25 @@ func TestTokenBesideCertificate(t *testing.T) {
 	h.wantSigned(c.authority, 2, "token") // it may be the certificate's fault
 }
 
+// C1: a certificate file that cannot be read at the start is read later. If the token has
+// expired meanwhile, no other credential is left.
+func TestCertificateReadLater(t *testing.T) {
+	c := startCertified(t, nil)
+	h := c.start(t, nil)
+	h.wantProof(1, "token")
+	h.wantLog("workload certificate obtained")
+	h.stop()
+	c.server.SetToken("another")
+	write(t, c.token, jwt(time.Now().Add(-time.Hour)))
+	path := filepath.Join(c.dir, "workload-certificate.pem")
+	unreadable(t, path)
+	h = c.start(t, nil)
+	h.wantLog("level=WARN", "workload certificate of an earlier run not read")
+	h.wantLog("level=WARN", "no workload certificate, using the token", "has expired")
+	readable(t, path)
+	h.wantProof(2, "certificate")
+}
+
 // C1, C7: what is in the file and cannot prove the identity of the node is said and not
 // used, and neither is a certificate that the authority signs for another identity.
 func TestForeignCertificate(t *testing.T) {
