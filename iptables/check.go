@@ -64,6 +64,7 @@ func (c *Capture) Check(ctx context.Context) []Finding {
 				Advice: "without them DNS over " + f.String() + " is not captured"}.after(err))
 			continue
 		}
+		findings = append(findings, checkInstalled(ctx, s.place(f, 1), s.saved[f], vs)...)
 		findings = append(findings, probe(ctx, s.place(f, 1), vs)...)
 	}
 	return findings

@@ -35,6 +35,8 @@
 //	capture.go Capture and Apply: both families, both backends, one at a time
 //	remove.go  Remove: first what leads to our chains, then these
 //	run.go     the loop that looks for drift, and for what was missing
+//	check.go   what this machine has and lacks for the rules
+//	checkrules.go the version of the tools, and single rules, by go-iptables
 //	sweep.go   which conntrack entries keep sockets on their old path
 //	nft.go     what only nf_tables itself can do: generations, deleting a table
 //

@@ -1,6 +1,12 @@
 package iptables
 
-import "testing"
+import (
+	"context"
+	"errors"
+	"os/exec"
+	"testing"
+	"time"
+)
 
 // A removal that is retried for 15 s can fail more than 40 times.
 func TestBackOff(t *testing.T) {
@@ -8,5 +14,20 @@ func TestBackOff(t *testing.T) {
 		if wait := backOff(n); wait < firstPause || wait >= 2*longestPause {
 			t.Errorf("after failure %d: %v, want %v to %v", n, wait, firstPause, 2*longestPause)
 		}
+	}
+}
+
+// K11: a tool that hangs is killed, although go-iptables would wait for it.
+func TestLimited(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := limited(ctx, exec.Command("sleep", "600").Run); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v, want %v", err, context.DeadlineExceeded)
+	}
+	if err := limited(t.Context(), func() error { return nil }); err != nil {
+		t.Errorf("in time: %v", err)
+	}
+	if err := limited(ctx, exec.Command("sleep", "600").Run); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("too late: %v, want %v", err, context.DeadlineExceeded)
 	}
 }
