@@ -22,6 +22,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/netns"
+	"github.com/nametap/nametap/internal/testkit/testlog"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // proxyConfig is the annotation of Istio's settings.
@@ -153,9 +155,9 @@ func (k *kubelet) crash(supervisor int) {
 // probe. The function that it returns ends it, and says how long that took.
 func (k *kubelet) sidecar(c corev1.Container) (pid int, end func() time.Duration) {
 	k.t.Helper()
-	var log strings.Builder
+	log := testlog.New(k.t)
 	cmd := k.container(c)
-	cmd.Stdout, cmd.Stderr = &log, &log
+	cmd.Stdout, cmd.Stderr = log, log
 	if err := k.Start(cmd); err != nil {
 		k.t.Fatal(err)
 	}
@@ -163,27 +165,19 @@ func (k *kubelet) sidecar(c corev1.Container) (pid int, end func() time.Duration
 	go func() { ended <- cmd.Wait() }()
 	k.t.Cleanup(func() { _ = cmd.Process.Kill() })
 	url := fmt.Sprintf("http://127.0.0.1:%d%s", containerPort(c, c.StartupProbe), c.StartupProbe.HTTPGet.Path)
-	wait := time.Duration(c.StartupProbe.FailureThreshold*c.StartupProbe.PeriodSeconds) * time.Second
-	for deadline := time.Now().Add(min(wait, 10*time.Second)); ; time.Sleep(20 * time.Millisecond) {
+	wait.Until(k.t, c.Name+" passes its startup probe", func() bool {
 		select {
 		case err := <-ended:
-			k.t.Fatalf("%s ended: %v\n%s", c.Name, err, log.String())
+			k.t.Fatalf("%s ended: %v", c.Name, err)
 		default:
 		}
-		if k.probe(url) {
-			break
-		}
-		if time.Now().After(deadline) {
-			_ = cmd.Process.Kill()
-			err := <-ended
-			k.t.Fatalf("%s does not start: %v\n%s", c.Name, err, log.String())
-		}
-	}
+		return k.probe(url)
+	})
 	return cmd.Process.Pid, func() time.Duration {
 		begun := time.Now()
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		if err := <-ended; err != nil {
-			k.t.Errorf("%s ended: %v\n%s", c.Name, err, log.String())
+			k.t.Errorf("%s ended: %v", c.Name, err)
 		}
 		return time.Since(begun)
 	}

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // Whatever is wrong with the settings, rules come out: it may be why there is no agent.
@@ -51,7 +53,7 @@ func TestFailClosed(t *testing.T) { // K9
 		a = v.capture("--capture-fail-open=false", "--mesh-config", path)
 		v.asked(named, meshIP)
 		v.replace("mesh", meshConfig(false)) // who switches it off wants them out
-		v.until("the rules are out", func() bool { return !v.captured() })
+		wait.Until(t, "the rules are out", func() bool { return !v.captured() })
 		a.end(terminate)
 		v.asked(named, namedIP)
 	})
@@ -67,7 +69,7 @@ func TestServersLater(t *testing.T) { // K6, F5
 		t.Errorf("captured without a nameserver:\n%s", v.saves())
 	}
 	v.replace("resolv.conf", "nameserver "+named+"\n")
-	v.until("DNS is captured", v.captured)
+	wait.Until(t, "DNS is captured", v.captured)
 	v.asked(named, meshIP)
 	v.asked(other, otherIP)
 }
@@ -103,7 +105,7 @@ func TestSystemd(t *testing.T) { // R2, V3
 	}
 	next := func() string {
 		t.Helper()
-		if err := notified.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		if err := notified.SetReadDeadline(time.Now().Add(wait.Limit)); err != nil {
 			t.Fatal(err)
 		}
 		buffer := make([]byte, 512)
@@ -143,7 +145,7 @@ func TestSwitchOffNotPermitted(t *testing.T) { // K9
 	v.environment = append(v.environment, "ISTIO_META_DNS_CAPTURE=false")
 	a := v.start("--capture")
 	const warning = "cannot be seen"
-	v.until("it is said", func() bool { return a.log.Count(warning) > 0 })
+	wait.Until(t, "it is said", func() bool { return a.log.Count(warning) > 0 })
 	if v.metric("nametap_capture_on") != 0 {
 		t.Error("it says that DNS is captured")
 	}

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // A pod that has its node's network captures nothing, unless it is told to.
@@ -25,7 +27,7 @@ func TestCaptureHostNetwork(t *testing.T) { // K16
 		v.environment = append(slices.Clone(own), environment...)
 		refused(what, v.root(v.args("apply")...))
 		a := v.launch("--capture")
-		v.until("the agent ends", func() bool {
+		wait.Until(t, "the agent ends", func() bool {
 			select {
 			case <-a.ended:
 				return true

@@ -5,6 +5,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // breakTool lets a tool fail for a reason that may pass, for commands of the host from now
@@ -49,7 +51,7 @@ func TestCaptureIncomplete(t *testing.T) { // K13
 			t.Errorf("status: %+v", r)
 		}
 		mend()
-		v.until("IPv6 is captured", func() bool { return level("IPv6", "complete") })
+		wait.Until(t, "IPv6 is captured", func() bool { return level("IPv6", "complete") })
 		v.asked(named6, meshIP)
 		if a.log.Count("capture is incomplete and is tried again") != 1 {
 			t.Errorf("%s", a.log)

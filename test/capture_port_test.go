@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/testkit/netns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // port is the source port of everybody in these tests.
@@ -155,7 +156,7 @@ func TestSourcePortOfAgent(t *testing.T) { // K5
 				t.Errorf("the agent asked from port %d", source.Port())
 			}
 		}
-		v.until("an application has a port of the agent", func() bool { return fromAll() > 0 })
+		wait.Until(t, "an application has a port of the agent", func() bool { return fromAll() > 0 })
 		t.Logf("the agent had %d of %d ports", len(seen), ports)
 		v.noneUnreplied()
 	})

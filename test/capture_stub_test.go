@@ -16,6 +16,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/netns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 const (
@@ -44,7 +45,7 @@ func (v *vm) stub() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait() // it was killed
 	})
-	v.until("the stub answers", func() bool { _, err := v.refused(stubAddr); return err == nil })
+	wait.Until(v.tb, "the stub answers", func() bool { _, err := v.refused(stubAddr); return err == nil })
 	v.named.Reset()
 }
 
@@ -131,7 +132,7 @@ func TestStubIsNoLoop(t *testing.T) { // F6, K7
 					})
 				})
 			}
-			v.until("the probe has passed", func() bool {
+			wait.Until(t, "the probe has passed", func() bool {
 				return slices.ContainsFunc(v.named.Queries(), func(q fakedns.Query) bool {
 					return strings.HasSuffix(q.Name, upstream.LoopZone)
 				})

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // broken is no mesh config.
@@ -33,14 +35,14 @@ func TestSwitch(t *testing.T) { // K2, K9, R7
 			began := time.Now()
 			step.write("mesh", step.text)
 			if step.text == broken {
-				v.until("it is said", func() bool { return a.log.Count("capture stays as it is") > 0 })
+				wait.Until(t, "it is said", func() bool { return a.log.Count("capture stays as it is") > 0 })
 				v.looks(2) // seconds; the switch is read twice in each
 			}
-			v.until("the switch is followed", func() bool { return v.captured() == step.want })
+			wait.Until(t, "the switch is followed", func() bool { return v.captured() == step.want })
 			t.Logf("captured is %v after %v", step.want, time.Since(began))
 			v.more(l, map[bool]string{true: meshIP, false: namedIP}[step.want])
 		}
-		v.until("the rules are out", func() bool { return !strings.Contains(v.saves(), "NAMETAP") })
+		wait.Until(t, "the rules are out", func() bool { return !strings.Contains(v.saves(), "NAMETAP") })
 		v.more(l, namedIP)
 		v.noneLost(l)
 		if n := a.log.Count("capture stays as it is"); n != 1 {
@@ -58,7 +60,7 @@ func (v *vm) looks(times float64) {
 	v.tb.Helper()
 	const looks = "nametap_capture_checks_total"
 	want := v.metric(looks) + times
-	v.until("the agent looks after its rules", func() bool { return v.metric(looks) >= want })
+	wait.Until(v.tb, "the agent looks after its rules", func() bool { return v.metric(looks) >= want })
 }
 
 // With the switch off nothing is installed, and that is no failure. The environment wins

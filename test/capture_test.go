@@ -14,6 +14,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/internal/testkit/netns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // Applications ask the nameserver of their resolv.conf. Rules come from the agent itself,
@@ -148,11 +149,7 @@ func TestPortTaken(t *testing.T) { // K4, K9
 				a.end(terminate)
 			}
 			a := v.launch("--capture", "--capture-ipv6", "on")
-			select {
-			case <-a.ended:
-			case <-time.After(patience):
-				t.Fatal("the agent runs")
-			}
+			wait.For(t, "the agent ends", a.ended)
 			for _, text := range []string{"listen " + network, "bind: address already in use", "nametap agent: capturing DNS: the agent does not listen where the rules would lead: want " + network} {
 				if !strings.Contains(a.log.String(), text) {
 					t.Errorf("the log does not have %q", text)
@@ -182,17 +179,17 @@ func TestPortTakenForAWhile(t *testing.T) { // R3, K15
 				flags = append(flags, "--capture", "--capture-backend", "nft")
 			}
 			a := v.launch(flags...)
-			v.until("it is degraded", func() bool { return a.log.Count("address already in use") > 1 })
+			wait.Until(t, "it is degraded", func() bool { return a.log.Count("address already in use") > 1 })
 			if v.captured() {
 				t.Errorf("rules lead nowhere:\n%s", v.saves())
 			}
 			release()
 			if capture {
-				v.until("DNS is captured", func() bool { return a.log.Count("DNS is captured") == 1 })
+				wait.Until(t, "DNS is captured", func() bool { return a.log.Count("DNS is captured") == 1 })
 				v.asked(named, meshIP)
 				return
 			}
-			v.until("the port is served", func() bool { return a.log.Count("that could not be opened before is open") == 1 })
+			wait.Until(t, "the port is served", func() bool { return a.log.Count("that could not be opened before is open") == 1 })
 			if got := v.dig("@127.0.0.1", "-p", "15053", mesh); got != meshIP {
 				t.Errorf("%s", got)
 			}
@@ -266,7 +263,7 @@ func TestAgentKilled(t *testing.T) { // K9, K12
 			ended := make(chan result)
 			go func() { ended <- v.nametap(v.args("remove", "--after-agent", "--capture-fail-open="+failOpen)...) }()
 			if failOpen == "true" {
-				v.until("DNS answers", func() bool { _, err := v.refused(named); return err == nil })
+				wait.Until(t, "DNS answers", func() bool { _, err := v.refused(named); return err == nil })
 				t.Logf("DNS answers %v after the agent was killed", time.Since(killed))
 			}
 			if r := <-ended; r.code != 0 {
@@ -322,7 +319,7 @@ func TestRepair(t *testing.T) { // K10
 		} {
 			began := time.Now()
 			v.Exec("sh", "-ec", fmt.Sprintf(damage, v.backend))
-			v.until("they are mended", func() bool { return v.metric("nametap_capture_repairs_total") == float64(n+1) })
+			wait.Until(t, "they are mended", func() bool { return v.metric("nametap_capture_repairs_total") == float64(n+1) })
 			if took := time.Since(began); took > 5*time.Second {
 				t.Errorf("mended after %v", took)
 			} else {
@@ -348,7 +345,7 @@ func TestServers(t *testing.T) { // K6, F1
 		v.asked(named, meshIP)
 		v.asked(other, otherIP)
 		v.replace("resolv.conf", "nameserver "+other+"\nnameserver "+other6+"\n")
-		v.until("the rules are of the new ones", func() bool {
+		wait.Until(t, "the rules are of the new ones", func() bool {
 			answer, err := "", error(nil)
 			v.Run(func() {
 				answer, err = askFrom(0, netip.AddrPortFrom(netip.IPv6Unspecified(), 0), other6, mesh)

@@ -3,6 +3,8 @@ package test
 import (
 	"strings"
 	"testing"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // Rules of an agent that cannot be read when they are to go are not out: they go when they
@@ -18,7 +20,7 @@ func TestRemoveUnread(t *testing.T) { // K3, K9, K13
 		v.write("broken", "")
 		v.replace("mesh", meshConfig(false))
 		const failure = "capture rules cannot be taken out and are tried again"
-		v.until("it is said", func() bool { return a.log.Count(failure) > 0 })
+		wait.Until(t, "it is said", func() bool { return a.log.Count(failure) > 0 })
 		if a.log.Count("rules of this agent are out") != 0 || !v.captured() {
 			t.Errorf("rules:\n%s\n%s", v.saves(), a.log)
 		}
@@ -29,8 +31,8 @@ func TestRemoveUnread(t *testing.T) { // K3, K9, K13
 			t.Error("the metric says that nothing is captured")
 		}
 		mend()
-		v.until("the rules are out", func() bool { return !v.captured() })
-		v.until("nothing is captured", func() bool { return v.metric("nametap_capture_on") == 0 })
+		wait.Until(t, "the rules are out", func() bool { return !v.captured() })
+		wait.Until(t, "nothing is captured", func() bool { return v.metric("nametap_capture_on") == 0 })
 	})
 }
 

@@ -9,6 +9,8 @@ import (
 
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // openFiles returns how many descriptors the agent has open.
@@ -40,10 +42,10 @@ func (h *host) connect() net.Conn {
 	h.tb.Helper()
 	var conn net.Conn
 	var err error
-	h.Run(func() { conn, err = net.DialTimeout("tcp", dnsAddr, patience) })
+	h.Run(func() { conn, err = net.DialTimeout("tcp", dnsAddr, wait.Limit) })
 	if err == nil {
 		h.tb.Cleanup(func() { conn.Close() })
-		err = conn.SetDeadline(time.Now().Add(patience))
+		err = conn.SetDeadline(time.Now().Add(wait.Limit))
 	}
 	if err != nil {
 		h.tb.Fatal(err)
@@ -69,7 +71,7 @@ func TestOutOfDescriptors(t *testing.T) { // R3, A12
 	h := newHost(t)
 	h.sameUser = true // or the limits of its agent could not be changed
 	a := h.start()
-	h.until("its control plane is connected", func() bool { return h.metric("nametap_xds_connected") == 1 })
+	wait.Until(t, "its control plane is connected", func() bool { return h.metric("nametap_xds_connected") == 1 })
 	ask := func(when string) {
 		t.Helper()
 		for range 20 {
@@ -99,7 +101,7 @@ func TestOutOfDescriptors(t *testing.T) { // R3, A12
 	default:
 	}
 	a.limitFiles(1024)
-	h.until("errors are counted", func() bool { return h.metric("nametap_dns_listener_errors_total") > 0 })
+	wait.Until(t, "errors are counted", func() bool { return h.metric("nametap_dns_listener_errors_total") > 0 })
 	if n := a.log.Count("a listener cannot be read for the moment"); n == 0 || n > 100 {
 		t.Errorf("%d lines of its log say so", n)
 	}

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // switchIPv6 switches IPv6 on or off, as users do by sysctl.
@@ -78,7 +80,7 @@ func (h *host) notifications() (next func() string) {
 	h.environment = append(h.environment, "NOTIFY_SOCKET="+path, "WATCHDOG_USEC=300000")
 	return func() string {
 		h.tb.Helper()
-		if err := notified.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		if err := notified.SetReadDeadline(time.Now().Add(wait.Limit)); err != nil {
 			h.tb.Fatal(err)
 		}
 		buffer := make([]byte, 512)
@@ -126,10 +128,10 @@ func TestIPv6SwitchedOff(t *testing.T) { // K4, K9, R3
 			wellFor(5)
 			for range 2 {
 				v.switchIPv6(true)
-				v.until("IPv6 is captured", func() bool { return v.dig("@"+named6, mesh) == meshIP })
+				wait.Until(t, "IPv6 is captured", func() bool { return v.dig("@"+named6, mesh) == meshIP })
 				v.asked(named, meshIP)
 				v.switchIPv6(false)
-				v.until("IPv6 is not captured", func() bool { return a.log.Count("not captured until its listeners answer") > 1 })
+				wait.Until(t, "IPv6 is not captured", func() bool { return a.log.Count("not captured until its listeners answer") > 1 })
 				v.asked(named, meshIP)
 				wellFor(3)
 			}

@@ -3,6 +3,8 @@ package test
 import (
 	"strings"
 	"testing"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // firewall returns what a firewall's service restores when it is started or reloaded. It
@@ -59,7 +61,7 @@ func TestFirewallReplacesRules(t *testing.T) {
 				v.Exec("nft", "flush", "ruleset") // as nftables.service does first
 			}
 			restore(port)
-			v.until("the rules are repaired", func() bool {
+			wait.Until(t, "the rules are repaired", func() bool {
 				return v.metric("nametap_capture_repairs_total") > repairs && v.rules() == rules
 			})
 			v.asked(named, meshIP)

@@ -9,6 +9,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/internal/testkit/netns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // Queries for thousands of nameservers that resolv.conf does not name and that do not
@@ -73,7 +74,7 @@ func TestFloodOfNameservers(t *testing.T) { // F20, F10, R6
 			}
 		}
 	}
-	v.until("nothing is in flight", func() bool { return v.metric("nametap_dns_inflight") == 0 })
+	wait.Until(t, "nothing is in flight", func() bool { return v.metric("nametap_dns_inflight") == 0 })
 	v.asked(named, meshIP)
 	select {
 	case <-a.ended:

@@ -21,11 +21,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/testlog"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
-
-// patience is how long a test waits for what must happen; no test waits so long
-// unless it fails.
-const patience = 30 * time.Second
 
 // Where things are on every host.
 const (
@@ -146,7 +143,7 @@ type agent struct {
 func (h *host) start(flags ...string) *agent {
 	h.tb.Helper()
 	a := h.launch(flags...)
-	h.until("the agent is ready", func() bool {
+	wait.Until(h.tb, "the agent is ready", func() bool {
 		select {
 		case <-a.ended:
 			h.tb.Fatal("the agent ended")
@@ -193,7 +190,7 @@ func (h *host) launch(flags ...string) *agent {
 // launchCommand starts a command that is an agent, and ends it after the test.
 func (h *host) launchCommand(cmd *exec.Cmd) *agent {
 	h.tb.Helper()
-	a := &agent{Cmd: cmd, host: h, log: new(testlog.Buffer), ended: make(chan struct{})}
+	a := &agent{Cmd: cmd, host: h, log: testlog.New(h.tb), ended: make(chan struct{})}
 	a.Stdout, a.Stderr = a.log, a.log
 	if h.output != nil {
 		a.Stdout, a.Stderr = h.output, h.output
@@ -210,12 +207,7 @@ func (h *host) launchCommand(cmd *exec.Cmd) *agent {
 		_ = a.Wait() // how it ended is in the log
 		close(a.ended)
 	}()
-	h.tb.Cleanup(func() {
-		a.end(h.signal)
-		if h.tb.Failed() {
-			h.tb.Logf("the agent's log:\n%s", a.log)
-		}
-	})
+	h.tb.Cleanup(func() { a.end(h.signal) })
 	return a
 }
 
@@ -225,7 +217,7 @@ func (h *host) get(path string) string {
 	h.tb.Helper()
 	var response []byte
 	h.Run(func() {
-		conn, err := net.DialTimeout("tcp", statusAddr, patience)
+		conn, err := net.DialTimeout("tcp", statusAddr, wait.Limit)
 		if err != nil {
 			return
 		}
@@ -246,20 +238,10 @@ func (a *agent) end(signal os.Signal) {
 	_ = a.Process.Signal(signal) // it may have ended
 	select {
 	case <-a.ended:
-	case <-time.After(patience):
+	case <-time.After(wait.Limit):
 		_ = a.Process.Kill()
 		<-a.ended
 		a.host.tb.Errorf("the agent did not end on %v", signal)
-	}
-}
-
-// until waits for something to hold.
-func (h *host) until(what string, holds func() bool) {
-	h.tb.Helper()
-	for deadline := time.Now().Add(patience); !holds(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			h.tb.Fatalf("waiting until %s", what)
-		}
 	}
 }
 

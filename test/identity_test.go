@@ -13,6 +13,7 @@ import (
 
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/netns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // C1: an agent that started before the network was up tells the control plane the
@@ -42,7 +43,7 @@ func TestAddressesOfTheMoment(t *testing.T) {
 // wantNode waits for a stream of at least this number whose node has the addresses.
 func (h *host) wantNode(stream int, addresses string) {
 	h.tb.Helper()
-	ctx, cancel := context.WithTimeout(h.tb.Context(), patience)
+	ctx, cancel := context.WithTimeout(h.tb.Context(), wait.Limit)
 	defer cancel()
 	_, err := h.xds.Wait(ctx, func(r fakexds.Request) bool {
 		return r.Stream >= stream && r.Node().GetMetadata().GetFields()["INSTANCE_IPS"].GetStringValue() == addresses
@@ -122,7 +123,7 @@ func TestIstioVMFiles(t *testing.T) {
 				"--xds-root-ca", h.write("root-cert.pem", authority.Root()), "--xds-token-file", h.write("istio-token", "token"))
 			cmd.Env = append(os.Environ(), unquoted(tc.env)...)
 			a := h.launchCommand(cmd)
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ctx, cancel := context.WithTimeout(t.Context(), wait.Limit)
 			defer cancel()
 			r, err := h.xds.WaitStream(ctx, 1)
 			if err != nil {
@@ -190,7 +191,7 @@ func TestPodLabels(t *testing.T) {
 // wantLabels waits for a stream of a node with the labels.
 func (h *host) wantLabels(labels map[string]any) {
 	h.tb.Helper()
-	ctx, cancel := context.WithTimeout(h.tb.Context(), patience)
+	ctx, cancel := context.WithTimeout(h.tb.Context(), wait.Limit)
 	defer cancel()
 	if _, err := h.xds.Wait(ctx, func(r fakexds.Request) bool {
 		return maps.Equal(r.Node().GetMetadata().GetFields()["LABELS"].GetStructValue().AsMap(), labels)

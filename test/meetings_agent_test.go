@@ -6,9 +6,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // What an agent would notice happens while it hangs, and then it dies: the next one, which
@@ -23,18 +23,18 @@ func TestSupervisedReturns(t *testing.T) { // K15, C7, F5, F12, F13, F14, K9
 	v.resolvConf = v.write("resolv.conf", strings.Replace(suffixConf("", other), "corp.example", "lab.example", 1))
 	path := v.write("mesh", meshConfig(true))
 	a := v.supervised(append(suffixFlags(), "--capture", "--mesh-config", path)...)
-	v.until("DNS is captured", func() bool { return v.metric("nametap_capture_on") == 1 })
+	wait.Until(t, "DNS is captured", func() bool { return v.metric("nametap_capture_on") == 1 })
 	v.suffixesOfSnapshot(a)
 	for _, on := range []bool{false, true} {
 		a.returns(func() { v.replace("mesh", meshConfig(on)) })
-		v.until("the switch is followed", func() bool { return v.captured() == on })
+		wait.Until(t, "the switch is followed", func() bool { return v.captured() == on })
 		v.asked(named, map[bool]string{true: meshIP, false: "NXDOMAIN"}[on])
 	}
 	a.returns(func() { v.switchIPv6(false) })
-	v.until("it looks after the rules", func() bool { return v.metric("nametap_capture_on") == 1 })
+	wait.Until(t, "it looks after the rules", func() bool { return v.metric("nametap_capture_on") == 1 })
 	v.suffixes(named, namedIP, true)
 	a.returns(func() { v.switchIPv6(true) })
-	v.until("IPv6 is captured", func() bool { return v.dig("@"+named6, "db.secret.example") == dbIP })
+	wait.Until(t, "IPv6 is captured", func() bool { return v.dig("@"+named6, "db.secret.example") == dbIP })
 	a.end(terminate)
 	if v.captured() {
 		t.Errorf("rules are left:\n%s", v.saves())
@@ -47,7 +47,7 @@ func (v *vm) suffixesOfSnapshot(a *agent) {
 	v.tb.Helper()
 	v.xds.Stop()
 	a.returns(func() { v.replace("resolv.conf", suffixConf("", named)) })
-	v.until("it looks after the rules", func() bool { return v.metric("nametap_capture_on") == 1 })
+	wait.Until(v.tb, "it looks after the rules", func() bool { return v.metric("nametap_capture_on") == 1 })
 	v.suffixes(named, namedIP, true)
 	v.suffixes(other, otherIP, false)
 }
@@ -60,7 +60,7 @@ func (a *agent) returns(meanwhile func()) {
 	pid := a.signalChild(syscall.SIGSTOP)
 	meanwhile()
 	_ = syscall.Kill(pid, syscall.SIGKILL) // its supervisor may have noticed
-	h.until("the next agent is ready", func() bool {
+	wait.Until(h.tb, "the next agent is ready", func() bool {
 		next := child(a.Process.Pid)
 		return next != pid && next != 0 && strings.HasPrefix(h.get("/healthz/ready"), "HTTP/1.0 200")
 	})
@@ -77,22 +77,22 @@ func TestServersWhileSwitchedOff(t *testing.T) { // F5, K6, R7
 	serve := func(server string) { v.replace("resolv.conf", "nameserver "+server+"\n") }
 	changes := func() int { return a.log.Count("resolv.conf has changed") }
 	serve(other)
-	v.until("the change is known", func() bool { return changes() == 1 })
+	wait.Until(t, "the change is known", func() bool { return changes() == 1 })
 	if v.captured() {
 		t.Error("captured while the switch is off")
 	}
 	turn(true)
-	v.until("DNS is captured", v.captured)
+	wait.Until(t, "DNS is captured", v.captured)
 	v.asked(other, meshIP)
 	v.asked(named, namedIP)
 	turn(false)
-	v.until("the rules are on their way out", func() bool { return !v.captured() })
+	wait.Until(t, "the rules are on their way out", func() bool { return !v.captured() })
 	serve(named)
-	v.until("the change is known", func() bool { return changes() == 2 })
-	v.until("the rules are out", func() bool { return !strings.Contains(v.saves(), "NAMETAP") })
+	wait.Until(t, "the change is known", func() bool { return changes() == 2 })
+	wait.Until(t, "the rules are out", func() bool { return !strings.Contains(v.saves(), "NAMETAP") })
 	v.asked(named, namedIP)
 	turn(true)
-	v.until("DNS is captured", v.captured)
+	wait.Until(t, "DNS is captured", v.captured)
 	v.asked(named, meshIP)
 	v.asked(other, otherIP)
 }
@@ -110,10 +110,10 @@ func TestSwitchWithConnections(t *testing.T) { // F15, K2, K5, R7
 		v.more(l, namedIP)
 		for range 2 {
 			v.replace("mesh", meshConfig(true))
-			v.until("DNS is captured", v.captured)
+			wait.Until(t, "DNS is captured", v.captured)
 			v.more(l, meshIP)
 			v.replace("mesh", meshConfig(false))
-			v.until("DNS is not captured", func() bool { return !v.captured() })
+			wait.Until(t, "DNS is not captured", func() bool { return !v.captured() })
 			v.more(l, namedIP)
 		}
 		v.noneLost(l)
@@ -145,16 +145,12 @@ func TestSwitchWhileDraining(t *testing.T) { // K9, R1, R7
 			for _, on := range turns {
 				v.replace("mesh", meshConfig(on))
 			}
-			v.until("it drains", func() bool { return a.log.Count("draining") > 0 })
-			v.until("the rules are out", func() bool { return !strings.Contains(v.saves(), "NAMETAP") })
+			wait.Until(t, "it drains", func() bool { return a.log.Count("draining") > 0 })
+			wait.Until(t, "the rules are out", func() bool { return !strings.Contains(v.saves(), "NAMETAP") })
 			if err := a.Process.Signal(terminate); err != nil {
 				t.Fatal(err)
 			}
-			select {
-			case <-a.ended:
-			case <-time.After(patience):
-				t.Fatal("it does not end")
-			}
+			wait.For(t, "the agent ends", a.ended)
 			if code := a.ProcessState.ExitCode(); code != 0 || strings.Contains(v.saves(), "NAMETAP") {
 				t.Errorf("exit code %d, and the rules\n%s", code, v.saves())
 			}
@@ -189,7 +185,7 @@ func TestPushWhileDraining(t *testing.T) { // C7, R1, F8, F12, F13
 	if err := a.Process.Signal(terminate); err != nil {
 		t.Fatal(err)
 	}
-	h.until("it drains", func() bool { return a.log.Count("draining") > 0 })
+	wait.Until(t, "it drains", func() bool { return a.log.Count("draining") > 0 })
 	const later = "10.1.0.9"
 	version := h.xds.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{
 		mesh: {Ips: []string{later}, Registry: "Kubernetes", Shortname: "web", Namespace: "shop"},

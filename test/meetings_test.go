@@ -10,6 +10,7 @@ import (
 
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // dbIP is the address of the mesh's db.secret.example.
@@ -95,7 +96,7 @@ func TestCapturedSettings(t *testing.T) { // F12, F13, F14, F8
 				v.suffixes(server, map[bool]string{true: namedIP, false: otherIP}[server == named || server == named6], server == named || server == named6)
 			}
 			v.replace("resolv.conf", suffixConf(options, other, other6))
-			v.until("the search list is walked for the new ones", func() bool {
+			wait.Until(t, "the search list is walked for the new ones", func() bool {
 				return v.dig("@"+other, "intra.shop.svc.cluster.local") == otherIP
 			})
 			v.suffixes(other6, otherIP, true)
@@ -135,7 +136,7 @@ func TestCapturedOutage(t *testing.T) { // F8, F9, F10, F14, K15
 		return n
 	}
 	asked := 0
-	v.until("what is asked for often is refreshed", func() bool {
+	wait.Until(t, "what is asked for often is refreshed", func() bool {
 		if got := www(named); got != namedIP {
 			t.Errorf("@%s: %s", named, got)
 		}
@@ -151,7 +152,7 @@ func TestCapturedOutage(t *testing.T) { // F8, F9, F10, F14, K15
 	for _, server := range []*fakedns.Server{v.named, v.named6, v.other} {
 		server.Handle(fakedns.Silence)
 	}
-	v.until("answers are stale", func() bool {
+	wait.Until(t, "answers are stale", func() bool {
 		for _, server := range []string{named, named6} {
 			got, ttl := v.ask(server, "www.example.org")
 			if got != namedIP {
@@ -174,7 +175,7 @@ func TestCapturedOutage(t *testing.T) { // F8, F9, F10, F14, K15
 		}
 	}
 	knows(v.named, "192.0.2.99", "60")
-	v.until("the nameserver is asked again", func() bool { return www(named6) == "192.0.2.99" })
+	wait.Until(t, "the nameserver is asked again", func() bool { return www(named6) == "192.0.2.99" })
 	if n := v.metric("nametap_restarts_total"); n != 0 {
 		t.Errorf("%v restarts", n)
 	}
@@ -209,7 +210,7 @@ func (v *vm) flood(queries int) {
 // or what became of the query.
 func (v *vm) ask(server, name string) (answer string, ttl uint32) {
 	v.tb.Helper()
-	client := dns.Client{Timeout: patience}
+	client := dns.Client{Timeout: wait.Limit}
 	v.Run(func() {
 		reply, _, err := client.Exchange(new(dns.Msg).SetQuestion(dns.Fqdn(name), dns.TypeA), net.JoinHostPort(server, "53"))
 		switch {
@@ -237,9 +238,9 @@ func TestCircleEndsWithSwitch(t *testing.T) { // F6, K7, R7
 	if got := v.dig("@"+stubAddr, "www.example.org"); got != "SERVFAIL" {
 		t.Errorf("in a circle: %s", got)
 	}
-	v.until("it is found", func() bool { return a.log.Count("its queries come back to us") > 0 })
+	wait.Until(t, "it is found", func() bool { return a.log.Count("its queries come back to us") > 0 })
 	v.replace("mesh", meshConfig(false))
-	v.until("the stub is asked again", func() bool {
+	wait.Until(t, "the stub is asked again", func() bool {
 		return strings.HasPrefix(v.dig("-p", "15053", "@127.0.0.1", "www.example.net"), namedIP)
 	})
 	if n := a.log.Count("its queries do not come back any more"); n != 1 {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/nametap/nametap/internal/testkit/netns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // A connection to a nameserver that a middlebox has forgotten loses its place: packets of
@@ -40,7 +41,7 @@ func TestForgottenConnection(t *testing.T) { // F15
 		for n := range 10 {
 			ask(fmt.Sprintf("next%d.%d.example.org", n, round))
 		}
-		v.until("the connection is given up", func() bool { return connection() != port })
+		wait.Until(t, "the connection is given up", func() bool { return connection() != port })
 	}
 	if n := v.named.Connections(); n > 6 {
 		t.Errorf("%d connections", n)

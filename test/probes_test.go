@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // unprobed has the kernel refuse to send packets from a process on this host to the
@@ -41,7 +43,7 @@ func TestSupervisedUnprobed(t *testing.T) { // K15
 	v := newVM(t, "nft")
 	a := v.capture("--supervise")
 	refused, end := v.unprobed()
-	v.until("more probes are refused than a hung agent is given", func() bool { return refused() >= 2*5 })
+	wait.Until(t, "more probes are refused than a hung agent is given", func() bool { return refused() >= 2*5 })
 	end()
 	v.asked(named, meshIP)
 	if n := a.log.Count("no DNS listener answers"); n > 0 || v.metric("nametap_restarts_total") > 0 {
@@ -55,11 +57,11 @@ func TestWatchdogUnprobed(t *testing.T) { // K9
 	v := newVM(t, "nft")
 	next := v.notifications()
 	a := v.launch("--capture", "--capture-backend", "nft")
-	v.until("it is ready", func() bool { return next() == "READY=1" })
+	wait.Until(t, "it is ready", func() bool { return next() == "READY=1" })
 	refused, end := v.unprobed()
 	defer end()
 	before := refused()
-	v.until("probes are refused", func() bool { return refused() >= before+4 })
+	wait.Until(t, "probes are refused", func() bool { return refused() >= before+4 })
 	for range 5 { // of which one at most was told before
 		if got := next(); got != "WATCHDOG=1" {
 			t.Errorf("told %q", got)

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/nametap/nametap/internal/testkit/netns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // A nameserver is the agent itself for as long as its address is one of this host.
@@ -22,11 +23,11 @@ func TestAddressBecomesOwn(t *testing.T) { // F6
 	}
 	for n := range 2 {
 		h.Exec("ip", "address", "add", named+"/32", "dev", "lo")
-		h.until("the nameserver is left out", leftOut)
+		wait.Until(t, "the nameserver is left out", leftOut)
 		if a.log.Count("a nameserver is left out") != n+1 {
 			t.Errorf("%s", a.log)
 		}
 		h.Exec("ip", "address", "del", named+"/32", "dev", "lo")
-		h.until("the nameserver is asked again", func() bool { return !leftOut() })
+		wait.Until(t, "the nameserver is asked again", func() bool { return !leftOut() })
 	}
 }

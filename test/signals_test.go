@@ -5,6 +5,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // However the end of an agent is asked for, its rules are out when it has ended.
@@ -32,14 +34,10 @@ func TestEndSignals(t *testing.T) { // R8, K9
 					t.Fatal(err)
 				}
 				if i == 0 && name != "pipe" {
-					v.until("it drains", func() bool { return a.log.Count("draining") > 0 })
+					wait.Until(t, "it drains", func() bool { return a.log.Count("draining") > 0 })
 				}
 			}
-			select {
-			case <-a.ended:
-			case <-time.After(patience):
-				t.Fatal("it does not end")
-			}
+			wait.For(t, "the agent ends", a.ended)
 			if code := a.ProcessState.ExitCode(); code != 0 {
 				t.Errorf("exit code %d", code)
 			}
@@ -99,11 +97,7 @@ func TestRemoveOutputNotRead(t *testing.T) { // R8, K9
 	v.output = writer
 	v.sameUser = true
 	a := v.launchCommand(v.command("capture", "remove", "--after-agent"))
-	select {
-	case <-a.ended:
-	case <-time.After(patience):
-		t.Error("it does not end")
-	}
+	wait.For(t, "the agent ends", a.ended)
 	if code := a.ProcessState.ExitCode(); code != 0 || v.captured() {
 		t.Errorf("exit code %d, rules:\n%s", code, v.saves())
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/internal/testkit/netns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // raw sends a request to the status endpoints as it is, and returns the status line.
@@ -32,9 +33,9 @@ func (h *host) dialStatus(address string) net.Conn {
 	h.tb.Helper()
 	var conn net.Conn
 	var err error
-	h.Run(func() { conn, err = net.DialTimeout("tcp", address, patience) })
+	h.Run(func() { conn, err = net.DialTimeout("tcp", address, wait.Limit) })
 	if err == nil {
-		err = conn.SetDeadline(time.Now().Add(2 * patience))
+		err = conn.SetDeadline(time.Now().Add(2 * wait.Limit))
 	}
 	if err != nil {
 		h.tb.Fatal(err)
@@ -81,11 +82,7 @@ func TestStatusForeignPages(t *testing.T) { // R9
 	if got := h.raw("POST /quitquitquit HTTP/1.1\r\nConnection: close\r\nHost: localhost\r\n\r\n"); got != "HTTP/1.1 200 OK" {
 		t.Errorf("the end: %s", got)
 	}
-	select {
-	case <-a.ended:
-	case <-time.After(patience):
-		t.Error("it does not end")
-	}
+	wait.For(t, "the agent ends", a.ended)
 }
 
 // Clients from anywhere that ask nothing, or slowly, are few at a time, and keep neither
@@ -120,9 +117,9 @@ func TestStatusIdleConnections(t *testing.T) { // R9
 	if got := h.get("/healthz/ready"); !strings.HasPrefix(got, "HTTP/1.0 200") {
 		t.Errorf("a probe meanwhile: %s", got)
 	}
-	h.until("few are open", func() bool { return a.openFiles() < before+100 })
+	wait.Until(t, "few are open", func() bool { return a.openFiles() < before+100 })
 	for _, conn := range conns { // those that it has not closed for others, it closes for themselves
 		_, _ = io.Copy(io.Discard, conn)
 	}
-	h.until("all are closed", func() bool { return a.openFiles() <= before+4 })
+	wait.Until(t, "all are closed", func() bool { return a.openFiles() <= before+4 })
 }

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // supervised starts an agent with --supervise that keeps snapshots.
@@ -27,7 +29,7 @@ func (h *host) supervised(flags ...string) *agent {
 		h.tb.Fatal(err)
 	}
 	a := h.start(append([]string{"--supervise", "--state-dir", state}, flags...)...)
-	h.until("there is a snapshot", func() bool {
+	wait.Until(h.tb, "there is a snapshot", func() bool {
 		_, err := os.Stat(filepath.Join(state, "nametable.snapshot"))
 		return err == nil
 	})
@@ -51,7 +53,7 @@ func child(pid int) int {
 func (a *agent) signalChild(signal syscall.Signal) int {
 	a.host.tb.Helper()
 	var pid int
-	a.host.until("the agent runs", func() bool { pid = child(a.Process.Pid); return pid != 0 })
+	wait.Until(a.host.tb, "the agent runs", func() bool { pid = child(a.Process.Pid); return pid != 0 })
 	if err := syscall.Kill(pid, signal); err != nil {
 		a.host.tb.Fatal(err)
 	}
@@ -69,7 +71,7 @@ func (h *host) waits(network string) time.Duration {
 	}
 	defer conn.Close()
 	began := time.Now()
-	client := dns.Client{Timeout: 2 * patience}
+	client := dns.Client{Timeout: 2 * wait.Limit}
 	reply, _, err := client.ExchangeWithConn(new(dns.Msg).SetQuestion(mesh+".", dns.TypeA), &dns.Conn{Conn: conn})
 	if err != nil || len(reply.Answer) != 1 || reply.Answer[0].(*dns.A).A.String() != meshIP {
 		h.tb.Errorf("over %s: %v, %v", network, reply, err)
@@ -88,7 +90,7 @@ func TestSupervisedDeath(t *testing.T) { // K15, C7
 	var took []time.Duration
 	for i := range 6 {
 		pid := a.signalChild(syscall.SIGKILL)
-		h.until("it is dead", func() bool { return child(a.Process.Pid) != pid })
+		wait.Until(t, "it is dead", func() bool { return child(a.Process.Pid) != pid })
 		took = append(took, h.waits([]string{"udp", "tcp"}[i%2]))
 	}
 	t.Logf("the queries after each death took %v", took)
@@ -96,7 +98,7 @@ func TestSupervisedDeath(t *testing.T) { // K15, C7
 	if slices.Min(took) > 2*time.Second || slices.Max(took) > 4*time.Second {
 		t.Error("they waited too long")
 	}
-	h.until("the restarts are counted", func() bool { return h.metric("nametap_restarts_total") == 6 })
+	wait.Until(t, "the restarts are counted", func() bool { return h.metric("nametap_restarts_total") == 6 })
 	if n := a.log.Count("the agent has ended and is started again"); n != 6 {
 		t.Errorf("%d lines of the log say that it was started again", n)
 	}
@@ -147,7 +149,7 @@ func TestSupervisedHang(t *testing.T) { // I0, K15
 func (a *agent) stopChild() {
 	a.host.tb.Helper()
 	pid := a.signalChild(syscall.SIGSTOP)
-	a.host.until("it hangs", func() bool {
+	wait.Until(a.host.tb, "it hangs", func() bool {
 		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		return strings.Contains(string(status), "State:\tT")
 	})
@@ -167,7 +169,7 @@ func TestSupervisedEnd(t *testing.T) { // K15, R8
 		"kill": func(v *vm, a *agent) {
 			pid := child(a.Process.Pid)
 			a.end(syscall.SIGKILL)
-			v.until("the agent has ended, too", func() bool { return syscall.Kill(pid, 0) != nil })
+			wait.Until(v.tb, "the agent has ended, too", func() bool { return syscall.Kill(pid, 0) != nil })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -177,8 +179,8 @@ func TestSupervisedEnd(t *testing.T) { // K15, R8
 			v.asked(named, meshIP)
 			a.signalChild(syscall.SIGKILL)
 			v.asked(named, meshIP) // by the next one, to which the rules still lead
-			v.until("it is ready again", func() bool { return strings.HasPrefix(v.get("/healthz/ready"), "HTTP/1.0 200") })
-			v.until("it looks after the rules", func() bool { return v.metric("nametap_capture_on") == 1 })
+			wait.Until(t, "it is ready again", func() bool { return strings.HasPrefix(v.get("/healthz/ready"), "HTTP/1.0 200") })
+			wait.Until(t, "it looks after the rules", func() bool { return v.metric("nametap_capture_on") == 1 })
 			end(v, a)
 			if code := a.ProcessState.ExitCode(); code != 0 && name != "kill" {
 				t.Errorf("exit code %d", code)
@@ -213,17 +215,17 @@ func TestSupervisedNeverStarts(t *testing.T) { // K9, K15
 			}
 		}
 	}()
-	v.until("the rules are out", func() bool { return !v.captured() })
+	wait.Until(t, "the rules are out", func() bool { return !v.captured() })
 	v.asked(named, namedIP)
 	starts := func() int { return a.log.Count("is started again") }
 	before, began := starts(), time.Now()
-	v.until("it is started again", func() bool { return starts() >= before+3 })
+	wait.Until(t, "it is started again", func() bool { return starts() >= before+3 })
 	if took := time.Since(began); took > 10*time.Second {
 		t.Errorf("3 starts take %v", took)
 	}
 	close(stop)
 	<-stopped
-	v.until("it captures again", func() bool { return v.dig("@"+named, mesh) == meshIP })
+	wait.Until(t, "it captures again", func() bool { return v.dig("@"+named, mesh) == meshIP })
 }
 
 // As process 1 of a container it collects the children of others, and wrong settings are
@@ -243,12 +245,12 @@ func TestSupervisedContainer(t *testing.T) { // K15, R7
 	t.Cleanup(func() { _ = container.Process.Kill() }) // if the test has failed
 	ended := make(chan error, 1)
 	go func() { ended <- container.Wait() }()
-	h.until("it is ready", func() bool { return strings.HasPrefix(h.get("/healthz/ready"), "HTTP/1.0 200") })
+	wait.Until(t, "it is ready", func() bool { return strings.HasPrefix(h.get("/healthz/ready"), "HTTP/1.0 200") })
 	first := child(container.Process.Pid)
 	for range 5 { // of a shell that ends before its child does
 		h.Exec("nsenter", "--target", strconv.Itoa(first), "--pid", "sh", "-c", "sleep 0.01 & exit 0")
 	}
-	h.until("no child is left but the agent", func() bool {
+	wait.Until(t, "no child is left but the agent", func() bool {
 		paths, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", first))
 		var children []string
 		for _, path := range paths {
@@ -260,14 +262,8 @@ func TestSupervisedContainer(t *testing.T) { // K15, R7
 	if err := syscall.Kill(first, terminate); err != nil {
 		t.Fatal(err)
 	}
-	select {
-	case err := <-ended:
-		if err != nil {
-			t.Errorf("it ends with %v", err)
-		}
-	case <-time.After(patience):
-		_ = container.Process.Kill()
-		t.Error("it does not end")
+	if err := wait.For(t, "the container ends", ended); err != nil {
+		t.Errorf("it ends with %v", err)
 	}
 	for _, wrong := range [][]string{{"--ttl", "soon"}, {"--dns-addr", "here"}, {"--autopath", "no"}} {
 		r := h.nametap(append(slices.Clone(args), wrong...)...)

@@ -20,6 +20,7 @@ import (
 
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/netns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // What a VM has besides: the same two nameservers over IPv6, and both behind eth0.
@@ -101,7 +102,7 @@ func (v *vm) captured() bool {
 func (v *vm) capture(flags ...string) *agent {
 	v.tb.Helper()
 	a := v.start(append([]string{"--capture"}, flags...)...)
-	v.until("DNS is captured", func() bool {
+	wait.Until(v.tb, "DNS is captured", func() bool {
 		select {
 		case <-a.ended:
 			v.tb.Fatal("the agent ended")
@@ -324,7 +325,7 @@ func (l *load) of(address string) int {
 func (v *vm) more(l *load, address string) {
 	v.tb.Helper()
 	want := l.of(address) + 100
-	v.until("queries are answered with "+address, func() bool { return l.of(address) >= want })
+	wait.Until(v.tb, "queries are answered with "+address, func() bool { return l.of(address) >= want })
 }
 
 // end ends it, and may be called again.

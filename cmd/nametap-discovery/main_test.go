@@ -19,6 +19,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/nametap/nametap/examples"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 func TestMain(m *testing.M) {
@@ -75,8 +76,6 @@ func TestUsableStateDir(t *testing.T) {
 	}
 }
 
-const patience = 10 * time.Second
-
 // cmdLogged waits until a file that a command writes holds a text: "logged
 // FILE TEXT". With a third argument it sets that variable to what follows the
 // text up to the next space.
@@ -84,18 +83,23 @@ func cmdLogged(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 || len(args) > 3 {
 		ts.Fatalf("usage: logged FILE TEXT [VARIABLE]")
 	}
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	var after string
+	defer func() {
+		if after == "" { // the wait has failed
+			ts.Logf("%s is:\n%s", args[0], ts.ReadFile(args[0]))
+		}
+	}()
+	wait.Until(ts, fmt.Sprintf("%s contains %q", args[0], args[1]), func() bool {
 		data, err := os.ReadFile(ts.MkAbs(args[0]))
-		_, after, found := strings.Cut(string(data), args[1])
-		if err != nil || !found || !strings.Contains(after, "\n") {
-			continue
+		_, rest, _ := strings.Cut(string(data), args[1])
+		if err == nil && strings.Contains(rest, "\n") { // the line is complete
+			after = rest
 		}
-		if len(args) == 3 {
-			ts.Setenv(args[2], strings.Fields(after)[0])
-		}
-		return
+		return after != ""
+	})
+	if len(args) == 3 {
+		ts.Setenv(args[2], strings.Fields(after)[0])
 	}
-	ts.Fatalf("%s never held %q:\n%s", args[0], args[1], ts.ReadFile(args[0]))
 }
 
 // cmdGet fetches a page until it has a status: "get STATUS URL [TEXT]".
@@ -103,22 +107,16 @@ func cmdGet(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 || len(args) > 3 {
 		ts.Fatalf("usage: get STATUS URL [TEXT]")
 	}
-	var last string
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+	wait.Until(ts, "GET "+strings.Join(args, " "), func() bool {
 		resp, err := http.Get(args[1])
 		if err != nil {
-			last = err.Error()
-			continue
+			return false
 		}
 		body, err := io.ReadAll(resp.Body)
 		ts.Check(err)
 		ts.Check(resp.Body.Close())
-		last = resp.Status + "\n" + string(body)
-		if strings.HasPrefix(resp.Status, args[0]) && (len(args) < 3 || strings.Contains(string(body), args[2])) {
-			return
-		}
-	}
-	ts.Fatalf("%s: %s", args[1], last)
+		return strings.HasPrefix(resp.Status, args[0]) && (len(args) < 3 || strings.Contains(string(body), args[2]))
+	})
 }
 
 // cmdTerm sends SIGTERM to a background command: "term NAME".

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -18,14 +17,12 @@ import (
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"nametap": main})
 }
-
-// scriptTimeout bounds every wait of a script; none waits for it.
-const scriptTimeout = 30 * time.Second
 
 // TestScripts runs the real command against a control plane that speaks as
 // istiod does and a nameserver that knows example.org, a pair for each script.
@@ -125,7 +122,7 @@ func (w *world) pushBytes(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 func (w *world) answered(ts *testscript.TestScript, version string, rejected bool) {
-	ctx, cancel := context.WithTimeout(context.Background(), scriptTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), wait.Limit)
 	defer cancel()
 	request, err := w.xds.WaitAnswer(ctx, version)
 	ts.Check(err)
@@ -137,18 +134,15 @@ func (w *world) answered(ts *testscript.TestScript, version string, rejected boo
 // ready waits until the agent says that it is; ! ready wants it not to be, once
 // it answers at all.
 func (w *world) ready(ts *testscript.TestScript, neg bool, _ []string) {
-	deadline := time.Now().Add(scriptTimeout)
-	for time.Now().Before(deadline) {
+	what := map[bool]string{false: "the agent is ready", true: "the agent is not ready"}[neg]
+	wait.Until(ts, what, func() bool {
 		resp, err := http.Get("http://" + ts.Getenv("STATUS") + "/healthz/ready")
-		if err == nil {
-			resp.Body.Close()
-			if (resp.StatusCode == http.StatusOK) != neg {
-				return
-			}
+		if err != nil {
+			return false
 		}
-		time.Sleep(5 * time.Millisecond)
-	}
-	ts.Fatalf("ready: not so within %s, want not ready: %v", scriptTimeout, neg)
+		resp.Body.Close()
+		return (resp.StatusCode == http.StatusOK) != neg
+	})
 }
 
 // get PATH prints a status endpoint; ! get wants another status than 200.
