@@ -12,17 +12,16 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// An answerer makes the responses that nametap gives in its own name. It holds
-// no state.
+// An answerer makes the responses that do not come from a nameserver. It is immutable.
 type answerer struct {
-	ttl         uint32 // seconds, for every record that we make
-	ednsUDPSize uint16 // bytes, the most that a UDP response may have
+	ttl         uint32 // of every record, in seconds
+	ednsUDPSize uint16 // length of the longest UDP response, in bytes
 	cluster     table.Cluster
-	soaData     []byte // of negative answers, in wire form
+	soaData     []byte // data of the SOA record of negative answers, in wire form
 }
 
-// reply returns an empty response to req: the header bits that RFC 1035 has
-// copied, and an OPT record if the request had one (RFC 6891, section 6.1.1).
+// reply returns a response to req without records, except an OPT record if req has one
+// (RFC 6891, section 6.1.1).
 func (a *answerer) reply(req *dns.Msg, rcode int) *dns.Msg {
 	resp := new(dns.Msg).SetRcode(req, rcode)
 	resp.RecursionAvailable = true
@@ -34,14 +33,14 @@ func (a *answerer) reply(req *dns.Msg, rcode int) *dns.Msg {
 	return resp
 }
 
-// A failure is why a response has no records.
+// A failure says why a response has no records.
 type failure struct {
 	rcode int
-	code  uint16 // of the Extended DNS Error
-	err   error  // nil: the rcode says it all
+	code  uint16 // of the Extended DNS Error (RFC 8914)
+	err   error  // its text; nil for none
 }
 
-// failureOf returns the failure that nameservers' err comes to.
+// failureOf returns the failure for an error of forwarding.
 func failureOf(err error) failure {
 	f := failure{rcode: dns.RcodeServerFailure, code: dns.ExtendedErrorCodeNoReachableAuthority, err: err}
 	var cached cachedFailure
@@ -56,18 +55,18 @@ func failureOf(err error) failure {
 	return f
 }
 
-// maxReason bounds the text of an Extended DNS Error in bytes, so that with the
-// longest question it still fits 512 bytes.
+// maxReason bounds the text of an Extended DNS Error in bytes, so that a response with the
+// longest question fits in 512 bytes.
 const maxReason = 200
 
-// text returns what an Extended DNS Error says of the failure.
+// text returns the text of the Extended DNS Error.
 func (f failure) text() string {
 	text := f.err.Error()
 	return text[:min(len(text), maxReason)]
 }
 
-// failure returns a response without records that says why it has none: an
-// Extended DNS Error (RFC 8914), for clients that understand EDNS.
+// failure returns a response without records. For clients with EDNS it has an Extended DNS
+// Error that says why.
 func (a *answerer) failure(req *dns.Msg, why failure) *dns.Msg {
 	resp := a.reply(req, why.rcode)
 	if opt := resp.IsEdns0(); opt != nil && why.err != nil {
@@ -76,7 +75,7 @@ func (a *answerer) failure(req *dns.Msg, why failure) *dns.Msg {
 	return resp
 }
 
-// respondFailure appends the response to q that says why it has no records.
+// respondFailure appends the response to q for a failure to dst.
 func (a *answerer) respondFailure(dst []byte, q *wire.Query, why failure) []byte {
 	w := writer{answerer: a, query: q, buf: dst, start: len(dst)}
 	w.failure(why)
@@ -84,30 +83,30 @@ func (a *answerer) respondFailure(dst []byte, q *wire.Query, why failure) []byte
 }
 
 // respondSpecial appends the response for a name in a special-use zone, of at most limit
-// bytes.
+// bytes, to dst.
 func (a *answerer) respondSpecial(dst []byte, q *wire.Query, zone wire.Name, limit int) []byte {
 	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit}
 	w.special(zone)
 	return w.buf
 }
 
-// A negative says what a name that has no records lacks: NXDOMAIN or NOERROR, and the
-// zone that says so, the question's name or a tail of it.
+// A negative is a negative answer: NXDOMAIN or NODATA (NOERROR), and the zone of its SOA
+// record, which is the question's name or a suffix of it.
 type negative struct {
 	rcode int
 	zone  wire.Name
 }
 
-// respondNegative appends a response without answers, of at most limit bytes. To the
-// question for the zone's SOA that is the answer.
+// respondNegative appends a response without answers, of at most limit bytes, to dst. A query
+// for the zone's SOA record gets that record as its answer.
 func (a *answerer) respondNegative(dst []byte, q *wire.Query, n negative, limit int) []byte {
 	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit}
 	w.negative(n)
 	return w.buf
 }
 
-// chaos answers the two names of class CH that servers are asked who they are
-// by (RFC 4892), and refuses the others.
+// chaos answers queries of class CH for the server's version and identity (RFC 4892), and
+// refuses all others.
 func (a *answerer) chaos(req *dns.Msg, version, id string) *dns.Msg {
 	q := req.Question[0]
 	text := ""
@@ -127,18 +126,19 @@ func (a *answerer) chaos(req *dns.Msg, version, id string) *dns.Msg {
 	return resp
 }
 
-// The names of SOA records, below the cluster's domain.
+// The names in SOA records, followed there by the cluster domain.
 const (
 	soaServer  wire.Name = "\x02ns\x03dns"
 	soaMailbox wire.Name = "\x0ahostmaster"
 )
 
-// newSOAData returns the data of the SOA record that negative answers have, in wire
-// form. Its names are of the cluster's domain for want of better ones.
+// newSOAData returns the data of the SOA record of negative answers, in wire form. Its names
+// are in the cluster domain, which need not be the zone: no client looks at them.
 func newSOAData(domain wire.Name, ttl uint32) []byte {
 	data := append(append([]byte(soaServer), domain...), 0)
 	data = append(append(append(data, soaMailbox...), domain...), 0)
-	// No secondary reads the first four; the values are what RFC 1912 calls usual.
+	// The first four are for secondary servers, which nametap does not have; the values
+	// are those that RFC 1912 recommends.
 	const serial, refresh, retry, expire = 1, 7200, 1800, 86400
 	for _, n := range []uint32{serial, refresh, retry, expire, ttl} {
 		data = binary.BigEndian.AppendUint32(data, n)

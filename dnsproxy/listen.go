@@ -21,7 +21,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/sockets"
 )
 
-// An Addr is where a listener is open.
+// An Addr is the address of a listener.
 type Addr struct {
 	Network string `json:"network"` // "udp" or "tcp"
 	Address string `json:"address"` // host:port
@@ -33,32 +33,32 @@ func (a Addr) String() string { return a.Network + " " + a.Address }
 // A listener serves one socket.
 type listener interface {
 	addr() Addr
-	// serve reads the socket until stop, and returns when all that was read is
-	// answered. An error means that it died.
+	// serve answers queries until stop is called, and returns after it has answered
+	// every query that it read. An error means that the socket no longer works.
 	serve() error
-	// stop may be called once, before or after serve.
+	// stop ends serve. It must be called at most once, before or during serve.
 	stop()
-	// close closes a socket that serve was never called on.
+	// close closes a socket on which serve was not called.
 	close()
 }
 
-// pacer returns what paces the attempts of a listener after errors that pass.
+// pacer returns the pacer of a listener's retries after transient errors.
 func (h *handler) pacer(listener Addr) *sockets.Pacer {
 	return &sockets.Pacer{Log: h.log, Listener: listener.String(), Count: h.metrics.listenerErrors.Inc}
 }
 
-// portAttempts is how many free ports are tried until one is free for UDP and
-// TCP alike.
+// portAttempts is how many ports chosen by the kernel are tried until one is free for both
+// UDP and TCP.
 const portAttempts = 10
 
-// A missingListener is one that could not be opened.
+// A missingListener is a listener that could not be opened, and why.
 type missingListener struct {
 	network, host, port string
-	err                 error // why
+	err                 error
 }
 
-// listen opens UDP and TCP on every address that the configuration means, all on
-// one port. What cannot be opened is logged and returned as long as something can.
+// listen opens UDP and TCP sockets on every address of [Config.Addr], all on one port. It
+// logs and returns those that it could not open, and fails if it could open none.
 func (s *Server) listen(ctx context.Context) ([]listener, []missingListener, error) {
 	hosts, port, err := splitAddr(s.config.Addr)
 	if err != nil {
@@ -78,21 +78,21 @@ func (s *Server) listen(ctx context.Context) ([]listener, []missingListener, err
 		listeners, missing, err = s.openAll(ctx, hosts, port)
 	}
 	if len(listeners) == 0 {
-		return nil, nil, fmt.Errorf("no DNS listener can be opened on %s: %w", s.config.Addr, err)
+		return nil, nil, fmt.Errorf("opening a DNS listener on %s: %w", s.config.Addr, err)
 	}
-	s.sayMissing(missing)
+	s.logMissing(missing)
 	return listeners, missing, nil
 }
 
-// sayMissing logs which listeners could not be opened.
-func (s *Server) sayMissing(missing []missingListener) {
+// logMissing logs the listeners that could not be opened.
+func (s *Server) logMissing(missing []missingListener) {
 	for _, m := range missing {
-		s.log.Warn("degraded: a DNS listener cannot be opened and is tried again", "error", m.err)
+		s.log.Warn("degraded: a DNS listener cannot be opened; retrying", "error", m.err)
 	}
 }
 
-// adoptAndOpen serves the sockets that were handed over, and opens the others if that is
-// wanted: a port that was taken when they were opened may be free by now.
+// adoptAndOpen adopts [Config.Sockets] and, with [Config.OpenOthers], opens the other
+// listeners: a port that was taken when the sockets were opened may be free now.
 func (s *Server) adoptAndOpen(ctx context.Context, hosts []string, port string) ([]listener, []missingListener, error) {
 	listeners, err := s.adopt(port)
 	if err != nil || !s.config.OpenOthers {
@@ -113,15 +113,15 @@ func (s *Server) adoptAndOpen(ctx context.Context, hosts []string, port string) 
 			listeners = append(listeners, l)
 		}
 	}
-	s.sayMissing(missing)
+	s.logMissing(missing)
 	return listeners, missing, nil
 }
 
-// reopenInterval is how often it is tried to open what could not be opened.
+// reopenInterval is the time between attempts to open missing listeners.
 const reopenInterval = time.Second
 
-// openMissing opens listeners that could not be opened before, such as those of a family
-// that the host gets later, until it has all or ctx ends.
+// openMissing retries to open the missing listeners, such as those of a family that the host
+// gets later, until all are open or ctx ends.
 func (s *Server) openMissing(ctx context.Context, group *errgroup.Group, missing []missingListener) {
 	ticker := time.NewTicker(reopenInterval)
 	defer ticker.Stop()
@@ -141,7 +141,7 @@ func (s *Server) openMissing(ctx context.Context, group *errgroup.Group, missing
 	}
 }
 
-// addListener serves a listener in group, unless the server has stopped.
+// addListener starts serving a listener in group, or closes it if the server has stopped.
 func (s *Server) addListener(group *errgroup.Group, l listener) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -152,11 +152,11 @@ func (s *Server) addListener(group *errgroup.Group, l listener) {
 	s.listeners = append(s.listeners, l)
 	slices.SortStableFunc(s.listeners, func(a, b listener) int { return cmp.Compare(order(a.addr()), order(b.addr())) })
 	s.handler.metrics.listeners.Set(float64(len(s.listeners)))
-	s.log.Info("a DNS listener that could not be opened before is open", "listener", l.addr())
+	s.log.Info("a missing DNS listener is open now", "listener", l.addr())
 	group.Go(l.serve)
 }
 
-// order is the place of a listener among others: IPv4 before IPv6 and UDP before TCP.
+// order is the sort key of listeners: IPv4 before IPv6, UDP before TCP.
 func order(a Addr) int {
 	place := 0
 	if addr, err := netip.ParseAddrPort(a.Address); err == nil && !addr.Addr().Is4() {
@@ -168,8 +168,8 @@ func order(a Addr) int {
 	return place
 }
 
-// splitAddr returns the IP addresses and the port of a [Config.Addr]; the port
-// is empty for a free one.
+// splitAddr returns the IP addresses and the port of a [Config.Addr]. The port is empty if
+// the kernel is to choose one.
 func splitAddr(addr string) (hosts []string, port string, err error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -191,8 +191,8 @@ func splitAddr(addr string) (hosts []string, port string, err error) {
 	return []string{host}, port, nil
 }
 
-// openAll opens UDP and TCP on every host and returns what it could open, what it could
-// not, and the errors of that.
+// openAll opens UDP and TCP sockets on every host. It returns the listeners, those it could
+// not open, and the joined errors of the latter.
 func (s *Server) openAll(ctx context.Context, hosts []string, port string) (listeners []listener, missing []missingListener, err error) {
 	for _, host := range hosts {
 		for _, network := range []string{"udp", "tcp"} {
@@ -203,7 +203,7 @@ func (s *Server) openAll(ctx context.Context, hosts []string, port string) (list
 				continue
 			}
 			listeners = append(listeners, l)
-			if port == "" { // the others follow the first one's free port
+			if port == "" { // the others get the port that the kernel chose for the first
 				_, port, _ = net.SplitHostPort(l.addr().Address) // never fails on a net.Addr's text
 			}
 		}
@@ -214,7 +214,7 @@ func (s *Server) openAll(ctx context.Context, hosts []string, port string) (list
 	return listeners, missing, err
 }
 
-// open opens one socket; an empty port takes a free one.
+// open opens one socket; for an empty port the kernel chooses one.
 func (s *Server) open(ctx context.Context, network, host, port string) (listener, error) {
 	if port == "" {
 		port = "0"
@@ -224,7 +224,7 @@ func (s *Server) open(ctx context.Context, network, host, port string) (listener
 	if network == "udp" {
 		return listenUDP(ctx, &s.handler, network+family, address)
 	}
-	// Connections that are idle are closed long before the kernel would ask.
+	// No keepalive: idle connections are closed long before the first probe.
 	config := net.ListenConfig{KeepAlive: -1}
 	opened, err := config.Listen(ctx, network+family, address)
 	if err != nil {
@@ -233,31 +233,31 @@ func (s *Server) open(ctx context.Context, network, host, port string) (listener
 	return s.tcpListener(opened)
 }
 
-// tcpListener serves an open socket, or closes it.
+// tcpListener returns the listener of an open socket. It closes the socket on an error.
 func (s *Server) tcpListener(opened net.Listener) (listener, error) {
 	tcp, ok := opened.(*net.TCPListener)
 	if !ok {
-		_ = opened.Close() // nobody has connected
-		return nil, fmt.Errorf("listening on %s %s: %T is no TCP socket", opened.Addr().Network(), opened.Addr(), opened)
+		_ = opened.Close() // no client has connected
+		return nil, fmt.Errorf("listening on %s %s: %T is not a TCP socket", opened.Addr().Network(), opened.Addr(), opened)
 	}
 	return newTCPListener(&s.handler, tcp, s.clients), nil
 }
 
-// OpenSockets opens UDP and TCP sockets on every address that addr, a [Config.Addr],
-// means, for [Config.Sockets] of this or another process. Those of localhost are opened
-// also for a family that is switched off, and serve when it comes back. What cannot be
-// opened is logged as long as a UDP socket can. The caller closes the files.
+// OpenSockets opens UDP and TCP sockets on every address of addr, a [Config.Addr], for
+// [Config.Sockets] of this or another process. For localhost it opens those of a disabled
+// family, too; they receive queries once the family is enabled. It logs the sockets that it
+// cannot open, and fails if it can open none. The caller closes the files.
 func OpenSockets(ctx context.Context, addr string, log *slog.Logger) (files []*os.File, err error) {
 	hosts, port, err := splitAddr(addr)
 	if err != nil {
 		return nil, err
 	}
 	if port == "" {
-		return nil, fmt.Errorf("DNS address %q: want a port other than 0 for sockets that are handed over", addr)
+		return nil, fmt.Errorf("DNS address %q: want a port other than 0 for sockets that another process serves", addr)
 	}
 	config := net.ListenConfig{KeepAlive: -1}
 	if len(hosts) > 1 {
-		config.Control = bindBeforehand
+		config.Control = freeBind
 	}
 	var errs []error
 	for _, host := range hosts {
@@ -271,7 +271,7 @@ func OpenSockets(ctx context.Context, addr string, log *slog.Logger) (files []*o
 		}
 	}
 	if len(files) == 0 {
-		return nil, fmt.Errorf("no DNS listener can be opened on %s: %w", addr, errors.Join(errs...))
+		return nil, fmt.Errorf("opening a DNS listener on %s: %w", addr, errors.Join(errs...))
 	}
 	for _, err := range errs {
 		log.Warn("degraded: a DNS listener cannot be opened", "error", err)
@@ -279,8 +279,8 @@ func OpenSockets(ctx context.Context, addr string, log *slog.Logger) (files []*o
 	return files, nil
 }
 
-// bindBeforehand has a socket bound to an address that the host does not have yet.
-func bindBeforehand(_, _ string, conn syscall.RawConn) error {
+// freeBind lets a socket be bound to an address that the host does not have yet.
+func freeBind(_, _ string, conn syscall.RawConn) error {
 	var err error
 	controlErr := conn.Control(func(fd uintptr) {
 		err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1)
@@ -311,7 +311,7 @@ func openSocket(ctx context.Context, config net.ListenConfig, network, address s
 	return socket.File()
 }
 
-// familyOf is how the net package names the family of an IP address.
+// familyOf returns the suffix by which the net package names the family of an IP address.
 func familyOf(host string) string {
 	if net.ParseIP(host).To4() != nil {
 		return "4"
@@ -319,7 +319,7 @@ func familyOf(host string) string {
 	return "6"
 }
 
-// adopt serves the sockets that were handed over, all of which must be on the port of
+// adopt returns the listeners of [Config.Sockets], all of which must be on the port of
 // [Config.Addr].
 func (s *Server) adopt(port string) (listeners []listener, err error) {
 	defer func() {
@@ -332,17 +332,17 @@ func (s *Server) adopt(port string) (listeners []listener, err error) {
 	for _, file := range s.config.Sockets {
 		l, err := s.adoptOne(file)
 		if err != nil {
-			return listeners, fmt.Errorf("DNS socket %s, which was handed over: want a UDP or a listening TCP socket: %w", file.Name(), err)
+			return listeners, fmt.Errorf("inherited DNS socket %s: want a UDP or a listening TCP socket: %w", file.Name(), err)
 		}
 		listeners = append(listeners, l)
 		if _, have, _ := net.SplitHostPort(l.addr().Address); port != "" && have != port {
-			return listeners, fmt.Errorf("DNS socket %s, which was handed over, is on %s: want the port of %s", file.Name(), l.addr(), s.config.Addr)
+			return listeners, fmt.Errorf("inherited DNS socket %s is on %s: want the port of %s", file.Name(), l.addr(), s.config.Addr)
 		}
 	}
 	return listeners, nil
 }
 
-// adoptOne serves one socket, and closes the file.
+// adoptOne returns the listener of one socket, and closes the file.
 func (s *Server) adoptOne(file *os.File) (listener, error) {
 	defer func() { _ = file.Close() }() // it is duplicated
 	if conn, err := net.FilePacketConn(file); err == nil {

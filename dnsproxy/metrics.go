@@ -10,10 +10,9 @@ import (
 	"github.com/nametap/nametap/dnsproxy/upstream"
 )
 
-// metrics are what a Server counts; docs/metrics.md explains each to operators.
+// metrics are the metrics of a Server; docs/metrics.md describes them for operators.
 type metrics struct {
-	// Istio's, under its names, so that its dashboards go on working. Those that
-	// count requests to nameservers are collected from the nameservers' state.
+	// These have the names of Istio's agent, so that its dashboards keep working.
 	requests         prometheus.Counter
 	upstreamDuration prometheus.Histogram
 
@@ -75,7 +74,7 @@ func newMetrics() *metrics {
 	return m
 }
 
-// register registers the handler's metrics; a nil registry keeps them to the process.
+// register registers the handler's metrics, unless registry is nil.
 func (h *handler) register(registry prometheus.Registerer) error {
 	if registry == nil {
 		return nil
@@ -101,7 +100,7 @@ func (h *handler) register(registry prometheus.Registerer) error {
 	return nil
 }
 
-// collisions counts those of the table in use.
+// collisions returns the number of collisions in the current table.
 func (h *handler) collisions() float64 {
 	if table := h.table.Load(); table != nil {
 		return float64(len(table.Collisions()))
@@ -109,7 +108,7 @@ func (h *handler) collisions() float64 {
 	return 0
 }
 
-// observeUpstream notes the time of a nameserver's reply.
+// observeUpstream records the time until a nameserver's reply.
 func (m *metrics) observeUpstream(_ upstream.Spec, rtt time.Duration) {
 	m.upstreamDuration.Observe(rtt.Seconds())
 }
@@ -122,8 +121,8 @@ func gauge(name, help string) prometheus.Gauge {
 	return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
 }
 
-// answerCounters are the counters of good answers from one source over one
-// transport, looked up once: they are counted for every query.
+// answerCounters are the counters of NOERROR answers from one source over one transport.
+// They are looked up once, not for each query.
 type answerCounters struct{ a, aaaa prometheus.Counter }
 
 func newAnswerCounters(queries *prometheus.CounterVec, over transport, source string) answerCounters {
@@ -133,7 +132,7 @@ func newAnswerCounters(queries *prometheus.CounterVec, over transport, source st
 	return answerCounters{a: counter(dns.TypeA), aaaa: counter(dns.TypeAAAA)}
 }
 
-// countAnswer counts one query that the goroutine answered that read it.
+// countAnswer counts a query that the fast path has answered.
 func (m *metrics) countAnswer(qtype uint16, over transport, rcode int, source string) {
 	m.requests.Inc()
 	counters := m.answers[over][source]
@@ -147,21 +146,21 @@ func (m *metrics) countAnswer(qtype uint16, over transport, rcode int, source st
 	}
 }
 
-// countQuery counts one answered query. An upstream chooses a response's code,
-// which has at most twelve bits; codes without a name share one label value.
+// countQuery counts an answered query. A nameserver chooses the response code, which has
+// twelve bits, so codes without a name share one label value.
 func (m *metrics) countQuery(qtype uint16, over transport, rcode int, source string) {
 	code, named := dns.RcodeToString[rcode]
 	switch {
 	case rcode == dns.RcodeBadVers:
-		code = "BADVERS" // the library names it by what the number means in a TSIG record
+		code = "BADVERS" // miekg/dns has the name that the number has in TSIG records
 	case !named:
 		code = "other"
 	}
 	m.queries.WithLabelValues(typeLabel(qtype), over.String(), strings.ToUpper(code), source).Inc()
 }
 
-// typeLabel names a type for a metric. A client chooses the type, so types that
-// are rare share one label value.
+// typeLabel returns the label value of a type. A client chooses the type, so rare types
+// share one value.
 func typeLabel(qtype uint16) string {
 	switch qtype {
 	case dns.TypeA, dns.TypeAAAA, dns.TypePTR, dns.TypeSRV, dns.TypeTXT, dns.TypeMX, dns.TypeNS,

@@ -16,21 +16,21 @@ import (
 	"github.com/nametap/nametap/conntrack"
 )
 
-// errOrigin is the error for a query if the kernel cannot be asked where it was captured
-// on its way to. The configured nameservers could give the answer of another server.
-var errOrigin = errors.New("it cannot be found out which nameserver the query was sent to")
+// errOrigin is the error for a query whose original destination cannot be looked up. It is
+// not sent to resolv.conf's nameservers, which may give another answer.
+var errOrigin = errors.New("the kernel did not say which nameserver the query was sent to")
 
-// originsInterval is how often it is tried to open origins that could not be opened, and
-// how often their errors are logged at the most.
+// originsInterval is the time between attempts to open the connection to the kernel, and
+// the least time between two logged errors.
 const originsInterval = time.Second
 
-// originPauses are waited between attempts to find an origin. A client does not notice
-// them, and a shortage of the kernel's buffers is over by then.
+// originPauses are the pauses between attempts to look up an original destination: short
+// for a client, long enough for a shortage of kernel buffers to end.
 func originPauses() [4]time.Duration {
 	return [4]time.Duration{time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond, 100 * time.Millisecond}
 }
 
-// maxOriginPauses is how many queries wait at a time. More would need a bound in bytes.
+// maxOriginPauses bounds the queries that wait in a pause at a time.
 const maxOriginPauses = 256
 
 // An originFinder finds the original destinations of UDP queries, as [conntrack.UDP] does.
@@ -39,52 +39,56 @@ type originFinder interface {
 	Close() error
 }
 
-// Origins find out which nameserver a captured query was on its way to. Their methods may
-// be called from any goroutine.
+// origins looks up the original destinations of captured queries. Its methods are safe for
+// concurrent use.
 //
-// For UDP that takes CAP_NET_ADMIN and a module of the kernel. Without them all queries
-// count as not captured. After any other error nothing is known, so it is tried again.
+// For UDP this needs CAP_NET_ADMIN and a kernel module. Without them every query counts as
+// not captured. After any other error the original destination is unknown, and the lookup is
+// retried.
 type origins struct {
 	log    *slog.Logger
-	count  prometheus.Counter // of errors
+	errors prometheus.Counter
 	open   func() (originFinder, error)
 	udp    atomic.Pointer[originFinder] // nil: not open
-	lacks  atomic.Bool                  // it is not open for want of something
-	pauses atomic.Int64                 // queries that wait
-	saying sync.Mutex                   // guards what follows
-	lack   string                       // was logged
-	logged time.Time                    // when an error was logged
-	more   int                          // errors since then
+	// unsupported says that it cannot be opened because something is missing.
+	unsupported atomic.Bool
+	pauses      atomic.Int64 // queries in a pause
+
+	logging sync.Mutex // guards the fields below
+	missing string     // what was last logged as missing
+	logged  time.Time  // when an error was last logged
+	since   int        // errors since then
 }
 
-// newOrigins returns origins that are not open yet.
-func newOrigins(log *slog.Logger, count prometheus.Counter) *origins {
-	return &origins{log: log, count: count, open: func() (originFinder, error) { return conntrack.OpenUDP() }}
+// newOrigins returns origins that have yet to be opened.
+func newOrigins(log *slog.Logger, failures prometheus.Counter) *origins {
+	return &origins{log: log, errors: failures, open: func() (originFinder, error) { return conntrack.OpenUDP() }}
 }
 
-// tryOpen makes UDP queries known. It reports false if it may be able to later.
+// tryOpen opens the connection to the kernel. It reports whether the result is final; if not,
+// a later call may succeed.
 func (o *origins) tryOpen() (final bool) {
 	udp, err := o.open()
 	switch {
 	case err == nil:
 		o.udp.Store(&udp)
 		return true
-	case lacking(err):
-		o.lacks.Store(true)
-		o.sayLack(err)
-		return errors.Is(err, conntrack.ErrPermission) // a process gets no capability later
+	case isUnsupported(err):
+		o.unsupported.Store(true)
+		o.logMissing(err)
+		return errors.Is(err, conntrack.ErrPermission) // a process cannot gain a capability later
 	}
-	o.lacks.Store(false)
-	_ = o.note(err)
+	o.unsupported.Store(false)
+	_ = o.record(err)
 	return false
 }
 
-// lacking reports whether an error says that something is missing.
-func lacking(err error) bool {
+// isUnsupported reports whether err says that a capability or a kernel module is missing.
+func isUnsupported(err error) bool {
 	return errors.Is(err, conntrack.ErrPermission) || errors.Is(err, conntrack.ErrUnsupported)
 }
 
-// keepOpening calls tryOpen until it need not be called any more, or ctx ends.
+// keepOpening calls tryOpen until its result is final or ctx ends.
 func (o *origins) keepOpening(ctx context.Context) {
 	ticker := time.NewTicker(originsInterval)
 	defer ticker.Stop()
@@ -97,19 +101,19 @@ func (o *origins) keepOpening(ctx context.Context) {
 	}
 }
 
-// close closes what is open. Nothing may be asked from then on.
+// close closes the connection to the kernel. No other method may be called after it.
 func (o *origins) close() {
 	if udp := o.udp.Load(); udp != nil {
 		_ = (*udp).Close() // nothing was written
 	}
 }
 
-// ofUDP returns the nameserver that a UDP query was on its way to when it was captured; it
-// is not valid for one that was sent to us. It does not wait.
+// ofUDP returns the original destination of a UDP query from client to local. It is not
+// valid if the query was not captured. ofUDP does not block.
 func (o *origins) ofUDP(client, local netip.AddrPort) (netip.AddrPort, error) {
 	udp := o.udp.Load()
 	switch {
-	case udp == nil && o.lacks.Load():
+	case udp == nil && o.unsupported.Load():
 		return netip.AddrPort{}, nil
 	case udp == nil:
 		return netip.AddrPort{}, errOrigin
@@ -120,14 +124,14 @@ func (o *origins) ofUDP(client, local netip.AddrPort) (netip.AddrPort, error) {
 		return server, nil
 	case err == nil:
 		return netip.AddrPort{}, nil
-	case lacking(err):
-		o.sayLack(err)
+	case isUnsupported(err):
+		o.logMissing(err)
 		return netip.AddrPort{}, nil
 	}
-	return netip.AddrPort{}, o.note(err)
+	return netip.AddrPort{}, o.record(err)
 }
 
-// awaitUDP is ofUDP, but tries again for a moment after an error, unless too many wait.
+// awaitUDP is like ofUDP, but retries after an error, unless too many queries do.
 func (o *origins) awaitUDP(client, local netip.AddrPort) (server netip.AddrPort, err error) {
 	server, err = o.ofUDP(client, local)
 	if err == nil {
@@ -146,8 +150,8 @@ func (o *origins) awaitUDP(client, local netip.AddrPort) (server netip.AddrPort,
 	return server, err
 }
 
-// ofTCP returns what finds the nameserver that a connection was on its way to when it was
-// captured; nil for one that was made to us.
+// ofTCP returns a function that returns the original destination of a connection, or nil if
+// the connection was not captured.
 func (o *origins) ofTCP(conn *net.TCPConn) func() (netip.AddrPort, error) {
 	server, captured, err := conntrack.OriginalTCP(conn)
 	switch {
@@ -156,35 +160,35 @@ func (o *origins) ofTCP(conn *net.TCPConn) func() (netip.AddrPort, error) {
 	case err == nil:
 		return nil
 	}
-	_ = o.note(err)
+	_ = o.record(err)
 	return func() (netip.AddrPort, error) {
 		server, _, err := conntrack.OriginalTCP(conn)
 		if err != nil {
-			err = o.note(err)
+			err = o.record(err)
 		}
 		return server, err
 	}
 }
 
-// sayLack logs that something is missing, once.
-func (o *origins) sayLack(err error) {
-	o.saying.Lock()
-	defer o.saying.Unlock()
-	if text := err.Error(); text != o.lack {
-		o.lack = text
-		o.log.Info("captured UDP queries all go to the configured nameservers, wherever they were sent to", "reason", err)
+// logMissing logs that something is missing, once.
+func (o *origins) logMissing(err error) {
+	o.logging.Lock()
+	defer o.logging.Unlock()
+	if text := err.Error(); text != o.missing {
+		o.missing = text
+		o.log.Info("captured UDP queries go to the configured nameservers, not to their original destinations", "reason", err)
 	}
 }
 
-// note counts an error that may pass, logs it, and returns it as an [errOrigin].
-func (o *origins) note(err error) error {
-	o.count.Inc()
-	o.saying.Lock()
-	defer o.saying.Unlock()
-	o.more++
+// record counts and logs a transient error, and returns it as an errOrigin.
+func (o *origins) record(err error) error {
+	o.errors.Inc()
+	o.logging.Lock()
+	defer o.logging.Unlock()
+	o.since++
 	if now := time.Now(); now.Sub(o.logged) >= originsInterval {
-		o.log.Warn("captured queries that are not for own names may fail: "+errOrigin.Error(), "errors", o.more, "error", err)
-		o.logged, o.more = now, 0
+		o.log.Warn("the original destination of captured queries is unknown: forwarded queries may fail", "errors", o.since, "error", err)
+		o.logged, o.since = now, 0
 	}
 	return fmt.Errorf("%w: %w", errOrigin, err)
 }

@@ -10,16 +10,16 @@ import (
 )
 
 var (
-	errTransfer = errors.New("no zone transfers are given of names that are answered here")
+	errTransfer = errors.New("nametap does not give zone transfers of names that it answers itself")
 )
 
-// meantSpecial returns those of suffixes that are in a special-use zone: settings that
-// name one say that it has another meaning here, as onion has for a host with Tor.
+// meantSpecial returns the suffixes that are in a special-use zone. A setting that names one
+// gives it another meaning, as onion has on a host with Tor.
 func meantSpecial(suffixes []wire.Name) []wire.Name {
 	return slices.DeleteFunc(slices.Clone(suffixes), func(s wire.Name) bool { return !s.Special() })
 }
 
-// isTransfer reports whether a type asks for a zone and not for records.
+// isTransfer reports whether qtype is that of a zone transfer.
 func isTransfer(qtype uint16) bool { return qtype == dns.TypeAXFR || qtype == dns.TypeIXFR }
 
 // special writes the response for a name in a special-use zone.
@@ -30,7 +30,7 @@ func (w *writer) special(zone wire.Name) {
 		w.localhost()
 		return
 	case wire.Invalid, wire.Onion:
-		w.negative(negative{dns.RcodeNameError, wire.Root}) // as the root says
+		w.negative(negative{dns.RcodeNameError, wire.Root}) // the answer of the root servers
 		return
 	case wire.Loopback4, wire.Localhost6:
 		if (name == wire.Localhost4 || name == wire.Localhost6) && (qtype == dns.TypePTR || qtype == dns.TypeANY) {

@@ -11,20 +11,20 @@ import (
 	"github.com/nametap/nametap/dnsproxy/sockets"
 )
 
-// tcpReserve is how many clients can still be accepted, one query each, when the process
-// has no descriptors left.
+// tcpReserve is how many clients can be accepted, for one query each, after the process
+// has run out of descriptors.
 const tcpReserve = 4
 
-// tcpFirstQueryTime is how long a new client has to send its query before its connection
-// counts as idle when descriptors have run out.
+// tcpFirstQueryTime is how long a new connection does not count as idle when descriptors
+// have run out, so that its client can send a query.
 const tcpFirstQueryTime = 50 * time.Millisecond
 
-// tcpClients are the connections of all TCP listeners: they share one bound.
+// tcpClients bounds the connections of all TCP listeners together.
 type tcpClients struct {
 	max     int
 	reserve *sockets.Reserve
 
-	// waiting counts the listeners that wait for room.
+	// waiting is how many listeners wait for room.
 	waiting atomic.Int32
 
 	mu   sync.Mutex
@@ -32,14 +32,14 @@ type tcpClients struct {
 	open map[*tcpConn]struct{}
 }
 
-// newTCPClients bounds connections by maxConns, and by half of the descriptors that this
-// process may have: the other half is for nameservers, and whatever else is open.
+// newTCPClients bounds the connections by maxConns and by half of the process's limit of
+// open files; the other half is for nameservers and everything else.
 func newTCPClients(maxConns int, log *slog.Logger) *tcpClients {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err == nil && limit.Cur/2 < uint64(maxConns) { //nolint:gosec // validate bounds it
 		bound := max(int(limit.Cur/2), 1) //nolint:gosec // less than maxConns
-		log.Warn("degraded: fewer TCP connections are served than configured, since the limit of open files is low",
-			"connections", bound, "configured", maxConns, "open files", limit.Cur)
+		log.Warn("degraded: the limit of open files does not allow the configured number of TCP connections",
+			"bound", bound, "configured", maxConns, "open files", limit.Cur)
 		maxConns = bound
 	}
 	p := &tcpClients{max: maxConns, reserve: sockets.NewReserve(tcpReserve), open: map[*tcpConn]struct{}{}}
@@ -47,21 +47,21 @@ func newTCPClients(maxConns int, log *slog.Logger) *tcpClients {
 	return p
 }
 
-// close gives up the reserve of descriptors.
+// close releases the reserve of descriptors.
 func (p *tcpClients) close() { p.reserve.Close() }
 
-// add adds a connection. When there is no room, the connection that has been idle for
-// longest is closed; when none is idle, add waits. It reports false, without adding the
+// add adds a connection. When there is no room, it closes the connection that has been idle
+// the longest; when none is idle, it waits. It reports false, without adding the
 // connection, if its listener stops.
 func (p *tcpClients) add(c *tcpConn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.waiting.Add(1) // before connections are looked at, so that becameIdle is not missed
+	p.waiting.Add(1) // before looking for an idle connection, so that no call of becameIdle is missed
 	defer p.waiting.Add(-1)
 	for len(p.open) >= p.max && !c.listener.stopping {
-		if idle := p.longestIdle(); idle != nil {
+		if idle := p.longestIdleLocked(); idle != nil {
 			delete(p.open, idle)
-			_ = idle.conn.Close() // its own goroutine finds out
+			_ = idle.conn.Close() // its goroutine ends
 			break
 		}
 		p.room.Wait()
@@ -73,9 +73,9 @@ func (p *tcpClients) add(c *tcpConn) bool {
 	return true
 }
 
-// longestIdle returns the connection that waits for a query for longest, nil if every
-// connection has a query that is not answered. It is called with mu held.
-func (p *tcpClients) longestIdle() *tcpConn {
+// longestIdleLocked returns the connection that has waited the longest for a query, nil if
+// every connection has an unanswered query.
+func (p *tcpClients) longestIdleLocked() *tcpConn {
 	var idle *tcpConn
 	for c := range p.open {
 		if c.pending.Load() == 0 && (idle == nil || c.idleSince.Load() < idle.idleSince.Load()) {
@@ -94,7 +94,7 @@ func (p *tcpClients) remove(c *tcpConn) {
 	p.room.Signal()
 }
 
-// becameIdle tells listeners that wait for room that a connection has become idle.
+// becameIdle wakes a listener that waits for room, since a connection has become idle.
 func (p *tcpClients) becameIdle() {
 	if p.waiting.Load() == 0 {
 		return
@@ -104,8 +104,8 @@ func (p *tcpClients) becameIdle() {
 	p.room.Signal()
 }
 
-// stop has the listener accept no more, and its connections end once what has already
-// come is answered.
+// stop marks the listener as stopping, and lets its connections end once the queries that
+// have already arrived are answered.
 func (p *tcpClients) stop(l *tcpListener) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -118,12 +118,12 @@ func (p *tcpClients) stop(l *tcpListener) {
 	}
 }
 
-// freeDescriptor frees a descriptor for a new client: that of the connection that has
-// been idle for longest, or else one of the reserve. It reports whether it could, and
-// whether the descriptor is of the reserve.
+// freeDescriptor frees a descriptor for a new client: that of the connection that has been
+// idle the longest, otherwise one of the reserve. It reports whether it could, and whether
+// the descriptor is from the reserve.
 func (p *tcpClients) freeDescriptor() (freed, reserved bool) {
 	p.mu.Lock()
-	idle := p.longestIdle()
+	idle := p.longestIdleLocked()
 	if idle != nil && time.Since(time.Unix(0, idle.idleSince.Load())) < tcpFirstQueryTime {
 		idle = nil
 	}
@@ -135,9 +135,9 @@ func (p *tcpClients) freeDescriptor() (freed, reserved bool) {
 		reserved = p.reserve.Spend()
 		return reserved, reserved
 	}
-	_ = idle.conn.Close() // its own goroutine finds out
+	_ = idle.conn.Close() // its goroutine ends
 	select {
-	case <-idle.left: // only then the descriptor is free
+	case <-idle.left: // the descriptor is free only then
 	case <-time.After(tcpDrainTime):
 	}
 	return true, false

@@ -10,32 +10,31 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A writer makes one response to an own name, in wire form.
+// A writer writes one response of nametap's own, in wire form.
 type writer struct {
 	*answerer
 	query *wire.Query
-	buf   []byte // the response from start on
+	buf   []byte // holds the response from start on
 	start int
-	limit int // bytes, for the whole response
-	// zone is the zone of negative answers, a tail of the name that has no records; the
-	// root if that name is a zone of its own.
+	limit int // of the response's length, in bytes
+	// zone is the owner of the SOA record of negative answers: a suffix of the name that
+	// has no records, or the root for that name itself.
 	zone wire.Name
-	// counts of records so far, and whether one had to be left out
+	// Counts of the records written, and whether one did not fit.
 	answers, authority uint16
 	truncated          bool
 }
 
-// questionName is the pointer to the question's name, byte for byte as the client
-// wrote it.
+// questionName is the pointer to the question's name, as the client spelled it.
 const questionName uint16 = wire.PointerBits | wire.HeaderLen
 
-// fixedLen is the length of a record's owner as a pointer, type, class, TTL and
-// data length.
+// fixedLen is the length of a record's fixed part: the owner as a pointer, type, class, TTL
+// and data length.
 const fixedLen = 12
 
-// addresses writes the response for a host: its addresses of the type asked for,
-// below the CNAME of an autopath name; without any, the SOA that lets the answer
-// be cached (RFC 2308).
+// addresses writes the response for a host: its addresses of the queried type, after the
+// CNAME record of an autopath name; without any, the SOA record that lets clients cache the
+// negative answer (RFC 2308).
 func (w *writer) addresses(m table.Match) {
 	w.begin()
 	owner := questionName
@@ -61,7 +60,7 @@ func (w *writer) addresses(m table.Match) {
 	w.end(wire.AA, dns.RcodeSuccess, nil)
 }
 
-// pointers writes the response for the PTR name of an address that the hosts
+// pointers writes the response for the PTR name of an address, which the hosts with these
 // names have.
 func (w *writer) pointers(names []wire.Name) {
 	w.begin()
@@ -80,8 +79,8 @@ func (w *writer) pointers(names []wire.Name) {
 	w.end(wire.AA, dns.RcodeSuccess, nil)
 }
 
-// begin writes the header and the question as they came, and keeps room for the
-// OPT record.
+// begin copies the header and the question of the query, and reserves room for the OPT
+// record.
 func (w *writer) begin() {
 	w.buf = append(w.buf, w.query.Packet[:w.query.QuestionEnd]...)
 	if w.query.EDNS {
@@ -89,7 +88,7 @@ func (w *writer) begin() {
 	}
 }
 
-// failure writes a response without records. Its length is bounded by maxReason.
+// failure writes a response without records. maxReason bounds its length.
 func (w *writer) failure(why failure) {
 	w.buf = append(w.buf, w.query.Packet[:w.query.QuestionEnd]...)
 	var option []byte
@@ -104,7 +103,7 @@ func (w *writer) failure(why failure) {
 	w.end(0, why.rcode, option)
 }
 
-// negative writes a response without answers; the question for the zone's SOA has that.
+// negative writes a response without answers, except to a query for the zone's SOA record.
 func (w *writer) negative(n negative) {
 	w.begin()
 	tail := len(w.query.Name) - len(n.zone)
@@ -115,7 +114,7 @@ func (w *writer) negative(n negative) {
 	w.end(wire.AA, n.rcode, nil)
 }
 
-// end writes the OPT record with its option and completes the header.
+// end writes the OPT record with option and completes the header.
 func (w *writer) end(aa byte, rcode int, option []byte) {
 	var additional uint16
 	if w.query.EDNS {
@@ -133,14 +132,14 @@ func (w *writer) end(aa byte, rcode int, option []byte) {
 	if w.truncated {
 		header[wire.FlagsOffset] |= wire.TC
 	}
-	header[wire.FlagsOffset+1] = wire.RA | header[wire.FlagsOffset+1]&wire.CD | byte(rcode) //nolint:gosec // without extended bits
+	header[wire.FlagsOffset+1] = wire.RA | header[wire.FlagsOffset+1]&wire.CD | byte(rcode) //nolint:gosec // at most 15
 	binary.BigEndian.PutUint16(header[wire.ANCountOffset:], w.answers)
 	binary.BigEndian.PutUint16(header[wire.NSCountOffset:], w.authority)
 	binary.BigEndian.PutUint16(header[wire.ARCountOffset:], additional)
 }
 
-// record writes a record up to its data, of dataLen bytes, if the whole of it
-// fits.
+// record writes a record without its data, which is dataLen bytes long. It reports false,
+// and sets truncated, if the whole record does not fit.
 func (w *writer) record(owner, rrtype uint16, dataLen int) bool {
 	if w.truncated || len(w.buf)-w.start+fixedLen+dataLen > w.limit {
 		w.truncated = true
@@ -154,10 +153,10 @@ func (w *writer) record(owner, rrtype uint16, dataLen int) bool {
 	return true
 }
 
-// cname writes the CNAME of an autopath name and returns the pointer to its target:
-// the name without the search domain, as the client spelled it, or the host's FQDN if
-// that is a short name. systemd-resolved takes a CNAME from a name to its own first
-// label for a loop.
+// cname writes the CNAME record of an autopath name and returns the pointer to its target:
+// the name without the search domain, as the client spelled it, or the host's FQDN if that
+// is a short name, because systemd-resolved treats a CNAME record from a name to its own
+// first label as a loop.
 func (w *writer) cname(m table.Match) (target uint16) {
 	n := len(m.Target)
 	if m.Base == table.RuleShortName {
@@ -177,9 +176,9 @@ func (w *writer) cname(m table.Match) (target uint16) {
 	return target
 }
 
-// apex returns the pointer to the zone that a name without records is in, by the pointer
-// to that name. An own name is a zone of its own where no setting says which zone it is
-// in, since a table does not say where zones begin.
+// apex returns the pointer to the zone of name, which has no records and to which owner
+// points. A table does not say where zones begin, so a mesh name is a zone of its own
+// unless a setting names its zone.
 func (w *writer) apex(owner uint16, name wire.Name) uint16 {
 	if w.zone == wire.Root {
 		return owner
@@ -187,7 +186,7 @@ func (w *writer) apex(owner uint16, name wire.Name) uint16 {
 	return owner + uint16(len(name)-len(w.zone)) //nolint:gosec // within the name
 }
 
-// soa writes the record that lets a resolver cache a negative answer (RFC 2308).
+// soa writes the SOA record that lets a resolver cache a negative answer (RFC 2308).
 func (w *writer) soa(owner uint16) {
 	if w.record(owner, dns.TypeSOA, len(w.soaData)) {
 		w.buf = append(w.buf, w.soaData...)
@@ -195,12 +194,12 @@ func (w *writer) soa(owner uint16) {
 	}
 }
 
-// shuffled writes a record for each of the packed addresses, in an order drawn
-// uniformly from all, so that clients that take the first spread over all. If not
-// all fit it is a uniform sample.
+// shuffled writes a record for each packed address, in uniformly random order, so that
+// clients that use the first one spread over all. If they do not all fit, it writes a
+// uniformly random sample.
 func (w *writer) shuffled(owner, rrtype uint16, packed []byte) {
 	size := wire.AddressLen(rrtype)
-	first := len(w.buf) + fixedLen // where the first address comes to stand
+	first := len(w.buf) + fixedLen // offset of the first address
 	slot := func(i int) []byte { return w.buf[first+i*(fixedLen+size):][:size] }
 	written := 0
 	for i := 0; i*size < len(packed); i++ {
@@ -211,8 +210,8 @@ func (w *writer) shuffled(owner, rrtype uint16, packed []byte) {
 		}
 		switch {
 		case !w.truncated && w.record(owner, rrtype, size):
-			// Fisher and Yates, inside out: the new one takes a random place, and
-			// who had it goes to the end.
+			// Inside-out Fisher-Yates shuffle: the new address takes a random slot,
+			// and the address in that slot moves to the end.
 			w.buf = append(w.buf, address...)
 			if j < written {
 				copy(slot(written), slot(j))
@@ -221,8 +220,8 @@ func (w *writer) shuffled(owner, rrtype uint16, packed []byte) {
 			written++
 			w.answers++
 		case j < written:
-			// No room: the i-th stays out, or takes the place of a random one
-			// (Vitter's reservoir), which keeps sample and order uniform.
+			// No room (Vitter's reservoir sampling): the i-th address is left out or
+			// replaces a random one, which keeps sample and order uniform.
 			copy(slot(j), address)
 		}
 	}

@@ -189,7 +189,7 @@ func TestPortTakenForAWhile(t *testing.T) { // R3, K15
 				v.asked(named, meshIP)
 				return
 			}
-			wait.Until(t, "the port is served", func() bool { return a.log.Count("that could not be opened before is open") == 1 })
+			wait.Until(t, "the port is served", func() bool { return a.log.Count("a missing DNS listener is open now") == 1 })
 			if got := v.dig("@127.0.0.1", "-p", "15053", mesh); got != meshIP {
 				t.Errorf("%s", got)
 			}
