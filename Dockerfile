@@ -6,7 +6,8 @@ WORKDIR /src
 COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
-RUN CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o /out/ ./cmd/nametap ./cmd/nametap-discovery
+# The same flags as in the Makefile, which gives the reason for the tag.
+RUN CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '-s -w' -o /out/ ./cmd/nametap ./cmd/nametap-discovery
 RUN mkdir -p /out/state
 
 FROM debian:12-slim AS init

@@ -111,7 +111,7 @@ func (l *lab) build(ctx context.Context, dir, pkg string) (string, error) {
 		return binary, nil
 	}
 	// Static, as the agent is shipped; the resolver of the C library is of no use here.
-	_, err := output(ctx, "env", "CGO_ENABLED=0", "go", "build", "-C", dir, "-trimpath", "-ldflags=-s -w", "-o", binary, "./"+pkg)
+	_, err := output(ctx, "env", "CGO_ENABLED=0", "go", "build", "-C", dir, "-trimpath", "-tags=grpcnotrace", "-ldflags=-s -w", "-o", binary, "./"+pkg)
 	return binary, err
 }
 
