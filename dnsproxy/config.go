@@ -32,105 +32,104 @@ const (
 	DefaultMaxNegativeTTL  = cache.DefaultMaxNegativeTTL
 )
 
-// A Config says how a [Server] listens and answers. The zero value of a field
-// means the default that it names.
+// A Config configures a [Server]. The zero value of a field means the default named in its
+// comment.
 type Config struct {
 	// Addr is the host:port to listen on, UDP and TCP. The host is an IP address,
 	// "localhost" (127.0.0.1 and ::1) or empty (all addresses, both families).
 	// Port 0 takes a free one. Default localhost:15053.
 	Addr string
-	// Sockets are open already, by a service manager that keeps them while we are not
-	// there: UDP, and TCP that listens, all on the port of Addr, in whose place they are
-	// served. Run closes them. Default none.
+	// Sockets are served instead of opening Addr: UDP sockets and listening TCP sockets,
+	// all on the port of Addr, that a service manager keeps open across restarts. Run
+	// closes them. Default none.
 	Sockets []*os.File
-	// OpenOthers has those sockets of Addr opened that are not among Sockets, as if there
-	// were no Sockets. Default false: what a service manager leaves out is not wanted.
+	// OpenOthers also opens the sockets of Addr that are not among Sockets. Default false:
+	// a service manager leaves out what is not wanted.
 	OpenOthers bool
-	// Namespace is the client's own, in which short names of one label answer.
+	// Namespace is the clients' namespace, in which short names of one label are found.
 	// Default none.
 	Namespace string
 	// Domain is the cluster domain, with or without "namespace.svc." before it.
 	// Default cluster.local.
 	Domain string
 	// ResolvConf is the path of the resolv.conf(5) that gives the search list, the
-	// nameservers and their options. Changes are in use within a second. Default
+	// nameservers and their options. Changes take effect within a second. Default
 	// /etc/resolv.conf.
 	ResolvConf string
-	// Upstreams replace the nameservers of ResolvConf. Default those.
+	// Upstreams replaces the nameservers of ResolvConf. Default none.
 	Upstreams []upstream.Spec
-	// Routes send suffixes to nameservers of their own; of several that a name is
-	// below, the longest. Default none.
+	// Routes sends queries for names below a suffix to other nameservers; the longest
+	// suffix wins. Default none.
 	Routes []Route
-	// Bypass are suffixes whose names are forwarded as if the table had no hosts below
-	// them. Where LocalOnly has a longer suffix, that decides. Default none.
+	// Bypass lists suffixes whose names are forwarded as if the table had no hosts below
+	// them. A longer suffix in LocalOnly wins. Default none.
 	Bypass []string
-	// LocalOnly are suffixes whose names are never forwarded: what the table does
+	// LocalOnly lists suffixes whose names are never forwarded: a name that the table does
 	// not have is NXDOMAIN. Default none.
 	LocalOnly []string
-	// Autopath says for which names the search list is walked on the client's
-	// behalf. Default mesh.
+	// Autopath says for which names nametap walks the search list on behalf of the client.
+	// Default mesh.
 	Autopath Autopath
-	// TTL of the records that we make, 1 s to about 68 years, in whole seconds.
+	// TTL is that of the records of mesh names, 1 s to about 68 years, in whole seconds.
 	// Default 30 s.
 	TTL time.Duration
-	// EDNSUDPSize is the longest UDP response in bytes, 512 to 65534. Default 1232.
+	// EDNSUDPSize is the length of the longest UDP response in bytes, 512 to 65534.
+	// Default 1232.
 	EDNSUDPSize int
-	// MaxTCPConns bounds the open client connections of all listeners together, 1 or
-	// more. At the bound the connection that has been idle for longest makes room for a
-	// new one. Half of the descriptors that the process may have are the bound, if that
-	// is less. Default 1,000.
+	// MaxTCPConns bounds the client connections of all listeners together, 1 or more. At
+	// the bound, a new connection replaces the one that has been idle the longest. The
+	// bound is at most half of the process's limit of open files. Default 1,000.
 	MaxTCPConns int
-	// MaxInflight bounds the queries that wait for a nameserver or for the first
-	// table; beyond it they get SERVFAIL at once. One domain has at most half of it.
-	// 1 or more, default 10,000.
+	// MaxInflight bounds the queries that wait for a nameserver or for the first table, 1
+	// or more; further ones get SERVFAIL at once. One domain gets at most half of it.
+	// Default 10,000.
 	MaxInflight int
-	// UpstreamTimeout bounds a forwarded query over all nameservers. Default 4 s,
-	// below the 5 s after which glibc gives a server up.
+	// UpstreamTimeout bounds the time of a forwarded query, over all nameservers. Default
+	// 4 s, less than the 5 s after which glibc tries the next server.
 	UpstreamTimeout time.Duration
-	// Order says which nameserver is asked first. Default strict.
+	// Order says which nameserver is queried first. Default strict.
 	Order Order
-	// Parallel asks all nameservers at once instead of one after the other; the order
-	// is of no account then.
+	// Parallel queries all nameservers at once and ignores Order.
 	Parallel bool
-	// UpstreamRootCA is a PEM file with the root certificates of TLS nameservers, which is
-	// read for every new connection. Default those of the system.
+	// UpstreamRootCA is the path of a PEM file with the root certificates of TLS
+	// nameservers, read for every new connection. Default the system's certificates.
 	UpstreamRootCA string
-	// MixCase sends questions in random case, which a forger has to guess as well
+	// MixCase sends questions in random case, which makes replies harder to forge
 	// (draft-vixie-dnsext-dns0x20).
 	MixCase bool
-	// OriginalDestination forwards captured queries that were on their way to a
-	// nameserver that ResolvConf does not name to just that. For UDP it takes
-	// CAP_NET_ADMIN; without, that is logged and done without.
+	// OriginalDestination forwards a captured query to the nameserver it was sent to, if
+	// ResolvConf does not name that one. For UDP this needs CAP_NET_ADMIN; without it,
+	// the Server logs that and forwards UDP queries as if they were not captured.
 	OriginalDestination bool
-	// CacheSize bounds the replies that are kept, in bytes with all they need; less
-	// than 0 is no cache. Default 8 MiB.
+	// CacheSize bounds the memory of the cache in bytes; negative disables the cache.
+	// Default 8 MiB.
 	CacheSize int
-	// CacheMaxTTL and CacheMaxNegativeTTL bound for how long answers are kept, and the TTLs
-	// of those that are given from the cache: positive ones, and those that say that there
-	// is nothing. Default 7 days and 3 h.
+	// CacheMaxTTL and CacheMaxNegativeTTL bound how long positive and negative answers are
+	// cached, and their TTLs when they are answered from the cache. Default 7 days and 3 h.
 	CacheMaxTTL, CacheMaxNegativeTTL time.Duration
-	// ServeStale is for how long a reply that has expired may be given if no
-	// nameserver answers; less than 0 is never. Default 24 h.
+	// ServeStale is how long after its expiry a cached reply may be used if no nameserver
+	// answers; negative means never. Default 24 h.
 	ServeStale time.Duration
-	// BeforeSync says what is answered before the first table. Default forward.
+	// BeforeSync says how queries are answered before the first table. Default forward.
 	BeforeSync BeforeSync
-	// Version and ID answer version.bind and id.server. Default none: refused.
+	// Version and ID are the answers for version.bind and id.server (RFC 4892). Default
+	// none: REFUSED.
 	Version, ID string
-	// Logger takes what an operator should know. Default slog's.
+	// Logger logs what operators should know. Default slog.Default().
 	Logger *slog.Logger
-	// Registerer takes the metrics. Default none.
+	// Registerer registers the metrics. Default none.
 	Registerer prometheus.Registerer
 }
 
-// BeforeSync says what happens to queries before the first table.
+// A BeforeSync says how queries are answered before the first table.
 type BeforeSync string
 
 // The values of BeforeSync.
 const (
-	// BeforeSyncForward forwards what is not below the cluster domain and holds
-	// the rest for up to 2 s, then SERVFAIL. It is the zero value's meaning.
+	// BeforeSyncForward holds names below the cluster domain for up to 2 s, then answers
+	// SERVFAIL, and forwards all others. It is the default.
 	BeforeSyncForward BeforeSync = "forward"
-	// BeforeSyncHold holds every query for up to 2 s, then SERVFAIL.
+	// BeforeSyncHold holds every query for up to 2 s, then answers SERVFAIL.
 	BeforeSyncHold BeforeSync = "hold"
 	// BeforeSyncServfail answers SERVFAIL at once.
 	BeforeSyncServfail BeforeSync = "servfail"
@@ -150,14 +149,14 @@ func (b *BeforeSync) UnmarshalText(text []byte) error {
 	return fmt.Errorf("want %s, %s or %s", BeforeSyncForward, BeforeSyncHold, BeforeSyncServfail)
 }
 
-// Autopath says for which names the search list is walked on the client's behalf.
+// An Autopath says for which names nametap walks the search list on behalf of the client.
 type Autopath string
 
 // The values of Autopath.
 const (
-	// AutopathMesh is for names of the table. It is the zero value's meaning.
+	// AutopathMesh means mesh names. It is the default.
 	AutopathMesh Autopath = "mesh"
-	// AutopathAll is for names of nameservers as well.
+	// AutopathAll means forwarded names, too.
 	AutopathAll Autopath = "all"
 	// AutopathOff leaves the search list to the clients.
 	AutopathOff Autopath = "off"
@@ -177,16 +176,16 @@ func (a *Autopath) UnmarshalText(text []byte) error {
 	return fmt.Errorf("want %s, %s or %s", AutopathMesh, AutopathAll, AutopathOff)
 }
 
-// Order says which of several nameservers is asked first.
+// An Order says which of several nameservers is queried first.
 type Order string
 
 // The values of Order.
 const (
-	// OrderStrict asks the first one that answers, in the order of resolv.conf or of
-	// the settings. The next one is asked too when it is late, but only the former may
-	// say that there is nothing. It is the zero value's meaning.
+	// OrderStrict queries them in the order of resolv.conf or of the settings. When one is
+	// late the next is queried, too, but a negative answer of the first one wins. It is the
+	// default.
 	OrderStrict Order = "strict"
-	// OrderFastest asks the fastest one, and takes the first answer.
+	// OrderFastest queries the fastest one, and takes the first answer.
 	OrderFastest Order = "fastest"
 )
 
@@ -204,11 +203,11 @@ func (o *Order) UnmarshalText(text []byte) error {
 	return fmt.Errorf("want %s or %s", OrderStrict, OrderFastest)
 }
 
-// A Route sends the names of a suffix to nameservers of their own.
+// A Route sends queries for the names of a suffix to other nameservers.
 type Route struct {
-	// Suffix is a domain name; the route is for it and all names below it.
+	// Suffix is a domain name; the route applies to it and all names below it.
 	Suffix string
-	// Servers are asked, at least one.
+	// Servers are those nameservers, at least one.
 	Servers []upstream.Spec
 }
 
@@ -253,15 +252,15 @@ func (c *Config) validate() error {
 	case c.EDNSUDPSize < dns.MinMsgSize || c.EDNSUDPSize > dns.MaxMsgSize-1:
 		return fmt.Errorf("EDNS UDP size %d: want %d to %d bytes", c.EDNSUDPSize, dns.MinMsgSize, dns.MaxMsgSize-1)
 	case c.MaxTCPConns < 1:
-		return fmt.Errorf("at most %d TCP connections: want 1 or more", c.MaxTCPConns)
+		return fmt.Errorf("limit of %d TCP connections: want 1 or more", c.MaxTCPConns)
 	case c.MaxInflight < 1:
-		return fmt.Errorf("at most %d forwarded queries: want 1 or more", c.MaxInflight)
+		return fmt.Errorf("limit of %d queries in flight: want 1 or more", c.MaxInflight)
 	case c.CacheMaxTTL < time.Second || c.CacheMaxTTL > maxTTL:
-		return fmt.Errorf("longest TTL in the cache %s: want 1s to %s", c.CacheMaxTTL, maxTTL)
+		return fmt.Errorf("maximum TTL in the cache %s: want 1s to %s", c.CacheMaxTTL, maxTTL)
 	case c.CacheMaxNegativeTTL < time.Second || c.CacheMaxNegativeTTL > maxTTL:
-		return fmt.Errorf("longest negative TTL in the cache %s: want 1s to %s", c.CacheMaxNegativeTTL, maxTTL)
+		return fmt.Errorf("maximum negative TTL in the cache %s: want 1s to %s", c.CacheMaxNegativeTTL, maxTTL)
 	case c.UpstreamTimeout < 0:
-		return fmt.Errorf("upstream time-out %s: want more than 0", c.UpstreamTimeout)
+		return fmt.Errorf("upstream timeout %s: want more than 0", c.UpstreamTimeout)
 	}
 	for _, r := range c.Routes {
 		if len(r.Servers) == 0 {
