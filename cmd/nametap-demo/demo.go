@@ -24,23 +24,22 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-// The demo's client is a pod of this namespace, with the resolv.conf that a
-// kubelet gives to one.
+// The demo's client is a pod in this namespace, with the resolv.conf that kubelet writes.
 const (
 	demoNamespace = "shop"
 	demoNdots     = 5
 )
 
-// The ports that the demo takes if they are free.
+// The ports that the demo uses if they are free.
 const (
 	demoXDSPort    = 15010
 	demoDNSPort    = 15053
 	demoStatusPort = 15020
 )
 
-// A demo is the DNS of a whole mesh in one process.
+// A demo is a control plane, an agent and a nameserver in one process.
 type demo struct {
-	dir          string // everything that the demo writes; removed at the end
+	dir          string // holds every file that the demo writes; removed at the end
 	out          *printer
 	upstream     *fakedns.Server
 	controlPlane *discovery.Server
@@ -48,8 +47,8 @@ type demo struct {
 	dnsAddr      string
 }
 
-// runDemo starts a demo, takes the tour and, unless once, stays up until ctx
-// ends.
+// runDemo starts a demo and shows the tour. It then returns if once is set, and waits until
+// ctx ends otherwise.
 func runDemo(ctx context.Context, out *printer, once bool) (err error) {
 	dir, err := os.MkdirTemp("", "nametap-demo-")
 	if err != nil {
@@ -84,13 +83,13 @@ func runDemo(ctx context.Context, out *printer, once bool) (err error) {
 	return nil
 }
 
-// start brings control plane and agent up, in group, and returns when queries
-// are answered from a table.
+// start starts control plane and agent in group, and returns when the agent answers from a
+// table.
 func (d *demo) start(ctx context.Context, group *errgroup.Group) error {
 	if err := d.unpack(); err != nil {
 		return err
 	}
-	// The tour speaks; the parts only if something is wrong.
+	// Control plane and agent log errors only, so that the tour stays readable.
 	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
 	var err error
 	d.controlPlane, err = discovery.New(discovery.Config{
@@ -143,7 +142,7 @@ func await(ctx context.Context, ready <-chan struct{}) error {
 
 func (d *demo) path(name string) string { return filepath.Join(d.dir, name) }
 
-// unpack writes the example shop, to be edited at will, and a pod's resolv.conf.
+// unpack writes a copy of the example shop, which the user can edit, and a pod's resolv.conf.
 func (d *demo) unpack() error {
 	const readable = 0o644
 	err := fs.WalkDir(examples.Files, ".", func(path string, entry fs.DirEntry, err error) error {
@@ -170,13 +169,13 @@ func (d *demo) unpack() error {
 	return nil
 }
 
-// searchList is that of a pod in the demo's namespace.
+// searchList returns the search list of a pod in the demo's namespace.
 func searchList() []string {
 	return []string{demoNamespace + ".svc.cluster.local", "svc.cluster.local", "cluster.local"}
 }
 
-// freePort returns a loopback address with port, or with a free one if that is
-// taken, and says so.
+// freePort returns a loopback address with port. If the port is taken, it prints so and
+// returns an address with port 0.
 func (d *demo) freePort(ctx context.Context, what string, port int) string {
 	var config net.ListenConfig
 	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
@@ -191,6 +190,6 @@ func (d *demo) freePort(ctx context.Context, what string, port int) string {
 	if tcpErr == nil && udpErr == nil {
 		return address
 	}
-	d.out.printf("(%s: port %d is taken here, so a free one is used)\n", what, port)
+	d.out.printf("(%s: port %d is in use, so the demo uses a free one)\n", what, port)
 	return "127.0.0.1:0"
 }

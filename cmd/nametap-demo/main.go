@@ -1,7 +1,6 @@
-// Command nametap-demo shows what nametap does: it runs a control plane on a copy of the
-// example shop, an agent, and a nameserver for the agent to forward to, all in this
-// process and on loopback, and takes a tour. It changes nothing of the host and needs no
-// root.
+// Command nametap-demo shows what nametap does. It runs a control plane with a copy of the
+// example shop, an agent, and a nameserver that the agent forwards to, all in one process and
+// on loopback. Then it sends queries to the agent and shows the answers. It needs no root.
 //
 // Exit codes: 0 done, 1 failed, 2 wrong usage.
 package main
@@ -23,7 +22,7 @@ const (
 
 func main() { os.Exit(run()) }
 
-// run is main without the exit, so that scripts in tests can call it.
+// run does the work of main and returns the exit code, so that test scripts can call it.
 func run() int {
 	flags := flag.NewFlagSet("nametap-demo", flag.ContinueOnError)
 	once := flags.Bool("once", false, "end after the tour")

@@ -16,7 +16,7 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
 		Setup: func(env *testscript.Env) error {
-			// The race detector has every command that ends wait for a second.
+			// The race detector delays the end of every command by a second.
 			env.Setenv("GORACE", "atexit_sleep_ms=0")
 			return nil
 		},

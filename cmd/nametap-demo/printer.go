@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// A printer writes for a person: with bold and dim text on a terminal, plain
-// elsewhere and where NO_COLOR asks for it.
+// A printer writes text with bold and dim parts on a terminal, and plain text to other
+// outputs or if NO_COLOR is set.
 type printer struct {
 	w       io.Writer
 	styled  bool
@@ -24,10 +24,10 @@ func newPrinter(w io.Writer) *printer {
 	return p
 }
 
-// printf prints; an error to write is the reader's, who has gone.
+// printf prints. It ignores errors: the terminal or the reading program may have ended.
 func (p *printer) printf(format string, args ...any) { _, _ = fmt.Fprintf(p.w, format, args...) }
 
-// heading begins the next section, with a number.
+// heading prints the numbered heading of the next section.
 func (p *printer) heading(text string) {
 	p.section++
 	p.printf("\n%s\n", p.bold(fmt.Sprintf("%d. %s", p.section, text)))

@@ -8,9 +8,9 @@ import (
 	"github.com/miekg/dns"
 )
 
-// A stubResolver resolves names in the way of glibc's getaddrinfo: it walks the
-// search list, asks for A and AAAA each time, and stops at the first name that
-// has an address. It asks without EDNS, as glibc does by default.
+// A stubResolver resolves names like glibc's getaddrinfo: it walks the search list, queries A
+// and AAAA of each name, and stops at the first name that has an address. Like glibc by
+// default, it does not use EDNS.
 type stubResolver struct {
 	server string // host:port
 	search []string
@@ -18,7 +18,7 @@ type stubResolver struct {
 	sent   int // queries so far
 }
 
-// getaddrinfo returns the addresses of name; none is no error.
+// getaddrinfo returns the addresses of name. It returns no error if there are none.
 func (r *stubResolver) getaddrinfo(ctx context.Context, name string) ([]string, error) {
 	config := dns.ClientConfig{Search: r.search, Ndots: r.ndots}
 	for _, candidate := range config.NameList(name) {
@@ -39,7 +39,7 @@ func (r *stubResolver) getaddrinfo(ctx context.Context, name string) ([]string, 
 
 // lookup sends one query and returns the addresses in the answer.
 func (r *stubResolver) lookup(ctx context.Context, name string, qtype uint16) ([]string, error) {
-	const perQuery = 5 * time.Second // as glibc waits
+	const perQuery = 5 * time.Second // glibc's timeout
 	r.sent++
 	client := dns.Client{Timeout: perQuery}
 	resp, _, err := client.ExchangeContext(ctx, new(dns.Msg).SetQuestion(name, qtype), r.server)

@@ -15,7 +15,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 )
 
-// The demo's names: hosts of the example shop, and one of the world outside.
+// The demo's names: hosts of the example shop, and one outside the mesh.
 const (
 	demoService   = "cart"
 	demoNeighbour = "auth.platform"
@@ -26,8 +26,7 @@ const (
 	demoOutside   = "www.example.org"
 )
 
-// upstreamRecords are what the demo's nameserver, which stands for the world
-// outside, knows.
+// upstreamRecords are the records of the demo's nameserver, for names outside the mesh.
 var upstreamRecords = []string{ //nolint:gochecknoglobals // a constant list
 	demoPartner + ". 60 IN A 203.0.113.20",
 	demoDatabase1 + ". 60 IN A 203.0.113.11",
@@ -36,7 +35,7 @@ var upstreamRecords = []string{ //nolint:gochecknoglobals // a constant list
 	demoOutside + ". 300 IN AAAA 2001:db8::80",
 }
 
-// The live edit: the service's address in the examples, and the one it gets.
+// The live edit changes the address of the service from the first to the second.
 const (
 	demoOldAddress = "10.96.10.12"
 	demoNewAddress = "10.96.10.99"
@@ -45,7 +44,7 @@ const (
 // editTimeout is how long an edit may take to arrive before the demo fails.
 const editTimeout = 10 * time.Second
 
-// tour shows what a client of the agent gets, from real queries.
+// tour sends queries to the agent and shows the answers.
 func (d *demo) tour(ctx context.Context) error {
 	d.introduce()
 	for _, step := range []func(context.Context) error{
@@ -59,17 +58,17 @@ func (d *demo) tour(ctx context.Context) error {
 }
 
 func (d *demo) introduce() {
-	d.out.printf("%s\n\n", d.out.bold("nametap: control plane, agent and tour in one process, on loopback"))
-	d.out.printf("  control plane  %s, from %s\n", d.controlPlane.Addr(), d.path("shop"))
+	d.out.printf("%s\n\n", d.out.bold("nametap: a control plane, an agent and a tour in one process, on loopback"))
+	d.out.printf("  control plane  %s, serves %s\n", d.controlPlane.Addr(), d.path("shop"))
 	d.out.printf("  agent          %s, UDP and TCP; %d hosts\n", d.dnsAddr, d.agent.Proxy().Table().Len())
 	d.out.printf("  status         http://%s/debug/status\n", d.agent.StatusAddr())
-	d.out.printf("  nameserver     %s, the demo's own, for names outside the mesh\n", d.upstream.Addr)
+	d.out.printf("  nameserver     %s, part of the demo, for names outside the mesh\n", d.upstream.Addr)
 	d.out.printf("  resolv.conf    search %s\n", strings.Join(searchList(), " "))
 	d.out.printf("                 options ndots:%d\n", demoNdots)
 }
 
 func (d *demo) showService(ctx context.Context) error {
-	d.out.heading("A service by its short name, by its FQDN, and one of its neighbours")
+	d.out.heading("Hosts of the mesh, by short names and by an FQDN")
 	return errors.Join(
 		d.query(ctx, demoService),
 		d.query(ctx, demoService+"."+searchList()[0]),
@@ -79,14 +78,14 @@ func (d *demo) showService(ctx context.Context) error {
 }
 
 func (d *demo) showSearch(ctx context.Context) error {
-	d.out.heading("A name as a pod's resolver sends it, search domain and all: one answer")
+	d.out.heading("A name with a search domain, as a pod sends it: one answer with the addresses")
 	return d.query(ctx, demoPartner+"."+searchList()[0])
 }
 
-// showCounts measures what one getaddrinfo costs. The queries are counted where
-// they are sent and where they arrive.
+// showCounts counts the queries of one getaddrinfo, where they are sent and where they
+// arrive.
 func (d *demo) showCounts(ctx context.Context) error {
-	d.out.heading("What getaddrinfo(\"api.payments…\") costs, ndots:5, three search domains")
+	d.out.heading("Queries of getaddrinfo(\"api.payments…\"), ndots:5, three search domains")
 	direct, err := d.count(ctx, d.upstream.Addr.String())
 	if err != nil {
 		return err
@@ -95,9 +94,9 @@ func (d *demo) showCounts(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.out.printf("                         queries sent   at the nameserver\n")
-	d.out.printf("  straight to it         %12d   %17d\n", direct.sent, direct.arrived)
-	d.out.printf("  through nametap        %s   %17d\n", d.out.bold(fmt.Sprintf("%12d", through.sent)), through.arrived)
+	d.out.printf("                         queries sent   to the nameserver\n")
+	d.out.printf("  without nametap        %12d   %17d\n", direct.sent, direct.arrived)
+	d.out.printf("  with nametap           %s   %17d\n", d.out.bold(fmt.Sprintf("%12d", through.sent)), through.arrived)
 	return nil
 }
 
@@ -114,12 +113,11 @@ func (d *demo) count(ctx context.Context, server string) (counts, error) {
 }
 
 func (d *demo) showDatabases(ctx context.Context) error {
-	d.out.heading("Two databases outside, without an address in the mesh: public DNS has one")
+	d.out.heading("Two databases without an address in the mesh: public DNS answers")
 	return errors.Join(d.query(ctx, demoDatabase1), d.query(ctx, demoDatabase2))
 }
 
-// showEdit changes a file of the control plane's directory and waits for the
-// agent's answer to change.
+// showEdit changes a file of the control plane and waits until the agent's answer changes.
 func (d *demo) showEdit(ctx context.Context) error {
 	d.out.heading("A live edit: " + demoService + " moves from " + demoOldAddress + " to " + demoNewAddress)
 	path := d.path("shop/shop.yaml")
@@ -151,11 +149,11 @@ func (d *demo) showEdit(ctx context.Context) error {
 }
 
 func (d *demo) showForward(ctx context.Context) error {
-	d.out.heading("A name that is not the mesh's: forwarded")
+	d.out.heading("A name outside the mesh: forwarded")
 	return d.query(ctx, demoOutside)
 }
 
-// query asks the agent for addresses and shows the answer and its rule.
+// query sends a query for addresses to the agent, and shows the answer and its reason.
 func (d *demo) query(ctx context.Context, name string) error {
 	client := dns.Client{Timeout: dnsproxy.DefaultUpstreamTimeout}
 	answer, took, err := client.ExchangeContext(ctx, new(dns.Msg).SetQuestion(dns.Fqdn(name), dns.TypeA), d.dnsAddr)
@@ -168,7 +166,7 @@ func (d *demo) query(ctx context.Context, name string) error {
 	}
 	d.out.printf("  %s A\n", d.out.bold(name))
 	for _, record := range answer.Answer {
-		// Owner, TTL and class are left out: they would not fit a narrow terminal.
+		// The line leaves out owner, TTL and class, to fit a narrow terminal.
 		fields := strings.Fields(record.String())
 		d.out.printf("      %-5s  %s\n", fields[recordType], fields[recordType+1])
 	}
@@ -177,19 +175,19 @@ func (d *demo) query(ctx context.Context, name string) error {
 	return nil
 }
 
-// recordType is the place of the type in a record's text, behind owner, TTL and class;
-// the data of a CNAME or an address follows it.
+// recordType is the index of the type in the fields of a record's text, after owner, TTL and
+// class. The data of a CNAME or an address is the next field.
 const recordType = 3
 
-// stayUp leaves the reader with something to try, until ctx ends.
+// stayUp prints commands to try, and waits until ctx ends.
 func (d *demo) stayUp(ctx context.Context) {
 	host, port, _ := net.SplitHostPort(d.dnsAddr) // a listener's own address
-	d.out.heading("Still up. Try, in another terminal:")
+	d.out.heading("The demo keeps running. Try in another terminal:")
 	d.out.printf("  dig @%s -p %s %s\n", host, port, demoService)
 	d.out.printf("  dig @%s -p %s any.objects.example.com +tcp\n", host, port)
 	d.out.printf("  bin/nametap query --dns-addr %s --status-addr %s %s\n", d.dnsAddr, d.agent.StatusAddr(), demoNeighbour)
 	d.out.printf("  bin/nametap table --status-addr %s\n", d.agent.StatusAddr())
-	d.out.printf("and edit the files in %s\n\n^C ends.\n", d.path("shop"))
+	d.out.printf("or edit the files in %s\n\nPress ^C to end the demo.\n", d.path("shop"))
 	<-ctx.Done()
 	d.out.printf("\n")
 }
