@@ -20,15 +20,15 @@ import (
 func TestConfigIsChecked(t *testing.T) { // R7
 	t.Parallel()
 	for want, cfg := range map[string]dnsproxy.Config{
-		"TTL 1ms":                    {TTL: time.Millisecond},
-		"TTL -1s":                    {TTL: -time.Second},
-		"TTL 876000h":                {TTL: 100 * 365 * 24 * time.Hour},
-		"EDNS UDP size 511":          {EDNSUDPSize: 511},
-		"EDNS UDP size 65535":        {EDNSUDPSize: 65535},
-		"at most -1 TCP connections": {MaxTCPConns: -1},
-		"at most -1 forwarded":       {MaxInflight: -1},
-		"upstream time-out -1s":      {UpstreamTimeout: -time.Second},
-		`before-sync "drop"`:         {BeforeSync: "drop"},
+		"TTL 1ms":                     {TTL: time.Millisecond},
+		"TTL -1s":                     {TTL: -time.Second},
+		"TTL 876000h":                 {TTL: 100 * 365 * 24 * time.Hour},
+		"EDNS UDP size 511":           {EDNSUDPSize: 511},
+		"EDNS UDP size 65535":         {EDNSUDPSize: 65535},
+		"limit of -1 TCP connections": {MaxTCPConns: -1},
+		"limit of -1 queries":         {MaxInflight: -1},
+		"upstream timeout -1s":        {UpstreamTimeout: -time.Second},
+		`before-sync "drop"`:          {BeforeSync: "drop"},
 	} {
 		if _, err := dnsproxy.New(cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want an error with %q", cfg, err, want)
