@@ -20,17 +20,16 @@ import (
 	"github.com/nametap/nametap/api"
 )
 
-// typeURL is the type of the resources that are served.
+// typeURL is the type of the served resources.
 const typeURL = "type.googleapis.com/istio.networking.nds.v1.NameTable"
 
-// cache serves the views of one snapshot after the other to go-control-plane's
-// server, which holds the streams. go-control-plane's own LinearCache does not
-// fit: in state-of-the-world it sends only the resources that changed unless
-// the type is a cluster or a listener, and here every response must be whole.
+// cache serves the views of the current snapshot to go-control-plane's server, which
+// handles the streams. go-control-plane's LinearCache is not usable: in state-of-the-world
+// it sends only the resources that changed, unless they are clusters or listeners, but a
+// NameTable response must be complete.
 //
-// A watch waits for one response. The server opens the next one when the
-// client has answered, so a client never has two pushes in flight and always
-// gets the latest state.
+// A watch waits for one response. The server opens the next watch when the client has
+// answered, so a client never has two pushes in flight and always gets the latest state.
 type cache struct {
 	mu      sync.Mutex
 	snap    *snapshot // nil before the first build
@@ -38,24 +37,24 @@ type cache struct {
 	views   map[viewKey]*view
 }
 
-// view is what the clients with one key are served. Guarded by cache.mu.
+// view holds the tables of the clients with one key. It is guarded by cache.mu.
 type view struct {
 	resources map[string]*resource // by resource name
 	version   string               // of all resources together
-	// watches are the requests that wait for a change.
+	// watches holds the requests that wait for a change.
 	watches map[*watch]struct{}
 }
 
-// resource is one marshalled table. The bytes are shared by all responses.
+// resource is an encoded table. All responses share the bytes.
 type resource struct {
 	name    string
 	body    *anypb.Any
 	version string
-	wrapped *anypb.Any // body for state-of-the-world, made when first wanted
+	wrapped *anypb.Any // body for state-of-the-world, made when first needed
 }
 
-// watch is a request that waits. Its answer reports whether the view holds
-// something new for the client, and if so has sent it.
+// watch is a request that waits. answer sends what the view holds that is new for the
+// client, and reports whether there was anything.
 type watch struct {
 	answer answer
 }
@@ -64,16 +63,16 @@ type answer func(*view) (bool, error)
 
 func newCache() *cache { return &cache{views: map[viewKey]*view{}} }
 
-// waitingFor sets what clients are told while there is no snapshot.
+// waitingFor sets the reason that is sent to clients while there is no snapshot.
 func (c *cache) waitingFor(why string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.waiting = why
 }
 
-// set makes a snapshot effective and answers the watches for which something
-// differs. Views that nobody waits on are dropped; a client that is about to
-// answer a push makes its view anew.
+// set makes snap the current snapshot and answers the watches for which something has
+// changed. It drops views without watches; a client that is about to answer a push
+// creates its view again.
 func (c *cache) set(snap *snapshot) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -117,19 +116,19 @@ func newView(snap *snapshot, key viewKey) (*view, error) {
 	return v, nil
 }
 
-// newResource marshals a table. Its version is a checksum of the bytes, so it
-// is the same on every server that has the same objects, and a client that
-// comes back with it need not be sent the table again.
+// newResource encodes a table. The version is a checksum of the bytes, so it is the same
+// on every server with the same objects, and a client that reconnects with this version
+// is not sent the table again.
 func newResource(name string, t *api.NameTable) (*resource, error) {
 	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(t)
 	if err != nil {
-		return nil, fmt.Errorf("marshalling: %w", err)
+		return nil, fmt.Errorf("encoding: %w", err)
 	}
 	return &resource{name: name, body: &anypb.Any{TypeUrl: typeURL, Value: data}, version: checksum(data)}, nil
 }
 
-// wholeLocked is the resource's form in a state-of-the-world response, which
-// has no place for names: one that has a name comes in xDS's wrapper.
+// wholeLocked returns the form of the resource in a state-of-the-world response. Such a
+// response has no field for names, so a resource with a name is sent in xDS's wrapper.
 func (r *resource) wholeLocked() (*anypb.Any, error) {
 	if r.name == "" {
 		return r.body, nil
@@ -154,15 +153,15 @@ func checksum(data []byte) string {
 
 // CreateWatch serves a state-of-the-world request.
 func (c *cache) CreateWatch(req *cachev3.Request, sub cachev3.Subscription, out chan cachev3.Response) (func(), error) {
-	// The version in the request is not looked at: after a NACK it is the one
-	// before, and sending again what was just refused would go on for ever.
+	// The version in the request is ignored: after a NACK it is the previous one, and the
+	// server would send the rejected push again, forever.
 	first := req.GetResponseNonce() == ""
 	return c.watch(req.GetTypeUrl(), req.GetNode(), func(v *view) (bool, error) {
 		names, versions := v.selected(sub)
 		if version, unnamed := versions[""]; unnamed {
-			// With every request the server forgets what was sent under names
-			// that are not asked for; remembered as "" alone, the table would
-			// be sent again on each acknowledgement.
+			// On every request the server forgets the resources that were sent under
+			// names that the client has not requested. If the table were remembered only
+			// under the name "", each ACK would cause another push.
 			for name := range sub.SubscribedResources() {
 				versions[name] = version
 			}
@@ -190,8 +189,8 @@ func (c *cache) CreateWatch(req *cachev3.Request, sub cachev3.Subscription, out 
 func (c *cache) CreateDeltaWatch(
 	req *cachev3.DeltaRequest, sub cachev3.Subscription, out chan cachev3.DeltaResponse,
 ) (func(), error) {
-	// The first request is answered even if the client has everything: it
-	// waits to hear so.
+	// The first request is answered even if nothing is new, because the client waits for
+	// an answer.
 	first := req.GetResponseNonce() == "" && len(sub.ReturnedResources()) == 0
 	resuming := req.GetResponseNonce() == "" && len(req.GetInitialResourceVersions()) > 0
 	return c.watch(req.GetTypeUrl(), req.GetNode(), func(v *view) (bool, error) {
@@ -216,15 +215,15 @@ func (c *cache) CreateDeltaWatch(
 	})
 }
 
-// selected gives the names that a subscription covers, sorted, and their
-// versions. The unnamed table goes to everyone who asks for anything: a client
-// that does not merge cannot ask for it by name, and istiod ignores names too.
+// selected returns the names of the resources that a subscription covers, sorted, and
+// their versions. Every subscription covers the unnamed table: a client that does not
+// merge cannot request it by name, and istiod ignores names, too.
 func (v *view) selected(sub cachev3.Subscription) ([]string, map[string]string) {
 	var names []string
 	versions := map[string]string{}
-	asked := sub.SubscribedResources()
+	requested := sub.SubscribedResources()
 	for name, r := range v.resources {
-		if _, named := asked[name]; named || sub.IsWildcard() || (name == "" && len(asked) > 0) {
+		if _, named := requested[name]; named || sub.IsWildcard() || (name == "" && len(requested) > 0) {
 			names = append(names, name)
 			versions[name] = r.version
 		}
@@ -233,17 +232,17 @@ func (v *view) selected(sub cachev3.Subscription) ([]string, map[string]string) 
 	return names, versions
 }
 
-// watch answers at once or opens a watch; the function that it returns closes
-// the watch, and after it nothing is sent. The server's channel has room for
-// one response of a watch, so sending under the lock does not block.
-func (c *cache) watch(url string, node *corev3.Node, ask answer) (func(), error) {
+// watch answers a request at once or opens a watch. The function that it returns closes
+// the watch; after that nothing is sent. The server's channel has room for one response
+// per watch, so sending with the lock held does not block.
+func (c *cache) watch(url string, node *corev3.Node, send answer) (func(), error) {
 	key, err := parseNode(node)
 	if err != nil {
 		return nil, err
 	}
 	if url != typeURL {
-		// Istio's agent hands on what its Envoy asks for. To refuse that would
-		// end the stream, and the name tables with it.
+		// Istio's agent forwards the subscriptions of its Envoy. An error would end the
+		// stream, and with it the pushes of name tables.
 		return func() {}, nil
 	}
 	c.mu.Lock()
@@ -252,14 +251,14 @@ func (c *cache) watch(url string, node *corev3.Node, ask answer) (func(), error)
 	if err != nil {
 		return nil, err
 	}
-	answered, err := ask(v)
+	answered, err := send(v)
 	if err != nil {
 		return nil, status.Errorf(codes.Internal, "answering: %v", err)
 	}
 	if answered {
 		return func() {}, nil
 	}
-	w := &watch{answer: ask}
+	w := &watch{answer: send}
 	v.watches[w] = struct{}{}
 	return func() {
 		c.mu.Lock()
@@ -283,7 +282,7 @@ func (c *cache) viewLocked(key viewKey) (*view, error) {
 	return v, nil
 }
 
-// Fetch is REST's way to ask, which is not served.
+// Fetch is part of the interface but serves only REST, which is not supported.
 func (c *cache) Fetch(context.Context, *cachev3.Request) (cachev3.Response, error) {
 	return nil, status.Error(codes.Unimplemented, "name tables are served over ADS streams only")
 }

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// Field numbers of the messages that are put together here.
+// Field numbers of the messages that are encoded here.
 const (
 	fieldResources   = 2 // of both responses
 	fieldAnyTypeURL  = 1
@@ -22,10 +22,9 @@ const (
 	fieldResName     = 3
 )
 
-// codec is gRPC's own but for responses, which it writes around the bytes of
-// their tables: all streams share these. A push to 10,000 clients, or one that a
-// slow client does not read, costs a few hundred bytes a stream and not a
-// table.
+// codec is gRPC's codec, except that it encodes responses around the bytes of their
+// tables, which all streams share. A push to 10,000 clients, or one that a slow client
+// does not read, costs a few hundred bytes per stream instead of a table.
 type codec struct{ encoding.CodecV2 }
 
 func newCodec() codec { return codec{encoding.GetCodecV2(proto.Name)} }
@@ -35,7 +34,7 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	switch m := v.(type) {
 	case *discoveryv3.DiscoveryResponse:
 		if len(m.GetResourceErrors()) > 0 || m.GetControlPlane() != nil {
-			break // not ours
+			break // the server in this package never sets these
 		}
 		return marshalResponse(m)
 	case *discoveryv3.DeltaDiscoveryResponse:
@@ -96,7 +95,7 @@ func marshalHead(m protobuf.Message) (mem.BufferSlice, error) {
 	return mem.BufferSlice{mem.SliceBuffer(head)}, nil
 }
 
-// anyPrefix is all of an Any but the bytes of its value.
+// anyPrefix returns the encoding of an Any up to the bytes of its value.
 func anyPrefix(a *anypb.Any) []byte {
 	out := protowire.AppendTag(nil, fieldAnyTypeURL, protowire.BytesType)
 	out = protowire.AppendString(out, a.GetTypeUrl())

@@ -1,231 +1,246 @@
 package discovery
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
-
-	"go.yaml.in/yaml/v3"
+	"strings"
 )
 
-// maxAliasDepth bounds how far aliases are followed: an anchor may contain
-// itself, which YAML's parser lets through.
-const maxAliasDepth = 16
+const (
+	labelServiceName   = "kubernetes.io/service-name"
+	labelAutoAllocate  = "networking.istio.io/enable-autoallocate-ip"
+	annotationExportTo = "networking.istio.io/exportTo"
+	clusterIPNone      = "None"
+	resolutionNone     = "NONE"
+	resolutionDynamic  = "DYNAMIC_DNS"
+	typeExternalName   = "ExternalName"
+	addressTypeFQDN    = "FQDN"
+	conditionReady     = "Ready"
+	exportToPublic     = "*"
+	exportToPrivate    = "."
+	exportToNone       = "~"
+	podSucceeded       = "Succeeded"
+	podFailed          = "Failed"
+	maxHostLength      = 253
+	maxLabelLength     = 63
+	wildcardPrefix     = "*."
+	serviceTypeNames   = "ClusterIP, NodePort, LoadBalancer or ExternalName"
+)
 
-// document collects what is wrong with one document while it is decoded. A
-// field may be read twice; its error is kept once.
-type document struct {
-	file  string
-	text  *chunk
-	lines int // lines of the document
-	errs  []DocumentError
-}
-
-func (d *document) fail(line int, field, format string, args ...any) {
-	// YAML counts line breaks that editors do not, such as U+2028.
-	line = min(line, d.lines)
-	e := DocumentError{File: d.file, Line: d.text.offset + line, Field: field, Msg: fmt.Sprintf(format, args...)}
-	if !slices.Contains(d.errs, e) {
-		d.errs = append(d.errs, e)
+// decodeKind decodes an object by its kind. Errors are added to the document.
+func decodeKind(root field, o *object) {
+	switch o.key.kind {
+	case kindService:
+		o.service = decodeService(root, o.key.namespace)
+	case kindEndpointSlice:
+		o.slice = decodeSlice(root)
+	case kindPod:
+		o.pod = decodePod(root)
+	case kindServiceEntry:
+		o.entry = decodeServiceEntry(root, o.key.namespace)
 	}
 }
 
-// field is a node of a document together with its path. A field whose node is
-// nil is absent: every reader then returns its zero value, without an error.
-type field struct {
-	doc  *document
-	node *yaml.Node
-	path string
-}
-
-// newField follows aliases and treats null as absent.
-func newField(doc *document, node *yaml.Node, path string) field {
-	for depth := 0; node != nil && node.Kind == yaml.AliasNode; depth++ {
-		if depth == maxAliasDepth {
-			doc.fail(node.Line, path, "aliases nest too deeply")
-			return field{doc: doc, path: path}
+func decodeService(root field, namespace string) *service {
+	spec := root.get("spec")
+	s := &service{
+		selector:        spec.get("selector").stringMap(),
+		publishNotReady: spec.get("publishNotReadyAddresses").boolean(false),
+	}
+	switch t := spec.get("type"); t.str() {
+	case "", "ClusterIP", "NodePort", "LoadBalancer":
+	case typeExternalName:
+		s.externalName = true
+	default:
+		t.fail("want %s, got %q", serviceTypeNames, t.str())
+	}
+	// The API server keeps clusterIP equal to the first of clusterIPs. A file may have
+	// only one of the two fields.
+	for _, f := range append([]field{spec.get("clusterIP")}, spec.get("clusterIPs").list()...) {
+		if f.present() && f.str() == clusterIPNone {
+			s.headless = true
+		} else if a, ok := f.addr(); ok && !slices.Contains(s.clusterIPs, a) {
+			s.clusterIPs = append(s.clusterIPs, a)
 		}
-		node = node.Alias
 	}
-	if node != nil && (node.Kind == 0 || node.ShortTag() == "!!null") {
-		node = nil
+	if s.headless && len(s.clusterIPs) > 0 {
+		spec.get("clusterIP").fail("clusterIP and clusterIPs hold both %s and an address", clusterIPNone)
 	}
-	return field{doc: doc, node: node, path: path}
+	if f := root.get("metadata").get("annotations").get(annotationExportTo); f.present() {
+		var scopes []string
+		for scope := range strings.SplitSeq(f.str(), ",") {
+			if scope = strings.TrimSpace(scope); scope != "" {
+				scopes = append(scopes, scope)
+			}
+		}
+		s.exportTo = decodeExportTo(f, scopes, namespace)
+	}
+	return s
 }
 
-func (f field) present() bool { return f.node != nil }
-
-func (f field) fail(format string, args ...any) {
-	f.doc.fail(f.line(), f.path, format, args...)
-}
-
-func (f field) line() int {
-	if f.node == nil {
-		return 1
+func decodeSlice(root field) *endpointSlice {
+	labels := root.get("metadata").get("labels").stringMap()
+	s := &endpointSlice{service: labels[labelServiceName]}
+	switch t := root.get("addressType"); t.str() {
+	case "", "IPv4", "IPv6":
+	case addressTypeFQDN:
+		return s // it holds names, not addresses
+	default:
+		t.fail("want IPv4, IPv6 or FQDN, got %q", t.str())
+		return s
 	}
-	return f.node.Line
+	for _, e := range root.get("endpoints").list() {
+		ep := endpoint{
+			addrs:    e.get("addresses").addrs(),
+			ready:    e.get("conditions").get("ready").boolean(true),
+			hostname: e.get("hostname").str(),
+		}
+		if ref := e.get("targetRef"); ref.get("kind").str() == kindPod {
+			ep.pod = ref.get("name").str()
+		}
+		if ep.hostname != "" && !isLabel(ep.hostname) {
+			e.get("hostname").fail("want a DNS label, got %q", ep.hostname)
+		}
+		s.endpoints = append(s.endpoints, ep)
+	}
+	return s
 }
 
-// want reports whether the field is there and of the given kind; another kind
-// is an error.
-func (f field) want(kind yaml.Kind, what string) bool {
-	if f.node == nil {
+func decodePod(root field) *pod {
+	meta, spec, status := root.get("metadata"), root.get("spec"), root.get("status")
+	p := &pod{
+		labels:    meta.get("labels").stringMap(),
+		hostname:  spec.get("hostname").str(),
+		subdomain: spec.get("subdomain").str(),
+	}
+	switch status.get("phase").str() {
+	case podSucceeded, podFailed:
+		p.terminated = true
+	}
+	p.terminated = p.terminated || meta.get("deletionTimestamp").present()
+	if a, ok := status.get("podIP").addr(); ok {
+		p.addrs = append(p.addrs, a)
+	}
+	for _, f := range status.get("podIPs").list() {
+		if a, ok := f.get("ip").addr(); ok && !slices.Contains(p.addrs, a) {
+			p.addrs = append(p.addrs, a)
+		}
+	}
+	for _, c := range status.get("conditions").list() {
+		if c.get("type").str() == conditionReady {
+			p.ready = c.get("status").str() == "True"
+		}
+	}
+	if p.hostname != "" && !isLabel(p.hostname) {
+		spec.get("hostname").fail("want a DNS label, got %q", p.hostname)
+	}
+	return p
+}
+
+func decodeServiceEntry(root field, namespace string) *serviceEntry {
+	meta, spec := root.get("metadata"), root.get("spec")
+	e := &serviceEntry{
+		noVIP: strings.EqualFold(meta.get("labels").stringMap()[labelAutoAllocate], "false"),
+	}
+	for _, f := range spec.get("hosts").list() {
+		host := strings.TrimSuffix(f.str(), ".")
+		if f.isString() && !isHost(host) {
+			f.fail("want a DNS name or *.suffix, got %q", f.str())
+		}
+		e.hosts = append(e.hosts, host)
+	}
+	if len(e.hosts) == 0 {
+		spec.doc.fail(spec.line(), joinPath(spec.path, "hosts"), "is missing: a ServiceEntry needs at least one host")
+	}
+	for _, f := range spec.get("addresses").list() {
+		e.hasAddresses = true
+		if a, ok := decodeAddress(f); ok {
+			e.addrs = append(e.addrs, a)
+		}
+	}
+	switch r := spec.get("resolution"); r.str() {
+	case "":
+		e.resolution = resolutionNone
+	case resolutionNone, "STATIC", "DNS", "DNS_ROUND_ROBIN", resolutionDynamic:
+		e.resolution = r.str()
+	default:
+		r.fail("want NONE, STATIC, DNS, DNS_ROUND_ROBIN or DYNAMIC_DNS, got %q", r.str())
+	}
+	var scopes []string
+	for _, f := range spec.get("exportTo").list() {
+		scopes = append(scopes, f.str())
+	}
+	e.exportTo = decodeExportTo(spec.get("exportTo"), scopes, namespace)
+	return e
+}
+
+// decodeAddress decodes an address of a ServiceEntry. A CIDR with one address is that
+// address. A wider one is valid but gives no address, because a client cannot connect to
+// a network.
+func decodeAddress(f field) (netip.Addr, bool) {
+	s := f.str()
+	if p, err := netip.ParsePrefix(s); err == nil {
+		if !p.IsSingleIP() {
+			return netip.Addr{}, false
+		}
+		return p.Addr().Unmap(), true
+	}
+	if strings.Contains(s, "/") {
+		f.fail("want an IP address or a CIDR, got %q", s)
+		return netip.Addr{}, false
+	}
+	return f.addr()
+}
+
+// decodeExportTo decodes the namespaces that see a host: "*", or no entry at all, means
+// all namespaces, "." the object's own, "~" none; other entries are names.
+func decodeExportTo(f field, scopes []string, namespace string) exportTo {
+	if len(scopes) == 0 || slices.Contains(scopes, exportToPublic) {
+		return exportTo{}
+	}
+	e := exportTo{restricted: true}
+	for _, scope := range scopes {
+		switch {
+		case scope == exportToPrivate:
+			e.namespaces = append(e.namespaces, namespace)
+		case scope == exportToNone && len(scopes) == 1:
+		case isLabel(scope):
+			e.namespaces = append(e.namespaces, scope)
+		default:
+			f.fail(`want namespaces, ".", "*" or "~" alone, got %q`, scope)
+		}
+	}
+	slices.Sort(e.namespaces)
+	e.namespaces = slices.Compact(e.namespaces)
+	return e
+}
+
+// isHost reports whether s is a DNS name, with or without a leading "*.".
+func isHost(s string) bool {
+	s = strings.TrimPrefix(s, wildcardPrefix)
+	if s == "" || len(s) > maxHostLength {
 		return false
 	}
-	if f.node.Kind != kind {
-		f.fail("want %s, got %s", what, describe(f.node))
-		return false
+	for label := range strings.SplitSeq(s, ".") {
+		if !isLabel(label) {
+			return false
+		}
 	}
 	return true
 }
 
-func describe(n *yaml.Node) string {
-	switch n.Kind {
-	case yaml.MappingNode:
-		return "an object"
-	case yaml.SequenceNode:
-		return "a list"
+// isLabel reports whether s is a label of a DNS name. Underscores are not valid in host
+// names, but they are in use, so isLabel allows them.
+func isLabel(s string) bool {
+	if s == "" || len(s) > maxLabelLength || s[0] == '-' || s[len(s)-1] == '-' {
+		return false
 	}
-	switch n.ShortTag() {
-	case "!!int":
-		return "the integer " + n.Value
-	case "!!float":
-		return "the number " + n.Value
-	case "!!bool":
-		return "the boolean " + n.Value
-	case "!!str":
-		return fmt.Sprintf("the string %q", n.Value)
-	}
-	return fmt.Sprintf("%q", n.Value)
-}
-
-// get returns the member called name. A member that is written twice is an
-// error, as the two may differ; merge keys ("<<") are looked into last.
-func (f field) get(name string) field {
-	path := name
-	if f.path != "" {
-		path = f.path + "." + name
-	}
-	if !f.want(yaml.MappingNode, "an object") {
-		return field{doc: f.doc, path: path}
-	}
-	return newField(f.doc, f.doc.member(f.node, name, path, 0), path)
-}
-
-func (d *document) member(m *yaml.Node, name, path string, depth int) *yaml.Node {
-	var found *yaml.Node
-	for i := 0; i+1 < len(m.Content); i += 2 {
-		if k := m.Content[i]; k.Kind != yaml.ScalarNode || k.Value != name {
-			continue
-		}
-		if found != nil {
-			d.fail(m.Content[i].Line, path, "is there twice, first in line %d", d.text.offset+found.Line)
-			return found
-		}
-		found = m.Content[i+1]
-	}
-	if found != nil || depth == maxAliasDepth {
-		return found
-	}
-	for i := 0; i+1 < len(m.Content); i += 2 {
-		if m.Content[i].ShortTag() != "!!merge" {
-			continue
-		}
-		merged := m.Content[i+1]
-		if merged.Kind == yaml.AliasNode {
-			merged = merged.Alias
-		}
-		if merged.Kind == yaml.MappingNode {
-			return d.member(merged, name, path, depth+1)
+	for _, c := range []byte(s) {
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_':
+		default:
+			return false
 		}
 	}
-	return nil
-}
-
-func (f field) isString() bool { return f.present() && f.node.ShortTag() == "!!str" }
-
-// str reads a string.
-func (f field) str() string {
-	if !f.want(yaml.ScalarNode, "a string") {
-		return ""
-	}
-	if !f.isString() {
-		f.fail("want a string, got %s", describe(f.node))
-		return ""
-	}
-	return f.node.Value
-}
-
-// boolean reads a boolean, absent is what is returned if there is none.
-func (f field) boolean(absent bool) bool {
-	if !f.present() {
-		return absent
-	}
-	var b bool
-	if !f.want(yaml.ScalarNode, "a boolean") {
-		return absent
-	}
-	if f.node.ShortTag() != "!!bool" || f.node.Decode(&b) != nil {
-		f.fail("want a boolean, got %s", describe(f.node))
-		return absent
-	}
-	return b
-}
-
-// list reads the elements of a list.
-func (f field) list() []field {
-	if !f.want(yaml.SequenceNode, "a list") {
-		return nil
-	}
-	out := make([]field, 0, len(f.node.Content))
-	for i, n := range f.node.Content {
-		e := newField(f.doc, n, fmt.Sprintf("%s[%d]", f.path, i))
-		if !e.present() {
-			f.doc.fail(n.Line, e.path, "is empty")
-			continue
-		}
-		out = append(out, e)
-	}
-	return out
-}
-
-// stringMap reads an object whose values are strings.
-func (f field) stringMap() map[string]string {
-	if !f.want(yaml.MappingNode, "an object") {
-		return nil
-	}
-	out := make(map[string]string, len(f.node.Content)/2)
-	for i := 0; i+1 < len(f.node.Content); i += 2 {
-		k := f.node.Content[i]
-		if k.Kind != yaml.ScalarNode || k.ShortTag() == "!!merge" {
-			continue
-		}
-		out[k.Value] = newField(f.doc, f.node.Content[i+1], f.path+"."+k.Value).str()
-	}
-	return out
-}
-
-// addr reads an IP address; an empty string counts as absent.
-func (f field) addr() (netip.Addr, bool) {
-	s := f.str()
-	if s == "" {
-		return netip.Addr{}, false
-	}
-	a, err := netip.ParseAddr(s)
-	if err != nil || a.Zone() != "" {
-		f.fail("want an IP address, got %q", s)
-		return netip.Addr{}, false
-	}
-	return a.Unmap(), true
-}
-
-// addrs reads a list of IP addresses.
-func (f field) addrs() []netip.Addr {
-	var out []netip.Addr
-	for _, e := range f.list() {
-		if a, ok := e.addr(); ok {
-			out = append(out, a)
-		}
-	}
-	return out
+	return true
 }

@@ -1,29 +1,32 @@
-// Package discovery is nametap's own control plane: it reads Kubernetes and
-// Istio objects from a directory, builds name tables from them and serves the
-// tables over ADS in both variants, incremental and state-of-the-world.
+// Package discovery is nametap's own control plane. It reads Kubernetes and Istio objects
+// from a directory, builds name tables from them, and serves the tables over ADS in both
+// variants, incremental and state-of-the-world.
 //
-// The way of an object, and where to read it:
+// To follow an object, read in this order:
 //
-//  1. walk.go and source.go read the directory; watch.go says when to read it
-//     again, and follow.go does it.
-//  2. parse.go splits files into documents, decode.go reads fields with their
-//     lines, kinds.go makes objects. A broken document costs only itself, and
-//     an object that was good before keeps its last good form, which
-//     lastgood.go keeps on disk. Nothing is served before there is an object,
-//     and a directory that becomes empty keeps all of them (Config.AllowEmpty).
-//  3. build.go turns objects into claims: this host has these addresses, says
+//  1. walk.go reads the files of the directory. watch.go tells when they may have
+//     changed.
+//  2. parse.go splits a file into documents and documents into objects; decode.go decodes
+//     each kind of object (objects.go), with yaml.go, which records the line of every
+//     error. A broken document affects only its own objects.
+//  3. source.go decides which objects are in use. An object that becomes broken stays in
+//     use in its last good form. Nothing is served before there is an object, and a
+//     directory that becomes empty keeps all of them (see Config.AllowEmpty).
+//  4. claims.go turns objects into claims: this host has these addresses, according to
 //     that namespace. It is a pure function.
-//  4. vip.go gives addresses to external hosts that have none; state.go
-//     remembers them.
-//  5. view.go selects what one kind of client may see and merges the claims
-//     of a host into one table entry.
-//  6. cache.go hands the tables to go-control-plane's server and wakes only
-//     those clients for which something differs; codec.go lets all of them share
-//     the bytes of a table, and streams.go bounds what they can hold.
+//  5. vip.go gives automatic VIPs to external hosts without addresses. state.go saves
+//     them, and the last good objects, in the state directory.
+//  6. tables.go selects the claims that one kind of client may see (node.go) and merges
+//     the claims to a host into one table entry.
+//  7. cache.go passes the tables to go-control-plane's server and wakes only the clients
+//     whose table changed. codec.go lets all of them share the bytes of a table, and
+//     limits.go bounds what they can occupy.
 //
-// What a client sees depends on four things that it says of itself in its
-// node: its namespace (exportTo), its address families, whether it
-// asks for automatic VIPs (DNS_AUTO_ALLOCATE), and whether it merges several tables. A client that
-// does not merge gets one unnamed table, as from istiod; one that does gets a
-// table per namespace, so that an edit carries one namespace only.
+// server.go starts all of it, and rebuild.go repeats steps 1 to 7 after each change.
+//
+// What a client sees depends on its node: its namespace (exportTo), its address families,
+// whether it asks for automatic VIPs (DNS_AUTO_ALLOCATE), and whether it merges several
+// tables (NAMETAP_MERGE). A client that does not merge gets one unnamed table, as from
+// istiod. A client that merges gets a table per namespace, so an edit sends one namespace
+// only.
 package discovery

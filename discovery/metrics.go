@@ -1,19 +1,30 @@
 package discovery
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	"github.com/prometheus/client_golang/prometheus"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 )
 
-// Why the server ends a stream, as the metrics call it.
+// The values of the label "variant".
+const (
+	variantSotw  = "sotw"
+	variantDelta = "delta"
+)
+
+// The values of the label "reason" of the streams that the server ended.
 const (
 	endedTooMany = "too_many"
 	endedSlow    = "slow"
 )
 
-// metrics are what the control plane counts; docs/ lists them.
+// metrics are the metrics of the control plane. docs/discovery.md lists them.
 type metrics struct {
 	hosts    prometheus.Gauge
 	objects  *prometheus.GaugeVec
@@ -44,20 +55,20 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	}
 	m := &metrics{
 		hosts:    gauge("hosts", "Hosts that have an address."),
-		objects:  gauges("objects", "Objects that count, by kind.", "kind"),
-		broken:   gauge("errors", "What is wrong with the documents of the configuration directory now."),
-		kept:     gauge("kept_objects", "Objects that count in their last good form, because what is in the directory cannot be used."),
-		lastRead: gauge("last_read_timestamp_seconds", "When the configuration directory was last read as a whole, in Unix time; it is every 30 s."),
-		vips:     gauge("vips", "Hosts with an automatic address."),
-		noVIP:    gauge("vips_exhausted", "Hosts that should have an automatic address and for which there was no room."),
+		objects:  gauges("objects", "Objects in use, by kind.", "kind"),
+		broken:   gauge("errors", "Errors in documents of the configuration directory."),
+		kept:     gauge("kept_objects", "Objects in use in their last good form, because they are broken or cannot be read now."),
+		lastRead: gauge("last_read_timestamp_seconds", "When the configuration directory was last read, in Unix time. It is read at least every 30 s."),
+		vips:     gauge("vips", "Hosts with an automatic VIP."),
+		noVIP:    gauge("vips_exhausted", "Hosts without an automatic VIP because none is left."),
 		builds: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "nametap", Subsystem: "discovery",
 			Name: "builds_total", Help: "Times that the tables were built."}),
-		failures: counters("failures_total", "What went wrong while running: reading, watching, saving or building.", "step"),
+		failures: counters("failures_total", "Failures, by step: read, watch, save, save_objects or build.", "step"),
 		clients:  gauges("clients", "Open ADS streams, by variant (sotw or delta).", "variant"),
 		pushes:   counters("pushes_total", "Responses that carry name tables, by variant (sotw or delta).", "variant"),
-		rejected: counters("rejected_total", "Pushes that a client refused, by variant (sotw or delta).", "variant"),
-		ended: counters("streams_ended_total", "Streams that the server ended: too_many (beyond --max-clients, connections included), "+
-			"slow (a push was not acknowledged in time).", "reason"),
+		rejected: counters("rejected_total", "Pushes that a client rejected (NACK), by variant (sotw or delta).", "variant"),
+		ended: counters("streams_ended_total", "Streams and connections that the server ended, by reason: too_many (more than --max-clients) "+
+			"or slow (a push was not acknowledged in time).", "reason"),
 	}
 	for _, reason := range []string{endedTooMany, endedSlow} {
 		m.ended.WithLabelValues(reason)
@@ -82,7 +93,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	return m, nil
 }
 
-// observe publishes what a build found.
+// observe records the result of a build.
 func (m *metrics) observe(r reading, snap *snapshot, a allocation) {
 	kinds := map[string]int{kindService: 0, kindEndpointSlice: 0, kindPod: 0, kindServiceEntry: 0}
 	for _, o := range r.objects {
@@ -91,21 +102,46 @@ func (m *metrics) observe(r reading, snap *snapshot, a allocation) {
 	for kind, n := range kinds {
 		m.objects.WithLabelValues(kind).Set(float64(n))
 	}
-	m.hosts.Set(float64(snap.hosts()))
+	m.hosts.Set(float64(snap.hostCount()))
 	m.kept.Set(float64(r.kept))
 	m.vips.Set(float64(len(a.slots)))
 	m.noVIP.Set(float64(len(a.without)))
 	m.builds.Inc()
 }
 
-// hosts counts the hosts that some client can be given an address of.
-func (s *snapshot) hosts() int {
-	seen := map[string]bool{}
-	for _, c := range s.claims {
-		k := hostKey(c.host)
-		if _, vip := s.slots[k]; vip || len(c.addrs)+len(c.literal) > 0 {
-			seen[k] = true
-		}
+// callbacks returns callbacks that count streams, pushes and NACKs.
+func (s *Server) callbacks() serverv3.Callbacks {
+	sotwClients, deltaClients := s.metrics.clients.WithLabelValues(variantSotw), s.metrics.clients.WithLabelValues(variantDelta)
+	sotwPushes, deltaPushes := s.metrics.pushes.WithLabelValues(variantSotw), s.metrics.pushes.WithLabelValues(variantDelta)
+	return serverv3.CallbackFuncs{
+		StreamOpenFunc:        func(context.Context, int64, string) error { sotwClients.Inc(); return nil },
+		StreamClosedFunc:      func(int64, *corev3.Node) { sotwClients.Dec() },
+		DeltaStreamOpenFunc:   func(context.Context, int64, string) error { deltaClients.Inc(); return nil },
+		DeltaStreamClosedFunc: func(int64, *corev3.Node) { deltaClients.Dec() },
+		StreamRequestFunc: func(_ int64, req *discoveryv3.DiscoveryRequest) error {
+			s.countNACK(variantSotw, req.GetNode(), req.GetErrorDetail())
+			return nil
+		},
+		StreamDeltaRequestFunc: func(_ int64, req *discoveryv3.DeltaDiscoveryRequest) error {
+			s.countNACK(variantDelta, req.GetNode(), req.GetErrorDetail())
+			return nil
+		},
+		StreamResponseFunc: func(context.Context, int64, *discoveryv3.DiscoveryRequest, *discoveryv3.DiscoveryResponse) {
+			sotwPushes.Inc()
+		},
+		StreamDeltaResponseFunc: func(int64, *discoveryv3.DeltaDiscoveryRequest, *discoveryv3.DeltaDiscoveryResponse) {
+			deltaPushes.Inc()
+		},
 	}
-	return len(seen)
+}
+
+// countNACK counts and logs a NACK, if detail is not nil. The client keeps its table, and
+// nothing else on this side shows that.
+func (s *Server) countNACK(variant string, node *corev3.Node, detail *rpcstatus.Status) {
+	if detail == nil {
+		return
+	}
+	s.metrics.rejected.WithLabelValues(variant).Inc()
+	s.cfg.Logger.Warn("a client rejected a push and keeps its table",
+		"node", node.GetId(), "variant", variant, "reason", detail.GetMessage())
 }

@@ -10,8 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// What a client says of itself in its node's metadata. Booleans are strings
-// there, as istiod wants them.
+// The keys of node metadata that are read. Booleans are strings, as istiod requires.
 const (
 	metaNamespace    = "NAMESPACE"
 	metaIPs          = "INSTANCE_IPS"
@@ -20,10 +19,9 @@ const (
 	metaMerge        = "NAMETAP_MERGE"
 )
 
-// parseNode reads from a client's node what decides its view. The id has the
-// form of Istio's: sidecar~<ip>~<pod>.<namespace>~<domain>. Whatever istiod
-// refuses is refused here too, so that a client that works with one works
-// with the other.
+// parseNode returns the view of a client. The node id has Istio's form:
+// sidecar~<ip>~<pod>.<namespace>~<domain>. It refuses what istiod refuses, so that a
+// client that works with nametap-discovery works with istiod.
 func parseNode(node *corev3.Node) (viewKey, error) {
 	if node.GetId() == "" {
 		return viewKey{}, refuse("the first request carries no node id: want sidecar~<ip>~<pod>.<namespace>~<domain>")
@@ -37,12 +35,12 @@ func parseNode(node *corev3.Node) (viewKey, error) {
 		namespace: meta.str(metaNamespace),
 		merge:     meta.flag(metaMerge, false),
 	}
-	// An automatic address leads somewhere only through a proxy that takes its
-	// connections, and a client that has one says so.
+	// Connections to an automatic VIP work only through a proxy. A client that has one
+	// says so.
 	captures, asks := meta.flag(metaDNSCapture, true), meta.flag(metaAutoAllocate, false)
 	v.vips = captures && asks
 	if v.namespace == "" {
-		// A pod's name may hold dots, a namespace may not.
+		// The name of a pod may contain dots, that of a namespace may not.
 		if i := strings.LastIndexByte(parts[2], '.'); i >= 0 {
 			v.namespace = parts[2][i+1:]
 		}
@@ -62,10 +60,10 @@ func parseNode(node *corev3.Node) (viewKey, error) {
 	return v, nil
 }
 
-// familiesOf reads the families from a comma-separated list of addresses.
-// Loopback, link-local and unspecified addresses say nothing of what a client
-// can reach; if there are no others its families are unknown and it gets both.
-// It reports false if there is no address at all.
+// familiesOf returns the families in a comma-separated list of addresses. It ignores
+// loopback, link-local and unspecified addresses, because they do not show what a client
+// can reach. If there are no others, the client gets both families. It reports false if
+// there is no address at all.
 func familiesOf(list string) (families, bool) {
 	var f families
 	found := false
@@ -86,7 +84,7 @@ func familiesOf(list string) (families, bool) {
 	return f, found
 }
 
-// metadata reads node metadata and keeps the first error.
+// metadata reads node metadata and records the first error.
 type metadata struct {
 	fields map[string]*structpb.Value
 	err    error
@@ -107,9 +105,9 @@ func (m *metadata) str(name string) string {
 	return s.StringValue
 }
 
-func (m *metadata) flag(name string, absent bool) bool {
+func (m *metadata) flag(name string, fallback bool) bool {
 	if _, ok := m.fields[name]; !ok {
-		return absent
+		return fallback
 	}
 	return m.str(name) == "true"
 }

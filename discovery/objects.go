@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// The kinds of objects that make hosts. Everything else is skipped.
+// The kinds of objects that are read. All others are skipped.
 const (
 	kindService       = "Service"
 	kindEndpointSlice = "EndpointSlice"
@@ -14,20 +14,20 @@ const (
 	kindServiceEntry  = "ServiceEntry"
 )
 
-// DocumentError says what is wrong with one document of the configuration
-// directory. The object it describes is left out, or kept in its last good
-// form if there is one.
+// DocumentError is an error in a document of the configuration directory, or in the
+// directory itself. The object is left out, or stays in use in its last good form if it
+// has one.
 type DocumentError struct {
 	File  string `json:"file"`            // path below the configuration directory
-	Line  int    `json:"line,omitempty"`  // 1-based; 0 if the whole file is meant
-	Field string `json:"field,omitempty"` // "spec.clusterIP"; empty if no field is to blame
+	Line  int    `json:"line,omitempty"`  // from 1; 0 for the whole file
+	Field string `json:"field,omitempty"` // "spec.clusterIP"; empty if the error is not about a field
 	Msg   string `json:"message"`
-	Kept  bool   `json:"kept,omitempty"` // the object's last good form still counts
+	Kept  bool   `json:"kept,omitempty"` // the last good form of the object is in use
 
-	object key // the object, as far as it is known
+	object key // the object, as far as known
 }
 
-// Error formats as "file:line: field: message".
+// Error returns "file:line: field: message".
 func (e DocumentError) Error() string {
 	s := e.File
 	if e.Line > 0 {
@@ -39,19 +39,19 @@ func (e DocumentError) Error() string {
 	return s + ": " + e.Msg
 }
 
-// key identifies an object: no two objects may share one.
+// key identifies an object.
 type key struct {
 	kind, namespace, name string
 }
 
 func (k key) String() string { return fmt.Sprintf("%s %s/%s", k.kind, k.namespace, k.name) }
 
-// object is one parsed object; exactly one of the pointers is set.
+// object is a decoded object. Exactly one of the last four fields is set.
 type object struct {
 	key  key
 	file string
 	line int
-	text *chunk // the document that it was read from
+	text *chunk // the document that holds it
 
 	service *service
 	slice   *endpointSlice
@@ -59,7 +59,7 @@ type object struct {
 	entry   *serviceEntry
 }
 
-// service is what counts of a Kubernetes Service.
+// service holds the fields of a Kubernetes Service that are used.
 type service struct {
 	externalName    bool
 	headless        bool
@@ -69,15 +69,15 @@ type service struct {
 	exportTo        exportTo
 }
 
-// unallocated reports whether the Service awaits an address that a cluster
-// would allocate.
+// unallocated reports whether the Service has no address yet. In a cluster the API server
+// allocates one.
 func (s *service) unallocated() bool {
 	return !s.externalName && !s.headless && len(s.clusterIPs) == 0
 }
 
-// endpointSlice is what counts of a Kubernetes EndpointSlice.
+// endpointSlice holds the fields of a Kubernetes EndpointSlice that are used.
 type endpointSlice struct {
-	service   string // label kubernetes.io/service-name; empty belongs to nobody
+	service   string // label kubernetes.io/service-name; empty for no Service
 	endpoints []endpoint
 }
 
@@ -86,36 +86,36 @@ type endpoint struct {
 	addrs    []netip.Addr
 	ready    bool
 	hostname string
-	pod      string // name of the Pod it stands for, from targetRef; may be empty
+	pod      string // name of its Pod, from targetRef; may be empty
 }
 
-// pod is what counts of a Kubernetes Pod.
+// pod holds the fields of a Kubernetes Pod that are used.
 type pod struct {
-	labels    map[string]string
-	hostname  string
-	subdomain string
-	addrs     []netip.Addr
-	ready     bool
-	gone      bool // finished or being deleted: never an endpoint
+	labels     map[string]string
+	hostname   string
+	subdomain  string
+	addrs      []netip.Addr
+	ready      bool
+	terminated bool // finished or being deleted, so never an endpoint
 }
 
-// serviceEntry is what counts of an Istio ServiceEntry.
+// serviceEntry holds the fields of an Istio ServiceEntry that are used.
 type serviceEntry struct {
 	hosts        []string
 	addrs        []netip.Addr // single addresses, /32 and /128 included
-	hasAddresses bool         // addresses were written, be they only CIDRs
+	hasAddresses bool         // there are addresses, even if they are only CIDRs
 	resolution   string
 	noVIP        bool
 	exportTo     exportTo
 }
 
-// exportTo says which namespaces see a host. The zero value is everyone.
+// exportTo says which namespaces see a host. The zero value means all.
 type exportTo struct {
 	restricted bool
 	namespaces []string // sorted; only meaningful if restricted
 }
 
-// visibleIn reports whether a client in namespace sees the host.
+// visibleIn reports whether clients in a namespace see the host.
 func (e exportTo) visibleIn(namespace string) bool {
 	if !e.restricted {
 		return true

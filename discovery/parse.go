@@ -12,20 +12,20 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// parsed is what one file holds.
+// parsed is the result of parsing a file.
 type parsed struct {
 	objects []object
 	errs    []DocumentError
-	// broken are the keys of objects that are named but not usable.
+	// broken holds the keys of the objects that have errors.
 	broken map[key]bool
-	// unnamed is set if a document is so broken that it may have held anything.
+	// unnamed says that a document is so broken that its objects are not known.
 	unnamed bool
-	// notes say of objects that are fine why they make no host.
+	// notes say why objects without errors make no host.
 	notes []string
 }
 
-// parseFile reads the documents of one file. It never fails as a whole: a
-// document that is broken is an error of its own and the others count.
+// parseFile parses the documents of a file. An error in one document does not affect the
+// others.
 func parseFile(name string, data []byte) parsed {
 	p := parsed{broken: map[key]bool{}}
 	for _, chunk := range splitDocuments(data) {
@@ -34,16 +34,15 @@ func parseFile(name string, data []byte) parsed {
 	return p
 }
 
-// chunk is the text of one document, a part of its file's, and the number of
-// lines before it.
+// chunk is the text of a document and the number of lines before it in its file.
 type chunk struct {
 	text   []byte
 	offset int
 }
 
-// splitDocuments cuts a file at its document markers. YAML allows no other
-// meaning for "---" and "..." at the start of a line (1.2.2, 9.1.4), so a
-// syntax error in one document cannot hide the next.
+// splitDocuments splits a file at its document markers. At the start of a line, "---" and
+// "..." have no other meaning in YAML (1.2.2, 9.1.4), so a syntax error in one document
+// does not hide the next one.
 func splitDocuments(data []byte) []*chunk {
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
 	var out []*chunk
@@ -74,7 +73,7 @@ func isMarker(line []byte, marker string) bool {
 	return ok && (len(rest) == 0 || bytes.IndexByte([]byte(" \t\r\n"), rest[0]) >= 0)
 }
 
-// isBlank reports whether there is nothing but comments and directives.
+// isBlank reports whether a text holds only comments and directives.
 func isBlank(text []byte) bool {
 	for line := range bytes.Lines(text) {
 		line = bytes.TrimSpace(line)
@@ -97,7 +96,7 @@ func (p *parsed) parseDocument(name string, c *chunk) {
 		return
 	}
 	if err == nil {
-		// What follows the first value without a marker is an error, too.
+		// A second value without a marker before it is an error.
 		if err = dec.Decode(new(yaml.Node)); errors.Is(err, io.EOF) {
 			err = nil
 		}
@@ -119,9 +118,9 @@ func (p *parsed) parseDocument(name string, c *chunk) {
 	p.parseObject(root, "")
 }
 
-// yamlError takes the line out of the library's message, where it is relative
-// to the document. The library counts from 0 where its parser gives up, and
-// from 1 where its scanner does; only the words tell the two apart.
+// yamlError splits an error of the YAML library into the line, relative to the document,
+// and the message. The library's parser counts lines from 0 and its scanner from 1; only
+// the message tells which of them failed.
 func yamlError(err error) (line int, msg string) {
 	msg = strings.TrimPrefix(err.Error(), "yaml: ")
 	if m := regexp.MustCompile(`^line (\d+): `).FindStringSubmatch(msg); m != nil {
@@ -134,8 +133,8 @@ func yamlError(err error) (line int, msg string) {
 	return max(line, 1), msg
 }
 
-// parseObject reads an object or a list of objects. Within a list of one kind
-// (ServiceList) the elements may leave their kind out: listKind is it.
+// parseObject parses an object or a list of objects. listKind is the kind of elements
+// that have none of their own, as in a ServiceList; "" outside such lists.
 func (p *parsed) parseObject(root field, listKind string) {
 	doc := &document{file: root.doc.file, text: root.doc.text, lines: root.doc.lines}
 	root.doc = doc
@@ -157,7 +156,7 @@ func (p *parsed) parseObject(root field, listKind string) {
 		return
 	}
 	if !known(apiVersion, kind, listKind != "") {
-		p.notes = append(p.notes, strings.TrimSpace(apiVersion+" "+kind)+" is of no use here and is skipped")
+		p.notes = append(p.notes, strings.TrimSpace(apiVersion+" "+kind)+" is not read by nametap-discovery")
 		return
 	}
 	o := object{file: doc.file, line: doc.text.offset + root.line(), text: doc.text}
@@ -167,7 +166,7 @@ func (p *parsed) parseObject(root field, listKind string) {
 	case len(doc.errs) == 0:
 		p.objects = append(p.objects, o)
 		if o.service != nil && o.service.unallocated() {
-			p.notes = append(p.notes, o.key.String()+" has no spec.clusterIP: in a directory nobody allocates one, write it")
+			p.notes = append(p.notes, o.key.String()+" has no spec.clusterIP, and no API server allocates one for a directory: add it to the file")
 		}
 	case o.key.name == "":
 		p.unnamed = true
@@ -182,9 +181,9 @@ func (p *parsed) parseObject(root field, listKind string) {
 
 func (p *parsed) parseList(root field, itemKind string) {
 	for _, item := range root.get("items").list() {
-		// A list within a list is refused: with aliases it can grow without end.
+		// With aliases, lists in lists could grow exponentially.
 		if strings.HasSuffix(item.peekKind(), "List") {
-			item.fail("a List within a List is not read")
+			item.fail("a List in a List is not supported")
 			continue
 		}
 		p.parseObject(item, itemKind)
@@ -195,13 +194,13 @@ func (p *parsed) parseList(root field, itemKind string) {
 	}
 }
 
-// peekKind reads the kind without recording an error.
+// peekKind returns the kind without recording an error.
 func (f field) peekKind() string {
 	f.doc = &document{text: &chunk{}}
 	return f.get("kind").str()
 }
 
-// key reads the object's identity; name is empty if it has none.
+// key returns the identity of an object. Its name is empty if the object has none.
 func (f field) key(kind string) key {
 	meta := f.get("metadata")
 	if !meta.present() {
@@ -232,8 +231,8 @@ func joinPath(parent, name string) string {
 	return fmt.Sprintf("%s.%s", parent, name)
 }
 
-// known reports whether objects of the kind make hosts. The group counts too:
-// Knative's Service is another thing. Elements of a list may leave it out.
+// known reports whether objects of a kind are read. The API group matters: Knative has a
+// Service, too. Elements of a list may have no apiVersion.
 func known(apiVersion, kind string, inList bool) bool {
 	group, _, hasGroup := strings.Cut(apiVersion, "/")
 	if !hasGroup {

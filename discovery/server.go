@@ -22,50 +22,49 @@ import (
 )
 
 const (
-	// DefaultClusterDomain is the domain of Services unless Config says another.
+	// DefaultClusterDomain is the default of Config.ClusterDomain.
 	DefaultClusterDomain = "cluster.local"
-	// DefaultMaxClients is how many streams are served at a time unless Config
-	// says another number.
+	// DefaultMaxClients is the default of Config.MaxClients.
 	DefaultMaxClients       = 20000
 	defaultAckTimeout       = 2 * time.Minute
 	defaultMaxConnectionAge = 30 * time.Minute
-	// stopGrace is how long streams may take to end when the server stops.
+	// stopGrace bounds how long streams take to end when the server stops.
 	stopGrace = time.Second
 )
 
-// Config configures a Server.
+// Config configures a [Server].
 type Config struct {
-	// ConfigDir is the directory of objects. It must exist when the server
-	// starts, unless StateDir holds the last good objects.
+	// ConfigDir is the directory of objects. It must exist when the server starts, unless
+	// StateDir holds the last good objects.
 	ConfigDir string
-	// GRPCAddr is where ADS is served, plaintext, as "host:port"; port 0 takes
-	// a free one. Empty is ":15010".
+	// GRPCAddr is the "host:port" on which ADS is served, in plaintext. Port 0 means a
+	// free port, "" means ":15010".
 	GRPCAddr string
-	// ClusterDomain is the domain of Services. Empty is "cluster.local".
+	// ClusterDomain is the domain of Services; "" means "cluster.local".
 	ClusterDomain string
-	// AllowEmpty is set if a directory without an object is right. Without it
-	// the server is not ready before it has an object, and keeps the last good
-	// objects when the directory becomes empty.
+	// AllowEmpty permits a directory without any object. If it is false, the server is not
+	// ready before it has an object, and keeps the last good objects when the directory
+	// becomes empty.
 	AllowEmpty bool
-	// StateDir is where automatic VIPs and the last good form of all objects
-	// are remembered. It is made if it is not there. Empty keeps both in
-	// memory: after a restart a host has the VIP of before unless two hosts
-	// want the same one, and a broken object has no last good form.
+	// StateDir is the directory in which automatic VIPs and the last good form of all
+	// objects are saved. It is created if it does not exist. "" keeps both in memory: after
+	// a restart, hosts that prefer the same VIP may exchange it, and a broken object has no
+	// last good form.
 	StateDir string
-	// Debounce is how long the directory must be quiet before it is read
-	// again; under constant edits it is read after ten times that. 0 is 30 ms.
+	// Debounce is how long the directory must be quiet before it is read again; during
+	// continuous edits it is read after ten times that. 0 means 30 ms.
 	Debounce time.Duration
-	// MaxClients bounds the streams that are served at a time. 0 is 20,000.
+	// MaxClients bounds the streams that are served at a time. 0 means 20,000.
 	MaxClients int
-	// AckTimeout is how long a client may take to acknowledge a push before its
-	// stream is ended. 0 is 2 minutes.
+	// AckTimeout is how long a client may take to acknowledge a push before the server
+	// ends its stream. 0 means 2 minutes.
 	AckTimeout time.Duration
-	// MaxConnectionAge is how long a connection stands, a tenth more or less,
-	// before its client is told to connect again. 0 is 30 minutes.
+	// MaxConnectionAge is the age, give or take a tenth, at which the client of a
+	// connection is asked to connect again. 0 means 30 minutes.
 	MaxConnectionAge time.Duration
-	// Logger gets what the server has to say. nil discards it.
+	// Logger is for logs; nil discards them.
 	Logger *slog.Logger
-	// Registerer gets the metrics. nil registers them nowhere.
+	// Registerer is for the metrics; nil means that they are not registered.
 	Registerer prometheus.Registerer
 }
 
@@ -96,28 +95,28 @@ func (c Config) withDefaults() Config {
 
 func (c Config) validate() error {
 	if c.ConfigDir == "" {
-		return errors.New("no configuration directory: name the directory that holds your Services and ServiceEntries")
+		return errors.New("no configuration directory: set it to the directory with your Services and ServiceEntries (--config-dir)")
 	}
 	if !isHost(c.ClusterDomain) {
-		return fmt.Errorf("cluster domain %q: want a DNS name such as %s", c.ClusterDomain, DefaultClusterDomain)
+		return fmt.Errorf("cluster domain %q: want a DNS name such as %s (--cluster-domain)", c.ClusterDomain, DefaultClusterDomain)
 	}
 	return nil
 }
 
-// checkDir finds out early whether the configuration directory is there.
+// checkDir returns an error if the configuration directory does not exist.
 func (c Config) checkDir() error {
 	info, err := os.Stat(c.ConfigDir)
 	switch {
 	case err != nil:
-		return fmt.Errorf("configuration directory %q: %s: make it, or name the one that holds your objects",
+		return fmt.Errorf("configuration directory %q: %s: create it, or name another (--config-dir)",
 			c.ConfigDir, plainError(err))
 	case !info.IsDir():
-		return fmt.Errorf("configuration directory %q is a file: name the directory that holds it", c.ConfigDir)
+		return fmt.Errorf("configuration directory %q is a file: want a directory (--config-dir)", c.ConfigDir)
 	}
 	return nil
 }
 
-// Server is the control plane. New makes one and Run runs it, once.
+// Server is the control plane. Make one with [New], and call Run once.
 type Server struct {
 	cfg     Config
 	metrics *metrics
@@ -128,22 +127,21 @@ type Server struct {
 	clients atomic.Int64   // open streams
 	streams sync.WaitGroup // their handlers
 
-	// Owned by the goroutine that builds.
+	// The fields below are owned by the goroutine of rebuildOnChange.
 	state   *statedir.Dir // nil without a state directory; locked
 	source  *source
 	vips    *vips
-	seen    map[string]bool // what the log has said and is still so
-	built   bool            // the last reading is in effect
-	serving bool            // a reading has been in effect; ready is closed
-	unsaved bool            // the VIP state on disk is older than vips
-	// The file of last good objects is older than source.good, and when it was
-	// written last.
-	objectsUnsaved bool
-	objectsSaved   time.Time
+	logged  map[string]bool // errors and failures that were logged and have not ended
+	built   bool            // the last reading is served
+	serving bool            // a reading was served; ready is closed
+
+	vipsUnsaved    bool      // the file of VIPs is older than vips
+	objectsUnsaved bool      // the file of last good objects is older than source.good
+	objectsSaved   time.Time // when that file was last written
 
 	mu      sync.Mutex
 	errs    []DocumentError
-	dirErr  *DocumentError // the configuration directory cannot be read
+	dirErr  *DocumentError // why the configuration directory cannot be read
 	waiting string         // why the server is not ready; "" once it is
 }
 
@@ -155,7 +153,7 @@ func New(cfg Config) (server *Server, err error) {
 		return nil, err
 	}
 	s := &Server{
-		cfg: cfg, cache: newCache(), ready: make(chan struct{}), vips: &vips{}, seen: map[string]bool{},
+		cfg: cfg, cache: newCache(), ready: make(chan struct{}), vips: &vips{}, logged: map[string]bool{},
 		waiting: "the configuration directory has not been read yet",
 	}
 	defer func() {
@@ -171,7 +169,7 @@ func New(cfg Config) (server *Server, err error) {
 		if len(good) == 0 {
 			return nil, err
 		}
-		cfg.Logger.Error("the last good objects are served", "objects", len(good), "error", err)
+		cfg.Logger.Error("serving the last good objects", "objects", len(good), "error", err)
 	}
 	s.source = newSource(cfg.ConfigDir, cfg.AllowEmpty, good)
 	if s.metrics, err = newMetrics(cfg.Registerer); err != nil {
@@ -200,7 +198,7 @@ func (s *Server) load() (map[key]object, error) {
 	good, err := loadObjects(s.cfg.StateDir)
 	switch {
 	case errors.Is(err, errDamaged):
-		s.cfg.Logger.Error("set aside the last good objects; a document that is broken now is left out", "error", err)
+		s.cfg.Logger.Error("set aside the file of last good objects; a document that is broken now is left out", "error", err)
 	case err != nil:
 		return nil, err
 	}
@@ -214,22 +212,22 @@ func (s *Server) releaseState() {
 	}
 }
 
-// Ready is closed once the server listens and the first tables are built. Until
-// then no stream is served.
+// Ready returns a channel that is closed when the server listens and the first tables are
+// built. Before that, no stream is served.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
-// Addr is the address that ADS is served on. It may be called after Ready.
+// Addr returns the address on which ADS is served. Call it only after Ready is closed.
 func (s *Server) Addr() net.Addr { return s.addr }
 
-// Waiting says why the server is not ready. It is empty once it is.
+// Waiting returns why the server is not ready, or "" if it is.
 func (s *Server) Waiting() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.waiting
 }
 
-// Errors says what is wrong with documents of the configuration directory
-// now, or with the directory itself, sorted by file and line.
+// Errors returns the errors in the configuration directory and its documents, sorted by
+// file and line.
 func (s *Server) Errors() []DocumentError {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -239,14 +237,14 @@ func (s *Server) Errors() []DocumentError {
 	return slices.Clone(s.errs)
 }
 
-// Run listens, builds, serves and watches until ctx ends, and returns nil then;
-// or until one of these fails. All goroutines have ended when it returns.
+// Run serves the tables of the configuration directory until ctx ends, and then returns
+// nil, or until something fails. All its goroutines have ended when it returns.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.releaseState()
 	var lc net.ListenConfig
 	ln, err := lc.Listen(ctx, "tcp", s.cfg.GRPCAddr)
 	if err != nil {
-		return fmt.Errorf("serving ADS on %s: %w", s.cfg.GRPCAddr, err)
+		return fmt.Errorf("serving ADS on %s (--grpc-addr): %w", s.cfg.GRPCAddr, err)
 	}
 	s.addr = ln.Addr()
 	ln = &boundedListener{Listener: ln, max: int64(s.cfg.MaxClients + spareConns),
@@ -255,7 +253,7 @@ func (s *Server) Run(ctx context.Context) error {
 	srv := s.newGRPCServer(ctx)
 	group.Go(func() error {
 		if err := srv.Serve(ln); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
-			return fmt.Errorf("serving ADS on %s: %w", s.cfg.GRPCAddr, err)
+			return fmt.Errorf("serving ADS on %s (--grpc-addr): %w", s.cfg.GRPCAddr, err)
 		}
 		return nil
 	})
@@ -265,7 +263,7 @@ func (s *Server) Run(ctx context.Context) error {
 		s.streams.Wait()
 		return nil
 	})
-	group.Go(func() error { return s.follow(ctx) })
+	group.Go(func() error { return s.rebuildOnChange(ctx) })
 	return group.Wait()
 }
 
@@ -276,7 +274,8 @@ func (s *Server) newGRPCServer(ctx context.Context) *grpc.Server {
 	return srv
 }
 
-// stop ends the streams, which the end of their context has told to go.
+// stop waits until the streams have ended, which they do when the context of Run ends, and
+// closes them after stopGrace.
 func stop(srv *grpc.Server) {
 	timer := time.AfterFunc(stopGrace, srv.Stop)
 	defer timer.Stop()

@@ -13,37 +13,35 @@ import (
 )
 
 const (
-	// maxFileSize bounds one file. 100,000 hosts are about 50 MB of YAML.
-	maxFileSize = 256 << 20
-	// settleTime is how long a file that seems to be written just now counts
-	// as what it was: "generate > shop.yaml" empties the file first.
+	// settleTime is how long the previous content of a file stays in use while the file
+	// seems to be half written: "generate > shop.yaml" empties the file first.
 	settleTime = time.Second
-	// maxSettleTime bounds how long an object that is gone counts while other files
+	// maxSettleTime bounds how long a removed object stays in use while other files
 	// change.
 	maxSettleTime = 10 * time.Second
-	// rootName is how errors name the configuration directory itself.
+	// rootName is the name of the configuration directory itself in errors.
 	rootName = "."
 )
 
-// source reads a directory of objects again and again and remembers what was
-// good. It belongs to one goroutine.
+// source reads a directory of objects, as often as it is called, and decides which objects
+// are in use. It belongs to one goroutine.
 type source struct {
 	dir string
-	// allowEmpty is set if a directory without an object is right.
+	// allowEmpty is Config.AllowEmpty.
 	allowEmpty bool
 
-	// files holds the last content of each file and what it parsed to, so
-	// that an edit costs one file. The key is the path below dir.
+	// files holds the content in use of each file, so that after an edit only one file is
+	// parsed. The key is the path below dir.
 	files map[string]sourceFile
-	// dirs holds each directory as it was when it last held something.
+	// dirs holds the identity of each directory when it last was not empty.
 	dirs map[string]fileID
-	// hadErrs is set if the last reading came upon what it could not read.
+	// hadErrs says that the previous read could not read everything.
 	hadErrs bool
-	// good holds the last good form of each object that counts.
+	// good holds the last good form of each object in use.
 	good map[key]object
-	// gone holds those of good that are nowhere to be found, with the time since when,
-	// until they no longer count. changed is when a file was last seen to change.
-	gone    map[key]time.Time
+	// removed holds, for the objects in good that were not found, since when. They stay in
+	// use until they have settled. changed is when a file last changed.
+	removed map[key]time.Time
 	changed time.Time
 	first   bool // nothing has been read yet
 }
@@ -52,55 +50,55 @@ type sourceFile struct {
 	data   []byte
 	parsed parsed
 	info   fs.FileInfo
-	// next is a content that may be half written; nil if there is none.
+	// next is content that may be half written; nil if there is none.
 	next *nextContent
 }
 
-// nextContent is the content that a file will count as once it has not
-// changed for settleTime. A wall clock would not do: it may jump, and the
-// file may lie on a server with another one.
+// nextContent is content that comes into use when the file has not changed for
+// settleTime. The modification time cannot tell that: the clock may jump, and a file
+// server has another one.
 type nextContent struct {
 	data   []byte
 	parsed parsed
 	since  time.Time
 }
 
-// reading is the state of the directory after one read.
+// reading is the result of reading the directory once.
 type reading struct {
-	objects []object // sorted by key
+	objects []object // in use, sorted by key
 	errs    []DocumentError
 	notes   []string // why objects make no host, each with its file, sorted
 	watch   watchList
-	// kept counts the objects that are there in their last good form only.
+	// kept counts the objects in use that are broken or cannot be read now.
 	kept int
-	// unsettled is set if a file was left as it was for now, or an object that is gone
-	// counts: read again soon.
+	// unsettled says that a file seems half written, or that a removed object is in use:
+	// read again soon.
 	unsettled bool
-	// same is set if every file is as in the reading before, and so is what counts.
+	// same says that all files, and the objects in use, are those of the previous read.
 	same bool
-	// transient is set if something could not be read that may be readable soon.
+	// transient says that something could not be read for a reason that may pass.
 	transient bool
 }
 
-// newSource makes a source that starts with the last good objects of an
-// earlier process; they may be nil.
+// newSource returns a source that starts with the last good objects of an earlier process,
+// which may be nil.
 func newSource(dir string, allowEmpty bool, good map[key]object) *source {
 	if good == nil {
 		good = map[key]object{}
 	}
 	return &source{
 		dir: dir, allowEmpty: allowEmpty, good: good, first: true,
-		files: map[string]sourceFile{}, dirs: map[string]fileID{}, gone: map[key]time.Time{},
+		files: map[string]sourceFile{}, dirs: map[string]fileID{}, removed: map[key]time.Time{},
 	}
 }
 
-// read reads the directory. The error is set only if the directory itself
-// cannot be read; everything below it is part of the reading.
+// read reads the directory. It returns an error only if the directory itself cannot be
+// read; errors below it are part of the reading.
 func (s *source) read() (reading, error) {
 	w := newWalk(s.dir)
 	w.watch.addLinks(s.dir)
 	if err := w.dir(""); err != nil {
-		return reading{watch: w.watch}, fmt.Errorf("reading the configuration directory: %w", err)
+		return reading{watch: w.watch}, fmt.Errorf("reading the configuration directory (--config-dir): %w", err)
 	}
 	s.checkDirs(w)
 	files := make(map[string]sourceFile, len(w.files))
@@ -115,27 +113,27 @@ func (s *source) read() (reading, error) {
 	if s.files = files; !same || unsettled {
 		s.changed = time.Now()
 	}
-	gone := len(s.gone)
+	removed := len(s.removed)
 	r := s.merge(w)
 	r.watch, r.transient = w.watch, w.transient
-	r.unsettled = unsettled || len(s.gone) > 0
-	r.same = same && len(w.errs) == 0 && !s.hadErrs && len(s.gone) >= gone
+	r.unsettled = unsettled || len(s.removed) > 0
+	r.same = same && len(w.errs) == 0 && !s.hadErrs && len(s.removed) >= removed
 	s.hadErrs = len(w.errs) > 0
 	return r, nil
 }
 
-// checkDirs counts a directory that is empty as unreadable if it held objects
-// and is not the directory that it was: its file system was taken away. A
-// directory that was emptied file by file is the same one, and empty.
+// checkDirs treats an empty directory as unreadable if objects came from it and it is not
+// the same directory as before: its file system was unmounted. A directory that was
+// emptied file by file is the same one, and really empty.
 func (s *source) checkDirs(w *walk) {
 	dirs := map[string]fileID{}
 	for rel, found := range w.dirs {
-		before := s.dirs[rel] // zero after a start: another one than any
-		if rel != "" && found.empty && before != found.id && !s.allowEmpty && s.holdsBelow(rel) {
-			dirs[rel] = before
+		previous := s.dirs[rel] // at the start the zero value, which differs from any
+		if rel != "" && found.empty && previous != found.id && !s.allowEmpty && s.holdsBelow(rel) {
+			dirs[rel] = previous
 			w.unreadable = append(w.unreadable, rel)
 			w.errs = append(w.errs, DocumentError{File: rel,
-				Msg: "is another directory than before, and empty: mount it again, or remove it if that is meant"})
+				Msg: "is empty and not the same directory as before: mount it again, or remove it if that is intended"})
 			continue
 		}
 		dirs[rel] = found.id
@@ -153,7 +151,7 @@ func (s *source) holdsBelow(rel string) bool {
 	return false
 }
 
-// update says what a file counts as now.
+// update returns the content of a file that is in use now.
 func (s *source) update(name string, old sourceFile, found foundFile) sourceFile {
 	if old.info != nil && bytes.Equal(old.data, found.data) {
 		return sourceFile{data: old.data, parsed: old.parsed, info: found.info}
@@ -168,8 +166,8 @@ func (s *source) update(name string, old sourceFile, found foundFile) sourceFile
 	return sourceFile{data: next.data, parsed: next.parsed, info: found.info}
 }
 
-// parse is parseFile, but a file without a byte that held objects is taken for
-// a file that is being written, however long that takes.
+// parse is parseFile, except that an empty file that held objects is an error: it is taken
+// for a file that is being written, however long that takes.
 func (s *source) parse(name string, data []byte) parsed {
 	if len(data) > 0 || s.allowEmpty {
 		return parseFile(name, data)
@@ -177,14 +175,14 @@ func (s *source) parse(name string, data []byte) parsed {
 	for _, o := range s.good {
 		if o.file == name {
 			return parsed{unnamed: true, errs: []DocumentError{{File: name,
-				Msg: "is empty: write it anew, or remove it if that is meant"}}}
+				Msg: "is empty: write it again, or remove it if that is intended"}}}
 		}
 	}
 	return parsed{}
 }
 
-// seemsHalfWritten reports whether the same file, not another one that was
-// moved to its place, holds less than before.
+// seemsHalfWritten reports whether a file holds less than before. A file that was renamed
+// into place is complete, so it does not seem half written.
 func seemsHalfWritten(old sourceFile, next *nextContent, info fs.FileInfo) bool {
 	if !os.SameFile(old.info, info) {
 		return false
@@ -199,12 +197,11 @@ func seemsHalfWritten(old sourceFile, next *nextContent, info fs.FileInfo) bool 
 	return slices.ContainsFunc(old.parsed.objects, func(o object) bool { return !found[o.key] })
 }
 
-// merge puts the files together. Where a file holds less than before because
-// something in it is broken, the last good form stays: nothing that worked is
-// lost by a slip.
+// merge combines the objects of all files. An object that is missing because something is
+// broken stays in use in its last good form.
 func (s *source) merge(w *walk) reading {
 	r := reading{errs: w.errs}
-	now := make(map[key]object, len(s.good))
+	inUse := make(map[key]object, len(s.good))
 	for _, name := range sortedKeys(s.files) {
 		p := s.files[name].parsed
 		r.errs = append(r.errs, p.errs...)
@@ -212,16 +209,16 @@ func (s *source) merge(w *walk) reading {
 			r.notes = append(r.notes, name+": "+note)
 		}
 		for _, o := range p.objects {
-			if first, ok := now[o.key]; ok {
+			if first, ok := inUse[o.key]; ok {
 				r.errs = append(r.errs, DocumentError{File: o.file, Line: o.line, Field: "metadata.name",
-					Msg: fmt.Sprintf("%s is already in %s:%d, this one does not count", o.key, first.file, first.line)})
+					Msg: fmt.Sprintf("%s is already in %s:%d; this one is ignored", o.key, first.file, first.line)})
 				continue
 			}
-			now[o.key] = o
+			inUse[o.key] = o
 		}
 	}
-	s.keep(w, &r, now)
-	s.good = now
+	s.keep(w, &r, inUse)
+	s.good = inUse
 	r.objects = s.objects()
 	slices.SortStableFunc(r.errs, func(a, b DocumentError) int {
 		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Field, b.Field))
@@ -234,17 +231,17 @@ func (s *source) merge(w *walk) reading {
 // objects returns the last good form of every object, sorted by key.
 func (s *source) objects() []object {
 	out := make([]object, 0, len(s.good))
-	for _, k := range slices.SortedFunc(mapKeys(s.good), compareKeys) {
+	for _, k := range slices.SortedFunc(maps.Keys(s.good), compareKeys) {
 		out = append(out, s.good[k])
 	}
 	return out
 }
 
-// keep adds to now the objects that were good and may be there still. If
-// nothing at all is left, all of them stay unless empty is right: an empty
-// directory is one that is being mounted or copied far more often than one
-// that was emptied on purpose.
-func (s *source) keep(w *walk, r *reading, now map[key]object) {
+// keep adds to inUse the good objects that are broken, that cannot be read now, or that
+// were removed and have not settled. If no object at all is left, it keeps all of them
+// unless AllowEmpty is set: an empty directory is usually one that is being mounted or
+// copied.
+func (s *source) keep(w *walk, r *reading, inUse map[key]object) {
 	broken, unnamed := map[key]bool{}, map[string]bool{}
 	for name, f := range s.files {
 		for k := range f.parsed.broken {
@@ -252,62 +249,51 @@ func (s *source) keep(w *walk, r *reading, now map[key]object) {
 		}
 		unnamed[name] = f.parsed.unnamed
 	}
-	gone := map[key]time.Time{}
+	removed := map[key]time.Time{}
 	for k, o := range s.good {
-		other, ok := now[k]
+		found, ok := inUse[k]
 		switch {
-		// Another file has an object of this name, and counts only once the
-		// file that counted so far is mended or gone.
-		case ok && (other.file == o.file || !s.files[o.file].parsed.broken[k]):
+		// An object of this name in another file is used only when the file that holds
+		// the object in use is repaired or removed.
+		case ok && (found.file == o.file || !s.files[o.file].parsed.broken[k]):
 		case broken[k], unnamed[o.file], w.hides(o.file):
-			now[k] = o
+			inUse[k] = o
 			r.kept++
 			r.markKept(o)
 		case !ok && s.mayReturn(o):
-			gone[k] = s.gone[k]
+			removed[k] = s.removed[k]
 		}
 	}
-	if s.gone, s.first = gone, false; len(now) > 0 || len(s.good) == 0 || s.allowEmpty {
-		for k := range gone {
-			now[k] = s.good[k]
+	if s.removed, s.first = removed, false; len(inUse) > 0 || len(s.good) == 0 || s.allowEmpty {
+		for k := range removed {
+			inUse[k] = s.good[k]
 		}
 		return
 	}
-	s.gone = map[key]time.Time{}
-	maps.Copy(now, s.good)
-	r.kept = len(now)
+	s.removed = map[key]time.Time{}
+	maps.Copy(inUse, s.good)
+	r.kept = len(inUse)
 	r.errs = append(r.errs, DocumentError{File: rootName, Kept: true,
-		Msg: "holds no object any more: bring the files back, or start with --allow-empty if that is meant"})
+		Msg: "holds no object any more: bring the files back, or start with --allow-empty if that is intended"})
 }
 
-// mayReturn reports whether an object that is nowhere to be found counts all the same: its
-// file may be on the way to another directory, or be written anew, as the others are that
-// are there already. In the first reading of a process its file may be half written.
+// mayReturn reports whether an object that was not found stays in use for now. Its file may
+// be on the way to another directory, or about to be written again, as git and scripts do.
+// In the first read of a process, its file may be half written.
 func (s *source) mayReturn(o object) bool {
-	since, ok := s.gone[o.key]
-	if _, there := s.files[o.file]; !ok && there && !s.first {
+	since, ok := s.removed[o.key]
+	if _, present := s.files[o.file]; !ok && present && !s.first {
 		return false
 	}
 	if !ok {
 		since = time.Now()
-		s.gone[o.key] = since
+		s.removed[o.key] = since
 	}
-	away := time.Since(since)
-	return away < settleTime || time.Since(s.changed) < settleTime && away < maxSettleTime
+	missing := time.Since(since)
+	return missing < settleTime || time.Since(s.changed) < settleTime && missing < maxSettleTime
 }
 
-// hides reports whether a file cannot be seen because it, or a directory
-// above it, cannot be read.
-func (w *walk) hides(file string) bool {
-	for _, path := range w.unreadable {
-		if file == path || strings.HasPrefix(file, path+"/") {
-			return true
-		}
-	}
-	return false
-}
-
-// markKept tells in the errors that stand for o that its last good form counts.
+// markKept marks the errors about o: its last good form is in use.
 func (r *reading) markKept(o object) {
 	for i := range r.errs {
 		e := &r.errs[i]

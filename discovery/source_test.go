@@ -85,7 +85,7 @@ func TestBrokenAtStartIsLeftOut(t *testing.T) {
 	}
 	want := []string{
 		`sub/a.yaml:2: spec.clusterIP: want an IP address, got "x"`,
-		"sub/a.yaml:4: metadata.name: Service shop/cart is already in b.yaml:2, this one does not count",
+		"sub/a.yaml:4: metadata.name: Service shop/cart is already in b.yaml:2; this one is ignored",
 	}
 	if fmt.Sprint(errs) != fmt.Sprint(want) {
 		t.Errorf("got  %q\nwant %q", errs, want)
@@ -164,7 +164,7 @@ func TestDirectoryGoesAway(t *testing.T) {
 	if err := os.Rename(dir, dir+".old"); err != nil {
 		t.Fatal(err)
 	}
-	wait.Until(t, "a line in the log", func() bool { return logs.Count("the last tables stay") == 1 })
+	wait.Until(t, "a line in the log", func() bool { return logs.Count("the current tables stay") == 1 })
 	c.quiet()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.2"))
 	c.next()
@@ -303,7 +303,7 @@ func TestStateDirFailsLater(t *testing.T) {
 			t.Errorf("%d hosts, want %d", n, i+2)
 		}
 	}
-	if n := logs.Count("cannot save"); n != 1 {
+	if n := logs.Count("cannot save the automatic VIPs"); n != 1 {
 		t.Errorf("%d lines about saving, want 1", n)
 	}
 	if err := errors.Join(os.Remove(state), os.Rename(state+".away", state)); err != nil {

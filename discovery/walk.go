@@ -10,42 +10,45 @@ import (
 	"syscall"
 )
 
-// walk collects the files below a directory. It follows symbolic links, as a
-// mounted ConfigMap consists of them, and skips names that begin with a dot:
-// those belong to editors and to Kubernetes (..data).
+// maxFileSize bounds one file. 100,000 hosts are about 50 MB of YAML.
+const maxFileSize = 256 << 20
+
+// walk reads the files below a directory. It follows symbolic links, because a mounted
+// ConfigMap consists of them, and skips names that begin with a dot, which belong to
+// editors and to Kubernetes (..data).
 type walk struct {
 	root  string
-	files map[string]foundFile
+	files map[string]foundFile // by path below root
 	// dirs holds every directory by its path below root, "" for root itself.
 	dirs map[string]foundDir
-	// seen holds the directories that were read, links resolved.
-	seen map[string]bool
-	// watch says what a watcher must watch.
+	// visited holds the directories that were read, with links resolved.
+	visited map[string]bool
+	// watch holds the directories to watch for changes.
 	watch watchList
 	errs  []DocumentError
-	// unreadable holds the paths of what could not be read.
+	// unreadable holds the paths that could not be read.
 	unreadable []string
-	// transient is set if one of them may be readable soon.
+	// transient says that the reason may pass for one of them.
 	transient bool
 }
 
-// foundFile is a file as a walk found it.
+// foundFile is a file that a walk found.
 type foundFile struct {
 	data []byte
 	info fs.FileInfo
 }
 
-// foundDir is a directory as a walk found it.
+// foundDir is a directory that a walk found.
 type foundDir struct {
 	id    fileID
-	empty bool // it holds no entry whose name counts
+	empty bool // no entry has a name that is read
 }
 
-// fileID tells a directory from another one of the same name, such as the
+// fileID distinguishes a directory from another one of the same name, such as the
 // directory below a mount point.
 type fileID struct{ dev, ino uint64 }
 
-// idOf is the zero fileID if info has none.
+// idOf returns the fileID of info, or the zero value if info has none.
 func idOf(info fs.FileInfo) fileID {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
 		return fileID{dev: st.Dev, ino: st.Ino}
@@ -53,33 +56,22 @@ func idOf(info fs.FileInfo) fileID {
 	return fileID{}
 }
 
-// watchList holds the directories to watch, links resolved. For a directory
-// that only holds a link to something of the configuration, it names the link.
-type watchList map[string]watchEntry
-
-// watchEntry says which events of a directory count.
-type watchEntry struct {
-	id    fileID
-	all   bool            // every event counts
-	names map[string]bool // else those of these names
-}
-
 func newWalk(root string) *walk {
-	return &walk{root: root, files: map[string]foundFile{}, dirs: map[string]foundDir{}, seen: map[string]bool{}, watch: watchList{}}
+	return &walk{root: root, files: map[string]foundFile{}, dirs: map[string]foundDir{}, visited: map[string]bool{}, watch: watchList{}}
 }
 
-// dir reads the directory rel, unless it was read by another way: links may make more
-// ways than there is time for.
+// dir reads the directory rel, unless it was read under another path: links can make the
+// number of paths exponential.
 func (w *walk) dir(rel string) error {
 	path := filepath.Join(w.root, filepath.FromSlash(rel))
 	resolved, err := filepath.EvalSymlinks(path)
 	if err != nil {
 		return err
 	}
-	if w.seen[resolved] {
+	if w.visited[resolved] {
 		return nil
 	}
-	w.seen[resolved] = true
+	w.visited[resolved] = true
 	info, err := os.Stat(resolved)
 	if err != nil {
 		return err
@@ -96,7 +88,7 @@ func (w *walk) dir(rel string) error {
 		}
 		empty = false
 		name := joinSlash(rel, e.Name())
-		if err := w.entry(name); err != nil && !w.isGone(name, err) {
+		if err := w.entry(name); err != nil && !w.wasRemoved(name, err) {
 			w.cannotRead(name, err)
 		}
 	}
@@ -104,9 +96,9 @@ func (w *walk) dir(rel string) error {
 	return nil
 }
 
-// isGone reports whether an entry was removed after its directory was read. A
-// link whose target is missing is not gone.
-func (w *walk) isGone(name string, err error) bool {
+// wasRemoved reports whether an entry was removed after its directory was read. A link
+// whose target is missing was not removed.
+func (w *walk) wasRemoved(name string, err error) bool {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return false
 	}
@@ -120,12 +112,23 @@ func (w *walk) cannotRead(name string, err error) {
 	w.errs = append(w.errs, DocumentError{File: name, Msg: "cannot be read: " + plainError(err)})
 }
 
-// errTooLarge marks a file that is longer than maxFileSize.
+// hides reports whether a file could not be seen because it, or a directory above it,
+// could not be read.
+func (w *walk) hides(file string) bool {
+	for _, path := range w.unreadable {
+		if file == path || strings.HasPrefix(file, path+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// errTooLarge marks a file that is larger than maxFileSize.
 var errTooLarge = fmt.Errorf("is larger than %d MiB", maxFileSize>>20)
 
-// isPermanent recognises the errors that last until somebody changes the file
-// or its permissions. Every other error, such as one of the network or of the
-// disk, may be over at the next reading.
+// isPermanent recognises the errors that last until the file or its permissions are
+// changed. Every other error, such as one of the network or the disk, may be gone at the
+// next read.
 func isPermanent(err error) bool {
 	for _, permanent := range []error{
 		fs.ErrPermission, fs.ErrNotExist, errTooLarge, syscall.ELOOP, syscall.ENOTDIR, syscall.ENAMETOOLONG,
@@ -167,75 +170,6 @@ func (w *walk) entry(name string) error {
 	return nil
 }
 
-// add watches all of a directory.
-func (l watchList) add(resolved string, info fs.FileInfo) {
-	l[resolved] = watchEntry{id: idOf(info), all: true}
-}
-
-// addName watches one name in a directory.
-func (l watchList) addName(dir, name string) {
-	info, err := os.Stat(dir)
-	if err != nil {
-		return // the reading itself says what cannot be read
-	}
-	e := l[dir]
-	e.id = idOf(info)
-	if e.names == nil {
-		e.names = map[string]bool{}
-	}
-	e.names[name] = true
-	l[dir] = e
-}
-
-// addTarget watches the target of a file that is a link: it may be written
-// where it lies.
-func (l watchList) addTarget(path string) {
-	info, err := os.Lstat(path)
-	if err != nil || info.Mode()&fs.ModeSymlink == 0 {
-		return
-	}
-	if resolved, err := filepath.EvalSymlinks(path); err == nil {
-		l.addName(filepath.Dir(resolved), filepath.Base(resolved))
-	}
-}
-
-// addLinks watches every link that the way to path leads over, so that one
-// that is turned elsewhere is noticed.
-func (l watchList) addLinks(path string) {
-	const maxLinks = 40 // as the kernel
-	path, err := filepath.Abs(path)
-	for range maxLinks {
-		if err != nil {
-			return
-		}
-		var link string
-		if link = firstLink(path); link == "" {
-			return
-		}
-		l.addName(filepath.Dir(link), filepath.Base(link))
-		var target string
-		if target, err = os.Readlink(link); err == nil {
-			if !filepath.IsAbs(target) {
-				target = filepath.Join(filepath.Dir(link), target)
-			}
-			path = filepath.Join(target, strings.TrimPrefix(path, link))
-		}
-	}
-}
-
-// firstLink is the shortest beginning of path that is a link, or "".
-func firstLink(path string) string {
-	for i := 1; i <= len(path); i++ {
-		if i < len(path) && path[i] != filepath.Separator {
-			continue
-		}
-		if info, err := os.Lstat(path[:i]); err == nil && info.Mode()&fs.ModeSymlink != 0 {
-			return path[:i]
-		}
-	}
-	return ""
-}
-
 func joinSlash(rel, name string) string {
 	if rel == "" {
 		return name
@@ -243,7 +177,7 @@ func joinSlash(rel, name string) string {
 	return rel + "/" + name
 }
 
-// plainError leaves out the path, which the error around it names already.
+// plainError returns err without the path, which the caller names already.
 func plainError(err error) string {
 	var pathErr *fs.PathError
 	if errors.As(err, &pathErr) {

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -14,20 +16,101 @@ import (
 
 const (
 	defaultDebounce = 30 * time.Millisecond
-	// maxQuietPeriods bounds how long a stream of edits can hold back a build.
+	// maxQuietPeriods bounds, in debounce periods, how long continuous edits can delay a
+	// read.
 	maxQuietPeriods = 10
-	// rescanEvery catches what the kernel does not report: network file
-	// systems, and a directory above that was replaced.
+	// rescanEvery is when the directory is read without an event. It catches what the
+	// kernel does not report: network file systems, and a parent directory that was
+	// replaced.
 	rescanEvery = 30 * time.Second
-	// retryEvery is how soon a directory is read again that could not be read,
-	// or cannot be watched.
+	// retryEvery is when a directory that could not be read or watched is read again.
 	retryEvery = time.Second
 )
 
-// watcher says when the directory may have changed. It belongs to one
-// goroutine. Where the kernel has no watch to give, it only keeps the time.
+// watchList holds the directories to watch, with links resolved.
+type watchList map[string]watchEntry
+
+// watchEntry says which events of a directory matter. A directory that only holds a link
+// to a part of the configuration is watched for the name of the link.
+type watchEntry struct {
+	id    fileID
+	all   bool            // every event matters
+	names map[string]bool // otherwise, events of these names
+}
+
+// add watches a directory for all events.
+func (l watchList) add(resolved string, info fs.FileInfo) {
+	l[resolved] = watchEntry{id: idOf(info), all: true}
+}
+
+// addName watches a directory for events of one name.
+func (l watchList) addName(dir, name string) {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return // the walk reports what cannot be read
+	}
+	e := l[dir]
+	e.id = idOf(info)
+	if e.names == nil {
+		e.names = map[string]bool{}
+	}
+	e.names[name] = true
+	l[dir] = e
+}
+
+// addTarget watches the target of a file that is a link, because the target may be
+// written without touching the link.
+func (l watchList) addTarget(path string) {
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode()&fs.ModeSymlink == 0 {
+		return
+	}
+	if resolved, err := filepath.EvalSymlinks(path); err == nil {
+		l.addName(filepath.Dir(resolved), filepath.Base(resolved))
+	}
+}
+
+// addLinks watches every link on the way to path, so that a link that is pointed
+// elsewhere is noticed.
+func (l watchList) addLinks(path string) {
+	const maxLinks = 40 // as in the kernel
+	path, err := filepath.Abs(path)
+	for range maxLinks {
+		if err != nil {
+			return
+		}
+		var link string
+		if link = firstLink(path); link == "" {
+			return
+		}
+		l.addName(filepath.Dir(link), filepath.Base(link))
+		var target string
+		if target, err = os.Readlink(link); err == nil {
+			if !filepath.IsAbs(target) {
+				target = filepath.Join(filepath.Dir(link), target)
+			}
+			path = filepath.Join(target, strings.TrimPrefix(path, link))
+		}
+	}
+}
+
+// firstLink returns the shortest prefix of path that is a link, or "".
+func firstLink(path string) string {
+	for i := 1; i <= len(path); i++ {
+		if i < len(path) && path[i] != filepath.Separator {
+			continue
+		}
+		if info, err := os.Lstat(path[:i]); err == nil && info.Mode()&fs.ModeSymlink != 0 {
+			return path[:i]
+		}
+	}
+	return ""
+}
+
+// watcher tells when the directory may have changed. It belongs to one goroutine. While
+// the kernel refuses to watch, it only waits for the time of the next read.
 type watcher struct {
-	fs      *fsnotify.Watcher // nil while there is none to be had
+	fs      *fsnotify.Watcher // nil while the kernel refuses
 	quiet   time.Duration
 	watched watchList
 }
@@ -38,24 +121,24 @@ func newWatcher(quiet time.Duration) *watcher {
 
 func (w *watcher) close() {
 	if w.fs != nil {
-		_ = w.fs.Close() // nothing is left to be done about it
+		_ = w.fs.Close() // it is not used again
 	}
 }
 
-// giveUp drops a watcher that has failed. The next sync makes another.
+// giveUp closes an fsnotify watcher that has failed. The next sync makes another one.
 func (w *watcher) giveUp() {
 	w.close()
 	w.fs, w.watched = nil, watchList{}
 }
 
-// sync watches what want says. It reports whether a watch is new: what was
-// written there before the watch was in place has gone unnoticed. It goes on
-// after an error, and the next sync tries again.
+// sync watches the directories in want, and no others. It reports whether a watch is new;
+// the caller then reads again, because changes before the watch was in place were not
+// noticed. It continues after an error, and the next sync tries again.
 func (w *watcher) sync(want watchList) (bool, error) {
 	if w.fs == nil {
 		watcher, err := fsnotify.NewWatcher()
 		if err != nil {
-			return false, fmt.Errorf("watching files%s; until then they are read every %v: %w", bound(err), retryEvery, err)
+			return false, fmt.Errorf("watching files%s; until then they are read every %v: %w", kernelLimit(err), retryEvery, err)
 		}
 		w.fs = watcher
 	}
@@ -68,22 +151,22 @@ func (w *watcher) sync(want watchList) (bool, error) {
 			continue
 		}
 		if ok {
-			_ = w.fs.Remove(dir) // the directory of before, which may be gone
+			_ = w.fs.Remove(dir) // the previous directory, which may be gone
 			delete(w.watched, dir)
 		}
 		switch err := w.fs.Add(dir); {
 		case errors.Is(err, fs.ErrNotExist):
-			added = true // it has gone since it was read: read again
+			added = true // it was removed after the walk: read again
 			continue
 		case err != nil:
-			errs = append(errs, fmt.Errorf("watching %s%s; until then it is read every %v: %w", dir, bound(err), retryEvery, err))
+			errs = append(errs, fmt.Errorf("watching %s%s; until then it is read every %v: %w", dir, kernelLimit(err), retryEvery, err))
 			continue
 		}
 		w.watched[dir], added = e, true
 	}
 	for dir := range w.watched {
 		if _, ok := want[dir]; !ok {
-			_ = w.fs.Remove(dir) // it is gone: the kernel dropped the watch itself
+			_ = w.fs.Remove(dir) // if it was removed, the kernel dropped the watch itself
 			delete(w.watched, dir)
 		}
 	}
@@ -93,27 +176,27 @@ func (w *watcher) sync(want watchList) (bool, error) {
 	return added, nil
 }
 
-// bound names the setting of the kernel that an error comes from, if it comes from one.
-func bound(err error) string {
+// kernelLimit names the kernel's setting that an error comes from, if it does.
+func kernelLimit(err error) string {
 	switch {
 	case errors.Is(err, syscall.ENOSPC):
-		return " (fs.inotify.max_user_watches bounds it)"
+		return " (fs.inotify.max_user_watches is the limit)"
 	case errors.Is(err, syscall.EMFILE):
-		return " (fs.inotify.max_user_instances, or the limit of open files, bounds it)"
+		return " (fs.inotify.max_user_instances, or the limit of open files, is reached)"
 	}
 	return ""
 }
 
-// forget drops all watches. A directory that was removed and made again under
-// its name has lost its watch, so after such an event they are set anew.
+// forget drops all watches, so that the next sync sets them again. A directory that was
+// removed and created again has lost its watch.
 func (w *watcher) forget() {
 	for dir := range w.watched {
-		_ = w.fs.Remove(dir) // may be gone already
+		_ = w.fs.Remove(dir) // the directory may have been removed
 		delete(w.watched, dir)
 	}
 }
 
-// matters reports whether an event can change what a reading finds.
+// matters reports whether an event can change what a walk finds.
 func (w *watcher) matters(e fsnotify.Event) bool {
 	if _, watched := w.watched[e.Name]; watched && (e.Has(fsnotify.Remove) || e.Has(fsnotify.Rename)) {
 		w.forget()
@@ -126,8 +209,8 @@ func (w *watcher) matters(e fsnotify.Event) bool {
 	return !ok || parent.all || parent.names[filepath.Base(e.Name)]
 }
 
-// wait returns when something changed and has been quiet since, or when atMost
-// has passed, or when ctx ends.
+// wait returns when something has changed and then was quiet, when atMost has passed, or
+// when ctx ends.
 func (w *watcher) wait(ctx context.Context, atMost time.Duration) {
 	rescan := time.NewTimer(atMost)
 	defer rescan.Stop()
@@ -158,7 +241,7 @@ func (w *watcher) wait(ctx context.Context, atMost time.Duration) {
 				w.giveUp()
 				return
 			}
-			// Events are lost, so look at everything.
+			// Events were lost, so everything has to be read.
 			w.forget()
 			return
 		case <-quiet:

@@ -8,44 +8,43 @@ import (
 	"strings"
 )
 
-// claim is what one object says of one host.
+// claim is what one object says about one host.
 type claim struct {
 	host      string // as its author wrote it
-	namespace string // the owner's
-	shortname string // only of Kubernetes' own; empty marks an external host
+	namespace string // of the object
+	shortname string // of a Service; empty for an external host
 	exportTo  exportTo
 
-	// addrs are cluster IPs and endpoints: a client gets those of its
-	// families. literal are addresses that a person wrote into a ServiceEntry:
-	// every client gets them all, as from istiod.
+	// addrs are cluster IPs and endpoints; a client gets those of its families. literal
+	// are the addresses of a ServiceEntry; every client gets all of them, as from istiod.
 	addrs   []netip.Addr
 	literal []netip.Addr
-	// wantsVIP marks an external host that shall have an automatic address.
+	// wantsVIP marks an external host that gets an automatic VIP.
 	wantsVIP bool
 }
 
 func (c claim) kubernetes() bool { return c.shortname != "" }
 
-// hostKey is what makes two spellings of a host one.
+// hostKey returns the form of a host in which spellings that differ in case are equal.
 func hostKey(host string) string { return strings.ToLower(host) }
 
-// index gives the builder the objects by what they are looked up by.
+// index holds Pods and EndpointSlices by the keys that they are looked up by.
 type index struct {
 	domain string
 	pods   map[string]map[string]*pod            // namespace, name
 	slices map[string]map[string][]endpointSlice // namespace, service
 }
 
-// buildClaims says which hosts the objects make. It depends on the objects
-// only, not on their order.
+// buildClaims returns the claims of objects. The order of the objects does not matter for
+// the tables.
 func buildClaims(objects []object, domain string) []claim {
 	ix := index{domain: domain, pods: map[string]map[string]*pod{}, slices: map[string]map[string][]endpointSlice{}}
 	for _, o := range objects {
 		switch {
 		case o.pod != nil:
-			put(ix.pods, o.key.namespace)[o.key.name] = o.pod
+			innerMap(ix.pods, o.key.namespace)[o.key.name] = o.pod
 		case o.slice != nil && o.slice.service != "":
-			byService := put(ix.slices, o.key.namespace)
+			byService := innerMap(ix.slices, o.key.namespace)
 			byService[o.slice.service] = append(byService[o.slice.service], *o.slice)
 		}
 	}
@@ -62,13 +61,13 @@ func buildClaims(objects []object, domain string) []claim {
 			claims = append(claims, entryClaims(o.key, o.entry)...)
 		}
 	}
-	settleVIPs(claims, services)
+	dropNeedlessVIPs(claims, services)
 	return claims
 }
 
-// settleVIPs takes the wish for an automatic address from hosts that have an
-// address by another object, or that are Services.
-func settleVIPs(claims []claim, services map[string]bool) {
+// dropNeedlessVIPs clears wantsVIP for hosts that have an address from another object, or
+// that are Services.
+func dropNeedlessVIPs(claims []claim, services map[string]bool) {
 	addressed := map[string]bool{}
 	for _, c := range claims {
 		if len(c.addrs)+len(c.literal) > 0 {
@@ -111,13 +110,13 @@ func (ix *index) serviceClaims(k key, s *service) []claim {
 	return claims
 }
 
-// endpoints gives the endpoints of a headless Service: from its slices, or, if
-// it has none, from the Pods that it selects.
+// endpoints returns the endpoints of a headless Service: those of its slices or, if it has
+// no slices, the Pods that it selects.
 func (ix *index) endpoints(k key, s *service) []endpoint {
 	pods := ix.pods[k.namespace]
 	var out []endpoint
-	if own := ix.slices[k.namespace][k.name]; len(own) > 0 {
-		for _, slice := range own {
+	if found := ix.slices[k.namespace][k.name]; len(found) > 0 {
+		for _, slice := range found {
 			for _, ep := range slice.endpoints {
 				if p := pods[ep.pod]; ep.hostname == "" && p != nil && p.subdomain == k.name {
 					ep.hostname = p.hostname
@@ -132,7 +131,7 @@ func (ix *index) endpoints(k key, s *service) []endpoint {
 	}
 	for _, name := range sortedKeys(pods) {
 		p := pods[name]
-		if p.gone || !selects(s.selector, p.labels) {
+		if p.terminated || !selects(s.selector, p.labels) {
 			continue
 		}
 		ep := endpoint{addrs: p.addrs, ready: p.ready}
@@ -153,11 +152,11 @@ func selects(selector, labels map[string]string) bool {
 	return true
 }
 
-// entryClaims says what a ServiceEntry makes. Its endpoints are not answered:
-// they are where a proxy sends what reaches the host's address, and without an
-// address the host gets an automatic one. As in istiod a wildcard gets one
-// only if its resolution is DYNAMIC_DNS, since only then a proxy knows where
-// to send a connection to it; with NONE it never does.
+// entryClaims returns the claims of a ServiceEntry. They do not include its endpoints,
+// which are where a proxy sends connections to the host's address. A host without an
+// address gets an automatic VIP. As in istiod, a wildcard gets one only with resolution
+// DYNAMIC_DNS, because only then a proxy knows where to send the connection; with
+// resolution NONE a proxy never knows.
 func entryClaims(k key, e *serviceEntry) []claim {
 	var claims []claim
 	auto := !e.hasAddresses && !e.noVIP && e.resolution != resolutionNone
@@ -170,8 +169,8 @@ func entryClaims(k key, e *serviceEntry) []claim {
 	return claims
 }
 
-// put returns the inner map of a key, made if need be.
-func put[V any](m map[string]map[string]V, k string) map[string]V {
+// innerMap returns the inner map of a key, and creates it if it does not exist.
+func innerMap[V any](m map[string]map[string]V, k string) map[string]V {
 	if m[k] == nil {
 		m[k] = map[string]V{}
 	}

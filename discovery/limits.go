@@ -14,28 +14,28 @@ import (
 )
 
 const (
-	// connectTimeout is how long a client may take to say that it speaks HTTP/2.
+	// connectTimeout bounds the HTTP/2 handshake of a new connection.
 	connectTimeout = 10 * time.Second
-	// maxStreamsPerConn bounds the streams of one connection; an agent has one.
+	// maxStreamsPerConn bounds the streams of one connection; an agent opens one.
 	maxStreamsPerConn = 16
-	// idleConn is how long a connection without a stream stays.
+	// idleConn is when a connection without a stream is closed.
 	idleConn = time.Minute
-	// ageGrace is how long streams of an old connection may go on once it was
-	// told to end. A client reconnects at once, and keeps its table meanwhile.
+	// ageGrace is how long the streams of an old connection may continue after its client
+	// was asked to connect again. The client keeps its table meanwhile.
 	ageGrace = 10 * time.Second
 )
 
-// serverOptions bound what clients can hold, and make connections end now and
-// then, so that clients spread over replicas.
+// serverOptions returns options that bound what clients can occupy, and that end
+// connections from time to time, so that clients spread over replicas.
 func (s *Server) serverOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
-		// Clients look for a dead peer every 30 s or faster; gRPC's own limit
-		// of one ping in 5 minutes would have them thrown out.
+		// Clients ping every 30 s or more often. With gRPC's default limit, one ping in 5
+		// minutes, the server would close their connections.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{
 			Time: 30 * time.Second, Timeout: 10 * time.Second,
-			// gRPC adds up to a tenth more or less, so that clients that came
-			// together do not come back together.
+			// gRPC varies this by a tenth, so that clients that connected together do not
+			// reconnect together.
 			MaxConnectionAge: s.cfg.MaxConnectionAge, MaxConnectionAgeGrace: ageGrace,
 			MaxConnectionIdle: idleConn,
 		}),
@@ -46,12 +46,12 @@ func (s *Server) serverOptions() []grpc.ServerOption {
 	}
 }
 
-// boundStream refuses a stream beyond MaxClients, and ends one whose client
-// does not acknowledge a push: what it has not read stays in memory.
+// boundStream refuses streams beyond MaxClients, and ends a stream whose client does not
+// acknowledge a push in time, because an unread push stays in memory.
 func (s *Server) boundStream(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	if !s.enter() {
 		s.metrics.ended.WithLabelValues(endedTooMany).Inc()
-		return status.Errorf(codes.ResourceExhausted, "this control plane already serves %d clients (--max-clients): try another, or later",
+		return status.Errorf(codes.ResourceExhausted, "this control plane serves %d clients already (--max-clients): try another one, or later",
 			s.cfg.MaxClients)
 	}
 	ctx, cancel := context.WithCancelCause(stream.Context())
@@ -72,8 +72,8 @@ func (s *Server) boundStream(srv any, stream grpc.ServerStream, _ *grpc.StreamSe
 		return err
 	case <-ctx.Done():
 	}
-	// The end of the stream, which the return from here is, ends a send that
-	// waits for the client, and so the handler.
+	// Returning from here ends the stream. That ends a send that waits for the client, and
+	// with it the handler.
 	if err := context.Cause(ctx); status.Code(err) == codes.DeadlineExceeded && stream.Context().Err() == nil {
 		s.metrics.ended.WithLabelValues(endedSlow).Inc()
 		return err
@@ -81,7 +81,7 @@ func (s *Server) boundStream(srv any, stream grpc.ServerStream, _ *grpc.StreamSe
 	return <-done
 }
 
-// enter counts a client, unless there are too many.
+// enter counts a client. It reports false if there are too many.
 func (s *Server) enter() bool {
 	if s.clients.Add(1) > int64(s.cfg.MaxClients) {
 		s.leave()
@@ -92,7 +92,7 @@ func (s *Server) enter() bool {
 
 func (s *Server) leave() { s.clients.Add(-1) }
 
-// boundedStream is a stream whose client has to answer each push in time.
+// boundedStream is a stream whose client must answer each push in time.
 type boundedStream struct {
 	grpc.ServerStream
 	ctx     context.Context
@@ -102,10 +102,10 @@ type boundedStream struct {
 	timer *time.Timer
 }
 
-// Context ends early if the client is too slow.
+// Context returns a context that also ends if the client is too slow.
 func (b *boundedStream) Context() context.Context { return b.ctx }
 
-// SendMsg sends a push and starts the time for its acknowledgement.
+// SendMsg sends a push and starts the timer for its acknowledgement.
 func (b *boundedStream) SendMsg(m any) error {
 	b.mu.Lock()
 	b.timer.Reset(b.timeout)
@@ -113,7 +113,7 @@ func (b *boundedStream) SendMsg(m any) error {
 	return b.ServerStream.SendMsg(m)
 }
 
-// RecvMsg receives what the client says; it has read the push before.
+// RecvMsg receives a request, which acknowledges the last push, and stops the timer.
 func (b *boundedStream) RecvMsg(m any) error {
 	err := b.ServerStream.RecvMsg(m)
 	b.mu.Lock()
@@ -122,19 +122,19 @@ func (b *boundedStream) RecvMsg(m any) error {
 	return err
 }
 
-// spareConns is how many connections there may be beside those of MaxClients:
-// ones that have no stream yet, or no longer.
+// spareConns is how many connections more than MaxClients there may be: those that have
+// no stream yet, or no longer.
 const spareConns = 1000
 
-// boundedListener closes connections beyond a bound at once.
+// boundedListener closes connections beyond a bound as soon as they are accepted.
 type boundedListener struct {
 	net.Listener
 	max  int64
 	open atomic.Int64
-	over func() // is called for each that was closed
+	over func() // called for each connection that is closed
 }
 
-// Accept returns the next connection within the bound.
+// Accept returns the next connection that is within the bound.
 func (l *boundedListener) Accept() (net.Conn, error) {
 	for {
 		conn, err := l.Listener.Accept()
@@ -146,11 +146,11 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 		}
 		l.open.Add(-1)
 		l.over()
-		_ = conn.Close() // its client sees that
+		_ = conn.Close() // the client notices
 	}
 }
 
-// boundedConn gives its place back when it is closed.
+// boundedConn is a connection that the listener counts until it is closed.
 type boundedConn struct {
 	net.Conn
 	listener *boundedListener

@@ -1,0 +1,269 @@
+package discovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// The steps that can fail while the server runs: the values of the label "step" of the
+// failure metric.
+const (
+	stepRead        = "read"
+	stepWatch       = "watch"
+	stepSave        = "save"
+	stepSaveObjects = "save_objects"
+	stepBuild       = "build"
+)
+
+// saveObjectsEvery bounds how often the last good objects are written: they can be tens of
+// megabytes, and a directory can change many times a second.
+const saveObjectsEvery = 5 * time.Second
+
+// slowRead is when a read is reported as slow. A network file system whose server is away
+// may never return.
+const slowRead = 15 * time.Second
+
+// rebuildOnChange builds the tables, and builds them again whenever the directory changes,
+// until ctx ends. It fails only if the directory cannot be read at the start, for a
+// permanent reason.
+func (s *Server) rebuildOnChange(ctx context.Context) error {
+	w := newWatcher(s.cfg.Debounce)
+	defer w.close()
+	defer s.saveObjectsNow()
+	next, err := s.rebuild(w)
+	if err != nil && !s.serving && isPermanent(err) {
+		return err
+	}
+	for {
+		if s.objectsUnsaved {
+			next = min(next, max(0, saveObjectsEvery-time.Since(s.objectsSaved)))
+		}
+		w.wait(ctx, next)
+		select {
+		case <-ctx.Done():
+			return nil
+		default:
+		}
+		next, _ = s.rebuild(w) // rebuild has logged the error
+	}
+}
+
+// rebuild builds until all directories are watched. It returns when to read the directory
+// again if nothing changes, and the last error, which it has logged.
+func (s *Server) rebuild(w *watcher) (time.Duration, error) {
+	for {
+		r, err := s.build()
+		again, watchErr := w.sync(r.watch)
+		if watchErr != nil {
+			s.failed(stepWatch, watchErr)
+		} else {
+			s.recovered(stepWatch)
+		}
+		switch {
+		case again:
+			// Changes before the new watch was in place were not noticed.
+			continue
+		case err != nil || watchErr != nil || r.unsettled || r.transient:
+			return retryEvery, err
+		default:
+			return rescanEvery, nil
+		}
+	}
+}
+
+// failed counts a failure, and logs it unless the step has failed since it last worked.
+func (s *Server) failed(step string, err error) {
+	s.metrics.failures.WithLabelValues(step).Inc()
+	if !s.logged[step] {
+		s.logged[step] = true
+		s.cfg.Logger.Error(failureMessage(step)+"; the current tables stay", "error", err)
+	}
+}
+
+func failureMessage(step string) string {
+	switch step {
+	case stepRead:
+		return "cannot read the configuration directory"
+	case stepWatch:
+		return "cannot watch the configuration directory"
+	case stepSave:
+		return "cannot save the automatic VIPs"
+	case stepSaveObjects:
+		return "cannot save the last good objects"
+	}
+	return "cannot build the tables"
+}
+
+// recovered makes failed log the next failure of a step.
+func (s *Server) recovered(step string) { delete(s.logged, step) }
+
+// build reads the directory and serves its tables.
+func (s *Server) build() (reading, error) {
+	slow := time.AfterFunc(slowRead, func() {
+		s.metrics.failures.WithLabelValues(stepRead).Inc()
+		s.cfg.Logger.Error("reading the configuration directory takes long; the current tables stay", "so_far", slowRead)
+	})
+	r, err := s.source.read()
+	slow.Stop()
+	s.setDirErr(err)
+	if err != nil {
+		s.failed(stepRead, err)
+		if s.serving || len(s.source.good) == 0 {
+			return r, err
+		}
+		// The process has just started: serve the last good objects of the previous one.
+		r.objects, r.kept = s.source.objects(), len(s.source.good)
+		return r, errors.Join(err, s.serve(r))
+	}
+	s.recovered(stepRead)
+	s.metrics.lastRead.SetToCurrentTime()
+	if r.same && s.built && !s.vipsUnsaved {
+		s.saveObjects()
+		return r, nil
+	}
+	return r, s.serve(r)
+}
+
+// setDirErr records whether the configuration directory could be read.
+func (s *Server) setDirErr(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dirErr = nil
+	if err != nil {
+		s.dirErr = &DocumentError{File: rootName, Msg: "cannot be read: " + plainError(err), Kept: len(s.source.good) > 0}
+	}
+}
+
+// serve puts the tables of a reading to use. The first reading that is served must be
+// complete, because clients would lose the hosts that are missing.
+func (s *Server) serve(r reading) error {
+	s.built = false
+	if !s.serving {
+		if why := s.tooEarly(r); why != "" {
+			s.report(r, allocation{})
+			s.setWaiting(why)
+			return nil
+		}
+	}
+	snap, a := newSnapshot(r.objects, s.cfg.ClusterDomain, s.vips)
+	s.report(r, a)
+	s.saveVIPs(a)
+	s.metrics.observe(r, snap, a)
+	if err := s.cache.set(snap); err != nil {
+		s.failed(stepBuild, err)
+		return err
+	}
+	s.recovered(stepBuild)
+	s.built = true
+	s.objectsUnsaved = s.state != nil
+	s.saveObjects()
+	if !s.serving {
+		s.serving = true
+		s.setWaiting("")
+		s.cfg.Logger.Info("serving name tables", "address", s.addr.String(), "config_dir", s.cfg.ConfigDir)
+		close(s.ready)
+	}
+	return nil
+}
+
+// tooEarly returns why a reading must not be the first one that is served, or "".
+func (s *Server) tooEarly(r reading) string {
+	switch {
+	case len(r.objects) == 0 && !s.cfg.AllowEmpty:
+		return fmt.Sprintf("the configuration directory %s holds no usable object: "+
+			"add one, or start with --allow-empty if that is intended", s.cfg.ConfigDir)
+	case r.transient && r.kept == 0:
+		return fmt.Sprintf("a part of the configuration directory %s could not be read: see /debug/errors", s.cfg.ConfigDir)
+	}
+	return ""
+}
+
+// setWaiting records why the server is not ready, and logs it if it has changed.
+func (s *Server) setWaiting(why string) {
+	s.mu.Lock()
+	previous := s.waiting
+	s.waiting = why
+	s.mu.Unlock()
+	s.cache.waitingFor(why)
+	if why != "" && why != previous {
+		s.cfg.Logger.Warn("not ready, no stream is served", "because", why)
+	}
+}
+
+// saveVIPs saves the VIPs before any client sees them, so that a crash does not lose
+// them. If that fails, for example because the disk is full, the VIPs are served all the
+// same, and the next build tries again.
+func (s *Server) saveVIPs(a allocation) {
+	if s.state == nil {
+		return
+	}
+	if s.vipsUnsaved = s.vipsUnsaved || a.changed; !s.vipsUnsaved {
+		return
+	}
+	if err := s.vips.save(s.state); err != nil {
+		s.failed(stepSave, err)
+		return
+	}
+	s.vipsUnsaved = false
+	s.recovered(stepSave)
+}
+
+// saveObjects saves the last good objects if they have changed, but not more often than
+// every saveObjectsEvery.
+func (s *Server) saveObjects() {
+	if time.Since(s.objectsSaved) >= saveObjectsEvery {
+		s.saveObjectsNow()
+	}
+}
+
+// saveObjectsNow saves the last good objects if they have changed.
+func (s *Server) saveObjectsNow() {
+	if !s.objectsUnsaved {
+		return
+	}
+	s.objectsSaved = time.Now()
+	if err := saveObjects(s.state, s.source.good); err != nil {
+		s.failed(stepSaveObjects, err)
+		return
+	}
+	s.objectsUnsaved = false
+	s.recovered(stepSaveObjects)
+}
+
+// report publishes the errors of a reading and logs what is new. A document that stays
+// broken is logged once, and again if it was repaired and breaks again.
+func (s *Server) report(r reading, a allocation) {
+	s.mu.Lock()
+	s.errs = slices.Clone(r.errs)
+	s.mu.Unlock()
+	s.metrics.broken.Set(float64(len(r.errs)))
+	logged := map[string]bool{}
+	logNew := func(id string, log func()) {
+		if logged[id] = true; !s.logged[id] {
+			log()
+		}
+	}
+	for _, e := range r.errs {
+		logNew("document "+e.Error(), func() {
+			s.cfg.Logger.Error("broken document", "error", e, "kept_last_good", e.Kept)
+		})
+	}
+	for _, note := range r.notes {
+		logNew("note "+note, func() { s.cfg.Logger.Info("an object makes no host", "what", note) })
+	}
+	for _, host := range a.without {
+		logNew("no vip "+host, func() { s.cfg.Logger.Error("no automatic VIP is left", "host", host) })
+	}
+	for _, host := range a.moved {
+		s.cfg.Logger.Warn("another object claims the automatic VIP, the host gets a new one", "host", host)
+	}
+	for _, step := range []string{stepRead, stepWatch, stepSave, stepSaveObjects, stepBuild} {
+		if s.logged[step] {
+			logged[step] = true
+		}
+	}
+	s.logged = logged
+}
