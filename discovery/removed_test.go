@@ -90,7 +90,7 @@ func TestGoneObjectsSettle(t *testing.T) {
 					if !r.unsettled || r.kept != 0 || time.Since(since) > time.Minute {
 						t.Fatalf("%d: %+v", n, r)
 					}
-					time.Sleep(900 * time.Millisecond) // on the clock of the bubble
+					time.Sleep(900 * time.Millisecond) //nolint:forbidigo // advances the clock of the bubble
 				}
 				if got := time.Since(since); got < maxSettleTime || got > maxSettleTime+time.Second {
 					t.Errorf("gone after %v", got)

@@ -171,7 +171,7 @@ func (f forwarder) reply(network string, listening net.Addr, text string) string
 	text += f.mark
 	if f.upstream == "-" {
 		if strings.Contains(text, "slow") {
-			time.Sleep(time.Second)
+			time.Sleep(time.Second) //nolint:forbidigo // the nameserver is slow
 		}
 		return text
 	}

@@ -110,7 +110,7 @@ func TestRunAndSwitch(t *testing.T) {
 		quick(&cfg)
 		c := l.with(cfg)
 		l.keep(c)
-		time.Sleep(3 * cfg.Interval) // in which Run would look at the rules
+		time.Sleep(3 * cfg.Interval) //nolint:forbidigo // Run would look at the rules in this time, and must not
 		if got := l.holders(); got != "" || c.Stats().Checks != 0 {
 			t.Errorf("before Apply: rules in %q, %+v", got, c.Stats())
 		}
@@ -130,7 +130,7 @@ func TestRunAndSwitch(t *testing.T) {
 		wait.Until(t, "rules are in", func() bool { return l.holders() != "" && c.Stats().Repairs == 1 })
 		remove(t, c)
 		checks := c.Stats().Checks
-		time.Sleep(3 * cfg.Interval) // in which Run would look at the rules
+		time.Sleep(3 * cfg.Interval) //nolint:forbidigo // Run would look at the rules in this time, and must not
 		if got := l.holders(); got != "" || c.Stats().Checks != checks {
 			t.Errorf("after Remove: rules in %q", got)
 		}

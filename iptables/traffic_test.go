@@ -33,7 +33,7 @@ func (l *lab) start() *traffic {
 	}
 	for _, network := range []string{"udp", "tcp"} {
 		l.loop(ctx, tr, func(text string) (string, error) {
-			time.Sleep(time.Millisecond) // or TCP runs out of ports
+			time.Sleep(time.Millisecond) //nolint:forbidigo // a slower pace, or TCP runs out of ports
 			return ask(network, "-", l.server('2'), text)
 		})
 	}

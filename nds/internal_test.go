@@ -182,7 +182,7 @@ func TestRepeated(t *testing.T) {
 		say := func(times int, reason string) {
 			for i := range times {
 				r.report("failed", slog.LevelWarn, fmt.Errorf("dial 10.0.0.1:%d->10.0.0.2:1: %s", 40000+i, reason), "wait", i)
-				time.Sleep(7 * time.Second)
+				time.Sleep(7 * time.Second) //nolint:forbidigo // advances the clock of the bubble
 			}
 		}
 		say(12, "reset") // over 84 s

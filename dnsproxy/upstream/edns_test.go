@@ -1,3 +1,4 @@
+//nolint:forbidigo // the tests of this file run in synctest bubbles, whose clock Sleep advances
 package upstream
 
 import (

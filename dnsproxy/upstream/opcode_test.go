@@ -14,7 +14,7 @@ import (
 func TestOtherOpcodesOnce(t *testing.T) {
 	t.Parallel()
 	late := func(query []byte, _ string) [][]byte {
-		time.Sleep(600 * time.Millisecond) // longer than any server may take before it is late
+		time.Sleep(600 * time.Millisecond) //nolint:forbidigo // the server is slower than the longest retry interval
 		return [][]byte{reply(query, 0)}
 	}
 	first, second := serve(t, late), serve(t, late)

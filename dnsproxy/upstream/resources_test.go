@@ -6,6 +6,7 @@ import (
 	"net"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,31 +18,37 @@ import (
 // little memory, and when nobody asks there are none. How many of them come before
 // it has been silent for long (rule 9) is up to the machine.
 func TestResources(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes as long as a socket lives")
-	}
 	s := serve(t, silence)
 	c := client(t, upstream.Config{Timeout: 2 * time.Second})
 	g := c.Group(specs(s), upstream.Options{})
 	before := runtime.NumGoroutine()
 	const queries = 10_000
 	var asking sync.WaitGroup
+	var ended atomic.Int64
 	for range queries {
 		asking.Go(func() {
+			defer ended.Add(1)
 			if _, _, err := g.Exchange(context.Background(), query(), upstream.UDPOnly); !errors.Is(err, upstream.ErrTimeout) && !errors.Is(err, upstream.ErrOverload) {
 				t.Error(err)
 			}
 		})
 	}
-	time.Sleep(time.Second) // all are in flight, or were turned away
-	var memory runtime.MemStats
-	runtime.ReadMemStats(&memory)
-	if n := runtime.NumGoroutine() - before - queries; n > 50 {
-		t.Errorf("%d goroutines", n)
+	var most int
+	var memory uint64
+	wait.Until(t, "all queries have ended", func() bool {
+		waiting := queries - int(ended.Load())
+		most = max(most, runtime.NumGoroutine()-before-waiting)
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		memory = max(memory, m.HeapInuse+m.StackInuse)
+		return waiting == 0
+	})
+	t.Logf("%d goroutines, %d MiB", most, memory>>20)
+	if most > 50 {
+		t.Errorf("%d goroutines beside those that ask", most)
 	}
-	t.Logf("%d MiB", (memory.HeapInuse+memory.StackInuse)>>20)
-	if memory.HeapInuse+memory.StackInuse > 128<<20 {
-		t.Errorf("%d MiB in use", (memory.HeapInuse+memory.StackInuse)>>20)
+	if memory > 128<<20 {
+		t.Errorf("%d MiB in use", memory>>20)
 	}
 	asking.Wait()
 	wait.Until(t, "the sockets are closed", func() bool { return runtime.NumGoroutine() <= before })

@@ -11,6 +11,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // A link sends queries and reads what comes back, as it is.
@@ -157,9 +158,7 @@ func TestDelay(t *testing.T) {
 	}
 	s.Handle(fakedns.Answer(), fakedns.Delay(time.Hour))
 	l.send(1, "www.example.")
-	for len(s.Queries()) < 2 {
-		time.Sleep(time.Millisecond)
-	}
+	wait.Until(t, "the query is received", func() bool { return len(s.Queries()) == 2 })
 	s.Close() // does not wait for an hour
 }
 
@@ -193,17 +192,16 @@ func TestOutOfOrder(t *testing.T) {
 	answer := fakedns.Answer()
 	s := start(t, answer)
 	for _, network := range []string{"udp", "tcp"} {
-		s.Handle(answer, fakedns.OutOfOrder(3))
-		s.Reset()
+		outOfOrder, applied := fakedns.OutOfOrder(3), make(chan struct{})
+		s.Handle(answer, func(r fakedns.Request, packets []fakedns.Packet) []fakedns.Packet {
+			defer func() { applied <- struct{}{} }()
+			return outOfOrder(r, packets)
+		})
 		l := dial(t, network, s)
 		for _, ids := range [][]uint16{{1, 2, 3}, {4, 5, 6}} {
 			for _, id := range ids {
 				l.send(id, "www.example.")
-				for len(s.Queries()) < int(id) {
-					time.Sleep(time.Millisecond) // each is asked before the next one
-				}
-				// The effect comes after the note of the question.
-				time.Sleep(20 * time.Millisecond)
+				wait.For(t, "the effect on the reply", applied) // so that the queries keep their order
 			}
 			for _, want := range slices.Backward(ids) {
 				if got := l.message().Id; got != want {
