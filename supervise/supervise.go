@@ -54,7 +54,8 @@ type Config struct {
 	Args, Env []string
 	// Sockets are handed over, UDP and TCP. The UDP sockets are probed.
 	Sockets []*os.File
-	// EndSignals ask the command to end.
+	// EndSignals ask the command to end. SIGHUP is passed on in either case, unless it is
+	// ignored.
 	EndSignals []os.Signal
 	// Abandoned is called at each further end when the command goes on ending, and when
 	// it has ended for good otherwise than by code 0. nil does nothing.
@@ -82,7 +83,11 @@ func Run(cfg Config) (code int, err error) {
 	defer runtime.UnlockOSThread()
 	s := &supervisor{Config: cfg}
 	signals := make(chan os.Signal, 16)
-	signal.Notify(signals, append(slices.Clone(cfg.EndSignals), syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)...)
+	passed := append(slices.Clone(cfg.EndSignals), syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
+	if !signal.Ignored(syscall.SIGHUP) {
+		passed = append(passed, syscall.SIGHUP)
+	}
+	signal.Notify(signals, passed...)
 	defer signal.Stop(signals)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

@@ -35,7 +35,7 @@ func TestSwitch(t *testing.T) { // K2, K9, R7
 			began := time.Now()
 			step.write("mesh", step.text)
 			if step.text == broken {
-				wait.Until(t, "it is said", func() bool { return a.log.Count("capture stays as it is") > 0 })
+				wait.Until(t, "it is said", func() bool { return a.log.Count("the settings stay as they are") > 0 })
 				v.looks(2) // seconds; the switch is read twice in each
 			}
 			wait.Until(t, "the switch is followed", func() bool { return v.captured() == step.want })
@@ -45,7 +45,7 @@ func TestSwitch(t *testing.T) { // K2, K9, R7
 		wait.Until(t, "the rules are out", func() bool { return !strings.Contains(v.saves(), "NAMETAP") })
 		v.more(l, namedIP)
 		v.noneLost(l)
-		if n := a.log.Count("capture stays as it is"); n != 1 {
+		if n := a.log.Count("the settings stay as they are"); n != 1 {
 			t.Errorf("a broken file is said %d times:\n%s", n, a.log)
 		}
 		unseen := a.log.Count("whether an agent before has left") // with nft this user cannot read legacy's

@@ -53,6 +53,7 @@ type host struct {
 	signal       os.Signal  // that ends its agents after the test
 	output       *os.File   // of its agents; nil is the log
 	sockets      []*os.File // of its agents, as systemd hands them over
+	terminal     bool       // its agents have a terminal that controls them
 	chroot       string     // the directory that its agents see as /, which has nametap as the image has; empty is the test's
 	descriptors  int        // that its agents may have open; 0 means as many as the test
 }
@@ -170,6 +171,7 @@ func (h *host) command(args ...string) *exec.Cmd {
 		Credential:  &syscall.Credential{Uid: agentID, Gid: agentID},
 		AmbientCaps: h.capabilities,
 		Pdeathsig:   syscall.SIGKILL,
+		Setsid:      true, // without the terminal of the test, if there is one
 	}
 	if h.sameUser {
 		cmd.SysProcAttr.Credential, cmd.SysProcAttr.AmbientCaps = nil, nil
@@ -199,6 +201,10 @@ func (h *host) launchCommand(cmd *exec.Cmd) *agent {
 		a.ExtraFiles = h.sockets
 		a.Env = append(a.Env, fmt.Sprintf("LISTEN_FDS=%d", len(h.sockets)))
 		a.Path, a.Args = "/bin/sh", append([]string{"sh", "-c", `LISTEN_PID=$$ exec "$0" "$@"`}, a.Args...)
+	}
+	if h.terminal {
+		a.ExtraFiles = append(a.ExtraFiles, openTerminal(h.tb))
+		a.SysProcAttr.Setctty, a.SysProcAttr.Ctty = true, 2+len(a.ExtraFiles)
 	}
 	if err := h.Start(a.Cmd); err != nil {
 		h.tb.Fatal(err)

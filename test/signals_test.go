@@ -1,10 +1,14 @@
 package test
 
 import (
+	"fmt"
 	"os"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -23,6 +27,7 @@ func TestEndSignals(t *testing.T) { // R8, K9
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			v := newVM(t, "nft")
+			v.terminal = slices.Contains(signals, os.Signal(syscall.SIGHUP))
 			drain := "10ms"
 			if len(signals) > 1 && name != "pipe" {
 				drain = "1h"
@@ -47,6 +52,57 @@ func TestEndSignals(t *testing.T) { // R8, K9
 			v.asked(named, namedIP)
 		})
 	}
+}
+
+// Without a terminal SIGHUP asks for the settings to be read again, also of an agent that is
+// supervised. Nothing else changes.
+func TestHangupReloads(t *testing.T) { // R8, R10
+	t.Parallel()
+	for _, flags := range [][]string{nil, {"--supervise"}} {
+		v := newVM(t, "nft")
+		config := v.write("nametap.yaml", "drain: 10ms\n")
+		a := v.capture(append(flags, "--config", config)...)
+		for n := 1; n <= 2; n++ {
+			if err := a.Process.Signal(syscall.SIGHUP); err != nil {
+				t.Fatal(err)
+			}
+			wait.Until(t, "it reads its settings again", func() bool { return a.log.Count("reading the settings again") == n })
+		}
+		v.asked(named, meshIP)
+		v.write("nametap.yaml", "drain: 20ms\ncapture-enabled: false\nlog-level: warn\n")
+		wait.Until(t, "the switch is followed", func() bool { return !v.captured() })
+		for _, said := range []string{"name=capture-enabled from=true to=false", "name=log-level from=info to=warn"} {
+			if a.log.Count(said) != 1 {
+				t.Errorf("want %q:\n%s", said, a.log)
+			}
+		}
+		a.end(os.Interrupt)
+		if code := a.ProcessState.ExitCode(); code != 0 || a.log.Count("msg=ended") != 0 {
+			t.Errorf("exit code %d:\n%s", code, a.log)
+		}
+	}
+}
+
+// openTerminal returns a pseudo-terminal, which is closed at the end of the test.
+func openTerminal(tb testing.TB) *os.File {
+	tb.Helper()
+	control, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	number, err := unix.IoctlGetUint32(int(control.Fd()), unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(int(control.Fd()), unix.TIOCSPTLCK, 0)
+	}
+	if err != nil {
+		tb.Fatal(err)
+	}
+	terminal, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { control.Close(); terminal.Close() })
+	return terminal
 }
 
 // An output that is closed, as by `| tee log` and ^C, or that is full and not read,

@@ -175,6 +175,7 @@ func TestSupervisedEnd(t *testing.T) { // K15, R8
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			v := newVM(t, "nft")
+			v.terminal = name == "hang-up"
 			a := v.capture("--supervise")
 			v.asked(named, meshIP)
 			a.signalChild(syscall.SIGKILL)

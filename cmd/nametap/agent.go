@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"os"
+	"sync"
 
 	"github.com/coreos/go-systemd/v22/activation"
 	"github.com/spf13/cobra"
@@ -15,48 +17,61 @@ func newAgentCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "agent",
 		Short: "Answer DNS queries from a control plane's table; forward the rest",
-		Long: `Answer DNS queries for the hosts of a mesh, from the table that a control plane
-(istiod, or nametap-discovery) pushes, and forward all others to the nameservers
+		Long: `Answer DNS queries for the hosts of a mesh from the table that a control plane
+(istiod or nametap-discovery) pushes, and forward all others to the nameservers
 of resolv.conf.
 
-Every flag --foo-bar is also the environment variable NAMETAP_FOO_BAR, unless its
-text names another, and the key foo-bar of the --config file. The command line
-wins over the environment, that over Istio's configuration (the annotation
-proxy.istio.io/config in PROXY_CONFIG, then defaultConfig of --mesh-config, whose
-proxyMetadata has names of environment variables), that over the --config file.`,
+The flag --foo-bar is also the environment variable NAMETAP_FOO_BAR and the key
+foo-bar of the --config file. A variable in brackets works as well. The command
+line wins over the environment; the environment over Istio's configuration, which
+has names of environment variables in proxyMetadata (the pod's annotation
+proxy.istio.io/config in PROXY_CONFIG, then defaultConfig of --mesh-config); and
+that over the --config file.
+
+When a file changes, or on SIGHUP outside of a terminal, the agent reads its
+settings again. It applies those that it can and logs those that need a restart.`,
 		Args: usageArgs(cobra.NoArgs),
-		RunE: func(command *cobra.Command, _ []string) error {
-			readSwitch := o.switchReader()
-			if err := o.resolve(); err != nil {
-				return usageError{err}
-			}
-			log := newLogWriter(os.Stderr)
-			defer log.close()
-			o.logTo = log
-			cfg, err := o.config()
-			if err != nil {
-				return usageError{err}
-			}
-			sockets, restarts, supervised := supervise.Sockets()
-			switch {
-			case supervised:
-				cfg.DNS.Sockets, cfg.DNS.OpenOthers, cfg.Restarts = sockets, true, restarts
-			case o.supervise:
-				return superviseAgent(command.Context(), cfg)
-			default:
-				cfg.DNS.Sockets = activation.Files(true) // of systemd; none without it
-			}
-			if cfg.Capture != nil {
-				cfg.Capture.Switch = readSwitch
-			}
-			a, err := agent.New(command.Context(), cfg)
-			if err != nil {
-				return err
-			}
-			onSecondSignal(a.Hasten)
-			return a.Run(command.Context())
-		},
+		RunE: func(command *cobra.Command, _ []string) error { return runAgent(command, o) },
 	}
 	o = newOptions(command.Flags())
 	return command
+}
+
+// runAgent runs the agent, or the process that supervises it, until the end is asked for.
+func runAgent(command *cobra.Command, o *options) error {
+	if err := o.resolve(); err != nil {
+		return usageError{err}
+	}
+	log := newLogWriter(os.Stderr)
+	defer log.close()
+	o.logTo = log
+	cfg, err := o.config()
+	if err != nil {
+		return usageError{err}
+	}
+	signals := newAgentSignals()
+	sockets, restarts, supervised := supervise.Sockets()
+	switch {
+	case supervised:
+		cfg.DNS.Sockets, cfg.DNS.OpenOthers, cfg.Restarts = sockets, true, restarts
+	case o.supervise:
+		return superviseAgent(command.Context(), cfg, signals)
+	default:
+		cfg.DNS.Sockets = activation.Files(true) // of systemd; none without it
+	}
+	reloads := newReloader(o, cfg.Logger)
+	if cfg.Capture != nil {
+		cfg.Capture.Switch = func() (agent.Switch, error) { return *reloads.capture.Load(), nil }
+	}
+	a, err := agent.New(command.Context(), cfg)
+	if err != nil {
+		return err
+	}
+	signals.onSecond(a.Hasten)
+	reloading, stop := context.WithCancel(command.Context())
+	var reloader sync.WaitGroup
+	reloader.Go(func() { reloads.run(reloading, signals.reload) })
+	defer reloader.Wait()
+	defer stop()
+	return a.Run(command.Context())
 }

@@ -3,12 +3,12 @@ package main
 import (
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 )
 
-// endSignals are those that ask a command to end. SIGHUP is one of them: a terminal that
-// closes ends what runs in it, and the agent needs no signal to read files again. Under
-// nohup, which has it ignored, it stays ignored.
+// endSignals are the signals that end a command in an orderly way. SIGHUP is one of them,
+// so that a terminal that closes ends what runs in it. Under nohup it stays ignored.
 func endSignals() []os.Signal {
 	signals := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {
@@ -17,18 +17,56 @@ func endSignals() []os.Signal {
 	return signals
 }
 
-// withoutPipeSignal has writes to a pipe without a reader fail with an error instead of
-// ending the process, which may have more to do than to write: to take rules out.
-func withoutPipeSignal() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
+// hangupReloads reports whether SIGHUP asks the agent to read its settings again, as it asks
+// every other daemon: if a service manager runs the agent, or no terminal does. A terminal
+// that closes sends it too, to end what it runs.
+func hangupReloads() bool {
+	if signal.Ignored(syscall.SIGHUP) {
+		return false
+	}
+	if os.Getenv("NOTIFY_SOCKET") != "" {
+		return true
+	}
+	terminal, err := os.OpenFile("/dev/tty", os.O_RDONLY|syscall.O_NOCTTY, 0)
+	if err != nil {
+		return true
+	}
+	terminal.Close()
+	return false
+}
 
-// onSecondSignal calls f when the end is asked for a second time. Signals after that do
-// nothing.
-func onSecondSignal(f func()) {
+// agentSignals are the signals of a process that runs the agent.
+type agentSignals struct {
+	end    []os.Signal
+	reload <-chan os.Signal // nil if no signal does
+}
+
+// newAgentSignals takes SIGHUP away from the context that ends the command, if it is to
+// reload.
+func newAgentSignals() agentSignals {
+	signals := agentSignals{end: endSignals()}
+	if !hangupReloads() {
+		return signals
+	}
+	signals.end = slices.DeleteFunc(signals.end, func(s os.Signal) bool { return s == syscall.SIGHUP })
+	reload := make(chan os.Signal, 1)
+	signal.Ignore(syscall.SIGHUP)
+	signal.Notify(reload, syscall.SIGHUP)
+	signals.reload = reload
+	return signals
+}
+
+// onSecond calls f when the end is asked for a second time. Further signals do nothing.
+func (s agentSignals) onSecond(f func()) {
 	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, endSignals()...)
+	signal.Notify(signals, s.end...)
 	go func() {
 		<-signals
 		<-signals
 		f()
 	}()
 }
+
+// withoutPipeSignal makes writes to a pipe without a reader fail with an error. Otherwise
+// they would end the process, which may still have to remove rules.
+func withoutPipeSignal() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }

@@ -25,7 +25,7 @@ func (e exitError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
 // superviseAgent runs this command again as a child that answers on sockets of this
 // process.
-func superviseAgent(ctx context.Context, cfg agent.Config) error {
+func superviseAgent(ctx context.Context, cfg agent.Config, signals agentSignals) error {
 	if os.Getenv("NOTIFY_SOCKET") != "" {
 		return usageError{errors.New("supervise: systemd restarts the agent itself, and nametap.socket holds its sockets: want --supervise=false there")}
 	}
@@ -36,7 +36,7 @@ func superviseAgent(ctx context.Context, cfg agent.Config) error {
 	running := supervise.Config{
 		// The program as it was when we were started, also if the file was replaced.
 		Path: "/proc/self/exe", Args: os.Args, Env: os.Environ(), Sockets: sockets,
-		EndSignals: endSignals(), Log: cfg.Logger,
+		EndSignals: signals.end, Log: cfg.Logger,
 	}
 	if cfg.Capture != nil {
 		running.Abandoned = func() { removeRules(context.WithoutCancel(ctx), cfg) }

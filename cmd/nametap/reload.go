@@ -1,0 +1,130 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync/atomic"
+
+	"github.com/spf13/pflag"
+
+	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/internal/settings"
+)
+
+// A reloader reads the settings of a running agent again when a file has changed or a
+// signal asks for it. It applies the changes that can be applied and logs all of them.
+type reloader struct {
+	running *options // with the settings that the agent runs with
+	last    *options // as read last
+	failed  string   // the last error that was logged
+	log     *slog.Logger
+	watcher *settings.Watcher
+
+	capture atomic.Pointer[agent.Switch]
+}
+
+// newReloader returns a reloader for an agent that was started with these settings.
+func newReloader(o *options, log *slog.Logger) *reloader {
+	r := &reloader{running: o, last: o, log: log, watcher: settings.NewWatcher(settings.Files(o.flags))}
+	r.apply(o)
+	return r
+}
+
+// run follows the files and the signals until ctx ends.
+func (r *reloader) run(ctx context.Context, signals <-chan os.Signal) {
+	changes := make(chan struct{})
+	ctx, stop := context.WithCancel(ctx)
+	watching := make(chan struct{})
+	go func() {
+		defer close(watching)
+		r.watcher.Run(ctx, func() {
+			select {
+			case changes <- struct{}{}:
+			case <-ctx.Done():
+			}
+		})
+	}()
+	defer func() {
+		stop()
+		<-watching
+	}()
+	r.reload() // the files may have changed since the start
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-changes:
+		case <-signals:
+			r.log.Info("SIGHUP: reading the settings again")
+			r.failed = "" // an answer to each signal
+		}
+		r.reload()
+	}
+}
+
+// reload reads the settings once. If they are malformed, the agent keeps those that it has.
+func (r *reloader) reload() {
+	next, err := r.read()
+	if err != nil {
+		if text := err.Error(); text != r.failed {
+			r.failed = text
+			r.log.Error("the settings stay as they are: they cannot be read again", "error", err)
+		}
+		return
+	}
+	r.failed = ""
+	for _, c := range changes(r.last, next) {
+		switch {
+		case applied(c.name):
+			r.log.Info("setting changed", "name", c.name, "from", c.from, "to", c.to)
+		case c.to != r.running.flags.Lookup(c.name).Value.String():
+			r.log.Warn("setting changed: it takes effect after a restart", "name", c.name, "from", c.from, "to", c.to)
+		}
+	}
+	r.last = next
+	r.apply(next)
+}
+
+// read reads the settings of the files, with those of the command line and the environment
+// that the agent was started with.
+func (r *reloader) read() (*options, error) {
+	next := newOptions(pflag.NewFlagSet("", pflag.ContinueOnError))
+	if err := settings.CopyGiven(next.flags, r.running.flags); err != nil {
+		return nil, err
+	}
+	return next, next.resolve()
+}
+
+// apply makes settings effective.
+func (r *reloader) apply(o *options) {
+	r.running.logLevel.Set(o.logLevel.Level())
+	to := o.captureSwitch()
+	r.capture.Store(&to)
+}
+
+// applied reports whether a change of a setting is applied while the agent runs.
+func applied(name string) bool { return name == "log-level" || name == enabledFlag }
+
+// A settingChange is one setting that was read with another value.
+type settingChange struct{ name, from, to string }
+
+// changes returns the settings that differ, in the order of the help.
+func changes(previous, next *options) []settingChange {
+	var found []settingChange
+	next.flags.VisitAll(func(flag *pflag.Flag) {
+		from, to := previous.flags.Lookup(flag.Name).Value.String(), flag.Value.String()
+		if from != to {
+			found = append(found, settingChange{flag.Name, from, to})
+		}
+	})
+	return found
+}
+
+// captureSwitch returns whether DNS is to be captured, and which setting says so.
+func (o *options) captureSwitch() agent.Switch {
+	flag := o.flags.Lookup(enabledFlag)
+	because := fmt.Sprintf("%s is %s by %s", settings.Env(flag), flag.Value, settings.Source(flag))
+	return agent.Switch{On: o.captureEnabled, Because: because}
+}

@@ -1,0 +1,75 @@
+package main
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nametap/nametap/internal/settings"
+	"github.com/nametap/nametap/internal/testkit/testlog"
+)
+
+// R10: a change that can be applied is, and one that needs a restart is logged. Each is
+// logged once. What the command line gives stays as it is.
+func TestReload(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "nametap.yaml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("ttl: 5s\n")
+	o := parsed(t, []string{"--config", path, "--drain", "1s", "--bypass", "a,b"}, nil)
+	log := new(testlog.Buffer)
+	r := newReloader(o, slog.New(slog.NewTextHandler(log, nil)))
+	for _, step := range []struct {
+		file  string
+		lines []string // of the log
+		level slog.Level
+		on    bool
+	}{
+		{"ttl: 5s\n", nil, slog.LevelInfo, true},
+		{"ttl: 6s\nlog-level: debug\ncapture-enabled: false\ndrain: 3s\nbypass: [c]\n", []string{
+			`level=INFO msg="setting changed" name=capture-enabled from=true to=false`,
+			`level=INFO msg="setting changed" name=log-level from=info to=debug`,
+			`level=WARN msg="setting changed: it takes effect after a restart" name=ttl from=5s to=6s`,
+		}, slog.LevelDebug, false},
+		{"ttl: 6s\nlog-level: debug\ncapture-enabled: false\n", nil, slog.LevelDebug, false},
+		{"ttl: soon\n", []string{`level=ERROR msg="the settings stay as they are: they cannot be read again"`}, slog.LevelDebug, false},
+		{"ttl: soon\n", nil, slog.LevelDebug, false},
+		{"", []string{
+			`level=INFO msg="setting changed" name=capture-enabled from=false to=true`,
+			`level=INFO msg="setting changed" name=log-level from=debug to=info`,
+			`level=WARN msg="setting changed: it takes effect after a restart" name=ttl from=6s to=30s`,
+		}, slog.LevelInfo, true},
+		{"ttl: 5s\n", nil, slog.LevelInfo, true}, // as the agent runs
+	} {
+		write(step.file)
+		said := len(log.String())
+		r.reload()
+		var lines []string
+		for line := range strings.Lines(log.String()[said:]) {
+			lines = append(lines, line)
+		}
+		if len(lines) != len(step.lines) {
+			t.Fatalf("%q: the log has %q, want %q", step.file, lines, step.lines)
+		}
+		for _, want := range step.lines {
+			if !strings.Contains(strings.Join(lines, ""), want) {
+				t.Errorf("%q: the log has %q, want %q", step.file, lines, want)
+			}
+		}
+		if got := o.logLevel.Level(); got != step.level {
+			t.Errorf("%q: the level is %v", step.file, got)
+		}
+		if got := r.capture.Load(); got.On != step.on || !strings.HasPrefix(got.Because, "ISTIO_META_DNS_CAPTURE is ") {
+			t.Errorf("%q: the switch is %+v", step.file, got)
+		}
+	}
+	if source := settings.Source(r.last.flags.Lookup("drain")); source != "--drain" {
+		t.Errorf("drain is from %s", source)
+	}
+}

@@ -1,0 +1,96 @@
+package settings_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/nametap/nametap/internal/settings"
+)
+
+// Changes of every kind are noticed: written in place, renamed over, made and removed, and
+// a symbolic link that is replaced above the file, as Kubernetes does. Files that stay the
+// same are not.
+func TestWatcher(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		path := filepath.Join(dir, "current", "mesh")
+		put := func(name, text string) {
+			t.Helper()
+			if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		link := func(target string) {
+			t.Helper()
+			next := filepath.Join(dir, "next")
+			if err := os.Symlink(target, next); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Rename(next, filepath.Join(dir, "current")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		changes := make(chan struct{})
+		done := make(chan struct{})
+		watcher := settings.NewWatcher([]string{path, "/dev/zero"})
+		go func() {
+			defer close(done)
+			watcher.Run(ctx, func() { changes <- struct{}{} })
+		}()
+		for _, step := range []struct {
+			name string
+			do   func()
+		}{
+			{"made", func() { put("a/mesh", "a"); link("a") }},
+			{"written", func() { put("a/mesh", "A") }},
+			{"linked", func() { put("b/mesh", "b"); link("b") }},
+			{"renamed", func() {
+				put("b/next", "B")
+				if err := os.Rename(filepath.Join(dir, "b/next"), filepath.Join(dir, "b/mesh")); err != nil {
+					t.Fatal(err)
+				}
+			}},
+			{"removed", func() {
+				if err := os.Remove(filepath.Join(dir, "b/mesh")); err != nil {
+					t.Fatal(err)
+				}
+			}},
+		} {
+			began := time.Now()
+			step.do()
+			<-changes
+			if took := time.Since(began); took > time.Second {
+				t.Errorf("%s: noticed after %v", step.name, took)
+			}
+		}
+		select {
+		case <-changes:
+			t.Error("a change without one")
+		case <-time.After(time.Minute):
+		}
+		stop()
+		<-done
+	})
+}
+
+func BenchmarkReadFiles(b *testing.B) {
+	path := filepath.Join(b.TempDir(), "mesh")
+	if err := os.WriteFile(path, make([]byte, 1<<10), 0o600); err != nil {
+		b.Fatal(err)
+	}
+	for name, file := range map[string]string{"1KiB": path, "absent": path + "-"} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				settings.NewWatcher([]string{file})
+			}
+		})
+	}
+}
