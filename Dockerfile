@@ -1,5 +1,5 @@
-# Three images: the agent (default for a sidecar), the init step that needs the
-# iptables tools, and the control plane. Build one with --target.
+# Three images, chosen with --target: agent (the default) for a sidecar, init for the init
+# container that needs the tools of iptables, and discovery for the control plane.
 
 FROM golang:1.26-bookworm AS build
 WORKDIR /src
@@ -26,7 +26,7 @@ EXPOSE 15010/tcp 15014/tcp
 ENTRYPOINT ["/usr/local/bin/nametap-discovery"]
 
 FROM scratch AS agent
-# The authorities that tls:// nameservers' certificates come from.
+# The root certificates for tls:// nameservers.
 COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 COPY --from=build /out/nametap /usr/local/bin/nametap
 COPY --from=build --chown=1337:1337 /out/state /var/lib/nametap

@@ -1,5 +1,5 @@
-# `make run` shows what nametap does; `make test` runs every test this machine
-# allows. Both need Go, make and git, and install what else is missing.
+# `make run` shows what nametap does. `make test` runs every test that this machine allows;
+# as root on Debian it first installs missing packages. Both need Go, make and git.
 
 GO       ?= go
 TOOL     := $(GO) tool -modfile=tools/go.mod
@@ -12,18 +12,18 @@ MAXSIZE  ?= 16500000
 # call methods by name, so the linker would keep every method: 5 MB of the agent.
 TAGS     := grpcnotrace
 PREFIX   ?= /usr/local
-# systemd looks for units in these two alone.
+# The two places where systemd looks for installed units.
 LIBDIR   ?= $(if $(filter /usr,$(PREFIX)),/usr,/usr/local)/lib
 
 .PHONY: run build test lint fuzz bench microbench generate image install clean
 
-run: build ## the demo: control plane, agent and a tour
+run: build ## start the demo: a control plane, an agent and a tour
 	./bin/nametap-demo $(ARGS)
 
-build: ## the binaries, static, in bin/
+build: ## build static binaries in bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '-s -w' -o bin/ ./cmd/...
 
-test: ## all tests, with the race detector and the coverage
+test: ## run all tests with the race detector, and measure the coverage
 	@scripts/install-missing gcc ip iptables conntrack dig dnsmasq systemd-analyze
 	@scripts/left-out
 	@race="$$(scripts/race-flag)"; set -ex; \
@@ -31,7 +31,7 @@ test: ## all tests, with the race detector and the coverage
 	cd bench && $(GO) test $$race ./...
 	@scripts/check-coverage coverage.out $(COVERAGE)
 
-lint: build ## golangci-lint, the size of the agent, and whether generated code is current
+lint: build ## run the linters, and check the size of the agent and the generated code
 	@scripts/check-size bin/nametap $(MAXSIZE)
 	$(TOOL) golangci-lint run ./...
 	$(TOOL) buf lint
@@ -39,36 +39,36 @@ lint: build ## golangci-lint, the size of the agent, and whether generated code 
 	for file in nds.pb.go ca/ca.pb.go; do \
 	diff -u "api/$$file" "$$dir/api/$$file" || { echo "api/$$file is not current: run \`make generate\`" >&2; exit 1; }; done
 
-fuzz: ## every fuzz target for FUZZTIME
+fuzz: ## run every fuzz target for FUZZTIME
 	@scripts/fuzz-all $(FUZZTIME)
 
-bench: ## the agent beside its peers, over the wire (ARGS=-help lists the choices)
+bench: ## compare the agent with other servers, over the wire (ARGS=-help lists the options)
 	@scripts/install-missing dnsperf dnsmasq unbound nsd gcc musl-gcc
 	cd bench && $(GO) run . $(ARGS)
 
-microbench: ## Go benchmarks of the parts
+microbench: ## run the Go benchmarks of the parts
 	$(GO) test -run '^$$' -bench . -benchmem ./...
 
-generate: ## the code in api/, the tests in docs/behaviour.md, the imports in ARCHITECTURE.md
+generate: ## write the code in api/, the tests in docs/behaviour.md, the imports in ARCHITECTURE.md
 	$(TOOL) buf generate
 	$(GO) test ./docs -run 'Behaviour|Imports' -update
 
-image: ## the container images (needs a Docker engine)
+image: ## build the container images (needs a Docker engine)
 	docker build --target agent     -t $(IMAGE) .
 	docker build --target init      -t $(IMAGE)-init .
 	docker build --target discovery -t $(IMAGE)-discovery .
 
-# What the binaries are built from, the commit included.
+# The sources of the binaries, including the commit.
 SOURCES = go.mod go.sum $(wildcard .git/logs/HEAD) \
 	$(shell find agent api cmd conntrack discovery dnsproxy examples internal iptables nds supervise -type f ! -name '*_test.go' ! -path '*/testdata/*')
 
-# Built anew only if something changed, so that root, who may have no Go, can install
-# what a user has just built.
+# Builds only if a source has changed. So root, who may have no Go, can install what a user
+# has built.
 bin/nametap: $(SOURCES)
 	$(MAKE) build
 	@touch $@
 
-install: bin/nametap ## the agent and its units for a VM, below DESTDIR
+install: bin/nametap ## install the agent and its units for a VM, below DESTDIR
 	install -D -m 755 bin/nametap '$(DESTDIR)$(PREFIX)/bin/nametap'
 	install -D -m 644 deploy/systemd/nametap.socket   '$(DESTDIR)$(LIBDIR)/systemd/system/nametap.socket'
 	install -D -m 644 deploy/systemd/nametap.service  '$(DESTDIR)$(LIBDIR)/systemd/system/nametap.service'

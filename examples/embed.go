@@ -1,11 +1,10 @@
-// Package examples holds a small shop as Kubernetes and Istio objects, for
-// demonstrations and tests. The same files work with kubectl.
+// Package examples has a small shop as Kubernetes and Istio objects, for demonstrations and
+// tests. The files also work with kubectl.
 package examples
 
 import "embed"
 
-// Files holds the YAML files below "shop", to be given to a control plane as
-// its configuration directory.
+// Files has the YAML files below "shop", for the configuration directory of a control plane.
 //
 //go:embed shop
 var Files embed.FS
