@@ -16,21 +16,21 @@ type Explanation struct {
 	// Name and Type are the question.
 	Name string `json:"name"`
 	Type string `json:"type"`
-	// Rows are the rows of the behaviour reference that apply: first those by
-	// which the name is ours or not, then the one for its type.
+	// Rows are the rows of docs/behaviour.md that apply: first those for the name, then
+	// the one for the type.
 	Rows []string `json:"rows"`
-	// Rule is how the name was found in the table.
+	// Rule is the rule by which the table has the name.
 	Rule table.Rule `json:"rule"`
-	// Host is the key of the table that answers, if one does.
+	// Host is the key of the table's entry that answers, if there is one.
 	Host string `json:"host,omitempty"`
-	// Source is where the answer comes from: table, upstream or self.
+	// Source is where the answer comes from: table, upstream or self, as in metrics.
 	Source string `json:"source"`
-	// Why says it in words.
+	// Why is the explanation for people.
 	Why string `json:"why"`
 }
 
-// Explain says how a question is answered and why so, without asking anybody. It
-// fails if name cannot be a domain name or qtype is no type.
+// Explain says how a question is answered and why, without a query to a nameserver. It fails
+// if name is not a domain name or qtype not a record type.
 func (s *Server) Explain(name, qtype string) (Explanation, error) {
 	code, known := dns.StringToType[strings.ToUpper(qtype)]
 	if !known {
@@ -55,22 +55,22 @@ func (s *Server) Explain(name, qtype string) (Explanation, error) {
 	}
 	e.Why = why(d, e.Host)
 	if d.exists(q.Name) {
-		e.Why = fmt.Sprintf("an ancestor of names of the table, and names below %s are not forwarded: it has no records", d.zone)
+		e.Why = fmt.Sprintf("an ancestor of mesh names, and names below %s are not forwarded: NODATA", d.zone)
 	}
 	return e, nil
 }
 
-// why puts a decision into words; key is that of the host, if there is one.
+// why explains a decision; key is the key of the host, if there is one.
 func why(d decision, key string) string {
 	switch d.action {
 	case actHold:
-		return fmt.Sprintf("no table yet: held for up to %s", holdTimeout)
+		return fmt.Sprintf("no table yet: the query is held for up to %s", holdTimeout)
 	case actPointers:
-		return "an address of the table"
+		return "the PTR name of a mesh host's address"
 	case actAddresses:
-		return "the mesh's own: " + whyName(d.match.Rule, d.match, key)
+		return "in the mesh table: " + whyName(d.match.Rule, d.match, key)
 	case actExists:
-		return "the mesh's own: " + whyName(d.match.Rule, d.match, key) + "; records other than addresses come from upstream"
+		return "in the mesh table: " + whyName(d.match.Rule, d.match, key) + "; forwarded, since only addresses come from the table"
 	case actForward:
 		switch {
 		case errors.Is(d.reason, errNotSynced):
@@ -78,9 +78,9 @@ func why(d decision, key string) string {
 		case d.reason != nil:
 			return d.reason.Error() + ": forwarded"
 		}
-		return "in no table: forwarded"
+		return "not in the mesh table: forwarded"
 	case actUnknown:
-		return fmt.Sprintf("in no table, and names below %s are not forwarded: it does not exist", d.zone)
+		return fmt.Sprintf("not in the mesh table, and names below %s are not forwarded: NXDOMAIN", d.zone)
 	case actReject, actChaos, actSpecial:
 	}
 	if d.reason != nil {
@@ -92,13 +92,13 @@ func why(d decision, key string) string {
 func whyName(rule table.Rule, m table.Match, key string) string {
 	switch rule {
 	case table.RuleExact:
-		return "the host's full name"
+		return "the host's FQDN"
 	case table.RuleWildcard:
 		return "below the wildcard " + key
 	case table.RuleShortName:
-		return "a short name of " + key
+		return "short name of " + key
 	case table.RuleAutopath:
-		return fmt.Sprintf("with the search domain %s cut off, %s", m.Searched, whyName(m.Base, m, key))
+		return fmt.Sprintf("without the search domain %s, %s", m.Searched, whyName(m.Base, m, key))
 	case table.RulePTR, table.RuleNone:
 	}
 	return ""

@@ -25,33 +25,33 @@ func TestExplain(t *testing.T) { // R5
 	}{
 		{web + " A", dnsproxy.Explanation{
 			Rows: []string{"N1", "A1"}, Rule: table.RuleExact, Host: web, Source: "table",
-			Why: "the mesh's own: the host's full name",
+			Why: "in the mesh table: the host's FQDN",
 		}},
 		{"web a", dnsproxy.Explanation{
 			Rows: []string{"N2", "A1"}, Rule: table.RuleShortName, Host: web, Source: "table",
-			Why: "the mesh's own: a short name of " + web,
+			Why: "in the mesh table: short name of " + web,
 		}},
 		{"x.wild.example.com AAAA", dnsproxy.Explanation{
 			Rows: []string{"N4", "A2"}, Rule: table.RuleWildcard, Host: "*.wild.example.com", Source: "table",
-			Why: "the mesh's own: below the wildcard *.wild.example.com",
+			Why: "in the mesh table: below the wildcard *.wild.example.com",
 		}},
 		{"web.corp.example ANY", dnsproxy.Explanation{
 			Rows: []string{"N5", "N2", "A5"}, Rule: table.RuleAutopath, Host: web, Source: "table",
-			Why: "the mesh's own: with the search domain corp.example. cut off, a short name of " + web,
+			Why: "in the mesh table: without the search domain corp.example., short name of " + web,
 		}},
 		{"api.example.com.corp.example HTTPS", dnsproxy.Explanation{
 			Rows: []string{"N5", "N1", "A3"}, Rule: table.RuleAutopath, Host: "api.example.com", Source: "table",
-			Why: "the mesh's own: with the search domain corp.example. cut off, the host's full name",
+			Why: "in the mesh table: without the search domain corp.example., the host's FQDN",
 		}},
 		{"api.example.com MX", dnsproxy.Explanation{
 			Rows: []string{"N1", "A4"}, Rule: table.RuleExact, Host: "api.example.com", Source: "upstream",
-			Why: "the mesh's own: the host's full name; records other than addresses come from upstream",
+			Why: "in the mesh table: the host's FQDN; forwarded, since only addresses come from the table",
 		}},
 		{"1.0.0.10.in-addr.arpa PTR", dnsproxy.Explanation{
-			Rows: []string{"N8"}, Rule: table.RulePTR, Source: "table", Why: "an address of the table",
+			Rows: []string{"N8"}, Rule: table.RulePTR, Source: "table", Why: "the PTR name of a mesh host's address",
 		}},
 		{"x.api.example.com A", dnsproxy.Explanation{
-			Rows: []string{"N9"}, Rule: table.RuleNone, Source: "upstream", Why: "in no table: forwarded",
+			Rows: []string{"N9"}, Rule: table.RuleNone, Source: "upstream", Why: "not in the mesh table: forwarded",
 		}},
 		{"localhost A", dnsproxy.Explanation{
 			Rows: []string{"N7"}, Rule: table.RuleNone, Source: "self",
@@ -73,8 +73,8 @@ func TestExplainBeforeSync(t *testing.T) { // C6
 		name, source, why string
 	}{
 		{dnsproxy.BeforeSyncForward, "example.com", "upstream", "no table yet, and not below the cluster domain: forwarded"},
-		{dnsproxy.BeforeSyncForward, "web.shop.svc.cluster.local", "self", "no table yet: held for up to 2s"},
-		{dnsproxy.BeforeSyncHold, "example.com", "self", "no table yet: held for up to 2s"},
+		{dnsproxy.BeforeSyncForward, "web.shop.svc.cluster.local", "self", "no table yet: the query is held for up to 2s"},
+		{dnsproxy.BeforeSyncHold, "example.com", "self", "no table yet: the query is held for up to 2s"},
 		{dnsproxy.BeforeSyncServfail, "example.com", "self", "no table of mesh hosts has been received yet"},
 	} {
 		e := explain(t, newProxy(t, dnsproxy.Config{BeforeSync: c.mode}), c.name+" A")
