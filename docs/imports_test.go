@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -84,6 +85,25 @@ func TestImportRules(t *testing.T) {
 			return anywhere && matched && err == nil
 		}) {
 			t.Errorf("%s: depguard has no rule for the files of %s", linter, name)
+		}
+	}
+}
+
+// TestMakefileSources checks that `make install` builds again after a change of any package.
+func TestMakefileSources(t *testing.T) {
+	text, err := os.ReadFile(root + "/Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := regexp.MustCompile(`\$\(shell find (.*) -type f`).FindSubmatch(text)
+	if line == nil {
+		t.Fatal("Makefile: SOURCES finds no files")
+	}
+	directories := strings.Fields(string(line[1]))
+	for name := range imports(t) {
+		top, _, _ := strings.Cut(name, "/")
+		if !slices.Contains(directories, top) {
+			t.Errorf("Makefile: SOURCES does not have the directory %s", top)
 		}
 	}
 }
