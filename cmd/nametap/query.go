@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/version"
 )
 
 // querySpare is how much longer a query is waited for than the agent takes to give a
@@ -30,6 +31,7 @@ type queryResult struct {
 	Duration  string                `json:"duration"`
 	Rule      *dnsproxy.Explanation `json:"rule,omitempty"`
 	NoRule    string                `json:"noRule,omitempty"` // why there is none
+	See       []string              `json:"see,omitempty"`    // where to read about the rule's rows
 }
 
 func newQueryCommand() *cobra.Command {
@@ -164,6 +166,9 @@ func (r *queryResult) explain(ctx context.Context, status *statusClient) {
 		return
 	}
 	r.Rule = &explanation
+	for _, row := range explanation.Rows {
+		r.See = append(r.See, version.Document("docs/behaviour.md#"+strings.ToLower(row)))
+	}
 }
 
 func printResults(w io.Writer, results []queryResult) error {
@@ -187,6 +192,9 @@ func printResults(w io.Writer, results []queryResult) error {
 			continue
 		}
 		fmt.Fprintf(&text, "  rule: %s (%s): %s\n", r.Rule.Rule, strings.Join(r.Rule.Rows, ", "), r.Rule.Why)
+		for _, address := range r.See {
+			fmt.Fprintf(&text, "  see: %s\n", address)
+		}
 	}
 	_, err := io.WriteString(w, text.String())
 	return err

@@ -1,4 +1,4 @@
-// Package version says which build this is.
+// Package version says which build this is, and where its documents are.
 package version
 
 import (
@@ -67,6 +67,21 @@ func (b Build) String() string {
 
 // String returns the version of this binary.
 func String() string { return Read().String() }
+
+// repository is where the documents are.
+const repository = "https://github.com/nametap/nametap"
+
+// Document returns the address of a document of this version, such as docs/behaviour.md. A
+// build without a release's version has those of the main branch.
+func Document(path string) string { return Read().document(path) }
+
+func (b Build) document(path string) string {
+	ref := "main"
+	if strings.HasPrefix(b.Version, "v") && !strings.ContainsAny(b.Version, "-+") {
+		ref = b.Version
+	}
+	return repository + "/blob/" + ref + "/" + path
+}
 
 // Metric returns the metric of that name, which is always 1 and has the build as
 // its labels.

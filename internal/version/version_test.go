@@ -29,3 +29,18 @@ func TestString(t *testing.T) {
 		}
 	}
 }
+
+// Documents are those of the release, if the build is of one.
+func TestDocument(t *testing.T) {
+	const repository = "https://github.com/nametap/nametap/blob/"
+	for version, want := range map[string]string{
+		"v1.2.3":                             repository + "v1.2.3/docs/behaviour.md#n5",
+		"devel":                              repository + "main/docs/behaviour.md#n5",
+		"v1.2.3+dirty":                       repository + "main/docs/behaviour.md#n5",
+		"v0.0.0-20261121221651-4faed3a9c1b2": repository + "main/docs/behaviour.md#n5",
+	} {
+		if got := (Build{Version: version}).document("docs/behaviour.md#n5"); got != want {
+			t.Errorf("%s: got %s, want %s", version, got, want)
+		}
+	}
+}
