@@ -1,7 +1,6 @@
 package discovery
 
 import (
-	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -178,5 +177,3 @@ func innerMap[V any](m map[string]map[string]V, k string) map[string]V {
 }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
-
-func mapKeys[K comparable, V any](m map[K]V) iter.Seq[K] { return maps.Keys(m) }

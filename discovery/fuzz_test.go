@@ -32,7 +32,7 @@ func FuzzParse(f *testing.F) {
 				t.Errorf("error %+v for %d lines", e, lines)
 			}
 		}
-		snap, _ := newSnapshot(p.objects, DefaultClusterDomain, &vips{})
+		snap, _ := newSnapshot(p.objects, defaultClusterDomain, &vips{})
 		for _, key := range []viewKey{
 			{namespace: "shop", families: bothFamilies, vips: true, merge: true},
 			{namespace: "default", families: families{v4: true}},

@@ -22,10 +22,9 @@ import (
 )
 
 const (
-	// DefaultClusterDomain is the default of Config.ClusterDomain.
-	DefaultClusterDomain = "cluster.local"
-	// DefaultMaxClients is the default of Config.MaxClients.
-	DefaultMaxClients       = 20000
+	defaultGRPCAddr         = ":15010"
+	defaultClusterDomain    = "cluster.local"
+	defaultMaxClients       = 20000
 	defaultAckTimeout       = 2 * time.Minute
 	defaultMaxConnectionAge = 30 * time.Minute
 	// stopGrace bounds how long streams take to end when the server stops.
@@ -68,18 +67,26 @@ type Config struct {
 	Registerer prometheus.Registerer
 }
 
+// DefaultConfig returns the Config of nametap-discovery without flags. ConfigDir is
+// missing.
+func DefaultConfig() Config {
+	cfg := Config{StateDir: "/var/lib/nametap-discovery"}
+	return cfg.withDefaults()
+}
+
+// withDefaults returns c with defaults for the zero values.
 func (c Config) withDefaults() Config {
 	if c.GRPCAddr == "" {
-		c.GRPCAddr = ":15010"
+		c.GRPCAddr = defaultGRPCAddr
 	}
 	if c.ClusterDomain == "" {
-		c.ClusterDomain = DefaultClusterDomain
+		c.ClusterDomain = defaultClusterDomain
 	}
 	if c.Debounce <= 0 {
 		c.Debounce = defaultDebounce
 	}
 	if c.MaxClients <= 0 {
-		c.MaxClients = DefaultMaxClients
+		c.MaxClients = defaultMaxClients
 	}
 	if c.AckTimeout <= 0 {
 		c.AckTimeout = defaultAckTimeout
@@ -98,7 +105,7 @@ func (c Config) validate() error {
 		return errors.New("no configuration directory: set it to the directory with your Services and ServiceEntries (--config-dir)")
 	}
 	if !isHost(c.ClusterDomain) {
-		return fmt.Errorf("cluster domain %q: want a DNS name such as %s (--cluster-domain)", c.ClusterDomain, DefaultClusterDomain)
+		return fmt.Errorf("cluster domain %q: want a DNS name such as %s (--cluster-domain)", c.ClusterDomain, defaultClusterDomain)
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -23,51 +24,81 @@ const (
 	exitUsage  = 2
 )
 
-const defaultStateDir = "/var/lib/nametap-discovery"
+const help = `Serve the Services and ServiceEntries of a directory to the agents of nametap and Istio.
+
+Every flag --foo-bar is also the environment variable NAMETAP_FOO_BAR. The command
+line takes precedence.`
 
 // options are the values of the flags.
 type options struct {
-	configDir     string
-	grpcAddr      string
-	httpAddr      string
-	clusterDomain string
-	stateDir      string
-	allowEmpty    bool
-	maxClients    int
-	logLevel      string
+	server   discovery.Config
+	httpAddr string
+	logLevel logLevel
 
-	printTable   bool
-	forNamespace string
-	autoAllocate bool
-	output       string
+	printTable bool
+	client     discovery.Client // whose table is printed
+	output     string
 
-	// stateDirGiven tells the default from the same directory on request: the
-	// latter must work.
+	// stateDirGiven says that the user has set the state directory. If it cannot be used,
+	// that is an error; the default is given up with a warning.
 	stateDirGiven bool
 }
 
-// addFlags defines every flag, once. Every command has them all, as the
-// environment may set any of them whatever the command.
-func (o *options) addFlags(f *pflag.FlagSet) {
-	f.StringVar(&o.configDir, "config-dir", "", "`directory` of Services, EndpointSlices, Pods and ServiceEntries (required)")
-	f.StringVar(&o.clusterDomain, "cluster-domain", discovery.DefaultClusterDomain, "`domain` of Services")
-	f.StringVar(&o.stateDir, "state-dir", defaultStateDir, "`directory` that remembers automatic VIPs and the last good objects; empty keeps them in memory")
-	f.BoolVar(&o.allowEmpty, "allow-empty", false, "a config directory without any object is right: be ready with it, and drop all hosts when it becomes empty")
-	f.StringVar(&o.grpcAddr, "grpc-addr", ":15010", "`address` to serve name tables on (ADS, plaintext)")
-	f.StringVar(&o.httpAddr, "http-addr", ":15014", "`address` for /healthz/ready, /healthz/live, /metrics and /debug/errors; empty for none")
-	f.IntVar(&o.maxClients, "max-clients", discovery.DefaultMaxClients, "`number` of clients served at a time; others are refused")
-	f.StringVar(&o.logLevel, "log-level", "info", "least important `level` to log: debug, info, warn or error")
-	f.BoolVar(&o.printTable, "print-table", false, "build once, print the table of --for-namespace as JSON and exit")
-	f.BoolVar(&o.autoAllocate, "dns-auto-allocate", false, "print the table of a client that asks for automatic VIPs")
-	f.StringVar(&o.forNamespace, "for-namespace", "default", "`namespace` of the client whose table --print-table prints")
+// newOptions returns the defaults.
+func newOptions() *options {
+	return &options{
+		server: discovery.DefaultConfig(), httpAddr: ":15014", logLevel: logLevel(slog.LevelInfo),
+		client: discovery.Client{Namespace: "default"},
+	}
 }
 
-// resolve adds what the environment sets.
+// addFlags declares all flags. Every command has all of them, because the environment may
+// set any of them.
+func (o *options) addFlags(f *pflag.FlagSet) {
+	f.SortFlags = false // the help lists them in the order of declaration
+	g := settings.NewGroup(f, "Objects")
+	g.String(&o.server.ConfigDir, "config-dir", "`directory` of Services, EndpointSlices, Pods and ServiceEntries (required)")
+	g.Bool(&o.server.AllowEmpty, "allow-empty", "accept a directory without any object: be ready with an empty table, and remove all hosts when the directory becomes empty")
+	g.String(&o.server.ClusterDomain, "cluster-domain", "`domain` of Services")
+	g.String(&o.server.StateDir, "state-dir", "`directory` in which automatic VIPs and the last good objects are saved; empty keeps them in memory")
+
+	g = settings.NewGroup(f, "Serving, status and logging")
+	g.String(&o.server.GRPCAddr, "grpc-addr", "`address` that serves name tables (ADS, plaintext)")
+	g.Var(settings.Int(&o.server.MaxClients, settings.ZeroRefused), "max-clients", "`number` of clients served at a time; others are refused")
+	g.String(&o.httpAddr, "http-addr", "`address` that serves /healthz/ready, /healthz/live, /metrics and /debug/errors; empty serves none")
+	g.Text(&o.logLevel, "log-level", "least important `level` to log: debug, info, warn or error")
+
+	g = settings.NewGroup(f, "Printing a table")
+	g.Bool(&o.printTable, "print-table", "build once, print the table of --for-namespace as JSON and exit")
+	g.String(&o.client.Namespace, "for-namespace", "`namespace` of the client whose table is printed")
+	g.Bool(&o.client.AutoAllocate, "dns-auto-allocate", "print the table of a client that asks for automatic VIPs")
+}
+
+// resolve adds the values from the environment.
 func (o *options) resolve(f *pflag.FlagSet) error {
 	if err := settings.Resolve(f, os.Environ()); err != nil {
 		return usageError{err}
 	}
+	if o.server.ConfigDir == "" {
+		return usageError{errors.New("--config-dir is missing: set it to the directory with your Services and ServiceEntries")}
+	}
 	o.stateDirGiven = f.Changed("state-dir")
+	return nil
+}
+
+// A logLevel is the least important level to log.
+type logLevel slog.Level
+
+// MarshalText returns the name of the level in lower case.
+func (l logLevel) MarshalText() ([]byte, error) {
+	return []byte(strings.ToLower(slog.Level(l).String())), nil
+}
+
+// UnmarshalText parses the name of a level.
+func (l *logLevel) UnmarshalText(text []byte) error {
+	if (*slog.Level)(l).UnmarshalText(text) != nil {
+		return errors.New("want debug, info, warn or error")
+	}
 	return nil
 }
 
@@ -84,13 +115,13 @@ func checkOutput(output string) error {
 	return nil
 }
 
-// usageError is an error in what was asked, not in doing it.
+// usageError is an error in the command line or the environment.
 type usageError struct{ error }
 
-// Unwrap gives the error within.
+// Unwrap returns the wrapped error.
 func (e usageError) Unwrap() error { return e.error }
 
-// execute runs one command line and returns its exit code.
+// execute runs one command line and returns the exit code.
 func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := newRoot(stdout, stderr)
 	root.SetArgs(args)
@@ -100,10 +131,9 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return exitOK
 	}
-	// Who cannot write to stderr cannot be told so.
+	// If stderr cannot be written, there is no other place for the error.
 	_, _ = fmt.Fprintf(stderr, "nametap-discovery: %v\n", err)
-	var usage usageError
-	if errors.As(err, &usage) {
+	if errors.As(err, new(usageError)) {
 		_, _ = fmt.Fprintln(stderr, "nametap-discovery --help lists the flags.")
 		return exitUsage
 	}
@@ -111,11 +141,12 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 }
 
 func newRoot(stdout, stderr io.Writer) *cobra.Command {
-	var o options
+	o := newOptions()
 	root := &cobra.Command{
-		Use:   "nametap-discovery --config-dir DIR",
-		Short: "Serve the Services and ServiceEntries of a directory to nametap or Istio agents",
-		Args:  noArgs,
+		Use:     "nametap-discovery --config-dir DIR",
+		Long:    help,
+		Example: "  nametap-discovery --config-dir examples/shop\n  nametap-discovery table --config-dir examples/shop --for-namespace shop",
+		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.resolve(cmd.Flags()); err != nil {
 				return err
@@ -130,24 +161,25 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{settings.FlagError(err)} })
+	root.SetUsageFunc(settings.PrintUsage)
 	o.addFlags(root.Flags())
 	root.AddCommand(newTable(stdout, stderr), newVersion(stdout))
 	return root
 }
 
-// noArgs refuses arguments; cobra's own check would not count as wrong usage.
+// noArgs refuses arguments. With cobra.NoArgs the error would not be a usageError.
 func noArgs(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return usageError{fmt.Errorf("unknown command or argument %q: want table, version or flags only", args[0])}
+		return usageError{fmt.Errorf("unknown command or argument %q: want table, version, or flags only", args[0])}
 	}
 	return nil
 }
 
 func newTable(stdout, stderr io.Writer) *cobra.Command {
-	var o options
+	o := newOptions()
 	cmd := &cobra.Command{
 		Use:   "table --config-dir DIR [--for-namespace NS]",
-		Short: "Build once and print the table of a namespace",
+		Short: "Print the table of a namespace, and the errors in the directory",
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.resolve(cmd.Flags()); err != nil {
@@ -160,9 +192,9 @@ func newTable(stdout, stderr io.Writer) *cobra.Command {
 		},
 	}
 	o.addFlags(cmd.Flags())
-	cmd.Flags().StringVarP(&o.output, "output", "o", outputJSON, "json or text")
+	cmd.Flags().StringVarP(&o.output, "output", "o", outputJSON, "`format`: json or text")
 	for _, name := range []string{"grpc-addr", "http-addr", "log-level", "max-clients", "print-table"} {
-		cmd.Flags().Lookup(name).Hidden = true // of no use here
+		cmd.Flags().Lookup(name).Hidden = true // without effect for this command
 	}
 	return cmd
 }
@@ -185,28 +217,6 @@ func newVersion(stdout io.Writer) *cobra.Command {
 			return err
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", output, "text or json")
+	cmd.Flags().StringVarP(&output, "output", "o", output, "`format`: text or json")
 	return cmd
-}
-
-// config checks the options and turns them into the server's.
-func (o options) config(logger *slog.Logger) (discovery.Config, error) {
-	if o.configDir == "" {
-		return discovery.Config{}, usageError{errors.New("--config-dir is missing: name the directory that holds your Services and ServiceEntries")}
-	}
-	if o.maxClients < 1 {
-		return discovery.Config{}, usageError{fmt.Errorf("--max-clients=%d: want at least 1", o.maxClients)}
-	}
-	return discovery.Config{
-		ConfigDir: o.configDir, GRPCAddr: o.grpcAddr, ClusterDomain: o.clusterDomain, StateDir: o.stateDir,
-		AllowEmpty: o.allowEmpty, MaxClients: o.maxClients, Logger: logger,
-	}, nil
-}
-
-func (o options) logger(w io.Writer) (*slog.Logger, error) {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
-		return nil, usageError{fmt.Errorf("--log-level %q: want debug, info, warn or error", o.logLevel)}
-	}
-	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level})), nil
 }

@@ -1,5 +1,5 @@
-// Command nametap-discovery is nametap's own control plane: it serves the
-// Services and ServiceEntries of a directory to agents, as istiod would.
+// Command nametap-discovery is nametap's own control plane. It serves the Services and
+// ServiceEntries of a directory to agents, as istiod does.
 package main
 
 import (
@@ -11,7 +11,7 @@ import (
 
 func main() { os.Exit(run()) }
 
-// run is main without the exit, so that scripts in tests can call it.
+// run runs the command and returns the exit code.
 func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()

@@ -31,15 +31,10 @@ import (
 )
 
 // serve runs the control plane until ctx ends.
-func serve(ctx context.Context, o options, stderr io.Writer) error {
-	logger, err := o.logger(stderr)
-	if err != nil {
-		return err
-	}
-	cfg, err := o.config(logger)
-	if err != nil {
-		return err
-	}
+func serve(ctx context.Context, o *options, stderr io.Writer) error {
+	logger := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.Level(o.logLevel)}))
+	cfg := o.server
+	cfg.Logger = logger
 	if !o.stateDirGiven && cfg.StateDir != "" {
 		cfg.StateDir = usableStateDir(cfg.StateDir, logger)
 	}
@@ -55,7 +50,7 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 		var lc net.ListenConfig
 		ln, err := lc.Listen(ctx, "tcp", o.httpAddr)
 		if err != nil {
-			return fmt.Errorf("serving status on %s: %w: take another --http-addr, or an empty one for none", o.httpAddr, err)
+			return fmt.Errorf("serving status on %s: %w: use another address, or none (--http-addr)", o.httpAddr, err)
 		}
 		logger.Info("serving status", "address", ln.Addr().String())
 		group.Go(func() error { return serveStatus(ctx, ln, statusHandler(server, registry)) })
@@ -64,8 +59,9 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	return group.Wait()
 }
 
-// usableStateDir gives up the default directory if it cannot be had here: to try nametap out should not need root. Any other error, such as a full disk,
-// is one of the server's start, and says so.
+// usableStateDir returns dir, or "" if this user cannot create or write it, so that trying
+// nametap out does not need root. It returns dir after any other error, such as a full
+// disk, which then makes discovery.New fail.
 func usableStateDir(dir string, logger *slog.Logger) string {
 	err := statedir.Check(dir)
 	if !errors.Is(err, fs.ErrPermission) && !errors.Is(err, syscall.EROFS) && !errors.Is(err, syscall.ENOTDIR) {
@@ -73,11 +69,11 @@ func usableStateDir(dir string, logger *slog.Logger) string {
 	}
 	logger.Warn("automatic VIPs and the last good objects are kept in memory only: after a restart a host may get another VIP, "+
 		"and an object that is broken then is left out; "+
-		"set --state-dir to a directory that can be written, or to nothing if that is meant", "error", err)
+		"set --state-dir to a directory that can be written, or to nothing if that is intended", "error", err)
 	return ""
 }
 
-// statusHandler serves health, metrics and broken documents.
+// statusHandler serves probes, metrics and the errors in documents.
 func statusHandler(server *discovery.Server, registry *prometheus.Registry) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz/live", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
@@ -94,9 +90,9 @@ func statusHandler(server *discovery.Server, registry *prometheus.Registry) http
 		w.Header().Set("Content-Type", "application/json")
 		errs := server.Errors()
 		if errs == nil {
-			errs = []discovery.DocumentError{} // [] and not null
+			errs = []discovery.DocumentError{} // encoded as [] instead of null
 		}
-		_ = json.NewEncoder(w).Encode(errs) // the client went away
+		_ = json.NewEncoder(w).Encode(errs) // fails only if the client has disconnected
 	}))
 	return mux
 }
@@ -106,7 +102,7 @@ func serveStatus(ctx context.Context, ln net.Listener, h http.Handler) error {
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(stopped)
-		_ = srv.Close() // ends Serve, whose error counts
+		_ = srv.Close() // Serve returns the error
 	})
 	err := srv.Serve(ln)
 	if !stop() {
@@ -118,14 +114,10 @@ func serveStatus(ctx context.Context, ln net.Listener, h http.Handler) error {
 	return fmt.Errorf("serving status: %w", err)
 }
 
-// printTable prints what a client in a namespace gets. Broken documents are
-// listed and make it fail, so that it can check a directory before a roll-out.
-func printTable(o options, stdout, stderr io.Writer) error {
-	cfg, err := o.config(nil)
-	if err != nil {
-		return err
-	}
-	table, broken, err := discovery.Table(cfg, discovery.Client{Namespace: o.forNamespace, AutoAllocate: o.autoAllocate})
+// printTable prints the table of a client. It lists broken documents and then fails, so
+// that it can check a directory before a rollout.
+func printTable(o *options, stdout, stderr io.Writer) error {
+	table, broken, err := discovery.Table(o.server, o.client)
 	if err != nil {
 		return err
 	}
@@ -143,13 +135,13 @@ func printTable(o options, stdout, stderr io.Writer) error {
 		}
 	}
 	if len(broken) > 0 {
-		return fmt.Errorf("broken documents in %s (errors: %d): the objects named above are not in the table; mend them",
-			o.configDir, len(broken))
+		return fmt.Errorf("broken documents in %s (errors: %d): the objects named above are not in the table; repair them",
+			o.server.ConfigDir, len(broken))
 	}
 	return nil
 }
 
-// printText prints a line for each host, as nametap table does.
+// printText prints a line per host, in the form of `nametap table`.
 func printText(w io.Writer, table *api.NameTable) error {
 	columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(columns, "HOST\tREGISTRY\tADDRESSES")
@@ -160,8 +152,8 @@ func printText(w io.Writer, table *api.NameTable) error {
 	return columns.Flush()
 }
 
-// printProto prints a message as JSON. protojson varies its spaces on purpose;
-// encoding/json does not, and it sorts the hosts.
+// printProto prints a message as JSON. It uses encoding/json for the output, because
+// protojson deliberately varies its spaces and does not sort the hosts.
 func printProto(w io.Writer, m proto.Message) error {
 	data, err := protojson.Marshal(m)
 	if err != nil {

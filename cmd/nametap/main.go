@@ -81,7 +81,7 @@ func newRootCommand() *cobra.Command {
 		},
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{settings.FlagError(err)} })
-	root.SetUsageFunc(printUsage)
+	root.SetUsageFunc(settings.PrintUsage)
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(newAgentCommand(), newCaptureCommand(), newQueryCommand(), newTableCommand(), newCacheCommand(), newStatusCommand(),
 		newVersionCommand())

@@ -1,4 +1,4 @@
-package main
+package settings
 
 import (
 	"fmt"
@@ -6,14 +6,13 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-
-	"github.com/nametap/nametap/internal/settings"
 )
 
-// printUsage prints how a command is used, with its flags in groups. It replaces cobra's
-// own function, which has one list of flags. A template would do so too, but text/template
-// makes the linker keep every exported method of the program.
-func printUsage(command *cobra.Command) error {
+// PrintUsage prints the usage of a command, with its flags in groups. It is for
+// cobra.Command.SetUsageFunc; cobra's own function prints one list of flags. A template
+// could print groups, too, but text/template makes the linker keep every exported method
+// of the program.
+func PrintUsage(command *cobra.Command) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "Usage:\n  %s\n", command.UseLine())
 	if command.HasExample() {
@@ -27,7 +26,7 @@ func printUsage(command *cobra.Command) error {
 			fmt.Fprintf(&text, "  %-*s %s\n", sub.NamePadding(), sub.Name(), sub.Short)
 		}
 	}
-	text.WriteString(settings.Usages(command.LocalFlags()))
+	text.WriteString(Usages(command.LocalFlags()))
 	_, err := io.WriteString(command.OutOrStderr(), text.String())
 	return err
 }
