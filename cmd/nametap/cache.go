@@ -16,10 +16,10 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 )
 
-// A cacheView is the content of the cache as it is printed.
+// A cacheView is the content of the cache, with the form in which it is printed.
 type cacheView dnsproxy.CacheContent
 
-// A cacheFlush is what flushing did, as it is printed.
+// A cacheFlush is the result of a flush, with the form in which it is printed.
 type cacheFlush agent.Flushed
 
 func newCacheCommand() *cobra.Command {
@@ -29,7 +29,7 @@ func newCacheCommand() *cobra.Command {
 	)
 	command := &cobra.Command{
 		Use:   "cache [NAME]",
-		Short: "Show the nameservers' replies that the agent keeps, or flush them",
+		Short: "Show the replies of nameservers that the agent keeps, or flush them",
 		Example: `  nametap cache
   nametap cache www.example.org
   nametap cache flush --suffix corp.example`,
@@ -47,7 +47,7 @@ func newCacheCommand() *cobra.Command {
 		},
 	}
 	status.declare(command.Flags())
-	command.Flags().StringVar(&suffix, "suffix", "", "only this name and the names below it")
+	command.Flags().StringVar(&suffix, "suffix", "", "only the names of this `suffix`")
 	declareOutput(command.Flags(), &output)
 	command.AddCommand(newCacheFlushCommand())
 	return command
@@ -60,7 +60,7 @@ func newCacheFlushCommand() *cobra.Command {
 	)
 	command := &cobra.Command{
 		Use:   "flush [NAME]",
-		Short: "Forget all replies, or those for a name or a suffix",
+		Short: "Remove all replies from the cache, or those for a name or a suffix",
 		Args:  usageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(command *cobra.Command, args []string) error {
 			selection, err := cacheSelection(args, suffix)
@@ -75,12 +75,13 @@ func newCacheFlushCommand() *cobra.Command {
 		},
 	}
 	status.declare(command.Flags())
-	command.Flags().StringVar(&suffix, "suffix", "", "only this name and the names below it")
+	command.Flags().StringVar(&suffix, "suffix", "", "only the names of this `suffix`")
 	declareOutput(command.Flags(), &output)
 	return command
 }
 
-// cacheSelection returns the query for the questions that are meant.
+// cacheSelection returns the parameters that select the replies for a name or a suffix, none
+// for all replies.
 func cacheSelection(args []string, suffix string) (url.Values, error) {
 	query := url.Values{}
 	switch {

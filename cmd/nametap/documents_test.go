@@ -30,9 +30,9 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-// R7: the reference configuration has the flags' keys and defaults in the flags'
-// order, names the environment variables that are not made from the key, and is
-// accepted as it stands.
+// R7: the reference configuration has the names and the defaults of all flags, in their
+// order; it names the environment variables that do not follow from the key; and the agent
+// accepts it.
 func TestReferenceConfiguration(t *testing.T) {
 	const path = "../../docs/nametap.yaml"
 	text, err := os.ReadFile(path)
@@ -135,7 +135,7 @@ func TestMetricsDocument(t *testing.T) {
 	}
 }
 
-// Every flag that a document names is one of some command's.
+// Every flag that a document names is a flag of some command.
 func TestFlagsInDocuments(t *testing.T) {
 	known := map[string]bool{"help": true}
 	root := newRootCommand()
@@ -158,7 +158,7 @@ func TestFlagsInDocuments(t *testing.T) {
 	named := 0
 	for _, path := range documents {
 		if filepath.Base(path) == "discovery.md" {
-			continue // of the other command; its own tests look at it
+			continue // of the other command, which has its own test
 		}
 		text, err := os.ReadFile(path)
 		if err != nil {

@@ -12,15 +12,15 @@ import (
 	"strings"
 )
 
-// hostsFile is what kubelet writes for each pod.
+// hostsFile is a file that kubelet writes for each pod.
 const hostsFile = "/etc/hosts"
 
-// kubeletsHostNetwork begins that file in a pod that has its node's network.
+// kubeletsHostNetwork is the first line of that file in a pod on its node's network.
 const kubeletsHostNetwork = "# Kubernetes-managed hosts file (host network)."
 
-// ownNetwork returns an error if this process is in a pod that has its node's network:
-// the rules would capture the DNS of the whole node, and stay when the pod has ended. On
-// a VM neither sign is there, so its DNS is captured.
+// ownNetwork returns an error if this process is in a pod on its node's network. There the
+// rules would capture the DNS of the whole node, and stay when the pod has ended. A VM has
+// neither HOST_IP nor kubelet's file, so its DNS is captured.
 func (o *options) ownNetwork() error {
 	if o.hostNetwork {
 		return nil
@@ -28,15 +28,14 @@ func (o *options) ownNetwork() error {
 	sign, err := o.nodesNetwork()
 	switch {
 	case err != nil:
-		return fmt.Errorf("capture: whether this pod has the network of its node cannot be told, so nothing is captured; --%s captures in either case: %w", hostNetworkFlag, err)
+		return fmt.Errorf("capture: cannot find out whether this pod has the network of its node; --%s captures in any case: %w", hostNetworkFlag, err)
 	case sign == "":
 		return nil
 	}
-	return fmt.Errorf("capture: this pod has the network of its node (hostNetwork: %s), so the DNS of the whole node would be captured, also after the pod: give the pod its own network, or --%s if that is meant", sign, hostNetworkFlag)
+	return fmt.Errorf("capture: this pod has the network of its node (hostNetwork: %s), so the rules would capture the DNS of the whole node, even after the pod has ended: give the pod its own network, or capture the node's DNS with --%s", sign, hostNetworkFlag)
 }
 
-// nodesNetwork returns the sign that this process has its node's network, empty if there
-// is none.
+// nodesNetwork returns how this process knows that it has its node's network, or "".
 func (o *options) nodesNetwork() (sign string, err error) {
 	if o.hostIP != "" {
 		own, err := onInterface(o.hostIP)
@@ -47,9 +46,9 @@ func (o *options) nodesNetwork() (sign string, err error) {
 			return "", err
 		}
 	}
-	says, err := kubeletSaysHostNetwork(hostsFile)
-	if says {
-		sign = "kubelet says so in " + hostsFile
+	found, err := kubeletSaysHostNetwork(hostsFile)
+	if found {
+		sign = "kubelet wrote so in " + hostsFile
 	}
 	return sign, err
 }
@@ -61,7 +60,7 @@ func sameAddress(a, b string) bool {
 	return err1 == nil && err2 == nil && first.Unmap() == second.Unmap()
 }
 
-// onInterface reports whether an address is one of this network namespace.
+// onInterface reports whether this network namespace has an address.
 func onInterface(address string) (bool, error) {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
@@ -75,8 +74,8 @@ func onInterface(address string) (bool, error) {
 	return false, nil
 }
 
-// kubeletSaysHostNetwork reports whether a file is what kubelet writes for a pod that has
-// its node's network. A file that is not there says nothing.
+// kubeletSaysHostNetwork reports whether kubelet wrote a file for a pod on its node's
+// network. If the file is absent, it did not.
 func kubeletSaysHostNetwork(path string) (bool, error) {
 	file, err := os.Open(path)
 	switch {

@@ -18,14 +18,14 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-// Variables that Istio's agent makes node metadata of, also by the name of the metadata.
+// Prefixes of variables that become node metadata, as with Istio's agent.
 const (
 	metaPrefix     = "ISTIO_META_"
 	metaJSONPrefix = "ISTIO_METAJSON_"
 	labelsKey      = "LABELS"
 )
 
-// canonicalLabel returns the label for a variable of istioctl's files, or "".
+// canonicalLabel returns the label that a variable of istioctl's files stands for, or "".
 func canonicalLabel(key string) string {
 	switch key {
 	case "CANONICAL_SERVICE":
@@ -36,13 +36,13 @@ func canonicalLabel(key string) string {
 	return ""
 }
 
-// identity is what the environment and Istio's configuration say of the workload.
+// identity is what the environment and Istio's configuration say about the workload.
 type identity struct {
 	metadata map[string]any
 	labels   map[string]string
 }
 
-// readIdentity reads it. flags are resolved; what one of them sets is left out.
+// readIdentity reads the identity. It leaves out variables that are settings.
 func readIdentity(flags *pflag.FlagSet, environ []string) (identity, error) {
 	id := identity{metadata: map[string]any{}, labels: map[string]string{}}
 	values, err := settings.Metadata(flags, environ, metaPrefix, metaJSONPrefix, "CANONICAL_")
@@ -95,9 +95,9 @@ func (id *identity) addJSON(text string) error {
 	return nil
 }
 
-// refresh returns the node with the addresses and labels of this moment: those that are
-// set, and those of the file that the downward API writes.
-func (o *options) refresh(static map[string]string) func(nds.Node) (nds.Node, error) {
+// refresh returns a function that gives a node its current addresses and labels: those that
+// are fixed, and those in the file that the downward API writes.
+func (o *options) refresh(fixed map[string]string) func(nds.Node) (nds.Node, error) {
 	return func(node nds.Node) (nds.Node, error) {
 		var err error
 		if node.IPs, err = agent.InstanceIPs(o.instanceIP); err != nil {
@@ -107,13 +107,13 @@ func (o *options) refresh(static map[string]string) func(nds.Node) (nds.Node, er
 		if err != nil {
 			return node, fmt.Errorf("labels-file %q: %w", o.labelsFile, err)
 		}
-		node.Labels = maps.Clone(static)
+		node.Labels = maps.Clone(fixed)
 		maps.Copy(node.Labels, pod)
 		return node, nil
 	}
 }
 
-// podLabels reads lines of the form key="value". A file that is not there has none.
+// podLabels reads a file with lines of the form key="value". An absent file has no labels.
 func podLabels(path string) (map[string]string, error) {
 	labels := map[string]string{}
 	if path == "" {
@@ -135,7 +135,7 @@ func podLabels(path string) (map[string]string, error) {
 		if err != nil {
 			return nil, fmt.Errorf(`line %q: want key="value"`, strings.TrimSpace(line))
 		}
-		if key != "pod-template-hash" { // of the ReplicaSet, which no Sidecar resource means
+		if key != "pod-template-hash" { // of the ReplicaSet; Sidecar resources do not select by it
 			labels[key] = value
 		}
 	}

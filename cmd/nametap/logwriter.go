@@ -8,14 +8,14 @@ import (
 )
 
 const (
-	// logLines is how many lines wait for a log that is not read; further ones are lost.
+	// logLines is how many lines wait while the log is not read. Further lines are dropped.
 	logLines = 1024
-	// logCloseTimeout is how long the last lines, or the last error, may take.
+	// logCloseTimeout bounds the writing of the last lines, or of the last error.
 	logCloseTimeout = time.Second
 )
 
-// A logWriter passes lines on without ever waiting for the reader of the log: a pager
-// that is stopped, or a pipe that is full, must not stop DNS.
+// A logWriter writes lines in a goroutine of its own, so that no caller waits for the reader
+// of the log: a stopped pager or a full pipe must not stop DNS.
 type logWriter struct {
 	to      io.Writer
 	lines   chan []byte
@@ -24,14 +24,14 @@ type logWriter struct {
 	closed  chan struct{}
 }
 
-// newLogWriter returns a writer to be closed.
+// newLogWriter returns a writer, which the caller closes.
 func newLogWriter(to io.Writer) *logWriter {
 	w := &logWriter{to: to, lines: make(chan []byte, logLines), closing: make(chan struct{}), closed: make(chan struct{})}
 	go w.run()
 	return w
 }
 
-// Write takes a line, or loses it. It never fails.
+// Write queues a line, or drops it if too many wait. It does not fail.
 func (w *logWriter) Write(line []byte) (int, error) {
 	select {
 	case w.lines <- append([]byte(nil), line...):
@@ -41,30 +41,30 @@ func (w *logWriter) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// run passes lines on until the writer is closed and none is left.
+// run writes lines until the writer is closed and no line is left.
 func (w *logWriter) run() {
 	defer close(w.closed)
 	for {
 		select {
 		case line := <-w.lines:
-			w.pass(line)
+			w.writeLine(line)
 			continue
 		default:
 		}
 		select {
 		case line := <-w.lines:
-			w.pass(line)
+			w.writeLine(line)
 		case <-w.closing:
 			return
 		}
 	}
 }
 
-// pass writes a line, after how many before it were lost. There is nothing to be done
-// about a log that cannot be written, such as on a disk that is full, but to count.
-func (w *logWriter) pass(line []byte) {
+// writeLine writes a line, and before it the number of lines that were lost. A line that cannot
+// be written, for example on a full disk, is counted as lost.
+func (w *logWriter) writeLine(line []byte) {
 	if lost := w.lost.Swap(0); lost > 0 {
-		if _, err := fmt.Fprintf(w.to, "%d lines of the log are lost: they could not be written\n", lost); err != nil {
+		if _, err := fmt.Fprintf(w.to, "%d lines of the log are lost because they could not be written\n", lost); err != nil {
 			w.lost.Add(lost)
 		}
 	}
@@ -73,7 +73,7 @@ func (w *logWriter) pass(line []byte) {
 	}
 }
 
-// close returns when all lines are written, or after a while.
+// close returns when all lines are written, or after logCloseTimeout.
 func (w *logWriter) close() {
 	close(w.closing)
 	select {
@@ -82,12 +82,12 @@ func (w *logWriter) close() {
 	}
 }
 
-// printError prints a message, unless the output is not read for a while.
+// printError prints a message, but does not wait longer than logCloseTimeout for the reader.
 func printError(to io.Writer, message string) {
 	printed := make(chan struct{})
 	go func() {
 		defer close(printed)
-		_, _ = io.WriteString(to, message) // there is nowhere else to say it
+		_, _ = io.WriteString(to, message) // there is no other place for it
 	}()
 	select {
 	case <-printed:

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A fullDisk takes nothing as long as it is full.
+// A fullDisk refuses every write while it is full.
 type fullDisk struct {
 	bytes.Buffer
 	full bool
@@ -20,16 +20,16 @@ func (d *fullDisk) Write(p []byte) (int, error) {
 	return d.Buffer.Write(p)
 }
 
-// Lines that cannot be written are counted in the next one that can.
+// The number of lines that could not be written is in the log before the next line.
 func TestLogWriterFullDisk(t *testing.T) { // R8
 	disk := &fullDisk{full: true}
 	w := &logWriter{to: disk}
 	for range 3 {
-		w.pass([]byte("lost\n"))
+		w.writeLine([]byte("lost\n"))
 	}
 	disk.full = false
-	w.pass([]byte("kept\n"))
-	if want := "3 lines of the log are lost: they could not be written\nkept\n"; disk.String() != want {
+	w.writeLine([]byte("kept\n"))
+	if want := "3 lines of the log are lost because they could not be written\nkept\n"; disk.String() != want {
 		t.Errorf("%q, want %q", disk.String(), want)
 	}
 }

@@ -1,11 +1,11 @@
 // Command nametap gives one pod or one VM the DNS of its mesh.
 //
 //	nametap agent     answer queries from a control plane's table
-//	nametap capture   the rules that redirect port 53 to the agent
-//	nametap query     ask the agent, and see the rule that answered
-//	nametap table     the agent's table
-//	nametap cache     nameservers' replies that the agent keeps, and forgetting them
-//	nametap status    how the agent is
+//	nametap capture   install, remove or check the rules that redirect port 53 to the agent
+//	nametap query     query the agent, and show the answer and the rule that gave it
+//	nametap table     show the agent's table of mesh names
+//	nametap cache     show the replies that the agent keeps, or flush them
+//	nametap status    show the agent's connection, table, nameservers and capture
 //	nametap version
 //
 // Exit codes: 0 done, 1 failed, 2 wrong usage.
@@ -33,9 +33,9 @@ const (
 
 func main() { os.Exit(run(os.Args[1:])) }
 
-// run carries out one command line and returns the exit code. The first SIGINT,
-// SIGTERM or SIGHUP asks the command to end; a second one ends the process, unless the
-// command catches it.
+// run executes one command line and returns the exit code. The first SIGINT, SIGTERM or
+// SIGHUP cancels the context of the command; a second one ends the process, unless the
+// command handles it.
 func run(args []string) int {
 	withoutPipeSignal()
 	ctx, stop := signal.NotifyContext(context.Background(), endSignals()...)
@@ -55,15 +55,15 @@ func run(args []string) int {
 	}
 	message := fmt.Sprintf("%s: %v\n", command.CommandPath(), err)
 	if errors.As(err, new(usageError)) {
-		printError(os.Stderr, message+fmt.Sprintf("`%s --help` shows how it is used\n", command.CommandPath()))
+		printError(os.Stderr, message+fmt.Sprintf("`%s --help` shows the usage\n", command.CommandPath()))
 		return exitUsage
 	}
 	printError(os.Stderr, message)
 	return exitFailed
 }
 
-// outputClosed reports whether err is that the reader of the standard output has gone,
-// such as `head` when it has seen enough. There is nothing to say about it.
+// outputClosed reports whether err means that the reader of the standard output has closed
+// it, as `head` does. Then there is no message.
 func outputClosed(err error) bool {
 	path := new(fs.PathError)
 	return errors.As(err, &path) && path.Path == os.Stdout.Name() && errors.Is(err, syscall.EPIPE)
@@ -72,7 +72,7 @@ func outputClosed(err error) bool {
 func newRootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "nametap",
-		Short:         "The mesh's DNS for one pod or one VM",
+		Short:         "DNS of the mesh for one pod or one VM",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          usageArgs(cobra.NoArgs),
@@ -88,14 +88,13 @@ func newRootCommand() *cobra.Command {
 	return root
 }
 
-// A usageError is the user's: the command was called in a way that it is not
-// meant to be.
+// A usageError means wrong arguments or settings. It ends the command with exitUsage.
 type usageError struct{ error }
 
-// Unwrap returns the error itself.
+// Unwrap returns the error without the mark.
 func (e usageError) Unwrap() error { return e.error }
 
-// usageArgs makes what a check of the arguments finds a usageError.
+// usageArgs marks the errors of a check of the arguments as usage errors.
 func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(command *cobra.Command, args []string) error {
 		if err := check(command, args); err != nil {

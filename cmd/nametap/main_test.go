@@ -24,8 +24,8 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"nametap": main})
 }
 
-// TestScripts runs the real command against a control plane that speaks as
-// istiod does and a nameserver that knows example.org, a pair for each script.
+// TestScripts runs the real command. Each script has a control plane that behaves like istiod
+// and a nameserver that knows example.org.
 func TestScripts(t *testing.T) {
 	scripts, err := filepath.Glob("testdata/script/*.txtar")
 	if err != nil || len(scripts) == 0 {
@@ -56,7 +56,7 @@ func TestScripts(t *testing.T) {
 	}
 }
 
-// A world is what surrounds the agent of one script.
+// A world has the peers of the agent of one script.
 type world struct {
 	xds      *fakexds.Server
 	upstream *fakedns.Server
@@ -75,7 +75,7 @@ func (w *world) setup(env *testscript.Env) error {
 	}
 	for key, value := range map[string]string{
 		"XDS": w.xds.Addr(), "UPSTREAM": w.upstream.Addr.String(), "DNS": dns, "STATUS": status,
-		// The race detector has every command that ends wait for a second.
+		// Otherwise the race detector delays the end of each command by a second.
 		"GORACE":   "atexit_sleep_ms=0",
 		"POD_NAME": "web-0", "POD_NAMESPACE": "ns1", "INSTANCE_IP": "10.1.2.3",
 	} {
@@ -99,7 +99,7 @@ func freeAddress() (string, error) {
 }
 
 // push FILE pushes a NameTable as JSON. With an agent connected, add -wait: it
-// returns when the agent has acknowledged; ! push wants it rejected.
+// returns when the agent has acknowledged; ! push expects a rejection.
 func (w *world) push(ts *testscript.TestScript, neg bool, args []string) {
 	wait := len(args) > 0 && args[0] == "-wait"
 	if wait {
@@ -131,8 +131,7 @@ func (w *world) answered(ts *testscript.TestScript, version string, rejected boo
 	}
 }
 
-// ready waits until the agent says that it is; ! ready wants it not to be, once
-// it answers at all.
+// ready waits until the agent is ready; ! ready waits until it answers that it is not.
 func (w *world) ready(ts *testscript.TestScript, neg bool, _ []string) {
 	what := map[bool]string{false: "the agent is ready", true: "the agent is not ready"}[neg]
 	wait.Until(ts, what, func() bool {
@@ -145,7 +144,7 @@ func (w *world) ready(ts *testscript.TestScript, neg bool, _ []string) {
 	})
 }
 
-// get PATH prints a status endpoint; ! get wants another status than 200.
+// get PATH prints a status endpoint; ! get expects another status than 200.
 func (w *world) get(ts *testscript.TestScript, neg bool, args []string) {
 	resp, err := http.Get("http://" + ts.Getenv("STATUS") + args[0])
 	w.show(ts, resp, err, neg)
@@ -169,8 +168,7 @@ func (w *world) show(ts *testscript.TestScript, resp *http.Response, err error, 
 	}
 }
 
-// asked NAME wants the nameserver to have been asked for NAME; ! asked wants it
-// not to have been.
+// asked NAME fails unless the nameserver was asked for NAME; ! asked fails if it was.
 func (w *world) asked(ts *testscript.TestScript, neg bool, args []string) {
 	asked := slices.ContainsFunc(w.upstream.Queries(), func(q fakedns.Query) bool { return q.Name == args[0] })
 	if asked == neg {
@@ -178,7 +176,7 @@ func (w *world) asked(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// sigterm asks every command in the background to end.
+// sigterm sends SIGTERM to every command in the background.
 func sigterm(ts *testscript.TestScript, _ bool, _ []string) {
 	for _, command := range ts.BackgroundCmds() {
 		ts.Check(command.Process.Signal(syscall.SIGTERM))

@@ -14,14 +14,14 @@ const (
 	outputJSON = "json"
 )
 
-// An outputFormat is the value of --output. A wrong one is wrong usage, found before
-// anything is done.
+// An outputFormat is the value of --output. An unknown format is refused before the command
+// does anything.
 type outputFormat string
 
 // String returns the format.
 func (o *outputFormat) String() string { return string(*o) }
 
-// Set takes a format.
+// Set reads a format.
 func (o *outputFormat) Set(s string) error {
 	if s != outputText && s != outputJSON {
 		return fmt.Errorf("want %s or %s", outputText, outputJSON)
@@ -33,13 +33,13 @@ func (o *outputFormat) Set(s string) error {
 // Type names the kind of value in the help.
 func (o *outputFormat) Type() string { return "string" }
 
-// declareOutput declares --output for a command that prints something.
+// declareOutput declares --output.
 func declareOutput(flags *pflag.FlagSet, output *string) {
 	*output = outputText
-	flags.VarP((*outputFormat)(output), "output", "o", "text or json")
+	flags.VarP((*outputFormat)(output), "output", "o", "`format` of the output: text or json")
 }
 
-// printOutput prints v as JSON, or by text, as --output says.
+// printOutput prints v as JSON, or calls text to print it, as --output says.
 func printOutput(w io.Writer, output string, v any, text func(w io.Writer) error) error {
 	if output != outputJSON {
 		return text(w)

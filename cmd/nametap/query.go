@@ -15,11 +15,10 @@ import (
 	"github.com/nametap/nametap/internal/version"
 )
 
-// querySpare is how much longer a query is waited for than the agent takes to give a
-// forwarded one up.
+// querySpare is how much longer the command waits than the agent waits for nameservers.
 const querySpare = 2 * time.Second
 
-// A queryResult is one question, its answer and the rule that gave it.
+// A queryResult is one question with its answer, and the rule that gave the answer.
 type queryResult struct {
 	Name      string                `json:"name"`
 	Type      string                `json:"type"`
@@ -30,8 +29,8 @@ type queryResult struct {
 	Protocol  string                `json:"protocol"`
 	Duration  string                `json:"duration"`
 	Rule      *dnsproxy.Explanation `json:"rule,omitempty"`
-	NoRule    string                `json:"noRule,omitempty"` // why there is none
-	See       []string              `json:"see,omitempty"`    // where to read about the rule's rows
+	NoRule    string                `json:"noRule,omitempty"` // why Rule is missing
+	See       []string              `json:"see,omitempty"`    // addresses of the documents about Rule
 }
 
 func newQueryCommand() *cobra.Command {
@@ -41,7 +40,10 @@ func newQueryCommand() *cobra.Command {
 	)
 	command := &cobra.Command{
 		Use:   "query NAME [TYPE...]",
-		Short: "Ask the agent, show the answer and the rule that gave it",
+		Short: "Query the agent, and show the answer and the rule that gave it",
+		Long: `Query the agent for the types, by default A and AAAA, and show the answers. For each
+answer, show the rule that gave it, the rows of docs/behaviour.md that describe the
+rule, and where to read them. An address with type PTR is turned into its reverse name.`,
 		Example: `  nametap query productpage
   nametap query reviews.default.svc.cluster.local AAAA
   nametap query 10.0.0.12 PTR`,
@@ -73,7 +75,7 @@ func newQueryCommand() *cobra.Command {
 	return command
 }
 
-// parseQuestions returns a question for every type; A and AAAA without one.
+// parseQuestions returns a question for each type, or for A and AAAA if there are none.
 func parseQuestions(name string, types []string) ([]dns.Question, error) {
 	if len(types) == 0 {
 		types = []string{"A", "AAAA"}
@@ -98,21 +100,21 @@ func parseQuestions(name string, types []string) ([]dns.Question, error) {
 	return questions, nil
 }
 
-// ask sends one question over UDP and, if the answer is cut, over TCP. The agent gives a
-// forwarded query up after giveUp.
-func ask(ctx context.Context, addr string, q dns.Question, giveUp time.Duration) (queryResult, error) {
+// ask sends one question over UDP and, if the answer is truncated, over TCP. timeout is the
+// agent's own for a forwarded query.
+func ask(ctx context.Context, addr string, q dns.Question, timeout time.Duration) (queryResult, error) {
 	req := &dns.Msg{MsgHdr: dns.MsgHdr{Id: dns.Id(), RecursionDesired: true}, Question: []dns.Question{q}}
 	req.SetEdns0(dnsproxy.DefaultEDNSUDPSize, false)
-	ctx, cancel := context.WithTimeout(ctx, giveUp+querySpare)
+	ctx, cancel := context.WithTimeout(ctx, timeout+querySpare)
 	defer cancel()
 	start := time.Now()
 	var resp *dns.Msg
 	var protocol string
 	for _, protocol = range []string{"udp", "tcp"} {
 		var err error
-		client := dns.Client{Net: protocol, Timeout: giveUp + querySpare}
+		client := dns.Client{Net: protocol, Timeout: timeout + querySpare}
 		if resp, _, err = client.ExchangeContext(ctx, req, addr); err != nil {
-			return queryResult{}, fmt.Errorf("no answer from %s over %s (is the agent running? --dns-addr): %w", addr, protocol, err)
+			return queryResult{}, fmt.Errorf("no answer from %s over %s: is the agent running? --dns-addr names another address: %w", addr, protocol, err)
 		}
 		if !resp.Truncated {
 			break
@@ -125,8 +127,8 @@ func ask(ctx context.Context, addr string, q dns.Question, giveUp time.Duration)
 	}, nil
 }
 
-// rcodeName names a response code of a message. The library names BADVERS by what the same
-// number means in a TSIG record.
+// rcodeName returns the name of a response code. The library's name for 16 is BADSIG, which
+// is the meaning in a TSIG record; in a message it is BADVERS.
 func rcodeName(rcode int) string {
 	if rcode == dns.RcodeBadVers {
 		return "BADVERS"
@@ -157,7 +159,7 @@ func extendedErrors(resp *dns.Msg) []string {
 	return texts
 }
 
-// explain adds the rule by which the agent answers the question.
+// explain adds the rule that gave the answer.
 func (r *queryResult) explain(ctx context.Context, status *statusClient) {
 	var explanation dnsproxy.Explanation
 	err := status.get(ctx, "/debug/explain", url.Values{"name": {r.Name}, "type": {r.Type}}, &explanation)
@@ -188,7 +190,7 @@ func printResults(w io.Writer, results []queryResult) error {
 			fmt.Fprintf(&text, "  error: %s\n", e)
 		}
 		if r.Rule == nil {
-			fmt.Fprintf(&text, "  rule: not known: %s\n", r.NoRule)
+			fmt.Fprintf(&text, "  rule: unknown: %s\n", r.NoRule)
 			continue
 		}
 		fmt.Fprintf(&text, "  rule: %s (%s): %s\n", r.Rule.Rule, strings.Join(r.Rule.Rows, ", "), r.Rule.Why)

@@ -19,7 +19,7 @@ func newStatusCommand() *cobra.Command {
 	)
 	command := &cobra.Command{
 		Use:   "status",
-		Short: "Show the agent's connection, table and nameservers",
+		Short: "Show the agent's connection, table, nameservers and capture",
 		Args:  usageArgs(cobra.NoArgs),
 		RunE: func(command *cobra.Command, _ []string) error {
 			var status agent.Status
@@ -68,16 +68,16 @@ func printUpstreams(w io.Writer, upstreams []agent.Upstream) {
 		if u.RTT != "" {
 			text += ", " + u.RTT
 		}
-		text += fmt.Sprintf(", %d asked, %d of them in vain", u.Requests, u.Failures)
+		text += fmt.Sprintf(", %d queries, %d failed", u.Requests, u.Failures)
 		if u.LastError != "" {
-			text += ", last: " + u.LastError
+			text += ", last error: " + u.LastError
 		}
 		fmt.Fprintf(w, "%s\t%s: %s\n", label, u.Server, text)
 		label = ""
 	}
 }
 
-// printXDS prints what the control plane's side is.
+// printXDS prints the connection to the control plane, and the table.
 func printXDS(w io.Writer, status agent.Status) {
 	xds := status.XDS
 	connection := "connected to " + xds.Address + ", " + xds.Variant
@@ -100,10 +100,10 @@ func printXDS(w io.Writer, status agent.Status) {
 	}
 	age := (time.Duration(xds.TableAge) * time.Second).String()
 	if xds.Stale {
-		age += ", stale: from the snapshot, not confirmed since the start"
+		age += ", stale: from the snapshot; the control plane has not confirmed it since the start"
 	}
 	fmt.Fprintf(w, "table\tversion %q, %s old\n", xds.Version, age)
-	fmt.Fprintf(w, "pushes\t%d, %d of them rejected\n", xds.Pushes, xds.Rejected)
+	fmt.Fprintf(w, "pushes\t%d, %d rejected\n", xds.Pushes, xds.Rejected)
 }
 
 // printCapture prints what the agent says of the rules that it keeps.

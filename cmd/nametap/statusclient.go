@@ -18,16 +18,16 @@ import (
 	"github.com/nametap/nametap/internal/settings"
 )
 
-// A statusClient asks the status endpoints of the agent on this host. It finds the
-// agent by the agent's own settings: flags, environment, Istio's configuration and
-// the --config file.
+// A statusClient makes requests to the status address of the agent on this host. It has the
+// agent's settings (flags, environment, Istio's configuration and the --config file), so
+// that it finds the agent without being told where it is.
 type statusClient struct{ options *options }
 
 // errNoTable means that the agent has no table yet.
-var errNoTable = errors.New("the agent has no table yet: is its control plane there? `nametap status` tells")
+var errNoTable = errors.New("the agent has no table yet; `nametap status` shows whether it is connected to a control plane")
 
-// declare declares all settings of the agent, so that its environment and its file
-// are understood. The help shows those that say where the agent is.
+// declare declares all settings of the agent, since its environment and its file may have
+// any of them. The help shows only those that say where the agent is.
 func (c *statusClient) declare(flags *pflag.FlagSet) {
 	c.options = newOptions(flags)
 	flags.VisitAll(func(flag *pflag.Flag) {
@@ -41,7 +41,7 @@ func (c *statusClient) declare(flags *pflag.FlagSet) {
 	})
 }
 
-// declareDNS shows the agent's DNS address in the help, too.
+// declareDNS adds the agent's DNS address to the help.
 func (c *statusClient) declareDNS() {
 	flag := c.options.flags.Lookup(dnsAddrFlag)
 	flag.Hidden, flag.Usage = false, "the agent's DNS address ["+settings.Env(flag)+"]"
@@ -55,7 +55,7 @@ func (c *statusClient) resolve() error {
 	return nil
 }
 
-// dnsAddr returns where the agent answers queries.
+// dnsAddr returns the address at which the agent answers queries.
 func (c *statusClient) dnsAddr() (string, error) {
 	if err := c.resolve(); err != nil {
 		return "", err
@@ -63,8 +63,8 @@ func (c *statusClient) dnsAddr() (string, error) {
 	return reachable(dnsAddrFlag, c.options.agent.DNS.Addr)
 }
 
-// reachable turns an address to listen on into one to connect to: where that is
-// every address of the host, it is localhost.
+// reachable returns an address to connect to for an address to listen on: localhost for all
+// addresses of the host.
 func reachable(flag, addr string) (string, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -76,7 +76,7 @@ func reachable(flag, addr string) (string, error) {
 	return net.JoinHostPort(host, port), nil
 }
 
-// get asks for path and decodes the JSON reply into v.
+// get requests path and decodes the JSON reply into v.
 func (c *statusClient) get(ctx context.Context, path string, query url.Values, v any) error {
 	return c.do(ctx, http.MethodGet, path, query, v)
 }
@@ -103,7 +103,7 @@ func (c *statusClient) do(ctx context.Context, method, path string, query url.Va
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	resp, err := client.Do(req)
 	if err != nil {
-		return fmt.Errorf("no agent answers at %s (is it running? --status-addr): %w", addr, err)
+		return fmt.Errorf("no agent answers at %s: is it running? --status-addr names another address: %w", addr, err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
@@ -114,10 +114,10 @@ func (c *statusClient) do(ctx context.Context, method, path string, query url.Va
 	case resp.StatusCode == http.StatusNotFound && strings.TrimSpace(string(body)) == "{}":
 		return errNoTable
 	case resp.StatusCode != http.StatusOK:
-		return fmt.Errorf("asking %s: %s: %s", address.String(), resp.Status, strings.TrimSpace(string(body)))
+		return fmt.Errorf("requesting %s: %s: %s", address.String(), resp.Status, strings.TrimSpace(string(body)))
 	}
 	if err := json.Unmarshal(body, v); err != nil {
-		return fmt.Errorf("%s is no nametap: %w", addr, err)
+		return fmt.Errorf("the reply of %s is not that of a nametap agent: %w", addr, err)
 	}
 	return nil
 }

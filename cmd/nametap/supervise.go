@@ -14,7 +14,7 @@ import (
 	"github.com/nametap/nametap/supervise"
 )
 
-// removeTimeout bounds the removal of rules that lead to an agent that does not start.
+// removeTimeout bounds the removal of rules that redirect to an agent that does not start.
 const removeTimeout = 30 * time.Second
 
 // An exitError ends the command with a code and without a message.
@@ -23,18 +23,18 @@ type exitError int
 // Error returns the code.
 func (e exitError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
-// superviseAgent runs this command again as a child that answers on sockets of this
-// process.
+// superviseAgent runs this command again as a child process, which answers on the sockets of
+// this one.
 func superviseAgent(ctx context.Context, cfg agent.Config, signals agentSignals) error {
 	if os.Getenv("NOTIFY_SOCKET") != "" {
-		return usageError{errors.New("supervise: systemd restarts the agent itself, and nametap.socket holds its sockets: want --supervise=false there")}
+		return usageError{errors.New("supervise: systemd restarts the agent itself, and nametap.socket holds its sockets: want --supervise=false under systemd")}
 	}
 	sockets, err := dnsproxy.OpenSockets(ctx, cfg.DNS.Addr, cfg.Logger)
 	if err != nil {
 		return err
 	}
 	running := supervise.Config{
-		// The program as it was when we were started, also if the file was replaced.
+		// The program of this process, even if the file was replaced since.
 		Path: "/proc/self/exe", Args: os.Args, Env: os.Environ(), Sockets: sockets,
 		EndSignals: signals.end, Log: cfg.Logger,
 	}
@@ -51,19 +51,19 @@ func superviseAgent(ctx context.Context, cfg agent.Config, signals agentSignals)
 	return nil
 }
 
-// removeRules takes out the capture rules of an agent that has ended otherwise than it
-// should, unless they are to stay. Another process does so, as ours is to stay small.
+// removeRules removes the capture rules of an agent that has crashed, unless the settings say
+// that they stay. It runs another process, since this one has to stay small.
 func removeRules(ctx context.Context, cfg agent.Config) {
 	if cfg.Capture.FailClosed {
 		return
 	}
-	defer debug.FreeOSMemory() // this process is to stay small
+	defer debug.FreeOSMemory() // this process stays small
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
 	remove := exec.CommandContext(ctx, "/proc/self/exe", "capture", "remove", "--after-agent", "--capture-fail-open")
 	remove.Args[0] = os.Args[0]
 	remove.Stdout, remove.Stderr = os.Stdout, os.Stderr
 	if err := remove.Run(); err != nil {
-		cfg.Logger.Error("the capture rules may still be in: `nametap capture remove` takes them out", "error", err)
+		cfg.Logger.Error("the capture rules may still be installed: `nametap capture remove` removes them", "error", err)
 	}
 }

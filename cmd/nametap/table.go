@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// A hostTable is the table as /debug/ndsz shows it.
+// A hostTable is the table in the form of /debug/ndsz.
 type hostTable struct {
 	Table map[string]hostInfo `json:"table"`
 }
@@ -27,13 +27,14 @@ type hostInfo struct {
 	Namespace string   `json:"namespace,omitempty"`
 }
 
-// equal compares without regard to the order of addresses, which means nothing.
+// equal reports whether two entries are the same, apart from the order of their addresses.
 func (h hostInfo) equal(other hostInfo) bool {
 	return h.Registry == other.Registry && h.Shortname == other.Shortname && h.Namespace == other.Namespace &&
 		slices.Equal(slices.Sorted(slices.Values(h.IPs)), slices.Sorted(slices.Values(other.IPs)))
 }
 
-// errDiffers makes `nametap table --diff` fail, as diff(1) does.
+// errDiffers is the error of `nametap table --diff` if there is a difference, as diff(1) has
+// exit code 1.
 var errDiffers = errors.New("the tables differ")
 
 func newTableCommand() *cobra.Command {
@@ -45,7 +46,7 @@ func newTableCommand() *cobra.Command {
 	)
 	command := &cobra.Command{
 		Use:   "table",
-		Short: "Show the agent's table, or its difference from a file",
+		Short: "Show the agent's table of mesh names, or its difference from a file",
 		Example: `  nametap table
   nametap table --output json > before.json
   nametap table --diff before.json`,
@@ -65,13 +66,14 @@ func newTableCommand() *cobra.Command {
 		},
 	}
 	status.declare(command.Flags())
-	command.Flags().BoolVar(&shortNames, "short-names", false, "show short names as entries of their own")
-	command.Flags().StringVar(&diff, "diff", "", "show the difference from this file of --output json; exit code 1 if there is one")
+	command.Flags().BoolVar(&shortNames, "short-names", false, "also show the short names of each host, as entries")
+	command.Flags().StringVar(&diff, "diff", "", "show the difference from a `file` that --output json wrote; exit code 1 if there is one")
 	declareOutput(command.Flags(), &output)
 	return command
 }
 
-// isShortName tells the entries that the agent derived: they end in a dot.
+// isShortName reports whether the agent derived an entry from another one. The keys of
+// those end in a dot.
 func isShortName(key string, info hostInfo) bool {
 	return strings.HasSuffix(key, ".") && info.Shortname == ""
 }
@@ -86,14 +88,14 @@ func (t hostTable) print(w io.Writer) error {
 	return columns.Flush()
 }
 
-// A tableDiff is what turns one table into another.
+// A tableDiff is the difference between two tables.
 type tableDiff struct {
 	Added   map[string]hostInfo `json:"added"`
 	Removed map[string]hostInfo `json:"removed"`
 	Changed map[string]change   `json:"changed"`
 }
 
-// A change is one host before and after.
+// A change is one host that both tables have, with different entries.
 type change struct {
 	Before hostInfo `json:"before"`
 	After  hostInfo `json:"after"`
@@ -123,7 +125,7 @@ func printDiff(command *cobra.Command, output, path string, after hostTable) err
 	}
 	var before hostTable
 	if err := json.Unmarshal(text, &before); err != nil || before.Table == nil {
-		return fmt.Errorf("%s: want a table as `nametap table --output json` prints it", path)
+		return fmt.Errorf("%s: want the output of `nametap table --output json`", path)
 	}
 	diff := diffTables(before, after)
 	if err := printOutput(command.OutOrStdout(), output, diff, diff.print); err != nil {
