@@ -12,7 +12,7 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// The subcommands of capture, as the agent's user.
+// TestCaptureCommands runs the subcommands of capture as the agent's user.
 func TestCaptureCommands(t *testing.T) { // K3, K4, K11
 	t.Parallel()
 	vms(t, func(v *vm) {
@@ -52,7 +52,7 @@ func TestCaptureCommands(t *testing.T) { // K3, K4, K11
 			program := strings.Fields(step.Program)
 			v.Pipe(step.Text, program[0], program[1:]...)
 		}
-		state(iptables.InPlace, 0) // what is printed is what apply would do
+		state(iptables.InPlace, 0) // restoring the printed text equals apply
 		if r := v.nametap(v.args("apply")...); r.code != 0 || strings.Contains(r.stderr, "DNS is captured") {
 			t.Errorf("apply: %+v", r)
 		}
@@ -66,12 +66,12 @@ func TestCaptureCommands(t *testing.T) { // K3, K4, K11
 			t.Errorf("apply: %+v", r)
 		}
 		state(iptables.InPlace, 0)
-		if v.backend == "nft" { // what that user may not read is said
+		if v.backend == "nft" { // this user cannot read legacy, so remove fails
 			if r := v.nametap(v.args("remove")...); r.code != 1 || !strings.Contains(r.stderr, "rules of nametap may remain") {
 				t.Errorf("remove: %+v", r)
 			}
 		}
-		for range 2 { // nothing of ours is no failure
+		for range 2 { // a second remove succeeds as well
 			if r := v.root(v.args("remove")...); r.code != 0 || r.stdout != "" {
 				t.Errorf("remove: %+v", r)
 			}
@@ -82,7 +82,7 @@ func TestCaptureCommands(t *testing.T) { // K3, K4, K11
 	})
 }
 
-// parse runs a subcommand of capture and parses what it prints as JSON.
+// parse runs a subcommand of capture and parses its JSON output.
 func (v *vm) parse(into any, subcommand string) result {
 	v.tb.Helper()
 	r := v.nametap(v.args(subcommand, "--output", "json")...)
@@ -92,7 +92,7 @@ func (v *vm) parse(into any, subcommand string) result {
 	return r
 }
 
-// Whoever lacks the permission is told which one.
+// TestCaptureNotPermitted checks that an error names the missing permission.
 func TestCaptureNotPermitted(t *testing.T) { // K11
 	t.Parallel()
 	v := newVM(t, "auto")
@@ -119,14 +119,14 @@ func TestCaptureNotPermitted(t *testing.T) { // K11
 	if a.ProcessState.ExitCode() != 1 || !strings.Contains(a.log.String(), "nametap agent: capturing DNS: ") || !strings.Contains(a.log.String(), "CAP_NET_ADMIN") {
 		t.Errorf("agent: %v\n%s", a.ProcessState, a.log)
 	}
-	// It would take its own queries for an application's.
+	// The agent could not tell its own queries from an application's.
 	r := v.root("agent", "--capture")
 	if r.code != 2 || !strings.Contains(r.stderr, "--capture-agent-uid") {
 		t.Errorf("agent as root: %+v", r)
 	}
 }
 
-// A response code of more than four bits has the name that it has in a message.
+// TestQueryRcode checks the name of a response code of more than four bits.
 func TestQueryRcode(t *testing.T) { // A8
 	t.Parallel()
 	h := newBareHost(t)
@@ -149,7 +149,7 @@ func TestQueryRcode(t *testing.T) { // A8
 	}
 }
 
-// What `nametap status` says of the rules that an agent keeps.
+// TestStatusOfCapture checks what `nametap status` reports about the rules of an agent.
 func TestStatusOfCapture(t *testing.T) { // K10, R7
 	t.Parallel()
 	v := newVM(t, "nft")

@@ -10,7 +10,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// Whatever is wrong with the settings, rules come out: it may be why there is no agent.
+// TestRemoveDespiteSettings checks that wrong settings do not prevent the removal of the
+// rules: they may be the reason why the agent does not run.
 func TestRemoveDespiteSettings(t *testing.T) { // K3, K9
 	t.Parallel()
 	v := newVM(t, "nft")
@@ -39,7 +40,8 @@ func TestRemoveDespiteSettings(t *testing.T) { // K3, K9
 	}
 }
 
-// With --capture-fail-open=false the end of an agent, however it comes, lets no query past it.
+// TestFailClosed checks that with --capture-fail-open=false no query reaches a nameserver
+// after the end of an agent.
 func TestFailClosed(t *testing.T) { // K9
 	t.Parallel()
 	vms(t, func(v *vm) {
@@ -52,14 +54,15 @@ func TestFailClosed(t *testing.T) { // K9
 		}
 		a = v.capture("--capture-fail-open=false", "--mesh-config", path)
 		v.asked(named, meshIP)
-		v.replace("mesh", meshConfig(false)) // who switches it off wants them out
+		v.replace("mesh", meshConfig(false)) // the switch removes them all the same
 		wait.Until(t, "the rules are out", func() bool { return !v.captured() })
 		a.end(terminate)
 		v.asked(named, namedIP)
 	})
 }
 
-// A VM boots before it knows its nameservers.
+// TestServersLater starts an agent before resolv.conf has nameservers, as at the boot of a
+// VM.
 func TestServersLater(t *testing.T) { // K6, F5
 	t.Parallel()
 	v := newVM(t, "nft")
@@ -74,7 +77,7 @@ func TestServersLater(t *testing.T) { // K6, F5
 	v.asked(other, otherIP)
 }
 
-// One family of two is not what the settings say.
+// TestStatusOfHalf checks that capture status fails if one of two families has rules.
 func TestStatusOfHalf(t *testing.T) { // K4
 	t.Parallel()
 	v := newVM(t, "nft")
@@ -89,8 +92,8 @@ func TestStatusOfHalf(t *testing.T) { // K4
 	}
 }
 
-// systemd is told when DNS is there, and then that it goes on, also when clients take
-// all connections that there may be.
+// TestSystemd checks that the agent reports to systemd when DNS works, and answers the
+// watchdog, also while clients hold all TCP connections.
 func TestSystemd(t *testing.T) { // R2, V3
 	t.Parallel()
 	v := newVM(t, "nft")
@@ -121,7 +124,7 @@ func TestSystemd(t *testing.T) { // R2, V3
 	if got := next(); got != "READY=1" || !v.captured() {
 		t.Errorf("first it says %q", got)
 	}
-	for range conns + 1 { // the last one has to wait
+	for range conns + 1 { // the last one waits
 		v.Run(func() {
 			conn, err := net.Dial("tcp", dnsAddr)
 			if err != nil {
@@ -137,7 +140,8 @@ func TestSystemd(t *testing.T) { // R2, V3
 	}
 }
 
-// Who may not look after rules, and need not, is not disturbed by that.
+// TestSwitchOffNotPermitted checks that an agent without permission to read rules runs if
+// capture is off.
 func TestSwitchOffNotPermitted(t *testing.T) { // K9
 	t.Parallel()
 	v := newVM(t, "auto")

@@ -8,7 +8,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// A pod that has its node's network captures nothing, unless it is told to.
+// TestCaptureHostNetwork checks that a pod with the network of its node captures nothing
+// unless a setting allows it.
 func TestCaptureHostNetwork(t *testing.T) { // K16
 	t.Parallel()
 	v := newVM(t, "nft")
@@ -45,7 +46,7 @@ func TestCaptureHostNetwork(t *testing.T) { // K16
 	}
 	v.environment = own
 
-	// kubelet's file alone, as with manifests that do not pass the address.
+	// Only kubelet's file, as with manifests that do not pass the address.
 	hosts := v.write("hosts", "# Kubernetes-managed hosts file (host network).\n127.0.0.1 localhost\n")
 	mounted := func(file string, args ...string) result {
 		cmd := v.command(args...)

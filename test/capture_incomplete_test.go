@@ -9,8 +9,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// breakTool lets a tool fail for a reason that may pass, for commands of the host from now
-// on, until the function that it returns is called.
+// breakTool makes a tool fail with a transient error for all following commands of the
+// host, until mend is called.
 func (v *vm) breakTool(name string) (mend func()) {
 	v.tb.Helper()
 	path, err := exec.LookPath(name)
@@ -30,7 +30,8 @@ func (v *vm) breakTool(name string) (mend func()) {
 	}
 }
 
-// A family that could be captured and is not is exit code 1, and the agent tries again.
+// TestCaptureIncomplete checks that apply exits 1 if a supported family is not captured,
+// and that the agent retries.
 func TestCaptureIncomplete(t *testing.T) { // K13
 	t.Parallel()
 	vms(t, func(v *vm) {
@@ -62,8 +63,8 @@ func TestCaptureIncomplete(t *testing.T) { // K13
 	})
 }
 
-// An agent that cannot put in what was asked for ends without rules, also if another
-// program holds the lock of iptables when they are to go.
+// TestCaptureRefusedWhileLocked checks that an agent that cannot install its rules ends
+// without rules, also if another program holds the lock of iptables at that time.
 func TestCaptureRefusedWhileLocked(t *testing.T) { // K9
 	t.Parallel()
 	vms(t, func(v *vm) {
@@ -78,7 +79,7 @@ func TestCaptureRefusedWhileLocked(t *testing.T) { // K9
 		if err := os.Chmod(calls, 0o666); err != nil {
 			t.Fatal(err)
 		}
-		// The first call puts IPv4's rules in.
+		// The first call installs the rules of IPv4.
 		script := "#!/bin/sh\necho x >>" + calls + "\ncase $(wc -l <" + calls + ") in [234]) echo 'Another app is currently holding the xtables lock.' >&2; exit 4 ;; esac\nexec " + path + " \"$@\"\n"
 		if err := os.Chmod(v.write(name, script), 0o755); err != nil {
 			t.Fatal(err)

@@ -7,8 +7,8 @@ import (
 
 const linkLocal = "fe80::53"
 
-// The nameserver of resolv.conf is a router that has told its link-local address. What
-// clients ask it passes the rules, and what the agent forwards goes to it.
+// TestCaptureLinkLocal uses a router's link-local address as the nameserver in resolv.conf.
+// Queries of clients to it pass through, and the agent forwards to it.
 func TestCaptureLinkLocal(t *testing.T) { // K14
 	t.Parallel()
 	const onEth0 = linkLocal + "%eth0"
@@ -42,7 +42,8 @@ func TestCaptureLinkLocal(t *testing.T) { // K14
 	})
 }
 
-// Only resolv.conf's nameservers are to be captured, and all of them are link-local.
+// TestCaptureLinkLocalOnly captures only the nameservers of resolv.conf, all of them
+// link-local.
 func TestCaptureLinkLocalOnly(t *testing.T) { // K14, K6
 	t.Parallel()
 	const onEth0 = linkLocal + "%eth0"

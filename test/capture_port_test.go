@@ -18,16 +18,16 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// port is the source port of everybody in these tests.
+// port is the source port of all queries in these tests.
 const port = 5454
 
-// askFrom asks from a new socket of a user that is bound to an address and a port, in the
-// network namespace of the caller. A reply from elsewhere than from where it asks does not
-// reach it.
+// askFrom sends a query from a new socket of a user, bound to an address and a port, in the
+// network namespace of the caller. It does not receive replies from other addresses than
+// the server's.
 func askFrom(uid int, local netip.AddrPort, server, name string) (string, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	// The owner of a socket is its thread's when it is opened.
+	// A socket belongs to the user of the thread that opens it.
 	if uid != 0 {
 		defer setOwner(0)
 		setOwner(uid)
@@ -41,15 +41,16 @@ func askFrom(uid int, local netip.AddrPort, server, name string) (string, error)
 	return askOn(&dns.Conn{Conn: conn}, name)
 }
 
-// setOwner sets user and group of what the thread opens.
+// setOwner sets the user and the group of files that the thread opens.
 func setOwner(id int) {
 	for _, set := range []func(int) (int, error){unix.SetfsgidRetGid, unix.SetfsuidRetUid} {
-		_, _ = set(id) // it has no way to fail
+		_, _ = set(id) // these calls report no error
 	}
 }
 
-// An application and a socket of the agent's user send from the same port to the same two
-// nameservers, 10,000 times, and either has been the first.
+// TestSourcePort sends 10,000 queries from an application and from a socket of the agent's
+// user, with the same source port to the same two nameservers. Each of them is the first in
+// a part of the turns.
 func TestSourcePort(t *testing.T) { // K5
 	t.Parallel()
 	netns.Need(t, "conntrack")
@@ -63,7 +64,7 @@ func TestSourcePort(t *testing.T) { // K5
 		from := netip.AddrPortFrom(netip.MustParseAddr(local), port)
 		want := func(uid, n int, name, want string) {
 			got, err := askFrom(uid, from, servers[n%2], name)
-			for errors.Is(err, syscall.EADDRINUSE) { // a process that was just forked has yet to close our sockets
+			for errors.Is(err, syscall.EADDRINUSE) { // a process that was just forked has not closed its copies of the sockets yet
 				got, err = askFrom(uid, from, servers[n%2], name)
 			}
 			if err != nil || got != want {
@@ -91,7 +92,8 @@ func TestSourcePort(t *testing.T) { // K5
 	})
 }
 
-// noneUnreplied fails the test if conntrack has entries of DNS without a reply, or none.
+// noneUnreplied fails the test if conntrack has entries of DNS without a reply, or no
+// entries of DNS.
 func (v *vm) noneUnreplied() {
 	v.tb.Helper()
 	list := []string{"-L", "-p", "udp", "--dport", "53", "-f"}
@@ -101,8 +103,8 @@ func (v *vm) noneUnreplied() {
 	}
 }
 
-// The agent's own sockets have to take the ports that applications have just had, and the
-// reverse.
+// TestSourcePortOfAgent makes the agent's sockets use the ports that applications have just
+// used, and the reverse.
 func TestSourcePortOfAgent(t *testing.T) { // K5
 	t.Parallel()
 	netns.Need(t, "conntrack")
@@ -119,7 +121,7 @@ func TestSourcePortOfAgent(t *testing.T) { // K5
 						from := netip.AddrPortFrom(netip.MustParseAddr(local), port+n)
 						got, err := askFrom(0, from, server, mesh)
 						switch {
-						case errors.Is(err, syscall.EADDRINUSE): // the agent has it
+						case errors.Is(err, syscall.EADDRINUSE): // the agent uses it
 						case err != nil || got != meshIP:
 							t.Fatalf("from port %d to %s: %s %v", from.Port(), server, got, err)
 						default:

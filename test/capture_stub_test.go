@@ -26,8 +26,8 @@ const (
 	capNetBindService = 10
 )
 
-// stub starts a forwarder on loopback, with a user of its own, whose nameserver is the one
-// on the other machine.
+// stub starts a forwarder on loopback as a separate user. It forwards to the nameserver on
+// the other machine.
 func (v *vm) stub() {
 	v.tb.Helper()
 	netns.Need(v.tb, "dnsmasq")
@@ -49,9 +49,10 @@ func (v *vm) stub() {
 	v.named.Reset()
 }
 
-// A stub is captured for applications. What it asks itself passes: by its user, by where it
-// asks, or through the agent, which sends it on to where it was going. If none of this is
-// so, the queries go in a circle, which ends at once.
+// TestStub checks that queries of applications to a stub are captured. The stub's own
+// queries reach their nameserver: excluded by user, excluded by address, or forwarded by
+// the agent to their original destination. If none of these applies, the queries loop, and
+// the agent ends the loop at once.
 func TestStub(t *testing.T) { // K7, F14, F15
 	t.Parallel()
 	uid := strconv.Itoa(stubID)
@@ -95,8 +96,9 @@ func TestStub(t *testing.T) { // K7, F14, F15
 	}
 }
 
-// A stub whose own queries are captured is no loop: they are passed on to where they were
-// going, and so is the probe for a loop, which is sent as two clients wait for one answer.
+// TestStubIsNoLoop checks that a stub whose own queries are captured does not count as a
+// loop: the agent forwards them to their original destination, and so it forwards the loop
+// probe, which it sends because two clients wait for one answer.
 func TestStubIsNoLoop(t *testing.T) { // F6, K7
 	t.Parallel()
 	for name, besides := range map[string]string{"alone": "", "beside its own nameserver": "nameserver " + named + "\n"} {

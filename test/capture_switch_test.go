@@ -9,10 +9,11 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// broken is no mesh config.
+// broken is not a valid mesh config.
 const broken = "defaultConfig: [\n"
 
-// The mesh config turns capture on and off while an agent runs and applications ask.
+// TestSwitch switches capture on and off by the mesh config while an agent runs and
+// applications send queries.
 func TestSwitch(t *testing.T) { // K2, K9, R7
 	t.Parallel()
 	vms(t, func(v *vm) {
@@ -55,7 +56,7 @@ func TestSwitch(t *testing.T) { // K2, K9, R7
 	})
 }
 
-// looks waits for the agent to have looked after its rules some more times.
+// looks waits until the agent has checked its rules some more times.
 func (v *vm) looks(times float64) {
 	v.tb.Helper()
 	const looks = "nametap_capture_checks_total"
@@ -63,8 +64,8 @@ func (v *vm) looks(times float64) {
 	wait.Until(v.tb, "the agent looks after its rules", func() bool { return v.metric(looks) >= want })
 }
 
-// With the switch off nothing is installed, and that is no failure. The environment wins
-// over the pod's annotation, that over the mesh's default.
+// TestSwitchOff checks that apply installs nothing and succeeds if the switch is off. The
+// environment overrides the pod's annotation, which overrides the mesh config.
 func TestSwitchOff(t *testing.T) { // R7
 	t.Parallel()
 	v := newVM(t, "auto")
@@ -98,7 +99,7 @@ func TestSwitchOff(t *testing.T) { // R7
 		if r.code != 0 || r.stderr != "" && !on || !on && r.stdout != test.want || v.captured() != on {
 			t.Errorf("%v %v: %+v", test.environment, test.flags, r)
 		}
-		// Its status says the same of it, and fails if it is not so.
+		// The status agrees, and fails if the rules do not match the switch.
 		if r := v.root(v.args("status", test.flags...)...); r.code != 0 || !strings.Contains(r.stdout, "ISTIO_META_DNS_CAPTURE is ") {
 			t.Errorf("status: %v %v: %+v", test.environment, test.flags, r)
 		}
@@ -111,7 +112,7 @@ func TestSwitchOff(t *testing.T) { // R7
 	}
 }
 
-// A mesh config that cannot be read is an error, for apply and for an agent.
+// TestSwitchBroken checks that apply and an agent fail if the mesh config cannot be read.
 func TestSwitchBroken(t *testing.T) { // R7
 	t.Parallel()
 	v := newVM(t, "auto")

@@ -17,8 +17,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// Applications ask the nameserver of their resolv.conf. Rules come from the agent itself,
-// as on a VM, or from an init container.
+// TestCapture checks the queries of applications to the nameserver of resolv.conf, with
+// rules from the agent itself, as on a VM, and from an init container.
 func TestCapture(t *testing.T) { // K1, K4, K9, R1
 	t.Parallel()
 	vms(t, func(v *vm) {
@@ -41,7 +41,7 @@ func TestCapture(t *testing.T) { // K1, K4, K9, R1
 	})
 }
 
-// resolves asks for a name of the mesh, and another one, in every way.
+// resolves queries a mesh name and a forwarded name, over both families, UDP and TCP.
 func (v *vm) resolves() {
 	t := v.tb
 	t.Helper()
@@ -51,7 +51,7 @@ func (v *vm) resolves() {
 		conf := "nameserver " + server + "\nsearch shop.svc.cluster.local\n"
 		for _, over := range []string{"+notcp", "+tcp"} {
 			for name, want := range map[string]string{mesh: meshIP, "www.example.org": namedIP} {
-				// dig complains of a reply that is not from where it asked.
+				// dig reports a reply from another address.
 				output := v.client(conf, "dig", "+tries=1", "+timeout=5", over, name)
 				if !strings.Contains(output, "\t"+want+"\n") || !strings.Contains(output, "SERVER: "+server+"#53") || strings.Contains(output, "unexpected") {
 					t.Errorf("dig %s, of %s:\n%s", over, server, output)
@@ -78,8 +78,8 @@ func (v *vm) resolves() {
 	}
 }
 
-// Rules lead to the port that the agent has, whichever that is, and to no family for which
-// it does not listen.
+// TestOtherAddress checks that rules redirect to the port of the agent, and only for
+// families in which it listens.
 func TestOtherAddress(t *testing.T) { // K1, K4
 	t.Parallel()
 	v := newVM(t, "auto")
@@ -89,7 +89,7 @@ func TestOtherAddress(t *testing.T) { // K1, K4
 		a := v.capture("--dns-addr", test.address)
 		v.asked(named, meshIP)
 		v.asked(named6, test.want6)
-		a.end(syscall.SIGKILL) // the next one finds its rules
+		a.end(syscall.SIGKILL) // the next agent finds these rules
 	}
 	v.root(v.args("remove", "--after-agent")...)
 	for _, flags := range [][]string{
@@ -97,7 +97,7 @@ func TestOtherAddress(t *testing.T) { // K1, K4
 		{"--dns-addr", "[::1]:5300"},
 		{"--dns-addr", self + ":5300"},
 		{"--dns-addr", "localhost:53"},
-		{"--capture-virtual-interface", "eth1"}, // whose queries come to its address
+		{"--capture-virtual-interface", "eth1"}, // its queries arrive at its address
 	} {
 		r := v.root(v.args("apply", flags...)...)
 		if r.code != 2 || !strings.Contains(r.stderr, ": want ") || v.captured() {
@@ -106,7 +106,8 @@ func TestOtherAddress(t *testing.T) { // K1, K4
 	}
 }
 
-// Queries of another machine, such as a container, that come in through an interface.
+// TestVirtualInterface checks queries of another machine, such as a container, that arrive
+// on an interface.
 func TestVirtualInterface(t *testing.T) { // K6
 	t.Parallel()
 	vms(t, func(v *vm) {
@@ -132,8 +133,8 @@ func TestVirtualInterface(t *testing.T) { // K6
 	})
 }
 
-// Rules lead to where the agent listens, and to nobody else who has the port there: it
-// goes without IPv6 if it must, and without IPv4 it ends.
+// TestPortTaken checks that rules never redirect to another program that has the port: the
+// agent works without IPv6 if it must, and ends without IPv4.
 func TestPortTaken(t *testing.T) { // K4, K9
 	t.Parallel()
 	for _, taken := range []string{"udp 127.0.0.1", "tcp 127.0.0.1", "udp ::1", "tcp ::1"} {
@@ -165,8 +166,8 @@ func TestPortTaken(t *testing.T) { // K4, K9
 	}
 }
 
-// A port that another program has for a while is served when it is free, by an agent that
-// has its other sockets from its supervisor too.
+// TestPortTakenForAWhile checks that the agent serves a port once another program has freed
+// it, also with sockets from a supervisor.
 func TestPortTakenForAWhile(t *testing.T) { // R3, K15
 	t.Parallel()
 	for _, capture := range []bool{true, false} {
@@ -197,7 +198,7 @@ func TestPortTakenForAWhile(t *testing.T) { // R3, K15
 	}
 }
 
-// take opens a socket of another program until the test ends, or it is released.
+// take opens a socket like another program, until the test ends or calls release.
 func (v *vm) take(network, address string) (release func()) {
 	v.tb.Helper()
 	var socket io.Closer
@@ -217,7 +218,8 @@ func (v *vm) take(network, address string) (release func()) {
 	return release
 }
 
-// Rules come and go with the agent, and nobody notices.
+// TestStartAndEndUnderLoad checks that no query is lost when rules are installed and
+// removed with the agent.
 func TestStartAndEndUnderLoad(t *testing.T) { // K9, R2
 	t.Parallel()
 	vms(t, func(v *vm) {
@@ -239,9 +241,9 @@ func TestStartAndEndUnderLoad(t *testing.T) { // K9, R2
 	})
 }
 
-// An agent that is killed leaves a host whose DNS works, once its service manager has
-// run what it runs after the end; without it, and with --capture-fail-open=false, queries are
-// refused at once. The next agent takes over from there.
+// TestAgentKilled checks that DNS works after an agent was killed and its service manager
+// has run the command for that. Before that, and with --capture-fail-open=false, queries
+// are refused at once. The next agent takes over the rules.
 func TestAgentKilled(t *testing.T) { // K9, K12
 	t.Parallel()
 	vms(t, func(v *vm) {
@@ -280,7 +282,8 @@ func TestAgentKilled(t *testing.T) { // K9, K12
 	})
 }
 
-// asked asks a nameserver over UDP and TCP, each from a new socket.
+// asked queries a nameserver over UDP and TCP, each from a new socket, and checks the
+// answer.
 func (v *vm) asked(server, want string) {
 	v.tb.Helper()
 	for _, over := range []string{"+notcp", "+tcp"} {
@@ -290,7 +293,7 @@ func (v *vm) asked(server, want string) {
 	}
 }
 
-// refused asks a nameserver over UDP, and returns how long it took to fail.
+// refused queries a nameserver over UDP, and returns the time and the error.
 func (v *vm) refused(server string) (took time.Duration, err error) {
 	v.tb.Helper()
 	v.Run(func() {
@@ -305,7 +308,7 @@ func (v *vm) refused(server string) (took time.Duration, err error) {
 	return took, err
 }
 
-// Rules that somebody takes away come back, with one line in the log.
+// TestRepair checks that removed rules are repaired, with one line in the log.
 func TestRepair(t *testing.T) { // K10
 	t.Parallel()
 	vms(t, func(v *vm) {
@@ -337,7 +340,8 @@ func TestRepair(t *testing.T) { // K10
 	})
 }
 
-// Only queries for the nameservers of resolv.conf are captured, for those that it has now.
+// TestServers checks that only queries to the current nameservers of resolv.conf are
+// captured.
 func TestServers(t *testing.T) { // K6, F1
 	t.Parallel()
 	vms(t, func(v *vm) {

@@ -7,8 +7,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// Rules of an agent that cannot be read when they are to go are not out: they go when they
-// can be read again, and until then status and log say so.
+// TestRemoveUnread checks that rules that cannot be read do not count as removed: the agent
+// removes them once it can read them, and until then status and log report them.
 func TestRemoveUnread(t *testing.T) { // K3, K9, K13
 	t.Parallel()
 	vms(t, func(v *vm) {
@@ -36,7 +36,8 @@ func TestRemoveUnread(t *testing.T) { // K3, K9, K13
 	})
 }
 
-// An agent that cannot see at its end whether its rules are out does not end well.
+// TestEndUnread checks that an agent exits 1 if it cannot verify at its end that its rules
+// are removed.
 func TestEndUnread(t *testing.T) { // K3, K9, K13
 	t.Parallel()
 	vms(t, func(v *vm) {

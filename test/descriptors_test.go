@@ -13,7 +13,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// openFiles returns how many descriptors the agent has open.
+// openFiles returns the number of descriptors that the agent has open.
 func (a *agent) openFiles() uint64 {
 	a.host.tb.Helper()
 	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", a.Process.Pid))
@@ -23,13 +23,13 @@ func (a *agent) openFiles() uint64 {
 	return uint64(len(files))
 }
 
-// limitFiles sets how many descriptors the agent may have open.
+// limitFiles sets the limit of descriptors of the agent.
 func (a *agent) limitFiles(n uint64) {
 	a.host.tb.Helper()
 	var limit unix.Rlimit
 	err := unix.Prlimit(a.Process.Pid, unix.RLIMIT_NOFILE, nil, &limit)
 	if err == nil {
-		limit.Cur = n // the other one could not be raised again
+		limit.Cur = n // the hard limit could not be raised again
 		err = unix.Prlimit(a.Process.Pid, unix.RLIMIT_NOFILE, &limit, nil)
 	}
 	if err != nil {
@@ -53,8 +53,8 @@ func (h *host) connect() net.Conn {
 	return conn
 }
 
-// answered asks for the mesh's name on a connection, and returns an error unless it is
-// answered.
+// answered queries the mesh name on a connection, and returns an error if there is no
+// answer.
 func answered(conn net.Conn) error {
 	client := dns.Conn{Conn: conn}
 	if err := client.WriteMsg(new(dns.Msg).SetQuestion(mesh+".", dns.TypeA)); err != nil {
@@ -64,12 +64,12 @@ func answered(conn net.Conn) error {
 	return err
 }
 
-// Without a free descriptor own names are answered, over UDP and over TCP to one client
-// after the other; and idle connections make room.
+// TestOutOfDescriptors checks that mesh names are answered while no descriptor is free:
+// over UDP, and over TCP to one client at a time. Idle connections make room.
 func TestOutOfDescriptors(t *testing.T) { // R3, A12
 	t.Parallel()
 	h := newHost(t)
-	h.sameUser = true // or the limits of its agent could not be changed
+	h.sameUser = true // otherwise the test could not change the limits of the agent
 	a := h.start()
 	wait.Until(t, "its control plane is connected", func() bool { return h.metric("nametap_xds_connected") == 1 })
 	ask := func(when string) {
@@ -83,7 +83,7 @@ func TestOutOfDescriptors(t *testing.T) { // R3, A12
 			}
 		}
 	}
-	// The descriptors that it has now, it keeps; there are no others.
+	// The agent keeps its open descriptors and gets no new ones.
 	a.limitFiles(a.openFiles())
 	ask("without descriptors")
 	a.limitFiles(a.openFiles() + 8)

@@ -1,3 +1,3 @@
-// Package test runs the real binary in network namespaces: hosts with nameservers,
-// a control plane, clients and rules of their own. It is tests only.
+// Package test has only tests. They run the real binary in network namespaces: hosts with
+// nameservers, a control plane, clients and rules.
 package test

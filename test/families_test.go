@@ -64,8 +64,8 @@ func (v *vm) systemdSockets() []*os.File {
 	return files
 }
 
-// notifications has agents believe that systemd has started them with a watchdog, and
-// returns what reads what they tell it next.
+// notifications sets the environment of a service with a watchdog for the host's agents,
+// and returns a function that reads their next notification.
 func (h *host) notifications() (next func() string) {
 	h.tb.Helper()
 	path := filepath.Join(h.dir, "notify")
@@ -92,10 +92,10 @@ func (h *host) notifications() (next func() string) {
 	}
 }
 
-// With IPv6 switched off the agent is ready, captures IPv4 and satisfies systemd's
-// watchdog; IPv6 is captured as soon as it is there, and leaves nothing behind when it
-// goes. So it is with sockets of systemd's, which are open all the time, and with those
-// that the agent opens itself.
+// TestIPv6SwitchedOff checks that the agent is ready, captures IPv4 and satisfies systemd's
+// watchdog while IPv6 is switched off. IPv6 is captured as soon as it is available, and its
+// rules are removed when it is switched off again. The test covers the sockets that systemd
+// holds, which stay open, and those that the agent opens itself.
 func TestIPv6SwitchedOff(t *testing.T) { // K4, K9, R3
 	t.Parallel()
 	for name, systemd := range map[string]bool{"systemd": true, "own sockets": false} {
@@ -120,7 +120,7 @@ func TestIPv6SwitchedOff(t *testing.T) { // K4, K9, R3
 				t.Errorf("first it tells systemd %q", got)
 			}
 			v.asked(named, meshIP)
-			// Its own sockets cannot be opened, systemd's are open and silent.
+			// The agent cannot open its own sockets; those of systemd are open and silent.
 			if status := v.nametap("status", "--status-addr", statusAddr); strings.Contains(status.stdout, "silent: asking our own listener udp [::1]:15053") != systemd ||
 				strings.Contains(status.stdout, "silent: asking our own listener udp 127") {
 				t.Errorf("%+v", status)

@@ -12,9 +12,9 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// Queries for thousands of nameservers that resolv.conf does not name and that do not
-// answer cost neither the agent its descriptors nor the log more than a line a second, and
-// other queries are answered meanwhile.
+// TestFloodOfNameservers sends queries to thousands of silent nameservers that resolv.conf
+// does not name. The agent keeps free descriptors, logs at most one line a second, and
+// answers other queries meanwhile.
 func TestFloodOfNameservers(t *testing.T) { // F20, F10, R6
 	t.Parallel()
 	netns.Need(t, "prlimit")
@@ -68,7 +68,7 @@ func TestFloodOfNameservers(t *testing.T) { // F20, F10, R6
 			if got := v.dig(over, "@"+named, fmt.Sprintf("www%d.example.org", n)); got != namedIP {
 				t.Errorf("dig %s: %s; %s", over, got, v.Exec("dig", over, "@"+named, fmt.Sprintf("www%d.example.org", n)))
 			}
-			// A nameserver that resolv.conf does not name either, and that answers.
+			// Another nameserver that resolv.conf does not name, which answers.
 			if got := v.dig(over, "@"+other, fmt.Sprintf("www%d.example.org", n)); got != otherIP {
 				t.Errorf("dig %s @%s: %s", over, other, got)
 			}

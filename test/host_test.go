@@ -24,10 +24,10 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// Where things are on every host.
+// Addresses on every host.
 const (
 	named      = "10.0.0.53" // the nameserver in resolv.conf
-	other      = "10.0.0.54" // one that is not
+	other      = "10.0.0.54" // a nameserver that resolv.conf does not name
 	dnsAddr    = "127.0.0.1:15053"
 	statusAddr = "127.0.0.1:15054"
 
@@ -36,8 +36,8 @@ const (
 	terminate = syscall.SIGTERM
 )
 
-// A host is a network namespace with two nameservers on its loopback interface, a
-// control plane and, once it is started, an agent.
+// A host is a network namespace with two nameservers on its loopback interface, a control
+// plane and, once a test starts it, an agent.
 type host struct {
 	*netns.NS
 	tb           testing.TB
@@ -46,23 +46,23 @@ type host struct {
 	xds          *fakexds.Server
 	named, other *fakedns.Server
 	capabilities []uintptr  // of its agents
-	sameUser     bool       // its agents run as the test does, with all that it may
+	sameUser     bool       // its agents run as the user of the test, with its capabilities
 	authority    []byte     // of its nameserver over TLS, PEM
 	environment  []string   // of its agents, besides the test's own
 	flags        []string   // of its agents, before those of a test
 	signal       os.Signal  // that ends its agents after the test
 	output       *os.File   // of its agents; nil is the log
-	sockets      []*os.File // of its agents, as systemd hands them over
+	sockets      []*os.File // of its agents, passed as by systemd
 	terminal     bool       // its agents have a terminal that controls them
-	chroot       string     // the directory that its agents see as /, which has nametap as the image has; empty is the test's
-	descriptors  int        // that its agents may have open; 0 means as many as the test
+	chroot       string     // root directory of its agents, with nametap at the place that it has in the image; empty is that of the test
+	descriptors  int        // limit of its agents; 0 means that of the test
 }
 
 // capNetAdmin is CAP_NET_ADMIN.
 const capNetAdmin = 12
 
-// newHost makes a host whose nameservers have an address for every name: the
-// one in resolv.conf 192.0.2.53, the other one 192.0.2.54.
+// newHost makes a host. Its nameservers answer every name with one address: the one in
+// resolv.conf with 192.0.2.53, the other one with 192.0.2.54.
 func newHost(tb testing.TB) *host {
 	tb.Helper()
 	h := newBareHost(tb)
@@ -91,8 +91,8 @@ func newBareHost(tb testing.TB) *host {
 	return h
 }
 
-// nameserver starts one on port 53 of an address of a namespace, which has the one
-// address for all names.
+// nameserver starts a nameserver on port 53 of an address of a namespace. It answers all
+// names with one address.
 func nameserver(tb testing.TB, ns *netns.NS, addr, has string) *fakedns.Server {
 	tb.Helper()
 	var server *fakedns.Server
@@ -107,7 +107,7 @@ func nameserver(tb testing.TB, ns *netns.NS, addr, has string) *fakedns.Server {
 	return server
 }
 
-// anyName answers with one address, whatever the name.
+// anyName returns a handler that answers every name with one address.
 func anyName(address string) fakedns.Handler {
 	ip := net.ParseIP(address)
 	return func(query *dns.Msg, _ string) *dns.Msg {
@@ -130,7 +130,7 @@ func (h *host) write(name, text string) string {
 	return path
 }
 
-// An agent is the process of one.
+// An agent is the process of an agent.
 type agent struct {
 	*exec.Cmd
 	host  *host
@@ -138,9 +138,9 @@ type agent struct {
 	ended chan struct{}
 }
 
-// start starts an agent with the host's control plane and resolv.conf, and more
-// flags, and returns when it is ready. It runs as the user and the group agentID with
-// CAP_NET_ADMIN alone unless the host says otherwise, as the unit and the manifests have it.
+// start starts an agent with the host's control plane and resolv.conf, and more flags, and
+// returns when it is ready. Like the unit, it runs as user and group agentID with only
+// CAP_NET_ADMIN, unless the fields of the host say otherwise.
 func (h *host) start(flags ...string) *agent {
 	h.tb.Helper()
 	a := h.launch(flags...)
@@ -155,8 +155,8 @@ func (h *host) start(flags ...string) *agent {
 	return a
 }
 
-// command is a call of nametap by the agent's user, with its environment and its
-// capabilities, as its unit has it.
+// command returns a call of nametap by the agent's user, with the environment and the
+// capabilities of the unit.
 func (h *host) command(args ...string) *exec.Cmd {
 	cmd := exec.Command(binary, args...)
 	if h.descriptors > 0 {
@@ -179,7 +179,7 @@ func (h *host) command(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// launch is start without waiting.
+// launch starts an agent without waiting.
 func (h *host) launch(flags ...string) *agent {
 	h.tb.Helper()
 	args := slices.Concat([]string{
@@ -217,8 +217,8 @@ func (h *host) launchCommand(cmd *exec.Cmd) *agent {
 	return a
 }
 
-// get returns the response of the agent's status endpoint, with its header; nothing if
-// nobody listens.
+// get returns the response of the agent's status endpoint with its header, or an empty
+// string if no process listens.
 func (h *host) get(path string) string {
 	h.tb.Helper()
 	var response []byte
@@ -251,8 +251,7 @@ func (a *agent) end(signal os.Signal) {
 	}
 }
 
-// dig asks as a user does and returns the addresses, or the response code if there
-// are none.
+// dig runs dig and returns the addresses, or the response code if there are none.
 func (h *host) dig(args ...string) string {
 	h.tb.Helper()
 	output := h.Exec("dig", append([]string{"+tries=1", "+timeout=5"}, args...)...)

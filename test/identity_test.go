@@ -16,9 +16,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// C1: an agent that started before the network was up tells the control plane the
-// addresses that the host is given later, of each family, and those that it has after
-// an address was removed.
+// C1: an agent that starts before the network is up sends the control plane the addresses
+// that the host gets later, of each family, and the remaining ones after one is removed.
 func TestAddressesOfTheMoment(t *testing.T) {
 	netns.Need(t, "ip")
 	h := newBareHost(t)
@@ -53,8 +52,8 @@ func (h *host) wantNode(stream int, addresses string) {
 	}
 }
 
-// What `istioctl x workload entry configure` wrote for a VM, apart from mesh.yaml's
-// address of istiod.
+// The files that `istioctl x workload entry configure` wrote for a VM, with another address
+// of istiod in mesh.yaml.
 const (
 	clusterEnv = `CANONICAL_REVISION=latest
 CANONICAL_SERVICE=vm-app
@@ -94,9 +93,9 @@ TRUST_DOMAIN=mesh.example
 `
 )
 
-// C1: a VM's files from istioctl work as they are: the node is told as Istio's agent
-// tells it, and the token is exchanged for a certificate of the VM's identity. The
-// files are enough alone too, with the names of protobuf.
+// C1: istioctl's files for a VM work unchanged: the agent sends the same node as Istio's
+// agent, and exchanges the token for a certificate of the VM's identity. The files also
+// work without other settings, and with the protobuf names of their fields.
 func TestIstioVMFiles(t *testing.T) {
 	const identity = "spiffe://mesh.example/ns/shop/sa/vm-sa"
 	for _, tc := range []struct {
@@ -163,7 +162,7 @@ func TestIstioVMFiles(t *testing.T) {
 	}
 }
 
-// unquoted returns the variables of a file that a shell, or systemd, reads.
+// unquoted returns the variables of a file in the format of shells and systemd.
 func unquoted(text string) []string {
 	var variables []string
 	for line := range strings.Lines(text) {
@@ -173,8 +172,8 @@ func unquoted(text string) []string {
 	return variables
 }
 
-// C1: the labels of a pod are those of the file that the downward API writes, and a
-// change of the file is told.
+// C1: the labels of a pod come from the file of the downward API, and the agent sends
+// changes of the file.
 func TestPodLabels(t *testing.T) {
 	h := newBareHost(t)
 	file := h.write("labels", "app=\"web\"\npod-template-hash=\"5d8\"\n")

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// binary is the path of the real one, which TestMain builds.
+// binary is the path of the nametap binary that TestMain builds.
 var binary string
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }

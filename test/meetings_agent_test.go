@@ -11,9 +11,9 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// What an agent would notice happens while it hangs, and then it dies: the next one, which
-// has the table of the snapshot alone, does as it is now. Nameservers and the search list
-// change, capture is switched off and on, and IPv6 goes and comes.
+// TestSupervisedReturns changes things while an agent hangs, and then kills it:
+// nameservers, the search list, the capture switch and IPv6. The next agent, which has only
+// the table of the snapshot, uses the current state.
 func TestSupervisedReturns(t *testing.T) { // K15, C7, F5, F12, F13, F14, K9
 	t.Parallel()
 	v := newVM(t, "nft")
@@ -41,8 +41,8 @@ func TestSupervisedReturns(t *testing.T) { // K15, C7, F5, F12, F13, F14, K9
 	}
 }
 
-// suffixesOfSnapshot ends the control plane, has resolv.conf change while the agent
-// hangs, and asks the next one.
+// suffixesOfSnapshot ends the control plane, changes resolv.conf while the agent hangs, and
+// queries the next agent.
 func (v *vm) suffixesOfSnapshot(a *agent) {
 	v.tb.Helper()
 	v.xds.Stop()
@@ -52,22 +52,23 @@ func (v *vm) suffixesOfSnapshot(a *agent) {
 	v.suffixes(other, otherIP, false)
 }
 
-// returns has the agent that a supervisor runs hang while something happens, and then die,
-// and waits until the next one is ready.
+// returns makes a supervised agent hang while it calls meanwhile, kills the agent, and waits
+// until the next one is ready.
 func (a *agent) returns(meanwhile func()) {
 	h := a.host
 	h.tb.Helper()
 	pid := a.signalChild(syscall.SIGSTOP)
 	meanwhile()
-	_ = syscall.Kill(pid, syscall.SIGKILL) // its supervisor may have noticed
+	_ = syscall.Kill(pid, syscall.SIGKILL) // the supervisor may have killed it already
 	wait.Until(h.tb, "the next agent is ready", func() bool {
 		next := child(a.Process.Pid)
 		return next != pid && next != 0 && strings.HasPrefix(h.get("/healthz/ready"), "HTTP/1.0 200")
 	})
 }
 
-// resolv.conf changes while capture is off, and while rules are on their way out: they are
-// those of the nameservers that it has when capture is on again, and not before.
+// TestServersWhileSwitchedOff changes resolv.conf while capture is off and while rules are
+// being removed. Rules for the new nameservers are installed when capture is on again, and
+// not before.
 func TestServersWhileSwitchedOff(t *testing.T) { // F5, K6, R7
 	t.Parallel()
 	v := newVM(t, "nft")
@@ -97,8 +98,8 @@ func TestServersWhileSwitchedOff(t *testing.T) { // F5, K6, R7
 	v.asked(other, otherIP)
 }
 
-// Connections of the agent to nameservers stay as they are while capture is turned on and
-// off, and so do those of applications, over both families.
+// TestSwitchWithConnections checks that switching capture keeps the agent's connections to
+// nameservers and those of applications, over both families.
 func TestSwitchWithConnections(t *testing.T) { // F15, K2, K5, R7
 	t.Parallel()
 	vms(t, func(v *vm) {
@@ -129,7 +130,8 @@ func TestSwitchWithConnections(t *testing.T) { // F15, K2, K5, R7
 	})
 }
 
-// The switch is turned while the agent drains: its rules are out when it has ended.
+// TestSwitchWhileDraining switches capture while the agent drains, and checks that the
+// rules are removed when it has ended.
 func TestSwitchWhileDraining(t *testing.T) { // K9, R1, R7
 	t.Parallel()
 	for name, turns := range map[string][]bool{"off": {false}, "off and on": {false, true}} {
@@ -159,8 +161,9 @@ func TestSwitchWhileDraining(t *testing.T) { // K9, R1, R7
 	}
 }
 
-// Names of each kind are answered while the agent drains, from the cache too. A push that
-// comes then is in use at once, and is what the next agent begins with.
+// TestPushWhileDraining checks that names of each kind are answered while the agent drains,
+// also from the cache. A push during the drain is in use at once, and the next agent starts
+// with it.
 func TestPushWhileDraining(t *testing.T) { // C7, R1, F8, F12, F13
 	t.Parallel()
 	h := newHost(t)

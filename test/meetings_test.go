@@ -25,8 +25,8 @@ func (h *host) pushSuffixes() {
 	}})
 }
 
-// suffixFlags give names below one suffix to nameservers, keep those below others from
-// them, and have the search list walked for all.
+// suffixFlags forward the names of one suffix, never forward those of others, and walk the
+// search list for all names.
 func suffixFlags() []string {
 	return []string{"--autopath", "all", "--bypass", "open.example", "--local-only", "secret.example,svc.cluster.local"}
 }
@@ -40,7 +40,7 @@ func suffixConf(options string, servers ...string) string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// knows has a nameserver give an address to some names, and to no others.
+// knows makes a nameserver answer only some names, with one address.
 func knows(server *fakedns.Server, address, ttl string) {
 	var records []string
 	for _, name := range []string{"www.example.org", "api.open.example", "intra.corp.example"} {
@@ -49,9 +49,9 @@ func knows(server *fakedns.Server, address, ttl string) {
 	server.Handle(fakedns.Answer(records...))
 }
 
-// suffixes asks a nameserver, whose address for its names is address, for names of each
-// kind. resolv says that it is one of resolv.conf's, for whose clients the search list is
-// walked; others are asked for what they were asked.
+// suffixes queries a nameserver, which answers its names with address, for names of each
+// kind. If resolv is set, resolv.conf names this nameserver and the agent walks the search
+// list for its clients; queries for other nameservers are forwarded unchanged.
 func (v *vm) suffixes(server, address string, resolv bool) {
 	v.tb.Helper()
 	walked := map[bool]string{true: address, false: "NXDOMAIN"}[resolv]
@@ -75,9 +75,9 @@ func (v *vm) suffixes(server, address string, resolv bool) {
 	}
 }
 
-// The rules for names hold for captured queries too, over both families, whether the
-// agent asks over UDP or TCP. For clients of a nameserver that resolv.conf does not name
-// that one alone is asked; which ones these are changes with resolv.conf.
+// TestCapturedSettings checks that the settings of names apply to captured queries, over
+// both families, whether the agent forwards over UDP or TCP. Queries for a nameserver that
+// resolv.conf does not name go to that nameserver only, also after a change of resolv.conf.
 func TestCapturedSettings(t *testing.T) { // F12, F13, F14, F8
 	t.Parallel()
 	for _, options := range []string{"", "use-vc"} {
@@ -112,9 +112,9 @@ func TestCapturedSettings(t *testing.T) { // F12, F13, F14, F8
 	}
 }
 
-// When the nameservers of resolv.conf are silent, captured queries to them get what was
-// known, over both families, and those to others are answered by these alone. Neither
-// that nor queries in any number have the supervisor take the agent for dead.
+// TestCapturedOutage checks that captured queries to silent nameservers of resolv.conf get
+// stale answers, over both families, and that other nameservers answer their own queries.
+// The supervisor does not restart the agent because of this, nor because of a flood.
 func TestCapturedOutage(t *testing.T) { // F8, F9, F10, F14, K15
 	t.Parallel()
 	v := newVM(t, "nft")
@@ -181,8 +181,8 @@ func TestCapturedOutage(t *testing.T) { // F8, F9, F10, F14, K15
 	}
 }
 
-// flood asks the nameserver of resolv.conf for so many names, each of a domain of its own,
-// without waiting for answers, and for a name of the mesh now and then.
+// flood queries the nameserver of resolv.conf for that many names, each in a separate
+// domain, without waiting for answers, and queries a mesh name in between.
 func (v *vm) flood(queries int) {
 	v.tb.Helper()
 	var socket net.Conn
@@ -197,7 +197,7 @@ func (v *vm) flood(queries int) {
 		if err != nil {
 			v.tb.Fatal(err)
 		}
-		_, _ = socket.Write(packet) // some may find the buffers full
+		_, _ = socket.Write(packet) // the buffers may be full
 		if n%500 == 499 {
 			if got := v.dig("+tcp", "@"+named, mesh); got != meshIP {
 				v.tb.Errorf("after %d queries: %s", n, got)
@@ -206,8 +206,8 @@ func (v *vm) flood(queries int) {
 	}
 }
 
-// ask asks a nameserver over UDP, from a new socket, and returns the address and its TTL,
-// or what became of the query.
+// ask queries a nameserver over UDP, from a new socket, and returns the address and its
+// TTL, or the error or response code.
 func (v *vm) ask(server, name string) (answer string, ttl uint32) {
 	v.tb.Helper()
 	client := dns.Client{Timeout: wait.Limit}
@@ -227,7 +227,8 @@ func (v *vm) ask(server, name string) (answer string, ttl uint32) {
 	return answer, ttl
 }
 
-// A circle through a stub ends when capture is switched off: the stub is asked again.
+// TestCircleEndsWithSwitch checks that a loop through a stub ends when capture is switched
+// off: the agent uses the stub again.
 func TestCircleEndsWithSwitch(t *testing.T) { // F6, K7, R7
 	t.Parallel()
 	v := newVM(t, "nft")

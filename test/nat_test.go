@@ -9,8 +9,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// A connection to a nameserver that a middlebox has forgotten loses its place: packets of
-// the flow go nowhere, in either direction, and no reset tells of it.
+// TestForgottenConnection drops the packets of a connection in both directions, like a
+// middlebox that has forgotten it. The agent replaces the connection.
 func TestForgottenConnection(t *testing.T) { // F15
 	t.Parallel()
 	netns.Need(t, "ss")

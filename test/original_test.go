@@ -11,7 +11,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
-// redirect has the host's queries redirected to the agent, except its own.
+// redirect redirects the host's queries to the agent, except the agent's own.
 func (h *host) redirect() {
 	h.tb.Helper()
 	for _, protocol := range []string{"udp", "tcp"} {
@@ -29,7 +29,7 @@ func TestOriginalDestination(t *testing.T) { // F14
 	for _, over := range []string{"+notcp", "+tcp"} {
 		for _, d := range []struct{ server, name, want string }{
 			{named, "web.shop.svc.cluster.local", "10.1.0.1"},
-			{other, "web.shop.svc.cluster.local", "10.1.0.1"}, // ours, whoever is asked
+			{other, "web.shop.svc.cluster.local", "10.1.0.1"}, // a mesh name, for every nameserver
 			{named, "www.example.org", "192.0.2.53"},
 			{other, "www.example.org", "192.0.2.54"}, // and not from the cache
 			{named, "www.example.org", "192.0.2.53"},
@@ -46,7 +46,8 @@ func TestOriginalDestination(t *testing.T) { // F14
 	}
 }
 
-// Without it, or without the capability for it, everything goes to resolv.conf's.
+// TestNoOriginalDestination checks that without the setting the nameservers of resolv.conf
+// answer every query.
 func TestNoOriginalDestination(t *testing.T) { // F14
 	t.Parallel()
 	netns.Need(t, "iptables", "dig")
@@ -107,7 +108,7 @@ func TestOtherOpcodes(t *testing.T) { // A11
 	}
 }
 
-// BenchmarkCaptured is the time for one answer to a client whose query was captured.
+// BenchmarkCaptured measures the time of one answer to a captured query.
 func BenchmarkCaptured(b *testing.B) {
 	netns.Need(b, "iptables")
 	h := newHost(b)

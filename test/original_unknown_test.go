@@ -13,7 +13,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
-// conntrackSockets returns duplicates of the sockets over which an agent asks connection
+// conntrackSockets returns duplicates of the sockets over which an agent queries connection
 // tracking.
 func (a *agent) conntrackSockets() []*os.File {
 	tb := a.host.tb
@@ -53,7 +53,7 @@ func (a *agent) conntrackSockets() []*os.File {
 	return found
 }
 
-// silence has a socket receive nothing, or all again.
+// silence makes a socket receive nothing, or everything again.
 func silence(t *testing.T, socket *os.File, on bool) {
 	t.Helper()
 	fd := int(socket.Fd())
@@ -67,8 +67,8 @@ func silence(t *testing.T, socket *os.File, on bool) {
 	}
 }
 
-// While the kernel does not say where a captured query was on its way to, no other
-// nameserver answers it, from the cache neither.
+// TestOriginalDestinationUnknown checks that no other nameserver answers a captured query
+// while the kernel does not report its original destination, not from the cache either.
 func TestOriginalDestinationUnknown(t *testing.T) { // F14
 	t.Parallel()
 	netns.Need(t, "iptables", "dig")

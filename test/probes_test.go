@@ -9,9 +9,9 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// unprobed has the kernel refuse to send packets from a process on this host to the
-// agent's own UDP port, as it does when conntrack is full. Captured queries get there. It
-// returns how many packets were refused so far, and what ends it.
+// unprobed makes the kernel refuse packets from processes of this host to the agent's own
+// UDP port, as when conntrack is full. Captured queries still arrive. It returns a function
+// that counts the refused packets, and a function that ends this.
 func (v *vm) unprobed() (refused func() int, end func()) {
 	v.tb.Helper()
 	rule := []string{"OUTPUT", "-p", "udp", "--dport", "15053", "-j", "DROP"}
@@ -37,7 +37,8 @@ func (v *vm) unprobed() (refused func() int, end func()) {
 	}
 }
 
-// An agent whose listeners cannot be asked is not taken for one that hangs.
+// TestSupervisedUnprobed checks that an agent whose listeners cannot be probed does not
+// count as hung.
 func TestSupervisedUnprobed(t *testing.T) { // K15
 	t.Parallel()
 	v := newVM(t, "nft")
@@ -51,7 +52,7 @@ func TestSupervisedUnprobed(t *testing.T) { // K15
 	}
 }
 
-// Nor is systemd's watchdog left to believe so.
+// TestWatchdogUnprobed checks the same with systemd's watchdog.
 func TestWatchdogUnprobed(t *testing.T) { // K9
 	t.Parallel()
 	v := newVM(t, "nft")
@@ -62,7 +63,7 @@ func TestWatchdogUnprobed(t *testing.T) { // K9
 	defer end()
 	before := refused()
 	wait.Until(t, "probes are refused", func() bool { return refused() >= before+4 })
-	for range 5 { // of which one at most was told before
+	for range 5 { // at most one of them was sent before
 		if got := next(); got != "WATCHDOG=1" {
 			t.Errorf("told %q", got)
 		}

@@ -8,7 +8,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// A nameserver is the agent itself for as long as its address is one of this host.
+// TestAddressBecomesOwn checks that the agent does not query a nameserver while its address
+// belongs to this host.
 func TestAddressBecomesOwn(t *testing.T) { // F6
 	t.Parallel()
 	netns.Need(t, "dig")

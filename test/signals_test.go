@@ -13,7 +13,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// However the end of an agent is asked for, its rules are out when it has ended.
+// TestEndSignals checks for every way to end an agent that its rules are removed when it
+// has ended.
 func TestEndSignals(t *testing.T) { // R8, K9
 	t.Parallel()
 	for name, signals := range map[string][]os.Signal{
@@ -54,8 +55,8 @@ func TestEndSignals(t *testing.T) { // R8, K9
 	}
 }
 
-// Without a terminal SIGHUP asks for the settings to be read again, also of an agent that is
-// supervised. Nothing else changes.
+// TestHangupReloads checks that SIGHUP without a terminal makes the agent read its settings
+// again, also with --supervise, and changes nothing else.
 func TestHangupReloads(t *testing.T) { // R8, R10
 	t.Parallel()
 	for _, flags := range [][]string{nil, {"--supervise"}} {
@@ -105,8 +106,8 @@ func openTerminal(tb testing.TB) *os.File {
 	return terminal
 }
 
-// An output that is closed, as by `| tee log` and ^C, or that is full and not read,
-// neither ends the agent nor holds it up.
+// An output that is closed, as by `| tee log` and ^C, or that is full and not read, neither
+// ends the agent nor blocks it.
 func TestOutputNotRead(t *testing.T) { // R8
 	t.Parallel()
 	for _, closed := range []bool{true, false} {
@@ -136,7 +137,8 @@ func TestOutputNotRead(t *testing.T) { // R8
 	}
 }
 
-// Nor does it keep the rules in, or whoever has them taken out waiting.
+// TestRemoveOutputNotRead checks that such an output delays neither the removal of the
+// rules nor `nametap capture remove`.
 func TestRemoveOutputNotRead(t *testing.T) { // R8, K9
 	t.Parallel()
 	v := newVM(t, "nft")

@@ -12,7 +12,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// raw sends a request to the status endpoints as it is, and returns the status line.
+// raw sends a request to the status endpoints unchanged, and returns the status line.
 func (h *host) raw(request string) string {
 	h.tb.Helper()
 	conn := h.dialStatus(statusAddr)
@@ -43,8 +43,8 @@ func (h *host) dialStatus(address string) net.Conn {
 	return conn
 }
 
-// What is for clients on this host only is not for the pages that a browser on this host
-// shows.
+// TestStatusForeignPages checks that endpoints for clients on this host refuse requests
+// that a browser on this host sends for a page of another site.
 func TestStatusForeignPages(t *testing.T) { // R9
 	t.Parallel()
 	h := newHost(t)
@@ -69,7 +69,7 @@ func TestStatusForeignPages(t *testing.T) { // R9
 	} {
 		for _, request := range []string{"GET /debug/status", "GET /debug/ndsz", "GET /debug/explain?name=web", "POST /drain", "POST /quitquitquit"} {
 			if want != forbidden && strings.HasPrefix(request, "POST") {
-				continue // it would end
+				continue // it would end the agent
 			}
 			if got := h.raw(request + " HTTP/1.1\r\nConnection: close\r\n" + headers + "\r\n\r\n"); got != want {
 				t.Errorf("%s with %q: %s, want %s", request, headers, got, want)
@@ -85,8 +85,8 @@ func TestStatusForeignPages(t *testing.T) { // R9
 	wait.For(t, "the agent ends", a.ended)
 }
 
-// Clients from anywhere that ask nothing, or slowly, are few at a time, and keep neither
-// probes nor each other out.
+// TestStatusIdleConnections checks that idle and slow clients are limited, and block
+// neither probes nor each other.
 func TestStatusIdleConnections(t *testing.T) { // R9
 	t.Parallel()
 	h := newHost(t)
@@ -108,7 +108,7 @@ func TestStatusIdleConnections(t *testing.T) { // R9
 			if _, err := fmt.Fprintf(conn, "GET /healthz/live HTTP/1.1\r\nHost: %s\r\n\r\n", self); err != nil {
 				t.Fatal(err)
 			}
-		case 1: // in the middle of one
+		case 1: // in the middle of a request
 			if _, err := fmt.Fprint(conn, "GET /healthz/live HTTP/1.1\r\nHost: "); err != nil {
 				t.Fatal(err)
 			}
@@ -118,7 +118,7 @@ func TestStatusIdleConnections(t *testing.T) { // R9
 		t.Errorf("a probe meanwhile: %s", got)
 	}
 	wait.Until(t, "few are open", func() bool { return a.openFiles() < before+100 })
-	for _, conn := range conns { // those that it has not closed for others, it closes for themselves
+	for _, conn := range conns { // connections that were not closed to make room time out
 		_, _ = io.Copy(io.Discard, conn)
 	}
 	wait.Until(t, "all are closed", func() bool { return a.openFiles() <= before+4 })

@@ -36,7 +36,7 @@ func (h *host) supervised(flags ...string) *agent {
 	return a
 }
 
-// child returns the number of a process's only child, 0 if it has none.
+// child returns the process number of the only child of a process, or 0 without a child.
 func child(pid int) int {
 	paths, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	for _, path := range paths {
@@ -49,7 +49,7 @@ func child(pid int) int {
 	return 0
 }
 
-// signalChild sends a signal to the agent that a supervisor runs, and returns its number.
+// signalChild sends a signal to the supervised agent, and returns its process number.
 func (a *agent) signalChild(signal syscall.Signal) int {
 	a.host.tb.Helper()
 	var pid int
@@ -79,8 +79,8 @@ func (h *host) waits(network string) time.Duration {
 	return time.Since(began)
 }
 
-// When an agent dies, queries wait for the next one, which has its table; also when it
-// dies again and again.
+// TestSupervisedDeath checks that queries wait for the next agent when one dies, also
+// repeatedly, and that the next one has the table.
 func TestSupervisedDeath(t *testing.T) { // K15, C7
 	t.Parallel()
 	h := newHost(t)
@@ -94,7 +94,7 @@ func TestSupervisedDeath(t *testing.T) { // K15, C7
 		took = append(took, h.waits([]string{"udp", "tcp"}[i%2]))
 	}
 	t.Logf("the queries after each death took %v", took)
-	// The first may take 200 ms on a machine that does nothing else.
+	// On an idle machine the first one may take 200 ms.
 	if slices.Min(took) > 2*time.Second || slices.Max(took) > 4*time.Second {
 		t.Error("they waited too long")
 	}
@@ -105,8 +105,8 @@ func TestSupervisedDeath(t *testing.T) { // K15, C7
 	if len(h.named.Queries()) != 0 {
 		t.Errorf("the nameserver was asked for %v", h.named.Queries())
 	}
-	// What the cgroup is charged for the process that holds the sockets: its anonymous
-	// memory. The pages of the program are those of the agent, too.
+	// The memory of the supervisor that the cgroup is charged for is its anonymous memory.
+	// It shares the pages of the program with the agent.
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.Process.Pid))
 	if err != nil {
 		t.Fatal(err)
@@ -123,8 +123,9 @@ func TestSupervisedDeath(t *testing.T) { // K15, C7
 	}
 }
 
-// An agent that hangs is killed, and queries wait for the next one.
-func TestSupervisedHang(t *testing.T) { // I0, K15
+// TestSupervisedHang checks that an agent that hangs is killed, and that queries wait for
+// the next one.
+func TestSupervisedHang(t *testing.T) { // K15
 	t.Parallel()
 	h := newHost(t)
 	h.capabilities = nil
@@ -145,7 +146,7 @@ func TestSupervisedHang(t *testing.T) { // I0, K15
 	}
 }
 
-// stopChild has the agent that a supervisor runs hang.
+// stopChild makes the supervised agent hang.
 func (a *agent) stopChild() {
 	a.host.tb.Helper()
 	pid := a.signalChild(syscall.SIGSTOP)
@@ -155,7 +156,8 @@ func (a *agent) stopChild() {
 	})
 }
 
-// Signals reach the agent, whose end is that of all; its rules are out.
+// TestSupervisedEnd checks that signals reach the agent, that the supervisor ends with it,
+// and that the rules are removed.
 func TestSupervisedEnd(t *testing.T) { // K15, R8
 	t.Parallel()
 	for name, end := range map[string]func(v *vm, a *agent){
@@ -165,7 +167,7 @@ func TestSupervisedEnd(t *testing.T) { // K15, R8
 			v.raw("POST /quitquitquit HTTP/1.0\r\n\r\n")
 			a.end(syscall.Signal(0))
 		},
-		// The agent is told by the kernel when what started it dies.
+		// The kernel signals the agent when its supervisor dies.
 		"kill": func(v *vm, a *agent) {
 			pid := child(a.Process.Pid)
 			a.end(syscall.SIGKILL)
@@ -179,7 +181,7 @@ func TestSupervisedEnd(t *testing.T) { // K15, R8
 			a := v.capture("--supervise")
 			v.asked(named, meshIP)
 			a.signalChild(syscall.SIGKILL)
-			v.asked(named, meshIP) // by the next one, to which the rules still lead
+			v.asked(named, meshIP) // by the next agent; the rules still redirect to its port
 			wait.Until(t, "it is ready again", func() bool { return strings.HasPrefix(v.get("/healthz/ready"), "HTTP/1.0 200") })
 			wait.Until(t, "it looks after the rules", func() bool { return v.metric("nametap_capture_on") == 1 })
 			end(v, a)
@@ -193,15 +195,15 @@ func TestSupervisedEnd(t *testing.T) { // K15, R8
 	}
 }
 
-// An agent that goes on dying leaves the host with its DNS, and is started again about
-// once a second.
+// TestSupervisedNeverStarts checks that the host has working DNS while the agent keeps
+// dying, and that the agent is restarted about once a second.
 func TestSupervisedNeverStarts(t *testing.T) { // K9, K15
 	t.Parallel()
 	v := newVM(t, "nft")
 	a := v.capture("--supervise")
 	v.asked(named, meshIP)
 	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() { // kills every agent as soon as it is there
+	go func() { // kills every agent as soon as it has started
 		defer close(stopped)
 		for {
 			select {
@@ -210,7 +212,7 @@ func TestSupervisedNeverStarts(t *testing.T) { // K9, K15
 			case <-time.After(time.Millisecond):
 				pid := child(a.Process.Pid)
 				command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-				if strings.Contains(string(command), "\x00agent\x00") { // not what takes rules out
+				if strings.Contains(string(command), "\x00agent\x00") { // not the command that removes rules
 					_ = syscall.Kill(pid, syscall.SIGKILL)
 				}
 			}
@@ -229,8 +231,8 @@ func TestSupervisedNeverStarts(t *testing.T) { // K9, K15
 	wait.Until(t, "it captures again", func() bool { return v.dig("@"+named, mesh) == meshIP })
 }
 
-// As process 1 of a container it collects the children of others, and wrong settings are
-// an end, not a restart.
+// TestSupervisedContainer checks that the supervisor, as process 1 of a container, reaps
+// orphaned processes, and that wrong settings end it instead of causing a restart.
 func TestSupervisedContainer(t *testing.T) { // K15, R7
 	t.Parallel()
 	h := newHost(t)
@@ -248,7 +250,7 @@ func TestSupervisedContainer(t *testing.T) { // K15, R7
 	go func() { ended <- container.Wait() }()
 	wait.Until(t, "it is ready", func() bool { return strings.HasPrefix(h.get("/healthz/ready"), "HTTP/1.0 200") })
 	first := child(container.Process.Pid)
-	for range 5 { // of a shell that ends before its child does
+	for range 5 { // children of a shell that ends before them
 		h.Exec("nsenter", "--target", strconv.Itoa(first), "--pid", "sh", "-c", "sleep 0.01 & exit 0")
 	}
 	wait.Until(t, "no child is left but the agent", func() bool {

@@ -27,7 +27,7 @@ func (h *host) serveTLS() *fakedns.Server {
 	}
 	h.tb.Cleanup(server.Close)
 	h.authority = authority
-	// Where crypto/x509 looks for the authorities of the system.
+	// crypto/x509 reads the root certificates of the system here.
 	h.environment = append(h.environment, "SSL_CERT_FILE="+h.write("authority.pem", string(authority)))
 	return server
 }
@@ -51,7 +51,8 @@ func TestTLSUpstream(t *testing.T) { // F15
 	}
 }
 
-// A server that cannot show that it is the one is told nothing.
+// TestTLSUpstreamOfAnotherName checks that a server with the certificate of another name
+// gets no query.
 func TestTLSUpstreamOfAnotherName(t *testing.T) { // F15
 	t.Parallel()
 	netns.Need(t, "dig")
@@ -67,7 +68,7 @@ func TestTLSUpstreamOfAnotherName(t *testing.T) { // F15
 	}
 }
 
-// The authorities may be those of a file.
+// TestTLSUpstreamRootCA checks that root certificates can come from a file.
 func TestTLSUpstreamRootCA(t *testing.T) { // F15, R7
 	t.Parallel()
 	netns.Need(t, "dig")
@@ -84,11 +85,11 @@ func TestTLSUpstreamRootCA(t *testing.T) { // F15, R7
 	}
 }
 
-// imageBinary is where the image has nametap.
+// imageBinary is the path of nametap in the image.
 const imageBinary = "/usr/local/bin/nametap"
 
-// The image has the authorities of the system where Go looks for them: an agent that sees
-// nothing but what the Dockerfile copies trusts them.
+// TestTLSUpstreamInImage checks that the image has root certificates where Go reads them:
+// it runs an agent that sees only the files that the Dockerfile copies.
 func TestTLSUpstreamInImage(t *testing.T) { // F15
 	t.Parallel()
 	netns.Need(t, "dig")

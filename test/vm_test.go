@@ -23,7 +23,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// What a VM has besides: the same two nameservers over IPv6, and both behind eth0.
+// A VM also has the two nameservers over IPv6, all behind eth0.
 const (
 	named6 = "fd00::53"
 	other6 = "fd00::54"
@@ -37,14 +37,14 @@ const (
 	otherIP = "192.0.2.54"
 )
 
-// What legacy takes besides CAP_NET_ADMIN of a user that is not root: its socket is a raw
-// one, and what names its tables is for root to read.
+// The capabilities that iptables-legacy needs besides CAP_NET_ADMIN if the user is not
+// root: it opens a raw socket, and only root can read the names of its tables.
 const (
 	capDACReadSearch = 2
 	capNetRaw        = 13
 )
 
-// A vm is a host whose nameservers are on another machine. They have both families.
+// A vm is a host with its nameservers on another machine, over both families.
 type vm struct {
 	*host
 	backend        string    // of its rules
@@ -52,9 +52,8 @@ type vm struct {
 	named6, other6 *fakedns.Server
 }
 
-// newVM makes one whose agents listen for both families, have their rules in a backend,
-// take 1 s for what they forward, and so settle in 2 s, and look after rules every
-// second.
+// newVM makes a vm. Its agents listen for both families, use the backend, forward with a
+// timeout of 1 s, so they settle in 2 s, and check rules every second.
 func newVM(tb testing.TB, backend string) *vm {
 	tb.Helper()
 	netns.Need(tb, "ip", "iptables-nft", "iptables-legacy", "dig")
@@ -69,11 +68,11 @@ func newVM(tb testing.TB, backend string) *vm {
 		if backend != "auto" {
 			tool += "-" + backend
 		}
-		for _, table := range []string{"nat", "raw"} { // of others, and legacy keeps a table that was ever used
+		for _, table := range []string{"nat", "raw"} { // rules of another program; legacy also keeps every table that was ever used
 			v.Exec(tool, "-w", "-t", table, "-A", "OUTPUT", "-p", "udp", "-m", "udp", "--dport", "5353", "-j", "RETURN")
 		}
 	}
-	v.signal = syscall.SIGKILL // or each test would take as long as rules take to go
+	v.signal = syscall.SIGKILL // faster than the removal of rules after each test
 	v.flags = []string{"--dns-addr", "localhost:15053", "--capture-backend", backend, "--upstream-timeout", "1s", "--capture-reconcile", "1s"}
 	if backend == "legacy" {
 		v.capabilities = append(v.capabilities, capNetRaw, capDACReadSearch)
@@ -92,13 +91,13 @@ func vms(t *testing.T, test func(v *vm)) {
 	}
 }
 
-// captured reports whether rules of ours are in, of any backend and family.
+// captured reports whether the kernel has rules of nametap, in any backend and family.
 func (v *vm) captured() bool {
 	v.tb.Helper()
 	return strings.Contains(v.saves(), "-j NAMETAP_OUTPUT")
 }
 
-// capture starts an agent that captures, and returns when it does.
+// capture starts an agent with --capture, and returns when the rules are installed.
 func (v *vm) capture(flags ...string) *agent {
 	v.tb.Helper()
 	a := v.start(append([]string{"--capture"}, flags...)...)
@@ -113,7 +112,7 @@ func (v *vm) capture(flags ...string) *agent {
 	return a
 }
 
-// saves is what all four iptables-save print, without comments and counters.
+// saves returns the output of all four iptables-save, without comments and counters.
 func (v *vm) saves() string {
 	v.tb.Helper()
 	var all strings.Builder
@@ -123,7 +122,7 @@ func (v *vm) saves() string {
 	return all.String()
 }
 
-// withoutCounters leaves out what changes by itself: times, and counts of packets.
+// withoutCounters removes comments with times, and packet counters.
 func withoutCounters(save string) string {
 	var kept []string
 	for line := range strings.Lines(save) {
@@ -138,13 +137,13 @@ func withoutCounters(save string) string {
 	return strings.Join(kept, "")
 }
 
-// A result is what a command said and how it ended.
+// A result is the output and the exit code of a command.
 type result struct {
 	stdout, stderr string
 	code           int
 }
 
-// run runs a command to its end, however that is.
+// run runs a command and returns its result. A command that fails does not fail the test.
 func (h *host) run(cmd *exec.Cmd) result {
 	h.tb.Helper()
 	var stdout, stderr bytes.Buffer
@@ -178,8 +177,7 @@ func (h *host) root(args ...string) result {
 	return h.run(cmd)
 }
 
-// client runs a program that sees text for its /etc/resolv.conf, in a mount namespace
-// that ends with it.
+// client runs a program with text as its /etc/resolv.conf, in a mount namespace of its own.
 func (h *host) client(text string, args ...string) string {
 	h.tb.Helper()
 	path := h.write("resolv.conf-"+strconv.Itoa(len(text)), text)
@@ -203,12 +201,12 @@ func (h *host) metric(name string) float64 {
 	return 0
 }
 
-// meshConfig is Istio's, which turns capture on or off.
+// meshConfig returns a mesh config that switches capture on or off.
 func meshConfig(on bool) string {
 	return fmt.Sprintf("defaultConfig:\n  proxyMetadata:\n    ISTIO_META_DNS_CAPTURE: %q\n", strconv.FormatBool(on))
 }
 
-// replace is write by renaming, as programs do who want nobody to read half of it.
+// replace is like write, but replaces the file by a rename, so no program reads half of it.
 func (h *host) replace(name, text string) string {
 	h.tb.Helper()
 	path := filepath.Join(h.dir, name)
@@ -216,23 +214,23 @@ func (h *host) replace(name, text string) string {
 	return path
 }
 
-// A load is applications on a VM that ask 1,000 queries a second in all, half of them
-// over each family, and what became of those.
+// A load is a set of applications on a VM that send 1,000 queries per second, half of them
+// over each family. It counts the answers.
 type load struct {
 	began time.Time
 	stop  chan struct{}
 	done  sync.WaitGroup
 
 	mu      sync.Mutex
-	answers map[string]int // by their address, or by what became of them
+	answers map[string]int // by their address, or by the error
 	slowest time.Duration
 }
 
 // loadRate is queries per second.
 const loadRate = 1000
 
-// load starts it: of each family three that keep their socket, one that takes a new
-// one for every query, and one that asks over TCP.
+// load starts a load. Each family has three applications that keep their socket, one that
+// opens a new socket for every query, and one that uses TCP.
 func (v *vm) load() *load {
 	l := &load{began: time.Now(), stop: make(chan struct{}), answers: map[string]int{}}
 	const each = 5
@@ -247,7 +245,7 @@ func (v *vm) load() *load {
 	return l
 }
 
-// ask is one application, the nth of its family.
+// ask runs one application, the nth of its family.
 func (l *load) ask(server string, n int, interval time.Duration) {
 	network := "udp"
 	if n == 4 {
@@ -256,18 +254,18 @@ func (l *load) ask(server string, n int, interval time.Duration) {
 	var conn *dns.Conn
 	defer func() {
 		if conn != nil {
-			_ = conn.Close() // no more is asked
+			_ = conn.Close() // no more queries follow
 		}
 	}()
 	for i := 0; ; i++ {
 		select {
 		case <-l.stop:
 			return
-		case <-time.After(time.Until(l.began.Add(time.Duration(i) * interval))): // late ones are made up for
+		case <-time.After(time.Until(l.began.Add(time.Duration(i) * interval))): // late queries are sent without a pause
 		}
 		name := mesh
 		if i%2 == 1 {
-			name = fmt.Sprintf("%d.%d.example.org", n, i) // cached nowhere
+			name = fmt.Sprintf("%d.%d.example.org", n, i) // in no cache
 		}
 		if conn != nil && n >= 3 {
 			_ = conn.Close() // nothing is awaited
@@ -288,7 +286,7 @@ func (l *load) ask(server string, n int, interval time.Duration) {
 	}
 }
 
-// askOn asks on a connection and returns the address that is the answer.
+// askOn sends a query on a connection and returns the address in the answer.
 func askOn(conn *dns.Conn, name string) (string, error) {
 	client := dns.Client{Timeout: 5 * time.Second}
 	reply, _, err := client.ExchangeWithConn(new(dns.Msg).SetQuestion(dns.Fqdn(name), dns.TypeA), conn)
@@ -303,7 +301,7 @@ func askOn(conn *dns.Conn, name string) (string, error) {
 	return "", fmt.Errorf("%s", dns.RcodeToString[reply.Rcode])
 }
 
-// note notes what became of a query.
+// note counts the answer or the error of a query.
 func (l *load) note(address string, took time.Duration, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -314,21 +312,21 @@ func (l *load) note(address string, took time.Duration, err error) {
 	l.answers[address]++
 }
 
-// of returns how many answers there are that are an address.
+// of returns the number of answers with an address.
 func (l *load) of(address string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.answers[address]
 }
 
-// more waits for answers that are this address.
+// more waits for more answers with an address.
 func (v *vm) more(l *load, address string) {
 	v.tb.Helper()
 	want := l.of(address) + 100
 	wait.Until(v.tb, "queries are answered with "+address, func() bool { return l.of(address) >= want })
 }
 
-// end ends it, and may be called again.
+// end ends the load. It may be called more than once.
 func (l *load) end() map[string]int {
 	l.mu.Lock()
 	select {
