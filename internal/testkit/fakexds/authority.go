@@ -26,8 +26,9 @@ import (
 	"github.com/nametap/nametap/api/ca"
 )
 
-// An Authority is a certificate authority as istiod has one: it makes the server's
-// certificate and signs those of workloads. Its methods may be called concurrently.
+// An Authority is a certificate authority like istiod's: it issues the server's
+// certificate and signs the certificates of workloads. Its methods are safe for concurrent
+// use.
 type Authority struct {
 	tb     testing.TB
 	root   *x509.Certificate
@@ -45,15 +46,15 @@ type Authority struct {
 	backdate time.Duration
 }
 
-// A Signing is a certificate that was signed over the wire.
+// A Signing is a certificate that was signed on request.
 type Signing struct {
-	// Asked is the identity in the request, and Proof how the workload was known:
+	// Asked is the identity in the request, and Proof how the workload authenticated:
 	// "token" or "certificate".
 	Asked, Proof string
 }
 
-// NewAuthority makes an authority and a server certificate for name. The certificates
-// that it signs live for 24 h and are for identity, whatever is asked for, as istiod's
+// NewAuthority returns an authority with a server certificate for name. The certificates
+// that it signs live for 24 h and are for identity, whatever the request says; istiod's
 // are for the service account of the token.
 func NewAuthority(tb testing.TB, name, identity string) *Authority {
 	tb.Helper()
@@ -74,20 +75,21 @@ func NewAuthority(tb testing.TB, name, identity string) *Authority {
 	return a
 }
 
-// SetHandshake has each handshake done with what change makes of the server's settings;
-// an error of it is the alert "internal error". nil ends that.
+// SetHandshake makes every handshake use the server's settings after change has changed
+// them. If change returns an error, the client gets the alert "internal error". nil means
+// no change.
 func (a *Authority) SetHandshake(change func(*tls.Config) error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.change = change
 }
 
-// handshake returns the settings for one handshake; nil means the usual ones.
+// handshake returns the settings for one handshake; nil means the server's.
 func (a *Authority) handshake(*tls.ClientHelloInfo) (*tls.Config, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.change == nil {
-		return nil, nil //nolint:nilnil // as crypto/tls has it
+		return nil, nil //nolint:nilnil // as crypto/tls defines it
 	}
 	config := a.server.Clone()
 	return config, a.change(config)
@@ -102,7 +104,7 @@ func newKey(tb testing.TB) crypto.Signer {
 	return key
 }
 
-// sign completes a template; without a root it signs with itself.
+// sign completes and signs a template. The first one, the root, is self-signed.
 func (a *Authority) sign(tb testing.TB, template *x509.Certificate, public crypto.PublicKey) *x509.Certificate {
 	tb.Helper()
 	a.mu.Lock()
@@ -125,10 +127,10 @@ func (a *Authority) sign(tb testing.TB, template *x509.Certificate, public crypt
 	return certificate
 }
 
-// Root is the root certificate, PEM.
+// Root returns the root certificate in PEM.
 func (a *Authority) Root() string { return pemOf("CERTIFICATE", a.root.Raw) }
 
-// Client makes a client certificate for the authority's identity and its key, PEM.
+// Client returns a client certificate for the authority's identity, and its key, in PEM.
 func (a *Authority) Client() (certificate, key string) {
 	a.tb.Helper()
 	private := newKey(a.tb)
@@ -139,7 +141,7 @@ func (a *Authority) Client() (certificate, key string) {
 	return pemOf("CERTIFICATE", a.workload(private.Public()).Raw), pemOf("PRIVATE KEY", der)
 }
 
-// workload signs a certificate of a workload.
+// workload signs a certificate for a workload.
 func (a *Authority) workload(public crypto.PublicKey) *x509.Certificate {
 	a.mu.Lock()
 	identity := a.identity
@@ -153,30 +155,30 @@ func (a *Authority) workload(public crypto.PublicKey) *x509.Certificate {
 	}, public)
 }
 
-// SetLife is how long certificates live that are signed from now on.
+// SetLife sets the life of certificates that are signed from now on.
 func (a *Authority) SetLife(life time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.life = life
 }
 
-// SetBackdate is how long before they are signed certificates become valid that are
-// signed from now on. istiod has 2 minutes, for clocks that differ.
+// SetBackdate sets how long before its signing a certificate becomes valid. istiod uses 2
+// minutes, because clocks differ.
 func (a *Authority) SetBackdate(backdate time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.backdate = backdate
 }
 
-// SetLongest has requests for a longer life than this refused, as istiod refuses them.
-// One that names no life is served.
+// SetLongest makes the authority refuse requests for a longer life, as istiod does. A
+// request without a life is not refused.
 func (a *Authority) SetLongest(longest time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.longest = longest
 }
 
-// WaitSigned waits until n certificates were signed over the wire and returns the n-th.
+// WaitSigned waits until n certificates were signed on request and returns the n-th.
 func (a *Authority) WaitSigned(ctx context.Context, n int) (Signing, error) {
 	for {
 		a.mu.Lock()
@@ -205,7 +207,7 @@ func (a *Authority) register(registrar *grpc.Server, s *Server) {
 				if err := decode(request); err != nil {
 					return nil, err
 				}
-				proof, err := s.known(ctx)
+				proof, err := s.authenticate(ctx)
 				if err != nil {
 					return nil, err
 				}
@@ -215,7 +217,7 @@ func (a *Authority) register(registrar *grpc.Server, s *Server) {
 	}, a)
 }
 
-// create signs what a workload asks for.
+// create signs the certificate that a workload requests.
 func (a *Authority) create(request *ca.IstioCertificateRequest, proof string) (*ca.IstioCertificateResponse, error) {
 	block, _ := pem.Decode([]byte(request.GetCsr()))
 	if block == nil {
@@ -245,8 +247,8 @@ func (a *Authority) create(request *ca.IstioCertificateRequest, proof string) (*
 	return &ca.IstioCertificateResponse{CertChain: []string{pemOf("CERTIFICATE", leaf.Raw), pemOf("CERTIFICATE", a.root.Raw)}}, nil
 }
 
-// hasCertificate reports whether the peer has shown a certificate of the authority,
-// which TLS has checked.
+// hasCertificate reports whether the peer has a certificate of the authority. TLS has
+// verified it.
 func hasCertificate(ctx context.Context) bool {
 	p, ok := peer.FromContext(ctx)
 	if !ok {

@@ -99,7 +99,7 @@ func TestDelta(t *testing.T) {
 		t.Fatalf("ACK recorded as %+v", ack)
 	}
 
-	// Only what changes goes out.
+	// Only changes are sent.
 	s.PushNamed(map[string]*api.NameTable{"x": table("x.example.com")}, "")
 	want(&discoveryv3.DeltaDiscoveryResponse{
 		SystemVersionInfo: "v2", Nonce: "nonce-2",

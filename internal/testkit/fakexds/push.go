@@ -15,27 +15,27 @@ import (
 // TypeURL is the type of the resources that the server sends.
 const TypeURL = "type.googleapis.com/istio.networking.nds.v1.NameTable"
 
-// resource is one entry of the server's state.
+// resource is one resource of the server's state.
 type resource struct {
 	version string
 	value   []byte
 }
 
-// response is one push in both variants; a stream is sent the one it speaks,
-// or nothing if that is nil. The nonce is set when it is sent.
+// response is one push in both variants. A stream is sent that of its own variant, or
+// nothing if that is nil. The nonce is set when it is sent.
 type response struct {
 	version string
 	delta   *discoveryv3.DeltaDiscoveryResponse
 	sotw    *discoveryv3.DiscoveryResponse
 }
 
-// Push sends table to every stream, now and in future, as one resource without
-// a name, as istiod does. It returns the version of the push.
+// Push sends table to every open and every future stream as one resource without a name,
+// as istiod does. It returns the version of the push.
 func (s *Server) Push(table *api.NameTable) string {
 	return s.PushBytes(marshal(table))
 }
 
-// PushBytes is Push with the wire bytes of a table, which need not be one.
+// PushBytes is Push with the wire form of a table, which may be malformed.
 func (s *Server) PushBytes(value []byte) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -45,9 +45,9 @@ func (s *Server) PushBytes(value []byte) string {
 	return s.pushLocked(map[string][]byte{"": value}, removed)
 }
 
-// PushNamed adds or replaces named resources, and removes others. An
-// incremental stream is sent only what is named here, a state-of-the-world
-// stream all there is. It returns the version of the push.
+// PushNamed adds or replaces named resources, and removes others. An incremental stream is
+// sent only these, a state-of-the-world stream all resources. It returns the version of
+// the push.
 func (s *Server) PushNamed(tables map[string]*api.NameTable, removed ...string) string {
 	values := make(map[string][]byte, len(tables))
 	for name, table := range tables {
@@ -61,10 +61,10 @@ func (s *Server) PushNamed(tables map[string]*api.NameTable, removed ...string) 
 	return s.pushLocked(values, removed)
 }
 
-// PushResponses sends responses that the test composed, each to the streams of
-// its variant; nil sends nothing. They are also what new streams are sent
-// first. Only the nonce is replaced. It returns the version they carry, that of
-// delta if there are two.
+// PushResponses sends responses that the test composed, each to the streams of its
+// variant, and to future streams as their first response; nil sends nothing. Only the
+// nonce is replaced. It returns the version in the responses, that of delta if there are
+// two.
 func (s *Server) PushResponses(delta *discoveryv3.DeltaDiscoveryResponse, sotw *discoveryv3.DiscoveryResponse) string {
 	r := &response{version: delta.GetSystemVersionInfo(), delta: delta, sotw: sotw}
 	if delta == nil {
@@ -106,7 +106,7 @@ func (s *Server) broadcastLocked(r *response) {
 	}
 }
 
-// newResponse makes the response that holds resources, sorted by name.
+// newResponse returns a response with the resources, sorted by name.
 func newResponse(version string, resources map[string]resource) *response {
 	r := &response{
 		version: version,
@@ -123,11 +123,11 @@ func newResponse(version string, resources map[string]resource) *response {
 	return r
 }
 
-// marshal makes the same bytes of the same table every time.
+// marshal encodes a table deterministically.
 func marshal(table *api.NameTable) []byte {
 	value, err := proto.MarshalOptions{Deterministic: true}.Marshal(table)
 	if err != nil {
-		// Only a string that is not UTF-8 gets here: the test is wrong.
+		// A string is not UTF-8, which is a mistake in the test.
 		panic("fakexds: " + err.Error())
 	}
 	return value

@@ -11,23 +11,23 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// Request is one request as it came. One of Delta and SotW is set.
+// Request is a received request. Either Delta or SotW is set.
 type Request struct {
 	// Stream counts the streams over the server's life, from 1.
 	Stream int
-	// Version is that of the push the request answers, "" if it answers none.
+	// Version is the version of the push that the request answers, "" if it answers none.
 	Version string
-	// Header is the metadata the stream brought.
+	// Header is the metadata of the stream.
 	Header metadata.MD
-	// Proof is how the client proved its identity when the stream was opened:
-	// "certificate", "token", or "" if nothing was demanded.
+	// Proof is how the client authenticated when it opened the stream: "certificate",
+	// "token", or "" if the server did not require it.
 	Proof string
 
 	Delta *discoveryv3.DeltaDiscoveryRequest
 	SotW  *discoveryv3.DiscoveryRequest
 }
 
-// Nonce is the nonce of the response that the request answers, or "".
+// Nonce returns the nonce of the response that the request answers, or "".
 func (r Request) Nonce() string {
 	if r.Delta != nil {
 		return r.Delta.GetResponseNonce()
@@ -35,7 +35,7 @@ func (r Request) Nonce() string {
 	return r.SotW.GetResponseNonce()
 }
 
-// Rejection is nil in an ACK, and the reason in a NACK.
+// Rejection returns the reason in a NACK, and nil for other requests.
 func (r Request) Rejection() *rpcstatus.Status {
 	if r.Delta != nil {
 		return r.Delta.GetErrorDetail()
@@ -43,7 +43,7 @@ func (r Request) Rejection() *rpcstatus.Status {
 	return r.SotW.GetErrorDetail()
 }
 
-// Node is what the client says of itself, nil if it says nothing.
+// Node returns the node, or nil if the request has none.
 func (r Request) Node() *corev3.Node {
 	if r.Delta != nil {
 		return r.Delta.GetNode()
@@ -51,7 +51,7 @@ func (r Request) Node() *corev3.Node {
 	return r.SotW.GetNode()
 }
 
-// TypeURL is the type the request is about.
+// TypeURL returns the type of the requested resources.
 func (r Request) TypeURL() string {
 	if r.Delta != nil {
 		return r.Delta.GetTypeUrl()
@@ -59,14 +59,14 @@ func (r Request) TypeURL() string {
 	return r.SotW.GetTypeUrl()
 }
 
-// Requests returns all requests so far, in the order they came in.
+// Requests returns all requests so far, in the order of arrival.
 func (s *Server) Requests() []Request {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.requests)
 }
 
-// Wait returns the first request, past or future, that match accepts.
+// Wait returns the first request, past or future, for which match returns true.
 func (s *Server) Wait(ctx context.Context, match func(Request) bool) (Request, error) {
 	seen := 0
 	for {
@@ -81,7 +81,7 @@ func (s *Server) Wait(ctx context.Context, match func(Request) bool) (Request, e
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return Request{}, fmt.Errorf("fakexds: waiting for a request, %d came and none was it: %w", seen, ctx.Err())
+			return Request{}, fmt.Errorf("fakexds: none of %d requests is the expected one: %w", seen, ctx.Err())
 		}
 	}
 }

@@ -18,31 +18,32 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// anyPort is what the first start listens on.
+// anyPort is the address of the first start.
 const anyPort = "127.0.0.1:0"
 
-// Options says how a server differs from an istiod on its plaintext port. The
-// zero value is such an istiod.
+// Options says how a server differs from istiod's plaintext port. The zero value means
+// that it does not differ.
 type Options struct {
 	// NoDelta makes the incremental RPC answer Unimplemented.
 	NoDelta bool
 	// EndAfterAnswer makes the server end each stream after the first ACK or NACK.
 	EndAfterAnswer bool
-	// Authority, if not nil, makes the port speak TLS with its certificate, take its
-	// client certificates instead of the token, and sign those of workloads.
+	// Authority, if not nil, makes the port speak TLS with a certificate of the authority,
+	// accept its client certificates in place of the token, and sign certificates of
+	// workloads.
 	Authority *Authority
-	// RefuseCertificates makes streams of clients with a certificate PermissionDenied.
+	// RefuseCertificates ends streams of clients with a certificate with PermissionDenied.
 	RefuseCertificates bool
-	// NoSigning leaves out the service that signs.
+	// NoSigning leaves out the service that signs certificates.
 	NoSigning bool
 	// TLS, if not nil, makes the port speak TLS.
 	TLS *tls.Config
-	// Token, if not empty, is the bearer token a stream must bring; another or
-	// none is Unauthenticated. SetToken changes it.
+	// Token, if not empty, is the bearer token that a stream must have; otherwise it ends
+	// with Unauthenticated. SetToken changes it.
 	Token string
 }
 
-// Server is a fake control plane. All its methods may be called concurrently.
+// Server is a fake control plane. Its methods are safe for concurrent use.
 type Server struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 
@@ -56,7 +57,7 @@ type Server struct {
 	token  string
 	away   bool
 
-	// What a new stream is sent first, and what it was made of.
+	// state is what a new stream is sent, made of resources.
 	state     *response
 	resources map[string]resource
 	// Counters over the server's life; they survive Stop and Restart.
@@ -70,10 +71,19 @@ type Server struct {
 	changed  chan struct{}
 }
 
-// Start starts a server on a free port of 127.0.0.1 and stops it when the test
-// ends.
+// Start starts a server on a free port of 127.0.0.1 and stops it when the test ends.
 func Start(tb testing.TB, opts Options) *Server {
 	tb.Helper()
+	s, err := New(opts)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(s.Stop)
+	return s
+}
+
+// New starts a server on a free port of 127.0.0.1. The caller must stop it.
+func New(opts Options) (*Server, error) {
 	s := &Server{
 		opts:      opts,
 		addr:      anyPort,
@@ -84,32 +94,31 @@ func Start(tb testing.TB, opts Options) *Server {
 		changed:   make(chan struct{}),
 	}
 	if err := s.Restart(); err != nil {
-		tb.Fatal(err)
+		return nil, err
 	}
-	tb.Cleanup(s.Stop)
-	return s
+	return s, nil
 }
 
-// Addr is the host and port that clients connect to; it does not change.
+// Addr returns the host and port that clients connect to; it does not change.
 func (s *Server) Addr() string { return s.addr }
 
-// SetAway makes both RPCs answer Unimplemented, as a proxy does whose backend is away,
-// or ends that.
+// SetAway makes both RPCs return Unimplemented, as a proxy does while its backend is away,
+// or no longer.
 func (s *Server) SetAway(away bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.away = away
 }
 
-// SetToken replaces the bearer token that new streams must bring.
+// SetToken sets the bearer token that new streams must have.
 func (s *Server) SetToken(token string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.token = token
 }
 
-// Stop closes the port and all connections, and returns when the handlers of
-// all streams have. Stopping a stopped server does nothing.
+// Stop closes the port and all connections, and returns when the handlers of all streams
+// have returned. It does nothing if the server is stopped.
 func (s *Server) Stop() {
 	s.mu.Lock()
 	server, served := s.grpc, s.served
@@ -122,8 +131,7 @@ func (s *Server) Stop() {
 	<-served
 }
 
-// Restart listens again, on the port from before if there was one. The state
-// and the record are those from before Stop.
+// Restart starts a stopped server on the same port. State and record are kept.
 func (s *Server) Restart() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -146,14 +154,14 @@ func (s *Server) Restart() error {
 	s.grpc, s.served = server, served
 	go func() {
 		defer close(served)
-		// Serve fails only after Stop, and then it has nothing to say.
+		// Serve returns an error only after Stop, where it is expected.
 		_ = server.Serve(lis)
 	}()
 	return nil
 }
 
-// listenLocked opens the port. After a restart the kernel may hold the old one for a
-// moment, so it tries for a while.
+// listenLocked opens the port. After Stop the kernel may not free it at once, so
+// listenLocked tries for 5 s.
 func (s *Server) listenLocked() (net.Listener, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -171,8 +179,8 @@ func (s *Server) listenLocked() (net.Listener, error) {
 	}
 }
 
-// serverOptions are istiod's where a client can tell: pings more often than
-// every 15 s draw a GOAWAY.
+// serverOptions returns the options of istiod that a client can notice: pings more often
+// than every 15 s are answered with GOAWAY.
 func (s *Server) serverOptions() []grpc.ServerOption {
 	opts := []grpc.ServerOption{
 		grpc.WaitForHandlers(true),
@@ -186,8 +194,8 @@ func (s *Server) serverOptions() []grpc.ServerOption {
 	return opts
 }
 
-// CutStreams ends every open stream with err, or with what istiod says when a
-// connection reaches its maximum age if err is nil. New streams are welcome.
+// CutStreams ends every open stream with err. nil means the error of istiod when a
+// connection has reached its maximum age. The server accepts new streams.
 func (s *Server) CutStreams(err error) {
 	if err == nil {
 		err = status.Error(codes.Unavailable, "closing transport due to: max_age")

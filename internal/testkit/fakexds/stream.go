@@ -20,17 +20,17 @@ type stream struct {
 	header metadata.MD
 	proof  string
 
-	// Guarded by Server.mu. queue holds what is to be sent; wake has a token
-	// when it may not be empty. subscribed is set by the first request.
+	// queue and subscribed are guarded by Server.mu. queue holds what is to be sent; wake
+	// holds a value when the queue may not be empty. The first request sets subscribed.
 	queue      []*response
 	wake       chan struct{}
 	subscribed bool
 
-	// ended holds the status the test cut the stream with.
+	// ended receives the error with which the stream is to end.
 	ended chan error
 }
 
-// queueLocked appends r to what is to be sent.
+// queueLocked queues r for sending.
 func (st *stream) queueLocked(r *response) {
 	st.queue = append(st.queue, r)
 	select {
@@ -39,7 +39,7 @@ func (st *stream) queueLocked(r *response) {
 	}
 }
 
-// end makes the stream's handler return err, unless it is ending already.
+// end makes the handler of the stream return err, unless it returns already.
 func (st *stream) end(err error) {
 	select {
 	case st.ended <- err:
@@ -47,13 +47,13 @@ func (st *stream) end(err error) {
 	}
 }
 
-// variant is what differs between the two RPCs.
+// variant holds what differs between the two RPCs.
 type variant struct {
 	recv func() (Request, error)
 	send func(r *response, nonce string) error
-	// has says whether r holds anything for this variant.
+	// has reports whether r holds a response for this variant.
 	has func(r *response) bool
-	// again says whether a request without a nonce gets the state again.
+	// again says that a request without a nonce is answered with the state.
 	again bool
 }
 
@@ -115,12 +115,12 @@ func (s *Server) serve(ctx context.Context, v variant) error {
 	}
 }
 
-// open registers a stream, if its token is right.
+// open registers a stream, if its client authenticates.
 func (s *Server) open(ctx context.Context) (*stream, error) {
 	st := &stream{wake: make(chan struct{}, 1), ended: make(chan error, 1)}
 	st.header, _ = metadata.FromIncomingContext(ctx)
 	var err error
-	if st.proof, err = s.known(ctx); err != nil {
+	if st.proof, err = s.authenticate(ctx); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
@@ -134,9 +134,9 @@ func (s *Server) open(ctx context.Context) (*stream, error) {
 	return st, nil
 }
 
-// known returns how the caller proves its identity: "certificate", "token", or "" if
-// nothing is demanded. As with istiod a certificate makes the token unnecessary.
-func (s *Server) known(ctx context.Context) (string, error) {
+// authenticate returns how the caller authenticates: "certificate", "token", or "" if that
+// is not required. As with istiod, a caller with a certificate needs no token.
+func (s *Server) authenticate(ctx context.Context) (string, error) {
 	header, _ := metadata.FromIncomingContext(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -153,15 +153,15 @@ func (s *Server) known(ctx context.Context) (string, error) {
 	return "", status.Error(codes.Unauthenticated, "authentication failure")
 }
 
-// close forgets a stream.
+// close removes a stream.
 func (s *Server) close(st *stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.streams, st)
 }
 
-// receive records the client's requests and answers those that want an answer.
-// It returns when the handler has, since that ends the RPC's Recv.
+// receive records and answers the client's requests. It returns after the handler has,
+// which ends the RPC's Recv.
 func (s *Server) receive(st *stream, v variant) {
 	for {
 		req, err := v.recv()
@@ -180,7 +180,7 @@ func (s *Server) receive(st *stream, v variant) {
 	}
 }
 
-// record keeps req and queues what it asks for.
+// record records req and queues the response to it.
 func (s *Server) record(st *stream, req Request, v variant) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -206,7 +206,7 @@ func (s *Server) record(st *stream, req Request, v variant) error {
 	return nil
 }
 
-// flush sends what is queued.
+// flush sends the queued responses.
 func (s *Server) flush(st *stream, v variant) error {
 	s.mu.Lock()
 	queue := st.queue
@@ -223,7 +223,7 @@ func (s *Server) flush(st *stream, v variant) error {
 	return nil
 }
 
-// nextNonce makes a nonce and remembers which version it stands for.
+// nextNonce returns a new nonce and records the version that is sent with it.
 func (s *Server) nextNonce(version string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,0 +1,173 @@
+package nds_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/internal/testkit/fakexds"
+	"github.com/nametap/nametap/nds"
+)
+
+// printHosts is an [nds.ApplyFunc] that prints the hosts of a table.
+func printHosts(resources []nds.Resource) error {
+	fmt.Println("table:")
+	for _, resource := range resources {
+		table := &api.NameTable{}
+		if err := proto.Unmarshal(resource.Value, table); err != nil {
+			return err
+		}
+		for _, host := range slices.Sorted(maps.Keys(table.GetTable())) {
+			fmt.Println(" ", host, table.GetTable()[host].GetIps())
+		}
+	}
+	return nil
+}
+
+// exampleConfig returns the configuration of a client of a control plane without TLS.
+func exampleConfig(addr string) nds.Config {
+	return nds.Config{
+		Addr:      addr,
+		Plaintext: true,
+		Node:      nds.Node{PodName: "web-0", Namespace: "shop", IPs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}},
+	}
+}
+
+// run runs a client in the background. The function that it returns ends the client.
+func run(client *nds.Client) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = client.Run(ctx) // always nil
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
+}
+
+// A client prints every table that the control plane pushes.
+func Example() {
+	controlPlane, err := fakexds.New(fakexds.Options{}) // in place of istiod
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer controlPlane.Stop()
+
+	client, err := nds.New(exampleConfig(controlPlane.Addr()), printHosts)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer run(client)()
+
+	controlPlane.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{
+		"db.example.com": {Registry: "External", Ips: []string{"192.0.2.53"}},
+	}})
+	<-client.Ready()
+	version := controlPlane.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{
+		"db.example.com":             {Registry: "External", Ips: []string{"192.0.2.53"}},
+		"web.shop.svc.cluster.local": {Registry: "Kubernetes", Shortname: "web", Namespace: "shop", Ips: []string{"10.96.0.1"}},
+	}})
+	if _, err := controlPlane.WaitAnswer(context.Background(), version); err != nil {
+		log.Fatal(err)
+	}
+	status := client.Status()
+	fmt.Println("connected:", status.Connected, "pushes:", status.Pushes, "rejected:", status.Rejected)
+
+	// Output:
+	// table:
+	//   db.example.com [192.0.2.53]
+	// table:
+	//   db.example.com [192.0.2.53]
+	//   web.shop.svc.cluster.local [10.96.0.1]
+	// connected: true pushes: 2 rejected: 0
+}
+
+// A table that the apply function refuses is NACKed with its error. The previous table stays
+// in use.
+func ExampleApplyFunc() {
+	controlPlane, err := fakexds.New(fakexds.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer controlPlane.Stop()
+
+	client, err := nds.New(exampleConfig(controlPlane.Addr()), func(resources []nds.Resource) error {
+		for _, resource := range resources {
+			if len(resource.Value) == 0 {
+				return errors.New("the table is empty")
+			}
+		}
+		return printHosts(resources)
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer run(client)()
+
+	controlPlane.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{
+		"db.example.com": {Registry: "External", Ips: []string{"192.0.2.53"}},
+	}})
+	<-client.Ready()
+	nack, err := controlPlane.WaitAnswer(context.Background(), controlPlane.Push(&api.NameTable{}))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("NACK:", nack.Rejection().GetMessage())
+	fmt.Println("version in use:", client.Status().Version)
+
+	// Output:
+	// table:
+	//   db.example.com [192.0.2.53]
+	// NACK: the table is empty
+	// version in use: v1
+}
+
+// With a state directory, a restarted client uses the last table at once, even while the
+// control plane is away.
+func ExampleConfig_stateDir() {
+	dir, err := os.MkdirTemp("", "nametap-")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	controlPlane, err := fakexds.New(fakexds.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer controlPlane.Stop()
+	controlPlane.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{
+		"db.example.com": {Registry: "External", Ips: []string{"192.0.2.53"}},
+	}})
+	cfg := exampleConfig(controlPlane.Addr())
+	cfg.StateDir = dir
+
+	for range 2 {
+		client, err := nds.New(cfg, printHosts)
+		if err != nil {
+			log.Fatal(err)
+		}
+		stop := run(client)
+		<-client.Ready()
+		fmt.Println("from the snapshot:", client.Status().Stale)
+		stop()
+		controlPlane.Stop()
+	}
+
+	// Output:
+	// table:
+	//   db.example.com [192.0.2.53]
+	// from the snapshot: false
+	// table:
+	//   db.example.com [192.0.2.53]
+	// from the snapshot: true
+}
