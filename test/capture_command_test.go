@@ -47,7 +47,7 @@ func TestCaptureCommands(t *testing.T) { // K3, K4, K11
 		printed := v.nametap(v.args("print")...).stdout
 		for _, step := range steps {
 			if !strings.Contains(printed, "# "+step.Program+"\n"+step.Text) {
-				t.Errorf("print says\n%s\nand as JSON\n%+v", printed, step)
+				t.Errorf("print writes\n%s\nand as JSON\n%+v", printed, step)
 			}
 			program := strings.Fields(step.Program)
 			v.Pipe(step.Text, program[0], program[1:]...)

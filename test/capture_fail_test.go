@@ -50,12 +50,12 @@ func TestFailClosed(t *testing.T) { // K9
 		a := v.capture("--capture-fail-open=false", "--mesh-config", path)
 		a.end(terminate)
 		if _, err := v.refused(named); err == nil || !v.captured() {
-			t.Errorf("after its end: %v\n%s", err, v.saves())
+			t.Errorf("after the end of the agent: %v\n%s", err, v.saves())
 		}
 		a = v.capture("--capture-fail-open=false", "--mesh-config", path)
 		v.asked(named, meshIP)
 		v.replace("mesh", meshConfig(false)) // the switch removes them all the same
-		wait.Until(t, "the rules are out", func() bool { return !v.captured() })
+		wait.Until(t, "the rules are removed", func() bool { return !v.captured() })
 		a.end(terminate)
 		v.asked(named, namedIP)
 	})
@@ -122,7 +122,7 @@ func TestSystemd(t *testing.T) { // R2, V3
 	const conns = 4
 	v.launch("--capture", "--max-tcp-conns", "4")
 	if got := next(); got != "READY=1" || !v.captured() {
-		t.Errorf("first it says %q", got)
+		t.Errorf("the first notification is %q", got)
 	}
 	for range conns + 1 { // the last one waits
 		v.Run(func() {
@@ -135,7 +135,7 @@ func TestSystemd(t *testing.T) { // R2, V3
 	}
 	for range 5 {
 		if got := next(); got != "WATCHDOG=1" {
-			t.Errorf("then it says %q", got)
+			t.Errorf("a later notification is %q", got)
 		}
 	}
 }
@@ -149,9 +149,9 @@ func TestSwitchOffNotPermitted(t *testing.T) { // K9
 	v.environment = append(v.environment, "ISTIO_META_DNS_CAPTURE=false")
 	a := v.start("--capture")
 	const warning = "cannot be seen"
-	wait.Until(t, "it is said", func() bool { return a.log.Count(warning) > 0 })
+	wait.Until(t, "the log reports it", func() bool { return a.log.Count(warning) > 0 })
 	if v.metric("nametap_capture_on") != 0 {
-		t.Error("it says that DNS is captured")
+		t.Error("the metric reports that DNS is captured")
 	}
 	a.end(terminate)
 	if a.ProcessState.ExitCode() != 0 || a.log.Count(warning) != 1 || a.log.Count("level=ERROR") != 0 {

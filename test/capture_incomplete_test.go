@@ -10,8 +10,8 @@ import (
 )
 
 // breakTool makes a tool fail with a transient error for all following commands of the
-// host, until mend is called.
-func (v *vm) breakTool(name string) (mend func()) {
+// host, until repair is called.
+func (v *vm) breakTool(name string) (repair func()) {
 	v.tb.Helper()
 	path, err := exec.LookPath(name)
 	if err != nil {
@@ -36,7 +36,7 @@ func TestCaptureIncomplete(t *testing.T) { // K13
 	t.Parallel()
 	vms(t, func(v *vm) {
 		t := v.tb
-		mend := v.breakTool("ip6tables-" + v.backend + "-restore")
+		repair := v.breakTool("ip6tables-" + v.backend + "-restore")
 		r := v.root(v.args("apply")...)
 		if r.code != 1 || !strings.Contains(r.stderr, "capture is incomplete") || !strings.Contains(r.stderr, "IPv6") || !strings.Contains(r.stdout, "IPv4     in place") {
 			t.Errorf("apply: %+v", r)
@@ -51,7 +51,7 @@ func TestCaptureIncomplete(t *testing.T) { // K13
 		if r := v.nametap("status", "--status-addr", statusAddr); !strings.Contains(r.stdout, "Resource temporarily unavailable") {
 			t.Errorf("status: %+v", r)
 		}
-		mend()
+		repair()
 		wait.Until(t, "IPv6 is captured", func() bool { return level("IPv6", "complete") })
 		v.asked(named6, meshIP)
 		if a.log.Count("capture is incomplete and is tried again") != 1 {

@@ -133,7 +133,7 @@ func TestSourcePortOfAgent(t *testing.T) { // K5
 			return asked
 		}
 		if asked := fromAll(); asked < ports {
-			t.Fatalf("asked from %d ports", asked)
+			t.Fatalf("queries from %d ports", asked)
 		}
 		v.Exec("sysctl", "-qw", fmt.Sprintf("net.ipv4.ip_local_port_range=%d %d", port, port+ports-1))
 		var direct *dns.Conn
@@ -155,7 +155,7 @@ func TestSourcePortOfAgent(t *testing.T) { // K5
 		for _, source := range append(v.named.Sources(), v.named6.Sources()...) {
 			seen[source.Port()] = true
 			if source.Port() < port || source.Port() >= port+ports {
-				t.Errorf("the agent asked from port %d", source.Port())
+				t.Errorf("the agent sent from port %d", source.Port())
 			}
 		}
 		wait.Until(t, "an application has a port of the agent", func() bool { return fromAll() > 0 })

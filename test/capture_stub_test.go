@@ -84,13 +84,13 @@ func TestStub(t *testing.T) { // K7, F14, F15
 				}
 			}
 			if n := a.log.Count("its queries come back to us"); (n == 1) != test.circle {
-				t.Errorf("a circle is said %d times", n)
+				t.Errorf("the loop is logged %d times", n)
 			}
 			if n := v.metric("nametap_dns_original_destination_total"); n != test.passed {
 				t.Errorf("%v queries of the stub came to the agent, want %v", n, test.passed)
 			}
 			if n := v.metric(`nametap_upstream_requests_total{upstream="127.0.0.53"}`); n > 10 {
-				t.Errorf("the stub was asked %v times", n)
+				t.Errorf("the stub received %v queries", n)
 			}
 		})
 	}
@@ -148,7 +148,7 @@ func TestStubIsNoLoop(t *testing.T) { // F6, K7
 				}
 			}
 			if v.metric(`nametap_upstream_state{state="looping",upstream="`+stubAddr+`"}`) != 0 || a.log.Count("come back to us") > 0 {
-				t.Error("the stub is set aside")
+				t.Error("the stub is not used")
 			}
 		})
 	}

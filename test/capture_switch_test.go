@@ -36,18 +36,18 @@ func TestSwitch(t *testing.T) { // K2, K9, R7
 			began := time.Now()
 			step.write("mesh", step.text)
 			if step.text == broken {
-				wait.Until(t, "it is said", func() bool { return a.log.Count("the settings stay as they are") > 0 })
+				wait.Until(t, "the log reports it", func() bool { return a.log.Count("the settings stay as they are") > 0 })
 				v.looks(2) // seconds; the switch is read twice in each
 			}
 			wait.Until(t, "the switch is followed", func() bool { return v.captured() == step.want })
 			t.Logf("captured is %v after %v", step.want, time.Since(began))
 			v.more(l, map[bool]string{true: meshIP, false: namedIP}[step.want])
 		}
-		wait.Until(t, "the rules are out", func() bool { return !strings.Contains(v.saves(), "NAMETAP") })
+		wait.Until(t, "the rules are removed", func() bool { return !strings.Contains(v.saves(), "NAMETAP") })
 		v.more(l, namedIP)
 		v.noneLost(l)
 		if n := a.log.Count("the settings stay as they are"); n != 1 {
-			t.Errorf("a broken file is said %d times:\n%s", n, a.log)
+			t.Errorf("a broken file is logged %d times:\n%s", n, a.log)
 		}
 		unseen := a.log.Count("whether an agent before has left") // with nft this user cannot read legacy's
 		if n := a.log.Count("level=WARN") + a.log.Count("level=ERROR") - unseen; n != 1 || unseen > 1 {
@@ -61,7 +61,7 @@ func (v *vm) looks(times float64) {
 	v.tb.Helper()
 	const looks = "nametap_capture_checks_total"
 	want := v.metric(looks) + times
-	wait.Until(v.tb, "the agent looks after its rules", func() bool { return v.metric(looks) >= want })
+	wait.Until(v.tb, "the agent checks its rules", func() bool { return v.metric(looks) >= want })
 }
 
 // TestSwitchOff checks that apply installs nothing and succeeds if the switch is off. The
@@ -107,7 +107,7 @@ func TestSwitchOff(t *testing.T) { // R7
 			v.root(v.args("remove")...)
 		}
 		if now := v.saves(); now != before {
-			t.Fatalf("rules were\n%s\nand are\n%s", before, now)
+			t.Fatalf("rules before:\n%s\nand after:\n%s", before, now)
 		}
 	}
 }

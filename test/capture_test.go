@@ -69,7 +69,7 @@ func (v *vm) resolves() {
 	reached := 0
 	for _, q := range append(v.named.Queries(), v.named6.Queries()...) {
 		if strings.Contains(q.Name, "shop.svc.cluster.local") {
-			t.Errorf("the nameserver was asked for %s", q.Name)
+			t.Errorf("the nameserver received a query for %s", q.Name)
 		}
 		reached++
 	}
@@ -180,9 +180,9 @@ func TestPortTakenForAWhile(t *testing.T) { // R3, K15
 				flags = append(flags, "--capture", "--capture-backend", "nft")
 			}
 			a := v.launch(flags...)
-			wait.Until(t, "it is degraded", func() bool { return a.log.Count("address already in use") > 1 })
+			wait.Until(t, "a listener is missing", func() bool { return a.log.Count("address already in use") > 1 })
 			if v.captured() {
-				t.Errorf("rules lead nowhere:\n%s", v.saves())
+				t.Errorf("rules redirect to a closed port:\n%s", v.saves())
 			}
 			release()
 			if capture {
@@ -271,7 +271,7 @@ func TestAgentKilled(t *testing.T) { // K9, K12
 			if r := <-ended; r.code != 0 {
 				t.Errorf("%+v", r)
 			}
-			t.Logf("what runs after the agent has ended %v after it was killed", time.Since(killed))
+			t.Logf("the command after the agent ended %v after it was killed", time.Since(killed))
 			if v.captured() != (failOpen == "false") {
 				t.Errorf("--capture-fail-open=%s:\n%s", failOpen, v.saves())
 			}
@@ -322,20 +322,20 @@ func TestRepair(t *testing.T) { // K10
 		} {
 			began := time.Now()
 			v.Exec("sh", "-ec", fmt.Sprintf(damage, v.backend))
-			wait.Until(t, "they are mended", func() bool { return v.metric("nametap_capture_repairs_total") == float64(n+1) })
+			wait.Until(t, "the rules are repaired", func() bool { return v.metric("nametap_capture_repairs_total") == float64(n+1) })
 			if took := time.Since(began); took > 5*time.Second {
-				t.Errorf("mended after %v", took)
+				t.Errorf("repaired after %v", took)
 			} else {
-				t.Logf("mended after %v", took)
+				t.Logf("repaired after %v", took)
 			}
 			if now := v.saves(); now != rules {
-				t.Errorf("rules were\n%s\nand are\n%s", rules, now)
+				t.Errorf("rules before:\n%s\nand after:\n%s", rules, now)
 			}
 			v.asked(named, meshIP)
 			v.asked(named6, meshIP)
 		}
 		if n := a.log.Count("capture rules had drifted and are mended"); n != 2 {
-			t.Errorf("said %d times:\n%s", n, a.log)
+			t.Errorf("logged %d times:\n%s", n, a.log)
 		}
 	})
 }
@@ -349,7 +349,7 @@ func TestServers(t *testing.T) { // K6, F1
 		v.asked(named, meshIP)
 		v.asked(other, otherIP)
 		v.replace("resolv.conf", "nameserver "+other+"\nnameserver "+other6+"\n")
-		wait.Until(t, "the rules are of the new ones", func() bool {
+		wait.Until(t, "the rules have the new nameservers", func() bool {
 			answer, err := "", error(nil)
 			v.Run(func() {
 				answer, err = askFrom(0, netip.AddrPortFrom(netip.IPv6Unspecified(), 0), other6, mesh)

@@ -13,14 +13,14 @@ func TestRemoveUnread(t *testing.T) { // K3, K9, K13
 	t.Parallel()
 	vms(t, func(v *vm) {
 		t := v.tb
-		mend := v.breakTool("iptables-" + v.backend + "-save")
-		mend()
+		repair := v.breakTool("iptables-" + v.backend + "-save")
+		repair()
 		path := v.write("mesh", meshConfig(true))
 		a := v.capture("--mesh-config", path, "--capture-backend", v.backend)
 		v.write("broken", "")
 		v.replace("mesh", meshConfig(false))
 		const failure = "capture rules cannot be taken out and are tried again"
-		wait.Until(t, "it is said", func() bool { return a.log.Count(failure) > 0 })
+		wait.Until(t, "the log reports it", func() bool { return a.log.Count(failure) > 0 })
 		if a.log.Count("rules of this agent are out") != 0 || !v.captured() {
 			t.Errorf("rules:\n%s\n%s", v.saves(), a.log)
 		}
@@ -28,10 +28,10 @@ func TestRemoveUnread(t *testing.T) { // K3, K9, K13
 			t.Errorf("status: %+v", r)
 		}
 		if v.metric("nametap_capture_on") != 1 {
-			t.Error("the metric says that nothing is captured")
+			t.Error("the metric reports that nothing is captured")
 		}
-		mend()
-		wait.Until(t, "the rules are out", func() bool { return !v.captured() })
+		repair()
+		wait.Until(t, "the rules are removed", func() bool { return !v.captured() })
 		wait.Until(t, "nothing is captured", func() bool { return v.metric("nametap_capture_on") == 0 })
 	})
 }
@@ -42,8 +42,8 @@ func TestEndUnread(t *testing.T) { // K3, K9, K13
 	t.Parallel()
 	vms(t, func(v *vm) {
 		t := v.tb
-		mend := v.breakTool("iptables-" + v.backend + "-save")
-		mend()
+		repair := v.breakTool("iptables-" + v.backend + "-save")
+		repair()
 		a := v.capture("--capture-backend", v.backend)
 		v.write("broken", "")
 		_ = a.Process.Signal(terminate)
@@ -51,7 +51,7 @@ func TestEndUnread(t *testing.T) { // K3, K9, K13
 		if code := a.ProcessState.ExitCode(); code != 1 || a.log.Count("taking the capture rules out") != 1 {
 			t.Errorf("exit code %d\n%s", code, a.log)
 		}
-		mend()
+		repair()
 		if r := v.root("capture", "remove"); r.code != 0 || v.captured() {
 			t.Errorf("%+v\n%s", r, v.saves())
 		}

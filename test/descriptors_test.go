@@ -71,7 +71,7 @@ func TestOutOfDescriptors(t *testing.T) { // R3, A12
 	h := newHost(t)
 	h.sameUser = true // otherwise the test could not change the limits of the agent
 	a := h.start()
-	wait.Until(t, "its control plane is connected", func() bool { return h.metric("nametap_xds_connected") == 1 })
+	wait.Until(t, "the control plane is connected", func() bool { return h.metric("nametap_xds_connected") == 1 })
 	ask := func(when string) {
 		t.Helper()
 		for range 20 {
@@ -103,6 +103,6 @@ func TestOutOfDescriptors(t *testing.T) { // R3, A12
 	a.limitFiles(1024)
 	wait.Until(t, "errors are counted", func() bool { return h.metric("nametap_dns_listener_errors_total") > 0 })
 	if n := a.log.Count("a listener cannot be read for the moment"); n == 0 || n > 100 {
-		t.Errorf("%d lines of its log say so", n)
+		t.Errorf("the log reports it in %d lines", n)
 	}
 }

@@ -112,12 +112,12 @@ func TestIPv6SwitchedOff(t *testing.T) { // K4, K9, R3
 				t.Helper()
 				for range times {
 					if got := next(); got != "WATCHDOG=1" {
-						t.Errorf("it tells systemd %q", got)
+						t.Errorf("a notification is %q", got)
 					}
 				}
 			}
 			if got := next(); got != "READY=1" || !v.captured() {
-				t.Errorf("first it tells systemd %q", got)
+				t.Errorf("the first notification is %q", got)
 			}
 			v.asked(named, meshIP)
 			// The agent cannot open its own sockets; those of systemd are open and silent.

@@ -82,7 +82,7 @@ func TestFloodOfNameservers(t *testing.T) { // F20, F10, R6
 	default:
 	}
 	if v.metric("nametap_dns_original_destination_total") < datagrams/10 {
-		t.Error("few of the queries have come")
+		t.Error("few of the queries have arrived")
 	}
 	if text := a.log.String()[before:]; len(text) > 10_000 {
 		t.Errorf("%d bytes of log", len(text))

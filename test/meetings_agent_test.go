@@ -31,7 +31,7 @@ func TestSupervisedReturns(t *testing.T) { // K15, C7, F5, F12, F13, F14, K9
 		v.asked(named, map[bool]string{true: meshIP, false: "NXDOMAIN"}[on])
 	}
 	a.returns(func() { v.switchIPv6(false) })
-	wait.Until(t, "it looks after the rules", func() bool { return v.metric("nametap_capture_on") == 1 })
+	wait.Until(t, "the agent checks the rules", func() bool { return v.metric("nametap_capture_on") == 1 })
 	v.suffixes(named, namedIP, true)
 	a.returns(func() { v.switchIPv6(true) })
 	wait.Until(t, "IPv6 is captured", func() bool { return v.dig("@"+named6, "db.secret.example") == dbIP })
@@ -47,7 +47,7 @@ func (v *vm) suffixesOfSnapshot(a *agent) {
 	v.tb.Helper()
 	v.xds.Stop()
 	a.returns(func() { v.replace("resolv.conf", suffixConf("", named)) })
-	wait.Until(v.tb, "it looks after the rules", func() bool { return v.metric("nametap_capture_on") == 1 })
+	wait.Until(v.tb, "the agent checks the rules", func() bool { return v.metric("nametap_capture_on") == 1 })
 	v.suffixes(named, namedIP, true)
 	v.suffixes(other, otherIP, false)
 }
@@ -78,7 +78,7 @@ func TestServersWhileSwitchedOff(t *testing.T) { // F5, K6, R7
 	serve := func(server string) { v.replace("resolv.conf", "nameserver "+server+"\n") }
 	changes := func() int { return a.log.Count("resolv.conf has changed") }
 	serve(other)
-	wait.Until(t, "the change is known", func() bool { return changes() == 1 })
+	wait.Until(t, "the agent knows the change", func() bool { return changes() == 1 })
 	if v.captured() {
 		t.Error("captured while the switch is off")
 	}
@@ -87,10 +87,10 @@ func TestServersWhileSwitchedOff(t *testing.T) { // F5, K6, R7
 	v.asked(other, meshIP)
 	v.asked(named, namedIP)
 	turn(false)
-	wait.Until(t, "the rules are on their way out", func() bool { return !v.captured() })
+	wait.Until(t, "the removal of the rules has begun", func() bool { return !v.captured() })
 	serve(named)
-	wait.Until(t, "the change is known", func() bool { return changes() == 2 })
-	wait.Until(t, "the rules are out", func() bool { return !strings.Contains(v.saves(), "NAMETAP") })
+	wait.Until(t, "the agent knows the change", func() bool { return changes() == 2 })
+	wait.Until(t, "the rules are removed", func() bool { return !strings.Contains(v.saves(), "NAMETAP") })
 	v.asked(named, namedIP)
 	turn(true)
 	wait.Until(t, "DNS is captured", v.captured)
@@ -125,7 +125,7 @@ func TestSwitchWithConnections(t *testing.T) { // F15, K2, K5, R7
 			}
 		}
 		if overTCP == 0 {
-			t.Error("nothing was asked over TCP")
+			t.Error("no query was sent over TCP")
 		}
 	})
 }
@@ -147,8 +147,8 @@ func TestSwitchWhileDraining(t *testing.T) { // K9, R1, R7
 			for _, on := range turns {
 				v.replace("mesh", meshConfig(on))
 			}
-			wait.Until(t, "it drains", func() bool { return a.log.Count("draining") > 0 })
-			wait.Until(t, "the rules are out", func() bool { return !strings.Contains(v.saves(), "NAMETAP") })
+			wait.Until(t, "the agent drains", func() bool { return a.log.Count("draining") > 0 })
+			wait.Until(t, "the rules are removed", func() bool { return !strings.Contains(v.saves(), "NAMETAP") })
 			if err := a.Process.Signal(terminate); err != nil {
 				t.Fatal(err)
 			}
@@ -188,7 +188,7 @@ func TestPushWhileDraining(t *testing.T) { // C7, R1, F8, F12, F13
 	if err := a.Process.Signal(terminate); err != nil {
 		t.Fatal(err)
 	}
-	wait.Until(t, "it drains", func() bool { return a.log.Count("draining") > 0 })
+	wait.Until(t, "the agent drains", func() bool { return a.log.Count("draining") > 0 })
 	const later = "10.1.0.9"
 	version := h.xds.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{
 		mesh: {Ips: []string{later}, Registry: "Kubernetes", Shortname: "web", Namespace: "shop"},
@@ -209,7 +209,7 @@ func TestPushWhileDraining(t *testing.T) { // C7, R1, F8, F12, F13
 		}
 	}
 	if asked != 1 {
-		t.Errorf("the nameserver was asked %d times for what is in the cache", asked)
+		t.Errorf("the nameserver received %d queries for cached names", asked)
 	}
 	a.end(terminate)
 	h.xds.Stop()

@@ -136,7 +136,7 @@ func TestCapturedOutage(t *testing.T) { // F8, F9, F10, F14, K15
 		return n
 	}
 	asked := 0
-	wait.Until(t, "what is asked for often is refreshed", func() bool {
+	wait.Until(t, "names that are queried often are refreshed", func() bool {
 		if got := www(named); got != namedIP {
 			t.Errorf("@%s: %s", named, got)
 		}
@@ -147,7 +147,7 @@ func TestCapturedOutage(t *testing.T) { // F8, F9, F10, F14, K15
 		return count(v.named)+count(v.named6) > 2
 	})
 	if n := count(v.other); n < asked {
-		t.Errorf("the other nameserver was asked %d times, by %d clients", n, asked)
+		t.Errorf("the other nameserver received %d queries of %d clients", n, asked)
 	}
 	for _, server := range []*fakedns.Server{v.named, v.named6, v.other} {
 		server.Handle(fakedns.Silence)
@@ -171,11 +171,11 @@ func TestCapturedOutage(t *testing.T) { // F8, F9, F10, F14, K15
 	for _, server := range []string{named, named6} {
 		v.asked(server, meshIP)
 		if got := www(server); got != namedIP {
-			t.Errorf("beside many others, @%s: %s", server, got)
+			t.Errorf("during the flood, @%s: %s", server, got)
 		}
 	}
 	knows(v.named, "192.0.2.99", "60")
-	wait.Until(t, "the nameserver is asked again", func() bool { return www(named6) == "192.0.2.99" })
+	wait.Until(t, "the agent uses the nameserver again", func() bool { return www(named6) == "192.0.2.99" })
 	if n := v.metric("nametap_restarts_total"); n != 0 {
 		t.Errorf("%v restarts", n)
 	}
@@ -237,14 +237,14 @@ func TestCircleEndsWithSwitch(t *testing.T) { // F6, K7, R7
 	path := v.write("mesh", meshConfig(true))
 	a := v.capture("--original-destination=false", "--mesh-config", path)
 	if got := v.dig("@"+stubAddr, "www.example.org"); got != "SERVFAIL" {
-		t.Errorf("in a circle: %s", got)
+		t.Errorf("in a loop: %s", got)
 	}
-	wait.Until(t, "it is found", func() bool { return a.log.Count("its queries come back to us") > 0 })
+	wait.Until(t, "the loop is detected", func() bool { return a.log.Count("its queries come back to us") > 0 })
 	v.replace("mesh", meshConfig(false))
-	wait.Until(t, "the stub is asked again", func() bool {
+	wait.Until(t, "the agent uses the stub again", func() bool {
 		return strings.HasPrefix(v.dig("-p", "15053", "@127.0.0.1", "www.example.net"), namedIP)
 	})
 	if n := a.log.Count("its queries do not come back any more"); n != 1 {
-		t.Errorf("said %d times", n)
+		t.Errorf("logged %d times", n)
 	}
 }

@@ -41,7 +41,7 @@ func TestForgottenConnection(t *testing.T) { // F15
 		for n := range 10 {
 			ask(fmt.Sprintf("next%d.%d.example.org", n, round))
 		}
-		wait.Until(t, "the connection is given up", func() bool { return connection() != port })
+		wait.Until(t, "the connection is replaced", func() bool { return connection() != port })
 	}
 	if n := v.named.Connections(); n > 6 {
 		t.Errorf("%d connections", n)

@@ -41,7 +41,7 @@ func TestOriginalDestination(t *testing.T) { // F14
 	}
 	for _, q := range h.other.Queries() {
 		if q.Name != "www.example.org." {
-			t.Errorf("the other nameserver was asked for %s", q.Name)
+			t.Errorf("the other nameserver received a query for %s", q.Name)
 		}
 	}
 }
@@ -69,14 +69,14 @@ func TestOriginalDestinationNotPermitted(t *testing.T) { // F14
 	a := h.start()
 	h.redirect()
 	if got := h.dig("@"+other, "www.example.org"); got != "192.0.2.53" {
-		t.Errorf("over UDP it takes CAP_NET_ADMIN: %s", got)
+		t.Errorf("over UDP, without CAP_NET_ADMIN: %s", got)
 	}
 	if got := h.dig("+tcp", "@"+other, "www.example.org"); got != "192.0.2.54" {
-		t.Errorf("over TCP it takes none: %s", got)
+		t.Errorf("over TCP, without CAP_NET_ADMIN: %s", got)
 	}
 	a.end(terminate)
 	if n := strings.Count(a.log.String(), "CAP_NET_ADMIN"); n != 1 {
-		t.Errorf("said %d times:\n%s", n, a.log)
+		t.Errorf("logged %d times:\n%s", n, a.log)
 	}
 }
 
@@ -104,7 +104,7 @@ func TestOtherOpcodes(t *testing.T) { // A11
 		}
 	}
 	if n, m := len(h.named.Queries()), len(h.other.Queries()); n != 4 || m != 4 {
-		t.Errorf("%d reached the one and %d the other, want 4 and 4", n, m)
+		t.Errorf("the nameservers received %d and %d messages, want 4 and 4", n, m)
 	}
 }
 

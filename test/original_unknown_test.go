@@ -48,7 +48,7 @@ func (a *agent) conntrackSockets() []*os.File {
 		found = append(found, file)
 	}
 	if len(found) == 0 {
-		tb.Fatal("the agent asks nothing of connection tracking")
+		tb.Fatal("the agent has no socket for connection tracking")
 	}
 	return found
 }
@@ -88,7 +88,7 @@ func TestOriginalDestinationUnknown(t *testing.T) { // F14
 			t.Errorf("dig @%s %s: %s, want SERVFAIL", server, name, got)
 		}
 		if got := h.dig("@"+server, "web.shop.svc.cluster.local"); got != "10.1.0.1" {
-			t.Errorf("dig @%s: own name: %s", server, got)
+			t.Errorf("dig @%s: mesh name: %s", server, got)
 		}
 	}
 	if got := h.Exec("dig", "+tries=1", "@"+other, name); !strings.Contains(got, "which nameserver the query was sent to") {

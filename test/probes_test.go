@@ -44,11 +44,11 @@ func TestSupervisedUnprobed(t *testing.T) { // K15
 	v := newVM(t, "nft")
 	a := v.capture("--supervise")
 	refused, end := v.unprobed()
-	wait.Until(t, "more probes are refused than a hung agent is given", func() bool { return refused() >= 2*5 })
+	wait.Until(t, "more probes are refused than a hung agent gets", func() bool { return refused() >= 2*5 })
 	end()
 	v.asked(named, meshIP)
 	if n := a.log.Count("no DNS listener answers"); n > 0 || v.metric("nametap_restarts_total") > 0 {
-		t.Errorf("it was killed:\n%s", a.log)
+		t.Errorf("the agent was killed:\n%s", a.log)
 	}
 }
 
@@ -58,14 +58,14 @@ func TestWatchdogUnprobed(t *testing.T) { // K9
 	v := newVM(t, "nft")
 	next := v.notifications()
 	a := v.launch("--capture", "--capture-backend", "nft")
-	wait.Until(t, "it is ready", func() bool { return next() == "READY=1" })
+	wait.Until(t, "the agent is ready", func() bool { return next() == "READY=1" })
 	refused, end := v.unprobed()
 	defer end()
 	before := refused()
 	wait.Until(t, "probes are refused", func() bool { return refused() >= before+4 })
 	for range 5 { // at most one of them was sent before
 		if got := next(); got != "WATCHDOG=1" {
-			t.Errorf("told %q", got)
+			t.Errorf("a notification is %q", got)
 		}
 	}
 	if n := a.log.Count("systemd's watchdog is not told"); n > 0 {

@@ -20,15 +20,15 @@ func TestAddressBecomesOwn(t *testing.T) { // F6
 		return strings.Contains(h.Exec("dig", "+tries=1", "@127.0.0.1", "www.example.org"), "no nameserver to ask")
 	}
 	if leftOut() {
-		t.Error("it is left out at the start")
+		t.Error("the nameserver is not used at the start")
 	}
 	for n := range 2 {
 		h.Exec("ip", "address", "add", named+"/32", "dev", "lo")
-		wait.Until(t, "the nameserver is left out", leftOut)
+		wait.Until(t, "the nameserver is not used", leftOut)
 		if a.log.Count("a nameserver is left out") != n+1 {
 			t.Errorf("%s", a.log)
 		}
 		h.Exec("ip", "address", "del", named+"/32", "dev", "lo")
-		wait.Until(t, "the nameserver is asked again", func() bool { return !leftOut() })
+		wait.Until(t, "the agent uses the nameserver again", func() bool { return !leftOut() })
 	}
 }

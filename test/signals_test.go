@@ -40,7 +40,7 @@ func TestEndSignals(t *testing.T) { // R8, K9
 					t.Fatal(err)
 				}
 				if i == 0 && name != "pipe" {
-					wait.Until(t, "it drains", func() bool { return a.log.Count("draining") > 0 })
+					wait.Until(t, "the agent drains", func() bool { return a.log.Count("draining") > 0 })
 				}
 			}
 			wait.For(t, "the agent ends", a.ended)
@@ -67,7 +67,7 @@ func TestHangupReloads(t *testing.T) { // R8, R10
 			if err := a.Process.Signal(syscall.SIGHUP); err != nil {
 				t.Fatal(err)
 			}
-			wait.Until(t, "it reads its settings again", func() bool { return a.log.Count("reading the settings again") == n })
+			wait.Until(t, "the agent reads its settings again", func() bool { return a.log.Count("reading the settings again") == n })
 		}
 		v.asked(named, meshIP)
 		v.write("nametap.yaml", "drain: 20ms\ncapture-enabled: false\nlog-level: warn\n")

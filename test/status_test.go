@@ -80,7 +80,7 @@ func TestStatusForeignPages(t *testing.T) { // R9
 		}
 	}
 	if got := h.raw("POST /quitquitquit HTTP/1.1\r\nConnection: close\r\nHost: localhost\r\n\r\n"); got != "HTTP/1.1 200 OK" {
-		t.Errorf("the end: %s", got)
+		t.Errorf("/quitquitquit: %s", got)
 	}
 	wait.For(t, "the agent ends", a.ended)
 }
@@ -115,7 +115,7 @@ func TestStatusIdleConnections(t *testing.T) { // R9
 		}
 	}
 	if got := h.get("/healthz/ready"); !strings.HasPrefix(got, "HTTP/1.0 200") {
-		t.Errorf("a probe meanwhile: %s", got)
+		t.Errorf("a probe: %s", got)
 	}
 	wait.Until(t, "few are open", func() bool { return a.openFiles() < before+100 })
 	for _, conn := range conns { // connections that were not closed to make room time out

@@ -90,20 +90,20 @@ func TestSupervisedDeath(t *testing.T) { // K15, C7
 	var took []time.Duration
 	for i := range 6 {
 		pid := a.signalChild(syscall.SIGKILL)
-		wait.Until(t, "it is dead", func() bool { return child(a.Process.Pid) != pid })
+		wait.Until(t, "the agent is dead", func() bool { return child(a.Process.Pid) != pid })
 		took = append(took, h.waits([]string{"udp", "tcp"}[i%2]))
 	}
 	t.Logf("the queries after each death took %v", took)
 	// On an idle machine the first one may take 200 ms.
 	if slices.Min(took) > 2*time.Second || slices.Max(took) > 4*time.Second {
-		t.Error("they waited too long")
+		t.Error("the queries waited too long")
 	}
 	wait.Until(t, "the restarts are counted", func() bool { return h.metric("nametap_restarts_total") == 6 })
 	if n := a.log.Count("the agent has ended and is started again"); n != 6 {
-		t.Errorf("%d lines of the log say that it was started again", n)
+		t.Errorf("the log reports the restart in %d lines", n)
 	}
 	if len(h.named.Queries()) != 0 {
-		t.Errorf("the nameserver was asked for %v", h.named.Queries())
+		t.Errorf("the nameserver received %v", h.named.Queries())
 	}
 	// The memory of the supervisor that the cgroup is charged for is its anonymous memory.
 	// It shares the pages of the program with the agent.
@@ -113,9 +113,9 @@ func TestSupervisedDeath(t *testing.T) { // K15, C7
 	}
 	_, after, _ := strings.Cut(string(status), "RssAnon:")
 	kib, err := strconv.Atoi(strings.Fields(after)[0])
-	t.Logf("its supervisor has %d KiB", kib)
+	t.Logf("the supervisor has %d KiB", kib)
 	if err != nil || kib > 5<<10 {
-		t.Errorf("its supervisor has %d KiB, %v; want at most 5 MiB", kib, err)
+		t.Errorf("the supervisor has %d KiB, %v; want at most 5 MiB", kib, err)
 	}
 	a.end(terminate)
 	if code := a.ProcessState.ExitCode(); code != 0 {
@@ -134,10 +134,10 @@ func TestSupervisedHang(t *testing.T) { // K15
 	took := h.waits("udp")
 	t.Logf("the query waited for %v", took)
 	if took > 30*time.Second {
-		t.Error("it waited for too long")
+		t.Error("the query waited too long")
 	}
 	if a.log.Count("no DNS listener answers") != 1 {
-		t.Error("it is not logged")
+		t.Error("the log does not report it")
 	}
 	a.stopChild() // and one that hangs can be ended
 	a.end(terminate)
@@ -150,7 +150,7 @@ func TestSupervisedHang(t *testing.T) { // K15
 func (a *agent) stopChild() {
 	a.host.tb.Helper()
 	pid := a.signalChild(syscall.SIGSTOP)
-	wait.Until(a.host.tb, "it hangs", func() bool {
+	wait.Until(a.host.tb, "the agent hangs", func() bool {
 		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		return strings.Contains(string(status), "State:\tT")
 	})
@@ -182,8 +182,8 @@ func TestSupervisedEnd(t *testing.T) { // K15, R8
 			v.asked(named, meshIP)
 			a.signalChild(syscall.SIGKILL)
 			v.asked(named, meshIP) // by the next agent; the rules still redirect to its port
-			wait.Until(t, "it is ready again", func() bool { return strings.HasPrefix(v.get("/healthz/ready"), "HTTP/1.0 200") })
-			wait.Until(t, "it looks after the rules", func() bool { return v.metric("nametap_capture_on") == 1 })
+			wait.Until(t, "the agent is ready again", func() bool { return strings.HasPrefix(v.get("/healthz/ready"), "HTTP/1.0 200") })
+			wait.Until(t, "the agent checks the rules", func() bool { return v.metric("nametap_capture_on") == 1 })
 			end(v, a)
 			if code := a.ProcessState.ExitCode(); code != 0 && name != "kill" {
 				t.Errorf("exit code %d", code)
@@ -218,17 +218,17 @@ func TestSupervisedNeverStarts(t *testing.T) { // K9, K15
 			}
 		}
 	}()
-	wait.Until(t, "the rules are out", func() bool { return !v.captured() })
+	wait.Until(t, "the rules are removed", func() bool { return !v.captured() })
 	v.asked(named, namedIP)
 	starts := func() int { return a.log.Count("is started again") }
 	before, began := starts(), time.Now()
-	wait.Until(t, "it is started again", func() bool { return starts() >= before+3 })
+	wait.Until(t, "the agent is restarted", func() bool { return starts() >= before+3 })
 	if took := time.Since(began); took > 10*time.Second {
 		t.Errorf("3 starts take %v", took)
 	}
 	close(stop)
 	<-stopped
-	wait.Until(t, "it captures again", func() bool { return v.dig("@"+named, mesh) == meshIP })
+	wait.Until(t, "the agent captures again", func() bool { return v.dig("@"+named, mesh) == meshIP })
 }
 
 // TestSupervisedContainer checks that the supervisor, as process 1 of a container, reaps
@@ -248,12 +248,12 @@ func TestSupervisedContainer(t *testing.T) { // K15, R7
 	t.Cleanup(func() { _ = container.Process.Kill() }) // if the test has failed
 	ended := make(chan error, 1)
 	go func() { ended <- container.Wait() }()
-	wait.Until(t, "it is ready", func() bool { return strings.HasPrefix(h.get("/healthz/ready"), "HTTP/1.0 200") })
+	wait.Until(t, "the agent is ready", func() bool { return strings.HasPrefix(h.get("/healthz/ready"), "HTTP/1.0 200") })
 	first := child(container.Process.Pid)
 	for range 5 { // children of a shell that ends before them
 		h.Exec("nsenter", "--target", strconv.Itoa(first), "--pid", "sh", "-c", "sleep 0.01 & exit 0")
 	}
-	wait.Until(t, "no child is left but the agent", func() bool {
+	wait.Until(t, "the agent is the only child", func() bool {
 		paths, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", first))
 		var children []string
 		for _, path := range paths {
@@ -266,7 +266,7 @@ func TestSupervisedContainer(t *testing.T) { // K15, R7
 		t.Fatal(err)
 	}
 	if err := wait.For(t, "the container ends", ended); err != nil {
-		t.Errorf("it ends with %v", err)
+		t.Errorf("the supervisor ends with %v", err)
 	}
 	for _, wrong := range [][]string{{"--ttl", "soon"}, {"--dns-addr", "here"}, {"--autopath", "no"}} {
 		r := h.nametap(append(slices.Clone(args), wrong...)...)

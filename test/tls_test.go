@@ -47,7 +47,7 @@ func TestTLSUpstream(t *testing.T) { // F15
 		t.Errorf("20 queries over %d connections", n)
 	}
 	if got := h.named.Queries(); len(got) > 0 {
-		t.Errorf("in the clear: %v", got)
+		t.Errorf("without TLS: %v", got)
 	}
 }
 
@@ -64,7 +64,7 @@ func TestTLSUpstreamOfAnotherName(t *testing.T) { // F15
 		t.Errorf("%s", output)
 	}
 	if got := server.Queries(); len(got) > 0 {
-		t.Errorf("it was asked %v", got)
+		t.Errorf("the nameserver received %v", got)
 	}
 }
 
