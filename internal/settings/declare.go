@@ -1,6 +1,7 @@
 package settings
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -13,17 +14,20 @@ import (
 type Group struct {
 	flags *pflag.FlagSet
 	title string
+	names map[string]string // by the old ones
 }
 
 // NewGroup returns a group of the flags with this heading.
-func NewGroup(flags *pflag.FlagSet, title string) Group { return Group{flags, title} }
+func NewGroup(flags *pflag.FlagSet, title string) Group {
+	return Group{flags, title, map[string]string{}}
+}
 
 // Var declares a setting of any kind. A word of the usage in backquotes names the value
 // in the help, as everywhere in pflag.
 func (g Group) Var(value pflag.Value, name, usage string) Setting {
 	flag := g.flags.VarPF(value, name, "", usage)
 	flag.Annotations = map[string][]string{annotationGroup: {g.title}}
-	return Setting{g.flags, flag}
+	return Setting{g, flag}
 }
 
 // String declares a setting that is a text.
@@ -50,7 +54,7 @@ func (g Group) Text(p TextValue, name, usage string) Setting { return g.Var(text
 
 // A Setting is one declared setting.
 type Setting struct {
-	flags *pflag.FlagSet
+	group Group
 	flag  *pflag.Flag
 }
 
@@ -66,14 +70,19 @@ func (s Setting) Env(env string, more ...string) Setting {
 // an environment variable; the variable of the new name wins over that of the old one.
 func (s Setting) Formerly(old string) Setting {
 	s.flag.Annotations[annotationOld] = append(s.flag.Annotations[annotationOld], old)
-	next, name := s.flags.GetNormalizeFunc(), s.flag.Name
-	s.flags.SetNormalizeFunc(func(flags *pflag.FlagSet, asked string) pflag.NormalizedName {
-		if asked == old {
-			return pflag.NormalizedName(name)
-		}
-		return next(flags, asked)
-	})
+	if len(s.group.names) == 0 {
+		s.group.acceptOldNames()
+	}
+	s.group.names[old] = s.flag.Name
 	return s
+}
+
+// acceptOldNames makes the flags accept the old names of the group.
+func (g Group) acceptOldNames() {
+	next := g.flags.GetNormalizeFunc()
+	g.flags.SetNormalizeFunc(func(flags *pflag.FlagSet, name string) pflag.NormalizedName {
+		return next(flags, cmp.Or(g.names[name], name))
+	})
 }
 
 // DiscoveryAddress makes Istio's discoveryAddress set the setting, too.
