@@ -60,12 +60,12 @@ func DefaultConfig() Config {
 // An Agent is one running nametap. Make one with [New], start it with
 // [Agent.Run].
 type Agent struct {
-	config Config
-	log    *slog.Logger
-	proxy  *dnsproxy.Server
-	client *nds.Client
-	status *statusServer
-	rules  *capture // nil: captures nothing
+	config  Config
+	log     *slog.Logger
+	proxy   *dnsproxy.Server
+	client  *nds.Client
+	status  *statusServer
+	capture *capture // nil: captures nothing
 
 	started  time.Time
 	draining atomic.Bool
@@ -117,11 +117,11 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	a.quit = sync.OnceFunc(func() { close(a.quitting) })
 	a.hasten = sync.OnceFunc(func() { close(a.hastened) })
 	if cfg.Capture != nil {
-		if a.rules, err = newCapture(*cfg.Capture, proxy, cfg.Logger); err != nil {
+		if a.capture, err = newCapture(*cfg.Capture, proxy, cfg.Logger); err != nil {
 			return nil, err
 		}
 	}
-	a.rules.register(registry)
+	a.capture.register(registry)
 	a.status, err = newStatusServer(ctx, a, registry)
 	if err != nil {
 		return nil, err
@@ -182,10 +182,10 @@ func (a *Agent) Run(ctx context.Context) error {
 	released := make(chan struct{})
 	group.Go(func() error {
 		defer close(released)
-		if a.rules == nil {
+		if a.capture == nil {
 			return nil
 		}
-		return a.rules.run(capturing)
+		return a.capture.run(capturing)
 	})
 	group.Go(func() error { return a.notifySystemd(serving) })
 	group.Go(func() error {

@@ -8,7 +8,7 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// register registers what is counted; of no capture, that it is off.
+// register registers the metrics. Without a capture, c is nil, they say that it is off.
 func (c *capture) register(registry prometheus.Registerer) {
 	count := func(name, help string, of func(iptables.Stats) uint64) {
 		registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help},
@@ -16,7 +16,7 @@ func (c *capture) register(registry prometheus.Registerer) {
 				if c == nil {
 					return 0
 				}
-				return float64(of(c.rules.Stats()))
+				return float64(of(c.kernel.Stats()))
 			}))
 	}
 	count("nametap_capture_checks_total", "Checks of the capture rules.",
@@ -29,7 +29,7 @@ func (c *capture) register(registry prometheus.Registerer) {
 	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "nametap_capture_on", Help: "1 while the capture rules are installed.",
 	}, func() float64 {
-		if c != nil && c.state.Load().applied {
+		if c != nil && c.kernel.Captured() {
 			return 1
 		}
 		return 0
@@ -42,18 +42,18 @@ type captureLevels struct{ capture *capture }
 // Describe describes no metric, so the registry does not compare them.
 func (captureLevels) Describe(chan<- *prometheus.Desc) {}
 
-// Collect makes one metric for each family and level, which is 1 for the level that the
-// family has.
+// Collect makes a metric for each family and level: 1 for the level that the family has,
+// 0 for the others.
 func (l captureLevels) Collect(metrics chan<- prometheus.Metric) {
 	levels := map[iptables.Family]iptables.Level{iptables.IPv4: iptables.LevelOff, iptables.IPv6: iptables.LevelOff}
 	if l.capture != nil {
-		levels = l.capture.rules.Levels()
+		levels = l.capture.kernel.Levels()
 	}
 	desc := prometheus.NewDesc("nametap_capture_level", "1 for the level at which a family is captured.", []string{"family", "level"}, nil)
-	for family, is := range levels {
+	for family, current := range levels {
 		for _, level := range iptables.AllLevels() {
 			value := 0.0
-			if level == is {
+			if level == current {
 				value = 1
 			}
 			metrics <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, family.String(), string(level))
@@ -61,26 +61,31 @@ func (l captureLevels) Collect(metrics chan<- prometheus.Metric) {
 	}
 }
 
-// CaptureStatus is what an agent says of the rules that it keeps.
+// CaptureStatus says what an agent captures.
 type CaptureStatus struct {
 	On      bool   `json:"on"`
 	Because string `json:"because"`
 	Repairs uint64 `json:"repairs"`
-	// Remaining says why rules that are to be taken out are still there, or may be.
+	// Remaining says why rules that are to be removed are still there, or may be.
 	Remaining string `json:"remaining,omitempty"`
-	// Rules is what is in the kernel now; Error says why that cannot be known.
+	// Rules is what is in the kernel now; Error says why that cannot be read.
 	Rules *iptables.Status `json:"rules,omitempty"`
 	Error string           `json:"error,omitempty"`
 }
 
-// status looks at the rules.
+// status reads the rules and says how they are.
 func (c *capture) status(ctx context.Context) *CaptureStatus {
-	state := c.state.Load()
-	status := &CaptureStatus{On: state.On, Because: state.Because, Repairs: c.rules.Stats().Repairs, Remaining: state.failed}
-	rules, err := c.rules.Status(ctx)
+	in := c.current()
+	status := &CaptureStatus{On: in.On, Because: in.Because, Repairs: c.kernel.Stats().Repairs, Remaining: c.kernel.Remaining()}
+	rules, err := c.kernel.Status(ctx)
 	if err != nil {
 		status.Error = err.Error()
 		return status
+	}
+	for i, f := range rules.Families {
+		if err := in.without[f.Family]; err != nil && f.State == iptables.NotWanted {
+			rules.Families[i].Error = err.Error()
+		}
 	}
 	status.Rules = &rules
 	return status

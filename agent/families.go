@@ -4,9 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
+	"net/netip"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy"
@@ -17,26 +16,43 @@ const (
 	// familyInterval is how often listeners are asked whether they answer.
 	familyInterval = time.Second
 	// familyMisses is how many times in a row the addresses of a family must be absent
-	// before it is not captured any more.
+	// before it is left out.
 	familyMisses = 3
 )
 
-// listening returns when the listeners answer to which rules would lead, or ctx ends:
-// before that, rules would take DNS away. IPv6 is captured if it answers by then;
-// otherwise followFamilies captures it when it does.
-func (c *capture) listening(ctx context.Context) {
+// families returns both.
+func families() []iptables.Family { return []iptables.Family{iptables.IPv4, iptables.IPv6} }
+
+// wanted returns the families that the configuration does not switch off.
+func (c *capture) wanted() []iptables.Family {
+	return slices.DeleteFunc(families(), func(f iptables.Family) bool { return c.config.Config.Family(f) == iptables.Off })
+}
+
+// listening returns when the listeners of a family answer to which the rules redirect, when
+// there is no such listener, or when ctx ends. It returns the families to leave out for
+// now, and why: the port of a listener that could not be opened may be another program's.
+func (c *capture) listening(ctx context.Context) (without map[iptables.Family]error) {
 	select {
 	case <-c.proxy.Ready():
 	case <-ctx.Done():
 	}
-	for ctx.Err() == nil {
+	for said := ""; ; {
 		found := probe(ctx, c.proxy.Addrs())
-		v4 := found[iptables.IPv4]
-		if v4.answers() || c.listens("127.0.0.1", "0.0.0.0") != nil {
-			c.fit(ctx, found[iptables.IPv6])
-			return
+		without = map[iptables.Family]error{}
+		open := false
+		for _, f := range c.wanted() {
+			open = open || c.listens(f) == nil
+			if err := c.unfit(f, found[f]); err != nil {
+				without[f] = err
+			}
 		}
-		c.log.Warn("DNS is not captured yet: a listener does not answer", "error", v4.err)
+		if ctx.Err() != nil || !open || len(without) < len(c.wanted()) {
+			return without
+		}
+		if err := errors.Join(without[iptables.IPv4], without[iptables.IPv6]); err.Error() != said {
+			said = err.Error()
+			c.log.Warn("DNS is not captured yet: no listener answers", "error", err)
+		}
 		select {
 		case <-time.After(switchInterval):
 		case <-ctx.Done():
@@ -44,101 +60,96 @@ func (c *capture) listening(ctx context.Context) {
 	}
 }
 
-// fit compares where the rules lead to with where we listen: one listener that could not
-// be opened does not end the agent, but its port may be another program's. IPv6 is left
-// out while its listeners are missing or do not answer, unless it is asked for.
-func (c *capture) fit(ctx context.Context, v6 health) {
-	if c.unfit = c.listens("127.0.0.1", "0.0.0.0"); c.unfit != nil || c.config.Rules.IPv6 == iptables.Off {
-		return
+// unfit returns why the rules of a family would redirect to nothing, or to another program;
+// nil if the agent listens there and answers.
+func (c *capture) unfit(f iptables.Family, found health) error {
+	if err := c.listens(f); err != nil || found.answers() {
+		return err
 	}
-	err := c.listens("::1", "::")
-	if err == nil {
-		err = v6.err
-	}
-	switch {
-	case err == nil || ctx.Err() != nil:
-	case c.config.Rules.IPv6 == iptables.On:
-		c.unfit = err
-	default:
-		c.log.Warn("DNS over one family is not captured until its listeners answer", "family", iptables.IPv6, "error", err)
-		c.unfit = c.leaveOutIPv6(ctx, true)
-	}
+	return found.err
 }
 
-// leaveOutIPv6 has IPv6 not captured, or captured as configured.
-func (c *capture) leaveOutIPv6(ctx context.Context, out bool) error {
-	return c.reconfigure(ctx, func() { c.withoutIPv6 = out })
+// listens returns an error unless the agent listens, over UDP and TCP, where the rules of a
+// family redirect to.
+func (c *capture) listens(f iptables.Family) error {
+	for _, network := range []string{"udp", "tcp"} {
+		if !slices.ContainsFunc(c.listeners(f), func(l dnsproxy.Addr) bool {
+			addr, err := netip.ParseAddrPort(l.Address)
+			return err == nil && l.Network == network && c.config.Config.Serves(addr)
+		}) {
+			return fmt.Errorf("the agent does not listen where the rules redirect to: want %s port %d over %s, have %v",
+				network, c.config.Config.Port, f, c.proxy.Addrs())
+		}
+	}
+	return nil
 }
 
-// reconfigure changes what the rules depend on, and exchanges them.
-func (c *capture) reconfigure(ctx context.Context, change func()) error {
-	c.changing.Lock()
-	defer c.changing.Unlock()
-	change()
-	rules := c.config.Rules
-	if c.withoutIPv6 {
-		rules.IPv6 = iptables.Off
-	}
-	return c.rules.Reconfigure(ctx, rules)
+// listeners returns those of a family.
+func (c *capture) listeners(f iptables.Family) []dnsproxy.Addr {
+	return slices.DeleteFunc(c.proxy.Addrs(), func(l dnsproxy.Addr) bool { return family(l) != f })
 }
 
-// followFamilies has IPv6 captured when its listeners answer, and not when the host does
-// not have its addresses any more, until ctx ends. A listener that is only late changes
-// nothing.
-func (c *capture) followFamilies(ctx context.Context) {
-	if c.config.Rules.IPv6 != iptables.IfAvailable {
-		return
-	}
+// followListeners leaves a family out while the host does not have its addresses, as long
+// as the other one is captured, and captures it again when its listeners answer, until ctx
+// ends. A listener that is only late changes nothing.
+func (c *capture) followListeners(ctx context.Context) {
 	ticker := time.NewTicker(familyInterval)
 	defer ticker.Stop()
-	misses := 0
+	misses := map[iptables.Family]int{}
 	for {
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
 			return
 		}
-		var listeners []dnsproxy.Addr
-		for _, l := range c.proxy.Addrs() {
-			if family(l) == iptables.IPv6 {
-				listeners = append(listeners, l)
+		for _, f := range c.wanted() {
+			if _, out := c.current().without[f]; out {
+				if c.unfit(f, probe(ctx, c.listeners(f))[f]) == nil && ctx.Err() == nil {
+					c.log.Info("the listeners of a family answer; it is captured", "family", f)
+					c.leaveOut(f, nil)
+				}
+				continue
 			}
-		}
-		v6 := probe(ctx, listeners)[iptables.IPv6]
-		misses++
-		if !v6.absent() {
-			misses = 0
-		}
-		out := c.withoutIPv6 // written by this goroutine alone
-		switch {
-		case ctx.Err() != nil:
-			return
-		case out && v6.answers() && c.listens("::1", "::") == nil:
-			c.log.Info("the listeners of a family answer: it is captured", "family", iptables.IPv6)
-		case !out && misses >= familyMisses:
-			c.log.Warn("DNS over one family is not captured until its listeners answer", "family", iptables.IPv6, "error", v6.err)
-		default:
-			continue
-		}
-		if err := c.leaveOutIPv6(ctx, !out); err != nil && ctx.Err() == nil {
-			c.log.Error("the capture rules cannot be exchanged; they are tried again", "error", err)
+			err := c.absent(ctx, f)
+			misses[f]++
+			if err == nil {
+				misses[f] = 0
+			}
+			if misses[f] >= familyMisses {
+				c.leaveOut(f, err)
+			}
 		}
 	}
 }
 
-// listens returns an error unless we listen on loopback, over UDP and TCP.
-func (c *capture) listens(loopback, all string) error {
-	port := strconv.Itoa(int(c.config.Rules.Port))
-	var errs []error
-	for _, network := range []string{"udp", "tcp"} {
-		want := dnsproxy.Addr{Network: network, Address: net.JoinHostPort(loopback, port)}
-		everywhere := dnsproxy.Addr{Network: network, Address: net.JoinHostPort(all, port)}
-		if len(c.config.Rules.VirtualInterfaces) > 0 {
-			want = everywhere // their queries come to the interfaces' addresses
-		}
-		if addrs := c.proxy.Addrs(); !slices.Contains(addrs, want) && !slices.Contains(addrs, everywhere) {
-			errs = append(errs, fmt.Errorf("the agent does not listen where the rules would lead: want %s, have %v", want, addrs))
-		}
+// absent returns an error if the host does not have the addresses of a family that may be
+// left out.
+func (c *capture) absent(ctx context.Context, f iptables.Family) error {
+	if c.config.Config.Family(f) == iptables.On || len(c.current().without)+1 >= len(c.wanted()) {
+		return nil
 	}
-	return errors.Join(errs...)
+	udp := slices.DeleteFunc(c.listeners(f), func(l dnsproxy.Addr) bool { return l.Network != "udp" })
+	found := probe(ctx, udp)[f]
+	if found.absent() && ctx.Err() == nil {
+		return found.err
+	}
+	return nil
+}
+
+// leaveOut leaves a family out for a reason, or captures it if there is none.
+func (c *capture) leaveOut(f iptables.Family, reason error) {
+	if reason != nil {
+		c.sayLeftOut(f, reason)
+	}
+	_ = c.change(func(in *inputs) { // followSwitch tries it again and logs the error
+		delete(in.without, f)
+		if reason != nil {
+			in.without[f] = reason
+		}
+	})
+}
+
+// sayLeftOut logs that a family is left out.
+func (c *capture) sayLeftOut(f iptables.Family, reason error) {
+	c.log.Warn("DNS over one family is not captured until its listeners answer", "family", f, "error", reason)
 }

@@ -211,8 +211,8 @@ func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 	if table := a.proxy.Table(); table != nil {
 		status.Hosts = table.Len()
 	}
-	if a.rules != nil {
-		status.Capture = a.rules.status(r.Context())
+	if a.capture != nil {
+		status.Capture = a.capture.status(r.Context())
 	}
 	writeJSON(w, status)
 }

@@ -26,9 +26,9 @@ func (a *Agent) notifySystemd(ctx context.Context) error {
 	case <-ctx.Done():
 		return nil
 	}
-	if a.rules != nil {
+	if a.capture != nil {
 		select {
-		case <-a.rules.begun:
+		case <-a.capture.kernel.Begun():
 		case <-ctx.Done():
 			return nil
 		}

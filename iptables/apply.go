@@ -5,246 +5,150 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 )
 
-// variant is what a configuration becomes where something is missing.
-type variant struct {
-	rules   Rules
-	without []string // what it lacks, in words for a log; nothing if all is there
-	zone    uint16
-}
-
-// Level says how much of a family is captured.
-type Level string
-
-// The levels. Without a zone an application and the agent that use one source port take
-// each other's path.
-const (
-	LevelComplete    Level = "complete"
-	LevelNoZone      Level = "without_zone"
-	LevelNoComments  Level = "without_comments"
-	LevelBare        Level = "without_zone_and_comments"
-	LevelUnavailable Level = "unavailable" // this machine lacks what it takes
-	LevelFailed      Level = "failed"      // and is tried again
-	LevelOff         Level = "off"         // not wanted
-)
-
-// AllLevels returns all of them.
-func AllLevels() []Level {
-	return []Level{LevelComplete, LevelNoZone, LevelNoComments, LevelBare, LevelUnavailable, LevelFailed, LevelOff}
-}
-
-// What a variant may lack, in words for a log.
-const (
-	lessZone     = "conntrack zone (target CT)"
-	lessComments = "comments (match comment)"
-)
-
-// level returns the level of a variant that is in.
-func (v variant) level() Level {
-	zone, comments := slices.Contains(v.without, lessZone), slices.Contains(v.without, lessComments)
-	switch {
-	case zone && comments:
-		return LevelBare
-	case zone:
-		return LevelNoZone
-	case comments:
-		return LevelNoComments
+// apply puts the rules of the goal in with this many attempts, and reports whether that
+// changed anything.
+func (c *Capture) apply(ctx context.Context, attempts int) (changed bool, err error) {
+	cfg := c.goal.Config
+	if err := checkMapped(cfg); err != nil {
+		return false, err
 	}
-	return LevelComplete
-}
-
-// variants returns the rules for a configuration, best first: as configured,
-// without the conntrack zone, without comments, without either.
-func variants(cfg Config) ([]variant, error) {
-	const zone, comments = lessZone, lessComments
-	noZone, noComments, bare := cfg, cfg, cfg
-	noZone.Zone, bare.Zone = 0, 0
-	noComments.NoComments, bare.NoComments = true, true
-	var vs []variant
-	for _, v := range []struct {
-		cfg     Config
-		without []string
-	}{{cfg, nil}, {noZone, []string{zone}}, {noComments, []string{comments}}, {bare, []string{zone, comments}}} {
-		rules, err := Build(v.cfg)
-		if err != nil {
-			return nil, err
-		}
-		lacksZone, lacksComments := slices.Contains(v.without, zone), slices.Contains(v.without, comments)
-		if lacksZone && cfg.Zone == 0 || lacksComments && cfg.NoComments {
-			continue // it was not asked for
-		}
-		vs = append(vs, variant{rules: rules, without: v.without, zone: v.cfg.Zone})
-	}
-	return vs, nil
-}
-
-// place is where rules go: one family in one backend.
-type place struct {
-	backend  Backend
-	family   Family
-	tools    tools
-	attempts int // to write, 1 or more
-}
-
-// How often rules are written until the kernel has them. Other programs change rules
-// between reading and writing, and tools fail for reasons that pass. With the pauses
-// between them, patient takes about 2 s.
-const (
-	patient = 12
-	brief   = 4 // in Run, which tries again after the interval
-)
-
-// applied is what came of applying rules to one family.
-type applied struct {
-	variant variant // what is in
-	changed bool
-	lesser  error // why no better variant is in; nil for the best one
-}
-
-// apply puts in the first variant that can be had. before is what is there. Where an
-// error does not say that the machine lacks something, the best variant is tried
-// p.attempts times and the others once. If none can be had, what was there is taken out,
-// unless it was not touched: all rules or none.
-func (p place) apply(ctx context.Context, before saved, vs []variant) (applied, error) {
-	var a applied
-	have := before
-	for n, v := range vs {
-		changed, err := p.converge(ctx, have, v.rules)
-		have = nil // it may have changed
-		a.changed = a.changed || changed
-		if err == nil {
-			a.variant = v
-			return a, nil
-		}
-		if n == 0 || lacks(a.lesser) && !lacks(err) {
-			a.lesser = err
-		}
-		if lasts(err) && !is(err, errExtension, errNoTable) {
-			break
-		}
-		if !lacks(err) {
-			p.attempts = 1
-		}
-	}
-	return a, errors.Join(a.lesser, p.rollBack(context.WithoutCancel(ctx), before))
-}
-
-// converge writes until the kernel has these rules, and says whether it had to.
-func (p place) converge(ctx context.Context, have saved, rules Rules) (bool, error) {
-	return p.write(ctx, have, func(have saved) string { return rules.change(p.family, have, p.backend == NFT) })
-}
-
-// write writes what change makes of what there is, until that is nothing. have is what
-// there was a moment ago; nil, if it is to be read.
-func (p place) write(ctx context.Context, have saved, change func(saved) string) (bool, error) {
-	var err error
-	if have == nil {
-		if have, err = p.tools.read(ctx); err != nil {
-			return false, err
-		}
-	}
-	failure := errors.New("another program changes the rules all the time")
-	for n := 0; ; n++ {
-		text := change(have)
-		switch {
-		case text == "":
-			return n > 0, nil
-		case n > 0 && n >= p.attempts:
-			return true, fmt.Errorf("capture rules were written %d times, and this would still be to write: %q: %w", n, text, failure)
-		}
-		generation, known := generationNow()
-		writeErr := p.tools.write(ctx, text)
-		after, stillKnown := generationNow()
-		if have, err = p.tools.read(ctx); err != nil {
-			return true, errors.Join(writeErr, err)
-		}
-		left := change(have)
-		switch {
-		case left == "":
-			return true, nil
-		// What fails while another program changes rules proves no lack.
-		case lasts(writeErr) && (left == text && known && stillKnown && generation == after || !lacks(writeErr)):
-			return n > 0 || left != text, writeErr
-		case writeErr != nil:
-			failure = writeErr
-		}
-		if !pause(ctx, n) {
-			return true, ctx.Err()
-		}
-		if have, err = p.tools.read(ctx); err != nil {
-			return true, err
-		}
-	}
-}
-
-// rollBack takes our rules out if they are not what they were before.
-func (p place) rollBack(ctx context.Context, before saved) error {
-	now, err := p.tools.read(ctx)
+	nft, legacy := look(ctx, NFT), look(ctx, Legacy)
+	chosen, reason, err := choose(cfg.Backend, nft, legacy, plainBackend(ctx))
 	if err != nil {
-		return err
+		return false, err
 	}
-	for _, name := range tableNames() {
-		if !now[name].equal(before[name]) {
-			_, err := p.remove(ctx)
-			return err
+	other := nft
+	if chosen == nft {
+		other = legacy
+	}
+	changed, err = c.install(ctx, chosen, reason, attempts)
+	if cfg.Backend == Auto && errors.Is(err, errNoTable) && !errors.Is(err, ErrIncomplete) && other.usable() {
+		chosen, other = other, chosen
+		var err2 error
+		changed, err2 = c.install(ctx, chosen, "the kernel has no tables for "+string(other.backend), attempts)
+		if err2 != nil {
+			err2 = errors.Join(err2, err)
 		}
+		err = err2
+	}
+	if err != nil && !errors.Is(err, ErrIncomplete) {
+		return changed, err
+	}
+	removed, otherErr := removeSide(ctx, other, attempts)
+	changed = changed || removed
+	if changed {
+		c.entries.sweep(cfg, c.in, true, true)
+	}
+	if otherErr == nil {
+		c.cleared(other)
+		return changed, err
+	}
+	otherErr = fmt.Errorf("%w: %w, %s: %w", ErrIncomplete, errElsewhere, other.backend, otherErr)
+	return changed, errors.Join(err, otherErr)
+}
+
+// install puts the rules into one backend. If that fails and none were in before, none
+// are in afterwards; otherwise what could be kept is kept.
+func (c *Capture) install(ctx context.Context, s *side, reason string, attempts int) (changed bool, err error) {
+	in := installed{backend: s.backend, reason: reason,
+		families: make(map[Family]variant), missing: make(map[Family]error), lesser: make(map[Family]error)}
+	variants := c.goal.variants
+	for _, f := range families() {
+		p := s.place(f, attempts)
+		wanted := len(variants[0].rules.tables(f)) > 0
+		var a applied
+		var err error
+		switch {
+		case s.reason[f] != nil:
+			if wanted {
+				in.missing[f] = s.reason[f]
+			}
+			continue
+		case !wanted:
+			a.changed, err = p.remove(ctx)
+		default:
+			c.placed[site{s.backend, f}] = true
+			if a, err = p.apply(ctx, s.saved[f], variants); err == nil {
+				in.families[f] = a.variant
+			}
+		}
+		changed = changed || a.changed
+		switch {
+		case err != nil:
+			in.missing[f] = err
+		case a.lesser != nil:
+			in.lesser[f] = a.lesser
+		}
+	}
+	err = c.goal.Config.acceptable(in)
+	if err != nil && !errors.Is(err, ErrIncomplete) {
+		if c.in.backend == "" {
+			ctx := context.WithoutCancel(ctx)
+			_, removeErr := removeSide(ctx, look(ctx, s.backend), brief)
+			err = errors.Join(err, removeErr)
+		}
+		return changed, err
+	}
+	c.sayMissing(in)
+	c.in = in
+	return changed, err
+}
+
+// acceptable returns an error if no family is in, a required one is missing, or anything
+// is missing for another reason than that this machine lacks it.
+func (c Config) acceptable(in installed) error {
+	var refused, passing []error
+	for _, f := range families() {
+		if err := in.missing[f]; err != nil {
+			err = fmt.Errorf("capturing DNS over %s: %w", f, err)
+			switch {
+			case len(in.families) == 0 || c.Family(f) == On:
+				refused = append(refused, err)
+			case !lacks(in.missing[f]):
+				passing = append(passing, err)
+			}
+		}
+		if err := in.lesser[f]; err != nil && !lacks(err) {
+			passing = append(passing, fmt.Errorf("DNS over %s is captured without %s: %w",
+				f, strings.Join(in.families[f].without, ", "), err))
+		}
+	}
+	switch {
+	case len(refused) > 0:
+		return errors.Join(refused...)
+	case len(passing) > 0:
+		return fmt.Errorf("%w: %w", ErrIncomplete, errors.Join(passing...))
 	}
 	return nil
 }
 
-// unhook takes out the jumps to our chains, and leaves these where they are.
-func (p place) unhook(ctx context.Context) error {
-	_, err := p.write(ctx, nil, unhook)
-	return err
-}
-
-// remove takes out all that is ours, and says whether there was anything. It
-// goes by names, not by rules or settings.
-func (p place) remove(ctx context.Context) (bool, error) {
-	changed, err := p.converge(ctx, nil, Rules{})
-	if err != nil {
-		return changed, err
-	}
-	tidied, err := p.tidy(ctx)
-	return changed || tidied, err
-}
-
-// tidy deletes the tables that we made, or takes our mark out of those that
-// others use by now. It says whether there were any.
-func (p place) tidy(ctx context.Context) (bool, error) {
-	have, err := p.tools.read(ctx)
-	if err != nil {
-		return false, err
-	}
-	tidied := false
-	for _, name := range tableNames() {
-		if !have[name].made() {
-			continue
+// sayMissing logs what this machine lacks, and what it no longer lacks, when that changes.
+func (c *Capture) sayMissing(in installed) {
+	for _, f := range families() {
+		was, is := c.in.families[f], in.families[f]
+		switch err, before := in.missing[f], c.in.missing[f]; {
+		case err != nil && before == nil:
+			c.log.Warn("DNS over one family is not captured", "family", f, "error", err)
+		case err == nil && before != nil && len(is.rules.tables(f)) > 0:
+			c.log.Info("DNS over this family is captured too", "family", f)
 		}
-		tidied = true
-		if p.deleteTable(ctx, name) == nil {
-			continue
-		}
-		if err := p.tools.write(ctx, unmark(name)); err != nil {
-			return tidied, err
+		switch {
+		case slices.Equal(is.without, was.without):
+		case len(is.without) > 0:
+			c.log.Warn("capture rules lack something that this machine does not have",
+				"family", f, "without", strings.Join(is.without, ", "), "error", in.lesser[f])
+		case len(is.rules.tables(f)) > 0:
+			c.log.Info("capture rules are complete now", "family", f)
 		}
 	}
-	return tidied, nil
 }
 
-// deleteTable deletes an nft table if it is still as it was read, or says why not.
-func (p place) deleteTable(ctx context.Context, name string) error {
-	generation, err := nftGeneration()
-	if err != nil {
-		return err
+// cleared notes that the families of a backend that could be read have no rules of nametap.
+func (c *Capture) cleared(s *side) {
+	for f := range s.saved {
+		delete(c.placed, site{s.backend, f})
 	}
-	have, err := p.tools.read(ctx)
-	if err != nil {
-		return err
-	}
-	if !have[name].deletable() {
-		return fmt.Errorf("table %s is in use by others", name)
-	}
-	return deleteNFTTable(p.family, name, generation)
 }

@@ -145,9 +145,7 @@ func TestIPv6Off(t *testing.T) {
 		c := l.with(cfg)
 		apply(t, c)
 		cfg.IPv6 = iptables.Off
-		if err := c.Reconfigure(t.Context(), cfg); err != nil {
-			t.Fatal(err)
-		}
+		replace(t, c, cfg)
 		if got, want := l.holders(), "iptables-"+string(backend); got != want {
 			t.Errorf("in %s, want %s", got, want)
 		}

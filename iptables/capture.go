@@ -1,44 +1,65 @@
 package iptables
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"hash/maphash"
 	"log/slog"
+	"reflect"
 	"slices"
-	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/nametap/nametap/conntrack"
 )
 
-// Capture puts the rules of a configuration into the kernel of its network
-// namespace and takes them out. Its methods may be called at the same time; what
-// changes rules is done one after the other.
+// Desired says whether DNS is to be captured, and how.
+type Desired struct {
+	On bool
+	// Because says what turned capture on or off, for the log.
+	Because string
+	// Config says what is captured. Its Settle counts for a removal too.
+	Config Config
+}
+
+// A target is a desired value with the rules that its configuration makes, best first.
+// It never changes.
+type target struct {
+	Desired
+	set      bool // false until Set, Apply or Remove: nothing is to be done
+	variants []variant
+}
+
+// same reports whether t asks for the same rules as other.
+func (t *target) same(other *target) bool {
+	return t.set == other.set && t.On == other.On && reflect.DeepEqual(t.Config, other.Config)
+}
+
+// Capture makes the kernel of its network namespace capture DNS as desired.
+//
+// One goroutine changes rules: that of Keep, Apply or Remove, of which one may run at a
+// time. All other methods may be called at any time; they never wait for it.
 type Capture struct {
 	log *slog.Logger
 
 	checks, repairs, failures atomic.Uint64
 
-	mu       sync.Mutex
-	cfg      Config
-	variants []variant
-	wanted   bool      // between Apply and Remove
-	behind   bool      // what is in is not of cfg yet
-	in       installed // what Apply has put in, zero before
-	said     string    // the last failure of Run's that was logged
+	target  atomic.Pointer[target] // the desired value
+	changed chan struct{}          // receives when target changed
+	begun   chan struct{}          // see Begun
+	report  atomic.Pointer[report] // what other goroutines read
 
-	levels    atomic.Pointer[map[Family]Level]
-	placed    map[site]bool        // where rules were put and may still be
-	leftovers map[string]time.Time // conntrack entries, by their keys, that are dropped later; when they were first seen
-	saidDrop  map[Family]string    // the last failure of a sweep that was logged
-	seed      maphash.Seed         // of fingerprints
-	seen      fingerprint          // of the kernel when all was in place, zero if that is not known
-	swept     fingerprint          // of the kernel at the last sweep
-	unswept   bool                 // the last sweep failed
+	// The rest belongs to the goroutine that changes rules.
+
+	goal     *target // the target that the steps are for
+	phase    phase
+	due      time.Time     // no step before this
+	attempts int           // to write the rules of goal
+	settle   time.Duration // for which the chains stay after they are unhooked
+	retries  retries       // of a removal
+	in       installed     // what was put in, zero before
+	captured bool          // rules were put in and are not removed
+	placed   map[site]bool // where rules were put and may still be
+	said     string        // the last failure that was logged
+	entries  entries
+	seed     maphash.Seed // of fingerprints
+	seen     fingerprint  // of the kernel when all was in place, zero if that is not known
 }
 
 // A site is where rules of one family are.
@@ -47,20 +68,13 @@ type site struct {
 	family  Family
 }
 
-// cleared notes that the families of a backend that could be read have no rules of ours.
-func (c *Capture) cleared(s *side) {
-	for f := range s.saved {
-		delete(c.placed, site{s.backend, f})
-	}
-}
-
-// installed is what is in the kernel, as far as we did it.
+// installed is what this process put into the kernel.
 type installed struct {
 	backend  Backend
 	reason   string // why this backend
 	families map[Family]variant
 	missing  map[Family]error // families that are wanted and not in
-	lesser   map[Family]error // why those that are in have not the best variant
+	lesser   map[Family]error // why those that are in do not have the best variant
 }
 
 // complete reports whether everything is in that the configuration asks for.
@@ -73,294 +87,111 @@ func New(cfg Config, log *slog.Logger) (*Capture, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	c := &Capture{log: log, placed: make(map[site]bool), saidDrop: make(map[Family]string), seed: maphash.MakeSeed()}
-	err := c.configure(cfg)
-	if err == nil {
-		c.publish()
+	c := &Capture{
+		log:     log,
+		changed: make(chan struct{}, 1),
+		begun:   make(chan struct{}),
+		placed:  make(map[site]bool),
+		entries: newEntries(log),
+		seed:    maphash.MakeSeed(),
 	}
-	return c, err
+	c.target.Store(&target{})
+	if err := c.aim(&target{Desired: Desired{Config: cfg}}); err != nil {
+		return nil, err
+	}
+	c.take()
+	return c, nil
 }
 
-// configure takes over a configuration, or nothing if it is not valid.
-func (c *Capture) configure(cfg Config) error {
-	if cfg.Backend == "" {
-		cfg.Backend = Auto
+// Set changes the desired value. It returns an error, and changes nothing, if the
+// configuration is not valid; otherwise Keep follows.
+func (c *Capture) Set(d Desired) error { return c.aim(&target{Desired: d, set: true}) }
+
+// aim completes a target and makes it the current one.
+func (c *Capture) aim(t *target) error {
+	t.Config = t.Config.withDefaults()
+	previous := c.target.Load()
+	if t.same(previous) && t.Because == previous.Because {
+		return nil
 	}
-	if cfg.Interval == 0 {
-		cfg.Interval = DefaultConfig().Interval
-	}
-	if cfg.Settle == 0 {
-		cfg.Settle = DefaultConfig().Settle
-	}
-	vs, err := variants(cfg)
-	if err != nil {
+	var err error
+	if t.variants, err = variants(t.Config); err != nil {
 		return err
 	}
-	c.cfg, c.variants = cfg, vs
-	for _, server := range cfg.Servers {
-		if passes(server) {
-			c.log.Warn("queries to a link-local nameserver are not captured: the kernel cannot redirect them", "server", server)
+	if !slices.Equal(t.Config.Servers, previous.Config.Servers) {
+		for _, server := range t.Config.Servers {
+			if passes(server) {
+				c.log.Warn("queries to a link-local nameserver are not captured: the kernel cannot redirect them", "server", server)
+			}
 		}
+	}
+	c.target.Store(t)
+	select {
+	case c.changed <- struct{}{}:
+	default: // the goroutine has not seen the previous change yet
 	}
 	return nil
 }
 
-// Apply puts the rules in, in place of any others of ours, and takes them out of
-// the backend in which they do not belong. It changes nothing if they are there
-// already. From now on Run keeps them, even if Apply returns an error; call
-// Remove to give up. Each family has all rules or none.
-//
-// What this machine lacks (a family, the zone) is done without, and logged. A failure
-// that does not say so is retried for about 2 s; if it stays, rules that could be had
-// are in, and Apply returns [ErrIncomplete]. After any other error the first Apply
-// leaves no rules in.
-func (c *Capture) Apply(ctx context.Context) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.wanted = true
-	changed, err := c.apply(ctx, patient)
-	c.sayCaptured(changed, err)
-	return withoutCapability(err)
+// Stats counts what Keep has done.
+type Stats struct {
+	Checks   uint64 // checks of the rules
+	Repairs  uint64 // drifts that were repaired
+	Failures uint64 // checks, repairs and retries that failed
 }
 
-// sayCaptured logs that rules were put in or exchanged.
-func (c *Capture) sayCaptured(changed bool, err error) {
-	if changed && err == nil {
-		c.log.Info("DNS is captured", "port", c.cfg.Port, "backend", c.in.backend, "because", c.in.reason)
-	}
+// Stats returns the counts so far.
+func (c *Capture) Stats() Stats {
+	return Stats{Checks: c.checks.Load(), Repairs: c.repairs.Load(), Failures: c.failures.Load()}
 }
 
-// Reconfigure exchanges the configuration. If rules are in, the new ones take
-// their place, and there is no moment in which queries are captured wrongly or
-// not at all; with another port, replies that are on their way from the old one
-// are lost. The interval is not exchanged in a Run that has begun.
-func (c *Capture) Reconfigure(ctx context.Context, cfg Config) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if err := c.configure(cfg); err != nil || !c.wanted {
-		return err
-	}
-	c.behind = true
-	changed, err := c.apply(ctx, patient)
-	c.sayCaptured(changed, err)
-	return withoutCapability(err)
+// Begun is closed when Keep has done what the first desired value asks for, or, for a
+// removal, has begun to.
+func (c *Capture) Begun() <-chan struct{} { return c.begun }
+
+// A report is the state of a Capture that other goroutines may read. It never changes.
+type report struct {
+	goal      *target
+	in        installed
+	outdated  bool // what is in is not of goal
+	captured  bool
+	remaining string
+	levels    map[Family]Level
 }
 
-// apply puts the rules in with this many attempts, and says whether that changed
-// anything. It is called with c.mu held, as all that follows.
-func (c *Capture) apply(ctx context.Context, attempts int) (changed bool, err error) {
-	defer c.publish()
-	if err := checkMapped(c.cfg); err != nil {
-		return false, err
-	}
-	nft, legacy := look(ctx, NFT), look(ctx, Legacy)
-	chosen, reason, err := choose(c.cfg.Backend, nft, legacy, plainBackend(ctx))
-	if err != nil {
-		return false, err
-	}
-	rest := nft
-	if chosen == nft {
-		rest = legacy
-	}
-	changed, err = c.install(ctx, chosen, reason, attempts)
-	if c.cfg.Backend == Auto && errors.Is(err, errNoTable) && !errors.Is(err, ErrIncomplete) && rest.usable() {
-		chosen, rest = rest, chosen
-		var err2 error
-		changed, err2 = c.install(ctx, chosen, "the kernel has no tables for "+string(rest.backend), attempts)
-		if err2 != nil {
-			err2 = errors.Join(err2, err)
-		}
-		err = err2
-	}
-	if err != nil && !errors.Is(err, ErrIncomplete) {
-		return changed, err
-	}
-	removed, restErr := removeSide(ctx, rest, attempts)
-	changed = changed || removed
-	if changed {
-		c.sweep(true, true)
-	}
-	c.behind = c.behind && restErr != nil
-	if restErr == nil {
-		c.cleared(rest)
-	}
-	if restErr != nil {
-		restErr = fmt.Errorf("%w: %w, %s: %w", ErrIncomplete, errElsewhere, rest.backend, restErr)
-	}
-	return changed, errors.Join(err, restErr)
-}
-
-// install puts the rules into one backend. If that fails and none were in
-// before, none are in afterwards; else what could be kept is kept.
-func (c *Capture) install(ctx context.Context, s *side, reason string, attempts int) (bool, error) {
-	in := installed{backend: s.backend, reason: reason,
-		families: make(map[Family]variant), missing: make(map[Family]error), lesser: make(map[Family]error)}
-	changed := false
-	for _, f := range families() {
-		p := s.place(f, attempts)
-		wanted := len(c.variants[0].rules.tables(f)) > 0
-		var a applied
-		var err error
-		switch {
-		case s.reason[f] != nil:
-			if wanted {
-				in.missing[f] = s.reason[f]
-			}
-			continue
-		case !wanted:
-			a.changed, err = p.remove(ctx)
-		default:
-			c.placed[site{s.backend, f}] = true
-			if a, err = p.apply(ctx, s.saved[f], c.variants); err == nil {
-				in.families[f] = a.variant
-			}
-		}
-		changed = changed || a.changed
-		switch {
-		case err != nil:
-			in.missing[f] = err
-		case a.lesser != nil:
-			in.lesser[f] = a.lesser
-		}
-	}
-	err := c.acceptable(in)
-	if err != nil && !errors.Is(err, ErrIncomplete) {
-		if c.in.backend == "" {
-			ctx := context.WithoutCancel(ctx)
-			_, removeErr := removeSide(ctx, look(ctx, s.backend), brief)
-			err = errors.Join(err, removeErr)
-		}
-		return changed, err
-	}
-	c.sayMissing(in)
-	c.in = in
-	return changed, err
-}
-
-// acceptable returns an error if a family is missing that cannot be done without, or if
-// anything is for another reason than that this machine lacks it.
-func (c *Capture) acceptable(in installed) error {
-	var refused, passing []error
-	for _, f := range families() {
-		if err := in.missing[f]; err != nil {
-			err = fmt.Errorf("capturing DNS over %s: %w", f, err)
-			switch {
-			case len(in.families) == 0 || f == IPv6 && c.cfg.IPv6 == On:
-				refused = append(refused, err)
-			case !lacks(in.missing[f]):
-				passing = append(passing, err)
-			}
-		}
-		if err := in.lesser[f]; err != nil && !lacks(err) {
-			passing = append(passing, fmt.Errorf("DNS over %s is captured without %s: %w",
-				f, strings.Join(in.families[f].without, ", "), err))
-		}
-	}
-	switch {
-	case len(refused) > 0:
-		return errors.Join(refused...)
-	case len(passing) > 0:
-		return fmt.Errorf("%w: %w", ErrIncomplete, errors.Join(passing...))
-	}
-	return nil
-}
-
-// sayMissing logs what is done without, and what no longer is, once for as long as it is
-// the same.
-func (c *Capture) sayMissing(in installed) {
-	for _, f := range families() {
-		was, is := c.in.families[f], in.families[f]
-		switch err, before := in.missing[f], c.in.missing[f]; {
-		case err != nil && before == nil:
-			c.log.Warn("DNS over one family is not captured", "family", f, "error", err)
-		case err == nil && before != nil && len(in.families[f].rules.tables(f)) > 0:
-			c.log.Info("DNS over this family is captured, too", "family", f)
-		}
-		switch {
-		case slices.Equal(is.without, was.without):
-		case len(is.without) > 0:
-			c.log.Warn("capture rules lack something that this machine does not have",
-				"family", f, "without", strings.Join(is.without, ", "), "error", in.lesser[f])
-		case len(is.rules.tables(f)) > 0:
-			c.log.Info("capture rules lack nothing any more", "family", f)
-		}
-	}
-}
-
-// sweep drops conntrack entries that keep queries off the agent, if rules have changed or
-// may have. Leftovers are dropped when they have been there for the settle time. Without
-// a zone other programs' entries look the same as ours that are stale, so the change must
-// be certain. After a failure the next look does it again.
-func (c *Capture) sweep(changed, maybe bool) {
-	leftovers := make(map[string]time.Time)
-	now := time.Now()
-	changed = changed || c.unswept
-	c.unswept = false
-	for f, v := range c.in.families {
-		if !changed && (v.zone == 0 || !maybe && len(c.leftovers) == 0) {
-			continue
-		}
-		s := sweep{ports: []uint16{c.cfg.Port}, zone: v.zone}
-		swept := c.drop(f, func(e conntrack.Entry) bool {
-			if s.stale(e) {
-				return true
-			}
-			if !s.leftover(e) {
-				return false
-			}
-			seen, ok := c.leftovers[e.Key()]
-			if !ok {
-				seen = now
-			}
-			if now.Sub(seen) >= c.cfg.Settle {
-				return true
-			}
-			leftovers[e.Key()] = seen
-			return false
-		})
-		c.unswept = c.unswept || !swept
-	}
-	c.leftovers = leftovers
-}
-
-// drop drops the entries of a family that match, and logs a failure once. It
-// reports whether it did.
-func (c *Capture) drop(f Family, match func(conntrack.Entry) bool) bool {
-	n, err := dropEntries(f, match)
-	switch {
-	case err == nil:
-		delete(c.saidDrop, f)
-	case c.saidDrop[f] != err.Error():
-		c.saidDrop[f] = err.Error()
-		c.log.Warn("sockets that have asked before may stay on their old path until they are closed",
-			"family", f, "error", err)
-	}
-	if n > 0 {
-		c.log.Debug("dropped conntrack entries", "family", f, "entries", n)
-	}
-	return err == nil
-}
-
-// publish makes what is in visible without the lock.
+// publish makes the state visible to other goroutines.
 func (c *Capture) publish() {
-	in, wanted := c.in, c.wanted
-	levels := make(map[Family]Level)
-	for _, f := range families() {
-		v, ok := in.families[f]
-		switch {
-		case !wanted || len(c.variants[0].rules.tables(f)) == 0:
-			levels[f] = LevelOff
-		case !ok && lacks(in.missing[f]):
-			levels[f] = LevelUnavailable
-		case !ok:
-			levels[f] = LevelFailed
-		default:
-			levels[f] = v.level()
-		}
+	r := &report{goal: c.goal, in: c.in, outdated: c.phase != captured, captured: c.captured, levels: make(map[Family]Level)}
+	if c.retries.reported != nil {
+		r.remaining = c.retries.reported.Error()
 	}
-	c.levels.Store(&levels)
+	for _, f := range families() {
+		r.levels[f] = c.level(f)
+	}
+	c.report.Store(r)
 }
 
-// Levels returns what was last put in for each family. It does not look at the kernel,
-// and never waits.
-func (c *Capture) Levels() map[Family]Level { return *c.levels.Load() }
+// level returns how much of a family is captured.
+func (c *Capture) level(f Family) Level {
+	v, ok := c.in.families[f]
+	switch {
+	case !c.goal.On || len(c.goal.variants[0].rules.tables(f)) == 0:
+		return LevelOff
+	case !ok && lacks(c.in.missing[f]):
+		return LevelUnavailable
+	case !ok:
+		return LevelFailed
+	}
+	return v.level()
+}
+
+// Levels returns how much of each family was captured by the last step. It does not
+// look at the kernel.
+func (c *Capture) Levels() map[Family]Level { return c.report.Load().levels }
+
+// Captured reports whether rules were put in and not removed since.
+func (c *Capture) Captured() bool { return c.report.Load().captured }
+
+// Remaining says why rules that are to be removed are still there, or may be; "" if a
+// removal has not failed.
+func (c *Capture) Remaining() string { return c.report.Load().remaining }

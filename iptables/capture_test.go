@@ -36,9 +36,7 @@ func TestAgentsUsers(t *testing.T) {
 		c := l.apply()
 		l.want("AU")
 		cfg := l.config(func(c *iptables.Config) { c.Port = 15054 })
-		if err := c.Reconfigure(t.Context(), cfg); err != nil {
-			t.Fatal(err)
-		}
+		replace(t, c, cfg)
 		l.want("AU")
 	})
 }
@@ -61,9 +59,7 @@ func TestExclusions(t *testing.T) {
 		c := l.capture()
 		with := func(change func(*iptables.Config)) {
 			t.Helper()
-			if err := c.Reconfigure(t.Context(), l.config(change)); err != nil {
-				t.Fatal(err)
-			}
+			replace(t, c, l.config(change))
 		}
 		apply(t, c)
 		fromOther("AU")
@@ -116,9 +112,7 @@ func TestVirtualInterface(t *testing.T) {
 		ask("U")
 		c := l.apply()
 		ask("U")
-		if err := c.Reconfigure(t.Context(), l.config(func(c *iptables.Config) { c.VirtualInterfaces = []string{"virt0"} })); err != nil {
-			t.Fatal(err)
-		}
+		replace(t, c, l.config(func(c *iptables.Config) { c.VirtualInterfaces = []string{"virt0"} }))
 		ask("AU")
 		l.want("AU")
 		remove(t, c)
@@ -143,9 +137,7 @@ func TestStubResolver(t *testing.T) {
 		l.wantFrom(stubAddress, "ASU")
 		l.want("ASU") // to another server, captured all the same
 		stubOnly := l.config(func(c *iptables.Config) { c.Servers = []netip.Addr{netip.MustParseAddr("127.0.0.53")} })
-		if err := c.Reconfigure(t.Context(), stubOnly); err != nil {
-			t.Fatal(err)
-		}
+		replace(t, c, stubOnly)
 		l.wantFrom(stubAddress, "ASU")
 		l.want("U")
 	})

@@ -34,9 +34,8 @@ type Finding struct {
 // to get it. It changes nothing: rules are tried in a network namespace of their
 // own, and where none can be made only their syntax is.
 func (c *Capture) Check(ctx context.Context) []Finding {
-	c.mu.Lock()
-	cfg, vs := c.cfg, c.variants
-	c.mu.Unlock()
+	goal := c.report.Load().goal
+	cfg, vs := goal.Config, goal.variants
 	findings := []Finding{
 		capability("CAP_NET_ADMIN", unix.CAP_NET_ADMIN, true),
 		capability("CAP_NET_RAW", unix.CAP_NET_RAW, cfg.Backend == Legacy), // nft does without
@@ -60,7 +59,7 @@ func (c *Capture) Check(ctx context.Context) []Finding {
 			continue
 		}
 		if err := s.reason[f]; err != nil {
-			findings = append(findings, Finding{What: "tools for " + f.String(), Needed: f == IPv4 || cfg.IPv6 == On,
+			findings = append(findings, Finding{What: "tools for " + f.String(), Needed: f == IPv4 || cfg.Family(f) == On || cfg.Family(f.other()) == Off,
 				Advice: "without them DNS over " + f.String() + " is not captured"}.after(err))
 			continue
 		}

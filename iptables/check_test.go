@@ -113,11 +113,11 @@ func TestLockHeld(t *testing.T) {
 		}
 		apply(t, c)
 
-		// Rules that could not be exchanged are those of before, which Run mends.
+		// Rules that could not be replaced are the previous ones, and Keep replaces them.
 		lock = hold(t)
 		other := l.config(legacyIPv4, quick, func(c *iptables.Config) { c.ExcludeSourcePorts = []uint16{5353} })
-		if err := c.Reconfigure(t.Context(), other); err == nil {
-			t.Error("exchanged while another program holds the lock")
+		if err := applyOther(t.Context(), c, other); err == nil {
+			t.Error("replaced while another program holds the lock")
 		}
 		if err := lock.Close(); err != nil {
 			t.Fatal(err)
@@ -126,9 +126,9 @@ func TestLockHeld(t *testing.T) {
 			t.Errorf("%s, want %s", got, iptables.Drifted)
 		}
 		l.keep(c)
-		wait.Until(t, "the rules are repaired", func() bool { return c.Stats().Repairs > 0 })
-		if got := state(t, c); got != iptables.InPlace || !strings.Contains(l.saves(), "--sport 5353") {
-			t.Errorf("%s:\n%s", got, l.saves())
+		wait.Until(t, "the rules are replaced", func() bool { return state(t, c) == iptables.InPlace })
+		if saves := l.saves(); !strings.Contains(saves, "--sport 5353") {
+			t.Error(saves)
 		}
 	})
 }
@@ -208,7 +208,7 @@ esac`, path)})
 		defer cancel()
 		start := time.Now()
 		other := l.config(ipv4, func(c *iptables.Config) { c.Port, c.Zone = 15054, 54 })
-		if err := c.Reconfigure(ctx, other); !errors.Is(err, context.DeadlineExceeded) {
+		if err := applyOther(ctx, c, other); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%v", err)
 		}
 		if took := time.Since(start); took > 8*time.Second {
@@ -277,7 +277,7 @@ func TestFailOpen(t *testing.T) {
 		if took > 2*time.Second {
 			t.Errorf("DNS works after %v, want 2 s", took)
 		}
-		wait.Until(t, "all is out of use", func() bool { return l.log.Count("not captured any more") == 1 })
+		wait.Until(t, "all is out of use", func() bool { return l.log.Count("no longer captured") == 1 })
 		cancel() // which ends the wait, and no more
 		removing.Wait()
 		if got := l.holders(); got != "" {

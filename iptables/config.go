@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -53,6 +54,14 @@ const (
 	IPv6 Family = 6
 )
 
+// FamilyOf returns the family of an address.
+func FamilyOf(addr netip.Addr) Family {
+	if addr.Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
 // String returns "IPv4" or "IPv6".
 func (f Family) String() string { return fmt.Sprintf("IPv%d", int(f)) }
 
@@ -72,6 +81,14 @@ func (f *Family) UnmarshalText(text []byte) error {
 
 // families returns both, in the order in which they are applied.
 func families() []Family { return []Family{IPv4, IPv6} }
+
+// other returns the family that f is not.
+func (f Family) other() Family {
+	if f == IPv4 {
+		return IPv6
+	}
+	return IPv4
+}
 
 // Choice says whether something is wanted.
 type Choice string
@@ -140,16 +157,56 @@ type Config struct {
 	// NoComments leaves out the comments that say what each rule is for.
 	NoComments bool
 
-	// IPv6 captures queries over IPv6. With IfAvailable (or "") a family that
-	// this machine has not is left out, as long as the other one works.
-	IPv6 Choice
+	// IPv4 and IPv6 say whether queries over these are captured. With IfAvailable
+	// (or "") a family that this machine lacks is left out, as long as the other
+	// one works. They are not both Off.
+	IPv4, IPv6 Choice
 	// Backend is where the rules go; "" is Auto.
 	Backend Backend
 	// Interval is how often Run looks for drift; 0 is 5 s.
 	Interval time.Duration
-	// Settle is how long a query may take that was asked before rules came or
-	// went: the agent's whole time for one, and a little more; 0 is 5 s.
+	// Settle is how long a query may take that was asked before rules were put in
+	// or removed: the agent's whole time for one, and a little more; 0 is 5 s.
 	Settle time.Duration
+	// FailClosed leaves the rules in when Keep ends, so that queries are refused, or
+	// wait in open sockets, until there is an agent again.
+	FailClosed bool
+}
+
+// Family returns the choice for a family.
+func (c Config) Family(f Family) Choice {
+	if f == IPv4 {
+		return c.IPv4
+	}
+	return c.IPv6
+}
+
+// Without returns the configuration without a family.
+func (c Config) Without(f Family) Config {
+	if f == IPv4 {
+		c.IPv4 = Off
+	} else {
+		c.IPv6 = Off
+	}
+	return c
+}
+
+// Serves reports whether a listener at an address receives the queries of its family that
+// the rules redirect: to loopback, or with virtual interfaces to the addresses of these,
+// too.
+func (c Config) Serves(listener netip.AddrPort) bool {
+	addr := listener.Addr()
+	loopback := addr == netip.AddrFrom4([4]byte{127, 0, 0, 1}) || addr == netip.IPv6Loopback()
+	return listener.Port() == c.Port && (addr.IsUnspecified() || loopback && len(c.VirtualInterfaces) == 0)
+}
+
+// withDefaults returns c with defaults for what is not set and has one.
+func (c Config) withDefaults() Config {
+	defaults := DefaultConfig()
+	c.Backend = cmp.Or(c.Backend, defaults.Backend)
+	c.Interval = cmp.Or(c.Interval, defaults.Interval)
+	c.Settle = cmp.Or(c.Settle, defaults.Settle)
+	return c
 }
 
 // DefaultConfig captures the queries of everybody but uid and gid 1337, to any
@@ -160,6 +217,7 @@ func DefaultConfig() Config {
 		AgentUIDs: []uint32{1337},
 		AgentGIDs: []uint32{1337},
 		Zone:      53,
+		IPv4:      IfAvailable,
 		IPv6:      IfAvailable,
 		Backend:   Auto,
 		Interval:  5 * time.Second,
@@ -200,8 +258,13 @@ func (c Config) validate() error {
 }
 
 func (c Config) validateModes() error {
-	if err := new(Choice).UnmarshalText([]byte(c.IPv6)); c.IPv6 != "" && err != nil {
-		return fmt.Errorf("capture of IPv6 %q: %w", c.IPv6, err)
+	for _, f := range families() {
+		if err := new(Choice).UnmarshalText([]byte(c.Family(f))); c.Family(f) != "" && err != nil {
+			return fmt.Errorf("capture of %s %q: %w", f, c.Family(f), err)
+		}
+	}
+	if c.IPv4 == Off && c.IPv6 == Off {
+		return errors.New("capture of neither IPv4 nor IPv6: want one of them at least")
 	}
 	if err := new(Backend).UnmarshalText([]byte(c.Backend)); c.Backend != "" && err != nil {
 		return fmt.Errorf("iptables backend %q: %w", c.Backend, err)

@@ -1,48 +1,70 @@
-// Package iptables captures DNS: it sends what applications ask on port 53 to
-// the agent's port, and lets the agent's own queries to nameservers through.
+// Package iptables captures DNS: it redirects queries of applications to port 53 to the
+// agent, and lets the agent's own queries to nameservers pass through.
 //
 //	rules, err := iptables.Build(iptables.DefaultConfig())
 //	fmt.Print(rules.Text(iptables.IPv4))
 //
 //	capture, err := iptables.New(iptables.DefaultConfig(), slog.Default())
-//	err = capture.Apply(ctx)  // rules in, by one iptables-restore a family
-//	err = capture.Run(ctx)    // and kept there
-//	err = capture.Remove(ctx) // all that is ours out again, whatever was set
+//	err = capture.Apply(ctx)  // install the rules, by one iptables-restore a family
+//	err = capture.Remove(ctx) // remove all rules of nametap, whatever installed them
+//
+//	err = capture.Set(iptables.Desired{On: true, Config: cfg}) // at any time
+//	err = capture.Keep(ctx)                                    // keep the kernel so
+//
+// A [Capture] changes the kernel, a [Config] says what it captures, and [Rules] are the
+// rules as text.
 //
 // # The rules
 //
-// [Build] makes them from a [Config], as a value. They stand in chains of our
-// own (NAMETAP_OUTPUT, NAMETAP_PREROUTING), so that what is ours can be told from
-// their names alone. In table nat, a chain first returns what is excluded (the
-// agent before all others) and redirects the rest to the agent. In table raw, a
-// chain of the same name does the same for UDP, with the conntrack zone in place
-// of the redirection: an application and the agent may use one source port to
-// one server, and only the zone tells these two flows apart. The zone holds for
-// the original direction alone, so that an ICMP error of a dead agent still
-// finds its way to the client. TCP needs no zone, since the kernel gives no two
-// sockets the same four-tuple, and without one a connection that is open while
-// rules come or go ends where it began.
+// [Build] makes them of a [Config], as a value. They are in chains of nametap
+// (NAMETAP_OUTPUT, NAMETAP_PREROUTING), so that their names alone tell them from the rules
+// of other programs. In table nat, a chain first returns what is excluded (the agent before
+// all others) and redirects the rest to the agent. In table raw, a chain of the same name
+// does the same for UDP, with the conntrack zone instead of the redirect: an application
+// and the agent may use one source port to one server, and only the zone tells these two
+// flows apart. The zone holds for the original direction alone, so that an ICMP error of a
+// dead agent still reaches the client. TCP needs no zone, because the kernel gives no two
+// sockets the same four-tuple. Without a zone, a connection that is open while rules are
+// installed or removed stays with its peer.
 //
 // # How they get into the kernel
 //
-//	save.go    what iptables-save says, parsed
-//	drift.go   how that differs from rules, and the text that mends it
-//	tools.go   iptables-save and iptables-restore
-//	fault.go   what their errors mean: a lack, a lasting fault, or one that may pass
-//	legacy.go  what the kernel says of legacy's tables by itself
-//	backend.go nft or legacy
-//	apply.go   one family: save, restore, verify, retry, do with less, roll back
-//	capture.go Capture and Apply: both families, both backends, one at a time
-//	remove.go  Remove: first what leads to our chains, then these
-//	run.go     the loop that looks for drift, and for what was missing
-//	check.go   what this machine has and lacks for the rules
-//	checkrules.go the version of the tools, and single rules, by go-iptables
-//	sweep.go   which conntrack entries keep sockets on their old path
-//	nft.go     what only nf_tables itself can do: generations, deleting a table
+// One goroutine changes rules. It compares what is desired with what it knows of the
+// kernel and takes one step at a time:
 //
-// A restore is atomic for each table, and nat comes before raw. A flow that
-// begins between the two has its redirection without a zone. An application
-// leaves it with its next query, which is in the zone; but the agent would take
-// it if it sent from the same port, so sweep.go drops such entries: Run does
-// when no reply can be on its way any more, and Remove does first of all.
+//	desired   known                     step
+//	on        the rules are installed   check every Config.Interval, and repair
+//	on        anything else             apply
+//	off       nothing is left           none
+//	off       the chains are unhooked   remove, after the settle time
+//	off       anything else             unhook
+//
+// A step that fails is taken again later. A new desired value ends every wait.
+//
+//	capture.go  the desired value, and the state that other goroutines read
+//	keep.go     the steps: Keep, Apply and Remove
+//	apply.go    the step apply: both families, one backend
+//	repair.go   the step check
+//	remove.go   the steps unhook and remove
+//	place.go    one family in one backend: save, restore, verify, retry, roll back
+//	variants.go the rules without what this machine lacks
+//	rules.go    the rules of a Config
+//	drift.go    how the kernel differs from rules, and the text that repairs it
+//	save.go     the output of iptables-save, parsed
+//	tools.go    iptables-save and iptables-restore
+//	fault.go    what their errors mean: a lack, a lasting fault, or one that may pass
+//	legacy.go   what the kernel says of legacy's tables by itself
+//	nft.go      what only nf_tables itself can do: generations, deleting a table
+//	backend.go  nft or legacy
+//	entries.go  dropping conntrack entries that keep sockets on their old path
+//	sweep.go    which entries these are
+//	status.go   what is in the kernel, and what Apply would write
+//	check.go    what this machine lacks
+//	checkrules.go the version of the tools, and single rules, by go-iptables
+//	others.go   rules of Istio for port 53
+//
+// A restore is atomic for each table, and nat is before raw. A flow that begins between the
+// two has its redirect without a zone. An application leaves it with its next query, which
+// is in the zone, but the agent would use it if it sent from the same port. So such entries
+// are dropped: by a check when no reply can be in flight, and by unhook at once.
 package iptables

@@ -111,9 +111,9 @@ func takeJumps(b *strings.Builder, have *savedTable) {
 	}
 }
 
-// unhook returns the text that takes out the jumps to our chains, and nothing
+// unhookText returns the text that removes the jumps to nametap's chains, and nothing
 // else; "" if there are none.
-func unhook(s saved) string {
+func unhookText(s saved) string {
 	var b strings.Builder
 	for _, name := range tableNames() {
 		if len(s[name].jumps()) > 0 {

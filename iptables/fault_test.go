@@ -156,7 +156,7 @@ func TestIncomplete(t *testing.T) {
 				}
 				l.keep(c)
 				wait.Until(t, "the failure is counted again", func() bool { return c.Stats().Failures > 1 })
-				if n := l.log.Count("cannot be kept"); n != 1 {
+				if n := l.log.Count("capture is incomplete"); n != 1 {
 					t.Errorf("said %d times:\n%s", n, l.log)
 				}
 				working()

@@ -168,6 +168,7 @@ func (l *lab) config(changes ...func(*iptables.Config)) iptables.Config {
 	cfg := iptables.DefaultConfig()
 	cfg.Backend = l.backend
 	cfg.Settle = 100 * time.Millisecond // queries of tests take less
+	cfg.FailClosed = true               // the namespace ends with the test
 	for _, change := range changes {
 		change(&cfg)
 	}
@@ -208,6 +209,22 @@ func (l *lab) apply(changes ...func(*iptables.Config)) *iptables.Capture {
 func apply(t *testing.T, c *iptables.Capture) {
 	t.Helper()
 	if err := c.Apply(t.Context()); err != nil {
+		t.Fatalf("apply: %v", err)
+	}
+}
+
+// applyOther applies another configuration.
+func applyOther(ctx context.Context, c *iptables.Capture, cfg iptables.Config) error {
+	if err := c.Set(iptables.Desired{On: true, Config: cfg}); err != nil {
+		return err
+	}
+	return c.Apply(ctx)
+}
+
+// replace applies another configuration, and fails the test if that fails.
+func replace(t *testing.T, c *iptables.Capture, cfg iptables.Config) {
+	t.Helper()
+	if err := applyOther(t.Context(), c, cfg); err != nil {
 		t.Fatalf("apply: %v", err)
 	}
 }

@@ -40,7 +40,7 @@ exec %[5]s "$@"
 }
 
 // K3, K9: what fails since another program holds the lock for long is removed when it is
-// free. Nothing says before that DNS is not captured any more.
+// free. Nothing says before that DNS is no longer captured.
 func TestRemoveWhileLocked(t *testing.T) {
 	backends(t, func(l *lab) {
 		c := l.capture()
@@ -50,8 +50,8 @@ func TestRemoveWhileLocked(t *testing.T) {
 		if got := l.holders(); got != "" {
 			l.t.Errorf("rules in %s", got)
 		}
-		if n := l.log.Count("DNS is not captured any more"); n != 1 {
-			l.t.Errorf("said %d times that DNS is not captured any more:\n%s", n, l.log)
+		if n := l.log.Count("DNS is no longer captured"); n != 1 {
+			l.t.Errorf("said %d times that DNS is no longer captured:\n%s", n, l.log)
 		}
 	})
 }
@@ -70,7 +70,7 @@ func TestApplyBesideLockedBackend(t *testing.T) {
 		l.keep(c)
 		looks := c.Stats().Failures + 2
 		wait.Until(t, "it is tried again", func() bool { return c.Stats().Failures >= looks })
-		if n := l.log.Count("capture rules had drifted and are mended"); n > 0 {
+		if n := l.log.Count("capture rules had drifted and were repaired"); n > 0 {
 			t.Errorf("said %d times that all is mended:\n%s", n, l.log)
 		}
 		if err := os.Remove(holding); err != nil {

@@ -12,70 +12,94 @@ import (
 	"github.com/nametap/nametap/conntrack"
 )
 
-// Remove takes out all that is ours, of both backends and families, whatever
-// configuration put it there; others' rules stay as they are. Nothing of ours
-// being there is no error. Where a backend can never be read, such as for want of a
-// capability, c has put no rules there, and the kernel does not say that it is empty,
-// Remove returns [ErrUnseen] after it has done the rest. Any other backend that cannot be
-// read is a failure.
-//
-// No query is captured any more at once. If any was of late, our chains stay,
-// with nothing that leads to them, until Config.Settle is over or ctx ends: with
-// the last rule that needs it the kernel stops to track connections and to
-// translate addresses, and replies that are on their way would be lost. An Apply
-// in the meantime ends that. If ctx ends before that wait, Remove fails, and has
-// to be called again. What fails for a reason that may pass is tried again for some
-// seconds.
-func (c *Capture) Remove(ctx context.Context) error {
-	c.mu.Lock()
-	c.wanted, c.in, c.leftovers, c.seen = false, installed{}, nil, fingerprint{}
-	c.publish()
-	c.mu.Unlock()
-	limit := time.Now().Add(removePatience)
-	var wait time.Duration
-	err := c.persist(ctx, limit, func() (bool, error) {
-		needed, again, err := c.unhook(ctx)
-		wait = max(wait, needed)
-		return again, err
-	})
-	if err != nil {
-		return withoutCapability(err)
-	}
-	if wait > 0 {
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
-		}
-	}
-	return c.persist(ctx, limit, func() (bool, error) { return c.removeAll(context.WithoutCancel(ctx)) })
-}
-
-// removePatience is for how long Remove tries again what fails for a reason that may
-// pass, such as a lock that another program holds for longer than a tool waits for it.
+// removePatience is for how long a step of a removal is soon tried again if what fails
+// may pass, such as a lock that another program holds for longer than a tool waits for it.
+// After that the failure is reported, and it goes on.
 const removePatience = 15 * time.Second
 
-// persist calls a function, with c.mu held, until it succeeds, says that it need not be
-// called again, or rules are wanted again: at the latest until limit, or until ctx ends.
-func (c *Capture) persist(ctx context.Context, limit time.Time, f func() (again bool, err error)) error {
-	once := func() (again bool, err error) {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.wanted {
-			return false, nil
-		}
-		return f()
+// retries are those of a removal.
+type retries struct {
+	n        int       // failures since
+	since    time.Time // the first of them
+	failure  error     // the last one; nil if the last step did not fail
+	reported error     // the last one that was reported, until there are no rules or they are wanted
+}
+
+// failed puts off a step of a removal that has failed, and returns the error if it is to be
+// reported now.
+func (c *Capture) failed(err error, again bool) error {
+	r, now := &c.retries, time.Now()
+	if r.n == 0 {
+		r.since = now
 	}
-	for n := 0; ; n++ {
-		again, err := once()
-		if err == nil || !again || time.Now().After(limit) || !pause(ctx, n) {
-			return err
-		}
+	r.failure = err
+	if again && now.Sub(r.since) < removePatience {
+		c.due = now.Add(backOff(r.n))
+		r.n++
+		return nil
+	}
+	r.n, r.reported = 0, err
+	c.due = r.since.Add(removePatience)
+	return err
+}
+
+// unhookAll ends the capture. Chains that replies in flight need stay for the settle time.
+func (c *Capture) unhookAll(ctx context.Context) error {
+	c.in, c.entries.leftovers, c.seen = installed{}, nil, fingerprint{}
+	ctx, cancel := context.WithTimeout(ctx, removePatience)
+	defer cancel()
+	used, again, err := c.unhook(ctx)
+	if used {
+		c.settle = c.goal.Config.Settle
+	}
+	if err = withoutCapability(err); err == nil {
+		c.phase, c.due = unhooked, time.Now().Add(c.settle)
+		c.retries.n, c.retries.failure = 0, nil
+		return nil
+	}
+	if c.onlyOthers(err) {
+		return c.allRemoved(err)
+	}
+	return c.failed(err, again)
+}
+
+// removeAll removes all that is left of both backends.
+func (c *Capture) removeAll(ctx context.Context) error {
+	again, err := c.removeSides(context.WithoutCancel(ctx))
+	if err == nil || c.onlyOthers(err) {
+		return c.allRemoved(err)
+	}
+	return c.failed(err, again)
+}
+
+// allRemoved notes the end of a removal, and returns what it could not see.
+func (c *Capture) allRemoved(unseen error) error {
+	c.phase, c.captured, c.settle, c.retries = removed, false, 0, retries{}
+	return unseen
+}
+
+// onlyOthers reports whether the failure of a removal says only that rules of another
+// process may remain.
+func (c *Capture) onlyOthers(err error) bool {
+	return errors.Is(err, ErrUnseen) || errors.Is(err, ErrCapability) && len(c.placed) == 0
+}
+
+// sayRemoval logs the failure of a step of a removal. had says whether rules were in.
+func (c *Capture) sayRemoval(had bool, err error) {
+	switch {
+	case err == nil:
+	case !c.onlyOthers(err):
+		c.log.Error("the capture rules cannot be removed; it is tried again", "error", err)
+	case had:
+		c.log.Info("the capture rules of this agent are removed; others cannot be seen", "error", err)
+	default:
+		c.log.Warn("capture rules that an earlier agent left cannot be seen", "error", err)
 	}
 }
 
-// removeAll takes out all that is ours of both backends. Again says that what failed may
+// removeSides removes all that nametap has in both backends. again says that what failed may
 // succeed when it is tried again.
-func (c *Capture) removeAll(ctx context.Context) (again bool, err error) {
+func (c *Capture) removeSides(ctx context.Context) (again bool, err error) {
 	var failed, unseen error
 	for _, s := range []*side{look(ctx, NFT), look(ctx, Legacy)} {
 		_, err := removeSide(ctx, s, patient)
@@ -135,9 +159,9 @@ func (s *side) unseen() error {
 	return nil
 }
 
-// unhook ends the capture, and says how long to wait for replies that have to be
-// translated, and whether what failed may succeed when it is tried again.
-func (c *Capture) unhook(ctx context.Context) (wait time.Duration, again bool, err error) {
+// unhook ends the capture, and reports whether queries were captured of late, so that
+// replies may be in flight, and whether what failed may succeed when it is tried again.
+func (c *Capture) unhook(ctx context.Context) (used, again bool, err error) {
 	var sides []*side
 	var errs []error
 	changed := false
@@ -152,9 +176,7 @@ func (c *Capture) unhook(ctx context.Context) (wait time.Duration, again bool, e
 				continue
 			}
 			changed = true
-			if inUse(f, saved) {
-				wait = c.cfg.Settle
-			}
+			used = used || inUse(f, saved)
 			err := c.unhookFamily(ctx, s.place(f, patient), saved)
 			again = again || mayPass(err)
 			errs = append(errs, err)
@@ -162,14 +184,14 @@ func (c *Capture) unhook(ctx context.Context) (wait time.Duration, again bool, e
 	}
 	if a, b := sides[0], sides[1]; !a.usable() && !b.usable() {
 		if a.unseen() == nil && b.unseen() == nil {
-			return 0, false, nil
+			return false, false, nil
 		}
-		return 0, a.unclear() || b.unclear(), errors.Join(a.err(), b.err())
+		return false, a.unclear() || b.unclear(), errors.Join(a.err(), b.err())
 	}
 	if err = errors.Join(errs...); changed && err == nil {
-		c.log.Info("DNS is not captured any more")
+		c.log.Info("DNS is no longer captured")
 	}
-	return wait, again, err
+	return used, again, err
 }
 
 // ownFirst returns both backends, the one that c has put rules into first: a tool of the
@@ -189,11 +211,11 @@ func (c *Capture) unhookFamily(ctx context.Context, p place, have saved) error {
 	s := sweep{ports: ports(have.redirections())}
 	zoned := len(have["raw"].own()) > 0
 	if zoned {
-		c.drop(p.family, s.orphaned)
+		c.entries.drop(p.family, s.orphaned)
 	}
 	err := p.unhook(ctx)
 	if !zoned {
-		c.drop(p.family, s.orphaned)
+		c.entries.drop(p.family, s.orphaned)
 	}
 	return err
 }

@@ -53,11 +53,7 @@ func Build(cfg Config) (Rules, error) {
 	if err := cfg.validate(); err != nil {
 		return Rules{}, err
 	}
-	rules := Rules{v4: buildFamily(cfg, IPv4)}
-	if cfg.IPv6 != Off {
-		rules.v6 = buildFamily(cfg, IPv6)
-	}
-	return rules, nil
+	return Rules{v4: buildFamily(cfg, IPv4), v6: buildFamily(cfg, IPv6)}, nil
 }
 
 // Text returns the rules of a family as iptables-restore --noflush reads them,
@@ -88,7 +84,7 @@ func (r Rules) zoned(f Family) bool { return len(r.table(f, "raw").chains) > 0 }
 
 func buildFamily(cfg Config, f Family) []table {
 	destinations := destinations(cfg, f)
-	if len(destinations) == 0 {
+	if cfg.Family(f) == Off || len(destinations) == 0 {
 		return nil
 	}
 	b := builder{cfg: cfg, family: f, destinations: destinations}

@@ -83,13 +83,13 @@ func (t *savedTable) add(line string) bool {
 		return false
 	}
 	chain, spec, _ := strings.Cut(rule, " ")
-	t.rules = append(t.rules, savedRule{chain: chain, target: target(spec), spec: spec})
+	t.rules = append(t.rules, savedRule{chain: chain, target: targetOf(spec), spec: spec})
 	return chain != ""
 }
 
-// target returns what stands after -j or -g. A quoted text (a comment) may hold
+// targetOf returns what stands after -j or -g. A quoted text (a comment) may hold
 // such words too and does not count.
-func target(spec string) string {
+func targetOf(spec string) string {
 	previous := ""
 	for _, word := range words(spec) {
 		if previous == "-j" || previous == "-g" {

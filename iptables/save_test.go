@@ -38,7 +38,7 @@ func FuzzParseSave(f *testing.F) {
 			lines[strings.TrimRight(line, " \r\n")] = true
 		}
 		for _, change := range []string{
-			rules.change(IPv4, s, true), Rules{}.change(IPv4, s, false), unhook(s),
+			rules.change(IPv4, s, true), Rules{}.change(IPv4, s, false), unhookText(s),
 		} {
 			for line := range strings.Lines(change) {
 				if line == "COMMIT\n" || line[0] == '*' {
@@ -52,7 +52,7 @@ func FuzzParseSave(f *testing.F) {
 				}
 			}
 		}
-		if taken := (Rules{}).change(IPv4, s, false); unhook(s) != "" && taken == "" {
+		if taken := (Rules{}).change(IPv4, s, false); unhookText(s) != "" && taken == "" {
 			t.Fatal("jumps to us would stay")
 		}
 	})
@@ -87,7 +87,7 @@ func TestTarget(t *testing.T) {
 		`-j REDIRECT --to-ports 15053`:                            "REDIRECT",
 		``:                                                        "",
 	} {
-		if got := target(spec); got != want {
+		if got := targetOf(spec); got != want {
 			t.Errorf("%s: %q, want %q", spec, got, want)
 		}
 	}

@@ -51,20 +51,8 @@ type FamilyStatus struct {
 
 // Status reads both backends and changes nothing.
 func (c *Capture) Status(ctx context.Context) (Status, error) {
-	return c.copied().status(ctx)
-}
-
-// copied returns what Status needs of c. It does not hold the lock any longer: a tool that
-// hangs must not hold up Remove.
-func (c *Capture) copied() *Capture {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return &Capture{cfg: c.cfg, variants: c.variants, in: c.in, behind: c.behind}
-}
-
-// status is Status of a copy.
-func (c *Capture) status(ctx context.Context) (Status, error) {
-	s, rest, reason, err := c.sides(ctx)
+	r := c.report.Load()
+	s, rest, reason, err := r.sides(ctx)
 	if err != nil {
 		return Status{}, withoutCapability(err)
 	}
@@ -75,7 +63,7 @@ func (c *Capture) status(ctx context.Context) (Status, error) {
 		if err := s.reason[f]; err != nil {
 			fs.State, fs.Error = Unavailable, err.Error()
 		} else {
-			c.state(&fs, s.saved[f])
+			r.state(&fs, s.saved[f])
 		}
 		status.Families = append(status.Families, fs)
 	}
@@ -83,14 +71,14 @@ func (c *Capture) status(ctx context.Context) (Status, error) {
 }
 
 // sides looks at both backends: that of the rules first.
-func (c *Capture) sides(ctx context.Context) (chosen, rest *side, reason string, err error) {
+func (r *report) sides(ctx context.Context) (chosen, rest *side, reason string, err error) {
 	nft, legacy := look(ctx, NFT), look(ctx, Legacy)
-	if c.in.backend != "" {
-		chosen, reason = nft, c.in.reason
-		if c.in.backend == Legacy {
+	if r.in.backend != "" {
+		chosen, reason = nft, r.in.reason
+		if r.in.backend == Legacy {
 			chosen = legacy
 		}
-	} else if chosen, reason, err = choose(c.cfg.Backend, nft, legacy, plainBackend(ctx)); err != nil {
+	} else if chosen, reason, err = choose(r.goal.Config.Backend, nft, legacy, plainBackend(ctx)); err != nil {
 		return nil, nil, "", err
 	}
 	if chosen == nft {
@@ -101,13 +89,13 @@ func (c *Capture) sides(ctx context.Context) (chosen, rest *side, reason string,
 
 // state compares what is saved with what Apply put in; if this Capture has not,
 // with all that it may have put in, since a machine without zones stays one.
-func (c *Capture) state(fs *FamilyStatus, s saved) {
-	f, vs := fs.Family, c.variants
-	if v, ok := c.in.families[f]; ok && !c.behind {
+func (r *report) state(fs *FamilyStatus, s saved) {
+	f, vs := fs.Family, r.goal.variants
+	if v, ok := r.in.families[f]; ok && !r.outdated {
 		vs = []variant{v}
 	}
 	wanted := len(vs[0].rules.tables(f)) > 0
-	for _, err := range []error{c.in.missing[f], c.in.lesser[f]} {
+	for _, err := range []error{r.in.missing[f], r.in.lesser[f]} {
 		if err != nil && wanted {
 			fs.Error = err.Error()
 		}
@@ -142,9 +130,8 @@ type Step struct {
 // It is empty if all is in place. Where this machine lacks something (see Check),
 // Apply goes on to texts without it.
 func (c *Capture) Plan(ctx context.Context) ([]Step, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	s, rest, _, err := c.sides(ctx)
+	r := c.report.Load()
+	s, rest, _, err := r.sides(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -156,7 +143,7 @@ func (c *Capture) Plan(ctx context.Context) ([]Step, error) {
 	}
 	for _, f := range families() {
 		if have, ok := s.saved[f]; ok {
-			add(s.tools[f], c.variants[0].rules.change(f, have, s.backend == NFT))
+			add(s.tools[f], r.goal.variants[0].rules.change(f, have, s.backend == NFT))
 		}
 	}
 	for _, f := range families() {

@@ -92,9 +92,7 @@ func TestReplaceUnderTraffic(t *testing.T) {
 		for n := range 10 {
 			tr.goesOn(t)
 			cfg := l.config(func(c *iptables.Config) { c.ExcludeUIDs = []uint32{uint32(5000 + n)} })
-			if err := c.Reconfigure(t.Context(), cfg); err != nil {
-				t.Fatal(err)
-			}
+			replace(t, c, cfg)
 		}
 		tr.goesOn(t)
 		ways := tr.end()

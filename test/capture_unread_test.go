@@ -19,12 +19,12 @@ func TestRemoveUnread(t *testing.T) { // K3, K9, K13
 		a := v.capture("--mesh-config", path, "--capture-backend", v.backend)
 		v.write("broken", "")
 		v.replace("mesh", meshConfig(false))
-		const failure = "capture rules cannot be taken out and are tried again"
+		const failure = "the capture rules cannot be removed; it is tried again"
 		wait.Until(t, "the log reports it", func() bool { return a.log.Count(failure) > 0 })
-		if a.log.Count("rules of this agent are out") != 0 || !v.captured() {
+		if a.log.Count("rules of this agent are removed") != 0 || !v.captured() {
 			t.Errorf("rules:\n%s\n%s", v.saves(), a.log)
 		}
-		if r := v.nametap("status", "--status-addr", statusAddr); !strings.Contains(r.stdout, "rules cannot be taken out") {
+		if r := v.nametap("status", "--status-addr", statusAddr); !strings.Contains(r.stdout, "rules cannot be removed") {
 			t.Errorf("status: %+v", r)
 		}
 		if v.metric("nametap_capture_on") != 1 {
@@ -48,7 +48,7 @@ func TestEndUnread(t *testing.T) { // K3, K9, K13
 		v.write("broken", "")
 		_ = a.Process.Signal(terminate)
 		<-a.ended
-		if code := a.ProcessState.ExitCode(); code != 1 || a.log.Count("taking the capture rules out") != 1 {
+		if code := a.ProcessState.ExitCode(); code != 1 || a.log.Count("removing the capture rules") != 1 {
 			t.Errorf("exit code %d\n%s", code, a.log)
 		}
 		repair()

@@ -142,3 +142,27 @@ func TestIPv6SwitchedOff(t *testing.T) { // K4, K9, R3
 		})
 	}
 }
+
+// A host without 127.0.0.1, as far as the agent goes: it listens on ::1 alone, and captures
+// IPv6 alone.
+func TestIPv6Alone(t *testing.T) { // K17
+	t.Parallel()
+	vms(t, func(v *vm) {
+		t := v.tb
+		before := v.saves()
+		a := v.capture("--dns-addr", "[::1]:15053")
+		v.asked(named6, meshIP)
+		v.asked(named, namedIP)
+		r := v.nametap("status", "--status-addr", statusAddr)
+		if r.code != 0 || !strings.Contains(r.stdout, "IPv4           not wanted\n") || !strings.Contains(r.stdout, "IPv6           in place\n") {
+			t.Errorf("%+v", r)
+		}
+		if r := v.root(v.args("status", "--dns-addr", "[::1]:15053")...); r.code != 0 {
+			t.Errorf("%+v", r)
+		}
+		a.end(terminate)
+		if after := v.saves(); after != before {
+			t.Errorf("before:\n%s\nafter:\n%s", before, after)
+		}
+	})
+}

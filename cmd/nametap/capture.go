@@ -26,9 +26,9 @@ type captureCommand struct {
 	options *options
 	output  string
 
-	state agent.Switch
-	rules iptables.Config
-	set   *iptables.Capture
+	state   agent.Switch
+	config  iptables.Config
+	capture *iptables.Capture
 }
 
 func newCaptureCommand() *cobra.Command {
@@ -88,15 +88,15 @@ func (c *captureCommand) resolve() error {
 	}
 	c.state = c.options.captureSwitch()
 	var err error
-	if c.rules, err = c.options.rules(); err != nil {
+	if c.config, err = c.options.rulesConfig(); err != nil {
 		return err
 	}
 	if c.state.On && c.options.captureServers == serversResolvConf {
-		if c.rules.Servers, err = agent.CapturedServers(c.options.agent.DNS.ResolvConf); err != nil {
+		if c.config.Servers, err = agent.CapturedServers(c.options.agent.DNS.ResolvConf); err != nil {
 			return err
 		}
 	}
-	c.set, err = iptables.New(c.rules, c.options.logger())
+	c.capture, err = iptables.New(c.config, c.options.logger())
 	return err
 }
 
@@ -121,7 +121,7 @@ had is in. With ISTIO_META_DNS_CAPTURE=false nothing is put in, and that is no e
 			if err := c.options.ownNetwork(); err != nil {
 				return err
 			}
-			err := c.set.Apply(ctx)
+			err := c.capture.Apply(ctx)
 			switch {
 			case errors.Is(err, iptables.ErrIncomplete):
 				return errors.Join(c.printStatus(ctx, w), err)
@@ -152,17 +152,17 @@ refused without an agent.`)
 			logger.Warn("the rules stay: queries are refused without an agent (--capture-fail-open=false)")
 			return nil
 		}
-		rules := iptables.DefaultConfig() // any will do: it goes by the names of chains
+		cfg := iptables.DefaultConfig() // any will do: chains are found by their names
 		if afterAgent {
-			rules.Settle = time.Nanosecond // no reply of it can be on its way
+			cfg.Settle = time.Nanosecond // no reply of the agent can be in flight
 		}
-		set, err := iptables.New(rules, logger)
+		capture, err := iptables.New(cfg, logger)
 		if err != nil {
 			return err
 		}
-		err = set.Remove(command.Context())
+		err = capture.Remove(command.Context())
 		if afterAgent && errors.Is(err, iptables.ErrUnseen) {
-			logger.Warn("the capture rules are out as far as they can be seen", "unseen", err)
+			logger.Warn("capture rules removed as far as they can be seen", "unseen", err)
 			return nil
 		}
 		return err
@@ -179,7 +179,7 @@ func (c *captureCommand) resolveForRemoval() (failOpen bool, logger *slog.Logger
 	if err != nil {
 		logger.Warn("removing the rules without the settings that cannot be read", "error", err)
 	}
-	return !c.options.capture.FailClosed, logger
+	return !c.options.capture.Config.FailClosed, logger
 }
 
 func newCapturePrint() *cobra.Command {
@@ -189,7 +189,7 @@ func newCapturePrint() *cobra.Command {
 changed. With --clean, or where the rules of this machine cannot be read, it is the text
 for a machine that has none of ours.`,
 		func(ctx context.Context, w io.Writer) error {
-			steps, err := c.set.Plan(ctx)
+			steps, err := c.capture.Plan(ctx)
 			if err != nil || clean {
 				if err != nil {
 					fmt.Fprintf(os.Stderr, "for a machine that has none of our rules, as those of this one cannot be read: %v\n", err)
@@ -207,7 +207,7 @@ for a machine that has none of ours.`,
 
 // cleanSteps returns the texts for a machine that has none of our rules.
 func (c *captureCommand) cleanSteps() ([]iptables.Step, error) {
-	rules, err := iptables.Build(c.rules)
+	rules, err := iptables.Build(c.config)
 	if err != nil {
 		return nil, err
 	}
@@ -244,7 +244,7 @@ if they are not as they should be.`,
 			if err := c.printStatus(ctx, w); err != nil {
 				return err
 			}
-			status, err := c.set.Status(ctx)
+			status, err := c.capture.Status(ctx)
 			if err != nil {
 				return err
 			}
@@ -257,7 +257,7 @@ func (c *captureCommand) judge(status iptables.Status) error {
 	in := false
 	for _, f := range status.Families {
 		in = in || f.State == iptables.InPlace
-		needed := f.Family == iptables.IPv4 || c.rules.IPv6 == iptables.On
+		needed := f.Family == iptables.IPv4 || c.config.IPv6 == iptables.On
 		switch {
 		case f.State == iptables.Drifted, f.OtherBackend:
 			return errors.New("the rules are not as these settings say; `nametap capture print` shows what apply would do, `nametap status` what an agent says that has its own settings")
@@ -272,7 +272,7 @@ func (c *captureCommand) judge(status iptables.Status) error {
 }
 
 func (c *captureCommand) printStatus(ctx context.Context, w io.Writer) error {
-	status, err := c.set.Status(ctx)
+	status, err := c.capture.Status(ctx)
 	if err != nil {
 		return err
 	}
@@ -323,7 +323,7 @@ func newCaptureCheck() *cobra.Command {
 changed: rules are tried in a network namespace of their own. It is exit code 1 if
 nothing could be captured.`,
 		func(ctx context.Context, w io.Writer) error {
-			findings := c.set.Check(ctx)
+			findings := c.capture.Check(ctx)
 			err := c.print(w, findings, func(w io.Writer) error { return printFindings(w, findings) })
 			for _, f := range findings {
 				if f.Needed && !f.OK {

@@ -12,10 +12,10 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// rules returns the configuration of the rules, without the servers of resolv.conf: the
-// settings, and what follows from the address on which the agent listens.
-func (o *options) rules() (iptables.Config, error) {
-	cfg, addr := o.capture.Rules, o.agent.DNS.Addr
+// rulesConfig returns the configuration of the rules, without the servers of resolv.conf:
+// the settings, and what follows from the address on which the agent listens.
+func (o *options) rulesConfig() (iptables.Config, error) {
+	cfg, addr := o.capture.Config, o.agent.DNS.Addr
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
 		return cfg, fmt.Errorf("%s %q: want host:port: %w", dnsAddrFlag, addr, err)
@@ -25,7 +25,7 @@ func (o *options) rules() (iptables.Config, error) {
 		return cfg, fmt.Errorf("%s %q: want a port from 1 to 65535", dnsAddrFlag, addr)
 	}
 	cfg.Port, cfg.Settle = uint16(number), o.settle()
-	if cfg.IPv6, err = reachableIPv6(host, cfg); err != nil {
+	if cfg, err = servedFamilies(cfg, host); err != nil {
 		return cfg, fmt.Errorf("%s %q: %w", dnsAddrFlag, addr, err)
 	}
 	// iptables checks the rules themselves.
@@ -33,22 +33,39 @@ func (o *options) rules() (iptables.Config, error) {
 	return cfg, err
 }
 
-// reachableIPv6 returns whether to capture IPv6, if the agent listens on this host: the
-// rules redirect to 127.0.0.1 and ::1, or to the addresses of virtual interfaces. It
-// returns an error if a redirected query would reach no listener.
-func reachableIPv6(host string, cfg iptables.Config) (iptables.Choice, error) {
-	if len(cfg.VirtualInterfaces) > 0 && host != "" && host != "0.0.0.0" {
-		return cfg.IPv6, fmt.Errorf("queries of capture-virtual-interface %v are redirected to the address of that interface: want no host before the port, which is all addresses", cfg.VirtualInterfaces)
+// servedFamilies leaves out the families for which an agent on this host does not listen
+// where the rules redirect to. It returns an error for a family that is required, and if
+// none is left.
+func servedFamilies(cfg iptables.Config, host string) (iptables.Config, error) {
+	hosts := []string{host}
+	switch host {
+	case "":
+		hosts = []string{"0.0.0.0", "::"}
+	case "localhost":
+		hosts = []string{"127.0.0.1", "::1"}
 	}
-	switch {
-	case host == "" || host == "localhost":
-		return cfg.IPv6, nil
-	case host != "127.0.0.1" && host != "0.0.0.0":
-		return cfg.IPv6, errors.New("the rules redirect to 127.0.0.1 and ::1: want localhost, or no host before the port")
-	case cfg.IPv6 == iptables.On:
-		return cfg.IPv6, errors.New("with capture-ipv6 on, the rules redirect to ::1 too: want localhost, or no host before the port")
+	served := map[iptables.Family]bool{}
+	for _, host := range hosts {
+		addr, err := netip.ParseAddr(host)
+		if err == nil && cfg.Serves(netip.AddrPortFrom(addr, cfg.Port)) {
+			served[iptables.FamilyOf(addr)] = true
+		}
 	}
-	return iptables.Off, nil
+	if len(served) == 0 && len(cfg.VirtualInterfaces) > 0 {
+		return cfg, fmt.Errorf("queries of capture-virtual-interface %v are redirected to the address of that interface: want no host before the port, which is all addresses", cfg.VirtualInterfaces)
+	}
+	if len(served) == 0 {
+		return cfg, errors.New("the rules redirect to 127.0.0.1 and ::1: want localhost, or no host before the port")
+	}
+	if !served[iptables.IPv6] && cfg.IPv6 == iptables.On {
+		return cfg, errors.New("with capture-ipv6 on, the rules redirect to ::1 too: want localhost, or no host before the port")
+	}
+	for _, f := range []iptables.Family{iptables.IPv4, iptables.IPv6} {
+		if !served[f] {
+			cfg = cfg.Without(f)
+		}
+	}
+	return cfg, nil
 }
 
 // ownQueriesPass returns an error if this process, as an agent, would capture its own

@@ -99,12 +99,12 @@ func (o *options) completeNode(cfg *agent.Config) error {
 
 // captureConfig returns how the agent captures. The caller sets the switch.
 func (o *options) captureConfig() (*agent.CaptureConfig, error) {
-	if err := cmp.Or(ownQueriesPass(o.capture.Rules), o.ownNetwork()); err != nil {
+	if err := cmp.Or(ownQueriesPass(o.capture.Config), o.ownNetwork()); err != nil {
 		return nil, err
 	}
 	cfg := o.capture
 	var err error
-	if cfg.Rules, err = o.rules(); err != nil {
+	if cfg.Config, err = o.rulesConfig(); err != nil {
 		return nil, err
 	}
 	if o.captureServers == serversResolvConf {

@@ -57,7 +57,7 @@ func newOptions(flags *pflag.FlagSet) *options {
 	o := &options{
 		flags:          flags,
 		agent:          agent.DefaultConfig(),
-		capture:        agent.CaptureConfig{Rules: iptables.DefaultConfig()},
+		capture:        agent.CaptureConfig{Config: iptables.DefaultConfig()},
 		labelsFile:     "/etc/istio/pod/labels",
 		captureEnabled: true,
 		captureServers: serversAll,
@@ -141,23 +141,23 @@ func (o *options) declareCache(g settings.Group) {
 
 // declareCapture declares which queries are redirected to the agent.
 func (o *options) declareCapture(g settings.Group) {
-	rules := &o.capture.Rules
+	cfg := &o.capture.Config
 	g.Bool(&o.installRules, "capture", "redirect port 53 of this host to the agent while it runs; needs CAP_NET_ADMIN")
 	g.Bool(&o.captureEnabled, enabledFlag, "capture DNS where --capture or 'nametap capture apply' asks for it; false installs no rules").Env("ISTIO_META_DNS_CAPTURE").Formerly("dns-capture")
 	g.Text(&o.captureServers, "capture-servers", "nameservers whose queries are captured: all, or only those of resolv-conf").Formerly("servers")
-	g.Var(settings.List(&rules.AgentUIDs, settings.ParseUint[uint32]), "capture-agent-uid", "`uid` of the agent, whose own queries pass; may be repeated").Formerly("agent-uid")
-	g.Var(settings.List(&rules.AgentGIDs, settings.ParseUint[uint32]), "capture-agent-gid", "`gid` of the agent, whose own queries pass; may be repeated").Formerly("agent-gid")
-	g.Var(settings.List(&rules.ExcludeUIDs, settings.ParseUint[uint32]), "capture-exclude-uid", "`uid` of a user whose queries pass; may be repeated").Formerly("exclude-uid")
-	g.Var(settings.List(&rules.ExcludeGIDs, settings.ParseUint[uint32]), "capture-exclude-gid", "`gid` of a group whose queries pass; may be repeated").Formerly("exclude-gid")
-	g.Var(settings.List(&rules.ExcludeCIDRs, parsePrefix), "capture-exclude-cidr", "`network` such as 10.0.0.0/8: queries to nameservers there pass; may be repeated").Formerly("exclude-cidr")
-	g.Var(settings.List(&rules.ExcludeInterfaces, settings.ParseString), "capture-exclude-interface", "outgoing `interface` through which queries pass; tun+ is all that begin with tun; may be repeated").Formerly("exclude-interface")
-	g.Var(settings.List(&rules.ExcludeSourcePorts, settings.ParseUint[uint16]), "capture-exclude-source-port", "`port` from which queries pass; may be repeated").Formerly("exclude-source-port")
-	g.Var(settings.List(&rules.VirtualInterfaces, settings.ParseString), "capture-virtual-interface", "`interface` of containers or virtual machines whose queries are captured, too; may be repeated").Formerly("virtual-interface")
-	g.Var(settings.Uint(&rules.Zone), "capture-conntrack-zone", "conntrack zone of captured queries, from 0 to 65535; 0 is none").Formerly("conntrack-zone")
-	g.Text(&rules.IPv6, "capture-ipv6", "whether to capture queries over IPv6: auto (if this machine has it), on or off").Formerly("ipv6")
-	g.Text(&rules.Backend, "capture-backend", "backend of iptables for the rules: auto, nft or legacy").Formerly("backend")
-	g.Var(settings.Duration(&rules.Interval, settings.ZeroRefused), "capture-reconcile", "check and repair the rules this often").Formerly("reconcile")
-	g.Negated(&o.capture.FailClosed, failOpenFlag, "when the agent has ended, let queries reach nameservers again; false leaves the rules in. After a crash 'nametap capture remove --after-agent' does so").Formerly("fail-open")
+	g.Var(settings.List(&cfg.AgentUIDs, settings.ParseUint[uint32]), "capture-agent-uid", "`uid` of the agent, whose own queries pass; may be repeated").Formerly("agent-uid")
+	g.Var(settings.List(&cfg.AgentGIDs, settings.ParseUint[uint32]), "capture-agent-gid", "`gid` of the agent, whose own queries pass; may be repeated").Formerly("agent-gid")
+	g.Var(settings.List(&cfg.ExcludeUIDs, settings.ParseUint[uint32]), "capture-exclude-uid", "`uid` of a user whose queries pass; may be repeated").Formerly("exclude-uid")
+	g.Var(settings.List(&cfg.ExcludeGIDs, settings.ParseUint[uint32]), "capture-exclude-gid", "`gid` of a group whose queries pass; may be repeated").Formerly("exclude-gid")
+	g.Var(settings.List(&cfg.ExcludeCIDRs, parsePrefix), "capture-exclude-cidr", "`network` such as 10.0.0.0/8: queries to nameservers there pass; may be repeated").Formerly("exclude-cidr")
+	g.Var(settings.List(&cfg.ExcludeInterfaces, settings.ParseString), "capture-exclude-interface", "outgoing `interface` through which queries pass; tun+ is all that begin with tun; may be repeated").Formerly("exclude-interface")
+	g.Var(settings.List(&cfg.ExcludeSourcePorts, settings.ParseUint[uint16]), "capture-exclude-source-port", "`port` from which queries pass; may be repeated").Formerly("exclude-source-port")
+	g.Var(settings.List(&cfg.VirtualInterfaces, settings.ParseString), "capture-virtual-interface", "`interface` of containers or virtual machines whose queries are captured, too; may be repeated").Formerly("virtual-interface")
+	g.Var(settings.Uint(&cfg.Zone), "capture-conntrack-zone", "conntrack zone of captured queries, from 0 to 65535; 0 is none").Formerly("conntrack-zone")
+	g.Text(&cfg.IPv6, "capture-ipv6", "whether to capture queries over IPv6: auto (if this machine has it), on or off").Formerly("ipv6")
+	g.Text(&cfg.Backend, "capture-backend", "backend of iptables for the rules: auto, nft or legacy").Formerly("backend")
+	g.Var(settings.Duration(&cfg.Interval, settings.ZeroRefused), "capture-reconcile", "check and repair the rules this often").Formerly("reconcile")
+	g.Negated(&cfg.FailClosed, failOpenFlag, "when the agent has ended, let queries reach nameservers again; false leaves the rules in. After a crash 'nametap capture remove --after-agent' does so").Formerly("fail-open")
 	g.Bool(&o.hostNetwork, hostNetworkFlag, "capture even in a pod on its node's network: the DNS of the whole node, until 'nametap capture remove'").Formerly("host-network")
 	g.String(&o.hostIP, "capture-host-ip", "`address` of the pod's node, to recognise a pod on its node's network").Env("HOST_IP").Formerly("host-ip")
 }

@@ -109,7 +109,7 @@ func printXDS(w io.Writer, status agent.Status) {
 // printCapture prints what the agent says of the rules that it keeps.
 func printCapture(w io.Writer, capture *agent.CaptureStatus) {
 	if capture != nil && capture.Remaining != "" {
-		fmt.Fprintf(w, "capture\trules cannot be taken out, which is tried again: %s\n", capture.Remaining)
+		fmt.Fprintf(w, "capture\trules cannot be removed; it is tried again: %s\n", capture.Remaining)
 	}
 	switch {
 	case capture == nil:
@@ -118,6 +118,6 @@ func printCapture(w io.Writer, capture *agent.CaptureStatus) {
 		fmt.Fprintf(w, "capture\t%s; the rules cannot be read: %s\n", capture.Because, capture.Error)
 		return
 	}
-	fmt.Fprintf(w, "capture\t%s, rules mended %d times\n", capture.Because, capture.Repairs)
+	fmt.Fprintf(w, "capture\t%s, %d repairs\n", capture.Because, capture.Repairs)
 	printRules(w, *capture.Rules)
 }

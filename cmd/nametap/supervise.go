@@ -54,7 +54,7 @@ func superviseAgent(ctx context.Context, cfg agent.Config, signals agentSignals)
 // removeRules removes the capture rules of an agent that has crashed, unless the settings say
 // that they stay. It runs another process, since this one has to stay small.
 func removeRules(ctx context.Context, cfg agent.Config) {
-	if cfg.Capture.FailClosed {
+	if cfg.Capture.Config.FailClosed {
 		return
 	}
 	defer debug.FreeOSMemory() // this process stays small

@@ -1,0 +1,49 @@
+package agent
+
+import (
+	"errors"
+	"net/netip"
+
+	"github.com/nametap/nametap/iptables"
+)
+
+// inputs are what the desired value is made of.
+type inputs struct {
+	Switch
+	servers []netip.Addr              // of resolv.conf, none before it has any
+	without map[iptables.Family]error // families that are left out, and why
+}
+
+// errNoServers says that resolv.conf has not had nameservers yet.
+var errNoServers = errors.New("resolv.conf names no nameserver whose queries to capture")
+
+// desired returns what is to be kept. If that cannot be said, it returns why: then
+// everything stays as it is.
+func (in inputs) desired(cfg CaptureConfig) (iptables.Desired, error) {
+	d := iptables.Desired{On: in.On, Because: in.Because, Config: cfg.Config}
+	if !in.On {
+		return d, nil
+	}
+	if cfg.ResolvConf != "" {
+		if len(in.servers) == 0 { // none would mean all
+			return d, errNoServers
+		}
+		d.Config.Servers = in.servers
+	}
+	left := 0
+	for _, f := range families() {
+		err := in.without[f]
+		switch choice := cfg.Config.Family(f); {
+		case err != nil && choice == iptables.On:
+			return d, err
+		case err != nil:
+			d.Config = d.Config.Without(f)
+		case choice != iptables.Off:
+			left++
+		}
+	}
+	if left == 0 {
+		return d, errors.Join(in.without[iptables.IPv4], in.without[iptables.IPv6])
+	}
+	return d, nil
+}

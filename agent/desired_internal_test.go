@@ -1,0 +1,61 @@
+package agent
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/nametap/nametap/iptables"
+)
+
+// K6, K9, K17: what is kept for each switch, each nameservers of resolv.conf and each
+// family whose listeners do not answer.
+func TestDesired(t *testing.T) {
+	t.Parallel()
+	silent := errors.New("a listener does not answer")
+	v4, v6 := iptables.IPv4, iptables.IPv6
+	required, without6 := iptables.Config{IPv6: iptables.On}, iptables.Config{IPv6: iptables.Off}
+	servers := []netip.Addr{netip.MustParseAddr("192.0.2.53")}
+	out := func(families ...iptables.Family) map[iptables.Family]error {
+		without := map[iptables.Family]error{}
+		for _, f := range families {
+			without[f] = silent
+		}
+		return without
+	}
+	on := Switch{On: true, Because: "of the test"}
+	for name, test := range map[string]struct {
+		config CaptureConfig
+		in     inputs
+		want   iptables.Config
+		err    error
+	}{
+		"on":                               {in: inputs{Switch: on}},
+		"off":                              {in: inputs{without: out(v4, v6)}},
+		"off without nameservers":          {config: CaptureConfig{ResolvConf: "resolv.conf"}},
+		"nameservers":                      {config: CaptureConfig{ResolvConf: "resolv.conf"}, in: inputs{Switch: on, servers: servers}, want: iptables.Config{Servers: servers}},
+		"no nameservers":                   {config: CaptureConfig{ResolvConf: "resolv.conf"}, in: inputs{Switch: on}, err: errNoServers},
+		"IPv6 does not answer":             {in: inputs{Switch: on, without: out(v6)}, want: iptables.Config{IPv6: iptables.Off}},
+		"IPv4 does not answer":             {in: inputs{Switch: on, without: out(v4)}, want: iptables.Config{IPv4: iptables.Off}},
+		"none answers":                     {in: inputs{Switch: on, without: out(v4, v6)}, err: silent},
+		"IPv6 is required":                 {config: CaptureConfig{Config: required}, in: inputs{Switch: on, without: out(v6)}, err: silent},
+		"IPv6 is required, IPv4 is not":    {config: CaptureConfig{Config: required}, in: inputs{Switch: on, without: out(v4)}, want: iptables.Config{IPv4: iptables.Off, IPv6: iptables.On}},
+		"IPv6 is not wanted, IPv4 answers": {config: CaptureConfig{Config: without6}, in: inputs{Switch: on}, want: without6},
+		"IPv6 is not wanted, IPv4 silent":  {config: CaptureConfig{Config: without6}, in: inputs{Switch: on, without: out(v4)}, err: silent},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := test.in.desired(test.config)
+			if !errors.Is(err, test.err) {
+				t.Fatalf("error %v, want %v", err, test.err)
+			}
+			want := iptables.Desired{On: test.in.On, Because: test.in.Because, Config: test.want}
+			if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{})); err == nil && diff != "" {
+				t.Errorf("desired (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

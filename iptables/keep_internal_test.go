@@ -1,0 +1,71 @@
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// K9: the next step for each desired value and each phase.
+func TestNext(t *testing.T) {
+	t.Parallel()
+	unset, off, on := &target{}, &target{set: true}, &target{set: true, Desired: Desired{On: true}}
+	for _, test := range []struct {
+		desired *target
+		now     phase
+		due     bool
+		want    step
+	}{
+		{unset, untouched, true, stepNone},
+		{unset, captured, true, stepNone},
+
+		{on, untouched, true, stepApply},
+		{on, outdated, true, stepApply},
+		{on, outdated, false, stepWait}, // after a failure
+		{on, captured, false, stepWait},
+		{on, captured, true, stepCheck},
+		{on, unhooked, true, stepApply}, // it is on again while replies are in flight
+		{on, removed, true, stepApply},
+
+		{off, untouched, true, stepUnhook}, // an earlier agent may have left rules
+		{off, captured, true, stepUnhook},
+		{off, outdated, true, stepUnhook},
+		{off, outdated, false, stepWait}, // after a failure
+		{off, unhooked, false, stepWait}, // replies are in flight
+		{off, unhooked, true, stepRemove},
+		{off, removed, true, stepNone},
+		{off, removed, false, stepNone},
+	} {
+		t.Run(fmt.Sprintf("set %v on %v phase %d due %v", test.desired.set, test.desired.On, test.now, test.due), func(t *testing.T) {
+			if got := next(test.desired, test.now, test.due); got != test.want {
+				t.Errorf("step %d, want %d", got, test.want)
+			}
+		})
+	}
+}
+
+// K13: a step of a removal that may succeed is soon tried again for 15 s before its
+// failure is reported, one that cannot is reported at once and tried again after 15 s.
+func TestRetries(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := new(Capture)
+		failure := errors.New("a failure")
+		start := time.Now()
+		for c.failed(failure, true) == nil {
+			if wait := time.Until(c.due); wait > 2*longestPause || c.retries.reported != nil {
+				t.Fatalf("tried again after %v, reported %v", wait, c.retries.reported)
+			}
+			<-time.After(time.Until(c.due))
+		}
+		if took := time.Since(start); took < removePatience || c.retries.reported == nil || time.Now().Before(c.due) {
+			t.Errorf("reported after %v, tried again in %v", took, time.Until(c.due))
+		}
+		c = new(Capture)
+		if err := c.failed(failure, false); err == nil || time.Until(c.due) != removePatience {
+			t.Errorf("%v, tried again after %v", err, time.Until(c.due))
+		}
+	})
+}
