@@ -11,8 +11,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
-// targets answers with n targets and seven addresses of each in the additional section;
-// with referral the targets are nameservers.
+// targets returns a handler that answers with n targets and seven addresses of each in the
+// additional section; with referral the targets are nameservers.
 func targets(n int, referral bool) fakedns.Handler {
 	return func(query *dns.Msg, _ string) *dns.Msg {
 		reply := new(dns.Msg).SetReply(query)
@@ -35,9 +35,8 @@ func targets(n int, referral bool) fakedns.Handler {
 	}
 }
 
-// Additional records that do not fit are no reason to ask again over TCP, whether a reply
-// is made anew or relayed; whole RRsets are left out. The addresses that a referral needs
-// are.
+// Additional records that do not fit do not set TC, in a new reply or a relayed one: whole
+// RRsets are left out. Glue that does not fit sets TC.
 func TestAdditionalRecordsAreLeftOut(t *testing.T) { // A9, F2
 	t.Parallel()
 	for _, referral := range []bool{false, true} {

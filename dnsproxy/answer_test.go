@@ -42,7 +42,7 @@ func TestHeader(t *testing.T) { // A1
 	}
 	resp := p.ask(t, "nowhere.example", dns.TypeA)
 	if resp.Authoritative || !resp.RecursionAvailable {
-		t.Errorf("a SERVFAIL of ours: want AA=0, RA=1:\n%v", resp)
+		t.Errorf("a SERVFAIL of nametap: want AA=0, RA=1:\n%v", resp)
 	}
 }
 
@@ -67,7 +67,7 @@ func TestNoData(t *testing.T) { // A2
 		t.Errorf("want AA=1, RA=1:\n%v", resp)
 	}
 	if asked := fake.Queries(); len(asked) > 0 {
-		t.Errorf("own names were forwarded: %v", asked)
+		t.Errorf("mesh names were forwarded: %v", asked)
 	}
 }
 
@@ -110,7 +110,7 @@ func TestOtherTypes(t *testing.T) { // A4
 		for name, want := range map[string]string{
 			"web":                        "NODATA web.",
 			"web.shop.svc.cluster.local": "NODATA web.shop.svc.cluster.local.",
-			"new.example.com":            "NODATA new.example.com.", // upstream: NXDOMAIN
+			"new.example.com":            "NODATA new.example.com.", // NXDOMAIN from the nameserver
 		} {
 			if got := outcome(p.ask(t, name, code)); got != want {
 				t.Errorf("%s %s\n got %s\nwant %s", name, qtype, got, want)
@@ -127,7 +127,7 @@ func TestOtherTypes(t *testing.T) { // A4
 	}
 	p.converse(t, []dialogue{
 		{"api.example.com TXT", `api.example.com. TXT "hello"`},
-		{"api.example.com MX", "NODATA"}, // upstream's own, without our SOA
+		{"api.example.com MX", "NODATA"}, // the nameserver's answer, without nametap's SOA
 		{"new.example.com.corp.example TXT", "new.example.com.corp.example. CNAME new.example.com.; NODATA new.example.com."},
 	})
 	fake.Handle(fakedns.Rcode(dns.RcodeServerFailure))
@@ -229,7 +229,7 @@ func TestEDNS(t *testing.T) { // A8
 			resp := p.exchange(t, "udp", req)
 			if got := resp.IsEdns0(); got == nil || got.Do() != do || got.UDPSize() != 1232 || len(got.Option) > 0 ||
 				got.Version() != 0 || resp.Rcode != dns.RcodeSuccess {
-				t.Errorf("DO=%v: want an OPT of ours:\n%v", do, resp)
+				t.Errorf("DO=%v: want an OPT record of nametap:\n%v", do, resp)
 			}
 		}
 	}

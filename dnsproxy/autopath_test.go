@@ -36,8 +36,8 @@ func TestAutopath(t *testing.T) { // N5
 		})
 	}
 	p.converse(t, []dialogue{
-		// By short name, where no FQDN and no shorter expansion says the same: the CNAME
-		// leads to the FQDN, since systemd-resolved takes one to a single label for a loop.
+		// A short name, where no FQDN and no shorter expansion matches: the CNAME's target
+		// is the FQDN, because systemd-resolved treats a single label as a loop.
 		{"web.corp.example A", "web.corp.example. CNAME web.shop.svc.cluster.local.; web.shop.svc.cluster.local. A 10.0.0.1"},
 		{"WEB.Corp.example AAAA", "WEB.Corp.example. CNAME web.shop.svc.cluster.local.; NODATA web.shop.svc.cluster.local."},
 		{"db.bank.corp.example A", "db.bank.corp.example. CNAME db.bank.svc.cluster.local.; db.bank.svc.cluster.local. A 10.0.0.2"},
@@ -47,12 +47,12 @@ func TestAutopath(t *testing.T) { // N5
 		{"nick.corp.example A", "nick.corp.example. CNAME db.bank.svc.cluster.local.; db.bank.svc.cluster.local. A 10.0.0.2"},
 		{"web.shop.svc.cluster.local.corp.example A",
 			"web.shop.svc.cluster.local.corp.example. CNAME web.shop.svc.cluster.local.; web.shop.svc.cluster.local. A 10.0.0.1"},
-		// A name that is the mesh's as it stands needs no CNAME.
+		// A mesh name without a search domain needs no CNAME.
 		{"web.shop.svc.cluster.local A", "web.shop.svc.cluster.local. A 10.0.0.1"},
 		{"db.bank.svc.cluster.local A", "db.bank.svc.cluster.local. A 10.0.0.2"},
 	})
 	if asked := fake.Queries(); len(asked) > 0 {
-		t.Errorf("own names were forwarded: %v", asked)
+		t.Errorf("mesh names were forwarded: %v", asked)
 	}
 	p.converse(t, []dialogue{
 		{"corp.example A", forwarded},
@@ -64,7 +64,7 @@ func TestAutopath(t *testing.T) { // N5
 	})
 }
 
-// The first domain of the list that fits wins, also where one ends in another.
+// The first matching domain of the list wins, also if one domain is a suffix of another.
 func TestAutopathOrder(t *testing.T) { // N5
 	t.Parallel()
 	for _, c := range []struct{ search, target string }{
@@ -117,7 +117,7 @@ func TestSpecialNames(t *testing.T) { // N7
 	} {
 		p.converse(t, []dialogue{{name + " A", forwarded}})
 	}
-	p.converse(t, []dialogue{ // these are names like any other
+	p.converse(t, []dialogue{ // these names are not special
 		{"localhost.shop.svc.cluster.local A", "localhost.shop.svc.cluster.local. A 10.0.0.2"},
 		{"localhost.shop A", "localhost.shop. A 10.0.0.2"},
 		{"web.localhost.svc A", "web.localhost.svc. A 10.0.0.3"},

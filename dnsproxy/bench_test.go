@@ -12,7 +12,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/table"
 )
 
-// mesh is a table of n hosts: nine Services of ten, and ServiceEntries.
+// mesh returns a table of n hosts: nine of ten are Services, the others ServiceEntries.
 func mesh(n int) hosts {
 	h := make(hosts, n)
 	for i := range n {
@@ -42,7 +42,7 @@ func BenchmarkNewTable(b *testing.B) {
 	}
 }
 
-// BenchmarkAnswer measures a query over UDP, there and back, one at a time.
+// BenchmarkAnswer measures round trips of single queries over UDP.
 func BenchmarkAnswer(b *testing.B) {
 	p := start(b, dnsproxy.Config{
 		Namespace: "shop-1", ResolvConf: resolvConf(b, "search shop-1.svc.cluster.local svc.cluster.local cluster.local"),
@@ -84,8 +84,8 @@ func BenchmarkAnswer(b *testing.B) {
 	}
 }
 
-// BenchmarkLoadOneChanged measures a push that differs in one host from the one
-// before: what it costs to see what changed, and to build that anew.
+// BenchmarkLoadOneChanged measures a push that differs in one host from the previous one:
+// finding the change, and building the shard.
 func BenchmarkLoadOneChanged(b *testing.B) {
 	for _, n := range []int{10_000, 100_000} {
 		b.Run(strconv.Itoa(n), func(b *testing.B) {
@@ -110,7 +110,7 @@ func BenchmarkLoadOneChanged(b *testing.B) {
 	}
 }
 
-// BenchmarkTableMemory reports what a host of a table takes, with all its short names
+// BenchmarkTableMemory reports the memory of a host in a table, including its short names
 // and three search domains.
 func BenchmarkTableMemory(b *testing.B) {
 	const n = 100_000

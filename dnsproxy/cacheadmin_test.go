@@ -9,7 +9,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// The cache can be looked into, and forgets what it is told to.
+// The cache lists its entries, and forgets those that are flushed.
 func TestFlushCache(t *testing.T) { // F21
 	t.Parallel()
 	fake := nameserver(t, anywhere("192.0.2.1"))
@@ -47,7 +47,7 @@ func TestFlushCache(t *testing.T) { // F21
 	}
 }
 
-// What is on its way when the cache is flushed is not kept.
+// A reply in flight when the cache is flushed is not cached.
 func TestQueryInFlightAtFlush(t *testing.T) { // F21, F17
 	t.Parallel()
 	h := newHandover(t, "127.0.56", dnsproxy.Config{UpstreamTimeout: wait.Limit})

@@ -42,7 +42,7 @@ func TestCacheAnswers(t *testing.T) { // F8
 	}
 }
 
-// Each question counts once, whoever looks for it in how many places.
+// Each query counts once as a hit or a miss.
 func TestCacheCounts(t *testing.T) { // F8, R4
 	t.Parallel()
 	fake := nameserver(t, fakedns.Answer("www.example. 300 IN A 192.0.2.1"))
@@ -59,7 +59,7 @@ func TestCacheCounts(t *testing.T) { // F8, R4
 	}
 }
 
-// What a client says of DNSSEC changes what a nameserver answers.
+// The bits DO and CD are part of the cache's key: they change what a nameserver answers.
 func TestCacheKeepsApart(t *testing.T) { // F8
 	t.Parallel()
 	fake := nameserver(t, fakedns.Answer("www.example. 300 IN A 192.0.2.1"))
@@ -81,7 +81,7 @@ func TestCacheKeepsApart(t *testing.T) { // F8
 	if asked := fake.Queries(); len(asked) != 4 {
 		t.Errorf("four kinds of query were asked as %v", asked)
 	}
-	// A query without RD asks what a nameserver has, not what we have.
+	// A query without RD asks for what the nameserver has in its cache.
 	req := question("www.example", dns.TypeA)
 	req.RecursionDesired = false
 	p.exchange(t, "udp", req)
@@ -95,7 +95,7 @@ func TestNegativeAnswersAreKept(t *testing.T) { // F8
 	fake := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
 		reply := new(dns.Msg).SetRcode(query, dns.RcodeNameError)
 		if query.Question[0].Qtype == dns.TypeTXT {
-			return reply // without an SOA it must not be kept: RFC 2308, section 5
+			return reply // without an SOA it must not be cached: RFC 2308, section 5
 		}
 		soa, err := dns.NewRR("example. 300 IN SOA ns.example. h.example. 1 2 3 4 60")
 		if err != nil {
@@ -126,7 +126,7 @@ func TestWithoutCache(t *testing.T) { // F8
 	fake := nameserver(t, fakedns.Truncate(fakedns.Size(2000)))
 	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake), CacheSize: -1})
 	for range 2 {
-		// The nameserver is asked as the client asks.
+		// The nameserver is asked over the client's transport.
 		if resp := p.exchange(t, "udp", withEDNS(question("big.example", dns.TypeTXT), 1232)); !resp.Truncated {
 			t.Errorf("over UDP, want TC:\n%v", resp)
 		}
@@ -152,7 +152,7 @@ func TestQuestionsInFlightAreShared(t *testing.T) { // F8
 		<-release
 		return answer(query, network)
 	})
-	other := nameserver(t, fakedns.Silence) // takes the copies and repetitions
+	other := nameserver(t, fakedns.Silence) // receives the duplicates and retries
 	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake, other), UpstreamTimeout: wait.Limit})
 	var asking sync.WaitGroup
 	for i := range clients {
@@ -170,8 +170,8 @@ func TestQuestionsInFlightAreShared(t *testing.T) { // F8
 		t.Errorf("%v of %d queries were counted", requests, clients)
 	}
 	p.ask(t, "www.example", dns.TypeA)
-	// Repetitions to a server that is late are bounded by the time it takes, not by the
-	// number of clients.
+	// The number of retries to a late server depends on its delay, not on the number of
+	// clients.
 	ids := map[string]int{}
 	for _, q := range fake.Queries() {
 		ids[fmt.Sprint(q.Name, q.Type)]++
@@ -198,7 +198,7 @@ func TestFailuresAreShortlyKept(t *testing.T) { // F8
 	})
 }
 
-// testShortlyKept asks again while a nameserver fails, and after it has recovered.
+// testShortlyKept queries repeatedly while a nameserver fails, and after it has recovered.
 func testShortlyKept(t *testing.T, fake *fakedns.Server, cfg dnsproxy.Config, want string) {
 	t.Helper()
 	p := startForwarder(t, cfg)
@@ -217,7 +217,7 @@ func testShortlyKept(t *testing.T, fake *fakedns.Server, cfg dnsproxy.Config, wa
 	})
 }
 
-// What refuses connections has failed too, and is not asked for each query.
+// A nameserver that refuses connections has failed, too, and is not asked for every query.
 func TestUnreachableIsShortlyKept(t *testing.T) { // F8
 	t.Parallel()
 	p := startForwarder(t, dnsproxy.Config{Upstreams: []upstream.Spec{deadServer(t)}})
@@ -229,7 +229,7 @@ func TestUnreachableIsShortlyKept(t *testing.T) { // F8
 	}
 }
 
-// Neither a month nor a day without a name is believed.
+// The TTLs of positive and negative answers are bounded.
 func TestTTLsAreBounded(t *testing.T) { // F8
 	t.Parallel()
 	fake := nameserver(t, withSOA(t, "86400", fakedns.Answer("www.example. 9999999 IN A 192.0.2.1")))
@@ -276,9 +276,9 @@ func TestServeStale(t *testing.T) { // F9
 		if e := ede(resp); e == nil || e.InfoCode != dns.ExtendedErrorCodeStaleAnswer {
 			t.Errorf("want the error that says it is stale:\n%v", resp)
 		}
-		// What was never asked has no answer to give.
+		// A question that was never answered has no stale answer.
 		p.converse(t, []dialogue{{"other.example A", "SERVFAIL"}})
-		// Nameservers that are back are seen.
+		// Nameservers that recover are used.
 		fake.Handle(fakedns.Answer("www.example. 300 IN A 192.0.2.2"))
 		wait.Until(t, "the new answer", func() bool {
 			return outcome(p.ask(t, "www.example", dns.TypeA)) == "www.example. A 192.0.2.2"
@@ -295,7 +295,7 @@ func TestServeStaleOff(t *testing.T) { // F9
 	wait.Until(t, "SERVFAIL", func() bool { return p.ask(t, "www.example", dns.TypeA).Rcode == dns.RcodeServerFailure })
 }
 
-// A name that is asked for often never makes a client wait once it is known.
+// A popular name is refreshed before it expires, so no client waits for it.
 func TestRefreshAhead(t *testing.T) { // F8
 	t.Parallel()
 	fake := nameserver(t, fakedns.Answer("www.example. 2 IN A 192.0.2.1"))
@@ -306,7 +306,7 @@ func TestRefreshAhead(t *testing.T) { // F8
 	})
 }
 
-// While nameservers are down, clients are not made to wait for them.
+// While nameservers are down, clients get stale answers at once.
 func TestStaleAtOnce(t *testing.T) { // F9
 	t.Parallel()
 	const names = 20
@@ -341,7 +341,7 @@ func TestStaleAtOnce(t *testing.T) { // F9
 	if slow > 1 {
 		t.Errorf("%d of %d clients waited", slow, 3*names)
 	}
-	// It is seen when they are back, although no client waits.
+	// Their recovery is noticed, although no client waits for them.
 	fake.Handle(anywhere("192.0.2.2"))
 	wait.Until(t, "the new answer", func() bool {
 		return outcome(p.ask(t, name(0), dns.TypeA)) == "www0.example. A 192.0.2.2"

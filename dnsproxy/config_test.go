@@ -49,7 +49,7 @@ func TestResolvConf(t *testing.T) { // F5
 	for _, c := range []struct {
 		lines    []string
 		servers  string
-		autopath string // search domains that work
+		autopath string // search domains that are applied
 		ignored  []string
 	}{
 		{nil, "[]", "", nil},
@@ -62,7 +62,7 @@ func TestResolvConf(t *testing.T) { // F5
 			"[2001:db8::1 fe80::1%eth0 10.0.0.1]", "c.example", nil,
 		},
 		{
-			[]string{"search a.example", "search b.example"}, // the last one counts
+			[]string{"search a.example", "search b.example"}, // the last one wins
 			"[]", "b.example", nil,
 		},
 		{
@@ -132,7 +132,7 @@ func TestUpstreamsReplaceResolvConf(t *testing.T) { // F5
 func TestMetrics(t *testing.T) { // R4
 	t.Parallel()
 	fake := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
-		return new(dns.Msg).SetRcode(query, 15) // no code of any RFC
+		return new(dns.Msg).SetRcode(query, 15) // not assigned by any RFC
 	})
 	p := start(t, dnsproxy.Config{Upstreams: append(servers(fake), deadServer(t))})
 	p.load(t, hosts{"api.example.com": external("192.0.2.1")})

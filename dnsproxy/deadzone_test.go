@@ -16,8 +16,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// deadZone is a handler that answers every name but those below dead.zone.example, as a
-// resolver does that waits for that zone's nameservers.
+// deadZone is a handler that answers every name except those below dead.zone.example, like
+// a resolver that waits for that zone's nameservers.
 func deadZone(query *dns.Msg, _ string) *dns.Msg {
 	name := query.Question[0].Name
 	if strings.HasSuffix(name, "dead.zone.example.") {
@@ -34,8 +34,8 @@ func deadZone(query *dns.Msg, _ string) *dns.Msg {
 	return reply
 }
 
-// flood asks for names of the dead zone, without waiting for replies, until the test
-// ends. It returns once so many were sent.
+// flood queries names of the dead zone, without waiting for replies, until the test ends.
+// It returns after the first n queries.
 func flood(t *testing.T, p *proxy, pause time.Duration, first int) {
 	t.Helper()
 	conn := p.dial(t, "udp")
@@ -67,7 +67,7 @@ func flood(t *testing.T, p *proxy, pause time.Duration, first int) {
 	wait.For(t, "the flood begins", sent)
 }
 
-// F16, F10: names whose own servers are silent do not make other names fail.
+// F16, F10: names whose zone's servers are silent do not make other names fail.
 func TestDeadZone(t *testing.T) {
 	t.Parallel()
 	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(nameserver(t, deadZone))})
@@ -77,8 +77,8 @@ func TestDeadZone(t *testing.T) {
 	}
 }
 
-// F16, F10: nor do they take the places of all other queries in flight, and neither does
-// a dead domain below a live one.
+// F16, F10: queries for a dead zone, also one below a live domain, do not use up all places
+// of queries in flight.
 func TestDeadZonesLeaveRoom(t *testing.T) {
 	t.Parallel()
 	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(nameserver(t, deadZone)), MaxInflight: 64})
@@ -94,8 +94,8 @@ func TestDeadZonesLeaveRoom(t *testing.T) {
 	}
 }
 
-// F16: dnsmasq, whose own nameserver is dead, answers probes: what it knows itself is not
-// refused beside a flood of what it does not.
+// F16: dnsmasq answers probes although its own nameserver is dead, so queries for names
+// that it knows are not refused during a flood of other names.
 func TestDeadZoneBehindDnsmasq(t *testing.T) {
 	t.Parallel()
 	binary, err := exec.LookPath("dnsmasq")
@@ -103,7 +103,7 @@ func TestDeadZoneBehindDnsmasq(t *testing.T) {
 		t.Skip("NOT TESTED: dnsmasq is not installed: apt-get install dnsmasq-base")
 	}
 	dead := nameserver(t, fakedns.Silence)
-	addr := deadServer(t) // a port that is free
+	addr := deadServer(t) // a free port
 	args := []string{
 		"--keep-in-foreground", "--conf-file=/dev/null", "--pid-file=", "--user=", "--no-resolv", "--bind-interfaces",
 		"--listen-address=127.0.0.1", fmt.Sprintf("--port=%d", addr.Addr.Port()),

@@ -9,8 +9,8 @@ import (
 	"github.com/nametap/nametap/api"
 )
 
-// Whatever table is pushed and whatever packet comes in, the responder answers what
-// the plain reference does. settings selects namespace, domain and search list.
+// For every table and every packet, the fast path answers as the reference does. settings
+// selects namespace, domain and search list.
 func FuzzDifferential(f *testing.F) { // N1-N11, A1-A6, A8, A9
 	const settings = 8
 	var worlds []*world
@@ -19,7 +19,7 @@ func FuzzDifferential(f *testing.F) { // N1-N11, A1-A6, A8, A9
 		w := newWorld(f, g.config, g.search)
 		worlds = append(worlds, w)
 		g.table()
-		g.keys = g.keys[:min(len(g.keys), 4)] // the fuzzer is slow with much to change
+		g.keys = g.keys[:min(len(g.keys), 4)] // the fuzzer is slow on large inputs
 		table := map[string]*api.NameTable_NameInfo{}
 		for i, key := range g.keys {
 			g.infos[i].Ips = g.infos[i].Ips[:min(len(g.infos[i].Ips), 5)]
@@ -53,8 +53,8 @@ func FuzzDifferential(f *testing.F) { // N1-N11, A1-A6, A8, A9
 	})
 }
 
-// plainNamespaces reports whether all namespaces are labels, as Kubernetes has it.
-// Which short names a Service has with another namespace is not said anywhere.
+// plainNamespaces reports whether all namespaces are labels, as in Kubernetes. The short
+// names of a Service in any other namespace are unspecified.
 func plainNamespaces(table *api.NameTable) bool {
 	for _, info := range table.GetTable() {
 		namespace := info.GetNamespace()

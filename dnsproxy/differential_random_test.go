@@ -12,8 +12,8 @@ import (
 	"github.com/nametap/nametap/api"
 )
 
-// A generator makes a random world and queries to it, the same for the same seed.
-// Its vocabulary is small, so that names clash.
+// A generator makes a random world and queries to it, determined by its seed. Its
+// vocabulary is small, so that names collide.
 type generator struct {
 	*rand.Rand
 	config Config
@@ -23,7 +23,7 @@ type generator struct {
 	infos  []*api.NameTable_NameInfo
 }
 
-// label63 and long are as long as they may be: a label, and labels of a name.
+// label63 is a label and long the labels of a name of maximal length.
 var (
 	label63 = strings.Repeat("l", 63)
 	long    = strings.Join([]string{label63, label63, label63}, ".")
@@ -65,7 +65,7 @@ func newGenerator(seed uint64) *generator {
 			g.search = append(g.search, g.recased(s))
 		}
 	}
-	if g.one(3) { // suffixes that settings name
+	if g.one(3) { // suffixes in settings
 		for range 1 + g.IntN(3) {
 			g.config.Bypass = append(g.config.Bypass, g.suffix())
 			g.config.LocalOnly = append(g.config.LocalOnly, g.suffix())
@@ -76,10 +76,10 @@ func newGenerator(seed uint64) *generator {
 
 func pick[T any](g *generator, from ...T) T { return from[g.IntN(len(from))] }
 
-// one is true once in n times.
+// one reports true with a probability of 1/n.
 func (g *generator) one(n int) bool { return g.IntN(n) == 0 }
 
-// recased is sometimes s in random case.
+// recased returns s, sometimes in random case.
 func (g *generator) recased(s string) string {
 	if !g.one(3) {
 		return s
@@ -93,7 +93,7 @@ func (g *generator) recased(s string) string {
 	return string(b)
 }
 
-// name is a name of the vocabulary.
+// name returns a name of the vocabulary.
 func (g *generator) name() string {
 	var labels []string
 	for range g.IntN(3) {
@@ -102,7 +102,7 @@ func (g *generator) name() string {
 	return strings.Join(append(labels, pick(g, append(someTails, g.domain, "svc."+g.domain, pick(g, someLabels...))...)), ".")
 }
 
-// suffix is a suffix of the vocabulary that a setting may name.
+// suffix returns a suffix of the vocabulary that a setting may name.
 func (g *generator) suffix() string {
 	return g.recased(pick(g, "corp.example", "example.com", "wild.example.com", "svc."+g.domain, g.domain, "shop.svc."+g.domain,
 		"bank.svc."+g.domain, "10.in-addr.arpa", "svc", "a", g.name()))
@@ -129,8 +129,8 @@ func (g *generator) table() map[string]*api.NameTable_NameInfo {
 	return table
 }
 
-// before makes a table that another was pushed after: a part of that, and some of
-// it with other addresses.
+// before makes the table of the previous push: a part of the current one, some of it with
+// other addresses.
 func (g *generator) before(table map[string]*api.NameTable_NameInfo) map[string]*api.NameTable_NameInfo {
 	part := map[string]*api.NameTable_NameInfo{}
 	for _, key := range g.keys {
@@ -177,19 +177,19 @@ func (g *generator) entry() (key string, info *api.NameTable_NameInfo) {
 	case 6, 7:
 		return "*." + g.name(), info
 	case 8:
-		if len(g.search) > 0 { // as it is asked for with a search domain
+		if len(g.search) > 0 { // expanded with a search domain
 			return g.name() + "." + pick(g, g.search...), info
 		}
-	case 9: // what others have as a short name
+	case 9: // a short name of another host
 		return pick(g, short, short+"."+namespace, short+"."+namespace+".svc"), info
-	case 10: // as long as can be, and one byte longer
+	case 10: // the longest name, and one byte more
 		name := long + "." + strings.Repeat("x", 59+g.IntN(4)) + ".e"
 		return pick(g, "", "", "*.") + name[g.IntN(4):], info
 	}
 	return g.name(), info
 }
 
-// ips are the addresses of an entry.
+// ips returns the addresses of an entry.
 func (g *generator) ips() []string {
 	var ips []string
 	for range pick(g, 0, 1, 1, 1, 1, 2, 3, 8, 30, pick(g, 60, 300)) {
@@ -211,7 +211,7 @@ func (g *generator) ips() []string {
 	return ips
 }
 
-// asked is a name to ask for: one that might be somebody's, then changed.
+// asked returns a name to query: one that a host may have, then changed.
 func (g *generator) asked() []string {
 	var name string
 	if n := len(g.keys); n > 0 && !g.one(8) {
@@ -251,7 +251,7 @@ func (g *generator) asked() []string {
 	return g.changed(strings.Split(name, "."))
 }
 
-// changed is a name with something else about its labels.
+// changed returns a name with changed labels.
 func (g *generator) changed(labels []string) []string {
 	at := g.IntN(len(labels))
 	switch g.IntN(28) {
@@ -279,8 +279,8 @@ func (g *generator) changed(labels []string) []string {
 	return labels
 }
 
-// query makes a query, at times with an EDNS size on the edge of what the response
-// takes, and what it comes over.
+// query makes a query and its transport, at times with an EDNS size that is just enough for
+// the response or just too small.
 func (g *generator) query(r *reference) ([]byte, transport) {
 	over := transport(g.IntN(int(transports)))
 	packet := make([]byte, 12, 600)
@@ -335,7 +335,7 @@ func (g *generator) addOPT(packet []byte, r *reference) []byte {
 	return packet
 }
 
-// damaged is a packet that is out of the ordinary or broken.
+// damaged returns a packet that is unusual or malformed.
 func (g *generator) damaged(packet []byte) []byte {
 	add := func(count int, record string) []byte {
 		packet[count]++

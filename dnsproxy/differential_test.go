@@ -21,12 +21,12 @@ import (
 	"github.com/nametap/nametap/api"
 )
 
-// firstSeed moves the differential test to other tables and queries:
+// firstSeed selects other tables and queries for the differential test:
 // go test ./dnsproxy -run Differential -differential.seed 12345.
 var firstSeed = flag.Uint64("differential.seed", 0, "first seed of the differential test's tables")
 
-// What the differential test does, and the part of the queries that it does under
-// the race detector, which makes it ten times slower.
+// The extent of the differential test, and the part of the queries for the race detector,
+// which makes the test ten times slower.
 const (
 	differentialTables  = 200
 	differentialQueries = 1100 // for each table
@@ -39,7 +39,7 @@ func underRace() bool {
 	return info != nil && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
 
-// A world is a server and the reference for it, with the same table.
+// A world is a server and its reference, with the same table.
 type world struct {
 	server    *Server
 	responder *responder
@@ -47,7 +47,7 @@ type world struct {
 	seen      tally
 }
 
-// A tally counts what kinds of queries there were, so that none is missing.
+// A tally counts the kinds of queries, so that the test can check that there was each kind.
 type tally map[string]int
 
 func newWorld(tb testing.TB, cfg Config, search []string) *world {
@@ -67,7 +67,7 @@ func newWorld(tb testing.TB, cfg Config, search []string) *world {
 	}
 }
 
-// load gives both one table, the server in one NameTable or two.
+// load gives both the same table, the server in one NameTable or two.
 func (w *world) load(tb testing.TB, table map[string]*api.NameTable_NameInfo) {
 	tb.Helper()
 	halves := []*api.NameTable{{Table: map[string]*api.NameTable_NameInfo{}}, {Table: map[string]*api.NameTable_NameInfo{}}}
@@ -88,7 +88,7 @@ func (w *world) load(tb testing.TB, table map[string]*api.NameTable_NameInfo) {
 	w.reference.load(table)
 }
 
-// compare has both answer a packet and says how the responder is wrong.
+// compare lets both answer a packet and reports how they differ.
 func (w *world) compare(packet []byte, over transport) error {
 	const before = "what the buffer held before"
 	asked := bytes.Clone(packet)
@@ -107,14 +107,14 @@ func (w *world) compare(packet []byte, over transport) error {
 	}
 	switch {
 	case !ok && len(got) > 0:
-		return fmt.Errorf("handed on, with %d bytes in the buffer", len(got))
+		return fmt.Errorf("passed on, with %d bytes in the buffer", len(got))
 	case !ok && want != nil && q.demand == mustAnswer:
-		return fmt.Errorf("handed on; want\n%v", want)
+		return fmt.Errorf("passed on; want\n%v", want)
 	case !ok:
-		w.seen["handed on"]++
+		w.seen["passed on"]++
 		return w.compareServed(packet, &q, over)
 	case want == nil:
-		return fmt.Errorf("answered; want it handed on:\n%s", printable(got))
+		return fmt.Errorf("answered; want it passed on:\n%s", printable(got))
 	}
 	limit := w.reference.limit(&q, over)
 	if err := w.compareResponse(got, &q, want, limit); err != nil {
@@ -123,15 +123,15 @@ func (w *world) compare(packet []byte, over transport) error {
 	return nil
 }
 
-// compareServed compares what becomes of a query that was handed on, and that is not to
-// be answered from the table: it is answered without nameservers, or forwarded, of which
-// there are none.
+// compareServed compares the results for a query that the table does not answer and that
+// was passed to a worker: nametap answers it itself or, without nameservers, fails to
+// forward it.
 func (w *world) compareServed(packet []byte, q *refQuery, over transport) error {
 	if q.demand != mustAnswer {
 		return nil
 	}
 	want := w.reference.selfAnswer(q)
-	if want == nil && w.seen["handed on"]%8 != 0 { // they are many and all alike
+	if want == nil && w.seen["passed on"]%8 != 0 { // there are many and they are alike
 		return nil
 	}
 	got := w.server.handler.serve(packet, &arrival{over: over})
@@ -148,7 +148,7 @@ func (w *world) compareServed(packet []byte, q *refQuery, over transport) error 
 	return nil
 }
 
-// printable is a response for people.
+// printable returns a response as text.
 func printable(packet []byte) string {
 	msg := new(dns.Msg)
 	if err := msg.Unpack(packet); err != nil {
@@ -157,8 +157,8 @@ func printable(packet []byte) string {
 	return msg.String()
 }
 
-// compareResponse compares a response with the whole one, of which it may have
-// what fits limit.
+// compareResponse compares a response with the untruncated one, of which it has what fits
+// in limit.
 func (w *world) compareResponse(packet []byte, q *refQuery, want *dns.Msg, limit int) error {
 	answers, authority := refCut(q, want, limit)
 	got := new(dns.Msg)
@@ -201,7 +201,7 @@ func compareRecords(got, want *dns.Msg) error {
 		}
 	}
 	for i, rr := range got.Answer {
-		// The first ones of want are as many of every type as fit.
+		// The response has as many records of every type as fit.
 		counts[want.Answer[i].Header().Rrtype]++
 		counts[rr.Header().Rrtype]--
 		switch key := recordKey(rr); {
@@ -230,7 +230,7 @@ func isAddress(rr dns.RR) bool {
 	return rr.Header().Rrtype == dns.TypeA || rr.Header().Rrtype == dns.TypeAAAA
 }
 
-// recordKey is the same for records that are equal, their names byte for byte.
+// recordKey returns the same key for equal records; names are compared byte by byte.
 func recordKey(rr dns.RR) string {
 	h := rr.Header()
 	data := ""
@@ -247,7 +247,7 @@ func recordKey(rr dns.RR) string {
 		binary.BigEndian.AppendUint32(nil, uint32(h.Rrtype)<<16|uint32(h.Class)), h.Ttl)) + data
 }
 
-// count takes note of an answer's kind.
+// count counts the kind of an answer.
 func (w *world) count(resp *dns.Msg, truncated bool) {
 	kind := "addresses"
 	switch {
@@ -267,8 +267,7 @@ func (w *world) count(resp *dns.Msg, truncated bool) {
 	}
 }
 
-// The responder answers what the plain reference does, for random tables and
-// queries.
+// The fast path answers as the reference does, for random tables and queries.
 func TestDifferential(t *testing.T) { // N1-N11, A1-A6, A8, A9
 	t.Parallel()
 	queries := differentialQueries
@@ -304,7 +303,7 @@ func TestDifferential(t *testing.T) { // N1-N11, A1-A6, A8, A9
 	})
 	t.Log(seen)
 	for _, kind := range []string{
-		"handed on", "self", "addresses", "nodata", "pointers", "autopath",
+		"passed on", "self", "addresses", "nodata", "pointers", "autopath",
 		"truncated addresses", "truncated nodata", "truncated pointers",
 	} {
 		if all := queries * differentialTables; seen["tables"] == differentialTables && seen[kind] < all/20_000 {
@@ -313,8 +312,7 @@ func TestDifferential(t *testing.T) { // N1-N11, A1-A6, A8, A9
 	}
 }
 
-// A response of the longest length that TCP has room for is whole, and a longer one
-// is cut.
+// A response of 65,535 bytes is complete over TCP; a longer one is truncated.
 func TestReferenceLargest(t *testing.T) { // A9
 	t.Parallel()
 	cfg := Config{TTL: time.Second, EDNSUDPSize: 65534, Domain: "cluster.local"}

@@ -14,8 +14,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// withSOA gives a handler's negative answers an SOA record with a TTL in seconds, so
-// that they are kept.
+// withSOA adds an SOA record with a TTL in seconds to a handler's negative answers, so that
+// they are cached.
 func withSOA(tb testing.TB, ttl string, handler fakedns.Handler) fakedns.Handler {
 	tb.Helper()
 	soa, err := dns.NewRR("example. " + ttl + " IN SOA ns.example. h.example. 1 2 3 4 " + ttl)
@@ -31,7 +31,7 @@ func withSOA(tb testing.TB, ttl string, handler fakedns.Handler) fakedns.Handler
 	}
 }
 
-// except answers the names below a suffix by a handler of their own.
+// except answers the names below a suffix with another handler.
 func except(suffix string, special, others fakedns.Handler) fakedns.Handler {
 	return func(query *dns.Msg, network string) *dns.Msg {
 		if dns.IsSubDomain(suffix, strings.ToLower(query.Question[0].Name)) {
@@ -53,9 +53,9 @@ func startWalker(tb testing.TB, handler fakedns.Handler, cfg dnsproxy.Config) (*
 	return startForwarder(tb, cfg), fake
 }
 
-// The first name that has any address is the one for both families. Of the family that it
-// lacks there is no CNAME record, at which glibc would end its walk: a client that asks for
-// that family only comes to a later name that has it.
+// The first name that has an address is the target for both families. For the family
+// without addresses there is no CNAME record, which would end glibc's walk: a client that
+// wants only that family reaches a later name that has it.
 func TestWalkLeadsToOneHost(t *testing.T) { // F13
 	t.Parallel()
 	known := fakedns.Answer(
@@ -82,7 +82,7 @@ func TestWalkLeadsToOneHost(t *testing.T) { // F13
 				{"db.shop.example AAAA", "db.shop.example. CNAME db.corp.example.; db.corp.example. AAAA 2001:db8::1"},
 				{"api.shop.example A", "api.shop.example. CNAME api.corp.example.; api.corp.example. A 192.0.2.3"},
 				{"api.shop.example AAAA", "NODATA example."},
-				// One that has no address at all is passed over, as glibc does.
+				// A name without any address is skipped, as in glibc.
 				{"mail.shop.example A", "mail.shop.example. CNAME mail.lab.example.; mail.lab.example. A 192.0.2.4"},
 				{"here.shop.example A", "here.shop.example. A 192.0.2.5"},
 				{"none.shop.example A", "NXDOMAIN"},
@@ -95,7 +95,8 @@ func TestWalkLeadsToOneHost(t *testing.T) { // F13
 	}
 }
 
-// A search list may have the root in it: the name is tried as it is there, as in glibc.
+// A search list may contain the root: the unexpanded name is tried at that place, as in
+// glibc.
 func TestWalkRootInSearchList(t *testing.T) { // F13, F5
 	t.Parallel()
 	known := withSOA(t, "60", fakedns.Answer("db. 60 IN A 192.0.2.1", "db.corp.example. 60 IN A 192.0.2.2", "api.corp.example. 60 IN A 192.0.2.3"))
@@ -115,17 +116,17 @@ func TestWalkRootInSearchList(t *testing.T) { // F13, F5
 	}
 }
 
-// Only the start of a client's walk is walked: other names below the search list are
-// meant as they are, or the client has come to them by itself.
+// Only the first query of a client's walk starts a walk: other names below the search list
+// are literal, or later steps of the client's own walk.
 func TestWalkOnlyFromTheStart(t *testing.T) { // F13
 	t.Parallel()
 	p, fake := startWalker(t, fakedns.Answer("db.lab.example. 60 IN A 192.0.2.1", "a.b.c.d. 60 IN A 192.0.2.2"), dnsproxy.Config{})
 	p.converse(t, []dialogue{
 		{"db.corp.example A", "NXDOMAIN"},
-		{"a.b.c.d.shop.example A", "NXDOMAIN"}, // with that many dots it is tried as it is first
+		{"a.b.c.d.shop.example A", "NXDOMAIN"}, // a client tries a name with that many dots unexpanded first
 	})
 	signed := question("db.shop.example", dns.TypeA).SetEdns0(1232, true)
-	if got := outcome(p.exchange(t, "udp", signed)); got != "NXDOMAIN" { // a CNAME of ours could not be validated
+	if got := outcome(p.exchange(t, "udp", signed)); got != "NXDOMAIN" { // a client could not validate nametap's CNAME
 		t.Errorf("with DO: %s", got)
 	}
 	if asked := fake.Queries(); len(asked) != 3 {
@@ -133,7 +134,7 @@ func TestWalkOnlyFromTheStart(t *testing.T) { // F13
 	}
 }
 
-// A name of the table ends the walk, as it would end the client's.
+// A mesh name ends the walk, as it would end the client's.
 func TestWalkEndsAtTable(t *testing.T) { // F13
 	t.Parallel()
 	p, _ := startWalker(t, withSOA(t, "60", fakedns.Answer("db.lab.example. 60 IN A 192.0.2.1")), dnsproxy.Config{})
@@ -145,8 +146,8 @@ func TestWalkEndsAtTable(t *testing.T) { // F13
 	})
 }
 
-// A name whose nameservers are silent does not delay one before it, and delays one after
-// it no longer than the time for a query.
+// A name whose nameservers are silent does not delay a name before it, and delays one after
+// it by at most the query timeout.
 func TestWalkWithDeadZone(t *testing.T) { // F13, F16
 	t.Parallel()
 	const timeout = 2 * time.Second
@@ -168,7 +169,7 @@ func TestWalkWithDeadZone(t *testing.T) { // F13, F16
 	}
 }
 
-// The search list is part of what an answer was found by.
+// A cached walk does not outlive a change of the search list.
 func TestWalkFollowsSearchList(t *testing.T) { // F13, F5
 	t.Parallel()
 	path := resolvConf(t, "nameserver 192.0.2.53", "search shop.example corp.example", "options ndots:3")
@@ -186,7 +187,7 @@ func TestWalkFollowsSearchList(t *testing.T) { // F13, F5
 	}
 }
 
-// What a walk found goes stale with its parts, and never becomes fresh again.
+// The result of a walk becomes stale with its parts, and never fresh again.
 func TestWalkStale(t *testing.T) { // F13, F9
 	t.Parallel()
 	known := fakedns.Answer("db.corp.example. 1 IN A 192.0.2.1")
@@ -211,8 +212,8 @@ func TestWalkStale(t *testing.T) { // F13, F9
 	})
 }
 
-// What is asked for often is asked anew before it expires, and its TTL is never longer
-// than what is left of that of its parts.
+// A popular walk is refreshed before it expires, and its TTL is never longer than the
+// remaining TTL of its parts.
 func TestWalkRefreshed(t *testing.T) { // F13, F8
 	t.Parallel()
 	p, fake := startWalker(t, withSOA(t, "600", fakedns.Answer("db.corp.example. 2 IN A 192.0.2.1")), dnsproxy.Config{})
@@ -234,7 +235,7 @@ func TestWalkRefreshed(t *testing.T) { // F13, F8
 	})
 }
 
-// The alias lives as long as its target.
+// The CNAME record's TTL is that of its target.
 func TestWalkTTL(t *testing.T) { // F13
 	t.Parallel()
 	p, _ := startWalker(t, withSOA(t, "600", fakedns.Answer("db.corp.example. 60 IN AAAA 2001:db8::1")), dnsproxy.Config{})

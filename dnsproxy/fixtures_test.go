@@ -17,7 +17,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/table"
 )
 
-// The fixtures are whole responses of istiod: wire bytes, and the same as JSON.
+// The fixtures are complete responses of istiod, as wire bytes and as JSON.
 const fixtures = "testdata/"
 
 // resources returns the resources of a response, of either variant of ADS.
@@ -77,14 +77,14 @@ func TestIstiodsPushes(t *testing.T) { // C1, N1, N2, N4
 				}
 			}
 			if asked := fake.Queries(); len(asked) > 0 {
-				t.Errorf("own names were forwarded: %v", asked)
+				t.Errorf("mesh names were forwarded: %v", asked)
 			}
 			p.converse(t, []dialogue{{"old.example A", forwarded}})
 		})
 	}
 }
 
-// askHost asks for a host by all its names.
+// askHost queries all names of a host.
 func askHost(t *testing.T, p *proxy, key string, info *api.NameTable_NameInfo) {
 	t.Helper()
 	name := strings.Replace(key, "*", "any.name", 1)

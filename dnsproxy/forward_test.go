@@ -23,7 +23,7 @@ func startForwarder(tb testing.TB, cfg dnsproxy.Config) *proxy {
 	return p
 }
 
-// deadServer returns an address at which nobody listens.
+// deadServer returns an address without a listener.
 func deadServer(tb testing.TB) upstream.Spec {
 	tb.Helper()
 	fake, err := fakedns.Start(fakedns.Silence)
@@ -56,12 +56,13 @@ func TestFailuresMoveOn(t *testing.T) { // F3
 			if took := time.Since(began); took > 1900*time.Millisecond {
 				t.Errorf("%s: two queries took %s", dns.RcodeToString[rcode], took)
 			}
-			// Once more than that without EDNS, which it may not know (RFC 6891, section 7).
+			// There is one more query, without EDNS, which the server may not know (RFC
+			// 6891, section 7).
 			if asked := len(first.Queries()); asked > 4 {
 				t.Errorf("%s: the first server was asked %d times for two queries", dns.RcodeToString[rcode], asked)
 			}
 		}
-		// All fail: the first failure is passed on.
+		// All fail: the client gets the first failure.
 		other := nameserver(t, fakedns.Rcode(dns.RcodeNotAuth))
 		p := startForwarder(t, dnsproxy.Config{Upstreams: append([]upstream.Spec{deadServer(t)}, servers(bad, other)...)})
 		p.converse(t, []dialogue{{"www.example A", dns.RcodeToString[rcode]}})
@@ -88,7 +89,7 @@ func TestDeadServers(t *testing.T) { // F3
 		p := startForwarder(t, dnsproxy.Config{Upstreams: append([]upstream.Spec{first}, servers(good)...)})
 		p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})
 	}
-	// Dead servers alone are no reason to wait, also if one is named twice.
+	// If all servers are dead the query fails at once, also if one is listed twice.
 	p := startForwarder(t, dnsproxy.Config{Upstreams: []upstream.Spec{dead, dead}})
 	began := time.Now()
 	resp := p.exchange(t, "udp", withEDNS(question("www.example", dns.TypeA), 1232))
@@ -104,7 +105,7 @@ func TestDeadServers(t *testing.T) { // F3
 	}
 }
 
-// What is lost once is asked again within the query's time.
+// A lost query is retried within the query's timeout.
 func TestLostReply(t *testing.T) { // F4
 	t.Parallel()
 	lost := make(chan struct{}, 2)
@@ -135,7 +136,7 @@ func TestDeadline(t *testing.T) { // F4
 			t.Errorf("SERVFAIL took %s, want %s", took, timeout)
 		}
 	}
-	// A failure that was said is better than one that was not.
+	// A server's failure response wins over silence.
 	refuses := nameserver(t, fakedns.Rcode(dns.RcodeRefused))
 	p := startForwarder(t, dnsproxy.Config{UpstreamTimeout: 200 * time.Millisecond, Upstreams: servers(refuses, silent)})
 	p.converse(t, []dialogue{{"www.example A", "REFUSED"}})
@@ -222,7 +223,7 @@ func TestMaxInflight(t *testing.T) { // F10
 	p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})
 }
 
-// A reason that is long leaves the response in bounds.
+// A long reason does not exceed the response's limit.
 func TestLongReason(t *testing.T) { // A9
 	t.Parallel()
 	var dead []upstream.Spec

@@ -16,8 +16,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// Whatever a push holds, a table is built or refused, twice the same, and all that
-// it lists is answered.
+// For every push, a table is built or refused, deterministically, and every name that it
+// lists is answered.
 func FuzzTable(f *testing.F) { // N7, N10
 	for _, h := range contested() {
 		f.Add(h.wire(f), "shop", "cluster.local")
@@ -51,7 +51,7 @@ func FuzzTable(f *testing.F) { // N7, N10
 	})
 }
 
-// Whatever comes in, the server lives on, and what it says is a response.
+// After any packet the server still works, and whatever it sends is a response.
 func FuzzQuery(f *testing.F) { // A10
 	for _, req := range []*dns.Msg{
 		question("web", dns.TypeA),
@@ -95,7 +95,7 @@ func FuzzQuery(f *testing.F) { // A10
 		binary.BigEndian.PutUint16(good, probe)
 		buf := make([]byte, dns.MaxMsgSize)
 		for deadline := time.Now().Add(wait.Limit); time.Now().Before(deadline); {
-			write(t, conn, good) // again if it, or what was fuzzed, filled a buffer
+			write(t, conn, good) // again, in case the fuzzed packet filled a buffer
 			if err := conn.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
 				t.Fatal(err)
 			}

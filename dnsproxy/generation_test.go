@@ -14,14 +14,14 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// A handover is a proxy whose resolv.conf names one nameserver and then another.
+// A handover is a proxy whose resolv.conf lists one nameserver and then another.
 type handover struct {
 	*proxy
 	path    string
 	before  *fakedns.Server
-	held    atomic.Int64  // queries that the nameserver before is holding
+	held    atomic.Int64  // queries that the first nameserver is holding
 	answer  chan struct{} // closed by release
-	release func()        // has it answer them
+	release func()        // lets it answer them
 }
 
 // on53 starts a nameserver on port 53 of a loopback address.
@@ -35,8 +35,8 @@ func on53(tb testing.TB, addr string, handler fakedns.Handler) *fakedns.Server {
 	return server
 }
 
-// newHandover starts a proxy with the nameserver before; the one after has the address
-// 192.0.2.2 for every name. The addresses of both are 127.0.NET.1 and 2.
+// newHandover starts a proxy with the first nameserver; the second one answers 192.0.2.2
+// for every name. Their addresses are 127.0.NET.1 and 127.0.NET.2.
 func newHandover(tb testing.TB, network string, cfg dnsproxy.Config) *handover {
 	tb.Helper()
 	h := &handover{answer: make(chan struct{})}
@@ -50,8 +50,7 @@ func newHandover(tb testing.TB, network string, cfg dnsproxy.Config) *handover {
 	return h
 }
 
-// hold makes the nameserver before hold what it is asked until release, and
-// then say late.
+// hold makes the first nameserver hold its queries until release, and answer late then.
 func (h *handover) hold(late *dns.Msg) {
 	h.before.Handle(func(query *dns.Msg, _ string) *dns.Msg {
 		h.held.Add(1)
@@ -61,7 +60,7 @@ func (h *handover) hold(late *dns.Msg) {
 	})
 }
 
-// change has resolv.conf name the nameserver after, and waits until it is in use.
+// change writes the second nameserver to resolv.conf, and waits until it is used.
 func (h *handover) change(tb testing.TB, network string) {
 	tb.Helper()
 	if err := os.WriteFile(h.path, []byte("nameserver "+network+".2\n"), 0o600); err != nil {
@@ -91,14 +90,14 @@ func message(tb testing.TB, rcode int, record string) *dns.Msg {
 	return msg
 }
 
-// What the nameservers before say once resolv.conf names others is for the clients that
-// asked them, and for nobody else.
+// After a change of resolv.conf, replies of the previous nameservers go only to the clients
+// that already wait for them.
 func TestQueryInFlightAtChange(t *testing.T) { // F17
 	t.Parallel()
 	const network, soa = "127.0.54", "example. 900 IN SOA ns.example. h.example. 1 2 3 4 900"
 	for name, c := range map[string]struct {
 		late *dns.Msg
-		want string // for the client that asked before
+		want string // for the client that asked before the change
 		size int    // of the cache
 	}{
 		"NXDOMAIN":      {message(t, dns.RcodeNameError, soa), "NXDOMAIN", 0},
@@ -114,7 +113,7 @@ func TestQueryInFlightAtChange(t *testing.T) { // F17
 			wait.Until(t, "the first query", func() bool { return h.held.Load() > 0 })
 			h.change(t, network)
 			now := []dialogue{{"www.example A", "www.example. A 192.0.2.2"}}
-			h.converse(t, now) // it does not join the query that is under way
+			h.converse(t, now) // it does not join the query in flight
 			h.release()
 			if got := <-first; got != c.want {
 				t.Errorf("the client that asked before has %s, want %s", got, c.want)
@@ -125,7 +124,7 @@ func TestQueryInFlightAtChange(t *testing.T) { // F17
 	}
 }
 
-// A refresh that was under way when resolv.conf changed is not kept either.
+// The reply of a refresh that was in flight when resolv.conf changed is not cached.
 func TestRefreshInFlightAtChange(t *testing.T) { // F17
 	t.Parallel()
 	const network = "127.0.55"

@@ -26,10 +26,10 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// hosts is a NameTable to be.
+// hosts are the entries of a NameTable.
 type hosts map[string]*api.NameTable_NameInfo
 
-// wire returns the NameTable as a push holds it.
+// wire returns the NameTable in wire form.
 func (h hosts) wire(tb testing.TB) []byte {
 	tb.Helper()
 	wire, err := proto.Marshal(&api.NameTable{Table: h})
@@ -65,8 +65,8 @@ type proxy struct {
 	ended   <-chan error // what Run returned
 }
 
-// start runs a server for cfg on a free port of 127.0.0.1, with namespace shop,
-// no resolv.conf and no log unless cfg says otherwise.
+// start runs a server for cfg; by default on a free port of 127.0.0.1, with namespace shop,
+// without resolv.conf and log.
 func start(tb testing.TB, cfg dnsproxy.Config) *proxy {
 	tb.Helper()
 	return startIn(tb.Context(), tb, cfg)
@@ -95,7 +95,7 @@ func startIn(ctx context.Context, tb testing.TB, cfg dnsproxy.Config) *proxy {
 	return p
 }
 
-// newProxy is start without Run.
+// newProxy is like start, without Run.
 func newProxy(tb testing.TB, cfg dnsproxy.Config) *proxy {
 	tb.Helper()
 	p := &proxy{metrics: prometheus.NewRegistry()}
@@ -120,7 +120,7 @@ func newProxy(tb testing.TB, cfg dnsproxy.Config) *proxy {
 	return p
 }
 
-// load gives the server a push of one NameTable.
+// load loads a push of one NameTable.
 func (p *proxy) load(tb testing.TB, h hosts) {
 	tb.Helper()
 	if err := p.Load([][]byte{h.wire(tb)}); err != nil {
@@ -155,7 +155,7 @@ func (p *proxy) count(tb testing.TB, name string) float64 {
 	return 0
 }
 
-// bySource returns how many queries were answered from a source.
+// bySource returns the number of queries answered from a source.
 func (p *proxy) bySource(tb testing.TB, source string) float64 {
 	tb.Helper()
 	families, err := p.metrics.Gather()
@@ -205,7 +205,7 @@ func nameserver(tb testing.TB, handler fakedns.Handler) *fakedns.Server {
 	return server
 }
 
-// servers lists fake nameservers.
+// servers returns the addresses of fake nameservers.
 func servers(fakes ...*fakedns.Server) []upstream.Spec {
 	out := make([]upstream.Spec, len(fakes))
 	for i, fake := range fakes {
@@ -219,10 +219,10 @@ func question(name string, qtype uint16) *dns.Msg {
 	return new(dns.Msg).SetQuestion(dns.Fqdn(name), qtype)
 }
 
-// withEDNS gives a query an OPT record.
+// withEDNS adds an OPT record to a query.
 func withEDNS(req *dns.Msg, size uint16) *dns.Msg { return req.SetEdns0(size, false) }
 
-// ask asks over UDP, without EDNS.
+// ask sends a query over UDP, without EDNS.
 func (p *proxy) ask(tb testing.TB, name string, qtype uint16) *dns.Msg {
 	tb.Helper()
 	return p.exchange(tb, "udp", question(name, qtype))
@@ -242,7 +242,7 @@ func (p *proxy) exchange(tb testing.TB, network string, req *dns.Msg) *dns.Msg {
 	return resp
 }
 
-// send sends a packet and returns the one that comes back.
+// send sends a packet and returns the reply.
 func (p *proxy) send(tb testing.TB, network string, packet []byte) []byte {
 	tb.Helper()
 	conn := p.dial(tb, network)
@@ -251,7 +251,7 @@ func (p *proxy) send(tb testing.TB, network string, packet []byte) []byte {
 	return read(tb, conn)
 }
 
-// dial connects to a listener, with a deadline for all that follows.
+// dial connects to a listener, with a deadline for all further calls.
 func (p *proxy) dial(tb testing.TB, network string) net.Conn {
 	tb.Helper()
 	conn, err := net.Dial(network, p.addr(network))
@@ -264,7 +264,7 @@ func (p *proxy) dial(tb testing.TB, network string) net.Conn {
 	return conn
 }
 
-// write sends a message, over TCP with its length before it.
+// write sends a message, over TCP with its length prefix.
 func write(tb testing.TB, conn net.Conn, packet []byte) {
 	tb.Helper()
 	if _, tcp := conn.(*net.TCPConn); tcp {
@@ -307,12 +307,13 @@ func parse(tb testing.TB, packet []byte) *dns.Msg {
 	return msg
 }
 
-// forwarded is the outcome of a query that went to an upstream which knows nothing.
+// forwarded is the outcome of a query forwarded to a nameserver that answers NXDOMAIN to
+// everything.
 const forwarded = "NXDOMAIN"
 
-// outcome puts a response into a line: "OWNER TYPE DATA; …" with the addresses
-// sorted, the CNAME first; "NODATA OWNER" with the SOA's owner, after a CNAME if
-// there is one; or the response code.
+// outcome formats a response in one line: "OWNER TYPE DATA; …" with the addresses sorted,
+// the CNAME first; "NODATA OWNER" with the SOA's owner, after a CNAME if there is one; or
+// the response code.
 func outcome(resp *dns.Msg) string {
 	if resp.Rcode != dns.RcodeSuccess {
 		return dns.RcodeToString[resp.Rcode]
@@ -336,16 +337,16 @@ func outcome(resp *dns.Msg) string {
 	return strings.Join(append(cnames, others...), "; ")
 }
 
-// record is a record without class and TTL.
+// record formats a record without class and TTL.
 func record(rr dns.RR) string {
 	h := rr.Header()
 	return fmt.Sprintf("%s %s %s", h.Name, dns.TypeToString[h.Rrtype], strings.TrimPrefix(rr.String(), h.String()))
 }
 
-// A dialogue is a question, "NAME TYPE", and its outcome.
+// A dialogue is a question, "NAME TYPE", and its expected outcome.
 type dialogue struct{ ask, want string }
 
-// converse asks over UDP and compares.
+// converse sends the questions over UDP and compares the outcomes.
 func (p *proxy) converse(t *testing.T, dialogues []dialogue) {
 	t.Helper()
 	for _, d := range dialogues {
@@ -380,7 +381,7 @@ func explain(tb testing.TB, p *proxy, ask string) dnsproxy.Explanation {
 	return e
 }
 
-// newLog returns a logger and what it writes.
+// newLog returns a logger and the buffer it writes to.
 func newLog() (*slog.Logger, *testlog.Buffer) {
 	log := new(testlog.Buffer)
 	return log.Logger(), log

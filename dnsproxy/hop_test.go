@@ -14,8 +14,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
-// neighbourOptions are the options between two neighbours, and others are for whom they
-// reach.
+// neighbourOptions are the hop-by-hop options.
 func neighbourOptions() []dns.EDNS0 {
 	return []dns.EDNS0{
 		&dns.EDNS0_COOKIE{Code: dns.EDNS0COOKIE, Cookie: "0123456789abcdef"},
@@ -42,8 +41,8 @@ func optionCodes(msg *dns.Msg) []uint16 {
 	return codes
 }
 
-// What an OPT record says is between neighbours, on every way that a message can take:
-// only options for the other side go on, and only with messages that are relayed.
+// An OPT record is hop by hop, on every path of a message: only end-to-end options are
+// passed on, and only in relayed messages.
 func TestOPTIsHopByHop(t *testing.T) { // F19, A8, A11
 	t.Parallel()
 	const clientSize, serverSize = 4000, 3900
@@ -53,7 +52,7 @@ func TestOPTIsHopByHop(t *testing.T) { // F19, A8, A11
 		reply := new(dns.Msg).SetReply(query)
 		reply.SetEdns0(serverSize, true)
 		reply.IsEdns0().Option = slices.Concat(neighbourOptions(), otherOptions(), neighbourOptions())
-		// Records behind OPT, which a name is compressed against.
+		// Records after OPT, with a name compressed against another one.
 		reply.Extra = append(reply.Extra, &dns.A{
 			Hdr: dns.RR_Header{Name: "behind.example.", Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 5}, A: net.IPv4(192, 0, 2, 9),
 		})
@@ -103,13 +102,13 @@ func TestOPTIsHopByHop(t *testing.T) { // F19, A8, A11
 			})
 		}
 	}
-	// Who says nothing of EDNS is told nothing of it.
+	// A client without EDNS gets no OPT record.
 	req := question("www.example", dns.TypeA)
 	req.RecursionDesired = false
 	if resp := p.exchange(t, "udp", req); resp.IsEdns0() != nil || (<-got).IsEdns0() != nil {
 		t.Errorf("want no OPT record:\n%v", resp)
 	}
-	// Who says something is told that it was heard, whatever the nameserver knows of EDNS.
+	// A client with EDNS gets an OPT record, whether the nameserver supports EDNS or not.
 	old := nameserver(t, fakedns.Answer("www.example. 60 IN A 192.0.2.1"))
 	ignorant := startForwarder(t, dnsproxy.Config{Upstreams: servers(old)})
 	req = withEDNS(question("www.example", dns.TypeA), clientSize)
@@ -131,7 +130,7 @@ func TestOPTIsHopByHop(t *testing.T) { // F19, A8, A11
 	}
 }
 
-// The same holds for each message of a zone transfer.
+// OPT records are hop by hop in each message of a zone transfer, too.
 func TestOPTOfTransfersIsHopByHop(t *testing.T) { // F19
 	t.Parallel()
 	soa, err := dns.NewRR("corp.example. 60 IN SOA ns.corp.example. root.corp.example. 1 60 60 60 60")
@@ -163,7 +162,7 @@ func TestOPTOfTransfersIsHopByHop(t *testing.T) { // F19
 	go func() { served <- server.ActivateAndServe() }()
 	t.Cleanup(func() {
 		_ = listener.Close()
-		t.Log(<-served) // that the listener is closed
+		t.Log(<-served) // the error of the closed listener
 	})
 	p := startForwarder(t, dnsproxy.Config{Upstreams: []upstream.Spec{{Addr: netip.MustParseAddrPort(listener.Addr().String())}}})
 	packet, err := withEDNS(question("corp.example", dns.TypeAXFR), 4000).Pack()

@@ -65,10 +65,10 @@ func TestListeners(t *testing.T) { // R3
 	}
 }
 
-// A free UDP port that is taken for TCP is no free port.
+// A port that is free for UDP and taken for TCP is not used.
 func TestFreePort(t *testing.T) { // R3
 	t.Parallel()
-	const sockets = 300 // enough that the kernel offers a port that is taken
+	const sockets = 300 // enough for the kernel to offer a taken port
 	for range sockets {
 		taken, err := net.Listen("tcp4", "127.0.0.1:0")
 		if err != nil {
@@ -90,7 +90,7 @@ func TestDegraded(t *testing.T) { // R3
 		t.Skip("no IPv6: ", err)
 	}
 	defer func() { taken.Close() }()
-	for !portIsFreeElsewhere(taken) { // another test may have it for IPv4 or TCP
+	for !portIsFreeElsewhere(taken) { // another test may use it for IPv4 or TCP
 		taken.Close()
 		if taken, err = net.ListenPacket("udp6", "[::1]:0"); err != nil {
 			t.Fatal(err)
@@ -138,8 +138,8 @@ func TestNoListener(t *testing.T) { // R3
 	}
 }
 
-// A listener that dies ends Run. Nothing but the kernel can kill one, so the test
-// shuts the socket down behind the server's back.
+// A listener that dies ends Run. Only the kernel can break a socket, so the test shuts it
+// down without the server's knowledge.
 func TestListenerDies(t *testing.T) { // R3
 	t.Parallel()
 	p := start(t, dnsproxy.Config{})
@@ -164,7 +164,7 @@ func TestListenerDies(t *testing.T) { // R3
 	}
 }
 
-// Queries in flight when the end comes are answered.
+// Queries in flight at the end are answered.
 func TestShutdown(t *testing.T) { // R1
 	t.Parallel()
 	asked, release := make(chan struct{}, 100), make(chan struct{})
@@ -213,7 +213,7 @@ func TestShutdown(t *testing.T) { // R1
 	}
 }
 
-// A held query is in flight too, also if it is held longer than upstream may take.
+// A held query is in flight, too, also if it is held for longer than the upstream timeout.
 func TestShutdownWhileHeld(t *testing.T) { // R1, C6
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -235,8 +235,8 @@ func TestShutdownWhileHeld(t *testing.T) { // R1, C6
 	}
 }
 
-// Sockets that a service manager holds: queries wait in them while there is no server,
-// and the next one answers.
+// Queries wait in the sockets of a service manager while there is no server, and the next
+// server answers them.
 func TestAdoptedSockets(t *testing.T) { // R1
 	t.Parallel()
 	for _, address := range []string{"127.0.0.1:0", "0.0.0.0:0", "[::]:0"} {

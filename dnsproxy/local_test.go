@@ -9,8 +9,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
-// negative puts a response without answers into a line: the response code, and the owner
-// of the SOA.
+// negative formats a response without answers: the response code and the owner of the SOA.
 func negative(tb testing.TB, resp *dns.Msg) string {
 	tb.Helper()
 	if len(resp.Answer) > 0 || len(resp.Ns) != 1 {
@@ -19,8 +18,8 @@ func negative(tb testing.TB, resp *dns.Msg) string {
 	return dns.RcodeToString[resp.Rcode] + " " + resp.Ns[0].Header().Name
 }
 
-// A name that exists only as an ancestor of others is NODATA, or a resolver that goes by
-// RFC 8020 takes everything below it for missing too.
+// A name that exists only as an ancestor of others is NODATA: after NXDOMAIN, a resolver
+// that implements RFC 8020 would treat every name below it as missing.
 func TestLocalOnlyAncestors(t *testing.T) { // F12, A2
 	t.Parallel()
 	for _, autopath := range []dnsproxy.Autopath{dnsproxy.AutopathMesh, dnsproxy.AutopathAll, dnsproxy.AutopathOff} {
@@ -64,7 +63,7 @@ func TestLocalOnlyAncestors(t *testing.T) { // F12, A2
 					t.Errorf("autopath %s: %s %s: %s, want %s", autopath, name, dns.TypeToString[qtype], got, want)
 				}
 			}
-			// A walk of the search list may find more, but not for a name that exists.
+			// The search list is walked for such names, unless the name exists.
 			if autopath == dnsproxy.AutopathAll && want[:8] == "NXDOMAIN" {
 				continue
 			}
@@ -78,7 +77,7 @@ func TestLocalOnlyAncestors(t *testing.T) { // F12, A2
 	}
 }
 
-// The negative answers of own names, too, are those of the zone that the suffix is.
+// The SOA record of a mesh name's negative answer has the suffix as its owner, too.
 func TestLocalOnlyZone(t *testing.T) { // F12, A2
 	t.Parallel()
 	p := start(t, dnsproxy.Config{
@@ -106,7 +105,7 @@ func TestLocalOnlyZone(t *testing.T) { // F12, A2
 	}
 }
 
-// A local name with a search domain behind it does not leave either.
+// A local-only name followed by a search domain is not forwarded either.
 func TestLocalOnlyWithSearchDomain(t *testing.T) { // F12, N5
 	t.Parallel()
 	for _, autopath := range []dnsproxy.Autopath{dnsproxy.AutopathMesh, dnsproxy.AutopathAll, dnsproxy.AutopathOff} {
@@ -140,7 +139,7 @@ func TestLocalOnlyWithSearchDomain(t *testing.T) { // F12, N5
 				t.Errorf("autopath %s: %s left", autopath, q.Name)
 			}
 		}
-		// What is bypassed within it leaves, with a search domain too.
+		// A bypassed name within the suffix is forwarded, also with a search domain.
 		world.Reset()
 		p.ask(t, "a.open.svc.cluster.local.corp.example", dns.TypeMX)
 		p.ask(t, "a.svc.cluster.local.elsewhere.example", dns.TypeMX)

@@ -17,8 +17,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// ends waits for the end of Run, which comes while a nameserver is silent, long before the
-// time of its queries is up.
+// ends waits for the end of Run, which must come while a nameserver is silent, long before
+// its queries time out.
 func (p *proxy) ends(t *testing.T) {
 	t.Helper()
 	select {
@@ -31,9 +31,10 @@ func (p *proxy) ends(t *testing.T) {
 	}
 }
 
-// While no more queries may be in flight, what is in the cache is answered, stale too, and
-// so are own names; nothing is refreshed. Others are refused at once, also those that
-// are in flight already. What is in flight is answered, also after the end was asked for.
+// While the bound of queries in flight is reached, mesh names and cached names, stale ones
+// included, are answered, nothing is refreshed, and all other queries are refused at once,
+// even for questions in flight. Queries in flight are answered, also after the shutdown has
+// begun.
 func TestFullOfQueries(t *testing.T) { // F10, F9, F8, F12, F13, R1
 	t.Parallel()
 	const most = 8
@@ -58,7 +59,7 @@ func TestFullOfQueries(t *testing.T) { // F10, F9, F8, F12, F13, R1
 			wait.Until(t, name+": it has expired", func() bool {
 				resp := m.ask(t, k.name, dns.TypeA)
 				got, walked := outcome(resp), strings.HasSuffix(k.name, "cluster.local")
-				if got == "SERVFAIL" && walked { // a walk needs places of its own, and has nothing stale
+				if got == "SERVFAIL" && walked { // a walk needs slots of its own, and has no stale answer
 					return true
 				}
 				if want := k.outcome(worldAddr); got != want {
@@ -79,7 +80,7 @@ func TestFullOfQueries(t *testing.T) { // F10, F9, F8, F12, F13, R1
 	})
 }
 
-// closed reports whether nothing accepts connections any more.
+// closed reports whether the server has stopped accepting connections.
 func (p *proxy) closed() bool {
 	conn, err := (&dns.Client{Net: "tcp"}).Dial(p.addr("tcp"))
 	if err == nil {
@@ -88,9 +89,9 @@ func (p *proxy) closed() bool {
 	return err != nil
 }
 
-// A refresh is under way when the nameserver falls silent: clients join it once the answer
-// has expired, so that the server is probed for a loop, and are given the old answer. The
-// end does not wait for it.
+// The nameserver becomes silent during a refresh: after the answer has expired clients join
+// the refresh, so the server is probed for a loop, and they get the stale answer. The
+// shutdown does not wait for the refresh.
 func TestEndWithWorkInBackground(t *testing.T) { // F8, F9, F6, R1
 	t.Parallel()
 	meetings(t, dnsproxy.Config{UpstreamTimeout: 10 * wait.Limit}, func(m *meeting) {
@@ -113,7 +114,7 @@ func TestEndWithWorkInBackground(t *testing.T) { // F8, F9, F6, R1
 	})
 }
 
-// Nameservers that are overloaded are of no account once resolv.conf names others.
+// Overloaded nameservers are ignored once resolv.conf lists others.
 func TestOverloadEndsWithChange(t *testing.T) { // F10, F16, F17
 	t.Parallel()
 	const network = "127.0.56"
@@ -138,7 +139,7 @@ func TestOverloadEndsWithChange(t *testing.T) { // F10, F16, F17
 	}
 }
 
-// A nameserver that loops is of no account once resolv.conf names another.
+// A nameserver in a loop is ignored once resolv.conf lists another.
 func TestLoopEndsWithChange(t *testing.T) { // F6, F17
 	t.Parallel()
 	const network = "127.0.57"
@@ -150,8 +151,8 @@ func TestLoopEndsWithChange(t *testing.T) { // F6, F17
 	h.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.2"}})
 }
 
-// The end comes while a query is in flight at the nameserver before and another at the
-// one after a change of resolv.conf.
+// The shutdown begins while one query is in flight at the previous nameserver and another
+// at the current one, after a change of resolv.conf.
 func TestChangeWhileEnding(t *testing.T) { // F17, R1
 	t.Parallel()
 	const network = "127.0.58"
@@ -193,8 +194,8 @@ func TestChangeWhileEnding(t *testing.T) { // F17, R1
 	h.ends(t)
 }
 
-// What the nameservers before have said is not given stale once resolv.conf names others,
-// even if those are silent.
+// Answers of the previous nameservers are not used as stale ones after a change of
+// resolv.conf, even if the current nameservers are silent.
 func TestStaleEndsWithChange(t *testing.T) { // F9, F17
 	t.Parallel()
 	const network = "127.0.59"

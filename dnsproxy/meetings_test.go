@@ -18,19 +18,19 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// A meeting is a proxy with all rules for names at once, and the one nameserver that it
-// asks, over UDP, TCP or TLS.
+// A meeting is a proxy with all rules for names at once, and its one nameserver, reached
+// over UDP, TCP or TLS.
 type meeting struct {
 	*proxy
 	t      *testing.T
-	cancel func() // asks for the end
+	cancel func() // begins the shutdown
 	fake   *fakedns.Server
 	conf   string       // the path of resolv.conf
 	held   atomic.Int64 // queries that the nameserver is holding
-	probes atomic.Int64 // for loops, that it has answered
+	probes atomic.Int64 // loop probes that it has answered
 }
 
-// The addresses that nameservers give to names, and the table's.
+// The addresses that the nameserver answers with, and those of the table.
 const (
 	worldAddr = "192.0.2.1"
 	otherAddr = "192.0.2.2"
@@ -38,14 +38,14 @@ const (
 	dbAddr    = "10.0.0.2"
 )
 
-// A kind is a name whose answer another rule decides.
+// A kind is a name for one of the rules.
 type kind struct {
 	name string
-	want string // its outcome, <addr> for the address that nameservers give
-	asks string // the name that nameservers are asked; empty if they are not
+	want string // its outcome, <addr> for the address of the nameserver
+	asks string // the name that the nameserver is queried for; empty if it is not
 }
 
-// kinds are the rules for names, for the nth use of each.
+// kinds returns a new name for each rule; n numbers the calls.
 func kinds(n int) map[string]kind {
 	return map[string]kind{
 		"plain":  {fmt.Sprintf("www%d.example", n), "<name> A <addr>", fmt.Sprintf("www%d.example.", n)},
@@ -61,12 +61,12 @@ func kinds(n int) map[string]kind {
 	}
 }
 
-// outcome is what clients are told while nameservers give this address.
+// outcome returns the outcome for clients while the nameserver answers with addr.
 func (k kind) outcome(addr string) string {
 	return strings.NewReplacer("<name>", k.name+".", "<addr>", addr).Replace(k.want)
 }
 
-// world answers the names that kinds has nameservers asked for, and probes for loops.
+// world is the nameserver's handler: it answers the names of kinds, and loop probes.
 func (m *meeting) world(tb testing.TB, addr string, ttl int) fakedns.Handler {
 	tb.Helper()
 	soa, err := dns.NewRR("example. 300 IN SOA ns.example. h.example. 1 2 3 4 300")
@@ -88,8 +88,8 @@ func (m *meeting) world(tb testing.TB, addr string, ttl int) fakedns.Handler {
 	}
 }
 
-// hold has the nameserver hold what it is asked, but for probes, until the function that
-// hold returns is called.
+// hold makes the nameserver hold its queries, except probes, until the returned function is
+// called.
 func (m *meeting) hold(tb testing.TB, answer fakedns.Handler) (release func()) {
 	tb.Helper()
 	released := make(chan struct{})
@@ -105,7 +105,7 @@ func (m *meeting) hold(tb testing.TB, answer fakedns.Handler) (release func()) {
 	return release
 }
 
-// asked returns how often the nameserver was asked for the A records of a name.
+// asked returns the number of the nameserver's queries for the A records of a name.
 func (m *meeting) asked(name string) (n int) {
 	for _, q := range m.fake.Queries() {
 		if strings.EqualFold(q.Name, name) && q.Type == dns.TypeA {
@@ -115,7 +115,7 @@ func (m *meeting) asked(name string) (n int) {
 	return n
 }
 
-// meetings runs a subtest for each way to ask nameservers.
+// meetings runs a subtest for each transport to nameservers.
 func meetings(t *testing.T, cfg dnsproxy.Config, test func(m *meeting)) {
 	t.Helper()
 	for _, over := range []string{"UDP", "TCP", "TLS"} {
@@ -173,7 +173,7 @@ func writeFile(t *testing.T, path, text string) {
 	}
 }
 
-// agree asks for all kinds of names.
+// agree queries all kinds of names and compares the outcomes.
 func (m *meeting) agree(t *testing.T, n int) {
 	t.Helper()
 	for name, k := range kinds(n) {
@@ -183,15 +183,15 @@ func (m *meeting) agree(t *testing.T, n int) {
 	}
 }
 
-// Many clients ask for names of each kind while the nameserver is late: own names are
-// answered at once, others are asked for once, the nameserver is probed for a loop and is
-// none, and the end, which comes meanwhile, loses nothing.
+// Many clients query names of each kind while the nameserver is late: mesh names are
+// answered at once, each other question is sent once, the loop probe finds no loop, and the
+// shutdown, which begins meanwhile, loses no query.
 func TestNamesInFlight(t *testing.T) { // F8, F6, F12, F13, F15, R1
 	t.Parallel()
 	meetings(t, dnsproxy.Config{UpstreamTimeout: wait.Limit}, func(m *meeting) {
 		t := m.t
 		const clients = 30
-		m.agree(t, 1) // what is asked of the cache later
+		m.agree(t, 1) // fills the cache
 		m.fake.Reset()
 		release := m.hold(t, m.world(t, worldAddr, 300))
 		var own, forwarded sync.WaitGroup
@@ -231,9 +231,9 @@ func TestNamesInFlight(t *testing.T) { // F8, F6, F12, F13, F15, R1
 	})
 }
 
-// Names of each kind that are asked often are refreshed if they are nameservers', and no
-// nameserver is asked for the others; what a push makes the table's own is not answered from
-// the cache any more.
+// Popular names of each kind are refreshed if they are forwarded, and never sent to a
+// nameserver otherwise; a name that a push adds to the table is no longer answered from the
+// cache.
 func TestNamesRefreshed(t *testing.T) { // F8, F12, F13, F15
 	t.Parallel()
 	meetings(t, dnsproxy.Config{}, func(m *meeting) {
@@ -260,15 +260,15 @@ func TestNamesRefreshed(t *testing.T) { // F8, F12, F13, F15
 			{"a0.open.example A", "a0.open.example. A " + worldAddr},
 			{"web.corp.example A", "web.corp.example. A " + worldAddr},
 			{"db.secret.example A", "NXDOMAIN"},
-			{"in0.shop.svc.cluster.local A", "NXDOMAIN"}, // the client comes to a name of the table by itself
+			{"in0.shop.svc.cluster.local A", "NXDOMAIN"}, // the client queries the mesh name itself
 			{"in0.corp.example A", "in0.corp.example. A " + dbAddr},
 		})
 	})
 }
 
-// Names of each kind while the nameserver is silent: what nameservers said is given stale,
-// the rest goes on as before. Clients that wait for one of these answers have the server
-// probed for a loop. The search list that resolv.conf has later counts at once.
+// While the nameserver is silent, forwarded names get stale answers and all others are
+// answered as before. Clients that wait for the same question cause a loop probe. A changed
+// search list takes effect at once.
 func TestNamesStale(t *testing.T) { // F9, F12, F13, F15, F5
 	t.Parallel()
 	meetings(t, dnsproxy.Config{}, func(m *meeting) {

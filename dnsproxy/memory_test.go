@@ -11,8 +11,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
-// Long queries in flight are bounded in bytes: some are refused at once, own names are
-// answered meanwhile, and when they are over others are forwarded.
+// Long queries in flight are bounded in bytes: further ones are refused at once, mesh names
+// are still answered, and when the first ones have ended others are forwarded.
 func TestLongQueriesInFlight(t *testing.T) { // F20, F10
 	silent := nameserver(t, fakedns.Silence)
 	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(silent)})

@@ -31,7 +31,7 @@ func TestQuestionCount(t *testing.T) { // A10
 			}
 		}
 	}
-	// A question that the header promises and the packet does not hold.
+	// A question that the header counts and the packet lacks.
 	for _, tail := range []string{"", "\x03web", "\x40web\x00\x00\x01\x00\x01", "\xc0\x0c\x00\x01\x00\x01"} {
 		packet := append([]byte{7, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0}, tail...)
 		if resp := parse(t, p.send(t, "udp", packet)); resp.Rcode != dns.RcodeFormatError || resp.Id != 0x0707 {
@@ -64,7 +64,7 @@ func TestDropped(t *testing.T) { // A10
 			dropped++
 			p.await(t, "nametap_dns_dropped_total", dropped)
 		}
-		write(t, conn, good) // the only one that is answered
+		write(t, conn, good) // the only packet that is answered
 		if resp := parse(t, read(t, conn)); resp.Id != binary.BigEndian.Uint16(good) {
 			t.Errorf("%s: an answer to what is no query:\n%v", network, resp)
 		}
@@ -106,15 +106,15 @@ func TestClasses(t *testing.T) { // A10
 	if asked := fake.Queries(); len(asked) > 0 {
 		t.Errorf("forwarded: %v", asked)
 	}
-	nobody := start(t, dnsproxy.Config{})
+	refuser := start(t, dnsproxy.Config{})
 	req := question("version.bind", dns.TypeTXT)
 	req.Question[0].Qclass = dns.ClassCHAOS
-	if resp := nobody.exchange(t, "udp", req); resp.Rcode != dns.RcodeRefused {
+	if resp := refuser.exchange(t, "udp", req); resp.Rcode != dns.RcodeRefused {
 		t.Errorf("without a version: want REFUSED:\n%v", resp)
 	}
 }
 
-// An UPDATE goes on with its signature, for which we have no key.
+// An UPDATE is forwarded with its signature, whose key nametap does not have.
 func TestOtherOpcodes(t *testing.T) { // A11
 	t.Parallel()
 	got := make(chan *dns.Msg, 100)
@@ -161,7 +161,7 @@ func TestPipelining(t *testing.T) { // A12
 	defer conn.Close()
 	const queries = 500
 	want := map[uint16]string{}
-	go func() { // a client that asks before it reads would block us both
+	go func() { // a client that writes everything before it reads would block both sides
 		for i := range queries {
 			req := question(fmt.Sprintf("host-%d.example.com", i), dns.TypeA)
 			if i%10 == 0 {
@@ -221,13 +221,13 @@ func TestSlowReaders(t *testing.T) { // A12
 		t.Fatal(err)
 	}
 	framed := append(binary.BigEndian.AppendUint16(nil, uint16(len(packet))), packet...)
-	for err == nil { // asks for 48 kB each time and takes none
+	for err == nil { // requests 48 kB each time and reads nothing
 		_, err = greedy.Write(slices.Repeat(framed, 100))
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatalf("a client that reads nothing is still connected after %s", wait.Limit)
 	}
-	// Its place is free again.
+	// Its slot is free again.
 	if got := len(p.exchange(t, "tcp", question("web", dns.TypeA)).Answer); got != 3000 {
 		t.Errorf("the next client got %d addresses", got)
 	}

@@ -11,9 +11,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
-// startMesh runs a server in namespace shop, with a search list as a pod's and
-// an upstream that says NXDOMAIN to everything, so that outcome tells what was
-// forwarded.
+// startMesh runs a server in namespace shop with the search list of a pod and a nameserver
+// that answers NXDOMAIN to everything, so that outcome shows what was forwarded.
 func startMesh(t *testing.T, h hosts) (*proxy, *fakedns.Server) {
 	t.Helper()
 	fake := nameserver(t, fakedns.Answer())
@@ -41,14 +40,14 @@ func TestExactNames(t *testing.T) { // N1
 		{"UpPeR.example.com A", "UpPeR.example.com. A 192.0.2.2"},
 	})
 	if asked := fake.Queries(); len(asked) > 0 {
-		t.Errorf("own names were forwarded: %v", asked)
+		t.Errorf("mesh names were forwarded: %v", asked)
 	}
 	p.converse(t, []dialogue{
 		{"example.com A", forwarded},
 		{"other.example.com A", forwarded},
 		{"com A", forwarded},
 		{". A", forwarded},
-		{`api\.example.com A`, forwarded}, // one label that holds a dot
+		{`api\.example.com A`, forwarded}, // one label that contains a dot
 	})
 }
 
@@ -81,20 +80,20 @@ func TestShortNames(t *testing.T) { // N2
 		{"web-0.web.shop A", "web-0.web.shop. A 10.0.0.2"},
 		{"web-0.web.shop.svc A", "web-0.web.shop.svc. A 10.0.0.2"},
 		{"web-0 A", forwarded},
-		// Another namespace: not by the bare name.
+		// Another namespace: the bare name is not found.
 		{"db A", forwarded},
 		{"db.bank A", "db.bank. A 10.0.0.3"},
 		{"db.bank.svc A", "db.bank.svc. A 10.0.0.3"},
 		{"db-0.db A", forwarded},
 		{"db-0.db.bank A", "db-0.db.bank. A 10.0.0.4"},
-		// Another registry: by the FQDN only.
+		// Another registry: only the FQDN is found.
 		{"vm A", forwarded},
 		{"vm.shop A", forwarded},
 		{"vm.shop.svc A", forwarded},
 		{"vm.shop.svc.cluster.local A", "vm.shop.svc.cluster.local. A 10.0.0.5"},
 		{"mixed A", "mixed. A 10.0.0.6"},
 		{"mixed.shop A", "mixed.shop. A 10.0.0.6"},
-		// The short name counts, not the head of the FQDN.
+		// The short name of the entry is found, not the first labels of its FQDN.
 		{"other.place A", "other.place. A 10.0.0.7"},
 		{"other.place.svc A", "other.place.svc. A 10.0.0.7"},
 		{"odd A", forwarded},
@@ -173,7 +172,7 @@ func TestWildcards(t *testing.T) { // N4, N6
 		{"x.example.com A", "x.example.com. A 192.0.2.1"},
 		{"x.y.z.example.com A", "x.y.z.example.com. A 192.0.2.1"},
 		{"X.Example.com A", "X.Example.com. A 192.0.2.1"},
-		{"example.com A", forwarded}, // never the suffix itself
+		{"example.com A", forwarded}, // a wildcard does not match its suffix
 		{"xexample.com A", forwarded},
 		{"x.deep.example.com A", "x.deep.example.com. A 192.0.2.2"}, // the longest suffix
 		{"x.y.deep.example.com A", "x.y.deep.example.com. A 192.0.2.2"},
@@ -183,7 +182,7 @@ func TestWildcards(t *testing.T) { // N4, N6
 		{"x.b.example.com A", "x.b.example.com. A 192.0.2.1"},
 		{"x.upper.EXAMPLE A", "x.upper.EXAMPLE. A 192.0.2.5"},
 		{"x.example.com AAAA", "NODATA x.example.com."},
-		// The name the client appended its search domain to, not the wildcard.
+		// The CNAME's target is the name without the search domain, not the wildcard.
 		{"x.y.Example.com.corp.example A", "x.y.Example.com.corp.example. CNAME x.y.Example.com.; x.y.Example.com. A 192.0.2.1"},
 		{"x.example.com.corp.example AAAA", "x.example.com.corp.example. CNAME x.example.com.; NODATA x.example.com."},
 	})

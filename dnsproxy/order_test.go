@@ -13,8 +13,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
-// slowly starts a nameserver whose replies take longer than any server may take that was
-// fast so far (50 ms), so that others are asked too.
+// slowly starts a nameserver whose replies take longer than the 50 ms after which the next
+// server is queried, too.
 func slowly(t *testing.T, handler fakedns.Handler, after time.Duration) *fakedns.Server {
 	t.Helper()
 	fake := nameserver(t, handler)
@@ -25,8 +25,8 @@ func slowly(t *testing.T, handler fakedns.Handler, after time.Duration) *fakedns
 // internal answers every name.
 func internal(query *dns.Msg, network string) *dns.Msg { return deadZone(query, network) }
 
-// F4: the first server keeps its place while it answers, however fast another says that
-// there is no such name.
+// F4: the first server is preferred while it answers, however fast another one answers
+// NXDOMAIN.
 func TestOrder(t *testing.T) {
 	t.Parallel()
 	for order, wantNXDOMAIN := range map[dnsproxy.Order]bool{"": false, dnsproxy.OrderStrict: false, dnsproxy.OrderFastest: true} {
@@ -53,8 +53,8 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// F4: NODATA of the second server does not win either; and what the second server has is
-// taken at once.
+// F4: NODATA of the second server does not win either; a positive answer of the second
+// server wins at once.
 func TestOrderNoData(t *testing.T) {
 	t.Parallel()
 	second := nameserver(t, fakedns.Answer("w.example. 60 IN AAAA 2001:db8::1", "fast.example. 60 IN A 192.0.2.2"))
@@ -72,7 +72,7 @@ func TestOrderNoData(t *testing.T) {
 	})
 }
 
-// F4: a first server that fails or is dead has no say.
+// F4: a first server that fails or is dead is ignored.
 func TestOrderFirstIsDead(t *testing.T) {
 	t.Parallel()
 	for name, first := range map[string]*fakedns.Server{
@@ -90,9 +90,9 @@ func TestOrderFirstIsDead(t *testing.T) {
 	}
 }
 
-// F4: a first server that has internal names only is asked for each name, as by glibc, if
-// it refuses the others; and if it fails for them the second one is not believed that there
-// is no such name.
+// F4: a first server that has internal names only is queried for each name, as by glibc, if
+// it refuses the others; if it fails for them, NXDOMAIN of the second server is not
+// trusted.
 func TestOrderFirstKnowsItsOwnNames(t *testing.T) {
 	t.Parallel()
 	own := fakedns.Answer("git.corp.example. 60 IN A 10.0.0.1", "both.corp.example. 60 IN A 10.0.0.2")
@@ -114,8 +114,9 @@ func TestOrderFirstKnowsItsOwnNames(t *testing.T) {
 	}
 }
 
-// F4, F8: what the second server says that there is not, while the first one fails, is
-// forgotten soon: the first may know the name. If the first refuses it that is final.
+// F4, F8: a negative answer of the second server while the first one fails is cached only
+// briefly, since the first may know the name. If the first refuses the name, it is cached
+// as usual.
 func TestOrderNegativeIsUnsure(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -143,7 +144,7 @@ func TestOrderNegativeIsUnsure(t *testing.T) {
 	}
 }
 
-// F2, F4: a first server whose TCP is blocked lives, and its truncated reply says more than
+// F2, F4: a first server whose TCP is blocked is up, and its truncated reply wins over
 // NXDOMAIN of another server.
 func TestOrderFirstWithoutTCP(t *testing.T) {
 	t.Parallel()

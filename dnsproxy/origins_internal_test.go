@@ -12,7 +12,7 @@ import (
 	"github.com/nametap/nametap/conntrack"
 )
 
-// fakeFinder knows one server for all flows.
+// fakeFinder returns one server for all flows.
 type fakeFinder netip.AddrPort
 
 func (f fakeFinder) Lookup(netip.AddrPort, netip.AddrPort) (netip.AddrPort, bool, error) {
@@ -21,14 +21,14 @@ func (f fakeFinder) Lookup(netip.AddrPort, netip.AddrPort) (netip.AddrPort, bool
 
 func (fakeFinder) Close() error { return nil }
 
-// What cannot be opened for a reason that may pass is tried again, and meanwhile nothing
-// is known; what is missing is done without, and used when it is there.
+// Opening is retried after a transient error, and until it succeeds original destinations
+// are unknown. If something is missing, queries count as not captured until it is there.
 func TestOriginsOpening(t *testing.T) { // F14
 	client, local := netip.MustParseAddrPort("192.0.2.1:1000"), netip.MustParseAddrPort("127.0.0.1:53")
 	server := netip.MustParseAddrPort("192.0.2.2:53")
 	for what, c := range map[string]struct {
 		fails error
-		known bool // that it counts as not captured meanwhile
+		known bool // queries count as not captured until it is open
 		final bool
 	}{
 		"out of descriptors": {fails: unix.EMFILE},

@@ -8,7 +8,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 )
 
-// byRcode returns how many queries were answered with a response code from a source.
+// byRcode returns the number of queries answered with a response code from a source.
 func (p *proxy) byRcode(tb testing.TB, rcode, source string) (sum float64) {
 	tb.Helper()
 	families, err := p.metrics.Gather()
@@ -32,8 +32,7 @@ func (p *proxy) byRcode(tb testing.TB, rcode, source string) (sum float64) {
 	return sum
 }
 
-// Response codes that need OPT's bits are counted as what they are, whoever gives them
-// and by whichever way.
+// Extended response codes are counted under their names, on every path of an answer.
 func TestExtendedRcodesAreCounted(t *testing.T) { // R4, A8
 	t.Parallel()
 	fake := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {

@@ -8,7 +8,7 @@ import (
 	"github.com/miekg/dns"
 )
 
-// limit is how many bytes a response may have (A9).
+// limit returns the longest length of a response in bytes (A9).
 func (r *reference) limit(q *refQuery, over transport) int {
 	switch {
 	case over == overTCP:
@@ -20,9 +20,9 @@ func (r *reference) limit(q *refQuery, over transport) int {
 	}
 }
 
-// refMessageLen is the length of a response with its question and some of its records,
-// as this server lays messages out: owners are compressed to a pointer, names in
-// data are not compressed.
+// refMessageLen returns the length of a response with its question and some of its records,
+// in this server's layout: owners are compressed to a pointer, names in data are not
+// compressed.
 func refMessageLen(q *refQuery, records ...dns.RR) int {
 	n := 12 + len(q.question)
 	for _, rr := range records {
@@ -60,8 +60,8 @@ func refPackedName(name string) []byte {
 	return buf[:n]
 }
 
-// refCut returns how many answers and authority records of a response fit limit: as
-// many as there are room for, in their order, none after one that does not fit.
+// refCut returns how many answers and authority records of a response fit in limit, in
+// their order; none after one that does not fit.
 func refCut(q *refQuery, resp *dns.Msg, limit int) (answers, authority int) {
 	size := refMessageLen(q)
 	for i, rr := range slices.Concat(resp.Answer, resp.Ns) {
@@ -78,12 +78,12 @@ func refCut(q *refQuery, resp *dns.Msg, limit int) (answers, authority int) {
 	return answers, authority
 }
 
-// A refQuery is a query as the reference reads it.
+// A refQuery is a query as the reference parses it.
 type refQuery struct {
 	demand   demand
 	id       uint16
 	flags    uint16
-	question []byte // as it came
+	question []byte // as the client sent it
 	name     string // in the client's case
 	qtype    uint16
 	edns, do bool
@@ -91,22 +91,21 @@ type refQuery struct {
 	end      int // of the message
 }
 
-// A demand says what the responder has to do with a query that the table answers.
+// A demand says what the fast path must do with a query that the table answers.
 type demand int
 
-// The demands. A packet that must be handed on is one that has another answer, or
-// none: no query, another opcode (A11), not one question (A10), a class other than
-// IN (A10), another EDNS version (A8), two OPT records, and anything malformed,
-// EDNS options included. One that may be answered, and rightly then, is unusual:
-// a compressed question name, records but the OPT record, an OPT record of a name,
-// or bytes after the message.
+// The demands. The fast path must pass on a packet with another answer or none: a response,
+// another opcode (A11), not exactly one question (A10), a class other than IN (A10),
+// another EDNS version (A8), two OPT records, anything malformed, EDNS options included. It
+// may answer, correctly, an unusual one: with a compressed question name, records other
+// than OPT, an OPT record with an owner name, or bytes after the message.
 const (
 	mustHandOn demand = iota
 	mayAnswer
 	mustAnswer
 )
 
-// parseRef reads a packet; with demand mustHandOn all but that may be unset.
+// parseRef parses a packet; with the demand mustHandOn the other fields may be unset.
 func parseRef(packet []byte) (q refQuery) {
 	if len(packet) < 12 {
 		return q
@@ -146,7 +145,7 @@ func parseRef(packet []byte) (q refQuery) {
 	return q
 }
 
-// skipRecord moves end past a record, and returns its type and where its data is.
+// skipRecord moves end past a record, and returns its type and the offset of its data.
 func (q *refQuery) skipRecord(packet []byte) (rrtype uint16, data int, ok bool) {
 	_, off, err := dns.UnpackDomainName(packet, q.end)
 	if err != nil || off+10 > len(packet) {
@@ -166,8 +165,7 @@ func (q *refQuery) skipRecord(packet []byte) (rrtype uint16, data int, ok bool) 
 	return rrtype, data, true
 }
 
-// readOPT reads the options of an OPT record, which mean nothing to us but must
-// be options.
+// readOPT parses the options of an OPT record, which are ignored but must be well formed.
 func (q *refQuery) readOPT(options []byte) bool {
 	q.edns = true
 	for len(options) > 0 {

@@ -8,7 +8,7 @@ import (
 	"github.com/miekg/dns"
 )
 
-// refSpecialZones are the special-use zones that are answered here (N7).
+// refSpecialZones are the special-use zones that nametap answers (N7).
 func refSpecialZones() []string {
 	zeros := strings.Repeat("0.", 31) + "ip6.arpa."
 	return []string{
@@ -17,10 +17,11 @@ func refSpecialZones() []string {
 	}
 }
 
-// refSpecial reports whether name is in one of them.
+// refSpecial reports whether name is in one of refSpecialZones.
 func refSpecial(name string) bool { return refLongest(name, refSpecialZones()) != "" }
 
-// specialHere reports whether a special-use name has no meaning by a setting (N7).
+// specialHere reports whether name is a special-use name to which no setting gives another
+// meaning (N7).
 func (r *reference) specialHere(name string) bool {
 	meant := slices.DeleteFunc(slices.Clone(r.bypass), func(s string) bool { return !refSpecial(s) })
 	return refSpecial(name) && refLongest(name, meant) == ""
@@ -72,9 +73,9 @@ func (r *reference) refused(q *refQuery) *dns.Msg {
 	return resp
 }
 
-// zone returns the name without search domain and the zone of a name that is never for
-// nameservers (F12); both are empty for others. The zone is the suffix, with the search
-// domain behind it if the name has one.
+// zone returns the name without search domain and the zone of a local-only name (F12); both
+// are empty for other names. The zone is the suffix, followed by the name's search domain
+// if it has one.
 func (r *reference) zone(name string) (base, zone string) {
 	if r.local(name) {
 		return name, refLongest(name, r.localOnly)
@@ -90,14 +91,14 @@ func (r *reference) zone(name string) (base, zone string) {
 	return "", ""
 }
 
-// hasZone reports whether a name is never for nameservers.
+// hasZone reports whether a name is local-only.
 func (r *reference) hasZone(name string) bool {
 	_, zone := r.zone(name)
 	return zone != ""
 }
 
-// refTail returns the labels at the end of a name as the client wrote it that are those
-// of suffix, or the name if that is empty.
+// refTail returns the last labels of a name, as the client spelled it, that are those of
+// suffix; the name itself for an empty suffix.
 func refTail(name, suffix string) string {
 	if suffix == "" {
 		return name
@@ -109,7 +110,7 @@ func refTail(name, suffix string) string {
 	return strings.Join(labels[len(labels)-min(len(labels), dns.CountLabel(suffix)):], ".") + "."
 }
 
-// hasBelow reports whether a name is an ancestor of one that the table has (RFC 8020).
+// hasBelow reports whether a name is an ancestor of a mesh name (RFC 8020).
 func (r *reference) hasBelow(name string) bool {
 	for _, index := range append([]map[string]*refHost{r.hosts, r.wildcards}, r.shortNames[:]...) {
 		for own, h := range index {
@@ -124,8 +125,8 @@ func (r *reference) hasBelow(name string) bool {
 	return false
 }
 
-// selfAnswer returns the whole response to a query that neither the table nor
-// nameservers answer, nil if there are none.
+// selfAnswer returns the untruncated response to a query that nametap answers without table
+// and nameservers, nil if it does not answer the query.
 func (r *reference) selfAnswer(q *refQuery) *dns.Msg {
 	resp := r.empty(q)
 	name := strings.ToLower(q.name)

@@ -14,24 +14,24 @@ import (
 	"github.com/nametap/nametap/api"
 )
 
-// A reference says what the table answers, by the rows N1 to N11 and A1 to A9, the
-// plain way: maps of strings, and messages as [dns.Msg]. It shares no code with
-// what it is compared with ([responder]), and is written to be read, not to be fast.
+// A reference answers from the table by the rows N1 to N11 and A1 to A9, with maps of
+// strings and with messages as [dns.Msg]. It shares no code with the fast path, which it is
+// compared with, and is written to be read, not to be fast.
 //
-// All its names are in presentation form, in lower case and with the trailing dot.
+// All its names are in presentation form, lower case and with the trailing dot.
 type reference struct {
 	domain      string // the cluster domain, "cluster.local."
-	namespace   string // the own one, "shop", or empty
+	namespace   string // the agent's, "shop", or empty
 	search      []string
 	ttl         uint32
 	ednsUDPSize uint16
 	// bypass and localOnly are the suffixes of these settings.
 	bypass, localOnly []string
 
-	hosts, wildcards map[string]*refHost // by FQDN and by suffix: those that won it
-	// shortNames are the short names by form, the form that goes first first:
-	// name.namespace, name.namespace.svc and name, of hosts whose FQDN is
-	// name.namespace.svc.domain; then all of other hosts, and alternative names.
+	hosts, wildcards map[string]*refHost // by FQDN and by suffix; only those that won the name
+	// shortNames are the short names by form, in order of precedence: name.namespace,
+	// name.namespace.svc and name of hosts whose FQDN is name.namespace.svc.domain; then
+	// those of other hosts, and alternative names.
 	shortNames [4]map[string]*refHost
 	pointers   map[string][]string // FQDNs by the PTR names of addresses
 }
@@ -68,7 +68,7 @@ func newReference(cfg Config, search []string) *reference {
 	return r
 }
 
-// refNames reads names and leaves out those that are not valid.
+// refNames parses names and leaves out those that are not valid.
 func refNames(texts []string) []string {
 	var names []string
 	for _, s := range texts {
@@ -90,12 +90,12 @@ func refLongest(name string, suffixes []string) string {
 	return longest
 }
 
-// local reports whether a name is never for nameservers (F12).
+// local reports whether a name is local-only (F12).
 func (r *reference) local(name string) bool {
 	return refLongest(name, r.localOnly) != "" && !r.bypassed(name)
 }
 
-// bypassed reports whether a name is for nameservers, whatever the table has (F12).
+// bypassed reports whether a name is forwarded even if the table has it (F12).
 func (r *reference) bypassed(name string) bool {
 	suffix := refLongest(name, r.bypass)
 	return suffix != "" && len(suffix) >= len(refLongest(name, r.localOnly))
@@ -104,14 +104,14 @@ func (r *reference) bypassed(name string) bool {
 // hostPattern is a hostname of letters, digits, hyphens and underscores.
 var hostPattern = regexp.MustCompile(`^[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*$`)
 
-// refName reads a name as people write it.
+// refName parses a name in presentation form.
 func refName(s string) (name string, ok bool) { // N10
 	s = strings.TrimSuffix(s, ".")
 	const longest = 253 // characters, which is 255 bytes on the wire
 	return strings.ToLower(s) + ".", len(s) <= longest && hostPattern.MatchString(s)
 }
 
-// load takes in a push.
+// load adds the entries of a push.
 func (r *reference) load(table map[string]*api.NameTable_NameInfo) {
 	r.hosts, r.wildcards, r.pointers = map[string]*refHost{}, map[string]*refHost{}, map[string][]string{}
 	for i := range r.shortNames {
@@ -123,7 +123,7 @@ func (r *reference) load(table map[string]*api.NameTable_NameInfo) {
 			hosts = append(hosts, h)
 		}
 	}
-	// N7: of two that claim a name the Kubernetes one wins, then the smaller key.
+	// N7: if two entries claim a name the Kubernetes one wins, then the smaller key.
 	slices.SortFunc(hosts, func(x, y *refHost) int {
 		if x.kubernetes != y.kubernetes {
 			if x.kubernetes {
@@ -161,7 +161,7 @@ func refClaim(index map[string]*refHost, name string, h *refHost) {
 	}
 }
 
-// newRefHost reads an entry; it is nil if nothing of it can be used.
+// newRefHost parses an entry; it returns nil if the entry is not usable.
 func newRefHost(key string, info *api.NameTable_NameInfo) *refHost {
 	h := &refHost{key: key, info: info, kubernetes: info.GetRegistry() == "Kubernetes"}
 	rest, wildcard := strings.CutPrefix(key, "*.")
@@ -190,8 +190,8 @@ func newRefHost(key string, info *api.NameTable_NameInfo) *refHost {
 	return h
 }
 
-// loadShortNames takes in the short names of a host. Only Services of the cluster
-// have them (N2, N3).
+// loadShortNames adds the short names of a host. Only Services of the cluster have them
+// (N2, N3).
 func (r *reference) loadShortNames(h *refHost) {
 	if !h.kubernetes || !strings.HasSuffix(h.name, "."+r.domain) {
 		return
@@ -222,8 +222,8 @@ func (r *reference) loadShortNames(h *refHost) {
 	}
 }
 
-// refReverseNames lists the PTR names of an address. An IPv4 address has a second
-// one, as it is written in IPv6.
+// refReverseNames returns the PTR names of an address. An IPv4 address has a second one,
+// that of its IPv4-mapped IPv6 address.
 func refReverseNames(addr netip.Addr) []string {
 	var names []string
 	for _, s := range []string{addr.String(), "::ffff:" + addr.String()} {
@@ -248,8 +248,8 @@ func refDecimal(b byte) string {
 	return strings.TrimSuffix(netip.AddrFrom4([4]byte{b}).String(), ".0.0.0")
 }
 
-// lookup finds the host that answers a name, and the number of labels that the
-// autopath target has, 0 if the name itself is the host's.
+// lookup finds the host that answers a name, and the number of labels of the autopath
+// target, 0 if the name itself is the host's.
 func (r *reference) lookup(labels []string) (h *refHost, target int) {
 	if refSpecial(strings.Join(labels, ".") + ".") {
 		return nil, 0
@@ -272,13 +272,14 @@ func (r *reference) lookup(labels []string) (h *refHost, target int) {
 	return nil, 0
 }
 
-// shortName reports whether a name of the host is not its FQDN nor below its wildcard.
+// shortName reports whether a name of the host is neither its FQDN nor below its wildcard.
 func (h *refHost) shortName(labels []string) bool {
 	name := strings.Join(labels, ".") + "."
 	return !h.wildcard && name != h.name
 }
 
-// find finds a host by a name of its own, unless the name or the host is bypassed.
+// find finds a host by a name without search domain, unless the name or the host is
+// bypassed.
 func (r *reference) find(labels []string) *refHost {
 	name := strings.Join(labels, ".") + "."
 	h := r.claimant(labels, name)
@@ -288,7 +289,7 @@ func (r *reference) find(labels []string) *refHost {
 	return h
 }
 
-// claimant finds the host that has a name.
+// claimant returns the host that has a name.
 func (r *reference) claimant(labels []string, name string) *refHost {
 	if h := r.hosts[name]; h != nil { // N1
 		return h
@@ -322,8 +323,8 @@ func (r *reference) empty(q *refQuery) *dns.Msg {
 	return resp
 }
 
-// answer returns the whole response to a query, of any length, nil if it is not
-// for the table to answer.
+// answer returns the response to a query, of any length, nil if the table does not answer
+// it.
 func (r *reference) answer(q *refQuery) *dns.Msg {
 	labels := dns.SplitDomainName(strings.ToLower(q.name))
 	owner := q.name

@@ -13,8 +13,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
-// F11, A11: with 0x20 on, what is relayed arrives as it was sent, signatures stay good, and
-// the reply of a server that folds the case of the question comes back as it is.
+// F11, A11: with 0x20 on, relayed messages arrive unchanged, signatures stay valid, and the
+// reply of a server that changes the case of the question is relayed unchanged.
 func TestRelayedCase(t *testing.T) {
 	t.Parallel()
 	const key, secret = "key.", "c2VjcmV0LXNlY3JldC1zZWNyZXQ="

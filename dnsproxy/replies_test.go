@@ -14,7 +14,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
-// everySection is a reply with all that a message can hold.
+// everySection is a reply with records in every section.
 func everySection(tb testing.TB, query *dns.Msg) *dns.Msg {
 	tb.Helper()
 	reply := new(dns.Msg).SetReply(query)
@@ -70,7 +70,7 @@ func TestReplyIsUpstreams(t *testing.T) { // F1
 			req := question("aLiAs.example.org", dns.TypeANY)
 			req.CheckingDisabled = true
 			got := p.exchange(t, network, req.SetEdns0(4096, true))
-			// Of one hop alone: ID, Z, EDNS but for the errors, the question's spelling.
+			// Hop by hop: ID, Z, EDNS except extended errors, the question's spelling.
 			want := <-want
 			want.Id, want.Zero, want.Question[0].Name = got.Id, false, "aLiAs.example.org."
 			want.Answer[0].Header().Name = "aLiAs.example.org."
@@ -111,8 +111,8 @@ func TestQueryIsClients(t *testing.T) { // F1
 	}
 }
 
-// manyTexts answers with n records of about 100 bytes, over UDP too, whatever
-// the client's size.
+// manyTexts answers with n records of about 100 bytes, also over UDP, ignoring the client's
+// size.
 func manyTexts(n int) fakedns.Handler {
 	return func(query *dns.Msg, _ string) *dns.Msg {
 		reply := new(dns.Msg).SetReply(query)
@@ -179,14 +179,14 @@ func TestTruncatedReplies(t *testing.T) { // F2
 	if resp := p.ask(t, "big.example", dns.TypeTXT); !resp.Truncated {
 		t.Errorf("20 records in 512 bytes, without TC:\n%v", resp)
 	}
-	// A server that speaks no TCP: what it said over UDP, which says TC.
+	// A server without TCP: the client gets its UDP reply, with TC.
 	udpOnly := rawNameserver(t, func(query *dns.Msg, reply func([]byte)) {
 		packet, err := whole(query, "udp").Pack()
 		if err != nil {
 			t.Error(err)
 		}
 		packet[2] |= 2                 // TC
-		reply(packet[:dns.MinMsgSize]) // within a record, as some servers cut
+		reply(packet[:dns.MinMsgSize]) // cuts within a record, as some servers do
 	})
 	p = startForwarder(t, dnsproxy.Config{Upstreams: []upstream.Spec{udpOnly}})
 	if resp := p.ask(t, "big.example", dns.TypeTXT); !resp.Truncated || resp.Rcode != dns.RcodeSuccess {
@@ -194,7 +194,7 @@ func TestTruncatedReplies(t *testing.T) { // F2
 	}
 }
 
-// rawNameserver starts a nameserver on UDP alone that may send any packets.
+// rawNameserver starts a nameserver without TCP that sends arbitrary packets.
 func rawNameserver(t *testing.T, answer func(query *dns.Msg, reply func([]byte))) upstream.Spec {
 	t.Helper()
 	conn, err := net.ListenPacket("udp4", "127.0.0.1:0")

@@ -15,7 +15,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/reply"
 )
 
-// The kinds of answers from the table, each by a question of its own.
+// The kinds of answers from the table, with a question for each.
 var ownQuestions = []struct {
 	kind, name string
 	qtype      uint16
@@ -28,8 +28,8 @@ var ownQuestions = []struct {
 	{"ptr", "1.0.0.10.in-addr.arpa.", dns.TypePTR},
 }
 
-// newBenchHandler returns a handler with a table of n hosts, as the agent of a pod
-// in shop-1 has it.
+// newBenchHandler returns a handler with a table of n hosts, like that of a pod in the
+// namespace shop-1.
 func newBenchHandler(tb testing.TB, n int) *handler {
 	tb.Helper()
 	table := map[string]*api.NameTable_NameInfo{
@@ -65,13 +65,13 @@ func newBenchHandler(tb testing.TB, n int) *handler {
 	return &s.handler
 }
 
-// packedQuestion returns a query for a question as clients with EDNS send it.
+// packedQuestion returns a query with EDNS for a question.
 func packedQuestion(tb testing.TB, name string, qtype uint16) []byte {
 	tb.Helper()
 	return packed(tb, new(dns.Msg).SetQuestion(name, qtype).SetEdns0(1232, false))
 }
 
-// Answers from the table are made without an allocation, over either transport.
+// Answers from the table do not allocate, over either transport.
 func TestOwnNamesAllocateNothing(t *testing.T) {
 	r := newResponder(newBenchHandler(t, 100))
 	out := make([]byte, 0, dns.MaxMsgSize)
@@ -80,7 +80,7 @@ func TestOwnNamesAllocateNothing(t *testing.T) {
 		for _, over := range []transport{overUDP, overTCP} {
 			allocs := testing.AllocsPerRun(100, func() {
 				if _, ok := r.respond(out, packet, over); !ok {
-					t.Fatalf("%s is handed on", q.kind)
+					t.Fatalf("%s is passed on", q.kind)
 				}
 			})
 			if allocs != 0 {
@@ -90,7 +90,7 @@ func TestOwnNamesAllocateNothing(t *testing.T) {
 	}
 }
 
-// So are those from the cache.
+// Answers from the cache do not allocate.
 func TestCacheHitsAllocateNothing(t *testing.T) { // F8
 	h := newBenchHandler(t, 100)
 	h.forwarder.cache = cache.New(cache.Config{MaxBytes: 1 << 20, Stale: time.Hour})
@@ -113,7 +113,7 @@ func TestCacheHitsAllocateNothing(t *testing.T) { // F8
 		for _, over := range []transport{overUDP, overTCP} {
 			allocs := testing.AllocsPerRun(100, func() {
 				if _, ok := r.respond(out, packet, over); !ok {
-					t.Fatal("handed on")
+					t.Fatal("passed on")
 				}
 			})
 			if allocs != 0 {
@@ -144,7 +144,7 @@ func packed(tb testing.TB, msg *dns.Msg) []byte {
 	return packet
 }
 
-// BenchmarkRespond measures what a query costs beside the kernel's part.
+// BenchmarkRespond measures a query on the fast path without the kernel's part.
 func BenchmarkRespond(b *testing.B) {
 	r := newResponder(newBenchHandler(b, 10_000))
 	out := make([]byte, 0, dns.MaxMsgSize)
@@ -154,7 +154,7 @@ func BenchmarkRespond(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				if _, ok := r.respond(out, packet, overUDP); !ok {
-					b.Fatal("handed on")
+					b.Fatal("passed on")
 				}
 			}
 		})

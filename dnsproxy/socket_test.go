@@ -15,8 +15,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// A client that asks one of several addresses is answered from that one, by own
-// names and by forwarded ones: a connected socket takes no other.
+// Responses for mesh names and forwarded names come from the address that the client
+// queried: a connected socket accepts no other.
 func TestSourceAddress(t *testing.T) { // K1
 	up := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg { return new(dns.Msg).SetReply(query) })
 	p := start(t, dnsproxy.Config{Addr: ":0", Upstreams: servers(up)})
@@ -41,9 +41,9 @@ func TestSourceAddress(t *testing.T) { // K1
 	}
 }
 
-// A burst is read whole: what the reader does not get at once waits in the socket.
-// Without root the kernel may give a smaller buffer than is asked for. The answers
-// are not looked at, since our own socket holds fewer.
+// A burst is read completely: packets that the reader does not read at once wait in the
+// socket. Without root the kernel may grant a smaller buffer. The answers are ignored,
+// since the test's socket holds fewer.
 func TestBurst(t *testing.T) {
 	burst := 2000
 	if os.Geteuid() != 0 {
@@ -64,7 +64,7 @@ func TestBurst(t *testing.T) {
 	p.await(t, "istio_agent_dns_requests_total", float64(burst))
 }
 
-// Own names do not wait for a nameserver that the query before them waits for.
+// Mesh names do not wait for the nameserver of an earlier query.
 func TestAnyOrder(t *testing.T) { // A12
 	release := make(chan struct{})
 	up := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
@@ -92,8 +92,8 @@ func TestAnyOrder(t *testing.T) { // A12
 	}
 }
 
-// A client that has said all that it wants to say gets all its answers, also the
-// one that a nameserver has yet to give, and then the end.
+// A client that closes its sending side gets all its answers, also the one of a slow
+// nameserver, and then the end of the stream.
 func TestHalfClosed(t *testing.T) { // A12
 	asked, release := make(chan struct{}), make(chan struct{})
 	up := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
@@ -129,8 +129,8 @@ func TestHalfClosed(t *testing.T) { // A12
 	}
 }
 
-// What a client sent before the end was asked for is answered (R1), though it is
-// read only afterwards.
+// Queries sent before the shutdown are answered (R1), although they are read only after it
+// has begun.
 func TestShutdownPipelined(t *testing.T) { // R1
 	const queries = 500
 	for range 5 {

@@ -15,7 +15,7 @@ import (
 // loopback6 is the PTR name of ::1.
 var loopback6 = "1." + strings.Repeat("0.", 31) + "ip6.arpa"
 
-// Special names are answered here: with a table, before it, whatever it holds, and over
+// Special-use names are answered by nametap: with any table, before the first one, and over
 // both transports.
 func TestSpecialNamesAreAnswered(t *testing.T) { // N7
 	t.Parallel()
@@ -77,14 +77,14 @@ func TestSpecialNamesAreAnswered(t *testing.T) { // N7
 	}
 }
 
-// What only looks special goes to nameservers, and so do the private addresses, for which
-// those of resolv.conf have the site's names.
+// Names that only resemble special-use names are forwarded, and so are PTR names of private
+// addresses, for which the nameservers of resolv.conf have the site's names.
 func TestNotSpecialNames(t *testing.T) { // N7, N8, N9
 	t.Parallel()
 	world := nameserver(t, anywhere("192.0.2.1"))
 	p := startForwarder(t, dnsproxy.Config{
 		Upstreams: servers(world), Autopath: dnsproxy.AutopathOff,
-		// Settings that name a special zone itself are meant.
+		// A setting that names a special-use zone has precedence.
 		Bypass: []string{"lab.invalid"}, Routes: []dnsproxy.Route{{Suffix: "onion", Servers: servers(world)}},
 	})
 	names := []string{
@@ -107,8 +107,8 @@ func TestNotSpecialNames(t *testing.T) { // N7, N8, N9
 	p.converse(t, []dialogue{{"b.invalid A", "NXDOMAIN"}})
 }
 
-// A zone transfer of an own name is refused: a table is no zone, and an own name is not
-// for nameservers.
+// A zone transfer of a mesh name is refused: a table is not a zone, and a mesh name is not
+// forwarded.
 func TestTransferIsRefused(t *testing.T) { // A4, A13, N7
 	t.Parallel()
 	world := nameserver(t, anywhere("192.0.2.1"))
@@ -135,7 +135,7 @@ func TestTransferIsRefused(t *testing.T) { // A4, A13, N7
 			}
 		}
 	}
-	// As secondaries ask: with the SOA that they have.
+	// Secondaries send their SOA record.
 	req := new(dns.Msg).SetIxfr("api.example.com.", 1, "ns.example.com.", "h.example.com.")
 	if resp := p.exchange(t, "tcp", req); resp.Rcode != dns.RcodeRefused {
 		t.Errorf("IXFR with an SOA: want REFUSED:\n%v", resp)
@@ -146,7 +146,7 @@ func TestTransferIsRefused(t *testing.T) { // A4, A13, N7
 	if e := explain(t, p, "api.example.com AXFR"); !slices.Equal(e.Rows, []string{"N1", "A4"}) || e.Source != "self" {
 		t.Errorf("explained by %v from %s: %s", e.Rows, e.Source, e.Why)
 	}
-	// Zones of others, those that own names are in included, are theirs to give or refuse.
+	// Transfers of all other zones, also of those that contain mesh names, are forwarded.
 	for _, name := range []string{"example.com", "cluster.local", "svc.cluster.local", "bypassed.example"} {
 		world.Reset()
 		p.exchange(t, "tcp", question(name, dns.TypeAXFR))

@@ -11,11 +11,11 @@ import (
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
-// clientSearch is the search list that a pod's client walks, with ndots:5.
+// clientSearch is the search list of a pod's client, with ndots:5.
 var clientSearch = []string{"shop.svc.cluster.local", "svc.cluster.local", "cluster.local", "corp.example"}
 
-// getaddrinfo asks as glibc does with ndots:5: name with each domain of the search list,
-// then name itself. It returns the outcome of the first response that has an address.
+// getaddrinfo queries like glibc with ndots:5: name with each domain of the search list,
+// then name itself. It returns the outcome of the first response with an address.
 func getaddrinfo(tb testing.TB, p *proxy, name string) string {
 	tb.Helper()
 	for _, domain := range append(slices.Clone(clientSearch), "") {
@@ -27,7 +27,7 @@ func getaddrinfo(tb testing.TB, p *proxy, name string) string {
 	return "not found"
 }
 
-// bypassHosts are hosts that the table has below corp.example, and others.
+// bypassHosts are hosts below corp.example, and others.
 func bypassHosts() hosts {
 	return hosts{
 		"api.corp.example":           external("10.0.0.1"),
@@ -38,7 +38,8 @@ func bypassHosts() hosts {
 	}
 }
 
-// A bypassed name is the nameservers', whichever name a client's resolver asks first.
+// A bypassed name is answered by the nameservers, whichever expansion the client's resolver
+// queries first.
 func TestBypassThroughTheSearchList(t *testing.T) { // F12, N5
 	t.Parallel()
 	for _, c := range []struct {
@@ -63,7 +64,7 @@ func TestBypassThroughTheSearchList(t *testing.T) { // F12, N5
 			p.load(t, bypassHosts())
 			for name, want := range map[string]string{
 				"api.corp.example": "192.0.2.1", "API.Corp.Example": "192.0.2.1", "x.wild.corp.example": "192.0.2.2",
-				"intra": "192.0.2.3", // the suffix is a search domain as well
+				"intra": "192.0.2.3", // the suffix is also a search domain
 				"web":   "10.0.0.4", "db.bank": "10.0.0.5", "api.example.com": "10.0.0.3",
 			} {
 				got := getaddrinfo(t, p, name)
@@ -80,7 +81,7 @@ func TestBypassThroughTheSearchList(t *testing.T) { // F12, N5
 	}
 }
 
-// A host below a bypassed suffix is not the table's by any of its names.
+// None of the names of a host below a bypassed suffix is answered from the table.
 func TestBypassedHost(t *testing.T) { // F12, N2, N5, N8
 	t.Parallel()
 	corp := nameserver(t, anywhere("192.0.2.1"))
@@ -114,7 +115,7 @@ func TestBypassedHost(t *testing.T) { // F12, N2, N5, N8
 	}
 }
 
-// Of the suffixes that settings name the longest decides.
+// The longest matching suffix of the settings decides.
 func TestBypassAndLocalOnly(t *testing.T) { // F12
 	t.Parallel()
 	corp := nameserver(t, anywhere("192.0.2.1"))

@@ -44,7 +44,7 @@ func TestBeforeSyncHeld(t *testing.T) { // C6
 			}()
 		}
 		p.await(t, requestsMetric, float64(len(c.not)+len(c.held)))
-		asked := map[string]bool{} // a busy machine has some asked twice
+		asked := map[string]bool{} // some are sent twice on a busy machine
 		for _, query := range fake.Queries() {
 			asked[query.Name] = true
 		}
@@ -120,7 +120,7 @@ func TestBeforeSyncText(t *testing.T) { // C6
 	}
 }
 
-// A generation is a table in which every address begins with 10.N.
+// generation returns a table in which every address begins with 10.N.
 func generation(n int) hosts {
 	h := hosts{}
 	for i := range 50 {
@@ -131,7 +131,7 @@ func generation(n int) hosts {
 	return h
 }
 
-// A push during 2,000 queries a second loses none and mixes none.
+// A push during 2,000 queries a second loses no query, and no answer mixes two tables.
 func TestPushUnderLoad(t *testing.T) { // C9
 	t.Parallel()
 	p := start(t, dnsproxy.Config{ResolvConf: resolvConf(t, "search shop.svc.cluster.local corp.example")})
@@ -142,7 +142,7 @@ func TestPushUnderLoad(t *testing.T) { // C9
 	const (
 		sockets = 8
 		each    = 1200                 // queries
-		pace    = 3 * time.Millisecond // over 2,000 a second in all, ticks lost included
+		pace    = 3 * time.Millisecond // over 2,000 a second in total, despite lost ticks
 	)
 	var clients sync.WaitGroup
 	for i := range sockets {
@@ -181,7 +181,7 @@ func TestPushUnderLoad(t *testing.T) { // C9
 		if err := p.Load(pushes[n%2]); err != nil {
 			t.Error(err)
 		}
-		// What is asked after Load is answered from it.
+		// Queries sent after Load are answered from its table.
 		if got, want := p.ask(t, "web-0", dns.TypeA).Answer[0].String(), fmt.Sprintf("10.%d.", n%2+1); !strings.Contains(got, want) {
 			t.Errorf("after push %d: %s, want %s…", n, got, want)
 		}
@@ -189,7 +189,7 @@ func TestPushUnderLoad(t *testing.T) { // C9
 	<-finished
 }
 
-// oneGeneration fails if resp does not hold the six addresses of one generation.
+// oneGeneration fails the test unless resp has the six addresses of one generation.
 func oneGeneration(t *testing.T, resp, req *dns.Msg) {
 	t.Helper()
 	got := map[string]int{}
@@ -243,7 +243,7 @@ func TestPushOfSeveralTables(t *testing.T) { // C4
 	}
 }
 
-// Queries that are held count as in flight: more than the bound are refused at once.
+// Held queries count as in flight: those beyond the bound are refused at once.
 func TestHeldInflight(t *testing.T) { // C6, F10
 	t.Parallel()
 	p := start(t, dnsproxy.Config{BeforeSync: dnsproxy.BeforeSyncHold, MaxInflight: 1})

@@ -16,8 +16,8 @@ import (
 	"github.com/nametap/nametap/dnsproxy/table"
 )
 
-// contested is a push in which several entries claim one name; every element is
-// a NameTable, since a NameTable holds a key once.
+// contested returns a push in which several entries claim one name; every element is a
+// NameTable, since a NameTable holds a key once.
 func contested() []hosts {
 	alt := func(info *api.NameTable_NameInfo, names ...string) *api.NameTable_NameInfo {
 		info.AltHosts = names //nolint:staticcheck // Istio's control planes up to 1.9 still fill it.
@@ -55,7 +55,7 @@ func contested() []hosts {
 	}
 }
 
-// The one table gives the same answers however its push is ordered.
+// The answers do not depend on the order of the push.
 func TestPrecedence(t *testing.T) { // N7
 	t.Parallel()
 	p, _ := startMesh(t, hosts{})
@@ -67,16 +67,16 @@ func TestPrecedence(t *testing.T) { // N7
 		t.Fatal(err)
 	}
 	p.converse(t, []dialogue{
-		// Kubernetes before others, then the key that sorts first.
+		// Kubernetes wins, then the smaller key.
 		{"web.shop.svc.cluster.local A", "web.shop.svc.cluster.local. A 10.0.0.1"},
 		{"web.bank.svc.cluster.local A", "web.bank.svc.cluster.local. A 10.0.0.10"},
 		{"api.example.com A", "api.example.com. A 192.0.2.2"},
 		{"x.wild.example.com A", "x.wild.example.com. A 192.0.2.6"},
-		// An explicit host before a wildcard and before a short name.
+		// An explicit host wins over a wildcard and over a short name.
 		{"db.wild.example.com A", "db.wild.example.com. A 192.0.2.7"},
 		{"db.shop A", "db.shop. A 192.0.2.4"},
 		{"db.shop.svc A", "db.shop.svc. A 10.0.0.4"},
-		// name.namespace before name in the own namespace.
+		// name.namespace wins over name in the agent's namespace.
 		{"web-0.web A", "web-0.web. A 10.0.0.6"},
 		{"nick A", "nick. A 10.0.0.7"},
 		{"twice.example A", "twice.example. A 192.0.2.9"},
@@ -107,7 +107,7 @@ func TestPrecedence(t *testing.T) { // N7
 	}
 }
 
-// tableText is all that a table says of itself.
+// tableText returns everything that a table's methods return, as text.
 func tableText(t *testing.T, current *table.Table) string {
 	t.Helper()
 	var lines []string
@@ -124,8 +124,8 @@ func TestLoadOrder(t *testing.T) { // N7
 	for range 60 {
 		var push [][]byte
 		for _, h := range contested() {
-			// NameTables one after another are one on the wire (a map's entries
-			// are records of their own), so this is the table in random order.
+			// Concatenated NameTables are one NameTable on the wire (each entry of a map is
+			// a field of its own), so this is the table in random order.
 			var entries [][]byte
 			for key, info := range h {
 				ips := slices.Clone(info.GetIps())

@@ -17,7 +17,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// slowProxy is a proxy whose nameserver replies when release is closed; web is an own name.
+// slowProxy is a proxy whose nameserver replies when release is closed; web is a mesh name.
 func slowProxy(t *testing.T, cfg dnsproxy.Config) (p *proxy, release chan struct{}) {
 	t.Helper()
 	release = make(chan struct{})
@@ -34,7 +34,7 @@ func slowProxy(t *testing.T, cfg dnsproxy.Config) (p *proxy, release chan struct
 	return p, release
 }
 
-// framed is a query with an ID as TCP has it.
+// framed returns a query with an ID and a TCP length prefix.
 func framed(t *testing.T, name string, id uint16) []byte {
 	t.Helper()
 	req := question(name, dns.TypeA)
@@ -46,8 +46,8 @@ func framed(t *testing.T, name string, id uint16) []byte {
 	return append(binary.BigEndian.AppendUint16(nil, uint16(len(packet))), packet...)
 }
 
-// An own name does not wait for the queries before it on its connection, however many of
-// them wait for nameservers; those that are too many are refused at once.
+// A mesh name does not wait for earlier queries on its connection, however many of them
+// wait for nameservers; queries beyond the bound are refused at once.
 func TestOwnNameBehindSlowQueries(t *testing.T) { // A12
 	t.Parallel()
 	for _, slow := range []int{101, 2000} {
@@ -68,7 +68,7 @@ func TestOwnNameBehindSlowQueries(t *testing.T) { // A12
 				break
 			}
 			if got.Rcode != dns.RcodeServerFailure {
-				t.Fatalf("behind %d queries: before the own name comes\n%v", slow, got)
+				t.Fatalf("behind %d queries: before the mesh name came\n%v", slow, got)
 			}
 			refused++
 		}
@@ -85,7 +85,7 @@ func TestOwnNameBehindSlowQueries(t *testing.T) { // A12
 	}
 }
 
-// Before the first table nothing can be refused; queries that are too many wait.
+// Before the first table no query can be refused; queries beyond the bound wait.
 func TestManyQueriesBeforeSync(t *testing.T) { // A12, C6
 	t.Parallel()
 	p := start(t, dnsproxy.Config{BeforeSync: dnsproxy.BeforeSyncHold})
@@ -102,14 +102,14 @@ func TestManyQueriesBeforeSync(t *testing.T) { // A12, C6
 	wait.Until(t, "about 1,000 queries wait", func() bool { return p.count(t, "nametap_dns_inflight") > 1000 })
 	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
 	for range queries {
-		// A machine that is too slow holds them for longer than they may be held.
+		// On a machine that is too slow the queries time out.
 		if got := outcome(parse(t, read(t, conn))); got != "web. A 10.0.0.1" && got != "SERVFAIL" {
 			t.Fatal(got)
 		}
 	}
 }
 
-// An answer does not wait for the rest of the next query.
+// An answer does not wait for the rest of the next query on the connection.
 func TestAnswerBeforePartOfNextQuery(t *testing.T) { // A12
 	t.Parallel()
 	p := start(t, dnsproxy.Config{})
@@ -122,7 +122,7 @@ func TestAnswerBeforePartOfNextQuery(t *testing.T) { // A12
 			t.Fatal(err)
 		}
 		read(t, conn)
-		// Not even a busy machine takes as long as an idle connection may.
+		// This is less than the idle timeout, even on a busy machine.
 		if took := time.Since(began); took > 9*time.Second {
 			t.Errorf("with %d bytes of the next query: answered after %v", part, took)
 		}
@@ -134,7 +134,7 @@ func TestAnswerBeforePartOfNextQuery(t *testing.T) { // A12
 	}
 }
 
-// closed fails the test unless the server has closed a connection.
+// closed fails the test unless the server has closed the connection.
 func closed(t *testing.T, conn net.Conn) {
 	t.Helper()
 	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
@@ -142,8 +142,8 @@ func closed(t *testing.T, conn net.Conn) {
 	}
 }
 
-// The bound is one for all listeners. The connection that was idle for longest makes room
-// for a new one; one whose query waits for a nameserver does not.
+// All listeners share one bound. A new connection replaces the one that has been idle the
+// longest, never one whose query waits for a nameserver.
 func TestConnectionLimit(t *testing.T) { // A12
 	t.Parallel()
 	p, release := slowProxy(t, dnsproxy.Config{Addr: "localhost:0", MaxTCPConns: 3})
@@ -180,14 +180,14 @@ func TestConnectionLimit(t *testing.T) { // A12
 	ask(third, "web.")
 	read(t, third)
 	closed(t, first)
-	ask(second, "web.") // which is now idle for a shorter time than the third
+	ask(second, "web.") // has now been idle for a shorter time than the third
 	read(t, second)
 	fourth := dial("127.0.0.1")
 	ask(fourth, "web.")
 	read(t, fourth)
 	closed(t, third)
 
-	// When all are busy a new one waits until one of them is idle.
+	// When all are busy, a new connection waits until one of them is idle.
 	ask(second, "slow.example.")
 	ask(fourth, "slow.example.")
 	p.await(t, "nametap_dns_inflight", 3)
@@ -206,8 +206,8 @@ func TestConnectionLimit(t *testing.T) { // A12
 	read(t, fifth)
 }
 
-// An error that a client causes, here that its port is closed, does not end a UDP
-// listener, and costs others no answer.
+// An error that a client causes, here by closing its port, neither ends a UDP listener nor
+// loses an answer to another client.
 func TestUDPErrorsPass(t *testing.T) { // R3
 	t.Parallel()
 	udp, err := net.ListenPacket("udp4", "127.0.0.1:0")

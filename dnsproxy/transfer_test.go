@@ -20,8 +20,8 @@ const (
 	tsigSecret = "bm90IGEgc2VjcmV0IGF0IGFsbA=="
 )
 
-// zoneServer starts a nameserver that gives transfers of corp.example, a zone of many
-// messages with serial 3.
+// zoneServer starts a nameserver that allows transfers of corp.example, a zone with serial
+// 3 that takes many messages.
 func zoneServer(t *testing.T) netip.AddrPort {
 	t.Helper()
 	record := func(format string, args ...any) dns.RR {
@@ -85,11 +85,11 @@ func zoneServer(t *testing.T) netip.AddrPort {
 	ended := make(chan error, 1)
 	go func() { ended <- server.ActivateAndServe() }()
 	<-started
-	t.Cleanup(func() { _ = errors.Join(server.Shutdown(), <-ended) }) // nothing is asked any more
+	t.Cleanup(func() { _ = errors.Join(server.Shutdown(), <-ended) }) // no more queries are sent
 	return netip.MustParseAddrPort(listener.Addr().String())
 }
 
-// Zone transfers come whole, in all of their messages, signed or not.
+// Zone transfers are relayed completely, signed or not.
 func TestZoneTransfers(t *testing.T) { // F1
 	t.Parallel()
 	p := startForwarder(t, dnsproxy.Config{Upstreams: []upstream.Spec{{Addr: zoneServer(t)}}})
@@ -136,7 +136,7 @@ func TestZoneTransfers(t *testing.T) { // F1
 	p.converse(t, []dialogue{{"web A", "web. A 10.0.0.1"}})
 }
 
-// A transfer that breaks off ends with a failure.
+// A transfer that breaks off ends with SERVFAIL.
 func TestBrokenZoneTransfer(t *testing.T) { // F1
 	t.Parallel()
 	p := startForwarder(t, dnsproxy.Config{Upstreams: []upstream.Spec{deadServer(t)}})

@@ -11,12 +11,12 @@ import (
 	"github.com/nametap/nametap/api"
 )
 
-// Of the addresses of a host that do not all fit, every selection in every order is
-// as likely as any other.
+// If the addresses of a host do not all fit, every selection in every order is equally
+// likely.
 func TestTruncatedSample(t *testing.T) { // A7, A9
 	t.Parallel()
 	label := strings.Repeat("l", 63)
-	// Question and CNAME leave 59 of 512 bytes: for three IPv4 or two IPv6 addresses.
+	// Question and CNAME leave 59 of 512 bytes, room for three IPv4 or two IPv6 addresses.
 	target := label + "." + label + "." + label[:40]
 	search := label + "." + label[:20]
 	cfg := Config{TTL: time.Second, EDNSUDPSize: 1232, Domain: "cluster.local"}
@@ -29,8 +29,8 @@ func TestTruncatedSample(t *testing.T) { // A7, A9
 	for _, c := range []struct {
 		qtype    uint16
 		outcomes int
-		// A chi-square of one degree of freedom less than there are outcomes is
-		// above bound with p < 1e-6.
+		// A chi-square with one degree of freedom less than there are outcomes exceeds
+		// bound with p < 1e-6.
 		bound float64
 	}{
 		{dns.TypeA, 6 * 5 * 4, 212},

@@ -11,8 +11,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// F3: a malformed reply, or a failure whose response code needs the bits of an OPT record,
-// does not win over an answer; alone it is a failure.
+// F3: a malformed reply, or a failure with an extended response code, does not win over an
+// answer; alone it is a failure.
 func TestBadRepliesMoveOn(t *testing.T) {
 	t.Parallel()
 	good := nameserver(t, fakedns.Answer("www.example. 60 IN A 192.0.2.1"))
@@ -29,7 +29,7 @@ func TestBadRepliesMoveOn(t *testing.T) {
 	counts := nameserver(t, fakedns.Silence)
 	counts.Handle(fakedns.Answer("www.example. 60 IN A 192.0.2.66"), func(_ fakedns.Request, packets []fakedns.Packet) []fakedns.Packet {
 		for _, p := range packets {
-			p.Bytes[7] = 9 // answers that are not there
+			p.Bytes[7] = 9 // counts answers that are not there
 		}
 		return packets
 	})
@@ -63,7 +63,8 @@ func TestBadRepliesMoveOn(t *testing.T) {
 	}
 }
 
-// F18: a server that a middlebox keeps EDNS from is asked without, and then at once.
+// F18: a server behind a middlebox that drops EDNS is queried without EDNS, from the second
+// time on at once.
 func TestMiddleboxDropsEDNS(t *testing.T) {
 	t.Parallel()
 	answer := fakedns.Answer("www.example. 0 IN A 192.0.2.1")
@@ -84,7 +85,8 @@ func TestMiddleboxDropsEDNS(t *testing.T) {
 	}
 }
 
-// F2: a nameserver whose TCP is a black hole gives its cut reply, and in good time.
+// F2: if a nameserver's TCP is a black hole, the client gets the truncated UDP reply in
+// time.
 func TestTruncatedBlackHole(t *testing.T) {
 	t.Parallel()
 	fake := nameserver(t, func(query *dns.Msg, network string) *dns.Msg {

@@ -47,7 +47,7 @@ func serveTLS(tb testing.TB, handle handler, config *tls.Config) *raw {
 	var udp net.PacketConn
 	var tcp net.Listener
 	var err error
-	for range 100 { // a port that is free for UDP may be taken for TCP
+	for range 100 { // a free port for UDP may be taken for TCP
 		if udp, err = net.ListenPacket("udp4", "127.0.0.1:0"); err != nil {
 			tb.Fatal(err)
 		}
