@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log"
 	"maps"
 	"net/netip"
 	"os"
@@ -59,13 +58,15 @@ func run(client *nds.Client) (stop func()) {
 func Example() {
 	controlPlane, err := fakexds.New(fakexds.Options{}) // in place of istiod
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	defer controlPlane.Stop()
 
 	client, err := nds.New(exampleConfig(controlPlane.Addr()), printHosts)
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	defer run(client)()
 
@@ -78,7 +79,8 @@ func Example() {
 		"web.shop.svc.cluster.local": {Registry: "Kubernetes", Shortname: "web", Namespace: "shop", Ips: []string{"10.96.0.1"}},
 	}})
 	if _, err := controlPlane.WaitAnswer(context.Background(), version); err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	status := client.Status()
 	fmt.Println("connected:", status.Connected, "pushes:", status.Pushes, "rejected:", status.Rejected)
@@ -97,7 +99,8 @@ func Example() {
 func ExampleApplyFunc() {
 	controlPlane, err := fakexds.New(fakexds.Options{})
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	defer controlPlane.Stop()
 
@@ -110,7 +113,8 @@ func ExampleApplyFunc() {
 		return printHosts(resources)
 	})
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	defer run(client)()
 
@@ -120,7 +124,8 @@ func ExampleApplyFunc() {
 	<-client.Ready()
 	nack, err := controlPlane.WaitAnswer(context.Background(), controlPlane.Push(&api.NameTable{}))
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	fmt.Println("NACK:", nack.Rejection().GetMessage())
 	fmt.Println("version in use:", client.Status().Version)
@@ -137,12 +142,14 @@ func ExampleApplyFunc() {
 func ExampleConfig_stateDir() {
 	dir, err := os.MkdirTemp("", "nametap-")
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	defer os.RemoveAll(dir)
 	controlPlane, err := fakexds.New(fakexds.Options{})
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	defer controlPlane.Stop()
 	controlPlane.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{
@@ -154,7 +161,8 @@ func ExampleConfig_stateDir() {
 	for range 2 {
 		client, err := nds.New(cfg, printHosts)
 		if err != nil {
-			log.Fatal(err)
+			fmt.Println(err)
+			return
 		}
 		stop := run(client)
 		<-client.Ready()
