@@ -13,7 +13,7 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-// What cannot be right is refused with the input and what was expected.
+// The error for an invalid setting quotes the value and says what is expected.
 func TestConfigErrors(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
@@ -56,7 +56,7 @@ func TestConfigErrors(t *testing.T) {
 	}
 }
 
-// C2: the names that the flag takes.
+// C2: the names of the variants, as in the flag.
 func TestVariantNames(t *testing.T) {
 	for _, v := range []nds.Variant{nds.Incremental, nds.StateOfTheWorld} {
 		text, err := v.MarshalText()
@@ -73,7 +73,7 @@ func TestVariantNames(t *testing.T) {
 	}
 }
 
-// The words of the status endpoint.
+// The JSON of the status endpoint.
 func TestStatusJSON(t *testing.T) {
 	client, err := nds.New(testConfig("[::1]:15010"), func([]nds.Resource) error { return nil })
 	if err != nil {
@@ -90,7 +90,7 @@ func TestStatusJSON(t *testing.T) {
 	}
 }
 
-// C1: a certificate is checked for istiod's name where the address has none.
+// C1: if the address has no name, the certificate must be for istiod's name.
 func TestServerName(t *testing.T) {
 	authority := fakexds.NewAuthority(t, "localhost.example", identity)
 	server := fakexds.Start(t, fakexds.Options{Authority: authority})
@@ -107,7 +107,7 @@ func TestServerName(t *testing.T) {
 		h := start(t, options{server: server, config: func(cfg *nds.Config) {
 			cfg.Addr, cfg.Plaintext, cfg.RootCA = net.JoinHostPort(host, port), false, root
 		}})
-		// The wrong name is in the error.
+		// The error quotes the expected name.
 		h.wantLog("no stream to the control plane", want, "--xds-server-name")
 		h.stop()
 	}

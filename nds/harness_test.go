@@ -30,24 +30,24 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// harness is a client that runs against a fake control plane.
+// harness is a running client of a fake control plane.
 type harness struct {
 	t      *testing.T
 	ctx    context.Context // bounds every wait, so that a lost event fails the test
 	server *fakexds.Server
 	client *nds.Client
 	logs   *testlog.Buffer
-	// applied has every set that the client put to use, in order.
+	// applied receives every set that the client applied, in order.
 	applied chan []nds.Resource
 	stop    func()
 }
 
-// options says how a harness differs from a plaintext, incremental client of a
-// fresh server that accepts everything.
+// options says how a harness differs from an incremental client, without TLS, of a new
+// server, whose apply function accepts everything.
 type options struct {
 	server *fakexds.Server
 	config func(*nds.Config)
-	// apply is asked before a set counts as applied.
+	// apply is called first; if it returns an error, the set is not applied.
 	apply nds.ApplyFunc
 }
 
@@ -91,7 +91,7 @@ func start(t *testing.T, o options) *harness {
 	return h
 }
 
-// testConfig is the configuration of a pod of which testNode is the node.
+// testConfig is the configuration of a pod. Its node is testNode.
 func testConfig(addr string) nds.Config {
 	return nds.Config{
 		Addr:      addr,
@@ -106,8 +106,8 @@ func testConfig(addr string) nds.Config {
 	}
 }
 
-// testNode is what the control plane must be told. istiod wants strings where
-// booleans are meant.
+// testNode is the node that the control plane must receive. istiod requires strings in
+// place of booleans.
 func testNode(t *testing.T) *corev3.Node {
 	t.Helper()
 	metadata, err := structpb.NewStruct(map[string]any{
@@ -126,10 +126,10 @@ func testNode(t *testing.T) *corev3.Node {
 	}
 }
 
-// sotw makes the client ask for the state of the world.
+// sotw makes the client use state-of-the-world.
 func sotw(cfg *nds.Config) { cfg.Variant = nds.StateOfTheWorld }
 
-// bothVariants runs a test against either variant.
+// bothVariants runs a test with each variant.
 func bothVariants(t *testing.T, f func(*testing.T, nds.Variant)) {
 	t.Helper()
 	for _, v := range []nds.Variant{nds.Incremental, nds.StateOfTheWorld} {
@@ -156,8 +156,8 @@ func (h *harness) wantApplied(want ...nds.Resource) {
 	}
 }
 
-// wantNothingApplied checks that no set is waiting to be compared. It is meant
-// for after an answer, which is sent later than a set is applied.
+// wantNothingApplied checks that no further set was applied. Call it after an answer has
+// arrived, because a set is applied before the answer is sent.
 func (h *harness) wantNothingApplied() {
 	h.t.Helper()
 	select {
@@ -177,7 +177,7 @@ func (h *harness) wantAnswer(version string) fakexds.Request {
 	return r
 }
 
-// wantACK waits for the answer to the push with version and wants it good.
+// wantACK waits for the answer to the push with version and checks that it is an ACK.
 func (h *harness) wantACK(version string) {
 	h.t.Helper()
 	if r := h.wantAnswer(version); r.Rejection() != nil {
@@ -185,7 +185,7 @@ func (h *harness) wantACK(version string) {
 	}
 }
 
-// wantStatus checks what Status says.
+// wantStatus checks the result of Status.
 func (h *harness) wantStatus(check func(nds.Status) bool) {
 	h.t.Helper()
 	if s := h.client.Status(); !check(s) {
@@ -223,12 +223,12 @@ func (h *harness) wantSotW(want ...*discoveryv3.DiscoveryRequest) {
 	}
 }
 
-// refused is the error detail of a NACK.
+// refused returns the error detail of a NACK.
 func refused(reason string) *rpcstatus.Status {
 	return &rpcstatus.Status{Code: int32(codes.InvalidArgument), Message: reason}
 }
 
-// hosts is a table with these hosts.
+// hosts returns a table with these hosts.
 func hosts(names ...string) *api.NameTable {
 	table := &api.NameTable{Table: map[string]*api.NameTable_NameInfo{}}
 	for _, name := range names {
@@ -237,7 +237,7 @@ func hosts(names ...string) *api.NameTable {
 	return table
 }
 
-// named is the resource the fake control plane makes of a table.
+// named returns the resource that the fake control plane makes of a table.
 func named(t *testing.T, name, version string, table *api.NameTable) nds.Resource {
 	t.Helper()
 	value, err := proto.MarshalOptions{Deterministic: true}.Marshal(table)
@@ -247,13 +247,13 @@ func named(t *testing.T, name, version string, table *api.NameTable) nds.Resourc
 	return nds.Resource{Name: name, Version: version, Value: value}
 }
 
-// plain is the resource that istiod makes of a table.
+// plain returns the resource that istiod makes of a table.
 func plain(t *testing.T, table *api.NameTable) nds.Resource {
 	t.Helper()
 	return named(t, "", "", table)
 }
 
-// fixture reads a response that istiod sent.
+// fixture reads a recorded response of istiod.
 func fixture(t *testing.T, name string, m proto.Message) {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("testdata", name))
@@ -265,13 +265,13 @@ func fixture(t *testing.T, name string, m proto.Message) {
 	}
 }
 
-// wantLog waits until a line of the log has all parts.
+// wantLog waits until a line of the log contains all parts.
 func (h *harness) wantLog(parts ...string) {
 	h.t.Helper()
 	h.wantLogs(1, parts...)
 }
 
-// wantLogs waits until so many lines of the log have all parts.
+// wantLogs waits until a number of lines of the log contain all parts.
 func (h *harness) wantLogs(want int, parts ...string) {
 	h.t.Helper()
 	what := fmt.Sprintf("%d lines of the log with %q", want, parts)

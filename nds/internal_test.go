@@ -24,8 +24,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 )
 
-// C5: from 0.1 s to 30 s, with full jitter. The pauses cannot be seen from
-// outside without waiting for them.
+// C5: pauses from 0.1 s to 30 s, with full jitter. A test from outside would have to wait
+// for them.
 func TestPause(t *testing.T) {
 	for _, tc := range []struct {
 		failures int
@@ -47,8 +47,8 @@ func TestPause(t *testing.T) {
 	}
 }
 
-// C1, C5: a node that changes ends the pause before the next connect, and one that does
-// not change leaves it as long as it is, however many signs there are.
+// C1, C5: a change of the node ends the pause before the next connect. A signal without a
+// change does not shorten it.
 func TestChangeEndsPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ips := []netip.Addr{netip.MustParseAddr("127.0.0.1")}
@@ -78,7 +78,7 @@ func TestChangeEndsPause(t *testing.T) {
 	})
 }
 
-// C1: the name of the control plane's certificate follows its address.
+// C1: the expected name in the control plane's certificate follows from its address.
 func TestServerNameFollowsAddress(t *testing.T) {
 	for addr, want := range map[string]string{
 		"istiod-canary.istio-system.svc:15012": "istiod-canary.istio-system.svc",
@@ -138,8 +138,8 @@ func TestWantedWithoutDirectory(t *testing.T) {
 	}
 }
 
-// C2: both variants are tried in turn while neither is known, and the incremental one
-// again when a while has passed.
+// C2: while the control plane implements neither variant, the client tries them in turn.
+// After a fallback it tries the incremental one again an hour later.
 func TestVariants(t *testing.T) {
 	unknown := status.Error(codes.Unimplemented, "unknown method")
 	c := &Client{log: slog.New(slog.DiscardHandler)}
@@ -167,9 +167,8 @@ func TestVariants(t *testing.T) {
 	}
 }
 
-// C5: a failure is logged once, then once a minute with a count and when another one
-// comes.
-func TestRepeated(t *testing.T) {
+// C5: a failure is logged once, then with a count: once a minute, and when it changes.
+func TestFailureLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var text strings.Builder
 		handler := slog.NewTextHandler(&text, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
@@ -213,7 +212,7 @@ func testSnapshot() snapshot {
 	}
 }
 
-// C7: what is written is what is read.
+// C7: a snapshot reads as it was written.
 func TestSnapshotRoundTrip(t *testing.T) {
 	want := testSnapshot()
 	data, err := want.marshal()
@@ -234,8 +233,8 @@ func TestSnapshotRoundTrip(t *testing.T) {
 	}
 }
 
-// C7: whatever stands in the file, the parser neither panics nor accepts what it
-// would not write the same way.
+// C7: the parser does not panic on any file, and what it accepts reads the same after it
+// is written again.
 func FuzzSnapshot(f *testing.F) {
 	data, err := testSnapshot().marshal()
 	if err != nil {
@@ -266,15 +265,15 @@ func FuzzSnapshot(f *testing.F) {
 	})
 }
 
-// resealed puts data behind a head with the right checksum, which a fuzzer does
-// not find.
+// resealed returns a file with data and its correct checksum, which a fuzzer does not
+// find.
 func resealed(data []byte) []byte {
 	sum := sha256.Sum256(data)
 	return slices.Concat([]byte(snapshotMagic), make([]byte, 8), sum[:], data)
 }
 
-// C3, C4: whatever a response holds, the set stays sorted, without doubles, and
-// the one before is not touched.
+// C3, C4: for any response, the new set is sorted and without duplicates, and the
+// previous set is not changed.
 func FuzzResponse(f *testing.F) {
 	m := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: TypeURL, RemovedResources: []string{"b"}}
 	data, err := proto.Marshal(m)

@@ -9,7 +9,7 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-// workload is a node that a test changes.
+// workload is a node that a test can change.
 type workload struct {
 	mu      sync.Mutex
 	ips     []netip.Addr
@@ -24,7 +24,7 @@ func newWorkload(ips ...string) *workload {
 	return w
 }
 
-// set changes the node and says so.
+// set changes the node and signals it.
 func (w *workload) set(err error, labels map[string]string, ips ...string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -38,7 +38,7 @@ func (w *workload) set(err error, labels map[string]string, ips ...string) {
 	}
 }
 
-// config makes a client tell of the workload.
+// config makes a client use the node.
 func (w *workload) config(cfg *nds.Config) {
 	cfg.Changed = w.changed
 	cfg.Refresh = func(node nds.Node) (nds.Node, error) {
@@ -49,8 +49,8 @@ func (w *workload) config(cfg *nds.Config) {
 	}
 }
 
-// wantStream waits for a stream with this number of a node with the addresses and the
-// label app.
+// wantStream waits for the stream with this number and checks the addresses and the label
+// "app" of its node.
 func (h *harness) wantStream(stream int, ips, app string) {
 	h.t.Helper()
 	r, err := h.server.WaitStream(h.ctx, stream)
@@ -66,8 +66,8 @@ func (h *harness) wantStream(stream int, ips, app string) {
 	}
 }
 
-// C1: the control plane is told the addresses and labels of the connect, and told again
-// when they change; the table stays in use meanwhile.
+// C1: the client sends the addresses and labels that it has when it connects. When they
+// change it connects again; the table stays in use meanwhile.
 func TestNodeChanges(t *testing.T) {
 	w := newWorkload("127.0.0.1")
 	h := start(t, options{config: w.config})
@@ -79,7 +79,7 @@ func TestNodeChanges(t *testing.T) {
 	w.set(nil, map[string]string{"app": "web"}, "10.0.0.1", "fd00::1")
 	h.wantStream(3, "10.0.0.1,fd00::1", "web")
 	h.wantLog("level=INFO", "connecting again", "addresses or labels")
-	// A node that cannot be read leaves the stream as it is.
+	// An error of Refresh does not end the stream.
 	w.set(errors.New("not now"), nil)
 	h.server.CutStreams(nil)
 	h.wantLog("level=WARN", "reading the addresses and labels of this node: not now")

@@ -18,8 +18,7 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-// C1, C2: what istiod sent in the incremental variant, and the whole of what it
-// is answered.
+// C1, C2: istiod's incremental push, and all requests of the client.
 func TestDialogueIncremental(t *testing.T) {
 	h := start(t, options{})
 	recorded := &discoveryv3.DeltaDiscoveryResponse{}
@@ -43,8 +42,8 @@ func TestDialogueIncremental(t *testing.T) {
 	)
 }
 
-// C1, C2: the same in state-of-the-world; the second response is the one that
-// istiod sends to a router, an empty table.
+// C1, C2: the same in state-of-the-world. The second response is the empty table that
+// istiod sends to a router.
 func TestDialogueStateOfTheWorld(t *testing.T) {
 	h := start(t, options{config: sotw})
 	recorded, empty := &discoveryv3.DiscoveryResponse{}, &discoveryv3.DiscoveryResponse{}
@@ -64,7 +63,7 @@ func TestDialogueStateOfTheWorld(t *testing.T) {
 	)
 }
 
-// C2: no incremental RPC.
+// C2: the control plane does not implement the incremental RPC.
 func TestFallback(t *testing.T) {
 	server := fakexds.Start(t, fakexds.Options{NoDelta: true})
 	server.Push(hosts("a.example.com"))
@@ -73,7 +72,7 @@ func TestFallback(t *testing.T) {
 	h.wantACK("v1")
 	h.wantStatus(func(s nds.Status) bool { return s.Variant == "sotw" && s.Reconnects == 0 })
 
-	// It does not ask for the incremental RPC a second time.
+	// It does not try the incremental RPC a second time.
 	server.CutStreams(nil)
 	if _, err := server.WaitStream(h.ctx, 2); err != nil {
 		t.Fatal(err)
@@ -83,7 +82,8 @@ func TestFallback(t *testing.T) {
 	}
 }
 
-// C2: what a proxy says of a control plane that is away does not change the variant.
+// C2: the error of a proxy whose control plane is away does not change the variant for
+// good.
 func TestFallbackPasses(t *testing.T) {
 	server := fakexds.Start(t, fakexds.Options{})
 	server.Push(hosts("a.example.com"))
@@ -101,8 +101,8 @@ func TestFallbackPasses(t *testing.T) {
 	}
 }
 
-// C3: a push that cannot be used is NACKed with the reason and the version
-// before it, and the table stays.
+// C3: a push that cannot be applied is NACKed with the reason and the previous version,
+// and the table stays.
 func TestReject(t *testing.T) {
 	bad := hosts("bad.example.com")
 	refuse := func(set []nds.Resource) error {
@@ -146,7 +146,7 @@ func TestReject(t *testing.T) {
 	})
 }
 
-// C3: the first push of a stream has no version before it.
+// C3: a NACK of the first push of a stream has no version.
 func TestRejectFirst(t *testing.T) {
 	fail := func([]nds.Resource) error { return errors.New("no") }
 	h := start(t, options{config: sotw, apply: fail})
@@ -163,8 +163,7 @@ func TestRejectFirst(t *testing.T) {
 	}
 }
 
-// C3: responses that are not NameTables are NACKed before the apply function
-// sees them.
+// C3: responses that are not NameTables are NACKed without calling the apply function.
 func TestRejectForeign(t *testing.T) {
 	const other = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 	good := plain(t, hosts("a.example.com")).Value
@@ -199,7 +198,7 @@ func TestRejectForeign(t *testing.T) {
 	}
 }
 
-// C3: a wrapper that is damaged.
+// C3: a malformed wrapper is NACKed.
 func TestRejectDamagedWrapper(t *testing.T) {
 	h := start(t, options{config: sotw})
 	wrapper, err := anypb.New(&discoveryv3.Resource{})
@@ -215,8 +214,8 @@ func TestRejectDamagedWrapper(t *testing.T) {
 	}
 }
 
-// C3: a reason that holds bytes that may not stand in a protobuf string, or
-// that is as long as the push, still arrives.
+// C3: a reason with bytes that a protobuf string cannot hold, or as long as the push,
+// still arrives.
 func TestRejectReason(t *testing.T) {
 	h := start(t, options{apply: func(set []nds.Resource) error {
 		return fmt.Errorf("bad: %s", set[0].Value)
@@ -254,7 +253,7 @@ func TestACKAfterApply(t *testing.T) {
 	<-h.client.Ready()
 }
 
-// C3: an incremental response that names nothing is ACKed and changes nothing.
+// C3: an incremental response without resources is ACKed and changes nothing.
 func TestEmptyIncremental(t *testing.T) {
 	empty := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: nds.TypeURL, SystemVersionInfo: "empty"}
 	h := start(t, options{})
@@ -263,14 +262,14 @@ func TestEmptyIncremental(t *testing.T) {
 	h.wantACK(h.server.PushResponses(empty, nil))
 	h.wantNothingApplied()
 
-	// As the first of a stream it says that there is nothing.
+	// As the first one of a stream it means an empty table.
 	h.server.CutStreams(nil)
 	h.wantApplied()
 	h.wantStatus(func(s nds.Status) bool { return s.Loaded })
 }
 
-// C3: a state-of-the-world response without resources is an empty table, also
-// as the very first one.
+// C3: a state-of-the-world response without resources is an empty table, even as the
+// first one.
 func TestEmptyStateOfTheWorld(t *testing.T) {
 	h := start(t, options{config: sotw})
 	h.wantACK(h.server.PushResponses(nil, &discoveryv3.DiscoveryResponse{TypeUrl: nds.TypeURL, VersionInfo: "empty-1"}))
@@ -282,7 +281,7 @@ func TestEmptyStateOfTheWorld(t *testing.T) {
 	h.wantApplied()
 }
 
-// C4: named resources are merged, each push changes what it names.
+// C4: named resources are merged; each push changes those that it names.
 func TestNamedResources(t *testing.T) {
 	h := start(t, options{})
 	a, b, c := hosts("a.example.com"), hosts("b.example.com"), hosts("c.example.com")
@@ -294,7 +293,7 @@ func TestNamedResources(t *testing.T) {
 	h.wantApplied(named(t, "b", "v3", c), named(t, "c", "v2", c))
 	h.wantACK("v3")
 
-	// What went away while there was no stream is gone as well.
+	// A resource that was removed while there was no stream is removed.
 	h.server.Stop()
 	h.server.PushNamed(nil, "c")
 	if err := h.server.Restart(); err != nil {
@@ -303,7 +302,7 @@ func TestNamedResources(t *testing.T) {
 	h.wantApplied(named(t, "b", "v3", c))
 }
 
-// C4: in state-of-the-world, resources without names and wrapped ones with.
+// C4: in state-of-the-world, resources without names, and wrapped ones with names.
 func TestSeveralStateOfTheWorld(t *testing.T) {
 	h := start(t, options{config: sotw})
 	a, b := plain(t, hosts("a.example.com")), plain(t, hosts("b.example.com"))
@@ -322,8 +321,8 @@ func TestSeveralStateOfTheWorld(t *testing.T) {
 	h.wantApplied(a, nds.Resource{Name: "x", Version: "7", Value: b.Value})
 }
 
-// C3, C4: when the first response of a stream is rejected, the next ones change
-// the table in use, since the rest of it will not be sent again.
+// C3, C4: after a rejected first response of a stream, the next ones change the table in
+// use, because the control plane does not send the rest again.
 func TestChangeAfterRejectedStart(t *testing.T) {
 	var refuse atomic.Bool
 	h := start(t, options{apply: func([]nds.Resource) error {
@@ -351,7 +350,8 @@ func TestChangeAfterRejectedStart(t *testing.T) {
 	h.wantApplied(named(t, "a", "v1", a), named(t, "b", "v1", b), named(t, "c", "v3", c))
 }
 
-// C9: pushes that pile up are applied one after the other, and the last wins.
+// C9: pushes that arrive during another one are applied one after the other, and the last
+// one stays in use.
 func TestPushesInFlight(t *testing.T) {
 	bothVariants(t, func(t *testing.T, v nds.Variant) {
 		t.Helper()
@@ -379,8 +379,7 @@ func TestPushesInFlight(t *testing.T) {
 	})
 }
 
-// C8: 100,000 hosts in one push, and a control plane that sends more than we
-// take.
+// C8: 100,000 hosts in one push, and a push that is longer than permitted.
 func TestLongPush(t *testing.T) {
 	table := &api.NameTable{Table: make(map[string]*api.NameTable_NameInfo, 100_000)}
 	for i := range 100_000 {

@@ -20,8 +20,8 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-// C5: a cut stream is opened again, with the node and without any memory of the
-// one before; the same table is ACKed and not applied again.
+// C5: a stream that ends is opened again, with the node and with new protocol state. The
+// same table is ACKed and not applied again.
 func TestCutStream(t *testing.T) {
 	h := start(t, options{apply: func(set []nds.Resource) error {
 		if strings.Contains(string(set[0].Value), "bad") {
@@ -39,7 +39,7 @@ func TestCutStream(t *testing.T) {
 	}
 	h.wantNothingApplied()
 
-	// The version before a rejected push is that of this stream.
+	// The version in a NACK is the previous one of the same stream.
 	h.server.CutStreams(nil)
 	if _, err := h.server.WaitStream(h.ctx, 3); err != nil {
 		t.Fatal(err)
@@ -58,7 +58,7 @@ func TestCutStream(t *testing.T) {
 	h.wantStatus(func(s nds.Status) bool { return s.Reconnects == 2 })
 }
 
-// C5: the table stays while the control plane is away, and its age is known.
+// C5: the table stays in use while the control plane is away, and Status has its age.
 func TestControlPlaneAway(t *testing.T) {
 	h := start(t, options{})
 	h.server.Push(hosts("a.example.com"))
@@ -81,8 +81,8 @@ func TestControlPlaneAway(t *testing.T) {
 	h.wantStatus(func(s nds.Status) bool { return s.Connected && s.Reconnects > 0 && s.LastError == "" })
 }
 
-// C5: attempts that fail the same way make one line in the log, and one more when the
-// control plane is back, with the count.
+// C5: attempts that fail for the same reason are logged once, and once more, with the
+// count, when the control plane is back.
 func TestFailureIsLoggedOnce(t *testing.T) {
 	server := fakexds.Start(t, fakexds.Options{})
 	server.Push(hosts("a.example.com"))
@@ -100,8 +100,7 @@ func TestFailureIsLoggedOnce(t *testing.T) {
 	h.wantLog("level=INFO", "the stream to the control plane is back", "repeated=")
 }
 
-// C5: Run ends while it waits for the next attempt, while it is connected, and
-// before it began.
+// C5: Run returns while it is connected, and before its first attempt.
 func TestRunEnds(t *testing.T) {
 	connected := start(t, options{})
 	connected.server.Push(hosts("a.example.com"))
@@ -120,7 +119,7 @@ func TestRunEnds(t *testing.T) {
 	}
 }
 
-// C10: a control plane that pushes and then ends the stream is backed off from.
+// C10: the client backs off from a control plane that pushes and then ends the stream.
 func TestBackOffFromPushAndEnd(t *testing.T) {
 	bothVariants(t, func(t *testing.T, v nds.Variant) {
 		t.Helper()
@@ -129,8 +128,8 @@ func TestBackOffFromPushAndEnd(t *testing.T) {
 		server.Push(hosts("a.example.com"))
 		h := start(t, options{server: server, config: variant(v)})
 		h.wantACK("v1")
-		// Pauses of 50 ms on average, those after a first failure, would make 80 streams
-		// in this time; pauses that double make 7.
+		// Pauses of 50 ms on average, as after a first failure, would allow 80 streams in
+		// this time; pauses that double allow 7.
 		const many = 25
 		ctx, cancel := context.WithTimeout(h.ctx, 4*time.Second)
 		defer cancel()
@@ -161,7 +160,7 @@ func TestKeepalive(t *testing.T) {
 	h.wantStatus(func(s nds.Status) bool { return !s.Connected && s.Loaded })
 }
 
-// C5: a control plane that finds pings too frequent is sent fewer on later connections.
+// C5: after "too_many_pings" the client pings less often on later connections.
 func TestTooManyPings(t *testing.T) {
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -182,8 +181,8 @@ func TestTooManyPings(t *testing.T) {
 	h.wantLog("level=WARN", "too many pings", "every=1m20s")
 }
 
-// complain answers the first stream of a connection with what gRPC servers send to
-// clients that ping too often.
+// complain answers the first stream of a connection as gRPC servers answer clients that
+// ping too often.
 func complain(conn net.Conn) error {
 	defer conn.Close()
 	if _, err := io.CopyN(io.Discard, conn, int64(len(http2.ClientPreface))); err != nil {
@@ -205,7 +204,7 @@ func complain(conn net.Conn) error {
 	if err := framer.WriteGoAway(1, http2.ErrCodeEnhanceYourCalm, []byte("too_many_pings")); err != nil {
 		return err
 	}
-	// Until the client has read it, or closing would discard it.
+	// Wait until the client has read it, because closing would discard it.
 	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
 		return err
 	}
@@ -251,7 +250,7 @@ func newBlackHole(t *testing.T, target string) *blackHole {
 	return hole
 }
 
-// forward copies until src ends, and drops what comes after close.
+// forward copies until src ends, and drops what arrives after close.
 func (b *blackHole) forward(dst io.WriteCloser, src io.Reader) {
 	defer func() { _ = dst.Close() }()
 	buf := make([]byte, 16<<10)
@@ -272,14 +271,14 @@ func (b *blackHole) forward(dst io.WriteCloser, src io.Reader) {
 	}
 }
 
-// close makes everything that comes from now on vanish.
+// close drops everything that arrives from now on.
 func (b *blackHole) close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.closed = true
 }
 
-// C5: what the metrics say over a stream's life.
+// C5: the metrics during the life of a stream.
 func TestMetrics(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	h := start(t, options{
@@ -330,7 +329,7 @@ nametap_xds_table_stale 0
 	}
 }
 
-// Two clients in one process, with registries of their own and with one.
+// Two clients in one process can have a registry each, but not share one.
 func TestRegistries(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	apply := func([]nds.Resource) error { return nil }

@@ -14,7 +14,7 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-// stateDir makes a client keep a snapshot in dir.
+// stateDir makes a client save a snapshot in dir.
 func stateDir(dir string) func(*nds.Config) {
 	return func(cfg *nds.Config) { cfg.StateDir = dir }
 }
@@ -29,7 +29,7 @@ func snapshotOf(t *testing.T, s *fakexds.Server, dir, version string) string {
 	return filepath.Join(dir, "nametable.snapshot")
 }
 
-// stopped is a control plane that is away; Restart brings it back.
+// stopped returns a control plane that is stopped; Restart starts it.
 func stopped(t *testing.T) *fakexds.Server {
 	t.Helper()
 	server := fakexds.Start(t, fakexds.Options{})
@@ -37,7 +37,7 @@ func stopped(t *testing.T) *fakexds.Server {
 	return server
 }
 
-// C7: a restart without the control plane serves the last good table at once,
+// C7: after a restart without the control plane the last good table is in use at once,
 // and the first push confirms it.
 func TestSnapshot(t *testing.T) {
 	bothVariants(t, func(t *testing.T, v nds.Variant) {
@@ -67,7 +67,7 @@ func TestSnapshot(t *testing.T) {
 		if err := server.Restart(); err != nil {
 			t.Fatal(err)
 		}
-		// The second stream's.
+		// The answer on the second stream.
 		if _, err := server.Wait(h.ctx, func(r fakexds.Request) bool { return r.Stream == 2 && r.Nonce() != "" }); err != nil {
 			t.Fatal(err)
 		}
@@ -80,7 +80,7 @@ func TestSnapshot(t *testing.T) {
 	})
 }
 
-// C7: only a table that was accepted is kept.
+// C7: only accepted tables are saved.
 func TestSnapshotKeepsTheGoodTable(t *testing.T) {
 	dir := t.TempDir()
 	h := start(t, options{config: stateDir(dir), apply: func(set []nds.Resource) error {
@@ -99,7 +99,7 @@ func TestSnapshotKeepsTheGoodTable(t *testing.T) {
 	h.wantApplied(plain(t, hosts("a.example.com")))
 }
 
-// C7: an empty table is a table.
+// C7: an empty table is saved, too.
 func TestSnapshotOfNothing(t *testing.T) {
 	dir := t.TempDir()
 	server := fakexds.Start(t, fakexds.Options{})
@@ -110,25 +110,25 @@ func TestSnapshotOfNothing(t *testing.T) {
 	<-h.client.Ready()
 }
 
-// C7: a file that is damaged, of somebody else, or refused, is set aside and
-// said, and the next push makes a good one.
+// C7: a snapshot that is damaged, of another node, or refused by the apply function is
+// set aside and logged. The next push writes a new one.
 func TestSnapshotSetAside(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		damage func(data []byte) []byte
 		config func(*nds.Config)
 		refuse bool
-		said   string
+		logged string
 	}{
-		{name: "empty", damage: func([]byte) []byte { return nil }, said: "not a snapshot"},
-		{name: "foreign", damage: func([]byte) []byte { return []byte("{\"hosts\": []}\n") }, said: "not a snapshot"},
-		{name: "cut", damage: func(data []byte) []byte { return data[:len(data)-1] }, said: "checksum"},
-		{name: "head only", damage: func(data []byte) []byte { return data[:20] }, said: "damaged"},
-		{name: "another version", damage: func(data []byte) []byte { data[len("nametap")]++; return data }, said: "another version"},
-		{name: "flipped", damage: func(data []byte) []byte { data[len(data)-1] ^= 1; return data }, said: "checksum"},
-		{name: "namespace", config: func(cfg *nds.Config) { cfg.Node.Namespace = "other" }, said: "other/Kubernetes"},
-		{name: "cluster", config: func(cfg *nds.Config) { cfg.Node.ClusterID = "west" }, said: "shop/west"},
-		{name: "refused", refuse: true, said: "refused by the table"},
+		{name: "empty", damage: func([]byte) []byte { return nil }, logged: "not a snapshot"},
+		{name: "foreign", damage: func([]byte) []byte { return []byte("{\"hosts\": []}\n") }, logged: "not a snapshot"},
+		{name: "cut", damage: func(data []byte) []byte { return data[:len(data)-1] }, logged: "checksum"},
+		{name: "head only", damage: func(data []byte) []byte { return data[:20] }, logged: "damaged"},
+		{name: "another version", damage: func(data []byte) []byte { data[len("nametap")]++; return data }, logged: "another version"},
+		{name: "flipped", damage: func(data []byte) []byte { data[len(data)-1] ^= 1; return data }, logged: "checksum"},
+		{name: "namespace", config: func(cfg *nds.Config) { cfg.Node.Namespace = "other" }, logged: "other/Kubernetes"},
+		{name: "cluster", config: func(cfg *nds.Config) { cfg.Node.ClusterID = "west" }, logged: "shop/west"},
+		{name: "refused", refuse: true, logged: "refused by the table"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -162,7 +162,7 @@ func TestSnapshotSetAside(t *testing.T) {
 					return nil
 				},
 			})
-			h.wantLog("level=WARN", "set aside", tc.said)
+			h.wantLog("level=WARN", "set aside", tc.logged)
 			h.wantNothingApplied()
 			if aside, err := os.ReadFile(path + ".bad"); err != nil || string(aside) != string(data) {
 				t.Fatalf("set aside: %q, %v", aside, err)
@@ -179,13 +179,12 @@ func TestSnapshotSetAside(t *testing.T) {
 	}
 }
 
-// C7: a snapshot that cannot be read or written does not disturb the table, and
-// a write that failed is tried again.
-func TestSnapshotTrouble(t *testing.T) {
+// C7: a snapshot that can be neither read nor written does not affect the table, and the
+// next push tries to write it again.
+func TestSnapshotUnusable(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "nametable.snapshot")
-	// Nobody, root included, can read a directory as a file or replace one that
-	// is not empty.
+	// Even root cannot read a directory as a file, or replace one that is not empty.
 	if err := os.MkdirAll(filepath.Join(path, "occupied"), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -242,9 +241,9 @@ func readable(t *testing.T, path string) {
 	}
 }
 
-// C7: a state directory that can be used only later is used from then on; until then the
-// trouble is said once, however many pushes come.
-func TestStateDirComesLater(t *testing.T) {
+// C7: a state directory that becomes usable later is used from then on. Until then the
+// failure is logged once, for any number of pushes.
+func TestStateDirUsableLater(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	write(t, dir, "a file in its place")
 	h := start(t, options{config: stateDir(dir)})
@@ -264,12 +263,12 @@ func TestStateDirComesLater(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := h.logs.Count("level=WARN", "not written") - h.logs.Count("level=WARN", "not written", "repeated="); n != 1 {
-		t.Errorf("said %d times", n)
+		t.Errorf("logged %d times", n)
 	}
 }
 
-// C7: the age of the table counts from the last push, also from one that changed
-// nothing, and also after a restart.
+// C7: the age of the table is the time since the last push, even if that changed nothing,
+// and even after a restart.
 func TestAgeSurvivesRestart(t *testing.T) {
 	dir := t.TempDir()
 	h := start(t, options{config: stateDir(dir)})
@@ -288,8 +287,7 @@ func TestAgeSurvivesRestart(t *testing.T) {
 	h.wantStatus(func(s nds.Status) bool { return s.Stale && s.LastPush.Equal(last) })
 }
 
-// C7: a snapshot that was removed is written again by the next push, even if that
-// changes nothing.
+// C7: the next push writes a removed snapshot again, even if it changes nothing.
 func TestRemovedSnapshot(t *testing.T) {
 	dir := t.TempDir()
 	h := start(t, options{config: stateDir(dir)})
@@ -309,7 +307,7 @@ func TestRemovedSnapshot(t *testing.T) {
 	}
 }
 
-// C7: a state directory that is removed is made again, with its lock, and written.
+// C7: a removed state directory is created and locked again, and written.
 func TestRemovedStateDir(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	h := start(t, options{config: stateDir(dir)})
@@ -331,8 +329,8 @@ func TestRemovedStateDir(t *testing.T) {
 	second.wantLog("level=WARN", "snapshot of the table not used", "another process uses the state directory")
 }
 
-// C3, C7: an empty push takes the place of a snapshot with hosts, in the table and on
-// disk, and is said.
+// C3, C7: an empty push replaces a snapshot with hosts, in the table and on disk, and is
+// logged.
 func TestEmptyPushAfterSnapshot(t *testing.T) {
 	dir := t.TempDir()
 	server := fakexds.Start(t, fakexds.Options{})
@@ -353,9 +351,9 @@ func TestEmptyPushAfterSnapshot(t *testing.T) {
 	h.wantApplied(nds.Resource{})
 }
 
-// C7: of two agents on one state directory, the first owns it. The second neither uses
-// nor touches what is there if it belongs to another namespace, says so once, and writes
-// when the first has ended.
+// C7: of two agents with one state directory, the first one owns it. The second one does
+// not use or change a snapshot of another namespace, and logs that once. It writes after
+// the first one has ended.
 func TestTwoAgentsOneStateDir(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "nametable.snapshot")

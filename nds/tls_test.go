@@ -21,8 +21,7 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-// secured is a control plane with a certificate of its own authority, and the
-// files that a client of it needs.
+// secured is a control plane with TLS, and the files that its clients need.
 type secured struct {
 	server      *fakexds.Server
 	root, token string
@@ -46,7 +45,7 @@ func (s secured) config(cfg *nds.Config) {
 	cfg.Plaintext, cfg.RootCA, cfg.TokenFile = false, s.root, s.token
 }
 
-// start runs a client with the files, and what else the test wants.
+// start runs a client with the files and with what more changes.
 func (s secured) start(t *testing.T, more func(*nds.Config)) *harness {
 	t.Helper()
 	return start(t, options{server: s.server, config: func(cfg *nds.Config) {
@@ -64,8 +63,8 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// authority makes a root certificate, as PEM, and a server with a certificate
-// of it for name.
+// authority returns a root certificate in PEM, and the settings of a server whose
+// certificate, for name, it signed.
 func authority(t *testing.T, name string) (string, *tls.Config) {
 	t.Helper()
 	template := func(serial int64) *x509.Certificate {
@@ -118,7 +117,7 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// C1: the token file is replaced while we run, and read again on every connect.
+// C1: the token file is read again on every connect, because Kubernetes replaces it.
 func TestTokenIsReadAgain(t *testing.T) {
 	s := startSecured(t)
 	h := s.start(t, func(cfg *nds.Config) { cfg.Node.ClusterID = "west" })
@@ -140,15 +139,15 @@ func TestTokenIsReadAgain(t *testing.T) {
 	}
 }
 
-// jwt is a token that expires at a time; nothing here checks its signature.
+// jwt returns a token with an expiry. Its signature is not checked.
 func jwt(expires time.Time) string {
 	encode := base64.RawURLEncoding.EncodeToString
 	return encode([]byte(`{"alg":"none"}`)) + "." + encode(fmt.Appendf(nil, `{"aud":["istio-ca"],"exp":%d}`, expires.Unix())) + ".c2ln"
 }
 
-// C1: what is wrong with the files or the certificate is said, and once it is
-// mended the client connects.
-func TestTLSTrouble(t *testing.T) {
+// C1: errors in the files or the certificate are logged with the setting to look at.
+// After they are fixed, the client connects.
+func TestTLSErrors(t *testing.T) {
 	otherRoot, _ := authority(t, "istiod.istio-system.svc")
 	missing := filepath.Join(t.TempDir(), "missing")
 	for _, tc := range []struct {
@@ -156,20 +155,20 @@ func TestTLSTrouble(t *testing.T) {
 		config func(*nds.Config)
 		root   string
 		token  string
-		said   string
+		logged string
 	}{
-		{name: "other name", config: func(cfg *nds.Config) { cfg.ServerName = "istiod.other.svc" }, said: "--xds-server-name"},
-		{name: "plaintext", config: func(cfg *nds.Config) { cfg.Plaintext = true }, said: "leave out --xds-plaintext"},
-		{name: "system roots", config: func(cfg *nds.Config) { cfg.RootCA = "" }, said: "the system's root certificates (XDS_ROOT_CA, --xds-root-ca)"},
-		{name: "no root file", config: func(cfg *nds.Config) { cfg.RootCA = missing }, said: "reading root certificates"},
-		{name: "no token file", config: func(cfg *nds.Config) { cfg.TokenFile = missing }, said: "reading the token (--xds-token-file)"},
-		{name: "no token", config: func(cfg *nds.Config) { cfg.TokenFile = "" }, said: "--xds-token-file is empty"},
-		{name: "other root", root: otherRoot, said: "XDS_ROOT_CA"},
-		{name: "root not PEM", root: "hello", said: "no certificate in"},
-		{name: "empty token", token: "\n", said: "is empty"},
-		{name: "two tokens", token: "one\ntwo\n", said: "more than one token"},
-		{name: "expired token", token: jwt(time.Now().Add(-time.Minute)), said: "istio-token (--xds-token-file) has expired at"},
-		{name: "wrong token", token: "token-0", said: "istio-token (--xds-token-file) was refused"},
+		{name: "other name", config: func(cfg *nds.Config) { cfg.ServerName = "istiod.other.svc" }, logged: "--xds-server-name"},
+		{name: "plaintext", config: func(cfg *nds.Config) { cfg.Plaintext = true }, logged: "leave out --xds-plaintext"},
+		{name: "system roots", config: func(cfg *nds.Config) { cfg.RootCA = "" }, logged: "the system's root certificates (XDS_ROOT_CA, --xds-root-ca)"},
+		{name: "no root file", config: func(cfg *nds.Config) { cfg.RootCA = missing }, logged: "reading root certificates"},
+		{name: "no token file", config: func(cfg *nds.Config) { cfg.TokenFile = missing }, logged: "reading the token (--xds-token-file)"},
+		{name: "no token", config: func(cfg *nds.Config) { cfg.TokenFile = "" }, logged: "--xds-token-file is empty"},
+		{name: "other root", root: otherRoot, logged: "XDS_ROOT_CA"},
+		{name: "root not PEM", root: "hello", logged: "no certificate in"},
+		{name: "empty token", token: "\n", logged: "is empty"},
+		{name: "two tokens", token: "one\ntwo\n", logged: "more than one token"},
+		{name: "expired token", token: jwt(time.Now().Add(-time.Minute)), logged: "istio-token (--xds-token-file) has expired at"},
+		{name: "wrong token", token: "token-0", logged: "istio-token (--xds-token-file) was refused"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := startSecured(t)
@@ -185,7 +184,7 @@ func TestTLSTrouble(t *testing.T) {
 				write(t, s.token, tc.token)
 			}
 			h := s.start(t, tc.config)
-			h.wantLog("level=WARN", "no stream to the control plane", tc.said)
+			h.wantLog("level=WARN", "no stream to the control plane", tc.logged)
 			h.wantStatus(func(s nds.Status) bool { return !s.Connected && s.LastError != "" })
 			if tc.config != nil {
 				return
@@ -197,7 +196,7 @@ func TestTLSTrouble(t *testing.T) {
 	}
 }
 
-// C1: TLS to a port without it is said with the setting.
+// C1: the error for a port without TLS names the setting.
 func TestTLSToPlaintext(t *testing.T) {
 	s := startSecured(t)
 	s.server = fakexds.Start(t, fakexds.Options{})

@@ -20,7 +20,7 @@ const (
 	identity = "spiffe://mesh.example/ns/shop/sa/default"
 )
 
-// certified is a control plane with a certificate authority, and a VM's files.
+// certified is a control plane with a certificate authority, and the files of a VM.
 type certified struct {
 	server           *fakexds.Server
 	authority        *fakexds.Authority
@@ -57,7 +57,8 @@ func (c certified) start(t *testing.T, more func(*nds.Config)) *harness {
 	}})
 }
 
-// wantProof waits for the stream with this number and wants it to be proved so.
+// wantProof waits for the stream with this number and checks how the client
+// authenticated.
 func (h *harness) wantProof(stream int, proof string) fakexds.Request {
 	h.t.Helper()
 	r, err := h.server.WaitStream(h.ctx, stream)
@@ -70,7 +71,8 @@ func (h *harness) wantProof(stream int, proof string) fakexds.Request {
 	return r
 }
 
-// wantSigned waits for the n-th certificate and wants it to be signed for a proof.
+// wantSigned waits for the n-th signed certificate and checks how the client
+// authenticated.
 func (h *harness) wantSigned(a *fakexds.Authority, n int, proof string) {
 	h.t.Helper()
 	signing, err := a.WaitSigned(h.ctx, n)
@@ -82,8 +84,8 @@ func (h *harness) wantSigned(a *fakexds.Authority, n int, proof string) {
 	}
 }
 
-// C1: the token of a VM is exchanged for a certificate, with which streams go on after
-// the token's end, which renews itself, and which a restart finds.
+// C1: the token of a VM is exchanged for a certificate. The client connects with it after
+// the token has expired, renews it, and uses it after a restart.
 func TestTokenExchange(t *testing.T) {
 	c := startCertified(t, nil)
 	c.authority.SetLife(6 * time.Second)
@@ -92,7 +94,7 @@ func TestTokenExchange(t *testing.T) {
 	h.wantSigned(c.authority, 1, "token")
 	h.wantLog("level=INFO", "workload certificate obtained", identity)
 
-	// From here on the token is worth nothing, and then it is gone.
+	// The token expires, and then its file is removed.
 	c.server.SetToken("another")
 	write(t, c.token, jwt(time.Now().Add(-time.Hour)))
 	c.server.CutStreams(nil)
@@ -118,9 +120,8 @@ func TestTokenExchange(t *testing.T) {
 	}
 }
 
-// C1: a certificate that could not be kept when it was obtained, or that was removed, is
-// kept later.
-func TestCertificateIsKeptLater(t *testing.T) {
+// C1: a certificate that could not be saved, or whose file was removed, is saved later.
+func TestCertificateIsSavedLater(t *testing.T) {
 	c := startCertified(t, nil)
 	dir := filepath.Join(c.dir, "state")
 	write(t, dir, "a file in its place")
@@ -148,8 +149,7 @@ func TestCertificateIsKeptLater(t *testing.T) {
 	kept("after a removal")
 }
 
-// C1: an authority that does not give certificates for as long as is asked for gives them
-// for as long as it likes.
+// C1: if the authority refuses the requested life, the client lets it choose.
 func TestShortLifeOnly(t *testing.T) {
 	c := startCertified(t, nil)
 	c.authority.SetLongest(time.Hour)
@@ -162,8 +162,8 @@ func TestShortLifeOnly(t *testing.T) {
 	}
 }
 
-// C1: a certificate that says that it is from long ago, as istiod's are from 2 minutes
-// ago, and all are to a host whose clock is fast, is not renewed again and again.
+// C1: a backdated certificate is not renewed again and again. istiod backdates by 2
+// minutes, and to a host whose clock is fast every certificate is backdated.
 func TestBackdatedCertificate(t *testing.T) {
 	c := startCertified(t, nil)
 	c.authority.SetLife(time.Minute)
@@ -179,8 +179,8 @@ func TestBackdatedCertificate(t *testing.T) {
 	}
 }
 
-// C1: a control plane without an authority is served with the token, which is said
-// once; if a certificate was asked for it is a warning.
+// C1: with a control plane without an authority the client uses the token, and logs that
+// once; as a warning if a certificate was asked for.
 func TestNoAuthority(t *testing.T) {
 	for mode, level := range map[nds.WorkloadCert]string{"": "level=INFO", nds.WorkloadCertOn: "level=WARN"} {
 		t.Run(string(mode), func(t *testing.T) {
@@ -192,8 +192,8 @@ func TestNoAuthority(t *testing.T) {
 	}
 }
 
-// C1: a token that kubelet renews is not exchanged, nor is one beside a client
-// certificate, nor if it is not wanted.
+// C1: the token is not exchanged if kubelet renews it, if there is a client certificate,
+// or if that is switched off.
 func TestNoExchange(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
@@ -202,7 +202,7 @@ func TestNoExchange(t *testing.T) {
 	}{
 		{"kubelet", "token", func(t *testing.T, c *certified) func(*nds.Config) {
 			t.Helper()
-			// As kubelet's atomic writer has it.
+			// As kubelet's atomic writer does it.
 			volume := filepath.Join(c.dir, "tokens")
 			if err := os.MkdirAll(filepath.Join(volume, "..2026_11_21"), 0o700); err != nil {
 				t.Fatal(err)
@@ -237,7 +237,7 @@ func TestNoExchange(t *testing.T) {
 	}
 }
 
-// client makes a client certificate, and a configuration that uses it.
+// client makes a client certificate and returns a configuration that uses it.
 func (c certified) client(t *testing.T) func(*nds.Config) {
 	t.Helper()
 	certificate, key := c.authority.Client()
@@ -247,8 +247,8 @@ func (c certified) client(t *testing.T) func(*nds.Config) {
 	return func(cfg *nds.Config) { cfg.CertFile, cfg.KeyFile, cfg.TokenFile = paths[0], paths[1], "" }
 }
 
-// C1: a client certificate is read again on every connect; one that cannot be read is
-// said with its settings.
+// C1: a client certificate is read again on every connect. The error for one that cannot
+// be read names its settings.
 func TestClientCertificateIsReadAgain(t *testing.T) {
 	c := startCertified(t, nil)
 	h := c.start(t, c.client(t))
@@ -260,8 +260,8 @@ func TestClientCertificateIsReadAgain(t *testing.T) {
 	h.wantProof(2, "certificate")
 }
 
-// C1: a certificate that the control plane refuses, since its authority is another one
-// now, is replaced by the token and then by a new certificate.
+// C1: a certificate that the control plane refuses, because its authority has changed, is
+// replaced by the token and then by a new certificate.
 func TestRefusedCertificate(t *testing.T) {
 	c := startCertified(t, nil)
 	h := c.start(t, nil)
@@ -272,7 +272,7 @@ func TestRefusedCertificate(t *testing.T) {
 	write(t, filepath.Join(c.dir, "root-cert.pem"), other.authority.Root())
 	c.server, c.authority = other.server, other.authority
 	h = c.start(t, nil)
-	// The alert may be lost to the end of the connection.
+	// The client may not read the alert before the connection ends.
 	h.wantLog("level=WARN", "no stream to the control plane")
 	h.wantSigned(c.authority, 1, "token")
 	if _, err := c.server.WaitStream(h.ctx, 1); err != nil {
@@ -280,10 +280,10 @@ func TestRefusedCertificate(t *testing.T) {
 	}
 }
 
-// C1: where the token has expired, a server that refuses the certificate for a moment does
-// not cost it: there would be no way to another one. A new token takes the place of a
-// certificate that was refused, and is exchanged.
-func TestRefusedForAMoment(t *testing.T) {
+// C1: if the token has expired, a certificate that a server refuses for a moment is kept,
+// because it could not be replaced. A new token replaces a refused certificate and is
+// exchanged.
+func TestRefusedTemporarily(t *testing.T) {
 	for alert, change := range map[string]func(*tls.Config) error{
 		"internal error":                func(*tls.Config) error { return errors.New("no certificate for now") },
 		"unknown certificate authority": func(c *tls.Config) error { c.ClientCAs = x509.NewCertPool(); return nil },
@@ -321,8 +321,8 @@ func TestRefusedForAMoment(t *testing.T) {
 	})
 }
 
-// C1: a control plane that does not take the certificate for the identity, and takes the
-// token, is served with that.
+// C1: the token is used with a control plane that refuses the certificate and accepts the
+// token.
 func TestTokenBesideCertificate(t *testing.T) {
 	c := startCertified(t, nil)
 	h := c.start(t, nil)
@@ -355,11 +355,11 @@ func TestCertificateReadLater(t *testing.T) {
 	h.wantProof(2, "certificate")
 }
 
-// C1, C7: what is in the file and cannot prove the identity of the node is said and not
-// used, and neither is a certificate that the authority signs for another identity.
+// C1, C7: a certificate for another identity, from the file or from the authority, is
+// logged and not used.
 func TestForeignCertificate(t *testing.T) {
 	c := startCertified(t, nil)
-	for text, said := range map[string]string{
+	for text, reason := range map[string]string{
 		"":                       "PEM",
 		"no certificate":         "PEM",
 		pairOf(c.authority):      "/ns/other/sa/default",
@@ -367,7 +367,7 @@ func TestForeignCertificate(t *testing.T) {
 	} {
 		write(t, filepath.Join(c.dir, "workload-certificate.pem"), text)
 		h := c.start(t, func(cfg *nds.Config) { cfg.Node.Namespace = "other" })
-		h.wantLog("level=WARN", "workload certificate of an earlier run not used", said)
+		h.wantLog("level=WARN", "workload certificate of an earlier run not used", reason)
 		h.wantLog("level=WARN", "no workload certificate, using the token", "--service-account")
 		h.wantStatus(func(s nds.Status) bool { return strings.Contains(s.CertificateError, "--service-account") })
 		h.stop()
