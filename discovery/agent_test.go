@@ -16,9 +16,9 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-// Our own client gets the table of the command, in both variants, and follows
-// an edit. One that asks for automatic VIPs has the external hosts without an
-// address, and another does not. // C1, C2, C4
+// C1, C2, C4: the client in nds gets the table that the table command prints, in both
+// variants, and receives an edit. Hosts that need automatic VIPs are in it if the client
+// asks for VIPs.
 func TestOwnClient(t *testing.T) {
 	const external = "mysql-instance1.us-east-1.rds.amazonaws.com"
 	for name, variant := range map[string]nds.Variant{
@@ -81,9 +81,8 @@ func TestOwnClient(t *testing.T) {
 	}
 }
 
-// C7, D43: an agent keeps its table when its control plane comes back with an
-// empty directory and without its state, says why, and goes on with what the
-// directory holds later.
+// C7, D43: an agent keeps its table when its control plane restarts with an empty
+// directory and no state. It logs why, and gets the objects that are added later.
 func TestAgentKeepsTableOverEmptyRestart(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))

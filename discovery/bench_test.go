@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// BenchmarkEdit is what one edit costs with 10,000 hosts and one view: parsing
-// the file, building, marshalling and comparing.
+// BenchmarkEdit measures one edit with 10,000 hosts and one view: parsing the file,
+// building, encoding and comparing.
 func BenchmarkEdit(b *testing.B) {
 	var text strings.Builder
 	for i := range 10_000 {

@@ -14,8 +14,8 @@ import (
 
 var bothFamilies = families{v4: true, v6: true}
 
-// tableOf builds the one table of a view from YAML documents. Automatic VIPs
-// are shown as "vip4" and "vip6".
+// tableOf builds the unnamed table of a view from YAML documents. Automatic VIPs are
+// shown as "vip4" and "vip6".
 func tableOf(t *testing.T, yaml string, key viewKey) map[string]string {
 	t.Helper()
 	p := parseFile("t.yaml", []byte(yaml))
@@ -49,8 +49,7 @@ func show(table *api.NameTable) map[string]string {
 	return out
 }
 
-// svc, headless, slice, entry and pod write the objects that cases need; spec
-// is flow YAML.
+// svc, slice, entry and podDoc return objects as YAML documents; spec is flow YAML.
 func svc(name, spec string) string {
 	return fmt.Sprintf("---\n{apiVersion: v1, kind: Service, metadata: {name: %s, namespace: shop}, spec: {%s}}\n", name, spec)
 }
@@ -76,8 +75,9 @@ const (
 	notReady = "conditions: [{type: Ready, status: 'False'}]"
 )
 
-// What each object makes; a host without a usable address is absent. // N2, N3, N11
-func TestBuilder(t *testing.T) {
+// N2, N3, N11: the hosts of each kind of object. A host without a usable address is not
+// in the table.
+func TestClaims(t *testing.T) {
 	type table = map[string]string
 	for _, tt := range []struct {
 		name, yaml string
@@ -94,7 +94,7 @@ func TestBuilder(t *testing.T) {
 		{"headless with a slice", svc("db", "clusterIP: None") + slice("db", "s1",
 			"{addresses: [10.1.0.2]}, {addresses: [10.1.0.1], conditions: {ready: true}}, {addresses: [10.1.0.3], conditions: {ready: false}}"),
 			table{"db.shop.svc.cluster.local": "Kubernetes db.shop 10.1.0.1 10.1.0.2"}},
-		{"headless that publishes what is not ready", svc("db", "clusterIP: None, publishNotReadyAddresses: true") +
+		{"headless that publishes endpoints that are not ready", svc("db", "clusterIP: None, publishNotReadyAddresses: true") +
 			slice("db", "s1", "{addresses: [10.1.0.3], conditions: {ready: false}}"),
 			table{"db.shop.svc.cluster.local": "Kubernetes db.shop 10.1.0.3"}},
 		{"several slices, the same address twice", svc("db", "clusterIP: None") + slice("db", "s1", "{addresses: [10.1.0.2]}") +
@@ -117,10 +117,10 @@ func TestBuilder(t *testing.T) {
 			podDoc("db-3", "", "", "phase: Succeeded, podIP: 10.1.0.4, "+ready),
 			table{"db.shop.svc.cluster.local": "Kubernetes db.shop 10.1.0.1 fd00::1",
 				"db-0.db.shop.svc.cluster.local": "Kubernetes db-0.db.shop 10.1.0.1 fd00::1"}},
-		{"slices beat Pods", svc("db", "clusterIP: None, selector: {app: db}") + slice("db", "s1", "{addresses: [10.1.0.9]}") +
+		{"slices take precedence over Pods", svc("db", "clusterIP: None, selector: {app: db}") + slice("db", "s1", "{addresses: [10.1.0.9]}") +
 			podDoc("db-0", "", "", "podIP: 10.1.0.1, "+ready),
 			table{"db.shop.svc.cluster.local": "Kubernetes db.shop 10.1.0.9"}},
-		{"selector that selects nobody", svc("db", "clusterIP: None, selector: {app: x}") + podDoc("db-0", "", "", "podIP: 10.1.0.1, "+ready), table{}},
+		{"selector that selects no Pod", svc("db", "clusterIP: None, selector: {app: x}") + podDoc("db-0", "", "", "podIP: 10.1.0.1, "+ready), table{}},
 		{"FQDN slice", svc("db", "clusterIP: None") + strings.Replace(slice("db", "s1", "{addresses: [a.example.com]}"),
 			"endpoints:", "addressType: FQDN, endpoints:", 1), table{}},
 
@@ -136,15 +136,15 @@ func TestBuilder(t *testing.T) {
 		{"DNS_ROUND_ROBIN", entry("e", "hosts: [a.example.com], resolution: DNS_ROUND_ROBIN"), table{"a.example.com": "External vip4 vip6"}},
 		{"NONE gets no VIP", entry("e", "hosts: [a.example.com], resolution: NONE") + entry("f", "hosts: [b.example.com]"), table{}},
 		{"a wildcard gets no VIP", entry("e", "hosts: ['*.a.example.com'], resolution: DNS"), table{}},
-		{"a DYNAMIC_DNS wildcard does", entry("e", "hosts: ['*.a.example.com'], resolution: DYNAMIC_DNS"), table{"*.a.example.com": "External vip4 vip6"}},
+		{"a DYNAMIC_DNS wildcard gets a VIP", entry("e", "hosts: ['*.a.example.com'], resolution: DYNAMIC_DNS"), table{"*.a.example.com": "External vip4 vip6"}},
 		{"opted out", strings.Replace(entry("e", "hosts: [a.example.com], resolution: DNS"), "namespace: shop",
 			"namespace: shop, labels: {networking.istio.io/enable-autoallocate-ip: 'False'}", 1), table{}},
 		{"one host, several objects", entry("e", "hosts: [a.example.com], addresses: [192.0.2.2]") +
 			entryIn("data", "f", "hosts: [A.example.com], addresses: [192.0.2.1, 192.0.2.2]") + entry("g", "hosts: [a.example.com], resolution: DNS"),
 			table{"A.example.com": "External 192.0.2.1 192.0.2.2"}},
-		{"a Service beats its decoration", svc("web", "clusterIP: 10.0.0.1") + entry("e", "hosts: [web.shop.svc.cluster.local], addresses: [192.0.2.1]"),
+		{"a Service takes precedence over a ServiceEntry", svc("web", "clusterIP: 10.0.0.1") + entry("e", "hosts: [web.shop.svc.cluster.local], addresses: [192.0.2.1]"),
 			table{"web.shop.svc.cluster.local": "Kubernetes web.shop 10.0.0.1"}},
-		{"a decoration without an address gets no VIP", svc("web", "clusterIP: None") + entry("e", "hosts: [web.shop.svc.cluster.local], resolution: DNS"), table{}},
+		{"a ServiceEntry for a Service gets no VIP", svc("web", "clusterIP: None") + entry("e", "hosts: [web.shop.svc.cluster.local], resolution: DNS"), table{}},
 		{"a remote cluster's service", entry("e", "hosts: [web.shop.svc.clusterset.local], addresses: [10.97.0.1]"),
 			table{"web.shop.svc.clusterset.local": "External 10.97.0.1"}},
 	} {
@@ -174,7 +174,7 @@ func TestFamiliesAndCapture(t *testing.T) {
 		{"IPv6", viewKey{families: families{v6: true}, vips: true}, map[string]string{
 			"six" + suffix: "Kubernetes six.shop fd00::1", "dual" + suffix: "Kubernetes dual.shop fd00::2",
 			"vip.example.com": "External vip6", "a.example.com": "External 192.0.2.1"}},
-		{"asks for no VIPs", viewKey{families: families{v6: true}}, map[string]string{
+		{"does not ask for VIPs", viewKey{families: families{v6: true}}, map[string]string{
 			"six" + suffix: "Kubernetes six.shop fd00::1", "dual" + suffix: "Kubernetes dual.shop fd00::2",
 			"a.example.com": "External 192.0.2.1"}},
 	} {
@@ -221,8 +221,8 @@ func TestExportTo(t *testing.T) {
 	}
 }
 
-// A merging client gets a host in the table of one namespace only, the first
-// that gives it an address.
+// A client that merges gets a host in one table only, that of the first namespace that
+// gives it an address.
 func TestResourcePerNamespace(t *testing.T) {
 	p := parseFile("t.yaml", []byte(svc("web", "clusterIP: 10.0.0.1")+
 		entryIn("b", "e", "hosts: [a.example.com], addresses: [192.0.2.1]")+
@@ -242,7 +242,7 @@ func TestResourcePerNamespace(t *testing.T) {
 	}
 }
 
-// The order of objects does not matter.
+// The order of objects does not change the table.
 func TestOrderDoesNotMatter(t *testing.T) {
 	s := newSource(unpack(t, examples.Files), false, nil)
 	r, err := s.read()

@@ -23,7 +23,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// quietFor is how long a test listens before it believes that nothing comes.
+// quietFor is how long a test waits to see that no push arrives.
 const quietFor = 300 * time.Millisecond
 
 // running is a server under test.
@@ -33,7 +33,8 @@ type running struct {
 	done chan error
 }
 
-// start runs a server on a free port; it is stopped at the end of the test.
+// start runs a server on a free port until the end of the test, and returns when it is
+// ready.
 func start(t *testing.T, cfg Config) running {
 	t.Helper()
 	if cfg.GRPCAddr == "" {
@@ -55,8 +56,7 @@ func start(t *testing.T, cfg Config) running {
 	return r
 }
 
-// run runs a server and returns once it listens; it is stopped at the end of
-// the test.
+// run runs a server until the end of the test.
 func run(t *testing.T, s *Server) running {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -87,7 +87,7 @@ func (r running) dial(t *testing.T) discoveryv3.AggregatedDiscoveryServiceClient
 	return discoveryv3.NewAggregatedDiscoveryServiceClient(conn)
 }
 
-// node makes a node as agents send it; pairs are metadata.
+// node returns a node as agents send it; pairs are keys and values of its metadata.
 func node(t *testing.T, namespace string, pairs ...string) *corev3.Node {
 	t.Helper()
 	meta := map[string]any{"NAMESPACE": namespace, "INSTANCE_IPS": "10.0.0.1,fd00::2"}
@@ -101,18 +101,18 @@ func node(t *testing.T, namespace string, pairs ...string) *corev3.Node {
 	return &corev3.Node{Id: "sidecar~10.0.0.1~web-0." + namespace + "~" + namespace + ".svc.cluster.local", Metadata: s}
 }
 
-// client is one ADS stream of either variant, and what it has been told.
+// client is an ADS stream of either variant, with the state that it has received.
 type client interface {
-	// next waits for a push, acknowledges it and returns what it carried.
+	// next waits for a push, acknowledges it and returns it.
 	next() push
-	// quiet fails if a push comes.
+	// quiet fails the test if a push arrives.
 	quiet()
-	// state is all tables by resource name; those of sotw that have none are
-	// numbered.
+	// state returns all tables by resource name. In state-of-the-world, tables without a
+	// name are numbered.
 	state() map[string]*api.NameTable
 	// err waits for the end of the stream.
 	err() error
-	// nack makes the client refuse the next push.
+	// nack makes the client reject the next push.
 	nack()
 }
 
@@ -123,7 +123,7 @@ type push struct {
 	raw     proto.Message
 }
 
-// stream holds what both variants share.
+// stream is the part that both variants share.
 type stream struct {
 	t      *testing.T
 	pushes chan push
@@ -202,7 +202,7 @@ func openSotw(t *testing.T, r running, n *corev3.Node, names ...string) client {
 		return str.Send(&discoveryv3.DiscoveryRequest{TypeUrl: typeURL, ResourceNames: names, VersionInfo: accepted,
 			ResponseNonce: resp.GetNonce(), ErrorDetail: errorDetail(refuse)})
 	}
-	// io.EOF means that the server has ended the stream; receiving says why.
+	// io.EOF means that the server has ended the stream; the reason comes from receiving.
 	req := &discoveryv3.DiscoveryRequest{Node: n, TypeUrl: typeURL, ResourceNames: names}
 	if err := str.Send(req); err != nil && !errors.Is(err, io.EOF) {
 		t.Fatal(err)
@@ -283,7 +283,7 @@ func unmarshal(t *testing.T, url string, value []byte) *api.NameTable {
 	return table
 }
 
-// merged puts tables together, and fails if a host is in two.
+// merged merges tables, and fails the test if a host is in two of them.
 func merged(t *testing.T, tables map[string]*api.NameTable) *api.NameTable {
 	t.Helper()
 	out := &api.NameTable{Table: map[string]*api.NameTable_NameInfo{}}
@@ -298,7 +298,7 @@ func merged(t *testing.T, tables map[string]*api.NameTable) *api.NameTable {
 	return out
 }
 
-// bytesOf is the deterministic form that tables are compared in.
+// bytesOf returns a deterministic encoding, to compare tables.
 func bytesOf(t *testing.T, m proto.Message) string {
 	t.Helper()
 	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
@@ -308,8 +308,7 @@ func bytesOf(t *testing.T, m proto.Message) string {
 	return string(data)
 }
 
-// write writes a file of a configuration directory, as an editor does: a new
-// file that takes the old one's name.
+// write writes a file as editors do: it renames a new file into place.
 func write(t *testing.T, dir, name, content string) {
 	t.Helper()
 	path := filepath.Join(dir, name)
@@ -325,7 +324,7 @@ func write(t *testing.T, dir, name, content string) {
 	}
 }
 
-// unpack writes an embedded tree to a new directory.
+// unpack writes an embedded tree to a new directory and returns its path.
 func unpack(t *testing.T, fsys fs.FS) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "config")

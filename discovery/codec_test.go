@@ -14,7 +14,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// The codec's bytes are those of the message, whatever is in it.
+// The codec's bytes decode to the message, for any message.
 func TestCodec(t *testing.T) {
 	table := &anypb.Any{TypeUrl: typeURL, Value: []byte("any bytes will do")}
 	empty := &anypb.Any{TypeUrl: typeURL}
@@ -39,8 +39,8 @@ func TestCodec(t *testing.T) {
 	}
 }
 
-// D31, D33: clients that do not read share the bytes of one table; their number
-// does not multiply it.
+// D31, D33: clients that do not read share the bytes of one table, so memory does not
+// grow with their number.
 func TestSlowClientsShareTheTable(t *testing.T) {
 	const hosts, slow, bound = 20000, 60, 40 << 20
 	dir := t.TempDir()

@@ -9,9 +9,8 @@ import (
 	"github.com/nametap/nametap/examples"
 )
 
-// FuzzParse feeds arbitrary text through everything between a file and the
-// tables. It must end, blame a line that exists, and hand on only what agents
-// can use.
+// FuzzParse makes tables of arbitrary text. Errors must name an existing line, and tables
+// must hold only hosts and addresses that agents can use.
 func FuzzParse(f *testing.F) {
 	err := fs.WalkDir(examples.Files, ".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {

@@ -12,8 +12,8 @@ import (
 	"github.com/nametap/nametap/api"
 )
 
-// The same objects give the same tables as istiod's, as recorded from one;
-// which automatic address a host has differs, that it has one does not.
+// The tables are the same as istiod's, recorded for the same objects, except for the
+// values of automatic VIPs.
 func TestSameAsIstiod(t *testing.T) {
 	objects, err := os.ReadFile(filepath.Join("testdata", "istiod", "objects.yaml"))
 	if err != nil {
@@ -34,7 +34,7 @@ func TestSameAsIstiod(t *testing.T) {
 			}
 			got := tableOf(t, string(objects), viewKey{namespace: "default", families: f, vips: true})
 			if diff := cmp.Diff(show(&recorded), got); diff != "" {
-				t.Errorf("-istiod +ours\n%s", diff)
+				t.Errorf("-istiod +nametap\n%s", diff)
 			}
 		})
 	}

@@ -29,14 +29,14 @@ func startUnready(t *testing.T, cfg Config) running {
 	return run(t, s)
 }
 
-// hosts is what the client has been told, as text.
+// hosts returns the hosts and addresses that the client has received, as text.
 func hosts(t *testing.T, c client) string {
 	t.Helper()
 	return fmt.Sprint(ipsOf(t, merged(t, c.state())))
 }
 
-// D43: without an object the server is not ready and serves no stream, so that
-// no client drops its hosts. With the first one it is.
+// D43: without any object the server is not ready and serves no stream, so that no client
+// drops its hosts. It is ready with the first object.
 func TestEmptyAtStart(t *testing.T) {
 	for name, content := range map[string]string{"empty": "", "broken": svc("web", "clusterIP: x"), "other kinds": "kind: ConfigMap\nmetadata: {name: a}\n"} {
 		t.Run(name, func(t *testing.T) {
@@ -71,8 +71,8 @@ func TestEmptyAtStart(t *testing.T) {
 	}
 }
 
-// C7, D43: a directory that becomes empty keeps the last good objects, says so
-// and counts them; what comes back counts at once.
+// C7, D43: when the directory becomes empty, the last good objects stay in use; that is
+// logged and counted. An object that comes back is used at once.
 func TestDirectoryBecomesEmpty(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
@@ -82,7 +82,7 @@ func TestDirectoryBecomesEmpty(t *testing.T) {
 	c := openDelta(t, r, node(t, "shop"), nil)
 	c.next()
 	before := hosts(t, c)
-	// In one step, as a mount does it.
+	// In one step, as when a file system is mounted.
 	swap(t, dir)
 	wait.Until(t, "an error", func() bool {
 		errs := r.Errors()
@@ -103,7 +103,7 @@ func TestDirectoryBecomesEmpty(t *testing.T) {
 	if got := hosts(t, c); !strings.Contains(got, "10.0.0.3") || len(r.Errors()) != 0 {
 		t.Errorf("got %s, %v", got, r.Errors())
 	}
-	// What does not come back with it is gone once that has settled.
+	// An object that does not come back is removed after the directory has settled.
 	c.next()
 	if got := hosts(t, c); got != "map[cart.shop.svc.cluster.local:10.0.0.3]" {
 		t.Errorf("got %s", got)
@@ -113,7 +113,7 @@ func TestDirectoryBecomesEmpty(t *testing.T) {
 	}
 }
 
-// Where empty is right, the last file takes the last host along.
+// With AllowEmpty, the last host is removed with the last file.
 func TestAllowEmpty(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
@@ -128,8 +128,8 @@ func TestAllowEmpty(t *testing.T) {
 	}
 }
 
-// A subdirectory whose file system was taken away is another one, and empty:
-// its objects stay. One that is emptied file by file, or removed, is gone.
+// The objects of a subdirectory whose file system was unmounted stay in use. Those of one
+// that is emptied file by file, or removed, do not.
 func TestSubdirectoryIsReplaced(t *testing.T) {
 	dir := t.TempDir()
 	sub := filepath.Join(dir, "team")
@@ -159,9 +159,8 @@ func TestSubdirectoryIsReplaced(t *testing.T) {
 	}
 }
 
-// D18: a restart does not lose what was good: the last good form of an object
-// that is broken now, of a directory that is empty or away; but an object that
-// was removed meanwhile is gone.
+// D18: after a restart the last good objects are in use if they are broken, or if the
+// directory is empty or missing. An object that was removed meanwhile is not.
 func TestLastGoodOverRestart(t *testing.T) {
 	const both = "map[cart.shop.svc.cluster.local:10.0.0.2 web.shop.svc.cluster.local:10.0.0.1]"
 	put := func(content string) func(*testing.T, string) {
@@ -200,12 +199,13 @@ func TestLastGoodOverRestart(t *testing.T) {
 			r := start(t, Config{ConfigDir: dir, StateDir: state})
 			c := openDelta(t, r, node(t, "shop"), nil)
 			c.next()
-			// The file on disk is a moment old; the end of the process mends that.
+			// The file of last good objects is older than this edit until the process
+			// ends.
 			write(t, dir, "sub/b.yaml", "# a comment first\n---\n"+svc("cart", "clusterIP: 10.0.0.2"))
 			c.next()
 			r.stop()
 			test.change(t, dir)
-			// Twice: a restart must not wear out what the one before was saved by.
+			// Twice: the first restart must not lose the saved objects.
 			for range 2 {
 				r = start(t, Config{ConfigDir: dir, StateDir: state})
 				c = openDelta(t, r, node(t, "shop"), nil)
@@ -225,8 +225,8 @@ func TestLastGoodOverRestart(t *testing.T) {
 	}
 }
 
-// A damaged file of last good objects is set aside and said; what the
-// directory holds counts.
+// A damaged file of last good objects is set aside and logged. The objects in the
+// directory are used.
 func TestDamagedObjectsFile(t *testing.T) {
 	dir, state := t.TempDir(), t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
@@ -248,12 +248,12 @@ func TestDamagedObjectsFile(t *testing.T) {
 		t.Error(err)
 	}
 	if good, err := loadObjects(state); err != nil || len(good) != 1 {
-		t.Errorf("written anew: %v, %v", good, err)
+		t.Errorf("written again: %v, %v", good, err)
 	}
 }
 
-// The file that counts for an object is broken: a copy in another file does
-// not take over with other addresses.
+// While the file of an object is broken, a copy of the object in another file does not
+// replace it.
 func TestDuplicateDoesNotTakeOver(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
@@ -276,9 +276,9 @@ func TestDuplicateDoesNotTakeOver(t *testing.T) {
 	}
 }
 
-// A link on the way to the directory that is turned elsewhere is noticed at
-// once, as with "current -> releases/2".
-func TestLinkToDirectoryIsTurned(t *testing.T) {
+// A link on the path of the directory that is pointed elsewhere, such as "current ->
+// releases/2", is noticed at once.
+func TestLinkToDirectoryIsChanged(t *testing.T) {
 	top := t.TempDir()
 	link := filepath.Join(top, "current")
 	turn := func(to string) {
@@ -306,7 +306,7 @@ func TestLinkToDirectoryIsTurned(t *testing.T) {
 	}
 }
 
-// A file that is a link to one elsewhere is followed when it is written there.
+// A write to the target of a linked file is noticed.
 func TestLinkedFileIsWritten(t *testing.T) {
 	dir, elsewhere := t.TempDir(), t.TempDir()
 	write(t, elsewhere, "web.yaml", svc("web", "clusterIP: 10.0.0.1"))
@@ -318,7 +318,7 @@ func TestLinkedFileIsWritten(t *testing.T) {
 	c.next()
 	write(t, elsewhere, "web.yaml", svc("web", "clusterIP: 10.0.0.2"))
 	c.next()
-	// Its target is away: that is not a removal.
+	// A missing target does not remove the object.
 	if err := os.Rename(elsewhere, elsewhere+".away"); err != nil {
 		t.Fatal(err)
 	}
@@ -329,9 +329,9 @@ func TestLinkedFileIsWritten(t *testing.T) {
 	}
 }
 
-// A directory above was replaced, which the kernel does not report: the next
-// look at it watches the new one.
-func TestWatcherFollowsReplacedDirectory(t *testing.T) {
+// The kernel does not report that a parent directory was replaced. The next read watches
+// the new directory.
+func TestReplacedDirectoryIsWatched(t *testing.T) {
 	top := t.TempDir()
 	dir := filepath.Join(top, "parent", "config")
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
@@ -367,8 +367,7 @@ func TestWatcherFollowsReplacedDirectory(t *testing.T) {
 	}
 }
 
-// swap puts an empty directory into the place of dir, as a mount does, with no
-// moment in which there is none.
+// swap replaces dir by an empty directory in one step, as a mount does.
 func swap(t *testing.T, dir string) {
 	t.Helper()
 	empty := t.TempDir()

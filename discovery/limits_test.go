@@ -18,7 +18,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// Beyond MaxClients a stream is refused with a reason; who leaves makes room.
+// A stream beyond MaxClients is refused with a reason. When a client disconnects, another
+// one can connect.
 func TestClientsAreBounded(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
@@ -47,8 +48,8 @@ func TestClientsAreBounded(t *testing.T) {
 	first.quiet()
 }
 
-// D33: a client that does not read keeps others from nothing, and its stream
-// is ended; one that is idle after its acknowledgement stays.
+// D33: a client that does not read does not delay others, and its stream is ended. A
+// client that is idle after its ACK stays.
 func TestSlowClient(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
@@ -76,8 +77,8 @@ func TestSlowClient(t *testing.T) {
 	good.next()
 }
 
-// Clients that ping every 10 s, as Istio's agent may be told to, are not thrown
-// out, and an old connection is asked to come again.
+// Clients may ping every 10 s, as Istio's agent can be configured to, and the client of
+// an old connection is asked to connect again.
 func TestConnectionAge(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
@@ -97,7 +98,7 @@ func TestConnectionAge(t *testing.T) {
 	}
 }
 
-// Connections without a stream are bounded too, and each that ends makes room.
+// Connections without a stream are bounded, too. When one ends, another one is accepted.
 func TestConnectionsAreBounded(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
@@ -123,7 +124,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The server may need a moment to see that they are closed.
+	// The server may not notice at once that they are closed.
 	str, err := r.dial(t).StreamAggregatedResources(t.Context(), grpc.WaitForReady(true))
 	if err != nil {
 		t.Fatal(err)

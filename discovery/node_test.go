@@ -19,11 +19,11 @@ func TestParseNode(t *testing.T) {
 	}{
 		{"id alone", "sidecar~10.0.0.1~web-0.shop~shop.svc.cluster.local", nil, viewKey{namespace: "shop", families: v4}},
 		{"pod with dots", "sidecar~10.0.0.1~a.b.c.shop~x", nil, viewKey{namespace: "shop", families: v4}},
-		{"metadata beats the id", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"NAMESPACE": "data", "INSTANCE_IPS": ""},
+		{"metadata takes precedence over the id", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"NAMESPACE": "data", "INSTANCE_IPS": ""},
 			viewKey{namespace: "data", families: v4}},
 		{"IPv6", "sidecar~fd00::1~web-0.shop~x", nil, viewKey{namespace: "shop", families: v6}},
 		{"dual", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"INSTANCE_IPS": "10.0.0.1, fd00::1"}, viewKey{namespace: "shop", families: bothFamilies}},
-		{"link-local does not count", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"INSTANCE_IPS": "10.0.0.1,fe80::1,::1"}, viewKey{namespace: "shop", families: v4}},
+		{"link-local is ignored", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"INSTANCE_IPS": "10.0.0.1,fe80::1,::1"}, viewKey{namespace: "shop", families: v4}},
 		{"mapped", "sidecar~::ffff:10.0.0.1~web-0.shop~x", nil, viewKey{namespace: "shop", families: v4}},
 		{"unknown families", "sidecar~0.0.0.0~web-0.shop~x", nil, viewKey{namespace: "shop", families: bothFamilies}},
 		{"loopback", "sidecar~127.0.0.1~web-0.shop~x", nil, viewKey{namespace: "shop", families: bothFamilies}},
@@ -31,7 +31,7 @@ func TestParseNode(t *testing.T) {
 		{"asks and does not capture", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"DNS_CAPTURE": "false", "DNS_AUTO_ALLOCATE": "true"}, viewKey{namespace: "shop", families: v4}},
 		{"captures and does not ask", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"DNS_CAPTURE": "true"}, viewKey{namespace: "shop", families: v4}},
 		{"switches", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"DNS_CAPTURE": "false", "NAMETAP_MERGE": "true"}, viewKey{namespace: "shop", families: v4, merge: true}},
-		{"other metadata is nobody's business", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"PORT": 1, "LABELS": map[string]any{"a": "b"}}, viewKey{namespace: "shop", families: v4}},
+		{"other metadata is ignored", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"PORT": 1, "LABELS": map[string]any{"a": "b"}}, viewKey{namespace: "shop", families: v4}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			meta, err := structpb.NewStruct(tt.meta)
@@ -46,7 +46,7 @@ func TestParseNode(t *testing.T) {
 	}
 }
 
-// The node that Istio's own agent sends is understood.
+// The node of Istio's agent is parsed.
 func TestIstioAgentNode(t *testing.T) {
 	data, err := os.ReadFile(filepath.Join("testdata", "istiod", "agent-node.json"))
 	if err != nil {
@@ -60,7 +60,7 @@ func TestIstioAgentNode(t *testing.T) {
 	if got, err := parseNode(&n); err != nil || got != want {
 		t.Errorf("got %+v, %v; want %+v", got, err, want)
 	}
-	// And it gets one table, in both variants.
+	// It gets one table, in both variants.
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("a", "clusterIP: 10.0.0.1")+svcYAML("b", "b", "10.0.0.2"))
 	r := start(t, Config{ConfigDir: dir})

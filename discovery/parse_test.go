@@ -8,8 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// A broken document is named with file, line and field, and the others of the
-// same file count.
+// The error of a broken document has file, line and field. The other documents of the
+// file are used.
 func TestBrokenDocuments(t *testing.T) {
 	const good = "---\napiVersion: v1\nkind: Service\nmetadata: {name: good}\nspec: {clusterIP: 10.0.0.1}\n"
 	for _, tt := range []struct {
@@ -145,8 +145,7 @@ func TestReadableDocuments(t *testing.T) {
 	}
 }
 
-// Nested aliases that would unfold to millions of nodes are read by the
-// fields that count only.
+// Nested aliases that would expand to millions of nodes are not expanded.
 func TestAliasBomb(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("apiVersion: v1\nkind: List\na0: &a0 {kind: Pod, metadata: {name: x}}\n")

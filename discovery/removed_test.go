@@ -15,8 +15,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// D43: files that are renamed while others are read, or removed and written anew one
-// after the other, as git and scripts do, take no host away that has not gone.
+// D43: files that are renamed during a read, or removed and written again one after the
+// other, as by git and scripts, do not remove hosts.
 func TestFilesAreReplacedOneByOne(t *testing.T) {
 	dir := t.TempDir()
 	web, cart := svc("web", "clusterIP: 10.0.0.1"), svc("cart", "clusterIP: 10.0.0.2")
@@ -39,7 +39,7 @@ func TestFilesAreReplacedOneByOne(t *testing.T) {
 	if got := hosts(t, c); got != before {
 		t.Errorf("got %s, want %s", got, before)
 	}
-	// What stays away is gone soon, also while a link leads nowhere.
+	// A file that stays missing is removed soon, even while a link has no target.
 	if err := os.Symlink("nowhere", filepath.Join(dir, "link.yaml")); err != nil {
 		t.Fatal(err)
 	}
@@ -52,9 +52,9 @@ func TestFilesAreReplacedOneByOne(t *testing.T) {
 	}
 }
 
-// An object of a file that is gone counts for 10 s at most, however often other files
-// change; so does one that is missing in a file when a process starts.
-func TestGoneObjectsSettle(t *testing.T) {
+// An object of a removed file stays in use for at most 10 s, however often other files
+// change. The same holds for an object that is missing when a process starts.
+func TestRemovedObjectsSettle(t *testing.T) {
 	for name, change := range map[string]func(t *testing.T, dir string){
 		"removed": func(t *testing.T, dir string) {
 			t.Helper()
@@ -100,8 +100,8 @@ func TestGoneObjectsSettle(t *testing.T) {
 	}
 }
 
-// Directories that link to each other are read once each, not once for every way through
-// them: of 12 there are a thousand million.
+// Directories that link to each other are read once each, not once for every path: 12
+// directories have a billion paths.
 func TestLinksToEachOther(t *testing.T) {
 	dir := t.TempDir()
 	const dirs = 12
@@ -119,9 +119,9 @@ func TestLinksToEachOther(t *testing.T) {
 	}
 }
 
-// A directory that goes away between its reading and its watch is no failure: it is a
+// A directory that is removed between being read and being watched is not an error, but a
 // reason to read again.
-func TestWatchOfWhatIsGone(t *testing.T) {
+func TestWatchOfRemovedDirectory(t *testing.T) {
 	w := newWatcher(defaultDebounce)
 	defer w.close()
 	again, err := w.sync(watchList{filepath.Join(t.TempDir(), "gone"): {all: true}})

@@ -26,7 +26,7 @@ func open(t *testing.T, variant string, r running, n *corev3.Node) client {
 	return openDelta(t, r, n, nil)
 }
 
-// Both variants, merged or not, and 25 restarts give the same bytes. // C2, C4, N7
+// C2, C4, N7: both variants, merged or not, and 25 restarts give the same bytes.
 func TestSameTableEverywhere(t *testing.T) {
 	dir := unpack(t, examples.Files)
 	want := ""
@@ -66,7 +66,7 @@ func svcYAML(namespace, name, ip string) string {
 		name, namespace, ip)
 }
 
-// An edit arrives, and in the incremental variant carries one namespace. // C2, C4
+// C2, C4: an edit is pushed. The incremental variant sends one namespace only.
 func TestLiveEdit(t *testing.T) {
 	for _, variant := range []string{variantSotw, variantDelta} {
 		t.Run(variant, func(t *testing.T) {
@@ -90,11 +90,11 @@ func TestLiveEdit(t *testing.T) {
 				t.Errorf("y has %v", got)
 			}
 
-			// An edit that changes nothing that can be seen sends nothing.
+			// An edit that does not change the table sends nothing.
 			write(t, dir, "b.yaml", "# a comment\n"+svcYAML("b", "y", "10.0.0.3"))
 			c.quiet()
 
-			// A namespace that is gone takes its resource along.
+			// The resource of a removed namespace is removed.
 			write(t, dir, "b.yaml", "# nothing\n")
 			p = c.next()
 			if variant == variantDelta && fmt.Sprint(p.removed) != "[b]" {
@@ -116,7 +116,7 @@ func TestLiveEdit(t *testing.T) {
 	}
 }
 
-// A client that does not merge gets what istiod sends. // C4
+// C4: a client that does not merge gets one unnamed table, as from istiod.
 func TestUnmergedResourceHasNoName(t *testing.T) {
 	r := start(t, Config{ConfigDir: t.TempDir(), AllowEmpty: true})
 	c := openDelta(t, r, node(t, "a"), nil)
@@ -131,7 +131,7 @@ func TestUnmergedResourceHasNoName(t *testing.T) {
 	s.quiet()
 }
 
-// A client that refuses a push is not sent it again, only what comes after. // C3
+// C3: a rejected push is not sent again; the next one is sent.
 func TestNackIsNotSentAgain(t *testing.T) {
 	for _, variant := range []string{variantSotw, variantDelta} {
 		t.Run(variant, func(t *testing.T) {
@@ -159,8 +159,8 @@ func TestNackIsNotSentAgain(t *testing.T) {
 	}
 }
 
-// An incremental client that comes back with what it has is sent only what
-// differs, and an answer in any case.
+// An incremental client that reconnects with its versions is sent only what differs. It
+// always gets an answer.
 func TestDeltaResumes(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svcYAML("a", "x", "10.0.0.1"))

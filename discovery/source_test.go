@@ -16,7 +16,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// What worked goes on working when somebody breaks it, until it is mended.
+// An object that becomes broken stays in use in its last good form until it is repaired.
 func TestBrokenEditKeepsLastGood(t *testing.T) {
 	const (
 		web  = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\nspec: {clusterIP: 10.0.0.1}\n"
@@ -31,7 +31,7 @@ func TestBrokenEditKeepsLastGood(t *testing.T) {
 	ips := func() string { return fmt.Sprint(ipsOf(t, merged(t, c.state()))) }
 	before := ips()
 
-	// A bad value: the object is named, and its last good form stays.
+	// An invalid value: the error names the object, and its last good form stays in use.
 	write(t, dir, "shop.yaml", web+fmt.Sprintf(cart, "[10.0.0.3]"))
 	wait.Until(t, "an error", func() bool { return len(r.Errors()) == 1 })
 	e := r.Errors()[0]
@@ -43,8 +43,8 @@ func TestBrokenEditKeepsLastGood(t *testing.T) {
 		t.Errorf("%v errors in the metric", n)
 	}
 
-	// The same document beyond YAML: who it was cannot be told, all of the
-	// file stays; what is readable changes all the same.
+	// The document is no longer YAML, so its object is not known: all objects of the file
+	// stay in use, and those that can be read are updated.
 	write(t, dir, "shop.yaml", strings.Replace(web, "10.0.0.1", "10.0.0.9", 1)+"---\n\tnot: [yaml\n")
 	c.next()
 	if got, want := ips(), strings.Replace(before, "10.0.0.1", "10.0.0.9", 1); got != want {
@@ -54,23 +54,23 @@ func TestBrokenEditKeepsLastGood(t *testing.T) {
 		t.Errorf("%d lines about broken documents, want 2", n)
 	}
 
-	// Touching another file does not say it again.
+	// An edit of another file does not log it again.
 	write(t, dir, "other.yaml", svc("new", "clusterIP: 10.0.0.4"))
 	c.next()
 	if n := logs.Count("broken document"); n != 2 {
 		t.Errorf("%d lines about broken documents after another edit, want 2", n)
 	}
 
-	// Mended without cart: now it is really gone.
+	// The file is repaired, without cart: now cart is removed.
 	write(t, dir, "shop.yaml", web)
 	c.next()
 	if got := ips(); strings.Contains(got, "cart") || len(r.Errors()) != 0 {
-		t.Errorf("after mending: %s, %v", got, r.Errors())
+		t.Errorf("after the repair: %s, %v", got, r.Errors())
 	}
 	c.quiet()
 }
 
-// A new server has nothing to keep: the broken object is left out.
+// A new server has no last good form, so the broken object is left out.
 func TestBrokenAtStartIsLeftOut(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "sub/a.yaml", svc("web", "clusterIP: x")+svc("cart", "clusterIP: 10.0.0.1"))
@@ -79,7 +79,8 @@ func TestBrokenAtStartIsLeftOut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Of two objects with one name the first file's counts, and the other is said.
+	// Of two objects with the same name the one in the first file is used, and the other
+	// one is an error.
 	if got := fmt.Sprint(show(table)); got != "map[cart.shop.svc.cluster.local:Kubernetes cart.shop 10.0.0.2]" {
 		t.Errorf("got %s", got)
 	}
@@ -108,7 +109,7 @@ func TestNotesAreLoggedOnce(t *testing.T) {
 	}
 }
 
-// A mounted ConfigMap is a chain of links that Kubernetes swaps in one step.
+// A mounted ConfigMap is a chain of links that Kubernetes replaces in one step.
 func TestConfigMapSwap(t *testing.T) {
 	dir := t.TempDir()
 	version := func(n int) string { return fmt.Sprintf("..2026_01_0%d", n) }
@@ -129,7 +130,7 @@ func TestConfigMapSwap(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A link to an ancestor must not be followed for ever.
+	// A link to a parent directory must not be followed forever.
 	if err := os.Symlink(dir, filepath.Join(dir, "loop")); err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +154,7 @@ func TestConfigMapSwap(t *testing.T) {
 	c.quiet()
 }
 
-// The directory itself may go away and come back; the table stays meanwhile.
+// The table stays while the directory itself is missing.
 func TestDirectoryGoesAway(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "config")
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
@@ -175,7 +176,7 @@ func TestDirectoryGoesAway(t *testing.T) {
 	}
 }
 
-// What cannot be read is an error, and what it held stays.
+// A file that cannot be read is an error, and its objects stay in use.
 func TestUnreadable(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
@@ -184,8 +185,8 @@ func TestUnreadable(t *testing.T) {
 	if _, err := s.read(); err != nil {
 		t.Fatal(err)
 	}
-	// Links to themselves stand for files that cannot be opened: permissions
-	// do not stop a test that runs as root.
+	// Links to themselves cannot be opened, even by root, who can open files without
+	// permissions.
 	for _, name := range []string{"a.yaml", "sub"} {
 		path := filepath.Join(dir, name)
 		if err := os.RemoveAll(path); err != nil {
@@ -207,7 +208,7 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
-// Under constant edits a build still happens.
+// The directory is read even during continuous edits.
 func TestDebounceIsBounded(t *testing.T) {
 	dir := t.TempDir()
 	r := start(t, Config{ConfigDir: dir, AllowEmpty: true, Debounce: 50 * time.Millisecond})
@@ -231,8 +232,8 @@ func TestDebounceIsBounded(t *testing.T) {
 	<-done
 }
 
-// D18: a file that is written anew in place is empty, and then half written,
-// for as long as that takes. Its objects stay, and after a while it is named.
+// D18: a file that is rewritten in place is first empty and then half written. Its
+// objects stay in use meanwhile, and after a while there is an error.
 func TestHalfWrittenFile(t *testing.T) {
 	dir := t.TempDir()
 	web, cart := svc("web", "clusterIP: 10.0.0.1"), svc("cart", "clusterIP: 10.0.0.2")
@@ -249,8 +250,8 @@ func TestHalfWrittenFile(t *testing.T) {
 		errs := r.Errors()
 		return len(errs) == 1 && errs[0].Kept && strings.HasPrefix(errs[0].Error(), "a.yaml: is empty: ")
 	})
-	// Whatever lies between the parts, web is there with the new address, and
-	// cart is never missing.
+	// While the file is written in parts, web gets its new address and cart is never
+	// missing.
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -268,14 +269,14 @@ func TestHalfWrittenFile(t *testing.T) {
 			t.Fatalf("cart is missing: %s", got)
 		}
 	}
-	// A document that is taken out in place is gone once that has settled.
+	// A document that is deleted in place is removed after the file has settled.
 	if err := os.WriteFile(path, []byte(web), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if got := fmt.Sprint(ipsOf(t, c.next().tables[""])); strings.Contains(got, "cart") {
 		t.Errorf("got %s", got)
 	}
-	// And so is a file that is removed.
+	// A removed file is removed, too.
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
@@ -284,8 +285,8 @@ func TestHalfWrittenFile(t *testing.T) {
 	}
 }
 
-// A state directory that fails later is said once; names go on, and what was
-// given out meanwhile is saved when it can be.
+// A state directory that fails later is logged once. New VIPs are served, and saved when
+// that works again.
 func TestStateDirFailsLater(t *testing.T) {
 	dir, state := t.TempDir(), filepath.Join(t.TempDir(), "state")
 	write(t, dir, "a.yaml", vipEntry("a.example.com"))
@@ -316,7 +317,7 @@ func TestStateDirFailsLater(t *testing.T) {
 	}
 }
 
-// Reading again what has not changed builds nothing.
+// Reading unchanged files builds nothing.
 func TestSameFilesBuildNothing(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", vipEntry("a.example.com"))

@@ -7,8 +7,8 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 )
 
-// Istio's agent hands on what its Envoy asks for on the same stream. That is
-// not answered, and does no harm to the name tables.
+// Istio's agent forwards the subscriptions of its Envoy on the same stream. They are not
+// answered, and do not affect name tables.
 func TestForeignTypesAreLeftUnanswered(t *testing.T) {
 	const clusters = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 	dir := t.TempDir()
@@ -42,8 +42,8 @@ func TestForeignTypesAreLeftUnanswered(t *testing.T) {
 	}
 }
 
-// A merging client may name the namespaces that it wants; one that does not
-// merge gets its table whatever it names, as from istiod.
+// A client that merges may subscribe to some namespaces. A client that does not merge
+// gets its table whatever it subscribes to, as from istiod.
 func TestSubscribedNames(t *testing.T) {
 	dir := t.TempDir()
 	for _, namespace := range []string{"a", "b", "c"} {
@@ -65,7 +65,7 @@ func TestSubscribedNames(t *testing.T) {
 	}
 }
 
-// Each client has its own view; an edit wakes only those who see it.
+// Each client has its own view. An edit is sent only to clients that see it.
 func TestOnlyThoseWhoSeeItAreWoken(t *testing.T) {
 	dir := t.TempDir()
 	private := func(ip string) string {
@@ -87,8 +87,7 @@ func TestOnlyThoseWhoSeeItAreWoken(t *testing.T) {
 	}
 }
 
-// Streams end when the server does, and a client finds the next server with
-// what it had.
+// Streams end when the server stops, and a client resumes with the next server.
 func TestStopEndsStreams(t *testing.T) {
 	r := start(t, Config{ConfigDir: t.TempDir(), AllowEmpty: true})
 	c := openDelta(t, r, node(t, "shop"), nil)

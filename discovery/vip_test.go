@@ -25,7 +25,7 @@ func wantHosts(hosts ...string) map[string]bool {
 	return out
 }
 
-// colliding gives n hosts that prefer the same slot.
+// colliding returns n hosts that prefer the same slot.
 func colliding(n int) []string {
 	bySlot := map[uint16][]string{}
 	for i := 0; ; i++ {
@@ -78,7 +78,7 @@ func TestVIPCollisions(t *testing.T) {
 		t.Errorf("3 hosts share %d slots", len(seen))
 	}
 
-	// One goes and comes back, with others wanting its place meanwhile.
+	// A host is removed and added again. Meanwhile another one wants its slot.
 	v.allocate(wantHosts(hosts[0], hosts[1]), nil)
 	v.allocate(wantHosts(hosts[0], hosts[1], "new.example.com"), nil)
 	again := v.allocate(wantHosts(hosts...), nil)
@@ -86,7 +86,7 @@ func TestVIPCollisions(t *testing.T) {
 		t.Error("a host that came back has another slot")
 	}
 
-	// In memory the outcome depends on the hosts only.
+	// Without saved VIPs, the slots depend on the hosts only.
 	var fresh vips
 	if diff := cmp.Diff(fresh.allocate(wantHosts(hosts...), nil).slots, (&vips{}).allocate(wantHosts(hosts...), nil).slots); diff != "" {
 		t.Error(diff)
@@ -111,8 +111,7 @@ func TestClaimedSlots(t *testing.T) {
 	}
 }
 
-// When all slots are used, those of hosts that went away go first, the
-// longest away first of all.
+// When all slots are used, a new host gets the slot of the host that was removed first.
 func TestVIPsExhausted(t *testing.T) {
 	hosts := map[string]bool{}
 	for i := range vipUsable {
@@ -139,7 +138,7 @@ func TestVIPsExhausted(t *testing.T) {
 	}
 }
 
-// vipEntry is a ServiceEntry whose hosts want automatic addresses.
+// vipEntry returns a ServiceEntry whose hosts need automatic VIPs.
 func vipEntry(hosts ...string) string {
 	return entry("vips", "hosts: ["+strings.Join(hosts, ", ")+"], resolution: DNS")
 }
@@ -153,8 +152,8 @@ func ipsOf(t *testing.T, table *api.NameTable) map[string]string {
 	return out
 }
 
-// A host keeps its address over restarts, whatever else comes and goes, also
-// where a newcomer wants the same slot and sorts first.
+// A host keeps its VIP over restarts while other hosts are added and removed, even if a
+// new host prefers the same slot and sorts first.
 func TestVIPsSurviveRestarts(t *testing.T) {
 	hosts := colliding(4)
 	dir, state := t.TempDir(), filepath.Join(t.TempDir(), "new", "state")
@@ -176,7 +175,7 @@ func TestVIPsSurviveRestarts(t *testing.T) {
 		t.Fatalf("%d hosts, want 4", len(want))
 	}
 
-	// Deleted in one life, added again in the next.
+	// The hosts are removed before one restart and added again before the next.
 	write(t, dir, "e.yaml", vipEntry("other.example.com"))
 	start(t, Config{ConfigDir: dir, StateDir: state}).stop()
 	write(t, dir, "e.yaml", vipEntry(hosts...))
@@ -186,7 +185,7 @@ func TestVIPsSurviveRestarts(t *testing.T) {
 		t.Errorf("after delete and add\n%s", diff)
 	}
 
-	// The command's view is the same, and writes nothing.
+	// Table returns the same VIPs, and writes nothing.
 	table, errs, err := Table(Config{ConfigDir: dir, StateDir: state}, Client{Namespace: "shop", AutoAllocate: true})
 	if err != nil || len(errs) > 0 {
 		t.Fatal(err, errs)
@@ -196,8 +195,8 @@ func TestVIPsSurviveRestarts(t *testing.T) {
 	}
 }
 
-// A client gets automatic VIPs if it asks for them and does not say that it
-// leaves DNS alone; for any other a host without an address does not exist. // D54
+// D54: a client gets automatic VIPs if it asks for them and does not say that it does not
+// capture DNS. For other clients a host without an address is not in the table.
 func TestAutoAllocateMetadata(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "e.yaml", vipEntry("a.example.com")+entry("e", "hosts: [b.example.com], addresses: [192.0.2.1]"))
@@ -230,7 +229,7 @@ func TestDamagedState(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The file is indented; its checksum does not depend on that.
+	// The file is indented, which does not affect its checksum.
 	if v, err := loadVIPs(state); err != nil || len(v.byHost) != 2 {
 		t.Fatalf("own state: %v, %v", v, err)
 	}
@@ -260,7 +259,7 @@ func TestDamagedState(t *testing.T) {
 			if kept, err := os.ReadFile(path + ".damaged"); err != nil || string(kept) != data {
 				t.Errorf("set aside: %q, %v", kept, err)
 			}
-			// The server runs all the same.
+			// The server starts all the same.
 			if err := os.WriteFile(path, []byte(data), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -276,8 +275,8 @@ func TestDamagedState(t *testing.T) {
 	}
 }
 
-// C7: of two control planes with one state directory the second does not start, so that it
-// does not overwrite the VIPs of the first.
+// C7: of two control planes with one state directory the second one does not start,
+// because it would overwrite the VIPs of the first one.
 func TestTwoServersOneStateDir(t *testing.T) {
 	dir, state := t.TempDir(), t.TempDir()
 	write(t, dir, "e.yaml", vipEntry("a.example.com"))
@@ -291,7 +290,7 @@ func TestTwoServersOneStateDir(t *testing.T) {
 		t.Errorf("printing the table beside a running server: %v", err)
 	}
 	first.stop()
-	// A server that failed to start has released the directory.
+	// A server that failed to start has unlocked the directory.
 	registry := prometheus.NewRegistry()
 	if _, err := newMetrics(registry); err != nil {
 		t.Fatal(err)
