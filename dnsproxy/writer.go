@@ -93,12 +93,7 @@ func (w *writer) failure(why failure) {
 	w.buf = append(w.buf, w.query.Packet[:w.query.QuestionEnd]...)
 	var option []byte
 	if w.query.EDNS && why.err != nil {
-		text := why.text()
-		const infoCode = 2
-		option = binary.BigEndian.AppendUint16(option, dns.EDNS0EDE)
-		option = binary.BigEndian.AppendUint16(option, uint16(infoCode+len(text))) //nolint:gosec // at most maxReason
-		option = binary.BigEndian.AppendUint16(option, why.code)
-		option = append(option, text...)
+		option = wire.AppendExtendedError(nil, why.code, why.text())
 	}
 	w.end(0, why.rcode, option)
 }

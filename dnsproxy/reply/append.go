@@ -4,52 +4,42 @@ import (
 	"encoding/binary"
 
 	"github.com/miekg/dns"
-)
 
-// The lengths of an OPT record without options, of an option without its value
-// (RFC 6891, section 6.1.2), and of an Extended DNS Error without text (RFC 8914,
-// section 2).
-const (
-	optLen      = 11
-	optionLen   = 4
-	extendedLen = optionLen + 2
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
-
-// optDO is the bit in OPT's TTL that says DNSSEC OK.
-const optDO = 0x8000
 
 // staleTTL is the TTL of stale records, in seconds (RFC 8767, section 4).
 const staleTTL = 30
 
-// A Request is what a response copies from the client's query, and how the client
-// wants it.
+// A Request is what a response copies from the client's query, and the form that the client
+// wants it in.
 type Request struct {
 	// Query is the client's packet up to the end of its question section. The
 	// question must be the reply's; only the name's case may differ.
 	Query []byte
-	// EDNS says that the query had an OPT record, and DO what it said.
+	// EDNS reports that the query had an OPT record, and DO that its DO bit was set.
 	EDNS, DO bool
-	// UDPSize is what our OPT record says we take over UDP, in bytes.
+	// UDPSize is the payload size that the response's OPT record offers, in bytes.
 	UDPSize uint16
-	// KeepAD leaves AD as the nameserver set it; without, it is cleared.
+	// KeepAD keeps AD as the nameserver set it; otherwise it is cleared.
 	KeepAD bool
-	// Limit is how long the response may be, in bytes: at least 512. What does not
-	// fit is cut off at a record's boundary, with TC=1 unless it is additional RRsets
-	// alone and the reply is no referral.
+	// Limit is how long the response may be, in bytes: at least 512. A longer response is
+	// cut at a record's boundary, with TC set unless only additional RRsets are left out
+	// and the reply is not a referral.
 	Limit int
 }
 
-// An Age says where a reply was since it came. The zero Age is that of one straight
-// from the nameserver: its TTLs are right as they are, its AA bit too.
+// An Age tells whether a reply comes from the cache, and for how long it was there. The zero
+// Age is that of a reply straight from the nameserver, whose TTLs and AA bit are kept.
 type Age struct {
-	// Cached clears AA and counts TTLs down, by Seconds.
+	// Cached clears AA and counts TTLs down by Seconds.
 	Cached  bool
 	Seconds uint32
 	// Max bounds TTLs before they are counted down, in seconds; 0 is no bound.
 	Max uint32
-	// Stale is for a reply that expired, Cached too: it makes every TTL 30, clears
-	// AD, since signatures are not good for longer than the TTL, and tells clients
-	// with EDNS by an Extended DNS Error (RFC 8767, RFC 8914).
+	// Stale is for a reply that has expired, for which Cached is set too. It makes every TTL
+	// 30, clears AD, since signatures are not valid for longer than the TTL, and adds an
+	// Extended DNS Error for clients with EDNS (RFC 8767, RFC 8914).
 	Stale bool
 }
 
@@ -60,7 +50,7 @@ func (r *Reply) Append(dst []byte, q *Request, age Age) []byte {
 	stale := age.Stale && q.EDNS
 	fit := r.fit(q, stale)
 	dst = append(dst, q.Query...)
-	dst = append(dst, r.wire[r.questionEnd:fit.end]...)
+	dst = append(dst, r.msg[r.questionEnd:fit.end]...)
 	if age.Cached || r.respell {
 		r.rewrite(dst[start:], fit.records, age)
 	}
@@ -69,46 +59,43 @@ func (r *Reply) Append(dst []byte, q *Request, age Age) []byte {
 		if !fit.cut {
 			dst = r.appendExtended(dst, stale)
 		}
-		fit.counts[additional]++
+		fit.counts[wire.AdditionalSection]++
 	}
 	r.header(dst[start:], q, age)
 	if fit.cut {
-		dst[start+flagsOffset] |= bitTC
+		dst[start+wire.FlagsOffset] |= wire.TC
 	}
-	counts := dst[start+countsOffset:]
-	binary.BigEndian.PutUint16(counts, 1)
-	for section, n := range fit.counts {
-		binary.BigEndian.PutUint16(counts[2+2*section:], n)
-	}
+	fit.counts[wire.QuestionSection] = 1
+	wire.PutCounts(dst[start:], &fit.counts)
 	return dst
 }
 
-// A fit is what of a reply fits a response.
+// A fit is the part of a reply that fits a response.
 type fit struct {
 	records int // the first of them
 	end     int // where they end in the reply
-	counts  [sections]uint16
-	cut     bool // whether anything stays out that clients should ask for again
+	counts  [wire.Sections]uint16
+	cut     bool // whether anything is left out that clients should ask for again
 }
 
-// fit returns what fits: records are cut only after Extended DNS Errors were left
-// out, and TC says both (RFC 8914, section 3). OPT stays (RFC 6891, section 7). Additional
-// RRsets are left out as wholes, and TC does not tell of those (RFC 2181, section 9).
+// fit returns what fits. Extended DNS Errors are left out before records are, and TC is set
+// in either case (RFC 8914, section 3). OPT stays (RFC 6891, section 7). Additional RRsets are
+// left out as wholes, for which TC is not set (RFC 2181, section 9).
 func (r *Reply) fit(q *Request, stale bool) fit {
-	whole := fit{records: len(r.records), end: len(r.wire), counts: r.counts}
-	room := q.Limit - len(q.Query) + r.questionEnd // for r.wire up to some record
+	whole := fit{records: len(r.records), end: len(r.msg), counts: r.counts}
+	room := q.Limit - len(q.Query) + r.questionEnd // for r.msg up to some record
 	options := 0
 	if !q.EDNS {
-		if len(r.wire) <= room {
+		if len(r.msg) <= room {
 			return whole
 		}
 	} else {
-		room -= optLen
+		room -= wire.OPTLen
 		options = len(r.extended)
 		if stale {
-			options += extendedLen
+			options += wire.ExtendedErrorLen
 		}
-		if len(r.wire)+options <= room {
+		if len(r.msg)+options <= room {
 			return whole
 		}
 	}
@@ -117,7 +104,7 @@ func (r *Reply) fit(q *Request, stale bool) fit {
 		for range n {
 			end := r.end(r.records[f.records])
 			if end > room {
-				if section == additional {
+				if section == wire.AdditionalSection {
 					r.leaveOut(&f)
 					f.cut = options > 0 || r.referral()
 				}
@@ -131,9 +118,9 @@ func (r *Reply) fit(q *Request, stale bool) fit {
 	return f
 }
 
-// leaveOut takes those additional records out of f whose RRset is not in it as a whole.
+// leaveOut removes the additional records from f whose RRset is not in it as a whole.
 func (r *Reply) leaveOut(f *fit) {
-	first := f.records - int(f.counts[additional])
+	first := f.records - int(f.counts[wire.AdditionalSection])
 	at := func(i int) place {
 		owner := r.questionEnd
 		if i += first; i > 0 {
@@ -141,24 +128,24 @@ func (r *Reply) leaveOut(f *fit) {
 		}
 		return place{owner: owner, fixed: int(r.records[i].fixed)}
 	}
-	kept := wholeSets(r.wire, at, int(f.counts[additional]), len(r.records)-first)
+	kept := wholeSets(r.msg, at, int(f.counts[wire.AdditionalSection]), len(r.records)-first)
 	f.records = first + kept
-	f.counts[additional] = uint16(kept) //nolint:gosec // no more than before
+	f.counts[wire.AdditionalSection] = uint16(kept) //nolint:gosec // no more than before
 	f.end = at(kept).owner
 }
 
-// referral reports whether the reply sends a resolver on to other nameservers.
+// referral reports whether the reply refers a resolver to other nameservers.
 func (r *Reply) referral() bool {
 	ns, soa := false, false
-	for _, rec := range r.records[r.counts[answer] : r.counts[answer]+r.counts[authority]] {
-		rrtype := binary.BigEndian.Uint16(r.wire[rec.fixed:])
+	for _, rec := range r.records[r.Answers() : r.Answers()+int(r.counts[wire.AuthoritySection])] {
+		rrtype := r.typeOf(rec)
 		ns, soa = ns || rrtype == dns.TypeNS, soa || rrtype == dns.TypeSOA
 	}
 	return isReferral(r.Rcode(), r.Answers(), ns, soa)
 }
 
-// rewrite gives the first n records of msg, which holds the client's question and
-// the reply's records, the question's spelling and TTLs by age.
+// rewrite gives the first n records of msg, which consists of the client's question and
+// the reply's records, the question's spelling and the TTLs that belong to age.
 func (r *Reply) rewrite(msg []byte, n int, age Age) {
 	owner := r.questionEnd
 	for i, rec := range r.records[:n] {
@@ -174,32 +161,32 @@ func (r *Reply) rewrite(msg []byte, n int, age Age) {
 				}
 				ttl -= min(ttl, age.Seconds)
 			}
-			binary.BigEndian.PutUint32(msg[rec.fixed+ttlOffset:], ttl)
+			binary.BigEndian.PutUint32(msg[rec.fixed+wire.TTLOffset:], ttl)
 		}
 		owner = r.end(rec)
 	}
 }
 
-// recordTTL returns the TTL of a record in a cache, in seconds: that of the SOA of
-// a negative answer is bounded by its MINIMUM, or clients would count that from the
-// time they got it (RFC 2308, section 5).
+// recordTTL returns the TTL of a record in a cache, in seconds. That of the SOA of
+// a negative answer is bounded by its MINIMUM; otherwise clients would count the MINIMUM from
+// the time at which they received it (RFC 2308, section 5).
 func (r *Reply) recordTTL(i int) uint32 {
 	rec := r.records[i]
-	ttl := seconds(r.wire[rec.fixed+ttlOffset:])
-	inAuthority := i >= int(r.counts[answer]) && i < int(r.counts[answer])+int(r.counts[authority])
-	if r.negative && inAuthority && binary.BigEndian.Uint16(r.wire[rec.fixed:]) == dns.TypeSOA {
+	ttl := seconds(r.msg[rec.fixed+wire.TTLOffset:])
+	inAuthority := i >= r.Answers() && i < r.Answers()+int(r.counts[wire.AuthoritySection])
+	if r.negative && inAuthority && r.typeOf(rec) == dns.TypeSOA {
 		return min(ttl, r.minimum(rec))
 	}
 	return ttl
 }
 
 // respell gives the owner name at off, which is the question's, the question's
-// spelling: its labels, and the place that a pointer at its end leads to. It keeps
+// spelling: its labels, and the target of the pointer at its end. The name keeps
 // its length.
 func respell(msg []byte, off int) {
-	for question := headerLen; msg[off] != 0; {
-		if msg[off]&labelType == labelType {
-			binary.BigEndian.PutUint16(msg[off:], pointerBits|uint16(question))
+	for question := wire.HeaderLen; msg[off] != 0; {
+		if wire.IsPointer(msg[off]) {
+			binary.BigEndian.PutUint16(msg[off:], wire.PointerBits|uint16(question)) //nolint:gosec // within the question
 			return
 		}
 		n := 1 + int(msg[off])
@@ -209,23 +196,17 @@ func respell(msg []byte, off int) {
 	}
 }
 
-// appendOPT appends our OPT record without options.
+// appendOPT appends this agent's OPT record, without options.
 func (r *Reply) appendOPT(dst []byte, q *Request) []byte {
-	var flags uint16
+	ttl := uint32(r.rcodeHigh) << 24
 	if q.DO {
-		flags = optDO
+		ttl |= wire.OPTDO
 	}
-	const root, version, noOptions = 0, 0, 0
-	dst = append(dst, root)
-	dst = binary.BigEndian.AppendUint16(dst, dns.TypeOPT)
-	dst = binary.BigEndian.AppendUint16(dst, q.UDPSize)
-	dst = append(dst, r.rcodeHigh, version)
-	dst = binary.BigEndian.AppendUint16(dst, flags)
-	return binary.BigEndian.AppendUint16(dst, noOptions)
+	return wire.AppendOPT(dst, q.UDPSize, ttl)
 }
 
 // appendExtended appends Extended DNS Errors, the nameserver's and that of a stale
-// answer, to the OPT record that dst ends with.
+// answer, to the OPT record at the end of dst.
 func (r *Reply) appendExtended(dst []byte, stale bool) []byte {
 	length := len(dst) - 2
 	dst = append(dst, r.extended...)
@@ -234,31 +215,29 @@ func (r *Reply) appendExtended(dst []byte, stale bool) []byte {
 		if r.Rcode() == dns.RcodeNameError {
 			code = dns.ExtendedErrorCodeStaleNXDOMAINAnswer
 		}
-		dst = binary.BigEndian.AppendUint16(dst, dns.EDNS0EDE)
-		dst = binary.BigEndian.AppendUint16(dst, extendedLen-optionLen)
-		dst = binary.BigEndian.AppendUint16(dst, code)
+		dst = wire.AppendExtendedError(dst, code, "")
 	}
-	binary.BigEndian.PutUint16(dst[length:], uint16(len(dst)-length-2))
+	binary.BigEndian.PutUint16(dst[length:], uint16(len(dst)-length-2)) //nolint:gosec // within a message
 	return dst
 }
 
-// header makes the client's header in msg the response's, but for the counts and
-// a TC of ours. Z is cleared.
+// header turns the client's header in msg into the response's, except for the counts and
+// the TC of a response that is cut. Z is cleared.
 func (r *Reply) header(msg []byte, q *Request, age Age) {
-	first, second := r.wire[flagsOffset], r.wire[flagsOffset+1]
-	keep := byte(bitQR | bitAA | bitTC)
+	first, second := r.msg[wire.FlagsOffset], r.msg[wire.FlagsOffset+1]
+	keep := byte(wire.QR | wire.AA | wire.TC)
 	if age.Cached {
-		keep &^= bitAA
+		keep &^= wire.AA
 	}
-	msg[flagsOffset] = first&keep | msg[flagsOffset]&bitRD
+	msg[wire.FlagsOffset] = first&keep | msg[wire.FlagsOffset]&wire.RD
 
-	keep = bitRA | bitAD | maskRcode
+	keep = wire.RA | wire.AD | wire.RcodeMask
 	if !q.KeepAD || age.Stale {
-		keep &^= bitAD
+		keep &^= wire.AD
 	}
 	if !q.EDNS && r.rcodeHigh != 0 {
-		// The low bits alone say something else: BADVERS would be NOERROR.
-		second = second&^maskRcode | dns.RcodeServerFailure
+		// The low bits alone mean something else: BADVERS would be NOERROR.
+		second = second&^wire.RcodeMask | dns.RcodeServerFailure
 	}
-	msg[flagsOffset+1] = second&keep | msg[flagsOffset+1]&bitCD
+	msg[wire.FlagsOffset+1] = second&keep | msg[wire.FlagsOffset+1]&wire.CD
 }

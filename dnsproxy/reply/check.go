@@ -11,12 +11,12 @@ type Checker struct {
 // Check returns the response code of a reply, with the bits of it that OPT has, and
 // whether it says that there is nothing: NXDOMAIN, or NOERROR without what the question
 // asks for. The error is that of [Parse].
-func (c *Checker) Check(wire []byte) (rcode int, negative bool, err error) {
+func (c *Checker) Check(msg []byte) (rcode int, negative bool, err error) {
 	r, ok := c.pool.Get().(*Reply)
 	if !ok {
 		r = new(Reply)
 	}
-	parsed, err := parseInto(r, wire)
+	parsed, err := parseInto(r, msg)
 	if err == nil {
 		rcode, negative = parsed.Rcode(), parsed.negative
 	}

@@ -4,143 +4,127 @@ import (
 	"encoding/binary"
 
 	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// Cut makes a message of any opcode that is relayed as it came fit limit bytes: it
-// keeps as many whole records as fit, and OPT (RFC 6891, section 7), with TC=1; without
-// if all that it leaves out is additional RRsets of a reply to a query that is no
-// referral and not signed. Of a message that cannot be walked it keeps the header and the questions, or the
-// header. One that fits stays as it is.
+// Cut makes a message of any opcode that is relayed fit limit bytes: it keeps as many whole
+// records as fit, and OPT (RFC 6891, section 7), and sets TC. TC stays as it is if only
+// additional RRsets are left out of a reply to a query that is neither a referral nor signed.
+// Of a message that cannot be walked Cut keeps the header and the questions, or the header. A
+// message that fits is unchanged.
 //
-// The result is in wire's memory, which Cut changes.
-func Cut(wire []byte, limit int) []byte {
-	if len(wire) <= limit {
-		return wire
+// The result is in msg's memory, which Cut changes.
+func Cut(msg []byte, limit int) []byte {
+	if len(msg) <= limit {
+		return msg
 	}
-	if limit < headerLen {
-		return wire[:max(limit, 0)]
+	if limit < wire.HeaderLen {
+		return msg[:max(limit, 0)]
 	}
-	c := cutter{wire: wire, limit: limit, end: headerLen}
+	c := cutter{msg: msg, limit: limit, end: wire.HeaderLen}
 	c.walk()
 	if !c.optional {
-		wire[flagsOffset] |= bitTC
+		msg[wire.FlagsOffset] |= wire.TC
 	}
-	for i, n := range c.counts {
-		binary.BigEndian.PutUint16(wire[countsOffset+2*i:], n)
-	}
-	return append(wire[:c.end], c.opt...)
+	wire.PutCounts(msg, &c.counts)
+	return append(msg[:c.end], c.opt...)
 }
 
-// A cutter finds what of a message fits.
+// A cutter finds which parts of a message fit.
 type cutter struct {
-	wire   []byte
+	msg    []byte
 	limit  int
-	end    int       // of what is kept, but for opt
-	counts [4]uint16 // of what is kept: questions, and records by section
-	opt    []byte    // the OPT record, as long as it stands behind end
+	end    int                   // of what is kept, except for opt
+	counts [wire.Sections]uint16 // of what is kept
+	opt    []byte                // the OPT record, while it is behind end
 
 	additional int  // where the additional section begins
-	optInside  bool // OPT stays where it is
-	ns, soa    bool // what types the authority section has
+	optInside  bool // OPT is before end
+	ns, soa    bool // types in the authority section
 	optional   bool // nothing is left out that clients should ask for again
 }
 
 // walk sets what is kept.
 func (c *cutter) walk() {
-	for range c.claimed(0) {
-		end, err := walkQuestion(c.wire, c.end)
+	for range wire.Count(c.msg, wire.QuestionSection) {
+		end, err := wire.WalkQuestion(c.msg, c.end)
 		if err != nil || end > c.limit {
-			c.end, c.counts[0] = headerLen, 0
+			c.end, c.counts[wire.QuestionSection] = wire.HeaderLen, 0
 			return
 		}
 		c.end = end
-		c.counts[0]++
+		c.counts[wire.QuestionSection]++
 	}
 	if c.findOPT() {
 		c.records()
 	}
 }
 
-// claimed returns the number of questions or records that the header claims.
-func (c *cutter) claimed(section int) int {
-	return int(binary.BigEndian.Uint16(c.wire[countsOffset+2*section:]))
-}
-
 // findOPT finds the OPT record, if it fits. It reports whether the message can be
 // walked.
 func (c *cutter) findOPT() bool {
-	const last = 1 + additional
-	off := c.end
-	for section := 1; section <= last; section++ {
-		for range c.claimed(section) {
-			fixed, end, _, err := walkRecord(c.wire, off)
-			if err != nil {
-				c.opt, c.counts[last] = nil, 0
-				return false
-			}
-			isOPT := section == last && binary.BigEndian.Uint16(c.wire[fixed:]) == dns.TypeOPT
-			if isOPT && c.opt == nil && c.end+end-off <= c.limit {
-				c.opt = c.wire[off:end]
-				c.counts[last] = 1
-			}
-			off = end
+	w := wire.Walk(c.msg, c.end)
+	for w.Next() {
+		isOPT := w.Section == wire.AdditionalSection && w.Type() == dns.TypeOPT
+		if isOPT && c.opt == nil && c.end+w.End-w.Owner <= c.limit {
+			c.opt = c.msg[w.Owner:w.End]
+			c.counts[wire.AdditionalSection] = 1
 		}
+	}
+	if w.Err != nil {
+		c.opt, c.counts[wire.AdditionalSection] = nil, 0
+		return false
 	}
 	return true
 }
 
-// records keeps the records that fit beside OPT, which follows them.
+// records keeps the records that fit beside OPT, which follows them. The message has been
+// walked before.
 func (c *cutter) records() {
-	for section := 1; section <= sections; section++ {
-		c.additional = c.end // at last
-		for range c.claimed(section) {
-			fixed, end, _, err := walkRecord(c.wire, c.end)
-			if err != nil {
-				return
-			}
-			c.note(section, binary.BigEndian.Uint16(c.wire[fixed:]))
-			isOPT := len(c.opt) > 0 && &c.wire[c.end] == &c.opt[0]
-			if isOPT {
-				c.opt = nil // it is counted, and stays where it is
-				c.optInside = true
-			}
-			if end+len(c.opt) > c.limit {
-				c.leaveOut(section)
-				return
-			}
-			if c.end = end; !isOPT {
-				c.counts[section]++
-			}
+	c.additional = c.end
+	for w := wire.Walk(c.msg, c.end); w.Next(); {
+		if w.Section != wire.AdditionalSection {
+			c.additional = w.End
+		}
+		if w.Section == wire.AuthoritySection {
+			c.ns, c.soa = c.ns || w.Type() == dns.TypeNS, c.soa || w.Type() == dns.TypeSOA
+		}
+		isOPT := len(c.opt) > 0 && &c.msg[w.Owner] == &c.opt[0]
+		if isOPT {
+			c.opt = nil // it is counted, and stays where it is
+			c.optInside = true
+		}
+		if w.End+len(c.opt) > c.limit {
+			c.leaveOut(w.Section)
+			return
+		}
+		if c.end = w.End; !isOPT {
+			c.counts[w.Section]++
 		}
 	}
 }
 
-// note notes what of a record's type is needed later.
-func (c *cutter) note(section int, rrtype uint16) {
-	if section == 1+authority {
-		c.ns, c.soa = c.ns || rrtype == dns.TypeNS, c.soa || rrtype == dns.TypeSOA
-	}
-}
-
-// leaveOut removes those additional records whose RRset does not fit as a whole, if the
-// message can do without; section is the one that does not fit.
+// leaveOut removes the additional records whose RRset does not fit as a whole, if clients can
+// do without them; section is that of the first record that does not fit.
 func (c *cutter) leaveOut(section int) {
-	rcode := int(c.wire[flagsOffset+1] & maskRcode)
-	if section != 1+additional || c.optInside || c.wire[flagsOffset]&maskOpcode != 0 || isReferral(rcode, c.claimed(1+answer), c.ns, c.soa) {
+	rcode := int(c.msg[wire.FlagsOffset+1] & wire.RcodeMask)
+	if section != wire.AdditionalSection || c.optInside || c.msg[wire.FlagsOffset]&wire.OpcodeMask != 0 ||
+		isReferral(rcode, wire.Count(c.msg, wire.AnswerSection), c.ns, c.soa) {
 		return
 	}
 	var places []place
 	kept := 0
-	for off := c.additional; len(places) < c.claimed(1+additional); {
-		fixed, end, _, err := walkRecord(c.wire, off)
+	for off := c.additional; len(places) < wire.Count(c.msg, wire.AdditionalSection); {
+		fixed, end, _, err := wire.WalkRecord(c.msg, off)
 		if err != nil {
 			return
 		}
-		switch binary.BigEndian.Uint16(c.wire[fixed:]) {
+		switch binary.BigEndian.Uint16(c.msg[fixed:]) {
 		case dns.TypeTSIG, dns.TypeSIG:
-			return // what it signs is no longer whole
+			return // it signs the whole message
 		case dns.TypeOPT:
-			if len(c.opt) == 0 || &c.wire[off] != &c.opt[0] {
+			if len(c.opt) == 0 || &c.msg[off] != &c.opt[0] {
 				return // it is not kept
 			}
 		}
@@ -150,8 +134,8 @@ func (c *cutter) leaveOut(section int) {
 		places = append(places, place{owner: off, fixed: fixed})
 		off = end
 	}
-	left := wholeSets(c.wire, func(i int) place { return places[i] }, kept, len(places))
+	left := wholeSets(c.msg, func(i int) place { return places[i] }, kept, len(places))
 	c.end = places[left].owner
-	c.counts[1+additional] -= uint16(kept - left) //nolint:gosec // not below 0
+	c.counts[wire.AdditionalSection] -= uint16(kept - left) //nolint:gosec // not below 0
 	c.optional = true
 }

@@ -7,50 +7,52 @@ import (
 	"math"
 
 	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 var (
-	errNoReply   = errors.New("the message is no reply to a query")
+	errNoReply   = errors.New("the message is not a reply to a query")
 	errLong      = errors.New("the message is longer than 65535 bytes")
-	errQuestions = errors.New("the message has not one question")
+	errQuestions = errors.New("the message does not have exactly one question")
 	errOPT       = errors.New("an OPT record is malformed, misplaced or not the only one")
 )
 
-// Parse walks a nameserver's reply: opcode QUERY, one question. One that says that
-// it is cut may end anywhere; its whole records are kept. Bytes behind the last
-// record are not. A reply without records may lack the question, too, as the
-// failures of some servers do.
+// Parse parses a nameserver's reply: opcode QUERY, one question. A truncated one may end
+// anywhere; its whole records are kept. Bytes behind the last record are dropped. A reply
+// without records may lack the question, too, as the failures of some servers do.
 //
-// The Reply keeps wire, which the caller must not change afterwards.
-func Parse(wire []byte) (*Reply, error) {
-	r, err := parse(wire)
+// The Reply keeps msg, which the caller must not change afterwards.
+func Parse(msg []byte) (*Reply, error) {
+	r, err := parse(msg)
 	if err != nil {
 		return nil, fmt.Errorf("parsing a reply: %w", err)
 	}
 	return r, nil
 }
 
-func parse(wire []byte) (*Reply, error) { return parseInto(new(Reply), wire) }
+func parse(msg []byte) (*Reply, error) { return parseInto(new(Reply), msg) }
 
-// parseInto is parse into a Reply that is empty but for memory to use again.
-func parseInto(r *Reply, wire []byte) (*Reply, error) {
+// parseInto is parse into a Reply that is empty except for memory to use again.
+func parseInto(r *Reply, msg []byte) (*Reply, error) {
 	switch {
-	case len(wire) < headerLen:
-		return nil, errShort
-	case len(wire) > dns.MaxMsgSize:
+	case len(msg) < wire.HeaderLen:
+		return nil, wire.ErrShort
+	case len(msg) > dns.MaxMsgSize:
 		return nil, errLong
-	case wire[flagsOffset]&(bitQR|maskOpcode) != bitQR:
+	case msg[wire.FlagsOffset]&(wire.QR|wire.OpcodeMask) != wire.QR:
 		return nil, errNoReply
 	}
-	r.wire, r.questionEnd = wire, headerLen
+	r.msg = msg
 	p := parser{Reply: r, least: math.MaxUint32, soa: -1}
-	questions := binary.BigEndian.Uint16(wire[countsOffset:])
+	questions := wire.Count(msg, wire.QuestionSection)
 	if questions > 1 {
 		return nil, errQuestions
 	}
+	p.questionEnd = wire.HeaderLen
 	if questions == 1 {
 		var err error
-		if p.questionEnd, err = walkQuestion(wire, headerLen); err != nil {
+		if p.questionEnd, err = wire.WalkQuestion(msg, wire.HeaderLen); err != nil {
 			return nil, fmt.Errorf("question: %w", err)
 		}
 	}
@@ -61,7 +63,7 @@ func parseInto(r *Reply, wire []byte) (*Reply, error) {
 	case questions == 0 && len(p.records) > 0:
 		return nil, errQuestions
 	case p.opt && !p.optLast:
-		moved, err := optToEnd(wire)
+		moved, err := optToEnd(msg)
 		if err != nil {
 			return nil, err
 		}
@@ -71,91 +73,69 @@ func parseInto(r *Reply, wire []byte) (*Reply, error) {
 	return p.Reply, nil
 }
 
-// A parser is a Reply in the making.
+// A parser is a Reply that is being parsed.
 type parser struct {
 	*Reply
-	off          int    // how far it is walked
 	least        uint32 // the least TTL so far
 	soa          int    // index of the SOA in the authority section, or -1
-	opt, optLast bool   // whether there was an OPT record; as the last one
+	opt, optLast bool   // whether there was an OPT record, and whether it is the last record
 }
 
 // walk walks all records.
 func (p *parser) walk() error {
-	p.off = p.questionEnd
 	total := 0
-	for section := range sections {
-		total += p.claimed(section)
+	for section := wire.AnswerSection; section < wire.Sections; section++ {
+		total += wire.Count(p.msg, section)
 	}
-	// Counts may lie; a record with the root as its owner is the shortest.
-	if n := min(total, (len(p.wire)-p.off)/(1+fixedLen)); cap(p.records) < n {
+	// The counts of the header may be wrong; a record of the root is the shortest.
+	if n := min(total, (len(p.msg)-p.questionEnd)/(1+wire.FixedLen)); cap(p.records) < n {
 		p.records = make([]record, 0, n)
 	}
-	for section := range sections {
-		for range p.claimed(section) {
-			err := p.record(section)
-			if errors.Is(err, errShort) && p.Truncated() {
-				return nil // a server that cuts within a record
-			}
-			if err != nil {
-				return fmt.Errorf("record %d: %w", len(p.records)+1, err)
-			}
+	w := wire.Walk(p.msg, p.questionEnd)
+	for w.Next() {
+		if err := p.record(&w); err != nil {
+			return fmt.Errorf("record %d: %w", len(p.records)+1, err)
 		}
 	}
-	return nil
-}
-
-// claimed returns the number of records that the header claims a section to have.
-func (p *parser) claimed(section int) int {
-	return int(binary.BigEndian.Uint16(p.wire[countsOffset+2+2*section:]))
-}
-
-// record walks one record.
-func (p *parser) record(section int) error {
-	owner := p.off
-	fixed, end, respell, err := walkRecord(p.wire, owner)
-	if err != nil {
-		return err
-	}
-	p.off = end
-	p.optLast = binary.BigEndian.Uint16(p.wire[fixed:]) == dns.TypeOPT
-	if !p.optLast {
-		p.keep(record{fixed: uint16(fixed), respell: respell}, section)
+	if w.Err == nil || errors.Is(w.Err, wire.ErrShort) && p.Truncated() { // some servers truncate within a record
 		return nil
 	}
-	if section != additional || p.opt || p.wire[owner] != 0 {
-		return errOPT
-	}
-	p.opt = true
-	return p.options(fixed, end)
+	return fmt.Errorf("record %d: %w", len(p.records)+1, w.Err)
 }
 
-// keep notes a record that is not OPT, and what is needed of it.
-func (p *parser) keep(rec record, section int) {
-	if section == authority && p.soa < 0 && binary.BigEndian.Uint16(p.wire[rec.fixed:]) == dns.TypeSOA {
+// record notes the record that the walker is at.
+func (p *parser) record(w *wire.Walker) error {
+	rrtype := w.Type()
+	p.optLast = rrtype == dns.TypeOPT
+	if p.optLast {
+		if w.Section != wire.AdditionalSection || p.opt || p.msg[w.Owner] != 0 {
+			return errOPT
+		}
+		p.opt = true
+		return p.options(w.Fixed, w.End)
+	}
+	if rrtype == dns.TypeSOA && w.Section == wire.AuthoritySection && p.soa < 0 {
 		p.soa = len(p.records)
 	}
-	p.least = min(p.least, seconds(p.wire[rec.fixed+ttlOffset:]))
-	p.respell = p.respell || rec.respell
-	p.records = append(p.records, rec)
-	p.counts[section]++
+	p.least = min(p.least, seconds(p.msg[w.Fixed+wire.TTLOffset:]))
+	p.respell = p.respell || w.Spelled
+	p.records = append(p.records, record{fixed: uint16(w.Fixed), respell: w.Spelled}) //nolint:gosec // within a message
+	p.counts[w.Section]++
+	return nil
 }
 
 // options reads the OPT record whose fixed part is at fixed.
 func (p *parser) options(fixed, end int) error {
-	p.rcodeHigh = p.wire[fixed+ttlOffset]
-	for options := p.wire[fixed+fixedLen : end]; len(options) > 0; {
-		if len(options) < optionLen {
+	p.rcodeHigh = p.msg[fixed+wire.TTLOffset]
+	for rest := p.msg[fixed+wire.FixedLen : end]; len(rest) > 0; {
+		code, option, next, ok := wire.CutOption(rest)
+		if !ok {
 			return errOPT
 		}
-		next := optionLen + int(binary.BigEndian.Uint16(options[2:]))
-		if next > len(options) {
-			return errOPT
+		if code == dns.EDNS0EDE && len(option) >= wire.ExtendedErrorLen {
+			p.extended = append(p.extended, option...)
 		}
-		if binary.BigEndian.Uint16(options) == dns.EDNS0EDE && next >= extendedLen {
-			p.extended = append(p.extended, options[:next]...)
-		}
-		options = options[next:]
+		rest = next
 	}
 	return nil
 }
@@ -166,7 +146,7 @@ func (p *parser) finish() {
 	if n := len(p.records); n > 0 {
 		end = p.end(p.records[n-1])
 	}
-	p.wire = p.wire[:end]
+	p.msg = p.msg[:end]
 	rcode := p.Rcode()
 	p.negative = rcode == dns.RcodeNameError || rcode == dns.RcodeSuccess && !p.answered()
 	switch {
@@ -185,14 +165,13 @@ func (p *parser) finish() {
 func (r *Reply) minimum(soa record) uint32 {
 	const twoNames, fiveNumbers = 2, 5 * 4
 	end := r.end(soa)
-	if end-int(soa.fixed)-fixedLen < twoNames+fiveNumbers {
+	if end-int(soa.fixed)-wire.FixedLen < twoNames+fiveNumbers {
 		return 0
 	}
-	return seconds(r.wire[end-4:])
+	return seconds(r.msg[end-4:])
 }
 
-// seconds reads a TTL. The top bit is none that a TTL can have (RFC 2181,
-// section 8).
+// seconds reads a TTL. One with the top bit set counts as 0 (RFC 2181, section 8).
 func seconds(b []byte) uint32 {
 	ttl := binary.BigEndian.Uint32(b)
 	if ttl > math.MaxInt32 {
@@ -202,11 +181,11 @@ func seconds(b []byte) uint32 {
 }
 
 // optToEnd returns a message whose OPT record is followed by others, which is rare, with
-// OPT as the last one. Leaving OPT out moves them, and with them whatever points at them,
-// so that the message has to be made anew.
-func optToEnd(wire []byte) ([]byte, error) {
+// OPT as the last record. Removing OPT moves them, and with them the targets of pointers, so
+// the message has to be packed again.
+func optToEnd(wireForm []byte) ([]byte, error) {
 	msg := new(dns.Msg)
-	if err := msg.Unpack(wire); err != nil {
+	if err := msg.Unpack(wireForm); err != nil {
 		return nil, err
 	}
 	for i, rr := range msg.Extra {
@@ -216,13 +195,13 @@ func optToEnd(wire []byte) ([]byte, error) {
 		}
 	}
 	msg.Compress = true
-	wire, err := msg.Pack()
+	packed, err := msg.Pack()
 	if err != nil {
 		return nil, err
 	}
 	// The library packs records that it cannot unpack: a TSIG record without data.
-	if err := msg.Unpack(wire); err != nil {
+	if err := msg.Unpack(packed); err != nil {
 		return nil, err
 	}
-	return wire, nil
+	return packed, nil
 }

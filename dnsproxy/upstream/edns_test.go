@@ -8,18 +8,25 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // F18: a server behind a middlebox that drops packets with an OPT record is asked without
 // one, for ten minutes, and then with one again; also if another server answers
 // meanwhile, and if the client wants signatures.
 func TestEDNSIsDropped(t *testing.T) {
-	for name, tc := range map[string]struct{ servers, do int }{"alone": {1, 0}, "with DO": {1, 0x80}, "beside another": {2, 0}} {
+	for name, tc := range map[string]struct {
+		servers int
+		do      uint32
+	}{"alone": {1, 0}, "with DO": {1, wire.OPTDO}, "beside another": {2, 0}} {
 		synctest.Test(t, func(t *testing.T) {
 			c := NewClient(Config{})
 			defer c.Close()
 			steady := func(*rand.Rand, time.Duration) (time.Duration, int, bool) {
-				return time.Millisecond, rcodeSuccess, false
+				return time.Millisecond, dns.RcodeSuccess, false
 			}
 			does := []behaviour{steady, steady}[:tc.servers]
 			g, all := group(c, Options{}, does...)
@@ -32,7 +39,7 @@ func TestEDNSIsDropped(t *testing.T) {
 				}
 				return !edns || !drops
 			}
-			query := append(bytes.Clone(simQuery), 0, 0, typeOPT, 4, 0xd0, 0, 0, byte(tc.do), 0, 0, 0)
+			query := wire.AppendOPT(bytes.Clone(simQuery), 1232, tc.do)
 			query[11] = 1
 			ask := func() (took time.Duration, from Spec) {
 				began := time.Now()
@@ -75,7 +82,7 @@ func TestSlowNameKeepsEDNS(t *testing.T) {
 		c := NewClient(Config{})
 		defer c.Close()
 		g, all := group(c, Options{}, func(*rand.Rand, time.Duration) (time.Duration, int, bool) {
-			return time.Millisecond, rcodeSuccess, false
+			return time.Millisecond, dns.RcodeSuccess, false
 		})
 		plain := 0
 		all[0].names = func(packet []byte) bool {
@@ -84,14 +91,14 @@ func TestSlowNameKeepsEDNS(t *testing.T) {
 			}
 			return true
 		}
-		query := append(deadQuery(0), 0, 0, typeOPT, 4, 0xd0, 0, 0, 0, 0, 0, 0)
+		query := wire.AppendOPT(deadQuery(0), 1232, 0)
 		query[11] = 1
 		for range 10 {
 			if _, _, err := g.Exchange(t.Context(), query, UDPOnly); err == nil {
 				t.Fatal("a name of the dead zone has an answer")
 			}
 		}
-		if _, _, err := g.Exchange(t.Context(), query[:len(query)-optLen], UDPOnly); err == nil {
+		if _, _, err := g.Exchange(t.Context(), query[:len(query)-wire.OPTLen], UDPOnly); err == nil {
 			t.Fatal("a name of the dead zone has an answer")
 		}
 		if g.servers[0].history.plainUntil.After(time.Now()) || plain > 20 {

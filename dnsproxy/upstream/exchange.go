@@ -7,6 +7,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // How says over what a query goes. TLS servers are always asked over TLS.
@@ -150,20 +154,20 @@ func (e *exchange) deliver(generation uint64, o outcome) {
 
 // begin takes over a query.
 func (e *exchange) begin(g *Group, query []byte, how How) error {
-	if len(query) < headerLen || len(query) > maxMessage {
+	if len(query) < wire.HeaderLen || len(query) > dns.MaxMsgSize {
 		return errMalformedQuery
 	}
 	end, ok := questionEnd(query)
 	if !ok {
 		return errMalformedQuery
 	}
-	e.query, e.question = query, query[headerLen:end]
+	e.query, e.question = query, query[wire.HeaderLen:end]
 	e.verbatim, e.slot = how&Verbatim != 0, rand.Uint32()
 	how &^= Verbatim
 	s := &e.schedule
 	s.reset()
 	s.options, s.budget, s.deadline, s.random = g.options, &g.budget, time.Now().Add(g.timeout), rand.Uint64()
-	s.once, s.overTCP, s.edns = !isQuery(query), how == UDPThenTCP, !e.verbatim && endsInOPT(query)
+	s.once, s.overTCP, s.edns = !isQuery(query), how == UDPThenTCP, !e.verbatim && wire.EndsInOPT(query)
 	for _, server := range g.servers {
 		e.servers = append(e.servers, peer{server: server})
 		s.tries = append(s.tries, try{stream: server.udp == nil || how == TCPOnly || g.options.UseVC})
@@ -267,15 +271,15 @@ func (e *exchange) send(i int, now time.Time) {
 	a.slot, a.sent, a.stream, a.again = e.slot, now, t.stream, t.asked > 1
 	e.slot++
 	e.packet = append(e.packet[:0], e.query...)
-	if a.edns = endsInOPT(e.packet); e.schedule.edns && (plain || t.plain || e.tryPlain(i)) {
-		e.packet, a.plain, a.edns = cutOPT(e.packet), true, false
+	if a.edns = wire.EndsInOPT(e.packet); e.schedule.edns && (plain || t.plain || e.tryPlain(i)) {
+		e.packet, a.plain, a.edns = wire.CutOPT(e.packet), true, false
 	}
-	question := e.packet[headerLen : headerLen+len(e.question)]
+	question := e.packet[wire.HeaderLen : wire.HeaderLen+len(e.question)]
 	if e.client.config.MixCase && !folded && !t.stream && !e.verbatim {
 		mixCase(question)
 	}
 	a.verbatim = e.verbatim
-	a.opcode, a.question = e.query[2]&opcodeMask, append(a.question, question...)
+	a.opcode, a.question = opcode(e.query), append(a.question, question...)
 	s.sent(now)
 	s.carrier(a.stream).send(a, e.packet)
 }
@@ -289,7 +293,7 @@ func (e *exchange) tryPlain(i int) bool {
 	if t.asked != third {
 		return false
 	}
-	if !wantsDNSSEC(e.query) && e.servers[i].mutesEDNS(t.first) {
+	if !wire.WantsDNSSEC(e.query) && e.servers[i].mutesEDNS(t.first) {
 		e.servers[i].triedPlain = true
 	}
 	return e.servers[i].triedPlain

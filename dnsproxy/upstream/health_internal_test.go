@@ -4,7 +4,6 @@ package upstream
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -12,6 +11,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/miekg/dns"
 )
 
 // F3, F4, F16: names whose own servers are silent make no other name fail or wait, and
@@ -19,7 +20,7 @@ import (
 func TestDeadZone(t *testing.T) {
 	const ms = time.Millisecond
 	steady := func(rtt time.Duration) behaviour {
-		return func(*rand.Rand, time.Duration) (time.Duration, int, bool) { return rtt, rcodeSuccess, false }
+		return func(*rand.Rand, time.Duration) (time.Duration, int, bool) { return rtt, dns.RcodeSuccess, false }
 	}
 	for _, rate := range []int{10, 100, 1000} {
 		synctest.Test(t, func(t *testing.T) {
@@ -66,7 +67,7 @@ func TestDeadZone(t *testing.T) {
 func deadQuery(i int) []byte {
 	query := append([]byte{0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0}, 5)
 	query = fmt.Appendf(query, "%05d", i%100_000)
-	return binary.BigEndian.AppendUint32(append(query, deadZone...), typeA<<16|classIN)
+	return newQuestion(append(query, deadZone...), dns.TypeA, dns.ClassINET)
 }
 
 // F3, F16: a server that lives and leaves all names unanswered, such as a forwarder that
@@ -157,7 +158,7 @@ func TestOrderFirstIsBack(t *testing.T) {
 		c := NewClient(Config{})
 		defer c.Close()
 		away := func(at time.Duration) bool { return at > time.Second && at < 20*time.Second }
-		g, _ := group(c, Options{}, deadWhile(rtt(2*time.Millisecond), away), says(rtt(time.Millisecond), rcodeName))
+		g, _ := group(c, Options{}, deadWhile(rtt(2*time.Millisecond), away), says(rtt(time.Millisecond), dns.RcodeNameError))
 		slow := 0
 		ask := func(want int) {
 			t.Helper()
@@ -170,17 +171,17 @@ func TestOrderFirstIsBack(t *testing.T) {
 				slow++
 			}
 		}
-		ask(rcodeSuccess)
+		ask(dns.RcodeSuccess)
 		time.Sleep(2 * time.Second)
 		for range 100 {
-			ask(rcodeName)
+			ask(dns.RcodeNameError)
 			time.Sleep(100 * time.Millisecond)
 		}
 		if slow > 20 {
 			t.Errorf("%d queries of 100 waited for the first server", slow)
 		}
 		time.Sleep(time.Minute)
-		ask(rcodeSuccess)
+		ask(dns.RcodeSuccess)
 		time.Sleep(time.Minute) // the last replies
 	})
 }

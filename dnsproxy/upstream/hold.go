@@ -3,6 +3,8 @@ package upstream
 import (
 	"slices"
 	"time"
+
+	"github.com/miekg/dns"
 )
 
 // This file is rule 12: a negative answer is held while a server that stands before its
@@ -72,6 +74,6 @@ func (s *schedule) useHeld(now time.Time) {
 // its server has neither said the same nor REFUSED.
 func (s *schedule) unsure() bool {
 	return s.negative && s.options.inOrder() && slices.ContainsFunc(s.tries[:s.winner], func(t try) bool {
-		return t.failure == nil || t.code != rcodeRefused
+		return t.failure == nil || t.code != dns.RcodeRefused
 	})
 }

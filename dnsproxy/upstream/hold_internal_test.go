@@ -3,6 +3,8 @@ package upstream
 import (
 	"net"
 	"testing"
+
+	"github.com/miekg/dns"
 )
 
 // F4: when a negative answer is the answer.
@@ -32,7 +34,7 @@ func TestHold(t *testing.T) {
 			steps: []step{
 				{50 * ms, wake, "hedge 1, send 1, wake at 100ms"},
 				{55 * ms, noAnswer(1), "wake at 100ms"},
-				{60 * ms, code(0, rcodeServFail), "failure 0, unsure negative answer of 1, outdone 0"},
+				{60 * ms, code(0, dns.RcodeServerFailure), "failure 0, unsure negative answer of 1, outdone 0"},
 			},
 		},
 		{

@@ -2,10 +2,13 @@ package upstream
 
 import (
 	"crypto/tls"
-	"encoding/binary"
 	"errors"
 	"syscall"
 	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // A server that does not answer a query may be dead, or may wait for the nameservers of
@@ -28,21 +31,15 @@ const (
 	lifeKnown      // the last question that the server had an answer to
 )
 
-const (
-	classIN = 1
-	classCH = 3
-	typeA   = 1
-	flagRD  = 0x01 // in byte 2
-
-	ednsSize = 1232 // that a probe offers, in bytes
-)
+// ednsSize is the payload size in bytes that a probe offers.
+const ednsSize = 1232
 
 // lifeQuestions returns the questions that servers answer themselves, in wire form: the
 // address of localhost (RFC 6761, section 6.3), and who they are (RFC 4892).
 func lifeQuestions() [2][]byte {
 	return [2][]byte{
-		binary.BigEndian.AppendUint32([]byte("\x09localhost\x00"), typeA<<16|classIN),
-		binary.BigEndian.AppendUint32([]byte("\x02id\x06server\x00"), typeTXT<<16|classCH),
+		newQuestion([]byte("\x09localhost\x00"), dns.TypeA, dns.ClassINET),
+		newQuestion([]byte("\x02id\x06server\x00"), dns.TypeTXT, dns.ClassCHAOS),
 	}
 }
 
@@ -64,12 +61,10 @@ func (s *server) probeLife(now time.Time, stream bool) {
 
 // probeWith sends one probe.
 func (s *server) probeWith(question []byte, like attempt) {
-	packet := make([]byte, headerLen, headerLen+len(question)+optLen)
-	packet[2], packet[5] = flagRD, 1 // one question
-	packet = append(packet, question...)
+	packet := newQuery(question)
 	if like.edns {
-		packet[11] = 1
-		packet = append(packet, 0, 0, typeOPT, ednsSize>>8, ednsSize&0xff, 0, 0, 0, 0, 0, 0)
+		wire.PutCount(packet, wire.AdditionalSection, 1)
+		packet = wire.AppendOPT(packet, ednsSize, 0)
 	}
 	a := s.client.newAttempt(s)
 	a.life, a.edns, a.sent, a.stream = like.life, like.edns, like.sent, like.stream || s.udp == nil

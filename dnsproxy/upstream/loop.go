@@ -3,11 +3,12 @@ package upstream
 import (
 	"bytes"
 	crypto "crypto/rand"
-	"encoding/binary"
 	"encoding/hex"
 	"log/slog"
 	"net/netip"
 	"time"
+
+	"github.com/miekg/dns"
 )
 
 // A loop is found as by dnsmasq's --dns-loop-detect and CoreDNS's plugin loop: a
@@ -31,8 +32,6 @@ const (
 	probesForget = 2 * time.Minute
 	loopRecheck  = 10 * time.Second
 	probeForgets = 30 * time.Second
-
-	typeTXT = 16
 )
 
 // A loopProbe is a question sent to a server to see whether it comes back.
@@ -101,18 +100,14 @@ func (s *server) probeLoop(now time.Time) {
 	_, _ = crypto.Read(probe.id[:]) // cannot fail
 	s.client.addProbe(probe)
 
-	packet := make([]byte, headerLen, headerLen+maxLabel)
-	packet[2], packet[5] = 1, 1 // RD, one question
-	packet = append(packet, 2*probeLen)
-	packet = hex.AppendEncode(packet, probe.id[:])
-	packet = append(packet, loopSuffix()...)
-	packet = binary.BigEndian.AppendUint32(packet, typeTXT<<16|1)
+	question := hex.AppendEncode([]byte{2 * probeLen}, probe.id[:])
+	question = newQuestion(append(question, loopSuffix()...), dns.TypeTXT, dns.ClassINET)
 
 	a := s.client.newAttempt(s)
 	a.probe, a.sent, a.stream = probe, now, s.udp == nil
-	a.question = append(a.question, packet[headerLen:]...)
+	a.question = append(a.question, question...)
 	s.requests.Add(1)
-	s.carrier(a.stream).send(a, packet)
+	s.carrier(a.stream).send(a, newQuery(question))
 }
 
 // addProbe remembers a probe, and forgets those that nobody will answer.

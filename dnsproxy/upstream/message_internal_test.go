@@ -4,42 +4,46 @@ import (
 	"bytes"
 	"encoding/binary"
 	"testing"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // FuzzJudge reads what a server sends, and what a client does.
 func FuzzJudge(f *testing.F) {
 	reply := bytes.Clone(simQuery)
-	reply[2] |= flagResponse
+	reply[2] |= wire.QR
 	upper := bytes.Clone(reply)
-	copy(upper[headerLen:], "\x03WWW")
-	bare := bytes.Clone(reply[:headerLen])
-	bare[3], bare[5] = rcodeRefused, 0
-	for _, msg := range [][]byte{reply, upper, bare, reply[:20], append(reply[:headerLen:headerLen], 0xc0, 12, 0, 1, 0, 1)} {
+	copy(upper[wire.HeaderLen:], "\x03WWW")
+	bare := bytes.Clone(reply[:wire.HeaderLen])
+	bare[3], bare[5] = dns.RcodeRefused, 0
+	for _, msg := range [][]byte{reply, upper, bare, reply[:20], append(reply[:wire.HeaderLen:wire.HeaderLen], 0xc0, 12, 0, 1, 0, 1)} {
 		f.Add(msg, simQuery)
 	}
 	f.Add(reply, append(bytes.Clone(simQuery), 0, 0, 41, 4, 208, 0, 0, 0, 0, 0, 0))
 	f.Fuzz(func(t *testing.T, msg, query []byte) {
-		if len(msg) < headerLen || len(query) < headerLen {
+		if len(msg) < wire.HeaderLen || len(query) < wire.HeaderLen {
 			return
 		}
 		end, ok := questionEnd(query)
 		if !ok {
 			return
 		}
-		question := query[headerLen:end]
+		question := query[wire.HeaderLen:end]
 		before := bytes.Clone(query)
-		if endsInOPT(query) {
-			if cut := cutOPT(bytes.Clone(query)); len(cut) < headerLen {
+		if wire.EndsInOPT(query) {
+			if cut := wire.CutOPT(bytes.Clone(query)); len(cut) < wire.HeaderLen {
 				t.Errorf("without OPT: %x", cut)
 			}
 		}
-		is := judge(msg, query[2]&opcodeMask, question)
+		is := judge(msg, opcode(query), question)
 		if is == other {
 			return
 		}
 		mixed := bytes.Clone(question)
 		mixCase(mixed)
-		if len(question) > 0 && !equalFold(mixed, question) {
+		if len(question) > 0 && !wire.EqualQuestions(mixed, question) {
 			t.Errorf("%x is mixed to %x", question, mixed)
 		}
 		got := restore(bytes.Clone(msg), query, question)
@@ -47,7 +51,7 @@ func FuzzJudge(f *testing.F) {
 			t.Errorf("%x is restored to %x", msg, got)
 		}
 		if isQuery(msg) && (binary.BigEndian.Uint16(got[4:]) > 0) != (len(question) > 0) ||
-			binary.BigEndian.Uint16(got[4:]) > 0 && !bytes.HasPrefix(got[headerLen:], question) {
+			binary.BigEndian.Uint16(got[4:]) > 0 && !bytes.HasPrefix(got[wire.HeaderLen:], question) {
 			t.Errorf("%x is restored to %x", msg, got)
 		}
 		if !bytes.Equal(before, query) {

@@ -1,6 +1,10 @@
 package upstream
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+
+	"github.com/miekg/dns"
+)
 
 // A reading is what a reply says, as far as it matters to who asks.
 type reading struct {
@@ -13,13 +17,13 @@ type reading struct {
 
 // usable reports whether the reply is an answer and not a server's failure to give one.
 func (r reading) usable() bool {
-	return r.err == nil && (r.other || r.code == rcodeSuccess || r.code == rcodeName)
+	return r.err == nil && (r.other || r.code == dns.RcodeSuccess || r.code == dns.RcodeNameError)
 }
 
 // rejectsEDNS reports whether the server may not know EDNS, or not our version of it
 // (RFC 6891, sections 6.1.3 and 7).
 func (r reading) rejectsEDNS() bool {
-	return r.code == rcodeFormat || r.code == rcodeNotImp || r.code == rcodeVersion
+	return r.code == dns.RcodeFormatError || r.code == dns.RcodeNotImplemented || r.code == dns.RcodeBadVers
 }
 
 // read reads a reply.
@@ -30,7 +34,7 @@ func (c *Client) read(reply []byte) (r reading) {
 		r.other = true
 		return r
 	case c.config.Check == nil:
-		r.negative = r.code == rcodeName || r.code == rcodeSuccess && binary.BigEndian.Uint16(reply[6:]) == 0
+		r.negative = r.code == dns.RcodeNameError || r.code == dns.RcodeSuccess && binary.BigEndian.Uint16(reply[6:]) == 0
 	default:
 		r.code, r.negative, r.err = c.config.Check(reply)
 	}

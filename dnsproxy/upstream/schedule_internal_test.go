@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/miekg/dns"
 )
 
 const ms = time.Millisecond
@@ -37,7 +39,7 @@ func reply(i int, r reading) event {
 
 func answer(i int) event { return reply(i, reading{}) }
 
-func noAnswer(i int) event { return reply(i, reading{negative: true, code: rcodeName}) }
+func noAnswer(i int) event { return reply(i, reading{negative: true, code: dns.RcodeNameError}) }
 
 func cutReply(i int) event { return reply(i, reading{truncated: true}) }
 
@@ -185,14 +187,14 @@ func TestCopies(t *testing.T) {
 			name: "rule 6: a copy wins once the server has failed", servers: []standing{up, up}, copies: []int{1}, want: "send 1, send 0, wake at 50ms",
 			steps: []step{
 				{1 * ms, answer(1), "wake at 50ms"},
-				{2 * ms, code(0, rcodeServFail), "failure 0, answer of 1, outdone 0"},
+				{2 * ms, code(0, dns.RcodeServerFailure), "failure 0, answer of 1, outdone 0"},
 			},
 		},
 		{
 			name: "rule 6: a copy is waited for once the server has failed", servers: []standing{up, up}, copies: []int{1}, want: "send 1, send 0, wake at 50ms",
 			steps: []step{
-				{1 * ms, code(0, rcodeServFail), "failure 0, wake at 50ms"},
-				{2 * ms, code(1, rcodeRefused), "failure 1, SERVFAIL of 0"},
+				{1 * ms, code(0, dns.RcodeServerFailure), "failure 0, wake at 50ms"},
+				{2 * ms, code(1, dns.RcodeRefused), "failure 1, SERVFAIL of 0"},
 			},
 		},
 		{

@@ -1,6 +1,10 @@
 package upstream
 
-import "time"
+import (
+	"time"
+
+	"github.com/miekg/dns"
+)
 
 // ended ends the query if there is nothing to ask or to wait for: a copy has brought the
 // answer, the reply that is held is the answer, or no server is left. It reports whether the
@@ -49,7 +53,7 @@ func (s *schedule) win(i int, reply []byte, negative bool, now time.Time) {
 		t := &s.tries[j]
 		switch {
 		case j == i:
-		case t.failure != nil && t.code == rcodeRefused && s.options.inOrder():
+		case t.failure != nil && t.code == dns.RcodeRefused && s.options.inOrder():
 			// A server for internal names refuses all others and leaves them to the
 			// servers behind it.
 		case t.failure != nil || t.garbled:

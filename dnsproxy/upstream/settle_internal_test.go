@@ -4,6 +4,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/miekg/dns"
 )
 
 // F3: failures move on to the next server, and the best of them is the last resort.
@@ -13,7 +15,7 @@ func TestFailures(t *testing.T) {
 		{
 			name: "rule 5: moves on at once", servers: []standing{up, up, up}, want: "send 0, wake at 50ms",
 			steps: []step{
-				{1 * ms, code(0, rcodeServFail), "failure 0, send 1, wake at 51ms"},
+				{1 * ms, code(0, dns.RcodeServerFailure), "failure 0, send 1, wake at 51ms"},
 				{2 * ms, malformed(1), "garbled 1, send 2, wake at 52ms"},
 				{3 * ms, answer(2), "answer of 2, outdone 0, outdone 1"},
 			},
@@ -21,14 +23,14 @@ func TestFailures(t *testing.T) {
 		{
 			name: "rule 5: the best failure", servers: []standing{up, up, up}, want: "send 0, wake at 50ms",
 			steps: []step{
-				{1 * ms, code(0, rcodeRefused), "failure 0, send 1, wake at 51ms"},
-				{2 * ms, code(1, rcodeServFail), "failure 1, send 2, wake at 52ms"},
+				{1 * ms, code(0, dns.RcodeRefused), "failure 0, send 1, wake at 51ms"},
+				{2 * ms, code(1, dns.RcodeServerFailure), "failure 1, send 2, wake at 52ms"},
 				{3 * ms, lost(2, syscall.ECONNREFUSED), "SERVFAIL of 1"},
 			},
 		},
 		{
 			name: "rule 5: the others are down", servers: []standing{up, down}, want: "send 0, wake at 50ms",
-			steps: []step{{1 * ms, code(0, rcodeServFail), "failure 0, SERVFAIL of 0"}},
+			steps: []step{{1 * ms, code(0, dns.RcodeServerFailure), "failure 0, SERVFAIL of 0"}},
 		},
 		{
 			name: "rule 5: without any reply those that are down are asked", servers: []standing{up, down}, want: "send 0, wake at 50ms",
@@ -42,37 +44,37 @@ func TestFailures(t *testing.T) {
 			name: "rule 5: what is in flight is waited for", servers: []standing{up, up}, want: "send 0, wake at 50ms",
 			steps: []step{
 				{50 * ms, wake, "hedge 1, send 1, wake at 100ms"},
-				{60 * ms, code(0, rcodeServFail), "failure 0, wake at 100ms"},
+				{60 * ms, code(0, dns.RcodeServerFailure), "failure 0, wake at 100ms"},
 				{70 * ms, answer(1), "answer of 1, outdone 0"},
 			},
 		},
 		{
 			name: "rule 2: REFUSED does not count against a server where rule 12 holds", servers: []standing{up, up}, want: "send 0, wake at 50ms",
 			steps: []step{
-				{1 * ms, code(0, rcodeRefused), "failure 0, send 1, wake at 51ms"},
+				{1 * ms, code(0, dns.RcodeRefused), "failure 0, send 1, wake at 51ms"},
 				{2 * ms, noAnswer(1), "negative answer of 1"},
 			},
 		},
 		{
 			name: "rule 2: elsewhere it does", servers: []standing{up, up}, options: Options{Fastest: true}, want: "send 0, wake at 50ms",
 			steps: []step{
-				{1 * ms, code(0, rcodeRefused), "failure 0, send 1, wake at 51ms"},
+				{1 * ms, code(0, dns.RcodeRefused), "failure 0, send 1, wake at 51ms"},
 				{2 * ms, noAnswer(1), "negative answer of 1, outdone 0"},
 			},
 		},
 		{
 			name: "EDNS is rejected", servers: []standing{up}, want: "send 0, wake at 50ms",
 			steps: []step{
-				{1 * ms, code(0, rcodeFormat), "send 0 plain, wake at 51ms"},
-				{2 * ms, code(0, rcodeFormat), "failure 0, FORMERR of 0"},
+				{1 * ms, code(0, dns.RcodeFormatError), "send 0 plain, wake at 51ms"},
+				{2 * ms, code(0, dns.RcodeFormatError), "failure 0, FORMERR of 0"},
 			},
 		},
 		{
 			name: "EDNS is rejected twice", servers: []standing{up}, want: "send 0, wake at 50ms",
 			steps: []step{
 				{50 * ms, wake, "hedge 0, send 0, wake at 150ms"},
-				{60 * ms, code(0, rcodeNotImp), "send 0 plain, wake at 110ms"},
-				{61 * ms, lateCode(0, rcodeNotImp), "wake at 110ms"},
+				{60 * ms, code(0, dns.RcodeNotImplemented), "send 0 plain, wake at 110ms"},
+				{61 * ms, lateCode(0, dns.RcodeNotImplemented), "wake at 110ms"},
 				{62 * ms, answer(0), "answered plain 0, answer of 0"},
 			},
 		},
@@ -136,8 +138,8 @@ func TestGivingUp(t *testing.T) {
 		{
 			name: "cancelled with a failure", servers: []standing{up, up}, want: "send 0, wake at 50ms",
 			steps: []step{
-				{1 * ms, code(0, rcodeNotImp), "send 0 plain, wake at 51ms"},
-				{2 * ms, code(0, rcodeNotImp), "failure 0, send 1, wake at 52ms"},
+				{1 * ms, code(0, dns.RcodeNotImplemented), "send 0 plain, wake at 51ms"},
+				{2 * ms, code(0, dns.RcodeNotImplemented), "failure 0, send 1, wake at 52ms"},
 				{3 * ms, cancel, "NOTIMP of 0"},
 			},
 		},

@@ -16,6 +16,10 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // The simulation asks virtual servers in virtual time, by the real Exchange.
@@ -32,7 +36,7 @@ func rtt(base time.Duration) behaviour {
 		if random.IntN(20) == 0 {
 			delay += 20*time.Millisecond + time.Duration(random.IntN(100))*time.Millisecond
 		}
-		return delay, rcodeSuccess, false
+		return delay, dns.RcodeSuccess, false
 	}
 }
 
@@ -84,9 +88,9 @@ func (v *virtual) send(a *attempt, packet []byte) {
 		return
 	}
 	reply := slices.Clone(packet)
-	reply[2] |= flagResponse
+	reply[2] |= wire.QR
 	reply[3] |= byte(code)
-	if code == rcodeSuccess {
+	if code == dns.RcodeSuccess {
 		reply[7] = 1 // so many answers, it says
 	}
 	time.AfterFunc(delay, func() { a.end(reply, nil) })
@@ -107,7 +111,7 @@ type strategy struct {
 // viaGroup is how nametap asks.
 func viaGroup(g *Group, _ *rand.Rand) error {
 	reply, _, err := g.Exchange(context.Background(), simQuery, UDPOnly)
-	if err == nil && rcode(reply) != rcodeSuccess {
+	if err == nil && rcode(reply) != dns.RcodeSuccess {
 		return errors.New("a failure")
 	}
 	return err
@@ -150,7 +154,7 @@ func plainAsk(timeout time.Duration, servers ...*server) bool {
 	for range servers {
 		select {
 		case code := <-replies:
-			if code == rcodeSuccess {
+			if code == dns.RcodeSuccess {
 				return true
 			}
 		case <-end.C:
@@ -263,7 +267,7 @@ func TestSimulation(t *testing.T) {
 		{"one dead", []behaviour{dead(near), far}, 2 * time.Second},
 		{"one dead from the start", []behaviour{deadWhile(near, func(time.Duration) bool { return true }), far}, 0},
 		{"flapping, 5 s", []behaviour{deadWhile(near, func(at time.Duration) bool { return at/(5*time.Second)%2 == 1 }), far}, 0},
-		{"one REFUSED", []behaviour{says(near, rcodeRefused), far}, 0},
+		{"one REFUSED", []behaviour{says(near, dns.RcodeRefused), far}, 0},
 		{"both dead for 30 s", []behaviour{deadWhile(near, outage), deadWhile(far, outage)}, back},
 	}
 	var table strings.Builder
@@ -319,7 +323,7 @@ func TestRotate(t *testing.T) {
 		c := NewClient(Config{})
 		defer c.Close()
 		steady := func(rtt time.Duration) behaviour {
-			return func(*rand.Rand, time.Duration) (time.Duration, int, bool) { return rtt, rcodeSuccess, false }
+			return func(*rand.Rand, time.Duration) (time.Duration, int, bool) { return rtt, dns.RcodeSuccess, false }
 		}
 		near, far := steady(2*time.Millisecond), steady(100*time.Millisecond)
 		g, all := group(c, Options{Rotate: true}, near, far, near, near)

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // maxPending is how many attempts a socket has at most. It leaves IDs free to be drawn at
@@ -66,7 +68,7 @@ func (s *socket) removeIf(match func(*attempt) bool) (removed []*attempt) {
 
 // isResponse reports whether a message can be a reply. If not it is counted.
 func (s *socket) isResponse(message []byte) bool {
-	if len(message) < headerLen || message[2]&flagResponse == 0 {
+	if len(message) < wire.HeaderLen || message[2]&wire.QR == 0 {
 		s.server.malformed.Add(1)
 		return false
 	}

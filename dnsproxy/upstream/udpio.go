@@ -6,6 +6,7 @@ import (
 	"net"
 	"unsafe"
 
+	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 )
 
@@ -54,9 +55,9 @@ func (s *udpSocket) read() {
 	client := s.server.client
 	var failure error
 	err := s.raw.Read(func(fd uintptr) bool {
-		buffer, ok := client.buffers.Get().(*[maxMessage]byte)
+		buffer, ok := client.buffers.Get().(*[dns.MaxMsgSize]byte)
 		if !ok {
-			buffer = new([maxMessage]byte)
+			buffer = new([dns.MaxMsgSize]byte)
 		}
 		defer client.buffers.Put(buffer)
 		for {

@@ -4,6 +4,8 @@
 //
 //	names.go    domain names, folded to lower case: what tables and caches are keyed by
 //	special.go  special-use names (RFC 6761)
-//	header.go   offsets and bits of the header, the OPT record
+//	header.go   offsets and bits of the header
+//	opt.go      the OPT record and its options
 //	query.go    a client's query
+//	walk.go     questions, records and compressed names of any message
 package wire

@@ -1,10 +1,6 @@
 package wire
 
-import (
-	"encoding/binary"
-
-	"github.com/miekg/dns"
-)
+import "github.com/miekg/dns"
 
 // HeaderLen is the length of a DNS message's header (RFC 1035, section 4.1.1).
 const HeaderLen = 12
@@ -30,25 +26,8 @@ const (
 	RcodeMask  = 0x0F // in the second
 )
 
-// OPTLen is the length in bytes of an OPT record without options (RFC 6891, section
-// 6.1.2). OPTDO is the DNSSEC OK bit of its TTL field (RFC 3225).
-const (
-	OPTLen = 11
-	OPTDO  = 0x8000
-)
-
 // PointerBits are the two high bits of a compression pointer (RFC 1035, section 4.1.4).
 const PointerBits = 0xC000
-
-// AppendOPT appends an OPT record without options to dst. udpSize is the payload size in
-// bytes, ttl the extended response code, version and flags (RFC 6891, section 6.1.3).
-func AppendOPT(dst []byte, udpSize uint16, ttl uint32) []byte {
-	dst = append(dst, 0)
-	dst = binary.BigEndian.AppendUint16(dst, dns.TypeOPT)
-	dst = binary.BigEndian.AppendUint16(dst, udpSize)
-	dst = binary.BigEndian.AppendUint32(dst, ttl)
-	return binary.BigEndian.AppendUint16(dst, 0)
-}
 
 // AddressLen returns the length in bytes of the data of an A or AAAA record.
 func AddressLen(rrtype uint16) int {

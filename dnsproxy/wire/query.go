@@ -111,26 +111,16 @@ func (q *Query) parseOPT(b []byte) bool {
 	return b[version] == 0 && len(b) == OPTLen+int(binary.BigEndian.Uint16(b[9:])) && q.parseOptions(b[OPTLen:])
 }
 
-// parseOptions parses the EDNS options that b consists of. Cookies (RFC 7873), keepalive
-// (RFC 7828) and padding (RFC 7830) are between a client and its server and mean nothing
-// to the nameservers behind.
+// parseOptions parses the EDNS options that b consists of.
 func (q *Query) parseOptions(b []byte) bool {
 	q.options = false
 	for len(b) > 0 {
-		const optionHeader = 4
-		if len(b) < optionHeader {
+		code, _, rest, ok := CutOption(b)
+		if !ok {
 			return false
 		}
-		switch binary.BigEndian.Uint16(b) {
-		case dns.EDNS0COOKIE, dns.EDNS0TCPKEEPALIVE, dns.EDNS0PADDING:
-		default:
-			q.options = true
-		}
-		next := optionHeader + int(binary.BigEndian.Uint16(b[2:]))
-		if next > len(b) {
-			return false
-		}
-		b = b[next:]
+		q.options = q.options || !HopByHop(code)
+		b = rest
 	}
 	return true
 }

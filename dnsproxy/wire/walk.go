@@ -1,0 +1,261 @@
+package wire
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+)
+
+// The sections of a message, in order (RFC 1035, section 4.1).
+const (
+	QuestionSection = iota
+	AnswerSection
+	AuthoritySection
+	AdditionalSection
+	Sections // their number
+)
+
+// The fixed part of a record, between its owner and its data: type, class, TTL and the
+// length of the data (RFC 1035, section 3.2.1).
+const (
+	FixedLen      = 10
+	ClassOffset   = 2
+	TTLOffset     = 4
+	DataLenOffset = 8
+)
+
+const (
+	labelType = 0xC0 // the bits of a label's first byte that tell a length from a pointer
+	// maxPointers is as many as the longest name can have use for. Without this bound the
+	// names of one message could cost 10^7 steps.
+	maxPointers = (MaxNameLen + 1) / 2
+	// questionFixedLen is the length of a question's type and class.
+	questionFixedLen = 4
+)
+
+var (
+	// ErrShort is the error for a message that ends within a question or a record.
+	ErrShort     = errors.New("the message ends within it")
+	errLabelType = errors.New("a label is of an unknown type")
+	errPointer   = errors.New("a compressed name points elsewhere than at an earlier name")
+)
+
+// Count returns how many questions or records a section has according to the header.
+func Count(msg []byte, section int) int {
+	return int(binary.BigEndian.Uint16(msg[QDCountOffset+2*section:]))
+}
+
+// PutCount sets what Count returns.
+func PutCount(msg []byte, section int, n uint16) {
+	binary.BigEndian.PutUint16(msg[QDCountOffset+2*section:], n)
+}
+
+// PutCounts sets what Count returns for each section.
+func PutCounts(msg []byte, n *[Sections]uint16) {
+	binary.BigEndian.PutUint64(msg[QDCountOffset:], uint64(n[QuestionSection])<<48|
+		uint64(n[AnswerSection])<<32|uint64(n[AuthoritySection])<<16|uint64(n[AdditionalSection]))
+}
+
+// WalkQuestion walks the question at off, whose name must not be compressed, and returns
+// where it ends.
+func WalkQuestion(msg []byte, off int) (end int, err error) {
+	for start := off; ; {
+		next, pointer, err := walkLabel(msg, off)
+		switch {
+		case err != nil:
+			return 0, err
+		case pointer:
+			return 0, errPointer
+		case next-start > MaxNameLen+1:
+			return 0, ErrLongName
+		case next == off+1 && next+questionFixedLen > len(msg):
+			return 0, ErrShort
+		case next == off+1:
+			return next + questionFixedLen, nil
+		}
+		off = next
+	}
+}
+
+// WalkQuestions walks the question section of a message that has a whole header, and returns
+// where it ends.
+func WalkQuestions(msg []byte) (end int, err error) {
+	end = HeaderLen
+	for range Count(msg, QuestionSection) {
+		if end, err = WalkQuestion(msg, end); err != nil {
+			return 0, err
+		}
+	}
+	return end, nil
+}
+
+// EqualQuestions reports whether two questions in wire form differ at most in the case of
+// their names' letters.
+func EqualQuestions(a, b []byte) bool {
+	name := len(a) - questionFixedLen
+	return len(a) == len(b) && name >= 0 && EqualFold(a[:name], b[:name]) && bytes.Equal(a[name:], b[name:])
+}
+
+// EqualFold reports whether two names in wire form are equal when ASCII letters are compared
+// without regard to case (RFC 4343).
+func EqualFold(a, b []byte) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i, c := range a {
+		// Length bytes are at most 63, below 'A', so folding all bytes is safe.
+		if FoldByte(c) != FoldByte(b[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+// A Walker walks the records of a message in order.
+type Walker struct {
+	// Section is the section of the current record. The record begins with its owner at
+	// Owner, has its fixed part at Fixed and ends at End. Spelled is that of [WalkRecord].
+	Section           int
+	Owner, Fixed, End int
+	Spelled           bool
+
+	// Err is why Next has reported false; nil at the end of the message.
+	Err error
+
+	msg  []byte
+	left int // records left in the section
+}
+
+// Walk returns a walker for the records of msg, whose question section ends at questionEnd.
+// It stands before the first record.
+func Walk(msg []byte, questionEnd int) Walker {
+	return Walker{msg: msg, End: questionEnd}
+}
+
+// Next goes to the next record. It reports false after the last one, and if the record is
+// malformed, which sets Err.
+func (w *Walker) Next() bool {
+	for w.left == 0 {
+		if w.Section == AdditionalSection {
+			return false
+		}
+		w.Section++
+		w.left = Count(w.msg, w.Section)
+	}
+	w.left--
+	w.Owner = w.End
+	w.Fixed, w.End, w.Spelled, w.Err = WalkRecord(w.msg, w.End)
+	return w.Err == nil
+}
+
+// Type returns the type of the current record.
+func (w *Walker) Type() uint16 { return binary.BigEndian.Uint16(w.msg[w.Fixed:]) }
+
+// WalkRecord walks the record at off and returns where its fixed part begins and where it
+// ends. spelled reports whether its owner is the first question's name without being just a
+// pointer to it.
+func WalkRecord(msg []byte, off int) (fixed, end int, spelled bool, err error) {
+	const pointer = PointerBits | HeaderLen // to the question's name, as nearly all owners are
+	if off+2 <= len(msg) && binary.BigEndian.Uint16(msg[off:]) == pointer {
+		fixed = off + 2
+	} else if fixed, spelled, err = walkName(msg, off); err != nil {
+		return 0, 0, false, err
+	}
+	if fixed+FixedLen > len(msg) {
+		return 0, 0, false, ErrShort
+	}
+	end = fixed + FixedLen + int(binary.BigEndian.Uint16(msg[fixed+DataLenOffset:]))
+	if end > len(msg) {
+		return 0, 0, false, ErrShort
+	}
+	return fixed, end, spelled, nil
+}
+
+// walkName walks the name at off and returns where it ends. same reports whether it equals
+// the first question's name, without regard to case; the question must have been walked.
+//
+// What a pointer leads to begins and ends before the labels that the pointer follows, so
+// that every walk ends.
+func walkName(msg []byte, off int) (end int, same bool, err error) {
+	same = true
+	start, bound := off, len(msg) // of the labels that off is among
+	for question, length, pointers := HeaderLen, 0, 0; ; {
+		next, pointer, err := walkLabel(msg[:bound], off)
+		if err != nil && pointers > 0 {
+			err = errPointer
+		}
+		if err != nil {
+			return 0, false, err
+		}
+		if pointer {
+			if pointers++; pointers == 1 {
+				end = next
+			}
+			target := pointerTarget(msg, off)
+			if target < HeaderLen || target >= start || pointers > maxPointers {
+				return 0, false, errPointer
+			}
+			off, start, bound = target, target, start
+			continue
+		}
+		n := next - off
+		if length += n; length > MaxNameLen+1 {
+			return 0, false, ErrLongName
+		}
+		same = same && len(msg)-question >= n && EqualFold(msg[question:question+n], msg[off:next])
+		question += n // ignored unless same
+		off = next
+		switch {
+		case n > 1:
+		case pointers > 0:
+			return end, same, nil
+		default:
+			return off, same, nil
+		}
+	}
+}
+
+// walkLabel returns where the label or the pointer at off ends.
+func walkLabel(msg []byte, off int) (next int, pointer bool, err error) {
+	if off >= len(msg) {
+		return 0, false, ErrShort
+	}
+	switch msg[off] & labelType {
+	case 0:
+		next = off + 1 + int(msg[off])
+	case labelType:
+		next, pointer = off+2, true
+	default:
+		return 0, false, errLabelType
+	}
+	if next > len(msg) {
+		return 0, false, ErrShort
+	}
+	return next, pointer, nil
+}
+
+// pointerTarget returns the offset that the pointer at off leads to.
+func pointerTarget(msg []byte, off int) int {
+	return int(binary.BigEndian.Uint16(msg[off:]) &^ PointerBits)
+}
+
+// IsPointer reports whether a compression pointer begins with b, and not a label.
+func IsPointer(b byte) bool { return b&labelType == labelType }
+
+// AppendName appends the name at off, whose record WalkRecord has walked, folded, without
+// pointers, and without the root label.
+func AppendName(dst, msg []byte, off int) []byte {
+	for {
+		switch n := int(msg[off]); {
+		case IsPointer(msg[off]):
+			off = pointerTarget(msg, off)
+		case n == 0:
+			return dst
+		default:
+			for _, c := range msg[off : off+1+n] {
+				dst = append(dst, FoldByte(c))
+			}
+			off += 1 + n
+		}
+	}
+}
