@@ -23,6 +23,7 @@ import (
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
@@ -38,7 +39,7 @@ func config(t *testing.T, xdsAddr string) agent.Config {
 	return agent.Config{
 		DNS: dnsproxy.Config{
 			Addr: "127.0.0.1:0", Namespace: "ns1", Domain: "ns1.svc.cluster.local",
-			ResolvConf: filepath.Join(t.TempDir(), "absent"),
+			Forward: forward.Config{ResolvConf: filepath.Join(t.TempDir(), "absent")},
 		},
 		XDS: nds.Config{Addr: xdsAddr, Plaintext: true, Node: nds.Node{
 			PodName: "web-0", Namespace: "ns1", IPs: []netip.Addr{netip.MustParseAddr("10.1.2.3")},
@@ -250,7 +251,7 @@ func TestDrain(t *testing.T) {
 	control := fakexds.Start(t, fakexds.Options{})
 	control.Push(generation(1))
 	cfg := config(t, control.Addr())
-	cfg.DNS.Upstreams = []upstream.Spec{{Addr: nameserver.Addr}}
+	cfg.DNS.Forward.Upstreams = []upstream.Spec{{Addr: nameserver.Addr}}
 	cfg.Drain = 200 * time.Millisecond
 	a := start(t, cfg)
 	a.await(t, true)
@@ -339,7 +340,7 @@ func TestStatus(t *testing.T) {
 	control := fakexds.Start(t, fakexds.Options{})
 	control.Push(generation(1))
 	cfg := config(t, control.Addr())
-	cfg.DNS.Upstreams = []upstream.Spec{{Addr: netip.MustParseAddrPort("192.0.2.53:53")}}
+	cfg.DNS.Forward.Upstreams = []upstream.Spec{{Addr: netip.MustParseAddrPort("192.0.2.53:53")}}
 	a := start(t, cfg)
 	a.await(t, true)
 	_, body := a.get(t, "/debug/status")

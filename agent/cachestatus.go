@@ -3,7 +3,7 @@ package agent
 import (
 	"net/http"
 
-	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 )
 
 // maxCacheEntries bounds what /debug/cache shows.
@@ -15,9 +15,9 @@ type Flushed struct {
 }
 
 // selection returns which questions of the cache a request is about.
-func selection(r *http.Request) dnsproxy.CacheSelection {
+func selection(r *http.Request) forward.CacheSelection {
 	query := r.URL.Query()
-	return dnsproxy.CacheSelection{Name: query.Get("name"), Suffix: query.Get("suffix")}
+	return forward.CacheSelection{Name: query.Get("name"), Suffix: query.Get("suffix")}
 }
 
 func (s *statusServer) handleCache(w http.ResponseWriter, r *http.Request) {

@@ -8,6 +8,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
@@ -41,7 +42,7 @@ func TestAdditionalRecordsAreLeftOut(t *testing.T) { // A9, F2
 	t.Parallel()
 	for _, referral := range []bool{false, true} {
 		fake := nameserver(t, targets(6, referral))
-		p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
+		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
 		for _, relayed := range []bool{false, true} {
 			for range 2 { // from the nameserver, and from the cache
 				req := question("_http._tcp.example", dns.TypeSRV)

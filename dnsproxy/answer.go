@@ -7,6 +7,7 @@ import (
 
 	"github.com/miekg/dns"
 
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
@@ -43,13 +44,13 @@ type failure struct {
 // failureOf returns the failure for an error of forwarding.
 func failureOf(err error) failure {
 	f := failure{rcode: dns.RcodeServerFailure, code: dns.ExtendedErrorCodeNoReachableAuthority, err: err}
-	var cached cachedFailure
+	var cached forward.CachedFailure
 	switch {
 	case errors.As(err, &cached):
 		f.code = dns.ExtendedErrorCodeCachedError
-	case errors.Is(err, errTooManyQuery), errors.Is(err, errOrigin):
+	case errors.Is(err, forward.ErrTooMany), errors.Is(err, errOrigin):
 		f.code = dns.ExtendedErrorCodeOther
-	case errors.Is(err, errBadReply), errors.Is(err, upstream.ErrMalformed):
+	case errors.Is(err, forward.ErrBadReply), errors.Is(err, upstream.ErrMalformed):
 		f.code = dns.ExtendedErrorCodeInvalidData
 	}
 	return f

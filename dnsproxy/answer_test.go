@@ -10,12 +10,13 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
 func TestHeader(t *testing.T) { // A1
 	t.Parallel()
-	p := start(t, dnsproxy.Config{TTL: 7 * time.Second, ResolvConf: resolvConf(t, "search corp.example")})
+	p := start(t, dnsproxy.Config{TTL: 7 * time.Second, Forward: forward.Config{ResolvConf: resolvConf(t, "search corp.example")}})
 	p.load(t, hosts{"api.example.com": external("192.0.2.1", "2001:db8::1")})
 	for bits := range 32 {
 		req := question("api.example.com.corp.example", []uint16{dns.TypeA, dns.TypeAAAA}[bits&1])
@@ -258,7 +259,7 @@ func TestBadEDNS(t *testing.T) { // A8
 
 func TestSizes(t *testing.T) { // A9
 	t.Parallel()
-	p := start(t, dnsproxy.Config{ResolvConf: resolvConf(t, "search corp.example")})
+	p := start(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: resolvConf(t, "search corp.example")}})
 	many := addrs(1, 150)
 	for i := range 150 {
 		many = append(many, fmt.Sprintf("2001:db8::%x", i+1))

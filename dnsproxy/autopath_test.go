@@ -6,6 +6,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
@@ -71,7 +72,7 @@ func TestAutopathOrder(t *testing.T) { // N5
 		{"corp.example example", "a."},
 		{"example corp.example", "a.corp."},
 	} {
-		p := start(t, dnsproxy.Config{ResolvConf: resolvConf(t, "search "+c.search)})
+		p := start(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: resolvConf(t, "search "+c.search)}})
 		p.load(t, hosts{
 			"a":      external("192.0.2.1"),
 			"a.corp": external("192.0.2.1"),
@@ -89,7 +90,7 @@ func TestSpecialNames(t *testing.T) { // N7
 	alt.AltHosts = []string{"foo.localhost", "invalid"}
 	fake := nameserver(t, fakedns.Answer())
 	p := start(t, dnsproxy.Config{
-		ResolvConf: resolvConf(t, "search corp.example shop.svc.cluster.local"), Upstreams: servers(fake),
+		Forward: forward.Config{ResolvConf: resolvConf(t, "search corp.example shop.svc.cluster.local"), Upstreams: servers(fake)},
 	})
 	p.load(t, hosts{
 		"localhost":                        external("192.0.2.1"),

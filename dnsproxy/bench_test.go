@@ -9,6 +9,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/table"
 )
 
@@ -45,7 +46,7 @@ func BenchmarkNewTable(b *testing.B) {
 // BenchmarkAnswer measures round trips of single queries over UDP.
 func BenchmarkAnswer(b *testing.B) {
 	p := start(b, dnsproxy.Config{
-		Namespace: "shop-1", ResolvConf: resolvConf(b, "search shop-1.svc.cluster.local svc.cluster.local cluster.local"),
+		Namespace: "shop-1", Forward: forward.Config{ResolvConf: resolvConf(b, "search shop-1.svc.cluster.local svc.cluster.local cluster.local")},
 	})
 	h := mesh(10_000)
 	h["*.wild.example.com"] = external("192.0.2.1")

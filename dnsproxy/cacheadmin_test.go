@@ -6,6 +6,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
@@ -13,16 +14,16 @@ import (
 func TestFlushCache(t *testing.T) { // F21
 	t.Parallel()
 	fake := nameserver(t, anywhere("192.0.2.1"))
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
 	names := []string{"a.example", "b.a.example", "xa.example"}
 	for _, c := range []struct {
-		selection dnsproxy.CacheSelection
+		selection forward.CacheSelection
 		asked     int
 	}{
-		{dnsproxy.CacheSelection{Name: "A.example."}, 1},
-		{dnsproxy.CacheSelection{Suffix: "a.example"}, 2},
-		{dnsproxy.CacheSelection{Name: "none.example"}, 0},
-		{dnsproxy.CacheSelection{}, 3},
+		{forward.CacheSelection{Name: "A.example."}, 1},
+		{forward.CacheSelection{Suffix: "a.example"}, 2},
+		{forward.CacheSelection{Name: "none.example"}, 0},
+		{forward.CacheSelection{}, 3},
 	} {
 		for _, name := range names {
 			p.ask(t, name, dns.TypeA)
@@ -42,7 +43,7 @@ func TestFlushCache(t *testing.T) { // F21
 			t.Errorf("after %+v asked %v", c.selection, asked)
 		}
 	}
-	if _, err := p.FlushCache(dnsproxy.CacheSelection{Name: "a", Suffix: "b"}); err == nil {
+	if _, err := p.FlushCache(forward.CacheSelection{Name: "a", Suffix: "b"}); err == nil {
 		t.Error("a name and a suffix are taken")
 	}
 }
@@ -50,12 +51,12 @@ func TestFlushCache(t *testing.T) { // F21
 // A reply in flight when the cache is flushed is not cached.
 func TestQueryInFlightAtFlush(t *testing.T) { // F21, F17
 	t.Parallel()
-	h := newHandover(t, "127.0.56", dnsproxy.Config{UpstreamTimeout: wait.Limit})
+	h := newHandover(t, "127.0.56", dnsproxy.Config{Forward: forward.Config{Timeout: wait.Limit}})
 	h.hold(message(t, dns.RcodeSuccess, "www.example. 900 IN A 192.0.2.1"))
 	first := make(chan string)
 	go func() { first <- outcome(h.ask(t, "www.example", dns.TypeA)) }()
 	wait.Until(t, "the query", func() bool { return h.held.Load() > 0 })
-	if _, err := h.FlushCache(dnsproxy.CacheSelection{Name: "www.example"}); err != nil {
+	if _, err := h.FlushCache(forward.CacheSelection{Name: "www.example"}); err != nil {
 		t.Fatal(err)
 	}
 	h.before.Handle(anywhere("192.0.2.9"))

@@ -9,6 +9,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -18,7 +19,7 @@ func TestCacheAnswers(t *testing.T) { // F8
 	t.Parallel()
 	fake := nameserver(t, fakedns.Answer(
 		"www.example. 300 IN A 192.0.2.1", "www.example. 300 IN TXT here", "api.example. 300 IN A 192.0.2.2"))
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
 	for range 3 {
 		p.converse(t, []dialogue{
 			{"www.example A", "www.example. A 192.0.2.1"},
@@ -46,7 +47,7 @@ func TestCacheAnswers(t *testing.T) { // F8
 func TestCacheCounts(t *testing.T) { // F8, R4
 	t.Parallel()
 	fake := nameserver(t, fakedns.Answer("www.example. 300 IN A 192.0.2.1"))
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
 	for range 3 {
 		p.ask(t, "www.example", dns.TypeA)
 	}
@@ -63,7 +64,7 @@ func TestCacheCounts(t *testing.T) { // F8, R4
 func TestCacheKeepsApart(t *testing.T) { // F8
 	t.Parallel()
 	fake := nameserver(t, fakedns.Answer("www.example. 300 IN A 192.0.2.1"))
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
 	ask := func(do, cd bool) *dns.Msg {
 		req := question("www.example", dns.TypeA).SetEdns0(1232, do)
 		req.CheckingDisabled = cd
@@ -104,7 +105,7 @@ func TestNegativeAnswersAreKept(t *testing.T) { // F8
 		reply.Ns = []dns.RR{soa}
 		return reply
 	})
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
 	for _, c := range []struct {
 		qtype uint16
 		asked int
@@ -124,7 +125,7 @@ func TestNegativeAnswersAreKept(t *testing.T) { // F8
 func TestWithoutCache(t *testing.T) { // F8
 	t.Parallel()
 	fake := nameserver(t, fakedns.Truncate(fakedns.Size(2000)))
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake), CacheSize: -1})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake), CacheSize: -1}})
 	for range 2 {
 		// The nameserver is asked over the client's transport.
 		if resp := p.exchange(t, "udp", withEDNS(question("big.example", dns.TypeTXT), 1232)); !resp.Truncated {
@@ -153,7 +154,7 @@ func TestQuestionsInFlightAreShared(t *testing.T) { // F8
 		return answer(query, network)
 	})
 	other := nameserver(t, fakedns.Silence) // receives the duplicates and retries
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake, other), UpstreamTimeout: wait.Limit})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake, other), Timeout: wait.Limit}})
 	var asking sync.WaitGroup
 	for i := range clients {
 		asking.Go(func() {
@@ -188,13 +189,13 @@ func TestFailuresAreShortlyKept(t *testing.T) { // F8
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()
 			fake := nameserver(t, fakedns.Rcode(rcode))
-			testShortlyKept(t, fake, dnsproxy.Config{Upstreams: servers(fake)}, want)
+			testShortlyKept(t, fake, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}}, want)
 		})
 	}
 	t.Run("silence", func(t *testing.T) {
 		t.Parallel()
 		fake := nameserver(t, fakedns.Silence)
-		testShortlyKept(t, fake, dnsproxy.Config{Upstreams: servers(fake), UpstreamTimeout: 300 * time.Millisecond}, "SERVFAIL")
+		testShortlyKept(t, fake, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake), Timeout: 300 * time.Millisecond}}, "SERVFAIL")
 	})
 }
 
@@ -220,7 +221,7 @@ func testShortlyKept(t *testing.T, fake *fakedns.Server, cfg dnsproxy.Config, wa
 // A nameserver that refuses connections has failed, too, and is not asked for every query.
 func TestUnreachableIsShortlyKept(t *testing.T) { // F8
 	t.Parallel()
-	p := startForwarder(t, dnsproxy.Config{Upstreams: []upstream.Spec{deadServer(t)}})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: []upstream.Spec{deadServer(t)}}})
 	for range 3 {
 		p.converse(t, []dialogue{{"www.example A", "SERVFAIL"}})
 	}
@@ -238,9 +239,9 @@ func TestTTLsAreBounded(t *testing.T) { // F8
 		positive, negative uint32
 	}{
 		{dnsproxy.Config{}, 7 * 86400, 3 * 3600},
-		{dnsproxy.Config{CacheMaxTTL: time.Hour, CacheMaxNegativeTTL: time.Minute}, 3600, 60},
+		{dnsproxy.Config{Forward: forward.Config{CacheMaxTTL: time.Hour, CacheMaxNegativeTTL: time.Minute}}, 3600, 60},
 	} {
-		c.cfg.Upstreams = servers(fake)
+		c.cfg.Forward.Upstreams = servers(fake)
 		p := startForwarder(t, c.cfg)
 		p.ask(t, "www.example", dns.TypeA)
 		p.ask(t, "none.example", dns.TypeA)
@@ -251,7 +252,7 @@ func TestTTLsAreBounded(t *testing.T) { // F8
 			t.Errorf("negative TTL %d, want %d", ttl, c.negative)
 		}
 	}
-	for _, cfg := range []dnsproxy.Config{{CacheMaxTTL: time.Millisecond}, {CacheMaxNegativeTTL: -1}} {
+	for _, cfg := range []dnsproxy.Config{{Forward: forward.Config{CacheMaxTTL: time.Millisecond}}, {Forward: forward.Config{CacheMaxNegativeTTL: -1}}} {
 		if _, err := dnsproxy.New(cfg); err == nil {
 			t.Errorf("%+v is taken", cfg)
 		}
@@ -262,7 +263,7 @@ func TestServeStale(t *testing.T) { // F9
 	t.Parallel()
 	for _, failing := range []fakedns.Handler{fakedns.Silence, fakedns.Rcode(dns.RcodeServerFailure)} {
 		fake := nameserver(t, fakedns.Answer("www.example. 1 IN A 192.0.2.1"))
-		p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
+		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
 		p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})
 		fake.Handle(failing)
 		var resp *dns.Msg
@@ -289,7 +290,7 @@ func TestServeStale(t *testing.T) { // F9
 func TestServeStaleOff(t *testing.T) { // F9
 	t.Parallel()
 	fake := nameserver(t, fakedns.Answer("www.example. 1 IN A 192.0.2.1"))
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake), ServeStale: -1})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake), ServeStale: -1}})
 	p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})
 	fake.Handle(fakedns.Rcode(dns.RcodeServerFailure))
 	wait.Until(t, "SERVFAIL", func() bool { return p.ask(t, "www.example", dns.TypeA).Rcode == dns.RcodeServerFailure })
@@ -299,7 +300,7 @@ func TestServeStaleOff(t *testing.T) { // F9
 func TestRefreshAhead(t *testing.T) { // F8
 	t.Parallel()
 	fake := nameserver(t, fakedns.Answer("www.example. 2 IN A 192.0.2.1"))
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
 	wait.Until(t, "a question of our own accord", func() bool {
 		p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})
 		return float64(len(fake.Queries())) > p.bySource(t, "upstream")
@@ -314,7 +315,7 @@ func TestStaleAtOnce(t *testing.T) { // F9
 		return fakedns.Answer(query.Question[0].Name+" 1 IN A 192.0.2.1")(query, network)
 	}
 	fake := nameserver(t, answer)
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
 	name := func(i int) string { return fmt.Sprintf("www%d.example", i) }
 	for i := range names {
 		p.ask(t, name(i), dns.TypeA)

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
@@ -26,8 +27,8 @@ func TestConfigIsChecked(t *testing.T) { // R7
 		"EDNS UDP size 511":           {EDNSUDPSize: 511},
 		"EDNS UDP size 65535":         {EDNSUDPSize: 65535},
 		"limit of -1 TCP connections": {MaxTCPConns: -1},
-		"limit of -1 queries":         {MaxInflight: -1},
-		"upstream timeout -1s":        {UpstreamTimeout: -time.Second},
+		"limit of -1 queries":         {Forward: forward.Config{MaxInflight: -1}},
+		"upstream timeout -1s":        {Forward: forward.Config{Timeout: -time.Second}},
 		`before-sync "drop"`:          {BeforeSync: "drop"},
 	} {
 		if _, err := dnsproxy.New(cfg); err == nil || !strings.Contains(err.Error(), want) {
@@ -36,7 +37,7 @@ func TestConfigIsChecked(t *testing.T) { // R7
 	}
 	registry := prometheus.NewRegistry()
 	for i := range 2 {
-		_, err := dnsproxy.New(dnsproxy.Config{ResolvConf: resolvConf(t), Registerer: registry})
+		_, err := dnsproxy.New(dnsproxy.Config{Forward: forward.Config{ResolvConf: resolvConf(t)}, Registerer: registry})
 		if (err == nil) != (i == 0) {
 			t.Errorf("server %d on one registry: %v", i+1, err)
 		}
@@ -72,7 +73,7 @@ func TestResolvConf(t *testing.T) { // F5
 		},
 	} {
 		logger, log := newLog()
-		p := newProxy(t, dnsproxy.Config{ResolvConf: resolvConf(t, c.lines...), Logger: logger})
+		p := newProxy(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: resolvConf(t, c.lines...)}, Logger: logger})
 		p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
 		if got := fmt.Sprint(p.Upstreams()); got != c.servers {
 			t.Errorf("%q: nameservers %s, want %s", c.lines, got, c.servers)
@@ -101,7 +102,7 @@ func TestNoResolvConf(t *testing.T) { // F5, F7
 	t.Parallel()
 	for _, path := range []string{t.TempDir() + "/missing", t.TempDir()} {
 		logger, log := newLog()
-		p := start(t, dnsproxy.Config{ResolvConf: path, Logger: logger})
+		p := start(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: path}, Logger: logger})
 		p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
 		p.converse(t, []dialogue{{"web A", "web. A 10.0.0.1"}, {"www.example A", "SERVFAIL"}})
 		if !strings.Contains(log.String(), path) {
@@ -117,7 +118,7 @@ func TestUpstreamsReplaceResolvConf(t *testing.T) { // F5
 		t.Fatal(err)
 	}
 	p := newProxy(t, dnsproxy.Config{
-		ResolvConf: resolvConf(t, "nameserver 10.0.0.10"), Upstreams: []upstream.Spec{want},
+		Forward: forward.Config{ResolvConf: resolvConf(t, "nameserver 10.0.0.10"), Upstreams: []upstream.Spec{want}},
 	})
 	got := p.Upstreams()
 	if len(got) != 1 || got[0] != want {
@@ -134,7 +135,7 @@ func TestMetrics(t *testing.T) { // R4
 	fake := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
 		return new(dns.Msg).SetRcode(query, 15) // not assigned by any RFC
 	})
-	p := start(t, dnsproxy.Config{Upstreams: append(servers(fake), deadServer(t))})
+	p := start(t, dnsproxy.Config{Forward: forward.Config{Upstreams: append(servers(fake), deadServer(t))}})
 	p.load(t, hosts{"api.example.com": external("192.0.2.1")})
 	p.ask(t, "api.example.com", dns.TypeA)
 	p.ask(t, "api.example.com", dns.TypeAAAA)

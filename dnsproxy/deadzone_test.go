@@ -11,6 +11,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -70,7 +71,7 @@ func flood(t *testing.T, p *proxy, pause time.Duration, first int) {
 // F16, F10: names whose zone's servers are silent do not make other names fail.
 func TestDeadZone(t *testing.T) {
 	t.Parallel()
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(nameserver(t, deadZone))})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(nameserver(t, deadZone))}})
 	flood(t, p, 5*time.Millisecond, 400)
 	for i := range 30 {
 		p.converse(t, []dialogue{{fmt.Sprintf("w%d.zone.example A", i), fmt.Sprintf("w%d.zone.example. A 192.0.2.1", i)}})
@@ -81,7 +82,7 @@ func TestDeadZone(t *testing.T) {
 // of queries in flight.
 func TestDeadZonesLeaveRoom(t *testing.T) {
 	t.Parallel()
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(nameserver(t, deadZone)), MaxInflight: 64})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(nameserver(t, deadZone)), MaxInflight: 64}})
 	flood(t, p, 100*time.Microsecond, 2000)
 	for i := range 30 {
 		p.converse(t, []dialogue{{fmt.Sprintf("w%d.zone.example A", i), fmt.Sprintf("w%d.zone.example. A 192.0.2.1", i)}})
@@ -119,7 +120,7 @@ func TestDeadZoneBehindDnsmasq(t *testing.T) {
 		_, _, err := client.Exchange(question("localhost", dns.TypeA), addr.Addr.String())
 		return err == nil
 	})
-	p := startForwarder(t, dnsproxy.Config{Upstreams: []upstream.Spec{addr}})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: []upstream.Spec{addr}}})
 	flood(t, p, 5*time.Millisecond, 400)
 	for i := range 10 {
 		p.converse(t, []dialogue{{fmt.Sprintf("w%d.live.example A", i), fmt.Sprintf("w%d.live.example. A 192.0.2.1", i)}})

@@ -5,6 +5,7 @@ import (
 
 	"github.com/miekg/dns"
 
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
@@ -54,9 +55,9 @@ var (
 // The sources of an answer, as metrics name them.
 const (
 	sourceTable    = "table"
-	sourceCache    = "cache"
-	sourceUpstream = "upstream"
-	sourceSelf     = "self"
+	sourceCache    = forward.SourceCache
+	sourceUpstream = forward.SourceUpstream
+	sourceSelf     = forward.SourceSelf
 )
 
 func (d *decision) source() string {
@@ -100,7 +101,7 @@ func (h *handler) decide(q wire.Question, current *table.Table, s *table.Scratch
 		d := decision{action: actSpecial, match: table.Match{Rule: table.RuleNone}, zone: zone, reason: wire.ErrSpecial}
 		return d.unlessTransfer(q)
 	}
-	local, zone, localOnly := h.suffixes.LocalSearched(q.Name, h.forwarder.routing.Load().search)
+	local, zone, localOnly := h.suffixes.LocalSearched(q.Name, h.forwarder.Search())
 	if !localOnly && h.suffixes.Bypasses(q.Name) {
 		return decision{action: actForward, match: table.Match{Rule: table.RuleNone}, reason: errBypass}
 	}
@@ -151,7 +152,7 @@ func (h *handler) search() []wire.Name {
 	if h.autopath == AutopathOff {
 		return nil
 	}
-	return h.forwarder.routing.Load().search
+	return h.forwarder.Search()
 }
 
 // answersAlways reports whether the table answers a type for every own name.

@@ -53,9 +53,9 @@ type tally map[string]int
 func newWorld(tb testing.TB, cfg Config, search []string) *world {
 	tb.Helper()
 	cfg.Logger = slog.New(slog.DiscardHandler)
-	cfg.ResolvConf = filepath.Join(tb.TempDir(), "resolv.conf")
+	cfg.Forward.ResolvConf = filepath.Join(tb.TempDir(), "resolv.conf")
 	line := "search " + strings.Join(search, " ") + "\n"
-	if err := os.WriteFile(cfg.ResolvConf, []byte(line), 0o600); err != nil {
+	if err := os.WriteFile(cfg.Forward.ResolvConf, []byte(line), 0o600); err != nil {
 		tb.Fatal(err)
 	}
 	server, err := New(cfg)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
@@ -28,10 +29,9 @@ func startExample(upstreams ...upstream.Spec) (server *dnsproxy.Server, stop fun
 		log.Fatal(err)
 	}
 	server, err = dnsproxy.New(dnsproxy.Config{
-		Addr:       "127.0.0.1:0",
-		Namespace:  "shop",
-		ResolvConf: resolvConf,
-		Upstreams:  upstreams,
+		Addr:      "127.0.0.1:0",
+		Namespace: "shop",
+		Forward:   forward.Config{ResolvConf: resolvConf, Upstreams: upstreams},
 	})
 	if err != nil {
 		log.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -46,9 +47,9 @@ func except(suffix string, special, others fakedns.Handler) fakedns.Handler {
 func startWalker(tb testing.TB, handler fakedns.Handler, cfg dnsproxy.Config) (*proxy, *fakedns.Server) {
 	tb.Helper()
 	fake := nameserver(tb, handler)
-	cfg.Upstreams, cfg.Autopath = servers(fake), dnsproxy.AutopathAll
-	if cfg.ResolvConf == "" {
-		cfg.ResolvConf = resolvConf(tb, "search shop.example corp.example lab.example", "options ndots:3")
+	cfg.Forward.Upstreams, cfg.Autopath = servers(fake), dnsproxy.AutopathAll
+	if cfg.Forward.ResolvConf == "" {
+		cfg.Forward.ResolvConf = resolvConf(tb, "search shop.example corp.example lab.example", "options ndots:3")
 	}
 	return startForwarder(tb, cfg), fake
 }
@@ -107,7 +108,7 @@ func TestWalkRootInSearchList(t *testing.T) { // F13, F5
 		". shop.example corp.example": "db.corp.example.",
 	} {
 		conf := resolvConf(t, "search "+search, "options ndots:3")
-		p, _ := startWalker(t, known, dnsproxy.Config{ResolvConf: conf})
+		p, _ := startWalker(t, known, dnsproxy.Config{Forward: forward.Config{ResolvConf: conf}})
 		p.converse(t, []dialogue{{"api.shop.example A", "api.shop.example. CNAME api.corp.example.; api.corp.example. A 192.0.2.3"}})
 		resp := p.ask(t, "db.shop.example", dns.TypeA)
 		if alias, ok := resp.Answer[0].(*dns.CNAME); !ok || alias.Target != want {
@@ -158,7 +159,7 @@ func TestWalkWithDeadZone(t *testing.T) { // F13, F16
 	} {
 		t.Run(dead, func(t *testing.T) {
 			t.Parallel()
-			p, _ := startWalker(t, withSOA(t, "60", except(dead, fakedns.Silence, known)), dnsproxy.Config{UpstreamTimeout: timeout})
+			p, _ := startWalker(t, withSOA(t, "60", except(dead, fakedns.Silence, known)), dnsproxy.Config{Forward: forward.Config{Timeout: timeout}})
 			began := time.Now()
 			p.converse(t, []dialogue{{"db.shop.example A", c.want}})
 			took := time.Since(began)
@@ -174,7 +175,7 @@ func TestWalkFollowsSearchList(t *testing.T) { // F13, F5
 	t.Parallel()
 	path := resolvConf(t, "nameserver 192.0.2.53", "search shop.example corp.example", "options ndots:3")
 	p, _ := startWalker(t, withSOA(t, "600", fakedns.Answer("db.corp.example. 600 IN A 192.0.2.1", "db.lab.example. 600 IN A 192.0.2.2")),
-		dnsproxy.Config{ResolvConf: path})
+		dnsproxy.Config{Forward: forward.Config{ResolvConf: path}})
 	p.converse(t, []dialogue{{"db.shop.example A", "db.shop.example. CNAME db.corp.example.; db.corp.example. A 192.0.2.1"}})
 	for _, c := range []struct{ conf, want string }{
 		{"search shop.example lab.example\noptions ndots:3\n", "db.shop.example. CNAME db.lab.example.; db.lab.example. A 192.0.2.2"},

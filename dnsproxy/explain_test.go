@@ -7,12 +7,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/table"
 )
 
 func TestExplain(t *testing.T) { // R5
 	t.Parallel()
-	p := newProxy(t, dnsproxy.Config{ResolvConf: resolvConf(t, "search corp.example")})
+	p := newProxy(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: resolvConf(t, "search corp.example")}})
 	p.load(t, hosts{
 		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"),
 		"api.example.com":            external("192.0.2.1"),

@@ -10,6 +10,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -47,7 +48,7 @@ func TestFailuresMoveOn(t *testing.T) { // F3
 			return reply
 		})
 		for _, first := range []*fakedns.Server{bad, bare} {
-			p := startForwarder(t, dnsproxy.Config{Upstreams: servers(first, good)})
+			p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, good)}})
 			began := time.Now()
 			p.converse(t, []dialogue{
 				{"www.example A", "www.example. A 192.0.2.1"},
@@ -64,7 +65,7 @@ func TestFailuresMoveOn(t *testing.T) { // F3
 		}
 		// All fail: the client gets the first failure.
 		other := nameserver(t, fakedns.Rcode(dns.RcodeNotAuth))
-		p := startForwarder(t, dnsproxy.Config{Upstreams: append([]upstream.Spec{deadServer(t)}, servers(bad, other)...)})
+		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: append([]upstream.Spec{deadServer(t)}, servers(bad, other)...)}})
 		p.converse(t, []dialogue{{"www.example A", dns.RcodeToString[rcode]}})
 	}
 }
@@ -73,7 +74,7 @@ func TestFirstUsableAnswerWins(t *testing.T) { // F3
 	t.Parallel()
 	first := nameserver(t, fakedns.Answer())
 	second := nameserver(t, fakedns.Answer("www.example. 60 IN A 192.0.2.1"))
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(first, second)})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second)}})
 	p.converse(t, []dialogue{{"www.example A", "NXDOMAIN"}})
 	if asked := first.Queries(); len(asked) != 1 {
 		t.Errorf("the first server was asked: %v", asked)
@@ -86,11 +87,11 @@ func TestDeadServers(t *testing.T) { // F3
 	silent := nameserver(t, fakedns.Silence)
 	dead := deadServer(t)
 	for _, first := range append([]upstream.Spec{dead}, servers(silent)...) {
-		p := startForwarder(t, dnsproxy.Config{Upstreams: append([]upstream.Spec{first}, servers(good)...)})
+		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: append([]upstream.Spec{first}, servers(good)...)}})
 		p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})
 	}
 	// If all servers are dead the query fails at once, also if one is listed twice.
-	p := startForwarder(t, dnsproxy.Config{Upstreams: []upstream.Spec{dead, dead}})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: []upstream.Spec{dead, dead}}})
 	began := time.Now()
 	resp := p.exchange(t, "udp", withEDNS(question("www.example", dns.TypeA), 1232))
 	if e := ede(resp); resp.Rcode != dns.RcodeServerFailure || e == nil ||
@@ -118,7 +119,7 @@ func TestLostReply(t *testing.T) { // F4
 			return answer(query, network)
 		}
 	})
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
 	p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})
 }
 
@@ -126,7 +127,7 @@ func TestDeadline(t *testing.T) { // F4
 	t.Parallel()
 	silent := nameserver(t, fakedns.Silence)
 	for _, timeout := range []time.Duration{300 * time.Millisecond, 2500 * time.Millisecond} {
-		p := startForwarder(t, dnsproxy.Config{UpstreamTimeout: timeout, Upstreams: servers(silent, silent)})
+		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Timeout: timeout, Upstreams: servers(silent, silent)}})
 		began := time.Now()
 		resp := p.exchange(t, "udp", withEDNS(question("www.example", dns.TypeA), 1232))
 		if e := ede(resp); resp.Rcode != dns.RcodeServerFailure || e == nil {
@@ -138,7 +139,7 @@ func TestDeadline(t *testing.T) { // F4
 	}
 	// A server's failure response wins over silence.
 	refuses := nameserver(t, fakedns.Rcode(dns.RcodeRefused))
-	p := startForwarder(t, dnsproxy.Config{UpstreamTimeout: 200 * time.Millisecond, Upstreams: servers(refuses, silent)})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Timeout: 200 * time.Millisecond, Upstreams: servers(refuses, silent)}})
 	p.converse(t, []dialogue{{"www.example A", "REFUSED"}})
 }
 
@@ -169,7 +170,7 @@ func TestWrongReplies(t *testing.T) { // F11
 		send(func(m *dns.Msg) { m.Response = false })
 		send(func(m *dns.Msg) { m.Answer[0].(*dns.A).A = net.IPv4(192, 0, 2, 1) })
 	})
-	p := startForwarder(t, dnsproxy.Config{Upstreams: []upstream.Spec{fake}})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: []upstream.Spec{fake}}})
 	p.converse(t, []dialogue{{"wWw.example A", "wWw.example. A 192.0.2.1"}})
 }
 
@@ -202,7 +203,7 @@ func TestMaxInflight(t *testing.T) { // F10
 		<-release
 		return answer(query, network)
 	})
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake), MaxInflight: 1, UpstreamTimeout: wait.Limit})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake), MaxInflight: 1, Timeout: wait.Limit}})
 	packet, err := question("www.example", dns.TypeA).Pack()
 	if err != nil {
 		t.Fatal(err)
@@ -230,7 +231,7 @@ func TestLongReason(t *testing.T) { // A9
 	for port := range 12 {
 		dead = append(dead, upstream.Spec{Addr: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(port+1))})
 	}
-	p := startForwarder(t, dnsproxy.Config{Upstreams: dead})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: dead}})
 	packet, err := withEDNS(question(strings.Repeat("x.", 127), dns.TypeA), 512).Pack()
 	if err != nil {
 		t.Fatal(err)

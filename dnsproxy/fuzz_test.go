@@ -12,6 +12,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -68,7 +69,7 @@ func FuzzQuery(f *testing.F) { // A10
 		f.Add(packet)
 	}
 	f.Add([]byte{0})
-	p := start(f, dnsproxy.Config{ResolvConf: resolvConf(f, "search corp.example"), Version: "1", ID: "x"})
+	p := start(f, dnsproxy.Config{Forward: forward.Config{ResolvConf: resolvConf(f, "search corp.example")}, Version: "1", ID: "x"})
 	p.load(f, hosts{
 		"web.shop.svc.cluster.local": service("web", "shop", addrs(1, 60)...),
 		"*.wild.example":             external("192.0.2.1", "2001:db8::1"),

@@ -10,6 +10,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -45,7 +46,7 @@ func newHandover(tb testing.TB, network string, cfg dnsproxy.Config) *handover {
 	on53(tb, network+".2", anywhere("192.0.2.2"))
 	tb.Cleanup(h.release)
 	h.path = resolvConf(tb, "nameserver "+network+".1")
-	cfg.ResolvConf = h.path
+	cfg.Forward.ResolvConf = h.path
 	h.proxy = startForwarder(tb, cfg)
 	return h
 }
@@ -106,7 +107,7 @@ func TestQueryInFlightAtChange(t *testing.T) { // F17
 		"without cache": {message(t, dns.RcodeNameError, soa), "NXDOMAIN", -1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := newHandover(t, network, dnsproxy.Config{CacheSize: c.size, UpstreamTimeout: wait.Limit})
+			h := newHandover(t, network, dnsproxy.Config{Forward: forward.Config{CacheSize: c.size, Timeout: wait.Limit}})
 			h.hold(c.late)
 			first := make(chan string)
 			go func() { first <- outcome(h.ask(t, "www.example", dns.TypeA)) }()
@@ -128,7 +129,7 @@ func TestQueryInFlightAtChange(t *testing.T) { // F17
 func TestRefreshInFlightAtChange(t *testing.T) { // F17
 	t.Parallel()
 	const network = "127.0.55"
-	h := newHandover(t, network, dnsproxy.Config{UpstreamTimeout: wait.Limit})
+	h := newHandover(t, network, dnsproxy.Config{Forward: forward.Config{Timeout: wait.Limit}})
 	h.before.Handle(fakedns.Answer("www.example. 2 IN A 192.0.2.1"))
 	h.ask(t, "www.example", dns.TypeA)
 	h.hold(message(t, dns.RcodeSuccess, "www.example. 900 IN A 192.0.2.1"))

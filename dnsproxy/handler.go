@@ -1,6 +1,7 @@
 package dnsproxy
 
 import (
+	"errors"
 	"log/slog"
 	"net/netip"
 	"sync/atomic"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/miekg/dns"
 
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/reply"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
@@ -19,7 +21,7 @@ const holdTimeout = 2 * time.Second
 // A handler answers one query at a time for every goroutine that calls it.
 type handler struct {
 	answerer
-	forwarder  *forwarder
+	forwarder  *forward.Forwarder
 	metrics    *metrics
 	beforeSync BeforeSync
 	autopath   Autopath
@@ -88,11 +90,11 @@ func (h *handler) answer(q *wire.Query, from *arrival) (response []byte, source 
 
 // hold waits for the first table and decides again. What is held counts as in flight.
 func (h *handler) hold(q wire.Question) decision {
-	taken, ok := h.forwarder.acquire(wire.Root) // held is held, whatever the domain
+	release, ok := h.forwarder.Hold()
 	if !ok {
-		return decision{action: actReject, rcode: dns.RcodeServerFailure, reason: errTooManyQuery}
+		return decision{action: actReject, rcode: dns.RcodeServerFailure, reason: forward.ErrTooMany}
 	}
-	defer taken.release()
+	defer release()
 	timer := time.NewTimer(holdTimeout)
 	defer timer.Stop()
 	select {
@@ -110,46 +112,112 @@ func (h *handler) forward(q *wire.Query, d decision, from *arrival) (response []
 	if d.exists(q.Name) {
 		return h.respondNegative(nil, q, negative{dns.RcodeSuccess, d.zone}, limit), sourceSelf
 	}
-	server, err := h.forwarder.elsewhere(from)
-	if err != nil && d.action != actUnknown { // which needs no nameserver
+	server, err := h.elsewhere(from)
+	walk := h.expandable(q)
+	switch {
+	case d.action == actUnknown && (err != nil || server.IsValid() || !walk):
+		// A client of another nameserver walks the search list with that one.
+		return h.respondNegative(nil, q, negative{dns.RcodeNameError, d.zone}, limit), sourceSelf
+	case err != nil:
 		return h.respondFailure(nil, q, failureOf(err)), sourceSelf
 	}
-	if h.forwarder.client.Echo(append([]byte(q.Name), 0), server) {
-		// Refused, since a forwarder that is told nothing asks again.
-		return h.respondFailure(nil, q, failure{dns.RcodeRefused, dns.ExtendedErrorCodeOther, errEcho}), sourceSelf
+	ask := h.question(q, walk)
+	ask.Server, ask.How = server, from.over.how()
+	if isTransfer(q.Type) && from.send != nil {
+		ask.Send = h.sendTransferred(q, from.send)
 	}
-	var found resolution
-	switch {
-	case d.action == actUnknown && (err != nil || server.IsValid() || !h.expandable(q)):
-		// A client of another nameserver walks the search list with that one.
-		found.err = errUnknown
-	case d.action == actUnknown:
-		found = h.forwarder.resolve(h.key(q), from.over)
-	case isTransfer(q.Type) && from.send != nil:
-		found = h.forwarder.transfer(q.AsSent(), q.Name, server, h.sendTransferred(q, from.send))
-	case server.IsValid() || !q.Cacheable():
-		found = h.forwarder.relay(q.AsSent(), q.Name, server, from.over)
-	default:
-		found = h.forwarder.resolve(h.key(q), from.over)
+	if ask.Key.Walk != 0 {
+		ask.Steps = h.steps(q.Question)
 	}
+	found := h.forwarder.Answer(ask)
 	switch {
-	case found.err == errUnknown: //nolint:errorlint // it is ours, and never wrapped
+	case errors.Is(found.Err, forward.ErrAbsent):
 		return h.respondNegative(nil, q, negative{dns.RcodeNameError, d.zone}, limit), sourceSelf
-	case found.err != nil:
-		return h.respondFailure(nil, q, failureOf(found.err)), found.source
-	case d.action == actExists && found.rcode() == dns.RcodeNameError:
+	case errors.Is(found.Err, forward.ErrEcho):
+		// Refused, since a forwarder that gets no answer asks again.
+		return h.respondFailure(nil, q, failure{dns.RcodeRefused, dns.ExtendedErrorCodeOther, found.Err}), found.Source
+	case found.Err != nil:
+		return h.respondFailure(nil, q, failureOf(found.Err)), found.Source
+	case d.action == actExists && found.Rcode() == dns.RcodeNameError:
 		return h.respondOwn(nil, q, d, limit), sourceTable // of no type that has any: NODATA
-	case found.relayed != nil:
-		return reply.Cut(reply.Hop(found.relayed, q.EDNS, h.ednsUDPSize), limit), found.source
+	case found.Relayed != nil:
+		return reply.Cut(reply.Hop(found.Relayed, q.EDNS, h.ednsUDPSize), limit), found.Source
 	}
 	request := h.request(q, limit)
-	return found.reply.Append(nil, &request, found.age), found.source
+	return found.Reply.Append(nil, &request, found.Age), found.Source
 }
 
-// decides says what becomes of a question.
-func (h *handler) decides(q wire.Question) action {
-	d := h.decide(q, h.table.Load(), new(table.Scratch))
-	return d.action
+// question returns a query for the forwarder, with what the cache has for it; walk says that
+// the search list is walked.
+func (h *handler) question(q *wire.Query, walk bool) *forward.Query {
+	ask := &forward.Query{Name: q.Name, Message: q.AsSent(), Cacheable: q.Cacheable()}
+	if ask.Cacheable {
+		ask.Key = h.forwarder.Key(q, walk)
+		h.forwarder.Lookup(ask)
+		if ask.RefreshDue() {
+			h.refresh(ask, q)
+		}
+	}
+	return ask
+}
+
+// refresh asks nameservers for a reply that is about to expire.
+func (h *handler) refresh(ask *forward.Query, q *wire.Query) {
+	if ask.Key.Walk != 0 {
+		ask.Steps = h.steps(q.Question)
+	}
+	h.forwarder.Refresh(ask)
+}
+
+// expandable reports whether the search list is walked for a query, whose name is not in
+// the table: the rules are in the comment of package forward. The CNAME record that the
+// answer begins with is not signed, so clients that validate walk themselves.
+func (h *handler) expandable(q *wire.Query) bool {
+	if h.autopath != AutopathAll || q.DO || q.CD || q.Type != dns.TypeA && q.Type != dns.TypeAAAA {
+		return false
+	}
+	return h.forwarder.StartsWalk(q.Name)
+}
+
+// steps decides on each name of the walk for a question. The question's own name was
+// decided before: it is forwarded, or it is local only.
+func (h *handler) steps(q wire.Question) []forward.Step {
+	names := h.forwarder.WalkNames(q.Name)
+	steps := make([]forward.Step, len(names))
+	current, scratch := h.table.Load(), new(table.Scratch)
+	for i, name := range names {
+		steps[i] = forward.Step{Name: name, Fate: forward.AnsweredHere}
+		d := h.decide(wire.Question{Name: name, Type: q.Type, Class: q.Class}, current, scratch)
+		switch d.action {
+		case actForward:
+			steps[i].Fate = forward.Forwarded
+		case actUnknown:
+			steps[i].Fate = forward.Absent
+		default:
+		}
+	}
+	return steps
+}
+
+// elsewhere returns the nameserver that a captured query goes to: its original destination,
+// unless those of resolv.conf are asked instead. It is not valid if they are, or if the
+// query was not captured.
+func (h *handler) elsewhere(from *arrival) (netip.AddrPort, error) {
+	if from.original == nil {
+		return netip.AddrPort{}, nil
+	}
+	server, err := from.original()
+	if err != nil || !h.forwarder.Elsewhere(server) {
+		return netip.AddrPort{}, err
+	}
+	return server, nil
+}
+
+// mayGoElsewhere reports whether a captured query goes to its original destination, or may
+// do so.
+func (h *handler) mayGoElsewhere(from *arrival) bool {
+	server, err := h.elsewhere(from)
+	return err != nil || server.IsValid()
 }
 
 // sendTransferred returns what sends one message of a zone transfer to the client, with
@@ -166,7 +234,7 @@ func (h *handler) sendTransferred(q *wire.Query, send func([]byte) error) func([
 func (h *handler) request(q *wire.Query, limit int) reply.Request {
 	return reply.Request{
 		Query: q.Packet[:q.QuestionEnd], EDNS: q.EDNS, DO: q.DO,
-		UDPSize: h.ednsUDPSize, KeepAD: h.forwarder.routing.Load().conf.TrustAD, Limit: limit,
+		UDPSize: h.ednsUDPSize, KeepAD: h.forwarder.TrustAD(), Limit: limit,
 	}
 }
 
@@ -233,12 +301,12 @@ func (h *handler) passOn(req *dns.Msg, packet []byte, from *arrival) (response [
 			return h.pack(h.failure(req, failureOf(err)), req, from.over), sourceSelf
 		}
 	}
-	found := h.forwarder.relay(packet, name, server, from.over)
-	if found.err != nil {
-		return h.pack(h.failure(req, failureOf(found.err)), req, from.over), found.source
+	found := h.forwarder.Answer(&forward.Query{Name: name, Message: packet, Server: server, How: from.over.how()})
+	if found.Err != nil {
+		return h.pack(h.failure(req, failureOf(found.Err)), req, from.over), found.Source
 	}
-	relayed := reply.Hop(found.relayed, req.IsEdns0() != nil, h.ednsUDPSize)
-	return reply.Cut(relayed, h.limit(offered(req), from.over)), found.source
+	relayed := reply.Hop(found.Relayed, req.IsEdns0() != nil, h.ednsUDPSize)
+	return reply.Cut(relayed, h.limit(offered(req), from.over)), found.Source
 }
 
 // pack returns a response of ours in wire form, within the bounds of its transport.

@@ -105,8 +105,8 @@ func newProxy(tb testing.TB, cfg dnsproxy.Config) *proxy {
 	if cfg.Namespace == "" {
 		cfg.Namespace = "shop"
 	}
-	if cfg.ResolvConf == "" {
-		cfg.ResolvConf = resolvConf(tb)
+	if cfg.Forward.ResolvConf == "" {
+		cfg.Forward.ResolvConf = resolvConf(tb)
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)

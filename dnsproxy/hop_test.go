@@ -10,6 +10,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
@@ -59,7 +60,7 @@ func TestOPTIsHopByHop(t *testing.T) { // F19, A8, A11
 		reply.Compress = true
 		return reply
 	})
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(server), CacheSize: -1})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(server), CacheSize: -1}})
 	others := optionCodes((&dns.Msg{Extra: []dns.RR{&dns.OPT{Hdr: dns.RR_Header{Rrtype: dns.TypeOPT}, Option: otherOptions()}}}))
 	for _, c := range []struct {
 		name    string
@@ -110,7 +111,7 @@ func TestOPTIsHopByHop(t *testing.T) { // F19, A8, A11
 	}
 	// A client with EDNS gets an OPT record, whether the nameserver supports EDNS or not.
 	old := nameserver(t, fakedns.Answer("www.example. 60 IN A 192.0.2.1"))
-	ignorant := startForwarder(t, dnsproxy.Config{Upstreams: servers(old)})
+	ignorant := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(old)}})
 	req = withEDNS(question("www.example", dns.TypeA), clientSize)
 	req.RecursionDesired = false
 	if resp := ignorant.exchange(t, "udp", req); resp.IsEdns0() == nil || len(resp.Answer) != 1 {
@@ -164,7 +165,7 @@ func TestOPTOfTransfersIsHopByHop(t *testing.T) { // F19
 		_ = listener.Close()
 		t.Log(<-served) // the error of the closed listener
 	})
-	p := startForwarder(t, dnsproxy.Config{Upstreams: []upstream.Spec{{Addr: netip.MustParseAddrPort(listener.Addr().String())}}})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: []upstream.Spec{{Addr: netip.MustParseAddrPort(listener.Addr().String())}}}})
 	packet, err := withEDNS(question("corp.example", dns.TypeAXFR), 4000).Pack()
 	if err != nil {
 		t.Fatal(err)

@@ -144,16 +144,17 @@ func (s *Server) openMissing(ctx context.Context, group *errgroup.Group, missing
 // addListener starts serving a listener in group, or closes it if the server has stopped.
 func (s *Server) addListener(group *errgroup.Group, l listener) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	if s.stopped {
+		s.mu.Unlock()
 		l.close()
 		return
 	}
 	s.listeners = append(s.listeners, l)
 	slices.SortStableFunc(s.listeners, func(a, b listener) int { return cmp.Compare(order(a.addr()), order(b.addr())) })
-	s.handler.metrics.listeners.Set(float64(len(s.listeners)))
-	s.log.Info("a missing DNS listener is open now", "listener", l.addr())
 	group.Go(l.serve)
+	s.mu.Unlock()
+	s.log.Info("a missing DNS listener is open now", "listener", l.addr())
+	s.listenersChanged()
 }
 
 // order is the sort key of listeners: IPv4 before IPv6, UDP before TCP.

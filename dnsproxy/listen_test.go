@@ -14,6 +14,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -175,7 +176,7 @@ func TestShutdown(t *testing.T) { // R1
 		return answer(query, network)
 	})
 	ctx, cancel := context.WithCancel(t.Context())
-	p := startIn(ctx, t, dnsproxy.Config{Upstreams: servers(fake), UpstreamTimeout: wait.Limit})
+	p := startIn(ctx, t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake), Timeout: wait.Limit}})
 	p.load(t, hosts{})
 	packet, err := question("www.example", dns.TypeA).Pack()
 	if err != nil {
@@ -217,7 +218,7 @@ func TestShutdown(t *testing.T) { // R1
 func TestShutdownWhileHeld(t *testing.T) { // R1, C6
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
-	p := startIn(ctx, t, dnsproxy.Config{BeforeSync: dnsproxy.BeforeSyncHold, UpstreamTimeout: time.Millisecond})
+	p := startIn(ctx, t, dnsproxy.Config{BeforeSync: dnsproxy.BeforeSyncHold, Forward: forward.Config{Timeout: time.Millisecond}})
 	packet, err := question("web", dns.TypeA).Pack()
 	if err != nil {
 		t.Fatal(err)

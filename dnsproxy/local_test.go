@@ -6,6 +6,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
@@ -25,7 +26,7 @@ func TestLocalOnlyAncestors(t *testing.T) { // F12, A2
 	for _, autopath := range []dnsproxy.Autopath{dnsproxy.AutopathMesh, dnsproxy.AutopathAll, dnsproxy.AutopathOff} {
 		world := nameserver(t, anywhere("192.0.2.1"))
 		p := start(t, dnsproxy.Config{
-			ResolvConf: expandConf(t), Upstreams: servers(world), Autopath: autopath,
+			Forward: forward.Config{ResolvConf: expandConf(t), Upstreams: servers(world)}, Autopath: autopath,
 			LocalOnly: []string{"cluster.local", "svc.cluster.local", "corp.example", "wild.example", "bank", "svc"},
 		})
 		p.load(t, hosts{
@@ -81,7 +82,7 @@ func TestLocalOnlyAncestors(t *testing.T) { // F12, A2
 func TestLocalOnlyZone(t *testing.T) { // F12, A2
 	t.Parallel()
 	p := start(t, dnsproxy.Config{
-		ResolvConf: expandConf(t), LocalOnly: []string{"svc.cluster.local", "db.example", "10.in-addr.arpa"},
+		Forward: forward.Config{ResolvConf: expandConf(t)}, LocalOnly: []string{"svc.cluster.local", "db.example", "10.in-addr.arpa"},
 	})
 	p.load(t, hosts{
 		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"),
@@ -111,7 +112,7 @@ func TestLocalOnlyWithSearchDomain(t *testing.T) { // F12, N5
 	for _, autopath := range []dnsproxy.Autopath{dnsproxy.AutopathMesh, dnsproxy.AutopathAll, dnsproxy.AutopathOff} {
 		world := nameserver(t, fakedns.Answer())
 		p := start(t, dnsproxy.Config{
-			ResolvConf: expandConf(t), Upstreams: servers(world), Autopath: autopath,
+			Forward: forward.Config{ResolvConf: expandConf(t), Upstreams: servers(world)}, Autopath: autopath,
 			LocalOnly: []string{"svc.cluster.local"}, Bypass: []string{"corp.example", "open.svc.cluster.local"},
 		})
 		if e := explain(t, p, "nope.shop.svc.cluster.local.corp.example A"); e.Source != "self" {

@@ -12,6 +12,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -38,7 +39,7 @@ func (p *proxy) ends(t *testing.T) {
 func TestFullOfQueries(t *testing.T) { // F10, F9, F8, F12, F13, R1
 	t.Parallel()
 	const most = 8
-	meetings(t, dnsproxy.Config{MaxInflight: most, UpstreamTimeout: wait.Limit}, func(m *meeting) {
+	meetings(t, dnsproxy.Config{Forward: forward.Config{MaxInflight: most, Timeout: wait.Limit}}, func(m *meeting) {
 		t := m.t
 		m.fake.Handle(m.world(t, worldAddr, 2))
 		m.agree(t, 0)
@@ -94,7 +95,7 @@ func (p *proxy) closed() bool {
 // shutdown does not wait for the refresh.
 func TestEndWithWorkInBackground(t *testing.T) { // F8, F9, F6, R1
 	t.Parallel()
-	meetings(t, dnsproxy.Config{UpstreamTimeout: 10 * wait.Limit}, func(m *meeting) {
+	meetings(t, dnsproxy.Config{Forward: forward.Config{Timeout: 10 * wait.Limit}}, func(m *meeting) {
 		t := m.t
 		m.fake.Handle(m.world(t, worldAddr, 2))
 		m.ask(t, "www0.example", dns.TypeA)
@@ -118,7 +119,7 @@ func TestEndWithWorkInBackground(t *testing.T) { // F8, F9, F6, R1
 func TestOverloadEndsWithChange(t *testing.T) { // F10, F16, F17
 	t.Parallel()
 	const network = "127.0.56"
-	h := newHandover(t, network, dnsproxy.Config{UpstreamTimeout: wait.Limit})
+	h := newHandover(t, network, dnsproxy.Config{Forward: forward.Config{Timeout: wait.Limit}})
 	h.hold(message(t, dns.RcodeSuccess, "www.example. 900 IN A 192.0.2.1"))
 	defer h.release()
 	conn := h.dial(t, "udp")
@@ -156,7 +157,7 @@ func TestLoopEndsWithChange(t *testing.T) { // F6, F17
 func TestChangeWhileEnding(t *testing.T) { // F17, R1
 	t.Parallel()
 	const network = "127.0.58"
-	h := newHandover(t, network, dnsproxy.Config{UpstreamTimeout: wait.Limit})
+	h := newHandover(t, network, dnsproxy.Config{Forward: forward.Config{Timeout: wait.Limit}})
 	var late atomic.Int64
 	released := make(chan struct{})
 	release := sync.OnceFunc(func() { close(released) })
@@ -170,7 +171,7 @@ func TestChangeWhileEnding(t *testing.T) { // F17, R1
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	conf := resolvConf(t, "nameserver "+network+".1")
-	h.proxy = startIn(ctx, t, dnsproxy.Config{ResolvConf: conf, UpstreamTimeout: wait.Limit})
+	h.proxy = startIn(ctx, t, dnsproxy.Config{Forward: forward.Config{ResolvConf: conf, Timeout: wait.Limit}})
 	h.load(t, hosts{})
 	var asking sync.WaitGroup
 	ask := func(want string) {
@@ -199,7 +200,7 @@ func TestChangeWhileEnding(t *testing.T) { // F17, R1
 func TestStaleEndsWithChange(t *testing.T) { // F9, F17
 	t.Parallel()
 	const network = "127.0.59"
-	h := newHandover(t, network, dnsproxy.Config{UpstreamTimeout: 2 * time.Second})
+	h := newHandover(t, network, dnsproxy.Config{Forward: forward.Config{Timeout: 2 * time.Second}})
 	after := on53(t, network+".3", fakedns.Silence)
 	h.before.Handle(fakedns.Answer("www.example. 1 IN A 192.0.2.1"))
 	h.ask(t, "www.example", dns.TypeA)

@@ -13,6 +13,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -142,15 +143,15 @@ func newMeeting(t *testing.T, over string, cfg dnsproxy.Config) *meeting {
 			t.Fatal(err)
 		}
 		t.Cleanup(fake.Close)
-		m.fake, cfg.UpstreamRootCA = fake, filepath.Join(t.TempDir(), "ca.pem")
-		writeFile(t, cfg.UpstreamRootCA, string(authority))
+		m.fake, cfg.Forward.RootCA = fake, filepath.Join(t.TempDir(), "ca.pem")
+		writeFile(t, cfg.Forward.RootCA, string(authority))
 		spec.TLS, spec.ServerName = true, "dns.example"
 	} else {
 		m.fake = nameserver(t, fakedns.Silence)
 	}
 	m.fake.Handle(m.world(t, worldAddr, 300))
 	spec.Addr = m.fake.Addr
-	cfg.ResolvConf, cfg.Upstreams = m.conf, []upstream.Spec{spec}
+	cfg.Forward.ResolvConf, cfg.Forward.Upstreams = m.conf, []upstream.Spec{spec}
 	cfg.Autopath, cfg.Bypass, cfg.LocalOnly = dnsproxy.AutopathAll, []string{"open.example"}, []string{"secret.example", "svc.cluster.local"}
 	ctx, cancel := context.WithCancel(t.Context())
 	m.cancel = cancel
@@ -188,7 +189,7 @@ func (m *meeting) agree(t *testing.T, n int) {
 // shutdown, which begins meanwhile, loses no query.
 func TestNamesInFlight(t *testing.T) { // F8, F6, F12, F13, F15, R1
 	t.Parallel()
-	meetings(t, dnsproxy.Config{UpstreamTimeout: wait.Limit}, func(m *meeting) {
+	meetings(t, dnsproxy.Config{Forward: forward.Config{Timeout: wait.Limit}}, func(m *meeting) {
 		t := m.t
 		const clients = 30
 		m.agree(t, 1) // fills the cache

@@ -8,6 +8,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
@@ -15,7 +16,7 @@ import (
 // are still answered, and when the first ones have ended others are forwarded.
 func TestLongQueriesInFlight(t *testing.T) { // F20, F10
 	silent := nameserver(t, fakedns.Silence)
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(silent)})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(silent)}})
 	req := withEDNS(question("www.example", dns.TypeA), 1232)
 	req.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_LOCAL{Code: dns.EDNS0LOCALSTART, Data: make([]byte, 50_000)}}
 	const connections, queries = 300, 20

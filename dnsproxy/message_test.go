@@ -14,6 +14,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -75,7 +76,7 @@ func TestDropped(t *testing.T) { // A10
 func TestClasses(t *testing.T) { // A10
 	t.Parallel()
 	fake := nameserver(t, fakedns.Answer())
-	p := start(t, dnsproxy.Config{Version: "nametap 1.2", ID: "web-0", Upstreams: servers(fake)})
+	p := start(t, dnsproxy.Config{Version: "nametap 1.2", ID: "web-0", Forward: forward.Config{Upstreams: servers(fake)}})
 	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
 	ask := func(name string, qtype, class uint16) *dns.Msg {
 		req := withEDNS(question(name, qtype), 1232)
@@ -124,7 +125,7 @@ func TestOtherOpcodes(t *testing.T) { // A11
 		reply.Question = nil // RFC 2136, section 3.8
 		return reply
 	})
-	p := start(t, dnsproxy.Config{Upstreams: servers(fake)})
+	p := start(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
 	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
 	rr, err := dns.NewRR("web.shop.svc.cluster.local. 60 IN A 192.0.2.1")
 	if err != nil {

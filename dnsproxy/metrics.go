@@ -2,32 +2,25 @@ package dnsproxy
 
 import (
 	"strings"
-	"time"
 
 	"github.com/miekg/dns"
 	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/nametap/nametap/dnsproxy/upstream"
 )
 
-// metrics are the metrics of a Server; docs/metrics.md describes them for operators.
+// metrics are the metrics of a Server, except those of its Forwarder; docs/metrics.md
+// describes them for operators.
 type metrics struct {
-	// These have the names of Istio's agent, so that its dashboards keep working.
-	requests         prometheus.Counter
-	upstreamDuration prometheus.Histogram
+	requests prometheus.Counter // has the name of Istio's agent, so that its dashboards keep working
 
-	queries          *prometheus.CounterVec // type, protocol, rcode, source
-	answers          [transports]map[string]answerCounters
-	direct           prometheus.Counter
-	originErrors     prometheus.Counter
-	overflows        prometheus.Counter
-	resolvConfErrors prometheus.Counter
-	dropped          prometheus.Counter
-	hosts            prometheus.Gauge
-	skipped          prometheus.Gauge
-	buildDuration    prometheus.Histogram
-	listeners        prometheus.Gauge
-	listenerErrors   prometheus.Counter
+	queries        *prometheus.CounterVec // type, protocol, rcode, source
+	answers        [transports]map[string]answerCounters
+	originErrors   prometheus.Counter
+	dropped        prometheus.Counter
+	hosts          prometheus.Gauge
+	skipped        prometheus.Gauge
+	buildDuration  prometheus.Histogram
+	listeners      prometheus.Gauge
+	listenerErrors prometheus.Counter
 }
 
 // newMetrics makes the metrics.
@@ -35,23 +28,12 @@ func newMetrics() *metrics {
 	m := &metrics{
 		requests: counter("istio_agent_dns_requests_total",
 			"DNS requests received."),
-		upstreamDuration: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name:    "istio_agent_dns_upstream_request_duration_seconds",
-			Help:    "Time until a nameserver's reply.",
-			Buckets: []float64{.001, .005, .01, .1, 1, 5},
-		}),
 		queries: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "nametap_dns_queries_total",
 			Help: "DNS queries answered, by type, protocol (udp, tcp), rcode and source (table, cache, upstream, self).",
 		}, []string{"type", "protocol", "rcode", "source"}),
-		direct: counter("nametap_dns_original_destination_total",
-			"Messages forwarded to their original destination."),
 		originErrors: counter("nametap_dns_original_destination_errors_total",
 			"Failed lookups of the original destination of a captured query; each is retried."),
-		overflows: counter("nametap_dns_overflows_total",
-			"Queries refused because --max-inflight queries were in flight."),
-		resolvConfErrors: counter("nametap_resolv_conf_errors_total",
-			"Times that resolv.conf became unusable; the previous nameservers stay in use."),
 		dropped: counter("nametap_dns_dropped_total",
 			"Packets dropped without an answer: not a query, or too short for a header."),
 		hosts:   gauge("nametap_table_hosts", "Hosts in the table, wildcards included."),
@@ -81,13 +63,8 @@ func (h *handler) register(registry prometheus.Registerer) error {
 	}
 	m := h.metrics
 	for _, c := range []prometheus.Collector{
-		m.requests, m.upstreamDuration, m.queries, m.direct, m.originErrors, m.overflows, m.resolvConfErrors, m.dropped,
+		m.requests, m.queries, m.originErrors, m.dropped,
 		m.hosts, m.skipped, m.buildDuration, m.listeners, m.listenerErrors,
-		newUpstreamCollector(h.forwarder),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "nametap_dns_inflight",
-			Help: "Queries that wait for nameservers or for the first table.",
-		}, func() float64 { return float64(h.forwarder.slots.taken()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "nametap_table_collisions",
 			Help: "Names that two entries of the table claim.",
@@ -106,11 +83,6 @@ func (h *handler) collisions() float64 {
 		return float64(len(table.Collisions()))
 	}
 	return 0
-}
-
-// observeUpstream records the time until a nameserver's reply.
-func (m *metrics) observeUpstream(_ upstream.Spec, rtt time.Duration) {
-	m.upstreamDuration.Observe(rtt.Seconds())
 }
 
 func counter(name, help string) prometheus.Counter {

@@ -7,6 +7,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
@@ -17,8 +18,8 @@ func startMesh(t *testing.T, h hosts) (*proxy, *fakedns.Server) {
 	t.Helper()
 	fake := nameserver(t, fakedns.Answer())
 	p := start(t, dnsproxy.Config{
-		ResolvConf: resolvConf(t, "search shop.svc.cluster.local svc.cluster.local Cluster.Local corp.example"),
-		Upstreams:  servers(fake),
+		Forward: forward.Config{ResolvConf: resolvConf(t, "search shop.svc.cluster.local svc.cluster.local Cluster.Local corp.example"),
+			Upstreams: servers(fake)},
 	})
 	p.load(t, h)
 	return p, fake
@@ -111,7 +112,7 @@ func TestShortNames(t *testing.T) { // N2
 
 func TestNoNamespace(t *testing.T) { // N2
 	t.Parallel()
-	server, err := dnsproxy.New(dnsproxy.Config{ResolvConf: resolvConf(t)})
+	server, err := dnsproxy.New(dnsproxy.Config{Forward: forward.Config{ResolvConf: resolvConf(t)}})
 	if err != nil {
 		t.Fatal(err)
 	}

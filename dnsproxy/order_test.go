@@ -9,6 +9,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
@@ -29,11 +30,11 @@ func internal(query *dns.Msg, network string) *dns.Msg { return deadZone(query, 
 // NXDOMAIN.
 func TestOrder(t *testing.T) {
 	t.Parallel()
-	for order, wantNXDOMAIN := range map[dnsproxy.Order]bool{"": false, dnsproxy.OrderStrict: false, dnsproxy.OrderFastest: true} {
+	for order, wantNXDOMAIN := range map[forward.Order]bool{"": false, forward.OrderStrict: false, forward.OrderFastest: true} {
 		t.Run(string(order), func(t *testing.T) {
 			t.Parallel()
 			first, second := slowly(t, internal, 120*time.Millisecond), nameserver(t, fakedns.Answer())
-			p := startForwarder(t, dnsproxy.Config{Upstreams: servers(first, second), Order: order})
+			p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second), Order: order}})
 			nxdomain := 0
 			for i := range 40 {
 				switch resp := p.ask(t, fmt.Sprintf("w%d.corp.example", i), dns.TypeA); {
@@ -65,7 +66,7 @@ func TestOrderNoData(t *testing.T) {
 		}
 		return fakedns.Delay(time.Second)(r, packets)
 	})
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(first, second)})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second)}})
 	p.converse(t, []dialogue{
 		{"w.example A", "w.example. A 192.0.2.1"},
 		{"fast.example A", "fast.example. A 192.0.2.2"},
@@ -79,11 +80,11 @@ func TestOrderFirstIsDead(t *testing.T) {
 		"silent": nameserver(t, fakedns.Silence), "fails": nameserver(t, fakedns.Rcode(dns.RcodeServerFailure)),
 	} {
 		second := nameserver(t, fakedns.Answer())
-		p := startForwarder(t, dnsproxy.Config{Upstreams: servers(first, second)})
+		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second)}})
 		for i := range 10 {
 			began := time.Now()
 			p.converse(t, []dialogue{{fmt.Sprintf("w%d.example A", i), "NXDOMAIN"}})
-			if took := time.Since(began); took > dnsproxy.DefaultUpstreamTimeout/2 {
+			if took := time.Since(began); took > forward.DefaultTimeout/2 {
 				t.Errorf("the first server is %s: NXDOMAIN took %s", name, took)
 			}
 		}
@@ -102,7 +103,7 @@ func TestOrderFirstKnowsItsOwnNames(t *testing.T) {
 			t.Parallel()
 			first := nameserver(t, except("corp.example.", own, fakedns.Rcode(rcode)))
 			second := nameserver(t, except("corp.example.", public, internal))
-			p := startForwarder(t, dnsproxy.Config{Upstreams: servers(first, second)})
+			p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second)}})
 			for i := range 10 {
 				p.converse(t, []dialogue{{fmt.Sprintf("w%d.example A", i), fmt.Sprintf("w%d.example. A 192.0.2.1", i)}})
 			}
@@ -131,7 +132,7 @@ func TestOrderNegativeIsUnsure(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			second := withSOA(t, "3600", fakedns.Answer("six.example. 60 IN AAAA 2001:db8::1"))
-			p := startForwarder(t, dnsproxy.Config{Upstreams: servers(nameserver(t, c.first), nameserver(t, second))})
+			p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(nameserver(t, c.first), nameserver(t, second))}})
 			for _, qname := range []string{"git.example", "six.example"} {
 				for _, from := range []string{"a nameserver", "the cache"} {
 					resp := p.ask(t, qname, dns.TypeA)
@@ -157,7 +158,7 @@ func TestOrderFirstWithoutTCP(t *testing.T) {
 		reply.Truncated = query.Question[0].Name == "big.example."
 		return reply
 	})
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(first, nameserver(t, fakedns.Answer()))})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, nameserver(t, fakedns.Answer()))}})
 	p.converse(t, []dialogue{{"git.example A", "git.example. A 10.0.0.1"}})
 	for range 2 {
 		if resp := p.ask(t, "big.example", dns.TypeA); !resp.Truncated {

@@ -6,6 +6,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 )
 
 // byRcode returns the number of queries answered with a response code from a source.
@@ -39,7 +40,7 @@ func TestExtendedRcodesAreCounted(t *testing.T) { // R4, A8
 		reply := new(dns.Msg).SetRcode(query, dns.RcodeBadCookie)
 		return reply.SetEdns0(1232, false)
 	})
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake), CacheSize: -1})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake), CacheSize: -1}})
 	req := withEDNS(question("web", dns.TypeA), 1232)
 	req.IsEdns0().SetVersion(1)
 	for _, network := range []string{"udp", "tcp"} {

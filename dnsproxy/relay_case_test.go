@@ -10,6 +10,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
@@ -31,7 +32,7 @@ func TestRelayedCase(t *testing.T) {
 		got = append(got, r.Wire)
 		return packets
 	})
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake), MixCase: true})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake), MixCase: true}})
 	unsigned := question("wWw.A-long-Name-with-many-Letters.eXample", dns.TypeA)
 	unsigned.RecursionDesired = false
 	update := new(dns.Msg).SetUpdate("eXample.")

@@ -10,6 +10,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
@@ -64,7 +65,7 @@ func TestReplyIsUpstreams(t *testing.T) { // F1
 			return reply
 		})
 		p := startForwarder(t, dnsproxy.Config{
-			ResolvConf: resolvConf(t, "options trust-ad"), Upstreams: servers(fake), CacheSize: -1,
+			Forward: forward.Config{ResolvConf: resolvConf(t, "options trust-ad"), Upstreams: servers(fake), CacheSize: -1},
 		})
 		for _, network := range []string{"udp", "tcp"} {
 			req := question("aLiAs.example.org", dns.TypeANY)
@@ -91,7 +92,7 @@ func TestQueryIsClients(t *testing.T) { // F1
 		got <- query.Copy()
 		return new(dns.Msg).SetReply(query)
 	})
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
 	req := question("wWw.example.org", 65280).SetEdns0(1400, true)
 	req.CheckingDisabled, req.RecursionDesired = true, false
 	req.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_LOCAL{Code: 65001, Data: []byte{1}}}
@@ -131,7 +132,7 @@ func TestLargeReplies(t *testing.T) { // F2
 	t.Parallel()
 	for _, n := range []int{6, 20, 45, 300, 600} { // 0.6 to 58 kB
 		fake := nameserver(t, manyTexts(n))
-		p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
+		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
 		for _, edns := range []uint16{0, 1232} {
 			req := question("big.example", dns.TypeTXT)
 			limit := dns.MinMsgSize
@@ -172,7 +173,7 @@ func TestTruncatedReplies(t *testing.T) { // F2
 		}
 		return reply
 	})
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
 	if resp := p.exchange(t, "tcp", question("big.example", dns.TypeTXT)); resp.Truncated || len(resp.Answer) != 20 {
 		t.Errorf("TC=%v, %d records", resp.Truncated, len(resp.Answer))
 	}
@@ -188,7 +189,7 @@ func TestTruncatedReplies(t *testing.T) { // F2
 		packet[2] |= 2                 // TC
 		reply(packet[:dns.MinMsgSize]) // cuts within a record, as some servers do
 	})
-	p = startForwarder(t, dnsproxy.Config{Upstreams: []upstream.Spec{udpOnly}})
+	p = startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: []upstream.Spec{udpOnly}}})
 	if resp := p.ask(t, "big.example", dns.TypeTXT); !resp.Truncated || resp.Rcode != dns.RcodeSuccess {
 		t.Errorf("want a reply with TC:\n%v", resp)
 	}

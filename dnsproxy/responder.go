@@ -3,8 +3,10 @@ package dnsproxy
 import (
 	"github.com/miekg/dns"
 
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/reply"
 	"github.com/nametap/nametap/dnsproxy/table"
+	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
@@ -26,12 +28,21 @@ func (t transport) String() string {
 	return "tcp"
 }
 
+// how returns how nameservers are asked as the client asked.
+func (t transport) how() upstream.How {
+	if t == overTCP {
+		return upstream.TCPOnly
+	}
+	return upstream.UDPOnly
+}
+
 // A responder answers own names, wire form in and wire form out, for one reader
 // at a time: it keeps the buffers that this takes, so that no query allocates.
 type responder struct {
 	handler *handler
 	query   wire.Query
 	scratch table.Scratch
+	ask     forward.Query
 	// elsewhere reports whether the query was captured on its way to a nameserver that
 	// the cache does not speak for. It may ask the kernel; nil says that no query was.
 	elsewhere func() bool
@@ -76,22 +87,27 @@ func (r *responder) respond(dst, packet []byte, over transport) (response []byte
 // respondCached is respond for a name that is not the table's.
 func (r *responder) respondCached(dst []byte, over transport) (response []byte, ok bool) {
 	q, h := &r.query, r.handler
-	var found resolution
+	r.ask = forward.Query{Name: q.Name, Cacheable: q.Cacheable()}
+	var found forward.Result
 	if q.Cacheable() {
-		found, ok = h.forwarder.tryCached(h.key(q))
+		r.ask.Key = h.forwarder.Key(q, h.expandable(q))
+		found, ok = h.forwarder.Lookup(&r.ask)
+		if r.ask.RefreshDue() {
+			h.refresh(&r.ask, q)
+		}
 		// What has expired is good enough if the query cannot be handed on.
-		ok = ok || r.full && found.reply != nil
-		if ok && found.err == nil && !r.goesElsewhere() {
-			h.metrics.countAnswer(q.Type, over, found.reply.Rcode(), sourceCache)
+		ok = ok || r.full && found.Reply != nil
+		if ok && found.Err == nil && !r.goesElsewhere() {
+			h.metrics.countAnswer(q.Type, over, found.Reply.Rcode(), sourceCache)
 			request := h.request(q, h.limit(q.UDPSize, over))
-			return found.reply.Append(dst, &request, found.age), true
+			return found.Reply.Append(dst, &request, found.Age), true
 		}
 	}
-	if r.full || found.reply == nil && found.err == nil && h.forwarder.overloaded(q.Name) && !r.goesElsewhere() {
+	if r.full || found.Reply == nil && found.Err == nil && h.forwarder.Overloaded(&r.ask) && !r.goesElsewhere() {
 		// Said here, since a goroutine for each would cost what own names need.
-		h.metrics.overflows.Inc()
+		h.forwarder.Overflow()
 		h.metrics.countAnswer(q.Type, over, dns.RcodeServerFailure, sourceSelf)
-		return h.respondFailure(dst, q, failureOf(errTooManyQuery)), true
+		return h.respondFailure(dst, q, failureOf(forward.ErrTooMany)), true
 	}
 	return dst, false
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
@@ -34,11 +35,11 @@ func TestRoutes(t *testing.T) { // F12
 	t.Parallel()
 	world, corp, lab := nameserver(t, anywhere("192.0.2.1")), nameserver(t, anywhere("192.0.2.2")), nameserver(t, anywhere("192.0.2.3"))
 	p := startForwarder(t, dnsproxy.Config{
-		Upstreams: servers(world),
-		Routes: []dnsproxy.Route{
-			{Suffix: "Corp.example.", Servers: servers(corp)},
-			{Suffix: "lab.corp.example", Servers: servers(lab)},
-		},
+		Forward: forward.Config{Upstreams: servers(world),
+			Routes: []forward.Route{
+				{Suffix: "Corp.example.", Servers: servers(corp)},
+				{Suffix: "lab.corp.example", Servers: servers(lab)},
+			}},
 	})
 	p.converse(t, []dialogue{
 		{"www.example A", "www.example. A 192.0.2.1"},
@@ -53,8 +54,8 @@ func TestRoutes(t *testing.T) { // F12
 		t.Errorf("the world was asked %v", world.Queries())
 	}
 	for _, cfg := range []dnsproxy.Config{
-		{Routes: []dnsproxy.Route{{Suffix: "corp..example", Servers: servers(corp)}}},
-		{Routes: []dnsproxy.Route{{Suffix: "corp.example"}}},
+		{Forward: forward.Config{Routes: []forward.Route{{Suffix: "corp..example", Servers: servers(corp)}}}},
+		{Forward: forward.Config{Routes: []forward.Route{{Suffix: "corp.example"}}}},
 		{Bypass: []string{"*.corp.example"}},
 		{LocalOnly: []string{""}},
 	} {
@@ -67,7 +68,7 @@ func TestRoutes(t *testing.T) { // F12
 func TestBypass(t *testing.T) { // F12
 	t.Parallel()
 	world := nameserver(t, anywhere("192.0.2.1"))
-	p := start(t, dnsproxy.Config{Upstreams: servers(world), Bypass: []string{"shop.svc.cluster.local"}})
+	p := start(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(world)}, Bypass: []string{"shop.svc.cluster.local"}})
 	bypassed := []dialogue{{"web.shop.svc.cluster.local A", "web.shop.svc.cluster.local. A 192.0.2.1"}}
 	p.converse(t, bypassed) // also before there is a table
 	p.load(t, hosts{
@@ -84,7 +85,7 @@ func TestLocalOnly(t *testing.T) { // F12
 	t.Parallel()
 	world := nameserver(t, anywhere("192.0.2.1"))
 	p := start(t, dnsproxy.Config{
-		Upstreams: servers(world), LocalOnly: []string{"svc.cluster.local", "db.example.com"}, TTL: 7 * time.Second,
+		Forward: forward.Config{Upstreams: servers(world)}, LocalOnly: []string{"svc.cluster.local", "db.example.com"}, TTL: 7 * time.Second,
 	})
 	p.load(t, hosts{
 		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"),
@@ -136,7 +137,7 @@ func TestAutopathAll(t *testing.T) { // F13
 		return reply
 	})
 	p := startForwarder(t, dnsproxy.Config{
-		ResolvConf: expandConf(t), Upstreams: servers(fake), Autopath: dnsproxy.AutopathAll,
+		Forward: forward.Config{ResolvConf: expandConf(t), Upstreams: servers(fake)}, Autopath: dnsproxy.AutopathAll,
 	})
 	for range 2 {
 		p.converse(t, []dialogue{
@@ -169,8 +170,8 @@ func TestAutopathAllLocalOnly(t *testing.T) { // F12, F13
 	t.Parallel()
 	fake := nameserver(t, fakedns.Answer("www.example.org. 60 IN A 192.0.2.1"))
 	p := startForwarder(t, dnsproxy.Config{
-		ResolvConf: resolvConf(t, "search shop.svc.cluster.local svc.cluster.local cluster.local", "options ndots:5"),
-		Upstreams:  servers(fake), Autopath: dnsproxy.AutopathAll, LocalOnly: []string{"cluster.local"},
+		Forward: forward.Config{ResolvConf: resolvConf(t, "search shop.svc.cluster.local svc.cluster.local cluster.local", "options ndots:5"),
+			Upstreams: servers(fake)}, Autopath: dnsproxy.AutopathAll, LocalOnly: []string{"cluster.local"},
 	})
 	p.converse(t, []dialogue{
 		{"www.example.org.shop.svc.cluster.local A",
@@ -193,7 +194,7 @@ func TestAutopathOff(t *testing.T) { // F13
 		dnsproxy.AutopathMesh: "web.corp.example. CNAME web.shop.svc.cluster.local.; web.shop.svc.cluster.local. A 10.0.0.1",
 		dnsproxy.AutopathOff:  "NXDOMAIN",
 	} {
-		p := startForwarder(t, dnsproxy.Config{ResolvConf: expandConf(t), Upstreams: servers(fake), Autopath: autopath})
+		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: expandConf(t), Upstreams: servers(fake)}, Autopath: autopath})
 		p.converse(t, []dialogue{
 			{"web.corp.example A", want},
 			{"www.example.org.shop.svc.cluster.local A", "NXDOMAIN"},
@@ -208,7 +209,7 @@ func TestResolvConfIsWatched(t *testing.T) { // F5
 	t.Parallel()
 	path := resolvConf(t, "nameserver 192.0.2.53", "search a.example")
 	logger, log := newLog()
-	p := start(t, dnsproxy.Config{ResolvConf: path, Logger: logger})
+	p := start(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: path}, Logger: logger})
 	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
 	upstreams := func() string { return fmt.Sprint(p.Upstreams()) }
 	replace := func(text string) {
@@ -248,7 +249,7 @@ func TestNewNameserversNewAnswers(t *testing.T) { // F5
 	}
 	defer second.Close()
 	path := resolvConf(t, "nameserver 127.0.53.1")
-	p := startForwarder(t, dnsproxy.Config{ResolvConf: path})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: path}})
 	p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})
 	if err := os.WriteFile(path, []byte("nameserver 127.0.53.2\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -264,7 +265,7 @@ func TestSelfIsNoNameserver(t *testing.T) { // F6
 	logger, log := newLog()
 	free := nameserver(t, fakedns.Silence)
 	free.Close()
-	p := start(t, dnsproxy.Config{Addr: free.Addr.String(), Upstreams: servers(free), Logger: logger})
+	p := start(t, dnsproxy.Config{Addr: free.Addr.String(), Forward: forward.Config{Upstreams: servers(free)}, Logger: logger})
 	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
 	if got := p.Upstreams(); len(got) > 0 {
 		t.Errorf("nameservers: %v", got)
@@ -297,7 +298,7 @@ func TestLoopsAreFound(t *testing.T) { // F6
 		var us atomic.Value // our own address, once it is known
 		loop := nameserver(t, forwardTo(func() string { return us.Load().(string) }))
 		logger, log := newLog()
-		p := startForwarder(t, dnsproxy.Config{Upstreams: servers(append([]*fakedns.Server{loop}, others...)...), Logger: logger})
+		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(append([]*fakedns.Server{loop}, others...)...)}, Logger: logger})
 		us.Store(p.addr("udp"))
 		before := runtime.NumGoroutine()
 		began := time.Now()
@@ -363,17 +364,17 @@ func TestLoopThatChangesQueries(t *testing.T) { // F6
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var us atomic.Value
-			forward := forwardTo(func() string { return us.Load().(string) })
+			relay := forwardTo(func() string { return us.Load().(string) })
 			loop := nameserver(t, func(query *dns.Msg, network string) *dns.Msg {
 				asked := query.Question[0]
 				change(query)
-				reply := forward(query, network)
+				reply := relay(query, network)
 				if reply != nil {
 					reply.Question = []dns.Question{asked}
 				}
 				return reply
 			})
-			p := startForwarder(t, dnsproxy.Config{Upstreams: servers(loop)})
+			p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(loop)}})
 			us.Store(p.addr("udp"))
 			p.converse(t, []dialogue{{"www.example A", "SERVFAIL"}})
 			wait.Until(t, "the loop is found", func() bool {
@@ -403,7 +404,7 @@ func TestManyClientsAreNoLoop(t *testing.T) { // F6
 	})
 	t.Cleanup(release)
 	const clients = 100
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(slow), UpstreamTimeout: wait.Limit})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(slow), Timeout: wait.Limit}})
 	var asking sync.WaitGroup
 	for n := range clients {
 		req := withEDNS(question("www.example", dns.TypeA), 1232)

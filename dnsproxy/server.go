@@ -2,8 +2,10 @@ package dnsproxy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -11,8 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/nametap/nametap/dnsproxy/cache"
-	"github.com/nametap/nametap/dnsproxy/reply"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
@@ -23,12 +24,9 @@ import (
 type Server struct {
 	handler handler
 	config  Config
-	clients *tcpClients   // of all TCP listeners
-	routes  []suffixRoute // of config
+	clients *tcpClients // of all TCP listeners
 	log     *slog.Logger
 	ready   chan struct{} // closed when the listeners are open
-
-	routingChange sync.Mutex // held while the routing is made
 
 	mu        sync.Mutex
 	listeners []listener // empty before Ready
@@ -49,15 +47,15 @@ func New(cfg Config) (*Server, error) {
 	if _, ok := soaMailbox.Join(cluster.Domain); !ok { // the longest name that an SOA record adds to it
 		return nil, fmt.Errorf("domain %q: %w", cfg.Domain, wire.ErrLongName)
 	}
-	routes, err := parseRoutes(cfg.Routes)
-	if err != nil {
-		return nil, err
-	}
 	bypass, err := table.ParseSuffixes("bypass", cfg.Bypass)
 	if err != nil {
 		return nil, err
 	}
 	localOnly, err := table.ParseSuffixes("local-only", cfg.LocalOnly)
+	if err != nil {
+		return nil, err
+	}
+	forwarder, err := forward.New(cfg.Forward)
 	if err != nil {
 		return nil, err
 	}
@@ -69,12 +67,13 @@ func New(cfg Config) (*Server, error) {
 				cluster:     cluster,
 				soaData:     newSOAData(cluster.Domain, uint32(cfg.TTL/time.Second)), //nolint:gosec // validate bounds it
 			},
+			forwarder:  forwarder,
 			table:      new(atomic.Pointer[table.Table]),
 			beforeSync: cfg.BeforeSync,
 			autopath:   cfg.Autopath,
 			suffixes:   table.Suffixes{Bypass: bypass, LocalOnly: localOnly},
 
-			meantSpecial: meantSpecial(append(routeSuffixes(routes), bypass...)),
+			meantSpecial: meantSpecial(append(forwarder.Suffixes(), bypass...)),
 
 			version: cfg.Version,
 			id:      cfg.ID,
@@ -83,7 +82,6 @@ func New(cfg Config) (*Server, error) {
 			synced: make(chan struct{}),
 		},
 		config: cfg,
-		routes: routes,
 		log:    cfg.Logger,
 		ready:  make(chan struct{}),
 	}
@@ -91,35 +89,10 @@ func New(cfg Config) (*Server, error) {
 	if cfg.OriginalDestination {
 		s.handler.origins = newOrigins(s.log, s.handler.metrics.originErrors)
 	}
-	s.handler.forwarder = s.newForwarder()
 	if err := s.handler.register(cfg.Registerer); err != nil {
 		return nil, fmt.Errorf("registering metrics: %w", err)
 	}
-	s.readResolvConf()
 	return s, nil
-}
-
-// newForwarder makes the forwarder, without a routing.
-func (s *Server) newForwarder() *forwarder {
-	f := &forwarder{
-		client: upstream.NewClient(upstream.Config{
-			TLSRootsFile: s.config.UpstreamRootCA,
-			Timeout:      s.config.UpstreamTimeout, MixCase: s.config.MixCase, Logger: s.log,
-			Observe: s.handler.metrics.observeUpstream, Check: new(reply.Checker).Check,
-		}),
-		slots:   newSlots(s.config.MaxInflight),
-		metrics: s.handler.metrics,
-		timeout: s.config.UpstreamTimeout,
-		decides: s.handler.decides,
-	}
-	f.walks.Store(1)
-	if s.config.CacheSize > 0 {
-		f.cache = cache.New(cache.Config{
-			MaxBytes: int64(s.config.CacheSize), Stale: max(s.config.ServeStale, 0),
-			MaxTTL: s.config.CacheMaxTTL, MaxNegativeTTL: s.config.CacheMaxNegativeTTL,
-		})
-	}
-	return f
 }
 
 // Run opens the listeners and answers queries until ctx ends, then finishes the
@@ -133,22 +106,21 @@ func (s *Server) Run(ctx context.Context) error {
 		return err
 	}
 	s.listeners = listeners
-	s.handler.metrics.listeners.Set(float64(len(listeners)))
-	defer s.handler.forwarder.close()
+	s.listenersChanged()
 	reopen := s.openOrigins()
 	defer s.closeOrigins()
-	watcher := s.watchResolvConf()
 
-	close(s.ready) // the kernel keeps what comes before the sockets are read
+	// The listeners finish the queries that they have, so the forwarder ends after them.
+	forwarding, endForwarding := context.WithCancel(context.WithoutCancel(ctx))
+	defer endForwarding()
+	var forwarder errgroup.Group
+	forwarder.Go(func() error { return s.handler.forwarder.Run(forwarding) })
+
+	close(s.ready) // the kernel keeps what arrives before the sockets are read
 	group, ctx := errgroup.WithContext(ctx)
 	for _, l := range listeners {
 		group.Go(l.serve)
 	}
-	group.Go(func() error { return watcher.Run(ctx) })
-	group.Go(func() error {
-		s.followAddresses(ctx)
-		return nil
-	})
 	group.Go(func() error {
 		s.openMissing(ctx, group, missing)
 		return nil
@@ -161,15 +133,38 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	group.Go(func() error {
 		<-ctx.Done()
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.stopped = true
-		for _, l := range s.listeners {
-			l.stop()
-		}
+		s.stopListeners()
 		return nil
 	})
-	return group.Wait()
+	err = group.Wait()
+	endForwarding()
+	return errors.Join(err, forwarder.Wait())
+}
+
+// stopListeners ends all listeners once they have answered what they have read.
+func (s *Server) stopListeners() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopped = true
+	for _, l := range s.listeners {
+		l.stop()
+	}
+}
+
+// listenersChanged counts the listeners, and tells the forwarder on which addresses they
+// are open: a nameserver with such an address is this agent.
+func (s *Server) listenersChanged() {
+	s.mu.Lock()
+	open := slices.Clone(s.listeners)
+	s.mu.Unlock()
+	s.handler.metrics.listeners.Set(float64(len(open)))
+	addrs := make([]netip.AddrPort, 0, len(open))
+	for _, l := range open {
+		if addr, err := netip.ParseAddrPort(l.addr().Address); err == nil { // always, for a listener
+			addrs = append(addrs, addr)
+		}
+	}
+	s.handler.forwarder.SetListeners(addrs)
 }
 
 // openOrigins asks the kernel to be told where captured UDP queries were on their way to.
@@ -208,14 +203,21 @@ func (s *Server) Addrs() []Addr {
 	return addrs
 }
 
-// Upstreams returns the nameservers that queries are forwarded to, but for those of
-// routes.
-func (s *Server) Upstreams() []upstream.Spec {
-	return slices.Clone(s.handler.forwarder.routing.Load().servers)
+// Upstreams returns the nameservers that queries are forwarded to, except those of routes.
+func (s *Server) Upstreams() []upstream.Spec { return s.handler.forwarder.Upstreams() }
+
+// UpstreamStatus returns the state of each nameserver that was ever configured.
+func (s *Server) UpstreamStatus() []upstream.Status { return s.handler.forwarder.Status() }
+
+// CacheContent is [forward.Forwarder.CacheContent].
+func (s *Server) CacheContent(selection forward.CacheSelection, limit int) (forward.CacheContent, error) {
+	return s.handler.forwarder.CacheContent(selection, limit)
 }
 
-// UpstreamStatus returns how each nameserver is doing that was ever configured.
-func (s *Server) UpstreamStatus() []upstream.Status { return s.handler.forwarder.client.Status() }
+// FlushCache is [forward.Forwarder.FlushCache].
+func (s *Server) FlushCache(selection forward.CacheSelection) (int, error) {
+	return s.handler.forwarder.FlushCache(selection)
+}
 
 // Load builds a table from the NameTables of one push, in wire form, and makes
 // it effective: every query that starts after Load has returned is answered from
@@ -232,7 +234,7 @@ func (s *Server) Load(resources [][]byte) error {
 		return err
 	}
 	first := s.handler.table.Swap(next) == nil
-	s.handler.forwarder.walks.Add(1) // walks end at names of the table
+	s.handler.forwarder.TableChanged()
 	if first {
 		close(s.handler.synced)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
@@ -19,7 +20,7 @@ import (
 // queried: a connected socket accepts no other.
 func TestSourceAddress(t *testing.T) { // K1
 	up := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg { return new(dns.Msg).SetReply(query) })
-	p := start(t, dnsproxy.Config{Addr: ":0", Upstreams: servers(up)})
+	p := start(t, dnsproxy.Config{Addr: ":0", Forward: forward.Config{Upstreams: servers(up)}})
 	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
 	for _, addr := range p.Addrs() {
 		_, port, err := net.SplitHostPort(addr.Address)
@@ -71,7 +72,7 @@ func TestAnyOrder(t *testing.T) { // A12
 		<-release
 		return new(dns.Msg).SetReply(query)
 	})
-	p := start(t, dnsproxy.Config{Upstreams: servers(up)})
+	p := start(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(up)}})
 	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
 	conn := p.dial(t, "tcp")
 	defer conn.Close()
@@ -101,7 +102,7 @@ func TestHalfClosed(t *testing.T) { // A12
 		<-release
 		return new(dns.Msg).SetReply(query)
 	})
-	p := start(t, dnsproxy.Config{Upstreams: servers(up)})
+	p := start(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(up)}})
 	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
 	conn := p.dial(t, "tcp")
 	defer conn.Close()

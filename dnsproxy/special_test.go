@@ -9,6 +9,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/table"
 )
 
@@ -22,7 +23,7 @@ func TestSpecialNamesAreAnswered(t *testing.T) { // N7
 	world := nameserver(t, anywhere("192.0.2.1"))
 	for _, loaded := range []bool{false, true} {
 		p := start(t, dnsproxy.Config{
-			ResolvConf: expandConf(t), Upstreams: servers(world), BeforeSync: dnsproxy.BeforeSyncHold,
+			Forward: forward.Config{ResolvConf: expandConf(t), Upstreams: servers(world)}, BeforeSync: dnsproxy.BeforeSyncHold,
 			Autopath: dnsproxy.AutopathAll, Bypass: []string{"arpa"}, LocalOnly: []string{"example"},
 		})
 		if loaded {
@@ -83,9 +84,9 @@ func TestNotSpecialNames(t *testing.T) { // N7, N8, N9
 	t.Parallel()
 	world := nameserver(t, anywhere("192.0.2.1"))
 	p := startForwarder(t, dnsproxy.Config{
-		Upstreams: servers(world), Autopath: dnsproxy.AutopathOff,
 		// A setting that names a special-use zone has precedence.
-		Bypass: []string{"lab.invalid"}, Routes: []dnsproxy.Route{{Suffix: "onion", Servers: servers(world)}},
+		Forward: forward.Config{Upstreams: servers(world), Routes: []forward.Route{{Suffix: "onion", Servers: servers(world)}}},
+		Bypass:  []string{"lab.invalid"}, Autopath: dnsproxy.AutopathOff,
 	})
 	names := []string{
 		"localhost.example", "notlocalhost", "invalid.example", "x.test", "x.example", "x.local", "x.home.arpa", "x.alt",
@@ -113,7 +114,7 @@ func TestTransferIsRefused(t *testing.T) { // A4, A13, N7
 	t.Parallel()
 	world := nameserver(t, anywhere("192.0.2.1"))
 	p := start(t, dnsproxy.Config{
-		ResolvConf: expandConf(t), Upstreams: servers(world), LocalOnly: []string{"db.example"}, Bypass: []string{"bypassed.example"},
+		Forward: forward.Config{ResolvConf: expandConf(t), Upstreams: servers(world)}, LocalOnly: []string{"db.example"}, Bypass: []string{"bypassed.example"},
 	})
 	p.load(t, hosts{
 		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"),

@@ -8,6 +8,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
@@ -58,7 +59,7 @@ func TestBypassThroughTheSearchList(t *testing.T) { // F12, N5
 			corp := nameserver(t, fakedns.Answer("api.corp.example. 60 IN A 192.0.2.1",
 				"x.wild.corp.example. 60 IN A 192.0.2.2", "intra.corp.example. 60 IN A 192.0.2.3"))
 			p := start(t, dnsproxy.Config{
-				ResolvConf: expandConf(t), Upstreams: servers(corp), Bypass: []string{"Corp.example."},
+				Forward: forward.Config{ResolvConf: expandConf(t), Upstreams: servers(corp)}, Bypass: []string{"Corp.example."},
 				LocalOnly: c.localOnly, Autopath: c.autopath,
 			})
 			p.load(t, bypassHosts())
@@ -92,7 +93,7 @@ func TestBypassedHost(t *testing.T) { // F12, N2, N5, N8
 	table["web.shop.svc.cluster.local"] = nick
 	table["other.shop.svc.cluster.local"] = service("other", "shop", "10.0.0.5") // shares its address with db.bank
 	p := start(t, dnsproxy.Config{
-		ResolvConf: expandConf(t), Upstreams: servers(corp), Bypass: []string{"shop.svc.cluster.local", "corp.example"},
+		Forward: forward.Config{ResolvConf: expandConf(t), Upstreams: servers(corp)}, Bypass: []string{"shop.svc.cluster.local", "corp.example"},
 	})
 	p.load(t, table)
 	for _, name := range []string{
@@ -120,7 +121,7 @@ func TestBypassAndLocalOnly(t *testing.T) { // F12
 	t.Parallel()
 	corp := nameserver(t, anywhere("192.0.2.1"))
 	p := start(t, dnsproxy.Config{
-		Upstreams: servers(corp),
+		Forward:   forward.Config{Upstreams: servers(corp)},
 		Bypass:    []string{"corp.example", "open.secret.corp.example", "both.example"},
 		LocalOnly: []string{"secret.corp.example", "both.example"},
 	})

@@ -10,6 +10,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
@@ -26,7 +27,7 @@ func TestBeforeSyncHeld(t *testing.T) { // C6
 		{dnsproxy.BeforeSyncHold, []string{"web.shop.svc.cluster.local", "www.example", "web"}, nil},
 	} {
 		fake := nameserver(t, fakedns.Answer())
-		p := start(t, dnsproxy.Config{BeforeSync: c.mode, Upstreams: servers(fake)})
+		p := start(t, dnsproxy.Config{BeforeSync: c.mode, Forward: forward.Config{Upstreams: servers(fake)}})
 		for _, name := range c.not {
 			p.converse(t, []dialogue{{name + " A", forwarded}})
 		}
@@ -88,7 +89,7 @@ func TestBeforeSyncTimesOut(t *testing.T) { // C6
 		t.Run(string(c.mode)+" "+c.name, func(t *testing.T) {
 			t.Parallel()
 			fake := nameserver(t, fakedns.Answer())
-			p := start(t, dnsproxy.Config{BeforeSync: c.mode, Upstreams: servers(fake)})
+			p := start(t, dnsproxy.Config{BeforeSync: c.mode, Forward: forward.Config{Upstreams: servers(fake)}})
 			began := time.Now()
 			resp := p.exchange(t, "udp", withEDNS(question(c.name, dns.TypeA), 1232))
 			if e := ede(resp); resp.Rcode != dns.RcodeServerFailure || e == nil || e.InfoCode != dns.ExtendedErrorCodeNotReady {
@@ -134,7 +135,7 @@ func generation(n int) hosts {
 // A push during 2,000 queries a second loses no query, and no answer mixes two tables.
 func TestPushUnderLoad(t *testing.T) { // C9
 	t.Parallel()
-	p := start(t, dnsproxy.Config{ResolvConf: resolvConf(t, "search shop.svc.cluster.local corp.example")})
+	p := start(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: resolvConf(t, "search shop.svc.cluster.local corp.example")}})
 	pushes := [][][]byte{{generation(1).wire(t)}, {generation(2).wire(t)}}
 	if err := p.Load(pushes[0]); err != nil {
 		t.Fatal(err)
@@ -246,7 +247,7 @@ func TestPushOfSeveralTables(t *testing.T) { // C4
 // Held queries count as in flight: those beyond the bound are refused at once.
 func TestHeldInflight(t *testing.T) { // C6, F10
 	t.Parallel()
-	p := start(t, dnsproxy.Config{BeforeSync: dnsproxy.BeforeSyncHold, MaxInflight: 1})
+	p := start(t, dnsproxy.Config{BeforeSync: dnsproxy.BeforeSyncHold, Forward: forward.Config{MaxInflight: 1}})
 	conn := p.dial(t, "tcp")
 	defer conn.Close()
 	asked := map[uint16]bool{}

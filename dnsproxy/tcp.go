@@ -186,7 +186,7 @@ func (c *tcpConn) serve() {
 	defer close(c.left)
 	responder := newResponder(c.handler)
 	if c.from.original != nil {
-		responder.elsewhere = func() bool { return c.handler.forwarder.mayGoElsewhere(&c.from) }
+		responder.elsewhere = func() bool { return c.handler.mayGoElsewhere(&c.from) }
 	}
 	var query, answers []byte
 	for answered := false; ; {
@@ -215,7 +215,7 @@ func (c *tcpConn) serve() {
 func (c *tcpConn) answer(r *responder, answers, query []byte) ([]byte, error) {
 	start := len(answers)
 	answers = append(answers, 0, 0)
-	r.full = c.pending.Load() >= tcpMaxPending || !c.handler.forwarder.long.fit(len(query))
+	r.full = c.pending.Load() >= tcpMaxPending || !c.handler.forwarder.FitsMemory(len(query))
 	response, ok := r.respond(answers, query, overTCP)
 	if ok {
 		answers = response
@@ -297,9 +297,8 @@ func (c *tcpConn) handOn(query []byte) {
 	for c.pending.Load() >= tcpMaxPending {
 		<-c.finished
 	}
-	long := &c.handler.forwarder.long
-	if !long.take(len(query)) {
-		c.handler.metrics.overflows.Inc()
+	if !c.handler.forwarder.ReserveMemory(len(query)) {
+		c.handler.forwarder.Overflow()
 		_ = c.write(append([]byte{0, wire.HeaderLen}, bareFailure(query, dns.RcodeServerFailure)...)) // write closes what fails
 		return
 	}
@@ -308,7 +307,7 @@ func (c *tcpConn) handOn(query []byte) {
 	c.pending.Add(cost)
 	c.waiting.Go(func() {
 		defer c.finish(cost)
-		defer long.release(len(query))
+		defer c.handler.forwarder.ReleaseMemory(len(query))
 		response := c.handler.serve(query, &c.from)
 		if response == nil {
 			return

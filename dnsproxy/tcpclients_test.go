@@ -28,7 +28,7 @@ func slowProxy(t *testing.T, cfg dnsproxy.Config) (p *proxy, release chan struct
 		}
 		return new(dns.Msg).SetReply(query)
 	})
-	cfg.Upstreams, cfg.UpstreamTimeout = servers(up), wait.Limit
+	cfg.Forward.Upstreams, cfg.Forward.Timeout = servers(up), wait.Limit
 	p = start(t, cfg)
 	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
 	return p, release

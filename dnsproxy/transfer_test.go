@@ -12,6 +12,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 )
 
@@ -92,7 +93,7 @@ func zoneServer(t *testing.T) netip.AddrPort {
 // Zone transfers are relayed completely, signed or not.
 func TestZoneTransfers(t *testing.T) { // F1
 	t.Parallel()
-	p := startForwarder(t, dnsproxy.Config{Upstreams: []upstream.Spec{{Addr: zoneServer(t)}}})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: []upstream.Spec{{Addr: zoneServer(t)}}}})
 	for _, signed := range []bool{false, true} {
 		for name, test := range map[string]struct {
 			query   func(*dns.Msg)
@@ -139,7 +140,7 @@ func TestZoneTransfers(t *testing.T) { // F1
 // A transfer that breaks off ends with SERVFAIL.
 func TestBrokenZoneTransfer(t *testing.T) { // F1
 	t.Parallel()
-	p := startForwarder(t, dnsproxy.Config{Upstreams: []upstream.Spec{deadServer(t)}})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: []upstream.Spec{deadServer(t)}}})
 	query := withEDNS(question("corp.example", dns.TypeAXFR), 1232)
 	resp := p.exchange(t, "tcp", query)
 	if e := ede(resp); resp.Rcode != dns.RcodeServerFailure || e == nil || !strings.Contains(e.ExtraText, "refused") {

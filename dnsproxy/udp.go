@@ -194,7 +194,7 @@ func (l *udpListener) newReader() udpReader {
 		return l.handler.origins.ofUDP(r.in.client(), r.in.local(l.local))
 	}}
 	r.responder.elsewhere = func() bool {
-		return l.mayBeCaptured(r.in) && l.handler.forwarder.mayGoElsewhere(&from)
+		return l.mayBeCaptured(r.in) && l.handler.mayGoElsewhere(&from)
 	}
 	return r
 }
@@ -224,16 +224,15 @@ func (r *udpReader) readAll(fd uintptr) (over bool) {
 
 // answer answers a packet, or hands it on.
 func (r *udpReader) answer(fd uintptr, packet []byte) {
-	long := &r.handler.forwarder.long
-	r.responder.full = r.starting.Load() >= maxStarting || !long.fit(len(packet))
+	r.responder.full = r.starting.Load() >= maxStarting || !r.handler.forwarder.FitsMemory(len(packet))
 	if response, ok := r.responder.respond(r.out[:0], packet, overUDP); ok {
 		if r.in.send(fd, response) == unix.EAGAIN {
 			r.send(r.in, response)
 		}
 		return
 	}
-	if r.responder.full || !long.take(len(packet)) {
-		r.handler.metrics.overflows.Inc()
+	if r.responder.full || !r.handler.forwarder.ReserveMemory(len(packet)) {
+		r.handler.forwarder.Overflow()
 		return
 	}
 	r.handOn(r.in.clone(len(packet)))
@@ -286,7 +285,7 @@ func (l *udpListener) work(m *udpMessage) {
 		if response := l.handler.serve(m.packet, l.arrival(m)); response != nil {
 			l.send(m, response)
 		}
-		l.handler.forwarder.long.release(len(m.packet))
+		l.handler.forwarder.ReleaseMemory(len(m.packet))
 		if idle == nil {
 			idle = time.NewTimer(workerIdle)
 			defer idle.Stop()

@@ -7,6 +7,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -46,12 +47,12 @@ func TestBadRepliesMoveOn(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			for _, parallel := range []bool{false, true} {
-				p := startForwarder(t, dnsproxy.Config{Upstreams: servers(tc.bad, good), Parallel: parallel, CacheSize: -1})
+				p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(tc.bad, good), Parallel: parallel, CacheSize: -1}})
 				for range 5 {
 					p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})
 				}
 			}
-			p := startForwarder(t, dnsproxy.Config{Upstreams: servers(tc.bad)})
+			p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(tc.bad)}})
 			resp := p.exchange(t, "udp", withEDNS(question("www.example", dns.TypeA), 1232))
 			if resp.Rcode != tc.alone {
 				t.Errorf("alone: %s, want %s", dns.RcodeToString[resp.Rcode], dns.RcodeToString[tc.alone])
@@ -74,7 +75,7 @@ func TestMiddleboxDropsEDNS(t *testing.T) {
 		}
 		return answer(query, network)
 	})
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake)})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
 	p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})
 	fake.Reset()
 	for range 5 {
@@ -97,7 +98,7 @@ func TestTruncatedBlackHole(t *testing.T) {
 		reply.Truncated = true
 		return reply
 	})
-	p := startForwarder(t, dnsproxy.Config{Upstreams: servers(fake), UpstreamTimeout: wait.Limit})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake), Timeout: wait.Limit}})
 	for range 3 {
 		began := time.Now()
 		resp := p.ask(t, "www.example", dns.TypeA)

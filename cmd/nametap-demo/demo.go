@@ -18,6 +18,7 @@ import (
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/discovery"
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/examples"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
@@ -107,7 +108,7 @@ func (d *demo) start(ctx context.Context, group *errgroup.Group) error {
 		DNS: dnsproxy.Config{
 			Addr:      d.freePort(ctx, "DNS", demoDNSPort),
 			Namespace: demoNamespace, Domain: demoNamespace + ".svc.cluster.local",
-			ResolvConf: d.path("resolv.conf"), Upstreams: []upstream.Spec{{Addr: d.upstream.Addr}},
+			Forward: forward.Config{ResolvConf: d.path("resolv.conf"), Upstreams: []upstream.Spec{{Addr: d.upstream.Addr}}},
 		},
 		XDS: nds.Config{
 			Addr: d.controlPlane.Addr().String(), Plaintext: true, StateDir: d.path("agent"),

@@ -12,7 +12,7 @@ import (
 
 	"github.com/miekg/dns"
 
-	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 )
 
 // The demo's names: hosts of the example shop, and one outside the mesh.
@@ -155,7 +155,7 @@ func (d *demo) showForward(ctx context.Context) error {
 
 // query sends a query for addresses to the agent, and shows the answer and its reason.
 func (d *demo) query(ctx context.Context, name string) error {
-	client := dns.Client{Timeout: dnsproxy.DefaultUpstreamTimeout}
+	client := dns.Client{Timeout: forward.DefaultTimeout}
 	answer, took, err := client.ExchangeContext(ctx, new(dns.Msg).SetQuestion(dns.Fqdn(name), dns.TypeA), d.dnsAddr)
 	if err != nil {
 		return fmt.Errorf("asking the agent on %s for %s: %w", d.dnsAddr, name, err)

@@ -13,11 +13,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nametap/nametap/agent"
-	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 )
 
 // A cacheView is the content of the cache, with the form in which it is printed.
-type cacheView dnsproxy.CacheContent
+type cacheView forward.CacheContent
 
 // A cacheFlush is the result of a flush, with the form in which it is printed.
 type cacheFlush agent.Flushed

@@ -92,7 +92,7 @@ func (c *captureCommand) resolve() error {
 		return err
 	}
 	if c.state.On && c.options.captureServers == serversResolvConf {
-		if c.config.Servers, err = agent.CapturedServers(c.options.agent.DNS.ResolvConf); err != nil {
+		if c.config.Servers, err = agent.CapturedServers(c.options.agent.DNS.Forward.ResolvConf); err != nil {
 			return err
 		}
 	}

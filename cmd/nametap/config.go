@@ -67,8 +67,8 @@ func (o *options) completeDNS(cfg *agent.Config) error {
 	if o.clusterDomain != "" {
 		dns.Domain = o.clusterDomain
 	}
-	if dns.UpstreamRootCA != "" {
-		if _, err := upstream.ReadRoots(dns.UpstreamRootCA); err != nil {
+	if dns.Forward.RootCA != "" {
+		if _, err := upstream.ReadRoots(dns.Forward.RootCA); err != nil {
 			return fmt.Errorf("upstream-root-ca: %w", err)
 		}
 	}
@@ -108,14 +108,14 @@ func (o *options) captureConfig() (*agent.CaptureConfig, error) {
 		return nil, err
 	}
 	if o.captureServers == serversResolvConf {
-		cfg.ResolvConf = o.agent.DNS.ResolvConf
+		cfg.ResolvConf = o.agent.DNS.Forward.ResolvConf
 	}
 	return &cfg, nil
 }
 
 // settle is the longest time that a query may be in flight: the time for nameservers, and a
 // little for the agent.
-func (o *options) settle() time.Duration { return o.agent.DNS.UpstreamTimeout + time.Second }
+func (o *options) settle() time.Duration { return o.agent.DNS.Forward.Timeout + time.Second }
 
 // logger returns a logger as the settings say.
 func (o *options) logger() *slog.Logger {

@@ -23,6 +23,7 @@ import (
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
@@ -182,8 +183,10 @@ func startAgent(t *testing.T, xdsAddr string) *agent.Agent {
 	ctx, cancel := context.WithCancel(t.Context())
 	a, err := agent.New(ctx, agent.Config{
 		DNS: dnsproxy.Config{
-			Addr: "127.0.0.1:0", Namespace: "ns1", ResolvConf: filepath.Join(t.TempDir(), "absent"),
-			Upstreams: []upstream.Spec{{Addr: netip.MustParseAddrPort("192.0.2.53:53")}}, // never asked
+			Addr: "127.0.0.1:0", Namespace: "ns1", Forward: forward.Config{
+				ResolvConf: filepath.Join(t.TempDir(), "absent"),
+				Upstreams:  []upstream.Spec{{Addr: netip.MustParseAddrPort("192.0.2.53:53")}}, // never asked
+			},
 		},
 		XDS: nds.Config{Addr: xdsAddr, Plaintext: true, Node: nds.Node{
 			PodName: "web-0", Namespace: "ns1", IPs: []netip.Addr{netip.MustParseAddr("10.1.2.3")},

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/iptables"
@@ -118,25 +119,25 @@ func (o *options) declareDNS(g settings.Group) {
 
 // declareNameservers declares where other queries are forwarded to.
 func (o *options) declareNameservers(g settings.Group) {
-	dns := &o.agent.DNS
-	g.String(&dns.ResolvConf, "resolv-conf", "`file` with the search list and the nameservers")
+	forward := &o.agent.DNS.Forward
+	g.String(&forward.ResolvConf, "resolv-conf", "`file` with the search list and the nameservers")
 	g.Var(settings.List(&o.nameservers, parseNameserver), "upstream", "`nameserver` instead of resolv.conf's: ADDRESS, ADDRESS:PORT or tls://ADDRESS#NAME; with SUFFIX= before it, only for names of that suffix; may be repeated")
-	g.String(&dns.UpstreamRootCA, "upstream-root-ca", "PEM `file` with the root certificates of tls:// nameservers; read for every connection (default the system's)")
-	g.Text(&dns.Order, "upstream-order", "nameserver to ask first: strict (the first that works; only it may answer NXDOMAIN) or fastest")
-	g.Bool(&dns.Parallel, "upstream-parallel", "ask all nameservers at once instead of one after the other").Env("DNS_FORWARD_PARALLEL")
-	g.Bool(&dns.MixCase, "upstream-mix-case", "send questions in random case (0x20), which makes replies harder to forge")
-	g.Var(settings.Duration(&dns.UpstreamTimeout, settings.ZeroRefused), "upstream-timeout", "time for one forwarded query, over all nameservers").Env("DNS_FORWARD_TIMEOUT")
-	g.Var(settings.Int(&dns.MaxInflight, settings.ZeroRefused), "max-inflight", "most queries that are forwarded or held at a time; further ones get SERVFAIL")
-	g.Bool(&dns.OriginalDestination, "original-destination", "forward a captured query to the nameserver that it was sent to, if resolv.conf does not name that one; over UDP this needs CAP_NET_ADMIN")
+	g.String(&forward.RootCA, "upstream-root-ca", "PEM `file` with the root certificates of tls:// nameservers; read for every connection (default the system's)")
+	g.Text(&forward.Order, "upstream-order", "nameserver to ask first: strict (the first that works; only it may answer NXDOMAIN) or fastest")
+	g.Bool(&forward.Parallel, "upstream-parallel", "ask all nameservers at once instead of one after the other").Env("DNS_FORWARD_PARALLEL")
+	g.Bool(&forward.MixCase, "upstream-mix-case", "send questions in random case (0x20), which makes replies harder to forge")
+	g.Var(settings.Duration(&forward.Timeout, settings.ZeroRefused), "upstream-timeout", "time for one forwarded query, over all nameservers").Env("DNS_FORWARD_TIMEOUT")
+	g.Var(settings.Int(&forward.MaxInflight, settings.ZeroRefused), "max-inflight", "most queries that are forwarded or held at a time; further ones get SERVFAIL")
+	g.Bool(&o.agent.DNS.OriginalDestination, "original-destination", "forward a captured query to the nameserver that it was sent to, if resolv.conf does not name that one; over UDP this needs CAP_NET_ADMIN")
 }
 
 // declareCache declares which replies of nameservers are kept.
 func (o *options) declareCache(g settings.Group) {
-	dns := &o.agent.DNS
-	g.Var(settings.Bytes(&dns.CacheSize, settings.ZeroIsNone), "cache-size", "memory for replies of nameservers, in bytes or with KiB or MiB; 0 keeps none")
-	g.Var(settings.Duration(&dns.CacheMaxTTL, settings.ZeroRefused), "cache-max-ttl", "longest time to keep a reply, and the longest TTL of an answer from the cache")
-	g.Var(settings.Duration(&dns.CacheMaxNegativeTTL, settings.ZeroRefused), "cache-max-negative-ttl", "the same for negative replies (NXDOMAIN and NODATA)")
-	g.Var(settings.Duration(&dns.ServeStale, settings.ZeroIsNone), "serve-stale", "give replies that expired up to this long ago if no nameserver answers; 0 gives none")
+	forward := &o.agent.DNS.Forward
+	g.Var(settings.Bytes(&forward.CacheSize, settings.ZeroIsNone), "cache-size", "memory for replies of nameservers, in bytes or with KiB or MiB; 0 keeps none")
+	g.Var(settings.Duration(&forward.CacheMaxTTL, settings.ZeroRefused), "cache-max-ttl", "longest time to keep a reply, and the longest TTL of an answer from the cache")
+	g.Var(settings.Duration(&forward.CacheMaxNegativeTTL, settings.ZeroRefused), "cache-max-negative-ttl", "the same for negative replies (NXDOMAIN and NODATA)")
+	g.Var(settings.Duration(&forward.ServeStale, settings.ZeroIsNone), "serve-stale", "give replies that expired up to this long ago if no nameserver answers; 0 gives none")
 }
 
 // declareCapture declares which queries are redirected to the agent.
@@ -201,22 +202,22 @@ func (n nameserver) String() string {
 func addNameservers(cfg *dnsproxy.Config, nameservers []nameserver) {
 	for _, n := range nameservers {
 		if n.routed {
-			cfg.Routes = addRoute(cfg.Routes, n)
+			cfg.Forward.Routes = addRoute(cfg.Forward.Routes, n)
 		} else {
-			cfg.Upstreams = append(cfg.Upstreams, n.spec)
+			cfg.Forward.Upstreams = append(cfg.Forward.Upstreams, n.spec)
 		}
 	}
 }
 
 // addRoute adds a nameserver to the route of its suffix, which it makes if there is none.
-func addRoute(routes []dnsproxy.Route, n nameserver) []dnsproxy.Route {
+func addRoute(routes []forward.Route, n nameserver) []forward.Route {
 	for i, route := range routes {
 		if strings.EqualFold(route.Suffix, n.suffix) {
 			routes[i].Servers = append(route.Servers, n.spec)
 			return routes
 		}
 	}
-	return append(routes, dnsproxy.Route{Suffix: n.suffix, Servers: []upstream.Spec{n.spec}})
+	return append(routes, forward.Route{Suffix: n.suffix, Servers: []upstream.Spec{n.spec}})
 }
 
 // An addrValue is an address, or none.

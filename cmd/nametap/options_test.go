@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/settings"
 )
@@ -66,15 +67,15 @@ func TestOptionsFillConfigs(t *testing.T) {
 		t.Fatal(err)
 	}
 	dns, node := cfg.DNS, cfg.XDS.Node
-	if dns.CacheSize >= 0 || dns.ServeStale >= 0 || cfg.Drain != 0 || dns.BeforeSync != dnsproxy.BeforeSyncHold || dns.Namespace != "ns1" || dns.ID != "web-0" {
+	if dns.Forward.CacheSize >= 0 || dns.Forward.ServeStale >= 0 || cfg.Drain != 0 || dns.BeforeSync != dnsproxy.BeforeSyncHold || dns.Namespace != "ns1" || dns.ID != "web-0" {
 		t.Errorf("%+v", dns)
 	}
 	server := func(last byte) upstream.Spec {
 		return upstream.Spec{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, last}), 53)}
 	}
-	routes := []dnsproxy.Route{{Suffix: "corp.example", Servers: []upstream.Spec{server(2), server(3)}}}
+	routes := []forward.Route{{Suffix: "corp.example", Servers: []upstream.Spec{server(2), server(3)}}}
 	exported := cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })
-	if diff := cmp.Diff(routes, dns.Routes, exported) + cmp.Diff([]upstream.Spec{server(1)}, dns.Upstreams, exported); diff != "" {
+	if diff := cmp.Diff(routes, dns.Forward.Routes, exported) + cmp.Diff([]upstream.Spec{server(1)}, dns.Forward.Upstreams, exported); diff != "" {
 		t.Errorf("nameservers (-want +got):\n%s", diff)
 	}
 	if node.Domain != "ns1.svc.mesh.example" || node.PodName != "web-0" || node.IPs[0].String() != "192.0.2.9" {

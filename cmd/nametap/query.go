@@ -59,7 +59,7 @@ rule, and where to read them. An address with type PTR is turned into its revers
 			}
 			results := make([]queryResult, 0, len(questions))
 			for _, q := range questions {
-				result, err := ask(command.Context(), dnsAddr, q, status.options.agent.DNS.UpstreamTimeout)
+				result, err := ask(command.Context(), dnsAddr, q, status.options.agent.DNS.Forward.Timeout)
 				if err != nil {
 					return err
 				}

@@ -100,7 +100,7 @@ type Derived struct {
 type Stats struct {
 	Entries int   // replies and failures
 	Bytes   int64 // that they occupy, with what it takes to find them
-	// By what Get found. Hits were fresh; stale ones and failures are neither.
+	// Questions by what Get found. Hits were fresh; stale ones and failures are neither.
 	Hits, Misses, Stale, Failures uint64
 	Evictions                     uint64 // entries that had to go before their time
 }
@@ -118,6 +118,8 @@ type Cache struct {
 	// generation counts calls of Flush. Each shard has its own copy, which changes
 	// with its content.
 	generation atomic.Uint64
+
+	misses, staleAsked atomic.Uint64 // counted by CountMiss
 }
 
 // The defaults of a [Config].
@@ -158,14 +160,9 @@ func New(cfg Config) *Cache {
 	return c
 }
 
-// Get returns what there is for the question k, and counts it. It does not allocate.
-func (c *Cache) Get(k Key, now time.Time) Hit { return c.look(k, now, true) }
-
-// Try is Get for who calls Get if this is no answer to give (Fresh, StaleNow): the rest
-// is counted there.
-func (c *Cache) Try(k Key, now time.Time) Hit { return c.look(k, now, false) }
-
-func (c *Cache) look(k Key, now time.Time, last bool) Hit {
+// Get returns what there is for the question k. It counts what is an answer; a caller that
+// goes on to ask counts a miss with [Cache.CountMiss]. It does not allocate.
+func (c *Cache) Get(k Key, now time.Time) Hit {
 	if c == nil {
 		return Hit{}
 	}
@@ -178,19 +175,23 @@ func (c *Cache) look(k Key, now time.Time, last bool) Hit {
 		s.stats.Hits++
 	case StaleNow:
 		s.stats.Stale++
-	}
-	if !last {
-		return hit
-	}
-	switch hit.State {
-	case Stale:
-		s.stats.Stale++
 	case Failed:
 		s.stats.Failures++
-	case Miss:
-		s.stats.Misses++
+	case Miss, Stale:
 	}
 	return hit
+}
+
+// CountMiss counts a question that is asked because of what Get said: Miss or Stale. Other
+// states are ignored.
+func (c *Cache) CountMiss(state State) {
+	switch {
+	case c == nil:
+	case state == Miss:
+		c.misses.Add(1)
+	case state == Stale:
+		c.staleAsked.Add(1)
+	}
 }
 
 // Generation returns the number that a [Value] must carry to be kept. It changes with
@@ -250,10 +251,10 @@ func (c *Cache) Flush(match func(Key) bool) {
 
 // Stats returns the counts. Shards are read one after the other.
 func (c *Cache) Stats() Stats {
-	var sum Stats
 	if c == nil {
-		return sum
+		return Stats{}
 	}
+	sum := Stats{Misses: c.misses.Load(), Stale: c.staleAsked.Load()}
 	for i := range c.shards {
 		c.shards[i].addStats(&sum)
 	}

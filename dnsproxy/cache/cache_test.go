@@ -51,7 +51,7 @@ func TestKeys(t *testing.T) {
 			t.Errorf("%+v gives another's reply", k)
 		}
 	}
-	if s := c.Stats(); s.Entries != 48 || s.Hits != 48 || s.Misses != 48 {
+	if s := c.Stats(); s.Entries != 48 || s.Hits != 48 {
 		t.Errorf("Stats = %+v", s)
 	}
 }
@@ -201,7 +201,7 @@ func TestFailure(t *testing.T) {
 	r := answer(t, "a", 300)
 	c.Put(key("a"), kept(c, r), clock.Time)
 	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{State: cache.Fresh, Reply: r, Age: reply.Age{Cached: true}})
-	if s := c.Stats(); s.Entries != 1 || s.Failures != 2 || s.Hits != 1 || s.Misses != 1 {
+	if s := c.Stats(); s.Entries != 1 || s.Failures != 2 || s.Hits != 1 {
 		t.Errorf("Stats = %+v", s)
 	}
 }

@@ -87,7 +87,6 @@ func (s *shard) addStats(sum *Stats) {
 	sum.Entries += len(s.entries)
 	sum.Bytes += s.bytes
 	sum.Hits += s.stats.Hits
-	sum.Misses += s.stats.Misses
 	sum.Stale += s.stats.Stale
 	sum.Failures += s.stats.Failures
 	sum.Evictions += s.stats.Evictions

@@ -1,4 +1,4 @@
-package dnsproxy
+package forward
 
 import (
 	"hash/maphash"
@@ -7,15 +7,15 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// slots bound the queries that wait for nameservers or for the first table, and share
-// what there is among domains: names whose own nameservers are dead wait until their
-// time is up, and must not take the slots of all others.
+// slots bound the queries that wait for nameservers or for the first table, and share the
+// slots among domains: names whose nameservers are dead wait until they time out, and must
+// not take the slots of all others.
 //
-// A domain gets no more slots than are free, if it has two labels, and half of that for
-// each label more, so that a dead domain comes to its bound before the domain above it
-// does. So a dead domain of two labels has at most half of all slots, two of them have a
-// third each, and so on: there are always some left. A domain cannot be told from a
-// host, so every suffix of a name of two to five labels counts as one.
+// A domain of two labels gets at most as many slots as are free, and one with more labels
+// half of that for each further label, so that a dead domain reaches its bound before its
+// parent does. A dead domain of two labels thus has at most half of all slots, two of them
+// have a third each, and so on: some are always left. A name does not tell a domain from a
+// host, so each suffix of two to five labels counts as a domain.
 type slots struct {
 	all     int64
 	free    atomic.Int64
@@ -23,9 +23,9 @@ type slots struct {
 	waiting [4096]atomic.Int32 // queries, by the hash of a suffix of their name
 }
 
-// minSuffix and maxSuffixes are which suffixes of a name count.
+// minSuffix and maxSuffixes say which suffixes of a name count.
 const (
-	minSuffix   = 2 // labels
+	minSuffix   = 2 // labels of the shortest
 	maxSuffixes = 4
 )
 
@@ -38,17 +38,17 @@ func newSlots(n int) *slots {
 // taken returns how many slots are taken.
 func (s *slots) taken() int64 { return s.all - s.free.Load() }
 
-// A slot is one that a query has.
+// A slot is what one query takes of slots.
 type slot struct {
 	slots    *slots
-	suffixes [maxSuffixes]uint16 // places in waiting, from the shortest suffix on
-	n        int                 // how many suffixes there are
+	suffixes [maxSuffixes]uint16 // indexes of waiting, the shortest suffix first
+	n        int                 // of suffixes in use
 }
 
 // slotFor returns a slot for a query for name, which has yet to be taken.
 func (s *slots) slotFor(name wire.Name) slot {
 	sl := slot{slots: s}
-	var starts [maxSuffixes + minSuffix - 1]int // of the last labels, around
+	var starts [maxSuffixes + minSuffix - 1]int // of the last labels, a ring
 	labels := 0
 	for i := 0; i < len(name); i += 1 + int(name[i]) {
 		starts[labels%len(starts)] = i
@@ -73,7 +73,7 @@ func (sl *slot) available() bool {
 	return free > 0
 }
 
-// take takes the slot, unless it is not to be had.
+// take takes the slot. It reports false if it is not available.
 func (sl *slot) take() bool {
 	if !sl.available() {
 		return false
@@ -86,7 +86,7 @@ func (sl *slot) take() bool {
 	return true
 }
 
-// release gives a slot back that was taken.
+// release returns a slot that was taken.
 func (sl *slot) release() {
 	sl.add(-1)
 	sl.slots.free.Add(1)

@@ -1,4 +1,4 @@
-package dnsproxy
+package forward
 
 import (
 	"fmt"
@@ -12,10 +12,10 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A CacheSelection says which questions of the cache are meant: all if it is zero.
+// A CacheSelection selects questions of the cache; the zero value selects all.
 type CacheSelection struct {
-	Name   string // those for this name
-	Suffix string // those for this name and all names below it
+	Name   string // the questions for this name
+	Suffix string // the questions for this name and all names below it
 }
 
 // A CacheEntry is what the cache has for a question.
@@ -36,7 +36,7 @@ type CacheContent struct {
 	Entries []CacheEntry `json:"entries"` // of those, sorted by name and type
 }
 
-// match returns what tells the questions that s selects, nil for all.
+// match returns a function that reports whether s selects a question, nil for all.
 func (s CacheSelection) match() (func(cache.Key) bool, error) {
 	text := s.Name
 	switch {
@@ -58,9 +58,8 @@ func (s CacheSelection) match() (func(cache.Key) bool, error) {
 	return func(k cache.Key) bool { return wire.Name(k.Name) == name }, nil
 }
 
-// CacheContent returns what the cache has for the questions that selection means, up to
-// limit of them.
-func (s *Server) CacheContent(selection CacheSelection, limit int) (CacheContent, error) {
+// CacheContent returns what the cache has for the selected questions, up to limit of them.
+func (f *Forwarder) CacheContent(selection CacheSelection, limit int) (CacheContent, error) {
 	match, err := selection.match()
 	if err != nil {
 		return CacheContent{}, err
@@ -68,7 +67,7 @@ func (s *Server) CacheContent(selection CacheSelection, limit int) (CacheContent
 	if match == nil {
 		match = func(cache.Key) bool { return true }
 	}
-	kept, total := s.handler.forwarder.cache.Entries(match, limit, time.Now())
+	kept, total := f.cache.Entries(match, limit, time.Now())
 	content := CacheContent{Total: total, Entries: make([]CacheEntry, 0, len(kept))}
 	for _, e := range kept {
 		entry := CacheEntry{
@@ -87,23 +86,23 @@ func (s *Server) CacheContent(selection CacheSelection, limit int) (CacheContent
 	return content, nil
 }
 
-// FlushCache forgets what the cache has for the questions that selection means, and
-// returns how many those were. Replies on their way are given to the clients that wait
-// for them and not kept, and clients that ask from now on do not wait for them.
-func (s *Server) FlushCache(selection CacheSelection) (int, error) {
+// FlushCache removes what the cache has for the selected questions, and returns how many
+// they were. Replies in flight go to the clients that wait for them and are not cached, and
+// clients that ask from now on do not wait for them.
+func (f *Forwarder) FlushCache(selection CacheSelection) (int, error) {
 	match, err := selection.match()
 	if err != nil {
 		return 0, err
 	}
-	content, err := s.CacheContent(selection, 0)
+	content, err := f.CacheContent(selection, 0)
 	if err != nil {
 		return 0, err
 	}
 	if match != nil {
 		selected := match
-		// What was found by walking may end at any name.
+		// A walk may have ended at any name.
 		match = func(k cache.Key) bool { return k.Walk != 0 || selected(k) }
 	}
-	s.handler.forwarder.flush(match)
+	f.flush(match)
 	return content.Total, nil
 }

@@ -1,26 +1,80 @@
-package dnsproxy
+package forward
 
 import (
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nametap/nametap/dnsproxy/upstream"
 )
 
-// An upstreamCollector collects what nameservers and the cache count themselves, when
-// it is asked. There is one label value for each nameserver that was ever configured.
-type upstreamCollector struct {
-	forwarder *forwarder
+// metrics are the metrics of a Forwarder; docs/metrics.md describes them for operators.
+type metrics struct {
+	upstreamDuration prometheus.Histogram // has the name of Istio's agent, so that its dashboards keep working
+	direct           prometheus.Counter
+	overflows        prometheus.Counter
+	resolvConfErrors prometheus.Counter
+}
+
+func newMetrics() *metrics {
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+	}
+	return &metrics{
+		upstreamDuration: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "istio_agent_dns_upstream_request_duration_seconds",
+			Help:    "Time until a nameserver's reply.",
+			Buckets: []float64{.001, .005, .01, .1, 1, 5},
+		}),
+		direct: counter("nametap_dns_original_destination_total",
+			"Messages forwarded to their original destination."),
+		overflows: counter("nametap_dns_overflows_total",
+			"Queries refused because --max-inflight queries were in flight."),
+		resolvConfErrors: counter("nametap_resolv_conf_errors_total",
+			"Times that resolv.conf became unusable; the previous nameservers stay in use."),
+	}
+}
+
+// observe notes the time of a nameserver's reply.
+func (m *metrics) observe(_ upstream.Spec, rtt time.Duration) {
+	m.upstreamDuration.Observe(rtt.Seconds())
+}
+
+// register registers the forwarder's metrics, unless registry is nil.
+func (f *Forwarder) register(registry prometheus.Registerer) error {
+	if registry == nil {
+		return nil
+	}
+	for _, c := range []prometheus.Collector{
+		f.metrics.upstreamDuration, f.metrics.direct, f.metrics.overflows, f.metrics.resolvConfErrors,
+		newCollector(f),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "nametap_dns_inflight",
+			Help: "Queries that wait for nameservers or for the first table.",
+		}, func() float64 { return float64(f.slots.taken()) }),
+	} {
+		if err := registry.Register(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A collector collects what the upstream client and the cache count themselves. There is
+// one label value for each nameserver that was ever configured.
+type collector struct {
+	forwarder *Forwarder
 
 	requests, failures                       *prometheus.Desc // Istio's
 	sent, failed, wrong, hedges, rtt, up     *prometheus.Desc // by upstream
 	hits, misses, evictions, entries, memory *prometheus.Desc // of the cache
 }
 
-func newUpstreamCollector(f *forwarder) *upstreamCollector {
+func newCollector(f *Forwarder) *collector {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc(name, help, labels, nil)
 	}
-	return &upstreamCollector{
+	return &collector{
 		forwarder: f,
 		requests: desc("istio_agent_dns_upstream_requests_total",
 			"DNS requests sent to nameservers, retries included."),
@@ -46,8 +100,8 @@ func newUpstreamCollector(f *forwarder) *upstreamCollector {
 	}
 }
 
-// Describe sends what there is.
-func (c *upstreamCollector) Describe(descs chan<- *prometheus.Desc) {
+// Describe sends the descriptions of all metrics.
+func (c *collector) Describe(descs chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		c.requests, c.failures, c.sent, c.failed, c.wrong, c.hedges, c.rtt, c.up,
 		c.hits, c.misses, c.evictions, c.entries, c.memory,
@@ -56,8 +110,8 @@ func (c *upstreamCollector) Describe(descs chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect sends the figures of now.
-func (c *upstreamCollector) Collect(metrics chan<- prometheus.Metric) {
+// Collect sends the current values.
+func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 	send := func(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
 		metrics <- prometheus.MustNewConstMetric(d, kind, value, labels...)
 	}

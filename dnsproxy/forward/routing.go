@@ -1,4 +1,4 @@
-package dnsproxy
+package forward
 
 import (
 	"context"
@@ -16,8 +16,8 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A routing says whom to ask for a name, by resolv.conf and the settings. It never
-// changes; when resolv.conf does, there is a new one.
+// A routing says which nameservers to ask for a name, by resolv.conf and the settings. It
+// never changes; when resolv.conf changes, a new one replaces it.
 type routing struct {
 	conf     *resolvconf.Config
 	search   []wire.Name // of conf, without the root
@@ -45,8 +45,8 @@ func (r *routing) group(name wire.Name) *upstream.Group {
 	return r.fallback
 }
 
-// query returns the query for a question in wire form, with an OPT record of our own:
-// what clients say in theirs is for us (RFC 6891, section 6.2.1).
+// query returns the query for a question in wire form, with an OPT record of its own:
+// those of clients are for this hop (RFC 6891, section 6.2.1).
 func (r *routing) query(key cache.Key) []byte {
 	packet := make([]byte, wire.HeaderLen, wire.HeaderLen+len(key.Name)+1+4+wire.OPTLen)
 	packet[wire.FlagsOffset] = wire.RD
@@ -64,21 +64,21 @@ func (r *routing) query(key cache.Key) []byte {
 	packet = append(append(packet, key.Name...), 0)
 	packet = binary.BigEndian.AppendUint16(packet, key.Type)
 	packet = binary.BigEndian.AppendUint16(packet, key.Class)
-	return wire.AppendOPT(packet, DefaultEDNSUDPSize, ttl)
+	return wire.AppendOPT(packet, ednsUDPSize, ttl)
 }
 
-// standsFor reports whether resolv.conf's nameservers are asked instead of the one that
-// a captured query was on its way to: because it is one of them.
+// standsFor reports whether resolv.conf's nameservers are asked instead of the original
+// destination of a captured query: because it is one of them.
 //
 // If resolv.conf names a forwarder on this host, then a query for another of its
-// nameservers comes from that forwarder, or from a client that has given it up. In both
-// cases it is meant for that nameserver, and the forwarder would send it back to us.
+// nameservers comes from that forwarder, or from a client that has given up on it. In both
+// cases it is meant for that nameserver, and the forwarder would send it back to the agent.
 func (r *routing) standsFor(server netip.AddrPort) bool {
 	if r.conf.Uplink != "" && server.Addr().IsLoopback() {
-		return true // systemd-resolved's stub, in whose place others are asked
+		return true // systemd-resolved's stub: the nameservers behind it are asked
 	}
 	if a := server.Addr(); a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "" {
-		return true // the kernel does not say on which interface it was to be asked
+		return true // the kernel does not say on which interface it was sent
 	}
 	onHost := func(server netip.AddrPort) bool {
 		return server.Addr().IsLoopback() || slices.Contains(r.local, server.Addr())
@@ -92,7 +92,7 @@ type suffixRoute struct {
 	servers []upstream.Spec
 }
 
-// parseRoutes reads routes, the longest suffix first.
+// parseRoutes parses routes and sorts them, the longest suffix first.
 func parseRoutes(configured []Route) ([]suffixRoute, error) {
 	var routes []suffixRoute
 	for _, r := range configured {
@@ -106,52 +106,40 @@ func parseRoutes(configured []Route) ([]suffixRoute, error) {
 	return routes, nil
 }
 
-// routeSuffixes returns the suffixes of routes.
-func routeSuffixes(routes []suffixRoute) []wire.Name {
-	var suffixes []wire.Name
-	for _, r := range routes {
-		suffixes = append(suffixes, r.suffix)
-	}
-	return suffixes
-}
-
-func (s *Server) files() resolvconf.Files { return resolvconf.Files{Path: s.config.ResolvConf} }
+func (f *Forwarder) files() resolvconf.Files { return resolvconf.Files{Path: f.config.ResolvConf} }
 
 // readResolvConf makes the first routing.
-func (s *Server) readResolvConf() {
-	conf, err := s.files().Read()
+func (f *Forwarder) readResolvConf() {
+	conf, err := f.files().Read()
 	if err != nil {
-		s.log.Warn("resolv.conf cannot be used: no search list, and no nameservers but those set",
-			"path", s.config.ResolvConf, "error", err)
+		f.config.Logger.Warn("resolv.conf cannot be used: no search list, and no nameservers but those set",
+			"path", f.config.ResolvConf, "error", err)
 		conf = resolvconf.Parse(nil)
 	}
-	s.logIgnored(conf)
-	s.useResolvConf(conf)
+	f.logIgnored(conf)
+	f.useResolvConf(conf)
 }
 
-// watchResolvConf makes the routing again, now that listeners are open whose addresses
-// no nameserver may have, and returns the watcher of resolv.conf.
-func (s *Server) watchResolvConf() *resolvconf.Watcher {
-	conf := s.handler.forwarder.routing.Load().conf
-	s.useResolvConf(conf)
+// watcher returns what follows resolv.conf.
+func (f *Forwarder) watcher() *resolvconf.Watcher {
 	return &resolvconf.Watcher{
-		Files: s.files(), Current: conf,
+		Files: f.files(), Current: f.routing.Load().conf,
 		Changed: func(conf *resolvconf.Config) {
-			s.log.Info("resolv.conf has changed", "path", s.config.ResolvConf,
+			f.config.Logger.Info("resolv.conf has changed", "path", f.config.ResolvConf,
 				"nameservers", conf.Servers, "search", conf.Search)
-			s.logIgnored(conf)
-			s.useResolvConf(conf)
+			f.logIgnored(conf)
+			f.useResolvConf(conf)
 		},
 		Failed: func(err error) {
-			s.handler.metrics.resolvConfErrors.Inc()
-			s.log.Warn("resolv.conf cannot be used any more: what it said before stays in use",
-				"path", s.config.ResolvConf, "error", err)
+			f.metrics.resolvConfErrors.Inc()
+			f.config.Logger.Warn("resolv.conf cannot be used any more: what it said before stays in use",
+				"path", f.config.ResolvConf, "error", err)
 		},
 	}
 }
 
-// logIgnored tells what of a resolv.conf is left out.
-func (s *Server) logIgnored(conf *resolvconf.Config) {
+// logIgnored logs what of a resolv.conf is ignored.
+func (f *Forwarder) logIgnored(conf *resolvconf.Config) {
 	ignored := slices.Clone(conf.Ignored)
 	for _, domain := range conf.Search {
 		if _, err := wire.ParseHostname(domain); err != nil && domain != "." {
@@ -159,33 +147,34 @@ func (s *Server) logIgnored(conf *resolvconf.Config) {
 		}
 	}
 	for _, value := range ignored {
-		s.log.Warn("resolv.conf: a value is left out", "path", s.config.ResolvConf, "value", value)
+		f.config.Logger.Warn("resolv.conf: a value is left out", "path", f.config.ResolvConf, "value", value)
 	}
 }
 
-// useResolvConf makes the routing of a resolv.conf and puts it to use. If that changes
-// what answers there are, those from before are forgotten, and those on their way are not
-// kept.
-func (s *Server) useResolvConf(conf *resolvconf.Config) {
-	local, err := localAddrs()
-	s.routingChange.Lock()
-	defer s.routingChange.Unlock()
-	if err != nil {
-		s.log.Warn("the addresses of this host cannot be read now and are read again", "error", err)
-		if before := s.handler.forwarder.routing.Load(); before != nil {
-			local = before.local
-		}
-	}
-	s.useLocked(conf, local)
+// SetListeners says on which addresses the agent listens. A nameserver with such an
+// address is the agent itself and is left out (F6).
+func (f *Forwarder) SetListeners(listeners []netip.AddrPort) {
+	f.changing.Lock()
+	defer f.changing.Unlock()
+	f.listeners = listeners
+	f.useLocked(f.routing.Load().conf, f.readLocalLocked())
+}
+
+// useResolvConf makes the routing of a resolv.conf and puts it to use. If that changes the
+// answers, those from before are removed from the cache, and those in flight are not cached.
+func (f *Forwarder) useResolvConf(conf *resolvconf.Config) {
+	f.changing.Lock()
+	defer f.changing.Unlock()
+	f.useLocked(conf, f.readLocalLocked())
 }
 
 // addressInterval is how often the addresses of this host are read. Reading them costs
 // less than 0.1 ms.
 const addressInterval = 2 * time.Second
 
-// followAddresses makes the routing again when this host has other addresses, until ctx
-// ends: a nameserver's address may become one of them.
-func (s *Server) followAddresses(ctx context.Context) {
+// followAddresses makes the routing again when the addresses of this host change, until
+// ctx ends: a nameserver's address may be among the new ones.
+func (f *Forwarder) followAddresses(ctx context.Context) {
 	ticker := time.NewTicker(addressInterval)
 	defer ticker.Stop()
 	for {
@@ -198,43 +187,43 @@ func (s *Server) followAddresses(ctx context.Context) {
 		if err != nil {
 			continue // and read again
 		}
-		s.routingChange.Lock()
-		if now := s.handler.forwarder.routing.Load(); !slices.Equal(local, now.local) {
-			s.useLocked(now.conf, local)
+		f.changing.Lock()
+		if current := f.routing.Load(); !slices.Equal(local, current.local) {
+			f.useLocked(current.conf, local)
 		}
-		s.routingChange.Unlock()
+		f.changing.Unlock()
 	}
 }
 
-// useLocked is useResolvConf with the addresses of this host; routingChange is held.
-func (s *Server) useLocked(conf *resolvconf.Config, local []netip.Addr) {
-	r := &routing{conf: conf, servers: s.config.Upstreams, local: local}
+// useLocked makes the routing of a resolv.conf and the addresses of this host and puts it
+// to use.
+func (f *Forwarder) useLocked(conf *resolvconf.Config, local []netip.Addr) {
+	r := &routing{conf: conf, servers: f.config.Upstreams, local: local}
 	r.readSearch()
 	if len(r.servers) == 0 {
 		for _, addr := range conf.Servers {
 			r.servers = append(r.servers, upstream.Spec{Addr: addr})
 		}
 	}
-	r.servers = s.withoutSelf(r.servers, local)
-	f := s.handler.forwarder
+	r.servers = f.withoutSelfLocked(r.servers, local)
 	options := upstream.Options{
-		Rotate: conf.Rotate, UseVC: conf.UseVC, Parallel: s.config.Parallel,
-		Fastest: s.config.Order == OrderFastest,
+		Rotate: conf.Rotate, UseVC: conf.UseVC, Parallel: f.config.Parallel,
+		Fastest: f.config.Order == OrderFastest,
 		Timeout: conf.Timeout, Attempts: conf.Attempts,
 	}
 	r.fallback = f.client.Group(r.servers, options)
-	for _, sr := range s.routes {
-		servers := s.withoutSelf(sr.servers, local)
+	for _, sr := range f.routes {
+		servers := f.withoutSelfLocked(sr.servers, local)
 		r.routes = append(r.routes, route{suffix: sr.suffix, group: f.client.Group(servers, options), servers: servers})
 	}
-	before := f.routing.Swap(r)
+	previous := f.routing.Swap(r)
 	f.walks.Add(1)
-	if before != nil && !before.answersLike(r) {
+	if previous != nil && !previous.answersLike(r) {
 		f.flush(nil)
 	}
 }
 
-// readSearch sets what is needed of the search list of resolv.conf.
+// readSearch sets the fields for the search list of resolv.conf.
 func (r *routing) readSearch() {
 	r.asIs = math.MaxInt
 	for _, domain := range r.conf.Search {
@@ -246,35 +235,39 @@ func (r *routing) readSearch() {
 	}
 }
 
-// answersLike reports whether nameservers answer the same by both routings.
+// answersLike reports whether both routings ask the same nameservers in the same way.
 func (r *routing) answersLike(other *routing) bool {
 	sameServers := func(x, y route) bool { return slices.Equal(x.servers, y.servers) }
 	return slices.Equal(r.servers, other.servers) && slices.EqualFunc(r.routes, other.routes, sameServers) &&
 		r.conf.TrustAD == other.conf.TrustAD
 }
 
-// withoutSelf returns the nameservers that are not this agent itself (F6).
-func (s *Server) withoutSelf(specs []upstream.Spec, local []netip.Addr) []upstream.Spec {
-	var listeners []netip.AddrPort
-	s.mu.Lock()
-	open := slices.Clone(s.listeners)
-	s.mu.Unlock()
-	for _, l := range open {
-		if addr, err := netip.ParseAddrPort(l.addr().Address); err == nil { // always, of a listener
-			listeners = append(listeners, addr)
-		}
-	}
+// withoutSelfLocked returns the nameservers that are not this agent itself (F6).
+func (f *Forwarder) withoutSelfLocked(specs []upstream.Spec, local []netip.Addr) []upstream.Spec {
 	var others []upstream.Spec
 	for _, spec := range specs {
-		_, self := resolvconf.WithoutSelf([]netip.AddrPort{spec.Addr}, listeners, local)
+		_, self := resolvconf.WithoutSelf([]netip.AddrPort{spec.Addr}, f.listeners, local)
 		for _, reason := range self {
-			s.log.Warn("a nameserver is left out", "reason", reason)
+			f.config.Logger.Warn("a nameserver is left out", "reason", reason)
 		}
 		if len(self) == 0 {
 			others = append(others, spec)
 		}
 	}
 	return others
+}
+
+// readLocalLocked returns the addresses of this host, after an error the previous ones.
+func (f *Forwarder) readLocalLocked() []netip.Addr {
+	local, err := localAddrs()
+	if err == nil {
+		return local
+	}
+	f.config.Logger.Warn("the addresses of this host cannot be read now and are read again", "error", err)
+	if previous := f.routing.Load(); previous != nil {
+		return previous.local
+	}
+	return nil
 }
 
 // localAddrs returns the addresses of this host.

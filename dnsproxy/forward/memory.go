@@ -1,4 +1,4 @@
-package dnsproxy
+package forward
 
 import "sync/atomic"
 
@@ -6,13 +6,12 @@ const (
 	// shortQuery is the length in bytes up to which queries are bounded by their number
 	// alone, as nearly all are.
 	shortQuery = 1 << 10
-	// maxLongQueries bounds the longer ones that are served by other goroutines than the
-	// one that read them, in bytes. On its way to nameservers a query is copied some five
-	// times.
+	// maxLongQueries bounds the longer ones that wait, in bytes. A query is copied about
+	// five times on its way to nameservers.
 	maxLongQueries = 8 << 20
 )
 
-// A longQueries counts the bytes of long queries in flight. The zero value is ready for
+// A longQueries counts the bytes of long queries that wait. The zero value is ready for
 // use.
 type longQueries struct{ bytes atomic.Int64 }
 
@@ -21,8 +20,8 @@ func (l *longQueries) fit(n int) bool {
 	return n <= shortQuery || l.bytes.Load()+int64(n) <= maxLongQueries
 }
 
-// take counts a query of n bytes, which release must be called for, unless there are too
-// many bytes.
+// take counts a query of n bytes, unless there are too many bytes. The caller calls release
+// if it reports true.
 func (l *longQueries) take(n int) bool {
 	if n <= shortQuery {
 		return true

@@ -1,0 +1,23 @@
+package cache_test
+
+import (
+	"testing"
+
+	"github.com/nametap/nametap/dnsproxy/cache"
+)
+
+// F8, R4: Get counts answers, CountMiss questions that are asked.
+func TestCountMiss(t *testing.T) {
+	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: day}), newClock()
+	c.Get(key("a"), clock.Time)
+	if s := c.Stats(); s != (cache.Stats{}) {
+		t.Errorf("Stats = %+v", s)
+	}
+	for _, state := range []cache.State{cache.Miss, cache.Fresh, cache.Stale, cache.StaleNow, cache.Failed} {
+		c.CountMiss(state)
+	}
+	if s := c.Stats(); s != (cache.Stats{Misses: 1, Stale: 1}) {
+		t.Errorf("Stats = %+v", s)
+	}
+	(*cache.Cache)(nil).CountMiss(cache.Miss)
+}

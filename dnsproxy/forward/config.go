@@ -1,0 +1,140 @@
+package forward
+
+import (
+	"cmp"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/nametap/nametap/dnsproxy/cache"
+	"github.com/nametap/nametap/dnsproxy/resolvconf"
+	"github.com/nametap/nametap/dnsproxy/upstream"
+)
+
+// The defaults of a Config, used for zero values.
+const (
+	DefaultResolvConf     = resolvconf.DefaultPath
+	DefaultMaxInflight    = 10_000
+	DefaultTimeout        = 4 * time.Second
+	DefaultCacheSize      = 8 << 20 // bytes; about 20,000 replies
+	DefaultServeStale     = 24 * time.Hour
+	DefaultMaxTTL         = cache.DefaultMaxTTL
+	DefaultMaxNegativeTTL = cache.DefaultMaxNegativeTTL
+)
+
+// A Config configures a [Forwarder]. The zero value of a field means the default named in
+// its comment.
+type Config struct {
+	// ResolvConf is the path of the resolv.conf(5) that gives the search list, the
+	// nameservers and their options. Changes take effect within a second. Default
+	// /etc/resolv.conf.
+	ResolvConf string
+	// Upstreams replaces the nameservers of ResolvConf. Default none.
+	Upstreams []upstream.Spec
+	// Routes sends queries for names below a suffix to other nameservers; the longest
+	// suffix wins. Default none.
+	Routes []Route
+	// Order says which nameserver is queried first. Default strict.
+	Order Order
+	// Parallel queries all nameservers at once and ignores Order.
+	Parallel bool
+	// RootCA is the path of a PEM file with the root certificates of TLS nameservers, read
+	// for every new connection. Default the system's certificates.
+	RootCA string
+	// MixCase sends questions in random case, which makes replies harder to forge
+	// (draft-vixie-dnsext-dns0x20).
+	MixCase bool
+	// Timeout bounds the time of a forwarded query, over all nameservers. Default 4 s, less
+	// than the 5 s after which glibc tries the next server.
+	Timeout time.Duration
+	// MaxInflight bounds the queries that wait for a nameserver or for the first table, 1
+	// or more; further ones get SERVFAIL at once. One domain gets at most half of it.
+	// Default 10,000.
+	MaxInflight int
+	// CacheSize bounds the memory of the cache in bytes; negative disables the cache.
+	// Default 8 MiB.
+	CacheSize int
+	// CacheMaxTTL and CacheMaxNegativeTTL bound how long positive and negative answers are
+	// cached, and their TTLs when they are answered from the cache. Default 7 days and 3 h.
+	CacheMaxTTL, CacheMaxNegativeTTL time.Duration
+	// ServeStale is how long after its expiry a cached reply may be used if no nameserver
+	// answers; negative means never. Default 24 h.
+	ServeStale time.Duration
+	// Logger logs what operators should know. Default slog.Default().
+	Logger *slog.Logger
+	// Registerer registers the metrics. Default none.
+	Registerer prometheus.Registerer
+}
+
+// An Order says which of several nameservers is queried first.
+type Order string
+
+// The values of Order.
+const (
+	// OrderStrict queries them in the order of resolv.conf or of the settings. When one is
+	// late the next is queried, too, but a negative answer of the first one wins. It is the
+	// default.
+	OrderStrict Order = "strict"
+	// OrderFastest queries the fastest one, and takes the first answer.
+	OrderFastest Order = "fastest"
+)
+
+// MarshalText returns what UnmarshalText reads.
+func (o Order) MarshalText() ([]byte, error) { return []byte(o), nil }
+
+// UnmarshalText reads one of the values. The error says what was expected; the caller
+// names the setting and its value.
+func (o *Order) UnmarshalText(text []byte) error {
+	switch v := Order(text); v {
+	case OrderStrict, OrderFastest:
+		*o = v
+		return nil
+	}
+	return fmt.Errorf("want %s or %s", OrderStrict, OrderFastest)
+}
+
+// A Route sends queries for the names of a suffix to other nameservers.
+type Route struct {
+	// Suffix is a domain name; the route applies to it and all names below it.
+	Suffix string
+	// Servers are those nameservers, at least one.
+	Servers []upstream.Spec
+}
+
+// SetDefaults replaces zero values by the defaults.
+func (c *Config) SetDefaults() {
+	c.ResolvConf = cmp.Or(c.ResolvConf, DefaultResolvConf)
+	c.Order = cmp.Or(c.Order, OrderStrict)
+	c.Timeout = cmp.Or(c.Timeout, DefaultTimeout)
+	c.MaxInflight = cmp.Or(c.MaxInflight, DefaultMaxInflight)
+	c.CacheSize = cmp.Or(c.CacheSize, DefaultCacheSize)
+	c.CacheMaxTTL = cmp.Or(c.CacheMaxTTL, DefaultMaxTTL)
+	c.CacheMaxNegativeTTL = cmp.Or(c.CacheMaxNegativeTTL, DefaultMaxNegativeTTL)
+	c.ServeStale = cmp.Or(c.ServeStale, DefaultServeStale)
+	c.Logger = cmp.Or(c.Logger, slog.Default())
+}
+
+func (c *Config) validate() error {
+	const maxTTL = (1<<31 - 1) * time.Second // RFC 2181, section 8
+	switch {
+	case c.MaxInflight < 1:
+		return fmt.Errorf("limit of %d queries in flight: want 1 or more", c.MaxInflight)
+	case c.CacheMaxTTL < time.Second || c.CacheMaxTTL > maxTTL:
+		return fmt.Errorf("maximum TTL in the cache %s: want 1s to %s", c.CacheMaxTTL, maxTTL)
+	case c.CacheMaxNegativeTTL < time.Second || c.CacheMaxNegativeTTL > maxTTL:
+		return fmt.Errorf("maximum negative TTL in the cache %s: want 1s to %s", c.CacheMaxNegativeTTL, maxTTL)
+	case c.Timeout < 0:
+		return fmt.Errorf("upstream timeout %s: want more than 0", c.Timeout)
+	}
+	for _, r := range c.Routes {
+		if len(r.Servers) == 0 {
+			return fmt.Errorf("route for %q: want a nameserver", r.Suffix)
+		}
+	}
+	if err := new(Order).UnmarshalText([]byte(c.Order)); err != nil {
+		return fmt.Errorf("upstream-order %q: %w", c.Order, err)
+	}
+	return nil
+}

@@ -1,0 +1,160 @@
+package forward
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/nametap/nametap/dnsproxy/cache"
+	"github.com/nametap/nametap/dnsproxy/reply"
+	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/dnsproxy/wire"
+)
+
+// ednsUDPSize is the UDP payload size in bytes that queries to nameservers offer. It fits
+// an IPv6 packet everywhere (DNS flag day 2020).
+const ednsUDPSize = 1232
+
+// A Forwarder answers queries from the cache or by asking nameservers. Make one with
+// [New] and start it with [Forwarder.Run]. Its methods are safe for concurrent use.
+type Forwarder struct {
+	config  Config
+	routes  []suffixRoute // of config
+	client  *upstream.Client
+	cache   *cache.Cache // nil: none
+	routing atomic.Pointer[routing]
+	flights flights
+	slots   *slots // for queries in flight or held
+	long    longQueries
+	metrics *metrics
+	// walks numbers the versions of the search list and the table: the Walk of cache
+	// keys. It changes after them.
+	walks atomic.Uint32
+
+	// background is the work that goes on after its client was answered.
+	background sync.WaitGroup
+
+	changing  sync.Mutex       // held while the routing is made
+	listeners []netip.AddrPort // guarded by changing
+}
+
+// New checks cfg and reads its resolv.conf. It logs a file that cannot be read and returns
+// no error for it: mesh names can be answered without nameservers.
+func New(cfg Config) (*Forwarder, error) {
+	cfg.SetDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	routes, err := parseRoutes(cfg.Routes)
+	if err != nil {
+		return nil, err
+	}
+	f := &Forwarder{config: cfg, routes: routes, slots: newSlots(cfg.MaxInflight), metrics: newMetrics()}
+	f.client = upstream.NewClient(upstream.Config{
+		TLSRootsFile: cfg.RootCA,
+		Timeout:      cfg.Timeout, MixCase: cfg.MixCase, Logger: cfg.Logger,
+		Observe: f.metrics.observe, Check: new(reply.Checker).Check,
+	})
+	f.walks.Store(1)
+	if cfg.CacheSize > 0 {
+		f.cache = cache.New(cache.Config{
+			MaxBytes: int64(cfg.CacheSize), Stale: max(cfg.ServeStale, 0),
+			MaxTTL: cfg.CacheMaxTTL, MaxNegativeTTL: cfg.CacheMaxNegativeTTL,
+		})
+	}
+	if err := f.register(cfg.Registerer); err != nil {
+		return nil, fmt.Errorf("registering metrics: %w", err)
+	}
+	f.readResolvConf()
+	return f, nil
+}
+
+// Run follows resolv.conf and the addresses of this host until ctx ends. It then closes
+// the sockets to nameservers and returns after all background work has ended. Queries may
+// be answered before Run, but not after the end of ctx.
+func (f *Forwarder) Run(ctx context.Context) error {
+	defer f.background.Wait()
+	defer f.client.Close()
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return f.watcher().Run(ctx) })
+	group.Go(func() error {
+		f.followAddresses(ctx)
+		return nil
+	})
+	return group.Wait()
+}
+
+// Search returns the search list of resolv.conf without the root. The caller must not
+// change it.
+func (f *Forwarder) Search() []wire.Name { return f.routing.Load().search }
+
+// Suffixes returns the suffixes that have nameservers of their own.
+func (f *Forwarder) Suffixes() []wire.Name {
+	suffixes := make([]wire.Name, len(f.routes))
+	for i, r := range f.routes {
+		suffixes[i] = r.suffix
+	}
+	return suffixes
+}
+
+// TrustAD reports whether clients may see the AD bit of nameservers' replies (trust-ad in
+// resolv.conf(5)).
+func (f *Forwarder) TrustAD() bool { return f.routing.Load().conf.TrustAD }
+
+// Upstreams returns the nameservers that queries are forwarded to, except those of routes.
+func (f *Forwarder) Upstreams() []upstream.Spec { return slices.Clone(f.routing.Load().servers) }
+
+// Status returns the state of each nameserver that was ever configured.
+func (f *Forwarder) Status() []upstream.Status { return f.client.Status() }
+
+// TableChanged must be called after each change of the table that answers mesh names:
+// walks of the search list end at its names, so cached results of walks are void.
+func (f *Forwarder) TableChanged() { f.walks.Add(1) }
+
+// Elsewhere reports whether a captured query goes to original, the nameserver that it was
+// sent to, rather than to those of resolv.conf. It is false for one that is not valid.
+func (f *Forwarder) Elsewhere(original netip.AddrPort) bool {
+	return original.IsValid() && !f.routing.Load().standsFor(original)
+}
+
+// Overflow counts a query that was refused because too many are in flight.
+func (f *Forwarder) Overflow() { f.metrics.overflows.Inc() }
+
+// Hold takes a slot for a query that waits for the first table. The caller releases it if
+// ok.
+func (f *Forwarder) Hold() (release func(), ok bool) {
+	taken, ok := f.acquire(f.slots.slotFor(wire.Root)) // the same one for all names
+	return taken.release, ok
+}
+
+// acquire takes a slot. The caller releases it if ok.
+func (f *Forwarder) acquire(wanted slot) (taken *slot, ok bool) {
+	if ok = wanted.take(); !ok {
+		f.metrics.overflows.Inc()
+	}
+	return &wanted, ok
+}
+
+// flush removes the replies to the questions that match from the cache, all if match is
+// nil. Clients that ask from now on do not get what was asked before. A flight's
+// nameservers are chosen after it was joined, so one that begins from now on asks those in
+// use now.
+func (f *Forwarder) flush(match func(cache.Key) bool) {
+	f.flights.shut()
+	f.cache.Flush(match)
+}
+
+// FitsMemory reports whether [Forwarder.ReserveMemory] would succeed.
+func (f *Forwarder) FitsMemory(n int) bool { return f.long.fit(n) }
+
+// ReserveMemory reserves memory for a query of n bytes that waits, unless long queries
+// have too much of it already. The caller calls [Forwarder.ReleaseMemory] if it reports true.
+func (f *Forwarder) ReserveMemory(n int) bool { return f.long.take(n) }
+
+// ReleaseMemory ends what [Forwarder.ReserveMemory] began.
+func (f *Forwarder) ReleaseMemory(n int) { f.long.release(n) }

@@ -1,0 +1,232 @@
+package forward
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/dnsproxy/cache"
+	"github.com/nametap/nametap/dnsproxy/reply"
+	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/dnsproxy/wire"
+)
+
+// staleAfter is how long nameservers have before clients get a stale answer: the client
+// response timer of RFC 8767, section 5. It runs from the first client's query. No client
+// waits while nameservers are down, or if they failed to answer the question the last time.
+const staleAfter = 1800 * time.Millisecond
+
+// A lookup is what the cache has for a question.
+type lookup struct {
+	state  cache.State
+	result Result // the answer if final, otherwise a stale reply or none
+	// refresh says that this caller, and no other, is to ask nameservers again.
+	refresh bool
+	// generation is the cache's from before the lookup.
+	generation uint64
+}
+
+// final reports whether nameservers need not be asked.
+func (l *lookup) final() bool { return l.state != cache.Miss && l.state != cache.Stale }
+
+// look looks a question up in the cache.
+func (f *Forwarder) look(key cache.Key) lookup {
+	generation := f.cache.Generation()
+	hit := f.cache.Get(key, time.Now())
+	found := lookup{state: hit.State, refresh: hit.Refresh, generation: generation}
+	found.result = Result{Reply: hit.Reply, Age: hit.Age, Source: SourceCache, left: hit.Left, aging: hit.Aging}
+	if hit.State == cache.Failed {
+		found.result.Err = CachedFailure(hit.Failure)
+	}
+	return found
+}
+
+// Key returns the key of a query in the cache; walked says that the search list is walked
+// for it. The key is valid as long as q. It must be made before the Steps of the walk, so
+// that what is found with an older table or search list is never found again.
+func (f *Forwarder) Key(q *wire.Query, walked bool) cache.Key {
+	key := cache.Key{Name: string(q.Name), Type: q.Type, Class: q.Class, DO: q.DO, CD: q.CD}
+	if walked {
+		key.Walk = f.walks.Load()
+	}
+	return key
+}
+
+// Lookup looks a query up in the cache, by its Key. It reports whether the cache answers
+// it. It does not allocate for replies.
+func (f *Forwarder) Lookup(q *Query) (found Result, ok bool) {
+	q.found = f.look(q.Key)
+	return q.found.result, q.found.final()
+}
+
+// RefreshDue reports whether the caller of [Forwarder.Lookup] must call
+// [Forwarder.Refresh].
+func (q *Query) RefreshDue() bool { return q.found.refresh }
+
+// Stale returns a reply that [Forwarder.Lookup] found expired. It is for queries that
+// cannot wait for nameservers.
+func (q *Query) Stale() (found Result, ok bool) {
+	return q.found.result, q.found.state == cache.Stale
+}
+
+// Refresh asks nameservers in the background for a reply that is in the cache and is about
+// to expire. It keeps nothing of q except its Steps.
+func (f *Forwarder) Refresh(q *Query) { f.refresh(q.Key, q.Steps, f.slotOf(q)) }
+
+func (f *Forwarder) refresh(key cache.Key, steps []Step, wanted slot) {
+	taken, ok := f.acquire(wanted)
+	if !ok {
+		return // clients that wait come first
+	}
+	flight, first := f.flights.join(flightKey{Key: key})
+	if !first {
+		taken.release()
+		return
+	}
+	f.background.Go(func() {
+		defer taken.release()
+		f.ask(flight, steps, cache.Fresh)
+	})
+}
+
+// resolve answers a question from the cache or by asking nameservers, which are asked once
+// for all clients that wait for the same. If they fail or are slow, clients get what the
+// cache has, stale (RFC 8767).
+func (f *Forwarder) resolve(q *Query) Result {
+	if q.found.generation != f.cache.Generation() {
+		q.found = lookup{} // flushed since
+	}
+	if q.found.final() {
+		return q.found.result
+	}
+	return f.fetch(q)
+}
+
+// fetch is resolve for a query whose answer is not in the cache, or whose reply there is
+// stale or to be renewed. That reply goes out if no more queries may be in flight.
+func (f *Forwarder) fetch(q *Query) Result {
+	found, old := &q.found.result, q.found.result.Reply != nil
+	taken, ok := f.acquire(f.slotOf(q))
+	if !ok {
+		f.cache.CountMiss(q.found.state)
+		if old {
+			return *found
+		}
+		return Result{Err: ErrTooMany, Source: SourceSelf}
+	}
+	defer taken.release()
+	flying := flightKey{Key: q.Key}
+	if f.cache == nil {
+		flying.how = q.How
+	}
+	flight, first := f.flights.join(flying)
+	switch {
+	case !first:
+		// Another client asks the same, or a nameserver that forwards to this agent.
+		f.cache.CountMiss(q.found.state)
+		flight.suspectLater(f.routing.Load().group(q.Name))
+	case old:
+		steps, state := q.Steps, q.found.state
+		f.background.Go(func() { f.ask(flight, steps, state) })
+	default:
+		f.ask(flight, q.Steps, q.found.state)
+	}
+	if !old {
+		<-flight.done
+		return flight.result
+	}
+	if found.Age.Stale && f.routing.Load().group(q.Name).Down() {
+		return *found
+	}
+	timer := time.NewTimer(staleAfter - time.Since(flight.began))
+	defer timer.Stop()
+	select {
+	case <-flight.done:
+		if flight.result.usable() {
+			return flight.result
+		}
+	case <-timer.C:
+	}
+	return *found
+}
+
+// ask finds the answer to the question of a flight that the caller leads, caches it and
+// lands the flight. state is what the caller found in the cache: if it was an answer, that
+// is renewed.
+func (f *Forwarder) ask(flight *flight, steps []Step, state cache.State) {
+	key := flight.key.Key
+	renew := (&lookup{state: state}).final()
+	if !renew {
+		// Another flight for the question may have landed after the caller looked into
+		// the cache and before it joined this one. The leader looks again, so that a burst
+		// of equal questions is one query to nameservers; no other goroutine does.
+		switch again := f.look(key); {
+		case again.final() && !again.refresh:
+			f.flights.land(flight, again.result)
+			return
+		case !again.final():
+			f.cache.CountMiss(again.state)
+		}
+	}
+	value := cache.Value{Generation: f.cache.Generation()} // before the nameservers are chosen
+	var result Result
+	if key.Walk != 0 {
+		result = f.walk(key, steps, renew)
+		value.Derived = &cache.Derived{Left: result.left}
+	} else {
+		result = f.exchange(key, flight.key.how)
+	}
+	switch {
+	case result.Err == nil && (value.Derived == nil || result.left > 0):
+		value.Reply, value.Unsure = result.Reply, result.unsure
+		result.left = f.cache.Put(key, value, time.Now())
+	case value.Derived != nil: // its parts are in the cache
+	case nameserversFailed(result.Err):
+		value.Failure = result.Err.Error()
+		f.cache.Put(key, value, time.Now())
+	}
+	f.flights.land(flight, result)
+}
+
+// nameserversFailed reports whether nameservers were asked and failed to answer, so that
+// the question is not asked again for a moment (RFC 9520). A query that was not sent, such
+// as for lack of slots or nameservers, says nothing about them.
+func nameserversFailed(err error) bool {
+	for _, failure := range []error{
+		ErrBadReply, upstream.ErrMalformed, upstream.ErrTimeout,
+		unix.ECONNREFUSED, unix.ECONNRESET, unix.EPIPE, io.EOF,
+		unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENETDOWN, unix.EADDRNOTAVAIL, unix.EPERM, unix.EACCES,
+	} {
+		if errors.Is(err, failure) {
+			return true
+		}
+	}
+	return false
+}
+
+// exchange asks nameservers a question. how is the client's transport, which is used if
+// there is no cache.
+func (f *Forwarder) exchange(key cache.Key, how upstream.How) Result {
+	if f.cache != nil {
+		how = upstream.UDPThenTCP
+	}
+	r := f.routing.Load()
+	found := Result{Source: SourceUpstream}
+	answer, err := r.group(wire.Name(key.Name)).Ask(context.Background(), r.query(key), how)
+	if err != nil {
+		found.Err = err
+		return found
+	}
+	if found.Reply, err = reply.Parse(answer.Reply); err != nil {
+		found.Err = fmt.Errorf("%w: %s: %w", ErrBadReply, answer.Server, err)
+	}
+	if answer.Unsure && f.cache != nil {
+		// A client with a cache must not keep it for longer than this one does.
+		found.unsure, found.Age = true, reply.Age{Cached: true, Max: uint32(cache.MaxUnsure / time.Second)}
+	}
+	return found
+}
