@@ -65,7 +65,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 			Name: "builds_total", Help: "Times that the tables were built."}),
 		failures: counters("failures_total", "Failures, by step: read, watch, save, save_objects or build.", "step"),
 		clients:  gauges("clients", "Open ADS streams, by variant (sotw or delta).", "variant"),
-		pushes:   counters("pushes_total", "Responses that carry name tables, by variant (sotw or delta).", "variant"),
+		pushes:   counters("pushes_total", "Responses with name tables, by variant (sotw or delta).", "variant"),
 		rejected: counters("rejected_total", "Pushes that a client rejected (NACK), by variant (sotw or delta).", "variant"),
 		ended: counters("streams_ended_total", "Streams and connections that the server ended, by reason: too_many (more than --max-clients) "+
 			"or slow (a push was not acknowledged in time).", "reason"),

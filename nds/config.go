@@ -28,8 +28,8 @@ type Config struct {
 	// certificate. It is read on every connect. "" means the system's root certificates,
 	// which Go reads once per process.
 	RootCA string
-	// RootCAElse is read if RootCA does not exist; "" means none.
-	RootCAElse string
+	// RootCAFallback is read if RootCA does not exist; "" means none.
+	RootCAFallback string
 	// TokenFile holds the bearer token; "" means none. It is read on every connect,
 	// because Kubernetes replaces it.
 	TokenFile string
@@ -90,14 +90,14 @@ func DefaultConfig() Config {
 // withDefaults returns c with defaults for the zero values, or an error that names the
 // invalid field.
 func (c Config) withDefaults() (Config, error) {
-	if err := checkAddr("control plane", c.Addr); err != nil {
+	if err := checkAddr("control plane", "--xds-addr", c.Addr); err != nil {
 		return c, err
 	}
 	if c.Variant != Incremental && c.Variant != StateOfTheWorld {
 		return c, fmt.Errorf("ADS variant %d: want Incremental or StateOfTheWorld", int(c.Variant))
 	}
 	if c.MaxPushBytes < 0 {
-		return c, fmt.Errorf("longest push of %d bytes: want a positive number, or 0 for the default, %d", c.MaxPushBytes, defaultMaxPushBytes)
+		return c, fmt.Errorf("longest push of %d bytes: want a positive number, or 0 for the default, %d (--max-push-bytes)", c.MaxPushBytes, defaultMaxPushBytes)
 	}
 	if err := c.checkCertificates(); err != nil {
 		return c, err
@@ -128,7 +128,7 @@ func (c Config) withDefaults() (Config, error) {
 // checkCertificates returns an error if the settings of certificates are invalid.
 func (c Config) checkCertificates() error {
 	if (c.CertFile == "") != (c.KeyFile == "") {
-		return fmt.Errorf("client certificate %q with key %q: want both files or none", c.CertFile, c.KeyFile)
+		return fmt.Errorf("client certificate %q with key %q: want both files or none (--xds-cert, --xds-key)", c.CertFile, c.KeyFile)
 	}
 	if c.WorkloadCert != "" {
 		if err := new(WorkloadCert).UnmarshalText([]byte(c.WorkloadCert)); err != nil {
@@ -138,7 +138,7 @@ func (c Config) checkCertificates() error {
 	if c.CAAddr == "" {
 		return nil
 	}
-	return checkAddr("certificate authority", c.CAAddr)
+	return checkAddr("certificate authority", "--ca-addr", c.CAAddr)
 }
 
 // serverName returns the default for the name in the certificate of the server at addr.
@@ -160,7 +160,7 @@ func (c Config) caServerName() string {
 
 // checkAddr returns an error unless addr is a host and a port, so that a typing error
 // ends the process at the start instead of failing at every connect.
-func checkAddr(what, addr string) error {
+func checkAddr(what, flag, addr string) error {
 	host, port, err := net.SplitHostPort(addr)
 	if err == nil && host == "" {
 		err = errors.New("no host")
@@ -172,7 +172,7 @@ func checkAddr(what, addr string) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("%s address %q: want host:port, for example istiod.istio-system.svc:15012: %w", what, addr, err)
+		return fmt.Errorf("%s address %q: %w: want host:port, for example istiod.istio-system.svc:15012 (%s)", what, addr, err, flag)
 	}
 	return nil
 }

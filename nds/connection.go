@@ -81,7 +81,7 @@ func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (
 	}
 	tlsConfig := &tls.Config{ServerName: serverName, MinVersion: tls.VersionTLS12}
 	var err error
-	if tlsConfig.RootCAs, err = readRoots(cfg.RootCA, cfg.RootCAElse); err != nil {
+	if tlsConfig.RootCAs, err = readRoots(cfg.RootCA, cfg.RootCAFallback); err != nil {
 		return creds, fmt.Errorf("reading root certificates (XDS_ROOT_CA, --xds-root-ca): %w", err)
 	}
 	certificate := workload

@@ -107,25 +107,29 @@ func (c *Client) awaitNodeChange(ctx context.Context, sent *corev3.Node) bool {
 // withDefaults returns n with defaults for the zero values, or an error that names the
 // invalid field.
 func (n Node) withDefaults() (Node, error) {
-	for _, field := range []struct{ name, value string }{{"pod name", n.PodName}, {"namespace", n.Namespace}} {
+	for _, field := range []struct{ name, flag, value string }{
+		{"pod name", "--pod-name", n.PodName}, {"namespace", "--namespace", n.Namespace},
+	} {
 		if field.value == "" {
-			return n, fmt.Errorf("%s is empty: want the workload's", field.name)
+			return n, fmt.Errorf("%s is empty: want that of the workload (%s)", field.name, field.flag)
 		}
 	}
 	if strings.Contains(n.Namespace, ".") {
-		return n, fmt.Errorf("namespace %q: want a name without a dot", n.Namespace)
+		return n, fmt.Errorf("namespace %q: want a name without a dot (--namespace)", n.Namespace)
 	}
 	if n.Domain == "" {
 		n.Domain = n.Namespace + ".svc.cluster.local"
 	}
-	for _, field := range []struct{ name, value string }{{"pod name", n.PodName}, {"namespace", n.Namespace}, {"domain", n.Domain}} {
+	for _, field := range []struct{ name, flag, value string }{
+		{"pod name", "--pod-name", n.PodName}, {"namespace", "--namespace", n.Namespace}, {"domain", "--domain", n.Domain},
+	} {
 		// "~" separates the parts of the node id.
 		if strings.ContainsAny(field.value, "~/ \t\r\n") {
-			return n, fmt.Errorf("%s %q: want a DNS name", field.name, field.value)
+			return n, fmt.Errorf("%s %q: want a DNS name (%s)", field.name, field.value, field.flag)
 		}
 	}
 	if len(n.IPs) == 0 {
-		return n, fmt.Errorf("no IP address given for pod %q: want at least one", n.PodName)
+		return n, fmt.Errorf("no IP address given for pod %q: want at least one (--instance-ip)", n.PodName)
 	}
 	for _, ip := range n.IPs {
 		if !ip.IsValid() {

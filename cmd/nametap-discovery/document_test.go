@@ -8,7 +8,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
+
+	"github.com/nametap/nametap/discovery"
+	"github.com/nametap/nametap/internal/version"
 )
 
 // R7: docs/discovery.md has every flag with its default, and no other.
@@ -30,6 +34,39 @@ func TestFlagsDocument(t *testing.T) {
 	})
 	if diff := cmp.Diff(declared, documented); diff != "" {
 		t.Errorf("docs/discovery.md (-flags +document):\n%s", diff)
+	}
+}
+
+// R4: docs/discovery.md lists every metric of nametap-discovery, with a meaning that begins
+// with its help text, and no other.
+func TestMetricsDocument(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(version.Metric("nametap_discovery_build_info"))
+	if _, err := discovery.New(discovery.Config{ConfigDir: t.TempDir(), Registerer: registry}); err != nil {
+		t.Fatal(err)
+	}
+	descriptions := make(chan *prometheus.Desc, 100)
+	registry.Describe(descriptions)
+	close(descriptions)
+	help := map[string]string{}
+	for description := range descriptions {
+		match := regexp.MustCompile(`fqName: "(.*?)", help: "(.*?)\.?", `).FindStringSubmatch(description.String())
+		help[match[1]] = match[2]
+	}
+	text, err := os.ReadFile("../../docs/discovery.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	documented := map[string]string{}
+	for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (?:gauge|counter) \\| (.*) \\|$").FindAllStringSubmatch(string(text), -1) {
+		name, meaning := row[1], strings.ReplaceAll(row[2], "`", "")
+		documented[name] = meaning
+		if want := help[name]; len(meaning) >= len(want) && strings.EqualFold(meaning[:len(want)], want) {
+			documented[name] = want
+		}
+	}
+	if diff := cmp.Diff(help, documented); diff != "" {
+		t.Errorf("docs/discovery.md (-registered +documented):\n%s", diff)
 	}
 }
 

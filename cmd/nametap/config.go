@@ -48,7 +48,7 @@ func (o *options) config() (agent.Config, error) {
 		return cfg, err
 	}
 	if !o.flags.Changed("xds-root-ca") {
-		cfg.XDS.RootCAElse = vmRootCA
+		cfg.XDS.RootCAFallback = vmRootCA
 	}
 	if !o.installRules {
 		return cfg, nil
