@@ -304,7 +304,7 @@ func (a asked) enter(f figures, turn int) {
 // table compares the paths.
 func (b *captureBench) table(m manner) table {
 	t := table{
-		title:  fmt.Sprintf("An own name, %s: medians of %d turns of %d queries", m.what, b.rounds*captureTurns, captureQueries),
+		title:  fmt.Sprintf("A mesh name, %s: medians of %d turns of %d queries", m.what, b.rounds*captureTurns, captureQueries),
 		header: []string{"path"},
 	}
 	for _, f := range captureFigures() {

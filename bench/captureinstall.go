@@ -208,7 +208,7 @@ func inMilliseconds(d time.Duration) float64 { return float64(d) / float64(time.
 // installTable compares the ways to put rules in.
 func (b *captureBench) installTable() table {
 	t := table{
-		title: fmt.Sprintf("Putting the rules of both families in, ms, medians of %d rounds", b.rounds),
+		title: fmt.Sprintf("Installing the rules of both families, ms, medians of %d rounds", b.rounds),
 		header: []string{
 			"backend", "capture apply", "its restore IPv4", "its restore IPv6", "rule by rule", "execs", "× both restores", "capture remove",
 		},

@@ -92,7 +92,7 @@ func (e *experiments) underFault(ctx context.Context, p peer, series string, beg
 // faultTable compares the servers fault by fault.
 func (e *experiments) faultTable(found map[string]*faultResult) table {
 	t := table{
-		title: fmt.Sprintf("%s forwarded queries at %d a second, %d times, all together; the second before them apart",
+		title: fmt.Sprintf("%s forwarded queries at %d per second, %d times, all together; the second before them separately",
 			thousands(faultQueries), steadyRate, e.rounds),
 		header: []string{
 			"fault, server", "p50 ms", "p99 ms", "longest ms", "failed", "over 4 s", "longest ms of the second before", "failed in it",

@@ -104,7 +104,7 @@ func (e *experiments) flooded(ctx context.Context, p peer, behave func(conduct))
 		return nil, err
 	}
 	if took > slowFlood {
-		e.results.note("flood of %s: it took %v to send, the machine is busy", p.name, took.Round(time.Second/10))
+		e.results.note("flood of %s: sending took %v, because the machine is busy", p.name, took.Round(time.Second/10))
 	}
 	got[floodPeak] = goroutines(ctx, i.status)
 	got[floodOwnLost] = float64(t.lost + t.completed - t.noerror)
@@ -204,12 +204,12 @@ func metrics(ctx context.Context, status netip.AddrPort) (map[string]float64, er
 	}
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {
-		return nil, fmt.Errorf("asking for metrics: %w", err)
+		return nil, fmt.Errorf("reading metrics: %w", err)
 	}
 	defer response.Body.Close()
 	text, err := io.ReadAll(response.Body)
 	if err != nil {
-		return nil, fmt.Errorf("asking for metrics: %w", err)
+		return nil, fmt.Errorf("reading metrics: %w", err)
 	}
 	return parseMetrics(string(text))
 }
@@ -239,7 +239,7 @@ func (e *experiments) floodTable(found map[string]figures) table {
 		title: fmt.Sprintf("%s distinct queries in %d s while nameservers are silent, medians of %d rounds",
 			thousands(floodQueries), floodSeconds, e.rounds),
 		header: []string{
-			"server", "own names p99 ms", "own names lost", "peak MB", "answers again after s",
+			"server", "mesh names p99 ms", "mesh names lost", "peak MB", "answers again after s",
 			"goroutines before", "after the flood", "at the end",
 		},
 	}

@@ -181,10 +181,10 @@ func (c *control) expect(ctx context.Context, want string) error {
 	case <-c.done:
 		return c.alive()
 	case <-limit.C:
-		return fmt.Errorf("waiting for %q from the control plane: nothing in a minute", want)
+		return fmt.Errorf("waiting for %q from the control plane: no output for a minute", want)
 	case line := <-c.lines:
 		if line != want {
-			return fmt.Errorf("the control plane says %q, want %q", line, want)
+			return fmt.Errorf("the control plane writes %q, want %q", line, want)
 		}
 		return nil
 	}

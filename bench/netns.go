@@ -51,7 +51,7 @@ func enter(ctx context.Context, o options, argv []string) (err error) {
 	inside.Cancel = func() error { return inside.Process.Signal(syscall.SIGTERM) }
 	inside.WaitDelay = 10 * time.Second
 	if err := inside.Run(); err != nil {
-		return fmt.Errorf("measuring in namespaces of its own: %w", err)
+		return fmt.Errorf("measuring in new namespaces: %w", err)
 	}
 	return nil
 }

@@ -70,7 +70,7 @@ func inOwnNamespace() error {
 	}
 	theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", os.Getppid()))
 	if err != nil {
-		return fmt.Errorf("looking for the network namespace of who started us: %w", err)
+		return fmt.Errorf("looking for the network namespace of the parent process: %w", err)
 	}
 	if own == theirs {
 		return errors.New("this is not a network namespace of its own: rules would redirect the machine's DNS")

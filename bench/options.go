@@ -33,25 +33,25 @@ func parseOptions(argv []string, w io.Writer) (options, error) {
 	var peers string
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(w)
-	flags.IntVar(&o.hosts, "hosts", 10_000, "hosts that every server is given")
-	flags.IntVar(&o.rounds, "rounds", 5, "rounds; in each one every server is measured once")
+	flags.IntVar(&o.hosts, "hosts", 10_000, "hosts of every server")
+	flags.IntVar(&o.rounds, "rounds", 5, "rounds; each round measures every server once")
 	flags.IntVar(&o.seconds, "seconds", 2, "length of one run")
 	flags.StringVar(&peers, "peers", "all", "servers to measure, with commas: "+strings.Join(peerNames(), ","))
 	flags.StringVar(&o.agent, "agent", "", "nametap binary (default: built from ..)")
 	flags.StringVar(&o.json, "json", "", "write all figures to this file")
 	flags.StringVar(&o.svg, "svg", "", "write a chart to this file")
 	flags.StringVar(&o.md, "md", "", "write the tables as Markdown to this file")
-	flags.BoolVar(&o.push, "push", false, "also measure what pushes cost")
-	flags.BoolVar(&o.pushOnly, "push-only", false, "measure only what pushes cost")
+	flags.BoolVar(&o.push, "push", false, "also measure the cost of pushes")
+	flags.BoolVar(&o.pushOnly, "push-only", false, "measure only the cost of pushes")
 	flags.IntVar(&o.pushHosts, "push-hosts", 100_000, "hosts of each push")
-	flags.BoolVar(&o.forward, "forward", false, "measure what a forwarded query costs, and one from the cache")
+	flags.BoolVar(&o.forward, "forward", false, "measure the cost of a cache miss and of a cache hit")
 	flags.BoolVar(&o.faults, "faults", false, "measure latencies while nameservers are silent or lose packets")
-	flags.BoolVar(&o.flood, "flood", false, "measure a flood of queries to nameservers that are silent")
+	flags.BoolVar(&o.flood, "flood", false, "measure a flood of queries while nameservers are silent")
 	flags.BoolVar(&o.replay, "replay", false, "compare forwarded answers with those of the nameserver")
 	flags.BoolVar(&o.getaddrinfo, "getaddrinfo", false, "count the queries of getaddrinfo in a pod")
-	flags.BoolVar(&o.capture, "capture", false, "measure what the redirection of DNS costs, and what putting its rules in takes")
+	flags.BoolVar(&o.capture, "capture", false, "measure the cost of capture, and the time to install its rules")
 	flags.IntVar(&o.queries, "queries", 100_000, "queries of -replay")
-	flags.StringVar(&o.inside, insideFlag, "", "set by bench itself: the experiments run in namespaces, with the binaries in this directory")
+	flags.StringVar(&o.inside, insideFlag, "", "set by bench itself: run in namespaces, with the binaries in this directory")
 	if err := flags.Parse(argv); err != nil {
 		return o, err
 	}
@@ -78,7 +78,7 @@ func (o options) check(rest []string) error {
 	}
 	for _, name := range o.peers {
 		if !slices.Contains(peerNames(), name) {
-			return fmt.Errorf("-peers: no server %q; there are %s", name, strings.Join(peerNames(), ", "))
+			return fmt.Errorf("-peers: unknown server %q; want some of %s", name, strings.Join(peerNames(), ", "))
 		}
 	}
 	return nil

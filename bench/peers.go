@@ -146,13 +146,13 @@ func isReady(ctx context.Context, url string) error {
 	}
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {
-		return fmt.Errorf("asking the probe: %w", err)
+		return fmt.Errorf("sending a probe: %w", err)
 	}
 	if err := response.Body.Close(); err != nil {
-		return fmt.Errorf("asking the probe: %w", err)
+		return fmt.Errorf("sending a probe: %w", err)
 	}
 	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("the probe says %s", response.Status)
+		return fmt.Errorf("the probe returns %s", response.Status)
 	}
 	return nil
 }

@@ -54,7 +54,7 @@ func (l *lab) dnsmasq(ctx context.Context, addr netip.AddrPort, options ...strin
 	}
 	me, err := user.Current()
 	if err != nil {
-		return launch{}, fmt.Errorf("asking for the own user: %w", err)
+		return launch{}, fmt.Errorf("looking up the current user: %w", err)
 	}
 	hosts, err := l.write("hosts", hostsFile(l.services))
 	return launch{

@@ -88,7 +88,7 @@ func (p *process) stop() {
 func (p *process) alive() error {
 	select {
 	case <-p.done:
-		return fmt.Errorf("%s has ended; it said: %s", p.name, p.tail())
+		return fmt.Errorf("%s has ended; its output: %s", p.name, p.tail())
 	default:
 		return nil
 	}

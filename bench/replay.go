@@ -222,7 +222,7 @@ func recordDifference(ours, theirs []dns.RR) error {
 			return fmt.Errorf("has %q, which the nameserver does not", record)
 		}
 		if ttl > limit+1 {
-			return fmt.Errorf("%w: %d, not %d, for %q", errNewer, ttl, limit, record)
+			return fmt.Errorf("%w: %d, want at most %d, for %q", errNewer, ttl, limit, record)
 		}
 	}
 	if count(ours) != count(theirs) {
@@ -259,7 +259,7 @@ func count(records []dns.RR) int {
 // table is the result, with the share of queries that were not forwarded.
 func (r *replay) table(hits float64) table {
 	return table{
-		title:  thousands(r.asked) + " queries of the agent, each then of its nameserver",
+		title:  thousands(r.asked) + " queries to the agent, each repeated to its nameserver",
 		header: []string{"differences", "count"},
 		rows: [][]string{
 			{"all", strconv.Itoa(len(r.differences))},

@@ -159,7 +159,7 @@ func looksRight(query, reply []byte) error {
 	const header = 12
 	switch {
 	case len(reply) < header || reply[0] != query[0] || reply[1] != query[1] || reply[2]&0x80 == 0:
-		return fmt.Errorf("an answer to something else: %x", reply)
+		return fmt.Errorf("an answer to another query: %x", reply)
 	case reply[3]&0xf != dns.RcodeSuccess:
 		return errors.New(dns.RcodeToString[int(reply[3]&0xf)])
 	case binary.BigEndian.Uint16(reply[6:]) == 0:

@@ -179,7 +179,7 @@ func (b *bench) run(ctx context.Context, i instance, l load, use func(run)) erro
 		}
 		fmt.Fprintf(b.progress, "a run of %s does not count: %v, %v\n", i.name, l, err)
 	}
-	b.results.note("%s: %v, %v, %d times in a row; the round has no figure", i.name, l, err, attempts)
+	b.results.note("%s: %v, %v, %d times in succession; the round has no figure", i.name, l, err, attempts)
 	return nil
 }
 

@@ -138,7 +138,7 @@ func shortVersion(version string) string {
 
 // mixTable compares the kinds of query that the agent answers itself.
 func (r *results) mixTable() table {
-	t := table{title: "What is asked of nametap", header: []string{"query", "µs/query", "× direct"}}
+	t := table{title: "Kinds of queries, nametap only", header: []string{"query", "µs/query", "× direct"}}
 	own := r.of(agentName)
 	direct := own[mixFigure(mixes()[0])]
 	for _, m := range mixes() {
