@@ -172,7 +172,7 @@ func checkAddr(what, flag, addr string) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("%s address %q: %w: want host:port, for example istiod.istio-system.svc:15012 (%s)", what, addr, err, flag)
+		return fmt.Errorf("%s address %q: want host:port, for example istiod.istio-system.svc:15012: %w (%s)", what, addr, err, flag)
 	}
 	return nil
 }
