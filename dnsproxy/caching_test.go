@@ -106,18 +106,16 @@ func TestNegativeAnswersAreKept(t *testing.T) { // F8
 		return reply
 	})
 	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
-	for _, c := range []struct {
-		qtype uint16
-		asked int
-	}{{dns.TypeA, 1}, {dns.TypeTXT, 3}} {
-		fake.Reset()
+	for qtype, kept := range map[uint16]bool{dns.TypeA: true, dns.TypeTXT: false} {
 		for range 3 {
-			if resp := p.ask(t, "none.example", c.qtype); resp.Rcode != dns.RcodeNameError {
+			fake.Reset()
+			if resp := p.ask(t, "none.example", qtype); resp.Rcode != dns.RcodeNameError {
 				t.Errorf("want NXDOMAIN:\n%v", resp)
 			}
 		}
-		if asked := fake.Queries(); len(asked) != c.asked {
-			t.Errorf("%s: asked %v, want %d queries", dns.TypeToString[c.qtype], asked, c.asked)
+		// On a busy machine one query is sent more than once.
+		if asked := fake.Queries(); len(asked) > 0 == kept {
+			t.Errorf("%s: the nameserver was asked %v for the third answer, want one from the cache: %v", dns.TypeToString[qtype], asked, kept)
 		}
 	}
 }

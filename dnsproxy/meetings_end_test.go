@@ -46,16 +46,7 @@ func TestFullOfQueries(t *testing.T) { // F10, F9, F8, F12, F13, R1
 		m.await(t, "nametap_dns_inflight", 0)
 		release := m.hold(t, m.world(t, worldAddr, 300))
 		m.fake.Reset()
-		var asking sync.WaitGroup
-		fill := func(i int) string { return fmt.Sprintf("fill.zone%d.example", i) }
-		for i := range most {
-			asking.Go(func() {
-				if got, want := outcome(m.ask(t, fill(i), dns.TypeA)), fill(i)+". A "+worldAddr; got != want {
-					t.Errorf("in flight: %s, want %s", got, want)
-				}
-			})
-			m.await(t, "nametap_dns_inflight", float64(i+1))
-		}
+		inFlight := m.fill(t, most)
 		for name, k := range kinds(0) {
 			wait.Until(t, name+": it has expired", func() bool {
 				resp := m.ask(t, k.name, dns.TypeA)
@@ -72,13 +63,38 @@ func TestFullOfQueries(t *testing.T) { // F10, F9, F8, F12, F13, R1
 		if n := m.count(t, "nametap_dns_inflight"); n != most {
 			t.Errorf("%v queries in flight", n)
 		}
-		m.converse(t, []dialogue{{"www9.example A", "SERVFAIL"}, {fill(0) + " A", "SERVFAIL"}})
+		m.converse(t, []dialogue{{"www9.example A", "SERVFAIL"}})
+		for name := range inFlight {
+			m.converse(t, []dialogue{{name + " A", "SERVFAIL"}})
+		}
 		m.cancel()
 		wait.Until(t, "the listeners are closed", func() bool { return m.closed() })
 		release()
-		asking.Wait()
+		for name, answer := range inFlight {
+			if got, want := wait.For(t, "an answer", answer), name+". A "+worldAddr; got != want {
+				t.Errorf("in flight: %s, want %s", got, want)
+			}
+		}
 		m.ends(t)
 	})
+}
+
+// fill sends n queries that the nameserver holds and returns their names, each with the
+// outcome to come.
+func (m *meeting) fill(t *testing.T, n int) map[string]<-chan string {
+	t.Helper()
+	inFlight := map[string]<-chan string{}
+	for i := 0; len(inFlight) < n; i++ {
+		name, answer := fmt.Sprintf("fill.zone%d.example", i), make(chan string, 1)
+		go func() { answer <- outcome(m.ask(t, name, dns.TypeA)) }()
+		wait.Until(t, "the query is in flight, or answered", func() bool {
+			return len(answer) > 0 || m.count(t, "nametap_dns_inflight") == float64(len(inFlight)+1)
+		})
+		if len(answer) == 0 { // else it was refused: the hash of its domain is that of another
+			inFlight[name] = answer
+		}
+	}
+	return inFlight
 }
 
 // closed reports whether the server has stopped accepting connections.
