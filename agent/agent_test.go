@@ -239,15 +239,11 @@ func askGeneration(conn *dns.Conn, host int) (generation int, err error) {
 func TestDrain(t *testing.T) {
 	arrived, release := make(chan struct{}), make(chan struct{})
 	var first sync.Once
-	nameserver, err := fakedns.Start(func(query *dns.Msg, _ string) *dns.Msg {
+	nameserver := fakedns.Start(t, func(query *dns.Msg, _ string) *dns.Msg {
 		first.Do(func() { close(arrived) }) // it is asked again when it is late
 		<-release
 		return new(dns.Msg).SetReply(query)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nameserver.Close()
 	control := fakexds.Start(t, fakexds.Options{})
 	control.Push(generation(1))
 	cfg := config(t, control.Addr())

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/nametap/nametap/internal/testkit/process"
 )
 
 // bin is the directory of both binaries, which TestMain builds.
@@ -24,34 +26,18 @@ const agentID = 1337
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
-	err := build()
-	defer os.RemoveAll(bin)
-	if err != nil {
+	var err error
+	if bin, err = process.Build("nametap", "nametap-discovery"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
+	defer os.RemoveAll(bin)
 	code := m.Run()
 	if err := goleak.Find(); code == 0 && err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return code
-}
-
-func build() error {
-	var err error
-	if bin, err = os.MkdirTemp("", "nametap-deploy-"); err != nil {
-		return err
-	}
-	if err := os.Chmod(bin, 0o755); err != nil { // the agent runs as another user
-		return err
-	}
-	build := exec.Command("go", "build", "-o", bin, "../cmd/nametap", "../cmd/nametap-discovery")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if output, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("%v: %w\n%s", build, err, output)
-	}
-	return nil
 }
 
 // command returns a command that has no more environment than what is given and PATH.

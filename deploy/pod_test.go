@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -22,6 +21,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/netns"
+	"github.com/nametap/nametap/internal/testkit/process"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -91,11 +91,7 @@ func newKubelet(t *testing.T, pod corev1.Pod) *kubelet {
 	}
 	k.Exec("ip", "address", "add", at.Addr().String()+"/32", "dev", "lo")
 	k.Run(func() {
-		server, err := fakedns.Start(fakedns.Answer(foreign+" 1 IN A 192.0.2.80"), fakedns.On(at))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(server.Close)
+		fakedns.Start(t, fakedns.Answer(foreign+" 1 IN A 192.0.2.80"), fakedns.On(at))
 		k.xds = fakexds.Start(t, fakexds.Options{})
 	})
 	k.xds.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{
@@ -128,25 +124,14 @@ func (k *kubelet) container(c corev1.Container) *exec.Cmd {
 	return command(k.t, settings, "unshare", "--mount", "sh", "-c", strings.Join(script, "\n"))
 }
 
-// crash kills the agent in the container whose first process has a number.
+// crash kills the agent that the supervisor with this process ID runs.
 func (k *kubelet) crash(supervisor int) {
 	k.t.Helper()
-	children, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", supervisor))
-	if err != nil {
-		k.t.Fatal(err)
+	children := process.Children(supervisor)
+	if len(children) != 1 {
+		k.t.Fatalf("%d children, want the agent alone", len(children))
 	}
-	var found []string
-	for _, path := range children {
-		found = append(found, strings.Fields(read(k.t, path))...)
-	}
-	if len(found) != 1 {
-		k.t.Fatalf("%d children, want the agent alone", len(found))
-	}
-	pid, err := strconv.Atoi(found[0])
-	if err == nil {
-		err = syscall.Kill(pid, syscall.SIGKILL)
-	}
-	if err != nil {
+	if err := syscall.Kill(children[0], syscall.SIGKILL); err != nil {
 		k.t.Fatal(err)
 	}
 }

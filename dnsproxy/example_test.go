@@ -96,7 +96,7 @@ func Example() {
 
 // A server forwards the names that its table does not have.
 func Example_forward() {
-	nameserver, err := fakedns.Start(fakedns.Answer("www.example.org. 300 IN A 203.0.113.80"))
+	nameserver, err := fakedns.Listen(fakedns.Answer("www.example.org. 300 IN A 203.0.113.80"))
 	if err != nil {
 		log.Fatal(err)
 	}

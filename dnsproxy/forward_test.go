@@ -27,10 +27,7 @@ func startForwarder(tb testing.TB, cfg dnsproxy.Config) *proxy {
 // deadServer returns an address without a listener.
 func deadServer(tb testing.TB) upstream.Spec {
 	tb.Helper()
-	fake, err := fakedns.Start(fakedns.Silence)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	fake := fakedns.Start(tb, fakedns.Silence)
 	fake.Close()
 	return servers(fake)[0]
 }

@@ -28,7 +28,7 @@ type handover struct {
 // on53 starts a nameserver on port 53 of a loopback address.
 func on53(tb testing.TB, addr string, handler fakedns.Handler) *fakedns.Server {
 	tb.Helper()
-	server, err := fakedns.Start(handler, fakedns.On(netip.AddrPortFrom(netip.MustParseAddr(addr), 53)))
+	server, err := fakedns.Listen(handler, fakedns.On(netip.AddrPortFrom(netip.MustParseAddr(addr), 53)))
 	if err != nil {
 		tb.Skipf("LEFT OUT: nameservers on port 53: %v", err)
 	}

@@ -2,9 +2,7 @@ package dnsproxy_test
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -194,15 +192,10 @@ func resolvConf(tb testing.TB, lines ...string) string {
 	return path
 }
 
-// upstream starts a fake nameserver that is closed when the test ends.
+// nameserver starts a fake nameserver that is closed when the test ends.
 func nameserver(tb testing.TB, handler fakedns.Handler) *fakedns.Server {
 	tb.Helper()
-	server, err := fakedns.Start(handler)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(server.Close)
-	return server
+	return fakedns.Start(tb, handler)
 }
 
 // servers returns the addresses of fake nameservers.
@@ -267,10 +260,7 @@ func (p *proxy) dial(tb testing.TB, network string) net.Conn {
 // write sends a message, over TCP with its length prefix.
 func write(tb testing.TB, conn net.Conn, packet []byte) {
 	tb.Helper()
-	if _, tcp := conn.(*net.TCPConn); tcp {
-		packet = append(binary.BigEndian.AppendUint16(nil, uint16(len(packet))), packet...)
-	}
-	if _, err := conn.Write(packet); err != nil {
+	if _, err := (&dns.Conn{Conn: conn}).Write(packet); err != nil {
 		tb.Fatal(err)
 	}
 }
@@ -279,19 +269,7 @@ func write(tb testing.TB, conn net.Conn, packet []byte) {
 func read(tb testing.TB, conn net.Conn) []byte {
 	tb.Helper()
 	packet := make([]byte, dns.MaxMsgSize)
-	if _, tcp := conn.(*net.TCPConn); tcp {
-		var length uint16
-		err := binary.Read(conn, binary.BigEndian, &length)
-		if err == nil {
-			packet = packet[:length]
-			_, err = io.ReadFull(conn, packet)
-		}
-		if err != nil {
-			tb.Fatal(err)
-		}
-		return packet
-	}
-	n, err := conn.Read(packet)
+	n, err := (&dns.Conn{Conn: conn}).Read(packet)
 	if err != nil {
 		tb.Fatal(err)
 	}

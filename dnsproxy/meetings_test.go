@@ -138,11 +138,7 @@ func newMeeting(t *testing.T, over string, cfg dnsproxy.Config) *meeting {
 	m.conf = resolvConf(t, lines...)
 	spec := upstream.Spec{}
 	if over == "TLS" {
-		fake, authority, err := fakedns.StartTLS(fakedns.Silence, "dns.example")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(fake.Close)
+		fake, authority := fakedns.StartTLS(t, fakedns.Silence, "dns.example")
 		m.fake, cfg.Forward.RootCA = fake, filepath.Join(t.TempDir(), "ca.pem")
 		writeFile(t, cfg.Forward.RootCA, string(authority))
 		spec.TLS, spec.ServerName = true, "dns.example"

@@ -94,11 +94,7 @@ func TestOwnNamesAllocateNothing(t *testing.T) {
 
 // Answers from the cache do not allocate.
 func TestCacheHitsAllocateNothing(t *testing.T) { // F8
-	fake, err := fakedns.Start(fakedns.Answer("www.example. 300 IN A 192.0.2.1"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer fake.Close()
+	fake := fakedns.Start(t, fakedns.Answer("www.example. 300 IN A 192.0.2.1"))
 	h := newBenchHandler(t, 100, upstream.Spec{Addr: fake.Addr})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -238,16 +237,8 @@ func TestResolvConfIsWatched(t *testing.T) { // F5
 // Other nameservers may have other answers.
 func TestNewNameserversNewAnswers(t *testing.T) { // F5
 	t.Parallel()
-	first, err := fakedns.Start(anywhere("192.0.2.1"), fakedns.On(netip.MustParseAddrPort("127.0.53.1:53")))
-	if err != nil {
-		t.Skipf("LEFT OUT: nameservers on port 53: %v", err)
-	}
-	defer first.Close()
-	second, err := fakedns.Start(anywhere("192.0.2.2"), fakedns.On(netip.MustParseAddrPort("127.0.53.2:53")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer second.Close()
+	on53(t, "127.0.53.1", anywhere("192.0.2.1"))
+	on53(t, "127.0.53.2", anywhere("192.0.2.2"))
 	path := resolvConf(t, "nameserver 127.0.53.1")
 	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: path}})
 	p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})

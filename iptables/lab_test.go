@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"regexp"
 	"runtime"
-	"strings"
 	"testing"
 	"time"
 
@@ -115,17 +113,10 @@ func (l *lab) mount(target string, flags uintptr) {
 	}
 }
 
-// saves returns what all four iptables-save print, without what changes by
-// itself: dates and counters.
+// saves returns the rules of both backends and both families.
 func (l *lab) saves() string {
 	l.t.Helper()
-	var b strings.Builder
-	for _, tool := range []string{"iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy"} {
-		save := regexp.MustCompile(`(?m)^#.*\n`).ReplaceAllString(l.ns.Exec(tool+"-save"), "")
-		save = regexp.MustCompile(`\[\d+:\d+\]`).ReplaceAllString(save, "[0:0]")
-		fmt.Fprintf(&b, "== %s\n%s", tool, save)
-	}
-	return b.String()
+	return l.ns.Rules()
 }
 
 // local returns an address of loopback, and of eth0.

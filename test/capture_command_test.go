@@ -17,7 +17,7 @@ func TestCaptureCommands(t *testing.T) { // K3, K4, K11
 	t.Parallel()
 	vms(t, func(v *vm) {
 		t := v.tb
-		before := v.saves()
+		before := v.Rules()
 		state := func(want iptables.State, code int) {
 			t.Helper()
 			var status struct {
@@ -76,7 +76,7 @@ func TestCaptureCommands(t *testing.T) { // K3, K4, K11
 				t.Errorf("remove: %+v", r)
 			}
 		}
-		if after := v.saves(); after != before {
+		if after := v.Rules(); after != before {
 			t.Errorf("before:\n%s\nafter:\n%s", before, after)
 		}
 	})
@@ -131,19 +131,13 @@ func TestQueryRcode(t *testing.T) { // A8
 	t.Parallel()
 	h := newBareHost(t)
 	h.Exec("ip", "address", "add", named+"/32", "dev", "lo")
-	var server *fakedns.Server
-	var err error
 	h.Run(func() {
-		server, err = fakedns.Start(func(query *dns.Msg, _ string) *dns.Msg {
+		fakedns.Start(t, func(query *dns.Msg, _ string) *dns.Msg {
 			reply := new(dns.Msg).SetReply(query).SetEdns0(1232, false)
 			reply.Rcode = dns.RcodeBadVers
 			return reply
 		}, fakedns.On(netip.MustParseAddrPort(named+":53")))
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Close()
 	if r := h.nametap("query", "--dns-addr", named+":53", "www.example.org"); !strings.Contains(r.stdout, ": BADVERS in ") {
 		t.Errorf("%+v", r)
 	}

@@ -50,7 +50,7 @@ func TestFailClosed(t *testing.T) { // K9
 		a := v.capture("--capture-fail-open=false", "--mesh-config", path)
 		a.end(terminate)
 		if _, err := v.refused(named); err == nil || !v.captured() {
-			t.Errorf("after the end of the agent: %v\n%s", err, v.saves())
+			t.Errorf("after the end of the agent: %v\n%s", err, v.Rules())
 		}
 		a = v.capture("--capture-fail-open=false", "--mesh-config", path)
 		v.asked(named, meshIP)
@@ -69,7 +69,7 @@ func TestServersLater(t *testing.T) { // K6, F5
 	v.write("resolv.conf", "search shop.svc.cluster.local\n")
 	v.start("--capture", "--capture-servers", "resolv-conf")
 	if v.captured() {
-		t.Errorf("captured without a nameserver:\n%s", v.saves())
+		t.Errorf("captured without a nameserver:\n%s", v.Rules())
 	}
 	v.replace("resolv.conf", "nameserver "+named+"\n")
 	wait.Until(t, "DNS is captured", v.captured)

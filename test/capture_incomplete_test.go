@@ -90,7 +90,7 @@ func TestCaptureRefusedWhileLocked(t *testing.T) { // K9
 			t.Errorf("exit code %d\n%s", code, a.log)
 		}
 		if v.captured() {
-			t.Errorf("rules are left:\n%s\n%s", v.saves(), a.log)
+			t.Errorf("rules are left:\n%s\n%s", v.Rules(), a.log)
 		}
 	})
 }

@@ -56,6 +56,6 @@ func TestCaptureLinkLocalOnly(t *testing.T) { // K14, K6
 		t.Errorf("dig: %s", got)
 	}
 	if v.captured() || a.log.Count("queries to a link-local nameserver are not captured") != 1 {
-		t.Errorf("%s\n%s", v.saves(), a.log)
+		t.Errorf("%s\n%s", v.Rules(), a.log)
 	}
 }

@@ -43,7 +43,7 @@ func TestSwitch(t *testing.T) { // K2, K9, R7
 			t.Logf("captured is %v after %v", step.want, time.Since(began))
 			v.more(l, map[bool]string{true: meshIP, false: namedIP}[step.want])
 		}
-		wait.Until(t, "the rules are removed", func() bool { return !strings.Contains(v.saves(), "NAMETAP") })
+		wait.Until(t, "the rules are removed", func() bool { return !strings.Contains(v.Rules(), "NAMETAP") })
 		v.more(l, namedIP)
 		v.noneLost(l)
 		if n := a.log.Count("the settings stay as they are"); n != 1 {
@@ -69,7 +69,7 @@ func (v *vm) looks(times float64) {
 func TestSwitchOff(t *testing.T) { // R7
 	t.Parallel()
 	v := newVM(t, "auto")
-	before := v.saves()
+	before := v.Rules()
 	mesh := v.write("mesh", meshConfig(false))
 	off := func(because string) string {
 		return "no rules are put in: ISTIO_META_DNS_CAPTURE is false by " + because + "\n"
@@ -106,7 +106,7 @@ func TestSwitchOff(t *testing.T) { // R7
 		if on {
 			v.root(v.args("remove")...)
 		}
-		if now := v.saves(); now != before {
+		if now := v.Rules(); now != before {
 			t.Fatalf("rules before:\n%s\nand after:\n%s", before, now)
 		}
 	}

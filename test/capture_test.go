@@ -23,11 +23,11 @@ func TestCapture(t *testing.T) { // K1, K4, K9, R1
 	t.Parallel()
 	vms(t, func(v *vm) {
 		t := v.tb
-		before := v.saves()
+		before := v.Rules()
 		a := v.capture()
 		v.resolves()
 		a.end(terminate)
-		if after := v.saves(); after != before {
+		if after := v.Rules(); after != before {
 			t.Errorf("before:\n%s\nafter:\n%s", before, after)
 		}
 		v.asked(named, namedIP)
@@ -143,7 +143,7 @@ func TestPortTaken(t *testing.T) { // K4, K9, K17
 			v := newVM(t, "auto")
 			network, address, _ := strings.Cut(taken, " ")
 			v.take(network, net.JoinHostPort(address, "15053"))
-			before := v.saves()
+			before := v.Rules()
 			want4, want6 := meshIP, namedIP
 			required := []string{"--capture", "--capture-ipv6", "on"}
 			if address == "127.0.0.1" {
@@ -167,7 +167,7 @@ func TestPortTaken(t *testing.T) { // K4, K9, K17
 			if code := a.ProcessState.ExitCode(); code != 1 {
 				t.Errorf("exit code %d", code)
 			}
-			if after := v.saves(); after != before {
+			if after := v.Rules(); after != before {
 				t.Errorf("rules before:\n%s\nand after:\n%s", before, after)
 			}
 		})
@@ -241,7 +241,7 @@ func TestStartAndEndUnderLoad(t *testing.T) { // K9, R2
 			a.end(terminate)
 			t.Logf("ended %v after SIGTERM", time.Since(began).Round(time.Millisecond))
 			if a.ProcessState.ExitCode() != 0 || v.captured() {
-				t.Fatalf("%v, rules are left:\n%s", a.ProcessState, v.saves())
+				t.Fatalf("%v, rules are left:\n%s", a.ProcessState, v.Rules())
 			}
 		}
 		v.more(l, namedIP)
@@ -281,7 +281,7 @@ func TestAgentKilled(t *testing.T) { // K9, K12
 			}
 			t.Logf("the command after the agent ended %v after it was killed", time.Since(killed))
 			if v.captured() != (failOpen == "false") {
-				t.Errorf("--capture-fail-open=%s:\n%s", failOpen, v.saves())
+				t.Errorf("--capture-fail-open=%s:\n%s", failOpen, v.Rules())
 			}
 		}
 		v.capture()
@@ -323,7 +323,7 @@ func TestRepair(t *testing.T) { // K10
 		t := v.tb
 		a := v.capture()
 		v.asked(named, meshIP)
-		rules := v.saves()
+		rules := v.Rules()
 		for n, damage := range []string{
 			"iptables-%[1]s -w -t nat -F NAMETAP_OUTPUT",
 			"iptables-%[1]s -w -t nat -D OUTPUT 1; ip6tables-%[1]s -w -t raw -F NAMETAP_OUTPUT",
@@ -336,7 +336,7 @@ func TestRepair(t *testing.T) { // K10
 			} else {
 				t.Logf("repaired after %v", took)
 			}
-			if now := v.saves(); now != rules {
+			if now := v.Rules(); now != rules {
 				t.Errorf("rules before:\n%s\nand after:\n%s", rules, now)
 			}
 			v.asked(named, meshIP)

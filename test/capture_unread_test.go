@@ -22,7 +22,7 @@ func TestRemoveUnread(t *testing.T) { // K3, K9, K13
 		const failure = "the capture rules cannot be removed; it is tried again"
 		wait.Until(t, "the log reports it", func() bool { return a.log.Count(failure) > 0 })
 		if a.log.Count("rules of this agent are removed") != 0 || !v.captured() {
-			t.Errorf("rules:\n%s\n%s", v.saves(), a.log)
+			t.Errorf("rules:\n%s\n%s", v.Rules(), a.log)
 		}
 		if r := v.nametap("status", "--status-addr", statusAddr); !strings.Contains(r.stdout, "rules cannot be removed") {
 			t.Errorf("status: %+v", r)
@@ -53,7 +53,7 @@ func TestEndUnread(t *testing.T) { // K3, K9, K13
 		}
 		repair()
 		if r := v.root("capture", "remove"); r.code != 0 || v.captured() {
-			t.Errorf("%+v\n%s", r, v.saves())
+			t.Errorf("%+v\n%s", r, v.Rules())
 		}
 	})
 }

@@ -137,7 +137,7 @@ func TestIPv6SwitchedOff(t *testing.T) { // K4, K9, R3
 			}
 			a.end(terminate)
 			if v.captured() {
-				t.Errorf("rules are left:\n%s", v.saves())
+				t.Errorf("rules are left:\n%s", v.Rules())
 			}
 		})
 	}
@@ -149,7 +149,7 @@ func TestIPv6Alone(t *testing.T) { // K17
 	t.Parallel()
 	vms(t, func(v *vm) {
 		t := v.tb
-		before := v.saves()
+		before := v.Rules()
 		a := v.capture("--dns-addr", "[::1]:15053")
 		v.asked(named6, meshIP)
 		v.asked(named, namedIP)
@@ -161,7 +161,7 @@ func TestIPv6Alone(t *testing.T) { // K17
 			t.Errorf("%+v", r)
 		}
 		a.end(terminate)
-		if after := v.saves(); after != before {
+		if after := v.Rules(); after != before {
 			t.Errorf("before:\n%s\nafter:\n%s", before, after)
 		}
 	})

@@ -30,7 +30,7 @@ COMMIT
 func (v *vm) rules() string {
 	v.tb.Helper()
 	var rules []string
-	for line := range strings.Lines(v.saves()) {
+	for line := range strings.Lines(v.Rules()) {
 		if strings.Contains(line, "NAMETAP") {
 			rules = append(rules, line)
 		}
@@ -76,9 +76,9 @@ func TestFirewallReplacesRules(t *testing.T) {
 			}
 		}
 		a.end(terminate)
-		after := v.saves()
+		after := v.Rules()
 		restore("8003")
-		if want := v.saves(); after != want {
+		if want := v.Rules(); after != want {
 			t.Errorf("after the agent's end:\n%s\nwant what the firewall restores:\n%s", after, want)
 		}
 	})

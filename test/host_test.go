@@ -96,14 +96,9 @@ func newBareHost(tb testing.TB) *host {
 func nameserver(tb testing.TB, ns *netns.NS, addr, has string) *fakedns.Server {
 	tb.Helper()
 	var server *fakedns.Server
-	var err error
 	ns.Run(func() {
-		server, err = fakedns.Start(anyName(has), fakedns.On(netip.AddrPortFrom(netip.MustParseAddr(addr), 53)))
+		server = fakedns.Start(tb, anyName(has), fakedns.On(netip.AddrPortFrom(netip.MustParseAddr(addr), 53)))
 	})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(server.Close)
 	return server
 }
 

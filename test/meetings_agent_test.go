@@ -37,7 +37,7 @@ func TestSupervisedReturns(t *testing.T) { // K15, C7, F5, F12, F13, F14, K9
 	wait.Until(t, "IPv6 is captured", func() bool { return v.dig("@"+named6, "db.secret.example") == dbIP })
 	a.end(terminate)
 	if v.captured() {
-		t.Errorf("rules are left:\n%s", v.saves())
+		t.Errorf("rules are left:\n%s", v.Rules())
 	}
 }
 
@@ -90,7 +90,7 @@ func TestServersWhileSwitchedOff(t *testing.T) { // F5, K6, R7
 	wait.Until(t, "the removal of the rules has begun", func() bool { return !v.captured() })
 	serve(named)
 	wait.Until(t, "the agent knows the change", func() bool { return changes() == 2 })
-	wait.Until(t, "the rules are removed", func() bool { return !strings.Contains(v.saves(), "NAMETAP") })
+	wait.Until(t, "the rules are removed", func() bool { return !strings.Contains(v.Rules(), "NAMETAP") })
 	v.asked(named, namedIP)
 	turn(true)
 	wait.Until(t, "DNS is captured", v.captured)
@@ -148,13 +148,13 @@ func TestSwitchWhileDraining(t *testing.T) { // K9, R1, R7
 				v.replace("mesh", meshConfig(on))
 			}
 			wait.Until(t, "the agent drains", func() bool { return a.log.Count("draining") > 0 })
-			wait.Until(t, "the rules are removed", func() bool { return !strings.Contains(v.saves(), "NAMETAP") })
+			wait.Until(t, "the rules are removed", func() bool { return !strings.Contains(v.Rules(), "NAMETAP") })
 			if err := a.Process.Signal(terminate); err != nil {
 				t.Fatal(err)
 			}
 			wait.For(t, "the agent ends", a.ended)
-			if code := a.ProcessState.ExitCode(); code != 0 || strings.Contains(v.saves(), "NAMETAP") {
-				t.Errorf("exit code %d, and the rules\n%s", code, v.saves())
+			if code := a.ProcessState.ExitCode(); code != 0 || strings.Contains(v.Rules(), "NAMETAP") {
+				t.Errorf("exit code %d, and the rules\n%s", code, v.Rules())
 			}
 			v.asked(named, namedIP)
 		})

@@ -48,7 +48,7 @@ func TestEndSignals(t *testing.T) { // R8, K9
 				t.Errorf("exit code %d", code)
 			}
 			if v.captured() {
-				t.Errorf("rules are left:\n%s", v.saves())
+				t.Errorf("rules are left:\n%s", v.Rules())
 			}
 			v.asked(named, namedIP)
 		})
@@ -132,7 +132,7 @@ func TestOutputNotRead(t *testing.T) { // R8
 			t.Errorf("closed: %v: exit code %d", closed, code)
 		}
 		if v.captured() {
-			t.Errorf("closed: %v: rules are left:\n%s", closed, v.saves())
+			t.Errorf("closed: %v: rules are left:\n%s", closed, v.Rules())
 		}
 	}
 }
@@ -157,7 +157,7 @@ func TestRemoveOutputNotRead(t *testing.T) { // R8, K9
 	a := v.launchCommand(v.command("capture", "remove", "--after-agent"))
 	wait.For(t, "the agent ends", a.ended)
 	if code := a.ProcessState.ExitCode(); code != 0 || v.captured() {
-		t.Errorf("exit code %d, rules:\n%s", code, v.saves())
+		t.Errorf("exit code %d, rules:\n%s", code, v.Rules())
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/miekg/dns"
 
+	"github.com/nametap/nametap/internal/testkit/process"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
@@ -36,15 +37,10 @@ func (h *host) supervised(flags ...string) *agent {
 	return a
 }
 
-// child returns the process number of the only child of a process, or 0 without a child.
-func child(pid int) int {
-	paths, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-	for _, path := range paths {
-		text, _ := os.ReadFile(path)
-		if fields := strings.Fields(string(text)); len(fields) > 0 {
-			n, _ := strconv.Atoi(fields[0])
-			return n
-		}
+// child returns the process that a supervisor has started, 0 if there is none.
+func child(supervisor int) int {
+	if children := process.Children(supervisor); len(children) > 0 {
+		return children[0]
 	}
 	return 0
 }
@@ -189,7 +185,7 @@ func TestSupervisedEnd(t *testing.T) { // K15, R8
 				t.Errorf("exit code %d", code)
 			}
 			if v.captured() {
-				t.Errorf("rules are left:\n%s", v.saves())
+				t.Errorf("rules are left:\n%s", v.Rules())
 			}
 		})
 	}
@@ -253,15 +249,7 @@ func TestSupervisedContainer(t *testing.T) { // K15, R7
 	for range 5 { // children of a shell that ends before them
 		h.Exec("nsenter", "--target", strconv.Itoa(first), "--pid", "sh", "-c", "sleep 0.01 & exit 0")
 	}
-	wait.Until(t, "the agent is the only child", func() bool {
-		paths, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", first))
-		var children []string
-		for _, path := range paths {
-			text, _ := os.ReadFile(path)
-			children = append(children, strings.Fields(string(text))...)
-		}
-		return len(children) == 1
-	})
+	wait.Until(t, "the agent is the only child", func() bool { return len(process.Children(first)) == 1 })
 	if err := syscall.Kill(first, terminate); err != nil {
 		t.Fatal(err)
 	}

@@ -18,14 +18,9 @@ func (h *host) serveTLS() *fakedns.Server {
 	h.tb.Helper()
 	var server *fakedns.Server
 	var authority []byte
-	var err error
 	h.Run(func() {
-		server, authority, err = fakedns.StartTLS(anyName("192.0.2.85"), "dns.example", fakedns.On(netip.MustParseAddrPort(named+":853")))
+		server, authority = fakedns.StartTLS(h.tb, anyName("192.0.2.85"), "dns.example", fakedns.On(netip.MustParseAddrPort(named+":853")))
 	})
-	if err != nil {
-		h.tb.Fatal(err)
-	}
-	h.tb.Cleanup(server.Close)
 	h.authority = authority
 	// crypto/x509 reads the root certificates of the system here.
 	h.environment = append(h.environment, "SSL_CERT_FILE="+h.write("authority.pem", string(authority)))

@@ -94,7 +94,7 @@ func vms(t *testing.T, test func(v *vm)) {
 // captured reports whether the kernel has rules of nametap, in any backend and family.
 func (v *vm) captured() bool {
 	v.tb.Helper()
-	return strings.Contains(v.saves(), "-j NAMETAP_OUTPUT")
+	return strings.Contains(v.Rules(), "-j NAMETAP_OUTPUT")
 }
 
 // capture starts an agent with --capture, and returns when the rules are installed.
@@ -110,31 +110,6 @@ func (v *vm) capture(flags ...string) *agent {
 		return v.metric("nametap_capture_on") == 1
 	})
 	return a
-}
-
-// saves returns the output of all four iptables-save, without comments and counters.
-func (v *vm) saves() string {
-	v.tb.Helper()
-	var all strings.Builder
-	for _, tool := range []string{"iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy"} {
-		all.WriteString(withoutCounters(v.Exec(tool + "-save")))
-	}
-	return all.String()
-}
-
-// withoutCounters removes comments with times, and packet counters.
-func withoutCounters(save string) string {
-	var kept []string
-	for line := range strings.Lines(save) {
-		if strings.HasPrefix(line, "#") {
-			continue
-		}
-		if before, _, found := strings.Cut(line, "["); found && strings.HasPrefix(line, ":") {
-			line = before + "\n"
-		}
-		kept = append(kept, line)
-	}
-	return strings.Join(kept, "")
 }
 
 // A result is the output and the exit code of a command.

@@ -57,7 +57,7 @@ func runDemo(ctx context.Context, out *printer, once bool) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	d := &demo{dir: dir, out: out}
-	if d.upstream, err = fakedns.Start(fakedns.Answer(upstreamRecords...)); err != nil {
+	if d.upstream, err = fakedns.Listen(fakedns.Answer(upstreamRecords...)); err != nil {
 		return err
 	}
 	defer d.upstream.Close()

@@ -33,11 +33,7 @@ func TestScripts(t *testing.T) {
 	}
 	for _, script := range scripts {
 		t.Run(strings.TrimSuffix(filepath.Base(script), ".txtar"), func(t *testing.T) {
-			upstream, err := fakedns.Start(fakedns.Answer("www.example.org. 300 IN A 203.0.113.80"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(upstream.Close)
+			upstream := fakedns.Start(t, fakedns.Answer("www.example.org. 300 IN A 203.0.113.80"))
 			world := &world{xds: fakexds.Start(t, fakexds.Options{}), upstream: upstream}
 			testscript.Run(t, testscript.Params{
 				Files: []string{script},

@@ -1,9 +1,6 @@
 package fakedns_test
 
 import (
-	"encoding/binary"
-	"io"
-	"net"
 	"slices"
 	"testing"
 	"time"
@@ -14,39 +11,32 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// A link sends queries and reads what comes back, as it is.
+// A link sends queries and receives messages, valid or not.
 type link struct {
 	testing.TB
-	net.Conn
+	*dns.Conn
 }
 
-// dial opens a link that ends with the test.
+// dial opens a link that is closed when the test ends.
 func dial(t *testing.T, network string, s *fakedns.Server) link {
 	t.Helper()
-	conn, err := net.Dial(network, s.Addr.String())
+	conn, err := dns.DialTimeout(network, s.Addr.String(), wait.Limit)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	if err := conn.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(wait.Limit)); err != nil {
 		t.Fatal(err)
 	}
 	return link{t, conn}
 }
 
-// send sends a question for A.
+// send sends a query for an A record.
 func (l link) send(id uint16, name string) {
 	l.Helper()
 	query := new(dns.Msg).SetQuestion(name, dns.TypeA)
 	query.Id = id
-	wire, err := query.Pack()
-	if err != nil {
-		l.Fatal(err)
-	}
-	if l.LocalAddr().Network() == "tcp" {
-		wire = append(binary.BigEndian.AppendUint16(nil, uint16(len(wire))), wire...)
-	}
-	if _, err := l.Write(wire); err != nil {
+	if err := l.WriteMsg(query); err != nil {
 		l.Fatal(err)
 	}
 }
@@ -55,16 +45,6 @@ func (l link) send(id uint16, name string) {
 func (l link) receive() []byte {
 	l.Helper()
 	buf := make([]byte, dns.MaxMsgSize)
-	if l.LocalAddr().Network() == "tcp" {
-		if _, err := io.ReadFull(l, buf[:2]); err != nil {
-			l.Fatal(err)
-		}
-		buf = buf[:binary.BigEndian.Uint16(buf)]
-		if _, err := io.ReadFull(l, buf); err != nil {
-			l.Fatal(err)
-		}
-		return buf
-	}
 	n, err := l.Read(buf)
 	if err != nil {
 		l.Fatal(err)
@@ -86,7 +66,7 @@ func TestForgedFirst(t *testing.T) {
 	t.Parallel()
 	answer := fakedns.Answer("www.example. 60 IN A 192.0.2.1")
 	for name, effect := range map[string]fakedns.Effect{"ID": fakedns.WrongID, "question": fakedns.WrongQuestion} {
-		s := start(t, answer)
+		s := fakedns.Start(t, answer)
 		s.Handle(answer, fakedns.First(effect))
 		l := dial(t, "udp", s)
 		l.send(7, "www.example.")
@@ -102,7 +82,7 @@ func TestForgedFirst(t *testing.T) {
 
 func TestChangedCase(t *testing.T) {
 	t.Parallel()
-	s := start(t, fakedns.Answer("www.example. 60 IN A 192.0.2.1"))
+	s := fakedns.Start(t, fakedns.Answer("www.example. 60 IN A 192.0.2.1"))
 	s.Handle(fakedns.Answer("www.a-b1.example. 60 IN A 192.0.2.1"), fakedns.First(fakedns.ChangedCase))
 	l := dial(t, "udp", s)
 	l.send(1, "wWw.a-B1.example.")
@@ -117,7 +97,7 @@ func TestChangedCase(t *testing.T) {
 func TestBytes(t *testing.T) {
 	t.Parallel()
 	whole := fakedns.Answer("www.example. 60 IN A 192.0.2.1")
-	s := start(t, whole)
+	s := fakedns.Start(t, whole)
 	l := dial(t, "udp", s)
 	l.send(1, "www.example.")
 	reply := l.receive()
@@ -146,7 +126,7 @@ func TestBytes(t *testing.T) {
 
 func TestDelay(t *testing.T) {
 	t.Parallel()
-	s := start(t, fakedns.Answer())
+	s := fakedns.Start(t, fakedns.Answer())
 	const delay = 50 * time.Millisecond
 	s.Handle(fakedns.Answer(), fakedns.Delay(delay), fakedns.Delay(delay))
 	l := dial(t, "udp", s)
@@ -166,7 +146,7 @@ func TestLoss(t *testing.T) {
 	t.Parallel()
 	const queries, p = 1000, 0.3
 	answer := fakedns.Answer()
-	s := start(t, answer)
+	s := fakedns.Start(t, answer)
 	s.Handle(answer, fakedns.OnUDP(fakedns.Loss(p, 1)))
 	l, tcp := dial(t, "udp", s), dial(t, "tcp", s)
 	answered := 0
@@ -190,7 +170,7 @@ func TestLoss(t *testing.T) {
 func TestOutOfOrder(t *testing.T) {
 	t.Parallel()
 	answer := fakedns.Answer()
-	s := start(t, answer)
+	s := fakedns.Start(t, answer)
 	for _, network := range []string{"udp", "tcp"} {
 		outOfOrder, applied := fakedns.OutOfOrder(3), make(chan struct{})
 		s.Handle(answer, func(r fakedns.Request, packets []fakedns.Packet) []fakedns.Packet {

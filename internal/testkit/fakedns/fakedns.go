@@ -72,8 +72,27 @@ func NoTCP(s *Server) { s.noTCP = true }
 // With is what Handle says of effects, from the start.
 func With(effects ...Effect) Option { return func(s *Server) { s.effects = effects } }
 
-// Start starts a server that answers by handler. The caller closes it.
-func Start(handler Handler, options ...Option) (*Server, error) {
+// A TB is the part of testing.TB that this package needs. The demo uses the package, too,
+// and does without package testing.
+type TB interface {
+	Helper()
+	Fatal(args ...any)
+	Cleanup(f func())
+}
+
+// Start starts a server that answers by handler, and closes it when the test ends.
+func Start(tb TB, handler Handler, options ...Option) *Server {
+	tb.Helper()
+	s, err := Listen(handler, options...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(s.Close)
+	return s
+}
+
+// Listen starts a server that answers by handler. The caller closes it.
+func Listen(handler Handler, options ...Option) (*Server, error) {
 	s := &Server{Addr: netip.MustParseAddrPort("127.0.0.1:0"), handler: handler}
 	for _, option := range options {
 		option(s)

@@ -15,16 +15,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func start(t *testing.T, handler fakedns.Handler) *fakedns.Server {
-	t.Helper()
-	server, err := fakedns.Start(handler)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(server.Close)
-	return server
-}
-
 func ask(t *testing.T, s *fakedns.Server, network string, req *dns.Msg) *dns.Msg {
 	t.Helper()
 	client := dns.Client{Net: network, Timeout: 30 * time.Second}
@@ -37,7 +27,7 @@ func ask(t *testing.T, s *fakedns.Server, network string, req *dns.Msg) *dns.Msg
 
 func TestAnswer(t *testing.T) {
 	t.Parallel()
-	s := start(t, fakedns.Answer("www.example. 60 IN A 192.0.2.1", "WWW.example. 60 IN A 192.0.2.2"))
+	s := fakedns.Start(t, fakedns.Answer("www.example. 60 IN A 192.0.2.1", "WWW.example. 60 IN A 192.0.2.2"))
 	for _, c := range []struct {
 		name           string
 		qtype          uint16
@@ -69,7 +59,7 @@ func TestAnswer(t *testing.T) {
 
 func TestHandle(t *testing.T) {
 	t.Parallel()
-	s := start(t, fakedns.Rcode(dns.RcodeRefused))
+	s := fakedns.Start(t, fakedns.Rcode(dns.RcodeRefused))
 	query := new(dns.Msg).SetQuestion("www.example.", dns.TypeA)
 	if resp := ask(t, s, "udp", query); resp.Rcode != dns.RcodeRefused {
 		t.Errorf("want REFUSED:\n%v", resp)
@@ -94,7 +84,7 @@ func TestAnswerRefusesBadRecords(t *testing.T) {
 
 func TestSize(t *testing.T) {
 	t.Parallel()
-	s := start(t, fakedns.Answer())
+	s := fakedns.Start(t, fakedns.Answer())
 	for _, size := range []int{100, 512, 513, 1232, 4096, 65535} {
 		s.Handle(fakedns.Size(size))
 		for qtype, slack := range map[uint16]int{dns.TypeTXT: 2, dns.TypeA: 16, dns.TypeAAAA: 28} {
@@ -116,7 +106,7 @@ func TestSize(t *testing.T) {
 
 func TestTruncate(t *testing.T) {
 	t.Parallel()
-	s := start(t, fakedns.Truncate(fakedns.Size(3000)))
+	s := fakedns.Start(t, fakedns.Truncate(fakedns.Size(3000)))
 	query := new(dns.Msg).SetQuestion("www.example.", dns.TypeTXT)
 	if resp := ask(t, s, "udp", query); !resp.Truncated || len(resp.Answer) > 0 {
 		t.Errorf("over UDP:\n%v", resp)

@@ -29,7 +29,7 @@ func TestRefused(t *testing.T) {
 			option           fakedns.Option
 			refused, answers string
 		}{{fakedns.NoUDP, "udp", "tcp"}, {fakedns.NoTCP, "tcp", "udp"}} {
-			s, err := fakedns.Start(fakedns.Answer(), on, c.option)
+			s, err := fakedns.Listen(fakedns.Answer(), on, c.option)
 			if err != nil && addr == "[::1]:0" {
 				t.Skipf("no IPv6: %v", err)
 			}
@@ -52,11 +52,7 @@ func TestRefused(t *testing.T) {
 
 func TestBlackHole(t *testing.T) {
 	t.Parallel()
-	s, err := fakedns.Start(fakedns.Answer(), fakedns.With(fakedns.OnUDP(fakedns.Drop)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := fakedns.Start(t, fakedns.Answer(), fakedns.With(fakedns.OnUDP(fakedns.Drop)))
 	client := dns.Client{Timeout: 100 * time.Millisecond}
 	query := new(dns.Msg).SetQuestion("www.example.", dns.TypeA)
 	if _, _, err := client.Exchange(query, s.Addr.String()); err == nil {
@@ -72,7 +68,7 @@ func TestBlackHole(t *testing.T) {
 
 func TestRestart(t *testing.T) {
 	t.Parallel()
-	s := start(t, fakedns.Answer())
+	s := fakedns.Start(t, fakedns.Answer())
 	l := dial(t, "tcp", s)
 	l.send(1, "www.example.")
 	l.receive()
@@ -102,7 +98,7 @@ func TestRestart(t *testing.T) {
 
 func TestConnections(t *testing.T) {
 	t.Parallel()
-	s := start(t, fakedns.Answer())
+	s := fakedns.Start(t, fakedns.Answer())
 	l := dial(t, "tcp", s)
 	for id := range uint16(3) {
 		l.send(id, "www.example.")
@@ -126,11 +122,7 @@ func TestConnections(t *testing.T) {
 
 func TestTLS(t *testing.T) {
 	t.Parallel()
-	s, authority, err := fakedns.StartTLS(fakedns.Answer(), "dns.example")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s, authority := fakedns.StartTLS(t, fakedns.Answer(), "dns.example")
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(authority) {
 		t.Fatalf("no PEM: %s", authority)
@@ -153,8 +145,8 @@ func TestTLS(t *testing.T) {
 
 func TestTakenPort(t *testing.T) {
 	t.Parallel()
-	s := start(t, fakedns.Answer())
-	if other, err := fakedns.Start(fakedns.Answer(), fakedns.On(s.Addr)); err == nil {
+	s := fakedns.Start(t, fakedns.Answer())
+	if other, err := fakedns.Listen(fakedns.Answer(), fakedns.On(s.Addr)); err == nil {
 		other.Close()
 		t.Error("two servers at one address")
 	}

@@ -12,21 +12,20 @@ import (
 	"time"
 )
 
-// StartTLS starts a server that speaks TLS over TCP and refuses UDP (RFC 7858). Its
-// certificate is for name alone and its own authority; it is returned as PEM, too.
-// The caller closes the server.
-func StartTLS(handler Handler, name string, options ...Option) (s *Server, authority []byte, err error) {
+// StartTLS is like Start for a server that speaks TLS over TCP and refuses UDP (RFC 7858).
+// Its certificate is self-signed, for name only, and also returned, as PEM.
+func StartTLS(tb TB, handler Handler, name string, options ...Option) (s *Server, authority []byte) {
+	tb.Helper()
 	certificate, err := selfSigned(name)
 	if err != nil {
-		return nil, nil, fmt.Errorf("making a certificate for %q: %w", name, err)
+		tb.Fatal(fmt.Errorf("making a certificate for %q: %w", name, err))
 	}
 	encrypted := func(s *Server) {
 		s.noUDP = true
 		s.tls = &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12}
 	}
-	s, err = Start(handler, append(options, encrypted)...)
-	authority = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate.Certificate[0]})
-	return s, authority, err
+	s = Start(tb, handler, append(options, encrypted)...)
+	return s, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate.Certificate[0]})
 }
 
 // selfSigned makes a certificate that is valid for an hour.

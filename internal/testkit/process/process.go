@@ -1,0 +1,63 @@
+// Package process builds nametap's commands for tests and inspects their processes.
+package process
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// Build builds static binaries of commands, such as "nametap", in a new directory that
+// every user may read. The caller removes the directory.
+func Build(commands ...string) (dir string, err error) {
+	dir, err = os.MkdirTemp("", "nametap-test-")
+	if err != nil {
+		return "", err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.RemoveAll(dir)
+		}
+	}()
+	if err := os.Chmod(dir, 0o755); err != nil { // the agent runs as another user
+		return "", err
+	}
+	args := []string{"build", "-o", dir + "/"}
+	for _, command := range commands {
+		args = append(args, "github.com/nametap/nametap/cmd/"+command)
+	}
+	build := exec.CommandContext(context.Background(), "go", args...)
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if output, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%v: %w\n%s", build, err, output)
+	}
+	return dir, nil
+}
+
+// Children returns the processes that pid has started and that have not been waited for.
+// A process that has ended has none.
+func Children(pid int) []int {
+	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		panic(err) // the pattern is malformed
+	}
+	var children []int
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			continue // the thread has ended
+		}
+		for field := range strings.FieldsSeq(string(text)) {
+			child, err := strconv.Atoi(field)
+			if err != nil {
+				panic(err) // not the format of proc(5)
+			}
+			children = append(children, child)
+		}
+	}
+	return children
+}
