@@ -83,7 +83,7 @@ func TestStub(t *testing.T) { // K7, F14, F15
 					t.Errorf("dig %s %s: %s, want %s", over, name, got, test.answers)
 				}
 			}
-			if n := a.log.Count("its queries come back to us"); (n == 1) != test.circle {
+			if n := a.log.Count("its queries come back to this agent"); (n == 1) != test.circle {
 				t.Errorf("the loop is logged %d times", n)
 			}
 			if n := v.metric("nametap_dns_original_destination_total"); n != test.passed {
@@ -147,7 +147,7 @@ func TestStubIsNoLoop(t *testing.T) { // F6, K7
 					t.Errorf("dig %s: %s", over, got)
 				}
 			}
-			if v.metric(`nametap_upstream_state{state="looping",upstream="`+stubAddr+`"}`) != 0 || a.log.Count("come back to us") > 0 {
+			if v.metric(`nametap_upstream_state{state="looping",upstream="`+stubAddr+`"}`) != 0 || a.log.Count("come back to this agent") > 0 {
 				t.Error("the stub is not used")
 			}
 		})

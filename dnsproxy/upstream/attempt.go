@@ -6,37 +6,37 @@ import (
 	"time"
 )
 
-// errCase ends an attempt whose reply has the question in another case.
+// errCase is the error of an attempt whose reply has the question in another case.
 var errCase = errors.New("the reply's question is in another case")
 
-// maxPooled is the length of packet, in bytes, beyond which attempts and exchanges are not
-// kept in pools.
+// maxPooled is the capacity of packet, in bytes, beyond which attempts and exchanges are not
+// returned to their pools.
 const maxPooled = 4 << 10
 
-// An attempt is one query on its way to one server. Whoever takes it out of its
-// socket's table ends it, after which it belongs to the pool.
+// An attempt is one query to one server, in flight. The goroutine that removes it from its
+// socket's table calls end, which returns it to the pool.
 type attempt struct {
 	server *server
 	sent   time.Time
 
-	// Who waits for it, as long as the exchange's generation is this one; nil if
-	// nobody does.
+	// The exchange that waits for the reply, as long as it is of this generation; nil for
+	// probes.
 	exchange   *exchange
 	generation uint64
 	try        int // index of the server in the exchange
 
-	slot     uint32 // which of the server's sockets
-	stream   bool   // asked over a connection
-	again    bool   // the server was asked the same before
-	plain    bool   // asked without EDNS
-	edns     bool   // asked with an OPT record
-	retried  bool   // on a new connection
-	probe    *loopProbe
+	slot     uint32     // chooses one of the server's UDP sockets
+	stream   bool       // sent over a connection
+	again    bool       // the exchange has sent the query to this server before
+	plain    bool       // sent without the OPT record that the query has
+	edns     bool       // sent with an OPT record
+	retried  bool       // sent a second time, on a new connection
+	probe    *loopProbe // that this is; nil if it is none
 	life     life
 	verbatim bool   // the reply's question may be in another case
 	opcode   byte   // as it is in the header
 	question []byte // as sent, in wire form
-	packet   []byte // the whole query, of attempts over a connection only
+	packet   []byte // the whole query, if sent over a connection
 }
 
 // keep returns an exchange to its pool.
@@ -56,17 +56,17 @@ func (c *Client) newAttempt(s *server) *attempt {
 	return a
 }
 
-// awaited reports whether somebody waits for the reply.
+// awaited reports whether the reply is still of use.
 func (a *attempt) awaited() bool {
 	return a.probe != nil || a.exchange != nil && a.exchange.generation.Load() == a.generation
 }
 
-// expired reports whether nobody can wait for the reply any more.
+// expired reports whether the attempt is older than any query may get.
 func (a *attempt) expired(now time.Time) bool {
 	return now.Sub(a.sent) > a.server.client.config.Timeout
 }
 
-// end ends the attempt with a reply, which it keeps, or an error.
+// end ends the attempt with a reply, which it keeps, or with an error.
 func (a *attempt) end(reply []byte, err error) {
 	if errors.Is(err, net.ErrClosed) && a.server.evicted.Load() {
 		err = ErrCrowded

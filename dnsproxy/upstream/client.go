@@ -15,50 +15,54 @@ import (
 )
 
 var (
-	// ErrNoServers says that a group has no servers.
+	// ErrNoServers is the error of a group without servers.
 	ErrNoServers = errors.New("no nameserver to ask")
-	// ErrLoop says that the queries to a server come back to us.
-	ErrLoop = errors.New("its queries come back to us")
-	// ErrTimeout says that a server sent no reply in time.
+	// ErrLoop is the error of a server that forwards queries back to this agent.
+	ErrLoop = errors.New("its queries come back to this agent")
+	// ErrTimeout is the error of a server that sent no reply in time.
 	ErrTimeout = errors.New("no reply in time")
-	// ErrMalformed says that a server's reply cannot be read.
+	// ErrMalformed is the error of a server whose reply cannot be parsed.
 	ErrMalformed = errors.New("its reply is malformed")
-	// ErrCrowded says that too many sockets are open to servers that are not configured.
+	// ErrCrowded is the error for a server that is not configured when too many sockets are
+	// open to such servers.
 	ErrCrowded = errors.New("too many nameservers that are not configured are being asked")
-	// ErrOverload says that no server replies and many queries wait already.
+	// ErrOverload is the error when no server replies and many queries wait already (rule 9).
 	ErrOverload = errors.New("no nameserver replies, and too many queries wait for them already")
 )
 
-// defaultTimeout is below the 5 s after which glibc gives a nameserver up.
+// defaultTimeout is less than the 5 s after which glibc gives up on a nameserver.
 const defaultTimeout = 4 * time.Second
 
-// Config is what a Client works by. The zero Config is usable.
+// Config configures a Client. The zero Config is usable.
 type Config struct {
 	// Timeout ends every query; zero means 4 s.
 	Timeout time.Duration
 	// MixCase sends the letters of questions in random case over UDP.
 	MixCase bool
-	// Check reads a reply to a QUERY: its response code with all twelve bits, and whether
-	// it says that there is nothing. A reply with an error is no answer. Nil reads headers
-	// only.
+	// Check checks a reply to a QUERY. It returns the response code with all twelve bits, and
+	// whether the reply is a negative answer. A reply for which it returns an error is not used.
+	// If Check is nil only headers are read.
+	//
+	// A caller that parses the answer does so a second time, which costs about 50 ns of the 17 µs
+	// of an exchange. A parsed reply cannot travel with the answer as it is, since the ID and
+	// the question of the answer are restored later.
 	Check func(reply []byte) (rcode int, negative bool, err error)
-	// TLSRoots are the authorities that TLS servers' certificates must come from;
-	// nil means the system's.
+	// TLSRoots are the certificate authorities for TLS servers; nil means the system's.
 	TLSRoots *x509.CertPool
-	// TLSRootsFile is a PEM file with those authorities, which is read for every new
-	// connection; empty means TLSRoots.
+	// TLSRootsFile is a PEM file with certificate authorities, which is read for every new
+	// connection; if it is empty TLSRoots are used.
 	TLSRootsFile string
-	// Logger is told of servers that are down, loop, or are well again; nil means
-	// nobody is.
+	// Logger logs when a server is down or loops, and when it can be used again; nil logs
+	// nothing.
 	Logger *slog.Logger
-	// Observe is called with the time of every reply, from several goroutines. It
-	// must not block. Nil means that nobody wants to know.
+	// Observe is called with the time that each reply took, from several goroutines. It
+	// must not block. It may be nil.
 	Observe func(server Spec, rtt time.Duration)
 }
 
-// Options are what resolv.conf(5) and settings say about a group of servers.
+// Options tell how to ask a group of servers, as in resolv.conf(5) or flags.
 type Options struct {
-	// Fastest prefers the servers that are fast to those that come first.
+	// Fastest prefers servers that are fast over those that come first.
 	Fastest bool
 	// Rotate spreads queries over all servers that are about as fast as the fastest.
 	Rotate bool
@@ -66,40 +70,40 @@ type Options struct {
 	UseVC bool
 	// Parallel asks all servers at once.
 	Parallel bool
-	// Timeout and Attempts are those of resolv.conf(5): together with the number of
-	// servers they say when a query ends, if that is before Config.Timeout. If only
-	// one is zero it has resolver(5)'s default, 5 s and 2.
+	// Timeout and Attempts are those of resolv.conf(5). A query ends after their product
+	// times the number of servers, if that is less than Config.Timeout. If only
+	// one of them is zero it has resolv.conf(5)'s default, 5 s or 2.
 	Timeout  time.Duration
 	Attempts int
 }
 
-// Status is how a server is doing.
+// Status is the state of a server and what was counted for it.
 type Status struct {
 	Spec  Spec
 	State State
 	RTT   time.Duration // smoothed; zero before the first reply
 
-	Requests  uint64 // queries sent, repetitions, copies and probes included
-	Failures  uint64 // of these, those that got no reply: time-outs and errors
-	Wrong     uint64 // messages that were no reply to any query in flight
-	Malformed uint64 // packets that were no DNS responses at all
+	Requests  uint64 // queries sent, with repetitions, copies and probes
+	Failures  uint64 // those of them without a reply: timeouts and errors
+	Wrong     uint64 // responses that belong to no query in flight
+	Malformed uint64 // packets that are not DNS responses, and replies that cannot be parsed
 	Hedges    uint64 // queries sent because a server was late
 
 	LastError string // empty if there was none
 }
 
-// A Client asks nameservers. Its methods may be called from any goroutine.
+// A Client asks nameservers. It is safe for concurrent use.
 type Client struct {
 	config  Config
-	context context.Context // of dialling; ends with Close
+	context context.Context // for dialling; ends with Close
 	cancel  context.CancelFunc
 	tickets tls.ClientSessionCache
 
 	attempts, exchanges, buffers, writes sync.Pool
 
-	transfers     atomic.Int64 // under way
+	transfers     atomic.Int64 // zone transfers that are running
 	open          atomic.Int64 // sockets and connections
-	elsewhereOpen atomic.Int64 // of these, those to servers that are not configured
+	elsewhereOpen atomic.Int64 // those of them to servers that are not configured
 	goroutines    sync.WaitGroup
 
 	mu        sync.Mutex
@@ -110,7 +114,7 @@ type Client struct {
 	probes    map[[probeLen]byte]*loopProbe
 }
 
-// NewClient returns a client. It uses no resources before it is asked something.
+// NewClient returns a client. It uses no resources before the first query.
 func NewClient(config Config) *Client {
 	if config.Timeout <= 0 {
 		config.Timeout = defaultTimeout
@@ -167,10 +171,10 @@ func (c *Client) spawn(f func()) bool {
 	return true
 }
 
-// sweepInterval is how often attempts and sockets are looked at for their age.
+// sweepInterval is how often attempts and sockets are checked for their age.
 const sweepInterval = 250 * time.Millisecond
 
-// sweep closes sockets until there are none.
+// sweep sweeps all servers' sockets until none is open.
 func (c *Client) sweep() {
 	ticker := time.NewTicker(sweepInterval)
 	defer ticker.Stop()
@@ -205,8 +209,8 @@ func (c *Client) newServer(spec Spec) *server {
 	return s
 }
 
-// Group returns the group of these servers, in order of preference. Servers keep
-// their history from group to group; groups need no closing.
+// Group returns the group of these servers, in order of preference. A server has one
+// history, whatever groups it is in. Groups need not be closed.
 func (c *Client) Group(specs []Spec, opts Options) *Group {
 	g := &Group{client: c, options: opts, timeout: c.config.Timeout}
 	c.mu.Lock()
@@ -227,7 +231,7 @@ func (c *Client) Group(specs []Spec, opts Options) *Group {
 	return g
 }
 
-// total is how long resolv.conf(5) lets a query take, zero if it does not say.
+// total returns how long a query may take by resolv.conf(5), zero if it has no bound.
 func (o Options) total(servers int) time.Duration {
 	const defaultTimeout, defaultAttempts = 5 * time.Second, 2
 	if o.Timeout <= 0 && o.Attempts <= 0 {
@@ -243,8 +247,8 @@ func (o Options) total(servers int) time.Duration {
 	return timeout * time.Duration(attempts*servers)
 }
 
-// Status returns how each server is doing that was ever in a group, sorted by its
-// text.
+// Status returns the status of each server that was ever in a group, sorted by
+// [Spec.String].
 func (c *Client) Status() []Status {
 	c.mu.Lock()
 	servers := c.serversLocked()
@@ -258,8 +262,8 @@ func (c *Client) Status() []Status {
 	return all
 }
 
-// cause returns the part of an error that says why, without the operation and the
-// addresses that package net puts around it.
+// cause returns the reason in an error, without the operation and the addresses that
+// package net puts around it.
 func cause(err error) error {
 	var opError *net.OpError
 	if errors.As(err, &opError) {

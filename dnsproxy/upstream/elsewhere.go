@@ -9,26 +9,26 @@ import (
 	"time"
 )
 
-// Bounds of the servers that are asked though they are not configured. Clients choose
+// Bounds for servers that are asked although they are not configured. Clients choose
 // them, and may choose any number.
 const (
 	// maxElsewhere is how many are remembered.
 	maxElsewhere = 512
-	// fewElsewhereSockets is from how many open sockets on each new server takes the place
-	// of others, first of those that have not replied. newElsewhereSockets is how many may be open for a server that has not
-	// replied yet to have one more, and maxElsewhereSockets for others. Each socket is a
-	// descriptor and one or two goroutines.
-	fewElsewhereSockets = 256
-	newElsewhereSockets = 384
-	maxElsewhereSockets = 512
-	// elsewhereSlots is how many sockets of one take queries. They are closed when nothing is
-	// awaited, so that most queries have one of their own.
+	// evictElsewhereSockets is the number of open sockets from which on each new server evicts
+	// others, those that have not replied first. A server that has not replied yet may open
+	// a socket while at most newElsewhereSockets are open, others while at most
+	// maxElsewhereSockets are. Each socket costs a descriptor and one or two goroutines.
+	evictElsewhereSockets = 256
+	newElsewhereSockets   = 384
+	maxElsewhereSockets   = 512
+	// elsewhereSlots is how many sockets of such a server take queries. They are closed when
+	// nothing is awaited, so that most queries have a socket of their own.
 	elsewhereSlots = 1
-	// elsewhereLogPause is the time between lines in the log about any of them.
+	// elsewhereLogPause is the least time between lines in the log about any of them.
 	elsewhereLogPause = time.Second
 )
 
-// elsewhere are the servers of [Client.Elsewhere], which the client's mutex guards.
+// elsewhere holds the servers of [Client.Elsewhere]. The client's mutex guards it.
 type elsewhere struct {
 	byAddr map[netip.AddrPort]*list.Element
 	recent *list.List // of *Group, the one asked last in front
@@ -39,22 +39,21 @@ func newElsewhere() elsewhere {
 	return elsewhere{byAddr: make(map[netip.AddrPort]*list.Element), recent: list.New()}
 }
 
-// only returns the server of a group in the list.
-func only(e *list.Element) *server { return e.Value.(*Group).servers[0] } //nolint:forcetypeassert // no other type is put in
+// serverOf returns the server of an element of the list.
+func serverOf(e *list.Element) *server { return e.Value.(*Group).servers[0] } //nolint:forcetypeassert // no other type is put in
 
 func (e *elsewhere) servers() []*server {
 	servers := make([]*server, 0, e.recent.Len())
 	for at := e.recent.Front(); at != nil; at = at.Next() {
-		servers = append(servers, only(at))
+		servers = append(servers, serverOf(at))
 	}
 	return servers
 }
 
-// Elsewhere returns the group of the one server at an address, to which a client sends
-// queries of its own choice. If the server was ever in a group, it is the same with the
-// same history. Of other servers so many are remembered, and so many sockets to them are
-// open, as this package bounds: servers that were asked least recently make room, and
-// queries to them fail with [ErrCrowded]. [Client.Status] leaves them out.
+// Elsewhere returns the group of the one server at an address that a client chose. A server
+// that was ever in another group keeps its history. The number of other servers, and of
+// sockets to them, is bounded: those that were asked least recently are evicted, and queries
+// to them fail with [ErrCrowded]. [Client.Status] leaves them out.
 func (c *Client) Elsewhere(addr netip.AddrPort) *Group {
 	group, victims := c.findElsewhere(addr)
 	for _, victim := range victims {
@@ -63,7 +62,7 @@ func (c *Client) Elsewhere(addr netip.AddrPort) *Group {
 	return group
 }
 
-// findElsewhere returns the group of a server, and the servers that make room for it.
+// findElsewhere returns the group of a server, and the servers that are evicted for it.
 func (c *Client) findElsewhere(addr netip.AddrPort) (group *Group, victims []*server) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -86,7 +85,7 @@ func (c *Client) findElsewhere(addr netip.AddrPort) (group *Group, victims []*se
 	}
 	const victimsEach = 2 // a server may have more than one socket
 	for range victimsEach {
-		if c.elsewhereOpen.Load() >= fewElsewhereSockets {
+		if c.elsewhereOpen.Load() >= evictElsewhereSockets {
 			victims = e.evict(victims)
 		}
 	}
@@ -94,14 +93,14 @@ func (c *Client) findElsewhere(addr netip.AddrPort) (group *Group, victims []*se
 	return group, victims
 }
 
-// evict removes a server with sockets that was asked least recently, and those before it,
-// and appends them to victims. Servers that have replied get a second chance, unless the
-// list is full of them.
+// evict removes the server with open sockets that was asked least recently, and those without
+// that were asked even earlier, and appends them to victims. A server that has replied is moved
+// to the front instead, unless all have.
 func (e *elsewhere) evict(victims []*server) []*server {
-	const looked = 32 // this is done for every query of a flood
-	for range min(looked, e.recent.Len()) {
+	const steps = 32 // a bound, since a flood calls this for each of its queries
+	for range min(steps, e.recent.Len()) {
 		at := e.recent.Back()
-		s := only(at)
+		s := serverOf(at)
 		if s.heardOf() {
 			e.recent.MoveToFront(at)
 			continue
@@ -118,9 +117,9 @@ func (e *elsewhere) evict(victims []*server) []*server {
 	return victims
 }
 
-// remove forgets a server, which is to be closed.
+// remove forgets a server, which the caller closes.
 func (e *elsewhere) remove(at *list.Element) *server {
-	s := only(at)
+	s := serverOf(at)
 	e.recent.Remove(at)
 	delete(e.byAddr, s.spec.Addr)
 	s.evicted.Store(true)
@@ -147,39 +146,38 @@ func (s *server) udpSlots() uint32 {
 	return udpSlots
 }
 
-// logs writes a line to the log; about servers that are not configured, at most one a
-// second.
+// logs logs a line; about servers that are not configured, at most one a second.
 func (s *server) logs(level slog.Level, text string, attrs ...slog.Attr) {
 	attrs = append(attrs, slog.String("server", s.spec.String()))
 	logger := s.client.config.Logger
 	if s.elsewhere {
-		more, due := s.client.elsewhere.log.due(time.Now())
+		suppressed, due := s.client.elsewhere.log.due(time.Now())
 		if !due {
 			return
 		}
-		text += " (resolv.conf does not name it)"
-		if more > 0 {
-			attrs = append(attrs, slog.Int("lines left out before", more))
+		text += " (not in resolv.conf)"
+		if suppressed > 0 {
+			attrs = append(attrs, slog.Int("suppressed", suppressed))
 		}
 	}
 	logger.LogAttrs(context.Background(), level, text, attrs...)
 }
 
-// A limitedLog says which lines are written.
+// A limitedLog bounds the number of lines in the log.
 type limitedLog struct {
-	mu      sync.Mutex
-	last    time.Time
-	leftOut int
+	mu         sync.Mutex
+	last       time.Time // when a line was logged
+	suppressed int       // lines since then
 }
 
-// due reports whether a line is to be written now, and how many were left out before.
-func (l *limitedLog) due(now time.Time) (leftOut int, due bool) {
+// due reports whether a line is to be logged now, and how many were suppressed before.
+func (l *limitedLog) due(now time.Time) (suppressed int, due bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if now.Sub(l.last) < elsewhereLogPause {
-		l.leftOut++
+		l.suppressed++
 		return 0, false
 	}
-	leftOut, l.last, l.leftOut = l.leftOut, now, 0
-	return leftOut, true
+	suppressed, l.last, l.suppressed = l.suppressed, now, 0
+	return suppressed, true
 }

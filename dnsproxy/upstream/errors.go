@@ -4,8 +4,8 @@ import (
 	"strings"
 )
 
-// A noReply says why no server answered. Its text may go to clients, so it is one
-// short line.
+// A noReply is the error of a query that no server answered. Its text may be sent to clients,
+// so it is one short line.
 type noReply struct {
 	text   string
 	causes []error

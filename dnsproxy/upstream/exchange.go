@@ -13,21 +13,21 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// How says over what a query goes. TLS servers are always asked over TLS.
+// How tells how a query is sent. TLS servers are always asked over TLS.
 type How int
 
 const (
-	// UDPThenTCP asks over UDP, and over TCP if the reply is truncated; without
-	// TCP the truncated reply is the answer.
+	// UDPThenTCP asks over UDP, and over TCP if the reply is truncated. If TCP fails
+	// the truncated reply is the answer.
 	UDPThenTCP How = iota
 	// UDPOnly asks over UDP; a truncated reply is the answer.
 	UDPOnly
 	// TCPOnly asks over TCP.
 	TCPOnly
 
-	// Verbatim may be added to any of these: what is sent is the query as it is, but for
-	// its ID, whatever Config.MixCase says and the server makes of EDNS, and what is
-	// returned is the reply as it came, but for its ID, in whatever case its question is.
+	// Verbatim may be added to any of these. The query is sent as it is except for its ID,
+	// whatever Config.MixCase is and whether the server handles EDNS or not. The reply is
+	// returned as it was received except for its ID; its question may be in another case.
 	Verbatim How = 1 << 4
 )
 

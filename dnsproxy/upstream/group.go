@@ -5,8 +5,7 @@ import (
 	"time"
 )
 
-// A Group is some servers that know the same names. Its methods may be called from
-// any goroutine.
+// A Group is a list of servers that know the same names. It is safe for concurrent use.
 type Group struct {
 	client  *Client
 	servers []*server
@@ -14,14 +13,14 @@ type Group struct {
 	timeout time.Duration
 
 	waiting atomic.Int64 // queries in flight
-	trial   atomic.Int64 // when a query was last taken in spite of rule 9, in ns
+	trial   atomic.Int64 // when a query was last accepted in spite of rule 9, in Unix ns
 	budget  budget
 }
 
-// overloadWaiting is the bound of rule 9, queries times silence.
+// overloadWaiting is the bound of rule 9: queries times silence.
 const overloadWaiting = 128 * time.Second
 
-// trialPause is how often a query is taken in spite of rule 9.
+// trialPause is how often a query is accepted in spite of rule 9.
 const trialPause = 100 * time.Millisecond
 
 // Down reports whether all servers are down, or loop (rule 2).
@@ -35,14 +34,14 @@ func (g *Group) Down() bool {
 	return true
 }
 
-// Overloaded reports whether so many queries wait for servers that are all silent
-// that [Group.Exchange] takes no more for the moment (rule 9).
+// Overloaded reports whether [Group.Exchange] would fail with [ErrOverload] at the moment
+// (rule 9).
 func (g *Group) Overloaded() bool {
 	overloaded, now := g.overloaded()
 	return overloaded && now.UnixNano()-g.trial.Load() < int64(trialPause)
 }
 
-// refuses reports whether a query is not taken (rule 9).
+// refuses reports whether a query fails at once (rule 9).
 func (g *Group) refuses() bool {
 	overloaded, now := g.overloaded()
 	if !overloaded {
@@ -52,7 +51,8 @@ func (g *Group) refuses() bool {
 	return now.UnixNano()-last < int64(trialPause) || !g.trial.CompareAndSwap(last, now.UnixNano())
 }
 
-// overloaded reports whether rule 9 applies now.
+// overloaded reports whether so many queries wait for servers that are all silent that rule 9
+// applies. It returns the time if it has read the clock.
 func (g *Group) overloaded() (overloaded bool, now time.Time) {
 	waiting := time.Duration(g.waiting.Load())
 	if waiting == 0 || waiting*g.timeout < overloadWaiting {

@@ -7,13 +7,13 @@ const (
 	minLate     = 50 * time.Millisecond
 	maxLate     = 400 * time.Millisecond
 	unknownLate = 200 * time.Millisecond
-	// A name that its own nameservers make slow, seconds at times, says little about
-	// the server that was asked for it.
+	// maxSample bounds the times that are measured. A name may be slow, for seconds at times,
+	// because of its own nameservers, which says little about the server that was asked.
 	maxSample = time.Second
 
-	// A reply counts one eighth (RFC 6298), the first ones in equal parts, and one
-	// half after a pause: of a server that is asked twice a minute, old replies say
-	// little, and the first must not be held against it for long.
+	// A reply counts for one eighth (RFC 6298), the first ones equally, and one after a pause
+	// for one half: old replies say little about a server that is asked twice a minute, and its
+	// first one must not count against it for long.
 	rttGain   = 8
 	pauseGain = 2
 	rttPause  = 15 * time.Second
@@ -23,7 +23,7 @@ const (
 	lifePause    = 250 * time.Millisecond
 	maxLifePause = 2 * time.Second
 
-	// cutWait is how long a truncated reply waits for the whole one, over TCP or from
+	// cutWait is how long the whole of a truncated reply is waited for, over TCP or from
 	// another server.
 	cutWait = time.Second
 
@@ -37,13 +37,13 @@ const (
 	minCopy       = time.Second
 	maxCopy       = 30 * time.Second
 	rememberQuirk = 10 * time.Minute
-	ednsLost      = 3 // rounds of probes in a row
+	ednsLost      = 3 // probes in a row without an OPT record that were answered, and those with one not
 )
 
-// A State is what a server can be used for.
+// A State tells whether a server can be used.
 type State int
 
-// The states of a server, in the order in which servers are preferred.
+// The states of a server, best first (rule 2).
 const (
 	Up State = iota
 	Failing
@@ -56,7 +56,8 @@ func (s State) String() string {
 	return [...]string{"up", "failing", "down", "looping"}[s]
 }
 
-// A history is what is known of a server. It is a plain value; the server locks it.
+// A history is what is known about a server. It is a plain value without a clock; the server
+// guards it with its mutex.
 type history struct {
 	srtt, rttvar time.Duration // srtt is zero before the first reply
 	replies      int           // so far, up to rttGain
@@ -65,35 +66,35 @@ type history struct {
 	asked  time.Time // last query
 	copies int       // sent since it became silent, failing or down
 
-	// Whether the server lives (rule 2). A reply of any kind ends all of it.
-	waiting     time.Time // first query after the last reply; a reason to probe
+	// Whether the server lives (rule 2). A reply of any kind resets all of these.
+	waiting     time.Time // first query after the last reply; zero if there is none
 	probed      time.Time // last round of probes
 	silentSince time.Time // first round after the last reply; zero if there is none
 	unanswered  int       // rounds since then
 
 	// Whether it has answers where others have (rule 2).
-	failures int       // in a row, where another server had an answer
+	failures int       // failures in a row where another server had an answer
 	outlived int       // queries left unanswered that another server answered
 	pending  time.Time // first query after the last reply to a query
 
 	looping bool
 
-	plainUntil  time.Time // no EDNS
-	ednsHeard   time.Time // last reply to what was sent with an OPT record
-	plainOnly   int       // replies since then to probes that have a twin with an OPT record
-	foldedUntil time.Time // no mixed case
+	plainUntil  time.Time // until then it is asked without EDNS
+	ednsHeard   time.Time // last reply to a query or probe with an OPT record
+	plainOnly   int       // replies since then to probes that were sent with and without one
+	foldedUntil time.Time // until then it is asked without mixed case
 }
 
-// A standing is what a history amounts to at a moment.
+// A standing is what follows from a history at a time.
 type standing struct {
 	state  State
-	silent bool          // probes have had no reply for longer than patience
+	silent bool          // probes have been unanswered for longer than patience
 	mute   bool          // it is failing because it leaves queries unanswered
 	rtt    time.Duration // to rank by
 	late   time.Duration // when it is late
 }
 
-// lateAfter is rule 1.
+// lateAfter returns how long after a query the server is late (rule 1).
 func (h *history) lateAfter() time.Duration {
 	if h.srtt == 0 {
 		return unknownLate
@@ -101,8 +102,8 @@ func (h *history) lateAfter() time.Duration {
 	return min(max(h.srtt+4*h.rttvar, minLate), maxLate)
 }
 
-// patience is for how long probes may be unanswered before the server is silent: as in
-// rule 1, but a server that is known to be slow is given up to a second.
+// patience returns how long probes may be unanswered before the server is silent (rule 2): as
+// in rule 1, but up to a second for a server that is known to be slow.
 func (h *history) patience() time.Duration {
 	if h.srtt == 0 {
 		return maxLate
@@ -110,7 +111,7 @@ func (h *history) patience() time.Duration {
 	return min(max(h.srtt+4*h.rttvar, minLate), maxSample)
 }
 
-// silence is for how long probes have had no reply.
+// silence returns how long probes have been unanswered.
 func (h *history) silence(now time.Time) time.Duration {
 	if h.silentSince.IsZero() {
 		return 0
@@ -118,7 +119,7 @@ func (h *history) silence(now time.Time) time.Duration {
 	return now.Sub(h.silentSince)
 }
 
-// standing is rules 2 and 3.
+// standing returns the standing of the server (rule 2).
 func (h *history) standing(now time.Time) standing {
 	st := standing{rtt: h.srtt, late: h.lateAfter()}
 	silence := h.silence(now)
@@ -152,9 +153,8 @@ func (h *history) sent(now time.Time) {
 	}
 }
 
-// lifeDue reports whether the server is to be probed: it has left a query unanswered
-// for longer than rule 1 allows and nothing was heard from it since. If it is true the
-// round is noted.
+// lifeDue reports whether the server is to be probed, and notes the round of probes: it has
+// left a query unanswered for longer than rule 1 allows, and sent nothing since (rule 2).
 func (h *history) lifeDue(now time.Time) bool {
 	if h.looping || h.waiting.IsZero() || now.Sub(h.waiting) < h.lateAfter() {
 		return false
@@ -168,8 +168,8 @@ func (h *history) lifeDue(now time.Time) bool {
 	return true
 }
 
-// refused notes that the server gave a sign that it does not serve, such as a refused
-// connection, or that it is probed and has yet to show that it does.
+// refused notes a sign that the server does not serve, such as a refused connection, or a
+// round of probes, which is unanswered so far.
 func (h *history) refused(now time.Time) {
 	h.unanswered++
 	if h.silentSince.IsZero() {
@@ -177,8 +177,8 @@ func (h *history) refused(now time.Time) {
 	}
 }
 
-// copyDue is rule 6 for a server that is not the best; if it is true the copy is
-// noted, but not as sent.
+// copyDue reports whether a server that is not the best is to get a copy of a query, and
+// notes the copy (rule 6).
 func (h *history) copyDue(now time.Time) bool {
 	st := h.standing(now)
 	troubled := st.state != Up || st.silent
@@ -199,8 +199,8 @@ func (h *history) copyDue(now time.Time) bool {
 	return true
 }
 
-// replied notes a reply of any kind to a query or a probe, which took rtt. A failure
-// that took long is no measure of the server: it has waited for others.
+// replied notes a reply of any kind to a query or a probe, which took rtt. The time of a
+// failure that took long is not measured: the server has waited for others.
 func (h *history) replied(now time.Time, rtt time.Duration, usable bool) {
 	if usable || h.srtt == 0 || rtt <= h.lateAfter() {
 		h.measure(now, rtt)
@@ -213,18 +213,18 @@ func (h *history) replied(now time.Time, rtt time.Duration, usable bool) {
 	}
 }
 
-// heardEDNS notes a reply to what was sent with an OPT record.
+// heardEDNS notes a reply to a query or a probe with an OPT record.
 func (h *history) heardEDNS(now time.Time) { h.ednsHeard, h.plainOnly = now, 0 }
 
-// heardPlain notes a reply to a probe whose twin had an OPT record. When that is lost
-// time and again, so will be other queries with one.
+// heardPlain notes a reply to a probe that was sent with an OPT record, too. If the one with
+// it is lost time and again, so are queries with one.
 func (h *history) heardPlain(now time.Time) {
 	if h.plainOnly++; h.plainOnly >= ednsLost {
 		h.plainOnly, h.plainUntil = 0, now.Add(rememberQuirk)
 	}
 }
 
-// measure takes a reply's time into the smoothed ones (RFC 6298).
+// measure adds a reply's time to the smoothed ones (RFC 6298, rule 1).
 func (h *history) measure(now time.Time, rtt time.Duration) {
 	rtt = min(max(rtt, 1), maxSample)
 	if h.srtt == 0 {
@@ -244,8 +244,8 @@ func (h *history) measure(now time.Time, rtt time.Duration) {
 	h.srtt += (rtt - h.srtt) / gain
 }
 
-// served notes a reply to a query: the server has something to say of names that
-// clients ask for, and not only of itself.
+// served notes a reply to a query: the server replies to clients' questions, and not only
+// to probes.
 func (h *history) served() { h.outlived, h.pending = 0, time.Time{} }
 
 // answered notes that the reply was usable.

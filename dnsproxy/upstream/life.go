@@ -11,23 +11,23 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A server that does not answer a query may be dead, or may wait for the nameservers of
-// the query's name, which are. Probes tell which: they are questions that a server
-// which lives answers at once, whatever other nameservers do.
+// A server that does not answer a query may be dead, or may be waiting for the nameservers
+// of the query's name, which are dead. Probes tell the two apart: they are questions that a
+// living server answers at once, whatever other nameservers do.
 //
-// Each round has several of them, since no question is answered so by all: with dead
-// nameservers behind them, dnsmasq 2.90 and unbound 1.17 answer both questions of
+// Each round has several probes, since no question is answered like this by all servers. With
+// dead nameservers behind them, dnsmasq 2.90 and unbound 1.17 answer both questions of
 // lifeQuestions, and neither answers ". NS", which CoreDNS's health check asks. CoreDNS
-// answers for all classes other than IN itself, and others the question that they had
-// an answer to a moment ago.
+// itself answers for all classes other than IN. Other servers answer the last question that
+// they had an answer to.
 
-// life says which probe an attempt is.
+// life tells which kind of probe an attempt is.
 type life uint8
 
 const (
 	notLife   life = iota
 	lifeOwn        // a question of lifeQuestions
-	lifePlain      // the first of lifeQuestions, which is sent with an OPT record, too
+	lifePlain      // the first of lifeQuestions, without the OPT record that lifeOwn has
 	lifeKnown      // the last question that the server had an answer to
 )
 
@@ -35,7 +35,7 @@ const (
 const ednsSize = 1232
 
 // lifeQuestions returns the questions that servers answer themselves, in wire form: the
-// address of localhost (RFC 6761, section 6.3), and who they are (RFC 4892).
+// address of localhost (RFC 6761, section 6.3), and the server's identity (RFC 4892).
 func lifeQuestions() [2][]byte {
 	return [2][]byte{
 		newQuestion([]byte("\x09localhost\x00"), dns.TypeA, dns.ClassINET),
@@ -43,9 +43,8 @@ func lifeQuestions() [2][]byte {
 	}
 }
 
-// probeLife sends a round of probes, over a connection if stream says so, as the queries
-// that are unanswered. One question is sent with and without an OPT record, since some
-// middleboxes drop packets that have one.
+// probeLife sends a round of probes, over a connection if stream is set. One question is sent
+// with and without an OPT record, since some middleboxes drop packets that have one.
 func (s *server) probeLife(now time.Time, stream bool) {
 	s.mu.Lock()
 	known := append([]byte(nil), s.known...)
@@ -59,7 +58,7 @@ func (s *server) probeLife(now time.Time, stream bool) {
 	}
 }
 
-// probeWith sends one probe.
+// probeWith sends one probe, with the properties of an attempt that like has.
 func (s *server) probeWith(question []byte, like attempt) {
 	packet := newQuery(question)
 	if like.edns {
@@ -73,8 +72,8 @@ func (s *server) probeWith(question []byte, like attempt) {
 	s.carrier(a.stream).send(a, packet)
 }
 
-// refuses reports whether an error is a sign that the server does not serve, unlike a
-// time-out, which says nothing of the server alone, and unlike errors of this host.
+// refuses reports whether an error is a sign that the server does not serve. A timeout is
+// not, nor is an error of this host.
 func refuses(err error) bool {
 	for _, sign := range []error{
 		syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.EHOSTDOWN,

@@ -11,21 +11,21 @@ import (
 	"github.com/miekg/dns"
 )
 
-// A loop is found as by dnsmasq's --dns-loop-detect and CoreDNS's plugin loop: a
-// server is asked for a name that nothing else can know; if the question comes to us,
+// A loop is detected as by dnsmasq's --dns-loop-detect and CoreDNS's plugin loop: a
+// server is asked for a name that no other program knows. If this agent receives the question,
 // the server has sent it.
 
 const (
 	// LoopZone is the domain of the names that servers are asked for to find loops,
-	// which are one label below it. It has two labels together with that, as
-	// forwarders keep names of one to themselves, and is none of the special names
-	// of RFC 6761, which many do not pass on.
+	// which are one label below it. The names have two labels, since forwarders
+	// do not forward names of one label. The zone is not one of the special names
+	// of RFC 6761, which many do not forward either.
 	LoopZone = "nametap-loop-probe."
 
-	probeLen = 16 // bytes; twice as many letters
+	probeLen = 16 // bytes; the label has twice as many letters
 
-	// A server that is suspected again and again, such as one whose names are slow, is
-	// probed after 1 s, 2 s, 4 s and so on up to 64 s; after two minutes without a
+	// A server that is suspected repeatedly, such as one whose names are slow, is
+	// probed after 1 s, 2 s, 4 s and so on up to 64 s. After two minutes without a
 	// probe, the next one is sent at once.
 	probePause   = time.Second
 	maxProbes    = 6 // doublings of probePause
@@ -48,9 +48,9 @@ func loopSuffix() []byte {
 	return append(append([]byte{byte(label)}, LoopZone[:label]...), 0)
 }
 
-// Suspect sends a loop probe to each server of the group whose last probe is long
-// enough ago. It is to be called when a question comes in that servers of the group have
-// been asked and do not answer. It does not wait; [Client.Echo] sees the probes that
+// Suspect sends a loop probe to each server of the group for which one is due. The caller
+// calls it when it receives a question that servers of the group have
+// been asked and not answered yet. It does not block; [Client.Echo] recognises the probes that
 // come back.
 func (g *Group) Suspect() {
 	now := time.Now()
@@ -62,7 +62,7 @@ func (g *Group) Suspect() {
 }
 
 // probeDue reports whether a suspected server is to be probed, and counts the probe.
-// Servers that loop are probed by probeAgain.
+// For servers that loop there is probeAgain.
 func (s *server) probeDue(now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,7 +81,7 @@ func (s *server) probeDue(now time.Time) bool {
 	return true
 }
 
-// probeAgain probes a server that loops, every ten seconds.
+// probeAgain probes a server that loops, at most every ten seconds.
 func (s *server) probeAgain(now time.Time) {
 	s.mu.Lock()
 	due := now.Sub(s.loopProbe) >= loopRecheck
@@ -110,7 +110,7 @@ func (s *server) probeLoop(now time.Time) {
 	s.carrier(a.stream).send(a, newQuery(question))
 }
 
-// addProbe remembers a probe, and forgets those that nobody will answer.
+// addProbe remembers a probe, and forgets those that no server will answer any more.
 func (c *Client) addProbe(probe *loopProbe) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -123,14 +123,15 @@ func (c *Client) addProbe(probe *loopProbe) {
 }
 
 // Echo is to be called with the name, in wire form and lower case, of every question
-// below [LoopZone], and with the server that the question will be passed on to because
-// it was captured on its way there; to is not valid for other questions.
+// below [LoopZone] that the agent receives. to is the original destination of a captured
+// question that will be forwarded there, and not valid for other questions.
 //
 // It reports whether the question is a probe of this client whose server loops: one that
-// comes back to be answered here, or to go to the same server again. A probe on its
-// way to another server has passed through a forwarder on this host, which is no loop.
-// A server that loops is not asked any more until, ten seconds or more later, it answers
-// a probe itself. The question is best answered with REFUSED, lest it is sent again.
+// comes back to be answered here, or to be forwarded to the same server again. A probe on
+// its way to another server has passed through a forwarder on this host, which is not a loop.
+// A server that loops is not asked any more until, at least ten seconds later, it answers
+// a probe itself. The caller should answer the question with REFUSED, so that it is not sent
+// again.
 func (c *Client) Echo(name []byte, to netip.AddrPort) bool {
 	const label = 2 * probeLen
 	var id [probeLen]byte
@@ -155,7 +156,7 @@ func (c *Client) Echo(name []byte, to netip.AddrPort) bool {
 	return probe != nil
 }
 
-// probeAnswered is called when a probe has got a reply.
+// probeAnswered is called when a probe has a reply.
 func (c *Client) probeAnswered(probe *loopProbe) {
 	c.mu.Lock()
 	echoed := probe.echoed
@@ -165,7 +166,7 @@ func (c *Client) probeAnswered(probe *loopProbe) {
 	}
 }
 
-// setLooping says so in the log if it is new.
+// setLooping notes whether the server loops, and logs a change.
 func (s *server) setLooping(looping bool) {
 	s.mu.Lock()
 	changed := s.history.looping != looping
@@ -174,8 +175,8 @@ func (s *server) setLooping(looping bool) {
 	switch {
 	case changed && looping:
 		s.note(ErrLoop.Error())
-		s.logs(slog.LevelWarn, "nameserver is set aside: its queries come back to us")
+		s.logs(slog.LevelWarn, "nameserver is no longer used: "+ErrLoop.Error())
 	case changed:
-		s.logs(slog.LevelInfo, "nameserver is used again: its queries do not come back any more")
+		s.logs(slog.LevelInfo, "nameserver is used again: its queries no longer come back")
 	}
 }

@@ -6,13 +6,13 @@ import (
 	"github.com/miekg/dns"
 )
 
-// A reading is what a reply says, as far as it matters to who asks.
+// A reading is what a schedule needs to know about a reply.
 type reading struct {
 	code      int   // the response code, with the bits of it that an OPT record has
 	negative  bool  // NXDOMAIN, or NOERROR without an answer
 	truncated bool  // then it is not negative
-	other     bool  // to an opcode other than QUERY: any response code is an answer
-	err       error // why the reply cannot be read; it is no answer then
+	other     bool  // the opcode is not QUERY; then any response code is an answer
+	err       error // why the reply cannot be used
 }
 
 // usable reports whether the reply is an answer and not a server's failure to give one.
@@ -20,7 +20,7 @@ func (r reading) usable() bool {
 	return r.err == nil && (r.other || r.code == dns.RcodeSuccess || r.code == dns.RcodeNameError)
 }
 
-// rejectsEDNS reports whether the server may not know EDNS, or not our version of it
+// rejectsEDNS reports whether the server may not support EDNS, or its version 0
 // (RFC 6891, sections 6.1.3 and 7).
 func (r reading) rejectsEDNS() bool {
 	return r.code == dns.RcodeFormatError || r.code == dns.RcodeNotImplemented || r.code == dns.RcodeBadVers

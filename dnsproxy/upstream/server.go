@@ -7,15 +7,14 @@ import (
 	"time"
 )
 
-// A carrier takes queries to a server and its replies back.
+// A carrier carries queries to a server and its replies back.
 type carrier interface {
 	// send sends packet, whose ID it chooses, and owns the attempt from then on: it
-	// ends it exactly once, perhaps before send returns. The packet is the caller's
-	// again when send returns.
+	// ends it exactly once, perhaps before send returns. It does not keep packet.
 	send(a *attempt, packet []byte)
-	// sweep ends what has had no reply in time and closes what is idle.
+	// sweep ends attempts that have had no reply in time and closes idle sockets.
 	sweep(now time.Time)
-	// close ends everything; its goroutines end soon after.
+	// close ends all attempts and closes all sockets; their goroutines end soon after.
 	close()
 }
 
@@ -26,24 +25,24 @@ type server struct {
 	udp    carrier // nil for TLS
 	stream carrier
 
-	elsewhere bool         // it is not configured; written once
-	alone     *Group       // of it alone; guarded by the client's mutex
-	evicted   atomic.Bool  // it has made room for others
+	elsewhere bool         // it is not configured; never changes
+	alone     *Group       // that has only this server; guarded by the client's mutex
+	evicted   atomic.Bool  // it was removed from the client's elsewhere
 	open      atomic.Int64 // sockets and connections
 
 	requests, failures, wrong, malformed, hedges atomic.Uint64
 
-	mu        sync.Mutex
-	history   history
-	known     []byte // question that had an answer last, in wire form; empty if there is none
-	lastError string
-	saidDown  bool // in the log
+	mu         sync.Mutex
+	history    history
+	known      []byte // last question that had an answer, in wire form; empty if there is none
+	lastError  string
+	loggedDown bool // the last line in the log says that it is down
 
-	loopProbe  time.Time // last
+	loopProbe  time.Time // when the last one was sent
 	loopProbes int       // sent in short succession
 }
 
-// carrier returns what takes queries to the server.
+// carrier returns the server's connections if stream is set, else its UDP sockets.
 func (s *server) carrier(stream bool) carrier {
 	if stream || s.udp == nil {
 		return s.stream
@@ -51,14 +50,14 @@ func (s *server) carrier(stream bool) carrier {
 	return s.udp
 }
 
-// standing returns the server's standing, and logs if it is down now. If it is due, the
-// server is probed, over a connection if stream says so.
+// standing returns the server's standing, and logs when it goes down. It probes the server if
+// that is due, over a connection if stream is set.
 func (s *server) standing(now time.Time, stream bool) standing {
 	s.mu.Lock()
 	due := s.history.lifeDue(now)
 	st := s.history.standing(now)
-	fell := st.state == Down && !s.saidDown
-	s.saidDown = s.saidDown || fell
+	fell := st.state == Down && !s.loggedDown
+	s.loggedDown = s.loggedDown || fell
 	silence := s.history.silence(now)
 	s.mu.Unlock()
 	if fell {
@@ -70,8 +69,8 @@ func (s *server) standing(now time.Time, stream bool) standing {
 	return st
 }
 
-// silence returns for how long the server has left probes unanswered, and whether it
-// is silent (rule 2).
+// silence returns how long the server has left probes unanswered, and whether it
+// is silent.
 func (s *server) silence(now time.Time) (silence time.Duration, silent bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,7 +100,7 @@ func (s *server) sent(now time.Time) {
 	s.history.sent(now)
 }
 
-// replied notes the reply to an attempt, which took rtt.
+// replied notes the reply to an attempt.
 func (s *server) replied(a *attempt, now time.Time, r reading) {
 	rtt := now.Sub(a.sent)
 	s.mu.Lock()
@@ -121,8 +120,8 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 			s.known = append(s.known[:0], a.question...)
 		}
 	}
-	rose := s.saidDown
-	s.saidDown = false
+	rose := s.loggedDown
+	s.loggedDown = false
 	s.mu.Unlock()
 	if rose {
 		s.logs(slog.LevelInfo, "nameserver answers again")
@@ -138,7 +137,7 @@ func (s *server) failed(a *attempt, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lastError = err.Error()
-	// A server that does not take connections may well answer over UDP.
+	// A server that does not accept connections may still answer over UDP.
 	if refuses(err) && (!a.stream || s.udp == nil) {
 		s.history.refused(a.sent)
 	}
@@ -179,8 +178,8 @@ func (s *server) quirks(now time.Time) (plain, folded bool) {
 	return now.Before(s.history.plainUntil), now.Before(s.history.foldedUntil)
 }
 
-// mutesEDNS reports whether nothing that was sent with an OPT record since a time has
-// had a reply.
+// mutesEDNS reports whether no reply to a query or a probe with an OPT record has come since a
+// time.
 func (s *server) mutesEDNS(since time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -199,7 +198,7 @@ func (s *server) rememberFolded(now time.Time) {
 	s.history.foldedUntil = now.Add(rememberQuirk)
 }
 
-// status returns what Client.Status says of the server.
+// status returns the server's element of Client.Status.
 func (s *server) status(now time.Time) Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()

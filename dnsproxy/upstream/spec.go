@@ -13,19 +13,18 @@ const (
 	tlsScheme = "tls://"
 )
 
-// A Spec names a nameserver. Specs are comparable; two that are equal share one
-// history.
+// A Spec names a nameserver. Specs are comparable; equal ones share one history.
 type Spec struct {
 	// Addr is where it listens.
 	Addr netip.AddrPort
-	// TLS says that it is asked over TLS only.
+	// TLS reports that it is asked over TLS only.
 	TLS bool
-	// ServerName is the name that its certificate must have; empty means that the
-	// certificate must have its address. Without TLS it is empty.
+	// ServerName is the name that its certificate must be valid for; if it is empty the
+	// certificate must be valid for its address. Without TLS it is empty.
 	ServerName string
 }
 
-// ParseSpec reads an address with or without a port (53), or tls://address#name,
+// ParseSpec parses an address with or without a port (53), or tls://address#name,
 // with or without a port (853) and a name. An IPv6 address with a port is in
 // brackets.
 func ParseSpec(s string) (Spec, error) {
@@ -44,7 +43,7 @@ func ParseSpec(s string) (Spec, error) {
 	return spec, nil
 }
 
-// parseAddr reads an address, or an address and a port.
+// parseAddr parses an address, or an address and a port.
 func parseAddr(s string, isTLS bool) (netip.AddrPort, error) {
 	port := uint16(dnsPort)
 	if isTLS {
@@ -61,7 +60,7 @@ func parseAddr(s string, isTLS bool) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port()), err
 }
 
-// String returns what ParseSpec reads, without a port that is the default.
+// String returns the form that ParseSpec parses, without a port that is the default.
 func (s Spec) String() string {
 	if !s.TLS {
 		return addrString(s.Addr, dnsPort)

@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// tlsConfig returns the configuration of a connection to a TLS server.
+// tlsConfig returns the configuration for a connection to a TLS server.
 func (c *Client) tlsConfig(spec Spec) (*tls.Config, error) {
 	config := &tls.Config{
 		MinVersion: tls.VersionTLS12, ServerName: spec.ServerName, RootCAs: c.config.TLSRoots,
@@ -25,7 +25,7 @@ func (c *Client) tlsConfig(spec Spec) (*tls.Config, error) {
 	return config, nil
 }
 
-// ReadRoots reads a PEM file with certificates of authorities.
+// ReadRoots reads a PEM file with certificates of certificate authorities.
 func ReadRoots(path string) (*x509.CertPool, error) {
 	pem, err := os.ReadFile(path)
 	if err != nil {
@@ -33,7 +33,7 @@ func ReadRoots(path string) (*x509.CertPool, error) {
 	}
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("reading root certificates: %q has none: want PEM", path)
+		return nil, fmt.Errorf("reading root certificates: %q has no certificate in PEM form", path)
 	}
 	return roots, nil
 }

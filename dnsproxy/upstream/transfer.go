@@ -12,17 +12,17 @@ import (
 	"github.com/miekg/dns"
 )
 
-// maxTransfers is how many zone transfers there may be at a time: each has a connection
-// of its own, for as long as its client takes to read it.
+// maxTransfers is how many zone transfers may run at a time. Each has a connection
+// of its own for as long as its client takes to read it.
 const maxTransfers = 16
 
-// ErrTransfers says that too many zone transfers are under way.
-var ErrTransfers = errors.New("too many zone transfers are under way")
+// ErrTransfers is the error when too many zone transfers are running.
+var ErrTransfers = errors.New("too many zone transfers are running")
 
 // Transfer asks for a zone (AXFR, RFC 5936; IXFR, RFC 1995) over a connection of its own to
-// the first server of the group that takes one, and calls send with each message of the
-// response but the last, which it returns. Messages are as the server sent them. Each must
-// come within Config.Timeout. An error may come after some messages have been sent.
+// the first server of the group that accepts one. It calls send with each message of the
+// response except the last, which it returns. Messages are as the server sent them. Each must
+// arrive within Config.Timeout. There may be an error after some messages have been sent.
 func (g *Group) Transfer(query []byte, send func(message []byte) error) (last []byte, err error) {
 	c := g.client
 	if c.transfers.Add(1) > maxTransfers {
@@ -65,13 +65,13 @@ func (g *Group) dialAny() (net.Conn, *server, error) {
 	return nil, nil, err
 }
 
-// A transferRelay says where messages go, and how long one may take.
+// A transferRelay tells where messages go, and how long one may take.
 type transferRelay struct {
 	send    func(message []byte) error
 	timeout time.Duration
 }
 
-// relayTransfer sends the query and relays what comes back.
+// relayTransfer sends the query and relays the messages of the response.
 func relayTransfer(conn net.Conn, query []byte, tracker *transferEnd, to transferRelay) (last []byte, err error) {
 	if err := conn.SetDeadline(time.Now().Add(to.timeout)); err != nil {
 		return nil, err
@@ -102,9 +102,9 @@ func relayTransfer(conn net.Conn, query []byte, tracker *transferEnd, to transfe
 	}
 }
 
-// A transferEnd finds the last message of a zone transfer. Its records begin and end with
-// the zone's SOA record. Those of an incremental transfer, which has a SOA record in the
-// second place, have it a third time: before the additions of the last difference.
+// A transferEnd finds the last message of a zone transfer. The records of a transfer begin and
+// end with the zone's SOA record. An incremental transfer, which has an SOA record in the
+// second place, has the zone's a third time: before the additions of the last difference.
 type transferEnd struct {
 	id          uint16
 	incremental bool   // IXFR was asked for
@@ -112,8 +112,8 @@ type transferEnd struct {
 
 	records int
 	serial  uint32 // of the zone
-	seen    int    // how often the zone's SOA record was there
-	want    int    // how often it is
+	seen    int    // how often the zone's SOA record was seen
+	want    int    // how often it occurs
 }
 
 func newTransferEnd(query []byte) (*transferEnd, error) {
@@ -144,7 +144,7 @@ func (t *transferEnd) over(message []byte) (bool, error) {
 		soa, isSOA := rr.(*dns.SOA)
 		switch {
 		case t.records == 1 && !isSOA:
-			return true, nil // no transfer: the client is to make of it what it can
+			return true, nil // not a transfer: the client decides what to do with it
 		case t.records == 1:
 			t.serial = soa.Serial
 		case t.records == 2 && isSOA && t.incremental && soa.Serial != t.serial:
