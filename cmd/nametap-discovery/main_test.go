@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"nametap-discovery": main})
 }
 
-// TestScripts runs the real command as users do.
+// TestScripts runs the scripts in testdata/script with the real command.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
@@ -49,9 +49,9 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// The default state directory is given up with a warning if it cannot be had
-// here; one that was asked for is not (testdata/script/usage.txtar), nor is any
-// because of an error that may pass.
+// The default state directory is given up with a warning if this user cannot create or
+// write it. It is not given up after other errors, nor if the user has set it
+// (testdata/script/usage.txtar).
 func TestUsableStateDir(t *testing.T) {
 	var log strings.Builder
 	logger := slog.New(slog.NewTextHandler(&log, nil))
@@ -60,7 +60,7 @@ func TestUsableStateDir(t *testing.T) {
 		t.Errorf("got %q and said %q for a directory that can be made", got, log.String())
 	}
 	if odd := filepath.Join(dir, strings.Repeat("x", 300)); usableStateDir(odd, logger) != odd || log.Len() > 0 {
-		t.Errorf("an error that is no lack gives a directory up: %q", log.String())
+		t.Errorf("a directory was given up after another error: %q", log.String())
 	}
 	file := filepath.Join(dir, "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -76,9 +76,8 @@ func TestUsableStateDir(t *testing.T) {
 	}
 }
 
-// cmdLogged waits until a file that a command writes holds a text: "logged
-// FILE TEXT". With a third argument it sets that variable to what follows the
-// text up to the next space.
+// cmdLogged waits until a file contains a text: "logged FILE TEXT [VARIABLE]". It sets
+// the variable to the word after the text.
 func cmdLogged(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 || len(args) > 3 {
 		ts.Fatalf("usage: logged FILE TEXT [VARIABLE]")
@@ -102,7 +101,7 @@ func cmdLogged(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// cmdGet fetches a page until it has a status: "get STATUS URL [TEXT]".
+// cmdGet gets a URL until the response has a status, and a text: "get STATUS URL [TEXT]".
 func cmdGet(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 || len(args) > 3 {
 		ts.Fatalf("usage: get STATUS URL [TEXT]")
@@ -129,8 +128,7 @@ func cmdTerm(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// cmdRefused fetches a page with a header, which must be forbidden: "refused
-// URL HEADER VALUE".
+// cmdRefused gets a URL with a header, and expects 403: "refused URL HEADER VALUE".
 func cmdRefused(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 3 {
 		ts.Fatalf("usage: refused URL HEADER VALUE")
@@ -149,9 +147,9 @@ func cmdRefused(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// cmdIdle opens connections that ask nothing, keeps them to the end of the
-// script, and waits until the server has closed so many of them: "idle NUMBER
-// ADDRESS CLOSED".
+// cmdIdle opens connections without a request, keeps them open until the end of the
+// script, and waits until the server has closed a number of them: "idle NUMBER ADDRESS
+// CLOSED".
 func cmdIdle(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 3 {
 		ts.Fatalf("usage: idle NUMBER ADDRESS CLOSED")
@@ -170,7 +168,7 @@ func cmdIdle(ts *testscript.TestScript, neg bool, args []string) {
 			ended <- struct{}{}
 		}()
 	}
-	// Time-outs would close them all in the end: it must be room that was made.
+	// Later, timeouts would close all of them.
 	deadline := time.After(4 * time.Second)
 	for n := range closed {
 		select {
