@@ -253,6 +253,16 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) {
 	}
 }
 
+// SetCapture changes which queries are redirected to the agent. It has no effect on an agent
+// that was made without a CaptureConfig. On an error, such as a required family without
+// listeners, everything stays as it is until the reason has gone.
+func (a *Agent) SetCapture(cfg CaptureConfig) error {
+	if a.capture == nil {
+		return nil
+	}
+	return a.capture.change(func(in *inputs) { in.CaptureConfig = cfg })
+}
+
 // Hasten ends the drain that goes on, or the next one, at once. The capture rules are
 // taken out all the same.
 func (a *Agent) Hasten() { a.hasten() }

@@ -7,39 +7,54 @@ import (
 	"log/slog"
 	"maps"
 	"sync"
-	"time"
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/iptables"
 )
 
-// A CaptureConfig says which queries are redirected to the agent.
+// A CaptureConfig says which queries are redirected to the agent. It may change while the
+// agent runs, except for ResolvConf and the port: see [Agent.SetCapture].
 type CaptureConfig struct {
-	// Config is what is captured. If ResolvConf is set, its Servers are those of that
-	// file.
-	Config iptables.Config
-	// ResolvConf is a resolv.conf of which only the nameservers' queries are captured;
-	// empty means as Config says. Changes are followed.
-	ResolvConf string
-	// Switch reads whether to capture at all. It is called four times a second. After an
-	// error the previous value holds.
-	Switch func() (Switch, error)
-}
-
-// A Switch says whether DNS is to be captured.
-type Switch struct {
+	// On says whether DNS is captured, and Because which setting says so.
 	On      bool
-	Because string // what sets it
+	Because string
+	// Config is what is captured. With ResolvConfServers its Servers are those of ResolvConf.
+	Config iptables.Config
+	// Servers says which nameservers' queries are captured. Default all.
+	Servers CaptureServers
+	// ResolvConf is a resolv.conf, whose changes are followed. Default /etc/resolv.conf.
+	ResolvConf string
 }
 
-// switchInterval is how often the switch is read.
-const switchInterval = 250 * time.Millisecond
+// CaptureServers says which nameservers' queries are captured.
+type CaptureServers string
 
-// A capture makes one desired value of the switch, the nameservers of resolv.conf and the
-// listeners that answer, and has iptables keep the kernel so.
+// The values of CaptureServers.
+const (
+	// AllServers captures queries to any server. It is the meaning of the zero value.
+	AllServers CaptureServers = "all"
+	// ResolvConfServers captures queries to the nameservers of resolv.conf.
+	ResolvConfServers CaptureServers = "resolv-conf"
+)
+
+// MarshalText returns what UnmarshalText reads.
+func (s CaptureServers) MarshalText() ([]byte, error) { return []byte(s), nil }
+
+// UnmarshalText reads one of the values. The error says what was expected; the caller names
+// the setting and its value.
+func (s *CaptureServers) UnmarshalText(text []byte) error {
+	switch v := CaptureServers(text); v {
+	case AllServers, ResolvConfServers:
+		*s = v
+		return nil
+	}
+	return fmt.Errorf("want %s or %s", AllServers, ResolvConfServers)
+}
+
+// A capture makes one desired value of its configuration, the nameservers of resolv.conf and
+// the listeners that answer, and has iptables keep the kernel so.
 type capture struct {
-	config CaptureConfig
 	log    *slog.Logger
 	proxy  *dnsproxy.Server
 	kernel *iptables.Capture
@@ -51,18 +66,18 @@ type capture struct {
 
 // newCapture checks the configuration.
 func newCapture(cfg CaptureConfig, proxy *dnsproxy.Server, log *slog.Logger) (*capture, error) {
-	c := &capture{config: cfg, log: log, proxy: proxy}
+	c := &capture{log: log, proxy: proxy, inputs: inputs{CaptureConfig: cfg}}
 	initial := cfg.Config
-	if cfg.ResolvConf != "" {
-		file, err := readServers(cfg.ResolvConf)
-		if err != nil {
-			log.Warn("nothing is captured until there are nameservers", "error", err)
-		} else {
-			c.file, c.inputs.servers = file, addrs(file)
-			initial.Servers = c.inputs.servers
-		}
+	file, err := readServers(cfg.ResolvConf)
+	switch {
+	case err == nil:
+		c.file, c.inputs.servers = file, addrs(file)
+	case cfg.Servers == ResolvConfServers:
+		log.Warn("nothing is captured until there are nameservers", "error", err)
 	}
-	var err error
+	if cfg.Servers == ResolvConfServers {
+		initial.Servers = c.inputs.servers
+	}
 	if c.kernel, err = iptables.New(initial, log); err != nil {
 		return nil, fmt.Errorf("capture: %w", err)
 	}
@@ -78,11 +93,8 @@ func (c *capture) run(ctx context.Context) error {
 	}
 	ctx, stop := context.WithCancel(ctx)
 	var followers sync.WaitGroup
-	followers.Go(func() { c.followSwitch(ctx) })
 	followers.Go(func() { c.followListeners(ctx) })
-	if c.config.ResolvConf != "" {
-		followers.Go(func() { c.followServers(ctx) })
-	}
+	followers.Go(func() { c.followServers(ctx) })
 	err := c.kernel.Keep(ctx)
 	stop()
 	followers.Wait()
@@ -93,11 +105,7 @@ func (c *capture) run(ctx context.Context) error {
 // first desired value.
 func (c *capture) begin(ctx context.Context) error {
 	without := c.listening(ctx)
-	to, err := c.config.Switch()
-	if err != nil {
-		return fmt.Errorf("capturing DNS: %w", err)
-	}
-	err = c.change(func(in *inputs) { in.Switch, in.without = to, without })
+	err := c.change(func(in *inputs) { in.without = without })
 	if err != nil && !errors.Is(err, errNoServers) && ctx.Err() == nil {
 		return fmt.Errorf("capturing DNS: %w", err)
 	}
@@ -113,7 +121,7 @@ func (c *capture) change(change func(in *inputs)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	change(&c.inputs)
-	d, err := c.inputs.desired(c.config)
+	d, err := c.inputs.desired()
 	if err != nil {
 		return err
 	}
@@ -129,34 +137,9 @@ func (c *capture) current() inputs {
 	return in
 }
 
-// followSwitch follows the switch until ctx ends. A change must read the same twice: a
-// file that is written in place is empty for a moment, which says on.
-func (c *capture) followSwitch(ctx context.Context) {
-	ticker := time.NewTicker(switchInterval)
-	defer ticker.Stop()
-	var said string
-	for last := c.current().Switch; ; {
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return
-		}
-		to, err := c.config.Switch()
-		if err == nil && to == last {
-			err = c.change(func(in *inputs) { in.Switch = to })
-		}
-		last = to
-		said = c.say(err, said)
-	}
-}
-
-// say logs an error unless it was logged before, and returns what was logged.
-func (c *capture) say(err error, said string) string {
-	if err == nil || errors.Is(err, errNoServers) {
-		return ""
-	}
-	if err.Error() != said {
+// follow changes what the desired value is made of, and logs if that cannot be.
+func (c *capture) follow(change func(in *inputs)) {
+	if err := c.change(change); err != nil && !errors.Is(err, errNoServers) {
 		c.log.Error("capture stays as it is", "error", err)
 	}
-	return err.Error()
 }

@@ -9,7 +9,7 @@ import (
 
 // inputs are what the desired value is made of.
 type inputs struct {
-	Switch
+	CaptureConfig
 	servers []netip.Addr              // of resolv.conf, none before it has any
 	without map[iptables.Family]error // families that are left out, and why
 }
@@ -19,12 +19,12 @@ var errNoServers = errors.New("resolv.conf names no nameserver whose queries to 
 
 // desired returns what is to be kept. If that cannot be said, it returns why: then
 // everything stays as it is.
-func (in inputs) desired(cfg CaptureConfig) (iptables.Desired, error) {
-	d := iptables.Desired{On: in.On, Because: in.Because, Config: cfg.Config}
+func (in inputs) desired() (iptables.Desired, error) {
+	d := iptables.Desired{On: in.On, Because: in.Because, Config: in.Config}
 	if !in.On {
 		return d, nil
 	}
-	if cfg.ResolvConf != "" {
+	if in.Servers == ResolvConfServers {
 		if len(in.servers) == 0 { // none would mean all
 			return d, errNoServers
 		}
@@ -33,7 +33,7 @@ func (in inputs) desired(cfg CaptureConfig) (iptables.Desired, error) {
 	left := 0
 	for _, f := range families() {
 		err := in.without[f]
-		switch choice := cfg.Config.Family(f); {
+		switch choice := in.Config.Family(f); {
 		case err != nil && choice == iptables.On:
 			return d, err
 		case err != nil:

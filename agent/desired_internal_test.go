@@ -26,29 +26,33 @@ func TestDesired(t *testing.T) {
 		}
 		return without
 	}
-	on := Switch{On: true, Because: "of the test"}
+	on := func(config iptables.Config) CaptureConfig {
+		return CaptureConfig{On: true, Because: "of the test", Config: config}
+	}
+	anything := iptables.Config{}
+	resolvConf := CaptureConfig{On: true, Servers: ResolvConfServers}
 	for name, test := range map[string]struct {
-		config CaptureConfig
-		in     inputs
-		want   iptables.Config
-		err    error
+		in   inputs
+		want iptables.Config
+		err  error
 	}{
-		"on":                               {in: inputs{Switch: on}},
+		"on":                               {in: inputs{CaptureConfig: on(anything)}},
 		"off":                              {in: inputs{without: out(v4, v6)}},
-		"off without nameservers":          {config: CaptureConfig{ResolvConf: "resolv.conf"}},
-		"nameservers":                      {config: CaptureConfig{ResolvConf: "resolv.conf"}, in: inputs{Switch: on, servers: servers}, want: iptables.Config{Servers: servers}},
-		"no nameservers":                   {config: CaptureConfig{ResolvConf: "resolv.conf"}, in: inputs{Switch: on}, err: errNoServers},
-		"IPv6 does not answer":             {in: inputs{Switch: on, without: out(v6)}, want: iptables.Config{IPv6: iptables.Off}},
-		"IPv4 does not answer":             {in: inputs{Switch: on, without: out(v4)}, want: iptables.Config{IPv4: iptables.Off}},
-		"none answers":                     {in: inputs{Switch: on, without: out(v4, v6)}, err: silent},
-		"IPv6 is required":                 {config: CaptureConfig{Config: required}, in: inputs{Switch: on, without: out(v6)}, err: silent},
-		"IPv6 is required, IPv4 is not":    {config: CaptureConfig{Config: required}, in: inputs{Switch: on, without: out(v4)}, want: iptables.Config{IPv4: iptables.Off, IPv6: iptables.On}},
-		"IPv6 is not wanted, IPv4 answers": {config: CaptureConfig{Config: without6}, in: inputs{Switch: on}, want: without6},
-		"IPv6 is not wanted, IPv4 silent":  {config: CaptureConfig{Config: without6}, in: inputs{Switch: on, without: out(v4)}, err: silent},
+		"off without nameservers":          {in: inputs{CaptureConfig: CaptureConfig{Servers: ResolvConfServers}}},
+		"nameservers":                      {in: inputs{CaptureConfig: resolvConf, servers: servers}, want: iptables.Config{Servers: servers}},
+		"no nameservers":                   {in: inputs{CaptureConfig: resolvConf}, err: errNoServers},
+		"nameservers do not matter":        {in: inputs{CaptureConfig: on(anything), servers: servers}},
+		"IPv6 does not answer":             {in: inputs{CaptureConfig: on(anything), without: out(v6)}, want: iptables.Config{IPv6: iptables.Off}},
+		"IPv4 does not answer":             {in: inputs{CaptureConfig: on(anything), without: out(v4)}, want: iptables.Config{IPv4: iptables.Off}},
+		"none answers":                     {in: inputs{CaptureConfig: on(anything), without: out(v4, v6)}, err: silent},
+		"IPv6 is required":                 {in: inputs{CaptureConfig: on(required), without: out(v6)}, err: silent},
+		"IPv6 is required, IPv4 is not":    {in: inputs{CaptureConfig: on(required), without: out(v4)}, want: iptables.Config{IPv4: iptables.Off, IPv6: iptables.On}},
+		"IPv6 is not wanted, IPv4 answers": {in: inputs{CaptureConfig: on(without6)}, want: without6},
+		"IPv6 is not wanted, IPv4 silent":  {in: inputs{CaptureConfig: on(without6), without: out(v4)}, err: silent},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := test.in.desired(test.config)
+			got, err := test.in.desired()
 			if !errors.Is(err, test.err) {
 				t.Fatalf("error %v, want %v", err, test.err)
 			}

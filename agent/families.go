@@ -13,6 +13,8 @@ import (
 )
 
 const (
+	// listenInterval is how often listeners are probed before the first rules.
+	listenInterval = 250 * time.Millisecond
 	// familyInterval is how often listeners are asked whether they answer.
 	familyInterval = time.Second
 	// familyMisses is how many times in a row the addresses of a family must be absent
@@ -25,7 +27,7 @@ func families() []iptables.Family { return []iptables.Family{iptables.IPv4, ipta
 
 // wanted returns the families that the configuration does not switch off.
 func (c *capture) wanted() []iptables.Family {
-	return slices.DeleteFunc(families(), func(f iptables.Family) bool { return c.config.Config.Family(f) == iptables.Off })
+	return slices.DeleteFunc(families(), func(f iptables.Family) bool { return c.current().Config.Family(f) == iptables.Off })
 }
 
 // listening returns when the listeners of a family answer to which the rules redirect, when
@@ -54,7 +56,7 @@ func (c *capture) listening(ctx context.Context) (without map[iptables.Family]er
 			c.log.Warn("DNS is not captured yet: no listener answers", "error", err)
 		}
 		select {
-		case <-time.After(switchInterval):
+		case <-time.After(listenInterval):
 		case <-ctx.Done():
 		}
 	}
@@ -75,10 +77,10 @@ func (c *capture) listens(f iptables.Family) error {
 	for _, network := range []string{"udp", "tcp"} {
 		if !slices.ContainsFunc(c.listeners(f), func(l dnsproxy.Addr) bool {
 			addr, err := netip.ParseAddrPort(l.Address)
-			return err == nil && l.Network == network && c.config.Config.Serves(addr)
+			return err == nil && l.Network == network && c.current().Config.Serves(addr)
 		}) {
 			return fmt.Errorf("the agent does not listen where the rules redirect to: want %s port %d over %s, have %v",
-				network, c.config.Config.Port, f, c.proxy.Addrs())
+				network, c.current().Config.Port, f, c.proxy.Addrs())
 		}
 	}
 	return nil
@@ -125,7 +127,7 @@ func (c *capture) followListeners(ctx context.Context) {
 // absent returns an error if the host does not have the addresses of a family that may be
 // left out.
 func (c *capture) absent(ctx context.Context, f iptables.Family) error {
-	if c.config.Config.Family(f) == iptables.On || len(c.current().without)+1 >= len(c.wanted()) {
+	if c.current().Config.Family(f) == iptables.On || len(c.current().without)+1 >= len(c.wanted()) {
 		return nil
 	}
 	udp := slices.DeleteFunc(c.listeners(f), func(l dnsproxy.Addr) bool { return l.Network != "udp" })
@@ -141,7 +143,7 @@ func (c *capture) leaveOut(f iptables.Family, reason error) {
 	if reason != nil {
 		c.sayLeftOut(f, reason)
 	}
-	_ = c.change(func(in *inputs) { // followSwitch tries it again and logs the error
+	c.follow(func(in *inputs) {
 		delete(in.without, f)
 		if reason != nil {
 			in.without[f] = reason

@@ -13,12 +13,12 @@ import (
 // followServers follows the nameservers of resolv.conf until ctx ends.
 func (c *capture) followServers(ctx context.Context) {
 	watcher := resolvconf.Watcher{
-		Files: clientsFile(c.config.ResolvConf), Current: c.file,
+		Files: clientsFile(c.current().ResolvConf), Current: c.file,
 		Changed: func(file *resolvconf.Config) {
-			_ = c.change(func(in *inputs) { in.servers = addrs(file) }) // followSwitch tries it again and logs the error
+			c.follow(func(in *inputs) { in.servers = addrs(file) })
 		},
 		Failed: func(err error) {
-			if len(c.current().servers) > 0 { // otherwise that was logged
+			if in := c.current(); in.Servers == ResolvConfServers && len(in.servers) > 0 { // without servers that was logged
 				c.log.Warn("queries for the previous nameservers of resolv.conf are captured", "error", err)
 			}
 		},

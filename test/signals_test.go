@@ -84,6 +84,37 @@ func TestHangupReloads(t *testing.T) { // R8, R10
 	}
 }
 
+// TestReloadCapture checks that changes of what is captured take effect while the agent runs:
+// excluded destinations, and the nameservers of resolv.conf only.
+func TestReloadCapture(t *testing.T) { // K6, R10
+	t.Parallel()
+	vms(t, func(v *vm) {
+		t := v.tb
+		config := v.write("nametap.yaml", "")
+		a := v.capture("--config", config)
+		v.asked(named, meshIP)
+		v.asked(other, meshIP)
+		for _, step := range []struct{ config, log, named, other string }{
+			{"capture-exclude-cidr: " + named + "\n", "name=capture-exclude-cidr", namedIP, meshIP},
+			{"capture-servers: resolv-conf\n", "from=all to=resolv-conf", meshIP, otherIP},
+			// The agent does not listen on the address of that interface.
+			{"capture-exclude-cidr: " + named + "\ncapture-virtual-interface: eth7\n", "the settings stay as they are", meshIP, otherIP},
+			{"", "from=resolv-conf to=all", meshIP, meshIP},
+		} {
+			v.replace("nametap.yaml", step.config)
+			wait.Until(t, "the log has the change", func() bool { return a.log.Count(step.log) > 0 })
+			wait.Until(t, "the settings are in effect", func() bool {
+				return v.dig("@"+named, mesh) == step.named && v.dig("@"+other, mesh) == step.other
+			})
+			v.asked(named, step.named)
+			v.asked(other, step.other)
+		}
+		if n := a.log.Count("the settings stay as they are"); n != 1 {
+			t.Errorf("malformed settings are logged %d times:\n%s", n, a.log)
+		}
+	})
+}
+
 // openTerminal returns a pseudo-terminal, which is closed at the end of the test.
 func openTerminal(tb testing.TB) *os.File {
 	tb.Helper()

@@ -59,15 +59,12 @@ func runAgent(command *cobra.Command, o *options) error {
 	default:
 		cfg.DNS.Sockets = activation.Files(true) // of systemd; none without it
 	}
-	reloads := newReloader(o, cfg.Logger)
-	if cfg.Capture != nil {
-		cfg.Capture.Switch = func() (agent.Switch, error) { return *reloads.capture.Load(), nil }
-	}
 	a, err := agent.New(command.Context(), cfg)
 	if err != nil {
 		return err
 	}
 	signals.onSecond(a.Hasten)
+	reloads := newReloader(o, cfg.Logger, a.SetCapture)
 	reloading, stop := context.WithCancel(command.Context())
 	var reloader sync.WaitGroup
 	reloader.Go(func() { reloads.run(reloading, signals.reload) })

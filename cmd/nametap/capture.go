@@ -26,8 +26,7 @@ type captureCommand struct {
 	options *options
 	output  string
 
-	state   agent.Switch
-	config  iptables.Config
+	config  agent.CaptureConfig
 	capture *iptables.Capture
 }
 
@@ -86,17 +85,16 @@ func (c *captureCommand) resolve() error {
 	if err := c.options.resolve(); err != nil {
 		return err
 	}
-	c.state = c.options.captureSwitch()
 	var err error
-	if c.config, err = c.options.rulesConfig(); err != nil {
+	if c.config, err = c.options.captureConfig(); err != nil {
 		return err
 	}
-	if c.state.On && c.options.captureServers == serversResolvConf {
-		if c.config.Servers, err = agent.CapturedServers(c.options.agent.DNS.Forward.ResolvConf); err != nil {
+	if c.config.On && c.config.Servers == agent.ResolvConfServers {
+		if c.config.Config.Servers, err = agent.CapturedServers(c.config.ResolvConf); err != nil {
 			return err
 		}
 	}
-	c.capture, err = iptables.New(c.config, c.options.logger())
+	c.capture, err = iptables.New(c.config.Config, c.options.logger())
 	return err
 }
 
@@ -108,13 +106,13 @@ without. What fails for a reason that may pass is tried again for some seconds; 
 family is not captured then, or by lesser rules, it is exit code 1, and what could be
 had is in. With ISTIO_META_DNS_CAPTURE=false nothing is put in, and that is no error.`,
 		func(ctx context.Context, w io.Writer) error {
-			if !c.state.On {
+			if !c.config.On {
 				nothing := struct {
 					On      bool   `json:"on"`
 					Because string `json:"because"`
-				}{c.state.On, c.state.Because}
+				}{c.config.On, c.config.Because}
 				return c.print(w, nothing, func(w io.Writer) error {
-					_, err := fmt.Fprintf(w, "no rules are put in: %s\n", c.state.Because)
+					_, err := fmt.Fprintf(w, "no rules are put in: %s\n", c.config.Because)
 					return err
 				})
 			}
@@ -207,7 +205,7 @@ for a machine that has none of ours.`,
 
 // cleanSteps returns the texts for a machine that has none of our rules.
 func (c *captureCommand) cleanSteps() ([]iptables.Step, error) {
-	rules, err := iptables.Build(c.config)
+	rules, err := iptables.Build(c.config.Config)
 	if err != nil {
 		return nil, err
 	}
@@ -257,16 +255,16 @@ func (c *captureCommand) judge(status iptables.Status) error {
 	in := false
 	for _, f := range status.Families {
 		in = in || f.State == iptables.InPlace
-		needed := f.Family == iptables.IPv4 || c.config.IPv6 == iptables.On
+		needed := f.Family == iptables.IPv4 || c.config.Config.IPv6 == iptables.On
 		switch {
 		case f.State == iptables.Drifted, f.OtherBackend:
 			return errors.New("the rules are not as these settings say; `nametap capture print` shows what apply would do, `nametap status` what an agent says that has its own settings")
-		case c.state.On && (f.State == iptables.Absent || f.State == iptables.Unavailable && needed):
+		case c.config.On && (f.State == iptables.Absent || f.State == iptables.Unavailable && needed):
 			return fmt.Errorf("DNS over %s is not captured", f.Family)
 		}
 	}
-	if !c.state.On && in {
-		return fmt.Errorf("DNS is captured, though %s", c.state.Because)
+	if !c.config.On && in {
+		return fmt.Errorf("DNS is captured, though %s", c.config.Because)
 	}
 	return nil
 }
@@ -278,7 +276,7 @@ func (c *captureCommand) printStatus(ctx context.Context, w io.Writer) error {
 	}
 	return c.print(w, status, func(w io.Writer) error {
 		lines := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		fmt.Fprintf(lines, "wanted\t%s\n", c.state.Because)
+		fmt.Fprintf(lines, "wanted\t%s\n", c.config.Because)
 		printRules(lines, status)
 		return lines.Flush()
 	})

@@ -53,8 +53,8 @@ func (o *options) config() (agent.Config, error) {
 	if !o.installRules {
 		return cfg, nil
 	}
-	capture, err := o.captureConfig()
-	cfg.Capture = capture
+	capture, err := o.agentCaptureConfig()
+	cfg.Capture = &capture
 	return cfg, err
 }
 
@@ -97,20 +97,23 @@ func (o *options) completeNode(cfg *agent.Config) error {
 	return nil
 }
 
-// captureConfig returns how the agent captures. The caller sets the switch.
-func (o *options) captureConfig() (*agent.CaptureConfig, error) {
-	if err := cmp.Or(ownQueriesPass(o.capture.Config), o.ownNetwork()); err != nil {
-		return nil, err
-	}
-	cfg := o.capture
+// captureConfig returns what is captured: the settings, and what follows from others.
+func (o *options) captureConfig() (agent.CaptureConfig, error) {
+	cfg, enabled := o.capture, o.flags.Lookup(enabledFlag)
+	cfg.Because = fmt.Sprintf("%s is %s by %s", settings.Env(enabled), enabled.Value, settings.Source(enabled))
+	cfg.ResolvConf = o.agent.DNS.Forward.ResolvConf
 	var err error
-	if cfg.Config, err = o.rulesConfig(); err != nil {
-		return nil, err
+	cfg.Config, err = o.rulesConfig()
+	return cfg, err
+}
+
+// agentCaptureConfig is captureConfig for an agent in this process. It returns an error if
+// the agent's own queries or those of a whole node would be captured.
+func (o *options) agentCaptureConfig() (agent.CaptureConfig, error) {
+	if err := cmp.Or(ownQueriesPass(o.capture.Config), o.ownNetwork()); err != nil {
+		return agent.CaptureConfig{}, err
 	}
-	if o.captureServers == serversResolvConf {
-		cfg.ResolvConf = o.agent.DNS.Forward.ResolvConf
-	}
-	return &cfg, nil
+	return o.captureConfig()
 }
 
 // settle is the longest time that a query may be in flight: the time for nameservers, and a

@@ -29,11 +29,9 @@ type options struct {
 	labelsFile    string
 	nameservers   []nameserver
 
-	installRules   bool // --capture
-	captureEnabled bool // the switch
-	captureServers captureServers
-	hostNetwork    bool
-	hostIP         string
+	installRules bool // --capture
+	hostNetwork  bool
+	hostIP       string
 
 	supervise bool
 	logLevel  logLevel
@@ -56,14 +54,12 @@ const defaultMeshConfig = "/etc/istio/config/mesh"
 // newOptions declares every setting, each with its default.
 func newOptions(flags *pflag.FlagSet) *options {
 	o := &options{
-		flags:          flags,
-		agent:          agent.DefaultConfig(),
-		capture:        agent.CaptureConfig{Config: iptables.DefaultConfig()},
-		labelsFile:     "/etc/istio/pod/labels",
-		captureEnabled: true,
-		captureServers: serversAll,
-		logLevel:       logLevel{new(slog.LevelVar)},
-		logFormat:      formatText,
+		flags:      flags,
+		agent:      agent.DefaultConfig(),
+		capture:    agent.CaptureConfig{On: true, Config: iptables.DefaultConfig(), Servers: agent.AllServers},
+		labelsFile: "/etc/istio/pod/labels",
+		logLevel:   logLevel{new(slog.LevelVar)},
+		logFormat:  formatText,
 	}
 	flags.SortFlags = false
 	files, config, mesh := settings.NewGroup(flags, "Files with settings"), "", defaultMeshConfig
@@ -144,8 +140,8 @@ func (o *options) declareCache(g settings.Group) {
 func (o *options) declareCapture(g settings.Group) {
 	cfg := &o.capture.Config
 	g.Bool(&o.installRules, "capture", "redirect port 53 of this host to the agent while it runs; needs CAP_NET_ADMIN")
-	g.Bool(&o.captureEnabled, enabledFlag, "capture DNS where --capture or 'nametap capture apply' asks for it; false installs no rules").Env("ISTIO_META_DNS_CAPTURE").Formerly("dns-capture")
-	g.Text(&o.captureServers, "capture-servers", "nameservers whose queries are captured: all, or only those of resolv-conf").Formerly("servers")
+	g.Bool(&o.capture.On, enabledFlag, "capture DNS where --capture or 'nametap capture apply' asks for it; false installs no rules").Env("ISTIO_META_DNS_CAPTURE").Formerly("dns-capture")
+	g.Text(&o.capture.Servers, "capture-servers", "nameservers whose queries are captured: all, or only those of resolv-conf").Formerly("servers")
 	g.Var(settings.List(&cfg.AgentUIDs, settings.ParseUint[uint32]), "capture-agent-uid", "`uid` of the agent, whose own queries pass; may be repeated").Formerly("agent-uid")
 	g.Var(settings.List(&cfg.AgentGIDs, settings.ParseUint[uint32]), "capture-agent-gid", "`gid` of the agent, whose own queries pass; may be repeated").Formerly("agent-gid")
 	g.Var(settings.List(&cfg.ExcludeUIDs, settings.ParseUint[uint32]), "capture-exclude-uid", "`uid` of a user whose queries pass; may be repeated").Formerly("exclude-uid")
@@ -229,26 +225,4 @@ func (v addrValue) UnmarshalText(text []byte) error {
 		return errors.New("want one IP address")
 	}
 	return nil
-}
-
-// captureServers says which nameservers' queries are captured.
-type captureServers string
-
-// The values of captureServers.
-const (
-	serversAll        captureServers = "all"
-	serversResolvConf captureServers = "resolv-conf"
-)
-
-// MarshalText returns what UnmarshalText reads.
-func (s captureServers) MarshalText() ([]byte, error) { return []byte(s), nil }
-
-// UnmarshalText reads one of the values.
-func (s *captureServers) UnmarshalText(text []byte) error {
-	switch v := captureServers(text); v {
-	case serversAll, serversResolvConf:
-		*s = v
-		return nil
-	}
-	return errors.New("want all or resolv-conf")
 }

@@ -2,10 +2,9 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"os"
-	"sync/atomic"
+	"strings"
 
 	"github.com/spf13/pflag"
 
@@ -16,20 +15,18 @@ import (
 // A reloader reads the settings of a running agent again when a file has changed or a
 // signal asks for it. It applies the changes that can be applied and logs all of them.
 type reloader struct {
-	running *options // with the settings that the agent runs with
-	last    *options // as read last
-	failed  string   // the last error that was logged
-	log     *slog.Logger
-	watcher *settings.Watcher
-
-	capture atomic.Pointer[agent.Switch]
+	running    *options // with the settings that the agent was started with
+	last       *options // as read last
+	failed     string   // the last error that was logged
+	log        *slog.Logger
+	watcher    *settings.Watcher
+	setCapture func(agent.CaptureConfig) error
 }
 
 // newReloader returns a reloader for an agent that was started with these settings.
-func newReloader(o *options, log *slog.Logger) *reloader {
-	r := &reloader{running: o, last: o, log: log, watcher: settings.NewWatcher(settings.Files(o.flags))}
-	r.apply(o)
-	return r
+func newReloader(o *options, log *slog.Logger, setCapture func(agent.CaptureConfig) error) *reloader {
+	watcher := settings.NewWatcher(settings.Files(o.flags))
+	return &reloader{running: o, last: o, log: log, watcher: watcher, setCapture: setCapture}
 }
 
 // run follows the files and the signals until ctx ends.
@@ -66,7 +63,7 @@ func (r *reloader) run(ctx context.Context, signals <-chan os.Signal) {
 
 // reload reads the settings once. If they are malformed, the agent keeps those that it has.
 func (r *reloader) reload() {
-	next, err := r.read()
+	next, capture, err := r.read()
 	if err != nil {
 		if text := err.Error(); text != r.failed {
 			r.failed = text
@@ -84,28 +81,33 @@ func (r *reloader) reload() {
 		}
 	}
 	r.last = next
-	r.apply(next)
+	r.running.logLevel.Set(next.logLevel.Level())
+	if err := r.setCapture(capture); err != nil {
+		r.log.Error("capture stays as it is", "error", err)
+	}
 }
 
 // read reads the settings of the files, with those of the command line and the environment
-// that the agent was started with.
-func (r *reloader) read() (*options, error) {
+// that the agent was started with, and what they say about capture.
+func (r *reloader) read() (*options, agent.CaptureConfig, error) {
 	next := newOptions(pflag.NewFlagSet("", pflag.ContinueOnError))
-	if err := settings.CopyGiven(next.flags, r.running.flags); err != nil {
-		return nil, err
+	err := settings.CopyGiven(next.flags, r.running.flags)
+	if err == nil {
+		err = next.resolve()
 	}
-	return next, next.resolve()
+	if err != nil || !r.running.installRules {
+		return next, agent.CaptureConfig{}, err
+	}
+	withRunning := *next // what needs a restart is as it was
+	withRunning.agent = r.running.agent
+	withRunning.instanceIP = r.running.instanceIP
+	capture, err := withRunning.agentCaptureConfig()
+	return next, capture, err
 }
 
-// apply makes settings effective.
-func (r *reloader) apply(o *options) {
-	r.running.logLevel.Set(o.logLevel.Level())
-	to := o.captureSwitch()
-	r.capture.Store(&to)
-}
-
-// applied reports whether a change of a setting is applied while the agent runs.
-func applied(name string) bool { return name == "log-level" || name == enabledFlag }
+// applied reports whether a change of a setting is applied while the agent runs: the log
+// level, and which queries are captured.
+func applied(name string) bool { return name == "log-level" || strings.HasPrefix(name, "capture-") }
 
 // A settingChange is one setting that was read with another value.
 type settingChange struct{ name, from, to string }
@@ -120,11 +122,4 @@ func changes(previous, next *options) []settingChange {
 		}
 	})
 	return found
-}
-
-// captureSwitch returns whether DNS is to be captured, and which setting says so.
-func (o *options) captureSwitch() agent.Switch {
-	flag := o.flags.Lookup(enabledFlag)
-	because := fmt.Sprintf("%s is %s by %s", settings.Env(flag), flag.Value, settings.Source(flag))
-	return agent.Switch{On: o.captureEnabled, Because: because}
 }

@@ -4,9 +4,11 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 )
@@ -22,9 +24,13 @@ func TestReload(t *testing.T) {
 		}
 	}
 	write("ttl: 5s\n")
-	o := parsed(t, []string{"--config", path, "--drain", "1s", "--bypass", "a,b"}, nil)
+	o := parsed(t, []string{"--config", path, "--drain", "1s", "--bypass", "a,b", "--capture", "--capture-agent-gid", strconv.Itoa(os.Getgid())}, nil)
 	log := new(testlog.Buffer)
-	r := newReloader(o, slog.New(slog.NewTextHandler(log, nil)))
+	var capture agent.CaptureConfig
+	r := newReloader(o, slog.New(slog.NewTextHandler(log, nil)), func(cfg agent.CaptureConfig) error {
+		capture = cfg
+		return nil
+	})
 	for _, step := range []struct {
 		file  string
 		lines []string // of the log
@@ -32,15 +38,23 @@ func TestReload(t *testing.T) {
 		on    bool
 	}{
 		{"ttl: 5s\n", nil, slog.LevelInfo, true},
-		{"ttl: 6s\nlog-level: debug\ncapture-enabled: false\ndrain: 3s\nbypass: [c]\n", []string{
+		{"ttl: 6s\nlog-level: debug\ncapture-enabled: false\ncapture-exclude-uid: [7]\ncapture-servers: resolv-conf\ndrain: 3s\nbypass: [c]\n", []string{
 			`level=INFO msg="setting changed" name=capture-enabled from=true to=false`,
+			`level=INFO msg="setting changed" name=capture-exclude-uid from=[] to=[7]`,
+			`level=INFO msg="setting changed" name=capture-servers from=all to=resolv-conf`,
 			`level=INFO msg="setting changed" name=log-level from=info to=debug`,
 			`level=WARN msg="setting changed: it takes effect after a restart" name=ttl from=5s to=6s`,
 		}, slog.LevelDebug, false},
-		{"ttl: 6s\nlog-level: debug\ncapture-enabled: false\n", nil, slog.LevelDebug, false},
+		{"ttl: 6s\nlog-level: debug\ncapture-enabled: false\ncapture-exclude-uid: [7]\ncapture-servers: resolv-conf\n", nil, slog.LevelDebug, false},
+		{"dns-addr: nowhere\nttl: 6s\nlog-level: debug\ncapture-enabled: false\ncapture-exclude-uid: [7]\ncapture-servers: resolv-conf\n", []string{
+			`level=WARN msg="setting changed: it takes effect after a restart" name=dns-addr from=localhost:15053 to=nowhere`,
+		}, slog.LevelDebug, false},
 		{"ttl: soon\n", []string{`level=ERROR msg="the settings stay as they are: they cannot be read again"`}, slog.LevelDebug, false},
 		{"ttl: soon\n", nil, slog.LevelDebug, false},
+		{"capture-agent-gid: 1\ncapture-backend: other", []string{`capture-backend: \"other\": want auto, nft or legacy`}, slog.LevelDebug, false},
 		{"", []string{
+			`level=INFO msg="setting changed" name=capture-servers from=resolv-conf to=all`,
+			`level=INFO msg="setting changed" name=capture-exclude-uid from=[7] to=[]`,
 			`level=INFO msg="setting changed" name=capture-enabled from=false to=true`,
 			`level=INFO msg="setting changed" name=log-level from=debug to=info`,
 			`level=WARN msg="setting changed: it takes effect after a restart" name=ttl from=6s to=30s`,
@@ -65,8 +79,9 @@ func TestReload(t *testing.T) {
 		if got := o.logLevel.Level(); got != step.level {
 			t.Errorf("%q: the level is %v", step.file, got)
 		}
-		if got := r.capture.Load(); got.On != step.on || !strings.HasPrefix(got.Because, "ISTIO_META_DNS_CAPTURE is ") {
-			t.Errorf("%q: the switch is %+v", step.file, got)
+		if capture.On != step.on || !strings.HasPrefix(capture.Because, "ISTIO_META_DNS_CAPTURE is ") || capture.Config.Port != 15053 ||
+			(capture.Servers == agent.AllServers) != step.on || (len(capture.Config.ExcludeUIDs) == 0) != step.on {
+			t.Errorf("%q: capture is %+v", step.file, capture)
 		}
 	}
 	if source := settings.Source(r.last.flags.Lookup("drain")); source != "--drain" {
