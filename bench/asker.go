@@ -15,17 +15,16 @@ import (
 // any resolver, to see answers that come too late for those.
 const patience = 12 * time.Second
 
-// An answer is what came of one query.
+// An answer is the result of one query.
 type answer struct {
 	reply *dns.Msg // nil if err is not
 	err   error
-	// sent is when the query was sent, took how long the answer needed.
+	// sent is the time when the query was sent, took the time until the answer.
 	sent time.Time
 	took time.Duration
 }
 
-// failed says whether the client has nothing: no answer, or a failure. NXDOMAIN is
-// an answer.
+// failed reports whether there is no answer, or a failure. NXDOMAIN is an answer.
 func (a answer) failed() bool {
 	return a.err != nil || a.reply.Rcode != dns.RcodeSuccess && a.reply.Rcode != dns.RcodeNameError
 }
@@ -46,11 +45,11 @@ func ask(ctx context.Context, addr netip.AddrPort, query *dns.Msg, wait time.Dur
 	return answer{reply: reply, err: err, sent: began, took: time.Since(began)}
 }
 
-// steadyRate is in queries a second.
+// steadyRate is in queries per second.
 const steadyRate = 100
 
-// askSteadily asks for n names at steadyRate, without waiting for answers, and
-// returns what came of each, in order. name is that of the i-th query.
+// askSteadily sends n queries at steadyRate, without waiting for answers, and returns the
+// results in order. name returns the name of the i-th query.
 func askSteadily(ctx context.Context, addr netip.AddrPort, n int, name func(i int) string) []answer {
 	answers := make([]answer, n)
 	ticker := time.NewTicker(time.Second / steadyRate)
@@ -71,8 +70,7 @@ func askSteadily(ctx context.Context, addr netip.AddrPort, n int, name func(i in
 	return answers
 }
 
-// latencies are the times of answers, sorted. What has failed took as long as it
-// took to fail.
+// latencies returns the sorted times of answers and failures.
 func latencies(answers []answer) []time.Duration {
 	var took []time.Duration
 	for _, a := range answers {
@@ -82,8 +80,8 @@ func latencies(answers []answer) []time.Duration {
 	return took
 }
 
-// quantile is the element of sorted times that the share q does not exceed; 0 for
-// none.
+// quantile returns the time that a share q of the sorted times does not exceed, or 0
+// without times.
 func quantile(sorted []time.Duration, q float64) time.Duration {
 	if len(sorted) == 0 {
 		return 0
@@ -102,7 +100,7 @@ func failures(answers []answer) int {
 	return n
 }
 
-// distinct is a name that no other call has given, for the i-th query of a series.
+// distinct returns a name for the i-th query of a series, different in each call.
 func distinct(series string) func(i int) string {
 	return func(i int) string { return fmt.Sprintf("q%06d.%s.%s", i, series, externalDomain) }
 }

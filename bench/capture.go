@@ -13,29 +13,31 @@ import (
 )
 
 const (
-	// agentUser is the uid and gid of the agent, which the rules tell from the client's.
+	// agentUser is the uid and gid of the agent. The rules let its queries pass through.
 	agentUser = 1337
 	agentPort = 15053
-	// The paths take turns, captureTurns times in a round, with captureQueries each. What
-	// else the machine does comes in bursts, so many short turns show more than a few
+	// The paths take turns, captureTurns times in a round, with captureQueries each. Other
+	// load on the machine comes in bursts, so many short turns are more precise than a few
 	// long ones.
 	captureTurns   = 10
 	captureQueries = 500
-	// settling are queries before a turn that do not count: agent and thread have slept.
+	// settling is the number of queries before a turn that do not count, because agent and
+	// thread have slept.
 	settling = 50
-	// namespacesEnd is what the kernel is given to tidy up.
+	// namespacesEnd is the time for the kernel to remove namespaces.
 	namespacesEnd = time.Second
 )
 
-// A path is how a client's queries come to the agent.
+// A path is a way of a client's queries to the agent.
 type path struct {
 	what string
-	// backend is where the rules are; "" is no rules, and the agent is asked directly.
+	// backend is the backend of the rules. If it is empty, there are no rules and the
+	// client queries the agent directly.
 	backend string
 	zone    string
 }
 
-// paths are those that are compared, the direct one first.
+// paths are the compared paths, the direct one first.
 func paths() []path {
 	return []path{
 		{what: "direct, no rules"},
@@ -46,8 +48,8 @@ func paths() []path {
 	}
 }
 
-// target is whom the client asks: the agent, or a nameserver that is nowhere, so that
-// nothing but the redirection can bring an answer.
+// target returns the address that the client queries: the agent's, or one without a
+// nameserver, so that only redirected queries get an answer.
 func (p path) target() netip.AddrPort {
 	if p.backend == "" {
 		return netip.AddrPortFrom(address(127, 1), agentPort)
@@ -55,7 +57,7 @@ func (p path) target() netip.AddrPort {
 	return port53(firstServer())
 }
 
-// A captureBench measures what capture costs.
+// A captureBench measures the cost of capture.
 type captureBench struct {
 	*experiments
 
@@ -66,10 +68,9 @@ type captureBench struct {
 	installed map[string]figures
 }
 
-// captureCosts measures queries that are redirected beside those to the agent itself,
-// then how long it takes to put the rules in. All is done anew in each round: a
-// namespace in which rules have been is not what it was before, and its table of
-// connections fills.
+// captureCosts compares redirected queries with direct ones, and measures the time to
+// install the rules. Each round uses new namespaces, because rules leave traces in a
+// namespace, and its table of connections fills.
 func (e *experiments) captureCosts(ctx context.Context) error {
 	b := &captureBench{experiments: e, found: map[path]map[manner]figures{}, installed: map[string]figures{}}
 	if err := b.prepare(ctx); err != nil {
@@ -80,7 +81,7 @@ func (e *experiments) captureCosts(ctx context.Context) error {
 		if err := b.round(ctx, round); err != nil {
 			return err
 		}
-		// The namespaces of a round end when it is over, with all connections in them.
+		// The namespaces of a round end with it, and so do the connections in them.
 		if err := sleep(ctx, namespacesEnd); err != nil {
 			return err
 		}
@@ -95,14 +96,14 @@ func (e *experiments) captureCosts(ctx context.Context) error {
 	return nil
 }
 
-// prepare finds the binary and leaves out the backends that cannot be had.
+// prepare finds the binary and leaves out missing backends.
 func (b *captureBench) prepare(ctx context.Context) error {
 	how, err := b.lab.agent(ctx, netip.AddrPort{}, netip.AddrPort{})
 	if err != nil {
 		return err
 	}
 	b.binary = how.argv[0]
-	// The agent's user must come by these to the binary.
+	// The agent's user must be able to enter these directories on the way to the binary.
 	for _, dir := range []string{b.lab.dir, b.lab.binaries} {
 		if err := os.Chmod(dir, 0o711); err != nil {
 			return fmt.Errorf("letting the agent into a directory: %w", err)
@@ -133,7 +134,7 @@ func (b *captureBench) prepare(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// A captured is an agent in a namespace, with a resolver that asks it on one path.
+// A captured is an agent in a namespace, with a resolver that queries it on one path.
 type captured struct {
 	path
 
@@ -143,7 +144,7 @@ type captured struct {
 	resolver *resolver
 }
 
-// round measures all paths, which live side by side.
+// round measures all paths side by side.
 func (b *captureBench) round(ctx context.Context, round int) error {
 	var all []*captured
 	defer func() {
@@ -179,7 +180,7 @@ func (b *captureBench) round(ctx context.Context, round int) error {
 	return nil
 }
 
-// begin starts the agent, and puts the rules in if there are any.
+// begin starts the agent, and installs the rules of its path.
 func (b *captureBench) begin(ctx context.Context, c *captured) (err error) {
 	if c.resolver, err = newResolver(c.target(), mixes()[0], b.lab.services); err != nil {
 		return err
@@ -195,7 +196,7 @@ func (b *captureBench) begin(ctx context.Context, c *captured) (err error) {
 			return err
 		}
 		addr := netip.AddrPortFrom(address(127, 1), agentPort)
-		// It may read the system's file, but none of the lab's.
+		// The agent's user can read the system's file, but no file of the lab.
 		how, err := b.lab.agent(ctx, addr, c.control.addr, "--resolv-conf", "/etc/resolv.conf")
 		if err != nil {
 			return err
@@ -238,13 +239,13 @@ func (b *captureBench) end(c *captured) {
 	}
 }
 
-// An asked is what some queries needed.
+// An asked is the cost of some queries.
 type asked struct {
 	took          []time.Duration
 	agent, client time.Duration
 }
 
-// turn asks some queries and says what they needed.
+// turn sends some queries and returns their cost.
 func (c *captured) turn(m manner) (a asked, err error) {
 	err = c.space.do(func() error {
 		for range settling {
@@ -270,8 +271,9 @@ func (c *captured) turn(m manner) (a asked, err error) {
 	return a, err
 }
 
-// clocks are the processor times of the agent and of the calling thread. Looking for
-// the agent's children, which it has not, would take longer than the queries.
+// clocks returns the processor times of the agent and of the calling thread. It does not
+// look for children of the agent: there are none, and the search would take longer than the
+// queries.
 func (c *captured) clocks() ([2]time.Duration, error) {
 	agent, err := processorClock(clockOf(c.agent.pid))
 	client, err2 := processorClock(unix.CLOCK_THREAD_CPUTIME_ID)
@@ -284,14 +286,14 @@ const (
 	captureBoth  = "agent_and_client_us_per_query"
 )
 
-// captureFigures are all of them, with the heads of their columns.
+// captureFigures are the figures of queries, with the headers of their columns.
 func captureFigures() [][2]string {
 	return [][2]string{
 		{captureAgent, "agent µs"}, {captureBoth, "agent and client µs"}, {latencyP50, "p50 µs"}, {latencyP99, "p99 µs"},
 	}
 }
 
-// enter notes the figures of a turn.
+// enter stores the figures of a turn.
 func (a asked) enter(f figures, turn int) {
 	slices.Sort(a.took)
 	n := float64(len(a.took))

@@ -67,7 +67,7 @@ func TestResolverWantsRecords(t *testing.T) {
 	}
 }
 
-// No rule can come into the namespace of the machine.
+// Rules cannot be installed in the namespace of the machine.
 func TestOwnNamespace(t *testing.T) {
 	if inOwnNamespace() == nil {
 		t.Error("the machine's namespace is taken for one of our own")

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Names of the figures of putting rules in.
+// Names of the figures of installing rules.
 const (
 	installWhole    = "apply_ms"
 	installRestore4 = "restore_ipv4_ms"
@@ -24,7 +24,7 @@ const (
 	installRemove   = "remove_ms"
 )
 
-// inNetspace calls f in a namespace that ends with it.
+// inNetspace calls f in a namespace that is removed when f returns.
 func inNetspace(f func() error) error {
 	n, err := newNetspace()
 	if err != nil {
@@ -34,9 +34,9 @@ func inNetspace(f func() error) error {
 	return n.do(f)
 }
 
-// installs measures how long it takes to put the default rules in, with one and the
-// same backend by apply, by what apply gives to iptables-restore, and rule by rule.
-// Each begins in a namespace in which nothing was.
+// installs measures the time to install the default rules in one backend: by apply, by
+// iptables-restore with the text of apply, and rule by rule. Each starts in an empty
+// namespace.
 func (b *captureBench) installs(ctx context.Context, round int) error {
 	for _, p := range b.paths {
 		if p.backend == "" || p.zone == "0" {
@@ -74,7 +74,7 @@ func (b *captureBench) applied(ctx context.Context, p path, set func(string, flo
 	return nil
 }
 
-// apply puts the rules of a path in, and says how long that took.
+// apply installs the rules of a path, and returns the time that this took.
 func (b *captureBench) apply(ctx context.Context, p path) (time.Duration, error) {
 	if p.backend == "" {
 		return 0, nil
@@ -84,7 +84,7 @@ func (b *captureBench) apply(ctx context.Context, p path) (time.Duration, error)
 	return time.Since(began), err
 }
 
-// captureArguments is a command of the agent about the rules of a path.
+// captureArguments returns the arguments of a capture command for a path.
 func (b *captureBench) captureArguments(verb string, p path) []string {
 	return []string{
 		b.binary, "capture", verb, "--backend", p.backend, "--conntrack-zone", p.zone, "--dns-capture", "--ipv6", "on", "--log-level", "warn",
@@ -92,10 +92,10 @@ func (b *captureBench) captureArguments(verb string, p path) []string {
 	}
 }
 
-// A step is what apply gives to a program.
+// A step is a program that apply runs, and its input.
 type step struct{ Program, Text string }
 
-// steps are those of apply, one for each family, IPv4 first.
+// steps returns the steps of apply, one for each family, IPv4 first.
 func (b *captureBench) steps(ctx context.Context, p path) ([]step, error) {
 	text, err := b.tool(ctx, "", append(b.captureArguments("print", p), "--output", "json")...)
 	if err != nil {
@@ -171,8 +171,8 @@ func oneByOne(text string) [][]string {
 	return commands
 }
 
-// words splits at spaces outside of quotes, and takes these off. Comments of ours
-// have no quotes in them.
+// words splits at spaces outside of quotes, and removes the quotes. The comments of
+// nametap's rules contain no quotes.
 func words(line string) []string {
 	var all []string
 	for i, part := range strings.Split(line, `"`) {
@@ -185,8 +185,8 @@ func words(line string) []string {
 	return all
 }
 
-// tool runs a command with text as its input. Nothing in the environment reaches it,
-// and nobody else holds the lock that it takes.
+// tool runs a command with text as its input. The command has no environment variables, and
+// no other program holds the lock that it takes.
 func (b *captureBench) tool(ctx context.Context, text string, argv ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + b.lab.dir, "XTABLES_LOCKFILE=" + b.lab.path("xtables.lock")}
@@ -202,10 +202,10 @@ func (b *captureBench) tool(ctx context.Context, text string, argv ...string) (s
 	return string(out), nil
 }
 
-// inMilliseconds is d as a number of ms.
+// inMilliseconds returns d as a number of ms.
 func inMilliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// installTable compares the ways to put rules in.
+// installTable compares the ways to install rules.
 func (b *captureBench) installTable() table {
 	t := table{
 		title: fmt.Sprintf("Installing the rules of both families, ms, medians of %d rounds", b.rounds),

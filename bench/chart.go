@@ -20,7 +20,7 @@ const (
 	chartBottom = 34
 )
 
-// chartStyle has the colours for light and dark pages. The background is the page's.
+// chartStyle has the colours for light and dark pages. The background is transparent.
 const chartStyle = `
   text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #24292f }
   .title { font-size: 15px; font-weight: 600 }

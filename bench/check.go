@@ -9,10 +9,10 @@ import (
 	"github.com/miekg/dns"
 )
 
-// samples is how many answers of each kind are looked at.
+// samples is the number of answers of each kind that are checked.
 const samples = 200
 
-// A checker asks a server and compares the answers with what they should be.
+// A checker sends queries to a server and compares the answers with the expected ones.
 type checker struct {
 	network string // "udp" or "tcp"
 	addr    netip.AddrPort
@@ -20,8 +20,8 @@ type checker struct {
 	fixed netip.Addr
 }
 
-// check asks samples questions of m, spread over hosts, and reports the first
-// answer that is wrong.
+// check sends samples queries of m, spread over hosts, and returns an error for the first
+// wrong answer.
 func (c checker) check(ctx context.Context, m mix, hosts []host) error {
 	step := max(len(hosts)/samples, 1)
 	for i := 0; i < len(hosts); i += step {
@@ -55,5 +55,5 @@ func (c checker) ask(ctx context.Context, m mix, h host) error {
 	return nil
 }
 
-// anything is content with every answer.
+// anything accepts every answer.
 func anything(host, *dns.Msg) error { return nil }

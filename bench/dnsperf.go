@@ -13,8 +13,7 @@ import (
 	"time"
 )
 
-// maxLost is the share of queries without an answer from which on a run does not
-// count.
+// maxLost is the share of unanswered queries at which a run does not count.
 const maxLost = 0.001
 
 // A load is one run of dnsperf.
@@ -22,27 +21,27 @@ type load struct {
 	addr    netip.AddrPort
 	queries string // file
 	seconds int
-	// rate is in queries a second; 0 asks as fast as answers come.
+	// rate is in queries per second; 0 is as fast as answers arrive.
 	rate int
 	tcp  bool
 	// core binds dnsperf to a processor; "" leaves it free.
 	core string
-	// waiting is how many queries may be under way; 0 is 100. A server that is not to
-	// slow its client down needs more of them.
+	// waiting is the limit of queries in flight; 0 is 100. With a higher limit, a slow
+	// server does not slow down the client.
 	waiting int
-	// latencies wants the time of every query.
+	// latencies also measures the time of every query.
 	latencies bool
 }
 
-// A tally is what dnsperf says of a run.
+// A tally is dnsperf's report of a run.
 type tally struct {
 	sent, completed, lost, noerror int
 	perSecond                      float64
-	// latencies are sorted; nil if they were not wanted.
+	// latencies are sorted; nil if they were not measured.
 	latencies []time.Duration
 }
 
-// String says for messages what is asked, how and how fast.
+// String describes the load for messages.
 func (l load) String() string {
 	network, rate := "UDP", "saturated"
 	if l.tcp {
@@ -54,8 +53,8 @@ func (l load) String() string {
 	return strings.Join([]string{filepath.Base(l.queries), network, rate}, " ")
 }
 
-// arguments is the command line of l. Clients are sockets: eight of them share the
-// queries under way.
+// arguments returns dnsperf's arguments for l. Each of dnsperf's clients is a socket; eight
+// of them share the queries in flight.
 func (l load) arguments() []string {
 	argv := []string{
 		"dnsperf", "-s", l.addr.Addr().String(), "-p", strconv.Itoa(int(l.addr.Port())), "-d", l.queries,
@@ -77,8 +76,8 @@ func (l load) arguments() []string {
 	return argv
 }
 
-// run drives the server and says what came of it. A run in which too many queries
-// were lost or had another response code than NOERROR is an error.
+// run runs the load and returns its tally. It fails if too many queries were lost or had
+// another response code than NOERROR.
 func (l load) run(ctx context.Context) (tally, error) {
 	t, err := l.drive(ctx)
 	if err != nil {
@@ -87,7 +86,7 @@ func (l load) run(ctx context.Context) (tally, error) {
 	return t, t.valid()
 }
 
-// drive is run, for a server that may do badly.
+// drive is like run, but accepts lost queries and other response codes.
 func (l load) drive(ctx context.Context) (tally, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(l.seconds+10)*time.Second)
 	defer cancel()
@@ -98,7 +97,7 @@ func (l load) drive(ctx context.Context) (tally, error) {
 	return parseDNSPerf(text)
 }
 
-// valid says why the run does not count.
+// valid returns an error if the run does not count.
 func (t tally) valid() error {
 	switch {
 	case t.completed == 0:
@@ -111,7 +110,7 @@ func (t tally) valid() error {
 	return nil
 }
 
-// quantile is the latency that the share q of the queries did not exceed.
+// quantile returns the latency that a share q of the queries did not exceed.
 func (t tally) quantile(q float64) time.Duration {
 	return quantile(t.latencies, q)
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/miekg/dns"
 )
 
-// An experiments is one run of what was asked for about forwarding and capture,
-// inside the namespaces.
+// An experiments is one run of the chosen experiments on forwarding and capture, inside the
+// namespaces.
 type experiments struct {
 	options
 
@@ -22,7 +22,7 @@ type experiments struct {
 	progress io.Writer
 }
 
-// experiment does all experiments that are wanted.
+// experiment runs all chosen experiments.
 func experiment(ctx context.Context, o options, r *results) (err error) {
 	if err := requirements(&o); err != nil {
 		return err
@@ -66,18 +66,18 @@ func experiment(ctx context.Context, o options, r *results) (err error) {
 func firstServer() netip.Addr  { return address(127, 2) }
 func secondServer() netip.Addr { return address(127, 3) }
 
-// port53 is where a nameserver of resolv.conf is.
+// port53 returns the address of a nameserver of resolv.conf.
 func port53(ip netip.Addr) netip.AddrPort { return netip.AddrPortFrom(ip, 53) }
 
-// Names that experiments ask for. Everything below externalDomain exists there;
-// probeName is asked to see whether a server is ready.
+// Names in queries of experiments. Every name below externalDomain exists; queries for
+// probeName check whether a server is ready.
 const (
 	externalDomain = "example.org."
 	probeName      = "probe." + externalDomain
 )
 
-// startForwarder starts a server that forwards to the lab's nameservers, and waits
-// until it does.
+// startForwarder starts a server that forwards to the lab's nameservers, and waits until it
+// answers.
 func (l *lab) startForwarder(ctx context.Context, p peer, core string) (instance, string, error) {
 	addr, err := freeAddr(ctx)
 	if err != nil {
@@ -104,7 +104,7 @@ func (l *lab) startForwarder(ctx context.Context, p peer, core string) (instance
 	return i, how.version, err
 }
 
-// resolves wants an address for a name.
+// resolves returns an error unless a name has an address.
 func resolves(ctx context.Context, addr netip.AddrPort, name string) error {
 	a := ask(ctx, addr, new(dns.Msg).SetQuestion(name, dns.TypeA), time.Second)
 	if a.failed() {
@@ -113,8 +113,8 @@ func resolves(ctx context.Context, addr netip.AddrPort, name string) error {
 	return nil
 }
 
-// compared are the servers that most experiments compare: ours and the one it is
-// to replace.
+// compared are the servers of most experiments: nametap and Istio's agent, which it
+// replaces.
 func compared() []peer {
 	all := forwarders()
 	return all[:2]

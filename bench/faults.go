@@ -10,18 +10,18 @@ import (
 
 const (
 	faultQueries = 1000
-	// noticing is how many queries, of a second, go before those that count, so that a
-	// server can see which nameserver is dead.
+	// noticing is the number of queries in the second before the measured ones, in which a
+	// server can detect a dead nameserver.
 	noticing = 100
 )
 
-// A fault is how the two nameservers behave.
+// A fault is a behaviour of the two nameservers.
 type fault struct {
 	what          string
 	first, second conduct
 }
 
-// faults are those that are measured, the usual case first for comparison.
+// faults are the measured faults; the first one is no fault, for comparison.
 func faults() []fault {
 	return []fault{
 		{what: "none"},
@@ -30,15 +30,15 @@ func faults() []fault {
 	}
 }
 
-// A faultResult is what a server made of a fault, in all rounds.
+// A faultResult has the answers of a server during a fault, in all rounds.
 type faultResult struct {
-	// before are the answers while the fault was to be noticed.
+	// before are the answers in the first second, in which the fault can be detected.
 	before, answers []answer
 }
 
-// faultLatencies measures how long forwarded queries take while nameservers have a
-// fault. Each server starts anew for each fault and round, so that it knows nothing
-// of the nameservers.
+// faultLatencies measures how long forwarded queries take while nameservers have a fault.
+// Each fault and round starts the server again, so that it has no history of the
+// nameservers.
 func (e *experiments) faultLatencies(ctx context.Context) error {
 	first, second, stop, err := e.twoNameservers()
 	if err != nil {
@@ -74,7 +74,7 @@ func (e *experiments) faultLatencies(ctx context.Context) error {
 	return nil
 }
 
-// underFault starts a server, begins the fault and asks.
+// underFault starts a server, begins the fault and sends queries.
 func (e *experiments) underFault(ctx context.Context, p peer, series string, begin func()) ([]answer, error) {
 	i, _, err := e.lab.startForwarder(ctx, p, "")
 	if err != nil {
@@ -114,5 +114,5 @@ func (e *experiments) faultTable(found map[string]*faultResult) table {
 	return t
 }
 
-// milliseconds is d for a table.
+// milliseconds formats d for a table.
 func milliseconds(d time.Duration) string { return cell(float64(d) / float64(time.Millisecond)) }

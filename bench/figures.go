@@ -28,7 +28,7 @@ func (n number) MarshalJSON() ([]byte, error) {
 	return json.Marshal(v)
 }
 
-// median is that of the rounds that count, or NaN.
+// median returns the median of the rounds that count, or NaN.
 func (f figure) median() float64 {
 	var counted []float64
 	for _, v := range f {
@@ -47,7 +47,7 @@ func (f figure) median() float64 {
 	return (counted[middle-1] + counted[middle]) / 2
 }
 
-// over divides round by round: what disturbed a round disturbed both.
+// over divides round by round, because a disturbance of a round affects both figures.
 func (f figure) over(base figure) figure {
 	ratios := make(figure, min(len(f), len(base)))
 	for i := range ratios {
@@ -59,7 +59,7 @@ func (f figure) over(base figure) figure {
 // figures holds the figures of one server by their names.
 type figures map[string]figure
 
-// set notes the value of a round, counted from 0.
+// set stores the value of a round, counted from 0.
 func (f figures) set(name string, round int, value float64) {
 	for len(f[name]) <= round {
 		f[name] = append(f[name], number(math.NaN()))

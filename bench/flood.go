@@ -21,13 +21,13 @@ const (
 	floodQueries  = 50_000
 	floodSeconds  = 2
 	floodSockets  = 8
-	floodOwnRate  = 1000 // queries for own names a second meanwhile
+	floodOwnRate  = 1000 // queries for mesh names per second during the flood
 	floodSilence  = 3 * time.Second
 	floodAfter    = 10 * time.Second
 	probeInterval = 50 * time.Millisecond
 )
 
-// slowFlood is how long a flood may take before the report says so.
+// slowFlood is the duration of a flood from which on the report has a note.
 const slowFlood = floodSeconds * time.Second * 5 / 4
 
 // Names of the figures of a flood.
@@ -41,7 +41,7 @@ const (
 	floodLater    = "goroutines_after"
 )
 
-// floods measures what a flood of queries does while no nameserver answers.
+// floods measures a flood of queries while no nameserver answers.
 func (e *experiments) floods(ctx context.Context) error {
 	first, second, stop, err := e.twoNameservers()
 	if err != nil {
@@ -126,7 +126,7 @@ func (e *experiments) flooded(ctx context.Context, p peer, behave func(conduct))
 	return got, i.alive()
 }
 
-// flood sends the queries, evenly, and reads what comes back, to no end.
+// flood sends the queries at a constant rate, and reads and drops the answers.
 func flood(ctx context.Context, addr netip.AddrPort) error {
 	var dialer net.Dialer
 	conns := make([]net.Conn, floodSockets)
@@ -160,8 +160,8 @@ func flood(ctx context.Context, addr netip.AddrPort) error {
 	return nil
 }
 
-// recovery is how long it takes until a query is answered that is forwarded, being
-// asked for a new name every probeInterval; patience, if none is.
+// recovery returns the time until a forwarded query is answered, sending one for a new name
+// every probeInterval. It returns patience if there is no answer.
 func recovery(ctx context.Context, addr netip.AddrPort) time.Duration {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -186,7 +186,7 @@ func recovery(ctx context.Context, addr netip.AddrPort) time.Duration {
 	}
 }
 
-// goroutines reads their number from a server's metrics; NaN if it does not say.
+// goroutines reads the number of goroutines from a server's metrics, or returns NaN.
 func goroutines(ctx context.Context, status netip.AddrPort) float64 {
 	values, err := metrics(ctx, status)
 	n, ok := values["go_goroutines"]
@@ -196,7 +196,7 @@ func goroutines(ctx context.Context, status netip.AddrPort) float64 {
 	return n
 }
 
-// metrics reads those of a server, summed over their labels.
+// metrics reads the metrics of a server, summed over their labels.
 func metrics(ctx context.Context, status netip.AddrPort) (map[string]float64, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+status.String()+"/metrics", http.NoBody)
 	if err != nil {

@@ -16,26 +16,26 @@ const (
 )
 
 const (
-	// missNames is how many distinct names a run has for each of its seconds: more than
-	// any server can ask for. A run that comes to its end does not count.
+	// missNames is the number of distinct names for each second of a run: more than any
+	// server can answer. A run that uses all of them does not count.
 	missNames = 120_000
-	// hitNames are few enough for every cache, and asked so often that nearly every
-	// query is answered from there.
+	// hitNames is the number of names for cache hits: few enough for every cache, and
+	// queried so often that nearly every query is a hit.
 	hitNames = 500
 )
 
-// A forwardBench measures what forwarding costs.
+// A forwardBench measures the cost of forwarding.
 type forwardBench struct {
 	bench
 
 	// pinned and free are the instances of each server.
 	pinned, free map[string]instance
-	// series counts files with names, so that none is asked for twice.
+	// series counts the files with names, so that no name is queried twice.
 	series int
 }
 
-// forwardCosts measures the processor time of a query that goes to a nameserver, of
-// one that is answered from the cache, and of one for an own name.
+// forwardCosts measures the processor time of a cache miss, of a cache hit, and of a query
+// for a mesh name.
 func (e *experiments) forwardCosts(ctx context.Context) error {
 	if err := e.lab.useNameservers(firstServer()); err != nil {
 		return err
@@ -44,7 +44,8 @@ func (e *experiments) forwardCosts(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// On dnsperf's processor, so that the forwarder has its own to itself.
+	// The nameserver shares dnsperf's processor, so that the forwarder has the other one
+	// for itself.
 	nameserver, err := e.lab.start(ctx, command{
 		name: "nameserver", argv: []string{binary, port53(firstServer()).String(), "192.0.2.1"}, core: clientCore,
 	})
@@ -72,7 +73,7 @@ func (e *experiments) forwardCosts(ctx context.Context) error {
 	return nil
 }
 
-// start starts every forwarder that is wanted and can be had.
+// start starts every chosen forwarder, and leaves out missing ones.
 func (b *forwardBench) start(ctx context.Context) error {
 	for _, p := range forwarders() {
 		if !b.wants(p.name) {
@@ -149,8 +150,8 @@ func (b *forwardBench) measure(ctx context.Context, s *serverResults, round int)
 	return nil
 }
 
-// micros is the processor time of a query, or NaN for a run in which names that
-// should have been missed were asked for twice.
+// micros returns the processor time of a query, or NaN for a run of misses that queried a
+// name twice.
 func (b *forwardBench) micros(r run, misses bool) float64 {
 	if misses && r.sent > missNames*b.seconds {
 		b.results.note("%d queries were more than the %d names; the run does not count", r.sent, missNames*b.seconds)
@@ -159,20 +160,20 @@ func (b *forwardBench) micros(r run, misses bool) float64 {
 	return r.micros()
 }
 
-// misses is a file with names that nobody has asked for.
+// misses writes a file with names that have not been queried yet.
 func (b *forwardBench) misses() (string, error) {
 	b.series++
 	return b.names(fmt.Sprintf("miss%d", b.series), missNames*b.seconds)
 }
 
-// names is a file with n names of a series.
+// names writes a file with n names of a series.
 func (b *forwardBench) names(series string, n int) (string, error) {
 	name := distinct(series)
 	var text strings.Builder
 	for i := range n {
 		text.WriteString(strings.TrimSuffix(name(i), ".") + " A\n")
 	}
-	// One file for all misses, since no two runs are under way at a time.
+	// All runs of misses share one file, because they run one after the other.
 	return b.lab.write(strings.TrimRight(series, "0123456789")+".queries", []byte(text.String()))
 }
 

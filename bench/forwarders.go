@@ -7,11 +7,11 @@ import (
 	"net/netip"
 )
 
-// istioName is the server that the agent is to replace.
+// istioName is the name of Istio's agent, which nametap replaces.
 const istioName = "istio"
 
-// forwarders are servers that have own names and forward the rest to the lab's
-// nameservers, the agent first, then Istio's.
+// forwarders are servers that answer the mesh names and forward all others to the lab's
+// nameservers: the agent first, then Istio's.
 func forwarders() []peer {
 	return []peer{
 		{name: agentName, title: "nametap", prepare: prepareForwardingAgent()},
@@ -22,7 +22,7 @@ func forwarders() []peer {
 	}
 }
 
-// prepareForwardingAgent is the agent, with settings if any.
+// prepareForwardingAgent prepares the agent, with more settings.
 func prepareForwardingAgent(settings ...string) func(context.Context, *lab, netip.AddrPort) (launch, error) {
 	return func(ctx context.Context, l *lab, addr netip.AddrPort) (launch, error) {
 		xds, err := l.sharedControl(ctx)
@@ -44,8 +44,8 @@ func prepareForwardingIstio(ctx context.Context, l *lab, addr netip.AddrPort) (l
 	return how, err
 }
 
-// prepareForwardingCoreDNS has what a cluster's CoreDNS has, for names that are not
-// the cluster's.
+// prepareForwardingCoreDNS uses the plugins of a cluster's CoreDNS for names outside the
+// cluster.
 func prepareForwardingCoreDNS(ctx context.Context, l *lab, addr netip.AddrPort) (launch, error) {
 	how, err := prepareCoreDNS(ctx, l, addr)
 	if err != nil {
@@ -58,13 +58,13 @@ func prepareForwardingCoreDNS(ctx context.Context, l *lab, addr netip.AddrPort) 
 	return how, err
 }
 
-// prepareForwardingDnsmasq has a cache that holds as many names as it may: 10,000.
+// prepareForwardingDnsmasq uses the largest cache that dnsmasq allows: 10,000 names.
 func prepareForwardingDnsmasq(ctx context.Context, l *lab, addr netip.AddrPort) (launch, error) {
-	// More queries under way than the 150 that it allows by default.
+	// More queries in flight than the default limit of 150.
 	return l.dnsmasq(ctx, addr, "--cache-size=10000", "--dns-forward-max=10000", "--resolv-file="+l.path("resolv.conf"))
 }
 
-// prepareForwardingUnbound has one thread and no DNSSEC, as the others have none.
+// prepareForwardingUnbound uses one thread and no DNSSEC, like the others.
 func prepareForwardingUnbound(ctx context.Context, l *lab, addr netip.AddrPort) (launch, error) {
 	binary, err := findTool("unbound", "unbound")
 	if err != nil {

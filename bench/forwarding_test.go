@@ -12,7 +12,7 @@ import (
 	"github.com/miekg/dns"
 )
 
-// startTestUpstream starts one at a free address.
+// startTestUpstream starts an upstream at a free address.
 func startTestUpstream(t *testing.T) (*upstream, netip.AddrPort) {
 	t.Helper()
 	addr, err := freeAddr(t.Context())
@@ -126,7 +126,7 @@ func TestParseMetrics(t *testing.T) {
 	}
 }
 
-// The zone is one that a server loads, and the same each time.
+// The zone can be loaded by a server, and is the same each time.
 func TestZone(t *testing.T) {
 	z := makeZone()
 	records := 0

@@ -14,24 +14,24 @@ import (
 	"github.com/miekg/dns"
 )
 
-// A libc is a C library that getaddrinfo is counted with.
+// A libc is a C library whose getaddrinfo is measured.
 type libc struct{ name, compiler, pkg string }
 
-// libcs are those of most images.
+// libcs are the C libraries of most images.
 func libcs() []libc {
 	return []libc{{"glibc", "gcc", "gcc libc6-dev"}, {"musl", "musl-gcc", "musl-tools"}}
 }
 
-// A resolving is a way that a pod's queries go.
+// A resolving is a server that a pod's queries go to.
 type resolving struct {
 	title string
-	// peer is what answers them; without a name it is the nameserver itself.
+	// peer is the server. Without a name it is the nameserver itself.
 	peer peer
-	// flag is what the agent must know for it, or "".
+	// flag is a flag that the agent must have for it, or empty.
 	flag string
 }
 
-// resolvings are those that are compared.
+// resolvings are the compared servers.
 func resolvings() []resolving {
 	const autopath = "--autopath"
 	agent := func(settings ...string) peer {
@@ -45,9 +45,8 @@ func resolvings() []resolving {
 	}
 }
 
-// getaddrinfoQueries counts the queries of getaddrinfo in a pod, on the wire between
-// client and agent and on that between agent and nameserver, for the first call and
-// for one after it.
+// getaddrinfoQueries counts the queries of getaddrinfo in a pod, between client and agent
+// and between agent and nameserver, for the first and the second call.
 func (e *experiments) getaddrinfoQueries(ctx context.Context) error {
 	nameserver, err := startUpstream(port53(firstServer()))
 	if err != nil {
@@ -87,15 +86,15 @@ func (e *experiments) getaddrinfoQueries(ctx context.Context) error {
 	return nil
 }
 
-// compile makes the client.
+// compile compiles the client.
 func (e *experiments) compile(ctx context.Context, c libc) (string, error) {
 	binary := e.lab.path("getaddrinfo-" + c.name)
 	_, err := output(ctx, c.compiler, "-O2", "-o", binary, "getaddrinfo/getaddrinfo.c")
 	return binary, err
 }
 
-// count runs a client twice, and returns what both runs needed; dashes, if the agent
-// cannot do it that way.
+// count runs a client twice, and returns the numbers of queries of both runs, or dashes if
+// the agent does not have the flag.
 func (e *experiments) count(ctx context.Context, way resolving, nameserver *upstream, client []string) (counts [2]string, err error) {
 	const none = "–"
 	if err := e.lab.useNameservers(firstServer()); err != nil {
@@ -126,7 +125,7 @@ func (e *experiments) count(ctx context.Context, way resolving, nameserver *upst
 		if _, err := output(ctx, client...); err != nil {
 			return counts, err
 		}
-		// A query whose answer nobody waits for may be on its way still.
+		// A query that the client no longer waits for may still arrive.
 		if err := sleep(ctx, 500*time.Millisecond); err != nil {
 			return counts, err
 		}
@@ -138,7 +137,7 @@ func (e *experiments) count(ctx context.Context, way resolving, nameserver *upst
 	return counts, nil
 }
 
-// agentKnows says whether the agent has a flag.
+// agentKnows reports whether the agent has a flag.
 func (l *lab) agentKnows(ctx context.Context, flag string) bool {
 	how, err := l.agent(ctx, netip.AddrPort{}, netip.AddrPort{})
 	if err != nil {
@@ -148,7 +147,7 @@ func (l *lab) agentKnows(ctx context.Context, flag string) bool {
 	return err == nil && strings.Contains(help, flag)
 }
 
-// A counter hands queries on over UDP and counts them.
+// A counter forwards queries over UDP and counts them.
 type counter struct {
 	conn    *net.UDPConn
 	target  netip.AddrPort
@@ -156,7 +155,7 @@ type counter struct {
 	running sync.WaitGroup
 }
 
-// startCounter starts one between its address and a server. The caller closes it.
+// startCounter starts a counter in front of a server. The caller must close it.
 func startCounter(addr, target netip.AddrPort) (*counter, error) {
 	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(addr))
 	if err != nil {
@@ -173,7 +172,7 @@ func (c *counter) close() {
 	c.running.Wait()
 }
 
-// serve hands queries on until the socket is closed.
+// serve forwards queries until the socket is closed.
 func (c *counter) serve() {
 	buf := make([]byte, dns.MaxMsgSize)
 	for {
@@ -187,11 +186,11 @@ func (c *counter) serve() {
 	}
 }
 
-// relay asks the server and hands the answer back.
+// relay sends a query to the server and the answer to the client.
 func (c *counter) relay(query []byte, client netip.AddrPort) {
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(c.target))
 	if err != nil {
-		return // the client's time runs out
+		return // the client times out
 	}
 	defer conn.Close()
 	reply := make([]byte, dns.MaxMsgSize)
@@ -203,5 +202,5 @@ func (c *counter) relay(query []byte, client netip.AddrPort) {
 	if err != nil {
 		return
 	}
-	_, _ = c.conn.WriteToUDPAddrPort(reply[:n], client) // who has gone is not missed
+	_, _ = c.conn.WriteToUDPAddrPort(reply[:n], client) // the client may have ended
 }

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Where the agent is: its namespace, and the cluster's domain.
+// The agent's namespace, and the cluster domain.
 const (
 	clusterDomain = "cluster.local"
 	namespace     = "ns-07"
@@ -17,18 +17,18 @@ const (
 	ownDomain     = namespace + ".svc." + clusterDomain
 )
 
-// wildcardDomain is where the wildcards are: external hosts, which public
-// nameservers know too.
+// wildcardDomain is the domain of the wildcards: external hosts, which public nameservers
+// also have.
 const wildcardDomain = "example.com."
 
-// searchList is what a pod in the namespace has in its resolv.conf.
+// searchList is the search list of a pod in the namespace.
 func searchList() []string {
 	return []string{ownDomain, "svc." + clusterDomain, clusterDomain}
 }
 
-// A host is one entry of the table that every server is given.
+// A host is one entry of the table of every server.
 type host struct {
-	// name has no trailing dot. Of a wildcard it is what stands after "*.".
+	// name has no trailing dot. For a wildcard it is the part after "*.".
 	name string
 	// shortname and namespace are empty for a wildcard.
 	shortname, namespace string
@@ -37,9 +37,9 @@ type host struct {
 	ips []netip.Addr
 }
 
-// makeHosts makes n Services of a cluster, and one external wildcard for every
-// hundred. The same n makes the same hosts. Only the control plane and Istio's
-// agent are given the wildcards: not every peer has them.
+// makeHosts makes n Services of a cluster, and one external wildcard for every hundred. The
+// same n makes the same hosts. Only the agent and Istio's agent get the wildcards, because
+// not every peer supports them.
 func makeHosts(n int) (services, wildcards []host) {
 	for i := range n {
 		h := host{
@@ -63,12 +63,12 @@ func makeHosts(n int) (services, wildcards []host) {
 	return services, wildcards
 }
 
-// address is the n-th address of the network net.0.0.0/8.
+// address returns the n-th address of the network net.0.0.0/8.
 func address(net byte, n int) netip.Addr {
 	return netip.AddrFrom4([4]byte{net, byte(n >> 16), byte(n >> 8), byte(n)})
 }
 
-// moved is hosts with other addresses for the first n of them.
+// moved returns hosts, with other addresses for the first n of them.
 func moved(hosts []host, n int) []host {
 	changed := append([]host(nil), hosts...)
 	for i := range changed[:n] {
@@ -83,8 +83,8 @@ func moved(hosts []host, n int) []host {
 	return changed
 }
 
-// nameTable is the wire form of an istio.networking.nds.v1.NameTable with hosts.
-// It is written here so that this module depends on nothing that it measures.
+// nameTable returns the wire form of an istio.networking.nds.v1.NameTable with hosts. It
+// does not use nametap's packages, so that this module does not depend on what it measures.
 func nameTable(hosts ...[]host) []byte {
 	var table []byte
 	for _, some := range hosts {
@@ -96,7 +96,7 @@ func nameTable(hosts ...[]host) []byte {
 	return table
 }
 
-// tableEntry is one entry of the map: the name and a NameInfo.
+// tableEntry returns one entry of the map: the name and a NameInfo.
 func tableEntry(h host) []byte {
 	text := func(b []byte, field protowire.Number, s string) []byte {
 		if s == "" {
@@ -120,10 +120,10 @@ func tableEntry(h host) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(entry, 2, protowire.BytesType), info)
 }
 
-// shuffled is hosts in an order that is the same each time.
+// shuffled returns hosts in a random order that is the same each time.
 func shuffled(hosts []host) []host {
 	order := append([]host(nil), hosts...)
-	random := rand.New(rand.NewPCG(1, 2)) // the same order each time is what is wanted
+	random := rand.New(rand.NewPCG(1, 2)) // the order must be the same each time
 	random.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 	return order
 }

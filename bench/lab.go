@@ -21,21 +21,21 @@ const (
 	clientCore = "1"
 )
 
-// A lab is where servers run: a directory with everything they read, and all
-// processes that were started. It is used by one goroutine.
+// A lab is a directory with the files that servers read, and the running processes. Only
+// one goroutine uses it.
 type lab struct {
 	dir                 string
 	services, wildcards []host
 	processes           []*process
 	// control is the control plane of the agents; nil before the first of them.
 	control *control
-	// agentBinary is given by the user, or "".
+	// agentBinary is the value of -agent, or empty.
 	agentBinary string
-	// binaries is where build leaves binaries, and finds them.
+	// binaries is the directory of built binaries.
 	binaries string
 }
 
-// newLab makes the directory and the files that all share. The caller must close
+// newLab makes the directory and the files that all servers share. The caller must close
 // the lab.
 func newLab(hosts int, o options) (*lab, error) {
 	dir, err := os.MkdirTemp("", "nametap-bench-")
@@ -59,7 +59,7 @@ func newLab(hosts int, o options) (*lab, error) {
 	return l, nil
 }
 
-// resolvConf is what a pod has, with these nameservers.
+// resolvConf returns the resolv.conf of a pod, with these nameservers.
 func resolvConf(nameservers ...netip.Addr) []byte {
 	text := []byte("search " + strings.Join(searchList(), " ") + "\noptions ndots:5\n")
 	for _, server := range nameservers {
@@ -68,7 +68,7 @@ func resolvConf(nameservers ...netip.Addr) []byte {
 	return text
 }
 
-// close ends all processes, the youngest first, and removes the directory.
+// close ends all processes, the last one first, and removes the directory.
 func (l *lab) close() error {
 	for _, p := range slices.Backward(l.processes) {
 		p.stop()
@@ -76,7 +76,7 @@ func (l *lab) close() error {
 	return os.RemoveAll(l.dir)
 }
 
-// path is a file of the lab.
+// path returns the path of a file of the lab.
 func (l *lab) path(name string) string { return filepath.Join(l.dir, name) }
 
 // write makes a file, and returns its path.
@@ -110,12 +110,12 @@ func (l *lab) build(ctx context.Context, dir, pkg string) (string, error) {
 	if _, err := os.Stat(binary); err == nil {
 		return binary, nil
 	}
-	// Static, as the agent is shipped; the resolver of the C library is of no use here.
+	// Static, like the agent's releases; the C library's resolver is not needed.
 	_, err := output(ctx, "env", "CGO_ENABLED=0", "go", "build", "-C", dir, "-trimpath", "-tags=grpcnotrace", "-ldflags=-s -w", "-o", binary, "./"+pkg)
 	return binary, err
 }
 
-// freeAddr is an address of the loopback interface that is free for UDP and TCP.
+// freeAddr returns a loopback address with a port that is free for UDP and TCP.
 func freeAddr(ctx context.Context) (netip.AddrPort, error) {
 	var listen net.ListenConfig
 	for range 50 {
@@ -140,13 +140,13 @@ type control struct {
 	*process
 
 	addr netip.AddrPort
-	// paths is its standard input, lines what it prints.
+	// paths is its standard input, lines its standard output.
 	paths io.Writer
 	lines <-chan string
 }
 
-// startControl starts a control plane without a table. It has the processors that
-// are left: what it needs is not counted.
+// startControl starts a control plane without a table. It runs on the remaining processors,
+// and its processor time is not counted.
 func (l *lab) startControl(ctx context.Context) (*control, error) {
 	binary, err := l.build(ctx, ".", "ads")
 	if err != nil {
@@ -171,7 +171,7 @@ func (l *lab) startControl(ctx context.Context) (*control, error) {
 	return &control{process: p, addr: addr, paths: paths, lines: lines.lines}, nil
 }
 
-// expect waits for a line, or reports another one.
+// expect waits for a line, and fails if another line comes first.
 func (c *control) expect(ctx context.Context, want string) error {
 	limit := time.NewTimer(time.Minute)
 	defer limit.Stop()
@@ -190,7 +190,7 @@ func (c *control) expect(ctx context.Context, want string) error {
 	}
 }
 
-// send pushes the table in a file.
+// send sends the table in a file.
 func (c *control) send(path string) error {
 	if _, err := fmt.Fprintln(c.paths, path); err != nil {
 		return fmt.Errorf("sending a table: %w", err)
@@ -198,7 +198,7 @@ func (c *control) send(path string) error {
 	return nil
 }
 
-// push sends the table in a file and waits until the one client has it.
+// push sends the table in a file and waits for the client's ACK.
 func (c *control) push(ctx context.Context, path string) error {
 	if err := c.send(path); err != nil {
 		return err
@@ -206,7 +206,7 @@ func (c *control) push(ctx context.Context, path string) error {
 	return c.expect(ctx, "ack")
 }
 
-// A lineWriter hands on what is written to it, line by line.
+// A lineWriter sends the lines that are written to it to a channel.
 type lineWriter struct {
 	lines chan string
 	rest  string
@@ -214,7 +214,7 @@ type lineWriter struct {
 
 func newLineWriter() *lineWriter { return &lineWriter{lines: make(chan string, 1000)} }
 
-// Write takes a piece of output. It drops lines that nobody has read for long.
+// Write adds output. It drops lines while the channel is full.
 func (w *lineWriter) Write(b []byte) (int, error) {
 	text := w.rest + string(b)
 	for {

@@ -1,5 +1,5 @@
-// Command bench measures what an answer of the agent costs, beside other servers
-// that answer from the same names. README.md says how, and what each figure means.
+// Command bench measures what an answer of the agent costs, and compares it with other
+// servers that answer the same names. README.md explains the method and each figure.
 package main
 
 import (
@@ -37,7 +37,7 @@ func main() {
 	}
 }
 
-// measure does what o says.
+// measure runs the measurements that o selects.
 func measure(ctx context.Context, o options) (err error) {
 	if err := requirements(&o); err != nil {
 		return err
@@ -62,7 +62,7 @@ func measure(ctx context.Context, o options) (err error) {
 	return report(o, r)
 }
 
-// requirements says what is missing, before anything starts.
+// requirements returns an error if a tool is missing.
 func requirements(o *options) error {
 	if runtime.NumCPU() < 2 {
 		return errors.New("two processors are needed, one for the server and one for dnsperf")
@@ -92,7 +92,7 @@ func requirements(o *options) error {
 	return nil
 }
 
-// measureServers compares the servers in a lab of their own.
+// measureServers compares the servers in a new lab.
 func measureServers(ctx context.Context, o options, r *results) (err error) {
 	l, err := newLab(o.hosts, o)
 	if err != nil {
@@ -110,7 +110,7 @@ func measureServers(ctx context.Context, o options, r *results) (err error) {
 	return nil
 }
 
-// report prints the tables and writes the files that are wanted.
+// report prints the tables and writes the chosen files.
 func report(o options, r *results) error {
 	fmt.Print(r.text())
 	var errs []error
@@ -125,7 +125,7 @@ func report(o options, r *results) error {
 		files[o.svg] = r.chart()
 	}
 	for path, content := range files {
-		if err := os.WriteFile(path, []byte(content), 0o644); err != nil { // for everyone to read
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil { // readable for every user
 			errs = append(errs, fmt.Errorf("writing a report: %w", err))
 		}
 	}

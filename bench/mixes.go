@@ -10,15 +10,16 @@ import (
 	"github.com/miekg/dns"
 )
 
-// A mix is one kind of query, asked for every host.
+// A mix is one kind of query, with a query for every host.
 type mix struct {
 	// name is also that of the file with the queries.
 	name, what string
-	// wildcards says that it is asked for the wildcards, not for the Services.
+	// wildcards selects the wildcards instead of the Services.
 	wildcards bool
-	// question is the query for a host: the name, without a trailing dot, and the type.
+	// question returns the name, without a trailing dot, and the type of the query for a
+	// host.
 	question func(host) (name string, qtype uint16)
-	// check says what is wrong with the answer for a host.
+	// check returns an error if the answer for a host is wrong.
 	check func(host, *dns.Msg) error
 }
 
@@ -68,13 +69,13 @@ func mixes() []mix {
 	}
 }
 
-// reverse is the name below in-addr.arpa of an IPv4 address.
+// reverse returns the name below in-addr.arpa of an IPv4 address.
 func reverse(ip netip.Addr) string {
 	b := ip.As4()
 	return fmt.Sprintf("%d.%d.%d.%d.in-addr.arpa", b[3], b[2], b[1], b[0])
 }
 
-// queries is the file for dnsperf: one line for each host, in a fixed random order.
+// queries returns the input of dnsperf: one line for each host, in a fixed random order.
 func (m mix) queries(services, wildcards []host) []byte {
 	hosts := services
 	if m.wildcards {
@@ -88,7 +89,7 @@ func (m mix) queries(services, wildcards []host) []byte {
 	return file
 }
 
-// hasAddresses wants exactly the addresses of h in the answer.
+// hasAddresses checks that the answer has exactly the addresses of h.
 func hasAddresses(h host, reply *dns.Msg) error {
 	var got []netip.Addr
 	for _, record := range reply.Answer {
@@ -105,7 +106,7 @@ func hasAddresses(h host, reply *dns.Msg) error {
 	return nil
 }
 
-// hasAlias wants the answer to start with a CNAME to h.
+// hasAlias checks that the answer starts with a CNAME to h.
 func hasAlias(h host, reply *dns.Msg) error {
 	if len(reply.Answer) > 0 {
 		if alias, ok := reply.Answer[0].(*dns.CNAME); ok && strings.EqualFold(alias.Target, h.name+".") {
@@ -115,7 +116,7 @@ func hasAlias(h host, reply *dns.Msg) error {
 	return fmt.Errorf("no CNAME to %q in front", h.name)
 }
 
-// hasPointer wants a PTR to h among the answers.
+// hasPointer checks that the answer has a PTR to h.
 func hasPointer(h host, reply *dns.Msg) error {
 	for _, record := range reply.Answer {
 		if ptr, ok := record.(*dns.PTR); ok && strings.EqualFold(ptr.Ptr, h.name+".") {

@@ -15,17 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Files of the system that the experiments have their own of, by the names that
-// these have beside the binaries.
+// Files of the system that the experiments replace, by the names of their replacements
+// beside the binaries.
 const (
 	systemResolvConf = "resolv.conf"
 	systemNSSwitch   = "nsswitch.conf"
 )
 
-// enter runs this command with argv again, in a network and a mount namespace of
-// its own, which end with it: nameservers can have port 53 there, and whoever reads
-// /etc/resolv.conf gets the experiment's. Not being root, it is root in a user
-// namespace of its own. What needs the network, building, is done before.
+// enter runs this command again with argv, in new network and mount namespaces. In these,
+// nameservers can use port 53, and programs read the experiment's /etc/resolv.conf. If the
+// user is not root, it is root in a new user namespace. Binaries are built before, because
+// building needs the network.
 func enter(ctx context.Context, o options, argv []string) (err error) {
 	dir, err := os.MkdirTemp("", "nametap-bench-")
 	if err != nil {
@@ -56,7 +56,7 @@ func enter(ctx context.Context, o options, argv []string) (err error) {
 	return nil
 }
 
-// buildAll builds what experiments start. A peer that cannot be built is left out
+// buildAll builds the servers of the experiments. A peer that cannot be built is left out
 // later, with the reason.
 func buildAll(ctx context.Context, o options, dir string) error {
 	l := &lab{binaries: dir}
@@ -78,8 +78,7 @@ func buildAll(ctx context.Context, o options, dir string) error {
 	return ctx.Err()
 }
 
-// furnish makes the namespaces usable: the loopback interface is up, and files of
-// dir stand in for the system's.
+// furnish sets the loopback interface up, and mounts the files of dir over the system's.
 func furnish(dir string) error {
 	if err := loopbackUp(); err != nil {
 		return fmt.Errorf("setting the loopback interface up: %w", err)
@@ -90,7 +89,7 @@ func furnish(dir string) error {
 	for name, content := range map[string]string{systemResolvConf: "", systemNSSwitch: "hosts: files dns\n"} {
 		target := filepath.Join("/etc", name)
 		if _, err := os.Stat(target); errors.Is(err, os.ErrNotExist) && name == systemNSSwitch {
-			continue // the C library's default will do
+			continue // the C library's default is used
 		}
 		path := filepath.Join(dir, name)
 		if err := os.WriteFile(path, []byte(content), 0o644); err != nil { // as the system's
@@ -103,7 +102,7 @@ func furnish(dir string) error {
 	return nil
 }
 
-// loopbackUp is ip link set lo up.
+// loopbackUp does the same as `ip link set lo up`.
 func loopbackUp() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -121,8 +120,8 @@ func loopbackUp() error {
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo)
 }
 
-// useNameservers makes them those of the system and of agents that start after it.
-// An agent goes on reading a file that only it has, whatever the system's becomes.
+// useNameservers sets the nameservers of the system and of agents that start later. An
+// agent keeps its own file when the system's changes.
 func (l *lab) useNameservers(servers ...netip.Addr) error {
 	if _, err := l.write("resolv.conf", resolvConf(servers...)); err != nil {
 		return err
@@ -130,8 +129,8 @@ func (l *lab) useNameservers(servers ...netip.Addr) error {
 	return l.systemNameservers(servers...)
 }
 
-// systemNameservers changes what programs read that start from now on. It writes
-// the file that is mounted, since a new one would not be.
+// systemNameservers sets the nameservers of programs that start later. It writes into the
+// mounted file, because a new file would not be mounted.
 func (l *lab) systemNameservers(servers ...netip.Addr) error {
 	path := filepath.Join(l.binaries, systemResolvConf)
 	if err := os.WriteFile(path, resolvConf(servers...), 0o644); err != nil { // as the system's

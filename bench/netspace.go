@@ -9,20 +9,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A netspace is a network namespace with a thread that stays in it.
+// A netspace is a network namespace with a thread of its own.
 type netspace struct {
 	work  chan func()
 	ended chan struct{}
 }
 
-// newNetspace makes one in which nothing is but the loopback interface. The caller
-// must close it, after the processes that were started there have ended.
+// newNetspace makes a netspace with only the loopback interface. The caller must close it,
+// after the processes in it have ended.
 func newNetspace() (*netspace, error) {
 	n := &netspace{work: make(chan func()), ended: make(chan struct{})}
 	entered := make(chan error)
 	go func() {
 		defer close(n.ended)
-		// Never unlocked: the thread ends with this goroutine, as nobody else may get it.
+		// Never unlocked, so the thread ends with this goroutine and no other goroutine
+		// runs on it.
 		runtime.LockOSThread()
 		entered <- enterNetspace()
 		for f := range n.work {
@@ -36,7 +37,7 @@ func newNetspace() (*netspace, error) {
 	return n, nil
 }
 
-// enterNetspace moves the calling thread.
+// enterNetspace moves the calling thread to a new namespace.
 func enterNetspace() error {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return fmt.Errorf("making a network namespace: %w", err)
@@ -47,22 +48,22 @@ func enterNetspace() error {
 	return inOwnNamespace()
 }
 
-// do calls f in the namespace. What f starts and the sockets that f opens are there,
-// but for those of goroutines that f starts.
+// do calls f in the namespace. Processes and sockets that f starts and opens are in the
+// namespace, except those of goroutines that f starts.
 func (n *netspace) do(f func() error) error {
 	done := make(chan error, 1)
 	n.work <- func() { done <- f() }
 	return <-done
 }
 
-// close leaves the namespace, which is its end.
+// close leaves the namespace, which removes it.
 func (n *netspace) close() {
 	close(n.work)
 	<-n.ended
 }
 
-// inOwnNamespace returns an error if the calling thread is in the network namespace
-// of whoever started us, the machine's: no rule may go there.
+// inOwnNamespace returns an error if the calling thread is in the network namespace of the
+// parent process, in which bench must not install rules.
 func inOwnNamespace() error {
 	own, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {

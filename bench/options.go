@@ -18,12 +18,12 @@ type options struct {
 	json, svg, md  string
 	push, pushOnly bool
 	pushHosts      int
-	// The experiments in namespaces; each runs instead of the comparison.
+	// The experiments in namespaces. Each replaces the comparison.
 	forward, faults, flood, replay, getaddrinfo, capture bool
-	// queries is how many are replayed.
+	// queries is the number of replayed queries.
 	queries int
-	// inside is the directory with the binaries, once in the namespaces of the
-	// experiments; else "".
+	// inside is the directory with the binaries in the namespaces of the experiments, empty
+	// outside of them.
 	inside string
 }
 
@@ -61,7 +61,7 @@ func parseOptions(argv []string, w io.Writer) (options, error) {
 	return o, o.check(flags.Args())
 }
 
-// check says what is wrong with the command line.
+// check returns an error if the command line is wrong.
 func (o options) check(rest []string) error {
 	if len(rest) > 0 {
 		return fmt.Errorf("unexpected %q", rest[0])
@@ -84,16 +84,16 @@ func (o options) check(rest []string) error {
 	return nil
 }
 
-// insideFlag is the flag that a bench gives to the bench it starts.
+// insideFlag is the flag of the bench process in the namespaces.
 const insideFlag = "inside"
 
-// experiments says whether there is something to do in namespaces.
+// experiments reports whether an experiment is selected.
 func (o options) experiments() bool {
 	return o.forward || o.faults || o.flood || o.replay || o.getaddrinfo || o.capture
 }
 
-// wants says whether the server is to be measured. The echo always is: the others
-// are compared with it.
+// wants reports whether a server is selected. The echo always is, because the others are
+// compared with it.
 func (o options) wants(peer string) bool {
 	return o.peers == nil || slices.Contains(o.peers, peer) || peer == echoName
 }

@@ -17,19 +17,18 @@ const (
 	echoName  = "echo"
 )
 
-// startLimit is how long a server may take to be ready: parsing a million lines
-// takes some of them that long.
+// startLimit is the limit of a server's start: some need that long to parse a million
+// lines.
 const startLimit = 2 * time.Minute
 
 // A peer is a kind of server that is measured.
 type peer struct {
 	name, title string
-	// echo says that it answers nothing; tcp that it is measured over TCP as well.
+	// echo marks the server without DNS; tcp marks servers that are measured over TCP, too.
 	echo, tcp bool
-	// fixed is the one address that it answers with, whatever the question.
+	// fixed is the address in every answer, if the server has only one.
 	fixed netip.Addr
-	// prepare builds or finds the binary, writes what it reads, and says how to
-	// start it there.
+	// prepare builds or finds the binary, writes its files, and returns how to start it.
 	prepare func(context.Context, *lab, netip.AddrPort) (launch, error)
 }
 
@@ -37,13 +36,13 @@ type peer struct {
 type launch struct {
 	argv    []string
 	version string
-	// status is where it has metrics; the zero value is nowhere.
+	// status is the address of its metrics, or the zero value.
 	status netip.AddrPort
-	// ready may be nil: an answer is enough.
+	// ready may be nil: then the server is ready once it answers.
 	ready func(context.Context) error
 }
 
-// peers are all servers there are, in the order of the tables.
+// peers are all servers, in the order of the tables.
 func peers() []peer {
 	fixed := netip.MustParseAddr("10.0.0.1")
 	return []peer{
@@ -58,7 +57,7 @@ func peers() []peer {
 	}
 }
 
-// peerNames are what -peers takes.
+// peerNames are the values of -peers.
 func peerNames() []string {
 	var names []string
 	for _, p := range peers() {
@@ -67,13 +66,13 @@ func peerNames() []string {
 	return names
 }
 
-// prepareEcho is the lower bound.
+// prepareEcho prepares the lower bound.
 func prepareEcho(ctx context.Context, l *lab, addr netip.AddrPort) (launch, error) {
 	binary, err := l.build(ctx, ".", "echo")
 	return launch{argv: []string{binary, addr.String()}}, err
 }
 
-// prepareFixed is what the DNS library costs.
+// prepareFixed prepares a server that shows the cost of the DNS library.
 func prepareFixed(ip netip.Addr) func(context.Context, *lab, netip.AddrPort) (launch, error) {
 	return func(ctx context.Context, l *lab, addr netip.AddrPort) (launch, error) {
 		binary, err := l.build(ctx, ".", "fixed")
@@ -82,7 +81,7 @@ func prepareFixed(ip netip.Addr) func(context.Context, *lab, netip.AddrPort) (la
 	}
 }
 
-// prepareAgent is what all this is about. It forwards to nobody.
+// prepareAgent prepares nametap's agent, without nameservers.
 func prepareAgent(ctx context.Context, l *lab, addr netip.AddrPort) (launch, error) {
 	xds, err := l.sharedControl(ctx)
 	if err != nil {
@@ -91,13 +90,13 @@ func prepareAgent(ctx context.Context, l *lab, addr netip.AddrPort) (launch, err
 	return l.agent(ctx, addr, xds, l.noUpstream()...)
 }
 
-// noUpstream are settings of an agent that is asked for own names only.
+// noUpstream are the settings of an agent without nameservers, for mesh names only.
 func (l *lab) noUpstream() []string {
 	return []string{"--resolv-conf", l.path("resolv.conf"), "--upstream", "127.0.0.1:9"}
 }
 
-// sharedControl is the address of the control plane that the agents of a lab share.
-// It sends them the lab's table.
+// sharedControl returns the address of the control plane that the agents of a lab share. It
+// sends the lab's table.
 func (l *lab) sharedControl(ctx context.Context) (netip.AddrPort, error) {
 	if l.control == nil {
 		control, err := l.startControl(ctx)
@@ -112,8 +111,7 @@ func (l *lab) sharedControl(ctx context.Context) (netip.AddrPort, error) {
 	return l.control.addr, nil
 }
 
-// agent says how to start an agent of the control plane at xds, with some settings
-// of its own.
+// agent returns how to start an agent with the control plane at xds and more settings.
 func (l *lab) agent(ctx context.Context, addr, xds netip.AddrPort, settings ...string) (launch, error) {
 	binary := l.agentBinary
 	if binary == "" {
@@ -138,7 +136,7 @@ func (l *lab) agent(ctx context.Context, addr, xds netip.AddrPort, settings ...s
 	}, nil
 }
 
-// isReady asks a probe.
+// isReady returns an error unless the readiness probe succeeds.
 func isReady(ctx context.Context, url string) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
@@ -157,7 +155,7 @@ func isReady(ctx context.Context, url string) error {
 	return nil
 }
 
-// prepareIstio is the DNS server of Istio's agent, in the module istio/.
+// prepareIstio prepares the DNS server of Istio's agent, in the module istio/.
 func prepareIstio(ctx context.Context, l *lab, addr netip.AddrPort) (launch, error) {
 	binary, err := l.build(ctx, "istio", ".")
 	return launch{
@@ -166,7 +164,7 @@ func prepareIstio(ctx context.Context, l *lab, addr netip.AddrPort) (launch, err
 	}, err
 }
 
-// prepareCoreDNS is the module coredns/.
+// prepareCoreDNS prepares CoreDNS, in the module coredns/.
 func prepareCoreDNS(ctx context.Context, l *lab, addr netip.AddrPort) (launch, error) {
 	binary, err := l.build(ctx, "coredns", ".")
 	if err != nil {
@@ -184,7 +182,7 @@ func prepareCoreDNS(ctx context.Context, l *lab, addr netip.AddrPort) (launch, e
 	}, err
 }
 
-// moduleVersion is the version of a module that a Go binary was built with, or "".
+// moduleVersion returns the version of a module in a Go binary, or an empty string.
 func moduleVersion(binary, module string) string {
 	info, err := buildinfo.ReadFile(binary)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"regexp"
 )
 
-// findTool looks for a program of a Debian package, also where only root looks.
+// findTool looks for a program of a Debian package, also in the directories of root's PATH.
 func findTool(name, pkg string) (string, error) {
 	for _, dir := range []string{"", "/usr/sbin", "/usr/local/sbin"} {
 		if path, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
@@ -23,14 +23,14 @@ func findTool(name, pkg string) (string, error) {
 	return "", fmt.Errorf("no program %q; on Debian: apt-get install %s", name, pkg)
 }
 
-// toolVersion is the first version number that a program prints, or "".
+// toolVersion returns the first version number that a program prints, or an empty string.
 func toolVersion(ctx context.Context, argv ...string) string {
-	// Some exit with 1 when asked for their version, and print it all the same.
+	// Some programs print their version and exit with 1.
 	text, _ := output(ctx, argv...)
 	return regexp.MustCompile(`\d+(\.\d+)+\S*\b`).FindString(text)
 }
 
-// hostsFile is the hosts in the form of /etc/hosts.
+// hostsFile writes the hosts in the format of /etc/hosts.
 func hostsFile(hosts []host) []byte {
 	var file []byte
 	for _, h := range hosts {
@@ -41,12 +41,12 @@ func hostsFile(hosts []host) []byte {
 	return file
 }
 
-// prepareDnsmasq has the hosts in a file.
+// prepareDnsmasq prepares dnsmasq with the hosts in a file.
 func prepareDnsmasq(ctx context.Context, l *lab, addr netip.AddrPort) (launch, error) {
 	return l.dnsmasq(ctx, addr, "--no-resolv", "--local=/"+clusterDomain+"/")
 }
 
-// dnsmasq has the hosts in a file, and more options.
+// dnsmasq returns how to start dnsmasq with the hosts in a file, and more options.
 func (l *lab) dnsmasq(ctx context.Context, addr netip.AddrPort, options ...string) (launch, error) {
 	binary, err := findTool("dnsmasq", "dnsmasq-base")
 	if err != nil {
@@ -68,7 +68,7 @@ func (l *lab) dnsmasq(ctx context.Context, addr netip.AddrPort, options ...strin
 	}, err
 }
 
-// prepareUnbound has the hosts as local data of one thread.
+// prepareUnbound prepares unbound with the hosts as local data, and one thread.
 func prepareUnbound(ctx context.Context, l *lab, addr netip.AddrPort) (launch, error) {
 	binary, err := findTool("unbound", "unbound")
 	if err != nil {
@@ -84,7 +84,7 @@ func prepareUnbound(ctx context.Context, l *lab, addr netip.AddrPort) (launch, e
 	}, err
 }
 
-// localData writes the hosts as unbound has them.
+// localData writes the hosts as unbound's local data.
 func (l *lab) localData(w io.Writer) {
 	for _, h := range l.services {
 		for _, ip := range h.ips {
@@ -93,8 +93,8 @@ func (l *lab) localData(w io.Writer) {
 	}
 }
 
-// unboundConfig writes a configuration for unbound with one thread and returns its
-// path. body is what goes on in the server clause, and further clauses.
+// unboundConfig writes a configuration for unbound with one thread and returns its path.
+// body continues the server clause, and may add further clauses.
 func (l *lab) unboundConfig(addr netip.AddrPort, body string) (string, error) {
 	return l.write(fmt.Sprintf("unbound-%s-%d.conf", addr.Addr(), addr.Port()), fmt.Appendf(nil, `server:
   interface: %s@%d
@@ -111,7 +111,7 @@ func (l *lab) unboundConfig(addr netip.AddrPort, body string) (string, error) {
 `, addr.Addr(), addr.Port(), l.dir, body))
 }
 
-// prepareNSD has the hosts as one zone.
+// prepareNSD prepares NSD with the hosts in one zone.
 func prepareNSD(ctx context.Context, l *lab, addr netip.AddrPort) (launch, error) {
 	var zone bytes.Buffer
 	fmt.Fprintf(&zone, "$ORIGIN %s.\n$TTL 30\n@ SOA ns hostmaster 1 3600 600 86400 30\n@ NS ns\nns A 127.0.0.1\n", clusterDomain)
@@ -123,7 +123,7 @@ func prepareNSD(ctx context.Context, l *lab, addr netip.AddrPort) (launch, error
 	return l.nsd(ctx, addr, clusterDomain, zone.Bytes())
 }
 
-// nsd says how to start NSD with one zone.
+// nsd returns how to start NSD with one zone.
 func (l *lab) nsd(ctx context.Context, addr netip.AddrPort, name string, zone []byte) (launch, error) {
 	binary, err := findTool("nsd", "nsd")
 	if err != nil {

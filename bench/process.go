@@ -12,16 +12,16 @@ import (
 	"time"
 )
 
-// A command says how to start a process.
+// A command describes how to start a process.
 type command struct {
-	// name is for messages and for the file with what it prints.
+	// name is used in messages and for the file with its output.
 	name string
 	argv []string
-	// core is the processor it is bound to; "" leaves it free.
+	// core is the processor that it is bound to; empty means all.
 	core string
-	// user is the uid and the gid that it runs as; 0 is ours.
+	// user is its uid and gid; 0 means those of bench.
 	user uint32
-	// stdin and stdout may be nil: nothing is read, and output goes to the log.
+	// stdin and stdout may be nil: input is then empty, and output goes to the log.
 	stdin  io.Reader
 	stdout io.Writer
 }
@@ -36,9 +36,9 @@ type process struct {
 	cancel context.CancelFunc
 }
 
-// startProcess starts c in dir, where its log stays too. It is a process group of
-// its own, so that ^C reaches it through us, and dies with us even if we are
-// killed. The caller must stop it.
+// startProcess starts c in dir, which also has its log. The process has its own process
+// group, so that bench handles ^C, and the kernel kills it when bench dies. The caller must
+// stop it.
 func startProcess(ctx context.Context, dir string, c command) (*process, error) {
 	argv := c.argv
 	if c.core != "" {
@@ -52,7 +52,8 @@ func startProcess(ctx context.Context, dir string, c command) (*process, error) 
 	ctx, cancel := context.WithCancel(ctx)
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Dir = dir
-	// No settings from outside: GODEBUG, GOGC or the agent's own would spoil figures.
+	// No environment variables: GODEBUG, GOGC or settings of the agent would change the
+	// figures.
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.stdin, c.stdout, log
 	if c.stdout == nil {
@@ -71,20 +72,20 @@ func startProcess(ctx context.Context, dir string, c command) (*process, error) 
 	p := &process{name: c.name, pid: cmd.Process.Pid, log: log.Name(), done: make(chan struct{}), cancel: cancel}
 	go func() {
 		defer close(p.done)
-		_ = cmd.Wait() // how it ended is in its log
+		_ = cmd.Wait() // its log shows how it ended
 	}()
 	return p, nil
 }
 
-// stop ends the process and its children, and returns when it is gone.
+// stop ends the process and its children, and returns when it has ended.
 func (p *process) stop() {
 	p.cancel()
 	<-p.done
-	// Children that outlived it are in the group that only it has led.
+	// Remaining children are in its process group.
 	_ = syscall.Kill(-p.pid, syscall.SIGKILL)
 }
 
-// alive says with the end of the log why the process is not running any more.
+// alive returns an error with the end of the log if the process has ended.
 func (p *process) alive() error {
 	select {
 	case <-p.done:
@@ -94,7 +95,7 @@ func (p *process) alive() error {
 	}
 }
 
-// tail is the end of the log.
+// tail returns the end of the log.
 func (p *process) tail() string {
 	const longest = 600
 	text, err := os.ReadFile(p.log)
@@ -107,7 +108,7 @@ func (p *process) tail() string {
 	return string(text)
 }
 
-// await calls ready until it succeeds or the time is up or p has ended.
+// await calls ready until it succeeds, the time is up or p has ended.
 func (p *process) await(ctx context.Context, limit time.Duration, ready func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

@@ -12,10 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// processorTime is what a process and its children have used since they started,
-// user and system. It is the sum that /proc/PID/stat shows as utime and stime, in
-// ticks of 10 ms, but read from the clock of the process, in nanoseconds: a run at
-// a low rate is a few ticks long.
+// processorTime returns the user and system time of a process and its children since their
+// start. It reads the clock of the process, in nanoseconds, instead of utime and stime in
+// /proc/PID/stat, because a run at a low rate lasts only a few of their ticks of 10 ms.
 func processorTime(pid int) (time.Duration, error) {
 	pids, err := family(pid)
 	if err != nil {
@@ -32,7 +31,7 @@ func processorTime(pid int) (time.Duration, error) {
 	return sum, nil
 }
 
-// clockOf is the clock of a process without its children: CPUCLOCK_SCHED of another
+// clockOf returns the clock of a process without its children: CPUCLOCK_SCHED of another
 // process, as clock_getcpuclockid(3) makes it.
 func clockOf(pid int) int32 { return int32(^pid<<3 | 2) } // a pid has 22 bits
 
@@ -45,8 +44,8 @@ func processorClock(clock int32) (time.Duration, error) {
 	return time.Duration(t.Nano()), nil
 }
 
-// memory is what a process and its children hold in memory, in bytes: pages that
-// several share are counted once, by their shares.
+// memory returns the resident memory of a process and its children in bytes. A page that
+// several processes share is divided among them.
 func memory(pid int) (int, error) {
 	pids, err := family(pid)
 	if err != nil {
@@ -58,7 +57,7 @@ func memory(pid int) (int, error) {
 		if err != nil {
 			return 0, fmt.Errorf("reading the memory of process %d: %w", pid, err)
 		}
-		// Alone, all it has is its own, even what it shares with strangers.
+		// For a single process, shared pages count fully.
 		field := "Rss"
 		if len(pids) > 1 {
 			field = "Pss"
@@ -72,7 +71,7 @@ func memory(pid int) (int, error) {
 	return sum, nil
 }
 
-// peakMemory is the most that a process alone has held in memory so far, in bytes.
+// peakMemory returns the peak resident memory of a process without its children, in bytes.
 func peakMemory(pid int) (int, error) {
 	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
 	if err != nil {
@@ -81,7 +80,7 @@ func peakMemory(pid int) (int, error) {
 	return parseSize(string(text), "VmHWM")
 }
 
-// family is pid and all processes below it.
+// family returns pid and all its descendants.
 func family(pid int) ([]int, error) {
 	files, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
@@ -109,8 +108,8 @@ func family(pid int) ([]int, error) {
 	return all, nil
 }
 
-// parseStat reads the process and its parent from /proc/PID/stat. The name of the
-// command stands in parentheses before them and may hold anything.
+// parseStat reads the numbers of the process and its parent from /proc/PID/stat. The
+// command's name before them is in parentheses and may have any characters.
 func parseStat(text string) (pid, parent int, err error) {
 	first, rest, ok := strings.Cut(text, " (")
 	end := strings.LastIndex(rest, ") ")

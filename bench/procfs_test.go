@@ -43,7 +43,7 @@ func TestParseSmaps(t *testing.T) {
 	}
 }
 
-// A shell and its child count together, and both are gone after stop.
+// A shell and its child count together, and both have ended after stop.
 func TestProcess(t *testing.T) {
 	p, err := startProcess(t.Context(), t.TempDir(), command{
 		name: "sh", argv: []string{"sh", "-c", "echo started; sleep 60 & wait"},
@@ -81,7 +81,7 @@ func TestProcess(t *testing.T) {
 	}
 }
 
-// awaitGone waits until a killed process has left, or is nobody's to wait for.
+// awaitGone waits until a killed process has ended or is a zombie.
 func awaitGone(t *testing.T, pid int) {
 	t.Helper()
 	for range 100 {

@@ -24,16 +24,16 @@ const (
 )
 
 const (
-	// repeats is how many pushes, each with a change, are sent for one figure: an even
-	// number, so that the table is the first one again.
+	// repeats is the number of pushes with a change for one figure. It is even, so the last
+	// table equals the first one.
 	repeats = 10
-	// settle is how long a client may work on after it has acknowledged a push.
+	// settle is the time for a client to finish its work after an ACK.
 	settle = 500 * time.Millisecond
-	// pushInterval is the time between pushes while latencies are taken.
+	// pushInterval is the time between pushes while latencies are measured.
 	pushInterval = time.Second
 )
 
-// pushResults are what pushes cost.
+// pushResults are the costs of pushes.
 type pushResults struct {
 	Hosts int `json:"hosts"`
 	// Bytes is the length of one table on the wire.
@@ -49,12 +49,12 @@ type pushBench struct {
 	results  *pushResults
 	notes    *results
 	progress io.Writer
-	// base, one and all are files with tables: the lab's, that with another address
-	// for one host, and that with other addresses for all.
+	// base, one and all are files with tables: the lab's, one with another address for one
+	// host, and one with other addresses for all hosts.
 	base, one, all string
 }
 
-// measurePushes measures pushes in a lab of their own.
+// measurePushes measures pushes in a new lab.
 func measurePushes(ctx context.Context, o options, r *results) (err error) {
 	l, err := newLab(o.pushHosts, o)
 	if err != nil {
@@ -89,13 +89,13 @@ func (b *pushBench) writeTables() error {
 	return err
 }
 
-// A client of pushes, fresh and with a control plane of its own.
+// A client of pushes, with its own control plane.
 type client struct {
 	instance
 
 	control *control
 	round   int
-	// suffix is that of the names of its figures.
+	// suffix is the suffix of the names of its figures.
 	suffix string
 }
 
@@ -128,20 +128,19 @@ func (b *pushBench) round(ctx context.Context, round int) error {
 	return nil
 }
 
-// sink is the command line of a client that only receives.
+// sink returns the command line of a client that only receives.
 func (b *pushBench) sink(ctx context.Context, c client) ([]string, error) {
 	binary, err := b.lab.build(ctx, ".", "sink")
 	return []string{binary, c.control.addr.String()}, err
 }
 
-// agentOf is the command line of an agent.
+// agentOf returns the command line of an agent.
 func (b *pushBench) agentOf(ctx context.Context, c client) ([]string, error) {
 	how, err := b.lab.agent(ctx, c.addr, c.control.addr, b.lab.noUpstream()...)
 	return how.argv, err
 }
 
-// with starts a control plane and its client c, as argv says, and ends both after
-// use.
+// with starts a control plane and its client c with argv, calls use, and ends both.
 func (b *pushBench) with(ctx context.Context, c client,
 	argv func(context.Context, client) ([]string, error), use func(context.Context, client) error,
 ) error {
@@ -164,8 +163,8 @@ func (b *pushBench) with(ctx context.Context, c client,
 	return use(ctx, c)
 }
 
-// costs takes the processor time of the first push, of pushes that change one
-// host, and of pushes that change all.
+// costs measures the processor time of the first push, of pushes that change one host, and
+// of pushes that change all hosts.
 func (b *pushBench) costs(ctx context.Context, c client) error {
 	for _, pushes := range []struct {
 		figure string
@@ -198,7 +197,7 @@ func (b *pushBench) costs(ctx context.Context, c client) error {
 	return nil
 }
 
-// latencies takes the slowest answers without pushes and with one a second.
+// latencies measures the slowest answers without pushes and with one push per second.
 func (b *pushBench) latencies(ctx context.Context, c client) error {
 	l := load{
 		addr: c.addr, queries: b.lab.path(directMix + ".queries"),
@@ -213,7 +212,7 @@ func (b *pushBench) latencies(ctx context.Context, c client) error {
 		{oneP99, []string{b.one, b.base}},
 		{allP99, []string{b.all, b.base}},
 	}
-	// Another one is first in each round.
+	// Each round starts with another one.
 	for k := range runs {
 		r := runs[(k+c.round)%len(runs)]
 		t, err := b.underPushes(ctx, c.control, l, r.files)
@@ -242,8 +241,8 @@ func (b *pushBench) underPushes(ctx context.Context, c *control, l load, files [
 	return t, errors.Join(err, <-ended)
 }
 
-// pushRegularly pushes the tables in files in turn until ctx ends. It always sees
-// the last push through.
+// pushRegularly pushes the tables in files in turn until ctx ends. It completes the last
+// push.
 func pushRegularly(ctx context.Context, c *control, files []string) error {
 	if len(files) == 0 {
 		return nil

@@ -15,15 +15,16 @@ import (
 )
 
 const (
-	// replayRate is in queries a second: slow enough for TTLs to run out meanwhile.
+	// replayRate is in queries per second, slow enough for TTLs to expire during the run.
 	replayRate = 2500
-	// replayEDNS is the UDP size that clients offer.
+	// replayEDNS is the UDP size in the clients' OPT records.
 	replayEDNS = 1232
-	// shownDifferences is how many the report shows.
+	// shownDifferences is the number of differences in the report.
 	shownDifferences = 10
 )
 
-// replays asks the agent and its nameserver the same questions and compares.
+// replays sends the same questions to the agent and to its nameserver, and compares the
+// replies.
 func (e *experiments) replays(ctx context.Context) error {
 	z := makeZone()
 	if err := e.startResolver(ctx, z); err != nil {
@@ -71,7 +72,7 @@ func (e *experiments) replays(ctx context.Context) error {
 	return agent.alive()
 }
 
-// startResolver starts unbound as the nameserver, and NSD with the zone behind it.
+// startResolver starts unbound as the nameserver, which forwards to an NSD with the zone.
 func (e *experiments) startResolver(ctx context.Context, z *zone) error {
 	behind := port53(address(127, 4))
 	how, err := e.lab.nsd(ctx, behind, strings.TrimSuffix(replayDomain, "."), []byte(z.text.String()))
@@ -91,8 +92,8 @@ func (e *experiments) startResolver(ctx context.Context, z *zone) error {
 	if err != nil {
 		return err
 	}
-	// Without DNSSEC, which the zone has not. What an answer holds must not depend on
-	// what else is in the cache.
+	// Without DNSSEC, because the zone is not signed. Answers must not depend on other
+	// entries of the cache.
 	path, err := e.lab.unboundConfig(port53(firstServer()), fmt.Sprintf(`  module-config: "iterator"
   do-not-query-localhost: no
   local-zone: "example." nodefault
@@ -113,13 +114,13 @@ stub-zone:
 	})
 }
 
-// A replay is what came of all questions.
+// A replay is the result of all questions.
 type replay struct {
 	asked, unanswered, newer int
 	differences              []string
 }
 
-// replayAll asks every question of the agent at addr, and then of its nameserver.
+// replayAll sends every question to the agent at addr, and then to its nameserver.
 func replayAll(ctx context.Context, addr netip.AddrPort, questions []dns.Question) *replay {
 	r := &replay{asked: len(questions)}
 	var mu sync.Mutex
@@ -150,7 +151,7 @@ var (
 	errNewer      = errors.New("TTL above that of the nameserver")
 )
 
-// add counts what comparing said.
+// add counts the result of a comparison.
 func (r *replay) add(q dns.Question, err error) {
 	switch {
 	case err == nil:
@@ -163,8 +164,8 @@ func (r *replay) add(q dns.Question, err error) {
 	r.differences = append(r.differences, fmt.Sprintf("%s %s: %v", q.Name, dns.TypeToString[q.Qtype], err))
 }
 
-// compareReplies asks the agent, then its nameserver: in this order, a TTL of the
-// agent's is never above the nameserver's, if it counts down as it should.
+// compareReplies queries the agent, then its nameserver. In this order, a TTL of the
+// nameserver is never below the agent's if the agent counts TTLs down.
 func compareReplies(ctx context.Context, addr netip.AddrPort, q dns.Question) error {
 	query := func() *dns.Msg {
 		m := new(dns.Msg).SetQuestion(q.Name, q.Qtype)
@@ -181,8 +182,8 @@ func compareReplies(ctx context.Context, addr netip.AddrPort, q dns.Question) er
 	return difference(ours.reply, theirs.reply)
 }
 
-// difference compares two replies, apart from ID, order and compression. TTLs may
-// be lower in ours; one second is rounding.
+// difference compares two replies, except for ID, order and compression. TTLs may be lower
+// in ours, which is the agent's reply; one second is rounding.
 func difference(ours, theirs *dns.Msg) error {
 	a, b := ours.MsgHdr, theirs.MsgHdr
 	a.Id, b.Id = 0, 0
@@ -207,8 +208,7 @@ func difference(ours, theirs *dns.Msg) error {
 	return nil
 }
 
-// recordDifference compares the records of a section but for OPT, which is between
-// two hops.
+// recordDifference compares the records of a section, except OPT, which is hop by hop.
 func recordDifference(ours, theirs []dns.RR) error {
 	a, b := ttls(ours), ttls(theirs)
 	for record := range b {
@@ -231,7 +231,7 @@ func recordDifference(ours, theirs []dns.RR) error {
 	return nil
 }
 
-// ttls are those of records by their presentation form without it.
+// ttls returns the TTLs of records by their presentation format without the TTL.
 func ttls(records []dns.RR) map[string]uint32 {
 	all := map[string]uint32{}
 	for _, rr := range records {
@@ -245,7 +245,7 @@ func ttls(records []dns.RR) map[string]uint32 {
 	return all
 }
 
-// count counts records but for OPT.
+// count counts the records, except OPT.
 func count(records []dns.RR) int {
 	n := 0
 	for _, rr := range records {
@@ -256,7 +256,7 @@ func count(records []dns.RR) int {
 	return n
 }
 
-// table is the result, with the share of queries that were not forwarded.
+// table returns the result, with the share of queries that were not forwarded.
 func (r *replay) table(hits float64) table {
 	return table{
 		title:  thousands(r.asked) + " queries to the agent, each repeated to its nameserver",

@@ -79,7 +79,7 @@ func TestCell(t *testing.T) {
 	}
 }
 
-// exampleResults has an echo and an agent, and nothing of Istio.
+// exampleResults has an echo and an agent, and no figures of Istio.
 func exampleResults() *results {
 	r := newResults(options{hosts: 10_000, rounds: 2, seconds: 1})
 	r.Machine.Processor = `A <"fast"> & small one`

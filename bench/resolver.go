@@ -11,15 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A manner is how a client uses sockets.
+// A manner is a client's use of sockets.
 type manner struct {
 	what string
-	// tcp connects for each query. Over UDP, fresh takes a new socket for each.
+	// tcp opens a connection for each query. Over UDP, fresh opens a new socket for each
+	// query.
 	tcp, fresh bool
 }
 
-// manners are those of the C library's resolver, of a resolver that keeps its socket,
-// and of a program that asks again after a truncated answer.
+// manners are those of the C library's resolver, of a resolver that keeps its socket, and
+// of a program that retries over TCP after a truncated answer.
 func manners() []manner {
 	return []manner{
 		{what: "UDP, a new socket for each query", fresh: true},
@@ -28,20 +29,20 @@ func manners() []manner {
 	}
 }
 
-// A resolver asks one query after the other, as a program does that waits for each
-// answer: with blocking sockets, since Go's own would cost more than what is to be
-// seen. It belongs to one thread.
+// A resolver sends one query after the other and waits for each answer. It uses blocking
+// sockets, because the cost of Go's sockets would hide the differences. It belongs to one
+// thread.
 type resolver struct {
 	server  unix.SockaddrInet4
-	queries [][]byte // as TCP has them: the length, then the message
+	queries [][]byte // in the format of TCP: the length, then the message
 	asked   int
-	// socket is for all queries that have no new one; -1 is none yet.
+	// socket is the socket of queries that do not open a new one, or -1.
 	socket int
 	buf    [2 + dns.MaxMsgSize]byte
 }
 
-// newResolver returns one of the nameserver at addr, which asks for the hosts in
-// turn. The caller closes it.
+// newResolver returns a resolver that queries the nameserver at addr for the hosts in turn.
+// The caller must close it.
 func newResolver(addr netip.AddrPort, m mix, hosts []host) (*resolver, error) {
 	r := &resolver{server: unix.SockaddrInet4{Port: int(addr.Port()), Addr: addr.Addr().As4()}, socket: -1}
 	for _, h := range hosts {
@@ -56,19 +57,19 @@ func newResolver(addr netip.AddrPort, m mix, hosts []host) (*resolver, error) {
 	return r, nil
 }
 
-// close closes what is open.
+// close closes the socket.
 func (r *resolver) close() {
 	if r.socket >= 0 {
-		_ = unix.Close(r.socket) // nothing is under way
+		_ = unix.Close(r.socket) // no query is in flight
 		r.socket = -1
 	}
 }
 
-// ask sends the next query, waits for the answer and says how long both took, the
-// opening of a new socket included.
+// ask sends the next query, waits for the answer and returns the time of both, including
+// the opening of a new socket.
 func (r *resolver) ask(m manner) (time.Duration, error) {
 	query := r.queries[r.asked%len(r.queries)]
-	binary.BigEndian.PutUint16(query[2:], uint16(r.asked)) // an ID may come again
+	binary.BigEndian.PutUint16(query[2:], uint16(r.asked)) // IDs may repeat
 	r.asked++
 	began := time.Now()
 	if r.socket < 0 {
@@ -90,7 +91,7 @@ func (r *resolver) ask(m manner) (time.Duration, error) {
 	return took, nil
 }
 
-// open makes the socket and connects it.
+// open opens the socket and connects it.
 func (r *resolver) open(m manner) error {
 	kind := unix.SOCK_DGRAM
 	if m.tcp {
@@ -108,7 +109,7 @@ func (r *resolver) open(m manner) error {
 	return unix.Connect(socket, &r.server)
 }
 
-// exchange sends a query and returns the message that comes back.
+// exchange sends a query and returns the reply.
 func (r *resolver) exchange(query []byte, tcp bool) ([]byte, error) {
 	if !tcp {
 		if _, err := unix.Write(r.socket, query[2:]); err != nil {
@@ -135,7 +136,7 @@ func (r *resolver) exchange(query []byte, tcp bool) ([]byte, error) {
 	}
 }
 
-// read reads behind what is in the buffer.
+// read appends to the buffer.
 func (r *resolver) read(have int) (int, error) {
 	for {
 		n, err := unix.Read(r.socket, r.buf[have:])
@@ -153,8 +154,8 @@ func (r *resolver) read(have int) (int, error) {
 	}
 }
 
-// looksRight wants an answer to the query, with records. That they are the right ones
-// is checked elsewhere, where it costs nothing.
+// looksRight checks that the reply answers the query and has records. The records
+// themselves are checked before the measurement.
 func looksRight(query, reply []byte) error {
 	const header = 12
 	switch {

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// results is everything that was measured.
+// results are all results of a run.
 type results struct {
 	Machine machine `json:"machine"`
 	Hosts   int     `json:"hosts"`
@@ -17,7 +17,7 @@ type results struct {
 	// Servers are in the order of the tables.
 	Servers []*serverResults `json:"servers"`
 	Push    *pushResults     `json:"push,omitempty"`
-	// Tables are what experiments have found.
+	// Tables are the results of experiments.
 	Tables []table `json:"tables,omitempty"`
 	// LeftOut has the reason for each server that could not be measured.
 	LeftOut map[string]string `json:"left_out"`
@@ -34,7 +34,7 @@ type serverResults struct {
 	OverEcho figures `json:"over_echo,omitempty"`
 }
 
-// machine says where the figures come from.
+// machine describes the machine of the figures.
 type machine struct {
 	Processor string `json:"processor"`
 	Cores     int    `json:"cores"`
@@ -42,7 +42,7 @@ type machine struct {
 	Go        string `json:"go"`
 }
 
-// newResults is empty but for the circumstances.
+// newResults returns results with only the circumstances.
 func newResults(o options) *results {
 	return &results{
 		Machine: thisMachine(), Hosts: o.hosts, Rounds: o.rounds, Seconds: o.seconds,
@@ -50,7 +50,8 @@ func newResults(o options) *results {
 	}
 }
 
-// thisMachine reads what the kernel says; what it does not say stays empty.
+// thisMachine reads the description of the machine from the kernel. Fields that the kernel
+// does not report stay empty.
 func thisMachine() machine {
 	m := machine{Cores: runtime.NumCPU(), Go: runtime.Version()}
 	if text, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
@@ -76,7 +77,7 @@ func (r *results) add(s *server) {
 	})
 }
 
-// server is the results of a server, or nil.
+// server returns the results of a server, or nil.
 func (r *results) server(name string) *serverResults {
 	for _, s := range r.Servers {
 		if s.Name == name {
@@ -86,7 +87,7 @@ func (r *results) server(name string) *serverResults {
 	return nil
 }
 
-// of is the figures of a server; none, if it was not measured.
+// of returns the figures of a server, or none if it was not measured.
 func (r *results) of(name string) figures {
 	if s := r.server(name); s != nil {
 		return s.Figures
@@ -94,7 +95,7 @@ func (r *results) of(name string) figures {
 	return nil
 }
 
-// note keeps what a reader of the figures should know.
+// note adds a note to the report.
 func (r *results) note(format string, args ...any) {
 	r.Notes = append(r.Notes, fmt.Sprintf(format, args...))
 }
@@ -118,7 +119,7 @@ func (r *results) write(path string) error {
 	if err != nil {
 		return fmt.Errorf("writing figures: %w", err)
 	}
-	if err := os.WriteFile(path, append(text, '\n'), 0o644); err != nil { // for everyone to read
+	if err := os.WriteFile(path, append(text, '\n'), 0o644); err != nil { // readable for every user
 		return fmt.Errorf("writing figures: %w", err)
 	}
 	return nil

@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// Rates of the runs that are not saturated, in queries a second.
+// Rates of the runs that are not saturated, in queries per second.
 const (
 	pacedRate   = 5000
 	latencyRate = 2000
 )
 
-// attempts is how often a run is tried that does not count.
+// attempts is the number of attempts of a run that does not count.
 const attempts = 3
 
 // Names of figures; the processor time of a mix is mixFigure.
@@ -31,19 +31,19 @@ const (
 // mixFigure names the processor time of a mix.
 func mixFigure(m mix) string { return "mix_" + m.name + "_us_per_query" }
 
-// A bench measures servers and collects what it finds.
+// A bench measures servers and collects the results.
 type bench struct {
 	options
 
 	lab     *lab
 	servers []*server
 	results *results
-	// progress is where a line goes for each round.
+	// progress gets a line for each round.
 	progress io.Writer
 }
 
-// startServers starts what is wanted. What cannot be started is left out, and said
-// so now and in the results; only without the agent there is nothing to measure.
+// startServers starts the selected servers. It leaves out a server that does not start,
+// with a note in progress and results, except for the agent, whose failure is an error.
 func (b *bench) startServers(ctx context.Context) error {
 	for _, p := range peers() {
 		if !b.wants(p.name) {
@@ -67,8 +67,7 @@ func (b *bench) startServers(ctx context.Context) error {
 	return nil
 }
 
-// runRounds measures every server once a round. The one that begins changes from
-// round to round.
+// runRounds measures every server once a round. Each round starts with another server.
 func (b *bench) runRounds(ctx context.Context) error {
 	for round := range b.rounds {
 		fmt.Fprintf(b.progress, "round %d of %d\n", round+1, b.rounds)
@@ -134,8 +133,8 @@ func (b *bench) measure(ctx context.Context, s *server, round int) error {
 	return nil
 }
 
-// measureMixes makes a saturated run of every mix, all in one go so that they
-// compare.
+// measureMixes makes a saturated run of every mix, one after the other so that they are
+// comparable.
 func (b *bench) measureMixes(ctx context.Context, s *server, round int) error {
 	for _, m := range mixes() {
 		l := load{addr: s.pinned.addr, queries: b.lab.path(m.name + ".queries"), seconds: b.seconds, core: clientCore}
@@ -147,7 +146,7 @@ func (b *bench) measureMixes(ctx context.Context, s *server, round int) error {
 	return nil
 }
 
-// A run is what came of a load.
+// A run is the result of a load.
 type run struct {
 	tally
 
@@ -155,14 +154,14 @@ type run struct {
 	processor time.Duration
 }
 
-// micros is the processor time of a query, in µs.
+// micros returns the processor time of a query, in µs.
 func (r run) micros() float64 { return microseconds(r.processor) / float64(r.completed) }
 
-// microseconds is d as a number of µs.
+// microseconds returns d as a number of µs.
 func microseconds(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 
-// run puts l on the server i until the run counts, and hands it to use. If none of
-// a few attempts counts, the results get a note instead of figures.
+// run runs l against the server i until the run counts, and passes it to use. If no attempt
+// counts, the results get a note instead of figures.
 func (b *bench) run(ctx context.Context, i instance, l load, use func(run)) error {
 	var err error
 	for range attempts {
@@ -183,7 +182,7 @@ func (b *bench) run(ctx context.Context, i instance, l load, use func(run)) erro
 	return nil
 }
 
-// under runs l and takes the server's processor time before and after.
+// under runs l and measures the server's processor time.
 func (i instance) under(ctx context.Context, l load) (run, error) {
 	before, err := processorTime(i.pid)
 	if err != nil {

@@ -6,13 +6,13 @@ import (
 	"net/netip"
 )
 
-// A server is a peer that runs: twice, since a Go program sizes itself by the
-// processors that it finds when it starts.
+// A server is a running peer. It runs twice, because a Go program adapts to the number of
+// processors at its start.
 type server struct {
 	peer
 
 	version string
-	// pinned is bound to serverCore, free to none.
+	// pinned is bound to serverCore, free is not bound.
 	pinned, free instance
 }
 
@@ -21,12 +21,12 @@ type instance struct {
 	*process
 
 	addr netip.AddrPort
-	// status is where it has metrics; the zero value is nowhere.
+	// status is the address of its metrics, or the zero value.
 	status netip.AddrPort
 }
 
-// startServer starts p and looks at its answers: figures of a server that answers
-// something else would mean nothing.
+// startServer starts p and checks its answers, because the figures of a server with wrong
+// answers would be meaningless.
 func (l *lab) startServer(ctx context.Context, p peer) (*server, error) {
 	s := &server{peer: p}
 	var err error
@@ -70,7 +70,7 @@ func (l *lab) startInstance(ctx context.Context, s *server, core string) (instan
 	return instance{process: p, addr: addr}, l.checkInstance(ctx, s, addr)
 }
 
-// checkInstance samples the answers that will be measured.
+// checkInstance checks samples of the measured answers.
 func (l *lab) checkInstance(ctx context.Context, s *server, addr netip.AddrPort) error {
 	for _, network := range []string{"udp", "tcp"} {
 		asks := checker{network: network, addr: addr, fixed: s.fixed}

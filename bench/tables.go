@@ -18,7 +18,7 @@ type table struct {
 	rows   [][]string
 }
 
-// MarshalJSON writes the cells as they are shown.
+// MarshalJSON writes the cells as text.
 func (t table) MarshalJSON() ([]byte, error) {
 	return json.Marshal(map[string]any{"title": t.title, "header": t.header, "rows": t.rows})
 }
@@ -49,7 +49,7 @@ func (t table) text() string {
 	return b.String() + "\n"
 }
 
-// markdown is the table for a document.
+// markdown returns the table as Markdown.
 func (t table) markdown() string {
 	row := func(cells []string) string {
 		escaped := make([]string, len(cells))
@@ -67,7 +67,7 @@ func (t table) markdown() string {
 	return b.String() + "\n"
 }
 
-// cell writes a number with the digits that mean something, and a dash for none.
+// cell formats a number with its significant digits, and NaN as a dash.
 func cell(v float64) string {
 	switch {
 	case math.IsNaN(v):
@@ -91,7 +91,7 @@ func thousands(n int) string {
 	return fmt.Sprintf("%s,%03d", thousands(n/1000), n%1000)
 }
 
-// tables are the results for a reader.
+// tables returns the results as tables.
 func (r *results) tables() []table {
 	all := slices.Clone(r.Tables)
 	if len(r.Servers) > 0 {
@@ -128,7 +128,7 @@ func (r *results) serverTable() table {
 	return t
 }
 
-// shortVersion leaves the commit of an untagged version out.
+// shortVersion removes the commit from an untagged version.
 func shortVersion(version string) string {
 	if base, _, ok := strings.Cut(strings.TrimPrefix(version, "v0.0.0-"), "-"); ok {
 		return base
@@ -148,7 +148,7 @@ func (r *results) mixTable() table {
 	return t
 }
 
-// table is what pushes cost.
+// table returns the costs of pushes.
 func (p *pushResults) table() table {
 	t := table{
 		title:  fmt.Sprintf("A push of %s hosts, %.1f MB", thousands(p.Hosts), float64(p.Bytes)/1e6),
@@ -170,7 +170,7 @@ func (p *pushResults) table() table {
 	return t
 }
 
-// text is the whole report for a terminal.
+// text returns the whole report for a terminal.
 func (r *results) text() string {
 	var b strings.Builder
 	b.WriteString("\n" + r.circumstances() + "\n\n")
@@ -181,7 +181,7 @@ func (r *results) text() string {
 	return b.String()
 }
 
-// markdown is the whole report for a document.
+// markdown returns the whole report as Markdown.
 func (r *results) markdown() string {
 	var b strings.Builder
 	b.WriteString(r.circumstances() + "\n\n")
@@ -192,13 +192,13 @@ func (r *results) markdown() string {
 	return b.String()
 }
 
-// circumstances say where the figures come from.
+// circumstances describes the machine and the versions of the figures.
 func (r *results) circumstances() string {
 	m := r.Machine
 	return fmt.Sprintf("%d × %s, Linux %s, %s", m.Cores, m.Processor, m.Kernel, m.Go)
 }
 
-// remarks are what is missing, one line each.
+// remarks returns the left-out servers and the notes, one line each.
 func (r *results) remarks(bullet string) string {
 	var b strings.Builder
 	for _, p := range peers() {

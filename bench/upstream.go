@@ -12,9 +12,9 @@ import (
 	"github.com/miekg/dns"
 )
 
-// A conduct says how an upstream treats those who ask.
+// A conduct is the behaviour of an upstream.
 type conduct struct {
-	// silent takes queries and does not answer.
+	// silent reads queries and does not answer.
 	silent bool
 	// loss is the probability that a reply is lost, over UDP.
 	loss float64
@@ -30,13 +30,13 @@ type upstream struct {
 	running sync.WaitGroup
 }
 
-// startUpstream starts one that answers. The caller closes it.
+// startUpstream starts an upstream that answers. The caller must close it.
 func startUpstream(addr netip.AddrPort) (*upstream, error) {
 	packets, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(addr))
 	if err != nil {
 		return nil, fmt.Errorf("starting a nameserver: %w", err)
 	}
-	_ = packets.SetReadBuffer(4 << 20) // a burst waits, if the system allows
+	_ = packets.SetReadBuffer(4 << 20) // for bursts, if the system allows it
 	streams, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(addr))
 	if err != nil {
 		_ = packets.Close() // nothing was sent
@@ -60,11 +60,10 @@ func (u *upstream) close() {
 	u.running.Wait()
 }
 
-// behave changes how it treats those who ask from now on.
+// behave changes the behaviour for later queries.
 func (u *upstream) behave(c conduct) { u.conduct.Store(&c) }
 
-// servePackets answers over UDP, one query after the other: they are answered at
-// once or not at all.
+// servePackets answers over UDP, one query after the other, at once or not at all.
 func (u *upstream) servePackets() {
 	buf := make([]byte, dns.MaxMsgSize)
 	for {
@@ -85,7 +84,7 @@ func (u *upstream) servePackets() {
 		if err != nil {
 			continue
 		}
-		_, _ = u.packets.WriteToUDPAddrPort(wire, from) // who has gone is not missed
+		_, _ = u.packets.WriteToUDPAddrPort(wire, from) // the client may have ended
 	}
 }
 
@@ -93,12 +92,12 @@ func (u *upstream) servePackets() {
 func (u *upstream) serveDNS(w dns.ResponseWriter, query *dns.Msg) {
 	u.asked.Add(1)
 	if !u.conduct.Load().silent {
-		_ = w.WriteMsg(respond(query)) // who has gone is not missed
+		_ = w.WriteMsg(respond(query)) // the client may have ended
 	}
 }
 
-// respond is the answer to a query. It has the TTLs of a name that is in use, and
-// an OPT record if the query has.
+// respond returns the answer to a query, with the TTLs of a name in use, and with an OPT
+// record if the query has one.
 func respond(query *dns.Msg) *dns.Msg {
 	reply := new(dns.Msg).SetReply(query)
 	reply.RecursionAvailable = true
@@ -131,12 +130,12 @@ func respond(query *dns.Msg) *dns.Msg {
 	return reply
 }
 
-// header is that of a record for the question's name and type.
+// header returns the header of a record for the question's name and type.
 func header(q dns.Question, ttl uint32) dns.RR_Header {
 	return dns.RR_Header{Name: q.Name, Rrtype: q.Qtype, Class: dns.ClassINET, Ttl: ttl}
 }
 
-// zoneOf is the zone that a name is in: the cluster's, an external one, the root.
+// zoneOf returns the zone of a name: the cluster's, an external one or the root.
 func zoneOf(name string) string {
 	for _, zone := range []string{clusterDomain + ".", externalDomain, wildcardDomain} {
 		if dns.IsSubDomain(zone, name) {
@@ -146,7 +145,7 @@ func zoneOf(name string) string {
 	return "."
 }
 
-// twoNameservers starts the two that servers forward to, until stop is called.
+// twoNameservers starts two nameservers for forwarders, until stop is called.
 func (e *experiments) twoNameservers() (first, second *upstream, stop func(), err error) {
 	first, err = startUpstream(port53(firstServer()))
 	if err != nil {

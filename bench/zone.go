@@ -13,7 +13,7 @@ import (
 // replayDomain is the zone whose names are replayed.
 const replayDomain = "replay.example."
 
-// replayNames is how many names the zone has.
+// replayNames is the number of names in the zone.
 const replayNames = 20_000
 
 // TTLs of the zone, in seconds: short ones as often as long ones, on a logarithmic
@@ -28,11 +28,11 @@ const (
 type zone struct {
 	random *rand.Rand
 	text   strings.Builder
-	// questions are what can be asked of each name, the usual one first.
+	// questions are the questions for each name, the usual one first.
 	questions [][]dns.Question
 }
 
-// makeZone makes the one that is replayed. It is the same each time.
+// makeZone makes the zone of the replay. It is the same each time.
 func makeZone() *zone {
 	z := &zone{random: rand.New(rand.NewPCG(3, 5))}
 	fmt.Fprintf(&z.text, "$ORIGIN %s\n@ 300 SOA ns hostmaster 1 3600 600 86400 30\n@ 300 NS ns\nns 300 A 127.0.0.4\n", replayDomain)
@@ -53,16 +53,16 @@ func makeZone() *zone {
 	return z
 }
 
-// hostOf is the name that every i has, whatever else it has.
+// hostOf returns the host name of i, which every i has.
 func hostOf(i int) string { return fmt.Sprintf("h%05d", i) }
 
-// record adds a record; what stands in data without a trailing dot is in the zone.
+// record adds a record. Names in data without a trailing dot are in the zone.
 func (z *zone) record(name, format string, args ...any) {
 	ttl := int(shortestTTL * math.Pow(longestTTL/shortestTTL, z.random.Float64()))
 	fmt.Fprintf(&z.text, "%s %d %s\n", name, ttl, fmt.Sprintf(format, args...))
 }
 
-// set is record for n records of a set, which share their TTL.
+// set adds n records of a set with the same TTL.
 func (z *zone) set(name string, n int, data func(k int) string) {
 	ttl := int(shortestTTL * math.Pow(longestTTL/shortestTTL, z.random.Float64()))
 	for k := range n {
@@ -70,7 +70,7 @@ func (z *zone) set(name string, n int, data func(k int) string) {
 	}
 }
 
-// ask notes what can be asked of a name.
+// ask adds a question for a name.
 func (z *zone) ask(name string, qtypes ...uint16) {
 	var all []dns.Question
 	for _, qtype := range qtypes {
@@ -87,7 +87,7 @@ func (z *zone) host(i int) {
 	z.ask(name, dns.TypeA, dns.TypeAAAA, dns.TypeMX)
 }
 
-// addresses adds those of a host.
+// addresses adds the addresses of a host.
 func (z *zone) addresses(i int, name string) {
 	z.set(name, 1+z.random.IntN(4), func(k int) string { return fmt.Sprintf("A %s", address(10, 4*i+k)) })
 	if z.random.IntN(2) == 0 {
@@ -137,10 +137,10 @@ func (z *zone) texts(i int) {
 	z.ask(name, dns.TypeTXT)
 }
 
-// missingShare is that of queries for names that do not exist, in percent.
+// missingShare is the share of queries for names that do not exist, in percent.
 const missingShare = 15
 
-// replayed makes n questions: names by Zipf's law, the usual type three times of
+// replayed makes n questions: names with Zipf's distribution, the usual type in three of
 // four.
 func (z *zone) replayed(n int) []dns.Question {
 	zipf := rand.NewZipf(z.random, 1.1, 10, replayNames-1)

@@ -2,11 +2,10 @@
 // incremental ADS without TLS, each as one resource without name and version, as
 // istiod does.
 //
-// It is driven by lines on its standard input: each is the path of a file with
-// the wire bytes of a NameTable, which is sent to the one client that is expected
-// and kept for its next stream. It prints a line "stream" when a client has
-// subscribed, for each ACK "ack", and for each NACK "nack" and the reason. It ends
-// with its standard input.
+// Each line on standard input is the path of a file with the wire bytes of a NameTable. The
+// command sends the table to its one client, and again when the client opens another
+// stream. It prints "stream" when a client has subscribed, "ack" for each ACK, and "nack"
+// with the reason for each NACK. It ends at the end of standard input.
 package main
 
 import (
@@ -65,7 +64,7 @@ func run(address string) error {
 	return lines.Err()
 }
 
-// A server sends the table it was given last.
+// A server sends its latest table.
 type server struct {
 	discovery.UnimplementedAggregatedDiscoveryServiceServer
 
@@ -77,7 +76,7 @@ type server struct {
 	changed chan struct{}
 }
 
-// push makes table the one to send.
+// push replaces the table and sends it.
 func (s *server) push(table []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,7 +86,8 @@ func (s *server) push(table []byte) {
 	s.changed = make(chan struct{})
 }
 
-// current is what to send now, and what is closed when that is old.
+// current returns the table and its version, and a channel that is closed when they are
+// replaced.
 func (s *server) current() (table []byte, version int, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,6 +1,5 @@
-// Command coredns is CoreDNS with the plugins that answer from a hosts file, from
-// other nameservers, and from a cache.
-// It is a module of its own because of what CoreDNS needs.
+// Command coredns is CoreDNS with the plugins that answer from a hosts file, from other
+// nameservers, and from a cache. It is a separate module because of CoreDNS's dependencies.
 package main
 
 import (

@@ -1,6 +1,6 @@
-// Command echo is the lower bound that the other servers are compared with: one
-// goroutine that reads a UDP packet, sets the bit that makes a query a response,
-// and sends it back. It knows nothing of DNS.
+// Command echo is the lower bound for the other servers: one goroutine that reads a UDP
+// packet, sets the bit that makes a query a response, and sends it back. It does not parse
+// DNS messages.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Command fixed is what github.com/miekg/dns costs by itself: a handler that
-// answers every query with the same address, over UDP and TCP.
+// Command fixed measures the cost of github.com/miekg/dns: its handler answers every query
+// with the same address, over UDP and TCP.
 package main
 
 import (
@@ -29,12 +29,12 @@ func serve(address string, ip net.IP) error {
 			header := dns.RR_Header{Name: query.Question[0].Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 30}
 			reply.Answer = []dns.RR{&dns.A{Hdr: header, A: ip}}
 		}
-		// A client that has gone away is not ours to report.
+		// The client may have closed its connection.
 		_ = w.WriteMsg(reply)
 	})
 	failed := make(chan error, 2)
 	for _, network := range []string{"udp", "tcp"} {
-		// Without a limit, since dnsperf counts what a closed connection held as lost.
+		// No limit, because dnsperf counts the queries of a closed connection as lost.
 		server := &dns.Server{Addr: address, Net: network, Handler: handler, MaxTCPQueries: -1}
 		go func() { failed <- server.ListenAndServe() }()
 	}

@@ -1,9 +1,8 @@
-// Command istio is the DNS server of Istio's agent, alone and with a table from a
-// file. It is a module of its own because of what Istio needs, and because one
-// process cannot hold two generated packages for the same protobuf messages.
+// Command istio is the DNS server of Istio's agent, with a table from a file. It is a
+// separate module because of Istio's dependencies, and because one process cannot have two
+// generated packages for the same protobuf messages.
 //
-// Like Istio's agent it takes the search list and the nameservers from
-// /etc/resolv.conf.
+// Like Istio's agent it reads the search list and the nameservers from /etc/resolv.conf.
 package main
 
 import (
@@ -31,7 +30,7 @@ func main() {
 	}
 }
 
-// serve answers from the NameTable whose wire bytes are in file, for ever.
+// serve answers from the NameTable whose wire bytes are in file, until the process ends.
 func serve(address, namespace, domain, file string) error {
 	wire, err := os.ReadFile(file)
 	if err != nil {
@@ -50,11 +49,11 @@ func serve(address, namespace, domain, file string) error {
 	select {}
 }
 
-// serveStatus serves the number of goroutines, as Prometheus has it.
+// serveStatus serves the number of goroutines in Prometheus's format.
 func serveStatus(address string) {
 	http.HandleFunc("/metrics", func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = fmt.Fprintf(w, "go_goroutines %d\n", runtime.NumGoroutine()) // who has gone is not missed
+		_, _ = fmt.Fprintf(w, "go_goroutines %d\n", runtime.NumGoroutine()) // the client may have ended
 	})
-	//nolint:gosec // no time-outs: its one client is the benchmark
+	//nolint:gosec // no timeouts: its only client is the benchmark
 	fmt.Fprintln(os.Stderr, "istio: status:", http.ListenAndServe(address, nil))
 }

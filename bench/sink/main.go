@@ -1,5 +1,5 @@
-// Command sink is an ADS client that receives every push and acknowledges it,
-// and does nothing else: what gRPC and protobuf cost a client of pushes.
+// Command sink is an ADS client that receives and acknowledges every push, and does nothing
+// else. It shows the cost of gRPC and protobuf.
 package main
 
 import (
@@ -13,10 +13,10 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// typeURL is the type of the resources that are asked for.
+// typeURL is the type of the requested resources.
 const typeURL = "type.googleapis.com/istio.networking.nds.v1.NameTable"
 
-// maxPush is the longest push that is received, as in the agent.
+// maxPush is the limit of a push, as in the agent.
 const maxPush = 64 << 20
 
 func main() {
