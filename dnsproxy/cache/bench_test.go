@@ -8,7 +8,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/cache"
 )
 
-// manyKeys returns 10,000 keys, and the indices of those that queries ask for.
+// manyKeys returns 10,000 keys, and the indices of the keys that a series of queries has.
 func manyKeys() (keys []cache.Key, queries []uint16) {
 	const n = 10_000
 	for i := range n {
@@ -26,7 +26,7 @@ func BenchmarkGet(b *testing.B) {
 	c, clock := cache.New(cache.Config{MaxBytes: 64 << 20, Stale: day}), newClock()
 	r := answer(b, "a", 300)
 	for _, k := range keys {
-		c.Put(k, kept(c, r), clock.Time)
+		c.Put(k, replied(c, r), clock.Time)
 	}
 	b.Run("hit", func(b *testing.B) {
 		b.ReportAllocs()
@@ -56,7 +56,7 @@ func BenchmarkPut(b *testing.B) {
 			b.ReportAllocs()
 			i := 0
 			for b.Loop() {
-				c.Put(keys[i%len(keys)], kept(c, r), clock.Time)
+				c.Put(keys[i%len(keys)], replied(c, r), clock.Time)
 				i++
 			}
 		})

@@ -2,18 +2,19 @@
 // (RFC 2308), failures for a moment (RFC 9520), and expired ones for when no
 // nameserver answers (RFC 8767).
 //
-// It is bounded in bytes. What goes is chosen by SIEVE (Zhang et al., NSDI 2024).
-// Of 1.5 million queries for 200,000 names, Zipf-distributed with s = 1.01, in
-// 4 MiB, and with 30 % of them for names asked once:
+// It is bounded in bytes. SIEVE (Zhang et al., NSDI 2024) chooses which entries are evicted.
+// These are the hits among 1.5 million queries for 200,000 names, Zipf-distributed with
+// s = 1.01, in 4 MiB; in the second column 30 % of the queries are for names that are asked
+// for only once:
 //
-//	                                        hits     with once   lookup
+//	                                        hits     with 30 %   lookup
 //	SIEVE                                   77.3 %   75.2 %       71 ns
 //	maypok86/otter v2.4 (W-TinyLFU)         76.9 %   75.8 %      179 ns, locks included
 //	hashicorp/golang-lru v2.0.7, one LRU    72.4 %   65.5 %      105 ns
 //	the same, two as a segmented LRU        77.2 %   75.2 %       90 ns
 //
-// otter adds 1.0 MB to a binary. Two LRUs need about as many lines around them as
-// SIEVE has.
+// otter adds 1.0 MB to a binary. A segmented LRU needs about as many lines of code around its
+// two LRUs as SIEVE has.
 package cache
 
 import (
@@ -25,72 +26,72 @@ import (
 	"github.com/nametap/nametap/dnsproxy/reply"
 )
 
-// failureTTL is for how long a question that no nameserver answered is not asked
-// again: RFC 9520, section 3.2, wants at least 1 s, and clients ask again after 5.
+// failureTTL is how long a question that no nameserver answered is not asked
+// again: RFC 9520, section 3.2, requires at least 1 s, and clients ask again after 5.
 const failureTTL = 2 * time.Second
 
-// A Key is what tells a question from another. DO and CD belong to it since a
+// A Key identifies a question. DO and CD belong to it since a
 // nameserver's reply depends on them (RFC 4035, section 3.2).
 type Key struct {
-	// Name is the question's name in wire form, in lower case. It may be in memory
-	// that is used again once a method returns.
+	// Name is the question's name in wire form, in lower case. Its memory may be
+	// reused once a method returns.
 	Name        string
 	Type, Class uint16
 	DO, CD      bool
-	// Walk tells what walking the search list gave from what the name itself has, for
-	// which it is 0. It changes when the same walk may lead elsewhere.
+	// Walk is 0 for a reply to the name itself. Otherwise the reply is the result of walking
+	// the search list, and Walk differs between walks that may have different results.
 	Walk uint32
 }
 
-// A State says what a cache has for a question, and what is to be done.
+// A State tells what a cache has for a question, and what the caller should do.
 type State uint8
 
 // The states of a [Hit].
 const (
-	// Miss: there is nothing; ask.
+	// Miss: there is no reply; ask.
 	Miss State = iota
-	// Fresh: Reply is good.
+	// Fresh: use Reply.
 	Fresh
-	// Stale: Reply expired; ask, and only if no nameserver answers use it.
+	// Stale: Reply has expired; ask, and use it only if no nameserver answers.
 	Stale
-	// StaleNow: Reply expired, and the last time asking failed; use it.
+	// StaleNow: Reply has expired, and the last attempt to ask failed; use it.
 	StaleNow
-	// Failed: there is no reply, and asking just failed; Failure says how.
+	// Failed: there is no reply, and the last attempt to ask failed a moment ago. Failure
+	// has the reason.
 	Failed
 )
 
 // A Hit is what a cache has for a question.
 type Hit struct {
 	State   State
-	Refresh bool          // the caller, and no other, should ask anew, besides using Reply
+	Refresh bool          // this caller, and no other, should use Reply and also ask again
 	Reply   *reply.Reply  // of Fresh, Stale and StaleNow
-	Age     reply.Age     // what [reply.Reply.Append] is to be told of Reply
-	Failure string        // of StaleNow and Failed: why asking failed, may be empty
+	Age     reply.Age     // of Reply, for [reply.Reply.Append]
+	Failure string        // of StaleNow and Failed: why asking failed; may be empty
 	Left    time.Duration // of Fresh: until Reply expires
-	// Aging says of Fresh that Reply is in the last tenth of its time.
-	Aging bool
+	Aging   bool          // of Fresh: Reply is in the last tenth of its time
 }
 
-// A Value is what came of asking nameservers a question.
+// A Value is the result of asking nameservers a question.
 type Value struct {
 	Reply *reply.Reply // nil if no nameserver answered
-	// Failure says why none did; it is not looked at if there is a Reply.
+	// Failure is the reason why none did; it is ignored if there is a Reply.
 	Failure string
 	// Generation is what [Cache.Generation] returned before the nameservers were
 	// chosen.
 	Generation uint64
-	// Unsure is for a Reply that says that there is nothing, from a nameserver that may
-	// not be the one to know. It is kept for MaxUnsure at most, and never stale.
+	// Unsure marks a negative Reply while another nameserver, which failed to reply, may
+	// have an answer. It is kept for at most MaxUnsure, and never stale.
 	Unsure bool
-	// Derived is for a Reply that was made of others that the cache has, or had.
+	// Derived is set for a Reply that was made from others that are or were in the cache.
 	Derived *Derived
 }
 
-// MaxUnsure is for how long a reply is kept, and the longest TTL that clients see of it,
-// with Value.Unsure. A nameserver that comes back is noticed in that time.
+// MaxUnsure is how long a reply with Value.Unsure is kept, and the longest TTL that clients
+// see of it. A nameserver that is back is noticed within that time.
 const MaxUnsure = 30 * time.Second
 
-// A Derived says how long a reply that was made of others may be kept: no longer than any
+// A Derived bounds how long a reply that was made from others is kept: no longer than any
 // of those, and never stale.
 type Derived struct {
 	Left time.Duration // until the first of them expires
@@ -99,17 +100,17 @@ type Derived struct {
 // Stats are counts of a cache.
 type Stats struct {
 	Entries int   // replies and failures
-	Bytes   int64 // that they occupy, with what it takes to find them
-	// Questions by what Get found. Hits were fresh; stale ones and failures are neither.
+	Bytes   int64 // that they occupy, with the index
+	// Questions by the state that Get returned: Fresh, Miss, Stale or StaleNow, Failed.
 	Hits, Misses, Stale, Failures uint64
-	Evictions                     uint64 // entries that had to go before their time
+	Evictions                     uint64 // entries that were removed to make room
 }
 
-// A Cache keeps replies by question. A nil one keeps nothing. Its methods may be
-// called from any goroutine; the times they get must come from one clock.
+// A Cache keeps replies by question. A nil Cache keeps nothing. It is safe for concurrent
+// use; the times that its methods are passed must come from one clock.
 type Cache struct {
 	seed   maphash.Seed
-	origin time.Time // that times are counted from; 8 bytes do for one then, not 24
+	origin time.Time // entries hold times since then, in 8 bytes each instead of 24
 	stale  time.Duration
 	shards []shard
 
@@ -124,28 +125,28 @@ type Cache struct {
 
 // The defaults of a [Config].
 const (
-	// DefaultMaxTTL is the bound that RFC 8767, section 4, names.
+	// DefaultMaxTTL is the bound that RFC 8767, section 4, suggests.
 	DefaultMaxTTL = 7 * 24 * time.Hour
-	// DefaultMaxNegativeTTL is the longest that RFC 2308, section 5, found to work well.
+	// DefaultMaxNegativeTTL is the longest that RFC 2308, section 5, has found to work well.
 	DefaultMaxNegativeTTL = 3 * time.Hour
 )
 
-// A Config says how much a cache keeps, and for how long.
+// A Config tells how much a cache keeps, and for how long.
 type Config struct {
-	// MaxBytes bounds the memory; 0 is no cache.
+	// MaxBytes bounds the memory; 0 means no cache.
 	MaxBytes int64
-	// Stale is for how long answers are kept that have expired.
+	// Stale is how long answers are kept after they have expired.
 	Stale time.Duration
 	// MaxTTL and MaxNegativeTTL bound the TTLs of positive and negative answers, also
-	// those that clients see. 0 is the default.
+	// those that clients see. 0 means the default.
 	MaxTTL, MaxNegativeTTL time.Duration
 }
 
-// New returns a cache, nil if it has no room.
+// New returns a cache, or nil if cfg.MaxBytes is 0.
 func New(cfg Config) *Cache {
 	maxBytes := cfg.MaxBytes
-	// A shard has room for the longest reply, and for every reader there is a free
-	// shard nearly always.
+	// A shard has room for the longest reply. With 16 of them readers rarely wait for a
+	// lock.
 	const maxShards, minShardBytes = 16, 128 << 10
 	if maxBytes <= 0 {
 		return nil
@@ -160,8 +161,9 @@ func New(cfg Config) *Cache {
 	return c
 }
 
-// Get returns what there is for the question k. It counts what is an answer; a caller that
-// goes on to ask counts a miss with [Cache.CountMiss]. It does not allocate.
+// Get returns the hit for the question k. It counts the states that are answers. For the
+// others, Miss and Stale, a caller that asks nameservers calls [Cache.CountMiss]. Get does not
+// allocate.
 func (c *Cache) Get(k Key, now time.Time) Hit {
 	if c == nil {
 		return Hit{}
@@ -182,8 +184,8 @@ func (c *Cache) Get(k Key, now time.Time) Hit {
 	return hit
 }
 
-// CountMiss counts a question that is asked because of what Get said: Miss or Stale. Other
-// states are ignored.
+// CountMiss counts a question that is asked because Get returned the state Miss or Stale.
+// Other states are ignored.
 func (c *Cache) CountMiss(state State) {
 	switch {
 	case c == nil:
@@ -203,9 +205,9 @@ func (c *Cache) Generation() uint64 {
 	return c.generation.Load()
 }
 
-// Put keeps v, which came now, for as long as it may be. It returns for how long v.Reply
-// is fresh, 0 if it was not kept. It keeps nothing that was asked before the last Flush,
-// as that may come from nameservers that are no longer in use.
+// Put stores v, which was received now, for as long as it may be kept. It returns how long
+// v.Reply is fresh, or 0 if it was not stored. It stores nothing that was asked before the last
+// Flush, since that may come from nameservers that are no longer in use.
 func (c *Cache) Put(k Key, v Value, now time.Time) time.Duration {
 	if c == nil {
 		return 0
@@ -236,9 +238,9 @@ func (c *Cache) Put(k Key, v Value, now time.Time) time.Duration {
 	return s.putReply(hash, k, v.Reply, life)
 }
 
-// Flush forgets what it has for the questions that match, for all of them if match is
-// nil. What nameservers are being asked at the moment is not kept when it comes,
-// whatever the question. The counts of Stats go on.
+// Flush removes the entries of the questions for which match is true, or all entries if match
+// is nil. Replies to queries that are in flight will not be stored, whatever the question. The
+// counts of Stats are not reset.
 func (c *Cache) Flush(match func(Key) bool) {
 	if c == nil {
 		return
@@ -261,7 +263,7 @@ func (c *Cache) Stats() Stats {
 	return sum
 }
 
-// shard returns the shard that k belongs to, and what it is found by there.
+// shard returns the shard for k, and the hash that k has in it.
 func (c *Cache) shard(k Key) (s *shard, hash uint64) {
 	rest := uint64(k.Walk)<<34 ^ (uint64(k.Type)<<18 | uint64(k.Class)<<2)
 	if k.DO {
@@ -270,8 +272,8 @@ func (c *Cache) shard(k Key) (s *shard, hash uint64) {
 	if k.CD {
 		rest |= 1
 	}
-	// An odd factor keeps different ones different, so that those of one name never
-	// collide; names do as rarely as 64 random bits.
+	// An odd factor keeps different values different, so that questions for one name never
+	// collide; names collide as rarely as 64 random bits.
 	const odd = 0x9E3779B97F4A7C15
 	hash = maphash.String(c.seed, k.Name) ^ rest*odd
 	return &c.shards[hash>>32*uint64(len(c.shards))>>32], hash

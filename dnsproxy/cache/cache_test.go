@@ -16,13 +16,13 @@ import (
 	"github.com/nametap/nametap/dnsproxy/reply"
 )
 
-// F8
+// F8: the age of a reply grows until it expires.
 func TestCountsDown(t *testing.T) {
 	for name, r := range map[string]*reply.Reply{"positive": answer(t, "a", 300), "negative": nxdomain(t, 300)} {
 		t.Run(name, func(t *testing.T) {
 			c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: 0}), newClock()
 			wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{})
-			c.Put(key("a"), kept(c, r), clock.Time)
+			c.Put(key("a"), replied(c, r), clock.Time)
 			wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{State: cache.Fresh, Reply: r, Age: reply.Age{Cached: true}})
 			wantHit(t, c.Get(key("a"), clock.after(10*time.Second+999*time.Millisecond)),
 				cache.Hit{State: cache.Fresh, Reply: r, Age: reply.Age{Cached: true, Seconds: 10}})
@@ -34,7 +34,7 @@ func TestCountsDown(t *testing.T) {
 	}
 }
 
-// F8: who asks with DO or CD, for another type or class, asks something else.
+// F8: DO, CD, the type and the class are parts of the question.
 func TestKeys(t *testing.T) {
 	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: 0}), newClock()
 	replies := map[cache.Key]*reply.Reply{}
@@ -43,12 +43,12 @@ func TestKeys(t *testing.T) {
 			k := cache.Key{Name: name, Type: 1 + uint16(i&1), Class: 1 + uint16(i>>1&1), DO: i&4 > 0, CD: i&8 > 0}
 			wantHit(t, c.Get(k, clock.Time), cache.Hit{})
 			replies[k] = answer(t, "a", 300)
-			c.Put(k, kept(c, replies[k]), clock.Time)
+			c.Put(k, replied(c, replies[k]), clock.Time)
 		}
 	}
 	for k, r := range replies {
 		if hit := c.Get(k, clock.Time); hit.Reply != r {
-			t.Errorf("%+v gives another's reply", k)
+			t.Errorf("%+v gives the reply to another question", k)
 		}
 	}
 	if s := c.Stats(); s.Entries != 48 || s.Hits != 48 {
@@ -62,7 +62,7 @@ func TestPutClonesName(t *testing.T) {
 	buf := []byte("\x01a")
 	k := key("a")
 	k.Name = unsafe.String(&buf[0], len(buf))
-	c.Put(k, kept(c, answer(t, "a", 300)), clock.Time)
+	c.Put(k, replied(c, answer(t, "a", 300)), clock.Time)
 	c.Put(cache.Key{Name: k.Name, DO: true}, unanswered(c, "timeout"), clock.Time)
 	buf[1] = 'b'
 	if hit := c.Get(key("a"), clock.Time); hit.State != cache.Fresh {
@@ -76,11 +76,11 @@ func TestPutClonesName(t *testing.T) {
 	}
 }
 
-// F8: what must not be kept is not, and says that what was kept is out of date.
+// F8: a reply that must not be kept is not stored, and removes the previous one.
 func TestNotKept(t *testing.T) {
 	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: day}), newClock()
-	c.Put(key("a"), kept(c, answer(t, "a", 300)), clock.Time)
-	c.Put(key("a"), kept(c, answer(t, "a", 0)), clock.Time)
+	c.Put(key("a"), replied(c, answer(t, "a", 300)), clock.Time)
+	c.Put(key("a"), replied(c, answer(t, "a", 0)), clock.Time)
 	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{})
 	if s := c.Stats(); s.Entries != 0 || s.Bytes != 0 {
 		t.Errorf("Stats = %+v", s)
@@ -102,7 +102,7 @@ func TestMaxTTL(t *testing.T) {
 	} {
 		c.cfg.MaxBytes = maxBytes
 		cached, clock := cache.New(c.cfg), newClock()
-		cached.Put(key("a"), kept(cached, c.reply), clock.Time)
+		cached.Put(key("a"), replied(cached, c.reply), clock.Time)
 		hit := cached.Get(key("a"), clock.after(c.want-1))
 		if hit.State != cache.Fresh || hit.Age.Max != uint32(c.want/time.Second) {
 			t.Errorf("%s: %+v", name, hit)
@@ -111,17 +111,17 @@ func TestMaxTTL(t *testing.T) {
 	}
 }
 
-// F9
+// F9: an expired reply is kept, and is used once asking has failed.
 func TestStale(t *testing.T) {
 	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: day}), newClock()
 	r := answer(t, "a", 300)
-	c.Put(key("a"), kept(c, r), clock.Time)
+	c.Put(key("a"), replied(c, r), clock.Time)
 	stale := cache.Hit{State: cache.Stale, Reply: r, Age: reply.Age{Cached: true, Stale: true, Seconds: 300}}
 	wantHit(t, c.Get(key("a"), clock.after(300*time.Second)), stale)
 
-	wantHit(t, c.Get(key("a"), clock.Time), stale) // whoever asks
+	wantHit(t, c.Get(key("a"), clock.Time), stale)
 
-	// Once asking has failed no client waits; one asks anew now and then.
+	// Once asking has failed no client waits; one of them asks again now and then.
 	c.Put(key("a"), unanswered(c, "timeout"), clock.Time)
 	now := stale
 	now.State, now.Failure = cache.StaleNow, "timeout"
@@ -134,24 +134,24 @@ func TestStale(t *testing.T) {
 		now.Refresh = false
 		wantHit(t, c.Get(key("a"), clock.Add(30*time.Second-1)), later(now, 29))
 		if i%2 == 0 {
-			c.Put(key("a"), kept(c, failure(t, "a")), clock.Time) // as good as nothing
+			c.Put(key("a"), replied(c, failure(t, "a")), clock.Time) // counts as no reply
 			now.Failure = ""
 		} else {
 			c.Put(key("a"), unanswered(c, "timeout"), clock.Time)
 			now.Failure = "timeout"
 		}
 	}
-	// Nothing came of asking, not even a failure.
+	// No result is stored, not even a failure.
 	clock.after(31 * time.Second)
 	now.Age.Seconds += 31
 	now.Refresh = true
 	wantHit(t, c.Get(key("a"), clock.Time), now)
 	wantHit(t, c.Get(key("a"), clock.Add(30*time.Second)), later(now, 30))
 
-	// Any answer ends it.
-	gone := nxdomain(t, 60)
-	c.Put(key("a"), kept(c, gone), clock.Time)
-	if hit := c.Get(key("a"), clock.Time); hit.State != cache.Fresh || hit.Reply != gone {
+	// Any answer ends this.
+	removed := nxdomain(t, 60)
+	c.Put(key("a"), replied(c, removed), clock.Time)
+	if hit := c.Get(key("a"), clock.Time); hit.State != cache.Fresh || hit.Reply != removed {
 		t.Errorf("after NXDOMAIN %+v", hit)
 	}
 	if hit := c.Get(key("a"), clock.after(time.Minute+day-1)); hit.State != cache.Stale {
@@ -160,7 +160,7 @@ func TestStale(t *testing.T) {
 	wantHit(t, c.Get(key("a"), clock.after(1)), cache.Hit{})
 }
 
-// later is hit when its reply is older.
+// later returns hit with an older reply.
 func later(hit cache.Hit, seconds uint32) cache.Hit {
 	hit.Age.Seconds += seconds
 	return hit
@@ -177,19 +177,19 @@ func testFailureReply(t *testing.T, rcode int) {
 	t.Helper()
 	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: day}), newClock()
 	bad, good := makeReply(t, "a", rcode, ""), answer(t, "a", 300)
-	c.Put(key("a"), kept(c, bad), clock.Time)
+	c.Put(key("a"), replied(c, bad), clock.Time)
 	if hit := c.Get(key("a"), clock.after(5*time.Second-1)); hit.State != cache.Fresh || hit.Reply != bad {
 		t.Errorf("before 5 s %+v", hit)
 	}
 	wantHit(t, c.Get(key("a"), clock.after(1)), cache.Hit{})
-	c.Put(key("a"), kept(c, good), clock.Time)
-	c.Put(key("a"), kept(c, bad), clock.Time)
+	c.Put(key("a"), replied(c, good), clock.Time)
+	c.Put(key("a"), replied(c, bad), clock.Time)
 	if hit := c.Get(key("a"), clock.Time); hit.State != cache.Fresh || hit.Reply != good {
 		t.Errorf("a failure replaced an answer: %+v", hit)
 	}
 }
 
-// RFC 9520
+// RFC 9520: a failure to ask is kept for 2 s.
 func TestFailure(t *testing.T) {
 	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: day}), newClock()
 	c.Put(key("a"), unanswered(c, "no route to host"), clock.Time)
@@ -199,19 +199,19 @@ func TestFailure(t *testing.T) {
 	c.Put(key("a"), unanswered(c, "timeout"), clock.Time)
 	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{State: cache.Failed, Failure: "timeout"})
 	r := answer(t, "a", 300)
-	c.Put(key("a"), kept(c, r), clock.Time)
+	c.Put(key("a"), replied(c, r), clock.Time)
 	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{State: cache.Fresh, Reply: r, Age: reply.Age{Cached: true}})
 	if s := c.Stats(); s.Entries != 1 || s.Failures != 2 || s.Hits != 1 {
 		t.Errorf("Stats = %+v", s)
 	}
 }
 
-// F8: names asked often are refreshed before they expire, by one who asks.
+// F8: names that are asked for often are refreshed before they expire, by one caller.
 func TestRefresh(t *testing.T) {
 	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: day}), newClock()
-	c.Put(key("often"), kept(c, answer(t, "often", 100)), clock.Time)
-	c.Put(key("seldom"), kept(c, answer(t, "seldom", 100)), clock.Time)
-	c.Put(key("bad"), kept(c, failure(t, "bad")), clock.Time)
+	c.Put(key("often"), replied(c, answer(t, "often", 100)), clock.Time)
+	c.Put(key("seldom"), replied(c, answer(t, "seldom", 100)), clock.Time)
+	c.Put(key("bad"), replied(c, failure(t, "bad")), clock.Time)
 	for range 5 {
 		if c.Get(key("often"), clock.Time).Refresh || c.Get(key("bad"), clock.Time.Add(4900*time.Millisecond)).Refresh {
 			t.Fatal("refresh of a new reply, or of a failure")
@@ -236,10 +236,10 @@ func TestRefresh(t *testing.T) {
 	}
 	group.Wait()
 	if n := refreshes.Load(); n != 1 {
-		t.Errorf("%d were told to refresh, want 1", n)
+		t.Errorf("%d callers were told to refresh, want 1", n)
 	}
 
-	// Should that fail, the next one tries, but not at once.
+	// If that fails a later caller tries, but not at once.
 	c.Put(key("often"), unanswered(c, "timeout"), clock.Time)
 	if hit := c.Get(key("often"), clock.after(time.Second)); hit.Refresh || hit.State != cache.Fresh {
 		t.Errorf("a second after the failure %+v", hit)
@@ -247,26 +247,26 @@ func TestRefresh(t *testing.T) {
 	if hit := c.Get(key("often"), clock.after(4*time.Second)); !hit.Refresh {
 		t.Errorf("five seconds after the failure %+v", hit)
 	}
-	c.Put(key("often"), kept(c, answer(t, "often", 100)), clock.Time)
+	c.Put(key("often"), replied(c, answer(t, "often", 100)), clock.Time)
 	if hit := c.Get(key("often"), clock.after(95*time.Second)); hit.Refresh {
-		t.Error("a refreshed reply counts queries anew")
+		t.Error("a refreshed reply has the count of queries of the previous one")
 	}
 }
 
-// F8: the bound is one of all memory, and what is asked for stays.
+// F8: the bound covers all memory, and names that are asked for stay.
 func TestBound(t *testing.T) {
 	const bound = 1 << 20
 	c, clock := cache.New(cache.Config{MaxBytes: bound, Stale: day}), newClock()
-	c.Put(key("asked"), kept(c, answer(t, "asked", 3600)), clock.Time)
+	c.Put(key("asked"), replied(c, answer(t, "asked", 3600)), clock.Time)
 	for i := range 50_000 {
 		label := fmt.Sprintf("host-%d", i)
 		if i%3 == 0 {
 			c.Put(key(label), unanswered(c, "timeout"), clock.Time)
 		} else {
-			c.Put(key(label), kept(c, answer(t, label, 3600)), clock.Time)
+			c.Put(key(label), replied(c, answer(t, label, 3600)), clock.Time)
 		}
 		if i%100 == 0 && c.Get(key("asked"), clock.Time).State != cache.Fresh {
-			t.Fatalf("a name asked for is gone after %d others", i)
+			t.Fatalf("a name that is asked for is evicted after %d others", i)
 		}
 	}
 	s := c.Stats()
@@ -275,23 +275,23 @@ func TestBound(t *testing.T) {
 	}
 }
 
-// A reply longer than there is room for must not drive out all others.
+// A reply that is longer than the cache must not evict all others.
 func TestTooLarge(t *testing.T) {
 	const bound = 16 << 10
 	c, clock := cache.New(cache.Config{MaxBytes: bound, Stale: day}), newClock()
-	c.Put(key("a"), kept(c, answer(t, "a", 300)), clock.Time)
+	c.Put(key("a"), replied(c, answer(t, "a", 300)), clock.Time)
 	large := makeReply(t, "b", dns.RcodeSuccess, `b. 300 TYPE65280 \# 20000 `+strings.Repeat("00", 20000))
-	c.Put(key("b"), kept(c, large), clock.Time)
+	c.Put(key("b"), replied(c, large), clock.Time)
 	wantHit(t, c.Get(key("b"), clock.Time), cache.Hit{})
-	c.Put(key("a"), kept(c, large), clock.Time)
+	c.Put(key("a"), replied(c, large), clock.Time)
 	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{})
-	c.Put(key("a"), kept(c, answer(t, "a", 300)), clock.Time)
+	c.Put(key("a"), replied(c, answer(t, "a", 300)), clock.Time)
 	if hit := c.Get(key("a"), clock.Time); hit.State != cache.Fresh {
 		t.Errorf("Get = %+v", hit)
 	}
 }
 
-// F8: Stats says what the cache costs, to a tenth.
+// F8: Stats.Bytes is the size on the heap, within a tenth.
 func TestBytes(t *testing.T) {
 	const n = 20_000
 	for _, extra := range []int{0, 300} {
@@ -300,12 +300,12 @@ func TestBytes(t *testing.T) {
 		for i := range n {
 			label := fmt.Sprintf("host-%d", i)
 			text := fmt.Sprintf(`%s. 300 TYPE65280 \# %d %s`, label, 4+extra, strings.Repeat("00", 4+extra))
-			c.Put(key(label), kept(c, makeReply(t, label, dns.RcodeSuccess, text)), clock.Time)
+			c.Put(key(label), replied(c, makeReply(t, label, dns.RcodeSuccess, text)), clock.Time)
 		}
-		grown, said := heap()-before, c.Stats().Bytes
-		t.Logf("%d bytes an entry, Stats says %d", grown/n, said/n)
-		if said < grown*9/10 || said > grown*11/10 {
-			t.Errorf("the heap grew by %d bytes, Stats says %d", grown, said)
+		grown, counted := heap()-before, c.Stats().Bytes
+		t.Logf("%d bytes for each entry, by Stats %d", grown/n, counted/n)
+		if counted < grown*9/10 || counted > grown*11/10 {
+			t.Errorf("the heap grew by %d bytes, by Stats %d", grown, counted)
 		}
 		c.Flush(nil)
 		if s := c.Stats(); s.Entries != 0 || s.Bytes != 0 {
@@ -326,25 +326,25 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// F17: what was asked before a flush comes too late.
+// F17: replies to queries from before a flush are not stored.
 func TestGeneration(t *testing.T) {
 	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: day}), newClock()
 	r := answer(t, "a", 300)
-	before, failure := kept(c, r), unanswered(c, "timeout")
+	before, failure := replied(c, r), unanswered(c, "timeout")
 	c.Flush(nil)
 	c.Put(key("a"), before, clock.Time)
 	c.Put(key("b"), failure, clock.Time)
 	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{})
 	wantHit(t, c.Get(key("b"), clock.Time), cache.Hit{})
-	// It does not change what was asked after the flush, either.
-	c.Put(key("a"), kept(c, r), clock.Time)
+	// Nor do they replace replies to queries from after the flush.
+	c.Put(key("a"), replied(c, r), clock.Time)
 	before.Reply = nxdomain(t, 300)
 	c.Put(key("a"), before, clock.Time)
 	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{State: cache.Fresh, Reply: r, Age: reply.Age{Cached: true}})
 }
 
-// F13: a reply that was made of others expires with the first of them, to the
-// nanosecond, and is never stale.
+// F13: a reply that was made from others expires at the same nanosecond as the first of them,
+// and is never stale.
 func TestLeft(t *testing.T) {
 	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: day}), newClock()
 	put := func(label string, v cache.Value) time.Duration {
@@ -364,7 +364,7 @@ func TestLeft(t *testing.T) {
 	for _, ttl := range []uint32{300, 11} {
 		derived := cache.Value{Reply: answer(t, "b", ttl), Derived: &cache.Derived{Left: hit.Left}}
 		if left := put("b", derived); left != hit.Left {
-			t.Errorf("what was made of it is kept for %s", left)
+			t.Errorf("a reply made from it is kept for %s", left)
 		}
 	}
 	if got := c.Get(key("b"), clock.Add(hit.Left-1)); got.State != cache.Fresh {
@@ -372,16 +372,16 @@ func TestLeft(t *testing.T) {
 	}
 	wantHit(t, c.Get(key("b"), clock.Add(hit.Left)), cache.Hit{})
 	if left := put("b", cache.Value{Reply: answer(t, "b", 300), Derived: &cache.Derived{}}); left != 0 {
-		t.Errorf("what was made of an expired reply is kept for %s", left)
+		t.Errorf("a reply made from an expired one is kept for %s", left)
 	}
 	wantHit(t, c.Get(key("b"), clock.Time), cache.Hit{})
 }
 
-// F21: some questions are forgotten, others stay.
+// F21: a flush removes the replies to some questions and keeps others.
 func TestFlushSome(t *testing.T) {
 	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: day}), newClock()
 	for _, label := range []string{"a", "b"} {
-		c.Put(key(label), kept(c, answer(t, label, 300)), clock.Time)
+		c.Put(key(label), replied(c, answer(t, label, 300)), clock.Time)
 	}
 	for range 3 {
 		c.Get(key("b"), clock.Time)
@@ -389,12 +389,12 @@ func TestFlushSome(t *testing.T) {
 	if !c.Get(key("b"), clock.after(299*time.Second)).Refresh {
 		t.Fatal("a name that is asked for often is not refreshed")
 	}
-	refreshed := kept(c, answer(t, "b", 300))
+	refreshed := replied(c, answer(t, "b", 300))
 	c.Flush(func(k cache.Key) bool { return k == key("a") })
 	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{})
 	c.Put(key("b"), refreshed, clock.Time)
 	if hit := c.Get(key("b"), clock.Time); hit.State != cache.Fresh || hit.Age.Seconds != 299 || !hit.Refresh {
-		t.Errorf("Get = %+v, want the reply from before, to be refreshed once more", hit)
+		t.Errorf("Get = %+v, want the previous reply, to be refreshed again", hit)
 	}
 	if s := c.Stats(); s.Entries != 1 {
 		t.Errorf("Stats = %+v", s)
@@ -404,7 +404,7 @@ func TestFlushSome(t *testing.T) {
 // F8: --cache-size=0
 func TestOff(t *testing.T) {
 	c, clock := cache.New(cache.Config{MaxBytes: 0, Stale: day}), newClock()
-	c.Put(key("a"), kept(c, answer(t, "a", 300)), clock.Time)
+	c.Put(key("a"), replied(c, answer(t, "a", 300)), clock.Time)
 	c.Put(key("b"), unanswered(c, "timeout"), clock.Time)
 	c.Flush(nil)
 	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{})
@@ -414,7 +414,7 @@ func TestOff(t *testing.T) {
 	}
 }
 
-// All methods, from many goroutines, for the race detector.
+// TestConcurrently calls all methods from many goroutines, for the race detector.
 func TestConcurrently(t *testing.T) {
 	c, clock := cache.New(cache.Config{MaxBytes: 256 << 10, Stale: day}), newClock()
 	replies := []*reply.Reply{answer(t, "a", 1), nxdomain(t, 2), failure(t, "a")}
@@ -426,7 +426,7 @@ func TestConcurrently(t *testing.T) {
 				now := clock.Add(time.Duration(i) * time.Millisecond)
 				switch c.Get(k, now).State {
 				case cache.Miss, cache.Stale:
-					c.Put(k, kept(c, replies[i%3]), now)
+					c.Put(k, replied(c, replies[i%3]), now)
 				case cache.Fresh, cache.StaleNow, cache.Failed:
 					c.Put(k, unanswered(c, "timeout"), now)
 				}

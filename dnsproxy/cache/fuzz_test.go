@@ -8,15 +8,15 @@ import (
 	"github.com/nametap/nametap/dnsproxy/reply"
 )
 
-// A model is what is known of a question, by the rules in their plainest form.
+// A model is the entry of a question, by the rules in their plainest form.
 type model struct {
 	reply          *reply.Reply
 	answer         bool
 	stored         time.Time
 	ttl            time.Duration
-	failed         time.Time // until then
+	failed         time.Time // do not ask again before
 	failure        string
-	fails          int // since reply came
+	fails          int // since reply was stored
 	hits           int
 	beingRefreshed bool
 }
@@ -60,18 +60,18 @@ func (m *model) get(now time.Time, stale time.Duration) cache.Hit {
 	return cache.Hit{}
 }
 
-// failAgain is what failing to answer does if there is a reply.
+// failAgain notes a failed attempt to ask if there is a reply.
 func (m *model) failAgain(now time.Time, text string) {
 	m.fail(now.Add(min(5*time.Second<<min(m.fails, 8), 30*time.Second)), text)
 	m.fails++
 }
 
-// fail is what failing to answer does.
+// fail notes a failed attempt to ask.
 func (m *model) fail(until time.Time, text string) {
 	m.failed, m.failure, m.beingRefreshed = until, text, false
 }
 
-// FuzzCache does with a cache and a map of models what the bytes say.
+// FuzzCache compares a cache with a map of models. Each pair of bytes is an operation.
 func FuzzCache(f *testing.F) {
 	f.Add([]byte("\x00\x00\x40\x00\x10\x00\x00\x00\x03\x10\x00\x00\x80\xF0\x00\x00"))
 	f.Add([]byte{1, 0, 0x10, 0, 0, 0, 0x43, 0, 4, 0, 0, 0})
@@ -94,7 +94,7 @@ func FuzzCache(f *testing.F) {
 			switch ops[0] & 15 {
 			case 0, 1, 2:
 				r := replies[arg%len(replies)]
-				c.Put(k, kept(c, r), clock.Time)
+				c.Put(k, replied(c, r), clock.Time)
 				ttl, _ := r.TTL()
 				*m = model{}
 				if ttl > 0 {
@@ -102,7 +102,7 @@ func FuzzCache(f *testing.F) {
 				}
 			case 3:
 				bad := failure(t, "a")
-				c.Put(k, kept(c, bad), clock.Time)
+				c.Put(k, replied(c, bad), clock.Time)
 				if m.answer && clock.Sub(m.stored) < m.ttl+stale {
 					m.failAgain(clock.Time, "")
 				} else {

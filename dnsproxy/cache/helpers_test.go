@@ -11,14 +11,14 @@ import (
 	"github.com/nametap/nametap/dnsproxy/reply"
 )
 
-// day is what the tests let expired answers be kept for, and maxBytes enough for
-// all that they put.
+// day is how long tests keep expired answers. maxBytes has room for everything that they
+// store.
 const (
 	day      = 24 * time.Hour
 	maxBytes = 4 << 20
 )
 
-// A clock is the time of a test, in seconds.
+// A clock is the time of a test, which only the test advances.
 type clock struct{ time.Time }
 
 func newClock() *clock { return &clock{time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)} }
@@ -33,12 +33,12 @@ func key(label string) cache.Key {
 	return cache.Key{Name: string(rune(len(label))) + label, Type: dns.TypeA, Class: dns.ClassINET}
 }
 
-// kept is a reply that was asked for since the last flush.
-func kept(c *cache.Cache, r *reply.Reply) cache.Value {
+// replied returns the value of a reply to a query sent since the last flush.
+func replied(c *cache.Cache, r *reply.Reply) cache.Value {
 	return cache.Value{Reply: r, Generation: c.Generation()}
 }
 
-// unanswered is a question without a reply that was asked since the last flush.
+// unanswered returns the value of a query without a reply, sent since the last flush.
 func unanswered(c *cache.Cache, text string) cache.Value {
 	return cache.Value{Failure: text, Generation: c.Generation()}
 }
@@ -49,13 +49,13 @@ func answer(tb testing.TB, label string, ttl uint32) *reply.Reply {
 	return makeReply(tb, label, dns.RcodeSuccess, fmt.Sprintf("%s. %d A 192.0.2.1", label, ttl))
 }
 
-// failure returns a reply of a nameserver that could not answer.
+// failure returns a SERVFAIL reply.
 func failure(tb testing.TB, label string) *reply.Reply {
 	tb.Helper()
 	return makeReply(tb, label, dns.RcodeServerFailure, "")
 }
 
-// nxdomain returns a negative reply for the name a.
+// nxdomain returns an NXDOMAIN reply for the name a.
 func nxdomain(tb testing.TB, ttl uint32) *reply.Reply {
 	tb.Helper()
 	return makeReply(tb, "a", dns.RcodeNameError, fmt.Sprintf(". %d SOA ns. host. 1 2 3 4 86400", ttl))

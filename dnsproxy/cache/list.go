@@ -6,16 +6,16 @@ import (
 	"github.com/nametap/nametap/dnsproxy/reply"
 )
 
-// An Entry is what a cache has for one question.
+// An Entry describes what a cache has for one question.
 type Entry struct {
 	Key     Key
 	Reply   *reply.Reply  // nil if no nameserver answered
-	Left    time.Duration // until Reply expires; less than 0 if it has
-	Failure string        // why asking failed the last time, empty if it did not
+	Left    time.Duration // until Reply expires; negative if it has expired
+	Failure string        // why the last attempt to ask failed; empty if it did not
 }
 
-// Entries returns up to limit entries for questions that match, in no order, and how many
-// there are. It changes nothing that the cache goes by.
+// Entries returns up to limit entries of questions for which match is true, in no order, and
+// the number of all of them. It does not count as a use of the entries.
 func (c *Cache) Entries(match func(Key) bool, limit int, now time.Time) (entries []Entry, total int) {
 	if c == nil {
 		return nil, 0

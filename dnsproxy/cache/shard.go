@@ -9,17 +9,17 @@ import (
 	"github.com/nametap/nametap/dnsproxy/reply"
 )
 
-// A name that was asked for at least refreshHits times since its reply came, the
-// last time in the last tenth of its TTL, is asked for anew before it expires. If
-// queries come at random, as often as so far, the chance that the new reply is
-// asked for at all is then 1 - e^-3, 95 %: one refresh in 20 is for nothing. With
-// one query it would be one in three.
+// A question that was asked at least refreshHits times since its reply was stored, the
+// last time in the last tenth of its TTL, is asked again before it expires. If
+// queries arrive at random, as often as before, the new reply is used with a probability of
+// 1 - e^-3, or 95 %: one refresh in 20 is wasted. With one query instead of three it would be
+// one in three.
 const (
 	refreshHits  = 3
 	refreshTenth = 10
 )
 
-// An entry is what is known of a question. Times count from the cache's origin.
+// An entry is what the cache has for a question. Times count from the cache's origin.
 type entry struct {
 	key        Key
 	hash       uint64
@@ -29,28 +29,28 @@ type entry struct {
 
 	reply   *reply.Reply  // nil if there are only failures
 	answer  bool          // reply is an answer, not a failure
-	stored  time.Duration // when reply came
-	expires time.Duration // from when on reply is stale
-	until   time.Duration // from when on reply is of no use
-	failed  time.Duration // until when not to ask, since that failed
-	failure string        // why it did
-	fails   int           // how often it did, one time after the other
+	stored  time.Duration // when reply was stored
+	expires time.Duration // when reply becomes stale
+	until   time.Duration // when reply can no longer be used
+	failed  time.Duration // do not ask again before, since asking failed
+	failure string        // why it failed
+	fails   int           // how often it failed in a row
 
 	hits       uint8 // of the fresh reply, up to refreshHits
-	refreshing bool  // somebody was told to ask anew
-	visited    bool  // since the hand came by
+	refreshing bool  // a caller has been told to ask again
+	visited    bool  // used since the hand has passed
 }
 
 // A shard is a part of the cache with a lock of its own.
 type shard struct {
 	mu         sync.Mutex
 	generation uint64            // of the last flush
-	entries    map[uint64]*entry // by hash; of two with the same the later one stays
+	entries    map[uint64]*entry // by hash; of two with the same hash the later one stays
 	ring       entry             // before the newest and after the oldest
-	hand       *entry            // where the search for one to evict goes on
+	hand       *entry            // where the search for an entry to evict continues
 	bytes      int64
 	max        int64
-	stats      Stats // but for entries and bytes
+	stats      Stats // except Entries and Bytes
 }
 
 func (s *shard) init(maxBytes int64) {
@@ -77,7 +77,7 @@ func (s *shard) flush(match func(Key) bool, generation uint64) {
 		if match(e.key) {
 			s.remove(e)
 		}
-		e.refreshing = false // the reply that is on its way will not be kept
+		e.refreshing = false // the reply that is in flight will not be stored
 	}
 }
 
@@ -127,7 +127,7 @@ func (s *shard) get(hash uint64, k Key, now time.Duration) Hit {
 	}
 }
 
-// refresh reports whether who asks now is to ask anew, and notes that.
+// refresh reports whether the caller is to ask again before e expires, and notes that.
 func (e *entry) refresh(now time.Duration) bool {
 	if e.refreshing || !e.answer || e.hits < refreshHits || now < e.failed || !e.aging(now) {
 		return false
@@ -136,32 +136,32 @@ func (e *entry) refresh(now time.Duration) bool {
 	return true
 }
 
-// recheck reports whether who asks now is to ask anew although that failed, and notes
+// recheck reports whether the caller is to ask again although that failed before, and notes
 // that.
 func (e *entry) recheck(now time.Duration) bool {
 	if now < e.failed {
 		return false
 	}
-	e.failed = now + maxRecheck // if nothing comes of it
+	e.failed = now + maxRecheck // unless a result is stored before
 	return true
 }
 
-// aging reports whether e is in the last part of its time.
+// aging reports whether e is in the last tenth of its time.
 func (e *entry) aging(now time.Duration) bool {
 	return e.expires-now < (e.expires-e.stored)/refreshTenth
 }
 
-// A lifetime says for how long a reply is kept.
+// A lifetime tells how long a reply is kept.
 type lifetime struct {
-	now   time.Duration // when it came
-	ttl   time.Duration // until it expires, 0: it must not be kept
+	now   time.Duration // when it was received
+	ttl   time.Duration // until it expires; 0: it must not be kept
 	stale time.Duration // how much longer an answer is kept
 	max   time.Duration // bounds the TTLs that clients see
 }
 
-// putReply keeps a reply and returns for how long it is fresh. An answer that must not be
-// kept ends what was kept before it. A SERVFAIL or the like does not: it counts as a
-// failure to ask if there is an answer that is fresh or may be used stale.
+// putReply stores a reply and returns how long it is fresh. An answer that must not be
+// kept removes the previous reply. A SERVFAIL or another failure does not: if there is an
+// answer that is fresh or may be used stale, it counts as a failed attempt to ask.
 func (s *shard) putReply(hash uint64, k Key, r *reply.Reply, life lifetime) time.Duration {
 	const noError, nxDomain = 0, 3
 	rcode := r.Rcode()
@@ -177,7 +177,7 @@ func (s *shard) putReply(hash uint64, k Key, r *reply.Reply, life lifetime) time
 	default:
 		expires := life.now + life.ttl
 		e := &entry{reply: r, answer: answer, stored: life.now, expires: expires, until: expires}
-		e.maxTTL = uint32(life.max / time.Second) //nolint:gosec // of 68 years at most
+		e.maxTTL = uint32(life.max / time.Second) //nolint:gosec // at most 68 years
 		if answer {
 			e.until += life.stale
 		}
@@ -187,7 +187,7 @@ func (s *shard) putReply(hash uint64, k Key, r *reply.Reply, life lifetime) time
 	return 0
 }
 
-// putFailure notes that no nameserver answered. An answer that is kept stays.
+// putFailure notes that no nameserver answered. A reply that can still be used stays.
 func (s *shard) putFailure(hash uint64, k Key, text string, now time.Duration) {
 	if old := s.find(hash, k); old != nil && old.reply != nil && now < old.until {
 		s.fail(old, now, text)
@@ -196,9 +196,9 @@ func (s *shard) putFailure(hash uint64, k Key, text string, now time.Duration) {
 	s.put(hash, k, &entry{stored: now, expires: now, until: now, failed: now + failureTTL, failure: text})
 }
 
-// The time until a reply that could not be replaced is asked for again doubles from
-// minRecheck to maxRecheck, the failure recheck timer of RFC 8767, section 5. No client
-// waits for that, so the first times may be shorter.
+// The time after which a question whose reply could not be replaced is asked again doubles
+// from minRecheck to maxRecheck, the failure recheck timer of RFC 8767, section 5. No client
+// waits meanwhile, so the first times may be shorter.
 const (
 	minRecheck = 5 * time.Second
 	maxRecheck = 30 * time.Second
@@ -206,14 +206,14 @@ const (
 
 // fail notes a failure to replace e.
 func (s *shard) fail(e *entry, now time.Duration, text string) {
-	const enough = 8 // doublings
-	e.failed = now + min(minRecheck<<min(e.fails, enough), maxRecheck)
+	const maxDoublings = 8 // more would overflow
+	e.failed = now + min(minRecheck<<min(e.fails, maxDoublings), maxRecheck)
 	e.failure, e.refreshing, e.fails = text, false, e.fails+1
 	s.resize(e)
 	s.evict(now)
 }
 
-// put keeps e for k, in the place of what was there.
+// put stores e for k, in place of the previous entry.
 func (s *shard) put(hash uint64, k Key, e *entry) {
 	if old := s.entries[hash]; old != nil {
 		e.visited = old.visited && old.key == k
@@ -221,7 +221,7 @@ func (s *shard) put(hash uint64, k Key, e *entry) {
 	}
 	e.key, e.hash = k, hash
 	if int64(size(e)) > s.max {
-		return // all others would have to go, and then this one
+		return // it would evict all others, and then itself
 	}
 	e.key.Name = strings.Clone(k.Name)
 	e.prev, e.next = &s.ring, s.ring.next
@@ -231,7 +231,7 @@ func (s *shard) put(hash uint64, k Key, e *entry) {
 	s.evict(e.stored)
 }
 
-// remove forgets e.
+// remove removes e.
 func (s *shard) remove(e *entry) {
 	if s.hand == e {
 		s.hand = e.prev
@@ -241,8 +241,8 @@ func (s *shard) remove(e *entry) {
 	s.bytes -= int64(e.size)
 }
 
-// evict makes the shard fit its bound. The hand goes from old to new, spares what
-// was asked for since it came by, and takes the first that was not.
+// evict makes the shard fit its bound. The hand moves from old entries to new ones, passes
+// those that were used since it passed them before, and removes the first that was not.
 func (s *shard) evict(now time.Duration) {
 	for s.bytes > s.max {
 		e := s.hand
@@ -256,7 +256,7 @@ func (s *shard) evict(now time.Duration) {
 	}
 }
 
-// resize measures e.
+// resize measures e again.
 func (s *shard) resize(e *entry) {
 	s.bytes -= int64(e.size)
 	e.size = int32(size(e))
@@ -265,13 +265,13 @@ func (s *shard) resize(e *entry) {
 
 // size returns the bytes that e occupies on the heap.
 func size(e *entry) int {
-	// A map has 17 bytes for a pair like ours, and is 44 to 88 % full.
+	// A map of this type has 17 bytes for each pair, and is 44 to 88 % full.
 	const slot = 28
 	n := slot + int(unsafe.Sizeof(*e)) + len(e.key.Name) + len(e.failure)
 	if e.reply != nil {
 		n += e.reply.Size()
 	}
-	// Go's allocator rounds up to its size classes, by 1/8 at most and 1/16 on
+	// Go's allocator rounds up to its size classes, by at most 1/8 and by 1/16 on
 	// average.
 	return n + n/16
 }
