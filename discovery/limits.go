@@ -100,6 +100,7 @@ type boundedStream struct {
 
 	mu    sync.Mutex
 	timer *time.Timer
+	nonce string // of the last push; every push replaces it
 }
 
 // Context returns a context that also ends if the client is too slow.
@@ -109,16 +110,23 @@ func (b *boundedStream) Context() context.Context { return b.ctx }
 func (b *boundedStream) SendMsg(m any) error {
 	b.mu.Lock()
 	b.timer.Reset(b.timeout)
+	if push, ok := m.(interface{ GetNonce() string }); ok {
+		b.nonce = push.GetNonce()
+	}
 	b.mu.Unlock()
 	return b.ServerStream.SendMsg(m)
 }
 
-// RecvMsg receives a request, which acknowledges the last push, and stops the timer.
+// RecvMsg receives a request. If it is the ACK or NACK of the last push, RecvMsg stops the
+// timer. Other requests do not show that the client has read the push.
 func (b *boundedStream) RecvMsg(m any) error {
 	err := b.ServerStream.RecvMsg(m)
+	request, ok := m.(interface{ GetResponseNonce() string })
 	b.mu.Lock()
-	b.timer.Stop()
-	b.mu.Unlock()
+	defer b.mu.Unlock()
+	if err != nil || ok && request.GetResponseNonce() == b.nonce {
+		b.timer.Stop()
+	}
 	return err
 }
 

@@ -77,6 +77,34 @@ func TestSlowClient(t *testing.T) {
 	good.next()
 }
 
+// D33: only the ACK or NACK of a push counts as its acknowledgement, not another request.
+func TestOtherRequestsAreNoAcknowledgement(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
+	r := start(t, Config{ConfigDir: dir, AckTimeout: time.Second})
+	stream, err := r.dial(t).StreamAggregatedResources(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&discoveryv3.DiscoveryRequest{Node: node(t, "shop"), TypeUrl: typeURL}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&discoveryv3.DiscoveryRequest{TypeUrl: "type.googleapis.com/envoy.config.cluster.v3.Cluster"}); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := stream.Recv()
+		ended <- err
+	}()
+	if err := wait.For(t, "the stream ends", ended); status.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("got %v, want DeadlineExceeded", err)
+	}
+}
+
 // Clients may ping every 10 s, as Istio's agent can be configured to, and the client of
 // an old connection is asked to connect again.
 func TestConnectionAge(t *testing.T) {
@@ -94,7 +122,7 @@ func TestConnectionAge(t *testing.T) {
 		conn.WaitForStateChange(t.Context(), state)
 	}
 	if !conn.WaitForStateChange(t.Context(), connectivity.Ready) {
-		t.Error("the connection stands for ever")
+		t.Error("the client was not asked to connect again")
 	}
 }
 
