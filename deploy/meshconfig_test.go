@@ -16,14 +16,14 @@ func TestMeshConfig(t *testing.T) {
 		t.Errorf("the exclusion is not in the rules:\n%s", rules)
 	}
 	text := output(t, command(t, nil, "nametap", "capture", "apply", "--mesh-config", "mesh-config/off.yaml"))
-	if want := "no rules are put in: ISTIO_META_DNS_CAPTURE is false by mesh config"; !strings.Contains(text, want) {
+	if want := "no rules installed: ISTIO_META_DNS_CAPTURE=false (mesh config"; !strings.Contains(text, want) {
 		t.Errorf("%q does not say %q", text, want)
 	}
 	netns.Need(t, "iptables")
 	ns := netns.New(t)
 	// Without rules the command fails, after it has said what is wanted.
 	text = ns.Exec("sh", "-c", bin+"/nametap capture status --mesh-config mesh-config/on.yaml || true")
-	if want := "ISTIO_META_DNS_CAPTURE is true by mesh config"; !strings.Contains(text, want) {
+	if want := "ISTIO_META_DNS_CAPTURE=true (mesh config"; !strings.Contains(text, want) {
 		t.Errorf("%q does not say %q", text, want)
 	}
 }
@@ -38,7 +38,7 @@ func TestAnnotation(t *testing.T) {
 	}
 	environ := []string{"PROXY_CONFIG=" + patch.Metadata.Annotations[proxyConfig]}
 	text := output(t, command(t, environ, "nametap", "capture", "apply", "--mesh-config", "mesh-config/on.yaml"))
-	if want := "no rules are put in: ISTIO_META_DNS_CAPTURE is false by PROXY_CONFIG"; !strings.Contains(text, want) {
+	if want := "no rules installed: ISTIO_META_DNS_CAPTURE=false (PROXY_CONFIG"; !strings.Contains(text, want) {
 		t.Errorf("%q does not say %q", text, want)
 	}
 }

@@ -149,7 +149,7 @@ func TestStatusOfCapture(t *testing.T) { // K10, R7
 	v := newVM(t, "nft")
 	v.capture()
 	want := []string{
-		"capture        ISTIO_META_DNS_CAPTURE is true by the default, 0 repairs\n",
+		"capture        on: ISTIO_META_DNS_CAPTURE=true (default), 0 repairs\n",
 		"backend        nft: as configured\n", "IPv4           in place\n", "IPv6           in place\n",
 		"not served: queries of sockets that are bound to a device", // K14
 	}

@@ -72,7 +72,7 @@ func TestSwitchOff(t *testing.T) { // R7
 	before := v.Rules()
 	mesh := v.write("mesh", meshConfig(false))
 	off := func(because string) string {
-		return "no rules are put in: ISTIO_META_DNS_CAPTURE is false by " + because + "\n"
+		return "no rules installed: ISTIO_META_DNS_CAPTURE=false (" + because + ")\n"
 	}
 	annotation := func(on string) string {
 		return `PROXY_CONFIG={"proxyMetadata":{"ISTIO_META_DNS_CAPTURE":"` + on + `"}}`
@@ -82,14 +82,14 @@ func TestSwitchOff(t *testing.T) { // R7
 		flags       []string
 		want        string // of standard output; "" if it captures
 	}{
-		{environment: []string{"ISTIO_META_DNS_CAPTURE=false"}, want: off("the environment variable ISTIO_META_DNS_CAPTURE")},
+		{environment: []string{"ISTIO_META_DNS_CAPTURE=false"}, want: off("environment variable ISTIO_META_DNS_CAPTURE")},
 		{environment: []string{annotation("false")}, want: off("PROXY_CONFIG")},
 		{flags: []string{"--mesh-config", mesh}, want: off("mesh config " + mesh)},
 		{flags: []string{"--capture-enabled=false"}, want: off("--capture-enabled")},
 		{environment: []string{annotation("false"), "ISTIO_META_DNS_CAPTURE=true"}},
 		{environment: []string{annotation("true")}, flags: []string{"--mesh-config", mesh}},
 		{environment: []string{annotation("true"), "ISTIO_META_DNS_CAPTURE=false"}, flags: []string{"--mesh-config", mesh},
-			want: off("the environment variable ISTIO_META_DNS_CAPTURE")},
+			want: off("environment variable ISTIO_META_DNS_CAPTURE")},
 		{environment: []string{"ISTIO_META_DNS_CAPTURE=false"}, flags: []string{"--capture-enabled"}},
 		{},
 	} {
@@ -100,7 +100,7 @@ func TestSwitchOff(t *testing.T) { // R7
 			t.Errorf("%v %v: %+v", test.environment, test.flags, r)
 		}
 		// The status agrees, and fails if the rules do not match the switch.
-		if r := v.root(v.args("status", test.flags...)...); r.code != 0 || !strings.Contains(r.stdout, "ISTIO_META_DNS_CAPTURE is ") {
+		if r := v.root(v.args("status", test.flags...)...); r.code != 0 || !strings.Contains(r.stdout, "ISTIO_META_DNS_CAPTURE=") {
 			t.Errorf("status: %v %v: %+v", test.environment, test.flags, r)
 		}
 		if on {

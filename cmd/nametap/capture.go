@@ -20,8 +20,8 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// A captureCommand is what the subcommands of capture share. They have all settings of
-// the agent, so that one environment and one file do for both.
+// A captureCommand has what the subcommands of capture share. They have all settings of the
+// agent, so that both can use one environment and one file.
 type captureCommand struct {
 	options *options
 	output  string
@@ -33,10 +33,10 @@ type captureCommand struct {
 func newCaptureCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "capture",
-		Short: "The rules that redirect port 53 to the agent",
-		Long: `The rules of iptables that redirect port 53 to the agent: what applications ask a
-nameserver comes to the agent, what the agent asks does not. The settings are the
-agent's; one environment, or one --config file, does for both.`,
+		Short: "Install, remove or check the rules that redirect port 53 to the agent",
+		Long: `Install, remove or check the iptables rules that redirect port 53 to the agent. They
+redirect queries of applications, but not the agent's own. The settings are the
+agent's, so that both can use one environment and one --config file.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(command *cobra.Command, _ []string) error { return command.Help() },
 	}
@@ -44,7 +44,7 @@ agent's; one environment, or one --config file, does for both.`,
 	return command
 }
 
-// subcommand returns a subcommand that runs with the settings resolved.
+// subcommand returns a subcommand that reads the settings before it runs.
 func (c *captureCommand) subcommand(use, short, long string, run func(ctx context.Context, w io.Writer) error) *cobra.Command {
 	command := c.declared(use, short, long)
 	declareOutput(command.Flags(), &c.output)
@@ -60,14 +60,14 @@ func (c *captureCommand) subcommand(use, short, long string, run func(ctx contex
 	return command
 }
 
-// declared returns a subcommand that has the settings.
+// declared returns a subcommand with the settings of the agent. Its help shows those that
+// affect the rules.
 func (c *captureCommand) declared(use, short, long string) *cobra.Command {
 	command := &cobra.Command{
 		Use: use, Short: short, Long: long,
 		Args: usageArgs(cobra.NoArgs),
 	}
 	c.options = newOptions(command.Flags())
-	// The help shows the settings that say something about the rules.
 	others := []string{settings.ConfigFlag, settings.MeshConfigFlag, "instance-ip", dnsAddrFlag, "resolv-conf", "upstream-timeout", "log-level", "log-format"}
 	command.Flags().VisitAll(func(flag *pflag.Flag) {
 		flag.Hidden = !strings.HasPrefix(flag.Name, "capture-") && !slices.Contains(others, flag.Name)
@@ -80,7 +80,8 @@ func (c *captureCommand) print(w io.Writer, v any, text func(w io.Writer) error)
 	return printOutput(w, c.output, v, text)
 }
 
-// resolve reads the settings.
+// resolve reads the settings. With the switch on it also reads the nameservers of
+// resolv.conf, if only their queries are captured.
 func (c *captureCommand) resolve() error {
 	if err := c.options.resolve(); err != nil {
 		return err
@@ -100,11 +101,13 @@ func (c *captureCommand) resolve() error {
 
 func newCaptureApply() *cobra.Command {
 	c := new(captureCommand)
-	return c.subcommand("apply", "Put the rules in", `Put the rules in, in place of any others of ours. What is there already is not
-changed. Each family has all of its rules or none. What this machine lacks is done
-without. What fails for a reason that may pass is tried again for some seconds; if a
-family is not captured then, or by lesser rules, it is exit code 1, and what could be
-had is in. With ISTIO_META_DNS_CAPTURE=false nothing is put in, and that is no error.`,
+	return c.subcommand("apply", "Install the rules", `Install the rules, in place of any other rules of nametap. Rules that are already
+installed are not touched. A family (IPv4 or IPv6) gets all of its rules or none, and a
+family that this machine does not support is left out. What fails for a reason that may
+pass is retried for some seconds. If a supported family is then not captured, or without
+all rules, the exit code is 1; the rules that could be installed stay.
+
+With ISTIO_META_DNS_CAPTURE=false the command installs nothing, and the exit code is 0.`,
 		func(ctx context.Context, w io.Writer) error {
 			if !c.config.On {
 				nothing := struct {
@@ -112,7 +115,7 @@ had is in. With ISTIO_META_DNS_CAPTURE=false nothing is put in, and that is no e
 					Because string `json:"because"`
 				}{c.config.On, c.config.Because}
 				return c.print(w, nothing, func(w io.Writer) error {
-					_, err := fmt.Fprintf(w, "no rules are put in: %s\n", c.config.Because)
+					_, err := fmt.Fprintf(w, "no rules installed: %s\n", c.config.Because)
 					return err
 				})
 			}
@@ -126,7 +129,7 @@ had is in. With ISTIO_META_DNS_CAPTURE=false nothing is put in, and that is no e
 			case errors.Is(err, iptables.ErrCapability):
 				return err
 			case err != nil:
-				return fmt.Errorf("%w; `nametap capture check` says what is missing", err)
+				return fmt.Errorf("%w; `nametap capture check` shows what is missing", err)
 			}
 			return c.printStatus(ctx, w)
 		})
@@ -135,22 +138,24 @@ had is in. With ISTIO_META_DNS_CAPTURE=false nothing is put in, and that is no e
 func newCaptureRemove() *cobra.Command {
 	c := new(captureCommand)
 	afterAgent := false
-	command := c.declared("remove", "Take the rules out", `Take out all that is ours, in both backends, whatever it was put in with. Queries go
-to nameservers again at once; the command ends when no reply can be on its way any
-more. It is exit code 1 if a backend cannot be read in which rules of nametap may be. With
---after-agent, which is for service managers, it does not wait, is content with what the
-agent's user may read, and does nothing if --capture-fail-open=false says that queries are to be
-refused without an agent.`)
+	command := c.declared("remove", "Remove the rules", `Remove all rules of nametap from both backends, whatever settings installed them.
+Queries go to nameservers again at once; the command ends when no reply can be in flight
+to the agent. If rules of nametap may remain in a backend that cannot be read, the exit
+code is 1.
+
+--after-agent is for service managers: the command does not wait for replies, ignores a
+backend that the agent's user cannot read, and does nothing with
+--capture-fail-open=false.`)
 	command.RunE = func(command *cobra.Command, _ []string) error {
-		log := newLogWriter(os.Stderr) // a log that is not read must not keep the rules in
+		log := newLogWriter(os.Stderr) // a log that is not read must not delay the removal
 		defer log.close()
 		c.options.logTo = log
 		failOpen, logger := c.resolveForRemoval()
 		if afterAgent && !failOpen {
-			logger.Warn("the rules stay: queries are refused without an agent (--capture-fail-open=false)")
+			logger.Warn("the rules stay because of --capture-fail-open=false: without an agent queries are refused")
 			return nil
 		}
-		cfg := iptables.DefaultConfig() // any will do: chains are found by their names
+		cfg := iptables.DefaultConfig() // removal finds chains by their names alone
 		if afterAgent {
 			cfg.Settle = time.Nanosecond // no reply of the agent can be in flight
 		}
@@ -160,22 +165,22 @@ refused without an agent.`)
 		}
 		err = capture.Remove(command.Context())
 		if afterAgent && errors.Is(err, iptables.ErrUnseen) {
-			logger.Warn("capture rules removed as far as they can be seen", "unseen", err)
+			logger.Warn("removed the capture rules that this user can read", "error", err)
 			return nil
 		}
 		return err
 	}
-	command.Flags().BoolVar(&afterAgent, "after-agent", false, "only if --capture-fail-open, and at once")
+	command.Flags().BoolVar(&afterAgent, "after-agent", false, "remove the rules of an agent that has ended, for service managers")
 	return command
 }
 
 // resolveForRemoval returns the settings that removal needs. Malformed settings must not
-// keep the rules in: they may be the reason why no agent runs.
+// keep the rules installed: they may be the reason why no agent runs.
 func (c *captureCommand) resolveForRemoval() (failOpen bool, logger *slog.Logger) {
 	err := c.options.resolve()
 	logger = c.options.logger()
 	if err != nil {
-		logger.Warn("removing the rules without the settings that cannot be read", "error", err)
+		logger.Warn("some settings are malformed; the rules are removed without them", "error", err)
 	}
 	return !c.options.capture.Config.FailClosed, logger
 }
@@ -183,14 +188,14 @@ func (c *captureCommand) resolveForRemoval() (failOpen bool, logger *slog.Logger
 func newCapturePrint() *cobra.Command {
 	c := new(captureCommand)
 	clean := false
-	command := c.subcommand("print", "Print what apply would do", `Print the text that apply would give to iptables-restore now, and to which. Nothing is
-changed. With --clean, or where the rules of this machine cannot be read, it is the text
-for a machine that has none of ours.`,
+	command := c.subcommand("print", "Print what apply would do", `Print the programs that apply would run now, such as iptables-restore, and their input.
+Nothing is changed. With --clean, and if the rules of this machine cannot be read, print
+the input for a machine without rules of nametap.`,
 		func(ctx context.Context, w io.Writer) error {
 			steps, err := c.capture.Plan(ctx)
 			if err != nil || clean {
 				if err != nil {
-					fmt.Fprintf(os.Stderr, "for a machine that has none of our rules, as those of this one cannot be read: %v\n", err)
+					fmt.Fprintf(os.Stderr, "printing the rules for a machine without rules of nametap: those of this machine cannot be read: %v\n", err)
 				}
 				if steps, err = c.cleanSteps(); err != nil {
 					return err
@@ -199,11 +204,11 @@ for a machine that has none of ours.`,
 			all := append([]iptables.Step{}, steps...) // [] rather than null
 			return c.print(w, all, func(w io.Writer) error { return printSteps(w, all) })
 		})
-	command.Flags().BoolVar(&clean, "clean", false, "as for a machine that has none of our rules")
+	command.Flags().BoolVar(&clean, "clean", false, "print the rules for a machine without rules of nametap")
 	return command
 }
 
-// cleanSteps returns the texts for a machine that has none of our rules.
+// cleanSteps returns the steps for a machine without rules of nametap.
 func (c *captureCommand) cleanSteps() ([]iptables.Step, error) {
 	rules, err := iptables.Build(c.config.Config)
 	if err != nil {
@@ -223,7 +228,7 @@ func (c *captureCommand) cleanSteps() ([]iptables.Step, error) {
 
 func printSteps(w io.Writer, steps []iptables.Step) error {
 	if len(steps) == 0 {
-		_, err := fmt.Fprintln(w, "# all is in place")
+		_, err := fmt.Fprintln(w, "# the rules are in place")
 		return err
 	}
 	for _, step := range steps {
@@ -236,8 +241,8 @@ func printSteps(w io.Writer, steps []iptables.Step) error {
 
 func newCaptureStatus() *cobra.Command {
 	c := new(captureCommand)
-	return c.subcommand("status", "Show the rules that are in", `Show where rules of ours are, and how they differ from the settings. It is exit code 1
-if they are not as they should be.`,
+	return c.subcommand("status", "Show the rules that are installed", `Show which rules of nametap are installed, in which backend, and how they differ from
+the settings. If they differ, the exit code is 1.`,
 		func(ctx context.Context, w io.Writer) error {
 			if err := c.printStatus(ctx, w); err != nil {
 				return err
@@ -246,25 +251,25 @@ if they are not as they should be.`,
 			if err != nil {
 				return err
 			}
-			return c.judge(status)
+			return c.check(status)
 		})
 }
 
-// judge returns an error unless the rules are as the switch says.
-func (c *captureCommand) judge(status iptables.Status) error {
-	in := false
+// check returns an error unless the rules are as the settings say.
+func (c *captureCommand) check(status iptables.Status) error {
+	installed := false
 	for _, f := range status.Families {
-		in = in || f.State == iptables.InPlace
+		installed = installed || f.State == iptables.InPlace
 		needed := f.Family == iptables.IPv4 || c.config.Config.IPv6 == iptables.On
 		switch {
 		case f.State == iptables.Drifted, f.OtherBackend:
-			return errors.New("the rules are not as these settings say; `nametap capture print` shows what apply would do, `nametap status` what an agent says that has its own settings")
+			return errors.New("the rules differ from these settings; `nametap capture print` shows what apply would do, and `nametap status` how they differ from the settings of the running agent")
 		case c.config.On && (f.State == iptables.Absent || f.State == iptables.Unavailable && needed):
 			return fmt.Errorf("DNS over %s is not captured", f.Family)
 		}
 	}
-	if !c.config.On && in {
-		return fmt.Errorf("DNS is captured, though %s", c.config.Because)
+	if !c.config.On && installed {
+		return fmt.Errorf("DNS is captured despite %s", c.config.Because)
 	}
 	return nil
 }
@@ -276,10 +281,18 @@ func (c *captureCommand) printStatus(ctx context.Context, w io.Writer) error {
 	}
 	return c.print(w, status, func(w io.Writer) error {
 		lines := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		fmt.Fprintf(lines, "wanted\t%s\n", c.config.Because)
+		fmt.Fprintf(lines, "switch\t%s\n", onOff(c.config.On, c.config.Because))
 		printRules(lines, status)
 		return lines.Flush()
 	})
+}
+
+// onOff returns the state of the switch, and what sets it.
+func onOff(on bool, because string) string {
+	if on {
+		return "on: " + because
+	}
+	return "off: " + because
 }
 
 // printRules prints a line for the backend and one for each family.
@@ -294,7 +307,7 @@ func printRules(w io.Writer, status iptables.Status) {
 			text += ", without " + strings.Join(f.Without, ", ")
 		}
 		if f.OtherBackend {
-			text += ", and rules of ours in the other backend"
+			text += ", with rules of nametap in the other backend too"
 		}
 		if f.Error != "" {
 			text += ": " + f.Error
@@ -307,7 +320,7 @@ func printRules(w io.Writer, status iptables.Status) {
 			fmt.Fprintf(w, "\tnot served: %s\n", unserved)
 		}
 		for _, other := range f.Others {
-			fmt.Fprintf(w, "\t%s; `nametap capture check` says what to do\n", other)
+			fmt.Fprintf(w, "\t%s; `nametap capture check` shows what to do\n", other)
 		}
 		for _, drift := range f.Drift {
 			fmt.Fprintf(w, "\t%s\n", drift)
@@ -317,9 +330,9 @@ func printRules(w io.Writer, status iptables.Status) {
 
 func newCaptureCheck() *cobra.Command {
 	c := new(captureCommand)
-	return c.subcommand("check", "Say what this machine lacks for the rules", `Say what this machine has and lacks for the rules, and how to get it. Nothing is
-changed: rules are tried in a network namespace of their own. It is exit code 1 if
-nothing could be captured.`,
+	return c.subcommand("check", "Check whether this machine supports the rules", `Check what this machine supports, and show how to get what is missing. The command tries
+the rules in a new network namespace and changes nothing else. If nothing could be
+captured, the exit code is 1.`,
 		func(ctx context.Context, w io.Writer) error {
 			findings := c.capture.Check(ctx)
 			err := c.print(w, findings, func(w io.Writer) error { return printFindings(w, findings) })

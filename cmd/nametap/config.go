@@ -100,7 +100,7 @@ func (o *options) completeNode(cfg *agent.Config) error {
 // captureConfig returns what is captured: the settings, and what follows from others.
 func (o *options) captureConfig() (agent.CaptureConfig, error) {
 	cfg, enabled := o.capture, o.flags.Lookup(enabledFlag)
-	cfg.Because = fmt.Sprintf("%s is %s by %s", settings.Env(enabled), enabled.Value, settings.Source(enabled))
+	cfg.Because = fmt.Sprintf("%s=%s (%s)", settings.Env(enabled), enabled.Value, settings.Source(enabled))
 	cfg.ResolvConf = o.agent.DNS.Forward.ResolvConf
 	var err error
 	cfg.Config, err = o.rulesConfig()

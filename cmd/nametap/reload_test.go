@@ -79,7 +79,7 @@ func TestReload(t *testing.T) {
 		if got := o.logLevel.Level(); got != step.level {
 			t.Errorf("%q: the level is %v", step.file, got)
 		}
-		if capture.On != step.on || !strings.HasPrefix(capture.Because, "ISTIO_META_DNS_CAPTURE is ") || capture.Config.Port != 15053 ||
+		if capture.On != step.on || !strings.HasPrefix(capture.Because, "ISTIO_META_DNS_CAPTURE=") || capture.Config.Port != 15053 ||
 			(capture.Servers == agent.AllServers) != step.on || (len(capture.Config.ExcludeUIDs) == 0) != step.on {
 			t.Errorf("%q: capture is %+v", step.file, capture)
 		}

@@ -106,7 +106,7 @@ func printXDS(w io.Writer, status agent.Status) {
 	fmt.Fprintf(w, "pushes\t%d, %d rejected\n", xds.Pushes, xds.Rejected)
 }
 
-// printCapture prints what the agent says of the rules that it keeps.
+// printCapture prints the state of capture, and of the rules that the agent keeps.
 func printCapture(w io.Writer, capture *agent.CaptureStatus) {
 	if capture != nil && capture.Remaining != "" {
 		fmt.Fprintf(w, "capture\trules cannot be removed; it is tried again: %s\n", capture.Remaining)
@@ -115,9 +115,9 @@ func printCapture(w io.Writer, capture *agent.CaptureStatus) {
 	case capture == nil:
 		return
 	case capture.Error != "":
-		fmt.Fprintf(w, "capture\t%s; the rules cannot be read: %s\n", capture.Because, capture.Error)
+		fmt.Fprintf(w, "capture\t%s; the rules cannot be read: %s\n", onOff(capture.On, capture.Because), capture.Error)
 		return
 	}
-	fmt.Fprintf(w, "capture\t%s, %d repairs\n", capture.Because, capture.Repairs)
+	fmt.Fprintf(w, "capture\t%s, %d repairs\n", onOff(capture.On, capture.Because), capture.Repairs)
 	printRules(w, *capture.Rules)
 }

@@ -49,7 +49,7 @@ func TestMeshPrecedence(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	for name, want := range map[string]string{
-		"drain": "the environment variable NAMETAP_DRAIN", "max-tcp-conns": "PROXY_CONFIG",
+		"drain": "environment variable NAMETAP_DRAIN", "max-tcp-conns": "PROXY_CONFIG",
 		"xds-plaintext": "mesh config " + mesh, "dns-addr": "mesh config " + mesh,
 		"upstream": file, "config": "--config",
 	} {
@@ -57,7 +57,7 @@ func TestMeshPrecedence(t *testing.T) {
 			t.Errorf("%s is from %s, want %s", name, got, want)
 		}
 	}
-	if got := settings.Source(declare(new(values)).Lookup("drain")); got != "the default" {
+	if got := settings.Source(declare(new(values)).Lookup("drain")); got != "default" {
 		t.Errorf("nothing set it: %s", got)
 	}
 }

@@ -68,7 +68,7 @@ func envs(flag *pflag.Flag) []string {
 	return append(names, flag.Annotations[annotationEnv]...)
 }
 
-// Source says where the value of a flag came from, for people.
+// Source returns where the value of a flag came from, for messages.
 func Source(flag *pflag.Flag) string {
 	switch source := flag.Annotations[annotationSource]; {
 	case len(source) == 1:
@@ -76,7 +76,7 @@ func Source(flag *pflag.Flag) string {
 	case flag.Changed:
 		return "--" + flag.Name
 	}
-	return "the default"
+	return "default"
 }
 
 // Resolve gives every flag that is not on the command line its value from environ
@@ -159,7 +159,7 @@ func set(flags *pflag.FlagSet, flag *pflag.Flag, value, source string) error {
 }
 
 func fromEnvironment(flags *pflag.FlagSet, environ []string) error {
-	source := func(key string) string { return "the environment variable " + key }
+	source := func(key string) string { return "environment variable " + key }
 	return inPlace("environment variable ", setAll(flags, variables(environ), source))
 }
 

@@ -223,7 +223,7 @@ func TestSeveralVariables(t *testing.T) {
 		if err := settings.Resolve(flags, tc.environ); err != nil {
 			t.Fatal(err)
 		}
-		if source := settings.Source(flags.Lookup("namespace")); *got != tc.want || source != "the environment variable "+tc.source {
+		if source := settings.Source(flags.Lookup("namespace")); *got != tc.want || source != "environment variable "+tc.source {
 			t.Errorf("%v: %q from %s, want %q from %s", tc.environ, *got, source, tc.want, tc.source)
 		}
 		if env := settings.Env(flags.Lookup("namespace")); env != "POD_NAMESPACE" {
