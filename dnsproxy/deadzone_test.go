@@ -14,6 +14,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
@@ -99,10 +100,7 @@ func TestDeadZonesLeaveRoom(t *testing.T) {
 // that it knows are not refused during a flood of other names.
 func TestDeadZoneBehindDnsmasq(t *testing.T) {
 	t.Parallel()
-	binary, err := exec.LookPath("dnsmasq")
-	if err != nil {
-		t.Skip("NOT TESTED: dnsmasq is not installed: apt-get install dnsmasq-base")
-	}
+	netns.Need(t, "dnsmasq")
 	dead := nameserver(t, fakedns.Silence)
 	addr := deadServer(t) // a free port
 	args := []string{
@@ -110,7 +108,7 @@ func TestDeadZoneBehindDnsmasq(t *testing.T) {
 		"--listen-address=127.0.0.1", fmt.Sprintf("--port=%d", addr.Addr.Port()),
 		fmt.Sprintf("--server=127.0.0.1#%d", dead.Addr.Port()), "--address=/live.example/192.0.2.1",
 	}
-	dnsmasq := exec.CommandContext(t.Context(), binary, args...)
+	dnsmasq := exec.CommandContext(t.Context(), "dnsmasq", args...)
 	if err := dnsmasq.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -414,18 +414,21 @@ func TestOff(t *testing.T) {
 	}
 }
 
-// TestConcurrently calls all methods from many goroutines, for the race detector.
-func TestConcurrently(t *testing.T) {
-	c, clock := cache.New(cache.Config{MaxBytes: 256 << 10, Stale: day}), newClock()
+// All methods may be called from several goroutines at once: the race detector finds
+// nothing, every Get is counted, and an empty cache occupies no bytes.
+func TestConcurrentUse(t *testing.T) {
+	const goroutines, gets, maxBytes = 8, 5000, 256 << 10
+	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: day}), newClock()
 	replies := []*reply.Reply{answer(t, "a", 1), nxdomain(t, 2), failure(t, "a")}
 	var group sync.WaitGroup
-	for g := range 8 {
+	for g := range goroutines {
 		group.Go(func() {
-			for i := range 5000 {
+			for i := range gets {
 				k := key(fmt.Sprintf("n%d", (i*7+g)%700))
 				now := clock.Add(time.Duration(i) * time.Millisecond)
-				switch c.Get(k, now).State {
+				switch state := c.Get(k, now).State; state {
 				case cache.Miss, cache.Stale:
+					c.CountMiss(state)
 					c.Put(k, replied(c, replies[i%3]), now)
 				case cache.Fresh, cache.StaleNow, cache.Failed:
 					c.Put(k, unanswered(c, "timeout"), now)
@@ -433,9 +436,18 @@ func TestConcurrently(t *testing.T) {
 				if i%1000 == 0 {
 					c.Flush(nil)
 				}
-				c.Stats()
+				if n := c.Stats().Bytes; n > maxBytes {
+					t.Errorf("%d bytes are kept, want at most %d", n, maxBytes)
+				}
 			}
 		})
 	}
 	group.Wait()
+	if s := c.Stats(); s.Hits+s.Misses+s.Stale+s.Failures != goroutines*gets {
+		t.Errorf("%+v counts another number of gets than %d", s, goroutines*gets)
+	}
+	c.Flush(nil)
+	if s := c.Stats(); s.Entries != 0 || s.Bytes != 0 {
+		t.Errorf("%+v after a flush of everything", s)
+	}
 }
