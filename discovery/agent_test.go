@@ -19,7 +19,7 @@ import (
 // C1, C2, C4: the client in nds gets the table that the table command prints, in both
 // variants, and receives an edit. Hosts that need automatic VIPs are in it if the client
 // asks for VIPs.
-func TestOwnClient(t *testing.T) {
+func TestWithNametapsClient(t *testing.T) {
 	const external = "mysql-instance1.us-east-1.rds.amazonaws.com"
 	for name, variant := range map[string]nds.Variant{
 		variantDelta: nds.Incremental, variantSotw: nds.StateOfTheWorld, variantDelta + " asks": nds.Incremental,

@@ -106,7 +106,7 @@ func keysOf(objects []object) []string {
 	return out
 }
 
-func TestReadableDocuments(t *testing.T) {
+func TestValidDocuments(t *testing.T) {
 	for _, tt := range []struct {
 		name, doc string
 		want      []string

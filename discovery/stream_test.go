@@ -9,7 +9,7 @@ import (
 
 // Istio's agent forwards the subscriptions of its Envoy on the same stream. They are not
 // answered, and do not affect name tables.
-func TestForeignTypesAreLeftUnanswered(t *testing.T) {
+func TestOtherTypesAreNotAnswered(t *testing.T) {
 	const clusters = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("a", "clusterIP: 10.0.0.1"))
@@ -66,7 +66,7 @@ func TestSubscribedNames(t *testing.T) {
 }
 
 // Each client has its own view. An edit is sent only to clients that see it.
-func TestOnlyThoseWhoSeeItAreWoken(t *testing.T) {
+func TestEditIsSentOnlyToItsViews(t *testing.T) {
 	dir := t.TempDir()
 	private := func(ip string) string {
 		return entry("e", "hosts: [a.example.com], addresses: ["+ip+"], exportTo: ['.']")

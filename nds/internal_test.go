@@ -121,7 +121,7 @@ func TestReadRoots(t *testing.T) {
 
 // C1: a token that kubelet renews is not exchanged; if its directory cannot be read, nothing
 // is known about that.
-func TestWantedWithoutDirectory(t *testing.T) {
+func TestTokenDirectoryUnreadable(t *testing.T) {
 	dir := t.TempDir()
 	loop := filepath.Join(dir, "loop")
 	if err := os.Symlink(loop, loop); err != nil {

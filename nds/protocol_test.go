@@ -84,7 +84,7 @@ func TestFallback(t *testing.T) {
 
 // C2: the error of a proxy whose control plane is away does not change the variant for
 // good.
-func TestFallbackPasses(t *testing.T) {
+func TestFallbackIsTemporary(t *testing.T) {
 	server := fakexds.Start(t, fakexds.Options{})
 	server.Push(hosts("a.example.com"))
 	server.SetAway(true)
@@ -164,7 +164,7 @@ func TestRejectFirst(t *testing.T) {
 }
 
 // C3: responses that are not NameTables are NACKed without calling the apply function.
-func TestRejectForeign(t *testing.T) {
+func TestRejectOtherTypes(t *testing.T) {
 	const other = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 	good := plain(t, hosts("a.example.com")).Value
 	resource := func(name, typeURL string) *discoveryv3.Resource {
@@ -303,7 +303,7 @@ func TestNamedResources(t *testing.T) {
 }
 
 // C4: in state-of-the-world, resources without names, and wrapped ones with names.
-func TestSeveralStateOfTheWorld(t *testing.T) {
+func TestNamedStateOfTheWorld(t *testing.T) {
 	h := start(t, options{config: sotw})
 	a, b := plain(t, hosts("a.example.com")), plain(t, hosts("b.example.com"))
 	h.server.PushNamed(map[string]*api.NameTable{"2": hosts("b.example.com"), "1": hosts("a.example.com")})

@@ -81,7 +81,7 @@ func TestSnapshot(t *testing.T) {
 }
 
 // C7: only accepted tables are saved.
-func TestSnapshotKeepsTheGoodTable(t *testing.T) {
+func TestRejectedTableIsNotSaved(t *testing.T) {
 	dir := t.TempDir()
 	h := start(t, options{config: stateDir(dir), apply: func(set []nds.Resource) error {
 		if len(set[0].Value) == 0 {
@@ -100,7 +100,7 @@ func TestSnapshotKeepsTheGoodTable(t *testing.T) {
 }
 
 // C7: an empty table is saved, too.
-func TestSnapshotOfNothing(t *testing.T) {
+func TestEmptyTableIsSaved(t *testing.T) {
 	dir := t.TempDir()
 	server := fakexds.Start(t, fakexds.Options{})
 	version := server.PushResponses(&discoveryv3.DeltaDiscoveryResponse{TypeUrl: nds.TypeURL, SystemVersionInfo: "empty"}, nil)
