@@ -102,7 +102,7 @@ func TestOutOfDescriptors(t *testing.T) { // R3, A12
 	}
 	a.limitFiles(1024)
 	wait.Until(t, "errors are counted", func() bool { return h.metric("nametap_dns_listener_errors_total") > 0 })
-	if n := a.log.Count("a listener cannot be read for the moment"); n == 0 || n > 100 {
+	if n := a.log.Count("reading from a listener failed"); n == 0 || n > 100 {
 		t.Errorf("the log reports it in %d lines", n)
 	}
 }

@@ -1,5 +1,5 @@
-// Package resolvconf reads resolv.conf(5), which says who the nameservers are, and
-// tells of its changes.
+// Package resolvconf reads resolv.conf(5), which names the nameservers, and watches
+// it for changes.
 //
 //	files := resolvconf.Files{} // /etc/resolv.conf
 //	conf, err := files.Read()

@@ -20,53 +20,52 @@ const (
 const (
 	// dnsPort is where the nameservers of a resolv.conf listen.
 	dnsPort = 53
-	// maxIgnored and maxQuoted bound what a file of junk says in a log.
+	// maxIgnored and maxQuoted bound what is logged about a file of junk: the number of
+	// sentences, and the bytes of a quoted word.
 	maxIgnored = 16
 	maxQuoted  = 64
 )
 
-// A Config is what a resolv.conf says. It never changes once made.
+// A Config is the content of a resolv.conf. It never changes.
 type Config struct {
-	// Servers are the nameservers in their order, each once, on port 53. All are
-	// kept where glibc keeps three: it asks one after another and so waits for
-	// the dead ones, whoever prefers the quick ones is better off with more. A
-	// file may name none; glibc would ask 127.0.0.1 then, which for a proxy is
-	// itself or nobody.
+	// Servers are the nameservers in their order, each once, on port 53. glibc uses only
+	// the first three, since it asks one after another and waits for dead ones; a client
+	// that prefers those that answer can use more. There may be none. glibc would then ask
+	// 127.0.0.1, which is the proxy itself, or nothing listens there.
 	//
-	// A link-local IPv6 address has the zone that the file gives, the others
-	// have none. IPv4-mapped addresses are IPv4, and 0.0.0.0 and :: are the
-	// loopback addresses that the kernel makes of them.
+	// A link-local IPv6 address has the zone that the file gives, others have
+	// none. IPv4-mapped addresses are IPv4, and 0.0.0.0 and :: are the
+	// loopback addresses that the kernel replaces them with.
 	Servers []netip.AddrPort
 	// Search is the search list in its order: the words of the last search or
-	// domain line as they stand there, whether they are domain names or not.
-	// Without such a line it is empty; glibc would derive a domain from the host
-	// name, but the host name of a container is not its clients'.
+	// domain line, whether they are domain names or not.
+	// Without such a line it is empty. glibc would derive a domain from the host
+	// name, but the host name of a container is not that of its clients.
 	Search []string
-	// Ndots is how many dots make a name be tried as it is before the search
-	// list, 0 to 15, and 1 where the file does not say.
+	// Ndots is the number of dots from which on a name is tried as it is before the search
+	// list is applied, 0 to 15. The default is 1.
 	Ndots int
-	// Timeout is how long a reply is awaited, 1 s to 30 s, and zero where the
-	// file does not say.
+	// Timeout is how long to wait for a reply, 1 s to 30 s; zero if the file has no such
+	// option.
 	Timeout time.Duration
-	// Attempts is how often all servers are tried, 1 to 5, and zero where the
-	// file does not say.
+	// Attempts is how often all servers are tried, 1 to 5; zero if the file has no such
+	// option.
 	Attempts int
-	// Rotate, UseVC (TCP only) and TrustAD are the options of these names. edns0 is none
-	// of them: nameservers are always asked with EDNS, as it wants, but for those that
-	// cannot take it.
+	// Rotate, UseVC (TCP only) and TrustAD are the options of these names. There is no field
+	// for edns0: nameservers are always asked with EDNS, except those that do not support it.
 	Rotate, UseVC, TrustAD bool
-	// Uplink is the file whose servers stand in the place of systemd-resolved's
-	// stub; empty where the file names no stub, or the stub had to stay.
+	// Uplink is the file whose servers replace systemd-resolved's stub. It is empty if the
+	// file does not name the stub, or the stub could not be replaced.
 	Uplink string
-	// Ignored lists what could not be used, each a sentence with the value and
-	// what was expected in its place.
+	// Ignored lists what could not be used: a sentence each, with the value and
+	// what was expected.
 	Ignored []string
 }
 
-// Parse reads the text of a resolv.conf(5). What it cannot use goes to
-// [Config.Ignored]; what only concerns a client itself (sortlist, and options
-// such as single-request) is passed over. Unlike glibc, it takes lines that are
-// indented, and words after # or ; as a comment everywhere.
+// Parse parses the text of a resolv.conf(5). [Config.Ignored] lists what it cannot use.
+// Settings that concern only the client itself (sortlist, and options such as
+// single-request) have no effect. Unlike glibc, Parse accepts indented lines, and comments
+// after # or ; anywhere in a line.
 func Parse(text []byte) *Config {
 	p := parser{conf: &Config{Ndots: 1}}
 	for line := range bytes.Lines(text) {
@@ -88,10 +87,10 @@ func Parse(text []byte) *Config {
 // A parser fills a Config.
 type parser struct {
 	conf     *Config
-	unlisted int // what was ignored beyond maxIgnored
+	unlisted int // number of problems beyond maxIgnored
 }
 
-// line reads one line's keyword and values.
+// line parses one line's keyword and values.
 func (p *parser) line(keyword string, values []string) {
 	switch keyword {
 	case "nameserver":
@@ -105,7 +104,7 @@ func (p *parser) line(keyword string, values []string) {
 			p.conf.Search = values[:1]
 		}
 	case "search":
-		if len(values) > 0 { // an empty one leaves the list, as in glibc
+		if len(values) > 0 { // an empty one keeps the list, as in glibc
 			p.conf.Search = values
 		}
 	case "options":
@@ -118,7 +117,7 @@ func (p *parser) line(keyword string, values []string) {
 	}
 }
 
-// server reads the value of a nameserver line.
+// server parses the value of a nameserver line.
 func (p *parser) server(value string) {
 	if end := strings.IndexAny(value, "#;"); end >= 0 {
 		value = value[:end] // glibc ends an address there
@@ -130,7 +129,7 @@ func (p *parser) server(value string) {
 	}
 	addr = addr.Unmap()
 	if !addr.IsLinkLocalUnicast() {
-		addr = addr.WithZone("") // means nothing there, and would make one server two
+		addr = addr.WithZone("") // it has no meaning there, and would make two servers of one
 	}
 	server := netip.AddrPortFrom(hostOf(addr), dnsPort)
 	if !slices.Contains(p.conf.Servers, server) {
@@ -138,7 +137,7 @@ func (p *parser) server(value string) {
 	}
 }
 
-// hostOf returns the address that a packet to addr arrives at: loopback instead
+// hostOf returns the address at which a packet to addr arrives: loopback in place
 // of the unspecified address.
 func hostOf(addr netip.Addr) netip.Addr {
 	switch addr {
@@ -150,7 +149,7 @@ func hostOf(addr netip.Addr) netip.Addr {
 	return addr
 }
 
-// option reads one word of an options line; the last one of a name wins.
+// option parses one word of an options line. Of several with the same name the last one wins.
 func (p *parser) option(option string) {
 	name, value, _ := strings.Cut(option, ":")
 	switch name {
@@ -164,7 +163,7 @@ func (p *parser) option(option string) {
 		}
 	case "attempts":
 		if n, ok := p.number(option, value, maxAttempts); ok {
-			p.conf.Attempts = max(n, 1) // none at all would be no resolver
+			p.conf.Attempts = max(n, 1) // with 0 nothing would be resolved
 		}
 	case "rotate":
 		p.conf.Rotate = true
@@ -176,15 +175,15 @@ func (p *parser) option(option string) {
 		p.conf.TrustAD = true
 	case "debug", "inet6", "ip6-bytestring", "ip6-dotint", "no-aaaa", "no-check-names", "no-ip6-dotint",
 		"no-reload", "no-tld-query", "no_tld_query", "single-request", "single-request-reopen", "strict-error":
-		// They change what a client asks, or how it reads the replies.
+		// They change what the client asks, or how it reads replies.
 	default:
-		p.ignore("option %s: want one that resolv.conf(5) names", quote(option))
+		p.ignore("option %s: want one from resolv.conf(5)", quote(option))
 	}
 }
 
-// number reads an option's number; what is above limit is limit.
+// number parses an option's number. A number above limit counts as limit.
 func (p *parser) number(option, value string, limit uint64) (n int, ok bool) {
-	// A number beyond 64 bits is an error with the largest one as its value.
+	// For a number of more than 64 bits ParseUint returns an error and the largest number.
 	wide, err := strconv.ParseUint(value, 10, 64)
 	if err != nil && wide == 0 {
 		p.ignore("option %s: want a number from 0 to %d after the colon", quote(option), limit)
@@ -193,7 +192,7 @@ func (p *parser) number(option, value string, limit uint64) (n int, ok bool) {
 	return int(min(wide, limit)), true
 }
 
-// ignore notes what could not be used.
+// ignore notes a problem in Config.Ignored.
 func (p *parser) ignore(format string, args ...any) {
 	if len(p.conf.Ignored) == maxIgnored {
 		p.unlisted++
@@ -202,7 +201,7 @@ func (p *parser) ignore(format string, args ...any) {
 	p.conf.Ignored = append(p.conf.Ignored, fmt.Sprintf(format, args...))
 }
 
-// quote returns value in quotes, cut if it is long.
+// quote returns value in quotes, shortened if it is long.
 func quote(value string) string {
 	if len(value) > maxQuoted {
 		return strconv.Quote(value[:maxQuoted]) + "..."

@@ -28,11 +28,11 @@ func diff(want, got *resolvconf.Config) string {
 	return cmp.Diff(want, got, cmpopts.EquateComparable(netip.AddrPort{}))
 }
 
-// F5
+// F5: the configuration of each kind of line, and the problems in it.
 func TestParse(t *testing.T) {
 	for _, test := range []struct {
 		name, text string
-		want       resolvconf.Config // Ndots 0 stands for 1, -1 for 0
+		want       resolvconf.Config // Ndots 0 means 1, and -1 means 0
 	}{
 		{"empty", "", resolvconf.Config{}},
 		{
@@ -82,7 +82,7 @@ func TestParse(t *testing.T) {
 				`nameserver "224.0.0.1": want the IP address of one server, without a port`,
 				`option "ndots:-1": want a number from 0 to 15 after the colon`,
 				`option "timeout:3s": want a number from 0 to 30 after the colon`,
-				`option "frob": want one that resolv.conf(5) names`,
+				`option "frob": want one from resolv.conf(5)`,
 				`"frobnicate": want nameserver, search, domain or options`,
 			}},
 		},
@@ -107,7 +107,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// A file of junk does not fill the log.
+// The number of sentences about a file of junk is bounded.
 func TestParseJunk(t *testing.T) {
 	var text strings.Builder
 	for i := range 1000 {
@@ -119,7 +119,8 @@ func TestParseJunk(t *testing.T) {
 	}
 }
 
-// F5
+// F5: any file gives a configuration within bounds, which is the same when written and parsed
+// again.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("search a b\r\nnameserver\t10.0.0.1 # c\nnameserver fe80::1%eth0\noptions ndots:5 timeout:99 attempts:0 edns0"))
 	f.Add([]byte("domain x\nnameserver ::ffff:10.0.0.1\nnameserver 0.0.0.0\noptions use-vc trust-ad rotate:\x00"))
@@ -137,7 +138,7 @@ func FuzzParse(f *testing.F) {
 			}
 			seen[s] = true
 		}
-		// What was understood, written down, is understood the same.
+		// The servers and the search list, written to a file, are parsed as the same.
 		var again strings.Builder
 		for _, s := range conf.Servers {
 			fmt.Fprintln(&again, "nameserver", s.Addr())
@@ -156,7 +157,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// F6
+// F6: servers at which the agent itself listens are removed.
 func TestWithoutSelf(t *testing.T) {
 	var local []netip.Addr
 	for _, a := range []string{"127.0.0.1", "::1", "10.1.0.7", "2001:db8::7", "fe80::7", "fe80::8%eth0"} {
@@ -164,8 +165,8 @@ func TestWithoutSelf(t *testing.T) {
 	}
 	for _, test := range []struct {
 		listener string
-		self     []string // the others of these are kept
-		others   []string
+		self     []string // servers to be removed
+		others   []string // servers to be kept
 	}{
 		{"127.0.0.1:15053", nil, []string{"127.0.0.1", "10.1.0.7", "10.0.0.1"}},
 		{"127.0.0.1:53", []string{"127.0.0.1"}, []string{"127.0.0.2", "::1", "10.1.0.7", "10.0.0.1"}},
@@ -184,7 +185,7 @@ func TestWithoutSelf(t *testing.T) {
 			t.Errorf("listening on %s: kept %v, want %v", test.listener, others, test.others)
 		}
 		if len(self) != len(test.self) {
-			t.Errorf("listening on %s: left out %q, want %v", test.listener, self, test.self)
+			t.Errorf("listening on %s: removed %q, want %v", test.listener, self, test.self)
 		}
 		for i := range min(len(self), len(test.self)) {
 			if !strings.Contains(self[i], servers(test.self[i])[0].String()+" is this agent: ") {

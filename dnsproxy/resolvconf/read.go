@@ -9,34 +9,34 @@ import (
 	"syscall"
 )
 
-// Where the files are that a zero [Files] means.
+// The files of a zero [Files].
 const (
 	DefaultPath   = "/etc/resolv.conf"
 	DefaultUplink = "/run/systemd/resolve/resolv.conf"
 )
 
-// maxSize is the longest file that is read, in bytes. Kubernetes allows a search
-// list of 2,048 characters, so there is room.
+// maxSize bounds the size of a file in bytes. Kubernetes allows a search
+// list of 2,048 characters, so this is ample.
 const maxSize = 64 << 10
 
-// Files says where to read. The zero value means the usual places.
+// Files names the files to read. The zero value means the usual ones.
 type Files struct {
 	// Path is the resolv.conf; empty means [DefaultPath].
 	Path string
-	// Uplink is the resolv.conf that systemd-resolved writes for those who do not
-	// want to go through its stub; empty means [DefaultUplink].
+	// Uplink is the resolv.conf that systemd-resolved writes for programs that do not
+	// use its stub; empty means [DefaultUplink].
 	Uplink string
 }
 
-// Read reads the configuration. It fails only if the file cannot be read, is no
-// regular file, or is longer than 64 KiB; a file without a nameserver is none.
+// Read reads the configuration. It fails only if the file cannot be read, is not a
+// regular file, or is longer than 64 KiB; a file without a nameserver is not an error.
 //
-// Where the file names systemd-resolved's stub, 127.0.0.53 or 127.0.0.54, the
-// servers of f.Uplink take its place, in its position (F6): the stub may be
-// captured and sent to us, and what it would forward to is there. The search list
-// and the options remain the file's, except trust-ad: it vouches for the way to
-// the servers, and only the uplink's own says so for those. If f.Uplink gives no
-// server, the stub stays and [Config.Ignored] says so.
+// If the file names systemd-resolved's stub, 127.0.0.53 or 127.0.0.54, the
+// servers of f.Uplink replace it, in its position (F6). These are the servers that the stub
+// forwards to, and queries to the stub may be captured and come back to the agent. The search
+// list and the options are those of the file, except trust-ad: the option means that the path
+// to the servers is trusted, and for those of f.Uplink only that file can have it. If f.Uplink
+// has no server, the stub stays, with a sentence in [Config.Ignored].
 func (f Files) Read() (*Config, error) {
 	if f.Path == "" {
 		f.Path = DefaultPath
@@ -56,7 +56,7 @@ func (f Files) Read() (*Config, error) {
 	servers, trust, err := uplinkServers(f.Uplink)
 	if err != nil {
 		conf.Ignored = append(conf.Ignored,
-			fmt.Sprintf("systemd-resolved's nameservers: want them in the place of its stub %s: %v",
+			fmt.Sprintf("systemd-resolved's stub %s is not replaced by its nameservers: %v",
 				conf.Servers[first].Addr(), err))
 		return conf, nil
 	}
@@ -94,7 +94,7 @@ func isStub(server netip.AddrPort) bool {
 
 // readFile reads a regular file of at most maxSize bytes.
 func readFile(path string) ([]byte, error) {
-	// Opening a FIFO waits for its writer unless told not to.
+	// Without O_NONBLOCK opening a FIFO waits for its writer.
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err

@@ -7,14 +7,14 @@ import (
 
 // WithoutSelf returns the servers that are not the agent itself, in their order,
 // and a sentence for each that is, with the reason (F6). A server is the agent if
-// a query to it arrives at one of the listeners: it is where one listens, or a
-// listener is on the wildcard address of its family, with its port, and the
+// a query to it arrives at one of the listeners: the listener has the server's address and
+// port, or it has the wildcard address of the family and the server's port, and the
 // server's address is loopback or one of local, the addresses of this host. A
-// link-local address in local without a zone is meant on every interface.
+// link-local address in local without a zone is one on every interface.
 //
-// If that leaves none, there is nobody to ask: the agent must then say so to its
-// clients (F7), as any server taken back would send it its own queries. A
-// forwarder elsewhere that comes back to the agent is not seen here.
+// If no server is left the agent must answer with an error (F7): any of the removed servers
+// would send it its own queries. A forwarder on another host that forwards to the agent is
+// not found here.
 func WithoutSelf(servers, listeners []netip.AddrPort, local []netip.Addr) (others []netip.AddrPort, self []string) {
 	for _, server := range servers {
 		if reason := selfReason(server, listeners, local); reason != "" {
@@ -26,7 +26,7 @@ func WithoutSelf(servers, listeners []netip.AddrPort, local []netip.Addr) (other
 	return others, self
 }
 
-// selfReason says why server is the agent itself; empty if it is not.
+// selfReason returns the reason why server is the agent itself; empty if it is not.
 func selfReason(server netip.AddrPort, listeners []netip.AddrPort, local []netip.Addr) string {
 	addr := hostOf(server.Addr().Unmap())
 	for _, l := range listeners {
@@ -37,7 +37,7 @@ func selfReason(server netip.AddrPort, listeners []netip.AddrPort, local []netip
 			return fmt.Sprintf("it listens on %s", l)
 		case !listen.IsUnspecified():
 		case addr.IsLoopback():
-			return fmt.Sprintf("it listens on %s, loopback included", l)
+			return fmt.Sprintf("it listens on %s, which includes loopback", l)
 		default:
 			for _, a := range local {
 				if same(a.Unmap(), addr) {
@@ -49,8 +49,8 @@ func selfReason(server netip.AddrPort, listeners []netip.AddrPort, local []netip
 	return ""
 }
 
-// same reports whether the addresses are equal; without a zone, one is meant in
-// all of them.
+// same reports whether the addresses are equal. An address without a zone equals one with any
+// zone.
 func same(a, b netip.Addr) bool {
 	return a == b || (a.Zone() == "" || b.Zone() == "") && a.WithZone("") == b.WithZone("")
 }

@@ -9,51 +9,49 @@ import (
 )
 
 const (
-	// pollInterval and settleTime bound how late a change is noticed: 0.6 s, below
-	// the 1 s that is promised (F5).
+	// pollInterval and settleTime bound how late a change is noticed: 0.6 s, less than
+	// the 1 s of F5.
 	pollInterval = 500 * time.Millisecond
-	// settleTime is how long a file must read the same to be taken. One that is
+	// settleTime is how long a file must stay the same before it is used. A file that is
 	// truncated and written in place is empty for a moment, and may then end
 	// in the middle of an address.
 	settleTime = 100 * time.Millisecond
 )
 
-// A Watcher tells of the changes of a resolv.conf, and of systemd-resolved's own
+// A Watcher reports changes of a resolv.conf, and of the one of systemd-resolved
 // if its servers are in use.
 //
-// It reads the file twice a second instead of asking inotify for events: a file
-// that is bind-mounted over, or that changes below an overlayfs, gives none, so
-// the file must be read once a second in any case, and then nothing is left for
-// events to say. A reading is independent of how the file came to be there
-// (written in place, renamed, a symlink swapped at any depth), needs no inotify
-// instance, of which a user has 128 by default, and costs 10 µs (BenchmarkRead).
-// With all that wakes up for it, a process that is otherwise idle spends 0.08 %
-// of one CPU.
+// It reads the file twice a second instead of waiting for inotify events. There are no events
+// for a file that is bind-mounted over, or that changes below an overlayfs, so the file must
+// be read every second in any case. Reading works however the file is changed (written in
+// place, renamed, a symlink replaced at any depth), needs no inotify instance, of which a user
+// has 128 by default, and costs 10 µs (BenchmarkRead). A process that is otherwise idle spends
+// 0.08 % of one CPU on it, wake-ups included.
 type Watcher struct {
 	Files
-	// Current is the configuration in use when Run begins, as Read gave it. With
-	// nil, Run gives the first one to Changed.
+	// Current is the configuration in use when Run begins, as Read has returned it. If it is
+	// nil, Run calls Changed with the first one.
 	Current *Config
-	// Changed is called for every change of what the file says, from Run's
-	// goroutine. A change of comments alone is none. Not nil.
+	// Changed is called for every change of the configuration, from Run's
+	// goroutine. It is not called for a change of comments only. It must not be nil.
 	Changed func(*Config)
-	// Failed is called, from Run's goroutine, once for each way in which the file
-	// became unusable; the configuration before remains valid. Not nil.
+	// Failed is called, from Run's goroutine, when the file becomes unusable, and again when
+	// the reason changes; the previous configuration remains valid. It must not be nil.
 	Failed func(error)
 }
 
-// A reading is what one look at the file gave.
+// A reading is the result of reading the file once.
 type reading struct {
 	conf *Config
 	err  error // why the file cannot be used; conf is nil then
 }
 
 // Run watches until ctx ends, and then returns nil. A file is unusable if it
-// cannot be read, names no nameserver, or names systemd-resolved's stub while the
-// servers behind it, which are in use, can no longer be read.
+// cannot be read, names no nameserver, or names systemd-resolved's stub when the
+// servers behind it were in use before and can no longer be read.
 func (w *Watcher) Run(ctx context.Context) error {
 	inUse := reading{conf: w.Current}
-	told := inUse
+	reported := inUse
 	last := w.look(inUse.conf)
 	wait := time.NewTimer(settleTime)
 	defer wait.Stop()
@@ -70,10 +68,10 @@ func (w *Watcher) Run(ctx context.Context) error {
 			continue
 		}
 		wait.Reset(pollInterval)
-		if reflect.DeepEqual(now, told) {
+		if reflect.DeepEqual(now, reported) {
 			continue
 		}
-		told = now
+		reported = now
 		switch {
 		case now.err != nil:
 			w.Failed(now.err)

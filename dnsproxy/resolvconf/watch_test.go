@@ -26,10 +26,10 @@ func write(tb testing.TB, path, text string) {
 	}
 }
 
-// replace renames a new file or symlink over path; make makes it.
-func replace(t *testing.T, path string, make func(path string) error) {
+// replace renames a file or symlink, which create creates, over path.
+func replace(t *testing.T, path string, create func(path string) error) {
 	t.Helper()
-	if err := make(path + ".new"); err != nil {
+	if err := create(path + ".new"); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Rename(path+".new", path); err != nil {
@@ -37,17 +37,17 @@ func replace(t *testing.T, path string, make func(path string) error) {
 	}
 }
 
-// file returns what makes a file with this text.
+// file returns a function that creates a file with this text.
 func file(text string) func(string) error {
 	return func(path string) error { return os.WriteFile(path, []byte(text), 0o644) }
 }
 
-// link returns what makes a symlink to target.
+// link returns a function that creates a symlink to target.
 func link(target string) func(string) error {
 	return func(path string) error { return os.Symlink(target, path) }
 }
 
-// An event is a call of a watcher: the first server, or an error.
+// An event is a call of Changed, with the first server, or of Failed.
 type event struct {
 	server string
 	err    error
@@ -82,8 +82,8 @@ func watch(t *testing.T, files resolvconf.Files) <-chan event {
 	return events
 }
 
-// next returns the next event, which must come within 1 s of the time that tests
-// of watchers live in: it stands still while anything is done.
+// next returns the next event, which must occur within 1 s of the synctest bubble's time, which
+// advances only while all goroutines wait.
 func next(t *testing.T, events <-chan event) event {
 	t.Helper()
 	select {
@@ -103,7 +103,7 @@ func wantServer(t *testing.T, events <-chan event, server string) {
 	}
 }
 
-// wantError waits for an error that says this.
+// wantError waits for an error that contains text.
 func wantError(t *testing.T, events <-chan event, text string) {
 	t.Helper()
 	if e := next(t, events); e.err == nil || !strings.Contains(e.err.Error(), text) {
@@ -111,7 +111,7 @@ func wantError(t *testing.T, events <-chan event, text string) {
 	}
 }
 
-// F5, V6
+// F5, V6: a file is written in place, replaced, removed and created again.
 func TestWatchFile(t *testing.T) { synctest.Test(t, testWatchFile) }
 
 func testWatchFile(t *testing.T) {
@@ -128,14 +128,14 @@ func testWatchFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantError(t, events, "no such file")
-	time.Sleep(10 * time.Second)            // the error is not repeated
-	write(t, path, "nameserver 10.0.0.3\n") // as before, so no change
+	time.Sleep(10 * time.Second)            // the error is reported once
+	write(t, path, "nameserver 10.0.0.3\n") // the same configuration
 	time.Sleep(time.Second)
 	write(t, path, "nameserver 10.0.0.4\n")
 	wantServer(t, events, "10.0.0.4")
 }
 
-// F5
+// F5: an unusable file is reported, and the configuration in use stays.
 func TestWatchBroken(t *testing.T) { synctest.Test(t, testWatchBroken) }
 
 func testWatchBroken(t *testing.T) {
@@ -152,7 +152,7 @@ func testWatchBroken(t *testing.T) {
 	wantError(t, events, "not a regular file")
 	replace(t, path, file("nameserver 10.0.0.1\nnameserver 10.0.0.2\n"))
 	wantServer(t, events, "10.0.0.1")
-	// Half of it, whenever that is seen, is not taken.
+	// A file that is only half written is not used.
 	for offset := range 20 {
 		time.Sleep(time.Duration(offset) * 37 * time.Millisecond)
 		write(t, path, "")
@@ -165,7 +165,7 @@ func testWatchBroken(t *testing.T) {
 	}
 }
 
-// F5, V6: Kubernetes swaps a symlink to a directory.
+// F5, V6: Kubernetes replaces a symlink to a directory.
 func TestWatchSymlinks(t *testing.T) { synctest.Test(t, testWatchSymlinks) }
 
 func testWatchSymlinks(t *testing.T) {
@@ -203,7 +203,7 @@ func testWatchBindMount(t *testing.T) {
 	events := watch(t, resolvconf.Files{Path: path})
 
 	if err := unix.Mount(other, path, "", unix.MS_BIND, ""); err != nil {
-		t.Skipf("LEFT OUT: bind mounts, they need root: %v", err)
+		t.Skipf("NOT TESTED: bind mounts, which need root: %v", err)
 	}
 	mounted := true
 	defer func() {
@@ -219,7 +219,7 @@ func testWatchBindMount(t *testing.T) {
 	wantServer(t, events, "10.0.0.1")
 }
 
-// F6
+// F6: the servers of systemd-resolved replace its stub.
 func TestReadStub(t *testing.T) {
 	dir := t.TempDir()
 	files := resolvconf.Files{Path: filepath.Join(dir, "stub"), Uplink: filepath.Join(dir, "uplink")}
@@ -257,7 +257,7 @@ func TestReadStub(t *testing.T) {
 	}
 }
 
-// F5, F6
+// F5, F6: changes of systemd-resolved's servers are noticed.
 func TestWatchStub(t *testing.T) { synctest.Test(t, testWatchStub) }
 
 func testWatchStub(t *testing.T) {
@@ -281,11 +281,11 @@ func testWatchStub(t *testing.T) {
 func TestReadMissing(t *testing.T) {
 	_, err := resolvconf.Files{Path: filepath.Join(t.TempDir(), "no")}.Read()
 	if !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("error %v, want one of a file that is not there", err)
+		t.Errorf("error %v, want that of a missing file", err)
 	}
 }
 
-// BenchmarkRead is what a watcher does twice a second.
+// BenchmarkRead measures what a watcher does twice a second.
 func BenchmarkRead(b *testing.B) {
 	path := filepath.Join(b.TempDir(), "resolv.conf")
 	write(b, path, "search default.svc.cluster.local svc.cluster.local cluster.local\nnameserver 10.96.0.10\noptions ndots:5\n")

@@ -6,9 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Reserve holds descriptors that are given up when the process has no others left, so
-// that a client can still be accepted. It may be used by several goroutines at the same
-// time.
+// A Reserve holds descriptors that are closed when the process has no others left, so
+// that a client can still be accepted. It is safe for concurrent use.
 type Reserve struct {
 	size int
 
@@ -16,7 +15,7 @@ type Reserve struct {
 	held []int
 }
 
-// NewReserve returns a reserve of size descriptors, or of as many as there are.
+// NewReserve returns a reserve of size descriptors, or of fewer if there are not as many.
 func NewReserve(size int) *Reserve {
 	r := &Reserve{size: size}
 	r.Refill()
@@ -36,7 +35,7 @@ func (r *Reserve) Spend() bool {
 	return true
 }
 
-// Refill opens what the reserve lacks, as far as descriptors are to be had.
+// Refill opens descriptors until the reserve has its size, or there are no more.
 func (r *Reserve) Refill() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -49,7 +48,7 @@ func (r *Reserve) Refill() {
 	}
 }
 
-// Close gives the reserve up.
+// Close closes the descriptors.
 func (r *Reserve) Close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

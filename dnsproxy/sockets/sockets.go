@@ -1,5 +1,5 @@
-// Package sockets tells the errors of a listening socket that is gone for good from
-// those that pass, and paces the attempts after one that passes.
+// Package sockets distinguishes permanent errors of a listening socket from temporary
+// ones, and paces the attempts to use it after a temporary error.
 package sockets
 
 import (
@@ -14,8 +14,8 @@ import (
 )
 
 // Dead reports whether err means that a listening socket can never be used again: it is
-// closed, shut down or no listening socket. Everything else, such as a lack of
-// descriptors or memory, or an error of one client, passes.
+// closed, shut down or not a listening socket. All other errors are temporary, such as a lack
+// of descriptors or memory, or an error of one client.
 func Dead(err error) bool {
 	for _, permanent := range []error{net.ErrClosed, unix.EBADF, unix.EINVAL, unix.ENOTSOCK, unix.EOPNOTSUPP} {
 		if errors.Is(err, permanent) {
@@ -26,19 +26,19 @@ func Dead(err error) bool {
 }
 
 // OutOfDescriptors reports whether err means that this process, or the whole system, has
-// as many files and sockets open as it may have.
+// no more descriptors.
 func OutOfDescriptors(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)
 }
 
-// Waiting reports whether a client waits to be accepted, or comes within a time.
+// Waiting reports whether a client is waiting to be accepted, or connects within a time.
 func Waiting(listener syscall.Conn, within time.Duration) bool {
 	raw, err := listener.SyscallConn()
 	if err != nil {
-		return true // accept finds out
+		return true // accept returns the error
 	}
 	waiting := true
-	_ = raw.Control(func(fd uintptr) { // fails on a closed socket, which accept finds out
+	_ = raw.Control(func(fd uintptr) { // fails on a closed socket, for which accept returns the error
 		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}} //nolint:gosec // a descriptor
 		n, err := unix.Poll(poll, int(within.Milliseconds()))
 		waiting = err != nil || n > 0
@@ -47,7 +47,7 @@ func Waiting(listener syscall.Conn, within time.Duration) bool {
 }
 
 // The pause after an error doubles from minPause up to maxPause. After calm without an
-// error it begins anew.
+// error it starts over.
 const (
 	minPause = time.Millisecond
 	maxPause = 100 * time.Millisecond
@@ -57,11 +57,11 @@ const (
 // logInterval is how often a listener's errors are logged at most.
 const logInterval = time.Second
 
-// A Pacer paces the attempts to use one listening socket after errors that pass, and
+// A Pacer paces the attempts to use one listening socket after temporary errors, and
 // logs those errors at most once a second. The zero value with a Log is ready to use. It
-// may be used by several goroutines at the same time.
+// is safe for concurrent use.
 type Pacer struct {
-	// Log takes the errors.
+	// Log logs the errors.
 	Log *slog.Logger
 	// Listener names the socket in the log.
 	Listener string
@@ -72,7 +72,7 @@ type Pacer struct {
 	pause    time.Duration
 	last     time.Time // of the last error
 	logged   time.Time // when an error was last logged
-	unlogged int       // errors since then
+	unlogged int       // number of errors since then
 }
 
 // Note counts and logs an error and returns how long to wait before the next attempt.
@@ -90,7 +90,7 @@ func (p *Pacer) Note(err error) time.Duration {
 	p.pause = min(max(2*p.pause, minPause), maxPause)
 	p.unlogged++
 	if now.Sub(p.logged) >= logInterval {
-		p.Log.Warn("a listener cannot be read for the moment and is tried again",
+		p.Log.Warn("reading from a listener failed, trying again",
 			"listener", p.Listener, "errors", p.unlogged, "error", err)
 		p.logged, p.unlogged = now, 0
 	}
