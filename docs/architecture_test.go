@@ -27,6 +27,9 @@ const (
 	importsEnd   = "<!-- end of imports -->\n"
 )
 
+// goFile matches a Go file in backquotes.
+var goFile = regexp.MustCompile("`([\\w/-]+\\.go)`")
+
 // TestImports checks that ARCHITECTURE.md lists the imports among the packages of the
 // project as they are. With -update it writes the list.
 func TestImports(t *testing.T) {
@@ -85,6 +88,36 @@ func TestImportRules(t *testing.T) {
 			return anywhere && matched && err == nil
 		}) {
 			t.Errorf("%s: depguard has no rule for the files of %s", linter, name)
+		}
+	}
+}
+
+// TestArchitectureFiles checks that the files in ARCHITECTURE.md exist, and that it has every
+// file of dnsproxy.
+func TestArchitectureFiles(t *testing.T) {
+	text, err := os.ReadFile(architecture)
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := map[string]bool{}
+	for _, match := range goFile.FindAllStringSubmatch(string(text), -1) {
+		file := match[1]
+		if !strings.Contains(file, "/") {
+			file = "dnsproxy/" + file
+		}
+		named[file] = true
+		if _, err := os.Stat(filepath.Join(root, filepath.FromSlash(file))); err != nil {
+			t.Errorf("%s: %v", architecture, err)
+		}
+	}
+	files, err := filepath.Glob(root + "/dnsproxy/*.go")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no files of dnsproxy: %v", err)
+	}
+	for _, file := range files {
+		name := "dnsproxy/" + filepath.Base(file)
+		if !strings.HasSuffix(name, "_test.go") && !named[name] {
+			t.Errorf("%s does not have %s", architecture, name)
 		}
 	}
 }
