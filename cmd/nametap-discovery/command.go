@@ -175,30 +175,6 @@ func noArgs(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-func newTable(stdout, stderr io.Writer) *cobra.Command {
-	o := newOptions()
-	cmd := &cobra.Command{
-		Use:   "table --config-dir DIR [--for-namespace NS]",
-		Short: "Print the table of a namespace, and the errors in the directory",
-		Args:  noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.resolve(cmd.Flags()); err != nil {
-				return err
-			}
-			if err := checkOutput(o.output); err != nil {
-				return err
-			}
-			return printTable(o, stdout, stderr)
-		},
-	}
-	o.addFlags(cmd.Flags())
-	cmd.Flags().StringVarP(&o.output, "output", "o", outputJSON, "`format`: json or text")
-	for _, name := range []string{"grpc-addr", "http-addr", "log-level", "max-clients", "print-table"} {
-		cmd.Flags().Lookup(name).Hidden = true // without effect for this command
-	}
-	return cmd
-}
-
 func newVersion(stdout io.Writer) *cobra.Command {
 	output := outputText
 	cmd := &cobra.Command{

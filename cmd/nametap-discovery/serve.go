@@ -8,22 +8,15 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"net"
 	"net/http"
-	"slices"
-	"strings"
 	"syscall"
-	"text/tabwriter"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
-	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/proto"
 
-	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/discovery"
 	"github.com/nametap/nametap/internal/httpguard"
 	"github.com/nametap/nametap/internal/statedir"
@@ -112,62 +105,4 @@ func serveStatus(ctx context.Context, ln net.Listener, h http.Handler) error {
 		return nil
 	}
 	return fmt.Errorf("serving status: %w", err)
-}
-
-// printTable prints the table of a client. It lists broken documents and then fails, so
-// that it can check a directory before a rollout.
-func printTable(o *options, stdout, stderr io.Writer) error {
-	table, broken, err := discovery.Table(o.server, o.client)
-	if err != nil {
-		return err
-	}
-	if o.output == outputText {
-		err = printText(stdout, table)
-	} else {
-		err = printProto(stdout, table)
-	}
-	if err != nil {
-		return fmt.Errorf("printing the table: %w", err)
-	}
-	for _, e := range broken {
-		if _, err := fmt.Fprintln(stderr, e); err != nil {
-			return fmt.Errorf("listing errors: %w", err)
-		}
-	}
-	if len(broken) > 0 {
-		return fmt.Errorf("broken documents in %s (errors: %d): the objects named above are not in the table; repair them",
-			o.server.ConfigDir, len(broken))
-	}
-	return nil
-}
-
-// printText prints a line per host, in the form of `nametap table`.
-func printText(w io.Writer, table *api.NameTable) error {
-	columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(columns, "HOST\tREGISTRY\tADDRESSES")
-	for _, host := range slices.Sorted(maps.Keys(table.GetTable())) {
-		info := table.GetTable()[host]
-		fmt.Fprintf(columns, "%s\t%s\t%s\n", host, info.GetRegistry(), strings.Join(info.GetIps(), " "))
-	}
-	return columns.Flush()
-}
-
-// printProto prints a message as JSON. It uses encoding/json for the output, because
-// protojson deliberately varies its spaces and does not sort the hosts.
-func printProto(w io.Writer, m proto.Message) error {
-	data, err := protojson.Marshal(m)
-	if err != nil {
-		return err
-	}
-	var plain any
-	if err := json.Unmarshal(data, &plain); err != nil {
-		return err
-	}
-	return printJSON(w, plain)
-}
-
-func printJSON(w io.Writer, v any) error {
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	return enc.Encode(v)
 }

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/discovery"
+)
+
+func newTable(stdout, stderr io.Writer) *cobra.Command {
+	o := newOptions()
+	cmd := &cobra.Command{
+		Use:   "table --config-dir DIR [--for-namespace NS]",
+		Short: "Print the table of a namespace, and the errors in the directory",
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.resolve(cmd.Flags()); err != nil {
+				return err
+			}
+			if err := checkOutput(o.output); err != nil {
+				return err
+			}
+			return printTable(o, stdout, stderr)
+		},
+	}
+	o.addFlags(cmd.Flags())
+	cmd.Flags().StringVarP(&o.output, "output", "o", outputJSON, "`format`: json or text")
+	for _, name := range []string{"grpc-addr", "http-addr", "log-level", "max-clients", "print-table"} {
+		cmd.Flags().Lookup(name).Hidden = true // without effect for this command
+	}
+	return cmd
+}
+
+// printTable prints the table of a client. It lists broken documents and then fails, so
+// that it can check a directory before a rollout.
+func printTable(o *options, stdout, stderr io.Writer) error {
+	table, broken, err := discovery.Table(o.server, o.client)
+	if err != nil {
+		return err
+	}
+	if o.output == outputText {
+		err = printText(stdout, table)
+	} else {
+		err = printProto(stdout, table)
+	}
+	if err != nil {
+		return fmt.Errorf("printing the table: %w", err)
+	}
+	for _, e := range broken {
+		if _, err := fmt.Fprintln(stderr, e); err != nil {
+			return fmt.Errorf("listing errors: %w", err)
+		}
+	}
+	if len(broken) > 0 {
+		return fmt.Errorf("broken documents in %s (errors: %d): the objects named above are not in the table; repair them",
+			o.server.ConfigDir, len(broken))
+	}
+	return nil
+}
+
+// printText prints a line per host, in the form of `nametap table`.
+func printText(w io.Writer, table *api.NameTable) error {
+	columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(columns, "HOST\tREGISTRY\tADDRESSES")
+	for _, host := range slices.Sorted(maps.Keys(table.GetTable())) {
+		info := table.GetTable()[host]
+		fmt.Fprintf(columns, "%s\t%s\t%s\n", host, info.GetRegistry(), strings.Join(info.GetIps(), " "))
+	}
+	return columns.Flush()
+}
+
+// printProto prints a message as JSON. It uses encoding/json for the output, because
+// protojson deliberately varies its spaces and does not sort the hosts.
+func printProto(w io.Writer, m proto.Message) error {
+	data, err := protojson.Marshal(m)
+	if err != nil {
+		return err
+	}
+	var plain any
+	if err := json.Unmarshal(data, &plain); err != nil {
+		return err
+	}
+	return printJSON(w, plain)
+}
+
+func printJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}
