@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"os"
 	"strings"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -96,29 +95,6 @@ func (o *options) completeNode(cfg *agent.Config) error {
 	cfg.XDS.Refresh = o.refresh(id.labels)
 	return nil
 }
-
-// captureConfig returns what is captured: the settings, and what follows from others.
-func (o *options) captureConfig() (agent.CaptureConfig, error) {
-	cfg, enabled := o.capture, o.flags.Lookup(enabledFlag)
-	cfg.Because = fmt.Sprintf("%s=%s (%s)", settings.Env(enabled), enabled.Value, settings.Source(enabled))
-	cfg.ResolvConf = o.agent.DNS.Forward.ResolvConf
-	var err error
-	cfg.Config, err = o.rulesConfig()
-	return cfg, err
-}
-
-// agentCaptureConfig is captureConfig for an agent in this process. It returns an error if
-// the agent's own queries or those of a whole node would be captured.
-func (o *options) agentCaptureConfig() (agent.CaptureConfig, error) {
-	if err := cmp.Or(ownQueriesPass(o.capture.Config), o.ownNetwork()); err != nil {
-		return agent.CaptureConfig{}, err
-	}
-	return o.captureConfig()
-}
-
-// settle is the longest time that a query may be in flight: the time for nameservers, and a
-// little for the agent.
-func (o *options) settle() time.Duration { return o.agent.DNS.Forward.Timeout + time.Second }
 
 // logger returns a logger as the settings say.
 func (o *options) logger() *slog.Logger {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -8,9 +9,31 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"time"
 
+	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/iptables"
 )
+
+// captureConfig returns what is captured: the settings, and what follows from others.
+func (o *options) captureConfig() (agent.CaptureConfig, error) {
+	cfg, enabled := o.capture, o.flags.Lookup(enabledFlag)
+	cfg.Because = fmt.Sprintf("%s=%s (%s)", settings.Env(enabled), enabled.Value, settings.Source(enabled))
+	cfg.ResolvConf = o.agent.DNS.Forward.ResolvConf
+	var err error
+	cfg.Config, err = o.rulesConfig()
+	return cfg, err
+}
+
+// agentCaptureConfig is captureConfig for an agent in this process. It returns an error if
+// the agent's own queries or those of a whole node would be captured.
+func (o *options) agentCaptureConfig() (agent.CaptureConfig, error) {
+	if err := cmp.Or(ownQueriesPass(o.capture.Config), o.ownNetwork()); err != nil {
+		return agent.CaptureConfig{}, err
+	}
+	return o.captureConfig()
+}
 
 // rulesConfig returns the configuration of the rules, without the servers of resolv.conf:
 // the settings, and what follows from the address on which the agent listens.
@@ -24,7 +47,8 @@ func (o *options) rulesConfig() (iptables.Config, error) {
 	if err != nil {
 		return cfg, fmt.Errorf("%s %q: want a port from 1 to 65535", dnsAddrFlag, addr)
 	}
-	cfg.Port, cfg.Settle = uint16(number), o.settle()
+	cfg.Port = uint16(number)
+	cfg.Settle = o.agent.DNS.Forward.Timeout + time.Second // for nameservers, and a little for the agent
 	if cfg, err = servedFamilies(cfg, host); err != nil {
 		return cfg, fmt.Errorf("%s %q: %w", dnsAddrFlag, addr, err)
 	}
