@@ -15,6 +15,9 @@ import (
 func PrintUsage(command *cobra.Command) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "Usage:\n  %s\n", command.UseLine())
+	if command.HasAvailableSubCommands() {
+		fmt.Fprintf(&text, "  %s [command]\n", command.CommandPath())
+	}
 	if command.HasExample() {
 		fmt.Fprintf(&text, "\nExamples:\n%s\n", command.Example)
 	}
