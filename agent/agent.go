@@ -74,6 +74,7 @@ type Agent struct {
 	hasten   func() // ends the drain; may be called any number of times
 	hastened chan struct{}
 	changed  chan struct{} // receives when addresses of the interfaces changed
+	memory   *memory
 	ready    chan struct{} // closed when queries are answered from a table
 }
 
@@ -100,7 +101,11 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	}
 	changed := make(chan struct{}, 1)
 	cfg.XDS.Changed = changed
-	client, err := nds.New(cfg.XDS, func(resources []nds.Resource) error { return proxy.Load(values(resources)) })
+	memory := newMemory()
+	client, err := nds.New(cfg.XDS, func(resources []nds.Resource) error {
+		defer memory.note()
+		return proxy.Load(values(resources))
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -112,6 +117,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		quitting: make(chan struct{}),
 		hastened: make(chan struct{}),
 		changed:  changed,
+		memory:   memory,
 		ready:    make(chan struct{}),
 	}
 	a.quit = sync.OnceFunc(func() { close(a.quitting) })
@@ -169,6 +175,10 @@ func (a *Agent) Run(ctx context.Context) error {
 		return a.proxy.Run(serving)
 	})
 	group.Go(func() error { return a.client.Run(serving) })
+	group.Go(func() error {
+		a.memory.run(serving, freeMemory)
+		return nil
+	})
 	group.Go(func() error {
 		if err := watchAddresses(serving, a.changed); err != nil {
 			a.log.Info("changes of addresses are noticed within 10 s only", "error", err)

@@ -49,6 +49,12 @@ func measure(ctx context.Context, o options) (err error) {
 		}
 		return report(o, r)
 	}
+	if o.memory {
+		if err := measureMemory(ctx, o, r); err != nil {
+			return err
+		}
+		return report(o, r)
+	}
 	if !o.pushOnly {
 		if err := measureServers(ctx, o, r); err != nil {
 			return err
