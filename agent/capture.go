@@ -53,7 +53,7 @@ func (s *CaptureServers) UnmarshalText(text []byte) error {
 }
 
 // A capture makes one desired value of its configuration, the nameservers of resolv.conf and
-// the listeners that answer, and has iptables keep the kernel so.
+// the listeners that answer, and lets iptables keep the kernel so.
 type capture struct {
 	log    *slog.Logger
 	proxy  *dnsproxy.Server
@@ -84,8 +84,8 @@ func newCapture(cfg CaptureConfig, proxy *dnsproxy.Server, log *slog.Logger) (*c
 	return c, nil
 }
 
-// run keeps the capture as desired until ctx ends, and removes its rules then. If it is
-// wanted at first and cannot be had, that is an error; later failures are logged and
+// run keeps the kernel as desired until ctx ends, and removes the rules then. If capture is on
+// at first and no rules can be installed, it returns an error; later failures are logged and
 // retried.
 func (c *capture) run(ctx context.Context) error {
 	if err := c.begin(ctx); err != nil || ctx.Err() != nil {
@@ -101,7 +101,7 @@ func (c *capture) run(ctx context.Context) error {
 	return err
 }
 
-// begin waits for the listeners, before which rules would take DNS away, and sets the
+// begin waits for the listeners, because without them rules would make DNS fail, and sets the
 // first desired value.
 func (c *capture) begin(ctx context.Context) error {
 	without := c.listening(ctx)
@@ -110,13 +110,13 @@ func (c *capture) begin(ctx context.Context) error {
 		return fmt.Errorf("capturing DNS: %w", err)
 	}
 	for f, reason := range without {
-		c.sayLeftOut(f, reason)
+		c.logLeftOut(f, reason)
 	}
 	return nil
 }
 
-// change changes what the desired value is made of, and sets that. It returns an error if
-// that cannot be, so that all stays as it is.
+// change changes the inputs of the desired value, and sets that. If there is none, it returns
+// an error, and capture stays as it is.
 func (c *capture) change(change func(in *inputs)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -128,7 +128,7 @@ func (c *capture) change(change func(in *inputs)) error {
 	return c.kernel.Set(d)
 }
 
-// current returns what the desired value is made of now.
+// current returns a copy of the inputs.
 func (c *capture) current() inputs {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -137,7 +137,7 @@ func (c *capture) current() inputs {
 	return in
 }
 
-// follow changes what the desired value is made of, and logs if that cannot be.
+// follow is change that logs the error.
 func (c *capture) follow(change func(in *inputs)) {
 	if err := c.change(change); err != nil && !errors.Is(err, errNoServers) {
 		c.log.Error("capture stays as it is", "error", err)

@@ -7,18 +7,18 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// inputs are what the desired value is made of.
+// inputs are the inputs of the desired value.
 type inputs struct {
 	CaptureConfig
-	servers []netip.Addr              // of resolv.conf, none before it has any
+	servers []netip.Addr              // of resolv.conf; none until it has any
 	without map[iptables.Family]error // families that are left out, and why
 }
 
 // errNoServers says that resolv.conf has not had nameservers yet.
 var errNoServers = errors.New("resolv.conf names no nameserver whose queries to capture")
 
-// desired returns what is to be kept. If that cannot be said, it returns why: then
-// everything stays as it is.
+// desired returns the value that these inputs make. The error says why there is none; capture
+// then stays as it is.
 func (in inputs) desired() (iptables.Desired, error) {
 	d := iptables.Desired{On: in.On, Because: in.Because, Config: in.Config}
 	if !in.On {

@@ -15,14 +15,14 @@ import (
 const (
 	// listenInterval is how often listeners are probed before the first rules.
 	listenInterval = 250 * time.Millisecond
-	// familyInterval is how often listeners are asked whether they answer.
+	// familyInterval is how often listeners are probed after that.
 	familyInterval = time.Second
 	// familyMisses is how many times in a row the addresses of a family must be absent
 	// before it is left out.
 	familyMisses = 3
 )
 
-// families returns both.
+// families returns both families.
 func families() []iptables.Family { return []iptables.Family{iptables.IPv4, iptables.IPv6} }
 
 // wanted returns the families that the configuration does not switch off.
@@ -38,7 +38,7 @@ func (c *capture) listening(ctx context.Context) (without map[iptables.Family]er
 	case <-c.proxy.Ready():
 	case <-ctx.Done():
 	}
-	for said := ""; ; {
+	for logged := ""; ; {
 		found := probe(ctx, c.proxy.Addrs())
 		without = map[iptables.Family]error{}
 		open := false
@@ -51,8 +51,8 @@ func (c *capture) listening(ctx context.Context) (without map[iptables.Family]er
 		if ctx.Err() != nil || !open || len(without) < len(c.wanted()) {
 			return without
 		}
-		if err := errors.Join(without[iptables.IPv4], without[iptables.IPv6]); err.Error() != said {
-			said = err.Error()
+		if err := errors.Join(without[iptables.IPv4], without[iptables.IPv6]); err.Error() != logged {
+			logged = err.Error()
 			c.log.Warn("DNS is not captured yet: no listener answers", "error", err)
 		}
 		select {
@@ -62,8 +62,8 @@ func (c *capture) listening(ctx context.Context) (without map[iptables.Family]er
 	}
 }
 
-// unfit returns why the rules of a family would redirect to nothing, or to another program;
-// nil if the agent listens there and answers.
+// unfit returns an error if the rules of a family would redirect to no listener of the agent, or
+// to one that does not answer.
 func (c *capture) unfit(f iptables.Family, found health) error {
 	if err := c.listens(f); err != nil || found.answers() {
 		return err
@@ -86,7 +86,7 @@ func (c *capture) listens(f iptables.Family) error {
 	return nil
 }
 
-// listeners returns those of a family.
+// listeners returns the listeners of a family.
 func (c *capture) listeners(f iptables.Family) []dnsproxy.Addr {
 	return slices.DeleteFunc(c.proxy.Addrs(), func(l dnsproxy.Addr) bool { return family(l) != f })
 }
@@ -141,7 +141,7 @@ func (c *capture) absent(ctx context.Context, f iptables.Family) error {
 // leaveOut leaves a family out for a reason, or captures it if there is none.
 func (c *capture) leaveOut(f iptables.Family, reason error) {
 	if reason != nil {
-		c.sayLeftOut(f, reason)
+		c.logLeftOut(f, reason)
 	}
 	c.follow(func(in *inputs) {
 		delete(in.without, f)
@@ -151,7 +151,7 @@ func (c *capture) leaveOut(f iptables.Family, reason error) {
 	})
 }
 
-// sayLeftOut logs that a family is left out.
-func (c *capture) sayLeftOut(f iptables.Family, reason error) {
+// logLeftOut logs that a family is left out.
+func (c *capture) logLeftOut(f iptables.Family, reason error) {
 	c.log.Warn("DNS over one family is not captured until its listeners answer", "family", f, "error", reason)
 }

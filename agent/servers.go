@@ -26,7 +26,7 @@ func (c *capture) followServers(ctx context.Context) {
 	_ = watcher.Run(ctx) // it returns nil
 }
 
-// CapturedServers returns the nameservers that a resolv.conf has clients ask.
+// CapturedServers returns the nameservers that clients query according to a resolv.conf.
 func CapturedServers(path string) ([]netip.Addr, error) {
 	file, err := readServers(path)
 	if err != nil {
@@ -39,7 +39,7 @@ func CapturedServers(path string) ([]netip.Addr, error) {
 func readServers(path string) (*resolvconf.Config, error) {
 	file, err := clientsFile(path).Read()
 	if err == nil && len(file.Servers) == 0 {
-		err = errors.New("want at least one there")
+		err = errors.New("the file names none")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("capturing queries for the nameservers of %s: %w", path, err)
@@ -47,7 +47,7 @@ func readServers(path string) (*resolvconf.Config, error) {
 	return file, nil
 }
 
-// clientsFile is a resolv.conf as clients read it: if it names a stub resolver, they ask
+// clientsFile returns a resolv.conf as clients read it: if it names a stub resolver, they query
 // that and not the nameservers behind it.
 func clientsFile(path string) resolvconf.Files {
 	return resolvconf.Files{Path: path, Uplink: os.DevNull}

@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// apply puts the rules of the goal in with this many attempts, and reports whether that
-// changed anything.
+// apply installs the rules of the goal with this many attempts, and reports whether that changed
+// anything.
 func (c *Capture) apply(ctx context.Context, attempts int) (changed bool, err error) {
 	cfg := c.goal.Config
 	if err := checkMapped(cfg); err != nil {
 		return false, err
 	}
-	nft, legacy := look(ctx, NFT), look(ctx, Legacy)
+	nft, legacy := inspect(ctx, NFT), inspect(ctx, Legacy)
 	chosen, reason, err := choose(cfg.Backend, nft, legacy, plainBackend(ctx))
 	if err != nil {
 		return false, err
@@ -50,11 +50,11 @@ func (c *Capture) apply(ctx context.Context, attempts int) (changed bool, err er
 	return changed, errors.Join(err, otherErr)
 }
 
-// install puts the rules into one backend. If that fails and none were in before, none
-// are in afterwards; otherwise what could be kept is kept.
+// install installs the rules in one backend. If that fails and this process had none installed,
+// it leaves none; otherwise it keeps what works.
 func (c *Capture) install(ctx context.Context, s *side, reason string, attempts int) (changed bool, err error) {
 	in := installed{backend: s.backend, reason: reason,
-		families: make(map[Family]variant), missing: make(map[Family]error), lesser: make(map[Family]error)}
+		families: make(map[Family]variant), missing: make(map[Family]error), reduced: make(map[Family]error)}
 	variants := c.goal.variants
 	for _, f := range families() {
 		p := s.place(f, attempts)
@@ -79,26 +79,26 @@ func (c *Capture) install(ctx context.Context, s *side, reason string, attempts 
 		switch {
 		case err != nil:
 			in.missing[f] = err
-		case a.lesser != nil:
-			in.lesser[f] = a.lesser
+		case a.reduced != nil:
+			in.reduced[f] = a.reduced
 		}
 	}
 	err = c.goal.Config.acceptable(in)
 	if err != nil && !errors.Is(err, ErrIncomplete) {
 		if c.in.backend == "" {
 			ctx := context.WithoutCancel(ctx)
-			_, removeErr := removeSide(ctx, look(ctx, s.backend), brief)
+			_, removeErr := removeSide(ctx, inspect(ctx, s.backend), brief)
 			err = errors.Join(err, removeErr)
 		}
 		return changed, err
 	}
-	c.sayMissing(in)
+	c.logMissing(in)
 	c.in = in
 	return changed, err
 }
 
-// acceptable returns an error if no family is in, a required one is missing, or anything
-// is missing for another reason than that this machine lacks it.
+// acceptable returns an error if no family is installed, a required one is missing, or anything
+// is missing that this machine may support.
 func (c Config) acceptable(in installed) error {
 	var refused, passing []error
 	for _, f := range families() {
@@ -107,11 +107,11 @@ func (c Config) acceptable(in installed) error {
 			switch {
 			case len(in.families) == 0 || c.Family(f) == On:
 				refused = append(refused, err)
-			case !lacks(in.missing[f]):
+			case !unsupported(in.missing[f]):
 				passing = append(passing, err)
 			}
 		}
-		if err := in.lesser[f]; err != nil && !lacks(err) {
+		if err := in.reduced[f]; err != nil && !unsupported(err) {
 			passing = append(passing, fmt.Errorf("DNS over %s is captured without %s: %w",
 				f, strings.Join(in.families[f].without, ", "), err))
 		}
@@ -125,8 +125,8 @@ func (c Config) acceptable(in installed) error {
 	return nil
 }
 
-// sayMissing logs what this machine lacks, and what it no longer lacks, when that changes.
-func (c *Capture) sayMissing(in installed) {
+// logMissing logs changes of what is missing.
+func (c *Capture) logMissing(in installed) {
 	for _, f := range families() {
 		was, is := c.in.families[f], in.families[f]
 		switch err, before := in.missing[f], c.in.missing[f]; {
@@ -139,14 +139,14 @@ func (c *Capture) sayMissing(in installed) {
 		case slices.Equal(is.without, was.without):
 		case len(is.without) > 0:
 			c.log.Warn("capture rules lack something that this machine does not have",
-				"family", f, "without", strings.Join(is.without, ", "), "error", in.lesser[f])
+				"family", f, "without", strings.Join(is.without, ", "), "error", in.reduced[f])
 		case len(is.rules.tables(f)) > 0:
 			c.log.Info("capture rules are complete now", "family", f)
 		}
 	}
 }
 
-// cleared notes that the families of a backend that could be read have no rules of nametap.
+// cleared records that nothing of nametap is in the families of a backend that could be read.
 func (c *Capture) cleared(s *side) {
 	for f := range s.saved {
 		delete(c.placed, site{s.backend, f})

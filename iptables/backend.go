@@ -6,22 +6,22 @@ import (
 	"fmt"
 )
 
-// side is what was found out about one backend. Nothing that finds it out
-// changes anything: above all, no table of legacy is made by looking.
+// side is what one backend has. Reading it changes nothing: above all, it makes no table of
+// legacy.
 type side struct {
 	backend Backend
-	tools   map[Family]tools // no entry: unusable says why
-	saved   map[Family]saved // of those families that could be read
-	reason  map[Family]error // why a family cannot be used
+	tools   map[Family]tools // of those families that have tools
+	saved   map[Family]saved // the rules of those families that could be read
+	reason  map[Family]error // why the others could not
 }
 
-// usable says whether any family can be used.
+// usable reports whether any family can be used.
 func (s *side) usable() bool { return len(s.saved) > 0 }
 
-// unclear says whether the backend may be usable although it could not be read: not
-// for a reason that lasts.
+// unclear reports whether the backend could not be read for a reason that may pass, so that
+// it may be usable.
 func (s *side) unclear() bool {
-	return !s.usable() && (mayPass(s.reason[IPv4]) || mayPass(s.reason[IPv6]))
+	return !s.usable() && (temporary(s.reason[IPv4]) || temporary(s.reason[IPv6]))
 }
 
 // place returns the place of a family's rules in this backend.
@@ -29,17 +29,17 @@ func (s *side) place(f Family, attempts int) place {
 	return place{backend: s.backend, family: f, tools: s.tools[f], attempts: attempts}
 }
 
-// ours says whether the backend holds anything of ours.
-func (s *side) ours() bool {
+// hasOwn reports whether the backend has rules of nametap.
+func (s *side) hasOwn() bool {
 	for _, saved := range s.saved {
-		if saved.ours() {
+		if saved.hasOwn() {
 			return true
 		}
 	}
 	return false
 }
 
-// foreign counts what others have in the backend.
+// foreign counts what other programs have in the backend.
 func (s *side) foreign() int {
 	n := 0
 	for _, saved := range s.saved {
@@ -48,14 +48,14 @@ func (s *side) foreign() int {
 	return n
 }
 
-// err says why no family can be used.
+// err returns why no family can be used.
 func (s *side) err() error {
 	return fmt.Errorf("iptables backend %s cannot be used: %w",
 		s.backend, errors.Join(s.reason[IPv4], s.reason[IPv6]))
 }
 
-// look finds out about a backend.
-func look(ctx context.Context, b Backend) *side {
+// inspect reads a backend.
+func inspect(ctx context.Context, b Backend) *side {
 	s := &side{
 		backend: b,
 		tools:   make(map[Family]tools),
@@ -76,11 +76,11 @@ func look(ctx context.Context, b Backend) *side {
 	return s
 }
 
-// choose says which backend to use, and why: the one that was asked for; else
-// the only one that can be used; else the one in which other programs have more
-// rules, since one that nobody uses may be there by accident (a tool of the
-// other kind in this image); else the one that holds our rules already; else
-// what the plain iptables-restore uses.
+// choose returns the backend to use, and why: the one that is configured; otherwise the only
+// one that can be used; otherwise the one in which other programs have more rules, since one
+// that no program uses may be there by accident (a tool of the other kind in this image);
+// otherwise the one that has rules of nametap already; otherwise that of the plain
+// iptables-restore.
 func choose(asked Backend, nft, legacy *side, plain Backend) (*side, string, error) {
 	switch {
 	case asked == NFT || asked == Legacy:
@@ -106,13 +106,13 @@ func choose(asked Backend, nft, legacy *side, plain Backend) (*side, string, err
 	n, l := nft.foreign(), legacy.foreign()
 	switch {
 	case n > l:
-		return nft, fmt.Sprintf("others have %d rules and chains in it, and %d in legacy", n, l), nil
+		return nft, fmt.Sprintf("other programs have %d rules and chains in it, and %d in legacy", n, l), nil
 	case l > n:
-		return legacy, fmt.Sprintf("others have %d rules and chains in it, and %d in nft", l, n), nil
-	case nft.ours() && !legacy.ours():
-		return nft, "our rules are there", nil
-	case legacy.ours() && !nft.ours():
-		return legacy, "our rules are there", nil
+		return legacy, fmt.Sprintf("other programs have %d rules and chains in it, and %d in nft", l, n), nil
+	case nft.hasOwn() && !legacy.hasOwn():
+		return nft, "it has rules of nametap", nil
+	case legacy.hasOwn() && !nft.hasOwn():
+		return legacy, "it has rules of nametap", nil
 	case plain == Legacy:
 		return legacy, "it is what iptables-restore uses", nil
 	default:
@@ -120,8 +120,8 @@ func choose(asked Backend, nft, legacy *side, plain Backend) (*side, string, err
 	}
 }
 
-// plainBackend returns the backend of the tool without a backend in its name,
-// NFT if there is none.
+// plainBackend returns the backend of the tool without a backend in its name, or NFT if there
+// is no such tool.
 func plainBackend(ctx context.Context) Backend {
 	path, err := lookPath("iptables-restore")
 	if err != nil {

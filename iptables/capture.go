@@ -12,17 +12,16 @@ import (
 // Desired says whether DNS is to be captured, and how.
 type Desired struct {
 	On bool
-	// Because says what turned capture on or off, for the log.
+	// Because says what decides that, for the log.
 	Because string
-	// Config says what is captured. Its Settle counts for a removal too.
+	// Config says what is captured. A removal needs its Settle.
 	Config Config
 }
 
-// A target is a desired value with the rules that its configuration makes, best first.
-// It never changes.
+// A target is a desired value with the variants of its rules, best first. It never changes.
 type target struct {
 	Desired
-	set      bool // false until Set, Apply or Remove: nothing is to be done
+	set      bool // false before the first Set: there is nothing to do
 	variants []variant
 }
 
@@ -33,8 +32,8 @@ func (t *target) same(other *target) bool {
 
 // Capture makes the kernel of its network namespace capture DNS as desired.
 //
-// One goroutine changes rules: that of Keep, Apply or Remove, of which one may run at a
-// time. All other methods may be called at any time; they never wait for it.
+// Keep, Apply and Remove change rules; only one of them may run at a time. All other methods may
+// be called at any time, and never wait for these.
 type Capture struct {
 	log *slog.Logger
 
@@ -47,19 +46,19 @@ type Capture struct {
 
 	// The rest belongs to the goroutine that changes rules.
 
-	goal     *target // the target that the steps are for
-	phase    phase
-	due      time.Time     // no step before this
+	goal     *target       // the target that the steps are for
+	phase    phase         // what is known of the kernel
+	due      time.Time     // the earliest time of the next step
 	attempts int           // to write the rules of goal
 	settle   time.Duration // for which the chains stay after they are unhooked
 	retries  retries       // of a removal
-	in       installed     // what was put in, zero before
-	captured bool          // rules were put in and are not removed
-	placed   map[site]bool // where rules were put and may still be
-	said     string        // the last failure that was logged
+	in       installed     // what this process has installed
+	captured bool          // rules were installed and not removed
+	placed   map[site]bool // where rules were written and may still be
+	logged   string        // the last failure that was logged
 	entries  entries
 	seed     maphash.Seed // of fingerprints
-	seen     fingerprint  // of the kernel when all was in place, zero if that is not known
+	seen     fingerprint  // of the kernel when all rules were there, zero if that is not known
 }
 
 // A site is where rules of one family are.
@@ -73,13 +72,13 @@ type installed struct {
 	backend  Backend
 	reason   string // why this backend
 	families map[Family]variant
-	missing  map[Family]error // families that are wanted and not in
-	lesser   map[Family]error // why those that are in do not have the best variant
+	missing  map[Family]error // why families that are wanted are not installed
+	reduced  map[Family]error // why installed families do not have the best variant
 }
 
-// complete reports whether everything is in that the configuration asks for.
+// complete reports whether everything is installed that the configuration asks for.
 func (in installed) complete() bool {
-	return in.backend != "" && len(in.missing)+len(in.lesser) == 0
+	return in.backend != "" && len(in.missing)+len(in.reduced) == 0
 }
 
 // New returns a Capture that has done nothing yet. A nil logger logs nothing.
@@ -128,7 +127,7 @@ func (c *Capture) aim(t *target) error {
 	c.target.Store(t)
 	select {
 	case c.changed <- struct{}{}:
-	default: // the goroutine has not seen the previous change yet
+	default: // Keep has not seen the previous change yet
 	}
 	return nil
 }
@@ -145,15 +144,15 @@ func (c *Capture) Stats() Stats {
 	return Stats{Checks: c.checks.Load(), Repairs: c.repairs.Load(), Failures: c.failures.Load()}
 }
 
-// Begun is closed when Keep has done what the first desired value asks for, or, for a
-// removal, has begun to.
+// Begun returns a channel that is closed when Keep has installed the rules of the first desired
+// value, or has begun to remove rules if capture is off.
 func (c *Capture) Begun() <-chan struct{} { return c.begun }
 
-// A report is the state of a Capture that other goroutines may read. It never changes.
+// A report is the state of a Capture for other goroutines. It never changes.
 type report struct {
 	goal      *target
 	in        installed
-	outdated  bool // what is in is not of goal
+	outdated  bool // what is installed is not of goal
 	captured  bool
 	remaining string
 	levels    map[Family]Level
@@ -171,13 +170,13 @@ func (c *Capture) publish() {
 	c.report.Store(r)
 }
 
-// level returns how much of a family is captured.
+// level returns the level of a family.
 func (c *Capture) level(f Family) Level {
 	v, ok := c.in.families[f]
 	switch {
 	case !c.goal.On || len(c.goal.variants[0].rules.tables(f)) == 0:
 		return LevelOff
-	case !ok && lacks(c.in.missing[f]):
+	case !ok && unsupported(c.in.missing[f]):
 		return LevelUnavailable
 	case !ok:
 		return LevelFailed
@@ -185,13 +184,13 @@ func (c *Capture) level(f Family) Level {
 	return v.level()
 }
 
-// Levels returns how much of each family was captured by the last step. It does not
-// look at the kernel.
+// Levels returns how much of each family is captured, as the last step left it. It does not
+// read the kernel.
 func (c *Capture) Levels() map[Family]Level { return c.report.Load().levels }
 
-// Captured reports whether rules were put in and not removed since.
+// Captured reports whether rules were installed and not removed since.
 func (c *Capture) Captured() bool { return c.report.Load().captured }
 
-// Remaining says why rules that are to be removed are still there, or may be; "" if a
-// removal has not failed.
+// Remaining says why rules that are to be removed are or may be still there. It is "" if no
+// removal has failed.
 func (c *Capture) Remaining() string { return c.report.Load().remaining }

@@ -17,35 +17,34 @@ import (
 	"github.com/nametap/nametap/conntrack"
 )
 
-// Finding is one thing that capture needs, or does better with.
+// Finding is one thing that capture needs or can use, and whether this machine has it.
 type Finding struct {
 	What string `json:"what"`
 	OK   bool   `json:"ok"`
-	// Needed says that nothing is captured without it. Otherwise capture does
-	// with less.
+	// Needed says that nothing is captured without it. Otherwise the rules are reduced.
 	Needed bool `json:"needed"`
-	// Detail is what was found, or what is wrong.
+	// Detail describes what was found, or what is wrong.
 	Detail string `json:"detail,omitempty"`
-	// Advice is how to get what is missing.
+	// Advice says how to get what is missing.
 	Advice string `json:"advice,omitempty"`
 }
 
-// Check says what this machine has and lacks for the configured rules, and how
-// to get it. It changes nothing: rules are tried in a network namespace of their
-// own, and where none can be made only their syntax is.
+// Check lists what this machine has and lacks for the configured rules, and how to get it. It
+// changes nothing: it tries the rules in a network namespace of their own. Where that cannot
+// be made, it tests their syntax only.
 func (c *Capture) Check(ctx context.Context) []Finding {
 	goal := c.report.Load().goal
 	cfg, vs := goal.Config, goal.variants
 	findings := []Finding{
 		capability("CAP_NET_ADMIN", unix.CAP_NET_ADMIN, true),
-		capability("CAP_NET_RAW", unix.CAP_NET_RAW, cfg.Backend == Legacy), // nft does without
-		// What tells legacy's tables is root's in /proc, and so is its lock.
+		capability("CAP_NET_RAW", unix.CAP_NET_RAW, cfg.Backend == Legacy), // nft does not need it
+		// The list of legacy's tables in /proc and its lock belong to root.
 		capability("CAP_DAC_READ_SEARCH", unix.CAP_DAC_READ_SEARCH, cfg.Backend == Legacy && os.Getuid() != 0),
-		Finding{What: "uid and gid", Needed: true, Detail: "they exist in this user namespace",
+		Finding{What: "uid and gid", Needed: true, Detail: "exist in this user namespace",
 			Advice: "run the agent as a user that this user namespace maps (/proc/self/uid_map, /proc/self/gid_map)"}.after(checkMapped(cfg)),
 		checkConntrack(),
 	}
-	nft, legacy := look(ctx, NFT), look(ctx, Legacy)
+	nft, legacy := inspect(ctx, NFT), inspect(ctx, Legacy)
 	s, reason, err := choose(cfg.Backend, nft, legacy, plainBackend(ctx))
 	findings = append(findings, Finding{What: "backend", Needed: true, Detail: reason,
 		Advice: "install the package iptables, and run this with CAP_NET_ADMIN in the network namespace"}.after(err))
@@ -69,8 +68,8 @@ func (c *Capture) Check(ctx context.Context) []Finding {
 	return findings
 }
 
-// after returns the finding that it was called on as it is after an error: not
-// there, or there without one.
+// after returns the finding with the result of a test: OK if err is nil, otherwise with the
+// error as its detail.
 func (f Finding) after(err error) Finding {
 	if f.OK = err == nil; f.OK {
 		f.Advice = ""
@@ -83,8 +82,8 @@ func (f Finding) after(err error) Finding {
 	return f
 }
 
-// probe tries the variants of the rules, best first, where they do no harm. The
-// first that is taken tells what is missing.
+// probe tries the variants of the rules, best first, where they capture nothing. The first one
+// that works tells what is missing.
 func probe(ctx context.Context, p place, vs []variant) []Finding {
 	what := fmt.Sprintf("%s rules for %s", p.backend, p.family)
 	var first error
@@ -99,7 +98,7 @@ func probe(ctx context.Context, p place, vs []variant) []Finding {
 		findings := []Finding{{What: what, OK: true, Needed: true, Detail: how}}
 		for _, lost := range v.without {
 			findings = append(findings, Finding{What: what + ": " + lost,
-				Advice: "modprobe -a xt_CT xt_comment nf_conntrack, and install all extensions of the package iptables; until then rules go without"}.after(first))
+				Advice: "modprobe -a xt_CT xt_comment nf_conntrack, and install all extensions of the package iptables; until then the rules are without it"}.after(first))
 		}
 		return findings
 	}
@@ -107,8 +106,8 @@ func probe(ctx context.Context, p place, vs []variant) []Finding {
 		Advice: "modprobe -a nf_nat xt_REDIRECT xt_owner xt_tcpudp, and for nft nft_compat, for legacy iptable_nat and ip6table_nat"}.after(first)}
 }
 
-// try gives a text to iptables-restore in a new network namespace, which ends
-// with it. Without the permission to make one, the kernel is not asked.
+// try passes a text to iptables-restore in a new network namespace, which ends with the
+// program. Without the permission to make one, it only tests the syntax.
 func (p place) try(ctx context.Context, text string) (how string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, execLimit)
 	defer cancel()
@@ -116,13 +115,13 @@ func (p place) try(ctx context.Context, text string) (how string, err error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
 	_, err = runCommand(ctx, cmd, []byte(text))
 	if !errors.Is(err, syscall.EPERM) {
-		return "the kernel takes them, tried in a namespace of their own", err
+		return "the kernel accepts them; tried in a namespace of their own", err
 	}
 	_, err = run(ctx, []byte(text), p.tools.restore, "--test", "--noflush", "-w", lockWait)
-	return "the tool takes them; whether the kernel does was not tried, since that takes CAP_SYS_ADMIN", err
+	return "the tool accepts them; the kernel was not asked, because that needs CAP_SYS_ADMIN", err
 }
 
-// capability says whether this process has a capability.
+// capability reports whether this process has a capability.
 func capability(name string, bit int, needed bool) Finding {
 	const advice = "add it to the container's securityContext.capabilities, or run as root in the namespace's own user namespace"
 	effective, err := effectiveCapabilities()
@@ -145,19 +144,19 @@ func effectiveCapabilities() (uint64, error) {
 	return 0, errors.New("/proc/self/status has no CapEff")
 }
 
-// checkConntrack says whether entries of conntrack can be listed. Whether they
-// can be deleted is a matter of CAP_NET_ADMIN.
+// checkConntrack reports whether conntrack entries can be listed. To delete them needs
+// CAP_NET_ADMIN.
 func checkConntrack() Finding {
 	err := conntrack.Dump(IPv4.number(), func(conntrack.Entry) {}, sweepFilters()...)
 	return Finding{What: "conntrack over netlink",
-		Advice: "modprobe nf_conntrack_netlink; until then sockets that have asked before may pass the agent by until they are closed"}.after(err)
+		Advice: "modprobe nf_conntrack_netlink; without it, sockets that were used before may bypass the agent until they are closed"}.after(err)
 }
 
-// errUnmapped is about a uid or gid that the kernel refuses with EINVAL.
+// errUnmapped says that the kernel would refuse a uid or gid with EINVAL.
 var errUnmapped = errors.New("is not mapped in this user namespace, so no rule can name it")
 
-// checkMapped returns an error if a uid or gid of the configuration does not
-// exist in this user namespace.
+// checkMapped returns an error if a uid or gid of the configuration does not exist in this
+// user namespace.
 func checkMapped(cfg Config) error {
 	for _, m := range []struct {
 		what, file string
@@ -181,8 +180,8 @@ func checkMapped(cfg Config) error {
 	return nil
 }
 
-// mapped says whether an id is in a map as user_namespaces(7) describes it: the
-// first id inside, the first outside, and how many.
+// mapped reports whether an id is in a map of user_namespaces(7): lines with the first id
+// inside, the first one outside, and their number.
 func mapped(idMap []byte, id uint32) bool {
 	lines := bufio.NewScanner(bytes.NewReader(idMap))
 	for lines.Scan() {

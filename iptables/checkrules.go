@@ -56,7 +56,7 @@ func checkInstalled(ctx context.Context, p place, have saved, vs []variant) []Fi
 		found.Needed, err = true, errors.New(found.Detail)
 	}
 	findings := []Finding{found.after(err)}
-	if have.ours() && (p.backend != Legacy || replacementLock() == "") {
+	if have.hasOwn() && (p.backend != Legacy || replacementLock() == "") {
 		findings = append(findings, ruleCheck{tool, p.family, have}.run(ctx, installedVariant(p.family, have, vs)))
 	}
 	return findings

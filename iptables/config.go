@@ -10,20 +10,20 @@ import (
 	"time"
 )
 
-// Backend is one of the two implementations of iptables in the kernel. Rules of
-// both are effective at once, so ours must be in one of them only.
+// Backend is one of the two implementations of iptables in the kernel. Rules of both are
+// in force at once, so nametap's must be in only one of them.
 type Backend string
 
 // The backends. Auto takes the only one that works; of two, the one in which other
-// programs have more rules; else the one that holds ours already; else that of the
-// plain iptables-restore.
+// programs have more rules; otherwise the one that has rules of nametap already; otherwise
+// that of the plain iptables-restore.
 const (
 	Auto   Backend = "auto"
 	NFT    Backend = "nft"
 	Legacy Backend = "legacy"
 )
 
-// other returns the backend that b is not; b is NFT or Legacy.
+// other returns Legacy for NFT, and NFT for Legacy.
 func (b Backend) other() Backend {
 	if b == NFT {
 		return Legacy
@@ -65,10 +65,10 @@ func FamilyOf(addr netip.Addr) Family {
 // String returns "IPv4" or "IPv6".
 func (f Family) String() string { return fmt.Sprintf("IPv%d", int(f)) }
 
-// MarshalText writes f as String does.
+// MarshalText returns the same as String.
 func (f Family) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
 
-// UnmarshalText reads what MarshalText wrote.
+// UnmarshalText reads what MarshalText returns.
 func (f *Family) UnmarshalText(text []byte) error {
 	for _, family := range families() {
 		if string(text) == family.String() {
@@ -79,10 +79,10 @@ func (f *Family) UnmarshalText(text []byte) error {
 	return fmt.Errorf("family %q: want %s or %s", text, IPv4, IPv6)
 }
 
-// families returns both, in the order in which they are applied.
+// families returns both families, in the order in which they are applied.
 func families() []Family { return []Family{IPv4, IPv6} }
 
-// other returns the family that f is not.
+// other returns IPv6 for IPv4, and IPv4 for IPv6.
 func (f Family) other() Family {
 	if f == IPv4 {
 		return IPv6
@@ -93,7 +93,7 @@ func (f Family) other() Family {
 // Choice says whether something is wanted.
 type Choice string
 
-// The values of a Choice. IfAvailable does without, and says so.
+// The values of a Choice. With IfAvailable, what is missing is left out and logged.
 const (
 	IfAvailable Choice = "auto"
 	On          Choice = "on"
@@ -118,43 +118,45 @@ func (c *Choice) UnmarshalText(text []byte) error {
 // lacks a port and the agent's uid.
 type Config struct {
 	// Port is the agent's DNS port, for UDP and TCP, on 127.0.0.1 and ::1, and
-	// on the addresses of VirtualInterfaces. Not 0 and not 53. Nobody asks here
-	// whether the agent listens there: without it, queries are refused.
+	// on the addresses of VirtualInterfaces. Not 0 and not 53. This package does not
+	// check that the agent listens there: if it does not, queries are refused.
 	Port uint16
 
-	// AgentUIDs and AgentGIDs are what the agent runs as: queries of a socket
-	// with one of them are never captured, or they would come back to it. There
-	// must be at least one.
+	// AgentUIDs and AgentGIDs are the users and groups of the agent. Queries of a
+	// socket with one of them are never captured, because they would come back to the
+	// agent. At least one is required.
 	AgentUIDs, AgentGIDs []uint32
 
-	// Servers are the nameservers whose queries are captured, resolv.conf's for
-	// example; queries to others pass. Empty captures queries to any address. A
-	// zone ("fe80::1%eth0") limits that server to this outgoing interface.
+	// Servers are the nameservers whose queries are captured, such as those of
+	// resolv.conf; queries to others pass through. If it is empty, queries to any
+	// address are captured. A zone ("fe80::1%eth0") limits that server to this
+	// outgoing interface.
 	Servers []netip.Addr
 
-	// ExcludeUIDs and ExcludeGIDs are users whose queries pass: that of a
-	// stub resolver on loopback, which would ask itself through us.
+	// ExcludeUIDs and ExcludeGIDs are users and groups whose queries pass through, such
+	// as that of a stub resolver on loopback, which would query itself through the
+	// agent.
 	ExcludeUIDs, ExcludeGIDs []uint32
-	// ExcludeCIDRs are destinations to which queries pass.
+	// ExcludeCIDRs are destinations to which queries pass through.
 	ExcludeCIDRs []netip.Prefix
-	// ExcludeInterfaces are outgoing interfaces through which queries pass; a
-	// name that ends in "+" stands for all that begin so.
+	// ExcludeInterfaces are outgoing interfaces whose queries pass through. A name
+	// that ends in "+" means all interfaces that begin with the rest.
 	ExcludeInterfaces []string
-	// ExcludeSourcePorts are ports from which queries pass, for a resolver
-	// that sends from a fixed one.
+	// ExcludeSourcePorts are source ports of queries that pass through, for a resolver
+	// with a fixed one.
 	ExcludeSourcePorts []uint16
 
-	// VirtualInterfaces are interfaces behind which are containers or virtual
-	// machines whose queries are captured too, as they come in (docker0,
-	// k6t-eth0); "+" as above. The redirection goes to the interface's first
-	// address, so the agent has to listen there.
+	// VirtualInterfaces are interfaces of containers or virtual machines (docker0,
+	// k6t-eth0) whose incoming queries are captured too; "+" as above. They are
+	// redirected to the first address of the interface, so the agent has to listen
+	// there.
 	VirtualInterfaces []string
 
-	// Zone is the conntrack zone of captured UDP queries; 0 is none. Without it
-	// an application and the agent that use the same source port take each
-	// other's path.
+	// Zone is the conntrack zone of captured UDP queries; 0 is none. Without a zone,
+	// queries of an application and of the agent from the same source port are taken
+	// for one flow.
 	Zone uint16
-	// NoComments leaves out the comments that say what each rule is for.
+	// NoComments leaves out the comments that explain each rule.
 	NoComments bool
 
 	// IPv4 and IPv6 say whether queries over these are captured. With IfAvailable
@@ -163,13 +165,13 @@ type Config struct {
 	IPv4, IPv6 Choice
 	// Backend is where the rules go; "" is Auto.
 	Backend Backend
-	// Interval is how often Run looks for drift; 0 is 5 s.
+	// Interval is how often Keep checks the rules; 0 is 5 s.
 	Interval time.Duration
-	// Settle is how long a query may take that was asked before rules were put in
-	// or removed: the agent's whole time for one, and a little more; 0 is 5 s.
+	// Settle is how long a reply to a query from before a change of the rules may take:
+	// the longest time that the agent spends on one, and a little more; 0 is 5 s.
 	Settle time.Duration
-	// FailClosed leaves the rules in when Keep ends, so that queries are refused, or
-	// wait in open sockets, until there is an agent again.
+	// FailClosed keeps the rules when Keep ends. Queries are then refused, or wait in
+	// sockets that another process holds, until an agent runs again.
 	FailClosed bool
 }
 
@@ -191,16 +193,16 @@ func (c Config) Without(f Family) Config {
 	return c
 }
 
-// Serves reports whether a listener at an address receives the queries of its family that
-// the rules redirect: to loopback, or with virtual interfaces to the addresses of these,
-// too.
+// Serves reports whether a listener at this address receives all queries of its family that
+// the rules redirect. They are redirected to loopback, and those of virtual interfaces to the
+// addresses of these.
 func (c Config) Serves(listener netip.AddrPort) bool {
 	addr := listener.Addr()
 	loopback := addr == netip.AddrFrom4([4]byte{127, 0, 0, 1}) || addr == netip.IPv6Loopback()
 	return listener.Port() == c.Port && (addr.IsUnspecified() || loopback && len(c.VirtualInterfaces) == 0)
 }
 
-// withDefaults returns c with defaults for what is not set and has one.
+// withDefaults returns c with its empty fields set to their defaults.
 func (c Config) withDefaults() Config {
 	defaults := DefaultConfig()
 	c.Backend = cmp.Or(c.Backend, defaults.Backend)
@@ -209,8 +211,8 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// DefaultConfig captures the queries of everybody but uid and gid 1337, to any
-// server, and gives them to port 15053.
+// DefaultConfig returns a Config that redirects queries to any server to port 15053, except
+// those of uid and gid 1337.
 func DefaultConfig() Config {
 	return Config{
 		Port:      15053,
@@ -225,14 +227,14 @@ func DefaultConfig() Config {
 	}
 }
 
-// validate returns the first thing about c that makes no rule, with the value
-// and what was expected.
+// validate returns an error for the first field that cannot be made into rules, with its
+// value and what was expected.
 func (c Config) validate() error {
 	if c.Port == 0 || c.Port == dnsPort {
 		return fmt.Errorf("capture port %d: want the agent's DNS port, not 0 and not %d", c.Port, dnsPort)
 	}
 	if len(c.AgentUIDs)+len(c.AgentGIDs) == 0 {
-		return errors.New("capture needs the agent's uid or gid, or its own queries would come back to it")
+		return errors.New("capture needs the uid or gid of the agent, whose own queries would come back to it otherwise")
 	}
 	for _, a := range c.Servers {
 		if err := checkServer(a); err != nil {
@@ -270,7 +272,7 @@ func (c Config) validateModes() error {
 		return fmt.Errorf("iptables backend %q: %w", c.Backend, err)
 	}
 	if c.Interval < 0 || c.Settle < 0 {
-		return fmt.Errorf("reconcile interval %v, settle time %v: want none below 0", c.Interval, c.Settle)
+		return fmt.Errorf("reconcile interval %v, settle time %v: want neither below 0", c.Interval, c.Settle)
 	}
 	return nil
 }
@@ -287,22 +289,22 @@ func checkServer(a netip.Addr) error {
 	return nil
 }
 
-// plain says whether an address is printed by iptables-save as we print it. It
-// writes ::1:2 as ::0.1.0.2, since that may be IPv4 (RFC 4291, section 2.5.5.1,
-// which deprecates such addresses).
+// plain reports whether iptables-save prints an address as netip does. It prints ::1:2 as
+// ::0.1.0.2, because that may be IPv4 (RFC 4291, section 2.5.5.1, which deprecates such
+// addresses).
 func plain(a netip.Addr) bool {
 	b := a.As16()
 	compatible := a.Is6() && [12]byte(b[:12]) == [12]byte{} && (b[12] != 0 || b[13] != 0)
 	return !compatible && !a.Is4In6()
 }
 
-// checkInterface refuses what is no name of an interface for the kernel
-// (dev_valid_name), what iptables-restore or iptables-save would quote, and a
-// single "+", which iptables-save leaves out.
+// checkInterface returns an error for a name that is not valid in the kernel
+// (dev_valid_name), that iptables-restore or iptables-save would quote, and for a single
+// "+", which iptables-save leaves out.
 func checkInterface(name string) error {
 	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-+@"
 	if name == "" || len(name) > 15 || name[0] == '-' || name == "+" || strings.Trim(name, plain) != "" {
-		return fmt.Errorf("interface %q: want 1 to 15 letters, digits and ._-@, with + at the end for all that begin so", name)
+		return fmt.Errorf("interface %q: want 1 to 15 letters, digits and ._-@, with + at the end for all that begin with the rest", name)
 	}
 	return nil
 }

@@ -6,10 +6,9 @@ import (
 	"strings"
 )
 
-// drift returns in how far what is saved differs from the rules of a family, in
-// words for a log; nothing if not at all. Rules are compared as text and in
-// order: our rules in another order make the agent's queries come back to it,
-// and a rule before our jump takes queries past the agent.
+// drift lists how the saved rules of a family differ from r, as text for a log; empty if they
+// match. Rules are compared as text and in order: in another order, the agent's queries may
+// come back to it, and a rule before the jump of nametap may let queries bypass the agent.
 func (r Rules) drift(f Family, s saved) []string {
 	var ds []string
 	for _, name := range tableNames() {
@@ -20,42 +19,42 @@ func (r Rules) drift(f Family, s saved) []string {
 
 func (t table) drift(have *savedTable) []string {
 	var ds []string
-	say := func(format string, args ...any) {
+	add := func(format string, args ...any) {
 		ds = append(ds, t.name+": "+fmt.Sprintf(format, args...))
 	}
 	jumps := 0
 	for _, c := range t.chains {
 		jumps += len(c.jumps)
-		if !slices.Contains(have.own(), c.name) {
-			say("chain %s is missing", c.name)
+		if !slices.Contains(have.ownChains(), c.name) {
+			add("chain %s is missing", c.name)
 			continue
 		}
 		if rules := have.in(c.name); !slices.Equal(rules, c.rules) {
-			say("%s %s", c.name, difference(c.rules, rules))
+			add("%s %s", c.name, difference(c.rules, rules))
 		}
 		if head := head(have.in(c.parent), len(c.jumps)); !slices.Equal(head, c.jumps) {
-			say("%s does not begin with the jumps to %s, but with %q", c.parent, c.name, head)
+			add("%s does not begin with the jumps to %s, but with %q", c.parent, c.name, head)
 		}
 	}
-	for _, name := range have.own() {
+	for _, name := range have.ownChains() {
 		if !t.wants(name) {
-			say("chain %s is not wanted", name)
+			add("chain %s is not one of the rules", name)
 		}
 	}
 	if n := len(have.jumps()); n > jumps {
-		say("%d jumps to our chains, %d are wanted", n, jumps)
+		add("%d jumps to the chains of nametap, want %d", n, jumps)
 	}
 	return ds
 }
 
-// difference says how the rules of a chain differ.
+// difference describes how the rules of a chain differ.
 func difference(want, have []string) string {
 	if len(want) != len(have) {
-		return fmt.Sprintf("has %d rules, %d are wanted", len(have), len(want))
+		return fmt.Sprintf("has %d rules, want %d", len(have), len(want))
 	}
 	for i := range want {
 		if want[i] != have[i] {
-			return fmt.Sprintf("has rule %d %q, %q is wanted", i+1, have[i], want[i])
+			return fmt.Sprintf("has rule %d %q, want %q", i+1, have[i], want[i])
 		}
 	}
 	return "is the same"
@@ -63,10 +62,9 @@ func difference(want, have []string) string {
 
 func head(specs []string, n int) []string { return specs[:min(n, len(specs))] }
 
-// change returns the text for iptables-restore --noflush that turns what is
-// saved into the rules of a family, table by table; "" if there is nothing to
-// do. Nothing of others is touched. With mark, a table that was not there before
-// gets the chain that says so; a mark that is there stays.
+// change returns the text for iptables-restore --noflush that turns the saved rules of a
+// family into r, table by table; "" if they match. It changes nothing of other programs. With
+// mark, a table that is new gets the mark of nametap; a mark that is there stays.
 func (r Rules) change(f Family, s saved, mark bool) string {
 	var b strings.Builder
 	for _, name := range tableNames() {
@@ -81,17 +79,17 @@ func (r Rules) change(f Family, s saved, mark bool) string {
 func (t table) change(b *strings.Builder, have *savedTable, mark bool) {
 	fmt.Fprintf(b, "*%s\n", t.name)
 	if mark {
-		fmt.Fprintf(b, ":%s - [0:0]\n", madeTable)
+		fmt.Fprintf(b, ":%s - [0:0]\n", tableMark)
 	}
 	for _, c := range t.chains {
-		fmt.Fprintf(b, ":%s - [0:0]\n", c.name) // made, or flushed if it is there
+		fmt.Fprintf(b, ":%s - [0:0]\n", c.name) // creates the chain, or flushes it
 	}
-	takeJumps(b, have)
-	unwanted := slices.DeleteFunc(have.own(), t.wants)
+	deleteJumps(b, have)
+	unwanted := slices.DeleteFunc(have.ownChains(), t.wants)
 	for _, name := range unwanted {
 		fmt.Fprintf(b, "-F %s\n", name)
 	}
-	for _, name := range unwanted { // none is jumped to any more
+	for _, name := range unwanted { // no rule jumps to them now
 		fmt.Fprintf(b, "-X %s\n", name)
 	}
 	for _, c := range t.chains {
@@ -105,7 +103,8 @@ func (t table) change(b *strings.Builder, have *savedTable, mark bool) {
 	b.WriteString("COMMIT\n")
 }
 
-func takeJumps(b *strings.Builder, have *savedTable) {
+// deleteJumps writes the deletion of all jumps to the chains of nametap.
+func deleteJumps(b *strings.Builder, have *savedTable) {
 	for _, j := range have.jumps() {
 		fmt.Fprintf(b, "-D %s %s\n", j.chain, j.spec)
 	}
@@ -118,22 +117,22 @@ func unhookText(s saved) string {
 	for _, name := range tableNames() {
 		if len(s[name].jumps()) > 0 {
 			fmt.Fprintf(&b, "*%s\n", name)
-			takeJumps(&b, s[name])
+			deleteJumps(&b, s[name])
 			b.WriteString("COMMIT\n")
 		}
 	}
 	return b.String()
 }
 
-// wants says whether a chain of ours is one of the table's.
+// wants reports whether a chain is one of the table's.
 func (t table) wants(name string) bool {
 	return slices.ContainsFunc(t.chains, func(c chain) bool { return c.name == name })
 }
 
-// unmark returns the text that takes our mark out of a table.
-func unmark(name string) string { return fmt.Sprintf("*%s\n-X %s\nCOMMIT\n", name, madeTable) }
+// unmark returns the text that removes the mark of a table.
+func unmark(name string) string { return fmt.Sprintf("*%s\n-X %s\nCOMMIT\n", name, tableMark) }
 
-// deletable says whether a table was made by us and holds nothing by now.
+// deletable reports whether nametap has made a table and no program uses it.
 func (t *savedTable) deletable() bool {
-	return t.made() && t.foreign()+len(t.own())+len(t.jumps()) == 0
+	return t.hasMark() && t.foreign()+len(t.ownChains())+len(t.jumps()) == 0
 }

@@ -7,22 +7,21 @@ import (
 	"github.com/nametap/nametap/conntrack"
 )
 
-// entries are the conntrack entries of queries. Those that began under other rules keep
-// queries on a path that is not theirs any more, so they are dropped.
+// entries drops conntrack entries that keep sockets on the path of previous rules.
 type entries struct {
 	log       *slog.Logger
 	leftovers map[string]time.Time // entries, by their keys, that are dropped later; when they were first seen
-	said      map[Family]string    // the last failure that was logged
+	logged    map[Family]string    // the last failure that was logged
 	swept     fingerprint          // of the kernel at the last sweep
 	failed    bool                 // the last sweep failed
 }
 
-func newEntries(log *slog.Logger) entries { return entries{log: log, said: make(map[Family]string)} }
+func newEntries(log *slog.Logger) entries { return entries{log: log, logged: make(map[Family]string)} }
 
-// sweep drops entries that keep queries off the agent, if rules have changed or may have.
-// Leftovers are dropped when they have been there for the settle time. Without a zone
-// entries of other programs look the same as stale ones of the agent, so the change must
-// be certain. After a failure the next check does it again.
+// sweep drops entries that let queries bypass the agent, if rules have changed or may have.
+// Leftovers are dropped when they have been there for the settle time. Without a zone, entries
+// of other programs look like stale ones, so the change must be certain. After a failure the
+// next check tries again.
 func (e *entries) sweep(cfg Config, in installed, changed, maybe bool) {
 	leftovers := make(map[string]time.Time)
 	now := time.Now()
@@ -61,9 +60,9 @@ func (e *entries) drop(f Family, match func(conntrack.Entry) bool) bool {
 	n, err := dropEntries(f, match)
 	switch {
 	case err == nil:
-		delete(e.said, f)
-	case e.said[f] != err.Error():
-		e.said[f] = err.Error()
+		delete(e.logged, f)
+	case e.logged[f] != err.Error():
+		e.logged[f] = err.Error()
 		e.log.Warn("sockets that were used before may keep their old path until they are closed",
 			"family", f, "error", err)
 	}

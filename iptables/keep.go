@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// A phase is what is known of the kernel.
+// A phase is what a Capture knows of the kernel.
 type phase int
 
 const (
-	untouched phase = iota // no step was done
-	captured               // the rules of the goal are in, as far as they can be had
-	outdated               // other rules are in, or may be
+	untouched phase = iota // no step was taken
+	captured               // the rules of the goal are installed, as far as this machine supports them
+	outdated               // other rules are installed, or may be
 	unhooked               // nothing is captured; chains stay for replies in flight
-	removed                // nothing of nametap is there
+	removed                // nothing of nametap is left
 )
 
 // A step is one thing to do.
@@ -24,13 +24,14 @@ type step int
 const (
 	stepNone   step = iota // nothing until the desired value changes
 	stepWait               // nothing until a step is due
-	stepApply              // put the rules in
+	stepApply              // install the rules
 	stepCheck              // look for drift, and repair it
-	stepUnhook             // end the capture, and keep what replies in flight need
+	stepUnhook             // end the capture; keep what replies in flight need
 	stepRemove             // remove the rest
 )
 
-// next returns the step that leads from a phase to what is desired.
+// next returns the next step from a phase to the desired value. due says whether the time for
+// a step has come.
 func next(desired *target, now phase, due bool) step {
 	switch {
 	case !desired.set, !desired.On && now == removed:
@@ -47,25 +48,24 @@ func next(desired *target, now phase, due bool) step {
 	return stepUnhook
 }
 
-// next returns the next step.
+// next returns the next step now.
 func (c *Capture) next() step { return next(c.goal, c.phase, !time.Now().Before(c.due)) }
 
-// endTimeout bounds the removal at the end of Keep: the settle time of queries in
-// flight, and the tools.
+// endTimeout bounds the removal at the end of Keep: the settle time, and the time of the tools.
 const endTimeout = 15 * time.Second
 
-// Keep keeps the kernel as desired until ctx ends: it follows every change of the desired
-// value, repairs drift within Config.Interval, and retries what fails. What Apply has put
-// in before is taken over. Then it removes the rules, unless Config.FailClosed is set.
+// Keep keeps the kernel as desired until ctx ends: it follows every change of the desired value,
+// repairs drift within Config.Interval, and retries what fails. It takes over what Apply has
+// installed before. At the end it removes the rules, unless Config.FailClosed is set.
 //
-// If the first desired value is on and its rules cannot be put in, Keep leaves none in
-// and returns the error. Later failures are logged and counted.
+// If the first desired value is on and its rules cannot be installed, Keep leaves none and
+// returns the error. It logs and counts later failures.
 //
-// A removal is in two steps. No query is captured any more after the first. If any was of
-// late, chains stay for Config.Settle, with nothing that jumps to them: with the last rule
-// that needs it the kernel stops to track connections and to translate addresses, and
-// replies in flight would be lost. If capture is desired again meanwhile, the rules are
-// complete again after one write.
+// A removal takes two steps. After the first, no query is captured. If queries were captured
+// recently, the chains stay for Config.Settle, without jumps to them: when the last rule that
+// needs it is deleted, the kernel stops tracking connections and translating addresses, and
+// replies in flight would be lost. If capture is desired again during that time, one write
+// completes the rules.
 func (c *Capture) Keep(ctx context.Context) error {
 	err := c.loop(ctx)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
@@ -94,9 +94,9 @@ func (c *Capture) loop(ctx context.Context) error {
 		case !begun && err != nil && !errors.Is(err, ErrIncomplete):
 			return fmt.Errorf("capturing DNS: %w", err)
 		case s == stepUnhook || s == stepRemove:
-			c.sayRemoval(had, err)
+			c.logRemoval(had, err)
 		default:
-			c.sayFailure(err)
+			c.logFailure(err)
 		}
 	}
 	return nil
@@ -119,13 +119,13 @@ func (c *Capture) take() {
 	c.restart()
 }
 
-// restart has the goal reached from what is there, at once.
+// restart lets the next step begin at once, from what is in the kernel.
 func (c *Capture) restart() {
 	if c.phase == captured {
 		c.phase = outdated
 	}
 	if c.phase != unhooked || c.goal.On || c.retries.failure != nil {
-		c.due = time.Time{} // otherwise replies are in flight
+		c.due = time.Time{} // in the other case replies are in flight
 	}
 	c.attempts = patient
 	c.retries.failure, c.retries.n = nil, 0
@@ -146,7 +146,7 @@ func (c *Capture) sleep(ctx context.Context, s step) {
 	}
 }
 
-// act does one step. The error is nil for a removal that is soon tried again.
+// act takes one step. The error of a removal that is retried soon is nil.
 func (c *Capture) act(ctx context.Context, s step) error {
 	defer c.publish()
 	interval := time.Now().Add(c.goal.Config.Interval)
@@ -160,7 +160,7 @@ func (c *Capture) act(ctx context.Context, s step) error {
 		} else {
 			c.phase, c.captured = outdated, c.captured && c.in.backend != ""
 		}
-		c.sayCaptured(changed, err)
+		c.logCaptured(changed, err)
 		return withoutCapability(err)
 	case stepCheck:
 		c.due = interval
@@ -173,26 +173,26 @@ func (c *Capture) act(ctx context.Context, s step) error {
 	return nil
 }
 
-// sayCaptured logs that rules were put in or replaced.
-func (c *Capture) sayCaptured(changed bool, err error) {
+// logCaptured logs that rules were installed or replaced.
+func (c *Capture) logCaptured(changed bool, err error) {
 	if changed && err == nil {
 		c.log.Info("DNS is captured", "port", c.goal.Config.Port, "backend", c.in.backend, "because", c.in.reason)
 	}
 }
 
-// sayFailure counts a failure of a check, a repair or a retry, and logs it if it is not
-// the same as the previous one.
-func (c *Capture) sayFailure(err error) {
+// logFailure counts a failure of a check, a repair or a retry, and logs it unless it is the same
+// as the previous one.
+func (c *Capture) logFailure(err error) {
 	if err == nil {
-		c.said = ""
+		c.logged = ""
 		return
 	}
 	c.failures.Add(1)
 	text := err.Error()
-	if text == c.said {
+	if text == c.logged {
 		return
 	}
-	c.said = text
+	c.logged = text
 	if errors.Is(err, ErrIncomplete) {
 		c.log.Error("capture is incomplete; it is tried again", "error", err)
 		return
@@ -200,29 +200,28 @@ func (c *Capture) sayFailure(err error) {
 	c.log.Error("the capture rules cannot be kept; it is tried again", "error", err)
 }
 
-// Apply puts the rules in, in place of any others of nametap, and removes those in the
-// backend in which they do not belong. It changes nothing if they are there already. Each
-// family has all of its rules or none.
+// Apply installs the rules in place of any others of nametap, and removes those in the other
+// backend. It changes nothing if they are installed already. Each family has all of its rules
+// or none.
 //
-// What this machine lacks (a family, the zone) is left out, and logged. A failure that
-// does not say so is retried for about 2 s; if it stays, rules that could be had are in,
-// and Apply returns [ErrIncomplete]. After any other error the first Apply leaves no
-// rules in.
+// What this machine lacks (a family, the zone) is left out, and logged. Any other failure is
+// retried for about 2 s. After that the rules that work are installed, and Apply returns
+// [ErrIncomplete]. After any other error the first Apply leaves no rules.
 func (c *Capture) Apply(ctx context.Context) error { return c.once(ctx, true) }
 
-// Remove removes all rules and chains of nametap, of both backends and families, whatever
-// configuration put them there. Rules of other programs stay as they are. It is no error
-// if there are none. Where a backend can never be read, such as for want of a capability,
-// c has put no rules there, and the kernel does not say that it is empty, Remove returns
-// [ErrUnseen] after it has done the rest. Any other backend that cannot be read is a
-// failure.
+// Remove removes all rules and chains of nametap, in both backends and families, whatever
+// configuration they were made of. It leaves rules of other programs unchanged. It is no error
+// if there are none.
 //
-// It is the removal of Keep, on the caller's goroutine: when ctx ends the wait for replies
-// in flight is cut short. What fails for a reason that may pass is retried for some
-// seconds.
+// If a backend can never be read, for example without a capability, Remove does the rest and
+// returns [ErrUnseen], unless the kernel says that the backend is empty. If c has installed
+// rules there, that is a failure, and so is any backend that cannot be read now.
+//
+// Remove takes the same steps as Keep. When ctx ends it does not wait for replies in flight any
+// longer. It retries for some seconds what fails for a reason that may pass.
 func (c *Capture) Remove(ctx context.Context) error { return c.once(ctx, false) }
 
-// once turns capture on or off and returns when that is done or has failed.
+// once turns capture on or off, and returns when that is done or has failed.
 func (c *Capture) once(ctx context.Context, on bool) error {
 	d := c.target.Load().Desired
 	d.On = on
@@ -231,14 +230,14 @@ func (c *Capture) once(ctx context.Context, on bool) error {
 	}
 	c.goal = c.target.Load()
 	if c.phase == removed {
-		c.phase = untouched // other programs may have put rules in since
+		c.phase = untouched // another process may have installed rules since
 	}
 	c.restart()
 	return c.reach(ctx)
 }
 
-// end removes the rules at the end of Keep, unless they are to stay. The desired value
-// does not count any more.
+// end removes the rules at the end of Keep, unless they are to stay. It ignores the desired
+// value, which may still change.
 func (c *Capture) end(ctx context.Context) error {
 	kept := c.goal.On && c.goal.Config.FailClosed
 	switch {
@@ -263,7 +262,7 @@ func (c *Capture) end(ctx context.Context) error {
 	return nil
 }
 
-// reach takes steps until the goal is reached or a step has failed for good.
+// reach takes steps until the goal is reached or a step returns an error.
 func (c *Capture) reach(ctx context.Context) error {
 	for {
 		switch s := c.next(); {
@@ -281,7 +280,7 @@ func (c *Capture) reach(ctx context.Context) error {
 			if c.retries.failure != nil {
 				return c.retries.failure
 			}
-			c.due = time.Time{} // replies in flight are not waited for any longer
+			c.due = time.Time{} // no longer wait for replies in flight
 		}
 	}
 }

@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options of getsockopt(2) with which iptables-legacy asks the kernel
-// (linux/netfilter_ipv4/ip_tables.h, linux/netfilter_ipv6/ip6_tables.h). They work on
-// any socket of the family and take CAP_NET_ADMIN alone.
+// Options of getsockopt(2) with which iptables-legacy reads from the kernel
+// (linux/netfilter_ipv4/ip_tables.h, linux/netfilter_ipv6/ip6_tables.h). They work on any
+// socket of the family and need CAP_NET_ADMIN only.
 const (
 	legacyInfo    = 64
 	legacyEntries = 65
@@ -38,7 +38,7 @@ const (
 	entriesHeader     = 32 + 4 + 4       // struct ipt_get_entries: name, size, padding
 )
 
-// askLegacy exchanges buffer with the kernel.
+// askLegacy passes buffer to the kernel, which writes its answer there.
 func askLegacy(f Family, option int, buffer []byte) error {
 	domain, level := unix.AF_INET, unix.SOL_IP
 	if f == IPv6 {
@@ -58,21 +58,20 @@ func askLegacy(f Family, option int, buffer []byte) error {
 	return nil
 }
 
-// lacksLegacyTable reports whether the kernel says that it has no such table. A table
-// that was not in use is made by that, so this is asked only of one that a tool was
-// told to make.
+// lacksLegacyTable reports whether the kernel says that it has no such table. The question
+// makes a table that was not in use, so it is asked only after a tool had to make the table.
 func lacksLegacyTable(f Family, table string) bool {
 	if table == "" || len(table) >= tableNameSize {
 		return false
 	}
 	buffer := make([]byte, infoSize)
 	copy(buffer, table)
-	return is(askLegacy(f, legacyInfo, buffer), unix.ENOENT, unix.ENOPROTOOPT, unix.EAFNOSUPPORT)
+	return isAny(askLegacy(f, legacyInfo, buffer), unix.ENOENT, unix.ENOPROTOOPT, unix.EAFNOSUPPORT)
 }
 
-// lacksLegacyExtension returns the first match or target in a text for
-// iptables-restore that the kernel says it does not have, or "". iptables-legacy does
-// not say which error a commit has ended with.
+// lacksLegacyExtension returns the first match or target in a text for iptables-restore that
+// the kernel says it does not have, or "". iptables-legacy does not print the error of a
+// commit.
 func lacksLegacyExtension(f Family, text string) string {
 	match, target := f.revisions()
 	asked := map[string]bool{}
@@ -98,12 +97,12 @@ func lacksLegacyExtension(f Family, text string) string {
 	return ""
 }
 
-// builtin reports whether a target is no module: a verdict or a chain of ours.
+// builtin reports whether a target needs no module: it is a verdict or a chain of nametap.
 func builtin(target string) bool {
 	return slices.Contains([]string{"RETURN", "ACCEPT"}, target) || strings.HasPrefix(target, ownPrefix)
 }
 
-// legacyTables returns those of our tables that legacy has. Without ip_tables in the
+// legacyTables returns those of nametap's tables that legacy has. Without ip_tables in the
 // kernel there are none.
 func legacyTables(f Family) ([]string, error) {
 	name := "/proc/thread-self/net/ip_tables_names"
@@ -126,7 +125,7 @@ func legacyTables(f Family) ([]string, error) {
 	return tables, nil
 }
 
-// legacyPrint adds what our tables of legacy hold to a hash, without the counters.
+// legacyPrint adds the tables of legacy that nametap uses to a hash, without the counters.
 func legacyPrint(hash *maphash.Hash, f Family) error {
 	tables, err := legacyTables(f)
 	if errors.Is(err, os.ErrPermission) {
@@ -177,10 +176,10 @@ func hashEntries(hash *maphash.Hash, f Family, entries []byte) {
 	_, _ = hash.Write(entries)
 }
 
-// nothingThere reports whether a backend holds nothing of ours in a family, although its
-// tools cannot read it: the kernel itself says so.
-func nothingThere(b Backend, f Family, unread error) bool {
-	if is(unread, errNoFamily) {
+// knownEmpty reports whether the kernel says that a backend has nothing of nametap in a family
+// that its tools cannot read.
+func knownEmpty(b Backend, f Family, unread error) bool {
+	if isAny(unread, errNoFamily) {
 		return true
 	}
 	if b == Legacy {
@@ -188,7 +187,7 @@ func nothingThere(b Backend, f Family, unread error) bool {
 		return err == nil && len(tables) == 0
 	}
 	for _, table := range tableNames() {
-		if !is(askNFTTable(f, table), unix.ENOENT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT) {
+		if !isAny(askNFTTable(f, table), unix.ENOENT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT) {
 			return false
 		}
 	}

@@ -56,7 +56,7 @@ func nftGeneration() (uint32, error) {
 // lacks the permission to ask. After any other error the generation is not known.
 func generationNow() (generation uint32, known bool) {
 	generation, err := nftGeneration()
-	if is(err, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT, unix.EINVAL, unix.EPERM) {
+	if isAny(err, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT, unix.EINVAL, unix.EPERM) {
 		return 0, true
 	}
 	return generation, err == nil

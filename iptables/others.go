@@ -9,10 +9,10 @@ import (
 // istioPrefix begins the names of chains of istio-iptables and istio-cni.
 const istioPrefix = "ISTIO_"
 
-// istioAdvice says what to do about Istio's rules beside ours.
-const istioAdvice = "ours come first, so nametap answers; have one of the two only: set ISTIO_META_DNS_CAPTURE to \"false\" for Istio's agent, or run no nametap in this pod"
+// istioAdvice says what to do about Istio's rules beside those of nametap.
+const istioAdvice = "the rules of nametap come first, so nametap answers; use only one of the two: set ISTIO_META_DNS_CAPTURE to \"false\" for Istio's agent, or run no nametap in this pod"
 
-// istio describes Istio's rules for port 53 among what is saved, table by table.
+// istio describes the saved rules of Istio for port 53, table by table.
 func (s saved) istio() []string {
 	var found []string
 	for _, name := range tableNames() {
@@ -49,7 +49,7 @@ func sortedKeys(set map[string]bool) []string {
 	return keys
 }
 
-// checkOthers says whether other programs capture port 53, too.
+// checkOthers reports whether other programs capture port 53 too.
 func checkOthers(sides ...*side) []Finding {
 	var findings []Finding
 	for _, s := range sides {

@@ -6,7 +6,7 @@ import (
 	"fmt"
 )
 
-// place is where rules go: one family in one backend.
+// place is where rules are written to: one family in one backend.
 type place struct {
 	backend  Backend
 	family   Family
@@ -14,25 +14,25 @@ type place struct {
 	attempts int // to write, 1 or more
 }
 
-// How often rules are written until the kernel has them. Other programs change rules
-// between reading and writing, and tools fail for reasons that pass. With the pauses
-// between them, patient takes about 2 s.
+// How often rules are written until the kernel has them. Other programs change rules between
+// reading and writing, and tools fail for reasons that pass. With the pauses in between,
+// patient takes about 2 s.
 const (
 	patient = 12
-	brief   = 4 // in Run, which tries again after the interval
+	brief   = 4 // for what is tried again after the interval
 )
 
-// applied is what came of applying rules to one family.
+// applied is the result of applying rules to one family.
 type applied struct {
-	variant variant // what is in
+	variant variant // the rules that are installed
 	changed bool
-	lesser  error // why no better variant is in; nil for the best one
+	reduced error // why it is not a better variant; nil for the best one
 }
 
-// apply puts in the first variant that can be had. before is what is there. Where an
-// error does not say that the machine lacks something, the best variant is tried
-// p.attempts times and the others once. If none can be had, what was there is taken out,
-// unless it was not touched: all rules or none.
+// apply installs the first variant that works. before is what the kernel has. If the error
+// does not say that the machine lacks something, the best variant is tried p.attempts times
+// and the others once. If none works, the rules that were there are removed, unless they are
+// unchanged: a family has all of its rules or none.
 func (p place) apply(ctx context.Context, before saved, vs []variant) (applied, error) {
 	var a applied
 	have := before
@@ -44,26 +44,26 @@ func (p place) apply(ctx context.Context, before saved, vs []variant) (applied, 
 			a.variant = v
 			return a, nil
 		}
-		if n == 0 || lacks(a.lesser) && !lacks(err) {
-			a.lesser = err
+		if n == 0 || unsupported(a.reduced) && !unsupported(err) {
+			a.reduced = err
 		}
-		if lasts(err) && !is(err, errExtension, errNoTable) {
+		if failsAgain(err) && !isAny(err, errExtension, errNoTable) {
 			break
 		}
-		if !lacks(err) {
+		if !unsupported(err) {
 			p.attempts = 1
 		}
 	}
-	return a, errors.Join(a.lesser, p.rollBack(context.WithoutCancel(ctx), before))
+	return a, errors.Join(a.reduced, p.rollBack(context.WithoutCancel(ctx), before))
 }
 
-// converge writes until the kernel has these rules, and says whether it had to.
+// converge writes until the kernel has these rules, and reports whether it had to.
 func (p place) converge(ctx context.Context, have saved, rules Rules) (bool, error) {
 	return p.write(ctx, have, func(have saved) string { return rules.change(p.family, have, p.backend == NFT) })
 }
 
-// write writes what change makes of what there is, until that is nothing. have is what
-// there was a moment ago; nil, if it is to be read.
+// write writes the text that change returns for what the kernel has, until it returns none.
+// have is what the kernel had a moment ago; if it is nil, it is read first.
 func (p place) write(ctx context.Context, have saved, change func(saved) string) (bool, error) {
 	var err error
 	if have == nil {
@@ -90,8 +90,8 @@ func (p place) write(ctx context.Context, have saved, change func(saved) string)
 		switch {
 		case left == "":
 			return true, nil
-		// What fails while another program changes rules proves no lack.
-		case lasts(writeErr) && (left == text && known && stillKnown && generation == after || !lacks(writeErr)):
+		// A failure while another program changes rules does not show a lack of support.
+		case failsAgain(writeErr) && (left == text && known && stillKnown && generation == after || !unsupported(writeErr)):
 			return n > 0 || left != text, writeErr
 		case writeErr != nil:
 			failure = writeErr
@@ -105,7 +105,7 @@ func (p place) write(ctx context.Context, have saved, change func(saved) string)
 	}
 }
 
-// rollBack takes our rules out if they are not what they were before.
+// rollBack removes the rules of nametap if the tables are not as they were before.
 func (p place) rollBack(ctx context.Context, before saved) error {
 	now, err := p.tools.read(ctx)
 	if err != nil {
@@ -120,14 +120,14 @@ func (p place) rollBack(ctx context.Context, before saved) error {
 	return nil
 }
 
-// unhook takes out the jumps to our chains, and leaves these where they are.
+// unhook deletes the jumps to the chains of nametap, and keeps the chains.
 func (p place) unhook(ctx context.Context) error {
 	_, err := p.write(ctx, nil, unhookText)
 	return err
 }
 
-// remove takes out all that is ours, and says whether there was anything. It
-// goes by names, not by rules or settings.
+// remove removes all rules and chains of nametap, and reports whether there were any. It finds
+// them by the names of the chains, whatever the settings.
 func (p place) remove(ctx context.Context) (bool, error) {
 	changed, err := p.converge(ctx, nil, Rules{})
 	if err != nil {
@@ -137,8 +137,8 @@ func (p place) remove(ctx context.Context) (bool, error) {
 	return changed || tidied, err
 }
 
-// tidy deletes the tables that we made, or takes our mark out of those that
-// others use by now. It says whether there were any.
+// tidy deletes the tables that nametap has made, or removes the mark of those that other
+// programs use. It reports whether there were any.
 func (p place) tidy(ctx context.Context) (bool, error) {
 	have, err := p.tools.read(ctx)
 	if err != nil {
@@ -146,7 +146,7 @@ func (p place) tidy(ctx context.Context) (bool, error) {
 	}
 	tidied := false
 	for _, name := range tableNames() {
-		if !have[name].made() {
+		if !have[name].hasMark() {
 			continue
 		}
 		tidied = true
@@ -160,7 +160,8 @@ func (p place) tidy(ctx context.Context) (bool, error) {
 	return tidied, nil
 }
 
-// deleteTable deletes an nft table if it is still as it was read, or says why not.
+// deleteTable deletes an nft table, or returns an error if it has changed since it was read
+// or other programs use it.
 func (p place) deleteTable(ctx context.Context, name string) error {
 	generation, err := nftGeneration()
 	if err != nil {
@@ -171,7 +172,7 @@ func (p place) deleteTable(ctx context.Context, name string) error {
 		return err
 	}
 	if !have[name].deletable() {
-		return fmt.Errorf("table %s is in use by others", name)
+		return fmt.Errorf("other programs use table %s", name)
 	}
 	return deleteNFTTable(p.family, name, generation)
 }

@@ -12,21 +12,21 @@ import (
 	"github.com/nametap/nametap/conntrack"
 )
 
-// removePatience is for how long a step of a removal is soon tried again if what fails
-// may pass, such as a lock that another program holds for longer than a tool waits for it.
-// After that the failure is reported, and it goes on.
+// removePatience is how long a step of a removal is retried before its failure is reported, if
+// the failure may pass, such as a lock that another program holds for longer than the tool
+// waits. After that the retries go on.
 const removePatience = 15 * time.Second
 
-// retries are those of a removal.
+// retries are the retries of a removal.
 type retries struct {
 	n        int       // failures since
 	since    time.Time // the first of them
 	failure  error     // the last one; nil if the last step did not fail
-	reported error     // the last one that was reported, until there are no rules or they are wanted
+	reported error     // the last one that was reported; nil after the removal or an apply
 }
 
-// failed puts off a step of a removal that has failed, and returns the error if it is to be
-// reported now.
+// failed postpones a step of a removal that has failed, and returns the error if it is to be
+// reported now. again says that the step may succeed soon.
 func (c *Capture) failed(err error, again bool) error {
 	r, now := &c.retries, time.Now()
 	if r.n == 0 {
@@ -43,7 +43,8 @@ func (c *Capture) failed(err error, again bool) error {
 	return err
 }
 
-// unhookAll ends the capture. Chains that replies in flight need stay for the settle time.
+// unhookAll is the step unhook. It keeps chains that replies in flight need for the settle
+// time.
 func (c *Capture) unhookAll(ctx context.Context) error {
 	c.in, c.entries.leftovers, c.seen = installed{}, nil, fingerprint{}
 	ctx, cancel := context.WithTimeout(ctx, removePatience)
@@ -63,7 +64,7 @@ func (c *Capture) unhookAll(ctx context.Context) error {
 	return c.failed(err, again)
 }
 
-// removeAll removes all that is left of both backends.
+// removeAll is the step remove.
 func (c *Capture) removeAll(ctx context.Context) error {
 	again, err := c.removeSides(context.WithoutCancel(ctx))
 	if err == nil || c.onlyOthers(err) {
@@ -72,20 +73,21 @@ func (c *Capture) removeAll(ctx context.Context) error {
 	return c.failed(err, again)
 }
 
-// allRemoved notes the end of a removal, and returns what it could not see.
+// allRemoved records the end of a removal, and returns its error.
 func (c *Capture) allRemoved(unseen error) error {
 	c.phase, c.captured, c.settle, c.retries = removed, false, 0, retries{}
 	return unseen
 }
 
-// onlyOthers reports whether the failure of a removal says only that rules of another
-// process may remain.
+// onlyOthers reports whether the error of a removal says only that rules of another process
+// may remain.
 func (c *Capture) onlyOthers(err error) bool {
 	return errors.Is(err, ErrUnseen) || errors.Is(err, ErrCapability) && len(c.placed) == 0
 }
 
-// sayRemoval logs the failure of a step of a removal. had says whether rules were in.
-func (c *Capture) sayRemoval(had bool, err error) {
+// logRemoval logs the failure of a step of a removal. had says that this process had rules
+// installed.
+func (c *Capture) logRemoval(had bool, err error) {
 	switch {
 	case err == nil:
 	case !c.onlyOthers(err):
@@ -97,17 +99,17 @@ func (c *Capture) sayRemoval(had bool, err error) {
 	}
 }
 
-// removeSides removes all that nametap has in both backends. again says that what failed may
-// succeed when it is tried again.
+// removeSides removes everything of nametap in both backends. again says that what failed may
+// succeed soon.
 func (c *Capture) removeSides(ctx context.Context) (again bool, err error) {
 	var failed, unseen error
-	for _, s := range []*side{look(ctx, NFT), look(ctx, Legacy)} {
+	for _, s := range []*side{inspect(ctx, NFT), inspect(ctx, Legacy)} {
 		_, err := removeSide(ctx, s, patient)
 		if err == nil {
 			c.cleared(s)
 		}
 		mayBe, unread := c.unread(s)
-		again = again || mayPass(err) || mayPass(unread)
+		again = again || temporary(err) || temporary(unread)
 		failed, unseen = errors.Join(failed, err, unread), errors.Join(unseen, mayBe)
 	}
 	if failed != nil && unseen != nil {
@@ -119,38 +121,38 @@ func (c *Capture) removeSides(ctx context.Context) (again bool, err error) {
 	return false, unseen
 }
 
-// unread tells what of a backend could not be read although there may be rules of ours:
-// unseen, an [ErrUnseen], for lasting reasons where c has put none, and failed otherwise.
+// unread returns an error if a backend that may have rules of nametap could not be read: an
+// [ErrUnseen] if that is permanent and c has installed none there, otherwise a failure.
 func (c *Capture) unread(s *side) (unseen, failed error) {
 	failed = c.unreadPlaced(s)
 	if failed == nil {
 		unseen = s.unseen()
 	}
-	if mayPass(unseen) {
+	if temporary(unseen) {
 		return nil, unseen
 	}
 	return unseen, failed
 }
 
-// unreadPlaced returns an error if families of a backend could not be read that may have
-// rules that c has put there.
+// unreadPlaced returns an error if families of a backend could not be read in which c has
+// installed rules.
 func (c *Capture) unreadPlaced(s *side) error {
 	var errs []error
 	for f, err := range s.reason {
-		if c.placed[site{s.backend, f}] && !nothingThere(s.backend, f, err) {
+		if c.placed[site{s.backend, f}] && !knownEmpty(s.backend, f, err) {
 			errs = append(errs, fmt.Errorf("reading the rules of backend %s, %s: %w", s.backend, f, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// unseen returns an error if the backend could not be read and may hold rules of ours: an
-// [ErrUnseen] if that lasts.
+// unseen returns an error if the backend could not be read and may have rules of nametap: an
+// [ErrUnseen] if that is permanent.
 func (s *side) unseen() error {
 	for _, f := range families() {
 		switch err := s.reason[f]; {
-		case err == nil || nothingThere(s.backend, f, err):
-		case mayPass(err):
+		case err == nil || knownEmpty(s.backend, f, err):
+		case temporary(err):
 			return fmt.Errorf("reading the rules of backend %s, %s: %w", s.backend, f, err)
 		default:
 			return fmt.Errorf("%w (backend %s, %s): run `nametap capture remove` as root, with the tools of that backend: %w", ErrUnseen, s.backend, f, err)
@@ -159,26 +161,27 @@ func (s *side) unseen() error {
 	return nil
 }
 
-// unhook ends the capture, and reports whether queries were captured of late, so that
-// replies may be in flight, and whether what failed may succeed when it is tried again.
+// unhook deletes the jumps to nametap's chains in both backends. It reports whether queries
+// were captured recently, so that replies may be in flight, and whether what failed may
+// succeed soon.
 func (c *Capture) unhook(ctx context.Context) (used, again bool, err error) {
 	var sides []*side
 	var errs []error
 	changed := false
 	for _, b := range c.ownFirst() {
-		s := look(ctx, b)
+		s := inspect(ctx, b)
 		sides = append(sides, s)
 		err := c.unreadPlaced(s)
-		again = again || mayPass(err)
+		again = again || temporary(err)
 		errs = append(errs, err)
 		for f, saved := range s.saved {
-			if !saved.ours() {
+			if !saved.hasOwn() {
 				continue
 			}
 			changed = true
 			used = used || inUse(f, saved)
 			err := c.unhookFamily(ctx, s.place(f, patient), saved)
-			again = again || mayPass(err)
+			again = again || temporary(err)
 			errs = append(errs, err)
 		}
 	}
@@ -194,7 +197,7 @@ func (c *Capture) unhook(ctx context.Context) (used, again bool, err error) {
 	return used, again, err
 }
 
-// ownFirst returns both backends, the one that c has put rules into first: a tool of the
+// ownFirst returns both backends, the one in which c has installed rules first: a tool of the
 // other one may hang until there is no time left.
 func (c *Capture) ownFirst() []Backend {
 	if c.placed[site{Legacy, IPv4}] || c.placed[site{Legacy, IPv6}] {
@@ -203,13 +206,13 @@ func (c *Capture) ownFirst() []Backend {
 	return []Backend{NFT, Legacy}
 }
 
-// unhookFamily ends the capture of one family in one backend, and drops the
-// entries of conntrack that would still lead to the agent. With a zone those
-// have been out of use since the zone came, and are dropped before it goes, when
-// sockets would come back to them; without one they are in use until then.
+// unhookFamily deletes the jumps of one family in one backend, and drops the conntrack entries
+// that would still redirect to the agent. With a zone, no socket uses these entries, and they
+// are dropped before the zone is removed, because sockets would use them again. Without a
+// zone, sockets use them until the jumps are deleted.
 func (c *Capture) unhookFamily(ctx context.Context, p place, have saved) error {
 	s := sweep{ports: ports(have.redirections())}
-	zoned := len(have["raw"].own()) > 0
+	zoned := len(have["raw"].ownChains()) > 0
 	if zoned {
 		c.entries.drop(p.family, s.orphaned)
 	}
@@ -220,7 +223,7 @@ func (c *Capture) unhookFamily(ctx context.Context, p place, have saved) error {
 	return err
 }
 
-// inUse says whether any query was captured of late, or may have been.
+// inUse reports whether queries were captured recently. It is true if that cannot be read.
 func inUse(f Family, have saved) bool {
 	s := sweep{ports: ports(have.redirections())}
 	used := false
@@ -231,7 +234,7 @@ func inUse(f Family, have saved) bool {
 	return err != nil || used
 }
 
-// ports parses those that are ports.
+// ports parses ports, and leaves out what is none.
 func ports(texts []string) []uint16 {
 	var ps []uint16
 	for _, t := range texts {
@@ -242,13 +245,13 @@ func ports(texts []string) []uint16 {
 	return ps
 }
 
-// removeSide takes what is ours out of one backend, as far as it can be used,
-// and says whether there was anything.
+// removeSide removes everything of nametap in one backend, as far as it can be read, and
+// reports whether there was anything.
 func removeSide(ctx context.Context, s *side, attempts int) (bool, error) {
 	changed := false
 	var errs []error
 	for _, f := range families() {
-		if s.saved[f] == nil || !s.saved[f].ours() && !s.saved[f].marked() {
+		if s.saved[f] == nil || !s.saved[f].hasOwn() && !s.saved[f].hasMark() {
 			continue
 		}
 		did, err := s.place(f, attempts).remove(ctx)

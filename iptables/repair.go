@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// check looks whether the rules are as they were put in, and repairs what differs. What
-// is missing is tried again.
+// check compares the kernel with what was installed, repairs what differs, and tries again what
+// is missing.
 func (c *Capture) check(ctx context.Context) error {
 	c.checks.Add(1)
-	now, err := c.fingerprint() // before the look, which may miss what comes after it
+	now, err := c.fingerprint() // before the rules are read, or a change in between would be missed
 	known := err == nil
-	// Rules that differed for a while, shorter than the interval, have left entries.
-	// Legacy has no number that counts changes, so there they may always have.
+	// Rules that differed between two checks have left entries.
+	// Legacy does not count changes, so its rules may always have differed.
 	c.entries.sweep(c.goal.Config, c.in, known && now != c.entries.swept, c.in.backend == Legacy)
 	c.entries.swept = now
 	if known && c.in.complete() && now == c.seen {
@@ -30,7 +30,7 @@ func (c *Capture) check(ctx context.Context) error {
 	return err
 }
 
-// repair reads the rules and repairs what differs. It reports whether nothing did.
+// repair reads the rules and repairs what differs. same reports that nothing did.
 func (c *Capture) repair(ctx context.Context) (same bool, err error) {
 	drifts, err := c.drifted(ctx)
 	if err != nil || len(drifts) == 0 && c.in.complete() {
@@ -43,23 +43,22 @@ func (c *Capture) repair(ctx context.Context) (same bool, err error) {
 		c.log.Warn("capture rules had drifted and were repaired", "drift", drifts)
 		c.repairs.Add(1)
 	default:
-		c.sayCaptured(changed, nil)
+		c.logCaptured(changed, nil)
 	}
 	return false, err
 }
 
-// A fingerprint tells whether rules may have changed in the kernel. Two that are equal
-// were taken with nothing changed in between, except changes of legacy's rules that were
-// undone.
+// A fingerprint tells whether rules may have changed in the kernel. If two are equal, no rule
+// changed between them, except for changes of legacy's rules that were undone.
 type fingerprint struct {
 	generation uint32 // of nft
 	legacy     uint64 // a hash
 }
 
-// fingerprint takes it, which costs far less than to read the rules.
+// fingerprint takes a fingerprint, which costs far less than reading the rules.
 func (c *Capture) fingerprint() (fingerprint, error) {
 	generation, err := nftGeneration()
-	if err != nil && !is(err, unix.EOPNOTSUPP, unix.EINVAL, unix.EPROTONOSUPPORT) { // no nft
+	if err != nil && !isAny(err, unix.EOPNOTSUPP, unix.EINVAL, unix.EPROTONOSUPPORT) { // no nft
 		return fingerprint{}, err
 	}
 	var hash maphash.Hash
@@ -72,9 +71,9 @@ func (c *Capture) fingerprint() (fingerprint, error) {
 	return fingerprint{generation, hash.Sum64()}, nil
 }
 
-// drifted lists how the kernel differs from what was put in; empty if it does not.
+// drifted lists how the kernel differs from what was installed; empty if it does not.
 func (c *Capture) drifted(ctx context.Context) ([]string, error) {
-	s, other := look(ctx, c.in.backend), look(ctx, c.in.backend.other())
+	s, other := inspect(ctx, c.in.backend), inspect(ctx, c.in.backend.other())
 	var drifts []string
 	var errs []error
 	for _, f := range families() {
@@ -83,7 +82,7 @@ func (c *Capture) drifted(ctx context.Context) ([]string, error) {
 			errs = append(errs, s.reason[f])
 			continue
 		}
-		if err := other.reason[f]; mayPass(err) {
+		if err := other.reason[f]; temporary(err) {
 			errs = append(errs, err)
 		}
 		if ok || c.in.missing[f] == nil {
@@ -91,7 +90,7 @@ func (c *Capture) drifted(ctx context.Context) ([]string, error) {
 				drifts = append(drifts, fmt.Sprintf("%s: %s", f, d))
 			}
 		}
-		if other.saved[f].ours() {
+		if other.saved[f].hasOwn() {
 			drifts = append(drifts, fmt.Sprintf("%s: backend %s has rules of nametap too", f, other.backend))
 		}
 	}

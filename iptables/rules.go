@@ -6,38 +6,38 @@ import (
 	"strings"
 )
 
-// synOnly matches the packet that opens a connection. One that conntrack first
-// sees in its middle, having begun to look just then, would be broken.
+// synOnly matches the packet that opens a connection. A redirect would break a connection
+// that is open already when conntrack first sees it.
 const synOnly = "--tcp-flags FIN,SYN,RST,ACK SYN"
 
 // dnsPort is the port that is captured.
 const dnsPort = 53
 
-// What is ours in the kernel begins with this.
+// The names of nametap's chains.
 const (
 	ownPrefix       = "NAMETAP_"
 	outputChain     = ownPrefix + "OUTPUT"
 	preroutingChain = ownPrefix + "PREROUTING"
-	// madeTable is an empty chain that says: this table was not there before
-	// us. It goes in with the rules, and Remove deletes such a table when
-	// nobody else uses it. Only nft tables can be deleted, so only they have it.
-	madeTable = ownPrefix + "MADE_TABLE"
+	// tableMark is an empty chain that marks a table that nametap has made. It is
+	// installed with the rules, and Remove deletes such a table if no other program
+	// uses it. Only nft tables can be deleted, so only they are marked.
+	tableMark = ownPrefix + "MADE_TABLE"
 )
 
-// Rules is what captures DNS, for both families. The zero value captures
-// nothing: to apply it is to remove whatever there is. Rules never change.
+// Rules are the rules that capture DNS, for both families, as text. The zero value captures
+// nothing: applying it removes all rules of nametap. Rules never change.
 type Rules struct {
 	v4, v6 []table
 }
 
-// table is what we have in one table of the kernel.
+// table holds nametap's chains in one table of the kernel.
 type table struct {
 	name   string
 	chains []chain
 }
 
-// chain is one of our chains, and the rules of a built-in chain that jump to it.
-// Rules are in the words of iptables-save, without -A and the chain's name.
+// chain is a chain of nametap, with the rules of a built-in chain that jump to it. Rules are
+// as iptables-save prints them, without -A and the name of the chain.
 type chain struct {
 	name   string
 	parent string
@@ -45,10 +45,10 @@ type chain struct {
 	rules  []string
 }
 
-// tableNames are the tables that we use, in the order in which they are changed.
+// tableNames returns the tables that nametap uses, in the order in which they are changed.
 func tableNames() []string { return []string{"nat", "raw"} }
 
-// Build makes the rules for a configuration.
+// Build returns the rules for a configuration, or what is wrong with it.
 func Build(cfg Config) (Rules, error) {
 	if err := cfg.validate(); err != nil {
 		return Rules{}, err
@@ -56,9 +56,9 @@ func Build(cfg Config) (Rules, error) {
 	return Rules{v4: buildFamily(cfg, IPv4), v6: buildFamily(cfg, IPv6)}, nil
 }
 
-// Text returns the rules of a family as iptables-restore --noflush reads them,
-// for a machine that has none of ours; "" if that family has none. What Apply
-// restores also takes out what was there before: see [Capture.Plan].
+// Text returns the rules of a family as iptables-restore --noflush reads them, for a machine
+// without rules of nametap; "" if that family has none. The text that Apply restores also
+// removes previous rules: see [Capture.Plan].
 func (r Rules) Text(f Family) string { return r.change(f, saved{}, false) }
 
 // tables returns the rules of a family.
@@ -79,7 +79,7 @@ func (r Rules) table(f Family, name string) table {
 	return table{name: name}
 }
 
-// zoned says whether captured queries have a conntrack zone.
+// zoned reports whether captured queries have a conntrack zone.
 func (r Rules) zoned(f Family) bool { return len(r.table(f, "raw").chains) > 0 }
 
 func buildFamily(cfg Config, f Family) []table {
@@ -97,12 +97,13 @@ func buildFamily(cfg Config, f Family) []table {
 	return tables
 }
 
-// destination is where a captured query goes: -d and -o of its rule.
+// destination is the destination of captured queries: -d and -o of their rule.
 type destination struct {
 	address, out string
 }
 
-// destinations returns what is captured: one empty destination for all.
+// destinations returns the destinations whose queries are captured; a single empty one
+// means all.
 func destinations(cfg Config, f Family) []destination {
 	if len(cfg.Servers) == 0 {
 		return []destination{{}}
@@ -117,12 +118,13 @@ func destinations(cfg Config, f Family) []destination {
 	return ds
 }
 
-// linkLocal is IPv6's. The kernel discards what is redirected to ::1 from a link-local
-// address, which is what a socket that asks a link-local nameserver has, and such a
-// socket is bound to its interface.
+// linkLocal is the prefix of link-local IPv6 addresses. A socket that queries a link-local
+// nameserver has a link-local address and is bound to its interface. The kernel discards its
+// packets if they are redirected to ::1.
 const linkLocal = "fe80::/10"
 
-// passes reports whether queries to a nameserver cannot be captured.
+// passes reports whether queries to a nameserver pass through because they cannot be
+// captured.
 func passes(server netip.Addr) bool { return server.Is6() && server.IsLinkLocalUnicast() }
 
 // builder makes the chains of one family.
@@ -132,7 +134,7 @@ type builder struct {
 	destinations []destination
 }
 
-// chains makes our chains in one table: all that is not excluded goes to target.
+// chains makes the chains of one table: they send everything that is not excluded to target.
 func (b builder) chains(protocols []string, target, why string) []chain {
 	output := chain{name: outputChain, parent: "OUTPUT", rules: append(b.owners(), b.exclusions()...)}
 	for _, name := range b.cfg.ExcludeInterfaces {
@@ -159,8 +161,8 @@ func (b builder) chains(protocols []string, target, why string) []chain {
 	return chains
 }
 
-// prerouting makes the chain for what comes in from virtual interfaces. A packet
-// from outside has no socket here, hence no owner, and no outgoing interface yet.
+// prerouting makes the chain for packets from virtual interfaces. They have no socket on this
+// host, so no owner, and no outgoing interface yet.
 func (b builder) prerouting(protocols []string, target, why string) chain {
 	c := chain{name: preroutingChain, parent: "PREROUTING", rules: b.exclusions()}
 	for _, name := range b.cfg.VirtualInterfaces {
@@ -173,8 +175,8 @@ func (b builder) prerouting(protocols []string, target, why string) chain {
 	return c
 }
 
-// owners makes the rules that let queries of the agent and of excluded users
-// pass; the agent's are first, since most of what is not captured is its own.
+// owners makes the rules that let queries of the agent and of excluded users pass through.
+// The agent is first, because most queries that are not captured are its own.
 func (b builder) owners() []string {
 	var rules []string
 	add := func(what string, ids []uint32, why string) {
@@ -189,7 +191,7 @@ func (b builder) owners() []string {
 	return rules
 }
 
-// exclusions makes the rules that hold for any packet, from here or from outside.
+// exclusions makes the rules for packets from this host and from outside alike.
 func (b builder) exclusions() []string {
 	var rules []string
 	if b.family == IPv6 && len(b.cfg.Servers) == 0 {
@@ -201,7 +203,7 @@ func (b builder) exclusions() []string {
 		}
 		d := p.Masked().String()
 		if p.Bits() == 0 {
-			d = "" // iptables-save prints no destination for all of them
+			d = "" // iptables-save does not print a destination that means all
 		}
 		rules = append(rules, b.rule(matches("-d", d), "excluded destination", "RETURN"))
 	}
@@ -214,9 +216,9 @@ func (b builder) exclusions() []string {
 	return rules
 }
 
-// replies adds rules that end the table for replies of the agent, before all others:
-// Istio's rules for port 53 put them into a zone of their own, where the kernel does not
-// find the query that they reply to.
+// replies adds rules that accept replies of the agent before all other rules of the table.
+// Istio's rules for port 53 would put these replies into a zone of their own, where the
+// kernel does not find the query.
 func (b builder) replies(chains []chain) []chain {
 	port := fmt.Sprintf("-p udp -m udp --sport %d", b.cfg.Port)
 	output := &chains[0]
@@ -234,8 +236,8 @@ func (b builder) replies(chains []chain) []chain {
 	return chains
 }
 
-// matches joins options with their values, leaving out those without a value.
-// The order -d, -i, -o, -p is the one of iptables-save.
+// matches joins options and values, and leaves out options without a value. iptables-save
+// prints them in the order -d, -i, -o, -p.
 func matches(optionsAndValues ...string) string {
 	var b strings.Builder
 	for i := 0; i < len(optionsAndValues); i += 2 {
@@ -246,8 +248,8 @@ func matches(optionsAndValues ...string) string {
 	return strings.TrimPrefix(b.String(), " ")
 }
 
-// rule puts a rule together as iptables-save prints it. The comment's colon and
-// blank make sure that it is quoted.
+// rule returns a rule as iptables-save prints it. The colon and the space make sure that the
+// comment is quoted.
 func (b builder) rule(matches, comment, target string) string {
 	rule := "-j " + target
 	if !b.cfg.NoComments {

@@ -96,7 +96,7 @@ func TestConfigErrors(t *testing.T) {
 	for want, change := range map[string]func(*iptables.Config){
 		"capture port 0":                       func(c *iptables.Config) { c.Port = 0 },
 		"capture port 53":                      func(c *iptables.Config) { c.Port = 53 },
-		"needs the agent's uid or gid":         func(c *iptables.Config) { c.AgentUIDs, c.AgentGIDs = nil, nil },
+		"needs the uid or gid of the agent":    func(c *iptables.Config) { c.AgentUIDs, c.AgentGIDs = nil, nil },
 		`capture server "::ffff:10.0.0.1"`:     func(c *iptables.Config) { c.Servers = []netip.Addr{netip.MustParseAddr("::ffff:10.0.0.1")} },
 		`capture server "0.0.0.0"`:             func(c *iptables.Config) { c.Servers = []netip.Addr{netip.IPv4Unspecified()} },
 		`capture server "fe80::1%a b"`:         func(c *iptables.Config) { c.Servers = []netip.Addr{netip.MustParseAddr("fe80::1%a b")} },

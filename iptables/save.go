@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// saved is what iptables-save says about one family in one backend: tables by
-// name. A table that is not there was never used.
+// saved is the parsed output of iptables-save for one family in one backend: tables by name.
+// A table that is missing was never used.
 type saved map[string]*savedTable
 
 // savedTable is one table.
@@ -23,8 +23,8 @@ type savedChain struct {
 	name, policy string
 }
 
-// savedRule is a rule: the chain it is in, where it jumps or goes to (""
-// without a target) and the rest of its line after -A and the chain.
+// savedRule is a rule: its chain, the target of -j or -g ("" without one), and its line
+// without -A and the chain.
 type savedRule struct {
 	chain, target, spec string
 }
@@ -52,22 +52,22 @@ func parseSave(text []byte) (saved, error) {
 			continue
 		}
 		if t == nil || !t.add(line) {
-			return nil, fmt.Errorf("line %d of iptables-save's output, %q, is none that we know", n, line)
+			return nil, fmt.Errorf("line %d of the output of iptables-save is not recognised: %q", n, line)
 		}
 	}
 	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("reading iptables-save's output: %w", err)
+		return nil, fmt.Errorf("reading the output of iptables-save: %w", err)
 	}
 	return s, nil
 }
 
-// incompatible returns the table that a comment says cannot be read.
+// incompatible returns the name of a table that cannot be read, according to a comment.
 func incompatible(line string) (string, bool) {
 	name, rest, ok := strings.Cut(strings.TrimPrefix(line, "# Table `"), "'")
 	return name, ok && strings.HasPrefix(line, "# Table `") && strings.HasPrefix(rest, " is incompatible")
 }
 
-// add takes a line that is in a table, and says whether it understood it.
+// add parses a line of a table, and reports whether it is one.
 func (t *savedTable) add(line string) bool {
 	if chain, ok := strings.CutPrefix(line, ":"); ok {
 		name, rest, ok := strings.Cut(chain, " ")
@@ -87,8 +87,7 @@ func (t *savedTable) add(line string) bool {
 	return chain != ""
 }
 
-// targetOf returns what stands after -j or -g. A quoted text (a comment) may hold
-// such words too and does not count.
+// targetOf returns the word after -j or -g, which is not part of a quoted comment.
 func targetOf(spec string) string {
 	previous := ""
 	for _, word := range words(spec) {
@@ -100,7 +99,7 @@ func targetOf(spec string) string {
 	return ""
 }
 
-// words splits a rule at blanks. A quoted text is one word, with its quotes.
+// words splits a rule at spaces. A quoted text is one word, with its quotes.
 func words(spec string) []string {
 	var out []string
 	start, quoted := -1, false
@@ -128,27 +127,26 @@ func words(spec string) []string {
 	return out
 }
 
-// own returns our chains in a table, the mark of a new table not among them.
-// It may be called on nil.
-func (t *savedTable) own() []string {
+// ownChains returns the chains of nametap in a table, without the mark. t may be nil.
+func (t *savedTable) ownChains() []string {
 	var names []string
 	if t == nil {
 		return nil
 	}
 	for _, c := range t.chains {
-		if strings.HasPrefix(c.name, ownPrefix) && c.name != madeTable {
+		if strings.HasPrefix(c.name, ownPrefix) && c.name != tableMark {
 			names = append(names, c.name)
 		}
 	}
 	return names
 }
 
-// made says whether our mark of a new table is there.
-func (t *savedTable) made() bool {
-	return t != nil && slices.ContainsFunc(t.chains, func(c savedChain) bool { return c.name == madeTable })
+// hasMark reports whether a table has the mark of nametap: nametap has made it.
+func (t *savedTable) hasMark() bool {
+	return t != nil && slices.ContainsFunc(t.chains, func(c savedChain) bool { return c.name == tableMark })
 }
 
-// jumps returns the rules of others' chains that lead to ours.
+// jumps returns the rules of other chains that jump to those of nametap.
 func (t *savedTable) jumps() []savedRule {
 	var jumps []savedRule
 	if t == nil {
@@ -162,7 +160,7 @@ func (t *savedTable) jumps() []savedRule {
 	return jumps
 }
 
-// in returns the rules of one chain, in order, without -A and the chain.
+// in returns the rules of a chain, in order, without -A and the chain.
 func (t *savedTable) in(chain string) []string {
 	var specs []string
 	if t == nil {
@@ -176,8 +174,8 @@ func (t *savedTable) in(chain string) []string {
 	return specs
 }
 
-// foreign counts what in a table is not ours: rules, users' chains, and
-// policies that somebody set.
+// foreign counts what other programs have in a table: rules, chains, and policies other than
+// the default.
 func (t *savedTable) foreign() int {
 	n := 0
 	for _, c := range t.chains {
@@ -193,27 +191,27 @@ func (t *savedTable) foreign() int {
 	return n
 }
 
-// ours says whether any rule or chain is ours.
-func (s saved) ours() bool {
+// hasOwn reports whether any rule or chain is of nametap.
+func (s saved) hasOwn() bool {
 	for _, t := range s {
-		if len(t.own())+len(t.jumps()) > 0 {
+		if len(t.ownChains())+len(t.jumps()) > 0 {
 			return true
 		}
 	}
 	return false
 }
 
-// marked says whether any table has the mark that we made it.
-func (s saved) marked() bool {
+// hasMark reports whether nametap has made any of the tables.
+func (s saved) hasMark() bool {
 	for _, t := range s {
-		if t.made() {
+		if t.hasMark() {
 			return true
 		}
 	}
 	return false
 }
 
-// foreign counts what is not ours in all tables.
+// foreign counts what other programs have in all tables.
 func (s saved) foreign() int {
 	n := 0
 	for _, t := range s {
@@ -222,10 +220,10 @@ func (s saved) foreign() int {
 	return n
 }
 
-// redirections returns the ports to which our rules in the nat table redirect.
+// redirections returns the ports to which nametap's rules in table nat redirect.
 func (s saved) redirections() []string {
 	var ports []string
-	for _, chain := range s["nat"].own() {
+	for _, chain := range s["nat"].ownChains() {
 		for _, spec := range s["nat"].in(chain) {
 			ws := words(spec)
 			if i := slices.Index(ws, "--to-ports"); i >= 0 && i+1 < len(ws) && !slices.Contains(ports, ws[i+1]) {
@@ -236,7 +234,7 @@ func (s saved) redirections() []string {
 	return ports
 }
 
-// equal says whether two tables hold the same chains and rules in the same order.
+// equal reports whether two tables have the same chains and rules in the same order.
 func (t *savedTable) equal(u *savedTable) bool {
 	if t == nil || u == nil {
 		return t == u

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// State says how the rules of a family are.
+// State is the state of the rules of a family.
 type State string
 
 // The states of a family.
@@ -14,14 +14,14 @@ const (
 	InPlace     State = "in place"
 	Absent      State = "absent"
 	Drifted     State = "drifted"
-	NotWanted   State = "not wanted" // and absent
+	NotWanted   State = "not wanted" // absent, as configured
 	Unavailable State = "unavailable"
 )
 
-// Status is what is in the kernel now, whoever put it there.
+// Status describes the rules that are in the kernel now, whatever program installed them.
 type Status struct {
-	// Backend is where the rules are, or where Apply would put them, and
-	// Because says why there.
+	// Backend is where the rules are, or where Apply would install them; Because says
+	// why.
 	Backend  Backend        `json:"backend"`
 	Because  string         `json:"because"`
 	Families []FamilyStatus `json:"families"`
@@ -31,35 +31,36 @@ type Status struct {
 type FamilyStatus struct {
 	Family Family `json:"family"`
 	State  State  `json:"state"`
-	// Zone says whether captured queries have a conntrack zone of their own.
+	// Zone reports whether captured queries have a conntrack zone of their own.
 	Zone bool `json:"zone"`
-	// Without is what the rules lack, in words.
+	// Without describes what the rules lack.
 	Without []string `json:"without,omitempty"`
-	// Passes names queries that rules cannot capture, and that go past them.
+	// Passes describes queries that pass through because rules cannot capture them.
 	Passes []string `json:"passes,omitempty"`
-	// Unserved names queries that are captured and that the kernel cannot deliver.
+	// Unserved describes queries that are captured but that the kernel cannot deliver.
 	Unserved []string `json:"unserved,omitempty"`
-	// Others describes rules of other programs that capture port 53, too.
+	// Others describes rules of other programs that capture port 53 too.
 	Others []string `json:"others,omitempty"`
-	// Drift is how the rules differ from the configuration's.
+	// Drift lists how the rules differ from those of the configuration.
 	Drift []string `json:"drift,omitempty"`
-	// OtherBackend says that rules of ours are in the other backend too.
+	// OtherBackend reports that rules of nametap are in the other backend too.
 	OtherBackend bool `json:"otherBackend,omitempty"`
-	// Error is why the family is unavailable, or not captured, or captured with lesser rules.
+	// Error says why the family is unavailable, not captured, or captured with reduced
+	// rules.
 	Error string `json:"error,omitempty"`
 }
 
-// Status reads both backends and changes nothing.
+// Status reads both backends. It changes nothing and does not wait for Keep.
 func (c *Capture) Status(ctx context.Context) (Status, error) {
 	r := c.report.Load()
-	s, rest, reason, err := r.sides(ctx)
+	s, other, reason, err := r.sides(ctx)
 	if err != nil {
 		return Status{}, withoutCapability(err)
 	}
 	status := Status{Backend: s.backend, Because: reason}
 	for _, f := range families() {
-		fs := FamilyStatus{Family: f, OtherBackend: rest.saved[f].ours(),
-			Others: slices.Concat(s.saved[f].istio(), rest.saved[f].istio())}
+		fs := FamilyStatus{Family: f, OtherBackend: other.saved[f].hasOwn(),
+			Others: slices.Concat(s.saved[f].istio(), other.saved[f].istio())}
 		if err := s.reason[f]; err != nil {
 			fs.State, fs.Error = Unavailable, err.Error()
 		} else {
@@ -70,9 +71,9 @@ func (c *Capture) Status(ctx context.Context) (Status, error) {
 	return status, nil
 }
 
-// sides looks at both backends: that of the rules first.
-func (r *report) sides(ctx context.Context) (chosen, rest *side, reason string, err error) {
-	nft, legacy := look(ctx, NFT), look(ctx, Legacy)
+// sides reads both backends, and returns the one for the rules first.
+func (r *report) sides(ctx context.Context) (chosen, other *side, reason string, err error) {
+	nft, legacy := inspect(ctx, NFT), inspect(ctx, Legacy)
 	if r.in.backend != "" {
 		chosen, reason = nft, r.in.reason
 		if r.in.backend == Legacy {
@@ -87,20 +88,20 @@ func (r *report) sides(ctx context.Context) (chosen, rest *side, reason string, 
 	return legacy, nft, reason, nil
 }
 
-// state compares what is saved with what Apply put in; if this Capture has not,
-// with all that it may have put in, since a machine without zones stays one.
+// state compares the saved rules with those that this process installed. If it installed
+// none, it compares them with all variants, because this machine may support no better one.
 func (r *report) state(fs *FamilyStatus, s saved) {
 	f, vs := fs.Family, r.goal.variants
 	if v, ok := r.in.families[f]; ok && !r.outdated {
 		vs = []variant{v}
 	}
 	wanted := len(vs[0].rules.tables(f)) > 0
-	for _, err := range []error{r.in.missing[f], r.in.lesser[f]} {
+	for _, err := range []error{r.in.missing[f], r.in.reduced[f]} {
 		if err != nil && wanted {
 			fs.Error = err.Error()
 		}
 	}
-	if !s.ours() {
+	if !s.hasOwn() {
 		fs.State = NotWanted
 		if wanted {
 			fs.State = Absent
@@ -110,28 +111,28 @@ func (r *report) state(fs *FamilyStatus, s saved) {
 	for _, v := range vs {
 		if wanted && len(v.rules.drift(f, s)) == 0 {
 			fs.State, fs.Zone, fs.Without = InPlace, v.rules.zoned(f), v.without
-			fs.Unserved = []string{"queries of sockets that are bound to a device (SO_BINDTODEVICE, VRF): let them pass by --capture-exclude-interface, --capture-exclude-uid or --capture-exclude-gid"}
+			fs.Unserved = []string{"queries of sockets that are bound to a device (SO_BINDTODEVICE, VRF): exclude them with --capture-exclude-interface, --capture-exclude-uid or --capture-exclude-gid"}
 			if f == IPv6 {
 				fs.Passes = []string{"queries to link-local nameservers (" + linkLocal + ")"}
 			}
 			return
 		}
 	}
-	fs.State, fs.Zone, fs.Drift = Drifted, len(s["raw"].own()) > 0, vs[0].rules.drift(f, s)
+	fs.State, fs.Zone, fs.Drift = Drifted, len(s["raw"].ownChains()) > 0, vs[0].rules.drift(f, s)
 }
 
-// Step is a text that Apply gives to a program.
+// Step is a text that Apply passes to a program.
 type Step struct {
 	Program string `json:"program"`
 	Text    string `json:"text"`
 }
 
-// Plan returns the texts that Apply would restore now, in order, and does nothing.
-// It is empty if all is in place. Where this machine lacks something (see Check),
-// Apply goes on to texts without it.
+// Plan returns the texts that Apply would restore now, in order, and changes nothing. It is
+// empty if all rules are installed. If this machine lacks something (see Check), Apply goes on
+// to texts without it.
 func (c *Capture) Plan(ctx context.Context) ([]Step, error) {
 	r := c.report.Load()
-	s, rest, _, err := r.sides(ctx)
+	s, other, _, err := r.sides(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -147,7 +148,7 @@ func (c *Capture) Plan(ctx context.Context) ([]Step, error) {
 		}
 	}
 	for _, f := range families() {
-		add(rest.tools[f], Rules{}.change(f, rest.saved[f], false))
+		add(other.tools[f], Rules{}.change(f, other.saved[f], false))
 	}
 	if len(s.saved) == 0 {
 		return nil, errors.Join(s.reason[IPv4], s.reason[IPv6])

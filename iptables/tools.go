@@ -15,32 +15,32 @@ import (
 )
 
 const (
-	// lockWait is for how long iptables-restore waits for the lock of the
-	// legacy backend, in seconds. Without -w it waits for ever.
+	// lockWait is how long iptables-restore waits for the lock of the legacy backend, in
+	// seconds. Without -w it waits forever.
 	lockWait = "5"
-	// execLimit is for how long any tool may run: the lock's time, and what a
-	// name service takes that iptables asks even for a numeric uid.
+	// execLimit is how long any tool may run: the time for the lock, and for a name
+	// service, which iptables queries even for a numeric uid.
 	execLimit = 15 * time.Second
-	// lockFile is legacy's lock, unless XTABLES_LOCKFILE says otherwise.
+	// lockFile is the lock of legacy, unless XTABLES_LOCKFILE names another.
 	lockFile = "/run/xtables.lock"
 )
 
 const (
-	// readAttempts is how often rules are read when that fails.
+	// readAttempts is how often reading the rules is tried.
 	readAttempts = 5
-	// firstPause and longestPause are between two attempts; the last are on average.
+	// firstPause and longestPause are the shortest pauses between two attempts.
 	firstPause, longestPause = 10 * time.Millisecond, 250 * time.Millisecond
 )
 
-// tools are the two programs for one family in one backend.
+// tools are the programs for one family in one backend.
 type tools struct {
 	save, restore string
 	backend       Backend
 	family        Family
 }
 
-// findTools finds them: by the names that belong to a backend, or else by those
-// that every iptables has, if they belong to that backend.
+// findTools returns the tools with the backend in their names, or those without, if they are
+// of that backend.
 func findTools(ctx context.Context, b Backend, f Family) (tools, error) {
 	base := "iptables"
 	if f == IPv6 {
@@ -70,7 +70,8 @@ func findTools(ctx context.Context, b Backend, f Family) (tools, error) {
 		errTool, base, b, base)
 }
 
-// lookPath also looks where these tools are, since users' PATHs often lack it.
+// lookPath also looks in the directories of these tools, because they are often missing in
+// the PATH of a user.
 func lookPath(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err == nil {
@@ -84,7 +85,7 @@ func lookPath(name string) (string, error) {
 	return "", err
 }
 
-// backendOf asks a tool for its backend; before version 1.8 there was one only.
+// backendOf returns the backend of a tool. Before version 1.8 there was only legacy.
 func backendOf(ctx context.Context, tool string) (Backend, error) {
 	for n := 0; ; n++ {
 		out, err := run(ctx, nil, tool, "--version")
@@ -99,8 +100,8 @@ func backendOf(ctx context.Context, tool string) (Backend, error) {
 	}
 }
 
-// read returns what is in the kernel. It names no table, since legacy makes
-// every table that it is asked for. A failure that may pass is tried again.
+// read returns the rules in the kernel. It does not ask for single tables, because legacy
+// makes every table that it is asked for. It retries a failure that may pass.
 func (t tools) read(ctx context.Context) (saved, error) {
 	for n := 0; ; n++ {
 		out, err := run(ctx, nil, t.save)
@@ -108,16 +109,16 @@ func (t tools) read(ctx context.Context) (saved, error) {
 		if err == nil {
 			s, err = parseSave(out)
 		}
-		if err == nil || lasts(err) || n == readAttempts-1 || !pause(ctx, n) {
+		if err == nil || failsAgain(err) || n == readAttempts-1 || !pause(ctx, n) {
 			return s, err
 		}
 	}
 }
 
-// write gives text to iptables-restore.
+// write passes text to iptables-restore.
 func (t tools) write(ctx context.Context, text string) error {
 	_, err := run(ctx, []byte(text), t.restore, "--noflush", "-w", lockWait)
-	if err == nil || lasts(err) || t.backend != Legacy {
+	if err == nil || failsAgain(err) || t.backend != Legacy {
 		return err
 	}
 	if missing := lacksLegacyExtension(t.family, text); missing != "" {
@@ -146,7 +147,7 @@ func pause(ctx context.Context, n int) bool {
 	}
 }
 
-// run runs a tool and returns what it prints.
+// run runs a tool and returns its output.
 func run(ctx context.Context, stdin []byte, tool string, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, execLimit)
 	defer cancel()
@@ -172,10 +173,9 @@ func runCommand(ctx context.Context, cmd *exec.Cmd, stdin []byte) ([]byte, error
 	return nil, explain(filepath.Base(cmd.Path), err, errs.String())
 }
 
-// replacementLock returns a lock for legacy where its own cannot be made (a
-// container with a read-only root), or "". Nobody else in such a container
-// could make it either, so any file that can be opened does; /dev/null is
-// there always.
+// replacementLock returns a lock file for legacy where its own cannot be made (a container
+// with a read-only root), or "". No other program in such a container can make it either, so
+// any file that can be opened will do; /dev/null always exists.
 func replacementLock() string {
 	if os.Getenv("XTABLES_LOCKFILE") != "" {
 		return ""

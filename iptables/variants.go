@@ -2,40 +2,40 @@ package iptables
 
 import "slices"
 
-// variant is what a configuration becomes where something is missing.
+// variant is the rules of a configuration, as such or without what this machine lacks.
 type variant struct {
 	rules   Rules
-	without []string // what it lacks, in words for a log; nothing if all is there
+	without []string // what it lacks, as text for a log
 	zone    uint16
 }
 
 // Level says how much of a family is captured.
 type Level string
 
-// The levels. Without a zone an application and the agent that use one source port take
-// each other's path.
+// The levels. Without a zone, queries of an application and of the agent from the same source
+// port are taken for one flow.
 const (
 	LevelComplete    Level = "complete"
 	LevelNoZone      Level = "without_zone"
 	LevelNoComments  Level = "without_comments"
 	LevelBare        Level = "without_zone_and_comments"
-	LevelUnavailable Level = "unavailable" // this machine lacks what it takes
-	LevelFailed      Level = "failed"      // and is tried again
+	LevelUnavailable Level = "unavailable" // this machine does not support it
+	LevelFailed      Level = "failed"      // it is tried again
 	LevelOff         Level = "off"         // not wanted
 )
 
-// AllLevels returns all of them.
+// AllLevels returns all levels.
 func AllLevels() []Level {
 	return []Level{LevelComplete, LevelNoZone, LevelNoComments, LevelBare, LevelUnavailable, LevelFailed, LevelOff}
 }
 
-// What a variant may lack, in words for a log.
+// What a variant may lack, as text for a log.
 const (
 	lessZone     = "conntrack zone (target CT)"
 	lessComments = "comments (match comment)"
 )
 
-// level returns the level of a variant that is in.
+// level returns the level of a family with these rules.
 func (v variant) level() Level {
 	zone, comments := slices.Contains(v.without, lessZone), slices.Contains(v.without, lessComments)
 	switch {
@@ -67,7 +67,7 @@ func variants(cfg Config) ([]variant, error) {
 		}
 		lacksZone, lacksComments := slices.Contains(v.without, zone), slices.Contains(v.without, comments)
 		if lacksZone && cfg.Zone == 0 || lacksComments && cfg.NoComments {
-			continue // it was not asked for
+			continue // the configuration is without it already
 		}
 		vs = append(vs, variant{rules: rules, without: v.without, zone: v.cfg.Zone})
 	}
