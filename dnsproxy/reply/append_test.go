@@ -11,8 +11,8 @@ import (
 	"github.com/nametap/nametap/dnsproxy/reply"
 )
 
-// replies are such as nameservers send: aliases, referrals, negative answers,
-// signatures, types with names in their data, and some that are not known.
+// replies returns replies like those of nameservers: aliases, referrals, negative answers,
+// signatures, types with names in their data, and unknown types.
 func replies(tb testing.TB) map[string]*dns.Msg {
 	tb.Helper()
 	signed := upstream(tb, "www.example.", dns.TypeA, "www.example. 300 A 192.0.2.1",
@@ -40,7 +40,7 @@ func replies(tb testing.TB) map[string]*dns.Msg {
 	}
 }
 
-// F1: whatever a nameserver says, compressed or not, the client gets.
+// F1: a response has all records of the reply, compressed or not.
 func TestAppendEqualsReply(t *testing.T) {
 	for name, msg := range replies(t) {
 		for _, compress := range []bool{true, false} {
@@ -66,7 +66,7 @@ func TestAppendEqualsReply(t *testing.T) {
 	}
 }
 
-// A1, A8: what belongs to the client or the hop.
+// A1, A8: the header bits and the OPT record that belong to the client or to the hop.
 func TestAppendHeader(t *testing.T) {
 	msg := upstream(t, "www.example.", dns.TypeA)
 	msg.RecursionDesired, msg.AuthenticatedData, msg.Zero = true, true, true
@@ -96,7 +96,7 @@ func TestAppendHeader(t *testing.T) {
 	}
 }
 
-// RFC 6891, section 6.1.3
+// RFC 6891, section 6.1.3: the response code BADVERS needs an OPT record.
 func TestAppendExtendedRcode(t *testing.T) {
 	msg := upstream(t, "www.example.", dns.TypeA)
 	msg.SetEdns0(4096, false)
@@ -108,11 +108,11 @@ func TestAppendExtendedRcode(t *testing.T) {
 	}
 	q.EDNS = false
 	if got := unpack(t, r.Append(nil, q, reply.Age{})); got.Rcode != dns.RcodeServerFailure {
-		t.Errorf("without EDNS the rcode must not become NOERROR: %v", got)
+		t.Errorf("without EDNS the response code must not become NOERROR: %v", got)
 	}
 }
 
-// F8: the owner's case is the question's, however the nameserver wrote it.
+// F8: owners have the case of the question, whatever case the nameserver used.
 func TestAppendSpelling(t *testing.T) {
 	const www = "\x03www\x07example\x00"
 	address := "\xC0\x00\x02\x01"
@@ -145,7 +145,7 @@ func TestAppendSpelling(t *testing.T) {
 	}
 }
 
-// F8: TTLs count down, and AA is the nameserver's to set.
+// F8: for a reply from the cache TTLs are counted down, and AA is cleared.
 func TestAppendCached(t *testing.T) {
 	msg := upstream(t, "www.example.", dns.TypeA, "www.example. 300 CNAME b.example.", "b.example. 20 A 192.0.2.1")
 	msg.Ns = records(t, "example. 10 NS ns.example.")
@@ -161,7 +161,7 @@ func TestAppendCached(t *testing.T) {
 	}
 }
 
-// RFC 2308, section 5: a client must not count MINIMUM from when it asked us.
+// RFC 2308, section 5: a client must not count MINIMUM from the time of its own query.
 func TestAppendCachedNegative(t *testing.T) {
 	msg := upstream(t, "www.example.", dns.TypeA)
 	msg.Ns = records(t, soa)
@@ -171,7 +171,7 @@ func TestAppendCachedNegative(t *testing.T) {
 	}
 }
 
-// F9
+// F9: a stale reply has a TTL of 30 s and an Extended DNS Error.
 func TestAppendStale(t *testing.T) {
 	for rcode, code := range map[int]uint16{
 		dns.RcodeSuccess:   dns.ExtendedErrorCodeStaleAnswer,
@@ -198,7 +198,7 @@ func TestAppendStale(t *testing.T) {
 	}
 }
 
-// RFC 8914: the nameserver's reasons are for the client, its other options not.
+// RFC 8914: the client gets the nameserver's Extended DNS Errors, but not its other options.
 func TestAppendExtendedErrors(t *testing.T) {
 	msg := upstream(t, "www.example.", dns.TypeA)
 	msg.SetEdns0(4096, false)
@@ -215,7 +215,7 @@ func TestAppendExtendedErrors(t *testing.T) {
 		t.Errorf("options %v", got)
 	}
 
-	// They go before any record does.
+	// They are left out before any record is.
 	dnssec.ExtraText = strings.Repeat("x", 600)
 	msg.Rcode = dns.RcodeSuccess
 	msg.Answer = records(t, "www.example. 300 A 192.0.2.1")
@@ -225,7 +225,7 @@ func TestAppendExtendedErrors(t *testing.T) {
 	}
 }
 
-// F2, A9: cut at a record's boundary, with the OPT record.
+// F2, A9: a response that is too long is cut at a record's boundary, and keeps the OPT record.
 func TestAppendCut(t *testing.T) {
 	msg := upstream(t, "www.example.", dns.TypeTXT)
 	for i := range 40 {
@@ -241,7 +241,7 @@ func TestAppendCut(t *testing.T) {
 		q.EDNS = edns
 		q.Limit = dns.MaxMsgSize
 		size := len(r.Append(nil, q, reply.Age{}))
-		needed := size - len("\xC0\x00") - 10 - 4 // without the additional record, which is no reason for TC
+		needed := size - len("\xC0\x00") - 10 - 4 // without the additional record, for which TC is not set
 		for q.Limit = 512; q.Limit <= size; q.Limit++ {
 			wire := r.Append(nil, q, reply.Age{})
 			got := unpack(t, wire)
@@ -267,7 +267,7 @@ func TestAppendCut(t *testing.T) {
 }
 
 // An OPT record may be anywhere in the additional section (RFC 6891, section
-// 6.1.1), and names behind it may point at others behind it.
+// 6.1.1), and names behind it may point to others behind it.
 func TestAppendOPTInTheMiddle(t *testing.T) {
 	msg := upstream(t, "www.example.", dns.TypeMX, "www.example. 300 MX 1 mail.other.")
 	msg.SetEdns0(4096, false)
@@ -285,7 +285,8 @@ func TestAppendOPTInTheMiddle(t *testing.T) {
 	}
 }
 
-// TCP puts a length in front, and buffers are used again.
+// Append keeps what is in the buffer: over TCP a length is in front of the message. Buffers are
+// reused.
 func TestAppendBehind(t *testing.T) {
 	r := parse(t, pack(t, replies(t)["full"]))
 	q := request(t, "wWw.example.", dns.TypeMX)
@@ -299,7 +300,7 @@ func TestAppendBehind(t *testing.T) {
 	}
 }
 
-// F2, A9: an RRset stays whole though another's records stand between its own.
+// F2, A9: an RRset stays whole even if records of another one are between its own.
 func TestAppendWholeSets(t *testing.T) {
 	msg := upstream(t, "www.example.", dns.TypeA, "www.example. 300 A 192.0.2.1")
 	for i := range 30 {
@@ -320,7 +321,7 @@ func TestAppendWholeSets(t *testing.T) {
 			whole[strings.ToLower(rr.Header().Name)]++
 		}
 		if got.Truncated {
-			t.Fatalf("limit %d: TC, though nothing is missing that was asked for", limit)
+			t.Fatalf("limit %d: TC is set, but only additional records are missing", limit)
 		}
 		for name, n := range sets {
 			if n != whole[name] {

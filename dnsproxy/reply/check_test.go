@@ -8,7 +8,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/reply"
 )
 
-// F3: Check says of every reply what Parse would say of it, also after others.
+// F3: Check gives the same result as Parse for every reply, also when its memory is reused.
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	var checker reply.Checker
@@ -28,7 +28,7 @@ func TestCheck(t *testing.T) {
 					t.Errorf("%s, %d bytes: response code %d, want %d", name, n, rcode, want.Rcode())
 				}
 				if empty := rcode == dns.RcodeNameError || rcode == dns.RcodeSuccess && want.Answers() == 0; empty && !negative {
-					t.Errorf("%s, %d bytes: it says that there is something", name, n)
+					t.Errorf("%s, %d bytes: it is not negative", name, n)
 				}
 			}
 		}

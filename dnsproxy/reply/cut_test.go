@@ -10,7 +10,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/reply"
 )
 
-// A11
+// A11: a relayed message is cut at a record's boundary, and keeps its OPT record.
 func TestCut(t *testing.T) {
 	msg := new(dns.Msg).SetUpdate("example.")
 	msg.Response = true
@@ -46,6 +46,7 @@ func TestCut(t *testing.T) {
 	}
 }
 
+// TestCutMalformed cuts messages that cannot be walked.
 func TestCutMalformed(t *testing.T) {
 	const www = "\x03www\x07example\x00"
 	question := newRaw(0, www)

@@ -12,8 +12,8 @@ import (
 	"github.com/nametap/nametap/dnsproxy/reply"
 )
 
-// FuzzParse compares what a client would read in a response with what it would
-// have read in the reply.
+// FuzzParse compares the sections of a response with those of the reply, as the DNS library
+// unpacks both.
 func FuzzParse(f *testing.F) {
 	for _, msg := range replies(f) {
 		f.Add(pack(f, msg), uint16(0), true)
@@ -48,7 +48,7 @@ func FuzzParse(f *testing.F) {
 		if _, err := reply.Parse(got); err != nil {
 			t.Fatalf("of %x the response %x: %v", wire, got, err)
 		}
-		// A spelling is not a difference here; TestAppendSpelling is about that.
+		// The case of names is ignored here; TestAppendSpelling tests it.
 		lower := cmp.Transformer("lower", func(s string) string { return string(bytes.ToLower([]byte(s))) })
 		if diff := cmp.Diff(sections(msg), sections(unpack(t, whole)), lower); diff != "" {
 			t.Fatalf("of %x the response %x (-reply +response):\n%s", wire, whole, diff)
@@ -60,7 +60,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// upperCase changes the case of the question's name, not of the type behind it.
+// upperCase changes the name of the question to upper case.
 func upperCase(query []byte) {
 	for i := headerLen; query[i] != 0; {
 		n := 1 + int(query[i])
@@ -73,9 +73,9 @@ func upperCase(query []byte) {
 	}
 }
 
-// wellFormed reports whether every record of wire, which unpacks to msg, reads the
-// same whatever stands in the header, in TTLs, in OPT and behind the record. If not,
-// a name points at what is no name, and that is the nameserver's to explain.
+// wellFormed reports whether every record of wire, which unpacks to msg, is unpacked to the
+// same with other bytes in the header, in TTLs, in OPT and behind the record. If not,
+// a name points to bytes that are not a name, and a response may differ from the reply.
 func wellFormed(wire []byte, msg *dns.Msg) bool {
 	const noLabel = "\x40\x40\x40\x40\x40\x40\x40\x40\x40\x40\x40\x40"
 	alone := bytes.Clone(wire)
@@ -126,7 +126,7 @@ func FuzzCut(f *testing.F) {
 		case got[2]&2 == 0:
 			before, after := new(dns.Msg), new(dns.Msg)
 			if before.Unpack(wire) != nil {
-				return // there is no saying what was left out
+				return // the records cannot be compared
 			}
 			if err := after.Unpack(got); err != nil || len(after.Answer) != len(before.Answer) || len(after.Ns) != len(before.Ns) ||
 				before.IsTsig() != nil || (before.IsEdns0() == nil) != (after.IsEdns0() == nil) {
@@ -134,8 +134,8 @@ func FuzzCut(f *testing.F) {
 			}
 			return
 		}
-		// The counts are those of what is there: it is cut to its own length again
-		// without a loss.
+		// The counts are right: cutting a longer message to the same length again
+		// removes nothing.
 		longer := append(bytes.Clone(got), make([]byte, 12)...)
 		if again := reply.Cut(longer, len(got)); !bytes.Equal(again, got) {
 			t.Fatalf("of %x limit %d: %x, again %x", wire, limit, got, again)
@@ -143,8 +143,7 @@ func FuzzCut(f *testing.F) {
 	})
 }
 
-// Whatever is relayed, its OPT record is the next hop's once and for all, and a message
-// stays one.
+// FuzzHop checks that Hop is idempotent, and that a message which can be unpacked still can be.
 func FuzzHop(f *testing.F) { // F19
 	msg := upstream(f, "a.example.", dns.TypeA, "a.example. 5 A 192.0.2.1")
 	msg.SetEdns0(4096, true)

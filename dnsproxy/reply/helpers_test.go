@@ -12,8 +12,7 @@ import (
 
 const headerLen = 12
 
-// upstream returns a reply to a query for name, whose records are in presentation
-// form.
+// upstream returns a reply to a query for name, with answers in presentation form.
 func upstream(tb testing.TB, name string, qtype uint16, answers ...string) *dns.Msg {
 	tb.Helper()
 	msg := new(dns.Msg).SetQuestion(name, qtype)
@@ -62,7 +61,7 @@ func parse(tb testing.TB, wire []byte) *reply.Reply {
 	return r
 }
 
-// request returns a client's query for name, with the OPT record of EDNS.
+// request returns a client's query for name with EDNS.
 func request(tb testing.TB, name string, qtype uint16) *reply.Request {
 	tb.Helper()
 	msg := new(dns.Msg).SetQuestion(name, qtype)
@@ -70,7 +69,7 @@ func request(tb testing.TB, name string, qtype uint16) *reply.Request {
 	return &reply.Request{Query: pack(tb, msg), EDNS: true, UDPSize: 1232, Limit: dns.MaxMsgSize}
 }
 
-// withoutOPT leaves out what belongs to one hop.
+// withoutOPT returns the records except OPT.
 func withoutOPT(rrs []dns.RR) []dns.RR {
 	var left []dns.RR
 	for _, rr := range rrs {
@@ -81,7 +80,7 @@ func withoutOPT(rrs []dns.RR) []dns.RR {
 	return left
 }
 
-// sections returns the records of msg but OPT, as text.
+// sections returns the records of msg except OPT, as text.
 func sections(msg *dns.Msg) [3][]string {
 	var texts [3][]string
 	for i, rrs := range [][]dns.RR{msg.Answer, msg.Ns, withoutOPT(msg.Extra)} {
@@ -99,7 +98,7 @@ func wantSections(tb testing.TB, got, want *dns.Msg) {
 	}
 }
 
-// A raw is a message that no library would make.
+// A raw is a message, which may be one that no library makes.
 type raw []byte
 
 // newRaw returns a reply with a question for the name in wire form, and counts.

@@ -14,7 +14,7 @@ import (
 
 const soa = "example. 600 SOA ns.example. host.example. 1 7200 1800 86400 60"
 
-// F8
+// F8: how long replies may be cached.
 func TestTTL(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -52,7 +52,7 @@ func TestTTL(t *testing.T) {
 			msg := upstream(t, "a.example.", max(tt.qtype, dns.TypeA), tt.an...)
 			msg.Ns, msg.Extra = records(t, tt.ns...), records(t, tt.extra...)
 			msg.Truncated = tt.tc
-			msg.SetEdns0(1232, false) // whose TTL is none
+			msg.SetEdns0(1232, false) // its TTL field is not a TTL
 			msg.Rcode = tt.rcode
 			r := parse(t, pack(t, msg))
 			if got, ok := r.TTL(); got != tt.want || ok != (tt.want > 0) {
@@ -70,7 +70,7 @@ func TestHasType(t *testing.T) {
 	msg.Ns = records(t, soa)
 	r := parse(t, pack(t, msg))
 	if !r.HasType(dns.TypeA) || !r.HasType(dns.TypeCNAME) || r.HasType(dns.TypeSOA) || r.HasType(dns.TypeAAAA) {
-		t.Error("HasType does not tell the types of the answer section")
+		t.Error("HasType is wrong about the answer section")
 	}
 	if want := pack(t, new(dns.Msg).SetQuestion("a.example.", dns.TypeA))[headerLen:]; !bytes.Equal(r.Question(), want) {
 		t.Errorf("Question() = %x, want %x", r.Question(), want)
@@ -108,14 +108,14 @@ func TestParseRefuses(t *testing.T) {
 		"longer than any message":  append(newRaw(0, www), make([]byte, dns.MaxMsgSize)...),
 	} {
 		if r, err := reply.Parse(wire); err == nil {
-			t.Errorf("%s: Parse gave a reply of %d answers", name, r.Answers())
+			t.Errorf("%s: Parse returned a reply with %d answers", name, r.Answers())
 		} else if !strings.HasPrefix(err.Error(), "parsing a reply: ") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
 
-// Chains of pointers, each a legal one, must not make a reply expensive.
+// Long chains of pointers, each of them valid, must not make a reply expensive to parse.
 func TestParseBoundsPointers(t *testing.T) {
 	const www = "\x03www\x07example\x00"
 	wire := newRaw(0, www, 2)
@@ -132,7 +132,7 @@ func TestParseBoundsPointers(t *testing.T) {
 	}
 }
 
-// A server that cuts within a record, with counts as if it had not.
+// A server may truncate a reply within a record, and leave the counts as they were.
 func TestParseCut(t *testing.T) {
 	const www = "\x03www\x07example\x00"
 	const truncated = 0x0200
@@ -157,7 +157,7 @@ func TestParseDropsTrailingBytes(t *testing.T) {
 	}
 }
 
-// Some servers fail with a header alone.
+// Some servers send a failure as a bare header.
 func TestParseBareFailure(t *testing.T) {
 	r := parse(t, []byte{1, 2, 0x80, 0x80 | dns.RcodeFormatError, 0, 0, 0, 0, 0, 0, 0, 0})
 	got := unpack(t, r.Append(nil, request(t, "a.example.", dns.TypeA), reply.Age{}))

@@ -11,15 +11,15 @@ import (
 	"github.com/nametap/nametap/dnsproxy/upstream"
 )
 
-// processorTime is what the process has used, in nanoseconds, the nameserver's
-// share included.
+// processorTime returns the CPU time that the process has used, in nanoseconds, with that of
+// the nameserver.
 func processorTime() int64 {
 	var usage syscall.Rusage
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &usage) // cannot fail
 	return usage.Utime.Nano() + usage.Stime.Nano()
 }
 
-// measure has some goroutines exchange.
+// measure calls exchange from some goroutines.
 func measure(b *testing.B, goroutines int, exchange func() error) {
 	b.Helper()
 	b.ReportAllocs()

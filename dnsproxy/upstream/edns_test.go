@@ -52,7 +52,7 @@ func TestEDNSIsDropped(t *testing.T) {
 			if took, _ := ask(); took > 2500*time.Millisecond {
 				t.Errorf("%s: the first answer took %v", name, took)
 			}
-			for range 300 { // it may take some until that is known
+			for range 300 { // it may take some queries until the agent knows
 				ask()
 				time.Sleep(10 * time.Millisecond)
 			}
@@ -76,7 +76,8 @@ func TestEDNSIsDropped(t *testing.T) {
 	}
 }
 
-// F18: a name that its own servers make slow does not cost its server EDNS.
+// F18: a name that is slow because of its own servers is no reason to stop using EDNS with the
+// server that was asked.
 func TestSlowNameKeepsEDNS(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := NewClient(Config{})

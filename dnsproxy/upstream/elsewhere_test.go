@@ -15,7 +15,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/testlog"
 )
 
-// F14: a server that is not configured.
+// F14: a server that is not configured is asked, and not listed by Status.
 func TestElsewhere(t *testing.T) {
 	t.Parallel()
 	s := serve(t, truncating([]byte("whole")))
@@ -38,7 +38,7 @@ func TestElsewhere(t *testing.T) {
 	}
 }
 
-// F20: a server has one history, whoever chooses it.
+// F20: a server has one history, whether resolv.conf or a client names it.
 func TestElsewhereHasTheHistoryOfTheGroup(t *testing.T) {
 	t.Parallel()
 	s := serve(t, answers(0))
@@ -50,8 +50,8 @@ func TestElsewhereHasTheHistoryOfTheGroup(t *testing.T) {
 	}
 }
 
-// F20, R6: queries for more servers than there may be sockets leave some of both, and few
-// lines in the log; a server that answers is asked meanwhile.
+// F20, R6: queries for more servers than there may be sockets use neither all sockets nor fill
+// the log, and a server that answers can be asked meanwhile.
 func TestManyElsewhere(t *testing.T) {
 	t.Parallel()
 	const servers = 3000

@@ -27,7 +27,7 @@ func ask(t *testing.T, g *upstream.Group, how upstream.How) ([]byte, upstream.Sp
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got[:2], query()[:2]) || !bytes.Equal(got[12:questionEnd], query()[12:questionEnd]) {
-		t.Errorf("the reply has not the query's ID and question: %x", got)
+		t.Errorf("the reply does not have the query's ID and question: %x", got)
 	}
 	return got, from
 }
@@ -41,7 +41,8 @@ func specs(servers ...*raw) (all []upstream.Spec) {
 
 func code(reply []byte) byte { return reply[3] & 0x0f }
 
-// truncating returns a handler that cuts replies over UDP; over TCP it answers.
+// truncating returns a handler that truncates replies over UDP, and appends whole to those over
+// TCP.
 func truncating(whole []byte) handler {
 	return func(query []byte, network string) [][]byte {
 		r := reply(query, 0)
@@ -55,7 +56,7 @@ func truncating(whole []byte) handler {
 
 func silence([]byte, string) [][]byte { return [][]byte{} }
 
-// F2: a reply of any size is taken whole.
+// F2: a reply may have any size.
 func TestHugeReply(t *testing.T) {
 	t.Parallel()
 	huge := bytes.Repeat([]byte{1, 2, 3, 4}, 15_000)
@@ -68,8 +69,8 @@ func TestHugeReply(t *testing.T) {
 	}
 }
 
-// F2: what is truncated is asked for over TCP, unless the client's transport is
-// wanted or there is no TCP.
+// F2: after a truncated reply the query is sent over TCP, unless the caller wants UDP or TCP
+// fails.
 func TestTruncated(t *testing.T) {
 	t.Parallel()
 	s := serve(t, truncating([]byte("whole")))
@@ -96,8 +97,8 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// F2, F4: TCP that is a black hole does not hold a truncated reply for long, and another
-// server that has the whole reply is asked.
+// F2, F4: if TCP is a black hole the truncated reply is the answer soon, and another
+// server that has the whole reply is asked before.
 func TestTruncatedBlackHole(t *testing.T) {
 	t.Parallel()
 	hole := serve(t, func(query []byte, network string) [][]byte {
@@ -150,7 +151,7 @@ func TestFailuresMoveOn(t *testing.T) {
 		{[]*raw{servers[9]}, 9},
 		{[]*raw{bare}, 2},
 		{[]*raw{dead, servers[2], servers[0]}, 0},
-		{[]*raw{dead, servers[2]}, 2}, // not before the dead is known to be
+		{[]*raw{dead, servers[2]}, 2}, // not before the dead one is known to be dead
 	} {
 		for _, parallel := range []bool{false, true} {
 			c := client(t, upstream.Config{Timeout: 2 * time.Second})
@@ -179,8 +180,8 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
-// F4: a server that is late is not waited for; once it is down it gets a copy of a
-// query now and then, and one reply heals it.
+// F4: queries do not wait for a server that is late. Once it is down it gets a copy of a
+// query now and then, and one reply restores it.
 func TestDead(t *testing.T) {
 	t.Parallel()
 	var dead atomic.Bool
@@ -221,7 +222,7 @@ func TestDead(t *testing.T) {
 	}
 }
 
-// isProbe reports whether a query is one of those that show whether a server lives.
+// isProbe reports whether a query is a probe that tells whether a server lives.
 func isProbe(query []byte) bool {
 	return bytes.Contains(query, []byte("\x09localhost\x00")) || bytes.Contains(query, []byte("\x06server\x00"))
 }
@@ -243,7 +244,7 @@ func TestLost(t *testing.T) {
 	}
 }
 
-// F4, F5: a query ends in time, and the error says what happened to whom.
+// F4, F5: a query ends in time, and the error has the cause for each server.
 func TestTimeout(t *testing.T) {
 	t.Parallel()
 	dead, refusing := serve(t, silence), serve(t, silence)
@@ -269,7 +270,7 @@ func TestTimeout(t *testing.T) {
 	}
 }
 
-// F4: a server that is not there is noticed at once, over UDP and TCP.
+// F4: a refused connection is noticed at once, over UDP and TCP.
 func TestConnectionRefused(t *testing.T) {
 	t.Parallel()
 	s := serve(t, silence)
@@ -287,7 +288,7 @@ func TestConnectionRefused(t *testing.T) {
 	}
 }
 
-// F11: whatever is not the reply is counted, and the reply still awaited.
+// F11: messages that are not the reply are counted, and the reply is still awaited.
 func TestWrongReplies(t *testing.T) {
 	t.Parallel()
 	elsewhere, err := net.ListenPacket("udp4", "127.0.0.1:0")
@@ -320,14 +321,14 @@ func TestWrongReplies(t *testing.T) {
 	ready.Done()
 	c := client(t, upstream.Config{})
 	if got, _ := ask(t, c.Group(specs(s), upstream.Options{}), upstream.UDPOnly); code(got) != 3 {
-		t.Errorf("a wrong reply is taken: %x", got)
+		t.Errorf("a wrong reply is used: %x", got)
 	}
 	if st := c.Status()[0]; st.Wrong != 7 || st.Malformed != 3 {
 		t.Errorf("%d wrong and %d malformed", st.Wrong, st.Malformed)
 	}
 }
 
-// F11: IDs and ports are many, and no socket is used for long.
+// F11: there are many IDs and ports, and no socket is used for long.
 func TestUnpredictable(t *testing.T) {
 	t.Parallel()
 	s := serve(t, answers(0))
@@ -348,6 +349,7 @@ func TestUnpredictable(t *testing.T) {
 	}
 }
 
+// TestMalformedQuery sends queries that have no header, or not at most one question.
 func TestMalformedQuery(t *testing.T) {
 	t.Parallel()
 	g := client(t, upstream.Config{}).Group(specs(serve(t, answers(0))), upstream.Options{})

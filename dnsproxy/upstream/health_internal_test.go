@@ -15,8 +15,8 @@ import (
 	"github.com/miekg/dns"
 )
 
-// F3, F4, F16: names whose own servers are silent make no other name fail or wait, and
-// leave the servers up and in their order.
+// F3, F4, F16: while queries for names whose own servers are silent are in flight, other names
+// neither fail nor wait, and the servers stay up and in their order.
 func TestDeadZone(t *testing.T) {
 	const ms = time.Millisecond
 	steady := func(rtt time.Duration) behaviour {
@@ -63,7 +63,7 @@ func TestDeadZone(t *testing.T) {
 	}
 }
 
-// deadQuery asks for a name of the dead zone.
+// deadQuery returns a query for a name of the dead zone.
 func deadQuery(i int) []byte {
 	query := append([]byte{0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0}, 5)
 	query = fmt.Appendf(query, "%05d", i%100_000)
@@ -99,8 +99,8 @@ func TestServerWithoutAnswers(t *testing.T) {
 	})
 }
 
-// F10, F16: while all servers are dead most queries are refused at once, and some are
-// sent; soon after a server is back, none is refused.
+// F10, F16: while all servers are dead most queries fail at once, and some are
+// sent. Soon after a server is back, none fails.
 func TestOverloadEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := NewClient(Config{})
@@ -109,7 +109,7 @@ func TestOverloadEnds(t *testing.T) {
 		dead := func(at time.Duration) bool { return at < outage }
 		g, all := group(c, Options{}, deadWhile(rtt(time.Millisecond), dead), deadWhile(rtt(time.Millisecond), dead))
 		var mu sync.Mutex
-		refused := map[bool]int{} // by whether a server was back for 3 s
+		refused := map[bool]int{} // by whether the servers had been back for 3 s
 		var asking sync.WaitGroup
 		start, before := time.Now(), 0
 		for i := range 25_000 {
@@ -150,8 +150,8 @@ func (v *virtual) asked() int {
 	return v.queries
 }
 
-// F4: once the first server is back, the first query for a minute finds what it knows,
-// although the second one is asked and says that there is no such name. While it is away
+// F4: once the first server is back, the first query after a minute gets its answer,
+// although the second server is asked and says NXDOMAIN. While the first one is away
 // few queries wait for it.
 func TestOrderFirstIsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -24,7 +24,7 @@ func TestHold(t *testing.T) {
 			steps: []step{
 				{50 * ms, wake, "hedge 1, send 1, wake at 100ms"},
 				{55 * ms, noAnswer(1), "wake at 100ms"},
-				{100 * ms, wake, "hedge 0, send 0, wake at 200ms"}, // and not the third, which ranks last
+				{100 * ms, wake, "hedge 0, send 0, wake at 200ms"}, // the third server is not asked: it cannot outrank the second
 				{200 * ms, stands(0, silent), "wake at 200ms"},
 				{200 * ms, wake, "unsure negative answer of 1, outlived 0"},
 			},

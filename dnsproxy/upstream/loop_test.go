@@ -15,16 +15,16 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// F6: a server whose queries come back is set aside and named; the others go on.
+// F6: a server whose queries come back is logged and no longer used; the others are.
 func TestLoop(t *testing.T) {
 	t.Parallel()
 	var c atomic.Pointer[upstream.Client]
 	var echoes atomic.Int64
 	loops := serve(t, func(query []byte, _ string) [][]byte {
-		// What a forwarder sends to us, we get as a query.
+		// A forwarder in a loop would send this probe to the agent.
 		if end := len(query) - 4; bytes.Contains(query, []byte("\x12nametap-loop-probe\x00")) {
 			if !c.Load().Echo(query[12:end], netip.AddrPort{}) {
-				t.Errorf("not ours: %q", query)
+				t.Errorf("the probe is not recognised: %q", query)
 			}
 			echoes.Add(1)
 			refused := append([]byte(nil), query...)
@@ -86,7 +86,7 @@ func TestLoop(t *testing.T) {
 	}
 }
 
-// F6: only our own probes are echoes.
+// F6: only probes that the client has sent are echoes.
 func TestEcho(t *testing.T) {
 	t.Parallel()
 	c := client(t, upstream.Config{})

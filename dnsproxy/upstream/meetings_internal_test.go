@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// F10, F15, F6: a server that is asked over TLS alone falls silent with many queries in
-// flight: others are refused. A loop probe is sent all the same, and what it shows counts;
-// when the server answers again, none is refused.
+// F10, F15, F6: when a server that is asked over TLS only falls silent with many queries in
+// flight, further ones fail at once. A loop probe is sent nevertheless, and its result is used.
+// When the server answers again, no query fails.
 func TestOverloadEndsOverTLS(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := NewClient(Config{})
@@ -33,7 +33,7 @@ func TestOverloadEndsOverTLS(t *testing.T) {
 				}
 			})
 		}
-		time.Sleep(2 * time.Second)     // ErrLoop is what they learn below
+		time.Sleep(2 * time.Second)     // they end with ErrLoop below
 		asking.Go(func() { _ = ask() }) // one in 100 ms is sent
 		time.Sleep(time.Millisecond)
 		if err := ask(); !errors.Is(err, ErrOverload) {
@@ -47,7 +47,7 @@ func TestOverloadEndsOverTLS(t *testing.T) {
 		for _, probe := range c.probes {
 			name := hex.AppendEncode([]byte{2 * probeLen}, probe.id[:])
 			if !c.Echo(append(name, loopSuffix()...), netip.AddrPort{}) {
-				t.Error("the probe is not known")
+				t.Error("the probe is not recognised")
 			}
 		}
 		asking.Wait()
@@ -55,7 +55,7 @@ func TestOverloadEndsOverTLS(t *testing.T) {
 			t.Errorf("in a loop: %v", err)
 		}
 		time.Sleep(loopRecheck + outage)
-		_ = ask() // has it probed again
+		_ = ask() // starts another probe
 		time.Sleep(time.Second)
 		for range 10 {
 			if err := ask(); err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// FuzzJudge reads what a server sends, and what a client does.
+// FuzzJudge judges messages of a server as replies to queries of a client, and restores them.
 func FuzzJudge(f *testing.F) {
 	reply := bytes.Clone(simQuery)
 	reply[2] |= wire.QR

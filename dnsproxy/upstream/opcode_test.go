@@ -9,8 +9,8 @@ import (
 	"github.com/nametap/nametap/dnsproxy/upstream"
 )
 
-// What is no QUERY is sent once, however late the reply is, and to another server only
-// after a failure (A11).
+// A message with an opcode other than QUERY is sent once, however late the reply is, and to
+// another server only after a failure (A11).
 func TestOtherOpcodesOnce(t *testing.T) {
 	t.Parallel()
 	late := func(query []byte, _ string) [][]byte {

@@ -14,9 +14,9 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// F6, F10: 10,000 queries at once to a server that is dead cost few goroutines and
-// little memory, and when nobody asks there are none. How many of them come before
-// it has been silent for long (rule 9) is up to the machine.
+// F6, F10: 10,000 queries at once to a dead server need few goroutines and
+// little memory, and without queries there are no goroutines. How many of the queries begin
+// before the server has been silent for long (rule 9) depends on the machine.
 func TestResources(t *testing.T) {
 	s := serve(t, silence)
 	c := client(t, upstream.Config{Timeout: 2 * time.Second})
@@ -54,7 +54,7 @@ func TestResources(t *testing.T) {
 	wait.Until(t, "the sockets are closed", func() bool { return runtime.NumGoroutine() <= before })
 }
 
-// Close ends what is in flight; later queries fail.
+// Close ends queries in flight; later ones fail.
 func TestClose(t *testing.T) {
 	t.Parallel()
 	s := serve(t, silence)

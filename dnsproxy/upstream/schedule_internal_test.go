@@ -24,8 +24,8 @@ func cancel(s *schedule, now time.Time) { s.giveUp(context.Canceled, now) }
 // stands returns the event that a server's standing has changed.
 func stands(i int, st standing) event { return func(s *schedule, _ time.Time) { s.see(i, st) } }
 
-// receives returns the event that an attempt has an outcome. Whether it was asked over a
-// connection, and without EDNS, is as the schedule wants it now.
+// receives returns the event that an attempt has an outcome. Whether it was sent over a
+// connection, and without EDNS, is what the schedule wants at that time.
 func receives(o outcome) event {
 	return func(s *schedule, now time.Time) {
 		o.stream, o.plain = s.tries[o.try].stream, s.tries[o.try].plain
@@ -56,8 +56,8 @@ func malformed(i int) event { return reply(i, reading{err: errMalformedQuery}) }
 
 func lost(i int, err error) event { return receives(outcome{try: i, err: err}) }
 
-// At a time since the start an event happens, after which the schedule wants what want
-// says: the actions, then either when it is to be woken or what the answer is.
+// A step is an event at a time since the start. want is the description of the schedule after
+// it: the actions, and either when it wants to be woken or what the answer is.
 type step struct {
 	at    time.Duration
 	event event
@@ -82,7 +82,7 @@ type scheduleTest struct {
 	options Options
 	copies  []int  // servers due for a copy
 	random  uint64 // picks among equal servers
-	poor    bool   // nothing is left of rule 10's budget, for 400 ms
+	poor    bool   // rule 10's budget is empty, for 400 ms
 	once    bool   // rule 11
 	want    string // after start
 	steps   []step
@@ -96,7 +96,7 @@ func runSchedules(t *testing.T, tests []scheduleTest) {
 	}
 }
 
-// F4: when servers are asked again, and others as well.
+// F4: when the query is sent again, and to which server.
 func TestRepetitions(t *testing.T) {
 	t.Parallel()
 	runSchedules(t, []scheduleTest{
@@ -165,7 +165,7 @@ func TestRepetitions(t *testing.T) {
 	})
 }
 
-// F4: what becomes of copies.
+// F4: when the replies to copies count.
 func TestCopies(t *testing.T) {
 	t.Parallel()
 	runSchedules(t, []scheduleTest{
@@ -230,9 +230,9 @@ func (tc scheduleTest) run(t *testing.T) {
 	}
 }
 
-// describe says what the schedule wants, and takes its actions.
+// describe describes what the schedule wants, and takes its actions.
 func (s *schedule) describe(start time.Time) string {
-	var before, after []string // the end
+	var before, after []string // of the end
 	for _, action := range s.actions {
 		text := fmt.Sprintf("%s %d", [...]string{
 			"send", "hedge", "folds", "answered plain", "garbled", "failure", "outdone", "outlived",

@@ -41,7 +41,7 @@ func TestFailures(t *testing.T) {
 			},
 		},
 		{
-			name: "rule 5: what is in flight is waited for", servers: []standing{up, up}, want: "send 0, wake at 50ms",
+			name: "rule 5: attempts in flight are waited for", servers: []standing{up, up}, want: "send 0, wake at 50ms",
 			steps: []step{
 				{50 * ms, wake, "hedge 1, send 1, wake at 100ms"},
 				{60 * ms, code(0, dns.RcodeServerFailure), "failure 0, wake at 100ms"},
@@ -123,7 +123,7 @@ func TestTruncatedReplies(t *testing.T) {
 	})
 }
 
-// F4: what is the answer when a query is given up.
+// F4: the answer when the time is up or the caller cancels the query.
 func TestGivingUp(t *testing.T) {
 	t.Parallel()
 	runSchedules(t, []scheduleTest{

@@ -22,14 +22,14 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// The simulation asks virtual servers in virtual time, by the real Exchange.
+// The simulation asks virtual servers in virtual time, with the real Exchange.
 
-// A behaviour is what a virtual server does with a query at a time since the start:
+// A behaviour tells what a virtual server does with a query at a time since the start:
 // it replies with a response code after a delay, or not at all.
 type behaviour func(random *rand.Rand, at time.Duration) (delay time.Duration, code int, lost bool)
 
-// rtt is a server whose replies take about base; one in twenty takes much longer,
-// as it must be asked for elsewhere.
+// rtt is a server whose replies take about base. One in twenty takes much longer,
+// since the server has to ask others first.
 func rtt(base time.Duration) behaviour {
 	return func(random *rand.Rand, _ time.Duration) (time.Duration, int, bool) {
 		delay := base + time.Duration(random.ExpFloat64()*float64(base)/4)
@@ -67,7 +67,7 @@ type virtual struct {
 
 	mu      sync.Mutex
 	does    behaviour
-	names   func(packet []byte) bool // those that it answers; nil means all
+	names   func(packet []byte) bool // whether it answers a query; nil means all
 	random  *rand.Rand
 	queries int
 }
@@ -91,13 +91,13 @@ func (v *virtual) send(a *attempt, packet []byte) {
 	reply[2] |= wire.QR
 	reply[3] |= byte(code)
 	if code == dns.RcodeSuccess {
-		reply[7] = 1 // so many answers, it says
+		reply[7] = 1 // number of answers
 	}
 	time.AfterFunc(delay, func() { a.end(reply, nil) })
 }
 
-// deadZone is a domain, in wire form, for whose names every virtual server waits for
-// nameservers that are dead.
+// deadZone is a domain in wire form. No virtual server answers queries for its names, because
+// it waits for nameservers that are dead.
 const deadZone = "\x04dead\x07example\x00"
 
 // A strategy asks the servers until there is a usable reply or the time is up.
@@ -108,7 +108,7 @@ type strategy struct {
 	options Options
 }
 
-// viaGroup is how nametap asks.
+// viaGroup asks as nametap does.
 func viaGroup(g *Group, _ *rand.Rand) error {
 	reply, _, err := g.Exchange(context.Background(), simQuery, UDPOnly)
 	if err == nil && rcode(reply) != dns.RcodeSuccess {
@@ -164,14 +164,14 @@ func plainAsk(timeout time.Duration, servers ...*server) bool {
 	return false
 }
 
-// A result is what a strategy makes of a scenario.
+// A result is the result of a strategy in a scenario.
 type result struct {
 	times    []time.Duration // sorted
 	failures int
 	perQuery float64
-	// of queries asked since the scenario's mark
-	late     time.Duration // the longest of them
-	lateFail int
+	// Of queries asked after the scenario's mark:
+	late     time.Duration // longest time
+	lateFail int           // failures
 }
 
 func (r result) quantile(q float64) time.Duration { return r.times[int(q*float64(len(r.times)-1))] }
@@ -187,7 +187,7 @@ const (
 	simPause   = 10 * time.Millisecond // mean, between queries
 )
 
-// simulate has a strategy ask 10,000 queries, about a hundred a second.
+// simulate asks 10,000 queries with a strategy, about a hundred a second.
 func simulate(t *testing.T, sc scenario, st strategy) (r result) {
 	t.Helper()
 	synctest.Test(t, func(*testing.T) {
@@ -247,7 +247,7 @@ func group(c *Client, options Options, does ...behaviour) (*Group, []*virtual) {
 	return c.Group(specs, options), all
 }
 
-// F3, F4: what the rules amount to, beside two others.
+// F3, F4: the effect of the rules, compared with two simple strategies.
 func TestSimulation(t *testing.T) {
 	const ms = time.Millisecond
 	near, far := rtt(2*ms), rtt(5*ms)
@@ -272,7 +272,7 @@ func TestSimulation(t *testing.T) {
 	}
 	var table strings.Builder
 	fmt.Fprintf(&table, "%-24s %-12s %9s %9s %9s %6s %12s\n", "", "", "p50", "p99", "max", "failed", "asked/query")
-	results := map[string]result{} // of ours, by order and scenario
+	results := map[string]result{} // of nametap's strategies, by order and scenario
 	for _, sc := range scenarios {
 		for _, st := range strategies {
 			r := simulate(t, sc, st)
@@ -317,7 +317,7 @@ func TestSimulation(t *testing.T) {
 
 func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// F5: options rotate spreads queries over the servers that are as good as the best.
+// F5: the option rotate spreads queries over the servers that are about as fast as the fastest.
 func TestRotate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := NewClient(Config{})
@@ -340,7 +340,7 @@ func TestRotate(t *testing.T) {
 	})
 }
 
-// F6: a server that does not loop any more is used again.
+// F6: a server that no longer loops is used again.
 func TestLoopEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := NewClient(Config{})
@@ -351,7 +351,7 @@ func TestLoopEnds(t *testing.T) {
 			name := []byte{2 * probeLen}
 			name = hex.AppendEncode(name, probe.id[:])
 			if !c.Echo(append(name, loopSuffix()...), netip.AddrPort{}) {
-				t.Error("the probe is not known")
+				t.Error("the probe is not recognised")
 			}
 		}
 		for second := range 20 {
@@ -367,9 +367,9 @@ func TestLoopEnds(t *testing.T) {
 	})
 }
 
-// F6: a server that is suspected without end is probed at once, and then less and less
+// F6: a server that is suspected all the time is probed at once, and then less and less
 // often.
-func TestSuspectedWithoutEnd(t *testing.T) {
+func TestSuspectedAllTheTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := NewClient(Config{})
 		defer c.Close()

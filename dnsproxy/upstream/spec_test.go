@@ -7,10 +7,10 @@ import (
 	"github.com/nametap/nametap/dnsproxy/upstream"
 )
 
-// F5, F15: what names a nameserver, and what does not.
+// F5, F15: valid names of nameservers, and invalid ones.
 func TestParseSpec(t *testing.T) {
 	t.Parallel()
-	for text, want := range map[string]string{ // "" is what it was
+	for text, want := range map[string]string{ // "" means the same text
 		"192.0.2.53":                           "",
 		"192.0.2.53:53":                        "192.0.2.53",
 		"192.0.2.53:5353":                      "",

@@ -19,8 +19,8 @@ import (
 	"github.com/nametap/nametap/dnsproxy/upstream"
 )
 
-// certificate returns a certificate for dns.example and 127.0.0.1, and the pool
-// that has its authority, which is itself.
+// certificate returns a self-signed certificate for dns.example and 127.0.0.1, and a pool
+// with it.
 func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -46,7 +46,8 @@ func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, roots
 }
 
-// F15: over TLS and nothing else, on one connection, to the server of that name.
+// F15: a TLS server is asked over TLS only, on one connection, and its certificate must be valid
+// for its name.
 func TestTLS(t *testing.T) {
 	t.Parallel()
 	cert, roots := certificate(t)
@@ -96,7 +97,7 @@ func TestPipelining(t *testing.T) {
 	var asking sync.WaitGroup
 	for i := range queries {
 		asking.Go(func() {
-			// Each has another name, so that a mix-up would be seen.
+			// Each has another name, so that swapped replies would be noticed.
 			q := query()
 			q[13], q[14] = 'a'+byte(i%26), 'a'+byte(i/26)
 			got, _, err := g.Exchange(context.Background(), q, upstream.TCPOnly)
@@ -111,7 +112,7 @@ func TestPipelining(t *testing.T) {
 	}
 }
 
-// F15: what a connection that served before leaves unanswered is asked again on a
+// F15: a query that a connection which served before leaves unanswered is sent again on a
 // new one, once.
 func TestConnectionLost(t *testing.T) {
 	t.Parallel()
@@ -133,7 +134,7 @@ func TestConnectionLost(t *testing.T) {
 	}
 }
 
-// F15: a connection that the server has closed meanwhile costs no query.
+// F15: no query fails because the server has closed the connection meanwhile.
 func TestConnectionClosedWhileIdle(t *testing.T) {
 	t.Parallel()
 	s := serve(t, answers(0))
@@ -142,14 +143,13 @@ func TestConnectionClosedWhileIdle(t *testing.T) {
 		ask(t, g, upstream.TCPOnly)
 		s.hangUp()
 	}
-	if n := s.connections(); n < 20 || n > 40 { // more if an answer was late, on a machine that is
+	if n := s.connections(); n < 20 || n > 40 { // more if an answer was late on a slow machine
 		t.Errorf("%d connections", n)
 	}
 }
 
-// F15: a connection that swallows queries, as one that a NAT has forgotten, loses its
-// place: what was asked over it is asked again over another in time, and so are those
-// that come next.
+// F15: a connection that swallows queries, such as one that a NAT has forgotten, is replaced:
+// queries that were sent over it are sent again over another in time, and so are later ones.
 func TestConnectionSwallows(t *testing.T) {
 	t.Parallel()
 	cert, roots := certificate(t)
@@ -186,8 +186,8 @@ func TestConnectionSwallows(t *testing.T) {
 	}
 }
 
-// F15: names that are slow cost a server no connections without end, nor do they delay
-// others.
+// F15: slow names do not open more and more connections to a server, nor do they delay other
+// names.
 func TestSlowNamesOverTCP(t *testing.T) {
 	t.Parallel()
 	s := serve(t, func(query []byte, _ string) [][]byte {

@@ -17,10 +17,11 @@ import (
 	"github.com/nametap/nametap/dnsproxy/upstream"
 )
 
-const deadline = 10 * time.Second // of what must not fail
+// deadline is how long tests wait for what must happen.
+const deadline = 10 * time.Second
 
-// A raw nameserver does what a test says with packets; handle is called for each,
-// by one goroutine, and returns what is sent back.
+// A raw nameserver passes each packet to a handler of the test, from one goroutine, and sends
+// what the handler returns.
 type raw struct {
 	udp      net.PacketConn
 	tcp      net.Listener
@@ -29,7 +30,7 @@ type raw struct {
 	got      [][]byte        // packets
 	from     map[string]bool // source addresses
 	conns    int             // TCP connections so far
-	byClient handler         // instead of handle, called with the client's address
+	byClient handler         // replaces the handler for TCP, and is passed the client's address
 	open     []net.Conn
 }
 
@@ -119,7 +120,7 @@ func (r *raw) accept(l net.Listener, handle handler, running *sync.WaitGroup) {
 	}
 }
 
-// reply returns what is sent back over TCP.
+// reply returns the replies to a query over TCP.
 func (r *raw) reply(handle handler, query []byte, conn net.Conn) [][]byte {
 	r.mu.Lock()
 	byClient := r.byClient
@@ -130,8 +131,8 @@ func (r *raw) reply(handle handler, query []byte, conn net.Conn) [][]byte {
 	return handle(query, "tcp")
 }
 
-// handleByClient has queries over TCP handled with the client's address in place of the
-// network.
+// handleByClient sets a handler for queries over TCP that is passed the client's address in
+// place of the network.
 func (r *raw) handleByClient(handle handler) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -157,7 +158,7 @@ func (r *raw) note(query []byte, from string) {
 	}
 }
 
-// sources returns where queries came from.
+// sources returns the addresses that queries came from.
 func (r *raw) sources() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
