@@ -55,14 +55,26 @@ func TestEndSignals(t *testing.T) { // R8, K9
 	}
 }
 
-// TestHangupReloads checks that SIGHUP without a terminal makes the agent read its settings
-// again, also with --supervise, and changes nothing else.
+// TestHangupReloads checks that SIGHUP makes the agent read its settings again without a
+// terminal, also with --supervise, and under systemd. It changes nothing else.
 func TestHangupReloads(t *testing.T) { // R8, R10
 	t.Parallel()
-	for _, flags := range [][]string{nil, {"--supervise"}} {
+	for _, test := range []struct {
+		flags    []string
+		terminal bool
+		systemd  bool
+	}{
+		{},
+		{flags: []string{"--supervise"}},
+		{terminal: true, systemd: true},
+	} {
 		v := newVM(t, "nft")
+		v.terminal = test.terminal
+		if test.systemd {
+			v.notifications()
+		}
 		config := v.write("nametap.yaml", "drain: 10ms\n")
-		a := v.capture(append(flags, "--config", config)...)
+		a := v.capture(append(test.flags, "--config", config)...)
 		for n := 1; n <= 2; n++ {
 			if err := a.Process.Signal(syscall.SIGHUP); err != nil {
 				t.Fatal(err)

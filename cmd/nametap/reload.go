@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"os"
+	"reflect"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -17,6 +18,7 @@ import (
 type reloader struct {
 	running    *options // with the settings that the agent was started with
 	last       *options // as read last
+	identity   identity // as read last
 	failed     string   // the last error that was logged
 	log        *slog.Logger
 	watcher    *settings.Watcher
@@ -26,7 +28,8 @@ type reloader struct {
 // newReloader returns a reloader for an agent that was started with these settings.
 func newReloader(o *options, log *slog.Logger, setCapture func(agent.CaptureConfig) error) *reloader {
 	watcher := settings.NewWatcher(settings.Files(o.flags))
-	return &reloader{running: o, last: o, log: log, watcher: watcher, setCapture: setCapture}
+	id, _ := readIdentity(o.flags, os.Environ()) // without an error, or the agent would not run
+	return &reloader{running: o, last: o, identity: id, log: log, watcher: watcher, setCapture: setCapture}
 }
 
 // run follows the files and the signals until ctx ends.
@@ -79,6 +82,10 @@ func (r *reloader) reload() {
 		case c.to != r.running.flags.Lookup(c.name).Value.String():
 			r.log.Warn("setting changed: it takes effect after a restart", "name", c.name, "from", c.from, "to", c.to)
 		}
+	}
+	if id, err := readIdentity(next.flags, os.Environ()); err == nil && !reflect.DeepEqual(id, r.identity) {
+		r.identity = id
+		r.log.Warn("ISTIO_META variables changed: they take effect after a restart")
 	}
 	r.last = next
 	r.running.logLevel.Set(next.logLevel.Level())

@@ -88,3 +88,24 @@ func TestReload(t *testing.T) {
 		t.Errorf("drain is from %s", source)
 	}
 }
+
+// R10: a change of the node's metadata in the mesh config is logged once.
+func TestReloadMetadata(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "mesh")
+	log := new(testlog.Buffer)
+	var r *reloader
+	for _, value := range []string{"a", "b", "b"} {
+		text := "defaultConfig: {proxyMetadata: {ISTIO_META_NETWORK: " + value + "}}"
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if r == nil {
+			o := parsed(t, []string{"--mesh-config", path}, nil)
+			r = newReloader(o, slog.New(slog.NewTextHandler(log, nil)), func(agent.CaptureConfig) error { return nil })
+		}
+		r.reload()
+	}
+	if n := log.Count("ISTIO_META variables changed: they take effect after a restart"); n != 1 {
+		t.Errorf("the change is logged %d times:\n%s", n, log)
+	}
+}

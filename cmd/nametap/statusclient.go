@@ -34,7 +34,7 @@ func (c *statusClient) declare(flags *pflag.FlagSet) {
 		switch flag.Name {
 		case settings.ConfigFlag, settings.MeshConfigFlag:
 		case statusAddrFlag:
-			flag.Usage = "the agent's status address"
+			flag.Usage = "status address of the agent, `host:port`"
 		default:
 			flag.Hidden = true
 		}
@@ -44,7 +44,7 @@ func (c *statusClient) declare(flags *pflag.FlagSet) {
 // declareDNS adds the agent's DNS address to the help.
 func (c *statusClient) declareDNS() {
 	flag := c.options.flags.Lookup(dnsAddrFlag)
-	flag.Hidden, flag.Usage = false, "the agent's DNS address ["+settings.Env(flag)+"]"
+	flag.Hidden, flag.Usage = false, "DNS address of the agent, `host:port` ["+settings.Env(flag)+"]"
 }
 
 // resolve reads the settings. It may be called again.
