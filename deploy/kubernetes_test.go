@@ -15,10 +15,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// manifests are the variants: what the agent's control plane is.
+// manifests are the manifests, by the agent's control plane.
 var manifests = []string{"istiod", "discovery"}
 
-// objects are what a manifest has.
+// objects are the objects of a manifest.
 type objects struct {
 	pod        corev1.Pod
 	deployment appsv1.Deployment
@@ -27,7 +27,7 @@ type objects struct {
 	namespace  corev1.Namespace
 }
 
-// load decodes a manifest strictly: a field that Kubernetes does not know fails the test.
+// load decodes a manifest strictly: an unknown field fails the test.
 func load(t *testing.T, variant string) objects {
 	t.Helper()
 	var all objects
@@ -50,7 +50,7 @@ func load(t *testing.T, variant string) objects {
 	return all
 }
 
-// confined fails the test unless a container has these rights and no others.
+// confined fails the test unless a container has exactly these rights.
 func confined(t *testing.T, c corev1.Container, user int64, capabilities ...corev1.Capability) {
 	t.Helper()
 	is, no := true, false
@@ -75,13 +75,13 @@ func confined(t *testing.T, c corev1.Container, user int64, capabilities ...core
 	}
 }
 
-// The sidecar comes before the rules, is one that Kubernetes keeps, and has no rights;
-// the step that puts the rules in has two capabilities.
+// TestPods checks that the agent is a sidecar before the container of the rules, that it
+// has no capabilities, and that the container of the rules has two.
 func TestPods(t *testing.T) {
 	for _, variant := range manifests {
 		pod := load(t, variant).pod
 		if len(pod.Spec.InitContainers) != 2 {
-			t.Fatalf("%s: %d init containers, want the agent and the rules", variant, len(pod.Spec.InitContainers))
+			t.Fatalf("%s: %d init containers, want two: the agent and the rules", variant, len(pod.Spec.InitContainers))
 		}
 		agent, capture := pod.Spec.InitContainers[0], pod.Spec.InitContainers[1]
 		confined(t, agent, agentID)
@@ -90,21 +90,21 @@ func TestPods(t *testing.T) {
 			t.Errorf("%s: restartPolicy %v and %v, want Always and none", variant, agent.RestartPolicy, capture.RestartPolicy)
 		}
 		if !slices.Equal(agent.Args, []string{"agent", "--supervise"}) { // K15
-			t.Errorf("%s: the agent is started by %q", variant, agent.Args)
+			t.Errorf("%s: the arguments of the agent are %q", variant, agent.Args)
 		}
 		if !slices.Equal(capture.Args, []string{"capture", "apply"}) {
-			t.Errorf("%s: the rules are put in by %q", variant, capture.Args)
+			t.Errorf("%s: the arguments of the rules' container are %q", variant, capture.Args)
 		}
 		for _, probe := range []*corev1.Probe{agent.StartupProbe, agent.ReadinessProbe} {
 			if probe == nil || probe.HTTPGet == nil || probe.HTTPGet.Path != "/healthz/ready" || containerPort(agent, probe) != 15020 {
 				t.Errorf("%s: probe %v", variant, probe)
 			}
 		}
-		// The agent is ready after 30 s without a table; kubelet must wait for that.
+		// Without a table the agent is ready after 30 s, so kubelet must wait longer.
 		if wait := agent.StartupProbe.PeriodSeconds * agent.StartupProbe.FailureThreshold; wait < 45 {
 			t.Errorf("%s: kubelet waits %d s for the agent", variant, wait)
 		}
-		// What 100,000 hosts were measured to take, and the binary.
+		// The measured memory with 100,000 hosts, and the binary.
 		if least := resource.MustParse("171Mi"); agent.Resources.Limits.Memory().Cmp(least) < 0 {
 			t.Errorf("%s: memory limit %v, want more than %v", variant, agent.Resources.Limits.Memory(), least.String())
 		}
@@ -128,7 +128,7 @@ func containerPort(c corev1.Container, probe *corev1.Probe) int32 {
 	return probe.HTTPGet.Port.IntVal
 }
 
-// mounted fails the test unless volumes and mounts are of each other.
+// mounted fails the test unless every volume is mounted and every mount has a volume.
 func mounted(t *testing.T, spec corev1.PodSpec) {
 	t.Helper()
 	var volumes, mounts []string
@@ -141,19 +141,19 @@ func mounted(t *testing.T, spec corev1.PodSpec) {
 		}
 	}
 	if diff := cmp.Diff(volumes, mounts, cmpopts.SortSlices(strings.Compare)); diff != "" {
-		t.Errorf("volumes, and what is mounted (-volumes +mounts):\n%s", diff)
+		t.Errorf("volumes and mounts (-volumes +mounts):\n%s", diff)
 	}
 }
 
-// The token and the root certificate are where the agent looks for them, and the token is
-// for istiod.
+// TestIstiodCredentials checks that the token and the root certificate are at the agent's
+// default paths, and that the token is for istiod.
 func TestIstiodCredentials(t *testing.T) {
 	spec := load(t, "istiod").pod.Spec
 	help := output(t, command(t, nil, "nametap", "agent", "--help"))
 	for volume, file := range map[string]string{"token": "istio-token", "root-cert": "root-cert.pem"} {
 		i := slices.IndexFunc(spec.InitContainers[0].VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == volume })
 		if path := filepath.Join(spec.InitContainers[0].VolumeMounts[i].MountPath, file); !strings.Contains(help, path) {
-			t.Errorf("%s is no default of the agent's", path)
+			t.Errorf("%s is not a default of the agent", path)
 		}
 	}
 	i := slices.IndexFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == "token" })
@@ -162,7 +162,7 @@ func TestIstiodCredentials(t *testing.T) {
 	}
 }
 
-// The pods are the same but for the control plane.
+// TestPodsAlike checks that the pods differ only in the control plane.
 func TestPodsAlike(t *testing.T) {
 	istiod, discovery := load(t, "istiod").pod.Spec, load(t, "discovery").pod.Spec
 	credentials := func(name string) bool { return name == "token" || name == "root-cert" }
@@ -174,8 +174,8 @@ func TestPodsAlike(t *testing.T) {
 	}
 }
 
-// nametap-discovery takes its arguments, serves what the ConfigMap has, and is where the
-// pod looks for it.
+// TestDiscovery checks that nametap-discovery accepts its arguments and serves the
+// ConfigMap, and that its address is the one in the pod's settings.
 func TestDiscovery(t *testing.T) {
 	all := load(t, "discovery")
 	pod := all.deployment.Spec.Template
@@ -204,7 +204,7 @@ func TestDiscovery(t *testing.T) {
 		t.Errorf("%s is not in %s", address, all.pod.Annotations[proxyConfig])
 	}
 	if all.namespace.Name != service.Namespace || service.Namespace != all.deployment.Namespace || service.Namespace != all.configMap.Namespace {
-		t.Error("they are not in one namespace")
+		t.Error("the Service and the pods are in different namespaces")
 	}
 	for _, probe := range []*corev1.Probe{server.StartupProbe, server.ReadinessProbe, server.LivenessProbe} {
 		if containerPort(server, probe) != 15014 {

@@ -1,5 +1,5 @@
-// Package deploy has what is needed to run nametap on VMs and in Kubernetes, and tests
-// that hold it against the real binaries, Kubernetes' API types and systemd's tools.
+// Package deploy has the files to run nametap on VMs and in Kubernetes. Its tests check
+// them with the real binaries, Kubernetes' API types and systemd's tools.
 package deploy
 
 import (
@@ -20,7 +20,7 @@ import (
 // bin is the directory of both binaries, which TestMain builds.
 var bin string
 
-// agentID is the user and the group whose queries the rules let pass.
+// agentID is the user and the group whose queries pass through the rules.
 const agentID = 1337
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
@@ -40,7 +40,7 @@ func run(m *testing.M) int {
 	return code
 }
 
-// command returns a command that has no more environment than what is given and PATH.
+// command returns a command with PATH and environ as its environment.
 func command(t *testing.T, environ []string, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -53,7 +53,7 @@ func command(t *testing.T, environ []string, name string, args ...string) *exec.
 	return cmd
 }
 
-// output runs a command, which must succeed, and returns what it prints on both outputs.
+// output runs a command, which must succeed, and returns its output and errors.
 func output(t *testing.T, cmd *exec.Cmd) string {
 	t.Helper()
 	text, err := cmd.CombinedOutput()

@@ -9,7 +9,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
-// Both files are accepted, with all that they set, and say whether DNS is captured.
+// TestMeshConfig checks that both files and all their settings are valid, and that they
+// switch capture.
 func TestMeshConfig(t *testing.T) {
 	rules := output(t, command(t, nil, "nametap", "capture", "print", "--clean", "--mesh-config", "mesh-config/on.yaml"))
 	if !strings.Contains(rules, "192.0.2.0/24") {
@@ -17,18 +18,18 @@ func TestMeshConfig(t *testing.T) {
 	}
 	text := output(t, command(t, nil, "nametap", "capture", "apply", "--mesh-config", "mesh-config/off.yaml"))
 	if want := "no rules installed: ISTIO_META_DNS_CAPTURE=false (mesh config"; !strings.Contains(text, want) {
-		t.Errorf("%q does not say %q", text, want)
+		t.Errorf("%q does not contain %q", text, want)
 	}
 	netns.Need(t, "iptables")
 	ns := netns.New(t)
-	// Without rules the command fails, after it has said what is wanted.
+	// Without rules the command fails after it has printed the switch.
 	text = ns.Exec("sh", "-c", bin+"/nametap capture status --mesh-config mesh-config/on.yaml || true")
 	if want := "ISTIO_META_DNS_CAPTURE=true (mesh config"; !strings.Contains(text, want) {
-		t.Errorf("%q does not say %q", text, want)
+		t.Errorf("%q does not contain %q", text, want)
 	}
 }
 
-// The annotation takes one pod out.
+// TestAnnotation checks that the annotation switches the capture of one pod off.
 func TestAnnotation(t *testing.T) {
 	var patch struct {
 		Metadata struct{ Annotations map[string]string }
@@ -39,6 +40,6 @@ func TestAnnotation(t *testing.T) {
 	environ := []string{"PROXY_CONFIG=" + patch.Metadata.Annotations[proxyConfig]}
 	text := output(t, command(t, environ, "nametap", "capture", "apply", "--mesh-config", "mesh-config/on.yaml"))
 	if want := "no rules installed: ISTIO_META_DNS_CAPTURE=false (PROXY_CONFIG"; !strings.Contains(text, want) {
-		t.Errorf("%q does not say %q", text, want)
+		t.Errorf("%q does not contain %q", text, want)
 	}
 }

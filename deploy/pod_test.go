@@ -30,12 +30,12 @@ import (
 const proxyConfig = "proxy.istio.io/config"
 
 const (
-	nameserver = "10.0.0.53:53" // of the pod's resolv.conf
+	nameserver = "10.0.0.53:53" // in the pod's resolv.conf
 	own        = "web.default.svc.cluster.local."
 	foreign    = "www.example.org."
 )
 
-// environ returns a container's environment as kubelet makes it.
+// environ returns a container's environment like kubelet.
 func environ(t *testing.T, pod corev1.Pod, c corev1.Container) []string {
 	t.Helper()
 	fields := map[string]string{
@@ -59,13 +59,13 @@ func environ(t *testing.T, pod corev1.Pod, c corev1.Container) []string {
 	return all
 }
 
-// The settings are such that the commands take them.
+// TestPodSettings checks that the commands accept the settings.
 func TestPodSettings(t *testing.T) {
 	for _, variant := range manifests {
 		pod := load(t, variant).pod
 		for _, c := range pod.Spec.InitContainers {
 			output(t, command(t, nil, "nametap", append(c.Args, "--help")...))
-			// Every command has all settings; this one changes nothing.
+			// Every command reads all settings; this one changes nothing.
 			output(t, command(t, environ(t, pod, c), "nametap", "capture", "print", "--clean"))
 		}
 	}
@@ -100,9 +100,9 @@ func newKubelet(t *testing.T, pod corev1.Pod) *kubelet {
 	return k
 }
 
-// container returns the command of a container, as confined as its manifest says: its
-// user, capabilities and read-only root, its volumes alone to write in. The control plane
-// is that of the test, without TLS.
+// container returns the command of a container with the confinement of its manifest: user,
+// capabilities and a read-only root, with only its volumes writable. The control plane is
+// the test's, without TLS.
 func (k *kubelet) container(c corev1.Container) *exec.Cmd {
 	k.t.Helper()
 	script := []string{"set -e", "mount -t tmpfs run /run", "mount -t tmpfs lib /var/lib", "mount --bind " + k.conf + " /etc/resolv.conf"}
@@ -136,8 +136,8 @@ func (k *kubelet) crash(supervisor int) {
 	}
 }
 
-// sidecar starts a container, of which it returns the process, and waits for its startup
-// probe. The function that it returns ends it, and says how long that took.
+// sidecar starts a container, waits for its startup probe, and returns its process and a
+// function that ends it and returns the time that this took.
 func (k *kubelet) sidecar(c corev1.Container) (pid int, end func() time.Duration) {
 	k.t.Helper()
 	log := testlog.New(k.t)
@@ -174,7 +174,7 @@ func (k *kubelet) dial(ctx context.Context, network, address string) (conn net.C
 	return conn, err
 }
 
-// probe asks as the real one does.
+// probe sends the HTTP request of a probe.
 func (k *kubelet) probe(url string) bool {
 	client := http.Client{Transport: &http.Transport{DialContext: k.dial, DisableKeepAlives: true}, Timeout: time.Second}
 	request, err := http.NewRequestWithContext(k.t.Context(), http.MethodGet, url, nil)
@@ -189,7 +189,7 @@ func (k *kubelet) probe(url string) bool {
 	return response.StatusCode == http.StatusOK
 }
 
-// ask asks the pod's nameserver, as an application does: over a new socket.
+// ask queries the pod's nameserver over a new socket, like an application.
 func (k *kubelet) ask(network, name string) (answer string, err error) {
 	conn, err := k.dial(k.t.Context(), network, nameserver)
 	if err != nil {
@@ -204,8 +204,8 @@ func (k *kubelet) ask(network, name string) (answer string, err error) {
 	return reply.Answer[0].(*dns.A).A.String(), nil
 }
 
-// asking asks for a name that is not the mesh's until the function that it returns is
-// called, which says how often and what went wrong.
+// asking queries a forwarded name repeatedly, until the returned function is called. That
+// function returns the number of queries and the failures.
 func (k *kubelet) asking() (end func() (asked int, failures []error)) {
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	asked, failures := 0, []error(nil)
@@ -230,8 +230,8 @@ func (k *kubelet) asking() (end func() (asked int, failures []error)) {
 	}
 }
 
-// The containers of each manifest, run in its order with its rights, capture the pod's
-// DNS, which answers at every moment meanwhile; and the end takes no time.
+// TestPodRuns runs the containers of each manifest in their order with their rights. They
+// capture the pod's DNS, no query fails meanwhile, and the end has no drain.
 func TestPodRuns(t *testing.T) {
 	for _, variant := range manifests {
 		t.Run(variant, func(t *testing.T) {
@@ -266,7 +266,7 @@ func TestPodRuns(t *testing.T) {
 			if asked, failures := stopAsking(); asked < 10 || len(failures) > 0 {
 				t.Errorf("%d of %d queries failed while the pod started, the first: %v", len(failures), asked, failures[:min(1, len(failures))])
 			}
-			for range 3 { // deaths of the agent cost the pod no query: K15
+			for range 3 { // K15: no query is lost when the agent dies
 				k.crash(agent)
 				begun := time.Now()
 				if got, err := k.ask("udp", own); got != "10.1.0.1" {

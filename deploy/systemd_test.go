@@ -13,7 +13,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
-// install makes install into a directory that it returns.
+// install runs `make install` into a new directory, which it returns.
 func install(t *testing.T, variables ...string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -27,11 +27,11 @@ func reinstall(t *testing.T, root string, variables ...string) {
 	cmd := command(t, nil, "make", append([]string{"-C", "..", "install", "DESTDIR=" + root}, variables...)...)
 	cmd.Env = os.Environ() // Go's caches
 	if text := output(t, cmd); !strings.Contains(text, "systemctl enable --now nametap.socket nametap.service") {
-		t.Errorf("make install does not say what to do next:\n%s", text)
+		t.Errorf("make install does not print the next steps:\n%s", text)
 	}
 }
 
-// What is installed, systemd takes, without a word.
+// TestUnits checks that systemd accepts the installed units without a warning.
 func TestUnits(t *testing.T) {
 	netns.Need(t, "systemd-analyze")
 	for prefix, lib := range map[string]string{"/usr/local": "/usr/local/lib", "/usr": "/usr/lib", "/opt/nametap": "/usr/local/lib"} {
@@ -40,7 +40,7 @@ func TestUnits(t *testing.T) {
 		if n := strings.Count(unit, "="+prefix+"/bin/nametap "); n != 2 {
 			t.Errorf("%s/bin/nametap is run by %d lines of the unit, want 2:\n%s", prefix, n, unit)
 		}
-		host := filepath.Join(root, "usr/lib/systemd/system") // the targets that ours refer to
+		host := filepath.Join(root, "usr/lib/systemd/system") // the targets that the units refer to
 		if err := os.CopyFS(host, os.DirFS("/usr/lib/systemd/system")); err != nil && !os.IsExist(err) {
 			t.Logf("copying systemd's own units: %v", err)
 		}
@@ -53,7 +53,8 @@ func TestUnits(t *testing.T) {
 	}
 }
 
-// The units' exposure is below 3 of 10, which systemd calls OK, that for legacy too.
+// TestExposure checks that the exposure of the unit is below 3 of 10, which systemd rates
+// OK, also with legacy.conf.
 func TestExposure(t *testing.T) {
 	netns.Need(t, "systemd-analyze")
 	root := install(t)
@@ -72,11 +73,12 @@ func TestExposure(t *testing.T) {
 	security()
 }
 
-// The user and the group have the number that the rules let pass, and the lock is there.
+// TestUserAndLock checks that the user and the group have the number that passes through
+// the rules, and that the lock exists.
 func TestUserAndLock(t *testing.T) {
 	netns.Need(t, "systemd-sysusers", "systemd-tmpfiles")
 	if os.Getuid() != 0 {
-		t.Skip("LEFT OUT: users and files below a directory, they need root")
+		t.Skip("LEFT OUT: users and files below a directory need root")
 	}
 	root := install(t)
 	output(t, command(t, nil, "systemd-sysusers", "--root="+root, "nametap.conf"))
@@ -88,11 +90,11 @@ func TestUserAndLock(t *testing.T) {
 	}
 	output(t, command(t, nil, "systemd-tmpfiles", "--root="+root, "--create", "nametap.conf"))
 	if info, err := os.Stat(filepath.Join(root, "run/xtables.lock")); err != nil || info.Mode() != 0o600 {
-		t.Errorf("the lock: %v, %v", info, err)
+		t.Errorf("lock: %v, %v", info, err)
 	}
 }
 
-// A file with settings that is there stays as it is.
+// TestInstallKeepsSettings checks that an existing file with settings is unchanged.
 func TestInstallKeepsSettings(t *testing.T) {
 	root := install(t)
 	path := filepath.Join(root, "etc/default/nametap")
@@ -101,21 +103,21 @@ func TestInstallKeepsSettings(t *testing.T) {
 	}
 	reinstall(t, root)
 	if got := read(t, path); got != "POD_NAMESPACE=shop\n" {
-		t.Errorf("it has %q", got)
+		t.Errorf("the file has %q", got)
 	}
 }
 
-// assignment matches a setting of the file, in use or not.
+// assignment matches a setting of the file, also in a comment.
 var assignment = regexp.MustCompile(`(?m)^#?([A-Z_]+=.*)$`)
 
-// Each setting is one of the agent's, with a value that it takes.
+// TestDefaultFile checks that each setting exists and has a valid value.
 func TestDefaultFile(t *testing.T) {
 	var all []string
 	for _, match := range assignment.FindAllStringSubmatch(read(t, "systemd/nametap.default"), -1) {
 		all = append(all, match[1])
 	}
 	if len(all) < 10 {
-		t.Fatalf("only %q", all)
+		t.Fatalf("the file has only the settings %q", all)
 	}
 	output(t, command(t, all, "nametap", "capture", "print", "--clean"))
 	help := output(t, command(t, nil, "nametap", "agent", "--help"))
@@ -124,7 +126,7 @@ func TestDefaultFile(t *testing.T) {
 		flag, ours := strings.CutPrefix(name, "NAMETAP_")
 		flag = "--" + strings.ToLower(strings.ReplaceAll(flag, "_", "-")) + " "
 		if ours && !strings.Contains(help, flag) || !ours && !strings.Contains(help, "["+name+"]") {
-			t.Errorf("%s is no setting of the agent's", name)
+			t.Errorf("%s is not a setting of the agent", name)
 		}
 	}
 }
@@ -140,7 +142,7 @@ func TestBootOrder(t *testing.T) {
 	}
 }
 
-// The commands of the unit are such that the binary takes them.
+// TestUnitCommands checks that the binary accepts the commands of the unit.
 func TestUnitCommands(t *testing.T) {
 	commands := regexp.MustCompile(`(?m)^Exec\w+=/usr/local/bin/nametap (.*)$`).FindAllStringSubmatch(read(t, "systemd/nametap.service"), -1)
 	if len(commands) != 2 {
@@ -151,8 +153,9 @@ func TestUnitCommands(t *testing.T) {
 	}
 }
 
-// What is installed is built from the tree as it is, not what an earlier build left in
-// bin/; and it says which commit that is. Where nothing changed, no Go is needed.
+// TestInstallIsFresh checks that `make install` installs a build of the current tree
+// instead of an earlier one in bin/, with its commit, and that it needs no Go if nothing
+// has changed.
 func TestInstallIsFresh(t *testing.T) {
 	netns.Need(t, "make", "install", "git")
 	tree, root := copyTree(t), t.TempDir()
@@ -181,7 +184,7 @@ func TestInstallIsFresh(t *testing.T) {
 	if err := os.MkdirAll(filepath.Dir(stale), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	other, err := os.ReadFile("/bin/true") // a program that knows no command
+	other, err := os.ReadFile("/bin/true") // a program without commands
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,7 +212,7 @@ func TestInstallIsFresh(t *testing.T) {
 	}
 }
 
-// copyTree copies the repository without what git does not hold.
+// copyTree copies the repository without .git and build output.
 func copyTree(t *testing.T) string {
 	t.Helper()
 	tree := filepath.Join(t.TempDir(), "nametap")

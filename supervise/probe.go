@@ -13,15 +13,16 @@ import (
 )
 
 const (
-	// probeInterval is how often the sockets are probed, probeTimeout how long an answer
-	// may take, hungProbes how many failures in a row mean that the command hangs.
+	// probeInterval is the time between probes, probeTimeout the limit of an answer,
+	// hungProbes the number of failures in succession after which the command counts as
+	// hung.
 	probeInterval = 4 * time.Second
 	probeTimeout  = 2 * time.Second
 	hungProbes    = 4
 )
 
-// A prober asks the UDP sockets whether they answer. One answer is enough: a family can
-// be switched off.
+// A prober probes the UDP sockets. One answer is enough, because a family can be switched
+// off.
 type prober struct{ targets []netip.AddrPort }
 
 // newProber returns a prober of the UDP sockets.
@@ -52,7 +53,7 @@ func newProber(sockets []*os.File) (*prober, error) {
 	return p, nil
 }
 
-// run tells the result of a probe each interval until ctx ends.
+// run sends the result of a probe in each interval until ctx ends.
 func (p *prober) run(ctx context.Context, results chan<- error) {
 	ticker := time.NewTicker(probeInterval)
 	defer ticker.Stop()
@@ -71,12 +72,12 @@ func (p *prober) run(ctx context.Context, results chan<- error) {
 	}
 }
 
-// errUnasked says that a question could not be sent: the host does not have the address,
-// or the kernel cannot take a packet more, as when conntrack is full. It says nothing about
-// the command, which a restart would not help.
+// errUnasked is the error of a probe that could not be sent: the host does not have the
+// address, or the kernel refuses the packet, for example because conntrack is full. Then
+// the command may work, and a restart would not help.
 var errUnasked = errors.New("the question cannot be sent")
 
-// probe returns an error unless a socket answers: errUnasked if none could be asked.
+// probe returns an error unless a socket answers: errUnasked if no probe could be sent.
 func (p *prober) probe(ctx context.Context) error {
 	errs := make(chan error, len(p.targets))
 	for _, target := range p.targets {
@@ -100,12 +101,12 @@ func (p *prober) probe(ctx context.Context) error {
 	return unasked
 }
 
-// question is a query for id.server in class CHAOS, type TXT, without its ID: it needs no
-// table and no nameserver (RFC 4892).
+// question is a query for id.server in class CHAOS, type TXT, without its ID. Its answer
+// needs no table and no nameserver (RFC 4892).
 const question = "\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x02id\x06server\x00\x00\x10\x00\x03"
 
-// ask returns an error unless a response comes, whatever it says: errUnasked if the
-// question could not be sent.
+// ask sends the question and returns an error unless any response arrives: errUnasked if
+// the question could not be sent.
 func ask(ctx context.Context, target netip.AddrPort) error {
 	conn, err := (&net.Dialer{Timeout: probeTimeout}).DialContext(ctx, "udp", target.String())
 	if err != nil {
@@ -124,7 +125,7 @@ func ask(ctx context.Context, target netip.AddrPort) error {
 	for {
 		n, err := conn.Read(response)
 		if err != nil {
-			return fmt.Errorf("asking our own listener %s: %w", target, err)
+			return fmt.Errorf("probing the listener %s: %w", target, err)
 		}
 		if n > 2 && bytes.Equal(response[:2], query[:2]) {
 			return nil

@@ -1,13 +1,13 @@
-// Package supervise keeps a command running that answers DNS on sockets which this
-// process holds. While the command restarts, queries wait in the sockets.
+// Package supervise runs a command that answers DNS, restarts it, and holds its sockets.
+// While the command restarts, queries wait in the sockets.
 //
-//  1. The command is started again at once when it ends unasked, and with a pause of up
-//     to maxPause when it goes on doing so.
-//  2. It is killed, and started again, when no socket has answered a probe for about
-//     hungProbes times probeInterval. A probe that cannot be sent does not count.
-//  3. Signals are passed on. After one that asks for the end, and after an end with code
-//     0, the command is not started again, and its exit code is returned.
-//  4. As process 1 of a container, this process collects the children of all others.
+//  1. If the command ends without a signal to end, it is restarted: at once the first time,
+//     then after pauses of up to maxPause.
+//  2. If no socket has answered a probe for about hungProbes times probeInterval, the
+//     command is killed and restarted. A probe that cannot be sent does not count.
+//  3. Signals are sent to the command. After a signal to end, and after exit code 0, the
+//     command is not restarted, and its exit code is returned.
+//  4. As process 1 of a container, this process reaps orphaned processes.
 package supervise
 
 import (
@@ -26,59 +26,62 @@ import (
 )
 
 const (
-	// A command that ends within steadyAfter is started again after a pause, which
-	// doubles from minPause up to maxPause; the first time there is none.
+	// A command that ends within steadyAfter is restarted after a pause, which doubles
+	// from minPause up to maxPause. The first restart has no pause.
 	steadyAfter = 10 * time.Second
 	minPause    = 20 * time.Millisecond
 	maxPause    = time.Second
-	// abandonAfter is from which end in a row on Abandoned is called: after some 300 ms.
+	// abandonAfter is the number of quick ends in succession after which Abandoned is
+	// called: after some 300 ms.
 	abandonAfter = 5
-	// dumpTime is how long a command that hangs has to print its stacks.
+	// dumpTime is the time for a hung command to print its stacks.
 	dumpTime = 2 * time.Second
 )
 
-// The environment variables by which the command knows its sockets, which begin with
-// descriptor 3, and how often it was started before.
+// The environment variables with the number of the command's sockets, which begin at
+// descriptor 3, and with the number of its restarts.
 const (
 	SocketsEnv  = "_NAMETAP_SOCKETS"
 	RestartsEnv = "_NAMETAP_RESTARTS"
 )
 
-// firstSocket is the descriptor of the first socket that is handed over.
+// firstSocket is the descriptor of the first socket that is passed to the command.
 const firstSocket = 3
 
-// A Config says what is run.
+// A Config describes the command.
 type Config struct {
-	// Path is the program, Args its arguments with its name, Env its environment.
+	// Path is the path of the program, Args its arguments including its name, Env its
+	// environment.
 	Path      string
 	Args, Env []string
-	// Sockets are handed over, UDP and TCP. The UDP sockets are probed.
+	// Sockets are the UDP and TCP sockets that are passed to the command. The UDP sockets
+	// are probed.
 	Sockets []*os.File
 	// EndSignals ask the command to end. SIGHUP is passed on in either case, unless it is
 	// ignored.
 	EndSignals []os.Signal
-	// Abandoned is called at each further end when the command goes on ending, and when
-	// it has ended for good otherwise than by code 0. nil does nothing.
+	// Abandoned is called after each end of a command that keeps ending soon after its
+	// start, and after its last end unless the exit code is 0. It may be nil.
 	Abandoned func()
-	// Log takes what an operator should know.
+	// Log gets restarts and errors.
 	Log *slog.Logger
 }
 
 // A supervisor is one call of Run. Its fields belong to the goroutine of Run.
 type supervisor struct {
 	Config
-	pid      int // of the command, 0 if it does not run
+	pid      int // of the command; 0 while it does not run
 	started  time.Time
 	restarts int
-	quick    int // ends in a row, each soon after the start
-	misses   int // probes in a row that no socket has answered
+	quick    int // ends in succession, each soon after the start
+	misses   int // probes in succession that no socket has answered
 	ending   bool
 }
 
-// Run runs the command until it ends for good, and returns its exit code: 128 and the
-// signal if a signal has ended it. An error is that it cannot be started at all.
+// Run runs the command until its last end, and returns its exit code, or 128 plus the
+// number of the signal that ended it. It returns an error if the command cannot be started.
 func Run(cfg Config) (code int, err error) {
-	// The kernel tells the command of our death when the thread ends that started it.
+	// The kernel signals the command when the thread that started it ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	s := &supervisor{Config: cfg}
@@ -106,7 +109,7 @@ func Run(cfg Config) (code int, err error) {
 	return s.loop(signals, ended, answered), nil
 }
 
-// loop reacts to what happens until the command has ended for good.
+// loop handles signals, ends of children and probes until the last end of the command.
 func (s *supervisor) loop(signals, ended <-chan os.Signal, answered <-chan error) (code int) {
 	var restart, kill <-chan time.Time
 	for {
@@ -130,13 +133,13 @@ func (s *supervisor) loop(signals, ended <-chan os.Signal, answered <-chan error
 		case <-restart:
 			restart = nil
 			if err := s.start(); err != nil {
-				s.Log.Error("the agent cannot be started and is tried again", "error", err)
+				s.Log.Error("starting the agent failed; it is tried again", "error", err)
 				restart = time.After(maxPause)
 			}
 		case err := <-answered:
 			if s.hangs(err) {
-				s.Log.Error("no DNS listener answers: the agent is killed", "error", err)
-				s.signal(syscall.SIGQUIT) // prints where its goroutines are
+				s.Log.Error("no DNS listener answers: killing the agent", "error", err)
+				s.signal(syscall.SIGQUIT) // makes it print its stacks
 				kill = time.After(dumpTime)
 			}
 		case <-kill:
@@ -145,8 +148,8 @@ func (s *supervisor) loop(signals, ended <-chan os.Signal, answered <-chan error
 	}
 }
 
-// start starts the command. It gets a process group of its own, so that a terminal's
-// signals come to it once, from us.
+// start starts the command. The command gets a process group of its own, so that the
+// signals of a terminal reach it once, from this process.
 func (s *supervisor) start() error {
 	files := []uintptr{0, 1, 2}
 	for _, socket := range s.Sockets {
@@ -164,8 +167,8 @@ func (s *supervisor) start() error {
 	return nil
 }
 
-// collect collects all children that have ended, those of others too. over is that the
-// command is one of them.
+// collect reaps all children that have ended, including orphans of other processes. over
+// reports whether the command is one of them.
 func (s *supervisor) collect() (status syscall.WaitStatus, over bool) {
 	for {
 		var ws syscall.WaitStatus
@@ -180,7 +183,8 @@ func (s *supervisor) collect() (status syscall.WaitStatus, over bool) {
 	}
 }
 
-// pause returns how long to wait before the command is started again, and says why it is.
+// pause returns the pause before the next start of the command, and logs the reason of the
+// restart.
 func (s *supervisor) pause(status syscall.WaitStatus) time.Duration {
 	lived := time.Since(s.started)
 	if lived >= steadyAfter {
@@ -192,30 +196,30 @@ func (s *supervisor) pause(status syscall.WaitStatus) time.Duration {
 	}
 	s.quick++
 	s.restarts++
-	s.Log.Error("the agent has ended and is started again", "how", describe(status),
+	s.Log.Error("the agent has ended: restarting it", "how", describe(status),
 		"after", lived.Round(time.Millisecond), "in", pause, "restarts", s.restarts)
-	if s.quick >= abandonAfter { // each time: the command may have begun something anew
+	if s.quick >= abandonAfter { // each time, because the command may have started something again
 		s.abandon()
 	}
 	return pause
 }
 
-// abandon says that nothing answers on the sockets.
+// abandon calls Abandoned.
 func (s *supervisor) abandon() {
 	if s.Abandoned != nil {
 		s.Abandoned()
 	}
 }
 
-// leave is called when the command has ended for good.
+// leave calls Abandoned after the last end of the command, unless the exit code is 0.
 func (s *supervisor) leave(code int) {
 	if code != 0 {
 		s.abandon()
 	}
 }
 
-// hangs notes the result of a probe. It reports true once too many in a row have failed.
-// So it is after the end was asked for, too: a command that ends as it should closes its
+// hangs counts the result of a probe, and reports whether too many in succession have
+// failed. This also holds after an end was requested, because an orderly command closes its
 // sockets last.
 func (s *supervisor) hangs(err error) bool {
 	if errors.Is(err, errUnasked) {
@@ -228,15 +232,15 @@ func (s *supervisor) hangs(err error) bool {
 	return s.misses == hungProbes
 }
 
-// signal passes a signal on. The command is ours to collect, so its number is no other
-// process's.
+// signal sends a signal to the command. Its process number cannot belong to another
+// process, because this process has not reaped it.
 func (s *supervisor) signal(sig syscall.Signal) {
 	if s.pid != 0 {
 		_ = unix.Kill(s.pid, sig) // it may have ended
 	}
 }
 
-// exitCode returns the code of a command as a shell does.
+// exitCode returns the exit code of a command, like a shell.
 func exitCode(status syscall.WaitStatus) int {
 	if status.Signaled() {
 		return 128 + int(status.Signal())
@@ -244,7 +248,7 @@ func exitCode(status syscall.WaitStatus) int {
 	return status.ExitStatus()
 }
 
-// describe says how a command has ended.
+// describe describes how a command has ended.
 func describe(status syscall.WaitStatus) string {
 	if status.Signaled() {
 		return "signal: " + status.Signal().String()
@@ -252,14 +256,14 @@ func describe(status syscall.WaitStatus) string {
 	return fmt.Sprintf("exit code %d", status.ExitStatus())
 }
 
-// Sockets returns the sockets that were handed over to this process, if it was started
-// by Run, and how often that had started it before. It returns none otherwise.
+// Sockets returns the sockets that Run has passed to this process, and the number of its
+// restarts. It returns no sockets if Run has not started this process.
 func Sockets() (sockets []*os.File, restarts int, supervised bool) {
 	var count int
 	if _, err := fmt.Sscan(os.Getenv(SocketsEnv), &count); err != nil {
 		return nil, 0, false
 	}
-	_, _ = fmt.Sscan(os.Getenv(RestartsEnv), &restarts) // 0 if it is not there
+	_, _ = fmt.Sscan(os.Getenv(RestartsEnv), &restarts) // 0 if it is not set
 	for fd := firstSocket; fd < firstSocket+count; fd++ {
 		syscall.CloseOnExec(fd)
 		sockets = append(sockets, os.NewFile(uintptr(fd), fmt.Sprintf("supervised socket %d", fd)))

@@ -95,7 +95,7 @@ func TestSupervisedDeath(t *testing.T) { // K15, C7
 		t.Error("the queries waited too long")
 	}
 	wait.Until(t, "the restarts are counted", func() bool { return h.metric("nametap_restarts_total") == 6 })
-	if n := a.log.Count("the agent has ended and is started again"); n != 6 {
+	if n := a.log.Count("the agent has ended: restarting it"); n != 6 {
 		t.Errorf("the log reports the restart in %d lines", n)
 	}
 	if len(h.named.Queries()) != 0 {
@@ -216,7 +216,7 @@ func TestSupervisedNeverStarts(t *testing.T) { // K9, K15
 	}()
 	wait.Until(t, "the rules are removed", func() bool { return !v.captured() })
 	v.asked(named, namedIP)
-	starts := func() int { return a.log.Count("is started again") }
+	starts := func() int { return a.log.Count("restarting it") }
 	before, began := starts(), time.Now()
 	wait.Until(t, "the agent is restarted", func() bool { return starts() >= before+3 })
 	if took := time.Since(began); took > 10*time.Second {

@@ -8,8 +8,8 @@ import (
 	"github.com/nametap/nametap/internal/httpguard"
 )
 
-// R5: what shows the mesh's hosts or ends the process is for clients on this
-// host only.
+// R5: endpoints that show the mesh's hosts or end the process answer clients on this host
+// only.
 func TestOtherClients(t *testing.T) {
 	guarded := httpguard.LocalOnly(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
 	for client, want := range map[string]int{

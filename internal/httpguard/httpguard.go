@@ -1,5 +1,5 @@
-// Package httpguard makes HTTP servers that strangers cannot exhaust, and keeps
-// pages of a browser and other hosts from endpoints that are for this host only.
+// Package httpguard makes HTTP servers with limits that clients cannot exhaust, and
+// restricts endpoints to programs on this host, without pages in a browser.
 package httpguard
 
 import (
@@ -11,12 +11,11 @@ import (
 	"time"
 )
 
-// MaxConns is how many connections a status server has at a time. A connection
-// costs about 19 KB.
+// MaxConns is the limit of connections of a status server. A connection takes about 19 KB.
 const MaxConns = 128
 
-// Bounds of one request: probes and scrapes are short, and the table of a large
-// mesh takes a while to be written.
+// Limits of one request: probes and scrapes are short, but writing the table of a large
+// mesh takes longer.
 const (
 	headerTimeout  = 5 * time.Second
 	requestTimeout = 10 * time.Second
@@ -25,9 +24,9 @@ const (
 	maxHeaderBytes = 16 << 10
 )
 
-// New returns a server with time-outs and at most maxConns connections. When
-// another one comes, the connection that has been without a request for longest
-// is closed; if all have one, the new connection is.
+// New returns a server with timeouts and at most maxConns connections. If there are more,
+// it closes the connection that has been without a request for longest, or the new one if
+// all others have a request.
 func New(handler http.Handler, maxConns int) *http.Server {
 	c := &conns{max: maxConns, idle: map[net.Conn]uint64{}, all: map[net.Conn]bool{}}
 	return &http.Server{
@@ -37,7 +36,7 @@ func New(handler http.Handler, maxConns int) *http.Server {
 	}
 }
 
-// conns keeps the connections of a server within their bound.
+// conns limits the connections of a server.
 type conns struct {
 	mu    sync.Mutex
 	max   int
@@ -46,10 +45,10 @@ type conns struct {
 	clock uint64              // counts changes
 }
 
-// changed is the server's ConnState.
+// changed is the ConnState function of the server.
 func (c *conns) changed(conn net.Conn, state http.ConnState) {
 	if victim := c.note(conn, state); victim != nil {
-		_ = victim.Close() // the server's own read of it ends, and tells us so
+		_ = victim.Close() // the server's read fails, and the server calls changed
 	}
 }
 
@@ -97,7 +96,8 @@ func LocalOnly(next http.HandlerFunc) http.Handler {
 	})
 }
 
-// foreign says why a request is not from a program on this host, or "".
+// foreign returns the reason why a request is not from a program on this host, or an empty
+// string.
 func foreign(r *http.Request) string {
 	client, err := netip.ParseAddrPort(r.RemoteAddr)
 	switch {
@@ -119,9 +119,8 @@ func foreign(r *http.Request) string {
 	return ""
 }
 
-// isLocal reports whether a Host header names this host by a name or an address
-// that no other host can have. Clients of HTTP/1.0 need not send one, and no browser
-// is among them.
+// isLocal reports whether a Host header has a name or an address that only this host can
+// have. HTTP/1.0 does not require the header, and no browser uses HTTP/1.0.
 func isLocal(hostport string) bool {
 	host := hostport
 	if h, _, err := net.SplitHostPort(hostport); err == nil {

@@ -37,8 +37,8 @@ func serve(t *testing.T, maxConns int) string {
 	return ln.Addr().String()
 }
 
-// R9: Host and Origin must be this host's, so that neither a page nor a name
-// that a page rebinds reaches what is for this host only.
+// R9: Host and Origin must be this host's, so that neither a page nor a name that a page
+// rebinds reaches the endpoints for this host.
 func TestLocalOnly(t *testing.T) {
 	addr := serve(t, 10)
 	_, port, _ := net.SplitHostPort(addr)
@@ -78,7 +78,7 @@ func TestLocalOnly(t *testing.T) {
 			req.Header.Set("Sec-Fetch-Site", test.site)
 		}
 		got := 0
-		if test.remote != "" { // no socket has it
+		if test.remote != "" { // an address of no socket
 			req.RemoteAddr = test.remote
 			rec := httptest.NewRecorder()
 			httpguard.LocalOnly(ok).ServeHTTP(rec, req)
@@ -97,8 +97,8 @@ func TestLocalOnly(t *testing.T) {
 	}
 }
 
-// R9: connections without a request do not keep others out, and their number
-// is bounded: the oldest make room.
+// R9: connections without a request do not block others, and are limited: the oldest ones
+// make room.
 func TestConnectionsAreBounded(t *testing.T) {
 	const maxConns, opened = 8, 40
 	addr := serve(t, maxConns)
@@ -126,7 +126,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 			t.Errorf("got %s", resp.Status)
 		}
 	}
-	// A connection that is being served is not one to close.
+	// A connection with a request is not closed.
 	busy := held[opened-1]
 	if _, err := fmt.Fprintf(busy, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
 		t.Fatal(err)
@@ -136,8 +136,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 }
 
-// pipes is a listener whose connections are in memory, so that time can be
-// the test's.
+// pipes is a listener with connections in memory, for tests with synthetic time.
 type pipes chan net.Conn
 
 func (p pipes) Accept() (net.Conn, error) {
@@ -150,7 +149,7 @@ func (p pipes) Accept() (net.Conn, error) {
 func (p pipes) Close() error   { return nil }
 func (p pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
-// R9: a connection without a request, with half a one, or idle after one, ends.
+// R9: a connection ends if it has no request, half a request, or is idle after one.
 func TestTimeouts(t *testing.T) {
 	for sent, within := range map[string]time.Duration{
 		"":                            11 * time.Second,

@@ -1,4 +1,4 @@
-// Package version says which build this is, and where its documents are.
+// Package version describes this build, and has the addresses of its documents.
 package version
 
 import (
@@ -10,16 +10,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// commitLength is that of the commit in pseudo-versions.
+// commitLength is the length of the commit in pseudo-versions.
 const commitLength = 12
 
-// Build says what a binary was built from.
+// Build describes what a binary was built from.
 type Build struct {
 	// Version is the module's: a tag, a pseudo-version, or "devel" for a build of
 	// a working copy without one.
 	Version string `json:"version"`
-	// Commit is the revision of the working copy; "" if it is not known. Dirty is
-	// set if the copy had changes that are not committed.
+	// Commit is the revision of the working copy, or empty if it is unknown. Dirty is set
+	// if the copy had uncommitted changes.
 	Commit string `json:"commit,omitempty"`
 	Dirty  bool   `json:"dirty,omitempty"`
 	Go     string `json:"go"`
@@ -50,7 +50,7 @@ func fromInfo(info *debug.BuildInfo) Build {
 	return b
 }
 
-// String returns the version and, unless it is part of that, the commit.
+// String returns the version, and the commit unless the version contains it.
 func (b Build) String() string {
 	s, commit := b.Version, b.Commit
 	if len(commit) > commitLength {
@@ -68,11 +68,11 @@ func (b Build) String() string {
 // String returns the version of this binary.
 func String() string { return Read().String() }
 
-// repository is where the documents are.
+// repository is the address of the repository.
 const repository = "https://github.com/nametap/nametap"
 
 // Document returns the address of a document of this version, such as docs/behaviour.md. A
-// build without a release's version has those of the main branch.
+// build that is not a release has the documents of the main branch.
 func Document(path string) string { return Read().document(path) }
 
 func (b Build) document(path string) string {
@@ -83,8 +83,7 @@ func (b Build) document(path string) string {
 	return repository + "/blob/" + ref + "/" + path
 }
 
-// Metric returns the metric of that name, which is always 1 and has the build as
-// its labels.
+// Metric returns a metric with the value 1 and the build as its labels.
 func Metric(name string) prometheus.Collector {
 	b := Read()
 	m := prometheus.NewGauge(prometheus.GaugeOpts{

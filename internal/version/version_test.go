@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// A version names the commit once, whatever Go made of it.
+// A version has the commit once, regardless of the form that Go gives it.
 func TestString(t *testing.T) {
 	const commit = "4faed3a9c1b2d3e4f5a6b7c8d9e0f1a2b3c4d5e6"
 	revision := debug.BuildSetting{Key: "vcs.revision", Value: commit}
@@ -30,7 +30,7 @@ func TestString(t *testing.T) {
 	}
 }
 
-// Documents are those of the release, if the build is of one.
+// A build of a release has the documents of that release.
 func TestDocument(t *testing.T) {
 	const repository = "https://github.com/nametap/nametap/blob/"
 	for version, want := range map[string]string{
