@@ -53,6 +53,7 @@ type Client struct {
 	log      *slog.Logger
 	metrics  *metrics
 	renewer  *certRenewer
+	saver    *snapshotSaver
 	dir      *statedir.Dir
 	ready    chan struct{} // closed by setTable
 	restored chan struct{} // closed by Run after it has tried to use the snapshot
@@ -70,9 +71,9 @@ type Client struct {
 	skippedCertificate *tls.Certificate
 	// failures counts the connects since the last stream that lasted stableAfter.
 	failures int
-	// streamFailures logs why there is no stream, snapshotFailures why there is no
-	// snapshot.
-	streamFailures, snapshotFailures failureLog
+	// streamFailures logs why there is no stream, restoreFailures why the snapshot could
+	// not be read.
+	streamFailures, restoreFailures failureLog
 	// variant is the variant of the next connect. If the control plane does not implement
 	// the incremental RPC, it is StateOfTheWorld for incrementalAgain from fellBack on.
 	// fallbacks counts how often that happened.
@@ -83,8 +84,6 @@ type Client struct {
 	// loaded says that there was one. Neither is ever reset.
 	inUse  []Resource
 	loaded bool
-	// unsaved says that the snapshot does not hold inUse.
-	unsaved bool
 	// snapshotUnread says that the snapshot could not be read. Every connect tries again
 	// until a table is in use.
 	snapshotUnread bool
@@ -109,18 +108,19 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 	}
 	dir := statedir.New(cfg.StateDir, lockName)
 	c := &Client{
-		cfg:              cfg,
-		apply:            apply,
-		log:              cfg.Logger,
-		ready:            make(chan struct{}),
-		restored:         make(chan struct{}),
-		dir:              dir,
-		renewer:          newCertRenewer(cfg, dir),
-		pingAfter:        pingAfter,
-		streamFailures:   failureLog{log: cfg.Logger},
-		snapshotFailures: failureLog{log: cfg.Logger},
-		variant:          cfg.Variant,
-		state:            Status{Address: cfg.Addr, Variant: cfg.Variant.String()},
+		cfg:             cfg,
+		apply:           apply,
+		log:             cfg.Logger,
+		ready:           make(chan struct{}),
+		restored:        make(chan struct{}),
+		dir:             dir,
+		renewer:         newCertRenewer(cfg, dir),
+		saver:           newSnapshotSaver(dir, cfg.Logger),
+		pingAfter:       pingAfter,
+		streamFailures:  failureLog{log: cfg.Logger},
+		restoreFailures: failureLog{log: cfg.Logger},
+		variant:         cfg.Variant,
+		state:           Status{Address: cfg.Addr, Variant: cfg.Variant.String()},
 	}
 	c.metrics = newMetrics(c.Status)
 	if cfg.Registerer != nil {
@@ -153,6 +153,10 @@ func (c *Client) Run(ctx context.Context) error {
 	defer stop()
 	defer c.streamFailures.reset()
 	tasks.Go(func() { c.renewer.run(ctx) })
+	// The saver outlives ctx, because the last push may still be on the way to it.
+	saving, stopSaving := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopSaving()
+	tasks.Go(func() { c.saver.run(saving) })
 	for ctx.Err() == nil {
 		if c.snapshotUnread && !c.loaded {
 			c.restore()

@@ -2,6 +2,7 @@ package nds
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -9,12 +10,15 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"sync"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/nametap/nametap/internal/statedir"
 )
 
 // The snapshot file holds, in this order: magic; the time of the last push, nanoseconds
@@ -59,7 +63,7 @@ func (c *Client) restore() {
 		return
 	case err != nil:
 		c.snapshotUnread = true
-		c.snapshotFailures.report("snapshot of the table not read, the next connect tries again", slog.LevelWarn, err)
+		c.restoreFailures.report("snapshot of the table not read, the next connect tries again", slog.LevelWarn, err)
 		return
 	}
 	s, err := parseSnapshot(data)
@@ -94,36 +98,93 @@ func (c *Client) setAside(path string, reason, lockErr error) {
 	c.log.Warn("snapshot of the table set aside", "path", path, "moved_to", aside, "error", reason)
 }
 
-// save writes the set in use to the snapshot, or only the time of the push if the snapshot
-// holds the set already. If that fails, the next push tries again.
-func (c *Client) save() {
+// save passes the set in use to the goroutine that writes the snapshot. changed says that
+// the last push changed the set.
+func (c *Client) save(changed bool) {
 	if c.cfg.StateDir == "" {
 		return
 	}
 	state := c.Status()
-	if !c.unsaved && c.saveTime(state.LastPush) == nil {
-		return
-	}
-	data, err := snapshot{
+	c.saver.put(snapshot{
 		owner: snapshotOwner(c.cfg.Node), version: state.Version, pushed: state.LastPush, resources: c.inUse,
-	}.marshal()
-	if err == nil {
-		err = c.dir.Write(snapshotName, data)
-	}
-	if err != nil {
-		c.snapshotFailures.report("snapshot of the table not written, a restart may start with an older one", slog.LevelWarn, err)
-		return
-	}
-	c.snapshotFailures.reset()
-	c.unsaved = false
+	}, changed)
 }
 
-// saveTime writes the time of the last push to the snapshot.
-func (c *Client) saveTime(pushed time.Time) error {
-	if err := c.dir.Lock(); err != nil {
+// A snapshotSaver writes snapshots from a goroutine of its own, so that a disk that is slow
+// or does not answer delays no push.
+type snapshotSaver struct {
+	dir  *statedir.Dir
+	wake chan struct{} // receives after put
+
+	mu      sync.Mutex
+	next    *snapshot // what to write; nil if there is nothing new
+	changed bool      // the set has changed since run last took next
+
+	// The fields below are owned by the goroutine of run.
+
+	// unsaved says that the file does not hold the set of the last snapshot.
+	unsaved  bool
+	failures failureLog
+}
+
+func newSnapshotSaver(dir *statedir.Dir, log *slog.Logger) *snapshotSaver {
+	return &snapshotSaver{dir: dir, wake: make(chan struct{}, 1), failures: failureLog{log: log}}
+}
+
+// put replaces the snapshot that is to be written.
+func (s *snapshotSaver) put(next snapshot, changed bool) {
+	s.mu.Lock()
+	s.next, s.changed = &next, s.changed || changed
+	s.mu.Unlock()
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run writes snapshots until ctx ends, and then the last one.
+func (s *snapshotSaver) run(ctx context.Context) {
+	for {
+		select {
+		case <-s.wake:
+			s.saveNext()
+		case <-ctx.Done():
+			s.saveNext()
+			return
+		}
+	}
+}
+
+// saveNext writes the snapshot, or only the time of the push if the file holds the set
+// already. If that fails, the snapshot after the next push is written whole.
+func (s *snapshotSaver) saveNext() {
+	s.mu.Lock()
+	next := s.next
+	s.unsaved = s.unsaved || s.changed
+	s.next, s.changed = nil, false
+	s.mu.Unlock()
+	if next == nil || !s.unsaved && s.saveTime(next.pushed) == nil {
+		return
+	}
+	data, err := next.marshal()
+	if err == nil {
+		err = s.dir.Write(snapshotName, data)
+	}
+	if err != nil {
+		s.unsaved = true
+		s.failures.report("snapshot of the table not written, a restart may start with an older one", slog.LevelWarn, err)
+		return
+	}
+	s.failures.reset()
+	s.unsaved = false
+}
+
+// saveTime writes the time of the last push to the file.
+func (s *snapshotSaver) saveTime(pushed time.Time) error {
+	if err := s.dir.Lock(); err != nil {
 		return err
 	}
-	file, err := os.OpenFile(c.dir.File(snapshotName), os.O_WRONLY, 0)
+	file, err := os.OpenFile(s.dir.File(snapshotName), os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}

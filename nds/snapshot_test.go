@@ -1,6 +1,8 @@
 package nds_test
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"os"
 	"path/filepath"
@@ -8,9 +10,11 @@ import (
 	"testing"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
+	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -267,6 +271,45 @@ func TestStateDirUsableLater(t *testing.T) {
 	}
 }
 
+// C7: a disk that does not answer delays no push. What was pushed meanwhile is saved when it
+// answers again.
+func TestSlowDisk(t *testing.T) {
+	dir := t.TempDir()
+	// Opening a named pipe for writing blocks until there is a reader.
+	pipe := filepath.Join(dir, "nametable.snapshot.tmp")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h := start(t, options{config: stateDir(dir)})
+	for _, host := range []string{"a.example.com", "b.example.com", "c.example.com"} {
+		h.server.Push(hosts(host))
+		h.wantApplied(plain(t, hosts(host)))
+	}
+	h.wantACK("v3")
+	reader, err := os.Open(pipe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	// A named pipe cannot be synced, so the first write fails.
+	h.wantLog("level=WARN", "snapshot of the table not written")
+	h.server.Push(hosts("c.example.com"))
+	h.wantACK("v4")
+	h.stop()
+	h = start(t, options{server: stopped(t), config: stateDir(dir)})
+	h.wantApplied(plain(t, hosts("c.example.com")))
+}
+
+// wantSaved waits until the snapshot holds the last push.
+func (h *harness) wantSaved(path string) {
+	h.t.Helper()
+	want := binary.BigEndian.AppendUint64([]byte("nametap\x02"), uint64(h.client.Status().LastPush.UnixNano()))
+	wait.Until(h.t, "the snapshot is saved", func() bool {
+		data, err := os.ReadFile(path)
+		return err == nil && bytes.HasPrefix(data, want)
+	})
+}
+
 // C7: the age of the table is the time since the last push, even if that changed nothing,
 // and even after a restart.
 func TestAgeSurvivesRestart(t *testing.T) {
@@ -293,14 +336,13 @@ func TestRemovedSnapshot(t *testing.T) {
 	h := start(t, options{config: stateDir(dir)})
 	h.server.Push(hosts("a.example.com"))
 	h.wantACK("v1")
-	h.server.Push(hosts("a.example.com"))
-	h.wantACK("v2") // and so the first was saved
 	path := filepath.Join(dir, "nametable.snapshot")
+	h.wantSaved(path)
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
 	h.server.Push(hosts("a.example.com"))
-	h.wantACK("v3")
+	h.wantACK("v2")
 	h.stop()
 	if _, err := os.Stat(path); err != nil {
 		t.Fatal(err)
@@ -311,17 +353,17 @@ func TestRemovedSnapshot(t *testing.T) {
 func TestRemovedStateDir(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	h := start(t, options{config: stateDir(dir)})
-	h.server.Push(hosts("a.example.com"))
-	h.wantACK("v1")
-	h.server.Push(hosts("a.example.com"))
-	h.wantACK("v2")                                    // and so the first was saved
-	if err := os.Rename(dir, dir+".old"); err != nil { // in one step, as the client may write
+	for _, version := range []string{"v1", "v2"} { // after the second one, the client no longer uses the directory
+		h.server.Push(hosts("a.example.com"))
+		h.wantACK(version)
+		h.wantSaved(filepath.Join(dir, "nametable.snapshot"))
+	}
+	if err := os.Rename(dir, dir+".old"); err != nil {
 		t.Fatal(err)
 	}
 	h.server.Push(hosts("b.example.com"))
 	h.wantACK("v3")
-	h.server.Push(hosts("b.example.com"))
-	h.wantACK("v4")
+	h.wantSaved(filepath.Join(dir, "nametable.snapshot"))
 	if n := h.logs.Count("level=WARN"); n != 0 {
 		t.Errorf("%d warnings", n)
 	}
@@ -360,8 +402,7 @@ func TestTwoAgentsOneStateDir(t *testing.T) {
 	first := start(t, options{config: stateDir(dir)})
 	first.server.Push(hosts("a.example.com"))
 	first.wantACK("v1")
-	first.server.Push(hosts("b.example.com"))
-	first.wantACK("v2") // and so the first was saved
+	first.wantSaved(path)
 	second := start(t, options{config: func(cfg *nds.Config) { cfg.StateDir, cfg.Node.Namespace = dir, "other" }})
 	second.wantLog("level=WARN", "snapshot of the table not used", "other/Kubernetes", "another process uses the state directory")
 	second.server.Push(hosts("other.example.com"))

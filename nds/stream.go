@@ -74,8 +74,9 @@ func (s *stream) run(node *corev3.Node) error {
 // be sent.
 func (s *stream) handle(r response) error {
 	set, err := nextSet(s.set, r)
+	changed := false
 	if err == nil {
-		err = s.client.use(set, r)
+		changed, err = s.client.use(set, r)
 	}
 	if err != nil {
 		s.client.reject(r, err)
@@ -90,25 +91,25 @@ func (s *stream) handle(r response) error {
 	}
 	s.set, s.version = set, r.version
 	err = s.rpc.answer(answer{nonce: r.nonce, version: s.version})
-	s.client.save()
+	s.client.save(changed)
 	return err
 }
 
-// use applies set, unless it equals the set in use.
-func (c *Client) use(set []Resource, r response) error {
+// use applies set, unless it equals the set in use, and reports whether it did.
+func (c *Client) use(set []Resource, r response) (changed bool, err error) {
 	result := resultUnchanged
-	if !c.loaded || !sameContent(c.inUse, set) {
+	if changed = !c.loaded || !sameContent(c.inUse, set); changed {
 		result = resultApplied
 		start := time.Now()
 		err := c.apply(set)
 		c.metrics.duration.Observe(time.Since(start).Seconds())
 		if err != nil {
-			return err
+			return false, err
 		}
 		if isEmpty(set) && !isEmpty(c.inUse) {
 			c.log.Warn("the control plane sent no mesh hosts, the table is empty now", "version", r.version)
 		}
-		c.inUse, c.loaded, c.unsaved = set, true, true
+		c.inUse, c.loaded = set, true
 	}
 	c.metrics.pushed(result, r.bytes)
 	first := c.setTable(table{version: r.version, pushed: time.Now(), resources: len(set)})
@@ -117,7 +118,7 @@ func (c *Client) use(set []Resource, r response) error {
 		log = c.log.Info
 	}
 	log("table pushed", "version", r.version, "result", result, "resources", len(set), "bytes", r.bytes)
-	return nil
+	return changed, nil
 }
 
 // reject counts and logs a response that is not used.
