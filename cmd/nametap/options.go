@@ -80,7 +80,7 @@ func (o *options) declareControlPlane(g settings.Group) {
 	g.String(&node.Namespace, "namespace", "`namespace` of the workload; its Services also answer by their name alone").Env("POD_NAMESPACE", "ISTIO_NAMESPACE")
 	g.String(&o.clusterDomain, "domain", "cluster `domain`, alone or as NAMESPACE.svc.DOMAIN (default cluster.local)")
 	g.String(&node.PodName, "pod-name", "`name` of the workload (default the host's name)").Env("POD_NAME")
-	g.Text(addrValue{&o.instanceIP}, "instance-ip", "`address` of the workload, told to the control plane before those of the interfaces").Env("INSTANCE_IP", "ISTIO_SVC_IP")
+	g.Text(addrValue{&o.instanceIP}, "instance-ip", "`address` of the workload, sent to the control plane before the addresses of the interfaces").Env("INSTANCE_IP", "ISTIO_SVC_IP")
 	g.String(&node.ClusterID, "cluster-id", "`name` that the control plane has for the workload's cluster").Env("ISTIO_META_CLUSTER_ID")
 	g.String(&node.ServiceAccount, "service-account", "service account of the workload").Env("SERVICE_ACCOUNT")
 	g.String(&o.labelsFile, "labels-file", "`file` with the workload's labels, as the downward API writes it; it may be absent")
@@ -106,11 +106,11 @@ func (o *options) declareDNS(g settings.Group) {
 	g.String(&dns.Addr, dnsAddrFlag, "listen for DNS on `host:port`, UDP and TCP; localhost is 127.0.0.1 and ::1, no host is all addresses").Env("DNS_PROXY_ADDR")
 	g.Var(settings.Duration(&dns.TTL, settings.ZeroRefused), "ttl", "TTL of mesh names, in whole seconds")
 	g.Var(settings.Int(&dns.EDNSUDPSize, settings.ZeroRefused), "edns-udp-size", "longest UDP response in bytes, 512 to 65534")
-	g.Var(settings.Int(&dns.MaxTCPConns, settings.ZeroRefused), "max-tcp-conns", "most TCP connections of clients that are open at a time")
+	g.Var(settings.Int(&dns.MaxTCPConns, settings.ZeroRefused), "max-tcp-conns", "limit of open TCP connections of clients")
 	g.Text(&dns.BeforeSync, "before-sync", "how to answer before the first table: forward, hold (for up to 2s) or servfail")
 	g.Text(&dns.Autopath, "autopath", "for which names to walk the search list on the client's behalf: mesh, all or off")
 	g.Var(settings.List(&dns.Bypass, settings.ParseString), "bypass", "`suffix` whose names are forwarded even if the table has them; may be repeated")
-	g.Var(settings.List(&dns.LocalOnly, settings.ParseString), "local-only", "`suffix` whose names are never forwarded: those that the table lacks do not exist; may be repeated")
+	g.Var(settings.List(&dns.LocalOnly, settings.ParseString), "local-only", "`suffix` whose names are never forwarded: those that the table lacks get NXDOMAIN; may be repeated")
 }
 
 // declareNameservers declares where other queries are forwarded to.
@@ -122,8 +122,8 @@ func (o *options) declareNameservers(g settings.Group) {
 	g.Text(&forward.Order, "upstream-order", "nameserver to ask first: strict (the first that works; only it may answer NXDOMAIN) or fastest")
 	g.Bool(&forward.Parallel, "upstream-parallel", "ask all nameservers at once instead of one after the other").Env("DNS_FORWARD_PARALLEL")
 	g.Bool(&forward.MixCase, "upstream-mix-case", "send questions in random case (0x20), which makes replies harder to forge")
-	g.Var(settings.Duration(&forward.Timeout, settings.ZeroRefused), "upstream-timeout", "time for one forwarded query, over all nameservers").Env("DNS_FORWARD_TIMEOUT")
-	g.Var(settings.Int(&forward.MaxInflight, settings.ZeroRefused), "max-inflight", "most queries that are forwarded or held at a time; further ones get SERVFAIL")
+	g.Var(settings.Duration(&forward.Timeout, settings.ZeroRefused), "upstream-timeout", "time limit of a forwarded query, over all nameservers").Env("DNS_FORWARD_TIMEOUT")
+	g.Var(settings.Int(&forward.MaxInflight, settings.ZeroRefused), "max-inflight", "limit of queries that are forwarded or held at a time; further ones get SERVFAIL")
 	g.Bool(&o.agent.DNS.OriginalDestination, "original-destination", "forward a captured query to the nameserver that it was sent to, if resolv.conf does not name that one; over UDP this needs CAP_NET_ADMIN")
 }
 
@@ -131,30 +131,30 @@ func (o *options) declareNameservers(g settings.Group) {
 func (o *options) declareCache(g settings.Group) {
 	forward := &o.agent.DNS.Forward
 	g.Var(settings.Bytes(&forward.CacheSize, settings.ZeroIsNone), "cache-size", "memory for replies of nameservers, in bytes or with KiB or MiB; 0 keeps none")
-	g.Var(settings.Duration(&forward.CacheMaxTTL, settings.ZeroRefused), "cache-max-ttl", "longest time to keep a reply, and the longest TTL of an answer from the cache")
+	g.Var(settings.Duration(&forward.CacheMaxTTL, settings.ZeroRefused), "cache-max-ttl", "longest time to keep a reply, and longest TTL of an answer from the cache")
 	g.Var(settings.Duration(&forward.CacheMaxNegativeTTL, settings.ZeroRefused), "cache-max-negative-ttl", "the same for negative replies (NXDOMAIN and NODATA)")
-	g.Var(settings.Duration(&forward.ServeStale, settings.ZeroIsNone), "serve-stale", "give replies that expired up to this long ago if no nameserver answers; 0 gives none")
+	g.Var(settings.Duration(&forward.ServeStale, settings.ZeroIsNone), "serve-stale", "if no nameserver answers, use replies that expired up to this long ago; 0 uses none")
 }
 
 // declareCapture declares which queries are redirected to the agent.
 func (o *options) declareCapture(g settings.Group) {
 	cfg := &o.capture.Config
 	g.Bool(&o.installRules, "capture", "redirect port 53 of this host to the agent while it runs; needs CAP_NET_ADMIN")
-	g.Bool(&o.capture.On, enabledFlag, "capture DNS where --capture or 'nametap capture apply' asks for it; false installs no rules").Env("ISTIO_META_DNS_CAPTURE").Formerly("dns-capture")
-	g.Text(&o.capture.Servers, "capture-servers", "nameservers whose queries are captured: all, or only those of resolv-conf").Formerly("servers")
-	g.Var(settings.List(&cfg.AgentUIDs, settings.ParseUint[uint32]), "capture-agent-uid", "`uid` of the agent, whose own queries pass; may be repeated").Formerly("agent-uid")
-	g.Var(settings.List(&cfg.AgentGIDs, settings.ParseUint[uint32]), "capture-agent-gid", "`gid` of the agent, whose own queries pass; may be repeated").Formerly("agent-gid")
-	g.Var(settings.List(&cfg.ExcludeUIDs, settings.ParseUint[uint32]), "capture-exclude-uid", "`uid` of a user whose queries pass; may be repeated").Formerly("exclude-uid")
-	g.Var(settings.List(&cfg.ExcludeGIDs, settings.ParseUint[uint32]), "capture-exclude-gid", "`gid` of a group whose queries pass; may be repeated").Formerly("exclude-gid")
-	g.Var(settings.List(&cfg.ExcludeCIDRs, parsePrefix), "capture-exclude-cidr", "`network` such as 10.0.0.0/8: queries to nameservers there pass; may be repeated").Formerly("exclude-cidr")
-	g.Var(settings.List(&cfg.ExcludeInterfaces, settings.ParseString), "capture-exclude-interface", "outgoing `interface` through which queries pass; tun+ is all that begin with tun; may be repeated").Formerly("exclude-interface")
-	g.Var(settings.List(&cfg.ExcludeSourcePorts, settings.ParseUint[uint16]), "capture-exclude-source-port", "`port` from which queries pass; may be repeated").Formerly("exclude-source-port")
-	g.Var(settings.List(&cfg.VirtualInterfaces, settings.ParseString), "capture-virtual-interface", "`interface` of containers or virtual machines whose queries are captured, too; may be repeated").Formerly("virtual-interface")
+	g.Bool(&o.capture.On, enabledFlag, "switch of capture; with false neither --capture nor 'nametap capture apply' installs rules").Env("ISTIO_META_DNS_CAPTURE").Formerly("dns-capture")
+	g.Text(&o.capture.Servers, "capture-servers", "capture queries to all nameservers, or only to those of resolv-conf").Formerly("servers")
+	g.Var(settings.List(&cfg.AgentUIDs, settings.ParseUint[uint32]), "capture-agent-uid", "`uid` of the agent; its queries are not captured; may be repeated").Formerly("agent-uid")
+	g.Var(settings.List(&cfg.AgentGIDs, settings.ParseUint[uint32]), "capture-agent-gid", "`gid` of the agent; its queries are not captured; may be repeated").Formerly("agent-gid")
+	g.Var(settings.List(&cfg.ExcludeUIDs, settings.ParseUint[uint32]), "capture-exclude-uid", "do not capture queries of the user with this `uid`; may be repeated").Formerly("exclude-uid")
+	g.Var(settings.List(&cfg.ExcludeGIDs, settings.ParseUint[uint32]), "capture-exclude-gid", "do not capture queries of the group with this `gid`; may be repeated").Formerly("exclude-gid")
+	g.Var(settings.List(&cfg.ExcludeCIDRs, parsePrefix), "capture-exclude-cidr", "do not capture queries to nameservers in this `network`, such as 10.0.0.0/8; may be repeated").Formerly("exclude-cidr")
+	g.Var(settings.List(&cfg.ExcludeInterfaces, settings.ParseString), "capture-exclude-interface", "do not capture queries through this outgoing `interface`; tun+ is all that begin with tun; may be repeated").Formerly("exclude-interface")
+	g.Var(settings.List(&cfg.ExcludeSourcePorts, settings.ParseUint[uint16]), "capture-exclude-source-port", "do not capture queries from this `port`; may be repeated").Formerly("exclude-source-port")
+	g.Var(settings.List(&cfg.VirtualInterfaces, settings.ParseString), "capture-virtual-interface", "also capture queries that come from this `interface` of containers or virtual machines; may be repeated").Formerly("virtual-interface")
 	g.Var(settings.Uint(&cfg.Zone), "capture-conntrack-zone", "conntrack zone of captured queries, from 0 to 65535; 0 is none").Formerly("conntrack-zone")
 	g.Text(&cfg.IPv6, "capture-ipv6", "whether to capture queries over IPv6: auto (if this machine has it), on or off").Formerly("ipv6")
 	g.Text(&cfg.Backend, "capture-backend", "backend of iptables for the rules: auto, nft or legacy").Formerly("backend")
 	g.Var(settings.Duration(&cfg.Interval, settings.ZeroRefused), "capture-reconcile", "check and repair the rules this often").Formerly("reconcile")
-	g.Negated(&cfg.FailClosed, failOpenFlag, "when the agent has ended, let queries reach nameservers again; false leaves the rules in. After a crash 'nametap capture remove --after-agent' does so").Formerly("fail-open")
+	g.Negated(&cfg.FailClosed, failOpenFlag, "remove the rules when the agent ends, so that queries reach nameservers; after a crash a service manager does so with 'nametap capture remove --after-agent'").Formerly("fail-open")
 	g.Bool(&o.hostNetwork, hostNetworkFlag, "capture even in a pod on its node's network: the DNS of the whole node, until 'nametap capture remove'").Formerly("host-network")
 	g.String(&o.hostIP, "capture-host-ip", "`address` of the pod's node, to recognise a pod on its node's network").Env("HOST_IP").Formerly("host-ip")
 }
