@@ -4,7 +4,8 @@
 // To follow a push, read in this order: [Client.Run] (client.go) connects, and connects
 // again after a failure; stream.run (stream.go) receives responses, computes the new set
 // of resources, calls the apply function and sends ACK or NACK. One goroutine does all
-// of it, so pushes are applied in the order in which they arrive.
+// of it, so pushes are applied in the order in which they arrive. Another one writes the
+// snapshot (snapshot.go), so a slow disk delays no push.
 //
 // What a response means:
 //
