@@ -75,7 +75,7 @@ func ask(ctx context.Context, l dnsproxy.Addr) error {
 	query.Question[0].Qclass = dns.ClassCHAOS
 	client := dns.Client{Net: l.Network, Timeout: probeTimeout}
 	if _, _, err := client.ExchangeContext(ctx, query, reachable(l.Address)); err != nil {
-		return fmt.Errorf("asking our own listener %s: %w", l, err)
+		return fmt.Errorf("probing the listener %s: %w", l, err)
 	}
 	return nil
 }

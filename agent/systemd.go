@@ -34,7 +34,7 @@ func (a *Agent) notifySystemd(ctx context.Context) error {
 		}
 	}
 	if err := notify(ctx, daemon.SdNotifyReady); err != nil {
-		return fmt.Errorf("telling systemd that we are ready: %w", err)
+		return fmt.Errorf("notifying systemd that the agent is ready: %w", err)
 	}
 	if interval == 0 {
 		return nil
@@ -50,17 +50,17 @@ func (a *Agent) notifySystemd(ctx context.Context) error {
 		}
 		listeners := slices.DeleteFunc(a.proxy.Addrs(), func(l dnsproxy.Addr) bool { return l.Network != "udp" })
 		if err := anyAnswers(ctx, listeners); err != nil {
-			a.log.Warn("systemd's watchdog is not told that all is well", "error", err)
+			a.log.Warn("no DNS listener answers: systemd's watchdog is not notified", "error", err)
 			continue
 		}
 		if err := notify(ctx, daemon.SdNotifyWatchdog); err != nil {
-			a.log.Warn("systemd's watchdog cannot be told that all is well", "error", err)
+			a.log.Warn("notifying systemd's watchdog failed", "error", err)
 		}
 	}
 }
 
-// notify tells systemd a state. It does not wait beyond ctx for a systemd that does not
-// read what it is told.
+// notify sends a state to systemd. It does not wait beyond ctx for a systemd that does not
+// read it.
 func notify(ctx context.Context, state string) error {
 	told := make(chan error, 1)
 	go func() {
