@@ -25,18 +25,18 @@ type attempt struct {
 	generation uint64
 	try        int // index of the server in the exchange
 
-	slot     uint32     // chooses one of the server's UDP sockets
-	stream   bool       // sent over a connection
-	again    bool       // the exchange has sent the query to this server before
-	plain    bool       // sent without the OPT record that the query has
-	edns     bool       // sent with an OPT record
-	retried  bool       // sent a second time, on a new connection
-	probe    *loopProbe // that this is; nil if it is none
-	life     life
-	verbatim bool   // the reply's question may be in another case
-	opcode   byte   // as it is in the header
-	question []byte // as sent, in wire form
-	packet   []byte // the whole query, if sent over a connection
+	slot      uint32     // chooses one of the server's UDP sockets
+	stream    bool       // sent over a connection
+	again     bool       // the exchange has sent the query to this server before
+	plain     bool       // sent without the OPT record that the query has
+	edns      bool       // sent with an OPT record
+	retried   bool       // sent a second time, on a new connection
+	probe     probe      // which probe of the server's liveness it is, if any
+	loopProbe *loopProbe // nil if it is none
+	verbatim  bool       // the reply's question may be in another case
+	opcode    byte       // as it is in the header
+	question  []byte     // as sent, in wire form
+	packet    []byte     // the whole query, if sent over a connection
 }
 
 // keep returns an exchange to its pool.
@@ -58,7 +58,7 @@ func (c *Client) newAttempt(s *server) *attempt {
 
 // awaited reports whether the reply is still of use.
 func (a *attempt) awaited() bool {
-	return a.probe != nil || a.exchange != nil && a.exchange.generation.Load() == a.generation
+	return a.loopProbe != nil || a.exchange != nil && a.exchange.generation.Load() == a.generation
 }
 
 // expired reports whether the attempt is older than any query may get.
@@ -82,8 +82,8 @@ func (a *attempt) end(reply []byte, err error) {
 	default:
 		a.server.failed(a, err)
 	}
-	if a.probe != nil && err == nil {
-		a.server.client.probeAnswered(a.probe)
+	if a.loopProbe != nil && err == nil {
+		a.server.client.probeAnswered(a.loopProbe)
 	}
 	if a.exchange != nil {
 		a.exchange.deliver(a.generation, outcome{

@@ -80,7 +80,7 @@
 //  13. A truncated reply is asked for over TCP, and when that is late from the next server;
 //     after a second without a whole reply the truncated one is the answer.
 //
-// Rules 1, 2 and 6 (when a copy is due) are in history.go, with the probes in life.go and
+// Rules 1, 2 and 6 (when a copy is due) are in history.go, with the probes in liveness.go and
 // loop.go; rule 3 in rank.go; rules 4 to 8, 11 and 13 in schedule.go, with the end of a query
 // in settle.go; rule 9 in group.go; rule 10 in budget.go; rule 12 in hold.go. A history and a
 // schedule are plain values without a clock. Sockets and goroutines are in exchange.go, which

@@ -101,7 +101,7 @@ func (e *elsewhere) evict(victims []*server) []*server {
 	for range min(steps, e.recent.Len()) {
 		at := e.recent.Back()
 		s := serverOf(at)
-		if s.heardOf() {
+		if s.hasReplied() {
 			e.recent.MoveToFront(at)
 			continue
 		}
@@ -131,8 +131,8 @@ func (c *Client) alone(s *server) *Group {
 	return &Group{client: c, servers: []*server{s}, timeout: c.config.Timeout}
 }
 
-// heardOf reports whether the server has ever replied.
-func (s *server) heardOf() bool {
+// hasReplied reports whether the server has ever replied.
+func (s *server) hasReplied() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.history.srtt != 0

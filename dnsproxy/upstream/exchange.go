@@ -179,7 +179,7 @@ func (e *exchange) start(now time.Time) {
 	e.look(now)
 	for i := range e.servers {
 		if e.schedule.tries[i].standing.state == Looping {
-			e.servers[i].probeAgain(now)
+			e.servers[i].loopProbeAgain(now)
 		}
 	}
 	e.schedule.start(now, func(i int) bool { return e.servers[i].copyDue(now) })
@@ -242,17 +242,17 @@ func (e *exchange) carryOut(now time.Time) {
 		case actFolds:
 			s.rememberFolded(now)
 		case actAnsweredPlain:
-			if t.plain || e.servers[action.try].triedPlain && s.mutesEDNS(t.first) {
+			if t.plain || e.servers[action.try].triedPlain && s.dropsEDNS(t.first) {
 				s.rememberPlain(now)
 			}
-		case actGarbled:
-			s.garbled(t.err)
+		case actMalformed:
+			s.noteMalformed(t.err)
 		case actFailure:
 			s.note("response code " + strconv.Itoa(t.code))
-		case actOutdone:
-			s.outdone()
-		case actOutlived:
-			s.outlive()
+		case actFailedAlone:
+			s.noteFailedAlone()
+		case actLateAlone:
+			s.noteLateAlone()
 		}
 	}
 	e.schedule.actions = e.schedule.actions[:0]
@@ -293,7 +293,7 @@ func (e *exchange) tryPlain(i int) bool {
 	if t.asked != third {
 		return false
 	}
-	if !wire.WantsDNSSEC(e.query) && e.servers[i].mutesEDNS(t.first) {
+	if !wire.WantsDNSSEC(e.query) && e.servers[i].dropsEDNS(t.first) {
 		e.servers[i].triedPlain = true
 	}
 	return e.servers[i].triedPlain

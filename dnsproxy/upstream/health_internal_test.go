@@ -77,7 +77,7 @@ func TestServerWithoutAnswers(t *testing.T) {
 		c := NewClient(Config{})
 		defer c.Close()
 		g, all := group(c, Options{}, rtt(time.Millisecond), rtt(5*time.Millisecond))
-		all[0].names = func(packet []byte) bool { return bytes.Contains(packet, lifeQuestions()[0]) }
+		all[0].names = func(packet []byte) bool { return bytes.Contains(packet, probeQuestions()[0]) }
 		var slow int
 		for range 1000 {
 			began := time.Now()

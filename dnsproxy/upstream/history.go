@@ -18,14 +18,14 @@ const (
 	pauseGain = 2
 	rttPause  = 15 * time.Second
 
-	// lifePause is the least time between two rounds of probes; after
-	// downUnanswered rounds without a reply it doubles, up to maxLifePause.
-	lifePause    = 250 * time.Millisecond
-	maxLifePause = 2 * time.Second
+	// livenessPause is the least time between two rounds of probes; after
+	// downUnanswered rounds without a reply it doubles, up to maxLivenessPause.
+	livenessPause    = 250 * time.Millisecond
+	maxLivenessPause = 2 * time.Second
 
-	// cutWait is how long the whole of a truncated reply is waited for, over TCP or from
+	// truncatedWait is how long the whole of a truncated reply is waited for, over TCP or from
 	// another server.
-	cutWait = time.Second
+	truncatedWait = time.Second
 
 	downUnanswered = 3
 	downSilence    = time.Second
@@ -73,9 +73,9 @@ type history struct {
 	unanswered  int       // rounds since then
 
 	// Whether it has answers where others have (rule 2).
-	failures int       // failures in a row where another server had an answer
-	outlived int       // queries left unanswered that another server answered
-	pending  time.Time // first query after the last reply to a query
+	failedAlone int       // failures in a row where another server had an answer
+	lateAlone   int       // queries left unanswered that another server answered
+	pending     time.Time // first query after the last reply to a query
 
 	looping bool
 
@@ -134,9 +134,9 @@ func (h *history) standing(now time.Time) standing {
 		st.state = Looping
 	case h.unanswered >= downUnanswered && silence >= downSilence:
 		st.state = Down
-	case h.outlived >= failingCount && now.Sub(h.pending) >= downSilence:
+	case h.lateAlone >= failingCount && now.Sub(h.pending) >= downSilence:
 		st.state, st.mute = Failing, true
-	case h.failures >= failingCount:
+	case h.failedAlone >= failingCount:
 		st.state = Failing
 	}
 	return st
@@ -153,13 +153,13 @@ func (h *history) sent(now time.Time) {
 	}
 }
 
-// lifeDue reports whether the server is to be probed, and notes the round of probes: it has
+// livenessDue reports whether the server is to be probed, and notes the round of probes: it has
 // left a query unanswered for longer than rule 1 allows, and sent nothing since (rule 2).
-func (h *history) lifeDue(now time.Time) bool {
+func (h *history) livenessDue(now time.Time) bool {
 	if h.looping || h.waiting.IsZero() || now.Sub(h.waiting) < h.lateAfter() {
 		return false
 	}
-	pause := min(lifePause<<min(max(h.unanswered-downUnanswered, 0), 8), maxLifePause)
+	pause := min(livenessPause<<min(max(h.unanswered-downUnanswered, 0), 8), maxLivenessPause)
 	if !h.probed.IsZero() && now.Sub(h.probed) < pause {
 		return false
 	}
@@ -208,7 +208,7 @@ func (h *history) replied(now time.Time, rtt time.Duration, usable bool) {
 	h.replies = min(h.replies+1, rttGain)
 	h.heard = now
 	h.waiting, h.silentSince, h.unanswered = time.Time{}, time.Time{}, 0
-	if h.failures < failingCount && h.outlived < failingCount {
+	if h.failedAlone < failingCount && h.lateAlone < failingCount {
 		h.copies = 0
 	}
 }
@@ -246,13 +246,13 @@ func (h *history) measure(now time.Time, rtt time.Duration) {
 
 // served notes a reply to a query: the server replies to clients' questions, and not only
 // to probes.
-func (h *history) served() { h.outlived, h.pending = 0, time.Time{} }
+func (h *history) served() { h.lateAlone, h.pending = 0, time.Time{} }
 
 // answered notes that the reply was usable.
-func (h *history) answered() { h.failures, h.copies = 0, 0 }
+func (h *history) answered() { h.failedAlone, h.copies = 0, 0 }
 
-// outdone notes that the server failed where another had an answer.
-func (h *history) outdone() { h.failures++ }
+// noteFailedAlone notes that the server failed where another had an answer.
+func (h *history) noteFailedAlone() { h.failedAlone++ }
 
-// outlive notes that the server was late for a query that another has answered.
-func (h *history) outlive() { h.outlived++ }
+// noteLateAlone notes that the server was late for a query that another has answered.
+func (h *history) noteLateAlone() { h.lateAlone++ }

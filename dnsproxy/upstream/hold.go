@@ -30,7 +30,7 @@ func (t *try) mayKnow(now time.Time) bool {
 	switch {
 	case t.done:
 		return false
-	case st.serves(), t.cut != nil: // a truncated reply is an answer
+	case st.serves(), t.truncated != nil: // a truncated reply is an answer
 		return true
 	case t.asked == 0:
 		return st.state == Failing && !st.silent && !st.mute

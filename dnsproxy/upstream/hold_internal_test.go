@@ -26,7 +26,7 @@ func TestHold(t *testing.T) {
 				{55 * ms, noAnswer(1), "wake at 100ms"},
 				{100 * ms, wake, "hedge 0, send 0, wake at 200ms"}, // the third server is not asked: it cannot outrank the second
 				{200 * ms, stands(0, silent), "wake at 200ms"},
-				{200 * ms, wake, "unsure negative answer of 1, outlived 0"},
+				{200 * ms, wake, "unsure negative answer of 1, late alone 0"},
 			},
 		},
 		{
@@ -34,7 +34,7 @@ func TestHold(t *testing.T) {
 			steps: []step{
 				{50 * ms, wake, "hedge 1, send 1, wake at 100ms"},
 				{55 * ms, noAnswer(1), "wake at 100ms"},
-				{60 * ms, code(0, dns.RcodeServerFailure), "failure 0, unsure negative answer of 1, outdone 0"},
+				{60 * ms, code(0, dns.RcodeServerFailure), "failure 0, unsure negative answer of 1, failed alone 0"},
 			},
 		},
 		{

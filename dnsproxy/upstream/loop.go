@@ -55,15 +55,15 @@ func loopSuffix() []byte {
 func (g *Group) Suspect() {
 	now := time.Now()
 	for _, s := range g.servers {
-		if s.probeDue(now) {
-			s.probeLoop(now)
+		if s.loopProbeDue(now) {
+			s.sendLoopProbe(now)
 		}
 	}
 }
 
-// probeDue reports whether a suspected server is to be probed, and counts the probe.
-// For servers that loop there is probeAgain.
-func (s *server) probeDue(now time.Time) bool {
+// loopProbeDue reports whether a suspected server is to be probed, and counts the probe.
+// For servers that loop there is loopProbeAgain.
+func (s *server) loopProbeDue(now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	since := now.Sub(s.loopProbe)
@@ -81,8 +81,8 @@ func (s *server) probeDue(now time.Time) bool {
 	return true
 }
 
-// probeAgain probes a server that loops, at most every ten seconds.
-func (s *server) probeAgain(now time.Time) {
+// loopProbeAgain probes a server that loops, at most every ten seconds.
+func (s *server) loopProbeAgain(now time.Time) {
 	s.mu.Lock()
 	due := now.Sub(s.loopProbe) >= loopRecheck
 	if due {
@@ -90,12 +90,12 @@ func (s *server) probeAgain(now time.Time) {
 	}
 	s.mu.Unlock()
 	if due {
-		s.probeLoop(now)
+		s.sendLoopProbe(now)
 	}
 }
 
-// probeLoop sends a probe.
-func (s *server) probeLoop(now time.Time) {
+// sendLoopProbe sends a probe.
+func (s *server) sendLoopProbe(now time.Time) {
 	probe := &loopProbe{server: s, sent: now}
 	_, _ = crypto.Read(probe.id[:]) // cannot fail
 	s.client.addProbe(probe)
@@ -104,7 +104,7 @@ func (s *server) probeLoop(now time.Time) {
 	question = newQuestion(append(question, loopSuffix()...), dns.TypeTXT, dns.ClassINET)
 
 	a := s.client.newAttempt(s)
-	a.probe, a.sent, a.stream = probe, now, s.udp == nil
+	a.loopProbe, a.sent, a.stream = probe, now, s.udp == nil
 	a.question = append(a.question, question...)
 	s.requests.Add(1)
 	s.carrier(a.stream).send(a, newQuery(question))

@@ -1,9 +1,9 @@
 package upstream
 
 import (
-	"encoding/binary"
-
 	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // A reading is what a schedule needs to know about a reply.
@@ -34,7 +34,7 @@ func (c *Client) read(reply []byte) (r reading) {
 		r.other = true
 		return r
 	case c.config.Check == nil:
-		r.negative = r.code == dns.RcodeNameError || r.code == dns.RcodeSuccess && binary.BigEndian.Uint16(reply[6:]) == 0
+		r.negative = r.code == dns.RcodeNameError || r.code == dns.RcodeSuccess && wire.Count(reply, wire.AnswerSection) == 0
 	default:
 		r.code, r.negative, r.err = c.config.Check(reply)
 	}

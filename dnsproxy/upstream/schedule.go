@@ -7,7 +7,7 @@ import (
 )
 
 // A schedule decides for one query which server is asked when, which reply is the answer,
-// and when to give up (rules 3 to 13 of the package comment). It is a plain value like
+// and when to give up (rules 3 to 8 and 10 to 13 of the package comment). It is a plain value like
 // history: it has no clock, no sockets and no goroutines, so that tests can drive it event
 // by event.
 //
@@ -27,10 +27,10 @@ type schedule struct {
 
 	actions []action // to be carried out by the exchange, in order
 
-	late     time.Time     // when the server asked last is late and the next is asked
-	maxWait  time.Duration // bound of the time until late
-	cutUntil time.Time     // when a truncated reply is good enough; zero if there is none
-	repeated bool          // the query was sent again because a server was late
+	late           time.Time     // when the server asked last is late and the next is asked
+	maxWait        time.Duration // bound of the time until late
+	truncatedUntil time.Time     // when a truncated reply is good enough; zero if there is none
+	repeated       bool          // the query was sent again because a server was late
 
 	held      int // index of the server whose reply is held, -1 if none is (rule 12)
 	heldReply []byte
@@ -45,18 +45,18 @@ type schedule struct {
 
 // A try is what the schedule of a query knows of one server.
 type try struct {
-	standing standing  // as see was told last
+	standing standing  // as last passed to see
 	asked    int       // how often the query was sent to it
 	first    time.Time // when the query was first sent to it
 	done     bool      // it is not asked again: it has failed, or its reply is held
 	stream   bool      // ask over a connection
 	plain    bool      // ask without EDNS
 
-	err     error  // why it has failed without a reply that can be read
-	garbled bool   // its reply was malformed
-	failure []byte // its reply, if that was a failure
-	code    int    // response code of failure
-	cut     []byte // its truncated reply, while the whole one is waited for
+	err       error  // why it has failed without a reply that can be used
+	malformed bool   // its reply was malformed
+	failure   []byte // its reply, if that was a failure
+	code      int    // response code of failure
+	truncated []byte // its truncated reply, while the whole one is waited for
 
 	copied   bool      // it was sent a copy, whose outcomes do not count yet (rule 6)
 	outcomes []outcome // of the copy, so far
@@ -84,10 +84,10 @@ const (
 	actHedge                           // count a query sent because a server was late
 	actFolds                           // note that it does not keep the case of letters
 	actAnsweredPlain                   // note that it answered a query without EDNS
-	actGarbled                         // note a malformed reply: try.err
+	actMalformed                       // note a malformed reply: try.err
 	actFailure                         // note a failure: try.code
-	actOutdone                         // note that it failed where another server had an answer
-	actOutlived                        // note that it was late for a query that another answered
+	actFailedAlone                     // note that it failed where another server had an answer
+	actLateAlone                       // note that it was late for a query that another answered
 )
 
 // reset makes s the schedule of no query; its memory is used again.
@@ -171,8 +171,8 @@ func (s *schedule) expired(now time.Time) bool { return !now.Before(s.deadline) 
 // wakeAt returns when wake is to be called, if the query is not over by then.
 func (s *schedule) wakeAt() time.Time {
 	at := earlier(s.late, s.deadline)
-	if !s.cutUntil.IsZero() {
-		at = earlier(at, s.cutUntil)
+	if !s.truncatedUntil.IsZero() {
+		at = earlier(at, s.truncatedUntil)
 	}
 	return at
 }
@@ -183,7 +183,7 @@ func (s *schedule) wake(now time.Time) {
 	case s.expired(now):
 		s.giveUp(ErrTimeout, now)
 	case s.ended(now):
-	case !s.cutUntil.IsZero() && !now.Before(s.cutUntil):
+	case !s.truncatedUntil.IsZero() && !now.Before(s.truncatedUntil):
 		s.giveUp(ErrTimeout, now) // with the truncated reply
 	case now.Before(s.late):
 	default:
@@ -216,7 +216,7 @@ func (s *schedule) receive(o outcome, now time.Time) {
 	case !o.reading.usable():
 		s.receiveFailure(o, now)
 	case o.reading.truncated && !o.stream && s.overTCP:
-		s.receiveCut(o, now)
+		s.receiveTruncated(o, now)
 	default:
 		s.receiveAnswer(o, now)
 	}
@@ -228,8 +228,8 @@ func (s *schedule) receiveError(o outcome, now time.Time) {
 	case errors.Is(o.err, errCase):
 		s.act(actFolds, o.try)
 		s.again(o.try, now, &t.stream)
-	case t.cut != nil && o.stream:
-		s.win(o.try, t.cut, false, now)
+	case t.truncated != nil && o.stream:
+		s.win(o.try, t.truncated, false, now)
 	default:
 		t.err = cause(o.err)
 		s.fail(o.try, now)
@@ -240,8 +240,8 @@ func (s *schedule) receiveFailure(o outcome, now time.Time) {
 	t := &s.tries[o.try]
 	switch {
 	case o.reading.err != nil:
-		t.garbled, t.err = true, fmt.Errorf("%w: %w", ErrMalformed, o.reading.err)
-		s.act(actGarbled, o.try)
+		t.malformed, t.err = true, fmt.Errorf("%w: %w", ErrMalformed, o.reading.err)
+		s.act(actMalformed, o.try)
 		s.fail(o.try, now)
 	case o.reading.rejectsEDNS() && !o.plain && s.edns:
 		s.again(o.try, now, &t.plain)
@@ -252,13 +252,13 @@ func (s *schedule) receiveFailure(o outcome, now time.Time) {
 	}
 }
 
-// receiveCut is rule 13: the whole of a truncated reply is asked for over TCP, and waited
-// for until cutUntil.
-func (s *schedule) receiveCut(o outcome, now time.Time) {
+// receiveTruncated is rule 13: the whole of a truncated reply is asked for over TCP, and waited
+// for until truncatedUntil.
+func (s *schedule) receiveTruncated(o outcome, now time.Time) {
 	t := &s.tries[o.try]
-	t.cut = o.reply
-	if s.cutUntil.IsZero() {
-		s.cutUntil = now.Add(cutWait)
+	t.truncated = o.reply
+	if s.truncatedUntil.IsZero() {
+		s.truncatedUntil = now.Add(truncatedWait)
 	}
 	s.again(o.try, now, &t.stream)
 }

@@ -116,7 +116,7 @@ func TestRepetitions(t *testing.T) {
 				{50 * ms, wake, "hedge 1, send 1, wake at 150ms"},
 				{150 * ms, wake, "hedge 0, send 0, wake at 250ms"},
 				{250 * ms, wake, "hedge 1, send 1, wake at 450ms"},
-				{260 * ms, answer(0), "answer of 0, outlived 1"},
+				{260 * ms, answer(0), "answer of 0, late alone 1"},
 			},
 		},
 		{
@@ -138,7 +138,7 @@ func TestRepetitions(t *testing.T) {
 		{
 			name: "rule 8: parallel", servers: []standing{up, up, down}, options: Options{Parallel: true},
 			want:  "send 1, send 2, send 0, wake at 50ms",
-			steps: []step{{50 * ms, wake, "hedge 0, send 0, wake at 150ms"}, {60 * ms, noAnswer(2), "negative answer of 2, outlived 0, outlived 1"}},
+			steps: []step{{50 * ms, wake, "hedge 0, send 0, wake at 150ms"}, {60 * ms, noAnswer(2), "negative answer of 2, late alone 0, late alone 1"}},
 		},
 		{
 			name: "rule 10: without budget one repetition", servers: []standing{up, up}, poor: true, want: "send 0, wake at 50ms",
@@ -180,14 +180,14 @@ func TestCopies(t *testing.T) {
 			name: "rule 6: a copy wins once the server is late", servers: []standing{up, up}, copies: []int{1}, want: "send 1, send 0, wake at 50ms",
 			steps: []step{
 				{1 * ms, answer(1), "wake at 50ms"},
-				{51 * ms, wake, "answer of 1, outlived 0"},
+				{51 * ms, wake, "answer of 1, late alone 0"},
 			},
 		},
 		{
 			name: "rule 6: a copy wins once the server has failed", servers: []standing{up, up}, copies: []int{1}, want: "send 1, send 0, wake at 50ms",
 			steps: []step{
 				{1 * ms, answer(1), "wake at 50ms"},
-				{2 * ms, code(0, dns.RcodeServerFailure), "failure 0, answer of 1, outdone 0"},
+				{2 * ms, code(0, dns.RcodeServerFailure), "failure 0, answer of 1, failed alone 0"},
 			},
 		},
 		{
@@ -235,7 +235,7 @@ func (s *schedule) describe(start time.Time) string {
 	var before, after []string // of the end
 	for _, action := range s.actions {
 		text := fmt.Sprintf("%s %d", [...]string{
-			"send", "hedge", "folds", "answered plain", "garbled", "failure", "outdone", "outlived",
+			"send", "hedge", "folds", "answered plain", "malformed", "failure", "failed alone", "late alone",
 		}[action.kind], action.try)
 		t := &s.tries[action.try]
 		if action.kind == actSend && t.stream {
@@ -244,7 +244,7 @@ func (s *schedule) describe(start time.Time) string {
 		if action.kind == actSend && t.plain {
 			text += " plain"
 		}
-		if action.kind < actOutdone {
+		if action.kind < actFailedAlone {
 			before = append(before, text)
 		} else {
 			after = append(after, text)

@@ -54,7 +54,7 @@ func (s *server) carrier(stream bool) carrier {
 // that is due, over a connection if stream is set.
 func (s *server) standing(now time.Time, stream bool) standing {
 	s.mu.Lock()
-	due := s.history.lifeDue(now)
+	due := s.history.livenessDue(now)
 	st := s.history.standing(now)
 	fell := st.state == Down && !s.loggedDown
 	s.loggedDown = s.loggedDown || fell
@@ -64,7 +64,7 @@ func (s *server) standing(now time.Time, stream bool) standing {
 		s.logs(slog.LevelWarn, "nameserver is down", slog.Duration("silent", silence))
 	}
 	if due {
-		s.probeLife(now, stream)
+		s.probeLiveness(now, stream)
 	}
 	return st
 }
@@ -108,13 +108,13 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	switch {
 	case a.edns:
 		s.history.heardEDNS(now)
-	case a.life == lifePlain:
+	case a.probe == probePlain:
 		s.history.heardPlain(now)
 	}
-	if a.life == notLife || a.life == lifeKnown && r.usable() {
+	if a.probe == noProbe || a.probe == probeKnown && r.usable() {
 		s.history.served()
 	}
-	if a.life == notLife && r.usable() {
+	if a.probe == noProbe && r.usable() {
 		s.history.answered()
 		if !r.negative && a.opcode == 0 {
 			s.known = append(s.known[:0], a.question...)
@@ -143,8 +143,8 @@ func (s *server) failed(a *attempt, err error) {
 	}
 }
 
-// garbled notes a malformed reply.
-func (s *server) garbled(err error) {
+// noteMalformed notes a malformed reply.
+func (s *server) noteMalformed(err error) {
 	s.malformed.Add(1)
 	s.note(err.Error())
 }
@@ -156,18 +156,18 @@ func (s *server) note(text string) {
 	s.lastError = text
 }
 
-// outdone notes that the server failed where another had an answer.
-func (s *server) outdone() {
+// noteFailedAlone notes that the server failed where another had an answer.
+func (s *server) noteFailedAlone() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.history.outdone()
+	s.history.noteFailedAlone()
 }
 
-// outlive notes that the server was late for a query that another has answered.
-func (s *server) outlive() {
+// noteLateAlone notes that the server was late for a query that another has answered.
+func (s *server) noteLateAlone() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.history.outlive()
+	s.history.noteLateAlone()
 }
 
 // quirks returns whether the server is to be asked without EDNS, and whether it
@@ -178,9 +178,9 @@ func (s *server) quirks(now time.Time) (plain, folded bool) {
 	return now.Before(s.history.plainUntil), now.Before(s.history.foldedUntil)
 }
 
-// mutesEDNS reports whether no reply to a query or a probe with an OPT record has come since a
+// dropsEDNS reports whether no reply to a query or a probe with an OPT record has come since a
 // time.
-func (s *server) mutesEDNS(since time.Time) bool {
+func (s *server) dropsEDNS(since time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.history.ednsHeard.Before(since)

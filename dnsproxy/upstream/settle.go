@@ -56,10 +56,10 @@ func (s *schedule) win(i int, reply []byte, negative bool, now time.Time) {
 		case t.failure != nil && t.code == dns.RcodeRefused && s.options.inOrder():
 			// A server for internal names refuses all others and leaves them to the
 			// servers behind it.
-		case t.failure != nil || t.garbled:
-			s.act(actOutdone, j)
+		case t.failure != nil || t.malformed:
+			s.act(actFailedAlone, j)
 		case t.asked > 0 && !t.done && now.Sub(t.first) > t.standing.late:
-			s.act(actOutlived, j)
+			s.act(actLateAlone, j)
 		}
 	}
 }
@@ -69,8 +69,8 @@ func (s *schedule) win(i int, reply []byte, negative bool, now time.Time) {
 func (s *schedule) giveUp(cause error, now time.Time) {
 	s.over, s.cause = true, cause
 	for i := range s.tries {
-		if s.tries[i].cut != nil {
-			s.reply, s.winner = s.tries[i].cut, i
+		if s.tries[i].truncated != nil {
+			s.reply, s.winner = s.tries[i].truncated, i
 			return
 		}
 	}

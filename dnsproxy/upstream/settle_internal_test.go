@@ -16,8 +16,8 @@ func TestFailures(t *testing.T) {
 			name: "rule 5: moves on at once", servers: []standing{up, up, up}, want: "send 0, wake at 50ms",
 			steps: []step{
 				{1 * ms, code(0, dns.RcodeServerFailure), "failure 0, send 1, wake at 51ms"},
-				{2 * ms, malformed(1), "garbled 1, send 2, wake at 52ms"},
-				{3 * ms, answer(2), "answer of 2, outdone 0, outdone 1"},
+				{2 * ms, malformed(1), "malformed 1, send 2, wake at 52ms"},
+				{3 * ms, answer(2), "answer of 2, failed alone 0, failed alone 1"},
 			},
 		},
 		{
@@ -45,7 +45,7 @@ func TestFailures(t *testing.T) {
 			steps: []step{
 				{50 * ms, wake, "hedge 1, send 1, wake at 100ms"},
 				{60 * ms, code(0, dns.RcodeServerFailure), "failure 0, wake at 100ms"},
-				{70 * ms, answer(1), "answer of 1, outdone 0"},
+				{70 * ms, answer(1), "answer of 1, failed alone 0"},
 			},
 		},
 		{
@@ -59,7 +59,7 @@ func TestFailures(t *testing.T) {
 			name: "rule 2: elsewhere it does", servers: []standing{up, up}, options: Options{Fastest: true}, want: "send 0, wake at 50ms",
 			steps: []step{
 				{1 * ms, code(0, dns.RcodeRefused), "failure 0, send 1, wake at 51ms"},
-				{2 * ms, noAnswer(1), "negative answer of 1, outdone 0"},
+				{2 * ms, noAnswer(1), "negative answer of 1, failed alone 0"},
 			},
 		},
 		{
@@ -148,7 +148,7 @@ func TestGivingUp(t *testing.T) {
 			steps: []step{
 				{50 * ms, wake, "hedge 1, send 1, wake at 100ms"},
 				{55 * ms, noAnswer(1), "wake at 100ms"},
-				{60 * ms, cancel, "unsure negative answer of 1, outlived 0"},
+				{60 * ms, cancel, "unsure negative answer of 1, late alone 0"},
 			},
 		},
 	})

@@ -68,7 +68,7 @@ func (s *socket) removeIf(match func(*attempt) bool) (removed []*attempt) {
 
 // isResponse reports whether a message can be a reply. If not it is counted.
 func (s *socket) isResponse(message []byte) bool {
-	if len(message) < wire.HeaderLen || message[2]&wire.QR == 0 {
+	if len(message) < wire.HeaderLen || message[wire.FlagsOffset]&wire.QR == 0 {
 		s.server.malformed.Add(1)
 		return false
 	}
@@ -210,7 +210,7 @@ func (p *sockets[S]) close() {
 func (s *server) opening() error {
 	c := s.client
 	if s.elsewhere {
-		if n := c.elsewhereOpen.Add(1); n > maxElsewhereSockets || n > newElsewhereSockets && !s.heardOf() {
+		if n := c.elsewhereOpen.Add(1); n > maxElsewhereSockets || n > newElsewhereSockets && !s.hasReplied() {
 			c.elsewhereOpen.Add(-1)
 			return ErrCrowded
 		}

@@ -17,44 +17,44 @@ import (
 //
 // Each round has several probes, since no question is answered like this by all servers. With
 // dead nameservers behind them, dnsmasq 2.90 and unbound 1.17 answer both questions of
-// lifeQuestions, and neither answers ". NS", which CoreDNS's health check asks. CoreDNS
+// probeQuestions, and neither answers ". NS", which CoreDNS's health check asks. CoreDNS
 // itself answers for all classes other than IN. Other servers answer the last question that
 // they had an answer to.
 
-// life tells which kind of probe an attempt is.
-type life uint8
+// A probe tells which question of a round of probes an attempt is.
+type probe uint8
 
 const (
-	notLife   life = iota
-	lifeOwn        // a question of lifeQuestions
-	lifePlain      // the first of lifeQuestions, without the OPT record that lifeOwn has
-	lifeKnown      // the last question that the server had an answer to
+	noProbe    probe = iota
+	probeOwn         // a question of probeQuestions
+	probePlain       // the first of probeQuestions, without the OPT record that probeOwn has
+	probeKnown       // the last question that the server had an answer to
 )
 
 // ednsSize is the payload size in bytes that a probe offers.
 const ednsSize = 1232
 
-// lifeQuestions returns the questions that servers answer themselves, in wire form: the
+// probeQuestions returns the questions that servers answer themselves, in wire form: the
 // address of localhost (RFC 6761, section 6.3), and the server's identity (RFC 4892).
-func lifeQuestions() [2][]byte {
+func probeQuestions() [2][]byte {
 	return [2][]byte{
 		newQuestion([]byte("\x09localhost\x00"), dns.TypeA, dns.ClassINET),
 		newQuestion([]byte("\x02id\x06server\x00"), dns.TypeTXT, dns.ClassCHAOS),
 	}
 }
 
-// probeLife sends a round of probes, over a connection if stream is set. One question is sent
+// probeLiveness sends a round of probes, over a connection if stream is set. One question is sent
 // with and without an OPT record, since some middleboxes drop packets that have one.
-func (s *server) probeLife(now time.Time, stream bool) {
+func (s *server) probeLiveness(now time.Time, stream bool) {
 	s.mu.Lock()
 	known := append([]byte(nil), s.known...)
 	s.mu.Unlock()
-	own := lifeQuestions()
-	s.probeWith(own[0], attempt{life: lifeOwn, edns: true, sent: now, stream: stream})
-	s.probeWith(own[0], attempt{life: lifePlain, sent: now, stream: stream})
-	s.probeWith(own[1], attempt{life: lifeOwn, sent: now, stream: stream})
+	own := probeQuestions()
+	s.probeWith(own[0], attempt{probe: probeOwn, edns: true, sent: now, stream: stream})
+	s.probeWith(own[0], attempt{probe: probePlain, sent: now, stream: stream})
+	s.probeWith(own[1], attempt{probe: probeOwn, sent: now, stream: stream})
 	if len(known) > 0 {
-		s.probeWith(known, attempt{life: lifeKnown, edns: true, sent: now, stream: stream})
+		s.probeWith(known, attempt{probe: probeKnown, edns: true, sent: now, stream: stream})
 	}
 }
 
@@ -66,7 +66,7 @@ func (s *server) probeWith(question []byte, like attempt) {
 		packet = wire.AppendOPT(packet, ednsSize, 0)
 	}
 	a := s.client.newAttempt(s)
-	a.life, a.edns, a.sent, a.stream = like.life, like.edns, like.sent, like.stream || s.udp == nil
+	a.probe, a.edns, a.sent, a.stream = like.probe, like.edns, like.sent, like.stream || s.udp == nil
 	a.question = append(a.question, question...)
 	s.requests.Add(1)
 	s.carrier(a.stream).send(a, packet)
