@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -15,11 +14,14 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/nametap/nametap/dnsproxy"
-	"github.com/nametap/nametap/dnsproxy/sockets"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/internal/httpguard"
 	"github.com/nametap/nametap/nds"
 )
+
+// maxStatusConns is the number of connections to the status endpoints. Every host that
+// reaches this one can connect to them.
+const maxStatusConns = 64
 
 // A statusServer serves the endpoints that probes, dashboards and people ask. It
 // is the last to end, so that a drain can be watched.
@@ -35,11 +37,7 @@ func newStatusServer(ctx context.Context, a *Agent, registry *prometheus.Registr
 	if err != nil {
 		return nil, fmt.Errorf("status address %q: want a host:port that is free (--status-addr): %w", a.config.StatusAddr, err)
 	}
-	conns := &statusConns{
-		Listener: listener, closed: make(chan struct{}), open: map[net.Conn]statusConn{},
-		errors: &sockets.Pacer{Log: a.log, Listener: "status " + listener.Addr().String()},
-	}
-	s := &statusServer{agent: a, listener: conns}
+	s := &statusServer{agent: a}
 	metrics := promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz/ready", s.handleReady)
@@ -53,12 +51,7 @@ func newStatusServer(ctx context.Context, a *Agent, registry *prometheus.Registr
 	mux.Handle("GET /debug/status", httpguard.LocalOnly(s.handleStatus))
 	mux.Handle("POST /drain", httpguard.LocalOnly(s.handleDrain))
 	mux.Handle("POST /quitquitquit", httpguard.LocalOnly(s.handleQuit))
-	s.server = &http.Server{
-		Handler: mux, MaxHeaderBytes: statusMaxHeaderBytes, ConnState: conns.changed,
-		ReadHeaderTimeout: statusHeaderTimeout, ReadTimeout: statusReadTimeout,
-		WriteTimeout: statusWriteTimeout, IdleTimeout: statusIdleTimeout,
-	}
-	s.server.RegisterOnShutdown(sync.OnceFunc(func() { close(conns.closed) }))
+	s.server, s.listener = httpguard.New(mux, listener, maxStatusConns, a.log)
 	return s, nil
 }
 

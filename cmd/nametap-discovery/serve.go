@@ -46,7 +46,7 @@ func serve(ctx context.Context, o *options, stderr io.Writer) error {
 			return fmt.Errorf("serving status on %s: %w: use another address, or none (--http-addr)", o.httpAddr, err)
 		}
 		logger.Info("serving status", "address", ln.Addr().String())
-		group.Go(func() error { return serveStatus(ctx, ln, statusHandler(server, registry)) })
+		group.Go(func() error { return serveStatus(ctx, ln, statusHandler(server, registry), logger) })
 	}
 	group.Go(func() error { return server.Run(ctx) })
 	return group.Wait()
@@ -90,8 +90,11 @@ func statusHandler(server *discovery.Server, registry *prometheus.Registry) http
 	return mux
 }
 
-func serveStatus(ctx context.Context, ln net.Listener, h http.Handler) error {
-	srv := httpguard.New(h, httpguard.MaxConns)
+// maxStatusConns is the number of connections to the status endpoints.
+const maxStatusConns = 128
+
+func serveStatus(ctx context.Context, ln net.Listener, h http.Handler, logger *slog.Logger) error {
+	srv, ln := httpguard.New(h, ln, maxStatusConns, logger)
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(stopped)

@@ -3,19 +3,18 @@
 package httpguard
 
 import (
+	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
 	"strings"
-	"sync"
 	"time"
+
+	"github.com/nametap/nametap/dnsproxy/sockets"
 )
 
-// MaxConns is the limit of connections of a status server. A connection takes about 19 KB.
-const MaxConns = 128
-
-// Limits of one request: probes and scrapes are short, but writing the table of a large
-// mesh takes longer.
+// Limits of one request. Probes and scrapes are short; the table of a large mesh takes
+// longer to write.
 const (
 	headerTimeout  = 5 * time.Second
 	requestTimeout = 10 * time.Second
@@ -24,68 +23,26 @@ const (
 	maxHeaderBytes = 16 << 10
 )
 
-// New returns a server with timeouts and at most maxConns connections. If there are more,
-// it closes the connection that has been without a request for longest, or the new one if
-// all others have a request.
-func New(handler http.Handler, maxConns int) *http.Server {
-	c := &conns{max: maxConns, idle: map[net.Conn]uint64{}, all: map[net.Conn]bool{}}
+// New returns a server for handler and the listener that it has to serve, which is ln with
+// at most maxConns open connections. A connection costs about 19 KB. When another one
+// comes, New's listener closes the connection that has been without a request for longest.
+// Temporary errors of accept, such as a lack of descriptors, do not end the server; they
+// are logged.
+func New(handler http.Handler, ln net.Listener, maxConns int, log *slog.Logger) (*http.Server, net.Listener) {
+	c := &conns{
+		Listener: ln, max: maxConns, closed: make(chan struct{}), open: map[net.Conn]client{},
+		pacer: &sockets.Pacer{Log: log, Listener: "status " + ln.Addr().String()},
+	}
 	return &http.Server{
 		Handler: handler, ConnState: c.changed,
 		ReadHeaderTimeout: headerTimeout, ReadTimeout: requestTimeout, WriteTimeout: writeTimeout,
 		IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
-	}
+	}, c
 }
 
-// conns limits the connections of a server.
-type conns struct {
-	mu    sync.Mutex
-	max   int
-	all   map[net.Conn]bool
-	idle  map[net.Conn]uint64 // without a request, since this change
-	clock uint64              // counts changes
-}
-
-// changed is the ConnState function of the server.
-func (c *conns) changed(conn net.Conn, state http.ConnState) {
-	if victim := c.note(conn, state); victim != nil {
-		_ = victim.Close() // the server's read fails, and the server calls changed
-	}
-}
-
-// note records a change and returns the connection to close, if any.
-func (c *conns) note(conn net.Conn, state http.ConnState) net.Conn {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.clock++
-	switch state {
-	case http.StateNew:
-		c.all[conn] = true
-		c.idle[conn] = c.clock
-	case http.StateIdle:
-		c.idle[conn] = c.clock
-	case http.StateActive:
-		delete(c.idle, conn)
-	case http.StateClosed, http.StateHijacked:
-		delete(c.idle, conn)
-		delete(c.all, conn)
-	}
-	if state != http.StateNew || len(c.all) <= c.max {
-		return nil
-	}
-	oldest := conn
-	for other, since := range c.idle {
-		if since < c.idle[oldest] {
-			oldest = other
-		}
-	}
-	delete(c.idle, oldest)
-	delete(c.all, oldest)
-	return oldest
-}
-
-// LocalOnly refuses every request that is not from a program on this host: other
-// clients, names other than localhost in Host (a page that rebinds its own name to
-// this host sends that name), and pages of other origins.
+// LocalOnly returns a handler that refuses every request except those of programs on this
+// host. It refuses other clients, a Host other than localhost (a page that rebinds its own
+// name to this host sends that name), and pages of other origins.
 func LocalOnly(next http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if why := foreign(r); why != "" {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -25,9 +26,9 @@ func serve(t *testing.T, maxConns int) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := httpguard.New(httpguard.LocalOnly(ok), maxConns)
+	srv, bounded := httpguard.New(httpguard.LocalOnly(ok), ln, maxConns, slog.New(slog.DiscardHandler))
 	done := make(chan error, 1)
-	go func() { done <- srv.Serve(ln) }()
+	go func() { done <- srv.Serve(bounded) }()
 	t.Cleanup(func() {
 		_ = srv.Close()
 		if err := <-done; !errors.Is(err, http.ErrServerClosed) {
@@ -159,11 +160,11 @@ func TestTimeouts(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			ln := make(pipes, 1)
-			srv := httpguard.New(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			srv, bounded := httpguard.New(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 				_, _ = io.ReadAll(r.Body)
-			}), 1)
+			}), ln, 1, slog.New(slog.DiscardHandler))
 			done := make(chan error, 1)
-			go func() { done <- srv.Serve(ln) }()
+			go func() { done <- srv.Serve(bounded) }()
 			client, server := net.Pipe()
 			ln <- server
 			if _, err := io.WriteString(client, sent); err != nil {

@@ -1,0 +1,122 @@
+package httpguard
+
+import (
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/nametap/nametap/dnsproxy/sockets"
+)
+
+// acceptWait is how long a client may take to connect before a lack of descriptors is no
+// reason to close another connection.
+const acceptWait = time.Second
+
+// conns is a listener that bounds the number of its open connections. A new connection
+// takes the place of another one.
+type conns struct {
+	net.Listener
+	max    int
+	pacer  *sockets.Pacer
+	closed chan struct{}
+	once   sync.Once
+
+	mu   sync.Mutex
+	open map[net.Conn]client
+}
+
+// A client is what is known of the client of a connection.
+type client struct {
+	state http.ConnState
+	since time.Time // of the state
+	local bool      // on this host
+}
+
+// Accept returns the next connection. After a temporary error it waits and tries again: a
+// server that returns the error would end.
+func (c *conns) Accept() (net.Conn, error) {
+	for {
+		conn, err := c.Listener.Accept()
+		switch {
+		case err == nil:
+			c.add(conn)
+			return conn, nil
+		case sockets.Dead(err):
+			return nil, err
+		}
+		if l, ok := c.Listener.(syscall.Conn); ok && sockets.OutOfDescriptors(err) && sockets.Waiting(l, acceptWait) {
+			c.makeRoom()
+		}
+		c.pacer.Wait(err, c.closed)
+	}
+}
+
+// Close closes the listener. It may be called any number of times.
+func (c *conns) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Listener.Close()
+}
+
+// add adds a connection, and makes room for it first.
+func (c *conns) add(added net.Conn) {
+	addr, err := netip.ParseAddrPort(added.RemoteAddr().String())
+	local := err == nil && addr.Addr().Unmap().IsLoopback()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.open) >= c.max {
+		c.makeRoomLocked()
+	}
+	c.open[added] = client{since: time.Now(), local: local}
+}
+
+// makeRoom closes a connection.
+func (c *conns) makeRoom() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.makeRoomLocked()
+}
+
+// makeRoomLocked closes the connection that has been without a request for longest. If all
+// have a request, it closes the oldest of another host, and without one the oldest: probes
+// and operators connect from this host.
+func (c *conns) makeRoomLocked() {
+	rank := func(c client) int {
+		switch {
+		case c.state == http.StateIdle || c.state == http.StateNew:
+			return 0
+		case !c.local:
+			return 1
+		}
+		return 2
+	}
+	var evicted net.Conn
+	for other, candidate := range c.open {
+		best := c.open[evicted]
+		if evicted == nil || rank(candidate) < rank(best) ||
+			rank(candidate) == rank(best) && candidate.since.Before(best.since) {
+			evicted = other
+		}
+	}
+	if evicted != nil {
+		delete(c.open, evicted)
+		_ = evicted.Close() // the server's goroutine for the connection ends
+	}
+}
+
+// changed is the ConnState of the server.
+func (c *conns) changed(changed net.Conn, state http.ConnState) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	known, ok := c.open[changed]
+	switch {
+	case !ok: // evicted
+	case state == http.StateClosed || state == http.StateHijacked:
+		delete(c.open, changed)
+	default:
+		known.state, known.since = state, time.Now()
+		c.open[changed] = known
+	}
+}
