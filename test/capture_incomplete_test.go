@@ -9,27 +9,6 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// breakTool makes a tool fail with a transient error for all following commands of the
-// host, until repair is called.
-func (v *vm) breakTool(name string) (repair func()) {
-	v.tb.Helper()
-	path, err := exec.LookPath(name)
-	if err != nil {
-		v.tb.Fatal(err)
-	}
-	script := "#!/bin/sh\nif [ -e " + v.write("broken", "") + " ]; then echo 'Resource temporarily unavailable.' >&2; exit 4; fi\nexec " + path + " \"$@\"\n"
-	file := v.write(name, script)
-	if err := os.Chmod(file, 0o755); err != nil {
-		v.tb.Fatal(err)
-	}
-	v.environment = append(v.environment, "PATH="+v.dir+":"+os.Getenv("PATH"))
-	return func() {
-		if err := os.Remove(v.dir + "/broken"); err != nil {
-			v.tb.Fatal(err)
-		}
-	}
-}
-
 // TestCaptureIncomplete checks that apply exits 1 if a supported family is not captured,
 // and that the agent retries.
 func TestCaptureIncomplete(t *testing.T) { // K13

@@ -5,14 +5,12 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/miekg/dns"
-	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -20,33 +18,6 @@ import (
 
 // port is the source port of all queries in these tests.
 const port = 5454
-
-// askFrom sends a query from a new socket of a user, bound to an address and a port, in the
-// network namespace of the caller. It does not receive replies from other addresses than
-// the server's.
-func askFrom(uid int, local netip.AddrPort, server, name string) (string, error) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	// A socket belongs to the user of the thread that opens it.
-	if uid != 0 {
-		defer setOwner(0)
-		setOwner(uid)
-	}
-	dialer := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(local)}
-	conn, err := dialer.Dial("udp", net.JoinHostPort(server, "53"))
-	if err != nil {
-		return "", err
-	}
-	defer conn.Close()
-	return askOn(&dns.Conn{Conn: conn}, name)
-}
-
-// setOwner sets the user and the group of files that the thread opens.
-func setOwner(id int) {
-	for _, set := range []func(int) (int, error){unix.SetfsgidRetGid, unix.SetfsuidRetUid} {
-		_, _ = set(id) // these calls report no error
-	}
-}
 
 // TestSourcePort sends 10,000 queries from an application and from a socket of the agent's
 // user, with the same source port to the same two nameservers. Each of them is the first in

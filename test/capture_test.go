@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/miekg/dns"
-
 	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -288,32 +286,6 @@ func TestAgentKilled(t *testing.T) { // K9, K12
 		v.asked(named, meshIP)
 		v.asked(named6, meshIP)
 	})
-}
-
-// asked queries a nameserver over UDP and TCP, each from a new socket, and checks the
-// answer.
-func (v *vm) asked(server, want string) {
-	v.tb.Helper()
-	for _, over := range []string{"+notcp", "+tcp"} {
-		if got := v.dig(over, "@"+server, mesh); got != want {
-			v.tb.Errorf("dig %s @%s: %s, want %s", over, server, got, want)
-		}
-	}
-}
-
-// refused queries a nameserver over UDP, and returns the time and the error.
-func (v *vm) refused(server string) (took time.Duration, err error) {
-	v.tb.Helper()
-	v.Run(func() {
-		began := time.Now()
-		var conn *dns.Conn
-		if conn, err = dns.Dial("udp", net.JoinHostPort(server, "53")); err == nil {
-			_, err = askOn(conn, "www.example.org")
-			_ = conn.Close() // nothing is awaited
-		}
-		took = time.Since(began)
-	})
-	return took, err
 }
 
 // TestRepair checks that removed rules are repaired, with one line in the log.

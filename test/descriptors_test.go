@@ -1,9 +1,7 @@
 package test
 
 import (
-	"fmt"
 	"net"
-	"os"
 	"testing"
 	"time"
 
@@ -12,16 +10,6 @@ import (
 
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
-
-// openFiles returns the number of descriptors that the agent has open.
-func (a *agent) openFiles() uint64 {
-	a.host.tb.Helper()
-	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", a.Process.Pid))
-	if err != nil {
-		a.host.tb.Fatal(err)
-	}
-	return uint64(len(files))
-}
 
 // limitFiles sets the limit of descriptors of the agent.
 func (a *agent) limitFiles(n uint64) {

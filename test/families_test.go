@@ -4,11 +4,9 @@ import (
 	"context"
 	"net"
 	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -62,34 +60,6 @@ func (v *vm) systemdSockets() []*os.File {
 		}
 	})
 	return files
-}
-
-// notifications sets the environment of a service with a watchdog for the host's agents,
-// and returns a function that reads their next notification.
-func (h *host) notifications() (next func() string) {
-	h.tb.Helper()
-	path := filepath.Join(h.dir, "notify")
-	notified, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram", Name: path})
-	if err != nil {
-		h.tb.Fatal(err)
-	}
-	h.tb.Cleanup(func() { notified.Close() })
-	if err := os.Chmod(path, 0o777); err != nil {
-		h.tb.Fatal(err)
-	}
-	h.environment = append(h.environment, "NOTIFY_SOCKET="+path, "WATCHDOG_USEC=300000")
-	return func() string {
-		h.tb.Helper()
-		if err := notified.SetReadDeadline(time.Now().Add(wait.Limit)); err != nil {
-			h.tb.Fatal(err)
-		}
-		buffer := make([]byte, 512)
-		n, err := notified.Read(buffer)
-		if err != nil {
-			h.tb.Fatal(err)
-		}
-		return string(buffer[:n])
-	}
 }
 
 // TestIPv6SwitchedOff checks that the agent is ready, captures IPv4 and satisfies systemd's

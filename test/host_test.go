@@ -1,18 +1,12 @@
 package test
 
 import (
-	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
-	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/miekg/dns"
 
@@ -20,8 +14,6 @@ import (
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/netns"
-	"github.com/nametap/nametap/internal/testkit/testlog"
-	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // Addresses on every host.
@@ -125,142 +117,10 @@ func (h *host) write(name, text string) string {
 	return path
 }
 
-// An agent is the process of an agent.
-type agent struct {
-	*exec.Cmd
-	host  *host
-	log   *testlog.Buffer
-	ended chan struct{}
-}
-
-// start starts an agent with the host's control plane and resolv.conf, and more flags, and
-// returns when it is ready. Like the unit, it runs as user and group agentID with only
-// CAP_NET_ADMIN, unless the fields of the host say otherwise.
-func (h *host) start(flags ...string) *agent {
+// replace is like write, but replaces the file by a rename, so no program reads half of it.
+func (h *host) replace(name, text string) string {
 	h.tb.Helper()
-	a := h.launch(flags...)
-	wait.Until(h.tb, "the agent is ready", func() bool {
-		select {
-		case <-a.ended:
-			h.tb.Fatal("the agent ended")
-		default:
-		}
-		return strings.HasPrefix(h.get("/healthz/ready"), "HTTP/1.0 200")
-	})
-	return a
-}
-
-// command returns a call of nametap by the agent's user, with the environment and the
-// capabilities of the unit.
-func (h *host) command(args ...string) *exec.Cmd {
-	cmd := exec.Command(binary, args...)
-	if h.descriptors > 0 {
-		cmd = exec.Command("prlimit", append([]string{fmt.Sprintf("--nofile=%d", h.descriptors), binary}, args...)...)
-	}
-	if h.chroot != "" {
-		cmd.Path = imageBinary
-	}
-	cmd.Env = append(slices.Concat(os.Environ(), h.environment), "POD_NAME=web-0", "POD_NAMESPACE=shop", "INSTANCE_IP=10.1.2.3")
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Chroot:      h.chroot,
-		Credential:  &syscall.Credential{Uid: agentID, Gid: agentID},
-		AmbientCaps: h.capabilities,
-		Pdeathsig:   syscall.SIGKILL,
-		Setsid:      true, // without the terminal of the test, if there is one
-	}
-	if h.sameUser {
-		cmd.SysProcAttr.Credential, cmd.SysProcAttr.AmbientCaps = nil, nil
-	}
-	return cmd
-}
-
-// launch starts an agent without waiting.
-func (h *host) launch(flags ...string) *agent {
-	h.tb.Helper()
-	args := slices.Concat([]string{
-		"agent", "--xds-addr", h.xds.Addr(), "--xds-plaintext", "--dns-addr", dnsAddr, "--status-addr", statusAddr,
-		"--resolv-conf", h.resolvConf, "--drain", "10ms", "--state-dir", "",
-	}, h.flags, flags)
-	return h.launchCommand(h.command(args...))
-}
-
-// launchCommand starts a command that is an agent, and ends it after the test.
-func (h *host) launchCommand(cmd *exec.Cmd) *agent {
-	h.tb.Helper()
-	a := &agent{Cmd: cmd, host: h, log: testlog.New(h.tb), ended: make(chan struct{})}
-	a.Stdout, a.Stderr = a.log, a.log
-	if h.output != nil {
-		a.Stdout, a.Stderr = h.output, h.output
-	}
-	if len(h.sockets) > 0 {
-		a.ExtraFiles = h.sockets
-		a.Env = append(a.Env, fmt.Sprintf("LISTEN_FDS=%d", len(h.sockets)))
-		a.Path, a.Args = "/bin/sh", append([]string{"sh", "-c", `LISTEN_PID=$$ exec "$0" "$@"`}, a.Args...)
-	}
-	if h.terminal {
-		a.ExtraFiles = append(a.ExtraFiles, openTerminal(h.tb))
-		a.SysProcAttr.Setctty, a.SysProcAttr.Ctty = true, 2+len(a.ExtraFiles)
-	}
-	if err := h.Start(a.Cmd); err != nil {
-		h.tb.Fatal(err)
-	}
-	go func() {
-		_ = a.Wait() // how it ended is in the log
-		close(a.ended)
-	}()
-	h.tb.Cleanup(func() { a.end(h.signal) })
-	return a
-}
-
-// get returns the response of the agent's status endpoint with its header, or an empty
-// string if no process listens.
-func (h *host) get(path string) string {
-	h.tb.Helper()
-	var response []byte
-	h.Run(func() {
-		conn, err := net.DialTimeout("tcp", statusAddr, wait.Limit)
-		if err != nil {
-			return
-		}
-		defer conn.Close()
-		if _, err = fmt.Fprintf(conn, "GET %s HTTP/1.0\r\n\r\n", path); err == nil {
-			response, err = io.ReadAll(conn)
-		}
-		if err != nil {
-			h.tb.Fatal(err)
-		}
-	})
-	return string(response)
-}
-
-// end sends a signal and returns when the process has ended.
-func (a *agent) end(signal os.Signal) {
-	a.host.tb.Helper()
-	_ = a.Process.Signal(signal) // it may have ended
-	select {
-	case <-a.ended:
-	case <-time.After(wait.Limit):
-		_ = a.Process.Kill()
-		<-a.ended
-		a.host.tb.Errorf("the agent did not end on %v", signal)
-	}
-}
-
-// dig runs dig and returns the addresses, or the response code if there are none.
-func (h *host) dig(args ...string) string {
-	h.tb.Helper()
-	output := h.Exec("dig", append([]string{"+tries=1", "+timeout=5"}, args...)...)
-	var found []string
-	for line := range strings.Lines(output) {
-		fields := strings.Fields(line)
-		if len(fields) == 5 && fields[3] == "A" {
-			found = append(found, fields[4])
-		}
-	}
-	if len(found) > 0 {
-		return strings.Join(found, " ")
-	}
-	_, after, _ := strings.Cut(output, "status: ")
-	rcode, _, _ := strings.Cut(after, ",")
-	return rcode
+	path := filepath.Join(h.dir, name)
+	h.Exec("mv", h.write(name+".new", text), path)
+	return path
 }

@@ -206,27 +206,6 @@ func (v *vm) flood(queries int) {
 	}
 }
 
-// ask queries a nameserver over UDP, from a new socket, and returns the address and its
-// TTL, or the error or response code.
-func (v *vm) ask(server, name string) (answer string, ttl uint32) {
-	v.tb.Helper()
-	client := dns.Client{Timeout: wait.Limit}
-	v.Run(func() {
-		reply, _, err := client.Exchange(new(dns.Msg).SetQuestion(dns.Fqdn(name), dns.TypeA), net.JoinHostPort(server, "53"))
-		switch {
-		case err != nil:
-			answer = err.Error()
-		case len(reply.Answer) != 1:
-			answer = dns.RcodeToString[reply.Rcode]
-		default:
-			if a, ok := reply.Answer[0].(*dns.A); ok {
-				answer, ttl = a.A.String(), a.Hdr.Ttl
-			}
-		}
-	})
-	return answer, ttl
-}
-
 // TestCircleEndsWithSwitch checks that a loop through a stub ends when capture is switched
 // off: the agent uses the stub again.
 func TestCircleEndsWithSwitch(t *testing.T) { // F6, K7, R7

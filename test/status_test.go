@@ -12,22 +12,6 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// raw sends a request to the status endpoints unchanged, and returns the status line.
-func (h *host) raw(request string) string {
-	h.tb.Helper()
-	conn := h.dialStatus(statusAddr)
-	defer conn.Close()
-	if _, err := io.WriteString(conn, request); err != nil {
-		h.tb.Fatal(err)
-	}
-	response, err := io.ReadAll(conn)
-	if err != nil {
-		h.tb.Fatal(err)
-	}
-	line, _, _ := strings.Cut(string(response), "\r\n")
-	return line
-}
-
 // dialStatus connects to the status endpoints from the host.
 func (h *host) dialStatus(address string) net.Conn {
 	h.tb.Helper()

@@ -5,7 +5,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,43 +17,6 @@ import (
 	"github.com/nametap/nametap/internal/testkit/process"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
-
-// supervised starts an agent with --supervise that keeps snapshots.
-func (h *host) supervised(flags ...string) *agent {
-	h.tb.Helper()
-	state := filepath.Join(h.dir, "state")
-	if err := os.Mkdir(state, 0o777); err != nil {
-		h.tb.Fatal(err)
-	}
-	if err := os.Chmod(state, 0o777); err != nil {
-		h.tb.Fatal(err)
-	}
-	a := h.start(append([]string{"--supervise", "--state-dir", state}, flags...)...)
-	wait.Until(h.tb, "there is a snapshot", func() bool {
-		_, err := os.Stat(filepath.Join(state, "nametable.snapshot"))
-		return err == nil
-	})
-	return a
-}
-
-// child returns the process that a supervisor has started, 0 if there is none.
-func child(supervisor int) int {
-	if children := process.Children(supervisor); len(children) > 0 {
-		return children[0]
-	}
-	return 0
-}
-
-// signalChild sends a signal to the supervised agent, and returns its process number.
-func (a *agent) signalChild(signal syscall.Signal) int {
-	a.host.tb.Helper()
-	var pid int
-	wait.Until(a.host.tb, "the agent runs", func() bool { pid = child(a.Process.Pid); return pid != 0 })
-	if err := syscall.Kill(pid, signal); err != nil {
-		a.host.tb.Fatal(err)
-	}
-	return pid
-}
 
 // waits asks once for the mesh's name, waits for the answer, and returns how long that took.
 func (h *host) waits(network string) time.Duration {

@@ -1,0 +1,132 @@
+package test
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// dig runs dig and returns the addresses, or the response code if there are none.
+func (h *host) dig(args ...string) string {
+	h.tb.Helper()
+	output := h.Exec("dig", append([]string{"+tries=1", "+timeout=5"}, args...)...)
+	var found []string
+	for line := range strings.Lines(output) {
+		fields := strings.Fields(line)
+		if len(fields) == 5 && fields[3] == "A" {
+			found = append(found, fields[4])
+		}
+	}
+	if len(found) > 0 {
+		return strings.Join(found, " ")
+	}
+	_, after, _ := strings.Cut(output, "status: ")
+	rcode, _, _ := strings.Cut(after, ",")
+	return rcode
+}
+
+// client runs a program with text as its /etc/resolv.conf, in a mount namespace of its own.
+func (h *host) client(text string, args ...string) string {
+	h.tb.Helper()
+	path := h.write("resolv.conf-"+strconv.Itoa(len(text)), text)
+	script := `mount --bind "$0" /etc/resolv.conf && exec "$@"`
+	return h.Exec("unshare", append([]string{"--mount", "sh", "-c", script, path}, args...)...)
+}
+
+// askOn sends a query on a connection and returns the address in the answer.
+func askOn(conn *dns.Conn, name string) (string, error) {
+	client := dns.Client{Timeout: 5 * time.Second}
+	reply, _, err := client.ExchangeWithConn(new(dns.Msg).SetQuestion(dns.Fqdn(name), dns.TypeA), conn)
+	if err != nil {
+		return "", err
+	}
+	if len(reply.Answer) == 1 {
+		if a, ok := reply.Answer[0].(*dns.A); ok {
+			return a.A.String(), nil
+		}
+	}
+	return "", fmt.Errorf("%s", dns.RcodeToString[reply.Rcode])
+}
+
+// askFrom sends a query from a new socket of a user, bound to an address and a port, in the
+// network namespace of the caller. It does not receive replies from other addresses than
+// the server's.
+func askFrom(uid int, local netip.AddrPort, server, name string) (string, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	// A socket belongs to the user of the thread that opens it.
+	if uid != 0 {
+		defer setOwner(0)
+		setOwner(uid)
+	}
+	dialer := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(local)}
+	conn, err := dialer.Dial("udp", net.JoinHostPort(server, "53"))
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	return askOn(&dns.Conn{Conn: conn}, name)
+}
+
+// ask queries a nameserver over UDP, from a new socket, and returns the address and its
+// TTL, or the error or response code.
+func (v *vm) ask(server, name string) (answer string, ttl uint32) {
+	v.tb.Helper()
+	client := dns.Client{Timeout: wait.Limit}
+	v.Run(func() {
+		reply, _, err := client.Exchange(new(dns.Msg).SetQuestion(dns.Fqdn(name), dns.TypeA), net.JoinHostPort(server, "53"))
+		switch {
+		case err != nil:
+			answer = err.Error()
+		case len(reply.Answer) != 1:
+			answer = dns.RcodeToString[reply.Rcode]
+		default:
+			if a, ok := reply.Answer[0].(*dns.A); ok {
+				answer, ttl = a.A.String(), a.Hdr.Ttl
+			}
+		}
+	})
+	return answer, ttl
+}
+
+// asked queries a nameserver over UDP and TCP, each from a new socket, and checks the
+// answer.
+func (v *vm) asked(server, want string) {
+	v.tb.Helper()
+	for _, over := range []string{"+notcp", "+tcp"} {
+		if got := v.dig(over, "@"+server, mesh); got != want {
+			v.tb.Errorf("dig %s @%s: %s, want %s", over, server, got, want)
+		}
+	}
+}
+
+// refused queries a nameserver over UDP, and returns the time and the error.
+func (v *vm) refused(server string) (took time.Duration, err error) {
+	v.tb.Helper()
+	v.Run(func() {
+		began := time.Now()
+		var conn *dns.Conn
+		if conn, err = dns.Dial("udp", net.JoinHostPort(server, "53")); err == nil {
+			_, err = askOn(conn, "www.example.org")
+			_ = conn.Close() // nothing is awaited
+		}
+		took = time.Since(began)
+	})
+	return took, err
+}
+
+// setOwner sets the user and the group of files that the thread opens.
+func setOwner(id int) {
+	for _, set := range []func(int) (int, error){unix.SetfsgidRetGid, unix.SetfsuidRetUid} {
+		_, _ = set(id) // these calls report no error
+	}
+}
