@@ -16,8 +16,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// MeshConfigFlag is the flag that names Istio's mesh config file. It is never taken
-// from a file. The file may be absent unless the flag is set.
+// MeshConfigFlag is the flag that names Istio's mesh config file. No file can set it. The
+// mesh config may be absent unless the flag is set.
 const MeshConfigFlag = "mesh-config"
 
 // proxyConfigEnv holds the proxy.istio.io/config annotation of the pod.
@@ -54,7 +54,7 @@ func (c *proxyConfig) UnmarshalYAML(node *yaml.Node) error {
 	return nil
 }
 
-// fromProxyConfig takes what the pod's annotation says.
+// fromProxyConfig sets the flags that the pod's annotation names.
 func fromProxyConfig(flags *pflag.FlagSet, environ []string) error {
 	config, err := readProxyConfig(environ)
 	mistakes := []error{err}
@@ -70,7 +70,7 @@ func readProxyConfig(environ []string) (proxyConfig, error) {
 	return config, err
 }
 
-// fromMeshConfig takes what the mesh says for all of its proxies.
+// fromMeshConfig sets the flags that the mesh config names.
 func fromMeshConfig(flags *pflag.FlagSet) error {
 	config, path, err := readMeshConfig(flags)
 	mistakes := []error{err}
@@ -80,8 +80,7 @@ func fromMeshConfig(flags *pflag.FlagSet) error {
 	return inPlace("mesh config "+path+": ", mistakes)
 }
 
-// readMeshConfig reads defaultConfig of the file that a flag names. The path is "" if
-// none does.
+// readMeshConfig reads defaultConfig of the mesh config. The path is "" if there is none.
 func readMeshConfig(flags *pflag.FlagSet) (config proxyConfig, path string, err error) {
 	flag := flags.Lookup(MeshConfigFlag)
 	if flag == nil {
@@ -109,9 +108,9 @@ func readMeshConfig(flags *pflag.FlagSet) (config proxyConfig, path string, err 
 	return config, path, err
 }
 
-// Metadata returns the variables of environ, of PROXY_CONFIG and of the mesh config
-// file, in this order of precedence, whose names begin with one of the prefixes. It is
-// called after [Resolve].
+// Metadata returns the variables whose names begin with one of the prefixes. Those of environ
+// win over those of PROXY_CONFIG, these over those of the mesh config. Call it after
+// [Resolve].
 func Metadata(flags *pflag.FlagSet, environ []string, prefixes ...string) (map[string]string, error) {
 	mesh, path, err := readMeshConfig(flags)
 	if err != nil {
@@ -133,7 +132,7 @@ func Metadata(flags *pflag.FlagSet, environ []string, prefixes ...string) (map[s
 	return found, nil
 }
 
-// decode reads a YAML document, of which other fields are for others.
+// decode reads a YAML document, and ignores fields that into does not have.
 func decode(text []byte, into any) error {
 	err := yaml.NewDecoder(bytes.NewReader(text)).Decode(into)
 	if errors.Is(err, io.EOF) {
@@ -163,7 +162,7 @@ func (c *proxyConfig) apply(flags *pflag.FlagSet, source string) []error {
 			return
 		}
 		if err := set(flags, flag, c.DiscoveryAddress, source); err != nil {
-			mistakes = append(mistakes, fmt.Errorf("%s %q: %w", discoveryAddress, c.DiscoveryAddress, Expected(flag, err)))
+			mistakes = append(mistakes, fmt.Errorf("%s %q: %w", discoveryAddress, c.DiscoveryAddress, expected(flag, err)))
 		}
 	})
 	return mistakes

@@ -12,15 +12,15 @@ import (
 	"github.com/nametap/nametap/internal/settings"
 )
 
-// declareMesh declares what Istio's configuration can set.
+// declareMesh declares the settings of declare, and the mesh config file.
 func declareMesh(v *values) *pflag.FlagSet {
 	flags := declare(v)
 	flags.String(settings.MeshConfigFlag, "", "")
 	return flags
 }
 
-// R7: the environment wins over the pod's annotation, that over the mesh config, that
-// over the file; and each says where a value came from.
+// R7: the environment wins over the pod's annotation, that over the mesh config, that over
+// the file; and Source returns where a value came from.
 func TestMeshPrecedence(t *testing.T) {
 	dir := t.TempDir()
 	file, mesh := filepath.Join(dir, "nametap.yaml"), filepath.Join(dir, "mesh")
@@ -62,7 +62,7 @@ func TestMeshPrecedence(t *testing.T) {
 	}
 }
 
-// R7: what is wrong in it is refused with its place.
+// R7: mistakes in Istio's configuration are refused with their place.
 func TestMeshRefuses(t *testing.T) {
 	for _, test := range []struct {
 		mesh, annotation string
@@ -93,7 +93,7 @@ func TestMeshRefuses(t *testing.T) {
 	}
 }
 
-// The file may be absent where nobody said that it is there.
+// The mesh config may be absent at its default place, but not where the flag names it.
 func TestMeshMissing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "mesh")
 	var got values
@@ -110,7 +110,7 @@ func TestMeshMissing(t *testing.T) {
 	}
 }
 
-// FuzzMeshConfig reads whatever an annotation may have.
+// FuzzMeshConfig reads any text as an annotation; an error names its source.
 func FuzzMeshConfig(f *testing.F) {
 	f.Add(`{"proxyMetadata":{"NAMETAP_DRAIN":"3s","ISTIO_META_DNS_CAPTURE":"true"},"discoveryAddress":"istiod:15012"}`)
 	f.Add("proxyMetadata: {NAMETAP_UPSTREAM: '192.0.2.1,192.0.2.2'}")

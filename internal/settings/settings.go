@@ -23,18 +23,16 @@ import (
 	"os"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 )
 
-// Prefix begins the environment variables of nametap.
+// Prefix is the beginning of the names of nametap's environment variables.
 const Prefix = "NAMETAP_"
 
-// ConfigFlag is the flag that names the configuration file. It is never taken
-// from that file.
+// ConfigFlag is the flag that names the configuration file. That file cannot set it.
 const ConfigFlag = "config"
 
 // Annotations of flags: the heading in the help, further environment variables, old names,
@@ -54,7 +52,7 @@ func Env(flag *pflag.Flag) string {
 	return ownEnv(flag.Name)
 }
 
-// ownEnv returns the variable that is made of a flag's name.
+// ownEnv returns the environment variable that follows from a flag's name.
 func ownEnv(name string) string {
 	return Prefix + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
 }
@@ -92,7 +90,7 @@ func Resolve(flags *pflag.FlagSet, environ []string) error {
 	)
 }
 
-// CopyGiven gives to the values that the command line gave from.
+// CopyGiven copies the values that the command line gave to the flags in from.
 func CopyGiven(to, from *pflag.FlagSet) error {
 	var failed []error
 	from.Visit(func(flag *pflag.Flag) {
@@ -110,9 +108,8 @@ func CopyGiven(to, from *pflag.FlagSet) error {
 	return errors.Join(failed...)
 }
 
-// serviceLink matches what Kubernetes puts into the environment of every pod for
-// each Service of its namespace; one that is called nametap-something looks like
-// a setting of nametap.
+// serviceLink matches the variables that Kubernetes sets in every pod for each Service of its
+// namespace. Those of a Service called nametap-something look like settings of nametap.
 var serviceLink = regexp.MustCompile(`_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?)$`)
 
 // variables returns the variables of environ that have a value.
@@ -135,7 +132,7 @@ func setAll(flags *pflag.FlagSet, values map[string]string, source func(key stri
 		for _, key := range envs(flag) {
 			known[key] = true
 			if err := set(flags, flag, values[key], source(key)); err != nil {
-				failed = append(failed, fmt.Errorf("%s=%q: %w", key, values[key], Expected(flag, err)))
+				failed = append(failed, fmt.Errorf("%s=%q: %w", key, values[key], expected(flag, err)))
 			}
 		}
 	})
@@ -163,7 +160,7 @@ func fromEnvironment(flags *pflag.FlagSet, environ []string) error {
 	return inPlace("environment variable ", setAll(flags, variables(environ), source))
 }
 
-// inPlace joins mistakes, with their place before each.
+// inPlace joins mistakes, and puts their place before each.
 func inPlace(place string, mistakes []error) error {
 	for i, err := range mistakes {
 		mistakes[i] = fmt.Errorf("%s%w", place, err)
@@ -171,7 +168,7 @@ func inPlace(place string, mistakes []error) error {
 	return errors.Join(mistakes...)
 }
 
-// fromConfigFile takes what the file of --config says.
+// fromConfigFile sets the flags that the file of --config names.
 func fromConfigFile(flags *pflag.FlagSet) error {
 	config := flags.Lookup(ConfigFlag)
 	if config == nil || config.Value.String() == "" {
@@ -235,7 +232,7 @@ func setFromNode(flag *pflag.Flag, path string, value *yaml.Node) error {
 	}
 	changed := flag.Changed
 	if err := setChecked(flag, texts); err != nil {
-		return fmt.Errorf("line %d: %s: %q: %w", value.Line, flag.Name, strings.Join(texts, ","), Expected(flag, err))
+		return fmt.Errorf("line %d: %s: %q: %w", value.Line, flag.Name, strings.Join(texts, ","), expected(flag, err))
 	}
 	if !changed {
 		if flag.Annotations == nil {
@@ -268,7 +265,7 @@ func setChecked(flag *pflag.Flag, texts []string) error {
 	return err
 }
 
-// scalars returns the text of a scalar, or of every scalar of a list.
+// scalars returns the text of a scalar, or the texts of a list of scalars.
 func scalars(node *yaml.Node) ([]string, error) {
 	switch node.Kind {
 	case yaml.ScalarNode:
@@ -290,36 +287,25 @@ func scalars(node *yaml.Node) ([]string, error) {
 	}
 }
 
-// What values of pflag's own kinds have to be.
-const (
-	wantDuration = "want a duration with its unit, such as 300ms, 5s or 2m"
-	wantInt      = "want a whole number"
-)
-
-// Expected returns an error that says what a flag wants. The errors of pflag's own kinds of
-// values name functions of Go instead.
-func Expected(flag *pflag.Flag, err error) error {
+// expected returns an error that says what a flag wants. pflag's own error for a bool names a
+// function of Go instead.
+func expected(flag *pflag.Flag, err error) error {
 	var invalid *pflag.InvalidValueError
 	if errors.As(err, &invalid) {
 		err = invalid.Unwrap()
 	}
-	switch number := new(strconv.NumError); {
-	case flag.Value.Type() == "duration" && strings.HasPrefix(err.Error(), "time: "):
-		return errors.New(wantDuration)
-	case flag.Value.Type() == "bool":
+	if flag.Value.Type() == "bool" {
 		return errors.New("want true or false")
-	case errors.As(err, &number):
-		return errors.New(wantInt)
 	}
 	return err
 }
 
-// FlagError says what is wrong with a flag of the command line; it fits
-// cobra.Command.SetFlagErrorFunc.
+// FlagError returns an error that names a malformed flag of the command line, its value and
+// what was expected. It is for cobra.Command.SetFlagErrorFunc.
 func FlagError(err error) error {
 	var invalid *pflag.InvalidValueError
 	if errors.As(err, &invalid) {
-		return fmt.Errorf("--%s=%q: %w", invalid.GetFlag().Name, invalid.GetValue(), Expected(invalid.GetFlag(), err))
+		return fmt.Errorf("--%s=%q: %w", invalid.GetFlag().Name, invalid.GetValue(), expected(invalid.GetFlag(), err))
 	}
 	return err
 }

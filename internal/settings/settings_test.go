@@ -14,7 +14,7 @@ import (
 	"github.com/nametap/nametap/internal/settings"
 )
 
-// values are settings of every kind that commands have.
+// values has settings of every kind.
 type values struct {
 	Addr    string
 	Drain   time.Duration
@@ -117,7 +117,7 @@ func TestResolvePrecedence(t *testing.T) {
 	}
 }
 
-// R7: what is wrong is refused with the key, the value and what was expected.
+// R7: mistakes are refused with the key, the value and what was expected.
 func TestResolveRefuses(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -184,7 +184,7 @@ func TestResolveMissingFile(t *testing.T) {
 	}
 }
 
-// R7: a flag of the command line is refused in the same words.
+// R7: a malformed flag of the command line is refused in the same words.
 func TestFlagError(t *testing.T) {
 	var got values
 	err := declare(&got).Parse([]string{"--drain=5"})
@@ -204,8 +204,8 @@ func write(t *testing.T, text string) string {
 	return path
 }
 
-// R7: a flag with a variable of Istio's takes that, further names of it, and its own; its
-// own wins, then the order in which they were given.
+// R7: a setting with variables of Istio takes these as well as its own one. Its own one wins,
+// then the order in which they were declared.
 func TestSeveralVariables(t *testing.T) {
 	for _, tc := range []struct {
 		environ []string
@@ -233,7 +233,7 @@ func TestSeveralVariables(t *testing.T) {
 }
 
 // C1: variables for node metadata come from the environment, the annotation and the mesh
-// config, whose fields may have the names of protobuf.
+// config. The fields of these two may have their names of protobuf.
 func TestMetadata(t *testing.T) {
 	var got values
 	flags := declareMesh(&got)

@@ -122,7 +122,7 @@ func Duration(p *time.Duration, zero Zero) pflag.Value {
 	parse := func(s string) (time.Duration, error) {
 		d, err := time.ParseDuration(s)
 		if err != nil {
-			return 0, errors.New(wantDuration)
+			return 0, errors.New("want a duration with its unit, such as 300ms, 5s or 2m")
 		}
 		return d, nil
 	}
@@ -134,7 +134,7 @@ func Int(p *int, zero Zero) pflag.Value {
 	parse := func(s string) (int, error) {
 		n, err := strconv.Atoi(s)
 		if err != nil {
-			return 0, errors.New(wantInt)
+			return 0, errors.New("want a whole number")
 		}
 		return n, nil
 	}

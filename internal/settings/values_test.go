@@ -87,7 +87,7 @@ func TestValues(t *testing.T) {
 	}
 }
 
-// Usages has the settings below their headings, and flags without one in front.
+// The help has settings below their headings, after flags without a heading.
 func TestUsages(t *testing.T) {
 	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	flags.SortFlags = false

@@ -11,9 +11,9 @@ import (
 	"github.com/nametap/nametap/internal/settings"
 )
 
-// Changes of every kind are noticed: written in place, renamed over, made and removed, and
-// a symbolic link that is replaced above the file, as Kubernetes does. Files that stay the
-// same are not.
+// Every kind of change is reported once: a file that is created, written in place, renamed
+// over or removed, and a symbolic link above it that is replaced, as Kubernetes does. While
+// nothing changes, nothing is reported.
 func TestWatcher(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -68,12 +68,12 @@ func TestWatcher(t *testing.T) {
 			step.do()
 			<-changes
 			if took := time.Since(began); took > time.Second {
-				t.Errorf("%s: noticed after %v", step.name, took)
+				t.Errorf("%s: reported after %v", step.name, took)
 			}
 		}
 		select {
 		case <-changes:
-			t.Error("a change without one")
+			t.Error("a change is reported although nothing changed")
 		case <-time.After(time.Minute):
 		}
 		stop()
