@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/dnsproxy"
@@ -83,15 +84,23 @@ func TestOptionsFillConfigs(t *testing.T) {
 	}
 }
 
-// The defaults are those of the Configs, and no value in the help is named by accident.
+// The help of every command names values on purpose only: pflag takes a word in backquotes
+// for the name of the value. That of the agent has its groups in order.
 func TestHelp(t *testing.T) {
-	o := newOptions(pflag.NewFlagSet("test", pflag.ContinueOnError))
-	o.flags.VisitAll(func(flag *pflag.Flag) {
-		name, _ := pflag.UnquoteUsage(flag)
-		if strings.Contains(name, " ") || strings.Count(flag.Usage, "`")%2 != 0 || strings.Count(flag.Usage, "`") > 2 {
-			t.Errorf("the value of --%s is called %q: %s", flag.Name, name, flag.Usage)
+	var check func(command *cobra.Command)
+	check = func(command *cobra.Command) {
+		command.Flags().VisitAll(func(flag *pflag.Flag) {
+			name, _ := pflag.UnquoteUsage(flag)
+			if quotes := strings.Count(flag.Usage, "`"); strings.Contains(name, " ") || quotes != 0 && quotes != 2 {
+				t.Errorf("%s: the value of --%s is called %q: %s", command.CommandPath(), flag.Name, name, flag.Usage)
+			}
+		})
+		for _, sub := range command.Commands() {
+			check(sub)
 		}
-	})
+	}
+	check(newRootCommand())
+	o := newOptions(pflag.NewFlagSet("test", pflag.ContinueOnError))
 	help := settings.Usages(o.flags)
 	last := -1
 	for _, heading := range []string{"\nFiles with settings:\n", "\nIdentity and control plane:\n", "\nDNS:\n", "\nNameservers:\n", "\nCache:\n", "\nCapture:\n", "\nProcess, status and logging:\n"} {
