@@ -68,14 +68,11 @@ func dropExtendedRcode(msg []byte, rcodeHigh byte) {
 	}
 }
 
-// appendForOthers appends the EDNS options that are not for neighbours alone. From a malformed
-// option on they are kept as they are.
+// appendForOthers appends the EDNS options that are not for neighbours alone, malformed ones
+// too.
 func appendForOthers(dst, options []byte) []byte {
 	for len(options) > 0 {
-		code, option, rest, ok := wire.CutOption(options)
-		if !ok {
-			return append(dst, options...)
-		}
+		code, option, rest, _ := wire.CutOption(options)
 		if !wire.HopByHop(code) {
 			dst = append(dst, option...)
 		}

@@ -60,16 +60,18 @@ func WantsDNSSEC(query []byte) bool {
 }
 
 // CutOption returns the code of the first option of b, the data of an OPT record, the option
-// itself, and the rest. It reports false if the option is longer than b.
+// itself, and the rest. It reports false if the option is malformed because b is shorter; then
+// the option is all of b.
 func CutOption(b []byte) (code uint16, option, rest []byte, ok bool) {
 	if len(b) < optionLen {
-		return 0, nil, nil, false
+		return 0, b, nil, false
 	}
+	code = binary.BigEndian.Uint16(b)
 	n := optionLen + int(binary.BigEndian.Uint16(b[2:]))
 	if n > len(b) {
-		return 0, nil, nil, false
+		return code, b, nil, false
 	}
-	return binary.BigEndian.Uint16(b), b[:n], b[n:], true
+	return code, b[:n], b[n:], true
 }
 
 // HopByHop reports whether an option is between neighbours alone: a cookie (RFC 7873),
