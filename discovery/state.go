@@ -63,7 +63,7 @@ func loadVIPs(dir string) (*vips, error) {
 	}
 	err = setAside(filepath.Join(dir, vipsFile), err)
 	if errors.Is(err, errDamaged) {
-		err = fmt.Errorf("%w, and hosts may get other automatic addresses", err)
+		err = fmt.Errorf("%w, and hosts may get other VIPs", err)
 	}
 	return v, err
 }

@@ -133,7 +133,7 @@ func (n Node) withDefaults() (Node, error) {
 	}
 	for _, ip := range n.IPs {
 		if !ip.IsValid() {
-			return n, fmt.Errorf("an invalid IP address given for pod %q", n.PodName)
+			return n, fmt.Errorf("an invalid IP address given for pod %q (--instance-ip)", n.PodName)
 		}
 	}
 	if n.ClusterID == "" {

@@ -53,7 +53,8 @@ func (d *Dir) File(name string) string { return filepath.Join(d.path, name) }
 
 // Lock creates the directory if it does not exist and locks it until Unlock. It does
 // nothing if this Dir holds the lock already, and returns [ErrTaken] if another one does.
-// The kernel releases the lock when the process ends.
+// The kernel releases the lock when the process ends. On a file system without locks, Lock
+// excludes no other process.
 func (d *Dir) Lock() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -70,15 +71,22 @@ func (d *Dir) Lock() error {
 	}
 	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	switch {
-	case errors.Is(err, unix.EWOULDBLOCK):
-		err = ErrTaken
-	case err != nil:
-		err = fmt.Errorf("locking %q: %w", lock.Name(), err)
-	default:
+	case err == nil || unsupported(err):
 		d.lock = lock
 		return nil
+	case errors.Is(err, unix.EWOULDBLOCK):
+		err = ErrTaken
+	default:
+		err = fmt.Errorf("locking %q: %w", lock.Name(), err)
 	}
 	return errors.Join(err, lock.Close())
+}
+
+// unsupported reports whether err means that the file system has no locks, such as Lustre
+// without the mount option flock, or NFS without a lock daemon. Its files can be used, but
+// other processes cannot be excluded.
+func unsupported(err error) bool {
+	return errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOLCK)
 }
 
 // lockInPlaceLocked reports whether the lock file that d holds is still the one in the
