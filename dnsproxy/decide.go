@@ -80,6 +80,24 @@ func (d *decision) failure() failure {
 	return f
 }
 
+// forwards reports whether nameservers may be asked, be it only for the walk of the search
+// list of a local-only name.
+func (d *decision) forwards() bool {
+	return d.action == actForward || d.action == actExists || d.action == actUnknown
+}
+
+// fate returns what happens to a name of a walk that was decided on.
+func (d *decision) fate() forward.Fate {
+	switch d.action {
+	case actForward:
+		return forward.Forwarded
+	case actUnknown:
+		return forward.Absent
+	default:
+		return forward.AnsweredHere
+	}
+}
+
 // exists reports whether a name that is never forwarded exists without records: as the
 // zone that the suffix is, or as an ancestor of names of the table.
 func (d *decision) exists(name wire.Name) bool {
@@ -174,6 +192,33 @@ func (h *handler) decideBeforeSync(name wire.Name, localOnly bool) decision {
 		return decision{action: actHold}
 	}
 	return decision{action: actForward, match: table.Match{Rule: table.RuleNone}, reason: errNotSynced}
+}
+
+// startsWalk reports whether the search list is walked for a query whose name is not in
+// the table; the comment of package forward has the rules.
+func (h *handler) startsWalk(q *wire.Query) bool {
+	if h.autopath != AutopathAll || q.DO || q.CD || q.Type != dns.TypeA && q.Type != dns.TypeAAAA {
+		return false
+	}
+	return h.forwarder.StartsWalk(q.Name)
+}
+
+// steps decides on each name of the walk for a query. The table is loaded after the key of
+// the walk was made: see [forward.Forwarder.Key]. The question's own name was decided on
+// before.
+func (h *handler) steps(t *task) []forward.Step {
+	names := h.forwarder.WalkNames(t.query.Name)
+	steps := make([]forward.Step, len(names))
+	current, scratch := h.table.Load(), new(table.Scratch)
+	for i, name := range names {
+		d := &t.decision
+		if i > 0 {
+			again := h.decide(wire.Question{Name: name, Type: t.query.Type, Class: t.query.Class}, current, scratch)
+			d = &again
+		}
+		steps[i] = forward.Step{Name: name, Fate: d.fate()}
+	}
+	return steps
 }
 
 // screen applies the rules that come before the question: those for opcodes, the

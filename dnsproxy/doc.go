@@ -36,14 +36,18 @@
 // and SVCB; any other type is NODATA for a Kubernetes host and forwarded for
 // others. Zone transfers of names that are answered here are REFUSED.
 //
-// # Who answers
+// # Fast path and slow path
 //
-// The goroutine that reads a socket answers own names, and what the cache has,
-// itself, from wire form to wire form ([responder.respond]). Where a UDP query was on its
-// way to is asked of the kernel last: for what the cache has an answer to, and for what is
-// handed on, never for own names. What it does not answer
-// it hands on to [handler.serve], on a goroutine of its own: queries to be forwarded
-// or held, and whatever is rare or malformed.
+// A query is parsed, decided on and looked up in the cache once.
+//
+// The goroutine that reads a socket is the fast path ([handler.fast]): it answers mesh names,
+// special-use names, local-only names, and what the cache has, from wire form to wire form.
+// The kernel is asked for the original destination of a UDP query last: for what the cache
+// answers, and for what is passed on, never for mesh names.
+//
+// A query that must wait, for nameservers or for the first table, and whatever is rare or
+// malformed, is passed to a worker goroutine with what was found out so far: that is the
+// slow path ([handler.slow]). A query that waited for the first table is decided on again.
 //
 // # Ownership
 //

@@ -104,31 +104,31 @@ func newAnswerCounters(queries *prometheus.CounterVec, over transport, source st
 	return answerCounters{a: counter(dns.TypeA), aaaa: counter(dns.TypeAAAA)}
 }
 
-// countAnswer counts a query that the fast path has answered.
-func (m *metrics) countAnswer(qtype uint16, over transport, rcode int, source string) {
+// countFast counts a query that the fast path has answered.
+func (m *metrics) countFast(qtype uint16, over transport, result outcome) {
 	m.requests.Inc()
-	counters := m.answers[over][source]
+	counters, found := m.answers[over][result.source]
 	switch {
-	case rcode == dns.RcodeSuccess && qtype == dns.TypeA:
+	case found && result.rcode == dns.RcodeSuccess && qtype == dns.TypeA:
 		counters.a.Inc()
-	case rcode == dns.RcodeSuccess && qtype == dns.TypeAAAA:
+	case found && result.rcode == dns.RcodeSuccess && qtype == dns.TypeAAAA:
 		counters.aaaa.Inc()
 	default:
-		m.countQuery(qtype, over, rcode, source)
+		m.countQuery(qtype, over, result)
 	}
 }
 
 // countQuery counts an answered query. A nameserver chooses the response code, which has
 // twelve bits, so codes without a name share one label value.
-func (m *metrics) countQuery(qtype uint16, over transport, rcode int, source string) {
-	code, named := dns.RcodeToString[rcode]
+func (m *metrics) countQuery(qtype uint16, over transport, result outcome) {
+	code, named := dns.RcodeToString[result.rcode]
 	switch {
-	case rcode == dns.RcodeBadVers:
+	case result.rcode == dns.RcodeBadVers:
 		code = "BADVERS" // miekg/dns has the name that the number has in TSIG records
 	case !named:
 		code = "other"
 	}
-	m.queries.WithLabelValues(typeLabel(qtype), over.String(), strings.ToUpper(code), source).Inc()
+	m.queries.WithLabelValues(typeLabel(qtype), over.String(), strings.ToUpper(code), result.source).Inc()
 }
 
 // typeLabel returns the label value of a type. A client chooses the type, so rare types

@@ -75,13 +75,15 @@ func packedQuestion(tb testing.TB, name string, qtype uint16) []byte {
 
 // Answers from the table do not allocate, over either transport.
 func TestOwnNamesAllocateNothing(t *testing.T) {
-	r := newResponder(newBenchHandler(t, 100))
+	h, task := newBenchHandler(t, 100), new(task)
 	out := make([]byte, 0, dns.MaxMsgSize)
 	for _, q := range ownQuestions {
 		packet := packedQuestion(t, q.name, q.qtype)
 		for _, over := range []transport{overUDP, overTCP} {
+			from := &arrival{over: over}
 			allocs := testing.AllocsPerRun(100, func() {
-				if _, ok := r.respond(out, packet, over); !ok {
+				task.begin(packet, from)
+				if _, verdict := h.fast(out, task); verdict != answered {
 					t.Fatalf("%s is passed on", q.kind)
 				}
 			})
@@ -105,7 +107,7 @@ func TestCacheHitsAllocateNothing(t *testing.T) { // F8
 			t.Error(err)
 		}
 	}()
-	r := newResponder(h)
+	task := new(task)
 	out := make([]byte, 0, dns.MaxMsgSize)
 	for _, edns := range []bool{false, true} {
 		msg := new(dns.Msg).SetQuestion("www.example.", dns.TypeA)
@@ -113,15 +115,18 @@ func TestCacheHitsAllocateNothing(t *testing.T) { // F8
 			msg.SetEdns0(1232, true)
 		}
 		packet := packed(t, msg)
-		if _, ok := r.respond(out, packet, overUDP); ok {
+		task.begin(packet, &arrival{over: overUDP})
+		if _, verdict := h.fast(out, task); verdict != later {
 			t.Fatal("it was in the cache already")
 		}
-		if resp := h.serve(packet, &arrival{over: overUDP}); reply.Rcode(resp) != dns.RcodeSuccess {
+		if resp := h.slow(task); reply.Rcode(resp) != dns.RcodeSuccess {
 			t.Fatalf("not forwarded: % x", resp)
 		}
 		for _, over := range []transport{overUDP, overTCP} {
+			from := &arrival{over: over}
 			allocs := testing.AllocsPerRun(100, func() {
-				if _, ok := r.respond(out, packet, over); !ok {
+				task.begin(packet, from)
+				if _, verdict := h.fast(out, task); verdict != answered {
 					t.Fatal("passed on")
 				}
 			})
@@ -143,14 +148,16 @@ func packed(tb testing.TB, msg *dns.Msg) []byte {
 
 // BenchmarkRespond measures a query on the fast path without the kernel's part.
 func BenchmarkRespond(b *testing.B) {
-	r := newResponder(newBenchHandler(b, 10_000))
+	h, task := newBenchHandler(b, 10_000), new(task)
+	from := &arrival{over: overUDP}
 	out := make([]byte, 0, dns.MaxMsgSize)
 	for _, q := range ownQuestions {
 		b.Run(q.kind, func(b *testing.B) {
 			packet := packedQuestion(b, q.name, q.qtype)
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, ok := r.respond(out, packet, overUDP); !ok {
+				task.begin(packet, from)
+				if _, verdict := h.fast(out, task); verdict != answered {
 					b.Fatal("passed on")
 				}
 			}

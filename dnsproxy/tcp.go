@@ -2,6 +2,7 @@ package dnsproxy
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -119,7 +120,7 @@ func (l *tcpListener) afterError(err error) (reserved bool) {
 // of the reserve ends after its first answers.
 func (l *tcpListener) start(conn *net.TCPConn, reserved bool) {
 	c := &tcpConn{
-		handler: l.handler, listener: l, from: l.arrival(conn), conn: conn, reader: bufio.NewReaderSize(conn, tcpReadBuffer),
+		handler: l.handler, listener: l, from: l.arrival(conn), conn: conn, task: new(task), reader: bufio.NewReaderSize(conn, tcpReadBuffer),
 		brief: reserved, left: make(chan struct{}), finished: make(chan struct{}, 1),
 	}
 	c.from.send = c.send
@@ -164,13 +165,14 @@ type tcpConn struct {
 	from     arrival
 	conn     net.Conn
 	reader   *bufio.Reader
+	task     *task         // of the query that is being read
 	brief    bool          // ends after its first answers
 	left     chan struct{} // closed when the connection is read no more
 
 	idleSince atomic.Int64  // when a query was last awaited or answered, in Unix nanoseconds
-	pending   atomic.Int64  // what the queries that were handed on cost (tcpMaxPending)
+	pending   atomic.Int64  // what the queries with workers cost (tcpMaxPending)
 	unsent    atomic.Int64  // bytes of their answers that wait to be written
-	finished  chan struct{} // holds one value after a query has ended, for handOn
+	finished  chan struct{} // holds one value after a query has ended, for awaitRoom
 	waiting   sync.WaitGroup
 
 	writing sync.Mutex // for the connection's write side
@@ -184,10 +186,6 @@ func (c *tcpConn) serve() {
 	defer func() { _ = c.conn.Close() }() // everything was written or could not be
 	defer c.waiting.Wait()
 	defer close(c.left)
-	responder := newResponder(c.handler)
-	if c.from.original != nil {
-		responder.elsewhere = func() bool { return c.handler.mayGoElsewhere(&c.from) }
-	}
 	var query, answers []byte
 	for answered := false; ; {
 		// What was asked in one go is answered in one go. Nothing waits for the rest of
@@ -204,33 +202,40 @@ func (c *tcpConn) serve() {
 			return
 		}
 		answered = true
-		if answers, err = c.answer(responder, answers, query); err != nil {
+		if answers, err = c.answer(answers, query); err != nil {
 			return
 		}
 	}
 }
 
-// answer appends the response to a query to the answers that are to be written, or hands
-// the query on. It writes the answers when they are many.
-func (c *tcpConn) answer(r *responder, answers, query []byte) ([]byte, error) {
+// answer appends the response to a query to the answers that are to be written, or passes
+// the query to a worker. It writes the answers when they are many.
+func (c *tcpConn) answer(answers, query []byte) ([]byte, error) {
 	start := len(answers)
-	answers = append(answers, 0, 0)
-	r.full = c.pending.Load() >= tcpMaxPending || !c.handler.forwarder.FitsMemory(len(query))
-	response, ok := r.respond(answers, query, overTCP)
-	if ok {
-		answers = response
-		binary.BigEndian.PutUint16(answers[start:], uint16(len(answers)-start-lengthLen)) //nolint:gosec // respond bounds it
-	} else {
-		answers = answers[:start]
+	c.task.begin(query, &c.from)
+	response, verdict := c.handler.fast(append(answers, 0, 0), c.task)
+	reserved := false
+	if verdict == later {
+		reserved = c.pending.Load() < tcpMaxPending && c.handler.forwarder.ReserveMemory(len(query))
+		if !reserved {
+			var ok bool
+			if response, ok = c.handler.refuse(append(answers, 0, 0), c.task); ok {
+				verdict = answered
+			}
+		}
 	}
-	if len(answers) > maxBatch || !ok && r.full {
+	if verdict == answered {
+		answers = response
+		binary.BigEndian.PutUint16(answers[start:], uint16(len(answers)-start-lengthLen)) //nolint:gosec // fast bounds it
+	}
+	if len(answers) > maxBatch || verdict == later && !reserved {
 		if err := c.write(answers); err != nil {
 			return nil, err
 		}
 		answers = answers[:0]
 	}
-	if !ok {
-		c.handOn(query)
+	if verdict == later && (reserved || c.awaitRoom(query)) {
+		c.pass(query)
 	}
 	return answers, nil
 }
@@ -290,25 +295,32 @@ func (c *tcpConn) read(buf []byte) ([]byte, error) {
 	return buf[:n], err
 }
 
-// handOn has the handler serve a query while the next one is read. When too many others
-// wait it waits for one of them: what comes here then is rare, or there is no table yet,
-// and nothing behind it could be answered.
-func (c *tcpConn) handOn(query []byte) {
+// awaitRoom waits until fewer queries of the connection wait, and reserves memory for a
+// query. What waits here is rare, or there is no table yet, and nothing behind it could be
+// answered. It reports false if there is no memory: the query has failed then.
+func (c *tcpConn) awaitRoom(query []byte) bool {
 	for c.pending.Load() >= tcpMaxPending {
 		<-c.finished
 	}
-	if !c.handler.forwarder.ReserveMemory(len(query)) {
-		c.handler.forwarder.Overflow()
-		_ = c.write(append([]byte{0, wire.HeaderLen}, bareFailure(query, dns.RcodeServerFailure)...)) // write closes what fails
-		return
+	if c.handler.forwarder.ReserveMemory(len(query)) {
+		return true
 	}
-	query = append([]byte(nil), query...)
+	c.handler.forwarder.Overflow()
+	_ = c.write(append([]byte{0, wire.HeaderLen}, bareFailure(query, dns.RcodeServerFailure)...)) // write closes what fails
+	return false
+}
+
+// pass passes the task to a worker, and takes a new one. Memory is reserved.
+func (c *tcpConn) pass(query []byte) {
+	t := c.task
+	t.keep(bytes.Clone(query), &c.from)
+	c.task = new(task)
 	cost := int64(len(query) + tcpPendingCost)
 	c.pending.Add(cost)
 	c.waiting.Go(func() {
 		defer c.finish(cost)
-		defer c.handler.forwarder.ReleaseMemory(len(query))
-		response := c.handler.serve(query, &c.from)
+		defer c.handler.forwarder.ReleaseMemory(len(t.packet))
+		response := c.handler.slow(t)
 		if response == nil {
 			return
 		}
@@ -335,7 +347,7 @@ func (c *tcpConn) send(message []byte) error {
 	return c.write(append(framed, message...))
 }
 
-// finish ends a query that was handed on.
+// finish ends a query that a worker has answered.
 func (c *tcpConn) finish(cost int64) {
 	c.idleSince.Store(time.Now().UnixNano())
 	if c.pending.Add(-cost) == 0 {
@@ -343,7 +355,7 @@ func (c *tcpConn) finish(cost int64) {
 	}
 	select {
 	case c.finished <- struct{}{}:
-	default: // handOn knows already
+	default: // awaitRoom knows already
 	}
 }
 

@@ -23,15 +23,15 @@ import (
 // Without CAP_NET_ADMIN the kernel gives no more than net.core.rmem_max.
 const udpReceiveBuffer = 4 << 20
 
-// A udpListener reads one socket on one goroutine, which answers own names itself.
+// A udpListener reads one socket on one goroutine, which is also the fast path.
 //
-// It asks the kernel for packets until there are none and only then has the
-// netpoller wait. Neither that call nor the one that sends can block, so neither
-// tells Go's scheduler of it, which would cost as much as making the answer.
+// It asks the kernel for packets until there are none and only then waits in the
+// netpoller. Neither the call that reads nor the one that sends can block, so they do not
+// tell Go's scheduler, which would cost as much as making the answer.
 type udpListener struct {
 	handler  *handler
 	address  Addr
-	local    netip.AddrPort // that it is bound to
+	local    netip.AddrPort // what it is bound to
 	wildcard bool           // bound to all addresses
 	conn     *net.UDPConn
 	raw      syscall.RawConn
@@ -39,14 +39,20 @@ type udpListener struct {
 	stopped  chan struct{} // closed by stop
 	errors   *sockets.Pacer
 
-	// What was handed on is served by workers.
-	handedOn chan *udpMessage // to those that are idle
-	starting atomic.Int64     // messages that no worker has begun with
+	// The slow path runs on workers.
+	passed   chan udpTask // to idle workers
+	starting atomic.Int64 // tasks that no worker has begun with
 	workers  sync.WaitGroup
 
 	// Workers read, too, when there are many of them.
 	second  udpReader
-	reading sync.Mutex // held by who uses second
+	reading sync.Mutex // guards second
+}
+
+// A udpTask is a task with the message that it answers.
+type udpTask struct {
+	*task
+	message *sockets.Message
 }
 
 // listenUDP opens a socket on a host:port.
@@ -102,7 +108,7 @@ func newUDPListener(h *handler, opened net.PacketConn) (*udpListener, error) {
 		address:  Addr{Network: "udp", Address: local},
 		wildcard: bound.Addr().IsUnspecified(),
 		stopped:  make(chan struct{}),
-		handedOn: make(chan *udpMessage),
+		passed:   make(chan udpTask),
 		errors:   h.pacer(Addr{Network: "udp", Address: local}),
 	}
 	l.second = l.newReader()
@@ -165,10 +171,10 @@ func (l *udpListener) stop() {
 func (l *udpListener) close() { _ = l.conn.Close() }
 
 // send sends a response to where a message came from.
-func (l *udpListener) send(m *udpMessage, response []byte) {
+func (l *udpListener) send(m *sockets.Message, response []byte) {
 	// Nobody waits for a client that cannot be reached, and a socket that cannot
 	// be written to is found by its reader.
-	_ = l.raw.Write(func(fd uintptr) bool { return m.send(fd, response) != unix.EAGAIN })
+	_ = l.raw.Write(func(fd uintptr) bool { return m.Send(fd, response) != unix.EAGAIN })
 }
 
 // udpLastPackets is how many packets are read after stop at the most: more than a
@@ -178,32 +184,27 @@ const udpLastPackets = 8192
 // A udpReader is the goroutine that reads a socket.
 type udpReader struct {
 	*udpListener
-	responder *responder
-	in        *udpMessage
-	out       []byte
-	left      int   // packets that are still read after stop
-	err       error // of the socket, with which reading ended
+	task *task // of what in holds
+	from *arrival
+	in   *sockets.Message
+	out  []byte
+	left int   // packets that are still read after stop
+	err  error // of the socket, with which reading ended
 }
 
 func (l *udpListener) newReader() udpReader {
-	r := udpReader{
-		udpListener: l, responder: newResponder(l.handler), left: udpLastPackets,
-		in: newUDPMessage(dns.MaxMsgSize, l.wildcard), out: make([]byte, 0, dns.MaxMsgSize),
+	in := sockets.NewMessage(dns.MaxMsgSize, l.wildcard)
+	return udpReader{
+		udpListener: l, task: new(task), left: udpLastPackets,
+		from: l.arrival(in, (*origins).ofUDP), in: in, out: make([]byte, 0, dns.MaxMsgSize),
 	}
-	from := arrival{over: overUDP, original: func() (netip.AddrPort, error) {
-		return l.handler.origins.ofUDP(r.in.client(), r.in.local(l.local))
-	}}
-	r.responder.elsewhere = func() bool {
-		return l.mayBeCaptured(r.in) && l.handler.mayGoElsewhere(&from)
-	}
-	return r
 }
 
 // readAll answers what the kernel holds. It is false when there is nothing left,
 // for the netpoller to wait, and true if reading is over.
 func (r *udpReader) readAll(fd uintptr) (over bool) {
 	for {
-		packet, errno := r.in.receive(fd)
+		packet, errno := r.in.Receive(fd)
 		switch {
 		case errno == unix.EINTR:
 			continue
@@ -222,33 +223,58 @@ func (r *udpReader) readAll(fd uintptr) (over bool) {
 	}
 }
 
-// answer answers a packet, or hands it on.
+// answer answers a packet or passes it to a worker.
 func (r *udpReader) answer(fd uintptr, packet []byte) {
-	r.responder.full = r.starting.Load() >= maxStarting || !r.handler.forwarder.FitsMemory(len(packet))
-	if response, ok := r.responder.respond(r.out[:0], packet, overUDP); ok {
-		if r.in.send(fd, response) == unix.EAGAIN {
-			r.send(r.in, response)
+	r.task.begin(packet, r.from)
+	response, verdict := r.handler.fast(r.out[:0], r.task)
+	switch verdict {
+	case answered:
+	case dropped:
+		return
+	case later:
+		if r.pass(len(packet)) {
+			return
 		}
-		return
+		var ok bool
+		if response, ok = r.handler.refuse(r.out[:0], r.task); !ok {
+			r.handler.forwarder.Overflow()
+			return
+		}
 	}
-	if r.responder.full || !r.handler.forwarder.ReserveMemory(len(packet)) {
-		r.handler.forwarder.Overflow()
-		return
+	if r.in.Send(fd, response) == unix.EAGAIN {
+		r.send(r.in, response)
 	}
-	r.handOn(r.in.clone(len(packet)))
 }
 
-// Bounds of the messages that no worker has begun with. Go runs goroutines in turn:
-// the reader comes after all workers that were woken before the netpoller had it woken,
-// at 30 µs each, and own names must not wait for that. So workers read, too, before they
-// begin, if there are more of them than fewStarting. More than maxStarting are not
-// handed on.
+// pass passes the task, for a packet of n bytes, to a worker, and takes a new one. It
+// reports false if too many wait.
+func (r *udpReader) pass(n int) bool {
+	if r.starting.Load() >= maxStarting || !r.handler.forwarder.ReserveMemory(n) {
+		return false
+	}
+	message := r.in.Clone(n)
+	passed := udpTask{r.task, message}
+	passed.keep(message.Packet, r.arrival(message, (*origins).awaitUDP))
+	r.task = new(task)
+	r.starting.Add(1)
+	select {
+	case r.passed <- passed:
+	default:
+		r.workers.Go(func() { r.work(passed) })
+	}
+	return true
+}
+
+// Bounds of the tasks that no worker has begun with. Go runs goroutines in turn: the reader
+// comes after all workers that were woken before the netpoller woke it, at 30 µs each, and
+// mesh names must not wait for that. So workers read, too, before they begin, if there are
+// more of them than fewStarting. Tasks beyond maxStarting are refused.
 const (
 	fewStarting = 16
 	maxStarting = 4096
 )
 
-// readFirst answers what the kernel holds, unless another worker does.
+// readFirst reads what the kernel holds, unless another worker does.
 func (l *udpListener) readFirst() {
 	if !l.reading.TryLock() {
 		return
@@ -262,37 +288,27 @@ func (l *udpListener) readFirst() {
 // workerIdle is how long a worker waits for more to do.
 const workerIdle = time.Second
 
-// handOn has a worker serve a message.
-func (l *udpListener) handOn(m *udpMessage) {
-	l.starting.Add(1)
-	select {
-	case l.handedOn <- m:
-	default:
-		l.workers.Go(func() { l.work(m) })
-	}
-}
-
-// work serves a message and those that are handed on while it is idle: a new goroutine
-// for each would have to grow its stack each time, a tenth of what a forwarded query
-// costs.
-func (l *udpListener) work(m *udpMessage) {
+// work is a worker: it serves a task and those that are passed while it is idle. A new
+// goroutine for each task would have to grow its stack each time, a tenth of the cost of a
+// forwarded query.
+func (l *udpListener) work(t udpTask) {
 	growStack()
 	var idle *time.Timer
 	for {
 		if l.starting.Add(-1) > fewStarting {
 			l.readFirst()
 		}
-		if response := l.handler.serve(m.packet, l.arrival(m)); response != nil {
-			l.send(m, response)
+		if response := l.handler.slow(t.task); response != nil {
+			l.send(t.message, response)
 		}
-		l.handler.forwarder.ReleaseMemory(len(m.packet))
+		l.handler.forwarder.ReleaseMemory(len(t.packet))
 		if idle == nil {
 			idle = time.NewTimer(workerIdle)
 			defer idle.Stop()
 		}
 		idle.Reset(workerIdle)
 		select {
-		case m = <-l.handedOn:
+		case t = <-l.passed:
 		case <-idle.C:
 			return
 		case <-l.stopped:
@@ -301,8 +317,8 @@ func (l *udpListener) work(m *udpMessage) {
 	}
 }
 
-// growStack has the stack of a new goroutine grow at once to what a forwarded query
-// needs, while there is nothing on it that would have to be copied, rather than in steps.
+// growStack grows the stack of a new goroutine at once to what a forwarded query needs,
+// while there is nothing on it to copy, rather than in steps.
 //
 //go:noinline
 func growStack() {
@@ -310,20 +326,19 @@ func growStack() {
 	runtime.KeepAlive(&need)
 }
 
-// arrival says how a query came. Where one was captured on its way to is asked only
-// if somebody wants to know: it is a question to the kernel.
-func (l *udpListener) arrival(m *udpMessage) *arrival {
+// arrival returns how the query in m comes. find asks the kernel for the original destination
+// of a query, when that is needed. A client on the loopback interface sent the query to the
+// agent or to a stub resolver on this host, so its queries count as not captured.
+func (l *udpListener) arrival(m *sockets.Message, find func(*origins, netip.AddrPort, netip.AddrPort) (netip.AddrPort, error)) *arrival {
 	from := &arrival{over: overUDP}
-	if l.mayBeCaptured(m) {
+	if l.handler.origins != nil {
 		from.original = func() (netip.AddrPort, error) {
-			return l.handler.origins.awaitUDP(m.client(), m.local(l.local))
+			client := m.Client()
+			if client.Addr().IsLoopback() {
+				return netip.AddrPort{}, nil
+			}
+			return find(l.handler.origins, client, m.Local(l.local))
 		}
 	}
 	return from
-}
-
-// mayBeCaptured reports whether it can be known that a message was captured. A client
-// on the loopback interface asked us, or a stub resolver on this host.
-func (l *udpListener) mayBeCaptured(m *udpMessage) bool {
-	return l.handler.origins != nil && !m.client().Addr().IsLoopback()
 }

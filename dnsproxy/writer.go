@@ -35,7 +35,7 @@ const fixedLen = 12
 // addresses writes the response for a host: its addresses of the queried type, after the
 // CNAME record of an autopath name; without any, the SOA record that lets clients cache the
 // negative answer (RFC 2308).
-func (w *writer) addresses(m table.Match) {
+func (w *writer) addresses(m *table.Match) {
 	w.begin()
 	owner := questionName
 	if m.Rule == table.RuleAutopath {
@@ -152,7 +152,7 @@ func (w *writer) record(owner, rrtype uint16, dataLen int) bool {
 // the name without the search domain, as the client spelled it, or the host's FQDN if that
 // is a short name, because systemd-resolved treats a CNAME record from a name to its own
 // first label as a loop.
-func (w *writer) cname(m table.Match) (target uint16) {
+func (w *writer) cname(m *table.Match) (target uint16) {
 	n := len(m.Target)
 	if m.Base == table.RuleShortName {
 		n = len(m.Host.Name)

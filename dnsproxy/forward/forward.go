@@ -149,9 +149,6 @@ func (f *Forwarder) flush(match func(cache.Key) bool) {
 	f.cache.Flush(match)
 }
 
-// FitsMemory reports whether [Forwarder.ReserveMemory] would succeed.
-func (f *Forwarder) FitsMemory(n int) bool { return f.long.fit(n) }
-
 // ReserveMemory reserves memory for a query of n bytes that waits, unless long queries
 // have too much of it already. The caller calls [Forwarder.ReleaseMemory] if it reports true.
 func (f *Forwarder) ReserveMemory(n int) bool { return f.long.take(n) }

@@ -15,11 +15,6 @@ const (
 // use.
 type longQueries struct{ bytes atomic.Int64 }
 
-// fit reports whether take would succeed for a query of n bytes.
-func (l *longQueries) fit(n int) bool {
-	return n <= shortQuery || l.bytes.Load()+int64(n) <= maxLongQueries
-}
-
 // take counts a query of n bytes, unless there are too many bytes. The caller calls release
 // if it reports true.
 func (l *longQueries) take(n int) bool {

@@ -1,5 +1,6 @@
-// Package sockets distinguishes permanent errors of a listening socket from temporary
-// ones, and paces the attempts to use it after a temporary error.
+// Package sockets reads and sends UDP messages without allocation, distinguishes permanent
+// errors of a listening socket from temporary ones, paces the attempts to use it after a
+// temporary error, and keeps a reserve of descriptors.
 package sockets
 
 import (

@@ -1,4 +1,4 @@
-package dnsproxy
+package sockets
 
 import (
 	"encoding/binary"
@@ -12,10 +12,11 @@ import (
 // in6_pktinfo of a query.
 const controlLen = 64
 
-// A udpMessage is a packet with the addresses it came from and was sent to, in the
-// form in which the kernel gives and takes them. It must not be copied.
-type udpMessage struct {
-	packet  []byte
+// A Message is a UDP packet with the addresses that it came from and was sent to, in the
+// kernel's form. It must not be copied.
+type Message struct {
+	// Packet is the buffer for packets, or the packet of a clone.
+	Packet  []byte
 	name    unix.RawSockaddrAny
 	nameLen uint32
 
@@ -25,10 +26,10 @@ type udpMessage struct {
 	control [controlLen]byte
 }
 
-// newUDPMessage returns a message for packets of up to size bytes; wildcard says
-// that the socket is bound to all addresses.
-func newUDPMessage(size int, wildcard bool) *udpMessage {
-	m := &udpMessage{packet: make([]byte, size)}
+// NewMessage returns a message for packets of up to size bytes; wildcard says that the
+// socket is bound to all addresses.
+func NewMessage(size int, wildcard bool) *Message {
+	m := &Message{Packet: make([]byte, size)}
 	if wildcard {
 		m.header = &unix.Msghdr{}
 		m.point()
@@ -36,47 +37,47 @@ func newUDPMessage(size int, wildcard bool) *udpMessage {
 	return m
 }
 
-// point has the header point to the message's own fields.
-func (m *udpMessage) point() {
+// point makes the header point to the message's own fields.
+func (m *Message) point() {
 	m.header.Name = (*byte)(unsafe.Pointer(&m.name))
 	m.header.Iov = &m.vector
 	m.header.SetIovlen(1)
 	m.header.Control = &m.control[0]
 }
 
-// receive takes a packet from the socket, which is good until the next. It does
+// Receive reads a packet from the socket. The packet is valid until the next call. It does
 // not block.
-func (m *udpMessage) receive(fd uintptr) ([]byte, unix.Errno) {
+func (m *Message) Receive(fd uintptr) ([]byte, unix.Errno) {
 	m.nameLen = unix.SizeofSockaddrAny
 	if m.header != nil {
 		return m.receiveMsg(fd)
 	}
 	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, fd,
-		uintptr(unsafe.Pointer(&m.packet[0])), uintptr(len(m.packet)), unix.MSG_DONTWAIT,
+		uintptr(unsafe.Pointer(&m.Packet[0])), uintptr(len(m.Packet)), unix.MSG_DONTWAIT,
 		uintptr(unsafe.Pointer(&m.name)), uintptr(unsafe.Pointer(&m.nameLen)))
 	if errno != 0 {
 		return nil, errno
 	}
-	return m.packet[:n], 0
+	return m.Packet[:n], 0
 }
 
-// receiveMsg is receive with the address that the packet was sent to.
-func (m *udpMessage) receiveMsg(fd uintptr) ([]byte, unix.Errno) {
-	m.vector.Base = &m.packet[0]
-	m.vector.SetLen(len(m.packet))
+// receiveMsg is Receive with the address that the packet was sent to.
+func (m *Message) receiveMsg(fd uintptr) ([]byte, unix.Errno) {
+	m.vector.Base = &m.Packet[0]
+	m.vector.SetLen(len(m.Packet))
 	m.header.Namelen = m.nameLen
 	m.header.SetControllen(len(m.control))
 	n, _, errno := unix.RawSyscall(unix.SYS_RECVMSG, fd, uintptr(unsafe.Pointer(m.header)), unix.MSG_DONTWAIT)
 	if errno != 0 {
 		return nil, errno
 	}
-	return m.packet[:n], 0
+	return m.Packet[:n], 0
 }
 
-// send sends a response to where the message came from, from where it was sent to.
-// It does not block. Before it sends, the kernel may hand out an error of the socket that
-// another client caused, such as ECONNREFUSED; so it is tried twice.
-func (m *udpMessage) send(fd uintptr, response []byte) unix.Errno {
+// Send sends a response from the address that the message was sent to, to the one that it
+// came from. It does not block. The kernel may first return an error of the socket that
+// another client caused, such as ECONNREFUSED, so Send tries twice.
+func (m *Message) Send(fd uintptr, response []byte) unix.Errno {
 	errno := m.sendOnce(fd, response)
 	if errno != 0 && errno != unix.EAGAIN {
 		errno = m.sendOnce(fd, response)
@@ -84,8 +85,8 @@ func (m *udpMessage) send(fd uintptr, response []byte) unix.Errno {
 	return errno
 }
 
-// sendOnce is one attempt of send.
-func (m *udpMessage) sendOnce(fd uintptr, response []byte) unix.Errno {
+// sendOnce is one attempt of Send.
+func (m *Message) sendOnce(fd uintptr, response []byte) unix.Errno {
 	if m.header != nil {
 		return m.sendMsg(fd, response)
 	}
@@ -95,8 +96,8 @@ func (m *udpMessage) sendOnce(fd uintptr, response []byte) unix.Errno {
 	return errno
 }
 
-// sendMsg is send for a socket that is bound to all addresses.
-func (m *udpMessage) sendMsg(fd uintptr, response []byte) unix.Errno {
+// sendMsg is sendOnce for a socket that is bound to all addresses.
+func (m *Message) sendMsg(fd uintptr, response []byte) unix.Errno {
 	m.vector.Base = &response[0]
 	m.vector.SetLen(len(response))
 	m.header.Flags = 0
@@ -111,8 +112,8 @@ func (m *udpMessage) sendMsg(fd uintptr, response []byte) unix.Errno {
 	return errno
 }
 
-// client returns where a message came from.
-func (m *udpMessage) client() netip.AddrPort {
+// Client returns the address that the message came from.
+func (m *Message) Client() netip.AddrPort {
 	if m.name.Addr.Family == unix.AF_INET {
 		name := (*unix.RawSockaddrInet4)(unsafe.Pointer(&m.name))
 		return netip.AddrPortFrom(netip.AddrFrom4(name.Addr), networkOrder(name.Port))
@@ -121,15 +122,16 @@ func (m *udpMessage) client() netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(name.Addr).Unmap(), networkOrder(name.Port))
 }
 
-// networkOrder returns a port that the kernel gave as two bytes.
+// networkOrder returns a port that the kernel wrote as two bytes.
 func networkOrder(port uint16) uint16 {
 	var b [2]byte
 	binary.NativeEndian.PutUint16(b[:], port)
 	return binary.BigEndian.Uint16(b[:])
 }
 
-// local returns where a message was sent to; bound is what its socket is bound to.
-func (m *udpMessage) local(bound netip.AddrPort) netip.AddrPort {
+// Local returns the address that the message was sent to; bound is the one that its socket is
+// bound to.
+func (m *Message) Local(bound netip.AddrPort) netip.AddrPort {
 	control := (*unix.Cmsghdr)(unsafe.Pointer(&m.control[0]))
 	switch {
 	case m.header == nil || m.header.Controllen < unix.SizeofCmsghdr:
@@ -144,11 +146,10 @@ func (m *udpMessage) local(bound netip.AddrPort) netip.AddrPort {
 	return bound
 }
 
-// clone copies a message with the first n bytes of its packet, for another
-// goroutine.
-func (m *udpMessage) clone(n int) *udpMessage {
-	c := &udpMessage{
-		packet: append([]byte(nil), m.packet[:n]...),
+// Clone copies a message with the first n bytes of its packet, for another goroutine.
+func (m *Message) Clone(n int) *Message {
+	c := &Message{
+		Packet: append([]byte(nil), m.Packet[:n]...),
 		name:   m.name, nameLen: m.nameLen, control: m.control,
 	}
 	if m.header != nil {

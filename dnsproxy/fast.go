@@ -1,0 +1,119 @@
+package dnsproxy
+
+import (
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/dnsproxy/reply"
+	"github.com/nametap/nametap/dnsproxy/wire"
+)
+
+// A verdict says what the fast path has made of a query.
+type verdict uint8
+
+// The verdicts of the fast path.
+const (
+	answered verdict = iota // there is a response
+	dropped                 // there is none and never will be
+	later                   // the slow path answers
+)
+
+// fast is the fast path: it appends to dst the response to a query that need not wait, from
+// wire form to wire form, on the goroutine that has read the query. Queries for nameservers,
+// those before the first table, and whatever is rare or malformed are for [handler.slow];
+// dst is unchanged then. Answers from the table and the cache take no allocation.
+//
+// The response is in the bounds of its transport.
+func (h *handler) fast(dst []byte, t *task) ([]byte, verdict) {
+	t.usual = t.query.Parse(t.packet)
+	if !t.usual {
+		if len(t.packet) < wire.HeaderLen || t.packet[wire.FlagsOffset]&wire.QR != 0 {
+			h.metrics.dropped.Inc() // to answer an answer could go on forever
+			return dst, dropped
+		}
+		return dst, later
+	}
+	t.decision = h.decide(t.query.Question, h.table.Load(), &t.scratch)
+	response, result, ok := h.respond(dst, t)
+	if !ok {
+		return dst, later
+	}
+	t.decision = decision{} // or a reader without queries would keep an old table alive
+	h.metrics.countFast(t.query.Type, t.from.over, result)
+	return response, answered
+}
+
+// respond appends to dst the response to a query that was decided on, if it need not wait:
+// from the table, from the cache or by itself. It reports false for other queries, and dst
+// is unchanged.
+func (h *handler) respond(dst []byte, t *task) (response []byte, result outcome, ok bool) {
+	q, d := &t.query, &t.decision
+	switch d.action {
+	case actAddresses, actPointers:
+		return h.respondMesh(dst, q, d, h.limit(q.UDPSize, t.from.over)), outcome{dns.RcodeSuccess, sourceTable}, true
+	case actSpecial:
+		response = h.respondSpecial(dst, q, d.zone, h.limit(q.UDPSize, t.from.over))
+		return response, outcome{reply.Rcode(response[len(dst):]), sourceSelf}, true
+	case actForward, actExists, actUnknown:
+		return h.respondForwarded(dst, t)
+	default:
+		return dst, outcome{}, false
+	}
+}
+
+// respondForwarded is respond for a query that the table does not answer, or not alone.
+func (h *handler) respondForwarded(dst []byte, t *task) (response []byte, result outcome, ok bool) {
+	q, d := &t.query, &t.decision
+	walk := h.startsWalk(q)
+	if d.action == actUnknown && (!walk || d.exists(q.Name)) {
+		response, result = h.respondUnknown(dst, t)
+		return response, result, true
+	}
+	found, ok := h.lookup(t, walk)
+	switch _, stale := t.ask.Stale(); {
+	case ok && !h.mayGoElsewhere(t):
+		response, result = h.respondResult(dst, t, &found)
+		return response, result, true
+	case !ok && !stale && h.forwarder.Overloaded(&t.ask) && !h.mayGoElsewhere(t):
+		// Answered here: a worker for each such query would take the CPU from mesh names.
+		response, result = h.respondTooMany(dst, t)
+		return response, result, true
+	}
+	return dst, outcome{}, false
+}
+
+// lookup looks a query that is to be forwarded up in the cache, unless its reply is for its
+// client alone. walk says that it starts a walk of the search list.
+func (h *handler) lookup(t *task, walk bool) (found forward.Result, ok bool) {
+	q := &t.query
+	t.ask = forward.Query{Name: q.Name, Cacheable: q.Cacheable()}
+	if !t.ask.Cacheable {
+		return found, false
+	}
+	t.ask.Key = h.forwarder.Key(q, walk)
+	found, ok = h.forwarder.Lookup(&t.ask)
+	if t.ask.RefreshDue() {
+		if walk {
+			t.ask.Steps = h.steps(t)
+		}
+		h.forwarder.Refresh(&t.ask)
+	}
+	return found, ok
+}
+
+// refuse answers a query that fast has left for later if no worker can take it: with an
+// expired reply if the cache has one, otherwise with SERVFAIL. It reports false for queries
+// that are not to be forwarded, which have no response.
+func (h *handler) refuse(dst []byte, t *task) (response []byte, ok bool) {
+	if !t.usual || !t.decision.forwards() {
+		return dst, false
+	}
+	var result outcome
+	if stale, ok := t.ask.Stale(); ok && !h.mayGoElsewhere(t) {
+		response, result = h.respondResult(dst, t, &stale)
+	} else {
+		response, result = h.respondTooMany(dst, t)
+	}
+	h.metrics.countFast(t.query.Type, t.from.over, result)
+	return response, true
+}
