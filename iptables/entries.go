@@ -11,6 +11,7 @@ import (
 type entries struct {
 	log       *slog.Logger
 	leftovers map[string]time.Time // entries, by their keys, that are dropped later; when they were first seen
+	replies   time.Time            // until then replies to queries of dropped entries may arrive; zero if none may
 	logged    map[Family]string    // the last failure that was logged
 	swept     fingerprint          // of the kernel at the last sweep
 	failed    bool                 // the last sweep failed
@@ -23,41 +24,47 @@ func newEntries(log *slog.Logger) entries { return entries{log: log, logged: mak
 // of other programs look like stale ones, so the change must be certain. After a failure the
 // next check tries again.
 func (e *entries) sweep(cfg Config, in installed, changed, maybe bool) {
-	leftovers := make(map[string]time.Time)
 	now := time.Now()
 	changed = changed || e.failed
-	e.failed = false
+	late := !e.replies.IsZero()
+	if now.After(e.replies) {
+		e.replies = time.Time{}
+	}
+	previous := e.leftovers
+	e.leftovers, e.failed = make(map[string]time.Time), false
 	for f, v := range in.families {
-		if !changed && (v.zone == 0 || !maybe && len(e.leftovers) == 0) {
+		if !changed && !late && (v.zone == 0 || !maybe && len(previous) == 0) {
 			continue
 		}
 		s := sweep{ports: []uint16{cfg.Port}, zone: v.zone}
-		dropped := e.drop(f, func(entry conntrack.Entry) bool {
-			if s.stale(entry) {
-				return true
-			}
-			if !s.leftover(entry) {
-				return false
-			}
-			seen, ok := e.leftovers[entry.Key()]
-			if !ok {
-				seen = now
-			}
-			if now.Sub(seen) >= cfg.Settle {
-				return true
-			}
-			leftovers[entry.Key()] = seen
-			return false
+		dropped, ok := e.drop(f, func(entry conntrack.Entry) bool {
+			stale := ofReply(entry) || (changed || v.zone != 0) && s.stale(entry)
+			return stale || s.leftover(entry) && e.settled(entry.Key(), previous, now.Add(-cfg.Settle))
 		})
-		e.failed = e.failed || !dropped
+		e.failed = e.failed || !ok
+		if changed && dropped > 0 {
+			e.replies = now.Add(cfg.Settle)
+		}
 	}
-	e.leftovers = leftovers
 }
 
-// drop drops the entries of a family that match, and logs a failure once. It reports
-// whether it did.
-func (e *entries) drop(f Family, match func(conntrack.Entry) bool) bool {
-	n, err := dropEntries(f, match)
+// settled reports whether a leftover was first seen at a time or before. Otherwise it records
+// the leftover.
+func (e *entries) settled(key string, previous map[string]time.Time, by time.Time) bool {
+	seen, ok := previous[key]
+	if !ok {
+		seen = time.Now()
+	}
+	if !seen.After(by) {
+		return true
+	}
+	e.leftovers[key] = seen
+	return false
+}
+
+// drop drops the entries of a family that match, and returns how many. It logs a failure once.
+func (e *entries) drop(f Family, match func(conntrack.Entry) bool) (dropped int, ok bool) {
+	dropped, err := dropEntries(f, match)
 	switch {
 	case err == nil:
 		delete(e.logged, f)
@@ -66,8 +73,8 @@ func (e *entries) drop(f Family, match func(conntrack.Entry) bool) bool {
 		e.log.Warn("sockets that were used before may keep their old path until they are closed",
 			"family", f, "error", err)
 	}
-	if n > 0 {
-		e.log.Debug("dropped conntrack entries", "family", f, "entries", n)
+	if dropped > 0 {
+		e.log.Debug("dropped conntrack entries", "family", f, "entries", dropped)
 	}
-	return err == nil
+	return dropped, err == nil
 }

@@ -293,3 +293,34 @@ func TestShortDrift(t *testing.T) {
 		t.Logf("%d repairs", c.Stats().Repairs) // none, unless a look fell into that moment
 	})
 }
+
+// K10: a reply that arrives after the entry of its query was dropped makes an entry of its own.
+// That one is dropped too, or the socket would stay on its old path.
+func TestDropWithReplyInFlight(t *testing.T) {
+	t.Parallel()
+	for _, zone := range []uint16{53, 0} {
+		t.Run(map[uint16]string{53: "zone", 0: "no zone"}[zone], func(t *testing.T) {
+			t.Parallel()
+			labs(t, diagonal(), func(l *lab) {
+				t := l.t
+				l.agent()
+				c := l.apply(quick, func(c *iptables.Config) { c.Zone, c.Settle = zone, time.Minute })
+				conn := l.socket()
+				l.sh("%s%s -w 5 -t nat -F OUTPUT", l.pick("iptables-", "ip6tables-"), l.backend)
+				if _, err := fmt.Fprintln(conn, "2slow"); err != nil { // the reply takes 1 s
+					t.Fatal(err)
+				}
+				l.keep(c)
+				wait.Until(t, "the rules are repaired", func() bool { return c.Stats().Repairs == 1 })
+				buffer := make([]byte, 100)
+				if n, err := conn.Read(buffer); err != nil || string(buffer[:n]) != "2slowU" {
+					t.Fatalf("reply %q, %v, want %q", buffer[:n], err, "2slowU")
+				}
+				wait.Until(t, "the socket is captured", func() bool {
+					reply, err := askOn(conn, "2s")
+					return err == nil && reply == "2sAU"
+				})
+			})
+		})
+	}
+}

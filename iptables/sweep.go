@@ -53,17 +53,21 @@ type sweep struct {
 // Without a zone, an entry that is not redirected may belong to any of them.
 func (s sweep) stale(e conntrack.Entry) bool {
 	switch {
-	case e.Original.Protocol != unix.IPPROTO_UDP:
-		return false
-	case e.Original.Source.Port() == dnsPort && e.Original.Destination.Port() != dnsPort:
-		// A reply arrived after the entry of its query was deleted, and made an entry of
-		// its own, in which a query from the same port counts as the reply.
+	case ofReply(e):
 		return true
-	case e.Original.Destination.Port() != dnsPort:
+	case e.Original.Protocol != unix.IPPROTO_UDP, e.Original.Destination.Port() != dnsPort:
 		return false
 	default:
 		return e.Zone == s.zone && !s.redirected(e) // 0 without a zone
 	}
+}
+
+// ofReply reports whether a reply made an entry of its own, because it arrived after the entry
+// of its query was dropped. In that entry, the next query from the same port counts as a reply,
+// so it is not redirected.
+func ofReply(e conntrack.Entry) bool {
+	return e.Original.Protocol == unix.IPPROTO_UDP &&
+		e.Original.Source.Port() == dnsPort && e.Original.Destination.Port() != dnsPort
 }
 
 // leftover reports whether an entry has to be dropped some time after rules with a zone
