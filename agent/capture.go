@@ -109,8 +109,10 @@ func (c *capture) begin(ctx context.Context) error {
 	if err != nil && !errors.Is(err, errNoServers) && ctx.Err() == nil {
 		return fmt.Errorf("capturing DNS: %w", err)
 	}
-	for f, reason := range without {
-		c.logLeftOut(f, reason)
+	for _, f := range c.wanted() {
+		if reason := without[f]; reason != nil {
+			c.logLeftOut(f, reason)
+		}
 	}
 	return nil
 }

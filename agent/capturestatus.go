@@ -83,7 +83,7 @@ func (c *capture) status(ctx context.Context) *CaptureStatus {
 		return status
 	}
 	for i, f := range rules.Families {
-		if err := in.without[f.Family]; err != nil && f.State == iptables.NotWanted {
+		if err := in.without[f.Family]; err != nil && in.Config.Family(f.Family) != iptables.Off && f.State == iptables.NotWanted {
 			rules.Families[i].Error = err.Error()
 		}
 	}

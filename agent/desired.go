@@ -11,7 +11,7 @@ import (
 type inputs struct {
 	CaptureConfig
 	servers []netip.Addr              // of resolv.conf; none until it has any
-	without map[iptables.Family]error // families that are left out, and why
+	without map[iptables.Family]error // families whose listeners do not answer, and why
 }
 
 // errNoServers says that resolv.conf has not had nameservers yet.
@@ -30,20 +30,27 @@ func (in inputs) desired() (iptables.Desired, error) {
 		}
 		d.Config.Servers = in.servers
 	}
-	left := 0
+	served := 0
+	var errs []error
 	for _, f := range families() {
-		err := in.without[f]
-		switch choice := in.Config.Family(f); {
-		case err != nil && choice == iptables.On:
+		switch choice, err := in.Config.Family(f), in.without[f]; {
+		case choice == iptables.Off:
+		case err == nil:
+			served++
+		case choice == iptables.On:
 			return d, err
-		case err != nil:
+		default:
+			errs = append(errs, err)
 			d.Config = d.Config.Without(f)
-		case choice != iptables.Off:
-			left++
 		}
 	}
-	if left == 0 {
-		return d, errors.Join(in.without[iptables.IPv4], in.without[iptables.IPv6])
+	if served == 0 {
+		return d, errors.Join(errs...)
 	}
 	return d, nil
+}
+
+// captures reports whether a family is captured while the switch is on.
+func (in inputs) captures(f iptables.Family) bool {
+	return in.Config.Family(f) != iptables.Off && in.without[f] == nil
 }

@@ -48,6 +48,7 @@ func TestDesired(t *testing.T) {
 		"IPv6 is required":                 {in: inputs{CaptureConfig: on(required), without: out(v6)}, err: silent},
 		"IPv6 is required, IPv4 is not":    {in: inputs{CaptureConfig: on(required), without: out(v4)}, want: iptables.Config{IPv4: iptables.Off, IPv6: iptables.On}},
 		"IPv6 is not wanted, IPv4 answers": {in: inputs{CaptureConfig: on(without6)}, want: without6},
+		"IPv6 is not wanted, nor there":    {in: inputs{CaptureConfig: on(without6), without: out(v6)}, want: without6},
 		"IPv6 is not wanted, IPv4 silent":  {in: inputs{CaptureConfig: on(without6), without: out(v4)}, err: silent},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -31,8 +31,9 @@ func (c *capture) wanted() []iptables.Family {
 }
 
 // listening returns when the listeners of a family answer to which the rules redirect, when
-// there is no such listener, or when ctx ends. It returns the families to leave out for
-// now, and why: the port of a listener that could not be opened may be another program's.
+// there is no such listener, or when ctx ends. It returns the families whose listeners do not
+// answer, and why: the port of a listener that could not be opened may be another program's.
+// Among them are families that the configuration switches off, because that may change.
 func (c *capture) listening(ctx context.Context) (without map[iptables.Family]error) {
 	select {
 	case <-c.proxy.Ready():
@@ -41,14 +42,15 @@ func (c *capture) listening(ctx context.Context) (without map[iptables.Family]er
 	for logged := ""; ; {
 		found := probe(ctx, c.proxy.Addrs())
 		without = map[iptables.Family]error{}
-		open := false
-		for _, f := range c.wanted() {
-			open = open || c.listens(f) == nil
+		for _, f := range families() {
 			if err := c.unfit(f, found[f]); err != nil {
 				without[f] = err
 			}
 		}
-		if ctx.Err() != nil || !open || len(without) < len(c.wanted()) {
+		wanted := c.wanted()
+		answers := slices.ContainsFunc(wanted, func(f iptables.Family) bool { return without[f] == nil })
+		open := slices.ContainsFunc(wanted, func(f iptables.Family) bool { return c.listens(f) == nil })
+		if ctx.Err() != nil || answers || !open {
 			return without
 		}
 		if err := errors.Join(without[iptables.IPv4], without[iptables.IPv6]); err.Error() != logged {
@@ -127,7 +129,9 @@ func (c *capture) followListeners(ctx context.Context) {
 // absent returns an error if the host does not have the addresses of a family that may be
 // left out.
 func (c *capture) absent(ctx context.Context, f iptables.Family) error {
-	if c.current().Config.Family(f) == iptables.On || len(c.current().without)+1 >= len(c.wanted()) {
+	in := c.current()
+	other := func(other iptables.Family) bool { return other != f && in.captures(other) }
+	if in.Config.Family(f) == iptables.On || !slices.ContainsFunc(families(), other) {
 		return nil
 	}
 	udp := slices.DeleteFunc(c.listeners(f), func(l dnsproxy.Addr) bool { return l.Network != "udp" })

@@ -113,8 +113,7 @@ func TestIPv6SwitchedOff(t *testing.T) { // K4, K9, R3
 	}
 }
 
-// A host without 127.0.0.1, as far as the agent goes: it listens on ::1 alone, and captures
-// IPv6 alone.
+// TestIPv6Alone checks that an agent that listens on ::1 only captures IPv6 only.
 func TestIPv6Alone(t *testing.T) { // K17
 	t.Parallel()
 	vms(t, func(v *vm) {
@@ -135,4 +134,45 @@ func TestIPv6Alone(t *testing.T) { // K17
 			t.Errorf("before:\n%s\nafter:\n%s", before, after)
 		}
 	})
+}
+
+// TestIPv4Absent checks that IPv4 is left out while the host has no 127.0.0.1.
+func TestIPv4Absent(t *testing.T) { // K17
+	t.Parallel()
+	v := newVM(t, "nft")
+	a := v.capture()
+	v.asked(named, meshIP)
+	v.Exec("ip", "address", "del", "127.0.0.1/8", "dev", "lo")
+	wait.Until(t, "IPv4 is left out", func() bool { return a.log.Count("family=IPv4") == 1 && v.dig("@"+named, mesh) == namedIP })
+	v.asked(named6, meshIP)
+	v.Exec("ip", "address", "add", "127.0.0.1/8", "dev", "lo")
+	wait.Until(t, "IPv4 is captured", func() bool { return v.dig("@"+named, mesh) == meshIP })
+	v.asked(named6, meshIP)
+	a.end(terminate)
+	if v.captured() {
+		t.Errorf("rules are left:\n%s", v.Rules())
+	}
+}
+
+// TestFamilyWantedLater checks that a family that is switched on while the agent runs is
+// captured when its listeners answer, not before.
+func TestFamilyWantedLater(t *testing.T) { // K9, K17, R10
+	t.Parallel()
+	v := newVM(t, "nft")
+	release := v.take("udp", "[::1]:15053")
+	config := v.write("nametap.yaml", "capture-ipv6: off\n")
+	a := v.capture("--config", config)
+	v.asked(named6, namedIP)
+	v.replace("nametap.yaml", "capture-ipv6: auto\n")
+	wait.Until(t, "the setting is in effect", func() bool {
+		r := v.nametap("status", "--status-addr", statusAddr)
+		return strings.Contains(r.stdout, "not wanted: the agent does not listen where the rules redirect to")
+	})
+	v.asked(named6, namedIP)
+	release()
+	wait.Until(t, "IPv6 is captured", func() bool { return v.dig("@"+named6, mesh) == meshIP })
+	v.asked(named, meshIP)
+	if n := a.log.Count("level=ERROR"); n != 0 {
+		t.Errorf("%s", a.log)
+	}
 }
