@@ -9,7 +9,7 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// holders returns the tools that print rules of ours.
+// holders returns the tools that print rules of nametap.
 func (l *lab) holders() string {
 	l.t.Helper()
 	var names []string
@@ -60,7 +60,7 @@ func TestOneBackend(t *testing.T) {
 	})
 }
 
-// K4: both backends hold our rules, as after a flip of another version.
+// K4: both backends hold rules of nametap, as after a change of the tools' default backend.
 func TestRemoveBothBackends(t *testing.T) {
 	t.Parallel()
 	rules, err := iptables.Build(iptables.DefaultConfig())
@@ -87,8 +87,8 @@ func TestRemoveBothBackends(t *testing.T) {
 	})
 }
 
-// tools lets scripts stand for tools, until the function that it returns is
-// called or the test ends. Such a test cannot be parallel.
+// tools replaces tools by scripts, until restore is called or the test ends. Such a test
+// cannot be parallel.
 func tools(t *testing.T, scripts map[string]string) (restore func()) {
 	t.Helper()
 	dir, before := t.TempDir(), os.Getenv("PATH")
@@ -136,7 +136,7 @@ func TestFamilyUnavailable(t *testing.T) {
 	})
 }
 
-// K4: IPv6 switched off takes out what was there.
+// K4: switching IPv6 off removes its rules.
 func TestIPv6Off(t *testing.T) {
 	t.Parallel()
 	backends(t, func(l *lab) {

@@ -26,7 +26,7 @@ func TestCapture(t *testing.T) {
 	})
 }
 
-// K1: the agent is known by its gid alone, or by its uid alone.
+// K1: the gid or the uid of the agent is enough to recognise it.
 func TestAgentsUsers(t *testing.T) {
 	t.Parallel()
 	labs(t, diagonal(), func(l *lab) {
@@ -90,7 +90,7 @@ func TestExclusions(t *testing.T) {
 	})
 }
 
-// K6: what containers behind a virtual interface ask.
+// K6: queries of containers behind a virtual interface.
 func TestVirtualInterface(t *testing.T) {
 	t.Parallel()
 	labs(t, diagonal(), func(l *lab) {
@@ -120,7 +120,7 @@ func TestVirtualInterface(t *testing.T) {
 	})
 }
 
-// K7: a stub resolver on loopback that asks nameservers itself.
+// K7: a stub resolver on loopback, which queries nameservers itself.
 func TestStubResolver(t *testing.T) {
 	t.Parallel()
 	const stubAddress = "127.0.0.53:53" // of IPv4 alone
@@ -143,7 +143,7 @@ func TestStubResolver(t *testing.T) {
 	})
 }
 
-// K7: Docker's resolver, whose rules lead 127.0.0.11:53 to another port.
+// K7: Docker's resolver, whose rules redirect 127.0.0.11:53 to another port.
 func TestDockerResolver(t *testing.T) {
 	t.Parallel()
 	const dockerRules = `*nat
@@ -157,7 +157,7 @@ COMMIT
 		t := l.t
 		resolver := startPeer(t, l.ns)
 		resolver.do("serve S 10.77.0.2:53 - 127.0.0.11:41053")
-		resolver.do("user 1338 1338") // after that: its own queries would be captured as root's, too
+		resolver.do("user 1338 1338") // from here on, because its own queries would be captured like root's
 		l.ns.Pipe(dockerRules, "iptables-"+string(l.backend)+"-restore", "--noflush", "-w", "5")
 		l.agentAs("1337 1337", "127.0.0.11:53", "-", 15053)
 		l.wantFrom("127.0.0.11:53", "SU")

@@ -21,7 +21,7 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// failed returns what Check says is missing, with the advice.
+// failed returns the findings of Check about missing things, with their advice.
 func failed(t *testing.T, c *iptables.Capture) string {
 	t.Helper()
 	var b strings.Builder
@@ -52,7 +52,7 @@ func TestCheck(t *testing.T) {
 	})
 }
 
-// K11: without the capabilities, everything says so.
+// K11: without the capabilities, every command reports it.
 func TestCapabilities(t *testing.T) {
 	t.Parallel()
 	backends(t, func(l *lab) {
@@ -84,7 +84,7 @@ func TestNoTools(t *testing.T) {
 		if err := c.Apply(t.Context()); err == nil || !strings.Contains(err.Error(), "install the package iptables") {
 			t.Errorf("apply: %v", err)
 		}
-		remove(t, c) // the kernel says that nothing is there
+		remove(t, c) // the kernel reports no rules
 		if missing := failed(t, c); !strings.Contains(missing, "install the package iptables") {
 			t.Errorf("missing: %s", missing)
 		}
@@ -187,8 +187,8 @@ func TestUnmappedUser(t *testing.T) {
 	})
 }
 
-// K2: a tool that hangs is given up when it is not wanted any more, and what it
-// had done is undone: all rules of a family or none.
+// K2: if apply is cancelled while a tool hangs, the tool is killed and its changes are
+// undone: a family has all rules or none.
 func TestHangingTool(t *testing.T) {
 	backends(t, func(l *lab) {
 		t, backend := l.t, l.backend
@@ -225,7 +225,7 @@ esac`, path)})
 	})
 }
 
-// K11: nft does without CAP_NET_RAW, legacy does not.
+// K11: nft works without CAP_NET_RAW, legacy does not.
 func TestWithoutNetRaw(t *testing.T) {
 	t.Parallel()
 	netns.Need(t, "setpriv")
@@ -243,7 +243,7 @@ func TestWithoutNetRaw(t *testing.T) {
 	})
 }
 
-// K9, K10: the agent has been killed, and somebody else removes. DNS works before
+// K9, K10: the agent was killed, and another process removes the rules. DNS works before
 // Remove has waited for the replies of earlier queries.
 func TestFailOpen(t *testing.T) {
 	t.Parallel()
@@ -278,7 +278,7 @@ func TestFailOpen(t *testing.T) {
 			t.Errorf("DNS works after %v, want 2 s", took)
 		}
 		wait.Until(t, "all is out of use", func() bool { return l.log.Count("no longer captured") == 1 })
-		cancel() // which ends the wait, and no more
+		cancel() // which only ends the wait
 		removing.Wait()
 		if got := l.holders(); got != "" {
 			t.Errorf("after remove: %s", got)

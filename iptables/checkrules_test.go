@@ -8,7 +8,7 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// finding returns what Check finds about one thing.
+// finding returns the finding of Check about one thing.
 func finding(t *testing.T, c *iptables.Capture, what string) iptables.Finding {
 	t.Helper()
 	for _, f := range c.Check(t.Context()) {
@@ -19,7 +19,7 @@ func finding(t *testing.T, c *iptables.Capture, what string) iptables.Finding {
 	return iptables.Finding{}
 }
 
-// K11: each rule is looked for by the tool itself. Without rules, none is.
+// K11: the tool itself looks for each rule, and for none if there are no rules.
 func TestCheckRules(t *testing.T) {
 	t.Parallel()
 	labs(t, all(), func(l *lab) {

@@ -24,7 +24,7 @@ func tool(t *testing.T, name string) string {
 	return path
 }
 
-// complete fails the test unless both families are in with the best rules.
+// complete fails the test unless both families have all rules.
 func (l *lab) complete(c *iptables.Capture) {
 	l.t.Helper()
 	status, err := c.Status(l.t.Context())
@@ -43,7 +43,7 @@ func (l *lab) complete(c *iptables.Capture) {
 	}
 }
 
-// K13: another program inserts and deletes rules all the time.
+// K13: another program keeps inserting and deleting rules.
 func TestApplyBesideOthers(t *testing.T) {
 	t.Parallel()
 	rounds := 8
@@ -81,7 +81,7 @@ func TestApplyBesideOthers(t *testing.T) {
 	})
 }
 
-// K13: tools die, before, within and after what they do.
+// K13: tools are killed before, during and after their work.
 func TestApplyWithKilledTools(t *testing.T) {
 	backends(t, func(l *lab) {
 		dir := l.t.TempDir()
@@ -115,8 +115,8 @@ exec %[3]s "$@"
 	})
 }
 
-// failing lets iptables-restore of a family fail, for a reason that it does not name,
-// whenever its input has a text.
+// failing makes iptables-restore of a family fail without a reason if its input contains
+// text, until working is called.
 func (l *lab) failing(family, text string) (working func()) {
 	l.t.Helper()
 	name := fmt.Sprintf("%s-%s-restore", family, l.backend)
@@ -126,8 +126,8 @@ echo "$input" | exec %s "$@"
 `, text, tool(l.t, name))})
 }
 
-// K13: what fails for a reason that may pass is reported and tried again, and the rest
-// is in meanwhile.
+// K13: a transient failure is reported and retried, and the other rules are installed
+// meanwhile.
 func TestIncomplete(t *testing.T) {
 	for _, test := range []struct {
 		family, text string
@@ -167,7 +167,7 @@ func TestIncomplete(t *testing.T) {
 	}
 }
 
-// K13: a family that the machine lacks, and gets later.
+// K13: a family that the machine does not support at first, and supports later.
 func TestFamilyAppears(t *testing.T) {
 	backends(t, func(l *lab) {
 		name := "ip6tables-" + string(l.backend)
@@ -186,7 +186,7 @@ func TestFamilyAppears(t *testing.T) {
 	})
 }
 
-// K4, K13: a backend that cannot be read for a moment is not one that cannot be used.
+// K4, K13: a backend that cannot be read for a moment does not count as unsupported.
 func TestUnreadableBackend(t *testing.T) {
 	alone(t, func(l *lab) {
 		broken := "echo 'Cannot allocate memory' >&2; exit 4"
@@ -202,7 +202,7 @@ func TestUnreadableBackend(t *testing.T) {
 	})
 }
 
-// K3, K4: rules that cannot be read are not gone.
+// K3, K4: rules that cannot be read do not count as removed.
 func TestRemoveUnseen(t *testing.T) {
 	alone(t, func(l *lab) {
 		l.apply(func(c *iptables.Config) { c.Backend = iptables.Legacy })
@@ -222,7 +222,7 @@ func TestRemoveUnseen(t *testing.T) {
 	})
 }
 
-// K10: while nothing changes no program is run, however many rules others have.
+// K10: while no rule changes, no program is run, however many rules other programs have.
 func TestQuietReconcile(t *testing.T) {
 	backends(t, func(l *lab) {
 		t := l.t
@@ -263,13 +263,13 @@ func TestQuietReconcile(t *testing.T) {
 			t.Errorf("%d programs were run in %v", n-before, time.Since(start))
 		}
 		l.sh("iptables-%s -w 5 -t nat -F NAMETAP_OUTPUT", l.backend)
-		wait.Until(t, "drift is mended", func() bool { return c.Stats().Repairs == 1 })
+		wait.Until(t, "drift is repaired", func() bool { return c.Stats().Repairs == 1 })
 		l.complete(c)
 	})
 }
 
-// K10: rules that were away for a moment which no look has seen leave no socket on its
-// way past the agent.
+// K10: if rules are missing for a moment that no check has seen, no socket keeps bypassing
+// the agent.
 func TestShortDrift(t *testing.T) {
 	t.Parallel()
 	labs(t, all(), func(l *lab) {
@@ -290,7 +290,7 @@ func TestShortDrift(t *testing.T) {
 			return err == nil && reply == "2sAU"
 		})
 		l.wantOn(conn, "AU")
-		t.Logf("%d repairs", c.Stats().Repairs) // none, unless a look fell into that moment
+		t.Logf("%d repairs", c.Stats().Repairs) // none, unless a check fell into that moment
 	})
 }
 

@@ -26,7 +26,7 @@ func TestNext(t *testing.T) {
 		{on, outdated, false, stepWait}, // after a failure
 		{on, captured, false, stepWait},
 		{on, captured, true, stepCheck},
-		{on, unhooked, true, stepApply}, // it is on again while replies are in flight
+		{on, unhooked, true, stepApply}, // capture is on again while replies are in flight
 		{on, removed, true, stepApply},
 
 		{off, untouched, true, stepUnhook}, // an earlier agent may have left rules
@@ -46,8 +46,8 @@ func TestNext(t *testing.T) {
 	}
 }
 
-// K13: a step of a removal that may succeed is soon tried again for 15 s before its
-// failure is reported, one that cannot is reported at once and tried again after 15 s.
+// K13: a removal with a transient error is retried for 15 s before it is reported. With a
+// lasting error it is reported at once and retried after 15 s.
 func TestRetries(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

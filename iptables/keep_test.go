@@ -65,9 +65,9 @@ func TestDrift(t *testing.T) {
 			l.sh("%s", script)
 			start := time.Now()
 			stray := l.socket()
-			_, _ = askOn(stray, "2d") // a flow that may begin the wrong way
-			wait.Until(t, what+" is mended", func() bool { return c.Stats().Repairs == repairs+1 })
-			t.Logf("%s: mended after %v", what, time.Since(start))
+			_, _ = askOn(stray, "2d") // a flow that may start past the agent
+			wait.Until(t, what+" is repaired", func() bool { return c.Stats().Repairs == repairs+1 })
+			t.Logf("%s: repaired after %v", what, time.Since(start))
 			l.want("AU")
 			l.wantOn(conn, "AU")
 			l.wantOn(stray, "AU")
@@ -78,19 +78,19 @@ func TestDrift(t *testing.T) {
 				l.sh("%s -t nat -D OUTPUT -p udp --dport 53 -j ACCEPT", ipt)
 			}
 			if got := l.saves(); withoutEmpty(got) != withoutEmpty(good) {
-				t.Errorf("%s: mended to\n%s\nwant\n%s", what, got, good)
+				t.Errorf("%s: repaired to\n%s\nwant\n%s", what, got, good)
 			}
 		}
 		repairs := c.Stats().Repairs
 		checks := c.Stats().Checks
 		wait.Until(t, "more looks", func() bool { return c.Stats().Checks > checks+2 })
 		if n := c.Stats().Repairs; n != repairs {
-			t.Errorf("%d repairs with nothing to mend", n-repairs)
+			t.Errorf("%d repairs without drift", n-repairs)
 		}
 	})
 }
 
-// withoutEmpty leaves out what a table that was made in legacy has for ever.
+// withoutEmpty removes the chains that a table in legacy keeps forever.
 func withoutEmpty(save string) string {
 	var b strings.Builder
 	for line := range strings.Lines(save) {
@@ -101,7 +101,7 @@ func withoutEmpty(save string) string {
 	return b.String()
 }
 
-// set changes what a Capture is to keep.
+// set changes the desired state of a Capture.
 func (l *lab) set(c *iptables.Capture, on bool, cfg iptables.Config) {
 	l.t.Helper()
 	if err := c.Set(iptables.Desired{On: on, Because: "of the test", Config: cfg}); err != nil {
@@ -109,8 +109,8 @@ func (l *lab) set(c *iptables.Capture, on bool, cfg iptables.Config) {
 	}
 }
 
-// K10: nothing is done before the first desired value, rules that could not be put in are
-// put in later, and none are kept while capture is off.
+// K10: nothing happens before the first desired value, rules that could not be installed
+// are installed later, and no rules are repaired while capture is off.
 func TestKeepAndSwitch(t *testing.T) {
 	backends(t, func(l *lab) {
 		t, backend := l.t, l.backend
@@ -151,7 +151,7 @@ func TestKeepAndSwitch(t *testing.T) {
 	})
 }
 
-// startKeep starts Keep, and returns what ends it and returns its error.
+// startKeep starts Keep, and returns a function that ends it and returns its error.
 func (l *lab) startKeep(c *iptables.Capture) (end func() error) {
 	l.t.Helper()
 	ctx, cancel := context.WithCancel(l.t.Context())
@@ -163,8 +163,8 @@ func (l *lab) startKeep(c *iptables.Capture) (end func() error) {
 	}
 }
 
-// K9: when Keep ends the rules are removed, unless they are to stay; those that are being
-// removed are removed all the same.
+// K9: when Keep ends, it removes the rules unless they must stay. A removal that has begun
+// is finished in either case.
 func TestKeepEnds(t *testing.T) {
 	t.Parallel()
 	backends(t, func(l *lab) {
@@ -199,7 +199,7 @@ func TestKeepEnds(t *testing.T) {
 	})
 }
 
-// K9: the first rules that cannot be put in end Keep, without any left.
+// K9: if the first rules cannot be installed, Keep ends without rules.
 func TestKeepRefused(t *testing.T) {
 	backends(t, func(l *lab) {
 		t := l.t
@@ -222,8 +222,8 @@ func TestKeepRefused(t *testing.T) {
 	})
 }
 
-// K2, K9: capture that is desired again while replies may be in flight goes on with the rules
-// that are there.
+// K2, K9: if capture is switched on again while replies may be in flight, the existing
+// rules are used.
 func TestRemovalInterrupted(t *testing.T) {
 	t.Parallel()
 	labs(t, diagonal(), func(l *lab) {
@@ -254,7 +254,7 @@ func TestRemovalInterrupted(t *testing.T) {
 	})
 }
 
-// K13: a removal that fails says so, and goes on when it can.
+// K13: a removal that fails is reported, and continues when it can.
 func TestRemovalFails(t *testing.T) {
 	backends(t, func(l *lab) {
 		t := l.t

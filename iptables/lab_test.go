@@ -16,8 +16,8 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// lab is a machine: a network namespace, in which the test is, too. It may have
-// an interface eth0, behind which two nameservers are.
+// lab is a machine: the network namespace of the test. It may have an interface eth0 with
+// two nameservers behind it.
 type lab struct {
 	t       *testing.T
 	ns      *netns.NS
@@ -26,7 +26,7 @@ type lab struct {
 	log     *testlog.Buffer
 }
 
-// kind is what tests are run for.
+// kind is a backend and a family of a lab.
 type kind struct {
 	backend iptables.Backend
 	family  iptables.Family
@@ -78,7 +78,7 @@ func newLab(t *testing.T, k kind) *lab {
 	return &lab{t: t, ns: netns.New(t), backend: k.backend, family: k.family, log: new(testlog.Buffer)}
 }
 
-// connect gives the lab its eth0 and the nameservers.
+// connect adds eth0 and the nameservers.
 func (l *lab) connect() {
 	l.t.Helper()
 	servers := netns.New(l.t)
@@ -146,7 +146,7 @@ func (l *lab) agentAs(uidAndGID, upstream, local string, port int) *peer {
 	return a
 }
 
-// other is the backend that is not the lab's.
+// other returns the other backend than the lab's.
 func (l *lab) other() iptables.Backend {
 	if l.backend == iptables.NFT {
 		return iptables.Legacy
@@ -154,11 +154,11 @@ func (l *lab) other() iptables.Backend {
 	return iptables.NFT
 }
 
-// config is the default with the lab's backend, after any changes.
+// config returns the default configuration with the lab's backend and changes.
 func (l *lab) config(changes ...func(*iptables.Config)) iptables.Config {
 	cfg := iptables.DefaultConfig()
 	cfg.Backend = l.backend
-	cfg.Settle = 100 * time.Millisecond // queries of tests take less
+	cfg.Settle = 100 * time.Millisecond // longer than queries of tests take
 	cfg.FailClosed = true               // the namespace ends with the test
 	for _, change := range changes {
 		change(&cfg)
@@ -185,8 +185,7 @@ func (l *lab) with(cfg iptables.Config) *iptables.Capture {
 	return c
 }
 
-// auto is a change of configuration: that of somebody who does not know the
-// backend in use.
+// auto is a change of the configuration: the backend is chosen automatically.
 func auto(c *iptables.Config) { c.Backend = iptables.Auto }
 
 // apply makes a Capture and applies it.
@@ -227,8 +226,8 @@ func remove(t *testing.T, c *iptables.Capture) {
 	}
 }
 
-// want asks nameserver 2 over UDP and TCP, from new sockets, and compares the
-// way that the reply tells.
+// want queries nameserver 2 over UDP and TCP from new sockets, and compares the way in the
+// reply.
 func (l *lab) want(way string) {
 	l.t.Helper()
 	l.wantFrom(l.server('2'), way)
@@ -244,7 +243,7 @@ func (l *lab) wantFrom(server, way string) {
 	}
 }
 
-// socket opens a UDP socket to nameserver 2, to be asked on more than once.
+// socket opens a UDP socket to nameserver 2, for several queries.
 func (l *lab) socket() net.Conn {
 	l.t.Helper()
 	conn, err := open("udp", "-", l.server('2'))
@@ -255,7 +254,7 @@ func (l *lab) socket() net.Conn {
 	return conn
 }
 
-// wantOn asks on a socket.
+// wantOn sends a query on a socket, and compares the way in the reply.
 func (l *lab) wantOn(conn net.Conn, way string) {
 	l.t.Helper()
 	if reply, err := askOn(conn, "2s"); err != nil || reply != "2s"+way {

@@ -14,17 +14,17 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// Processes that a test needs beside its own (an agent, nameservers, an apply
-// that is killed) are this binary too.
+// The other processes of a test (an agent, nameservers, an apply that is killed) also run
+// this binary.
 const (
 	envPeer  = "NAMETAP_TEST_PEER"  // run as a peer
 	envApply = "NAMETAP_TEST_APPLY" // apply rules of this backend, and end
 )
 
-// outside is where no test may change rules.
+// outside is the network namespace in which tests must not change rules.
 var outside = networkNamespace()
 
-// networkNamespace names the one of the calling thread.
+// networkNamespace returns the name of the calling thread's network namespace.
 func networkNamespace() string {
 	link, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {
@@ -44,8 +44,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// self returns a command that runs this binary with a variable set. It goes by
-// /proc, since another user may not reach the directory of the binary.
+// self returns a command that runs this binary with a variable set. It uses /proc, because
+// another user may not be able to enter the directory of the binary.
 func self(variable, value string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe")
 	// The race detector waits 1 s at each exit, for reports of other threads.
@@ -74,8 +74,7 @@ func applyAndEnd(backend iptables.Backend) int {
 	return 1
 }
 
-// output runs a command in the lab and returns all that it prints, and whether
-// it failed.
+// output runs a command in the lab, and returns its output and whether it failed.
 func (l *lab) output(cmd *exec.Cmd) (string, bool) {
 	l.t.Helper()
 	var out bytes.Buffer

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// istioRules are those of istio-iptables for DNS, with its agent as uid and gid 1337 on
-// port 15053, for a nameserver.
+// istioRules are the rules of istio-iptables for DNS, with Istio's agent as uid and gid
+// 1337 on port 15053, for one nameserver.
 const istioRules = `*nat
 :ISTIO_OUTPUT - [0:0]
 :ISTIO_OUTPUT_DNS - [0:0]
@@ -35,7 +35,8 @@ COMMIT
 COMMIT
 `
 
-// K4, K5, K11: Istio's own rules beside ours. Both work, and status and check say so.
+// K4, K5, K11: with Istio's own rules besides nametap's, DNS works, and status and check
+// report them.
 func TestBesideIstio(t *testing.T) {
 	t.Parallel()
 	labs(t, all(), func(l *lab) {
@@ -48,7 +49,7 @@ func TestBesideIstio(t *testing.T) {
 		c := l.apply()
 		for range 3 {
 			l.want("AU")
-			l.wantFrom(l.server('3'), "AU") // which Istio's rules do not name
+			l.wantFrom(l.server('3'), "AU") // a server that Istio's rules do not name
 		}
 		conn := l.socket()
 		for range 100 {

@@ -15,9 +15,9 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// locked has both tools that write to a backend fail, as legacy's do when another program
-// holds their lock for longer than they wait: the first times, or as long as there is the
-// file whose name it returns, if times is 0.
+// locked makes both tools that write to a backend fail, like those of legacy when another
+// program holds their lock for longer than they wait. They fail the first times, or if
+// times is 0, as long as the file exists whose name it returns.
 func (l *lab) locked(backend iptables.Backend, times int) (holding string) {
 	l.t.Helper()
 	dir := l.t.TempDir()
@@ -39,8 +39,8 @@ exec %[5]s "$@"
 	return holding
 }
 
-// K3, K9: what fails since another program holds the lock for long is removed when it is
-// free. Nothing says before that DNS is no longer captured.
+// K3, K9: rules that cannot be removed because another program holds the lock are removed
+// when the lock is free. Until then, nothing reports that DNS is no longer captured.
 func TestRemoveWhileLocked(t *testing.T) {
 	backends(t, func(l *lab) {
 		c := l.capture()
@@ -56,8 +56,8 @@ func TestRemoveWhileLocked(t *testing.T) {
 	})
 }
 
-// K4, K13: rules of ours in the other backend that cannot be taken out now are no reason to
-// give up. They go later.
+// K4, K13: rules of nametap in the other backend that cannot be removed do not make apply
+// fail. They are removed later.
 func TestApplyBesideLockedBackend(t *testing.T) {
 	backends(t, func(l *lab) {
 		t := l.t
@@ -71,7 +71,7 @@ func TestApplyBesideLockedBackend(t *testing.T) {
 		looks := c.Stats().Failures + 2
 		wait.Until(t, "it is tried again", func() bool { return c.Stats().Failures >= looks })
 		if n := l.log.Count("capture rules had drifted and were repaired"); n > 0 {
-			t.Errorf("said %d times that all is mended:\n%s", n, l.log)
+			t.Errorf("logged %d times that all is repaired:\n%s", n, l.log)
 		}
 		if err := os.Remove(holding); err != nil {
 			t.Fatal(err)
@@ -82,7 +82,7 @@ func TestApplyBesideLockedBackend(t *testing.T) {
 	})
 }
 
-// K4, K13: a tool that hangs does not say that its backend is not used.
+// K4, K13: a tool that hangs does not make its backend count as unused.
 func TestHangingSave(t *testing.T) {
 	alone(t, func(l *lab) {
 		t := l.t
@@ -106,7 +106,7 @@ func TestHangingSave(t *testing.T) {
 	})
 }
 
-// K9: a tool of the other backend that hangs, for a status too, leaves no query captured.
+// K9: if a tool of the other backend hangs, also for a status, no query stays captured.
 func TestRemoveBesideHangingSave(t *testing.T) {
 	alone(t, func(l *lab) {
 		t := l.t
@@ -117,7 +117,7 @@ func TestRemoveBesideHangingSave(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancel()
 		var asking sync.WaitGroup
-		asking.Go(func() { l.ns.Run(func() { _, _ = c.Status(ctx) }) }) // what it says is not the point
+		asking.Go(func() { l.ns.Run(func() { _, _ = c.Status(ctx) }) }) // the output does not matter
 		wait.Until(t, "the status waits", func() bool { _, err := os.Stat(hung); return err == nil })
 		asking.Go(func() { l.ns.Run(func() { _ = c.Remove(ctx) }) })
 		asking.Wait()

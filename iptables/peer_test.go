@@ -20,8 +20,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
-// A peer is another process, with a user of its own. It does what it is told
-// line by line, and says "ok …" or "error …" after each.
+// A peer is another process, with a separate user. It reads a command per line, and answers
+// each with "ok …" or "error …".
 type peer struct {
 	t   *testing.T
 	cmd *exec.Cmd
@@ -54,7 +54,7 @@ func (p *peer) stop() {
 	_ = p.cmd.Wait()
 }
 
-// do tells the peer to do something and returns what it says.
+// do sends a command to the peer and returns the answer.
 func (p *peer) do(format string, args ...any) string {
 	p.t.Helper()
 	what := fmt.Sprintf(format, args...)
@@ -69,7 +69,7 @@ func (p *peer) do(format string, args ...any) string {
 	return strings.TrimSpace(said)
 }
 
-// runPeer is the other side of it.
+// runPeer reads and runs the commands.
 func runPeer() {
 	lines := bufio.NewScanner(os.Stdin)
 	for lines.Scan() {
@@ -110,13 +110,12 @@ func peerDo(word, rest string) (string, error) {
 	return "", fmt.Errorf("unknown word %q", word)
 }
 
-// A text that is asked for begins with the digit of the nameserver that it is
-// meant for. Whoever passes it on adds its mark, so the reply tells its way:
-// "2hello" comes back as "2helloAU" through the agent and a nameserver, and as
-// "2helloU" past the agent.
+// A query is a text that begins with the digit of its nameserver. Each process on the way
+// adds its mark, so the reply shows the way: the reply to "2hello" is "2helloAU" through
+// the agent and a nameserver, and "2helloU" past the agent.
 type forwarder struct {
 	mark     string
-	upstream string // "-": reply; "same": the nameserver that is meant; or an address
+	upstream string // "-": reply; "same": the nameserver of the digit; or an address
 	local    string // "-", or address:port to send from, on interface eth0
 }
 
@@ -147,7 +146,7 @@ func (f forwarder) packets(conn net.PacketConn) {
 	for {
 		n, client, err := conn.ReadFrom(buffer)
 		if err != nil {
-			continue // an ICMP error of a client that has gone
+			continue // an ICMP error of a client that has ended
 		}
 		text := strings.TrimSpace(string(buffer[:n]))
 		answer := func() { _, _ = conn.WriteTo([]byte(f.reply("udp", conn.LocalAddr(), text)), client) }
@@ -189,7 +188,7 @@ func (f forwarder) reply(network string, listening net.Addr, text string) string
 	return reply
 }
 
-// nameserver is an address in the namespace of nameservers.
+// nameserver returns an address in the namespace of the nameservers.
 func nameserver(v4 bool, digit byte) string {
 	if v4 {
 		return "10.77.0." + string(digit) + ":53"
@@ -207,9 +206,9 @@ func ask(network, local, server, text string) (string, error) {
 	return askOn(conn, text)
 }
 
-// open connects to a server. With a local address, the port may be in use by
-// another process too, and replies are taken from interface eth0 only: that is
-// what lets an agent and an application share a port, each with its replies.
+// open connects to a server. With a local address, another process may use the same port,
+// and replies are received from interface eth0 only. So an agent and an application can
+// share a port, and each gets its replies.
 func open(network, local, server string) (net.Conn, error) {
 	d := net.Dialer{Timeout: 5 * time.Second}
 	local, shared := strings.CutPrefix(local, "shared:")
@@ -235,7 +234,7 @@ func open(network, local, server string) (net.Conn, error) {
 	return d.DialContext(context.Background(), network, server)
 }
 
-// askOn asks on a socket that is there, and passes by replies to other texts.
+// askOn sends a query on an existing socket, and ignores replies to other queries.
 func askOn(conn net.Conn, text string) (string, error) {
 	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
 		return "", err

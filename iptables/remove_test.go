@@ -12,8 +12,8 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// foreignRules are of other programs: in our tables and in others, with words
-// in comments that look like ours.
+// foreignRules are rules of other programs, in nametap's tables and in others, with
+// comments that look like nametap's.
 const foreignRules = `*nat
 :KUBE-SERVICES - [0:0]
 -A OUTPUT -m comment --comment "say \"hi\" -j NAMETAP_OUTPUT" -j KUBE-SERVICES
@@ -61,7 +61,7 @@ func TestRemove(t *testing.T) {
 		if l.saves() == before {
 			t.Fatal("nothing was applied")
 		}
-		// Whoever removes them knows nothing of these settings.
+		// Remove runs with other settings.
 		remove(t, l.capture(auto))
 		if after := l.saves(); after != before {
 			t.Errorf("after remove:\n%s\nbefore apply:\n%s", after, before)
@@ -73,7 +73,8 @@ func TestRemove(t *testing.T) {
 	})
 }
 
-// K3: a table that we made and that others use by now stays, without us.
+// K3: a table that nametap made and that other programs use now stays, without nametap's
+// rules.
 func TestRemoveFromSharedTable(t *testing.T) {
 	t.Parallel()
 	backends(t, func(l *lab) {
@@ -91,8 +92,8 @@ func TestRemoveFromSharedTable(t *testing.T) {
 	})
 }
 
-// K3, K4: apply is killed before, within and after each iptables-restore, while
-// the other backend holds rules of ours from earlier.
+// K3, K4: apply is killed before, during and after each iptables-restore, while the other
+// backend holds earlier rules of nametap.
 func TestApplyKilled(t *testing.T) {
 	t.Parallel()
 	moments := []string{"before", "within", "after"}
@@ -120,7 +121,7 @@ func TestApplyKilled(t *testing.T) {
 		for step := 1; step <= steps; step++ {
 			for _, how := range moments {
 				applyHalf(step, how)
-				if how == "within" { // that one is mended, too
+				if how == "within" { // this case is repaired, too
 					l.killedApply(0, "never")
 					if after := l.saves(); after != complete {
 						t.Errorf("killed %s step %d, and applied again:\n%s\nwant:\n%s", how, step, after, complete)
@@ -137,8 +138,8 @@ func TestApplyKilled(t *testing.T) {
 	})
 }
 
-// killedApply applies the default rules in another process and kills it at a
-// step, that is at an iptables-restore. It returns how many there were.
+// killedApply applies the default rules in another process and kills it at a step, which is
+// an iptables-restore. It returns the number of steps.
 func (l *lab) killedApply(step int, how string) int {
 	t := l.t
 	t.Helper()

@@ -44,7 +44,7 @@ func configs() map[string]iptables.Config {
 	return cs
 }
 
-// K11: the text is the one that is committed.
+// K11: the text equals the committed one.
 func TestText(t *testing.T) {
 	t.Parallel()
 	for name, cfg := range configs() {
@@ -72,8 +72,8 @@ func TestText(t *testing.T) {
 	}
 }
 
-// K2, K10: what iptables-save prints of these rules is these rules, with both
-// backends, so that they can be compared as text.
+// K2, K10: iptables-save prints these rules unchanged, with both backends, so that they can
+// be compared as text.
 func TestTextIsWhatIsSaved(t *testing.T) {
 	t.Parallel()
 	backends(t, func(l *lab) {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// What iptables-save prints comes from outside: any rule of any program may be
-// in it. Whatever it is, what we write names nothing but what is ours.
+// The output of iptables-save may have any rule of any program. Whatever it has, the input
+// for iptables-restore names only chains of nametap.
 func FuzzParseSave(f *testing.F) {
 	rules, err := Build(DefaultConfig())
 	if err != nil {
@@ -76,7 +76,7 @@ func TestParseSaveErrors(t *testing.T) {
 	}
 }
 
-// Words in quotes are nobody's target.
+// Words in quotes are not targets.
 func TestTarget(t *testing.T) {
 	for spec, want := range map[string]string{
 		`-p udp -j NAMETAP_OUTPUT`: "NAMETAP_OUTPUT",

@@ -13,16 +13,16 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// traffic is applications that ask all the time, and what became of it.
+// traffic is a set of applications that send queries continuously, and the results.
 type traffic struct {
 	mu   sync.Mutex
-	ways map[string]int // replies by the way they came; "lost" for none
+	ways map[string]int // replies by their way; "lost" without a reply
 	stop context.CancelFunc
 	done sync.WaitGroup
 }
 
-// start starts applications: with one socket for all queries, with a new one for
-// each, and over TCP.
+// start starts applications: with one socket for all queries, with a new socket for each
+// query, and over TCP.
 func (l *lab) start() *traffic {
 	l.t.Helper()
 	ctx, cancel := context.WithCancel(l.t.Context())
@@ -33,7 +33,7 @@ func (l *lab) start() *traffic {
 	}
 	for _, network := range []string{"udp", "tcp"} {
 		l.loop(ctx, tr, func(text string) (string, error) {
-			time.Sleep(time.Millisecond) //nolint:forbidigo // a slower pace, or TCP runs out of ports
+			time.Sleep(time.Millisecond) //nolint:forbidigo // slower, so that TCP does not run out of ports
 			return ask(network, "-", l.server('2'), text)
 		})
 	}
@@ -58,14 +58,14 @@ func (l *lab) loop(ctx context.Context, tr *traffic, ask func(string) (string, e
 	tr.done.Go(func() { l.ns.Run(asking) })
 }
 
-// end stops the applications and returns what became of their queries.
+// end stops the applications and returns the results of their queries.
 func (tr *traffic) end() map[string]int {
 	tr.stop()
 	tr.done.Wait()
 	return tr.ways
 }
 
-// goesOn waits until 50 more queries are done.
+// goesOn waits for the results of 50 more queries.
 func (tr *traffic) goesOn(t *testing.T) {
 	t.Helper()
 	count := func() int {
@@ -81,7 +81,7 @@ func (tr *traffic) goesOn(t *testing.T) {
 	wait.Until(t, "queries go on", func() bool { return count() >= target })
 }
 
-// K2: other settings, and rules written anew, while applications ask.
+// K2: other settings, and rules that are written again, while applications send queries.
 func TestReplaceUnderTraffic(t *testing.T) {
 	t.Parallel()
 	labs(t, diagonal(), func(l *lab) {
@@ -103,8 +103,8 @@ func TestReplaceUnderTraffic(t *testing.T) {
 	})
 }
 
-// The switch: rules come and go while agent and applications run, and no query
-// is lost, whichever way it goes.
+// The switch: rules are installed and removed while agent and applications run, and no
+// query is lost on either way.
 func TestSwitchUnderTraffic(t *testing.T) {
 	t.Parallel()
 	rounds := 3
@@ -114,7 +114,7 @@ func TestSwitchUnderTraffic(t *testing.T) {
 	labs(t, diagonal(), func(l *lab) {
 		t := l.t
 		l.agent()
-		// No agent takes as long, but this machine may.
+		// An agent is faster, but this machine may be slow.
 		c := l.capture(func(c *iptables.Config) { c.Settle = time.Second })
 		tr := l.start()
 		for range rounds {
@@ -140,7 +140,7 @@ func TestSwitchUnderTraffic(t *testing.T) {
 	})
 }
 
-// A query that is on its way when rules go has its reply.
+// A query that is in flight when rules are removed gets its reply.
 func TestRemoveInFlight(t *testing.T) {
 	t.Parallel()
 	labs(t, diagonal(), func(l *lab) {
@@ -173,8 +173,8 @@ func TestRemoveInFlight(t *testing.T) {
 	})
 }
 
-// K5: an application and the agent send from the same port to the same two
-// nameservers, 10,000 times, and either may have been the first.
+// K5: an application and the agent send 10,000 queries from the same port to the same two
+// nameservers, and either of them may be the first.
 func TestSourcePortCollision(t *testing.T) {
 	t.Parallel()
 	queries := 5_000 // each way
@@ -188,7 +188,7 @@ func TestSourcePortCollision(t *testing.T) {
 		l.apply()
 		l.collide(queries)
 		l.sh("conntrack -F 2>/dev/null")
-		for _, text := range []string{"2first", "3first"} { // asked directly, the agent sends first
+		for _, text := range []string{"2first", "3first"} { // the agent sends first, because it is queried directly
 			if reply, err := ask("udp", "-", l.local(15053), text); err != nil || reply != text+"AU" {
 				t.Fatalf("reply %q, %v", reply, err)
 			}
@@ -197,8 +197,8 @@ func TestSourcePortCollision(t *testing.T) {
 	})
 }
 
-// K5: a flow that began when nat had its rules and raw had not is forgotten, or the
-// agent would take it when it sends from the same port.
+// K5: a flow that started when only nat had its rules is deleted. Otherwise it would be
+// used for the agent's queries from the same port.
 func TestBetweenTables(t *testing.T) {
 	t.Parallel()
 	labs(t, diagonal(), func(l *lab) {
@@ -224,13 +224,13 @@ func TestBetweenTables(t *testing.T) {
 	})
 }
 
-// entries lists conntrack's of UDP to port 53.
+// entries lists conntrack's entries of UDP to port 53.
 func (l *lab) entries() string {
 	l.t.Helper()
 	return l.sh("conntrack -L -f %s -p udp --dport 53 2>/dev/null", strings.ToLower(l.family.String()))
 }
 
-// collide asks two nameservers from the agent's port.
+// collide queries two nameservers from the agent's port.
 func (l *lab) collide(queries int) {
 	l.t.Helper()
 	ways := make(map[string]int)
@@ -252,7 +252,7 @@ func (l *lab) collide(queries int) {
 	}
 }
 
-// What one apply takes, beside a program for each rule.
+// The time of one apply, compared with a program per rule.
 func TestApplyTime(t *testing.T) {
 	backends(t, func(l *lab) {
 		t, backend := l.t, l.backend
@@ -267,7 +267,7 @@ func TestApplyTime(t *testing.T) {
 			return time.Since(start)
 		}
 		timed("iptables-%s-restore --noflush -w 5 <<'.'\n%s.", backend, text)
-		once := time.Hour // the quickest of some, since a loaded machine is slow at times
+		once := time.Hour // the fastest of several, because the machine may be loaded
 		for range 5 {
 			once = min(once, timed("iptables-%s-restore --noflush -w 5 <<'.'\n%s.", backend, text))
 		}
