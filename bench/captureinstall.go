@@ -87,8 +87,8 @@ func (b *captureBench) apply(ctx context.Context, p path) (time.Duration, error)
 // captureArguments returns the arguments of a capture command for a path.
 func (b *captureBench) captureArguments(verb string, p path) []string {
 	return []string{
-		b.binary, "capture", verb, "--backend", p.backend, "--conntrack-zone", p.zone, "--dns-capture", "--ipv6", "on", "--log-level", "warn",
-		"--dns-addr", fmt.Sprintf("localhost:%d", agentPort), "--agent-uid", strconv.Itoa(agentUser), "--agent-gid", strconv.Itoa(agentUser),
+		b.binary, "capture", verb, "--capture-backend", p.backend, "--capture-conntrack-zone", p.zone, "--capture-enabled", "--capture-ipv6", "on", "--log-level", "warn",
+		"--dns-addr", fmt.Sprintf("localhost:%d", agentPort), "--capture-agent-uid", strconv.Itoa(agentUser), "--capture-agent-gid", strconv.Itoa(agentUser),
 	}
 }
 
