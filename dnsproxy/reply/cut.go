@@ -1,8 +1,6 @@
 package reply
 
 import (
-	"encoding/binary"
-
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy/wire"
@@ -39,10 +37,10 @@ type cutter struct {
 	counts [wire.Sections]uint16 // of what is kept
 	opt    []byte                // the OPT record, while it is behind end
 
-	additional int  // where the additional section begins
-	optInside  bool // OPT is before end
-	ns, soa    bool // types in the authority section
-	optional   bool // nothing is left out that clients should ask for again
+	questionEnd int
+	optInside   bool // OPT is before end
+	ns, soa     bool // types in the authority section
+	optional    bool // nothing is left out that clients should ask for again
 }
 
 // walk sets what is kept.
@@ -82,11 +80,8 @@ func (c *cutter) findOPT() bool {
 // records keeps the records that fit beside OPT, which follows them. The message has been
 // walked before.
 func (c *cutter) records() {
-	c.additional = c.end
-	for w := wire.Walk(c.msg, c.end); w.Next(); {
-		if w.Section != wire.AdditionalSection {
-			c.additional = w.End
-		}
+	c.questionEnd = c.end
+	for w := wire.Walk(c.msg, c.questionEnd); w.Next(); {
 		if w.Section == wire.AuthoritySection {
 			c.ns, c.soa = c.ns || w.Type() == dns.TypeNS, c.soa || w.Type() == dns.TypeSOA
 		}
@@ -115,24 +110,22 @@ func (c *cutter) leaveOut(section int) {
 	}
 	var places []place
 	kept := 0
-	for off := c.additional; len(places) < wire.Count(c.msg, wire.AdditionalSection); {
-		fixed, end, _, err := wire.WalkRecord(c.msg, off)
-		if err != nil {
-			return
+	for w := wire.Walk(c.msg, c.questionEnd); w.Next(); {
+		if w.Section != wire.AdditionalSection {
+			continue
 		}
-		switch binary.BigEndian.Uint16(c.msg[fixed:]) {
+		switch w.Type() {
 		case dns.TypeTSIG, dns.TypeSIG:
 			return // it signs the whole message
 		case dns.TypeOPT:
-			if len(c.opt) == 0 || &c.msg[off] != &c.opt[0] {
+			if len(c.opt) == 0 || &c.msg[w.Owner] != &c.opt[0] {
 				return // it is not kept
 			}
 		}
-		if off < c.end {
+		if w.Owner < c.end {
 			kept++
 		}
-		places = append(places, place{owner: off, fixed: fixed})
-		off = end
+		places = append(places, place{owner: w.Owner, fixed: w.Fixed})
 	}
 	left := wholeSets(c.msg, func(i int) place { return places[i] }, kept, len(places))
 	c.end = places[left].owner

@@ -114,10 +114,12 @@ func EqualFold(a, b []byte) bool {
 // A Walker walks the records of a message in order.
 type Walker struct {
 	// Section is the section of the current record. The record begins with its owner at
-	// Owner, has its fixed part at Fixed and ends at End. Spelled is that of [WalkRecord].
+	// Owner, has its fixed part at Fixed and ends at End.
 	Section           int
 	Owner, Fixed, End int
-	Spelled           bool
+	// Spelled reports whether the owner is the first question's name without being just a
+	// pointer to it.
+	Spelled bool
 
 	// Err is why Next has reported false; nil at the end of the message.
 	Err error
@@ -143,33 +145,30 @@ func (w *Walker) Next() bool {
 		w.left = Count(w.msg, w.Section)
 	}
 	w.left--
-	w.Owner = w.End
-	w.Fixed, w.End, w.Spelled, w.Err = WalkRecord(w.msg, w.End)
-	return w.Err == nil
+	const pointer = PointerBits | HeaderLen // to the question's name, as nearly all owners are
+	msg, off := w.msg, w.End
+	w.Owner, w.Spelled = off, false
+	fixed := off + 2
+	if fixed > len(msg) || binary.BigEndian.Uint16(msg[off:]) != pointer {
+		if fixed, w.Spelled, w.Err = walkName(msg, off); w.Err != nil {
+			return false
+		}
+	}
+	if fixed+FixedLen > len(msg) {
+		w.Err = ErrShort
+		return false
+	}
+	end := fixed + FixedLen + int(binary.BigEndian.Uint16(msg[fixed+DataLenOffset:]))
+	if end > len(msg) {
+		w.Err = ErrShort
+		return false
+	}
+	w.Fixed, w.End = fixed, end
+	return true
 }
 
 // Type returns the type of the current record.
 func (w *Walker) Type() uint16 { return binary.BigEndian.Uint16(w.msg[w.Fixed:]) }
-
-// WalkRecord walks the record at off and returns where its fixed part begins and where it
-// ends. spelled reports whether its owner is the first question's name without being just a
-// pointer to it.
-func WalkRecord(msg []byte, off int) (fixed, end int, spelled bool, err error) {
-	const pointer = PointerBits | HeaderLen // to the question's name, as nearly all owners are
-	if off+2 <= len(msg) && binary.BigEndian.Uint16(msg[off:]) == pointer {
-		fixed = off + 2
-	} else if fixed, spelled, err = walkName(msg, off); err != nil {
-		return 0, 0, false, err
-	}
-	if fixed+FixedLen > len(msg) {
-		return 0, 0, false, ErrShort
-	}
-	end = fixed + FixedLen + int(binary.BigEndian.Uint16(msg[fixed+DataLenOffset:]))
-	if end > len(msg) {
-		return 0, 0, false, ErrShort
-	}
-	return fixed, end, spelled, nil
-}
 
 // walkName walks the name at off and returns where it ends. same reports whether it equals
 // the first question's name, without regard to case; the question must have been walked.
@@ -242,8 +241,8 @@ func pointerTarget(msg []byte, off int) int {
 // IsPointer reports whether a compression pointer begins with b, and not a label.
 func IsPointer(b byte) bool { return b&labelType == labelType }
 
-// AppendName appends the name at off, whose record WalkRecord has walked, folded, without
-// pointers, and without the root label.
+// AppendName appends the owner of a record that was walked, at off, folded, without pointers,
+// and without the root label.
 func AppendName(dst, msg []byte, off int) []byte {
 	for {
 		switch n := int(msg[off]); {
