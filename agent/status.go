@@ -55,18 +55,26 @@ func newStatusServer(ctx context.Context, a *Agent, registry *prometheus.Registr
 	return s, nil
 }
 
+// statusGrace is how long requests in flight may take at the end.
+const statusGrace = time.Second
+
 // Run serves until ctx ends and the requests in flight are done.
 func (s *statusServer) Run(ctx context.Context) error {
+	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
-		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer close(stopped)
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), statusGrace)
 		defer cancel()
 		if s.server.Shutdown(grace) != nil {
-			_ = s.server.Close() // a client that will not go; there is nobody to tell
+			_ = s.server.Close() // of connections whose clients do not read
 		}
 	})
-	defer stop()
-	if err := s.server.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("the status listener on %s died: %w", s.Addr(), err)
+	err := s.server.Serve(s.listener)
+	if !stop() {
+		<-stopped // Serve returns when Shutdown begins
+	}
+	if !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("the status listener on %s failed: %w", s.Addr(), err)
 	}
 	return nil
 }

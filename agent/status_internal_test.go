@@ -1,0 +1,50 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"testing"
+
+	"github.com/nametap/nametap/internal/httpguard"
+)
+
+// TestStatusEnd checks that a request in flight is answered before the status server ends.
+func TestStatusEnd(t *testing.T) { // R9
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	s := &statusServer{}
+	slow := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		stopped := make(chan struct{})
+		s.server.RegisterOnShutdown(func() { close(stopped) })
+		cancel()
+		<-stopped
+		fmt.Fprint(w, "done")
+	})
+	s.server, s.listener = httpguard.New(slow, ln, maxStatusConns, slog.New(slog.DiscardHandler))
+	got := make(chan string, 1)
+	go func() {
+		resp, err := http.Get("http://" + ln.Addr().String())
+		if err != nil {
+			got <- err.Error()
+			return
+		}
+		defer resp.Body.Close()
+		body, _ := io.ReadAll(resp.Body)
+		got <- string(body)
+	}()
+	if err := s.Run(ctx); err != nil {
+		t.Error(err)
+	}
+	_ = s.server.Close() // cuts every request that Run has left in flight
+	if body := <-got; body != "done" {
+		t.Errorf("got %q", body)
+	}
+}
