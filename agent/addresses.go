@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watchAddresses sends to changed after an address of an interface was added or
-// removed, until ctx ends. What changed is not said: the reader asks for all
-// addresses. A value is dropped if one waits already.
+// watchAddresses sends to changed, which has a buffer, after an address of an interface was
+// added or removed, until ctx ends. It does not say which one: the receiver reads all
+// addresses, so one value in the buffer is enough for any number of changes.
 func watchAddresses(ctx context.Context, changed chan<- struct{}) error {
 	socket, err := routeSocket()
 	if err != nil {
@@ -29,7 +29,7 @@ func watchAddresses(ctx context.Context, changed chan<- struct{}) error {
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case err != nil && !errors.Is(err, unix.ENOBUFS): // which says that messages were lost
+		case err != nil && !errors.Is(err, unix.ENOBUFS): // ENOBUFS: the kernel dropped messages
 			return fmt.Errorf("watching the addresses of the interfaces: %w", err)
 		}
 		select {
@@ -39,8 +39,8 @@ func watchAddresses(ctx context.Context, changed chan<- struct{}) error {
 	}
 }
 
-// routeSocket opens a netlink socket (rtnetlink(7)) that receives changes of
-// addresses of both families.
+// routeSocket opens a netlink socket (rtnetlink(7)) that receives the changes of addresses of
+// both families. It is not a [conntrack.Conn], which speaks to netfilter and sends requests.
 func routeSocket() (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {

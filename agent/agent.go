@@ -18,36 +18,36 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-// A Config says what an [Agent] runs.
+// A Config configures an [Agent].
 type Config struct {
 	// DNS configures the query path. Its Logger and Registerer are set by New.
 	DNS dnsproxy.Config
 	// XDS configures the push path. Its Logger, Registerer and Changed are set by New.
 	XDS nds.Config
-	// StatusAddr is the host:port of the status endpoints; an empty host means
-	// all addresses, port 0 a free port.
+	// StatusAddr is the host:port of the status endpoints. An empty host means all
+	// addresses, port 0 a free port.
 	StatusAddr string
-	// StateDirRequired makes a state directory (XDS.StateDir) that cannot be used
-	// an error; otherwise the agent goes on without a snapshot and says so.
+	// StateDirRequired makes it an error that the state directory (XDS.StateDir) cannot be
+	// used. Otherwise the agent logs it and runs without a snapshot.
 	StateDirRequired bool
-	// Drain is how long queries are still answered after the end was asked for;
-	// 0 ends at once.
+	// Drain is how long queries are still answered at the end. With 0 the agent ends at
+	// once.
 	Drain time.Duration
-	// ReadyTimeout bounds the time without a table in which the agent is not
-	// ready; afterwards it is, and forwards.
+	// ReadyTimeout is how long the agent is not ready for want of a table. After that it
+	// is ready and forwards, because a pod must start without a control plane too.
 	ReadyTimeout time.Duration
-	// Capture has queries redirected to the agent; nil captures none.
+	// Capture configures the redirection of queries to the agent. Nil redirects none.
 	Capture *CaptureConfig
-	// Restarts is how often the agent was started before, by what supervises it.
+	// Restarts is how often the supervisor has restarted the agent.
 	Restarts int
-	// Logger takes what an operator should know.
+	// Logger is the log.
 	Logger *slog.Logger
-	// Collectors are served beside the agent's own metrics.
+	// Collectors are added to the agent's metrics.
 	Collectors []prometheus.Collector
 }
 
-// DefaultConfig returns a Config with all defaults. It captures nothing, and lacks what only
-// the host or its user can say: a logger and the node's name and addresses.
+// DefaultConfig returns a Config with all defaults. It captures nothing. It lacks what has no
+// default: a logger, and the name and the addresses of the node.
 func DefaultConfig() Config {
 	cfg := Config{
 		DNS: dnsproxy.DefaultConfig(), XDS: nds.DefaultConfig(),
@@ -57,8 +57,7 @@ func DefaultConfig() Config {
 	return cfg
 }
 
-// An Agent is one running nametap. Make one with [New], start it with
-// [Agent.Run].
+// An Agent is one running nametap. [New] makes it, [Agent.Run] runs it.
 type Agent struct {
 	config  Config
 	log     *slog.Logger
@@ -69,17 +68,18 @@ type Agent struct {
 
 	started  time.Time
 	draining atomic.Bool
-	quit     func() // asks for the end; may be called any number of times
-	quitting chan struct{}
-	hasten   func() // ends the drain; may be called any number of times
-	hastened chan struct{}
+	quit     func()        // closes quitting; may be called any number of times
+	quitting chan struct{} // closed when the agent has to end
+	hasten   func()        // closes hastened; may be called any number of times
+	hastened chan struct{} // closed when the drain has to end
 	changed  chan struct{} // receives when addresses of the interfaces changed
 	memory   *memory
 	ready    chan struct{} // closed when queries are answered from a table
 }
 
-// New checks the configuration and opens the status socket. An error names the
-// setting and what it should be.
+// New checks the configuration and opens the status socket, so that wrong settings and a port
+// in use are reported before anything runs. An error names the setting and says what it should
+// be.
 func New(ctx context.Context, cfg Config) (*Agent, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(
@@ -144,7 +144,9 @@ func values(resources []nds.Resource) [][]byte {
 	return tables
 }
 
-// prepareStateDir makes the directory of the snapshot.
+// prepareStateDir makes the directory of the snapshot. Without one, a restart while the
+// control plane is down loses the mesh names, but all others are still answered. So it is an
+// error only if the user has set the directory.
 func (c *Config) prepareStateDir() error {
 	if c.XDS.StateDir == "" {
 		return nil
@@ -154,17 +156,18 @@ func (c *Config) prepareStateDir() error {
 	case err == nil:
 		return nil
 	case c.StateDirRequired:
-		return fmt.Errorf("state directory %q: want one that can be made and written (--state-dir): %w", c.XDS.StateDir, err)
+		return fmt.Errorf("state directory %q: want a directory that exists or can be made, and is writable (--state-dir): %w", c.XDS.StateDir, err)
 	}
-	c.Logger.Warn("no snapshot of the table can be kept now: a restart without the control plane starts empty; set --state-dir",
+	c.Logger.Warn("the table cannot be saved: after a restart without the control plane there are no mesh names; set --state-dir",
 		"dir", c.XDS.StateDir, "error", err)
 	return nil
 }
 
-// Run answers queries until ctx ends or a client asked for the end, then drains: the
-// capture rules go, queries are still answered for the drain time, after which the
-// listeners close and what is in flight is finished. It returns after all its
-// goroutines have; the error is nil unless a part died.
+// Run answers queries until ctx ends or a client of the status endpoints ends the agent. Then
+// it drains: it removes the capture rules and still answers for Config.Drain, because
+// Kubernetes ends the containers of a pod at the same time, and the others may still query.
+// Finally it closes the listeners and finishes the queries in flight. It returns when all of
+// its goroutines have ended. The error is nil unless one of them failed.
 func (a *Agent) Run(ctx context.Context) error {
 	a.started = time.Now()
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -181,7 +184,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	})
 	group.Go(func() error {
 		if err := watchAddresses(serving, a.changed); err != nil {
-			a.log.Info("changes of addresses are noticed within 10 s only", "error", err)
+			a.log.Info("changes of the host's addresses take effect after up to 10 s", "error", err)
 		}
 		return nil
 	})
@@ -211,12 +214,13 @@ func (a *Agent) Run(ctx context.Context) error {
 	return nil
 }
 
-// snapshotTimeout is how long queries wait for the snapshot. A large one takes less; a
-// disk that does not answer must not keep names from being forwarded.
+// snapshotTimeout is how long queries wait for the snapshot. Even a large one takes less. A
+// disk that hangs must not prevent forwarding.
 const snapshotTimeout = 2 * time.Second
 
-// awaitSnapshot returns when the snapshot is in use, if there is one. Queries that have
-// waited for us in sockets must not be answered as if there were no table.
+// awaitSnapshot waits until the snapshot is in use, if there is one. Under systemd and the
+// supervisor, queries wait in the sockets during a restart. Without the table they would be
+// forwarded, and nameservers would deny that mesh names exist.
 func (a *Agent) awaitSnapshot(ctx context.Context) {
 	timer := time.NewTimer(snapshotTimeout)
 	defer timer.Stop()
@@ -227,7 +231,7 @@ func (a *Agent) awaitSnapshot(ctx context.Context) {
 	}
 }
 
-// announce closes ready, and says so, once queries are answered from a table.
+// announce closes ready and logs it when queries are answered from a table.
 func (a *Agent) announce(ctx context.Context) error {
 	for _, ready := range []<-chan struct{}{a.proxy.Ready(), a.client.Ready()} {
 		select {
@@ -241,8 +245,8 @@ func (a *Agent) announce(ctx context.Context) error {
 	return nil
 }
 
-// drain waits for the end to be asked for, has the capture rules released, and waits
-// for the drain time.
+// drain waits until the agent has to end, calls release, which starts to remove the capture
+// rules, and then waits for Config.Drain.
 func (a *Agent) drain(ctx, serving context.Context, release func()) {
 	select {
 	case <-ctx.Done():
@@ -258,7 +262,7 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) {
 	select {
 	case <-timer.C:
 	case <-a.hastened:
-		a.log.Info("the drain is cut short")
+		a.log.Info("drain ended early")
 	case <-serving.Done():
 	}
 }
@@ -273,14 +277,14 @@ func (a *Agent) SetCapture(cfg CaptureConfig) error {
 	return a.capture.change(func(in *inputs) { in.CaptureConfig = cfg })
 }
 
-// Hasten ends the drain that goes on, or the next one, at once. The capture rules are
-// taken out all the same.
+// Hasten ends the current drain, or the next one, at once. The capture rules are removed
+// nevertheless.
 func (a *Agent) Hasten() { a.hasten() }
 
 // Ready is closed once queries are answered from a table.
 func (a *Agent) Ready() <-chan struct{} { return a.ready }
 
-// Proxy returns the query path, to ask where it listens.
+// Proxy returns the query path.
 func (a *Agent) Proxy() *dnsproxy.Server { return a.proxy }
 
 // StatusAddr returns the address of the status endpoints.

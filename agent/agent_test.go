@@ -33,7 +33,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// config returns an agent's configuration on free ports.
+// config returns the configuration of an agent on free ports.
 func config(t *testing.T, xdsAddr string) agent.Config {
 	t.Helper()
 	return agent.Config{
@@ -49,7 +49,7 @@ func config(t *testing.T, xdsAddr string) agent.Config {
 	}
 }
 
-// A running agent, which the test may end itself.
+// running is an agent that runs. A test may end it before its own end.
 type running struct {
 	*agent.Agent
 	end  context.CancelFunc
@@ -75,7 +75,7 @@ func start(t *testing.T, cfg agent.Config) *running {
 	return r
 }
 
-// wait waits for the end of Run and wants it without an error.
+// wait waits until Run returns, and fails the test if it returns an error.
 func (r *running) wait(t *testing.T) {
 	t.Helper()
 	err := wait.For(t, "Run returns", r.done)
@@ -85,7 +85,7 @@ func (r *running) wait(t *testing.T) {
 	}
 }
 
-// await waits until the agent listens, and if synced is set has a table.
+// await waits until the agent listens, and until it has a table if synced is set.
 func (r *running) await(t *testing.T, synced bool) {
 	t.Helper()
 	ready := r.Proxy().Ready()
@@ -103,7 +103,7 @@ func (r *running) await(t *testing.T, synced bool) {
 
 func (r *running) dnsAddr() string { return r.Proxy().Addrs()[0].Address }
 
-// get asks a status endpoint.
+// get sends a request to a status endpoint.
 func (r *running) get(t *testing.T, path string) (code int, body string) {
 	t.Helper()
 	resp, err := http.Get("http://" + r.StatusAddr() + path)
@@ -118,15 +118,14 @@ func (r *running) get(t *testing.T, path string) (code int, body string) {
 	return resp.StatusCode, string(text)
 }
 
-// hosts is the number of hosts that generation tables have, and addresses the
-// number of addresses of each.
+// hosts is the number of hosts of the tables of generation, and addresses the number of
+// addresses of each.
 const (
 	hosts     = 50
 	addresses = 4
 )
 
-// generation returns a table in which every address of every host has n as its
-// second byte.
+// generation returns a table in which the second byte of every address is n.
 func generation(n int) *api.NameTable {
 	table := &api.NameTable{Table: map[string]*api.NameTable_NameInfo{}}
 	for host := range hosts {
@@ -139,9 +138,9 @@ func generation(n int) *api.NameTable {
 	return table
 }
 
-// C9: pushes over a real stream during 2,000 queries a second lose no query, and
-// no answer mixes two tables. The query's answer is from the table of its time:
-// never from one that was replaced before the query was sent.
+// C9: pushes over a stream during 2,000 queries per second lose no query, and no answer has
+// addresses of two tables. No answer is from a table that was replaced before the query was
+// sent.
 func TestPushesUnderLoad(t *testing.T) {
 	const (
 		clients = 4
@@ -206,8 +205,7 @@ func TestPushesUnderLoad(t *testing.T) {
 	}
 }
 
-// askGeneration asks for a host's addresses and returns the generation that all
-// of them are of.
+// askGeneration queries the addresses of a host and returns the generation of all of them.
 func askGeneration(conn *dns.Conn, host int) (generation int, err error) {
 	if err := conn.SetDeadline(time.Now().Add(wait.Limit)); err != nil {
 		return 0, err
@@ -234,8 +232,8 @@ func askGeneration(conn *dns.Conn, host int) (generation int, err error) {
 	return generation, nil
 }
 
-// R1: after the end was asked for the agent is not ready and answers, until the
-// drain time is over; a query that is in flight then is still answered.
+// R1: while the agent drains it is not ready, but it answers. A query that is in flight at the
+// end of the drain is still answered.
 func TestDrain(t *testing.T) {
 	arrived, release := make(chan struct{}), make(chan struct{})
 	var first sync.Once
@@ -302,7 +300,7 @@ func TestReadyTimeout(t *testing.T) {
 	a.await(t, true)
 }
 
-// R3: what cannot be opened ends the agent with an error that names it.
+// R3: an address that cannot be opened ends the agent with an error that names it.
 func TestAddressInUse(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -331,7 +329,7 @@ func TestAddressInUse(t *testing.T) {
 	}
 }
 
-// R5: the status tells what the agent is connected to and has.
+// R5: the status has the connection and the table of the agent.
 func TestStatus(t *testing.T) {
 	control := fakexds.Start(t, fakexds.Options{})
 	control.Push(generation(1))
@@ -356,8 +354,8 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// What the control plane is told first is the address that was given; the
-// interfaces' follow, and loopback is no address of a node that has another.
+// The first address of the node is the one that is set. The addresses of the interfaces
+// follow. Loopback is an address of the node only if it has no other.
 func TestInstanceIPs(t *testing.T) {
 	given := netip.MustParseAddr("2001:db8::7")
 	ips, err := agent.InstanceIPs(given)

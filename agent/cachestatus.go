@@ -6,15 +6,17 @@ import (
 	"github.com/nametap/nametap/dnsproxy/forward"
 )
 
-// maxCacheEntries bounds what /debug/cache shows.
+// maxCacheEntries is the most entries that /debug/cache shows, which limits the response to a
+// few megabytes.
 const maxCacheEntries = 10_000
 
-// A Flushed says how many questions the cache has forgotten.
+// Flushed is the number of questions that were removed from the cache.
 type Flushed struct {
 	Flushed int `json:"flushed"`
 }
 
-// selection returns which questions of the cache a request is about.
+// selection returns the questions that a request selects: those of a name, those below a
+// suffix, or all.
 func selection(r *http.Request) forward.CacheSelection {
 	query := r.URL.Query()
 	return forward.CacheSelection{Name: query.Get("name"), Suffix: query.Get("suffix")}

@@ -1,7 +1,7 @@
-// Package agent runs nametap next to one workload: it wires the push path to the
-// query path, serves the status endpoints and ends them in order.
+// Package agent runs nametap beside one workload: it connects the push path to the query
+// path, keeps the capture rules, serves the status endpoints, and ends them in order.
 //
-// Everything that runs is owned by one errgroup in [Agent.Run]. Whatever dies
-// takes the process with it: an agent that looks alive and answers nothing is
-// the failure its users know best.
+// One errgroup in [Agent.Run] owns every goroutine. If one of them fails, the process ends: a
+// process that runs but does not answer looks healthy to Kubernetes and systemd, and DNS of
+// the workload stays broken, as in Istio's agent when a DNS listener fails.
 package agent

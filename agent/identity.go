@@ -8,8 +8,8 @@ import (
 )
 
 // InstanceIPs returns the addresses of the node: first, if it is valid, then the global
-// addresses of the interfaces, in the order of the kernel. They tell the control plane
-// which families it may send.
+// addresses of the interfaces, in the order of the kernel. The control plane sends addresses
+// of the families that the node has.
 func InstanceIPs(first netip.Addr) ([]netip.Addr, error) {
 	var ips []netip.Addr
 	if first.IsValid() {
@@ -17,7 +17,7 @@ func InstanceIPs(first netip.Addr) ([]netip.Addr, error) {
 	}
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
-		return nil, fmt.Errorf("asking for the interfaces' addresses: %w", err)
+		return nil, fmt.Errorf("reading the addresses of the interfaces: %w", err)
 	}
 	for _, addr := range addrs {
 		prefix, err := netip.ParsePrefix(addr.String())
@@ -29,8 +29,8 @@ func InstanceIPs(first netip.Addr) ([]netip.Addr, error) {
 		}
 	}
 	if len(ips) == 0 {
-		// A host that only knows loopback still is a node; control planes want one
-		// address in its identity.
+		// Control planes need an address in the identity of a node, even if the host has
+		// only loopback.
 		ips = append(ips, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
 	}
 	return ips, nil

@@ -19,21 +19,21 @@ import (
 // probeTimeout is how long a listener has to answer a probe.
 const probeTimeout = time.Second
 
-// A health is what a probe of the listeners of one family found.
+// health is the result of a probe of the listeners of one family.
 type health struct {
 	answering int   // listeners that answer
-	asked     int   // listeners that the question was sent to
+	probed    int   // listeners that a query was sent to
 	err       error // why the others do not answer, nil if all do
 }
 
-// answers reports whether all listeners of the family answer, of which there is one.
+// answers reports whether the family has listeners and all of them answer.
 func (h health) answers() bool { return h.answering > 0 && h.err == nil }
 
-// absent reports whether the host does not have the addresses of the family now: a
-// socket can be open on ::1 while IPv6 is switched off.
+// absent reports whether the host lacks the addresses of the family now. A socket on ::1
+// stays open when IPv6 is switched off.
 func (h health) absent() bool {
 	if h.answering > 0 {
-		return false // all ports are in use, for one
+		return false // the others fail for another reason: all ports may be in use
 	}
 	for _, absent := range []error{syscall.EADDRNOTAVAIL, syscall.ENETUNREACH, syscall.EHOSTUNREACH, syscall.EAFNOSUPPORT} {
 		if errors.Is(h.err, absent) {
@@ -43,34 +43,34 @@ func (h health) absent() bool {
 	return false
 }
 
-// probe asks all listeners at the same time and says how those of each family do. They
-// are asked for what needs no table and no nameserver (RFC 4892).
+// probe queries all listeners at the same time and returns the health of each family. The
+// question is id.server (RFC 4892), whose answer needs neither a table nor a nameserver.
 func probe(ctx context.Context, listeners []dnsproxy.Addr) map[iptables.Family]health {
 	var mu sync.Mutex
 	found := map[iptables.Family]health{}
-	var asking sync.WaitGroup
+	var probing sync.WaitGroup
 	for _, l := range listeners {
-		asking.Go(func() {
-			err := ask(ctx, l)
+		probing.Go(func() {
+			err := probeOne(ctx, l)
 			mu.Lock()
 			defer mu.Unlock()
 			h := found[family(l)]
 			if err == nil {
 				h.answering++
 			}
-			if !unasked(err) {
-				h.asked++
+			if !unsent(err) {
+				h.probed++
 			}
 			h.err = errors.Join(h.err, err)
 			found[family(l)] = h
 		})
 	}
-	asking.Wait()
+	probing.Wait()
 	return found
 }
 
-// ask returns an error unless a listener answers.
-func ask(ctx context.Context, l dnsproxy.Addr) error {
+// probeOne returns an error unless a listener answers.
+func probeOne(ctx context.Context, l dnsproxy.Addr) error {
 	query := new(dns.Msg).SetQuestion("id.server.", dns.TypeTXT)
 	query.Question[0].Qclass = dns.ClassCHAOS
 	client := dns.Client{Net: l.Network, Timeout: probeTimeout}
@@ -80,14 +80,14 @@ func ask(ctx context.Context, l dnsproxy.Addr) error {
 	return nil
 }
 
-// silent returns why listeners do not answer, one text for each that does not.
+// silent returns a text for each listener that does not answer, with the reason.
 func silent(ctx context.Context, listeners []dnsproxy.Addr) []string {
 	errs := make([]error, len(listeners))
-	var asking sync.WaitGroup
+	var probing sync.WaitGroup
 	for i, l := range listeners {
-		asking.Go(func() { errs[i] = ask(ctx, l) })
+		probing.Go(func() { errs[i] = probeOne(ctx, l) })
 	}
-	asking.Wait()
+	probing.Wait()
 	var texts []string
 	for _, err := range errs {
 		if err != nil {
@@ -97,7 +97,7 @@ func silent(ctx context.Context, listeners []dnsproxy.Addr) []string {
 	return texts
 }
 
-// family returns the one that a listener is for.
+// family returns the address family of a listener.
 func family(l dnsproxy.Addr) iptables.Family {
 	if addr, err := netip.ParseAddrPort(l.Address); err == nil && addr.Addr().Is4() {
 		return iptables.IPv4
@@ -105,33 +105,33 @@ func family(l dnsproxy.Addr) iptables.Family {
 	return iptables.IPv6
 }
 
-// unasked reports whether the question could not be sent: the kernel cannot take a packet
-// more, as when conntrack is full, the process has no descriptors left, or the host does
-// not have the address. It says nothing about a listener for UDP.
-func unasked(err error) bool {
+// unsent reports whether a probe failed before its query was sent: the kernel dropped the
+// packet, as it does when conntrack is full, the process has no descriptor left, or the host
+// lacks the address. Such an error says nothing about a UDP listener.
+func unsent(err error) bool {
 	op := new(net.OpError)
 	return errors.As(err, &op) && op.Op != "read"
 }
 
-// anyAnswers returns an error if listeners for UDP were asked and none answers.
+// anyAnswers returns an error if queries were sent to UDP listeners and none answered.
 func anyAnswers(ctx context.Context, listeners []dnsproxy.Addr) error {
 	var errs []error
-	asked := 0
+	probed := 0
 	for _, h := range probe(ctx, listeners) {
 		if h.answering > 0 {
 			return nil
 		}
-		asked += h.asked
+		probed += h.probed
 		errs = append(errs, h.err)
 	}
-	if asked == 0 {
+	if probed == 0 {
 		return nil
 	}
 	return errors.Join(errs...)
 }
 
-// reachable returns the address at which a listener is asked that is open on an
-// address: one that is open on all of them, on loopback.
+// reachable returns the address at which to probe a listener on an address. A listener on
+// all addresses is probed on loopback, which needs no route.
 func reachable(address string) string {
 	host, port, err := net.SplitHostPort(address)
 	if ip := net.ParseIP(host); err == nil && ip.IsUnspecified() {

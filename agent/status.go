@@ -19,12 +19,12 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-// maxStatusConns is the number of connections to the status endpoints. Every host that
-// reaches this one can connect to them.
+// maxStatusConns is the most connections to the status endpoints, to which every host that
+// reaches this one can connect.
 const maxStatusConns = 64
 
-// A statusServer serves the endpoints that probes, dashboards and people ask. It
-// is the last to end, so that a drain can be watched.
+// A statusServer serves the endpoints for probes, metrics and the other commands of nametap.
+// It serves until the end of the drain, so that the drain can be watched.
 type statusServer struct {
 	agent    *Agent
 	listener net.Listener
@@ -87,11 +87,11 @@ func (s *statusServer) handleReady(w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, reason, http.StatusServiceUnavailable)
 		return
 	}
-	_, _ = fmt.Fprintln(w, "ready") // a client that is gone cannot be told
+	_, _ = fmt.Fprintln(w, "ready") // fails only if the client has disconnected
 }
 
-// notReady says why queries should not be sent here yet, or any more; empty
-// means that they should.
+// notReady returns the reason why queries should not be sent to this agent yet, or any longer.
+// It is empty if they should.
 func (a *Agent) notReady() string {
 	if a.draining.Load() {
 		return "draining"
@@ -112,8 +112,8 @@ func (a *Agent) notReady() string {
 	return "no table of mesh hosts has been received yet"
 }
 
-// handleTable shows the table in the form of Istio's agent; with ?collisions=1
-// what was left out of it and which names are claimed twice.
+// handleTable shows the table in the format of Istio's agent, for the scripts that read it.
+// With ?collisions=1 it shows the entries that were skipped and the names that two hosts claim.
 func (s *statusServer) handleTable(w http.ResponseWriter, r *http.Request) {
 	current := s.agent.proxy.Table()
 	if current == nil {
@@ -137,7 +137,7 @@ func (s *statusServer) handleTable(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, json.RawMessage(text))
 }
 
-// Problems is what is wrong with the table in use.
+// Problems are the problems of the table in use.
 type Problems struct {
 	Skipped    []table.Skipped   `json:"skipped"`
 	Collisions []table.Collision `json:"collisions"`
@@ -161,32 +161,32 @@ func (s *statusServer) handleExplain(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, explanation)
 }
 
-// A Status is what an agent says of itself.
+// Status is the state of an agent, as `nametap status` shows it.
 type Status struct {
 	Ready     bool            `json:"ready"`
 	Reason    string          `json:"reason,omitempty"` // why it is not ready
 	Uptime    string          `json:"uptime"`
 	DNS       []dnsproxy.Addr `json:"dns"`
-	Silent    []string        `json:"silent,omitempty"` // why listeners of DNS do not answer
+	Silent    []string        `json:"silent,omitempty"` // why DNS listeners do not answer
 	Upstreams []Upstream      `json:"upstreams"`
 	Hosts     int             `json:"hosts"`
 	XDS       nds.Status      `json:"xds"`
 	Capture   *CaptureStatus  `json:"capture,omitempty"` // nil: captures nothing
 }
 
-// An Upstream is how a nameserver is doing that is, or was, configured.
+// Upstream is the state of a nameserver that is, or was, configured.
 type Upstream struct {
 	Server       string `json:"server"`
 	State        string `json:"state"`         // up, failing, down or looping
 	RTT          string `json:"rtt,omitempty"` // smoothed; empty before the first reply
 	Requests     uint64 `json:"requests"`
-	Failures     uint64 `json:"failures"` // of the requests: no reply
+	Failures     uint64 `json:"failures"` // requests without a reply
 	WrongReplies uint64 `json:"wrongReplies"`
-	Hedges       uint64 `json:"hedges"` // of the requests: because another server was late
+	Hedges       uint64 `json:"hedges"` // requests that were sent because another server was late
 	LastError    string `json:"lastError,omitempty"`
 }
 
-// upstreams returns how the nameservers are doing.
+// upstreams returns the state of every nameserver.
 func upstreams(proxy *dnsproxy.Server) []Upstream {
 	all := []Upstream{}
 	for _, s := range proxy.UpstreamStatus() {
@@ -218,8 +218,8 @@ func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, status)
 }
 
-// handleDrain makes the agent not ready while it goes on answering, for a load
-// balancer or a script to take it out before it ends.
+// handleDrain makes the agent not ready while it still answers, so that a load balancer or a
+// script can remove it before it ends.
 func (s *statusServer) handleDrain(w http.ResponseWriter, _ *http.Request) {
 	s.agent.draining.Store(true)
 	_, _ = fmt.Fprintln(w, "draining")
@@ -237,5 +237,5 @@ func writeJSON(w http.ResponseWriter, v any) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = fmt.Fprintln(w, string(text)) // a client that is gone cannot be told
+	_, _ = fmt.Fprintln(w, string(text)) // fails only if the client has disconnected
 }

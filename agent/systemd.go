@@ -11,15 +11,18 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 )
 
-// notifySystemd tells systemd, if it started us, that the host has its DNS: the
-// listeners are open, and capture is as the switch says. A table may come later, what
-// waits for us at boot must not. As long as a UDP listener answers, its watchdog is told:
-// the other family may be switched off, and the listeners for TCP may be full of clients,
-// which is no reason to begin anew. Neither is a host that cannot take a packet more.
+// notifySystemd notifies systemd, if systemd started the agent, that it is ready: the
+// listeners are open, and capture is as its switch says. It does not wait for a table,
+// because units that need DNS wait for this notification at boot.
+//
+// Then it notifies the watchdog as long as any UDP listener answers. The others do not count,
+// because a restart would not help: a family may be switched off on this host, and listeners
+// for TCP may have as many clients as they may. Nor would it help if the host cannot send any
+// packet, so that no listener can be probed.
 func (a *Agent) notifySystemd(ctx context.Context) error {
 	interval, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
-		return fmt.Errorf("reading what systemd's watchdog wants: %w", err)
+		return fmt.Errorf("reading the interval of systemd's watchdog: %w", err)
 	}
 	select {
 	case <-a.proxy.Ready():
@@ -39,8 +42,8 @@ func (a *Agent) notifySystemd(ctx context.Context) error {
 	if interval == 0 {
 		return nil
 	}
-	const chances = 3 // to answer in time
-	ticker := time.NewTicker(interval / chances)
+	const attempts = 3 // before the watchdog restarts the agent
+	ticker := time.NewTicker(interval / attempts)
 	defer ticker.Stop()
 	for {
 		select {
@@ -59,16 +62,16 @@ func (a *Agent) notifySystemd(ctx context.Context) error {
 	}
 }
 
-// notify sends a state to systemd. It does not wait beyond ctx for a systemd that does not
-// read it.
+// notify sends a state to systemd. It returns when ctx ends, even if systemd does not read
+// the state.
 func notify(ctx context.Context, state string) error {
-	told := make(chan error, 1)
+	sent := make(chan error, 1)
 	go func() {
 		_, err := daemon.SdNotify(false, state)
-		told <- err
+		sent <- err
 	}()
 	select {
-	case err := <-told:
+	case err := <-sent:
 		return err
 	case <-ctx.Done():
 		return nil
