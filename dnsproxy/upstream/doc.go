@@ -80,11 +80,29 @@
 //  13. A truncated reply is asked for over TCP, and when that is late from the next server;
 //     after a second without a whole reply the truncated one is the answer.
 //
-// Rules 1, 2 and 6 (when a copy is due) are in history.go, with the probes in liveness.go and
-// loop.go; rule 3 in rank.go; rules 4 to 8, 11 and 13 in schedule.go, with the end of a query
-// in settle.go; rule 9 in group.go; rule 10 in budget.go; rule 12 in hold.go. A history and a
-// schedule are plain values without a clock. Sockets and goroutines are in exchange.go, which
-// carries out what a schedule decides, and in the files about UDP, TCP and TLS.
+// # Files
+//
+//	client.go            Client and its Config
+//	group.go             Group; rule 9
+//	exchange.go          one query: sends what its schedule decides
+//	schedule.go          rules 4 to 8, 11 and 13, as a plain value without a clock
+//	settle.go            the end of a query: the answer, or the best failure (rule 5)
+//	rank.go              rule 3
+//	hold.go              rule 12
+//	budget.go            rule 10
+//	history.go           rules 1 and 2, and when a copy is due (rule 6); a plain value, too
+//	server.go            one server: its history and its sockets
+//	liveness.go, loop.go probes (rule 2)
+//	attempt.go           one query to one server, in flight
+//	socket.go            what UDP sockets and connections have in common
+//	udp.go, udpio.go     UDP
+//	streams.go, stream.go, dial.go, tls.go
+//	                     connections over TCP and TLS
+//	elsewhere.go         servers that are not configured
+//	transfer.go          zone transfers
+//	message.go, reading.go
+//	                     comparing and reading replies
+//	spec.go, errors.go   names of servers; the error that has each server's cause
 //
 // # Sockets
 //
