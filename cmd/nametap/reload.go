@@ -6,6 +6,7 @@ import (
 	"os"
 	"reflect"
 	"strings"
+	"sync"
 
 	"github.com/spf13/pflag"
 
@@ -35,21 +36,9 @@ func newReloader(o *options, log *slog.Logger, setCapture func(agent.CaptureConf
 // run follows the files and the signals until ctx ends.
 func (r *reloader) run(ctx context.Context, signals <-chan os.Signal) {
 	changes := make(chan struct{})
-	ctx, stop := context.WithCancel(ctx)
-	watching := make(chan struct{})
-	go func() {
-		defer close(watching)
-		r.watcher.Run(ctx, func() {
-			select {
-			case changes <- struct{}{}:
-			case <-ctx.Done():
-			}
-		})
-	}()
-	defer func() {
-		stop()
-		<-watching
-	}()
+	var watching sync.WaitGroup
+	watching.Go(func() { r.watcher.Run(ctx, changes) })
+	defer watching.Wait()
 	r.reload() // the files may have changed since the start
 	for {
 		select {

@@ -28,7 +28,7 @@ func Files(flags *pflag.FlagSet) []string {
 	return files
 }
 
-// A Watcher calls Changed when files have changed.
+// A Watcher reports changes of files.
 //
 // It reads them twice a second and compares the bytes, for the reasons that
 // resolvconf.Watcher gives: no event tells of a file that is bind-mounted over or changes
@@ -36,15 +36,15 @@ func Files(flags *pflag.FlagSet) []string {
 // file of 1 KiB costs some 10 µs, and one that is absent 1 µs (BenchmarkReadFiles).
 type Watcher struct {
 	files []string
-	used  map[string]string // what the files said when they were last used
+	used  map[string]string // the texts of the files at the last report
 }
 
 // NewWatcher returns a Watcher for the changes from now on. Only regular files are
 // followed: a pipe can be read only once.
 func NewWatcher(files []string) *Watcher { return &Watcher{files: files, used: readFiles(files)} }
 
-// Run calls changed, from its own goroutine, after every change until ctx ends.
-func (w *Watcher) Run(ctx context.Context, changed func()) {
+// Run sends a value after every change until ctx ends.
+func (w *Watcher) Run(ctx context.Context, changes chan<- struct{}) {
 	timer := time.NewTimer(watchInterval)
 	defer timer.Stop()
 	last := w.used
@@ -62,13 +62,17 @@ func (w *Watcher) Run(ctx context.Context, changed func()) {
 			continue
 		case !maps.Equal(now, w.used):
 			w.used = now
-			changed()
+			select {
+			case changes <- struct{}{}:
+			case <-ctx.Done():
+				return
+			}
 		}
 		timer.Reset(watchInterval)
 	}
 }
 
-// readFiles returns what the regular files say. Files that cannot be read are left out.
+// readFiles returns the texts of the regular files. Files that cannot be read are left out.
 func readFiles(files []string) map[string]string {
 	texts := map[string]string{}
 	for _, path := range files {

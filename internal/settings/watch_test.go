@@ -43,7 +43,7 @@ func TestWatcher(t *testing.T) {
 		watcher := settings.NewWatcher([]string{path, "/dev/zero"})
 		go func() {
 			defer close(done)
-			watcher.Run(ctx, func() { changes <- struct{}{} })
+			watcher.Run(ctx, changes)
 		}()
 		for _, step := range []struct {
 			name string
