@@ -10,10 +10,10 @@ import (
 	"github.com/miekg/dns"
 )
 
-// A Request is a query that came in.
+// A Request is a received query.
 type Request struct {
 	Msg  *dns.Msg
-	Wire []byte // as it came, without the length that TCP has in front
+	Wire []byte // as received, without the length prefix of TCP
 	// Network is "udp", "tcp" or "tls".
 	Network string
 	Source  netip.AddrPort
@@ -26,10 +26,10 @@ func newRequest(b []byte, network string, source netip.AddrPort) (Request, bool)
 	return r, err == nil
 }
 
-// A Packet is something to send, a UDP packet or a message of a TCP stream.
+// A Packet is a UDP packet or a message of a TCP stream to send.
 type Packet struct {
 	Bytes []byte
-	// After is how long after the query it is sent.
+	// After is the delay after the query.
 	After time.Duration
 
 	// wait, unless nil, is closed when it may be sent; sent is closed when it was.
@@ -37,9 +37,9 @@ type Packet struct {
 	sent chan<- struct{}
 }
 
-// An Effect changes what is sent for a query. It is called with what the effects
-// before it have left, which is its own to change: none if the handler was silent.
-// It may be called several times at once.
+// An Effect changes the packets for a query. Its argument is the result of the previous
+// effect, which it may change; it is empty if the handler was silent. It must be safe for
+// concurrent use.
 type Effect func(r Request, packets []Packet) []Packet
 
 // OnUDP applies effects over UDP only.
@@ -65,8 +65,8 @@ func Delay(d time.Duration) Effect {
 	}
 }
 
-// Loss loses each packet with probability p. The seed decides which: the same
-// queries in the same order lose the same.
+// Loss loses each packet with probability p. The seed decides which: the same queries in
+// the same order lose the same packets.
 func Loss(p float64, seed uint64) Effect {
 	var mu sync.Mutex
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -85,14 +85,14 @@ func Duplicate(n int) Effect {
 	return func(_ Request, packets []Packet) []Packet { return slices.Repeat(packets, n) }
 }
 
-// Cut leaves the last n bytes of each packet out, without a TC bit: a reply that
-// ends within a record, if n is small.
+// Cut removes the last n bytes of each packet, without setting TC. With a small n the reply
+// ends within a record.
 func Cut(n int) Effect {
 	return each(func(b []byte) []byte { return b[:max(len(b)-n, 0)] })
 }
 
-// Raw sends what replies returns for the wire form of a query, whatever the handler
-// says. It may be called several times at once.
+// Raw sends the result of replies for the wire form of a query instead of the handler's
+// reply. replies must be safe for concurrent use.
 func Raw(replies func(query []byte) [][]byte) Effect {
 	return func(r Request, _ []Packet) []Packet {
 		var packets []Packet
@@ -103,7 +103,7 @@ func Raw(replies func(query []byte) [][]byte) Effect {
 	}
 }
 
-// First sends what effect makes of each reply, and then the reply as it was.
+// First sends the result of effect for each reply, and then the unchanged reply.
 func First(effect Effect) Effect {
 	return func(r Request, packets []Packet) []Packet {
 		changed := make([]Packet, len(packets))
@@ -114,14 +114,14 @@ func First(effect Effect) Effect {
 	}
 }
 
-// WrongID is a forger's reply who has not guessed the ID: NXDOMAIN, so that one
-// sees who believes it.
+// WrongID replies like a forger with a wrong ID: NXDOMAIN, which is noticed if it is
+// accepted.
 func WrongID(r Request, _ []Packet) []Packet {
 	return forged(r, func(m *dns.Msg) { m.Id ^= 0x5555 })
 }
 
-// WrongQuestion is a reply with the right ID to a question that nobody asked:
-// NXDOMAIN for a name below invalid.
+// WrongQuestion replies with the right ID to another question: NXDOMAIN for a name below
+// invalid.
 func WrongQuestion(r Request, _ []Packet) []Packet {
 	return forged(r, func(m *dns.Msg) {
 		for i := range m.Question {
@@ -130,20 +130,20 @@ func WrongQuestion(r Request, _ []Packet) []Packet {
 	})
 }
 
-// forged is NXDOMAIN for a query, changed.
+// forged returns NXDOMAIN for a query, with a change.
 func forged(r Request, change func(*dns.Msg)) []Packet {
 	reply := newReply(r.Msg)
 	reply.Rcode = dns.RcodeNameError
 	change(reply)
 	wire, err := reply.Pack()
 	if err != nil {
-		return nil // what was parsed can be packed
+		return nil // a parsed message can be packed
 	}
 	return []Packet{{Bytes: wire}}
 }
 
-// ChangedCase turns lower case in the question of a reply into upper case and the
-// reverse. Records that point there for their owner get it too.
+// ChangedCase turns lower case in the question of a reply into upper case and the reverse.
+// Records whose owner points to the question get the changed case, too.
 func ChangedCase(r Request, packets []Packet) []Packet {
 	invert := each(func(b []byte) []byte {
 		const header = 12
@@ -171,13 +171,13 @@ func each(change func([]byte) []byte) Effect {
 	}
 }
 
-// OutOfOrder holds the replies to each n queries until the last of them has come,
-// and then sends them in reverse order, each after the one before was sent. It must
-// be the last effect, and every query must have a reply.
+// OutOfOrder holds the replies to each n queries until the last of these has arrived, and
+// then sends them in reverse order, one after the other. It must be the last effect, and
+// every query must have a reply.
 func OutOfOrder(n int) Effect {
 	var mu sync.Mutex
 	var count int
-	var previous chan struct{} // what the reply to the query before waits for, or nil
+	var previous chan struct{} // the channel that the reply to the previous query waits for, or nil
 	return func(_ Request, packets []Packet) []Packet {
 		if len(packets) == 0 {
 			return nil

@@ -1,6 +1,5 @@
-// Package fakedns is a nameserver that does what it is told, for tests and for
-// the demo. What it says comes from a Handler, what becomes of that on its way from
-// Effects, which are applied in order:
+// Package fakedns is a nameserver for tests and for the demo. A Handler makes its replies,
+// and Effects change, delay or lose them, in this order:
 //
 //	upstream, err := fakedns.Start(fakedns.Answer("example.com. 60 IN A 192.0.2.1"))
 //	defer upstream.Close()
@@ -9,8 +8,8 @@
 //		fakedns.OnUDP(fakedns.Loss(0.3, 1)), fakedns.Delay(20*time.Millisecond))
 //	upstream.Handle(fakedns.Answer(), fakedns.First(fakedns.WrongID))
 //
-// It counts what it was asked, over which sockets. Where it listens, and what it
-// does not, is for Start to say: On, NoUDP, NoTCP.
+// It records the queries and their sockets. Options of Start select its sockets: On, NoUDP,
+// NoTCP.
 package fakedns
 
 import (
@@ -29,7 +28,7 @@ import (
 // handler may be called several times at once.
 type Handler func(query *dns.Msg, network string) *dns.Msg
 
-// A Query is one question that a Server was asked.
+// A Query is a question that a Server has received.
 type Query struct {
 	Name    string // in the question's case
 	Type    uint16
@@ -39,7 +38,7 @@ type Query struct {
 // A Server listens on a port of a loopback address, UDP and TCP. Its methods may
 // be called from any goroutine.
 type Server struct {
-	// Addr is where it listens.
+	// Addr is its address.
 	Addr netip.AddrPort
 
 	noUDP, noTCP bool
@@ -54,22 +53,21 @@ type Server struct {
 	sockets     *sockets // nil while closed
 }
 
-// An Option says where and how a Server listens.
+// An Option configures the sockets of a Server.
 type Option func(*Server)
 
-// On makes the server listen at addr instead of a free port of 127.0.0.1. Port 0 is
-// a free one.
+// On makes the server listen on addr instead of a free port of 127.0.0.1. Port 0 is a free
+// port.
 func On(addr netip.AddrPort) Option { return func(s *Server) { s.Addr = addr } }
 
-// NoUDP makes the kernel refuse what comes over UDP: ICMP says that the port is
-// unreachable. The port stays reserved. For a port that takes packets and never
-// answers, see Silence.
+// NoUDP makes the kernel refuse UDP packets with ICMP errors. The port stays reserved. For
+// a port that takes packets and never answers, see Silence.
 func NoUDP(s *Server) { s.noUDP = true }
 
 // NoTCP makes the kernel refuse connections. The port stays reserved.
 func NoTCP(s *Server) { s.noTCP = true }
 
-// With is what Handle says of effects, from the start.
+// With sets effects from the start, like Handle.
 func With(effects ...Effect) Option { return func(s *Server) { s.effects = effects } }
 
 // A TB is the part of testing.TB that this package needs. The demo uses the package, too,
@@ -91,7 +89,7 @@ func Start(tb TB, handler Handler, options ...Option) *Server {
 	return s
 }
 
-// Listen starts a server that answers by handler. The caller closes it.
+// Listen starts a server that answers by handler. The caller must close it.
 func Listen(handler Handler, options ...Option) (*Server, error) {
 	s := &Server{Addr: netip.MustParseAddrPort("127.0.0.1:0"), handler: handler}
 	for _, option := range options {
@@ -103,8 +101,8 @@ func Listen(handler Handler, options ...Option) (*Server, error) {
 	return s, nil
 }
 
-// Restart starts a closed server again, on the same address, as it was: what was
-// asked is kept, and effects go on. It fails if someone else has got the port.
+// Restart starts a closed server again on the same address, with its recorded queries and
+// its effects. It fails if another process uses the port.
 func (s *Server) Restart() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -120,8 +118,8 @@ func (s *Server) Restart() error {
 	return nil
 }
 
-// Close stops the server and returns after its goroutines have: after the handlers
-// that are at work, and without the replies that an effect holds back.
+// Close stops the server and returns after its goroutines, including running handlers. It
+// drops the replies that an effect holds back.
 func (s *Server) Close() {
 	s.mu.Lock()
 	sockets := s.sockets
@@ -139,33 +137,31 @@ func (s *Server) Handle(handler Handler, effects ...Effect) {
 	s.handler, s.effects = handler, effects
 }
 
-// Queries returns what was asked since the start or the last Reset, in order. What
-// an effect lost counts as asked. The questions by which a client tells whether the
-// server lives, localhost. A and id.server. in class CH, are left out: they come when the
-// server is late, on a busy machine at any time.
+// Queries returns the queries since the start or the last Reset, in order, including those
+// whose reply an effect has lost. It leaves out the probes of clients, localhost. A and
+// id.server. in class CH, because they can arrive at any time on a busy machine.
 func (s *Server) Queries() []Query {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.queries)
 }
 
-// Sources returns where each of Queries came from.
+// Sources returns the source address of each of Queries.
 func (s *Server) Sources() []netip.AddrPort {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.sources)
 }
 
-// Connections returns how many connections were accepted since the start or the
-// last Reset, whether or not a TLS handshake followed.
+// Connections returns the number of connections that were accepted since the start or the
+// last Reset, with or without a TLS handshake.
 func (s *Server) Connections() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.connections
 }
 
-// Disconnect closes all connections that clients have open, as a server does that
-// has had enough of them. It goes on listening.
+// Disconnect closes all connections of clients. The server keeps listening.
 func (s *Server) Disconnect() {
 	s.mu.Lock()
 	sockets := s.sockets
@@ -175,7 +171,7 @@ func (s *Server) Disconnect() {
 	}
 }
 
-// Reset forgets what was asked, and how often a connection was accepted.
+// Reset clears the recorded queries and the number of connections.
 func (s *Server) Reset() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -189,7 +185,7 @@ func (s *Server) connected() {
 	s.connections++
 }
 
-// record notes the questions and returns the handler and the effects of the moment.
+// record stores the questions and returns the current handler and effects.
 func (s *Server) record(r Request) (Handler, []Effect) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -203,12 +199,12 @@ func (s *Server) record(r Request) (Handler, []Effect) {
 	return s.handler, s.effects
 }
 
-// asksForLife reports whether a question is one that every server answers by itself.
+// asksForLife reports whether a question is a probe, which every server answers by itself.
 func asksForLife(q dns.Question) bool {
 	return q.Name == "localhost." && q.Qtype == dns.TypeA || q.Name == "id.server." && q.Qclass == dns.ClassCHAOS
 }
 
-// replies makes what is sent for a query, sorted by when.
+// replies returns the packets for a query, sorted by their time.
 func (s *Server) replies(r Request) []Packet {
 	handler, effects := s.record(r)
 	var packets []Packet

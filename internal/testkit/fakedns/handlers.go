@@ -8,9 +8,9 @@ import (
 	"github.com/miekg/dns"
 )
 
-// Answer is a Handler that knows the given records, in presentation form, and
-// says NXDOMAIN to names without one and NODATA to types without one. It panics
-// if a record cannot be parsed.
+// Answer returns a Handler with the given records, in presentation format. It answers names
+// without records with NXDOMAIN, and types without records with NODATA. It panics if a
+// record cannot be parsed.
 func Answer(records ...string) Handler {
 	byName := map[string][]dns.RR{}
 	for _, record := range records {
@@ -40,26 +40,25 @@ func Answer(records ...string) Handler {
 	}
 }
 
-// newReply is an empty answer to a query.
+// newReply returns an empty answer to a query.
 func newReply(query *dns.Msg) *dns.Msg {
 	reply := new(dns.Msg).SetReply(query)
 	reply.RecursionAvailable = true
 	return reply
 }
 
-// Rcode is a Handler that answers every query with a response code.
+// Rcode returns a Handler that answers every query with a response code.
 func Rcode(rcode int) Handler {
 	return func(query *dns.Msg, _ string) *dns.Msg { return new(dns.Msg).SetRcode(query, rcode) }
 }
 
-// Silence is a Handler that never answers: a black hole that takes packets and
+// Silence is a Handler that never answers. The server still accepts packets and
 // connections.
 func Silence(*dns.Msg, string) *dns.Msg { return nil }
 
-// Size is a Handler whose answers are about n bytes long, the whole message: one
-// TXT record for a question for TXT, as many addresses as go in for A and AAAA,
-// NODATA for other types. It is never longer than n, unless n is too small for one
-// record. The records have a TTL of 60.
+// Size returns a Handler whose answers, as whole messages, are about n bytes long: one TXT
+// record for TXT, as many addresses as fit for A and AAAA, NODATA for other types. It is
+// never longer than n, unless n is too small for one record. The records have a TTL of 60.
 func Size(n int) Handler {
 	return func(query *dns.Msg, _ string) *dns.Msg {
 		reply := newReply(query)
@@ -88,7 +87,7 @@ func Size(n int) Handler {
 	}
 }
 
-// strs is n bytes of character-strings, their lengths included, at least one.
+// strs returns n bytes of character-strings including their lengths, at least one.
 func strs(n int) []string {
 	const longest = 255
 	var all []string
@@ -98,8 +97,8 @@ func strs(n int) []string {
 	return append(all, strings.Repeat("x", max(n-1, 0)))
 }
 
-// Truncate is handler, but over UDP there is no more of a reply than the header,
-// with TC set, and the question.
+// Truncate returns a Handler like handler, but over UDP a reply has only the header, with
+// TC set, and the question.
 func Truncate(handler Handler) Handler {
 	return func(query *dns.Msg, network string) *dns.Msg {
 		reply := handler(query, network)

@@ -15,25 +15,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sockets are those of a running server.
+// sockets are the sockets of a running server.
 type sockets struct {
 	addr    netip.AddrPort
 	packets *net.UDPConn // nil if UDP is refused
 	streams *net.TCPListener
 	tls     *tls.Config
-	// refusing hold the port for a transport that is refused.
+	// refusing are the sockets that reserve the port of a refused transport.
 	refusing []io.Closer
 
 	goroutines sync.WaitGroup
-	// closed ends what waits for its time to be sent.
+	// closed ends the waiting of delayed packets.
 	closed chan struct{}
 
 	mu    sync.Mutex
-	conns map[net.Conn]bool // those open; nil once closed
+	conns map[net.Conn]bool // open connections; nil once closed
 }
 
-// listen opens the sockets of s. A port that is free for UDP may be taken for TCP,
-// so it tries a few if any port will do.
+// listen opens the sockets of s. A port that is free for UDP may be in use for TCP, so it
+// tries several ports if any port is allowed.
 func (s *Server) listen() (*sockets, error) {
 	attempts := 1
 	if s.Addr.Port() == 0 {
@@ -52,7 +52,7 @@ func (s *Server) listen() (*sockets, error) {
 	return nil, errs
 }
 
-// listenUDP opens or refuses UDP, and settles on a port.
+// listenUDP opens or refuses UDP, and chooses the port.
 func (t *sockets) listenUDP(refuse bool) error {
 	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(t.addr))
 	if err != nil {
@@ -61,11 +61,11 @@ func (t *sockets) listenUDP(refuse bool) error {
 	t.addr = addrPort(conn.LocalAddr())
 	if !refuse {
 		t.packets = conn
-		_ = conn.SetReadBuffer(4 << 20) // a burst waits, if the system allows
+		_ = conn.SetReadBuffer(4 << 20) // for bursts, if the system allows it
 		return nil
 	}
-	// The kernel refuses what is not from the peer of a connected socket; this one is
-	// connected to itself.
+	// The kernel refuses packets that are not from the peer of a connected socket. This
+	// socket is connected to itself.
 	t.refusing = append(t.refusing, conn)
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -76,7 +76,7 @@ func (t *sockets) listenUDP(refuse bool) error {
 	return errors.Join(err, failed)
 }
 
-// listenTCP opens or refuses TCP on the port that UDP has.
+// listenTCP opens or refuses TCP on the port of UDP.
 func (t *sockets) listenTCP(refuse bool) (err error) {
 	if !refuse {
 		t.streams, err = net.ListenTCP("tcp", net.TCPAddrFromAddrPort(t.addr))
@@ -98,13 +98,13 @@ func (t *sockets) listenTCP(refuse bool) (err error) {
 	return nil
 }
 
-// A descriptor is one that the net package does not know.
+// A descriptor is a file descriptor outside of the net package.
 type descriptor int
 
 // Close closes it.
 func (d descriptor) Close() error { return unix.Close(int(d)) }
 
-// sockaddr is addr for a system call.
+// sockaddr returns addr in the form of system calls.
 func sockaddr(addr netip.AddrPort) unix.Sockaddr {
 	if addr.Addr().Is6() {
 		return &unix.SockaddrInet6{Port: int(addr.Port()), Addr: addr.Addr().As16()}
@@ -112,7 +112,7 @@ func sockaddr(addr netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet4{Port: int(addr.Port()), Addr: addr.Addr().As4()}
 }
 
-// addrPort is what the net package says of an address, IPv4 as IPv4.
+// addrPort returns an address of the net package, with IPv4 as IPv4.
 func addrPort(addr net.Addr) netip.AddrPort {
 	var a netip.AddrPort
 	switch addr := addr.(type) {
@@ -174,7 +174,7 @@ func (t *sockets) serveStreams(s *Server) {
 	}
 }
 
-// serveStream answers over one connection, each query when its reply is ready.
+// serveStream answers over one connection. It sends each reply when it is ready.
 func (t *sockets) serveStream(s *Server, conn net.Conn, network string) {
 	defer conn.Close()
 	if !t.open(conn) {
@@ -206,8 +206,7 @@ func (t *sockets) serveStream(s *Server, conn net.Conn, network string) {
 	}
 }
 
-// send sends packets when it is time for each. A client that has gone is the
-// test's to notice.
+// send sends each packet at its time. It ignores errors, because the client may have ended.
 func (t *sockets) send(packets []Packet, write func([]byte) error) {
 	began := time.Now()
 	for _, p := range packets {
@@ -230,7 +229,7 @@ func (t *sockets) send(packets []Packet, write func([]byte) error) {
 	}
 }
 
-// open notes a connection, unless all are to be closed.
+// open registers a connection, unless the server is closed.
 func (t *sockets) open(conn net.Conn) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -241,7 +240,7 @@ func (t *sockets) open(conn net.Conn) bool {
 	return true
 }
 
-// forget is the opposite of open.
+// forget removes a connection.
 func (t *sockets) forget(conn net.Conn) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -257,8 +256,8 @@ func (t *sockets) disconnect() {
 	}
 }
 
-// close closes everything and waits for the goroutines. Nothing is left to be
-// flushed, so errors of closing mean nothing.
+// close closes everything and waits for the goroutines. It ignores errors, because no data
+// needs to be flushed.
 func (t *sockets) close() {
 	close(t.closed)
 	if t.packets != nil {

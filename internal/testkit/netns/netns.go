@@ -23,13 +23,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// execTimeout is when a command is killed. A held xtables lock waits for ever.
+// execTimeout is the time after which a command is killed. With a held xtables lock a
+// command waits forever.
 const execTimeout = 10 * time.Second
 
-// An NS is a network namespace. It is gone when its test has ended and the last
-// socket and process in it are closed. Its methods may fail the test, so they are
-// for the goroutine of the test, or subtest, that it was made for; only Run may be
-// called on others too.
+// An NS is a network namespace. It is removed when its test has ended and the last socket
+// and process in it are closed. Its methods may fail the test, so only the goroutine of its
+// test or subtest may call them, except Run, which every goroutine may call.
 type NS struct {
 	tb   testing.TB
 	file *os.File // keeps it alive
