@@ -9,6 +9,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/nametap/nametap/bench/lab"
+
+	"github.com/nametap/nametap/bench/report"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -52,9 +56,9 @@ func paths() []path {
 // nameserver, so that only redirected queries get an answer.
 func (p path) target() netip.AddrPort {
 	if p.backend == "" {
-		return netip.AddrPortFrom(address(127, 1), agentPort)
+		return netip.AddrPortFrom(lab.Address(127, 1), agentPort)
 	}
-	return port53(firstServer())
+	return lab.Port53(lab.FirstServer())
 }
 
 // A captureBench measures the cost of capture.
@@ -64,15 +68,15 @@ type captureBench struct {
 	binary string
 	paths  []path
 	// found are figures by path and manner, installed those by backend.
-	found     map[path]map[manner]figures
-	installed map[string]figures
+	found     map[path]map[lab.Manner]report.Figures
+	installed map[string]report.Figures
 }
 
 // captureCosts compares redirected queries with direct ones, and measures the time to
 // install the rules. Each round uses new namespaces, because rules leave traces in a
 // namespace, and its table of connections fills.
 func (e *experiments) captureCosts(ctx context.Context) error {
-	b := &captureBench{experiments: e, found: map[path]map[manner]figures{}, installed: map[string]figures{}}
+	b := &captureBench{experiments: e, found: map[path]map[lab.Manner]report.Figures{}, installed: map[string]report.Figures{}}
 	if err := b.prepare(ctx); err != nil {
 		return err
 	}
@@ -89,7 +93,7 @@ func (e *experiments) captureCosts(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, m := range manners() {
+	for _, m := range lab.Manners() {
 		e.results.Tables = append(e.results.Tables, b.table(m))
 	}
 	e.results.Tables = append(e.results.Tables, b.installTable())
@@ -98,18 +102,18 @@ func (e *experiments) captureCosts(ctx context.Context) error {
 
 // prepare finds the binary and leaves out missing backends.
 func (b *captureBench) prepare(ctx context.Context) error {
-	how, err := b.lab.agent(ctx, netip.AddrPort{}, netip.AddrPort{})
+	how, err := b.lab.Agent(ctx, netip.AddrPort{}, netip.AddrPort{})
 	if err != nil {
 		return err
 	}
-	b.binary = how.argv[0]
+	b.binary = how.Argv[0]
 	// The agent's user must be able to enter these directories on the way to the binary.
-	for _, dir := range []string{b.lab.dir, b.lab.binaries} {
+	for _, dir := range []string{b.lab.Dir, b.lab.Binaries} {
 		if err := os.Chmod(dir, 0o711); err != nil {
 			return fmt.Errorf("letting the agent into a directory: %w", err)
 		}
 	}
-	if err := b.lab.useNameservers(firstServer()); err != nil {
+	if err := b.lab.UseNameservers(lab.FirstServer()); err != nil {
 		return err
 	}
 	missing := map[string]error{}
@@ -118,7 +122,7 @@ func (b *captureBench) prepare(ctx context.Context) error {
 			continue
 		}
 		if _, ok := missing[p.backend]; !ok {
-			missing[p.backend] = inNetspace(func() error { _, err := b.apply(ctx, p); return err })
+			missing[p.backend] = lab.InNetspace(func() error { _, err := b.apply(ctx, p); return err })
 			if err := missing[p.backend]; err != nil {
 				b.results.note("LEFT OUT: %s: %v; on Debian: apt-get install iptables", p.backend, err)
 			}
@@ -126,9 +130,9 @@ func (b *captureBench) prepare(ctx context.Context) error {
 	}
 	b.paths = slices.DeleteFunc(paths(), func(p path) bool { return missing[p.backend] != nil })
 	for _, p := range b.paths {
-		b.found[p] = map[manner]figures{}
-		for _, m := range manners() {
-			b.found[p][m] = figures{}
+		b.found[p] = map[lab.Manner]report.Figures{}
+		for _, m := range lab.Manners() {
+			b.found[p][m] = report.Figures{}
 		}
 	}
 	return ctx.Err()
@@ -138,10 +142,10 @@ func (b *captureBench) prepare(ctx context.Context) error {
 type captured struct {
 	path
 
-	space    *netspace
-	control  *control
-	agent    *process
-	resolver *resolver
+	space    *lab.Netspace
+	control  *lab.Control
+	agent    *lab.Process
+	resolver *lab.Resolver
 }
 
 // round measures all paths side by side.
@@ -159,7 +163,7 @@ func (b *captureBench) round(ctx context.Context, round int) error {
 			return fmt.Errorf("%s: %w", p.what, err)
 		}
 	}
-	for _, m := range manners() {
+	for _, m := range lab.Manners() {
 		for turn := range captureTurns {
 			for i := range all {
 				c := all[(i+round+turn)%len(all)]
@@ -174,7 +178,7 @@ func (b *captureBench) round(ctx context.Context, round int) error {
 			}
 		}
 		for _, c := range all {
-			c.resolver.close()
+			c.resolver.Close()
 		}
 	}
 	return nil
@@ -182,31 +186,31 @@ func (b *captureBench) round(ctx context.Context, round int) error {
 
 // begin starts the agent, and installs the rules of its path.
 func (b *captureBench) begin(ctx context.Context, c *captured) (err error) {
-	if c.resolver, err = newResolver(c.target(), mixes()[0], b.lab.services); err != nil {
+	if c.resolver, err = lab.NewResolver(c.target(), lab.Mixes()[0], b.lab.Services); err != nil {
 		return err
 	}
-	if c.space, err = newNetspace(); err != nil {
+	if c.space, err = lab.NewNetspace(); err != nil {
 		return err
 	}
-	return c.space.do(func() error {
-		if c.control, err = b.lab.startControl(ctx); err != nil {
+	return c.space.Do(func() error {
+		if c.control, err = b.lab.StartControl(ctx); err != nil {
 			return err
 		}
-		if err := c.control.send(b.lab.path("table.pb")); err != nil {
+		if err := c.control.Send(b.lab.Path("table.pb")); err != nil {
 			return err
 		}
-		addr := netip.AddrPortFrom(address(127, 1), agentPort)
+		addr := netip.AddrPortFrom(lab.Address(127, 1), agentPort)
 		// The agent's user can read the system's file, but no file of the lab.
-		how, err := b.lab.agent(ctx, addr, c.control.addr, "--resolv-conf", "/etc/resolv.conf")
+		how, err := b.lab.Agent(ctx, addr, c.control.Addr, "--resolv-conf", "/etc/resolv.conf")
 		if err != nil {
 			return err
 		}
-		c.agent, err = b.lab.start(ctx, command{name: agentName, argv: how.argv, user: agentUser})
+		c.agent, err = b.lab.Start(ctx, lab.Command{Name: lab.AgentName, Argv: how.Argv, User: agentUser})
 		if err != nil {
 			return err
 		}
-		direct, asks := mixes()[0], checker{network: "udp", addr: addr}
-		err = c.agent.await(ctx, startLimit, func(ctx context.Context) error { return asks.ask(ctx, direct, b.lab.services[0]) })
+		direct, asks := lab.Mixes()[0], lab.Checker{Network: "udp", Addr: addr}
+		err = c.agent.Await(ctx, lab.StartLimit, func(ctx context.Context) error { return asks.Ask(ctx, direct, b.lab.Services[0]) })
 		if err != nil {
 			return err
 		}
@@ -214,8 +218,8 @@ func (b *captureBench) begin(ctx context.Context, c *captured) (err error) {
 			return err
 		}
 		for _, network := range []string{"udp", "tcp"} {
-			asks := checker{network: network, addr: c.target()}
-			if err := asks.check(ctx, direct, b.lab.services); err != nil {
+			asks := lab.Checker{Network: network, Addr: c.target()}
+			if err := asks.Check(ctx, direct, b.lab.Services); err != nil {
 				return err
 			}
 		}
@@ -226,16 +230,16 @@ func (b *captureBench) begin(ctx context.Context, c *captured) (err error) {
 // end stops what begin has started.
 func (b *captureBench) end(c *captured) {
 	if c.resolver != nil {
-		c.resolver.close()
+		c.resolver.Close()
 	}
 	if c.agent != nil {
-		b.lab.stop(c.agent)
+		b.lab.Stop(c.agent)
 	}
 	if c.control != nil {
-		b.lab.stop(c.control.process)
+		b.lab.Stop(c.control.Process)
 	}
 	if c.space != nil {
-		c.space.close()
+		c.space.Close()
 	}
 }
 
@@ -246,10 +250,10 @@ type asked struct {
 }
 
 // turn sends some queries and returns their cost.
-func (c *captured) turn(m manner) (a asked, err error) {
-	err = c.space.do(func() error {
+func (c *captured) turn(m lab.Manner) (a asked, err error) {
+	err = c.space.Do(func() error {
 		for range settling {
-			if _, err := c.resolver.ask(m); err != nil {
+			if _, err := c.resolver.Ask(m); err != nil {
 				return err
 			}
 		}
@@ -258,7 +262,7 @@ func (c *captured) turn(m manner) (a asked, err error) {
 			return err
 		}
 		for range captureQueries {
-			took, err := c.resolver.ask(m)
+			took, err := c.resolver.Ask(m)
 			if err != nil {
 				return err
 			}
@@ -275,8 +279,8 @@ func (c *captured) turn(m manner) (a asked, err error) {
 // look for children of the agent: there are none, and the search would take longer than the
 // queries.
 func (c *captured) clocks() ([2]time.Duration, error) {
-	agent, err := processorClock(clockOf(c.agent.pid))
-	client, err2 := processorClock(unix.CLOCK_THREAD_CPUTIME_ID)
+	agent, err := lab.ProcessorClock(lab.ClockOf(c.agent.Pid))
+	client, err2 := lab.ProcessorClock(unix.CLOCK_THREAD_CPUTIME_ID)
 	return [2]time.Duration{agent, client}, errors.Join(err, err2)
 }
 
@@ -294,32 +298,32 @@ func captureFigures() [][2]string {
 }
 
 // enter stores the figures of a turn.
-func (a asked) enter(f figures, turn int) {
+func (a asked) enter(f report.Figures, turn int) {
 	slices.Sort(a.took)
 	n := float64(len(a.took))
-	f.set(captureAgent, turn, microseconds(a.agent)/n)
-	f.set(captureBoth, turn, microseconds(a.agent+a.client)/n)
-	f.set(latencyP50, turn, microseconds(quantile(a.took, 0.50)))
-	f.set(latencyP99, turn, microseconds(quantile(a.took, 0.99)))
+	f.Set(captureAgent, turn, lab.Microseconds(a.agent)/n)
+	f.Set(captureBoth, turn, lab.Microseconds(a.agent+a.client)/n)
+	f.Set(latencyP50, turn, lab.Microseconds(lab.Quantile(a.took, 0.50)))
+	f.Set(latencyP99, turn, lab.Microseconds(lab.Quantile(a.took, 0.99)))
 }
 
 // table compares the paths.
-func (b *captureBench) table(m manner) table {
-	t := table{
-		title:  fmt.Sprintf("A mesh name, %s: medians of %d turns of %d queries", m.what, b.rounds*captureTurns, captureQueries),
-		header: []string{"path"},
+func (b *captureBench) table(m lab.Manner) report.Table {
+	t := report.Table{
+		Title:  fmt.Sprintf("A mesh name, %s: medians of %d turns of %d queries", m.What, b.rounds*captureTurns, captureQueries),
+		Header: []string{"path"},
 	}
 	for _, f := range captureFigures() {
-		t.header = append(t.header, f[1], "× direct")
+		t.Header = append(t.Header, f[1], "× direct")
 	}
 	direct := b.found[b.paths[0]][m]
 	for _, p := range b.paths {
 		row := []string{p.what}
 		for _, f := range captureFigures() {
 			got := b.found[p][m][f[0]]
-			row = append(row, cell(got.median()), cell(got.over(direct[f[0]]).median()))
+			row = append(row, report.Cell(got.Median()), report.Cell(got.Over(direct[f[0]]).Median()))
 		}
-		t.rows = append(t.rows, row)
+		t.Rows = append(t.Rows, row)
 	}
 	return t
 }

@@ -11,6 +11,10 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/nametap/nametap/bench/lab"
+
+	"github.com/nametap/nametap/bench/report"
 )
 
 // Names of the figures of installing rules.
@@ -24,16 +28,6 @@ const (
 	installRemove   = "remove_ms"
 )
 
-// inNetspace calls f in a namespace that is removed when f returns.
-func inNetspace(f func() error) error {
-	n, err := newNetspace()
-	if err != nil {
-		return err
-	}
-	defer n.close()
-	return n.do(f)
-}
-
 // installs measures the time to install the default rules in one backend: by apply, by
 // iptables-restore with the text of apply, and rule by rule. Each starts in an empty
 // namespace.
@@ -43,15 +37,15 @@ func (b *captureBench) installs(ctx context.Context, round int) error {
 			continue
 		}
 		if b.installed[p.backend] == nil {
-			b.installed[p.backend] = figures{}
+			b.installed[p.backend] = report.Figures{}
 		}
-		set := func(name string, value float64) { b.installed[p.backend].set(name, round, value) }
+		set := func(name string, value float64) { b.installed[p.backend].Set(name, round, value) }
 		for _, way := range []func() error{
 			func() error { return b.applied(ctx, p, set) },
 			func() error { return b.restored(ctx, p, set) },
 			func() error { return b.singly(ctx, p, set) },
 		} {
-			if err := inNetspace(way); err != nil {
+			if err := lab.InNetspace(way); err != nil {
 				return fmt.Errorf("%s: %w", p.what, err)
 			}
 		}
@@ -189,7 +183,7 @@ func words(line string) []string {
 // no other program holds the lock that it takes.
 func (b *captureBench) tool(ctx context.Context, text string, argv ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + b.lab.dir, "XTABLES_LOCKFILE=" + b.lab.path("xtables.lock")}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + b.lab.Dir, "XTABLES_LOCKFILE=" + b.lab.Path("xtables.lock")}
 	cmd.Stdin = strings.NewReader(text)
 	out, err := cmd.Output()
 	if err != nil {
@@ -206,10 +200,10 @@ func (b *captureBench) tool(ctx context.Context, text string, argv ...string) (s
 func inMilliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 // installTable compares the ways to install rules.
-func (b *captureBench) installTable() table {
-	t := table{
-		title: fmt.Sprintf("Installing the rules of both families, ms, medians of %d rounds", b.rounds),
-		header: []string{
+func (b *captureBench) installTable() report.Table {
+	t := report.Table{
+		Title: fmt.Sprintf("Installing the rules of both families, ms, medians of %d rounds", b.rounds),
+		Header: []string{
 			"backend", "capture apply", "its restore IPv4", "its restore IPv6", "rule by rule", "execs", "× both restores", "capture remove",
 		},
 	}
@@ -219,11 +213,11 @@ func (b *captureBench) installTable() table {
 			continue
 		}
 		row := []string{p.backend}
-		for _, f := range []figure{f[installWhole], f[installRestore4], f[installRestore6], f[installSingly], f[installExecs]} {
-			row = append(row, cell(f.median()))
+		for _, f := range []report.Figure{f[installWhole], f[installRestore4], f[installRestore6], f[installSingly], f[installExecs]} {
+			row = append(row, report.Cell(f.Median()))
 		}
-		row = append(row, cell(f[installSingly].over(f[installRestores]).median()), cell(f[installRemove].median()))
-		t.rows = append(t.rows, row)
+		row = append(row, report.Cell(f[installSingly].Over(f[installRestores]).Median()), report.Cell(f[installRemove].Median()))
+		t.Rows = append(t.Rows, row)
 	}
 	return t
 }

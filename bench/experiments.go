@@ -5,11 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"os"
-	"time"
 
-	"github.com/miekg/dns"
+	"github.com/nametap/nametap/bench/lab"
 )
 
 // An experiments is one run of the chosen experiments on forwarding and capture, inside the
@@ -17,7 +15,7 @@ import (
 type experiments struct {
 	options
 
-	lab      *lab
+	lab      *lab.Lab
 	results  *results
 	progress io.Writer
 }
@@ -28,18 +26,18 @@ func experiment(ctx context.Context, o options, r *results) (err error) {
 		return err
 	}
 	if o.capture {
-		if err := inOwnNamespace(); err != nil {
+		if err := lab.InOwnNamespace(); err != nil {
 			return fmt.Errorf("-capture: %w", err)
 		}
 	}
-	if err := furnish(o.inside); err != nil {
+	if err := lab.Furnish(o.inside); err != nil {
 		return err
 	}
-	l, err := newLab(o.hosts, o)
+	l, err := lab.NewLab(o.hosts, o.agent, o.inside)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, l.close()) }()
+	defer func() { err = errors.Join(err, l.Close()) }()
 	e := &experiments{options: o, lab: l, results: r, progress: os.Stderr}
 	for _, one := range []struct {
 		wanted bool
@@ -62,60 +60,24 @@ func experiment(ctx context.Context, o options, r *results) (err error) {
 	return nil
 }
 
-// The nameservers of the experiments, on their standard port.
-func firstServer() netip.Addr  { return address(127, 2) }
-func secondServer() netip.Addr { return address(127, 3) }
-
-// port53 returns the address of a nameserver of resolv.conf.
-func port53(ip netip.Addr) netip.AddrPort { return netip.AddrPortFrom(ip, 53) }
-
-// Names in queries of experiments. Every name below externalDomain exists; queries for
-// probeName check whether a server is ready.
-const (
-	externalDomain = "example.org."
-	probeName      = "probe." + externalDomain
-)
-
-// startForwarder starts a server that forwards to the lab's nameservers, and waits until it
-// answers.
-func (l *lab) startForwarder(ctx context.Context, p peer, core string) (instance, string, error) {
-	addr, err := freeAddr(ctx)
+// twoNameservers starts two nameservers for forwarders, until stop is called.
+func (e *experiments) twoNameservers() (first, second *lab.Upstream, stop func(), err error) {
+	first, err = lab.StartUpstream(lab.Port53(lab.FirstServer()))
 	if err != nil {
-		return instance{}, "", err
+		return nil, nil, nil, err
 	}
-	how, err := p.prepare(ctx, l, addr)
+	second, err = lab.StartUpstream(lab.Port53(lab.SecondServer()))
 	if err != nil {
-		return instance{}, "", err
+		first.Close()
+		return nil, nil, nil, err
 	}
-	started, err := l.start(ctx, command{name: p.name, argv: how.argv, core: core})
-	if err != nil {
-		return instance{}, "", err
+	stop = func() {
+		second.Close()
+		first.Close()
 	}
-	i := instance{process: started, addr: addr, status: how.status}
-	own, _ := mixes()[0].question(l.services[0])
-	err = started.await(ctx, startLimit, func(ctx context.Context) error {
-		if how.ready != nil {
-			if err := how.ready(ctx); err != nil {
-				return err
-			}
-		}
-		return errors.Join(resolves(ctx, addr, dns.Fqdn(own)), resolves(ctx, addr, probeName))
-	})
-	return i, how.version, err
-}
-
-// resolves returns an error unless a name has an address.
-func resolves(ctx context.Context, addr netip.AddrPort, name string) error {
-	a := ask(ctx, addr, new(dns.Msg).SetQuestion(name, dns.TypeA), time.Second)
-	if a.failed() {
-		return fmt.Errorf("asking for %s: %s", name, a.outcome())
+	if err := e.lab.UseNameservers(lab.FirstServer(), lab.SecondServer()); err != nil {
+		stop()
+		return nil, nil, nil, err
 	}
-	return nil
-}
-
-// compared are the servers of most experiments: nametap and Istio's agent, which it
-// replaces.
-func compared() []peer {
-	all := forwarders()
-	return all[:2]
+	return first, second, stop, nil
 }

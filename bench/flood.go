@@ -12,6 +12,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nametap/nametap/bench/lab"
+
+	"github.com/nametap/nametap/bench/report"
+
 	"github.com/miekg/dns"
 )
 
@@ -48,25 +52,25 @@ func (e *experiments) floods(ctx context.Context) error {
 		return err
 	}
 	defer stop()
-	found := map[string]figures{}
+	found := map[string]report.Figures{}
 	for round := range e.rounds {
-		for i := range compared() {
-			p := compared()[(i+round)%len(compared())]
-			fmt.Fprintf(e.progress, "flood, round %d of %d: %s\n", round+1, e.rounds, p.name)
-			first.behave(conduct{})
-			second.behave(conduct{})
-			got, err := e.flooded(ctx, p, func(c conduct) {
-				first.behave(c)
-				second.behave(c)
+		for i := range lab.Compared() {
+			p := lab.Compared()[(i+round)%len(lab.Compared())]
+			fmt.Fprintf(e.progress, "flood, round %d of %d: %s\n", round+1, e.rounds, p.Name)
+			first.Behave(lab.Conduct{})
+			second.Behave(lab.Conduct{})
+			got, err := e.flooded(ctx, p, func(c lab.Conduct) {
+				first.Behave(c)
+				second.Behave(c)
 			})
 			if err != nil {
 				return err
 			}
-			if found[p.name] == nil {
-				found[p.name] = figures{}
+			if found[p.Name] == nil {
+				found[p.Name] = report.Figures{}
 			}
 			for name, value := range got {
-				found[p.name].set(name, round, value)
+				found[p.Name].Set(name, round, value)
 			}
 		}
 	}
@@ -76,27 +80,27 @@ func (e *experiments) floods(ctx context.Context) error {
 
 // flooded measures one server: the flood while nameservers are silent, some seconds
 // of silence after it, and their return.
-func (e *experiments) flooded(ctx context.Context, p peer, behave func(conduct)) (map[string]float64, error) {
-	i, _, err := e.lab.startForwarder(ctx, p, "")
+func (e *experiments) flooded(ctx context.Context, p lab.Peer, behave func(lab.Conduct)) (map[string]float64, error) {
+	i, _, err := e.lab.StartForwarder(ctx, p, "")
 	if err != nil {
 		return nil, err
 	}
-	defer e.lab.stop(i.process)
-	got := map[string]float64{floodBefore: goroutines(ctx, i.status)}
-	behave(conduct{silent: true})
+	defer e.lab.Stop(i.Process)
+	got := map[string]float64{floodBefore: goroutines(ctx, i.Status)}
+	behave(lab.Conduct{Silent: true})
 	flooded := make(chan error, 1)
 	var took time.Duration
 	go func() {
 		began := time.Now()
-		err := flood(ctx, i.addr)
+		err := flood(ctx, i.Addr)
 		took = time.Since(began)
 		flooded <- err
 	}()
-	own := load{
-		addr: i.addr, queries: e.lab.path(directMix + ".queries"),
-		seconds: floodSeconds, rate: floodOwnRate, waiting: floodSeconds * floodOwnRate, latencies: true,
+	own := lab.Load{
+		Addr: i.Addr, Queries: e.lab.Path(lab.DirectMix + ".queries"),
+		Seconds: floodSeconds, Rate: floodOwnRate, Waiting: floodSeconds * floodOwnRate, Latencies: true,
 	}
-	t, err := own.drive(ctx)
+	t, err := own.Drive(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -104,26 +108,26 @@ func (e *experiments) flooded(ctx context.Context, p peer, behave func(conduct))
 		return nil, err
 	}
 	if took > slowFlood {
-		e.results.note("flood of %s: sending took %v, because the machine is busy", p.name, took.Round(time.Second/10))
+		e.results.note("flood of %s: sending took %v, because the machine is busy", p.Name, took.Round(time.Second/10))
 	}
-	got[floodPeak] = goroutines(ctx, i.status)
-	got[floodOwnLost] = float64(t.lost + t.completed - t.noerror)
-	got[floodOwnP99] = float64(t.quantile(0.99)) / float64(time.Millisecond)
+	got[floodPeak] = goroutines(ctx, i.Status)
+	got[floodOwnLost] = float64(t.Lost + t.Completed - t.NoError)
+	got[floodOwnP99] = float64(t.Quantile(0.99)) / float64(time.Millisecond)
 	if err := sleep(ctx, floodSilence); err != nil {
 		return nil, err
 	}
-	behave(conduct{})
-	got[floodRecovery] = recovery(ctx, i.addr).Seconds()
+	behave(lab.Conduct{})
+	got[floodRecovery] = recovery(ctx, i.Addr).Seconds()
 	if err := sleep(ctx, floodAfter); err != nil {
 		return nil, err
 	}
-	got[floodLater] = goroutines(ctx, i.status)
-	peak, err := peakMemory(i.pid)
+	got[floodLater] = goroutines(ctx, i.Status)
+	peak, err := lab.PeakMemory(i.Pid)
 	if err != nil {
 		return nil, err
 	}
 	got[floodPeakMB] = float64(peak) / (1 << 20)
-	return got, i.alive()
+	return got, i.Alive()
 }
 
 // flood sends the queries at a constant rate, and reads and drops the answers.
@@ -139,7 +143,7 @@ func flood(ctx context.Context, addr netip.AddrPort) error {
 		go func() { _, _ = io.Copy(io.Discard, conn) }() // ends with the socket
 		conns[k] = conn
 	}
-	name := distinct("flood")
+	name := lab.Distinct("flood")
 	began := time.Now()
 	for k := range floodQueries {
 		wire, err := new(dns.Msg).SetQuestion(name(k), dns.TypeA).Pack()
@@ -163,16 +167,16 @@ func flood(ctx context.Context, addr netip.AddrPort) error {
 // recovery returns the time until a forwarded query is answered, sending one for a new name
 // every probeInterval. It returns patience if there is no answer.
 func recovery(ctx context.Context, addr netip.AddrPort) time.Duration {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, lab.Patience)
 	defer cancel()
 	began := time.Now()
-	answered := make(chan time.Time, patience/probeInterval+1)
+	answered := make(chan time.Time, lab.Patience/probeInterval+1)
 	ticker := time.NewTicker(probeInterval)
 	defer ticker.Stop()
-	name := distinct("recovery")
+	name := lab.Distinct("recovery")
 	for k := 0; ; k++ {
 		go func() {
-			if a := ask(ctx, addr, new(dns.Msg).SetQuestion(name(k), dns.TypeA), patience); !a.failed() {
+			if a := lab.Ask(ctx, addr, new(dns.Msg).SetQuestion(name(k), dns.TypeA), lab.Patience); !a.Failed() {
 				answered <- time.Now()
 			}
 		}()
@@ -180,7 +184,7 @@ func recovery(ctx context.Context, addr netip.AddrPort) time.Duration {
 		case at := <-answered:
 			return at.Sub(began)
 		case <-ctx.Done():
-			return patience
+			return lab.Patience
 		case <-ticker.C:
 		}
 	}
@@ -234,21 +238,21 @@ func parseMetrics(text string) (map[string]float64, error) {
 }
 
 // floodTable compares the servers.
-func (e *experiments) floodTable(found map[string]figures) table {
-	t := table{
-		title: fmt.Sprintf("%s distinct queries in %d s while nameservers are silent, medians of %d rounds",
-			thousands(floodQueries), floodSeconds, e.rounds),
-		header: []string{
+func (e *experiments) floodTable(found map[string]report.Figures) report.Table {
+	t := report.Table{
+		Title: fmt.Sprintf("%s distinct queries in %d s while nameservers are silent, medians of %d rounds",
+			report.Thousands(floodQueries), floodSeconds, e.rounds),
+		Header: []string{
 			"server", "mesh names p99 ms", "mesh names lost", "peak MB", "answers again after s",
 			"goroutines before", "after the flood", "at the end",
 		},
 	}
-	for _, p := range compared() {
-		row := []string{p.title}
+	for _, p := range lab.Compared() {
+		row := []string{p.Title}
 		for _, name := range []string{floodOwnP99, floodOwnLost, floodPeakMB, floodRecovery, floodBefore, floodPeak, floodLater} {
-			row = append(row, cell(found[p.name][name].median()))
+			row = append(row, report.Cell(found[p.Name][name].Median()))
 		}
-		t.rows = append(t.rows, row)
+		t.Rows = append(t.Rows, row)
 	}
 	return t
 }

@@ -5,6 +5,10 @@ import (
 	"fmt"
 	"math"
 	"strings"
+
+	"github.com/nametap/nametap/bench/lab"
+
+	"github.com/nametap/nametap/bench/report"
 )
 
 // Names of the figures of forwarding.
@@ -29,7 +33,7 @@ type forwardBench struct {
 	bench
 
 	// pinned and free are the instances of each server.
-	pinned, free map[string]instance
+	pinned, free map[string]lab.Instance
 	// series counts the files with names, so that no name is queried twice.
 	series int
 }
@@ -37,25 +41,25 @@ type forwardBench struct {
 // forwardCosts measures the processor time of a cache miss, of a cache hit, and of a query
 // for a mesh name.
 func (e *experiments) forwardCosts(ctx context.Context) error {
-	if err := e.lab.useNameservers(firstServer()); err != nil {
+	if err := e.lab.UseNameservers(lab.FirstServer()); err != nil {
 		return err
 	}
-	binary, err := e.lab.build(ctx, ".", "fixed")
+	binary, err := e.lab.Build(ctx, ".", "fixed")
 	if err != nil {
 		return err
 	}
 	// The nameserver shares dnsperf's processor, so that the forwarder has the other one
 	// for itself.
-	nameserver, err := e.lab.start(ctx, command{
-		name: "nameserver", argv: []string{binary, port53(firstServer()).String(), "192.0.2.1"}, core: clientCore,
+	nameserver, err := e.lab.Start(ctx, lab.Command{
+		Name: "nameserver", Argv: []string{binary, lab.Port53(lab.FirstServer()).String(), "192.0.2.1"}, Core: lab.ClientCore,
 	})
 	if err != nil {
 		return err
 	}
-	defer e.lab.stop(nameserver)
+	defer e.lab.Stop(nameserver)
 	b := &forwardBench{
 		bench:  bench{options: e.options, lab: e.lab, results: newResults(e.options), progress: e.progress},
-		pinned: map[string]instance{}, free: map[string]instance{},
+		pinned: map[string]lab.Instance{}, free: map[string]lab.Instance{},
 	}
 	b.results.Notes, b.results.LeftOut = e.results.Notes, e.results.LeftOut
 	if err := b.start(ctx); err != nil {
@@ -67,35 +71,35 @@ func (e *experiments) forwardCosts(ctx context.Context) error {
 	e.results.Notes = b.results.Notes
 	e.results.Tables = append(e.results.Tables, b.table())
 	for name := range b.pinned {
-		e.lab.stop(b.pinned[name].process)
-		e.lab.stop(b.free[name].process)
+		e.lab.Stop(b.pinned[name].Process)
+		e.lab.Stop(b.free[name].Process)
 	}
 	return nil
 }
 
 // start starts every chosen forwarder, and leaves out missing ones.
 func (b *forwardBench) start(ctx context.Context) error {
-	for _, p := range forwarders() {
-		if !b.wants(p.name) {
+	for _, p := range lab.Forwarders() {
+		if !b.wants(p.Name) {
 			continue
 		}
-		fmt.Fprintf(b.progress, "starting %s\n", p.name)
-		pinned, version, err := b.lab.startForwarder(ctx, p, serverCore)
+		fmt.Fprintf(b.progress, "starting %s\n", p.Name)
+		pinned, version, err := b.lab.StartForwarder(ctx, p, lab.ServerCore)
 		if err == nil {
-			b.free[p.name], _, err = b.lab.startForwarder(ctx, p, "")
+			b.free[p.Name], _, err = b.lab.StartForwarder(ctx, p, "")
 		}
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case err != nil && p.name == agentName:
+		case err != nil && p.Name == lab.AgentName:
 			return err
 		case err != nil:
-			fmt.Fprintf(b.progress, "LEFT OUT: %s: %v\n", p.name, err)
-			b.results.LeftOut[p.name] = err.Error()
+			fmt.Fprintf(b.progress, "LEFT OUT: %s: %v\n", p.Name, err)
+			b.results.LeftOut[p.Name] = err.Error()
 			continue
 		}
-		b.pinned[p.name] = pinned
-		b.results.add(&server{peer: p, version: version})
+		b.pinned[p.Name] = pinned
+		b.results.add(&lab.Server{Peer: p, Version: version})
 	}
 	return nil
 }
@@ -121,28 +125,28 @@ func (b *forwardBench) measure(ctx context.Context, s *serverResults, round int)
 		return err
 	}
 	pinned, free := b.pinned[s.Name], b.free[s.Name]
-	saturated := load{addr: pinned.addr, seconds: b.seconds, core: clientCore}
+	saturated := lab.Load{Addr: pinned.Addr, Seconds: b.seconds, Core: lab.ClientCore}
 	for _, kind := range []struct {
 		figure, queries string
-		instance        instance
+		instance        lab.Instance
 		rate            int
 	}{
 		{missMicros, "", pinned, 0},
 		{missPacedMicros, "", free, pacedRate},
 		{hitMicros, hits, pinned, 0},
-		{ownMicros, b.lab.path(directMix + ".queries"), pinned, 0},
+		{ownMicros, b.lab.Path(lab.DirectMix + ".queries"), pinned, 0},
 	} {
 		l := saturated
-		l.queries, l.addr, l.rate = kind.queries, kind.instance.addr, kind.rate
+		l.Queries, l.Addr, l.Rate = kind.queries, kind.instance.Addr, kind.rate
 		if kind.rate > 0 {
-			l.core = ""
+			l.Core = ""
 		}
 		if kind.queries == "" {
-			if l.queries, err = b.misses(); err != nil {
+			if l.Queries, err = b.misses(); err != nil {
 				return err
 			}
 		}
-		err := b.run(ctx, kind.instance, l, func(r run) { s.Figures.set(kind.figure, round, b.micros(r, kind.queries == "")) })
+		err := b.run(ctx, kind.instance, l, func(r lab.Run) { s.Figures.Set(kind.figure, round, b.micros(r, kind.queries == "")) })
 		if err != nil {
 			return err
 		}
@@ -152,12 +156,12 @@ func (b *forwardBench) measure(ctx context.Context, s *serverResults, round int)
 
 // micros returns the processor time of a query, or NaN for a run of misses that queried a
 // name twice.
-func (b *forwardBench) micros(r run, misses bool) float64 {
-	if misses && r.sent > missNames*b.seconds {
-		b.results.note("%d queries were more than the %d names; the run does not count", r.sent, missNames*b.seconds)
+func (b *forwardBench) micros(r lab.Run, misses bool) float64 {
+	if misses && r.Sent > missNames*b.seconds {
+		b.results.note("%d queries were more than the %d names; the run does not count", r.Sent, missNames*b.seconds)
 		return math.NaN()
 	}
-	return r.micros()
+	return r.Micros()
 }
 
 // misses writes a file with names that have not been queried yet.
@@ -168,34 +172,34 @@ func (b *forwardBench) misses() (string, error) {
 
 // names writes a file with n names of a series.
 func (b *forwardBench) names(series string, n int) (string, error) {
-	name := distinct(series)
+	name := lab.Distinct(series)
 	var text strings.Builder
 	for i := range n {
 		text.WriteString(strings.TrimSuffix(name(i), ".") + " A\n")
 	}
 	// All runs of misses share one file, because they run one after the other.
-	return b.lab.write(strings.TrimRight(series, "0123456789")+".queries", []byte(text.String()))
+	return b.lab.Write(strings.TrimRight(series, "0123456789")+".queries", []byte(text.String()))
 }
 
 // table compares the forwarders.
-func (b *forwardBench) table() table {
-	t := table{
-		title: fmt.Sprintf("A forwarded query, processor time, medians of %d rounds of %d s", b.rounds, b.seconds),
-		header: []string{
+func (b *forwardBench) table() report.Table {
+	t := report.Table{
+		Title: fmt.Sprintf("A forwarded query, processor time, medians of %d rounds of %d s", b.rounds, b.seconds),
+		Header: []string{
 			"server", "cache miss µs", "× Istio", "cache miss µs at 5,000/s", "× Istio", "cache hit µs", "mesh name µs", "hit / mesh name",
 		},
 	}
-	istio := b.results.of(istioName)
+	istio := b.results.of(lab.IstioName)
 	for _, s := range b.results.Servers {
 		miss, paced := s.Figures[missMicros], s.Figures[missPacedMicros]
 		hit, own := s.Figures[hitMicros], s.Figures[ownMicros]
 		row := []string{strings.TrimSpace(s.Title + " " + shortVersion(s.Version))}
-		for _, f := range []figure{
-			miss, miss.over(istio[missMicros]), paced, paced.over(istio[missPacedMicros]), hit, own, hit.over(own),
+		for _, f := range []report.Figure{
+			miss, miss.Over(istio[missMicros]), paced, paced.Over(istio[missPacedMicros]), hit, own, hit.Over(own),
 		} {
-			row = append(row, cell(f.median()))
+			row = append(row, report.Cell(f.Median()))
 		}
-		t.rows = append(t.rows, row)
+		t.Rows = append(t.Rows, row)
 	}
 	return t
 }

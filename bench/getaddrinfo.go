@@ -11,6 +11,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/nametap/nametap/bench/lab"
+
+	"github.com/nametap/nametap/bench/report"
+
 	"github.com/miekg/dns"
 )
 
@@ -26,7 +30,7 @@ func libcs() []libc {
 type resolving struct {
 	title string
 	// peer is the server. Without a name it is the nameserver itself.
-	peer peer
+	peer lab.Peer
 	// flag is a flag that the agent must have for it, or empty.
 	flag string
 }
@@ -34,12 +38,12 @@ type resolving struct {
 // resolvings are the compared servers.
 func resolvings() []resolving {
 	const autopath = "--autopath"
-	agent := func(settings ...string) peer {
-		return peer{name: agentName, prepare: prepareForwardingAgent(settings...)}
+	agent := func(settings ...string) lab.Peer {
+		return lab.Peer{Name: lab.AgentName, Prepare: lab.PrepareForwardingAgent(settings...)}
 	}
 	return []resolving{
 		{title: "no agent"},
-		{title: "Istio's agent", peer: peer{name: istioName, prepare: prepareForwardingIstio}},
+		{title: "Istio's agent", peer: lab.Peer{Name: lab.IstioName, Prepare: lab.PrepareForwardingIstio}},
 		{title: "nametap", peer: agent()},
 		{title: "nametap --autopath=all", peer: agent(autopath + "=all"), flag: autopath},
 	}
@@ -48,21 +52,21 @@ func resolvings() []resolving {
 // getaddrinfoQueries counts the queries of getaddrinfo in a pod, between client and agent
 // and between agent and nameserver, for the first and the second call.
 func (e *experiments) getaddrinfoQueries(ctx context.Context) error {
-	nameserver, err := startUpstream(port53(firstServer()))
+	nameserver, err := lab.StartUpstream(lab.Port53(lab.FirstServer()))
 	if err != nil {
 		return err
 	}
-	defer nameserver.close()
+	defer nameserver.Close()
 	names := []struct{ what, name string }{
-		{"not in the mesh", "www." + strings.TrimSuffix(externalDomain, ".")},
-		{"in the mesh", "www." + e.lab.wildcards[0].name},
+		{"not in the mesh", "www." + strings.TrimSuffix(lab.ExternalDomain, ".")},
+		{"in the mesh", "www." + e.lab.Wildcards[0].Name},
 	}
-	t := table{
-		title:  "Queries of one getaddrinfo, ndots:5 and three search domains: client to agent / agent to nameserver",
-		header: []string{"name, C library"},
+	t := report.Table{
+		Title:  "Queries of one getaddrinfo, ndots:5 and three search domains: client to agent / agent to nameserver",
+		Header: []string{"name, C library"},
 	}
 	for _, way := range resolvings() {
-		t.header = append(t.header, way.title, "again")
+		t.Header = append(t.Header, way.title, "again")
 	}
 	for _, n := range names {
 		for _, c := range libcs() {
@@ -79,7 +83,7 @@ func (e *experiments) getaddrinfoQueries(ctx context.Context) error {
 				}
 				row = append(row, counts[0], counts[1])
 			}
-			t.rows = append(t.rows, row)
+			t.Rows = append(t.Rows, row)
 		}
 	}
 	e.results.Tables = append(e.results.Tables, t)
@@ -88,63 +92,53 @@ func (e *experiments) getaddrinfoQueries(ctx context.Context) error {
 
 // compile compiles the client.
 func (e *experiments) compile(ctx context.Context, c libc) (string, error) {
-	binary := e.lab.path("getaddrinfo-" + c.name)
-	_, err := output(ctx, c.compiler, "-O2", "-o", binary, "getaddrinfo/getaddrinfo.c")
+	binary := e.lab.Path("getaddrinfo-" + c.name)
+	_, err := lab.Output(ctx, c.compiler, "-O2", "-o", binary, "getaddrinfo/getaddrinfo.c")
 	return binary, err
 }
 
 // count runs a client twice, and returns the numbers of queries of both runs, or dashes if
 // the agent does not have the flag.
-func (e *experiments) count(ctx context.Context, way resolving, nameserver *upstream, client []string) (counts [2]string, err error) {
+func (e *experiments) count(ctx context.Context, way resolving, nameserver *lab.Upstream, client []string) (counts [2]string, err error) {
 	const none = "–"
-	if err := e.lab.useNameservers(firstServer()); err != nil {
+	if err := e.lab.UseNameservers(lab.FirstServer()); err != nil {
 		return counts, err
 	}
-	target := port53(firstServer())
-	if way.peer.name != "" {
-		if way.flag != "" && !e.lab.agentKnows(ctx, way.flag) {
+	target := lab.Port53(lab.FirstServer())
+	if way.peer.Name != "" {
+		if way.flag != "" && !e.lab.AgentKnows(ctx, way.flag) {
 			return [2]string{none, none}, nil
 		}
-		i, _, err := e.lab.startForwarder(ctx, way.peer, "")
+		i, _, err := e.lab.StartForwarder(ctx, way.peer, "")
 		if err != nil {
 			return counts, err
 		}
-		defer e.lab.stop(i.process)
-		target = i.addr
+		defer e.lab.Stop(i.Process)
+		target = i.Addr
 	}
-	between, err := startCounter(port53(address(127, 1)), target)
+	between, err := startCounter(lab.Port53(lab.Address(127, 1)), target)
 	if err != nil {
 		return counts, err
 	}
 	defer between.close()
-	if err := e.lab.systemNameservers(address(127, 1)); err != nil {
+	if err := e.lab.SystemNameservers(lab.Address(127, 1)); err != nil {
 		return counts, err
 	}
 	for k := range counts {
-		asked, forwarded := between.queries.Load(), nameserver.asked.Load()
-		if _, err := output(ctx, client...); err != nil {
+		asked, forwarded := between.queries.Load(), nameserver.Asked.Load()
+		if _, err := lab.Output(ctx, client...); err != nil {
 			return counts, err
 		}
 		// A query that the client no longer waits for may still arrive.
 		if err := sleep(ctx, 500*time.Millisecond); err != nil {
 			return counts, err
 		}
-		counts[k] = fmt.Sprintf("%d / %d", between.queries.Load()-asked, nameserver.asked.Load()-forwarded)
-		if way.peer.name == "" {
+		counts[k] = fmt.Sprintf("%d / %d", between.queries.Load()-asked, nameserver.Asked.Load()-forwarded)
+		if way.peer.Name == "" {
 			counts[k] = strconv.FormatInt(between.queries.Load()-asked, 10)
 		}
 	}
 	return counts, nil
-}
-
-// agentKnows reports whether the agent has a flag.
-func (l *lab) agentKnows(ctx context.Context, flag string) bool {
-	how, err := l.agent(ctx, netip.AddrPort{}, netip.AddrPort{})
-	if err != nil {
-		return false
-	}
-	help, err := output(ctx, how.argv[0], "agent", "--help")
-	return err == nil && strings.Contains(help, flag)
 }
 
 // A counter forwards queries over UDP and counts them.

@@ -1,5 +1,8 @@
 // Command bench measures what an answer of the agent costs, and compares it with other
 // servers that answer the same names. README.md explains the method and each figure.
+//
+// This package has the measurements and their tables; what they measure with is in lab, and
+// figures, tables and charts are in report.
 package main
 
 import (
@@ -13,6 +16,8 @@ import (
 	"path/filepath"
 	"runtime"
 	"syscall"
+
+	"github.com/nametap/nametap/bench/lab"
 )
 
 func main() {
@@ -47,13 +52,13 @@ func measure(ctx context.Context, o options) (err error) {
 		if err := experiment(ctx, o, r); err != nil {
 			return err
 		}
-		return report(o, r)
+		return printReport(o, r)
 	}
 	if o.memory {
 		if err := measureMemory(ctx, o, r); err != nil {
 			return err
 		}
-		return report(o, r)
+		return printReport(o, r)
 	}
 	if !o.pushOnly {
 		if err := measureServers(ctx, o, r); err != nil {
@@ -65,7 +70,7 @@ func measure(ctx context.Context, o options) (err error) {
 			return err
 		}
 	}
-	return report(o, r)
+	return printReport(o, r)
 }
 
 // requirements returns an error if a tool is missing.
@@ -100,11 +105,11 @@ func requirements(o *options) error {
 
 // measureServers compares the servers in a new lab.
 func measureServers(ctx context.Context, o options, r *results) (err error) {
-	l, err := newLab(o.hosts, o)
+	l, err := lab.NewLab(o.hosts, o.agent, o.inside)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, l.close()) }()
+	defer func() { err = errors.Join(err, l.Close()) }()
 	b := &bench{options: o, lab: l, results: r, progress: os.Stderr}
 	if err := b.startServers(ctx); err != nil {
 		return err
@@ -116,8 +121,8 @@ func measureServers(ctx context.Context, o options, r *results) (err error) {
 	return nil
 }
 
-// report prints the tables and writes the chosen files.
-func report(o options, r *results) error {
+// printReport prints the tables and writes the chosen files.
+func printReport(o options, r *results) error {
 	fmt.Print(r.text())
 	var errs []error
 	if o.json != "" {

@@ -8,6 +8,10 @@ import (
 	"path/filepath"
 	"strconv"
 	"time"
+
+	"github.com/nametap/nametap/bench/lab"
+
+	"github.com/nametap/nametap/bench/report"
 )
 
 // memorySettle is how long an agent is left alone before its memory is read. It returns
@@ -21,11 +25,11 @@ func memoryFields() []string { return []string{"Rss", "Anonymous", "Pss_File"} }
 // measureMemory measures the resident memory of an agent that nothing queries: with its
 // first table, and after pushes that change one host and all hosts.
 func measureMemory(ctx context.Context, o options, r *results) (err error) {
-	l, err := newLab(o.hosts, o)
+	l, err := lab.NewLab(o.hosts, o.agent, o.inside)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, l.close()) }()
+	defer func() { err = errors.Join(err, l.Close()) }()
 	b := &pushBench{options: o, lab: l, results: &pushResults{Hosts: o.hosts}, notes: r, progress: os.Stderr}
 	if err := b.writeTables(); err != nil {
 		return err
@@ -35,17 +39,17 @@ func measureMemory(ctx context.Context, o options, r *results) (err error) {
 		{fmt.Sprintf("%d pushes, one host changed", repeats), []string{b.one, b.base}, repeats},
 		{fmt.Sprintf("%d pushes, all hosts changed", repeats), []string{b.all, b.base}, repeats},
 	}
-	found := make([]figures, len(steps))
+	found := make([]report.Figures, len(steps))
 	for round := range o.rounds {
 		fmt.Fprintf(b.progress, "memory, round %d of %d\n", round+1, o.rounds)
 		c := client{round: round}
-		if c.addr, err = freeAddr(ctx); err != nil {
+		if c.Addr, err = lab.FreeAddr(ctx); err != nil {
 			return err
 		}
 		err = b.with(ctx, c, b.agentOf, func(ctx context.Context, c client) error {
 			for i, step := range steps {
 				if found[i] == nil {
-					found[i] = figures{}
+					found[i] = report.Figures{}
 				}
 				if err := step.measure(ctx, c, found[i]); err != nil {
 					return err
@@ -57,16 +61,16 @@ func measureMemory(ctx context.Context, o options, r *results) (err error) {
 			return err
 		}
 	}
-	t := table{
-		title:  fmt.Sprintf("Resident memory of the agent with %d hosts, in MiB", o.hosts),
-		header: []string{"after", "resident", "anonymous", "pages of files"},
+	t := report.Table{
+		Title:  fmt.Sprintf("Resident memory of the agent with %d hosts, in MiB", o.hosts),
+		Header: []string{"after", "resident", "anonymous", "pages of files"},
 	}
 	for i, step := range steps {
 		row := []string{step.name}
 		for _, field := range memoryFields() {
-			row = append(row, fmt.Sprintf("%.1f", found[i][field].median()))
+			row = append(row, fmt.Sprintf("%.1f", found[i][field].Median()))
 		}
-		t.rows = append(t.rows, row)
+		t.Rows = append(t.Rows, row)
 	}
 	r.Tables = append(r.Tables, t)
 	return nil
@@ -80,25 +84,25 @@ type memoryStep struct {
 }
 
 // measure makes the pushes and reads the memory of an agent, in MiB.
-func (s memoryStep) measure(ctx context.Context, c client, found figures) error {
+func (s memoryStep) measure(ctx context.Context, c client, found report.Figures) error {
 	for k := range s.times {
-		if err := c.control.push(ctx, s.files[k%len(s.files)]); err != nil {
+		if err := c.control.Push(ctx, s.files[k%len(s.files)]); err != nil {
 			return err
 		}
 	}
 	if err := sleep(ctx, memorySettle); err != nil {
 		return err
 	}
-	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(c.pid), "smaps_rollup"))
+	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(c.Pid), "smaps_rollup"))
 	if err != nil {
-		return fmt.Errorf("reading the memory of process %d: %w", c.pid, err)
+		return fmt.Errorf("reading the memory of process %d: %w", c.Pid, err)
 	}
 	for _, field := range memoryFields() {
-		size, err := parseSize(string(text), field)
+		size, err := lab.ParseSize(string(text), field)
 		if err != nil {
 			return err
 		}
-		found.set(field, c.round, float64(size)/(1<<20))
+		found.Set(field, c.round, float64(size)/(1<<20))
 	}
 	return nil
 }

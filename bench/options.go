@@ -7,6 +7,8 @@ import (
 	"io"
 	"slices"
 	"strings"
+
+	"github.com/nametap/nametap/bench/lab"
 )
 
 // options are the command line.
@@ -37,7 +39,7 @@ func parseOptions(argv []string, w io.Writer) (options, error) {
 	flags.IntVar(&o.hosts, "hosts", 10_000, "hosts of every server")
 	flags.IntVar(&o.rounds, "rounds", 5, "rounds; each round measures every server once")
 	flags.IntVar(&o.seconds, "seconds", 2, "length of one run")
-	flags.StringVar(&peers, "peers", "all", "servers to measure, with commas: "+strings.Join(peerNames(), ","))
+	flags.StringVar(&peers, "peers", "all", "servers to measure, with commas: "+strings.Join(lab.PeerNames(), ","))
 	flags.StringVar(&o.agent, "agent", "", "nametap binary (default: built from ..)")
 	flags.StringVar(&o.json, "json", "", "write all figures to this file")
 	flags.StringVar(&o.svg, "svg", "", "write a chart to this file")
@@ -79,8 +81,8 @@ func (o options) check(rest []string) error {
 		return errors.New("-hosts, -push-hosts: want 1000000 at most")
 	}
 	for _, name := range o.peers {
-		if !slices.Contains(peerNames(), name) {
-			return fmt.Errorf("-peers: unknown server %q; want some of %s", name, strings.Join(peerNames(), ", "))
+		if !slices.Contains(lab.PeerNames(), name) {
+			return fmt.Errorf("-peers: unknown server %q; want some of %s", name, strings.Join(lab.PeerNames(), ", "))
 		}
 	}
 	return nil
@@ -97,5 +99,5 @@ func (o options) experiments() bool {
 // wants reports whether a server is selected. The echo always is, because the others are
 // compared with it.
 func (o options) wants(peer string) bool {
-	return o.peers == nil || slices.Contains(o.peers, peer) || peer == echoName
+	return o.peers == nil || slices.Contains(o.peers, peer) || peer == lab.EchoName
 }

@@ -8,6 +8,10 @@ import (
 	"os"
 	"slices"
 	"time"
+
+	"github.com/nametap/nametap/bench/lab"
+
+	"github.com/nametap/nametap/bench/report"
 )
 
 // Names of the figures of pushes. Those of the sink, the client that only receives,
@@ -37,15 +41,15 @@ const (
 type pushResults struct {
 	Hosts int `json:"hosts"`
 	// Bytes is the length of one table on the wire.
-	Bytes   int     `json:"bytes"`
-	Figures figures `json:"figures"`
+	Bytes   int            `json:"bytes"`
+	Figures report.Figures `json:"figures"`
 }
 
 // A pushBench measures pushes of one size.
 type pushBench struct {
 	options
 
-	lab      *lab
+	lab      *lab.Lab
 	results  *pushResults
 	notes    *results
 	progress io.Writer
@@ -56,12 +60,12 @@ type pushBench struct {
 
 // measurePushes measures pushes in a new lab.
 func measurePushes(ctx context.Context, o options, r *results) (err error) {
-	l, err := newLab(o.pushHosts, o)
+	l, err := lab.NewLab(o.pushHosts, o.agent, o.inside)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, l.close()) }()
-	r.Push = &pushResults{Hosts: o.pushHosts, Figures: figures{}}
+	defer func() { err = errors.Join(err, l.Close()) }()
+	r.Push = &pushResults{Hosts: o.pushHosts, Figures: report.Figures{}}
 	b := &pushBench{options: o, lab: l, results: r.Push, notes: r, progress: os.Stderr}
 	if err := b.writeTables(); err != nil {
 		return err
@@ -77,23 +81,23 @@ func measurePushes(ctx context.Context, o options, r *results) (err error) {
 
 // writeTables makes the tables that are pushed.
 func (b *pushBench) writeTables() error {
-	b.base = b.lab.path("table.pb")
-	one := nameTable(moved(b.lab.services, 1), b.lab.wildcards)
+	b.base = b.lab.Path("table.pb")
+	one := lab.NameTable(lab.Moved(b.lab.Services, 1), b.lab.Wildcards)
 	b.results.Bytes = len(one)
 	var err error
-	if b.one, err = b.lab.write("one.pb", one); err != nil {
+	if b.one, err = b.lab.Write("one.pb", one); err != nil {
 		return err
 	}
-	all := nameTable(moved(b.lab.services, len(b.lab.services)), b.lab.wildcards)
-	b.all, err = b.lab.write("all.pb", all)
+	all := lab.NameTable(lab.Moved(b.lab.Services, len(b.lab.Services)), b.lab.Wildcards)
+	b.all, err = b.lab.Write("all.pb", all)
 	return err
 }
 
 // A client of pushes, with its own control plane.
 type client struct {
-	instance
+	lab.Instance
 
-	control *control
+	control *lab.Control
 	round   int
 	// suffix is the suffix of the names of its figures.
 	suffix string
@@ -108,18 +112,18 @@ func (b *pushBench) round(ctx context.Context, round int) error {
 	}
 	var agent client
 	agent.round = round
-	if agent.addr, err = freeAddr(ctx); err != nil {
+	if agent.Addr, err = lab.FreeAddr(ctx); err != nil {
 		return err
 	}
 	err = b.with(ctx, agent, b.agentOf, func(ctx context.Context, c client) error {
 		if err := b.costs(ctx, c); err != nil {
 			return err
 		}
-		size, err := memory(c.pid)
+		size, err := lab.Memory(c.Pid)
 		if err != nil {
 			return err
 		}
-		b.results.Figures.set(memoryMB, round, float64(size)/(1<<20))
+		b.results.Figures.Set(memoryMB, round, float64(size)/(1<<20))
 		return b.latencies(ctx, c)
 	})
 	if err != nil {
@@ -130,14 +134,14 @@ func (b *pushBench) round(ctx context.Context, round int) error {
 
 // sink returns the command line of a client that only receives.
 func (b *pushBench) sink(ctx context.Context, c client) ([]string, error) {
-	binary, err := b.lab.build(ctx, ".", "sink")
-	return []string{binary, c.control.addr.String()}, err
+	binary, err := b.lab.Build(ctx, ".", "sink")
+	return []string{binary, c.control.Addr.String()}, err
 }
 
 // agentOf returns the command line of an agent.
 func (b *pushBench) agentOf(ctx context.Context, c client) ([]string, error) {
-	how, err := b.lab.agent(ctx, c.addr, c.control.addr, b.lab.noUpstream()...)
-	return how.argv, err
+	how, err := b.lab.Agent(ctx, c.Addr, c.control.Addr, b.lab.NoUpstream()...)
+	return how.Argv, err
 }
 
 // with starts a control plane and its client c with argv, calls use, and ends both.
@@ -145,20 +149,20 @@ func (b *pushBench) with(ctx context.Context, c client,
 	argv func(context.Context, client) ([]string, error), use func(context.Context, client) error,
 ) error {
 	var err error
-	if c.control, err = b.lab.startControl(ctx); err != nil {
+	if c.control, err = b.lab.StartControl(ctx); err != nil {
 		return err
 	}
-	defer b.lab.stop(c.control.process)
+	defer b.lab.Stop(c.control.Process)
 	words, err := argv(ctx, c)
 	if err != nil {
 		return err
 	}
-	if c.process, err = b.lab.start(ctx, command{name: "client", argv: words}); err != nil {
+	if c.Process, err = b.lab.Start(ctx, lab.Command{Name: "client", Argv: words}); err != nil {
 		return err
 	}
-	defer b.lab.stop(c.process)
-	if err := c.control.expect(ctx, "stream"); err != nil {
-		return errors.Join(err, c.alive())
+	defer b.lab.Stop(c.Process)
+	if err := c.control.Expect(ctx, "stream"); err != nil {
+		return errors.Join(err, c.Alive())
 	}
 	return use(ctx, c)
 }
@@ -175,34 +179,34 @@ func (b *pushBench) costs(ctx context.Context, c client) error {
 		{onePush, []string{b.one, b.base}, repeats},
 		{allPush, []string{b.all, b.base}, repeats},
 	} {
-		before, err := processorTime(c.pid)
+		before, err := lab.ProcessorTime(c.Pid)
 		if err != nil {
 			return err
 		}
 		for k := range pushes.times {
-			if err := c.control.push(ctx, pushes.files[k%len(pushes.files)]); err != nil {
+			if err := c.control.Push(ctx, pushes.files[k%len(pushes.files)]); err != nil {
 				return err
 			}
 		}
 		if err := sleep(ctx, settle); err != nil {
 			return err
 		}
-		after, err := processorTime(c.pid)
+		after, err := lab.ProcessorTime(c.Pid)
 		if err != nil {
 			return err
 		}
-		each := microseconds(after-before) / 1000 / float64(pushes.times)
-		b.results.Figures.set(pushes.figure+c.suffix, c.round, each)
+		each := lab.Microseconds(after-before) / 1000 / float64(pushes.times)
+		b.results.Figures.Set(pushes.figure+c.suffix, c.round, each)
 	}
 	return nil
 }
 
 // latencies measures the slowest answers without pushes and with one push per second.
 func (b *pushBench) latencies(ctx context.Context, c client) error {
-	l := load{
-		addr: c.addr, queries: b.lab.path(directMix + ".queries"),
+	l := lab.Load{
+		Addr: c.Addr, Queries: b.lab.Path(lab.DirectMix + ".queries"),
 		// Long enough for several pushes.
-		seconds: max(5, 3*b.seconds), rate: latencyRate, latencies: true,
+		Seconds: max(5, 3*b.seconds), Rate: latencyRate, Latencies: true,
 	}
 	runs := []struct {
 		figure string
@@ -216,7 +220,7 @@ func (b *pushBench) latencies(ctx context.Context, c client) error {
 	for k := range runs {
 		r := runs[(k+c.round)%len(runs)]
 		t, err := b.underPushes(ctx, c.control, l, r.files)
-		if gone := c.alive(); gone != nil {
+		if gone := c.Alive(); gone != nil {
 			return gone
 		}
 		if ctx.Err() != nil {
@@ -226,24 +230,24 @@ func (b *pushBench) latencies(ctx context.Context, c client) error {
 			b.notes.note("%s: %v; the round has no figure", r.figure, err)
 			continue
 		}
-		b.results.Figures.set(r.figure, c.round, microseconds(t.quantile(0.99)))
+		b.results.Figures.Set(r.figure, c.round, lab.Microseconds(t.Quantile(0.99)))
 	}
 	return nil
 }
 
 // underPushes runs l while the tables in files are pushed in turn.
-func (b *pushBench) underPushes(ctx context.Context, c *control, l load, files []string) (tally, error) {
+func (b *pushBench) underPushes(ctx context.Context, c *lab.Control, l lab.Load, files []string) (lab.Tally, error) {
 	pushing, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- pushRegularly(pushing, c, slices.Clone(files)) }()
-	t, err := l.run(ctx)
+	t, err := l.Run(ctx)
 	cancel()
 	return t, errors.Join(err, <-ended)
 }
 
 // pushRegularly pushes the tables in files in turn until ctx ends. It completes the last
 // push.
-func pushRegularly(ctx context.Context, c *control, files []string) error {
+func pushRegularly(ctx context.Context, c *lab.Control, files []string) error {
 	if len(files) == 0 {
 		return nil
 	}
@@ -254,7 +258,7 @@ func pushRegularly(ctx context.Context, c *control, files []string) error {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
-			if err := c.push(context.WithoutCancel(ctx), files[k%len(files)]); err != nil {
+			if err := c.Push(context.WithoutCancel(ctx), files[k%len(files)]); err != nil {
 				return err
 			}
 		}

@@ -11,6 +11,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nametap/nametap/bench/lab"
+
+	"github.com/nametap/nametap/bench/report"
+
 	"github.com/miekg/dns"
 )
 
@@ -26,40 +30,40 @@ const (
 // replays sends the same questions to the agent and to its nameserver, and compares the
 // replies.
 func (e *experiments) replays(ctx context.Context) error {
-	z := makeZone()
+	z := lab.MakeZone()
 	if err := e.startResolver(ctx, z); err != nil {
 		return err
 	}
-	if err := e.lab.useNameservers(firstServer()); err != nil {
+	if err := e.lab.UseNameservers(lab.FirstServer()); err != nil {
 		return err
 	}
-	p := forwarders()[0]
-	addr, err := freeAddr(ctx)
+	p := lab.Forwarders()[0]
+	addr, err := lab.FreeAddr(ctx)
 	if err != nil {
 		return err
 	}
-	how, err := p.prepare(ctx, e.lab, addr)
+	how, err := p.Prepare(ctx, e.lab, addr)
 	if err != nil {
 		return err
 	}
-	agent, err := e.lab.start(ctx, command{name: p.name, argv: how.argv})
+	agent, err := e.lab.Start(ctx, lab.Command{Name: p.Name, Argv: how.Argv})
 	if err != nil {
 		return err
 	}
-	defer e.lab.stop(agent)
-	if err := agent.await(ctx, startLimit, how.ready); err != nil {
+	defer e.lab.Stop(agent)
+	if err := agent.Await(ctx, lab.StartLimit, how.Ready); err != nil {
 		return err
 	}
-	before, err := metrics(ctx, how.status)
+	before, err := metrics(ctx, how.Status)
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(e.progress, "replaying %s queries, %s a second\n", thousands(e.queries), thousands(replayRate))
-	r := replayAll(ctx, addr, z.replayed(e.queries))
+	fmt.Fprintf(e.progress, "replaying %s queries, %s a second\n", report.Thousands(e.queries), report.Thousands(replayRate))
+	r := replayAll(ctx, addr, z.Replayed(e.queries))
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	after, err := metrics(ctx, how.status)
+	after, err := metrics(ctx, how.Status)
 	if err != nil {
 		return err
 	}
@@ -69,48 +73,48 @@ func (e *experiments) replays(ctx context.Context) error {
 	const asked, forwarded = "istio_agent_dns_requests_total", "istio_agent_dns_upstream_requests_total"
 	hits := 1 - (after[forwarded]-before[forwarded])/(after[asked]-before[asked])
 	e.results.Tables = append(e.results.Tables, r.table(hits))
-	return agent.alive()
+	return agent.Alive()
 }
 
 // startResolver starts unbound as the nameserver, which forwards to an NSD with the zone.
-func (e *experiments) startResolver(ctx context.Context, z *zone) error {
-	behind := port53(address(127, 4))
-	how, err := e.lab.nsd(ctx, behind, strings.TrimSuffix(replayDomain, "."), []byte(z.text.String()))
+func (e *experiments) startResolver(ctx context.Context, z *lab.Zone) error {
+	behind := lab.Port53(lab.Address(127, 4))
+	how, err := e.lab.NSD(ctx, behind, strings.TrimSuffix(lab.ReplayDomain, "."), []byte(z.Text.String()))
 	if err != nil {
 		return err
 	}
-	authority, err := e.lab.start(ctx, command{name: "nsd", argv: how.argv})
+	authority, err := e.lab.Start(ctx, lab.Command{Name: "nsd", Argv: how.Argv})
 	if err != nil {
 		return err
 	}
-	existing := "ns." + replayDomain
-	err = authority.await(ctx, startLimit, func(ctx context.Context) error { return resolves(ctx, behind, existing) })
+	existing := "ns." + lab.ReplayDomain
+	err = authority.Await(ctx, lab.StartLimit, func(ctx context.Context) error { return lab.Resolves(ctx, behind, existing) })
 	if err != nil {
 		return err
 	}
-	binary, err := findTool("unbound", "unbound")
+	binary, err := lab.FindTool("unbound", "unbound")
 	if err != nil {
 		return err
 	}
 	// Without DNSSEC, because the zone is not signed. Answers must not depend on other
 	// entries of the cache.
-	path, err := e.lab.unboundConfig(port53(firstServer()), fmt.Sprintf(`  module-config: "iterator"
+	path, err := e.lab.UnboundConfig(lab.Port53(lab.FirstServer()), fmt.Sprintf(`  module-config: "iterator"
   do-not-query-localhost: no
   local-zone: "example." nodefault
   minimal-responses: yes
 stub-zone:
   name: %q
   stub-addr: %s
-`, replayDomain, behind.Addr()))
+`, lab.ReplayDomain, behind.Addr()))
 	if err != nil {
 		return err
 	}
-	resolver, err := e.lab.start(ctx, command{name: "unbound", argv: []string{binary, "-d", "-c", path}})
+	resolver, err := e.lab.Start(ctx, lab.Command{Name: "unbound", Argv: []string{binary, "-d", "-c", path}})
 	if err != nil {
 		return err
 	}
-	return resolver.await(ctx, startLimit, func(ctx context.Context) error {
-		return resolves(ctx, port53(firstServer()), existing)
+	return resolver.Await(ctx, lab.StartLimit, func(ctx context.Context) error {
+		return lab.Resolves(ctx, lab.Port53(lab.FirstServer()), existing)
 	})
 }
 
@@ -171,15 +175,15 @@ func compareReplies(ctx context.Context, addr netip.AddrPort, q dns.Question) er
 		m := new(dns.Msg).SetQuestion(q.Name, q.Qtype)
 		return m.SetEdns0(replayEDNS, false)
 	}
-	ours := ask(ctx, addr, query(), patience)
-	if ours.err != nil {
-		return fmt.Errorf("%w from the agent: %w", errUnanswered, ours.err)
+	ours := lab.Ask(ctx, addr, query(), lab.Patience)
+	if ours.Err != nil {
+		return fmt.Errorf("%w from the agent: %w", errUnanswered, ours.Err)
 	}
-	theirs := ask(ctx, port53(firstServer()), query(), patience)
-	if theirs.err != nil {
-		return fmt.Errorf("%w from the nameserver: %w", errUnanswered, theirs.err)
+	theirs := lab.Ask(ctx, lab.Port53(lab.FirstServer()), query(), lab.Patience)
+	if theirs.Err != nil {
+		return fmt.Errorf("%w from the nameserver: %w", errUnanswered, theirs.Err)
 	}
-	return difference(ours.reply, theirs.reply)
+	return difference(ours.Reply, theirs.Reply)
 }
 
 // difference compares two replies, except for ID, order and compression. TTLs may be lower
@@ -257,15 +261,15 @@ func count(records []dns.RR) int {
 }
 
 // table returns the result, with the share of queries that were not forwarded.
-func (r *replay) table(hits float64) table {
-	return table{
-		title:  thousands(r.asked) + " queries to the agent, each repeated to its nameserver",
-		header: []string{"differences", "count"},
-		rows: [][]string{
+func (r *replay) table(hits float64) report.Table {
+	return report.Table{
+		Title:  report.Thousands(r.asked) + " queries to the agent, each repeated to its nameserver",
+		Header: []string{"differences", "count"},
+		Rows: [][]string{
 			{"all", strconv.Itoa(len(r.differences))},
 			{"of these, no answer", strconv.Itoa(r.unanswered)},
 			{"of these, a TTL above the nameserver's", strconv.Itoa(r.newer)},
-			{"queries that were not forwarded, %", cell(100 * hits)},
+			{"queries that were not forwarded, %", report.Cell(100 * hits)},
 		},
 	}
 }

@@ -1,11 +1,18 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
+
+	"github.com/nametap/nametap/bench/lab"
+
+	"github.com/nametap/nametap/bench/report"
 )
 
 // results are all results of a run.
@@ -18,7 +25,7 @@ type results struct {
 	Servers []*serverResults `json:"servers"`
 	Push    *pushResults     `json:"push,omitempty"`
 	// Tables are the results of experiments.
-	Tables []table `json:"tables,omitempty"`
+	Tables []report.Table `json:"tables,omitempty"`
 	// LeftOut has the reason for each server that could not be measured.
 	LeftOut map[string]string `json:"left_out"`
 	Notes   []string          `json:"notes"`
@@ -26,12 +33,12 @@ type results struct {
 
 // serverResults are the figures of one server.
 type serverResults struct {
-	Name    string  `json:"name"`
-	Title   string  `json:"title"`
-	Version string  `json:"version,omitempty"`
-	Figures figures `json:"figures"`
+	Name    string         `json:"name"`
+	Title   string         `json:"title"`
+	Version string         `json:"version,omitempty"`
+	Figures report.Figures `json:"figures"`
 	// OverEcho are the figures divided by those of the echo in the same round.
-	OverEcho figures `json:"over_echo,omitempty"`
+	OverEcho report.Figures `json:"over_echo,omitempty"`
 }
 
 // machine describes the machine of the figures.
@@ -71,9 +78,9 @@ func thisMachine() machine {
 }
 
 // add makes room for the figures of s.
-func (r *results) add(s *server) {
+func (r *results) add(s *lab.Server) {
 	r.Servers = append(r.Servers, &serverResults{
-		Name: s.name, Title: s.title, Version: s.version, Figures: figures{},
+		Name: s.Name, Title: s.Title, Version: s.Version, Figures: report.Figures{},
 	})
 }
 
@@ -88,7 +95,7 @@ func (r *results) server(name string) *serverResults {
 }
 
 // of returns the figures of a server, or none if it was not measured.
-func (r *results) of(name string) figures {
+func (r *results) of(name string) report.Figures {
 	if s := r.server(name); s != nil {
 		return s.Figures
 	}
@@ -102,12 +109,12 @@ func (r *results) note(format string, args ...any) {
 
 // compare divides the figures of all servers by those of the echo.
 func (r *results) compare() {
-	echo := r.of(echoName)
+	echo := r.of(lab.EchoName)
 	for _, s := range r.Servers {
-		s.OverEcho = figures{}
+		s.OverEcho = report.Figures{}
 		for _, name := range []string{udpMicros, pacedMicros, latencyP50, latencyP99} {
 			if len(s.Figures[name]) > 0 {
-				s.OverEcho[name] = s.Figures[name].over(echo[name])
+				s.OverEcho[name] = s.Figures[name].Over(echo[name])
 			}
 		}
 	}
@@ -123,4 +130,17 @@ func (r *results) write(path string) error {
 		return fmt.Errorf("writing figures: %w", err)
 	}
 	return nil
+}
+
+// chart draws the processor time of one query, the cheapest server first, as SVG.
+func (r *results) chart() string {
+	var bars []report.Bar
+	for _, s := range r.Servers {
+		if v := s.Figures[udpMicros].Median(); !math.IsNaN(v) {
+			bars = append(bars, report.Bar{Label: s.Title, Value: v, Own: s.Name == lab.AgentName})
+		}
+	}
+	slices.SortStableFunc(bars, func(a, b report.Bar) int { return cmp.Compare(a.Value, b.Value) })
+	subtitle := fmt.Sprintf("µs, lower is better; UDP, one core, %s hosts; %s", report.Thousands(r.Hosts), r.Machine.Processor)
+	return report.DrawBars("Processor time of one DNS query", subtitle, bars)
 }

@@ -4,7 +4,8 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"time"
+
+	"github.com/nametap/nametap/bench/lab"
 )
 
 // Rates of the runs that are not saturated, in queries per second.
@@ -29,14 +30,14 @@ const (
 )
 
 // mixFigure names the processor time of a mix.
-func mixFigure(m mix) string { return "mix_" + m.name + "_us_per_query" }
+func mixFigure(m lab.Mix) string { return "mix_" + m.Name + "_us_per_query" }
 
 // A bench measures servers and collects the results.
 type bench struct {
 	options
 
-	lab     *lab
-	servers []*server
+	lab     *lab.Lab
+	servers []*lab.Server
 	results *results
 	// progress gets a line for each round.
 	progress io.Writer
@@ -45,20 +46,20 @@ type bench struct {
 // startServers starts the selected servers. It leaves out a server that does not start,
 // with a note in progress and results, except for the agent, whose failure is an error.
 func (b *bench) startServers(ctx context.Context) error {
-	for _, p := range peers() {
-		if !b.wants(p.name) {
+	for _, p := range lab.Peers() {
+		if !b.wants(p.Name) {
 			continue
 		}
-		fmt.Fprintf(b.progress, "starting %s\n", p.name)
-		s, err := b.lab.startServer(ctx, p)
+		fmt.Fprintf(b.progress, "starting %s\n", p.Name)
+		s, err := b.lab.StartServer(ctx, p)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case err != nil && (p.name == agentName || p.echo):
+		case err != nil && (p.Name == lab.AgentName || p.Echo):
 			return err
 		case err != nil:
-			fmt.Fprintf(b.progress, "LEFT OUT: %s: %v\n", p.name, err)
-			b.results.LeftOut[p.name] = err.Error()
+			fmt.Fprintf(b.progress, "LEFT OUT: %s: %v\n", p.Name, err)
+			b.results.LeftOut[p.Name] = err.Error()
 			continue
 		}
 		b.servers = append(b.servers, s)
@@ -79,55 +80,55 @@ func (b *bench) runRounds(ctx context.Context) error {
 		}
 	}
 	for _, s := range b.servers {
-		size, err := memory(s.free.pid)
+		size, err := lab.Memory(s.Free.Pid)
 		if err != nil {
 			return err
 		}
-		b.results.of(s.name).set(memoryMB, 0, float64(size)/(1<<20))
+		b.results.of(s.Name).Set(memoryMB, 0, float64(size)/(1<<20))
 	}
 	return nil
 }
 
 // measure makes all runs of one server in one round.
-func (b *bench) measure(ctx context.Context, s *server, round int) error {
-	set := func(name string, value float64) { b.results.of(s.name).set(name, round, value) }
-	saturated := load{addr: s.pinned.addr, queries: b.lab.path(directMix + ".queries"), seconds: b.seconds, core: clientCore}
+func (b *bench) measure(ctx context.Context, s *lab.Server, round int) error {
+	set := func(name string, value float64) { b.results.of(s.Name).Set(name, round, value) }
+	saturated := lab.Load{Addr: s.Pinned.Addr, Queries: b.lab.Path(lab.DirectMix + ".queries"), Seconds: b.seconds, Core: lab.ClientCore}
 	relaxed := saturated
-	relaxed.addr, relaxed.core = s.free.addr, ""
+	relaxed.Addr, relaxed.Core = s.Free.Addr, ""
 
-	err := b.run(ctx, s.pinned, saturated, func(r run) {
-		set(udpMicros, r.micros())
-		set(udpRate, r.perSecond)
+	err := b.run(ctx, s.Pinned, saturated, func(r lab.Run) {
+		set(udpMicros, r.Micros())
+		set(udpRate, r.PerSecond)
 	})
 	if err != nil {
 		return err
 	}
 	paced := relaxed
-	paced.rate = pacedRate
-	if err := b.run(ctx, s.free, paced, func(r run) { set(pacedMicros, r.micros()) }); err != nil {
+	paced.Rate = pacedRate
+	if err := b.run(ctx, s.Free, paced, func(r lab.Run) { set(pacedMicros, r.Micros()) }); err != nil {
 		return err
 	}
 	timed := relaxed
-	timed.rate, timed.latencies = latencyRate, true
-	err = b.run(ctx, s.free, timed, func(r run) {
-		set(latencyP50, microseconds(r.quantile(0.50)))
-		set(latencyP99, microseconds(r.quantile(0.99)))
+	timed.Rate, timed.Latencies = latencyRate, true
+	err = b.run(ctx, s.Free, timed, func(r lab.Run) {
+		set(latencyP50, lab.Microseconds(r.Quantile(0.50)))
+		set(latencyP99, lab.Microseconds(r.Quantile(0.99)))
 	})
 	if err != nil {
 		return err
 	}
-	if s.tcp {
+	if s.TCP {
 		tcp := saturated
-		tcp.tcp = true
-		err := b.run(ctx, s.pinned, tcp, func(r run) {
-			set(tcpMicros, r.micros())
-			set(tcpRate, r.perSecond)
+		tcp.TCP = true
+		err := b.run(ctx, s.Pinned, tcp, func(r lab.Run) {
+			set(tcpMicros, r.Micros())
+			set(tcpRate, r.PerSecond)
 		})
 		if err != nil {
 			return err
 		}
 	}
-	if s.name == agentName {
+	if s.Name == lab.AgentName {
 		return b.measureMixes(ctx, s, round)
 	}
 	return nil
@@ -135,10 +136,10 @@ func (b *bench) measure(ctx context.Context, s *server, round int) error {
 
 // measureMixes makes a saturated run of every mix, one after the other so that they are
 // comparable.
-func (b *bench) measureMixes(ctx context.Context, s *server, round int) error {
-	for _, m := range mixes() {
-		l := load{addr: s.pinned.addr, queries: b.lab.path(m.name + ".queries"), seconds: b.seconds, core: clientCore}
-		err := b.run(ctx, s.pinned, l, func(r run) { b.results.of(s.name).set(mixFigure(m), round, r.micros()) })
+func (b *bench) measureMixes(ctx context.Context, s *lab.Server, round int) error {
+	for _, m := range lab.Mixes() {
+		l := lab.Load{Addr: s.Pinned.Addr, Queries: b.lab.Path(m.Name + ".queries"), Seconds: b.seconds, Core: lab.ClientCore}
+		err := b.run(ctx, s.Pinned, l, func(r lab.Run) { b.results.of(s.Name).Set(mixFigure(m), round, r.Micros()) })
 		if err != nil {
 			return err
 		}
@@ -146,52 +147,24 @@ func (b *bench) measureMixes(ctx context.Context, s *server, round int) error {
 	return nil
 }
 
-// A run is the result of a load.
-type run struct {
-	tally
-
-	// processor is the server's time.
-	processor time.Duration
-}
-
-// micros returns the processor time of a query, in µs.
-func (r run) micros() float64 { return microseconds(r.processor) / float64(r.completed) }
-
-// microseconds returns d as a number of µs.
-func microseconds(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
-
 // run runs l against the server i until the run counts, and passes it to use. If no attempt
 // counts, the results get a note instead of figures.
-func (b *bench) run(ctx context.Context, i instance, l load, use func(run)) error {
+func (b *bench) run(ctx context.Context, i lab.Instance, l lab.Load, use func(lab.Run)) error {
 	var err error
 	for range attempts {
-		var r run
-		if r, err = i.under(ctx, l); err == nil {
+		var r lab.Run
+		if r, err = i.Under(ctx, l); err == nil {
 			use(r)
 			return nil
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if gone := i.alive(); gone != nil {
+		if gone := i.Alive(); gone != nil {
 			return gone
 		}
-		fmt.Fprintf(b.progress, "a run of %s does not count: %v, %v\n", i.name, l, err)
+		fmt.Fprintf(b.progress, "a run of %s does not count: %v, %v\n", i.Name, l, err)
 	}
-	b.results.note("%s: %v, %v, %d times in succession; the round has no figure", i.name, l, err, attempts)
+	b.results.note("%s: %v, %v, %d times in succession; the round has no figure", i.Name, l, err, attempts)
 	return nil
-}
-
-// under runs l and measures the server's processor time.
-func (i instance) under(ctx context.Context, l load) (run, error) {
-	before, err := processorTime(i.pid)
-	if err != nil {
-		return run{}, err
-	}
-	t, err := l.run(ctx)
-	if err != nil {
-		return run{}, err
-	}
-	after, err := processorTime(i.pid)
-	return run{tally: t, processor: after - before}, err
 }

@@ -1,4 +1,4 @@
-package main
+package lab
 
 import (
 	"errors"
@@ -12,17 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// processorTime returns the user and system time of a process and its children since their
+// ProcessorTime returns the user and system time of a process and its children since their
 // start. It reads the clock of the process, in nanoseconds, instead of utime and stime in
 // /proc/PID/stat, because a run at a low rate lasts only a few of their ticks of 10 ms.
-func processorTime(pid int) (time.Duration, error) {
+func ProcessorTime(pid int) (time.Duration, error) {
 	pids, err := family(pid)
 	if err != nil {
 		return 0, err
 	}
 	var sum time.Duration
 	for _, pid := range pids {
-		used, err := processorClock(clockOf(pid))
+		used, err := ProcessorClock(ClockOf(pid))
 		if err != nil {
 			return 0, fmt.Errorf("process %d: %w", pid, err)
 		}
@@ -31,12 +31,12 @@ func processorTime(pid int) (time.Duration, error) {
 	return sum, nil
 }
 
-// clockOf returns the clock of a process without its children: CPUCLOCK_SCHED of another
+// ClockOf returns the clock of a process without its children: CPUCLOCK_SCHED of another
 // process, as clock_getcpuclockid(3) makes it.
-func clockOf(pid int) int32 { return int32(^pid<<3 | 2) } // a pid has 22 bits
+func ClockOf(pid int) int32 { return int32(^pid<<3 | 2) } // a pid has 22 bits
 
-// processorClock reads a clock that runs while a process or a thread does.
-func processorClock(clock int32) (time.Duration, error) {
+// ProcessorClock reads a clock that runs while a process or a thread does.
+func ProcessorClock(clock int32) (time.Duration, error) {
 	var t unix.Timespec
 	if err := unix.ClockGettime(clock, &t); err != nil {
 		return 0, fmt.Errorf("reading a processor clock: %w", err)
@@ -44,9 +44,9 @@ func processorClock(clock int32) (time.Duration, error) {
 	return time.Duration(t.Nano()), nil
 }
 
-// memory returns the resident memory of a process and its children in bytes. A page that
+// Memory returns the resident memory of a process and its children in bytes. A page that
 // several processes share is divided among them.
-func memory(pid int) (int, error) {
+func Memory(pid int) (int, error) {
 	pids, err := family(pid)
 	if err != nil {
 		return 0, err
@@ -62,7 +62,7 @@ func memory(pid int) (int, error) {
 		if len(pids) > 1 {
 			field = "Pss"
 		}
-		size, err := parseSize(string(text), field)
+		size, err := ParseSize(string(text), field)
 		if err != nil {
 			return 0, err
 		}
@@ -71,13 +71,13 @@ func memory(pid int) (int, error) {
 	return sum, nil
 }
 
-// peakMemory returns the peak resident memory of a process without its children, in bytes.
-func peakMemory(pid int) (int, error) {
+// PeakMemory returns the peak resident memory of a process without its children, in bytes.
+func PeakMemory(pid int) (int, error) {
 	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
 	if err != nil {
 		return 0, fmt.Errorf("reading the memory of process %d: %w", pid, err)
 	}
-	return parseSize(string(text), "VmHWM")
+	return ParseSize(string(text), "VmHWM")
 }
 
 // family returns pid and all its descendants.
@@ -129,8 +129,8 @@ func parseStat(text string) (pid, parent int, err error) {
 	return pid, parent, nil
 }
 
-// parseSize reads a field of /proc/PID/smaps_rollup or /proc/PID/status, in bytes.
-func parseSize(text, field string) (int, error) {
+// ParseSize reads a field of /proc/PID/smaps_rollup or /proc/PID/status, in bytes.
+func ParseSize(text, field string) (int, error) {
 	for line := range strings.Lines(text) {
 		fields := strings.Fields(line)
 		if len(fields) == 3 && fields[0] == field+":" && fields[2] == "kB" {

@@ -1,4 +1,4 @@
-package main
+package lab
 
 import (
 	"os"
@@ -21,11 +21,11 @@ func TestParseDNSPerf(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.sent != 154253 || got.completed != 154253 || got.noerror != 154253 || got.lost != 0 {
+	if got.Sent != 154253 || got.Completed != 154253 || got.NoError != 154253 || got.Lost != 0 {
 		t.Errorf("counts: %+v", got)
 	}
-	if got.perSecond != 154181.151583 {
-		t.Errorf("rate %v, want 154181.151583", got.perSecond)
+	if got.PerSecond != 154181.151583 {
+		t.Errorf("rate %v, want 154181.151583", got.PerSecond)
 	}
 	if got.latencies != nil {
 		t.Errorf("%d latencies of a run that was not verbose", len(got.latencies))
@@ -40,8 +40,8 @@ func TestParseDNSPerfLatencies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.completed != 20 || len(got.latencies) != 20 {
-		t.Fatalf("%d queries and %d latencies, want 20", got.completed, len(got.latencies))
+	if got.Completed != 20 || len(got.latencies) != 20 {
+		t.Fatalf("%d queries and %d latencies, want 20", got.Completed, len(got.latencies))
 	}
 	for q, want := range map[float64]time.Duration{
 		0:    105 * time.Microsecond,
@@ -49,7 +49,7 @@ func TestParseDNSPerfLatencies(t *testing.T) {
 		0.99: 288 * time.Microsecond,
 		1:    288 * time.Microsecond,
 	} {
-		if got := got.quantile(q).Round(time.Microsecond); got != want {
+		if got := got.Quantile(q).Round(time.Microsecond); got != want {
 			t.Errorf("quantile %v: %v, want %v", q, got, want)
 		}
 	}
@@ -60,7 +60,7 @@ func TestParseDNSPerfLost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.sent != 6 || got.lost != 6 || got.completed != 0 {
+	if got.Sent != 6 || got.Lost != 6 || got.Completed != 0 {
 		t.Errorf("counts: %+v", got)
 	}
 	if got.valid() == nil {
@@ -84,13 +84,13 @@ func TestParseDNSPerfErrors(t *testing.T) {
 func TestValid(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		tally tally
+		tally Tally
 		want  string
 	}{
-		{"all answered", tally{sent: 1000, completed: 1000, noerror: 1000}, ""},
-		{"fewer lost than one in a thousand", tally{sent: 10_000, completed: 9991, lost: 9, noerror: 9991}, ""},
-		{"one in a thousand lost", tally{sent: 1000, completed: 999, lost: 1, noerror: 999}, "lost"},
-		{"a failure", tally{sent: 10, completed: 10, noerror: 9}, "not NOERROR"},
+		{"all answered", Tally{Sent: 1000, Completed: 1000, NoError: 1000}, ""},
+		{"fewer lost than one in a thousand", Tally{Sent: 10_000, Completed: 9991, Lost: 9, NoError: 9991}, ""},
+		{"one in a thousand lost", Tally{Sent: 1000, Completed: 999, Lost: 1, NoError: 999}, "lost"},
+		{"a failure", Tally{Sent: 10, Completed: 10, NoError: 9}, "not NOERROR"},
 	} {
 		err := c.tally.valid()
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
@@ -100,7 +100,7 @@ func TestValid(t *testing.T) {
 }
 
 func TestArguments(t *testing.T) {
-	l := load{queries: "q", seconds: 3, rate: 2000, tcp: true, core: "1", latencies: true}
+	l := Load{Queries: "q", Seconds: 3, Rate: 2000, TCP: true, Core: "1", Latencies: true}
 	if got, want := l.String(), "q TCP 2,000/s"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}

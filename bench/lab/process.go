@@ -1,4 +1,4 @@
-package main
+package lab
 
 import (
 	"context"
@@ -12,24 +12,24 @@ import (
 	"time"
 )
 
-// A command describes how to start a process.
-type command struct {
-	// name is used in messages and for the file with its output.
-	name string
-	argv []string
-	// core is the processor that it is bound to; empty means all.
-	core string
-	// user is its uid and gid; 0 means those of bench.
-	user uint32
+// A Command describes how to start a process.
+type Command struct {
+	// Name is used in messages and for the file with its output.
+	Name string
+	Argv []string
+	// Core is the processor that it is bound to; empty means all.
+	Core string
+	// User is its uid and gid; 0 means those of bench.
+	User uint32
 	// stdin and stdout may be nil: input is then empty, and output goes to the log.
 	stdin  io.Reader
 	stdout io.Writer
 }
 
-// A process is a running server of the benchmark.
-type process struct {
-	name string
-	pid  int
+// A Process is a running server of the benchmark.
+type Process struct {
+	Name string
+	Pid  int
 	log  string
 	// done is closed when the process has ended.
 	done   chan struct{}
@@ -39,12 +39,12 @@ type process struct {
 // startProcess starts c in dir, which also has its log. The process has its own process
 // group, so that bench handles ^C, and the kernel kills it when bench dies. The caller must
 // stop it.
-func startProcess(ctx context.Context, dir string, c command) (*process, error) {
-	argv := c.argv
-	if c.core != "" {
-		argv = append([]string{"taskset", "-c", c.core}, argv...)
+func startProcess(ctx context.Context, dir string, c Command) (*Process, error) {
+	argv := c.Argv
+	if c.Core != "" {
+		argv = append([]string{"taskset", "-c", c.Core}, argv...)
 	}
-	log, err := os.CreateTemp(dir, c.name+"-*.log")
+	log, err := os.CreateTemp(dir, c.Name+"-*.log")
 	if err != nil {
 		return nil, fmt.Errorf("making a log: %w", err)
 	}
@@ -60,16 +60,16 @@ func startProcess(ctx context.Context, dir string, c command) (*process, error) 
 		cmd.Stdout = log
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if c.user != 0 {
-		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: c.user, Gid: c.user}
+	if c.User != 0 {
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: c.User, Gid: c.User}
 	}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 3 * time.Second
 	if err := cmd.Start(); err != nil {
 		cancel()
-		return nil, fmt.Errorf("starting %s: %w", c.name, err)
+		return nil, fmt.Errorf("starting %s: %w", c.Name, err)
 	}
-	p := &process{name: c.name, pid: cmd.Process.Pid, log: log.Name(), done: make(chan struct{}), cancel: cancel}
+	p := &Process{Name: c.Name, Pid: cmd.Process.Pid, log: log.Name(), done: make(chan struct{}), cancel: cancel}
 	go func() {
 		defer close(p.done)
 		_ = cmd.Wait() // its log shows how it ended
@@ -78,25 +78,25 @@ func startProcess(ctx context.Context, dir string, c command) (*process, error) 
 }
 
 // stop ends the process and its children, and returns when it has ended.
-func (p *process) stop() {
+func (p *Process) stop() {
 	p.cancel()
 	<-p.done
 	// Remaining children are in its process group.
-	_ = syscall.Kill(-p.pid, syscall.SIGKILL)
+	_ = syscall.Kill(-p.Pid, syscall.SIGKILL)
 }
 
-// alive returns an error with the end of the log if the process has ended.
-func (p *process) alive() error {
+// Alive returns an error with the end of the log if the process has ended.
+func (p *Process) Alive() error {
 	select {
 	case <-p.done:
-		return fmt.Errorf("%s has ended; its output: %s", p.name, p.tail())
+		return fmt.Errorf("%s has ended; its output: %s", p.Name, p.tail())
 	default:
 		return nil
 	}
 }
 
 // tail returns the end of the log.
-func (p *process) tail() string {
+func (p *Process) tail() string {
 	const longest = 600
 	text, err := os.ReadFile(p.log)
 	if err != nil {
@@ -108,8 +108,8 @@ func (p *process) tail() string {
 	return string(text)
 }
 
-// await calls ready until it succeeds, the time is up or p has ended.
-func (p *process) await(ctx context.Context, limit time.Duration, ready func(context.Context) error) error {
+// Await calls ready until it succeeds, the time is up or p has ended.
+func (p *Process) Await(ctx context.Context, limit time.Duration, ready func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	for {
@@ -117,19 +117,19 @@ func (p *process) await(ctx context.Context, limit time.Duration, ready func(con
 		if err == nil {
 			return nil
 		}
-		if gone := p.alive(); gone != nil {
+		if gone := p.Alive(); gone != nil {
 			return gone
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%s is not ready after %v: %w", p.name, limit, errors.Join(err, errors.New(p.tail())))
+			return fmt.Errorf("%s is not ready after %v: %w", p.Name, limit, errors.Join(err, errors.New(p.tail())))
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
 }
 
-// output runs a command to its end and returns what it printed on both streams.
-func output(ctx context.Context, argv ...string) (string, error) {
+// Output runs a command to its end and returns what it printed on both streams.
+func Output(ctx context.Context, argv ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	out, err := cmd.CombinedOutput()
 	if err != nil {

@@ -1,4 +1,4 @@
-package main
+package lab
 
 import (
 	"fmt"
@@ -26,10 +26,10 @@ func searchList() []string {
 	return []string{ownDomain, "svc." + clusterDomain, clusterDomain}
 }
 
-// A host is one entry of the table of every server.
-type host struct {
-	// name has no trailing dot. For a wildcard it is the part after "*.".
-	name string
+// A Host is one entry of the table of every server.
+type Host struct {
+	// Name has no trailing dot. For a wildcard it is the part after "*.".
+	Name string
 	// shortname and namespace are empty for a wildcard.
 	shortname, namespace string
 	wildcard             bool
@@ -40,37 +40,37 @@ type host struct {
 // makeHosts makes n Services of a cluster, and one external wildcard for every hundred. The
 // same n makes the same hosts. Only the agent and Istio's agent get the wildcards, because
 // not every peer supports them.
-func makeHosts(n int) (services, wildcards []host) {
+func makeHosts(n int) (services, wildcards []Host) {
 	for i := range n {
-		h := host{
+		h := Host{
 			shortname: fmt.Sprintf("svc-%06d", i),
 			namespace: fmt.Sprintf("ns-%02d", i%namespaces),
-			ips:       []netip.Addr{address(10, 4*i+1)},
+			ips:       []netip.Addr{Address(10, 4*i+1)},
 		}
-		h.name = h.shortname + "." + h.namespace + ".svc." + clusterDomain
+		h.Name = h.shortname + "." + h.namespace + ".svc." + clusterDomain
 		if i%10 == 0 {
-			h.ips = append(h.ips, address(10, 4*i+2), address(10, 4*i+3))
+			h.ips = append(h.ips, Address(10, 4*i+2), Address(10, 4*i+3))
 		}
 		services = append(services, h)
 	}
 	for i := range (n + 99) / 100 {
-		wildcards = append(wildcards, host{
-			name:     fmt.Sprintf("wild-%06d.%s", i, strings.TrimSuffix(wildcardDomain, ".")),
+		wildcards = append(wildcards, Host{
+			Name:     fmt.Sprintf("wild-%06d.%s", i, strings.TrimSuffix(wildcardDomain, ".")),
 			wildcard: true,
-			ips:      []netip.Addr{address(240, 240<<16|i+1)},
+			ips:      []netip.Addr{Address(240, 240<<16|i+1)},
 		})
 	}
 	return services, wildcards
 }
 
-// address returns the n-th address of the network net.0.0.0/8.
-func address(net byte, n int) netip.Addr {
+// Address returns the n-th address of the network net.0.0.0/8.
+func Address(net byte, n int) netip.Addr {
 	return netip.AddrFrom4([4]byte{net, byte(n >> 16), byte(n >> 8), byte(n)})
 }
 
-// moved returns hosts, with other addresses for the first n of them.
-func moved(hosts []host, n int) []host {
-	changed := append([]host(nil), hosts...)
+// Moved returns hosts, with other addresses for the first n of them.
+func Moved(hosts []Host, n int) []Host {
+	changed := append([]Host(nil), hosts...)
 	for i := range changed[:n] {
 		ips := make([]netip.Addr, len(changed[i].ips))
 		for k, ip := range changed[i].ips {
@@ -83,9 +83,9 @@ func moved(hosts []host, n int) []host {
 	return changed
 }
 
-// nameTable returns the wire form of an istio.networking.nds.v1.NameTable with hosts. It
+// NameTable returns the wire form of an istio.networking.nds.v1.NameTable with hosts. It
 // does not use nametap's packages, so that this module does not depend on what it measures.
-func nameTable(hosts ...[]host) []byte {
+func NameTable(hosts ...[]Host) []byte {
 	var table []byte
 	for _, some := range hosts {
 		for _, h := range some {
@@ -97,16 +97,16 @@ func nameTable(hosts ...[]host) []byte {
 }
 
 // tableEntry returns one entry of the map: the name and a NameInfo.
-func tableEntry(h host) []byte {
+func tableEntry(h Host) []byte {
 	text := func(b []byte, field protowire.Number, s string) []byte {
 		if s == "" {
 			return b
 		}
 		return protowire.AppendString(protowire.AppendTag(b, field, protowire.BytesType), s)
 	}
-	name, registry := h.name, "Kubernetes"
+	name, registry := h.Name, "Kubernetes"
 	if h.wildcard {
-		name, registry = "*."+h.name, "External"
+		name, registry = "*."+h.Name, "External"
 	}
 	var info []byte
 	for _, ip := range h.ips {
@@ -121,9 +121,16 @@ func tableEntry(h host) []byte {
 }
 
 // shuffled returns hosts in a random order that is the same each time.
-func shuffled(hosts []host) []host {
-	order := append([]host(nil), hosts...)
+func shuffled(hosts []Host) []Host {
+	order := append([]Host(nil), hosts...)
 	random := rand.New(rand.NewPCG(1, 2)) // the order must be the same each time
 	random.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 	return order
 }
+
+// Names in queries of experiments. Every name below externalDomain exists; queries for
+// probeName check whether a server is ready.
+const (
+	ExternalDomain = "example.org."
+	ProbeName      = "probe." + ExternalDomain
+)

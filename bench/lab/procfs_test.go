@@ -1,4 +1,4 @@
-package main
+package lab
 
 import (
 	"context"
@@ -34,28 +34,28 @@ func TestParseStat(t *testing.T) {
 func TestParseSmaps(t *testing.T) {
 	text := readTestdata(t, "smaps_rollup.txt")
 	for field, want := range map[string]int{"Rss": 4288 << 10, "Pss": 3045 << 10} {
-		if got, err := parseSize(text, field); err != nil || got != want {
+		if got, err := ParseSize(text, field); err != nil || got != want {
 			t.Errorf("%s: %d, %v, want %d", field, got, err, want)
 		}
 	}
-	if got, err := parseSize(text, "Nothing"); err == nil {
+	if got, err := ParseSize(text, "Nothing"); err == nil {
 		t.Errorf("unknown field: %d, want an error", got)
 	}
 }
 
 // A shell and its child count together, and both have ended after stop.
 func TestProcess(t *testing.T) {
-	p, err := startProcess(t.Context(), t.TempDir(), command{
-		name: "sh", argv: []string{"sh", "-c", "echo started; sleep 60 & wait"},
+	p, err := startProcess(t.Context(), t.TempDir(), Command{
+		Name: "sh", Argv: []string{"sh", "-c", "echo started; sleep 60 & wait"},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer p.stop()
 	var pids []int
-	err = p.await(t.Context(), 10*time.Second, func(context.Context) error {
+	err = p.Await(t.Context(), 10*time.Second, func(context.Context) error {
 		var err error
-		if pids, err = family(p.pid); err == nil && len(pids) < 2 {
+		if pids, err = family(p.Pid); err == nil && len(pids) < 2 {
 			err = errors.New("no child yet")
 		}
 		return err
@@ -63,14 +63,14 @@ func TestProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if used, err := processorTime(p.pid); err != nil || used <= 0 {
+	if used, err := ProcessorTime(p.Pid); err != nil || used <= 0 {
 		t.Errorf("processor time %v, %v", used, err)
 	}
-	if size, err := memory(p.pid); err != nil || size <= 0 {
+	if size, err := Memory(p.Pid); err != nil || size <= 0 {
 		t.Errorf("memory %d, %v", size, err)
 	}
 	p.stop()
-	if p.alive() == nil {
+	if p.Alive() == nil {
 		t.Error("it is alive after stop")
 	}
 	for _, pid := range pids {
@@ -84,29 +84,33 @@ func TestProcess(t *testing.T) {
 // awaitGone waits until a killed process has ended or is a zombie.
 func awaitGone(t *testing.T, pid int) {
 	t.Helper()
-	for range 100 {
+	limit := time.After(time.Minute)
+	for poll := time.Tick(time.Millisecond); ; {
 		if err := unix.Kill(pid, 0); errors.Is(err, unix.ESRCH) || isZombie(pid) {
 			return
 		}
-		time.Sleep(20 * time.Millisecond)
+		select {
+		case <-poll:
+		case <-limit:
+			t.Fatalf("process %d is alive after stop", pid)
+		}
 	}
-	t.Errorf("process %d is alive after stop", pid)
 }
 
 func isZombie(pid int) bool {
-	_, err := memory(pid)
+	_, err := Memory(pid)
 	return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH)
 }
 
 func TestAwaitReportsTheLog(t *testing.T) {
-	p, err := startProcess(t.Context(), t.TempDir(), command{
-		name: "sh", argv: []string{"sh", "-c", "echo out of luck >&2; exit 1"},
+	p, err := startProcess(t.Context(), t.TempDir(), Command{
+		Name: "sh", Argv: []string{"sh", "-c", "echo out of luck >&2; exit 1"},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer p.stop()
-	err = p.await(t.Context(), 10*time.Second, func(context.Context) error { return errors.New("not yet") })
+	err = p.Await(t.Context(), 10*time.Second, func(context.Context) error { return errors.New("not yet") })
 	if err == nil || !contains(err.Error(), "out of luck") {
 		t.Errorf("%v, want what it said", err)
 	}

@@ -1,4 +1,4 @@
-package main
+package lab
 
 import (
 	"fmt"
@@ -10,8 +10,8 @@ import (
 	"github.com/miekg/dns"
 )
 
-// replayDomain is the zone whose names are replayed.
-const replayDomain = "replay.example."
+// ReplayDomain is the zone whose names are replayed.
+const ReplayDomain = "replay.example."
 
 // replayNames is the number of names in the zone.
 const replayNames = 20_000
@@ -23,19 +23,19 @@ const (
 	longestTTL  = 300
 )
 
-// A zone is generated from a seed: hosts, aliases of up to three links, mail
+// A Zone is generated from a seed: hosts, aliases of up to three links, mail
 // domains, services and texts.
-type zone struct {
+type Zone struct {
 	random *rand.Rand
-	text   strings.Builder
+	Text   strings.Builder
 	// questions are the questions for each name, the usual one first.
 	questions [][]dns.Question
 }
 
-// makeZone makes the zone of the replay. It is the same each time.
-func makeZone() *zone {
-	z := &zone{random: rand.New(rand.NewPCG(3, 5))}
-	fmt.Fprintf(&z.text, "$ORIGIN %s\n@ 300 SOA ns hostmaster 1 3600 600 86400 30\n@ 300 NS ns\nns 300 A 127.0.0.4\n", replayDomain)
+// MakeZone makes the zone of the replay. It is the same each time.
+func MakeZone() *Zone {
+	z := &Zone{random: rand.New(rand.NewPCG(3, 5))}
+	fmt.Fprintf(&z.Text, "$ORIGIN %s\n@ 300 SOA ns hostmaster 1 3600 600 86400 30\n@ 300 NS ns\nns 300 A 127.0.0.4\n", ReplayDomain)
 	for i := range replayNames {
 		switch share := z.random.IntN(100); {
 		case share < 55:
@@ -57,30 +57,30 @@ func makeZone() *zone {
 func hostOf(i int) string { return fmt.Sprintf("h%05d", i) }
 
 // record adds a record. Names in data without a trailing dot are in the zone.
-func (z *zone) record(name, format string, args ...any) {
+func (z *Zone) record(name, format string, args ...any) {
 	ttl := int(shortestTTL * math.Pow(longestTTL/shortestTTL, z.random.Float64()))
-	fmt.Fprintf(&z.text, "%s %d %s\n", name, ttl, fmt.Sprintf(format, args...))
+	fmt.Fprintf(&z.Text, "%s %d %s\n", name, ttl, fmt.Sprintf(format, args...))
 }
 
 // set adds n records of a set with the same TTL.
-func (z *zone) set(name string, n int, data func(k int) string) {
+func (z *Zone) set(name string, n int, data func(k int) string) {
 	ttl := int(shortestTTL * math.Pow(longestTTL/shortestTTL, z.random.Float64()))
 	for k := range n {
-		fmt.Fprintf(&z.text, "%s %d %s\n", name, ttl, data(k))
+		fmt.Fprintf(&z.Text, "%s %d %s\n", name, ttl, data(k))
 	}
 }
 
 // ask adds a question for a name.
-func (z *zone) ask(name string, qtypes ...uint16) {
+func (z *Zone) ask(name string, qtypes ...uint16) {
 	var all []dns.Question
 	for _, qtype := range qtypes {
-		all = append(all, dns.Question{Name: name + "." + replayDomain, Qtype: qtype, Qclass: dns.ClassINET})
+		all = append(all, dns.Question{Name: name + "." + ReplayDomain, Qtype: qtype, Qclass: dns.ClassINET})
 	}
 	z.questions = append(z.questions, all)
 }
 
 // host adds addresses: one to four of IPv4, and of IPv6 for every other.
-func (z *zone) host(i int) {
+func (z *Zone) host(i int) {
 	name := hostOf(i)
 	z.addresses(i, name)
 	// MX is NODATA.
@@ -88,8 +88,8 @@ func (z *zone) host(i int) {
 }
 
 // addresses adds the addresses of a host.
-func (z *zone) addresses(i int, name string) {
-	z.set(name, 1+z.random.IntN(4), func(k int) string { return fmt.Sprintf("A %s", address(10, 4*i+k)) })
+func (z *Zone) addresses(i int, name string) {
+	z.set(name, 1+z.random.IntN(4), func(k int) string { return fmt.Sprintf("A %s", Address(10, 4*i+k)) })
 	if z.random.IntN(2) == 0 {
 		z.set(name, 1+z.random.IntN(2), func(k int) string {
 			ip := [16]byte{0x20, 0x01, 0x0d, 0xb8, 12: byte(i >> 16), 13: byte(i >> 8), 14: byte(i), 15: byte(k)}
@@ -99,7 +99,7 @@ func (z *zone) addresses(i int, name string) {
 }
 
 // alias adds a chain of one to three CNAMEs to a host.
-func (z *zone) alias(i int) {
+func (z *Zone) alias(i int) {
 	target := hostOf(i)
 	z.addresses(i, target)
 	links := 1 + z.random.IntN(3)
@@ -112,15 +112,15 @@ func (z *zone) alias(i int) {
 }
 
 // mail adds a domain with mail exchangers and its policy.
-func (z *zone) mail(i int) {
+func (z *Zone) mail(i int) {
 	name := fmt.Sprintf("m%05d", i)
 	z.set(name, 1+z.random.IntN(3), func(k int) string { return fmt.Sprintf("MX %d %s", 10*k, hostOf(z.random.IntN(replayNames))) })
-	z.record(name, `TXT "v=spf1 ip4:%s -all"`, address(10, i))
+	z.record(name, `TXT "v=spf1 ip4:%s -all"`, Address(10, i))
 	z.ask(name, dns.TypeMX, dns.TypeTXT, dns.TypeA)
 }
 
 // service adds a service with one to four instances.
-func (z *zone) service(i int) {
+func (z *Zone) service(i int) {
 	name := fmt.Sprintf("_http._tcp.s%05d", i)
 	z.set(name, 1+z.random.IntN(4), func(k int) string {
 		return fmt.Sprintf("SRV %d 10 %d %s", k, 8000+k, hostOf(z.random.IntN(replayNames)))
@@ -129,7 +129,7 @@ func (z *zone) service(i int) {
 }
 
 // texts adds one to three texts of up to a hundred bytes.
-func (z *zone) texts(i int) {
+func (z *Zone) texts(i int) {
 	name := fmt.Sprintf("t%05d", i)
 	z.set(name, 1+z.random.IntN(3), func(k int) string {
 		return fmt.Sprintf("TXT \"%d\" %q", k, strings.Repeat("t", z.random.IntN(100)))
@@ -140,15 +140,15 @@ func (z *zone) texts(i int) {
 // missingShare is the share of queries for names that do not exist, in percent.
 const missingShare = 15
 
-// replayed makes n questions: names with Zipf's distribution, the usual type in three of
+// Replayed makes n questions: names with Zipf's distribution, the usual type in three of
 // four.
-func (z *zone) replayed(n int) []dns.Question {
+func (z *Zone) Replayed(n int) []dns.Question {
 	zipf := rand.NewZipf(z.random, 1.1, 10, replayNames-1)
 	all := make([]dns.Question, n)
 	for i := range all {
 		of := int(zipf.Uint64())
 		if z.random.IntN(100) < missingShare {
-			name := fmt.Sprintf("nx%05d.%s", of, replayDomain)
+			name := fmt.Sprintf("nx%05d.%s", of, ReplayDomain)
 			all[i] = dns.Question{Name: name, Qtype: dns.TypeA, Qclass: dns.ClassINET}
 			continue
 		}

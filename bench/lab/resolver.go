@@ -1,4 +1,4 @@
-package main
+package lab
 
 import (
 	"encoding/binary"
@@ -11,28 +11,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A manner is a client's use of sockets.
-type manner struct {
-	what string
+// A Manner is a client's use of sockets.
+type Manner struct {
+	What string
 	// tcp opens a connection for each query. Over UDP, fresh opens a new socket for each
 	// query.
 	tcp, fresh bool
 }
 
-// manners are those of the C library's resolver, of a resolver that keeps its socket, and
+// Manners are those of the C library's resolver, of a resolver that keeps its socket, and
 // of a program that retries over TCP after a truncated answer.
-func manners() []manner {
-	return []manner{
-		{what: "UDP, a new socket for each query", fresh: true},
-		{what: "UDP, the same socket"},
-		{what: "TCP, a connection for each query", tcp: true, fresh: true},
+func Manners() []Manner {
+	return []Manner{
+		{What: "UDP, a new socket for each query", fresh: true},
+		{What: "UDP, the same socket"},
+		{What: "TCP, a connection for each query", tcp: true, fresh: true},
 	}
 }
 
-// A resolver sends one query after the other and waits for each answer. It uses blocking
+// A Resolver sends one query after the other and waits for each answer. It uses blocking
 // sockets, because the cost of Go's sockets would hide the differences. It belongs to one
 // thread.
-type resolver struct {
+type Resolver struct {
 	server  unix.SockaddrInet4
 	queries [][]byte // in the format of TCP: the length, then the message
 	asked   int
@@ -41,10 +41,10 @@ type resolver struct {
 	buf    [2 + dns.MaxMsgSize]byte
 }
 
-// newResolver returns a resolver that queries the nameserver at addr for the hosts in turn.
+// NewResolver returns a resolver that queries the nameserver at addr for the hosts in turn.
 // The caller must close it.
-func newResolver(addr netip.AddrPort, m mix, hosts []host) (*resolver, error) {
-	r := &resolver{server: unix.SockaddrInet4{Port: int(addr.Port()), Addr: addr.Addr().As4()}, socket: -1}
+func NewResolver(addr netip.AddrPort, m Mix, hosts []Host) (*Resolver, error) {
+	r := &Resolver{server: unix.SockaddrInet4{Port: int(addr.Port()), Addr: addr.Addr().As4()}, socket: -1}
 	for _, h := range hosts {
 		name, qtype := m.question(h)
 		message, err := new(dns.Msg).SetQuestion(dns.Fqdn(name), qtype).Pack()
@@ -57,24 +57,24 @@ func newResolver(addr netip.AddrPort, m mix, hosts []host) (*resolver, error) {
 	return r, nil
 }
 
-// close closes the socket.
-func (r *resolver) close() {
+// Close closes the socket.
+func (r *Resolver) Close() {
 	if r.socket >= 0 {
 		_ = unix.Close(r.socket) // no query is in flight
 		r.socket = -1
 	}
 }
 
-// ask sends the next query, waits for the answer and returns the time of both, including
+// Ask sends the next query, waits for the answer and returns the time of both, including
 // the opening of a new socket.
-func (r *resolver) ask(m manner) (time.Duration, error) {
+func (r *Resolver) Ask(m Manner) (time.Duration, error) {
 	query := r.queries[r.asked%len(r.queries)]
 	binary.BigEndian.PutUint16(query[2:], uint16(r.asked)) // IDs may repeat
 	r.asked++
 	began := time.Now()
 	if r.socket < 0 {
 		if err := r.open(m); err != nil {
-			return 0, fmt.Errorf("asking over %s: %w", m.what, err)
+			return 0, fmt.Errorf("asking over %s: %w", m.What, err)
 		}
 	}
 	reply, err := r.exchange(query, m.tcp)
@@ -83,16 +83,16 @@ func (r *resolver) ask(m manner) (time.Duration, error) {
 		err = looksRight(query[2:], reply)
 	}
 	if m.fresh || err != nil {
-		r.close()
+		r.Close()
 	}
 	if err != nil {
-		return 0, fmt.Errorf("asking over %s: %w", m.what, err)
+		return 0, fmt.Errorf("asking over %s: %w", m.What, err)
 	}
 	return took, nil
 }
 
 // open opens the socket and connects it.
-func (r *resolver) open(m manner) error {
+func (r *Resolver) open(m Manner) error {
 	kind := unix.SOCK_DGRAM
 	if m.tcp {
 		kind = unix.SOCK_STREAM
@@ -110,7 +110,7 @@ func (r *resolver) open(m manner) error {
 }
 
 // exchange sends a query and returns the reply.
-func (r *resolver) exchange(query []byte, tcp bool) ([]byte, error) {
+func (r *Resolver) exchange(query []byte, tcp bool) ([]byte, error) {
 	if !tcp {
 		if _, err := unix.Write(r.socket, query[2:]); err != nil {
 			return nil, err
@@ -137,7 +137,7 @@ func (r *resolver) exchange(query []byte, tcp bool) ([]byte, error) {
 }
 
 // read appends to the buffer.
-func (r *resolver) read(have int) (int, error) {
+func (r *Resolver) read(have int) (int, error) {
 	for {
 		n, err := unix.Read(r.socket, r.buf[have:])
 		switch {

@@ -1,4 +1,5 @@
-package main
+// Package report turns measured values into figures, tables and charts.
+package report
 
 import (
 	"encoding/json"
@@ -7,9 +8,9 @@ import (
 	"strconv"
 )
 
-// A figure is one quantity of one server, with a value for each round. The value
+// A Figure is one quantity of one server, with a value for each round. The value
 // of a round that does not count is NaN.
-type figure []number
+type Figure []number
 
 // A number is a float64 that is null in JSON when it is NaN.
 type number float64
@@ -28,8 +29,8 @@ func (n number) MarshalJSON() ([]byte, error) {
 	return json.Marshal(v)
 }
 
-// median returns the median of the rounds that count, or NaN.
-func (f figure) median() float64 {
+// Median returns the median of the rounds that count, or NaN.
+func (f Figure) Median() float64 {
 	var counted []float64
 	for _, v := range f {
 		if !math.IsNaN(float64(v)) {
@@ -47,20 +48,20 @@ func (f figure) median() float64 {
 	return (counted[middle-1] + counted[middle]) / 2
 }
 
-// over divides round by round, because a disturbance of a round affects both figures.
-func (f figure) over(base figure) figure {
-	ratios := make(figure, min(len(f), len(base)))
+// Over divides round by round, because a disturbance of a round affects both figures.
+func (f Figure) Over(base Figure) Figure {
+	ratios := make(Figure, min(len(f), len(base)))
 	for i := range ratios {
 		ratios[i] = f[i] / base[i]
 	}
 	return ratios
 }
 
-// figures holds the figures of one server by their names.
-type figures map[string]figure
+// Figures holds the figures of one server by their names.
+type Figures map[string]Figure
 
-// set stores the value of a round, counted from 0.
-func (f figures) set(name string, round int, value float64) {
+// Set stores the value of a round, counted from 0.
+func (f Figures) Set(name string, round int, value float64) {
 	for len(f[name]) <= round {
 		f[name] = append(f[name], number(math.NaN()))
 	}
@@ -68,16 +69,16 @@ func (f figures) set(name string, round int, value float64) {
 }
 
 // MarshalJSON adds the median to the rounds.
-func (f figure) MarshalJSON() ([]byte, error) {
+func (f Figure) MarshalJSON() ([]byte, error) {
 	return json.Marshal(struct {
 		Median number   `json:"median"`
 		Rounds []number `json:"rounds"`
-	}{number(f.median()), f})
+	}{number(f.Median()), f})
 }
 
-// minus subtracts round by round.
-func (f figure) minus(base figure) figure {
-	differences := make(figure, min(len(f), len(base)))
+// Minus subtracts round by round.
+func (f Figure) Minus(base Figure) Figure {
+	differences := make(Figure, min(len(f), len(base)))
 	for i := range differences {
 		differences[i] = f[i] - base[i]
 	}

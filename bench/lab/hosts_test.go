@@ -1,4 +1,4 @@
-package main
+package lab
 
 import (
 	"net/netip"
@@ -24,7 +24,7 @@ func TestMakeHosts(t *testing.T) {
 	names, ips := map[string]bool{}, map[netip.Addr]bool{}
 	count := 0
 	for _, h := range append(services, wildcards...) {
-		names[h.name] = true
+		names[h.Name] = true
 		for _, ip := range h.ips {
 			ips[ip] = true
 			count++
@@ -33,14 +33,14 @@ func TestMakeHosts(t *testing.T) {
 	if len(names) != 253 || len(ips) != count || count != 250+2*25+3 {
 		t.Errorf("%d names, %d addresses, %d of them different", len(names), count, len(ips))
 	}
-	if want := "svc-000007.ns-07.svc.cluster.local"; services[7].name != want {
-		t.Errorf("host 7 is %q, want %q", services[7].name, want)
+	if want := "svc-000007.ns-07.svc.cluster.local"; services[7].Name != want {
+		t.Errorf("host 7 is %q, want %q", services[7].Name, want)
 	}
 }
 
 func TestMoved(t *testing.T) {
 	services, _ := makeHosts(20)
-	changed := moved(services, 1)
+	changed := Moved(services, 1)
 	if reflect.DeepEqual(services[0].ips, changed[0].ips) || !reflect.DeepEqual(services[1:], changed[1:]) {
 		t.Error("want other addresses for the first host only")
 	}
@@ -70,7 +70,7 @@ func fields(t *testing.T, message []byte) map[protowire.Number][]string {
 
 func TestNameTable(t *testing.T) {
 	services, wildcards := makeHosts(1)
-	entries := fields(t, nameTable(services, wildcards))[1]
+	entries := fields(t, NameTable(services, wildcards))[1]
 	if len(entries) != 2 {
 		t.Fatalf("%d entries, want 2", len(entries))
 	}
@@ -103,11 +103,11 @@ func TestQueries(t *testing.T) {
 		"nodata":   "svc-000000.ns-00.svc.cluster.local AAAA\n",
 		"ptr":      "1.0.0.10.in-addr.arpa PTR\n",
 	}
-	for _, m := range mixes() {
-		if got := string(m.queries(services, wildcards)); got != want[m.name] {
-			t.Errorf("%s: %q, want %q", m.name, got, want[m.name])
+	for _, m := range Mixes() {
+		if got := string(m.queries(services, wildcards)); got != want[m.Name] {
+			t.Errorf("%s: %q, want %q", m.Name, got, want[m.Name])
 		}
-		delete(want, m.name)
+		delete(want, m.Name)
 	}
 	if len(want) > 0 {
 		t.Errorf("not there: %v", want)
@@ -129,12 +129,12 @@ func reply(t *testing.T, records ...string) *dns.Msg {
 }
 
 func TestChecks(t *testing.T) {
-	h := host{name: "a.example", ips: []netip.Addr{address(10, 1), address(10, 2)}}
+	h := Host{Name: "a.example", ips: []netip.Addr{Address(10, 1), Address(10, 2)}}
 	both := []string{"x. A 10.0.0.2", "x. A 10.0.0.1"}
 	alias := append([]string{"x. CNAME A.example."}, both...)
-	byName := map[string]mix{}
-	for _, m := range mixes() {
-		byName[m.name] = m
+	byName := map[string]Mix{}
+	for _, m := range Mixes() {
+		byName[m.Name] = m
 	}
 	for _, c := range []struct {
 		mix     string

@@ -1,11 +1,8 @@
-package main
+package report
 
 import (
-	"cmp"
 	"encoding/xml"
 	"fmt"
-	"math"
-	"slices"
 	"strings"
 )
 
@@ -36,31 +33,18 @@ const chartStyle = `
   }
 `
 
-// A bar is one line of the chart.
-type bar struct {
-	label string
-	value float64
-	own   bool
+// A Bar is one line of the chart.
+type Bar struct {
+	Label string
+	Value float64
+	Own   bool
 }
 
-// chart draws the processor time of one query, the cheapest server first, as SVG.
-func (r *results) chart() string {
-	var bars []bar
-	for _, s := range r.Servers {
-		if v := s.Figures[udpMicros].median(); !math.IsNaN(v) {
-			bars = append(bars, bar{label: s.Title, value: v, own: s.Name == agentName})
-		}
-	}
-	slices.SortStableFunc(bars, func(a, b bar) int { return cmp.Compare(a.value, b.value) })
-	subtitle := fmt.Sprintf("µs, lower is better; UDP, one core, %s hosts; %s", thousands(r.Hosts), r.Machine.Processor)
-	return drawBars("Processor time of one DNS query", subtitle, bars)
-}
-
-// drawBars draws horizontal bars with their values.
-func drawBars(title, subtitle string, bars []bar) string {
+// DrawBars draws horizontal bars with their values.
+func DrawBars(title, subtitle string, bars []Bar) string {
 	longest := 0.0
 	for _, b := range bars {
-		longest = max(longest, b.value)
+		longest = max(longest, b.Value)
 	}
 	height := chartTop + len(bars)*barDistance + chartBottom - barDistance
 	var svg strings.Builder
@@ -71,15 +55,15 @@ func drawBars(title, subtitle string, bars []bar) string {
 	fmt.Fprintf(&svg, `<text class="small" x="8" y="38">%s</text>`+"\n", escape(subtitle))
 	for i, b := range bars {
 		top := chartTop + i*barDistance
-		length := b.value / longest * (chartWidth - labelWidth - valueWidth)
+		length := b.Value / longest * (chartWidth - labelWidth - valueWidth)
 		bar, text := "bar", ""
-		if b.own {
+		if b.Own {
 			bar, text = "own", ` class="strong"`
 		}
 		middle := top + barHeight/2 + 5
-		fmt.Fprintf(&svg, `<text%s x="%d" y="%d" text-anchor="end">%s</text>`, text, labelWidth-10, middle, escape(b.label))
+		fmt.Fprintf(&svg, `<text%s x="%d" y="%d" text-anchor="end">%s</text>`, text, labelWidth-10, middle, escape(b.Label))
 		fmt.Fprintf(&svg, `<rect class="%s" x="%d" y="%d" width="%.1f" height="%d" rx="2"/>`, bar, labelWidth, top, length, barHeight)
-		fmt.Fprintf(&svg, `<text%s x="%.1f" y="%d">%s</text>`+"\n", text, labelWidth+length+8, middle, cell(b.value))
+		fmt.Fprintf(&svg, `<text%s x="%.1f" y="%d">%s</text>`+"\n", text, labelWidth+length+8, middle, Cell(b.Value))
 	}
 	svg.WriteString("</svg>\n")
 	return svg.String()

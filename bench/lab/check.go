@@ -1,4 +1,4 @@
-package main
+package lab
 
 import (
 	"context"
@@ -12,32 +12,32 @@ import (
 // samples is the number of answers of each kind that are checked.
 const samples = 200
 
-// A checker sends queries to a server and compares the answers with the expected ones.
-type checker struct {
-	network string // "udp" or "tcp"
-	addr    netip.AddrPort
+// A Checker sends queries to a server and compares the answers with the expected ones.
+type Checker struct {
+	Network string // "udp" or "tcp"
+	Addr    netip.AddrPort
 	// fixed, if valid, is what every answer should hold.
 	fixed netip.Addr
 }
 
-// check sends samples queries of m, spread over hosts, and returns an error for the first
+// Check sends samples queries of m, spread over hosts, and returns an error for the first
 // wrong answer.
-func (c checker) check(ctx context.Context, m mix, hosts []host) error {
+func (c Checker) Check(ctx context.Context, m Mix, hosts []Host) error {
 	step := max(len(hosts)/samples, 1)
 	for i := 0; i < len(hosts); i += step {
-		if err := c.ask(ctx, m, hosts[i]); err != nil {
-			return fmt.Errorf("checking %s answers over %s: %w", m.name, c.network, err)
+		if err := c.Ask(ctx, m, hosts[i]); err != nil {
+			return fmt.Errorf("checking %s answers over %s: %w", m.Name, c.Network, err)
 		}
 	}
 	return nil
 }
 
-// ask sends one query and compares.
-func (c checker) ask(ctx context.Context, m mix, h host) error {
+// Ask sends one query and compares.
+func (c Checker) Ask(ctx context.Context, m Mix, h Host) error {
 	name, qtype := m.question(h)
 	query := new(dns.Msg).SetQuestion(dns.Fqdn(name), qtype)
-	client := &dns.Client{Net: c.network}
-	reply, _, err := client.ExchangeContext(ctx, query, c.addr.String())
+	client := &dns.Client{Net: c.Network}
+	reply, _, err := client.ExchangeContext(ctx, query, c.Addr.String())
 	if err != nil {
 		return fmt.Errorf("asking for %s: %w", name, err)
 	}
@@ -56,4 +56,4 @@ func (c checker) ask(ctx context.Context, m mix, h host) error {
 }
 
 // anything accepts every answer.
-func anything(host, *dns.Msg) error { return nil }
+func anything(Host, *dns.Msg) error { return nil }

@@ -1,4 +1,4 @@
-package main
+package lab
 
 import (
 	"fmt"
@@ -12,26 +12,26 @@ import (
 	"github.com/miekg/dns"
 )
 
-// A conduct is the behaviour of an upstream.
-type conduct struct {
-	// silent reads queries and does not answer.
-	silent bool
-	// loss is the probability that a reply is lost, over UDP.
-	loss float64
+// A Conduct is the behaviour of an upstream.
+type Conduct struct {
+	// Silent reads queries and does not answer.
+	Silent bool
+	// Loss is the probability that a reply is lost, over UDP.
+	Loss float64
 }
 
-// An upstream is a nameserver in this process. All names in externalDomain and in
+// An Upstream is a nameserver in this process. All names in externalDomain and in
 // wildcardDomain have one address of each family; no other name exists.
-type upstream struct {
+type Upstream struct {
 	packets *net.UDPConn
 	streams *dns.Server
-	conduct atomic.Pointer[conduct]
-	asked   atomic.Int64
+	conduct atomic.Pointer[Conduct]
+	Asked   atomic.Int64
 	running sync.WaitGroup
 }
 
-// startUpstream starts an upstream that answers. The caller must close it.
-func startUpstream(addr netip.AddrPort) (*upstream, error) {
+// StartUpstream starts an upstream that answers. The caller must close it.
+func StartUpstream(addr netip.AddrPort) (*Upstream, error) {
 	packets, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(addr))
 	if err != nil {
 		return nil, fmt.Errorf("starting a nameserver: %w", err)
@@ -42,8 +42,8 @@ func startUpstream(addr netip.AddrPort) (*upstream, error) {
 		_ = packets.Close() // nothing was sent
 		return nil, fmt.Errorf("starting a nameserver: %w", err)
 	}
-	u := &upstream{packets: packets}
-	u.behave(conduct{})
+	u := &Upstream{packets: packets}
+	u.Behave(Conduct{})
 	u.streams = &dns.Server{Listener: streams, MaxTCPQueries: -1, Handler: dns.HandlerFunc(u.serveDNS)}
 	u.running.Go(u.servePackets)
 	started := make(chan struct{})
@@ -53,27 +53,27 @@ func startUpstream(addr netip.AddrPort) (*upstream, error) {
 	return u, nil
 }
 
-// close stops it.
-func (u *upstream) close() {
+// Close stops it.
+func (u *Upstream) Close() {
 	_ = u.packets.Close()
 	_ = u.streams.Shutdown()
 	u.running.Wait()
 }
 
-// behave changes the behaviour for later queries.
-func (u *upstream) behave(c conduct) { u.conduct.Store(&c) }
+// Behave changes the behaviour for later queries.
+func (u *Upstream) Behave(c Conduct) { u.conduct.Store(&c) }
 
 // servePackets answers over UDP, one query after the other, at once or not at all.
-func (u *upstream) servePackets() {
+func (u *Upstream) servePackets() {
 	buf := make([]byte, dns.MaxMsgSize)
 	for {
 		n, from, err := u.packets.ReadFromUDPAddrPort(buf)
 		if err != nil {
 			return // closed
 		}
-		u.asked.Add(1)
+		u.Asked.Add(1)
 		c := u.conduct.Load()
-		if c.silent || rand.Float64() < c.loss {
+		if c.Silent || rand.Float64() < c.Loss {
 			continue
 		}
 		query := new(dns.Msg)
@@ -89,9 +89,9 @@ func (u *upstream) servePackets() {
 }
 
 // serveDNS answers over TCP.
-func (u *upstream) serveDNS(w dns.ResponseWriter, query *dns.Msg) {
-	u.asked.Add(1)
-	if !u.conduct.Load().silent {
+func (u *Upstream) serveDNS(w dns.ResponseWriter, query *dns.Msg) {
+	u.Asked.Add(1)
+	if !u.conduct.Load().Silent {
 		_ = w.WriteMsg(respond(query)) // the client may have ended
 	}
 }
@@ -111,7 +111,7 @@ func respond(query *dns.Msg) *dns.Msg {
 	question := query.Question[0]
 	name := strings.ToLower(question.Name)
 	zone := zoneOf(name)
-	exists := zone == externalDomain || zone == wildcardDomain
+	exists := zone == ExternalDomain || zone == wildcardDomain
 	switch {
 	case exists && question.Qtype == dns.TypeA:
 		reply.Answer = []dns.RR{&dns.A{Hdr: header(question, 300), A: net.IPv4(192, 0, 2, 1)}}
@@ -123,7 +123,7 @@ func respond(query *dns.Msg) *dns.Msg {
 		}
 		reply.Ns = []dns.RR{&dns.SOA{
 			Hdr: dns.RR_Header{Name: zone, Rrtype: dns.TypeSOA, Class: dns.ClassINET, Ttl: 30},
-			Ns:  "ns." + externalDomain, Mbox: "hostmaster." + externalDomain,
+			Ns:  "ns." + ExternalDomain, Mbox: "hostmaster." + ExternalDomain,
 			Serial: 1, Refresh: 3600, Retry: 600, Expire: 86400, Minttl: 30,
 		}}
 	}
@@ -137,32 +137,10 @@ func header(q dns.Question, ttl uint32) dns.RR_Header {
 
 // zoneOf returns the zone of a name: the cluster's, an external one or the root.
 func zoneOf(name string) string {
-	for _, zone := range []string{clusterDomain + ".", externalDomain, wildcardDomain} {
+	for _, zone := range []string{clusterDomain + ".", ExternalDomain, wildcardDomain} {
 		if dns.IsSubDomain(zone, name) {
 			return zone
 		}
 	}
 	return "."
-}
-
-// twoNameservers starts two nameservers for forwarders, until stop is called.
-func (e *experiments) twoNameservers() (first, second *upstream, stop func(), err error) {
-	first, err = startUpstream(port53(firstServer()))
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	second, err = startUpstream(port53(secondServer()))
-	if err != nil {
-		first.close()
-		return nil, nil, nil, err
-	}
-	stop = func() {
-		second.close()
-		first.close()
-	}
-	if err := e.lab.useNameservers(firstServer(), secondServer()); err != nil {
-		stop()
-		return nil, nil, nil, err
-	}
-	return first, second, stop, nil
 }

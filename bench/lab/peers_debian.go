@@ -1,4 +1,4 @@
-package main
+package lab
 
 import (
 	"bytes"
@@ -13,8 +13,8 @@ import (
 	"regexp"
 )
 
-// findTool looks for a program of a Debian package, also in the directories of root's PATH.
-func findTool(name, pkg string) (string, error) {
+// FindTool looks for a program of a Debian package, also in the directories of root's PATH.
+func FindTool(name, pkg string) (string, error) {
 	for _, dir := range []string{"", "/usr/sbin", "/usr/local/sbin"} {
 		if path, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
 			return path, nil
@@ -26,39 +26,39 @@ func findTool(name, pkg string) (string, error) {
 // toolVersion returns the first version number that a program prints, or an empty string.
 func toolVersion(ctx context.Context, argv ...string) string {
 	// Some programs print their version and exit with 1.
-	text, _ := output(ctx, argv...)
+	text, _ := Output(ctx, argv...)
 	return regexp.MustCompile(`\d+(\.\d+)+\S*\b`).FindString(text)
 }
 
 // hostsFile writes the hosts in the format of /etc/hosts.
-func hostsFile(hosts []host) []byte {
+func hostsFile(hosts []Host) []byte {
 	var file []byte
 	for _, h := range hosts {
 		for _, ip := range h.ips {
-			file = fmt.Appendf(file, "%s %s\n", ip, h.name)
+			file = fmt.Appendf(file, "%s %s\n", ip, h.Name)
 		}
 	}
 	return file
 }
 
 // prepareDnsmasq prepares dnsmasq with the hosts in a file.
-func prepareDnsmasq(ctx context.Context, l *lab, addr netip.AddrPort) (launch, error) {
+func prepareDnsmasq(ctx context.Context, l *Lab, addr netip.AddrPort) (Launch, error) {
 	return l.dnsmasq(ctx, addr, "--no-resolv", "--local=/"+clusterDomain+"/")
 }
 
 // dnsmasq returns how to start dnsmasq with the hosts in a file, and more options.
-func (l *lab) dnsmasq(ctx context.Context, addr netip.AddrPort, options ...string) (launch, error) {
-	binary, err := findTool("dnsmasq", "dnsmasq-base")
+func (l *Lab) dnsmasq(ctx context.Context, addr netip.AddrPort, options ...string) (Launch, error) {
+	binary, err := FindTool("dnsmasq", "dnsmasq-base")
 	if err != nil {
-		return launch{}, err
+		return Launch{}, err
 	}
 	me, err := user.Current()
 	if err != nil {
-		return launch{}, fmt.Errorf("looking up the current user: %w", err)
+		return Launch{}, fmt.Errorf("looking up the current user: %w", err)
 	}
-	hosts, err := l.write("hosts", hostsFile(l.services))
-	return launch{
-		argv: append([]string{
+	hosts, err := l.Write("hosts", hostsFile(l.Services))
+	return Launch{
+		Argv: append([]string{
 			binary, "--keep-in-foreground", "--conf-file=/dev/null", "--log-facility=-", "--pid-file=",
 			"--user=" + me.Username, "--no-hosts", "--bind-interfaces",
 			"--listen-address=" + addr.Addr().String(), fmt.Sprintf("--port=%d", addr.Port()),
@@ -69,34 +69,34 @@ func (l *lab) dnsmasq(ctx context.Context, addr netip.AddrPort, options ...strin
 }
 
 // prepareUnbound prepares unbound with the hosts as local data, and one thread.
-func prepareUnbound(ctx context.Context, l *lab, addr netip.AddrPort) (launch, error) {
-	binary, err := findTool("unbound", "unbound")
+func prepareUnbound(ctx context.Context, l *Lab, addr netip.AddrPort) (Launch, error) {
+	binary, err := FindTool("unbound", "unbound")
 	if err != nil {
-		return launch{}, err
+		return Launch{}, err
 	}
 	var data bytes.Buffer
 	fmt.Fprintf(&data, "  module-config: \"iterator\"\n  local-zone: \"%s.\" static\n", clusterDomain)
 	l.localData(&data)
-	path, err := l.unboundConfig(addr, data.String())
-	return launch{
-		argv:    []string{binary, "-d", "-c", path},
+	path, err := l.UnboundConfig(addr, data.String())
+	return Launch{
+		Argv:    []string{binary, "-d", "-c", path},
 		version: toolVersion(ctx, binary, "-V"),
 	}, err
 }
 
 // localData writes the hosts as unbound's local data.
-func (l *lab) localData(w io.Writer) {
-	for _, h := range l.services {
+func (l *Lab) localData(w io.Writer) {
+	for _, h := range l.Services {
 		for _, ip := range h.ips {
-			fmt.Fprintf(w, "  local-data: \"%s. 30 IN A %s\"\n", h.name, ip)
+			fmt.Fprintf(w, "  local-data: \"%s. 30 IN A %s\"\n", h.Name, ip)
 		}
 	}
 }
 
-// unboundConfig writes a configuration for unbound with one thread and returns its path.
+// UnboundConfig writes a configuration for unbound with one thread and returns its path.
 // body continues the server clause, and may add further clauses.
-func (l *lab) unboundConfig(addr netip.AddrPort, body string) (string, error) {
-	return l.write(fmt.Sprintf("unbound-%s-%d.conf", addr.Addr(), addr.Port()), fmt.Appendf(nil, `server:
+func (l *Lab) UnboundConfig(addr netip.AddrPort, body string) (string, error) {
+	return l.Write(fmt.Sprintf("unbound-%s-%d.conf", addr.Addr(), addr.Port()), fmt.Appendf(nil, `server:
   interface: %s@%d
   do-daemonize: no
   use-syslog: no
@@ -108,32 +108,32 @@ func (l *lab) unboundConfig(addr netip.AddrPort, body string) (string, error) {
   num-threads: 1
 %sremote-control:
   control-enable: no
-`, addr.Addr(), addr.Port(), l.dir, body))
+`, addr.Addr(), addr.Port(), l.Dir, body))
 }
 
 // prepareNSD prepares NSD with the hosts in one zone.
-func prepareNSD(ctx context.Context, l *lab, addr netip.AddrPort) (launch, error) {
+func prepareNSD(ctx context.Context, l *Lab, addr netip.AddrPort) (Launch, error) {
 	var zone bytes.Buffer
 	fmt.Fprintf(&zone, "$ORIGIN %s.\n$TTL 30\n@ SOA ns hostmaster 1 3600 600 86400 30\n@ NS ns\nns A 127.0.0.1\n", clusterDomain)
-	for _, h := range l.services {
+	for _, h := range l.Services {
 		for _, ip := range h.ips {
-			fmt.Fprintf(&zone, "%s. A %s\n", h.name, ip)
+			fmt.Fprintf(&zone, "%s. A %s\n", h.Name, ip)
 		}
 	}
-	return l.nsd(ctx, addr, clusterDomain, zone.Bytes())
+	return l.NSD(ctx, addr, clusterDomain, zone.Bytes())
 }
 
-// nsd returns how to start NSD with one zone.
-func (l *lab) nsd(ctx context.Context, addr netip.AddrPort, name string, zone []byte) (launch, error) {
-	binary, err := findTool("nsd", "nsd")
+// NSD returns how to start NSD with one zone.
+func (l *Lab) NSD(ctx context.Context, addr netip.AddrPort, name string, zone []byte) (Launch, error) {
+	binary, err := FindTool("nsd", "nsd")
 	if err != nil {
-		return launch{}, err
+		return Launch{}, err
 	}
-	zoneFile, err := l.write("zone-"+name, zone)
+	zoneFile, err := l.Write("zone-"+name, zone)
 	if err != nil {
-		return launch{}, err
+		return Launch{}, err
 	}
-	config, err := l.write(fmt.Sprintf("nsd-%d.conf", addr.Port()), fmt.Appendf(nil, `server:
+	config, err := l.Write(fmt.Sprintf("nsd-%d.conf", addr.Port()), fmt.Appendf(nil, `server:
   ip-address: %s@%d
   username: ""
   zonesdir: %q
@@ -149,15 +149,15 @@ remote-control:
 zone:
   name: %q
   zonefile: %q
-`, addr.Addr(), addr.Port(), l.dir, l.dir, addr.Port(), name, zoneFile))
+`, addr.Addr(), addr.Port(), l.Dir, l.Dir, addr.Port(), name, zoneFile))
 	if err != nil {
-		return launch{}, err
+		return Launch{}, err
 	}
-	if text, err := output(ctx, filepath.Join(filepath.Dir(binary), "nsd-checkconf"), config); err != nil {
-		return launch{}, errors.Join(err, errors.New(text))
+	if text, err := Output(ctx, filepath.Join(filepath.Dir(binary), "nsd-checkconf"), config); err != nil {
+		return Launch{}, errors.Join(err, errors.New(text))
 	}
-	return launch{
-		argv:    []string{binary, "-d", "-c", config},
+	return Launch{
+		Argv:    []string{binary, "-d", "-c", config},
 		version: toolVersion(ctx, binary, "-v"),
 	}, nil
 }

@@ -1,4 +1,4 @@
-package main
+package lab
 
 import (
 	"errors"
@@ -10,51 +10,51 @@ import (
 	"github.com/miekg/dns"
 )
 
-// A mix is one kind of query, with a query for every host.
-type mix struct {
-	// name is also that of the file with the queries.
-	name, what string
+// A Mix is one kind of query, with a query for every host.
+type Mix struct {
+	// Name is also that of the file with the queries.
+	Name, What string
 	// wildcards selects the wildcards instead of the Services.
 	wildcards bool
 	// question returns the name, without a trailing dot, and the type of the query for a
 	// host.
-	question func(host) (name string, qtype uint16)
+	question func(Host) (name string, qtype uint16)
 	// check returns an error if the answer for a host is wrong.
-	check func(host, *dns.Msg) error
+	check func(Host, *dns.Msg) error
 }
 
-// directMix names the mix that all servers are compared with.
-const directMix = "direct"
+// DirectMix names the mix that all servers are compared with.
+const DirectMix = "direct"
 
-// mixes are the kinds of query, the one for the comparison first.
-func mixes() []mix {
-	return []mix{
+// Mixes are the kinds of query, the one for the comparison first.
+func Mixes() []Mix {
+	return []Mix{
 		{
-			name: directMix, what: "A of the full name",
-			question: func(h host) (string, uint16) { return h.name, dns.TypeA },
+			Name: DirectMix, What: "A of the full name",
+			question: func(h Host) (string, uint16) { return h.Name, dns.TypeA },
 			check:    hasAddresses,
 		},
 		{
-			name: "short", what: "A of NAME.NAMESPACE",
-			question: func(h host) (string, uint16) { return h.shortname + "." + h.namespace, dns.TypeA },
+			Name: "short", What: "A of NAME.NAMESPACE",
+			question: func(h Host) (string, uint16) { return h.shortname + "." + h.namespace, dns.TypeA },
 			check:    hasAddresses,
 		},
 		{
-			name: "autopath", what: "A of the full name with a search domain",
-			question: func(h host) (string, uint16) { return h.name + "." + ownDomain, dns.TypeA },
-			check: func(h host, reply *dns.Msg) error {
+			Name: "autopath", What: "A of the full name with a search domain",
+			question: func(h Host) (string, uint16) { return h.Name + "." + ownDomain, dns.TypeA },
+			check: func(h Host, reply *dns.Msg) error {
 				return errors.Join(hasAlias(h, reply), hasAddresses(h, reply))
 			},
 		},
 		{
-			name: "wildcard", what: "A of a name below a wildcard", wildcards: true,
-			question: func(h host) (string, uint16) { return "some." + h.name, dns.TypeA },
+			Name: "wildcard", What: "A of a name below a wildcard", wildcards: true,
+			question: func(h Host) (string, uint16) { return "some." + h.Name, dns.TypeA },
 			check:    hasAddresses,
 		},
 		{
-			name: "nodata", what: "AAAA of a host that has none",
-			question: func(h host) (string, uint16) { return h.name, dns.TypeAAAA },
-			check: func(_ host, reply *dns.Msg) error {
+			Name: "nodata", What: "AAAA of a host that has none",
+			question: func(h Host) (string, uint16) { return h.Name, dns.TypeAAAA },
+			check: func(_ Host, reply *dns.Msg) error {
 				if len(reply.Answer) != 0 {
 					return fmt.Errorf("%d records, want none", len(reply.Answer))
 				}
@@ -62,8 +62,8 @@ func mixes() []mix {
 			},
 		},
 		{
-			name: "ptr", what: "PTR of an address",
-			question: func(h host) (string, uint16) { return reverse(h.ips[0]), dns.TypePTR },
+			Name: "ptr", What: "PTR of an address",
+			question: func(h Host) (string, uint16) { return reverse(h.ips[0]), dns.TypePTR },
 			check:    hasPointer,
 		},
 	}
@@ -76,7 +76,7 @@ func reverse(ip netip.Addr) string {
 }
 
 // queries returns the input of dnsperf: one line for each host, in a fixed random order.
-func (m mix) queries(services, wildcards []host) []byte {
+func (m Mix) queries(services, wildcards []Host) []byte {
 	hosts := services
 	if m.wildcards {
 		hosts = wildcards
@@ -90,7 +90,7 @@ func (m mix) queries(services, wildcards []host) []byte {
 }
 
 // hasAddresses checks that the answer has exactly the addresses of h.
-func hasAddresses(h host, reply *dns.Msg) error {
+func hasAddresses(h Host, reply *dns.Msg) error {
 	var got []netip.Addr
 	for _, record := range reply.Answer {
 		if a, ok := record.(*dns.A); ok {
@@ -107,21 +107,21 @@ func hasAddresses(h host, reply *dns.Msg) error {
 }
 
 // hasAlias checks that the answer starts with a CNAME to h.
-func hasAlias(h host, reply *dns.Msg) error {
+func hasAlias(h Host, reply *dns.Msg) error {
 	if len(reply.Answer) > 0 {
-		if alias, ok := reply.Answer[0].(*dns.CNAME); ok && strings.EqualFold(alias.Target, h.name+".") {
+		if alias, ok := reply.Answer[0].(*dns.CNAME); ok && strings.EqualFold(alias.Target, h.Name+".") {
 			return nil
 		}
 	}
-	return fmt.Errorf("no CNAME to %q in front", h.name)
+	return fmt.Errorf("no CNAME to %q in front", h.Name)
 }
 
 // hasPointer checks that the answer has a PTR to h.
-func hasPointer(h host, reply *dns.Msg) error {
+func hasPointer(h Host, reply *dns.Msg) error {
 	for _, record := range reply.Answer {
-		if ptr, ok := record.(*dns.PTR); ok && strings.EqualFold(ptr.Ptr, h.name+".") {
+		if ptr, ok := record.(*dns.PTR); ok && strings.EqualFold(ptr.Ptr, h.Name+".") {
 			return nil
 		}
 	}
-	return fmt.Errorf("no PTR to %q among %d records", h.name, len(reply.Answer))
+	return fmt.Errorf("no PTR to %q among %d records", h.Name, len(reply.Answer))
 }

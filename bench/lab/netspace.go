@@ -1,4 +1,4 @@
-package main
+package lab
 
 import (
 	"errors"
@@ -9,16 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A netspace is a network namespace with a thread of its own.
-type netspace struct {
+// A Netspace is a network namespace with a thread of its own.
+type Netspace struct {
 	work  chan func()
 	ended chan struct{}
 }
 
-// newNetspace makes a netspace with only the loopback interface. The caller must close it,
+// NewNetspace makes a netspace with only the loopback interface. The caller must close it,
 // after the processes in it have ended.
-func newNetspace() (*netspace, error) {
-	n := &netspace{work: make(chan func()), ended: make(chan struct{})}
+func NewNetspace() (*Netspace, error) {
+	n := &Netspace{work: make(chan func()), ended: make(chan struct{})}
 	entered := make(chan error)
 	go func() {
 		defer close(n.ended)
@@ -31,7 +31,7 @@ func newNetspace() (*netspace, error) {
 		}
 	}()
 	if err := <-entered; err != nil {
-		n.close()
+		n.Close()
 		return nil, err
 	}
 	return n, nil
@@ -45,26 +45,26 @@ func enterNetspace() error {
 	if err := loopbackUp(); err != nil {
 		return fmt.Errorf("setting the loopback interface up: %w", err)
 	}
-	return inOwnNamespace()
+	return InOwnNamespace()
 }
 
-// do calls f in the namespace. Processes and sockets that f starts and opens are in the
+// Do calls f in the namespace. Processes and sockets that f starts and opens are in the
 // namespace, except those of goroutines that f starts.
-func (n *netspace) do(f func() error) error {
+func (n *Netspace) Do(f func() error) error {
 	done := make(chan error, 1)
 	n.work <- func() { done <- f() }
 	return <-done
 }
 
-// close leaves the namespace, which removes it.
-func (n *netspace) close() {
+// Close leaves the namespace, which removes it.
+func (n *Netspace) Close() {
 	close(n.work)
 	<-n.ended
 }
 
-// inOwnNamespace returns an error if the calling thread is in the network namespace of the
+// InOwnNamespace returns an error if the calling thread is in the network namespace of the
 // parent process, in which bench must not install rules.
-func inOwnNamespace() error {
+func InOwnNamespace() error {
 	own, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {
 		return fmt.Errorf("looking for the network namespace: %w", err)
@@ -77,4 +77,14 @@ func inOwnNamespace() error {
 		return errors.New("this is not a network namespace of its own: rules would redirect the machine's DNS")
 	}
 	return nil
+}
+
+// InNetspace calls f in a namespace that is removed when f returns.
+func InNetspace(f func() error) error {
+	n, err := NewNetspace()
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	return n.Do(f)
 }
