@@ -127,7 +127,7 @@ func (c *Capture) restart() {
 	if c.phase != unhooked || c.goal.On || c.retries.failure != nil {
 		c.due = time.Time{} // in the other case replies are in flight
 	}
-	c.attempts = patient
+	c.attempts, c.logged = patient, ""
 	c.retries.failure, c.retries.n = nil, 0
 }
 

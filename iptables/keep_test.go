@@ -132,6 +132,10 @@ func TestKeepAndSwitch(t *testing.T) {
 		if n := l.log.Count("cannot be kept"); n != 1 || c.Captured() {
 			t.Errorf("one failure is logged %d times, captured %v", n, c.Captured())
 		}
+		l.set(c, false, cfg)
+		wait.Until(t, "capture is off", func() bool { return l.log.Count("DNS capture is off") == 1 })
+		l.set(c, true, cfg)
+		wait.Until(t, "the failure is logged again", func() bool { return l.log.Count("cannot be kept") == 2 })
 		working()
 		wait.Until(t, "the rules are in", func() bool { return c.Captured() && c.Stats().Checks > 2 })
 		if n := l.log.Count("DNS is captured"); l.holders() == "" || n != 1 || c.Stats().Repairs != 0 {
@@ -139,7 +143,7 @@ func TestKeepAndSwitch(t *testing.T) {
 		}
 		l.set(c, false, cfg)
 		wait.Until(t, "the rules are removed", func() bool { return !c.Captured() })
-		if got := l.holders(); got != "" || l.log.Count("DNS capture is off") != 1 || l.log.Count("DNS is no longer captured") != 1 {
+		if got := l.holders(); got != "" || l.log.Count("DNS capture is off") != 2 || l.log.Count("DNS is no longer captured") != 1 {
 			t.Errorf("rules in %q\n%s", got, l.log)
 		}
 		checks := c.Stats().Checks
