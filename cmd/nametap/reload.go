@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"os"
@@ -39,7 +40,9 @@ func (r *reloader) run(ctx context.Context, signals <-chan os.Signal) {
 	var watching sync.WaitGroup
 	watching.Go(func() { r.watcher.Run(ctx, changes) })
 	defer watching.Wait()
-	r.reload() // the files may have changed since the start
+	if settings.CheckRereadable(r.running.flags) == nil {
+		r.reload() // the files may have changed since the start
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -87,7 +90,7 @@ func (r *reloader) reload() {
 // that the agent was started with, and what they say about capture.
 func (r *reloader) read() (*options, agent.CaptureConfig, error) {
 	next := newOptions(pflag.NewFlagSet("", pflag.ContinueOnError))
-	err := settings.CopyGiven(next.flags, r.running.flags)
+	err := cmp.Or(settings.CheckRereadable(r.running.flags), settings.CopyGiven(next.flags, r.running.flags))
 	if err == nil {
 		err = next.resolve()
 	}

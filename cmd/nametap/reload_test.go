@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -86,6 +87,28 @@ func TestReload(t *testing.T) {
 	}
 	if source := settings.Source(r.last.flags.Lookup("drain")); source != "--drain" {
 		t.Errorf("drain is from %s", source)
+	}
+}
+
+// R10: settings from a pipe stay as they are, since it can be read only once.
+func TestReloadPipe(t *testing.T) {
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	if _, err := writer.WriteString("log-level: warn\n"); err != nil {
+		t.Fatal(err)
+	}
+	writer.Close()
+	o := parsed(t, []string{"--config", fmt.Sprintf("/dev/fd/%d", reader.Fd())}, nil)
+	log := new(testlog.Buffer)
+	r := newReloader(o, slog.New(slog.NewTextHandler(log, nil)), func(agent.CaptureConfig) error { return nil })
+	for range 2 {
+		r.reload()
+	}
+	if level := o.logLevel.Level(); level != slog.LevelWarn || log.Count("want a regular file") != 1 || log.Count("setting changed") != 0 {
+		t.Errorf("the level is %v, the log has\n%s", level, log)
 	}
 }
 

@@ -2,6 +2,7 @@ package settings
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"os"
 	"time"
@@ -28,6 +29,17 @@ func Files(flags *pflag.FlagSet) []string {
 	return files
 }
 
+// CheckRereadable returns an error if a file that settings come from can be read only once,
+// as a pipe. An absent file can be read again.
+func CheckRereadable(flags *pflag.FlagSet) error {
+	for _, path := range Files(flags) {
+		if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+			return fmt.Errorf("%s: want a regular file, since others can be read only once", path)
+		}
+	}
+	return nil
+}
+
 // A Watcher reports changes of files.
 //
 // It reads them twice a second and compares the bytes, for the reasons that
@@ -39,8 +51,7 @@ type Watcher struct {
 	used  map[string]string // the texts of the files at the last report
 }
 
-// NewWatcher returns a Watcher for the changes from now on. Only regular files are
-// followed: a pipe can be read only once.
+// NewWatcher returns a Watcher for the changes from now on. It follows regular files only.
 func NewWatcher(files []string) *Watcher { return &Watcher{files: files, used: readFiles(files)} }
 
 // Run sends a value after every change until ctx ends.
