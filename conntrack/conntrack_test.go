@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// The rules of a capture, with and without a zone for the original direction.
+// natRules capture port 53. zoneRules put the original direction into a zone of its own.
 const (
 	natRules = `*nat
 :X_OUT - [0:0]
@@ -40,7 +40,7 @@ COMMIT
 `
 )
 
-// A host has an agent's sockets, and rules that capture port 53.
+// host is a network namespace with rules that capture port 53 and the sockets of an agent.
 type host struct {
 	ns      *netns.NS
 	udp     net.PacketConn
@@ -48,8 +48,7 @@ type host struct {
 	lookups *conntrack.UDP
 }
 
-// newHost makes a host in a network namespace, whose agent listens on this address,
-// with these rules.
+// newHost makes a host with these rules, whose agent listens on this address.
 func newHost(tb testing.TB, agent, restore, rules string) *host {
 	tb.Helper()
 	netns.Need(tb, "ip", restore)
@@ -90,8 +89,8 @@ func (h *host) client(tb testing.TB, network string) net.PacketConn {
 	return client
 }
 
-// query sends a packet to server; the agent takes it, and the client gets a reply
-// that comes from the server. It returns the two ends as the agent sees them.
+// query sends a packet to server, which the agent receives and replies to. The client gets the
+// reply from the address of the server. It returns both ends as the agent sees them.
 func (h *host) query(tb testing.TB, client net.PacketConn, server string) (from, local netip.AddrPort) {
 	tb.Helper()
 	want := netip.MustParseAddrPort(server)
@@ -113,8 +112,8 @@ func (h *host) query(tb testing.TB, client net.PacketConn, server string) (from,
 	return netip.MustParseAddrPort(addr.String()), netip.MustParseAddrPort(h.udp.LocalAddr().String())
 }
 
-// connect connects to server, and returns what conntrack.OriginalTCP says of the connection
-// that the agent has.
+// connect connects to server and returns the result of [conntrack.OriginalTCP] for the
+// connection that the agent accepts.
 func (h *host) connect(t *testing.T, server string) (netip.AddrPort, bool) {
 	t.Helper()
 	var client net.Conn
@@ -136,10 +135,10 @@ func (h *host) connect(t *testing.T, server string) (netip.AddrPort, bool) {
 	return original, ok
 }
 
-// A family is what is different for IPv4, IPv6, and IPv4 on an IPv6 socket.
+// family is what differs between IPv4 and IPv6.
 type family struct {
 	name, restore, agent, network string
-	direct                        string    // the agent, asked directly
+	direct                        string    // the address of the agent
 	servers                       [2]string // that are captured
 }
 
@@ -189,7 +188,7 @@ func testCaptured(t *testing.T, f family, h *host) {
 	}
 }
 
-// F14: a socket on [::] has IPv4 clients too, with IPv4-mapped addresses.
+// F14: a socket on [::] also has IPv4 clients, with IPv4-mapped addresses.
 func TestMapped(t *testing.T) {
 	const server = "10.0.0.53:53"
 	h := newHost(t, "[::]:15053", "iptables-nft-restore", natRules+zoneRules)
@@ -209,7 +208,7 @@ func TestMapped(t *testing.T) {
 	}
 }
 
-// F14: without any rule, connection tracking may not even be on.
+// F14: without rules, connection tracking may be off.
 func TestNotCaptured(t *testing.T) {
 	for _, f := range families() {
 		h := newHost(t, f.agent, "cat", "")
@@ -257,7 +256,7 @@ func TestConcurrentLookups(t *testing.T) {
 	}
 }
 
-// dropNetAdmin takes CAP_NET_ADMIN from the calling thread.
+// dropNetAdmin removes CAP_NET_ADMIN from the calling thread.
 func dropNetAdmin() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -169,6 +170,19 @@ func TestInterruptedDump(t *testing.T) {
 				t.Errorf("%v after %d entries, want %v after %d", err, visited, test.err, len(test.answers))
 			}
 		})
+	}
+}
+
+// K8: a kernel that does not reply does not block the caller forever.
+func TestNoReply(t *testing.T) {
+	c := kernel(t)
+	wait := unix.NsecToTimeval(int64(10 * time.Millisecond))
+	if err := unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait); err != nil {
+		t.Fatal(err)
+	}
+	err := c.Exchange(func([]byte) {}, Request{Type: messageGet, Flags: unix.NLM_F_DUMP})
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%v, want %v", err, os.ErrDeadlineExceeded)
 	}
 }
 
