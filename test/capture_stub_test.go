@@ -58,8 +58,8 @@ func TestStub(t *testing.T) { // K7, F14, F15
 	uid := strconv.Itoa(stubID)
 	for name, test := range map[string]struct {
 		flags   []string
-		besides string // of resolv.conf
-		answers string // to names that are not the mesh's
+		besides string // nameservers of resolv.conf
+		answers string // to forwarded names
 		passed  float64
 		circle  bool
 	}{

@@ -29,7 +29,7 @@ func TestSwitch(t *testing.T) { // K2, K9, R7
 		}{
 			{v.replace, meshConfig(true), true},
 			{v.replace, meshConfig(false), false},
-			{v.write, meshConfig(true), true}, // while replies may still come to what is going
+			{v.write, meshConfig(true), true}, // while replies to captured queries may still be in flight
 			{v.write, broken, true},
 			{v.write, meshConfig(false), false},
 		} {
@@ -37,7 +37,7 @@ func TestSwitch(t *testing.T) { // K2, K9, R7
 			step.write("mesh", step.text)
 			if step.text == broken {
 				wait.Until(t, "the log reports it", func() bool { return a.log.Count("the settings stay as they are") > 0 })
-				v.looks(2) // seconds; the switch is read twice in each
+				v.looks(2) // seconds; the switch is read twice per second
 			}
 			wait.Until(t, "the switch is followed", func() bool { return v.captured() == step.want })
 			t.Logf("captured is %v after %v", step.want, time.Since(began))
@@ -49,7 +49,7 @@ func TestSwitch(t *testing.T) { // K2, K9, R7
 		if n := a.log.Count("the settings stay as they are"); n != 1 {
 			t.Errorf("a broken file is logged %d times:\n%s", n, a.log)
 		}
-		unseen := a.log.Count("that an earlier agent left cannot be seen") // with nft this user cannot read legacy's
+		unseen := a.log.Count("that an earlier agent left cannot be seen") // without more capabilities, this user cannot read legacy
 		if n := a.log.Count("level=WARN") + a.log.Count("level=ERROR") - unseen; n != 1 || unseen > 1 {
 			t.Errorf("%d lines of the log are of warnings:\n%s", n, a.log)
 		}

@@ -117,7 +117,7 @@ func (v *vm) refused(server string) (took time.Duration, err error) {
 		var conn *dns.Conn
 		if conn, err = dns.Dial("udp", net.JoinHostPort(server, "53")); err == nil {
 			_, err = askOn(conn, "www.example.org")
-			_ = conn.Close() // nothing is awaited
+			_ = conn.Close() // no reply is awaited
 		}
 		took = time.Since(began)
 	})

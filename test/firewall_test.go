@@ -51,14 +51,14 @@ func TestFirewallReplacesRules(t *testing.T) {
 				v.Pipe(firewall(port), tool+"-restore", "-w", "5")
 			}
 		}
-		restore("8001") // it was started before the agent
+		restore("8001") // the firewall starts before the agent
 		a := v.capture()
 		rules := v.rules()
 		v.asked(named, meshIP)
 		for _, port := range []string{"8002", "8003"} {
 			repairs := v.metric("nametap_capture_repairs_total")
 			if v.backend == "nft" {
-				v.Exec("nft", "flush", "ruleset") // as nftables.service does first
+				v.Exec("nft", "flush", "ruleset") // nftables.service does this first
 			}
 			restore(port)
 			wait.Until(t, "the rules are repaired", func() bool {

@@ -67,7 +67,7 @@ func (l *load) ask(server string, n int, interval time.Duration) {
 			name = fmt.Sprintf("%d.%d.example.org", n, i) // in no cache
 		}
 		if conn != nil && n >= 3 {
-			_ = conn.Close() // nothing is awaited
+			_ = conn.Close() // no reply is awaited
 			conn = nil
 		}
 		began := time.Now()

@@ -97,7 +97,7 @@ func TestSupervisedHang(t *testing.T) { // K15
 	if a.log.Count("no DNS listener answers") != 1 {
 		t.Error("the log does not report it")
 	}
-	a.stopChild() // and one that hangs can be ended
+	a.stopChild() // a hung agent can be ended, too
 	a.end(terminate)
 	if code := a.ProcessState.ExitCode(); code != 128+int(syscall.SIGKILL) {
 		t.Errorf("exit code %d", code)
