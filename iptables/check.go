@@ -58,7 +58,7 @@ func (c *Capture) Check(ctx context.Context) []Finding {
 			continue
 		}
 		if err := s.reason[f]; err != nil {
-			findings = append(findings, Finding{What: "tools for " + f.String(), Needed: f == IPv4 || cfg.Family(f) == On || cfg.Family(f.other()) == Off,
+			findings = append(findings, Finding{What: "tools for " + f.String(), Needed: cfg.Needs(f),
 				Advice: "without them DNS over " + f.String() + " is not captured"}.after(err))
 			continue
 		}

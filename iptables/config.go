@@ -183,6 +183,12 @@ func (c Config) Family(f Family) Choice {
 	return c.IPv6
 }
 
+// Needs reports whether it is a failure if this machine lacks a family: IPv4, a family that is
+// On, or the only one that is not Off.
+func (c Config) Needs(f Family) bool {
+	return f == IPv4 || c.Family(f) == On || c.Family(f.other()) == Off
+}
+
 // Without returns the configuration without a family.
 func (c Config) Without(f Family) Config {
 	if f == IPv4 {

@@ -123,3 +123,46 @@ func TestConfigErrors(t *testing.T) {
 		}
 	}
 }
+
+// K4, K17: a missing IPv6 is a failure if it is required or the only family.
+func TestNeeds(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		v4, v6 iptables.Choice
+		want   bool
+	}{
+		{iptables.IfAvailable, iptables.IfAvailable, false},
+		{iptables.IfAvailable, iptables.On, true},
+		{iptables.Off, iptables.IfAvailable, true},
+	} {
+		cfg := iptables.DefaultConfig()
+		cfg.IPv4, cfg.IPv6 = test.v4, test.v6
+		if got := cfg.Needs(iptables.IPv6); got != test.want || !cfg.Needs(iptables.IPv4) {
+			t.Errorf("IPv4 %s, IPv6 %s: needs IPv6: %v, want %v", test.v4, test.v6, got, test.want)
+		}
+	}
+}
+
+// K6, K17: a listener serves the rules of its family on loopback and on all addresses, and those
+// for virtual interfaces on all addresses only.
+func TestServes(t *testing.T) {
+	t.Parallel()
+	cfg := iptables.DefaultConfig()
+	virtual := cfg
+	virtual.VirtualInterfaces = []string{"docker0"}
+	for address, want := range map[string]struct{ plain, virtual bool }{
+		"127.0.0.1:15053":   {true, false},
+		"[::1]:15053":       {true, false},
+		"0.0.0.0:15053":     {true, true},
+		"[::]:15053":        {true, true},
+		"127.0.0.2:15053":   {false, false},
+		"10.0.0.1:15053":    {false, false},
+		"127.0.0.1:15054":   {false, false},
+		"[fe80::1%3]:15053": {false, false},
+	} {
+		listener := netip.MustParseAddrPort(address)
+		if cfg.Serves(listener) != want.plain || virtual.Serves(listener) != want.virtual {
+			t.Errorf("%s: serves %v, with virtual interfaces %v, want %+v", address, cfg.Serves(listener), virtual.Serves(listener), want)
+		}
+	}
+}

@@ -260,11 +260,10 @@ func (c *captureCommand) check(status iptables.Status) error {
 	installed := false
 	for _, f := range status.Families {
 		installed = installed || f.State == iptables.InPlace
-		needed := f.Family == iptables.IPv4 || c.config.Config.IPv6 == iptables.On
 		switch {
 		case f.State == iptables.Drifted, f.OtherBackend:
 			return errors.New("the rules differ from these settings; `nametap capture print` shows what apply would do, and `nametap status` how they differ from the settings of the running agent")
-		case c.config.On && (f.State == iptables.Absent || f.State == iptables.Unavailable && needed):
+		case c.config.On && (f.State == iptables.Absent || f.State == iptables.Unavailable && c.config.Config.Needs(f.Family)):
 			return fmt.Errorf("DNS over %s is not captured", f.Family)
 		}
 	}
