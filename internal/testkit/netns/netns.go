@@ -1,5 +1,5 @@
-// Package netns makes network namespaces for tests: hosts of their own, with their
-// own addresses, firewall rules and connection tracking, which nothing outside sees.
+// Package netns makes network namespaces for tests. Each is like a host: it has its own
+// addresses, firewall rules and connection tracking, which nothing outside sees.
 //
 //	host := netns.New(t)
 //	host.Exec("ip", "address", "add", "192.0.2.1/32", "dev", "lo")
@@ -18,26 +18,24 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
-)
 
-// execTimeout is the time after which a command is killed. With a held xtables lock a
-// command waits forever.
-const execTimeout = 10 * time.Second
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
 
 // An NS is a network namespace. It is removed when its test has ended and the last socket
 // and process in it are closed. Its methods may fail the test, so only the goroutine of its
 // test or subtest may call them, except Run, which every goroutine may call.
 type NS struct {
 	tb   testing.TB
-	file *os.File // keeps it alive
+	file *os.File // keeps the namespace
 
-	pairs int // how many interfaces are the first end of a pair
+	pairs int // number of interfaces that are the first end of a pair
 }
 
-// New makes a namespace whose lo is up. It skips the test if that is not permitted.
+// New makes a namespace whose interface lo is up. It skips the test without the
+// permission to do so.
 func New(tb testing.TB) *NS {
 	tb.Helper()
 	runtime.LockOSThread()
@@ -65,19 +63,20 @@ func New(tb testing.TB) *NS {
 // current opens the network namespace of the calling thread.
 func current() (*os.File, error) { return os.Open("/proc/thread-self/ns/net") }
 
-// leave brings the locked thread back to home and unlocks it. If it cannot, it
-// leaves it locked, so that the thread ends with its goroutine.
+// leave moves the locked thread back to the namespace home and unlocks it. If that fails,
+// the thread stays locked, so that it ends with its goroutine.
 func leave(home *os.File) {
 	if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
 		runtime.UnlockOSThread()
 	}
 }
 
-// Run calls f in the namespace, on the calling goroutine, so on the test's own f may
-// fail the test. Run may be called within f.
-// Sockets stay in the namespace in which they were opened. Goroutines that f starts
-// are not in it: what opens sockets must do so in f itself, as net.Listen does, and
-// net.Dial with one address. A goroutine that is to be in it calls Run itself.
+// Run calls f in the namespace, on the calling goroutine. f may call Run, and it may fail
+// the test if it runs on the test's goroutine.
+//
+// A socket stays in the namespace in which it was opened. Goroutines that f starts are
+// outside of the namespace, so f itself must open the sockets, as net.Listen does, and
+// net.Dial with one address. A goroutine can call Run to enter the namespace.
 func (n *NS) Run(f func()) {
 	n.tb.Helper()
 	runtime.LockOSThread()
@@ -95,16 +94,17 @@ func (n *NS) Run(f func()) {
 	f()
 }
 
-// Start starts a command in the namespace; the caller waits for it.
+// Start starts a command in the namespace. The caller waits for its end.
 func (n *NS) Start(cmd *exec.Cmd) error {
 	n.tb.Helper()
 	var err error
-	n.Run(func() { err = cmd.Start() }) // a child is born where its parent's thread is
+	n.Run(func() { err = cmd.Start() }) // a child inherits the namespace of the thread
 	return err
 }
 
-// Exec runs a command in the namespace and returns its standard output. The test
-// fails if the command does.
+// Exec runs a command in the namespace and returns its standard output. The test fails if
+// the command fails, or runs longer than [wait.Limit]: with a held xtables lock it would
+// wait forever.
 func (n *NS) Exec(name string, args ...string) string {
 	n.tb.Helper()
 	return n.Pipe("", name, args...)
@@ -113,8 +113,8 @@ func (n *NS) Exec(name string, args ...string) string {
 // Pipe is like Exec with input as the command's standard input.
 func (n *NS) Pipe(input, name string, args ...string) string {
 	n.tb.Helper()
-	// The test's context has ended when clean-up functions run.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(n.tb.Context()), execTimeout)
+	// Cleanup functions run after the end of the test's context.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(n.tb.Context()), wait.Limit)
 	defer cancel()
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, name, args...)
@@ -129,7 +129,7 @@ func (n *NS) Pipe(input, name string, args ...string) string {
 	return stdout.String()
 }
 
-// Need skips the test unless these commands are installed.
+// Need skips the test unless all commands are installed.
 func Need(tb testing.TB, commands ...string) {
 	tb.Helper()
 	for _, c := range commands {
@@ -142,18 +142,18 @@ func Need(tb testing.TB, commands ...string) {
 // An End is one side of a veth pair.
 type End struct {
 	NS    *NS
-	Name  string   // the interface's
-	Addrs []string // its addresses, such as "192.0.2.1/24"
+	Name  string   // of the interface
+	Addrs []string // of the interface, such as "192.0.2.1/24"
 }
 
-// Connect joins two namespaces with a veth pair whose interfaces are up and whose
-// addresses can be used at once: no duplicates are looked for.
+// Connect joins two namespaces with a veth pair. The interfaces are up and their addresses
+// can be used at once, without duplicate address detection.
 func Connect(a, b End) {
 	a.NS.tb.Helper()
 	peer := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), b.NS.file.Fd())
-	// If both ends had one index, as the first ones of two namespaces have, the
-	// kernel would take them for no pair and notice only up to 1 s later
-	// that both are up (linkwatch_urgent_event).
+	// The ends get different indexes. If they had the same, as the first interfaces of two
+	// namespaces have, the kernel would not recognise the pair, and would notice up to 1 s
+	// late that both ends are up (linkwatch_urgent_event).
 	a.NS.pairs++
 	index := strconv.Itoa(1000 + a.NS.pairs)
 	a.NS.Exec("ip", "link", "add", a.Name, "index", index, "type", "veth", "peer", "name", b.Name, "netns", peer)
@@ -161,8 +161,9 @@ func Connect(a, b End) {
 		for _, addr := range end.Addrs {
 			args := []string{"address", "add", addr, "dev", end.Name}
 			if strings.Contains(addr, ":") {
-				// With the sysctl accept_dad, an address would be tentative all the same
-				// until the kernel's workqueue has looked at it, and not for binding.
+				// With duplicate address detection, an address would be tentative until a
+				// workqueue of the kernel has processed it, and no socket could be bound to
+				// it, also if the sysctl accept_dad turns detection off.
 				args = append(args, "nodad")
 			}
 			end.NS.Exec("ip", args...)
@@ -174,25 +175,19 @@ func Connect(a, b End) {
 	}
 }
 
-// awaitAddrs returns when the kernel delivers packets for all addresses of the end. A
-// workqueue of the kernel adds the route that does so for IPv6, also with nodad; until
-// then a packet from one socket of the host to another leaves through the interface and
-// is lost.
+// awaitAddrs waits until the kernel delivers packets for all addresses of the end. For
+// IPv6 this takes a local route, which a workqueue of the kernel adds later, also with
+// nodad. Before, packets between two sockets of the host leave through the interface and
+// are lost.
 func (e *End) awaitAddrs() {
 	e.NS.tb.Helper()
-	ticker := time.NewTicker(time.Millisecond)
-	defer ticker.Stop()
-	deadline := time.Now().Add(execTimeout)
 	for _, addr := range e.Addrs {
 		if !strings.Contains(addr, ":") {
 			continue
 		}
 		host, _, _ := strings.Cut(addr, "/")
-		for e.NS.Exec("ip", "-6", "route", "show", "table", "local", "type", "local", host) == "" {
-			if time.Now().After(deadline) {
-				e.NS.tb.Fatalf("%s: no route to its own address %s", e.Name, host)
-			}
-			<-ticker.C
-		}
+		wait.Until(e.NS.tb, e.Name+" has a local route for its address "+host, func() bool {
+			return e.NS.Exec("ip", "-6", "route", "show", "table", "local", "type", "local", host) != ""
+		})
 	}
 }

@@ -25,7 +25,7 @@ func TestConnect(t *testing.T) {
 	)
 	for addr, ns := range map[string]*netns.NS{"192.0.2.1": a, "2001:db8::1": a, "192.0.2.2": b, "2001:db8::2": b} {
 		if route := ns.Exec("ip", "route", "get", addr); !strings.HasPrefix(route, "local "+addr+" ") {
-			t.Errorf("a host would send what is for its own address %s out: %s", addr, route)
+			t.Errorf("packets for the host's own address %s would leave the host: %s", addr, route)
 		}
 	}
 	for _, addr := range []string{"192.0.2.2:53", "[2001:db8::2]:53"} {
@@ -36,7 +36,7 @@ func TestConnect(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer listener.Close()
-		// The connection that waits in the listener's queue has what was written.
+		// The listener's queue holds the connection with the text.
 		var client net.Conn
 		a.Run(func() { client, err = net.DialTimeout("tcp", addr, 5*time.Second) })
 		if err != nil {
@@ -57,12 +57,12 @@ func TestConnect(t *testing.T) {
 		server.Close()
 	}
 	if link, err := net.InterfaceByName("netnstest0"); err == nil {
-		t.Errorf("outside there is %+v", link)
+		t.Errorf("the interface is also outside: %+v", link)
 	}
 }
 
-// The thread is back where it was after Run, also when the test fails in it.
-func TestRunLeaves(t *testing.T) {
+// After Run, the thread is in its old namespace, also if the test fails in Run.
+func TestRunLeavesTheNamespace(t *testing.T) {
 	netns.Need(t, "ip", "cat")
 	home, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {
@@ -77,7 +77,7 @@ func TestRunLeaves(t *testing.T) {
 		})
 	})
 	if err != nil || inside == home {
-		t.Errorf("inside the namespace is %q, %v, and outside %q", inside, err, home)
+		t.Errorf("the namespace is %q, %v in Run, and %q outside", inside, err, home)
 	}
 	for range 100 {
 		done := make(chan string)
@@ -86,7 +86,7 @@ func TestRunLeaves(t *testing.T) {
 			done <- link
 		}()
 		if got := <-done; got != home {
-			t.Fatalf("a thread is left in %q, want %q", got, home)
+			t.Fatalf("a thread is still in %q, want %q", got, home)
 		}
 	}
 }
@@ -95,18 +95,18 @@ func TestExec(t *testing.T) {
 	netns.Need(t, "ip", "cat", "readlink")
 	ns := netns.New(t)
 	if got := ns.Exec("ip", "-o", "link", "show", "up"); !strings.HasPrefix(got, "1: lo:") || strings.Count(got, "\n") != 1 {
-		t.Errorf("links are %q, want lo alone, and up", got)
+		t.Errorf("interfaces that are up: %q, want only lo", got)
 	}
 	if got := ns.Pipe("input", "cat"); got != "input" {
 		t.Errorf("cat printed %q", got)
 	}
-	t.Cleanup(func() { ns.Exec("true") }) // still there
+	t.Cleanup(func() { ns.Exec("true") }) // the namespace still exists
 	outside, err := exec.CommandContext(t.Context(), "readlink", "/proc/self/ns/net").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if inside := ns.Exec("readlink", "/proc/self/ns/net"); inside == string(outside) {
-		t.Errorf("a command is in %s, as outside", inside)
+		t.Errorf("a command runs in %s, which is the outer namespace", inside)
 	}
 }
 
