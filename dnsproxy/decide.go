@@ -26,29 +26,28 @@ const (
 	actUnknown                 // local only, and not in the table: NXDOMAIN, or NODATA for an ancestor
 )
 
-// A decision is what becomes of a query, and why. It is good for as long as the
-// question.
+// A decision says what is done with a query, and why. It is valid as long as the question.
 type decision struct {
 	action action
 	match  table.Match
 	rcode  int   // of actReject
-	reason error // of actReject, and why a name that might be ours is forwarded
-	// zone is what negative answers name as their zone: the suffix that keeps the name
-	// which answers from nameservers, with the search domain behind it for actUnknown.
-	// The root if there is none: then the name is a zone of its own.
+	reason error // of actReject, and of actForward for a name that the table may have
+	// zone is the owner of the SOA record of negative answers: the local-only suffix of
+	// the name, followed by its search domain for actUnknown. It is the root if there is
+	// no such suffix; the name is then a zone of its own.
 	zone wire.Name
-	// local is the name without the search domain, and table where it is not, of
-	// actUnknown.
+	// For actUnknown: the name without the search domain, and the table that does not
+	// have it.
 	local wire.Name
 	table *table.Table
 }
 
-// The reasons of decisions, as clients and people read them.
+// The reasons of decisions, as Extended DNS Errors and `nametap query` show them.
 var (
 	errNotSynced    = errors.New("no table of mesh hosts has been received yet")
-	errBypass       = errors.New("names of this suffix are to bypass the table")
+	errBypass       = errors.New("names below this suffix bypass the table")
 	errOtherClass   = errors.New("nametap serves class IN")
-	errNotOne       = errors.New("want one question")
+	errNotOne       = errors.New("want exactly one question")
 	errQuestionName = errors.New("the name in the question is not a valid domain name")
 )
 
@@ -71,7 +70,7 @@ func (d *decision) source() string {
 	}
 }
 
-// failure is what a query is told that is neither answered nor forwarded.
+// failure returns the failure of a query that is neither answered nor forwarded.
 func (d *decision) failure() failure {
 	f := failure{rcode: d.rcode, code: dns.ExtendedErrorCodeOther, err: d.reason}
 	if d.rcode == dns.RcodeServerFailure {
@@ -80,13 +79,13 @@ func (d *decision) failure() failure {
 	return f
 }
 
-// forwards reports whether nameservers may be asked, be it only for the walk of the search
-// list of a local-only name.
+// forwards reports whether nameservers may be queried, if only for the search-list walk of a
+// local-only name.
 func (d *decision) forwards() bool {
 	return d.action == actForward || d.action == actExists || d.action == actUnknown
 }
 
-// fate returns what happens to a name of a walk that was decided on.
+// fate returns what a walk does with a name with this decision.
 func (d *decision) fate() forward.Fate {
 	switch d.action {
 	case actForward:
@@ -98,16 +97,28 @@ func (d *decision) fate() forward.Fate {
 	}
 }
 
-// exists reports whether a name that is never forwarded exists without records: as the
-// zone that the suffix is, or as an ancestor of names of the table.
+// exists reports whether a local-only name exists without records: as the suffix itself, or
+// as an ancestor of mesh names.
 func (d *decision) exists(name wire.Name) bool {
 	return d.action == actUnknown && (name == d.zone || d.table.HasBelow(d.local))
 }
 
-// decide says what becomes of a question; the package comment numbers its rules,
-// of which [handler.screen] applies those for the rest of the message. current is nil
-// before the first push.
-func (h *handler) decide(q wire.Question, current *table.Table, s *table.Scratch) decision {
+// rules decide what is done with a question. They are immutable, except for the search list,
+// which follows resolv.conf.
+type rules struct {
+	forwarder  *forward.Forwarder // has the search list
+	cluster    table.Cluster
+	beforeSync BeforeSync
+	autopath   Autopath
+	suffixes   table.Suffixes
+	// meantSpecial lists the suffixes in special-use zones that settings give another meaning.
+	meantSpecial []wire.Name
+}
+
+// decide decides on a question by the rules that the package comment numbers; [screen]
+// applies those for the rest of the message. current is nil before the first push. s must
+// be kept as long as the decision.
+func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) decision {
 	switch q.Class {
 	case dns.ClassINET:
 	case dns.ClassCHAOS:
@@ -115,23 +126,23 @@ func (h *handler) decide(q wire.Question, current *table.Table, s *table.Scratch
 	default:
 		return decision{action: actReject, rcode: dns.RcodeRefused, reason: errOtherClass}
 	}
-	if zone, special := h.special(q.Name); special {
+	if zone, special := r.special(q.Name); special {
 		d := decision{action: actSpecial, match: table.Match{Rule: table.RuleNone}, zone: zone, reason: wire.ErrSpecial}
 		return d.unlessTransfer(q)
 	}
-	local, zone, localOnly := h.suffixes.LocalSearched(q.Name, h.forwarder.Search())
-	if !localOnly && h.suffixes.Bypasses(q.Name) {
+	local, zone, localOnly := r.suffixes.LocalSearched(q.Name, r.forwarder.Search())
+	if !localOnly && r.suffixes.Bypasses(q.Name) {
 		return decision{action: actForward, match: table.Match{Rule: table.RuleNone}, reason: errBypass}
 	}
 	if current == nil {
-		return h.decideBeforeSync(q.Name, localOnly)
+		return r.decideBeforeSync(q.Name, localOnly)
 	}
-	m := current.Pointer(q.Name, &h.suffixes, s)
+	m := current.Pointer(q.Name, &r.suffixes, s)
 	if m.Rule == table.RulePTR {
 		return decision{action: actPointers, match: m, zone: zone}.unlessTransfer(q)
 	}
 	bypassed := m.Bypassed
-	m = current.Lookup(q.Name, h.search(), &h.suffixes, s)
+	m = current.Lookup(q.Name, r.search(), &r.suffixes, s)
 	switch {
 	case m.Rule == table.RuleNone && localOnly:
 		return decision{action: actUnknown, match: m, zone: zone, local: local, table: current}.unlessTransfer(q)
@@ -140,15 +151,15 @@ func (h *handler) decide(q wire.Question, current *table.Table, s *table.Scratch
 	case m.Rule == table.RuleNone:
 		return decision{action: actForward, match: m}
 	case m.Host.Kubernetes() || answersAlways(q.Type) || localOnly || isTransfer(q.Type):
-		zone, _ = h.suffixes.Local(m.Owner(q.Name))
+		zone, _ = r.suffixes.Local(m.Owner(q.Name))
 		return decision{action: actAddresses, match: m, zone: zone}.unlessTransfer(q)
 	default:
 		return decision{action: actExists, match: m}
 	}
 }
 
-// unlessTransfer returns d, or for a zone transfer that it is refused: what is answered
-// here has records and no zones.
+// unlessTransfer returns d, or a refusal for a zone transfer: nametap has records of names
+// that it answers itself, and no zones.
 func (d decision) unlessTransfer(q wire.Question) decision {
 	if isTransfer(q.Type) {
 		return decision{action: actReject, match: d.match, rcode: dns.RcodeRefused, reason: errTransfer}
@@ -156,25 +167,25 @@ func (d decision) unlessTransfer(q wire.Question) decision {
 	return d
 }
 
-// special returns the special-use zone of a name, unless settings give it a meaning.
-func (h *handler) special(name wire.Name) (zone wire.Name, found bool) {
+// special returns the special-use zone of a name, unless a setting gives it another meaning.
+func (r *rules) special(name wire.Name) (zone wire.Name, found bool) {
 	if zone, found = name.SpecialZone(); found {
-		_, meant := name.BelowAny(h.meantSpecial)
+		_, meant := name.BelowAny(r.meantSpecial)
 		return zone, !meant
 	}
 	return zone, false
 }
 
-// search returns the search list by which names are expanded (N5).
-func (h *handler) search() []wire.Name {
-	if h.autopath == AutopathOff {
+// search returns the search list with which mesh names are expanded (N5).
+func (r *rules) search() []wire.Name {
+	if r.autopath == AutopathOff {
 		return nil
 	}
-	return h.forwarder.Search()
+	return r.forwarder.Search()
 }
 
-// answersAlways reports whether the table answers a type for every own name.
-// Others of hosts that are no Services may well have records elsewhere.
+// answersAlways reports whether the table answers queries of a type for every mesh name.
+// Other types are forwarded for hosts other than Services, which may have such records.
 func answersAlways(qtype uint16) bool {
 	switch qtype {
 	case dns.TypeA, dns.TypeAAAA, dns.TypeANY, dns.TypeHTTPS, dns.TypeSVCB:
@@ -184,46 +195,28 @@ func answersAlways(qtype uint16) bool {
 }
 
 // decideBeforeSync is decide without a table.
-func (h *handler) decideBeforeSync(name wire.Name, localOnly bool) decision {
+func (r *rules) decideBeforeSync(name wire.Name, localOnly bool) decision {
 	switch {
-	case h.beforeSync == BeforeSyncServfail:
+	case r.beforeSync == BeforeSyncServfail:
 		return decision{action: actReject, rcode: dns.RcodeServerFailure, reason: errNotSynced}
-	case h.beforeSync == BeforeSyncHold || localOnly || name.Below(h.cluster.Domain):
+	case r.beforeSync == BeforeSyncHold || localOnly || name.Below(r.cluster.Domain):
 		return decision{action: actHold}
 	}
 	return decision{action: actForward, match: table.Match{Rule: table.RuleNone}, reason: errNotSynced}
 }
 
-// startsWalk reports whether the search list is walked for a query whose name is not in
-// the table; the comment of package forward has the rules.
-func (h *handler) startsWalk(q *wire.Query) bool {
-	if h.autopath != AutopathAll || q.DO || q.CD || q.Type != dns.TypeA && q.Type != dns.TypeAAAA {
+// startsWalk reports whether nametap walks the search list for a query whose name the table
+// does not have; the comment of package forward has the rules.
+func (r *rules) startsWalk(q *wire.Query) bool {
+	if r.autopath != AutopathAll || q.DO || q.CD || q.Type != dns.TypeA && q.Type != dns.TypeAAAA {
 		return false
 	}
-	return h.forwarder.StartsWalk(q.Name)
+	return r.forwarder.StartsWalk(q.Name)
 }
 
-// steps decides on each name of the walk for a query. The table is loaded after the key of
-// the walk was made: see [forward.Forwarder.Key]. The question's own name was decided on
-// before.
-func (h *handler) steps(t *task) []forward.Step {
-	names := h.forwarder.WalkNames(t.query.Name)
-	steps := make([]forward.Step, len(names))
-	current, scratch := h.table.Load(), new(table.Scratch)
-	for i, name := range names {
-		d := &t.decision
-		if i > 0 {
-			again := h.decide(wire.Question{Name: name, Type: t.query.Type, Class: t.query.Class}, current, scratch)
-			d = &again
-		}
-		steps[i] = forward.Step{Name: name, Fate: d.fate()}
-	}
-	return steps
-}
-
-// screen applies the rules that come before the question: those for opcodes, the
-// number of questions and EDNS. decided is false if the question is to be decided.
-func (h *handler) screen(req *dns.Msg) (d decision, decided bool) {
+// screen applies the rules before those for the question: opcode, number of questions, EDNS.
+// It reports false if none of them decides.
+func screen(req *dns.Msg) (d decision, decided bool) {
 	if req.Opcode != dns.OpcodeQuery {
 		return decision{action: actForward}, true
 	}
@@ -243,65 +236,4 @@ func (h *handler) screen(req *dns.Msg) (d decision, decided bool) {
 		return decision{action: actReject, rcode: dns.RcodeBadVers}, true
 	}
 	return decision{}, false
-}
-
-// rows names the rows of the behaviour reference by which a question was decided:
-// first those for its name, then the one for its type.
-func (d *decision) rows(q wire.Question) []string {
-	switch d.action {
-	case actHold:
-		return []string{"C6"}
-	case actPointers:
-		return []string{"N8"}
-	case actAddresses, actExists:
-		return append(nameRows(d.match), d.typeRow(q.Type))
-	case actUnknown:
-		return []string{"F12"}
-	case actForward, actReject:
-		switch {
-		case errors.Is(d.reason, errBypass):
-			return []string{"F12"}
-		case errors.Is(d.reason, errNotSynced):
-			return []string{"C6"}
-		case errors.Is(d.reason, errTransfer):
-			return append(nameRows(d.match), "A4")
-		case d.action == actForward:
-			return []string{"N9"}
-		}
-	case actSpecial:
-		return []string{"N7"}
-	case actChaos:
-	}
-	return []string{"A10"}
-}
-
-func (d *decision) typeRow(qtype uint16) string {
-	switch {
-	case qtype == dns.TypeANY:
-		return "A5"
-	case qtype == dns.TypeHTTPS || qtype == dns.TypeSVCB:
-		return "A3"
-	case !answersAlways(qtype):
-		return "A4"
-	case qtype == dns.TypeA && len(d.match.Host.V4) == 0, qtype == dns.TypeAAAA && len(d.match.Host.V6) == 0:
-		return "A2"
-	default:
-		return "A1"
-	}
-}
-
-// nameRows names the rows by which a name is the table's.
-func nameRows(m table.Match) []string {
-	switch m.Rule {
-	case table.RuleExact:
-		return []string{"N1"}
-	case table.RuleWildcard:
-		return []string{"N4"}
-	case table.RuleShortName:
-		return []string{"N2"}
-	case table.RuleAutopath:
-		return append([]string{"N5"}, nameRows(table.Match{Rule: m.Base})...)
-	case table.RulePTR, table.RuleNone:
-	}
-	return nil
 }

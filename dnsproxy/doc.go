@@ -1,57 +1,53 @@
-// Package dnsproxy answers DNS queries from a table of mesh hosts and forwards
-// the rest.
+// Package dnsproxy answers DNS queries for mesh names from a table, and forwards all others.
 //
 // # The order in which a query is answered
 //
-// decide.go is the one place that decides; the first rule that applies wins.
+// The first rule that applies wins; decide.go decides.
 //
-//  1. Not a query, or too short for a header: dropped and counted.
-//  2. An opcode other than QUERY: forwarded as it came.
+//  1. A response, or a packet too short for a header: dropped and counted.
+//  2. An opcode other than QUERY: forwarded unchanged.
 //  3. Not exactly one question: FORMERR. An EDNS version other than 0: BADVERS.
-//  4. Class CH: version.bind and id.server. Any other class but IN: REFUSED.
-//  5. A special-use name (special.go has the list): answered here. A setting that names
-//     a suffix within such a zone (--upstream onion=…, --bypass) takes it out.
-//  6. A name that is to bypass the table: forwarded. A host below such a suffix has no
-//     name by which the rules after this one find it: no short name, no autopath, no PTR.
+//  4. Class CH: version.bind and id.server. Every other class except IN: REFUSED.
+//  5. A special-use name (wire/special.go has the list): answered by nametap, unless a
+//     setting names a suffix in that zone (--upstream onion=…, --bypass).
+//  6. A bypassed name: forwarded. None of the rules below finds a host whose FQDN is
+//     bypassed: neither by a short name nor by a search domain nor by its address.
 //  7. No table yet: as [BeforeSync] says.
-//  8. PTR for an address of the table: the FQDNs of its hosts, sorted.
-//  9. An own name, found in this order, which never depends on the order in
-//     which a table arrives:
-//     a. a host's FQDN; if two hosts claim one name, the one of the registry
-//     Kubernetes, else the one whose key sorts first;
+//  8. The PTR name of a mesh host's address: the FQDNs of all hosts with it, sorted.
+//  9. A mesh name. The order does not depend on that of the entries of a push:
+//     a. a host's FQDN; of two hosts with the same one, that of the registry Kubernetes,
+//     then that with the smaller key;
 //     b. a wildcard, the longest suffix first;
-//     c. a short name: name.namespace, name.namespace.svc, name in the own
+//     c. a short name: name.namespace, name.namespace.svc, name in the agent's
 //     namespace, alternative names;
-//     d. autopath: one of a to c, followed by a domain of the search list, the
-//     first such domain in the order of the list. The CNAME leads to the host's FQDN
-//     if c found it, otherwise to the name without the search domain.
-//  10. A name below a suffix that is local only, also with a domain of the search list
-//     behind it: NODATA if the suffix is all of it or names of the table are below it
-//     (RFC 8020), otherwise NXDOMAIN.
-//  11. Everything else: forwarded, by the rules of package forward. With [AutopathAll]
-//     that may walk the search list.
+//     d. autopath: one of a to c, followed by a domain of the search list; the first such
+//     domain of the list. The target of the CNAME record is the host's FQDN if c found
+//     it, otherwise the name without the search domain.
+//  10. A local-only name, also if a search domain follows it: NODATA if it is the suffix
+//     itself or an ancestor of mesh names (RFC 8020), otherwise NXDOMAIN.
+//  11. Any other name: forwarded, by the rules of package forward. With [AutopathAll] this
+//     may walk the search list.
 //
-// What an own name answers depends on the type: addresses for A, AAAA and ANY;
-// NODATA with an SOA record where there is none of that family, and for HTTPS
-// and SVCB; any other type is NODATA for a Kubernetes host and forwarded for
-// others. Zone transfers of names that are answered here are REFUSED.
+// The answer for a mesh name depends on the type. A, AAAA and ANY: its addresses; NODATA with
+// an SOA record if it has none of that family. HTTPS and SVCB: NODATA. Any other type: NODATA
+// for a Kubernetes host, forwarded for other hosts. Zone transfers of names that nametap
+// answers itself are REFUSED.
 //
 // # Fast path and slow path
 //
-// A query is parsed, decided on and looked up in the cache once.
+// Each query is parsed, decided on and looked up in the cache once.
 //
-// The goroutine that reads a socket is the fast path ([handler.fast]): it answers mesh names,
-// special-use names, local-only names, and what the cache has, from wire form to wire form.
-// The kernel is asked for the original destination of a UDP query last: for what the cache
-// answers, and for what is passed on, never for mesh names.
+// The goroutine that reads a socket takes the fast path ([handler.fast]): it answers mesh
+// names, special-use names, local-only names and cache hits, from wire form to wire form. It
+// looks up the original destination of a UDP query last, since that is a request to the
+// kernel: for cache hits and for queries that it passes on, never for mesh names.
 //
-// A query that must wait, for nameservers or for the first table, and whatever is rare or
-// malformed, is passed to a worker goroutine with what was found out so far: that is the
-// slow path ([handler.slow]). A query that waited for the first table is decided on again.
+// A query that has to wait for nameservers or for the first table, or is rare or malformed, is
+// passed to a worker goroutine together with the results so far. The worker takes the slow
+// path ([handler.slow]). A query that has waited for the first table is decided on again.
 //
 // # Ownership
 //
-// A [Table] never changes once it is built. [Server.Load] builds one and makes
-// it effective with a single atomic store; a query loads it once, so it sees
-// one table from its first record to its last.
+// A [table.Table] is immutable. [Server.Load] builds the next one and puts it into use with one
+// atomic store. A query loads it once, so the whole answer comes from one table.
 package dnsproxy

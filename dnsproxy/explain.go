@@ -103,3 +103,64 @@ func whyName(rule table.Rule, m table.Match, key string) string {
 	}
 	return ""
 }
+
+// rows returns the rows of docs/behaviour.md by which a question was decided: first those for
+// its name, then the one for its type.
+func (d *decision) rows(q wire.Question) []string {
+	switch d.action {
+	case actHold:
+		return []string{"C6"}
+	case actPointers:
+		return []string{"N8"}
+	case actAddresses, actExists:
+		return append(nameRows(d.match), d.typeRow(q.Type))
+	case actUnknown:
+		return []string{"F12"}
+	case actForward, actReject:
+		switch {
+		case errors.Is(d.reason, errBypass):
+			return []string{"F12"}
+		case errors.Is(d.reason, errNotSynced):
+			return []string{"C6"}
+		case errors.Is(d.reason, errTransfer):
+			return append(nameRows(d.match), "A4")
+		case d.action == actForward:
+			return []string{"N9"}
+		}
+	case actSpecial:
+		return []string{"N7"}
+	case actChaos:
+	}
+	return []string{"A10"}
+}
+
+func (d *decision) typeRow(qtype uint16) string {
+	switch {
+	case qtype == dns.TypeANY:
+		return "A5"
+	case qtype == dns.TypeHTTPS || qtype == dns.TypeSVCB:
+		return "A3"
+	case !answersAlways(qtype):
+		return "A4"
+	case qtype == dns.TypeA && len(d.match.Host.V4) == 0, qtype == dns.TypeAAAA && len(d.match.Host.V6) == 0:
+		return "A2"
+	default:
+		return "A1"
+	}
+}
+
+// nameRows returns the rows by which the table has a name.
+func nameRows(m table.Match) []string {
+	switch m.Rule {
+	case table.RuleExact:
+		return []string{"N1"}
+	case table.RuleWildcard:
+		return []string{"N4"}
+	case table.RuleShortName:
+		return []string{"N2"}
+	case table.RuleAutopath:
+		return append([]string{"N5"}, nameRows(table.Match{Rule: m.Base})...)
+	case table.RulePTR, table.RuleNone:
+	}
+	return nil
+}

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/dnsproxy/sockets"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
@@ -15,48 +16,17 @@ import (
 // others. It is safe for concurrent use.
 type handler struct {
 	answerer
-	forwarder  *forward.Forwarder
-	metrics    *metrics
-	beforeSync BeforeSync
-	autopath   Autopath
-	suffixes   table.Suffixes
-	// meantSpecial are the suffixes within special-use zones that settings name.
-	meantSpecial []wire.Name
-	version      string
-	id           string
-	log          *slog.Logger
+	rules
+	metrics *metrics
+	version string
+	id      string
+	log     *slog.Logger
 
 	// origins finds the original destinations of captured queries; nil if they are ignored.
 	origins *origins
 
 	table  *atomic.Pointer[table.Table] // nil in it before the first push
 	synced chan struct{}                // closed when the first table is in use
-}
-
-// A transport is what a query came over.
-type transport uint8
-
-// The transports, as metrics number them.
-const (
-	overUDP transport = iota
-	overTCP
-	transports
-)
-
-// String names the transport as metrics do.
-func (t transport) String() string {
-	if t == overUDP {
-		return "udp"
-	}
-	return "tcp"
-}
-
-// how returns how nameservers are asked over the client's transport.
-func (t transport) how() upstream.How {
-	if t == overTCP {
-		return upstream.TCPOnly
-	}
-	return upstream.UDPOnly
 }
 
 // An arrival is how a query came.
@@ -105,12 +75,6 @@ func (t *task) keep(packet []byte, from *arrival) {
 	}
 }
 
-// An outcome is what metrics say of a response.
-type outcome struct {
-	rcode  int
-	source string
-}
-
 // elsewhere returns the original destination of a captured query if the query goes there.
 // It is not valid if the query was not captured or goes to the nameservers of resolv.conf.
 func (h *handler) elsewhere(t *task) (netip.AddrPort, error) {
@@ -133,4 +97,43 @@ func (h *handler) elsewhere(t *task) (netip.AddrPort, error) {
 func (h *handler) mayGoElsewhere(t *task) bool {
 	server, err := h.elsewhere(t)
 	return err != nil || server.IsValid()
+}
+
+// steps decides on each name of the walk for a query. The table is loaded after the key of
+// the walk was made: see [forward.Forwarder.Key]. The question's own name was decided on
+// before.
+func (h *handler) steps(t *task) []forward.Step {
+	names := h.forwarder.WalkNames(t.query.Name)
+	steps := make([]forward.Step, len(names))
+	current, scratch := h.table.Load(), new(table.Scratch)
+	for i, name := range names {
+		d := &t.decision
+		if i > 0 {
+			again := h.decide(wire.Question{Name: name, Type: t.query.Type, Class: t.query.Class}, current, scratch)
+			d = &again
+		}
+		steps[i] = forward.Step{Name: name, Fate: d.fate()}
+	}
+	return steps
+}
+
+// collisions returns the number of collisions in the current table.
+func (h *handler) collisions() float64 {
+	if table := h.table.Load(); table != nil {
+		return float64(len(table.Collisions()))
+	}
+	return 0
+}
+
+// newPacer returns the pacer of a listener's retries after transient errors.
+func newPacer(h *handler, listener Addr) *sockets.Pacer {
+	return &sockets.Pacer{Log: h.log, Listener: listener.String(), Count: h.metrics.listenerErrors.Inc}
+}
+
+// how returns how nameservers are asked over the client's transport.
+func (t transport) how() upstream.How {
+	if t == overTCP {
+		return upstream.TCPOnly
+	}
+	return upstream.UDPOnly
 }

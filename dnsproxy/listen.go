@@ -12,40 +12,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
-
-	"github.com/nametap/nametap/dnsproxy/sockets"
 )
-
-// An Addr is the address of a listener.
-type Addr struct {
-	Network string `json:"network"` // "udp" or "tcp"
-	Address string `json:"address"` // host:port
-}
-
-// String returns the network and the address, as logs show them.
-func (a Addr) String() string { return a.Network + " " + a.Address }
-
-// A listener serves one socket.
-type listener interface {
-	addr() Addr
-	// serve answers queries until stop is called, and returns after it has answered
-	// every query that it read. An error means that the socket no longer works.
-	serve() error
-	// stop ends serve. It must be called at most once, before or during serve.
-	stop()
-	// close closes a socket on which serve was not called.
-	close()
-}
-
-// pacer returns the pacer of a listener's retries after transient errors.
-func (h *handler) pacer(listener Addr) *sockets.Pacer {
-	return &sockets.Pacer{Log: h.log, Listener: listener.String(), Count: h.metrics.listenerErrors.Inc}
-}
 
 // portAttempts is how many ports chosen by the kernel are tried until one is free for both
 // UDP and TCP.
@@ -57,45 +30,121 @@ type missingListener struct {
 	err                 error
 }
 
-// listen opens UDP and TCP sockets on every address of [Config.Addr], all on one port. It
-// logs and returns those that it could not open, and fails if it could open none.
-func (s *Server) listen(ctx context.Context) ([]listener, []missingListener, error) {
-	hosts, port, err := splitAddr(s.config.Addr)
+// listeners opens the sockets of a Server and serves them.
+type listeners struct {
+	config  *Config
+	handler *handler
+	clients *tcpClients // of all TCP listeners; nil before open
+	missing []missingListener
+
+	mu      sync.Mutex
+	opened  []listener // IPv4 before IPv6, UDP before TCP
+	stopped bool       // run has ended all listeners
+}
+
+// open opens UDP and TCP sockets on every address of [Config.Addr], all on one port. It logs
+// those that it could not open, and fails if it could open none.
+func (ls *listeners) open(ctx context.Context) error {
+	hosts, port, err := splitAddr(ls.config.Addr)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	if len(s.config.Sockets) > 0 {
-		return s.adoptAndOpen(ctx, hosts, port)
+	ls.clients = newTCPClients(ls.config.MaxTCPConns, ls.config.Logger)
+	if len(ls.config.Sockets) > 0 {
+		ls.opened, ls.missing, err = ls.adoptAndOpen(ctx, hosts, port)
+	} else {
+		ls.opened, ls.missing, err = ls.openOnOnePort(ctx, hosts, port)
 	}
-	listeners, missing, err := s.openAll(ctx, hosts, port)
+	if err != nil {
+		ls.close()
+		return err
+	}
+	ls.changed()
+	return nil
+}
+
+// close releases what open has taken. No listener may be served any more.
+func (ls *listeners) close() { ls.clients.close() }
+
+// openOnOnePort opens all sockets. For an empty port the kernel chooses one that is free for
+// every address, UDP and TCP.
+func (ls *listeners) openOnOnePort(ctx context.Context, hosts []string, port string) ([]listener, []missingListener, error) {
+	opened, missing, err := ls.openAll(ctx, hosts, port)
 	for range portAttempts {
 		if port != "" || !errors.Is(err, syscall.EADDRINUSE) {
 			break
 		}
-		for _, l := range listeners {
+		for _, l := range opened {
 			l.close()
 		}
-		listeners, missing, err = s.openAll(ctx, hosts, port)
+		opened, missing, err = ls.openAll(ctx, hosts, port)
 	}
-	if len(listeners) == 0 {
-		return nil, nil, fmt.Errorf("opening a DNS listener on %s: %w", s.config.Addr, err)
+	if len(opened) == 0 {
+		return nil, nil, fmt.Errorf("opening a DNS listener on %s: %w", ls.config.Addr, err)
 	}
-	s.logMissing(missing)
-	return listeners, missing, nil
+	ls.logMissing(missing)
+	return opened, missing, nil
+}
+
+// run serves the listeners in group, and opens the missing ones, until ctx ends. Every
+// listener then ends after it has answered the queries that it has read.
+func (ls *listeners) run(ctx context.Context, group *errgroup.Group) {
+	for _, l := range ls.opened {
+		group.Go(l.serve)
+	}
+	group.Go(func() error {
+		ls.openMissing(ctx, group)
+		return nil
+	})
+	group.Go(func() error {
+		<-ctx.Done()
+		ls.mu.Lock()
+		defer ls.mu.Unlock()
+		ls.stopped = true
+		for _, l := range ls.opened {
+			l.stop()
+		}
+		return nil
+	})
+}
+
+// addrs returns the addresses of the open listeners.
+func (ls *listeners) addrs() []Addr {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	addrs := make([]Addr, len(ls.opened))
+	for i, l := range ls.opened {
+		addrs[i] = l.addr()
+	}
+	return addrs
+}
+
+// changed counts the listeners, and tells the forwarder their addresses: a nameserver with
+// such an address is this agent.
+func (ls *listeners) changed() {
+	var own []netip.AddrPort
+	all := ls.addrs()
+	for _, a := range all {
+		if addr, err := netip.ParseAddrPort(a.Address); err == nil { // always, for a listener
+			own = append(own, addr)
+		}
+	}
+	ls.handler.metrics.listeners.Set(float64(len(all)))
+	ls.handler.forwarder.SetListeners(own)
 }
 
 // logMissing logs the listeners that could not be opened.
-func (s *Server) logMissing(missing []missingListener) {
+func (ls *listeners) logMissing(missing []missingListener) {
 	for _, m := range missing {
-		s.log.Warn("degraded: a DNS listener cannot be opened; retrying", "error", m.err)
+		ls.config.Logger.Warn("degraded: a DNS listener cannot be opened; retrying", "error", m.err)
 	}
 }
 
 // adoptAndOpen adopts [Config.Sockets] and, with [Config.OpenOthers], opens the other
 // listeners: a port that was taken when the sockets were opened may be free now.
-func (s *Server) adoptAndOpen(ctx context.Context, hosts []string, port string) ([]listener, []missingListener, error) {
-	listeners, err := s.adopt(port)
-	if err != nil || !s.config.OpenOthers {
+func (ls *listeners) adoptAndOpen(ctx context.Context, hosts []string, port string) ([]listener, []missingListener, error) {
+	listeners, err := ls.adopt(port)
+	if err != nil || !ls.config.OpenOthers {
 		return listeners, nil, err
 	}
 	var missing []missingListener
@@ -105,7 +154,7 @@ func (s *Server) adoptAndOpen(ctx context.Context, hosts []string, port string) 
 			if slices.ContainsFunc(listeners, func(l listener) bool { return l.addr() == wanted }) {
 				continue
 			}
-			l, err := s.open(ctx, network, host, port)
+			l, err := ls.openOne(ctx, network, host, port)
 			if err != nil {
 				missing = append(missing, missingListener{network: network, host: host, port: port, err: err})
 				continue
@@ -113,7 +162,7 @@ func (s *Server) adoptAndOpen(ctx context.Context, hosts []string, port string) 
 			listeners = append(listeners, l)
 		}
 	}
-	s.logMissing(missing)
+	ls.logMissing(missing)
 	return listeners, missing, nil
 }
 
@@ -122,51 +171,39 @@ const reopenInterval = time.Second
 
 // openMissing retries to open the missing listeners, such as those of a family that the host
 // gets later, until all are open or ctx ends.
-func (s *Server) openMissing(ctx context.Context, group *errgroup.Group, missing []missingListener) {
+func (ls *listeners) openMissing(ctx context.Context, group *errgroup.Group) {
 	ticker := time.NewTicker(reopenInterval)
 	defer ticker.Stop()
-	for len(missing) > 0 {
+	for len(ls.missing) > 0 {
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
 			return
 		}
-		missing = slices.DeleteFunc(missing, func(m missingListener) bool {
-			l, err := s.open(ctx, m.network, m.host, m.port)
+		ls.missing = slices.DeleteFunc(ls.missing, func(m missingListener) bool {
+			l, err := ls.openOne(ctx, m.network, m.host, m.port)
 			if err == nil {
-				s.addListener(group, l)
+				ls.add(group, l)
 			}
 			return err == nil
 		})
 	}
 }
 
-// addListener starts serving a listener in group, or closes it if the server has stopped.
-func (s *Server) addListener(group *errgroup.Group, l listener) {
-	s.mu.Lock()
-	if s.stopped {
-		s.mu.Unlock()
+// add starts serving a listener in group, or closes it if run has ended the others.
+func (ls *listeners) add(group *errgroup.Group, l listener) {
+	ls.mu.Lock()
+	if ls.stopped {
+		ls.mu.Unlock()
 		l.close()
 		return
 	}
-	s.listeners = append(s.listeners, l)
-	slices.SortStableFunc(s.listeners, func(a, b listener) int { return cmp.Compare(order(a.addr()), order(b.addr())) })
+	ls.opened = append(ls.opened, l)
+	slices.SortStableFunc(ls.opened, func(a, b listener) int { return cmp.Compare(order(a.addr()), order(b.addr())) })
 	group.Go(l.serve)
-	s.mu.Unlock()
-	s.log.Info("a missing DNS listener is open now", "listener", l.addr())
-	s.listenersChanged()
-}
-
-// order is the sort key of listeners: IPv4 before IPv6, UDP before TCP.
-func order(a Addr) int {
-	place := 0
-	if addr, err := netip.ParseAddrPort(a.Address); err == nil && !addr.Addr().Is4() {
-		place = 2
-	}
-	if a.Network == "tcp" {
-		place++
-	}
-	return place
+	ls.mu.Unlock()
+	ls.config.Logger.Info("a missing DNS listener is open now", "listener", l.addr())
+	ls.changed()
 }
 
 // splitAddr returns the IP addresses and the port of a [Config.Addr]. The port is empty if
@@ -194,10 +231,10 @@ func splitAddr(addr string) (hosts []string, port string, err error) {
 
 // openAll opens UDP and TCP sockets on every host. It returns the listeners, those it could
 // not open, and the joined errors of the latter.
-func (s *Server) openAll(ctx context.Context, hosts []string, port string) (listeners []listener, missing []missingListener, err error) {
+func (ls *listeners) openAll(ctx context.Context, hosts []string, port string) (listeners []listener, missing []missingListener, err error) {
 	for _, host := range hosts {
 		for _, network := range []string{"udp", "tcp"} {
-			l, openErr := s.open(ctx, network, host, port)
+			l, openErr := ls.openOne(ctx, network, host, port)
 			if openErr != nil {
 				missing = append(missing, missingListener{network: network, host: host, err: openErr})
 				err = errors.Join(err, openErr)
@@ -215,15 +252,15 @@ func (s *Server) openAll(ctx context.Context, hosts []string, port string) (list
 	return listeners, missing, err
 }
 
-// open opens one socket; for an empty port the kernel chooses one.
-func (s *Server) open(ctx context.Context, network, host, port string) (listener, error) {
+// openOne opens one socket; for an empty port the kernel chooses one.
+func (ls *listeners) openOne(ctx context.Context, network, host, port string) (listener, error) {
 	if port == "" {
 		port = "0"
 	}
 	family := familyOf(host)
 	address := net.JoinHostPort(host, port)
 	if network == "udp" {
-		return listenUDP(ctx, &s.handler, network+family, address)
+		return listenUDP(ctx, ls.handler, network+family, address)
 	}
 	// No keepalive: idle connections are closed long before the first probe.
 	config := net.ListenConfig{KeepAlive: -1}
@@ -231,17 +268,17 @@ func (s *Server) open(ctx context.Context, network, host, port string) (listener
 	if err != nil {
 		return nil, err
 	}
-	return s.tcpListener(opened)
+	return ls.tcpListener(opened)
 }
 
 // tcpListener returns the listener of an open socket. It closes the socket on an error.
-func (s *Server) tcpListener(opened net.Listener) (listener, error) {
+func (ls *listeners) tcpListener(opened net.Listener) (listener, error) {
 	tcp, ok := opened.(*net.TCPListener)
 	if !ok {
 		_ = opened.Close() // no client has connected
 		return nil, fmt.Errorf("listening on %s %s: %T is not a TCP socket", opened.Addr().Network(), opened.Addr(), opened)
 	}
-	return newTCPListener(&s.handler, tcp, s.clients), nil
+	return newTCPListener(ls.handler, tcp, ls.clients), nil
 }
 
 // OpenSockets opens UDP and TCP sockets on every address of addr, a [Config.Addr], for
@@ -322,7 +359,7 @@ func familyOf(host string) string {
 
 // adopt returns the listeners of [Config.Sockets], all of which must be on the port of
 // [Config.Addr].
-func (s *Server) adopt(port string) (listeners []listener, err error) {
+func (ls *listeners) adopt(port string) (listeners []listener, err error) {
 	defer func() {
 		if err != nil {
 			for _, l := range listeners {
@@ -330,28 +367,28 @@ func (s *Server) adopt(port string) (listeners []listener, err error) {
 			}
 		}
 	}()
-	for _, file := range s.config.Sockets {
-		l, err := s.adoptOne(file)
+	for _, file := range ls.config.Sockets {
+		l, err := ls.adoptOne(file)
 		if err != nil {
 			return listeners, fmt.Errorf("inherited DNS socket %s: want a UDP or a listening TCP socket: %w", file.Name(), err)
 		}
 		listeners = append(listeners, l)
 		if _, have, _ := net.SplitHostPort(l.addr().Address); port != "" && have != port {
-			return listeners, fmt.Errorf("inherited DNS socket %s is on %s: want the port of %s", file.Name(), l.addr(), s.config.Addr)
+			return listeners, fmt.Errorf("inherited DNS socket %s is on %s: want the port of %s", file.Name(), l.addr(), ls.config.Addr)
 		}
 	}
 	return listeners, nil
 }
 
 // adoptOne returns the listener of one socket, and closes the file.
-func (s *Server) adoptOne(file *os.File) (listener, error) {
+func (ls *listeners) adoptOne(file *os.File) (listener, error) {
 	defer func() { _ = file.Close() }() // it is duplicated
 	if conn, err := net.FilePacketConn(file); err == nil {
-		return adoptUDP(&s.handler, conn)
+		return adoptUDP(ls.handler, conn)
 	}
 	opened, err := net.FileListener(file)
 	if err != nil {
 		return nil, err
 	}
-	return s.tcpListener(opened)
+	return ls.tcpListener(opened)
 }

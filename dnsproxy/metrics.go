@@ -23,6 +23,12 @@ type metrics struct {
 	listenerErrors prometheus.Counter
 }
 
+// An outcome is what metrics say of a response.
+type outcome struct {
+	rcode  int
+	source string
+}
+
 // newMetrics makes the metrics.
 func newMetrics() *metrics {
 	m := &metrics{
@@ -56,33 +62,25 @@ func newMetrics() *metrics {
 	return m
 }
 
-// register registers the handler's metrics, unless registry is nil.
-func (h *handler) register(registry prometheus.Registerer) error {
+// register registers the metrics, unless registry is nil. collisions returns the number of
+// collisions in the current table.
+func (m *metrics) register(registry prometheus.Registerer, collisions func() float64) error {
 	if registry == nil {
 		return nil
 	}
-	m := h.metrics
 	for _, c := range []prometheus.Collector{
 		m.requests, m.queries, m.originErrors, m.dropped,
 		m.hosts, m.skipped, m.buildDuration, m.listeners, m.listenerErrors,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "nametap_table_collisions",
 			Help: "Names that two entries of the table claim.",
-		}, h.collisions),
+		}, collisions),
 	} {
 		if err := registry.Register(c); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// collisions returns the number of collisions in the current table.
-func (h *handler) collisions() float64 {
-	if table := h.table.Load(); table != nil {
-		return float64(len(table.Collisions()))
-	}
-	return 0
 }
 
 func counter(name, help string) prometheus.Counter {

@@ -5,9 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
-	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,22 +16,19 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A Server answers DNS queries on its listeners. Make one with [New], give it
-// tables with [Server.Load] and start it with [Server.Run].
+// A Server answers DNS queries. Make one with [New], give it tables with [Server.Load] and
+// start it with [Server.Run]. Its other methods are safe for concurrent use.
 type Server struct {
 	handler handler
 	config  Config
-	clients *tcpClients // of all TCP listeners
 	log     *slog.Logger
-	ready   chan struct{} // closed when the listeners are open
 
-	mu        sync.Mutex
-	listeners []listener // empty before Ready
-	stopped   bool       // no listener is added any more
+	listeners listeners
+	ready     chan struct{} // closed when the listeners are open
 }
 
-// New checks cfg and reads its resolv.conf. A file that cannot be read is logged
-// and no error: own names can be answered without nameservers.
+// New checks cfg and reads its resolv.conf. It logs a file that cannot be read and returns no
+// error for it: mesh names can be answered without nameservers.
 func New(cfg Config) (*Server, error) {
 	cfg.setDefaults()
 	if err := cfg.validate(); err != nil {
@@ -62,51 +56,47 @@ func New(cfg Config) (*Server, error) {
 	s := &Server{
 		handler: handler{
 			answerer: answerer{
-				ttl:         uint32(cfg.TTL / time.Second), //nolint:gosec // validate bounds it
-				ednsUDPSize: uint16(cfg.EDNSUDPSize),       //nolint:gosec // validate bounds it
-				cluster:     cluster,
+				ttl:         uint32(cfg.TTL / time.Second),                           //nolint:gosec // validate bounds it
+				ednsUDPSize: uint16(cfg.EDNSUDPSize),                                 //nolint:gosec // validate bounds it
 				soaData:     newSOAData(cluster.Domain, uint32(cfg.TTL/time.Second)), //nolint:gosec // validate bounds it
 			},
-			forwarder:  forwarder,
-			table:      new(atomic.Pointer[table.Table]),
-			beforeSync: cfg.BeforeSync,
-			autopath:   cfg.Autopath,
-			suffixes:   table.Suffixes{Bypass: bypass, LocalOnly: localOnly},
-
-			meantSpecial: meantSpecial(append(forwarder.Suffixes(), bypass...)),
-
+			rules: rules{
+				forwarder:    forwarder,
+				cluster:      cluster,
+				beforeSync:   cfg.BeforeSync,
+				autopath:     cfg.Autopath,
+				suffixes:     table.Suffixes{Bypass: bypass, LocalOnly: localOnly},
+				meantSpecial: meantSpecial(append(forwarder.Suffixes(), bypass...)),
+			},
+			metrics: newMetrics(),
 			version: cfg.Version,
 			id:      cfg.ID,
 			log:     cfg.Logger,
-
-			synced: make(chan struct{}),
+			table:   new(atomic.Pointer[table.Table]),
+			synced:  make(chan struct{}),
 		},
 		config: cfg,
 		log:    cfg.Logger,
 		ready:  make(chan struct{}),
 	}
-	s.handler.metrics = newMetrics()
+	s.listeners = listeners{config: &s.config, handler: &s.handler}
 	if cfg.OriginalDestination {
 		s.handler.origins = newOrigins(s.log, s.handler.metrics.originErrors)
 	}
-	if err := s.handler.register(cfg.Registerer); err != nil {
+	if err := s.handler.metrics.register(cfg.Registerer, s.handler.collisions); err != nil {
 		return nil, fmt.Errorf("registering metrics: %w", err)
 	}
 	return s, nil
 }
 
-// Run opens the listeners and answers queries until ctx ends, then finishes the
-// queries it has. It returns after its goroutines have: nil at the end of ctx,
-// an error if no listener could be opened or one died.
+// Run opens the listeners, answers queries until ctx ends, and finishes the queries that it
+// has. It returns after all its goroutines: nil after the end of ctx, an error if it could
+// open no listener or if a listener died.
 func (s *Server) Run(ctx context.Context) error {
-	s.clients = newTCPClients(s.config.MaxTCPConns, s.log)
-	defer s.clients.close()
-	listeners, missing, err := s.listen(ctx)
-	if err != nil {
+	if err := s.listeners.open(ctx); err != nil {
 		return err
 	}
-	s.listeners = listeners
-	s.listenersChanged()
+	defer s.listeners.close()
 	reopen := s.openOrigins()
 	defer s.closeOrigins()
 
@@ -118,62 +108,25 @@ func (s *Server) Run(ctx context.Context) error {
 
 	close(s.ready) // the kernel keeps what arrives before the sockets are read
 	group, ctx := errgroup.WithContext(ctx)
-	for _, l := range listeners {
-		group.Go(l.serve)
-	}
-	group.Go(func() error {
-		s.openMissing(ctx, group, missing)
-		return nil
-	})
+	s.listeners.run(ctx, group)
 	if reopen {
 		group.Go(func() error {
 			s.handler.origins.keepOpening(ctx)
 			return nil
 		})
 	}
-	group.Go(func() error {
-		<-ctx.Done()
-		s.stopListeners()
-		return nil
-	})
-	err = group.Wait()
+	err := group.Wait()
 	endForwarding()
 	return errors.Join(err, forwarder.Wait())
 }
 
-// stopListeners ends all listeners once they have answered what they have read.
-func (s *Server) stopListeners() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.stopped = true
-	for _, l := range s.listeners {
-		l.stop()
-	}
-}
-
-// listenersChanged counts the listeners, and tells the forwarder on which addresses they
-// are open: a nameserver with such an address is this agent.
-func (s *Server) listenersChanged() {
-	s.mu.Lock()
-	open := slices.Clone(s.listeners)
-	s.mu.Unlock()
-	s.handler.metrics.listeners.Set(float64(len(open)))
-	addrs := make([]netip.AddrPort, 0, len(open))
-	for _, l := range open {
-		if addr, err := netip.ParseAddrPort(l.addr().Address); err == nil { // always, for a listener
-			addrs = append(addrs, addr)
-		}
-	}
-	s.handler.forwarder.SetListeners(addrs)
-}
-
-// openOrigins asks the kernel to be told where captured UDP queries were on their way to.
-// It reports whether that is to be tried again.
+// openOrigins opens the lookup of captured queries' original destinations. It reports
+// whether a later attempt may succeed.
 func (s *Server) openOrigins() (again bool) {
 	return s.handler.origins != nil && !s.handler.origins.tryOpen()
 }
 
-// closeOrigins ends what openOrigins began.
+// closeOrigins closes what openOrigins has opened.
 func (s *Server) closeOrigins() {
 	if s.handler.origins != nil {
 		s.handler.origins.close()
@@ -186,21 +139,15 @@ func (s *Server) Ready() <-chan struct{} { return s.ready }
 // Synced is closed once the first table is in use.
 func (s *Server) Synced() <-chan struct{} { return s.handler.synced }
 
-// Addrs returns the address of every listener that is open now, IPv4 before IPv6 and UDP before
-// TCP; it is empty before Ready.
+// Addrs returns the addresses of the open listeners, IPv4 before IPv6 and UDP before TCP. It
+// returns none before Ready.
 func (s *Server) Addrs() []Addr {
 	select {
 	case <-s.ready:
 	default:
 		return nil
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	addrs := make([]Addr, 0, len(s.listeners))
-	for _, l := range s.listeners {
-		addrs = append(addrs, l.addr())
-	}
-	return addrs
+	return s.listeners.addrs()
 }
 
 // Upstreams returns the nameservers that queries are forwarded to, except those of routes.
@@ -219,10 +166,9 @@ func (s *Server) FlushCache(selection forward.CacheSelection) (int, error) {
 	return s.handler.forwarder.FlushCache(selection)
 }
 
-// Load builds a table from the NameTables of one push, in wire form, and makes
-// it effective: every query that starts after Load has returned is answered from
-// it. On an error the table before stays. Load must not be called concurrently;
-// it does not keep resources.
+// Load builds the table of a push, NameTables in wire form, and puts it into use: every query
+// that arrives after Load has returned is answered from it. On an error the current table
+// stays in use. Load must not be called concurrently. It does not keep resources.
 func (s *Server) Load(resources [][]byte) error {
 	start := time.Now()
 	previous := s.handler.table.Load()
@@ -246,7 +192,7 @@ func (s *Server) Load(resources [][]byte) error {
 	return nil
 }
 
-// maxLoggedSkips bounds what one push can write to the log.
+// maxLoggedSkips bounds the log lines of one push.
 const maxLoggedSkips = 20
 
 func (s *Server) logSkipped(skipped []table.Skipped) {
@@ -258,5 +204,5 @@ func (s *Server) logSkipped(skipped []table.Skipped) {
 	}
 }
 
-// Table returns the table in use, nil before the first.
+// Table returns the current table, nil before the first one.
 func (s *Server) Table() *table.Table { return s.handler.table.Load() }

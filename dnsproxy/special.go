@@ -65,3 +65,11 @@ func (w *writer) localhost() {
 	}
 	w.end(wire.AA, dns.RcodeSuccess, nil)
 }
+
+// respondSpecial appends the response for a name in a special-use zone, of at most limit
+// bytes, to dst.
+func (a *answerer) respondSpecial(dst []byte, q *wire.Query, zone wire.Name, limit int) []byte {
+	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit}
+	w.special(zone)
+	return w.buf
+}

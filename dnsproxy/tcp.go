@@ -69,7 +69,7 @@ func newTCPListener(h *handler, listener *net.TCPListener, clients *tcpClients) 
 		listener: listener,
 		clients:  clients,
 		stopped:  make(chan struct{}),
-		errors:   h.pacer(address),
+		errors:   newPacer(h, address),
 	}
 }
 

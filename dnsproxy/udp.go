@@ -109,7 +109,7 @@ func newUDPListener(h *handler, opened net.PacketConn) (*udpListener, error) {
 		wildcard: bound.Addr().IsUnspecified(),
 		stopped:  make(chan struct{}),
 		passed:   make(chan udpTask),
-		errors:   h.pacer(Addr{Network: "udp", Address: local}),
+		errors:   newPacer(h, Addr{Network: "udp", Address: local}),
 	}
 	l.second = l.newReader()
 	return l, nil

@@ -2,6 +2,7 @@ package dnsproxy
 
 import (
 	"net/netip"
+	"strings"
 
 	"github.com/miekg/dns"
 
@@ -39,7 +40,7 @@ func bareFailure(packet []byte, rcode byte) []byte {
 // answerUnusual returns the response to a message, and its source.
 func (h *handler) answerUnusual(req *dns.Msg, t *task) (response []byte, source string) {
 	own := func(resp *dns.Msg) ([]byte, string) { return h.pack(resp, req, t.from.over), sourceSelf }
-	d, decided := h.screen(req)
+	d, decided := screen(req)
 	switch {
 	case decided && d.action == actForward:
 		return h.passOn(req, t)
@@ -122,4 +123,48 @@ func makeUsual(q *wire.Query, req *dns.Msg) error {
 		return errQuestionName
 	}
 	return nil
+}
+
+// reply returns a response to req without records, except an OPT record if req has one
+// (RFC 6891, section 6.1.1).
+func (a *answerer) reply(req *dns.Msg, rcode int) *dns.Msg {
+	resp := new(dns.Msg).SetRcode(req, rcode)
+	resp.RecursionAvailable = true
+	resp.CheckingDisabled = req.CheckingDisabled
+	resp.Compress = true
+	if opt := req.IsEdns0(); opt != nil {
+		resp.SetEdns0(a.ednsUDPSize, opt.Do())
+	}
+	return resp
+}
+
+// failure returns a response without records. For clients with EDNS it has an Extended DNS
+// Error that says why.
+func (a *answerer) failure(req *dns.Msg, why failure) *dns.Msg {
+	resp := a.reply(req, why.rcode)
+	if opt := resp.IsEdns0(); opt != nil && why.err != nil {
+		opt.Option = append(opt.Option, &dns.EDNS0_EDE{InfoCode: why.code, ExtraText: why.text()})
+	}
+	return resp
+}
+
+// chaos answers queries of class CH for the server's version and identity (RFC 4892), and
+// refuses all others.
+func (a *answerer) chaos(req *dns.Msg, version, id string) *dns.Msg {
+	q := req.Question[0]
+	text := ""
+	switch strings.ToLower(q.Name) {
+	case "version.bind.", "version.server.":
+		text = version
+	case "id.server.", "hostname.bind.":
+		text = id
+	}
+	if text == "" || q.Qtype != dns.TypeTXT && q.Qtype != dns.TypeANY {
+		return a.failure(req, failure{dns.RcodeRefused, dns.ExtendedErrorCodeNotSupported, errOtherClass})
+	}
+	resp := a.reply(req, dns.RcodeSuccess)
+	resp.Authoritative = true
+	hdr := dns.RR_Header{Name: q.Name, Rrtype: dns.TypeTXT, Class: dns.ClassCHAOS}
+	resp.Answer = []dns.RR{&dns.TXT{Hdr: hdr, Txt: []string{text}}}
+	return resp
 }

@@ -10,6 +10,45 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
+// An answerer makes the responses that do not come from a nameserver. It is immutable.
+type answerer struct {
+	ttl         uint32 // of every record, in seconds
+	ednsUDPSize uint16 // length of the longest UDP response, in bytes
+	soaData     []byte // data of the SOA record of negative answers, in wire form
+}
+
+// A failure says why a response has no records.
+type failure struct {
+	rcode int
+	code  uint16 // of the Extended DNS Error (RFC 8914)
+	err   error  // its text; nil for none
+}
+
+// maxReason bounds the text of an Extended DNS Error in bytes, so that a response with the
+// longest question fits in 512 bytes.
+const maxReason = 200
+
+// text returns the text of the Extended DNS Error.
+func (f failure) text() string {
+	text := f.err.Error()
+	return text[:min(len(text), maxReason)]
+}
+
+// A negative is a negative answer: NXDOMAIN or NODATA (NOERROR), and the zone of its SOA
+// record, which is the question's name or a suffix of it.
+type negative struct {
+	rcode int
+	zone  wire.Name
+}
+
+// respondNegative appends a response without answers, of at most limit bytes, to dst. A query
+// for the zone's SOA record gets that record as its answer.
+func (a *answerer) respondNegative(dst []byte, q *wire.Query, n negative, limit int) []byte {
+	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit}
+	w.negative(n)
+	return w.buf
+}
+
 // A writer writes one response of nametap's own, in wire form.
 type writer struct {
 	*answerer
@@ -220,4 +259,40 @@ func (w *writer) shuffled(owner, rrtype uint16, packed []byte) {
 			copy(slot(j), address)
 		}
 	}
+}
+
+// respondFailure appends the response to q for a failure to dst.
+func (a *answerer) respondFailure(dst []byte, q *wire.Query, why failure) []byte {
+	w := writer{answerer: a, query: q, buf: dst, start: len(dst)}
+	w.failure(why)
+	return w.buf
+}
+
+// The names in SOA records, followed there by the cluster domain.
+const (
+	soaServer  wire.Name = "\x02ns\x03dns"
+	soaMailbox wire.Name = "\x0ahostmaster"
+)
+
+// newSOAData returns the data of the SOA record of negative answers, in wire form. Its names
+// are in the cluster domain, which need not be the zone: no client looks at them.
+func newSOAData(domain wire.Name, ttl uint32) []byte {
+	data := append(append([]byte(soaServer), domain...), 0)
+	data = append(append(append(data, soaMailbox...), domain...), 0)
+	// The first four are for secondary servers, which nametap does not have; the values
+	// are those that RFC 1912 recommends.
+	const serial, refresh, retry, expire = 1, 7200, 1800, 86400
+	for _, n := range []uint32{serial, refresh, retry, expire, ttl} {
+		data = binary.BigEndian.AppendUint32(data, n)
+	}
+	return data
+}
+
+// limit returns how long a response may be in bytes: over UDP what the client offers (RFC
+// 6891, section 6.2.3), up to ednsUDPSize. An offer of 0 is none.
+func (a *answerer) limit(offered uint16, over transport) int {
+	if over == overTCP {
+		return dns.MaxMsgSize
+	}
+	return int(max(dns.MinMsgSize, min(offered, a.ednsUDPSize)))
 }

@@ -1,0 +1,56 @@
+package dnsproxy
+
+import (
+	"net/netip"
+)
+
+// An Addr is the address of a listener.
+type Addr struct {
+	Network string `json:"network"` // "udp" or "tcp"
+	Address string `json:"address"` // host:port
+}
+
+// String returns the network and the address, as logs show them.
+func (a Addr) String() string { return a.Network + " " + a.Address }
+
+// order is the sort key of listeners: IPv4 before IPv6, UDP before TCP.
+func order(a Addr) int {
+	place := 0
+	if addr, err := netip.ParseAddrPort(a.Address); err == nil && !addr.Addr().Is4() {
+		place = 2
+	}
+	if a.Network == "tcp" {
+		place++
+	}
+	return place
+}
+
+// A listener serves one socket.
+type listener interface {
+	addr() Addr
+	// serve answers queries until stop is called, and returns after it has answered
+	// every query that it read. An error means that the socket no longer works.
+	serve() error
+	// stop ends serve. It must be called at most once, before or during serve.
+	stop()
+	// close closes a socket on which serve was not called.
+	close()
+}
+
+// A transport is what a query came over.
+type transport uint8
+
+// The transports, as metrics number them.
+const (
+	overUDP transport = iota
+	overTCP
+	transports
+)
+
+// String names the transport as metrics do.
+func (t transport) String() string {
+	if t == overUDP {
+		return "udp"
+	}
+	return "tcp"
+}
