@@ -83,10 +83,11 @@ func (h *handler) respondForwarded(dst []byte, t *task) (response []byte, result
 }
 
 // lookup looks a query that is to be forwarded up in the cache, unless its reply is for its
-// client alone. walk says that it starts a walk of the search list.
+// client alone. walk says that it starts a walk of the search list. A local-only name is
+// never relayed as the client sent it, so only the other names of its walk are looked up.
 func (h *handler) lookup(t *task, walk bool) (found forward.Result, ok bool) {
 	q := &t.query
-	t.ask = forward.Query{Name: q.Name, Cacheable: q.Cacheable()}
+	t.ask = forward.Query{Name: q.Name, Cacheable: q.Cacheable() || t.decision.action == actUnknown}
 	if !t.ask.Cacheable {
 		return found, false
 	}

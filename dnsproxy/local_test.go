@@ -2,6 +2,7 @@ package dnsproxy_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/miekg/dns"
 
@@ -146,6 +147,40 @@ func TestLocalOnlyWithSearchDomain(t *testing.T) { // F12, N5
 		p.ask(t, "a.svc.cluster.local.elsewhere.example", dns.TypeMX)
 		if asked := world.Queries(); len(asked) != 2 {
 			t.Errorf("autopath %s: asked %v", autopath, asked)
+		}
+	}
+}
+
+func TestLocalOnlyForOneClient(t *testing.T) { // F12, F13
+	t.Parallel()
+	changes := map[string]func(*dns.Msg){
+		"without RD": func(req *dns.Msg) { req.RecursionDesired = false },
+		"with an option": func(req *dns.Msg) {
+			req.SetEdns0(1232, false)
+			req.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_NSID{Code: dns.EDNS0NSID}}
+		},
+		"signed": func(req *dns.Msg) { req.SetTsig("key.", dns.HmacSHA256, 300, time.Now().Unix()) },
+	}
+	world := nameserver(t, fakedns.Answer("found.corp.example. 60 IN A 192.0.2.1"))
+	p := start(t, dnsproxy.Config{
+		Forward:  forward.Config{ResolvConf: expandConf(t), Upstreams: servers(world)},
+		Autopath: dnsproxy.AutopathAll, LocalOnly: []string{"svc.cluster.local"},
+	})
+	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+	for change, edit := range changes {
+		for name, want := range map[string]int{"nope": dns.RcodeNameError, "found": dns.RcodeSuccess} {
+			for _, network := range []string{"udp", "tcp"} {
+				req := question(name+".shop.svc.cluster.local", dns.TypeA)
+				edit(req)
+				if resp := p.exchange(t, network, req); resp.Rcode != want {
+					t.Errorf("%s, %s over %s: %v", change, name, network, resp)
+				}
+			}
+		}
+	}
+	for _, q := range world.Queries() {
+		if dns.IsSubDomain("svc.cluster.local.", q.Name) {
+			t.Errorf("%s left over %s", q.Name, q.Network)
 		}
 	}
 }
