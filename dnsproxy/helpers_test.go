@@ -182,6 +182,22 @@ func (p *proxy) await(tb testing.TB, name string, want float64) {
 	wait.Until(tb, fmt.Sprintf("%s = %v", name, want), func() bool { return p.count(tb, name) == want })
 }
 
+// wantForwarded waits until the nameserver, the only one of p, has received n queries. It
+// ignores queries that p sends because a reply is late, which happens on a busy machine:
+// the same query again, and probes.
+func (p *proxy) wantForwarded(tb testing.TB, fake *fakedns.Server, n int) {
+	tb.Helper()
+	defer func() {
+		if tb.Failed() {
+			tb.Logf("the nameserver received %v", fake.Queries())
+		}
+	}()
+	wait.Until(tb, fmt.Sprintf("the nameserver has received %d queries", n), func() bool {
+		received := slices.DeleteFunc(fake.Queries(), func(q fakedns.Query) bool { return q.Name == "localhost." || q.Name == "id.server." })
+		return len(received)-int(p.count(tb, "nametap_upstream_hedges_total")) == n
+	})
+}
+
 // resolvConf writes a resolv.conf and returns its path.
 func resolvConf(tb testing.TB, lines ...string) string {
 	tb.Helper()
