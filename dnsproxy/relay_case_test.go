@@ -2,6 +2,7 @@ package dnsproxy_test
 
 import (
 	"bytes"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -29,7 +30,9 @@ func TestRelayedCase(t *testing.T) {
 	}, func(r fakedns.Request, packets []fakedns.Packet) []fakedns.Packet {
 		mu.Lock()
 		defer mu.Unlock()
-		got = append(got, r.Wire)
+		if name := r.Msg.Question[0].Name; name != "localhost." && name != "id.server." { // probes of a late server
+			got = append(got, r.Wire)
+		}
 		return packets
 	})
 	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake), MixCase: true}})
@@ -59,7 +62,8 @@ func TestRelayedCase(t *testing.T) {
 				t.Errorf("%s over %s: want the question %s:\n%v", name, network, want, resp)
 			}
 			mu.Lock()
-			if len(got) != 1 || !bytes.Equal(got[0][2:], packet[2:]) {
+			changed := func(query []byte) bool { return !bytes.Equal(query[2:], packet[2:]) }
+			if len(got) == 0 || slices.ContainsFunc(got, changed) { // repeated if the server is late
 				t.Errorf("%s over %s:\n got %x\nwant %x", name, network, got, packet)
 			} else if name == "signed" && dns.TsigVerify(got[0], secret, "", false) != nil {
 				t.Errorf("%s over %s: the signature is spoilt", name, network)
