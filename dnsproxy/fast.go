@@ -14,7 +14,7 @@ type verdict uint8
 // The verdicts of the fast path.
 const (
 	answered verdict = iota // there is a response
-	dropped                 // there is none and never will be
+	dropped                 // there is no response
 	later                   // the slow path answers
 )
 

@@ -100,7 +100,7 @@ func (h *handler) mayGoElsewhere(t *task) bool {
 }
 
 // steps decides on each name of the walk for a query. The table is loaded after the key of
-// the walk was made: see [forward.Forwarder.Key]. The question's own name was decided on
+// the walk was made: see [forward.Forwarder.Key]. The question's name itself was decided on
 // before.
 func (h *handler) steps(t *task) []forward.Step {
 	names := h.forwarder.WalkNames(t.query.Name)

@@ -18,36 +18,36 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// Times of a client's connection.
+// Timeouts of a client's connection.
 const (
-	tcpIdleTimeout  = 10 * time.Second // in which a client must ask, RFC 7766, section 6.2.3
-	tcpBriefTimeout = time.Second      // the same when descriptors have run out
-	tcpWriteTimeout = 10 * time.Second // in which a client must take an answer
+	tcpIdleTimeout  = 10 * time.Second // for the next query (RFC 7766, section 6.2.3)
+	tcpBriefTimeout = time.Second      // for the next query when descriptors have run out
+	tcpWriteTimeout = 10 * time.Second // for a client to read an answer
 )
 
-// tcpDrainTime is how long a connection is read on when the listener stops: what
-// the kernel holds by then has come before.
+// tcpDrainTime is how long a connection is still read after the listener has stopped, for the
+// queries that arrived before.
 const tcpDrainTime = 100 * time.Millisecond
 
-// tcpReadBuffer is what is read at once, in bytes: some fifty queries.
+// tcpReadBuffer is the size of the read buffer in bytes, enough for some fifty queries.
 const tcpReadBuffer = 4096
 
-// tcpMaxPending bounds the queries of one connection that wait for nameservers, in bytes:
-// each costs its length and tcpPendingCost, so that there are about 1,000 at most. Beyond
-// it a query gets SERVFAIL, so that own names behind it still need not wait.
+// tcpMaxPending bounds, in bytes, the queries of one connection that workers have. Each costs
+// its length plus tcpPendingCost, so there are at most about 1,000. Queries beyond the bound
+// get SERVFAIL, so that the mesh names after them need not wait.
 const (
 	tcpMaxPending  = 1 << 20
 	tcpPendingCost = 1 << 10
 )
 
-// tcpMaxUnsent bounds the answers of one connection that wait for its client to take
-// them, in bytes. Beyond it the client reads too slowly, and is cut off.
+// tcpMaxUnsent bounds, in bytes, the answers of one connection that its client has not read.
+// Beyond it the connection is closed.
 const tcpMaxUnsent = 1 << 20
 
-// lengthLen is the length of a message's length over TCP (RFC 1035, section 4.2.2).
+// lengthLen is the length of the length prefix over TCP (RFC 1035, section 4.2.2).
 const lengthLen = 2
 
-// A tcpListener serves the connections of one socket, each on a goroutine.
+// A tcpListener serves the connections of one socket, each in a goroutine.
 type tcpListener struct {
 	handler  *handler
 	address  Addr
@@ -60,7 +60,7 @@ type tcpListener struct {
 	stopping bool // guarded by clients.mu
 }
 
-// newTCPListener serves an open socket; clients bounds its connections.
+// newTCPListener returns the listener of an open socket; clients bounds its connections.
 func newTCPListener(h *handler, listener *net.TCPListener, clients *tcpClients) *tcpListener {
 	address := Addr{Network: "tcp", Address: listener.Addr().String()}
 	return &tcpListener{
@@ -75,11 +75,11 @@ func newTCPListener(h *handler, listener *net.TCPListener, clients *tcpClients) 
 
 func (l *tcpListener) addr() Addr { return l.address }
 
-// serve accepts connections until stop, and returns when all that was asked is
-// answered. An error that passes is waited out; when descriptors run out, room is made.
+// serve accepts connections until stop, and returns after every query is answered. It retries
+// after temporary errors, and frees a descriptor when the process has none left.
 func (l *tcpListener) serve() error {
 	defer l.serving.Wait()
-	reserved := false // the next connection has a descriptor of the reserve
+	reserved := false // the next connection gets a descriptor of the reserve
 	for {
 		conn, err := l.listener.AcceptTCP()
 		if err == nil {
@@ -99,11 +99,11 @@ func (l *tcpListener) serve() error {
 	}
 }
 
-// afterError returns when accept may be called again after an error. It reports whether the
-// next connection has a descriptor of the reserve.
+// afterError returns after an error of accept when accept may be called again. It reports
+// whether the next connection gets a descriptor of the reserve.
 func (l *tcpListener) afterError(err error) (reserved bool) {
 	if sockets.OutOfDescriptors(err) {
-		// The kernel says so before it looks whether there is a client at all.
+		// accept returns this error even if no client is waiting.
 		if !sockets.Waiting(l.listener, tcpDrainTime) {
 			return false
 		}
@@ -116,7 +116,7 @@ func (l *tcpListener) afterError(err error) (reserved bool) {
 	return false
 }
 
-// start serves a connection as soon as there is room for it. One that has a descriptor
+// start serves a connection as soon as there is room for it. A connection with a descriptor
 // of the reserve ends after its first answers.
 func (l *tcpListener) start(conn *net.TCPConn, reserved bool) {
 	c := &tcpConn{
@@ -126,7 +126,7 @@ func (l *tcpListener) start(conn *net.TCPConn, reserved bool) {
 	c.from.send = c.send
 	c.idleSince.Store(time.Now().UnixNano())
 	if !l.clients.add(c) {
-		_ = conn.Close() // it came too late to have asked
+		_ = conn.Close() // the listener stopped before it could send a query
 		return
 	}
 	l.serving.Go(func() {
@@ -135,18 +135,18 @@ func (l *tcpListener) start(conn *net.TCPConn, reserved bool) {
 	})
 }
 
-// stop ends serve: no connection is read any more but for what already came.
+// stop ends serve. Connections are read only for the queries that have already arrived.
 func (l *tcpListener) stop() {
 	close(l.stopped)
-	_ = l.listener.Close() // what can be wrong with it ends it as well
+	_ = l.listener.Close() // it is closed in any case
 	l.clients.stop(l)
 }
 
-// close closes a socket that never accepted.
+// close closes a socket on which serve was not called.
 func (l *tcpListener) close() { _ = l.listener.Close() }
 
-// arrival says how the queries of a connection come. Where it was captured on its way
-// to is asked once.
+// arrival returns the arrival of a connection's queries. The original destination of the
+// connection is looked up once.
 func (l *tcpListener) arrival(conn *net.TCPConn) arrival {
 	from := arrival{over: overTCP}
 	if l.handler.origins != nil {
@@ -157,8 +157,8 @@ func (l *tcpListener) arrival(conn *net.TCPConn) arrival {
 
 var errStopping = errors.New("the listener has stopped")
 
-// A tcpConn is one client's connection. Its queries are answered in any order, as
-// RFC 7766, section 6.2.1.1, has it: own names do not wait for nameservers.
+// A tcpConn is one client's connection. Its queries are answered in any order (RFC 7766,
+// section 6.2.1.1), so mesh names do not wait for nameservers.
 type tcpConn struct {
 	handler  *handler
 	listener *tcpListener
@@ -167,11 +167,11 @@ type tcpConn struct {
 	reader   *bufio.Reader
 	task     *task         // of the query that is being read
 	brief    bool          // ends after its first answers
-	left     chan struct{} // closed when the connection is read no more
+	left     chan struct{} // closed when reading has ended
 
-	idleSince atomic.Int64  // when a query was last awaited or answered, in Unix nanoseconds
-	pending   atomic.Int64  // what the queries with workers cost (tcpMaxPending)
-	unsent    atomic.Int64  // bytes of their answers that wait to be written
+	idleSince atomic.Int64  // when the last query was answered or awaited, in Unix nanoseconds
+	pending   atomic.Int64  // cost of the queries that workers have (tcpMaxPending)
+	unsent    atomic.Int64  // bytes of their answers that are not yet written
 	finished  chan struct{} // holds one value after a query has ended, for awaitRoom
 	waiting   sync.WaitGroup
 
@@ -181,15 +181,16 @@ type tcpConn struct {
 	draining bool
 }
 
-// serve answers until the client ends, is idle or breaks the protocol.
+// serve answers queries until the client closes the connection, is idle for too long or
+// violates the protocol.
 func (c *tcpConn) serve() {
-	defer func() { _ = c.conn.Close() }() // everything was written or could not be
+	defer func() { _ = c.conn.Close() }() // every answer is written or cannot be
 	defer c.waiting.Wait()
 	defer close(c.left)
 	var query, answers []byte
 	for answered := false; ; {
-		// What was asked in one go is answered in one go. Nothing waits for the rest of
-		// a query of which only a part has come.
+		// Answers to queries that arrived together are written together. They are written
+		// before waiting for the rest of a query of which only a part has arrived.
 		if !c.buffered() {
 			if c.write(answers) != nil || c.brief && answered || !c.await() {
 				return
@@ -198,7 +199,7 @@ func (c *tcpConn) serve() {
 		}
 		var err error
 		if query, err = c.read(query); err != nil {
-			_ = c.write(answers) // the client may have closed only its own side
+			_ = c.write(answers) // the client may have closed only its sending side
 			return
 		}
 		answered = true
@@ -208,8 +209,8 @@ func (c *tcpConn) serve() {
 	}
 }
 
-// answer appends the response to a query to the answers that are to be written, or passes
-// the query to a worker. It writes the answers when they are many.
+// answer appends the response to a query to answers, which have yet to be written, or passes
+// the query to a worker. It writes the answers when they exceed maxBatch.
 func (c *tcpConn) answer(answers, query []byte) ([]byte, error) {
 	start := len(answers)
 	c.task.begin(query, &c.from)
@@ -240,7 +241,7 @@ func (c *tcpConn) answer(answers, query []byte) ([]byte, error) {
 	return answers, nil
 }
 
-// buffered reports whether the whole next query has been read.
+// buffered reports whether the buffer has the whole next query.
 func (c *tcpConn) buffered() bool {
 	n := c.reader.Buffered()
 	if n < lengthLen {
@@ -250,18 +251,18 @@ func (c *tcpConn) buffered() bool {
 	return err == nil && n-lengthLen >= int(binary.BigEndian.Uint16(header))
 }
 
-// maxBatch is how many bytes of answers are written at the latest.
+// maxBatch is the number of bytes of answers above which they are written.
 const maxBatch = 16 << 10
 
-// await gives the client time for its next query. It reports false if the
-// connection is no more.
+// await sets the deadline for the client's next query. It reports false if the connection is
+// closed.
 func (c *tcpConn) await() bool {
 	now := time.Now()
 	c.idleSince.Store(now.UnixNano())
 	c.deadline.Lock()
 	defer c.deadline.Unlock()
 	if c.draining {
-		return true // the deadline of drain stands
+		return true // drain has set the deadline
 	}
 	timeout := tcpIdleTimeout
 	if c.brief {
@@ -270,15 +271,15 @@ func (c *tcpConn) await() bool {
 	return c.conn.SetReadDeadline(now.Add(timeout)) == nil
 }
 
-// drain has the connection end once what has already come is answered.
+// drain ends the connection after the queries that have already arrived are answered.
 func (c *tcpConn) drain() {
 	c.deadline.Lock()
 	defer c.deadline.Unlock()
 	c.draining = true
-	_ = c.conn.SetReadDeadline(time.Now().Add(tcpDrainTime)) // a connection that fails has ended
+	_ = c.conn.SetReadDeadline(time.Now().Add(tcpDrainTime)) // fails only on a closed connection
 }
 
-// read returns the next message, in buf if that is long enough.
+// read returns the next message, in buf if that has the capacity.
 func (c *tcpConn) read(buf []byte) ([]byte, error) {
 	header, err := c.reader.Peek(lengthLen)
 	if err != nil {
@@ -295,9 +296,9 @@ func (c *tcpConn) read(buf []byte) ([]byte, error) {
 	return buf[:n], err
 }
 
-// awaitRoom waits until fewer queries of the connection wait, and reserves memory for a
-// query. What waits here is rare, or there is no table yet, and nothing behind it could be
-// answered. It reports false if there is no memory: the query has failed then.
+// awaitRoom waits until the pending queries of the connection are within their bound, and
+// reserves memory for a query. Only rare queries wait here, or all before the first table. It
+// reports false if there is no memory; it has then answered SERVFAIL.
 func (c *tcpConn) awaitRoom(query []byte) bool {
 	for c.pending.Load() >= tcpMaxPending {
 		<-c.finished
@@ -306,11 +307,12 @@ func (c *tcpConn) awaitRoom(query []byte) bool {
 		return true
 	}
 	c.handler.forwarder.Overflow()
-	_ = c.write(append([]byte{0, wire.HeaderLen}, bareFailure(query, dns.RcodeServerFailure)...)) // write closes what fails
+	_ = c.write(append([]byte{0, wire.HeaderLen}, bareFailure(query, dns.RcodeServerFailure)...)) // write closes the connection on an error
 	return false
 }
 
-// pass passes the task to a worker, and takes a new one. Memory is reserved.
+// pass passes the task to a worker, and makes a new one for the reader. The caller has
+// reserved the memory.
 func (c *tcpConn) pass(query []byte) {
 	t := c.task
 	t.keep(bytes.Clone(query), &c.from)
@@ -328,15 +330,15 @@ func (c *tcpConn) pass(query []byte) {
 		framed = append(framed, response...)
 		defer c.unsent.Add(-int64(len(framed)))
 		if c.unsent.Add(int64(len(framed))) > tcpMaxUnsent {
-			_ = c.conn.Close() // its client reads too slowly
+			_ = c.conn.Close() // the client reads too slowly
 			return
 		}
-		_ = c.write(framed) // write closes what fails
+		_ = c.write(framed) // write closes the connection on an error
 	})
 }
 
-// send sends a message of a response that has several. When the listener stops, the rest
-// is not waited for.
+// send sends one of several messages of a response. It fails after the listener has stopped,
+// so that the end does not wait for the others.
 func (c *tcpConn) send(message []byte) error {
 	select {
 	case <-c.listener.stopped:
@@ -347,7 +349,7 @@ func (c *tcpConn) send(message []byte) error {
 	return c.write(append(framed, message...))
 }
 
-// finish ends a query that a worker has answered.
+// finish ends the accounting of a query that a worker has answered.
 func (c *tcpConn) finish(cost int64) {
 	c.idleSince.Store(time.Now().UnixNano())
 	if c.pending.Add(-cost) == 0 {
@@ -355,12 +357,12 @@ func (c *tcpConn) finish(cost int64) {
 	}
 	select {
 	case c.finished <- struct{}{}:
-	default: // awaitRoom knows already
+	default: // a value is there already
 	}
 }
 
-// write sends messages with their lengths. On an error it closes the connection:
-// after half an answer the client could make nothing of another.
+// write sends messages with their length prefixes. On an error it closes the connection,
+// because the client could not parse anything after half an answer.
 func (c *tcpConn) write(framed []byte) error {
 	if len(framed) == 0 {
 		return nil

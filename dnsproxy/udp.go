@@ -18,20 +18,20 @@ import (
 	"github.com/nametap/nametap/dnsproxy/sockets"
 )
 
-// udpReceiveBuffer is what a socket may hold unread, in bytes of the kernel's
-// accounting, which is about 800 for a query: a burst of 2,000 must not be dropped.
-// Without CAP_NET_ADMIN the kernel gives no more than net.core.rmem_max.
+// udpReceiveBuffer is the size of a socket's receive buffer in bytes, of which a query takes
+// about 800: a burst of 2,000 queries must not be dropped. Without CAP_NET_ADMIN the kernel
+// grants at most net.core.rmem_max.
 const udpReceiveBuffer = 4 << 20
 
 // A udpListener reads one socket on one goroutine, which is also the fast path.
 //
-// It asks the kernel for packets until there are none and only then waits in the
-// netpoller. Neither the call that reads nor the one that sends can block, so they do not
-// tell Go's scheduler, which would cost as much as making the answer.
+// It reads packets until the socket is empty, and only then waits in the netpoller. The system
+// calls that read and send never block, so they are made without telling Go's scheduler,
+// which would cost as much as making the answer.
 type udpListener struct {
 	handler  *handler
 	address  Addr
-	local    netip.AddrPort // what it is bound to
+	local    netip.AddrPort // the address that it is bound to
 	wildcard bool           // bound to all addresses
 	conn     *net.UDPConn
 	raw      syscall.RawConn
@@ -41,7 +41,7 @@ type udpListener struct {
 
 	// The slow path runs on workers.
 	passed   chan udpTask // to idle workers
-	starting atomic.Int64 // tasks that no worker has begun with
+	starting atomic.Int64 // tasks that no worker has started yet
 	workers  sync.WaitGroup
 
 	// Workers read, too, when there are many of them.
@@ -49,20 +49,20 @@ type udpListener struct {
 	reading sync.Mutex // guards second
 }
 
-// A udpTask is a task with the message that it answers.
+// A udpTask is a task with the message to answer.
 type udpTask struct {
 	*task
 	message *sockets.Message
 }
 
-// listenUDP opens a socket on a host:port.
+// listenUDP opens a socket on address, host:port.
 func listenUDP(ctx context.Context, h *handler, network, address string) (*udpListener, error) {
 	config := net.ListenConfig{Control: func(_, address string, conn syscall.RawConn) error {
 		bound, err := netip.ParseAddrPort(address)
 		if err != nil {
 			return err
 		}
-		return configureUDP(conn, bound.Addr()) // before any packet can come
+		return configureUDP(conn, bound.Addr()) // before the first packet can arrive
 	}}
 	conn, err := config.ListenPacket(ctx, network, address)
 	if err != nil {
@@ -71,7 +71,8 @@ func listenUDP(ctx context.Context, h *handler, network, address string) (*udpLi
 	return newUDPListener(h, conn)
 }
 
-// adoptUDP serves a socket that somebody else has opened, or closes it.
+// adoptUDP returns the listener of a socket that another process has opened. It closes the
+// socket on an error.
 func adoptUDP(h *handler, conn net.PacketConn) (*udpListener, error) {
 	l, err := newUDPListener(h, conn)
 	if err != nil {
@@ -84,7 +85,7 @@ func adoptUDP(h *handler, conn net.PacketConn) (*udpListener, error) {
 	return l, nil
 }
 
-// newUDPListener serves an open socket, or closes it.
+// newUDPListener returns the listener of an open socket. It closes the socket on an error.
 func newUDPListener(h *handler, opened net.PacketConn) (*udpListener, error) {
 	local := opened.LocalAddr().String()
 	fail := func(err error) (*udpListener, error) {
@@ -115,14 +116,14 @@ func newUDPListener(h *handler, opened net.PacketConn) (*udpListener, error) {
 	return l, nil
 }
 
-// configureUDP sets a socket's options: a large receive buffer, and on one that is bound
-// to all addresses that it tells the one a query was sent to, which must be the one that
-// its response comes from.
+// configureUDP sets a socket's options: a large receive buffer and, if it is bound to all
+// addresses, that it reports the address that a query was sent to, from which the response
+// must be sent.
 func configureUDP(conn syscall.RawConn, bound netip.Addr) error {
 	var err error
 	controlErr := conn.Control(func(fd uintptr) {
 		if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, udpReceiveBuffer) != nil {
-			// Without the capability: as much as everybody may have.
+			// Without the capability the kernel limits the size.
 			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, udpReceiveBuffer)
 		}
 		switch {
@@ -138,10 +139,10 @@ func configureUDP(conn syscall.RawConn, bound netip.Addr) error {
 
 func (l *udpListener) addr() Addr { return l.address }
 
-// serve reads the socket until stop, and returns when all that was read is
-// answered. An error that passes, such as a lack of memory, is waited out.
+// serve reads the socket until stop, and returns after every query that it read is answered.
+// It retries after temporary errors, such as a lack of memory.
 func (l *udpListener) serve() error {
-	defer func() { _ = l.conn.Close() }() // nothing is left to be sent
+	defer func() { _ = l.conn.Close() }() // every response has been sent
 	defer l.workers.Wait()
 	reader := l.newReader()
 	for {
@@ -160,36 +161,35 @@ func (l *udpListener) serve() error {
 	}
 }
 
-// stop ends serve. What the kernel already holds is still read.
+// stop ends serve, which first reads the packets that have already arrived.
 func (l *udpListener) stop() {
 	l.stopping.Store(true)
 	close(l.stopped)
-	_ = l.conn.SetReadDeadline(time.Now()) // a socket that fails has ended
+	_ = l.conn.SetReadDeadline(time.Now()) // fails only on a closed socket
 }
 
-// close closes a socket that was never read.
+// close closes a socket on which serve was not called.
 func (l *udpListener) close() { _ = l.conn.Close() }
 
-// send sends a response to where a message came from.
+// send sends a response to the client of a message.
 func (l *udpListener) send(m *sockets.Message, response []byte) {
-	// Nobody waits for a client that cannot be reached, and a socket that cannot
-	// be written to is found by its reader.
+	// Errors are ignored: the client cannot be reached, or the reader of the socket gets
+	// the error, too.
 	_ = l.raw.Write(func(fd uintptr) bool { return m.Send(fd, response) != unix.EAGAIN })
 }
 
-// udpLastPackets is how many packets are read after stop at the most: more than a
-// receive buffer holds.
+// udpLastPackets bounds the packets that are read after stop. A receive buffer holds fewer.
 const udpLastPackets = 8192
 
 // A udpReader is the goroutine that reads a socket.
 type udpReader struct {
 	*udpListener
-	task *task // of what in holds
+	task *task // of the packet in the message in
 	from *arrival
 	in   *sockets.Message
 	out  []byte
-	left int   // packets that are still read after stop
-	err  error // of the socket, with which reading ended
+	left int   // packets that may still be read after stop
+	err  error // the socket's error that ended reading
 }
 
 func (l *udpListener) newReader() udpReader {
@@ -200,8 +200,8 @@ func (l *udpListener) newReader() udpReader {
 	}
 }
 
-// readAll answers what the kernel holds. It is false when there is nothing left,
-// for the netpoller to wait, and true if reading is over.
+// readAll answers the packets that have arrived. It reports false when there are no more, so
+// that the netpoller waits for the next one, and true if reading has ended.
 func (r *udpReader) readAll(fd uintptr) (over bool) {
 	for {
 		packet, errno := r.in.Receive(fd)
@@ -246,8 +246,8 @@ func (r *udpReader) answer(fd uintptr, packet []byte) {
 	}
 }
 
-// pass passes the task, for a packet of n bytes, to a worker, and takes a new one. It
-// reports false if too many wait.
+// pass passes the task, whose packet has n bytes, to a worker, and makes a new one for the
+// reader. It reports false if too many tasks wait.
 func (r *udpReader) pass(n int) bool {
 	if r.starting.Load() >= maxStarting || !r.handler.forwarder.ReserveMemory(n) {
 		return false
@@ -265,31 +265,31 @@ func (r *udpReader) pass(n int) bool {
 	return true
 }
 
-// Bounds of the tasks that no worker has begun with. Go runs goroutines in turn: the reader
-// comes after all workers that were woken before the netpoller woke it, at 30 µs each, and
-// mesh names must not wait for that. So workers read, too, before they begin, if there are
-// more of them than fewStarting. Tasks beyond maxStarting are refused.
+// Bounds of the tasks that no worker has started yet. Go runs goroutines in turn: the reader
+// runs after all workers that were woken before it, which take about 30 µs each, and mesh
+// names must not wait for them. So if more than fewStarting tasks wait, a worker reads the
+// socket before it starts its task. Tasks beyond maxStarting are refused.
 const (
 	fewStarting = 16
 	maxStarting = 4096
 )
 
-// readFirst reads what the kernel holds, unless another worker does.
+// readFirst answers the packets that have arrived, unless another worker is doing so.
 func (l *udpListener) readFirst() {
 	if !l.reading.TryLock() {
 		return
 	}
 	defer l.reading.Unlock()
-	// The reader finds errors that last. One of a client is found by only one of the
-	// two, and has nothing to say to the other.
+	// Errors are ignored: the reader gets a permanent error, too, and an error that a
+	// client caused is reported only once.
 	_ = l.raw.Control(func(fd uintptr) { l.second.readAll(fd) })
 }
 
-// workerIdle is how long a worker waits for more to do.
+// workerIdle is how long a worker waits for another task.
 const workerIdle = time.Second
 
-// work is a worker: it serves a task and those that are passed while it is idle. A new
-// goroutine for each task would have to grow its stack each time, a tenth of the cost of a
+// work is a worker: it serves a task, and then those that are passed to it while it is idle.
+// Growing the stack of a new goroutine for each task would be a tenth of the cost of a
 // forwarded query.
 func (l *udpListener) work(t udpTask) {
 	growStack()
@@ -317,8 +317,8 @@ func (l *udpListener) work(t udpTask) {
 	}
 }
 
-// growStack grows the stack of a new goroutine at once to what a forwarded query needs,
-// while there is nothing on it to copy, rather than in steps.
+// growStack grows the stack of a new goroutine to the size that a forwarded query needs, in
+// one step and while it is empty, so that nothing is copied.
 //
 //go:noinline
 func growStack() {
@@ -326,9 +326,9 @@ func growStack() {
 	runtime.KeepAlive(&need)
 }
 
-// arrival returns how the query in m comes. find asks the kernel for the original destination
-// of a query, when that is needed. A client on the loopback interface sent the query to the
-// agent or to a stub resolver on this host, so its queries count as not captured.
+// arrival returns the arrival of the query in m. find looks up its original destination when
+// that is needed. A client on the loopback interface sent the query to the agent or to a stub
+// resolver on this host, so its queries count as not captured.
 func (l *udpListener) arrival(m *sockets.Message, find func(*origins, netip.AddrPort, netip.AddrPort) (netip.AddrPort, error)) *arrival {
 	from := &arrival{over: overUDP}
 	if l.handler.origins != nil {
