@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/dnsproxy/table"
 )
 
 // firstSeed selects other tables and queries for the differential test:
@@ -130,7 +131,7 @@ func (w *world) compare(packet []byte, over transport) error {
 // fast is the fast path for one query. It reports whether the query was answered.
 func (w *world) fast(dst, packet []byte, over transport) (response []byte, ok bool) {
 	w.task.begin(packet, &arrival{over: over})
-	response, verdict := w.server.handler.fast(dst, w.task)
+	response, verdict := w.server.handler.fast(dst, w.task, new(table.Scratch))
 	return response, verdict == answered
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/reply"
+	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
@@ -21,10 +22,11 @@ const (
 // fast is the fast path: it appends to dst the response to a query that need not wait, from
 // wire form to wire form, on the goroutine that has read the query. Queries for nameservers,
 // those before the first table, and whatever is rare or malformed are for [handler.slow];
-// dst is unchanged then. Answers from the table and the cache take no allocation.
+// dst is unchanged then. Answers from the table and the cache take no allocation. The
+// scratch belongs to the goroutine; the task does not refer to it afterwards.
 //
 // The response is in the bounds of its transport.
-func (h *handler) fast(dst []byte, t *task) ([]byte, verdict) {
+func (h *handler) fast(dst []byte, t *task, s *table.Scratch) ([]byte, verdict) {
 	t.usual = t.query.Parse(t.packet)
 	if !t.usual {
 		if len(t.packet) < wire.HeaderLen || t.packet[wire.FlagsOffset]&wire.QR != 0 {
@@ -33,12 +35,14 @@ func (h *handler) fast(dst []byte, t *task) ([]byte, verdict) {
 		}
 		return dst, later
 	}
-	t.decision = h.decide(t.query.Question, h.table.Load(), &t.scratch)
+	t.decision = h.decide(t.query.Question, h.table.Load(), s)
 	response, result, ok := h.respond(dst, t)
 	if !ok {
 		return dst, later
 	}
-	t.decision = decision{} // or a reader without queries would keep an old table alive
+	if t.decision.action != actForward {
+		t.decision = decision{} // or a reader without queries would keep an old table alive
+	}
 	h.metrics.countFast(t.query.Type, t.from.over, result)
 	return response, answered
 }
@@ -70,11 +74,11 @@ func (h *handler) respondForwarded(dst []byte, t *task) (response []byte, result
 		return response, result, true
 	}
 	found, ok := h.lookup(t, walk)
-	switch _, stale := t.ask.Stale(); {
+	switch {
 	case ok && !h.mayGoElsewhere(t):
-		response, result = h.respondResult(dst, t, &found)
+		response, result = h.respondResult(dst, t, found)
 		return response, result, true
-	case !ok && !stale && h.forwarder.Overloaded(&t.ask) && !h.mayGoElsewhere(t):
+	case !ok && t.ask.Stale() == nil && h.forwarder.Overloaded(&t.ask) && !h.mayGoElsewhere(t):
 		// Answered here: a worker for each such query would take the CPU from mesh names.
 		response, result = h.respondTooMany(dst, t)
 		return response, result, true
@@ -85,11 +89,12 @@ func (h *handler) respondForwarded(dst []byte, t *task) (response []byte, result
 // lookup looks a query that is to be forwarded up in the cache, unless its reply is for its
 // client alone. walk says that it starts a walk of the search list. A local-only name is
 // never relayed as the client sent it, so only the other names of its walk are looked up.
-func (h *handler) lookup(t *task, walk bool) (found forward.Result, ok bool) {
+func (h *handler) lookup(t *task, walk bool) (found *forward.Result, ok bool) {
 	q := &t.query
-	t.ask = forward.Query{Name: q.Name, Cacheable: q.Cacheable() || t.decision.action == actUnknown}
+	t.ask, t.located = forward.Query{}, false
+	t.ask.Name, t.ask.Cacheable = q.Name, q.Cacheable() || t.decision.action == actUnknown
 	if !t.ask.Cacheable {
-		return found, false
+		return nil, false
 	}
 	t.ask.Key = h.forwarder.Key(q, walk)
 	found, ok = h.forwarder.Lookup(&t.ask)
@@ -110,8 +115,8 @@ func (h *handler) refuse(dst []byte, t *task) (response []byte, ok bool) {
 		return dst, false
 	}
 	var result outcome
-	if stale, ok := t.ask.Stale(); ok && !h.mayGoElsewhere(t) {
-		response, result = h.respondResult(dst, t, &stale)
+	if stale := t.ask.Stale(); stale != nil && !h.mayGoElsewhere(t) {
+		response, result = h.respondResult(dst, t, stale)
 	} else {
 		response, result = h.respondTooMany(dst, t)
 	}

@@ -51,19 +51,15 @@ type task struct {
 
 	usual    bool // the packet has the shape that wire.Query describes
 	query    wire.Query
-	scratch  table.Scratch
 	decision decision      // if usual
 	ask      forward.Query // if the decision is to forward
-
-	server      netip.AddrPort // what elsewhere returned
-	serverKnown bool
+	located  bool          // elsewhere has set ask.Server
 }
 
 // begin makes t the task of a packet. It does not keep the packet beyond the next call of
 // begin or keep.
 func (t *task) begin(packet []byte, from *arrival) {
-	t.packet, t.from = packet, from
-	t.server, t.serverKnown = netip.AddrPort{}, false
+	t.packet, t.from, t.located = packet, from, false
 }
 
 // keep prepares t for the slow path. packet is a copy of t's packet that no other query
@@ -75,21 +71,22 @@ func (t *task) keep(packet []byte, from *arrival) {
 	}
 }
 
-// elsewhere returns the original destination of a captured query if the query goes there.
-// It is not valid if the query was not captured or goes to the nameservers of resolv.conf.
+// elsewhere returns the original destination of a captured query if the query, which is to
+// be forwarded, goes there. It is not valid if the query was not captured or goes to the
+// nameservers of resolv.conf.
 func (h *handler) elsewhere(t *task) (netip.AddrPort, error) {
-	if t.serverKnown || t.from.original == nil {
-		return t.server, nil
+	if t.located || t.from.original == nil {
+		return t.ask.Server, nil
 	}
 	server, err := t.from.original()
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
-	if !h.forwarder.Elsewhere(server) {
-		server = netip.AddrPort{}
+	if h.forwarder.Elsewhere(server) {
+		t.ask.Server = server
 	}
-	t.server, t.serverKnown = server, true
-	return server, nil
+	t.located = true
+	return t.ask.Server, nil
 }
 
 // mayGoElsewhere reports whether a query goes to its original destination, or may do so. It

@@ -13,6 +13,7 @@ import (
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/reply"
+	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
@@ -75,7 +76,7 @@ func packedQuestion(tb testing.TB, name string, qtype uint16) []byte {
 
 // Answers from the table do not allocate, over either transport.
 func TestOwnNamesAllocateNothing(t *testing.T) {
-	h, task := newBenchHandler(t, 100), new(task)
+	h, task, scratch := newBenchHandler(t, 100), new(task), new(table.Scratch)
 	out := make([]byte, 0, dns.MaxMsgSize)
 	for _, q := range ownQuestions {
 		packet := packedQuestion(t, q.name, q.qtype)
@@ -83,7 +84,7 @@ func TestOwnNamesAllocateNothing(t *testing.T) {
 			from := &arrival{over: over}
 			allocs := testing.AllocsPerRun(100, func() {
 				task.begin(packet, from)
-				if _, verdict := h.fast(out, task); verdict != answered {
+				if _, verdict := h.fast(out, task, scratch); verdict != answered {
 					t.Fatalf("%s is passed on", q.kind)
 				}
 			})
@@ -107,7 +108,7 @@ func TestCacheHitsAllocateNothing(t *testing.T) { // F8
 			t.Error(err)
 		}
 	}()
-	task := new(task)
+	task, scratch := new(task), new(table.Scratch)
 	out := make([]byte, 0, dns.MaxMsgSize)
 	for _, edns := range []bool{false, true} {
 		msg := new(dns.Msg).SetQuestion("www.example.", dns.TypeA)
@@ -116,7 +117,7 @@ func TestCacheHitsAllocateNothing(t *testing.T) { // F8
 		}
 		packet := packed(t, msg)
 		task.begin(packet, &arrival{over: overUDP})
-		if _, verdict := h.fast(out, task); verdict != later {
+		if _, verdict := h.fast(out, task, scratch); verdict != later {
 			t.Fatal("it was in the cache already")
 		}
 		if resp := h.slow(task); reply.Rcode(resp) != dns.RcodeSuccess {
@@ -126,7 +127,7 @@ func TestCacheHitsAllocateNothing(t *testing.T) { // F8
 			from := &arrival{over: over}
 			allocs := testing.AllocsPerRun(100, func() {
 				task.begin(packet, from)
-				if _, verdict := h.fast(out, task); verdict != answered {
+				if _, verdict := h.fast(out, task, scratch); verdict != answered {
 					t.Fatal("passed on")
 				}
 			})
@@ -148,7 +149,7 @@ func packed(tb testing.TB, msg *dns.Msg) []byte {
 
 // BenchmarkRespond measures a query on the fast path without the kernel's part.
 func BenchmarkRespond(b *testing.B) {
-	h, task := newBenchHandler(b, 10_000), new(task)
+	h, task, scratch := newBenchHandler(b, 10_000), new(task), new(table.Scratch)
 	from := &arrival{over: overUDP}
 	out := make([]byte, 0, dns.MaxMsgSize)
 	for _, q := range ownQuestions {
@@ -157,7 +158,7 @@ func BenchmarkRespond(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				task.begin(packet, from)
-				if _, verdict := h.fast(out, task); verdict != answered {
+				if _, verdict := h.fast(out, task, scratch); verdict != answered {
 					b.Fatal("passed on")
 				}
 			}

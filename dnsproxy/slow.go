@@ -7,6 +7,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/reply"
+	"github.com/nametap/nametap/dnsproxy/table"
 )
 
 // holdTimeout is how long a query waits for the first table (BeforeSync).
@@ -50,7 +51,7 @@ func (h *handler) hold(t *task) decision {
 	defer timer.Stop()
 	select {
 	case <-h.synced:
-		return h.decide(t.query.Question, h.table.Load(), &t.scratch)
+		return h.decide(t.query.Question, h.table.Load(), new(table.Scratch))
 	case <-timer.C:
 	}
 	return decision{action: actReject, rcode: dns.RcodeServerFailure, reason: errNotSynced}
@@ -68,7 +69,7 @@ func (h *handler) forward(t *task) ([]byte, outcome) {
 		why := failureOf(err)
 		return h.respondFailure(nil, q, why), outcome{why.rcode, sourceSelf}
 	}
-	t.ask.Message, t.ask.Server, t.ask.How = q.AsSent(), server, t.from.over.how()
+	t.ask.Message, t.ask.How = q.AsSent(), t.from.over.how()
 	if isTransfer(q.Type) && t.from.send != nil {
 		t.ask.Send = h.sendTransferred(t)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy/sockets"
+	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
@@ -165,7 +166,8 @@ type tcpConn struct {
 	from     arrival
 	conn     net.Conn
 	reader   *bufio.Reader
-	task     *task         // of the query that is being read
+	task     *task // of the query that is being read
+	scratch  table.Scratch
 	brief    bool          // ends after its first answers
 	left     chan struct{} // closed when reading has ended
 
@@ -214,7 +216,7 @@ func (c *tcpConn) serve() {
 func (c *tcpConn) answer(answers, query []byte) ([]byte, error) {
 	start := len(answers)
 	c.task.begin(query, &c.from)
-	response, verdict := c.handler.fast(append(answers, 0, 0), c.task)
+	response, verdict := c.handler.fast(append(answers, 0, 0), c.task, &c.scratch)
 	reserved := false
 	if verdict == later {
 		reserved = c.pending.Load() < tcpMaxPending && c.handler.forwarder.ReserveMemory(len(query))

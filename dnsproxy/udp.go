@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/dnsproxy/sockets"
+	"github.com/nametap/nametap/dnsproxy/table"
 )
 
 // udpReceiveBuffer is the size of a socket's receive buffer in bytes, of which a query takes
@@ -184,12 +185,13 @@ const udpLastPackets = 8192
 // A udpReader is the goroutine that reads a socket.
 type udpReader struct {
 	*udpListener
-	task *task // of the packet in the message in
-	from *arrival
-	in   *sockets.Message
-	out  []byte
-	left int   // packets that may still be read after stop
-	err  error // the socket's error that ended reading
+	task    *task // of the packet in the message in
+	from    *arrival
+	in      *sockets.Message
+	out     []byte
+	scratch *table.Scratch
+	left    int   // packets that may still be read after stop
+	err     error // the socket's error that ended reading
 }
 
 func (l *udpListener) newReader() udpReader {
@@ -197,6 +199,7 @@ func (l *udpListener) newReader() udpReader {
 	return udpReader{
 		udpListener: l, task: new(task), left: udpLastPackets,
 		from: l.arrival(in, (*origins).ofUDP), in: in, out: make([]byte, 0, dns.MaxMsgSize),
+		scratch: new(table.Scratch),
 	}
 }
 
@@ -226,7 +229,7 @@ func (r *udpReader) readAll(fd uintptr) (over bool) {
 // answer answers a packet or passes it to a worker.
 func (r *udpReader) answer(fd uintptr, packet []byte) {
 	r.task.begin(packet, r.from)
-	response, verdict := r.handler.fast(r.out[:0], r.task)
+	response, verdict := r.handler.fast(r.out[:0], r.task, r.scratch)
 	switch verdict {
 	case answered:
 	case dropped:

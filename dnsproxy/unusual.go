@@ -8,6 +8,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/reply"
+	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
@@ -57,7 +58,7 @@ func (h *handler) answerUnusual(req *dns.Msg, t *task) (response []byte, source 
 		return own(h.failure(req, why.failure()))
 	}
 	again.query.Sent = t.packet
-	again.decision = h.decide(again.query.Question, h.table.Load(), &again.scratch)
+	again.decision = h.decide(again.query.Question, h.table.Load(), new(table.Scratch))
 	response, result, ok := h.respond(nil, again)
 	if !ok {
 		response, result = h.answer(again)

@@ -94,8 +94,7 @@ func TestFlushedMeanwhile(t *testing.T) { // F8, F9
 	f.Answer(stale)
 	wait.Until(t, "the reply is expired", func() bool {
 		f.Lookup(stale)
-		_, expired := stale.Stale()
-		return expired
+		return stale.Stale() != nil
 	})
 	fake.Handle(fakedns.Rcode(dns.RcodeServerFailure))
 	if _, err := f.FlushCache(forward.CacheSelection{}); err != nil {

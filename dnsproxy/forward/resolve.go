@@ -34,15 +34,15 @@ type lookup struct {
 func (l *lookup) final() bool { return l.state != cache.Miss && l.state != cache.Stale }
 
 // look looks a question up in the cache.
-func (f *Forwarder) look(key cache.Key) lookup {
-	generation := f.cache.Generation()
+func (f *Forwarder) look(key cache.Key, found *lookup) {
+	found.generation = f.cache.Generation()
 	hit := f.cache.Get(key, time.Now())
-	found := lookup{state: hit.State, refresh: hit.Refresh, generation: generation}
-	found.result = Result{Reply: hit.Reply, Age: hit.Age, Source: SourceCache, left: hit.Left, aging: hit.Aging}
+	found.state, found.refresh = hit.State, hit.Refresh
+	r := &found.result
+	r.Reply, r.Age, r.Source, r.left, r.aging = hit.Reply, hit.Age, SourceCache, hit.Left, hit.Aging
 	if hit.State == cache.Failed {
-		found.result.Err = CachedFailure(hit.Failure)
+		r.Err = CachedFailure(hit.Failure)
 	}
-	return found
 }
 
 // Key returns the key of a query in the cache; walked says that the search list is walked
@@ -56,21 +56,24 @@ func (f *Forwarder) Key(q *wire.Query, walked bool) cache.Key {
 	return key
 }
 
-// Lookup looks a query up in the cache, by its Key. It reports whether the cache answers
-// it. It does not allocate for replies.
-func (f *Forwarder) Lookup(q *Query) (found Result, ok bool) {
-	q.found = f.look(q.Key)
-	return q.found.result, q.found.final()
+// Lookup looks a query up in the cache, by its Key, once. It reports whether the cache
+// answers it. The result belongs to q. Lookup does not allocate for replies.
+func (f *Forwarder) Lookup(q *Query) (found *Result, ok bool) {
+	f.look(q.Key, &q.found)
+	return &q.found.result, q.found.final()
 }
 
 // RefreshDue reports whether the caller of [Forwarder.Lookup] must call
 // [Forwarder.Refresh].
 func (q *Query) RefreshDue() bool { return q.found.refresh }
 
-// Stale returns a reply that [Forwarder.Lookup] found expired. It is for queries that
-// cannot wait for nameservers.
-func (q *Query) Stale() (found Result, ok bool) {
-	return q.found.result, q.found.state == cache.Stale
+// Stale returns a reply that [Forwarder.Lookup] found expired, nil if there is none. It is for
+// queries that cannot wait for nameservers.
+func (q *Query) Stale() *Result {
+	if q.found.state != cache.Stale {
+		return nil
+	}
+	return &q.found.result
 }
 
 // Refresh asks nameservers in the background for a reply that is in the cache and is about
@@ -164,7 +167,9 @@ func (f *Forwarder) ask(flight *flight, steps []Step, state cache.State) {
 		// Another flight for the question may have landed after the caller looked into
 		// the cache and before it joined this one. The leader looks again, so that a burst
 		// of equal questions is one query to nameservers; no other goroutine does.
-		switch again := f.look(key); {
+		var again lookup
+		f.look(key, &again)
+		switch {
 		case again.final() && !again.refresh:
 			f.flights.land(flight, again.result)
 			return

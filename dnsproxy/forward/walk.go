@@ -163,7 +163,7 @@ func (w *walk) lookup(step Step, qtype uint16) <-chan Result {
 		w.Refresh(q)
 	}
 	if ok && (!w.renew || !result.aging) {
-		found <- result
+		found <- *result
 		return found
 	}
 	w.background.Go(func() { found <- w.fetch(q) })
