@@ -49,7 +49,7 @@ bench: ## compare the agent with other servers, over the wire (ARGS=-help lists 
 microbench: ## run the Go benchmarks of the parts
 	$(GO) test -run '^$$' -bench . -benchmem ./...
 
-generate: ## write the code in api/, the tests in docs/behaviour.md, the imports in ARCHITECTURE.md
+generate: ## write the code in api/, the tests in docs/behaviour.md, the imports in CONTRIBUTING.md
 	$(TOOL) buf generate
 	$(GO) test ./docs -run 'Behaviour|Imports' -update
 

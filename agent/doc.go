@@ -1,7 +1,43 @@
 // Package agent runs nametap beside one workload: it connects the push path to the query
 // path, keeps the capture rules, serves the status endpoints, and ends them in order.
 //
+//	agent.go          Agent: passes a push to the query path, starts all parts and ends them in order
+//	identity.go       the addresses of the node
+//	addresses.go      following changes of the addresses of the interfaces
+//	memory.go         returning memory to the kernel when pushes pause
+//	status.go         the status server: probes, metrics, /debug/...
+//	cachestatus.go    what the status server shows of the cache, and flushing it
+//	systemd.go        notifications to systemd
+//	probe.go          probes of the agent's own listeners
+//	capture.go        the settings of capture, and their change
+//	desired.go        the desired state of capture, from the settings and the next two
+//	servers.go        the nameservers of resolv.conf
+//	families.go       the families whose listeners answer
+//	capturestatus.go  the state of capture, as status and metrics
+//
+// # Goroutines
+//
 // One errgroup in [Agent.Run] owns every goroutine. If one of them fails, the process ends: a
 // process that runs but does not answer looks healthy to Kubernetes and systemd, and DNS of
 // the workload stays broken, as in Istio's agent when a DNS listener fails.
+//
+//	dnsproxy.Server.Run  one reader per UDP socket and one per TCP connection; one worker per
+//	                     query on the slow path (while there are many, workers read too); one
+//	                     per refresh, and one per client that got a stale answer meanwhile; the
+//	                     watcher of resolv.conf; one that follows the addresses of this host;
+//	                     one that opens connection tracking, if that failed at first; one that
+//	                     opens missing listeners
+//	upstream.Client      one reader per open socket, two per connection, and one that closes
+//	                     idle ones; none without queries
+//	nds.Client.Run       one for the stream, which receives, applies and ACKs in this order; one
+//	                     that ends the stream when the node changes; one that writes the
+//	                     snapshot; one that obtains and renews the workload certificate
+//	Agent                one that follows the addresses of the interfaces (rtnetlink), the status
+//	                     server, the drain, the announcement of readiness, systemd's watchdog,
+//	                     one that returns memory when pushes pause; with capture one that keeps
+//	                     the rules as desired, one that probes the listeners of each family, and
+//	                     one that follows resolv.conf
+//
+// The command nametap agent has more of them outside of the errgroup: one that writes the log,
+// one that waits for a second signal, and two that follow the files with settings.
 package agent

@@ -1,5 +1,26 @@
 // Package dnsproxy answers DNS queries for mesh names from a table, and forwards all others.
 //
+// The files, in the order of a query:
+//
+//	config.go      the settings
+//	server.go      Server: New, Run, Ready, and Load, which puts a table into use
+//	listen.go      opening the sockets
+//	listener.go    what the sockets of both transports have in common
+//	udp.go         reading queries from UDP sockets; passing them to workers
+//	tcp.go         the same for TCP connections
+//	tcpclients.go  the limit of TCP connections, and which connection makes room
+//	handler.go     what both paths share: a query on its way (task), and its sender (arrival)
+//	fast.go        the fast path: parse, decide, answer from the table or the cache
+//	decide.go      the decision about a query, made once
+//	special.go     the answers to special-use names such as localhost
+//	writer.go      responses that nametap makes itself, record by record; their longest length
+//	slow.go        the slow path: queries that are forwarded or held
+//	unusual.go     rare and malformed queries, as dns.Msg
+//	respond.go     other responses: what the forwarder found, refusals, failures
+//	origins.go     original destinations of captured queries
+//	explain.go     the reason of an answer, for nametap query
+//	metrics.go     counters
+//
 // # The order in which a query is answered
 //
 // The first rule that applies wins; decide.go decides.

@@ -21,36 +21,39 @@ import (
 const (
 	module       = "github.com/nametap/nametap/"
 	architecture = root + "/ARCHITECTURE.md"
+	contributing = root + "/CONTRIBUTING.md"
 	linter       = root + "/.golangci.yaml"
 
 	importsBegin = "<!-- imports: written by `make generate` -->\n"
 	importsEnd   = "<!-- end of imports -->\n"
 )
 
-// goFile matches a Go file in backquotes.
-var goFile = regexp.MustCompile("`([\\w/-]+\\.go)`")
+var (
+	goFile     = regexp.MustCompile("`([\\w/-]+\\.go)`")    // a Go file in backquotes
+	listedFile = regexp.MustCompile(`(?m)^//\t(\w+\.go)\s`) // a Go file in the list of a package comment
+)
 
-// TestImports checks that ARCHITECTURE.md lists the imports among the packages of the
+// TestImports checks that CONTRIBUTING.md lists the imports among the packages of the
 // project as they are. With -update it writes the list.
 func TestImports(t *testing.T) {
-	text, err := os.ReadFile(architecture)
+	text, err := os.ReadFile(contributing)
 	if err != nil {
 		t.Fatal(err)
 	}
 	before, rest, found := strings.Cut(string(text), importsBegin)
 	got, after, ended := strings.Cut(rest, importsEnd)
 	if !found || !ended {
-		t.Fatalf("%s: want the lines %q and %q", architecture, importsBegin, importsEnd)
+		t.Fatalf("%s: want the lines %q and %q", contributing, importsBegin, importsEnd)
 	}
 	want := importTable(imports(t))
 	if got == want {
 		return
 	}
 	if !*update {
-		t.Fatalf("%s: the imports have changed: run `make generate`\n got %s\nwant %s", architecture, got, want)
+		t.Fatalf("%s: the imports have changed: run `make generate`\n got %s\nwant %s", contributing, got, want)
 	}
 	updated := before + importsBegin + want + importsEnd + after
-	if err := os.WriteFile(architecture, []byte(updated), 0o644); err != nil { //nolint:gosec // a document
+	if err := os.WriteFile(contributing, []byte(updated), 0o644); err != nil { //nolint:gosec // a document
 		t.Fatal(err)
 	}
 }
@@ -92,32 +95,52 @@ func TestImportRules(t *testing.T) {
 	}
 }
 
-// TestArchitectureFiles checks that the files in ARCHITECTURE.md exist, and that it has every
-// file of dnsproxy.
+// TestArchitectureFiles checks that the files in ARCHITECTURE.md exist.
 func TestArchitectureFiles(t *testing.T) {
 	text, err := os.ReadFile(architecture)
 	if err != nil {
 		t.Fatal(err)
 	}
-	named := map[string]bool{}
-	for _, match := range goFile.FindAllStringSubmatch(string(text), -1) {
-		file := match[1]
-		if !strings.Contains(file, "/") {
-			file = "dnsproxy/" + file
+	matches := goFile.FindAllStringSubmatch(string(text), -1)
+	if len(matches) == 0 {
+		t.Fatalf("%s has no files", architecture)
+	}
+	for _, match := range matches {
+		if match[1] == "doc.go" { // of any package
+			continue
 		}
-		named[file] = true
-		if _, err := os.Stat(filepath.Join(root, filepath.FromSlash(file))); err != nil {
+		if _, err := os.Stat(filepath.Join(root, filepath.FromSlash(match[1]))); err != nil {
 			t.Errorf("%s: %v", architecture, err)
 		}
 	}
-	files, err := filepath.Glob(root + "/dnsproxy/*.go")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no files of dnsproxy: %v", err)
-	}
-	for _, file := range files {
-		name := "dnsproxy/" + filepath.Base(file)
-		if !strings.HasSuffix(name, "_test.go") && !named[name] {
-			t.Errorf("%s does not have %s", architecture, name)
+}
+
+// TestPackageFiles checks that the package comments that list the files of their package
+// have every file, and no others.
+func TestPackageFiles(t *testing.T) {
+	for _, name := range []string{"agent", "dnsproxy", "dnsproxy/forward", "dnsproxy/table", "iptables", "nds"} {
+		text, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(name), "doc.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var listed []string
+		for _, match := range listedFile.FindAllSubmatch(text, -1) {
+			listed = append(listed, string(match[1]))
+		}
+		files, err := filepath.Glob(filepath.Join(root, filepath.FromSlash(name), "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var want []string
+		for _, file := range files {
+			if base := filepath.Base(file); base != "doc.go" && !strings.HasSuffix(base, "_test.go") {
+				want = append(want, base)
+			}
+		}
+		slices.Sort(listed)
+		slices.Sort(want)
+		if !slices.Equal(listed, want) {
+			t.Errorf("%s/doc.go lists the files %q, want %q", name, listed, want)
 		}
 	}
 }

@@ -1,5 +1,5 @@
 // Package docs_test checks the documents against the code: the rows of behaviour.md and
-// their tests, the imports in ARCHITECTURE.md, links, and quoted messages.
+// their tests, the imports in CONTRIBUTING.md, links, and quoted messages.
 package docs_test
 
 import (
@@ -19,7 +19,7 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the tests in behaviour.md and the imports in ARCHITECTURE.md")
+var update = flag.Bool("update", false, "write the tests in behaviour.md and the imports in CONTRIBUTING.md")
 
 const (
 	table = "behaviour.md"

@@ -41,6 +41,7 @@
 //
 // A step that fails is taken again later. A new desired value ends every wait.
 //
+//	config.go   what is captured, and what is excluded
 //	capture.go  the desired value, and the state that other goroutines read
 //	keep.go     the steps: Keep, Apply and Remove
 //	apply.go    the step apply: both families, one backend

@@ -7,6 +7,18 @@
 // of it, so pushes are applied in the order in which they arrive. Another one writes the
 // snapshot (snapshot.go), so a slow disk delays no push.
 //
+//	config.go        the settings
+//	client.go        Client: connecting, back-off, the fallback to state-of-the-world
+//	connection.go    address, TLS, token and keepalive
+//	stream.go        one stream: the set of resources, nonce and version, ACK and NACK
+//	node.go          the node: what the agent sends about the workload, and its changes
+//	errors.go        the setting that an error comes from
+//	failurelog.go    logging a failure once
+//	workloadcert.go  the workload certificate: obtaining, saving and renewing it
+//	ca.go            the request to the certificate authority
+//	snapshot.go      the last good table on disk
+//	status.go        Status, and its metrics
+//
 // What a response means:
 //
 //   - The set of resources belongs to the stream. A new stream starts with an empty set
