@@ -40,10 +40,14 @@ func run(m *testing.M) int {
 	return code
 }
 
+// commandLimit is the time limit of a command: `make install` builds the binaries, on a
+// machine that may be busy.
+const commandLimit = 5 * time.Minute
+
 // command returns a command with PATH and environ as its environment.
 func command(t *testing.T, environ []string, name string, args ...string) *exec.Cmd {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), commandLimit)
 	t.Cleanup(cancel)
 	if !strings.Contains(name, "/") && strings.HasPrefix(name, "nametap") {
 		name = filepath.Join(bin, name)
