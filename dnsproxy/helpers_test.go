@@ -182,6 +182,17 @@ func (p *proxy) await(tb testing.TB, name string, want float64) {
 	wait.Until(tb, fmt.Sprintf("%s = %v", name, want), func() bool { return p.count(tb, name) == want })
 }
 
+// forwardedNames returns the names that a nameserver was asked for, in order. It leaves out
+// queries that the agent sends because a reply is late: the same query again, and probes.
+func forwardedNames(fake *fakedns.Server) (names []string) {
+	for _, q := range fake.Queries() {
+		if q.Name != "localhost." && q.Name != "id.server." && !slices.Contains(names, q.Name) {
+			names = append(names, q.Name)
+		}
+	}
+	return names
+}
+
 // wantForwarded waits until the nameserver, the only one of p, has received n queries. It
 // ignores queries that p sends because a reply is late, which happens on a busy machine:
 // the same query again, and probes.
