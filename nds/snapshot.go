@@ -181,15 +181,7 @@ func (s *snapshotSaver) saveNext() {
 
 // saveTime writes the time of the last push to the file.
 func (s *snapshotSaver) saveTime(pushed time.Time) error {
-	if err := s.dir.Lock(); err != nil {
-		return err
-	}
-	file, err := os.OpenFile(s.dir.File(snapshotName), os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	_, err = file.WriteAt(binary.BigEndian.AppendUint64(nil, uint64(pushed.UnixNano())), int64(len(snapshotMagic)))
-	return errors.Join(err, file.Close())
+	return s.dir.WriteAt(snapshotName, binary.BigEndian.AppendUint64(nil, uint64(pushed.UnixNano())), int64(len(snapshotMagic)))
 }
 
 // marshal returns the content of the snapshot file.

@@ -1,10 +1,12 @@
 // Package statedir keeps the files of a process in a state directory. A lock makes sure
-// that two processes do not overwrite each other's files.
+// that two processes do not overwrite each other's files. Files are never written through
+// links, since the directory may belong to another user than the process, such as root.
 package statedir
 
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
@@ -65,7 +67,7 @@ func (d *Dir) Lock() error {
 	if err := os.MkdirAll(d.path, dirMode); err != nil {
 		return err
 	}
-	lock, err := os.OpenFile(d.File(d.lockName), os.O_RDWR|os.O_CREATE, fileMode)
+	lock, err := os.OpenFile(d.File(d.lockName), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, fileMode)
 	if err != nil {
 		return err
 	}
@@ -135,9 +137,26 @@ func (d *Dir) Write(name string, data []byte) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// writeSynced writes a file and waits until it is on the disk.
+// WriteAt locks the directory and overwrites a part of an existing file.
+func (d *Dir) WriteAt(name string, data []byte, offset int64) error {
+	if err := d.Lock(); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(d.File(name), os.O_WRONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(data, offset)
+	return errors.Join(err, f.Close())
+}
+
+// writeSynced writes a new file and waits until it is on the disk. It first removes what
+// has the file's name: the rest of a write that was interrupted.
 func writeSynced(path string, data []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, fileMode)
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, fileMode)
 	if err != nil {
 		return err
 	}

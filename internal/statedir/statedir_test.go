@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/nametap/nametap/internal/statedir"
 )
 
@@ -95,6 +97,57 @@ func TestWrite(t *testing.T) {
 	}
 	if got, want := entries(t, path), []string{"file", "occupied", lockName}; !slices.Equal(got, want) {
 		t.Errorf("files %q, want %q", got, want)
+	}
+}
+
+// C7: a link in the directory, which may belong to another user, leads no write elsewhere.
+func TestLinks(t *testing.T) {
+	outside := filepath.Join(t.TempDir(), "outside")
+	if err := os.WriteFile(outside, []byte("before"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	dir := statedir.New(t.TempDir(), lockName)
+	defer dir.Unlock()
+	for _, name := range []string{lockName, "file.tmp", "linked"} {
+		if err := os.Symlink(outside, dir.File(name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Link(outside, dir.File("hard.tmp")); err != nil {
+		t.Fatal(err)
+	}
+	if err := dir.Lock(); !errors.Is(err, unix.ELOOP) {
+		t.Errorf("the lock is a link: %v, want ELOOP", err)
+	}
+	if err := os.Remove(dir.File(lockName)); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"file", "hard"} {
+		if err := dir.Write(name, []byte("written")); err != nil {
+			t.Error(err)
+		}
+		if info, err := os.Lstat(dir.File(name)); err != nil || info.Mode() != 0o600 {
+			t.Errorf("%s: %v, %v, want a file with mode 0600", name, info, err)
+		}
+	}
+	if err := dir.WriteAt("linked", []byte("written"), 0); !errors.Is(err, unix.ELOOP) {
+		t.Errorf("a part of a link: %v, want ELOOP", err)
+	}
+	if text, err := os.ReadFile(outside); string(text) != "before" {
+		t.Errorf("the file outside holds %q, %v", text, err)
+	}
+}
+
+// C7: a part of a file is overwritten in place, and only if the file exists.
+func TestWriteAt(t *testing.T) {
+	dir := statedir.New(t.TempDir(), lockName)
+	defer dir.Unlock()
+	if err := dir.WriteAt("file", []byte("new"), 0); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without a file: %v, want fs.ErrNotExist", err)
+	}
+	err := errors.Join(dir.Write("file", []byte("an old text")), dir.WriteAt("file", []byte("new"), 3))
+	if text, readErr := os.ReadFile(dir.File("file")); err != nil || string(text) != "an new text" {
+		t.Errorf("the file holds %q, %v", text, errors.Join(err, readErr))
 	}
 }
 
