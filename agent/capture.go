@@ -62,6 +62,7 @@ type capture struct {
 
 	mu     sync.Mutex
 	inputs inputs // guarded by mu
+	begun  bool   // the listeners were probed; guarded by mu
 }
 
 // newCapture checks the configuration.
@@ -105,7 +106,7 @@ func (c *capture) run(ctx context.Context) error {
 // first desired value.
 func (c *capture) begin(ctx context.Context) error {
 	without := c.listening(ctx)
-	err := c.change(func(in *inputs) { in.without = without })
+	err := c.change(func(in *inputs) { in.without, c.begun = without, true })
 	if err != nil && !errors.Is(err, errNoServers) && ctx.Err() == nil {
 		return fmt.Errorf("capturing DNS: %w", err)
 	}
@@ -118,13 +119,13 @@ func (c *capture) begin(ctx context.Context) error {
 }
 
 // change changes the inputs of the desired value, and sets that. If there is none, it returns
-// an error, and capture stays as it is.
+// an error, and capture stays as it is. Before the listeners were probed it sets nothing.
 func (c *capture) change(change func(in *inputs)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	change(&c.inputs)
 	d, err := c.inputs.desired()
-	if err != nil {
+	if err != nil || !c.begun {
 		return err
 	}
 	return c.kernel.Set(d)

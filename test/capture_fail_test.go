@@ -77,6 +77,33 @@ func TestServersLater(t *testing.T) { // K6, F5
 	v.asked(other, otherIP)
 }
 
+// TestServersOfResolvConfBeforeListeners changes --capture-servers to a resolv.conf without
+// nameservers while the agent waits for its listeners.
+func TestServersOfResolvConfBeforeListeners(t *testing.T) { // K6, K9, R10
+	t.Parallel()
+	v := newVM(t, "nft")
+	v.write("resolv.conf", "search shop.svc.cluster.local\n")
+	silence := func(change string) {
+		for _, tool := range []string{"iptables-nft", "ip6tables-nft"} {
+			v.Exec(tool, "-w", change, "INPUT", "-p", "udp", "--dport", "15053", "-j", "DROP")
+		}
+	}
+	silence("-A")
+	next := v.notifications()
+	a := v.launch("--capture", "--config", v.write("nametap.yaml", "capture-servers: all\n"))
+	wait.Until(t, "the listeners are probed", func() bool { return a.log.Count("DNS is not captured yet") > 0 })
+	v.replace("nametap.yaml", "capture-servers: resolv-conf\n")
+	wait.Until(t, "the settings are read again", func() bool { return a.log.Count("capture stays as it is") > 0 })
+	silence("-D")
+	if got := next(); got != "READY=1" || v.captured() {
+		t.Errorf("%s, captured without a nameserver:\n%s", got, v.Rules())
+	}
+	v.replace("resolv.conf", "nameserver "+named+"\n")
+	wait.Until(t, "DNS is captured", v.captured)
+	v.asked(named, meshIP)
+	v.asked(other, otherIP)
+}
+
 // TestStatusOfHalf checks that capture status fails if one of two families has rules.
 func TestStatusOfHalf(t *testing.T) { // K4
 	t.Parallel()
