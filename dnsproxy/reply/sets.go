@@ -9,7 +9,8 @@ import (
 )
 
 // maxSplitSearch bounds how many records that do not fit are compared with all those that
-// do, to find RRsets that would be split; a reply may have thousands.
+// do, and how many these may be, to find RRsets that would be split; a reply may have
+// thousands.
 const maxSplitSearch = 100
 
 // A place is where a record is in a message: its owner, and its fixed part.
@@ -17,16 +18,18 @@ type place struct{ owner, fixed int }
 
 // wholeSets returns how many of the first kept of n additional records may stay, so that
 // no RRset is there in part (RFC 2181, section 9); at returns where each is. It keeps fewer
-// than necessary if very many do not fit.
+// than necessary if very many fit, or do not fit.
+//
+// It compares each record that is left out once: the first record of its set that was kept
+// becomes the first one that is left out, so none of those before it is in the set.
 func wholeSets(msg []byte, at func(i int) place, kept, n int) int {
-	if n-kept > maxSplitSearch {
+	if kept > maxSplitSearch || n-kept > maxSplitSearch {
 		return 0
 	}
 	for left := n - 1; left >= kept; left-- {
 		for i := range kept {
 			if sameSet(msg, at(i), at(left)) {
 				kept = i
-				left = n // a record that was kept until now may be in the set of another
 				break
 			}
 		}
@@ -40,8 +43,7 @@ func sameSet(msg []byte, a, b place) bool {
 	if !bytes.Equal(msg[a.fixed:a.fixed+typeAndClass], msg[b.fixed:b.fixed+typeAndClass]) {
 		return false
 	}
-	var x, y [wire.MaxNameLen]byte
-	return bytes.Equal(wire.AppendName(x[:0], msg, a.owner), wire.AppendName(y[:0], msg, b.owner))
+	return wire.SameName(msg, a.owner, b.owner)
 }
 
 // isReferral reports whether a message with these sections refers a resolver to other

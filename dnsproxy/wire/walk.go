@@ -241,20 +241,25 @@ func pointerTarget(msg []byte, off int) int {
 // IsPointer reports whether a compression pointer begins with b, and not a label.
 func IsPointer(b byte) bool { return b&labelType == labelType }
 
-// AppendName appends the owner of a record that was walked, at off, folded, without pointers,
-// and without the root label.
-func AppendName(dst, msg []byte, off int) []byte {
+// SameName reports whether two owners of records that were walked, at x and y, are one name,
+// without regard to case.
+func SameName(msg []byte, x, y int) bool {
 	for {
-		switch n := int(msg[off]); {
-		case IsPointer(msg[off]):
-			off = pointerTarget(msg, off)
-		case n == 0:
-			return dst
-		default:
-			for _, c := range msg[off : off+1+n] {
-				dst = append(dst, FoldByte(c))
-			}
-			off += 1 + n
+		for IsPointer(msg[x]) {
+			x = pointerTarget(msg, x)
 		}
+		for IsPointer(msg[y]) {
+			y = pointerTarget(msg, y)
+		}
+		n := 1 + int(msg[x])
+		switch {
+		case x == y:
+			return true
+		case msg[x] != msg[y] || !EqualFold(msg[x:x+n], msg[y:y+n]):
+			return false
+		case n == 1: // the root
+			return true
+		}
+		x, y = x+n, y+n
 	}
 }

@@ -58,8 +58,13 @@ func FuzzWalk(f *testing.F) {
 				}
 				continue
 			}
-			if got := wire.Name(wire.AppendName(nil, msg, w.Owner)); !strings.EqualFold(got.String(), name) {
-				t.Fatalf("the owner at %d of %x is %v, want %s", w.Owner, msg, got, name)
+			alone, err := wire.PackName(strings.ToUpper(name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			both := append(append(bytes.Clone(msg), alone...), 0)
+			if !wire.SameName(both, w.Owner, len(msg)) || len(alone) > 0 && wire.SameName(both, w.Owner, len(both)-1) {
+				t.Fatalf("the owner at %d of %x is not %s", w.Owner, msg, name)
 			}
 			if w.Section < wire.AnswerSection || w.Section > wire.AdditionalSection || w.End > len(msg) {
 				t.Fatalf("%+v", w)
