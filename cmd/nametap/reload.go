@@ -49,6 +49,7 @@ func (r *reloader) run(ctx context.Context, signals <-chan os.Signal) {
 			return
 		case <-changes:
 		case <-signals:
+			r.watcher.Note()
 			r.log.Info("SIGHUP: reading the settings again")
 			r.failed = "" // an answer to each signal
 		}

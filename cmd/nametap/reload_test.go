@@ -1,13 +1,17 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/internal/settings"
@@ -88,6 +92,42 @@ func TestReload(t *testing.T) {
 	if source := settings.Source(r.last.flags.Lookup("drain")); source != "--drain" {
 		t.Errorf("drain is from %s", source)
 	}
+}
+
+// R10: a change that SIGHUP applied is undone when the file is changed back at once.
+func TestReloadSignal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "nametap.yaml")
+		write := func(text string) {
+			t.Helper()
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		write("log-level: warn\n")
+		o := parsed(t, []string{"--config", path}, nil)
+		r := newReloader(o, slog.New(slog.DiscardHandler), func(agent.CaptureConfig) error { return nil })
+		ctx, stop := context.WithCancel(t.Context())
+		signals, done := make(chan os.Signal), make(chan struct{})
+		go func() {
+			defer close(done)
+			r.run(ctx, signals)
+		}()
+		synctest.Wait()
+		write("log-level: error\n")
+		signals <- syscall.SIGHUP
+		synctest.Wait()
+		if level := o.logLevel.Level(); level != slog.LevelError {
+			t.Errorf("after SIGHUP the level is %v", level)
+		}
+		write("log-level: warn\n")
+		<-time.After(2 * time.Second) // of the bubble's clock
+		if level := o.logLevel.Level(); level != slog.LevelWarn {
+			t.Errorf("the level is %v, the file says warn", level)
+		}
+		stop()
+		<-done
+	})
 }
 
 // R10: settings from a pipe stay as they are, since it can be read only once.

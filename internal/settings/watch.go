@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -16,6 +17,9 @@ const (
 	// watchSettle is how long the files must read the same before a change counts. A file
 	// that is written in place is empty for a moment.
 	watchSettle = 100 * time.Millisecond
+	// emptySettle is the same if a file that had text is empty or absent now. A command whose
+	// output goes to a file empties it first, and writes to it later.
+	emptySettle = 5 * time.Second
 )
 
 // Files returns the files that settings come from. They may be absent.
@@ -48,17 +52,30 @@ func CheckRereadable(flags *pflag.FlagSet) error {
 // file of 1 KiB costs some 10 µs, and one that is absent 1 µs (BenchmarkReadFiles).
 type Watcher struct {
 	files []string
-	used  map[string]string // the texts of the files at the last report
+
+	mu   sync.Mutex
+	used map[string]string // the texts of the files at the last report; guarded by mu
 }
 
 // NewWatcher returns a Watcher for the changes from now on. It follows regular files only.
 func NewWatcher(files []string) *Watcher { return &Watcher{files: files, used: readFiles(files)} }
 
+// Note makes the Watcher report changes from now on only. Call it before the files are read
+// for another reason than a report. Otherwise a change that is undone after that reading is
+// not reported.
+func (w *Watcher) Note() {
+	now := readFiles(w.files)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.used = now
+}
+
 // Run sends a value after every change until ctx ends.
 func (w *Watcher) Run(ctx context.Context, changes chan<- struct{}) {
 	timer := time.NewTimer(watchInterval)
 	defer timer.Stop()
-	last := w.used
+	var last map[string]string
+	var since time.Time // of last
 	for {
 		select {
 		case <-ctx.Done():
@@ -66,21 +83,38 @@ func (w *Watcher) Run(ctx context.Context, changes chan<- struct{}) {
 		case <-timer.C:
 		}
 		now := readFiles(w.files)
-		switch {
-		case !maps.Equal(now, last): // it may be changing still
-			last = now
-			timer.Reset(watchSettle)
-			continue
-		case !maps.Equal(now, w.used):
-			w.used = now
+		if since.IsZero() || !maps.Equal(now, last) { // it may be changing still
+			last, since = now, time.Now()
+		}
+		settle, changed := w.compare(now)
+		if changed && time.Since(since) >= settle {
+			w.Note()
+			changed = false
 			select {
 			case changes <- struct{}{}:
 			case <-ctx.Done():
 				return
 			}
 		}
-		timer.Reset(watchInterval)
+		if changed {
+			timer.Reset(watchSettle)
+		} else {
+			timer.Reset(watchInterval)
+		}
 	}
+}
+
+// compare reports whether texts differ from those at the last report, and how long they must
+// stay so to be reported.
+func (w *Watcher) compare(texts map[string]string) (settle time.Duration, changed bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for path, used := range w.used {
+		if used != "" && texts[path] == "" {
+			return emptySettle, true
+		}
+	}
+	return watchSettle, !maps.Equal(texts, w.used)
 }
 
 // readFiles returns the texts of the regular files. Files that cannot be read are left out.

@@ -12,8 +12,9 @@ import (
 )
 
 // Every kind of change is reported once: a file that is created, written in place, renamed
-// over or removed, and a symbolic link above it that is replaced, as Kubernetes does. While
-// nothing changes, nothing is reported.
+// over or removed, and a symbolic link above it that is replaced, as Kubernetes does. A file
+// that is empty for a while, because it is being written, is reported with its text. While
+// nothing changes, nothing is reported. A change that is undone after Note is reported.
 func TestWatcher(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -47,18 +48,26 @@ func TestWatcher(t *testing.T) {
 		}()
 		for _, step := range []struct {
 			name string
+			late time.Duration
 			do   func()
 		}{
-			{"made", func() { put("a/mesh", "a"); link("a") }},
-			{"written", func() { put("a/mesh", "A") }},
-			{"linked", func() { put("b/mesh", "b"); link("b") }},
-			{"renamed", func() {
+			{"made", time.Second, func() { put("a/mesh", "a"); link("a") }},
+			{"written", time.Second, func() { put("a/mesh", "A") }},
+			{"linked", time.Second, func() { put("b/mesh", "b"); link("b") }},
+			{"renamed", time.Second, func() {
 				put("b/next", "B")
 				if err := os.Rename(filepath.Join(dir, "b/next"), filepath.Join(dir, "b/mesh")); err != nil {
 					t.Fatal(err)
 				}
 			}},
-			{"removed", func() {
+			{"empty for a while", 4 * time.Second, func() {
+				put("b/mesh", "")
+				<-time.After(3 * time.Second)
+				put("b/mesh", "C")
+			}},
+			{"empty", 6 * time.Second, func() { put("b/mesh", "") }},
+			{"written again", time.Second, func() { put("b/mesh", "D") }},
+			{"removed", 6 * time.Second, func() {
 				if err := os.Remove(filepath.Join(dir, "b/mesh")); err != nil {
 					t.Fatal(err)
 				}
@@ -67,15 +76,24 @@ func TestWatcher(t *testing.T) {
 			began := time.Now()
 			step.do()
 			<-changes
-			if took := time.Since(began); took > time.Second {
+			if took := time.Since(began); took > step.late {
 				t.Errorf("%s: reported after %v", step.name, took)
 			}
 		}
+		put("b/mesh", "E")
+		watcher.Note() // as before the files are read for a signal
+		put("b/mesh", "")
+		<-time.After(4 * time.Second)
+		put("b/mesh", "E")
 		select {
 		case <-changes:
 			t.Error("a change is reported although nothing changed")
 		case <-time.After(time.Minute):
 		}
+		put("b/mesh", "F")
+		watcher.Note()
+		put("b/mesh", "E")
+		<-changes
 		stop()
 		<-done
 	})
