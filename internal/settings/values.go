@@ -132,11 +132,11 @@ func Duration(p *time.Duration, zero Zero) pflag.Value {
 // Int returns the value of a setting that is a number.
 func Int(p *int, zero Zero) pflag.Value {
 	parse := func(s string) (int, error) {
-		n, err := strconv.Atoi(s)
+		n, err := strconv.ParseInt(s, 0, strconv.IntSize) // also 0x400, and 1_000 as in YAML
 		if err != nil {
 			return 0, errors.New("want a whole number")
 		}
-		return n, nil
+		return int(n), nil
 	}
 	return number[int]{p, "int", zero, parse, strconv.Itoa}
 }
@@ -184,7 +184,7 @@ func (u unsigned[T]) String() string { return fmt.Sprint(*u.p) }
 
 // Set reads the number.
 func (u unsigned[T]) Set(s string) (err error) {
-	v, err := ParseUint[T](s)
+	v, err := parseUint[T](s, 0) // as in Int
 	if err == nil {
 		*u.p = v
 	}
@@ -195,8 +195,10 @@ func (u unsigned[T]) Set(s string) (err error) {
 func (u unsigned[T]) Type() string { return "int" }
 
 // ParseUint reads a number from 0 to the largest of its type.
-func ParseUint[T uint16 | uint32](s string) (T, error) {
-	n, err := strconv.ParseUint(s, 10, 64)
+func ParseUint[T uint16 | uint32](s string) (T, error) { return parseUint[T](s, 10) }
+
+func parseUint[T uint16 | uint32](s string, base int) (T, error) {
+	n, err := strconv.ParseUint(s, base, 64)
 	if err != nil || uint64(T(n)) != n {
 		return 0, fmt.Errorf("want a whole number from 0 to %d", ^T(0))
 	}

@@ -48,14 +48,14 @@ func TestValues(t *testing.T) {
 	}{
 		{"wait", "1m0s", map[string]string{"0s": "0s", "300ms": "300ms"}, map[string]string{"5": "unit", "-1s": "no negative"}},
 		{"stale", "1h0m0s", map[string]string{"0": "0s", "2h": "2h0m0s"}, map[string]string{"soon": "unit"}},
-		{"count", "7", map[string]string{"9": "9"}, map[string]string{"0": "more than 0", "-1": "no negative", "many": "whole number"}},
+		{"count", "7", map[string]string{"9": "9", "1_000": "1000", "0x10": "16"}, map[string]string{"0": "more than 0", "-1": "no negative", "many": "whole number"}},
 		{"size", "64MiB", map[string]string{"2048": "2KiB", "3MiB": "3MiB", "5": "5"}, map[string]string{"0": "more than 0", "64MB": "KiB or MiB", "": "bytes"}},
 		{"memory", "0", map[string]string{"1KiB": "1KiB", "0": "0"}, map[string]string{"-1": "no negative"}},
 		{"open", "true", map[string]string{"false": "false", "1": "true"}, map[string]string{"perhaps": "true or false"}},
 		{"fail-open", "true", map[string]string{"false": "false"}, map[string]string{"perhaps": "true or false"}},
 		{"way", "left", map[string]string{"right": "right"}, map[string]string{"up": "left or right"}},
 		{"port", "[53]", map[string]string{"1": "[1]"}, map[string]string{"65536": "0 to 65535", "1,x": `"x": want`}},
-		{"zone", "5", map[string]string{"0": "0", "65535": "65535"}, map[string]string{"-1": "0 to 65535", "65536": "0 to 65535"}},
+		{"zone", "5", map[string]string{"0": "0", "65535": "65535", "0x10": "16"}, map[string]string{"-1": "0 to 65535", "65536": "0 to 65535"}},
 	} {
 		flag := flags.Lookup(test.name)
 		if flag.DefValue != test.before {
