@@ -35,7 +35,12 @@ type cache struct {
 	snap    *snapshot // nil before the first build
 	waiting string    // why there is no snapshot
 	views   map[viewKey]*view
+	uses    uint64 // of views, counted
 }
+
+// maxIdleViews bounds the views without watches. A client chooses its view, and each view
+// has a copy of the tables.
+const maxIdleViews = 64
 
 // view holds the tables of the clients with one key. It is guarded by cache.mu.
 type view struct {
@@ -43,6 +48,7 @@ type view struct {
 	version   string               // of all resources together
 	// watches holds the requests that wait for a change.
 	watches map[*watch]struct{}
+	used    uint64 // cache.uses at the last use
 }
 
 // resource is an encoded table. All responses share the bytes.
@@ -267,19 +273,41 @@ func (c *cache) watch(url string, node *corev3.Node, send answer) (func(), error
 	}, nil
 }
 
+// viewLocked returns the view for a key, and makes it if there is none.
 func (c *cache) viewLocked(key viewKey) (*view, error) {
-	if v, ok := c.views[key]; ok {
-		return v, nil
+	v, ok := c.views[key]
+	if !ok {
+		if c.snap == nil {
+			return nil, status.Error(codes.Unavailable, "no table has been built yet: "+c.waiting)
+		}
+		var err error
+		if v, err = newView(c.snap, key); err != nil {
+			return nil, status.Errorf(codes.Internal, "building the view of %+v: %v", key, err)
+		}
+		c.dropIdleLocked()
+		c.views[key] = v
 	}
-	if c.snap == nil {
-		return nil, status.Error(codes.Unavailable, "no table has been built yet: "+c.waiting)
-	}
-	v, err := newView(c.snap, key)
-	if err != nil {
-		return nil, status.Errorf(codes.Internal, "building the view of %+v: %v", key, err)
-	}
-	c.views[key] = v
+	c.uses++
+	v.used = c.uses
 	return v, nil
+}
+
+// dropIdleLocked makes room for a view without watches: it drops the one that was used
+// least recently, if there are as many as there may be.
+func (c *cache) dropIdleLocked() {
+	var oldest viewKey
+	idle := 0
+	for key, v := range c.views {
+		if len(v.watches) > 0 {
+			continue
+		}
+		if idle++; idle == 1 || v.used < c.views[oldest].used {
+			oldest = key
+		}
+	}
+	if idle >= maxIdleViews {
+		delete(c.views, oldest)
+	}
 }
 
 // Fetch is part of the interface but serves only REST, which is not supported.
