@@ -48,7 +48,7 @@ func Ask(ctx context.Context, addr netip.AddrPort, query *dns.Msg, wait time.Dur
 // SteadyRate is in queries per second.
 const SteadyRate = 100
 
-// AskSteadily sends n queries at steadyRate, without waiting for answers, and returns the
+// AskSteadily sends n queries at SteadyRate, without waiting for answers, and returns the
 // results in order. name returns the name of the i-th query.
 func AskSteadily(ctx context.Context, addr netip.AddrPort, n int, name func(i int) string) []Answer {
 	answers := make([]Answer, n)

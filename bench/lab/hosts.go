@@ -128,8 +128,8 @@ func shuffled(hosts []Host) []Host {
 	return order
 }
 
-// Names in queries of experiments. Every name below externalDomain exists; queries for
-// probeName check whether a server is ready.
+// Names in queries of experiments. Every name below ExternalDomain exists; queries for
+// ProbeName check whether a server is ready.
 const (
 	ExternalDomain = "example.org."
 	ProbeName      = "probe." + ExternalDomain

@@ -20,7 +20,7 @@ type Conduct struct {
 	Loss float64
 }
 
-// An Upstream is a nameserver in this process. All names in externalDomain and in
+// An Upstream is a nameserver in this process. All names in ExternalDomain and in
 // wildcardDomain have one address of each family; no other name exists.
 type Upstream struct {
 	packets *net.UDPConn

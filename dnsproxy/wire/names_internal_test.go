@@ -90,7 +90,7 @@ func checkReverse(t *testing.T, name Name) {
 	}
 }
 
-// checkSuffix holds cutSuffix, join and below against one another.
+// checkSuffix compares CutSuffix, Join and Below with each other.
 func checkSuffix(t *testing.T, name, suffix Name) {
 	t.Helper()
 	head, cut := name.CutSuffix(suffix)

@@ -19,7 +19,6 @@ const (
 // length of the data (RFC 1035, section 3.2.1).
 const (
 	FixedLen      = 10
-	ClassOffset   = 2
 	TTLOffset     = 4
 	DataLenOffset = 8
 )
