@@ -156,7 +156,7 @@ func (c *Config) prepareStateDir() error {
 	case err == nil:
 		return nil
 	case c.StateDirRequired:
-		return fmt.Errorf("state directory %q: want a directory that exists or can be made, and is writable (--state-dir): %w", c.XDS.StateDir, err)
+		return fmt.Errorf("state directory %q: want a writable directory that exists or can be created (--state-dir): %w", c.XDS.StateDir, err)
 	}
 	c.Logger.Warn("the table cannot be saved: after a restart without the control plane there are no mesh names; set --state-dir",
 		"dir", c.XDS.StateDir, "error", err)

@@ -15,7 +15,7 @@ type inputs struct {
 }
 
 // errNoServers says that resolv.conf has not had nameservers yet.
-var errNoServers = errors.New("resolv.conf names no nameserver whose queries to capture")
+var errNoServers = errors.New("resolv.conf names no nameserver to capture queries for")
 
 // desired returns the value that these inputs make. The error says why there is none; capture
 // then stays as it is.

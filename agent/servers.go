@@ -19,7 +19,7 @@ func (c *capture) followServers(ctx context.Context) {
 		},
 		Failed: func(err error) {
 			if in := c.current(); in.Servers == ResolvConfServers && len(in.servers) > 0 { // without servers that was logged
-				c.log.Warn("queries for the previous nameservers of resolv.conf are captured", "error", err)
+				c.log.Warn("resolv.conf has no usable nameservers; capture keeps the previous ones", "error", err)
 			}
 		},
 	}

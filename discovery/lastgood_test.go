@@ -241,7 +241,7 @@ func TestDamagedObjectsFile(t *testing.T) {
 	}
 	logs := &testlog.Buffer{}
 	start(t, Config{ConfigDir: dir, StateDir: state, Logger: logs.Logger()}).stop()
-	if n := logs.Count("set aside the file of last good objects"); n != 1 {
+	if n := logs.Count("the file of last good objects is damaged and was moved"); n != 1 {
 		t.Errorf("%d lines about it, want 1:\n%s", n, logs)
 	}
 	if _, err := os.Stat(path + ".damaged"); err != nil {

@@ -197,7 +197,7 @@ func (s *Server) load() (map[key]object, error) {
 	v, err := loadVIPs(s.cfg.StateDir)
 	switch {
 	case errors.Is(err, errDamaged):
-		s.cfg.Logger.Error("set aside the file of automatic VIPs", "error", err)
+		s.cfg.Logger.Error("the file of automatic VIPs is damaged and was moved", "error", err)
 	case err != nil:
 		return nil, err
 	}
@@ -205,7 +205,7 @@ func (s *Server) load() (map[key]object, error) {
 	good, err := loadObjects(s.cfg.StateDir)
 	switch {
 	case errors.Is(err, errDamaged):
-		s.cfg.Logger.Error("set aside the file of last good objects; a document that is broken now is left out", "error", err)
+		s.cfg.Logger.Error("the file of last good objects is damaged and was moved; objects in broken documents are left out", "error", err)
 	case err != nil:
 		return nil, err
 	}

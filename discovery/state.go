@@ -63,7 +63,7 @@ func loadVIPs(dir string) (*vips, error) {
 	}
 	err = setAside(filepath.Join(dir, vipsFile), err)
 	if errors.Is(err, errDamaged) {
-		err = fmt.Errorf("%w, and hosts may get other VIPs", err)
+		err = fmt.Errorf("%w; hosts may get other VIPs", err)
 	}
 	return v, err
 }
@@ -117,7 +117,7 @@ func decodeVIPs(data []byte) (*vips, error) {
 	hostOf := map[uint16]string{}
 	for host, h := range v.byHost {
 		if other, taken := hostOf[h.Slot]; taken || !usableSlot(h.Slot) {
-			return nil, fmt.Errorf("slot %d of %q is not usable, or also that of %q", h.Slot, host, other)
+			return nil, fmt.Errorf("slot %d of %q is out of range, or already belongs to %q", h.Slot, host, other)
 		}
 		hostOf[h.Slot] = host
 		v.rounds = max(v.rounds, h.Removed)

@@ -126,6 +126,6 @@ func ExampleServer_Explain() {
 	}
 	// Output:
 	// cart. [N2 A1]: in the mesh table: short name of cart.shop.svc.cluster.local
-	// db.example.com.shop.svc.cluster.local. [N5 N1 A1]: in the mesh table: without the search domain shop.svc.cluster.local., the host's FQDN
+	// db.example.com.shop.svc.cluster.local. [N5 N1 A1]: in the mesh table: after removing the search domain shop.svc.cluster.local.: the host's FQDN
 	// www.example.org. [N9]: not in the mesh table: forwarded
 }

@@ -70,7 +70,7 @@ func why(d decision, key string) string {
 	case actAddresses:
 		return "in the mesh table: " + whyName(d.match.Rule, d.match, key)
 	case actExists:
-		return "in the mesh table: " + whyName(d.match.Rule, d.match, key) + "; forwarded, since only addresses come from the table"
+		return "in the mesh table: " + whyName(d.match.Rule, d.match, key) + "; forwarded, because the table has only addresses"
 	case actForward:
 		switch {
 		case errors.Is(d.reason, errNotSynced):
@@ -98,7 +98,7 @@ func whyName(rule table.Rule, m table.Match, key string) string {
 	case table.RuleShortName:
 		return "short name of " + key
 	case table.RuleAutopath:
-		return fmt.Sprintf("without the search domain %s, %s", m.Searched, whyName(m.Base, m, key))
+		return fmt.Sprintf("after removing the search domain %s: %s", m.Searched, whyName(m.Base, m, key))
 	case table.RulePTR, table.RuleNone:
 	}
 	return ""

@@ -38,15 +38,15 @@ func TestExplain(t *testing.T) { // R5
 		}},
 		{"web.corp.example ANY", dnsproxy.Explanation{
 			Rows: []string{"N5", "N2", "A5"}, Rule: table.RuleAutopath, Host: web, Source: "table",
-			Why: "in the mesh table: without the search domain corp.example., short name of " + web,
+			Why: "in the mesh table: after removing the search domain corp.example.: short name of " + web,
 		}},
 		{"api.example.com.corp.example HTTPS", dnsproxy.Explanation{
 			Rows: []string{"N5", "N1", "A3"}, Rule: table.RuleAutopath, Host: "api.example.com", Source: "table",
-			Why: "in the mesh table: without the search domain corp.example., the host's FQDN",
+			Why: "in the mesh table: after removing the search domain corp.example.: the host's FQDN",
 		}},
 		{"api.example.com MX", dnsproxy.Explanation{
 			Rows: []string{"N1", "A4"}, Rule: table.RuleExact, Host: "api.example.com", Source: "upstream",
-			Why: "in the mesh table: the host's FQDN; forwarded, since only addresses come from the table",
+			Why: "in the mesh table: the host's FQDN; forwarded, because the table has only addresses",
 		}},
 		{"1.0.0.10.in-addr.arpa PTR", dnsproxy.Explanation{
 			Rows: []string{"N8"}, Rule: table.RulePTR, Source: "table", Why: "the PTR name of a mesh host's address",

@@ -291,7 +291,7 @@ func OpenSockets(ctx context.Context, addr string, log *slog.Logger) (files []*o
 		return nil, err
 	}
 	if port == "" {
-		return nil, fmt.Errorf("DNS address %q: want a port other than 0 for sockets that another process serves", addr)
+		return nil, fmt.Errorf("DNS address %q: want a port other than 0 with --supervise", addr)
 	}
 	config := net.ListenConfig{KeepAlive: -1}
 	if len(hosts) > 1 {

@@ -160,7 +160,7 @@ func TestListenerDies(t *testing.T) { // R3
 		t.Fatalf("no socket listens on %v", addr)
 	}
 	err := wait.For(t, "Run returns", p.ended)
-	if err == nil || !strings.Contains(err.Error(), "tcp "+addr.String()+" died") {
+	if err == nil || !strings.Contains(err.Error(), "tcp "+addr.String()+" failed") {
 		t.Errorf("Run returned %v", err)
 	}
 }

@@ -91,7 +91,7 @@ func New(cfg Config) (*Server, error) {
 
 // Run opens the listeners, answers queries until ctx ends, and finishes the queries that it
 // has. It returns after all its goroutines: nil after the end of ctx, an error if it could
-// open no listener or if a listener died.
+// open no listener or if a listener failed.
 func (s *Server) Run(ctx context.Context) error {
 	if err := s.listeners.open(ctx); err != nil {
 		return err
@@ -200,7 +200,7 @@ func (s *Server) logSkipped(skipped []table.Skipped) {
 		s.log.Warn("left out of the table", "key", skip.Key, "reason", skip.Reason)
 	}
 	if more := len(skipped) - maxLoggedSkips; more > 0 {
-		s.log.Warn("left out of the table: more", "count", more)
+		s.log.Warn("left out of the table: further entries", "count", more)
 	}
 }
 

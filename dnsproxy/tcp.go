@@ -94,7 +94,7 @@ func (l *tcpListener) serve() error {
 		default:
 		}
 		if sockets.Dead(err) {
-			return fmt.Errorf("the DNS listener on %s died: %w", l.address, err)
+			return fmt.Errorf("the DNS listener on %s failed: %w", l.address, err)
 		}
 		reserved = l.afterError(err)
 	}

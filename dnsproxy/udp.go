@@ -95,7 +95,7 @@ func newUDPListener(h *handler, opened net.PacketConn) (*udpListener, error) {
 	}
 	conn, ok := opened.(*net.UDPConn)
 	if !ok {
-		return fail(fmt.Errorf("%T is no UDP socket", opened))
+		return fail(fmt.Errorf("%T is not a UDP socket", opened))
 	}
 	bound, err := netip.ParseAddrPort(local)
 	if err != nil {
@@ -156,7 +156,7 @@ func (l *udpListener) serve() error {
 		case err == nil || l.stopping.Load():
 			return nil
 		case sockets.Dead(err):
-			return fmt.Errorf("the DNS listener on %s died: %w", l.address, err)
+			return fmt.Errorf("the DNS listener on %s failed: %w", l.address, err)
 		}
 		l.errors.Wait(err, l.stopped)
 	}

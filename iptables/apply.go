@@ -133,12 +133,12 @@ func (c *Capture) logMissing(in installed) {
 		case err != nil && before == nil:
 			c.log.Warn("DNS over one family is not captured", "family", f, "error", err)
 		case err == nil && before != nil && len(is.rules.tables(f)) > 0:
-			c.log.Info("DNS over this family is captured too", "family", f)
+			c.log.Info("DNS over a family that was missing is captured now", "family", f)
 		}
 		switch {
 		case slices.Equal(is.without, was.without):
 		case len(is.without) > 0:
-			c.log.Warn("capture rules lack something that this machine does not have",
+			c.log.Warn("the capture rules leave out what this machine does not support",
 				"family", f, "without", strings.Join(is.without, ", "), "error", in.reduced[f])
 		case len(is.rules.tables(f)) > 0:
 			c.log.Info("capture rules are complete now", "family", f)

@@ -115,10 +115,10 @@ func (p place) try(ctx context.Context, text string) (how string, err error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
 	_, err = runCommand(ctx, cmd, []byte(text))
 	if !errors.Is(err, syscall.EPERM) {
-		return "the kernel accepts them; tried in a namespace of their own", err
+		return "the kernel accepts them, tried in a new network namespace", err
 	}
 	_, err = run(ctx, []byte(text), p.tools.restore, "--test", "--noflush", "-w", lockWait)
-	return "the tool accepts them; the kernel was not asked, because that needs CAP_SYS_ADMIN", err
+	return "the tool accepts them; trying them in the kernel needs CAP_SYS_ADMIN", err
 }
 
 // capability reports whether this process has a capability.

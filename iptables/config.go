@@ -240,7 +240,7 @@ func (c Config) validate() error {
 		return fmt.Errorf("capture port %d: want the agent's DNS port, not 0 and not %d", c.Port, dnsPort)
 	}
 	if len(c.AgentUIDs)+len(c.AgentGIDs) == 0 {
-		return errors.New("capture needs the uid or gid of the agent, whose own queries would come back to it otherwise")
+		return errors.New("capture needs the uid or gid of the agent: without one, the rules redirect the queries of the agent to itself")
 	}
 	for _, a := range c.Servers {
 		if err := checkServer(a); err != nil {
@@ -272,13 +272,13 @@ func (c Config) validateModes() error {
 		}
 	}
 	if c.IPv4 == Off && c.IPv6 == Off {
-		return errors.New("capture of neither IPv4 nor IPv6: want one of them at least")
+		return errors.New("capture of neither IPv4 nor IPv6: want at least one of them")
 	}
 	if err := new(Backend).UnmarshalText([]byte(c.Backend)); c.Backend != "" && err != nil {
 		return fmt.Errorf("iptables backend %q: %w", c.Backend, err)
 	}
 	if c.Interval < 0 || c.Settle < 0 {
-		return fmt.Errorf("reconcile interval %v, settle time %v: want neither below 0", c.Interval, c.Settle)
+		return fmt.Errorf("reconcile interval %v, settle time %v: want 0 or more for both", c.Interval, c.Settle)
 	}
 	return nil
 }
@@ -310,7 +310,7 @@ func plain(a netip.Addr) bool {
 func checkInterface(name string) error {
 	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-+@"
 	if name == "" || len(name) > 15 || name[0] == '-' || name == "+" || strings.Trim(name, plain) != "" {
-		return fmt.Errorf("interface %q: want 1 to 15 letters, digits and ._-@, with + at the end for all that begin with the rest", name)
+		return fmt.Errorf("interface %q: want 1 to 15 letters, digits and ._-@, with + at the end for every name that begins so", name)
 	}
 	return nil
 }

@@ -70,7 +70,7 @@ func (e *entries) drop(f Family, match func(conntrack.Entry) bool) (dropped int,
 		delete(e.logged, f)
 	case e.logged[f] != err.Error():
 		e.logged[f] = err.Error()
-		e.log.Warn("sockets that were used before may keep their old path until they are closed",
+		e.log.Warn("dropping conntrack entries failed: open sockets may keep their previous path until they are closed",
 			"family", f, "error", err)
 	}
 	if dropped > 0 {

@@ -36,7 +36,7 @@ var (
 	ErrIncomplete = errors.New("capture is incomplete")
 	// ErrUnseen says that a backend can never be read, so rules of nametap that another
 	// process installed may remain there.
-	ErrUnseen = errors.New("rules of nametap may remain where they cannot be seen")
+	ErrUnseen = errors.New("rules of nametap may remain in a backend that cannot be read")
 	// ErrCapability says that this process lacks CAP_NET_ADMIN.
 	ErrCapability = errors.New("CAP_NET_ADMIN is missing: give it to this process, in a pod by securityContext.capabilities.add: [NET_ADMIN], in a systemd unit by AmbientCapabilities=CAP_NET_ADMIN, or run it as root")
 )

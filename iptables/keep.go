@@ -194,10 +194,10 @@ func (c *Capture) logFailure(err error) {
 	}
 	c.logged = text
 	if errors.Is(err, ErrIncomplete) {
-		c.log.Error("capture is incomplete; it is tried again", "error", err)
+		c.log.Error("capture is incomplete; retrying", "error", err)
 		return
 	}
-	c.log.Error("the capture rules cannot be kept; it is tried again", "error", err)
+	c.log.Error("the capture rules cannot be checked or repaired; retrying", "error", err)
 }
 
 // Apply installs the rules in place of any others of nametap, and removes those in the other

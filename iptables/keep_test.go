@@ -129,13 +129,13 @@ func TestKeepAndSwitch(t *testing.T) {
 		working := tools(t, broken)
 		l.set(c, true, cfg)
 		wait.Until(t, "failures are counted", func() bool { return c.Stats().Failures > 2 })
-		if n := l.log.Count("cannot be kept"); n != 1 || c.Captured() {
+		if n := l.log.Count("cannot be checked or repaired"); n != 1 || c.Captured() {
 			t.Errorf("one failure is logged %d times, captured %v", n, c.Captured())
 		}
 		l.set(c, false, cfg)
 		wait.Until(t, "capture is off", func() bool { return l.log.Count("DNS capture is off") == 1 })
 		l.set(c, true, cfg)
-		wait.Until(t, "the failure is logged again", func() bool { return l.log.Count("cannot be kept") == 2 })
+		wait.Until(t, "the failure is logged again", func() bool { return l.log.Count("cannot be checked or repaired") == 2 })
 		working()
 		wait.Until(t, "the rules are in", func() bool { return c.Captured() && c.Stats().Checks > 2 })
 		if n := l.log.Count("DNS is captured"); l.holders() == "" || n != 1 || c.Stats().Repairs != 0 {

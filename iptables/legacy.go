@@ -138,7 +138,7 @@ func legacyPrint(hash *maphash.Hash, f Family) error {
 		info := make([]byte, infoSize)
 		copy(info, table)
 		if err := askLegacy(f, legacyInfo, info); err != nil {
-			return fmt.Errorf("asking for legacy table %s of %s: %w", table, f, err)
+			return fmt.Errorf("checking for legacy table %s of %s: %w", table, f, err)
 		}
 		size := binary.NativeEndian.Uint32(info[infoSize-4:])
 		entries := make([]byte, entriesHeader+size)

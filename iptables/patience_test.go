@@ -69,7 +69,7 @@ func TestApplyBesideLockedBackend(t *testing.T) {
 		}
 		l.keep(c)
 		looks := c.Stats().Failures + 2
-		wait.Until(t, "it is tried again", func() bool { return c.Stats().Failures >= looks })
+		wait.Until(t, "retries", func() bool { return c.Stats().Failures >= looks })
 		if n := l.log.Count("capture rules had drifted and were repaired"); n > 0 {
 			t.Errorf("logged %d times that all is repaired:\n%s", n, l.log)
 		}

@@ -78,7 +78,7 @@ func (p place) write(ctx context.Context, have saved, change func(saved) string)
 		case text == "":
 			return n > 0, nil
 		case n > 0 && n >= p.attempts:
-			return true, fmt.Errorf("the kernel does not have the capture rules as they were written, %q is missing: %w", text, failure)
+			return true, fmt.Errorf("a change of the rules did not take effect: %w", failure)
 		}
 		generation, known := generationNow()
 		writeErr := p.tools.write(ctx, text)
@@ -97,7 +97,7 @@ func (p place) write(ctx context.Context, have saved, change func(saved) string)
 			failure = writeErr
 		}
 		if !pause(ctx, n) {
-			return true, fmt.Errorf("%w; before that: %v", ctx.Err(), failure) //nolint:errorlint // the end of ctx is what counts
+			return true, fmt.Errorf("%w; previous error: %v", ctx.Err(), failure) //nolint:errorlint // the end of ctx is what counts
 		}
 		if have, err = p.tools.read(ctx); err != nil {
 			return true, err

@@ -91,11 +91,11 @@ func (c *Capture) logRemoval(had bool, err error) {
 	switch {
 	case err == nil:
 	case !c.onlyOthers(err):
-		c.log.Error("the capture rules cannot be removed; it is tried again", "error", err)
+		c.log.Error("the capture rules cannot be removed; retrying", "error", err)
 	case had:
-		c.log.Info("the capture rules of this agent are removed; others cannot be seen", "error", err)
+		c.log.Info("removed the capture rules of this agent; others may remain", "error", err)
 	default:
-		c.log.Warn("capture rules that an earlier agent left cannot be seen", "error", err)
+		c.log.Warn("capture rules of an earlier agent may remain", "error", err)
 	}
 }
 

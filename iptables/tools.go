@@ -58,7 +58,7 @@ func findTools(ctx context.Context, b Backend, f Family) (tools, error) {
 		if prefix == base {
 			found, err := backendOf(ctx, restore)
 			if err != nil {
-				return tools{}, fmt.Errorf("asking %s for its backend: %w", prefix, err)
+				return tools{}, fmt.Errorf("finding out the backend of %s: %w", prefix, err)
 			}
 			if found != b {
 				continue

@@ -20,7 +20,7 @@ const (
 	LevelNoComments  Level = "without_comments"
 	LevelBare        Level = "without_zone_and_comments"
 	LevelUnavailable Level = "unavailable" // this machine does not support it
-	LevelFailed      Level = "failed"      // it is tried again
+	LevelFailed      Level = "failed"      // and retried
 	LevelOff         Level = "off"         // not wanted
 )
 

@@ -272,7 +272,7 @@ func (c *Client) streamAccepted() {
 // this one for too many pings. TCP still notices a dead host.
 func (c *Client) pingLess() {
 	c.pingAfter = min(2*c.pingAfter, maxPingAfter)
-	c.log.Warn("the control plane, or a proxy in front of it, does not permit so many pings: a peer that hangs is noticed later",
+	c.log.Warn("the control plane, or a proxy in front of it, permits fewer pings: a hung control plane is detected later",
 		"reason", "too many pings", "every", c.pingAfter)
 }
 
@@ -336,7 +336,7 @@ func (c *Client) logEnd(ctx context.Context, end streamEnd) {
 		return
 	}
 	if errors.Is(end.err, errNodeChanged) {
-		c.log.Info("connecting again, since "+end.err.Error(), "address", c.cfg.Addr)
+		c.log.Info("connecting again: "+end.err.Error(), "address", c.cfg.Addr)
 		return
 	}
 	level := slog.LevelWarn

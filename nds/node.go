@@ -111,7 +111,7 @@ func (n Node) withDefaults() (Node, error) {
 		{"pod name", "--pod-name", n.PodName}, {"namespace", "--namespace", n.Namespace},
 	} {
 		if field.value == "" {
-			return n, fmt.Errorf("%s is empty: want that of the workload (%s)", field.name, field.flag)
+			return n, fmt.Errorf("%s is empty: want the %[1]s of the workload (%[2]s)", field.name, field.flag)
 		}
 	}
 	if strings.Contains(n.Namespace, ".") {

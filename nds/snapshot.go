@@ -63,7 +63,7 @@ func (c *Client) restore() {
 		return
 	case err != nil:
 		c.snapshotUnread = true
-		c.restoreFailures.report("snapshot of the table not read, the next connect tries again", slog.LevelWarn, err)
+		c.restoreFailures.report("snapshot of the table not read: it is read again at the next connect", slog.LevelWarn, err)
 		return
 	}
 	s, err := parseSnapshot(data)
@@ -79,7 +79,7 @@ func (c *Client) restore() {
 	}
 	c.inUse, c.loaded = s.resources, true
 	c.setTable(table{version: s.version, pushed: s.pushed, resources: len(s.resources), stale: true})
-	c.log.Info("table from the snapshot in use until the control plane sends one",
+	c.log.Info("using the table of the snapshot until the control plane sends one",
 		"path", path, "version", s.version, "pushed", s.pushed)
 }
 
@@ -172,7 +172,7 @@ func (s *snapshotSaver) saveNext() {
 	}
 	if err != nil {
 		s.unsaved = true
-		s.failures.report("snapshot of the table not written, a restart may start with an older one", slog.LevelWarn, err)
+		s.failures.report("snapshot of the table not written: the agent may start with an older table", slog.LevelWarn, err)
 		return
 	}
 	s.failures.reset()

@@ -219,7 +219,7 @@ func TestSnapshotReadLater(t *testing.T) {
 	unreadable(t, path)
 	h := start(t, options{server: server, config: stateDir(dir)})
 	<-h.client.Restored()
-	h.wantLog("level=WARN", "snapshot of the table not read", "the next connect tries again")
+	h.wantLog("level=WARN", "snapshot of the table not read", "read again at the next connect")
 	h.wantNothingApplied()
 	readable(t, path)
 	h.wantApplied(plain(t, hosts("a.example.com")))

@@ -304,7 +304,7 @@ func (r *certRenewer) save() {
 	}
 	err := r.dir.Write(certificateFile, append(bytes.TrimSpace(pair.key), append([]byte("\n"), pair.chain...)...))
 	if err != nil {
-		r.fileFailures.report("workload certificate not saved, a restart needs the token", slog.LevelWarn, err)
+		r.fileFailures.report("workload certificate not saved: a restart needs the token", slog.LevelWarn, err)
 		return
 	}
 	r.fileFailures.reset()
@@ -328,11 +328,11 @@ func (r *certRenewer) load() {
 		return
 	case err != nil:
 		r.unread = true
-		r.fileFailures.report("workload certificate of an earlier run not read, trying again", slog.LevelWarn, err)
+		r.fileFailures.report("the saved workload certificate cannot be read; retrying", slog.LevelWarn, err)
 		return
 	}
 	if err := r.use(splitPEM(data), time.Time{}); err != nil {
-		r.log.Warn("workload certificate of an earlier run not used", "path", path, "error", err)
+		r.log.Warn("the saved workload certificate is not used", "path", path, "error", err)
 		return
 	}
 	r.mu.Lock()

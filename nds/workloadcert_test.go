@@ -126,7 +126,7 @@ func TestCertificateIsSavedLater(t *testing.T) {
 	dir := filepath.Join(c.dir, "state")
 	write(t, dir, "a file in its place")
 	h := c.start(t, func(cfg *nds.Config) { cfg.StateDir = dir })
-	h.wantLog("level=WARN", "workload certificate not saved, a restart needs the token")
+	h.wantLog("level=WARN", "workload certificate not saved: a restart needs the token")
 	kept := func(when string) {
 		t.Helper()
 		wait.Until(t, "the certificate is kept "+when, func() bool {
@@ -349,7 +349,7 @@ func TestCertificateReadLater(t *testing.T) {
 	path := filepath.Join(c.dir, "workload-certificate.pem")
 	unreadable(t, path)
 	h = c.start(t, nil)
-	h.wantLog("level=WARN", "workload certificate of an earlier run not read")
+	h.wantLog("level=WARN", "the saved workload certificate cannot be read")
 	h.wantLog("level=WARN", "no workload certificate, using the token", "has expired")
 	readable(t, path)
 	h.wantProof(2, "certificate")
@@ -367,7 +367,7 @@ func TestForeignCertificate(t *testing.T) {
 	} {
 		write(t, filepath.Join(c.dir, "workload-certificate.pem"), text)
 		h := c.start(t, func(cfg *nds.Config) { cfg.Node.Namespace = "other" })
-		h.wantLog("level=WARN", "workload certificate of an earlier run not used", reason)
+		h.wantLog("level=WARN", "the saved workload certificate is not used", reason)
 		h.wantLog("level=WARN", "no workload certificate, using the token", "--service-account")
 		h.wantStatus(func(s nds.Status) bool { return strings.Contains(s.CertificateError, "--service-account") })
 		h.stop()

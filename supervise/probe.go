@@ -75,7 +75,7 @@ func (p *prober) run(ctx context.Context, results chan<- error) {
 // errUnasked is the error of a probe that could not be sent: the host does not have the
 // address, or the kernel refuses the packet, for example because conntrack is full. Then
 // the command may work, and a restart would not help.
-var errUnasked = errors.New("the question cannot be sent")
+var errUnasked = errors.New("the probe cannot be sent")
 
 // probe returns an error unless a socket answers: errUnasked if no probe could be sent.
 func (p *prober) probe(ctx context.Context) error {

@@ -133,7 +133,7 @@ func (s *supervisor) loop(signals, ended <-chan os.Signal, answered <-chan error
 		case <-restart:
 			restart = nil
 			if err := s.start(); err != nil {
-				s.Log.Error("starting the agent failed; it is tried again", "error", err)
+				s.Log.Error("starting the agent failed; retrying", "error", err)
 				restart = time.After(maxPause)
 			}
 		case err := <-answered:

@@ -175,7 +175,7 @@ func TestSwitchOffNotPermitted(t *testing.T) { // K9
 	v.capabilities = nil
 	v.environment = append(v.environment, "ISTIO_META_DNS_CAPTURE=false")
 	a := v.start("--capture")
-	const warning = "cannot be seen"
+	const warning = "capture rules of an earlier agent may remain"
 	wait.Until(t, "the log reports it", func() bool { return a.log.Count(warning) > 0 })
 	if v.metric("nametap_capture_on") != 0 {
 		t.Error("the metric reports that DNS is captured")

@@ -33,7 +33,7 @@ func TestCaptureIncomplete(t *testing.T) { // K13
 		repair()
 		wait.Until(t, "IPv6 is captured", func() bool { return level("IPv6", "complete") })
 		v.asked(named6, meshIP)
-		if a.log.Count("capture is incomplete; it is tried again") != 1 {
+		if a.log.Count("capture is incomplete; retrying", "capturing DNS over IPv6") != 1 {
 			t.Errorf("%s", a.log)
 		}
 		if r := v.root(v.args("apply")...); r.code != 0 {

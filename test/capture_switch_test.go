@@ -49,7 +49,7 @@ func TestSwitch(t *testing.T) { // K2, K9, R7
 		if n := a.log.Count("the settings stay as they are"); n != 1 {
 			t.Errorf("a broken file is logged %d times:\n%s", n, a.log)
 		}
-		unseen := a.log.Count("that an earlier agent left cannot be seen") // without more capabilities, this user cannot read legacy
+		unseen := a.log.Count("capture rules of an earlier agent may remain") // without more capabilities, this user cannot read legacy
 		if n := a.log.Count("level=WARN") + a.log.Count("level=ERROR") - unseen; n != 1 || unseen > 1 {
 			t.Errorf("%d lines of the log are of warnings:\n%s", n, a.log)
 		}

@@ -19,7 +19,7 @@ func TestRemoveUnread(t *testing.T) { // K3, K9, K13
 		a := v.capture("--mesh-config", path, "--capture-backend", v.backend)
 		v.write("broken", "")
 		v.replace("mesh", meshConfig(false))
-		const failure = "the capture rules cannot be removed; it is tried again"
+		const failure = "the capture rules cannot be removed; retrying"
 		wait.Until(t, "the log reports it", func() bool { return a.log.Count(failure) > 0 })
 		if a.log.Count("rules of this agent are removed") != 0 || !v.captured() {
 			t.Errorf("rules:\n%s\n%s", v.Rules(), a.log)

@@ -44,7 +44,7 @@ func (r *stubResolver) lookup(ctx context.Context, name string, qtype uint16) ([
 	client := dns.Client{Timeout: perQuery}
 	resp, _, err := client.ExchangeContext(ctx, new(dns.Msg).SetQuestion(name, qtype), r.server)
 	if err != nil {
-		return nil, fmt.Errorf("asking %s for %s: %w", r.server, name, err)
+		return nil, fmt.Errorf("querying %s for %s: %w", r.server, name, err)
 	}
 	var addrs []string
 	for _, rr := range resp.Answer {

@@ -158,7 +158,7 @@ func (d *demo) query(ctx context.Context, name string) error {
 	client := dns.Client{Timeout: forward.DefaultTimeout}
 	answer, took, err := client.ExchangeContext(ctx, new(dns.Msg).SetQuestion(dns.Fqdn(name), dns.TypeA), d.dnsAddr)
 	if err != nil {
-		return fmt.Errorf("asking the agent on %s for %s: %w", d.dnsAddr, name, err)
+		return fmt.Errorf("querying the agent on %s for %s: %w", d.dnsAddr, name, err)
 	}
 	explanation, err := d.agent.Proxy().Explain(name, "A")
 	if err != nil {

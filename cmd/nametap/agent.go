@@ -22,11 +22,11 @@ func newAgentCommand() *cobra.Command {
 of resolv.conf.
 
 The flag --foo-bar is also the environment variable NAMETAP_FOO_BAR and the key
-foo-bar of the --config file. A variable in brackets works as well. The command
-line wins over the environment; the environment over Istio's configuration, which
-has names of environment variables in proxyMetadata (the pod's annotation
-proxy.istio.io/config in PROXY_CONFIG, then defaultConfig of --mesh-config); and
-that over the --config file.
+foo-bar of the --config file. A variable in brackets works as well. If a
+setting is set several times, the first of these wins: the command line, the
+environment, Istio's configuration, the --config file. In Istio's configuration,
+proxyMetadata sets environment variables: first that of the pod's annotation
+proxy.istio.io/config (PROXY_CONFIG), then that of defaultConfig in --mesh-config.
 
 When a file changes, or on SIGHUP outside of a terminal, the agent reads its
 settings again. It applies those that it can and logs those that need a restart.`,

@@ -101,11 +101,11 @@ func (c *captureCommand) resolve() error {
 
 func newCaptureApply() *cobra.Command {
 	c := new(captureCommand)
-	return c.subcommand("apply", "Install the rules", `Install the rules, in place of any other rules of nametap. Rules that are already
-installed are not touched. A family (IPv4 or IPv6) gets all of its rules or none, and a
-family that this machine does not support is left out. What fails for a reason that may
-pass is retried for some seconds. If a supported family is then not captured, or without
-all rules, the exit code is 1; the rules that could be installed stay.
+	return c.subcommand("apply", "Install the rules", `Install the rules, and remove all other rules of nametap. Rules that are already
+installed stay unchanged. A family (IPv4 or IPv6) gets all of its rules or none, and a
+family that this machine does not support is left out. Errors that
+may be temporary are retried for some seconds. If a supported family then still lacks
+rules, the exit code is 1; the rules that could be installed stay.
 
 With ISTIO_META_DNS_CAPTURE=false the command installs nothing, and the exit code is 0.`,
 		func(ctx context.Context, w io.Writer) error {
@@ -189,7 +189,7 @@ func newCapturePrint() *cobra.Command {
 	c := new(captureCommand)
 	clean := false
 	command := c.subcommand("print", "Print what apply would do", `Print the programs that apply would run now, such as iptables-restore, and their input.
-Nothing is changed. With --clean, and if the rules of this machine cannot be read, print
+Nothing is changed. With --clean, or if the rules of this machine cannot be read, print
 the input for a machine without rules of nametap.`,
 		func(ctx context.Context, w io.Writer) error {
 			steps, err := c.capture.Plan(ctx)

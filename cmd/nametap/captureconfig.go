@@ -76,7 +76,7 @@ func servedFamilies(cfg iptables.Config, host string) (iptables.Config, error) {
 		}
 	}
 	if len(served) == 0 && len(cfg.VirtualInterfaces) > 0 {
-		return cfg, fmt.Errorf("queries of capture-virtual-interface %v are redirected to the address of that interface: want no host before the port, which is all addresses", cfg.VirtualInterfaces)
+		return cfg, fmt.Errorf("queries of capture-virtual-interface %v are redirected to the address of that interface: want no host before the port, to listen on all addresses", cfg.VirtualInterfaces)
 	}
 	if len(served) == 0 {
 		return cfg, errors.New("the rules redirect to 127.0.0.1 and ::1: want localhost, or no host before the port")

@@ -80,7 +80,7 @@ func (o *options) declareControlPlane(g settings.Group) {
 	g.String(&node.Namespace, "namespace", "`namespace` of the workload; its Services also answer by their name alone").Env("POD_NAMESPACE", "ISTIO_NAMESPACE")
 	g.String(&o.clusterDomain, "domain", "cluster `domain`, alone or as NAMESPACE.svc.DOMAIN (default cluster.local)")
 	g.String(&node.PodName, "pod-name", "`name` of the workload (default the host's name)").Env("POD_NAME")
-	g.Text(addrValue{&o.instanceIP}, "instance-ip", "`address` of the workload, sent to the control plane before the addresses of the interfaces").Env("INSTANCE_IP", "ISTIO_SVC_IP")
+	g.Text(addrValue{&o.instanceIP}, "instance-ip", "`address` of the workload; the control plane gets it first, then the addresses of the interfaces").Env("INSTANCE_IP", "ISTIO_SVC_IP")
 	g.String(&node.ClusterID, "cluster-id", "`name` that the control plane has for the workload's cluster").Env("ISTIO_META_CLUSTER_ID")
 	g.String(&node.ServiceAccount, "service-account", "service account of the workload").Env("SERVICE_ACCOUNT")
 	g.String(&o.labelsFile, "labels-file", "`file` with the workload's labels, as the downward API writes it; it may be absent")

@@ -109,7 +109,7 @@ func printXDS(w io.Writer, status agent.Status) {
 // printCapture prints the state of capture, and of the rules that the agent keeps.
 func printCapture(w io.Writer, capture *agent.CaptureStatus) {
 	if capture != nil && capture.Remaining != "" {
-		fmt.Fprintf(w, "capture\trules cannot be removed; it is tried again: %s\n", capture.Remaining)
+		fmt.Fprintf(w, "capture\trules cannot be removed; retrying: %s\n", capture.Remaining)
 	}
 	switch {
 	case capture == nil:

@@ -22,7 +22,7 @@ var (
 	// ErrBadReply says that a nameserver's reply cannot be parsed.
 	ErrBadReply = errors.New("a nameserver's reply cannot be read")
 	// ErrEcho says that the query is a loop probe of this agent that came back.
-	ErrEcho = errors.New("a nameserver forwards to this agent, and this is the probe that proved it")
+	ErrEcho = errors.New("this query is a probe of this agent that a nameserver sent back")
 	// ErrAbsent says that the name does not exist, by its [Step] and not by nameservers.
 	ErrAbsent = errors.New("a local name that is not in the table")
 

@@ -112,7 +112,7 @@ func (f *Forwarder) files() resolvconf.Files { return resolvconf.Files{Path: f.c
 func (f *Forwarder) readResolvConf() {
 	conf, err := f.files().Read()
 	if err != nil {
-		f.config.Logger.Warn("resolv.conf cannot be used: no search list, and no nameservers but those set",
+		f.config.Logger.Warn("resolv.conf cannot be used: there is no search list, and only nameservers of --upstream are used",
 			"path", f.config.ResolvConf, "error", err)
 		conf = resolvconf.Parse(nil)
 	}
@@ -132,7 +132,7 @@ func (f *Forwarder) watcher() *resolvconf.Watcher {
 		},
 		Failed: func(err error) {
 			f.metrics.resolvConfErrors.Inc()
-			f.config.Logger.Warn("resolv.conf cannot be used any more: what it said before stays in use",
+			f.config.Logger.Warn("resolv.conf cannot be used any more: its previous content stays in use",
 				"path", f.config.ResolvConf, "error", err)
 		},
 	}

@@ -15,7 +15,7 @@ var (
 	errNoReply   = errors.New("the message is not a reply to a query")
 	errLong      = errors.New("the message is longer than 65535 bytes")
 	errQuestions = errors.New("the message does not have exactly one question")
-	errOPT       = errors.New("an OPT record is malformed, misplaced or not the only one")
+	errOPT       = errors.New("an OPT record is malformed, misplaced or repeated")
 )
 
 // Parse parses a nameserver's reply: opcode QUERY, one question. A truncated one may end

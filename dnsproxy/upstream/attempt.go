@@ -7,7 +7,7 @@ import (
 )
 
 // errCase is the error of an attempt whose reply has the question in another case.
-var errCase = errors.New("the reply's question is in another case")
+var errCase = errors.New("the letters of the reply's question are not in the case of the query")
 
 // maxPooled is the capacity of packet, in bytes, beyond which attempts and exchanges are not
 // returned to their pools.

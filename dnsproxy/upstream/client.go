@@ -25,7 +25,7 @@ var (
 	ErrMalformed = errors.New("its reply is malformed")
 	// ErrCrowded is the error for a server that is not configured when too many sockets are
 	// open to such servers.
-	ErrCrowded = errors.New("too many nameservers that are not configured are being asked")
+	ErrCrowded = errors.New("queries for too many nameservers that are not configured are in flight")
 	// ErrOverload is the error when no server replies and many queries wait already (rule 9).
 	ErrOverload = errors.New("no nameserver replies, and too many queries wait for them already")
 )

@@ -73,7 +73,7 @@ func appendHostname(dst []byte, s string) ([]byte, error) {
 				return dst, errInnerStar
 			}
 			if !isHostByte(c) {
-				return dst, fmt.Errorf("%q is no letter, digit, hyphen or underscore", rune(c))
+				return dst, fmt.Errorf("%q is not a letter, digit, hyphen or underscore", rune(c))
 			}
 			wire = append(wire, FoldByte(c))
 		}

@@ -38,7 +38,7 @@ func Files(flags *pflag.FlagSet) []string {
 func CheckRereadable(flags *pflag.FlagSet) error {
 	for _, path := range Files(flags) {
 		if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-			return fmt.Errorf("%s: want a regular file, since others can be read only once", path)
+			return fmt.Errorf("%s: want a regular file, because other kinds can be read only once", path)
 		}
 	}
 	return nil
