@@ -57,10 +57,14 @@ func TestExtendedRcodesAreCounted(t *testing.T) { // R4, A8
 			t.Errorf("%s, want BADCOOKIE for\n%v", dns.RcodeToString[resp.Rcode], req)
 		}
 	}
+	// Without EDNS there is no room for the code.
+	if resp := p.ask(t, "www.example", dns.TypeA); resp.Rcode != dns.RcodeServerFailure {
+		t.Errorf("%s, want SERVFAIL", dns.RcodeToString[resp.Rcode])
+	}
 	for _, c := range []struct {
 		rcode, source string
 		want          float64
-	}{{"BADVERS", "self", 2}, {"BADCOOKIE", "upstream", 3}, {"NOERROR", "self", 0}, {"NOERROR", "upstream", 0}, {"YXRRSET", "upstream", 0}} {
+	}{{"BADVERS", "self", 2}, {"SERVFAIL", "upstream", 1}, {"BADCOOKIE", "upstream", 3}, {"NOERROR", "self", 0}, {"NOERROR", "upstream", 0}, {"YXRRSET", "upstream", 0}} {
 		if got := p.byRcode(t, c.rcode, c.source); got != c.want {
 			t.Errorf("%s from %s: counted %v, want %v", c.rcode, c.source, got, c.want)
 		}

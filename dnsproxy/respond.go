@@ -67,7 +67,11 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 		Query: q.Packet[:q.QuestionEnd], EDNS: q.EDNS, DO: q.DO,
 		UDPSize: h.ednsUDPSize, KeepAD: h.forwarder.TrustAD(), Limit: limit,
 	}
-	return found.Reply.Append(dst, &request, found.Age), outcome{found.Rcode(), found.Source}
+	result := outcome{found.Rcode(), found.Source}
+	if !q.EDNS && result.rcode > wire.RcodeMask {
+		result.rcode = dns.RcodeServerFailure // as in the response, whose header has four bits for it
+	}
+	return found.Reply.Append(dst, &request, found.Age), result
 }
 
 // respondMesh appends the response to a query for a mesh name, of at most limit bytes.
