@@ -6,8 +6,8 @@ import (
 	"github.com/nametap/nametap/dnsproxy/forward"
 )
 
-// maxCacheEntries is the most entries that /debug/cache shows, which limits the response to a
-// few megabytes.
+// maxCacheEntries limits the entries that /debug/cache shows, and so the response to a few
+// megabytes.
 const maxCacheEntries = 10_000
 
 // Flushed is the number of questions that were removed from the cache.

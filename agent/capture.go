@@ -19,15 +19,17 @@ type CaptureConfig struct {
 	// On says whether DNS is captured, and Because which setting says so.
 	On      bool
 	Because string
-	// Config is what is captured. With ResolvConfServers its Servers are those of ResolvConf.
+	// Config says what is captured. With ResolvConfServers, the nameservers of ResolvConf
+	// replace Config.Servers.
 	Config iptables.Config
-	// Servers says which nameservers' queries are captured. Default all.
+	// Servers says for which nameservers queries are captured. Default all.
 	Servers CaptureServers
-	// ResolvConf is a resolv.conf, whose changes are followed. Default /etc/resolv.conf.
+	// ResolvConf is the path of a resolv.conf. The agent follows its changes. Default
+	// /etc/resolv.conf.
 	ResolvConf string
 }
 
-// CaptureServers says which nameservers' queries are captured.
+// CaptureServers says for which nameservers queries are captured.
 type CaptureServers string
 
 // The values of CaptureServers.
@@ -52,8 +54,8 @@ func (s *CaptureServers) UnmarshalText(text []byte) error {
 	return fmt.Errorf("want %s or %s", AllServers, ResolvConfServers)
 }
 
-// A capture makes one desired value of its configuration, the nameservers of resolv.conf and
-// the listeners that answer, and lets iptables keep the kernel so.
+// A capture computes the desired state from its configuration, the nameservers of resolv.conf
+// and the listeners that answer. Package iptables keeps the kernel in that state.
 type capture struct {
 	log    *slog.Logger
 	proxy  *dnsproxy.Server
@@ -65,7 +67,7 @@ type capture struct {
 	begun  bool   // the listeners were probed; guarded by mu
 }
 
-// newCapture checks the configuration.
+// newCapture returns a capture for a configuration, or an error if that is invalid.
 func newCapture(cfg CaptureConfig, proxy *dnsproxy.Server, log *slog.Logger) (*capture, error) {
 	c := &capture{log: log, proxy: proxy, inputs: inputs{CaptureConfig: cfg}}
 	initial := cfg.Config
@@ -85,9 +87,9 @@ func newCapture(cfg CaptureConfig, proxy *dnsproxy.Server, log *slog.Logger) (*c
 	return c, nil
 }
 
-// run keeps the kernel as desired until ctx ends, and removes the rules then. If capture is on
-// at first and no rules can be installed, it returns an error; later failures are logged and
-// retried.
+// run keeps the kernel in the desired state until ctx ends, then removes the rules. If capture
+// is on at the start and no rules can be installed, it returns an error. Later failures are
+// logged and retried.
 func (c *capture) run(ctx context.Context) error {
 	if err := c.begin(ctx); err != nil || ctx.Err() != nil {
 		return err
@@ -102,8 +104,8 @@ func (c *capture) run(ctx context.Context) error {
 	return err
 }
 
-// begin waits for the listeners, because without them rules would make DNS fail, and sets the
-// first desired value.
+// begin waits for the listeners, because without them DNS would fail once the rules are
+// installed, and sets the first desired state.
 func (c *capture) begin(ctx context.Context) error {
 	without := c.listening(ctx)
 	err := c.change(func(in *inputs) { in.without, c.begun = without, true })
@@ -118,8 +120,9 @@ func (c *capture) begin(ctx context.Context) error {
 	return nil
 }
 
-// change changes the inputs of the desired value, and sets that. If there is none, it returns
-// an error, and capture stays as it is. Before the listeners were probed it sets nothing.
+// change changes the inputs, computes the desired state and passes it to iptables. If the
+// inputs have no desired state, it returns an error, and capture stays unchanged. Before the
+// first probe of the listeners, it passes nothing to iptables.
 func (c *capture) change(change func(in *inputs)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -140,7 +143,7 @@ func (c *capture) current() inputs {
 	return in
 }
 
-// follow is change that logs the error.
+// follow calls change, and logs the error.
 func (c *capture) follow(change func(in *inputs)) {
 	if err := c.change(change); err != nil && !errors.Is(err, errNoServers) {
 		c.log.Error("capture stays as it is", "error", err)

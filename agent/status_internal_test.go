@@ -43,7 +43,7 @@ func TestStatusEnd(t *testing.T) { // R9
 	if err := s.Run(ctx); err != nil {
 		t.Error(err)
 	}
-	_ = s.server.Close() // cuts every request that Run has left in flight
+	_ = s.server.Close() // ends every request that is still in flight after Run
 	if body := <-got; body != "done" {
 		t.Errorf("got %q", body)
 	}

@@ -15,10 +15,10 @@ import (
 // listeners are open, and capture is as its switch says. It does not wait for a table,
 // because units that need DNS wait for this notification at boot.
 //
-// Then it notifies the watchdog as long as any UDP listener answers. The others do not count,
-// because a restart would not help: a family may be switched off on this host, and listeners
-// for TCP may have as many clients as they may. Nor would it help if the host cannot send any
-// packet, so that no listener can be probed.
+// Then it notifies the watchdog as long as any UDP listener answers. A restart would not help
+// in other cases, so the watchdog is notified in them, too: one of two families is switched
+// off on this host, the TCP listeners have reached their limit of clients, or no listener can
+// be probed because the host cannot send packets.
 func (a *Agent) notifySystemd(ctx context.Context) error {
 	interval, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {

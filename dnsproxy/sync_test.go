@@ -45,7 +45,7 @@ func TestBeforeSyncHeld(t *testing.T) { // C6
 			}()
 		}
 		p.await(t, requestsMetric, float64(len(c.not)+len(c.held)))
-		asked := map[string]bool{} // some are sent twice on a busy machine
+		asked := map[string]bool{} // a set, because a busy machine sends some queries twice
 		for _, query := range fake.Queries() {
 			asked[query.Name] = true
 		}
@@ -132,7 +132,7 @@ func generation(n int) hosts {
 	return h
 }
 
-// A push during 2,000 queries a second loses no query, and no answer mixes two tables.
+// Pushes during 2,000 queries a second lose no query, and each answer is from one table.
 func TestPushUnderLoad(t *testing.T) { // C9
 	t.Parallel()
 	p := start(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: resolvConf(t, "search shop.svc.cluster.local corp.example")}})

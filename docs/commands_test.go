@@ -10,8 +10,9 @@ import (
 )
 
 var (
-	// target matches a target of the Makefile, use the name of a command in cmd/nametap,
-	// subcommand a word that is one, and repositoryFile the path of a file or a binary.
+	// target matches a target of the Makefile, use the name of a command in the source of
+	// cmd/nametap, subcommand a word that may be a command, and repositoryFile the path of a
+	// file or a binary.
 	target         = regexp.MustCompile(`(?m)^[\w/-]+:`)
 	use            = regexp.MustCompile(`Use:\s*"([a-z]+)`)
 	subcommand     = regexp.MustCompile(`^[a-z]+$`)

@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Why a tool failed, as far as its message tells. Any other error is not classified: it may
-// pass, so it is retried and reported.
+// The causes for which a tool fails, recognised by its message. Any other error may be
+// temporary, so it is retried and reported.
 var (
-	// The machine does not support something. That is permanent.
+	// The machine does not support something. These are permanent.
 	errTool      = errors.New("tool is missing")
 	errNoTable   = errors.New("no such table in this kernel")
 	errNoFamily  = errors.New("no such address family in this kernel")
@@ -30,9 +30,9 @@ var (
 
 // Errors of this package's methods.
 var (
-	// ErrIncomplete says that rules are installed, but not all that this machine
-	// supports: a family, or the conntrack zone, is missing for a reason that may pass,
-	// or rules of nametap remain in the other backend. Keep tries again.
+	// ErrIncomplete says that the rules in the kernel are incomplete: a supported family, or
+	// the conntrack zone, is missing for a temporary reason, or rules of nametap remain in
+	// the other backend. Keep retries.
 	ErrIncomplete = errors.New("capture is incomplete")
 	// ErrUnseen says that a backend can never be read, so rules of nametap that another
 	// process installed may remain there.

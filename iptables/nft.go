@@ -52,8 +52,8 @@ func nftGeneration() (uint32, error) {
 	return binary.BigEndian.Uint32(value), nil
 }
 
-// generationNow is nftGeneration, but returns 0 if the kernel has no nft or this process
-// lacks the permission to ask. After any other error the generation is not known.
+// generationNow returns nftGeneration, or 0 if the kernel has no nft or this process has no
+// permission to request it. After any other error, known is false.
 func generationNow() (generation uint32, known bool) {
 	generation, err := nftGeneration()
 	if isAny(err, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT, unix.EINVAL, unix.EPERM) {
@@ -62,7 +62,7 @@ func generationNow() (generation uint32, known bool) {
 	return generation, err == nil
 }
 
-// askNFTTable returns nil if nft has the table.
+// askNFTTable requests a table from nft. It returns nil if the table exists.
 func askNFTTable(f Family, table string) error {
 	return askNetfilter(func([]byte) {}, conntrack.Request{
 		Type: nftGetTable, Flags: unix.NLM_F_ACK, Family: f.number(), Attributes: tableName(table)})

@@ -16,7 +16,7 @@ import (
 // traffic is a set of applications that send queries continuously, and the results.
 type traffic struct {
 	mu   sync.Mutex
-	ways map[string]int // replies by their way; "lost" without a reply
+	ways map[string]int // numbers of replies by their path; "lost" counts queries without a reply
 	stop context.CancelFunc
 	done sync.WaitGroup
 }
@@ -65,8 +65,8 @@ func (tr *traffic) end() map[string]int {
 	return tr.ways
 }
 
-// goesOn waits for the results of 50 more queries.
-func (tr *traffic) goesOn(t *testing.T) {
+// awaitMore waits for the results of 50 more queries.
+func (tr *traffic) awaitMore(t *testing.T) {
 	t.Helper()
 	count := func() int {
 		tr.mu.Lock()
@@ -90,11 +90,11 @@ func TestReplaceUnderTraffic(t *testing.T) {
 		c := l.apply()
 		tr := l.start()
 		for n := range 10 {
-			tr.goesOn(t)
+			tr.awaitMore(t)
 			cfg := l.config(func(c *iptables.Config) { c.ExcludeUIDs = []uint32{uint32(5000 + n)} })
 			replace(t, c, cfg)
 		}
-		tr.goesOn(t)
+		tr.awaitMore(t)
 		ways := tr.end()
 		t.Logf("%v", ways)
 		if len(ways) != 1 || ways["AU"] < 500 {
@@ -103,8 +103,8 @@ func TestReplaceUnderTraffic(t *testing.T) {
 	})
 }
 
-// The switch: rules are installed and removed while agent and applications run, and no
-// query is lost on either way.
+// The switch: rules are installed and removed while the agent and applications run, and no
+// query is lost, whether it is captured or passes through.
 func TestSwitchUnderTraffic(t *testing.T) {
 	t.Parallel()
 	rounds := 3
@@ -118,17 +118,17 @@ func TestSwitchUnderTraffic(t *testing.T) {
 		c := l.capture(func(c *iptables.Config) { c.Settle = time.Second })
 		tr := l.start()
 		for range rounds {
-			tr.goesOn(t)
+			tr.awaitMore(t)
 			apply(t, c)
-			tr.goesOn(t)
+			tr.awaitMore(t)
 			remove(t, c)
 		}
-		tr.goesOn(t)
+		tr.awaitMore(t)
 		ways := tr.end()
 		t.Logf("%v", ways)
 		for way := range ways {
-			// In the moment between the two tables a query may come to the agent
-			// twice (AAU), if it sends from the port of an application.
+			// Between the restores of the two tables, the agent may get a query twice
+			// (AAU) if it sends from the port of an application.
 			if way != "AU" && way != "U" && way != "AAU" {
 				t.Errorf("replies by their way: %v, want none lost", ways)
 				break
@@ -252,7 +252,7 @@ func (l *lab) collide(queries int) {
 	}
 }
 
-// The time of one apply, compared with a program per rule.
+// One apply takes less time than a program per rule.
 func TestApplyTime(t *testing.T) {
 	backends(t, func(l *lab) {
 		t, backend := l.t, l.backend
@@ -267,7 +267,7 @@ func TestApplyTime(t *testing.T) {
 			return time.Since(start)
 		}
 		timed("iptables-%s-restore --noflush -w 5 <<'.'\n%s.", backend, text)
-		once := time.Hour // the fastest of several, because the machine may be loaded
+		once := time.Hour // the fastest of several attempts, because the machine may be loaded
 		for range 5 {
 			once = min(once, timed("iptables-%s-restore --noflush -w 5 <<'.'\n%s.", backend, text))
 		}

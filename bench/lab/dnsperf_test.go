@@ -64,7 +64,7 @@ func TestParseDNSPerfLost(t *testing.T) {
 		t.Errorf("counts: %+v", got)
 	}
 	if got.valid() == nil {
-		t.Error("a run without answers counts")
+		t.Error("a run without answers is valid")
 	}
 }
 

@@ -68,7 +68,7 @@ func Address(net byte, n int) netip.Addr {
 	return netip.AddrFrom4([4]byte{net, byte(n >> 16), byte(n >> 8), byte(n)})
 }
 
-// Moved returns hosts, with other addresses for the first n of them.
+// Moved returns a copy of hosts in which the first n have other addresses.
 func Moved(hosts []Host, n int) []Host {
 	changed := append([]Host(nil), hosts...)
 	for i := range changed[:n] {
@@ -120,7 +120,7 @@ func tableEntry(h Host) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(entry, 2, protowire.BytesType), info)
 }
 
-// shuffled returns hosts in a random order that is the same each time.
+// shuffled returns hosts in an order that looks random, but is the same each time.
 func shuffled(hosts []Host) []Host {
 	order := append([]Host(nil), hosts...)
 	random := rand.New(rand.NewPCG(1, 2)) // the order must be the same each time

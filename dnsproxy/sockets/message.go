@@ -8,8 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// controlLen is room for the largest control message that is received, the
-// in6_pktinfo of a query.
+// controlLen is the length of the largest control message that a query has, in6_pktinfo.
 const controlLen = 64
 
 // A Message is a UDP packet with the addresses that it came from and was sent to, in the
@@ -20,8 +19,8 @@ type Message struct {
 	name    unix.RawSockaddrAny
 	nameLen uint32
 
-	// Of a socket that is bound to all addresses.
-	header  *unix.Msghdr // nil for others
+	// These are used for sockets that are bound to all addresses.
+	header  *unix.Msghdr // nil for other sockets
 	vector  unix.Iovec
 	control [controlLen]byte
 }
@@ -103,8 +102,8 @@ func (m *Message) sendMsg(fd uintptr, response []byte) unix.Errno {
 	m.header.Flags = 0
 	control := (*unix.Cmsghdr)(unsafe.Pointer(&m.control[0]))
 	if m.header.Controllen >= unix.SizeofCmsghdr && control.Level == unix.IPPROTO_IP && control.Type == unix.IP_PKTINFO {
-		// The control message that said where the packet was sent to now says where
-		// the response is from; which interface to use is for the routes to say.
+		// The control message of the packet has the address that it was sent to, which
+		// becomes the source address of the response. The routes choose the interface.
 		info := (*unix.Inet4Pktinfo)(unsafe.Pointer(&m.control[unix.CmsgLen(0)]))
 		info.Ifindex = 0
 	}

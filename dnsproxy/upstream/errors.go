@@ -11,30 +11,30 @@ type noReply struct {
 	causes []error
 }
 
-// newNoReply collects the causes of all servers of an exchange that is over.
+// newNoReply returns the error of an exchange that is over, with the cause for each server.
 func newNoReply(e *exchange) *noReply {
 	var text strings.Builder
 	text.WriteString("no nameserver answered")
 	separator := ": "
 	err := &noReply{}
 	for i := range e.servers {
-		why := e.schedule.tries[i].err
-		if why == nil {
-			why = e.schedule.cause
+		cause := e.schedule.tries[i].err
+		if cause == nil {
+			cause = e.schedule.cause
 		}
-		if why == nil {
+		if cause == nil {
 			continue
 		}
 		text.WriteString(separator)
-		text.WriteString(e.servers[i].spec.String() + ": " + why.Error())
+		text.WriteString(e.servers[i].spec.String() + ": " + cause.Error())
 		separator = "; "
-		err.causes = append(err.causes, why)
+		err.causes = append(err.causes, cause)
 	}
 	err.text = text.String()
 	return err
 }
 
-// Error names every server with its cause.
+// Error returns a text with every server and its cause.
 func (e *noReply) Error() string { return e.text }
 
 // Unwrap returns the causes.

@@ -97,8 +97,8 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// F2, F4: if TCP is a black hole the truncated reply is the answer soon, and another
-// server that has the whole reply is asked before.
+// F2, F4: if a server does not answer over TCP, its truncated reply becomes the answer after a
+// short time, unless another server answers with the whole reply.
 func TestTruncatedBlackHole(t *testing.T) {
 	t.Parallel()
 	hole := serve(t, func(query []byte, network string) [][]byte {
@@ -107,7 +107,7 @@ func TestTruncatedBlackHole(t *testing.T) {
 		}
 		return truncating(nil)(query, network)
 	})
-	well := serve(t, func(query []byte, network string) [][]byte {
+	whole := serve(t, func(query []byte, network string) [][]byte {
 		packets := truncating([]byte("whole"))(query, network)
 		packets[0][7] = 1 // one answer
 		return packets
@@ -115,7 +115,7 @@ func TestTruncatedBlackHole(t *testing.T) {
 	for _, tc := range []struct {
 		servers []*raw
 		cut     bool
-	}{{[]*raw{hole}, true}, {[]*raw{hole, well}, false}} {
+	}{{[]*raw{hole}, true}, {[]*raw{hole, whole}, false}} {
 		g := client(t, upstream.Config{Timeout: deadline}).Group(specs(tc.servers...), upstream.Options{})
 		for range 3 {
 			began := time.Now()
@@ -127,7 +127,7 @@ func TestTruncatedBlackHole(t *testing.T) {
 	}
 }
 
-// F3: the first usable reply wins; the best failure is the last resort.
+// F3: the first usable reply is the answer. If there is none, the best failure is.
 func TestFailuresMoveOn(t *testing.T) {
 	t.Parallel()
 	servers := map[byte]*raw{}
@@ -151,7 +151,7 @@ func TestFailuresMoveOn(t *testing.T) {
 		{[]*raw{servers[9]}, 9},
 		{[]*raw{bare}, 2},
 		{[]*raw{dead, servers[2], servers[0]}, 0},
-		{[]*raw{dead, servers[2]}, 2}, // not before the dead one is known to be dead
+		{[]*raw{dead, servers[2]}, 2}, // only after the dead one is known to be down
 	} {
 		for _, parallel := range []bool{false, true} {
 			c := client(t, upstream.Config{Timeout: 2 * time.Second})
@@ -164,8 +164,8 @@ func TestFailuresMoveOn(t *testing.T) {
 	}
 }
 
-// F3: to other opcodes every response code is an answer, and the question may be
-// missing.
+// F3: a reply to an opcode other than QUERY is an answer with any response code, and need not
+// have the question.
 func TestUpdate(t *testing.T) {
 	t.Parallel()
 	s := serve(t, func(query []byte, _ string) [][]byte {
@@ -180,8 +180,8 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
-// F4: queries do not wait for a server that is late. Once it is down it gets a copy of a
-// query now and then, and one reply restores it.
+// F4: queries do not wait for a late server. A server that is down gets copies of some
+// queries, and one reply makes it up again.
 func TestDead(t *testing.T) {
 	t.Parallel()
 	var dead atomic.Bool
@@ -328,7 +328,7 @@ func TestWrongReplies(t *testing.T) {
 	}
 }
 
-// F11: there are many IDs and ports, and no socket is used for long.
+// F11: queries have many different IDs and source ports, and no socket is used for long.
 func TestUnpredictable(t *testing.T) {
 	t.Parallel()
 	s := serve(t, answers(0))

@@ -13,17 +13,17 @@ type Group struct {
 	timeout time.Duration
 
 	waiting atomic.Int64 // queries in flight
-	trial   atomic.Int64 // when a query was last accepted in spite of rule 9, in Unix ns
+	trial   atomic.Int64 // when a query was last accepted despite rule 9, in Unix ns
 	budget  budget
 }
 
 // overloadWaiting is the bound of rule 9: queries times silence.
 const overloadWaiting = 128 * time.Second
 
-// trialPause is how often a query is accepted in spite of rule 9.
+// trialPause is the time between queries that are accepted despite rule 9.
 const trialPause = 100 * time.Millisecond
 
-// Down reports whether all servers are down, or loop (rule 2).
+// Down reports whether all servers are down or looping (rule 2).
 func (g *Group) Down() bool {
 	now := time.Now()
 	for _, s := range g.servers {
@@ -41,7 +41,7 @@ func (g *Group) Overloaded() bool {
 	return overloaded && now.UnixNano()-g.trial.Load() < int64(trialPause)
 }
 
-// refuses reports whether a query fails at once (rule 9).
+// refuses reports whether a new query fails at once because of rule 9.
 func (g *Group) refuses() bool {
 	overloaded, now := g.overloaded()
 	if !overloaded {
@@ -51,8 +51,8 @@ func (g *Group) refuses() bool {
 	return now.UnixNano()-last < int64(trialPause) || !g.trial.CompareAndSwap(last, now.UnixNano())
 }
 
-// overloaded reports whether so many queries wait for servers that are all silent that rule 9
-// applies. It returns the time if it has read the clock.
+// overloaded reports whether rule 9 applies: all servers are silent, and too many queries wait
+// for them. It also returns the time if it has read the clock.
 func (g *Group) overloaded() (overloaded bool, now time.Time) {
 	waiting := time.Duration(g.waiting.Load())
 	if waiting == 0 || waiting*g.timeout < overloadWaiting {

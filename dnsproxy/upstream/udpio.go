@@ -17,8 +17,8 @@ type udpWrite struct {
 	do     func(fd uintptr) bool
 }
 
-// write sends a packet and never blocks: a packet that the kernel has no room for is lost,
-// as it could be on the way.
+// write sends a packet and never blocks. If the kernel has no room for the packet, it is lost,
+// as a packet may be on the network.
 func (s *udpSocket) write(packet []byte) error {
 	pool := &s.server.client.writes
 	w, ok := pool.Get().(*udpWrite)
@@ -42,8 +42,8 @@ func (s *udpSocket) write(packet []byte) error {
 	return err
 }
 
-// transfer is read(2) or write(2) of a socket that does not block. So Go's scheduler need
-// not know, which would cost more than the call.
+// transfer calls read(2) or write(2) on a socket that does not block. It bypasses Go's
+// scheduler, whose bookkeeping would take longer than the call.
 func transfer(trap, fd uintptr, b []byte) (n int, errno unix.Errno) {
 	r, _, errno := unix.RawSyscall(trap, fd, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
 	return int(r), errno //nolint:gosec // at most len(b), or there is an errno
@@ -71,8 +71,8 @@ func (s *udpSocket) read() {
 			case unix.EAGAIN:
 				return false
 			default:
-				// Mostly an ICMP error about a packet sent from here (RFC 1122, section
-				// 4.1.3.3).
+				// Usually an ICMP error about a packet that this socket has sent (RFC
+				// 1122, section 4.1.3.3).
 				failure = errno
 				return true
 			}
