@@ -16,12 +16,15 @@ import (
 
 // The defaults of a Config, used for zero values.
 const (
-	DefaultAddr        = "localhost:15053"
-	DefaultDomain      = "cluster.local"
-	DefaultTTL         = 30 * time.Second
-	DefaultEDNSUDPSize = 1232 // bytes; fits an IPv6 packet everywhere (DNS flag day 2020)
-	DefaultMaxTCPConns = 1000
+	defaultAddr        = "localhost:15053"
+	defaultDomain      = "cluster.local"
+	defaultTTL         = 30 * time.Second
+	defaultMaxTCPConns = 1000
 )
+
+// DefaultEDNSUDPSize is the default of Config.EDNSUDPSize, in bytes. It fits an IPv6 packet
+// everywhere (DNS flag day 2020).
+const DefaultEDNSUDPSize = 1232
 
 // A Config configures a [Server]. The zero value of a field means the default named in its
 // comment.
@@ -144,11 +147,11 @@ func DefaultConfig() Config {
 }
 
 func (c *Config) setDefaults() {
-	setDefault(&c.Addr, DefaultAddr)
-	setDefault(&c.Domain, DefaultDomain)
-	setDefault(&c.TTL, DefaultTTL)
+	setDefault(&c.Addr, defaultAddr)
+	setDefault(&c.Domain, defaultDomain)
+	setDefault(&c.TTL, defaultTTL)
 	setDefault(&c.EDNSUDPSize, DefaultEDNSUDPSize)
-	setDefault(&c.MaxTCPConns, DefaultMaxTCPConns)
+	setDefault(&c.MaxTCPConns, defaultMaxTCPConns)
 	setDefault(&c.BeforeSync, BeforeSyncForward)
 	setDefault(&c.Autopath, AutopathMesh)
 	setDefault(&c.Logger, slog.Default())

@@ -15,14 +15,13 @@ import (
 
 // The defaults of a Config, used for zero values.
 const (
-	DefaultResolvConf     = resolvconf.DefaultPath
-	DefaultMaxInflight    = 10_000
-	DefaultTimeout        = 4 * time.Second
-	DefaultCacheSize      = 8 << 20 // bytes; about 20,000 replies
-	DefaultServeStale     = 24 * time.Hour
-	DefaultMaxTTL         = cache.DefaultMaxTTL
-	DefaultMaxNegativeTTL = cache.DefaultMaxNegativeTTL
+	defaultMaxInflight = 10_000
+	defaultCacheSize   = 8 << 20 // bytes; about 20,000 replies
+	defaultServeStale  = 24 * time.Hour
 )
+
+// DefaultTimeout is the default of Config.Timeout.
+const DefaultTimeout = 4 * time.Second
 
 // A Config configures a [Forwarder]. The zero value of a field means the default named in
 // its comment.
@@ -105,14 +104,14 @@ type Route struct {
 
 // SetDefaults replaces zero values by the defaults.
 func (c *Config) SetDefaults() {
-	c.ResolvConf = cmp.Or(c.ResolvConf, DefaultResolvConf)
+	c.ResolvConf = cmp.Or(c.ResolvConf, resolvconf.DefaultPath)
 	c.Order = cmp.Or(c.Order, OrderStrict)
 	c.Timeout = cmp.Or(c.Timeout, DefaultTimeout)
-	c.MaxInflight = cmp.Or(c.MaxInflight, DefaultMaxInflight)
-	c.CacheSize = cmp.Or(c.CacheSize, DefaultCacheSize)
-	c.CacheMaxTTL = cmp.Or(c.CacheMaxTTL, DefaultMaxTTL)
-	c.CacheMaxNegativeTTL = cmp.Or(c.CacheMaxNegativeTTL, DefaultMaxNegativeTTL)
-	c.ServeStale = cmp.Or(c.ServeStale, DefaultServeStale)
+	c.MaxInflight = cmp.Or(c.MaxInflight, defaultMaxInflight)
+	c.CacheSize = cmp.Or(c.CacheSize, defaultCacheSize)
+	c.CacheMaxTTL = cmp.Or(c.CacheMaxTTL, cache.DefaultMaxTTL)
+	c.CacheMaxNegativeTTL = cmp.Or(c.CacheMaxNegativeTTL, cache.DefaultMaxNegativeTTL)
+	c.ServeStale = cmp.Or(c.ServeStale, defaultServeStale)
 	c.Logger = cmp.Or(c.Logger, slog.Default())
 }
 

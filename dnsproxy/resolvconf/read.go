@@ -12,7 +12,7 @@ import (
 // The files of a zero [Files].
 const (
 	DefaultPath   = "/etc/resolv.conf"
-	DefaultUplink = "/run/systemd/resolve/resolv.conf"
+	defaultUplink = "/run/systemd/resolve/resolv.conf"
 )
 
 // maxSize bounds the size of a file in bytes. Kubernetes allows a search
@@ -24,7 +24,7 @@ type Files struct {
 	// Path is the resolv.conf; empty means [DefaultPath].
 	Path string
 	// Uplink is the resolv.conf that systemd-resolved writes for programs that do not
-	// use its stub; empty means [DefaultUplink].
+	// use its stub; empty means /run/systemd/resolve/resolv.conf.
 	Uplink string
 }
 
@@ -42,7 +42,7 @@ func (f Files) Read() (*Config, error) {
 		f.Path = DefaultPath
 	}
 	if f.Uplink == "" {
-		f.Uplink = DefaultUplink
+		f.Uplink = defaultUplink
 	}
 	text, err := readFile(f.Path)
 	if err != nil {

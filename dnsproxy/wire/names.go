@@ -24,23 +24,23 @@ const Root Name = ""
 
 // The zones of PTR names (RFC 1035, section 3.5; RFC 3596, section 2.5).
 const (
-	InAddrArpa Name = "\x07in-addr\x04arpa"
-	IP6Arpa    Name = "\x03ip6\x04arpa"
+	inAddrArpa Name = "\x07in-addr\x04arpa"
+	ip6Arpa    Name = "\x03ip6\x04arpa"
 )
 
 // MaxNameLen is the length in bytes of the longest name, without the root label (RFC
 // 1035, section 2.3.4).
 const MaxNameLen = 254
 
-// MaxLabelLen is the length in bytes of the longest label (RFC 1035, section 2.3.4).
-const MaxLabelLen = 63
+// maxLabelLen is the length in bytes of the longest label (RFC 1035, section 2.3.4).
+const maxLabelLen = 63
 
 var (
 	errEmptyName = errors.New("the name is empty")
 	// ErrLongName is the error for a name of more than 255 bytes with the root label.
 	ErrLongName    = fmt.Errorf("the name is longer than %d bytes on the wire", MaxNameLen+1)
 	errEmptyLabel  = errors.New("a label is empty")
-	errLongLabel   = fmt.Errorf("a label is longer than %d bytes", MaxLabelLen)
+	errLongLabel   = fmt.Errorf("a label is longer than %d bytes", maxLabelLen)
 	errInnerStar   = errors.New("a wildcard is *.suffix, with the * as its whole first label")
 	errNameTooWide = errors.New("a wildcard needs a suffix")
 )
@@ -64,7 +64,7 @@ func appendHostname(dst []byte, s string) ([]byte, error) {
 		switch {
 		case label == "":
 			return dst, errEmptyLabel
-		case len(label) > MaxLabelLen:
+		case len(label) > maxLabelLen:
 			return dst, errLongLabel
 		}
 		wire = append(wire, byte(len(label)))
@@ -242,10 +242,10 @@ func textByte(label string, i int) byte {
 
 // ReverseAddr returns the address that n is the PTR name of.
 func ReverseAddr(n Name) (netip.Addr, bool) {
-	if rest, ok := n.CutSuffix(InAddrArpa); ok {
+	if rest, ok := n.CutSuffix(inAddrArpa); ok {
 		return reverse4(rest)
 	}
-	if rest, ok := n.CutSuffix(IP6Arpa); ok {
+	if rest, ok := n.CutSuffix(ip6Arpa); ok {
 		return reverse6(rest)
 	}
 	return netip.Addr{}, false

@@ -83,7 +83,7 @@ func (q *Query) parseName(packet []byte) int {
 	i := HeaderLen
 	for i < len(packet) && packet[i] != 0 {
 		next := i + 1 + int(packet[i])
-		if packet[i] > MaxLabelLen || next >= len(packet) || next-HeaderLen > MaxNameLen {
+		if packet[i] > maxLabelLen || next >= len(packet) || next-HeaderLen > MaxNameLen {
 			return -1
 		}
 		i = next

@@ -24,12 +24,12 @@ const (
 	arpa         Name = "\x04arpa"
 	ResolverArpa      = "\x08resolver" + arpa
 
-	thisNetwork      = "\x010" + InAddrArpa
-	Loopback4        = "\x03127" + InAddrArpa
+	thisNetwork      = "\x010" + inAddrArpa
+	Loopback4        = "\x03127" + inAddrArpa
 	Localhost4       = "\x011\x010\x010" + Loopback4
-	broadcast        = "\x03255\x03255\x03255\x03255" + InAddrArpa
+	broadcast        = "\x03255\x03255\x03255\x03255" + inAddrArpa
 	zeros8      Name = "\x010\x010\x010\x010\x010\x010\x010\x010"
-	zeros31          = zeros8 + zeros8 + zeros8 + "\x010\x010\x010\x010\x010\x010\x010" + IP6Arpa
+	zeros31          = zeros8 + zeros8 + zeros8 + "\x010\x010\x010\x010\x010\x010\x010" + ip6Arpa
 	Localhost6       = "\x011" + zeros31
 	unspecified      = "\x010" + zeros31
 )
