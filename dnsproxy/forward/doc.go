@@ -2,8 +2,8 @@
 // or by asking nameservers.
 //
 // The caller parses a query and decides that it is to be forwarded. It passes a [Query] to
-// [Forwarder.Lookup], which may be called on the fast path, and if the cache has no answer
-// to [Forwarder.Answer], which blocks.
+// [Forwarder.Lookup], which may be called on the fast path. If the cache has no answer, it
+// passes the query to [Forwarder.Answer], which blocks.
 //
 //	config.go      the settings
 //	forward.go     the Forwarder: New, Run and what others may ask of it
@@ -29,24 +29,24 @@
 //     signed, a zone transfer), to any nameserver. The OPT record of a relayed message is
 //     that of the next hop, in both directions, unless the message is signed. A zone
 //     transfer over TCP is relayed with all of its messages.
-//  3. What the cache has is answered from there.
+//  3. If the cache has a reply, it is the answer.
 //  4. If the query starts a walk of the search list, the list is walked as below.
 //  5. Nameservers are asked: those of the longest suffix that has its own, otherwise those
 //     of resolv.conf. Package upstream says when which of them is asked. Clients that ask
 //     the same meanwhile wait for the same reply; if none comes soon, the nameservers are
 //     probed for a loop.
-//  6. If none answers, an expired answer is given (RFC 8767): to all clients 1.8 s after the
-//     first of them asked, and at once while nameservers are down or failed to answer the
-//     question the last time. Nameservers are then asked again after 5 s, 10 s, 20 s and
-//     every 30 s, and no client waits for that.
+//  6. If none answers, clients get a stale answer (RFC 8767): all of them 1.8 s after the
+//     first one queried, or at once if nameservers are down or failed to answer the question
+//     the last time. Nameservers are then queried again in the background, after 5 s, 10 s,
+//     20 s and every 30 s.
 //
-// A negative reply is cached for 30 s at most if a nameserver before its own failed to
-// answer: that one may know the name, and may be back soon.
+// A negative reply is cached for 30 s at most if a nameserver that comes earlier in the order
+// failed to answer: that one may know the name, and may recover soon.
 //
-// When resolv.conf names other nameservers the cache is flushed. Each question that is
-// asked carries the cache's generation from before its nameservers were chosen, and a reply
-// of an older generation is not cached. No client joins such a question any more: it is
-// asked again.
+// When resolv.conf names other nameservers, the cache is flushed and its generation ends. A
+// question in flight has the generation from before its nameservers were chosen. If that is
+// not the current one, its reply is not cached, and no more clients wait for it: the question
+// is sent again.
 //
 // # How the search list is walked
 //
@@ -61,27 +61,26 @@
 //  2. The question's name is answered as it is, unless it does not exist.
 //  3. Otherwise the names that the resolver would try are looked up at the same time. The
 //     first of them, in its order, that has an address of either family is the target for
-//     both, as in glibc's getaddrinfo. The A records say whether one has, and AAAA only
-//     where the name exists without: some nameservers deny that names without AAAA exist
-//     (RFC 4074). The walk does not wait for later ones. For the family that the target
-//     lacks, the answer is NODATA without a CNAME record: a client that asks for that
-//     family only walks on.
-//  4. A name whose nameservers fail is passed over, as in glibc, but what was found behind
-//     it is cached for 2 s only. A name that nametap answers itself, such as one of the
-//     table, ends the walk: the client will ask for it. The caller says which these are
-//     ([Query].Steps).
-//  5. Without a target the answer is that the question's name does not exist, which is true,
-//     and the client walks by itself.
-//  6. The whole walk ends within [Config].Timeout. Names whose nameservers are still silent
-//     then have failed.
-//  7. The result is cached until the first reply that it depends on expires, and is never
-//     stale itself. While a reply that it is made of is stale, so is the answer, and it is
-//     not cached. It is refreshed by asking again for the replies that are about to expire.
-//  8. A new table, search list or ndots starts with no walks in the cache.
+//     both, as in glibc's getaddrinfo. The walk looks up A first, and AAAA only for
+//     a name that exists without A records: some nameservers answer NXDOMAIN to AAAA of names
+//     that exist (RFC 4074). The walk does not wait for names after the target. For a family
+//     that the target lacks, the answer is NODATA without a CNAME record, so a client that
+//     wants only that family continues its walk.
+//  4. If the nameservers of a name fail, the walk skips the name, as glibc does. A result from
+//     a later name is then cached for only 2 s. A name that nametap answers itself, such as one of the
+//     table, ends the walk, because the client will query it. The caller says which names
+//     these are ([Query].Steps).
+//  5. If there is no target, the answer is NXDOMAIN for the question's name, and the client
+//     continues the walk itself.
+//  6. The whole walk ends within [Config].Timeout. Names without a reply by then have failed.
+//  7. The result is cached until the first reply that it depends on expires. If one of these
+//     replies is stale, the answer is stale, too, and is not cached. A refresh queries again
+//     the replies that are about to expire.
+//  8. When the table, the search list or ndots changes, all walks are removed from the cache.
 //
 // # Bounds
 //
-// A query that waits takes a slot. Slots are shared among domains, so that names whose
-// nameservers are dead leave slots for others; a query that gets none fails at once, or
-// gets an expired answer. Long queries are also bounded in bytes.
+// A query that waits takes a slot. Slots are shared among domains, so that names with dead
+// nameservers leave slots for others. A query that gets no slot fails at once, or gets a stale
+// answer. Long queries are also bounded in bytes.
 package forward

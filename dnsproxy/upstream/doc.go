@@ -43,42 +43,43 @@
 //     are down, the best failure is the answer.
 //
 //  6. A copy of a query is sent to a server of lower rank that has never been asked, or not
-//     for 30 s (for 1 s before its fourth reply); and to one that is silent, failing or down
-//     a second after it was last asked, then after 2, 4, ... up to 30 s until it answers. So
-//     ranks follow the servers, and one reply restores a server that was down. A copy is
-//     never waited for, and its reply counts only once the server that was asked is late or
-//     has failed: which server answers must not depend on which was due for a copy.
+//     for 30 s (for 1 s before its fourth reply). A server that is silent, failing or down
+//     gets a copy one second after it was last asked, then after 2, 4, ... up to 30 s until
+//     it answers. So ranks are kept up to date, and one reply restores a server that was
+//     down. No query waits for the reply to a copy. That reply is used only after the server
+//     that was asked is late or has failed: otherwise the time at which a copy is due would
+//     decide which server answers.
 //
-//  7. When all servers are down all are asked at once, and again and again, waiting
-//     twice as long each time up to 2 s.
+//  7. When all servers are down, all are asked at once, then repeatedly after pauses that
+//     double up to 2 s.
 //
 //  8. With Options.Parallel all servers are asked at once, and each again as above.
 //
 //  9. When all servers are silent (rule 2), and the number of waiting queries times the
 //     shortest silence reaches 128 s (2,560 queries after 50 ms, 128 after a second), further
-//     queries fail at once: they would take what is needed to answer others. Ten a second are
-//     sent nevertheless, and any reply ends this.
+//     queries fail at once, so that they take no resources from queries to other servers. Ten
+//     a second are sent nevertheless, and any reply ends this.
 //
 //  10. The first repetition of a query is always sent, unless it would go to a silent server.
 //     Further repetitions because a server is late have a budget: 256 at once, refilled
-//     with 2 for each usable reply and 100 a second. So lost packets are made good at any
-//     rate, also beside names whose servers are dead, and servers that are all dead are not
-//     buried in repetitions.
+//     with 2 for each usable reply and 100 a second. So a query whose packet was
+//     lost is repeated even while other names have dead servers, and dead servers do not get a
+//     flood of repetitions.
 //
 //  11. A message with an opcode other than QUERY (UPDATE, NOTIFY) is sent to the best server
-//     only, and to the next only after a failure: it may change something, and must not do
-//     so twice.
+//     only, and to the next only after a failure: it may change data, and must not do so
+//     twice.
 //
 //  12. Where the order of configuration counts (without Options.Fastest, Rotate or
 //     Parallel), a negative answer (NXDOMAIN, or NOERROR without an answer) is held while a
-//     server that stands before its server is up and not silent, and has yet to reply: it
-//     may know what the other does not. A server that is failing because of its response
-//     codes is asked, and waited for until it is late; one that does not reply is waited for
-//     as long if it was sent a copy (rule 6), since it may be back. Nor does a negative
-//     answer win over a truncated reply of such a server.
+//     server earlier in the order is up, not silent, and has not replied yet: it may know
+//     names that the other does not. If the earlier server is failing because of its response
+//     codes, it is asked, and the answer is held until it is late. If it did not reply before
+//     but got a copy (rule 6), the answer is held as long, since it may have recovered. A
+//     truncated reply of an earlier server also wins over a negative answer.
 //
-//  13. A truncated reply is asked for over TCP, and when that is late from the next server;
-//     after a second without a whole reply the truncated one is the answer.
+//  13. After a truncated reply, the query is sent again over TCP, and when that is late, to
+//     the next server. After a second without a whole reply, the truncated one is the answer.
 //
 // # Files
 //
