@@ -269,7 +269,7 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) {
 
 // SetCapture changes which queries are redirected to the agent. It has no effect on an agent
 // that was made without a CaptureConfig. On an error, such as a required family without
-// listeners, everything stays as it is until the reason has gone.
+// listeners, capture changes only once the cause of the error is removed.
 func (a *Agent) SetCapture(cfg CaptureConfig) error {
 	if a.capture == nil {
 		return nil

@@ -146,6 +146,6 @@ func (c *capture) current() inputs {
 // follow calls change, and logs the error.
 func (c *capture) follow(change func(in *inputs)) {
 	if err := c.change(change); err != nil && !errors.Is(err, errNoServers) {
-		c.log.Error("capture stays as it is", "error", err)
+		c.log.Error("capture stays unchanged", "error", err)
 	}
 }

@@ -18,7 +18,7 @@ type inputs struct {
 var errNoServers = errors.New("resolv.conf names no nameserver to capture queries for")
 
 // desired returns the value that these inputs make. The error says why there is none; capture
-// then stays as it is.
+// then stays unchanged.
 func (in inputs) desired() (iptables.Desired, error) {
 	d := iptables.Desired{On: in.On, Because: in.Because, Config: in.Config}
 	if !in.On {

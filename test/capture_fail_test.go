@@ -93,7 +93,7 @@ func TestServersOfResolvConfBeforeListeners(t *testing.T) { // K6, K9, R10
 	a := v.launch("--capture", "--config", v.write("nametap.yaml", "capture-servers: all\n"))
 	wait.Until(t, "the listeners are probed", func() bool { return a.log.Count("DNS is not captured yet") > 0 })
 	v.replace("nametap.yaml", "capture-servers: resolv-conf\n")
-	wait.Until(t, "the settings are read again", func() bool { return a.log.Count("capture stays as it is") > 0 })
+	wait.Until(t, "the settings are read again", func() bool { return a.log.Count("capture stays unchanged") > 0 })
 	silence("-D")
 	if got := next(); got != "READY=1" || v.captured() {
 		t.Errorf("%s, captured without a nameserver:\n%s", got, v.Rules())

@@ -36,7 +36,7 @@ func TestSwitch(t *testing.T) { // K2, K9, R7
 			began := time.Now()
 			step.write("mesh", step.text)
 			if step.text == broken {
-				wait.Until(t, "the log reports it", func() bool { return a.log.Count("the settings stay as they are") > 0 })
+				wait.Until(t, "the log reports it", func() bool { return a.log.Count("the settings stay unchanged") > 0 })
 				v.looks(2) // seconds; the switch is read twice per second
 			}
 			wait.Until(t, "the switch is followed", func() bool { return v.captured() == step.want })
@@ -46,7 +46,7 @@ func TestSwitch(t *testing.T) { // K2, K9, R7
 		wait.Until(t, "the rules are removed", func() bool { return !strings.Contains(v.Rules(), "NAMETAP") })
 		v.more(l, namedIP)
 		v.noneLost(l)
-		if n := a.log.Count("the settings stay as they are"); n != 1 {
+		if n := a.log.Count("the settings stay unchanged"); n != 1 {
 			t.Errorf("a broken file is logged %d times:\n%s", n, a.log)
 		}
 		unseen := a.log.Count("capture rules of an earlier agent may remain") // without more capabilities, this user cannot read legacy

@@ -110,7 +110,7 @@ func TestReloadCapture(t *testing.T) { // K6, R10
 			{"capture-exclude-cidr: " + named + "\n", "name=capture-exclude-cidr", namedIP, meshIP},
 			{"capture-servers: resolv-conf\n", "from=all to=resolv-conf", meshIP, otherIP},
 			// The agent does not listen on the address of that interface.
-			{"capture-exclude-cidr: " + named + "\ncapture-virtual-interface: eth7\n", "the settings stay as they are", meshIP, otherIP},
+			{"capture-exclude-cidr: " + named + "\ncapture-virtual-interface: eth7\n", "the settings stay unchanged", meshIP, otherIP},
 			{"", "from=resolv-conf to=all", meshIP, meshIP},
 		} {
 			v.replace("nametap.yaml", step.config)
@@ -121,7 +121,7 @@ func TestReloadCapture(t *testing.T) { // K6, R10
 			v.asked(named, step.named)
 			v.asked(other, step.other)
 		}
-		if n := a.log.Count("the settings stay as they are"); n != 1 {
+		if n := a.log.Count("the settings stay unchanged"); n != 1 {
 			t.Errorf("malformed settings are logged %d times:\n%s", n, a.log)
 		}
 	})

@@ -63,7 +63,7 @@ func (r *reloader) reload() {
 	if err != nil {
 		if text := err.Error(); text != r.failed {
 			r.failed = text
-			r.log.Error("the settings stay as they are: they cannot be read again", "error", err)
+			r.log.Error("the settings stay unchanged: they cannot be read again", "error", err)
 		}
 		return
 	}
@@ -83,7 +83,7 @@ func (r *reloader) reload() {
 	r.last = next
 	r.running.logLevel.Set(next.logLevel.Level())
 	if err := r.setCapture(capture); err != nil {
-		r.log.Error("capture stays as it is", "error", err)
+		r.log.Error("capture stays unchanged", "error", err)
 	}
 }
 

@@ -54,7 +54,7 @@ func TestReload(t *testing.T) {
 		{"dns-addr: nowhere\nttl: 6s\nlog-level: debug\ncapture-enabled: false\ncapture-exclude-uid: [7]\ncapture-servers: resolv-conf\n", []string{
 			`level=WARN msg="setting changed: it takes effect after a restart" name=dns-addr from=localhost:15053 to=nowhere`,
 		}, slog.LevelDebug, false},
-		{"ttl: soon\n", []string{`level=ERROR msg="the settings stay as they are: they cannot be read again"`}, slog.LevelDebug, false},
+		{"ttl: soon\n", []string{`level=ERROR msg="the settings stay unchanged: they cannot be read again"`}, slog.LevelDebug, false},
 		{"ttl: soon\n", nil, slog.LevelDebug, false},
 		{"capture-agent-gid: 1\ncapture-backend: other", []string{`capture-backend: \"other\": want auto, nft or legacy`}, slog.LevelDebug, false},
 		{"", []string{
