@@ -63,7 +63,7 @@ func (c *Capture) Check(ctx context.Context) []Finding {
 			continue
 		}
 		findings = append(findings, checkInstalled(ctx, s.place(f, 1), s.saved[f], vs)...)
-		findings = append(findings, probe(ctx, s.place(f, 1), vs)...)
+		findings = append(findings, probe(ctx, s.place(f, 1), vs, cfg.Needs(f))...)
 	}
 	return findings
 }
@@ -83,8 +83,8 @@ func (f Finding) after(err error) Finding {
 }
 
 // probe tries the variants of the rules, best first, where they capture nothing. The first one
-// that works tells what is missing.
-func probe(ctx context.Context, p place, vs []variant) []Finding {
+// that works tells what is missing. needed says that a failure of all is not accepted.
+func probe(ctx context.Context, p place, vs []variant, needed bool) []Finding {
 	what := fmt.Sprintf("%s rules for %s", p.backend, p.family)
 	var first error
 	for _, v := range vs {
@@ -93,16 +93,19 @@ func probe(ctx context.Context, p place, vs []variant) []Finding {
 			if first == nil {
 				first = err
 			}
+			if failsAgain(err) && !isAny(err, errExtension, errNoTable) {
+				break // as it would with less: a tool may hang
+			}
 			continue
 		}
-		findings := []Finding{{What: what, OK: true, Needed: true, Detail: how}}
+		findings := []Finding{{What: what, OK: true, Needed: needed, Detail: how}}
 		for _, lost := range v.without {
 			findings = append(findings, Finding{What: what + ": " + lost,
 				Advice: "modprobe -a xt_CT xt_comment nf_conntrack, and install all extensions of the package iptables; until then the rules are without it"}.after(first))
 		}
 		return findings
 	}
-	return []Finding{Finding{What: what, Needed: true,
+	return []Finding{Finding{What: what, Needed: needed,
 		Advice: "modprobe -a nf_nat xt_REDIRECT xt_owner xt_tcpudp, and for nft nft_compat, for legacy iptable_nat and ip6table_nat"}.after(first)}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -48,6 +49,40 @@ func TestCheck(t *testing.T) {
 		}
 		if after := l.saves(); after != before {
 			t.Errorf("check changed something:\n%s", after)
+		}
+	})
+}
+
+// K11, K17: without IPv6 in the kernel, IPv4 can be captured. A failure that is not a lack is not
+// tried with all variants.
+func TestCheckOneFamily(t *testing.T) {
+	backends(t, func(l *lab) {
+		t, runs := l.t, filepath.Join(l.t.TempDir(), "runs")
+		name := "ip6tables-" + string(l.backend) + "-restore"
+		for _, test := range []struct {
+			message string
+			runs    int
+		}{{"Table does not exist (do you need to insmod?)", 4}, {"Permission denied", 1}} {
+			tools(t, map[string]string{name: fmt.Sprintf("echo run >> %s\necho '%s' >&2\nexit 3", runs, test.message)})
+			for _, ipv6 := range []iptables.Choice{iptables.IfAvailable, iptables.On} {
+				c := l.capture(func(c *iptables.Config) { c.IPv6 = ipv6 })
+				var got []iptables.Finding
+				for _, f := range c.Check(t.Context()) {
+					if !f.OK && strings.Contains(f.What, "rules for") {
+						got = append(got, f)
+					}
+				}
+				if len(got) != 1 || got[0].Needed != (ipv6 == iptables.On) || !strings.Contains(got[0].Detail, test.message) {
+					t.Errorf("%s, IPv6 %v: %+v", test.message, ipv6, got)
+				}
+				text, err := os.ReadFile(runs)
+				if n := strings.Count(string(text), "run"); err != nil || n != test.runs {
+					t.Errorf("%s: the tool ran %d times, want %d, %v", test.message, n, test.runs, err)
+				}
+				if err := os.Remove(runs); err != nil {
+					t.Fatal(err)
+				}
+			}
 		}
 	})
 }
