@@ -113,7 +113,7 @@ func (c *capture) begin(ctx context.Context) error {
 		return fmt.Errorf("capturing DNS: %w", err)
 	}
 	for _, f := range c.wanted() {
-		if reason := without[f]; reason != nil {
+		if reason := without[f]; reason != nil && ctx.Err() == nil {
 			c.logLeftOut(f, reason)
 		}
 	}

@@ -92,7 +92,9 @@ func (c *Capture) install(ctx context.Context, s *side, reason string, attempts 
 		}
 		return changed, err
 	}
-	c.logMissing(in)
+	if ctx.Err() == nil {
+		c.logMissing(in)
+	}
 	c.in = in
 	return changed, err
 }

@@ -167,6 +167,23 @@ func (l *lab) startKeep(c *iptables.Capture) (end func() error) {
 	}
 }
 
+// K9: if Keep ends while it installs rules, it removes them and reports no family as missing.
+func TestKeepEndsInApply(t *testing.T) {
+	backends(t, func(l *lab) {
+		t := l.t
+		working := tools(t, map[string]string{"ip6tables-" + string(l.backend) + "-restore": "exec sleep 60"})
+		cfg := l.config(func(c *iptables.Config) { c.FailClosed = false })
+		c := l.with(cfg)
+		l.set(c, true, cfg)
+		end := l.startKeep(c)
+		wait.Until(t, "IPv4 has rules", func() bool { return l.holders() != "" })
+		working()
+		if err := end(); err != nil || l.holders() != "" || l.log.Count("level=WARN") != 0 {
+			t.Errorf("%v, rules in %q\n%s", err, l.holders(), l.log)
+		}
+	})
+}
+
 // K9: when Keep ends, it removes the rules unless they must stay. A removal that has begun
 // is finished in either case.
 func TestKeepEnds(t *testing.T) {

@@ -77,24 +77,40 @@ func TestServersLater(t *testing.T) { // K6, F5
 	v.asked(other, otherIP)
 }
 
+// silence lets all queries to listeners over UDP time out, or with -D no longer.
+func (v *vm) silence(change string) {
+	for _, tool := range []string{"iptables-nft", "ip6tables-nft"} {
+		v.Exec(tool, "-w", change, "INPUT", "-p", "udp", "--dport", "15053", "-j", "DROP")
+	}
+}
+
+// TestEndBeforeListeners checks that an agent that ends while it waits for its listeners does not
+// report them as failed.
+func TestEndBeforeListeners(t *testing.T) { // K9
+	t.Parallel()
+	v := newVM(t, "nft")
+	v.silence("-A")
+	a := v.launch("--capture")
+	wait.Until(t, "the listeners are probed", func() bool { return a.log.Count("DNS is not captured yet") > 0 })
+	a.end(terminate)
+	if a.ProcessState.ExitCode() != 0 || a.log.Count("canceled") != 0 || v.captured() {
+		t.Errorf("%v\n%s", a.ProcessState, a.log)
+	}
+}
+
 // TestServersOfResolvConfBeforeListeners changes --capture-servers to a resolv.conf without
 // nameservers while the agent waits for its listeners.
 func TestServersOfResolvConfBeforeListeners(t *testing.T) { // K6, K9, R10
 	t.Parallel()
 	v := newVM(t, "nft")
 	v.write("resolv.conf", "search shop.svc.cluster.local\n")
-	silence := func(change string) {
-		for _, tool := range []string{"iptables-nft", "ip6tables-nft"} {
-			v.Exec(tool, "-w", change, "INPUT", "-p", "udp", "--dport", "15053", "-j", "DROP")
-		}
-	}
-	silence("-A")
+	v.silence("-A")
 	next := v.notifications()
 	a := v.launch("--capture", "--config", v.write("nametap.yaml", "capture-servers: all\n"))
 	wait.Until(t, "the listeners are probed", func() bool { return a.log.Count("DNS is not captured yet") > 0 })
 	v.replace("nametap.yaml", "capture-servers: resolv-conf\n")
 	wait.Until(t, "the settings are read again", func() bool { return a.log.Count("capture stays unchanged") > 0 })
-	silence("-D")
+	v.silence("-D")
 	if got := next(); got != "READY=1" || v.captured() {
 		t.Errorf("%s, captured without a nameserver:\n%s", got, v.Rules())
 	}
