@@ -46,9 +46,10 @@ type reading struct {
 	err  error // why the file cannot be used; conf is nil then
 }
 
-// Run watches until ctx ends, and then returns nil. A file is unusable if it
-// cannot be read, names no nameserver, or names systemd-resolved's stub when the
-// servers behind it were in use before and can no longer be read.
+// Run watches until ctx ends, and then returns nil. A file is unusable if it cannot be read,
+// if it names no nameserver, unless the configuration in use has none either, or if it names
+// systemd-resolved's stub when the servers behind it were in use before and can no longer be
+// read.
 func (w *Watcher) Run(ctx context.Context) error {
 	inUse := reading{conf: w.Current}
 	reported := inUse
@@ -88,7 +89,7 @@ func (w *Watcher) look(inUse *Config) reading {
 	switch {
 	case err != nil:
 		return reading{err: err}
-	case len(conf.Servers) == 0:
+	case len(conf.Servers) == 0 && (inUse == nil || len(inUse.Servers) > 0):
 		return reading{err: errors.New("reading nameservers: the file names none")}
 	case inUse != nil && inUse.Uplink != "" && conf.Uplink == "" && slices.ContainsFunc(conf.Servers, isStub):
 		return reading{err: errors.New(conf.Ignored[len(conf.Ignored)-1])}

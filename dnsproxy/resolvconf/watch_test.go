@@ -47,7 +47,7 @@ func link(target string) func(string) error {
 	return func(path string) error { return os.Symlink(target, path) }
 }
 
-// An event is a call of Changed, with the first server, or of Failed.
+// An event is a call of Changed, with the first server if there is one, or of Failed.
 type event struct {
 	server string
 	err    error
@@ -64,8 +64,14 @@ func watch(t *testing.T, files resolvconf.Files) <-chan event {
 	w := resolvconf.Watcher{
 		Files:   files,
 		Current: current,
-		Changed: func(c *resolvconf.Config) { events <- event{server: c.Servers[0].Addr().String()} },
-		Failed:  func(err error) { events <- event{err: err} },
+		Changed: func(c *resolvconf.Config) {
+			var e event
+			if len(c.Servers) > 0 {
+				e.server = c.Servers[0].Addr().String()
+			}
+			events <- e
+		},
+		Failed: func(err error) { events <- event{err: err} },
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
@@ -166,6 +172,29 @@ func testWatchBroken(t *testing.T) {
 }
 
 // F5, V6: Kubernetes replaces a symlink to a directory.
+func TestWatchWithoutNameservers(t *testing.T) { synctest.Test(t, testWatchWithoutNameservers) }
+
+// A file that never named a nameserver is followed for its search list.
+func testWatchWithoutNameservers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "resolv.conf")
+	write(t, path, "search a.example\n")
+	events := watch(t, resolvconf.Files{Path: path})
+
+	synctest.Wait()
+	time.Sleep(2 * time.Second)
+	if len(events) > 0 {
+		t.Fatalf("got %+v from a file that did not change", <-events)
+	}
+	write(t, path, "search b.example\n")
+	if e := next(t, events); e.err != nil {
+		t.Fatalf("got %+v, want the change of the search list", e)
+	}
+	write(t, path, "nameserver 10.0.0.1\n")
+	wantServer(t, events, "10.0.0.1")
+	write(t, path, "search b.example\n")
+	wantError(t, events, "names none")
+}
+
 func TestWatchSymlinks(t *testing.T) { synctest.Test(t, testWatchSymlinks) }
 
 func testWatchSymlinks(t *testing.T) {
