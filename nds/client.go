@@ -140,10 +140,9 @@ func (c *Client) Ready() <-chan struct{} { return c.ready }
 func (c *Client) Restored() <-chan struct{} { return c.restored }
 
 // Run uses the snapshot, if there is one, then keeps a stream to the control plane open
-// until ctx ends, and returns nil. All its goroutines have ended when it returns. It must
-// be called only once.
+// until ctx ends, and returns nil. All its goroutines have ended when it returns, except
+// one that waits for a disk that does not answer. It must be called only once.
 func (c *Client) Run(ctx context.Context) error {
-	defer c.dir.Unlock()
 	c.restore()
 	close(c.restored)
 	c.renewer.load()
@@ -154,9 +153,8 @@ func (c *Client) Run(ctx context.Context) error {
 	defer c.streamFailures.reset()
 	tasks.Go(func() { c.renewer.run(ctx) })
 	// The saver outlives ctx, because the last push may still be on the way to it.
-	saving, stopSaving := context.WithCancel(context.WithoutCancel(ctx))
+	stopSaving := c.saver.start()
 	defer stopSaving()
-	tasks.Go(func() { c.saver.run(saving) })
 	for ctx.Err() == nil {
 		if c.snapshotUnread && !c.loaded {
 			c.restore()

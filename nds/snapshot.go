@@ -125,10 +125,41 @@ type snapshotSaver struct {
 	// unsaved says that the file does not hold the set of the last snapshot.
 	unsaved  bool
 	failures failureLog
+
+	log     *slog.Logger
+	timeout time.Duration // how long the end waits for the last snapshot
 }
 
+// saveTimeout bounds how long a disk that does not answer delays the end of the process.
+const saveTimeout = 3 * time.Second
+
 func newSnapshotSaver(dir *statedir.Dir, log *slog.Logger) *snapshotSaver {
-	return &snapshotSaver{dir: dir, wake: make(chan struct{}, 1), failures: failureLog{log: log}}
+	return &snapshotSaver{
+		dir: dir, wake: make(chan struct{}, 1), failures: failureLog{log: log}, log: log, timeout: saveTimeout,
+	}
+}
+
+// start runs the saver. The function that it returns ends the saver when the last snapshot
+// is written, and unlocks the directory. If the disk does not answer in time, it gives up:
+// the kernel releases the lock when the process ends.
+func (s *snapshotSaver) start() (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.run(ctx)
+		s.dir.Unlock()
+	}()
+	return func() {
+		cancel()
+		timer := time.NewTimer(s.timeout)
+		defer timer.Stop()
+		select {
+		case <-done:
+		case <-timer.C:
+			s.log.Warn("snapshot of the table not written, a restart may start with an older one", "error", "the disk does not answer")
+		}
+	}
 }
 
 // put replaces the snapshot that is to be written.
