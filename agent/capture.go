@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
+	"os"
 	"sync"
 
 	"github.com/nametap/nametap/dnsproxy"
@@ -148,4 +150,104 @@ func (c *capture) follow(change func(in *inputs)) {
 	if err := c.change(change); err != nil && !errors.Is(err, errNoServers) {
 		c.log.Error("capture stays unchanged", "error", err)
 	}
+}
+
+// inputs are the inputs of the desired value.
+type inputs struct {
+	CaptureConfig
+	servers []netip.Addr              // of resolv.conf; none until it has any
+	without map[iptables.Family]error // families whose listeners do not answer, and why
+}
+
+// errNoServers says that resolv.conf has not had nameservers yet.
+var errNoServers = errors.New("resolv.conf names no nameserver to capture queries for")
+
+// desired returns the value that these inputs make. The error says why there is none; capture
+// then stays unchanged.
+func (in inputs) desired() (iptables.Desired, error) {
+	d := iptables.Desired{On: in.On, Because: in.Because, Config: in.Config}
+	if !in.On {
+		return d, nil
+	}
+	if in.Servers == ResolvConfServers {
+		if len(in.servers) == 0 { // none would mean all
+			return d, errNoServers
+		}
+		d.Config.Servers = in.servers
+	}
+	served := 0
+	var errs []error
+	for _, f := range families() {
+		switch choice, err := in.Config.Family(f), in.without[f]; {
+		case choice == iptables.Off:
+		case err == nil:
+			served++
+		case choice == iptables.On:
+			return d, err
+		default:
+			errs = append(errs, err)
+			d.Config = d.Config.Without(f)
+		}
+	}
+	if served == 0 {
+		return d, errors.Join(errs...)
+	}
+	return d, nil
+}
+
+// captures reports whether a family is captured while the switch is on.
+func (in inputs) captures(f iptables.Family) bool {
+	return in.Config.Family(f) != iptables.Off && in.without[f] == nil
+}
+
+// followServers follows the nameservers of resolv.conf until ctx ends.
+func (c *capture) followServers(ctx context.Context) {
+	watcher := resolvconf.Watcher{
+		Files: clientsFile(c.current().ResolvConf), Current: c.file,
+		Changed: func(file *resolvconf.Config) {
+			c.follow(func(in *inputs) { in.servers = addrs(file) })
+		},
+		Failed: func(err error) {
+			if in := c.current(); in.Servers == ResolvConfServers && len(in.servers) > 0 { // without servers that was logged
+				c.log.Warn("resolv.conf has no usable nameservers; capture keeps the previous ones", "error", err)
+			}
+		},
+	}
+	_ = watcher.Run(ctx) // it returns nil
+}
+
+// CapturedServers returns the nameservers that clients query according to a resolv.conf.
+func CapturedServers(path string) ([]netip.Addr, error) {
+	file, err := readServers(path)
+	if err != nil {
+		return nil, err
+	}
+	return addrs(file), nil
+}
+
+// readServers reads a resolv.conf that has nameservers.
+func readServers(path string) (*resolvconf.Config, error) {
+	file, err := clientsFile(path).Read()
+	if err == nil && len(file.Servers) == 0 {
+		err = errors.New("the file names none")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("capturing queries for the nameservers of %s: %w", path, err)
+	}
+	return file, nil
+}
+
+// clientsFile returns a resolv.conf as clients read it: if it names a stub resolver, they query
+// that and not the nameservers behind it.
+func clientsFile(path string) resolvconf.Files {
+	return resolvconf.Files{Path: path, Uplink: os.DevNull}
+}
+
+// addrs returns the addresses of nameservers.
+func addrs(file *resolvconf.Config) []netip.Addr {
+	var found []netip.Addr
+	for _, server := range file.Servers {
+		found = append(found, server.Addr())
+	}
+	return found
 }

@@ -5,13 +5,11 @@
 //	identity.go       the addresses of the node
 //	addresses.go      following changes of the addresses of the interfaces
 //	memory.go         returning memory to the kernel when pushes pause
-//	status.go         the status server: probes, metrics, /debug/...
-//	cachestatus.go    what the status server shows of the cache, and flushing it
+//	status.go         the status server: probes, metrics, /debug/..., the cache
 //	systemd.go        notifications to systemd
 //	probe.go          probes of the agent's own listeners
-//	capture.go        the settings of capture, and their change
-//	desired.go        the desired state of capture, from the settings and the next two
-//	servers.go        the nameservers of resolv.conf
+//	capture.go        the desired state of capture: from the settings, the nameservers of
+//	                  resolv.conf and families.go
 //	families.go       the families whose listeners answer
 //	capturestatus.go  the state of capture, as status and metrics
 //

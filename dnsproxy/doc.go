@@ -9,14 +9,13 @@
 //	udp.go         reading queries from UDP sockets; passing them to workers
 //	tcp.go         the same for TCP connections
 //	tcpclients.go  the limit of TCP connections, and which connection makes room
-//	handler.go     what both paths share: a query on its way (task), and its sender (arrival)
+//	handler.go     what both paths share: a query on its way (task), its sender (arrival), and
+//	               the responses to what the forwarder found, refusals, failures
 //	fast.go        the fast path: parse, decide, answer from the table or the cache
 //	decide.go      the decision about a query, made once
-//	special.go     the answers to special-use names such as localhost
 //	writer.go      responses that nametap makes itself, record by record; their longest length
-//	slow.go        the slow path: queries that are forwarded or held
-//	unusual.go     rare and malformed queries, as dns.Msg
-//	respond.go     other responses: what the forwarder found, refusals, failures
+//	slow.go        the slow path: queries that are forwarded or held; rare and malformed ones,
+//	               as dns.Msg
 //	origins.go     original destinations of captured queries
 //	explain.go     the reason of an answer, for nametap query
 //	metrics.go     counters
@@ -29,7 +28,7 @@
 //  2. An opcode other than QUERY: forwarded unchanged.
 //  3. Not exactly one question: FORMERR. An EDNS version other than 0: BADVERS.
 //  4. Class CH: version.bind and id.server. Every other class except IN: REFUSED.
-//  5. A special-use name (wire/special.go has the list): answered by nametap, unless a
+//  5. A special-use name (wire/names.go has the list): answered by nametap, unless a
 //     setting names a suffix in that zone (--upstream onion=…, --bypass).
 //  6. A bypassed name: forwarded. None of the rules below finds a host whose FQDN is
 //     bypassed: neither by a short name nor by a search domain nor by its address.

@@ -1,6 +1,8 @@
 package dnsproxy
 
 import (
+	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/miekg/dns"
@@ -8,6 +10,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/reply"
 	"github.com/nametap/nametap/dnsproxy/table"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // holdTimeout is how long a query waits for the first table (BeforeSync).
@@ -89,4 +92,162 @@ func (h *handler) sendTransferred(t *task) func([]byte) error {
 	}
 	edns := t.query.EDNS
 	return func(message []byte) error { return t.from.send(reply.Hop(message, edns, h.ednsUDPSize)) }
+}
+
+// serveUnusual answers what does not have the shape that [wire.Query] describes, and class
+// CH, with the DNS library. It is part of the slow path.
+func (h *handler) serveUnusual(t *task) []byte {
+	req := new(dns.Msg)
+	if err := req.Unpack(t.packet); err != nil {
+		return bareFailure(t.packet, dns.RcodeFormatError)
+	}
+	response, source := h.answerUnusual(req, t)
+	qtype := dns.TypeNone
+	if len(req.Question) > 0 {
+		qtype = req.Question[0].Qtype
+	}
+	h.metrics.countQuery(qtype, t.from.over, outcome{reply.Rcode(response), source})
+	return response
+}
+
+// bareFailure returns a response with the header alone. The packet must be long enough for
+// a header.
+func bareFailure(packet []byte, rcode byte) []byte {
+	resp := make([]byte, wire.HeaderLen)
+	copy(resp, packet[:wire.FlagsOffset])
+	resp[wire.FlagsOffset] = wire.QR | packet[wire.FlagsOffset]&(wire.OpcodeMask|wire.RD)
+	resp[wire.FlagsOffset+1] = rcode
+	return resp
+}
+
+// answerUnusual returns the response to a message, and its source.
+func (h *handler) answerUnusual(req *dns.Msg, t *task) (response []byte, source string) {
+	own := func(resp *dns.Msg) ([]byte, string) { return h.pack(resp, req, t.from.over), sourceSelf }
+	d, decided := screen(req)
+	switch {
+	case decided && d.action == actForward:
+		return h.passOn(req, t)
+	case decided:
+		return own(h.failure(req, d.failure()))
+	case req.Question[0].Qclass == dns.ClassCHAOS:
+		return own(h.chaos(req, h.version, h.id))
+	}
+	// A query with more than a question and an OPT record, such as a signed one. Answers
+	// that are not forwarded are those to the same query of the usual shape.
+	again := &task{from: t.from, usual: true}
+	if err := makeUsual(&again.query, req); err != nil {
+		why := decision{action: actReject, rcode: dns.RcodeFormatError, reason: err}
+		return own(h.failure(req, why.failure()))
+	}
+	again.query.Sent = t.packet
+	again.decision = h.decide(again.query.Question, h.table.Load(), new(table.Scratch))
+	response, result, ok := h.respond(nil, again)
+	if !ok {
+		response, result = h.answer(again)
+	}
+	return response, result.source
+}
+
+// passOn returns the response to a message other than a QUERY, and its source: that of its
+// original destination, or of the best nameserver for its name.
+func (h *handler) passOn(req *dns.Msg, t *task) (response []byte, source string) {
+	failed := func(err error, source string) ([]byte, string) {
+		return h.pack(h.failure(req, failureOf(err)), req, t.from.over), source
+	}
+	var name wire.Name
+	if len(req.Question) > 0 {
+		if packed, err := wire.PackName(req.Question[0].Name); err == nil {
+			name = wire.Fold(packed)
+		}
+	}
+	var server netip.AddrPort
+	if t.from.original != nil {
+		var err error
+		if server, err = t.from.original(); err != nil {
+			return failed(err, sourceSelf)
+		}
+	}
+	found := h.forwarder.Answer(&forward.Query{Name: name, Message: t.packet, Server: server, How: t.from.over.how()})
+	if found.Err != nil {
+		return failed(found.Err, found.Source)
+	}
+	relayed := reply.Hop(found.Relayed, req.IsEdns0() != nil, h.ednsUDPSize)
+	return reply.Cut(relayed, h.limit(offered(req), t.from.over)), found.Source
+}
+
+// pack returns a response in wire form, within the bounds of its transport.
+func (h *handler) pack(resp, req *dns.Msg, over transport) []byte {
+	resp.Truncate(h.limit(offered(req), over))
+	packed, err := resp.Pack()
+	if err != nil { // not reached: it is made of a request that was unpacked
+		return nil
+	}
+	return packed
+}
+
+// offered returns the UDP payload size that the client offers, 0 if it does not say.
+func offered(req *dns.Msg) uint16 {
+	if opt := req.IsEdns0(); opt != nil {
+		return opt.UDPSize()
+	}
+	return 0
+}
+
+// makeUsual makes q the query of the usual shape that has the question of req.
+func makeUsual(q *wire.Query, req *dns.Msg) error {
+	msg := new(dns.Msg)
+	msg.Id, msg.RecursionDesired, msg.CheckingDisabled = req.Id, req.RecursionDesired, req.CheckingDisabled
+	msg.Question = req.Question
+	if opt := req.IsEdns0(); opt != nil {
+		msg.SetEdns0(opt.UDPSize(), opt.Do())
+	}
+	packet, err := msg.Pack()
+	if err != nil || !q.Parse(packet) {
+		return errQuestionName
+	}
+	return nil
+}
+
+// reply returns a response to req without records, except an OPT record if req has one
+// (RFC 6891, section 6.1.1).
+func (a *answerer) reply(req *dns.Msg, rcode int) *dns.Msg {
+	resp := new(dns.Msg).SetRcode(req, rcode)
+	resp.RecursionAvailable = true
+	resp.CheckingDisabled = req.CheckingDisabled
+	resp.Compress = true
+	if opt := req.IsEdns0(); opt != nil {
+		resp.SetEdns0(a.ednsUDPSize, opt.Do())
+	}
+	return resp
+}
+
+// failure returns a response without records. For clients with EDNS it has an Extended DNS
+// Error that says why.
+func (a *answerer) failure(req *dns.Msg, why failure) *dns.Msg {
+	resp := a.reply(req, why.rcode)
+	if opt := resp.IsEdns0(); opt != nil && why.err != nil {
+		opt.Option = append(opt.Option, &dns.EDNS0_EDE{InfoCode: why.code, ExtraText: why.text()})
+	}
+	return resp
+}
+
+// chaos answers queries of class CH for the server's version and identity (RFC 4892), and
+// refuses all others.
+func (a *answerer) chaos(req *dns.Msg, version, id string) *dns.Msg {
+	q := req.Question[0]
+	text := ""
+	switch strings.ToLower(q.Name) {
+	case "version.bind.", "version.server.":
+		text = version
+	case "id.server.", "hostname.bind.":
+		text = id
+	}
+	if text == "" || q.Qtype != dns.TypeTXT && q.Qtype != dns.TypeANY {
+		return a.failure(req, failure{dns.RcodeRefused, dns.ExtendedErrorCodeNotSupported, errOtherClass})
+	}
+	resp := a.reply(req, dns.RcodeSuccess)
+	resp.Authoritative = true
+	hdr := dns.RR_Header{Name: q.Name, Rrtype: dns.TypeTXT, Class: dns.ClassCHAOS}
+	resp.Answer = []dns.RR{&dns.TXT{Hdr: hdr, Txt: []string{text}}}
+	return resp
 }

@@ -48,8 +48,7 @@
 //	repair.go   the step check
 //	remove.go   the steps unhook and remove
 //	place.go    one family in one backend: save, restore, verify, retry, roll back
-//	variants.go the rules without what this machine lacks
-//	rules.go    the rules of a Config
+//	rules.go    the rules of a Config, and without what this machine lacks
 //	drift.go    how the kernel differs from rules, and the text that repairs it
 //	save.go     the output of iptables-save, parsed
 //	tools.go    iptables-save and iptables-restore
@@ -57,8 +56,7 @@
 //	legacy.go   what the kernel says of legacy's tables by itself
 //	nft.go      what only nf_tables itself can do: generations, deleting a table
 //	backend.go  nft or legacy
-//	entries.go  dropping conntrack entries that keep sockets on their old path
-//	sweep.go    which entries these are
+//	entries.go  dropping the conntrack entries that keep sockets on their old path
 //	status.go   what is in the kernel, and what Apply would write
 //	check.go    what this machine lacks
 //	checkrules.go the version of the tools, and single rules, by go-iptables

@@ -11,8 +11,8 @@
 //	resolve.go     questions that are cached: lookup, refresh, stale answers
 //	walk.go        walking the search list
 //	flight.go      questions in flight, one for all clients that ask the same
-//	slots.go       the bound of queries in flight, shared among domains
-//	memory.go      the bound of long queries, in bytes
+//	bounds.go      the bounds of queries in flight: their number, shared among domains, and
+//	               bytes
 //	routing.go     which nameservers are asked for a name; following resolv.conf
 //	cacheadmin.go  looking into the cache, and flushing it
 //	metrics.go     what is counted

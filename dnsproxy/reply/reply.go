@@ -10,6 +10,7 @@ package reply
 
 import (
 	"encoding/binary"
+	"sync"
 	"time"
 	"unsafe"
 
@@ -104,4 +105,50 @@ func (r *Reply) answered() bool {
 	}
 	qtype := binary.BigEndian.Uint16(r.msg[r.questionEnd-4:])
 	return qtype == dns.TypeANY && r.Answers() > 0 || r.HasType(qtype)
+}
+
+// Rcode returns the response code of a message of any opcode, with the bits in its OPT
+// record (RFC 6891, section 6.1.3). For a message that cannot be walked it returns the bits
+// in the header.
+func Rcode(msg []byte) int {
+	if len(msg) < wire.HeaderLen {
+		return dns.RcodeSuccess
+	}
+	rcode := int(msg[wire.FlagsOffset+1] & wire.RcodeMask)
+	if wire.Count(msg, wire.AdditionalSection) == 0 {
+		return rcode
+	}
+	questionEnd, err := wire.WalkQuestions(msg)
+	if err != nil {
+		return rcode
+	}
+	for w := wire.Walk(msg, questionEnd); w.Next(); {
+		if w.Type() == dns.TypeOPT {
+			return int(msg[w.Fixed+wire.TTLOffset])<<4 | rcode
+		}
+	}
+	return rcode
+}
+
+// A Checker says whether replies can be parsed, and what they say, without an allocation
+// for each. The zero Checker is ready for use, by any number of goroutines.
+type Checker struct {
+	pool sync.Pool // of *Reply
+}
+
+// Check returns the response code of a reply, with the bits of it that OPT has, and
+// whether it says that there is nothing: NXDOMAIN, or NOERROR without what the question
+// asks for. The error is that of [Parse].
+func (c *Checker) Check(msg []byte) (rcode int, negative bool, err error) {
+	r, ok := c.pool.Get().(*Reply)
+	if !ok {
+		r = new(Reply)
+	}
+	parsed, err := parseInto(r, msg)
+	if err == nil {
+		rcode, negative = parsed.Rcode(), parsed.negative
+	}
+	*r = Reply{records: r.records[:0], extended: r.extended[:0]}
+	c.pool.Put(r)
+	return rcode, negative, err
 }

@@ -5,12 +5,10 @@
 // A host is stored once, under its FQDN. Short names, search-list expansions and PTR names
 // are derived at query time, so they cost lookups and no memory.
 //
-//	table.go      Table and Lookup: FQDN, wildcard, short name, search domain
+//	table.go      Table and Lookup: FQDN, wildcard, short name, search domain, ancestor
 //	reverse.go    from an address to its hosts, for PTR queries
-//	shard.go      hosts by the hash of their names
-//	host.go       the record of one host
+//	host.go       the record of one host; shards of hosts, by the hash of their names
 //	cluster.go    the domain names that short names are derived with
-//	ancestors.go  names that exist only because other names are below them
 //	suffixes.go   which suffixes the settings give to nameservers or keep from them
 //	build.go      the next table from a push
 //	nametable.go  NameTables in wire form; the only file that imports api

@@ -83,26 +83,21 @@
 //
 // # Files
 //
-//	client.go            Client and its Config
-//	group.go             Group; rule 9
+//	client.go            Client and its Config; Group; rule 9
 //	exchange.go          one query: sends what its schedule decides
-//	schedule.go          rules 4 to 8, 11 and 13, as a plain value without a clock
-//	settle.go            the end of a query: the answer, or the best failure (rule 5)
-//	rank.go              rule 3
-//	hold.go              rule 12
-//	budget.go            rule 10
-//	history.go           rules 1 and 2, and when a copy is due (rule 6); a plain value, too
+//	schedule.go          rules 3 to 8, 11 and 13, as a plain value without a clock
+//	settle.go            the end of a query: replies that are held (rule 12), the answer, or the
+//	                     best failure (rule 5)
+//	history.go           rules 1, 2 and 10, and when a copy is due (rule 6); plain values, too
 //	server.go            one server: its history and its sockets
-//	liveness.go, loop.go probes (rule 2)
+//	probe.go             probes of servers that are late (rule 2), and for loops
 //	attempt.go           one query to one server, in flight
 //	socket.go            what UDP sockets and connections have in common
-//	udp.go, udpio.go     UDP
-//	streams.go, stream.go, dial.go, tls.go
-//	                     connections over TCP and TLS
+//	udp.go               UDP
+//	stream.go, dial.go   connections over TCP and TLS
 //	elsewhere.go         servers that are not configured
 //	transfer.go          zone transfers
-//	message.go, reading.go
-//	                     comparing and reading replies
+//	message.go           comparing and reading replies
 //	spec.go, errors.go   names of servers; the error that has each server's cause
 //
 // # Sockets

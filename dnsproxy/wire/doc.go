@@ -2,10 +2,8 @@
 // dnsproxy needs in wire form (RFC 1035, section 4): domain names, the header, the
 // question, the OPT record. It allocates nothing on the way of a query.
 //
-//	names.go    domain names, folded to lower case: what tables and caches are keyed by
-//	special.go  special-use names (RFC 6761)
-//	header.go   offsets and bits of the header
-//	opt.go      the OPT record and its options
-//	query.go    a client's query
+//	names.go    domain names, folded to lower case, which tables and caches are keyed by;
+//	            special-use names (RFC 6761)
+//	message.go  the header, a client's query, the OPT record and its options
 //	walk.go     questions, records and compressed names of any message
 package wire

@@ -97,3 +97,36 @@ func (sl *slot) add(n int32) {
 		sl.slots.waiting[at].Add(n)
 	}
 }
+
+const (
+	// shortQuery is the length in bytes up to which queries are bounded by their number
+	// alone, as nearly all are.
+	shortQuery = 1 << 10
+	// maxLongQueries bounds the longer ones that wait, in bytes. A query is copied about
+	// five times on its way to nameservers.
+	maxLongQueries = 8 << 20
+)
+
+// A longQueries counts the bytes of long queries that wait. The zero value is ready for
+// use.
+type longQueries struct{ bytes atomic.Int64 }
+
+// take counts a query of n bytes, unless there are too many bytes. The caller calls release
+// if it reports true.
+func (l *longQueries) take(n int) bool {
+	if n <= shortQuery {
+		return true
+	}
+	if l.bytes.Add(int64(n)) > maxLongQueries {
+		l.bytes.Add(-int64(n))
+		return false
+	}
+	return true
+}
+
+// release ends what take began.
+func (l *longQueries) release(n int) {
+	if n > shortQuery {
+		l.bytes.Add(-int64(n))
+	}
+}

@@ -1,0 +1,240 @@
+package wire
+
+import (
+	"encoding/binary"
+	"unsafe"
+
+	"github.com/miekg/dns"
+)
+
+// HeaderLen is the length of a DNS message's header (RFC 1035, section 4.1.1).
+const HeaderLen = 12
+
+// Offsets of a header's fields, and the bits of its two flags bytes (RFC 1035,
+// section 4.1.1; AD and CD: RFC 4035, section 3).
+const (
+	FlagsOffset   = 2
+	QDCountOffset = 4
+	ANCountOffset = 6
+	NSCountOffset = 8
+	ARCountOffset = 10
+
+	QR = 0x80 // in the byte at FlagsOffset: this is a response
+	AA = 0x04 // authoritative answer
+	TC = 0x02 // truncated
+	RD = 0x01 // recursion desired
+	RA = 0x80 // in the byte after it: recursion available
+	AD = 0x20 // authentic data
+	CD = 0x10 // checking disabled
+
+	OpcodeMask = 0x78 // in the first of these bytes
+	RcodeMask  = 0x0F // in the second
+)
+
+// PointerBits are the two high bits of a compression pointer (RFC 1035, section 4.1.4).
+const PointerBits = 0xC000
+
+// AddressLen returns the length in bytes of the data of an A or AAAA record.
+func AddressLen(rrtype uint16) int {
+	const v4, v6 = 4, 16
+	if rrtype == dns.TypeA {
+		return v4
+	}
+	return v6
+}
+
+// OPTLen is the length in bytes of an OPT record without options (RFC 6891, section
+// 6.1.2). OPTDO is the DNSSEC OK bit of its TTL field (RFC 3225).
+const (
+	OPTLen = 11
+	OPTDO  = 0x8000
+)
+
+// optionLen is the length in bytes of an option without its value.
+const optionLen = 4
+
+// ExtendedErrorLen is the length in bytes of an Extended DNS Error option without text (RFC
+// 8914, section 2).
+const ExtendedErrorLen = optionLen + 2
+
+// AppendOPT appends an OPT record without options to dst. udpSize is the payload size in
+// bytes, ttl the extended response code, version and flags (RFC 6891, section 6.1.3).
+func AppendOPT(dst []byte, udpSize uint16, ttl uint32) []byte {
+	return append(dst, 0, 0, byte(dns.TypeOPT), byte(udpSize>>8), byte(udpSize), //nolint:gosec // bytes
+		byte(ttl>>24), byte(ttl>>16), byte(ttl>>8), byte(ttl), 0, 0) //nolint:gosec // bytes
+}
+
+// AppendExtendedError appends an Extended DNS Error as an option of an OPT record (RFC 8914,
+// section 2). The text must be short enough for it.
+func AppendExtendedError(dst []byte, code uint16, text string) []byte {
+	dst = binary.BigEndian.AppendUint16(dst, dns.EDNS0EDE)
+	dst = binary.BigEndian.AppendUint16(dst, uint16(ExtendedErrorLen-optionLen+len(text))) //nolint:gosec // see above
+	dst = binary.BigEndian.AppendUint16(dst, code)
+	return append(dst, text...)
+}
+
+// EndsInOPT reports whether the last record of a query is an OPT record without options. The
+// bytes could also be the end of another record's data; nametap makes no queries with such
+// records.
+func EndsInOPT(query []byte) bool {
+	if len(query) < HeaderLen+OPTLen || Count(query, AdditionalSection) == 0 {
+		return false
+	}
+	opt := query[len(query)-OPTLen:]
+	return opt[0] == 0 && binary.BigEndian.Uint16(opt[1:]) == dns.TypeOPT && binary.BigEndian.Uint16(opt[9:]) == 0
+}
+
+// CutOPT removes the OPT record from a query that ends in one, and changes the query.
+func CutOPT(query []byte) []byte {
+	PutCount(query, AdditionalSection, uint16(Count(query, AdditionalSection)-1)) //nolint:gosec // it was not 0
+	return query[:len(query)-OPTLen]
+}
+
+// WantsDNSSEC reports whether a query that ends in an OPT record has its DO bit set (RFC
+// 3225).
+func WantsDNSSEC(query []byte) bool {
+	return binary.BigEndian.Uint16(query[len(query)-OPTLen+1+TTLOffset+2:])&OPTDO != 0
+}
+
+// CutOption returns the code of the first option of b, the data of an OPT record, the option
+// itself, and the rest. It reports false if the option is malformed because b is shorter; then
+// the option is all of b.
+func CutOption(b []byte) (code uint16, option, rest []byte, ok bool) {
+	if len(b) < optionLen {
+		return 0, b, nil, false
+	}
+	code = binary.BigEndian.Uint16(b)
+	n := optionLen + int(binary.BigEndian.Uint16(b[2:]))
+	if n > len(b) {
+		return code, b, nil, false
+	}
+	return code, b[:n], b[n:], true
+}
+
+// HopByHop reports whether an option is between neighbours alone: a cookie (RFC 7873),
+// keepalive (RFC 7828) or padding (RFC 7830). It means nothing to the servers behind.
+func HopByHop(option uint16) bool {
+	switch option {
+	case dns.EDNS0COOKIE, dns.EDNS0TCPKEEPALIVE, dns.EDNS0PADDING:
+		return true
+	}
+	return false
+}
+
+// A Query is a request of the usual shape: opcode QUERY, one question, and at most an
+// OPT record of version 0 besides. It points into the packet it was parsed from and is
+// valid as long as that packet is. A Query must not be copied: its Name points into it.
+type Query struct {
+	Question
+	Packet      []byte // from the header to the end of the OPT record
+	Sent        []byte // the message as the client sent it, if Packet was derived from it
+	QuestionEnd int    // offset of the end of the question section in Packet
+	RD, CD      bool
+	EDNS, DO    bool
+	UDPSize     uint16 // the UDP payload size that the client offers, in bytes; 0 without EDNS
+	options     bool   // there are EDNS options that mean something to a nameserver
+	folded      [MaxNameLen]byte
+}
+
+// Cacheable reports whether a nameserver's reply may be given to every client that asks
+// the question. It may not without RD, which asks for what the server has in its cache;
+// with EDNS options, which are between this client and the server; for zone transfers;
+// and for signed messages.
+func (q *Query) Cacheable() bool {
+	switch q.Type {
+	case dns.TypeIXFR, dns.TypeAXFR, dns.TypeTKEY, dns.TypeTSIG:
+		return false
+	}
+	return q.RD && !q.options && q.Sent == nil
+}
+
+// AsSent returns the message as the client sent it.
+func (q *Query) AsSent() []byte {
+	if q.Sent != nil {
+		return q.Sent
+	}
+	return q.Packet
+}
+
+// A Question is the question of a query.
+type Question struct {
+	Name        Name
+	Type, Class uint16
+}
+
+// Parse parses packet. It reports false if packet has another shape than the type
+// describes.
+func (q *Query) Parse(packet []byte) bool {
+	if len(packet) < HeaderLen || packet[FlagsOffset]&(QR|OpcodeMask) != 0 {
+		return false
+	}
+	counts := binary.BigEndian.Uint64(packet[4:])
+	const oneQuestion, oneAdditional = 1 << 48, 1
+	if counts&^oneAdditional != oneQuestion {
+		return false
+	}
+	end := q.parseName(packet)
+	if end < 0 || len(packet) < end+4 {
+		return false
+	}
+	q.Packet, q.Sent = packet, nil
+	q.Type = binary.BigEndian.Uint16(packet[end:])
+	q.Class = binary.BigEndian.Uint16(packet[end+2:])
+	q.QuestionEnd = end + 4
+	q.RD = packet[FlagsOffset]&RD != 0
+	q.CD = packet[FlagsOffset+1]&CD != 0
+	q.EDNS = counts&oneAdditional != 0
+	if !q.EDNS {
+		q.DO, q.UDPSize, q.options = false, 0, false
+		return len(packet) == q.QuestionEnd
+	}
+	return q.parseOPT(packet[q.QuestionEnd:])
+}
+
+// parseName parses the question's name, which must not be compressed, and returns the
+// offset of its end in packet, or -1.
+func (q *Query) parseName(packet []byte) int {
+	i := HeaderLen
+	for i < len(packet) && packet[i] != 0 {
+		next := i + 1 + int(packet[i])
+		if packet[i] > maxLabelLen || next >= len(packet) || next-HeaderLen > MaxNameLen {
+			return -1
+		}
+		i = next
+	}
+	if i >= len(packet) {
+		return -1
+	}
+	n := i - HeaderLen
+	for j, c := range packet[HeaderLen:i] {
+		q.folded[j] = FoldByte(c)
+	}
+	// The name shares the query's buffer: see the type's comment.
+	q.Name = Name(unsafe.String(&q.folded[0], n))
+	return i + 1
+}
+
+// parseOPT parses the OPT record that b consists of (RFC 6891, section 6.1.2).
+func (q *Query) parseOPT(b []byte) bool {
+	if len(b) < OPTLen || b[0] != 0 || binary.BigEndian.Uint16(b[1:]) != dns.TypeOPT {
+		return false
+	}
+	q.UDPSize = binary.BigEndian.Uint16(b[3:])
+	q.DO = binary.BigEndian.Uint16(b[7:])&OPTDO != 0
+	const version = 6
+	return b[version] == 0 && len(b) == OPTLen+int(binary.BigEndian.Uint16(b[9:])) && q.parseOptions(b[OPTLen:])
+}
+
+// parseOptions parses the EDNS options that b consists of.
+func (q *Query) parseOptions(b []byte) bool {
+	q.options = false
+	for len(b) > 0 {
+		code, _, rest, ok := CutOption(b)
+		if !ok {
+			return false
+		}
+		q.options = q.options || !HopByHop(code)
+		b = rest
+	}
+	return true
+}
