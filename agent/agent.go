@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -268,10 +269,11 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) {
 }
 
 // SetCapture changes which queries are redirected to the agent. It has no effect on an agent
-// that was made without a CaptureConfig. On an error, such as a required family without
-// listeners, capture changes only once the cause of the error is removed.
+// that was made without a CaptureConfig, or with the current one. On an error, such as a
+// required family without listeners, capture changes only once the cause of the error is
+// removed.
 func (a *Agent) SetCapture(cfg CaptureConfig) error {
-	if a.capture == nil {
+	if a.capture == nil || reflect.DeepEqual(cfg, a.capture.current().CaptureConfig) {
 		return nil
 	}
 	return a.capture.change(func(in *inputs) { in.CaptureConfig = cfg })

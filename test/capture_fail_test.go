@@ -120,6 +120,24 @@ func TestServersOfResolvConfBeforeListeners(t *testing.T) { // K6, K9, R10
 	v.asked(other, otherIP)
 }
 
+// TestNoNameserversAtStart starts an agent before resolv.conf has nameservers, as a VM boots,
+// and checks that it warns once and captures as soon as there is one.
+func TestNoNameserversAtStart(t *testing.T) { // K6, R10
+	t.Parallel()
+	v := newVM(t, "nft")
+	v.write("resolv.conf", "search shop.svc.cluster.local\n")
+	next := v.notifications()
+	a := v.launch("--capture", "--capture-servers", "resolv-conf")
+	if got := next(); got != "READY=1" || v.captured() {
+		t.Errorf("%s, captured without a nameserver:\n%s", got, v.Rules())
+	}
+	v.replace("resolv.conf", "nameserver "+named+"\n")
+	wait.Until(t, "DNS is captured", v.captured)
+	if n := a.log.Count("nothing is captured until there are nameservers"); n != 1 || a.log.Count("level=ERROR") != 0 {
+		t.Errorf("%d warnings\n%s", n, a.log)
+	}
+}
+
 // TestStatusOfHalf checks that capture status fails if one of two families has rules.
 func TestStatusOfHalf(t *testing.T) { // K4
 	t.Parallel()
