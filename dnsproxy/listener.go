@@ -36,21 +36,3 @@ type listener interface {
 	// close closes a socket on which serve was not called.
 	close()
 }
-
-// A transport is what a query came over.
-type transport uint8
-
-// The transports, as metrics number them.
-const (
-	overUDP transport = iota
-	overTCP
-	transports
-)
-
-// String names the transport as metrics do.
-func (t transport) String() string {
-	if t == overUDP {
-		return "udp"
-	}
-	return "tcp"
-}

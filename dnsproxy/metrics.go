@@ -23,6 +23,24 @@ type metrics struct {
 	listenerErrors prometheus.Counter
 }
 
+// A transport is what a query came over.
+type transport uint8
+
+// The transports, as metrics number them.
+const (
+	overUDP transport = iota
+	overTCP
+	transports
+)
+
+// String names the transport as metrics do.
+func (t transport) String() string {
+	if t == overUDP {
+		return "udp"
+	}
+	return "tcp"
+}
+
 // An outcome is what metrics say of a response.
 type outcome struct {
 	rcode  int

@@ -266,3 +266,7 @@ func (s *shard) all(yield func(Host) bool) {
 		rest = rest[recordLen(rest):]
 	}
 }
+
+// viewString returns b as a string without a copy. b must not change while the string is
+// in use.
+func viewString(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }

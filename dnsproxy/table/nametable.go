@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"iter"
 	"unicode/utf8"
-	"unsafe"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
@@ -124,10 +123,6 @@ func (info *nameInfo) parse(b []byte) error {
 	}
 	return nil
 }
-
-// viewString returns b as a string without a copy. b must not change while the string is
-// in use.
-func viewString(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
 // NameTable returns the table as a NameTable: every host under the key that the control
 // plane gave it and, as Istio's agent shows them, the short names that answer as entries of
