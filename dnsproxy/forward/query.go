@@ -101,7 +101,7 @@ func (r *Result) usable() bool {
 // have answered or failed.
 func (f *Forwarder) Answer(q *Query) Result {
 	switch {
-	case f.client.Echo(append([]byte(q.Name), 0), q.Server):
+	case f.client.Echo(q.Name, q.Server):
 		return Result{Err: ErrEcho, Source: SourceSelf}
 	case q.Send != nil:
 		return f.transfer(q)

@@ -2,7 +2,6 @@ package forward
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"math"
 	"net"
@@ -48,8 +47,8 @@ func (r *routing) group(name wire.Name) *upstream.Group {
 // query returns the query for a question in wire form, with an OPT record of its own:
 // those of clients are for this hop (RFC 6891, section 6.2.1).
 func (r *routing) query(key cache.Key) []byte {
-	packet := make([]byte, wire.HeaderLen, wire.HeaderLen+len(key.Name)+1+4+wire.OPTLen)
-	packet[wire.FlagsOffset] = wire.RD
+	var room [wire.MaxNameLen + 1 + 4]byte // keeps the question off the heap
+	packet := wire.NewQuery(wire.AppendQuestion(room[:0], wire.Name(key.Name), key.Type, key.Class))
 	if r.conf.TrustAD {
 		packet[wire.FlagsOffset+1] |= wire.AD // the answer's AD is wanted: RFC 6840, section 5.7
 	}
@@ -60,10 +59,7 @@ func (r *routing) query(key cache.Key) []byte {
 	if key.CD {
 		packet[wire.FlagsOffset+1] |= wire.CD
 	}
-	packet[wire.QDCountOffset+1], packet[wire.ARCountOffset+1] = 1, 1
-	packet = append(append(packet, key.Name...), 0)
-	packet = binary.BigEndian.AppendUint16(packet, key.Type)
-	packet = binary.BigEndian.AppendUint16(packet, key.Class)
+	wire.PutCount(packet, wire.AdditionalSection, 1)
 	return wire.AppendOPT(packet, ednsUDPSize, ttl)
 }
 

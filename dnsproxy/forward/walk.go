@@ -1,7 +1,6 @@
 package forward
 
 import (
-	"encoding/binary"
 	"errors"
 	"math"
 	"slices"
@@ -267,10 +266,7 @@ func (w *walk) alias(msg *dns.Msg, name, target wire.Name) {
 // message returns what was found for name and the question of key as a message. A second
 // that has begun counts as a whole one in TTLs.
 func (r *Result) message(name wire.Name, key cache.Key) (*dns.Msg, error) {
-	query := make([]byte, wire.HeaderLen, wire.HeaderLen+len(name)+1+4)
-	query = append(append(query, name...), 0)
-	query = binary.BigEndian.AppendUint16(query, key.Type)
-	query = binary.BigEndian.AppendUint16(query, key.Class)
+	query := wire.AppendQuestion(make([]byte, wire.HeaderLen), name, key.Type, key.Class)
 	age := r.Age
 	if age.Cached {
 		age.Seconds++

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // F3, F4, F16: while queries for names whose own servers are silent are in flight, other names
@@ -67,7 +69,7 @@ func TestDeadZone(t *testing.T) {
 func deadQuery(i int) []byte {
 	query := append([]byte{0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0}, 5)
 	query = fmt.Appendf(query, "%05d", i%100_000)
-	return newQuestion(append(query, deadZone...), dns.TypeA, dns.ClassINET)
+	return wire.AppendQuestion(query, deadZone, dns.TypeA, dns.ClassINET)
 }
 
 // F3, F16: a server that lives and leaves all names unanswered, such as a forwarder that

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // F10, F15, F6: when a server that is asked over TLS only falls silent with many queries in
@@ -46,7 +48,7 @@ func TestOverloadEndsOverTLS(t *testing.T) {
 		}
 		for _, probe := range c.probes {
 			name := hex.AppendEncode([]byte{2 * probeLen}, probe.id[:])
-			if !c.Echo(append(name, loopSuffix()...), netip.AddrPort{}) {
+			if !c.Echo(wire.Name(name)+loopSuffix(), netip.AddrPort{}) {
 				t.Error("the probe is not recognised")
 			}
 		}

@@ -2,7 +2,6 @@ package upstream
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"math/rand/v2"
 
@@ -12,20 +11,6 @@ import (
 )
 
 var errMalformedQuery = errors.New("the query is malformed: want a header and at most one question")
-
-// newQuestion returns a question for a name in wire form.
-func newQuestion(name []byte, qtype, class uint16) []byte {
-	return binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(name, qtype), class)
-}
-
-// newQuery returns a query for a question in wire form, with RD and without an ID, which has
-// room for an OPT record.
-func newQuery(question []byte) []byte {
-	query := make([]byte, wire.HeaderLen, wire.HeaderLen+len(question)+wire.OPTLen)
-	query[wire.FlagsOffset] = wire.RD
-	wire.PutCount(query, wire.QuestionSection, 1)
-	return append(query, question...)
-}
 
 // questionEnd returns where the question section of a message with a whole header
 // ends, and whether it has at most one question, without compression.

@@ -1,7 +1,6 @@
 package upstream
 
 import (
-	"bytes"
 	crypto "crypto/rand"
 	"crypto/tls"
 	"encoding/hex"
@@ -43,8 +42,8 @@ const ednsSize = 1232
 // address of localhost (RFC 6761, section 6.3), and the server's identity (RFC 4892).
 func probeQuestions() [2][]byte {
 	return [2][]byte{
-		newQuestion([]byte("\x09localhost\x00"), dns.TypeA, dns.ClassINET),
-		newQuestion([]byte("\x02id\x06server\x00"), dns.TypeTXT, dns.ClassCHAOS),
+		wire.AppendQuestion(nil, wire.Localhost, dns.TypeA, dns.ClassINET),
+		wire.AppendQuestion(nil, "\x02id\x06server", dns.TypeTXT, dns.ClassCHAOS),
 	}
 }
 
@@ -65,7 +64,7 @@ func (s *server) probeLiveness(now time.Time, stream bool) {
 
 // probeWith sends one probe, with the properties of an attempt that like has.
 func (s *server) probeWith(question []byte, like attempt) {
-	packet := newQuery(question)
+	packet := wire.NewQuery(question)
 	if like.edns {
 		wire.PutCount(packet, wire.AdditionalSection, 1)
 		packet = wire.AppendOPT(packet, ednsSize, 0)
@@ -126,9 +125,9 @@ type loopProbe struct {
 }
 
 // loopSuffix is LoopZone in wire form.
-func loopSuffix() []byte {
+func loopSuffix() wire.Name {
 	const label = len(LoopZone) - 1
-	return append(append([]byte{byte(label)}, LoopZone[:label]...), 0)
+	return wire.Name(append([]byte{byte(label)}, LoopZone[:label]...))
 }
 
 // Suspect sends a loop probe to each server of the group for which one is due. The caller
@@ -183,14 +182,14 @@ func (s *server) sendLoopProbe(now time.Time) {
 	_, _ = crypto.Read(probe.id[:]) // cannot fail
 	s.client.addProbe(probe)
 
-	question := hex.AppendEncode([]byte{2 * probeLen}, probe.id[:])
-	question = newQuestion(append(question, loopSuffix()...), dns.TypeTXT, dns.ClassINET)
+	name := wire.Name(hex.AppendEncode([]byte{2 * probeLen}, probe.id[:])) + loopSuffix()
+	question := wire.AppendQuestion(nil, name, dns.TypeTXT, dns.ClassINET)
 
 	a := s.client.newAttempt(s)
 	a.loopProbe, a.sent, a.stream = probe, now, s.udp == nil
 	a.question = append(a.question, question...)
 	s.requests.Add(1)
-	s.carrier(a.stream).send(a, newQuery(question))
+	s.carrier(a.stream).send(a, wire.NewQuery(question))
 }
 
 // addProbe remembers a probe, and forgets those that no server will answer any more.
@@ -205,8 +204,8 @@ func (c *Client) addProbe(probe *loopProbe) {
 	c.probes[probe.id] = probe
 }
 
-// Echo is to be called with the name, in wire form and lower case, of every question
-// below [LoopZone] that the agent receives. to is the original destination of a captured
+// Echo is to be called with the name of every question below [LoopZone] that the agent
+// receives. to is the original destination of a captured
 // question that will be forwarded there, and not valid for other questions.
 //
 // It reports whether the question is a probe of this client whose server loops: one that
@@ -215,13 +214,13 @@ func (c *Client) addProbe(probe *loopProbe) {
 // A server that loops is not asked any more until, at least ten seconds later, it answers
 // a probe itself. The caller should answer the question with REFUSED, so that it is not sent
 // again.
-func (c *Client) Echo(name []byte, to netip.AddrPort) bool {
+func (c *Client) Echo(name wire.Name, to netip.AddrPort) bool {
 	const label = 2 * probeLen
 	var id [probeLen]byte
-	if len(name) < 1+label || name[0] != label || !bytes.Equal(name[1+label:], loopSuffix()) {
+	if len(name) < 1+label || name[0] != label || name[1+label:] != loopSuffix() {
 		return false
 	}
-	if _, err := hex.Decode(id[:], name[1:1+label]); err != nil {
+	if _, err := hex.Decode(id[:], []byte(name[1:1+label])); err != nil {
 		return false
 	}
 	c.mu.Lock()

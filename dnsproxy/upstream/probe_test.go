@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/dnsproxy/wire"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -22,8 +23,8 @@ func TestLoop(t *testing.T) {
 	var echoes atomic.Int64
 	loops := serve(t, func(query []byte, _ string) [][]byte {
 		// A forwarder in a loop would send this probe to the agent.
-		if end := len(query) - 4; bytes.Contains(query, []byte("\x12nametap-loop-probe\x00")) {
-			if !c.Load().Echo(query[12:end], netip.AddrPort{}) {
+		if end := len(query) - 5; bytes.Contains(query, []byte("\x12nametap-loop-probe\x00")) {
+			if !c.Load().Echo(wire.Name(query[12:end]), netip.AddrPort{}) {
 				t.Errorf("the probe is not recognised: %q", query)
 			}
 			echoes.Add(1)
@@ -95,7 +96,7 @@ func TestEcho(t *testing.T) {
 		"\x20" + strings.Repeat("0", 32) + "\x12nametap-loop-probe\x00",
 		"\x20" + strings.Repeat("x", 32) + "\x12nametap-loop-probe\x00",
 	} {
-		if c.Echo([]byte(name), netip.AddrPort{}) {
+		if c.Echo(wire.Name(strings.TrimSuffix(name, "\x00")), netip.AddrPort{}) {
 			t.Errorf("%q is an echo", name)
 		}
 	}

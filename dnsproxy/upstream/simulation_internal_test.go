@@ -98,7 +98,7 @@ func (v *virtual) send(a *attempt, packet []byte) {
 
 // deadZone is a domain in wire form. No virtual server answers queries for its names, because
 // it waits for nameservers that are dead.
-const deadZone = "\x04dead\x07example\x00"
+const deadZone = "\x04dead\x07example"
 
 // A strategy asks the servers until there is a usable reply or the time is up.
 type strategy struct {
@@ -350,7 +350,7 @@ func TestLoopEnds(t *testing.T) {
 		for _, probe := range c.probes {
 			name := []byte{2 * probeLen}
 			name = hex.AppendEncode(name, probe.id[:])
-			if !c.Echo(append(name, loopSuffix()...), netip.AddrPort{}) {
+			if !c.Echo(wire.Name(name)+loopSuffix(), netip.AddrPort{}) {
 				t.Error("the probe is not recognised")
 			}
 		}

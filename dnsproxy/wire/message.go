@@ -31,6 +31,21 @@ const (
 	RcodeMask  = 0x0F // in the second
 )
 
+// AppendQuestion appends a question to dst (RFC 1035, section 4.1.2).
+func AppendQuestion(dst []byte, name Name, qtype, class uint16) []byte {
+	dst = append(append(dst, name...), 0)
+	return binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(dst, qtype), class)
+}
+
+// NewQuery returns a query for a question in wire form, with RD and without an ID, which has
+// room for an OPT record.
+func NewQuery(question []byte) []byte {
+	query := make([]byte, HeaderLen, HeaderLen+len(question)+OPTLen)
+	query[FlagsOffset] = RD
+	PutCount(query, QuestionSection, 1)
+	return append(query, question...)
+}
+
 // PointerBits are the two high bits of a compression pointer (RFC 1035, section 4.1.4).
 const PointerBits = 0xC000
 
