@@ -169,9 +169,9 @@ func (w *writer) end(aa byte, rcode int, option []byte) {
 		header[wire.FlagsOffset] |= wire.TC
 	}
 	header[wire.FlagsOffset+1] = wire.RA | header[wire.FlagsOffset+1]&wire.CD | byte(rcode) //nolint:gosec // at most 15
-	binary.BigEndian.PutUint16(header[wire.ANCountOffset:], w.answers)
-	binary.BigEndian.PutUint16(header[wire.NSCountOffset:], w.authority)
-	binary.BigEndian.PutUint16(header[wire.ARCountOffset:], additional)
+	wire.PutCount(header, wire.AnswerSection, w.answers)
+	wire.PutCount(header, wire.AuthoritySection, w.authority)
+	wire.PutCount(header, wire.AdditionalSection, additional)
 }
 
 // record writes a record without its data, which is dataLen bytes long. It reports false,

@@ -13,11 +13,8 @@ const HeaderLen = 12
 // Offsets of a header's fields, and the bits of its two flags bytes (RFC 1035,
 // section 4.1.1; AD and CD: RFC 4035, section 3).
 const (
-	FlagsOffset   = 2
-	QDCountOffset = 4
-	ANCountOffset = 6
-	NSCountOffset = 8
-	ARCountOffset = 10
+	FlagsOffset  = 2
+	countsOffset = 4 // of four counts of two bytes each: see Count
 
 	QR = 0x80 // in the byte at FlagsOffset: this is a response
 	AA = 0x04 // authoritative answer
@@ -183,7 +180,7 @@ func (q *Query) Parse(packet []byte) bool {
 	if len(packet) < HeaderLen || packet[FlagsOffset]&(QR|OpcodeMask) != 0 {
 		return false
 	}
-	counts := binary.BigEndian.Uint64(packet[4:])
+	counts := binary.BigEndian.Uint64(packet[countsOffset:])
 	const oneQuestion, oneAdditional = 1 << 48, 1
 	if counts&^oneAdditional != oneQuestion {
 		return false

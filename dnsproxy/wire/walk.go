@@ -41,17 +41,17 @@ var (
 
 // Count returns how many questions or records a section has according to the header.
 func Count(msg []byte, section int) int {
-	return int(binary.BigEndian.Uint16(msg[QDCountOffset+2*section:]))
+	return int(binary.BigEndian.Uint16(msg[countsOffset+2*section:]))
 }
 
 // PutCount sets what Count returns.
 func PutCount(msg []byte, section int, n uint16) {
-	binary.BigEndian.PutUint16(msg[QDCountOffset+2*section:], n)
+	binary.BigEndian.PutUint16(msg[countsOffset+2*section:], n)
 }
 
 // PutCounts sets what Count returns for each section.
 func PutCounts(msg []byte, n *[Sections]uint16) {
-	binary.BigEndian.PutUint64(msg[QDCountOffset:], uint64(n[QuestionSection])<<48|
+	binary.BigEndian.PutUint64(msg[countsOffset:], uint64(n[QuestionSection])<<48|
 		uint64(n[AnswerSection])<<32|uint64(n[AuthoritySection])<<16|uint64(n[AdditionalSection]))
 }
 
