@@ -185,12 +185,16 @@ func (h *harness) wantACK(version string) {
 	}
 }
 
-// wantStatus checks the result of Status.
+// wantStatus waits until the result of Status is as wanted. The status changes after the
+// set that it describes is applied.
 func (h *harness) wantStatus(check func(nds.Status) bool) {
 	h.t.Helper()
-	if s := h.client.Status(); !check(s) {
-		h.t.Fatalf("status is %+v", s)
-	}
+	defer func() {
+		if h.t.Failed() {
+			h.t.Logf("status is %+v", h.client.Status())
+		}
+	}()
+	wait.Until(h.t, "the status is as wanted", func() bool { return check(h.client.Status()) })
 }
 
 // wantDelta compares all incremental requests so far.
