@@ -8,7 +8,6 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"io/fs"
 	"maps"
 	"os"
 	"path"
@@ -118,24 +117,19 @@ func links(places map[string]bool) string {
 func collect(t *testing.T) (tests, others citations) {
 	t.Helper()
 	tests, others = citations{}, citations{}
-	err := filepath.WalkDir(root, func(file string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
+	for _, file := range files(t, ".go", ".txtar") {
 		name := filepath.ToSlash(strings.TrimPrefix(file, root+string(filepath.Separator)))
-		switch base := path.Base(name); {
-		case entry.IsDir() && (base == ".git" || base == "bin" || base == "docs"):
-			return filepath.SkipDir
-		case entry.IsDir():
-		case strings.HasSuffix(base, ".go"):
-			return collectGo(file, name, tests, others)
-		case strings.HasSuffix(base, ".txtar"):
-			return collectComments(file, name, tests)
+		var err error
+		switch {
+		case strings.HasPrefix(name, "docs/"): // comments there explain the rows' form
+		case path.Ext(name) == ".txtar":
+			err = collectComments(file, name, tests)
+		default:
+			err = collectGo(file, name, tests, others)
 		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 	return tests, others
 }

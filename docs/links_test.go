@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -23,7 +24,7 @@ var (
 // a heading or a row in it, leads somewhere.
 func TestLinks(t *testing.T) {
 	anchors := map[string]map[string]bool{}
-	for _, file := range markdown(t) {
+	for _, file := range files(t, ".md") {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
@@ -51,28 +52,28 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// markdown returns the paths of the Markdown files of the repository.
-func markdown(t *testing.T) []string {
+// files returns the paths of the repository's files with one of these extensions.
+func files(t *testing.T, extensions ...string) []string {
 	t.Helper()
-	var files []string
+	var found []string
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
 		case entry.IsDir() && entry.Name() == ".git":
 			return filepath.SkipDir
-		case filepath.Ext(path) == ".md":
-			files = append(files, path)
+		case slices.Contains(extensions, filepath.Ext(path)):
+			found = append(found, path)
 		}
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(files) == 0 {
-		t.Fatal("no Markdown file found")
+	if len(found) == 0 {
+		t.Fatalf("no %s file found", extensions)
 	}
-	return files
+	return found
 }
 
 // anchorsOf returns the anchors of a Markdown file: those of its headings, made as GitHub

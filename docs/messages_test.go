@@ -1,9 +1,7 @@
 package docs_test
 
 import (
-	"io/fs"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -49,21 +47,15 @@ func TestMessages(t *testing.T) {
 func source(t *testing.T) string {
 	t.Helper()
 	var all strings.Builder
-	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case entry.IsDir() && entry.Name() == ".git":
-			return filepath.SkipDir
-		case filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go"):
-			return nil
+	for _, file := range files(t, ".go") {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
 		}
-		text, err := os.ReadFile(path)
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
 		all.Write(text)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	return joint.ReplaceAllString(all.String(), "")
 }
