@@ -2,7 +2,7 @@
 # as root on Debian it first installs missing packages. Both need Go, make and git.
 
 GO       ?= go
-TOOL     := $(GO) tool -modfile=tools/go.mod
+TOOL     := $(GO) tool -modfile=$(CURDIR)/tools/go.mod
 FUZZTIME ?= 60s
 IMAGE    ?= nametap
 COVERAGE ?= 80
@@ -34,6 +34,7 @@ test: ## run all tests with the race detector, and measure the coverage
 lint: build ## run the linters, and check the size of the agent and the generated code
 	@scripts/check-size bin/nametap $(MAXSIZE)
 	$(TOOL) golangci-lint run ./...
+	cd test/machines && $(GO) vet ./... && $(TOOL) golangci-lint run ./...
 	$(TOOL) buf lint
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && $(TOOL) buf generate -o "$$dir" && \
 	for file in nds.pb.go ca/ca.pb.go; do \
