@@ -5,6 +5,7 @@ go 1.26.0
 require (
 	github.com/miekg/dns v1.1.73
 	github.com/nametap/nametap v0.0.0
+	golang.org/x/sys v0.49.0
 )
 
 require (
@@ -20,7 +21,6 @@ require (
 	github.com/prometheus/common v0.72.0 // indirect
 	github.com/prometheus/procfs v0.22.0 // indirect
 	golang.org/x/net v0.62.0 // indirect
-	golang.org/x/sys v0.49.0 // indirect
 	golang.org/x/text v0.43.0 // indirect
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20260817212433-ac3dfec99bb1 // indirect
 	google.golang.org/grpc v1.85.0 // indirect
