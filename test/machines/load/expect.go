@@ -46,8 +46,9 @@ type Question struct {
 	// Weight is how often the question is asked, relative to other questions; 0 means 1.
 	Weight int `json:"weight,omitempty"`
 	// Check, unless nil, decides instead of Addresses, Any, Rcode and MayFail whether an
-	// answer is right. It must be safe for concurrent use.
-	Check func(Answer) bool `json:"-"`
+	// answer is right: it returns nil, or what is wrong with it. It must be safe for
+	// concurrent use.
+	Check func(Answer) error `json:"-"`
 
 	qtype uint16
 	rcode int
@@ -138,20 +139,27 @@ func (q *Question) prepare() error {
 	return nil
 }
 
-// right reports whether an answer is right.
-func (q *Question) right(a Answer) bool {
+// errUnexpected is the error of an answer whose detail says enough.
+var errUnexpected = errors.New("unexpected")
+
+// check returns nil for a right answer.
+func (q *Question) check(a Answer) error {
+	right := false
 	switch {
 	case q.Check != nil:
 		return q.Check(a)
 	case q.MayFail && a.Rcode == dns.RcodeServerFailure:
-		return true
+		right = true
 	case a.Rcode != q.rcode:
-		return false
 	case q.Any:
-		return len(a.Addresses) > 0 && !slices.ContainsFunc(a.Addresses, func(addr netip.Addr) bool { return !slices.Contains(q.Addresses, addr) })
+		right = len(a.Addresses) > 0 && !slices.ContainsFunc(a.Addresses, func(addr netip.Addr) bool { return !slices.Contains(q.Addresses, addr) })
+	default:
+		right = slices.Equal(slices.SortedFunc(slices.Values(a.Addresses), netip.Addr.Compare), q.Addresses)
 	}
-	sorted := slices.SortedFunc(slices.Values(a.Addresses), netip.Addr.Compare)
-	return slices.Equal(sorted, q.Addresses)
+	if !right {
+		return errUnexpected
+	}
+	return nil
 }
 
 // foreign reports whether only another server than the agent gives such an answer.
@@ -208,20 +216,22 @@ func (w *windows) current() *Expectation {
 	return expectations[len(expectations)-1]
 }
 
-// judge returns the kind of an answer to a question: Right if an expectation that was valid
-// at some time between the query and the answer says so.
-func (w *windows) judge(q *Question, a Answer) Kind {
+// judge returns the kind of an answer to a question, and what is wrong with it: Right and nil
+// if an expectation that was valid at some time between the query and the answer says so.
+func (w *windows) judge(q *Question, a Answer) (Kind, error) {
 	w.mu.RLock()
 	list := w.list
 	w.mu.RUnlock()
-	kind := Wrong
+	kind, wrong := Wrong, errUnexpected
 	for i, window := range list {
 		if window.from.After(a.Received) || i+1 < len(list) && list[i+1].from.Before(a.Sent) {
 			continue
 		}
 		for _, e := range window.expectations {
-			if same := e.index[key{q.Name, q.qtype}]; same != nil && same.right(a) {
-				return Right
+			if same := e.index[key{q.Name, q.qtype}]; same != nil {
+				if wrong = same.check(a); wrong == nil {
+					return Right, nil
+				}
 			}
 			if e.foreign(a) {
 				kind = Foreign
@@ -229,7 +239,7 @@ func (w *windows) judge(q *Question, a Answer) Kind {
 		}
 	}
 	if kind == Wrong && a.Rcode == dns.RcodeServerFailure {
-		return Failed
+		kind = Failed
 	}
-	return kind
+	return kind, wrong
 }

@@ -33,6 +33,9 @@ type Config struct {
 	// Enter calls f in the place where the sockets are to be opened, such as the method
 	// Run of a netns.NS. nil calls f.
 	Enter func(f func())
+	// OnBad, unless nil, is called for every query without a right answer. It must be quick,
+	// and safe for concurrent use.
+	OnBad func(kind Kind, query Example)
 }
 
 // lateAfter is the latency after which an answer is counted as late.

@@ -3,11 +3,15 @@ package load_test
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -199,5 +203,33 @@ func TestCommand(t *testing.T) {
 	}
 	if report.Queries < 100 || report.Bad() > 0 || report.Server != server.Addr {
 		t.Errorf("the report: %v", report)
+	}
+}
+
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	server := fakedns.Start(t, address("192.0.2.1"))
+	var bad atomic.Int64
+	question := load.Question{Name: "*.example", Check: func(a load.Answer) error {
+		if a.Sent.After(a.Received) || !slices.Equal(a.Addresses, load.Addrs("192.0.2.1")) || !strings.HasSuffix(a.Name, ".example.") {
+			t.Errorf("the answer: %v", a)
+		}
+		return errors.New("as the test wants")
+	}}
+	l, err := load.Start(load.Config{
+		Server: server.Addr, Rate: 500, Expect: &load.Expectation{Questions: []load.Question{question}},
+		OnBad: func(load.Kind, load.Example) { bad.Add(1) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Stop() })
+	more(t, l, load.Wrong)
+	report := l.Stop()
+	if report.Count(load.Wrong) != report.Queries || int(bad.Load()) != report.Queries {
+		t.Errorf("OnBad has %d queries: %v", bad.Load(), report)
+	}
+	if got := report.Examples[load.Wrong][0].Detail; got != "NOERROR [192.0.2.1]: as the test wants" {
+		t.Errorf("the detail is %q", got)
 	}
 }

@@ -294,9 +294,13 @@ func (l *Load) judge(q *query, message *dns.Msg, received time.Time) {
 		}
 		a.Addresses = append(a.Addresses, addr)
 	}
-	kind, detail := l.windows.judge(q.question, a), ""
-	if kind != Right {
+	kind, wrong := l.windows.judge(q.question, a)
+	detail := ""
+	if wrong != nil {
 		detail = fmt.Sprintf("%s %v", dns.RcodeToString[a.Rcode], a.Addresses)
+		if wrong != errUnexpected { //nolint:errorlint // it is never wrapped
+			detail += ": " + wrong.Error()
+		}
 		if message.Truncated {
 			detail += " truncated"
 		}
@@ -319,7 +323,10 @@ func (l *Load) fail(q *query, err error, kind Kind) {
 
 // note notes the end of a query.
 func (l *Load) note(q *query, kind Kind, detail string, at time.Time) {
-	l.tally.note(kind, q.transport, at.Sub(q.sent), Example{
-		Sent: q.sent, Took: at.Sub(q.sent), Name: q.name, Transport: q.transport, Detail: detail,
-	})
+	took := at.Sub(q.sent)
+	e := Example{Sent: q.sent, Took: took, Name: q.name, Transport: q.transport, Detail: detail}
+	l.tally.note(kind, e)
+	if kind != Right && l.config.OnBad != nil {
+		l.config.OnBad(kind, e)
+	}
 }

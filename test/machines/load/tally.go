@@ -68,23 +68,23 @@ func (t *tally) stray(detail string) {
 }
 
 // note notes the end of a query.
-func (t *tally) note(kind Kind, transport Transport, took time.Duration, e Example) {
+func (t *tally) note(kind Kind, e Example) {
 	t.both(func(c *counts) {
 		c.kinds[kind]++
-		if c.transports[transport] == nil {
-			c.transports[transport] = map[Kind]int{}
+		if c.transports[e.Transport] == nil {
+			c.transports[e.Transport] = map[Kind]int{}
 		}
-		c.transports[transport][kind]++
+		c.transports[e.Transport][kind]++
 		if kind != Right {
 			c.example(kind, e)
 			return
 		}
-		c.latencies.add(took)
-		if took > lateAfter {
+		c.latencies.add(e.Took)
+		if e.Took > lateAfter {
 			c.late++
 			c.example(late, e)
 		}
-		c.rightAt(e.Sent.Add(took))
+		c.rightAt(e.Sent.Add(e.Took))
 	})
 }
 
