@@ -1,6 +1,7 @@
 package fakexds
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -18,12 +19,14 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// anyPort is the address of the first start.
+// anyPort is the address of the first start if Options has none.
 const anyPort = "127.0.0.1:0"
 
 // Options says how a server differs from istiod's plaintext port. The zero value means
 // that it does not differ.
 type Options struct {
+	// Addr is the host and port to listen on. Empty means a free port of 127.0.0.1.
+	Addr string
 	// NoDelta makes the incremental RPC answer Unimplemented.
 	NoDelta bool
 	// EndAfterAnswer makes the server end each stream after the first ACK or NACK.
@@ -71,7 +74,7 @@ type Server struct {
 	changed  chan struct{}
 }
 
-// Start starts a server on a free port of 127.0.0.1 and stops it when the test ends.
+// Start starts a server and stops it when the test ends.
 func Start(tb testing.TB, opts Options) *Server {
 	tb.Helper()
 	s, err := New(opts)
@@ -82,11 +85,11 @@ func Start(tb testing.TB, opts Options) *Server {
 	return s
 }
 
-// New starts a server on a free port of 127.0.0.1. The caller must stop it.
+// New starts a server. The caller must stop it.
 func New(opts Options) (*Server, error) {
 	s := &Server{
 		opts:      opts,
-		addr:      anyPort,
+		addr:      cmp.Or(opts.Addr, anyPort),
 		token:     opts.Token,
 		resources: map[string]resource{},
 		streams:   map[*stream]struct{}{},

@@ -102,6 +102,10 @@ func (n *NS) Start(cmd *exec.Cmd) error {
 	return err
 }
 
+// Path returns a path of the namespace for other programs, such as systemd-nspawn. It is
+// valid until the test ends.
+func (n *NS) Path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.file.Fd()) }
+
 // Exec runs a command in the namespace and returns its standard output. The test fails if
 // the command fails, or runs longer than [wait.Limit]: with a held xtables lock it would
 // wait forever.
@@ -150,13 +154,12 @@ type End struct {
 // can be used at once, without duplicate address detection.
 func Connect(a, b End) {
 	a.NS.tb.Helper()
-	peer := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), b.NS.file.Fd())
 	// The ends get different indexes. If they had the same, as the first interfaces of two
 	// namespaces have, the kernel would not recognise the pair, and would notice up to 1 s
 	// late that both ends are up (linkwatch_urgent_event).
 	a.NS.pairs++
 	index := strconv.Itoa(1000 + a.NS.pairs)
-	a.NS.Exec("ip", "link", "add", a.Name, "index", index, "type", "veth", "peer", "name", b.Name, "netns", peer)
+	a.NS.Exec("ip", "link", "add", a.Name, "index", index, "type", "veth", "peer", "name", b.Name, "netns", b.NS.Path())
 	for _, end := range []End{a, b} {
 		for _, addr := range end.Addrs {
 			args := []string{"address", "add", addr, "dev", end.Name}
