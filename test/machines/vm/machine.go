@@ -1,0 +1,222 @@
+package vm
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/nametap/nametap/internal/testkit/netns"
+	"github.com/nametap/nametap/internal/testkit/testlog"
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// An Option changes the machine that [Boot] boots.
+type Option func(*Machine)
+
+// Packages installs packages of Debian besides those of every machine. The first time it
+// downloads them; later they come from the cache.
+func Packages(names ...string) Option {
+	return func(m *Machine) { m.packages = append(m.packages, names...) }
+}
+
+// Capabilities gives the machine more capabilities, such as "CAP_SYS_TIME". Every machine
+// has those of a container, CAP_NET_ADMIN and CAP_NET_RAW.
+func Capabilities(names ...string) Option {
+	return func(m *Machine) { m.capabilities = append(m.capabilities, names...) }
+}
+
+// Before calls change before the machine boots for the first time. It can change the disk with
+// [Machine.Outside].
+func Before(change func(m *Machine)) Option {
+	return func(m *Machine) { m.before = append(m.before, change) }
+}
+
+// A Machine is a Debian that has booted. Its methods may fail the test, so only the goroutine
+// of the test may call them.
+type Machine struct {
+	// Net is the network namespace of the machine. Sockets that a test opens in it, by its
+	// method Run, are like those of a program of the machine. A reboot replaces it.
+	Net   *netns.NS
+	World *World
+
+	tb           testing.TB
+	packages     []string
+	capabilities []string
+	before       []func(*Machine)
+
+	disk    int    // process that keeps the mount namespace with the root directory
+	cgroup  string // of all processes of the machine
+	console *testlog.Buffer
+	nspawn  *exec.Cmd
+	ended   chan error // result of nspawn
+	leader  int        // process of the machine's systemd
+	setup   string     // commands that make install printed
+}
+
+// rootDir is the root directory of a machine in the mount namespace of its disk.
+const rootDir = "/mnt/root"
+
+// Boot boots a machine with an empty /etc/default/nametap and its resolv.conf at the
+// nameserver [Named]. It returns when systemd has started everything. The machine ends with
+// the test.
+func Boot(tb testing.TB, options ...Option) *Machine {
+	tb.Helper()
+	m := &Machine{
+		Net: netns.New(tb), tb: tb, console: testlog.New(tb),
+		capabilities: []string{"CAP_NET_ADMIN", "CAP_NET_RAW"},
+	}
+	for _, option := range options {
+		option(m)
+	}
+	m.World = newWorld(tb, m.Net)
+	m.mount(roots(tb, m.packages))
+	var err error
+	if m.cgroup, err = newCgroup(); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { removeCgroups(func(pid int) bool { return own(pid) }) })
+	m.Outside("sh", "-euc", `rm -f "$1/etc/resolv.conf" && printf %s "$2" >"$1/etc/resolv.conf"`, "sh",
+		rootDir, "search corp.example\nnameserver "+Named+"\n")
+	for _, change := range m.before {
+		change(m)
+	}
+	m.start()
+	tb.Cleanup(func() {
+		m.keepJournal()
+		m.kill()
+	})
+	return m
+}
+
+// mount makes the disk: an overlay of the directories in a mount namespace of its own, which
+// ends with the process that keeps it. That process ends with this one, or with the test.
+func (m *Machine) mount(lower []string) {
+	m.tb.Helper()
+	const script = `mount -t tmpfs nt-vm /mnt
+mkdir /mnt/upper /mnt/work ` + rootDir + `
+mount -t overlay nt-vm -o "lowerdir=$1,upperdir=/mnt/upper,workdir=/mnt/work" ` + rootDir + `
+echo mounted
+exec cat`
+	cmd := exec.CommandContext(m.tb.Context(), "unshare", "--mount", "--propagation", "private",
+		"sh", "-euc", script, "sh", strings.Join(lower, ":"))
+	cmd.Cancel = func() error { return nil } // the input ends it
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		m.tb.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		m.tb.Fatal(err)
+	}
+	cmd.Stderr = m.console
+	if err := cmd.Start(); err != nil {
+		m.tb.Fatal(err)
+	}
+	m.disk = cmd.Process.Pid
+	m.tb.Cleanup(func() {
+		_ = stdin.Close()
+		_ = cmd.Wait()
+	})
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
+		m.tb.Fatalf("mounting the root directory of a machine: %q, %v", line, err)
+	}
+}
+
+// start boots the machine.
+func (m *Machine) start() {
+	m.tb.Helper()
+	notify, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram", Name: filepath.Join(m.tb.TempDir(), "notify")})
+	if err != nil {
+		m.tb.Fatal(err)
+	}
+	defer notify.Close()
+	cgroup, err := os.Open(m.cgroup)
+	if err != nil {
+		m.tb.Fatal(err)
+	}
+	defer cgroup.Close()
+	//nolint:noctx // keepJournal needs the machine after the end of the test's context
+	m.nspawn = exec.Command("nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", m.disk), "--",
+		"systemd-nspawn", "--quiet", "--boot", "--directory="+rootDir, "--machine=nt-vm", "--register=no", "--keep-unit",
+		"--network-namespace-path="+m.Net.Path(), "--capability="+strings.Join(m.capabilities, ","),
+		"--resolv-conf=off", "--timezone=off", "--link-journal=no", "--console=pipe")
+	m.nspawn.Env = append(os.Environ(), "NOTIFY_SOCKET="+notify.LocalAddr().String())
+	m.nspawn.Stdout, m.nspawn.Stderr = m.console, m.console
+	m.nspawn.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, UseCgroupFD: true, CgroupFD: int(cgroup.Fd())}
+	if err := m.nspawn.Start(); err != nil {
+		m.tb.Fatal(err)
+	}
+	m.ended = make(chan error, 1)
+	go func(cmd *exec.Cmd, ended chan<- error) { ended <- cmd.Wait() }(m.nspawn, m.ended)
+	m.leader = m.awaitLeader(notify)
+	wait.Until(m.tb, "the machine has booted", func() bool {
+		state, _ := m.Try("systemctl", "is-system-running", "--wait")
+		return strings.Contains(state, "running") || strings.Contains(state, "degraded")
+	})
+}
+
+// awaitLeader returns the process that systemd-nspawn reports as the machine's first.
+func (m *Machine) awaitLeader(notify *net.UnixConn) int {
+	m.tb.Helper()
+	leader := make(chan int, 1)
+	go func() {
+		buf := make([]byte, 4096)
+		for {
+			n, err := notify.Read(buf)
+			if err != nil {
+				return // the socket was closed
+			}
+			for line := range strings.Lines(string(buf[:n])) {
+				number, ok := strings.CutPrefix(strings.TrimSpace(line), "X_NSPAWN_LEADER_PID=")
+				if pid, err := strconv.Atoi(number); ok && err == nil {
+					leader <- pid
+					return
+				}
+			}
+		}
+	}()
+	for {
+		select {
+		case err := <-m.ended:
+			m.tb.Fatalf("systemd-nspawn ended: %v", err)
+		case pid := <-leader:
+			return pid
+		case <-m.tb.Context().Done():
+			m.tb.Fatal("the test ended")
+		}
+	}
+}
+
+// Reboot reboots the machine. It gets a new network namespace, because a kernel that boots
+// has no rules. What its programs have written to the disk stays.
+func (m *Machine) Reboot() {
+	m.tb.Helper()
+	_, _ = m.Try("systemctl", "reboot") // may be killed by the reboot
+	if err := wait.For(m.tb, "the machine shuts down", m.ended); err == nil {
+		m.tb.Fatal("the machine powered off")
+	}
+	m.World.disconnect()
+	m.Net = netns.New(m.tb)
+	m.World.connect(m.Net)
+	m.start()
+}
+
+// kill ends the machine as a power failure does.
+func (m *Machine) kill() {
+	m.tb.Helper()
+	if err := syscall.Kill(m.leader, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+		m.tb.Errorf("ending the machine: %v", err)
+	}
+	select {
+	case m.ended <- <-m.ended: // the result stays for another call
+	case <-m.tb.Context().Done():
+	}
+}

@@ -1,0 +1,71 @@
+package vm
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/nametap/nametap/test/machines/cache"
+)
+
+// suite is Debian 12.
+const suite = "bookworm"
+
+// base lists the packages of every machine besides the essential ones.
+func base() []string {
+	return []string{"systemd", "systemd-sysv", "dbus", "kmod", "iproute2", "iptables", "nftables", "procps"}
+}
+
+// layer installs packages into a directory of changes to a root directory.
+//
+//go:embed layer.sh
+var layer string
+
+// mirror returns the address of a mirror of Debian.
+func mirror() string {
+	if m := os.Getenv("DEBIAN_MIRROR"); m != "" {
+		return m
+	}
+	return "http://deb.debian.org/debian"
+}
+
+// roots returns the directories of a Debian with packages, the uppermost first. It takes
+// them from the cache, or makes them, which takes minutes.
+func roots(tb testing.TB, packages []string) []string {
+	tb.Helper()
+	include := strings.Join(base(), ",")
+	root, err := cache.Dir("debian", []string{suite, include}, func(dir string) error {
+		tb.Logf("making a root directory of Debian with debootstrap in %s, once", dir)
+		return run(tb.Context(), "debootstrap", "--variant=minbase", "--include="+include, suite, dir, mirror())
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if len(packages) == 0 {
+		return []string{root}
+	}
+	packages = slices.Compact(slices.Sorted(slices.Values(packages)))
+	recipe := append([]string{root, layer}, packages...)
+	upper, err := cache.Dir("debian-packages", recipe, func(dir string) error {
+		tb.Logf("installing %s in %s, once", strings.Join(packages, " "), dir)
+		return run(tb.Context(), "unshare", append([]string{"--mount", "--propagation", "private",
+			"sh", "-euc", layer, "layer.sh", root, dir}, packages...)...)
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return []string{upper, root}
+}
+
+// run runs a command; its output is in the error.
+func run(ctx context.Context, name string, args ...string) error {
+	if output, err := exec.CommandContext(ctx, name, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("running %s: %w\n%s", name, err, output)
+	}
+	return nil
+}
