@@ -4,7 +4,9 @@
 GO       ?= go
 TOOL     := $(GO) tool -modfile=$(CURDIR)/tools/go.mod
 FUZZTIME ?= 60s
+# The name and the tag of the images; the manifests in deploy/kubernetes have the same tag.
 IMAGE    ?= nametap
+VERSION  ?= 0.1.0
 COVERAGE ?= 80
 # The largest size of the agent's binary, in bytes.
 MAXSIZE  ?= 16500000
@@ -58,10 +60,10 @@ generate: ## write the code in api/, the tests in docs/behaviour.md, the imports
 	$(TOOL) buf generate
 	$(GO) test ./docs -run 'Behaviour|Imports' -update
 
-image: ## build the container images (needs a Docker engine)
-	docker build --target agent     -t $(IMAGE) .
-	docker build --target init      -t $(IMAGE)-init .
-	docker build --target discovery -t $(IMAGE)-discovery .
+image: ## build the container images, with VERSION as their tag (needs a Docker engine)
+	docker build --target agent     --build-arg VERSION=$(VERSION) -t $(IMAGE):$(VERSION) .
+	docker build --target init      --build-arg VERSION=$(VERSION) -t $(IMAGE)-init:$(VERSION) .
+	docker build --target discovery --build-arg VERSION=$(VERSION) -t $(IMAGE)-discovery:$(VERSION) .
 
 # The sources of the binaries, including the commit.
 SOURCES = go.mod go.sum $(wildcard .git/logs/HEAD) \

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -111,6 +112,11 @@ func family(l dnsproxy.Addr) iptables.Family {
 func unsent(err error) bool {
 	op := new(net.OpError)
 	return errors.As(err, &op) && op.Op != "read"
+}
+
+// udpListeners returns the UDP listeners of a query path.
+func udpListeners(proxy *dnsproxy.Server) []dnsproxy.Addr {
+	return slices.DeleteFunc(proxy.Addrs(), func(l dnsproxy.Addr) bool { return l.Network != "udp" })
 }
 
 // anyAnswers returns an error if queries were sent to UDP listeners and none answered.

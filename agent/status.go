@@ -42,7 +42,7 @@ func newStatusServer(ctx context.Context, a *Agent, registry *prometheus.Registr
 	metrics := promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz/ready", s.handleReady)
-	mux.HandleFunc("GET /healthz/live", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "live") })
+	mux.HandleFunc("GET /healthz/live", s.handleLive)
 	mux.Handle("GET /metrics", metrics)
 	mux.Handle("GET /stats/prometheus", metrics)
 	mux.Handle("GET /debug/ndsz", httpguard.LocalOnly(s.handleTable))
@@ -82,6 +82,28 @@ func (s *statusServer) Run(ctx context.Context) error {
 
 // Addr returns the host:port that the endpoints are on.
 func (s *statusServer) Addr() string { return s.listener.Addr().String() }
+
+func (s *statusServer) handleLive(w http.ResponseWriter, r *http.Request) {
+	if err := s.agent.hangs(r.Context()); err != nil {
+		http.Error(w, "no DNS listener answers: "+err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	_, _ = fmt.Fprintln(w, "live") // fails only if the client has disconnected
+}
+
+// hangs returns an error if queries to the open UDP listeners get no answer, so that a restart
+// would help. An agent that starts or ends does not hang.
+func (a *Agent) hangs(ctx context.Context) error {
+	select {
+	case <-a.proxy.Ready():
+	default:
+		return nil
+	}
+	if a.draining.Load() {
+		return nil
+	}
+	return anyAnswers(ctx, udpListeners(a.proxy))
+}
 
 func (s *statusServer) handleReady(w http.ResponseWriter, _ *http.Request) {
 	if reason := s.agent.notReady(); reason != "" {

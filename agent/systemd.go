@@ -3,12 +3,9 @@ package agent
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
-
-	"github.com/nametap/nametap/dnsproxy"
 )
 
 // notifySystemd notifies systemd, if systemd started the agent, that it is ready: the
@@ -51,8 +48,7 @@ func (a *Agent) notifySystemd(ctx context.Context) error {
 			return nil
 		case <-ticker.C:
 		}
-		listeners := slices.DeleteFunc(a.proxy.Addrs(), func(l dnsproxy.Addr) bool { return l.Network != "udp" })
-		if err := anyAnswers(ctx, listeners); err != nil {
+		if err := anyAnswers(ctx, udpListeners(a.proxy)); err != nil {
 			a.log.Warn("no DNS listener answers: systemd's watchdog is not notified", "error", err)
 			continue
 		}

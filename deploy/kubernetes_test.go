@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -13,6 +14,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"sigs.k8s.io/yaml"
+
+	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
 // manifests are the manifests, by the agent's control plane.
@@ -95,15 +98,7 @@ func TestPods(t *testing.T) {
 		if !slices.Equal(capture.Args, []string{"capture", "apply"}) {
 			t.Errorf("%s: the arguments of the rules' container are %q", variant, capture.Args)
 		}
-		for _, probe := range []*corev1.Probe{agent.StartupProbe, agent.ReadinessProbe} {
-			if probe == nil || probe.HTTPGet == nil || probe.HTTPGet.Path != "/healthz/ready" || containerPort(agent, probe) != 15020 {
-				t.Errorf("%s: probe %v", variant, probe)
-			}
-		}
-		// Without a table the agent is ready after 30 s, so kubelet must wait longer.
-		if wait := agent.StartupProbe.PeriodSeconds * agent.StartupProbe.FailureThreshold; wait < 45 {
-			t.Errorf("%s: kubelet waits %d s for the agent", variant, wait)
-		}
+		started(t, agent)
 		// The measured memory with 100,000 hosts, and the binary.
 		if least := resource.MustParse("171Mi"); agent.Resources.Limits.Memory().Cmp(least) < 0 {
 			t.Errorf("%s: memory limit %v, want more than %v", variant, agent.Resources.Limits.Memory(), least.String())
@@ -115,6 +110,70 @@ func TestPods(t *testing.T) {
 			t.Errorf("%s: the agent and the rules have different settings:\n%s", variant, diff)
 		}
 		mounted(t, pod.Spec)
+	}
+}
+
+// started fails the test unless the probes of the agent's container delay no start, and kubelet
+// restarts the container only after the supervisor had time to replace a hung agent.
+func started(t *testing.T, agent corev1.Container) { // I0, K15
+	t.Helper()
+	if agent.StartupProbe != nil {
+		t.Errorf("%s has a startup probe, which delays the start of the pod", agent.Name)
+	}
+	for path, probe := range map[string]*corev1.Probe{"/healthz/ready": agent.ReadinessProbe, "/healthz/live": agent.LivenessProbe} {
+		if probe == nil || probe.HTTPGet == nil || probe.HTTPGet.Path != path || containerPort(agent, probe) != 15020 || probe.InitialDelaySeconds != 0 {
+			t.Fatalf("%s: probe %v", path, probe)
+		}
+	}
+	live := agent.LivenessProbe
+	// The supervisor kills a hung agent after at most 20 s.
+	if least, most := live.PeriodSeconds*(live.FailureThreshold-1), live.PeriodSeconds*live.FailureThreshold; least < 22 || most > 30 {
+		t.Errorf("kubelet restarts the container after %d to %d s", least, most)
+	}
+	settings := map[string]string{}
+	for _, variable := range agent.Env {
+		settings[variable.Name] = variable.Value
+	}
+	table, err := time.ParseDuration(settings["NAMETAP_READY_TIMEOUT"])
+	wait, err2 := time.ParseDuration(settings["NAMETAP_CAPTURE_WAIT"])
+	if err != nil || err2 != nil || table > 4*time.Second || wait < 2*table {
+		t.Errorf("the pod waits for %v, %v for the table, for %v, %v for the agent", table, err, wait, err2)
+	}
+}
+
+// TestImages checks that the manifests, the README and `make image` agree on the names and the
+// tag of the images, and that kubelet does not pull an image that the node has.
+func TestImages(t *testing.T) { // I0
+	netns.Need(t, "make")
+	var built []string
+	for line := range strings.Lines(output(t, command(t, nil, "make", "-C", "..", "-n", "image"))) {
+		if _, tag, ok := strings.Cut(line, " -t "); ok {
+			built = append(built, strings.Fields(tag)[0])
+			if _, version, _ := strings.Cut(strings.Fields(tag)[0], ":"); !strings.Contains(line, "--build-arg VERSION="+version+" ") {
+				t.Errorf("the image does not have its version: %s", line)
+			}
+		}
+	}
+	readme, used := read(t, "../README.md"), map[string]bool{}
+	for _, variant := range manifests {
+		all := load(t, variant)
+		for _, c := range slices.Concat(all.pod.Spec.InitContainers, all.deployment.Spec.Template.Spec.Containers) {
+			used[c.Image] = true
+			if !slices.Contains(built, c.Image) || !strings.Contains(readme, "`"+c.Image+"`") {
+				t.Errorf("%s: image %s; `make image` builds %q", variant, c.Image, built)
+			}
+			if c.ImagePullPolicy != corev1.PullIfNotPresent {
+				t.Errorf("%s: %s has the pull policy %q", variant, c.Name, c.ImagePullPolicy)
+			}
+		}
+		for _, c := range all.pod.Spec.Containers {
+			if _, tag, ok := strings.Cut(c.Image, ":"); !ok || tag == "latest" {
+				t.Errorf("%s: image %s", variant, c.Image)
+			}
+		}
+	}
+	if len(built) != 3 || len(used) != 3 {
+		t.Errorf("`make image` builds %q; the manifests use %v", built, used)
 	}
 }
 
@@ -206,7 +265,7 @@ func TestDiscovery(t *testing.T) {
 	if all.namespace.Name != service.Namespace || service.Namespace != all.deployment.Namespace || service.Namespace != all.configMap.Namespace {
 		t.Error("the Service and the pods are in different namespaces")
 	}
-	for _, probe := range []*corev1.Probe{server.StartupProbe, server.ReadinessProbe, server.LivenessProbe} {
+	for _, probe := range []*corev1.Probe{server.ReadinessProbe, server.LivenessProbe} {
 		if containerPort(server, probe) != 15014 {
 			t.Errorf("probe %v", probe)
 		}

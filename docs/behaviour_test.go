@@ -30,10 +30,10 @@ const (
 )
 
 // rowNumber matches a row's number: the letter of its section and a number.
-var rowNumber = regexp.MustCompile(`\b[NAFCKRVIPDE][1-9][0-9]?\b`)
+var rowNumber = regexp.MustCompile(`\b(?:[NAFCKRVIPDE][1-9][0-9]?|I0)\b`)
 
 // tableRow matches a line of behaviour.md's tables: number, what and why, tests.
-var tableRow = regexp.MustCompile(`^\| (<a id="\w+"></a>)?([NAFCKRVIPDE][1-9][0-9]?) \|(.*)\|([^|]*)\|$`)
+var tableRow = regexp.MustCompile(`^\| (<a id="\w+"></a>)?([NAFCKRVIPDE][1-9][0-9]?|I0) \|(.*)\|([^|]*)\|$`)
 
 // Citations are the places where rows are cited, by the number of the row.
 type citations map[string]map[string]bool

@@ -128,6 +128,18 @@ func capable(bit int) bool {
 	return err != nil || effective&(1<<bit) != 0
 }
 
+// Permitted returns [ErrCapability] if this process lacks CAP_NET_ADMIN and the tools fail for
+// that reason.
+func (c *Capture) Permitted(ctx context.Context) error {
+	if capable(unix.CAP_NET_ADMIN) {
+		return nil
+	}
+	if _, err := c.Status(ctx); errors.Is(err, ErrCapability) {
+		return err
+	}
+	return nil
+}
+
 // withoutCapability returns [ErrCapability] if a missing CAP_NET_ADMIN is the reason for err,
 // because what the tools print then is misleading. Otherwise it returns err.
 func withoutCapability(err error) error {

@@ -68,7 +68,7 @@ func (c *captureCommand) declared(use, short, long string) *cobra.Command {
 		Args: usageArgs(cobra.NoArgs),
 	}
 	c.options = newOptions(command.Flags())
-	others := []string{settings.ConfigFlag, settings.MeshConfigFlag, "instance-ip", dnsAddrFlag, "resolv-conf", "upstream-timeout", "log-level", "log-format"}
+	others := []string{settings.ConfigFlag, settings.MeshConfigFlag, "instance-ip", dnsAddrFlag, statusAddrFlag, "resolv-conf", "upstream-timeout", "log-level", "log-format"}
 	command.Flags().VisitAll(func(flag *pflag.Flag) {
 		flag.Hidden = !strings.HasPrefix(flag.Name, "capture-") && !slices.Contains(others, flag.Name)
 	})
@@ -97,42 +97,6 @@ func (c *captureCommand) resolve() error {
 	}
 	c.capture, err = iptables.New(c.config.Config, c.options.logger())
 	return err
-}
-
-func newCaptureApply() *cobra.Command {
-	c := new(captureCommand)
-	return c.subcommand("apply", "Install the rules", `Install the rules, and remove all other rules of nametap. Rules that are already
-installed stay unchanged. A family (IPv4 or IPv6) gets all of its rules or none, and a
-family that this machine does not support is left out. Errors that
-may be temporary are retried for some seconds. If a supported family then still lacks
-rules, the exit code is 1; the rules that could be installed stay.
-
-With ISTIO_META_DNS_CAPTURE=false the command installs nothing, and the exit code is 0.`,
-		func(ctx context.Context, w io.Writer) error {
-			if !c.config.On {
-				nothing := struct {
-					On      bool   `json:"on"`
-					Because string `json:"because"`
-				}{c.config.On, c.config.Because}
-				return c.print(w, nothing, func(w io.Writer) error {
-					_, err := fmt.Fprintf(w, "no rules installed: %s\n", c.config.Because)
-					return err
-				})
-			}
-			if err := c.options.ownNetwork(); err != nil {
-				return err
-			}
-			err := c.capture.Apply(ctx)
-			switch {
-			case errors.Is(err, iptables.ErrIncomplete):
-				return errors.Join(c.printStatus(ctx, w), err)
-			case errors.Is(err, iptables.ErrCapability):
-				return err
-			case err != nil:
-				return fmt.Errorf("%w; `nametap capture check` shows what is missing", err)
-			}
-			return c.printStatus(ctx, w)
-		})
 }
 
 func newCaptureRemove() *cobra.Command {

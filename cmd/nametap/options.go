@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -30,6 +31,7 @@ type options struct {
 	nameservers   []nameserver
 
 	installRules bool // --capture
+	captureWait  time.Duration
 	hostNetwork  bool
 	hostIP       string
 
@@ -44,6 +46,7 @@ const (
 	dnsAddrFlag     = "dns-addr"
 	enabledFlag     = "capture-enabled"
 	failOpenFlag    = "capture-fail-open"
+	captureWaitFlag = "capture-wait"
 	hostNetworkFlag = "capture-host-network"
 	statusAddrFlag  = "status-addr"
 )
@@ -155,6 +158,7 @@ func (o *options) declareCapture(g settings.Group) {
 	g.Text(&cfg.Backend, "capture-backend", "backend of iptables for the rules: auto, nft or legacy").Formerly("backend")
 	g.Var(settings.Duration(&cfg.Interval, settings.ZeroRefused), "capture-reconcile", "check and repair the rules this often").Formerly("reconcile")
 	g.Negated(&cfg.FailClosed, failOpenFlag, "remove the rules when the agent ends, so that queries reach nameservers; after a crash a service manager does so with 'nametap capture remove --after-agent'").Formerly("fail-open")
+	g.Var(settings.Duration(&o.captureWait, settings.ZeroIsZero), captureWaitFlag, "how long 'nametap capture apply' waits for an agent in another container before it installs rules; 0 installs them at once")
 	g.Bool(&o.hostNetwork, hostNetworkFlag, "capture even in a pod on its node's network: the DNS of the whole node, until 'nametap capture remove'").Formerly("host-network")
 	g.String(&o.hostIP, "capture-host-ip", "`address` of the pod's node, to recognise a pod on its node's network").Env("HOST_IP").Formerly("host-ip")
 }

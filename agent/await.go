@@ -1,0 +1,200 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/iptables"
+)
+
+const (
+	// awaitInterval is the pause between two probes of an agent in another container.
+	awaitInterval = 20 * time.Millisecond
+	// awaitFamily is how long the second family has to answer after the first one.
+	awaitFamily = time.Second
+	// awaitStatus is how long the status address may be unreachable after the listeners
+	// answer. The agent opens it before them.
+	awaitStatus = time.Second
+	// awaitQuiet is how long nothing is logged about the wait.
+	awaitQuiet = time.Second
+)
+
+// An Awaited is an agent that runs in another container of the pod.
+type Awaited struct {
+	// Rules are the rules that will redirect to the agent.
+	Rules iptables.Config
+	// StatusAddr is the host:port of its status endpoints.
+	StatusAddr string
+	// Logger is the log.
+	Logger *slog.Logger
+}
+
+// Await waits until the listeners answer to which the rules redirect, over UDP and TCP, and then
+// until the agent is ready, so that the first captured queries are answered from a table. It
+// returns the rules without a family whose listeners do not answer while those of the other
+// family do.
+//
+// If no listener answers before ctx ends, it returns an error. If only the table is missing then,
+// it logs that: the agent forwards without a table.
+func (w Awaited) Await(ctx context.Context) (iptables.Config, error) {
+	began := time.Now()
+	rules, err := w.awaitListeners(ctx)
+	if err != nil {
+		return rules, err
+	}
+	answered := time.Since(began)
+	if err := w.awaitReady(ctx); err != nil {
+		w.Logger.Warn("capturing without a table of mesh hosts: the agent forwards until it has one", "error", err)
+		return rules, nil
+	}
+	w.Logger.Info("the agent is ready", "listeners", answered.Round(time.Millisecond), "after", time.Since(began).Round(time.Millisecond))
+	return rules, nil
+}
+
+// awaitListeners waits until the listeners of all wanted families answer, or those of one family
+// while the other one may be left out.
+func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
+	began := time.Now()
+	var since time.Time // when a family answered first
+	var silent error    // why listeners did not answer the last probe
+	for logged := false; ; {
+		found := probe(ctx, w.listeners())
+		if ctx.Err() != nil && silent != nil {
+			return w.Rules, silent // found has the end of ctx as the reason
+		}
+		rules, served, late := w.fit(found)
+		silent = errors.Join(found[iptables.IPv4].err, found[iptables.IPv6].err)
+		if served && since.IsZero() {
+			since = time.Now()
+		}
+		switch {
+		case served && late == nil:
+			return rules, nil
+		case served && !w.required() && time.Since(since) >= awaitFamily:
+			w.Logger.Warn("DNS over one family is not captured: the agent does not answer over it", "error", late)
+			return rules, nil
+		case time.Since(began) >= awaitQuiet && !logged:
+			logged = true
+			w.Logger.Info("waiting for the agent", "error", silent)
+		}
+		if !sleep(ctx, awaitInterval) {
+			return w.Rules, silent
+		}
+	}
+}
+
+// fit returns the rules without the families that are late, whether any family answers, and why
+// families are late. A family whose addresses the host lacks is not late: it has no queries.
+func (w Awaited) fit(found map[iptables.Family]health) (rules iptables.Config, served bool, late error) {
+	rules = w.Rules
+	for _, f := range w.families() {
+		switch h := found[f]; {
+		case h.answers():
+			served = true
+		case w.Rules.Family(f) == iptables.On || !h.absent():
+			rules, late = rules.Without(f), errors.Join(late, h.err)
+		}
+	}
+	return rules, served, late
+}
+
+// required reports whether a family must not be left out.
+func (w Awaited) required() bool {
+	return slices.ContainsFunc(families(), func(f iptables.Family) bool { return w.Rules.Family(f) == iptables.On })
+}
+
+// families returns the families that are captured.
+func (w Awaited) families() []iptables.Family {
+	return slices.DeleteFunc(families(), func(f iptables.Family) bool { return w.Rules.Family(f) == iptables.Off })
+}
+
+// listeners returns the listeners to which queries of this host are redirected.
+func (w Awaited) listeners() []dnsproxy.Addr {
+	var all []dnsproxy.Addr
+	for _, f := range w.families() {
+		loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+		if f == iptables.IPv6 {
+			loopback = netip.IPv6Loopback()
+		}
+		at := netip.AddrPortFrom(loopback, w.Rules.Port).String()
+		all = append(all, dnsproxy.Addr{Network: "udp", Address: at}, dnsproxy.Addr{Network: "tcp", Address: at})
+	}
+	return all
+}
+
+// awaitReady waits until /healthz/ready is 200: the agent has a table, or has waited for one for
+// --ready-timeout. It returns an error if ctx ends before, or if the status address is wrong.
+func (w Awaited) awaitReady(ctx context.Context) error {
+	client := http.Client{Transport: &http.Transport{}, Timeout: probeTimeout} // without a proxy
+	defer client.CloseIdleConnections()
+	began := time.Now()
+	for logged := false; ; {
+		reason, err := w.notReady(ctx, &client)
+		switch {
+		case err == nil && reason == "":
+			return nil
+		case err == nil:
+			err = errors.New(reason)
+		case time.Since(began) >= awaitStatus:
+			return fmt.Errorf("the status address does not answer; both containers need the same --status-addr: %w", err)
+		}
+		if time.Since(began) >= awaitQuiet && !logged {
+			logged = true
+			w.Logger.Info("waiting for the table of mesh hosts", "reason", err)
+		}
+		if !sleep(ctx, awaitInterval) {
+			return err
+		}
+	}
+}
+
+// notReady returns the reason why the agent is not ready, or an error if it does not say.
+func (w Awaited) notReady(ctx context.Context, client *http.Client) (reason string, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+w.statusAddr()+"/healthz/ready", http.NoBody)
+	if err != nil {
+		return "", err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(response.Body, 1<<10))
+	switch {
+	case err != nil:
+		return "", err
+	case response.StatusCode == http.StatusOK:
+		return "", nil
+	}
+	return strings.TrimSpace(string(body)), nil
+}
+
+// statusAddr returns the address at which the status endpoints are reached on this host.
+func (w Awaited) statusAddr() string {
+	if host, port, err := net.SplitHostPort(w.StatusAddr); err == nil && (host == "" || host == "localhost") {
+		return net.JoinHostPort("127.0.0.1", port)
+	}
+	return reachable(w.StatusAddr)
+}
+
+// sleep waits, and returns false if ctx ends before.
+func sleep(ctx context.Context, pause time.Duration) bool {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
