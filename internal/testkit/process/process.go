@@ -26,11 +26,17 @@ func Build(commands ...string) (dir string, err error) {
 	if err := os.Chmod(dir, 0o755); err != nil { // the agent runs as another user
 		return "", err
 	}
+	// The tests of other modules do not have the dependencies of the commands.
+	root, err := exec.CommandContext(context.Background(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/nametap/nametap").Output()
+	if err != nil {
+		return "", fmt.Errorf("finding the module of the commands: %w", err)
+	}
 	args := []string{"build", "-o", dir + "/"}
 	for _, command := range commands {
-		args = append(args, "github.com/nametap/nametap/cmd/"+command)
+		args = append(args, "./cmd/"+command)
 	}
 	build := exec.CommandContext(context.Background(), "go", args...)
+	build.Dir = strings.TrimSpace(string(root))
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if output, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%v: %w\n%s", build, err, output)

@@ -1,0 +1,129 @@
+package interop
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/nametap/nametap/internal/testkit/netns"
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// A daemon is a running program, and the file with what it logs.
+type daemon struct {
+	tb    testing.TB
+	cmd   *exec.Cmd
+	log   string
+	ended chan struct{}
+}
+
+// A place is where programs run.
+type place struct {
+	*netns.NS
+	tb  testing.TB
+	dir string // with files and logs
+}
+
+// run starts a program and kills it after the test. It also ends if the test is killed. Its
+// output goes to NAME.log.
+func (p place) run(name string, cmd *exec.Cmd) *daemon {
+	p.tb.Helper()
+	d := &daemon{tb: p.tb, cmd: cmd, log: p.path(name + ".log"), ended: make(chan struct{})}
+	log, err := os.OpenFile(d.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		p.tb.Fatal(err)
+	}
+	defer log.Close()
+	cmd.Dir, cmd.Stdout, cmd.Stderr = p.dir, log, log
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	if err := p.Start(cmd); err != nil {
+		p.tb.Fatal(err)
+	}
+	go func() {
+		_ = cmd.Wait() // how it ended is in the log
+		close(d.ended)
+	}()
+	p.tb.Cleanup(func() { d.end(syscall.SIGKILL) })
+	return d
+}
+
+// path returns the path of a file of the place.
+func (p place) path(name string) string { return filepath.Join(p.dir, name) }
+
+// write replaces a file of the place as kubelet does, by a rename, and returns its path.
+func (p place) write(name, text string) string {
+	p.tb.Helper()
+	path := p.path(name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		p.tb.Fatal(err)
+	}
+	if err := os.WriteFile(path+".new", []byte(text), 0o644); err != nil {
+		p.tb.Fatal(err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		p.tb.Fatal(err)
+	}
+	return path
+}
+
+// end sends a signal and returns when the process has ended.
+func (d *daemon) end(signal os.Signal) {
+	d.tb.Helper()
+	_ = d.cmd.Process.Signal(signal) // it may have ended
+	select {
+	case <-d.ended:
+	default:
+		wait.For(d.tb, d.cmd.Path+" ends", d.ended)
+	}
+}
+
+// await waits for a condition that the process makes true, and fails if the process ends.
+func (d *daemon) await(what string, condition func() bool) {
+	d.tb.Helper()
+	wait.Until(d.tb, what+", see "+d.log, func() bool {
+		select {
+		case <-d.ended:
+			d.tb.Fatalf("%s ended, see %s:\n%s", filepath.Base(d.cmd.Path), d.log, tail(d.text()))
+		default:
+		}
+		return condition()
+	})
+}
+
+// text returns what the process has logged.
+func (d *daemon) text() string {
+	d.tb.Helper()
+	text, err := os.ReadFile(d.log)
+	if err != nil {
+		d.tb.Fatal(err)
+	}
+	return string(text)
+}
+
+// logged returns the number of lines of the log that contain all parts.
+func (d *daemon) logged(parts ...string) int {
+	d.tb.Helper()
+	n := 0
+lines:
+	for line := range strings.Lines(d.text()) {
+		for _, part := range parts {
+			if !strings.Contains(line, part) {
+				continue lines
+			}
+		}
+		n++
+	}
+	return n
+}
+
+// tail returns the last lines of a text.
+func tail(text string) string {
+	lines := strings.SplitAfter(text, "\n")
+	return strings.Join(lines[max(0, len(lines)-20):], "")
+}

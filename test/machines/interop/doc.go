@@ -1,0 +1,13 @@
+// Package interop has only tests. They run nametap's agent with an unmodified istiod, whose
+// objects come from a real API server, and compare what the agent knows and answers with what
+// istiod and Istio's own agent say. `make interop` runs them.
+//
+//   - cluster_test.go: a Kubernetes control plane; objects_test.go: its objects;
+//   - istiod_test.go: istiods on it;
+//   - machine_test.go: a host with a nameserver, for agents;
+//   - agent_test.go: nametap's agent; istioagent_test.go: Istio's agent;
+//   - daemon_test.go: a running program, and its log.
+//
+// Each test has a control plane of its own. The programs are built from the modules in
+// ../peers. Everything runs in network namespaces and ends with the test.
+package interop
