@@ -17,7 +17,7 @@ PREFIX   ?= /usr/local
 # The two places where systemd looks for installed units.
 LIBDIR   ?= $(if $(filter /usr,$(PREFIX)),/usr,/usr/local)/lib
 
-.PHONY: run build test lint fuzz bench microbench vm interop generate image install clean
+.PHONY: run build test lint fuzz bench microbench vm node interop generate image install clean
 
 run: build ## start the demo: a control plane, an agent and a tour
 	./bin/nametap-demo $(ARGS)
@@ -55,6 +55,10 @@ microbench: ## run the Go benchmarks of the parts
 vm: ## test the agent on a booted Debian (needs root; ARGS=-run=Name selects tests)
 	@scripts/install-missing debootstrap systemd-nspawn ip iptables-nft
 	cd test/machines && $(GO) test ./vm -count=1 -timeout 60m -v $(ARGS)
+
+node: ## test the agent in pods of a real Kubernetes node (needs root; ARGS=-run=Node/name selects tests)
+	@scripts/install-missing containerd runc /usr/lib/cni/bridge debootstrap ip iptables conntrack nsenter
+	cd test/machines && $(GO) test ./node -count=1 -timeout 60m -v $(ARGS)
 
 interop: ## test the agent with a real istiod, beside Istio's agent (needs root; ARGS=-run=Name selects tests)
 	@scripts/install-missing ip
