@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/nametap/nametap/clock"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/internal/statedir"
 	"github.com/nametap/nametap/nds"
@@ -68,6 +69,7 @@ type Agent struct {
 	capture *capture // nil: captures nothing
 
 	started  time.Time
+	clock    *clock.Clock // made at started
 	draining atomic.Bool
 	quit     func()        // closes quitting; may be called any number of times
 	quitting chan struct{} // closed when the agent has to end
@@ -170,7 +172,7 @@ func (c *Config) prepareStateDir() error {
 // Finally it closes the listeners and finishes the queries in flight. It returns when all of
 // its goroutines have ended. The error is nil unless one of them failed.
 func (a *Agent) Run(ctx context.Context) error {
-	a.started = time.Now()
+	a.started, a.clock = time.Now(), clock.New()
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	group, serving := errgroup.WithContext(serving)

@@ -228,7 +228,7 @@ func upstreams(proxy *dnsproxy.Server) []Upstream {
 func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 	a := s.agent
 	status := Status{
-		Reason: a.notReady(), Uptime: time.Since(a.started).Round(time.Second).String(),
+		Reason: a.notReady(), Uptime: (time.Since(a.started) + a.clock.Slept()).Round(time.Second).String(),
 		DNS: a.proxy.Addrs(), Silent: silent(r.Context(), a.proxy.Addrs()), Upstreams: upstreams(a.proxy), XDS: a.client.Status(),
 	}
 	status.Ready = status.Reason == ""

@@ -125,7 +125,7 @@ func (l *tcpListener) start(conn *net.TCPConn, reserved bool) {
 		brief: reserved, left: make(chan struct{}), finished: make(chan struct{}, 1),
 	}
 	c.from.send = c.send
-	c.idleSince.Store(time.Now().UnixNano())
+	c.idleSince.Store(l.clients.now())
 	if !l.clients.add(c) {
 		_ = conn.Close() // the listener stopped before it could send a query
 		return
@@ -171,7 +171,7 @@ type tcpConn struct {
 	brief    bool          // ends after its first answers
 	left     chan struct{} // closed when reading has ended
 
-	idleSince atomic.Int64  // when the last query was answered or awaited, in Unix nanoseconds
+	idleSince atomic.Int64  // when the last query was answered or awaited, by clients.now
 	pending   atomic.Int64  // cost of the queries that workers have (tcpMaxPending)
 	unsent    atomic.Int64  // bytes of their answers that are not yet written
 	finished  chan struct{} // holds one value after a query has ended, for awaitRoom
@@ -259,8 +259,7 @@ const maxBatch = 16 << 10
 // await sets the deadline for the client's next query. It reports false if the connection is
 // closed.
 func (c *tcpConn) await() bool {
-	now := time.Now()
-	c.idleSince.Store(now.UnixNano())
+	c.idleSince.Store(c.listener.clients.now())
 	c.deadline.Lock()
 	defer c.deadline.Unlock()
 	if c.draining {
@@ -270,7 +269,7 @@ func (c *tcpConn) await() bool {
 	if c.brief {
 		timeout = tcpBriefTimeout
 	}
-	return c.conn.SetReadDeadline(now.Add(timeout)) == nil
+	return c.conn.SetReadDeadline(time.Now().Add(timeout)) == nil
 }
 
 // drain ends the connection after the queries that have already arrived are answered.
@@ -353,7 +352,7 @@ func (c *tcpConn) send(message []byte) error {
 
 // finish ends the accounting of a query that a worker has answered.
 func (c *tcpConn) finish(cost int64) {
-	c.idleSince.Store(time.Now().UnixNano())
+	c.idleSince.Store(c.listener.clients.now())
 	if c.pending.Add(-cost) == 0 {
 		c.listener.clients.becameIdle()
 	}

@@ -22,6 +22,7 @@ const tcpFirstQueryTime = 50 * time.Millisecond
 // tcpClients bounds the connections of all TCP listeners together.
 type tcpClients struct {
 	max     int
+	origin  time.Time // idleSince counts from here
 	reserve *sockets.Reserve
 
 	// waiting is how many listeners wait for room.
@@ -42,10 +43,13 @@ func newTCPClients(maxConns int, log *slog.Logger) *tcpClients {
 			"bound", bound, "configured", maxConns, "open files", limit.Cur)
 		maxConns = bound
 	}
-	p := &tcpClients{max: maxConns, reserve: sockets.NewReserve(tcpReserve), open: map[*tcpConn]struct{}{}}
+	p := &tcpClients{max: maxConns, origin: time.Now(), reserve: sockets.NewReserve(tcpReserve), open: map[*tcpConn]struct{}{}}
 	p.room.L = &p.mu
 	return p
 }
+
+// now returns the time for idleSince. Unlike the wall clock, it is never set back.
+func (p *tcpClients) now() int64 { return int64(time.Since(p.origin)) }
 
 // close releases the reserve of descriptors.
 func (p *tcpClients) close() { p.reserve.Close() }
@@ -124,7 +128,7 @@ func (p *tcpClients) stop(l *tcpListener) {
 func (p *tcpClients) freeDescriptor() (freed, reserved bool) {
 	p.mu.Lock()
 	idle := p.longestIdleLocked()
-	if idle != nil && time.Since(time.Unix(0, idle.idleSince.Load())) < tcpFirstQueryTime {
+	if idle != nil && p.now()-idle.idleSince.Load() < int64(tcpFirstQueryTime) {
 		idle = nil
 	}
 	if idle != nil {

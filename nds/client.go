@@ -78,7 +78,7 @@ type Client struct {
 	// the incremental RPC, it is StateOfTheWorld for incrementalAgain from fellBack on.
 	// fallbacks counts how often that happened.
 	variant   Variant
-	fellBack  time.Time
+	fellBack  time.Time // of cfg.Clock
 	fallbacks int
 	// inUse is the set that apply accepted last, from any stream or from the snapshot.
 	// loaded says that there was one. Neither is ever reset.
@@ -88,9 +88,14 @@ type Client struct {
 	// until a table is in use.
 	snapshotUnread bool
 
-	// state is what Status and the metrics return.
-	mu    sync.Mutex
-	state Status
+	// slept is how long the machine had been suspended when Run noticed that last.
+	slept time.Duration
+
+	// state is what Status and the metrics return, except TableAge. received is when the
+	// table in use was received, by cfg.Clock; zero for the table of the snapshot.
+	mu       sync.Mutex
+	state    Status
+	received time.Time
 }
 
 // New returns a client that has not connected yet. It fails if a setting is invalid, or if
@@ -162,6 +167,9 @@ func (c *Client) Run(ctx context.Context) error {
 		lasted, err := c.connect(ctx)
 		err = advise(c.cfg, c.cfg.Addr, "--xds-addr", err)
 		c.setDisconnected(err)
+		if errors.Is(err, errResumed) {
+			c.resumed()
+		}
 		if lasted >= stableAfter {
 			c.failures = 0
 			c.streamFailures.reset()
@@ -177,19 +185,28 @@ func (c *Client) Run(ctx context.Context) error {
 	return nil
 }
 
-// wait returns after the pause, or earlier if ctx ends or the node changes: a network
-// interface that comes up is a reason to try again.
+// resumed is called after the machine was suspended. The back-off begins anew, and the workload
+// certificate is checked, which may have expired meanwhile.
+func (c *Client) resumed() {
+	c.slept, c.failures = c.cfg.Clock.Slept(), 0
+	c.renewer.check()
+}
+
+// wait returns after the pause, or earlier if ctx ends, the machine resumes from a suspend, or
+// the node changes: a network interface that comes up is a reason to try again.
 func (c *Client) wait(ctx context.Context, pause time.Duration) {
 	paused, cancel := context.WithTimeout(ctx, pause)
 	defer cancel()
-	c.awaitNodeChange(paused, c.sentNode)
+	if errors.Is(c.awaitChange(paused, c.sentNode), errResumed) {
+		c.resumed()
+	}
 	if ctx.Err() == nil {
 		c.countReconnect()
 	}
 }
 
-// connect opens a connection and a stream, and returns when they end or when the node
-// changes. It returns how long the stream lasted after its first accepted push, 0 if there
+// connect opens a connection and a stream, and returns when they end, when the node changes
+// or when the machine resumes from a suspend. It returns how long the stream lasted after its first accepted push, 0 if there
 // was none, and why it ended.
 func (c *Client) connect(ctx context.Context) (lasted time.Duration, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -212,13 +229,13 @@ func (c *Client) connect(ctx context.Context) (lasted time.Duration, err error) 
 	defer watch.Wait()
 	defer cancel(nil)
 	watch.Go(func() {
-		if c.awaitNodeChange(ctx, c.sentNode) {
-			cancel(errNodeChanged)
+		if change := c.awaitChange(ctx, c.sentNode); change != nil {
+			cancel(change)
 		}
 	})
 	lasted, err = c.runStream(ctx, conn)
-	if errors.Is(context.Cause(ctx), errNodeChanged) {
-		err = errNodeChanged
+	if cause := context.Cause(ctx); errors.Is(cause, errNodeChanged) || errors.Is(cause, errResumed) {
+		err = cause
 	}
 	if err != nil && strings.Contains(err.Error(), "too_many_pings") {
 		c.pingLess()
@@ -285,7 +302,7 @@ func (c *Client) fallBack(err error) (atOnce bool) {
 		c.setVariant(Incremental)
 		return false
 	}
-	c.fellBack = time.Now()
+	c.fellBack = c.cfg.Clock.Now()
 	c.setVariant(StateOfTheWorld)
 	if c.fallbacks++; c.fallbacks == 1 {
 		c.log.Warn("the control plane has no incremental ADS, using state-of-the-world; --xds=sotw avoids the attempt",
@@ -296,7 +313,7 @@ func (c *Client) fallBack(err error) (atOnce bool) {
 
 // retryIncremental ends a fallback after incrementalAgain.
 func (c *Client) retryIncremental() {
-	if c.variant != c.cfg.Variant && time.Since(c.fellBack) >= incrementalAgain {
+	if c.variant != c.cfg.Variant && c.cfg.Clock.Since(c.fellBack) >= incrementalAgain {
 		c.setVariant(c.cfg.Variant)
 	}
 }
@@ -333,7 +350,7 @@ func (c *Client) logEnd(ctx context.Context, end streamEnd) {
 	if ctx.Err() != nil {
 		return
 	}
-	if errors.Is(end.err, errNodeChanged) {
+	if errors.Is(end.err, errNodeChanged) || errors.Is(end.err, errResumed) {
 		c.log.Info("connecting again: "+end.err.Error(), "address", c.cfg.Addr)
 		return
 	}

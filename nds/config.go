@@ -9,6 +9,8 @@ import (
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/nametap/nametap/clock"
 )
 
 const (
@@ -65,6 +67,9 @@ type Config struct {
 	// "" means that neither is saved. It is created if it does not exist. If several
 	// clients have the same directory, one of them uses it.
 	StateDir string
+	// Clock tells the age of the table, and whether the machine was suspended; nil means
+	// clock.New().
+	Clock *clock.Clock
 	// Logger is for logs; nil discards them.
 	Logger *slog.Logger
 	// Registerer is for the metrics; nil means that they are not registered.
@@ -118,6 +123,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.MaxPushBytes == 0 {
 		c.MaxPushBytes = defaultMaxPushBytes
+	}
+	if c.Clock == nil {
+		c.Clock = clock.New()
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

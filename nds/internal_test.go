@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/nametap/nametap/clock"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 )
 
@@ -54,7 +55,7 @@ func TestChangeEndsPause(t *testing.T) {
 		ips := []netip.Addr{netip.MustParseAddr("127.0.0.1")}
 		node := Node{PodName: "web-0", Namespace: "shop", IPs: ips}
 		changed := make(chan struct{}, 1)
-		c := &Client{cfg: Config{Changed: changed, Node: node, Refresh: func(n Node) (Node, error) {
+		c := &Client{cfg: Config{Clock: clock.New(), Changed: changed, Node: node, Refresh: func(n Node) (Node, error) {
 			n.IPs = ips
 			return n, nil
 		}}}
@@ -74,6 +75,37 @@ func TestChangeEndsPause(t *testing.T) {
 		c.wait(t.Context(), 30*time.Second)
 		if took := time.Since(began); took > nodeSettle {
 			t.Errorf("the node changed, and the pause was %v", took)
+		}
+	})
+}
+
+// V7, C5: a suspend ends the pause before the next connect, the pauses begin anew, and the
+// workload certificate is checked. A brief suspend has no effect.
+func TestResumeEndsPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asleep := time.Duration(0)
+		node := Node{PodName: "web-0", Namespace: "shop", IPs: []netip.Addr{netip.IPv6Loopback()}}
+		c := &Client{
+			cfg:      Config{Node: node, Clock: clock.From(func() time.Duration { return asleep })},
+			renewer:  &certRenewer{wake: make(chan struct{}, 1)},
+			failures: 20,
+		}
+		for _, suspend := range []struct{ length, pause time.Duration }{
+			{briefSleep - 1, 30 * time.Second}, {1, resumePoll}, {8 * time.Hour, resumePoll},
+		} {
+			var err error
+			if c.sentNode, err = c.currentNode(); err != nil {
+				t.Fatal(err)
+			}
+			asleep += suspend.length
+			began := time.Now()
+			c.wait(t.Context(), 30*time.Second)
+			if took := time.Since(began); took != suspend.pause {
+				t.Errorf("after a suspend of %v the pause was %v, want %v", suspend.length, took, suspend.pause)
+			}
+		}
+		if c.failures != 0 || len(c.renewer.wake) != 1 {
+			t.Errorf("%d failures, %d checks of the certificate", c.failures, len(c.renewer.wake))
 		}
 	})
 }
@@ -142,7 +174,7 @@ func TestTokenDirectoryUnreadable(t *testing.T) {
 // After a fallback it tries the incremental one again an hour later.
 func TestVariants(t *testing.T) {
 	unknown := status.Error(codes.Unimplemented, "unknown method")
-	c := &Client{log: slog.New(slog.DiscardHandler)}
+	c := &Client{log: slog.New(slog.DiscardHandler), cfg: Config{Clock: clock.New()}}
 	for i, want := range []struct {
 		atOnce  bool
 		variant Variant

@@ -46,8 +46,14 @@ type Node struct {
 	Labels map[string]string
 }
 
-// errNodeChanged ends a stream after the node has changed.
-var errNodeChanged = errors.New("the addresses or labels of this node have changed")
+var (
+	// errNodeChanged ends a stream after the node has changed.
+	errNodeChanged = errors.New("the addresses or labels of this node have changed")
+	// errResumed ends a stream after the machine was suspended. The peer, or a NAT on the way,
+	// has usually forgotten the connection; pings would notice that after up to 30 s, since the
+	// timers stand still in a suspend.
+	errResumed = errors.New("this machine was suspended")
+)
 
 const (
 	// nodePoll is how often the node is checked without a signal on Config.Changed.
@@ -55,6 +61,11 @@ const (
 	// nodeSettle is how long after a signal the node is checked: the addresses of several
 	// families and interfaces change one after the other.
 	nodeSettle = time.Second
+
+	// resumePoll is how often to check whether the machine was suspended. A connection outlives
+	// suspends shorter than briefSleep.
+	resumePoll = time.Second
+	briefSleep = 10 * time.Second
 )
 
 // currentNode returns the node as it is now.
@@ -72,34 +83,35 @@ func (c *Client) currentNode() (*corev3.Node, error) {
 	return node.proto()
 }
 
-// awaitNodeChange returns true when the node differs from sent, and false when ctx ends
-// before that.
-func (c *Client) awaitNodeChange(ctx context.Context, sent *corev3.Node) bool {
-	if c.cfg.Refresh == nil {
-		<-ctx.Done()
-		return false
-	}
+// awaitChange returns errNodeChanged when the node differs from sent, errResumed when the
+// machine was suspended, and nil when ctx ends before that.
+func (c *Client) awaitChange(ctx context.Context, sent *corev3.Node) error {
+	resume := time.NewTicker(resumePoll)
+	defer resume.Stop()
 	timer := time.NewTimer(nodePoll)
 	defer timer.Stop()
 	settling := false // further signals do not delay the check
 	for {
 		select {
 		case <-ctx.Done():
-			return false
+			return nil
+		case <-resume.C:
+			if c.cfg.Clock.Slept()-c.slept >= briefSleep {
+				return errResumed
+			}
 		case <-c.cfg.Changed:
 			if !settling {
 				timer.Reset(nodeSettle)
 			}
 			settling = true
-			continue
 		case <-timer.C:
 			timer.Reset(nodePoll)
 			settling = false
-		}
-		// The next connect reports an error; until then the open stream is better than
-		// none.
-		if node, err := c.currentNode(); err == nil && !proto.Equal(node, sent) {
-			return true
+			// The next connect reports an error; until then the open stream is better than
+			// none.
+			if node, err := c.currentNode(); err == nil && !proto.Equal(node, sent) {
+				return errNodeChanged
+			}
 		}
 	}
 }

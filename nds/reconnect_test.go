@@ -218,6 +218,7 @@ type blackHole struct {
 	addr   string
 	mu     sync.Mutex
 	closed bool
+	losses int // calls of lose
 }
 
 func newBlackHole(t *testing.T, target string) *blackHole {
@@ -243,15 +244,17 @@ func newBlackHole(t *testing.T, target string) *blackHole {
 				_ = near.Close()
 				continue
 			}
-			conns.Go(func() { hole.forward(near, far) })
-			conns.Go(func() { hole.forward(far, near) })
+			losses := hole.lost()
+			conns.Go(func() { hole.forward(far, near, losses) })
+			conns.Go(func() { hole.forward(near, far, losses) })
 		}
 	})
 	return hole
 }
 
-// forward copies until src ends, and drops what arrives after close.
-func (b *blackHole) forward(dst io.WriteCloser, src io.Reader) {
+// forward copies until src ends, and drops what arrives after close, or after lose if losses is
+// the number of calls of it before the connection.
+func (b *blackHole) forward(dst io.WriteCloser, src io.Reader, losses int) {
 	defer func() { _ = dst.Close() }()
 	buf := make([]byte, 16<<10)
 	for {
@@ -260,7 +263,7 @@ func (b *blackHole) forward(dst io.WriteCloser, src io.Reader) {
 			return
 		}
 		b.mu.Lock()
-		closed := b.closed
+		closed := b.closed || b.losses != losses
 		b.mu.Unlock()
 		if closed {
 			continue
@@ -269,6 +272,19 @@ func (b *blackHole) forward(dst io.WriteCloser, src io.Reader) {
 			return
 		}
 	}
+}
+
+// lose drops everything that arrives over the connections so far; new ones work.
+func (b *blackHole) lose() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.losses++
+}
+
+func (b *blackHole) lost() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.losses
 }
 
 // close drops everything that arrives from now on.

@@ -42,11 +42,16 @@ type Status struct {
 // Status returns what the client is doing now. It is safe for concurrent use.
 func (c *Client) Status() Status {
 	c.mu.Lock()
-	s := c.state
+	s, received := c.state, c.received
 	c.mu.Unlock()
-	if s.Loaded {
-		// Negative if the clock was set back since the snapshot was written.
-		s.TableAge = max(0, time.Since(s.LastPush).Seconds())
+	switch {
+	case !s.Loaded:
+	case received.IsZero():
+		// The wall clock is the only one that a reboot does not reset. It may have been set
+		// back since the snapshot was written.
+		s.TableAge = max(0, time.Since(s.LastPush.Round(0)).Seconds())
+	default:
+		s.TableAge = c.cfg.Clock.Since(received).Seconds()
 	}
 	if certificate := c.renewer.valid(); certificate != nil {
 		s.CertificateExpires = certificate.Leaf.NotAfter
@@ -70,6 +75,10 @@ func (c *Client) setTable(t table) (first bool) {
 	first = !c.state.Loaded
 	c.state.Loaded = true
 	c.state.Version, c.state.LastPush, c.state.Stale = t.version, t.pushed, t.stale
+	c.received = time.Time{}
+	if !t.stale {
+		c.received = c.cfg.Clock.Now()
+	}
 	c.state.Resources = t.resources
 	c.state.LastError = ""
 	if !t.stale {

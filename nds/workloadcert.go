@@ -25,8 +25,8 @@ import (
 const certificateFile = "workload-certificate.pem"
 
 const (
-	// certificatePoll bounds the time between two looks at the wall clock: timers stand
-	// still while a machine is suspended, but certificates expire.
+	// certificatePoll bounds the time between two looks at the wall clock, which may be set, or
+	// pass while the machine is suspended. Timers follow neither, but certificates expire.
 	certificatePoll = time.Minute
 	// authorityPoll is when a control plane without a certificate authority is asked
 	// again.
@@ -179,6 +179,11 @@ func (r *certRenewer) lastFailure() string {
 // token the certificate stays in use, because the server may accept it again.
 func (r *certRenewer) markRefused(certificate *tls.Certificate) {
 	r.setRefused(certificate, true)
+	r.check()
+}
+
+// check makes run check at once whether the certificate must be renewed.
+func (r *certRenewer) check() {
 	select {
 	case r.wake <- struct{}{}:
 	default:

@@ -107,7 +107,8 @@ type Stats struct {
 }
 
 // A Cache keeps replies by question. A nil Cache keeps nothing. It is safe for concurrent
-// use; the times that its methods are passed must come from one clock.
+// use; the times that its methods are passed must come from one clock, of package clock if the
+// time while the machine is suspended is to count.
 type Cache struct {
 	seed   maphash.Seed
 	origin time.Time // entries hold times since then, in 8 bytes each instead of 24

@@ -67,7 +67,7 @@ func (f *Forwarder) CacheContent(selection CacheSelection, limit int) (CacheCont
 	if match == nil {
 		match = func(cache.Key) bool { return true }
 	}
-	kept, total := f.cache.Entries(match, limit, time.Now())
+	kept, total := f.cache.Entries(match, limit, f.config.Clock.Now())
 	content := CacheContent{Total: total, Entries: make([]CacheEntry, 0, len(kept))}
 	for _, e := range kept {
 		entry := CacheEntry{

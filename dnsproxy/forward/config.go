@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/nametap/nametap/clock"
 	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/dnsproxy/upstream"
@@ -61,6 +62,8 @@ type Config struct {
 	// ServeStale is how long after its expiry a cached reply may be used if no nameserver
 	// answers; negative means never. Default 24 h.
 	ServeStale time.Duration
+	// Clock tells the age of cached replies and of sockets. Default clock.New().
+	Clock *clock.Clock
 	// Logger logs what operators should know. Default slog.Default().
 	Logger *slog.Logger
 	// Registerer registers the metrics. Default none.
@@ -113,6 +116,9 @@ func (c *Config) SetDefaults() {
 	c.CacheMaxNegativeTTL = cmp.Or(c.CacheMaxNegativeTTL, cache.DefaultMaxNegativeTTL)
 	c.ServeStale = cmp.Or(c.ServeStale, defaultServeStale)
 	c.Logger = cmp.Or(c.Logger, slog.Default())
+	if c.Clock == nil {
+		c.Clock = clock.New()
+	}
 }
 
 func (c *Config) validate() error {

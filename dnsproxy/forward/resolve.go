@@ -36,7 +36,7 @@ func (l *lookup) final() bool { return l.state != cache.Miss && l.state != cache
 // look looks a question up in the cache.
 func (f *Forwarder) look(key cache.Key, found *lookup) {
 	found.generation = f.cache.Generation()
-	hit := f.cache.Get(key, time.Now())
+	hit := f.cache.Get(key, f.config.Clock.Now())
 	found.state, found.refresh = hit.State, hit.Refresh
 	r := &found.result
 	r.Reply, r.Age, r.Source, r.left, r.aging = hit.Reply, hit.Age, SourceCache, hit.Left, hit.Aging
@@ -188,11 +188,11 @@ func (f *Forwarder) ask(flight *flight, steps []Step, state cache.State) {
 	switch {
 	case result.Err == nil && (value.Derived == nil || result.left > 0):
 		value.Reply, value.Unsure = result.Reply, result.unsure
-		result.left = f.cache.Put(key, value, time.Now())
+		result.left = f.cache.Put(key, value, f.config.Clock.Now())
 	case value.Derived != nil: // its parts are in the cache
 	case nameserversFailed(result.Err):
 		value.Failure = result.Err.Error()
-		f.cache.Put(key, value, time.Now())
+		f.cache.Put(key, value, f.config.Clock.Now())
 	}
 	f.flights.land(flight, result)
 }

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/nametap/nametap/clock"
 )
 
 var (
@@ -52,6 +54,8 @@ type Config struct {
 	// TLSRootsFile is a PEM file with certificate authorities, which is read for every new
 	// connection; if it is empty TLSRoots are used.
 	TLSRootsFile string
+	// Clock tells the age of sockets; nil means clock.New().
+	Clock *clock.Clock
 	// Logger logs when a server is down or loops, and when it can be used again; nil logs
 	// nothing.
 	Logger *slog.Logger
@@ -97,6 +101,7 @@ type Client struct {
 	config  Config
 	context context.Context // for dialling; ends with Close
 	cancel  context.CancelFunc
+	origin  time.Time // when the client was made
 	tickets tls.ClientSessionCache
 
 	attempts, exchanges, buffers, writes sync.Pool
@@ -122,8 +127,12 @@ func NewClient(config Config) *Client {
 	if config.Logger == nil {
 		config.Logger = slog.New(slog.DiscardHandler)
 	}
+	if config.Clock == nil {
+		config.Clock = clock.New()
+	}
 	c := &Client{
 		config:    config,
+		origin:    time.Now(),
 		tickets:   tls.NewLRUClientSessionCache(0),
 		servers:   make(map[Spec]*server),
 		elsewhere: newElsewhere(),
@@ -286,7 +295,7 @@ type Group struct {
 	timeout time.Duration
 
 	waiting atomic.Int64 // queries in flight
-	trial   atomic.Int64 // when a query was last accepted despite rule 9, in Unix ns
+	trial   atomic.Int64 // when a query was last accepted despite rule 9, in ns since the client was made
 	budget  budget
 }
 
@@ -311,7 +320,7 @@ func (g *Group) Down() bool {
 // (rule 9).
 func (g *Group) Overloaded() bool {
 	overloaded, now := g.overloaded()
-	return overloaded && now.UnixNano()-g.trial.Load() < int64(trialPause)
+	return overloaded && g.sinceTrial(now, g.trial.Load()) < trialPause
 }
 
 // refuses reports whether a new query fails at once because of rule 9.
@@ -321,7 +330,15 @@ func (g *Group) refuses() bool {
 		return false
 	}
 	last := g.trial.Load()
-	return now.UnixNano()-last < int64(trialPause) || !g.trial.CompareAndSwap(last, now.UnixNano())
+	return g.sinceTrial(now, last) < trialPause || !g.trial.CompareAndSwap(last, int64(now.Sub(g.client.origin)))
+}
+
+// sinceTrial returns the time between last, a value of trial, and now.
+func (g *Group) sinceTrial(now time.Time, last int64) time.Duration {
+	if last == 0 {
+		return trialPause // there was none
+	}
+	return now.Sub(g.client.origin) - time.Duration(last)
 }
 
 // overloaded reports whether rule 9 applies: all servers are silent, and too many queries wait

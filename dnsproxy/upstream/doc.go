@@ -113,7 +113,8 @@
 // regard to case, since some servers fold it.
 //
 // TCP and TLS connections are kept for 30 s after their last query, and up to
-// 128 queries share one (RFC 7766, 7858). A query that a connection which had served before
+// 128 queries share one (RFC 7766, 7858). The ages of sockets include the time while the machine
+// was suspended; all other times do not. A query that a connection which had served before
 // leaves unanswered when the peer closes it is sent once more on a new one. While a
 // connection is silent for longer than rule 1 allows, other connections, at most four,
 // are used instead: a NAT may have forgotten it, or names may be slow. A connection ends when

@@ -30,6 +30,9 @@ type socket struct {
 	closed  bool                // then it is retired, too
 }
 
+// since returns the time since t, which is of the client's clock.
+func (s *socket) since(t time.Time) time.Duration { return s.server.client.config.Clock.Since(t) }
+
 // addLocked adds an attempt and returns its ID, an unpredictable one that no other attempt
 // has. Package rand's functions are ChaCha8 with a seed from the system.
 func (s *socket) addLocked(a *attempt) uint16 {

@@ -31,7 +31,7 @@ type stream struct {
 	// Guarded by mu.
 	queue   []byte    // to be written, framed
 	conn    net.Conn  // nil until it is open
-	used    time.Time // last
+	used    time.Time // last; of the client's clock
 	heard   time.Time // last
 	waiting time.Time // first query since heard; zero if there is none
 	served  bool      // a reply has come over it
@@ -45,8 +45,12 @@ func (s *stream) load(now time.Time) (queries int, silence time.Duration, ok boo
 	if !s.waiting.IsZero() {
 		silence = now.Sub(s.waiting)
 	}
-	return len(s.pending), silence, !s.retired && len(s.queue) < maxQueued
+	return len(s.pending), silence, !s.retired && len(s.queue) < maxQueued && !s.idleLocked()
 }
+
+// idleLocked reports whether the connection has had no query for streamIdle. The time while
+// the machine was suspended counts: the server, or a NAT, has forgotten the connection.
+func (s *stream) idleLocked() bool { return len(s.pending) == 0 && s.since(s.used) > streamIdle }
 
 // hearLocked notes a sign of life.
 func (s *stream) hearLocked() {
@@ -67,9 +71,9 @@ func (s *stream) send(a *attempt, packet []byte) bool {
 	binary.BigEndian.PutUint16(a.packet, s.addLocked(a))
 	s.queue = binary.BigEndian.AppendUint16(s.queue, uint16(len(a.packet))) //nolint:gosec // begin has checked it
 	s.queue = append(s.queue, a.packet...)
-	s.used = time.Now()
+	s.used = s.server.client.config.Clock.Now()
 	if s.waiting.IsZero() {
-		s.waiting = s.used
+		s.waiting = time.Now()
 	}
 	s.signal()
 	return true
@@ -164,7 +168,7 @@ func (s *stream) receive(message []byte) {
 	a, _ := s.removeRepliedLocked(message)
 	if a != nil {
 		s.served = true
-		s.used = time.Now()
+		s.used = s.server.client.config.Clock.Now()
 	}
 	s.hearLocked()
 	s.mu.Unlock()
@@ -215,7 +219,7 @@ func (s *stream) sweep(now time.Time) {
 	for _, a := range expired {
 		s.retired = s.retired || s.heard.Before(a.sent)
 	}
-	idle := len(s.pending) == 0 && now.Sub(s.used) > streamIdle || s.retired && !s.awaitedLocked()
+	idle := s.idleLocked() || s.retired && !s.awaitedLocked()
 	s.mu.Unlock()
 	for _, a := range expired {
 		a.end(nil, ErrTimeout)
@@ -316,7 +320,7 @@ func (p *streams) openLocked(now time.Time) (*stream, error) {
 	if err := p.server.opening(); err != nil {
 		return nil, err
 	}
-	s := &stream{pool: p, wake: make(chan struct{}, 1), born: now, used: now}
+	s := &stream{pool: p, wake: make(chan struct{}, 1), born: now, used: p.server.client.config.Clock.Now()}
 	s.server, s.anyCase, s.pending = p.server, true, make(map[uint16]*attempt)
 	if !p.server.client.spawn(s.run) {
 		p.server.shut()

@@ -79,7 +79,7 @@ func (p *udpSockets) dial() (*udpSocket, error) {
 	if err != nil {
 		return nil, cause(err)
 	}
-	s := &udpSocket{pool: p, conn: conn, born: time.Now(), left: udpQueries}
+	s := &udpSocket{pool: p, conn: conn, born: p.server.client.config.Clock.Now(), left: udpQueries}
 	s.server, s.pending = p.server, make(map[uint16]*attempt)
 	if raw, ok := conn.(syscall.Conn); ok {
 		s.raw, err = raw.SyscallConn()
@@ -109,8 +109,8 @@ type udpSocket struct {
 	pool *udpSockets
 	conn net.Conn
 	raw  syscall.RawConn
-	born time.Time
-	left int // queries that it takes before it is replaced; guarded by mu
+	born time.Time // of the client's clock
+	left int       // queries that it takes before it is replaced; guarded by mu
 }
 
 // mayTake reports whether the socket takes another query; when it cannot be replaced, also
@@ -118,7 +118,7 @@ type udpSocket struct {
 func (s *udpSocket) mayTake(last bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return !s.retired && (last || s.left > 0 && time.Since(s.born) < udpAge)
+	return !s.retired && (last || s.left > 0 && s.since(s.born) < udpAge)
 }
 
 func (s *udpSocket) send(a *attempt, packet []byte) bool {
@@ -181,7 +181,7 @@ func (s *udpSocket) sweep(now time.Time) {
 	}
 	s.mu.Lock()
 	idle := !s.awaitedLocked()
-	s.retired = s.retired || now.Sub(s.born) > udpAge || idle && s.server.elsewhere
+	s.retired = s.retired || s.since(s.born) > udpAge || idle && s.server.elsewhere
 	idle = idle && s.retired
 	s.mu.Unlock()
 	if idle {

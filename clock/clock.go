@@ -1,0 +1,89 @@
+// Package clock tells the time that has passed, also while the machine was suspended.
+//
+// Go's monotonic time is CLOCK_MONOTONIC, which stands still during a suspend. A cached reply
+// would keep its TTL overnight. CLOCK_BOOTTIME counts the suspend, and like CLOCK_MONOTONIC it
+// ignores jumps of the wall clock, but Go reads it with a system call only, which takes as long as
+// the lookup in the cache (BenchmarkNow). A [Clock] reads it at most every 10 ms and adds the
+// time asleep to Go's time.
+//
+// Which clock measures what:
+//
+//   - The age of something that others change meanwhile: a [Clock]. These are TTLs and
+//     staleness of replies, the age of the table, and the age of sockets to nameservers.
+//   - How long something has not answered, and how long to wait for it: time.Now and timers, which
+//     stand still with the machine. A nameserver does not fail by the time that this machine
+//     slept, and the clients on this machine have waited no longer than it was awake.
+//   - When a certificate or a token expires, and the time of a push in the snapshot file, which
+//     is compared after a reboot: the wall clock.
+package clock
+
+import (
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// readEvery is how long the time asleep is used after it was read: the first queries after a
+// suspend of a busy machine may still see the time of before.
+const readEvery = 10 * time.Millisecond
+
+// A Clock tells the time including suspends. It is safe for concurrent use.
+type Clock struct {
+	origin time.Time
+	asleep func() time.Duration
+	before time.Duration // time asleep before origin
+
+	// Times since origin, in nanoseconds.
+	slept atomic.Int64 // time asleep, of which before is no part; never decreases
+	read  atomic.Int64 // when slept was read, on CLOCK_MONOTONIC
+}
+
+// New returns a clock. Its time is now that of time.Now.
+func New() *Clock { return From(timeAsleep) }
+
+// From returns a clock with another source of the time asleep, for tests. asleep returns how
+// long the machine has been suspended since some time in the past.
+func From(asleep func() time.Duration) *Clock {
+	return &Clock{origin: time.Now(), asleep: asleep, before: asleep()}
+}
+
+// Now returns a time to compare with others of this clock. Their differences include the time
+// for which the machine was suspended, and jumps of the wall clock have no effect on them.
+func (c *Clock) Now() time.Time {
+	now := time.Now()
+	return now.Add(c.sleptAt(now))
+}
+
+// Since returns the time since t, which is of this clock.
+func (c *Clock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
+
+// Slept returns for how long the machine was suspended since the clock was made.
+func (c *Clock) Slept() time.Duration { return c.sleptAt(time.Now()) }
+
+func (c *Clock) sleptAt(now time.Time) time.Duration {
+	since, last := int64(now.Sub(c.origin)), c.read.Load()
+	if since-last < int64(readEvery) || !c.read.CompareAndSwap(last, since) {
+		return time.Duration(c.slept.Load())
+	}
+	slept := int64(c.asleep() - c.before)
+	for {
+		old := c.slept.Load()
+		if slept <= old {
+			return time.Duration(old)
+		}
+		if c.slept.CompareAndSwap(old, slept) {
+			return time.Duration(slept)
+		}
+	}
+}
+
+// timeAsleep returns how long the machine has been suspended since it was booted, or less by
+// the time that passes between the two readings. It is 0 if the kernel has no such clock.
+func timeAsleep() time.Duration {
+	var boot, awake unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &boot) != nil || unix.ClockGettime(unix.CLOCK_MONOTONIC, &awake) != nil {
+		return 0
+	}
+	return time.Duration(boot.Nano() - awake.Nano())
+}
