@@ -53,7 +53,7 @@ type Machine struct {
 	before       []func(*Machine)
 
 	disk    int    // process that keeps the mount namespace with the root directory
-	cgroup  string // of all processes of the machine
+	cgroup  string // of all processes of the machine; its last part is the machine's name
 	console *testlog.Buffer
 	nspawn  *exec.Cmd
 	ended   chan error // result of nspawn
@@ -137,7 +137,7 @@ func (m *Machine) start() {
 	if err != nil {
 		m.tb.Fatal(err)
 	}
-	defer notify.Close()
+	m.tb.Cleanup(func() { notify.Close() })
 	cgroup, err := os.Open(m.cgroup)
 	if err != nil {
 		m.tb.Fatal(err)
@@ -145,7 +145,7 @@ func (m *Machine) start() {
 	defer cgroup.Close()
 	//nolint:noctx // keepJournal needs the machine after the end of the test's context
 	m.nspawn = exec.Command("nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", m.disk), "--",
-		"systemd-nspawn", "--quiet", "--boot", "--directory="+rootDir, "--machine=nt-vm", "--register=no", "--keep-unit",
+		"systemd-nspawn", "--quiet", "--boot", "--directory="+rootDir, "--machine="+filepath.Base(m.cgroup), "--register=no", "--keep-unit",
 		"--network-namespace-path="+m.Net.Path(), "--capability="+strings.Join(m.capabilities, ","),
 		"--resolv-conf=off", "--timezone=off", "--link-journal=no", "--console=pipe")
 	m.nspawn.Env = append(os.Environ(), "NOTIFY_SOCKET="+notify.LocalAddr().String())
@@ -172,27 +172,26 @@ func (m *Machine) awaitLeader(notify *net.UnixConn) int {
 		for {
 			n, err := notify.Read(buf)
 			if err != nil {
-				return // the socket was closed
+				return // the test has ended
 			}
 			for line := range strings.Lines(string(buf[:n])) {
 				number, ok := strings.CutPrefix(strings.TrimSpace(line), "X_NSPAWN_LEADER_PID=")
 				if pid, err := strconv.Atoi(number); ok && err == nil {
 					leader <- pid
-					return
 				}
 			}
 		}
 	}()
-	for {
-		select {
-		case err := <-m.ended:
-			m.tb.Fatalf("systemd-nspawn ended: %v", err)
-		case pid := <-leader:
-			return pid
-		case <-m.tb.Context().Done():
-			m.tb.Fatal("the test ended")
-		}
+	select {
+	case err := <-m.ended:
+		m.ended <- err
+		m.tb.Fatalf("systemd-nspawn ended: %v", err)
+	case pid := <-leader:
+		return pid
+	case <-m.tb.Context().Done():
+		m.tb.Fatal("the test ended")
 	}
+	return 0
 }
 
 // Reboot reboots the machine. It gets a new network namespace, because a kernel that boots

@@ -1,0 +1,35 @@
+package vm_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
+	"github.com/nametap/nametap/test/machines/vm"
+)
+
+// TestReload changes the --config file and reloads the unit under load. R10.
+func TestReload(t *testing.T) {
+	const config = "/etc/nametap.yaml"
+	m := vm.Boot(t)
+	m.Write(config, "log-level: info\n")
+	m.Install("NAMETAP_CONFIG=" + config)
+	m.Start()
+	process := m.Run("systemctl", "show", "--property=MainPID", "nametap")
+	tr := startTraffic(t, m)
+	previous := "info"
+	for _, level := range []string{"debug", "info"} {
+		m.Write(config, "log-level: "+level+"\n")
+		m.Run("systemctl", "reload", "nametap")
+		change := "name=log-level from=" + previous + " to=" + level
+		wait.Until(t, "the agent logs "+change, func() bool { return strings.Contains(m.Journal("nametap.service"), change) })
+		previous = level
+	}
+	tr.more(queriesPerSecond)
+	if report := tr.Stop(); report.Bad() > 0 {
+		t.Errorf("%v", report)
+	}
+	if got := m.Run("systemctl", "show", "--property=MainPID", "nametap"); got != process {
+		t.Errorf("the reload has replaced the process %s by %s", process, got)
+	}
+}
