@@ -38,5 +38,6 @@
 //	                     one that follows resolv.conf
 //
 // The command nametap agent has more of them outside of the errgroup: one that writes the log,
-// one that waits for a second signal, and two that follow the files with settings.
+// one that waits for a second signal, two that follow the files with settings, and in a container
+// with --supervise one that continues a supervisor that was stopped.
 package agent

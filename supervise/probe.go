@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync"
 	"time"
 )
 
@@ -21,9 +22,12 @@ const (
 	hungProbes    = 4
 )
 
-// A prober probes the UDP sockets. One answer is enough, because a family can be switched
-// off.
+// A prober probes the UDP sockets.
 type prober struct{ targets []netip.AddrPort }
+
+// answers are the results of one probe of each socket: nil if it was answered, errUnasked if it
+// could not be sent.
+type answers map[netip.AddrPort]error
 
 // newProber returns a prober of the UDP sockets.
 func newProber(sockets []*os.File) (*prober, error) {
@@ -53,8 +57,8 @@ func newProber(sockets []*os.File) (*prober, error) {
 	return p, nil
 }
 
-// run sends the result of a probe in each interval until ctx ends.
-func (p *prober) run(ctx context.Context, results chan<- error) {
+// run probes all sockets in each interval, and sends the results, until ctx ends.
+func (p *prober) run(ctx context.Context, results chan<- answers) {
 	ticker := time.NewTicker(probeInterval)
 	defer ticker.Stop()
 	for {
@@ -63,9 +67,8 @@ func (p *prober) run(ctx context.Context, results chan<- error) {
 		case <-ctx.Done():
 			return
 		}
-		err := p.probe(ctx)
 		select {
-		case results <- err:
+		case results <- p.probe(ctx):
 		case <-ctx.Done():
 			return
 		}
@@ -77,28 +80,21 @@ func (p *prober) run(ctx context.Context, results chan<- error) {
 // the command may work, and a restart would not help.
 var errUnasked = errors.New("the probe cannot be sent")
 
-// probe returns an error unless a socket answers: errUnasked if no probe could be sent.
-func (p *prober) probe(ctx context.Context) error {
-	errs := make(chan error, len(p.targets))
+// probe probes all sockets at the same time.
+func (p *prober) probe(ctx context.Context) answers {
+	var mu sync.Mutex
+	var probing sync.WaitGroup
+	found := answers{}
 	for _, target := range p.targets {
-		go func() { errs <- ask(ctx, target) }()
+		probing.Go(func() {
+			err := ask(ctx, target)
+			mu.Lock()
+			defer mu.Unlock()
+			found[target] = err
+		})
 	}
-	var silent, unasked error
-	for range p.targets {
-		err := <-errs
-		switch {
-		case err == nil:
-			return nil
-		case errors.Is(err, errUnasked):
-			unasked = errors.Join(unasked, err)
-		default:
-			silent = errors.Join(silent, err)
-		}
-	}
-	if silent != nil {
-		return silent
-	}
-	return unasked
+	probing.Wait()
+	return found
 }
 
 // question is a query for id.server in class CHAOS, type TXT, without its ID. Its answer

@@ -3,11 +3,13 @@
 //
 //  1. If the command ends without a signal to end, it is restarted: at once the first time,
 //     then after pauses of up to maxPause.
-//  2. If no socket has answered a probe for about hungProbes times probeInterval, the
-//     command is killed and restarted. A probe that cannot be sent does not count.
+//  2. If a UDP socket that the command has answered on, or all UDP sockets, have not answered
+//     probes for about hungProbes times probeInterval, the command is killed and restarted. A
+//     probe that cannot be sent does not count.
 //  3. Signals are sent to the command. After a signal to end, and after exit code 0, the
 //     command is not restarted, and its exit code is returned.
-//  4. As process 1 of a container, this process reaps orphaned processes.
+//  4. As process 1 of a container, this process reaps orphaned processes, and the command
+//     continues it if it is stopped.
 package supervise
 
 import (
@@ -15,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"os/signal"
 	"runtime"
@@ -73,8 +76,9 @@ type supervisor struct {
 	pid      int // of the command; 0 while it does not run
 	started  time.Time
 	restarts int
-	quick    int // ends in succession, each soon after the start
-	misses   int // probes in succession that no socket has answered
+	quick    int                     // ends in succession, each soon after the start
+	misses   int                     // probes in succession in which the command hung
+	answered map[netip.AddrPort]bool // sockets that the command has answered on since its start
 	ending   bool
 }
 
@@ -98,19 +102,19 @@ func Run(cfg Config) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	answered := make(chan error)
-	go probes.run(ctx, answered)
+	results := make(chan answers)
+	go probes.run(ctx, results)
 	if err := s.start(); err != nil {
 		return 0, err
 	}
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, syscall.SIGCHLD)
 	defer signal.Stop(ended)
-	return s.loop(signals, ended, answered), nil
+	return s.loop(signals, ended, results), nil
 }
 
 // loop handles signals, ends of children and probes until the last end of the command.
-func (s *supervisor) loop(signals, ended <-chan os.Signal, answered <-chan error) (code int) {
+func (s *supervisor) loop(signals, ended <-chan os.Signal, results <-chan answers) (code int) {
 	var restart, kill <-chan time.Time
 	for {
 		if status, over := s.collect(); over {
@@ -136,9 +140,9 @@ func (s *supervisor) loop(signals, ended <-chan os.Signal, answered <-chan error
 				s.Log.Error("starting the agent failed; retrying", "error", err)
 				restart = time.After(maxPause)
 			}
-		case err := <-answered:
-			if s.hangs(err) {
-				s.Log.Error("no DNS listener answers: killing the agent", "error", err)
+		case found := <-results:
+			if err := s.hangs(found); err != nil {
+				s.Log.Error("the agent hangs: killing it", "error", err)
 				s.signal(syscall.SIGQUIT) // makes it print its stacks
 				kill = time.After(dumpTime)
 			}
@@ -163,7 +167,7 @@ func (s *supervisor) start() error {
 	if err != nil {
 		return fmt.Errorf("starting %s: %w", s.Path, err)
 	}
-	s.pid, s.started, s.misses = pid, time.Now(), 0
+	s.pid, s.started, s.misses, s.answered = pid, time.Now(), 0, map[netip.AddrPort]bool{}
 	return nil
 }
 
@@ -218,18 +222,49 @@ func (s *supervisor) leave(code int) {
 	}
 }
 
-// hangs counts the result of a probe, and reports whether too many in succession have
-// failed. This also holds after an end was requested, because an orderly command closes its
-// sockets last.
-func (s *supervisor) hangs(err error) bool {
-	if errors.Is(err, errUnasked) {
-		return false
-	}
-	s.misses++
-	if err == nil || s.pid == 0 {
+// hangs returns an error if the command has hung in hungProbes probes in succession. This also
+// holds after an end was requested, because an orderly command closes its sockets last.
+func (s *supervisor) hangs(found answers) error {
+	err := s.silent(found)
+	switch {
+	case err == nil || s.pid == 0:
 		s.misses = 0
+		return nil
+	case errors.Is(err, errUnasked):
+		return nil
 	}
-	return s.misses == hungProbes
+	if s.misses++; s.misses != hungProbes {
+		return nil
+	}
+	return err
+}
+
+// silent returns an error if the command should have answered a probe and did not: on a socket
+// that it has answered on since its start, or on any. One of two families may never work on this
+// host. It returns errUnasked if no probe could be sent.
+func (s *supervisor) silent(found answers) error {
+	var stopped, silent, unasked error
+	served := false
+	for target, err := range found {
+		switch {
+		case err == nil:
+			served, s.answered[target] = true, true
+		case errors.Is(err, errUnasked):
+			unasked = errors.Join(unasked, err)
+		default:
+			silent = errors.Join(silent, err)
+			if s.answered[target] {
+				stopped = errors.Join(stopped, err)
+			}
+		}
+	}
+	switch {
+	case stopped != nil || served:
+		return stopped
+	case silent != nil:
+		return silent
+	}
+	return unasked
 }
 
 // signal sends a signal to the command. Its process number cannot belong to another

@@ -15,6 +15,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/internal/testkit/process"
+	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
@@ -94,13 +95,47 @@ func TestSupervisedHang(t *testing.T) { // K15
 	if took > 30*time.Second {
 		t.Error("the query waited too long")
 	}
-	if a.log.Count("no DNS listener answers") != 1 {
+	if a.log.Count("the agent hangs: killing it") != 1 {
 		t.Error("the log does not report it")
 	}
 	a.stopChild() // a hung agent can be ended, too
 	a.end(terminate)
 	if code := a.ProcessState.ExitCode(); code != 128+int(syscall.SIGKILL) {
 		t.Errorf("exit code %d", code)
+	}
+}
+
+// TestSupervisedReaderHangs checks that an agent is replaced when one of its UDP listeners stops
+// answering, and that this happens once if the next agent does not answer there either.
+func TestSupervisedReaderHangs(t *testing.T) { // K15
+	t.Parallel()
+	v := newVM(t, "nft")
+	v.capabilities = nil
+	a := v.start("--supervise", "--dns-addr", "localhost:15053")
+	first := child(a.Process.Pid)
+	answers := func() bool { return v.dig("@::1", "-p", "15053", mesh) == meshIP }
+	wait.Until(t, "the listener answers", answers)
+	// The supervisor has seen an answer once it has probed: then the packets are counted.
+	count := []string{"-w", "-t", "mangle", "-A", "OUTPUT", "-p", "udp", "-d", "::1", "--dport", "15053"}
+	v.Exec("ip6tables-nft", count...)
+	probes := func() int {
+		fields := strings.Fields(strings.Split(v.Exec("ip6tables-nft", "-t", "mangle", "-nvxL", "OUTPUT"), "\n")[2])
+		n, _ := strconv.Atoi(fields[0])
+		return n
+	}
+	wait.Until(t, "the listener is probed", func() bool { return probes() > 0 })
+	wait.Until(t, "the probe is answered", answers)
+	v.Exec("ip6tables-nft", "-w", "-A", "INPUT", "-p", "udp", "--dport", "15053", "-j", "DROP")
+	began := time.Now()
+	wait.Until(t, "the agent is replaced", func() bool { pid := child(a.Process.Pid); return pid != 0 && pid != first })
+	t.Logf("the agent was replaced after %v", time.Since(began))
+	if a.log.Count("the agent hangs: killing it") != 1 {
+		t.Errorf("%s", a.log)
+	}
+	before := probes()
+	wait.Until(t, "the next agent is probed as often as a hung one", func() bool { return probes() >= before+5 })
+	if a.log.Count("the agent hangs: killing it") != 1 {
+		t.Errorf("the next agent was killed:\n%s", a.log)
 	}
 }
 
@@ -198,8 +233,10 @@ func TestSupervisedContainer(t *testing.T) { // K15, R7
 		"agent", "--supervise", "--xds-addr", h.xds.Addr(), "--xds-plaintext", "--dns-addr", dnsAddr, "--status-addr", statusAddr,
 		"--resolv-conf", h.resolvConf, "--state-dir", "", "--drain", "0s",
 	}
-	container := exec.Command("unshare", append([]string{"--pid", "--fork", "--kill-child", binary}, args...)...)
+	container := exec.Command("unshare", append([]string{"--pid", "--fork", "--kill-child", "--mount-proc", binary}, args...)...)
 	container.Env = append(os.Environ(), "POD_NAME=web-0", "POD_NAMESPACE=shop", "INSTANCE_IP=10.1.2.3")
+	log := testlog.New(t)
+	container.Stderr = log
 	if err := h.Start(container); err != nil {
 		t.Fatal(err)
 	}
@@ -212,6 +249,20 @@ func TestSupervisedContainer(t *testing.T) { // K15, R7
 		h.Exec("nsenter", "--target", strconv.Itoa(first), "--pid", "sh", "-c", "sleep 0.01 & exit 0")
 	}
 	wait.Until(t, "the agent is the only child", func() bool { return len(process.Children(first)) == 1 })
+	if err := syscall.Kill(first, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	if got := h.dig("@127.0.0.1", "-p", "15053", mesh); got != meshIP {
+		t.Errorf("while the supervisor is stopped: %s", got)
+	}
+	agent := process.Children(first)[0]
+	wait.Until(t, "the agent continues the supervisor", func() bool { return log.Count("the supervisor was stopped: continuing it") > 0 })
+	if err := syscall.Kill(agent, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	took := h.waits("udp") // the next agent answers
+	t.Logf("the supervisor was continued after %v, and a query after the agent's death took %v", time.Since(began)-took, took)
 	if err := syscall.Kill(first, terminate); err != nil {
 		t.Fatal(err)
 	}

@@ -65,10 +65,13 @@ func runAgent(command *cobra.Command, o *options) error {
 	}
 	signals.onSecond(a.Hasten)
 	reloads := newReloader(o, cfg.Logger, a.SetCapture)
-	reloading, stop := context.WithCancel(command.Context())
-	var reloader sync.WaitGroup
-	reloader.Go(func() { reloads.run(reloading, signals.reload) })
-	defer reloader.Wait()
+	running, stop := context.WithCancel(command.Context())
+	var beside sync.WaitGroup
+	beside.Go(func() { reloads.run(running, signals.reload) })
+	if supervised {
+		beside.Go(func() { supervise.WatchParent(running, cfg.Logger) })
+	}
+	defer beside.Wait()
 	defer stop()
 	return a.Run(command.Context())
 }
