@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -56,35 +57,41 @@ func dead(pid int) bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) 
 
 // removeCgroups ends the machines of the processes that match, and removes their cgroups.
 func removeCgroups(match func(pid int) bool) {
-	_, all, err := cgroups()
+	_, hierarchies, err := cgroups()
 	if err != nil {
 		return // no machine was booted
 	}
-	for _, hierarchy := range all {
+	var matching []string
+	for _, hierarchy := range hierarchies {
 		dirs, _ := filepath.Glob(filepath.Join(hierarchy, cgroupPrefix+"*")) // the pattern is well-formed
 		for _, dir := range dirs {
 			number, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(dir), cgroupPrefix), "-")
 			if pid, err := strconv.Atoi(number); err == nil && match(pid) {
-				removeCgroup(dir)
+				matching = append(matching, dir)
 			}
 		}
 	}
+	for _, dir := range matching {
+		_ = os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0) // only version 2 has the file
+	}
+	for _, dir := range matching {
+		removeCgroup(dir)
+	}
 }
 
-// removeCgroup kills all processes in a cgroup and removes it with those below it, in up to
-// 5 s.
+// removeCgroup removes a cgroup with those below it when their last process has ended. It waits
+// up to 5 s for that.
 func removeCgroup(dir string) {
-	_ = os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0) // only version 2 has the file
 	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		var below []string
+		var dirs []string
 		err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 			if err == nil && entry.IsDir() {
-				below = append(below, path)
+				dirs = append(dirs, path)
 			}
 			return nil
 		})
-		for i := len(below) - 1; i >= 0; i-- {
-			err = errors.Join(err, syscall.Rmdir(below[i]))
+		for _, dir := range slices.Backward(dirs) {
+			err = errors.Join(err, syscall.Rmdir(dir))
 		}
 		if err == nil {
 			return

@@ -133,11 +133,10 @@ exec cat`
 // start boots the machine.
 func (m *Machine) start() {
 	m.tb.Helper()
-	notify, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram", Name: filepath.Join(m.tb.TempDir(), "notify")})
+	notify, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram", Name: "@" + filepath.Base(m.cgroup)})
 	if err != nil {
 		m.tb.Fatal(err)
 	}
-	m.tb.Cleanup(func() { notify.Close() })
 	cgroup, err := os.Open(m.cgroup)
 	if err != nil {
 		m.tb.Fatal(err)
@@ -152,10 +151,15 @@ func (m *Machine) start() {
 	m.nspawn.Stdout, m.nspawn.Stderr = m.console, m.console
 	m.nspawn.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, UseCgroupFD: true, CgroupFD: int(cgroup.Fd())}
 	if err := m.nspawn.Start(); err != nil {
+		_ = notify.Close() // the test has failed
 		m.tb.Fatal(err)
 	}
 	m.ended = make(chan error, 1)
-	go func(cmd *exec.Cmd, ended chan<- error) { ended <- cmd.Wait() }(m.nspawn, m.ended)
+	go func(nspawn *exec.Cmd, ended chan<- error) {
+		err := nspawn.Wait()
+		_ = notify.Close() // its reader ends
+		ended <- err
+	}(m.nspawn, m.ended)
 	m.leader = m.awaitLeader(notify)
 	wait.Until(m.tb, "the machine has booted", func() bool {
 		state, _ := m.Try("systemctl", "is-system-running", "--wait")
@@ -172,7 +176,7 @@ func (m *Machine) awaitLeader(notify *net.UnixConn) int {
 		for {
 			n, err := notify.Read(buf)
 			if err != nil {
-				return // the test has ended
+				return // the machine has ended
 			}
 			for line := range strings.Lines(string(buf[:n])) {
 				number, ok := strings.CutPrefix(strings.TrimSpace(line), "X_NSPAWN_LEADER_PID=")
@@ -214,8 +218,5 @@ func (m *Machine) kill() {
 	if err := syscall.Kill(m.leader, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
 		m.tb.Errorf("ending the machine: %v", err)
 	}
-	select {
-	case m.ended <- <-m.ended: // the result stays for another call
-	case <-m.tb.Context().Done():
-	}
+	_ = wait.For(m.tb, "the machine ends", m.ended) // an error, because it was killed
 }
