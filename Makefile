@@ -17,7 +17,7 @@ PREFIX   ?= /usr/local
 # The two places where systemd looks for installed units.
 LIBDIR   ?= $(if $(filter /usr,$(PREFIX)),/usr,/usr/local)/lib
 
-.PHONY: run build test lint fuzz bench microbench vm node interop generate image install clean
+.PHONY: run build test lint fuzz bench microbench vm node interop soak generate image install clean
 
 run: build ## start the demo: a control plane, an agent and a tour
 	./bin/nametap-demo $(ARGS)
@@ -63,6 +63,10 @@ node: ## test the agent in pods of a real Kubernetes node (needs root; ARGS=-run
 interop: ## test the agent with a real istiod, beside Istio's agent (needs root; ARGS=-run=Name selects tests)
 	@scripts/install-missing ip
 	cd test/machines && $(GO) test ./interop -count=1 -timeout 60m -v $(ARGS)
+
+soak: ## query the agent for 20 minutes while everything around it fails (needs root; ARGS=-soak.for=3m shortens it)
+	@scripts/install-missing ip nft iptables-nft
+	cd test/machines && $(GO) test ./soak -count=1 -timeout 60m -v $(ARGS)
 
 generate: ## write the code in api/, the tests in docs/behaviour.md, the imports in CONTRIBUTING.md
 	$(TOOL) buf generate

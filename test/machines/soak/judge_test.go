@@ -1,0 +1,144 @@
+package soak
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nametap/nametap/test/machines/load"
+)
+
+// A timeline is what the test has done, and the bad answers that it may have caused. Its
+// methods are safe for concurrent use.
+type timeline struct {
+	mu      sync.Mutex
+	notes   []note
+	outages []outage
+	bad     []badQuery
+	missed  int // bad queries beyond the limit
+}
+
+type note struct {
+	at   time.Time
+	text string
+}
+
+// An outage is a cause of bad answers.
+type outage struct {
+	what        string
+	from, until time.Time
+	// covers reports whether the outage can be the cause of a query's end. The query was in
+	// flight at some time of the outage.
+	covers func(kind load.Kind, q load.Example) bool
+}
+
+// A badQuery is a query without a right answer.
+type badQuery struct {
+	load.Example
+	kind load.Kind
+}
+
+// maxBad bounds the memory for bad queries.
+const maxBad = 500_000
+
+func (l *timeline) note(text string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.notes = append(l.notes, note{time.Now(), text})
+}
+
+func (l *timeline) add(o outage) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.outages = append(l.outages, o)
+}
+
+// onBad notes a query without a right answer.
+func (l *timeline) onBad(kind load.Kind, q load.Example) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.bad) == maxBad {
+		l.missed++
+		return
+	}
+	l.bad = append(l.bad, badQuery{q, kind})
+}
+
+// forwarded reports whether a query was for a name that is not in the table.
+func forwarded(q load.Example) bool { return strings.HasSuffix(q.Name, ".example.") }
+
+// forwardedFails covers forwarded queries while no nameserver answers.
+func forwardedFails(kind load.Kind, q load.Example) bool { return kind == load.Failed && forwarded(q) }
+
+// escaped covers queries that reach nameservers, which may be dead, or that were in flight
+// when rules were flushed.
+func escaped(kind load.Kind, _ load.Example) bool {
+	return slices.Contains([]load.Kind{load.Foreign, load.Failed, load.Unreachable, load.Lost}, kind)
+}
+
+// inFlight returns a function that covers queries that the agent had read when it was killed.
+// It answers mesh names at once, but on a busy machine it may not get the processor.
+func inFlight(killed time.Time, mesh bool) func(kind load.Kind, q load.Example) bool {
+	return func(kind load.Kind, q load.Example) bool {
+		recent := forwarded(q) != mesh && (!mesh || q.Sent.After(killed.Add(-2*time.Second)))
+		return recent && q.Sent.Before(killed) && (kind == load.Lost || kind == load.Unreachable)
+	}
+}
+
+// cause returns the outage that explains a bad query; empty if there is none. An outage that
+// covers fewer kinds comes first.
+func (l *timeline) cause(q badQuery) string {
+	end, cause := q.Sent.Add(q.Took), ""
+	for _, o := range l.outages {
+		if q.Sent.Before(o.until) && end.After(o.from) && o.covers(q.kind, q.Example) {
+			if o.what != rulesFlushed {
+				return o.what
+			}
+			cause = o.what
+		}
+	}
+	return cause
+}
+
+// judge returns the numbers of bad queries by cause and kind, and those without a cause.
+func (l *timeline) judge() (explained map[string]int, unexplained []badQuery) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	explained = map[string]int{}
+	for _, q := range l.bad {
+		if cause := l.cause(q); cause != "" {
+			explained[fmt.Sprintf("%s: %s over %s", cause, q.kind, q.Transport)]++
+			continue
+		}
+		unexplained = append(unexplained, q)
+	}
+	return explained, unexplained
+}
+
+// around returns what the test did shortly before and after a time.
+func (l *timeline) around(at time.Time) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var b strings.Builder
+	for _, n := range l.notes {
+		if d := n.at.Sub(at); -10*time.Second < d && d < 6*time.Second {
+			fmt.Fprintf(&b, "\n\t\t%+.3fs %s", d.Seconds(), n.text)
+		}
+	}
+	return b.String()
+}
+
+// write writes everything that the test did, and all bad queries.
+func (l *timeline) write(w io.Writer) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, n := range l.notes {
+		_, _ = fmt.Fprintln(w, n.at.Format(clock), n.text)
+	}
+	for _, q := range l.bad {
+		_, _ = fmt.Fprintln(w, "bad:", q.kind, q.Example, "cause:", l.cause(q))
+	}
+}
