@@ -20,6 +20,10 @@ const (
 	// familyMisses is how many times in a row the addresses of a family must be absent
 	// before it is left out.
 	familyMisses = 3
+	// lateLimit is how long the first rules wait for a family whose listeners are open and
+	// late. Sockets that systemd held have a backlog of queries, and rules of the previous
+	// agent, which leaving the family out would remove.
+	lateLimit = 5 * time.Second
 )
 
 // families returns both families.
@@ -31,7 +35,8 @@ func (c *capture) wanted() []iptables.Family {
 }
 
 // listening returns when the listeners of a family answer to which the rules redirect, when
-// there is no such listener, or when ctx ends. It returns the families whose listeners do not
+// there is no such listener, or when ctx ends. While the listeners of the other family are only
+// late, it waits for them, too, up to lateLimit. It returns the families whose listeners do not
 // answer, and why: the port of a listener that could not be opened may be another program's.
 // Among them are families that the configuration switches off, because that may change.
 func (c *capture) listening(ctx context.Context) (without map[iptables.Family]error) {
@@ -39,6 +44,7 @@ func (c *capture) listening(ctx context.Context) (without map[iptables.Family]er
 	case <-c.proxy.Ready():
 	case <-ctx.Done():
 	}
+	patience := time.Now().Add(lateLimit)
 	for logged := ""; ; {
 		found := probe(ctx, c.proxy.Addrs())
 		without = map[iptables.Family]error{}
@@ -50,8 +56,12 @@ func (c *capture) listening(ctx context.Context) (without map[iptables.Family]er
 		wanted := c.wanted()
 		answers := slices.ContainsFunc(wanted, func(f iptables.Family) bool { return without[f] == nil })
 		open := slices.ContainsFunc(wanted, func(f iptables.Family) bool { return c.listens(f) == nil })
-		if ctx.Err() != nil || answers || !open {
+		late := slices.ContainsFunc(wanted, func(f iptables.Family) bool { return isTimeout(without[f]) })
+		if ctx.Err() != nil || answers && (!late || time.Now().After(patience)) || !open {
 			return without
+		}
+		if answers {
+			continue // the probe has taken probeTimeout
 		}
 		if err := errors.Join(without[iptables.IPv4], without[iptables.IPv6]); err.Error() != logged {
 			logged = err.Error()

@@ -119,6 +119,13 @@ func udpListeners(proxy *dnsproxy.Server) []dnsproxy.Addr {
 	return slices.DeleteFunc(proxy.Addrs(), func(l dnsproxy.Addr) bool { return l.Network != "udp" })
 }
 
+// isTimeout reports whether a listener has not answered a probe in time. Any other error says
+// that it cannot be reached.
+func isTimeout(err error) bool {
+	timeout := net.Error(nil)
+	return errors.As(err, &timeout) && timeout.Timeout()
+}
+
 // anyAnswers returns an error if queries were sent to UDP listeners and none answered.
 func anyAnswers(ctx context.Context, listeners []dnsproxy.Addr) error {
 	var errs []error
