@@ -17,6 +17,7 @@ type timeline struct {
 	mu      sync.Mutex
 	notes   []note
 	outages []outage
+	absent  []span // without an agent that repairs rules: from SIGTERM until it runs again
 	bad     []badQuery
 	missed  int // bad queries beyond the limit
 }
@@ -48,6 +49,23 @@ func (l *timeline) note(text string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.notes = append(l.notes, note{time.Now(), text})
+}
+
+// withoutAgent notes a time in which no agent repairs rules.
+func (l *timeline) withoutAgent(from, until time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.absent = append(l.absent, span{from, until})
+}
+
+// prolong returns when queries are captured again after a flush whose repair is due at a time.
+func (l *timeline) prolong(due time.Time) time.Time {
+	for _, s := range l.absent { // ordered by time
+		if s.from.Before(due) && s.until.Add(repairTime).After(due) {
+			due = s.until.Add(repairTime)
+		}
+	}
+	return due
 }
 
 func (l *timeline) add(o outage) {
@@ -93,7 +111,11 @@ func inFlight(killed time.Time, mesh bool) func(kind load.Kind, q load.Example) 
 func (l *timeline) cause(q badQuery) string {
 	end, cause := q.Sent.Add(q.Took), ""
 	for _, o := range l.outages {
-		if q.Sent.Before(o.until) && end.After(o.from) && o.covers(q.kind, q.Example) {
+		until := o.until
+		if o.what == rulesFlushed {
+			until = l.prolong(until)
+		}
+		if q.Sent.Before(until) && end.After(o.from) && o.covers(q.kind, q.Example) {
 			if o.what != rulesFlushed {
 				return o.what
 			}

@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// repairTime is how long queries may reach nameservers after the rules were flushed, besides
-// the time without an agent: the interval of checks, and the time of the tools on a busy
-// machine.
+// repairTime is how long queries may reach nameservers after the rules were flushed, or after
+// the agent is back if it was away then: the interval of checks, and the time of the tools on
+// a busy machine.
 const repairTime = reconcile + 3*time.Second
 
 // rulesFlushed is the name of the outage of queries that were not captured.

@@ -165,7 +165,9 @@ func (w *world) disturbAgent(ctx context.Context, random *rand.Rand) {
 		case kind < 4:
 			w.timeline.note("the agent is restarted")
 			w.tables.restarted()
+			began := time.Now()
 			w.agent.restart(ctx, syscall.SIGTERM, 0)
+			w.timeline.withoutAgent(began, time.Now())
 		case kind < 7:
 			w.killAgent(ctx)
 		case kind < 8: // also while it starts
@@ -176,9 +178,11 @@ func (w *world) disturbAgent(ctx context.Context, random *rand.Rand) {
 		default:
 			d := between(random, 100*time.Millisecond, 2*time.Second)
 			w.timeline.note(fmt.Sprintf("the agent is stopped for %v", d))
+			began := time.Now()
 			w.agent.signal(syscall.SIGSTOP, restartPause)
 			sleep(ctx, d)
 			w.agent.signal(syscall.SIGCONT, restartPause)
+			w.timeline.withoutAgent(began, time.Now())
 		}
 		w.tables.restarted() // the previous agent has answered until now
 		thaw()
@@ -190,6 +194,7 @@ func (w *world) killAgent(ctx context.Context) {
 	w.tables.restarted()
 	now := time.Now()
 	w.agent.restart(ctx, syscall.SIGKILL, restartPause)
+	w.timeline.withoutAgent(now, time.Now())
 	until := now.Add(50 * time.Millisecond)
 	w.timeline.add(outage{what: "mesh names, in flight when the agent was killed", from: now, until: until, covers: inFlight(now, true)})
 	w.timeline.add(outage{what: "forwarded, in flight when the agent was killed", from: now, until: until, covers: inFlight(now, false)})
