@@ -72,10 +72,10 @@ func newTableCommand() *cobra.Command {
 	return command
 }
 
-// isShortName reports whether the agent derived an entry from another one. The keys of
-// those end in a dot.
+// isShortName reports whether the agent derived an entry from that of a Kubernetes Service. The
+// keys of those end in a dot. So may the host of a ServiceEntry, as its author wrote it.
 func isShortName(key string, info hostInfo) bool {
-	return strings.HasSuffix(key, ".") && info.Shortname == ""
+	return strings.HasSuffix(key, ".") && info.Shortname == "" && info.Registry == "Kubernetes"
 }
 
 func (t hostTable) print(w io.Writer) error {
