@@ -23,16 +23,3 @@ func start(tb testing.TB, o options) *istiod {
 	c.apply(objects)
 	return c.istiod(o)
 }
-
-// C1, C2: in both variants, the agent's table has the entries that istiod has for it.
-func TestTable(t *testing.T) {
-	d := start(t, options{})
-	m := d.machine(dual)
-	for _, variant := range []string{"incremental", "sotw"} {
-		t.Run(variant, func(t *testing.T) {
-			a := m.agent(pod{"table-" + variant, "shop"}, append(m.plain(d), "--xds", variant)...)
-			defer a.end(terminate)
-			t.Logf("%d hosts", len(d.wantTable(a)))
-		})
-	}
-}

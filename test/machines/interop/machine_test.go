@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"strconv"
+	"strings"
 
 	"github.com/miekg/dns"
 
@@ -56,17 +57,39 @@ func (c *cluster) machine(f families) *machine {
 	}
 	netns.Connect(near, far)
 	m.Run(func() {
-		m.nameserver = fakedns.Start(m.tb, nowhere, fakedns.On(netip.MustParseAddrPort("127.0.0.1:53")))
+		m.nameserver = fakedns.Start(m.tb, upstream, fakedns.On(netip.MustParseAddrPort("127.0.0.1:53")))
 	})
 	return m
 }
 
-// nowhere answers every query with NXDOMAIN.
-var nowhere = fakedns.Rcode(dns.RcodeNameError)
+// upstreamAddr is what the nameserver answers.
+const upstreamAddr = "192.0.2.53"
+
+// upstream answers the names that the tests do not expect in the table, so that a forwarded
+// query shows. For all other names it answers NXDOMAIN.
+func upstream(query *dns.Msg, network string) *dns.Msg {
+	first, _, _ := strings.Cut(strings.ToLower(query.Question[0].Name), ".")
+	switch first {
+	case "below", "absent", "empty", "external", "none", "network":
+		if query.Question[0].Qtype != dns.TypeA {
+			return new(dns.Msg).SetReply(query)
+		}
+		return fakedns.Answer(query.Question[0].Name+" 60 IN A "+upstreamAddr)(query, network)
+	}
+	return fakedns.Rcode(dns.RcodeNameError)(query, network)
+}
+
+// ndots is that of resolv.conf.
+const ndots = 5
+
+// searchList returns the search list of a pod in a namespace.
+func searchList(namespace string) []string {
+	return []string{namespace + ".svc.cluster.local", "svc.cluster.local", "cluster.local", "corp.example"}
+}
 
 // resolvConf writes the resolv.conf of a pod in a namespace, and returns its path.
 func (m *machine) resolvConf(namespace string) string {
 	m.tb.Helper()
-	return m.write("resolv.conf-"+namespace, fmt.Sprintf(
-		"nameserver 127.0.0.1\nsearch %s.svc.cluster.local svc.cluster.local cluster.local corp.example\noptions ndots:5\n", namespace))
+	return m.write("resolv.conf-"+namespace, fmt.Sprintf("nameserver 127.0.0.1\nsearch %s\noptions ndots:%d\n",
+		strings.Join(searchList(namespace), " "), ndots))
 }
