@@ -12,6 +12,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
+	"github.com/nametap/nametap/guard"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -63,15 +64,21 @@ type capture struct {
 	proxy  *dnsproxy.Server
 	kernel *iptables.Capture
 	file   *resolvconf.Config // as read at the start; nil if it has no nameservers yet
+	guard  *guard.Client      // nil without a guard
 
 	mu     sync.Mutex
 	inputs inputs // guarded by mu
 	begun  bool   // the listeners were probed; guarded by mu
 }
 
-// newCapture returns a capture for a configuration, or an error if that is invalid.
-func newCapture(cfg CaptureConfig, proxy *dnsproxy.Server, log *slog.Logger) (*capture, error) {
+// newCapture returns the capture of an agent, or an error if its configuration is invalid.
+func newCapture(agent Config, proxy *dnsproxy.Server) (*capture, error) {
+	cfg, log := *agent.Capture, agent.Logger
 	c := &capture{log: log, proxy: proxy, inputs: inputs{CaptureConfig: cfg}}
+	if agent.GuardPath != "" {
+		c.guard = guard.NewClient(agent.GuardPath, log)
+		c.guard.SetFailOpen(!cfg.Config.FailClosed)
+	}
 	initial := cfg.Config
 	file, err := readServers(cfg.ResolvConf)
 	switch {
@@ -89,9 +96,9 @@ func newCapture(cfg CaptureConfig, proxy *dnsproxy.Server, log *slog.Logger) (*c
 	return c, nil
 }
 
-// run keeps the kernel in the desired state until ctx ends, then removes the rules. If capture
-// is on at the start and no rules can be installed, it returns an error. Later failures are
-// logged and retried.
+// run keeps the kernel in the desired state until ctx ends, then removes the rules unless they
+// stay for the next agent. If capture is on at the start and no rules can be installed, it
+// returns an error. Later failures are logged and retried.
 func (c *capture) run(ctx context.Context) error {
 	if err := c.begin(ctx); err != nil || ctx.Err() != nil {
 		return err
@@ -107,9 +114,16 @@ func (c *capture) run(ctx context.Context) error {
 }
 
 // begin waits for the listeners, because without them DNS would fail once the rules are
-// installed, and sets the first desired state.
+// installed, and sets the first desired state. A guard may be about to remove the rules of an
+// earlier agent, so it is told first.
 func (c *capture) begin(ctx context.Context) error {
 	without := c.listening(ctx)
+	if c.guard != nil && ctx.Err() == nil {
+		select {
+		case <-c.guard.Enter(guard.Answering):
+		case <-ctx.Done():
+		}
+	}
 	err := c.change(func(in *inputs) { in.without, c.begun = without, true })
 	if err != nil && !errors.Is(err, errNoServers) && ctx.Err() == nil {
 		return fmt.Errorf("capturing DNS: %w", err)
@@ -122,6 +136,22 @@ func (c *capture) begin(ctx context.Context) error {
 	return nil
 }
 
+// endSoon reports whether the agent ends without a drain, and makes the end of run as quick. With
+// handOver the rules stay if a guard removes them later. drains says that the agent drains after
+// a removal.
+func (c *capture) endSoon(handOver, drains bool) bool {
+	switch {
+	case handOver && c.guard.Held():
+		c.guard.Enter(guard.Ending)
+		c.kernel.SetEnding(iptables.Leave)
+		return true
+	case drains || !c.kernel.Captured():
+		return false
+	}
+	c.kernel.SetEnding(iptables.Soon)
+	return true
+}
+
 // change changes the inputs, computes the desired state and passes it to iptables. If the
 // inputs have no desired state, it returns an error, and capture stays unchanged. Before the
 // first probe of the listeners, it passes nothing to iptables.
@@ -129,6 +159,9 @@ func (c *capture) change(change func(in *inputs)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	change(&c.inputs)
+	if c.guard != nil {
+		c.guard.SetFailOpen(!c.inputs.Config.FailClosed)
+	}
 	d, err := c.inputs.desired()
 	if err != nil || !c.begun {
 		return err

@@ -2,7 +2,11 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -36,17 +40,23 @@ func (a *Agent) notifySystemd(ctx context.Context) error {
 	if err := notify(ctx, daemon.SdNotifyReady); err != nil {
 		return fmt.Errorf("notifying systemd that the agent is ready: %w", err)
 	}
-	if interval == 0 {
-		return nil
+	steady := time.NewTimer(steadyTime)
+	defer steady.Stop()
+	var tick <-chan time.Time
+	if interval > 0 {
+		const attempts = 3 // before the watchdog restarts the agent
+		ticker := time.NewTicker(interval / attempts)
+		defer ticker.Stop()
+		tick = ticker.C
 	}
-	const attempts = 3 // before the watchdog restarts the agent
-	ticker := time.NewTicker(interval / attempts)
-	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-ticker.C:
+		case <-steady.C:
+			a.forgetStarts()
+			continue
+		case <-tick:
 		}
 		if err := anyAnswers(ctx, udpListeners(a.proxy)); err != nil {
 			a.log.Warn("no DNS listener answers: systemd's watchdog is not notified", "error", err)
@@ -55,6 +65,21 @@ func (a *Agent) notifySystemd(ctx context.Context) error {
 		if err := notify(ctx, daemon.SdNotifyWatchdog); err != nil {
 			a.log.Warn("notifying systemd's watchdog failed", "error", err)
 		}
+	}
+}
+
+// steadyTime is how long an agent is ready before it counts as one that has started well.
+const steadyTime = time.Second
+
+// forgetStarts deletes the file in which the unit counts the starts in a row that failed, so
+// that the next start does not wait.
+func (a *Agent) forgetStarts() {
+	dir := os.Getenv("RUNTIME_DIRECTORY")
+	if dir == "" {
+		return
+	}
+	if err := os.Remove(filepath.Join(dir, "starts")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		a.log.Warn("the next restart of the unit may wait", "error", err)
 	}
 }
 

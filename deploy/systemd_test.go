@@ -13,6 +13,9 @@ import (
 	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
+// services are the services of the package.
+var services = []string{"nametap.service", "nametap-guard.service"}
+
 // install runs `make install` into a new directory, which it returns.
 func install(t *testing.T, variables ...string) string {
 	t.Helper()
@@ -36,9 +39,11 @@ func TestUnits(t *testing.T) {
 	netns.Need(t, "systemd-analyze")
 	for prefix, lib := range map[string]string{"/usr/local": "/usr/local/lib", "/usr": "/usr/lib", "/opt/nametap": "/usr/local/lib"} {
 		root := install(t, "PREFIX="+prefix)
-		unit := read(t, filepath.Join(root, lib, "systemd/system/nametap.service"))
-		if n := strings.Count(unit, "="+prefix+"/bin/nametap "); n != 2 {
-			t.Errorf("%s/bin/nametap is run by %d lines of the unit, want 2:\n%s", prefix, n, unit)
+		for _, name := range services {
+			unit := read(t, filepath.Join(root, lib, "systemd/system", name))
+			if n := strings.Count(unit, "="+prefix+"/bin/nametap "); n != 1 {
+				t.Errorf("%s/bin/nametap is run by %d lines of the unit, want 1:\n%s", prefix, n, unit)
+			}
 		}
 		host := filepath.Join(root, "usr/lib/systemd/system") // the targets that the units refer to
 		if err := os.CopyFS(host, os.DirFS("/usr/lib/systemd/system")); err != nil && !os.IsExist(err) {
@@ -47,7 +52,8 @@ func TestUnits(t *testing.T) {
 		if err := errors.Join(os.MkdirAll(filepath.Join(root, "bin"), 0o755), os.WriteFile(filepath.Join(root, "bin/kill"), nil, 0o755)); err != nil {
 			t.Fatal(err)
 		}
-		if said := output(t, command(t, nil, "systemd-analyze", "--root="+root, "--man=no", "verify", "nametap.socket", "nametap.service")); said != "" {
+		verify := append([]string{"--root=" + root, "--man=no", "verify", "nametap.socket"}, services...)
+		if said := output(t, command(t, nil, "systemd-analyze", verify...)); said != "" {
 			t.Errorf("PREFIX=%s: %s", prefix, said)
 		}
 	}
@@ -60,7 +66,7 @@ func TestExposure(t *testing.T) {
 	root := install(t)
 	security := func() {
 		t.Helper()
-		output(t, command(t, nil, "systemd-analyze", "--root="+root, "security", "--offline=true", "--threshold=30", "nametap.service"))
+		output(t, command(t, nil, "systemd-analyze", "--root="+root, "security", "--offline=true", "--threshold=30", "nametap.service", "nametap-guard.service"))
 	}
 	security()
 	dir := filepath.Join(root, "etc/systemd/system/nametap.service.d")
@@ -142,14 +148,14 @@ func TestBootOrder(t *testing.T) {
 	}
 }
 
-// TestUnitCommands checks that the binary accepts the commands of the unit.
+// TestUnitCommands checks that the binary accepts the commands of the units.
 func TestUnitCommands(t *testing.T) {
-	commands := regexp.MustCompile(`(?m)^Exec\w+=/usr/local/bin/nametap (.*)$`).FindAllStringSubmatch(read(t, "systemd/nametap.service"), -1)
-	if len(commands) != 2 {
-		t.Fatalf("%q", commands)
-	}
-	for _, c := range commands {
-		output(t, command(t, nil, "nametap", append(strings.Fields(c[1]), "--help")...))
+	for _, name := range services {
+		commands := regexp.MustCompile(`(?m)^Exec\w+=/usr/local/bin/nametap (.*)$`).FindAllStringSubmatch(read(t, "systemd/"+name), -1)
+		if len(commands) != 1 {
+			t.Fatalf("%s: %q", name, commands)
+		}
+		output(t, command(t, nil, "nametap", append(strings.Fields(commands[0][1]), "--help")...))
 	}
 }
 

@@ -31,6 +31,8 @@ type handler struct {
 
 	table  *atomic.Pointer[table.Table] // nil in it before the first push
 	synced chan struct{}                // closed when the first table is in use
+
+	handOver atomic.Bool // at the end, packets that were not read stay in the sockets
 }
 
 // An arrival is how a query came.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -25,6 +26,9 @@ type Server struct {
 
 	listeners listeners
 	ready     chan struct{} // closed when the listeners are open
+
+	endForwarding func()        // closes abandoned; may be called any number of times
+	abandoned     chan struct{} // closed when queries in flight are to fail
 }
 
 // New checks cfg and reads its resolv.conf. It logs a file that cannot be read and returns no
@@ -78,7 +82,10 @@ func New(cfg Config) (*Server, error) {
 		config: cfg,
 		log:    cfg.Logger,
 		ready:  make(chan struct{}),
+
+		abandoned: make(chan struct{}),
 	}
+	s.endForwarding = sync.OnceFunc(func() { close(s.abandoned) })
 	s.listeners = listeners{config: &s.config, handler: &s.handler}
 	if cfg.OriginalDestination {
 		s.handler.origins = newOrigins(s.log, s.handler.metrics.originErrors)
@@ -105,6 +112,14 @@ func (s *Server) Run(ctx context.Context) error {
 	defer endForwarding()
 	var forwarder errgroup.Group
 	forwarder.Go(func() error { return s.handler.forwarder.Run(forwarding) })
+	forwarder.Go(func() error {
+		select {
+		case <-s.abandoned:
+			endForwarding()
+		case <-forwarding.Done():
+		}
+		return nil
+	})
 
 	close(s.ready) // the kernel keeps what arrives before the sockets are read
 	group, ctx := errgroup.WithContext(ctx)
@@ -132,6 +147,14 @@ func (s *Server) closeOrigins() {
 		s.handler.origins.close()
 	}
 }
+
+// HandOver makes the end of Run leave the packets in the sockets that were not read yet, for
+// another process that has the same sockets.
+func (s *Server) HandOver() { s.handler.handOver.Store(true) }
+
+// EndForwarding fails the forwarded queries in flight, and all later ones, so that an end of Run
+// does not wait for nameservers.
+func (s *Server) EndForwarding() { s.endForwarding() }
 
 // Ready is closed once the listeners are open.
 func (s *Server) Ready() <-chan struct{} { return s.ready }

@@ -162,7 +162,8 @@ func (l *udpListener) serve() error {
 	}
 }
 
-// stop ends serve, which first reads the packets that have already arrived.
+// stop ends serve, which first reads the packets that have already arrived, unless another
+// process does.
 func (l *udpListener) stop() {
 	l.stopping.Store(true)
 	close(l.stopped)
@@ -219,7 +220,7 @@ func (r *udpReader) readAll(fd uintptr) (over bool) {
 		}
 		r.answer(fd, packet)
 		if r.stopping.Load() {
-			if r.left--; r.left <= 0 {
+			if r.left--; r.left <= 0 || r.handler.handOver.Load() {
 				return true
 			}
 		}

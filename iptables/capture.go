@@ -42,6 +42,7 @@ type Capture struct {
 	target  atomic.Pointer[target] // the desired value
 	changed chan struct{}          // receives when target changed
 	begun   chan struct{}          // see Begun
+	ending  atomic.Int32           // an Ending
 	report  atomic.Pointer[report] // what other goroutines read
 
 	// The rest belongs to the goroutine that changes rules.
@@ -131,6 +132,24 @@ func (c *Capture) aim(t *target) error {
 	}
 	return nil
 }
+
+// An Ending says what Keep does with the rules at its end.
+type Ending int32
+
+const (
+	// Settle removes the rules, and waits for replies in flight: the zero value.
+	Settle Ending = iota
+	// Soon removes the rules, and waits only soonSettle for replies in flight.
+	Soon
+	// Leave leaves the rules to another process.
+	Leave
+)
+
+// soonSettle is the settle time of Soon. Nameservers that are near have replied by then.
+const soonSettle = 100 * time.Millisecond
+
+// SetEnding sets what Keep does at its end. Rules that Config.FailClosed keeps stay in any case.
+func (c *Capture) SetEnding(e Ending) { c.ending.Store(int32(e)) }
 
 // Stats counts what Keep has done.
 type Stats struct {

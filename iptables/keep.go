@@ -55,8 +55,9 @@ func (c *Capture) next() step { return next(c.goal, c.phase, !time.Now().Before(
 const endTimeout = 15 * time.Second
 
 // Keep keeps the kernel as desired until ctx ends: it follows every change of the desired value,
-// repairs drift within Config.Interval, and retries what fails. It takes over what Apply has
-// installed before. At the end it removes the rules, unless Config.FailClosed is set.
+// repairs drift within Config.Interval, and retries what fails. It takes over rules that are
+// installed, and replaces those that differ. At the end it removes the rules, unless
+// Config.FailClosed is set or SetEnding says otherwise.
 //
 // If the first desired value is on and its rules cannot be installed, Keep leaves none and
 // returns the error. It logs and counts later failures.
@@ -240,7 +241,11 @@ func (c *Capture) once(ctx context.Context, on bool) error {
 // value, which may still change.
 func (c *Capture) end(ctx context.Context) error {
 	kept := c.goal.On && c.goal.Config.FailClosed
+	ending := Ending(c.ending.Load())
 	switch {
+	case ending == Leave && c.goal.On && c.phase != unhooked:
+		c.log.Info("the capture rules stay for the next agent")
+		return nil
 	case c.phase == removed, c.phase == untouched && (c.goal.On || !c.goal.set), kept && !c.captured:
 		return nil
 	case kept && c.phase != unhooked:
@@ -249,6 +254,9 @@ func (c *Capture) end(ctx context.Context) error {
 	}
 	off := *c.goal
 	off.On, off.set = false, true
+	if ending == Soon {
+		off.Config.Settle = min(off.Config.Settle, soonSettle)
+	}
 	c.goal = &off
 	c.restart()
 	had := c.captured

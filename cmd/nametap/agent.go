@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/guard"
 	"github.com/nametap/nametap/supervise"
 )
 
@@ -58,12 +59,18 @@ func runAgent(command *cobra.Command, o *options) error {
 		return superviseAgent(command.Context(), cfg, signals)
 	default:
 		cfg.DNS.Sockets = activation.Files(true) // of systemd; none without it
+		if len(cfg.DNS.Sockets) > 0 {
+			cfg.GuardPath, cfg.DrainCaptured = os.Getenv(guard.PathEnv), o.flags.Changed("drain")
+		}
 	}
 	a, err := agent.New(command.Context(), cfg)
 	if err != nil {
 		return err
 	}
 	signals.onSecond(a.Hasten)
+	if cfg.GuardPath != "" {
+		onHandOver(a.HandOver)
+	}
 	reloads := newReloader(o, cfg.Logger, a.SetCapture)
 	running, stop := context.WithCancel(command.Context())
 	var beside sync.WaitGroup

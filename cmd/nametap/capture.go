@@ -40,7 +40,7 @@ agent's, so that both can use one environment and one --config file.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(command *cobra.Command, _ []string) error { return command.Help() },
 	}
-	command.AddCommand(newCaptureApply(), newCaptureRemove(), newCapturePrint(), newCaptureStatus(), newCaptureCheck())
+	command.AddCommand(newCaptureApply(), newCaptureRemove(), newCapturePrint(), newCaptureStatus(), newCaptureCheck(), newCaptureGuard())
 	return command
 }
 
@@ -115,27 +115,38 @@ backend that the agent's user cannot read, and does nothing with
 		defer log.close()
 		c.options.logTo = log
 		failOpen, logger := c.resolveForRemoval()
-		if afterAgent && !failOpen {
+		switch {
+		case afterAgent && !failOpen:
 			logger.Warn("the rules stay because of --capture-fail-open=false: without an agent queries are refused")
 			return nil
+		case afterAgent:
+			return removeAfterAgent(command.Context(), logger)
 		}
-		cfg := iptables.DefaultConfig() // removal finds chains by their names alone
-		if afterAgent {
-			cfg.Settle = time.Nanosecond // no reply of the agent can be in flight
-		}
-		capture, err := iptables.New(cfg, logger)
+		capture, err := iptables.New(iptables.DefaultConfig(), logger) // removal finds chains by their names alone
 		if err != nil {
 			return err
 		}
-		err = capture.Remove(command.Context())
-		if afterAgent && errors.Is(err, iptables.ErrUnseen) {
-			logger.Warn("removed the capture rules that this user can read", "error", err)
-			return nil
-		}
-		return err
+		return capture.Remove(command.Context())
 	}
 	command.Flags().BoolVar(&afterAgent, "after-agent", false, "remove the rules of an agent that has ended, for service managers")
 	return command
+}
+
+// removeAfterAgent removes the rules of an agent that has ended, so no reply of it is in flight.
+// It ignores rules that this user cannot read.
+func removeAfterAgent(ctx context.Context, logger *slog.Logger) error {
+	cfg := iptables.DefaultConfig()
+	cfg.Settle = time.Nanosecond
+	capture, err := iptables.New(cfg, logger)
+	if err != nil {
+		return err
+	}
+	err = capture.Remove(ctx)
+	if errors.Is(err, iptables.ErrUnseen) {
+		logger.Warn("removed the capture rules that this user can read", "error", err)
+		return nil
+	}
+	return err
 }
 
 // resolveForRemoval returns the settings that removal needs. Malformed settings must not

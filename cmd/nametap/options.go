@@ -166,7 +166,7 @@ func (o *options) declareCapture(g settings.Group) {
 // declareProcess declares how the process runs and what it says.
 func (o *options) declareProcess(g settings.Group) {
 	g.String(&o.agent.StatusAddr, statusAddrFlag, "listen for probes, metrics and 'nametap status' on `host:port`")
-	g.Var(settings.Duration(&o.agent.Drain, settings.ZeroIsZero), "drain", "go on answering for this long after SIGTERM")
+	g.Var(settings.Duration(&o.agent.Drain, settings.ZeroIsZero), "drain", "go on answering for this long after SIGTERM; with --capture in nametap.service only if it is set, since no query is redirected to the agent any more")
 	g.Var(settings.Duration(&o.agent.ReadyTimeout, settings.ZeroIsZero), "ready-timeout", "become ready after this long even without a table")
 	g.Bool(&o.supervise, "supervise", "hold the DNS sockets in a small process that restarts the agent if it dies or hangs; for pods")
 	g.Text(o.logLevel, "log-level", "least important level to log: debug, info, warn or error")

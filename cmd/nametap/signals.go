@@ -67,6 +67,20 @@ func (s agentSignals) onSecond(f func()) {
 	}()
 }
 
+// handOverSignal ends a process that another one follows, so that the capture rules stay. It is
+// the RestartKillSignal of the systemd units.
+const handOverSignal = syscall.SIGUSR1
+
+// onHandOver calls f after handOverSignal.
+func onHandOver(f func()) {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, handOverSignal)
+	go func() {
+		<-signals
+		f()
+	}()
+}
+
 // withoutPipeSignal makes writes to a pipe without a reader fail with an error. Otherwise
 // they would end the process, which may still have to remove rules.
 func withoutPipeSignal() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }

@@ -1,0 +1,52 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime/debug"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"github.com/spf13/cobra"
+
+	"github.com/nametap/nametap/guard"
+)
+
+func newCaptureGuard() *cobra.Command {
+	c := new(captureCommand)
+	command := c.declared("guard", "Remove the rules if the agent does not come back", fmt.Sprintf(`Wait for the end of the agent, and remove its rules unless another agent follows within
+%v. At the end of the command, remove the rules unless an agent runs. With
+--capture-fail-open=false the rules stay.
+
+This is for nametap-guard.service: systemd holds the sockets of the agent, so queries
+wait in them while it restarts. The guard listens for the agent at the path in the
+environment variable %s.`, guard.Patience, guard.PathEnv))
+	command.RunE = func(command *cobra.Command, _ []string) error {
+		path := os.Getenv(guard.PathEnv)
+		if path == "" {
+			return usageError{errors.New("want the path of a socket in " + guard.PathEnv)}
+		}
+		log := newLogWriter(os.Stderr)
+		defer log.close()
+		c.options.logTo = log
+		failOpen, logger := c.resolveForRemoval()
+		left, leave := context.WithCancel(context.Background())
+		defer leave()
+		onHandOver(leave)
+		return guard.Run(command.Context(), left.Done(), guard.Config{
+			Path: path, FailOpen: failOpen, Patience: guard.Patience, Log: logger,
+			Remove: func(ctx context.Context) error {
+				defer debug.FreeOSMemory() // this process stays small
+				return removeAfterAgent(ctx, logger)
+			},
+			Listening: func() {
+				debug.FreeOSMemory()
+				if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
+					logger.Warn("notifying systemd failed", "error", err)
+				}
+			},
+		})
+	}
+	return command
+}

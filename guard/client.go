@@ -1,0 +1,187 @@
+package guard
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+)
+
+const (
+	// signInterval is the time between signs of life, and between attempts to connect. It is
+	// far less than Patience, so that a guard that was restarted finds the agent.
+	signInterval = 250 * time.Millisecond
+	// replyTimeout bounds the guard's reply. A guard that removes rules replies late.
+	replyTimeout = removeTimeout + messageTimeout
+)
+
+// A Client is an agent's connection to the guard. Its methods are safe for concurrent use.
+type Client struct {
+	path   string
+	log    *slog.Logger
+	change chan struct{} // receives when the state changed
+
+	mu      sync.Mutex
+	state   message       // guarded by mu; what to tell the guard
+	told    message       // guarded by mu; what the guard has accepted last; zero if not connected
+	settled chan struct{} // guarded by mu; closed when the guard has replied to state, or cannot be reached
+}
+
+// NewClient returns a client, in the phase Starting, of the guard at a path.
+func NewClient(path string, log *slog.Logger) *Client {
+	return &Client{
+		path: path, log: log, change: make(chan struct{}, 1),
+		state: message{Phase: Starting}, settled: make(chan struct{}),
+	}
+}
+
+// SetFailOpen says whether the guard removes the rules when the agent has ended.
+func (c *Client) SetFailOpen(failOpen bool) {
+	c.set(func(m *message) { m.FailOpen = failOpen })
+}
+
+// Enter enters a phase. The channel is closed when the guard has noted it, or cannot be reached.
+func (c *Client) Enter(p Phase) <-chan struct{} {
+	return c.set(func(m *message) { m.Phase = p })
+}
+
+// set changes the state.
+func (c *Client) set(change func(*message)) <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	previous := c.state
+	if change(&c.state); c.state != previous {
+		c.settled = make(chan struct{})
+		select {
+		case c.change <- struct{}{}:
+		default:
+		}
+	}
+	return c.settled
+}
+
+// Held reports whether the guard removes the rules if the agent ends now and no other follows.
+func (c *Client) Held() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.told.Phase == Answering
+}
+
+// Run stays connected to the guard until ctx ends. It logs the first of several errors.
+func (c *Client) Run(ctx context.Context) {
+	logged := ""
+	for ctx.Err() == nil {
+		err := c.stay(ctx, func() { logged = "" })
+		c.settle(message{})
+		if ctx.Err() != nil {
+			return
+		}
+		if text := err.Error(); text != logged {
+			logged = text
+			c.log.Warn("nametap-guard cannot be reached: the agent removes the capture rules at its end; retrying", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(signInterval):
+		}
+	}
+}
+
+// stay connects to the guard, calls connected, and returns when the connection has ended.
+func (c *Client) stay(ctx context.Context, connected func()) error {
+	namespace, err := netNS()
+	if err != nil {
+		return err
+	}
+	conn, err := (&net.Dialer{Timeout: messageTimeout}).DialContext(ctx, "unix", c.path)
+	if err != nil {
+		return err
+	}
+	var reader sync.WaitGroup
+	defer reader.Wait()
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	defer func() { _ = conn.Close() }()
+	replies := make(chan string, 1)
+	reader.Go(func() {
+		defer close(replies)
+		for lines := bufio.NewScanner(conn); lines.Scan(); {
+			replies <- lines.Text() // one for each message
+		}
+	})
+	for first := true; ; first = false {
+		m := c.current()
+		m.NetNS = namespace
+		if err := exchange(conn, replies, m); err != nil {
+			return err
+		}
+		c.settle(m)
+		if first {
+			connected()
+		}
+		var sign <-chan time.Time
+		if m.Phase != Answering {
+			sign = time.After(signInterval)
+		}
+		select {
+		case <-c.change:
+		case <-sign:
+		case <-replies:
+			return errEnded
+		}
+	}
+}
+
+var errEnded = errors.New("it has ended")
+
+// exchange sends a message, and returns nil if the guard accepts the agent.
+func exchange(conn net.Conn, replies <-chan string, m message) error {
+	line, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	if err := conn.SetWriteDeadline(time.Now().Add(messageTimeout)); err != nil {
+		return err
+	}
+	if _, err := conn.Write(append(line, '\n')); err != nil {
+		return err
+	}
+	select {
+	case reply, ok := <-replies:
+		switch {
+		case !ok:
+			return errEnded
+		case reply != accepted:
+			return fmt.Errorf("it refuses: %s", reply)
+		}
+		return nil
+	case <-time.After(replyTimeout):
+		return errors.New("it does not reply")
+	}
+}
+
+// current returns the state.
+func (c *Client) current() message {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.state
+}
+
+// settle records what the guard has accepted: zero if it cannot be reached.
+func (c *Client) settle(told message) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.told = told
+	if told != (message{}) && (told.Phase != c.state.Phase || told.FailOpen != c.state.FailOpen) {
+		return // the state has changed meanwhile
+	}
+	select {
+	case <-c.settled:
+	default:
+		close(c.settled)
+	}
+}
