@@ -128,16 +128,13 @@ func capable(bit int) bool {
 	return err != nil || effective&(1<<bit) != 0
 }
 
-// Permitted returns [ErrCapability] if this process lacks CAP_NET_ADMIN and the tools fail for
-// that reason.
-func (c *Capture) Permitted(ctx context.Context) error {
+// Permitted returns [ErrCapability] if this process lacks CAP_NET_ADMIN. Some tools read the
+// rules without it, and then fail to change them.
+func Permitted() error {
 	if capable(unix.CAP_NET_ADMIN) {
 		return nil
 	}
-	if _, err := c.Status(ctx); errors.Is(err, ErrCapability) {
-		return err
-	}
-	return nil
+	return ErrCapability
 }
 
 // withoutCapability returns [ErrCapability] if a missing CAP_NET_ADMIN is the reason for err,

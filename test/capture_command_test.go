@@ -108,6 +108,9 @@ func TestCaptureNotPermitted(t *testing.T) { // K11
 			t.Errorf("apply begins with %q", first)
 		}
 	}
+	if r := v.nametap(v.args("apply", "--capture-wait", "1m")...); r.code != 1 || !strings.HasPrefix(r.stderr, "nametap capture apply: CAP_NET_ADMIN is missing") {
+		t.Errorf("apply --capture-wait: %+v", r)
+	}
 	if r := v.nametap(v.args("print")...); r.code != 0 || !strings.Contains(r.stderr, "CAP_NET_ADMIN") || !strings.Contains(r.stdout, "-j REDIRECT --to-ports 15053") {
 		t.Errorf("print: %+v", r)
 	}

@@ -64,7 +64,7 @@ func (c *captureCommand) apply(ctx context.Context, w io.Writer) error {
 // awaitAgent waits for the agent, and leaves out a family that the agent does not serve. A
 // missing capability is reported at once.
 func (c *captureCommand) awaitAgent(ctx context.Context) error {
-	if err := c.capture.Permitted(ctx); err != nil {
+	if err := iptables.Permitted(); err != nil {
 		return err
 	}
 	log := c.options.logger()
