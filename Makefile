@@ -58,7 +58,7 @@ vm: ## test the agent on a booted Debian (needs root; ARGS=-run=Name selects tes
 
 node: ## test the agent in pods of a real Kubernetes node (needs root; ARGS=-run=Node/name selects tests)
 	@scripts/install-missing containerd runc /usr/lib/cni/bridge debootstrap ip iptables conntrack nsenter
-	cd test/machines && $(GO) test ./node -count=1 -timeout 60m -v $(ARGS)
+	cd test/machines && $(GO) test ./node -count=1 -parallel 8 -timeout 60m -v $(ARGS)
 
 interop: ## test the agent with a real istiod, beside Istio's agent (needs root; ARGS=-run=Name selects tests)
 	@scripts/install-missing ip

@@ -84,8 +84,8 @@ func (a api) do(method, path string, in, out any) error {
 	return json.Unmarshal(text, out)
 }
 
-func (a api) get(path string, out any) error        { return a.do(http.MethodGet, path, nil, out) }
-func (a api) create(path string, in, out any) error { return a.do(http.MethodPost, path, in, out) }
+func (a api) get(path string, out any) error   { return a.do(http.MethodGet, path, nil, out) }
+func (a api) create(path string, in any) error { return a.do(http.MethodPost, path, in, nil) }
 
 // delete deletes an object, if it exists.
 func (a api) delete(t *testing.T, path string) {

@@ -53,6 +53,10 @@ func newCgroups(t *testing.T) cgroups {
 			t.Fatalf("making a cgroup for the node: %v", err)
 		}
 		c.paths = append(c.paths, path)
+		// By default all pods together get as much of the processors as one process outside.
+		for file, share := range map[string]string{"cpu.shares": "16384", "cpu.weight": "1600"} {
+			_ = os.WriteFile(filepath.Join(path, file), []byte(share), 0) // only one hierarchy has one of the files
+		}
 	}
 	if len(c.paths) == 0 {
 		t.Fatal("no cgroups are mounted: /proc/self/mounts has neither cgroup nor cgroup2")

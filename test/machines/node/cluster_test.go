@@ -37,13 +37,14 @@ type cluster struct {
 	control string   // the binaries of peers
 	node    string
 
-	kubelet *service
+	kubelet, istiod *service
 }
 
 // newCluster starts a cluster and waits until its node is ready.
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	c := &cluster{control: peers.Build(t, "kubernetes"), node: peers.Build(t, "node")}
+	images := buildImages(t)
 	begun := time.Now()
 	c.machine = newMachine(t)
 	c.api = newAPI(c.net)
@@ -56,7 +57,7 @@ func newCluster(t *testing.T) *cluster {
 		"--hostname-override=node", "--node-ip="+nodeIP, "--root-dir=/var/lib/kubelet", "--cert-dir=/var/lib/kubelet/pki", "--v=1")
 	c.start("kube-proxy", c.node, "proxy", "--config="+c.path("proxy.yaml"))
 	c.start("coredns", c.node, "coredns", "-conf", c.path("Corefile"))
-	c.importImages(t)
+	c.importImages(t, images)
 	c.kubelet.await(func() error {
 		var node corev1.Node
 		if err := c.api.get("/api/v1/nodes/node", &node); err != nil {
@@ -131,6 +132,7 @@ func (c *cluster) configure(t *testing.T) {
 		"kubelet.yaml":           kubeletConfig,
 		"proxy.yaml":             proxyConfig,
 		"Corefile":               corefile,
+		"mesh.yaml":              "{}\n",
 		"resolv.conf":            "nameserver " + nodeIP + "\n",
 	} {
 		path := c.path(name)

@@ -35,9 +35,9 @@ type image struct {
 	user       string
 }
 
-// importImages builds the images of the Dockerfile and those for the checks, and imports them
-// into containerd. There is no engine and no registry.
-func (c *cluster) importImages(t *testing.T) {
+// buildImages builds the images of the Dockerfile and those for the checks. There is no engine
+// and no registry.
+func buildImages(t *testing.T) []image {
 	t.Helper()
 	begun := time.Now()
 	bin := t.TempDir()
@@ -68,6 +68,13 @@ func (c *cluster) importImages(t *testing.T) {
 	for i, stage := range []string{"agent", "init", "discovery"} {
 		images[i].entrypoint, images[i].cmd, images[i].user = stages[stage].entrypoint, stages[stage].cmd, stages[stage].user
 	}
+	t.Logf("built the images in %v", time.Since(begun).Round(time.Millisecond))
+	return images
+}
+
+// importImages imports images into containerd.
+func (c *cluster) importImages(t *testing.T, images []image) {
+	t.Helper()
 	cmd := c.command(t.Context(), ctr("images", "import", "-")...)
 	reader, writer := io.Pipe()
 	cmd.Stdin = reader
@@ -75,7 +82,6 @@ func (c *cluster) importImages(t *testing.T) {
 	if output, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("importing the images: %v\n%s", err, output)
 	}
-	t.Logf("built and imported the images in %v", time.Since(begun).Round(time.Millisecond))
 }
 
 // writeArchive writes images as `docker save` does.

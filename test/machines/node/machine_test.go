@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -55,7 +54,7 @@ exec env --ignore-signal=CHLD sleep infinity
 // newMachine boots a machine. It ends with the test, or with the process of the test.
 func newMachine(t *testing.T) *machine {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "nt-node-")
+	dir, err := os.MkdirTemp("", "nt-node-") //nolint:usetesting // TempDir would remove the logs of a failed test
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +81,7 @@ func newMachine(t *testing.T) *machine {
 	go func() { ended <- cmd.Wait() }()
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill() // with it, the kernel ends all processes of its namespace
-		<-ended
+		<-ended                //nolint:errcheck // it was killed
 		m.cgroups.remove(t)
 	})
 	wait.Until(t, "the node has booted", func() bool {
@@ -176,14 +175,14 @@ func (s *service) restart(t *testing.T) {
 			t.Fatalf("killing %s: %v", s.name, err)
 		}
 	}
-	wait.For(t, s.name+" ends", s.end)
+	_ = wait.For(t, s.name+" ends", s.end) // killed
 	s.run()
 }
 
 // await waits until a service is ready.
 func (s *service) await(ready func() error) {
 	s.m.t.Helper()
-	err := fmt.Errorf("not asked yet")
+	var err error
 	wait.Until(s.m.t, s.name+" is ready", func() bool {
 		select {
 		case end := <-s.end:

@@ -6,8 +6,6 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
-
-	appsv1 "k8s.io/api/apps/v1"
 )
 
 func TestMain(m *testing.M) {
@@ -38,14 +36,27 @@ func missing() []string {
 // TestNode runs all checks on one node.
 func TestNode(t *testing.T) {
 	c := newCluster(t)
-	// The manifest with nametap's own control plane, as it is.
-	c.apply(t, manifest(t, "discovery"))
-	t.Run("manifest", func(t *testing.T) {
-		shop := &pod{space: &space{cluster: c, t: t, name: "default"}, name: "shop"}
-		shop.ready()
-		t.Logf("%s", shop.mustExec("nametap", "nametap", "query", "db.example.com"))
-		t.Logf("%s", shop.mustExec("nametap", "nametap", "status"))
+	c.apply(t, manifest(t, "discovery")) // as it is
+	c.startIstiod()
+	t.Run("manifest", c.testManifest)
+	t.Run("delay", c.testDelay) // I0; alone, for its figures
+	t.Run("pods", func(t *testing.T) {
+		t.Run("first query with discovery", firstQuery{c, "discovery"}.test) // I0, K15
+		t.Run("first query with istiod", firstQuery{c, "istiod"}.test)
+		t.Run("job", c.testJob)
+		t.Run("cronjob", c.testCronJob)
+		t.Run("agent killed", killing{c, true}.test) // K15
+		t.Run("agent killed at its start", killing{c, false}.test)
+		t.Run("supervisor killed", c.testSupervisorKilled)
+		t.Run("agent hangs", c.testAgentHangs)
+		t.Run("control plane away", c.testControlPlaneAway) // I0
+		t.Run("control plane restarts", c.testControlPlaneRestarts)
+		t.Run("memory", c.testMemory)
+		t.Run("host network", c.testHostNetwork) // K16
+		t.Run("pod security baseline", podSecurity{c, "baseline"}.test)
+		t.Run("pod security restricted", podSecurity{c, "restricted"}.test)
+		t.Run("without net admin", c.testWithoutNetAdmin) // K11
+		t.Run("deletion", c.testDeletion)
 	})
+	t.Run("token", c.testToken) // alone, because it restarts kubelet and istiod
 }
-
-var _ appsv1.Deployment

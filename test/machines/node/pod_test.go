@@ -5,9 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
@@ -30,7 +31,7 @@ const agentID = 1337
 // manifest returns the text of a manifest in deploy/kubernetes.
 func manifest(t *testing.T, variant string) string {
 	t.Helper()
-	return untagged.ReplaceAllString(string(readFile(t, "../../../deploy/kubernetes/"+variant+".yaml")), "${1}image: ${2}\n${1}imagePullPolicy: Never")
+	return string(readFile(t, "../../../deploy/kubernetes/"+variant+".yaml"))
 }
 
 // podOf returns the pod of a manifest.
@@ -69,7 +70,7 @@ func (c *cluster) space(t *testing.T, labels map[string]string) *space {
 	_, name, _ := strings.Cut(strings.ToLower(t.Name()), "/")
 	s := &space{c, t, strings.Trim(strings.Map(short, name[:min(len(name), 50)]), "-")}
 	namespace := corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.name, Labels: labels}}
-	if err := c.api.create("/api/v1/namespaces", namespace, nil); err != nil {
+	if err := c.api.create("/api/v1/namespaces", namespace); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -114,6 +115,52 @@ func (s *space) keepLogs() {
 	s.t.Logf("descriptions and logs of the pods are in %s", path)
 }
 
+// discovery starts a nametap-discovery as in its manifest, in this namespace, with more
+// objects. It returns the manifest's pod, which uses it.
+func (s *space) discovery(objects map[string]string) *corev1.Pod {
+	s.t.Helper()
+	var pod *corev1.Pod
+	for document := range strings.SplitSeq(strings.ReplaceAll(manifest(s.t, "discovery"), "nametap-system", s.name), "\n---\n") {
+		var object map[string]any
+		if err := yaml.Unmarshal([]byte(document), &object); err != nil {
+			s.t.Fatal(err)
+		}
+		switch object["kind"] {
+		case "Namespace":
+			continue
+		case "Pod":
+			pod = new(corev1.Pod)
+			if err := yaml.Unmarshal([]byte(document), pod); err != nil {
+				s.t.Fatal(err)
+			}
+			continue
+		case "ConfigMap":
+			data := object["data"].(map[string]any)
+			for name, text := range objects {
+				data[name] = text
+			}
+		}
+		text, err := yaml.Marshal(object)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		s.apply(s.t, string(text))
+	}
+	s.available("nametap-discovery")
+	return pod
+}
+
+// available waits until all replicas of a Deployment are of its current version and available.
+func (s *space) available(name string) {
+	s.t.Helper()
+	var now appsv1.Deployment
+	wait.Until(s.t, "the Deployment "+name+" is available", func() bool {
+		err := s.api.get("/apis/apps/v1/namespaces/"+s.name+"/deployments/"+name, &now)
+		return err == nil && now.Status.ObservedGeneration >= now.Generation && now.Status.UpdatedReplicas == *now.Spec.Replicas &&
+			now.Status.Replicas == now.Status.UpdatedReplicas && now.Status.AvailableReplicas == now.Status.UpdatedReplicas
+	})
+}
+
 // A pod is a pod of a check. t is the test that waits for it.
 type pod struct {
 	*space
@@ -128,7 +175,7 @@ func (s *space) create(spec *corev1.Pod) *pod {
 	var err error
 	wait.Until(s.t, "the pod is accepted", func() bool {
 		p.created = time.Now()
-		err = s.api.create(s.path("pods"), spec, nil)
+		err = s.api.create(s.path("pods"), spec)
 		// The controllers make a namespace's account soon.
 		return err == nil || !strings.Contains(err.Error(), "serviceaccount")
 	})
@@ -205,16 +252,6 @@ func (p *pod) log(container string, previous bool) (string, error) {
 	var text string
 	err := p.api.get(p.path("pods", p.name, "log")+"?container="+container+"&previous="+strconv.FormatBool(previous), &text)
 	return text, err
-}
-
-// logs returns the log of a container that has started.
-func (p *pod) logs(container string) string {
-	p.t.Helper()
-	text, err := p.log(container, false)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	return text
 }
 
 // exec runs a command in a container, as kubectl exec does.
@@ -296,16 +333,14 @@ var (
 	forwarded = load.Question{Name: "*.example.org", Addresses: load.Addrs(strangersIP)}
 )
 
-// asker returns a container that asks at a rate from its first instant until it ends, and puts
-// a report in its log. The pod gets its questions as a ConfigMap.
+// asker returns a container that asks at a rate from its first instant, for a time or until
+// SIGTERM, and puts a report in its log. The pod gets its questions as a ConfigMap.
 func (s *space) asker(spec *corev1.Pod, name string, rate int, args ...string) corev1.Container {
 	s.t.Helper()
-	text, err := json.Marshal(&load.Expectation{Questions: []load.Question{meshName, forwarded}})
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	questions := corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "questions"}, Data: map[string]string{"questions.json": string(text)}}
-	if err := s.api.create(s.path("configmaps"), questions, nil); err != nil && !strings.Contains(err.Error(), "already exists") {
+	questions := corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "questions"}, Data: map[string]string{
+		"all.json": questions(s.t, meshName, forwarded), "mesh.json": questions(s.t, meshName), "forwarded.json": questions(s.t, forwarded),
+	}}
+	if err := s.api.create(s.path("configmaps"), questions); err != nil && !strings.Contains(err.Error(), "already exists") {
 		s.t.Fatal(err)
 	}
 	if !slices.ContainsFunc(spec.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == "questions" }) {
@@ -315,19 +350,33 @@ func (s *space) asker(spec *corev1.Pod, name string, rate int, args ...string) c
 	}
 	return corev1.Container{
 		Name: name, Image: loadImage,
-		Command:      append([]string{"nametap-load", "-rate=" + strconv.Itoa(rate), "-expect=/questions/questions.json"}, args...),
+		Command:      append([]string{"nametap-load", "-rate=" + strconv.Itoa(rate), "-expect=/questions/all.json"}, args...),
 		VolumeMounts: []corev1.VolumeMount{{Name: "questions", MountPath: "/questions"}},
 	}
 }
 
-// report returns the report of an asker that has ended.
+// questions returns questions as nametap-load reads them.
+func questions(t *testing.T, questions ...load.Question) string {
+	t.Helper()
+	text, err := json.Marshal(&load.Expectation{Questions: questions, Foreign: []netip.Prefix{netip.MustParsePrefix(strangersIP + "/32")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// report returns the report of an asker, when it has ended.
 func (p *pod) report(container string) load.Report {
 	p.t.Helper()
+	p.await(container+" has ended", func(now *corev1.Pod) bool {
+		s := status(now, container)
+		return s.State.Terminated != nil || s.LastTerminationState.Terminated != nil
+	})
 	var report load.Report
-	text := p.logs(container)
-	if err := json.Unmarshal([]byte(text), &report); err != nil {
-		p.t.Fatalf("the report of %s: %v\n%s", container, err, text)
-	}
+	wait.Until(p.t, "containerd has written the report of "+container, func() bool {
+		text, err := p.log(container, status(p.now(), container).State.Terminated == nil)
+		return err == nil && json.Unmarshal([]byte(text), &report) == nil
+	})
 	return report
 }
 
@@ -335,11 +384,17 @@ func (p *pod) report(container string) load.Report {
 func (p *pod) stop(container string) load.Report {
 	p.t.Helper()
 	p.kill(p.pid(container), syscall.SIGTERM)
-	p.await(container+" has ended", func(now *corev1.Pod) bool {
-		s := status(now, container)
-		return s.State.Terminated != nil || s.LastTerminationState.Terminated != nil
-	})
 	return p.report(container)
+}
+
+// now returns the pod as the API server has it.
+func (p *pod) now() *corev1.Pod {
+	p.t.Helper()
+	now, err := p.get()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return now
 }
 
 // kill sends a signal to a process of the pod.
@@ -349,6 +404,3 @@ func (p *pod) kill(pid int, signal syscall.Signal) {
 		p.t.Fatalf("sending %v to process %d: %v", signal, pid, err)
 	}
 }
-
-// untagged matches images that kubelet would always pull, because they have no tag.
-var untagged = regexp.MustCompile(`(?m)^( +)image: (nametap\S*)$`)

@@ -32,12 +32,10 @@ func Build(tb testing.TB, name string) string {
 
 func build(tb testing.TB, name string) (path string, err error) {
 	tb.Helper()
-	// The working directory of a test is the folder of its package, in the same module.
-	output, err := exec.CommandContext(tb.Context(), "go", "env", "GOMOD").Output()
+	module, err := folder(tb, name)
 	if err != nil {
-		return "", fmt.Errorf("go env GOMOD: %w", err)
+		return "", err
 	}
-	module := filepath.Join(filepath.Dir(strings.TrimSpace(string(output))), "peers", name)
 	recipe, flags, err := inputs(module)
 	if err != nil {
 		return "", err
@@ -69,9 +67,41 @@ func inputs(module string) (recipe []string, flags string, err error) {
 		}
 		if version := kubernetesVersion.FindSubmatch(text); name == "go.mod" && version != nil {
 			// Without a version, clients and kubelet refuse the API server.
-			flags += " -X k8s.io/component-base/version.gitVersion=" + string(version[1])
+			flags = "-s -w -X k8s.io/component-base/version.gitVersion=" + string(version[1])
 		}
 		recipe = append(recipe, string(text))
 	}
 	return append(recipe, runtime.Version(), flags), flags, nil
+}
+
+// File returns a file of a module that a peer requires, such as a manifest.
+func File(tb testing.TB, peer, module, path string) string {
+	tb.Helper()
+	dir, err := folder(tb, peer)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	cmd := exec.CommandContext(tb.Context(), "go", "list", "-m", "-f", "{{.Dir}}", module)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GOWORK=off")
+	output, err := cmd.Output()
+	if err != nil {
+		tb.Fatalf("%v: %v", cmd, err)
+	}
+	text, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(output)), path))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return string(text)
+}
+
+// folder returns the folder of a peer's module.
+func folder(tb testing.TB, peer string) (string, error) {
+	tb.Helper()
+	// The working directory of a test is the folder of its package, in the same module.
+	output, err := exec.CommandContext(tb.Context(), "go", "env", "GOMOD").Output()
+	if err != nil {
+		return "", fmt.Errorf("go env GOMOD: %w", err)
+	}
+	return filepath.Join(filepath.Dir(strings.TrimSpace(string(output))), "peers", peer), nil
 }

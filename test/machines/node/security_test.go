@@ -1,0 +1,83 @@
+package node
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// testHostNetwork checks that a pod on its node's network captures nothing (I0, K16).
+func (c *cluster) testHostNetwork(t *testing.T) {
+	t.Parallel()
+	s := c.space(t, nil)
+	spec := podOf(t, "discovery")
+	spec.Spec.HostNetwork = true
+	p := s.create(spec)
+	now := p.await("the container of the rules has ended", func(now *corev1.Pod) bool {
+		capture := status(now, "nametap-capture")
+		return capture.State.Terminated != nil || capture.LastTerminationState.Terminated != nil
+	})
+	rules := c.output(t, "iptables-save") + c.output(t, "ip6tables-save")
+	if strings.Contains(rules, "NAMETAP_") {
+		t.Errorf("the node has rules of nametap:\n%s", rules)
+	}
+	log, err := p.log("nametap-capture", status(now, "nametap-capture").State.Terminated == nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	line, _, _ := strings.Cut(log, "\n")
+	t.Logf("the first line of the log: %s", line)
+	if !strings.Contains(line, "hostNetwork") {
+		t.Errorf("the first line of the log does not speak of hostNetwork:\n%s", log)
+	}
+}
+
+// podSecurity is the check of a Pod Security level.
+type podSecurity struct {
+	*cluster
+	level string
+}
+
+// test checks what an API server says that enforces a Pod Security level.
+func (c podSecurity) test(t *testing.T) {
+	t.Parallel()
+	s := c.space(t, map[string]string{"pod-security.kubernetes.io/enforce": c.level})
+	spec := podOf(t, "istiod")
+	err := c.api.create(s.path("pods")+"?dryRun=All", spec)
+	if err == nil {
+		t.Fatal("the pod was accepted")
+	}
+	t.Logf("%v", err)
+	for _, want := range []string{`"nametap-capture"`, `"NET_ADMIN"`} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("the message does not name %s", want)
+		}
+	}
+	// The agent itself and its volumes are fit for every c.level.
+	if strings.Contains(err.Error(), `"nametap"`) {
+		t.Error("the message names the agent")
+	}
+}
+
+// testWithoutNetAdmin checks that the first line of the log says what is missing.
+func (c *cluster) testWithoutNetAdmin(t *testing.T) {
+	t.Parallel()
+	s := c.space(t, nil)
+	spec := podOf(t, "discovery")
+	spec.Spec.InitContainers[1].SecurityContext.Capabilities.Add = nil
+	p := s.create(spec)
+	now := p.await("the container of the rules has ended", func(now *corev1.Pod) bool {
+		capture := status(now, "nametap-capture")
+		return capture.State.Terminated != nil || capture.LastTerminationState.Terminated != nil
+	})
+	log, err := p.log("nametap-capture", status(now, "nametap-capture").State.Terminated == nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	line, _, _ := strings.Cut(log, "\n")
+	t.Logf("the first line of the log: %s", line)
+	if !strings.Contains(line, "CAP_NET_ADMIN") {
+		t.Errorf("the first line of the log does not name CAP_NET_ADMIN:\n%s", log)
+	}
+}

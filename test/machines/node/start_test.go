@@ -1,0 +1,258 @@
+package node
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
+	"github.com/nametap/nametap/test/machines/load"
+)
+
+// testManifest runs the commands in the comments of the manifests.
+func (c *cluster) testManifest(t *testing.T) {
+	shop := &pod{space: &space{cluster: c, t: t, name: "default"}, name: "shop"}
+	shop.ready()
+	if answer := shop.mustExec("nametap", "nametap", "query", "db.example.com"); !strings.Contains(answer, "192.0.2.53") {
+		t.Errorf("nametap query: %s", answer)
+	}
+	status := shop.mustExec("nametap", "nametap", "status")
+	t.Logf("nametap status in the pod:\n%s", status)
+	if !strings.Contains(status, "connected to nametap-discovery.nametap-system.svc:15010") {
+		t.Errorf("nametap status: %s", status)
+	}
+	// With glibc, as most programs do.
+	if answer := shop.mustExec("app", "getent", "ahostsv4", "db.example.com"); !strings.Contains(answer, "192.0.2.53") {
+		t.Errorf("getent: %s", answer)
+	}
+}
+
+// testDelay measures how much later a pod is Ready with nametap (I0).
+func (c *cluster) testDelay(t *testing.T) {
+	s := c.space(t, nil)
+	variants := []struct {
+		name   string
+		change func(*corev1.Pod)
+		atMost time.Duration // that the fastest is later than the fastest of the first variant
+		delays []time.Duration
+	}{
+		{"without nametap", func(spec *corev1.Pod) { spec.Spec.InitContainers = nil }, 0, nil},
+		{"with nametap", func(*corev1.Pod) {}, 2 * time.Second, nil},
+		{"with nametap, without its control plane", away, 8 * time.Second, nil},
+	}
+	for i := range 10 {
+		for v := range variants {
+			spec := podOf(t, "discovery")
+			spec.Name = fmt.Sprintf("shop-%d-%d", v, i)
+			variants[v].change(spec)
+			p := s.create(spec)
+			variants[v].delays = append(variants[v].delays, p.ready())
+			if err := c.api.do(http.MethodDelete, s.path("pods", p.name)+"?gracePeriodSeconds=0", nil, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	median := func(v int) time.Duration {
+		slices.Sort(variants[v].delays)
+		return variants[v].delays[len(variants[v].delays)/2].Round(time.Millisecond)
+	}
+	for v, variant := range variants {
+		later := median(v) - median(0)
+		least := variant.delays[0] - variants[0].delays[0] // what does not depend on other programs
+		t.Logf("%s: Ready after %v (median of %d, from %v to %v), %v later; the fastest %v later", variant.name, median(v), len(variant.delays),
+			variant.delays[0].Round(time.Millisecond), variant.delays[len(variant.delays)-1].Round(time.Millisecond), later, least.Round(time.Millisecond))
+		if least > variant.atMost {
+			t.Errorf("%s: the fastest pod is Ready %v later, want at most %v", variant.name, least, variant.atMost)
+		}
+	}
+}
+
+// away gives a pod a control plane at an address where no machine is.
+func away(spec *corev1.Pod) {
+	for key, text := range spec.Annotations {
+		spec.Annotations[key] = strings.Replace(text, "nametap-discovery.nametap-system.svc:15010", "172.30.0.99:15010", 1)
+	}
+}
+
+// firstQuery is the check of a manifest, "discovery" or "istiod".
+type firstQuery struct {
+	*cluster
+	variant string
+}
+
+// test checks that init containers run in their order, and that the first query of
+// an init container after nametap's, and of the app, is answered (I0).
+func (c firstQuery) test(t *testing.T) {
+	t.Parallel()
+	s := c.space(t, nil)
+	spec := podOf(t, c.variant)
+	before := s.asker(spec, "before", 200, "-for=500ms", "-expect=/questions/forwarded.json")
+	after := s.asker(spec, "after", 500, "-for=1s")
+	spec.Spec.InitContainers = slices.Concat([]corev1.Container{before}, spec.Spec.InitContainers, []corev1.Container{after})
+	spec.Spec.Containers = append(spec.Spec.Containers, s.asker(spec, "load", 500, "-for=5s"))
+	p := s.create(spec)
+	names := []string{"before", "after", "load"}
+	for _, name := range names {
+		report := p.report(name)
+		t.Logf("%s: %v", name, report)
+		if report.Bad() > 0 || report.Queries < 50 {
+			t.Errorf("%s: %d of %d queries have no right answer", name, report.Bad(), report.Queries)
+		}
+	}
+	now := p.now()
+	times := []time.Time{
+		status(now, "before").State.Terminated.FinishedAt.Time, status(now, "nametap").State.Running.StartedAt.Time,
+		status(now, "nametap-capture").State.Terminated.FinishedAt.Time, status(now, "after").State.Terminated.StartedAt.Time,
+		status(now, "after").State.Terminated.FinishedAt.Time, status(now, "app").State.Running.StartedAt.Time,
+	}
+	if !slices.IsSortedFunc(times, time.Time.Compare) {
+		t.Errorf("the containers did not run in their order: %v", times)
+	}
+	if answer := p.mustExec("app", "getent", "ahostsv4", "db.example.com"); !strings.Contains(answer, "192.0.2.53") {
+		t.Errorf("getent: %s", answer)
+	}
+	if status := p.mustExec("nametap", "nametap", "status"); !strings.Contains(status, "connected to") || strings.Contains(status, "not connected") {
+		t.Errorf("nametap status: %s", status)
+	}
+	all, anonymous := c.cgroups.memory(t, containerID(now, "nametap"))
+	t.Logf("the agent's cgroup uses %.1f MiB, %.1f MiB of them not for files", mebibytes(all), mebibytes(anonymous))
+}
+
+// jobOf returns a Job with the pod of the manifest, whose app asks for two seconds.
+func (s *space) jobOf() batchv1.JobSpec {
+	s.t.Helper()
+	spec := podOf(s.t, "discovery")
+	spec.Spec.Containers = []corev1.Container{s.asker(spec, "app", 500, "-for=2s")}
+	spec.Spec.RestartPolicy = corev1.RestartPolicyNever
+	return batchv1.JobSpec{Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: spec.Annotations}, Spec: spec.Spec}}
+}
+
+// finished waits until the pod of a job has succeeded, and checks what its app reports.
+func (s *space) finished(job batchv1.Job) {
+	s.t.Helper()
+	var pods corev1.PodList
+	wait.Until(s.t, "the job has a pod", func() bool {
+		err := s.api.get(s.path("pods")+"?labelSelector=job-name="+job.Name, &pods)
+		return err == nil && len(pods.Items) > 0
+	})
+	p := &pod{space: s, name: pods.Items[0].Name}
+	report := p.report("app")
+	now := p.await("the pod of the job has ended", func(now *corev1.Pod) bool {
+		return now.Status.Phase == corev1.PodSucceeded || now.Status.Phase == corev1.PodFailed
+	})
+	s.t.Logf("%s: the app ended %v before the sidecar; %v", now.Status.Phase,
+		status(now, "nametap").State.Terminated.FinishedAt.Sub(status(now, "app").State.Terminated.FinishedAt.Time), report)
+	if now.Status.Phase != corev1.PodSucceeded || report.Bad() > 0 {
+		s.t.Errorf("the pod has %s, and %d queries of its app have no right answer", now.Status.Phase, report.Bad())
+	}
+}
+
+// testJob checks that a Job completes (I6).
+func (c *cluster) testJob(t *testing.T) {
+	t.Parallel()
+	s := c.space(t, nil)
+	job := batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "job"}, Spec: s.jobOf()}
+	jobs := "/apis/batch/v1/namespaces/" + s.name + "/jobs"
+	begun := time.Now()
+	if err := c.api.create(jobs, job); err != nil {
+		t.Fatal(err)
+	}
+	s.finished(job)
+	wait.Until(t, "the Job is complete", func() bool {
+		var now batchv1.Job
+		return c.api.get(jobs+"/job", &now) == nil && now.Status.CompletionTime != nil
+	})
+	t.Logf("the Job is complete after %v", time.Since(begun).Round(time.Millisecond))
+}
+
+// testCronJob checks that a CronJob's jobs complete (I6).
+func (c *cluster) testCronJob(t *testing.T) {
+	t.Parallel()
+	s := c.space(t, nil)
+	cron := batchv1.CronJob{ObjectMeta: metav1.ObjectMeta{Name: "cron"}, Spec: batchv1.CronJobSpec{
+		Schedule: "* * * * *", JobTemplate: batchv1.JobTemplateSpec{Spec: s.jobOf()},
+	}}
+	batch := "/apis/batch/v1/namespaces/" + s.name
+	if err := c.api.create(batch+"/cronjobs", cron); err != nil {
+		t.Fatal(err)
+	}
+	var jobs batchv1.JobList
+	deadline := time.Now().Add(2 * time.Minute) // it starts with the next minute
+	for len(jobs.Items) == 0 && time.Now().Before(deadline) {
+		if err := c.api.get(batch+"/jobs", &jobs); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(100 * time.Millisecond) //nolint:forbidigo // up to a minute; the API server has other work
+	}
+	if len(jobs.Items) == 0 {
+		t.Fatal("the CronJob has started no Job")
+	}
+	s.finished(jobs.Items[0])
+	c.api.delete(t, batch+"/cronjobs/cron")
+}
+
+// testControlPlaneAway checks that a pod starts without its control plane, and that forwarded
+// names are answered from the app's first instant (I0).
+func (c *cluster) testControlPlaneAway(t *testing.T) {
+	t.Parallel()
+	s := c.space(t, nil)
+	spec := podOf(t, "discovery")
+	away(spec)
+	spec.Spec.Containers = append(spec.Spec.Containers, s.asker(spec, "load", 200, "-for=3s", "-expect=/questions/forwarded.json"))
+	p := s.create(spec)
+	ready := p.ready()
+	report := p.report("load")
+	t.Logf("Ready after %v; %v", ready.Round(time.Millisecond), report)
+	if report.Bad() > 0 {
+		t.Errorf("%d of %d queries have no right answer", report.Bad(), report.Queries)
+	}
+	if status := p.mustExec("nametap", "nametap", "status"); !strings.Contains(status, "not connected to 172.30.0.99:15010") {
+		t.Errorf("nametap status: %s", status)
+	}
+}
+
+// testDeletion checks that the app of a pod that is deleted has DNS to its end: here for 10 s
+// after SIGTERM.
+func (c *cluster) testDeletion(t *testing.T) {
+	t.Parallel()
+	s := c.space(t, nil)
+	spec := podOf(t, "discovery")
+	asker := s.asker(spec, "app", 200)
+	// The shell stays, and does not pass on the signal.
+	asker.Command = []string{"sh", "-c", "trap : TERM; " + strings.Join(append(asker.Command, "-for=15s"), " ") + " & wait; wait"}
+	spec.Spec.Containers = []corev1.Container{asker}
+	p := s.create(spec)
+	p.ready()
+	logs := make(chan string, 1)
+	go func() { // the log is gone with the pod
+		var text string
+		if err := c.api.get(p.path("pods", p.name, "log")+"?container=app&follow=true", &text); err != nil {
+			text = err.Error()
+		}
+		logs <- text
+	}()
+	running := p.now()
+	began := status(running, "app").State.Running.StartedAt.Time
+	c.api.delete(t, p.path("pods", p.name))
+	deleted := time.Now()
+	text := wait.For(t, "the app has ended", logs)
+	var report load.Report
+	if err := json.Unmarshal([]byte(text), &report); err != nil {
+		t.Fatalf("the report of nametap-load: %v\n%s", err, text)
+	}
+	t.Logf("deleted %v after the app's start: %v", deleted.Sub(began).Round(time.Second), report)
+	if report.Bad() > 0 || report.Ended.Sub(deleted) < 5*time.Second {
+		t.Errorf("%d queries have no right answer; the app ended %v after the deletion", report.Bad(), report.Ended.Sub(deleted))
+	}
+	ended := time.Now()
+	wait.Until(t, "the pod has ended", func() bool { _, err := p.get(); return err != nil })
+	t.Logf("the pod ended %v after its app", time.Since(ended).Round(time.Millisecond))
+}
