@@ -43,8 +43,8 @@ func TestNode(t *testing.T) {
 	t.Run("pods", func(t *testing.T) {
 		t.Run("first query with discovery", firstQuery{c, "discovery"}.test) // I0, K15
 		t.Run("first query with istiod", firstQuery{c, "istiod"}.test)
-		t.Run("job", c.testJob)
-		t.Run("cronjob", c.testCronJob)
+		t.Run("job", c.testJob)                      // I6
+		t.Run("cronjob", c.testCronJob)              // I6
 		t.Run("agent killed", killing{c, true}.test) // K15
 		t.Run("agent killed at its start", killing{c, false}.test)
 		t.Run("supervisor killed", c.testSupervisorKilled)
