@@ -23,6 +23,10 @@ const (
 	// ageGrace is how long the streams of an old connection may continue after its client
 	// was asked to connect again. The client keeps its table meanwhile.
 	ageGrace = 10 * time.Second
+	// firstReadWait is how long a stream waits for the first reading of the configuration
+	// directory. An agent that was refused meanwhile would back off, after an outage for up to
+	// 30 s.
+	firstReadWait = 10 * time.Second
 )
 
 // serverOptions returns options that bound what clients can occupy, and that end
@@ -65,6 +69,7 @@ func (s *Server) boundStream(srv any, stream grpc.ServerStream, _ *grpc.StreamSe
 		defer s.leave()
 		defer cancel(nil)
 		defer b.timer.Stop()
+		s.awaitFirstRead(ctx)
 		done <- handler(srv, b)
 	})
 	select {
@@ -79,6 +84,18 @@ func (s *Server) boundStream(srv any, stream grpc.ServerStream, _ *grpc.StreamSe
 		return err
 	}
 	return <-done
+}
+
+// awaitFirstRead waits until the configuration directory was read for the first time, at most
+// for firstReadWait or until ctx ends.
+func (s *Server) awaitFirstRead(ctx context.Context) {
+	timer := time.NewTimer(firstReadWait)
+	defer timer.Stop()
+	select {
+	case <-s.firstRead:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
 }
 
 // enter counts a client. It reports false if there are too many.

@@ -1,9 +1,11 @@
 package discovery
 
 import (
+	"context"
 	"net"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -47,6 +49,53 @@ func TestClientsAreBounded(t *testing.T) {
 	openSotw(t, r, node(t, "shop")).next()
 	first.quiet()
 }
+
+// D43: a stream that opens before the first reading waits for it instead of being refused, but
+// not forever: the directory may be on a file system that does not answer.
+func TestStreamWaitsForFirstReading(t *testing.T) {
+	for name, read := range map[string]bool{"read": true, "not read": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, err := New(Config{ConfigDir: t.TempDir()})
+				if err != nil {
+					t.Fatal(err)
+				}
+				served := make(chan struct{})
+				go func() {
+					err := s.boundStream(nil, newStream{ctx: t.Context()}, nil, func(any, grpc.ServerStream) error {
+						close(served)
+						return nil
+					})
+					if err != nil {
+						t.Error(err)
+					}
+				}()
+				synctest.Wait()
+				select {
+				case <-served:
+					t.Error("served before the first reading")
+				default:
+				}
+				began := time.Now()
+				if read {
+					s.readOnce()
+				}
+				<-served
+				if took := time.Since(began); (took == 0) != read {
+					t.Errorf("served after %v", took)
+				}
+			})
+		})
+	}
+}
+
+// A newStream is a stream that has only its context.
+type newStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s newStream) Context() context.Context { return s.ctx }
 
 // D33: a client that does not read does not delay others, and its stream is ended. A
 // client that is idle after its ACK stays.

@@ -33,6 +33,7 @@ func (s *Server) rebuildOnChange(ctx context.Context) error {
 	w := newWatcher(s.cfg.Debounce)
 	defer w.close()
 	defer s.saveObjectsNow()
+	defer s.readOnce()
 	next, err := s.rebuild(w)
 	if err != nil && !s.serving && isPermanent(err) {
 		return err
@@ -56,6 +57,7 @@ func (s *Server) rebuildOnChange(ctx context.Context) error {
 func (s *Server) rebuild(w *watcher) (time.Duration, error) {
 	for {
 		r, err := s.build()
+		s.readOnce()
 		again, watchErr := w.sync(r.watch)
 		if watchErr != nil {
 			s.failed(stepWatch, watchErr)

@@ -131,6 +131,9 @@ type Server struct {
 	ready   chan struct{}
 	addr    net.Addr // written before ready is closed
 
+	firstRead chan struct{} // closed when the first reading has been served or refused
+	readOnce  func()        // closes firstRead
+
 	clients atomic.Int64   // open streams
 	streams sync.WaitGroup // their handlers
 
@@ -161,8 +164,10 @@ func New(cfg Config) (server *Server, err error) {
 	}
 	s := &Server{
 		cfg: cfg, cache: newCache(), ready: make(chan struct{}), vips: &vips{}, logged: map[string]bool{},
-		waiting: "the configuration directory has not been read yet",
+		waiting:   "the configuration directory has not been read yet",
+		firstRead: make(chan struct{}),
 	}
+	s.readOnce = sync.OnceFunc(func() { close(s.firstRead) })
 	defer func() {
 		if err != nil {
 			s.releaseState()
