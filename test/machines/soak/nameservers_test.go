@@ -115,7 +115,7 @@ func (n *nameservers) noteCut(before bool) {
 
 // rewrite changes resolv.conf in one of the ways in which programs do.
 func (n *nameservers) rewrite(ctx context.Context) error {
-	confs := [][]string{{a4, a6, b4}, {b4, a4, a6}, {a4, a6}, {b4}, {a6, b4, a4}}
+	confs := [][]string{{a4, a6, b4}, {b4, a4, a6}, {a4}, {b4}, {a6, b4, a4}}
 	n.conf = confs[n.random.IntN(len(confs))]
 	way := n.random.IntN(3)
 	n.timeline.note(fmt.Sprintf("resolv.conf has %v (way %d)", n.conf, way))
