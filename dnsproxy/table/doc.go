@@ -8,6 +8,7 @@
 //	table.go      Table and Lookup: FQDN, wildcard, short name, search domain, ancestor
 //	reverse.go    from an address to its hosts, for PTR queries
 //	host.go       the record of one host; shards of hosts, by the hash of their names
+//	domains.go    the domains that systemd-resolved is to send to the agent
 //	cluster.go    the domain names that short names are derived with
 //	suffixes.go   which suffixes the settings give to nameservers or keep from them
 //	build.go      the next table from a push
