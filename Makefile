@@ -26,7 +26,7 @@ build: ## build static binaries in bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '-s -w' -o bin/ ./cmd/...
 
 test: ## run all tests with the race detector, and measure the coverage
-	@scripts/install-missing gcc ip iptables conntrack dig dnsmasq systemd-analyze
+	@scripts/install-missing gcc ip iptables conntrack dig dnsmasq dbus-daemon systemd-analyze
 	@scripts/left-out
 	@race="$$(scripts/race-flag)"; set -ex; \
 	$(GO) test $$race -coverpkg=./... -coverprofile=coverage.out ./...; \
@@ -79,7 +79,7 @@ image: ## build the container images, with VERSION as their tag (needs a Docker 
 
 # The sources of the binaries, including the commit.
 SOURCES = go.mod go.sum $(wildcard .git/logs/HEAD) \
-	$(shell find agent api clock cmd conntrack discovery dnsproxy examples guard internal iptables nds supervise -type f ! -name '*_test.go' ! -path '*/testdata/*')
+	$(shell find agent api clock cmd conntrack discovery dnsproxy examples guard internal iptables nds resolved supervise -type f ! -name '*_test.go' ! -path '*/testdata/*')
 
 # Builds only if a source has changed. So root, who may have no Go, can install what a user
 # has built.
@@ -93,7 +93,10 @@ install: bin/nametap ## install the agent and its units for a VM, below DESTDIR
 	install -D -m 644 deploy/systemd/nametap.service  '$(DESTDIR)$(LIBDIR)/systemd/system/nametap.service'
 	install -D -m 644 deploy/systemd/nametap-guard.service '$(DESTDIR)$(LIBDIR)/systemd/system/nametap-guard.service'
 	install -D -m 755 deploy/systemd/back-off '$(DESTDIR)$(PREFIX)/libexec/nametap/back-off'
-	sed -i 's|=/usr/local/|=$(PREFIX)/|' '$(DESTDIR)$(LIBDIR)/systemd/system/nametap.service' '$(DESTDIR)$(LIBDIR)/systemd/system/nametap-guard.service'
+	install -D -m 644 deploy/systemd/nametap-resolved.socket   '$(DESTDIR)$(LIBDIR)/systemd/system/nametap-resolved.socket'
+	install -D -m 644 deploy/systemd/nametap-resolved@.service '$(DESTDIR)$(LIBDIR)/systemd/system/nametap-resolved@.service'
+	install -D -m 644 deploy/systemd/nametap-dns.network '$(DESTDIR)$(LIBDIR)/systemd/network/05-nametap-dns.network'
+	sed -i 's|=/usr/local/|=$(PREFIX)/|' '$(DESTDIR)$(LIBDIR)/systemd/system/'nametap*.service
 	install -D -m 644 deploy/systemd/nametap.sysusers '$(DESTDIR)$(LIBDIR)/sysusers.d/nametap.conf'
 	install -D -m 644 deploy/systemd/nametap.tmpfiles '$(DESTDIR)$(LIBDIR)/tmpfiles.d/nametap.conf'
 	test -e '$(DESTDIR)/etc/default/nametap' || \

@@ -113,23 +113,22 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	changed := make(chan struct{}, 1)
 	cfg.XDS.Changed = changed
 	memory := newMemory()
-	client, err := nds.New(cfg.XDS, func(resources []nds.Resource) error {
-		defer memory.note()
-		return proxy.Load(values(resources))
-	})
-	if err != nil {
-		return nil, err
-	}
 	a := &Agent{
 		config:   cfg,
 		log:      cfg.Logger,
 		proxy:    proxy,
-		client:   client,
 		quitting: make(chan struct{}),
 		hastened: make(chan struct{}),
 		changed:  changed,
 		memory:   memory,
 		ready:    make(chan struct{}),
+	}
+	a.client, err = nds.New(cfg.XDS, func(resources []nds.Resource) error {
+		defer a.noteTable()
+		return proxy.Load(values(resources))
+	})
+	if err != nil {
+		return nil, err
 	}
 	a.quit = sync.OnceFunc(func() { close(a.quitting) })
 	a.hasten = sync.OnceFunc(func() { close(a.hastened) })
@@ -137,6 +136,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		if a.capture, err = newCapture(cfg, proxy); err != nil {
 			return nil, err
 		}
+		a.capture.registrar = a.newRegistrar(cfg.Capture.Config.Interval)
 	}
 	a.capture.register(registry)
 	a.status, err = newStatusServer(ctx, a, registry)
@@ -144,6 +144,14 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		return nil, err
 	}
 	return a, nil
+}
+
+// noteTable is called after a push.
+func (a *Agent) noteTable() {
+	a.memory.note()
+	if a.capture != nil {
+		a.capture.registrar.Note()
+	}
 }
 
 // values returns the wire bytes of the NameTables of a push.

@@ -14,6 +14,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/guard"
 	"github.com/nametap/nametap/iptables"
+	"github.com/nametap/nametap/resolved"
 )
 
 // A CaptureConfig says which queries are redirected to the agent. It may change while the
@@ -30,6 +31,9 @@ type CaptureConfig struct {
 	// ResolvConf is the path of a resolv.conf. The agent follows its changes. Default
 	// /etc/resolv.conf.
 	ResolvConf string
+	// Resolved says whether the agent registers with systemd-resolved while it captures, if
+	// this host runs it.
+	Resolved bool
 }
 
 // CaptureServers says for which nameservers queries are captured.
@@ -65,6 +69,8 @@ type capture struct {
 	kernel *iptables.Capture
 	file   *resolvconf.Config // as read at the start; nil if it has no nameservers yet
 	guard  *guard.Client      // nil without a guard
+	// registrar registers the agent with systemd-resolved.
+	registrar *resolved.Registrar
 
 	mu     sync.Mutex
 	inputs inputs // guarded by mu
@@ -107,10 +113,14 @@ func (c *capture) run(ctx context.Context) error {
 	var followers sync.WaitGroup
 	followers.Go(func() { c.followListeners(ctx) })
 	followers.Go(func() { c.followServers(ctx) })
+	followers.Go(func() { c.registrar.Run(ctx) })
 	err := c.kernel.Keep(ctx)
 	stop()
 	followers.Wait()
-	return err
+	if c.kernel.Captured() { // the rules stay, and so does the registration
+		return err
+	}
+	return errors.Join(err, c.registrar.Remove(context.WithoutCancel(ctx)))
 }
 
 // begin waits for the listeners, because without them DNS would fail once the rules are
@@ -162,6 +172,7 @@ func (c *capture) change(change func(in *inputs)) error {
 	if c.guard != nil {
 		c.guard.SetFailOpen(!c.inputs.Config.FailClosed)
 	}
+	c.registrar.Set(c.inputs.On && c.inputs.Resolved)
 	d, err := c.inputs.desired()
 	if err != nil || !c.begun {
 		return err

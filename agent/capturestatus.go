@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nametap/nametap/iptables"
+	"github.com/nametap/nametap/resolved"
 )
 
 // register registers the metrics. Without a capture, c is nil, they say that it is off.
@@ -26,6 +27,14 @@ func (c *capture) register(registry prometheus.Registerer) {
 	count("nametap_capture_failures_total", "Checks and repairs of the capture rules that failed.",
 		func(s iptables.Stats) uint64 { return s.Failures })
 	registry.MustRegister(captureLevels{c})
+	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "nametap_resolved_registered", Help: "1 while systemd-resolved asks the agent for mesh names.",
+	}, func() float64 {
+		if c != nil && c.registrar.Status().State == resolved.Registered {
+			return 1
+		}
+		return 0
+	}))
 	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "nametap_capture_on", Help: "1 while the capture rules are installed.",
 	}, func() float64 {
@@ -71,12 +80,15 @@ type CaptureStatus struct {
 	// Rules is what is in the kernel now; Error says why that cannot be read.
 	Rules *iptables.Status `json:"rules,omitempty"`
 	Error string           `json:"error,omitempty"`
+	// Resolved is the registration with systemd-resolved.
+	Resolved resolved.Status `json:"resolved"`
 }
 
 // status reads the rules and says how they are.
 func (c *capture) status(ctx context.Context) *CaptureStatus {
 	in := c.current()
 	status := &CaptureStatus{On: in.On, Because: in.Because, Repairs: c.kernel.Stats().Repairs, Remaining: c.kernel.Remaining()}
+	status.Resolved = c.registrar.Status()
 	rules, err := c.kernel.Status(ctx)
 	if err != nil {
 		status.Error = err.Error()

@@ -12,6 +12,7 @@
 //	capture.go        the desired state of capture: from the settings, the nameservers of
 //	                  resolv.conf and families.go
 //	families.go       the families whose listeners answer
+//	resolved.go       which names systemd-resolved is to query the agent for
 //	capturestatus.go  the state of capture, as status and metrics
 //
 // # Goroutines
@@ -34,7 +35,8 @@
 //	Agent                one that follows the addresses of the interfaces (rtnetlink), the status
 //	                     server, the drain, the announcement of readiness, systemd's watchdog,
 //	                     one that returns memory when pushes pause; with capture one that keeps
-//	                     the rules as desired, one that probes the listeners of each family, and
+//	                     the rules as desired, one that keeps the registration with
+//	                     systemd-resolved (two more while that runs), one that probes the listeners of each family, and
 //	                     one that follows resolv.conf
 //
 // The command nametap agent has more of them outside of the errgroup: one that writes the log,

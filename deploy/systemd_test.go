@@ -14,7 +14,7 @@ import (
 )
 
 // services are the services of the package.
-var services = []string{"nametap.service", "nametap-guard.service"}
+var services = []string{"nametap.service", "nametap-guard.service", "nametap-resolved@.service"}
 
 // install runs `make install` into a new directory, which it returns.
 func install(t *testing.T, variables ...string) string {
@@ -52,7 +52,7 @@ func TestUnits(t *testing.T) {
 		if err := errors.Join(os.MkdirAll(filepath.Join(root, "bin"), 0o755), os.WriteFile(filepath.Join(root, "bin/kill"), nil, 0o755)); err != nil {
 			t.Fatal(err)
 		}
-		verify := append([]string{"--root=" + root, "--man=no", "verify", "nametap.socket"}, services...)
+		verify := append([]string{"--root=" + root, "--man=no", "verify", "nametap.socket", "nametap-resolved.socket"}, services...)
 		if said := output(t, command(t, nil, "systemd-analyze", verify...)); said != "" {
 			t.Errorf("PREFIX=%s: %s", prefix, said)
 		}
@@ -66,7 +66,8 @@ func TestExposure(t *testing.T) {
 	root := install(t)
 	security := func() {
 		t.Helper()
-		output(t, command(t, nil, "systemd-analyze", "--root="+root, "security", "--offline=true", "--threshold=30", "nametap.service", "nametap-guard.service"))
+		output(t, command(t, nil, "systemd-analyze", "--root="+root, "security", "--offline=true", "--threshold=30",
+			"nametap.service", "nametap-guard.service", "nametap-resolved@.service"))
 	}
 	security()
 	dir := filepath.Join(root, "etc/systemd/system/nametap.service.d")

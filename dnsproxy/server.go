@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -225,6 +226,11 @@ func (s *Server) logSkipped(skipped []table.Skipped) {
 	if more := len(skipped) - maxLoggedSkips; more > 0 {
 		s.log.Warn("left out of the table: further entries", "count", more)
 	}
+}
+
+// ClusterDomain returns the cluster domain, without a trailing dot.
+func (s *Server) ClusterDomain() string {
+	return strings.TrimSuffix(s.handler.cluster.Domain.String(), ".")
 }
 
 // Table returns the current table, nil before the first one.

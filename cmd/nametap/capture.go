@@ -18,6 +18,7 @@ import (
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/iptables"
+	"github.com/nametap/nametap/resolved"
 )
 
 // A captureCommand has what the subcommands of capture share. They have all settings of the
@@ -126,7 +127,9 @@ backend that the agent's user cannot read, and does nothing with
 		if err != nil {
 			return err
 		}
-		return capture.Remove(command.Context())
+		err = capture.Remove(command.Context())
+		unregister(logger)
+		return err
 	}
 	command.Flags().BoolVar(&afterAgent, "after-agent", false, "remove the rules of an agent that has ended, for service managers")
 	return command
@@ -142,11 +145,19 @@ func removeAfterAgent(ctx context.Context, logger *slog.Logger) error {
 		return err
 	}
 	err = capture.Remove(ctx)
+	unregister(logger)
 	if errors.Is(err, iptables.ErrUnseen) {
 		logger.Warn("removed the capture rules that this user can read", "error", err)
 		return nil
 	}
 	return err
+}
+
+// unregister removes the registration with systemd-resolved, if there is one.
+func unregister(logger *slog.Logger) {
+	if err := resolved.RemoveLink(); err != nil {
+		logger.Warn("systemd-resolved may still ask the agent for mesh names", "error", err)
+	}
 }
 
 // resolveForRemoval returns the settings that removal needs. Malformed settings must not
@@ -257,6 +268,7 @@ func (c *captureCommand) printStatus(ctx context.Context, w io.Writer) error {
 		lines := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 		fmt.Fprintf(lines, "switch\t%s\n", onOff(c.config.On, c.config.Because))
 		printRules(lines, status)
+		printResolved(lines, resolved.Inspect(ctx))
 		return lines.Flush()
 	})
 }
@@ -267,6 +279,26 @@ func onOff(on bool, because string) string {
 		return "on: " + because
 	}
 	return "off: " + because
+}
+
+// printResolved prints the registration with systemd-resolved. It prints nothing on hosts
+// without it.
+func printResolved(w io.Writer, status resolved.Status) {
+	text := ""
+	switch status.State {
+	case resolved.Off:
+		text = "not registered"
+	case resolved.Registered:
+		text = fmt.Sprintf("registered, %d domains", status.Domains)
+		if status.Others > 0 {
+			text += fmt.Sprintf(", %d more left out", status.Others)
+		}
+	case resolved.Failed:
+		text = "not registered: " + status.Error
+	default:
+		return
+	}
+	fmt.Fprintf(w, "systemd-resolved\t%s\n", text)
 }
 
 // printRules prints a line for the backend and one for each family.

@@ -84,7 +84,7 @@ func newRootCommand() *cobra.Command {
 	root.SetUsageFunc(settings.PrintUsage)
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(newAgentCommand(), newCaptureCommand(), newQueryCommand(), newTableCommand(), newCacheCommand(), newStatusCommand(),
-		newVersionCommand())
+		newVersionCommand(), newResolvedHelperCommand())
 	return root
 }
 

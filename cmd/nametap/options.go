@@ -59,7 +59,7 @@ func newOptions(flags *pflag.FlagSet) *options {
 	o := &options{
 		flags:      flags,
 		agent:      agent.DefaultConfig(),
-		capture:    agent.CaptureConfig{On: true, Config: iptables.DefaultConfig(), Servers: agent.AllServers},
+		capture:    agent.CaptureConfig{On: true, Config: iptables.DefaultConfig(), Servers: agent.AllServers, Resolved: true},
 		labelsFile: "/etc/istio/pod/labels",
 		logLevel:   logLevel{new(slog.LevelVar)},
 		logFormat:  formatText,
@@ -159,6 +159,7 @@ func (o *options) declareCapture(g settings.Group) {
 	g.Var(settings.Duration(&cfg.Interval, settings.ZeroRefused), "capture-reconcile", "check and repair the rules this often").Formerly("reconcile")
 	g.Negated(&cfg.FailClosed, failOpenFlag, "remove the rules when the agent ends, so that queries reach nameservers; after a crash a service manager does so with 'nametap capture remove --after-agent'").Formerly("fail-open")
 	g.Var(settings.Duration(&o.captureWait, settings.ZeroIsZero), captureWaitFlag, "how long 'nametap capture apply' waits for an agent in another container before it installs rules; 0 installs them at once")
+	g.Bool(&o.capture.Resolved, "capture-resolved", "with --capture, register with systemd-resolved if this host runs it, so that programs that ask it directly find mesh names")
 	g.Bool(&o.hostNetwork, hostNetworkFlag, "capture even in a pod on its node's network: the DNS of the whole node, until 'nametap capture remove'").Formerly("host-network")
 	g.String(&o.hostIP, "capture-host-ip", "`address` of the pod's node, to recognise a pod on its node's network").Env("HOST_IP").Formerly("host-ip")
 }

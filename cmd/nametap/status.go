@@ -120,4 +120,5 @@ func printCapture(w io.Writer, capture *agent.CaptureStatus) {
 	}
 	fmt.Fprintf(w, "capture\t%s, %d repairs\n", onOff(capture.On, capture.Because), capture.Repairs)
 	printRules(w, *capture.Rules)
+	printResolved(w, capture.Resolved)
 }

@@ -1,0 +1,89 @@
+package resolved
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+)
+
+// maxDomains is how many domains systemd-resolved accepts for one interface
+// (LINK_SEARCH_DOMAINS_MAX; measured with version 252).
+const maxDomains = 256
+
+// choose returns the domains to register, at most maxDomains, and how many others there are.
+// The domains of always come first. Domains below .local follow, since systemd-resolved sends
+// no query for them anywhere else, then the domains with the fewest labels.
+//
+// No domain is replaced by its parent to save room: names below the parent may have nameservers
+// of their own, such as those of a VPN, and would be validated by DNSSEC without nametap. A
+// domain below .local is, since only multicast DNS knows these names, and it uses no third
+// label.
+func choose(always, domains []string) (chosen []string, others int) {
+	all := make([]string, 0, len(always)+len(domains))
+	for _, name := range always {
+		all = append(all, strings.ToLower(name))
+	}
+	fixed := len(all)
+	for _, name := range domains {
+		if name = localParent(name); isHostname(name) {
+			all = append(all, name)
+		}
+	}
+	slices.SortFunc(all[fixed:], func(a, b string) int {
+		return cmp.Or(-cmp.Compare(score(a), score(b)), cmp.Compare(strings.Count(a, "."), strings.Count(b, ".")), cmp.Compare(a, b))
+	})
+	known := make(map[string]bool, min(len(all), maxDomains))
+	for _, name := range all {
+		switch {
+		case covered(name, known):
+		case len(chosen) == maxDomains:
+			others++
+		default:
+			known[name] = true
+			chosen = append(chosen, name)
+		}
+	}
+	return chosen, others
+}
+
+// score is higher for domains that matter more.
+func score(name string) int {
+	if isLocal(name) {
+		return 1
+	}
+	return 0
+}
+
+func isLocal(name string) bool { return strings.HasSuffix(name, ".local") }
+
+// localParent returns the last two labels of a name below .local, and any other name
+// unchanged.
+func localParent(name string) string {
+	if !isLocal(name) {
+		return name
+	}
+	head := strings.TrimSuffix(name, ".local")
+	return name[strings.LastIndexByte(head, '.')+1:]
+}
+
+// covered reports whether a name is one of the known domains, or below one.
+func covered(name string, known map[string]bool) bool {
+	for {
+		if known[name] {
+			return true
+		}
+		_, parent, found := strings.Cut(name, ".")
+		if !found {
+			return false
+		}
+		name = parent
+	}
+}
+
+// isHostname reports whether a name has only letters, digits, hyphens and underscores in its
+// labels. systemd-resolved writes other names differently.
+func isHostname(name string) bool {
+	return name != "" && !strings.ContainsFunc(name, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' && r != '_' && r != '.'
+	})
+}

@@ -1,0 +1,94 @@
+package resolved
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+)
+
+// systemd-resolved takes settings of an interface from root, or from users that polkit allows.
+// Many servers have no polkit, so the agent, which is not root, has a helper: systemd starts
+// one as root for each connection to a socket that only the agent's user can connect to. It
+// reads one registration, makes it, writes the result and ends.
+
+const (
+	// defaultHelper is the socket of nametap-resolved.socket.
+	defaultHelper = "/run/nametap-resolved.sock"
+	// helperTimeout is how long the helper may take.
+	helperTimeout = 10 * time.Second
+	// maxRegistration is the longest registration in bytes: maxDomains of the longest names.
+	maxRegistration = 128 << 10
+)
+
+// A result is the answer of the helper.
+type result struct {
+	Error string `json:"error,omitempty"`
+}
+
+// askHelper asks the helper to make a registration.
+func askHelper(ctx context.Context, path string, r Registration) error {
+	ctx, cancel := context.WithTimeout(ctx, helperTimeout)
+	defer cancel()
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "unix", path)
+	if err != nil {
+		return fmt.Errorf("connecting to nametap-resolved.socket: %w", err)
+	}
+	defer func() { _ = conn.Close() }()
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	if err := json.NewEncoder(conn).Encode(r); err != nil {
+		return fmt.Errorf("writing to the helper: %w", err)
+	}
+	var answer result
+	if err := json.NewDecoder(conn).Decode(&answer); err != nil {
+		return fmt.Errorf("the helper did not answer, see `journalctl -u 'nametap-resolved@*'`: %w", err)
+	}
+	if answer.Error != "" {
+		return errors.New(answer.Error)
+	}
+	return nil
+}
+
+// Help is the helper: it reads a registration from r, makes it, and writes the result to w.
+// It returns the error that it has written.
+func Help(ctx context.Context, r io.Reader, w io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, helperTimeout)
+	defer cancel()
+	err := help(ctx, r)
+	var answer result
+	if err != nil {
+		answer.Error = err.Error()
+	}
+	return errors.Join(err, json.NewEncoder(w).Encode(answer))
+}
+
+func help(ctx context.Context, r io.Reader) error {
+	var wanted Registration
+	if err := json.NewDecoder(io.LimitReader(r, maxRegistration)).Decode(&wanted); err != nil {
+		return fmt.Errorf("reading a registration: %w", err)
+	}
+	if !wanted.Server.IsValid() || len(wanted.Domains) > maxDomains {
+		return fmt.Errorf("want a server and at most %d domains, have %q and %d", maxDomains, wanted.Server, len(wanted.Domains))
+	}
+	// The helper changes no interface except that of nametap.
+	if index, err := findLink(); err != nil || index != wanted.Link {
+		return errors.Join(fmt.Errorf("interface %d is not %s", wanted.Link, LinkName), err)
+	}
+	b, err := dialBus(ctx)
+	if err != nil {
+		return err
+	}
+	defer b.close()
+	return b.register(ctx, wanted)
+}
+
+// hasHelper reports whether the socket of the helper exists.
+func hasHelper(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}

@@ -1,0 +1,349 @@
+package resolved
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+)
+
+// A Config configures a [Registrar].
+type Config struct {
+	// Server returns the address of the agent's listener, or an invalid one if no listener
+	// can be registered.
+	Server func() netip.AddrPort
+	// Names returns the names to register. It is called after [Registrar.Note], at most
+	// once in notePause.
+	Names func() Names
+	// Interval is how often the registration is checked.
+	Interval time.Duration
+	// Logger is the log.
+	Logger *slog.Logger
+
+	// For tests; zero means the usual ones.
+	dir, helper string
+	pause       time.Duration
+}
+
+// Names are the names that are registered.
+type Names struct {
+	// Always are domains that are registered first, whatever their number.
+	Always []string
+	// Domains are the domains of all other names.
+	Domains []string
+	// Fingerprint changes when there are other names than before. Then the caches of
+	// systemd-resolved are flushed.
+	Fingerprint uint64
+}
+
+// notePause is how often names are read and caches are flushed at most. A control plane may
+// push every second, and a flush makes systemd-resolved ask for all names again.
+const notePause = 5 * time.Second
+
+// A Registrar keeps the agent registered with systemd-resolved. It does nothing, and connects
+// to nothing, on hosts without systemd-resolved.
+type Registrar struct {
+	config  Config
+	noted   atomic.Bool   // the names may have changed
+	wake    chan struct{} // receives after Note and Set
+	on      atomic.Bool
+	repairs atomic.Uint64
+
+	mu     sync.Mutex
+	status Status // guarded by mu
+
+	// Fields of the goroutine of Run.
+	bus        *bus // nil: not connected
+	names      Names
+	read       time.Time // when names were read
+	chosen     []string
+	others     int
+	registered Registration // the last one that was made; its Link is 0 before
+	flushed    uint64       // the fingerprint when the caches were flushed
+	elsewhere  bool         // systemd-resolved runs in another network namespace
+}
+
+// New returns a Registrar. It is off.
+func New(cfg Config) *Registrar {
+	if cfg.dir == "" {
+		cfg.dir = defaultDir
+	}
+	if cfg.helper == "" {
+		cfg.helper = defaultHelper
+	}
+	if cfg.pause == 0 {
+		cfg.pause = notePause
+	}
+	r := &Registrar{config: cfg, wake: make(chan struct{}, 1), status: Status{State: Off}}
+	r.noted.Store(true)
+	return r
+}
+
+// Set says whether the agent is to be registered.
+func (r *Registrar) Set(on bool) {
+	if r.on.Swap(on) != on {
+		r.awake()
+	}
+}
+
+// Note says that the names may have changed. It does not block.
+func (r *Registrar) Note() {
+	if !r.noted.Swap(true) {
+		r.awake()
+	}
+}
+
+func (r *Registrar) awake() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Status returns the state of the registration.
+func (r *Registrar) Status() Status {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	status := r.status
+	status.Repairs = r.repairs.Load()
+	return status
+}
+
+// Run keeps the agent registered until ctx ends. The registration stays; [Registrar.Remove]
+// removes it.
+func (r *Registrar) Run(ctx context.Context) {
+	defer r.disconnect()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.wake:
+		case <-r.changes():
+		case <-timer.C:
+		}
+		status, err := r.sync(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		r.report(status, err)
+		timer.Reset(r.due())
+	}
+}
+
+// due returns how long to wait for the next check.
+func (r *Registrar) due() time.Duration {
+	wait := r.config.Interval
+	if r.noted.Load() {
+		wait = min(wait, max(0, r.config.pause-time.Since(r.read)))
+	}
+	return wait
+}
+
+// changes returns the channel that receives when systemd-resolved starts or ends; nil if that is
+// not known.
+func (r *Registrar) changes() <-chan *dbus.Signal {
+	if r.bus == nil {
+		return nil
+	}
+	return r.bus.changes
+}
+
+// Remove removes the registration. Queries of systemd-resolved go to other nameservers at once.
+func (r *Registrar) Remove(ctx context.Context) error {
+	err := RemoveLink()
+	if r.registered.Link != 0 && err == nil {
+		r.config.Logger.Info("no longer registered with systemd-resolved")
+		r.flushOnce(ctx)
+	}
+	r.registered = Registration{}
+	return err
+}
+
+// flushOnce flushes the caches of systemd-resolved over a connection of its own.
+func (r *Registrar) flushOnce(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	b, err := dialBus(ctx)
+	if err == nil {
+		err = b.flush(ctx)
+		b.close()
+	}
+	if err != nil {
+		r.config.Logger.Debug("the caches of systemd-resolved cannot be flushed; mesh names stay there for up to --ttl", "error", err)
+	}
+}
+
+// sync takes one step from the current state to the desired one.
+func (r *Registrar) sync(ctx context.Context) (Status, error) {
+	if !r.on.Load() {
+		return Status{State: Off}, r.Remove(ctx)
+	}
+	if !present(r.config.dir) {
+		r.disconnect()
+		return Status{State: Absent}, nil
+	}
+	if err := r.connect(ctx); err != nil {
+		return Status{}, err
+	}
+	running, err := r.bus.running(ctx)
+	if err != nil {
+		r.disconnect()
+		return Status{}, err
+	}
+	if !running { // when it starts, it reads what it saved of the interface
+		return Status{State: Absent}, nil
+	}
+	return r.keep(ctx)
+}
+
+// keep makes the registration, or repairs it.
+func (r *Registrar) keep(ctx context.Context) (Status, error) {
+	address := r.config.Server()
+	if !address.IsValid() {
+		return Status{}, errors.New("the agent listens on no address that systemd-resolved could query")
+	}
+	r.readNames()
+	if r.elsewhere {
+		return Status{}, errUnknownLink
+	}
+	index, err := makeLink()
+	if err != nil {
+		return Status{}, err
+	}
+	wanted := Registration{Link: index, Server: address, Domains: r.chosen}
+	if err := r.compare(ctx, wanted); err != nil {
+		return Status{}, err
+	}
+	status := Status{State: Registered, Domains: len(r.chosen), Others: r.others}
+	if r.flushed != r.names.Fingerprint {
+		if err := r.bus.flush(ctx); err != nil {
+			return status, err
+		}
+		r.flushed = r.names.Fingerprint
+	}
+	return status, nil
+}
+
+// readNames reads the names, if they may have changed and the last time is long enough ago.
+func (r *Registrar) readNames() {
+	if !r.noted.Load() || !r.read.IsZero() && time.Since(r.read) < r.config.pause {
+		return
+	}
+	r.noted.Store(false)
+	r.read, r.names = time.Now(), r.config.Names()
+	r.chosen, r.others = choose(r.names.Always, r.names.Domains)
+}
+
+// seenWithin is how long systemd-resolved may take to see a new interface.
+const seenWithin = 3 * time.Second
+
+// compare makes the registration, unless it is as wanted.
+func (r *Registrar) compare(ctx context.Context, wanted Registration) error {
+	l, err := r.await(ctx, wanted.Link)
+	switch {
+	case errors.Is(err, errUnknownLink):
+		r.elsewhere = true
+		return errors.Join(err, RemoveLink())
+	case err != nil:
+		return err
+	case l.has(wanted) && l.inUse:
+		r.registered = wanted
+		return nil
+	}
+	before := r.registered
+	if err := r.apply(ctx, wanted); err != nil {
+		return err
+	}
+	if l, err = r.await(ctx, wanted.Link); err != nil {
+		return err
+	}
+	if !l.has(wanted) {
+		return errors.New("another program changes what systemd-resolved has of the interface " + LinkName)
+	}
+	r.registered, r.flushed = wanted, 0
+	if before.Link != 0 && !changed(before, wanted) {
+		r.repairs.Add(1)
+		r.config.Logger.Warn("the registration with systemd-resolved had changed and was repaired")
+	}
+	return nil
+}
+
+// changed reports whether two registrations differ.
+func changed(a, b Registration) bool {
+	return a.Server != b.Server || !sameDomains(wanted(a.Domains), wanted(b.Domains))
+}
+
+// await returns what systemd-resolved has of an interface, and waits until it sees it.
+func (r *Registrar) await(ctx context.Context, index int) (link, error) {
+	const pause = 20 * time.Millisecond
+	for start := time.Now(); ; {
+		l, err := r.bus.link(ctx, index)
+		if !errors.Is(err, errUnknownLink) || time.Since(start) > seenWithin {
+			return l, err
+		}
+		select {
+		case <-ctx.Done():
+			return link{}, ctx.Err()
+		case <-time.After(pause):
+		}
+	}
+}
+
+// apply makes a registration: directly as root, otherwise by the helper if there is one.
+func (r *Registrar) apply(ctx context.Context, wanted Registration) error {
+	if os.Geteuid() != 0 && hasHelper(r.config.helper) {
+		return askHelper(ctx, r.config.helper, wanted)
+	}
+	return r.bus.register(ctx, wanted)
+}
+
+// connect connects to D-Bus, unless that is done.
+func (r *Registrar) connect(ctx context.Context) error {
+	if r.bus != nil && r.bus.conn.Connected() {
+		return nil
+	}
+	r.disconnect()
+	var err error
+	r.bus, err = dialBus(ctx)
+	r.elsewhere = false
+	return err
+}
+
+// disconnect closes the connection to D-Bus.
+func (r *Registrar) disconnect() {
+	if r.bus != nil {
+		r.bus.close()
+		r.bus = nil
+	}
+}
+
+// report publishes the status, and logs a change.
+func (r *Registrar) report(status Status, err error) {
+	if err != nil {
+		status.State, status.Error = Failed, err.Error()
+	}
+	r.mu.Lock()
+	previous := r.status
+	r.status = status
+	r.mu.Unlock()
+	if status == previous {
+		return
+	}
+	switch {
+	case status.Error != "":
+		r.config.Logger.Warn("programs that ask systemd-resolved may not find mesh names; retrying", "error", err)
+	case status.State == Registered && status.Others > 0:
+		r.config.Logger.Warn("registered with systemd-resolved, which accepts no more domains: names of the others are found only if its queries are captured",
+			"interface", LinkName, "domains", status.Domains, "others", status.Others)
+	case status.State == Registered:
+		r.config.Logger.Info("registered with systemd-resolved", "interface", LinkName, "domains", status.Domains)
+	}
+}

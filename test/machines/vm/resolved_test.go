@@ -1,0 +1,222 @@
+package vm_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/internal/testkit/wait"
+	"github.com/nametap/nametap/test/machines/vm"
+)
+
+// The hosts of the mesh besides vm.Mesh, with their addresses.
+const (
+	external, externalIP = "api.example.com", "10.1.0.2"
+	wildcard, wildcardIP = "*.wild.example", "10.1.0.3"
+	local, localIP       = "db.shop.local", "10.1.0.4"
+	global, globalIP     = "cart.shop.global", "10.1.0.5"
+)
+
+// outside is a name that the mesh does not have.
+const outside = "www.example.org"
+
+// table returns the table of the mesh, with more external hosts and their addresses.
+func table(more map[string]string) *api.NameTable {
+	hosts := map[string]*api.NameTable_NameInfo{
+		vm.Mesh: {Ips: []string{vm.MeshIP}, Registry: "Kubernetes", Shortname: "web", Namespace: "shop"},
+	}
+	for _, all := range []map[string]string{{external: externalIP, wildcard: wildcardIP, local: localIP, global: globalIP}, more} {
+		for host, ip := range all {
+			hosts[host] = &api.NameTable_NameInfo{Ips: []string{ip}, Registry: "External"}
+		}
+	}
+	return &api.NameTable{Table: hosts}
+}
+
+// meshNames returns names of the mesh with their addresses: hosts, and short names by themselves
+// and with the search domain.
+func meshNames() map[string]string {
+	return map[string]string{
+		vm.Mesh: vm.MeshIP, external: externalIP, "a.b.wild.example": wildcardIP, local: localIP, global: globalIP,
+		"web": vm.MeshIP, "web.shop": vm.MeshIP, "web.shop.svc": vm.MeshIP, "web.corp.example": vm.MeshIP,
+	}
+}
+
+// A resolvedMachine is a machine with systemd-resolved.
+type resolvedMachine struct {
+	*vm.Machine
+	t *testing.T
+}
+
+// bootResolved boots a machine whose programs use systemd-resolved, with more packages, and
+// starts the agent with settings.
+func bootResolved(t *testing.T, packages []string, settings ...string) *resolvedMachine {
+	t.Helper()
+	m := &resolvedMachine{t: t, Machine: vm.Boot(t, vm.Packages(append(packages, "systemd-resolved", "libnss-resolve")...))}
+	m.World.Control.Push(table(nil))
+	m.Run("resolvectl", "dns", "host0", vm.Named)
+	m.Run("resolvectl", "domain", "host0", "corp.example")
+	m.Run("ln", "-sf", "/run/systemd/resolve/stub-resolv.conf", "/etc/resolv.conf")
+	m.Install(settings...)
+	m.Start()
+	m.awaitRegistered()
+	return m
+}
+
+// awaitRegistered returns when the agent says that it is registered.
+func (m *resolvedMachine) awaitRegistered() {
+	m.t.Helper()
+	wait.Until(m.t, "the agent is registered with systemd-resolved", func() bool {
+		status, err := m.Try("nametap", "status")
+		return err == nil && strings.Contains(status, "systemd-resolved  registered, ")
+	})
+}
+
+// ways are the ways to ask systemd-resolved, by their name: the commands, without the name to
+// look up.
+func ways() map[string][]string {
+	return map[string][]string{
+		"nss-resolve": {"getent", "-s", "resolve", "ahostsv4"},
+		"D-Bus": {"busctl", "call", "org.freedesktop.resolve1", "/org/freedesktop/resolve1", "org.freedesktop.resolve1.Manager",
+			"ResolveHostname", "isit", "0", "NAME", "2", "0"},
+		"varlink": {"resolvectl", "query", "-4"},
+		"libc":    {"getent", "-s", "dns", "ahostsv4"},
+	}
+}
+
+// ask looks a name up in one of the ways, and returns what the command prints.
+func (m *resolvedMachine) ask(way, name string) string {
+	m.t.Helper()
+	command, placed := append([]string{}, ways()[way]...), false
+	for i, arg := range command {
+		if arg == "NAME" {
+			command[i], placed = name, true
+		}
+	}
+	if !placed {
+		command = append(command, name)
+	}
+	output, err := m.Try(command[0], command[1:]...)
+	if err != nil {
+		return strings.TrimSpace(output) + ": " + err.Error()
+	}
+	return output
+}
+
+// has reports whether a lookup in one of the ways gives an address.
+func (m *resolvedMachine) has(way, name, ip string) bool {
+	m.t.Helper()
+	if way == "D-Bus" {
+		ip = strings.ReplaceAll(ip, ".", " ") // as busctl prints it
+	}
+	return strings.Contains(m.ask(way, name), ip)
+}
+
+// check looks names up in all ways.
+func (m *resolvedMachine) check(names map[string]string) {
+	m.t.Helper()
+	for way := range ways() {
+		for name, ip := range names {
+			if !m.has(way, name, ip) {
+				m.t.Errorf("%s: %s has %q, want %s", way, name, m.ask(way, name), ip)
+			}
+		}
+	}
+}
+
+// checkRemoved checks that nothing of nametap is left in systemd-resolved and on the machine.
+func (m *resolvedMachine) checkRemoved() {
+	m.t.Helper()
+	for _, command := range []string{"ip link show", "resolvectl status", "ls -R /run/systemd/resolve /run/systemd/netif"} {
+		if got := m.Run("sh", "-c", command+" 2>/dev/null || true"); strings.Contains(got, "nametap") || strings.Contains(got, "127.0.0.1:15053") {
+			m.t.Errorf("%s prints:\n%s", command, got)
+		}
+	}
+	if links := m.Run("sh", "-c", "ls /run/systemd/resolve/netif | wc -l"); strings.TrimSpace(links) != "1" { // that of host0
+		m.t.Errorf("systemd-resolved has saved %s interfaces, want 1", links)
+	}
+	m.check(map[string]string{outside: vm.NamedIP})
+	if got := m.ask("varlink", local); !strings.Contains(got, "No appropriate name servers") {
+		m.t.Errorf("%s has %q", local, got)
+	}
+}
+
+// V5: programs that ask systemd-resolved find mesh names, over restarts of systemd-resolved and of
+// the agent, and nothing is left when the agent ends.
+func TestResolved(t *testing.T) {
+	m := bootResolved(t, nil)
+	m.check(meshNames())
+	m.check(map[string]string{outside: vm.NamedIP})
+	if got := m.Run("nametap", "capture", "status"); !strings.Contains(got, "systemd-resolved  registered, ") {
+		t.Errorf("nametap capture status prints:\n%s", got)
+	}
+	if got := m.Run("getent", "hosts", externalIP); !strings.Contains(got, external) {
+		t.Errorf("%s has the name %q, want %s", externalIP, got, external)
+	}
+
+	m.Run("systemctl", "restart", "systemd-resolved")
+	m.check(meshNames()) // at once: systemd-resolved has saved the registration
+
+	m.Run("systemctl", "restart", "nametap.service")
+	m.awaitRegistered()
+	m.check(meshNames())
+
+	m.Run("systemctl", "kill", "--signal=KILL", "nametap.service")
+	m.awaitRegistered()
+	m.check(meshNames())
+
+	m.Run("systemctl", "reload", "nametap.service")
+	m.check(meshNames())
+
+	m.Run("systemctl", append([]string{"stop"}, vm.Units()...)...)
+	m.checkRemoved()
+	m.Run("systemctl", append([]string{"start"}, vm.Units()...)...)
+	m.awaitRegistered()
+	m.check(meshNames())
+}
+
+// V5: a name that a push adds is found although systemd-resolved has cached that it does not
+// exist. 10,000 hosts are more than systemd-resolved accepts; they are found because its
+// queries are captured.
+func TestResolvedFollowsTable(t *testing.T) {
+	m := bootResolved(t, nil)
+	const added, addedIP = "new.shop.local", "10.1.0.9"
+	if m.has("varlink", added, addedIP) {
+		t.Fatalf("%s exists already", added)
+	}
+	m.World.Control.Push(table(map[string]string{added: addedIP}))
+	for way := range ways() {
+		wait.Until(t, added+" is found by "+way, func() bool { return m.has(way, added, addedIP) })
+	}
+
+	many := map[string]string{"x.y.many.local": "10.1.0.8"}
+	for i := range 10_000 {
+		many[fmt.Sprintf("host-%d.many.example", i)] = "10.1.0.7"
+	}
+	m.World.Control.Push(table(many))
+	wait.Until(t, "the limit is in the status", func() bool {
+		return strings.Contains(m.Run("nametap", "status"), "registered, 256 domains, 9")
+	})
+	names := meshNames()
+	for _, name := range []string{"x.y.many.local", "host-0.many.example", "host-9999.many.example"} {
+		names[name] = many[name]
+	}
+	m.check(names)
+}
+
+// V5: a registration that another program changes is repaired.
+func TestResolvedRepaired(t *testing.T) {
+	m := bootResolved(t, nil)
+	for _, change := range [][]string{
+		{"resolvectl", "revert", "nametap-dns"},
+		{"resolvectl", "dns", "nametap-dns", vm.Other},
+		{"ip", "link", "set", "nametap-dns", "down"},
+		{"ip", "address", "flush", "dev", "nametap-dns"},
+		{"ip", "link", "delete", "nametap-dns"},
+	} {
+		m.Run(change[0], change[1:]...)
+		wait.Until(t, "repaired after "+strings.Join(change, " "), func() bool { return m.has("varlink", local, localIP) })
+	}
+	m.check(meshNames())
+}
