@@ -106,8 +106,8 @@ func inFlight(killed time.Time, mesh bool) func(kind load.Kind, q load.Example) 
 	}
 }
 
-// cause returns the outage that explains a bad query; empty if there is none. An outage that
-// covers fewer kinds comes first.
+// cause returns the outage that explains a bad query; empty if there is none. The causes that
+// always apply, or to all names, come last.
 func (l *timeline) cause(q badQuery) string {
 	end, cause := q.Sent.Add(q.Took), ""
 	for _, o := range l.outages {
@@ -116,28 +116,34 @@ func (l *timeline) cause(q badQuery) string {
 			until = l.prolong(until)
 		}
 		if q.Sent.Before(until) && end.After(o.from) && o.covers(q.kind, q.Example) {
-			if o.what != rulesFlushed {
+			switch {
+			case o.what != rulesFlushed && o.what != machineBusy:
 				return o.what
+			case cause != rulesFlushed:
+				cause = o.what
 			}
-			cause = o.what
 		}
 	}
 	return cause
 }
 
-// judge returns the numbers of bad queries by cause and kind, and those without a cause.
-func (l *timeline) judge() (explained map[string]int, unexplained []badQuery) {
+// judge returns the numbers of bad queries by cause and kind, how many of these are due to a busy
+// machine, and the queries without a cause.
+func (l *timeline) judge() (explained map[string]int, busy int, unexplained []badQuery) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	explained = map[string]int{}
 	for _, q := range l.bad {
 		if cause := l.cause(q); cause != "" {
 			explained[fmt.Sprintf("%s: %s over %s", cause, q.kind, q.Transport)]++
+			if cause == machineBusy {
+				busy++
+			}
 			continue
 		}
 		unexplained = append(unexplained, q)
 	}
-	return explained, unexplained
+	return explained, busy, unexplained
 }
 
 // around returns what the test did shortly before and after a time.

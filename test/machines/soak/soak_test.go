@@ -42,6 +42,7 @@ func TestSoak(t *testing.T) {
 	var lanes sync.WaitGroup
 	lanes.Go(func() { w.pushes(ctx) })
 	lanes.Go(func() { levels.run(ctx) })
+	lanes.Go(func() { w.watchPressure(ctx) })
 	disturbed, calm := context.WithCancel(ctx)
 	for i, disturb := range []func(context.Context, *rand.Rand){w.disturbControl, w.disturbNameservers, w.disturbRules} {
 		lanes.Go(func() { disturb(disturbed, rand.New(rand.NewPCG(*seed, uint64(i)))) })
@@ -56,13 +57,16 @@ func TestSoak(t *testing.T) {
 	w.timeline.note("no more disturbances")
 	sleep(ctx, quietTime)
 	w.timeline.note("the loads end")
+	queries := 0
 	for _, l := range loads {
-		t.Logf("%v", l.Stop())
+		report := l.Stop()
+		queries += report.Queries
+		t.Logf("%v", report)
 	}
 	cancel()
 	lanes.Wait()
 
-	w.judge(t)
+	w.judge(t, queries)
 	levels.table(t)
 	t.Logf("levels of the agent that ran undisturbed, of the control plane and of the host:")
 	levels.compare(t, span{began.Add(stable / 4), began.Add(stable * 5 / 12)}, span{steady.Add(-stable / 6), steady}, *duration >= 10*time.Minute)
@@ -107,9 +111,12 @@ func (w *world) startLoads() []*load.Load {
 }
 
 // judge logs the bad queries that have a cause, and fails the test for all others.
-func (w *world) judge(t *testing.T) {
+func (w *world) judge(t *testing.T, queries int) {
 	t.Helper()
-	explained, unexplained := w.timeline.judge()
+	explained, busy, unexplained := w.timeline.judge()
+	if float64(busy) > maxBusy*float64(queries) {
+		t.Errorf("%d of %d queries failed while the machine was busy: give it less other work", busy, queries)
+	}
 	for _, cause := range slices.Sorted(maps.Keys(explained)) {
 		t.Logf("%6d queries: %s", explained[cause], cause)
 	}

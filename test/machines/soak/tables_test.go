@@ -96,7 +96,7 @@ func (t *tables) push() error {
 }
 
 // freeze notes that the agent's table may be older than usual, until the returned function
-// is called, and some time longer: the agent backs off about as long as it could not connect.
+// is called, and some time longer: the agent backs off for up to 30 s (C5).
 func (t *tables) freeze() (thaw func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -106,7 +106,7 @@ func (t *tables) freeze() (thaw func()) {
 	return func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		t.frozen[at].until = time.Now().Add(min(time.Since(began), 30*time.Second) + staleAfter)
+		t.frozen[at].until = time.Now().Add(30*time.Second + staleAfter)
 	}
 }
 
