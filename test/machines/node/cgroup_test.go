@@ -11,8 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-
-	"github.com/nametap/nametap/internal/testkit/wait"
+	"time"
 )
 
 // cgroupPrefix begins the names of all nodes' cgroups; the process ID of the test follows.
@@ -64,15 +63,18 @@ func newCgroups(t *testing.T) cgroups {
 	return c
 }
 
-// remove removes the cgroups. Their processes have ended or are about to.
-func (c cgroups) remove(t *testing.T) {
-	t.Helper()
-	for _, path := range c.paths {
+// remove removes the cgroups, whose processes have been killed, in up to 10 s.
+func (c cgroups) remove() error {
+	deadline := time.Now().Add(10 * time.Second)
+	for {
 		var err error
-		wait.Until(t, "the cgroup "+path+" is empty", func() bool {
-			err = removeCgroup(path)
-			return err == nil
-		})
+		for _, path := range c.paths {
+			err = errors.Join(err, removeCgroup(path))
+		}
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(10 * time.Millisecond) //nolint:forbidigo // the kernel tells nothing when the last process has ended
 	}
 }
 

@@ -54,7 +54,7 @@ func newCluster(t *testing.T) *cluster {
 	c.controlPlane()
 	containerd.await(func() error { return c.command(t.Context(), ctr("version")...).Run() })
 	c.kubelet = c.start("kubelet", c.node, "kubelet", "--config="+c.path("kubelet.yaml"), "--kubeconfig="+c.path("kubeconfig"),
-		"--hostname-override=node", "--node-ip="+nodeIP, "--root-dir=/var/lib/kubelet", "--cert-dir=/var/lib/kubelet/pki", "--v=1")
+		"--hostname-override=node", "--node-ip="+nodeIP, "--root-dir=/var/lib/kubelet", "--cert-dir=/var/lib/kubelet/pki", "--v=2")
 	c.start("kube-proxy", c.node, "proxy", "--config="+c.path("proxy.yaml"))
 	c.start("coredns", c.node, "coredns", "-conf", c.path("Corefile"))
 	c.importImages(t, images)

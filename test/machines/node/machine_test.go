@@ -2,8 +2,10 @@ package node
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -79,10 +81,24 @@ func newMachine(t *testing.T) *machine {
 	m.init = cmd.Process.Pid
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
-	t.Cleanup(func() {
+	end := func() error {
 		_ = cmd.Process.Kill() // with it, the kernel ends all processes of its namespace
-		<-ended                //nolint:errcheck // it was killed
-		m.cgroups.remove(t)
+		return m.cgroups.remove()
+	}
+	interrupted := make(chan os.Signal, 1)
+	signal.Notify(interrupted, syscall.SIGINT, syscall.SIGTERM)
+	go func() {
+		if _, ok := <-interrupted; ok {
+			_ = errors.Join(end(), os.RemoveAll(dir)) // a later test removes cgroups that are left
+			os.Exit(1)
+		}
+	}()
+	t.Cleanup(func() {
+		signal.Stop(interrupted)
+		close(interrupted)
+		if err := end(); err != nil {
+			t.Errorf("ending the node: %v", err)
+		}
 	})
 	wait.Until(t, "the node has booted", func() bool {
 		select {

