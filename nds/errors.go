@@ -104,5 +104,9 @@ func tokenAdvice(cfg Config) string {
 		expires, _ := expiry(token)
 		return fmt.Sprintf("the token in %s (--xds-token-file) has expired at %s: put a new one there", cfg.TokenFile, expires.Format(time.RFC3339))
 	}
-	return "the token in " + cfg.TokenFile + " (--xds-token-file) was refused; istiod wants the audience istio-ca"
+	refused := "the token in " + cfg.TokenFile + " (--xds-token-file) was refused; istiod wants the audience istio-ca"
+	if cfg.Node.ClusterID != defaultClusterID { // see readCredentials
+		refused += fmt.Sprintf(" and must know the cluster %q (--cluster-id)", cfg.Node.ClusterID)
+	}
+	return refused
 }

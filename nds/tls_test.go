@@ -169,6 +169,10 @@ func TestTLSErrors(t *testing.T) {
 		{name: "two tokens", token: "one\ntwo\n", logged: "more than one token"},
 		{name: "expired token", token: jwt(time.Now().Add(-time.Minute)), logged: "istio-token (--xds-token-file) has expired at"},
 		{name: "wrong token", token: "token-0", logged: "istio-token (--xds-token-file) was refused"},
+		{
+			name: "unknown cluster", token: "token-0", config: func(cfg *nds.Config) { cfg.Node.ClusterID = "west" },
+			logged: `must know the cluster \"west\" (--cluster-id)`,
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := startSecured(t)
