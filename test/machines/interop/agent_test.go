@@ -49,7 +49,7 @@ type agent struct {
 func (m *machine) agent(p pod, flags ...string) *agent {
 	m.tb.Helper()
 	a := m.launch(p, flags...)
-	a.await("the agent has a table", func() bool { return a.logged("table pushed") > 0 })
+	a.await("the agent has a table", func() bool { return a.logged("msg=ready") > 0 })
 	return a
 }
 

@@ -164,3 +164,13 @@ func (c *cluster) istioFile(path string) string {
 	}
 	return string(text)
 }
+
+// apiCertificate returns the certificate of the API server.
+func (c *cluster) apiCertificate() string {
+	c.tb.Helper()
+	text, err := os.ReadFile(c.path("certs/apiserver.crt"))
+	if err != nil {
+		c.tb.Fatal(err)
+	}
+	return string(text)
+}

@@ -1,6 +1,7 @@
 package interop
 
 import (
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +18,7 @@ type daemon struct {
 	tb    testing.TB
 	cmd   *exec.Cmd
 	log   string
+	begun int64 // length of the file at the start, if an earlier program has the same name
 	ended chan struct{}
 }
 
@@ -37,6 +39,9 @@ func (p place) run(name string, cmd *exec.Cmd) *daemon {
 		p.tb.Fatal(err)
 	}
 	defer log.Close()
+	if d.begun, err = log.Seek(0, io.SeekEnd); err != nil {
+		p.tb.Fatal(err)
+	}
 	cmd.Dir, cmd.Stdout, cmd.Stderr = p.dir, log, log
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -75,12 +80,17 @@ func (p place) write(name, text string) string {
 // end sends a signal and returns when the process has ended.
 func (d *daemon) end(signal os.Signal) {
 	d.tb.Helper()
-	_ = d.cmd.Process.Signal(signal) // it may have ended
+	d.signal(signal)
 	select {
 	case <-d.ended:
 	default:
 		wait.For(d.tb, d.cmd.Path+" ends", d.ended)
 	}
+}
+
+// signal sends a signal.
+func (d *daemon) signal(signal os.Signal) {
+	_ = d.cmd.Process.Signal(signal) // the process may have ended
 }
 
 // await waits for a condition that the process makes true, and fails if the process ends.
@@ -103,7 +113,7 @@ func (d *daemon) text() string {
 	if err != nil {
 		d.tb.Fatal(err)
 	}
-	return string(text)
+	return string(text[d.begun:])
 }
 
 // logged returns the number of lines of the log that contain all parts.

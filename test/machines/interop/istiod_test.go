@@ -40,8 +40,15 @@ func (c *cluster) istiod(o options) *istiod {
 // port returns the port that d uses in place of a usual port of istiod.
 func (d *istiod) port(usual int) string { return strconv.Itoa(usual + d.options.offset) }
 
-// start starts istiod, also after its end.
+// start starts istiod, also after its end, and returns when it is ready.
 func (d *istiod) start() {
+	d.tb.Helper()
+	d.launch()
+	d.awaitReady()
+}
+
+// launch starts istiod without waiting.
+func (d *istiod) launch() {
 	d.tb.Helper()
 	name := "istiod-" + strconv.Itoa(d.options.offset)
 	cmd := exec.Command(d.istio, append([]string{
@@ -52,6 +59,11 @@ func (d *istiod) start() {
 	}, d.options.args...)...)
 	cmd.Env = append(os.Environ(), append([]string{"POD_NAME=" + name, "POD_NAMESPACE=istio-system", "CLUSTER_ID=Kubernetes"}, d.options.env...)...)
 	d.process = d.run(name, cmd)
+}
+
+// awaitReady waits until istiod is ready.
+func (d *istiod) awaitReady() {
+	d.tb.Helper()
 	d.process.await("istiod is ready", func() bool {
 		status, _ := d.debug("/ready", nil)
 		return status == http.StatusOK
