@@ -28,8 +28,8 @@ func TestReload(t *testing.T) {
 		previous = level
 	}
 	tr.more(time.Second)
-	if bad := tr.stop(load.Right); bad > 0 {
-		t.Errorf("%d queries have no right answer", bad)
+	if mesh, forwarded := tr.stop(load.Right); mesh+forwarded > 0 {
+		t.Errorf("%d queries for the mesh name and %d for others have no right answer", mesh, forwarded)
 	}
 	if got := m.Run("systemctl", "show", "--property=MainPID", "nametap"); got != process {
 		t.Errorf("the reload has replaced the process %s by %s", process, got)

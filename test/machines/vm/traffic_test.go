@@ -14,28 +14,31 @@ import (
 // queriesPerSecond is the rate of the queries of a machine's programs.
 const queriesPerSecond = 2000
 
-// A traffic is the queries of a machine's programs to the nameserver in its resolv.conf, nine of
-// ten over IPv4 and the others over IPv6. Four of five are for the mesh name, the others for
-// names that are in no cache.
+// A traffic is the queries of a machine's programs to the nameserver in its resolv.conf. A tenth
+// is sent over IPv6. Of five queries, four are for the mesh name and one is for a name that is
+// in no cache.
 type traffic struct {
 	t     *testing.T
-	loads []*load.Load
+	loads []*load.Load // the last one has the names that are forwarded
 }
 
 // startTraffic starts queries and returns when nametap answers them.
 func startTraffic(t *testing.T, m *vm.Machine) *traffic {
 	t.Helper()
 	tr := &traffic{t: t}
-	for server, rate := range map[string]int{vm.Named: queriesPerSecond * 9 / 10, vm.Named6: queriesPerSecond / 10} {
+	mesh := load.Question{Name: vm.Mesh, Addresses: load.Addrs(vm.MeshIP)}
+	forwarded := load.Question{Name: "*.example.org", Addresses: load.Addrs(vm.NamedIP)}
+	for _, part := range []struct {
+		server   string
+		question load.Question
+		share    float64
+	}{{vm.Named, mesh, 0.7}, {vm.Named6, mesh, 0.1}, {vm.Named, forwarded, 0.2}} {
 		l, err := load.Start(load.Config{
-			Server: netip.AddrPortFrom(netip.MustParseAddr(server), 53), Rate: rate,
+			Server: netip.AddrPortFrom(netip.MustParseAddr(part.server), 53), Rate: int(queriesPerSecond * part.share),
 			Kept: 0.2, TCP: 0.05, Enter: m.Net.Run,
 			Expect: &load.Expectation{
-				Questions: []load.Question{
-					{Name: vm.Mesh, Addresses: load.Addrs(vm.MeshIP), Weight: 4},
-					{Name: "*.example.org", Addresses: load.Addrs(vm.NamedIP)},
-				},
-				Foreign: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
+				Questions: []load.Question{part.question},
+				Foreign:   []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
 			},
 		})
 		if err != nil {
@@ -74,18 +77,22 @@ func (tr *traffic) gap() time.Duration {
 	return longest
 }
 
-// stop stops the queries, logs the reports, and returns the number of queries that ended in
-// other ways than those.
-func (tr *traffic) stop(allowed ...load.Kind) (bad int) {
+// stop stops the queries, logs the reports, and returns the number of queries for the mesh name
+// and for other names that ended in other ways than those.
+func (tr *traffic) stop(allowed ...load.Kind) (mesh, forwarded int) {
 	tr.t.Helper()
-	for _, l := range tr.loads {
+	for i, l := range tr.loads {
 		report := l.Stop()
 		tr.t.Logf("%v", report)
 		for kind, n := range report.Counts {
-			if !slices.Contains(allowed, kind) {
-				bad += n
+			switch {
+			case slices.Contains(allowed, kind):
+			case i == len(tr.loads)-1:
+				forwarded += n
+			default:
+				mesh += n
 			}
 		}
 	}
-	return bad
+	return mesh, forwarded
 }
