@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -73,16 +74,15 @@ func explain(tool string, err error, stderr string) error {
 		return fmt.Errorf("running %s: %w (%w: %q): %s", tool, why, err, message, advice)
 	}
 	const (
-		forPermission = "it needs CAP_NET_ADMIN, and for legacy CAP_NET_RAW and, if not root, CAP_DAC_READ_SEARCH, in the user namespace that owns the network namespace"
-		forTable      = "load the kernel's modules (modprobe -a iptable_nat iptable_raw ip6table_nat ip6table_raw), or use the other backend"
-		forExtension  = "load the kernel's modules (modprobe -a xt_CT xt_REDIRECT xt_owner xt_comment xt_tcpudp nft_compat), and install all extensions of the package iptables"
+		forTable     = "load the kernel's modules (modprobe -a iptable_nat iptable_raw ip6table_nat ip6table_raw), or use the other backend"
+		forExtension = "load the kernel's modules (modprobe -a xt_CT xt_REDIRECT xt_owner xt_comment xt_tcpudp nft_compat), and install all extensions of the package iptables"
 	)
 	switch {
 	case has("xtables lock"):
 		return fail(errLocked, "another program holds "+lockFile+" for more than "+lockWait+
 			" s; fuser -v "+lockFile+" shows which")
 	case has("Permission denied", "Operation not permitted", "you must be root"):
-		return fail(errPermission, forPermission)
+		return fail(errPermission, refusal(message))
 	case has("Address family not supported by protocol"):
 		return fail(errNoFamily, "the other family is captured without it")
 	case has("is incompatible, use 'nft' tool"):
@@ -91,8 +91,8 @@ func explain(tool string, err error, stderr string) error {
 		return fail(errNoTable, forTable)
 	case has("unable to initialize table"): // legacy does not say why
 		switch family := toolFamily(tool); {
-		case !capable(unix.CAP_NET_RAW):
-			return fail(errPermission, forPermission)
+		case !capable(unix.CAP_NET_ADMIN), !capable(unix.CAP_NET_RAW):
+			return fail(errPermission, refusal(message))
 		case lacksLegacyTable(family, between(message, "table '", "'")):
 			return fail(errNoTable, forTable)
 		}
@@ -101,6 +101,8 @@ func explain(tool string, err error, stderr string) error {
 		has("RULE_APPEND failed", "RULE_INSERT failed", "CHAIN_ADD failed", "TABLE_ADD failed", "CHAIN_USER_ADD failed") &&
 			has("(No such file or directory)", "(Operation not supported)", "(Protocol not supported)", "(Invalid argument)"):
 		return fail(errExtension, forExtension)
+	case errors.Is(err, os.ErrPermission), strings.Contains(err.Error(), syscall.SIGSYS.String()):
+		return fail(errPermission, refusal(message)) // the program is not allowed to run, or a filter has killed it
 	case message == "":
 		return fmt.Errorf("running %s: %w", tool, err)
 	}
@@ -120,28 +122,4 @@ func between(text, before, after string) string {
 	_, rest, _ := strings.Cut(text, before)
 	found, _, _ := strings.Cut(rest, after)
 	return found
-}
-
-// capable reports whether this process has a capability. It is true if that cannot be read.
-func capable(bit int) bool {
-	effective, err := effectiveCapabilities()
-	return err != nil || effective&(1<<bit) != 0
-}
-
-// Permitted returns [ErrCapability] if this process lacks CAP_NET_ADMIN. Some tools read the
-// rules without it, and then fail to change them.
-func Permitted() error {
-	if capable(unix.CAP_NET_ADMIN) {
-		return nil
-	}
-	return ErrCapability
-}
-
-// withoutCapability returns [ErrCapability] if a missing CAP_NET_ADMIN is the reason for err,
-// because what the tools print then is misleading. Otherwise it returns err.
-func withoutCapability(err error) error {
-	if err == nil || capable(unix.CAP_NET_ADMIN) || !isAny(err, errPermission, os.ErrPermission) {
-		return err
-	}
-	return ErrCapability
 }

@@ -1,0 +1,69 @@
+package iptables
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// capable reports whether this process has a capability. It is true if that cannot be read.
+func capable(bit int) bool {
+	effective, err := effectiveCapabilities()
+	return err != nil || effective&(1<<bit) != 0
+}
+
+// Permitted returns [ErrCapability] if this process lacks CAP_NET_ADMIN. Some tools read the
+// rules without it, and then fail to change them.
+func Permitted() error {
+	if capable(unix.CAP_NET_ADMIN) {
+		return nil
+	}
+	return ErrCapability
+}
+
+// withoutCapability returns [ErrCapability] if a missing CAP_NET_ADMIN is the reason for err,
+// because what the tools print then is misleading. Otherwise it returns err.
+func withoutCapability(err error) error {
+	if err == nil || capable(unix.CAP_NET_ADMIN) || !isAny(err, errPermission, os.ErrPermission) {
+		return err
+	}
+	return ErrCapability
+}
+
+// refusal says why the kernel may have refused a tool, which has printed a message: a capability
+// is missing, or what else confines this process and so the tool.
+func refusal(message string) string {
+	missing := ""
+	switch {
+	case !capable(unix.CAP_NET_ADMIN):
+		missing = "CAP_NET_ADMIN"
+	case !capable(unix.CAP_NET_RAW) && strings.Contains(message, "legacy"):
+		missing = "CAP_NET_RAW"
+	}
+	if missing != "" {
+		return missing + " is missing: in a pod, add it to securityContext.capabilities.add, in a systemd unit to AmbientCapabilities"
+	}
+	if found := confinement(); len(found) > 0 {
+		return "this process has the capabilities, but is confined by " + strings.Join(found, ", ")
+	}
+	return "it needs CAP_NET_ADMIN, and for legacy CAP_NET_RAW and, if not root, CAP_DAC_READ_SEARCH, in the user namespace that owns the network namespace"
+}
+
+// confinement lists what may refuse calls of this process although it has capabilities.
+func confinement() []string {
+	var found []string
+	if status, err := os.ReadFile("/proc/self/status"); err == nil && strings.Contains(string(status), "\nSeccomp:\t2\n") {
+		found = append(found, "a seccomp filter (in a pod, securityContext.seccompProfile)")
+	}
+	if label, err := os.ReadFile("/proc/self/attr/current"); err == nil {
+		if name := strings.Trim(string(label), "\x00\n"); name != "" && !strings.HasPrefix(name, "unconfined") {
+			found = append(found, fmt.Sprintf("the profile %q of AppArmor or SELinux", name))
+		}
+	}
+	if ids, err := os.ReadFile("/proc/self/uid_map"); err == nil && strings.Join(strings.Fields(string(ids)), " ") != "0 0 4294967295" {
+		found = append(found, "a user namespace (in a pod, hostUsers: false), which has to own the network namespace")
+	}
+	return found
+}
