@@ -28,6 +28,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/wait"
+	"github.com/nametap/nametap/iptables"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -345,7 +346,11 @@ func TestStatus(t *testing.T) {
 	if !got.XDS.Connected || got.XDS.Address != control.Addr() || got.XDS.Stale {
 		t.Errorf("control plane: %+v", got.XDS)
 	}
-	got.XDS, got.Uptime = nds.Status{}, ""
+	// Only the families with listeners are tested.
+	if len(got.Redirected) != 1 || got.Redirected[0].Family != iptables.IPv4 || got.Redirected[0].State != agent.NotRedirected {
+		t.Errorf("captured by another process: %+v", got.Redirected)
+	}
+	got.XDS, got.Uptime, got.Redirected = nds.Status{}, "", nil
 	want := agent.Status{
 		Ready: true, DNS: a.Proxy().Addrs(), Upstreams: []agent.Upstream{{Server: "192.0.2.53", State: "up"}}, Hosts: hosts,
 	}

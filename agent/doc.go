@@ -8,6 +8,7 @@
 //	status.go         the status server: probes, metrics, /debug/..., the cache
 //	systemd.go        notifications to systemd
 //	probe.go          probes of the agent's own listeners
+//	redirected.go     whether queries are redirected to the agent, by a test query
 //	await.go          waiting for an agent in another container
 //	capture.go        the desired state of capture: from the settings, the nameservers of
 //	                  resolv.conf and families.go

@@ -126,6 +126,13 @@ func isTimeout(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
+// listening returns the families that a query path listens on.
+func listening(proxy *dnsproxy.Server) []iptables.Family {
+	return slices.DeleteFunc(families(), func(f iptables.Family) bool {
+		return !slices.ContainsFunc(proxy.Addrs(), func(l dnsproxy.Addr) bool { return family(l) == f })
+	})
+}
+
 // anyAnswers returns an error if queries were sent to UDP listeners and none answered.
 func anyAnswers(ctx context.Context, listeners []dnsproxy.Addr) error {
 	var errs []error

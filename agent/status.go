@@ -194,7 +194,10 @@ type Status struct {
 	Upstreams []Upstream      `json:"upstreams"`
 	Hosts     int             `json:"hosts"`
 	XDS       nds.Status      `json:"xds"`
-	Capture   *CaptureStatus  `json:"capture,omitempty"` // nil: captures nothing
+	Capture   *CaptureStatus  `json:"capture,omitempty"` // nil: the agent installs no rules itself
+	// Redirected says what is captured if another process has installed the rules, as in a
+	// pod. It is nil with Capture.
+	Redirected []Redirection `json:"redirected,omitempty"`
 }
 
 // Upstream is the state of a nameserver that is, or was, configured.
@@ -237,6 +240,8 @@ func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 	}
 	if a.capture != nil {
 		status.Capture = a.capture.status(r.Context())
+	} else {
+		status.Redirected = Redirections(r.Context(), listening(a.proxy))
 	}
 	writeJSON(w, status)
 }

@@ -18,8 +18,8 @@
 //
 // [Build] makes them of a [Config], as a value. They are in chains of nametap
 // (NAMETAP_OUTPUT, NAMETAP_PREROUTING), so that their names alone tell them from the rules
-// of other programs. In table nat, a chain first returns what is excluded (the agent before
-// all others) and redirects the rest to the agent. In table raw, a chain of the same name
+// of other programs. In table nat, a chain redirects the test query ([TestAddr]), returns what
+// is excluded (the agent before all others), and redirects the rest to the agent. In table raw, a chain of the same name
 // does the same for UDP, with the conntrack zone instead of the redirect: an application
 // and the agent may use one source port to one server, and only the zone tells these two
 // flows apart. The zone holds for the original direction alone, so that an ICMP error of a
@@ -61,6 +61,7 @@
 //	check.go    what this machine lacks
 //	checkrules.go the version of the tools, and single rules, by go-iptables
 //	others.go   rules of Istio for port 53
+//	permission.go capabilities, and what else may refuse the tools
 //
 // A restore is atomic for each table, and nat is before raw. A flow that begins between the
 // two has its redirect without a zone. An application leaves it with its next query, which

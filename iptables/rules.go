@@ -83,6 +83,17 @@ func (r Rules) table(f Family, name string) table {
 // zoned reports whether captured queries have a conntrack zone.
 func (r Rules) zoned(f Family) bool { return len(r.table(f, "raw").chains) > 0 }
 
+// TestAddr returns the address whose UDP port 53 the rules of a family redirect for all users, also
+// for the agent. So the agent can find out without a capability whether it captures. No nameserver
+// has these addresses: the first is on loopback, and packets to the other one are discarded by
+// every router (RFC 6666).
+func TestAddr(f Family) netip.Addr {
+	if f == IPv4 {
+		return netip.AddrFrom4([4]byte{127, 15, 0, 53})
+	}
+	return netip.AddrFrom16([16]byte{0: 1, 15: 53})
+}
+
 func buildFamily(cfg Config, f Family) []table {
 	destinations := destinations(cfg, f)
 	if cfg.Family(f) == Off || len(destinations) == 0 {
@@ -90,7 +101,10 @@ func buildFamily(cfg Config, f Family) []table {
 	}
 	b := builder{cfg: cfg, family: f, destinations: destinations}
 	redirect := fmt.Sprintf("REDIRECT --to-ports %d", cfg.Port)
-	tables := []table{{name: "nat", chains: b.chains([]string{"udp", "tcp"}, redirect, "to the agent")}}
+	chains := b.chains([]string{"udp", "tcp"}, redirect, "to the agent")
+	test := netip.PrefixFrom(TestAddr(f), TestAddr(f).BitLen()).String()
+	chains[0].rules = slices.Insert(chains[0].rules, 0, b.rule(matches("-d", test, "-p", "udp"), "test query", redirect))
+	tables := []table{{name: "nat", chains: chains}}
 	if cfg.Zone != 0 {
 		zone := fmt.Sprintf("CT --zone-orig %d", cfg.Zone)
 		tables = append(tables, table{name: "raw", chains: b.replies(b.chains([]string{"udp"}, zone, "apart from the agent"))})

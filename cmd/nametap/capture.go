@@ -228,17 +228,48 @@ func printSteps(w io.Writer, steps []iptables.Step) error {
 func newCaptureStatus() *cobra.Command {
 	c := new(captureCommand)
 	return c.subcommand("status", "Show the rules that are installed", `Show which rules of nametap are installed, in which backend, and how they differ from
-the settings. If they differ, the exit code is 1.`,
+the settings. If they differ, the exit code is 1.
+
+Rules can be read only with CAP_NET_ADMIN and the tools of iptables, which the agent's
+container of a pod lacks. There the command sends test queries to find out whether queries
+are redirected to an agent. If any family is not, and the settings ask for it, the exit
+code is 1.`,
 		func(ctx context.Context, w io.Writer) error {
-			if err := c.printStatus(ctx, w); err != nil {
-				return err
-			}
 			status, err := c.capture.Status(ctx)
 			if err != nil {
-				return err
+				return c.testQueries(ctx, w, err)
 			}
-			return c.check(status)
+			return errors.Join(c.printStatus(ctx, w), c.check(status))
 		})
+}
+
+// testQueries shows what is captured where the rules cannot be read.
+func (c *captureCommand) testQueries(ctx context.Context, w io.Writer, unread error) error {
+	result := struct {
+		Error      string              `json:"error"`
+		Redirected []agent.Redirection `json:"redirected"`
+	}{unread.Error(), agent.Redirections(ctx, c.wanted())}
+	err := c.print(w, result, func(w io.Writer) error {
+		lines := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		fmt.Fprintf(lines, "switch\t%s\n", onOff(c.config.On, c.config.Because))
+		printRedirections(lines, result.Redirected)
+		return lines.Flush()
+	})
+	for _, r := range result.Redirected {
+		redirected := r.State == agent.Redirected
+		switch {
+		case c.config.On && (r.State == agent.NotRedirected || !redirected && c.config.Config.Needs(r.Family)):
+			return errors.Join(err, fmt.Errorf("DNS over %s is not captured: %s; the rules cannot be read: %w", r.Family, r.Detail, unread))
+		case redirected && !c.config.On:
+			return errors.Join(err, fmt.Errorf("DNS is captured despite %s", c.config.Because))
+		}
+	}
+	return err
+}
+
+// wanted returns the families that the settings do not switch off.
+func (c *captureCommand) wanted() []iptables.Family {
+	return slices.DeleteFunc([]iptables.Family{iptables.IPv4, iptables.IPv6}, func(f iptables.Family) bool { return c.config.Config.Family(f) == iptables.Off })
 }
 
 // check returns an error unless the rules are as the settings say.

@@ -15,12 +15,16 @@ import (
 // hostsFile is a file that kubelet writes for each pod.
 const hostsFile = "/etc/hosts"
 
+// inPod is an environment variable that kubelet sets in each container. Without it, this is not a
+// pod but maybe the node itself, whose DNS may be captured like that of any VM.
+const inPod = "KUBERNETES_SERVICE_HOST"
+
 // kubeletsHostNetwork is the first line of that file in a pod on its node's network.
 const kubeletsHostNetwork = "# Kubernetes-managed hosts file (host network)."
 
 // ownNetwork returns an error if this process is in a pod on its node's network. There the
 // rules would capture the DNS of the whole node, and stay when the pod has ended. A VM has
-// neither HOST_IP nor kubelet's file, so its DNS is captured.
+// neither HOST_IP nor kubelet's file nor its variables, so its DNS is captured.
 func (o *options) ownNetwork() error {
 	if o.hostNetwork {
 		return nil
@@ -47,10 +51,15 @@ func (o *options) nodesNetwork() (sign string, err error) {
 		}
 	}
 	found, err := kubeletSaysHostNetwork(hostsFile)
-	if found {
-		sign = "kubelet wrote so in " + hostsFile
+	switch {
+	case err != nil:
+		return "", err
+	case found:
+		return "kubelet wrote so in " + hostsFile, nil
+	case os.Getenv(inPod) == "":
+		return "", nil
 	}
-	return sign, err
+	return nodesNamespace()
 }
 
 // sameAddress reports whether two texts are one address.

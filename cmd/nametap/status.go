@@ -54,6 +54,7 @@ func printStatus(w io.Writer, status agent.Status) error {
 	fmt.Fprintf(lines, "hosts\t%d\n", status.Hosts)
 	printXDS(lines, status)
 	printCapture(lines, status.Capture)
+	printRedirections(lines, status.Redirected)
 	return lines.Flush()
 }
 
@@ -104,6 +105,15 @@ func printXDS(w io.Writer, status agent.Status) {
 	}
 	fmt.Fprintf(w, "table\tversion %q, %s old\n", xds.Version, age)
 	fmt.Fprintf(w, "pushes\t%d, %d rejected\n", xds.Pushes, xds.Rejected)
+}
+
+// printRedirections prints what is captured by rules of another process, as test queries show.
+func printRedirections(w io.Writer, redirected []agent.Redirection) {
+	label := "capture"
+	for _, r := range redirected {
+		fmt.Fprintf(w, "%s\t%s %s: %s\n", label, r.Family, r.State, r.Detail)
+		label = ""
+	}
 }
 
 // printCapture prints the state of capture, and of the rules that the agent keeps.

@@ -1,0 +1,101 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/iptables"
+)
+
+// A Redirection says whether queries over one family are redirected to the agent now, as a test
+// query shows. It needs no capability, so it works in the agent's container of a pod.
+type Redirection struct {
+	Family iptables.Family `json:"family"`
+	State  RedirectState   `json:"state"`
+	// Detail is the reason of the state.
+	Detail string `json:"detail"`
+}
+
+// RedirectState is the state of a Redirection.
+type RedirectState string
+
+// The values of RedirectState.
+const (
+	Redirected      RedirectState = "redirected"
+	NotRedirected   RedirectState = "not redirected"
+	RedirectUnknown RedirectState = "unknown"
+)
+
+const (
+	// testTimeout is how long the answer of a test query may take.
+	testTimeout = 500 * time.Millisecond
+	// versionPrefix is how the version of every agent begins.
+	versionPrefix = "nametap "
+)
+
+// Redirections sends a test query for each of the families to [iptables.TestAddr]. The rules of
+// nametap redirect it to the agent's listener, which answers it with its version (RFC 4892).
+func Redirections(ctx context.Context, families []iptables.Family) []Redirection {
+	found := make([]Redirection, len(families))
+	var testing sync.WaitGroup
+	for i, f := range families {
+		testing.Go(func() {
+			found[i] = Redirection{Family: f}
+			found[i].State, found[i].Detail = redirection(ctx, netip.AddrPortFrom(iptables.TestAddr(f), 53))
+		})
+	}
+	testing.Wait()
+	return found
+}
+
+// redirection sends a test query to an address.
+func redirection(ctx context.Context, to netip.AddrPort) (state RedirectState, detail string) {
+	query := new(dns.Msg).SetQuestion("version.server.", dns.TypeTXT)
+	query.Question[0].Qclass = dns.ClassCHAOS
+	client := dns.Client{Timeout: testTimeout, Dialer: &net.Dialer{Timeout: testTimeout, Control: firstHop}}
+	reply, _, err := client.ExchangeContext(ctx, query, to.String())
+	switch {
+	case err == nil && isNametap(reply):
+		return Redirected, fmt.Sprintf("an agent answers a test query to %s", to)
+	case err == nil:
+		return NotRedirected, fmt.Sprintf("another server answers a test query to %s", to)
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.EHOSTUNREACH) && !unsent(err):
+		return NotRedirected, fmt.Sprintf("no server answers a test query to %s", to)
+	case unsent(err):
+		return RedirectUnknown, fmt.Sprintf("a test query cannot be sent: %v", err)
+	case isTimeout(err):
+		return NotRedirected, fmt.Sprintf("a test query to %s is not answered within %v", to, testTimeout)
+	}
+	return RedirectUnknown, err.Error()
+}
+
+// firstHop makes the first router discard packets of a socket, so that test queries over IPv6 that
+// are not redirected leave only the host.
+func firstHop(network, _ string, conn syscall.RawConn) error {
+	if network != "udp6" {
+		return nil
+	}
+	var err error
+	controlErr := conn.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, 1) })
+	return errors.Join(controlErr, err)
+}
+
+// isNametap reports whether a reply has the version of an agent.
+func isNametap(reply *dns.Msg) bool {
+	for _, rr := range reply.Answer {
+		if txt, ok := rr.(*dns.TXT); ok && strings.HasPrefix(strings.Join(txt.Txt, ""), versionPrefix) {
+			return true
+		}
+	}
+	return false
+}

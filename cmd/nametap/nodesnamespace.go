@@ -1,0 +1,95 @@
+package main
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// The ports on which kubelet listens: its API, and /healthz on loopback. The first one is also
+// that of other programs, such as metrics-server.
+const (
+	kubeletPort       = 10250
+	kubeletHealthPort = 10248
+)
+
+// nodesNamespace returns how the network namespace of this process shows that it is a node's, or
+// "": kubelet listens in it, or its interfaces have peers in several other namespaces, those of
+// pods. The interfaces of a pod have their peers in the node's namespace.
+func nodesNamespace() (sign string, err error) {
+	listening, err := listeningPorts("/proc/net/tcp", "/proc/net/tcp6")
+	if err != nil {
+		return "", err
+	}
+	if listening[kubeletPort] && listening[kubeletHealthPort] {
+		return fmt.Sprintf("kubelet listens on its ports %d and %d", kubeletPort, kubeletHealthPort), nil
+	}
+	links, err := syscall.NetlinkRIB(unix.RTM_GETLINK, unix.AF_UNSPEC)
+	if err != nil {
+		return "", fmt.Errorf("reading the interfaces of this network namespace: %w", err)
+	}
+	peers, err := peerNamespaces(links)
+	if len(peers) > 1 {
+		sign = fmt.Sprintf("its interfaces have peers in %d other network namespaces", len(peers))
+	}
+	return sign, err
+}
+
+// listeningPorts returns the TCP ports on which any process of this network namespace listens,
+// from files as of proc(5).
+func listeningPorts(paths ...string) (map[uint16]bool, error) {
+	ports := map[uint16]bool{}
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // the kernel lacks the family
+			continue
+		case err != nil:
+			return nil, err
+		}
+		for line := range strings.Lines(string(text)) {
+			const listen = "0A" // TCP_LISTEN
+			fields := strings.Fields(line)
+			if len(fields) < 4 || fields[3] != listen {
+				continue
+			}
+			_, hex, _ := strings.Cut(fields[1], ":")
+			if port, err := strconv.ParseUint(hex, 16, 16); err == nil {
+				ports[uint16(port)] = true
+			}
+		}
+	}
+	return ports, nil
+}
+
+// peerNamespaces returns the network namespaces of the peers of interfaces in a netlink dump, by
+// the numbers that the kernel gives them in this one.
+func peerNamespaces(dump []byte) (map[int32]bool, error) {
+	messages, err := syscall.ParseNetlinkMessage(dump)
+	if err != nil {
+		return nil, fmt.Errorf("reading the interfaces of this network namespace: %w", err)
+	}
+	peers := map[int32]bool{}
+	for _, message := range messages {
+		if message.Header.Type != unix.RTM_NEWLINK {
+			continue
+		}
+		attributes, err := syscall.ParseNetlinkRouteAttr(&message)
+		if err != nil {
+			return nil, fmt.Errorf("reading an interface of this network namespace: %w", err)
+		}
+		for _, attribute := range attributes {
+			if attribute.Attr.Type == unix.IFLA_LINK_NETNSID && len(attribute.Value) == 4 {
+				peers[int32(binary.NativeEndian.Uint32(attribute.Value))] = true //nolint:gosec // an int32 of the kernel
+			}
+		}
+	}
+	return peers, nil
+}

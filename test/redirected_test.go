@@ -1,0 +1,64 @@
+package test
+
+import (
+	"encoding/json"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/iptables"
+)
+
+// TestStatusInPod checks that `nametap status` and `nametap capture status` say what is captured in
+// a container that has neither capabilities nor the tools of iptables.
+func TestStatusInPod(t *testing.T) { // I0, K11
+	t.Parallel()
+	vms(t, func(v *vm) {
+		t := v.tb
+		v.capabilities = nil
+		v.start()
+		v.environment = append(v.environment, "PATH=/nonexistent")
+		says := func(code int, parts ...string) {
+			t.Helper()
+			status, rules := v.nametap("status", "--status-addr", statusAddr), v.nametap(v.args("status")...)
+			for _, part := range parts {
+				if !strings.Contains(status.stdout, part) || !strings.Contains(rules.stdout, part) {
+					t.Errorf("%q is not in both\n%s\n%s", part, status.stdout, rules.stdout)
+				}
+			}
+			if status.code != 0 || rules.code != code || code != 0 && !strings.Contains(rules.stderr, "CAP_NET_ADMIN") {
+				t.Errorf("%+v\n%+v", status, rules)
+			}
+		}
+		installed := func(args ...string) {
+			t.Helper()
+			path := v.environment
+			v.environment = v.environment[:len(path)-1]
+			if r := v.root(args...); r.code != 0 {
+				t.Errorf("%+v", r)
+			}
+			v.environment = path
+		}
+		says(1, "IPv4 not redirected: no server answers a test query to 127.15.0.53:53", "IPv6 ")
+		installed(v.args("apply")...)
+		says(0, "IPv4 redirected: an agent answers a test query to 127.15.0.53:53")
+		v.Exec("ip", "-6", "route", "add", "default", "dev", "eth0") // as in a pod with IPv6
+		says(0, "IPv6 redirected: an agent answers a test query to [100::35]:53")
+		var status struct {
+			Capture    *struct{}
+			Redirected []struct {
+				Family iptables.Family
+				State  string
+			}
+		}
+		r := v.nametap("status", "--status-addr", statusAddr, "--output", "json")
+		if err := json.Unmarshal([]byte(r.stdout), &status); err != nil || status.Capture != nil || len(status.Redirected) != 2 || status.Redirected[1].State != "redirected" {
+			t.Errorf("%v, %+v of %s", err, status, r.stdout)
+		}
+		installed(v.args("remove")...)
+		says(1, "IPv4 not redirected", "IPv6 not redirected: a test query to [100::35]:53 is not answered within 500ms")
+		v.Run(func() { fakedns.Start(t, anyName(namedIP), fakedns.On(netip.MustParseAddrPort("127.15.0.53:53"))) })
+		says(1, "IPv4 not redirected: another server answers a test query")
+	})
+}
