@@ -224,8 +224,11 @@ func (a *Agent) Run(ctx context.Context) error {
 	group.Go(func() error { return a.notifySystemd(serving) })
 	group.Go(func() error {
 		defer stop()
-		a.drain(ctx, serving, release)
+		timeout := a.drain(ctx, serving, release)
 		<-released
+		if timeout > 0 {
+			time.AfterFunc(timeout, a.proxy.EndForwarding)
+		}
 		return nil
 	})
 	if err := group.Wait(); err != nil && !errors.Is(err, context.Canceled) {
@@ -283,31 +286,30 @@ func (a *Agent) announce(ctx context.Context) error {
 // The time for the queries in flight at the end of an agent with a guard. After a removal no
 // reply reaches the clients whose queries were captured. During a restart, all others wait.
 const (
-	stopTimeout     = 300 * time.Millisecond
+	stopTimeout     = 50 * time.Millisecond
 	handOverTimeout = time.Second
 )
 
 // drain waits until the agent has to end, calls release, which starts to remove the capture
-// rules, and then waits for Config.Drain.
-func (a *Agent) drain(ctx, serving context.Context, release func()) {
+// rules, and then waits for Config.Drain. It returns the limit of the time for the queries in
+// flight after the removal, 0 without a limit.
+func (a *Agent) drain(ctx, serving context.Context, release func()) time.Duration {
 	select {
 	case <-ctx.Done():
 	case <-a.quitting:
 	case <-serving.Done():
-		return
+		return 0
 	}
 	a.draining.Store(true)
 	a.forgetStarts()
 	if a.endSoon() {
 		a.log.Info("ending without a drain")
-		timeout := stopTimeout
-		if a.handOver.Load() {
-			timeout = handOverTimeout
-			a.proxy.HandOver()
-		}
-		time.AfterFunc(timeout, a.proxy.EndForwarding)
 		release()
-		return
+		if !a.handOver.Load() {
+			return stopTimeout
+		}
+		a.proxy.HandOver()
+		return handOverTimeout
 	}
 	a.log.Info("draining: queries are still answered", "for", a.config.Drain)
 	release()
@@ -319,6 +321,7 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) {
 		a.log.Info("drain ended early")
 	case <-serving.Done():
 	}
+	return 0
 }
 
 // endSoon reports whether the agent ends without a drain: the next one answers on the same

@@ -124,15 +124,13 @@ func (c *capture) run(ctx context.Context) error {
 }
 
 // begin waits for the listeners, because without them DNS would fail once the rules are
-// installed, and sets the first desired state. A guard may be about to remove the rules of an
-// earlier agent, so it is told first.
+// installed, and sets the first desired state. With a guard it first waits until that holds
+// the rules: without it they would stay after a crash.
 func (c *capture) begin(ctx context.Context) error {
 	without := c.listening(ctx)
 	if c.guard != nil && ctx.Err() == nil {
-		select {
-		case <-c.guard.Enter(guard.Answering):
-		case <-ctx.Done():
-		}
+		c.guard.Enter(guard.Answering)
+		c.guard.Await(ctx)
 	}
 	err := c.change(func(in *inputs) { in.without, c.begun = without, true })
 	if err != nil && !errors.Is(err, errNoServers) && ctx.Err() == nil {

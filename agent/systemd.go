@@ -71,16 +71,35 @@ func (a *Agent) notifySystemd(ctx context.Context) error {
 // steadyTime is how long an agent is ready before it counts as one that has started well.
 const steadyTime = time.Second
 
-// forgetStarts deletes the file in which the unit counts the starts in a row that failed, so
-// that the next start does not wait.
+// forgetStarts deletes the files in which the unit notes the starts in a row that failed, so that
+// the next start does not wait.
 func (a *Agent) forgetStarts() {
-	dir := os.Getenv("RUNTIME_DIRECTORY")
-	if dir == "" {
-		return
+	for _, name := range []string{"starts", failureName} {
+		if path := runtimePath(name); path != "" {
+			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				a.log.Warn("the next restart of the unit may wait", "error", err)
+			}
+		}
 	}
-	if err := os.Remove(filepath.Join(dir, "starts")); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		a.log.Warn("the next restart of the unit may wait", "error", err)
+}
+
+// failureName is the file in which the unit notes why the last start has failed.
+const failureName = "failure"
+
+// NoteFailure notes the message of an agent that fails, if systemd runs it. The next start shows
+// it, because `systemctl status` shows only the log of the current start.
+func NoteFailure(message string) {
+	if path := runtimePath(failureName); path != "" {
+		_ = os.WriteFile(path, []byte(message), 0o600) // the log has the message, too
 	}
+}
+
+// runtimePath returns the path of a file in the runtime directory of the unit, "" without one.
+func runtimePath(name string) string {
+	if dir := os.Getenv("RUNTIME_DIRECTORY"); dir != "" && os.Getenv("NOTIFY_SOCKET") != "" {
+		return filepath.Join(dir, name)
+	}
+	return ""
 }
 
 // notify sends a state to systemd. It returns when ctx ends, even if systemd does not read

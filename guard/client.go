@@ -25,18 +25,18 @@ type Client struct {
 	path   string
 	log    *slog.Logger
 	change chan struct{} // receives when the state changed
+	noted  chan struct{} // receives when told changed
 
-	mu      sync.Mutex
-	state   message       // guarded by mu; what to tell the guard
-	told    message       // guarded by mu; what the guard has accepted last; zero if not connected
-	settled chan struct{} // guarded by mu; closed when the guard has replied to state, or cannot be reached
+	mu    sync.Mutex
+	state message // guarded by mu; what to tell the guard
+	told  message // guarded by mu; what the guard has accepted last; zero if not connected
 }
 
 // NewClient returns a client, in the phase Starting, of the guard at a path.
 func NewClient(path string, log *slog.Logger) *Client {
 	return &Client{
-		path: path, log: log, change: make(chan struct{}, 1),
-		state: message{Phase: Starting}, settled: make(chan struct{}),
+		path: path, log: log, change: make(chan struct{}, 1), noted: make(chan struct{}, 1),
+		state: message{Phase: Starting},
 	}
 }
 
@@ -45,24 +45,39 @@ func (c *Client) SetFailOpen(failOpen bool) {
 	c.set(func(m *message) { m.FailOpen = failOpen })
 }
 
-// Enter enters a phase. The channel is closed when the guard has noted it, or cannot be reached.
-func (c *Client) Enter(p Phase) <-chan struct{} {
-	return c.set(func(m *message) { m.Phase = p })
+// Enter enters a phase.
+func (c *Client) Enter(p Phase) {
+	c.set(func(m *message) { m.Phase = p })
+}
+
+// Await returns when the guard holds the rules for this agent, or when ctx ends. It must not be
+// called concurrently.
+func (c *Client) Await(ctx context.Context) {
+	for !c.Held() {
+		select {
+		case <-c.noted:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // set changes the state.
-func (c *Client) set(change func(*message)) <-chan struct{} {
+func (c *Client) set(change func(*message)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	previous := c.state
 	if change(&c.state); c.state != previous {
-		c.settled = make(chan struct{})
-		select {
-		case c.change <- struct{}{}:
-		default:
-		}
+		wake(c.change)
 	}
-	return c.settled
+}
+
+// wake sends to a channel unless it has a value already.
+func wake(channel chan<- struct{}) {
+	select {
+	case channel <- struct{}{}:
+	default:
+	}
 }
 
 // Held reports whether the guard removes the rules if the agent ends now and no other follows.
@@ -77,13 +92,13 @@ func (c *Client) Run(ctx context.Context) {
 	logged := ""
 	for ctx.Err() == nil {
 		err := c.stay(ctx, func() { logged = "" })
-		c.settle(message{})
+		c.note(message{})
 		if ctx.Err() != nil {
 			return
 		}
 		if text := err.Error(); text != logged {
 			logged = text
-			c.log.Warn("nametap-guard cannot be reached: the agent removes the capture rules at its end; retrying", "error", err)
+			c.log.Warn("nametap-guard cannot be reached; retrying", "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -119,7 +134,7 @@ func (c *Client) stay(ctx context.Context, connected func()) error {
 		if err := exchange(conn, replies, m); err != nil {
 			return err
 		}
-		c.settle(m)
+		c.note(m)
 		if first {
 			connected()
 		}
@@ -171,17 +186,10 @@ func (c *Client) current() message {
 	return c.state
 }
 
-// settle records what the guard has accepted: zero if it cannot be reached.
-func (c *Client) settle(told message) {
+// note records what the guard has accepted: zero if it cannot be reached.
+func (c *Client) note(told message) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.told = told
-	if told != (message{}) && (told.Phase != c.state.Phase || told.FailOpen != c.state.FailOpen) {
-		return // the state has changed meanwhile
-	}
-	select {
-	case <-c.settled:
-	default:
-		close(c.settled)
-	}
+	wake(c.noted)
 }

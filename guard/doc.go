@@ -17,7 +17,8 @@
 //     process that dies at each start does not keep the rules.
 //  4. While the guard removes rules it does not answer, and agents install rules only after its
 //     answer.
-//  5. When the guard ends and no agent answers, it removes the rules.
+//  5. When the guard ends and no agent answers, it removes the rules, and drops what waits in the
+//     sockets of the agent.
 //
 // The agent tells the guard whether its rules are to be removed (fail open), and its network
 // namespace. An agent in another namespace is refused.

@@ -40,6 +40,8 @@ type Config struct {
 	Remove func(ctx context.Context) error
 	// Listening is called when agents can connect. It may be nil.
 	Listening func()
+	// Sockets are those of the agent. At the end, what waits in them is dropped.
+	Sockets []*os.File
 	// Log is the log.
 	Log *slog.Logger
 }
@@ -60,9 +62,8 @@ type agent struct {
 	expires time.Time // its signs of life count until then
 }
 
-// Run guards the rules until ctx ends, and then removes them unless an agent answers. When left
-// is closed it returns at once and leaves the rules, for the next guard.
-func Run(ctx context.Context, left <-chan struct{}, cfg Config) error {
+// Run guards the rules until ctx ends, and then removes them unless an agent answers.
+func Run(ctx context.Context, cfg Config) error {
 	listener, err := listen(ctx, cfg.Path)
 	if err != nil {
 		return fmt.Errorf("listening for agents: %w", err)
@@ -78,7 +79,7 @@ func Run(ctx context.Context, left <-chan struct{}, cfg Config) error {
 	if s.Listening != nil {
 		s.Listening()
 	}
-	return s.loop(ctx, left, events)
+	return s.loop(ctx, events)
 }
 
 // listen opens the socket, in place of that of an earlier guard. Agents need the permission to
@@ -97,8 +98,8 @@ func listen(ctx context.Context, path string) (net.Listener, error) {
 	return listener, nil
 }
 
-// loop handles the agents until ctx ends or left is closed.
-func (s *server) loop(ctx context.Context, left <-chan struct{}, events <-chan event) error {
+// loop handles the agents until ctx ends.
+func (s *server) loop(ctx context.Context, events <-chan event) error {
 	due := time.NewTimer(s.Patience)
 	defer due.Stop()
 	for {
@@ -110,12 +111,11 @@ func (s *server) loop(ctx context.Context, left <-chan struct{}, events <-chan e
 				due.Reset(removeInterval)
 				continue
 			}
-		case <-left:
-			return nil
 		case <-ctx.Done():
 			if s.answering() {
 				return nil
 			}
+			defer drain(s.Sockets)
 			return s.remove(context.WithoutCancel(ctx))
 		}
 		due.Stop()

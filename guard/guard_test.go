@@ -2,11 +2,14 @@ package guard_test
 
 import (
 	"context"
+	"errors"
 	"net"
+	"os"
 	"path/filepath"
 	"testing"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/guard"
 	"github.com/nametap/nametap/internal/testkit/testlog"
@@ -39,13 +42,13 @@ func run(t *testing.T, f func(ctx context.Context)) *running {
 }
 
 // start starts a guard, which sends each removal.
-func start(t *testing.T, path string, removals chan<- struct{}) *running {
+func start(t *testing.T, path string, removals chan<- struct{}, sockets ...*os.File) *running {
 	t.Helper()
 	listening := make(chan struct{})
 	g := run(t, func(ctx context.Context) {
-		if err := guard.Run(ctx, nil, guard.Config{
+		if err := guard.Run(ctx, guard.Config{
 			Path: path, Patience: guard.Patience, FailOpen: true, Log: testlog.New(t).Logger(),
-			Listening: func() { close(listening) },
+			Listening: func() { close(listening) }, Sockets: sockets,
 			Remove: func(context.Context) error {
 				removals <- struct{}{}
 				return nil
@@ -67,10 +70,8 @@ func TestClient(t *testing.T) {
 	c := guard.NewClient(path, log.Logger())
 	c.SetFailOpen(true)
 	client := run(t, c.Run)
-	wait.For(t, "the guard replies", c.Enter(guard.Answering))
-	if !c.Held() {
-		t.Fatal("the client is not connected")
-	}
+	c.Enter(guard.Answering)
+	c.Await(t.Context())
 	first.end()
 	wait.Until(t, "the client notices the end", func() bool { return !c.Held() })
 	start(t, path, removals)
@@ -85,20 +86,59 @@ func TestClient(t *testing.T) {
 	wait.For(t, "rules are removed", removals)
 }
 
-// TestClientWithoutGuard checks that an agent does not wait for a guard that does not run or
-// does not accept.
-func TestClientWithoutGuard(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "socket")
-	c := guard.NewClient(path, testlog.New(t).Logger())
-	run(t, c.Run)
-	wait.For(t, "the attempt has failed", c.Enter(guard.Answering))
-	if c.Held() {
-		t.Error("held without a guard")
-	}
-	deaf, err := new(net.ListenConfig).Listen(t.Context(), "unix", path)
+// TestDrain checks that a guard that ends drops what waits in the sockets, so that systemd does
+// not start the agent again.
+func TestDrain(t *testing.T) {
+	packets, err := new(net.ListenConfig).ListenPacket(t.Context(), "udp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = deaf.Close() })
-	wait.For(t, "the attempt has failed", c.Enter(guard.Ending))
+	defer packets.Close()
+	conns, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conns.Close()
+	var sockets []*os.File
+	for _, socket := range []interface{ File() (*os.File, error) }{packets.(*net.UDPConn), conns.(*net.TCPListener)} {
+		file, err := socket.File()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		sockets = append(sockets, file)
+	}
+	var waiting []net.Conn
+	for range 3 {
+		for _, to := range []net.Addr{packets.LocalAddr(), conns.Addr()} {
+			conn, err := new(net.Dialer).DialContext(t.Context(), to.Network(), to.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if _, err := conn.Write([]byte("query")); err != nil {
+				t.Fatal(err)
+			}
+			waiting = append(waiting, conn)
+		}
+	}
+	start(t, filepath.Join(t.TempDir(), "socket"), make(chan struct{}, 10), sockets...).end()
+	for _, conn := range waiting {
+		if _, ok := conn.(*net.TCPConn); ok {
+			if _, err := conn.Read(make([]byte, 1)); err == nil {
+				t.Error("a connection is still open")
+			}
+		}
+	}
+	raw, err := packets.(*net.UDPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := raw.Control(func(fd uintptr) {
+		if _, _, err := unix.Recvfrom(int(fd), make([]byte, 10), unix.MSG_DONTWAIT); !errors.Is(err, unix.EAGAIN) {
+			t.Errorf("a packet waits: %v", err)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
 }

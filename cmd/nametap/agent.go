@@ -32,7 +32,13 @@ proxy.istio.io/config (PROXY_CONFIG), then that of defaultConfig in --mesh-confi
 When a file changes, or on SIGHUP outside of a terminal, the agent reads its
 settings again. It applies those that it can and logs those that need a restart.`,
 		Args: usageArgs(cobra.NoArgs),
-		RunE: func(command *cobra.Command, _ []string) error { return runAgent(command, o) },
+		RunE: func(command *cobra.Command, _ []string) error {
+			err := runAgent(command, o)
+			if err != nil {
+				agent.NoteFailure(err.Error() + "\n")
+			}
+			return err
+		},
 	}
 	o = newOptions(command.Flags())
 	return command

@@ -7,6 +7,7 @@ import (
 	"os"
 	"runtime/debug"
 
+	"github.com/coreos/go-systemd/v22/activation"
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
@@ -31,11 +32,9 @@ environment variable %s.`, guard.Patience, guard.PathEnv))
 		defer log.close()
 		c.options.logTo = log
 		failOpen, logger := c.resolveForRemoval()
-		left, leave := context.WithCancel(context.Background())
-		defer leave()
-		onHandOver(leave)
-		return guard.Run(command.Context(), left.Done(), guard.Config{
-			Path: path, FailOpen: failOpen, Patience: guard.Patience, Log: logger,
+		return guard.Run(command.Context(), guard.Config{
+			Sockets: activation.Files(true),
+			Path:    path, FailOpen: failOpen, Patience: guard.Patience, Log: logger,
 			Remove: func(ctx context.Context) error {
 				defer debug.FreeOSMemory() // this process stays small
 				return removeAfterAgent(ctx, logger)

@@ -67,8 +67,8 @@ func (s agentSignals) onSecond(f func()) {
 	}()
 }
 
-// handOverSignal ends a process that another one follows, so that the capture rules stay. It is
-// the RestartKillSignal of the systemd units.
+// handOverSignal ends an agent that another one follows, so that the capture rules stay. It is
+// the RestartKillSignal of nametap.service.
 const handOverSignal = syscall.SIGUSR1
 
 // onHandOver calls f after handOverSignal.

@@ -1,0 +1,74 @@
+package deploy
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/nametap/nametap/internal/testkit/testlog"
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// V2: the first starts do not wait, and each is counted.
+func TestBackOffFirstStarts(t *testing.T) {
+	dir := t.TempDir()
+	for _, want := range []string{"1\n", "2\n", "3\n", "4\n", "5\n"} {
+		if said := output(t, command(t, []string{"RUNTIME_DIRECTORY=" + dir}, "systemd/back-off", "/bin/echo", "running")); said != "running\n" {
+			t.Errorf("%q", said)
+		}
+		if got := read(t, filepath.Join(dir, "starts")); got != want {
+			t.Errorf("%q starts, want %q", got, want)
+		}
+	}
+}
+
+// V2: after many starts that have failed, back-off waits 10 s and says why. A signal of systemd
+// ends the wait, and the next start does not wait.
+func TestBackOffIsStopped(t *testing.T) {
+	for name, starts := range map[string]string{"failed": "8\n", "damaged": "x"} {
+		t.Run(name, func(t *testing.T) {
+			dir, said := t.TempDir(), testlog.New(t)
+			for file, text := range map[string]string{"starts": starts, "failure": "the port is taken\n"} {
+				if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			cmd := command(t, []string{"RUNTIME_DIRECTORY=" + dir}, "systemd/back-off", "/bin/echo", "running")
+			cmd.Stdout, cmd.Stderr = said, said
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			wait.Until(t, "it says why it waits", func() bool {
+				return said.Count("waiting for 10 s") == 1 && said.Count("the port is taken") == 1
+			})
+			if err := cmd.Process.Signal(syscall.SIGUSR1); err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Wait(); err != nil || said.Count("running") > 0 {
+				t.Errorf("%v\n%s", err, said)
+			}
+			if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
+				t.Errorf("files are left: %v, %v", entries, err)
+			}
+		})
+	}
+}
+
+// V2: a missing program is the reason that the next start shows.
+func TestBackOffMissingProgram(t *testing.T) {
+	dir := t.TempDir()
+	cmd := command(t, []string{"RUNTIME_DIRECTORY=" + dir}, "systemd/back-off", "/no/such/nametap", "agent")
+	if err := cmd.Run(); err == nil {
+		t.Error("no error")
+	}
+	if got := read(t, filepath.Join(dir, "failure")); !strings.Contains(got, "/no/such/nametap is missing") {
+		t.Errorf("%q", got)
+	}
+	output(t, command(t, []string{"RUNTIME_DIRECTORY=" + dir}, "systemd/back-off", "/bin/true"))
+	if _, err := os.Stat(filepath.Join(dir, "failure")); !os.IsNotExist(err) {
+		t.Errorf("the reason is still there: %v, want %v", err, fs.ErrNotExist)
+	}
+}
