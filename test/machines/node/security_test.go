@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // testHostNetwork checks that a pod on its node's network captures nothing (I0, K16).
@@ -14,17 +16,10 @@ func (c *cluster) testHostNetwork(t *testing.T) {
 	spec := podOf(t, "discovery")
 	spec.Spec.HostNetwork = true
 	p := s.create(spec)
-	now := p.await("the container of the rules has ended", func(now *corev1.Pod) bool {
-		capture := status(now, "nametap-capture")
-		return capture.State.Terminated != nil || capture.LastTerminationState.Terminated != nil
-	})
+	log := p.captureFailed()
 	rules := c.output(t, "iptables-save") + c.output(t, "ip6tables-save")
 	if strings.Contains(rules, "NAMETAP_") {
 		t.Errorf("the node has rules of nametap:\n%s", rules)
-	}
-	log, err := p.log("nametap-capture", status(now, "nametap-capture").State.Terminated == nil)
-	if err != nil {
-		t.Fatal(err)
 	}
 	line, _, _ := strings.Cut(log, "\n")
 	t.Logf("the first line of the log: %s", line)
@@ -67,17 +62,31 @@ func (c *cluster) testWithoutNetAdmin(t *testing.T) {
 	spec := podOf(t, "discovery")
 	spec.Spec.InitContainers[1].SecurityContext.Capabilities.Add = nil
 	p := s.create(spec)
-	now := p.await("the container of the rules has ended", func(now *corev1.Pod) bool {
-		capture := status(now, "nametap-capture")
-		return capture.State.Terminated != nil || capture.LastTerminationState.Terminated != nil
-	})
-	log, err := p.log("nametap-capture", status(now, "nametap-capture").State.Terminated == nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	log := p.captureFailed()
 	line, _, _ := strings.Cut(log, "\n")
 	t.Logf("the first line of the log: %s", line)
 	if !strings.Contains(line, "CAP_NET_ADMIN") {
 		t.Errorf("the first line of the log does not name CAP_NET_ADMIN:\n%s", log)
 	}
+}
+
+// captureFailed waits until the container of the rules has failed, and returns its log.
+func (p *pod) captureFailed() string {
+	p.t.Helper()
+	const name = "nametap-capture"
+	p.await(name+" has ended", func(now *corev1.Pod) bool {
+		capture := status(now, name)
+		return capture.State.Terminated != nil || capture.LastTerminationState.Terminated != nil
+	})
+	var log string
+	wait.Until(p.t, "kubelet returns the log of "+name, func() bool {
+		now, err := p.get()
+		if err != nil {
+			return false
+		}
+		// kubelet removes containers before the previous one, and may then say so.
+		log, err = p.log(name, status(now, name).State.Terminated == nil)
+		return err == nil && log != "" && !strings.HasPrefix(log, "unable to retrieve")
+	})
+	return log
 }
