@@ -27,10 +27,8 @@ func TestChanges(t *testing.T) {
 	c := m.connect(dnsAddr)
 	defer c.Close()
 	const (
-		service = "apiVersion: v1\nkind: Service\nmetadata: {name: new, namespace: shop%s}\nspec: {clusterIP: %s, ports: [{port: 80}]}\n"
-		hidden  = ", annotations: {networking.istio.io/exportTo: '~'}"
-		entry   = "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: new, namespace: shop}\n" +
-			"spec: {hosts: [new.example.com], addresses: [%s], resolution: NONE, ports: [{number: 80, name: http, protocol: HTTP}]}\n"
+		service  = "apiVersion: v1\nkind: Service\nmetadata: {name: new, namespace: shop%s}\nspec: {clusterIP: %s, ports: [{port: 80}]}\n"
+		hidden   = ", annotations: {networking.istio.io/exportTo: '~'}"
 		headless = "apiVersion: v1\nkind: Service\nmetadata: {name: new-headless, namespace: shop}\nspec: {clusterIP: None, ports: [{port: 80}]}\n"
 		slice    = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\nports: [{port: 80}]\n" +
 			"metadata: {name: new, namespace: shop, labels: {kubernetes.io/service-name: new-headless}}\n" +
@@ -44,7 +42,7 @@ func TestChanges(t *testing.T) {
 		answers [2]string // to a query for the host
 	}{
 		{"Service", "new.shop.svc.cluster.local", [2]string{fmt.Sprintf(service, "", "10.96.2.1"), fmt.Sprintf(service, hidden, "10.96.2.1")}, [2]string{"10.96.2.1", "NXDOMAIN"}},
-		{"ServiceEntry", "new.example.com", [2]string{fmt.Sprintf(entry, "198.51.100.201"), fmt.Sprintf(entry, "198.51.100.202")}, [2]string{"198.51.100.201", "198.51.100.202"}},
+		{"ServiceEntry", "new.example.com", [2]string{entryOf("new.example.com", "198.51.100.201"), entryOf("new.example.com", "198.51.100.202")}, [2]string{"198.51.100.201", "198.51.100.202"}},
 		{"headless endpoint", "new-headless.shop.svc.cluster.local", [2]string{fmt.Sprintf(slice, "10.244.1.1"), fmt.Sprintf(slice, "10.244.1.2")}, [2]string{"10.244.1.1", "10.244.1.2"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
