@@ -94,7 +94,8 @@ func forwardedFails(kind load.Kind, q load.Example) bool { return kind == load.F
 // escaped covers queries that reach nameservers, which may be dead, or that were in flight
 // when rules were flushed.
 func escaped(kind load.Kind, _ load.Example) bool {
-	return slices.Contains([]load.Kind{load.Foreign, load.Failed, load.Unreachable, load.Lost}, kind)
+	// Without the zone, a query from a port that the agent uses may not be sent.
+	return slices.Contains([]load.Kind{load.Foreign, load.Failed, load.Unreachable, load.Lost, load.Unsent}, kind)
 }
 
 // inFlight returns a function that covers queries that the agent had read when it was killed.

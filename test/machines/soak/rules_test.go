@@ -8,9 +8,10 @@ import (
 )
 
 // repairTime is how long queries may reach nameservers after the rules were flushed, or after
-// the agent is back if it was away then: the interval of checks, and the time of the tools on
-// a busy machine.
-const repairTime = reconcile + 3*time.Second
+// the agent is back if it was away then: until the next check, until the one after it, which
+// drops conntrack entries of replies that were in flight, and the time of the tools on a busy
+// machine.
+const repairTime = 2*reconcile + 3*time.Second
 
 // rulesFlushed is the name of the outage of queries that were not captured.
 const rulesFlushed = "rules were flushed"

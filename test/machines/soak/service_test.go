@@ -154,23 +154,29 @@ func (s *service) stop(signal syscall.Signal) {
 	}
 }
 
-// restartPause is RestartSec of nametap.service: the pause before a restart after a crash.
-const restartPause = 200 * time.Millisecond
+// restartPause is RestartSec of nametap.service.
+const restartPause = 100 * time.Millisecond
 
 // disturbAgent restarts, kills and stops the agent at random times.
 func (w *world) disturbAgent(ctx context.Context, random *rand.Rand) {
 	for sleep(ctx, between(random, 4*time.Second, 12*time.Second)) {
 		thaw := w.tables.freeze()
-		switch kind := random.IntN(10); {
+		switch kind := random.IntN(11); {
 		case kind < 4:
 			w.timeline.note("the agent is restarted")
 			w.tables.restarted()
 			began := time.Now()
-			w.agent.restart(ctx, syscall.SIGTERM, 0)
+			w.agent.restart(ctx, syscall.SIGUSR1, restartPause)
 			w.timeline.withoutAgent(began, time.Now())
 		case kind < 7:
 			w.killAgent(ctx)
-		case kind < 8: // also while it starts
+		case kind < 8:
+			w.timeline.note("the guard is restarted")
+			w.guard.restart(ctx, []syscall.Signal{syscall.SIGUSR1, syscall.SIGKILL}[random.IntN(2)], restartPause)
+			if random.IntN(2) == 0 {
+				w.killAgent(ctx)
+			}
+		case kind < 9: // also while it starts
 			w.killAgent(ctx)
 			if sleep(ctx, between(random, 0, 300*time.Millisecond)) {
 				w.killAgent(ctx)

@@ -17,6 +17,7 @@ import (
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
+	"github.com/nametap/nametap/guard"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/process"
@@ -46,6 +47,7 @@ type world struct {
 	resolvConf    string
 	sockets       []*os.File // of the agent
 	agent         *service
+	guard         *service
 	control       *service
 	tables        *tables
 	timeline      timeline
@@ -77,13 +79,15 @@ func newWorld(t *testing.T) *world {
 		})
 	}
 	objects := filepath.Join(w.dir, "objects")
-	for _, dir := range []string{objects, filepath.Join(w.dir, "state"), filepath.Join(w.dir, "control-state")} {
+	for _, dir := range []string{objects, filepath.Join(w.dir, "state"), filepath.Join(w.dir, "control-state"), filepath.Join(w.dir, "guard")} {
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := os.Chown(filepath.Join(w.dir, "state"), agentID, agentID); err != nil {
-		t.Fatal(err)
+	for _, dir := range []string{"state", "guard"} {
+		if err := os.Chown(filepath.Join(w.dir, dir), agentID, agentID); err != nil {
+			t.Fatal(err)
+		}
 	}
 	w.resolvConf = filepath.Join(w.dir, "resolv.conf")
 	w.tables = &tables{dir: objects}
@@ -223,15 +227,28 @@ func (w *world) openSockets() {
 // agentCommand returns the command of an agent, as in nametap.service.
 func (w *world) agentCommand() *exec.Cmd {
 	cmd := exec.Command("/bin/sh", "-c", `LISTEN_PID=$$ exec "$0" "$@"`, filepath.Join(w.bin, "nametap"), "agent", "--capture",
-		"--capture-fail-open=false", "--capture-reconcile", reconcile.String(), "--capture-backend", "nft",
+		"--capture-reconcile", reconcile.String(), "--capture-backend", "nft",
 		"--xds-addr", controlAddr, "--xds-plaintext", "--status-addr", statusAddr,
 		"--resolv-conf", w.resolvConf, "--state-dir", filepath.Join(w.dir, "state"))
-	cmd.Env = append(os.Environ(), "POD_NAME=host", "POD_NAMESPACE=soak", "INSTANCE_IP="+hostAddr, fmt.Sprintf("LISTEN_FDS=%d", len(w.sockets)))
+	cmd.Env = append(w.guardEnviron(), "POD_NAME=host", "POD_NAMESPACE=soak", "INSTANCE_IP="+hostAddr, fmt.Sprintf("LISTEN_FDS=%d", len(w.sockets)))
 	cmd.ExtraFiles = w.sockets
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Credential: &syscall.Credential{Uid: agentID, Gid: agentID}, AmbientCaps: []uintptr{capNetAdmin},
 		Pdeathsig: syscall.SIGKILL,
 	}
+	return cmd
+}
+
+// guardEnviron returns the environment of the guard and of the agent.
+func (w *world) guardEnviron() []string {
+	return append(os.Environ(), guard.PathEnv+"="+filepath.Join(w.dir, "guard", "socket"))
+}
+
+// guardCommand returns the command of the guard, as in nametap-guard.service.
+func (w *world) guardCommand() *exec.Cmd {
+	cmd := exec.Command(filepath.Join(w.bin, "nametap"), "capture", "guard", "--capture-backend", "nft")
+	cmd.Env = w.guardEnviron()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Gid: agentID}, Pdeathsig: syscall.SIGKILL}
 	return cmd
 }
 
