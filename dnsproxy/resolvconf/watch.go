@@ -36,7 +36,8 @@ type Watcher struct {
 	// goroutine. It is not called for a change of comments only. It must not be nil.
 	Changed func(*Config)
 	// Failed is called, from Run's goroutine, when the file becomes unusable, and again when
-	// the reason changes; the previous configuration remains valid. It must not be nil.
+	// the reason changes; the previous configuration remains valid. It is not called for a file
+	// that was unusable when Run began, if Current is nil. It must not be nil.
 	Failed func(error)
 }
 
@@ -54,6 +55,9 @@ func (w *Watcher) Run(ctx context.Context) error {
 	inUse := reading{conf: w.Current}
 	reported := inUse
 	last := w.look(inUse.conf)
+	if w.Current == nil && last.err != nil {
+		reported = last // the caller, which could not read it, has reported that
+	}
 	wait := time.NewTimer(settleTime)
 	defer wait.Stop()
 	for {

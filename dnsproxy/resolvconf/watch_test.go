@@ -57,8 +57,8 @@ type event struct {
 func watch(t *testing.T, files resolvconf.Files) <-chan event {
 	t.Helper()
 	current, err := files.Read()
-	if err != nil {
-		t.Fatal(err)
+	if (current == nil) != (err != nil) {
+		t.Fatalf("%v, %v", current, err)
 	}
 	events := make(chan event, 100)
 	w := resolvconf.Watcher{
@@ -139,6 +139,22 @@ func testWatchFile(t *testing.T) {
 	time.Sleep(time.Second)
 	write(t, path, "nameserver 10.0.0.4\n")
 	wantServer(t, events, "10.0.0.4")
+}
+
+// F5: a file that is absent at the start, which the caller has reported, is used when it
+// appears. That it disappears is reported.
+func TestWatchAbsentFile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "resolv.conf")
+		events := watch(t, resolvconf.Files{Path: path})
+		<-time.After(10 * time.Second)
+		write(t, path, "nameserver 10.0.0.1\n")
+		wantServer(t, events, "10.0.0.1")
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		wantError(t, events, "no such file")
+	})
 }
 
 // F5: an unusable file is reported, and the configuration in use stays.
