@@ -70,7 +70,12 @@ func (c *Capture) install(ctx context.Context, s *side, reason string, attempts 
 		case !wanted:
 			a.changed, err = p.remove(ctx)
 		default:
-			c.placed[site{s.backend, f}] = true
+			at := site{s.backend, f}
+			c.placed[at] = true
+			if c.made[at] == nil {
+				c.made[at] = make(map[string]bool)
+			}
+			p.made = c.made[at]
 			if a, err = p.apply(ctx, s.saved[f], variants); err == nil {
 				in.families[f] = a.variant
 			}

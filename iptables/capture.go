@@ -47,16 +47,17 @@ type Capture struct {
 
 	// The rest belongs to the goroutine that changes rules.
 
-	goal     *target       // the target that the steps are for
-	phase    phase         // what is known of the kernel
-	due      time.Time     // the earliest time of the next step
-	attempts int           // to write the rules of goal
-	settle   time.Duration // for which the chains stay after they are unhooked
-	retries  retries       // of a removal
-	in       installed     // what this process has installed
-	captured bool          // rules were installed and not removed
-	placed   map[site]bool // where rules were written and may still be
-	logged   string        // the last failure that was logged
+	goal     *target                  // the target that the steps are for
+	phase    phase                    // what is known of the kernel
+	due      time.Time                // the earliest time of the next step
+	attempts int                      // to write the rules of goal
+	settle   time.Duration            // for which the chains stay after they are unhooked
+	retries  retries                  // of a removal
+	in       installed                // what this process has installed
+	captured bool                     // rules were installed and not removed
+	placed   map[site]bool            // where rules were written and may still be
+	made     map[site]map[string]bool // the tables that this process has made
+	logged   string                   // the last failure that was logged
 	entries  entries
 	seed     maphash.Seed // of fingerprints
 	seen     fingerprint  // of the kernel when all rules were there, zero if that is not known
@@ -92,6 +93,7 @@ func New(cfg Config, log *slog.Logger) (*Capture, error) {
 		changed: make(chan struct{}, 1),
 		begun:   make(chan struct{}),
 		placed:  make(map[site]bool),
+		made:    make(map[site]map[string]bool),
 		entries: newEntries(log),
 		seed:    maphash.MakeSeed(),
 	}

@@ -63,18 +63,21 @@ func difference(want, have []string) string {
 func head(specs []string, n int) []string { return specs[:min(n, len(specs))] }
 
 // change returns the text for iptables-restore --noflush that turns the saved rules of a
-// family into r, table by table; "" if they match. It changes nothing of other programs. With
-// mark, a table that is new gets the mark of nametap; a mark that is there stays.
-func (r Rules) change(f Family, s saved, mark bool) string {
+// family into r, table by table; "" if they match. It changes nothing of other programs. A table
+// for which mark is true gets the mark of nametap; a mark that is there stays.
+func (r Rules) change(f Family, s saved, mark func(name string, have *savedTable) bool) string {
 	var b strings.Builder
 	for _, name := range tableNames() {
 		t, have := r.table(f, name), s[name]
 		if len(t.drift(have)) > 0 {
-			t.change(&b, have, mark && have == nil)
+			t.change(&b, have, mark(name, have))
 		}
 	}
 	return b.String()
 }
+
+// noMark marks no table.
+func noMark(string, *savedTable) bool { return false }
 
 func (t table) change(b *strings.Builder, have *savedTable, mark bool) {
 	fmt.Fprintf(b, "*%s\n", t.name)

@@ -12,6 +12,9 @@ type place struct {
 	family   Family
 	tools    tools
 	attempts int // to write, 1 or more
+	// made has the tables that this process has made. It is nil for a place that is only removed
+	// from.
+	made map[string]bool
 }
 
 // How often rules are written until the kernel has them. Other programs change rules between
@@ -59,7 +62,20 @@ func (p place) apply(ctx context.Context, before saved, vs []variant) (applied, 
 
 // converge writes until the kernel has these rules, and reports whether it had to.
 func (p place) converge(ctx context.Context, have saved, rules Rules) (bool, error) {
-	return p.write(ctx, have, func(have saved) string { return rules.change(p.family, have, p.backend == NFT) })
+	return p.write(ctx, have, func(have saved) string {
+		for name, t := range have {
+			if p.made != nil && t.hasMark() {
+				p.made[name] = true
+			}
+		}
+		return rules.change(p.family, have, p.marks)
+	})
+}
+
+// marks reports whether a table is to get the mark of nametap: it is new, or nametap has made it,
+// another program has deleted the mark with all other chains, and no program uses it.
+func (p place) marks(name string, have *savedTable) bool {
+	return p.backend == NFT && (have == nil || p.made[name] && !have.hasMark() && have.foreign() == 0)
 }
 
 // write writes the text that change returns for what the kernel has, until it returns none.

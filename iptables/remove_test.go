@@ -73,6 +73,35 @@ func TestRemove(t *testing.T) {
 	})
 }
 
+// K3, V8: tables that nametap made are deleted also if another program has removed all rules and
+// chains from them meanwhile, as firewalld does when it starts.
+func TestRemoveAfterFlush(t *testing.T) {
+	t.Parallel()
+	backends(t, func(l *lab) {
+		if l.backend != iptables.NFT {
+			return // only nft has tables of nametap's own
+		}
+		untouched := l.saves()
+		c := l.with(l.config())
+		apply(l.t, c)
+		captured := l.saves()
+		for _, tool := range []string{"iptables-nft", "ip6tables-nft"} {
+			for _, table := range []string{"nat", "raw"} {
+				l.ns.Exec(tool, "-w", "5", "-t", table, "-F")
+				l.ns.Exec(tool, "-w", "5", "-t", table, "-X")
+			}
+		}
+		apply(l.t, c)
+		if got := l.saves(); got != captured {
+			l.t.Errorf("after the repair the rules are\n%s\nwant\n%s", got, captured)
+		}
+		remove(l.t, c)
+		if after := l.saves(); after != untouched {
+			l.t.Errorf("left behind:\n%s", after)
+		}
+	})
+}
+
 // K3: a table that nametap made and that other programs use now stays, without nametap's
 // rules.
 func TestRemoveFromSharedTable(t *testing.T) {

@@ -60,7 +60,7 @@ func Build(cfg Config) (Rules, error) {
 // Text returns the rules of a family as iptables-restore --noflush reads them, for a machine
 // without rules of nametap; "" if that family has none. The text that Apply restores also
 // removes previous rules: see [Capture.Plan].
-func (r Rules) Text(f Family) string { return r.change(f, saved{}, false) }
+func (r Rules) Text(f Family) string { return r.change(f, saved{}, noMark) }
 
 // tables returns the rules of a family.
 func (r Rules) tables(f Family) []table {

@@ -38,7 +38,7 @@ func FuzzParseSave(f *testing.F) {
 			lines[strings.TrimRight(line, " \r\n")] = true
 		}
 		for _, change := range []string{
-			rules.change(IPv4, s, true), Rules{}.change(IPv4, s, false), unhookText(s),
+			rules.change(IPv4, s, place{backend: NFT}.marks), Rules{}.change(IPv4, s, noMark), unhookText(s),
 		} {
 			for line := range strings.Lines(change) {
 				if line == "COMMIT\n" || line[0] == '*' {
@@ -52,7 +52,7 @@ func FuzzParseSave(f *testing.F) {
 				}
 			}
 		}
-		if taken := (Rules{}).change(IPv4, s, false); unhookText(s) != "" && taken == "" {
+		if taken := (Rules{}).change(IPv4, s, noMark); unhookText(s) != "" && taken == "" {
 			t.Fatal("jumps to us would stay")
 		}
 	})

@@ -144,11 +144,11 @@ func (c *Capture) Plan(ctx context.Context) ([]Step, error) {
 	}
 	for _, f := range families() {
 		if have, ok := s.saved[f]; ok {
-			add(s.tools[f], r.goal.variants[0].rules.change(f, have, s.backend == NFT))
+			add(s.tools[f], r.goal.variants[0].rules.change(f, have, s.place(f, 1).marks))
 		}
 	}
 	for _, f := range families() {
-		add(other.tools[f], Rules{}.change(f, other.saved[f], false))
+		add(other.tools[f], Rules{}.change(f, other.saved[f], noMark))
 	}
 	if len(s.saved) == 0 {
 		return nil, errors.Join(s.reason[IPv4], s.reason[IPv6])
