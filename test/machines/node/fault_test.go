@@ -124,6 +124,29 @@ func (c *cluster) testAgentHangs(t *testing.T) {
 	}
 }
 
+// testSupervisorHangs stops the supervisor's process, the first one of its container, and checks
+// that the agent continues it (K15).
+func (c *cluster) testSupervisorHangs(t *testing.T) {
+	t.Parallel()
+	s := c.space(t, nil)
+	p := s.loaded(podOf(t, "discovery"), 100)
+	supervisor := p.pid("nametap")
+	begun := time.Now()
+	p.kill(supervisor, syscall.SIGSTOP)
+	wait.Until(t, "the supervisor continues", func() bool {
+		_, state, _ := strings.Cut(string(readFile(t, fmt.Sprintf("/proc/%d/status", supervisor))), "State:")
+		return !strings.HasPrefix(strings.TrimSpace(state), "T")
+	})
+	report := p.stop("load")
+	t.Logf("the supervisor was continued after %v; %v", time.Since(begun).Round(time.Millisecond), report)
+	if report.Bad() > 0 {
+		t.Errorf("%d of %d queries have no right answer", report.Bad(), report.Queries)
+	}
+	if restarts := status(p.now(), "nametap").RestartCount; restarts > 0 {
+		t.Errorf("kubelet has restarted the container %d times", restarts)
+	}
+}
+
 // testControlPlaneRestarts checks that a rolling restart of the control plane loses no query.
 func (c *cluster) testControlPlaneRestarts(t *testing.T) {
 	t.Parallel()

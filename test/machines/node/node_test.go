@@ -48,11 +48,13 @@ func TestNode(t *testing.T) {
 		t.Run("agent killed", killing{c, true}.test) // K15
 		t.Run("agent killed at its start", killing{c, false}.test)
 		t.Run("supervisor killed", c.testSupervisorKilled)
-		t.Run("agent hangs", c.testAgentHangs)
+		t.Run("agent hangs", c.testAgentHangs)              // K15
+		t.Run("supervisor hangs", c.testSupervisorHangs)    // K15
 		t.Run("control plane away", c.testControlPlaneAway) // I0
 		t.Run("control plane restarts", c.testControlPlaneRestarts)
 		t.Run("memory", c.testMemory)
-		t.Run("host network", c.testHostNetwork) // K16
+		t.Run("host network", hostNetwork{c, true}.test) // K16
+		t.Run("host network without HOST_IP", hostNetwork{c, false}.test)
 		t.Run("pod security baseline", podSecurity{c, "baseline"}.test)
 		t.Run("pod security restricted", podSecurity{c, "restricted"}.test)
 		t.Run("without net admin", c.testWithoutNetAdmin) // K11

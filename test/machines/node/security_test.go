@@ -1,6 +1,7 @@
 package node
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -9,12 +10,24 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// testHostNetwork checks that a pod on its node's network captures nothing (I0, K16).
-func (c *cluster) testHostNetwork(t *testing.T) {
+// hostNetwork is the check that a pod on its node's network captures nothing (I0, K16).
+type hostNetwork struct {
+	*cluster
+	hostIP bool // the pod has HOST_IP, as in the manifest
+}
+
+func (c hostNetwork) test(t *testing.T) {
 	t.Parallel()
 	s := c.space(t, nil)
 	spec := podOf(t, "discovery")
 	spec.Spec.HostNetwork = true
+	// Two pods with the same ports do not fit on one node.
+	spec.Spec.InitContainers[0].Ports, spec.Spec.InitContainers[0].ReadinessProbe, spec.Spec.InitContainers[0].LivenessProbe = nil, nil, nil
+	if !c.hostIP {
+		for i := range spec.Spec.InitContainers {
+			spec.Spec.InitContainers[i].Env = slices.DeleteFunc(spec.Spec.InitContainers[i].Env, func(v corev1.EnvVar) bool { return v.Name == "HOST_IP" })
+		}
+	}
 	p := s.create(spec)
 	log := p.captureFailed()
 	rules := c.output(t, "iptables-save") + c.output(t, "ip6tables-save")

@@ -26,7 +26,7 @@ func (c *cluster) testManifest(t *testing.T) {
 	}
 	status := shop.mustExec("nametap", "nametap", "status")
 	t.Logf("nametap status in the pod:\n%s", status)
-	if !strings.Contains(status, "connected to nametap-discovery.nametap-system.svc:15010") {
+	if !strings.Contains(status, "connected to nametap-discovery.nametap-system.svc:15010") || !strings.Contains(status, "IPv4 redirected") {
 		t.Errorf("nametap status: %s", status)
 	}
 	// With glibc, as most programs do.
