@@ -19,7 +19,7 @@ func virtualReverse() []string {
 func (a *Agent) newRegistrar(interval time.Duration) *resolved.Registrar {
 	return resolved.New(resolved.Config{
 		Server: func() netip.AddrPort { return loopbackListener(a.proxy.Addrs()) },
-		Names:  a.names, Interval: interval, Logger: a.log,
+		Names:  a.names, Returned: a.proxy.SetReturned, Interval: interval, Logger: a.log,
 	})
 }
 

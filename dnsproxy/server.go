@@ -233,5 +233,9 @@ func (s *Server) ClusterDomain() string {
 	return strings.TrimSuffix(s.handler.cluster.Domain.String(), ".")
 }
 
+// SetReturned says for which domains systemd-resolved queries this server. They are not
+// forwarded to systemd-resolved's stub, which would send them back.
+func (s *Server) SetReturned(domains []string) { s.handler.forwarder.SetReturned(domains) }
+
 // Table returns the current table, nil before the first one.
 func (s *Server) Table() *table.Table { return s.handler.table.Load() }

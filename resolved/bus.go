@@ -203,8 +203,9 @@ func wantedServers(r Registration) []server {
 	return []server{s}
 }
 
-// register makes a registration. It changes only what differs, and the nameserver last, since
-// the interface has no effect without one.
+// register makes a registration. It sets the nameserver last, since the interface has no effect
+// without one. If the nameserver is registered, it changes only what differs. Otherwise it sets
+// all: systemd-resolved shows its defaults for what is not set, and they may change.
 func (b *bus) register(ctx context.Context, r Registration) error {
 	l, err := b.link(ctx, r.Link)
 	if err != nil {
@@ -214,14 +215,15 @@ func (b *bus) register(ctx context.Context, r Registration) error {
 	set := func(method string, value any) error {
 		return explain(b.call(ctx, managerPath, managerMethod+"SetLink"+method, index, value).Err)
 	}
+	fresh := !l.hasServer(r)
 	for _, mode := range modes() {
-		if l.modes[mode] != modeOff {
+		if fresh || l.modes[mode] != modeOff {
 			if err := set(mode, modeOff); err != nil {
 				return err
 			}
 		}
 	}
-	if l.route {
+	if fresh || l.route {
 		if err := set("DefaultRoute", false); err != nil {
 			return err
 		}
@@ -239,7 +241,7 @@ func (b *bus) register(ctx context.Context, r Registration) error {
 			return err
 		}
 	}
-	if !l.hasServer(r) {
+	if fresh {
 		return set("DNSEx", wantedServers(r))
 	}
 	return nil

@@ -89,7 +89,7 @@ func (f *fake) link(index int32) *prop.Properties {
 	if f.links[index] == nil {
 		values := prop.Map{linkInterface: {
 			"DNSEx": {Value: []server{}}, "Domains": {Value: []domain{}}, "DefaultRoute": {Value: true}, "ScopesMask": {Value: uint64(0)},
-			"DNSSEC": {Value: "allow-downgrade"}, "DNSOverTLS": {Value: "yes"}, "LLMNR": {Value: "yes"}, "MulticastDNS": {Value: "no"},
+			"DNSSEC": {Value: "allow-downgrade"}, "DNSOverTLS": {Value: "yes"}, "LLMNR": {Value: "no"}, "MulticastDNS": {Value: "no"},
 		}}
 		properties, err := prop.Export(f.conn, linkPath(index), values)
 		if err != nil {
@@ -163,6 +163,11 @@ func (f *fake) SetLinkDNSOverTLS(index int32, mode string) *dbus.Error {
 // SetLinkLLMNR sets a mode.
 func (f *fake) SetLinkLLMNR(index int32, mode string) *dbus.Error {
 	return f.set("LLMNR", index, "LLMNR", mode)
+}
+
+// SetLinkMulticastDNS sets a mode.
+func (f *fake) SetLinkMulticastDNS(index int32, mode string) *dbus.Error {
+	return f.set("MulticastDNS", index, "MulticastDNS", mode)
 }
 
 // FlushCaches counts the calls.

@@ -21,6 +21,9 @@ type Config struct {
 	// Names returns the names to register. It is called after [Registrar.Note], at most
 	// once in notePause.
 	Names func() Names
+	// Returned is called with the domains that systemd-resolved may send to the agent from
+	// now on, before they are registered; with none after the registration is removed.
+	Returned func(domains []string)
 	// Interval is how often the registration is checked.
 	Interval time.Duration
 	// Logger is the log.
@@ -163,13 +166,18 @@ func (r *Registrar) Remove(ctx context.Context) error {
 		r.config.Logger.Info("no longer registered with systemd-resolved")
 		r.flushOnce(ctx)
 	}
-	r.registered = Registration{}
+	r.registered, r.read = Registration{}, time.Time{}
+	r.noted.Store(true) // for the next registration
+	if err == nil {
+		r.config.Returned(nil)
+	}
 	return err
 }
 
 // flushOnce flushes the caches of systemd-resolved over a connection of its own.
 func (r *Registrar) flushOnce(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	const timeout = 200 * time.Millisecond // the agent is ending
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	b, err := dialBus(ctx)
 	if err == nil {
@@ -240,6 +248,7 @@ func (r *Registrar) readNames() {
 	r.noted.Store(false)
 	r.read, r.names = time.Now(), r.config.Names()
 	r.chosen, r.others = choose(r.names.Always, r.names.Domains)
+	r.config.Returned(r.chosen)
 }
 
 // seenWithin is how long systemd-resolved may take to see a new interface.

@@ -28,7 +28,9 @@ type host struct {
 	net   *netns.NS
 	log   *testlog.Buffer
 	names atomic.Pointer[Names]
-	end   func() // ends Run, and removes the registration
+	// returned has the domains of the last call of Returned.
+	returned atomic.Pointer[[]string]
+	end      func() // ends Run, and removes the registration
 }
 
 // start starts a Registrar that checks every interval. The directory of systemd-resolved is
@@ -38,8 +40,9 @@ func start(t *testing.T, interval time.Duration, dir string) *host {
 	h := &host{net: netns.New(t), log: testlog.New(t)}
 	h.names.Store(&Names{Always: []string{"cluster.local"}, Domains: []string{"api.example.com"}, Fingerprint: 1})
 	h.Registrar = New(Config{
-		Server: func() netip.AddrPort { return netip.MustParseAddrPort("127.0.0.1:15053") },
-		Names:  func() Names { return *h.names.Load() }, Interval: interval, Logger: h.log.Logger(),
+		Server:   func() netip.AddrPort { return netip.MustParseAddrPort("127.0.0.1:15053") },
+		Names:    func() Names { return *h.names.Load() },
+		Returned: func(domains []string) { h.returned.Store(&domains) }, Interval: interval, Logger: h.log.Logger(),
 		dir: dir, helper: filepath.Join(dir, "helper"), pause: 10 * time.Millisecond,
 	})
 	h.Set(true)
@@ -79,7 +82,7 @@ func TestRegister(t *testing.T) {
 	f := startFake(t)
 	h := start(t, time.Hour, t.TempDir())
 	h.await(t, Registered)
-	if got := f.taken(); got != "DNSSEC DNSOverTLS LLMNR DefaultRoute Domains DNSEx" {
+	if got := f.taken(); got != "DNSSEC DNSOverTLS LLMNR MulticastDNS DefaultRoute Domains DNSEx" {
 		t.Errorf("the calls are %q", got)
 	}
 	index := h.link()
@@ -96,9 +99,12 @@ func TestRegister(t *testing.T) {
 			t.Errorf("the interface has %v, %v", addrs, err)
 		}
 	})
+	if got := *h.returned.Load(); !slices.Equal(got, f.domains(index)) {
+		t.Errorf("the agent knows the domains %q", got)
+	}
 	h.end()
-	if index := h.link(); index != 0 {
-		t.Errorf("interface %d stays", index)
+	if index := h.link(); index != 0 || len(*h.returned.Load()) != 0 {
+		t.Errorf("interface %d stays, and the agent knows the domains %q", index, *h.returned.Load())
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -41,6 +41,7 @@ type Forwarder struct {
 
 	changing  sync.Mutex       // held while the routing is made
 	listeners []netip.AddrPort // guarded by changing
+	returned  []wire.Name      // of SetReturned; guarded by changing
 }
 
 // New checks cfg and reads its resolv.conf. It logs a file that cannot be read and returns
@@ -107,7 +108,9 @@ func (f *Forwarder) Suffixes() []wire.Name {
 func (f *Forwarder) TrustAD() bool { return f.routing.Load().conf.TrustAD }
 
 // Upstreams returns the nameservers that queries are forwarded to, except those of routes.
-func (f *Forwarder) Upstreams() []upstream.Spec { return slices.Clone(f.routing.Load().servers) }
+func (f *Forwarder) Upstreams() []upstream.Spec {
+	return slices.Clone(f.routing.Load().fallback.servers)
+}
 
 // Status returns the state of each nameserver that was ever configured.
 func (f *Forwarder) Status() []upstream.Status { return f.client.Status() }

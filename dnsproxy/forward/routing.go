@@ -22,26 +22,35 @@ type routing struct {
 	search   []wire.Name // of conf, without the root
 	asIs     int         // how many domains of search stand before the root, which changes no name
 	routes   []route     // the longest suffix first
-	fallback *upstream.Group
-	servers  []upstream.Spec // of fallback
-	local    []netip.Addr    // addresses of this host
+	fallback route
+	returned []wire.Name  // domains whose names systemd-resolved sends back, the longest first
+	local    []netip.Addr // addresses of this host
 }
 
-// A route is a [Route] in use.
+// A route is a [Route] in use. That of resolv.conf has no suffix.
 type route struct {
 	suffix  wire.Name
 	group   *upstream.Group
 	servers []upstream.Spec // of group
+	// others are the servers without systemd-resolved's stub; nil if it is not among them.
+	others *upstream.Group
 }
 
 // group returns the nameservers to ask for a name.
 func (r *routing) group(name wire.Name) *upstream.Group {
+	found := &r.fallback
 	for i := range r.routes {
 		if name.Below(r.routes[i].suffix) {
-			return r.routes[i].group
+			found = &r.routes[i]
+			break
 		}
 	}
-	return r.fallback
+	if found.others != nil {
+		if _, returned := name.BelowAny(r.returned); returned {
+			return found.others
+		}
+	}
+	return found.group
 }
 
 // query returns the query for a question in wire form, with an OPT record of its own:
@@ -156,6 +165,24 @@ func (f *Forwarder) SetListeners(listeners []netip.AddrPort) {
 	f.useLocked(f.routing.Load().conf, f.readLocalLocked())
 }
 
+// SetReturned says for which domains systemd-resolved queries the agent. Its stub is not asked
+// for names below them, because it would send these queries back (F6).
+func (f *Forwarder) SetReturned(domains []string) {
+	returned := make([]wire.Name, 0, len(domains))
+	for _, domain := range domains {
+		if name, err := wire.ParseHostname(domain); err == nil {
+			returned = append(returned, name)
+		}
+	}
+	slices.SortFunc(returned, func(x, y wire.Name) int { return len(y) - len(x) })
+	f.changing.Lock()
+	defer f.changing.Unlock()
+	f.returned = returned
+	next := *f.routing.Load()
+	next.returned = returned
+	f.routing.Store(&next)
+}
+
 // useResolvConf makes the routing of a resolv.conf and puts it to use. If that changes the
 // answers, those from before are removed from the cache, and those in flight are not cached.
 func (f *Forwarder) useResolvConf(conf *resolvconf.Config) {
@@ -194,23 +221,30 @@ func (f *Forwarder) followAddresses(ctx context.Context) {
 // useLocked makes the routing of a resolv.conf and the addresses of this host and puts it
 // to use.
 func (f *Forwarder) useLocked(conf *resolvconf.Config, local []netip.Addr) {
-	r := &routing{conf: conf, servers: f.config.Upstreams, local: local}
+	r := &routing{conf: conf, returned: f.returned, local: local}
 	r.readSearch()
-	if len(r.servers) == 0 {
+	servers := f.config.Upstreams
+	if len(servers) == 0 {
 		for _, addr := range conf.Servers {
-			r.servers = append(r.servers, upstream.Spec{Addr: addr})
+			servers = append(servers, upstream.Spec{Addr: addr})
 		}
 	}
-	r.servers = f.withoutSelfLocked(r.servers, local)
 	options := upstream.Options{
 		Rotate: conf.Rotate, UseVC: conf.UseVC, Parallel: f.config.Parallel,
 		Fastest: f.config.Order == OrderFastest,
 		Timeout: conf.Timeout, Attempts: conf.Attempts,
 	}
-	r.fallback = f.client.Group(r.servers, options)
+	newRoute := func(suffix wire.Name, servers []upstream.Spec) route {
+		servers = f.withoutSelfLocked(servers, local)
+		made := route{suffix: suffix, group: f.client.Group(servers, options), servers: servers}
+		if slices.ContainsFunc(servers, isStub) {
+			made.others = f.client.Group(slices.DeleteFunc(slices.Clone(servers), isStub), options)
+		}
+		return made
+	}
+	r.fallback = newRoute(wire.Root, servers)
 	for _, sr := range f.routes {
-		servers := f.withoutSelfLocked(sr.servers, local)
-		r.routes = append(r.routes, route{suffix: sr.suffix, group: f.client.Group(servers, options), servers: servers})
+		r.routes = append(r.routes, newRoute(sr.suffix, sr.servers))
 	}
 	previous := f.routing.Swap(r)
 	f.walks.Add(1)
@@ -218,6 +252,9 @@ func (f *Forwarder) useLocked(conf *resolvconf.Config, local []netip.Addr) {
 		f.flush(nil)
 	}
 }
+
+// isStub reports whether a nameserver is systemd-resolved's stub.
+func isStub(server upstream.Spec) bool { return resolvconf.IsStub(server.Addr) }
 
 // readSearch sets the fields for the search list of resolv.conf.
 func (r *routing) readSearch() {
@@ -234,7 +271,7 @@ func (r *routing) readSearch() {
 // answersLike reports whether both routings ask the same nameservers in the same way.
 func (r *routing) answersLike(other *routing) bool {
 	sameServers := func(x, y route) bool { return slices.Equal(x.servers, y.servers) }
-	return slices.Equal(r.servers, other.servers) && slices.EqualFunc(r.routes, other.routes, sameServers) &&
+	return sameServers(r.fallback, other.fallback) && slices.EqualFunc(r.routes, other.routes, sameServers) &&
 		r.conf.TrustAD == other.conf.TrustAD
 }
 

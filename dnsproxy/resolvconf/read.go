@@ -49,7 +49,7 @@ func (f Files) Read() (*Config, error) {
 		return nil, fmt.Errorf("reading nameservers: %w", err)
 	}
 	conf := Parse(text)
-	first := slices.IndexFunc(conf.Servers, isStub)
+	first := slices.IndexFunc(conf.Servers, IsStub)
 	if first < 0 {
 		return conf, nil
 	}
@@ -62,7 +62,7 @@ func (f Files) Read() (*Config, error) {
 	}
 	var all []netip.AddrPort
 	for _, s := range slices.Concat(conf.Servers[:first], servers, conf.Servers[first:]) {
-		if !isStub(s) && !slices.Contains(all, s) {
+		if !IsStub(s) && !slices.Contains(all, s) {
 			all = append(all, s)
 		}
 	}
@@ -78,16 +78,16 @@ func uplinkServers(path string) (servers []netip.AddrPort, trust bool, err error
 		return nil, false, err
 	}
 	uplink := Parse(text)
-	servers = slices.DeleteFunc(uplink.Servers, isStub)
+	servers = slices.DeleteFunc(uplink.Servers, IsStub)
 	if len(servers) == 0 {
 		return nil, false, fmt.Errorf("%q names no nameserver", path)
 	}
 	return servers, uplink.TrustAD, nil
 }
 
-// isStub reports whether server is systemd-resolved's stub (systemd-resolved(8)):
+// IsStub reports whether server is systemd-resolved's stub (systemd-resolved(8)):
 // 127.0.0.53, or 127.0.0.54 without its own processing.
-func isStub(server netip.AddrPort) bool {
+func IsStub(server netip.AddrPort) bool {
 	return server == netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 53}), dnsPort) ||
 		server == netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 54}), dnsPort)
 }

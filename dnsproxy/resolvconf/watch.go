@@ -95,7 +95,7 @@ func (w *Watcher) look(inUse *Config) reading {
 		return reading{err: err}
 	case len(conf.Servers) == 0 && (inUse == nil || len(inUse.Servers) > 0):
 		return reading{err: errors.New("reading nameservers: the file names none")}
-	case inUse != nil && inUse.Uplink != "" && conf.Uplink == "" && slices.ContainsFunc(conf.Servers, isStub):
+	case inUse != nil && inUse.Uplink != "" && conf.Uplink == "" && slices.ContainsFunc(conf.Servers, IsStub):
 		return reading{err: errors.New(conf.Ignored[len(conf.Ignored)-1])}
 	}
 	return reading{conf: conf}

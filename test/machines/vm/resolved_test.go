@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -53,11 +54,13 @@ type resolvedMachine struct {
 // starts the agent with settings.
 func bootResolved(t *testing.T, packages []string, settings ...string) *resolvedMachine {
 	t.Helper()
-	m := &resolvedMachine{t: t, Machine: vm.Boot(t, vm.Packages(append(packages, "systemd-resolved", "libnss-resolve")...))}
+	stub := vm.Before(func(m *vm.Machine) {
+		m.Outside("ln", "-sf", "/run/systemd/resolve/stub-resolv.conf", "/mnt/root/etc/resolv.conf")
+	})
+	m := &resolvedMachine{t: t, Machine: vm.Boot(t, stub, vm.Packages(append(packages, "systemd-resolved", "libnss-resolve")...))}
 	m.World.Control.Push(table(nil))
 	m.Run("resolvectl", "dns", "host0", vm.Named)
 	m.Run("resolvectl", "domain", "host0", "corp.example")
-	m.Run("ln", "-sf", "/run/systemd/resolve/stub-resolv.conf", "/etc/resolv.conf")
 	m.Install(settings...)
 	m.Start()
 	m.awaitRegistered()
@@ -205,9 +208,10 @@ func TestResolvedFollowsTable(t *testing.T) {
 	m.check(names)
 }
 
-// V5: a registration that another program changes is repaired.
+// V5: a registration that another program changes is repaired, also if polkit decides which users
+// may change it.
 func TestResolvedRepaired(t *testing.T) {
-	m := bootResolved(t, nil)
+	m := bootResolved(t, []string{"polkitd"})
 	for _, change := range [][]string{
 		{"resolvectl", "revert", "nametap-dns"},
 		{"resolvectl", "dns", "nametap-dns", vm.Other},
@@ -219,4 +223,83 @@ func TestResolvedRepaired(t *testing.T) {
 		wait.Until(t, "repaired after "+strings.Join(change, " "), func() bool { return m.has("varlink", local, localIP) })
 	}
 	m.check(meshNames())
+}
+
+// F6, V5: if the stub of systemd-resolved is the agent's only nameserver, names of the mesh's
+// domains that the mesh does not have fail at once. They do not circle between the two.
+func TestResolvedIsNoLoop(t *testing.T) {
+	m := bootResolved(t, nil)
+	m.Run("resolvectl", "dns", "host0", "")
+	m.Run("systemctl", "restart", "nametap.service") // a running agent keeps its nameservers
+	m.awaitRegistered()
+	wait.Until(t, "the agent's nameserver is the stub", func() bool {
+		return strings.Contains(m.Run("nametap", "status"), "127.0.0.53")
+	})
+	m.check(map[string]string{vm.Mesh: vm.MeshIP, external: externalIP, local: localIP})
+	for way := range ways() {
+		for _, name := range []string{"none.shop.svc.cluster.local", "none." + external, "none.shop.local"} {
+			begin := time.Now()
+			got := m.ask(way, name)
+			took := time.Since(begin)
+			t.Logf("%s: %s takes %v: %q", way, name, took, got)
+			if took > 2*time.Second || strings.Contains(got, "10.1.0.") {
+				t.Errorf("%s: %s takes %v and has %q", way, name, took, got)
+			}
+		}
+	}
+	status := m.Run("nametap", "status")
+	if strings.Contains(status, "looping") {
+		t.Errorf("nametap status prints:\n%s", status)
+	}
+	t.Logf("nametap status prints:\n%s", status)
+}
+
+// V5: the registration ends with the capture rules when no agent can start. Other names are
+// found all the time.
+func TestResolvedWithoutAgent(t *testing.T) {
+	m := bootResolved(t, nil)
+	m.Write("/etc/default/nametap", "NAMETAP_TTL=none\n")
+	if output, err := m.Try("systemctl", "restart", "nametap.service"); err == nil {
+		t.Fatalf("the agent has started: %s", output)
+	}
+	begin := time.Now()
+	wait.Until(t, "the interface is deleted", func() bool {
+		m.check(map[string]string{outside: vm.NamedIP})
+		_, err := m.Try("ip", "link", "show", "nametap-dns")
+		return err != nil
+	})
+	t.Logf("the interface was deleted %v after a failed start", time.Since(begin))
+	m.Run("systemctl", append([]string{"stop"}, vm.Units()...)...)
+	m.checkRemoved()
+}
+
+// V5: neither systemd-networkd that manages all interfaces nor DNSSEC is in the way. Names that
+// are not registered are validated, so DNSSEC=yes denies short names.
+func TestResolvedNetworkdAndDNSSEC(t *testing.T) {
+	m := bootResolved(t, nil)
+	registered := meshNames()
+	for _, short := range []string{"web", "web.shop", "web.corp.example"} {
+		delete(registered, short)
+	}
+	for _, mode := range []string{"yes", "allow-downgrade"} {
+		m.Write("/etc/systemd/resolved.conf.d/dnssec.conf", "[Resolve]\nDNSSEC="+mode+"\n")
+		m.Run("systemctl", "restart", "systemd-resolved")
+		m.check(registered)
+	}
+	m.Write("/etc/systemd/network/80-all.network",
+		"[Match]\nType=ether\n[Network]\nLinkLocalAddressing=ipv6\nKeepConfiguration=yes\nDNS="+vm.Named+"\nDomains=corp.example\n")
+	for range 2 { // with networkd first, and with nametap first
+		m.Run("systemctl", "restart", "systemd-networkd")
+		wait.Until(t, "systemd-networkd is ready", func() bool {
+			return strings.Contains(m.Run("networkctl", "status", "host0"), "80-all.network")
+		})
+		if got := m.Run("networkctl", "list", "nametap-dns"); !strings.Contains(got, "unmanaged") {
+			t.Errorf("networkctl list prints:\n%s", got)
+		}
+		m.check(registered)
+		m.Run("systemctl", append([]string{"stop"}, vm.Units()...)...)
+		m.Run("systemctl", append([]string{"start"}, vm.Units()...)...)
+		m.awaitRegistered()
+		m.check(registered)
+	}
 }
