@@ -67,7 +67,7 @@ func newCluster(tb testing.TB) *cluster {
 	c.Exec("ip", "link", "set", "api", "up")
 	c.Exec("ip", "route", "add", "default", "dev", "api")
 	c.writeFiles()
-	c.kube("etcd", "--data-dir", c.path("etcd"),
+	c.kube("etcd", "--data-dir", c.path("etcd"), "--unsafe-no-fsync", // the store ends with the test
 		"--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
 		"--listen-peer-urls", "http://127.0.0.1:2380")
 	c.startAPIServer()

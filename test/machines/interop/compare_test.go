@@ -9,14 +9,14 @@ import (
 
 // differences are the answers in which nametap differs from Istio's agent on purpose, besides
 // those that Istio's agent has for the first domain of the search list only. Each has the row
-// of docs/behaviour.md that says why.
+// of docs/behaviour.md that says why. NAMESPACE stands for that of the agent.
 var differences = []struct{ row, name, qtype, istio, nametap string }{
 	// The same address in two entries of a host.
 	{"A7", "merged.example.com", "A", "198.51.100.15 198.51.100.15 198.51.100.16", "198.51.100.15 198.51.100.16"},
-	{"A7", "merged.example.com.shop.svc.cluster.local", "A", "198.51.100.15 198.51.100.15 198.51.100.16", "198.51.100.15 198.51.100.16"},
+	{"A7", "merged.example.com.NAMESPACE.svc.cluster.local", "A", "198.51.100.15 198.51.100.15 198.51.100.16", "198.51.100.15 198.51.100.16"},
 	// A host that is also a short name of a Service.
 	{"N7", "six.shop", "AAAA", "fd00:96::106", "NODATA"},
-	{"N7", "six.shop.shop.svc.cluster.local", "AAAA", "fd00:96::106", "NODATA"},
+	{"N7", "six.shop.NAMESPACE.svc.cluster.local", "AAAA", "fd00:96::106", "NODATA"},
 	// Types without addresses.
 	{"A3", "web.shop.svc.cluster.local", "HTTPS", "NXDOMAIN", "NODATA"},
 	{"A3", "api.example.com", "HTTPS", "NXDOMAIN", "NODATA"},
@@ -41,79 +41,87 @@ const (
 // below and absent names, in every case of letters. The differences are exactly those above.
 func TestBesideIstiosAgent(t *testing.T) {
 	d := start(t, options{})
-	m := d.machine(dual)
-	istio := m.istioAgent(d, pod{"istio", "shop"})
-	a := m.agent(pod{"nametap", "shop"}, append(m.plain(d), "--dns-auto-allocate")...)
-	hosts := d.wantTable(a)
-	istio.await("Istio's agent has the table", func() bool { return m.ask(istioDNSAddr, "web", "A") != "NXDOMAIN" })
-	if istios, ok := d.table(istio.proxy()); !ok || istios.diff(hosts) != "" {
-		t.Fatalf("istiod sends Istio's agent (-) another table than nametap (+): %s", istios.diff(hosts))
+	for _, namespace := range []string{"shop", "back"} {
+		m := d.machine(dual)
+		istio := m.istioAgent(d, pod{"istio", namespace})
+		a := m.agent(pod{"nametap", namespace}, append(m.plain(d), "--dns-auto-allocate")...)
+		p := pair{search: searchList(namespace), hosts: d.wantTable(a), istio: m.connect(istioDNSAddr), nametap: m.connect(dnsAddr)}
+		istio.await("Istio's agent has the table", func() bool { return p.istio.ask("web", "A") == p.nametap.ask("web", "A") })
+		if theirs, ok := d.table(istio.proxy()); !ok || theirs.diff(p.hosts) != "" {
+			t.Fatalf("istiod sends Istio's agent (-) another table than nametap (+): %s", theirs.diff(p.hosts))
+		}
+		t.Run(namespace+"/answers", p.answers)
+		t.Run(namespace+"/lookups", p.lookups)
+		p.istio.Close()
+		p.nametap.Close()
 	}
-	search := searchList("shop")
-	c, istios := m.connect(dnsAddr), m.connect(istioDNSAddr)
-	defer c.Close()
-	defer istios.Close()
+}
 
-	t.Run("answers", func(t *testing.T) {
-		questions := map[string]string{} // to what Istio's agent and nametap answer, if they differ
-		shapes := shapes(hosts, search)
-		for name, shape := range shapes {
-			for _, qtype := range []string{"A", "AAAA"} {
-				theirs, got := istios.ask(name, qtype), c.ask(name, qtype)
-				if shape == expanded {
-					// N5: nametap has every domain of the search list.
-					if want := c.ask(trim(name, shapes, search), qtype); got != want || theirs != "NXDOMAIN" {
-						t.Errorf("%s %s: Istio's agent answers %s and nametap %s; want NXDOMAIN and %s", name, qtype, theirs, got, want)
-					}
-				} else if theirs != got {
-					questions[name+" "+qtype] = theirs + " | " + got
-				}
-				if upper := c.ask(strings.ToUpper(name), qtype); upper != got {
-					t.Errorf("%s %s in upper case: %s, want %s", name, qtype, upper, got)
-				}
-			}
-		}
-		for _, difference := range differences {
-			question := difference.name + " " + difference.qtype
-			if _, asked := shapes[difference.name]; !asked || difference.qtype != "A" && difference.qtype != "AAAA" {
-				questions[question] = istios.ask(difference.name, difference.qtype) + " | " + c.ask(difference.name, difference.qtype)
-			}
-			if got, want := questions[question], difference.istio+" | "+difference.nametap; got != want {
-				t.Errorf("%s: Istio's agent and nametap answer %q, want %q (%s)", question, got, want, difference.row)
-			}
-			delete(questions, question)
-		}
-		for _, question := range slices.Sorted(maps.Keys(questions)) {
-			t.Errorf("%s: Istio's agent and nametap answer %s, and no row says why", question, questions[question])
-		}
-		counts := map[shape]int{}
-		for _, s := range shapes {
-			counts[s]++
-		}
-		t.Logf("%d hosts, %d names: %d direct, %d with the first domain of the search list, %d absent, all alike; %d with another domain (N5); %d other differences",
-			len(hosts), len(shapes), counts[direct], counts[first], counts[absent], counts[expanded], len(differences))
-	})
+// A pair is two agents with the same table.
+type pair struct {
+	search         []string
+	hosts          table
+	istio, nametap client
+}
 
-	// What a program gets, which walks the search list.
-	t.Run("lookups", func(t *testing.T) {
-		n := 0
-		for name, shape := range shapes(hosts, search) {
-			if shape == expanded || shape == first {
-				continue
+// answers compares the answers to single queries.
+func (p pair) answers(t *testing.T) {
+	differ := map[string]string{} // questions with different answers
+	shapes := shapes(p.hosts, p.search)
+	for name, shape := range shapes {
+		for _, qtype := range []string{"A", "AAAA"} {
+			istio, nametap := p.istio.ask(name, qtype), p.nametap.ask(name, qtype)
+			if shape == expanded {
+				// N5: nametap has every domain of the search list.
+				if want := p.nametap.ask(p.trim(name, shapes), qtype); nametap != want || istio != "NXDOMAIN" {
+					t.Errorf("%s %s: Istio's agent answers %s and nametap %s; want NXDOMAIN and %s", name, qtype, istio, nametap, want)
+				}
+			} else if istio != nametap {
+				differ[name+" "+qtype] = istio + " | " + nametap
 			}
-			for _, name := range []string{name, name + "."} {
-				n++
-				theirs, got := istios.lookup(name, search), c.lookup(name, search)
-				if strings.HasPrefix(name, "merged.example.com") || strings.TrimSuffix(name, ".") == "six.shop" {
-					continue // see differences
-				}
-				if theirs != got {
-					t.Errorf("%s: with Istio's agent %s, with nametap %s", name, theirs, got)
-				}
+			if upper := p.nametap.ask(strings.ToUpper(name), qtype); upper != nametap {
+				t.Errorf("%s %s in upper case: %s, want %s", name, qtype, upper, nametap)
 			}
 		}
-		t.Logf("%d names", n)
-	})
+	}
+	namespace, _, _ := strings.Cut(p.search[0], ".")
+	for _, want := range differences {
+		name := strings.ReplaceAll(want.name, "NAMESPACE", namespace)
+		question := name + " " + want.qtype
+		if _, asked := shapes[name]; !asked || want.qtype != "A" && want.qtype != "AAAA" {
+			differ[question] = p.istio.ask(name, want.qtype) + " | " + p.nametap.ask(name, want.qtype)
+		}
+		if got, want, row := differ[question], want.istio+" | "+want.nametap, want.row; got != want {
+			t.Errorf("%s: Istio's agent and nametap answer %q, want %q (%s)", question, got, want, row)
+		}
+		delete(differ, question)
+	}
+	for _, question := range slices.Sorted(maps.Keys(differ)) {
+		t.Errorf("%s: Istio's agent and nametap answer %s, and no row says why", question, differ[question])
+	}
+	counts := map[shape]int{}
+	for _, s := range shapes {
+		counts[s]++
+	}
+	t.Logf("%d hosts, %d names: %d direct, %d with the first domain of the search list, %d absent, all alike; %d with another domain (N5); %d other differences",
+		len(p.hosts), len(shapes), counts[direct], counts[first], counts[absent], counts[expanded], len(differences))
+}
+
+// lookups compares what a program gets, whose resolver walks the search list.
+func (p pair) lookups(t *testing.T) {
+	n := 0
+	for name, shape := range shapes(p.hosts, p.search) {
+		if shape == expanded || shape == first || name == "merged.example.com" || name == "six.shop" { // see differences
+			continue
+		}
+		for _, name := range []string{name, name + "."} {
+			n++
+			if istio, nametap := p.istio.lookup(name, p.search), p.nametap.lookup(name, p.search); istio != nametap {
+				t.Errorf("%s: with Istio's agent %s, with nametap %s", name, istio, nametap)
+			}
+		}
+	}
+	t.Logf("%d names", n)
 }
 
 // shapes returns the names to ask for the hosts of a table, without trailing dots, in lower
@@ -129,7 +137,7 @@ func shapes(hosts table, search []string) map[string]shape {
 			if e.Namespace+".svc.cluster.local" == search[0] {
 				forms = append(forms, e.Shortname)
 			} else {
-				add("absent."+e.Shortname, absent)
+				add(e.Shortname, absent)
 			}
 		}
 		if rest, wild := strings.CutPrefix(host, "*."); wild {
@@ -159,8 +167,8 @@ func shapes(hosts table, search []string) map[string]shape {
 
 // trim returns a name without its domain of the search list, so that the rest is a name of a
 // host.
-func trim(name string, shapes map[string]shape, search []string) string {
-	for _, domain := range search {
+func (p pair) trim(name string, shapes map[string]shape) string {
+	for _, domain := range p.search {
 		if rest, found := strings.CutSuffix(name, "."+domain); found && shapes[rest] == direct {
 			return rest
 		}

@@ -15,7 +15,7 @@ import (
 // token has expired, the agent connects with the one that replaced it.
 func TestToken(t *testing.T) {
 	d := start(t, options{})
-	expires := time.Now().Add(15 * time.Second)
+	expires := time.Now().Add(20 * time.Second)
 	var agents []*agent
 	for _, variant := range []string{"incremental", "sotw"} {
 		m := d.machine(onlyIPv4)
@@ -41,7 +41,7 @@ func TestToken(t *testing.T) {
 // The certificate is renewed without the token, and serves after a restart of istiod and of the
 // agent. The same certificate works as --xds-cert.
 func TestWorkloadCertificate(t *testing.T) {
-	const life = "20s"
+	const life = "30s"
 	d := start(t, options{env: []string{"DEFAULT_WORKLOAD_CERT_TTL=" + life, "MAX_WORKLOAD_CERT_TTL=" + life}})
 	m := d.machine(onlyIPv4)
 	token, state := m.write("istio-token", d.token("shop", audience)), m.path("state")
