@@ -77,6 +77,11 @@ func (tr *traffic) gap() time.Duration {
 	return longest
 }
 
+// forwardedGap is like gap for names that the nameserver answers, also without an agent.
+func (tr *traffic) forwardedGap() time.Duration {
+	return tr.loads[len(tr.loads)-1].Cut().LongestGap
+}
+
 // stop stops the queries, logs the reports, and returns the number of queries for the mesh name
 // and for other names that ended in other ways than those.
 func (tr *traffic) stop(allowed ...load.Kind) (mesh, forwarded int) {
