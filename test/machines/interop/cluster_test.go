@@ -1,7 +1,6 @@
 package interop
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/rsa"
@@ -13,8 +12,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -75,7 +72,7 @@ func newCluster(tb testing.TB) *cluster {
 		"--root-ca-file", c.path("certs/apiserver.crt"), "--leader-elect=false",
 		// There is no kubelet that reports the state of nodes.
 		"--controllers=*,-node-lifecycle-controller,-taint-eviction-controller,-pod-garbage-collector-controller")
-	c.apply(c.istioFile("manifests/charts/base/files/crd-all.gen.yaml"))
+	c.apply(peers.File(c.tb, "istiod", "istio.io/istio", "manifests/charts/base/files/crd-all.gen.yaml"))
 	c.apply("apiVersion: v1\nkind: Namespace\nmetadata: {name: istio-system}\n")
 	return c
 }
@@ -144,25 +141,6 @@ func (c *cluster) startAPIServer() {
 func (c *cluster) dial(ctx context.Context, network, addr string) (conn net.Conn, err error) {
 	c.Run(func() { conn, err = (&net.Dialer{Timeout: 10 * time.Second}).DialContext(ctx, network, addr) })
 	return conn, err
-}
-
-// istioFile returns a file of Istio's module.
-func (c *cluster) istioFile(path string) string {
-	c.tb.Helper()
-	cmd := exec.CommandContext(c.tb.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "istio.io/istio")
-	cmd.Dir = "../peers/istiod"
-	cmd.Env = append(os.Environ(), "GOWORK=off")
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	dir, err := cmd.Output()
-	if err != nil {
-		c.tb.Fatalf("%v: %v\n%s", cmd, err, &stderr)
-	}
-	text, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), path))
-	if err != nil {
-		c.tb.Fatal(err)
-	}
-	return string(text)
 }
 
 // apiCertificate returns the certificate of the API server.
