@@ -24,10 +24,24 @@ const machineBusy = "forwarded, while the machine was busy"
 func (w *world) watchPressure(ctx context.Context) {
 	const interval = 500 * time.Millisecond
 	last, at := waited(), time.Now()
+	var busy span // the current one; zero if there is none
+	end := func() {
+		if !busy.from.IsZero() {
+			w.timeline.add(outage{what: machineBusy, from: busy.from, until: busy.until, covers: forwardedFails})
+			busy = span{}
+		}
+	}
+	defer end()
 	for sleep(ctx, interval) {
 		total, now := waited(), time.Now()
-		if float64(total-last) > busyShare*float64(now.Sub(at)) {
-			w.timeline.add(outage{what: machineBusy, from: at.Add(-2 * interval), until: now.Add(2 * interval), covers: forwardedFails})
+		switch {
+		case float64(total-last) > busyShare*float64(now.Sub(at)):
+			if busy.from.IsZero() {
+				busy.from = at.Add(-2 * interval)
+			}
+			busy.until = now.Add(2 * interval)
+		case now.After(busy.until):
+			end()
 		}
 		last, at = total, now
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"net"
+	"net/http"
 	"syscall"
 	"time"
 )
@@ -33,8 +35,31 @@ func (w *world) disturbControl(ctx context.Context, random *rand.Rand) {
 		w.timeline.note(fmt.Sprintf("the control plane ends by %v and is away for %v", signal, pause))
 		thaw := w.tables.freeze()
 		w.control.restart(ctx, signal, pause)
+		for !w.controlReady(ctx) && sleep(ctx, 200*time.Millisecond) {
+		}
 		thaw()
 	}
+}
+
+// controlReady reports whether the control plane serves tables.
+func (w *world) controlReady(ctx context.Context) bool {
+	client := http.Client{Timeout: time.Second, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+			w.network.Run(func() { conn, err = new(net.Dialer).DialContext(ctx, network, address) })
+			return conn, err
+		},
+	}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+controlStatus+"/healthz/ready", nil)
+	if err != nil {
+		return false
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return false
+	}
+	_ = response.Body.Close() // it is not read
+	return response.StatusCode == http.StatusOK
 }
 
 // sleep waits for d, and reports whether ctx has not ended before.

@@ -17,7 +17,8 @@ type timeline struct {
 	mu      sync.Mutex
 	notes   []note
 	outages []outage
-	absent  []span // without an agent that repairs rules: from SIGTERM until it runs again
+	absent  []span      // without an agent that repairs rules: from its end until it runs again
+	repairs []time.Time // when the agent had installed or repaired rules
 	bad     []badQuery
 	missed  int // bad queries beyond the limit
 }
@@ -58,14 +59,62 @@ func (l *timeline) withoutAgent(from, until time.Time) {
 	l.absent = append(l.absent, span{from, until})
 }
 
-// prolong returns when queries are captured again after a flush whose repair is due at a time.
-func (l *timeline) prolong(due time.Time) time.Time {
+// captured returns when queries are captured again after a flush. It is due at a time, later
+// if there was no agent, or if a busy machine delayed the repair, which judge reports.
+func (l *timeline) captured(flushed, due time.Time) time.Time {
 	for _, s := range l.absent { // ordered by time
 		if s.from.Before(due) && s.until.Add(repairTime).After(due) {
 			due = s.until.Add(repairTime)
 		}
 	}
+	if repaired := l.repaired(flushed); repaired.Add(repairTime).After(due) && repaired.Sub(flushed) < slowestRepair {
+		return repaired.Add(repairTime)
+	}
 	return due
+}
+
+// slowestRepair is the longest time for a repair. Later ones are those of another flush.
+const slowestRepair = 30 * time.Second
+
+// repaired returns when the rules were repaired after a flush; zero if they were not.
+func (l *timeline) repaired(flushed time.Time) time.Time {
+	at, _ := slices.BinarySearchFunc(l.repairs, flushed, time.Time.Compare)
+	if at == len(l.repairs) {
+		return time.Time{}
+	}
+	return l.repairs[at]
+}
+
+// readRepairs reads the times of repairs from the agent's log. It returns the longest time from a
+// flush to its repair, and the longest while an agent ran and the machine was not busy.
+func (l *timeline) readRepairs(log string) (longest, undelayed time.Duration) {
+	for line := range strings.Lines(log) {
+		if !strings.Contains(line, "had drifted and were repaired") && !strings.Contains(line, `"DNS is captured"`) {
+			continue
+		}
+		text, _, _ := strings.Cut(strings.TrimPrefix(line, "time="), " ")
+		if at, err := time.Parse(time.RFC3339, text); err == nil {
+			l.repairs = append(l.repairs, at)
+		}
+	}
+	for _, o := range l.outages {
+		repaired := l.repaired(o.from)
+		if took := repaired.Sub(o.from); o.what == rulesFlushed && took < slowestRepair {
+			longest = max(longest, took)
+			if !l.delayed(o.from, repaired) {
+				undelayed = max(undelayed, took)
+			}
+		}
+	}
+	return longest, undelayed
+}
+
+// delayed reports whether the machine was busy, or there was no agent, at some time between two.
+func (l *timeline) delayed(from, until time.Time) bool {
+	overlaps := func(s span) bool { return s.from.Before(until) && s.until.After(from) }
+	return slices.ContainsFunc(l.absent, overlaps) || slices.ContainsFunc(l.outages, func(o outage) bool {
+		return o.what == machineBusy && overlaps(span{o.from, o.until})
+	})
 }
 
 func (l *timeline) add(o outage) {
@@ -107,6 +156,12 @@ func inFlight(killed time.Time, mesh bool) func(kind load.Kind, q load.Example) 
 	}
 }
 
+// stopped covers forwarded queries while the agent is stopped: it answers them up to 4 s later,
+// when their clients may have given up.
+func stopped(kind load.Kind, q load.Example) bool {
+	return forwarded(q) && (kind == load.Lost || kind == load.Failed)
+}
+
 // cause returns the outage that explains a bad query; empty if there is none. The causes that
 // always apply, or to all names, come last.
 func (l *timeline) cause(q badQuery) string {
@@ -114,7 +169,7 @@ func (l *timeline) cause(q badQuery) string {
 	for _, o := range l.outages {
 		until := o.until
 		if o.what == rulesFlushed {
-			until = l.prolong(until)
+			until = l.captured(o.from, until)
 		}
 		if q.Sent.Before(until) && end.After(o.from) && o.covers(q.kind, q.Example) {
 			switch {

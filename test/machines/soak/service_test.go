@@ -189,6 +189,7 @@ func (w *world) disturbAgent(ctx context.Context, random *rand.Rand) {
 			sleep(ctx, d)
 			w.agent.signal(syscall.SIGCONT, restartPause)
 			w.timeline.withoutAgent(began, time.Now())
+			w.timeline.add(outage{what: "forwarded, while the agent was stopped", from: began, until: time.Now(), covers: stopped})
 		}
 		w.tables.restarted() // the previous agent has answered until now
 		thaw()

@@ -115,6 +115,15 @@ func (w *world) startLoads() []*load.Load {
 // judge logs the bad queries that have a cause, and fails the test for all others.
 func (w *world) judge(t *testing.T, queries int) {
 	t.Helper()
+	log, err := os.ReadFile(filepath.Join(w.dir, "agent.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	longest, undelayed := w.timeline.readRepairs(string(log))
+	t.Logf("the longest time from a flush to the repair of the rules: %v, while the machine was not busy and the agent ran: %v", longest, undelayed)
+	if undelayed > repairTime {
+		t.Errorf("the rules were repaired after %v", undelayed)
+	}
 	explained, busy, unexplained := w.timeline.judge()
 	if float64(busy) > maxBusy*float64(queries) {
 		t.Errorf("%d of %d queries failed while the machine was busy: give it less other work", busy, queries)

@@ -29,6 +29,7 @@ const (
 	hostAddr, hostAddr6 = "10.0.0.1", "fd00::1"
 	a4, a6, b4          = "10.0.0.53", "fd00::53", "10.0.0.54"
 	controlAddr         = "10.0.0.10:15010"
+	controlStatus       = "127.0.0.1:15014"
 	statusAddr          = "127.0.0.1:15020"
 	searchDomain        = "corp.test"
 	reconcile           = 2 * time.Second
@@ -255,7 +256,7 @@ func (w *world) guardCommand() *exec.Cmd {
 // controlCommand returns the command of the control plane.
 func (w *world) controlCommand() *exec.Cmd {
 	cmd := exec.Command(filepath.Join(w.bin, "nametap-discovery"), "--config-dir", w.tables.dir, "--grpc-addr", controlAddr,
-		"--http-addr", "127.0.0.1:15014", "--state-dir", filepath.Join(w.dir, "control-state"))
+		"--http-addr", controlStatus, "--state-dir", filepath.Join(w.dir, "control-state"))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return cmd
 }
