@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -93,17 +94,24 @@ func (d *daemon) signal(signal os.Signal) {
 	_ = d.cmd.Process.Signal(signal) // the process may have ended
 }
 
+// startLimit is how long to wait for a program: the API server needs a minute on a busy machine.
+const startLimit = 5 * time.Minute
+
 // await waits for a condition that the process makes true, and fails if the process ends.
 func (d *daemon) await(what string, condition func() bool) {
 	d.tb.Helper()
-	wait.Until(d.tb, what+", see "+d.log, func() bool {
+	ticker := time.NewTicker(10 * time.Millisecond)
+	defer ticker.Stop()
+	limit := time.After(startLimit)
+	for !condition() {
 		select {
 		case <-d.ended:
-			d.tb.Fatalf("%s ended, see %s:\n%s", filepath.Base(d.cmd.Path), d.log, tail(d.text()))
-		default:
+			d.tb.Fatalf("%s ended before %s, see %s:\n%s", filepath.Base(d.cmd.Path), what, d.log, tail(d.text()))
+		case <-limit:
+			d.tb.Fatalf("timed out waiting: %s, see %s", what, d.log)
+		case <-ticker.C:
 		}
-		return condition()
-	})
+	}
 }
 
 // text returns what the process has logged.

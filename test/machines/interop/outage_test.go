@@ -37,14 +37,22 @@ func (a *agent) load() *load.Load {
 	return l
 }
 
+// busyLag is the lag of a load that did not get the processor. Its queries time out, too.
+const busyLag = time.Second
+
 // wantGood reports the load since the last report, and fails if an answer was wrong or none
-// came.
+// came. On a machine that was busy with other work, one query in a thousand may be lost.
 func wantGood(t *testing.T, l *load.Load) {
 	t.Helper()
 	r := l.Cut()
 	t.Log(r)
-	if r.Bad() > 0 || r.Count(load.Right) == 0 {
-		t.Errorf("%d of %d queries have no right answer", r.Bad(), r.Queries)
+	bad := r.Bad()
+	if lost := r.Count(load.Lost); r.Lag > busyLag && lost*1000 < r.Queries {
+		t.Logf("the machine is busy: %d queries are lost, and the load lagged by %v", lost, r.Lag)
+		bad -= lost
+	}
+	if bad > 0 || r.Count(load.Right) == 0 {
+		t.Errorf("%d of %d queries have no right answer", bad, r.Queries)
 	}
 }
 
