@@ -127,9 +127,8 @@ backend that the agent's user cannot read, and does nothing with
 		if err != nil {
 			return err
 		}
-		err = capture.Remove(command.Context())
 		unregister(logger)
-		return err
+		return capture.Remove(command.Context())
 	}
 	command.Flags().BoolVar(&afterAgent, "after-agent", false, "remove the rules of an agent that has ended, for service managers")
 	return command
@@ -144,8 +143,8 @@ func removeAfterAgent(ctx context.Context, logger *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	unregister(logger) // first: a tool of iptables may hang
 	err = capture.Remove(ctx)
-	unregister(logger)
 	if errors.Is(err, iptables.ErrUnseen) {
 		logger.Warn("removed the capture rules that this user can read", "error", err)
 		return nil
