@@ -53,7 +53,7 @@ microbench: ## run the Go benchmarks of the parts
 	$(GO) test -run '^$$' -bench . -benchmem ./...
 
 vm: ## test the agent on a booted Debian (needs root; ARGS=-run=Name selects tests)
-	@scripts/install-missing debootstrap systemd-nspawn ip iptables-nft
+	@scripts/install-missing debootstrap systemd-nspawn ip iptables-nft nft dnsmasq
 	cd test/machines && $(GO) test ./vm -count=1 -timeout 60m -v $(ARGS)
 
 node: ## test the agent in pods of a real Kubernetes node (needs root; ARGS=-run=Node/name selects tests)

@@ -79,6 +79,10 @@ func (m *Machine) Read(path string) string {
 	return m.Run("cat", path)
 }
 
+// Root returns the path of the machine's root directory on the host. Absolute symbolic links in it
+// lead out of the machine.
+func (m *Machine) Root() string { return fmt.Sprintf("/proc/%d/root", m.leader) }
+
 // Journal returns what a unit, such as "nametap.service", has logged since the machine booted,
 // and what systemd has logged of it. The times have microseconds.
 func (m *Machine) Journal(unit string) string {

@@ -11,10 +11,9 @@ mkdir "$tmp/upper" "$tmp/work" "$tmp/root"
 mount -t overlay nt-vm-layer -o "lowerdir=$root,upperdir=$tmp/upper,workdir=$tmp/work" "$tmp/root"
 mount -t proc proc "$tmp/root/proc"
 
-# For apt; a machine has its own.
-cat /etc/resolv.conf >"$tmp/resolv.conf"
-touch "$tmp/root/etc/resolv.conf"
-mount --bind "$tmp/resolv.conf" "$tmp/root/etc/resolv.conf"
+# For apt; a machine has its own. It is no mount, because packages may replace it by a link.
+rm -f "$tmp/root/etc/resolv.conf"
+cat /etc/resolv.conf >"$tmp/root/etc/resolv.conf"
 # No program of a package may start here.
 printf '#!/bin/sh\nexit 101\n' >"$tmp/root/usr/sbin/policy-rc.d"
 chmod +x "$tmp/root/usr/sbin/policy-rc.d"
@@ -25,5 +24,5 @@ chroot "$tmp/root" apt-get -qq install -y --no-install-recommends "$@"
 chroot "$tmp/root" apt-get clean
 
 rm "$tmp/root/usr/sbin/policy-rc.d"
-umount "$tmp/root/etc/resolv.conf" "$tmp/root/proc" "$tmp/root"
+umount "$tmp/root/proc" "$tmp/root"
 cp -a "$tmp/upper/." "$dir/"
