@@ -29,6 +29,12 @@ func (c *cluster) testManifest(t *testing.T) {
 	if !strings.Contains(status, "connected to nametap-discovery.nametap-system.svc:15010") || !strings.Contains(status, "IPv4 redirected") {
 		t.Errorf("nametap status: %s", status)
 	}
+	// I0: the agent's container cannot read the rules, and says what is captured.
+	for _, text := range []string{status, shop.mustExec("nametap", "nametap", "capture", "status")} {
+		if !strings.Contains(text, "IPv4 redirected: an agent answers a test query") {
+			t.Errorf("the status does not say that IPv4 is captured: %s", text)
+		}
+	}
 	// With glibc, as most programs do.
 	if answer := shop.mustExec("app", "getent", "ahostsv4", "db.example.com"); !strings.Contains(answer, "192.0.2.53") {
 		t.Errorf("getent: %s", answer)
