@@ -120,6 +120,12 @@ func (c *capture) run(ctx context.Context) error {
 	if c.kernel.Captured() { // the rules stay, and so does the registration
 		return err
 	}
+	if c.guard != nil && err == nil {
+		telling, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+		defer cancel()
+		c.guard.Enter(guard.Removed)
+		c.guard.Await(telling, guard.Removed)
+	}
 	return errors.Join(err, c.registrar.Remove(context.WithoutCancel(ctx)))
 }
 
@@ -130,7 +136,7 @@ func (c *capture) begin(ctx context.Context) error {
 	without := c.listening(ctx)
 	if c.guard != nil && ctx.Err() == nil {
 		c.guard.Enter(guard.Answering)
-		c.guard.Await(ctx)
+		c.guard.Await(ctx, guard.Answering)
 	}
 	err := c.change(func(in *inputs) { in.without, c.begun = without, true })
 	if err != nil && !errors.Is(err, errNoServers) && ctx.Err() == nil {

@@ -50,10 +50,10 @@ func (c *Client) Enter(p Phase) {
 	c.set(func(m *message) { m.Phase = p })
 }
 
-// Await returns when the guard holds the rules for this agent, or when ctx ends. It must not be
-// called concurrently.
-func (c *Client) Await(ctx context.Context) {
-	for !c.Held() {
+// Await returns when the guard has noted a phase that was entered, or when ctx ends. It must not
+// be called concurrently.
+func (c *Client) Await(ctx context.Context, p Phase) {
+	for !c.isIn(p) {
 		select {
 		case <-c.noted:
 		case <-ctx.Done():
@@ -81,10 +81,13 @@ func wake(channel chan<- struct{}) {
 }
 
 // Held reports whether the guard removes the rules if the agent ends now and no other follows.
-func (c *Client) Held() bool {
+func (c *Client) Held() bool { return c.isIn(Answering) }
+
+// isIn reports whether the guard has noted a phase last.
+func (c *Client) isIn(p Phase) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.told.Phase == Answering
+	return c.told.Phase == p
 }
 
 // Run stays connected to the guard until ctx ends. It logs the first of several errors.

@@ -8,7 +8,8 @@
 // the guard is a process of its own, which runs as long as the agent is wanted.
 //
 //  1. An agent connects to the guard when it starts, and sends signs of life until its listeners
-//     answer. Then it tells the guard that it answers. At its end it sends signs of life again.
+//     answer. Then it tells the guard that it answers. At its end it sends signs of life again,
+//     or tells the guard that it has removed its rules.
 //     An agent that answers sends none: the end of its connection tells when it dies, and a busy
 //     machine must not make it look dead.
 //  2. If for Patience no agent has answered and none has given a sign of life, the guard removes

@@ -152,7 +152,7 @@ func (s *server) handle(e event) {
 	known := s.agents[e.conn]
 	if e.ended {
 		delete(s.agents, e.conn)
-		if known != nil && known.phase != Starting {
+		if known != nil && (known.phase == Answering || known.phase == Ending) {
 			s.deadline = now.Add(s.Patience)
 			s.Log.Info("the agent has ended", "waiting for the next one", s.Patience)
 		}
@@ -171,6 +171,8 @@ func (s *server) handle(e event) {
 	switch known.phase {
 	case Answering:
 		s.removed, s.failure = false, ""
+	case Removed:
+		s.removed, known.expires = true, time.Time{}
 	case Ending:
 		known.expires = now.Add(s.Patience)
 	default:

@@ -43,14 +43,16 @@ func inLab(t *testing.T, test func(l *lab)) {
 		go func() { l.err <- s.loop(ctx, l.events) }()
 		test(l)
 		stop()
-		<-l.err
+		if err := <-l.err; err != nil {
+			t.Error(err)
+		}
 	})
 }
 
 // after waits, and checks when rules were removed up to then.
 func (l *lab) after(d time.Duration, want ...time.Duration) {
 	l.t.Helper()
-	time.Sleep(d) // in the bubble, it takes no time
+	time.Sleep(d) //nolint:forbidigo // in the bubble it takes no time
 	synctest.Wait()
 	if len(l.removed) != len(want) {
 		l.t.Fatalf("after %v the rules were removed at %v, want %v", time.Since(l.began), l.removed, want)
@@ -222,6 +224,19 @@ func TestGuardIsStopped(t *testing.T) {
 	})
 	inLab(t, func(l *lab) { // the agent removes them
 		l.connect().tell(Answering, true)
+		l.stop()
+		l.after(second)
+	})
+}
+
+// V4: an agent that has removed its rules leaves nothing to do.
+func TestAgentRemovesRules(t *testing.T) {
+	inLab(t, func(l *lab) {
+		a := l.connect()
+		a.tell(Answering, true)
+		a.tell(Removed, true)
+		a.close()
+		l.after(time.Minute)
 		l.stop()
 		l.after(second)
 	})

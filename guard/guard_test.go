@@ -71,7 +71,7 @@ func TestClient(t *testing.T) {
 	c.SetFailOpen(true)
 	client := run(t, c.Run)
 	c.Enter(guard.Answering)
-	c.Await(t.Context())
+	c.Await(t.Context(), guard.Answering)
 	first.end()
 	wait.Until(t, "the client notices the end", func() bool { return !c.Held() })
 	start(t, path, removals)

@@ -18,6 +18,7 @@ const (
 	Starting  Phase = "starting"
 	Answering Phase = "answering" // queries
 	Ending    Phase = "ending"    // the next agent answers queries
+	Removed   Phase = "removed"   // the agent has removed its rules and ends
 )
 
 // A message is a line of JSON from an agent. Each gets a line as the reply: accepted, or why the

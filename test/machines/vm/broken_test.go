@@ -33,7 +33,7 @@ func TestAgentCannotStart(t *testing.T) {
 			func(m *vm.Machine) { m.Run("sed", "-i", "/DNS_PROXY_ADDR/ d", "/etc/default/nametap") },
 			"nonsense",
 		},
-		"no program": {func(m *vm.Machine) { m.Run("mv", binary, binary+".good") }, restore, "status=203/EXEC"},
+		"no program": {func(m *vm.Machine) { m.Run("mv", binary, binary+".good") }, restore, binary + " is missing"},
 		"crash":      {program("kill -SEGV $$"), restore, "status=11/SEGV"},
 		"hang":       {program("exec sleep 1000"), restore, "timeout"},
 	} {

@@ -1,0 +1,154 @@
+package vm_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
+	"github.com/nametap/nametap/test/machines/load"
+	"github.com/nametap/nametap/test/machines/vm"
+)
+
+// set replaces a setting of the agent; an empty value removes it.
+func set(m *vm.Machine, name, value string) {
+	m.Run("sed", "-i", "/^"+name+"=/ d", "/etc/default/nametap")
+	if value != "" {
+		m.Run("sed", "-i", "$ a "+name+"="+value, "/etc/default/nametap")
+	}
+}
+
+// kill kills the process of a unit.
+func kill(m *vm.Machine, units ...string) {
+	for _, unit := range units {
+		m.Run("systemctl", "kill", "--kill-whom=main", "--signal=KILL", unit)
+	}
+}
+
+// TestGuardRestarts kills and restarts the guard while the agent answers. No query has another
+// answer, and the guard then holds the rules again. V1.
+func TestGuardRestarts(t *testing.T) {
+	m := vm.Boot(t)
+	m.Install()
+	m.Start()
+	tr := startTraffic(t, m)
+	kill(m, "nametap-guard.service")
+	tr.more(2 * time.Second)
+	m.Run("systemctl", "restart", "nametap-guard.service")
+	tr.more(2 * time.Second)
+	if mesh, forwarded := tr.stop(load.Right); mesh+forwarded > 0 {
+		t.Errorf("%d queries for the mesh name and %d for others have another answer", mesh, forwarded)
+	}
+	m.Run("mv", binary, binary+".good")
+	kill(m, "nametap.service")
+	wait.Until(t, "the rules are removed", func() bool { return !m.Captured() })
+}
+
+// TestStopWhileBroken stops a service that cannot start, under load. It stays stopped, although
+// queries wait in its socket. V4.
+func TestStopWhileBroken(t *testing.T) {
+	m := vm.Boot(t)
+	m.Install()
+	m.Start()
+	tr := startTraffic(t, m)
+	set(m, "NAMETAP_TTL", "nonsense")
+	_, _ = m.Try("systemctl", "restart", "nametap.service")
+	m.Run("systemctl", "stop", "nametap.service")
+	wait.Until(t, "the guard has ended", func() bool {
+		state, _ := m.Try("systemctl", "is-active", "nametap-guard.service")
+		return strings.TrimSpace(state) == "inactive"
+	})
+	if m.Captured() {
+		t.Errorf("rules are left:\n%s", m.Net.Rules())
+	}
+	foreign := tr.count(load.Foreign)
+	wait.Until(t, "the nameserver answers", func() bool { return tr.count(load.Foreign) >= foreign+queriesPerSecond })
+	if state := strings.TrimSpace(m.Run("systemctl", "show", "--property=ActiveState", "--value", "nametap.service")); state != "inactive" && state != "failed" {
+		t.Errorf("nametap.service is %s after its stop", state)
+	}
+}
+
+// TestChangedAtRestart restarts the agent with settings that change what is captured. The rules
+// of the previous process are replaced or removed. V1.
+func TestChangedAtRestart(t *testing.T) {
+	m := vm.Boot(t)
+	m.Install()
+	m.Start()
+	set(m, "NAMETAP_CAPTURE_EXCLUDE_UID", "4242")
+	m.Run("systemctl", "restart", "nametap.service")
+	if rules := m.Net.Rules(); !strings.Contains(rules, "4242") {
+		t.Errorf("the rules are not replaced:\n%s", rules)
+	}
+	set(m, "ISTIO_META_DNS_CAPTURE", "false")
+	m.Run("systemctl", "restart", "nametap.service")
+	wait.Until(t, "nothing is captured", func() bool { return !m.Captured() })
+	if got := m.Lookup(vm.Mesh); got == vm.MeshIP {
+		t.Errorf("with capture off, %s has %s", vm.Mesh, got)
+	}
+	set(m, "ISTIO_META_DNS_CAPTURE", "")
+	m.Run("systemctl", "restart", "nametap.service")
+	m.AwaitMesh()
+}
+
+// TestFailClosed checks that rules that are to stay do: when the agent does not come back, and
+// after a stop. A start takes them over. V2.
+func TestFailClosed(t *testing.T) {
+	m := vm.Boot(t)
+	m.Install("NAMETAP_CAPTURE_FAIL_OPEN=false")
+	m.Start()
+	m.Run("mv", binary, binary+".good")
+	kill(m, "nametap.service")
+	wait.Until(t, "the guard gives up", func() bool {
+		return strings.Contains(m.Journal("nametap-guard.service"), "the capture rules stay")
+	})
+	if !m.Captured() {
+		t.Error("the rules are removed")
+	}
+	restore(m)
+	m.Run("systemctl", "restart", "nametap.service")
+	m.Run("systemctl", "stop", "nametap.service")
+	if !m.Captured() {
+		t.Error("the rules are removed by the stop")
+	}
+	m.Run("systemctl", "start", "nametap.service")
+	m.AwaitMesh()
+}
+
+// TestOtherPort moves the agent to another port. The rules of the previous port are replaced.
+// V1.
+func TestOtherPort(t *testing.T) {
+	m := vm.Boot(t)
+	m.Install()
+	m.Start()
+	m.Write("/etc/systemd/system/nametap.socket.d/port.conf", `[Socket]
+ListenDatagram=
+ListenStream=
+ListenDatagram=127.0.0.1:15153
+ListenStream=127.0.0.1:15153
+ListenDatagram=[::1]:15153
+ListenStream=[::1]:15153
+`)
+	set(m, "DNS_PROXY_ADDR", "localhost:15153")
+	m.Run("systemctl", "daemon-reload")
+	m.Run("systemctl", "restart", "nametap.socket")
+	m.Run("systemctl", "start", "nametap.service")
+	m.AwaitMesh()
+	if rules := m.Net.Rules(); strings.Contains(rules, "15053") {
+		t.Errorf("rules of the previous port are left:\n%s", rules)
+	}
+}
+
+// TestOtherPortOfAgentOnly gives the agent another port than its sockets. It cannot start, so the
+// rules are removed, and systemd shows why. V2.
+func TestOtherPortOfAgentOnly(t *testing.T) {
+	m := vm.Boot(t)
+	m.Install()
+	m.Start()
+	set(m, "DNS_PROXY_ADDR", "localhost:15153")
+	_, _ = m.Try("systemctl", "restart", "nametap.service")
+	wait.Until(t, "the rules are removed", func() bool { return !m.Captured() })
+	wait.Until(t, "systemctl status shows the reason", func() bool {
+		status, _ := m.Try("systemctl", "status", "nametap.service")
+		return strings.Contains(status, "want the port of localhost:15153")
+	})
+}
