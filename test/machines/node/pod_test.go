@@ -348,8 +348,9 @@ func (s *space) asker(spec *corev1.Pod, name string, rate int, args ...string) c
 		volume.ConfigMap = &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "questions"}}
 		spec.Spec.Volumes = append(spec.Spec.Volumes, volume)
 	}
+	never := corev1.ContainerRestartPolicyNever // after a restart, kubelet may have removed the report
 	return corev1.Container{
-		Name: name, Image: loadImage,
+		Name: name, Image: loadImage, RestartPolicy: &never,
 		Command:      append([]string{"nametap-load", "-rate=" + strconv.Itoa(rate), "-expect=/questions/all.json"}, args...),
 		VolumeMounts: []corev1.VolumeMount{{Name: "questions", MountPath: "/questions"}},
 	}

@@ -212,7 +212,7 @@ func (c *cluster) testControlPlaneAway(t *testing.T) {
 	s := c.space(t, nil)
 	spec := podOf(t, "discovery")
 	away(spec)
-	spec.Spec.Containers = append(spec.Spec.Containers, s.asker(spec, "load", 200, "-for=3s", "-expect=/questions/forwarded.json"))
+	spec.Spec.Containers = append(spec.Spec.Containers, s.asker(spec, "load", 200, "-for=15s", "-expect=/questions/forwarded.json"))
 	p := s.create(spec)
 	ready := p.ready()
 	report := p.report("load")
