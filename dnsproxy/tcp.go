@@ -127,7 +127,7 @@ func (l *tcpListener) start(conn *net.TCPConn, reserved bool) {
 	c.from.send = c.send
 	c.idleSince.Store(l.clients.now())
 	if !l.clients.add(c) {
-		_ = conn.Close() // the listener stopped before it could send a query
+		_ = conn.Close() // the listener stopped before there was room for it
 		return
 	}
 	l.serving.Go(func() {

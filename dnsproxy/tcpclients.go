@@ -56,7 +56,7 @@ func (p *tcpClients) close() { p.reserve.Close() }
 
 // add adds a connection. When there is no room, it closes the connection that has been idle
 // the longest; when none is idle, it waits. It reports false, without adding the
-// connection, if its listener stops.
+// connection, if its listener stops and there is no room.
 func (p *tcpClients) add(c *tcpConn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -71,7 +71,10 @@ func (p *tcpClients) add(c *tcpConn) bool {
 		p.room.Wait()
 	}
 	if c.listener.stopping {
-		return false
+		if len(p.open) >= p.max {
+			return false
+		}
+		c.drain() // accepted just before the stop, so its query may be on the way
 	}
 	p.open[c] = struct{}{}
 	return true
