@@ -51,8 +51,8 @@ type resolvedMachine struct {
 }
 
 // bootResolved boots a machine whose programs use systemd-resolved, with more packages, and
-// starts the agent with settings.
-func bootResolved(t *testing.T, packages []string, settings ...string) *resolvedMachine {
+// starts the agent.
+func bootResolved(t *testing.T, packages ...string) *resolvedMachine {
 	t.Helper()
 	stub := vm.Before(func(m *vm.Machine) {
 		m.Outside("ln", "-sf", "/run/systemd/resolve/stub-resolv.conf", "/mnt/root/etc/resolv.conf")
@@ -61,7 +61,7 @@ func bootResolved(t *testing.T, packages []string, settings ...string) *resolved
 	m.World.Control.Push(table(nil))
 	m.Run("resolvectl", "dns", "host0", vm.Named)
 	m.Run("resolvectl", "domain", "host0", "corp.example")
-	m.Install(settings...)
+	m.Install()
 	m.Start()
 	m.awaitRegistered()
 	return m
@@ -148,7 +148,7 @@ func (m *resolvedMachine) checkRemoved() {
 // V5: programs that ask systemd-resolved find mesh names, over restarts of systemd-resolved and of
 // the agent, and nothing is left when the agent ends.
 func TestResolved(t *testing.T) {
-	m := bootResolved(t, nil)
+	m := bootResolved(t)
 	m.check(meshNames())
 	m.check(map[string]string{outside: vm.NamedIP})
 	if got := m.Run("nametap", "capture", "status"); !strings.Contains(got, "systemd-resolved  registered, ") {
@@ -183,7 +183,7 @@ func TestResolved(t *testing.T) {
 // exist. 10,000 hosts are more than systemd-resolved accepts; they are found because its
 // queries are captured.
 func TestResolvedFollowsTable(t *testing.T) {
-	m := bootResolved(t, nil)
+	m := bootResolved(t)
 	const added, addedIP = "new.shop.local", "10.1.0.9"
 	if m.has("varlink", added, addedIP) {
 		t.Fatalf("%s exists already", added)
@@ -211,7 +211,7 @@ func TestResolvedFollowsTable(t *testing.T) {
 // V5: a registration that another program changes is repaired, also if polkit decides which users
 // may change it.
 func TestResolvedRepaired(t *testing.T) {
-	m := bootResolved(t, []string{"polkitd"})
+	m := bootResolved(t, "polkitd")
 	for _, change := range [][]string{
 		{"resolvectl", "revert", "nametap-dns"},
 		{"resolvectl", "dns", "nametap-dns", vm.Other},
@@ -228,7 +228,7 @@ func TestResolvedRepaired(t *testing.T) {
 // F6, V5: if the stub of systemd-resolved is the agent's only nameserver, names of the mesh's
 // domains that the mesh does not have fail at once. They do not circle between the two.
 func TestResolvedIsNoLoop(t *testing.T) {
-	m := bootResolved(t, nil)
+	m := bootResolved(t)
 	m.Run("resolvectl", "dns", "host0", "")
 	m.Run("systemctl", "restart", "nametap.service") // a running agent keeps its nameservers
 	m.awaitRegistered()
@@ -256,7 +256,7 @@ func TestResolvedIsNoLoop(t *testing.T) {
 
 // V5: the registration ends with the capture rules when no agent can start.
 func TestResolvedWithoutAgent(t *testing.T) {
-	m := bootResolved(t, nil)
+	m := bootResolved(t)
 	m.Write("/etc/default/nametap", "NAMETAP_TTL=none\n")
 	if output, err := m.Try("systemctl", "restart", "nametap.service"); err == nil {
 		t.Fatalf("the agent has started: %s", output)
@@ -274,7 +274,7 @@ func TestResolvedWithoutAgent(t *testing.T) {
 // V5: neither systemd-networkd that manages all interfaces nor DNSSEC is in the way. Names that
 // are not registered are validated, so DNSSEC=yes denies short names.
 func TestResolvedNetworkdAndDNSSEC(t *testing.T) {
-	m := bootResolved(t, nil)
+	m := bootResolved(t)
 	registered := meshNames()
 	for _, short := range []string{"web", "web.shop", "web.corp.example"} {
 		delete(registered, short)
