@@ -96,7 +96,7 @@ install: bin/nametap ## install the agent and its units for a VM, below DESTDIR
 	install -D -m 644 deploy/systemd/nametap-resolved.socket   '$(DESTDIR)$(LIBDIR)/systemd/system/nametap-resolved.socket'
 	install -D -m 644 deploy/systemd/nametap-resolved@.service '$(DESTDIR)$(LIBDIR)/systemd/system/nametap-resolved@.service'
 	install -D -m 644 deploy/systemd/nametap-dns.network '$(DESTDIR)$(LIBDIR)/systemd/network/05-nametap-dns.network'
-	sed -i 's|/usr/local/\(bin\|libexec\)/|$(PREFIX)/\1/|g' '$(DESTDIR)$(LIBDIR)/systemd/system/'nametap*.service
+	sed -i 's,/usr/local/\(bin\|libexec\)/,$(PREFIX)/\1/,g' '$(DESTDIR)$(LIBDIR)/systemd/system/'nametap*.service
 	install -D -m 644 deploy/systemd/nametap.sysusers '$(DESTDIR)$(LIBDIR)/sysusers.d/nametap.conf'
 	install -D -m 644 deploy/systemd/nametap.tmpfiles '$(DESTDIR)$(LIBDIR)/tmpfiles.d/nametap.conf'
 	test -e '$(DESTDIR)/etc/default/nametap' || \
