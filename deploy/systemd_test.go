@@ -149,6 +149,16 @@ func TestBootOrder(t *testing.T) {
 	}
 }
 
+// V1: the sockets of a running agent do not begin to block when another service starts with them.
+func TestSocketsDoNotBlock(t *testing.T) {
+	for _, name := range services {
+		unit := read(t, "systemd/"+name)
+		if strings.Contains(unit, "\nSockets=") != strings.Contains(unit, "\nNonBlocking=yes\n") {
+			t.Errorf("%s: want NonBlocking=yes with Sockets=", name)
+		}
+	}
+}
+
 // TestUnitCommands checks that the binary accepts the commands of the units.
 func TestUnitCommands(t *testing.T) {
 	for _, name := range services {

@@ -39,6 +39,11 @@ func TestGuardRestarts(t *testing.T) {
 	if mesh, forwarded := tr.stop(load.Right); mesh+forwarded > 0 {
 		t.Errorf("%d queries for the mesh name and %d for others have another answer", mesh, forwarded)
 	}
+	began := time.Now()
+	m.Run("systemctl", "restart", "nametap.service")
+	if took := time.Since(began); took > 15*time.Second {
+		t.Errorf("the agent ended after %v: it waited for a connection", took)
+	}
 	m.Run("mv", binary, binary+".good")
 	kill(m, "nametap.service")
 	wait.Until(t, "the rules are removed", func() bool { return !m.Captured() })
