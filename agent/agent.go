@@ -302,7 +302,7 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) time.Duratio
 	}
 	a.draining.Store(true)
 	a.forgetStarts()
-	if a.endSoon() {
+	if a.endSoon(serving) {
 		a.log.Info("ending without a drain")
 		release()
 		if !a.handOver.Load() {
@@ -326,14 +326,14 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) time.Duratio
 
 // endSoon reports whether the agent ends without a drain: the next one answers on the same
 // sockets, or no query is redirected to them any more.
-func (a *Agent) endSoon() bool {
+func (a *Agent) endSoon(serving context.Context) bool {
 	switch handOver := a.handOver.Load(); {
 	case a.config.GuardPath == "":
 		return false
 	case a.capture == nil:
 		return handOver
 	default:
-		return a.capture.endSoon(handOver, a.config.DrainCaptured)
+		return a.capture.endSoon(serving, handOver, a.config.DrainCaptured)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
@@ -150,10 +151,18 @@ func (c *capture) begin(ctx context.Context) error {
 	return nil
 }
 
+// guardTimeout is how long a hand-over waits for a guard that restarts.
+const guardTimeout = time.Second
+
 // endSoon reports whether the agent ends without a drain, and makes the end of run as quick. With
 // handOver the rules stay if a guard removes them later. drains says that the agent drains after
 // a removal.
-func (c *capture) endSoon(handOver, drains bool) bool {
+func (c *capture) endSoon(ctx context.Context, handOver, drains bool) bool {
+	if handOver && c.kernel.Captured() {
+		waiting, cancel := context.WithTimeout(ctx, guardTimeout)
+		defer cancel()
+		c.guard.Await(waiting, guard.Answering)
+	}
 	switch {
 	case handOver && c.guard.Held():
 		c.guard.Enter(guard.Ending)

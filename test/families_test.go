@@ -2,6 +2,7 @@ package test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"strings"
@@ -26,7 +27,8 @@ func (v *vm) switchIPv6(on bool) {
 	}
 }
 
-// systemdSockets opens the sockets of nametap.socket, which has FreeBind=yes.
+// systemdSockets opens the sockets of nametap.socket, which has FreeBind=yes. They do not block,
+// because the services have NonBlocking=yes.
 func (v *vm) systemdSockets() []*os.File {
 	v.tb.Helper()
 	config := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) (err error) {
@@ -50,10 +52,18 @@ func (v *vm) systemdSockets() []*os.File {
 			}
 			defer tcp.Close()
 			for _, socket := range []any{udp, tcp} {
-				file, err := socket.(interface{ File() (*os.File, error) }).File()
+				conn, err := socket.(syscall.Conn).SyscallConn()
 				if err != nil {
 					v.tb.Fatal(err)
 				}
+				var fd int
+				controlErr := conn.Control(func(original uintptr) {
+					fd, err = unix.FcntlInt(original, unix.F_DUPFD_CLOEXEC, 3)
+				})
+				if err = errors.Join(controlErr, err); err != nil {
+					v.tb.Fatal(err)
+				}
+				file := os.NewFile(uintptr(fd), "socket") // unlike the file of File, it does not set the socket to block
 				v.tb.Cleanup(func() { file.Close() })
 				files = append(files, file)
 			}
