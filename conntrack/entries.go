@@ -15,7 +15,9 @@ const (
 	messageGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1 // IPCTNL_MSG_CT_GET
 	messageDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2 // IPCTNL_MSG_CT_DELETE
 
-	entryOriginal, entryReply, entryID, entryZone, entryFilter = 1, 2, 12, 18, 25 // CTA_TUPLE_ORIG...
+	entryOriginal, entryReply, entryProtoInfo, entryID, entryZone, entryFilter = 1, 2, 4, 12, 18, 25 // CTA_TUPLE_ORIG...
+
+	protoInfoTCP, protoInfoTCPState = 1, 1 // CTA_PROTOINFO_TCP, CTA_PROTOINFO_TCP_STATE
 
 	tupleIP, tupleProto, tupleZone = 1, 2, 3 // CTA_TUPLE_IP...
 
@@ -31,9 +33,20 @@ const (
 // and the same for the replies that are expected. They differ by address translation.
 type Entry struct {
 	Original, Reply Tuple
-	Zone            uint16 // of the original direction, 0 by default
-	key             []byte // attributes by which the kernel finds the entry
+	Zone            uint16   // of the original direction, 0 by default
+	TCP             TCPState // of a TCP connection
+	key             []byte   // attributes by which the kernel finds the entry
 }
+
+// A TCPState is the state of a tracked TCP connection. Its values are those of enum
+// tcp_conntrack in linux/netfilter/nf_conntrack_tcp.h, of which only some have a name here.
+type TCPState uint8
+
+// The states in which no peer uses the connection.
+const (
+	TCPSynSent TCPState = 1 // the client's SYN has no reply
+	TCPClose   TCPState = 8 // after a RST
+)
 
 // A Tuple is one direction of a flow.
 type Tuple struct {
@@ -49,6 +62,9 @@ func parseEntry(b []byte) Entry {
 	original := FindAttribute(b, entryOriginal)
 	e := Entry{Original: parseTuple(original), Reply: parseTuple(FindAttribute(b, entryReply))}
 	e.Zone = max(uint16Of(FindAttribute(original, tupleZone)), uint16Of(FindAttribute(b, entryZone)))
+	if state := FindAttribute(FindAttribute(FindAttribute(b, entryProtoInfo), protoInfoTCP), protoInfoTCPState); len(state) == 1 {
+		e.TCP = TCPState(state[0])
+	}
 	e.key = AppendAttribute(nil, entryOriginal|unix.NLA_F_NESTED, original)
 	for _, kind := range []uint16{entryZone, entryID} {
 		if value := FindAttribute(b, kind); value != nil {

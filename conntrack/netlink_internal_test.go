@@ -203,19 +203,26 @@ func TestParseEntry(t *testing.T) {
 	both := append(tuple(entryOriginal, "10.0.0.1:1000", "10.0.0.53:53", 0), tuple(entryReply, "127.0.0.1:15053", "10.0.0.1:1000", 0)...)
 	both = AppendAttribute(both, entryID, []byte{1, 2, 3, 4})
 	one := append(tuple(entryOriginal, "10.0.0.1:1000", "10.0.0.53:53", 53), tuple(entryReply, "127.0.0.1:15053", "10.0.0.1:1000", 0)...)
+	state := appendNested(nil, entryProtoInfo, func(b []byte) []byte {
+		return appendNested(b, protoInfoTCP, func(b []byte) []byte {
+			return AppendAttribute(b, protoInfoTCPState, []byte{8})
+		})
+	})
 	keys := []string{""}
 	for _, test := range []struct {
 		name       string
 		attributes []byte
 		zone       uint16
+		tcp        TCPState
 	}{
-		{"without", both, 0},
-		{"with both", AppendAttribute(both, entryZone, []byte{0, 53}), 53},
-		{"with one", one, 53},
+		{"without", both, 0, 0},
+		{"with both", AppendAttribute(both, entryZone, []byte{0, 53}), 53, 0},
+		{"with one", one, 53, 0},
+		{"with a state", append(state, both...), 0, TCPClose},
 	} {
 		e := parseEntry(test.attributes)
 		text := func(t Tuple) string { return t.Source.String() + " " + t.Destination.String() }
-		if text(e.Original) != original || text(e.Reply) != reply || e.Original.Protocol != unix.IPPROTO_UDP || e.Zone != test.zone {
+		if text(e.Original) != original || text(e.Reply) != reply || e.Original.Protocol != unix.IPPROTO_UDP || e.Zone != test.zone || e.TCP != test.tcp {
 			t.Errorf("%s: %+v", test.name, e)
 		}
 		if e.Key() == keys[len(keys)-1] {

@@ -25,7 +25,8 @@
 // flows apart. The zone holds for the original direction alone, so that an ICMP error of a
 // dead agent still reaches the client. TCP needs no zone, because the kernel gives no two
 // sockets the same four-tuple. Without a zone, a connection that is open while rules are
-// installed or removed stays with its peer.
+// installed or removed stays with its peer, as long as a rule of any program makes the kernel
+// track connections.
 //
 // # How they get into the kernel
 //
@@ -67,4 +68,8 @@
 // two has its redirect without a zone. An application leaves it with its next query, which
 // is in the zone, but the agent would use it if it sent from the same port. So such entries
 // are dropped: by a check when no reply can be in flight, and by unhook at once.
+//
+// A TCP connection leaves an entry, too. If the server has reset it, or its SYN had no reply, the
+// next connection from the same port takes over the entry with its redirect, or without one.
+// Such entries are dropped when rules change. After all other ends the kernel makes a new entry.
 package iptables

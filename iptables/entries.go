@@ -16,6 +16,7 @@ type entries struct {
 	log       *slog.Logger
 	leftovers map[string]time.Time // entries, by their keys, that are dropped later; when they were first seen
 	replies   time.Time            // until then replies to queries of dropped entries may arrive; zero if none may
+	closing   time.Time            // until then connections from before the last change may be reset
 	logged    map[Family]string    // the last failure that was logged
 	swept     fingerprint          // of the kernel at the last sweep
 	failed    bool                 // the last sweep failed
@@ -26,14 +27,11 @@ func newEntries(log *slog.Logger) entries { return entries{log: log, logged: mak
 // sweep drops entries that let queries bypass the agent, if rules have changed or may have.
 // Leftovers are dropped when they have been there for the settle time. Without a zone, entries
 // of other programs look like stale ones, so the change must be certain. After a failure the
-// next check tries again.
+// next check tries again. For [closingTime] after a change every check sweeps.
 func (e *entries) sweep(cfg Config, in installed, changed, maybe bool) {
 	now := time.Now()
 	changed = changed || e.failed
-	late := !e.replies.IsZero()
-	if now.After(e.replies) {
-		e.replies = time.Time{}
-	}
+	late := e.late(now, changed)
 	previous := e.leftovers
 	e.leftovers, e.failed = make(map[string]time.Time), false
 	for f, v := range in.families {
@@ -43,13 +41,25 @@ func (e *entries) sweep(cfg Config, in installed, changed, maybe bool) {
 		s := sweep{ports: []uint16{cfg.Port}, zone: v.zone}
 		dropped, ok := e.drop(f, func(entry conntrack.Entry) bool {
 			stale := ofReply(entry) || (changed || v.zone != 0) && s.stale(entry)
-			return stale || s.leftover(entry) && e.settled(entry.Key(), previous, now.Add(-cfg.Settle))
+			return stale || s.bypassed(entry, changed) || s.leftover(entry) && e.settled(entry.Key(), previous, now.Add(-cfg.Settle))
 		})
 		e.failed = e.failed || !ok
 		if changed && dropped > 0 {
 			e.replies = now.Add(cfg.Settle)
 		}
 	}
+}
+
+// late reports whether a sweep is due because a change was not long ago, and notes a change.
+func (e *entries) late(now time.Time, changed bool) bool {
+	if changed {
+		e.closing = now.Add(closingTime)
+	}
+	late := !e.replies.IsZero() || now.Before(e.closing)
+	if now.After(e.replies) {
+		e.replies = time.Time{}
+	}
+	return late
 }
 
 // settled reports whether a leftover was first seen at a time or before. Otherwise it records
@@ -83,11 +93,13 @@ func (e *entries) drop(f Family, match func(conntrack.Entry) bool) (dropped int,
 	return dropped, err == nil
 }
 
-// sweepFilters limit a dump to the entries that a sweep may drop: UDP from or to port 53.
+// sweepFilters limit a dump to the entries that a sweep may drop: UDP from or to port 53, and TCP
+// to port 53.
 func sweepFilters() []conntrack.Filter {
 	return []conntrack.Filter{
 		{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort},
 		{Protocol: unix.IPPROTO_UDP, SourcePort: dnsPort},
+		{Protocol: unix.IPPROTO_TCP, DestinationPort: dnsPort},
 	}
 }
 
@@ -110,8 +122,9 @@ func dropEntries(f Family, match func(conntrack.Entry) bool) (int, error) {
 }
 
 // A sweep tells which conntrack entries keep queries on a path that the rules no longer
-// give them. It concerns UDP only: a TCP connection stays with the peer it was made to, or
-// breaks.
+// give them. A TCP connection stays with the peer it was made to, or breaks, so it concerns UDP,
+// and those entries of TCP connections that the next connection from the same port would take
+// over: see [unanswered] and [reset].
 type sweep struct {
 	ports []uint16 // of the agent, now or previously
 	zone  uint16   // of captured queries, 0 without one
@@ -144,6 +157,31 @@ func ofReply(e conntrack.Entry) bool {
 		e.Original.Source.Port() == dnsPort && e.Original.Destination.Port() != dnsPort
 }
 
+// closingTime is how long after a change connections from before may still be reset. Clients wait
+// for a reply for at most so long.
+const closingTime = 30 * time.Second
+
+// unanswered reports whether an entry is of a TCP connection whose SYN has no reply. The entry
+// stays for two minutes, and repetitions of the SYN and further connections from the same port
+// follow it. If it is dropped, the next SYN is the first packet of a new entry.
+func unanswered(e conntrack.Entry) bool { return tcpDNS(e) && e.TCP == conntrack.TCPSynSent }
+
+// reset reports whether an entry is of a TCP connection that a RST has ended. The entry stays for
+// 10 s, and if the last packet was the server's, the next connection from the same port follows
+// it. After all other ends the kernel makes a new entry for the next connection.
+func reset(e conntrack.Entry) bool { return tcpDNS(e) && e.TCP == conntrack.TCPClose }
+
+// bypassed reports whether an entry of a TCP connection that is not redirected has to be dropped.
+// After a change of rules that includes connections without a reply.
+func (s sweep) bypassed(e conntrack.Entry, changed bool) bool {
+	return !s.redirected(e) && (reset(e) || changed && unanswered(e))
+}
+
+// tcpDNS reports whether an entry is of a TCP connection to port 53.
+func tcpDNS(e conntrack.Entry) bool {
+	return e.Original.Protocol == unix.IPPROTO_TCP && e.Original.Destination.Port() == dnsPort
+}
+
 // leftover reports whether an entry has to be dropped some time after rules with a zone
 // were installed. It is redirected and not in the zone, so it was made while table raw had
 // no rules: the application uses it no longer, but the agent would, from the same source
@@ -154,8 +192,10 @@ func (s sweep) leftover(e conntrack.Entry) bool {
 
 // orphaned reports whether an entry has to be dropped after rules were removed. Captured
 // queries in the zone are left alone: no new query enters it, and a reply may be in flight.
+// TCP connections that are open are left alone, too.
 func (s sweep) orphaned(e conntrack.Entry) bool {
-	return e.Zone == 0 && s.toAgent(e)
+	ended := s.redirected(e) && (unanswered(e) || reset(e))
+	return ended || e.Zone == 0 && s.toAgent(e)
 }
 
 // toAgent reports whether an entry is of a UDP query that is redirected to the agent.

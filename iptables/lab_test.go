@@ -21,6 +21,7 @@ import (
 type lab struct {
 	t       *testing.T
 	ns      *netns.NS
+	servers *netns.NS        // of the nameservers
 	backend iptables.Backend // "" for both
 	family  iptables.Family
 	log     *testlog.Buffer
@@ -82,6 +83,7 @@ func newLab(t *testing.T, k kind) *lab {
 func (l *lab) connect() {
 	l.t.Helper()
 	servers := netns.New(l.t)
+	l.servers = servers
 	netns.Connect(
 		netns.End{NS: l.ns, Name: "eth0", Addrs: []string{"10.77.0.1/24", "fd77::1/64"}},
 		netns.End{NS: servers, Name: "eth0", Addrs: []string{"10.77.0.2/24", "10.77.0.3/24", "fd77::2/64", "fd77::3/64"}},

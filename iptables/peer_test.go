@@ -163,6 +163,10 @@ func (f forwarder) stream(conn net.Conn) {
 	lines := bufio.NewScanner(conn)
 	for lines.Scan() {
 		_, _ = fmt.Fprintln(conn, f.reply("tcp", conn.LocalAddr(), lines.Text()))
+		if strings.Contains(lines.Text(), "reset") {
+			_ = conn.(*net.TCPConn).SetLinger(0)
+			return
+		}
 	}
 }
 
@@ -210,12 +214,21 @@ func ask(network, local, server, text string) (string, error) {
 // and replies are received from interface eth0 only. So an agent and an application can
 // share a port, and each gets its replies.
 func open(network, local, server string) (net.Conn, error) {
-	d := net.Dialer{Timeout: 5 * time.Second}
+	return openWithin(5*time.Second, network, local, server)
+}
+
+// openWithin is open with another timeout than 5 s.
+func openWithin(timeout time.Duration, network, local, server string) (net.Conn, error) {
+	d := net.Dialer{Timeout: timeout}
 	local, shared := strings.CutPrefix(local, "shared:")
 	if local != "-" {
-		var err error
-		if d.LocalAddr, err = net.ResolveUDPAddr("udp", local); err != nil {
+		udp, err := net.ResolveUDPAddr("udp", local)
+		if err != nil {
 			return nil, err
+		}
+		d.LocalAddr = udp
+		if network == "tcp" {
+			d.LocalAddr = net.TCPAddrFromAddrPort(udp.AddrPort())
 		}
 		d.Control = func(_, _ string, raw syscall.RawConn) error {
 			var err error

@@ -207,19 +207,16 @@ func (c *Capture) ownFirst() []Backend {
 }
 
 // unhookFamily deletes the jumps of one family in one backend, and drops the conntrack entries
-// that would still redirect to the agent. With a zone, no socket uses these entries, and they
+// that would still redirect to the agent. With a zone, no UDP socket uses these entries, and they
 // are dropped before the zone is removed, because sockets would use them again. Without a
-// zone, sockets use them until the jumps are deleted.
+// zone, and over TCP, sockets use them until the jumps are deleted.
 func (c *Capture) unhookFamily(ctx context.Context, p place, have saved) error {
 	s := sweep{ports: ports(have.redirections())}
-	zoned := len(have["raw"].ownChains()) > 0
-	if zoned {
+	if len(have["raw"].ownChains()) > 0 {
 		c.entries.drop(p.family, s.orphaned)
 	}
 	err := p.unhook(ctx)
-	if !zoned {
-		c.entries.drop(p.family, s.orphaned)
-	}
+	c.entries.drop(p.family, s.orphaned)
 	return err
 }
 

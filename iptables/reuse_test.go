@@ -1,0 +1,191 @@
+package iptables_test
+
+import (
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nametap/nametap/internal/testkit/netns"
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// K8, K10: a TCP connection takes the path of the current rules, also if an earlier connection
+// from the same port took another one.
+func TestTCPPortReused(t *testing.T) {
+	t.Parallel()
+	for name, before := range map[string]func(l *lab){
+		"reset":    (*lab).resetByServer,
+		"no reply": (*lab).withoutReply,
+	} {
+		t.Run(name, func(t *testing.T) {
+			labs(t, diagonal(), func(l *lab) {
+				netns.Need(l.t, "conntrack")
+				l.agent()
+				l.addForeign(l.backend) // without any rules there are no entries
+				c := l.capture()
+				for range 2 {
+					before(l)
+					apply(l.t, c)
+					l.wantTCPFrom(reusedPort, "AU")
+					l.flush()
+				}
+				remove(l.t, c)
+
+				apply(l.t, c)
+				before(l)
+				remove(l.t, c)
+				l.wantTCPFrom(reusedPort, "U")
+			})
+		})
+	}
+}
+
+// K10: a connection from before a repair that is reset after it.
+func TestTCPResetAfterRepair(t *testing.T) {
+	t.Parallel()
+	labs(t, diagonal(), func(l *lab) {
+		netns.Need(l.t, "conntrack")
+		l.agent()
+		l.addForeign(l.backend)
+		l.sh("sysctl -qw net.netfilter.nf_conntrack_tcp_timeout_close=600") // longer than the test
+		conn := l.tcpFrom(reusedPort)
+		if reply, err := askOn(conn, "2o"); err != nil || reply != "2oU" {
+			l.t.Fatalf("reply %q, %v", reply, err)
+		}
+		l.keep(l.apply(quick))
+		l.resetConn(conn) // through the rules: the connection stays with its nameserver
+		wait.Until(l.t, "the entry is dropped", func() bool { return l.tcpEntries() == "" })
+		l.wantTCPFrom(reusedPort, "AU")
+	})
+}
+
+// K8: connections that are open when rules are installed or removed go on, the halves of those
+// that one side has closed included.
+func TestTCPConnectionGoesOn(t *testing.T) {
+	t.Parallel()
+	labs(t, diagonal(), func(l *lab) {
+		l.agent()
+		l.addForeign(l.backend)
+		conns := []net.Conn{l.tcpFrom(reusedPort)}
+		ways := []string{"U"}
+		check := func() {
+			l.t.Helper()
+			for i, conn := range conns {
+				if reply, err := askOn(conn, "2o"); err != nil || reply != "2o"+ways[i] {
+					l.t.Errorf("connection %d: reply %q, %v, want %q", i, reply, err, "2o"+ways[i])
+				}
+			}
+		}
+		check()
+		c := l.apply()
+		conns, ways = append(conns, l.tcpFrom(reusedPort+1)), append(ways, "AU")
+		check()
+		l.flush()
+		apply(l.t, c)
+		check()
+		remove(l.t, c)
+		check()
+		half := conns[1].(*net.TCPConn)
+		if err := half.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+			l.t.Fatal(err)
+		}
+		if _, err := io.WriteString(half, "2half\n"); err != nil {
+			l.t.Fatal(err)
+		}
+		if err := half.CloseWrite(); err != nil {
+			l.t.Fatal(err)
+		}
+		l.flush()
+		apply(l.t, c)
+		if got, err := io.ReadAll(half); err != nil || string(got) != "2halfAU\n" {
+			l.t.Errorf("%q, %v", got, err)
+		}
+	})
+}
+
+// reusedPort is the port that connections are made from.
+const reusedPort = 5454
+
+// tcpFrom connects to nameserver 2 from a port.
+func (l *lab) tcpFrom(port int) net.Conn {
+	l.t.Helper()
+	conn, err := open("tcp", l.eth0(port), l.server('2'))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// wantTCPFrom queries nameserver 2 over TCP from a port. The client resets the connection, so
+// that the port is free at once.
+func (l *lab) wantTCPFrom(port int, way string) {
+	l.t.Helper()
+	conn := l.tcpFrom(port)
+	reply, err := askOn(conn, "2q")
+	if err != nil || reply != "2q"+way {
+		l.t.Errorf("reply %q, %v, want %q", reply, err, "2q"+way)
+	}
+	if err := errors.Join(conn.(*net.TCPConn).SetLinger(0), conn.Close()); err != nil {
+		l.t.Error(err)
+	}
+}
+
+// resetByServer makes a connection from the port, which the server resets.
+func (l *lab) resetByServer() {
+	l.t.Helper()
+	l.resetConn(l.tcpFrom(reusedPort))
+}
+
+// resetConn lets the server reset a connection.
+func (l *lab) resetConn(conn net.Conn) {
+	l.t.Helper()
+	if _, err := askOn(conn, "2reset"); err != nil {
+		l.t.Fatal(err)
+	}
+	if n, err := conn.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		l.t.Fatalf("%d bytes, %v, want a reset", n, err)
+	}
+	_ = conn.Close()
+	if got := l.tcpEntries(); !strings.Contains(got, "CLOSE ") {
+		l.t.Fatalf("conntrack has\n%s", got)
+	}
+}
+
+// withoutReply makes a connection attempt from the port, whose SYN has no reply.
+func (l *lab) withoutReply() {
+	l.t.Helper()
+	rule := func(action string) {
+		for _, ns := range []*netns.NS{l.ns, l.servers} {
+			ns.Exec(l.pick("iptables-", "ip6tables-")+string(l.backend), "-w", "5", "-t", "filter", action, "INPUT",
+				"-p", "tcp", "-m", "multiport", "--dports", "53,15053", "-j", "DROP")
+		}
+	}
+	rule("-A")
+	conn, err := openWithin(200*time.Millisecond, "tcp", l.eth0(reusedPort), l.server('2'))
+	if err == nil {
+		_ = conn.Close()
+		l.t.Fatal("the server replied")
+	}
+	rule("-D")
+	if got := l.tcpEntries(); !strings.Contains(got, "SYN_SENT") {
+		l.t.Fatalf("conntrack has\n%s", got)
+	}
+}
+
+// tcpEntries lists conntrack's entries of TCP from the port.
+func (l *lab) tcpEntries() string {
+	l.t.Helper()
+	return l.sh("conntrack -L -f %s -p tcp --sport %d 2>/dev/null", strings.ToLower(l.family.String()), reusedPort)
+}
+
+// flush removes the jumps to the redirects, as other programs do. The other rules of the table
+// remain: without any, the kernel would not translate addresses of open connections.
+func (l *lab) flush() {
+	l.t.Helper()
+	l.sh("%s%s -w 5 -t nat -F OUTPUT", l.pick("iptables-", "ip6tables-"), l.backend)
+}
