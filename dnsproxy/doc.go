@@ -8,6 +8,7 @@
 //	listener.go    what the sockets of both transports have in common
 //	udp.go         reading queries from UDP sockets; passing them to workers
 //	tcp.go         the same for TCP connections
+//	tcpawait.go    when a TCP connection is closed
 //	tcpclients.go  the limit of TCP connections, and which connection makes room
 //	handler.go     what both paths share: a query on its way (task), its sender (arrival), and
 //	               the responses to what the forwarder found, refusals, failures

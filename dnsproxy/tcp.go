@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/dnsproxy/sockets"
 	"github.com/nametap/nametap/dnsproxy/table"
@@ -26,9 +27,9 @@ const (
 	tcpWriteTimeout = 10 * time.Second // for a client to read an answer
 )
 
-// tcpDrainTime is how long a connection is still read after the listener has stopped, for the
-// queries that arrived before.
-const tcpDrainTime = 100 * time.Millisecond
+// tcpDeferAccept is how long a connection without a query waits in the kernel, in seconds. Until
+// then it belongs to the listening socket, which the next process may have, and not to this one.
+const tcpDeferAccept = 1
 
 // tcpReadBuffer is the size of the read buffer in bytes, enough for some fifty queries.
 const tcpReadBuffer = 4096
@@ -64,6 +65,11 @@ type tcpListener struct {
 // newTCPListener returns the listener of an open socket; clients bounds its connections.
 func newTCPListener(h *handler, listener *net.TCPListener, clients *tcpClients) *tcpListener {
 	address := Addr{Network: "tcp", Address: listener.Addr().String()}
+	if raw, err := listener.SyscallConn(); err == nil { // otherwise accept returns the error
+		_ = raw.Control(func(fd uintptr) {
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT, tcpDeferAccept) // only restarts need it
+		})
+	}
 	return &tcpListener{
 		handler:  h,
 		address:  address,
@@ -180,7 +186,7 @@ type tcpConn struct {
 	writing sync.Mutex // for the connection's write side
 
 	deadline sync.Mutex
-	draining bool
+	drained  time.Time // when it is read no longer; zero if the listener has not stopped
 }
 
 // serve answers queries until the client closes the connection, is idle for too long or
@@ -194,7 +200,7 @@ func (c *tcpConn) serve() {
 		// Answers to queries that arrived together are written together. They are written
 		// before waiting for the rest of a query of which only a part has arrived.
 		if !c.buffered() {
-			if c.write(answers) != nil || c.brief && answered || !c.await() {
+			if c.write(answers) != nil || c.brief && answered || !c.await(len(answers) > 0) {
 				return
 			}
 			answers = answers[:0]
@@ -255,30 +261,6 @@ func (c *tcpConn) buffered() bool {
 
 // maxBatch is the number of bytes of answers above which they are written.
 const maxBatch = 16 << 10
-
-// await sets the deadline for the client's next query. It reports false if the connection is
-// closed.
-func (c *tcpConn) await() bool {
-	c.idleSince.Store(c.listener.clients.now())
-	c.deadline.Lock()
-	defer c.deadline.Unlock()
-	if c.draining {
-		return true // drain has set the deadline
-	}
-	timeout := tcpIdleTimeout
-	if c.brief {
-		timeout = tcpBriefTimeout
-	}
-	return c.conn.SetReadDeadline(time.Now().Add(timeout)) == nil
-}
-
-// drain ends the connection after the queries that have already arrived are answered.
-func (c *tcpConn) drain() {
-	c.deadline.Lock()
-	defer c.deadline.Unlock()
-	c.draining = true
-	_ = c.conn.SetReadDeadline(time.Now().Add(tcpDrainTime)) // fails only on a closed connection
-}
 
 // read returns the next message, in buf if that has the capacity.
 func (c *tcpConn) read(buf []byte) ([]byte, error) {
@@ -354,7 +336,7 @@ func (c *tcpConn) send(message []byte) error {
 func (c *tcpConn) finish(cost int64) {
 	c.idleSince.Store(c.listener.clients.now())
 	if c.pending.Add(-cost) == 0 {
-		c.listener.clients.becameIdle()
+		c.becameIdle()
 	}
 	select {
 	case c.finished <- struct{}{}:

@@ -17,8 +17,8 @@ func TestAcceptedBeforeStop(t *testing.T) {
 		conn, other := net.Pipe()
 		t.Cleanup(func() { _ = conn.Close(); _ = other.Close() })
 		c := &tcpConn{listener: l, conn: conn}
-		if got := clients.add(c); got != want || c.draining != want {
-			t.Errorf("connection %d: added %t, draining %t, want %t", i+1, got, c.draining, want)
+		if got := clients.add(c); got != want || c.drained.IsZero() == want {
+			t.Errorf("connection %d: added %t, draining %t, want %t", i+1, got, !c.drained.IsZero(), want)
 		}
 	}
 }

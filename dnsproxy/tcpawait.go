@@ -1,0 +1,87 @@
+package dnsproxy
+
+import (
+	"errors"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/nametap/nametap/dnsproxy/sockets"
+)
+
+// tcpDrainTime is how long an idle connection is still read after the listener has stopped, for
+// the queries that arrived before, and tcpDrainLimit how long any other connection is.
+const (
+	tcpDrainTime  = 100 * time.Millisecond
+	tcpDrainLimit = time.Second
+)
+
+// await waits for the client's next query. It reports false if the connection is to be closed.
+// answered says that an answer was just written. After the stop of the listener, the connection
+// is closed right after an answer, when the client is the least likely to have sent the next
+// query, or if none arrives for tcpDrainTime.
+func (c *tcpConn) await(answered bool) bool {
+	c.idleSince.Store(c.listener.clients.now())
+	if !c.setDeadline(answered) {
+		return false
+	}
+	for {
+		_, err := c.reader.Peek(1)
+		if err == nil || !c.again(err) {
+			return err == nil
+		}
+	}
+}
+
+// setDeadline sets the deadline for the client's next query. It reports false if the connection
+// is to be closed.
+func (c *tcpConn) setDeadline(answered bool) bool {
+	c.deadline.Lock()
+	defer c.deadline.Unlock()
+	if !c.drained.IsZero() {
+		return !answered || c.busy() // drain has set the deadline
+	}
+	timeout := tcpIdleTimeout
+	if c.brief {
+		timeout = tcpBriefTimeout
+	}
+	return c.conn.SetReadDeadline(time.Now().Add(timeout)) == nil
+}
+
+// again reports whether the connection is read again after an error: after the stop of the
+// listener, the read fails at the deadline even if a query has arrived.
+func (c *tcpConn) again(err error) bool {
+	c.deadline.Lock()
+	defer c.deadline.Unlock()
+	now := time.Now()
+	return errors.Is(err, os.ErrDeadlineExceeded) && now.Before(c.drained) && c.busy() &&
+		c.conn.SetReadDeadline(now.Add(tcpDrainTime)) == nil
+}
+
+// busy reports whether a query has arrived or is not answered yet.
+func (c *tcpConn) busy() bool {
+	if c.pending.Load() > 0 || c.reader.Buffered() > 0 {
+		return true
+	}
+	conn, ok := c.conn.(syscall.Conn)
+	return ok && sockets.Waiting(conn, 0)
+}
+
+// drain ends the connection after the queries that have already arrived are answered.
+func (c *tcpConn) drain() {
+	c.deadline.Lock()
+	defer c.deadline.Unlock()
+	now := time.Now()
+	c.drained = now.Add(tcpDrainLimit)
+	_ = c.conn.SetReadDeadline(now.Add(tcpDrainTime)) // fails only on a closed connection
+}
+
+// becameIdle is called when no query of the connection is pending any more.
+func (c *tcpConn) becameIdle() {
+	c.listener.clients.becameIdle()
+	c.deadline.Lock()
+	defer c.deadline.Unlock()
+	if !c.drained.IsZero() {
+		_ = c.conn.SetReadDeadline(time.Now()) // await looks for a last query
+	}
+}
