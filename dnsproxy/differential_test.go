@@ -130,7 +130,7 @@ func (w *world) compare(packet []byte, over transport) error {
 
 // fast is the fast path for one query. It reports whether the query was answered.
 func (w *world) fast(dst, packet []byte, over transport) (response []byte, ok bool) {
-	w.task.begin(packet, &arrival{over: over})
+	w.task.begin(packet, &arrival{over: over, client: noClient})
 	response, verdict := w.server.handler.fast(dst, w.task, new(table.Scratch))
 	return response, verdict == answered
 }

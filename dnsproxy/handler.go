@@ -38,6 +38,8 @@ type handler struct {
 // An arrival is how a query came.
 type arrival struct {
 	over transport
+	// client returns the address that the query came from.
+	client func() netip.AddrPort
 	// original returns the original destination of a captured query; it is not valid if the
 	// query was not captured. nil means that no query was captured.
 	original func() (netip.AddrPort, error)

@@ -3,6 +3,7 @@ package dnsproxy
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"testing"
@@ -81,7 +82,7 @@ func TestOwnNamesAllocateNothing(t *testing.T) {
 	for _, q := range ownQuestions {
 		packet := packedQuestion(t, q.name, q.qtype)
 		for _, over := range []transport{overUDP, overTCP} {
-			from := &arrival{over: over}
+			from := &arrival{over: over, client: noClient}
 			allocs := testing.AllocsPerRun(100, func() {
 				task.begin(packet, from)
 				if _, verdict := h.fast(out, task, scratch); verdict != answered {
@@ -116,7 +117,7 @@ func TestCacheHitsAllocateNothing(t *testing.T) { // F8
 			msg.SetEdns0(1232, true)
 		}
 		packet := packed(t, msg)
-		task.begin(packet, &arrival{over: overUDP})
+		task.begin(packet, &arrival{over: overUDP, client: noClient})
 		if _, verdict := h.fast(out, task, scratch); verdict != later {
 			t.Fatal("it was in the cache already")
 		}
@@ -124,7 +125,7 @@ func TestCacheHitsAllocateNothing(t *testing.T) { // F8
 			t.Fatalf("not forwarded: % x", resp)
 		}
 		for _, over := range []transport{overUDP, overTCP} {
-			from := &arrival{over: over}
+			from := &arrival{over: over, client: noClient}
 			allocs := testing.AllocsPerRun(100, func() {
 				task.begin(packet, from)
 				if _, verdict := h.fast(out, task, scratch); verdict != answered {
@@ -150,7 +151,7 @@ func packed(tb testing.TB, msg *dns.Msg) []byte {
 // BenchmarkRespond measures a query on the fast path without the kernel's part.
 func BenchmarkRespond(b *testing.B) {
 	h, task, scratch := newBenchHandler(b, 10_000), new(task), new(table.Scratch)
-	from := &arrival{over: overUDP}
+	from := &arrival{over: overUDP, client: noClient}
 	out := make([]byte, 0, dns.MaxMsgSize)
 	for _, q := range ownQuestions {
 		b.Run(q.kind, func(b *testing.B) {
@@ -165,3 +166,6 @@ func BenchmarkRespond(b *testing.B) {
 		})
 	}
 }
+
+// noClient is for an arrival without a client.
+func noClient() netip.AddrPort { return netip.AddrPort{} }

@@ -72,7 +72,7 @@ func (h *handler) forward(t *task) ([]byte, outcome) {
 		why := failureOf(err)
 		return h.respondFailure(nil, q, why), outcome{why.rcode, sourceSelf}
 	}
-	t.ask.Message, t.ask.How = q.AsSent(), t.from.over.how()
+	t.ask.Message, t.ask.Client, t.ask.How = q.AsSent(), t.from.client(), t.from.over.how()
 	if isTransfer(q.Type) && t.from.send != nil {
 		t.ask.Send = h.sendTransferred(t)
 	}
@@ -167,7 +167,9 @@ func (h *handler) passOn(req *dns.Msg, t *task) (response []byte, source string)
 			return failed(err, sourceSelf)
 		}
 	}
-	found := h.forwarder.Answer(&forward.Query{Name: name, Message: t.packet, Server: server, How: t.from.over.how()})
+	found := h.forwarder.Answer(&forward.Query{
+		Name: name, Message: t.packet, Server: server, Client: t.from.client(), How: t.from.over.how(),
+	})
 	if found.Err != nil {
 		return failed(found.Err, found.Source)
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -155,7 +156,11 @@ func (l *tcpListener) close() { _ = l.listener.Close() }
 // arrival returns the arrival of a connection's queries. The original destination of the
 // connection is looked up once.
 func (l *tcpListener) arrival(conn *net.TCPConn) arrival {
-	from := arrival{over: overTCP}
+	client := func() netip.AddrPort {
+		tcp, _ := conn.RemoteAddr().(*net.TCPAddr) // the zero address otherwise
+		return tcp.AddrPort()
+	}
+	from := arrival{over: overTCP, client: client}
 	if l.handler.origins != nil {
 		from.original = l.handler.origins.ofTCP(conn)
 	}

@@ -334,7 +334,7 @@ func growStack() {
 // that is needed. A client on the loopback interface sent the query to the agent or to a stub
 // resolver on this host, so its queries count as not captured.
 func (l *udpListener) arrival(m *sockets.Message, find func(*origins, netip.AddrPort, netip.AddrPort) (netip.AddrPort, error)) *arrival {
-	from := &arrival{over: overUDP}
+	from := &arrival{over: overUDP, client: m.Client}
 	if l.handler.origins != nil {
 		from.original = func() (netip.AddrPort, error) {
 			client := m.Client()

@@ -57,6 +57,8 @@ type Query struct {
 	// Server is the nameserver to ask; if it is not valid, those of resolv.conf and the
 	// settings are asked.
 	Server netip.AddrPort
+	// Client is where the query came from.
+	Client netip.AddrPort
 	// How is the transport of the client's query. Nameservers are asked over the same
 	// unless the reply is cached.
 	How upstream.How
@@ -101,7 +103,7 @@ func (r *Result) usable() bool {
 // have answered or failed.
 func (f *Forwarder) Answer(q *Query) Result {
 	switch {
-	case f.client.Echo(q.Name, q.Server):
+	case f.client.Echo(q.Name, upstream.Arrival{From: q.Client, To: q.Server}):
 		return Result{Err: ErrEcho, Source: SourceSelf}
 	case q.Send != nil:
 		return f.transfer(q)

@@ -74,6 +74,7 @@ func (a *attempt) end(reply []byte, err error) {
 	now := time.Now()
 	var r reading
 	switch {
+	case err == nil && a.loopProbe != nil && !a.server.client.probeAnswered(a.loopProbe):
 	case err == nil:
 		r = a.server.client.read(reply)
 		a.server.replied(a, now, r)
@@ -81,9 +82,6 @@ func (a *attempt) end(reply []byte, err error) {
 		a.server.replied(a, now, r)
 	default:
 		a.server.failed(a, err)
-	}
-	if a.loopProbe != nil && err == nil {
-		a.server.client.probeAnswered(a.loopProbe)
 	}
 	if a.exchange != nil {
 		a.exchange.deliver(a.generation, outcome{

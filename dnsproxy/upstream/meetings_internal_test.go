@@ -4,7 +4,6 @@ package upstream
 import (
 	"encoding/hex"
 	"errors"
-	"net/netip"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -48,7 +47,7 @@ func TestOverloadEndsOverTLS(t *testing.T) {
 		}
 		for _, probe := range c.probes {
 			name := hex.AppendEncode([]byte{2 * probeLen}, probe.id[:])
-			if !c.Echo(wire.Name(name)+loopSuffix(), netip.AddrPort{}) {
+			if !c.Echo(wire.Name(name)+loopSuffix(), Arrival{}) {
 				t.Error("the probe is not recognised")
 			}
 		}

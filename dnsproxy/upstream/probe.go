@@ -121,7 +121,18 @@ type loopProbe struct {
 	id     [probeLen]byte
 	server *server
 	sent   time.Time
-	echoed bool // guarded by the client's mutex
+	// How it came back, guarded by the client's mutex: from the server, or because the kernel
+	// redirected this client's own packet to the agent.
+	echoed, redirected bool
+}
+
+// An Arrival is how the agent received a question.
+type Arrival struct {
+	// From is the address that the question came from.
+	From netip.AddrPort
+	// To is the original destination of a captured question that will be forwarded there, and
+	// not valid for other questions.
+	To netip.AddrPort
 }
 
 // loopSuffix is LoopZone in wire form.
@@ -205,16 +216,18 @@ func (c *Client) addProbe(probe *loopProbe) {
 }
 
 // Echo is to be called with the name of every question below [LoopZone] that the agent
-// receives. to is the original destination of a captured
-// question that will be forwarded there, and not valid for other questions.
+// receives.
 //
-// It reports whether the question is a probe of this client whose server loops: one that
-// comes back to be answered here, or to be forwarded to the same server again. A probe on
-// its way to another server has passed through a forwarder on this host, which is not a loop.
+// It reports whether the question is a probe of this client that comes back to be answered here,
+// or to be forwarded to the same server again. Then the server loops, except if the question came
+// from a socket of this client: without a conntrack zone the kernel takes a query of the agent for
+// one of the application that had its port before, and redirects it. That socket is used no more.
+// A probe on its way to another server has passed through a forwarder on this host, which is not
+// a loop.
 // A server that loops is not asked any more until, at least ten seconds later, it answers
 // a probe itself. The caller should answer the question with REFUSED, so that it is not sent
 // again.
-func (c *Client) Echo(name wire.Name, to netip.AddrPort) bool {
+func (c *Client) Echo(name wire.Name, arrival Arrival) bool {
 	const label = 2 * probeLen
 	var id [probeLen]byte
 	if len(name) < 1+label || name[0] != label || name[1+label:] != loopSuffix() {
@@ -225,27 +238,36 @@ func (c *Client) Echo(name wire.Name, to netip.AddrPort) bool {
 	}
 	c.mu.Lock()
 	probe := c.probes[id]
-	if probe != nil && to.IsValid() && to != probe.server.spec.Addr {
-		probe = nil
-	}
-	if probe != nil {
-		probe.echoed = true
-	}
 	c.mu.Unlock()
-	if probe != nil {
+	if probe == nil || arrival.To.IsValid() && arrival.To != probe.server.spec.Addr {
+		return false
+	}
+	redirected := probe.server.retireFrom(plain(arrival.From))
+	c.mu.Lock()
+	probe.echoed, probe.redirected = true, redirected
+	c.mu.Unlock()
+	if !redirected {
 		probe.server.setLooping(true)
 	}
-	return probe != nil
+	return true
 }
 
-// probeAnswered is called when a probe has a reply.
-func (c *Client) probeAnswered(probe *loopProbe) {
+// retireFrom retires the socket of the server that has a local address, and reports whether there
+// is one.
+func (s *server) retireFrom(local netip.AddrPort) bool {
+	return s.udp != nil && s.udp.retireFrom(local) || s.stream.retireFrom(local)
+}
+
+// probeAnswered is called when a probe has a reply, and reports whether the reply is the
+// server's: the agent itself replies to a probe that was redirected to it.
+func (c *Client) probeAnswered(probe *loopProbe) bool {
 	c.mu.Lock()
-	echoed := probe.echoed
+	echoed, redirected := probe.echoed, probe.redirected
 	c.mu.Unlock()
 	if !echoed {
 		probe.server.setLooping(false)
 	}
+	return !redirected
 }
 
 // setLooping notes whether the server loops, and logs a change.

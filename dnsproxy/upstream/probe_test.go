@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"net/netip"
 	"strings"
 	"sync/atomic"
@@ -24,7 +25,7 @@ func TestLoop(t *testing.T) {
 	loops := serve(t, func(query []byte, _ string) [][]byte {
 		// A forwarder in a loop would send this probe to the agent.
 		if end := len(query) - 5; bytes.Contains(query, []byte("\x12nametap-loop-probe\x00")) {
-			if !c.Load().Echo(wire.Name(query[12:end]), netip.AddrPort{}) {
+			if !c.Load().Echo(wire.Name(query[12:end]), upstream.Arrival{}) {
 				t.Errorf("the probe is not recognised: %q", query)
 			}
 			echoes.Add(1)
@@ -96,8 +97,61 @@ func TestEcho(t *testing.T) {
 		"\x20" + strings.Repeat("0", 32) + "\x12nametap-loop-probe\x00",
 		"\x20" + strings.Repeat("x", 32) + "\x12nametap-loop-probe\x00",
 	} {
-		if c.Echo(wire.Name(strings.TrimSuffix(name, "\x00")), netip.AddrPort{}) {
+		if c.Echo(wire.Name(strings.TrimSuffix(name, "\x00")), upstream.Arrival{}) {
 			t.Errorf("%q is an echo", name)
 		}
+	}
+}
+
+// F6: a probe that comes back from the client's own socket does not mean that the server loops. The
+// socket is used no more.
+func TestRedirectedProbe(t *testing.T) {
+	t.Parallel()
+	conn, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	var logged testlog.Buffer
+	c := client(t, upstream.Config{Logger: slog.New(slog.NewTextHandler(&logged, nil))})
+	g := c.Group([]upstream.Spec{{Addr: conn.LocalAddr().(*net.UDPAddr).AddrPort()}}, upstream.Options{})
+	receive := func() (query []byte, from netip.AddrPort) {
+		buffer := make([]byte, 1500)
+		n, from, err := conn.ReadFromUDPAddrPort(buffer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return buffer[:n], from
+	}
+	reply := func(query []byte, to netip.AddrPort, rcode byte) {
+		query[2] |= 0x80
+		query[3] |= rcode
+		if _, err := conn.WriteToUDPAddrPort(query, to); err != nil {
+			t.Error(err)
+		}
+	}
+	g.Suspect()
+	probe, from := receive()
+	if !c.Echo(wire.Name(probe[12:len(probe)-5]), upstream.Arrival{From: from}) {
+		t.Errorf("the probe is not recognised: %q", probe)
+	}
+	reply(probe, from, 5)
+	for range 40 { // more than the number of sockets, of which each query takes one at random
+		answered := make(chan error)
+		go func() {
+			_, _, err := g.Exchange(context.Background(), query(), 0)
+			answered <- err
+		}()
+		query, source := receive()
+		if source == from {
+			t.Error("the socket is still used")
+		}
+		reply(query, source, 3)
+		if err := <-answered; err != nil {
+			t.Error(err)
+		}
+	}
+	if st := c.Status()[0]; st.State != upstream.Up || st.LastError != "" || logged.String() != "" {
+		t.Errorf("%+v, log:\n%s", st, &logged)
 	}
 }

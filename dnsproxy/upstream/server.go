@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"log/slog"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,6 +15,8 @@ type carrier interface {
 	send(a *attempt, packet []byte)
 	// sweep ends attempts that have had no reply in time and closes idle sockets.
 	sweep(now time.Time)
+	// retireFrom retires the socket with a local address, and reports whether there is one.
+	retireFrom(local netip.AddrPort) bool
 	// close ends all attempts and closes all sockets; their goroutines end soon after.
 	close()
 }

@@ -79,8 +79,9 @@ func (v *virtual) receive() (delay time.Duration, code int, lost bool) {
 	return v.does(v.random, time.Since(v.start))
 }
 
-func (v *virtual) sweep(time.Time) {}
-func (v *virtual) close()          {}
+func (v *virtual) sweep(time.Time)                {}
+func (v *virtual) close()                         {}
+func (v *virtual) retireFrom(netip.AddrPort) bool { return false }
 
 func (v *virtual) send(a *attempt, packet []byte) {
 	delay, code, lost := v.receive()
@@ -350,7 +351,7 @@ func TestLoopEnds(t *testing.T) {
 		for _, probe := range c.probes {
 			name := []byte{2 * probeLen}
 			name = hex.AppendEncode(name, probe.id[:])
-			if !c.Echo(wire.Name(name)+loopSuffix(), netip.AddrPort{}) {
+			if !c.Echo(wire.Name(name)+loopSuffix(), Arrival{}) {
 				t.Error("the probe is not recognised")
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -109,6 +110,17 @@ func (s *socket) judge(a *attempt, response []byte) verdict {
 	return v
 }
 
+// isLocal reports whether a socket has a local address, a plain one.
+func isLocal(conn net.Conn, local netip.AddrPort) bool {
+	addr, err := netip.ParseAddrPort(conn.LocalAddr().String())
+	return err == nil && plain(addr) == local
+}
+
+// plain returns an address without a zone, IPv4-mapped ones as IPv4.
+func plain(a netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
+}
+
 // awaitedLocked reports whether any attempt is awaited.
 func (s *socket) awaitedLocked() bool {
 	for _, a := range s.pending {
@@ -144,6 +156,7 @@ type sockets[S interface {
 	// is retired; then the caller still owns the attempt.
 	send(a *attempt, packet []byte) bool
 	sweep(now time.Time)
+	retireFrom(local netip.AddrPort) bool
 	close()
 }] struct {
 	server *server
@@ -194,6 +207,14 @@ func (p *sockets[S]) sweep(now time.Time) {
 	for _, s := range all {
 		s.sweep(now)
 	}
+}
+
+// retireFrom is that of carrier.
+func (p *sockets[S]) retireFrom(local netip.AddrPort) bool {
+	p.mu.Lock()
+	all := slices.Clone(p.all)
+	p.mu.Unlock()
+	return slices.ContainsFunc(all, func(s S) bool { return s.retireFrom(local) })
 }
 
 // close is that of carrier.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"net"
+	"net/netip"
 	"time"
 )
 
@@ -175,6 +176,18 @@ func (s *stream) receive(message []byte) {
 	if a != nil {
 		a.end(message, nil)
 	}
+}
+
+// retireFrom retires the connection if it has a local address, and reports whether it has.
+func (s *stream) retireFrom(local netip.AddrPort) bool {
+	s.mu.Lock()
+	conn := s.conn
+	s.mu.Unlock()
+	if conn == nil || !isLocal(conn, local) {
+		return false
+	}
+	s.retire() // sweep closes it
+	return true
 }
 
 // close ends the connection; run ends its attempts.

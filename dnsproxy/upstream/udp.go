@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"net"
+	"net/netip"
 	"syscall"
 	"time"
 	"unsafe"
@@ -161,6 +162,15 @@ func (s *udpSocket) retire() {
 	if idle := s.socket.retire(); idle {
 		s.close()
 	}
+}
+
+// retireFrom retires the socket if it has a local address, and reports whether it has.
+func (s *udpSocket) retireFrom(local netip.AddrPort) bool {
+	if !isLocal(s.conn, local) {
+		return false
+	}
+	s.retire()
+	return true
 }
 
 // close closes the socket; its reader ends the attempts.
