@@ -307,15 +307,10 @@ func TestDropWithReplyInFlight(t *testing.T) {
 				c := l.apply(quick, func(c *iptables.Config) { c.Zone, c.Settle = zone, time.Minute })
 				conn := l.socket()
 				l.sh("%s%s -w 5 -t nat -F OUTPUT", l.pick("iptables-", "ip6tables-"), l.backend)
-				if _, err := fmt.Fprintln(conn, "2slow"); err != nil { // the reply takes 1 s
-					t.Fatal(err)
-				}
+				l.askHeld(conn)
 				l.keep(c)
 				wait.Until(t, "the rules are repaired", func() bool { return c.Stats().Repairs == 1 })
-				buffer := make([]byte, 100)
-				if n, err := conn.Read(buffer); err != nil || string(buffer[:n]) != "2slowU" {
-					t.Fatalf("reply %q, %v, want %q", buffer[:n], err, "2slowU")
-				}
+				l.wantHeld(conn, "U")
 				wait.Until(t, "the socket is captured", func() bool {
 					reply, err := askOn(conn, "2s")
 					return err == nil && reply == "2sAU"

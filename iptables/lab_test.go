@@ -2,6 +2,7 @@ package iptables_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -19,12 +20,13 @@ import (
 // lab is a machine: the network namespace of the test. It may have an interface eth0 with
 // two nameservers behind it.
 type lab struct {
-	t       *testing.T
-	ns      *netns.NS
-	servers *netns.NS        // of the nameservers
-	backend iptables.Backend // "" for both
-	family  iptables.Family
-	log     *testlog.Buffer
+	t           *testing.T
+	ns          *netns.NS
+	servers     *netns.NS // of the nameservers
+	nameservers *peer
+	backend     iptables.Backend // "" for both
+	family      iptables.Family
+	log         *testlog.Buffer
 }
 
 // kind is a backend and a family of a lab.
@@ -90,7 +92,8 @@ func (l *lab) connect() {
 	)
 	servers.Exec("ip", "route", "add", "10.78.0.0/24", "via", "10.77.0.1")
 	servers.Exec("ip", "route", "add", "fd78::/64", "via", "fd77::1")
-	startPeer(l.t, servers).do("serve U - - 10.77.0.2:53 10.77.0.3:53 [fd77::2]:53 [fd77::3]:53")
+	l.nameservers = startPeer(l.t, servers)
+	l.nameservers.do("serve U - - 10.77.0.2:53 10.77.0.3:53 [fd77::2]:53 [fd77::3]:53")
 }
 
 // sh runs a shell script in the lab and returns what it prints.
@@ -261,5 +264,26 @@ func (l *lab) wantOn(conn net.Conn, way string) {
 	l.t.Helper()
 	if reply, err := askOn(conn, "2s"); err != nil || reply != "2s"+way {
 		l.t.Errorf("reply %q, %v, want %q", reply, err, "2s"+way)
+	}
+}
+
+// askHeld sends a query on a socket. The nameserver replies when [lab.wantHeld] is called.
+func (l *lab) askHeld(conn net.Conn) {
+	l.t.Helper()
+	if _, err := fmt.Fprintln(conn, "2held"); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// wantHeld lets the nameservers send the replies that they hold, and compares the way in the one
+// that a socket receives.
+func (l *lab) wantHeld(conn net.Conn, way string) {
+	l.t.Helper()
+	l.nameservers.do("release")
+	buffer := make([]byte, 100)
+	err := conn.SetDeadline(time.Now().Add(patience))
+	n, readErr := conn.Read(buffer)
+	if reply := string(buffer[:n]); errors.Join(err, readErr) != nil || reply != "2held"+way {
+		l.t.Errorf("reply %q, %v, want %q", reply, errors.Join(err, readErr), "2held"+way)
 	}
 }

@@ -20,6 +20,9 @@ import (
 	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
+// patience is how long a query may take, unless the test says otherwise. The machine may be busy.
+const patience = 10 * time.Second
+
 // A peer is another process, with a separate user. It reads a command per line, and answers
 // each with "ok …" or "error …".
 type peer struct {
@@ -71,10 +74,11 @@ func (p *peer) do(format string, args ...any) string {
 
 // runPeer reads and runs the commands.
 func runPeer() {
+	held := make(chan struct{})
 	lines := bufio.NewScanner(os.Stdin)
 	for lines.Scan() {
 		word, rest, _ := strings.Cut(lines.Text(), " ")
-		said, err := peerDo(word, rest)
+		said, err := peerDo(word, rest, held)
 		if err != nil {
 			fmt.Println("error", err)
 		} else {
@@ -83,7 +87,7 @@ func runPeer() {
 	}
 }
 
-func peerDo(word, rest string) (string, error) {
+func peerDo(word, rest string, held chan struct{}) (string, error) {
 	args := strings.Fields(rest)
 	switch word {
 	case "user": // uid gid: of every socket that is opened from now on
@@ -98,8 +102,11 @@ func peerDo(word, rest string) (string, error) {
 		return "", syscall.Setuid(uid)
 	case "ask": // network local server text
 		return ask(args[0], args[1], args[2], args[3])
+	case "release": // the replies that are held
+		close(held)
+		return "", nil
 	case "serve": // mark upstream local address…
-		f := forwarder{mark: args[0], upstream: args[1], local: args[2]}
+		f := forwarder{mark: args[0], upstream: args[1], local: args[2], held: held}
 		for _, address := range args[3:] {
 			if err := f.serve(address); err != nil {
 				return "", err
@@ -112,11 +119,13 @@ func peerDo(word, rest string) (string, error) {
 
 // A query is a text that begins with the digit of its nameserver. Each process on the way
 // adds its mark, so the reply shows the way: the reply to "2hello" is "2helloAU" through
-// the agent and a nameserver, and "2helloU" past the agent.
+// the agent and a nameserver, and "2helloU" past the agent. The reply to a query with "held" in its
+// text waits for the command "release".
 type forwarder struct {
 	mark     string
 	upstream string // "-": reply; "same": the nameserver of the digit; or an address
 	local    string // "-", or address:port to send from, on interface eth0
+	held     chan struct{}
 }
 
 func (f forwarder) serve(address string) error {
@@ -173,8 +182,8 @@ func (f forwarder) stream(conn net.Conn) {
 func (f forwarder) reply(network string, listening net.Addr, text string) string {
 	text += f.mark
 	if f.upstream == "-" {
-		if strings.Contains(text, "slow") {
-			time.Sleep(time.Second) //nolint:forbidigo // the nameserver is slow
+		if strings.Contains(text, "held") {
+			<-f.held
 		}
 		return text
 	}
@@ -214,10 +223,10 @@ func ask(network, local, server, text string) (string, error) {
 // and replies are received from interface eth0 only. So an agent and an application can
 // share a port, and each gets its replies.
 func open(network, local, server string) (net.Conn, error) {
-	return openWithin(5*time.Second, network, local, server)
+	return openWithin(patience, network, local, server)
 }
 
-// openWithin is open with another timeout than 5 s.
+// openWithin is open with another timeout.
 func openWithin(timeout time.Duration, network, local, server string) (net.Conn, error) {
 	d := net.Dialer{Timeout: timeout}
 	local, shared := strings.CutPrefix(local, "shared:")
@@ -249,7 +258,7 @@ func openWithin(timeout time.Duration, network, local, server string) (net.Conn,
 
 // askOn sends a query on an existing socket, and ignores replies to other queries.
 func askOn(conn net.Conn, text string) (string, error) {
-	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
 		return "", err
 	}
 	if _, err := fmt.Fprintln(conn, text); err != nil {

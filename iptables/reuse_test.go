@@ -90,7 +90,7 @@ func TestTCPConnectionGoesOn(t *testing.T) {
 		remove(l.t, c)
 		check()
 		half := conns[1].(*net.TCPConn)
-		if err := half.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		if err := half.SetDeadline(time.Now().Add(patience)); err != nil {
 			l.t.Fatal(err)
 		}
 		if _, err := io.WriteString(half, "2half\n"); err != nil {

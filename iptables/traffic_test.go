@@ -150,22 +150,19 @@ func TestRemoveInFlight(t *testing.T) {
 		conn := l.socket()
 		l.wantOn(conn, "AU")
 		ctx, cancel := context.WithCancel(t.Context())
-		var asking sync.WaitGroup
-		if _, err := fmt.Fprintln(conn, "2slow"); err != nil { // it takes 1 s
-			t.Fatal(err)
-		}
-		asking.Go(func() {
-			buffer := make([]byte, 100)
-			n, err := conn.Read(buffer)
-			if reply := string(buffer[:n]); err != nil || reply != "2slowAU" {
-				t.Errorf("reply %q, %v, want %q", reply, err, "2slowAU")
-			}
-			cancel() // the wait of Remove
+		var removing sync.WaitGroup
+		l.askHeld(conn)
+		removing.Go(func() {
+			l.ns.Run(func() {
+				if err := c.Remove(ctx); err != nil {
+					t.Errorf("remove: %v", err)
+				}
+			})
 		})
-		if err := c.Remove(ctx); err != nil {
-			t.Errorf("remove: %v", err)
-		}
-		asking.Wait()
+		wait.Until(t, "the rules are unhooked", func() bool { return l.log.Count("no longer captured") == 1 })
+		l.wantHeld(conn, "AU")
+		cancel() // which only ends the wait
+		removing.Wait()
 		if got := l.holders(); got != "" {
 			t.Errorf("after remove: %s", got)
 		}
