@@ -68,7 +68,7 @@ func (c *Capture) install(ctx context.Context, s *side, reason string, attempts 
 			}
 			continue
 		case !wanted:
-			a.changed, err = p.remove(ctx)
+			a.changed, err = p.remove(ctx, s.saved[f])
 		default:
 			at := site{s.backend, f}
 			c.placed[at] = true

@@ -39,6 +39,16 @@ func (s *side) hasOwn() bool {
 	return false
 }
 
+// bare reports whether the backend certainly has nothing of nametap.
+func (s *side) bare() bool {
+	for _, saved := range s.saved {
+		if saved.hasMark() {
+			return false
+		}
+	}
+	return !s.hasOwn() && s.unseen() == nil
+}
+
 // foreign counts what other programs have in the backend.
 func (s *side) foreign() int {
 	n := 0

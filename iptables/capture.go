@@ -57,6 +57,7 @@ type Capture struct {
 	captured bool                     // rules were installed and not removed
 	placed   map[site]bool            // where rules were written and may still be
 	made     map[site]map[string]bool // the tables that this process has made
+	bare     map[Backend]bool         // the backends in which the last unhook has found nothing
 	logged   string                   // the last failure that was logged
 	entries  entries
 	seed     maphash.Seed // of fingerprints
@@ -94,6 +95,7 @@ func New(cfg Config, log *slog.Logger) (*Capture, error) {
 		begun:   make(chan struct{}),
 		placed:  make(map[site]bool),
 		made:    make(map[site]map[string]bool),
+		bare:    make(map[Backend]bool),
 		entries: newEntries(log),
 		seed:    maphash.MakeSeed(),
 	}

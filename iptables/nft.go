@@ -68,17 +68,17 @@ func askNFTTable(f Family, table string) error {
 		Type: nftGetTable, Flags: unix.NLM_F_ACK, Family: f.number(), Attributes: tableName(table)})
 }
 
-// deleteNFTTable deletes a table with everything in it, unless the rules of any table have
-// changed since generation: the kernel then fails with ERESTART.
-func deleteNFTTable(f Family, table string, generation uint32) error {
+// deleteNFTTables deletes tables with everything in them, all or none, unless the rules of any
+// table have changed since generation: the kernel then fails with ERESTART.
+func deleteNFTTables(f Family, generation uint32, tables ...string) error {
 	expect := conntrack.AppendAttribute(nil, nfBatchGeneration, binary.BigEndian.AppendUint32(nil, generation))
-	err := askNetfilter(func([]byte) {},
-		conntrack.Request{Type: unix.NFNL_MSG_BATCH_BEGIN, Resource: unix.NFNL_SUBSYS_NFTABLES, Attributes: expect},
-		conntrack.Request{Type: nftDeleteTable, Flags: unix.NLM_F_ACK, Family: f.number(), Attributes: tableName(table)},
-		conntrack.Request{Type: unix.NFNL_MSG_BATCH_END, Resource: unix.NFNL_SUBSYS_NFTABLES},
-	)
-	if err != nil {
-		return fmt.Errorf("deleting nft table %q: %w", table, err)
+	batch := []conntrack.Request{{Type: unix.NFNL_MSG_BATCH_BEGIN, Resource: unix.NFNL_SUBSYS_NFTABLES, Attributes: expect}}
+	for _, table := range tables {
+		batch = append(batch, conntrack.Request{Type: nftDeleteTable, Flags: unix.NLM_F_ACK, Family: f.number(), Attributes: tableName(table)})
+	}
+	batch = append(batch, conntrack.Request{Type: unix.NFNL_MSG_BATCH_END, Resource: unix.NFNL_SUBSYS_NFTABLES})
+	if err := askNetfilter(func([]byte) {}, batch...); err != nil {
+		return fmt.Errorf("deleting nft tables %q: %w", tables, err)
 	}
 	return nil
 }

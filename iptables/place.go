@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // place is where rules are written to: one family in one backend.
@@ -62,6 +63,12 @@ func (p place) apply(ctx context.Context, before saved, vs []variant) (applied, 
 
 // converge writes until the kernel has these rules, and reports whether it had to.
 func (p place) converge(ctx context.Context, have saved, rules Rules) (bool, error) {
+	_, changed, err := p.convergeFrom(ctx, have, rules)
+	return changed, err
+}
+
+// convergeFrom is converge, and returns what the kernel has then.
+func (p place) convergeFrom(ctx context.Context, have saved, rules Rules) (reading, bool, error) {
 	return p.write(ctx, have, func(have saved) string {
 		for name, t := range have {
 			if p.made != nil && t.hasMark() {
@@ -78,13 +85,22 @@ func (p place) marks(name string, have *savedTable) bool {
 	return p.backend == NFT && (have == nil || p.made[name] && !have.hasMark() && have.foreign() == 0)
 }
 
+// A reading is what the kernel had at a generation of its nft rules, if that is known.
+type reading struct {
+	saved
+	generation uint32
+	known      bool
+}
+
 // write writes the text that change returns for what the kernel has, until it returns none.
-// have is what the kernel had a moment ago; if it is nil, it is read first.
-func (p place) write(ctx context.Context, have saved, change func(saved) string) (bool, error) {
+// have is what the kernel had a moment ago; if it is nil, it is read first. write returns what
+// the kernel has at the end, and whether it wrote anything.
+func (p place) write(ctx context.Context, have saved, change func(saved) string) (reading, bool, error) {
+	var now reading
 	var err error
 	if have == nil {
 		if have, err = p.tools.read(ctx); err != nil {
-			return false, err
+			return now, false, err
 		}
 	}
 	failure := errors.New("another program changes the rules all the time")
@@ -92,31 +108,31 @@ func (p place) write(ctx context.Context, have saved, change func(saved) string)
 		text := change(have)
 		switch {
 		case text == "":
-			return n > 0, nil
+			return reading{saved: have}, n > 0, nil
 		case n > 0 && n >= p.attempts:
-			return true, fmt.Errorf("a change of the rules did not take effect: %w", failure)
+			return now, true, fmt.Errorf("a change of the rules did not take effect: %w", failure)
 		}
 		generation, known := generationNow()
 		writeErr := p.tools.write(ctx, text)
 		after, stillKnown := generationNow()
 		if have, err = p.tools.read(ctx); err != nil {
-			return true, errors.Join(writeErr, err)
+			return now, true, errors.Join(writeErr, err)
 		}
 		left := change(have)
 		switch {
 		case left == "":
-			return true, nil
+			return reading{have, after, stillKnown}, true, nil
 		// A failure while another program changes rules does not show a lack of support.
 		case failsAgain(writeErr) && (left == text && known && stillKnown && generation == after || !unsupported(writeErr)):
-			return n > 0 || left != text, writeErr
+			return now, n > 0 || left != text, writeErr
 		case writeErr != nil:
 			failure = writeErr
 		}
 		if !pause(ctx, n) {
-			return true, fmt.Errorf("%w; previous error: %v", ctx.Err(), failure) //nolint:errorlint // the end of ctx is what counts
+			return now, true, fmt.Errorf("%w; previous error: %v", ctx.Err(), failure) //nolint:errorlint // the end of ctx is what counts
 		}
 		if have, err = p.tools.read(ctx); err != nil {
-			return true, err
+			return now, true, err
 		}
 	}
 }
@@ -129,66 +145,76 @@ func (p place) rollBack(ctx context.Context, before saved) error {
 	}
 	for _, name := range tableNames() {
 		if !now[name].equal(before[name]) {
-			_, err := p.remove(ctx)
+			_, err := p.remove(ctx, now)
 			return err
 		}
 	}
 	return nil
 }
 
-// unhook deletes the jumps to the chains of nametap, and keeps the chains.
-func (p place) unhook(ctx context.Context) error {
-	_, err := p.write(ctx, nil, unhookText)
+// unhook deletes the jumps to the chains of nametap, and keeps the chains. have is what the kernel
+// had a moment ago.
+func (p place) unhook(ctx context.Context, have saved) error {
+	_, _, err := p.write(ctx, have, unhookText)
 	return err
 }
 
 // remove removes all rules and chains of nametap, and reports whether there were any. It finds
-// them by the names of the chains, whatever the settings.
-func (p place) remove(ctx context.Context) (bool, error) {
-	changed, err := p.converge(ctx, nil, Rules{})
-	if err != nil {
+// them by the names of the chains, whatever the settings. have is what the kernel had a moment
+// ago.
+func (p place) remove(ctx context.Context, have saved) (bool, error) {
+	now, changed, err := p.convergeFrom(ctx, have, Rules{})
+	if err != nil || !now.hasMark() {
 		return changed, err
 	}
-	tidied, err := p.tidy(ctx)
-	return changed || tidied, err
+	return true, p.tidy(ctx, now)
 }
 
 // tidy deletes the tables that nametap has made, or removes the mark of those that other
-// programs use. It reports whether there were any.
-func (p place) tidy(ctx context.Context) (bool, error) {
-	have, err := p.tools.read(ctx)
-	if err != nil {
-		return false, err
-	}
-	tidied := false
-	for _, name := range tableNames() {
-		if !have[name].hasMark() {
-			continue
+// programs use.
+func (p place) tidy(ctx context.Context, now reading) error {
+	var err error
+	if !now.known {
+		if now, err = p.readNow(ctx); err != nil {
+			return err
 		}
-		tidied = true
-		if p.deleteTable(ctx, name) == nil {
+	}
+	var deletable []string
+	for _, name := range tableNames() {
+		if now.saved[name].deletable() {
+			deletable = append(deletable, name)
+		}
+	}
+	if len(deletable) > 0 && now.known && deleteNFTTables(p.family, now.generation, deletable...) != nil {
+		deletable = nil // another program has changed rules, or uses a table
+	}
+	for _, name := range tableNames() {
+		if !now.saved[name].hasMark() || slices.Contains(deletable, name) || p.deleteTable(ctx, name) == nil {
 			continue
 		}
 		if err := p.tools.write(ctx, unmark(name)); err != nil {
-			return tidied, err
+			return err
 		}
 	}
-	return tidied, nil
+	return nil
+}
+
+// readNow reads what the kernel has, and its generation.
+func (p place) readNow(ctx context.Context) (now reading, err error) {
+	generation, generationErr := nftGeneration()
+	have, err := p.tools.read(ctx)
+	return reading{have, generation, generationErr == nil}, err
 }
 
 // deleteTable deletes an nft table, or returns an error if it has changed since it was read
 // or other programs use it.
 func (p place) deleteTable(ctx context.Context, name string) error {
-	generation, err := nftGeneration()
-	if err != nil {
+	now, err := p.readNow(ctx)
+	switch {
+	case err != nil:
 		return err
-	}
-	have, err := p.tools.read(ctx)
-	if err != nil {
-		return err
-	}
-	if !have[name].deletable() {
+	case !now.known || !now.saved[name].deletable():
 		return fmt.Errorf("other programs use table %s", name)
 	}
-	return deleteNFTTable(p.family, name, generation)
+	return deleteNFTTables(p.family, now.generation, name)
 }

@@ -99,11 +99,16 @@ func (c *Capture) logRemoval(had bool, err error) {
 	}
 }
 
-// removeSides removes everything of nametap in both backends. again says that what failed may
+// removeSides removes everything of nametap in both backends, except where unhook has just found
+// nothing: each tool takes long on a busy machine. again says that what failed may
 // succeed soon.
 func (c *Capture) removeSides(ctx context.Context) (again bool, err error) {
 	var failed, unseen error
-	for _, s := range []*side{inspect(ctx, NFT), inspect(ctx, Legacy)} {
+	for _, b := range []Backend{NFT, Legacy} {
+		if c.bare[b] {
+			continue
+		}
+		s := inspect(ctx, b)
 		_, err := removeSide(ctx, s, patient)
 		if err == nil {
 			c.cleared(s)
@@ -171,6 +176,7 @@ func (c *Capture) unhook(ctx context.Context) (used, again bool, err error) {
 	for _, b := range c.ownFirst() {
 		s := inspect(ctx, b)
 		sides = append(sides, s)
+		c.bare[b] = s.bare()
 		err := c.unreadPlaced(s)
 		again = again || temporary(err)
 		errs = append(errs, err)
@@ -215,7 +221,7 @@ func (c *Capture) unhookFamily(ctx context.Context, p place, have saved) error {
 	if len(have["raw"].ownChains()) > 0 {
 		c.entries.drop(p.family, s.orphaned)
 	}
-	err := p.unhook(ctx)
+	err := p.unhook(ctx, have)
 	c.entries.drop(p.family, s.orphaned)
 	return err
 }
@@ -251,7 +257,7 @@ func removeSide(ctx context.Context, s *side, attempts int) (bool, error) {
 		if s.saved[f] == nil || !s.saved[f].hasOwn() && !s.saved[f].hasMark() {
 			continue
 		}
-		did, err := s.place(f, attempts).remove(ctx)
+		did, err := s.place(f, attempts).remove(ctx, s.saved[f])
 		changed = changed || did
 		errs = append(errs, err)
 	}

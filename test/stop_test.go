@@ -1,0 +1,79 @@
+package test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// countTools makes all following commands of the host note which tools of iptables they run, and
+// returns a function that returns these notes.
+func (v *vm) countTools() (ran func() []string) {
+	v.tb.Helper()
+	notes := filepath.Join(v.dir, "tools.log")
+	if err := os.WriteFile(notes, nil, 0o666); err != nil {
+		v.tb.Fatal(err)
+	}
+	if err := os.Chmod(notes, 0o666); err != nil {
+		v.tb.Fatal(err)
+	}
+	for _, family := range []string{"iptables", "ip6tables"} {
+		for _, tool := range []string{"nft-save", "nft-restore", "legacy-save", "legacy-restore"} {
+			name := family + "-" + tool
+			path, err := exec.LookPath(name)
+			if err != nil {
+				v.tb.Fatal(err)
+			}
+			script := v.write(name, "#!/bin/sh\necho "+name+" >>"+notes+"\nexec "+path+" \"$@\"\n")
+			if err := os.Chmod(script, 0o755); err != nil {
+				v.tb.Fatal(err)
+			}
+		}
+	}
+	v.environment = append(v.environment, "PATH="+v.dir+":"+os.Getenv("PATH"))
+	return func() []string {
+		text, err := os.ReadFile(notes)
+		if err != nil {
+			v.tb.Fatal(err)
+		}
+		return strings.Fields(string(text))
+	}
+}
+
+// TestStopRunsFewTools checks that the end of an agent runs few programs, because each takes long
+// on a busy machine, and leaves nothing, with and without rules of other programs.
+func TestStopRunsFewTools(t *testing.T) { // V4, K9
+	t.Parallel()
+	v, _ := newUnitVM(t)
+	ran := v.countTools()
+	for _, others := range []bool{true, false} {
+		if !others {
+			v.Exec("nft", "flush", "ruleset")
+		}
+		before := v.Rules()
+		args := slices.Concat([]string{
+			"agent", "--xds-addr", v.xds.Addr(), "--xds-plaintext", "--status-addr", statusAddr, "--resolv-conf", v.resolvConf,
+		}, v.flags, []string{"--capture-reconcile", "1h"}) // no --drain, and no check
+		a := v.launchCommand(v.command(args...))
+		wait.Until(t, "DNS is captured", func() bool { return a.log.Count("DNS is captured") > 0 })
+		v.asked(named, meshIP)
+		started, began := len(ran()), time.Now()
+		a.end(terminate)
+		took, tools := time.Since(began), ran()[started:]
+		t.Logf("the end took %v and ran %d tools: %v", took.Round(time.Millisecond), len(tools), tools)
+		// Each family is read, unhooked, read, and later read, removed and read again. Legacy
+		// cannot be read here, so that is attempted twice.
+		if len(tools) > 16 {
+			t.Errorf("the end ran %d tools", len(tools))
+		}
+		if after := v.Rules(); after != before {
+			t.Errorf("rules are left:\n%s\nbefore:\n%s", after, before)
+		}
+	}
+}
