@@ -5,7 +5,6 @@ import (
 	"os"
 	"sync"
 
-	"github.com/coreos/go-systemd/v22/activation"
 	"github.com/spf13/cobra"
 
 	"github.com/nametap/nametap/agent"
@@ -64,7 +63,9 @@ func runAgent(command *cobra.Command, o *options) error {
 	case o.supervise:
 		return superviseAgent(command.Context(), cfg, signals)
 	default:
-		cfg.DNS.Sockets = activation.Files(true) // of systemd; none without it
+		if cfg.DNS.Sockets, err = systemdSockets(); err != nil {
+			return err
+		}
 		if len(cfg.DNS.Sockets) > 0 {
 			cfg.GuardPath, cfg.DrainCaptured = os.Getenv(guard.PathEnv), o.flags.Changed("drain")
 		}

@@ -7,7 +7,6 @@ import (
 	"os"
 	"runtime/debug"
 
-	"github.com/coreos/go-systemd/v22/activation"
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
@@ -32,8 +31,12 @@ environment variable %s.`, guard.Patience, guard.PathEnv))
 		defer log.close()
 		c.options.logTo = log
 		failOpen, logger := c.resolveForRemoval()
+		sockets, err := systemdSockets()
+		if err != nil {
+			logger.Error("programs of other users may take the queries of the agent", "error", err)
+		}
 		return guard.Run(command.Context(), guard.Config{
-			Sockets: activation.Files(true),
+			Sockets: sockets,
 			Path:    path, FailOpen: failOpen, Patience: guard.Patience, Log: logger,
 			Remove: func(ctx context.Context) error {
 				defer debug.FreeOSMemory() // this process stays small

@@ -157,3 +157,31 @@ func TestOtherPortOfAgentOnly(t *testing.T) {
 		return strings.Contains(status, "want the port of localhost:15153")
 	})
 }
+
+// TestSocketsOfOtherUsers binds a UDP socket to the address of the agent's, as another user, which
+// would receive the queries of the whole host. The kernel refuses it, also while the agent
+// restarts. V1.
+func TestSocketsOfOtherUsers(t *testing.T) {
+	m := vm.Boot(t)
+	m.Install()
+	m.Start()
+	const bind = `socket(my $s, PF_INET, SOCK_DGRAM, 0) or die "socket: $!";
+setsockopt($s, SOL_SOCKET, SO_REUSEADDR, 1) or die "setsockopt: $!";
+bind($s, pack_sockaddr_in(15053, inet_aton("127.0.0.1"))) or die "bind: $!";
+my $in = ""; vec($in, fileno($s), 1) = 1;
+select($in, undef, undef, 3) and recv($s, my $query, 512, 0), print "received a query\n";`
+	steal := func() {
+		t.Helper()
+		output, err := m.Try("setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", "perl", "-MSocket", "-e", bind)
+		if err == nil || !strings.Contains(output, "bind: Address already in use") {
+			t.Errorf("another user binds to the address of the agent: %v: %s", err, output)
+		}
+	}
+	startTraffic(t, m)
+	steal()
+	m.Run("systemctl", "restart", "nametap.service")
+	steal()
+	m.Run("mv", binary, binary+".good")
+	kill(m, "nametap.service")
+	steal()
+}
