@@ -137,10 +137,15 @@ func arguments(spec string) []string {
 // runs when ctx ends: go-iptables waits for a tool forever. The function must not run tools
 // in other goroutines.
 func limited(ctx context.Context, f func() error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	killed := make(chan struct{})
 	children := fmt.Sprintf("/proc/self/task/%d/children", unix.Gettid()) // of this thread
 	stop := context.AfterFunc(ctx, func() {
+		defer close(killed)
 		text, _ := os.ReadFile(children)
 		for _, field := range strings.Fields(string(text)) {
 			if pid, err := strconv.Atoi(field); err == nil {
@@ -148,10 +153,9 @@ func limited(ctx context.Context, f func() error) error {
 			}
 		}
 	})
-	defer stop()
-	err := ctx.Err()
-	if err == nil {
-		err = f()
+	err := f()
+	if !stop() {
+		<-killed // or it would kill what the thread runs next
 	}
 	if err != nil && ctx.Err() != nil {
 		return ctx.Err()

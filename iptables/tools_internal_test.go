@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os/exec"
+	"runtime"
 	"testing"
 	"time"
 )
@@ -29,5 +30,21 @@ func TestLimited(t *testing.T) {
 	}
 	if err := limited(ctx, exec.Command("sleep", "600").Run); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("too late: %v, want %v", err, context.DeadlineExceeded)
+	}
+}
+
+// Programs that the thread runs later are not killed.
+func TestLimitedEnds(t *testing.T) {
+	for range 200 {
+		ctx, cancel := context.WithCancel(t.Context())
+		runtime.LockOSThread()
+		if err := limited(ctx, func() error { cancel(); return nil }); err != nil {
+			t.Error(err)
+		}
+		err := errors.Join(limited(ctx, func() error { return nil }), exec.Command("true").Run())
+		runtime.UnlockOSThread()
+		if exit := new(exec.ExitError); errors.As(err, &exit) {
+			t.Fatalf("a later program: %v", err)
+		}
 	}
 }
