@@ -292,10 +292,13 @@ func TestFailOpen(t *testing.T) {
 		if _, err := ask("udp", "-", l.server('2'), "2d"); !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Errorf("%v, want refused", err)
 		}
+		start := time.Now()
+		l.saves() // two thirds of what the removal runs; it tells how busy the machine is
+		limit := max(2*time.Second, 4*time.Since(start))
 		ctx, cancel := context.WithCancel(t.Context())
 		remover := l.capture(func(c *iptables.Config) { c.Settle = time.Minute })
 		var removing sync.WaitGroup
-		start := time.Now()
+		start = time.Now()
 		removing.Go(func() {
 			l.ns.Run(func() {
 				if err := remover.Remove(ctx); err != nil {
@@ -309,8 +312,8 @@ func TestFailOpen(t *testing.T) {
 		})
 		took := time.Since(start)
 		t.Logf("DNS works after %v", took)
-		if took > 2*time.Second {
-			t.Errorf("DNS works after %v, want 2 s", took)
+		if took > limit {
+			t.Errorf("DNS works after %v, want %v", took, limit)
 		}
 		wait.Until(t, "all is out of use", func() bool { return l.log.Count("no longer captured") == 1 })
 		cancel() // which only ends the wait
