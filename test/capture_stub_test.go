@@ -86,8 +86,14 @@ func TestStub(t *testing.T) { // K7, F14, F15
 			if n := a.log.Count("its queries come back to this agent"); (n == 1) != test.circle {
 				t.Errorf("the loop is logged %d times", n)
 			}
-			if n := v.metric("nametap_dns_original_destination_total"); n != test.passed {
-				t.Errorf("%v queries of the stub came to the agent, want %v", n, test.passed)
+			// On a busy machine, the agent repeats queries that are late, and sends a loop probe. The
+			// stub forwards them all.
+			most := test.passed
+			if most > 0 {
+				most = max(most, float64(len(v.named.Queries())))
+			}
+			if n := v.metric("nametap_dns_original_destination_total"); n < test.passed || n > most {
+				t.Errorf("%v queries of the stub came to the agent, want %v to %v", n, test.passed, most)
 			}
 			if n := v.metric(`nametap_upstream_requests_total{upstream="127.0.0.53"}`); n > 10 {
 				t.Errorf("the stub received %v queries", n)
