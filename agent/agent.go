@@ -106,6 +106,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	if err := cfg.prepareStateDir(); err != nil {
 		return nil, err
 	}
+	cfg.DNS.Forward.KeptResolvConf = runtimePath("resolv.conf") // stays over a restart, but not over a boot
 	proxy, err := dnsproxy.New(cfg.DNS)
 	if err != nil {
 		return nil, err

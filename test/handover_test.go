@@ -292,3 +292,41 @@ func TestHandOverAndDrain(t *testing.T) { // V1, V4
 		})
 	}
 }
+
+// TestHandOverWithoutResolvConf hands over and kills while resolv.conf is empty or missing, as while
+// a program rewrites it. The next agent keeps the search list and the nameservers of before.
+func TestHandOverWithoutResolvConf(t *testing.T) { // V1, F5, V6
+	t.Parallel()
+	v, _ := newUnitVM(t)
+	v.notifications()
+	run := filepath.Join(v.dir, "run")
+	if err := os.Mkdir(run, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(run, agentID, agentID); err != nil {
+		t.Fatal(err)
+	}
+	v.environment = append(v.environment, "RUNTIME_DIRECTORY="+run)
+	const text = "search corp.example\nnameserver " + named + "\n"
+	v.write("resolv.conf", text)
+	a := v.held(v.start())
+	check := func(server, want string) {
+		t.Helper()
+		for name, want := range map[string]string{"web.shop.corp.example": meshIP, "www.example.org": want} {
+			if got := v.dig("-p", "15053", "@127.0.0.1", name); got != want {
+				t.Errorf("%s: %s, want %s of %s", name, got, want, server)
+			}
+		}
+	}
+	check(named, namedIP)
+	a = v.handsOver(a, func() { v.write("resolv.conf", "") })
+	check(named, namedIP)
+	v.write("resolv.conf", strings.Replace(text, named, other, 1))
+	wait.Until(t, "the change is in use", func() bool { return a.log.Count("resolv.conf has changed") > 0 })
+	if err := os.Remove(v.resolvConf); err != nil {
+		t.Fatal(err)
+	}
+	a.end(syscall.SIGKILL)
+	v.start()
+	check(other, otherIP)
+}

@@ -31,6 +31,9 @@ type Config struct {
 	// nameservers and their options. Changes take effect within a second. Default
 	// /etc/resolv.conf.
 	ResolvConf string
+	// KeptResolvConf is the path of a copy of ResolvConf, which a process that starts uses while
+	// ResolvConf is missing or names no nameserver. Default none.
+	KeptResolvConf string
 	// Upstreams replaces the nameservers of ResolvConf. Default none.
 	Upstreams []upstream.Spec
 	// Routes sends queries for names below a suffix to other nameservers; the longest

@@ -116,13 +116,43 @@ func (f *Forwarder) files() resolvconf.Files { return resolvconf.Files{Path: f.c
 // readResolvConf makes the first routing.
 func (f *Forwarder) readResolvConf() {
 	conf, err := f.files().Read()
-	if err != nil {
+	switch kept := f.readKept(conf); {
+	case kept != nil:
+		f.config.Logger.Warn("resolv.conf cannot be used: its content of before the restart stays in use",
+			"path", f.config.ResolvConf, "error", err)
+		conf = kept
+	case err != nil:
 		f.config.Logger.Warn("resolv.conf cannot be used: there is no search list, and only nameservers of --upstream are used",
 			"path", f.config.ResolvConf, "error", err)
 		conf = resolvconf.Parse(nil)
+	default:
+		f.keep()
 	}
 	f.logIgnored(conf)
 	f.useResolvConf(conf)
+}
+
+// readKept returns what an earlier process has kept of resolv.conf, if the file cannot be used:
+// conf is nil, or has no nameserver although there is no other. Otherwise it returns nil.
+func (f *Forwarder) readKept(conf *resolvconf.Config) *resolvconf.Config {
+	if f.config.KeptResolvConf == "" || conf != nil && (len(conf.Servers) > 0 || len(f.config.Upstreams) > 0) {
+		return nil
+	}
+	kept, err := resolvconf.Files{Path: f.config.KeptResolvConf}.Read()
+	if err != nil { // there was no earlier process
+		return nil
+	}
+	return kept
+}
+
+// keep keeps resolv.conf for a later process.
+func (f *Forwarder) keep() {
+	if f.config.KeptResolvConf == "" {
+		return
+	}
+	if err := f.files().Keep(f.config.KeptResolvConf); err != nil {
+		f.config.Logger.Warn("resolv.conf cannot be kept for the next start", "error", err)
+	}
 }
 
 // watcher returns what follows resolv.conf.
@@ -132,6 +162,7 @@ func (f *Forwarder) watcher() *resolvconf.Watcher {
 		Changed: func(conf *resolvconf.Config) {
 			f.config.Logger.Info("resolv.conf has changed", "path", f.config.ResolvConf,
 				"nameservers", conf.Servers, "search", conf.Search)
+			f.keep()
 			f.logIgnored(conf)
 			f.useResolvConf(conf)
 		},
