@@ -50,8 +50,8 @@ func newStatusServer(ctx context.Context, a *Agent, registry *prometheus.Registr
 	mux.Handle("GET /debug/cache", httpguard.LocalOnly(s.handleCache))
 	mux.Handle("POST /cache/flush", httpguard.LocalOnly(s.handleCacheFlush))
 	mux.Handle("GET /debug/status", httpguard.LocalOnly(s.handleStatus))
-	mux.Handle("POST /drain", httpguard.LocalOnly(s.handleDrain))
-	mux.Handle("POST /quitquitquit", httpguard.LocalOnly(s.handleQuit))
+	mux.Handle("POST /drain", httpguard.LocalOnly(s.outsideService(s.handleDrain)))
+	mux.Handle("POST /quitquitquit", httpguard.LocalOnly(s.outsideService(s.handleQuit)))
 	s.server, s.listener = httpguard.New(mux, listener, maxStatusConns, a.log)
 	return s, nil
 }
@@ -248,6 +248,18 @@ func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 
 // handleDrain makes the agent not ready while it still answers, so that a load balancer or a
 // script can remove it before it ends.
+// outsideService refuses requests if the agent serves a whole host as a unit of systemd. The server
+// cannot tell users of the host apart, and only root may stop the unit. In a pod, the programs
+// belong together.
+func (s *statusServer) outsideService(handle http.HandlerFunc) http.HandlerFunc {
+	if s.agent.config.GuardPath == "" {
+		return handle
+	}
+	return func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "systemd runs this agent: use systemctl", http.StatusForbidden)
+	}
+}
+
 func (s *statusServer) handleDrain(w http.ResponseWriter, _ *http.Request) {
 	s.agent.draining.Store(true)
 	_, _ = fmt.Fprintln(w, "draining")

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"testing"
 
 	"github.com/nametap/nametap/internal/httpguard"
@@ -46,5 +47,17 @@ func TestStatusEnd(t *testing.T) { // R9
 	_ = s.server.Close() // ends every request that is still in flight after Run
 	if body := <-got; body != "done" {
 		t.Errorf("got %q", body)
+	}
+}
+
+// TestOutsideService checks that clients cannot end the agent of a unit of systemd. R9.
+func TestOutsideService(t *testing.T) {
+	for guardPath, want := range map[string]int{"": http.StatusOK, "/run/guard": http.StatusForbidden} {
+		s := &statusServer{agent: &Agent{config: Config{GuardPath: guardPath}}}
+		recorder := httptest.NewRecorder()
+		s.outsideService(func(http.ResponseWriter, *http.Request) {})(recorder, nil)
+		if recorder.Code != want {
+			t.Errorf("with the guard %q: %d, want %d", guardPath, recorder.Code, want)
+		}
 	}
 }

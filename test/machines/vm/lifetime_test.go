@@ -185,3 +185,22 @@ select($in, undef, undef, 3) and recv($s, my $query, 512, 0), print "received a 
 	kill(m, "nametap.service")
 	steal()
 }
+
+// TestQuitOnVM asks the agent to end and to drain, as another user. The agent refuses. R9.
+func TestQuitOnVM(t *testing.T) {
+	m := vm.Boot(t)
+	m.Install()
+	m.Start()
+	pid := func() string { return m.Run("systemctl", "show", "--property=MainPID", "nametap.service") }
+	before := pid()
+	for _, path := range []string{"/drain", "/quitquitquit"} {
+		reply := m.Run("setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", "bash", "-euc",
+			`exec 3<>/dev/tcp/127.0.0.1/15020; printf 'POST %s HTTP/1.0\r\nHost: localhost\r\n\r\n' "$0" >&3; cat <&3`, path)
+		if !strings.HasPrefix(reply, "HTTP/1.0 403") {
+			t.Errorf("%s: %s", path, reply)
+		}
+	}
+	if after := pid(); after != before || !m.Captured() {
+		t.Errorf("the agent was %s, now %s; captured: %v", before, after, m.Captured())
+	}
+}
