@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/miekg/dns"
 
@@ -169,4 +170,40 @@ func TestSourcePortIsNoLoop(t *testing.T) { // F6, K5
 	if n := a.log.Count("its queries come back to this agent"); n > 0 {
 		t.Errorf("the nameserver counts as a loop:\n%s", a.log)
 	}
+}
+
+// TestPortOfTCPReused checks that a connection is captured after a repair, although an attempt from
+// the same port, made while the rules were missing, had no reply.
+func TestPortOfTCPReused(t *testing.T) { // K8, K10
+	t.Parallel()
+	v := newVM(t, "nft")
+	a := v.capture("--capture-reconcile", "10s")
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(self), Port: port}, Timeout: 200 * time.Millisecond}
+	drop := func(action string) {
+		v.net.Exec("iptables-nft", "-w", action, "INPUT", "-p", "tcp", "--dport", "53", "-j", "DROP")
+	}
+	drop("-A")
+	v.Exec("iptables-nft", "-w", "-t", "nat", "-F", "OUTPUT")
+	v.Run(func() {
+		if conn, err := dialer.Dial("tcp", net.JoinHostPort(named, "53")); err == nil {
+			conn.Close()
+			t.Error("the nameserver replied")
+		}
+	})
+	if a.log.Count("were repaired") > 0 {
+		t.Error("the rules were repaired before the attempt")
+	}
+	drop("-D")
+	wait.Until(t, "the rules are repaired", func() bool { return a.log.Count("were repaired") > 0 })
+	dialer.Timeout = wait.Limit
+	v.Run(func() {
+		conn, err := dialer.Dial("tcp", net.JoinHostPort(named, "53"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if got, err := askOn(&dns.Conn{Conn: conn}, mesh); err != nil || got != meshIP {
+			t.Errorf("%s %v, want %s", got, err, meshIP)
+		}
+	})
 }
