@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -141,6 +142,7 @@ func (l *tcpListener) start(conn *net.TCPConn, reserved bool) {
 		defer l.clients.remove(c)
 		c.serve()
 	})
+	runtime.Gosched() // it answers before the next connection is accepted, so a crash loses few
 }
 
 // stop ends serve. Connections are read only for the queries that have already arrived.
