@@ -330,3 +330,33 @@ func TestHandOverWithoutResolvConf(t *testing.T) { // V1, F5, V6
 	v.start()
 	check(other, otherIP)
 }
+
+// TestKillsUnderLoad kills the agent 20 times while applications send queries. Almost no query for
+// a mesh name is lost: over UDP the agent answers one before it reads the next.
+func TestKillsUnderLoad(t *testing.T) { // V1
+	t.Parallel()
+	v, _ := newUnitVM(t)
+	a := v.held(v.start())
+	l := v.load()
+	const kills = 20
+	for range kills {
+		v.more(l, meshIP)
+		a.end(syscall.SIGKILL)
+		a = v.held(v.start())
+	}
+	v.more(l, meshIP)
+	answers := l.end()
+	if n := answers[namedIP]; n > 0 {
+		t.Errorf("%d queries for the mesh name are answered by the nameserver", n)
+	}
+	lost := map[string]int{}
+	for answer, n := range answers {
+		if what, _, is := strings.Cut(answer, " after "); is {
+			lost[what] += n
+		}
+	}
+	t.Logf("with %d kills: %v", kills, lost)
+	if lost["lost"] > kills {
+		t.Errorf("%d queries for the mesh name are lost", lost["lost"])
+	}
+}

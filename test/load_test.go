@@ -78,7 +78,7 @@ func (l *load) ask(server string, n int, interval time.Duration) {
 		if err == nil {
 			address, err = askOn(conn, name)
 		}
-		if i%2 == 1 && err == nil {
+		if i%2 == 1 {
 			address += " forwarded"
 		}
 		l.note(address, time.Since(began), err)
@@ -91,7 +91,7 @@ func (l *load) note(address string, took time.Duration, err error) {
 	defer l.mu.Unlock()
 	l.slowest = max(l.slowest, took)
 	if err != nil {
-		address = fmt.Sprintf("lost after %v: %v", time.Since(l.began).Round(time.Millisecond), err)
+		address = fmt.Sprintf("lost%s after %v: %v", address, time.Since(l.began).Round(time.Millisecond), err)
 	}
 	l.answers[address]++
 }
