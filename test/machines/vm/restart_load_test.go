@@ -37,11 +37,15 @@ func TestKillsUnderLoad(t *testing.T) {
 	m.Start()
 	tr := startTraffic(t, m)
 	replace(tr, *rounds, func(int) {
-		before := mainPID(m)
+		before := running(m)
 		m.Run("systemctl", "kill", "--signal=KILL", "--kill-whom=main", "nametap")
 		wait.Until(t, "systemd has started another agent", func() bool {
-			state, _ := m.Try("systemctl", "is-active", "nametap")
-			return strings.TrimSpace(state) == "active" && mainPID(m) != before
+			now := running(m)
+			return now != before && strings.Contains(now, "ActiveState=active")
+		})
+		wait.Until(t, "the next restart is without a pause", func() bool {
+			_, err := m.Try("test", "-e", "/run/nametap/starts")
+			return err != nil
 		})
 	})
 	if n := tr.count(load.Foreign, load.Wrong, load.Failed); n > 0 {
@@ -77,9 +81,9 @@ func TestUpgradesUnderLoad(t *testing.T) {
 	}
 }
 
-// mainPID returns the agent's process as the machine sees it.
-func mainPID(m *vm.Machine) string {
-	return m.Run("systemctl", "show", "--property=MainPID", "nametap")
+// running returns the agent's process and the state of its unit, both of one moment.
+func running(m *vm.Machine) string {
+	return m.Run("systemctl", "show", "--property=MainPID,ActiveState", "nametap")
 }
 
 // otherVersion returns a directory with the sources of nametap, built as version v9.9.9.
