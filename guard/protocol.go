@@ -64,15 +64,30 @@ func reply(conn net.Conn, text string) {
 	}
 }
 
+// maxAgents bounds the agents that are connected. Others wait for the end of one.
+const maxAgents = 64
+
 // accept reads the messages of all agents until the listener is closed.
 func accept(ctx context.Context, listener net.Listener, events chan<- event) {
 	var readers sync.WaitGroup
 	defer readers.Wait()
+	connected := make(chan struct{}, maxAgents)
 	for {
+		select {
+		case connected <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
 		conn, err := listener.Accept()
+		if err == nil {
+			readers.Go(func() {
+				read(ctx, conn, events)
+				<-connected
+			})
+			continue
+		}
+		<-connected
 		switch {
-		case err == nil:
-			readers.Go(func() { read(ctx, conn, events) })
 		case errors.Is(err, net.ErrClosed):
 			return
 		default: // no descriptor is free
