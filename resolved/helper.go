@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
+	"strings"
 	"time"
 )
 
@@ -68,15 +70,15 @@ func Help(ctx context.Context, r io.Reader, w io.Writer) error {
 }
 
 func help(ctx context.Context, r io.Reader) error {
-	var wanted Registration
-	if err := json.NewDecoder(io.LimitReader(r, maxRegistration)).Decode(&wanted); err != nil {
-		return fmt.Errorf("reading a registration: %w", err)
+	wanted, err := readRegistration(r)
+	if err != nil {
+		return err
 	}
-	if !wanted.Server.IsValid() || len(wanted.Domains) > maxDomains {
-		return fmt.Errorf("want a server and at most %d domains, have %q and %d", maxDomains, wanted.Server, len(wanted.Domains))
+	if err := ownAddress(wanted.Server.Addr()); err != nil {
+		return err
 	}
 	// The helper changes no interface except that of nametap.
-	if index, err := findLink(); err != nil || index != wanted.Link {
+	if index, err := findLink(); err != nil || index == 0 || index != wanted.Link {
 		return errors.Join(fmt.Errorf("interface %d is not %s", wanted.Link, LinkName), err)
 	}
 	b, err := dialBus(ctx)
@@ -85,6 +87,42 @@ func help(ctx context.Context, r io.Reader) error {
 	}
 	defer b.close()
 	return b.register(ctx, wanted)
+}
+
+// readRegistration reads a registration. The agent that writes it may be compromised.
+func readRegistration(r io.Reader) (Registration, error) {
+	var wanted Registration
+	if err := json.NewDecoder(io.LimitReader(r, maxRegistration)).Decode(&wanted); err != nil {
+		return Registration{}, fmt.Errorf("reading a registration: %.200s", err.Error()) // it quotes what it read
+	}
+	server := wanted.Server
+	if server.Port() == 0 || server.Addr().Zone() != "" || len(wanted.Domains) > maxDomains {
+		return Registration{}, fmt.Errorf("want a server and at most %d domains, have %.100q and %d", maxDomains, server, len(wanted.Domains))
+	}
+	for _, name := range wanted.Domains {
+		const longest = 253
+		if len(name) > longest || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' }) {
+			return Registration{}, fmt.Errorf("%.100q is no domain", name)
+		}
+	}
+	return wanted, nil
+}
+
+// ownAddress returns an error unless an address is one of this host, where the agent may listen.
+func ownAddress(address netip.Addr) error {
+	if address.IsLoopback() {
+		return nil
+	}
+	own, err := net.InterfaceAddrs()
+	if err != nil {
+		return fmt.Errorf("reading the addresses of this host: %w", err)
+	}
+	for _, a := range own {
+		if network, ok := a.(*net.IPNet); ok && network.IP.Equal(address.AsSlice()) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s is no address of this host", address)
 }
 
 // hasHelper reports whether the socket of the helper exists.

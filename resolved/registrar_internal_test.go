@@ -261,6 +261,9 @@ func TestHelper(t *testing.T) {
 		})
 		return answer
 	}
+	if got := ask(`{"server":"127.0.0.1:15053"}`); !strings.Contains(got, "interface 0 is not nametap-dns") {
+		t.Errorf("without the interface, the helper answers %s", got)
+	}
 	var index int
 	ns.Run(func() {
 		var err error
@@ -276,7 +279,13 @@ func TestHelper(t *testing.T) {
 		t.Errorf("the domains are %q", got)
 	}
 	f.taken()
-	for _, refused := range []string{fmt.Sprintf(request, 1), fmt.Sprintf(request, index+1), "{}", "", "[", `{"link":"x"}`, strings.Repeat("[", maxRegistration)} {
+	of := func(server, domain string) string {
+		return fmt.Sprintf(`{"link":%d,"server":%q,"domains":[%q]}`, index, server, domain)
+	}
+	for _, refused := range []string{
+		of("192.0.2.1:53", "a"), of("127.0.0.1:0", "a"), of("[::1%x]:53", "a"), of("127.0.0.1:53", "a\nb"),
+		of("127.0.0.1:53", strings.Repeat("a", 254)), fmt.Sprintf(request, 1), fmt.Sprintf(request, index+1), "{}", "", "[", `{"link":"x"}`, strings.Repeat("[", maxRegistration),
+	} {
 		if got := ask(refused); !strings.Contains(got, `"error"`) {
 			t.Errorf("the helper answers %s", got)
 		}
