@@ -31,10 +31,18 @@ const (
 	addrGenModeNone  = 1 // IN6_ADDR_GEN_MODE_NONE
 )
 
+// The indexes of interfaces that nametap creates. The kernel counts those of others from 1.
+const lowestIndex, highestIndex = 1 << 20, 1 << 30
+
+// errForeign says that another program has made an interface of that name.
+var errForeign = errors.New("another program has made the interface " + LinkName + ": rename or delete it")
+
 // findLink returns the index of the interface, 0 if there is none.
 func findLink() (int, error) {
 	link, err := net.InterfaceByName(LinkName)
 	switch {
+	case err == nil && link.Index < lowestIndex:
+		return 0, errForeign
 	case err == nil:
 		return link.Index, nil
 	case isNoLink(err):
@@ -71,8 +79,7 @@ func makeLink() (int, error) {
 
 // createLink creates the interface.
 func createLink() (int, error) {
-	const lowest, highest = 1 << 20, 1 << 30
-	index := lowest + rand.IntN(highest-lowest) //nolint:gosec // against accidents only
+	index := lowestIndex + rand.IntN(highestIndex-lowestIndex) //nolint:gosec // against accidents only
 	var err error
 	for _, kind := range linkKinds() {
 		if err = routeRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, newLink(index, kind)); !errors.Is(err, unix.EOPNOTSUPP) {
@@ -114,10 +121,13 @@ func configureLink(index int) error {
 	return routeRequest(unix.RTM_NEWLINK, 0, linkHeader(index, unix.IFF_UP))
 }
 
-// RemoveLink deletes the interface, if there is one. systemd-resolved then forgets the
-// registration.
+// RemoveLink deletes the interface, if there is one that nametap has made. systemd-resolved then
+// forgets the registration.
 func RemoveLink() error {
 	index, err := findLink()
+	if errors.Is(err, errForeign) {
+		return nil
+	}
 	if err != nil || index == 0 {
 		return err
 	}

@@ -2,6 +2,7 @@ package resolved
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -293,6 +294,28 @@ func TestHelper(t *testing.T) {
 	if got := f.taken(); got != "" {
 		t.Errorf("calls %q", got)
 	}
+}
+
+// TestForeignLink checks that an interface of another program, with the name of nametap's, is neither
+// configured nor deleted. V5.
+func TestForeignLink(t *testing.T) {
+	ns := netns.New(t)
+	ns.Exec("ip", "link", "add", LinkName, "type", "bridge")
+	ns.Run(func() {
+		if _, err := makeLink(); !errors.Is(err, errForeign) {
+			t.Errorf("the interface is taken: %v", err)
+		}
+		if err := RemoveLink(); err != nil {
+			t.Error(err)
+		}
+		link, err := net.InterfaceByName(LinkName)
+		if err != nil {
+			t.Fatalf("the interface was deleted: %v", err)
+		}
+		if addrs, err := link.Addrs(); err != nil || len(addrs) > 0 || link.Flags&net.FlagUp != 0 {
+			t.Errorf("the interface has %v, %v and %v", addrs, link.Flags, err)
+		}
+	})
 }
 
 // V5: an agent that is not root asks the helper, and gets its error.
