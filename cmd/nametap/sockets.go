@@ -3,6 +3,8 @@ package main
 import (
 	"errors"
 	"os"
+	"strconv"
+	"syscall"
 
 	"github.com/coreos/go-systemd/v22/activation"
 	"golang.org/x/sys/unix"
@@ -11,7 +13,20 @@ import (
 // systemdSockets returns the sockets of systemd, none without it, for this process alone.
 func systemdSockets() ([]*os.File, error) {
 	files := activation.Files(true)
-	return files, exclusive(files)
+	if err := exclusive(files); err != nil || len(files) == 0 {
+		return files, err
+	}
+	inodes := map[string]bool{}
+	for _, file := range files {
+		info, err := file.Stat()
+		if err != nil {
+			return files, err
+		}
+		if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+			inodes[strconv.FormatUint(stat.Ino, 10)] = true
+		}
+	}
+	return files, alone(inodes)
 }
 
 // exclusive keeps the programs of other users from the ports of UDP sockets. systemd sets

@@ -186,6 +186,28 @@ select($in, undef, undef, 3) and recv($s, my $query, 512, 0), print "received a 
 	steal()
 }
 
+// TestSquatterOnVM binds to the address of the agent before systemd does, as another user, with a
+// socket that then receives the queries. The agent does not start, and captures nothing. V1.
+func TestSquatterOnVM(t *testing.T) {
+	m := vm.Boot(t)
+	m.Install()
+	m.Start()
+	m.Run("systemctl", "stop", "nametap.socket", "nametap.service")
+	const bind = `socket(my $s, PF_INET, SOCK_DGRAM, 0) or die; setsockopt($s, SOL_SOCKET, SO_REUSEADDR, 1) or die;
+setsockopt($s, SOL_SOCKET, 25, "lo") or die; bind($s, pack_sockaddr_in(15053, inet_aton("127.0.0.1"))) or die "bind: $!"; sleep 600`
+	m.Run("systemd-run", "--unit=squatter", "--uid=nobody", "--property=Type=exec", "perl", "-MSocket", "-e", bind)
+	wait.Until(t, "the address is taken", func() bool { return strings.Contains(m.Read("/proc/net/udp"), "0100007F:3ACD") })
+	_, _ = m.Try("systemctl", "start", "--no-block", "nametap.service")
+	wait.Until(t, "the agent says so", func() bool {
+		return strings.Contains(m.Journal("nametap.service"), "has a UDP socket at the address of nametap.socket")
+	})
+	if m.Captured() {
+		t.Error("DNS is captured")
+	}
+	m.Run("systemctl", "stop", "squatter.service")
+	m.AwaitMesh()
+}
+
 // TestQuitOnVM asks the agent to end and to drain, as another user. The agent refuses. R9.
 func TestQuitOnVM(t *testing.T) {
 	m := vm.Boot(t)
