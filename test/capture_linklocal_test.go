@@ -33,8 +33,9 @@ func TestCaptureLinkLocal(t *testing.T) { // K14
 		before := len(router.Queries())
 		var direct string
 		v.Run(func() { direct = v.dig("-p", "15053", "@127.0.0.1", "forwarded.example.org") })
-		if direct != otherIP || len(router.Queries()) != before+1 {
-			t.Errorf("forwarded: %s", direct)
+		// On a busy machine, the agent repeats a query that is late.
+		if n := len(router.Queries()) - before; direct != otherIP || n < 1 {
+			t.Errorf("forwarded: %s, %d queries to the nameserver", direct, n)
 		}
 		if r := v.nametap("status", "--status-addr", statusAddr); !strings.Contains(r.stdout, "not captured: queries to link-local nameservers (fe80::/10)") {
 			t.Errorf("status: %+v", r)

@@ -95,7 +95,8 @@ func TestStub(t *testing.T) { // K7, F14, F15
 			if n := v.metric("nametap_dns_original_destination_total"); n < test.passed || n > most {
 				t.Errorf("%v queries of the stub came to the agent, want %v to %v", n, test.passed, most)
 			}
-			if n := v.metric(`nametap_upstream_requests_total{upstream="127.0.0.53"}`); n > 10 {
+			// A loop makes hundreds.
+			if n := v.metric(`nametap_upstream_requests_total{upstream="127.0.0.53"}`); n > 10+most*2 {
 				t.Errorf("the stub received %v queries", n)
 			}
 		})
