@@ -26,12 +26,13 @@ COMMIT
 `, "PORT", port)
 }
 
-// rules returns nametap's rules of both families and both backends.
+// rules returns nametap's rules of both families and both backends, without the mark of tables
+// that nametap has made: a repair between two commands of a firewall makes tables.
 func (v *vm) rules() string {
 	v.tb.Helper()
 	var rules []string
 	for line := range strings.Lines(v.Rules()) {
-		if strings.Contains(line, "NAMETAP") {
+		if strings.Contains(line, "NAMETAP_OUTPUT") {
 			rules = append(rules, line)
 		}
 	}
