@@ -40,7 +40,7 @@ func TestSourcePort(t *testing.T) { // K5
 				got, err = askFrom(uid, from, servers[n%2], name)
 			}
 			if err != nil || got != want {
-				t.Fatalf("query %d of user %d, for %s to %s: %s %v, want %s", n, uid, name, servers[n%2], got, err, want)
+				t.Fatalf("query %d of user %d, for %s to %s: %s %v, want %s, entries:\n%s", n, uid, name, servers[n%2], got, err, want, v.dnsEntries())
 			}
 		}
 		captured := func(n int) {
@@ -68,11 +68,17 @@ func TestSourcePort(t *testing.T) { // K5
 // entries of DNS.
 func (v *vm) noneUnreplied() {
 	v.tb.Helper()
-	list := []string{"-L", "-p", "udp", "--dport", "53", "-f"}
-	entries := v.Exec("conntrack", append(list, "ipv4")...) + v.Exec("conntrack", append(list, "ipv6")...)
+	entries := v.dnsEntries()
 	if entries == "" || strings.Contains(entries, "UNREPLIED") {
 		v.tb.Errorf("entries of conntrack:\n%s", entries)
 	}
+}
+
+// dnsEntries returns the entries of DNS over UDP that conntrack has, of both families.
+func (v *vm) dnsEntries() string {
+	v.tb.Helper()
+	list := []string{"-L", "-p", "udp", "--dport", "53", "-f"}
+	return v.Exec("conntrack", append(list, "ipv4")...) + v.Exec("conntrack", append(list, "ipv6")...)
 }
 
 // TestSourcePortOfAgent makes the agent's sockets use the ports that applications have just
@@ -144,7 +150,7 @@ func TestSourcePortIsNoLoop(t *testing.T) { // F6, K5
 	netns.Need(t, "conntrack")
 	v := newVM(t, "nft")
 	const ports = 16
-	a := v.capture("--capture-reconcile", "1h", "--upstream-timeout", "4s")
+	a := v.capture("--capture-reconcile", "1h", "--upstream-timeout", "10s") // attempts enough for a port that is not captured
 	v.Exec("iptables-nft", "-w", "-t", "raw", "-F")
 	v.Run(func() {
 		for n := range uint16(ports) {
@@ -154,7 +160,7 @@ func TestSourcePortIsNoLoop(t *testing.T) { // F6, K5
 			}
 		}
 	})
-	v.Exec("sysctl", "-qw", fmt.Sprintf("net.ipv4.ip_local_port_range=%d %d", port, port+2*ports-1))
+	v.Exec("sysctl", "-qw", fmt.Sprintf("net.ipv4.ip_local_port_range=%d %d", port, port+4*ports-1))
 	const queries = 40
 	before := v.metric("istio_agent_dns_requests_total")
 	for n := range queries {
