@@ -44,7 +44,7 @@ func (h *host) client(text string, args ...string) string {
 
 // askOn sends a query on a connection and returns the address in the answer.
 func askOn(conn *dns.Conn, name string) (string, error) {
-	client := dns.Client{Timeout: 5 * time.Second}
+	client := dns.Client{Timeout: wait.Limit}
 	reply, _, err := client.ExchangeWithConn(new(dns.Msg).SetQuestion(dns.Fqdn(name), dns.TypeA), conn)
 	if err != nil {
 		return "", err
