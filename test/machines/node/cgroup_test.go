@@ -1,17 +1,16 @@
 package node
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
+
+	"github.com/nametap/nametap/test/machines/cgroup"
 )
 
 // cgroupPrefix begins the names of all nodes' cgroups; the process ID of the test follows.
@@ -27,27 +26,18 @@ type cgroups struct {
 // newCgroups makes the cgroups of a node, and removes those that a killed test has left.
 func newCgroups(t *testing.T) cgroups {
 	t.Helper()
-	mounts, err := os.ReadFile("/proc/self/mounts")
+	left, err := cgroup.Of(cgroupPrefix, cgroup.Ended)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = cgroup.Remove(0, left...) // the test that has left them may still be ending
+	hierarchies, err := cgroup.Hierarchies()
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := cgroups{name: cgroupPrefix + strconv.Itoa(os.Getpid())}
-	for line := range strings.Lines(string(mounts)) {
-		fields := strings.Fields(line)
-		if fields[2] != "cgroup" && fields[2] != "cgroup2" {
-			continue
-		}
-		left, err := filepath.Glob(filepath.Join(fields[1], cgroupPrefix+"*"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, dir := range left {
-			pid, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(dir), cgroupPrefix))
-			if err == nil && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
-				_ = removeCgroup(dir) // the test that is left may still be ending
-			}
-		}
-		path := filepath.Join(fields[1], c.name)
+	for _, h := range hierarchies {
+		path := filepath.Join(h.Path, c.name)
 		if err := os.Mkdir(path, 0o755); err != nil {
 			t.Fatalf("making a cgroup for the node: %v", err)
 		}
@@ -57,48 +47,11 @@ func newCgroups(t *testing.T) cgroups {
 			_ = os.WriteFile(filepath.Join(path, file), []byte(share), 0) // only one hierarchy has one of the files
 		}
 	}
-	if len(c.paths) == 0 {
-		t.Fatal("no cgroups are mounted: /proc/self/mounts has neither cgroup nor cgroup2")
-	}
 	return c
 }
 
-// remove removes the cgroups, whose processes have been killed, in up to 10 s.
-func (c cgroups) remove() error {
-	deadline := time.Now().Add(10 * time.Second)
-	for {
-		var err error
-		for _, path := range c.paths {
-			err = errors.Join(err, removeCgroup(path))
-		}
-		if err == nil || time.Now().After(deadline) {
-			return err
-		}
-		time.Sleep(10 * time.Millisecond) //nolint:forbidigo // the kernel tells nothing when the last process has ended
-	}
-}
-
-// removeCgroup removes a cgroup and all below it.
-func removeCgroup(path string) error {
-	var dirs []string
-	err := filepath.WalkDir(path, func(dir string, entry fs.DirEntry, err error) error {
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			return nil // removed meanwhile
-		case err != nil:
-			return err
-		case entry.IsDir():
-			dirs = append(dirs, dir)
-		}
-		return nil
-	})
-	for _, dir := range slices.Backward(dirs) {
-		if removeErr := os.Remove(dir); removeErr != nil && !errors.Is(removeErr, fs.ErrNotExist) {
-			err = errors.Join(err, removeErr)
-		}
-	}
-	return err
-}
+// remove kills what is left in the cgroups, and removes them, in up to 10 s.
+func (c cgroups) remove() error { return cgroup.Remove(10*time.Second, c.paths...) }
 
 // memory returns the bytes that the cgroup of a container uses, and those that cannot be
 // reclaimed: without pages of files.

@@ -16,6 +16,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
+	"github.com/nametap/nametap/test/machines/cgroup"
 )
 
 // An Option changes the machine that [Boot] boots.
@@ -82,7 +83,11 @@ func Boot(tb testing.TB, options ...Option) *Machine {
 	if m.cgroup, err = newCgroup(); err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(func() { removeCgroups(func(pid int) bool { return own(pid) }) })
+	tb.Cleanup(func() {
+		if err := removeCgroups(cgroup.Own); err != nil {
+			tb.Errorf("ending the machine: %v", err)
+		}
+	})
 	m.Outside("sh", "-euc", `rm -f "$1/etc/resolv.conf" && printf %s "$2" >"$1/etc/resolv.conf"`, "sh",
 		rootDir, "search corp.example\nnameserver "+Named+"\n")
 	for _, change := range m.before {

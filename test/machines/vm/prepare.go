@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/nametap/nametap/test/machines/cgroup"
 )
 
 // Main runs the tests of a package that boots machines. Without what they need it fails,
@@ -18,12 +20,12 @@ func Main(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, "vm:", err)
 		return 1
 	}
-	removeCgroups(dead)
+	_ = removeCgroups(cgroup.Ended) // another test may be removing them
 	interrupted := make(chan os.Signal, 1)
 	signal.Notify(interrupted, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	go func() {
 		<-interrupted
-		removeCgroups(own)
+		_ = removeCgroups(cgroup.Own) // a later test removes those that are left
 		os.Exit(1)
 	}()
 	return m.Run()
@@ -49,7 +51,7 @@ func check() error {
 	if len(install) > 0 {
 		missing = append(missing, fmt.Errorf("on Debian, run: apt-get install %s", strings.Join(install, " ")))
 	}
-	if _, _, err := cgroups(); err != nil {
+	if _, err := unified(); err != nil {
 		missing = append(missing, err)
 	}
 	return errors.Join(missing...)
