@@ -32,6 +32,33 @@ func (p *pod) replaced(supervisor, pid int) {
 	})
 }
 
+// connected waits until the agent is connected to a control plane whose name begins with prefix.
+func (p *pod) connected(prefix string) {
+	p.t.Helper()
+	wait.Until(p.t, "the agent is connected", func() bool {
+		status, err := p.exec("nametap", "nametap", "status")
+		return err == nil && strings.Contains(status, "connected to "+prefix) && !strings.Contains(status, "not connected")
+	})
+}
+
+// noneLost ends the load, and fails the test if a query has no right answer.
+func (p *pod) noneLost() {
+	p.t.Helper()
+	report := p.stop("load")
+	p.t.Logf("%v", report)
+	if report.Bad() > 0 {
+		p.t.Errorf("%d of %d queries have no right answer", report.Bad(), report.Queries)
+	}
+}
+
+// notRestarted fails the test if kubelet has restarted the agent's container.
+func (p *pod) notRestarted() {
+	p.t.Helper()
+	if restarts := status(p.now(), "nametap").RestartCount; restarts > 0 {
+		p.t.Errorf("kubelet has restarted the agent's container %d times", restarts)
+	}
+}
+
 // killing is the check that kills agents.
 type killing struct {
 	*cluster
@@ -53,10 +80,7 @@ func (c killing) test(t *testing.T) {
 		p.kill(agent, syscall.SIGKILL)
 		p.replaced(supervisor, agent)
 		if c.calm {
-			wait.Until(t, "the agent is ready", func() bool {
-				status, err := p.exec("nametap", "nametap", "status")
-				return err == nil && strings.Contains(status, "connected to") && !strings.Contains(status, "not connected")
-			})
+			p.connected("")
 		}
 	}
 	if answer := p.mustExec("app", "getent", "ahostsv4", "db.example.com"); !strings.Contains(answer, "192.0.2.53") {
@@ -68,9 +92,7 @@ func (c killing) test(t *testing.T) {
 	if mesh.Bad() > 0 || mesh.LongestGap > 5*time.Second {
 		t.Errorf("%d of %d queries have no right answer; DNS was away for %v", mesh.Bad(), mesh.Queries, mesh.LongestGap)
 	}
-	if restarts := status(p.now(), "nametap").RestartCount; restarts > 0 {
-		t.Errorf("kubelet has restarted the agent's container %d times", restarts)
-	}
+	p.notRestarted()
 }
 
 // testSupervisorKilled kills the process that only kubelet can replace, which waits longer each
@@ -119,9 +141,7 @@ func (c *cluster) testAgentHangs(t *testing.T) {
 	if report.Bad() > report.Queries/20 { // the agent had some of them, before it hung
 		t.Errorf("%d of %d queries have no right answer, though they could wait", report.Bad(), report.Queries)
 	}
-	if restarts := status(p.now(), "nametap").RestartCount; restarts > 0 {
-		t.Errorf("kubelet has restarted the agent's container %d times", restarts)
-	}
+	p.notRestarted()
 }
 
 // testSupervisorHangs stops the supervisor's process, the first one of its container, and checks
@@ -137,14 +157,9 @@ func (c *cluster) testSupervisorHangs(t *testing.T) {
 		_, state, _ := strings.Cut(string(readFile(t, fmt.Sprintf("/proc/%d/status", supervisor))), "State:")
 		return !strings.HasPrefix(strings.TrimSpace(state), "T")
 	})
-	report := p.stop("load")
-	t.Logf("the supervisor was continued after %v; %v", time.Since(begun).Round(time.Millisecond), report)
-	if report.Bad() > 0 {
-		t.Errorf("%d of %d queries have no right answer", report.Bad(), report.Queries)
-	}
-	if restarts := status(p.now(), "nametap").RestartCount; restarts > 0 {
-		t.Errorf("kubelet has restarted the container %d times", restarts)
-	}
+	t.Logf("the supervisor was continued after %v", time.Since(begun).Round(time.Millisecond))
+	p.noneLost()
+	p.notRestarted()
 }
 
 // testControlPlaneRestarts checks that a rolling restart of the control plane loses no query.
@@ -155,16 +170,9 @@ func (c *cluster) testControlPlaneRestarts(t *testing.T) {
 	for range 2 {
 		t.Logf("%s", c.output(t, append(c.kubectl, "rollout", "restart", "--namespace="+s.name, "deployment/nametap-discovery")...))
 		s.available("nametap-discovery")
-		wait.Until(t, "the agent is connected", func() bool {
-			status, err := p.exec("nametap", "nametap", "status")
-			return err == nil && strings.Contains(status, "connected to") && !strings.Contains(status, "not connected")
-		})
+		p.connected("")
 	}
-	report := p.stop("load")
-	t.Logf("%v", report)
-	if report.Bad() > 0 {
-		t.Errorf("%d of %d queries have no right answer", report.Bad(), report.Queries)
-	}
+	p.noneLost()
 }
 
 // testMemory measures the memory of the agent's cgroup with 10,000 hosts.
@@ -195,9 +203,7 @@ func (c *cluster) testMemory(t *testing.T) {
 		p.replaced(supervisor, agent)
 	}
 	t.Logf("%v", p.stop("load"))
-	if nametap := status(p.now(), "nametap"); nametap.RestartCount > 0 {
-		t.Errorf("the container of the agent was restarted: %v", nametap)
-	}
+	p.notRestarted()
 }
 
 // testToken lets kubelet renew the projected token, and checks that the agent connects with
@@ -215,16 +221,9 @@ func (c *cluster) testToken(t *testing.T) {
 	for range 2 {
 		c.istiod.restart(t)
 		c.istiod.await(c.istiodReady)
-		wait.Until(t, "the agent is connected", func() bool {
-			status, err := p.exec("nametap", "nametap", "status")
-			return err == nil && strings.Contains(status, "connected to istiod") && !strings.Contains(status, "not connected")
-		})
+		p.connected("istiod")
 	}
-	report := p.stop("load")
-	t.Logf("%v", report)
-	if report.Bad() > 0 {
-		t.Errorf("%d of %d queries have no right answer", report.Bad(), report.Queries)
-	}
+	p.noneLost()
 }
 
 // awaitFile waits until a file has another content than old.
