@@ -44,7 +44,8 @@ type Awaited struct {
 // returns the rules without a family whose listeners do not answer while those of the other
 // family do.
 //
-// If no listener answers before ctx ends, it returns an error. If only the table is missing then,
+// If no listener answers before ctx ends, it returns an error, and if the rules would redirect the
+// agent's own queries, an [ErrCapturesItself]. If only the table is missing then,
 // it logs that: the agent forwards without a table.
 func (w Awaited) Await(ctx context.Context) (iptables.Config, error) {
 	began := time.Now()
@@ -53,12 +54,33 @@ func (w Awaited) Await(ctx context.Context) (iptables.Config, error) {
 		return rules, err
 	}
 	answered := time.Since(began)
-	if err := w.awaitReady(ctx); err != nil {
+	user, err := w.awaitReady(ctx)
+	if captured := w.capturesItself(user); captured != nil {
+		return rules, captured
+	}
+	if err != nil {
 		w.Logger.Warn("capturing without a table of mesh hosts: the agent forwards until it has one", "error", err)
 		return rules, nil
 	}
 	w.Logger.Info("the agent is ready", "listeners", answered.Round(time.Millisecond), "after", time.Since(began).Round(time.Millisecond))
 	return rules, nil
+}
+
+// ErrCapturesItself is the error for an agent whose own queries the rules would redirect to it.
+var ErrCapturesItself = errors.New("the rules would redirect the agent's own queries to itself")
+
+// capturesItself returns an error if the rules do not let the queries of the agent's user pass. An
+// agent that has not said its user, so that it is "", is not checked.
+func (w Awaited) capturesItself(user string) error {
+	var uid, gid uint32
+	if _, err := fmt.Sscanf(user, "%d:%d", &uid, &gid); err != nil {
+		return nil //nolint:nilerr // the status address is wrong, or the agent is older
+	}
+	if slices.Contains(w.Rules.AgentUIDs, uid) || slices.Contains(w.Rules.AgentGIDs, gid) {
+		return nil
+	}
+	return fmt.Errorf("%w: it has uid %d and gid %d: run it as a user or group of --capture-agent-uid %v or --capture-agent-gid %v",
+		ErrCapturesItself, uid, gid, w.Rules.AgentUIDs, w.Rules.AgentGIDs)
 }
 
 // awaitListeners waits until the listeners of all wanted families answer, or those of one family
@@ -133,50 +155,52 @@ func (w Awaited) listeners() []dnsproxy.Addr {
 }
 
 // awaitReady waits until /healthz/ready is 200: the agent has a table, or has waited for one for
-// --ready-timeout. It returns an error if ctx ends before, or if the status address is wrong.
-func (w Awaited) awaitReady(ctx context.Context) error {
+// --ready-timeout. It returns an error if ctx ends before, or if the status address is wrong. user
+// is what the agent says in [userHeader].
+func (w Awaited) awaitReady(ctx context.Context) (user string, err error) {
 	client := http.Client{Transport: &http.Transport{}, Timeout: probeTimeout} // without a proxy
 	defer client.CloseIdleConnections()
 	began := time.Now()
 	for logged := false; ; {
-		reason, err := w.notReady(ctx, &client)
+		reason, said, err := w.notReady(ctx, &client)
 		switch {
 		case err == nil && reason == "":
-			return nil
+			return said, nil
 		case err == nil:
-			err = errors.New(reason)
+			user, err = said, errors.New(reason)
 		case time.Since(began) >= awaitStatus:
-			return fmt.Errorf("the status address does not answer; both containers need the same --status-addr: %w", err)
+			return user, fmt.Errorf("the status address does not answer; both containers need the same --status-addr: %w", err)
 		}
 		if time.Since(began) >= awaitQuiet && !logged {
 			logged = true
 			w.Logger.Info("waiting for the table of mesh hosts", "reason", err)
 		}
 		if !sleep(ctx, awaitInterval) {
-			return err
+			return user, err
 		}
 	}
 }
 
-// notReady returns the reason why the agent is not ready, or an error if it does not say.
-func (w Awaited) notReady(ctx context.Context, client *http.Client) (reason string, err error) {
+// notReady returns the reason why the agent is not ready and its user, or an error if it does not
+// say.
+func (w Awaited) notReady(ctx context.Context, client *http.Client) (reason, user string, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+w.statusAddr()+"/healthz/ready", http.NoBody)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	response, err := client.Do(request)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	defer response.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(response.Body, 1<<10))
 	switch {
 	case err != nil:
-		return "", err
+		return "", "", err
 	case response.StatusCode == http.StatusOK:
-		return "", nil
+		return "", response.Header.Get(userHeader), nil
 	}
-	return strings.TrimSpace(string(body)), nil
+	return strings.TrimSpace(string(body)), response.Header.Get(userHeader), nil
 }
 
 // statusAddr returns the address at which the status endpoints are reached on this host.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -105,7 +106,12 @@ func (a *Agent) hangs(ctx context.Context) error {
 	return anyAnswers(ctx, udpListeners(a.proxy))
 }
 
+// userHeader is the header with the user and the group of the agent's process, as UID:GID.
+// `capture apply` compares them with the rules.
+const userHeader = "Nametap-User"
+
 func (s *statusServer) handleReady(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set(userHeader, fmt.Sprintf("%d:%d", os.Getuid(), os.Getgid()))
 	if reason := s.agent.notReady(); reason != "" {
 		http.Error(w, reason, http.StatusServiceUnavailable)
 		return

@@ -114,6 +114,51 @@ func TestApplyGivesUp(t *testing.T) { // I0
 	}
 }
 
+// TestApplyForOtherUser checks that `capture apply --capture-wait` installs no rules that would
+// redirect the agent's own queries to it, as in a container that runs as another user.
+func TestApplyForOtherUser(t *testing.T) { // I0
+	t.Parallel()
+	v := newVM(t, "nft")
+	v.capabilities = nil
+	v.start()
+	others := []string{"--capture-agent-uid", "4242", "--capture-agent-gid", "4242"}
+	r := v.root(v.args("apply", append(others, "--capture-wait", "20s", "--status-addr", statusAddr)...)...)
+	for _, part := range []string{"no rules are installed, because", "uid 1337 and gid 1337", "--capture-agent-uid [4242]"} {
+		if r.code != 1 || !strings.Contains(r.stderr, part) || v.captured() {
+			t.Errorf("%q is not in %+v", part, r)
+		}
+	}
+	w := v.apply()
+	v.applied(w)
+	v.asked(named, meshIP)
+}
+
+// TestRulesForOtherUser checks that the agent says so if the rules redirect its own queries, and
+// uses its nameservers again when they do not.
+func TestRulesForOtherUser(t *testing.T) { // F6
+	t.Parallel()
+	v := newVM(t, "nft")
+	v.capabilities = nil
+	a := v.start("--original-destination=false") // as in a pod
+	if r := v.root(v.args("apply", "--capture-agent-uid", "4242", "--capture-agent-gid", "4242")...); r.code != 0 {
+		t.Fatalf("%+v", r)
+	}
+	wait.Until(t, "the agent names the reason", func() bool {
+		_, _ = v.ask(named, "www.example.org") // it fails
+		return a.log.Count("the capture rules redirect the agent's own queries") == 1
+	})
+	if text := v.nametap("status", "--status-addr", statusAddr).stdout; !strings.Contains(text, "looping") || !strings.Contains(text, "--capture-agent-uid") {
+		t.Errorf("status: %s", text)
+	}
+	if r := v.root(v.args("apply")...); r.code != 0 {
+		t.Fatalf("%+v", r)
+	}
+	wait.Until(t, "the nameserver is used again", func() bool {
+		got, _ := v.ask(named, "www2.example.org")
+		return got == namedIP
+	})
+}
+
 // TestApplyWaitsForFamilies checks which families are captured after the wait.
 func TestApplyWaitsForFamilies(t *testing.T) { // I0, K17
 	t.Parallel()

@@ -75,6 +75,8 @@ func (c *captureCommand) awaitAgent(ctx context.Context) error {
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
+	case errors.Is(err, agent.ErrCapturesItself):
+		return fmt.Errorf("no rules are installed, because %w", err)
 	case err != nil:
 		return fmt.Errorf("no rules are installed, because no agent has answered for %v (--%s): look at the log of the container that runs `nametap agent`, which has to start before this one with the same --%s: %w",
 			c.options.captureWait, captureWaitFlag, dnsAddrFlag, err)

@@ -114,7 +114,15 @@ const (
 	probesForget = 2 * time.Minute
 	loopRecheck  = 10 * time.Second
 	probeForgets = 30 * time.Second
+
+	// maxRedirected is how many probes in a row may be redirected to the agent by chance, since
+	// the application has used their ports.
+	maxRedirected = 3
 )
+
+// redirectedAlways is what the log and the status say if all probes are redirected.
+const redirectedAlways = "the capture rules redirect the agent's own queries to the agent: " +
+	"run it as a user of --capture-agent-uid or as a group of --capture-agent-gid"
 
 // A loopProbe is a question sent to a server to see whether it comes back.
 type loopProbe struct {
@@ -222,6 +230,8 @@ func (c *Client) addProbe(probe *loopProbe) {
 // or to be forwarded to the same server again. Then the server loops, except if the question came
 // from a socket of this client: without a conntrack zone the kernel takes a query of the agent for
 // one of the application that had its port before, and redirects it. That socket is used no more.
+// If several probes in a row are redirected, the rules do not let the user of the agent pass, and
+// the server counts as one that loops.
 // A probe on its way to another server has passed through a forwarder on this host, which is not
 // a loop.
 // A server that loops is not asked any more until, at least ten seconds later, it answers
@@ -246,10 +256,22 @@ func (c *Client) Echo(name wire.Name, arrival Arrival) bool {
 	c.mu.Lock()
 	probe.echoed, probe.redirected = true, redirected
 	c.mu.Unlock()
-	if !redirected {
-		probe.server.setLooping(true)
+	switch {
+	case !redirected:
+		probe.server.setLooping(true, ErrLoop.Error())
+	case probe.server.redirectedAgain():
+		probe.server.setLooping(true, redirectedAlways)
 	}
 	return true
+}
+
+// redirectedAgain counts a probe that was redirected, and reports whether so many in a row are no
+// accident.
+func (s *server) redirectedAgain() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.redirected++
+	return s.redirected > maxRedirected
 }
 
 // retireFrom retires the socket of the server that has a local address, and reports whether there
@@ -265,21 +287,24 @@ func (c *Client) probeAnswered(probe *loopProbe) bool {
 	echoed, redirected := probe.echoed, probe.redirected
 	c.mu.Unlock()
 	if !echoed {
-		probe.server.setLooping(false)
+		probe.server.setLooping(false, "")
 	}
 	return !redirected
 }
 
-// setLooping notes whether the server loops, and logs a change.
-func (s *server) setLooping(looping bool) {
+// setLooping notes whether the server loops and why, and logs a change.
+func (s *server) setLooping(looping bool, why string) {
 	s.mu.Lock()
 	changed := s.history.looping != looping
 	s.history.looping = looping
+	if !looping {
+		s.redirected = 0
+	}
 	s.mu.Unlock()
 	switch {
 	case changed && looping:
-		s.note(ErrLoop.Error())
-		s.logs(slog.LevelWarn, "nameserver is no longer used: "+ErrLoop.Error())
+		s.note(why)
+		s.logs(slog.LevelWarn, "nameserver is no longer used: "+why)
 	case changed:
 		s.logs(slog.LevelInfo, "nameserver is used again: its queries no longer come back")
 	}

@@ -43,6 +43,7 @@ type server struct {
 
 	loopProbe  time.Time // when the last one was sent
 	loopProbes int       // sent in short succession
+	redirected int       // loop probes in a row that the kernel redirected to the agent
 }
 
 // carrier returns the server's connections if stream is set, else its UDP sockets.
