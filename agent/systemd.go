@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -13,8 +14,8 @@ import (
 )
 
 // notifySystemd notifies systemd, if systemd started the agent, that it is ready: the
-// listeners are open, and capture is as its switch says. It does not wait for a table,
-// because units that need DNS wait for this notification at boot.
+// listeners are open, and capture is as its switch says, or waits for a missing guard. It does
+// not wait for a table, because units that need DNS wait for this notification at boot.
 //
 // Then it notifies the watchdog as long as any UDP listener answers. A restart would not help
 // in other cases, so the watchdog is notified in them, too: one of two families is switched
@@ -31,16 +32,15 @@ func (a *Agent) notifySystemd(ctx context.Context) error {
 		return nil
 	}
 	if a.capture != nil {
-		select {
-		case <-a.capture.kernel.Begun():
-		case <-ctx.Done():
-			return nil
-		}
+		a.capture.awaitBegun(ctx)
+	}
+	if ctx.Err() != nil {
+		return nil
 	}
 	if err := notify(ctx, daemon.SdNotifyReady); err != nil {
 		return fmt.Errorf("notifying systemd that the agent is ready: %w", err)
 	}
-	steady := time.NewTimer(steadyTime)
+	steady := time.NewTimer(SteadyTime)
 	defer steady.Stop()
 	var tick <-chan time.Time
 	if interval > 0 {
@@ -68,17 +68,46 @@ func (a *Agent) notifySystemd(ctx context.Context) error {
 	}
 }
 
-// steadyTime is how long an agent is ready before it counts as one that has started well.
-const steadyTime = time.Second
+// guardLimit is how long the agent without a guard is not ready. A restart would not help, and
+// units that need DNS wait for the agent at boot.
+const guardLimit = 5 * time.Second
 
-// forgetStarts deletes the files in which the unit notes the starts in a row that failed, so that
-// the next start does not wait.
+// awaitBegun returns when capture is as its switch says, when it waits for the guard and not only
+// for a short time, or when ctx ends.
+func (c *capture) awaitBegun(ctx context.Context) {
+	limit := time.NewTimer(guardLimit)
+	defer limit.Stop()
+	for {
+		select {
+		case <-c.kernel.Begun():
+			return
+		case <-ctx.Done():
+			return
+		case <-limit.C:
+		}
+		if c.guard != nil && c.guard.Waits() {
+			return
+		}
+		limit.Reset(guardLimit)
+	}
+}
+
+// SteadyTime is how long a process is ready before it counts as one that has started well.
+const SteadyTime = time.Second
+
+// forgetStarts calls ForgetStarts for nametap.service.
 func (a *Agent) forgetStarts() {
+	if dir := runtimePath(""); dir != "" {
+		ForgetStarts(dir, a.log)
+	}
+}
+
+// ForgetStarts deletes the files, in the runtime directory of a unit, in which the unit notes the
+// starts in a row that failed, so that the next start does not wait.
+func ForgetStarts(dir string, log *slog.Logger) {
 	for _, name := range []string{"starts", failureName} {
-		if path := runtimePath(name); path != "" {
-			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				a.log.Warn("the next restart of the unit may wait", "error", err)
-			}
+		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			log.Warn("the next restart of the unit may wait", "error", err)
 		}
 	}
 }

@@ -83,6 +83,13 @@ func wake(channel chan<- struct{}) {
 // Held reports whether the guard removes the rules if the agent ends now and no other follows.
 func (c *Client) Held() bool { return c.isIn(Answering) }
 
+// Waits reports whether the agent answers and the guard does not know it.
+func (c *Client) Waits() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.state.Phase == Answering && c.told.Phase != Answering
+}
+
 // isIn reports whether the guard has noted a phase last.
 func (c *Client) isIn(p Phase) bool {
 	c.mu.Lock()
@@ -90,23 +97,27 @@ func (c *Client) isIn(p Phase) bool {
 	return c.told.Phase == p
 }
 
-// Run stays connected to the guard until ctx ends. It logs the first of several errors.
+// Run stays connected to the guard until ctx ends. The first attempts follow each other closely
+// and log nothing, because systemd starts the guard at the same time, and restarts it at once.
+// Then it logs the first of several errors.
 func (c *Client) Run(ctx context.Context) {
-	logged := ""
+	const shortest = signInterval / 16
+	pause, logged := shortest, ""
 	for ctx.Err() == nil {
-		err := c.stay(ctx, func() { logged = "" })
+		err := c.stay(ctx, func() { pause, logged = shortest, "" })
 		c.note(message{})
 		if ctx.Err() != nil {
 			return
 		}
-		if text := err.Error(); text != logged {
+		if text := err.Error(); text != logged && pause == signInterval {
 			logged = text
-			c.log.Warn("nametap-guard cannot be reached; retrying", "error", err)
+			c.log.Warn("nametap-guard cannot be reached, and capture does not begin without it; retrying", "error", err)
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(signInterval):
+		case <-time.After(pause):
 		}
+		pause = min(2*pause, signInterval)
 	}
 }
 

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime/debug"
+	"time"
 
-	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
+	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/guard"
 )
 
@@ -35,6 +37,9 @@ environment variable %s.`, guard.Patience, guard.PathEnv))
 		if err != nil {
 			logger.Error("programs of other users may take the queries of the agent", "error", err)
 		}
+		// back-off notes the starts of this unit beside the socket.
+		forget := func() { agent.ForgetStarts(filepath.Dir(path), logger) }
+		context.AfterFunc(command.Context(), forget)
 		return guard.Run(command.Context(), guard.Config{
 			Sockets: sockets,
 			Path:    path, FailOpen: failOpen, Patience: guard.Patience, Log: logger,
@@ -44,9 +49,7 @@ environment variable %s.`, guard.Patience, guard.PathEnv))
 			},
 			Listening: func() {
 				debug.FreeOSMemory()
-				if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
-					logger.Warn("notifying systemd failed", "error", err)
-				}
+				time.AfterFunc(agent.SteadyTime, forget)
 			},
 		})
 	}

@@ -49,6 +49,31 @@ func TestGuardRestarts(t *testing.T) {
 	wait.Until(t, "the rules are removed", func() bool { return !m.Captured() })
 }
 
+// TestGuardIsMissing starts the agent while systemd cannot start the guard. The agent becomes
+// ready and says why it captures nothing. It captures when the guard is there. V2.
+func TestGuardIsMissing(t *testing.T) {
+	m := vm.Boot(t)
+	m.Install()
+	m.Start()
+	m.Run("systemctl", "stop", "nametap.socket", "nametap.service")
+	m.Run("systemctl", "mask", "--runtime", "nametap-guard.service")
+	began := time.Now()
+	m.Run("systemctl", "start", "nametap.socket", "nametap.service")
+	t.Logf("the start took %v", time.Since(began).Round(time.Millisecond))
+	if restarts := strings.TrimSpace(m.Run("systemctl", "show", "--property=NRestarts", "--value", "nametap.service")); restarts != "0" {
+		t.Errorf("%s restarts, want 0", restarts)
+	}
+	if m.Captured() {
+		t.Error("DNS is captured without a guard")
+	}
+	if status := m.Run("nametap", "status"); !strings.Contains(status, "capture begins when nametap-guard.service can be reached") {
+		t.Errorf("nametap status does not say what is missing:\n%s", status)
+	}
+	m.Run("systemctl", "unmask", "--runtime", "nametap-guard.service")
+	m.Run("systemctl", "start", "nametap-guard.service")
+	m.AwaitMesh()
+}
+
 // TestStopWhileBroken stops a service that cannot start, under load. It stays stopped, although
 // queries wait in its socket. V4.
 func TestStopWhileBroken(t *testing.T) {
