@@ -94,7 +94,11 @@ func (c *capture) status(ctx context.Context) *CaptureStatus {
 		status.Error = err.Error()
 		return status
 	}
+	waits := c.guard != nil && c.guard.Waits()
 	for i, f := range rules.Families {
+		if waits && in.On && f.State == iptables.Absent {
+			rules.Families[i].Error = "capture begins when nametap-guard.service can be reached"
+		}
 		if err := in.without[f.Family]; err != nil && in.Config.Family(f.Family) != iptables.Off && f.State == iptables.NotWanted {
 			rules.Families[i].Error = err.Error()
 		}

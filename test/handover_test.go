@@ -140,6 +140,10 @@ func TestHandOverWithoutGuard(t *testing.T) { // V1, V2
 	if v.captured() {
 		t.Error("rules are installed without a guard")
 	}
+	wait.Until(t, "nametap status says what is missing", func() bool {
+		r := v.nametap("status", "--status-addr", statusAddr)
+		return strings.Contains(r.stdout, "capture begins when nametap-guard.service can be reached")
+	})
 	guard = v.startGuard()
 	v.held(a).end(handOver)
 	guard.end(syscall.SIGKILL)
