@@ -90,7 +90,7 @@ func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 	var since time.Time // when a family answered first
 	var silent error    // why listeners did not answer the last probe
 	for logged := false; ; {
-		found := probe(ctx, w.listeners())
+		found := probeBy(ctx, w.listeners(), probeAgent)
 		if ctx.Err() != nil && silent != nil {
 			return w.Rules, silent // found has the end of ctx as the reason
 		}

@@ -47,6 +47,11 @@ func (h health) absent() bool {
 // probe queries all listeners at the same time and returns the health of each family. The
 // question is id.server (RFC 4892), whose answer needs neither a table nor a nameserver.
 func probe(ctx context.Context, listeners []dnsproxy.Addr) map[iptables.Family]health {
+	return probeBy(ctx, listeners, probeOne)
+}
+
+// probeBy is like probe, with another probe of one listener.
+func probeBy(ctx context.Context, listeners []dnsproxy.Addr, probeOne func(context.Context, dnsproxy.Addr) error) map[iptables.Family]health {
 	var mu sync.Mutex
 	found := map[iptables.Family]health{}
 	var probing sync.WaitGroup
@@ -72,13 +77,30 @@ func probe(ctx context.Context, listeners []dnsproxy.Addr) map[iptables.Family]h
 
 // probeOne returns an error unless a listener answers.
 func probeOne(ctx context.Context, l dnsproxy.Addr) error {
-	query := new(dns.Msg).SetQuestion("id.server.", dns.TypeTXT)
+	_, err := askServer(ctx, l, "id.server.")
+	return err
+}
+
+// probeAgent returns an error unless an agent answers at an address where another program may
+// listen, such as Istio's agent, which uses the same port.
+func probeAgent(ctx context.Context, l dnsproxy.Addr) error {
+	reply, err := askServer(ctx, l, "version.server.")
+	if err == nil && !isNametap(reply) {
+		err = fmt.Errorf("probing the listener %s: another DNS server answers", l)
+	}
+	return err
+}
+
+// askServer returns the answer of a listener about itself (RFC 4892).
+func askServer(ctx context.Context, l dnsproxy.Addr, name string) (*dns.Msg, error) {
+	query := new(dns.Msg).SetQuestion(name, dns.TypeTXT)
 	query.Question[0].Qclass = dns.ClassCHAOS
 	client := dns.Client{Net: l.Network, Timeout: probeTimeout}
-	if _, _, err := client.ExchangeContext(ctx, query, reachable(l.Address)); err != nil {
-		return fmt.Errorf("probing the listener %s: %w", l, err)
+	reply, _, err := client.ExchangeContext(ctx, query, reachable(l.Address))
+	if err != nil {
+		return nil, fmt.Errorf("probing the listener %s: %w", l, err)
 	}
-	return nil
+	return reply, nil
 }
 
 // silent returns a text for each listener that does not answer, with the reason.

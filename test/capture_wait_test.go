@@ -2,10 +2,12 @@ package test
 
 import (
 	"bytes"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -111,6 +113,22 @@ func TestApplyGivesUp(t *testing.T) { // I0
 	r = v.root(v.args("apply", "--capture-wait", "20s", "--status-addr", "127.0.0.1:1")...)
 	if r.code != 0 || !v.captured() || !strings.Contains(r.stderr, "both containers need the same --status-addr") {
 		t.Errorf("with a wrong status address: %+v", r)
+	}
+}
+
+// TestApplyBesideOtherServer checks that `capture apply --capture-wait` does not take another DNS
+// server with the agent's port for the agent, such as Istio's agent in a sidecar that starts first.
+func TestApplyBesideOtherServer(t *testing.T) { // I0
+	t.Parallel()
+	v := newVM(t, "nft")
+	v.Run(func() {
+		fakedns.Start(t, anyName(otherIP), fakedns.On(netip.MustParseAddrPort("127.0.0.1:15053")))
+	})
+	r := v.root(v.args("apply", "--capture-wait", "2s", "--status-addr", statusAddr)...)
+	for _, part := range []string{"no rules are installed, because no agent has answered", "udp 127.0.0.1:15053: another DNS server answers"} {
+		if r.code != 1 || !strings.Contains(r.stderr, part) || v.captured() {
+			t.Errorf("%q is not in %+v", part, r)
+		}
 	}
 }
 
