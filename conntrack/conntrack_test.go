@@ -221,6 +221,26 @@ func TestNotCaptured(t *testing.T) {
 	}
 }
 
+// TestReplyWithoutQuery checks that a query to the agent's own address does not count as captured
+// after a reply has made an entry, because the query's entry was dropped. In that entry the original
+// destination is the client.
+func TestReplyWithoutQuery(t *testing.T) { // F14
+	for _, f := range families() {
+		h := newHost(t, f.agent, f.restore+"-nft-restore", natRules)
+		client := h.client(t, f.network)
+		to := netip.AddrPortFrom(netip.MustParseAddrPort(f.agent).Addr(), netip.MustParseAddrPort(client.LocalAddr().String()).Port())
+		if _, err := h.udp.WriteTo([]byte("reply"), net.UDPAddrFromAddrPort(to)); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := client.ReadFrom(make([]byte, 100)); err != nil {
+			t.Fatal(err)
+		}
+		if original, ok, err := h.lookups.Lookup(h.query(t, client, f.direct)); ok || err != nil {
+			t.Errorf("%s: %v, %v, %v; want nothing", f.name, original, ok, err)
+		}
+	}
+}
+
 // F14
 func TestConcurrentLookups(t *testing.T) {
 	h := newHost(t, "127.0.0.1:15053", "iptables-nft-restore", natRules+zoneRules)

@@ -77,7 +77,8 @@ func (u *UDP) Close() error {
 
 // Lookup returns the original destination of a packet that came from client to the socket
 // at local. It returns false, and no error, for a packet that was not captured: connection
-// tracking has no entry (any more), or the packet was sent to local. Local is the address
+// tracking has no entry (any more), the packet was sent to local, or a reply has made the entry,
+// because it was sent after the packet's own entry was dropped. Local is the address
 // that the packet had when it arrived, never the wildcard. A link-local IPv6 address has no
 // zone: the kernel does not say which interface was meant.
 //
@@ -91,8 +92,8 @@ func (u *UDP) Lookup(client, local netip.AddrPort) (netip.AddrPort, bool, error)
 	}
 	original, err := u.lookup(client, local)
 	switch {
-	case errors.Is(err, unix.ENOENT), err == nil && original == local:
-		return netip.AddrPort{}, false, nil
+	case errors.Is(err, unix.ENOENT), err == nil && (original == local || original == client):
+		return netip.AddrPort{}, false, nil // to the client: a reply without a query made the entry
 	case err != nil:
 		return netip.AddrPort{}, false, fmt.Errorf("querying connection tracking: %w", err)
 	}
