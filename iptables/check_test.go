@@ -95,7 +95,7 @@ func TestCapabilities(t *testing.T) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 4000, Gid: 4000}}
 		out, failed := l.output(cmd)
 		for _, want := range []string{
-			"^apply: CAP_NET_ADMIN is missing: .*securityContext.capabilities.add.*AmbientCapabilities",
+			"^apply: CAP_NET_ADMIN is missing: .*securityContext.capabilities.add.*runAsUser: 0.*AmbientCapabilities",
 			"check: {What:CAP_NET_ADMIN OK:false Needed:true Detail:this process does not have it Advice:add it",
 			"check: {What:CAP_NET_RAW OK:false Needed:" + strconv.FormatBool(l.backend == iptables.Legacy),
 			"check: {What:backend OK:false",

@@ -39,7 +39,7 @@ var (
 	// process installed may remain there.
 	ErrUnseen = errors.New("rules of nametap may remain in a backend that cannot be read")
 	// ErrCapability says that this process lacks CAP_NET_ADMIN.
-	ErrCapability = errors.New("CAP_NET_ADMIN is missing: give it to this process, in a pod by securityContext.capabilities.add: [NET_ADMIN], in a systemd unit by AmbientCapabilities=CAP_NET_ADMIN, or run it as root")
+	ErrCapability = errors.New("CAP_NET_ADMIN is missing: give it to this process, in a pod by securityContext.capabilities.add: [NET_ADMIN] with runAsUser: 0, because Kubernetes gives capabilities to root only, in a systemd unit by AmbientCapabilities=CAP_NET_ADMIN, or run it as root")
 )
 
 // unsupported reports whether an error says that the machine does not support something.
