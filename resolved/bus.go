@@ -33,7 +33,7 @@ var (
 	// errUnknownLink says that systemd-resolved does not see the interface.
 	errUnknownLink = errors.New("systemd-resolved does not see the interface " + LinkName + ": it runs in another network namespace")
 	// errDenied says that the caller may not change settings of systemd-resolved.
-	errDenied = errors.New("only root may register with systemd-resolved: enable nametap-resolved.socket, or run the agent as root")
+	errDenied = errors.New("only root may register with systemd-resolved: start nametap-resolved.socket, or run the agent as root")
 )
 
 // A Registration is what systemd-resolved is told: to send queries for names below Domains to
