@@ -112,6 +112,7 @@ func (s *server) loop(ctx context.Context, events <-chan event) error {
 				continue
 			}
 		case <-ctx.Done():
+			s.forgetEnded()
 			if s.answering() {
 				return nil
 			}
@@ -133,6 +134,15 @@ func (s *server) answering() bool {
 		}
 	}
 	return false
+}
+
+// forgetEnded forgets the agents whose end has not been read yet.
+func (s *server) forgetEnded() {
+	for conn := range s.agents {
+		if ended(conn) {
+			delete(s.agents, conn)
+		}
+	}
 }
 
 // end returns the time at which the rules are removed without a further sign of life.

@@ -7,7 +7,10 @@ import (
 	"errors"
 	"net"
 	"sync"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // A Phase is a part of the life of an agent.
@@ -62,6 +65,25 @@ func reply(conn net.Conn, text string) {
 	if err != nil {
 		_ = conn.Close() // the reader sees it
 	}
+}
+
+// ended reports whether the other side has closed a connection, also before all of it was read.
+func ended(conn net.Conn) bool {
+	socket, ok := conn.(syscall.Conn)
+	if !ok {
+		return false
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return true // this side has closed it
+	}
+	closed := false
+	err = raw.Control(func(fd uintptr) {
+		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}} //nolint:gosec // a descriptor
+		n, err := unix.Poll(fds, 0)
+		closed = err == nil && n == 1
+	})
+	return closed || err != nil
 }
 
 // maxAgents bounds the agents that are connected. Others wait for the end of one.
