@@ -58,6 +58,8 @@ func TestNode(t *testing.T) {
 		t.Run("pod security baseline", podSecurity{c, "baseline"}.test)
 		t.Run("pod security restricted", podSecurity{c, "restricted"}.test)
 		t.Run("without net admin", c.testWithoutNetAdmin) // K11
+		t.Run("run as non-root", c.testRunAsNonRoot)      // I0
+		t.Run("agent of another user", c.testOtherUser)   // I0
 		t.Run("deletion", c.testDeletion)
 	})
 	t.Run("token", c.testToken) // alone, because it restarts kubelet and istiod

@@ -83,6 +83,37 @@ func (c *cluster) testWithoutNetAdmin(t *testing.T) {
 	}
 }
 
+// testRunAsNonRoot checks that a pod starts whose own security context forbids root.
+func (c *cluster) testRunAsNonRoot(t *testing.T) {
+	t.Parallel()
+	s := c.space(t, nil)
+	spec := podOf(t, "discovery")
+	yes, user := true, int64(1000)
+	spec.Spec.SecurityContext.RunAsNonRoot, spec.Spec.SecurityContext.RunAsUser = &yes, &user
+	p := s.create(spec)
+	p.ready()
+	if answer := p.mustExec("app", "getent", "ahostsv4", "db.example.com"); !strings.Contains(answer, "192.0.2.53") {
+		t.Errorf("getent: %s", answer)
+	}
+}
+
+// testOtherUser checks that no rules redirect the queries of an agent whose user is not that of the
+// manifest, as on OpenShift, and that the log says why.
+func (c *cluster) testOtherUser(t *testing.T) {
+	t.Parallel()
+	s := c.space(t, nil)
+	spec := podOf(t, "discovery")
+	user, group := int64(100650000), int64(0)
+	spec.Spec.InitContainers[0].SecurityContext.RunAsUser, spec.Spec.InitContainers[0].SecurityContext.RunAsGroup = &user, &group
+	p := s.create(spec)
+	log := p.captureFailed()
+	t.Logf("the log: %s", log)
+	if !strings.Contains(log, "no rules are installed, because the rules would redirect the agent's own queries to itself") ||
+		!strings.Contains(log, "uid 100650000") {
+		t.Errorf("the log does not name the user:\n%s", log)
+	}
+}
+
 // captureFailed waits until the container of the rules has failed, and returns its log.
 func (p *pod) captureFailed() string {
 	p.t.Helper()
