@@ -62,3 +62,23 @@ func TestStatusInPod(t *testing.T) { // I0, K11
 		says(1, "IPv4 not redirected: another server answers a test query")
 	})
 }
+
+// TestQueryToTestAddress checks that the agent does not forward a query to the address of test queries,
+// from where it would come back.
+func TestQueryToTestAddress(t *testing.T) { // F6, F14
+	t.Parallel()
+	v := newVM(t, "nft")
+	v.Exec("ip", "-6", "route", "add", "default", "via", named6)
+	v.capture("--upstream-timeout", "10s")
+	for i, f := range []iptables.Family{iptables.IPv4, iptables.IPv6} {
+		before := v.metric("istio_agent_dns_requests_total")
+		name := []string{"www4.example.org", "www6.example.org"}[i]
+		source := []string{self, self6}[i]
+		if got := v.dig("-b", source, "@"+iptables.TestAddr(f).String(), name); got != namedIP {
+			t.Errorf("%s: %s", f, got)
+		}
+		if n := v.metric("istio_agent_dns_requests_total") - before; n > 3 { // dig repeats a query after 5 s
+			t.Errorf("%s: the agent has received %v queries", f, n)
+		}
+	}
+}

@@ -85,10 +85,19 @@ func (r *routing) standsFor(server netip.AddrPort) bool {
 	if a := server.Addr(); a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "" {
 		return true // the kernel does not say on which interface it was sent
 	}
+	if v4, v6 := testAddrs(); server.Addr() == v4 || server.Addr() == v6 {
+		return true
+	}
 	onHost := func(server netip.AddrPort) bool {
 		return server.Addr().IsLoopback() || slices.Contains(r.local, server.Addr())
 	}
 	return slices.Contains(r.conf.Servers, server) && (onHost(server) || !slices.ContainsFunc(r.conf.Servers, onHost))
+}
+
+// testAddrs returns the addresses that the capture rules redirect for all users, to test
+// themselves (iptables.TestAddr). A query that is forwarded to them would come back.
+func testAddrs() (v4, v6 netip.Addr) {
+	return netip.AddrFrom4([4]byte{127, 15, 0, 53}), netip.AddrFrom16([16]byte{0: 1, 15: 53})
 }
 
 // A suffixRoute is a [Route] as the configuration has it, its suffix in wire form.
