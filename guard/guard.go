@@ -70,16 +70,41 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	s := &server{Config: cfg, agents: make(map[net.Conn]*agent), deadline: time.Now().Add(cfg.Patience)}
 	events := make(chan event)
+	watching, lost := context.WithCancelCause(ctx)
+	defer lost(nil)
 	accepting, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var goroutines sync.WaitGroup
 	goroutines.Go(func() { accept(accepting, listener, events) })
+	goroutines.Go(func() { watch(accepting, cfg.Path, lost) })
 	defer goroutines.Wait()
 	defer func() { _ = listener.Close() }()
 	defer stop()
 	if s.Listening != nil {
 		s.Listening()
 	}
-	return s.loop(ctx, events)
+	err = s.loop(watching, events)
+	if cause := context.Cause(watching); ctx.Err() == nil && cause != nil {
+		return errors.Join(cause, err)
+	}
+	return err
+}
+
+// watch calls lost when the socket is deleted, because no agent can connect any more. The next
+// guard makes it again.
+func watch(ctx context.Context, path string, lost context.CancelCauseFunc) {
+	ticker := time.NewTicker(removeInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+			lost(fmt.Errorf("the socket was deleted: %w", err))
+			return
+		}
+	}
 }
 
 // listen opens the socket, in place of that of an earlier guard. Agents need the permission to

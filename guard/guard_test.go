@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -85,6 +86,30 @@ func TestClient(t *testing.T) {
 		t.Error("rules were removed while the agent was connected")
 	}
 	wait.For(t, "rules are removed", removals)
+}
+
+// TestSocketIsDeleted deletes the socket of a guard. The guard ends, and leaves the rules because
+// an agent answers, so that systemd starts another one. V2.
+func TestSocketIsDeleted(t *testing.T) {
+	path, log := filepath.Join(t.TempDir(), "socket"), testlog.New(t).Logger()
+	listening, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		ended <- guard.Run(t.Context(), guard.Config{
+			Path: path, Patience: guard.Patience, FailOpen: true, Log: log, Listening: func() { close(listening) },
+			Remove: func(context.Context) error { return errors.New("the rules are removed") },
+		})
+	}()
+	wait.For(t, "agents can connect", listening)
+	c := guard.NewClient(path, log)
+	run(t, c.Run)
+	c.Enter(guard.Answering)
+	c.Await(t.Context(), guard.Answering)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := wait.For(t, "the guard ends", ended); err == nil || !strings.Contains(err.Error(), "the socket was deleted") || strings.Contains(err.Error(), "the rules are removed") {
+		t.Errorf("%v", err)
+	}
 }
 
 // TestDrain checks that a guard that ends drops what waits in the sockets, so that systemd does
