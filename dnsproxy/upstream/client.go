@@ -299,7 +299,8 @@ type Group struct {
 	budget  budget
 }
 
-// overloadWaiting is the bound of rule 9: queries times silence.
+// overloadWaiting is the bound of rule 9 when servers are silent for downSilence: queries times
+// silence.
 const overloadWaiting = 128 * time.Second
 
 // trialPause is the time between queries that are accepted despite rule 9.
@@ -357,5 +358,5 @@ func (g *Group) overloaded() (overloaded bool, now time.Time) {
 		}
 		least = min(least, silence)
 	}
-	return waiting*least >= overloadWaiting, now
+	return least >= downSilence && waiting*least >= overloadWaiting, now
 }

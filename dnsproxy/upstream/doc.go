@@ -55,10 +55,11 @@
 //
 //  8. With Options.Parallel all servers are asked at once, and each again as above.
 //
-//  9. When all servers are silent (rule 2), and the number of waiting queries times the
-//     shortest silence reaches 128 s (2,560 queries after 50 ms, 128 after a second), further
-//     queries fail at once, so that they take no resources from queries to other servers. Ten
-//     a second are sent nevertheless, and any reply ends this.
+//  9. When all servers have been silent (rule 2) for a second, and the number of waiting
+//     queries times the shortest silence reaches 128 s (128 queries after a second, 64 after
+//     two), further queries fail at once, so that they take no resources from queries to other
+//     servers. Ten a second are sent nevertheless, and any reply ends this. A nameserver that
+//     pauses for less than a second makes no query fail.
 //
 //  10. The first repetition of a query is always sent, unless it would go to a silent server.
 //     Further repetitions because a server is late have a budget: 256 at once, refilled

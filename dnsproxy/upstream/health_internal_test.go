@@ -145,6 +145,28 @@ func TestOverloadEnds(t *testing.T) {
 	})
 }
 
+// F16: when the only nameserver pauses for less than a second, at the start or later, no query
+// is refused, although thousands wait for it.
+func TestPauseRefusesNone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := NewClient(Config{})
+		defer c.Close()
+		paused := func(at time.Duration) bool { return at%(5*time.Second) < 900*time.Millisecond }
+		g, _ := group(c, Options{}, deadWhile(rtt(time.Millisecond), paused))
+		var asking sync.WaitGroup
+		for i := range 20_000 {
+			asking.Go(func() {
+				if _, _, err := g.Exchange(t.Context(), simQuery, UDPOnly); err != nil {
+					t.Errorf("query %d: %v", i, err)
+				}
+			})
+			time.Sleep(500 * time.Microsecond)
+		}
+		asking.Wait()
+		time.Sleep(time.Minute) // the last replies
+	})
+}
+
 // asked returns how many queries the server was sent.
 func (v *virtual) asked() int {
 	v.mu.Lock()
