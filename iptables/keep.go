@@ -150,11 +150,11 @@ func (c *Capture) sleep(ctx context.Context, s step) {
 // act takes one step. The error of a removal that is retried soon is nil.
 func (c *Capture) act(ctx context.Context, s step) error {
 	defer c.publish()
-	interval := time.Now().Add(c.goal.Config.Interval)
+	began := time.Now()
 	switch s {
 	case stepApply:
 		changed, err := c.apply(ctx, c.attempts)
-		c.due, c.attempts = interval, brief
+		c.due, c.attempts = c.nextCheck(began), brief
 		if err == nil || errors.Is(err, ErrIncomplete) {
 			c.phase, c.captured = captured, true
 			c.settle, c.retries = 0, retries{}
@@ -164,14 +164,22 @@ func (c *Capture) act(ctx context.Context, s step) error {
 		c.logCaptured(changed, err)
 		return withoutCapability(err)
 	case stepCheck:
-		c.due = interval
-		return c.check(ctx)
+		err := c.check(ctx)
+		c.due = c.nextCheck(began)
+		return err
 	case stepUnhook:
 		return c.unhookAll(ctx)
 	case stepRemove:
 		return c.removeAll(ctx)
 	}
 	return nil
+}
+
+// nextCheck returns when to check the rules after a step that has just ended. On a machine where
+// steps take longer than Config.Interval, half of the time is left to other programs.
+func (c *Capture) nextCheck(began time.Time) time.Time {
+	now := time.Now()
+	return began.Add(max(c.goal.Config.Interval, 2*now.Sub(began)))
 }
 
 // logCaptured logs that rules were installed or replaced.
@@ -270,11 +278,12 @@ func (c *Capture) end(ctx context.Context) error {
 	return nil
 }
 
-// reach takes steps until the goal is reached or a step returns an error.
+// reach takes steps until the goal is reached or a step returns an error. restart was called
+// before.
 func (c *Capture) reach(ctx context.Context) error {
 	for {
 		switch s := c.next(); {
-		case s == stepNone, s == stepWait && c.phase == captured:
+		case s == stepNone, c.phase == captured:
 			return nil
 		case s != stepWait:
 			if err := c.act(ctx, s); err != nil {

@@ -29,6 +29,18 @@ func (l *lab) keep(c *iptables.Capture) {
 
 func quick(c *iptables.Config) { c.Interval = 100 * time.Millisecond }
 
+// K10: Apply returns when the rules are installed, also if that takes longer than the time between
+// two checks.
+func TestApplyChecksNothing(t *testing.T) {
+	t.Parallel()
+	labs(t, diagonal(), func(l *lab) {
+		c := l.apply(func(c *iptables.Config) { c.Interval = time.Nanosecond })
+		if n := c.Stats().Checks; n > 0 {
+			l.t.Errorf("%d checks", n)
+		}
+	})
+}
+
 // K10
 func TestDrift(t *testing.T) {
 	t.Parallel()
