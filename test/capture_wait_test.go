@@ -96,9 +96,9 @@ func TestApplyWaitsForTable(t *testing.T) { // I0, R2
 func TestApplyGivesUp(t *testing.T) { // I0
 	t.Parallel()
 	v := newVM(t, "nft")
-	r := v.root(v.args("apply", "--capture-wait", "300ms", "--dns-addr", "localhost:15053")...)
+	r := v.root(v.args("apply", "--capture-wait", "2s", "--dns-addr", "localhost:15053")...)
 	for _, part := range []string{
-		"no agent has answered for 300ms (--capture-wait)", "the log of the container that runs `nametap agent`", "--dns-addr",
+		"no agent has answered for 2s (--capture-wait)", "the log of the container that runs `nametap agent`", "--dns-addr",
 		"probing the listener udp 127.0.0.1:15053", "connection refused",
 	} {
 		if r.code != 1 || !strings.Contains(r.stderr, part) || v.captured() {
