@@ -25,17 +25,9 @@ func newUnitVM(t *testing.T) (v *vm, guard *agent) {
 	t.Helper()
 	v = newVM(t, "nft")
 	v.sockets = v.systemdSockets()
-	for _, name := range []string{"guard", "state"} {
-		path := filepath.Join(v.dir, name)
-		if err := os.Mkdir(path, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chown(path, agentID, agentID); err != nil {
-			t.Fatal(err)
-		}
-	}
+	v.agentDir("guard")
 	// A nameserver on a busy machine may take more than the timeout of newVM.
-	v.flags = append(v.flags, "--capture", "--upstream-timeout", "10s", "--state-dir", filepath.Join(v.dir, "state"))
+	v.flags = append(v.flags, "--capture", "--upstream-timeout", "10s", "--state-dir", v.agentDir("state"))
 	v.environment = append(v.environment, v.guardEnviron())
 	return v, v.startGuard()
 }
@@ -306,14 +298,7 @@ func TestHandOverWithoutResolvConf(t *testing.T) { // V1, F5, V6
 	t.Parallel()
 	v, _ := newUnitVM(t)
 	v.notifications()
-	run := filepath.Join(v.dir, "run")
-	if err := os.Mkdir(run, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chown(run, agentID, agentID); err != nil {
-		t.Fatal(err)
-	}
-	v.environment = append(v.environment, "RUNTIME_DIRECTORY="+run)
+	v.environment = append(v.environment, "RUNTIME_DIRECTORY="+v.agentDir("run"))
 	const text = "search corp.example\nnameserver " + named + "\n"
 	v.write("resolv.conf", text)
 	a := v.held(v.start())

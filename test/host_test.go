@@ -117,6 +117,19 @@ func (h *host) write(name, text string) string {
 	return path
 }
 
+// agentDir makes a directory of the agent's user and returns its path.
+func (h *host) agentDir(name string) string {
+	h.tb.Helper()
+	path := filepath.Join(h.dir, name)
+	if err := os.Mkdir(path, 0o700); err != nil {
+		h.tb.Fatal(err)
+	}
+	if err := os.Chown(path, agentID, agentID); err != nil {
+		h.tb.Fatal(err)
+	}
+	return path
+}
+
 // replace is like write, but replaces the file by a rename, so no program reads half of it.
 func (h *host) replace(name, text string) string {
 	h.tb.Helper()

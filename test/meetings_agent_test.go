@@ -1,7 +1,6 @@
 package test
 
 import (
-	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -169,14 +168,7 @@ func TestPushWhileDraining(t *testing.T) { // C7, R1, F8, F12, F13
 	h := newHost(t)
 	h.resolvConf = h.write("resolv.conf", suffixConf("", named))
 	knows(h.named, namedIP, "60")
-	state := h.dir + "/state"
-	if err := os.Mkdir(state, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chown(state, agentID, agentID); err != nil {
-		t.Fatal(err)
-	}
-	flags := append(suffixFlags(), "--state-dir", state)
+	flags := append(suffixFlags(), "--state-dir", h.agentDir("state"))
 	a := h.start(append(slices.Clone(flags), "--drain", "1h")...)
 	ask := func(name, want string) {
 		t.Helper()
