@@ -1,6 +1,9 @@
 package test
 
 import (
+	"errors"
+	"fmt"
+	"os"
 	"os/exec"
 	"runtime"
 	"strings"
@@ -60,26 +63,34 @@ func TestCaptureSeccomp(t *testing.T) { // K11
 		v.Exec("true")
 		cmd := v.command(v.args("apply")...)
 		cmd.SysProcAttr = nil
-		output := make(chan string)
-		go func() {
-			runtime.LockOSThread() // the thread ends with this goroutine, because the filter stays
-			if err := refuseNetfilter(); err != nil {
-				output <- err.Error()
-				return
-			}
-			var text []byte
-			v.Run(func() { text, _ = cmd.CombinedOutput() })
-			output <- string(text)
-		}()
-		text := <-output
-		if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(text, "this process has the capabilities, but is confined by a seccomp filter") || strings.Contains(text, "is missing:") {
+		// A thread of this process cannot set the filter: it would have to end, and the kernel kills
+		// the agents that it started for other tests.
+		cmd.Path, cmd.Args = "/proc/self/exe", append([]string{"confined"}, cmd.Args...)
+		cmd.Env = append(cmd.Env, confinedEnv+"=1")
+		var text []byte
+		v.Run(func() { text, _ = cmd.CombinedOutput() })
+		if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(text), "this process has the capabilities, but is confined by a seccomp filter") || strings.Contains(string(text), "is missing:") {
 			t.Errorf("%s", text)
 		}
 	})
 }
 
+// confinedEnv makes the test binary run a command that the filter of refuseNetfilter confines.
+const confinedEnv = "NAMETAP_TEST_CONFINED"
+
+// runConfined replaces this process by a confined command. It returns only if that fails.
+func runConfined(command []string) int {
+	runtime.LockOSThread() // the filter is of one thread
+	err := errors.Join(os.Unsetenv(confinedEnv), refuseNetfilter())
+	if err == nil {
+		err = unix.Exec(command[0], command, os.Environ())
+	}
+	fmt.Fprintln(os.Stderr, err)
+	return 2
+}
+
 // refuseNetfilter makes the kernel refuse the calls by which the tools of iptables read rules, for
-// the calling thread and its children: a netlink socket for netfilter, and getsockopt.
+// the calling thread and what it executes: a netlink socket for netfilter, and getsockopt.
 func refuseNetfilter() error {
 	const (
 		number, family, protocol = 0, 16, 32 // offsets in struct seccomp_data

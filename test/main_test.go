@@ -18,6 +18,9 @@ var binary string
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
+	if os.Getenv(confinedEnv) != "" {
+		return runConfined(os.Args[1:])
+	}
 	dir, err := process.Build("nametap")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
