@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/miekg/dns"
@@ -62,6 +64,12 @@ func TestFloodOfNameservers(t *testing.T) { // F20, F10, R6
 			}
 		}
 	})
+	// Until the agent has begun with all queries, each of them may end an earlier one to another
+	// nameserver that resolv.conf does not name. Then there are those of 512 sockets.
+	v.asked(named, meshIP)
+	wait.Until(t, "the agent has begun with all queries", func() bool {
+		return v.unread() == 0 && v.metric("nametap_dns_inflight") <= 512
+	})
 	for range 5 {
 		v.asked(named, meshIP)
 		for n, over := range []string{"+notcp", "+tcp"} {
@@ -87,4 +95,22 @@ func TestFloodOfNameservers(t *testing.T) { // F20, F10, R6
 	if text := a.log.String()[before:]; len(text) > 10_000 {
 		t.Errorf("%d bytes of log", len(text))
 	}
+}
+
+// unread returns the number of bytes that wait in the agent's UDP socket on 127.0.0.1:15053 (3ACD).
+func (v *vm) unread() (waiting uint64) {
+	v.tb.Helper()
+	for line := range strings.Lines(v.Exec("cat", "/proc/net/udp")) {
+		fields := strings.Fields(line)
+		if len(fields) < 5 || !strings.HasSuffix(fields[1], ":3ACD") {
+			continue
+		}
+		_, text, _ := strings.Cut(fields[4], ":")
+		n, err := strconv.ParseUint(text, 16, 64)
+		if err != nil {
+			v.tb.Fatal(err)
+		}
+		waiting += n
+	}
+	return waiting
 }
