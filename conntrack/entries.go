@@ -15,7 +15,9 @@ const (
 	messageGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1 // IPCTNL_MSG_CT_GET
 	messageDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2 // IPCTNL_MSG_CT_DELETE
 
-	entryOriginal, entryReply, entryProtoInfo, entryID, entryZone, entryFilter = 1, 2, 4, 12, 18, 25 // CTA_TUPLE_ORIG...
+	entryOriginal, entryReply, entryStatus, entryProtoInfo, entryID, entryZone, entryFilter = 1, 2, 3, 4, 12, 18, 25 // CTA_TUPLE_ORIG...
+
+	statusSeenReply = 1 << 1 // IPS_SEEN_REPLY
 
 	protoInfoTCP, protoInfoTCPState = 1, 1 // CTA_PROTOINFO_TCP, CTA_PROTOINFO_TCP_STATE
 
@@ -35,6 +37,7 @@ type Entry struct {
 	Original, Reply Tuple
 	Zone            uint16   // of the original direction, 0 by default
 	TCP             TCPState // of a TCP connection
+	Replied         bool     // a packet of the other direction was seen
 	key             []byte   // attributes by which the kernel finds the entry
 }
 
@@ -42,10 +45,11 @@ type Entry struct {
 // tcp_conntrack in linux/netfilter/nf_conntrack_tcp.h, of which only some have a name here.
 type TCPState uint8
 
-// The states in which no peer uses the connection.
+// Some of the states.
 const (
-	TCPSynSent TCPState = 1 // the client's SYN has no reply
-	TCPClose   TCPState = 8 // after a RST
+	TCPSynSent     TCPState = 1 // the client's SYN has no reply
+	TCPEstablished TCPState = 3
+	TCPClose       TCPState = 8 // after a RST
 )
 
 // A Tuple is one direction of a flow.
@@ -64,6 +68,9 @@ func parseEntry(b []byte) Entry {
 	e.Zone = max(uint16Of(FindAttribute(original, tupleZone)), uint16Of(FindAttribute(b, entryZone)))
 	if state := FindAttribute(FindAttribute(FindAttribute(b, entryProtoInfo), protoInfoTCP), protoInfoTCPState); len(state) == 1 {
 		e.TCP = TCPState(state[0])
+	}
+	if status := FindAttribute(b, entryStatus); len(status) == 4 {
+		e.Replied = binary.BigEndian.Uint32(status)&statusSeenReply != 0
 	}
 	e.key = AppendAttribute(nil, entryOriginal|unix.NLA_F_NESTED, original)
 	for _, kind := range []uint16{entryZone, entryID} {

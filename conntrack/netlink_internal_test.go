@@ -214,15 +214,16 @@ func TestParseEntry(t *testing.T) {
 		attributes []byte
 		zone       uint16
 		tcp        TCPState
+		replied    bool
 	}{
-		{"without", both, 0, 0},
-		{"with both", AppendAttribute(both, entryZone, []byte{0, 53}), 53, 0},
-		{"with one", one, 53, 0},
-		{"with a state", append(state, both...), 0, TCPClose},
+		{"without", both, 0, 0, false},
+		{"with both", AppendAttribute(both, entryZone, []byte{0, 53}), 53, 0, false},
+		{"with one, without a reply", AppendAttribute(one, entryStatus, []byte{0, 0, 1, 0x88}), 53, 0, false},
+		{"with a state and a reply", AppendAttribute(append(state, both...), entryStatus, []byte{0, 0, 1, 0x8a}), 0, TCPClose, true},
 	} {
 		e := parseEntry(test.attributes)
 		text := func(t Tuple) string { return t.Source.String() + " " + t.Destination.String() }
-		if text(e.Original) != original || text(e.Reply) != reply || e.Original.Protocol != unix.IPPROTO_UDP || e.Zone != test.zone || e.TCP != test.tcp {
+		if text(e.Original) != original || text(e.Reply) != reply || e.Original.Protocol != unix.IPPROTO_UDP || e.Zone != test.zone || e.TCP != test.tcp || e.Replied != test.replied {
 			t.Errorf("%s: %+v", test.name, e)
 		}
 		if e.Key() == keys[len(keys)-1] {

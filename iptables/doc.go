@@ -69,7 +69,8 @@
 // is in the zone, but the agent would use it if it sent from the same port. So such entries
 // are dropped: by a check when no reply can be in flight, and by unhook at once.
 //
-// A TCP connection leaves an entry, too. If the server has reset it, or its SYN had no reply, the
-// next connection from the same port takes over the entry with its redirect, or without one.
-// Such entries are dropped when rules change. After all other ends the kernel makes a new entry.
+// A TCP connection leaves an entry, too. If the server has reset it, its SYN had no reply, or the
+// kernel began to track it in the middle and has seen no reply since, the next connection from the
+// same port takes over the entry with its redirect, or without one. Such entries are dropped when
+// rules change. After all other ends the kernel makes a new entry.
 package iptables

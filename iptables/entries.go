@@ -124,7 +124,7 @@ func dropEntries(f Family, match func(conntrack.Entry) bool) (int, error) {
 // A sweep tells which conntrack entries keep queries on a path that the rules no longer
 // give them. A TCP connection stays with the peer it was made to, or breaks, so it concerns UDP,
 // and those entries of TCP connections that the next connection from the same port would take
-// over: see [unanswered] and [reset].
+// over: see [unanswered], [reset] and [pickedUp].
 type sweep struct {
 	ports []uint16 // of the agent, now or previously
 	zone  uint16   // of captured queries, 0 without one
@@ -171,10 +171,18 @@ func unanswered(e conntrack.Entry) bool { return tcpDNS(e) && e.TCP == conntrack
 // it. After all other ends the kernel makes a new entry for the next connection.
 func reset(e conntrack.Entry) bool { return tcpDNS(e) && e.TCP == conntrack.TCPClose }
 
+// pickedUp reports whether an entry is of a packet in the middle of a TCP connection, without a
+// reply. The kernel makes such entries when it begins to track connections again, as after `nft
+// flush ruleset`. They stay for five minutes, and further connections from the same port follow
+// them. If the connection goes on after all, its next packet makes the entry again.
+func pickedUp(e conntrack.Entry) bool {
+	return tcpDNS(e) && e.TCP == conntrack.TCPEstablished && !e.Replied
+}
+
 // bypassed reports whether an entry of a TCP connection that is not redirected has to be dropped.
 // After a change of rules that includes connections without a reply.
 func (s sweep) bypassed(e conntrack.Entry, changed bool) bool {
-	return !s.redirected(e) && (reset(e) || changed && unanswered(e))
+	return !s.redirected(e) && (reset(e) || pickedUp(e) || changed && unanswered(e))
 }
 
 // tcpDNS reports whether an entry is of a TCP connection to port 53.
@@ -194,7 +202,7 @@ func (s sweep) leftover(e conntrack.Entry) bool {
 // queries in the zone are left alone: no new query enters it, and a reply may be in flight.
 // TCP connections that are open are left alone, too.
 func (s sweep) orphaned(e conntrack.Entry) bool {
-	ended := s.redirected(e) && (unanswered(e) || reset(e))
+	ended := s.redirected(e) && (unanswered(e) || reset(e) || pickedUp(e))
 	return ended || e.Zone == 0 && s.toAgent(e)
 }
 

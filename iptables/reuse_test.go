@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -61,6 +63,52 @@ func TestTCPResetAfterRepair(t *testing.T) {
 		wait.Until(l.t, "the entry is dropped", func() bool { return l.tcpEntries() == "" })
 		l.wantTCPFrom(reusedPort, "AU")
 	})
+}
+
+// K8, K10: a TCP connection that the kernel begins to track in the middle, and that has ended
+// unseen, does not give its path to the next one from the same port.
+func TestTCPPickedUp(t *testing.T) {
+	t.Parallel()
+	labs(t, diagonal(), func(l *lab) {
+		netns.Need(l.t, "conntrack")
+		l.agent()
+		c := l.apply()
+		conn := l.tcpFrom(reusedPort)
+		remove(l.t, c)
+		// `nft flush ruleset` ends the translation of addresses, and drops such entries.
+		l.sh("conntrack -D -f %s -p tcp --sport %d", strings.ToLower(l.family.String()), reusedPort)
+		l.addForeign(l.backend)
+		l.losePackets("-A")
+		if _, err := io.WriteString(conn, "2o\n"); err != nil {
+			l.t.Fatal(err)
+		}
+		wait.Until(l.t, "the connection is tracked", func() bool {
+			got := l.tcpEntries()
+			return strings.Contains(got, "ESTABLISHED") && strings.Contains(got, "[UNREPLIED]")
+		})
+		l.forget(conn)
+		l.losePackets("-D")
+		apply(l.t, c)
+		l.wantTCPFrom(reusedPort, "AU")
+		remove(l.t, c)
+		l.wantTCPFrom(reusedPort, "U")
+	})
+}
+
+// forget closes a connection without a packet to its peer, as a machine that crashes.
+func (l *lab) forget(conn net.Conn) {
+	l.t.Helper()
+	raw, err := conn.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	var set error
+	if err := raw.Control(func(fd uintptr) { set = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_REPAIR, 1) }); err != nil || set != nil {
+		l.t.Fatal(err, set)
+	}
+	if err := conn.Close(); err != nil {
+		l.t.Fatal(err)
+	}
 }
 
 // K8: connections that are open when rules are installed or removed go on, the halves of those
@@ -159,21 +207,24 @@ func (l *lab) resetConn(conn net.Conn) {
 // withoutReply makes a connection attempt from the port, whose SYN has no reply.
 func (l *lab) withoutReply() {
 	l.t.Helper()
-	rule := func(action string) {
-		for _, ns := range []*netns.NS{l.ns, l.servers} {
-			ns.Exec(l.pick("iptables-", "ip6tables-")+string(l.backend), "-w", "5", "-t", "filter", action, "INPUT",
-				"-p", "tcp", "-m", "multiport", "--dports", "53,15053", "-j", "DROP")
-		}
-	}
-	rule("-A")
+	l.losePackets("-A")
 	conn, err := openWithin(200*time.Millisecond, "tcp", l.eth0(reusedPort), l.server('2'))
 	if err == nil {
 		_ = conn.Close()
 		l.t.Fatal("the server replied")
 	}
-	rule("-D")
+	l.losePackets("-D")
 	if got := l.tcpEntries(); !strings.Contains(got, "SYN_SENT") {
 		l.t.Fatalf("conntrack has\n%s", got)
+	}
+}
+
+// losePackets adds ("-A") or deletes ("-D") rules that lose what TCP clients send.
+func (l *lab) losePackets(action string) {
+	l.t.Helper()
+	for _, ns := range []*netns.NS{l.ns, l.servers} {
+		ns.Exec(l.pick("iptables-", "ip6tables-")+string(l.backend), "-w", "5", "-t", "filter", action, "INPUT",
+			"-p", "tcp", "-m", "multiport", "--dports", "53,15053", "-j", "DROP")
 	}
 }
 
