@@ -32,7 +32,7 @@ func TestTCPPortReused(t *testing.T) {
 				for range 2 {
 					before(l)
 					apply(l.t, c)
-					l.wantTCPFrom(reusedPort, "AU")
+					l.wantTCP("AU")
 					l.flush()
 				}
 				remove(l.t, c)
@@ -40,7 +40,7 @@ func TestTCPPortReused(t *testing.T) {
 				apply(l.t, c)
 				before(l)
 				remove(l.t, c)
-				l.wantTCPFrom(reusedPort, "U")
+				l.wantTCP("U")
 			})
 		})
 	}
@@ -61,7 +61,7 @@ func TestTCPResetAfterRepair(t *testing.T) {
 		l.keep(l.apply(quick))
 		l.resetConn(conn) // through the rules: the connection stays with its nameserver
 		wait.Until(l.t, "the entry is dropped", func() bool { return l.tcpEntries() == "" })
-		l.wantTCPFrom(reusedPort, "AU")
+		l.wantTCP("AU")
 	})
 }
 
@@ -89,9 +89,9 @@ func TestTCPPickedUp(t *testing.T) {
 		l.forget(conn)
 		l.losePackets("-D")
 		apply(l.t, c)
-		l.wantTCPFrom(reusedPort, "AU")
+		l.wantTCP("AU")
 		remove(l.t, c)
-		l.wantTCPFrom(reusedPort, "U")
+		l.wantTCP("U")
 	})
 }
 
@@ -169,11 +169,11 @@ func (l *lab) tcpFrom(port int) net.Conn {
 	return conn
 }
 
-// wantTCPFrom queries nameserver 2 over TCP from a port. The client resets the connection, so
+// wantTCP queries nameserver 2 over TCP from reusedPort. The client resets the connection, so
 // that the port is free at once.
-func (l *lab) wantTCPFrom(port int, way string) {
+func (l *lab) wantTCP(way string) {
 	l.t.Helper()
-	conn := l.tcpFrom(port)
+	conn := l.tcpFrom(reusedPort)
 	reply, err := askOn(conn, "2q")
 	if err != nil || reply != "2q"+way {
 		l.t.Errorf("reply %q, %v, want %q", reply, err, "2q"+way)
