@@ -23,7 +23,7 @@ func BenchmarkEdit(b *testing.B) {
 	p := parseFile("f.yaml", data)
 	b.Run("build", func(b *testing.B) {
 		for b.Loop() {
-			snap, _ := newSnapshot(p.objects, defaultClusterDomain, &vips{})
+			snap, _ := newSnapshot(objectsOf(p.objects), defaultClusterDomain, &vips{})
 			if _, err := newView(snap, key); err != nil {
 				b.Fatal(err)
 			}

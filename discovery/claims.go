@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/nametap/nametap/discovery/object"
 )
 
 // claim is what one object says about one host.
@@ -12,7 +14,7 @@ type claim struct {
 	host      string // as its author wrote it
 	namespace string // of the object
 	shortname string // of a Service; empty for an external host
-	exportTo  exportTo
+	exportTo  object.ExportTo
 
 	// addrs are cluster IPs and endpoints; a client gets those of its families. literal
 	// are the addresses of a ServiceEntry; every client gets all of them, as from istiod.
@@ -30,34 +32,34 @@ func hostKey(host string) string { return strings.ToLower(host) }
 // index holds Pods and EndpointSlices by the keys that they are looked up by.
 type index struct {
 	domain string
-	pods   map[string]map[string]*pod            // namespace, name
-	slices map[string]map[string][]endpointSlice // namespace, service
+	pods   map[string]map[string]*object.Pod            // namespace, name
+	slices map[string]map[string][]object.EndpointSlice // namespace, service
 }
 
 // buildClaims returns the claims of objects. The order of the objects does not matter for
 // the tables.
-func buildClaims(objects []object, domain string) []claim {
-	ix := index{domain: domain, pods: map[string]map[string]*pod{}, slices: map[string]map[string][]endpointSlice{}}
+func buildClaims(objects []object.Object, domain string) []claim {
+	ix := index{domain: domain, pods: map[string]map[string]*object.Pod{}, slices: map[string]map[string][]object.EndpointSlice{}}
 	for _, o := range objects {
 		switch {
-		case o.pod != nil:
-			innerMap(ix.pods, o.key.namespace)[o.key.name] = o.pod
-		case o.slice != nil && o.slice.service != "":
-			byService := innerMap(ix.slices, o.key.namespace)
-			byService[o.slice.service] = append(byService[o.slice.service], *o.slice)
+		case o.Pod != nil:
+			innerMap(ix.pods, o.Key.Namespace)[o.Key.Name] = o.Pod
+		case o.Slice != nil && o.Slice.Service != "":
+			byService := innerMap(ix.slices, o.Key.Namespace)
+			byService[o.Slice.Service] = append(byService[o.Slice.Service], *o.Slice)
 		}
 	}
 	var claims []claim
 	services := map[string]bool{}
 	for _, o := range objects {
-		if o.service != nil {
-			services[hostKey(ix.serviceHost(o.key))] = true
-			claims = append(claims, ix.serviceClaims(o.key, o.service)...)
+		if o.Service != nil {
+			services[hostKey(ix.serviceHost(o.Key))] = true
+			claims = append(claims, ix.serviceClaims(o.Key, o.Service)...)
 		}
 	}
 	for _, o := range objects {
-		if o.entry != nil {
-			claims = append(claims, entryClaims(o.key, o.entry)...)
+		if o.Entry != nil {
+			claims = append(claims, entryClaims(o.Key, o.Entry)...)
 		}
 	}
 	dropNeedlessVIPs(claims, services)
@@ -79,30 +81,30 @@ func dropNeedlessVIPs(claims []claim, services map[string]bool) {
 	}
 }
 
-func (ix *index) serviceHost(k key) string {
-	return k.name + "." + k.namespace + ".svc." + ix.domain
+func (ix *index) serviceHost(k object.Key) string {
+	return k.Name + "." + k.Namespace + ".svc." + ix.domain
 }
 
-func (ix *index) serviceClaims(k key, s *service) []claim {
-	if s.externalName {
+func (ix *index) serviceClaims(k object.Key, s *object.Service) []claim {
+	if s.ExternalName {
 		return nil
 	}
-	c := claim{host: ix.serviceHost(k), namespace: k.namespace, shortname: k.name, exportTo: s.exportTo}
-	if !s.headless {
-		c.addrs = s.clusterIPs
+	c := claim{host: ix.serviceHost(k), namespace: k.Namespace, shortname: k.Name, exportTo: s.ExportTo}
+	if !s.Headless {
+		c.addrs = s.ClusterIPs
 		return []claim{c}
 	}
 	claims := []claim{c}
 	for _, ep := range ix.endpoints(k, s) {
-		if !ep.ready && !s.publishNotReady {
+		if !ep.Ready && !s.PublishNotReady {
 			continue
 		}
-		claims[0].addrs = append(claims[0].addrs, ep.addrs...)
-		if ep.hostname != "" {
+		claims[0].addrs = append(claims[0].addrs, ep.Addrs...)
+		if ep.Hostname != "" {
 			one := c
-			one.shortname = ep.hostname + "." + k.name
-			one.host = ep.hostname + "." + c.host
-			one.addrs = ep.addrs
+			one.shortname = ep.Hostname + "." + k.Name
+			one.host = ep.Hostname + "." + c.host
+			one.addrs = ep.Addrs
 			claims = append(claims, one)
 		}
 	}
@@ -111,31 +113,31 @@ func (ix *index) serviceClaims(k key, s *service) []claim {
 
 // endpoints returns the endpoints of a headless Service: those of its slices or, if it has
 // no slices, the Pods that it selects.
-func (ix *index) endpoints(k key, s *service) []endpoint {
-	pods := ix.pods[k.namespace]
-	var out []endpoint
-	if found := ix.slices[k.namespace][k.name]; len(found) > 0 {
+func (ix *index) endpoints(k object.Key, s *object.Service) []object.Endpoint {
+	pods := ix.pods[k.Namespace]
+	var out []object.Endpoint
+	if found := ix.slices[k.Namespace][k.Name]; len(found) > 0 {
 		for _, slice := range found {
-			for _, ep := range slice.endpoints {
-				if p := pods[ep.pod]; ep.hostname == "" && p != nil && p.subdomain == k.name {
-					ep.hostname = p.hostname
+			for _, ep := range slice.Endpoints {
+				if p := pods[ep.Pod]; ep.Hostname == "" && p != nil && p.Subdomain == k.Name {
+					ep.Hostname = p.Hostname
 				}
 				out = append(out, ep)
 			}
 		}
 		return out
 	}
-	if len(s.selector) == 0 {
+	if len(s.Selector) == 0 {
 		return nil
 	}
 	for _, name := range sortedKeys(pods) {
 		p := pods[name]
-		if p.terminated || !selects(s.selector, p.labels) {
+		if p.Terminated || !selects(s.Selector, p.Labels) {
 			continue
 		}
-		ep := endpoint{addrs: p.addrs, ready: p.ready}
-		if p.subdomain == k.name {
-			ep.hostname = p.hostname
+		ep := object.Endpoint{Addrs: p.Addrs, Ready: p.Ready}
+		if p.Subdomain == k.Name {
+			ep.Hostname = p.Hostname
 		}
 		out = append(out, ep)
 	}
@@ -156,13 +158,13 @@ func selects(selector, labels map[string]string) bool {
 // address gets an automatic VIP. As in istiod, a wildcard gets one only with resolution
 // DYNAMIC_DNS, because only then a proxy knows where to send the connection; with
 // resolution NONE a proxy never knows.
-func entryClaims(k key, e *serviceEntry) []claim {
+func entryClaims(k object.Key, e *object.ServiceEntry) []claim {
 	var claims []claim
-	auto := !e.hasAddresses && !e.noVIP && e.resolution != resolutionNone
-	for _, host := range e.hosts {
+	auto := !e.HasAddresses && !e.NoVIP && e.Resolution != object.ResolutionNone
+	for _, host := range e.Hosts {
 		claims = append(claims, claim{
-			host: host, namespace: k.namespace, exportTo: e.exportTo, literal: e.addrs,
-			wantsVIP: auto && (e.resolution == resolutionDynamic || !strings.HasPrefix(host, wildcardPrefix)),
+			host: host, namespace: k.Namespace, exportTo: e.ExportTo, literal: e.Addrs,
+			wantsVIP: auto && (e.Resolution == object.ResolutionDynamic || !object.IsWildcard(host)),
 		})
 	}
 	return claims

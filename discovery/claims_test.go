@@ -22,7 +22,7 @@ func tableOf(t *testing.T, yaml string, key viewKey) map[string]string {
 	if len(p.errs) > 0 {
 		t.Fatalf("errors: %v", p.errs)
 	}
-	snap, _ := newSnapshot(p.objects, defaultClusterDomain, &vips{})
+	snap, _ := newSnapshot(objectsOf(p.objects), defaultClusterDomain, &vips{})
 	return show(snap.tables(key)[""])
 }
 
@@ -227,7 +227,7 @@ func TestResourcePerNamespace(t *testing.T) {
 	p := parseFile("t.yaml", []byte(svc("web", "clusterIP: 10.0.0.1")+
 		entryIn("b", "e", "hosts: [a.example.com], addresses: [192.0.2.1]")+
 		entryIn("a", "e", "hosts: [a.example.com], addresses: [192.0.2.2], exportTo: [shop]")))
-	snap, _ := newSnapshot(p.objects, defaultClusterDomain, &vips{})
+	snap, _ := newSnapshot(objectsOf(p.objects), defaultClusterDomain, &vips{})
 	for namespace, want := range map[string]string{
 		"shop": "map[a:map[a.example.com:External 192.0.2.1 192.0.2.2] shop:map[web.shop.svc.cluster.local:Kubernetes web.shop 10.0.0.1]]",
 		"else": "map[b:map[a.example.com:External 192.0.2.1] shop:map[web.shop.svc.cluster.local:Kubernetes web.shop 10.0.0.1]]",

@@ -4,83 +4,73 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/nametap/nametap/discovery/object"
 )
 
 const (
-	labelServiceName   = "kubernetes.io/service-name"
-	labelAutoAllocate  = "networking.istio.io/enable-autoallocate-ip"
-	annotationExportTo = "networking.istio.io/exportTo"
-	clusterIPNone      = "None"
-	resolutionNone     = "NONE"
-	resolutionDynamic  = "DYNAMIC_DNS"
-	typeExternalName   = "ExternalName"
-	addressTypeFQDN    = "FQDN"
-	conditionReady     = "Ready"
-	exportToPublic     = "*"
-	exportToPrivate    = "."
-	exportToNone       = "~"
-	podSucceeded       = "Succeeded"
-	podFailed          = "Failed"
-	maxHostLength      = 253
-	maxLabelLength     = 63
-	wildcardPrefix     = "*."
-	serviceTypeNames   = "ClusterIP, NodePort, LoadBalancer or ExternalName"
+	typeExternalName = "ExternalName"
+	addressTypeFQDN  = "FQDN"
+	conditionReady   = "Ready"
+	podSucceeded     = "Succeeded"
+	podFailed        = "Failed"
+	serviceTypeNames = "ClusterIP, NodePort, LoadBalancer or ExternalName"
 )
 
 // decodeKind decodes an object by its kind. Errors are added to the document.
-func decodeKind(root field, o *object) {
-	switch o.key.kind {
-	case kindService:
-		o.service = decodeService(root, o.key.namespace)
-	case kindEndpointSlice:
-		o.slice = decodeSlice(root)
-	case kindPod:
-		o.pod = decodePod(root)
-	case kindServiceEntry:
-		o.entry = decodeServiceEntry(root, o.key.namespace)
+func decodeKind(root field, o *object.Object) {
+	switch o.Key.Kind {
+	case object.KindService:
+		o.Service = decodeService(root, o.Key.Namespace)
+	case object.KindEndpointSlice:
+		o.Slice = decodeSlice(root)
+	case object.KindPod:
+		o.Pod = decodePod(root)
+	case object.KindServiceEntry:
+		o.Entry = decodeServiceEntry(root, o.Key.Namespace)
 	}
 }
 
-func decodeService(root field, namespace string) *service {
+func decodeService(root field, namespace string) *object.Service {
 	spec := root.get("spec")
-	s := &service{
-		selector:        spec.get("selector").stringMap(),
-		publishNotReady: spec.get("publishNotReadyAddresses").boolean(false),
+	s := &object.Service{
+		Selector:        spec.get("selector").stringMap(),
+		PublishNotReady: spec.get("publishNotReadyAddresses").boolean(false),
 	}
 	switch t := spec.get("type"); t.str() {
 	case "", "ClusterIP", "NodePort", "LoadBalancer":
 	case typeExternalName:
-		s.externalName = true
+		s.ExternalName = true
 	default:
 		t.fail("want %s, got %q", serviceTypeNames, t.str())
 	}
 	// The API server keeps clusterIP equal to the first of clusterIPs. A file may have
 	// only one of the two fields.
 	for _, f := range append([]field{spec.get("clusterIP")}, spec.get("clusterIPs").list()...) {
-		if f.present() && f.str() == clusterIPNone {
-			s.headless = true
-		} else if a, ok := f.addr(); ok && !slices.Contains(s.clusterIPs, a) {
-			s.clusterIPs = append(s.clusterIPs, a)
+		if f.present() && f.str() == object.ClusterIPNone {
+			s.Headless = true
+		} else if a, ok := f.addr(); ok && !slices.Contains(s.ClusterIPs, a) {
+			s.ClusterIPs = append(s.ClusterIPs, a)
 		}
 	}
-	if s.headless && len(s.clusterIPs) > 0 {
-		spec.get("clusterIP").fail("clusterIP and clusterIPs hold both %s and an address", clusterIPNone)
+	if s.Headless && len(s.ClusterIPs) > 0 {
+		spec.get("clusterIP").fail("clusterIP and clusterIPs hold both %s and an address", object.ClusterIPNone)
 	}
-	if f := root.get("metadata").get("annotations").get(annotationExportTo); f.present() {
+	if f := root.get("metadata").get("annotations").get(object.AnnotationExportTo); f.present() {
 		var scopes []string
 		for scope := range strings.SplitSeq(f.str(), ",") {
 			if scope = strings.TrimSpace(scope); scope != "" {
 				scopes = append(scopes, scope)
 			}
 		}
-		s.exportTo = decodeExportTo(f, scopes, namespace)
+		s.ExportTo = decodeExportTo(f, scopes, namespace)
 	}
 	return s
 }
 
-func decodeSlice(root field) *endpointSlice {
+func decodeSlice(root field) *object.EndpointSlice {
 	labels := root.get("metadata").get("labels").stringMap()
-	s := &endpointSlice{service: labels[labelServiceName]}
+	s := &object.EndpointSlice{Service: labels[object.LabelServiceName]}
 	switch t := root.get("addressType"); t.str() {
 	case "", "IPv4", "IPv6":
 	case addressTypeFQDN:
@@ -90,79 +80,79 @@ func decodeSlice(root field) *endpointSlice {
 		return s
 	}
 	for _, e := range root.get("endpoints").list() {
-		ep := endpoint{
-			addrs:    e.get("addresses").addrs(),
-			ready:    e.get("conditions").get("ready").boolean(true),
-			hostname: e.get("hostname").str(),
+		ep := object.Endpoint{
+			Addrs:    e.get("addresses").addrs(),
+			Ready:    e.get("conditions").get("ready").boolean(true),
+			Hostname: e.get("hostname").str(),
 		}
-		if ref := e.get("targetRef"); ref.get("kind").str() == kindPod {
-			ep.pod = ref.get("name").str()
+		if ref := e.get("targetRef"); ref.get("kind").str() == object.KindPod {
+			ep.Pod = ref.get("name").str()
 		}
-		if ep.hostname != "" && !isLabel(ep.hostname) {
-			e.get("hostname").fail("want a DNS label, got %q", ep.hostname)
+		if ep.Hostname != "" && !object.IsLabel(ep.Hostname) {
+			e.get("hostname").fail("want a DNS label, got %q", ep.Hostname)
 		}
-		s.endpoints = append(s.endpoints, ep)
+		s.Endpoints = append(s.Endpoints, ep)
 	}
 	return s
 }
 
-func decodePod(root field) *pod {
+func decodePod(root field) *object.Pod {
 	meta, spec, status := root.get("metadata"), root.get("spec"), root.get("status")
-	p := &pod{
-		labels:    meta.get("labels").stringMap(),
-		hostname:  spec.get("hostname").str(),
-		subdomain: spec.get("subdomain").str(),
+	p := &object.Pod{
+		Labels:    meta.get("labels").stringMap(),
+		Hostname:  spec.get("hostname").str(),
+		Subdomain: spec.get("subdomain").str(),
 	}
 	switch status.get("phase").str() {
 	case podSucceeded, podFailed:
-		p.terminated = true
+		p.Terminated = true
 	}
-	p.terminated = p.terminated || meta.get("deletionTimestamp").present()
+	p.Terminated = p.Terminated || meta.get("deletionTimestamp").present()
 	if a, ok := status.get("podIP").addr(); ok {
-		p.addrs = append(p.addrs, a)
+		p.Addrs = append(p.Addrs, a)
 	}
 	for _, f := range status.get("podIPs").list() {
-		if a, ok := f.get("ip").addr(); ok && !slices.Contains(p.addrs, a) {
-			p.addrs = append(p.addrs, a)
+		if a, ok := f.get("ip").addr(); ok && !slices.Contains(p.Addrs, a) {
+			p.Addrs = append(p.Addrs, a)
 		}
 	}
 	for _, c := range status.get("conditions").list() {
 		if c.get("type").str() == conditionReady {
-			p.ready = c.get("status").str() == "True"
+			p.Ready = c.get("status").str() == "True"
 		}
 	}
-	if p.hostname != "" && !isLabel(p.hostname) {
-		spec.get("hostname").fail("want a DNS label, got %q", p.hostname)
+	if p.Hostname != "" && !object.IsLabel(p.Hostname) {
+		spec.get("hostname").fail("want a DNS label, got %q", p.Hostname)
 	}
 	return p
 }
 
-func decodeServiceEntry(root field, namespace string) *serviceEntry {
+func decodeServiceEntry(root field, namespace string) *object.ServiceEntry {
 	meta, spec := root.get("metadata"), root.get("spec")
-	e := &serviceEntry{
-		noVIP: strings.EqualFold(meta.get("labels").stringMap()[labelAutoAllocate], "false"),
+	e := &object.ServiceEntry{
+		NoVIP: strings.EqualFold(meta.get("labels").stringMap()[object.LabelAutoAllocate], "false"),
 	}
 	for _, f := range spec.get("hosts").list() {
 		host := strings.TrimSuffix(f.str(), ".")
-		if f.isString() && !isHost(host) {
+		if f.isString() && !object.IsHost(host) {
 			f.fail("want a DNS name or *.suffix, got %q", f.str())
 		}
-		e.hosts = append(e.hosts, host)
+		e.Hosts = append(e.Hosts, host)
 	}
-	if len(e.hosts) == 0 {
+	if len(e.Hosts) == 0 {
 		spec.doc.fail(spec.line(), joinPath(spec.path, "hosts"), "is missing: a ServiceEntry needs at least one host")
 	}
 	for _, f := range spec.get("addresses").list() {
-		e.hasAddresses = true
+		e.HasAddresses = true
 		if a, ok := decodeAddress(f); ok {
-			e.addrs = append(e.addrs, a)
+			e.Addrs = append(e.Addrs, a)
 		}
 	}
 	switch r := spec.get("resolution"); r.str() {
 	case "":
-		e.resolution = resolutionNone
-	case resolutionNone, "STATIC", "DNS", "DNS_ROUND_ROBIN", resolutionDynamic:
-		e.resolution = r.str()
+		e.Resolution = object.ResolutionNone
+	case object.ResolutionNone, "STATIC", "DNS", "DNS_ROUND_ROBIN", object.ResolutionDynamic:
+		e.Resolution = r.str()
 	default:
 		r.fail("want NONE, STATIC, DNS, DNS_ROUND_ROBIN or DYNAMIC_DNS, got %q", r.str())
 	}
@@ -170,7 +160,7 @@ func decodeServiceEntry(root field, namespace string) *serviceEntry {
 	for _, f := range spec.get("exportTo").list() {
 		scopes = append(scopes, f.str())
 	}
-	e.exportTo = decodeExportTo(spec.get("exportTo"), scopes, namespace)
+	e.ExportTo = decodeExportTo(spec.get("exportTo"), scopes, namespace)
 	return e
 }
 
@@ -192,55 +182,11 @@ func decodeAddress(f field) (netip.Addr, bool) {
 	return f.addr()
 }
 
-// decodeExportTo decodes the namespaces that see a host: "*", or no entry at all, means
-// all namespaces, "." the object's own, "~" none; other entries are names.
-func decodeExportTo(f field, scopes []string, namespace string) exportTo {
-	if len(scopes) == 0 || slices.Contains(scopes, exportToPublic) {
-		return exportTo{}
+// decodeExportTo decodes the namespaces that see a host.
+func decodeExportTo(f field, scopes []string, namespace string) object.ExportTo {
+	e, err := object.NewExportTo(scopes, namespace)
+	if err != nil {
+		f.fail("%v", err)
 	}
-	e := exportTo{restricted: true}
-	for _, scope := range scopes {
-		switch {
-		case scope == exportToPrivate:
-			e.namespaces = append(e.namespaces, namespace)
-		case scope == exportToNone && len(scopes) == 1:
-		case isLabel(scope):
-			e.namespaces = append(e.namespaces, scope)
-		default:
-			f.fail(`want namespaces, ".", "*" or "~" alone, got %q`, scope)
-		}
-	}
-	slices.Sort(e.namespaces)
-	e.namespaces = slices.Compact(e.namespaces)
 	return e
-}
-
-// isHost reports whether s is a DNS name, with or without a leading "*.".
-func isHost(s string) bool {
-	s = strings.TrimPrefix(s, wildcardPrefix)
-	if s == "" || len(s) > maxHostLength {
-		return false
-	}
-	for label := range strings.SplitSeq(s, ".") {
-		if !isLabel(label) {
-			return false
-		}
-	}
-	return true
-}
-
-// isLabel reports whether s is a label of a DNS name. Underscores are not valid in host
-// names, but they are in use, so isLabel allows them.
-func isLabel(s string) bool {
-	if s == "" || len(s) > maxLabelLength || s[0] == '-' || s[len(s)-1] == '-' {
-		return false
-	}
-	for _, c := range []byte(s) {
-		switch {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_':
-		default:
-			return false
-		}
-	}
-	return true
 }

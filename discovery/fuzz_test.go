@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/examples"
 )
 
@@ -31,7 +32,7 @@ func FuzzParse(f *testing.F) {
 				t.Errorf("error %+v for %d lines", e, lines)
 			}
 		}
-		snap, _ := newSnapshot(p.objects, defaultClusterDomain, &vips{})
+		snap, _ := newSnapshot(objectsOf(p.objects), defaultClusterDomain, &vips{})
 		for _, key := range []viewKey{
 			{namespace: "shop", families: bothFamilies, vips: true, merge: true},
 			{namespace: "default", families: families{v4: true}},
@@ -43,7 +44,7 @@ func FuzzParse(f *testing.F) {
 					t.Errorf("table %q: %v", name, err)
 				}
 				for host, info := range table.GetTable() {
-					if !isHost(host) && len(host) <= maxHostLength {
+					if !object.IsHost(host) && len(host) <= 253 {
 						t.Errorf("host %q", host)
 					}
 					if len(info.GetIps()) == 0 {

@@ -10,6 +10,8 @@ import (
 	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	"github.com/prometheus/client_golang/prometheus"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+
+	"github.com/nametap/nametap/discovery/object"
 )
 
 // The values of the label "variant".
@@ -95,9 +97,9 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 
 // observe records the result of a build.
 func (m *metrics) observe(r reading, snap *snapshot, a allocation) {
-	kinds := map[string]int{kindService: 0, kindEndpointSlice: 0, kindPod: 0, kindServiceEntry: 0}
+	kinds := map[string]int{object.KindService: 0, object.KindEndpointSlice: 0, object.KindPod: 0, object.KindServiceEntry: 0}
 	for _, o := range r.objects {
-		kinds[o.key.kind]++
+		kinds[o.Key.Kind]++
 	}
 	for kind, n := range kinds {
 		m.objects.WithLabelValues(kind).Set(float64(n))

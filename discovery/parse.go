@@ -10,14 +10,16 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/nametap/nametap/discovery/object"
 )
 
 // parsed is the result of parsing a file.
 type parsed struct {
-	objects []object
-	errs    []DocumentError
+	objects []located
+	errs    []object.Error
 	// broken holds the keys of the objects that have errors.
-	broken map[key]bool
+	broken map[object.Key]bool
 	// unnamed says that a document is so broken that its objects are not known.
 	unnamed bool
 	// notes say why objects without errors make no host.
@@ -27,7 +29,7 @@ type parsed struct {
 // parseFile parses the documents of a file. An error in one document does not affect the
 // others.
 func parseFile(name string, data []byte) parsed {
-	p := parsed{broken: map[key]bool{}}
+	p := parsed{broken: map[object.Key]bool{}}
 	for _, chunk := range splitDocuments(data) {
 		p.parseDocument(name, chunk)
 	}
@@ -145,7 +147,7 @@ func (p *parsed) parseObject(root field, listKind string) {
 	if kind == "" {
 		if len(doc.errs) == 0 {
 			doc.fail(root.line(), joinPath(root.path, "kind"), "is missing: want %s, %s, %s, %s or List",
-				kindService, kindEndpointSlice, kindPod, kindServiceEntry)
+				object.KindService, object.KindEndpointSlice, object.KindPod, object.KindServiceEntry)
 		}
 		p.errs = append(p.errs, doc.errs...)
 		p.unnamed = true
@@ -159,22 +161,22 @@ func (p *parsed) parseObject(root field, listKind string) {
 		p.notes = append(p.notes, strings.TrimSpace(apiVersion+" "+kind)+" is not read by nametap-discovery")
 		return
 	}
-	o := object{file: doc.file, line: doc.text.offset + root.line(), text: doc.text}
-	o.key = root.key(kind)
-	decodeKind(root, &o)
+	o := located{file: doc.file, line: doc.text.offset + root.line(), text: doc.text}
+	o.Key = root.key(kind)
+	decodeKind(root, &o.Object)
 	switch {
 	case len(doc.errs) == 0:
 		p.objects = append(p.objects, o)
-		if o.service != nil && o.service.unallocated() {
-			p.notes = append(p.notes, o.key.String()+" has no spec.clusterIP, and no API server allocates one for a directory: add it to the file")
+		if o.Service != nil && o.Service.Unallocated() {
+			p.notes = append(p.notes, o.Key.String()+" has no spec.clusterIP, and no API server allocates one for a directory: add it to the file")
 		}
-	case o.key.name == "":
+	case o.Key.Name == "":
 		p.unnamed = true
 	default:
-		p.broken[o.key] = true
+		p.broken[o.Key] = true
 	}
 	for _, e := range doc.errs {
-		e.object = o.key
+		e.Object = o.Key
 		p.errs = append(p.errs, e)
 	}
 }
@@ -201,25 +203,25 @@ func (f field) peekKind() string {
 }
 
 // key returns the identity of an object. Its name is empty if the object has none.
-func (f field) key(kind string) key {
+func (f field) key(kind string) object.Key {
 	meta := f.get("metadata")
 	if !meta.present() {
 		f.doc.fail(f.line(), joinPath(f.path, "metadata"), "is missing")
-		return key{}
+		return object.Key{}
 	}
 	nameField := meta.get("name")
-	k := key{kind: kind, namespace: meta.get("namespace").str(), name: nameField.str()}
-	if k.namespace == "" {
-		k.namespace = "default"
+	k := object.Key{Kind: kind, Namespace: meta.get("namespace").str(), Name: nameField.str()}
+	if k.Namespace == "" {
+		k.Namespace = "default"
 	}
 	switch {
-	case k.name == "" && !nameField.present():
+	case k.Name == "" && !nameField.present():
 		f.doc.fail(meta.line(), nameField.path, "is missing")
-	case k.name != "" && kind == kindService && !isLabel(k.name):
-		nameField.fail("want a name of letters, digits and hyphens, got %q", k.name)
+	case k.Name != "" && kind == object.KindService && !object.IsLabel(k.Name):
+		nameField.fail("want a name of letters, digits and hyphens, got %q", k.Name)
 	}
-	if !isLabel(k.namespace) {
-		meta.get("namespace").fail("want a name of letters, digits and hyphens, got %q", k.namespace)
+	if !object.IsLabel(k.Namespace) {
+		meta.get("namespace").fail("want a name of letters, digits and hyphens, got %q", k.Namespace)
 	}
 	return k
 }
@@ -239,14 +241,14 @@ func known(apiVersion, kind string, inList bool) bool {
 		group = ""
 	}
 	if apiVersion == "" && inList {
-		return kind == kindService || kind == kindPod || kind == kindEndpointSlice || kind == kindServiceEntry
+		return kind == object.KindService || kind == object.KindPod || kind == object.KindEndpointSlice || kind == object.KindServiceEntry
 	}
 	switch kind {
-	case kindService, kindPod:
+	case object.KindService, object.KindPod:
 		return group == ""
-	case kindEndpointSlice:
+	case object.KindEndpointSlice:
 		return group == "discovery.k8s.io"
-	case kindServiceEntry:
+	case object.KindServiceEntry:
 		return group == "networking.istio.io"
 	}
 	return false

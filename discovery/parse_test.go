@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/nametap/nametap/discovery/object"
 )
 
 // The error of a broken document has file, line and field. The other documents of the
@@ -98,10 +100,19 @@ func TestBrokenDocuments(t *testing.T) {
 	}
 }
 
-func keysOf(objects []object) []string {
+// objectsOf returns objects without their places.
+func objectsOf(found []located) []object.Object {
+	var out []object.Object
+	for _, o := range found {
+		out = append(out, o.Object)
+	}
+	return out
+}
+
+func keysOf(objects []located) []string {
 	var out []string
 	for _, o := range objects {
-		out = append(out, o.key.String())
+		out = append(out, o.Key.String())
 	}
 	return out
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/nametap/nametap/discovery/object"
 )
 
 // The steps that can fail while the server runs: the values of the label "step" of the
@@ -135,7 +137,7 @@ func (s *Server) setDirErr(err error) {
 	defer s.mu.Unlock()
 	s.dirErr = nil
 	if err != nil {
-		s.dirErr = &DocumentError{File: rootName, Msg: "cannot be read: " + plainError(err), Kept: len(s.source.good) > 0}
+		s.dirErr = &object.Error{File: rootName, Msg: "cannot be read: " + plainError(err), Kept: len(s.source.good) > 0}
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
+	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/internal/statedir"
 )
 
@@ -104,7 +105,7 @@ func (c Config) validate() error {
 	if c.ConfigDir == "" {
 		return errors.New("no configuration directory: set it to the directory with your Services and ServiceEntries (--config-dir)")
 	}
-	if !isHost(c.ClusterDomain) {
+	if !object.IsHost(c.ClusterDomain) {
 		return fmt.Errorf("cluster domain %q: want a DNS name such as %s (--cluster-domain)", c.ClusterDomain, defaultClusterDomain)
 	}
 	return nil
@@ -150,9 +151,9 @@ type Server struct {
 	objectsSaved   time.Time // when that file was last written
 
 	mu      sync.Mutex
-	errs    []DocumentError
-	dirErr  *DocumentError // why the configuration directory cannot be read
-	waiting string         // why the server is not ready; "" once it is
+	errs    []object.Error
+	dirErr  *object.Error // why the configuration directory cannot be read
+	waiting string        // why the server is not ready; "" once it is
 }
 
 // New checks the configuration, locks the state directory and reads it. Run releases the
@@ -191,7 +192,7 @@ func New(cfg Config) (server *Server, err error) {
 }
 
 // load locks and reads the state directory, and returns the last good objects.
-func (s *Server) load() (map[key]object, error) {
+func (s *Server) load() (map[object.Key]located, error) {
 	if s.cfg.StateDir == "" {
 		return nil, nil //nolint:nilnil // a nil map has no objects
 	}
@@ -240,11 +241,11 @@ func (s *Server) Waiting() string {
 
 // Errors returns the errors in the configuration directory and its documents, sorted by
 // file and line.
-func (s *Server) Errors() []DocumentError {
+func (s *Server) Errors() []object.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.dirErr != nil {
-		return append([]DocumentError{*s.dirErr}, s.errs...)
+		return append([]object.Error{*s.dirErr}, s.errs...)
 	}
 	return slices.Clone(s.errs)
 }

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/nametap/nametap/discovery/object"
 )
 
 const (
@@ -38,12 +40,20 @@ type source struct {
 	// hadErrs says that the previous read could not read everything.
 	hadErrs bool
 	// good holds the last good form of each object in use.
-	good map[key]object
+	good map[object.Key]located
 	// removed holds, for the objects in good that were not found, since when. They stay in
 	// use until they have settled. changed is when a file last changed.
-	removed map[key]time.Time
+	removed map[object.Key]time.Time
 	changed time.Time
 	first   bool // nothing has been read yet
+}
+
+// located is an object with the place where it is.
+type located struct {
+	object.Object
+	file string
+	line int
+	text *chunk // the document that holds it
 }
 
 type sourceFile struct {
@@ -65,8 +75,8 @@ type nextContent struct {
 
 // reading is the result of reading the directory once.
 type reading struct {
-	objects []object // in use, sorted by key
-	errs    []DocumentError
+	objects []object.Object // in use, sorted by key
+	errs    []object.Error
 	notes   []string // why objects make no host, each with its file, sorted
 	watch   watchList
 	// kept counts the objects in use that are broken or cannot be read now.
@@ -82,13 +92,13 @@ type reading struct {
 
 // newSource returns a source that starts with the last good objects of an earlier process,
 // which may be nil.
-func newSource(dir string, allowEmpty bool, good map[key]object) *source {
+func newSource(dir string, allowEmpty bool, good map[object.Key]located) *source {
 	if good == nil {
-		good = map[key]object{}
+		good = map[object.Key]located{}
 	}
 	return &source{
 		dir: dir, allowEmpty: allowEmpty, good: good, first: true,
-		files: map[string]sourceFile{}, dirs: map[string]fileID{}, removed: map[key]time.Time{},
+		files: map[string]sourceFile{}, dirs: map[string]fileID{}, removed: map[object.Key]time.Time{},
 	}
 }
 
@@ -132,7 +142,7 @@ func (s *source) checkDirs(w *walk) {
 		if rel != "" && found.empty && previous != found.id && !s.allowEmpty && s.holdsBelow(rel) {
 			dirs[rel] = previous
 			w.unreadable = append(w.unreadable, rel)
-			w.errs = append(w.errs, DocumentError{File: rel,
+			w.errs = append(w.errs, object.Error{File: rel,
 				Msg: "is empty and not the same directory as before: mount it again, or remove it if that is intended"})
 			continue
 		}
@@ -174,7 +184,7 @@ func (s *source) parse(name string, data []byte) parsed {
 	}
 	for _, o := range s.good {
 		if o.file == name {
-			return parsed{unnamed: true, errs: []DocumentError{{File: name,
+			return parsed{unnamed: true, errs: []object.Error{{File: name,
 				Msg: "is empty: write it again, or remove it if that is intended"}}}
 		}
 	}
@@ -190,18 +200,18 @@ func seemsHalfWritten(old sourceFile, next *nextContent, info fs.FileInfo) bool 
 	if bytes.HasPrefix(old.data, next.data) {
 		return true
 	}
-	found := make(map[key]bool, len(next.parsed.objects))
+	found := make(map[object.Key]bool, len(next.parsed.objects))
 	for _, o := range next.parsed.objects {
-		found[o.key] = true
+		found[o.Key] = true
 	}
-	return slices.ContainsFunc(old.parsed.objects, func(o object) bool { return !found[o.key] })
+	return slices.ContainsFunc(old.parsed.objects, func(o located) bool { return !found[o.Key] })
 }
 
 // merge combines the objects of all files. An object that is missing because something is
 // broken stays in use in its last good form.
 func (s *source) merge(w *walk) reading {
 	r := reading{errs: w.errs}
-	inUse := make(map[key]object, len(s.good))
+	inUse := make(map[object.Key]located, len(s.good))
 	for _, name := range sortedKeys(s.files) {
 		p := s.files[name].parsed
 		r.errs = append(r.errs, p.errs...)
@@ -209,18 +219,18 @@ func (s *source) merge(w *walk) reading {
 			r.notes = append(r.notes, name+": "+note)
 		}
 		for _, o := range p.objects {
-			if first, ok := inUse[o.key]; ok {
-				r.errs = append(r.errs, DocumentError{File: o.file, Line: o.line, Field: "metadata.name",
-					Msg: fmt.Sprintf("%s is already in %s:%d; this one is ignored", o.key, first.file, first.line)})
+			if first, ok := inUse[o.Key]; ok {
+				r.errs = append(r.errs, object.Error{File: o.file, Line: o.line, Field: "metadata.name",
+					Msg: fmt.Sprintf("%s is already in %s:%d; this one is ignored", o.Key, first.file, first.line)})
 				continue
 			}
-			inUse[o.key] = o
+			inUse[o.Key] = o
 		}
 	}
 	s.keep(w, &r, inUse)
 	s.good = inUse
 	r.objects = s.objects()
-	slices.SortStableFunc(r.errs, func(a, b DocumentError) int {
+	slices.SortStableFunc(r.errs, func(a, b object.Error) int {
 		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Field, b.Field))
 	})
 	slices.Sort(r.notes)
@@ -229,10 +239,10 @@ func (s *source) merge(w *walk) reading {
 }
 
 // objects returns the last good form of every object, sorted by key.
-func (s *source) objects() []object {
-	out := make([]object, 0, len(s.good))
-	for _, k := range slices.SortedFunc(maps.Keys(s.good), compareKeys) {
-		out = append(out, s.good[k])
+func (s *source) objects() []object.Object {
+	out := make([]object.Object, 0, len(s.good))
+	for _, k := range slices.SortedFunc(maps.Keys(s.good), object.Key.Compare) {
+		out = append(out, s.good[k].Object)
 	}
 	return out
 }
@@ -241,15 +251,15 @@ func (s *source) objects() []object {
 // were removed and have not settled. If no object at all is left, it keeps all of them
 // unless AllowEmpty is set: an empty directory is usually one that is being mounted or
 // copied.
-func (s *source) keep(w *walk, r *reading, inUse map[key]object) {
-	broken, unnamed := map[key]bool{}, map[string]bool{}
+func (s *source) keep(w *walk, r *reading, inUse map[object.Key]located) {
+	broken, unnamed := map[object.Key]bool{}, map[string]bool{}
 	for name, f := range s.files {
 		for k := range f.parsed.broken {
 			broken[k] = true
 		}
 		unnamed[name] = f.parsed.unnamed
 	}
-	removed := map[key]time.Time{}
+	removed := map[object.Key]time.Time{}
 	for k, o := range s.good {
 		found, ok := inUse[k]
 		switch {
@@ -270,40 +280,36 @@ func (s *source) keep(w *walk, r *reading, inUse map[key]object) {
 		}
 		return
 	}
-	s.removed = map[key]time.Time{}
+	s.removed = map[object.Key]time.Time{}
 	maps.Copy(inUse, s.good)
 	r.kept = len(inUse)
-	r.errs = append(r.errs, DocumentError{File: rootName, Kept: true,
+	r.errs = append(r.errs, object.Error{File: rootName, Kept: true,
 		Msg: "holds no object any more: bring the files back, or start with --allow-empty if that is intended"})
 }
 
 // mayReturn reports whether an object that was not found stays in use for now. Its file may
 // be on the way to another directory, or about to be written again, as git and scripts do.
 // In the first read of a process, its file may be half written.
-func (s *source) mayReturn(o object) bool {
-	since, ok := s.removed[o.key]
+func (s *source) mayReturn(o located) bool {
+	since, ok := s.removed[o.Key]
 	if _, present := s.files[o.file]; !ok && present && !s.first {
 		return false
 	}
 	if !ok {
 		since = time.Now()
-		s.removed[o.key] = since
+		s.removed[o.Key] = since
 	}
 	missing := time.Since(since)
 	return missing < settleTime || time.Since(s.changed) < settleTime && missing < maxSettleTime
 }
 
 // markKept marks the errors about o: its last good form is in use.
-func (r *reading) markKept(o object) {
+func (r *reading) markKept(o located) {
 	for i := range r.errs {
 		e := &r.errs[i]
-		same := e.object == o.key || (e.object.name == "" && e.File == o.file)
+		same := e.Object == o.Key || (e.Object.Name == "" && e.File == o.file)
 		if same || strings.HasPrefix(o.file, e.File+"/") {
 			e.Kept = true
 		}
 	}
-}
-
-func compareKeys(a, b key) int {
-	return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
 }

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/internal/statedir"
 )
 
@@ -166,7 +167,7 @@ type savedObject struct {
 }
 
 // saveObjects writes the last good objects to the state directory.
-func saveObjects(dir *statedir.Dir, good map[key]object) error {
+func saveObjects(dir *statedir.Dir, good map[object.Key]located) error {
 	byText := map[*chunk]*savedDocument{}
 	for k, o := range good {
 		d := byText[o.text]
@@ -174,12 +175,12 @@ func saveObjects(dir *statedir.Dir, good map[key]object) error {
 			d = &savedDocument{File: o.file, Before: o.text.offset, Text: o.text.text}
 			byText[o.text] = d
 		}
-		d.Objects = append(d.Objects, savedObject{Kind: k.kind, Namespace: k.namespace, Name: k.name})
+		d.Objects = append(d.Objects, savedObject{Kind: k.Kind, Namespace: k.Namespace, Name: k.Name})
 	}
 	docs := make([]*savedDocument, 0, len(byText))
 	for _, d := range byText {
 		slices.SortFunc(d.Objects, func(a, b savedObject) int {
-			return compareKeys(key{a.Kind, a.Namespace, a.Name}, key{b.Kind, b.Namespace, b.Name})
+			return object.Key(a).Compare(object.Key(b))
 		})
 		docs = append(docs, d)
 	}
@@ -203,11 +204,11 @@ func saveObjects(dir *statedir.Dir, good map[key]object) error {
 // loadObjects reads the last good objects of a state directory. It returns none if there
 // is no file. If the file is damaged, loadObjects moves it aside and returns no objects
 // and errDamaged.
-func loadObjects(dir string) (map[key]object, error) {
+func loadObjects(dir string) (map[object.Key]located, error) {
 	path := filepath.Join(dir, objectsFile)
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return map[key]object{}, nil
+		return map[object.Key]located{}, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading the last good objects (--state-dir): %w", err)
@@ -215,12 +216,12 @@ func loadObjects(dir string) (map[key]object, error) {
 	good, err := decodeObjects(data)
 	if err != nil {
 		err = fmt.Errorf("file of last good objects %s is %w: %w", path, errDamaged, err)
-		return map[key]object{}, setAside(path, err)
+		return map[object.Key]located{}, setAside(path, err)
 	}
 	return good, nil
 }
 
-func decodeObjects(data []byte) (map[key]object, error) {
+func decodeObjects(data []byte) (map[object.Key]located, error) {
 	var s objectsState
 	if err := json.Unmarshal(data, &s); err != nil {
 		return nil, fmt.Errorf("not JSON: %w", err)
@@ -235,17 +236,17 @@ func decodeObjects(data []byte) (map[key]object, error) {
 	if err := json.Unmarshal(s.Documents, &docs); err != nil {
 		return nil, fmt.Errorf("documents: %w", err)
 	}
-	good := map[key]object{}
+	good := map[object.Key]located{}
 	for _, d := range docs {
-		p := parsed{broken: map[key]bool{}}
+		p := parsed{broken: map[object.Key]bool{}}
 		p.parseDocument(d.File, &chunk{text: d.Text, offset: d.Before})
 		inUse := map[savedObject]bool{}
 		for _, o := range d.Objects {
 			inUse[o] = true
 		}
 		for _, o := range p.objects {
-			if inUse[savedObject{Kind: o.key.kind, Namespace: o.key.namespace, Name: o.key.name}] {
-				good[o.key] = o
+			if inUse[savedObject{Kind: o.Key.Kind, Namespace: o.Key.Namespace, Name: o.Key.Name}] {
+				good[o.Key] = o
 			}
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/discovery/object"
 )
 
 const (
@@ -39,7 +40,7 @@ type snapshot struct {
 }
 
 // newSnapshot builds a snapshot from objects. It allocates VIPs in v.
-func newSnapshot(objects []object, domain string, v *vips) (*snapshot, allocation) {
+func newSnapshot(objects []object.Object, domain string, v *vips) (*snapshot, allocation) {
 	claims := buildClaims(objects, domain)
 	a := v.allocate(wantedVIPs(claims), claimedSlots(claims))
 	return &snapshot{claims: claims, slots: a.slots}, a
@@ -52,7 +53,7 @@ func (s *snapshot) tables(v viewKey) map[string]*api.NameTable {
 	byHost := make(map[string][]visibleClaim, len(s.claims))
 	for i := range s.claims {
 		c := &s.claims[i]
-		if !c.exportTo.visibleIn(v.namespace) {
+		if !c.exportTo.VisibleIn(v.namespace) {
 			continue
 		}
 		// A claim without an address is ignored.
@@ -167,7 +168,7 @@ type Client struct {
 // Table reads the configuration directory once and returns the table of a client with both
 // address families, and the errors in documents. It writes nothing: it uses the saved VIPs
 // and does not save new ones.
-func Table(cfg Config, client Client) (*api.NameTable, []DocumentError, error) {
+func Table(cfg Config, client Client) (*api.NameTable, []object.Error, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, nil, err

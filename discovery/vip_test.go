@@ -105,7 +105,8 @@ func TestClaimedSlots(t *testing.T) {
 	if later.slots[host] == a.slots[host] || fmt.Sprint(later.moved) != "["+host+"]" {
 		t.Errorf("an address that was claimed later stays with the host; moved %v", later.moved)
 	}
-	claims := buildClaims(parseFile("f", []byte(entry("e", "hosts: [x.y], addresses: [240.240.1.5, '2001:2::207/128', 192.0.2.1]"))).objects, "d")
+	p := parseFile("f", []byte(entry("e", "hosts: [x.y], addresses: [240.240.1.5, '2001:2::207/128', 192.0.2.1]")))
+	claims := buildClaims(objectsOf(p.objects), "d")
 	if diff := cmp.Diff(map[uint16]bool{0x105: true, 0x207: true}, claimedSlots(claims)); diff != "" {
 		t.Error(diff)
 	}

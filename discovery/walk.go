@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"github.com/nametap/nametap/discovery/object"
 )
 
 // maxFileSize bounds one file. 100,000 hosts are about 50 MB of YAML.
@@ -25,7 +27,7 @@ type walk struct {
 	visited map[string]bool
 	// watch holds the directories to watch for changes.
 	watch watchList
-	errs  []DocumentError
+	errs  []object.Error
 	// unreadable holds the paths that could not be read.
 	unreadable []string
 	// transient says that the reason may pass for one of them.
@@ -109,7 +111,7 @@ func (w *walk) wasRemoved(name string, err error) bool {
 func (w *walk) cannotRead(name string, err error) {
 	w.unreadable = append(w.unreadable, name)
 	w.transient = w.transient || !isPermanent(err)
-	w.errs = append(w.errs, DocumentError{File: name, Msg: "cannot be read: " + plainError(err)})
+	w.errs = append(w.errs, object.Error{File: name, Msg: "cannot be read: " + plainError(err)})
 }
 
 // hides reports whether a file could not be seen because it, or a directory above it,

@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/nametap/nametap/discovery/object"
 )
 
 // maxAliasDepth bounds how far aliases are followed, because an anchor may contain itself.
@@ -17,13 +19,13 @@ type document struct {
 	file  string
 	text  *chunk
 	lines int // number of lines
-	errs  []DocumentError
+	errs  []object.Error
 }
 
 func (d *document) fail(line int, field, format string, args ...any) {
 	// YAML has line breaks that editors do not count, such as U+2028.
 	line = min(line, d.lines)
-	e := DocumentError{File: d.file, Line: d.text.offset + line, Field: field, Msg: fmt.Sprintf(format, args...)}
+	e := object.Error{File: d.file, Line: d.text.offset + line, Field: field, Msg: fmt.Sprintf(format, args...)}
 	if !slices.Contains(d.errs, e) {
 		d.errs = append(d.errs, e)
 	}

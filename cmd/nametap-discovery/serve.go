@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/nametap/nametap/discovery"
+	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/internal/httpguard"
 	"github.com/nametap/nametap/internal/statedir"
 	"github.com/nametap/nametap/internal/version"
@@ -83,7 +84,7 @@ func statusHandler(server *discovery.Server, registry *prometheus.Registry) http
 		w.Header().Set("Content-Type", "application/json")
 		errs := server.Errors()
 		if errs == nil {
-			errs = []discovery.DocumentError{} // encoded as [] instead of null
+			errs = []object.Error{} // encoded as [] instead of null
 		}
 		_ = json.NewEncoder(w).Encode(errs) // fails only if the client has disconnected
 	}))

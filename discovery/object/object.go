@@ -1,0 +1,104 @@
+// Package object is the model that all sources of the control plane share: the fields of
+// Kubernetes and Istio objects that decide about names. Each source decodes what it reads into
+// these types, so the tables do not depend on where an object is from.
+//
+// An object does not change after its source has passed it on.
+package object
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+)
+
+// The kinds of objects that are read. All others are skipped.
+const (
+	KindService       = "Service"
+	KindEndpointSlice = "EndpointSlice"
+	KindPod           = "Pod"
+	KindServiceEntry  = "ServiceEntry"
+)
+
+// Labels, annotations and values of fields.
+const (
+	LabelServiceName   = "kubernetes.io/service-name"                 // of an EndpointSlice
+	LabelAutoAllocate  = "networking.istio.io/enable-autoallocate-ip" // of a ServiceEntry
+	AnnotationExportTo = "networking.istio.io/exportTo"               // of a Service
+	ClusterIPNone      = "None"                                       // of a headless Service
+	ResolutionNone     = "NONE"                                       // of a ServiceEntry
+	ResolutionDynamic  = "DYNAMIC_DNS"
+)
+
+// Key identifies an object.
+type Key struct {
+	Kind, Namespace, Name string
+}
+
+// String returns "KIND NAMESPACE/NAME".
+func (k Key) String() string { return fmt.Sprintf("%s %s/%s", k.Kind, k.Namespace, k.Name) }
+
+// Compare orders keys by kind, namespace and name.
+func (k Key) Compare(other Key) int {
+	return cmp.Or(cmp.Compare(k.Kind, other.Kind), cmp.Compare(k.Namespace, other.Namespace), cmp.Compare(k.Name, other.Name))
+}
+
+// Object is a decoded object. Exactly one of the fields after Key is set.
+type Object struct {
+	Key Key
+
+	Service *Service
+	Slice   *EndpointSlice
+	Pod     *Pod
+	Entry   *ServiceEntry
+}
+
+// Service holds the fields of a Kubernetes Service that are used.
+type Service struct {
+	ExternalName    bool
+	Headless        bool
+	ClusterIPs      []netip.Addr
+	Selector        map[string]string
+	PublishNotReady bool
+	ExportTo        ExportTo
+}
+
+// Unallocated reports whether the Service has no address yet. In a cluster the API server
+// allocates one.
+func (s *Service) Unallocated() bool {
+	return !s.ExternalName && !s.Headless && len(s.ClusterIPs) == 0
+}
+
+// EndpointSlice holds the fields of a Kubernetes EndpointSlice that are used.
+type EndpointSlice struct {
+	Service   string // from [LabelServiceName]; empty for no Service
+	Endpoints []Endpoint
+}
+
+// Endpoint is one endpoint of a slice.
+type Endpoint struct {
+	Addrs    []netip.Addr
+	Ready    bool
+	Hostname string
+	Pod      string // name of its Pod, from targetRef; may be empty
+}
+
+// Pod holds the fields of a Kubernetes Pod that are used. Only directories hold Pods: the API
+// server has the hostnames of Pods in EndpointSlices.
+type Pod struct {
+	Labels     map[string]string
+	Hostname   string
+	Subdomain  string
+	Addrs      []netip.Addr
+	Ready      bool
+	Terminated bool // finished or being deleted, so never an endpoint
+}
+
+// ServiceEntry holds the fields of an Istio ServiceEntry that are used.
+type ServiceEntry struct {
+	Hosts        []string
+	Addrs        []netip.Addr // single addresses, /32 and /128 included
+	HasAddresses bool         // there are addresses, even if they are only CIDRs
+	Resolution   string
+	NoVIP        bool
+	ExportTo     ExportTo
+}
