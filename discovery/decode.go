@@ -1,7 +1,6 @@
 package discovery
 
 import (
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -57,13 +56,10 @@ func decodeService(root field, namespace string) *object.Service {
 		spec.get("clusterIP").fail("clusterIP and clusterIPs hold both %s and an address", object.ClusterIPNone)
 	}
 	if f := root.get("metadata").get("annotations").get(object.AnnotationExportTo); f.present() {
-		var scopes []string
-		for scope := range strings.SplitSeq(f.str(), ",") {
-			if scope = strings.TrimSpace(scope); scope != "" {
-				scopes = append(scopes, scope)
-			}
+		var err error
+		if s.ExportTo, err = object.ParseExportTo(f.str(), namespace); err != nil {
+			f.fail("%v", err)
 		}
-		s.ExportTo = decodeExportTo(f, scopes, namespace)
 	}
 	return s
 }
@@ -144,7 +140,11 @@ func decodeServiceEntry(root field, namespace string) *object.ServiceEntry {
 	}
 	for _, f := range spec.get("addresses").list() {
 		e.HasAddresses = true
-		if a, ok := decodeAddress(f); ok {
+		a, err := object.ParseAddress(f.str())
+		if err != nil && f.isString() {
+			f.fail("%v", err)
+		}
+		if a.IsValid() {
 			e.Addrs = append(e.Addrs, a)
 		}
 	}
@@ -160,33 +160,9 @@ func decodeServiceEntry(root field, namespace string) *object.ServiceEntry {
 	for _, f := range spec.get("exportTo").list() {
 		scopes = append(scopes, f.str())
 	}
-	e.ExportTo = decodeExportTo(spec.get("exportTo"), scopes, namespace)
-	return e
-}
-
-// decodeAddress decodes an address of a ServiceEntry. A CIDR with one address is that
-// address. A wider one is valid but gives no address, because a client cannot connect to
-// a network.
-func decodeAddress(f field) (netip.Addr, bool) {
-	s := f.str()
-	if p, err := netip.ParsePrefix(s); err == nil {
-		if !p.IsSingleIP() {
-			return netip.Addr{}, false
-		}
-		return p.Addr().Unmap(), true
-	}
-	if strings.Contains(s, "/") {
-		f.fail("want an IP address or a CIDR, got %q", s)
-		return netip.Addr{}, false
-	}
-	return f.addr()
-}
-
-// decodeExportTo decodes the namespaces that see a host.
-func decodeExportTo(f field, scopes []string, namespace string) object.ExportTo {
-	e, err := object.NewExportTo(scopes, namespace)
-	if err != nil {
-		f.fail("%v", err)
+	var err error
+	if e.ExportTo, err = object.NewExportTo(scopes, namespace); err != nil {
+		spec.get("exportTo").fail("%v", err)
 	}
 	return e
 }

@@ -3,6 +3,7 @@ package object
 import (
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // The scopes of exportTo that are not names of namespaces.
@@ -41,6 +42,17 @@ func NewExportTo(scopes []string, namespace string) (ExportTo, error) {
 	slices.Sort(e.Namespaces)
 	e.Namespaces = slices.Compact(e.Namespaces)
 	return e, err
+}
+
+// ParseExportTo is NewExportTo for the scopes in an annotation, which commas separate.
+func ParseExportTo(text, namespace string) (ExportTo, error) {
+	var scopes []string
+	for scope := range strings.SplitSeq(text, ",") {
+		if scope = strings.TrimSpace(scope); scope != "" {
+			scopes = append(scopes, scope)
+		}
+	}
+	return NewExportTo(scopes, namespace)
 }
 
 // VisibleIn reports whether clients in a namespace see the host.

@@ -1,0 +1,26 @@
+package object
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// ParseAddress parses an address of a ServiceEntry. A CIDR with one address is that address. A
+// wider one is valid but gives the zero Addr, because a client cannot connect to a network.
+func ParseAddress(text string) (netip.Addr, error) {
+	if p, err := netip.ParsePrefix(text); err == nil {
+		if !p.IsSingleIP() {
+			return netip.Addr{}, nil
+		}
+		return p.Addr().Unmap(), nil
+	}
+	a, err := netip.ParseAddr(text)
+	switch {
+	case strings.Contains(text, "/"):
+		return netip.Addr{}, fmt.Errorf("want an IP address or a CIDR, got %q", text)
+	case err != nil || a.Zone() != "":
+		return netip.Addr{}, fmt.Errorf("want an IP address, got %q", text)
+	}
+	return a.Unmap(), nil
+}
