@@ -1,0 +1,138 @@
+package kube
+
+import (
+	"context"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
+)
+
+// custom is a custom resource.
+type custom struct {
+	definition string // name of its definition
+	resource   schema.GroupResource
+}
+
+// A customFeed follows a custom resource while the API server has its definition. It is the store
+// of the Reflector of the definition.
+type customFeed struct {
+	source *Source
+	custom custom
+	feed   *feed
+
+	health // of the requests for the definition
+
+	mu      sync.Mutex
+	ctx     context.Context // of run
+	stop    func()          // stops following the resource; nil while it is not followed
+	working sync.WaitGroup
+}
+
+func newCustomFeed(s *Source, c custom) *customFeed {
+	return &customFeed{
+		source: s, custom: c, feed: newFeed(c.resource.Resource, s.cfg),
+		health: health{what: "the definition of " + c.resource.Resource, log: s.cfg.Logger},
+	}
+}
+
+// run follows the definition, and the resource while there is one, until ctx ends.
+func (c *customFeed) run(ctx context.Context) {
+	c.mu.Lock()
+	c.ctx = ctx
+	c.mu.Unlock()
+	follow(ctx, c.source.clients.definitionLister(c.custom.definition), c, &c.health, &metav1.PartialObjectMetadata{})
+	c.working.Wait()
+}
+
+// start follows the resource.
+func (c *customFeed) start() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stop != nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(c.ctx)
+	done := make(chan struct{})
+	c.stop = func() { cancel(); <-done }
+	c.working.Go(func() {
+		defer close(done)
+		c.follow(ctx)
+	})
+}
+
+// end stops following the resource, and empties the feed.
+func (c *customFeed) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stop != nil {
+		c.stop()
+		c.stop = nil
+	}
+	c.feed.absent()
+}
+
+// follow follows the resource, whose definition may be so new that the API server does not serve
+// it yet.
+func (c *customFeed) follow(ctx context.Context) {
+	var version schema.GroupVersionResource
+	backoff := retry()
+	err := wait.PollUntilContextCancel(ctx, backoff.Duration, true, func(ctx context.Context) (bool, error) {
+		var err error
+		version, err = c.source.clients.servedVersion(ctx, c.custom.resource)
+		c.feed.asked(ctx, err)
+		return err == nil, nil
+	})
+	if err != nil {
+		return // ctx has ended
+	}
+	follow(ctx, c.source.clients.customLister(version), c.feed, &c.feed.health, &unstructured.Unstructured{})
+}
+
+// status returns the state of the resource.
+func (c *customFeed) status() Status {
+	requests := &c.health
+	if why, _ := requests.failing(); why == nil {
+		requests = &c.feed.health
+	}
+	return c.feed.status(requests)
+}
+
+// Add starts to follow the resource.
+func (c *customFeed) Add(any) error {
+	c.heard()
+	c.start()
+	return nil
+}
+
+// Update does nothing: the versions of a definition have the same fields.
+func (c *customFeed) Update(any) error { return nil }
+
+// Delete stops following the resource: its objects are deleted with the definition.
+func (c *customFeed) Delete(any) error {
+	c.heard()
+	c.end()
+	return nil
+}
+
+// Replace follows the resource if there is a definition.
+func (c *customFeed) Replace(list []any, _ string) error {
+	c.heard()
+	if len(list) == 0 {
+		c.end()
+		return nil
+	}
+	c.start()
+	return nil
+}
+
+// Resync does nothing.
+func (c *customFeed) Resync() error { return nil }
+
+// Bookmark notes that the API server has sent everything up to now.
+func (c *customFeed) Bookmark(string) error {
+	c.heard()
+	return nil
+}

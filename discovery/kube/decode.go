@@ -1,0 +1,156 @@
+package kube
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/nametap/nametap/discovery/object"
+)
+
+// slim is an object reduced to what the tables need. It takes the place of the whole object in
+// client-go, which reads its metadata, until it is in the feed.
+type slim struct {
+	metav1.ObjectMeta // namespace, name and resource version only
+	object            object.Object
+	errs              []object.Error // the object cannot be used if there are any
+}
+
+// reduce returns the slim form of an object from client-go.
+func reduce(whole any) (*slim, error) {
+	switch o := whole.(type) {
+	case *slim:
+		return o, nil
+	case *corev1.Service:
+		return reduceService(o), nil
+	case *discoveryv1.EndpointSlice:
+		return reduceSlice(o), nil
+	case *unstructured.Unstructured:
+		return reduceEntry(o), nil
+	}
+	return nil, fmt.Errorf("unexpected object of type %T", whole)
+}
+
+func newSlim(kind string, o metav1.Object) *slim {
+	namespace, name := strings.Clone(o.GetNamespace()), strings.Clone(o.GetName())
+	return &slim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, ResourceVersion: o.GetResourceVersion()},
+		object:     object.Object{Key: object.Key{Kind: kind, Namespace: namespace, Name: name}},
+	}
+}
+
+// fail records an error in a field.
+func (s *slim) fail(field, format string, args ...any) {
+	s.errs = append(s.errs, object.Error{
+		File: s.object.Key.String(), Field: field, Msg: fmt.Sprintf(format, args...), Object: s.object.Key,
+	})
+}
+
+func reduceService(o *corev1.Service) *slim {
+	s := newSlim(object.KindService, o)
+	service := &object.Service{
+		ExternalName:    o.Spec.Type == corev1.ServiceTypeExternalName,
+		PublishNotReady: o.Spec.PublishNotReadyAddresses,
+	}
+	for _, text := range append([]string{o.Spec.ClusterIP}, o.Spec.ClusterIPs...) {
+		switch a, err := netip.ParseAddr(text); {
+		case text == object.ClusterIPNone:
+			service.Headless = true
+		case text == "": // of an ExternalName
+		case err != nil:
+			s.fail("spec.clusterIPs", "want an IP address, got %q", text)
+		case !slices.Contains(service.ClusterIPs, a.Unmap()):
+			service.ClusterIPs = append(service.ClusterIPs, a.Unmap())
+		}
+	}
+	if text, ok := o.Annotations[object.AnnotationExportTo]; ok {
+		var err error
+		if service.ExportTo, err = object.ParseExportTo(text, o.Namespace); err != nil {
+			s.fail("metadata.annotations."+object.AnnotationExportTo, "%v", err)
+		}
+	}
+	s.object.Service = service
+	return s
+}
+
+func reduceSlice(o *discoveryv1.EndpointSlice) *slim {
+	s := newSlim(object.KindEndpointSlice, o)
+	slice := &object.EndpointSlice{Service: strings.Clone(o.Labels[object.LabelServiceName])}
+	s.object.Slice = slice
+	if o.AddressType == discoveryv1.AddressTypeFQDN {
+		return s // it holds names, not addresses
+	}
+	slice.Endpoints = make([]object.Endpoint, 0, len(o.Endpoints))
+	for i, e := range o.Endpoints {
+		endpoint := object.Endpoint{Ready: e.Conditions.Ready == nil || *e.Conditions.Ready}
+		if e.Hostname != nil {
+			endpoint.Hostname = strings.Clone(*e.Hostname)
+		}
+		for _, text := range e.Addresses {
+			a, err := netip.ParseAddr(text)
+			if err != nil {
+				s.fail(fmt.Sprintf("endpoints[%d].addresses", i), "want an IP address, got %q", text)
+				continue
+			}
+			endpoint.Addrs = append(endpoint.Addrs, a.Unmap())
+		}
+		slice.Endpoints = append(slice.Endpoints, endpoint)
+	}
+	return s
+}
+
+// serviceEntry has the fields of an Istio ServiceEntry that are used.
+type serviceEntry struct {
+	Spec struct {
+		Hosts      []string `json:"hosts"`
+		Addresses  []string `json:"addresses"`
+		Resolution string   `json:"resolution"`
+		ExportTo   []string `json:"exportTo"`
+	} `json:"spec"`
+}
+
+func reduceEntry(o *unstructured.Unstructured) *slim {
+	s := newSlim(object.KindServiceEntry, o)
+	var from serviceEntry
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &from); err != nil {
+		s.fail("spec", "%v", err)
+		return s
+	}
+	entry := &object.ServiceEntry{
+		HasAddresses: len(from.Spec.Addresses) > 0,
+		Resolution:   from.Spec.Resolution,
+		NoVIP:        strings.EqualFold(o.GetLabels()[object.LabelAutoAllocate], "false"),
+	}
+	s.object.Entry = entry
+	if entry.Resolution == "" {
+		entry.Resolution = object.ResolutionNone
+	}
+	for i, host := range from.Spec.Hosts {
+		host = strings.TrimSuffix(host, ".")
+		if !object.IsHost(host) {
+			s.fail(fmt.Sprintf("spec.hosts[%d]", i), "want a DNS name or *.suffix, got %q", host)
+		}
+		entry.Hosts = append(entry.Hosts, host)
+	}
+	for i, text := range from.Spec.Addresses {
+		a, err := object.ParseAddress(text)
+		if err != nil {
+			s.fail(fmt.Sprintf("spec.addresses[%d]", i), "%v", err)
+		}
+		if a.IsValid() {
+			entry.Addrs = append(entry.Addrs, a)
+		}
+	}
+	var err error
+	if entry.ExportTo, err = object.NewExportTo(from.Spec.ExportTo, o.GetNamespace()); err != nil {
+		s.fail("spec.exportTo", "%v", err)
+	}
+	return s
+}

@@ -1,0 +1,200 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+)
+
+// The selectors of EndpointSlices. Those of headless Services have a label, which the API server
+// selects by. Slices that are written by hand, or by another controller, may lack it.
+const (
+	headlessSlices = "service.kubernetes.io/headless"
+	foreignSlices  = "!service.kubernetes.io/headless,endpointslice.kubernetes.io/managed-by!=endpointslice-controller.k8s.io"
+)
+
+// serviceEntries is Istio's custom resource. Its versions have the same fields.
+var serviceEntries = custom{
+	definition: "serviceentries.networking.istio.io",
+	resource:   schema.GroupResource{Group: "networking.istio.io", Resource: "serviceentries"},
+}
+
+// definitions is the resource of definitions of custom resources.
+var definitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+
+// clients are the clients of one API server.
+type clients struct {
+	core, discovery *rest.RESTClient
+	dynamic         dynamic.Interface
+	metadata        metadata.Interface
+}
+
+// newClients returns the clients of an API server. Built-in types come as protobuf.
+func newClients(config *rest.Config) (*clients, error) {
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			return nil, err
+		}
+	}
+	typed := func(path string, version schema.GroupVersion) (*rest.RESTClient, error) {
+		c := rest.CopyConfig(config)
+		c.APIPath, c.GroupVersion = path, &version
+		c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+		c.ContentType, c.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf
+		return rest.RESTClientFor(c)
+	}
+	c := new(clients)
+	var err error
+	if c.core, err = typed("/api", corev1.SchemeGroupVersion); err != nil {
+		return nil, err
+	}
+	if c.discovery, err = typed("/apis", discoveryv1.SchemeGroupVersion); err != nil {
+		return nil, err
+	}
+	if c.dynamic, err = dynamic.NewForConfig(config); err != nil {
+		return nil, err
+	}
+	c.metadata, err = metadata.NewForConfig(config)
+	return c, err
+}
+
+// A lister lists and watches one resource, as client-go's ListWatch does.
+type lister struct {
+	list  func(context.Context, metav1.ListOptions) (runtime.Object, error)
+	watch func(context.Context, metav1.ListOptions) (watch.Interface, error)
+}
+
+// typedLister lists a built-in resource in all namespaces. labels selects objects; an empty
+// string selects all.
+func typedLister(client *rest.RESTClient, resource, labels string) lister {
+	request := func(options metav1.ListOptions) *rest.Request {
+		options.LabelSelector = labels
+		return client.Get().Resource(resource).VersionedParams(&options, metav1.ParameterCodec)
+	}
+	return lister{
+		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			return request(options).Do(ctx).Get()
+		},
+		watch: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.Watch = true
+			return request(options).Watch(ctx)
+		},
+	}
+}
+
+// customLister lists a custom resource in all namespaces.
+func (c *clients) customLister(resource schema.GroupVersionResource) lister {
+	r := c.dynamic.Resource(resource)
+	return lister{
+		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			return r.List(ctx, options)
+		},
+		watch: r.Watch,
+	}
+}
+
+// definitionLister lists the metadata of one definition of a custom resource.
+func (c *clients) definitionLister(name string) lister {
+	r := c.metadata.Resource(definitions)
+	only := func(options metav1.ListOptions) metav1.ListOptions {
+		options.FieldSelector = "metadata.name=" + name
+		return options
+	}
+	return lister{
+		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			return r.List(ctx, only(options))
+		},
+		watch: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			return r.Watch(ctx, only(options))
+		},
+	}
+}
+
+// listWatch returns the lister for a Reflector. It notes the result of each request in h.
+func (l lister) listWatch(h *health) *cache.ListWatch {
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			found, err := l.list(ctx, options)
+			h.asked(ctx, err)
+			return found, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			events, err := l.watch(ctx, options)
+			h.asked(ctx, err)
+			if err != nil {
+				return nil, err
+			}
+			return observe(ctx, events, h), nil
+		},
+	}
+}
+
+// An observedWatch notes the errors among the events of a watch. The library's watch.Filter leaves
+// a goroutine behind if the watch is stopped while it has an event to pass on.
+type observedWatch struct {
+	watch.Interface
+	events  chan watch.Event
+	stopped chan struct{}
+	stop    func() // closes stopped, once
+}
+
+// observe returns a watch that passes on the events of another one, and notes errors in h.
+func observe(ctx context.Context, w watch.Interface, h *health) watch.Interface {
+	o := &observedWatch{Interface: w, events: make(chan watch.Event), stopped: make(chan struct{})}
+	o.stop = sync.OnceFunc(func() { close(o.stopped) })
+	go func() {
+		defer close(o.events)
+		for e := range w.ResultChan() {
+			if e.Type == watch.Error {
+				// The Reflector asks for a list when the version that it knows is too old.
+				if err := apierrors.FromObject(e.Object); !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
+					h.asked(ctx, err)
+				}
+			}
+			select {
+			case o.events <- e:
+			case <-o.stopped:
+				return
+			}
+		}
+	}()
+	return o
+}
+
+// ResultChan returns the channel of the events.
+func (o *observedWatch) ResultChan() <-chan watch.Event { return o.events }
+
+// Stop ends the watch.
+func (o *observedWatch) Stop() {
+	o.stop()
+	o.Interface.Stop()
+}
+
+// servedVersion returns the version of a custom resource that the API server prefers.
+func (c *clients) servedVersion(ctx context.Context, resource schema.GroupResource) (schema.GroupVersionResource, error) {
+	var group metav1.APIGroup
+	text, err := c.core.Get().AbsPath("/apis/"+resource.Group).SetHeader("Accept", runtime.ContentTypeJSON).DoRaw(ctx)
+	if err == nil {
+		err = json.Unmarshal(text, &group)
+	}
+	if err != nil {
+		return schema.GroupVersionResource{}, fmt.Errorf("asking for the versions of %s: %w", resource.Group, err)
+	}
+	return resource.WithVersion(group.PreferredVersion.Version), nil
+}

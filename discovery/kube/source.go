@@ -1,0 +1,142 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/nametap/nametap/discovery/object"
+)
+
+// retry is how long a failed request waits before the next one: 0.5 s at first, and at most about
+// 3 s, so that the source has caught up 5 s after the API server is back.
+func retry() *wait.Backoff {
+	return &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 100, Cap: 2500 * time.Millisecond}
+}
+
+// Config configures a [Source].
+type Config struct {
+	// Access says how to reach the API server.
+	Access *Access
+	// Changed is called after each change of the objects, from any goroutine. It must not block.
+	Changed func()
+	// Logger is for logs.
+	Logger *slog.Logger
+}
+
+// Source follows the objects of an API server. Make one with [New], and call Run once.
+type Source struct {
+	cfg     Config
+	clients *clients
+	feeds   []*resource
+	customs []*customFeed
+}
+
+// A resource is a built-in resource and its feed.
+type resource struct {
+	*feed
+	lister lister
+	kind   any // an object of the type that is expected
+}
+
+// New checks the configuration.
+func New(cfg Config) (*Source, error) {
+	c, err := newClients(cfg.Access.config)
+	if err != nil {
+		return nil, fmt.Errorf("the Kubernetes API (--kubeconfig): %w", err)
+	}
+	s := &Source{cfg: cfg, clients: c}
+	s.feeds = []*resource{
+		{newFeed("services", cfg), typedLister(c.core, "services", ""), &corev1.Service{}},
+		{newFeed("endpointslices of headless Services", cfg), typedLister(c.discovery, "endpointslices", headlessSlices), &discoveryv1.EndpointSlice{}},
+		{newFeed("endpointslices of other controllers", cfg), typedLister(c.discovery, "endpointslices", foreignSlices), &discoveryv1.EndpointSlice{}},
+	}
+	s.customs = []*customFeed{newCustomFeed(s, serviceEntries)}
+	return s, nil
+}
+
+// Run follows the objects until ctx ends. All its goroutines have ended when it returns.
+func (s *Source) Run(ctx context.Context) {
+	var group sync.WaitGroup
+	for _, r := range s.feeds {
+		group.Go(func() { follow(ctx, r.lister, r.feed, &r.health, r.kind) })
+	}
+	for _, c := range s.customs {
+		group.Go(func() { c.run(ctx) })
+	}
+	group.Wait()
+}
+
+// follow keeps a store in step with a resource until ctx ends. kind is an object of the expected
+// type.
+func follow(ctx context.Context, l lister, store cache.ReflectorStore, h *health, kind any) {
+	silent := logr.Discard() // h logs what matters
+	cache.NewReflectorWithOptions(l.listWatch(h), kind, store, cache.ReflectorOptions{
+		Name: h.what, Logger: &silent, Backoff: retry(),
+	}).RunWithContext(klog.NewContext(ctx, silent))
+}
+
+// A Reading is what the source holds at one moment.
+type Reading struct {
+	Objects []object.Object // sorted by key
+	Errors  []object.Error  // sorted by object
+	// Waiting says which objects were never read; an empty string if all were.
+	Waiting string
+}
+
+// Read returns the objects of now. The caller must not change them.
+func (s *Source) Read() Reading {
+	var r Reading
+	var waiting []string
+	for _, state := range s.Status() {
+		if why := state.waiting(); why != "" {
+			waiting = append(waiting, why)
+		}
+	}
+	r.Waiting = strings.Join(waiting, "; ")
+	for _, f := range s.feeds {
+		f.appendTo(&r)
+	}
+	for _, c := range s.customs {
+		c.feed.appendTo(&r)
+	}
+	slices.SortFunc(r.Objects, func(a, b object.Object) int { return a.Key.Compare(b.Key) })
+	slices.SortStableFunc(r.Errors, func(a, b object.Error) int { return a.Object.Compare(b.Object) })
+	return r
+}
+
+// Status is the state of one resource.
+type Status struct {
+	Resource string `json:"resource"`
+	Objects  int    `json:"objects"`
+	// Synced says that all objects were read once, or that the API server does not have the resource.
+	Synced bool `json:"synced"`
+	// Heard is when the API server last sent something about the resource; the zero time if never.
+	Heard time.Time `json:"heard"`
+	// Failure is why the API server cannot be asked now, since FailingSince; empty if it can.
+	Failure      string    `json:"failure,omitempty"`
+	FailingSince time.Time `json:"failing_since,omitzero"`
+}
+
+// Status returns the state of each resource.
+func (s *Source) Status() []Status {
+	var all []Status
+	for _, f := range s.feeds {
+		all = append(all, f.status(&f.health))
+	}
+	for _, c := range s.customs {
+		all = append(all, c.status())
+	}
+	return all
+}

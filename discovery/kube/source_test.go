@@ -1,0 +1,209 @@
+package kube_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nametap/nametap/discovery/kube"
+	"github.com/nametap/nametap/internal/testkit/fakekube"
+	"github.com/nametap/nametap/internal/testkit/testlog"
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+const (
+	definition = "apiVersion: meta.k8s.io/v1\nkind: PartialObjectMetadata\nmetadata: {name: serviceentries.networking.istio.io}\n"
+	headless   = "apiVersion: v1\nkind: Service\nmetadata: {name: db, namespace: shop}\nspec: {clusterIP: None, clusterIPs: [None]}\n"
+)
+
+func service(name, ip string) string {
+	return fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: %s, namespace: shop}\nspec: {clusterIP: %s, clusterIPs: [%s]}\n", name, ip, ip)
+}
+
+func slice(name, labels, ip string) string {
+	return fmt.Sprintf("apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\n"+
+		"metadata: {name: %s, namespace: shop, labels: {kubernetes.io/service-name: db, %s}}\nendpoints: [{addresses: [%s], hostname: %s}]\n", name, labels, ip, name)
+}
+
+func entry(name, spec string) string {
+	return fmt.Sprintf("apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: %s, namespace: shop}\nspec: {%s}\n", name, spec)
+}
+
+// A running source.
+type running struct {
+	*kube.Source
+	t   *testing.T
+	log *testlog.Buffer
+}
+
+// start starts a source on an API server.
+func start(t *testing.T, a *fakekube.API) *running {
+	t.Helper()
+	log := testlog.New(t)
+	changed := make(chan struct{}, 1)
+	access, err := kube.NewAccess(a.Kubeconfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := kube.New(kube.Config{Access: access, Logger: log.Logger(), Changed: func() {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var done sync.WaitGroup
+	done.Go(func() { s.Run(ctx) })
+	t.Cleanup(done.Wait)
+	t.Cleanup(cancel)
+	return &running{s, t, log}
+}
+
+// want waits until the source holds these objects, and nothing is missing.
+func (r *running) want(objects ...string) kube.Reading {
+	r.t.Helper()
+	var got kube.Reading
+	var diff string
+	defer func() {
+		if diff != "" {
+			r.t.Errorf("objects (-got +want), waiting %q:\n%s", got.Waiting, diff)
+		}
+	}()
+	wait.Until(r.t, "the source holds the objects", func() bool {
+		got = r.Read()
+		var keys []string
+		for _, o := range got.Objects {
+			keys = append(keys, o.Key.String())
+		}
+		diff = cmp.Diff(keys, objects)
+		return diff == "" && got.Waiting == ""
+	})
+	return got
+}
+
+// D6, D7, D8: of EndpointSlices, those of headless Services and those that other controllers
+// write are read. Nothing else is asked for.
+func TestRequests(t *testing.T) {
+	a := fakekube.Start(t)
+	a.Put(fakekube.Services, headless)
+	a.Put(fakekube.Services, service("web", "10.96.0.1"))
+	a.Put(fakekube.EndpointSlices, slice("db-1", "service.kubernetes.io/headless: ''", "10.244.0.1"))
+	a.Put(fakekube.EndpointSlices, slice("manual", "endpointslice.kubernetes.io/managed-by: me", "192.0.2.1"))
+	a.Put(fakekube.EndpointSlices, slice("web-1", "endpointslice.kubernetes.io/managed-by: endpointslice-controller.k8s.io", "10.244.0.2"))
+	s := start(t, a)
+	r := s.want("EndpointSlice shop/db-1", "EndpointSlice shop/manual", "Service shop/db", "Service shop/web")
+	if e := r.Objects[0].Slice.Endpoints; len(e) != 1 || e[0].Hostname != "db-1" || e[0].Addrs[0].String() != "10.244.0.1" {
+		t.Errorf("%+v", e)
+	}
+	want := []string{fakekube.Services, fakekube.Definitions, fakekube.EndpointSlices}
+	if diff := cmp.Diff(a.Asked(), want); diff != "" {
+		t.Errorf("requests (-got +want):\n%s", diff)
+	}
+}
+
+// D14: a custom resource whose definition is missing is no error. It is read as soon as it is
+// installed, and its objects end with it.
+func TestLateDefinition(t *testing.T) {
+	a := fakekube.Start(t)
+	s := start(t, a)
+	s.want()
+	a.Put(fakekube.ServiceEntries, entry("api", "hosts: [api.example.com], addresses: [192.0.2.1], resolution: DNS"))
+	a.Put(fakekube.Definitions, definition)
+	s.want("ServiceEntry shop/api")
+	a.Remove(fakekube.Definitions, "/serviceentries.networking.istio.io")
+	s.want()
+	a.Put(fakekube.Definitions, definition)
+	s.want("ServiceEntry shop/api")
+	if lines := s.log.Count("level=ERROR"); lines > 0 {
+		t.Errorf("%d errors in the log", lines)
+	}
+}
+
+// D17: a resource that is forbidden is named, and the others are read.
+func TestForbidden(t *testing.T) {
+	a := fakekube.Start(t)
+	a.Refuse(fakekube.Services, http.StatusForbidden)
+	a.Put(fakekube.EndpointSlices, slice("db-1", "service.kubernetes.io/headless: ''", "10.244.0.1"))
+	s := start(t, a)
+	wait.Until(t, "the reading names the resource", func() bool {
+		r := s.Read()
+		return len(r.Objects) == 1 && strings.Contains(r.Waiting, "services cannot be read: ") && strings.Contains(r.Waiting, "refused")
+	})
+	wait.Until(t, "the log names the resource", func() bool { return s.log.Count("cannot read from the Kubernetes API", "what=services") == 1 })
+	a.Put(fakekube.Services, headless)
+	a.Refuse(fakekube.Services, 0)
+	s.want("EndpointSlice shop/db-1", "Service shop/db")
+	if i := slices.IndexFunc(s.Status(), func(st kube.Status) bool {
+		return st.Failure != "" || !st.Synced || st.Heard.IsZero() && st.Objects > 0
+	}); i >= 0 {
+		t.Errorf("%+v", s.Status()[i])
+	}
+}
+
+// D18: an object that cannot be used is named, and its last good form stays.
+func TestBrokenObject(t *testing.T) {
+	a := fakekube.Start(t)
+	a.Put(fakekube.Definitions, definition)
+	good := entry("api", "hosts: [api.example.com], addresses: [192.0.2.1], resolution: DNS")
+	a.Put(fakekube.ServiceEntries, good)
+	a.Put(fakekube.ServiceEntries, entry("bad", "hosts: ['not a host'], resolution: DNS"))
+	s := start(t, a)
+	s.want("ServiceEntry shop/api")
+	a.Put(fakekube.ServiceEntries, entry("api", "hosts: [api.example.com], addresses: [nonsense], resolution: DNS"))
+	wait.Until(t, "both objects are named", func() bool { return len(s.Read().Errors) == 2 })
+	r := s.want("ServiceEntry shop/api")
+	if got := r.Objects[0].Entry.Addrs; len(got) != 1 || got[0].String() != "192.0.2.1" {
+		t.Errorf("the last good form has the addresses %v", got)
+	}
+	want := []string{
+		`ServiceEntry shop/api: spec.addresses[0]: want an IP address, got "nonsense" true`,
+		`ServiceEntry shop/bad: spec.hosts[0]: want a DNS name or *.suffix, got "not a host" false`,
+	}
+	var got []string
+	for _, e := range r.Errors {
+		got = append(got, fmt.Sprint(e, " ", e.Kept))
+	}
+	if diff := cmp.Diff(got, want); diff != "" {
+		t.Errorf("errors (-got +want):\n%s", diff)
+	}
+	a.Put(fakekube.ServiceEntries, good)
+	wait.Until(t, "one object is named", func() bool { return len(s.Read().Errors) == 1 })
+	a.Remove(fakekube.ServiceEntries, "shop/bad")
+	wait.Until(t, "no object is named", func() bool { return len(s.Read().Errors) == 0 })
+}
+
+// D15, D16: while the API server is away nothing changes. When it is back, what was deleted
+// meanwhile is removed, and the rest stays.
+func TestRelist(t *testing.T) {
+	a := fakekube.Start(t)
+	a.Put(fakekube.Services, service("old", "10.96.0.1"))
+	a.Put(fakekube.Services, service("kept", "10.96.0.2"))
+	s := start(t, a)
+	s.want("Service shop/kept", "Service shop/old")
+	a.Refuse(fakekube.Services, http.StatusServiceUnavailable)
+	a.EndWatches()
+	wait.Until(t, "the failure is known", func() bool {
+		return slices.ContainsFunc(s.Status(), func(st kube.Status) bool {
+			return st.Resource == "services" && st.Failure != "" && !st.FailingSince.IsZero()
+		})
+	})
+	s.want("Service shop/kept", "Service shop/old")
+	a.Forget(fakekube.Services)
+	a.Put(fakekube.Services, service("kept", "10.96.0.3"))
+	a.Put(fakekube.Services, service("new", "10.96.0.4"))
+	a.Refuse(fakekube.Services, 0)
+	r := s.want("Service shop/kept", "Service shop/new")
+	if got := r.Objects[0].Service.ClusterIPs[0].String(); got != "10.96.0.3" {
+		t.Errorf("kept has the address %s", got)
+	}
+	wait.Until(t, "the log says that it reads again", func() bool { return s.log.Count("reading from the Kubernetes API again", "what=services") == 1 })
+}

@@ -1,0 +1,261 @@
+// Package fakekube is a small Kubernetes API server for tests: it watches the objects that a test
+// puts there, as streams in JSON. The tests of test/machines use the real one.
+package fakekube
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"sigs.k8s.io/yaml"
+)
+
+// The paths of resources. A definition of a custom resource is put as PartialObjectMetadata, since
+// only its metadata is read.
+const (
+	Services       = "/api/v1/services"
+	EndpointSlices = "/apis/discovery.k8s.io/v1/endpointslices"
+	ServiceEntries = "/apis/networking.istio.io/v1/serviceentries"
+	Definitions    = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+)
+
+// kinds are the version and the kind of the objects of each resource.
+var kinds = map[string][2]string{
+	Services:       {"v1", "Service"},
+	EndpointSlices: {"discovery.k8s.io/v1", "EndpointSlice"},
+	ServiceEntries: {"networking.istio.io/v1", "ServiceEntry"},
+	Definitions:    {"meta.k8s.io/v1", "PartialObjectMetadata"},
+}
+
+// An API is an API server. Its methods are safe for concurrent use.
+type API struct {
+	tb     testing.TB
+	server *httptest.Server
+
+	mu       sync.Mutex
+	objects  map[string]map[string]*unstructured.Unstructured // by the path of the resource, and "namespace/name"
+	changes  []change                                         // all of them; the version of an object is the number of its last change, from 1
+	oldest   int                                              // watches cannot continue from a version below
+	changed  chan struct{}                                    // closed at the next change
+	ended    chan struct{}                                    // closed by EndWatches
+	refused  map[string]int                                   // the status of requests for a path
+	requests map[string]bool                                  // paths that were asked for
+}
+
+// A change is one of an object, which before and after it is nil if there is none.
+type change struct {
+	path          string
+	before, after *unstructured.Unstructured
+}
+
+// Start starts an API server without objects. It ends with the test.
+func Start(tb testing.TB) *API {
+	tb.Helper()
+	a := &API{
+		tb: tb, objects: map[string]map[string]*unstructured.Unstructured{}, refused: map[string]int{}, requests: map[string]bool{},
+		changed: make(chan struct{}), ended: make(chan struct{}),
+	}
+	a.server = httptest.NewServer(a)
+	tb.Cleanup(a.server.Close)
+	tb.Cleanup(a.EndWatches)
+	return a
+}
+
+// Kubeconfig writes a file with the access to the API server, and returns its path.
+func (a *API) Kubeconfig() string {
+	a.tb.Helper()
+	path := filepath.Join(a.tb.TempDir(), "kubeconfig")
+	text := fmt.Sprintf("{apiVersion: v1, kind: Config, clusters: [{name: c, cluster: {server: %q}}], "+
+		"contexts: [{name: x, context: {cluster: c}}], current-context: x}\n", a.server.URL)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		a.tb.Fatal(err)
+	}
+	return path
+}
+
+// Put creates or changes an object, in YAML, of the resource with a path.
+func (a *API) Put(path, text string) {
+	a.tb.Helper()
+	o := new(unstructured.Unstructured)
+	if err := yaml.Unmarshal([]byte(text), &o.Object); err != nil {
+		a.tb.Fatal(err)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	o.SetResourceVersion(strconv.Itoa(len(a.changes) + 1))
+	key := o.GetNamespace() + "/" + o.GetName()
+	a.changeLocked(change{path, a.objects[path][key], o})
+	if a.objects[path] == nil {
+		a.objects[path] = map[string]*unstructured.Unstructured{}
+	}
+	a.objects[path][key] = o
+}
+
+// Remove deletes an object of the resource with a path; key is "namespace/name".
+func (a *API) Remove(path, key string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.changeLocked(change{path, a.objects[path][key], nil})
+	delete(a.objects[path], key)
+}
+
+// Forget deletes all objects of a resource without an event. Watches cannot continue from before.
+func (a *API) Forget(path string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.changeLocked(change{path: path})
+	a.oldest = len(a.changes)
+	delete(a.objects, path)
+}
+
+func (a *API) changeLocked(c change) {
+	a.changes = append(a.changes, c)
+	close(a.changed)
+	a.changed = make(chan struct{})
+}
+
+// Refuse answers requests for a path with a status; 0 ends that.
+func (a *API) Refuse(path string, status int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.refused[path] = status
+}
+
+// EndWatches ends all watches. Clients begin new ones.
+func (a *API) EndWatches() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	close(a.ended)
+	a.ended = make(chan struct{})
+}
+
+// Asked returns the paths of all requests so far, sorted.
+func (a *API) Asked() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Sorted(maps.Keys(a.requests))
+}
+
+// ServeHTTP answers a request.
+func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	a.requests[r.URL.Path] = true
+	status := a.refused[r.URL.Path]
+	istio := a.objects[Definitions]["/serviceentries.networking.istio.io"] != nil
+	a.mu.Unlock()
+	w.Header().Set("Content-Type", "application/json")
+	watch, _ := strconv.ParseBool(r.URL.Query().Get("watch"))
+	switch {
+	case status != 0:
+		refuse(w, status, r.URL.Path)
+	case r.URL.Path == "/apis/networking.istio.io" && istio:
+		fmt.Fprint(w, `{"kind":"APIGroup","apiVersion":"v1","preferredVersion":{"groupVersion":"networking.istio.io/v1","version":"v1"}}`)
+	case watch && kinds[r.URL.Path][0] != "":
+		a.serveWatch(w, r)
+	default:
+		refuse(w, http.StatusNotFound, r.URL.Path)
+	}
+}
+
+func refuse(w http.ResponseWriter, status int, path string) {
+	reason := map[int]string{http.StatusForbidden: "Forbidden", http.StatusNotFound: "NotFound"}[status]
+	w.WriteHeader(status)
+	fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":%q,"message":"%s: refused","code":%d}`, reason, path, status)
+}
+
+// An event is what a watch sends.
+type event struct {
+	Type   string `json:"type"`
+	Object any    `json:"object"`
+}
+
+// serveWatch sends the events of a resource until the client or the test ends the watch.
+func (a *API) serveWatch(w http.ResponseWriter, r *http.Request) {
+	selector, err := labels.Parse(r.URL.Query().Get("labelSelector"))
+	if err != nil {
+		a.tb.Error(err)
+		return
+	}
+	_, name, _ := strings.Cut(r.URL.Query().Get("fieldSelector"), "metadata.name=")
+	selects := func(o *unstructured.Unstructured) bool {
+		return o != nil && selector.Matches(labels.Set(o.GetLabels())) && (name == "" || name == o.GetName())
+	}
+	encoder := json.NewEncoder(w)
+	a.mu.Lock()
+	ended := a.ended
+	events, next := a.firstLocked(r, selects)
+	for {
+		for ; next < len(a.changes); next++ {
+			if e, ok := a.changes[next].event(r.URL.Path, selects); ok {
+				events = append(events, e)
+			}
+		}
+		changed := a.changed
+		a.mu.Unlock()
+		for _, e := range events {
+			if encoder.Encode(e) != nil {
+				return // the client has left
+			}
+		}
+		events = nil
+		w.(http.Flusher).Flush() //nolint:forcetypeassert // it is that of net/http
+		select {
+		case <-changed:
+		case <-ended:
+			return
+		case <-r.Context().Done():
+			return
+		}
+		a.mu.Lock()
+	}
+}
+
+// firstLocked returns the first events of a watch, and the first change that it sends after them.
+func (a *API) firstLocked(r *http.Request, selects func(*unstructured.Unstructured) bool) (events []event, next int) {
+	query, path := r.URL.Query(), r.URL.Path
+	if query.Get("sendInitialEvents") != "true" {
+		from, err := strconv.Atoi(query.Get("resourceVersion"))
+		if err != nil || from < a.oldest {
+			expired := map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "code": http.StatusGone}
+			return []event{{"ERROR", expired}}, len(a.changes)
+		}
+		return nil, from
+	}
+	for _, key := range slices.Sorted(maps.Keys(a.objects[path])) {
+		if o := a.objects[path][key]; selects(o) {
+			events = append(events, event{"ADDED", o.Object})
+		}
+	}
+	return append(events, event{"BOOKMARK", map[string]any{
+		"kind": kinds[path][1], "apiVersion": kinds[path][0],
+		"metadata": map[string]any{
+			"resourceVersion": strconv.Itoa(len(a.changes)), "annotations": map[string]string{"k8s.io/initial-events-end": "true"},
+		},
+	}}), len(a.changes)
+}
+
+// event returns the event of a change for a watch of a path; ok is false if there is none.
+func (c change) event(path string, selects func(*unstructured.Unstructured) bool) (e event, ok bool) {
+	was, is := selects(c.before), selects(c.after)
+	switch {
+	case c.path != path:
+	case was && is:
+		return event{"MODIFIED", c.after.Object}, true
+	case is:
+		return event{"ADDED", c.after.Object}, true
+	case was:
+		return event{"DELETED", c.before.Object}, true
+	}
+	return event{}, false
+}
