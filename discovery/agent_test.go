@@ -60,7 +60,7 @@ func TestWithNametapsClient(t *testing.T) {
 
 			check := func() {
 				t.Helper()
-				want, _, err := Table(Config{ConfigDir: dir}, Client{Namespace: "shop", AutoAllocate: asks})
+				want, _, err := Table(t.Context(), Config{ConfigDir: dir}, Client{Namespace: "shop", AutoAllocate: asks})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -1,17 +1,19 @@
 // Package discovery is nametap's own control plane. It reads Kubernetes and Istio objects
-// from a directory, builds name tables from them, and serves the tables over ADS in both
-// variants, incremental and state-of-the-world.
+// from a directory, the Kubernetes API or both, builds name tables from them, and serves the
+// tables over ADS in both variants, incremental and state-of-the-world.
 //
 // To follow an object, read in this order:
 //
 //  1. walk.go reads the files of the directory. watch.go tells when they may have
 //     changed.
 //  2. parse.go splits a file into documents and documents into objects; decode.go decodes
-//     each kind of object (objects.go), with yaml.go, which records the line of every
+//     each kind of object (package object), with yaml.go, which records the line of every
 //     error. A broken document affects only its own objects.
 //  3. source.go decides which objects are in use. An object that becomes broken stays in
 //     use in its last good form. Nothing is served before there is an object, and a
 //     directory that becomes empty keeps all of them (see Config.AllowEmpty).
+//     Package kube does the same for the objects of the Kubernetes API. inputs.go combines
+//     both sources, and serves nothing before each of them is complete.
 //  4. claims.go turns objects into claims: this host has these addresses, according to
 //     that namespace. It is a pure function.
 //  5. vip.go gives automatic VIPs to external hosts without addresses. state.go saves

@@ -35,9 +35,8 @@ func (s *Server) rebuildOnChange(ctx context.Context) error {
 	w := newWatcher(s.cfg.Debounce)
 	defer w.close()
 	defer s.saveObjectsNow()
-	defer s.readOnce()
 	next, err := s.rebuild(w)
-	if err != nil && !s.serving && isPermanent(err) {
+	if err != nil && !s.isServing() && isPermanent(err) {
 		return err
 	}
 	for {
@@ -59,7 +58,7 @@ func (s *Server) rebuildOnChange(ctx context.Context) error {
 func (s *Server) rebuild(w *watcher) (time.Duration, error) {
 	for {
 		r, err := s.build()
-		s.readOnce()
+		s.noteRead(fromDir)
 		again, watchErr := w.sync(r.watch)
 		if watchErr != nil {
 			s.failed(stepWatch, watchErr)
@@ -81,6 +80,8 @@ func (s *Server) rebuild(w *watcher) (time.Duration, error) {
 // failed counts a failure, and logs it unless the step has failed since it last worked.
 func (s *Server) failed(step string, err error) {
 	s.metrics.failures.WithLabelValues(step).Inc()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if !s.logged[step] {
 		s.logged[step] = true
 		s.cfg.Logger.Error(failureMessage(step)+"; the current tables stay", "error", err)
@@ -102,7 +103,11 @@ func failureMessage(step string) string {
 }
 
 // recovered makes failed log the next failure of a step.
-func (s *Server) recovered(step string) { delete(s.logged, step) }
+func (s *Server) recovered(step string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.logged, step)
+}
 
 // build reads the directory and serves its tables.
 func (s *Server) build() (reading, error) {
@@ -115,7 +120,7 @@ func (s *Server) build() (reading, error) {
 	s.setDirErr(err)
 	if err != nil {
 		s.failed(stepRead, err)
-		if s.serving || len(s.source.good) == 0 {
+		if s.isServing() || len(s.source.good) == 0 {
 			return r, err
 		}
 		// The process has just started: serve the last good objects of the previous one.
@@ -124,7 +129,7 @@ func (s *Server) build() (reading, error) {
 	}
 	s.recovered(stepRead)
 	s.metrics.lastRead.SetToCurrentTime()
-	if r.same && s.built && !s.vipsUnsaved {
+	if r.same && s.upToDate() {
 		s.saveObjects()
 		return r, nil
 	}
@@ -141,36 +146,14 @@ func (s *Server) setDirErr(err error) {
 	}
 }
 
-// serve puts the tables of a reading to use. The first reading that is served must be
-// complete, because clients would lose the hosts that are missing.
+// serve puts the tables of a reading of the directory to use.
 func (s *Server) serve(r reading) error {
-	s.built = false
-	if !s.serving {
-		if why := s.tooEarly(r); why != "" {
-			s.report(r, allocation{})
-			s.setWaiting(why)
-			return nil
-		}
+	err := s.publish(fromDir, r, s.tooEarly(r))
+	if err == nil && s.state != nil && s.isServing() {
+		s.objectsUnsaved = true
+		s.saveObjects()
 	}
-	snap, a := newSnapshot(r.objects, s.cfg.ClusterDomain, s.vips)
-	s.report(r, a)
-	s.saveVIPs(a)
-	s.metrics.observe(r, snap, a)
-	if err := s.cache.set(snap); err != nil {
-		s.failed(stepBuild, err)
-		return err
-	}
-	s.recovered(stepBuild)
-	s.built = true
-	s.objectsUnsaved = s.state != nil
-	s.saveObjects()
-	if !s.serving {
-		s.serving = true
-		s.setWaiting("")
-		s.cfg.Logger.Info("serving name tables", "address", s.addr.String(), "config_dir", s.cfg.ConfigDir)
-		close(s.ready)
-	}
-	return nil
+	return err
 }
 
 // tooEarly returns why a reading must not be the first one that is served, or "".
@@ -197,10 +180,10 @@ func (s *Server) setWaiting(why string) {
 	}
 }
 
-// saveVIPs saves the VIPs before any client sees them, so that a crash does not lose
+// saveVIPsLocked saves the VIPs before any client sees them, so that a crash does not lose
 // them. If that fails, for example because the disk is full, the VIPs are served all the
 // same, and the next build tries again.
-func (s *Server) saveVIPs(a allocation) {
+func (s *Server) saveVIPsLocked(a allocation) {
 	if s.state == nil {
 		return
 	}
@@ -241,8 +224,8 @@ func (s *Server) saveObjectsNow() {
 // broken is logged once, and again if it was repaired and breaks again.
 func (s *Server) report(r reading, a allocation) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.errs = slices.Clone(r.errs)
-	s.mu.Unlock()
 	s.metrics.broken.Set(float64(len(r.errs)))
 	logged := map[string]bool{}
 	logNew := func(id string, log func()) {

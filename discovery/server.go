@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
+	"github.com/nametap/nametap/discovery/kube"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/internal/statedir"
 )
@@ -35,8 +36,12 @@ const (
 // Config configures a [Server].
 type Config struct {
 	// ConfigDir is the directory of objects. It must exist when the server starts, unless
-	// StateDir holds the last good objects.
+	// StateDir holds the last good objects. "" means that no directory is read.
 	ConfigDir string
+	// Kubernetes says how to reach the API server whose objects are read; nil means that none
+	// is. With ConfigDir, an object in the directory is used instead of the same one of the API
+	// server.
+	Kubernetes *kube.Access
 	// GRPCAddr is the "host:port" on which ADS is served, in plaintext. Port 0 means a
 	// free port, "" means ":15010".
 	GRPCAddr string
@@ -102,8 +107,9 @@ func (c Config) withDefaults() Config {
 }
 
 func (c Config) validate() error {
-	if c.ConfigDir == "" {
-		return errors.New("no configuration directory: set it to the directory with your Services and ServiceEntries (--config-dir)")
+	if c.ConfigDir == "" && c.Kubernetes == nil {
+		return errors.New("no source of objects: name the directory with your Services and ServiceEntries (--config-dir), " +
+			"or the file with the access to the Kubernetes API (--kubeconfig)")
 	}
 	if !object.IsHost(c.ClusterDomain) {
 		return fmt.Errorf("cluster domain %q: want a DNS name such as %s (--cluster-domain)", c.ClusterDomain, defaultClusterDomain)
@@ -113,6 +119,9 @@ func (c Config) validate() error {
 
 // checkDir returns an error if the configuration directory does not exist.
 func (c Config) checkDir() error {
+	if c.ConfigDir == "" {
+		return nil
+	}
 	info, err := os.Stat(c.ConfigDir)
 	switch {
 	case err != nil:
@@ -132,25 +141,30 @@ type Server struct {
 	ready   chan struct{}
 	addr    net.Addr // written before ready is closed
 
-	firstRead chan struct{} // closed when the first reading has been served or refused
+	firstRead chan struct{} // closed when the first reading of each source has been served or refused
 	readOnce  func()        // closes firstRead
+	kube      *kube.Source  // nil without the Kubernetes API
+	changed   chan struct{} // has an element when objects of the Kubernetes API have changed
 
 	clients atomic.Int64   // open streams
 	streams sync.WaitGroup // their handlers
 
 	// The fields below are owned by the goroutine of rebuildOnChange.
-	state   *statedir.Dir // nil without a state directory; locked
-	source  *source
-	vips    *vips
-	logged  map[string]bool // errors and failures that were logged and have not ended
-	built   bool            // the last reading is served
-	serving bool            // a reading was served; ready is closed
-
-	vipsUnsaved    bool      // the file of VIPs is older than vips
+	state          *statedir.Dir // nil without a state directory; locked
+	source         *source
 	objectsUnsaved bool      // the file of last good objects is older than source.good
 	objectsSaved   time.Time // when that file was last written
 
+	building    sync.Mutex // guards the fields up to serving
+	inputs      map[string]input
+	read        map[string]bool // sources that were read, or that could not be
+	vips        *vips
+	vipsUnsaved bool // the file of VIPs is older than vips
+	built       bool // the last readings are served
+	serving     bool // readings were served; ready is closed
+
 	mu      sync.Mutex
+	logged  map[string]bool // errors and failures that were logged and have not ended
 	errs    []object.Error
 	dirErr  *object.Error // why the configuration directory cannot be read
 	waiting string        // why the server is not ready; "" once it is
@@ -165,8 +179,8 @@ func New(cfg Config) (server *Server, err error) {
 	}
 	s := &Server{
 		cfg: cfg, cache: newCache(), ready: make(chan struct{}), vips: &vips{}, logged: map[string]bool{},
-		waiting:   "the configuration directory has not been read yet",
-		firstRead: make(chan struct{}),
+		waiting:   "no object has been read yet",
+		firstRead: make(chan struct{}), changed: make(chan struct{}, 1), inputs: map[string]input{}, read: map[string]bool{},
 	}
 	s.readOnce = sync.OnceFunc(func() { close(s.firstRead) })
 	defer func() {
@@ -185,6 +199,11 @@ func New(cfg Config) (server *Server, err error) {
 		cfg.Logger.Error("serving the last good objects", "objects", len(good), "error", err)
 	}
 	s.source = newSource(cfg.ConfigDir, cfg.AllowEmpty, good)
+	if cfg.Kubernetes != nil {
+		if s.kube, err = kube.New(kube.Config{Access: cfg.Kubernetes, Changed: func() { notify(s.changed) }, Logger: cfg.Logger}); err != nil {
+			return nil, err
+		}
+	}
 	if s.metrics, err = newMetrics(cfg.Registerer); err != nil {
 		return nil, err
 	}
@@ -276,7 +295,19 @@ func (s *Server) Run(ctx context.Context) error {
 		s.streams.Wait()
 		return nil
 	})
-	group.Go(func() error { return s.rebuildOnChange(ctx) })
+	if s.cfg.ConfigDir != "" {
+		group.Go(func() error { return s.rebuildOnChange(ctx) })
+	}
+	if s.kube != nil {
+		group.Go(func() error {
+			s.kube.Run(ctx)
+			return nil
+		})
+		group.Go(func() error {
+			s.followKubernetes(ctx)
+			return nil
+		})
+	}
 	return group.Wait()
 }
 

@@ -75,7 +75,7 @@ func TestBrokenAtStartIsLeftOut(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "sub/a.yaml", svc("web", "clusterIP: x")+svc("cart", "clusterIP: 10.0.0.1"))
 	write(t, dir, "b.yaml", svc("cart", "clusterIP: 10.0.0.2"))
-	table, errs, err := Table(Config{ConfigDir: dir}, Client{Namespace: "shop"})
+	table, errs, err := Table(t.Context(), Config{ConfigDir: dir}, Client{Namespace: "shop"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 	"slices"
@@ -165,10 +166,9 @@ type Client struct {
 	AutoAllocate bool
 }
 
-// Table reads the configuration directory once and returns the table of a client with both
-// address families, and the errors in documents. It writes nothing: it uses the saved VIPs
-// and does not save new ones.
-func Table(cfg Config, client Client) (*api.NameTable, []object.Error, error) {
+// Table reads the objects once and returns the table of a client with both address families, and
+// the errors in objects. It writes nothing: it uses the saved VIPs and does not save new ones.
+func Table(ctx context.Context, cfg Config, client Client) (*api.NameTable, []object.Error, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, nil, err
@@ -183,10 +183,22 @@ func Table(cfg Config, client Client) (*api.NameTable, []object.Error, error) {
 			return nil, nil, err
 		}
 	}
-	r, err := newSource(cfg.ConfigDir, cfg.AllowEmpty, nil).read()
-	if err != nil {
-		return nil, nil, err
+	inputs := map[string]input{}
+	if cfg.ConfigDir != "" {
+		r, err := newSource(cfg.ConfigDir, cfg.AllowEmpty, nil).read()
+		if err != nil {
+			return nil, nil, err
+		}
+		inputs[fromDir] = input{reading: r}
 	}
+	if cfg.Kubernetes != nil {
+		r, err := readKubernetes(ctx, cfg)
+		if err != nil {
+			return nil, nil, err
+		}
+		inputs[fromKubernetes] = input{reading: r}
+	}
+	r, _ := combine(cfg.sources(), inputs)
 	snap, _ := newSnapshot(r.objects, cfg.ClusterDomain, v)
 	key := viewKey{namespace: client.Namespace, families: families{v4: true, v6: true}, vips: client.AutoAllocate}
 	return snap.tables(key)[""], r.errs, nil

@@ -187,7 +187,7 @@ func TestVIPsSurviveRestarts(t *testing.T) {
 	}
 
 	// Table returns the same VIPs, and writes nothing.
-	table, errs, err := Table(Config{ConfigDir: dir, StateDir: state}, Client{Namespace: "shop", AutoAllocate: true})
+	table, errs, err := Table(t.Context(), Config{ConfigDir: dir, StateDir: state}, Client{Namespace: "shop", AutoAllocate: true})
 	if err != nil || len(errs) > 0 {
 		t.Fatal(err, errs)
 	}
@@ -287,7 +287,7 @@ func TestTwoServersOneStateDir(t *testing.T) {
 	if !errors.Is(err, statedir.ErrTaken) || !strings.Contains(err.Error(), state) || !strings.HasSuffix(err.Error(), "(--state-dir)") {
 		t.Errorf("second server: %v, want ErrTaken with the directory and the flag", err)
 	}
-	if _, _, err := Table(cfg, Client{Namespace: "shop"}); err != nil {
+	if _, _, err := Table(t.Context(), cfg, Client{Namespace: "shop"}); err != nil {
 		t.Errorf("printing the table beside a running server: %v", err)
 	}
 	first.stop()

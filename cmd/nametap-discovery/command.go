@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/discovery"
+	"github.com/nametap/nametap/discovery/kube"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/internal/version"
 )
@@ -24,16 +25,18 @@ const (
 	exitUsage  = 2
 )
 
-const help = `Serve the Services and ServiceEntries of a directory to the agents of nametap and Istio.
+const help = `Serve the Services and ServiceEntries of a Kubernetes cluster, or of a directory, to the agents
+of nametap and Istio.
 
 Every flag --foo-bar is also the environment variable NAMETAP_FOO_BAR. The command
 line takes precedence.`
 
 // options are the values of the flags.
 type options struct {
-	server   discovery.Config
-	httpAddr string
-	logLevel logLevel
+	server     discovery.Config
+	kubeconfig string
+	httpAddr   string
+	logLevel   logLevel
 
 	printTable bool
 	client     discovery.Client // whose table is printed
@@ -57,7 +60,8 @@ func newOptions() *options {
 func (o *options) addFlags(f *pflag.FlagSet) {
 	f.SortFlags = false // the help lists them in the order of declaration
 	g := settings.NewGroup(f, "Objects")
-	g.String(&o.server.ConfigDir, "config-dir", "`directory` of Services, EndpointSlices, Pods and ServiceEntries (required)")
+	g.String(&o.server.ConfigDir, "config-dir", "`directory` of Services, EndpointSlices, Pods and ServiceEntries")
+	g.String(&o.kubeconfig, "kubeconfig", "`file` with the access to the Kubernetes API whose objects are read; default without --config-dir: the pod's service account")
 	g.Bool(&o.server.AllowEmpty, "allow-empty", "accept a directory without any object: be ready with an empty table, and remove all hosts when the directory becomes empty")
 	g.String(&o.server.ClusterDomain, "cluster-domain", "`domain` of Services")
 	g.String(&o.server.StateDir, "state-dir", "`directory` in which automatic VIPs and the last good objects are saved; empty keeps them in memory")
@@ -79,11 +83,22 @@ func (o *options) resolve(f *pflag.FlagSet) error {
 	if err := settings.Resolve(f, os.Environ()); err != nil {
 		return usageError{err}
 	}
-	if o.server.ConfigDir == "" {
-		return usageError{errors.New("--config-dir is missing: set it to the directory with your Services and ServiceEntries")}
-	}
 	o.stateDirGiven = f.Changed("state-dir")
-	return nil
+	return o.resolveKubernetes()
+}
+
+// resolveKubernetes finds out how to reach the Kubernetes API, if it is a source.
+func (o *options) resolveKubernetes() error {
+	if o.kubeconfig == "" && o.server.ConfigDir != "" {
+		return nil
+	}
+	var err error
+	o.server.Kubernetes, err = kube.NewAccess(o.kubeconfig)
+	if errors.Is(err, kube.ErrNotInCluster) {
+		return usageError{errors.New("no source of objects: name the directory with your Services and ServiceEntries (--config-dir), " +
+			"or a file with the access to the Kubernetes API (--kubeconfig); in a pod, the service account is used")}
+	}
+	return err
 }
 
 // A logLevel is the least important level to log.
@@ -143,7 +158,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	o := newOptions()
 	root := &cobra.Command{
-		Use:     "nametap-discovery --config-dir DIR",
+		Use:     "nametap-discovery [--config-dir DIR] [--kubeconfig FILE]",
 		Long:    help,
 		Example: "  nametap-discovery --config-dir examples/shop\n  nametap-discovery table --config-dir examples/shop --for-namespace shop",
 		Args:    noArgs,
@@ -152,7 +167,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 				return err
 			}
 			if o.printTable {
-				return printTable(o, stdout, stderr)
+				return printTable(cmd.Context(), o, stdout, stderr)
 			}
 			return serve(cmd.Context(), o, stderr)
 		},

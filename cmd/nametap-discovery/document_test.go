@@ -82,7 +82,7 @@ func TestHelpIsGrouped(t *testing.T) {
 	}
 	want := []string{
 		"Usage", "Examples", "Commands", "Flags",
-		"Objects", "config-dir", "allow-empty", "cluster-domain", "state-dir",
+		"Objects", "config-dir", "kubeconfig", "allow-empty", "cluster-domain", "state-dir",
 		"Serving, status and logging", "grpc-addr", "max-clients", "http-addr", "log-level",
 		"Printing a table", "print-table", "for-namespace", "dns-auto-allocate",
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -20,8 +21,8 @@ import (
 func newTable(stdout, stderr io.Writer) *cobra.Command {
 	o := newOptions()
 	cmd := &cobra.Command{
-		Use:   "table --config-dir DIR [--for-namespace NS]",
-		Short: "Print the table of a namespace, and the errors in the directory",
+		Use:   "table [--config-dir DIR] [--kubeconfig FILE] [--for-namespace NS]",
+		Short: "Print the table of a namespace, and the errors in the objects",
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.resolve(cmd.Flags()); err != nil {
@@ -30,7 +31,7 @@ func newTable(stdout, stderr io.Writer) *cobra.Command {
 			if err := checkOutput(o.output); err != nil {
 				return err
 			}
-			return printTable(o, stdout, stderr)
+			return printTable(cmd.Context(), o, stdout, stderr)
 		},
 	}
 	o.addFlags(cmd.Flags())
@@ -43,8 +44,8 @@ func newTable(stdout, stderr io.Writer) *cobra.Command {
 
 // printTable prints the table of a client. It lists broken documents and then fails, so
 // that it can check a directory before a rollout.
-func printTable(o *options, stdout, stderr io.Writer) error {
-	table, broken, err := discovery.Table(o.server, o.client)
+func printTable(ctx context.Context, o *options, stdout, stderr io.Writer) error {
+	table, broken, err := discovery.Table(ctx, o.server, o.client)
 	if err != nil {
 		return err
 	}
@@ -62,8 +63,7 @@ func printTable(o *options, stdout, stderr io.Writer) error {
 		}
 	}
 	if len(broken) > 0 {
-		return fmt.Errorf("broken documents in %s (errors: %d): the objects named above are not in the table; repair them",
-			o.server.ConfigDir, len(broken))
+		return fmt.Errorf("broken documents (errors: %d): the objects named above are not in the table; repair them", len(broken))
 	}
 	return nil
 }
