@@ -62,7 +62,9 @@ type resource struct {
 // watch is a request that waits. answer sends what the view holds that is new for the
 // client, and reports whether there was anything.
 type watch struct {
+	client subscriber
 	answer answer
+	view   *view // that it waits for
 }
 
 type answer func(*view) (bool, error)
@@ -77,29 +79,36 @@ func (c *cache) waitingFor(why string) {
 }
 
 // set makes snap the current snapshot and answers the watches for which something has
-// changed. It drops views without watches; a client that is about to answer a push
-// creates its view again.
+// changed. Another Sidecar may give a client another view. It drops views without watches; a
+// client that is about to answer a push creates its view again.
 func (c *cache) set(snap *snapshot) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.snap = snap
-	for key, old := range c.views {
-		if len(old.watches) == 0 {
-			delete(c.views, key)
-			continue
-		}
-		next, err := newView(snap, key)
-		if err != nil {
-			return err
-		}
-		old.resources, old.version = next.resources, next.version
+	views := map[viewKey]*view{}
+	for _, old := range c.views {
 		for w := range old.watches {
-			answered, err := w.answer(old)
+			key := snap.view(w.client)
+			v, ok := views[key]
+			if !ok {
+				var err error
+				if v, err = newView(snap, key); err != nil {
+					return err
+				}
+				views[key] = v
+			}
+			v.watches[w] = struct{}{}
+		}
+	}
+	c.snap, c.views = snap, views
+	for _, v := range views {
+		for w := range v.watches {
+			w.view = v
+			answered, err := w.answer(v)
 			if err != nil {
 				return err
 			}
 			if answered {
-				delete(old.watches, w)
+				delete(v.watches, w)
 			}
 		}
 	}
@@ -242,7 +251,7 @@ func (v *view) selected(sub cachev3.Subscription) ([]string, map[string]string) 
 // the watch; after that nothing is sent. The server's channel has room for one response
 // per watch, so sending with the lock held does not block.
 func (c *cache) watch(url string, node *corev3.Node, send answer) (func(), error) {
-	key, err := parseNode(node)
+	client, err := parseNode(node)
 	if err != nil {
 		return nil, err
 	}
@@ -253,7 +262,7 @@ func (c *cache) watch(url string, node *corev3.Node, send answer) (func(), error
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	v, err := c.viewLocked(key)
+	v, err := c.viewLocked(client)
 	if err != nil {
 		return nil, err
 	}
@@ -264,22 +273,23 @@ func (c *cache) watch(url string, node *corev3.Node, send answer) (func(), error
 	if answered {
 		return func() {}, nil
 	}
-	w := &watch{answer: send}
+	w := &watch{client: client, answer: send, view: v}
 	v.watches[w] = struct{}{}
 	return func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		delete(v.watches, w)
+		delete(w.view.watches, w)
 	}, nil
 }
 
-// viewLocked returns the view for a key, and makes it if there is none.
-func (c *cache) viewLocked(key viewKey) (*view, error) {
+// viewLocked returns the view of a client, and makes it if there is none.
+func (c *cache) viewLocked(client subscriber) (*view, error) {
+	if c.snap == nil {
+		return nil, status.Error(codes.Unavailable, "no table has been built yet: "+c.waiting)
+	}
+	key := c.snap.view(client)
 	v, ok := c.views[key]
 	if !ok {
-		if c.snap == nil {
-			return nil, status.Error(codes.Unavailable, "no table has been built yet: "+c.waiting)
-		}
 		var err error
 		if v, err = newView(c.snap, key); err != nil {
 			return nil, status.Errorf(codes.Internal, "building the view of %+v: %v", key, err)

@@ -16,7 +16,7 @@ func TestIdleViewsAreBounded(t *testing.T) {
 		t.Helper()
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		v, err := c.viewLocked(viewKey{namespace: namespace})
+		v, err := c.viewLocked(subscriber{view: viewKey{namespace: namespace}})
 		if err != nil {
 			t.Fatal(err)
 		}

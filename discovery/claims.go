@@ -26,6 +26,15 @@ type claim struct {
 
 func (c claim) kubernetes() bool { return c.shortname != "" }
 
+// owner returns the host that a Sidecar shows or hides: that of the Service for the pod of a
+// headless Service, otherwise the host itself.
+func (c claim) owner() string {
+	if pod, _, found := strings.Cut(c.shortname, "."); found {
+		return c.host[len(pod)+1:]
+	}
+	return c.host
+}
+
 // hostKey returns the form of a host in which spellings that differ in case are equal.
 func hostKey(host string) string { return strings.ToLower(host) }
 

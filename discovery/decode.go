@@ -27,6 +27,8 @@ func decodeKind(root field, o *object.Object) {
 		o.Pod = decodePod(root)
 	case object.KindServiceEntry:
 		o.Entry = decodeServiceEntry(root, o.Key.Namespace)
+	case object.KindSidecar:
+		o.Sidecar = decodeSidecar(root, o.Key.Namespace)
 	}
 }
 
@@ -165,4 +167,24 @@ func decodeServiceEntry(root field, namespace string) *object.ServiceEntry {
 		spec.get("exportTo").fail("%v", err)
 	}
 	return e
+}
+
+func decodeSidecar(root field, namespace string) *object.Sidecar {
+	spec := root.get("spec")
+	s := &object.Sidecar{Labels: spec.get("workloadSelector").get("labels").stringMap()}
+	for _, listener := range spec.get("egress").list() {
+		if s.Egress == nil {
+			s.Egress = []object.EgressHost{}
+		}
+		for _, f := range listener.get("hosts").list() {
+			h, ok, err := object.ParseEgressHost(f.str(), namespace)
+			if err != nil && f.isString() {
+				f.fail("%v", err)
+			}
+			if ok {
+				s.Egress = append(s.Egress, h)
+			}
+		}
+	}
+	return s
 }

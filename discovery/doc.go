@@ -18,8 +18,8 @@
 //     that namespace. It is a pure function.
 //  5. vip.go gives automatic VIPs to external hosts without addresses. state.go saves
 //     them, and the last good objects, in the state directory.
-//  6. tables.go selects the claims that one kind of client may see (node.go) and merges
-//     the claims to a host into one table entry.
+//  6. tables.go selects the claims that one kind of client may see (node.go, scope.go) and
+//     merges the claims to a host into one table entry.
 //  7. cache.go passes the tables to go-control-plane's server and wakes only the clients
 //     whose table changed. codec.go lets all of them share the bytes of a table, and
 //     limits.go bounds what they can occupy.

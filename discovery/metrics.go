@@ -97,7 +97,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 
 // observe records the result of a build.
 func (m *metrics) observe(r reading, snap *snapshot, a allocation) {
-	kinds := map[string]int{object.KindService: 0, object.KindEndpointSlice: 0, object.KindPod: 0, object.KindServiceEntry: 0}
+	kinds := map[string]int{object.KindService: 0, object.KindEndpointSlice: 0, object.KindPod: 0, object.KindServiceEntry: 0, object.KindSidecar: 0}
 	for _, o := range r.objects {
 		kinds[o.Key.Kind]++
 	}

@@ -17,18 +17,19 @@ const (
 	metaDNSCapture   = "DNS_CAPTURE"
 	metaAutoAllocate = "DNS_AUTO_ALLOCATE"
 	metaMerge        = "NAMETAP_MERGE"
+	metaLabels       = "LABELS"
 )
 
-// parseNode returns the view of a client. The node id has Istio's form:
+// parseNode returns what a node says of its client. The node id has Istio's form:
 // sidecar~<ip>~<pod>.<namespace>~<domain>. It refuses what istiod refuses, so that a
 // client that works with nametap-discovery works with istiod.
-func parseNode(node *corev3.Node) (viewKey, error) {
+func parseNode(node *corev3.Node) (subscriber, error) {
 	if node.GetId() == "" {
-		return viewKey{}, refuse("the first request carries no node id: want sidecar~<ip>~<pod>.<namespace>~<domain>")
+		return subscriber{}, refuse("the first request carries no node id: want sidecar~<ip>~<pod>.<namespace>~<domain>")
 	}
 	parts := strings.Split(node.GetId(), "~")
 	if len(parts) != 4 || parts[0] == "" {
-		return viewKey{}, refuse("node id %q: want sidecar~<ip>~<pod>.<namespace>~<domain>", node.GetId())
+		return subscriber{}, refuse("node id %q: want sidecar~<ip>~<pod>.<namespace>~<domain>", node.GetId())
 	}
 	meta := metadata{fields: node.GetMetadata().GetFields()}
 	v := viewKey{
@@ -45,19 +46,19 @@ func parseNode(node *corev3.Node) (viewKey, error) {
 			v.namespace = parts[2][i+1:]
 		}
 	}
-	ips := meta.str(metaIPs)
+	ips, labels := meta.str(metaIPs), meta.stringMap(metaLabels)
 	if meta.err != nil {
-		return viewKey{}, meta.err
+		return subscriber{}, meta.err
 	}
 	if v.namespace == "" {
-		return viewKey{}, refuse("node %q has no namespace: neither metadata %s nor <pod>.<namespace> in the id",
+		return subscriber{}, refuse("node %q has no namespace: neither metadata %s nor <pod>.<namespace> in the id",
 			node.GetId(), metaNamespace)
 	}
 	var ok bool
 	if v.families, ok = familiesOf(ips + "," + parts[1]); !ok {
-		return viewKey{}, refuse("node %q has no IP address: neither metadata %s nor the id gives one", node.GetId(), metaIPs)
+		return subscriber{}, refuse("node %q has no IP address: neither metadata %s nor the id gives one", node.GetId(), metaIPs)
 	}
-	return v, nil
+	return subscriber{view: v, labels: labels}, nil
 }
 
 // familiesOf returns the families in a comma-separated list of addresses. It ignores
@@ -103,6 +104,23 @@ func (m *metadata) str(name string) string {
 		return ""
 	}
 	return s.StringValue
+}
+
+// stringMap returns an object whose values are strings.
+func (m *metadata) stringMap(name string) map[string]string {
+	fields := m.fields[name].GetStructValue().GetFields()
+	if value, ok := m.fields[name]; ok && fields == nil && value.GetStructValue() == nil && m.err == nil {
+		m.err = refuse("node metadata %s: want an object, got %s", name, value)
+	}
+	values := metadata{fields: fields}
+	out := make(map[string]string, len(fields))
+	for key := range fields {
+		out[key] = values.str(key)
+	}
+	if values.err != nil && m.err == nil {
+		m.err = values.err
+	}
+	return out
 }
 
 func (m *metadata) flag(name string, fallback bool) bool {

@@ -31,7 +31,7 @@ func TestParseNode(t *testing.T) {
 		{"asks and does not capture", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"DNS_CAPTURE": "false", "DNS_AUTO_ALLOCATE": "true"}, viewKey{namespace: "shop", families: v4}},
 		{"captures and does not ask", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"DNS_CAPTURE": "true"}, viewKey{namespace: "shop", families: v4}},
 		{"switches", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"DNS_CAPTURE": "false", "NAMETAP_MERGE": "true"}, viewKey{namespace: "shop", families: v4, merge: true}},
-		{"other metadata is ignored", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"PORT": 1, "LABELS": map[string]any{"a": "b"}}, viewKey{namespace: "shop", families: v4}},
+		{"labels, and other metadata", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"PORT": 1, "LABELS": map[string]any{"a": "b"}}, viewKey{namespace: "shop", families: v4}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			meta, err := structpb.NewStruct(tt.meta)
@@ -39,8 +39,11 @@ func TestParseNode(t *testing.T) {
 				t.Fatal(err)
 			}
 			got, err := parseNode(&corev3.Node{Id: tt.id, Metadata: meta})
-			if err != nil || got != tt.want {
+			if err != nil || got.view != tt.want {
 				t.Errorf("got %+v, %v\nwant %+v", got, err, tt.want)
+			}
+			if _, labelled := tt.meta["LABELS"]; labelled != (got.labels["a"] == "b") {
+				t.Errorf("labels %v", got.labels)
 			}
 		})
 	}
@@ -57,7 +60,7 @@ func TestIstioAgentNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := viewKey{namespace: "default", families: bothFamilies, vips: true}
-	if got, err := parseNode(&n); err != nil || got != want {
+	if got, err := parseNode(&n); err != nil || got.view != want {
 		t.Errorf("got %+v, %v; want %+v", got, err, want)
 	}
 	// It gets one table, in both variants.

@@ -146,8 +146,8 @@ func (p *parsed) parseObject(root field, listKind string) {
 	}
 	if kind == "" {
 		if len(doc.errs) == 0 {
-			doc.fail(root.line(), joinPath(root.path, "kind"), "is missing: want %s, %s, %s, %s or List",
-				object.KindService, object.KindEndpointSlice, object.KindPod, object.KindServiceEntry)
+			doc.fail(root.line(), joinPath(root.path, "kind"), "is missing: want %s, %s, %s, %s, %s or List",
+				object.KindService, object.KindEndpointSlice, object.KindPod, object.KindServiceEntry, object.KindSidecar)
 		}
 		p.errs = append(p.errs, doc.errs...)
 		p.unnamed = true
@@ -241,14 +241,18 @@ func known(apiVersion, kind string, inList bool) bool {
 		group = ""
 	}
 	if apiVersion == "" && inList {
-		return kind == object.KindService || kind == object.KindPod || kind == object.KindEndpointSlice || kind == object.KindServiceEntry
+		switch kind {
+		case object.KindService, object.KindPod, object.KindEndpointSlice, object.KindServiceEntry, object.KindSidecar:
+			return true
+		}
+		return false
 	}
 	switch kind {
 	case object.KindService, object.KindPod:
 		return group == ""
 	case object.KindEndpointSlice:
 		return group == "discovery.k8s.io"
-	case object.KindServiceEntry:
+	case object.KindServiceEntry, object.KindSidecar:
 		return group == "networking.istio.io"
 	}
 	return false

@@ -30,21 +30,38 @@ func (f families) has(a netip.Addr) bool {
 type viewKey struct {
 	namespace string
 	families  families
-	vips      bool // the client has a proxy for connections to automatic VIPs
-	merge     bool // the client merges several tables
+	vips      bool       // the client has a proxy for connections to automatic VIPs
+	merge     bool       // the client merges several tables
+	sidecar   object.Key // the Sidecar that limits the hosts; zero if none does
+}
+
+// subscriber is what is known of a client. Which Sidecar limits its hosts depends on the snapshot,
+// so the view does not have it yet.
+type subscriber struct {
+	view   viewKey
+	labels map[string]string
 }
 
 // snapshot is what the objects say, for all clients. It does not change after it is made.
 type snapshot struct {
 	claims []claim
 	slots  map[string]uint16 // automatic VIPs, by hostKey
+
+	sidecars sidecars
+}
+
+// view returns the key of the view of a client.
+func (s *snapshot) view(c subscriber) viewKey {
+	key := c.view
+	key.sidecar = s.sidecars.of(key.namespace, c.labels)
+	return key
 }
 
 // newSnapshot builds a snapshot from objects. It allocates VIPs in v.
 func newSnapshot(objects []object.Object, domain string, v *vips) (*snapshot, allocation) {
 	claims := buildClaims(objects, domain)
 	a := v.allocate(wantedVIPs(claims), claimedSlots(claims))
-	return &snapshot{claims: claims, slots: a.slots}, a
+	return &snapshot{claims: claims, slots: a.slots, sidecars: collectSidecars(objects)}, a
 }
 
 // tables returns the name tables of a view by resource name: a single one without a name,
@@ -52,9 +69,10 @@ func newSnapshot(objects []object.Object, domain string, v *vips) (*snapshot, al
 // first namespace, in alphabetical order, that gives it an address.
 func (s *snapshot) tables(v viewKey) map[string]*api.NameTable {
 	byHost := make(map[string][]visibleClaim, len(s.claims))
+	limit := s.sidecars.get(v.sidecar)
 	for i := range s.claims {
 		c := &s.claims[i]
-		if !c.exportTo.VisibleIn(v.namespace) {
+		if !c.exportTo.VisibleIn(v.namespace) || limit != nil && !limit.Shows(c.namespace, hostKey(c.owner())) {
 			continue
 		}
 		// A claim without an address is ignored.
@@ -164,6 +182,8 @@ type Client struct {
 	Namespace string
 	// AutoAllocate says that the client asks for automatic VIPs.
 	AutoAllocate bool
+	// Labels are those of the client's workload, by which Sidecars select it.
+	Labels map[string]string
 }
 
 // Table reads the objects once and returns the table of a client with both address families, and
@@ -200,6 +220,9 @@ func Table(ctx context.Context, cfg Config, client Client) (*api.NameTable, []ob
 	}
 	r, _ := combine(cfg.sources(), inputs)
 	snap, _ := newSnapshot(r.objects, cfg.ClusterDomain, v)
-	key := viewKey{namespace: client.Namespace, families: families{v4: true, v6: true}, vips: client.AutoAllocate}
+	key := snap.view(subscriber{
+		view:   viewKey{namespace: client.Namespace, families: families{v4: true, v6: true}, vips: client.AutoAllocate},
+		labels: client.Labels,
+	})
 	return snap.tables(key)[""], r.errs, nil
 }

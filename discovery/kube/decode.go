@@ -33,7 +33,13 @@ func reduce(whole any) (*slim, error) {
 	case *discoveryv1.EndpointSlice:
 		return reduceSlice(o), nil
 	case *unstructured.Unstructured:
-		return reduceEntry(o), nil
+		switch o.GetKind() {
+		case object.KindServiceEntry:
+			return reduceEntry(o), nil
+		case object.KindSidecar:
+			return reduceSidecar(o), nil
+		}
+		return nil, fmt.Errorf("unexpected object of kind %q", o.GetKind())
 	}
 	return nil, fmt.Errorf("unexpected object of type %T", whole)
 }
@@ -151,6 +157,44 @@ func reduceEntry(o *unstructured.Unstructured) *slim {
 	var err error
 	if entry.ExportTo, err = object.NewExportTo(from.Spec.ExportTo, o.GetNamespace()); err != nil {
 		s.fail("spec.exportTo", "%v", err)
+	}
+	return s
+}
+
+// sidecar has the fields of an Istio Sidecar that are used.
+type sidecar struct {
+	Spec struct {
+		WorkloadSelector struct {
+			Labels map[string]string `json:"labels"`
+		} `json:"workloadSelector"`
+		Egress []struct {
+			Hosts []string `json:"hosts"`
+		} `json:"egress"`
+	} `json:"spec"`
+}
+
+func reduceSidecar(o *unstructured.Unstructured) *slim {
+	s := newSlim(object.KindSidecar, o)
+	var from sidecar
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &from); err != nil {
+		s.fail("spec", "%v", err)
+		return s
+	}
+	sidecar := &object.Sidecar{Labels: from.Spec.WorkloadSelector.Labels, Created: o.GetCreationTimestamp().Time}
+	s.object.Sidecar = sidecar
+	if len(from.Spec.Egress) > 0 {
+		sidecar.Egress = []object.EgressHost{}
+	}
+	for i, listener := range from.Spec.Egress {
+		for j, text := range listener.Hosts {
+			h, ok, err := object.ParseEgressHost(text, o.GetNamespace())
+			if err != nil {
+				s.fail(fmt.Sprintf("spec.egress[%d].hosts[%d]", i, j), "%v", err)
+			}
+			if ok {
+				sidecar.Egress = append(sidecar.Egress, h)
+			}
+		}
 	}
 	return s
 }

@@ -27,10 +27,12 @@ const (
 	foreignSlices  = "!service.kubernetes.io/headless,endpointslice.kubernetes.io/managed-by!=endpointslice-controller.k8s.io"
 )
 
-// serviceEntries is Istio's custom resource. Its versions have the same fields.
-var serviceEntries = custom{
-	definition: "serviceentries.networking.istio.io",
-	resource:   schema.GroupResource{Group: "networking.istio.io", Resource: "serviceentries"},
+// customs are Istio's custom resources. The versions of each have the same fields.
+func customs() []custom {
+	return []custom{
+		{"serviceentries.networking.istio.io", schema.GroupResource{Group: "networking.istio.io", Resource: "serviceentries"}},
+		{"sidecars.networking.istio.io", schema.GroupResource{Group: "networking.istio.io", Resource: "sidecars"}},
+	}
 }
 
 // definitions is the resource of definitions of custom resources.

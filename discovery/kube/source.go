@@ -62,7 +62,9 @@ func New(cfg Config) (*Source, error) {
 		{newFeed("endpointslices of headless Services", cfg), typedLister(c.discovery, "endpointslices", headlessSlices), &discoveryv1.EndpointSlice{}},
 		{newFeed("endpointslices of other controllers", cfg), typedLister(c.discovery, "endpointslices", foreignSlices), &discoveryv1.EndpointSlice{}},
 	}
-	s.customs = []*customFeed{newCustomFeed(s, serviceEntries)}
+	for _, custom := range customs() {
+		s.customs = append(s.customs, newCustomFeed(s, custom))
+	}
 	return s, nil
 }
 

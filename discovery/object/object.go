@@ -17,6 +17,7 @@ const (
 	KindEndpointSlice = "EndpointSlice"
 	KindPod           = "Pod"
 	KindServiceEntry  = "ServiceEntry"
+	KindSidecar       = "Sidecar"
 )
 
 // Labels, annotations and values of fields.
@@ -50,6 +51,7 @@ type Object struct {
 	Slice   *EndpointSlice
 	Pod     *Pod
 	Entry   *ServiceEntry
+	Sidecar *Sidecar
 }
 
 // Service holds the fields of a Kubernetes Service that are used.

@@ -27,6 +27,7 @@ const (
 	Services       = "/api/v1/services"
 	EndpointSlices = "/apis/discovery.k8s.io/v1/endpointslices"
 	ServiceEntries = "/apis/networking.istio.io/v1/serviceentries"
+	Sidecars       = "/apis/networking.istio.io/v1/sidecars"
 	Definitions    = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 )
 
@@ -35,6 +36,7 @@ var kinds = map[string][2]string{
 	Services:       {"v1", "Service"},
 	EndpointSlices: {"discovery.k8s.io/v1", "EndpointSlice"},
 	ServiceEntries: {"networking.istio.io/v1", "ServiceEntry"},
+	Sidecars:       {"networking.istio.io/v1", "Sidecar"},
 	Definitions:    {"meta.k8s.io/v1", "PartialObjectMetadata"},
 }
 
@@ -152,7 +154,7 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
 	a.requests[r.URL.Path] = true
 	status := a.refused[r.URL.Path]
-	istio := a.objects[Definitions]["/serviceentries.networking.istio.io"] != nil
+	istio := len(a.objects[Definitions]) > 0
 	a.mu.Unlock()
 	w.Header().Set("Content-Type", "application/json")
 	watch, _ := strconv.ParseBool(r.URL.Query().Get("watch"))

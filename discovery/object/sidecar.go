@@ -1,0 +1,73 @@
+package object
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Sidecar holds the fields of an Istio Sidecar that are used: it limits the hosts that the
+// workloads it selects see.
+type Sidecar struct {
+	// Labels select workloads of the Sidecar's namespace; without any it is the default of the
+	// namespace.
+	Labels map[string]string
+	// Egress are the visible hosts; nil means all.
+	Egress []EgressHost
+	// Created is when the object was created; the zero time in a directory. The oldest of several
+	// Sidecars for a workload counts.
+	Created time.Time
+}
+
+// EgressHost is a host, or several, of one namespace or of all.
+type EgressHost struct {
+	Namespace string // "*" for all
+	Host      string // in lower case; "*" for all, "*.suffix" for those that end so
+}
+
+const anything = "*"
+
+// ParseEgressHost parses "NAMESPACE/HOST" of a Sidecar in namespace. The namespace "." is the
+// Sidecar's own, and ok is false for "~", which stands for none.
+func ParseEgressHost(text, namespace string) (h EgressHost, ok bool, err error) {
+	from, host, found := strings.Cut(text, "/")
+	host = strings.ToLower(host)
+	switch {
+	case !found || host != anything && !IsHost(host) || from != anything && from != exportToPrivate && from != exportToNone && !IsLabel(from):
+		return h, false, fmt.Errorf(`want NAMESPACE/HOST, with a name, ".", "*" or "~" as the namespace, got %q`, text)
+	case from == exportToNone:
+		return h, false, nil
+	case from == exportToPrivate:
+		from = namespace
+	}
+	return EgressHost{from, host}, true, nil
+}
+
+// Selects reports whether a workload with labels is selected.
+func (s *Sidecar) Selects(labels map[string]string) bool {
+	for name, value := range s.Labels {
+		if got, ok := labels[name]; !ok || got != value {
+			return false
+		}
+	}
+	return true
+}
+
+// Shows reports whether a host of a namespace is visible. The host is in lower case.
+func (s *Sidecar) Shows(namespace, host string) bool {
+	if s.Egress == nil {
+		return true
+	}
+	for _, e := range s.Egress {
+		if (e.Namespace == anything || e.Namespace == namespace) && e.covers(host) {
+			return true
+		}
+	}
+	return false
+}
+
+// covers reports whether a host, which may be a wildcard itself, is e's, or below it.
+func (e EgressHost) covers(host string) bool {
+	suffix, wild := strings.CutPrefix(e.Host, anything)
+	return e.Host == host || wild && strings.HasSuffix(host, suffix)
+}

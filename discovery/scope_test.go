@@ -1,0 +1,113 @@
+package discovery
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/nametap/nametap/internal/testkit/fakekube"
+)
+
+func sidecarYAML(name, namespace, spec string) string {
+	return fmt.Sprintf("---\napiVersion: networking.istio.io/v1\nkind: Sidecar\nmetadata: {name: %s, namespace: %s}\nspec: {%s}\n", name, namespace, spec)
+}
+
+// scoped are hosts of three namespaces, one of them with pods.
+func scoped() string {
+	return svcYAML("shop", "web", "10.0.0.1") + svcYAML("shop", "api", "10.0.0.2") + svcYAML("data", "db", "None") + svcYAML("data", "cache", "10.0.0.4") +
+		"---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: db, namespace: data, labels: {kubernetes.io/service-name: db}}\n" +
+		"addressType: IPv4\nendpoints: [{addresses: [10.1.0.1], hostname: db-0}]\n" +
+		"---\n" + entryYAML("ext", "edge", "hosts: [a.Example.com, '*.wild.example.com']", "addresses: [192.0.2.1]", "resolution: STATIC")
+}
+
+// TestSidecars checks which hosts a workload with the label app: web of namespace shop sees.
+func TestSidecars(t *testing.T) { // D12
+	const db, web, api, cache, external, wild = "db-0.db.data db.data", "web.shop", "api.shop", "cache.data", "a.Example.com", "*.wild.example.com"
+	for _, tt := range []struct{ name, sidecars, want string }{
+		{"none", "", join(wild, external, api, cache, db, web)},
+		{"its namespace", sidecarYAML("s", "shop", "egress: [{hosts: ['./*']}]"), join(api, web)},
+		{"all namespaces", sidecarYAML("s", "shop", "egress: [{hosts: ['*/*']}]"), join(wild, external, api, cache, db, web)},
+		{"several listeners", sidecarYAML("s", "shop", "egress: [{hosts: [data/cache.data.svc.cluster.local]}, {hosts: [./web.shop.svc.cluster.local, '~/*']}]"), join(cache, web)},
+		{"no namespace", sidecarYAML("s", "shop", "egress: [{hosts: ['~/*']}]"), ""},
+		{"a pod with its Service", sidecarYAML("s", "shop", "egress: [{hosts: ['*/db.data.svc.cluster.local']}]"), db},
+		{"another namespace's host", sidecarYAML("s", "shop", "egress: [{hosts: [shop/cache.data.svc.cluster.local]}]"), ""},
+		{"any case", sidecarYAML("s", "shop", "egress: [{hosts: ['edge/A.example.COM']}]"), external},
+		{"below a suffix", sidecarYAML("s", "shop", "egress: [{hosts: ['*/*.example.com']}]"), join(wild, external)},
+		{"no egress", sidecarYAML("s", "shop", "ingress: []"), join(wild, external, api, cache, db, web)},
+		{"another namespace", sidecarYAML("s", "data", "egress: [{hosts: ['./*']}]"), join(wild, external, api, cache, db, web)},
+		{"the root namespace", sidecarYAML("s", "istio-system", "egress: [{hosts: ['data/*']}]"), join(cache, db)},
+		{"the root namespace's own workloads", sidecarYAML("s", "istio-system", "workloadSelector: {labels: {app: web}}, egress: [{hosts: ['data/*']}]"), join(wild, external, api, cache, db, web)},
+		{"the namespace before the root", sidecarYAML("s", "istio-system", "egress: [{hosts: ['data/*']}]") + sidecarYAML("s", "shop", "egress: [{hosts: ['./*']}]"), join(api, web)},
+		{"selected", sidecarYAML("a", "shop", "egress: [{hosts: ['./*']}]") + sidecarYAML("b", "shop", "workloadSelector: {labels: {app: web}}, egress: [{hosts: ['data/*']}]"), join(cache, db)},
+		{"not selected", sidecarYAML("b", "shop", "workloadSelector: {labels: {app: web, tier: x}}, egress: [{hosts: ['data/*']}]"), join(wild, external, api, cache, db, web)},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			write(t, dir, "objects.yaml", scoped()+tt.sidecars)
+			table, errs, err := Table(t.Context(), Config{ConfigDir: dir}, Client{Namespace: "shop", Labels: map[string]string{"app": "web"}})
+			if err != nil || len(errs) > 0 {
+				t.Fatal(errs, err)
+			}
+			if got := strings.ReplaceAll(strings.Join(sortedKeys(table.GetTable()), " "), ".svc.cluster.local", ""); got != tt.want {
+				t.Errorf("got  %s\nwant %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func join(hosts ...string) string { return strings.Join(hosts, " ") }
+
+// TestSidecarChanges checks that a connected client follows the Sidecars of the API server: one that
+// selects it is created, changed, hidden by an older one, and deleted.
+func TestSidecarChanges(t *testing.T) { // D12, D14
+	a := fakekube.Start(t)
+	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
+	a.Put(fakekube.Services, svcYAML("data", "db", "10.0.0.2"))
+	r := start(t, onAPI(t, a))
+	labels, err := structpb.NewStruct(map[string]any{"app": "web"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	labelled := func(pairs ...string) *corev3.Node {
+		n := node(t, "shop", pairs...)
+		n.Metadata.Fields["LABELS"] = structpb.NewStructValue(labels)
+		return n
+	}
+	clients := map[string]client{
+		"sotw": open(t, variantSotw, r, labelled()), "delta": open(t, variantDelta, r, labelled()),
+		"merging": open(t, variantDelta, r, labelled(metaMerge, "true")),
+	}
+	other := open(t, variantDelta, r, node(t, "shop"))
+	other.next()
+	want := func(what, hosts string) {
+		t.Helper()
+		for name, c := range clients {
+			c.next()
+			got := strings.ReplaceAll(strings.Join(sortedKeys(merged(t, c.state()).GetTable()), " "), ".svc.cluster.local", "")
+			if got != hosts {
+				t.Errorf("%s, %s: %q, want %q", what, name, got, hosts)
+			}
+		}
+	}
+	const both = "db.data web.shop"
+	want("at first", both)
+	a.Put(fakekube.Definitions, strings.Replace(entryDefinition, "serviceentries", "sidecars", 1))
+	selected := func(created, hosts string) string {
+		return strings.Replace(sidecarYAML("s-"+created, "shop", "workloadSelector: {labels: {app: web}}, egress: [{hosts: ["+hosts+"]}]"),
+			"namespace: shop", "namespace: shop, creationTimestamp: '"+created+"-01-01T00:00:00Z'", 1)
+	}
+	a.Put(fakekube.Sidecars, selected("2002", "'./*'"))
+	want("created", "web.shop")
+	a.Put(fakekube.Sidecars, selected("2002", "'data/*'"))
+	want("changed", "db.data")
+	a.Put(fakekube.Sidecars, selected("2001", "'*/*'"))
+	want("an older one", both)
+	a.Remove(fakekube.Sidecars, "shop/s-2001")
+	want("the older one deleted", "db.data")
+	a.Remove(fakekube.Sidecars, "shop/s-2002")
+	want("deleted", both)
+	other.quiet()
+}
