@@ -20,8 +20,10 @@ type claim struct {
 	// are the addresses of a ServiceEntry; every client gets all of them, as from istiod.
 	addrs   []netip.Addr
 	literal []netip.Addr
-	// wantsVIP marks an external host that gets an automatic VIP.
+	// wantsVIP marks an external host that gets an automatic VIP: one of vips, which a controller
+	// has given to it, or without any a slot.
 	wantsVIP bool
+	vips     []netip.Addr
 }
 
 func (c claim) kubernetes() bool { return c.shortname != "" }
@@ -172,7 +174,7 @@ func entryClaims(k object.Key, e *object.ServiceEntry) []claim {
 	auto := !e.HasAddresses && !e.NoVIP && e.Resolution != object.ResolutionNone
 	for _, host := range e.Hosts {
 		claims = append(claims, claim{
-			host: host, namespace: k.Namespace, exportTo: e.ExportTo, literal: e.Addrs,
+			host: host, namespace: k.Namespace, exportTo: e.ExportTo, literal: e.Addrs, vips: e.VIPs[host],
 			wantsVIP: auto && (e.Resolution == object.ResolutionDynamic || !object.IsWildcard(host)),
 		})
 	}

@@ -158,6 +158,11 @@ func decodeServiceEntry(root field, namespace string) *object.ServiceEntry {
 	default:
 		r.fail("want NONE, STATIC, DNS, DNS_ROUND_ROBIN or DYNAMIC_DNS, got %q", r.str())
 	}
+	for _, f := range root.get("status").get("addresses").list() {
+		if a, ok := f.get("value").addr(); ok {
+			e.AddVIP(f.get("host").str(), a)
+		}
+	}
 	var scopes []string
 	for _, f := range spec.get("exportTo").list() {
 		scopes = append(scopes, f.str())

@@ -119,8 +119,8 @@ func (s *snapshot) addrs(c *claim, v viewKey) []netip.Addr {
 			addrs = append(addrs, a)
 		}
 	}
-	if slot, ok := s.slots[hostKey(c.host)]; ok && c.wantsVIP && v.vips {
-		for _, a := range []netip.Addr{slotAddr4(slot), slotAddr6(slot)} {
+	if c.wantsVIP && v.vips {
+		for _, a := range s.automatic(c) {
 			if v.families.has(a) {
 				addrs = append(addrs, a)
 			}
@@ -129,12 +129,23 @@ func (s *snapshot) addrs(c *claim, v viewKey) []netip.Addr {
 	return addrs
 }
 
+// automatic returns the automatic VIPs of a claim that wants them, of both families.
+func (s *snapshot) automatic(c *claim) []netip.Addr {
+	if len(c.vips) > 0 {
+		return c.vips
+	}
+	if slot, ok := s.slots[hostKey(c.host)]; ok {
+		return []netip.Addr{slotAddr4(slot), slotAddr6(slot)}
+	}
+	return nil
+}
+
 // hostCount returns the number of hosts for which some client gets an address.
 func (s *snapshot) hostCount() int {
 	hosts := map[string]bool{}
 	for _, c := range s.claims {
 		k := hostKey(c.host)
-		if _, vip := s.slots[k]; vip || len(c.addrs)+len(c.literal) > 0 {
+		if _, vip := s.slots[k]; vip || len(c.addrs)+len(c.literal) > 0 || c.wantsVIP && len(c.vips) > 0 {
 			hosts[k] = true
 		}
 	}

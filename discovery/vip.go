@@ -181,7 +181,7 @@ func hasFree(used map[uint16]bool) bool {
 func claimedSlots(claims []claim) map[uint16]bool {
 	claimed := map[uint16]bool{}
 	for _, c := range claims {
-		for _, a := range slices.Concat(c.addrs, c.literal) {
+		for _, a := range slices.Concat(c.addrs, c.literal, c.vips) {
 			if slot, ok := addrSlot(a); ok {
 				claimed[slot] = true
 			}
@@ -190,12 +190,17 @@ func claimedSlots(claims []claim) map[uint16]bool {
 	return claimed
 }
 
-// wantedVIPs returns the hosts that need an automatic VIP.
+// wantedVIPs returns the hosts that need a slot.
 func wantedVIPs(claims []claim) map[string]bool {
 	wanted := map[string]bool{}
 	for _, c := range claims {
 		if c.wantsVIP {
 			wanted[hostKey(c.host)] = true
+		}
+	}
+	for _, c := range claims {
+		if len(c.vips) > 0 {
+			delete(wanted, hostKey(c.host)) // a controller has given it one
 		}
 	}
 	return wanted

@@ -120,6 +120,12 @@ type serviceEntry struct {
 		Resolution string   `json:"resolution"`
 		ExportTo   []string `json:"exportTo"`
 	} `json:"spec"`
+	Status struct {
+		Addresses []struct {
+			Host  string `json:"host"`
+			Value string `json:"value"`
+		} `json:"addresses"`
+	} `json:"status"`
 }
 
 func reduceEntry(o *unstructured.Unstructured) *slim {
@@ -153,6 +159,14 @@ func reduceEntry(o *unstructured.Unstructured) *slim {
 		if a.IsValid() {
 			entry.Addrs = append(entry.Addrs, a)
 		}
+	}
+	for i, vip := range from.Status.Addresses {
+		a, err := netip.ParseAddr(vip.Value)
+		if err != nil {
+			s.fail(fmt.Sprintf("status.addresses[%d].value", i), "want an IP address, got %q", vip.Value)
+			continue
+		}
+		entry.AddVIP(vip.Host, a.Unmap())
 	}
 	var err error
 	if entry.ExportTo, err = object.NewExportTo(from.Spec.ExportTo, o.GetNamespace()); err != nil {

@@ -3,6 +3,7 @@ package object
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -23,4 +24,15 @@ func ParseAddress(text string) (netip.Addr, error) {
 		return netip.Addr{}, fmt.Errorf("want an IP address, got %q", text)
 	}
 	return a.Unmap(), nil
+}
+
+// AddVIP adds an address of the status to the VIPs of one of the hosts.
+func (e *ServiceEntry) AddVIP(host string, a netip.Addr) {
+	if !slices.Contains(e.Hosts, host) {
+		return // the status is older than the spec
+	}
+	if e.VIPs == nil {
+		e.VIPs = map[string][]netip.Addr{}
+	}
+	e.VIPs[host] = append(e.VIPs[host], a)
 }

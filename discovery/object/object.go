@@ -103,4 +103,7 @@ type ServiceEntry struct {
 	Resolution   string
 	NoVIP        bool
 	ExportTo     ExportTo
+	// VIPs are the automatic VIPs that a controller has written to the status, by host as it is in
+	// Hosts.
+	VIPs map[string][]netip.Addr
 }
