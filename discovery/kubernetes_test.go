@@ -3,6 +3,7 @@ package discovery
 import (
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/http"
 	"strings"
 	"testing"
@@ -89,7 +90,7 @@ func TestSameTableFromAPI(t *testing.T) { // D1
 }
 
 // TestEditOfAPI checks that clients in both variants get what is edited at the API server.
-func TestEditOfAPI(t *testing.T) { // D3, D4, D14
+func TestEditOfAPI(t *testing.T) { // D3, D4, D5, D14
 	a := fakekube.Start(t)
 	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
 	r := start(t, onAPI(t, a))
@@ -167,6 +168,15 @@ func TestNoPartialTable(t *testing.T) { // D17, D43
 	err = openDelta(t, r, node(t, "shop"), nil).err()
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), missing) {
 		t.Errorf("a stream ended with %v", err)
+	}
+	failing := map[string]bool{}
+	for _, resource := range s.Resources() {
+		failing[resource.Resource] = resource.Failure != ""
+	}
+	if want := map[string]bool{
+		"services": false, "endpointslices of headless Services": true, "endpointslices of other controllers": true, "serviceentries": false, "sidecars": false,
+	}; !maps.Equal(failing, want) {
+		t.Errorf("failing: %v, want %v", failing, want)
 	}
 	a.Refuse(fakekube.EndpointSlices, 0)
 	wait.For(t, "the server is ready", s.Ready())

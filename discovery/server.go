@@ -204,7 +204,7 @@ func New(cfg Config) (server *Server, err error) {
 			return nil, err
 		}
 	}
-	if s.metrics, err = newMetrics(cfg.Registerer); err != nil {
+	if s.metrics, err = newMetrics(cfg.Registerer, newResourceMetrics(s)); err != nil {
 		return nil, err
 	}
 	return s, nil

@@ -69,7 +69,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	g = settings.NewGroup(f, "Serving, status and logging")
 	g.String(&o.server.GRPCAddr, "grpc-addr", "`address` that serves name tables (ADS, plaintext)")
 	g.Var(settings.Int(&o.server.MaxClients, settings.ZeroRefused), "max-clients", "`number` of clients served at a time; others are refused")
-	g.String(&o.httpAddr, "http-addr", "`address` that serves /healthz/ready, /healthz/live, /metrics and /debug/errors; empty serves none")
+	g.String(&o.httpAddr, "http-addr", "`address` that serves /healthz/ready, /healthz/live, /metrics, /debug/errors and /debug/objects; empty serves none")
 	g.Text(&o.logLevel, "log-level", "least important `level` to log: debug, info, warn or error")
 
 	g = settings.NewGroup(f, "Printing a table")

@@ -19,6 +19,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/nametap/nametap/examples"
+	"github.com/nametap/nametap/internal/testkit/fakekube"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
@@ -31,6 +32,9 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
 		Setup: func(e *testscript.Env) error {
+			a := fakekube.Start(t)
+			a.Put(fakekube.Services, "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\nspec: {clusterIP: 10.96.0.1}\n")
+			e.Setenv("CLUSTER", a.Kubeconfig())
 			return os.CopyFS(e.Getenv("WORK")+"/examples", examples.Files)
 		},
 		Condition: func(name string) (bool, error) {

@@ -18,7 +18,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/nametap/nametap/discovery"
-	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/internal/httpguard"
 	"github.com/nametap/nametap/internal/statedir"
 	"github.com/nametap/nametap/internal/version"
@@ -67,7 +66,7 @@ func usableStateDir(dir string, logger *slog.Logger) string {
 	return ""
 }
 
-// statusHandler serves probes, metrics and the errors in documents.
+// statusHandler serves probes, metrics, the errors in objects and the state of resources.
 func statusHandler(server *discovery.Server, registry *prometheus.Registry) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz/live", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
@@ -80,15 +79,21 @@ func statusHandler(server *discovery.Server, registry *prometheus.Registry) http
 		}
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	mux.Handle("GET /debug/errors", httpguard.LocalOnly(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		errs := server.Errors()
-		if errs == nil {
-			errs = []object.Error{} // encoded as [] instead of null
-		}
-		_ = json.NewEncoder(w).Encode(errs) // fails only if the client has disconnected
-	}))
+	mux.Handle("GET /debug/errors", listHandler(server.Errors))
+	mux.Handle("GET /debug/objects", listHandler(server.Resources))
 	return mux
+}
+
+// listHandler serves a list as JSON to programs on this host.
+func listHandler[T any](list func() []T) http.Handler {
+	return httpguard.LocalOnly(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		all := list()
+		if all == nil {
+			all = []T{} // encoded as [] instead of null
+		}
+		_ = json.NewEncoder(w).Encode(all) // fails only if the client has disconnected
+	})
 }
 
 // maxStatusConns is the number of connections to the status endpoints.
