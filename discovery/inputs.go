@@ -39,27 +39,31 @@ func (c Config) sources() []string {
 }
 
 // followKubernetes builds the tables whenever objects of the API server have changed, until ctx
-// ends. One build serves all changes of Config.Debounce.
+// ends. One build serves all changes of Config.Debounce. If a build takes longer, half of the time
+// is left to the streams.
 func (s *Server) followKubernetes(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	took := time.Duration(0)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-s.changed:
 		}
-		timer.Reset(s.cfg.Debounce)
+		timer.Reset(max(s.cfg.Debounce, took))
 		select {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
 		}
+		began := time.Now()
 		from := s.kube.Read()
 		_ = s.publish(fromKubernetes, reading{objects: from.Objects, errs: from.Errors}, from.Waiting) // it has logged the error
 		if from.Waiting == "" {
 			s.noteRead(fromKubernetes)
 		}
+		took = time.Since(began)
 	}
 }
 

@@ -7,7 +7,10 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -207,4 +210,34 @@ func TestDirectoryBeforeAPI(t *testing.T) { // D1
 	want("10.0.0.3")
 	write(t, cfg.ConfigDir, "web.yaml", svcYAML("shop", "other", "10.0.0.4"))
 	want("10.0.0.1")
+}
+
+// TestManyEdits checks that 3,000 edits one after the other cause few builds, and that the last one
+// is served.
+func TestManyEdits(t *testing.T) { // D19
+	a := fakekube.Start(t)
+	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
+	cfg := onAPI(t, a)
+	registry := prometheus.NewRegistry()
+	cfg.Registerer = registry
+	r := start(t, cfg)
+	c := openDelta(t, r, node(t, "shop"), nil)
+	c.next()
+	before := testutil.ToFloat64(r.metrics.builds)
+	began := time.Now()
+	const edits = 3000
+	for i := range edits {
+		a.Put(fakekube.Services, svcYAML("shop", "web", fmt.Sprintf("10.1.%d.%d", i/250, i%250+1)))
+	}
+	took := time.Since(began)
+	last := fmt.Sprintf("10.1.%d.%d", (edits-1)/250, (edits-1)%250+1)
+	pushes := 0
+	for got := ""; got != last; pushes++ {
+		got = c.next().tables[""].GetTable()["web.shop.svc.cluster.local"].GetIps()[0]
+	}
+	// The last edits may need two builds more: one has read what was there before them.
+	builds := testutil.ToFloat64(r.metrics.builds) - before
+	if most := float64(time.Since(began)/defaultDebounce) + 2; builds > most || float64(pushes) > builds {
+		t.Errorf("%v builds and %d pushes for %d edits in %v, want at most %v", builds, pushes, edits, took, most)
+	}
 }

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -75,6 +77,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	g = settings.NewGroup(f, "Printing a table")
 	g.Bool(&o.printTable, "print-table", "build once, print the table of --for-namespace as JSON and exit")
 	g.String(&o.client.Namespace, "for-namespace", "`namespace` of the client whose table is printed")
+	g.Text((*labels)(&o.client.Labels), "for-labels", "`labels` of its workload, by which Sidecars select it: NAME=VALUE,...")
 	g.Bool(&o.client.AutoAllocate, "dns-auto-allocate", "print the table of a client that asks for automatic VIPs")
 }
 
@@ -113,6 +116,33 @@ func (l logLevel) MarshalText() ([]byte, error) {
 func (l *logLevel) UnmarshalText(text []byte) error {
 	if (*slog.Level)(l).UnmarshalText(text) != nil {
 		return errors.New("want debug, info, warn or error")
+	}
+	return nil
+}
+
+// labels are those of a workload.
+type labels map[string]string
+
+// MarshalText returns "NAME=VALUE,...", sorted.
+func (l labels) MarshalText() ([]byte, error) {
+	var pairs []string
+	for _, name := range slices.Sorted(maps.Keys(l)) {
+		pairs = append(pairs, name+"="+l[name])
+	}
+	return []byte(strings.Join(pairs, ",")), nil
+}
+
+// UnmarshalText parses "NAME=VALUE,...".
+func (l *labels) UnmarshalText(text []byte) error {
+	*l = labels{}
+	for pair := range strings.SplitSeq(string(text), ",") {
+		name, value, ok := strings.Cut(pair, "=")
+		if pair != "" && (!ok || name == "") {
+			return errors.New("want NAME=VALUE,...")
+		}
+		if pair != "" {
+			(*l)[name] = value
+		}
 	}
 	return nil
 }

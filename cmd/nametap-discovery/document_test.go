@@ -84,7 +84,7 @@ func TestHelpIsGrouped(t *testing.T) {
 		"Usage", "Examples", "Commands", "Flags",
 		"Objects", "config-dir", "kubeconfig", "allow-empty", "cluster-domain", "state-dir",
 		"Serving, status and logging", "grpc-addr", "max-clients", "http-addr", "log-level",
-		"Printing a table", "print-table", "for-namespace", "dns-auto-allocate",
+		"Printing a table", "print-table", "for-namespace", "for-labels", "dns-auto-allocate",
 	}
 	if diff := cmp.Diff(want, lines); diff != "" {
 		t.Errorf("headings and flags (-want +got):\n%s", diff)
