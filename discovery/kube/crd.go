@@ -2,7 +2,6 @@ package kube
 
 import (
 	"context"
-	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -25,10 +24,9 @@ type customFeed struct {
 
 	health // of the requests for the definition
 
-	mu      sync.Mutex
-	ctx     context.Context // of run
-	stop    func()          // stops following the resource; nil while it is not followed
-	working sync.WaitGroup
+	// The fields below are owned by the goroutine of run.
+	begin func() (stop func()) // follows the resource
+	stop  func()               // ends that; nil while the resource is not followed
 }
 
 func newCustomFeed(s *Source, c custom) *customFeed {
@@ -40,37 +38,37 @@ func newCustomFeed(s *Source, c custom) *customFeed {
 
 // run follows the definition, and the resource while there is one, until ctx ends.
 func (c *customFeed) run(ctx context.Context) {
-	c.mu.Lock()
-	c.ctx = ctx
-	c.mu.Unlock()
+	c.begin = func() (stop func()) {
+		ctx, cancel := context.WithCancel(ctx)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			c.follow(ctx)
+		}()
+		return func() { cancel(); <-done }
+	}
 	follow(ctx, c.source.clients.definitionLister(c.custom.definition), c, &c.health, &metav1.PartialObjectMetadata{})
-	c.working.Wait()
+	c.pause()
 }
 
 // start follows the resource.
 func (c *customFeed) start() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.stop != nil {
-		return
+	if c.stop == nil {
+		c.stop = c.begin()
 	}
-	ctx, cancel := context.WithCancel(c.ctx)
-	done := make(chan struct{})
-	c.stop = func() { cancel(); <-done }
-	c.working.Go(func() {
-		defer close(done)
-		c.follow(ctx)
-	})
 }
 
-// end stops following the resource, and empties the feed.
-func (c *customFeed) end() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// pause stops following the resource.
+func (c *customFeed) pause() {
 	if c.stop != nil {
 		c.stop()
 		c.stop = nil
 	}
+}
+
+// end stops following the resource, and empties the feed.
+func (c *customFeed) end() {
+	c.pause()
 	c.feed.absent()
 }
 
@@ -107,8 +105,14 @@ func (c *customFeed) Add(any) error {
 	return nil
 }
 
-// Update does nothing: the versions of a definition have the same fields.
-func (c *customFeed) Update(any) error { return nil }
+// Update follows the resource again: the API server may serve another version. The objects stay
+// until they are listed again.
+func (c *customFeed) Update(any) error {
+	c.heard()
+	c.pause()
+	c.start()
+	return nil
+}
 
 // Delete stops following the resource: its objects are deleted with the definition.
 func (c *customFeed) Delete(any) error {

@@ -123,6 +123,9 @@ func TestLateDefinition(t *testing.T) {
 	s.want()
 	a.Put(fakekube.Definitions, definition)
 	s.want("ServiceEntry shop/api")
+	a.Put(fakekube.Definitions, definition+"spec: {changed: true}\n")
+	a.Put(fakekube.ServiceEntries, entry("more", "hosts: [more.example.com], addresses: [192.0.2.2], resolution: DNS"))
+	s.want("ServiceEntry shop/api", "ServiceEntry shop/more")
 	if lines := s.log.Count("level=ERROR"); lines > 0 {
 		t.Errorf("%d errors in the log", lines)
 	}
