@@ -172,15 +172,16 @@ func TestNoPartialTable(t *testing.T) { // D17, D43
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), missing) {
 		t.Errorf("a stream ended with %v", err)
 	}
-	failing := map[string]bool{}
-	for _, resource := range s.Resources() {
-		failing[resource.Resource] = resource.Failure != ""
-	}
-	if want := map[string]bool{
-		"services": false, "endpointslices of headless Services": true, "endpointslices of other controllers": true, "serviceentries": false, "sidecars": false,
-	}; !maps.Equal(failing, want) {
-		t.Errorf("failing: %v, want %v", failing, want)
-	}
+	wait.Until(t, "both readers of the resource fail, and no others", func() bool {
+		failing := map[string]bool{}
+		for _, resource := range s.Resources() {
+			failing[resource.Resource] = resource.Failure != ""
+		}
+		return maps.Equal(failing, map[string]bool{
+			"services": false, "endpointslices of headless Services": true, "endpointslices of other controllers": true,
+			"serviceentries": false, "sidecars": false,
+		})
+	})
 	a.Refuse(fakekube.EndpointSlices, 0)
 	wait.For(t, "the server is ready", s.Ready())
 	if n := len(merged(t, openDelta(t, r, node(t, "shop"), nil).next().tables).GetTable()); n != 1 {
