@@ -1,0 +1,45 @@
+// Package auth decides who may open a stream. A client proves its identity with a token of its
+// Kubernetes service account, or with a SPIFFE certificate. What the client says of itself must agree
+// with it, so that it gets no table of another namespace.
+package auth
+
+import (
+	"crypto/x509"
+	"fmt"
+	"strings"
+)
+
+// An Identity is a service account.
+type Identity struct {
+	Namespace, ServiceAccount string
+}
+
+// String returns "NAMESPACE/SERVICE-ACCOUNT".
+func (i Identity) String() string { return i.Namespace + "/" + i.ServiceAccount }
+
+// userPrefix is that of the names of service accounts in Kubernetes.
+const userPrefix = "system:serviceaccount:"
+
+// OfUser returns the identity of a user of the Kubernetes API.
+func OfUser(name string) (Identity, error) {
+	account, ok := strings.CutPrefix(name, userPrefix)
+	namespace, account, found := strings.Cut(account, ":")
+	if !ok || !found || namespace == "" || account == "" || strings.Contains(account, ":") {
+		return Identity{}, fmt.Errorf("the token is of user %q: want that of a service account", name)
+	}
+	return Identity{namespace, account}, nil
+}
+
+// OfCertificate returns the identity in a certificate: its only URI is
+// spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT, as of Istio's workloads.
+func OfCertificate(certificate *x509.Certificate, trustDomain string) (Identity, error) {
+	if len(certificate.URIs) != 1 {
+		return Identity{}, fmt.Errorf("the client's certificate has %d URIs: want one, spiffe://%s/ns/NAMESPACE/sa/SERVICE-ACCOUNT", len(certificate.URIs), trustDomain)
+	}
+	uri := certificate.URIs[0]
+	parts := strings.Split(uri.Path, "/")
+	if uri.Scheme != "spiffe" || uri.Host != trustDomain || len(parts) != 5 || parts[1] != "ns" || parts[3] != "sa" || parts[2] == "" || parts[4] == "" {
+		return Identity{}, fmt.Errorf("the client's certificate is of %q: want spiffe://%s/ns/NAMESPACE/sa/SERVICE-ACCOUNT", uri, trustDomain)
+	}
+	return Identity{parts[2], parts[4]}, nil
+}
