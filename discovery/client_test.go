@@ -31,6 +31,7 @@ type running struct {
 	*Server
 	stop func()
 	done chan error
+	with []grpc.DialOption // of clients over TLS; nil for plaintext
 }
 
 // start runs a server on a free port until the end of the test, and returns when it is
@@ -79,7 +80,11 @@ func run(t *testing.T, s *Server) running {
 
 func (r running) dial(t *testing.T) discoveryv3.AggregatedDiscoveryServiceClient {
 	t.Helper()
-	conn, err := grpc.NewClient(r.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	address, options := r.TLSAddr().String(), r.with
+	if options == nil {
+		address, options = r.Addr().String(), []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
+	}
+	conn, err := grpc.NewClient(address, options...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,10 +7,14 @@ import (
 	"sync/atomic"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+
+	"github.com/nametap/nametap/discovery/auth"
 )
 
 const (
@@ -46,20 +50,48 @@ func (s *Server) serverOptions() []grpc.ServerOption {
 		grpc.ConnectionTimeout(connectTimeout),
 		grpc.ForceServerCodecV2(newCodec()),
 		grpc.MaxConcurrentStreams(maxStreamsPerConn),
-		grpc.StreamInterceptor(s.boundStream),
 	}
 }
 
+// interceptor returns what happens around the streams of an endpoint: clients that may not connect
+// are refused, and what the others occupy is bounded.
+func (s *Server) interceptor(clients *auth.Clients) grpc.StreamServerInterceptor {
+	return func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		var identity *auth.Identity
+		if clients != nil {
+			who, err := clients.Identity(stream.Context())
+			if err != nil {
+				s.refused(stream.Context(), err)
+				return err
+			}
+			identity = &who
+		}
+		return s.boundStream(srv, stream, identity, handler)
+	}
+}
+
+// refused counts and logs a client that may not connect. The client logs it, too, but its owner may
+// be somebody else.
+func (s *Server) refused(ctx context.Context, err error) {
+	s.metrics.ended.WithLabelValues(endedRefused).Inc()
+	from := "unknown"
+	if p, ok := peer.FromContext(ctx); ok {
+		from = p.Addr.String()
+	}
+	s.cfg.Logger.Warn("a client is refused", "client", from, "error", status.Convert(err).Message())
+}
+
 // boundStream refuses streams beyond MaxClients, and ends a stream whose client does not
-// acknowledge a push in time, because an unread push stays in memory.
-func (s *Server) boundStream(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+// acknowledge a push in time, because an unread push stays in memory. identity is nil if the client
+// has not proved one.
+func (s *Server) boundStream(srv any, stream grpc.ServerStream, identity *auth.Identity, handler grpc.StreamHandler) error {
 	if !s.enter() {
 		s.metrics.ended.WithLabelValues(endedTooMany).Inc()
 		return status.Errorf(codes.ResourceExhausted, "this control plane serves %d clients already (--max-clients): try another one, or later",
 			s.cfg.MaxClients)
 	}
 	ctx, cancel := context.WithCancelCause(stream.Context())
-	b := &boundedStream{ServerStream: stream, ctx: ctx, timeout: s.cfg.AckTimeout}
+	b := &boundedStream{ServerStream: stream, ctx: ctx, timeout: s.cfg.AckTimeout, identity: identity, refuse: func(err error) { s.refused(ctx, err); cancel(err) }}
 	b.timer = time.AfterFunc(time.Hour, func() {
 		cancel(status.Errorf(codes.DeadlineExceeded, "the last push was not acknowledged within %v", s.cfg.AckTimeout))
 	})
@@ -72,18 +104,26 @@ func (s *Server) boundStream(srv any, stream grpc.ServerStream, _ *grpc.StreamSe
 		s.awaitFirstRead(ctx)
 		done <- handler(srv, b)
 	})
+	var err error
+	ended := false
 	select {
-	case err := <-done:
-		return err
+	case err = <-done:
+		ended = true
 	case <-ctx.Done():
 	}
 	// Returning from here ends the stream. That ends a send that waits for the client, and
 	// with it the handler.
-	if err := context.Cause(ctx); status.Code(err) == codes.DeadlineExceeded && stream.Context().Err() == nil {
+	cause := context.Cause(ctx)
+	switch code := status.Code(cause); {
+	case code == codes.DeadlineExceeded && stream.Context().Err() == nil:
 		s.metrics.ended.WithLabelValues(endedSlow).Inc()
-		return err
+		return cause
+	case code == codes.PermissionDenied || code == codes.InvalidArgument:
+		return cause // of check; the handler has returned no error
+	case !ended:
+		return <-done
 	}
-	return <-done
+	return err
 }
 
 // awaitFirstRead waits until the configuration directory was read for the first time, at most
@@ -112,8 +152,10 @@ func (s *Server) leave() { s.clients.Add(-1) }
 // boundedStream is a stream whose client must answer each push in time.
 type boundedStream struct {
 	grpc.ServerStream
-	ctx     context.Context
-	timeout time.Duration
+	ctx      context.Context
+	timeout  time.Duration
+	identity *auth.Identity // that nodes must be of; nil lets them be of any
+	refuse   func(error)    // ends the stream with an error
 
 	mu    sync.Mutex
 	timer *time.Timer
@@ -138,6 +180,9 @@ func (b *boundedStream) SendMsg(m any) error {
 // timer. Other requests do not show that the client has read the push.
 func (b *boundedStream) RecvMsg(m any) error {
 	err := b.ServerStream.RecvMsg(m)
+	if err == nil {
+		err = b.check(m)
+	}
 	request, ok := m.(interface{ GetResponseNonce() string })
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -145,6 +190,24 @@ func (b *boundedStream) RecvMsg(m any) error {
 		b.timer.Stop()
 	}
 	return err
+}
+
+// check returns an error if the node of a request is not of the client's identity.
+func (b *boundedStream) check(m any) error {
+	request, ok := m.(interface{ GetNode() *corev3.Node })
+	if b.identity == nil || !ok || request.GetNode() == nil {
+		return nil
+	}
+	client, err := parseNode(request.GetNode())
+	if err != nil {
+		b.refuse(err)
+		return err
+	}
+	if err := b.identity.Check(request.GetNode(), client.view.namespace); err != nil {
+		b.refuse(err)
+		return err
+	}
+	return nil
 }
 
 // spareConns is how many connections more than MaxClients there may be: those that have

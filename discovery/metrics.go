@@ -24,6 +24,7 @@ const (
 const (
 	endedTooMany = "too_many"
 	endedSlow    = "slow"
+	endedRefused = "refused"
 )
 
 // metrics are the metrics of the control plane. docs/discovery.md lists them.
@@ -70,10 +71,10 @@ func newMetrics(reg prometheus.Registerer, resources prometheus.Collector) (*met
 		clients:  gauges("clients", "Open ADS streams, by variant (sotw or delta).", "variant"),
 		pushes:   counters("pushes_total", "Responses with name tables, by variant (sotw or delta).", "variant"),
 		rejected: counters("rejected_total", "Pushes that a client rejected (NACK), by variant (sotw or delta).", "variant"),
-		ended: counters("streams_ended_total", "Streams and connections that the server ended, by reason: too_many (more than --max-clients) "+
-			"or slow (a push was not acknowledged in time).", "reason"),
+		ended: counters("streams_ended_total", "Streams and connections that the server ended, by reason: too_many (more than --max-clients), "+
+			"slow (a push was not acknowledged in time) or refused (the client's identity).", "reason"),
 	}
-	for _, reason := range []string{endedTooMany, endedSlow} {
+	for _, reason := range []string{endedTooMany, endedSlow, endedRefused} {
 		m.ended.WithLabelValues(reason)
 	}
 	for _, variant := range []string{variantSotw, variantDelta} {

@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,20 +13,19 @@ import (
 	"sync/atomic"
 	"time"
 
-	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
-	"google.golang.org/grpc"
 
+	"github.com/nametap/nametap/discovery/auth"
 	"github.com/nametap/nametap/discovery/kube"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/internal/statedir"
 )
 
 const (
-	defaultGRPCAddr         = ":15010"
+	defaultGRPCAddr         = "localhost:15010"
 	defaultClusterDomain    = "cluster.local"
+	defaultTokenAudience    = "istio-ca"
 	defaultMaxClients       = 20000
 	defaultAckTimeout       = 2 * time.Minute
 	defaultMaxConnectionAge = 30 * time.Minute
@@ -42,9 +42,21 @@ type Config struct {
 	// is. With ConfigDir, an object in the directory is used instead of the same one of the API
 	// server.
 	Kubernetes *kube.Access
-	// GRPCAddr is the "host:port" on which ADS is served, in plaintext. Port 0 means a
-	// free port, "" means ":15010".
+	// GRPCAddr is the "host:port" on which ADS is served in plaintext, to everyone. Port 0 means a
+	// free port, "" that it is not.
 	GRPCAddr string
+	// TLSAddr is the "host:port" on which ADS is served over TLS, to clients that prove who they
+	// are. "" means that it is not.
+	TLSAddr string
+	// TLS are the files of the server's certificate and of the authorities of clients'.
+	TLS auth.Files
+	// TokenAudience is the audience of clients' tokens, which the Kubernetes API reviews; ""
+	// means "istio-ca".
+	TokenAudience string
+	// TrustDomain is that of clients' certificates; "" means ClusterDomain.
+	TrustDomain string
+	// ClusterID is what clients may claim as their cluster; "" means anything.
+	ClusterID string
 	// ClusterDomain is the domain of Services; "" means "cluster.local".
 	ClusterDomain string
 	// AllowEmpty permits a directory without any object. If it is false, the server is not
@@ -73,20 +85,23 @@ type Config struct {
 	Registerer prometheus.Registerer
 }
 
-// DefaultConfig returns the Config of nametap-discovery without flags. ConfigDir is
+// DefaultConfig returns the Config of nametap-discovery without flags. The source of objects is
 // missing.
 func DefaultConfig() Config {
-	cfg := Config{StateDir: "/var/lib/nametap-discovery"}
+	cfg := Config{StateDir: "/var/lib/nametap-discovery", GRPCAddr: defaultGRPCAddr}
 	return cfg.withDefaults()
 }
 
 // withDefaults returns c with defaults for the zero values.
 func (c Config) withDefaults() Config {
-	if c.GRPCAddr == "" {
-		c.GRPCAddr = defaultGRPCAddr
-	}
 	if c.ClusterDomain == "" {
 		c.ClusterDomain = defaultClusterDomain
+	}
+	if c.TokenAudience == "" {
+		c.TokenAudience = defaultTokenAudience
+	}
+	if c.TrustDomain == "" {
+		c.TrustDomain = c.ClusterDomain
 	}
 	if c.Debounce <= 0 {
 		c.Debounce = defaultDebounce
@@ -110,6 +125,9 @@ func (c Config) validate() error {
 	if c.ConfigDir == "" && c.Kubernetes == nil {
 		return errors.New("no source of objects: name the directory with your Services and ServiceEntries (--config-dir), " +
 			"or the file with the access to the Kubernetes API (--kubeconfig)")
+	}
+	if c.TLSAddr != "" && (c.TLS.Certificate == "" || c.TLS.Key == "") {
+		return errors.New("TLS needs a certificate and its key: set --tls-cert and --tls-key")
 	}
 	if !object.IsHost(c.ClusterDomain) {
 		return fmt.Errorf("cluster domain %q: want a DNS name such as %s (--cluster-domain)", c.ClusterDomain, defaultClusterDomain)
@@ -139,7 +157,11 @@ type Server struct {
 	metrics *metrics
 	cache   *cache
 	ready   chan struct{}
-	addr    net.Addr // written before ready is closed
+	addr    net.Addr // of plaintext, or of TLS if that is all; written before ready is closed
+	tlsAddr net.Addr // of TLS, or of plaintext if that is all; written before ready is closed
+
+	identities *auth.Clients // nil without TLS
+	tls        *tls.Config   // nil without TLS
 
 	firstRead chan struct{} // closed when the first reading of each source has been served or refused
 	readOnce  func()        // closes firstRead
@@ -198,6 +220,9 @@ func New(cfg Config) (server *Server, err error) {
 		}
 		cfg.Logger.Error("serving the last good objects", "objects", len(good), "error", err)
 	}
+	if s.identities, s.tls, err = newIdentities(cfg); err != nil {
+		return nil, err
+	}
 	s.source = newSource(cfg.ConfigDir, cfg.AllowEmpty, good)
 	if cfg.Kubernetes != nil {
 		if s.kube, err = kube.New(kube.Config{Access: cfg.Kubernetes, Changed: func() { notify(s.changed) }, Logger: cfg.Logger}); err != nil {
@@ -248,8 +273,13 @@ func (s *Server) releaseState() {
 // built. Before that, no stream is served.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
-// Addr returns the address on which ADS is served. Call it only after Ready is closed.
+// Addr returns the address on which ADS is served, in plaintext if that is configured. Call it only
+// after Ready is closed.
 func (s *Server) Addr() net.Addr { return s.addr }
+
+// TLSAddr returns the address on which ADS is served, over TLS if that is configured. Call it only
+// after Ready is closed.
+func (s *Server) TLSAddr() net.Addr { return s.tlsAddr }
 
 // Waiting returns why the server is not ready, or "" if it is.
 func (s *Server) Waiting() string {
@@ -273,28 +303,13 @@ func (s *Server) Errors() []object.Error {
 // nil, or until something fails. All its goroutines have ended when it returns.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.releaseState()
-	var lc net.ListenConfig
-	ln, err := lc.Listen(ctx, "tcp", s.cfg.GRPCAddr)
+	endpoints, err := s.listen(ctx)
 	if err != nil {
-		return fmt.Errorf("serving ADS on %s (--grpc-addr): %w", s.cfg.GRPCAddr, err)
+		return err
 	}
-	s.addr = ln.Addr()
-	ln = &boundedListener{Listener: ln, max: int64(s.cfg.MaxClients + spareConns),
-		over: s.metrics.ended.WithLabelValues(endedTooMany).Inc}
+	s.addr, s.tlsAddr = endpoints[0].listener.Addr(), endpoints[len(endpoints)-1].listener.Addr()
 	group, ctx := errgroup.WithContext(ctx)
-	srv := s.newGRPCServer(ctx)
-	group.Go(func() error {
-		if err := srv.Serve(ln); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
-			return fmt.Errorf("serving ADS on %s (--grpc-addr): %w", s.cfg.GRPCAddr, err)
-		}
-		return nil
-	})
-	group.Go(func() error {
-		<-ctx.Done()
-		stop(srv)
-		s.streams.Wait()
-		return nil
-	})
+	group.Go(func() error { return s.serveADS(ctx, endpoints) })
 	if s.cfg.ConfigDir != "" {
 		group.Go(func() error { return s.rebuildOnChange(ctx) })
 	}
@@ -309,19 +324,4 @@ func (s *Server) Run(ctx context.Context) error {
 		})
 	}
 	return group.Wait()
-}
-
-func (s *Server) newGRPCServer(ctx context.Context) *grpc.Server {
-	srv := grpc.NewServer(s.serverOptions()...)
-	ads := serverv3.NewServer(ctx, s.cache, s.callbacks())
-	discoveryv3.RegisterAggregatedDiscoveryServiceServer(srv, ads)
-	return srv
-}
-
-// stop waits until the streams have ended, which they do when the context of Run ends, and
-// closes them after stopGrace.
-func stop(srv *grpc.Server) {
-	timer := time.AfterFunc(stopGrace, srv.Stop)
-	defer timer.Stop()
-	srv.GracefulStop()
 }

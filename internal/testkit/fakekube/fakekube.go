@@ -29,6 +29,7 @@ const (
 	ServiceEntries = "/apis/networking.istio.io/v1/serviceentries"
 	Sidecars       = "/apis/networking.istio.io/v1/sidecars"
 	Definitions    = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+	TokenReviews   = "/apis/authentication.k8s.io/v1/tokenreviews" // no object is put there, see SetToken
 )
 
 // kinds are the version and the kind of the objects of each resource.
@@ -53,6 +54,15 @@ type API struct {
 	ended    chan struct{}                                    // closed by EndWatches
 	refused  map[string]int                                   // the status of requests for a path
 	requests map[string]bool                                  // paths that were asked for
+	tokens   map[string]Token
+	reviews  int
+}
+
+// A Token is what a review says of a token.
+type Token struct {
+	User      string // empty if the token is refused
+	Audiences []string
+	Error     string // why it is refused
 }
 
 // A change is one of an object, which before and after it is nil if there is none.
@@ -65,7 +75,7 @@ type change struct {
 func Start(tb testing.TB) *API {
 	tb.Helper()
 	a := &API{
-		tb: tb, objects: map[string]map[string]*unstructured.Unstructured{}, refused: map[string]int{}, requests: map[string]bool{},
+		tb: tb, objects: map[string]map[string]*unstructured.Unstructured{}, refused: map[string]int{}, requests: map[string]bool{}, tokens: map[string]Token{},
 		changed: make(chan struct{}), ended: make(chan struct{}),
 	}
 	a.server = httptest.NewServer(a)
@@ -149,6 +159,50 @@ func (a *API) Asked() []string {
 	return slices.Sorted(maps.Keys(a.requests))
 }
 
+// SetToken sets what reviews say of a token.
+func (a *API) SetToken(token string, t Token) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.tokens[token] = t
+}
+
+// Reviews returns the number of reviews so far.
+func (a *API) Reviews() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.reviews
+}
+
+// serveReview reviews a token. As the API server does, it returns those of the token's audiences
+// that were asked for, and refuses a token that has none of them.
+func (a *API) serveReview(w http.ResponseWriter, r *http.Request) {
+	var review struct {
+		Spec struct {
+			Token     string   `json:"token"`
+			Audiences []string `json:"audiences"`
+		} `json:"spec"`
+	}
+	if err := json.NewDecoder(r.Body).Decode(&review); err != nil {
+		a.tb.Error(err)
+	}
+	a.mu.Lock()
+	a.reviews++
+	token, known := a.tokens[review.Spec.Token]
+	a.mu.Unlock()
+	audiences := slices.DeleteFunc(slices.Clone(token.Audiences), func(audience string) bool { return !slices.Contains(review.Spec.Audiences, audience) })
+	result := map[string]any{"authenticated": true, "audiences": audiences, "user": map[string]any{"username": token.User}}
+	switch {
+	case !known:
+		result = map[string]any{"error": "invalid bearer token"}
+	case token.User == "":
+		result = map[string]any{"error": token.Error}
+	case len(audiences) == 0:
+		result = map[string]any{"error": fmt.Sprintf("token audiences %q is invalid for the target audiences %q", token.Audiences, review.Spec.Audiences)}
+	}
+	w.WriteHeader(http.StatusCreated)
+	_ = json.NewEncoder(w).Encode(map[string]any{"kind": "TokenReview", "apiVersion": "authentication.k8s.io/v1", "status": result}) // the client may have left
+}
+
 // ServeHTTP answers a request.
 func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
@@ -163,6 +217,8 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(w, status, r.URL.Path)
 	case r.URL.Path == "/apis/networking.istio.io" && istio:
 		fmt.Fprint(w, `{"kind":"APIGroup","apiVersion":"v1","preferredVersion":{"groupVersion":"networking.istio.io/v1","version":"v1"}}`)
+	case r.URL.Path == TokenReviews:
+		a.serveReview(w, r)
 	case watch && kinds[r.URL.Path][0] != "":
 		a.serveWatch(w, r)
 	default:

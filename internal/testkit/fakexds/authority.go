@@ -34,6 +34,7 @@ type Authority struct {
 	root   *x509.Certificate
 	key    crypto.Signer
 	server *tls.Config
+	own    [2]string // the server's certificate and key, in PEM
 
 	mu       sync.Mutex
 	serial   int64
@@ -67,6 +68,11 @@ func NewAuthority(tb testing.TB, name, identity string) *Authority {
 	leaf := a.sign(tb, &x509.Certificate{DNSNames: []string{name}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}, key.Public())
 	pool := x509.NewCertPool()
 	pool.AddCert(a.root)
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	a.own = [2]string{pemOf("CERTIFICATE", leaf.Raw), pemOf("PRIVATE KEY", der)}
 	a.server = &tls.Config{
 		Certificates: []tls.Certificate{{Certificate: [][]byte{leaf.Raw}, PrivateKey: key}},
 		ClientAuth:   tls.VerifyClientCertIfGiven, ClientCAs: pool,
@@ -129,6 +135,9 @@ func (a *Authority) sign(tb testing.TB, template *x509.Certificate, public crypt
 
 // Root returns the root certificate in PEM.
 func (a *Authority) Root() string { return pemOf("CERTIFICATE", a.root.Raw) }
+
+// Server returns the server's certificate and its key, in PEM.
+func (a *Authority) Server() (certificate, key string) { return a.own[0], a.own[1] }
 
 // Client returns a client certificate for the authority's identity, and its key, in PEM.
 func (a *Authority) Client() (certificate, key string) {

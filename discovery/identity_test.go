@@ -1,0 +1,235 @@
+package discovery
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+
+	"github.com/nametap/nametap/discovery/auth"
+	"github.com/nametap/nametap/internal/testkit/fakekube"
+	"github.com/nametap/nametap/internal/testkit/fakexds"
+	"github.com/nametap/nametap/internal/testkit/testlog"
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// A secured is a server that serves over TLS, and what it was made of.
+type secured struct {
+	running
+	api       *fakekube.API
+	authority *fakexds.Authority
+	files     auth.Files
+	log       *testlog.Buffer
+}
+
+const serverName = "discovery.test"
+
+// startSecured starts a server over TLS with an API server that has three namespaces' Services, one
+// of them private to its namespace.
+func startSecured(t *testing.T) *secured {
+	t.Helper()
+	s := &secured{
+		api: fakekube.Start(t), authority: fakexds.NewAuthority(t, serverName, "spiffe://cluster.local/ns/shop/sa/web"), log: testlog.New(t),
+		files: auth.Files{Certificate: filepath.Join(t.TempDir(), "cert"), Key: filepath.Join(t.TempDir(), "key"), ClientCA: filepath.Join(t.TempDir(), "ca")},
+	}
+	s.api.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
+	s.api.Put(fakekube.Services, strings.Replace(svcYAML("data", "db", "10.0.0.2"), "namespace: data", "namespace: data, annotations: {networking.istio.io/exportTo: .}", 1))
+	s.use(t, s.authority)
+	cfg := onAPI(t, s.api)
+	cfg.TLSAddr, cfg.TLS, cfg.Logger, cfg.ClusterID = "127.0.0.1:0", s.files, s.log.Logger(), "mine"
+	s.running = start(t, cfg)
+	return s
+}
+
+// use writes the files of an authority.
+func (s *secured) use(t *testing.T, authority *fakexds.Authority) {
+	t.Helper()
+	certificate, key := authority.Server()
+	for path, text := range map[string]string{s.files.Certificate: certificate, s.files.Key: key, s.files.ClientCA: authority.Root()} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// bearer sends a token, and the name of a cluster unless it is empty.
+type bearer struct{ token, cluster string }
+
+func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	headers := map[string]string{"authorization": "Bearer " + b.token}
+	if b.cluster != "" {
+		headers["clusterid"] = b.cluster
+	}
+	return headers, nil
+}
+
+func (bearer) RequireTransportSecurity() bool { return true }
+
+// as returns the server for clients that trust an authority, and send these credentials.
+func (s *secured) as(t *testing.T, trusted *fakexds.Authority, token *bearer, pair *tls.Certificate) running {
+	t.Helper()
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM([]byte(trusted.Root()))
+	config := &tls.Config{RootCAs: pool, ServerName: serverName, MinVersion: tls.VersionTLS12}
+	if pair != nil {
+		config.Certificates = []tls.Certificate{*pair}
+	}
+	r := s.running
+	r.with = []grpc.DialOption{grpc.WithTransportCredentials(credentials.NewTLS(config))}
+	if token != nil {
+		r.with = append(r.with, grpc.WithPerRPCCredentials(token))
+	}
+	return r
+}
+
+func (s *secured) good() {
+	s.api.SetToken("good", fakekube.Token{User: "system:serviceaccount:shop:web", Audiences: []string{"istio-ca"}})
+}
+
+func pairOf(t *testing.T, authority *fakexds.Authority) *tls.Certificate {
+	t.Helper()
+	certificate, key := authority.Client()
+	pair, err := tls.X509KeyPair([]byte(certificate), []byte(key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &pair
+}
+
+// TestIdentity checks which clients get a table: of a client that may connect, that of the namespace
+// in its identity.
+func TestIdentity(t *testing.T) { // D44, D45, D46, D47, D48
+	s := startSecured(t)
+	s.good()
+	s.api.SetToken("other audience", fakekube.Token{User: "system:serviceaccount:shop:web", Audiences: []string{"api"}})
+	s.api.SetToken("expired", fakekube.Token{Error: "service account token has expired"})
+	s.api.SetToken("user", fakekube.Token{User: "admin", Audiences: []string{"istio-ca"}})
+	s.api.SetToken("data", fakekube.Token{User: "system:serviceaccount:data:db", Audiences: []string{"istio-ca"}})
+	const shop, data = "web.shop.svc.cluster.local", "db.data.svc.cluster.local web.shop.svc.cluster.local"
+	for _, tt := range []struct {
+		name      string
+		token     *bearer
+		pair      *tls.Certificate
+		namespace string
+		meta      []string
+		code      codes.Code
+		want      string // hosts, or a part of the error
+	}{
+		{"token", &bearer{"good", ""}, nil, "shop", nil, codes.OK, shop},
+		{"token and cluster", &bearer{"good", "mine"}, nil, "shop", nil, codes.OK, shop},
+		{"token of another namespace", &bearer{"data", ""}, nil, "data", nil, codes.OK, data},
+		{"certificate", nil, pairOf(t, s.authority), "shop", nil, codes.OK, shop},
+		{"service account", &bearer{"good", ""}, nil, "shop", []string{"SERVICE_ACCOUNT", "web"}, codes.OK, shop},
+		{"nothing", nil, nil, "shop", nil, codes.Unauthenticated, "no token and no client certificate"},
+		{"unknown token", &bearer{"nonsense", ""}, nil, "shop", nil, codes.Unauthenticated, "invalid bearer token"},
+		{"other audience", &bearer{"other audience", ""}, nil, "shop", nil, codes.Unauthenticated, `["api"] is invalid`},
+		{"expired", &bearer{"expired", ""}, nil, "shop", nil, codes.Unauthenticated, "token has expired"},
+		{"user", &bearer{"user", ""}, nil, "shop", nil, codes.Unauthenticated, `user "admin"`},
+		{"other cluster", &bearer{"good", "yours"}, nil, "shop", nil, codes.Unauthenticated, `cluster "yours"`},
+		{"claims a namespace", &bearer{"good", ""}, nil, "data", nil, codes.PermissionDenied, `claims the namespace "data", and its identity is shop/web`},
+		{"claims a namespace with a certificate", nil, pairOf(t, s.authority), "data", nil, codes.PermissionDenied, `claims the namespace "data"`},
+		{"claims a namespace in its metadata", &bearer{"good", ""}, nil, "shop", []string{"NAMESPACE", "data"}, codes.PermissionDenied, `claims the namespace "data"`},
+		{"claims a service account", &bearer{"good", ""}, nil, "shop", []string{"SERVICE_ACCOUNT", "db"}, codes.PermissionDenied, `claims the service account "db"`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := s.as(t, s.authority, tt.token, tt.pair)
+			for _, variant := range []string{variantSotw, variantDelta} {
+				c := open(t, variant, r, node(t, tt.namespace, tt.meta...))
+				if tt.code == codes.OK {
+					if got := strings.Join(sortedKeys(merged(t, c.next().tables).GetTable()), " "); got != tt.want {
+						t.Errorf("%s: hosts %s, want %s", variant, got, tt.want)
+					}
+					continue
+				}
+				err := c.err()
+				if status.Code(err) != tt.code || !strings.Contains(err.Error(), tt.want) {
+					t.Errorf("%s: %v, want %s with %q", variant, err, tt.code, tt.want)
+				}
+				wait.Until(t, "the log names the reason", func() bool { return strings.Contains(s.log.String(), strings.ReplaceAll(tt.want, `"`, `\"`)) })
+			}
+		})
+	}
+}
+
+// TestOneReview checks that a token is reviewed once, and that a client that is known connects while
+// the API server is away. A new one is told to come back.
+func TestOneReview(t *testing.T) { // D49
+	s := startSecured(t)
+	s.good()
+	r := s.as(t, s.authority, &bearer{"good", ""}, nil)
+	for range 5 {
+		openDelta(t, r, node(t, "shop"), nil).next()
+	}
+	if n := s.api.Reviews(); n != 1 {
+		t.Errorf("%d reviews", n)
+	}
+	s.api.Refuse(fakekube.TokenReviews, http.StatusServiceUnavailable)
+	openDelta(t, r, node(t, "shop"), nil).next()
+	unknown := s.as(t, s.authority, &bearer{"new", ""}, nil)
+	if err := openDelta(t, unknown, node(t, "shop"), nil).err(); status.Code(err) != codes.Unavailable {
+		t.Errorf("%v, want Unavailable", err)
+	}
+	s.api.Refuse(fakekube.TokenReviews, http.StatusForbidden)
+	err := openDelta(t, unknown, node(t, "shop"), nil).err()
+	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "tokenreviews") {
+		t.Errorf("%v, want the rule that is missing", err)
+	}
+}
+
+// TestCertificateRotates checks that new connections get a new certificate, that open streams stay,
+// and that a broken file does no harm.
+func TestCertificateRotates(t *testing.T) { // D50
+	s := startSecured(t)
+	s.good()
+	token := &bearer{"good", ""}
+	before := openDelta(t, s.as(t, s.authority, token, nil), node(t, "shop"), nil)
+	before.next()
+	connects := func(authority *fakexds.Authority) bool { return s.as(t, authority, token, nil).accepted(t) }
+	next := fakexds.NewAuthority(t, serverName, "spiffe://cluster.local/ns/shop/sa/web")
+	s.use(t, next)
+	wait.Until(t, "the new certificate is in use", func() bool { return connects(next) && !connects(s.authority) })
+	if err := os.WriteFile(s.files.Certificate, []byte("broken"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	wait.Until(t, "the broken file is named", func() bool {
+		return connects(next) && s.log.Count("the previous TLS certificate stays in use", s.files.Certificate) == 1
+	})
+	s.api.Put(fakekube.Services, svcYAML("shop", "more", "10.0.0.3"))
+	before.next()
+}
+
+// accepted reports whether the server and a client accept each other's certificates.
+func (r running) accepted(t *testing.T) bool {
+	t.Helper()
+	stream, err := r.dial(t).DeltaAggregatedResources(t.Context())
+	if err == nil {
+		_ = stream.CloseSend() // so that the server ends the stream
+		_, err = stream.Recv()
+	}
+	return status.Code(err) != codes.Unavailable
+}
+
+// D46: a certificate of another authority does not get as far as a stream.
+func TestStranger(t *testing.T) {
+	s := startSecured(t)
+	stranger := fakexds.NewAuthority(t, serverName, "spiffe://cluster.local/ns/shop/sa/web")
+	if s.as(t, s.authority, nil, pairOf(t, stranger)).accepted(t) {
+		t.Error("accepted")
+	}
+}
+
+// D51: plaintext is for this host unless asked otherwise.
+func TestPlaintextIsLocal(t *testing.T) {
+	if got := DefaultConfig().GRPCAddr; got != "localhost:15010" {
+		t.Errorf("%q", got)
+	}
+}

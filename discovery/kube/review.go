@@ -1,0 +1,64 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/rest"
+
+	"github.com/nametap/nametap/discovery/auth"
+)
+
+// reviewTimeout bounds one review of a token.
+const reviewTimeout = 5 * time.Second
+
+// Reviewer returns a function that asks the API server whose a token is (TokenReview). A token of
+// another audience is refused.
+func (a *Access) Reviewer(audience string) (auth.Review, error) {
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	if err := authenticationv1.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	config := rest.CopyConfig(a.config)
+	config.APIPath, config.GroupVersion = "/apis", &authenticationv1.SchemeGroupVersion
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	config.Timeout = reviewTimeout
+	client, err := rest.RESTClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("reviewing tokens: %w", err)
+	}
+	return func(ctx context.Context, token string) (auth.Identity, error) {
+		review := &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{audience}}}
+		result := new(authenticationv1.TokenReview)
+		err := client.Post().Resource("tokenreviews").Body(review).Do(ctx).Into(result)
+		if err != nil {
+			// Whatever the reason, the API server has not judged the token.
+			return auth.Identity{}, fmt.Errorf("%w: %w%s", auth.ErrUnavailable, err, adviceFor(err))
+		}
+		switch {
+		case !result.Status.Authenticated:
+			return auth.Identity{}, fmt.Errorf("the token is refused: %s", strings.TrimSpace(result.Status.Error))
+		case !slices.Contains(result.Status.Audiences, audience):
+			return auth.Identity{}, fmt.Errorf("the token is for %q: want the audience %s", result.Status.Audiences, audience)
+		}
+		return auth.OfUser(result.Status.User.Username)
+	}, nil
+}
+
+// adviceFor says what to do about an error of the API server.
+func adviceFor(err error) string {
+	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
+		return ": let nametap-discovery create tokenreviews.authentication.k8s.io, see docs/discovery.md"
+	}
+	return ""
+}
