@@ -19,15 +19,15 @@ const (
 	terminate = syscall.SIGTERM
 )
 
-// binary is nametap, which TestMain builds.
-var binary string
+// The programs that TestMain builds.
+var binary, discoveryBinary string
 
 func TestMain(m *testing.M) {
-	dir, err := process.Build("nametap")
+	dir, err := process.Build("nametap", "nametap-discovery")
 	if err != nil {
 		panic(err)
 	}
-	binary = dir + "/nametap"
+	binary, discoveryBinary = dir+"/nametap", dir+"/nametap-discovery"
 	code := m.Run()
 	if err := os.RemoveAll(dir); err != nil {
 		panic(err)
