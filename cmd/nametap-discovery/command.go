@@ -145,7 +145,7 @@ func (l *labels) UnmarshalText(text []byte) error {
 	for pair := range strings.SplitSeq(string(text), ",") {
 		name, value, ok := strings.Cut(pair, "=")
 		if pair != "" && (!ok || name == "") {
-			return errors.New("want NAME=VALUE,...")
+			return errors.New("want NAME=VALUE, more after commas")
 		}
 		if pair != "" {
 			(*l)[name] = value

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"time"
 )
@@ -74,19 +75,19 @@ func (s *server) current() *tls.Config {
 
 // state returns a text that differs when a file was replaced or written.
 func (s *server) state() string {
-	text := ""
+	var state strings.Builder
 	for _, path := range []string{s.files.Certificate, s.files.Key, s.files.ClientCA} {
 		if path == "" {
 			continue
 		}
 		info, err := os.Stat(path)
 		if err != nil {
-			text += err.Error() + "\n"
+			fmt.Fprintln(&state, err)
 			continue
 		}
-		text += fmt.Sprintln(path, info.Size(), info.ModTime().UnixNano())
+		fmt.Fprintln(&state, path, info.Size(), info.ModTime().UnixNano())
 	}
-	return text
+	return state.String()
 }
 
 // load reads the files.

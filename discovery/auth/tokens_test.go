@@ -21,10 +21,13 @@ func token(name string, expires time.Time) string {
 func TestTokens(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	var reviews atomic.Int64
-	answer := func(string) (Identity, error) { return Identity{"shop", "web"}, nil }
-	tokens := NewTokens(func(_ context.Context, token string) (Identity, error) {
+	var failure error // of reviews
+	tokens := NewTokens(func(context.Context, string) (Identity, error) {
 		reviews.Add(1)
-		return answer(token)
+		if failure != nil {
+			return Identity{}, failure
+		}
+		return Identity{"shop", "web"}, nil
 	})
 	tokens.now = func() time.Time { return now }
 	long := token("long", now.Add(time.Hour))
@@ -43,7 +46,7 @@ func TestTokens(t *testing.T) {
 	ask("after five minutes", long, nil, 1)
 
 	away := fmt.Errorf("connection refused: %w", ErrUnavailable)
-	answer = func(string) (Identity, error) { return Identity{}, away }
+	failure = away
 	now = now.Add(reviewedFor + time.Second)
 	ask("while the API server is away", long, nil, 1)
 	ask("a new token meanwhile", token("new", now.Add(time.Hour)), ErrUnavailable, 1)
@@ -51,17 +54,17 @@ func TestTokens(t *testing.T) {
 	ask("an old answer after the end of its token", long, ErrUnavailable, 1)
 
 	refused := errors.New("refused")
-	answer = func(string) (Identity, error) { return Identity{}, refused }
+	failure = refused
 	ask("refused", long, refused, 1)
 	ask("refused again", long, refused, 0)
-	answer = func(string) (Identity, error) { return Identity{}, away }
+	failure = away
 	now = now.Add(refusedFor + time.Second)
 	ask("refused before the API server went away", long, ErrUnavailable, 1)
 
-	answer = func(string) (Identity, error) { return Identity{"shop", "web"}, nil }
+	failure = nil
 	short := token("short", now.Add(time.Minute))
 	ask("a token that ends soon", short, nil, 1)
-	answer = func(string) (Identity, error) { return Identity{}, refused }
+	failure = refused
 	now = now.Add(61 * time.Second)
 	ask("after its end", short, refused, 1)
 }

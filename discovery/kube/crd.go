@@ -3,8 +3,6 @@ package kube
 import (
 	"context"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 )
@@ -47,7 +45,7 @@ func (c *customFeed) run(ctx context.Context) {
 		}()
 		return func() { cancel(); <-done }
 	}
-	follow(ctx, c.source.clients.definitionLister(c.custom.definition), c, &c.health, &metav1.PartialObjectMetadata{})
+	follow(ctx, c.source.clients.definitionLister(c.custom.definition), c, &c.health)
 	c.pause()
 }
 
@@ -86,13 +84,13 @@ func (c *customFeed) follow(ctx context.Context) {
 	if err != nil {
 		return // ctx has ended
 	}
-	follow(ctx, c.source.clients.customLister(version), c.feed, &c.feed.health, &unstructured.Unstructured{})
+	follow(ctx, c.source.clients.customLister(version), c.feed, &c.feed.health)
 }
 
 // status returns the state of the resource.
 func (c *customFeed) status() Status {
 	requests := &c.health
-	if why, _ := requests.failing(); why == nil {
+	if _, why := requests.failing(); why == nil {
 		requests = &c.feed.health
 	}
 	return c.feed.status(requests)

@@ -67,11 +67,11 @@ func (h *health) heard() {
 	}
 }
 
-// failing returns why requests fail, and since when; nil if they succeed.
-func (h *health) failing() (why error, since time.Time) {
+// failing returns since when requests fail, and why; nil if they succeed.
+func (h *health) failing() (since time.Time, why error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.failure, h.since
+	return h.since, h.failure
 }
 
 var (
@@ -202,7 +202,7 @@ func (f *feed) status(h *health) Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s := Status{Resource: f.what, Objects: len(f.objects), Synced: f.synced, Heard: f.latest}
-	if why, since := h.failing(); why != nil {
+	if since, why := h.failing(); why != nil {
 		s.Failure, s.FailingSince = why.Error(), since
 	}
 	return s

@@ -10,6 +10,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -34,9 +35,6 @@ func customs() []custom {
 		{"sidecars.networking.istio.io", schema.GroupResource{Group: "networking.istio.io", Resource: "sidecars"}},
 	}
 }
-
-// definitions is the resource of definitions of custom resources.
-var definitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 
 // clients are the clients of one API server.
 type clients struct {
@@ -78,18 +76,20 @@ func newClients(config *rest.Config) (*clients, error) {
 
 // A lister lists and watches one resource, as client-go's ListWatch does.
 type lister struct {
+	kind  any // an object of the expected type
 	list  func(context.Context, metav1.ListOptions) (runtime.Object, error)
 	watch func(context.Context, metav1.ListOptions) (watch.Interface, error)
 }
 
 // typedLister lists a built-in resource in all namespaces. labels selects objects; an empty
 // string selects all.
-func typedLister(client *rest.RESTClient, resource, labels string) lister {
+func typedLister(client *rest.RESTClient, resource, labels string, kind any) lister {
 	request := func(options metav1.ListOptions) *rest.Request {
 		options.LabelSelector = labels
 		return client.Get().Resource(resource).VersionedParams(&options, metav1.ParameterCodec)
 	}
 	return lister{
+		kind: kind,
 		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			return request(options).Do(ctx).Get()
 		},
@@ -104,6 +104,7 @@ func typedLister(client *rest.RESTClient, resource, labels string) lister {
 func (c *clients) customLister(resource schema.GroupVersionResource) lister {
 	r := c.dynamic.Resource(resource)
 	return lister{
+		kind: &unstructured.Unstructured{},
 		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			return r.List(ctx, options)
 		},
@@ -113,12 +114,13 @@ func (c *clients) customLister(resource schema.GroupVersionResource) lister {
 
 // definitionLister lists the metadata of one definition of a custom resource.
 func (c *clients) definitionLister(name string) lister {
-	r := c.metadata.Resource(definitions)
+	r := c.metadata.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
 	only := func(options metav1.ListOptions) metav1.ListOptions {
 		options.FieldSelector = "metadata.name=" + name
 		return options
 	}
 	return lister{
+		kind: &metav1.PartialObjectMetadata{},
 		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			return r.List(ctx, only(options))
 		},

@@ -47,7 +47,6 @@ type Source struct {
 type resource struct {
 	*feed
 	lister lister
-	kind   any // an object of the type that is expected
 }
 
 // New checks the configuration.
@@ -58,9 +57,9 @@ func New(cfg Config) (*Source, error) {
 	}
 	s := &Source{cfg: cfg, clients: c}
 	s.feeds = []*resource{
-		{newFeed("services", cfg), typedLister(c.core, "services", ""), &corev1.Service{}},
-		{newFeed("endpointslices of headless Services", cfg), typedLister(c.discovery, "endpointslices", headlessSlices), &discoveryv1.EndpointSlice{}},
-		{newFeed("endpointslices of other controllers", cfg), typedLister(c.discovery, "endpointslices", foreignSlices), &discoveryv1.EndpointSlice{}},
+		{newFeed("services", cfg), typedLister(c.core, "services", "", &corev1.Service{})},
+		{newFeed("endpointslices of headless Services", cfg), typedLister(c.discovery, "endpointslices", headlessSlices, &discoveryv1.EndpointSlice{})},
+		{newFeed("endpointslices of other controllers", cfg), typedLister(c.discovery, "endpointslices", foreignSlices, &discoveryv1.EndpointSlice{})},
 	}
 	for _, custom := range customs() {
 		s.customs = append(s.customs, newCustomFeed(s, custom))
@@ -72,7 +71,7 @@ func New(cfg Config) (*Source, error) {
 func (s *Source) Run(ctx context.Context) {
 	var group sync.WaitGroup
 	for _, r := range s.feeds {
-		group.Go(func() { follow(ctx, r.lister, r.feed, &r.health, r.kind) })
+		group.Go(func() { follow(ctx, r.lister, r.feed, &r.health) })
 	}
 	for _, c := range s.customs {
 		group.Go(func() { c.run(ctx) })
@@ -80,11 +79,10 @@ func (s *Source) Run(ctx context.Context) {
 	group.Wait()
 }
 
-// follow keeps a store in step with a resource until ctx ends. kind is an object of the expected
-// type.
-func follow(ctx context.Context, l lister, store cache.ReflectorStore, h *health, kind any) {
+// follow keeps a store in step with a resource until ctx ends.
+func follow(ctx context.Context, l lister, store cache.ReflectorStore, h *health) {
 	silent := logr.Discard() // h logs what matters
-	cache.NewReflectorWithOptions(l.listWatch(h), kind, store, cache.ReflectorOptions{
+	cache.NewReflectorWithOptions(l.listWatch(h), l.kind, store, cache.ReflectorOptions{
 		Name: h.what, Logger: &silent, Backoff: retry(),
 	}).RunWithContext(klog.NewContext(ctx, silent))
 }

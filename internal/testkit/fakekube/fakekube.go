@@ -32,13 +32,21 @@ const (
 	TokenReviews   = "/apis/authentication.k8s.io/v1/tokenreviews" // no object is put there, see SetToken
 )
 
-// kinds are the version and the kind of the objects of each resource.
-var kinds = map[string][2]string{
-	Services:       {"v1", "Service"},
-	EndpointSlices: {"discovery.k8s.io/v1", "EndpointSlice"},
-	ServiceEntries: {"networking.istio.io/v1", "ServiceEntry"},
-	Sidecars:       {"networking.istio.io/v1", "Sidecar"},
-	Definitions:    {"meta.k8s.io/v1", "PartialObjectMetadata"},
+// kindOf returns the version and the kind of the objects of a resource; empty for no resource.
+func kindOf(path string) (version, kind string) {
+	switch path {
+	case Services:
+		return "v1", "Service"
+	case EndpointSlices:
+		return "discovery.k8s.io/v1", "EndpointSlice"
+	case ServiceEntries:
+		return "networking.istio.io/v1", "ServiceEntry"
+	case Sidecars:
+		return "networking.istio.io/v1", "Sidecar"
+	case Definitions:
+		return "meta.k8s.io/v1", "PartialObjectMetadata"
+	}
+	return "", ""
 }
 
 // An API is an API server. Its methods are safe for concurrent use.
@@ -212,6 +220,7 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.mu.Unlock()
 	w.Header().Set("Content-Type", "application/json")
 	watch, _ := strconv.ParseBool(r.URL.Query().Get("watch"))
+	_, kind := kindOf(r.URL.Path)
 	switch {
 	case status != 0:
 		refuse(w, status, r.URL.Path)
@@ -219,7 +228,7 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, `{"kind":"APIGroup","apiVersion":"v1","preferredVersion":{"groupVersion":"networking.istio.io/v1","version":"v1"}}`)
 	case r.URL.Path == TokenReviews:
 		a.serveReview(w, r)
-	case watch && kinds[r.URL.Path][0] != "":
+	case watch && kind != "":
 		a.serveWatch(w, r)
 	default:
 		refuse(w, http.StatusNotFound, r.URL.Path)
@@ -295,8 +304,9 @@ func (a *API) firstLocked(r *http.Request, selects func(*unstructured.Unstructur
 			events = append(events, event{"ADDED", o.Object})
 		}
 	}
+	version, kind := kindOf(path)
 	return append(events, event{"BOOKMARK", map[string]any{
-		"kind": kinds[path][1], "apiVersion": kinds[path][0],
+		"kind": kind, "apiVersion": version,
 		"metadata": map[string]any{
 			"resourceVersion": strconv.Itoa(len(a.changes)), "annotations": map[string]string{"k8s.io/initial-events-end": "true"},
 		},
