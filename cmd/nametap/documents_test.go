@@ -149,7 +149,7 @@ func TestFlagsInDocuments(t *testing.T) {
 	}
 	collect(root)
 	others := []string{ // nametap-discovery's, systemd's, setpriv's
-		"allow-empty", "config-dir", "print-table", "now", "create", "reuid", "regid", "clear-groups", "inh-caps", "ambient-caps",
+		"allow-empty", "config-dir", "kubeconfig", "print-table", "now", "create", "reuid", "regid", "clear-groups", "inh-caps", "ambient-caps",
 	}
 	documents, err := filepath.Glob("../../docs/*.md")
 	if err != nil {
