@@ -143,7 +143,7 @@ func (ix *index) endpoints(k object.Key, s *object.Service) []object.Endpoint {
 	}
 	for _, name := range sortedKeys(pods) {
 		p := pods[name]
-		if p.Terminated || !selects(s.Selector, p.Labels) {
+		if p.Terminated || !object.Selects(s.Selector, p.Labels) {
 			continue
 		}
 		ep := object.Endpoint{Addrs: p.Addrs, Ready: p.Ready}
@@ -153,15 +153,6 @@ func (ix *index) endpoints(k object.Key, s *object.Service) []object.Endpoint {
 		out = append(out, ep)
 	}
 	return out
-}
-
-func selects(selector, labels map[string]string) bool {
-	for name, value := range selector {
-		if got, ok := labels[name]; !ok || got != value {
-			return false
-		}
-	}
-	return true
 }
 
 // entryClaims returns the claims of a ServiceEntry. They do not include its endpoints,

@@ -35,7 +35,7 @@ func collectSidecars(objects []object.Object) sidecars {
 // of returns the key of the Sidecar of a workload, and the zero key if it has none.
 func (s sidecars) of(namespace string, labels map[string]string) object.Key {
 	for _, o := range s[namespace] {
-		if o.Sidecar.Selects(labels) {
+		if object.Selects(o.Sidecar.Labels, labels) {
 			return o.Key
 		}
 	}

@@ -43,9 +43,9 @@ func ParseEgressHost(text, namespace string) (h EgressHost, ok bool, err error) 
 	return EgressHost{from, host}, true, nil
 }
 
-// Selects reports whether a workload with labels is selected.
-func (s *Sidecar) Selects(labels map[string]string) bool {
-	for name, value := range s.Labels {
+// Selects reports whether labels have all those of a selector.
+func Selects(selector, labels map[string]string) bool {
+	for name, value := range selector {
 		if got, ok := labels[name]; !ok || got != value {
 			return false
 		}
