@@ -27,9 +27,8 @@ const (
 	// ageGrace is how long the streams of an old connection may continue after its client
 	// was asked to connect again. The client keeps its table meanwhile.
 	ageGrace = 10 * time.Second
-	// firstReadWait is how long a stream waits for the first reading of the configuration
-	// directory. An agent that was refused meanwhile would back off, after an outage for up to
-	// 30 s.
+	// firstReadWait is how long a stream waits for the first reading of all sources. An agent
+	// that was refused meanwhile would back off, after an outage for up to 30 s.
 	firstReadWait = 10 * time.Second
 )
 
@@ -126,8 +125,8 @@ func (s *Server) boundStream(srv any, stream grpc.ServerStream, identity *auth.I
 	return err
 }
 
-// awaitFirstRead waits until the configuration directory was read for the first time, at most
-// for firstReadWait or until ctx ends.
+// awaitFirstRead waits until all sources were read for the first time, at most for firstReadWait
+// or until ctx ends.
 func (s *Server) awaitFirstRead(ctx context.Context) {
 	timer := time.NewTimer(firstReadWait)
 	defer timer.Stop()
@@ -181,7 +180,9 @@ func (b *boundedStream) SendMsg(m any) error {
 func (b *boundedStream) RecvMsg(m any) error {
 	err := b.ServerStream.RecvMsg(m)
 	if err == nil {
-		err = b.check(m)
+		if err = b.check(m); err != nil {
+			b.refuse(err)
+		}
 	}
 	request, ok := m.(interface{ GetResponseNonce() string })
 	b.mu.Lock()
@@ -200,14 +201,9 @@ func (b *boundedStream) check(m any) error {
 	}
 	client, err := parseNode(request.GetNode())
 	if err != nil {
-		b.refuse(err)
 		return err
 	}
-	if err := b.identity.Check(request.GetNode(), client.view.namespace); err != nil {
-		b.refuse(err)
-		return err
-	}
-	return nil
+	return b.identity.Check(request.GetNode(), client.view.namespace)
 }
 
 // spareConns is how many connections more than MaxClients there may be: those that have
