@@ -19,33 +19,33 @@ import (
 
 // An endpoint is an address on which ADS is served.
 type endpoint struct {
-	flag     string // that names the address
+	flag     string // that sets the address
+	addr     string // as configured; empty for no endpoint
 	listener net.Listener
 	clients  *auth.Clients // who may connect; nil lets everyone, without TLS
 	server   *grpc.Server
 }
 
-// listen opens the listeners. Close them after an error of another part.
+// listen opens the listeners of the configured addresses.
 func (s *Server) listen(ctx context.Context) ([]*endpoint, error) {
-	all := []*endpoint{
-		{flag: "--grpc-addr", clients: nil},
-		{flag: "--tls-addr", clients: s.identities},
-	}
 	var open []*endpoint
-	for i, addr := range []string{s.cfg.GRPCAddr, s.cfg.TLSAddr} {
-		if addr == "" {
+	for _, e := range []*endpoint{
+		{flag: "--grpc-addr", addr: s.cfg.GRPCAddr},
+		{flag: "--tls-addr", addr: s.cfg.TLSAddr, clients: s.identities},
+	} {
+		if e.addr == "" {
 			continue
 		}
 		var lc net.ListenConfig
-		ln, err := lc.Listen(ctx, "tcp", addr)
+		ln, err := lc.Listen(ctx, "tcp", e.addr)
 		if err != nil {
 			closeAll(open)
-			return nil, fmt.Errorf("serving ADS on %s (%s): %w", addr, all[i].flag, err)
+			return nil, fmt.Errorf("serving ADS on %s (%s): %w", e.addr, e.flag, err)
 		}
-		all[i].listener = &boundedListener{
+		e.listener = &boundedListener{
 			Listener: ln, max: int64(s.cfg.MaxClients + spareConns), over: s.metrics.ended.WithLabelValues(endedTooMany).Inc,
 		}
-		open = append(open, all[i])
+		open = append(open, e)
 	}
 	if len(open) == 0 {
 		return nil, errors.New("no address to serve on: set --tls-addr or --grpc-addr")
@@ -81,7 +81,7 @@ func (s *Server) serveADS(ctx context.Context, endpoints []*endpoint) error {
 				err = nil
 			}
 			if err != nil {
-				err = fmt.Errorf("serving ADS on %s (%s): %w", e.listener.Addr(), e.flag, err)
+				err = fmt.Errorf("serving ADS on %s (%s): %w", e.addr, e.flag, err)
 			}
 			failures <- err
 		}()
