@@ -26,8 +26,8 @@ const maxReviews = 50_000
 // ErrUnavailable says that a token cannot be reviewed now.
 var ErrUnavailable = errors.New("the token cannot be reviewed now")
 
-// Review asks whose a token is. It returns an error that wraps [ErrUnavailable] if nobody can say
-// now, and any other error if the token is refused.
+// Review asks whose a token is. It returns an error that wraps [ErrUnavailable] if that
+// cannot be found out now, and any other error if the token is refused.
 type Review func(ctx context.Context, token string) (Identity, error)
 
 // Tokens remembers reviews of tokens. Its methods are safe for concurrent use.

@@ -74,8 +74,7 @@ func (c *customFeed) end() {
 // it yet.
 func (c *customFeed) follow(ctx context.Context) {
 	var version schema.GroupVersionResource
-	backoff := retry()
-	err := wait.PollUntilContextCancel(ctx, backoff.Duration, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextCancel(ctx, retry().Duration, true, func(ctx context.Context) (bool, error) {
 		var err error
 		version, err = c.source.clients.servedVersion(ctx, c.custom.resource)
 		c.feed.asked(ctx, err)

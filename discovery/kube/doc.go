@@ -1,5 +1,5 @@
 // Package kube follows the objects of a Kubernetes API server: Services, the EndpointSlices of
-// headless Services, and Istio's ServiceEntries.
+// headless Services, and Istio's ServiceEntries and Sidecars.
 //
 //  1. resources.go lists what is read, and with which selectors. Pods are not read: EndpointSlices
 //     have their hostnames. Endpoints of Services with a ClusterIP are not read either: they do not
@@ -14,4 +14,6 @@
 //     what it waits for.
 //
 // While the API server is away, the objects stay as they were.
+//
+// access.go finds the API server, and review.go asks it whose a client's token is.
 package kube
