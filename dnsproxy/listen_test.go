@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -145,8 +146,16 @@ func TestListenerDies(t *testing.T) { // R3
 	t.Parallel()
 	p := start(t, dnsproxy.Config{})
 	addr := netip.MustParseAddrPort(p.addr("tcp"))
+	descriptors, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
 	killed := false
-	for fd := range 1024 {
+	for _, entry := range descriptors {
+		fd, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
 		name, err := syscall.Getsockname(fd)
 		in, ok := name.(*syscall.SockaddrInet4)
 		if err != nil || !ok || uint16(in.Port) != addr.Port() {
@@ -159,7 +168,7 @@ func TestListenerDies(t *testing.T) { // R3
 	if !killed {
 		t.Fatalf("no socket listens on %v", addr)
 	}
-	err := wait.For(t, "Run returns", p.ended)
+	err = wait.For(t, "Run returns", p.ended)
 	if err == nil || !strings.Contains(err.Error(), "tcp "+addr.String()+" failed") {
 		t.Errorf("Run returned %v", err)
 	}
