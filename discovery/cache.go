@@ -2,8 +2,7 @@ package discovery
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -14,16 +13,16 @@ import (
 	cachev3 "github.com/envoyproxy/go-control-plane/pkg/cache/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
-	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/discovery/hosts"
+	"github.com/nametap/nametap/discovery/object"
 )
 
 // typeURL is the type of the served resources.
 const typeURL = "type.googleapis.com/istio.networking.nds.v1.NameTable"
 
-// cache serves the views of the current snapshot to go-control-plane's server, which
+// cache serves the views of the hosts to go-control-plane's server, which
 // handles the streams. go-control-plane's LinearCache is not usable: in state-of-the-world
 // it sends only the resources that changed, unless they are clusters or listeners, but a
 // NameTable response must be complete.
@@ -31,33 +30,19 @@ const typeURL = "type.googleapis.com/istio.networking.nds.v1.NameTable"
 // A watch waits for one response. The server opens the next watch when the client has
 // answered, so a client never has two pushes in flight and always gets the latest state.
 type cache struct {
-	mu      sync.Mutex
-	snap    *snapshot // nil before the first build
-	waiting string    // why there is no snapshot
-	views   map[viewKey]*view
-	uses    uint64 // of views, counted
+	mu        sync.Mutex
+	hosts     *hosts.Hosts
+	waiting   string // why no table is served yet; empty if tables are
+	views     map[viewKey]*view
+	resources map[resourceID]*resource // encoded tables that a view has
+	uses      uint64                   // of views, counted
 }
 
-// maxIdleViews bounds the views without watches. A client chooses its view, and each view
-// has a copy of the tables.
+// maxIdleViews bounds the views without watches: a client chooses its view.
 const maxIdleViews = 64
 
-// view holds the tables of the clients with one key. It is guarded by cache.mu.
-type view struct {
-	resources map[string]*resource // by resource name
-	version   string               // of all resources together
-	// watches holds the requests that wait for a change.
-	watches map[*watch]struct{}
-	used    uint64 // cache.uses at the last use
-}
-
-// resource is an encoded table. All responses share the bytes.
-type resource struct {
-	name    string
-	body    *anypb.Any
-	version string
-	wrapped *anypb.Any // body for state-of-the-world, made when first needed
-}
+// resourceID identifies the content of a table. Views with the same content share the bytes.
+type resourceID struct{ name, version string }
 
 // watch is a request that waits. answer sends what the view holds that is new for the
 // client, and reports whether there was anything.
@@ -69,77 +54,117 @@ type watch struct {
 
 type answer func(*view) (bool, error)
 
-func newCache() *cache { return &cache{views: map[viewKey]*view{}} }
+func newCache(all *hosts.Hosts) *cache {
+	return &cache{hosts: all, waiting: "no object has been read yet", views: map[viewKey]*view{}, resources: map[resourceID]*resource{}}
+}
 
-// waitingFor sets the reason that is sent to clients while there is no snapshot.
+// waitingFor sets the reason that is sent to clients while there is no table; an empty string
+// says that there is one.
 func (c *cache) waitingFor(why string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.waiting = why
 }
 
-// set makes snap the current snapshot and answers the watches for which something has
-// changed. Another Sidecar may give a client another view. It drops views without watches; a
-// client that is about to answer a push creates its view again.
-func (c *cache) set(snap *snapshot) error {
+// update puts changes of the objects to use, and answers the watches for which something has
+// changed. Before that it calls save, so that no client has a VIP that is not saved.
+func (c *cache) update(changes []hosts.Change, save func(hosts.Update)) (hosts.Update, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	u := c.hosts.Update(changes...)
+	save(u)
+	if u.Sidecars {
+		c.remakeViewsLocked()
+	} else {
+		for _, v := range c.views {
+			v.update(u.Hosts)
+		}
+	}
+	c.dropUnusedLocked()
+	var failures []error
+	for _, v := range c.views {
+		for w := range v.watches {
+			answered, err := w.answer(v)
+			if answered || err != nil {
+				delete(v.watches, w)
+			}
+			failures = append(failures, err)
+		}
+	}
+	return u, errors.Join(failures...)
+}
+
+// diff returns the change that makes objects all those of a source.
+func (c *cache) diff(source int, objects []object.Object) hosts.Change {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.hosts.Diff(source, objects)
+}
+
+// counts returns numbers of what there is.
+func (c *cache) counts() hosts.Counts {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.hosts.Counts()
+}
+
+// remakeViewsLocked makes all views anew after a Sidecar has changed, which may give a client
+// another view. It drops views without watches; a client that is about to answer a push creates
+// its view again.
+func (c *cache) remakeViewsLocked() {
 	views := map[viewKey]*view{}
 	for _, old := range c.views {
 		for w := range old.watches {
-			key := snap.view(w.client)
-			v, ok := views[key]
-			if !ok {
-				var err error
-				if v, err = newView(snap, key); err != nil {
-					return err
-				}
-				views[key] = v
+			key := c.keyLocked(w.client)
+			if views[key] == nil {
+				views[key] = newView(c.hosts, key)
 			}
-			v.watches[w] = struct{}{}
+			w.view = views[key]
+			w.view.watches[w] = struct{}{}
 		}
 	}
-	c.snap, c.views = snap, views
-	for _, v := range views {
-		for w := range v.watches {
-			w.view = v
-			answered, err := w.answer(v)
-			if err != nil {
-				return err
-			}
-			if answered {
-				delete(v.watches, w)
-			}
-		}
-	}
-	return nil
+	c.views = views
 }
 
-func newView(snap *snapshot, key viewKey) (*view, error) {
-	v := &view{resources: map[string]*resource{}, watches: map[*watch]struct{}{}}
-	var all []byte
-	tables := snap.tables(key)
-	for _, name := range sortedKeys(tables) {
-		r, err := newResource(name, tables[name])
-		if err != nil {
-			return nil, fmt.Errorf("table %q: %w", name, err)
-		}
-		v.resources[name] = r
-		all = fmt.Appendf(all, "%q %s\n", name, r.version)
-	}
-	v.version = checksum(all)
-	return v, nil
+// keyLocked returns the key of the view of a client.
+func (c *cache) keyLocked(client subscriber) viewKey {
+	key := client.view
+	key.Sidecar = c.hosts.Sidecar(key.Namespace, client.labels)
+	return key
 }
 
-// newResource encodes a table. The version is a checksum of the bytes, so it is the same
-// on every server with the same objects, and a client that reconnects with this version
-// is not sent the table again.
-func newResource(name string, t *api.NameTable) (*resource, error) {
-	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(t)
-	if err != nil {
-		return nil, fmt.Errorf("encoding: %w", err)
+// dropUnusedLocked drops the encoded tables that no view has.
+func (c *cache) dropUnusedLocked() {
+	used := make(map[resourceID]*resource, len(c.resources))
+	for _, v := range c.views {
+		for name, t := range v.tables {
+			id := resourceID{name, t.version}
+			if r := c.resources[id]; r != nil {
+				used[id] = r
+			}
+		}
 	}
-	return &resource{name: name, body: &anypb.Any{TypeUrl: typeURL, Value: data}, version: checksum(data)}, nil
+	c.resources = used
+}
+
+// encodedLocked returns the encoded tables of a view with the given names, in their order.
+func (c *cache) encodedLocked(v *view, names []string) []*resource {
+	missing := map[string]bool{}
+	for _, name := range names {
+		if c.resources[resourceID{name, v.tables[name].version}] == nil {
+			missing[name] = true
+		}
+	}
+	if len(missing) > 0 {
+		for name, r := range v.encode(c.hosts, missing) {
+			c.resources[resourceID{name, r.version}] = r
+		}
+	}
+	all := make([]*resource, len(names))
+	for i, name := range names {
+		all[i] = c.resources[resourceID{name, v.tables[name].version}]
+	}
+	return all
 }
 
 // wholeLocked returns the form of the resource in a state-of-the-world response. Such a
@@ -155,15 +180,6 @@ func (r *resource) wholeLocked() (*anypb.Any, error) {
 		}
 	}
 	return r.wrapped, nil
-}
-
-func (r *resource) named() *discoveryv3.Resource {
-	return &discoveryv3.Resource{Name: r.name, Version: r.version, Resource: r.body}
-}
-
-func checksum(data []byte) string {
-	s := sha256.Sum256(data)
-	return hex.EncodeToString(s[:16])
 }
 
 // CreateWatch serves a state-of-the-world request.
@@ -187,9 +203,9 @@ func (c *cache) CreateWatch(req *cachev3.Request, sub cachev3.Subscription, out 
 		if !first && maps.Equal(versions, sub.ReturnedResources()) {
 			return false, nil
 		}
-		resp := &discoveryv3.DiscoveryResponse{TypeUrl: typeURL, VersionInfo: v.version}
-		for _, name := range names {
-			body, err := v.resources[name].wholeLocked()
+		resp := &discoveryv3.DiscoveryResponse{TypeUrl: typeURL, VersionInfo: v.version()}
+		for _, r := range c.encodedLocked(v, names) {
+			body, err := r.wholeLocked()
 			if err != nil {
 				return false, err
 			}
@@ -211,13 +227,12 @@ func (c *cache) CreateDeltaWatch(
 	return c.watch(req.GetTypeUrl(), req.GetNode(), func(v *view) (bool, error) {
 		names, versions := v.selected(sub)
 		known := sub.ReturnedResources()
-		resp := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: typeURL, SystemVersionInfo: v.version}
-		for _, name := range names {
-			if r := v.resources[name]; known[name] != r.version {
-				resp.Resources = append(resp.Resources, r.named())
-			}
+		resp := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: typeURL, SystemVersionInfo: v.version()}
+		names = slices.DeleteFunc(names, func(name string) bool { return known[name] == versions[name] })
+		for _, r := range c.encodedLocked(v, names) {
+			resp.Resources = append(resp.Resources, r.named())
 		}
-		for _, name := range sortedKeys(known) {
+		for _, name := range slices.Sorted(maps.Keys(known)) {
 			if _, ok := versions[name]; !ok {
 				resp.RemovedResources = append(resp.RemovedResources, name)
 			}
@@ -237,10 +252,10 @@ func (v *view) selected(sub cachev3.Subscription) ([]string, map[string]string) 
 	var names []string
 	versions := map[string]string{}
 	requested := sub.SubscribedResources()
-	for name, r := range v.resources {
+	for name, t := range v.tables {
 		if _, named := requested[name]; named || sub.IsWildcard() || (name == "" && len(requested) > 0) {
 			names = append(names, name)
-			versions[name] = r.version
+			versions[name] = t.version
 		}
 	}
 	slices.Sort(names)
@@ -284,16 +299,13 @@ func (c *cache) watch(url string, node *corev3.Node, send answer) (func(), error
 
 // viewLocked returns the view of a client, and makes it if there is none.
 func (c *cache) viewLocked(client subscriber) (*view, error) {
-	if c.snap == nil {
+	if c.waiting != "" {
 		return nil, status.Error(codes.Unavailable, "no table has been built yet: "+c.waiting)
 	}
-	key := c.snap.view(client)
+	key := c.keyLocked(client)
 	v, ok := c.views[key]
 	if !ok {
-		var err error
-		if v, err = newView(c.snap, key); err != nil {
-			return nil, status.Errorf(codes.Internal, "building the view of %+v: %v", key, err)
-		}
+		v = newView(c.hosts, key)
 		c.dropIdleLocked()
 		c.views[key] = v
 	}

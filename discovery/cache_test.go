@@ -3,20 +3,20 @@ package discovery
 import (
 	"fmt"
 	"testing"
+
+	"github.com/nametap/nametap/discovery/hosts"
 )
 
 // A client that names other namespaces again and again does not fill the memory with views.
 // Those with watches and those that were used last stay.
 func TestIdleViewsAreBounded(t *testing.T) {
-	c := newCache()
-	if err := c.set(&snapshot{}); err != nil {
-		t.Fatal(err)
-	}
+	c := newCache(hosts.New(defaultClusterDomain, 1, hosts.NewVIPs()))
+	c.waitingFor("")
 	get := func(namespace string) *view {
 		t.Helper()
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		v, err := c.viewLocked(subscriber{view: viewKey{namespace: namespace}})
+		v, err := c.viewLocked(subscriber{view: viewKey{View: hosts.View{Namespace: namespace}}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,12 +7,15 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/discovery/hosts"
+	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/examples"
 )
 
-var bothFamilies = families{v4: true, v6: true}
+var bothFamilies = hosts.Families{V4: true, V6: true}
 
 // tableOf builds the unnamed table of a view from YAML documents. Automatic VIPs are
 // shown as "vip4" and "vip6".
@@ -22,8 +25,35 @@ func tableOf(t *testing.T, yaml string, key viewKey) map[string]string {
 	if len(p.errs) > 0 {
 		t.Fatalf("errors: %v", p.errs)
 	}
-	snap, _ := newSnapshot(objectsOf(p.objects), defaultClusterDomain, &vips{})
-	return show(snap.tables(key)[""])
+	return show(tables(t, allOf(objectsOf(p.objects)), key)[""])
+}
+
+// allOf returns the hosts of objects.
+func allOf(objects []object.Object) *hosts.Hosts {
+	all := hosts.New(defaultClusterDomain, 1, hosts.NewVIPs())
+	all.Update(all.Diff(0, objects))
+	return all
+}
+
+// tables returns the tables of a view by resource name.
+func tables(t *testing.T, all *hosts.Hosts, key viewKey) map[string]*api.NameTable {
+	t.Helper()
+	v := newView(all, key)
+	names := map[string]bool{}
+	for name := range v.tables {
+		names[name] = true
+	}
+	out := map[string]*api.NameTable{}
+	for name, r := range v.encode(all, names) {
+		out[name] = new(api.NameTable)
+		if err := proto.Unmarshal(r.body.GetValue(), out[name]); err != nil {
+			t.Fatal(err)
+		}
+		if again := bytesOf(t, out[name]); again != string(r.body.GetValue()) {
+			t.Errorf("table %q: protobuf's own encoding differs", name)
+		}
+	}
+	return out
 }
 
 // show renders a table for comparison: registry, shortname.namespace, addresses.
@@ -149,7 +179,7 @@ func TestClaims(t *testing.T) {
 			table{"web.shop.svc.clusterset.local": "External 10.97.0.1"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got := tableOf(t, tt.yaml, viewKey{namespace: "shop", families: bothFamilies, vips: true})
+			got := tableOf(t, tt.yaml, viewKey{View: hosts.View{Namespace: "shop", Families: bothFamilies, VIPs: true}})
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Errorf("-want +got\n%s", diff)
 			}
@@ -167,19 +197,19 @@ func TestFamiliesAndCapture(t *testing.T) {
 		key  viewKey
 		want map[string]string
 	}{
-		{"IPv4", viewKey{families: families{v4: true}, vips: true}, map[string]string{
+		{"IPv4", viewKey{View: hosts.View{Families: hosts.Families{V4: true}, VIPs: true}}, map[string]string{
 			"four" + suffix: "Kubernetes four.shop 10.0.0.1", "dual" + suffix: "Kubernetes dual.shop 10.0.0.2",
 			"db" + suffix: "Kubernetes db.shop 10.1.0.1", "db-0.db" + suffix: "Kubernetes db-0.db.shop 10.1.0.1",
 			"vip.example.com": "External vip4", "a.example.com": "External 192.0.2.1"}},
-		{"IPv6", viewKey{families: families{v6: true}, vips: true}, map[string]string{
+		{"IPv6", viewKey{View: hosts.View{Families: hosts.Families{V6: true}, VIPs: true}}, map[string]string{
 			"six" + suffix: "Kubernetes six.shop fd00::1", "dual" + suffix: "Kubernetes dual.shop fd00::2",
 			"vip.example.com": "External vip6", "a.example.com": "External 192.0.2.1"}},
-		{"does not ask for VIPs", viewKey{families: families{v6: true}}, map[string]string{
+		{"does not ask for VIPs", viewKey{View: hosts.View{Families: hosts.Families{V6: true}}}, map[string]string{
 			"six" + suffix: "Kubernetes six.shop fd00::1", "dual" + suffix: "Kubernetes dual.shop fd00::2",
 			"a.example.com": "External 192.0.2.1"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			tt.key.namespace = "shop"
+			tt.key.Namespace = "shop"
 			if diff := cmp.Diff(tt.want, tableOf(t, yaml, tt.key)); diff != "" {
 				t.Errorf("-want +got\n%s", diff)
 			}
@@ -211,7 +241,7 @@ func TestExportTo(t *testing.T) {
 	} {
 		var sees []string
 		for _, namespace := range []string{"shop", "data", "other"} {
-			if len(tableOf(t, tt.yaml, viewKey{namespace: namespace, families: bothFamilies})) > 0 {
+			if len(tableOf(t, tt.yaml, viewKey{View: hosts.View{Namespace: namespace, Families: bothFamilies}})) > 0 {
 				sees = append(sees, namespace)
 			}
 		}
@@ -227,13 +257,13 @@ func TestResourcePerNamespace(t *testing.T) {
 	p := parseFile("t.yaml", []byte(svc("web", "clusterIP: 10.0.0.1")+
 		entryIn("b", "e", "hosts: [a.example.com], addresses: [192.0.2.1]")+
 		entryIn("a", "e", "hosts: [a.example.com], addresses: [192.0.2.2], exportTo: [shop]")))
-	snap, _ := newSnapshot(objectsOf(p.objects), defaultClusterDomain, &vips{})
+	all := allOf(objectsOf(p.objects))
 	for namespace, want := range map[string]string{
 		"shop": "map[a:map[a.example.com:External 192.0.2.1 192.0.2.2] shop:map[web.shop.svc.cluster.local:Kubernetes web.shop 10.0.0.1]]",
 		"else": "map[b:map[a.example.com:External 192.0.2.1] shop:map[web.shop.svc.cluster.local:Kubernetes web.shop 10.0.0.1]]",
 	} {
 		got := map[string]map[string]string{}
-		for name, table := range snap.tables(viewKey{namespace: namespace, families: bothFamilies, merge: true}) {
+		for name, table := range tables(t, all, viewKey{View: hosts.View{Namespace: namespace, Families: bothFamilies}, merge: true}) {
 			got[name] = show(table)
 		}
 		if fmt.Sprint(got) != want {
@@ -249,12 +279,12 @@ func TestOrderDoesNotMatter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	key := viewKey{namespace: "shop", families: bothFamilies, vips: true}
+	key := viewKey{View: hosts.View{Namespace: "shop", Families: bothFamilies, VIPs: true}}
 	want := ""
 	for range 50 {
 		rand.Shuffle(len(r.objects), func(i, j int) { r.objects[i], r.objects[j] = r.objects[j], r.objects[i] })
-		snap, _ := newSnapshot(r.objects, defaultClusterDomain, &vips{})
-		got := bytesOf(t, snap.tables(key)[""])
+		all := allOf(r.objects)
+		got := bytesOf(t, tables(t, all, key)[""])
 		if want == "" {
 			want = got
 		}

@@ -41,7 +41,7 @@ func decodeService(root field, namespace string) *object.Service {
 	switch t := spec.get("type"); t.str() {
 	case "", "ClusterIP", "NodePort", "LoadBalancer":
 	case typeExternalName:
-		s.ExternalName = true
+		s.ExternalName = decodeExternalName(spec.get("externalName"))
 	default:
 		t.fail("want %s, got %q", serviceTypeNames, t.str())
 	}
@@ -64,6 +64,16 @@ func decodeService(root field, namespace string) *object.Service {
 		}
 	}
 	return s
+}
+
+// decodeExternalName returns the host that a Service of type ExternalName stands for. Kubernetes
+// allows a trailing dot.
+func decodeExternalName(f field) string {
+	host := strings.TrimSuffix(f.str(), ".")
+	if !object.IsHost(host) || object.IsWildcard(host) {
+		f.fail("want a DNS name, got %q", f.str())
+	}
+	return host
 }
 
 func decodeSlice(root field) *object.EndpointSlice {

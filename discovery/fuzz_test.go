@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/examples"
 )
@@ -32,17 +33,14 @@ func FuzzParse(f *testing.F) {
 				t.Errorf("error %+v for %d lines", e, lines)
 			}
 		}
-		snap, _ := newSnapshot(objectsOf(p.objects), defaultClusterDomain, &vips{})
+		all := allOf(objectsOf(p.objects))
 		for _, key := range []viewKey{
-			{namespace: "shop", families: bothFamilies, vips: true, merge: true},
-			{namespace: "default", families: families{v4: true}},
+			{View: hosts.View{Namespace: "shop", Families: bothFamilies, VIPs: true}, merge: true},
+			{View: hosts.View{Namespace: "default", Families: hosts.Families{V4: true}}},
 		} {
-			tables := snap.tables(key)
+			tables := tables(t, all, key)
 			merged(t, tables)
-			for name, table := range tables {
-				if _, err := newResource(name, table); err != nil {
-					t.Errorf("table %q: %v", name, err)
-				}
+			for _, table := range tables {
 				for host, info := range table.GetTable() {
 					if !object.IsHost(host) && len(host) <= 253 {
 						t.Errorf("host %q", host)

@@ -4,9 +4,11 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -145,7 +147,7 @@ func TestIdentity(t *testing.T) { // D44, D45, D46, D47, D48
 			for _, variant := range []string{variantSotw, variantDelta} {
 				c := open(t, variant, r, node(t, tt.namespace, tt.meta...))
 				if tt.code == codes.OK {
-					if got := strings.Join(sortedKeys(merged(t, c.next().tables).GetTable()), " "); got != tt.want {
+					if got := strings.Join(slices.Sorted(maps.Keys(merged(t, c.next().tables).GetTable())), " "); got != tt.want {
 						t.Errorf("%s: hosts %s, want %s", variant, got, tt.want)
 					}
 					continue

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/kube"
 	"github.com/nametap/nametap/discovery/object"
 )
@@ -18,11 +19,14 @@ const (
 	fromKubernetes = "the Kubernetes API"
 )
 
-// An input is the last reading of a source.
+// An input is what is known of the last reading of a source.
 type input struct {
-	reading reading
+	errs  []object.Error
+	notes []string // what makes no host, although it is valid
+	kept  int      // objects that are used in their last good form
 	// tooEarly is why the reading must not be the first one that is served, or empty.
 	tooEarly string
+	pending  []hosts.Change // what was not served yet
 }
 
 // sources returns the configured sources, those first whose objects are used instead of
@@ -37,6 +41,9 @@ func (c Config) sources() []string {
 	}
 	return all
 }
+
+// sourceIndex returns the number of a source: 0 for the one whose objects are used first.
+func (c Config) sourceIndex(source string) int { return slices.Index(c.sources(), source) }
 
 // followKubernetes builds the tables whenever objects of the API server have changed, until ctx
 // ends. One build serves all changes of Config.Debounce. If a build takes longer, half of the time
@@ -59,7 +66,8 @@ func (s *Server) followKubernetes(ctx context.Context) {
 		}
 		began := time.Now()
 		from := s.kube.Read()
-		_ = s.publish(fromKubernetes, reading{objects: from.Objects, errs: from.Errors}, from.Waiting) // it has logged the error
+		change := hosts.Change{Updated: from.Updated, Removed: from.Removed}
+		_ = s.publishChange(fromKubernetes, change, input{errs: from.Errors, tooEarly: from.Waiting}) // it has logged the error
 		if from.Waiting == "" {
 			s.noteRead(fromKubernetes)
 		}
@@ -90,24 +98,39 @@ func (s *Server) upToDate() bool {
 	return s.built && !s.vipsUnsaved
 }
 
-// publish puts a reading of a source to use, with the last ones of the others. The first readings
-// that are served must be complete, because clients would lose the hosts that are missing.
-func (s *Server) publish(source string, r reading, tooEarly string) error {
+// publishAll puts a whole reading of a source to use.
+func (s *Server) publishAll(source string, objects []object.Object, in input) error {
 	s.building.Lock()
 	defer s.building.Unlock()
-	s.inputs[source] = input{reading: r, tooEarly: tooEarly}
+	in.pending = []hosts.Change{s.cache.diff(s.cfg.sourceIndex(source), objects)}
+	s.inputs[source] = in
+	return s.publishLocked()
+}
+
+// publishChange puts what has changed in a source to use.
+func (s *Server) publishChange(source string, c hosts.Change, in input) error {
+	s.building.Lock()
+	defer s.building.Unlock()
+	c.Source = s.cfg.sourceIndex(source)
+	in.pending = append(s.inputs[source].pending, c)
+	s.inputs[source] = in
+	return s.publishLocked()
+}
+
+// publishLocked puts the pending changes to use. What is served first must be complete, because
+// clients would lose the hosts that are missing.
+func (s *Server) publishLocked() error {
 	s.built = false
-	r, why := combine(s.cfg.sources(), s.inputs)
+	all, why := combine(s.cfg.sources(), s.inputs)
 	if !s.serving && why != "" {
-		s.report(r, allocation{})
+		s.report(all, hosts.Update{})
 		s.setWaiting(why)
 		return nil
 	}
-	snap, a := newSnapshot(r.objects, s.cfg.ClusterDomain, s.vips)
-	s.report(r, a)
-	s.saveVIPsLocked(a)
-	s.metrics.observe(r, snap, a)
-	if err := s.cache.set(snap); err != nil {
+	update, err := s.cache.update(s.takeLocked(), s.saveVIPsLocked)
+	s.report(all, update)
+	s.metrics.observe(all.kept, s.cache.counts())
+	if err != nil {
 		s.failed(stepBuild, err)
 		return err
 	}
@@ -122,14 +145,20 @@ func (s *Server) publish(source string, r reading, tooEarly string) error {
 	return nil
 }
 
-// combine returns the last readings of sources as one, and why they must not be the first ones
-// that are served, or an empty string.
-func combine(sources []string, inputs map[string]input) (all reading, why string) {
-	if len(sources) == 1 {
-		only := inputs[sources[0]]
-		return only.reading, only.tooEarly
+// takeLocked returns the changes of all sources that were not served yet.
+func (s *Server) takeLocked() []hosts.Change {
+	var changes []hosts.Change
+	for source, in := range s.inputs {
+		changes = append(changes, in.pending...)
+		in.pending = nil
+		s.inputs[source] = in
 	}
-	objects := map[object.Key]object.Object{}
+	return changes
+}
+
+// combine returns what is known of the last readings of all sources, and why they must not be the
+// first ones that are served, or an empty string.
+func combine(sources []string, inputs map[string]input) (all input, why string) {
 	for _, source := range slices.Backward(sources) {
 		in, ok := inputs[source]
 		switch {
@@ -138,14 +167,10 @@ func combine(sources []string, inputs map[string]input) (all reading, why string
 		case in.tooEarly != "":
 			why = in.tooEarly
 		}
-		for _, o := range in.reading.objects {
-			objects[o.Key] = o
-		}
-		all.errs = append(all.errs, in.reading.errs...)
-		all.notes = append(all.notes, in.reading.notes...)
-		all.kept += in.reading.kept
+		all.errs = append(all.errs, in.errs...)
+		all.notes = append(all.notes, in.notes...)
+		all.kept += in.kept
 	}
-	all.objects = slices.SortedFunc(maps.Values(objects), func(a, b object.Object) int { return a.Key.Compare(b.Key) })
 	return all, why
 }
 
@@ -153,11 +178,11 @@ func combine(sources []string, inputs map[string]input) (all reading, why string
 const readTimeout = 30 * time.Second
 
 // readKubernetes reads all objects of the API server once.
-func readKubernetes(ctx context.Context, cfg Config) (reading, error) {
+func readKubernetes(ctx context.Context, cfg Config) ([]object.Object, []object.Error, error) {
 	changed := make(chan struct{}, 1)
 	source, err := kube.New(kube.Config{Access: cfg.Kubernetes, Logger: cfg.Logger, Changed: func() { notify(changed) }})
 	if err != nil {
-		return reading{}, err
+		return nil, nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -165,15 +190,22 @@ func readKubernetes(ctx context.Context, cfg Config) (reading, error) {
 	defer running.Wait()
 	defer cancel()
 	running.Go(func() { source.Run(ctx) })
+	objects := map[object.Key]object.Object{}
 	for {
 		r := source.Read()
+		for _, o := range r.Updated {
+			objects[o.Key] = o
+		}
+		for _, key := range r.Removed {
+			delete(objects, key)
+		}
 		if r.Waiting == "" {
-			return reading{objects: r.Objects, errs: r.Errors}, nil
+			return slices.Collect(maps.Values(objects)), r.Errors, nil
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return reading{}, fmt.Errorf("reading %s: %s", fromKubernetes, r.Waiting)
+			return nil, nil, fmt.Errorf("reading %s: %s", fromKubernetes, r.Waiting)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/discovery/hosts"
 )
 
 // The tables are the same as istiod's, recorded for the same objects, except for the
@@ -19,7 +20,7 @@ func TestSameAsIstiod(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for file, f := range map[string]families{"k8s-sotw-default.json": {v4: true}, "k8s-v6only.json": {v6: true}} {
+	for file, f := range map[string]hosts.Families{"k8s-sotw-default.json": {V4: true}, "k8s-v6only.json": {V6: true}} {
 		t.Run(file, func(t *testing.T) {
 			data, err := os.ReadFile(filepath.Join("testdata", "istiod", file))
 			if err != nil {
@@ -32,7 +33,7 @@ func TestSameAsIstiod(t *testing.T) {
 			for _, info := range recorded.GetTable() {
 				slices.Sort(info.Ips) // istiod's order changes
 			}
-			got := tableOf(t, string(objects), viewKey{namespace: "default", families: f, vips: true})
+			got := tableOf(t, string(objects), viewKey{View: hosts.View{Namespace: "default", Families: f, VIPs: true}})
 			if diff := cmp.Diff(show(&recorded), got); diff != "" {
 				t.Errorf("-istiod +nametap\n%s", diff)
 			}

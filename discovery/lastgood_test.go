@@ -29,8 +29,8 @@ func startUnready(t *testing.T, cfg Config) running {
 	return run(t, s)
 }
 
-// hosts returns the hosts and addresses that the client has received, as text.
-func hosts(t *testing.T, c client) string {
+// hostsOf returns the hosts and addresses that the client has received, as text.
+func hostsOf(t *testing.T, c client) string {
 	t.Helper()
 	return fmt.Sprint(ipsOf(t, merged(t, c.state())))
 }
@@ -64,7 +64,7 @@ func TestEmptyAtStart(t *testing.T) {
 			}
 			c := openDelta(t, r, node(t, "shop"), nil)
 			c.next()
-			if got := hosts(t, c); got != "map[cart.shop.svc.cluster.local:10.0.0.1]" {
+			if got := hostsOf(t, c); got != "map[cart.shop.svc.cluster.local:10.0.0.1]" {
 				t.Errorf("got %s", got)
 			}
 		})
@@ -81,7 +81,7 @@ func TestDirectoryBecomesEmpty(t *testing.T) {
 	r := start(t, Config{ConfigDir: dir, Logger: logs.Logger()})
 	c := openDelta(t, r, node(t, "shop"), nil)
 	c.next()
-	before := hosts(t, c)
+	before := hostsOf(t, c)
 	// In one step, as when a file system is mounted.
 	swap(t, dir)
 	wait.Until(t, "an error", func() bool {
@@ -95,17 +95,17 @@ func TestDirectoryBecomesEmpty(t *testing.T) {
 		t.Errorf("%d lines about it, want 1", n)
 	}
 	c.quiet()
-	if got := hosts(t, c); got != before {
+	if got := hostsOf(t, c); got != before {
 		t.Errorf("got %s, want %s", got, before)
 	}
 	write(t, dir, "b.yaml", svc("cart", "clusterIP: 10.0.0.3"))
 	c.next()
-	if got := hosts(t, c); !strings.Contains(got, "10.0.0.3") || len(r.Errors()) != 0 {
+	if got := hostsOf(t, c); !strings.Contains(got, "10.0.0.3") || len(r.Errors()) != 0 {
 		t.Errorf("got %s, %v", got, r.Errors())
 	}
 	// An object that does not come back is removed after the directory has settled.
 	c.next()
-	if got := hosts(t, c); got != "map[cart.shop.svc.cluster.local:10.0.0.3]" {
+	if got := hostsOf(t, c); got != "map[cart.shop.svc.cluster.local:10.0.0.3]" {
 		t.Errorf("got %s", got)
 	}
 	if n := testutil.ToFloat64(r.metrics.kept); n != 0 {
@@ -145,13 +145,13 @@ func TestSubdirectoryIsReplaced(t *testing.T) {
 	})
 	c.quiet()
 	write(t, sub, "c.yaml", svc("basket", "clusterIP: 10.0.0.4"))
-	for strings.Contains(hosts(t, c), "cart") {
+	for strings.Contains(hostsOf(t, c), "cart") {
 		c.next()
 	}
 	if err := os.Remove(filepath.Join(sub, "c.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	for strings.Contains(hosts(t, c), "basket") {
+	for strings.Contains(hostsOf(t, c), "basket") {
 		c.next()
 	}
 	if errs := r.Errors(); len(errs) != 0 {
@@ -210,10 +210,10 @@ func TestLastGoodOverRestart(t *testing.T) {
 				r = start(t, Config{ConfigDir: dir, StateDir: state})
 				c = openDelta(t, r, node(t, "shop"), nil)
 				c.next()
-				if got := hosts(t, c); test.want != both && got == both {
+				if got := hostsOf(t, c); test.want != both && got == both {
 					c.next() // it is gone once that has settled
 				}
-				if got := hosts(t, c); got != test.want {
+				if got := hostsOf(t, c); got != test.want {
 					t.Errorf("got %s, want %s", got, test.want)
 				}
 				if errs := r.Errors(); len(errs) != test.errs || test.errs > 0 && !errs[0].Kept {
@@ -271,7 +271,7 @@ func TestDuplicateDoesNotTakeOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.next()
-	if got := hosts(t, c); got != "map[web.shop.svc.cluster.local:10.0.0.2]" {
+	if got := hostsOf(t, c); got != "map[web.shop.svc.cluster.local:10.0.0.2]" {
 		t.Errorf("got %s", got)
 	}
 }
@@ -300,7 +300,7 @@ func TestLinkToDirectoryIsChanged(t *testing.T) {
 	for i := 1; i < 3; i++ {
 		turn(fmt.Sprintf("releases/%d", i))
 		c.next()
-		if got, want := hosts(t, c), fmt.Sprintf("map[web.shop.svc.cluster.local:10.0.0.%d]", i); got != want {
+		if got, want := hostsOf(t, c), fmt.Sprintf("map[web.shop.svc.cluster.local:10.0.0.%d]", i); got != want {
 			t.Errorf("got %s, want %s", got, want)
 		}
 	}
@@ -324,7 +324,7 @@ func TestLinkedFileIsWritten(t *testing.T) {
 	}
 	write(t, dir, "b.yaml", svc("cart", "clusterIP: 10.0.0.3"))
 	c.next()
-	if got := hosts(t, c); got != "map[cart.shop.svc.cluster.local:10.0.0.3 web.shop.svc.cluster.local:10.0.0.2]" {
+	if got := hostsOf(t, c); got != "map[cart.shop.svc.cluster.local:10.0.0.3 web.shop.svc.cluster.local:10.0.0.2]" {
 		t.Errorf("got %s", got)
 	}
 }

@@ -203,7 +203,7 @@ func (b *boundedStream) check(m any) error {
 	if err != nil {
 		return err
 	}
-	return b.identity.Check(request.GetNode(), client.view.namespace)
+	return b.identity.Check(request.GetNode(), client.view.Namespace)
 }
 
 // spareConns is how many connections more than MaxClients there may be: those that have

@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 
+	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 )
 
@@ -98,18 +99,14 @@ func newMetrics(reg prometheus.Registerer, resources prometheus.Collector) (*met
 }
 
 // observe records the result of a build.
-func (m *metrics) observe(r reading, snap *snapshot, a allocation) {
-	kinds := map[string]int{object.KindService: 0, object.KindEndpointSlice: 0, object.KindPod: 0, object.KindServiceEntry: 0, object.KindSidecar: 0}
-	for _, o := range r.objects {
-		kinds[o.Key.Kind]++
+func (m *metrics) observe(kept int, n hosts.Counts) {
+	for _, kind := range []string{object.KindService, object.KindEndpointSlice, object.KindPod, object.KindServiceEntry, object.KindSidecar} {
+		m.objects.WithLabelValues(kind).Set(float64(n.Objects[kind]))
 	}
-	for kind, n := range kinds {
-		m.objects.WithLabelValues(kind).Set(float64(n))
-	}
-	m.hosts.Set(float64(snap.hostCount()))
-	m.kept.Set(float64(r.kept))
-	m.vips.Set(float64(len(a.slots)))
-	m.noVIP.Set(float64(len(a.without)))
+	m.hosts.Set(float64(n.Hosts))
+	m.kept.Set(float64(kept))
+	m.vips.Set(float64(n.VIPs))
+	m.noVIP.Set(float64(n.NoVIP))
 	m.builds.Inc()
 }
 

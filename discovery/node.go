@@ -8,6 +8,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/nametap/nametap/discovery/hosts"
 )
 
 // The keys of node metadata that are read. Booleans are strings, as istiod requires.
@@ -32,30 +34,27 @@ func parseNode(node *corev3.Node) (subscriber, error) {
 		return subscriber{}, refuse("node id %q: want sidecar~<ip>~<pod>.<namespace>~<domain>", node.GetId())
 	}
 	meta := metadata{fields: node.GetMetadata().GetFields()}
-	v := viewKey{
-		namespace: meta.str(metaNamespace),
-		merge:     meta.flag(metaMerge, false),
-	}
+	v := viewKey{View: hosts.View{Namespace: meta.str(metaNamespace)}, merge: meta.flag(metaMerge, false)}
 	// Connections to an automatic VIP work only through a proxy. A client that has one
 	// says so.
 	captures, asks := meta.flag(metaDNSCapture, true), meta.flag(metaAutoAllocate, false)
-	v.vips = captures && asks
-	if v.namespace == "" {
+	v.VIPs = captures && asks
+	if v.Namespace == "" {
 		// The name of a pod may contain dots, that of a namespace may not.
 		if i := strings.LastIndexByte(parts[2], '.'); i >= 0 {
-			v.namespace = parts[2][i+1:]
+			v.Namespace = parts[2][i+1:]
 		}
 	}
 	ips, labels := meta.str(metaIPs), meta.stringMap(metaLabels)
 	if meta.err != nil {
 		return subscriber{}, meta.err
 	}
-	if v.namespace == "" {
+	if v.Namespace == "" {
 		return subscriber{}, refuse("node %q has no namespace: neither metadata %s nor <pod>.<namespace> in the id",
 			node.GetId(), metaNamespace)
 	}
 	var ok bool
-	if v.families, ok = familiesOf(ips + "," + parts[1]); !ok {
+	if v.Families, ok = familiesOf(ips + "," + parts[1]); !ok {
 		return subscriber{}, refuse("node %q has no IP address: neither metadata %s nor the id gives one", node.GetId(), metaIPs)
 	}
 	return subscriber{view: v, labels: labels}, nil
@@ -65,8 +64,8 @@ func parseNode(node *corev3.Node) (subscriber, error) {
 // loopback, link-local and unspecified addresses, because they do not show what a client
 // can reach. If there are no others, the client gets both families. It reports false if
 // there is no address at all.
-func familiesOf(list string) (families, bool) {
-	var f families
+func familiesOf(list string) (hosts.Families, bool) {
+	var f hosts.Families
 	found := false
 	for s := range strings.SplitSeq(list, ",") {
 		a, err := netip.ParseAddr(strings.TrimSpace(s))
@@ -77,10 +76,10 @@ func familiesOf(list string) (families, bool) {
 		if a = a.Unmap(); !a.IsGlobalUnicast() {
 			continue
 		}
-		f.v4, f.v6 = f.v4 || a.Is4(), f.v6 || a.Is6()
+		f.V4, f.V6 = f.V4 || a.Is4(), f.V6 || a.Is6()
 	}
-	if f == (families{}) {
-		f = families{v4: true, v6: true}
+	if f == (hosts.Families{}) {
+		f = hosts.Families{V4: true, V6: true}
 	}
 	return f, found
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 )
 
@@ -148,7 +149,7 @@ func (s *Server) setDirErr(err error) {
 
 // serve puts the tables of a reading of the directory to use.
 func (s *Server) serve(r reading) error {
-	err := s.publish(fromDir, r, s.tooEarly(r))
+	err := s.publishAll(fromDir, r.objects, input{errs: r.errs, notes: r.notes, kept: r.kept, tooEarly: s.tooEarly(r)})
 	if err == nil && s.state != nil && s.isServing() {
 		s.objectsUnsaved = true
 		s.saveObjects()
@@ -183,14 +184,14 @@ func (s *Server) setWaiting(why string) {
 // saveVIPsLocked saves the VIPs before any client sees them, so that a crash does not lose
 // them. If that fails, for example because the disk is full, the VIPs are served all the
 // same, and the next build tries again.
-func (s *Server) saveVIPsLocked(a allocation) {
+func (s *Server) saveVIPsLocked(u hosts.Update) {
 	if s.state == nil {
 		return
 	}
-	if s.vipsUnsaved = s.vipsUnsaved || a.changed; !s.vipsUnsaved {
+	if s.vipsUnsaved = s.vipsUnsaved || u.VIPs; !s.vipsUnsaved {
 		return
 	}
-	if err := s.vips.save(s.state); err != nil {
+	if err := saveVIPs(s.state, s.vips); err != nil {
 		s.failed(stepSave, err)
 		return
 	}
@@ -222,7 +223,7 @@ func (s *Server) saveObjectsNow() {
 
 // report publishes the errors of a reading and logs what is new. A document that stays
 // broken is logged once, and again if it was repaired and breaks again.
-func (s *Server) report(r reading, a allocation) {
+func (s *Server) report(r input, u hosts.Update) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.errs = slices.Clone(r.errs)
@@ -241,10 +242,15 @@ func (s *Server) report(r reading, a allocation) {
 	for _, note := range r.notes {
 		logNew("note "+note, func() { s.cfg.Logger.Info("an object makes no host", "what", note) })
 	}
-	for _, host := range a.without {
+	for _, host := range u.Loops {
+		logNew("loop "+host, func() {
+			s.cfg.Logger.Error("a Service of type ExternalName stands for itself and is left out: change its spec.externalName", "host", host)
+		})
+	}
+	for _, host := range u.WithoutVIP {
 		logNew("no vip "+host, func() { s.cfg.Logger.Error("no automatic VIP is left", "host", host) })
 	}
-	for _, host := range a.moved {
+	for _, host := range u.Moved {
 		s.cfg.Logger.Warn("another object claims the automatic VIP, the host gets a new one", "host", host)
 	}
 	for _, step := range []string{stepRead, stepWatch, stepSave, stepSaveObjects, stepBuild} {

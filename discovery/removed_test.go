@@ -26,7 +26,7 @@ func TestFilesAreReplacedOneByOne(t *testing.T) {
 	r := start(t, Config{ConfigDir: dir})
 	c := openDelta(t, r, node(t, "shop"), nil)
 	c.next()
-	before := hosts(t, c)
+	before := hostsOf(t, c)
 	read := testutil.ToFloat64(r.metrics.builds)
 	if err := os.RemoveAll(filepath.Join(dir, "a")); err != nil {
 		t.Fatal(err)
@@ -36,7 +36,7 @@ func TestFilesAreReplacedOneByOne(t *testing.T) {
 	wait.Until(t, "it is read", func() bool { return testutil.ToFloat64(r.metrics.builds) > read+1 })
 	write(t, dir, "b/web.yaml", web)
 	c.quiet()
-	if got := hosts(t, c); got != before {
+	if got := hostsOf(t, c); got != before {
 		t.Errorf("got %s, want %s", got, before)
 	}
 	// A file that stays missing is removed soon, even while a link has no target.
@@ -47,7 +47,7 @@ func TestFilesAreReplacedOneByOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.next()
-	if got := hosts(t, c); strings.Contains(got, "cart") || !strings.Contains(got, "web") {
+	if got := hostsOf(t, c); strings.Contains(got, "cart") || !strings.Contains(got, "web") {
 		t.Errorf("got %s", got)
 	}
 }

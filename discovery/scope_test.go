@@ -2,6 +2,8 @@ package discovery
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -51,7 +53,7 @@ func TestSidecars(t *testing.T) { // D12
 			if err != nil || len(errs) > 0 {
 				t.Fatal(errs, err)
 			}
-			if got := strings.ReplaceAll(strings.Join(sortedKeys(table.GetTable()), " "), ".svc.cluster.local", ""); got != tt.want {
+			if got := strings.ReplaceAll(strings.Join(slices.Sorted(maps.Keys(table.GetTable())), " "), ".svc.cluster.local", ""); got != tt.want {
 				t.Errorf("got  %s\nwant %s", got, tt.want)
 			}
 		})
@@ -86,7 +88,7 @@ func TestSidecarChanges(t *testing.T) { // D12, D14
 		t.Helper()
 		for name, c := range clients {
 			c.next()
-			got := strings.ReplaceAll(strings.Join(sortedKeys(merged(t, c.state()).GetTable()), " "), ".svc.cluster.local", "")
+			got := strings.ReplaceAll(strings.Join(slices.Sorted(maps.Keys(merged(t, c.state()).GetTable())), " "), ".svc.cluster.local", "")
 			if got != hosts {
 				t.Errorf("%s, %s: %q, want %q", what, name, got, hosts)
 			}

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/nametap/nametap/discovery/auth"
+	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/kube"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/internal/statedir"
@@ -180,7 +181,7 @@ type Server struct {
 	building    sync.Mutex // guards the fields up to serving
 	inputs      map[string]input
 	read        map[string]bool // sources that were read, or that could not be
-	vips        *vips
+	vips        *hosts.VIPs
 	vipsUnsaved bool // the file of VIPs is older than vips
 	built       bool // the last readings are served
 	serving     bool // readings were served; ready is closed
@@ -200,7 +201,7 @@ func New(cfg Config) (server *Server, err error) {
 		return nil, err
 	}
 	s := &Server{
-		cfg: cfg, cache: newCache(), ready: make(chan struct{}), vips: &vips{}, logged: map[string]bool{},
+		cfg: cfg, ready: make(chan struct{}), vips: hosts.NewVIPs(), logged: map[string]bool{},
 		waiting:   "no object has been read yet",
 		firstRead: make(chan struct{}), changed: make(chan struct{}, 1), inputs: map[string]input{}, read: map[string]bool{},
 	}
@@ -214,6 +215,7 @@ func New(cfg Config) (server *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
+	s.cache = newCache(hosts.New(cfg.ClusterDomain, len(cfg.sources()), s.vips))
 	if err := cfg.checkDir(); err != nil {
 		if len(good) == 0 {
 			return nil, err

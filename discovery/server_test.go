@@ -2,7 +2,9 @@ package discovery
 
 import (
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 
@@ -39,7 +41,7 @@ func TestSameTableEverywhere(t *testing.T) {
 				if merge == "false" && len(p.tables) != 1 {
 					t.Errorf("%s: %d resources for a client that does not merge", variant, len(p.tables))
 				}
-				if got := fmt.Sprint(sortedKeys(p.tables)); merge == "true" && got != "[data platform shop]" {
+				if got := fmt.Sprint(slices.Sorted(maps.Keys(p.tables))); merge == "true" && got != "[data platform shop]" {
 					t.Errorf("%s: resources %s, want one for each namespace", variant, got)
 				}
 				got := bytesOf(t, merged(t, c.state()))

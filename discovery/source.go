@@ -212,7 +212,7 @@ func seemsHalfWritten(old sourceFile, next *nextContent, info fs.FileInfo) bool 
 func (s *source) merge(w *walk) reading {
 	r := reading{errs: w.errs}
 	inUse := make(map[object.Key]located, len(s.good))
-	for _, name := range sortedKeys(s.files) {
+	for _, name := range slices.Sorted(maps.Keys(s.files)) {
 		p := s.files[name].parsed
 		r.errs = append(r.errs, p.errs...)
 		for _, note := range p.notes {

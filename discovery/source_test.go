@@ -312,7 +312,7 @@ func TestStateDirFailsLater(t *testing.T) {
 	}
 	write(t, dir, "b.yaml", svc("web", "clusterIP: 10.0.0.1"))
 	c.next()
-	if v, err := loadVIPs(state); err != nil || len(v.byHost) != 3 {
+	if v, err := loadVIPs(state); err != nil || v.Len() != 3 {
 		t.Errorf("saved: %v, %v", v, err)
 	}
 }

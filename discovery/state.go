@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/internal/statedir"
 )
@@ -57,7 +58,7 @@ type vipsState struct {
 
 // loadVIPs reads the VIPs of a state directory. It returns none if there is no file. If
 // the file is damaged, loadVIPs moves it aside and returns no VIPs and errDamaged.
-func loadVIPs(dir string) (*vips, error) {
+func loadVIPs(dir string) (*hosts.VIPs, error) {
 	v, err := readVIPs(dir)
 	if !errors.Is(err, errDamaged) {
 		return v, err
@@ -80,23 +81,23 @@ func setAside(path string, err error) error {
 }
 
 // readVIPs is loadVIPs, except that it leaves a damaged file in place.
-func readVIPs(dir string) (*vips, error) {
+func readVIPs(dir string) (*hosts.VIPs, error) {
 	path := filepath.Join(dir, vipsFile)
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return &vips{}, nil
+		return hosts.NewVIPs(), nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading the automatic VIPs (--state-dir): %w", err)
 	}
 	v, err := decodeVIPs(data)
 	if err != nil {
-		return &vips{}, fmt.Errorf("VIP file %s is %w: %w", path, errDamaged, err)
+		return hosts.NewVIPs(), fmt.Errorf("VIP file %s is %w: %w", path, errDamaged, err)
 	}
 	return v, nil
 }
 
-func decodeVIPs(data []byte) (*vips, error) {
+func decodeVIPs(data []byte) (*hosts.VIPs, error) {
 	var s vipsState
 	if err := json.Unmarshal(data, &s); err != nil {
 		return nil, fmt.Errorf("not JSON: %w", err)
@@ -111,28 +112,16 @@ func decodeVIPs(data []byte) (*vips, error) {
 	if sum(compact.Bytes()) != s.Sum {
 		return nil, errors.New("the checksum does not match")
 	}
-	v := &vips{byHost: map[string]vipHost{}}
-	if err := json.Unmarshal(s.Hosts, &v.byHost); err != nil {
-		return nil, fmt.Errorf("hosts: %w", err)
-	}
-	hostOf := map[uint16]string{}
-	for host, h := range v.byHost {
-		if other, taken := hostOf[h.Slot]; taken || !usableSlot(h.Slot) {
-			return nil, fmt.Errorf("slot %d of %q is out of range, or already belongs to %q", h.Slot, host, other)
-		}
-		hostOf[h.Slot] = host
-		v.rounds = max(v.rounds, h.Removed)
-	}
-	return v, nil
+	return hosts.DecodeVIPs(s.Hosts)
 }
 
-// save writes the VIPs to the state directory.
-func (v *vips) save(dir *statedir.Dir) error {
-	hosts, err := json.Marshal(v.byHost)
+// saveVIPs writes the VIPs to the state directory.
+func saveVIPs(dir *statedir.Dir, v *hosts.VIPs) error {
+	encoded, err := v.Encode()
 	if err != nil {
 		return fmt.Errorf("encoding the automatic VIPs: %w", err)
 	}
-	data, err := json.MarshalIndent(vipsState{Format: vipsFormat, Sum: sum(hosts), Hosts: hosts}, "", " ")
+	data, err := json.MarshalIndent(vipsState{Format: vipsFormat, Sum: sum(encoded), Hosts: encoded}, "", " ")
 	if err != nil {
 		return fmt.Errorf("encoding the automatic VIPs: %w", err)
 	}

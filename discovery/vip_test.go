@@ -3,8 +3,6 @@ package discovery
 import (
 	"errors"
 	"fmt"
-	"maps"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,131 +12,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/internal/statedir"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
 )
-
-func wantHosts(hosts ...string) map[string]bool {
-	out := map[string]bool{}
-	for _, h := range hosts {
-		out[h] = true
-	}
-	return out
-}
-
-// colliding returns n hosts that prefer the same slot.
-func colliding(n int) []string {
-	bySlot := map[uint16][]string{}
-	for i := 0; ; i++ {
-		h := fmt.Sprintf("h%d.example.com", i)
-		slot := preferredSlot(h)
-		if bySlot[slot] = append(bySlot[slot], h); len(bySlot[slot]) == n {
-			return bySlot[slot]
-		}
-	}
-}
-
-func TestSlots(t *testing.T) {
-	for n := range vipUsable {
-		slot := nthSlot(n)
-		if !usableSlot(slot) {
-			t.Fatalf("slot %d is not usable", slot)
-		}
-		for _, a := range []netip.Addr{slotAddr4(slot), slotAddr6(slot)} {
-			if got, ok := addrSlot(a); !ok || got != slot {
-				t.Fatalf("%s is slot %d, %t; want %d", a, got, ok, slot)
-			}
-		}
-	}
-	if a4, a6 := slotAddr4(0x105), slotAddr6(0x105); a4.String() != "240.240.1.5" || a6.String() != "2001:2::105" {
-		t.Errorf("slot 0x105 is %s and %s", a4, a6)
-	}
-	for _, s := range []string{"240.241.0.5", "10.0.0.1", "2001:3::5", "2001:2::1:0:5"} {
-		if slot, ok := addrSlot(netip.MustParseAddr(s)); ok {
-			t.Errorf("%s is said to be slot %d", s, slot)
-		}
-	}
-}
-
-func TestVIPCollisions(t *testing.T) {
-	hosts := colliding(3)
-	var v vips
-	first := v.allocate(wantHosts(hosts[2]), nil)
-	if first.slots[hosts[2]] != preferredSlot(hosts[2]) {
-		t.Error("alone, a host is not on its preferred slot")
-	}
-	all := v.allocate(wantHosts(hosts...), nil)
-	if all.slots[hosts[2]] != first.slots[hosts[2]] {
-		t.Error("a newcomer moved an older host")
-	}
-	seen := map[uint16]bool{}
-	for _, slot := range all.slots {
-		seen[slot] = true
-	}
-	if len(seen) != 3 {
-		t.Errorf("3 hosts share %d slots", len(seen))
-	}
-
-	// A host is removed and added again. Meanwhile another one wants its slot.
-	v.allocate(wantHosts(hosts[0], hosts[1]), nil)
-	v.allocate(wantHosts(hosts[0], hosts[1], "new.example.com"), nil)
-	again := v.allocate(wantHosts(hosts...), nil)
-	if again.slots[hosts[2]] != first.slots[hosts[2]] {
-		t.Error("a host that came back has another slot")
-	}
-
-	// Without saved VIPs, the slots depend on the hosts only.
-	var fresh vips
-	if diff := cmp.Diff(fresh.allocate(wantHosts(hosts...), nil).slots, (&vips{}).allocate(wantHosts(hosts...), nil).slots); diff != "" {
-		t.Error(diff)
-	}
-}
-
-func TestClaimedSlots(t *testing.T) {
-	host := "a.example.com"
-	slot := preferredSlot(host)
-	var v vips
-	a := v.allocate(wantHosts(host), map[uint16]bool{slot: true})
-	if a.slots[host] == slot {
-		t.Error("a claimed slot was given out")
-	}
-	later := v.allocate(wantHosts(host), map[uint16]bool{a.slots[host]: true})
-	if later.slots[host] == a.slots[host] || fmt.Sprint(later.moved) != "["+host+"]" {
-		t.Errorf("an address that was claimed later stays with the host; moved %v", later.moved)
-	}
-	p := parseFile("f", []byte(entry("e", "hosts: [x.y], addresses: [240.240.1.5, '2001:2::207/128', 192.0.2.1]")))
-	claims := buildClaims(objectsOf(p.objects), "d")
-	if diff := cmp.Diff(map[uint16]bool{0x105: true, 0x207: true}, claimedSlots(claims)); diff != "" {
-		t.Error(diff)
-	}
-}
-
-// When all slots are used, a new host gets the slot of the host that was removed first.
-func TestVIPsExhausted(t *testing.T) {
-	hosts := map[string]bool{}
-	for i := range vipUsable {
-		hosts[fmt.Sprintf("h%d", i)] = true
-	}
-	var v vips
-	a := v.allocate(hosts, nil)
-	if len(a.slots) != vipUsable || len(a.without) != 0 {
-		t.Fatalf("%d of %d hosts got a slot", len(a.slots), vipUsable)
-	}
-	hosts["newcomer"] = true
-	if a = v.allocate(hosts, nil); fmt.Sprint(a.without) != "[newcomer]" {
-		t.Fatalf("without a slot: %v", a.without)
-	}
-	before := maps.Clone(v.byHost)
-	delete(hosts, "newcomer")
-	delete(hosts, "h7")
-	v.allocate(hosts, nil)
-	delete(hosts, "h3")
-	v.allocate(hosts, nil)
-	hosts["newcomer"] = true
-	if a = v.allocate(hosts, nil); a.slots["newcomer"] != before["h7"].Slot {
-		t.Errorf("newcomer got slot %d, want that of h7, %d", a.slots["newcomer"], before["h7"].Slot)
-	}
-}
 
 // vipEntry returns a ServiceEntry whose hosts need automatic VIPs.
 func vipEntry(hosts ...string) string {
@@ -154,14 +31,39 @@ func ipsOf(t *testing.T, table *api.NameTable) map[string]string {
 	return out
 }
 
+// preferredVIP returns the IPv4 address that a host gets if it is free.
+func preferredVIP(host string) string {
+	all := allOf([]object.Object{{
+		Key:   object.Key{Kind: object.KindServiceEntry, Namespace: "shop", Name: "e"},
+		Entry: &object.ServiceEntry{Hosts: []string{host}, Resolution: "DNS"},
+	}})
+	t, err := Client{Namespace: "shop", AutoAllocate: true}.table(all)
+	if err != nil {
+		panic(err)
+	}
+	return t.GetTable()[host].GetIps()[0]
+}
+
+// colliding returns n hosts that prefer the same VIP.
+func colliding(n int) []string {
+	byVIP := map[string][]string{}
+	for i := 0; ; i++ {
+		h := fmt.Sprintf("h%d.example.com", i)
+		vip := preferredVIP(h)
+		if byVIP[vip] = append(byVIP[vip], h); len(byVIP[vip]) == n {
+			return byVIP[vip]
+		}
+	}
+}
+
 // A host keeps its VIP over restarts while other hosts are added and removed, even if a
 // new host prefers the same slot and sorts first.
 func TestVIPsSurviveRestarts(t *testing.T) {
-	hosts := colliding(4)
+	names := colliding(4)
 	dir, state := t.TempDir(), filepath.Join(t.TempDir(), "new", "state")
 	want := map[string]string{}
-	for i := len(hosts); i > 0; i-- {
-		write(t, dir, "e.yaml", vipEntry(hosts[i-1:]...))
+	for i := len(names); i > 0; i-- {
+		write(t, dir, "e.yaml", vipEntry(names[i-1:]...))
 		r := start(t, Config{ConfigDir: dir, StateDir: state})
 		c := openDelta(t, r, node(t, "shop", metaAutoAllocate, "true"), nil)
 		got := ipsOf(t, c.next().tables[""])
@@ -180,7 +82,7 @@ func TestVIPsSurviveRestarts(t *testing.T) {
 	// The hosts are removed before one restart and added again before the next.
 	write(t, dir, "e.yaml", vipEntry("other.example.com"))
 	start(t, Config{ConfigDir: dir, StateDir: state}).stop()
-	write(t, dir, "e.yaml", vipEntry(hosts...))
+	write(t, dir, "e.yaml", vipEntry(names...))
 	r := start(t, Config{ConfigDir: dir, StateDir: state})
 	got := ipsOf(t, openDelta(t, r, node(t, "shop", metaAutoAllocate, "true"), nil).next().tables[""])
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -232,7 +134,7 @@ func TestDamagedState(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The file is indented, which does not affect its checksum.
-	if v, err := loadVIPs(state); err != nil || len(v.byHost) != 2 {
+	if v, err := loadVIPs(state); err != nil || v.Len() != 2 {
 		t.Fatalf("own state: %v, %v", v, err)
 	}
 	hosts := `{"a":{"slot":257},"b":{"slot":257}}`
@@ -252,7 +154,7 @@ func TestDamagedState(t *testing.T) {
 				t.Fatal(err)
 			}
 			v, err := loadVIPs(state)
-			if !errors.Is(err, errDamaged) || v == nil || len(v.byHost) != 0 {
+			if !errors.Is(err, errDamaged) || v == nil || v.Len() != 0 {
 				t.Fatalf("got %v, %v; want nothing and errDamaged", v, err)
 			}
 			if !strings.Contains(err.Error(), path) {
@@ -316,7 +218,7 @@ func TestStatusAddresses(t *testing.T) { // D10
 		}
 		return "status: {addresses: [" + strings.Join(list, ", ") + "]}\n"
 	}
-	taken := slotAddr4(preferredSlot("free.example.com")).String()
+	taken := preferredVIP("free.example.com")
 	objects := strings.Join([]string{
 		entryYAML("given", "shop", "hosts: [Given.example.com]", "resolution: DNS") + status("Given.example.com", "240.240.0.9", "2001:2::9"),
 		entryYAML("taken", "shop", "hosts: [taken.example.com]", "resolution: STATIC") + status("taken.example.com", taken),

@@ -61,9 +61,9 @@ func (s *slim) fail(field, format string, args ...any) {
 
 func reduceService(o *corev1.Service) *slim {
 	s := newSlim(object.KindService, o)
-	service := &object.Service{
-		ExternalName:    o.Spec.Type == corev1.ServiceTypeExternalName,
-		PublishNotReady: o.Spec.PublishNotReadyAddresses,
+	service := &object.Service{PublishNotReady: o.Spec.PublishNotReadyAddresses}
+	if o.Spec.Type == corev1.ServiceTypeExternalName {
+		service.ExternalName = strings.Clone(strings.TrimSuffix(o.Spec.ExternalName, "."))
 	}
 	for _, text := range append([]string{o.Spec.ClusterIP}, o.Spec.ClusterIPs...) {
 		switch a, err := netip.ParseAddr(text); {

@@ -4,7 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"maps"
-	"slices"
+	"reflect"
 	"sync"
 	"time"
 
@@ -20,8 +20,9 @@ type feed struct {
 	mu      sync.Mutex
 	objects map[object.Key]object.Object // the last good form of each
 	broken  map[object.Key][]object.Error
-	synced  bool      // all objects were listed once, or there can be none
-	latest  time.Time // when the API server last sent something
+	dirty   map[object.Key]bool // objects that have changed since they were taken
+	synced  bool                // all objects were listed once, or there can be none
+	latest  time.Time           // when the API server last sent something
 
 	health
 }
@@ -83,7 +84,7 @@ var (
 func newFeed(what string, cfg Config) *feed {
 	return &feed{
 		changed: cfg.Changed, objects: map[object.Key]object.Object{}, broken: map[object.Key][]object.Error{},
-		health: health{what: what, log: cfg.Logger},
+		dirty: map[object.Key]bool{}, health: health{what: what, log: cfg.Logger},
 	}
 }
 
@@ -117,12 +118,25 @@ func (f *feed) Update(whole any) error { return f.Add(whole) }
 
 // putLocked puts an object to use. One that has errors stays in its last good form.
 func (f *feed) putLocked(s *slim) {
+	key := s.object.Key
 	if len(s.errs) > 0 {
-		f.broken[s.object.Key] = s.errs
+		f.broken[key] = s.errs
 		return
 	}
-	delete(f.broken, s.object.Key)
-	f.objects[s.object.Key] = s.object
+	delete(f.broken, key)
+	if old, ok := f.objects[key]; ok && reflect.DeepEqual(old, s.object) {
+		return // what has changed is of no use here
+	}
+	f.objects[key], f.dirty[key] = s.object, true
+}
+
+// removeLocked removes an object.
+func (f *feed) removeLocked(key object.Key) {
+	delete(f.broken, key)
+	if _, ok := f.objects[key]; ok {
+		delete(f.objects, key)
+		f.dirty[key] = true
+	}
 }
 
 // Delete removes an object.
@@ -133,8 +147,7 @@ func (f *feed) Delete(whole any) error {
 	}
 	f.mu.Lock()
 	defer f.done()
-	delete(f.objects, s.object.Key)
-	delete(f.broken, s.object.Key)
+	f.removeLocked(s.object.Key)
 	return nil
 }
 
@@ -155,10 +168,18 @@ func (f *feed) Replace(list []any, _ string) error {
 	for _, s := range reduced {
 		f.putLocked(s)
 	}
-	gone := func(key object.Key) bool { return !listed[key] }
-	maps.DeleteFunc(f.objects, func(key object.Key, _ object.Object) bool { return gone(key) })
-	maps.DeleteFunc(f.broken, func(key object.Key, _ []object.Error) bool { return gone(key) })
+	f.removeOthersLocked(listed)
 	return nil
+}
+
+// removeOthersLocked removes the objects that are not listed.
+func (f *feed) removeOthersLocked(listed map[object.Key]bool) {
+	for key := range f.objects {
+		if !listed[key] {
+			f.removeLocked(key)
+		}
+	}
+	maps.DeleteFunc(f.broken, func(key object.Key, _ []object.Error) bool { return !listed[key] })
 }
 
 // Resync does nothing: the feed is always in step.
@@ -179,22 +200,31 @@ func (f *feed) absent() {
 	f.mu.Lock()
 	defer f.done()
 	f.synced = true
-	clear(f.objects)
-	clear(f.broken)
+	f.removeOthersLocked(nil)
 }
 
-// appendTo appends the objects and the errors of the feed.
-func (f *feed) appendTo(r *Reading) {
+// take adds the objects that have changed since the last call to dirty, and the errors to errs.
+func (f *feed) take(dirty map[object.Key]bool, errs []object.Error) []object.Error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	r.Objects = slices.AppendSeq(r.Objects, maps.Values(f.objects))
-	for key, errs := range f.broken {
+	maps.Copy(dirty, f.dirty)
+	clear(f.dirty)
+	for key, broken := range f.broken {
 		_, kept := f.objects[key]
-		for _, e := range errs {
+		for _, e := range broken {
 			e.Kept = kept
-			r.Errors = append(r.Errors, e)
+			errs = append(errs, e)
 		}
 	}
+	return errs
+}
+
+// get returns an object.
+func (f *feed) get(key object.Key) (object.Object, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	o, ok := f.objects[key]
+	return o, ok
 }
 
 // status returns the state of the feed; h is that of its requests.

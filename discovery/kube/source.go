@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -87,15 +88,17 @@ func follow(ctx context.Context, l lister, store cache.ReflectorStore, h *health
 	}).RunWithContext(klog.NewContext(ctx, silent))
 }
 
-// A Reading is what the source holds at one moment.
+// A Reading is what has changed in the source, and what is wrong.
 type Reading struct {
-	Objects []object.Object // sorted by key
-	Errors  []object.Error  // sorted by object
+	Updated []object.Object // new, or with another content; sorted by key
+	Removed []object.Key    // sorted
+	Errors  []object.Error  // all of now, sorted by object
 	// Waiting says which objects were never read; an empty string if all were.
 	Waiting string
 }
 
-// Read returns the objects of now. The caller must not change them.
+// Read returns what has changed since the last call. It must not be called by two goroutines at a
+// time. The caller must not change the objects.
 func (s *Source) Read() Reading {
 	var r Reading
 	var waiting []string
@@ -105,15 +108,41 @@ func (s *Source) Read() Reading {
 		}
 	}
 	r.Waiting = strings.Join(waiting, "; ")
-	for _, f := range s.feeds {
-		f.appendTo(&r)
+	feeds, dirty := s.all(), map[object.Key]bool{}
+	for _, f := range feeds {
+		r.Errors = f.take(dirty, r.Errors)
 	}
-	for _, c := range s.customs {
-		c.feed.appendTo(&r)
+	for _, key := range slices.SortedFunc(maps.Keys(dirty), object.Key.Compare) {
+		if o, ok := find(feeds, key); ok {
+			r.Updated = append(r.Updated, o)
+		} else {
+			r.Removed = append(r.Removed, key)
+		}
 	}
-	slices.SortFunc(r.Objects, func(a, b object.Object) int { return a.Key.Compare(b.Key) })
 	slices.SortStableFunc(r.Errors, func(a, b object.Error) int { return a.Object.Compare(b.Object) })
 	return r
+}
+
+// all returns all feeds.
+func (s *Source) all() []*feed {
+	var all []*feed
+	for _, r := range s.feeds {
+		all = append(all, r.feed)
+	}
+	for _, c := range s.customs {
+		all = append(all, c.feed)
+	}
+	return all
+}
+
+// find returns an object. An EndpointSlice whose labels change leaves one feed and enters another.
+func find(feeds []*feed, key object.Key) (object.Object, bool) {
+	for _, f := range feeds {
+		if o, ok := f.get(key); ok {
+			return o, true
+		}
+	}
+	return object.Object{}, false
 }
 
 // Status is the state of one resource.

@@ -3,6 +3,7 @@ package kube_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nametap/nametap/discovery/kube"
+	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -38,8 +40,29 @@ func entry(name, spec string) string {
 // A running source.
 type running struct {
 	*kube.Source
-	t   *testing.T
-	log *testlog.Buffer
+	t       *testing.T
+	log     *testlog.Buffer
+	objects map[object.Key]object.Object
+}
+
+// A reading is what a source holds.
+type reading struct {
+	Objects []object.Object
+	Errors  []object.Error
+	Waiting string
+}
+
+// Read returns what the source holds.
+func (r *running) Read() reading {
+	changes := r.Source.Read()
+	for _, o := range changes.Updated {
+		r.objects[o.Key] = o
+	}
+	for _, key := range changes.Removed {
+		delete(r.objects, key)
+	}
+	objects := slices.SortedFunc(maps.Values(r.objects), func(a, b object.Object) int { return a.Key.Compare(b.Key) })
+	return reading{objects, changes.Errors, changes.Waiting}
 }
 
 // start starts a source on an API server.
@@ -65,13 +88,13 @@ func start(t *testing.T, a *fakekube.API) *running {
 	done.Go(func() { s.Run(ctx) })
 	t.Cleanup(done.Wait)
 	t.Cleanup(cancel)
-	return &running{s, t, log}
+	return &running{s, t, log, map[object.Key]object.Object{}}
 }
 
 // want waits until the source holds these objects, and nothing is missing.
-func (r *running) want(objects ...string) kube.Reading {
+func (r *running) want(objects ...string) reading {
 	r.t.Helper()
-	var got kube.Reading
+	var got reading
 	var diff string
 	defer func() {
 		if diff != "" {

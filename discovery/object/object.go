@@ -56,7 +56,7 @@ type Object struct {
 
 // Service holds the fields of a Kubernetes Service that are used.
 type Service struct {
-	ExternalName    bool
+	ExternalName    string // the host that the Service stands for, without a trailing dot; empty for other types
 	Headless        bool
 	ClusterIPs      []netip.Addr
 	Selector        map[string]string
@@ -67,7 +67,7 @@ type Service struct {
 // Unallocated reports whether the Service has no address yet. In a cluster the API server
 // allocates one.
 func (s *Service) Unallocated() bool {
-	return !s.ExternalName && !s.Headless && len(s.ClusterIPs) == 0
+	return s.ExternalName == "" && !s.Headless && len(s.ClusterIPs) == 0
 }
 
 // EndpointSlice holds the fields of a Kubernetes EndpointSlice that are used.

@@ -1,4 +1,4 @@
-package discovery
+package hosts
 
 import (
 	"cmp"
@@ -14,22 +14,23 @@ const rootNamespace = "istio-system"
 // sidecars holds the Sidecars by namespace, in the order in which they are considered.
 type sidecars map[string][]object.Object
 
-// collectSidecars returns the Sidecars among objects. As in istiod, those with a workloadSelector
-// come first, and then older ones. In a directory they have no age, so the name decides.
-func collectSidecars(objects []object.Object) sidecars {
-	all := sidecars{}
-	for _, o := range objects {
-		if o.Sidecar != nil {
-			all[o.Key.Namespace] = append(all[o.Key.Namespace], o)
-		}
+// add adds a Sidecar. As in istiod, those with a workloadSelector come first, and then older ones.
+// In a directory they have no age, so the name decides.
+func (s sidecars) add(o object.Object) {
+	all := append(s[o.Key.Namespace], o)
+	slices.SortFunc(all, func(a, b object.Object) int {
+		return cmp.Or(-cmp.Compare(min(len(a.Sidecar.Labels), 1), min(len(b.Sidecar.Labels), 1)),
+			a.Sidecar.Created.Compare(b.Sidecar.Created), a.Key.Compare(b.Key))
+	})
+	s[o.Key.Namespace] = all
+}
+
+// remove removes a Sidecar.
+func (s sidecars) remove(o object.Object) {
+	rest := slices.DeleteFunc(s[o.Key.Namespace], func(other object.Object) bool { return other.Key == o.Key })
+	if s[o.Key.Namespace] = rest; len(rest) == 0 {
+		delete(s, o.Key.Namespace)
 	}
-	for _, inNamespace := range all {
-		slices.SortFunc(inNamespace, func(a, b object.Object) int {
-			return cmp.Or(-cmp.Compare(min(len(a.Sidecar.Labels), 1), min(len(b.Sidecar.Labels), 1)),
-				a.Sidecar.Created.Compare(b.Sidecar.Created), a.Key.Compare(b.Key))
-		})
-	}
-	return all
 }
 
 // of returns the key of the Sidecar of a workload, and the zero key if it has none.

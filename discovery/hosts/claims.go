@@ -1,4 +1,4 @@
-package discovery
+package hosts
 
 import (
 	"maps"
@@ -24,72 +24,111 @@ type claim struct {
 	// has given to it, or without any a slot.
 	wantsVIP bool
 	vips     []netip.Addr
+	// alias is the host whose addresses this one has: that of a Service of type ExternalName.
+	alias string
 }
 
-func (c claim) kubernetes() bool { return c.shortname != "" }
+// kubernetes reports whether the claim is from a Kubernetes Service.
+func (c *claim) kubernetes() bool { return c.shortname != "" }
+
+// addressed reports whether the object itself gives the host an address.
+func (c *claim) addressed() bool { return len(c.addrs)+len(c.literal) > 0 }
 
 // owner returns the host that a Sidecar shows or hides: that of the Service for the pod of a
 // headless Service, otherwise the host itself.
-func (c claim) owner() string {
+func (c *claim) owner() string {
 	if pod, _, found := strings.Cut(c.shortname, "."); found {
 		return c.host[len(pod)+1:]
 	}
 	return c.host
 }
 
+// equal reports whether two claims say the same.
+func (c *claim) equal(other *claim) bool {
+	return c.host == other.host && c.namespace == other.namespace && c.shortname == other.shortname &&
+		c.alias == other.alias && c.wantsVIP == other.wantsVIP && c.exportTo.Restricted == other.exportTo.Restricted &&
+		slices.Equal(c.exportTo.Namespaces, other.exportTo.Namespaces) && slices.Equal(c.addrs, other.addrs) &&
+		slices.Equal(c.literal, other.literal) && slices.Equal(c.vips, other.vips)
+}
+
 // hostKey returns the form of a host in which spellings that differ in case are equal.
 func hostKey(host string) string { return strings.ToLower(host) }
 
-// index holds Pods and EndpointSlices by the keys that they are looked up by.
+// index holds the objects that others depend on, by the keys that they are looked up by.
 type index struct {
-	domain string
-	pods   map[string]map[string]*object.Pod            // namespace, name
-	slices map[string]map[string][]object.EndpointSlice // namespace, service
+	domain   string
+	pods     map[string]map[string]*object.Pod                      // namespace, name
+	slices   map[string]map[string]map[string]*object.EndpointSlice // namespace, service, name
+	headless map[string]map[string]*object.Service                  // namespace, name
 }
 
-// buildClaims returns the claims of objects. The order of the objects does not matter for
-// the tables.
-func buildClaims(objects []object.Object, domain string) []claim {
-	ix := index{domain: domain, pods: map[string]map[string]*object.Pod{}, slices: map[string]map[string][]object.EndpointSlice{}}
-	for _, o := range objects {
-		switch {
-		case o.Pod != nil:
-			innerMap(ix.pods, o.Key.Namespace)[o.Key.Name] = o.Pod
-		case o.Slice != nil && o.Slice.Service != "":
-			byService := innerMap(ix.slices, o.Key.Namespace)
-			byService[o.Slice.Service] = append(byService[o.Slice.Service], *o.Slice)
-		}
+func newIndex(domain string) *index {
+	return &index{
+		domain:   domain,
+		pods:     map[string]map[string]*object.Pod{},
+		slices:   map[string]map[string]map[string]*object.EndpointSlice{},
+		headless: map[string]map[string]*object.Service{},
 	}
-	var claims []claim
-	services := map[string]bool{}
-	for _, o := range objects {
-		if o.Service != nil {
-			services[hostKey(ix.serviceHost(o.Key))] = true
-			claims = append(claims, ix.serviceClaims(o.Key, o.Service)...)
-		}
-	}
-	for _, o := range objects {
-		if o.Entry != nil {
-			claims = append(claims, entryClaims(o.Key, o.Entry)...)
-		}
-	}
-	dropNeedlessVIPs(claims, services)
-	return claims
 }
 
-// dropNeedlessVIPs clears wantsVIP for hosts that have an address from another object, or
-// that are Services.
-func dropNeedlessVIPs(claims []claim, services map[string]bool) {
-	addressed := map[string]bool{}
-	for _, c := range claims {
-		if len(c.addrs)+len(c.literal) > 0 {
-			addressed[hostKey(c.host)] = true
+// add adds an object.
+func (ix *index) add(o object.Object) {
+	k := o.Key
+	switch {
+	case o.Pod != nil:
+		innerMap(ix.pods, k.Namespace)[k.Name] = o.Pod
+	case o.Slice != nil && o.Slice.Service != "":
+		innerMap(innerMap(ix.slices, k.Namespace), o.Slice.Service)[k.Name] = o.Slice
+	case o.Service != nil && o.Service.Headless:
+		innerMap(ix.headless, k.Namespace)[k.Name] = o.Service
+	}
+}
+
+// remove removes an object that was added.
+func (ix *index) remove(o object.Object) {
+	k := o.Key
+	switch {
+	case o.Pod != nil:
+		removeInner(ix.pods, k.Namespace, k.Name)
+	case o.Slice != nil && o.Slice.Service != "":
+		removeInner(ix.slices[k.Namespace], o.Slice.Service, k.Name)
+		if len(ix.slices[k.Namespace]) == 0 {
+			delete(ix.slices, k.Namespace)
 		}
+	case o.Service != nil && o.Service.Headless:
+		removeInner(ix.headless, k.Namespace, k.Name)
 	}
-	for i := range claims {
-		k := hostKey(claims[i].host)
-		claims[i].wantsVIP = claims[i].wantsVIP && !addressed[k] && !services[k]
+}
+
+// owners returns the keys of the objects whose claims depend on an object.
+func (ix *index) owners(o object.Object) []object.Key {
+	service := func(name string) object.Key {
+		return object.Key{Kind: object.KindService, Namespace: o.Key.Namespace, Name: name}
 	}
+	switch {
+	case o.Slice != nil && o.Slice.Service != "":
+		return []object.Key{service(o.Slice.Service)}
+	case o.Pod != nil:
+		var all []object.Key
+		for name := range ix.headless[o.Key.Namespace] {
+			all = append(all, service(name))
+		}
+		return all
+	case o.Service != nil || o.Entry != nil:
+		return []object.Key{o.Key}
+	}
+	return nil
+}
+
+// claims returns the claims of an object.
+func (ix *index) claims(o object.Object) []claim {
+	switch {
+	case o.Service != nil:
+		return ix.serviceClaims(o.Key, o.Service)
+	case o.Entry != nil:
+		return entryClaims(o.Key, o.Entry)
+	}
+	return nil
 }
 
 func (ix *index) serviceHost(k object.Key) string {
@@ -97,11 +136,12 @@ func (ix *index) serviceHost(k object.Key) string {
 }
 
 func (ix *index) serviceClaims(k object.Key, s *object.Service) []claim {
-	if s.ExternalName {
-		return nil
-	}
 	c := claim{host: ix.serviceHost(k), namespace: k.Namespace, shortname: k.Name, exportTo: s.ExportTo}
-	if !s.Headless {
+	switch {
+	case s.ExternalName != "":
+		c.alias = s.ExternalName
+		return []claim{c}
+	case !s.Headless:
 		c.addrs = s.ClusterIPs
 		return []claim{c}
 	}
@@ -128,8 +168,8 @@ func (ix *index) endpoints(k object.Key, s *object.Service) []object.Endpoint {
 	pods := ix.pods[k.Namespace]
 	var out []object.Endpoint
 	if found := ix.slices[k.Namespace][k.Name]; len(found) > 0 {
-		for _, slice := range found {
-			for _, ep := range slice.Endpoints {
+		for _, name := range sortedKeys(found) {
+			for _, ep := range found[name].Endpoints {
 				if p := pods[ep.Pod]; ep.Hostname == "" && p != nil && p.Subdomain == k.Name {
 					ep.Hostname = p.Hostname
 				}
@@ -178,6 +218,14 @@ func innerMap[V any](m map[string]map[string]V, k string) map[string]V {
 		m[k] = map[string]V{}
 	}
 	return m[k]
+}
+
+// removeInner removes a key of an inner map, and the inner map with its last key.
+func removeInner[V any](m map[string]map[string]V, outer, inner string) {
+	delete(m[outer], inner)
+	if len(m[outer]) == 0 {
+		delete(m, outer)
+	}
 }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -1,0 +1,143 @@
+package hosts
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+	"net/netip"
+	"slices"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/nametap/nametap/api"
+)
+
+const (
+	registryKubernetes = "Kubernetes"
+	registryExternal   = "External"
+)
+
+// Field numbers of a NameTable, which has a map, and of the entries of that map.
+const (
+	fieldTable = 1
+	fieldKey   = 1
+	fieldValue = 2
+)
+
+// An Entry is the line of a host in a name table. It is shared by all clients that see the same.
+type Entry struct {
+	// Host is the name in the table, as its author wrote it.
+	Host string
+	// Namespace is that of the object that gives the host its addresses; the first one if there
+	// are several.
+	Namespace string
+	// Encoded is a NameTable with only this entry. Because a NameTable is a map, the concatenated
+	// entries of several hosts are the NameTable with all of them.
+	Encoded []byte
+	// Sum is a checksum of Encoded.
+	Sum Sum
+}
+
+func newEntry(host, namespace string, info *api.NameTable_NameInfo) *Entry {
+	// A NameInfo has only strings, which are valid UTF-8 because they are names and addresses.
+	value, err := proto.MarshalOptions{Deterministic: true}.Marshal(info)
+	if err != nil {
+		panic(fmt.Sprintf("encoding host %q: %v", host, err))
+	}
+	size := protowire.SizeTag(fieldKey) + protowire.SizeBytes(len(host)) + protowire.SizeTag(fieldValue) + protowire.SizeBytes(len(value))
+	b := make([]byte, 0, protowire.SizeTag(fieldTable)+protowire.SizeBytes(size))
+	b = protowire.AppendTag(b, fieldTable, protowire.BytesType)
+	b = protowire.AppendVarint(b, uint64(size))
+	b = protowire.AppendTag(b, fieldKey, protowire.BytesType)
+	b = protowire.AppendString(b, host)
+	b = protowire.AppendTag(b, fieldValue, protowire.BytesType)
+	b = protowire.AppendBytes(b, value)
+	return &Entry{Host: host, Namespace: namespace, Encoded: b, Sum: sumOf(b)}
+}
+
+// addrs returns the addresses of the entry.
+func (e *Entry) addrs() []netip.Addr {
+	var table api.NameTable
+	if err := proto.Unmarshal(e.Encoded, &table); err != nil {
+		panic(fmt.Sprintf("decoding the entry of host %q: %v", e.Host, err)) // newEntry has encoded it
+	}
+	var addrs []netip.Addr
+	for _, text := range table.GetTable()[e.Host].GetIps() {
+		addrs = append(addrs, netip.MustParseAddr(text))
+	}
+	return addrs
+}
+
+// A Sum is a checksum of a set of entries, whatever their order. The zero value is that of none.
+type Sum struct{ high, low uint64 }
+
+func sumOf(b []byte) Sum {
+	s := sha256.Sum256(b)
+	return Sum{binary.BigEndian.Uint64(s[:]), binary.BigEndian.Uint64(s[8:])}
+}
+
+// Add returns the checksum with that of other entries.
+func (s Sum) Add(other Sum) Sum {
+	low, carry := bits.Add64(s.low, other.low, 0)
+	high, _ := bits.Add64(s.high, other.high, carry)
+	return Sum{high, low}
+}
+
+// Sub returns the checksum without that of other entries.
+func (s Sum) Sub(other Sum) Sum {
+	low, borrow := bits.Sub64(s.low, other.low, 0)
+	high, _ := bits.Sub64(s.high, other.high, borrow)
+	return Sum{high, low}
+}
+
+// String returns 32 hexadecimal digits.
+func (s Sum) String() string { return fmt.Sprintf("%016x%016x", s.high, s.low) }
+
+// visibleClaim is a claim with the addresses that a client gets.
+type visibleClaim struct {
+	*claim
+	addrs []netip.Addr
+}
+
+func isKubernetes(c visibleClaim) bool { return c.kubernetes() }
+
+// mergeClaims makes one table entry of all claims to a host. Kubernetes Services take
+// precedence over ServiceEntries of the same host; among equals, the addresses add up.
+// alias is the host that claims of aliases stand for.
+func mergeClaims(claims []visibleClaim, alias string) (host, namespace string, info *api.NameTable_NameInfo) {
+	if slices.ContainsFunc(claims, isKubernetes) {
+		claims = slices.DeleteFunc(claims, func(c visibleClaim) bool { return !isKubernetes(c) })
+	}
+	owner, host := claims[0], claims[0].host
+	var addrs []netip.Addr
+	for _, c := range claims {
+		if c.alias == "" {
+			alias = ""
+		}
+		addrs = append(addrs, c.addrs...)
+		// Claims to the same host may differ in case. The spelling and the owner must not
+		// depend on the order of files.
+		host = min(host, c.host)
+		if c.namespace < owner.namespace {
+			owner = c
+		}
+	}
+	info = owner.info(addrs)
+	info.Alias = alias
+	return host, owner.namespace, info
+}
+
+func (c visibleClaim) info(addrs []netip.Addr) *api.NameTable_NameInfo {
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	addrs = slices.Compact(addrs)
+	info := &api.NameTable_NameInfo{Registry: registryExternal, Ips: make([]string, len(addrs))}
+	for i, a := range addrs {
+		info.Ips[i] = a.String()
+	}
+	if c.kubernetes() {
+		info.Registry, info.Shortname, info.Namespace = registryKubernetes, c.shortname, c.namespace
+	}
+	return info
+}

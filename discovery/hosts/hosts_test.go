@@ -1,0 +1,280 @@
+package hosts
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/discovery/object"
+)
+
+const domain = "cluster.local"
+
+func key(kind, name string) object.Key {
+	return object.Key{Kind: kind, Namespace: "shop", Name: name}
+}
+
+func addr(text string) netip.Addr { return netip.MustParseAddr(text) }
+
+func service(name string, s object.Service) object.Object {
+	return object.Object{Key: key(object.KindService, name), Service: &s}
+}
+
+func clusterIP(name, ip string) object.Object {
+	return service(name, object.Service{ClusterIPs: []netip.Addr{addr(ip)}})
+}
+
+func external(name, target string) object.Object {
+	return service(name, object.Service{ExternalName: target})
+}
+
+func entry(name, host string, ips ...string) object.Object {
+	e := &object.ServiceEntry{Hosts: []string{host}, Resolution: "DNS", HasAddresses: len(ips) > 0}
+	for _, ip := range ips {
+		e.Addrs = append(e.Addrs, addr(ip))
+	}
+	return object.Object{Key: key(object.KindServiceEntry, name), Entry: e}
+}
+
+// seen returns the hosts that a view shows, and their addresses.
+func seen(t *testing.T, h *Hosts, v View) map[string]string {
+	t.Helper()
+	viewer, out := h.Viewer(v), map[string]string{}
+	for k, host := range h.All() {
+		e := viewer.Entry(host)
+		if e == nil {
+			continue
+		}
+		var table api.NameTable
+		if err := proto.Unmarshal(e.Encoded, &table); err != nil {
+			t.Fatal(err)
+		}
+		info := table.GetTable()[e.Host]
+		if len(table.GetTable()) != 1 || len(info.GetIps()) == 0 || !strings.EqualFold(k, e.Host) || e.Sum != sumOf(e.Encoded) {
+			t.Errorf("the entry of %s is %v", k, &table)
+		}
+		out[k] = fmt.Sprint(e.Host, " ", e.Namespace, " ", info)
+	}
+	return out
+}
+
+// ips returns the addresses of the hosts that a client in namespace shop sees, without the domain
+// of Services.
+func ips(t *testing.T, h *Hosts) map[string]string {
+	t.Helper()
+	viewer, out := h.Viewer(View{Namespace: "shop", Families: Families{V4: true}}), map[string]string{}
+	for k, host := range h.All() {
+		if e := viewer.Entry(host); e != nil {
+			out[strings.TrimSuffix(k, ".shop.svc."+domain)] = strings.Trim(fmt.Sprint(e.addrs()), "[]")
+		}
+	}
+	return out
+}
+
+// D9: an alias has the addresses of the mesh host that it stands for, also by way of other aliases
+// and wildcards, and follows their changes. An alias of itself, and one of another host, is left out.
+func TestAliases(t *testing.T) {
+	h := New(domain, 1, NewVIPs())
+	update := func(objects ...object.Object) Update { return h.Update(Change{Updated: objects}) }
+	want := func(loops string, want map[string]string) {
+		t.Helper()
+		if diff := cmp.Diff(want, ips(t, h)); diff != "" {
+			t.Errorf("-want +got\n%s", diff)
+		}
+		if got := fmt.Sprint(sortedKeys(h.loops)); got != "["+loops+"]" {
+			t.Errorf("loops %s, want %s", got, loops)
+		}
+	}
+	host := func(name string) string { return name + ".shop.svc." + domain }
+	update(external("a", host("b")), external("b", "WEB.shop.svc."+domain), external("w", "x.wild.example.com"), external("out", "www.example.com"))
+	want("", map[string]string{})
+	u := update(clusterIP("web", "10.0.0.1"), entry("wild", "*.wild.example.com", "192.0.2.1"))
+	want("", map[string]string{"web": "10.0.0.1", "a": "10.0.0.1", "b": "10.0.0.1", "w": "192.0.2.1", "*.wild.example.com": "192.0.2.1"})
+	if len(u.Hosts) != 5 {
+		t.Errorf("%d hosts have changed, want 5", len(u.Hosts))
+	}
+	if got := seen(t, h, View{Namespace: "shop", Families: Families{V4: true}})[host("a")]; !strings.Contains(got, `alias:"WEB.shop.svc.cluster.local"`) {
+		t.Errorf("the alias has the entry %s", got)
+	}
+	update(clusterIP("web", "10.0.0.2"), entry("exact", "x.wild.example.com", "192.0.2.2"))
+	want("", map[string]string{"web": "10.0.0.2", "a": "10.0.0.2", "b": "10.0.0.2", "w": "192.0.2.2", "*.wild.example.com": "192.0.2.1", "x.wild.example.com": "192.0.2.2"})
+	update(external("web", host("a")))
+	want(host("a")+" "+host("b")+" "+host("web"), map[string]string{"w": "192.0.2.2", "*.wild.example.com": "192.0.2.1", "x.wild.example.com": "192.0.2.2"})
+	h.Update(Change{Removed: []object.Key{key(object.KindService, "web"), key(object.KindServiceEntry, "exact")}})
+	want("", map[string]string{"w": "192.0.2.1", "*.wild.example.com": "192.0.2.1"})
+	if got := h.Counts().Hosts; got != 2 {
+		t.Errorf("%d hosts have an address, want 2", got)
+	}
+}
+
+// world makes random objects of few names, so that they meet.
+type world struct{ *rand.Rand }
+
+func (w world) pick(of ...string) string { return of[w.IntN(len(of))] }
+
+func (w world) addr() netip.Addr {
+	return addr(w.pick("10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2", "240.240.0.9", "240.240.1.5"))
+}
+
+func (w world) exportTo() object.ExportTo {
+	if w.IntN(3) > 0 {
+		return object.ExportTo{}
+	}
+	return object.ExportTo{Restricted: true, Namespaces: []string{w.pick("data", "shop")}}
+}
+
+func (w world) host() string {
+	return w.pick("a.example.com", "A.example.com", "b.example.com", "*.example.com", "web.shop.svc."+domain, "db.data.svc."+domain)
+}
+
+func (w world) object() object.Object {
+	o := object.Object{Key: object.Key{Namespace: w.pick("data", "shop"), Name: w.pick("web", "db", "cart")}}
+	switch w.IntN(6) {
+	case 0, 1:
+		o.Key.Kind = object.KindService
+		o.Service = &object.Service{ExportTo: w.exportTo(), PublishNotReady: w.IntN(2) == 0}
+		switch w.IntN(3) {
+		case 0:
+			o.Service.Headless = true
+			o.Service.Selector = map[string]string{"app": w.pick("web", "db")}
+		case 1:
+			o.Service.ClusterIPs = []netip.Addr{w.addr()}
+		case 2:
+			o.Service.ExternalName = w.host()
+		}
+	case 2:
+		o.Key.Kind = object.KindEndpointSlice
+		o.Slice = &object.EndpointSlice{Service: w.pick("", "web", "db"), Endpoints: []object.Endpoint{
+			{Addrs: []netip.Addr{w.addr()}, Ready: w.IntN(2) == 0, Hostname: w.pick("", "web-0")},
+			{Addrs: []netip.Addr{w.addr()}, Ready: true, Pod: w.pick("web", "db")},
+		}}
+	case 3:
+		o.Key.Kind = object.KindPod
+		o.Pod = &object.Pod{Labels: map[string]string{"app": w.pick("web", "db")}, Hostname: w.pick("", "p"), Subdomain: w.pick("web", "db"),
+			Addrs: []netip.Addr{w.addr()}, Ready: w.IntN(2) == 0, Terminated: w.IntN(5) == 0}
+	case 4:
+		o.Key.Kind = object.KindServiceEntry
+		o.Entry = &object.ServiceEntry{Hosts: []string{w.host(), w.host()}, Resolution: w.pick("DNS", "NONE", "DYNAMIC_DNS"), ExportTo: w.exportTo()}
+		if w.IntN(2) == 0 {
+			o.Entry.Addrs, o.Entry.HasAddresses = []netip.Addr{w.addr()}, true
+		} else if w.IntN(3) == 0 {
+			o.Entry.AddVIP(o.Entry.Hosts[0], w.addr())
+		}
+	case 5:
+		o.Key.Kind = object.KindSidecar
+		o.Sidecar = &object.Sidecar{Egress: []object.EgressHost{{Namespace: w.pick("*", "data"), Host: w.pick("*", "*.example.com")}}}
+		if w.IntN(2) == 0 {
+			o.Sidecar.Labels = map[string]string{"app": w.pick("web", "db")}
+		}
+	}
+	return o
+}
+
+// TestUpdatesEqualBuild makes thousands of random changes, and checks that what they leave is what
+// building everything anew makes, for clients of all kinds, and that the reported changes lead from
+// the old entries to the new ones.
+func TestUpdatesEqualBuild(t *testing.T) {
+	for seed := range uint64(20) {
+		w := world{rand.New(rand.NewPCG(seed, 0))}
+		h := New(domain, 2, NewVIPs())
+		objects := []map[object.Key]object.Object{{}, {}}
+		before := shadow{}
+		for step := range 150 {
+			var changes []Change
+			for range 1 + w.IntN(3) {
+				o, source := w.object(), w.IntN(2)
+				c := Change{Source: source}
+				if w.IntN(3) == 0 {
+					delete(objects[source], o.Key)
+					c.Removed = []object.Key{o.Key}
+				} else {
+					objects[source][o.Key] = o
+					c.Updated = []object.Object{o}
+				}
+				changes = append(changes, c)
+			}
+			u := h.Update(changes...)
+			saved, err := h.vips.Encode()
+			if err != nil {
+				t.Fatal(err)
+			}
+			vips, err := DecodeVIPs(saved)
+			if err != nil {
+				t.Fatal(err)
+			}
+			fresh := New(domain, 2, vips)
+			var all []Change
+			for source := range objects {
+				var list []object.Object
+				for _, o := range objects[source] {
+					list = append(list, o)
+				}
+				all = append(all, fresh.Diff(source, list))
+			}
+			fresh.Update(all...)
+			if diff := cmp.Diff(fresh.Counts(), h.Counts()); diff != "" {
+				t.Fatalf("seed %d, step %d: counts -anew +updated\n%s", seed, step, diff)
+			}
+			for _, view := range views(h) {
+				want := seen(t, fresh, view)
+				if diff := cmp.Diff(want, seen(t, h, view)); diff != "" {
+					t.Fatalf("seed %d, step %d, %+v: -anew +updated\n%s", seed, step, view, diff)
+				}
+				before.follow(t, h, view, u)
+			}
+		}
+	}
+}
+
+// shadow holds, for each view, the sum of its entries, kept up to date from changes only.
+type shadow map[View]Sum
+
+// follow checks that the changes lead to the sum of all entries.
+func (s shadow) follow(t *testing.T, h *Hosts, view View, u Update) {
+	t.Helper()
+	viewer := h.Viewer(view)
+	var want Sum
+	for _, host := range h.All() {
+		if e := viewer.Entry(host); e != nil {
+			want = want.Add(e.Sum)
+		}
+	}
+	got, known := s[view]
+	for _, c := range u.Hosts {
+		if e := viewer.Entry(c.Old); e != nil {
+			got = got.Sub(e.Sum)
+		}
+		if e := viewer.Entry(c.New); e != nil {
+			got = got.Add(e.Sum)
+		}
+	}
+	if known && !u.Sidecars && got != want {
+		t.Fatalf("%+v: the changes lead to %s, want %s", view, got, want)
+	}
+	s[view] = want
+}
+
+// views returns views of clients of all kinds.
+func views(h *Hosts) []View {
+	var all []View
+	for _, namespace := range []string{"shop", "data", "other"} {
+		for _, f := range []Families{{V4: true}, {V6: true}, {V4: true, V6: true}} {
+			for _, vips := range []bool{false, true} {
+				for _, app := range []string{"web", "db"} {
+					v := View{namespace, f, vips, h.Sidecar(namespace, map[string]string{"app": app})}
+					if !slices.Contains(all, v) {
+						all = append(all, v)
+					}
+				}
+			}
+		}
+	}
+	return all
+}

@@ -1,0 +1,195 @@
+package hosts
+
+import (
+	"bytes"
+	"net/netip"
+
+	"github.com/nametap/nametap/discovery/object"
+)
+
+// Families are the address families of a client.
+type Families struct{ V4, V6 bool }
+
+func (f Families) has(a netip.Addr) bool {
+	if a.Is4() {
+		return f.V4
+	}
+	return f.V6
+}
+
+// A View is everything that determines which entries a client sees.
+type View struct {
+	Namespace string
+	Families  Families
+	VIPs      bool       // the client has a proxy for connections to automatic VIPs
+	Sidecar   object.Key // the Sidecar that limits the hosts; zero if none does
+}
+
+// Sidecar returns the key of the Sidecar that limits the hosts of a workload; the zero key if none
+// does.
+func (h *Hosts) Sidecar(namespace string, labels map[string]string) object.Key {
+	return h.sidecars.of(namespace, labels)
+}
+
+// A Viewer looks at hosts through a view. It is valid until a Sidecar changes.
+type Viewer struct {
+	View
+	limit *object.Sidecar
+}
+
+// Viewer returns the viewer of a view.
+func (h *Hosts) Viewer(v View) Viewer { return Viewer{v, h.sidecars.get(v.Sidecar)} }
+
+// sees reports whether the view shows what a claim says.
+func (v *Viewer) sees(c *claim) bool {
+	return c.exportTo.VisibleIn(v.Namespace) && (v.limit == nil || v.limit.Shows(c.namespace, hostKey(c.owner())))
+}
+
+// A Host has all claims to one host. It does not change.
+type Host struct {
+	Key     string // the host in lower case
+	claims  []*claim
+	slot    uint16 // of the automatic VIP
+	hasSlot bool
+	target  *Host  // whose addresses this one has; nil if this is no alias, or target is no mesh host
+	alias   string // the name of target
+
+	variants []variant // the entries that were made
+}
+
+// A variant is an entry of a host, and what decides about it.
+type variant struct {
+	key   variantKey
+	entry *Entry
+}
+
+// variantKey is everything that determines the entry of a host. Views with the same one share it.
+type variantKey struct {
+	visible  uint64 // claims, a bit each
+	families Families
+	vips     bool
+	target   *Entry
+}
+
+// maxBits is how many claims a variantKey can tell apart. The entries of hosts with more are not
+// shared.
+const maxBits = 64
+
+// resolves returns 1 if the host has an address for some client, and 0 if it has none or is nil.
+func (h *Host) resolves() int {
+	if h == nil {
+		return 0
+	}
+	for _, c := range h.claims {
+		if c.addressed() || len(h.vipsOf(c)) > 0 {
+			return 1
+		}
+	}
+	return h.target.resolves()
+}
+
+// wantsVIP reports whether the host may have an automatic VIP. One that is a Service, or that has
+// an address from another object, needs none.
+func (h *Host) wantsVIP() bool {
+	for _, c := range h.claims {
+		if c.addressed() || c.kubernetes() {
+			return false
+		}
+	}
+	return true
+}
+
+// vipsOf returns the automatic VIPs that the host has by a claim, of both families.
+func (h *Host) vipsOf(c *claim) []netip.Addr {
+	switch {
+	case !c.wantsVIP || !h.wantsVIP():
+		return nil
+	case len(c.vips) > 0:
+		return c.vips
+	case h.hasSlot:
+		return []netip.Addr{slotAddr4(h.slot), slotAddr6(h.slot)}
+	}
+	return nil
+}
+
+// Entry returns the entry of a host, and nil if clients with this view do not see the host, or get
+// no address of it.
+func (v *Viewer) Entry(h *Host) *Entry {
+	if h == nil {
+		return nil
+	}
+	key := variantKey{families: v.Families, vips: v.VIPs}
+	visible := make([]*claim, 0, 8)
+	for i, c := range h.claims {
+		if v.sees(c) {
+			key.visible |= 1 << (i % maxBits)
+			visible = append(visible, c)
+		}
+	}
+	if len(visible) == 0 {
+		return nil
+	}
+	key.target = v.Entry(h.target)
+	shared := len(h.claims) <= maxBits
+	if shared {
+		for _, known := range h.variants {
+			if known.key == key {
+				return known.entry
+			}
+		}
+	}
+	entry := v.build(h, visible, key.target)
+	if shared {
+		h.variants = append(h.variants, variant{key, h.same(entry)})
+		entry = h.variants[len(h.variants)-1].entry
+	}
+	return entry
+}
+
+// same returns the entry that was made before with the same content, or entry.
+func (h *Host) same(entry *Entry) *Entry {
+	for _, known := range h.variants {
+		if entry != nil && known.entry != nil && known.entry.Namespace == entry.Namespace && bytes.Equal(known.entry.Encoded, entry.Encoded) {
+			return known.entry
+		}
+	}
+	return entry
+}
+
+// build makes the entry of a host of the visible claims. A claim without an address is ignored.
+func (v *Viewer) build(h *Host, visible []*claim, target *Entry) *Entry {
+	var claims []visibleClaim
+	for _, c := range visible {
+		if addrs := v.addrs(h, c, target); len(addrs) > 0 {
+			claims = append(claims, visibleClaim{c, addrs})
+		}
+	}
+	if len(claims) == 0 {
+		return nil
+	}
+	return newEntry(mergeClaims(claims, h.alias))
+}
+
+// addrs returns the addresses of a claim for a client. Like istiod, it returns the
+// addresses in a ServiceEntry to every client, whatever its families: their author wants
+// them used, and without them a client would resolve the name outside the mesh.
+func (v *Viewer) addrs(h *Host, c *claim, target *Entry) []netip.Addr {
+	var addrs []netip.Addr
+	if c.alias != "" && target != nil {
+		addrs = target.addrs()
+	}
+	addrs = append(addrs, c.literal...)
+	for _, a := range c.addrs {
+		if v.Families.has(a) {
+			addrs = append(addrs, a)
+		}
+	}
+	if v.VIPs {
+		for _, a := range h.vipsOf(c) {
+			if v.Families.has(a) {
+				addrs = append(addrs, a)
+			}
+		}
+	}
+	return addrs
+}

@@ -1,0 +1,276 @@
+package hosts
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"net/netip"
+	"slices"
+)
+
+// Automatic VIPs are from 240.240.0.0/16 and 2001:2::/48, Istio's ranges, which are not
+// routed anywhere. A slot is the low 16 bits of both: slot 0x0105 is 240.240.1.5 and
+// 2001:2::105.
+const (
+	vipSlots  = 1 << 16
+	vipUsable = 256 * 254 // without the addresses that end in .0 and .255
+)
+
+// VIPs holds the automatic VIPs of hosts. A host keeps its VIP as long as there are free ones,
+// even after it was removed: a client that resolved it before it is removed and added again
+// still reaches it. Make one with [NewVIPs] or [DecodeVIPs].
+type VIPs struct {
+	byHost map[string]vipHost // by hostKey
+	bySlot map[uint16]string  // hosts, by their slot
+	// rounds counts the updates in which hosts were removed.
+	rounds  uint64
+	without map[string]bool // hosts that found no free slot
+	inUse   int             // hosts that are wanted and have a slot
+	// claimed counts, for each slot that no host may have, the addresses of objects in it.
+	claimed map[uint16]int
+}
+
+type vipHost struct {
+	Slot uint16 `json:"slot"`
+	// Removed is 0 while the host is wanted, else the round in which it was removed. The
+	// host that was removed first loses its slot first.
+	Removed uint64 `json:"gone,omitempty"`
+}
+
+// NewVIPs returns no VIPs.
+func NewVIPs() *VIPs {
+	return &VIPs{
+		byHost: map[string]vipHost{}, bySlot: map[uint16]string{},
+		without: map[string]bool{}, claimed: map[uint16]int{},
+	}
+}
+
+// DecodeVIPs returns the VIPs that [VIPs.Encode] has encoded.
+func DecodeVIPs(data []byte) (*VIPs, error) {
+	v := NewVIPs()
+	if err := json.Unmarshal(data, &v.byHost); err != nil {
+		return nil, fmt.Errorf("hosts: %w", err)
+	}
+	if v.byHost == nil { // "null"
+		v.byHost = map[string]vipHost{}
+	}
+	for host, h := range v.byHost {
+		if other, taken := v.bySlot[h.Slot]; taken || !usableSlot(h.Slot) {
+			return nil, fmt.Errorf("slot %d of %q is out of range, or already belongs to %q", h.Slot, host, other)
+		}
+		v.bySlot[h.Slot] = host
+		v.rounds = max(v.rounds, h.Removed)
+		if h.Removed == 0 {
+			v.inUse++
+		}
+	}
+	return v, nil
+}
+
+// Encode returns the VIPs as JSON, without those that cannot be given.
+func (v *VIPs) Encode() ([]byte, error) { return json.Marshal(v.byHost) }
+
+// Len returns the number of hosts that have a VIP, or had one before they were removed.
+func (v *VIPs) Len() int { return len(v.byHost) }
+
+// usableSlot excludes the slots that look like a network or a broadcast address.
+func usableSlot(slot uint16) bool { return slot&0xff != 0 && slot&0xff != 0xff }
+
+// slotAddr4 returns the IPv4 address of a slot.
+func slotAddr4(slot uint16) netip.Addr {
+	return netip.AddrFrom4([4]byte{240, 240, byte(slot >> 8), byte(slot)})
+}
+
+// slotAddr6 returns the IPv6 address of a slot.
+func slotAddr6(slot uint16) netip.Addr {
+	return netip.AddrFrom16([16]byte{0x20, 0x01, 0, 2, 14: byte(slot >> 8), 15: byte(slot)})
+}
+
+// addrSlot returns the slot of an address, and false if the address is in neither range.
+func addrSlot(a netip.Addr) (uint16, bool) {
+	var slot uint16
+	if a.Is4() {
+		b := a.As4()
+		slot = uint16(b[2])<<8 | uint16(b[3])
+		return slot, slotAddr4(slot) == a
+	}
+	b := a.As16()
+	slot = uint16(b[14])<<8 | uint16(b[15])
+	return slot, slotAddr6(slot) == a
+}
+
+// preferredSlot returns the slot that a host gets if it is free. It depends on the name
+// only, so servers that start with the same hosts agree.
+func preferredSlot(host string) uint16 {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(host)) // never fails
+	sum := h.Sum64()
+	sum ^= sum >> 32 // FNV's low bits alone differ little between similar names
+	return nthSlot(int(sum % vipUsable))
+}
+
+// nthSlot returns the n-th usable slot, from 0.
+func nthSlot(n int) uint16 { return uint16(n/254)<<8 | uint16(n%254+1) }
+
+// A vipChange says which hosts want a VIP from now on, and which slots are addresses of objects.
+type vipChange struct {
+	wanted   map[string]bool // by hostKey: true if it wants one, false if it does no longer
+	claimed  []uint16        // slots, once for each address more
+	released []uint16        // slots, once for each address less
+}
+
+// vipResult is the result of [VIPs.update].
+type vipResult struct {
+	changed map[string]bool // hosts that have another VIP than before, or none
+	unsaved bool            // what Encode returns has changed
+	moved   []string        // hosts that had to leave their slot, sorted
+}
+
+// update gives a slot to every wanted host. A slot that is the address of an object belongs to no
+// host: a host that has it gets another one.
+func (v *VIPs) update(c vipChange) vipResult {
+	r := vipResult{changed: map[string]bool{}}
+	v.release(c.released)
+	wants := maps.Clone(v.without)
+	for _, slot := range c.claimed {
+		if v.claimed[slot]++; v.claimed[slot] > 1 {
+			continue
+		}
+		host, taken := v.bySlot[slot]
+		if !taken {
+			continue
+		}
+		if h := v.remove(host); h.Removed == 0 {
+			r.moved = append(r.moved, host)
+			r.changed[host], wants[host] = true, true
+		}
+		r.unsaved = true
+	}
+	v.mark(c.wanted, wants, &r)
+	for _, host := range sortedKeys(wants) {
+		slot, ok := v.freeSlot(host)
+		if !ok {
+			v.without[host] = true
+			continue
+		}
+		delete(v.without, host)
+		v.byHost[host], v.bySlot[slot] = vipHost{Slot: slot}, host
+		v.inUse++
+		r.changed[host], r.unsaved = true, true
+	}
+	r.moved = slices.DeleteFunc(r.moved, func(host string) bool { return !wants[host] })
+	slices.Sort(r.moved)
+	return r
+}
+
+// release notes that addresses of objects are gone.
+func (v *VIPs) release(slots []uint16) {
+	for _, slot := range slots {
+		if v.claimed[slot]--; v.claimed[slot] == 0 {
+			delete(v.claimed, slot)
+		}
+	}
+}
+
+// remove takes the slot of a host away.
+func (v *VIPs) remove(host string) vipHost {
+	h := v.byHost[host]
+	delete(v.byHost, host)
+	delete(v.bySlot, h.Slot)
+	if h.Removed == 0 {
+		v.inUse--
+	}
+	return h
+}
+
+// mark marks the hosts that are no longer wanted, clears the mark of those that are wanted again,
+// and adds those that need a slot to wants.
+func (v *VIPs) mark(wanted, wants map[string]bool, r *vipResult) {
+	removed := false
+	for host, want := range wanted {
+		h, has := v.byHost[host]
+		switch {
+		case want && !has:
+			wants[host] = true
+		case want && h.Removed != 0:
+			v.byHost[host] = vipHost{Slot: h.Slot}
+			v.inUse++
+			r.changed[host], r.unsaved = true, true
+		case !want && has && h.Removed == 0:
+			v.byHost[host] = vipHost{Slot: h.Slot, Removed: v.rounds + 1}
+			v.inUse--
+			r.changed[host], removed = true, true
+		case !want:
+			delete(wants, host)
+			delete(v.without, host)
+		}
+	}
+	if removed {
+		v.rounds++
+		r.unsaved = true
+	}
+}
+
+// slot returns the slot of a wanted host.
+func (v *VIPs) slot(host string) (uint16, bool) {
+	h, ok := v.byHost[host]
+	return h.Slot, ok && h.Removed == 0
+}
+
+// freeSlot returns the first free slot from the host's preferred one on. If all are used,
+// it returns the slot of the host that was removed first, and deletes that host.
+func (v *VIPs) freeSlot(host string) (uint16, bool) {
+	if len(v.bySlot)+len(v.claimed) < vipUsable || v.hasFree() {
+		slot := preferredSlot(host)
+		for range vipSlots {
+			if usableSlot(slot) && v.isFree(slot) {
+				return slot, true
+			}
+			slot++
+		}
+	}
+	oldest := ""
+	for name, h := range v.byHost {
+		if h.Removed == 0 {
+			continue
+		}
+		if oldest == "" || cmp.Or(cmp.Compare(h.Removed, v.byHost[oldest].Removed), cmp.Compare(name, oldest)) < 0 {
+			oldest = name
+		}
+	}
+	if oldest == "" {
+		return 0, false
+	}
+	return v.remove(oldest).Slot, true
+}
+
+func (v *VIPs) isFree(slot uint16) bool { return v.bySlot[slot] == "" && v.claimed[slot] == 0 }
+
+// hasFree reports whether a usable slot is free. It is slow; call it only when nearly all
+// slots are used.
+func (v *VIPs) hasFree() bool {
+	for n := range vipUsable {
+		if v.isFree(nthSlot(n)) {
+			return true
+		}
+	}
+	return false
+}
+
+// slotsOf returns the slots that are addresses of claims, once for each.
+func slotsOf(claims []claim) []uint16 {
+	var all []uint16
+	for i := range claims {
+		c := &claims[i]
+		for _, addrs := range [][]netip.Addr{c.addrs, c.literal, c.vips} {
+			for _, a := range addrs {
+				if slot, ok := addrSlot(a); ok {
+					all = append(all, slot)
+				}
+			}
+		}
+	}
+	return all
+}
