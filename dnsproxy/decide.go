@@ -150,7 +150,7 @@ func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) 
 		return decision{action: actForward, match: m, reason: errBypass}
 	case m.Rule == table.RuleNone:
 		return decision{action: actForward, match: m}
-	case m.Host.Kubernetes() || answersAlways(q.Type) || localOnly || isTransfer(q.Type):
+	case answersFor(&m.Host, q.Type) || localOnly || isTransfer(q.Type):
 		zone, _ = r.suffixes.Local(m.Owner(q.Name))
 		return decision{action: actAddresses, match: m, zone: zone}.unlessTransfer(q)
 	default:
@@ -184,8 +184,15 @@ func (r *rules) search() []wire.Name {
 	return r.forwarder.Search()
 }
 
+// answersFor reports whether the table answers queries of a type for a host. Others are
+// forwarded: a host that is not a Service may have such records, and so may the host that an
+// ExternalName is an alias of.
+func answersFor(h *table.Host, qtype uint16) bool {
+	alias := h.Alias() != wire.Root
+	return answersAlways(qtype) || h.Kubernetes() && !alias || alias && qtype == dns.TypeCNAME
+}
+
 // answersAlways reports whether the table answers queries of a type for every mesh name.
-// Other types are forwarded for hosts other than Services, which may have such records.
 func answersAlways(qtype uint16) bool {
 	switch qtype {
 	case dns.TypeA, dns.TypeAAAA, dns.TypeANY, dns.TypeHTTPS, dns.TypeSVCB:

@@ -155,6 +155,11 @@ func (g *generator) entry() (key string, info *api.NameTable_NameInfo) {
 	if g.one(30) {
 		return pick(g, badNames...), info
 	}
+	if g.one(8) { // an alias, at times of another entry
+		if info.Alias = g.recased(pick(g, g.name(), pick(g, append(g.keys, "x")...), pick(g, badNames[:13]...))); g.one(4) {
+			info.Alias += "."
+		}
+	}
 	service := func(domain string) string {
 		info.Registry, info.Shortname, info.Namespace = "Kubernetes", g.recased(short), g.recased(namespace)
 		for g.one(4) {

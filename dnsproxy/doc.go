@@ -51,8 +51,9 @@
 //
 // The answer for a mesh name depends on the type. A, AAAA and ANY: its addresses; NODATA with
 // an SOA record if it has none of that family. HTTPS and SVCB: NODATA. Any other type: NODATA
-// for a Kubernetes host, forwarded for other hosts. Zone transfers of names that nametap
-// answers itself are REFUSED.
+// for a Kubernetes host, forwarded for other hosts. A host that is an alias of another one
+// (ExternalName) has a CNAME record to it before all that; its other types are forwarded.
+// Zone transfers of names that nametap answers itself are REFUSED.
 //
 // # Fast path and slow path
 //

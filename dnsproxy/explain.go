@@ -68,9 +68,9 @@ func why(d decision, key string) string {
 	case actPointers:
 		return "the PTR name of a mesh host's address"
 	case actAddresses:
-		return "in the mesh table: " + whyName(d.match.Rule, d.match, key)
+		return "in the mesh table: " + whyName(d.match.Rule, d.match, key) + whyAlias(&d.match)
 	case actExists:
-		return "in the mesh table: " + whyName(d.match.Rule, d.match, key) + "; forwarded, because the table has only addresses"
+		return "in the mesh table: " + whyName(d.match.Rule, d.match, key) + whyAlias(&d.match) + "; forwarded, because the table has only addresses"
 	case actForward:
 		switch {
 		case errors.Is(d.reason, errNotSynced):
@@ -87,6 +87,14 @@ func why(d decision, key string) string {
 		return d.reason.Error()
 	}
 	return ""
+}
+
+func whyAlias(m *table.Match) string {
+	alias := m.Host.Alias()
+	if alias == wire.Root {
+		return ""
+	}
+	return ", an alias of " + strings.TrimSuffix(alias.String(), ".")
 }
 
 func whyName(rule table.Rule, m table.Match, key string) string {
@@ -113,7 +121,7 @@ func (d *decision) rows(q wire.Question) []string {
 	case actPointers:
 		return []string{"N8"}
 	case actAddresses, actExists:
-		return append(nameRows(d.match), d.typeRow(q.Type))
+		return append(nameRows(d.match), d.typeRows(q.Type)...)
 	case actUnknown:
 		return []string{"F12"}
 	case actForward, actReject:
@@ -132,6 +140,18 @@ func (d *decision) rows(q wire.Question) []string {
 	case actChaos:
 	}
 	return []string{"A10"}
+}
+
+// typeRows returns the row for a type, after that for aliases if the host is one.
+func (d *decision) typeRows(qtype uint16) []string {
+	var rows []string
+	if d.match.Host.Alias() != wire.Root {
+		rows = append(rows, "D9")
+		if qtype == dns.TypeCNAME {
+			return rows
+		}
+	}
+	return append(rows, d.typeRow(qtype))
 }
 
 func (d *decision) typeRow(qtype uint16) string {

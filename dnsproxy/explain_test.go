@@ -18,6 +18,7 @@ func TestExplain(t *testing.T) { // R5
 		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"),
 		"api.example.com":            external("192.0.2.1"),
 		"*.wild.example.com":         external("192.0.2.2"),
+		"old.shop.svc.cluster.local": alias("old", "web.shop.svc.cluster.local", "10.0.0.1"),
 	})
 	const web = "web.shop.svc.cluster.local"
 	for _, c := range []struct {
@@ -47,6 +48,10 @@ func TestExplain(t *testing.T) { // R5
 		{"api.example.com MX", dnsproxy.Explanation{
 			Rows: []string{"N1", "A4"}, Rule: table.RuleExact, Host: "api.example.com", Source: "upstream",
 			Why: "in the mesh table: the host's FQDN; forwarded, because the table has only addresses",
+		}},
+		{"old.corp.example AAAA", dnsproxy.Explanation{
+			Rows: []string{"N5", "N2", "D9", "A2"}, Rule: table.RuleAutopath, Host: "old.shop.svc.cluster.local", Source: "table",
+			Why: "in the mesh table: after removing the search domain corp.example.: short name of old.shop.svc.cluster.local, an alias of " + web,
 		}},
 		{"1.0.0.10.in-addr.arpa PTR", dnsproxy.Explanation{
 			Rows: []string{"N8"}, Rule: table.RulePTR, Source: "table", Why: "the PTR name of a mesh host's address",

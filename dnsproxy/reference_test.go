@@ -42,6 +42,7 @@ type refHost struct {
 	wildcard   bool
 	kubernetes bool
 	v4, v6     []netip.Addr
+	alias      string // the host that it is an alias of, or empty
 	info       *api.NameTable_NameInfo
 }
 
@@ -143,6 +144,9 @@ func (r *reference) load(table map[string]*api.NameTable_NameInfo) {
 	for _, h := range hosts {
 		if !h.wildcard && r.hosts[h.name] == h {
 			r.loadShortNames(h)
+			if h.alias != "" {
+				continue
+			}
 			for _, addr := range slices.Concat(h.v4, h.v6) {
 				for _, name := range refReverseNames(addr) {
 					r.pointers[name] = append(r.pointers[name], h.name)
@@ -170,6 +174,9 @@ func newRefHost(key string, info *api.NameTable_NameInfo) *refHost {
 		return nil
 	}
 	h.name, h.wildcard = name, wildcard
+	if alias, ok := refName(info.GetAlias()); ok && !refSpecial(alias) && (wildcard || alias != name) {
+		h.alias = alias
+	}
 	v4, v6 := map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	for _, ip := range info.GetIps() {
 		addr, err := netip.ParseAddr(ip)
@@ -283,7 +290,7 @@ func (h *refHost) shortName(labels []string) bool {
 func (r *reference) find(labels []string) *refHost {
 	name := strings.Join(labels, ".") + "."
 	h := r.claimant(labels, name)
-	if h == nil || refSpecial(name) || r.bypassed(name) || r.bypassed(h.name) && !h.wildcard {
+	if h == nil || refSpecial(name) || r.bypassed(name) || r.bypassed(h.name) && !h.wildcard || r.bypassed(h.alias) {
 		return nil
 	}
 	return h
@@ -361,7 +368,7 @@ func (r *reference) answer(q *refQuery) *dns.Msg {
 	switch q.qtype {
 	case dns.TypeA, dns.TypeAAAA, dns.TypeANY, dns.TypeHTTPS, dns.TypeSVCB:
 	default: // A4
-		if !h.kubernetes && !r.hasZone(strings.Join(labels, ".")+".") {
+		if (h.alias != "" && q.qtype != dns.TypeCNAME || h.alias == "" && !h.kubernetes) && !r.hasZone(strings.Join(labels, ".")+".") {
 			return nil
 		}
 	}
@@ -372,6 +379,14 @@ func (r *reference) answer(q *refQuery) *dns.Msg {
 			owner = h.name
 		}
 		resp.Answer = append(resp.Answer, &dns.CNAME{Hdr: cname, Target: owner})
+	}
+	alias := h.alias // D9
+	if alias == strings.ToLower(q.name) || alias == strings.ToLower(owner) {
+		alias = "" // a loop
+	}
+	if alias != "" {
+		resp.Answer = append(resp.Answer, &dns.CNAME{Hdr: header(dns.TypeCNAME), Target: alias})
+		owner = alias
 	}
 	var addresses []dns.RR
 	if q.qtype == dns.TypeA || q.qtype == dns.TypeANY { // A5
@@ -385,7 +400,7 @@ func (r *reference) answer(q *refQuery) *dns.Msg {
 		}
 	}
 	resp.Answer = append(resp.Answer, addresses...)
-	if len(addresses) == 0 { // A2, A3
+	if len(addresses) == 0 && (alias == "" || q.qtype != dns.TypeCNAME) { // A2, A3
 		if name := strings.ToLower(owner); r.local(name) {
 			owner = refTail(owner, refLongest(name, r.localOnly))
 		}

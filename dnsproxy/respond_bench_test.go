@@ -30,6 +30,7 @@ var ownQuestions = []struct {
 	{"wildcard", "x.wild.example.com.", dns.TypeA},
 	{"nodata", "web-1.shop-1.svc.cluster.local.", dns.TypeAAAA},
 	{"ptr", "1.0.0.10.in-addr.arpa.", dns.TypePTR},
+	{"alias", "old.shop-1.svc.cluster.local.", dns.TypeA},
 }
 
 // newBenchHandler returns a handler with nameservers and a table of n hosts, like that of a
@@ -38,6 +39,9 @@ func newBenchHandler(tb testing.TB, n int, nameservers ...upstream.Spec) *handle
 	tb.Helper()
 	table := map[string]*api.NameTable_NameInfo{
 		"*.wild.example.com": {Ips: []string{"192.0.2.1"}, Registry: "External"},
+		"old.shop-1.svc.cluster.local": {
+			Ips: []string{"192.0.2.2"}, Registry: "Kubernetes", Shortname: "old", Namespace: "shop-1", Alias: "db.example.com",
+		},
 	}
 	for i := range n {
 		ip := fmt.Sprintf("10.%d.%d.%d", i>>16&255, i>>8&255, i&255)

@@ -44,11 +44,13 @@ func contested() []hosts {
 		},
 		{
 			"twice.example":              external("192.0.2.9"),
+			"old.shop.svc.cluster.local": alias("old", "b.example", "10.0.0.12"),
 			"once.shop.cluster.local":    alt(service("p", "q", "10.0.0.9"), "first"),
 			"web.bank.svc.cluster.local": service("web", "bank", "10.0.0.10"),
 		},
 		{
 			"twice.example":              external("192.0.2.10"),
+			"old.shop.svc.cluster.local": alias("old", "a.example", "10.0.0.12"),
 			"once.shop.cluster.local":    alt(service("p", "q", "10.0.0.9"), "second"),
 			"web.bank.svc.cluster.local": external("10.0.0.11"),
 		},
@@ -82,6 +84,7 @@ func TestPrecedence(t *testing.T) { // N7
 		{"twice.example A", "twice.example. A 192.0.2.9"},
 		{"first A", "first. A 10.0.0.9"},
 		{"second A", forwarded},
+		{"old A", "old. CNAME a.example.; a.example. A 10.0.0.12"},
 	})
 	want := []table.Collision{
 		{Name: "*.wild.example.com.", Winner: "*.Wild.example.com", Loser: "*.wild.example.com"},
@@ -92,6 +95,7 @@ func TestPrecedence(t *testing.T) { // N7
 		{Name: "db.shop.", Winner: "db.shop", Loser: "db.shop.svc.cluster.local"},
 		{Name: "name.", Winner: "a.cluster.local", Loser: "b.cluster.local"},
 		{Name: "nick.", Winner: "a.cluster.local", Loser: "b.cluster.local"},
+		{Name: "old.shop.svc.cluster.local.", Winner: "old.shop.svc.cluster.local", Loser: "old.shop.svc.cluster.local"},
 		{Name: "once.shop.cluster.local.", Winner: "once.shop.cluster.local", Loser: "once.shop.cluster.local"},
 		{Name: "twice.example.", Winner: "twice.example", Loser: "twice.example"},
 		{Name: "web-0.web.", Winner: "web-0.web.svc.cluster.local", Loser: "web-0.web.shop.svc.cluster.local"},
@@ -112,7 +116,7 @@ func tableText(t *testing.T, current *table.Table) string {
 	t.Helper()
 	var lines []string
 	for key, info := range current.NameTable().GetTable() {
-		lines = append(lines, fmt.Sprint(key, info.GetIps(), info.GetRegistry(), info.GetShortname(), info.GetNamespace()))
+		lines = append(lines, fmt.Sprint(key, info.GetIps(), info.GetRegistry(), info.GetShortname(), info.GetNamespace(), info.GetAlias()))
 	}
 	slices.Sort(lines)
 	return fmt.Sprintf("%d\n%s\n%v\n%v", current.Len(), strings.Join(lines, "\n"), current.Collisions(), current.Skipped())

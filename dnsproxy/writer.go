@@ -74,14 +74,11 @@ const questionName uint16 = wire.PointerBits | wire.HeaderLen
 const fixedLen = 12
 
 // addresses writes the response for a host: its addresses of the queried type, after the
-// CNAME record of an autopath name; without any, the SOA record that lets clients cache the
-// negative answer (RFC 2308).
+// CNAME records of an autopath name and of an alias; without any, the SOA record that lets
+// clients cache the negative answer (RFC 2308).
 func (w *writer) addresses(m *table.Match) {
 	w.begin()
-	owner := questionName
-	if m.Rule == table.RuleAutopath {
-		owner = w.cname(m)
-	}
+	owner := w.cnames(m)
 	var v4, v6 []byte
 	switch w.query.Type {
 	case dns.TypeA:
@@ -92,6 +89,8 @@ func (w *writer) addresses(m *table.Match) {
 		v4, v6 = m.Host.V4, m.Host.V6
 	}
 	switch {
+	case w.query.Type == dns.TypeCNAME && m.Alias(w.query.Name) != wire.Root:
+		// The CNAME record is the answer.
 	case len(v4)+len(v6) == 0:
 		w.soa(w.apex(owner, m.Owner(w.query.Name)))
 	default:
@@ -189,27 +188,36 @@ func (w *writer) record(owner, rrtype uint16, dataLen int) bool {
 	return true
 }
 
-// cname writes the CNAME record of an autopath name and returns the pointer to its target:
-// the name without the search domain, as the client spelled it, or the host's FQDN if that
-// is a short name, because systemd-resolved treats a CNAME record from a name to its own
-// first label as a loop.
-func (w *writer) cname(m *table.Match) (target uint16) {
-	n := len(m.Target)
-	if m.Base == table.RuleShortName {
-		n = len(m.Host.Name)
+// cnames writes the CNAME records of an autopath name and of an alias, in this order, and
+// returns the pointer to the target of the last one, or to the question's name.
+//
+// The target for an autopath name is the name without the search domain, as the client spelled
+// it, or the host's FQDN if that is a short name, because systemd-resolved treats a CNAME
+// record from a name to its own first label as a loop.
+func (w *writer) cnames(m *table.Match) (owner uint16) {
+	owner = questionName
+	if n := len(m.Target); m.Rule == table.RuleAutopath && w.record(owner, dns.TypeCNAME, n+1) {
+		owner = w.pointer()
+		if m.Short {
+			w.buf = append(w.buf, m.Target...)
+		} else {
+			w.buf = append(w.buf, w.query.Packet[wire.HeaderLen:wire.HeaderLen+n]...)
+		}
+		w.buf = append(w.buf, 0)
+		w.answers++
 	}
-	if !w.record(questionName, dns.TypeCNAME, n+1) {
-		return questionName
+	alias := m.Alias(w.query.Name)
+	if alias != wire.Root && w.record(owner, dns.TypeCNAME, len(alias)+1) {
+		owner = w.pointer()
+		w.buf = append(append(w.buf, alias...), 0)
+		w.answers++
 	}
-	target = wire.PointerBits | uint16(len(w.buf)-w.start) //nolint:gosec // header, question and one record
-	if m.Base == table.RuleShortName {
-		w.buf = append(w.buf, m.Host.Name...)
-	} else {
-		w.buf = append(w.buf, w.query.Packet[wire.HeaderLen:wire.HeaderLen+n]...)
-	}
-	w.buf = append(w.buf, 0)
-	w.answers++
-	return target
+	return owner
+}
+
+// pointer returns a pointer to the name that is written next: one near the message's start.
+func (w *writer) pointer() uint16 {
+	return wire.PointerBits | uint16(len(w.buf)-w.start) //nolint:gosec // a pointer's 14 bits
 }
 
 // apex returns the pointer to the zone of name, which has no records and to which owner

@@ -25,12 +25,22 @@ type hostInfo struct {
 	Registry  string   `json:"registry,omitempty"`
 	Shortname string   `json:"shortname,omitempty"`
 	Namespace string   `json:"namespace,omitempty"`
+	Alias     string   `json:"alias,omitempty"`
 }
 
 // equal reports whether two entries are the same, apart from the order of their addresses.
 func (h hostInfo) equal(other hostInfo) bool {
 	return h.Registry == other.Registry && h.Shortname == other.Shortname && h.Namespace == other.Namespace &&
+		h.details() == other.details() &&
 		slices.Equal(slices.Sorted(slices.Values(h.IPs)), slices.Sorted(slices.Values(other.IPs)))
+}
+
+// details returns what an entry says besides its addresses, as text.
+func (h hostInfo) details() string {
+	if h.Alias != "" {
+		return "alias of " + h.Alias
+	}
+	return ""
 }
 
 // errDiffers is the error of `nametap table --diff` if there is a difference, as diff(1) has
@@ -83,9 +93,22 @@ func (t hostTable) print(w io.Writer) error {
 	fmt.Fprintln(columns, "HOST\tREGISTRY\tADDRESSES")
 	for _, host := range slices.Sorted(maps.Keys(t.Table)) {
 		info := t.Table[host]
-		fmt.Fprintf(columns, "%s\t%s\t%s\n", host, info.Registry, strings.Join(info.IPs, " "))
+		fmt.Fprintf(columns, "%s\t%s\t%s", host, info.Registry, strings.Join(info.IPs, " "))
+		if details := info.details(); details != "" {
+			fmt.Fprint(columns, "\t", details)
+		}
+		fmt.Fprintln(columns)
 	}
 	return columns.Flush()
+}
+
+// line returns the line of a difference for an entry.
+func (h hostInfo) line(sign, host string) string {
+	words := append([]string{sign, host}, h.IPs...)
+	if details := h.details(); details != "" {
+		words = append(words, "("+details+")")
+	}
+	return strings.Join(words, " ") + "\n"
 }
 
 // A tableDiff is the difference between two tables.
@@ -140,14 +163,13 @@ func printDiff(command *cobra.Command, output, path string, after hostTable) err
 func (d tableDiff) print(w io.Writer) error {
 	lines := map[string]string{}
 	for host, info := range d.Removed {
-		lines[host] = fmt.Sprintf("- %s %s\n", host, strings.Join(info.IPs, " "))
+		lines[host] = info.line("-", host)
 	}
 	for host, info := range d.Added {
-		lines[host] = fmt.Sprintf("+ %s %s\n", host, strings.Join(info.IPs, " "))
+		lines[host] = info.line("+", host)
 	}
 	for host, c := range d.Changed {
-		lines[host] = fmt.Sprintf("- %s %s\n+ %s %s\n",
-			host, strings.Join(c.Before.IPs, " "), host, strings.Join(c.After.IPs, " "))
+		lines[host] = c.Before.line("-", host) + c.After.line("+", host)
 	}
 	for _, host := range slices.Sorted(maps.Keys(lines)) {
 		if _, err := io.WriteString(w, lines[host]); err != nil {

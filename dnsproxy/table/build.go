@@ -160,6 +160,7 @@ type candidate struct {
 	Host
 	info     hostInfo
 	altHosts []string
+	alias    wire.Name
 }
 
 // shard builds one shard.
@@ -214,7 +215,7 @@ func (s *shard) add(hash uint64, c *candidate, cl *Cluster) {
 		i = (i + 1) & mask
 	}
 	s.index[i] = uint32(len(s.records)) + 1 //nolint:gosec // a push is below 4 GiB
-	s.records = c.appendRecord(s.records, &c.info)
+	s.records = c.appendRecord(s.records)
 	if c.wildcard() {
 		s.wildcards++
 	} else {
@@ -262,6 +263,7 @@ func (c *candidate) compare(other *candidate) int {
 		cmp.Compare(c.info.namespace, other.info.namespace),
 		cmp.Compare(c.info.shortname, other.info.shortname),
 		slices.Compare(c.altHosts, other.altHosts),
+		cmp.Compare(c.alias, other.alias),
 	)
 }
 
@@ -297,8 +299,29 @@ func (b *builder) addCandidate(s *shard) {
 		c.flags |= b.cluster.place(c.Name, &c.info)
 	}
 	c.altHosts = slices.Clone(b.info.altHosts)
+	c.alias = b.alias(s, c.Name)
 	b.skipClaims(s, &c)
 	b.candidates = append(b.candidates, c)
+}
+
+// alias returns the alias of the host name, the root without a valid one. It records in s what
+// is wrong with it.
+func (b *builder) alias(s *shard, name wire.Name) wire.Name {
+	text := b.info.alias
+	if text == "" {
+		return wire.Root
+	}
+	switch alias, err := wire.ParseHostname(text); {
+	case err != nil:
+		s.skip(b.info.key, fmt.Sprintf("alias %q is not a valid name: %v", text, err))
+	case alias.Special():
+		s.skip(b.info.key, fmt.Sprintf("alias %q: %v", text, wire.ErrSpecial))
+	case alias == name:
+		s.skip(b.info.key, fmt.Sprintf("alias %q is the host itself", text))
+	default:
+		return alias
+	}
+	return wire.Root
 }
 
 // skipClaims records in s the short names of a host that are not valid.

@@ -31,19 +31,21 @@ const (
 	flagLocal                            // a Service below the cluster domain: it has short names
 	flagDerived                          // its short names can be derived from its FQDN
 	flagTexts                            // its texts are stored because they cannot be derived
+	flagAlias                            // it is an alias of another host
 )
 
 // A Host is one entry of a table: a view of its record, valid as long as the table. It
 // must not be changed.
 //
 // A record consists of the flags, the length of the name, the name, the numbers of IPv4 and
-// IPv6 addresses as varints, the addresses and, with flagTexts, key, registry, short name
-// and namespace, each with its length as a varint before it.
+// IPv6 addresses as varints, the addresses, and fields, each with its length as a varint
+// before it: with flagTexts the key, registry, short name and namespace; with flagAlias the
+// alias.
 type Host struct {
 	flags  hostFlags
 	Name   wire.Name // folded; a wildcard's begins with wire.WildcardLabel
 	V4, V6 []byte    // packed addresses, sorted, without duplicates
-	texts  []byte
+	fields []byte
 }
 
 // recordNameOffset is the offset of the name in a record.
@@ -64,7 +66,7 @@ func viewHost(b []byte) Host {
 	b = b[n6:]
 	end4 := int(count4) * wire.AddressLen(dns.TypeA) //nolint:gosec // written by appendRecord
 	end6 := end4 + int(count6)*wire.AddressLen(dns.TypeAAAA)
-	h.V4, h.V6, h.texts = b[:end4], b[end4:end6], b[end6:]
+	h.V4, h.V6, h.fields = b[:end4], b[end4:end6], b[end6:]
 	return h
 }
 
@@ -118,14 +120,49 @@ func (h *Host) info(c *Cluster) hostInfo {
 	if h.flags&flagTexts == 0 {
 		return h.usualInfo(c)
 	}
-	var texts [4]string
-	b := h.texts
+	var texts [textFields]string
+	b := h.fields
 	for i := range texts {
-		n, used := binary.Uvarint(b)
-		texts[i] = string(b[used : used+int(n)]) //nolint:gosec // written by appendRecord
-		b = b[used+int(n):]                      //nolint:gosec // the same
+		var text []byte
+		text, b = cutField(b)
+		texts[i] = string(text)
 	}
 	return hostInfo{key: texts[0], registry: texts[1], shortname: texts[2], namespace: texts[3]}
+}
+
+// textFields is the number of a record's fields that flagTexts stands for.
+const textFields = 4
+
+// cutField returns the field at the start of b and what follows it.
+func cutField(b []byte) (field, rest []byte) {
+	n, used := binary.Uvarint(b)
+	end := used + int(n) //nolint:gosec // written by appendField
+	return b[used:end], b[end:]
+}
+
+// appendField appends a field of a record to dst.
+func appendField[T string | []byte](dst []byte, field T) []byte {
+	return append(binary.AppendUvarint(dst, uint64(len(field))), field...)
+}
+
+// afterTexts returns the fields that follow the texts.
+func (h *Host) afterTexts() []byte {
+	rest := h.fields
+	if h.flags&flagTexts != 0 {
+		for range textFields {
+			_, rest = cutField(rest)
+		}
+	}
+	return rest
+}
+
+// Alias returns the host whose addresses h has, of which h is an alias; the root if h is none.
+func (h *Host) Alias() wire.Name {
+	if h.flags&flagAlias == 0 {
+		return wire.Root
+	}
+	alias, _ := cutField(h.afterTexts())
+	return wire.Name(viewString(alias))
 }
 
 // usualInfo derives the texts of a host without flagTexts.
@@ -167,23 +204,28 @@ func (h *Host) isUsual(info *hostInfo) bool {
 	return strings.HasPrefix(info.key, info.shortname) && strings.HasPrefix(info.key[short+1:], info.namespace)
 }
 
-// appendRecord appends the record of h to dst, with the texts of info unless they can be
+// appendRecord appends the record of a candidate to dst, with its texts unless they can be
 // derived.
-func (h *Host) appendRecord(dst []byte, info *hostInfo) []byte {
-	flags := h.flags
+func (c *candidate) appendRecord(dst []byte) []byte {
+	h, info, flags := &c.Host, &c.info, c.flags
 	if !h.isUsual(info) {
 		flags |= flagTexts
+	}
+	if c.alias != wire.Root {
+		flags |= flagAlias
 	}
 	dst = append(dst, byte(flags), byte(len(h.Name)))
 	dst = append(dst, h.Name...)
 	dst = binary.AppendUvarint(dst, uint64(len(h.V4)/wire.AddressLen(dns.TypeA)))
 	dst = binary.AppendUvarint(dst, uint64(len(h.V6)/wire.AddressLen(dns.TypeAAAA)))
 	dst = append(append(dst, h.V4...), h.V6...)
-	if flags&flagTexts == 0 {
-		return dst
+	if flags&flagTexts != 0 {
+		for _, text := range [textFields]string{info.key, info.registry, info.shortname, info.namespace} {
+			dst = appendField(dst, text)
+		}
 	}
-	for _, text := range []string{info.key, info.registry, info.shortname, info.namespace} {
-		dst = append(binary.AppendUvarint(dst, uint64(len(text))), text...)
+	if c.alias != wire.Root {
+		dst = appendField(dst, string(c.alias))
 	}
 	return dst
 }
@@ -191,12 +233,9 @@ func (h *Host) appendRecord(dst []byte, info *hostInfo) []byte {
 // recordLen returns the length in bytes of the record at the start of b.
 func recordLen(b []byte) int {
 	h := viewHost(b)
-	rest := h.texts
-	if h.flags&flagTexts != 0 {
-		for range 4 {
-			n, used := binary.Uvarint(rest)
-			rest = rest[used+int(n):] //nolint:gosec // written by appendRecord
-		}
+	rest := h.afterTexts()
+	if h.flags&flagAlias != 0 {
+		_, rest = cutField(rest)
 	}
 	return len(b) - len(rest)
 }

@@ -3,6 +3,7 @@ package table
 import (
 	"fmt"
 	"iter"
+	"strings"
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -23,6 +24,7 @@ const (
 	fieldShortname = 3
 	fieldNamespace = 4
 	fieldAltHosts  = 5
+	fieldAlias     = 1001
 )
 
 // wireEntries yields the entries of a NameTable in wire form, as views of it. An error is
@@ -89,6 +91,7 @@ func consumeField(b []byte) (field protowire.Number, value []byte, n int) {
 type nameInfo struct {
 	ips      []string
 	altHosts []string
+	alias    string
 	hostInfo
 }
 
@@ -101,7 +104,7 @@ func (info *nameInfo) parse(b []byte) error {
 			return protowire.ParseError(n)
 		}
 		b = b[n:]
-		if field < fieldIPs || field > fieldAltHosts {
+		if (field < fieldIPs || field > fieldAltHosts) && field != fieldAlias {
 			continue
 		}
 		if !utf8.Valid(value) {
@@ -109,6 +112,8 @@ func (info *nameInfo) parse(b []byte) error {
 		}
 		text := viewString(value)
 		switch field {
+		case fieldAlias:
+			info.alias = text
 		case fieldIPs:
 			info.ips = append(info.ips, text)
 		case fieldRegistry:
@@ -134,6 +139,7 @@ func (t *Table) NameTable() *api.NameTable {
 		info := h.info(&t.Cluster)
 		out.Table[info.key] = &api.NameTable_NameInfo{
 			Ips: addressTexts(&h), Registry: info.registry, Shortname: info.shortname, Namespace: info.namespace,
+			Alias: strings.TrimSuffix(h.Alias().String(), "."),
 		}
 		if h.derived() {
 			for _, name := range t.Cluster.heads(h.Name, names[:0]) {

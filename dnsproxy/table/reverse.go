@@ -105,10 +105,12 @@ func (a addressed) compare(b addressed) int {
 }
 
 // pointers appends to dst the pointers to the hosts of a shard, sorted and without
-// duplicates. Wildcards have none: no FQDN of theirs could be a PTR record's target.
+// duplicates. Wildcards have none, because no FQDN of theirs could be a PTR record's target,
+// and neither have aliases, because that target must not be an alias (RFC 2181, section
+// 10.2).
 func (s *shard) pointers(dst []addressed, seed maphash.Seed) []addressed {
 	for h := range s.all {
-		if h.wildcard() {
+		if h.wildcard() || h.Alias() != wire.Root {
 			continue
 		}
 		name := maphash.String(seed, string(h.Name))

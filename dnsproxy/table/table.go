@@ -98,10 +98,12 @@ const (
 type Match struct {
 	Rule Rule
 	Host Host // of all rules but RuleNone and RulePTR
-	// For RuleAutopath: Target is the name without the search domain, Base the rule that
-	// found it, Searched the domain.
+	// For RuleAutopath: Target is the target of the CNAME record, Base the rule that found the
+	// name without the search domain, Searched the domain. The target is the host's FQDN if
+	// Short is set, otherwise the name without the search domain.
 	Base             Rule
 	Target, Searched wire.Name
+	Short            bool
 	// ptr lists the FQDNs, sorted, for RulePTR.
 	Pointers []wire.Name
 	// Bypassed says, for RuleNone, that the table has the name and the settings have it
@@ -109,17 +111,25 @@ type Match struct {
 	Bypassed bool
 }
 
+// Alias returns the host of which the host of the answer for name is an alias; the root if it
+// is none. A CNAME record to a name that the answer already has would make a loop.
+func (m *Match) Alias(name wire.Name) wire.Name {
+	if alias := m.Host.Alias(); alias != name && alias != m.Target {
+		return alias
+	}
+	return wire.Root
+}
+
 // Owner returns the owner name of the address records in the answer for name: name itself,
-// or the target of the CNAME record for RuleAutopath.
+// or the target of the last CNAME record.
 func (m *Match) Owner(name wire.Name) wire.Name {
-	switch {
-	case m.Rule != RuleAutopath:
-		return name
-	case m.Base == RuleShortName:
-		return m.Host.Name
-	default:
+	if alias := m.Alias(name); alias != wire.Root {
+		return alias
+	}
+	if m.Rule == RuleAutopath {
 		return m.Target
 	}
+	return name
 }
 
 // A Scratch is the buffer of one lookup at a time. The zero value is ready for use.
@@ -158,7 +168,12 @@ func (t *Table) Lookup(name wire.Name, search []wire.Name, suffixes *Suffixes, s
 		}
 		if m := t.direct(target, s); m.Rule != RuleNone {
 			if !suffixes.Bypasses(target) && !suffixes.bypassesHost(&m.Host) {
-				return Match{Rule: RuleAutopath, Host: m.Host, Base: m.Rule, Target: target, Searched: domain}
+				m.Base, m.Rule, m.Searched = m.Rule, RuleAutopath, domain
+				if m.Short = m.Base == RuleShortName; m.Short {
+					target = m.Host.Name
+				}
+				m.Target = target
+				return m
 			}
 			none.Bypassed = true
 		}

@@ -1,0 +1,108 @@
+package dnsproxy_test
+
+import (
+	"testing"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/internal/testkit/fakedns"
+)
+
+// alias is the entry of a Service of type ExternalName in the namespace shop.
+func alias(shortname, of string, ips ...string) *api.NameTable_NameInfo {
+	info := service(shortname, "shop", ips...)
+	info.Alias = of
+	return info
+}
+
+// A host with an alias is answered with a CNAME record to it, and with its addresses.
+func TestAlias(t *testing.T) { // D9
+	t.Parallel()
+	p, fake := startMesh(t, hosts{
+		"db.bank.svc.cluster.local":  service("db", "bank", "10.0.0.2"),
+		"api.example.com":            external("192.0.2.1", "192.0.2.2"),
+		"old.shop.svc.cluster.local": alias("old", "DB.bank.svc.cluster.local.", "10.0.0.2"),
+		"ext.shop.svc.cluster.local": alias("ext", "api.example.com", "192.0.2.1", "192.0.2.2"),
+	})
+	const old, db = "old.shop.svc.cluster.local.", "db.bank.svc.cluster.local."
+	const addresses = "; " + db + " A 10.0.0.2"
+	p.converse(t, []dialogue{
+		{old + " A", old + " CNAME " + db + addresses},
+		{"OLD.Shop.svc.cluster.LOCAL. A", "OLD.Shop.svc.cluster.LOCAL. CNAME " + db + addresses},
+		{"old A", "old. CNAME " + db + addresses},
+		{"old.shop A", "old.shop. CNAME " + db + addresses},
+		{"ext.shop.svc A", "ext.shop.svc. CNAME api.example.com.; api.example.com. A 192.0.2.1; api.example.com. A 192.0.2.2"},
+		{old + " AAAA", old + " CNAME " + db + "; NODATA " + db},
+		{old + " HTTPS", old + " CNAME " + db + "; NODATA " + db},
+		{old + " ANY", old + " CNAME " + db + addresses},
+		{old + " CNAME", old + " CNAME " + db + "; NODATA"},
+		// With a search domain: first its CNAME record.
+		{old + "corp.example A", old + "corp.example. CNAME " + old + "; " + old + " CNAME " + db + addresses},
+		{"Old.Shop.svc.cluster.local.Corp.example A",
+			"Old.Shop.svc.cluster.local.Corp.example. CNAME Old.Shop.svc.cluster.local.; Old.Shop.svc.cluster.local. CNAME " + db + addresses},
+		{"old.corp.example AAAA", "old.corp.example. CNAME " + old + "; " + old + " CNAME " + db + "; NODATA " + db},
+		{"old.corp.example CNAME", "old.corp.example. CNAME " + old + "; " + old + " CNAME " + db + "; NODATA"},
+		// An address belongs to the host, not to its aliases.
+		{"2.0.0.10.in-addr.arpa PTR", "2.0.0.10.in-addr.arpa. PTR " + db},
+		{"1.2.0.192.in-addr.arpa PTR", "1.2.0.192.in-addr.arpa. PTR api.example.com."},
+	})
+	if resp := p.ask(t, "old", dns.TypeCNAME); len(resp.Answer) != 1 || len(resp.Ns) != 0 || !resp.Authoritative {
+		t.Errorf("the answer to CNAME is not the record alone:\n%v", resp)
+	}
+	if asked := fake.Queries(); len(asked) > 0 {
+		t.Errorf("aliases were forwarded: %v", asked)
+	}
+	// Other types: the host behind the alias may have such records.
+	fake.Handle(fakedns.Answer(old + ` 60 IN TXT "x"`))
+	p.converse(t, []dialogue{
+		{old + " TXT", old + ` TXT "x"`},
+		{"ext TXT", "ext. CNAME api.example.com.; NODATA api.example.com."}, // NXDOMAIN of the nameserver
+	})
+}
+
+// An alias that is not valid is left out, and so is a CNAME record that would make a loop.
+func TestBadAlias(t *testing.T) { // D9
+	t.Parallel()
+	p, _ := startMesh(t, hosts{
+		"self.shop.svc.cluster.local": alias("self", "Self.shop.svc.cluster.local", "10.0.0.1"),
+		"bad.shop.svc.cluster.local":  alias("bad", "a..b", "10.0.0.2"),
+		"spec.shop.svc.cluster.local": alias("spec", "x.localhost", "10.0.0.3"),
+		"*.example.com":               {Ips: []string{"192.0.2.1"}, Alias: "a.example.com"},
+		"loop.shop.svc.cluster.local": alias("loop", "loop.corp.example", "10.0.0.4"),
+	})
+	p.converse(t, []dialogue{
+		{"self A", "self. A 10.0.0.1"},
+		{"bad A", "bad. A 10.0.0.2"},
+		{"spec A", "spec. A 10.0.0.3"},
+		{"x.example.com A", "x.example.com. CNAME a.example.com.; a.example.com. A 192.0.2.1"},
+		{"a.example.com A", "a.example.com. A 192.0.2.1"},
+		{"a.example.com CNAME", "NODATA a.example.com."},
+		{"a.example.com.corp.example A", "a.example.com.corp.example. CNAME a.example.com.; a.example.com. A 192.0.2.1"},
+		{"loop A", "loop. CNAME loop.corp.example.; loop.corp.example. A 10.0.0.4"},
+		{"loop.corp.example A", "loop.corp.example. CNAME loop.shop.svc.cluster.local.; loop.shop.svc.cluster.local. A 10.0.0.4"},
+	})
+	if got := p.Table().Skipped(); len(got) != 3 {
+		t.Errorf("left out: %v, want the aliases of self, bad and spec", got)
+	}
+}
+
+// A name whose alias the settings give to the nameservers is forwarded, too.
+func TestBypassedAlias(t *testing.T) { // D9, F12
+	t.Parallel()
+	fake := nameserver(t, fakedns.Answer())
+	p := start(t, dnsproxy.Config{
+		Bypass:  []string{"example.com"},
+		Forward: forward.Config{ResolvConf: resolvConf(t, "search corp.example"), Upstreams: servers(fake)},
+	})
+	p.load(t, hosts{
+		"ext.shop.svc.cluster.local": alias("ext", "api.example.com", "192.0.2.1"),
+		"old.shop.svc.cluster.local": alias("old", "db.bank.svc.cluster.local", "10.0.0.2"),
+	})
+	p.converse(t, []dialogue{
+		{"ext A", forwarded}, {"ext.corp.example A", forwarded}, {"ext.shop.svc.cluster.local A", forwarded},
+		{"old A", "old. CNAME db.bank.svc.cluster.local.; db.bank.svc.cluster.local. A 10.0.0.2"},
+	})
+}
