@@ -1,0 +1,164 @@
+package pki
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	mathrand "math/rand/v2"
+	"slices"
+	"time"
+)
+
+const (
+	day = 24 * time.Hour
+	// authorityLife is that of istiod's authority, too.
+	authorityLife = 3650 * day
+	// serverLife leaves 30 days, from two thirds on, to notice that no replica can renew it.
+	serverLife = 90 * day
+	// backdate is how long before its making a certificate is valid, because clocks differ.
+	backdate = 5 * time.Minute
+	// spread is the part of a life, after two thirds of it, in which replicas renew a certificate.
+	spread = 0.05
+)
+
+// A Policy says which certificates a replica wants.
+type Policy struct {
+	// Names are the DNS names of the server.
+	Names []string
+	// Share is the part of its life after which this replica renews a certificate.
+	Share float64
+}
+
+// NewPolicy returns a policy that renews certificates after two thirds of their life, and a little that
+// is random.
+func NewPolicy(names []string) Policy {
+	return Policy{Names: names, Share: 2.0/3 + spread*mathrand.Float64()} //nolint:gosec // it is no secret
+}
+
+// Renewed returns the certificates that should be in use at a time: c itself if nothing is due. c may be
+// nil.
+func (p Policy) Renewed(c *Certificates, now time.Time) (*Certificates, error) {
+	next := new(Certificates)
+	if c != nil {
+		*next = *c
+		if from := c.server.Leaf.NotBefore; now.Before(from) {
+			return nil, fmt.Errorf("%s is valid from %s on, and here it is %s: set the clocks of the nodes", keyCertificate, from.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+		}
+	}
+	next.authorities = slices.DeleteFunc(slices.Clone(next.authorities), func(a authority) bool { return !now.Before(a.certificate.NotAfter) })
+	changed := c == nil || len(next.authorities) < len(c.authorities)
+	if p.wantsAuthority(next.authorities, now) {
+		a, err := newAuthority(now)
+		if err != nil {
+			return nil, fmt.Errorf("making an authority: %w", err)
+		}
+		next.authorities, changed = append(next.authorities, a), true
+	}
+	if p.wantsServer(next, now) {
+		var err error
+		if next.server, err = next.sign(p.names(next.server, now), now); err != nil {
+			return nil, fmt.Errorf("making the certificate of the server: %w", err)
+		}
+		changed = true
+	}
+	if !changed {
+		return c, nil
+	}
+	return next, nil
+}
+
+// Due returns when something of c is due.
+func (p Policy) Due(c *Certificates) time.Time {
+	due := p.dueOf(c.server.Leaf)
+	last := c.authorities[len(c.authorities)-1]
+	for _, at := range []time.Time{p.dueOf(last.certificate), c.authorities[0].certificate.NotAfter} {
+		if at.Before(due) {
+			due = at
+		}
+	}
+	return due
+}
+
+// dueOf returns when to renew a certificate.
+func (p Policy) dueOf(certificate *x509.Certificate) time.Time {
+	life := certificate.NotAfter.Sub(certificate.NotBefore)
+	return certificate.NotBefore.Add(time.Duration(float64(life) * p.Share))
+}
+
+// wantsAuthority reports whether none of the authorities, sorted by their ends, is young enough.
+func (p Policy) wantsAuthority(all []authority, now time.Time) bool {
+	return len(all) == 0 || all[len(all)-1].key == nil || !now.Before(p.dueOf(all[len(all)-1].certificate))
+}
+
+// wantsServer reports whether the certificate of the server is missing, due or not good enough.
+func (p Policy) wantsServer(c *Certificates, now time.Time) bool {
+	return c.server == nil || !now.Before(p.dueOf(c.server.Leaf)) || !slices.ContainsFunc(c.authorities, c.signedBy) ||
+		slices.ContainsFunc(p.Names, func(name string) bool { return !slices.Contains(c.server.Leaf.DNSNames, name) })
+}
+
+// names returns the names of the next certificate. One that is not due yet keeps its names: another
+// replica may want them, as during the rollout of another setting.
+func (p Policy) names(server *tls.Certificate, now time.Time) []string {
+	names := slices.Clone(p.Names)
+	if server != nil && now.Before(p.dueOf(server.Leaf)) {
+		names = append(names, server.Leaf.DNSNames...)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// newAuthority makes an authority. It can sign certificates of servers only.
+func newAuthority(now time.Time) (authority, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return authority{}, err
+	}
+	template := &x509.Certificate{
+		Subject:   pkix.Name{Organization: []string{"nametap"}, CommonName: "nametap-discovery " + now.UTC().Format(time.RFC3339)},
+		NotBefore: now.Add(-backdate), NotAfter: now.Add(authorityLife),
+		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
+		KeyUsage: x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	certificate, err := create(template, template, key, key)
+	return authority{certificate, key}, err
+}
+
+// sign makes a certificate of the server. It is signed by the oldest authority that outlives it, or
+// else by the last one.
+func (c *Certificates) sign(names []string, now time.Time) (*tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	end := now.Add(serverLife)
+	signer := c.authorities[len(c.authorities)-1]
+	if i := slices.IndexFunc(c.authorities, func(a authority) bool { return a.key != nil && !a.certificate.NotAfter.Before(end) }); i >= 0 {
+		signer = c.authorities[i]
+	}
+	if signer.certificate.NotAfter.Before(end) {
+		end = signer.certificate.NotAfter
+	}
+	template := &x509.Certificate{
+		Subject:  pkix.Name{Organization: []string{"nametap"}, CommonName: "nametap-discovery"},
+		DNSNames: names, NotBefore: now.Add(-backdate), NotAfter: end,
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, BasicConstraintsValid: true,
+	}
+	leaf, err := create(template, signer.certificate, key, signer.key)
+	if err != nil {
+		return nil, err
+	}
+	return &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key, Leaf: leaf}, nil
+}
+
+// create signs a template for a key.
+func create(template, parent *x509.Certificate, key, signer *ecdsa.PrivateKey) (*x509.Certificate, error) {
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer)
+	if err != nil {
+		return nil, err
+	}
+	return x509.ParseCertificate(der)
+}
