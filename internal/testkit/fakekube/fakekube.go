@@ -1,5 +1,6 @@
 // Package fakekube is a small Kubernetes API server for tests: it watches the objects that a test
-// puts there, as streams in JSON. The tests of test/machines use the real one.
+// puts there, as streams in JSON, and stores those that clients write. The tests of test/machines use
+// the real one.
 package fakekube
 
 import (
@@ -21,10 +22,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The paths of resources. A definition of a custom resource is put as PartialObjectMetadata, since
-// only its metadata is read.
+// The paths of resources. A definition of a custom resource and a namespace are put as
+// PartialObjectMetadata, since only their metadata is read.
 const (
 	Services       = "/api/v1/services"
+	Secrets        = "/api/v1/secrets"
+	ConfigMaps     = "/api/v1/configmaps"
+	Namespaces     = "/api/v1/namespaces"
 	EndpointSlices = "/apis/discovery.k8s.io/v1/endpointslices"
 	ServiceEntries = "/apis/networking.istio.io/v1/serviceentries"
 	Sidecars       = "/apis/networking.istio.io/v1/sidecars"
@@ -37,13 +41,17 @@ func kindOf(path string) (version, kind string) {
 	switch path {
 	case Services:
 		return "v1", "Service"
+	case Secrets:
+		return "v1", "Secret"
+	case ConfigMaps:
+		return "v1", "ConfigMap"
 	case EndpointSlices:
 		return "discovery.k8s.io/v1", "EndpointSlice"
 	case ServiceEntries:
 		return "networking.istio.io/v1", "ServiceEntry"
 	case Sidecars:
 		return "networking.istio.io/v1", "Sidecar"
-	case Definitions:
+	case Definitions, Namespaces:
 		return "meta.k8s.io/v1", "PartialObjectMetadata"
 	}
 	return "", ""
@@ -64,6 +72,9 @@ type API struct {
 	requests map[string]bool                                  // paths that were asked for
 	tokens   map[string]Token
 	reviews  int
+	writes   map[string]int // how often a request that writes had a status
+	held     int            // further requests that write for which those before wait
+	released chan struct{}  // closed when they go on; nil if none waits
 }
 
 // A Token is what a review says of a token.
@@ -84,6 +95,7 @@ func Start(tb testing.TB) *API {
 	tb.Helper()
 	a := &API{
 		tb: tb, objects: map[string]map[string]*unstructured.Unstructured{}, refused: map[string]int{}, requests: map[string]bool{}, tokens: map[string]Token{},
+		writes:  map[string]int{},
 		changed: make(chan struct{}), ended: make(chan struct{}),
 	}
 	a.server = httptest.NewServer(a)
@@ -113,6 +125,11 @@ func (a *API) Put(path, text string) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.putLocked(path, o)
+}
+
+// putLocked stores an object.
+func (a *API) putLocked(path string, o *unstructured.Unstructured) {
 	o.SetResourceVersion(strconv.Itoa(len(a.changes) + 1))
 	key := o.GetNamespace() + "/" + o.GetName()
 	a.changeLocked(change{path, a.objects[path][key], o})
@@ -220,7 +237,7 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.mu.Unlock()
 	w.Header().Set("Content-Type", "application/json")
 	watch, _ := strconv.ParseBool(r.URL.Query().Get("watch"))
-	_, kind := kindOf(r.URL.Path)
+	_, kind := kindOf(targetOf(r.URL.Path).resource)
 	switch {
 	case status != 0:
 		refuse(w, status, r.URL.Path)
@@ -230,13 +247,20 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.serveReview(w, r)
 	case watch && kind != "":
 		a.serveWatch(w, r)
+	case kind != "" && r.Method != http.MethodGet:
+		a.serveWrite(w, r)
 	default:
 		refuse(w, http.StatusNotFound, r.URL.Path)
 	}
 }
 
 func refuse(w http.ResponseWriter, status int, path string) {
-	reason := map[int]string{http.StatusForbidden: "Forbidden", http.StatusNotFound: "NotFound"}[status]
+	reason := map[int]string{http.StatusForbidden: "Forbidden", http.StatusNotFound: "NotFound", http.StatusConflict: "Conflict"}[status]
+	refuseFor(w, status, reason, path)
+}
+
+// refuseFor refuses a request for a reason of the Kubernetes API.
+func refuseFor(w http.ResponseWriter, status int, reason, path string) {
 	w.WriteHeader(status)
 	fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":%q,"message":"%s: refused","code":%d}`, reason, path, status)
 }
@@ -255,8 +279,10 @@ func (a *API) serveWatch(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	_, name, _ := strings.Cut(r.URL.Query().Get("fieldSelector"), "metadata.name=")
+	watched := targetOf(r.URL.Path)
 	selects := func(o *unstructured.Unstructured) bool {
-		return o != nil && selector.Matches(labels.Set(o.GetLabels())) && (name == "" || name == o.GetName())
+		return o != nil && selector.Matches(labels.Set(o.GetLabels())) && (name == "" || name == o.GetName()) &&
+			(watched.namespace == "" || watched.namespace == o.GetNamespace())
 	}
 	encoder := json.NewEncoder(w)
 	a.mu.Lock()
@@ -264,7 +290,7 @@ func (a *API) serveWatch(w http.ResponseWriter, r *http.Request) {
 	events, next := a.firstLocked(r, selects)
 	for {
 		for ; next < len(a.changes); next++ {
-			if e, ok := a.changes[next].event(r.URL.Path, selects); ok {
+			if e, ok := a.changes[next].event(watched.resource, selects); ok {
 				events = append(events, e)
 			}
 		}
@@ -290,7 +316,7 @@ func (a *API) serveWatch(w http.ResponseWriter, r *http.Request) {
 
 // firstLocked returns the first events of a watch, and the first change that it sends after them.
 func (a *API) firstLocked(r *http.Request, selects func(*unstructured.Unstructured) bool) (events []event, next int) {
-	query, path := r.URL.Query(), r.URL.Path
+	query, path := r.URL.Query(), targetOf(r.URL.Path).resource
 	if query.Get("sendInitialEvents") != "true" {
 		from, err := strconv.Atoi(query.Get("resourceVersion"))
 		if err != nil || from < a.oldest {

@@ -1,0 +1,147 @@
+package fakekube
+
+import (
+	"encoding/json"
+	"io"
+	"maps"
+	"net/http"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// A target is what a request is about.
+type target struct {
+	resource  string // path of the resource in all namespaces
+	namespace string // "" for all
+	name      string // "" for all
+}
+
+// targetOf returns what a path is about.
+func targetOf(path string) target {
+	parts := strings.Split(strings.TrimPrefix(path, Namespaces+"/"), "/")
+	if len(parts) < 2 || !strings.HasPrefix(path, Namespaces+"/") {
+		return target{resource: path}
+	}
+	t := target{resource: "/api/v1/" + parts[1], namespace: parts[0]}
+	if len(parts) > 2 {
+		t.name = parts[2]
+	}
+	return t
+}
+
+// Object returns an object, or nil; key is "namespace/name".
+func (a *API) Object(path, key string) *unstructured.Unstructured {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.objects[path][key]
+}
+
+// HoldWrites lets requests that write wait until there are n of them, once.
+func (a *API) HoldWrites(n int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.held, a.released = n, make(chan struct{})
+}
+
+// Writes returns how often a request that writes objects of a resource had a status, such as "POST
+// /api/v1/secrets Created".
+func (a *API) Writes() map[string]int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return maps.Clone(a.writes)
+}
+
+// await waits until requests that write may go on.
+func (a *API) await(r *http.Request) {
+	a.mu.Lock()
+	released := a.released
+	if a.held > 0 {
+		if a.held--; a.held == 0 {
+			close(a.released)
+		}
+	}
+	a.mu.Unlock()
+	if released == nil {
+		return
+	}
+	select {
+	case <-released:
+	case <-r.Context().Done():
+	}
+}
+
+// serveWrite creates, replaces or patches an object.
+func (a *API) serveWrite(w http.ResponseWriter, r *http.Request) {
+	a.await(r)
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return // the client has left
+	}
+	t := targetOf(r.URL.Path)
+	status, stored := a.write(r.Method, t, body)
+	a.mu.Lock()
+	a.writes[r.Method+" "+t.resource+" "+http.StatusText(status)]++
+	a.mu.Unlock()
+	switch {
+	case stored == nil && r.Method == http.MethodPost:
+		refuseFor(w, status, "AlreadyExists", r.URL.Path)
+		return
+	case stored == nil:
+		refuse(w, status, r.URL.Path)
+		return
+	}
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(stored.Object) // the client may have left
+}
+
+// write stores what a request says. It returns the status, and the object if it is stored.
+func (a *API) write(method string, t target, body []byte) (status int, stored *unstructured.Unstructured) {
+	o := new(unstructured.Unstructured)
+	if err := json.Unmarshal(body, &o.Object); err != nil {
+		a.tb.Error(err)
+		return http.StatusBadRequest, nil
+	}
+	if method == http.MethodPost {
+		t.name = o.GetName()
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	before := a.objects[t.resource][t.namespace+"/"+t.name]
+	switch {
+	case method == http.MethodPost && before != nil:
+		return http.StatusConflict, nil
+	case method == http.MethodPost:
+		status = http.StatusCreated
+	case before == nil:
+		return http.StatusNotFound, nil
+	case method == http.MethodPut && o.GetResourceVersion() != "" && o.GetResourceVersion() != before.GetResourceVersion():
+		return http.StatusConflict, nil
+	case method == http.MethodPatch:
+		changed := o.Object
+		o = before.DeepCopy()
+		merge(o.Object, changed)
+		status = http.StatusOK
+	default:
+		status = http.StatusOK
+	}
+	o.SetNamespace(t.namespace)
+	a.putLocked(t.resource, o)
+	return status, o
+}
+
+// merge applies a merge patch (RFC 7396).
+func merge(to, patch map[string]any) {
+	for name, value := range patch {
+		inner, ok := value.(map[string]any)
+		if current, both := to[name].(map[string]any); ok && both {
+			merge(current, inner)
+			continue
+		}
+		if value == nil {
+			delete(to, name)
+			continue
+		}
+		to[name] = value
+	}
+}
