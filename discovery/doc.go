@@ -24,7 +24,8 @@
 //     whose table changed. codec.go lets all of them share the bytes of a table, and
 //     limits.go bounds what they can occupy.
 //
-// server.go starts all of it, and rebuild.go repeats steps 1 to 7 after each change.
+// server.go starts all of it, and rebuild.go repeats steps 1 to 7 after each change. listen.go opens the
+// listeners, certificate.go gets the certificate for TLS, and package auth decides who may connect.
 //
 // What a client sees depends on its node: its namespace (exportTo), its address families,
 // whether it asks for automatic VIPs (DNS_AUTO_ALLOCATE), and whether it merges several

@@ -2,7 +2,6 @@ package discovery
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -63,7 +62,7 @@ func closeAll(endpoints []*endpoint) {
 func (s *Server) newGRPCServer(ctx context.Context, e *endpoint) *grpc.Server {
 	options := append(s.serverOptions(), grpc.StreamInterceptor(s.interceptor(e.clients)))
 	if e.clients != nil {
-		options = append(options, grpc.Creds(credentials.NewTLS(s.tls)))
+		options = append(options, grpc.Creds(credentials.NewTLS(s.tls.Config())))
 	}
 	srv := grpc.NewServer(options...)
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(srv, serverv3.NewServer(ctx, s.cache, s.callbacks()))
@@ -113,22 +112,22 @@ func stop(srv *grpc.Server) {
 	srv.GracefulStop()
 }
 
-// newIdentities returns who may connect over TLS, and the configuration of TLS.
-func newIdentities(cfg Config) (*auth.Clients, *tls.Config, error) {
+// newIdentities returns who may connect over TLS; nil without TLS.
+func newIdentities(cfg Config) (*auth.Clients, error) {
 	if cfg.TLSAddr == "" {
-		return nil, nil, nil
-	}
-	config, err := auth.ServerConfig(cfg.TLS, cfg.Logger)
-	if err != nil {
-		return nil, nil, err
+		return nil, nil //nolint:nilnil // documented
 	}
 	clients := &auth.Clients{TrustDomain: cfg.TrustDomain, Cluster: cfg.ClusterID}
-	if cfg.Kubernetes != nil {
-		review, err := cfg.Kubernetes.Reviewer(cfg.TokenAudience)
+	access := cfg.Kubernetes
+	if access == nil && cfg.TLSSecret != nil {
+		access = cfg.TLSSecret.Access
+	}
+	if access != nil {
+		review, err := access.Reviewer(cfg.TokenAudience)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		clients.Tokens = auth.NewTokens(review)
 	}
-	return clients, config, nil
+	return clients, nil
 }

@@ -45,8 +45,8 @@ type metrics struct {
 	ended    *prometheus.CounterVec
 }
 
-// newMetrics registers the metrics, and those of resources.
-func newMetrics(reg prometheus.Registerer, resources prometheus.Collector) (*metrics, error) {
+// newMetrics registers the metrics, and others.
+func newMetrics(reg prometheus.Registerer, others ...prometheus.Collector) (*metrics, error) {
 	gauge := func(name, help string) prometheus.Gauge {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "nametap", Subsystem: "discovery", Name: name, Help: help})
 	}
@@ -87,9 +87,9 @@ func newMetrics(reg prometheus.Registerer, resources prometheus.Collector) (*met
 		return m, nil
 	}
 	var errs []error
-	for _, c := range []prometheus.Collector{
-		m.hosts, m.objects, m.broken, m.kept, m.lastRead, m.vips, m.noVIP, m.builds, m.failures, m.clients, m.pushes, m.rejected, m.ended, resources,
-	} {
+	for _, c := range append([]prometheus.Collector{
+		m.hosts, m.objects, m.broken, m.kept, m.lastRead, m.vips, m.noVIP, m.builds, m.failures, m.clients, m.pushes, m.rejected, m.ended,
+	}, others...) {
 		errs = append(errs, reg.Register(c))
 	}
 	if err := errors.Join(errs...); err != nil {

@@ -8,10 +8,14 @@ import (
 
 // Resources returns the state of each resource of the Kubernetes API that is read.
 func (s *Server) Resources() []kube.Status {
-	if s.kube == nil {
-		return nil
+	var all []kube.Status
+	if s.kube != nil {
+		all = s.kube.Status()
 	}
-	return s.kube.Status()
+	if s.certificate != nil {
+		all = append(all, s.certificate.Status()...)
+	}
+	return all
 }
 
 // resourceMetrics collects the state of the resources of the Kubernetes API.

@@ -2,7 +2,6 @@ package discovery
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -51,6 +50,8 @@ type Config struct {
 	TLSAddr string
 	// TLS are the files of the server's certificate and of the authorities of clients'.
 	TLS auth.Files
+	// TLSSecret is the Secret of the server's certificate, instead of files; nil for files.
+	TLSSecret *TLSSecret
 	// TokenAudience is the audience of clients' tokens, which the Kubernetes API reviews; ""
 	// means "istio-ca".
 	TokenAudience string
@@ -127,9 +128,6 @@ func (c Config) validate() error {
 		return errors.New("no source of objects: name the directory with your Services and ServiceEntries (--config-dir), " +
 			"or the file with the access to the Kubernetes API (--kubeconfig)")
 	}
-	if c.TLSAddr != "" && (c.TLS.Certificate == "" || c.TLS.Key == "") {
-		return errors.New("TLS needs a certificate and its key: set --tls-cert and --tls-key")
-	}
 	if !object.IsHost(c.ClusterDomain) {
 		return fmt.Errorf("cluster domain %q: want a DNS name such as %s (--cluster-domain)", c.ClusterDomain, defaultClusterDomain)
 	}
@@ -161,8 +159,9 @@ type Server struct {
 	addr    net.Addr // of plaintext, or of TLS if that is all; written before ready is closed
 	tlsAddr net.Addr // of TLS, or of plaintext if that is all; written before ready is closed
 
-	identities *auth.Clients // nil without TLS
-	tls        *tls.Config   // nil without TLS
+	identities  *auth.Clients     // nil without TLS
+	tls         *auth.Server      // nil without TLS
+	certificate *kube.Certificate // nil without a Secret
 
 	firstRead chan struct{} // closed when the first reading of each source has been served or refused
 	readOnce  func()        // closes firstRead
@@ -222,7 +221,10 @@ func New(cfg Config) (server *Server, err error) {
 		}
 		cfg.Logger.Error("serving the last good objects", "objects", len(good), "error", err)
 	}
-	if s.identities, s.tls, err = newIdentities(cfg); err != nil {
+	if err := s.newTLS(); err != nil {
+		return nil, err
+	}
+	if s.identities, err = newIdentities(cfg); err != nil {
 		return nil, err
 	}
 	s.source = newSource(cfg.ConfigDir, cfg.AllowEmpty, good)
@@ -231,7 +233,7 @@ func New(cfg Config) (server *Server, err error) {
 			return nil, err
 		}
 	}
-	if s.metrics, err = newMetrics(cfg.Registerer, newResourceMetrics(s)); err != nil {
+	if s.metrics, err = newMetrics(cfg.Registerer, newResourceMetrics(s), newCertificateMetrics(s)); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -285,6 +287,9 @@ func (s *Server) TLSAddr() net.Addr { return s.tlsAddr }
 
 // Waiting returns why the server is not ready, or "" if it is.
 func (s *Server) Waiting() string {
+	if why := s.waitingForCertificate(); why != "" {
+		return why
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.waiting
@@ -311,6 +316,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	s.addr, s.tlsAddr = endpoints[0].listener.Addr(), endpoints[len(endpoints)-1].listener.Addr()
 	group, ctx := errgroup.WithContext(ctx)
+	s.awaitCertificate(ctx, group)
 	group.Go(func() error { return s.serveADS(ctx, endpoints) })
 	if s.cfg.ConfigDir != "" {
 		group.Go(func() error { return s.rebuildOnChange(ctx) })

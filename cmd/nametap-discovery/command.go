@@ -37,6 +37,7 @@ line takes precedence.`
 type options struct {
 	server     discovery.Config
 	kubeconfig string
+	tlsSecret  tlsSecret
 	httpAddr   string
 	logLevel   logLevel
 
@@ -53,7 +54,7 @@ type options struct {
 func newOptions() *options {
 	return &options{
 		server: discovery.DefaultConfig(), httpAddr: ":15014", logLevel: logLevel(slog.LevelInfo),
-		client: discovery.Client{Namespace: "default"},
+		client: discovery.Client{Namespace: "default"}, tlsSecret: tlsSecret{configMap: "nametap-ca-root-cert"},
 	}
 }
 
@@ -73,6 +74,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	g.String(&o.server.TLSAddr, "tls-addr", "`address` that serves name tables (ADS) over TLS, to clients with a token or a certificate; empty serves none")
 	g.String(&o.server.TLS.Certificate, "tls-cert", "`file` with the certificate for --tls-addr; read again when it changes")
 	g.String(&o.server.TLS.Key, "tls-key", "`file` with the key of the certificate")
+	o.tlsSecret.addFlags(g)
 	g.String(&o.server.TLS.ClientCA, "tls-client-ca", "`file` with the authorities of clients' SPIFFE certificates; without it clients need a token")
 	g.String(&o.server.TokenAudience, "token-audience", "`audience` of clients' tokens, which the Kubernetes API reviews")
 	g.String(&o.server.TrustDomain, "trust-domain", "`domain` of clients' SPIFFE certificates; default is the one of Services")
@@ -205,6 +207,9 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 			}
 			if o.printTable {
 				return printTable(cmd.Context(), o, stdout, stderr)
+			}
+			if err := o.resolveSecret(); err != nil {
+				return err
 			}
 			return serve(cmd.Context(), o, stderr)
 		},

@@ -14,6 +14,7 @@ import (
 
 // Files are the files of a TLS server, in PEM.
 type Files struct {
+	// Certificate and Key are those of the server; "" if the certificate is not in files.
 	Certificate, Key string
 	// ClientCA holds the authorities of clients' certificates; without it clients have none.
 	ClientCA string
@@ -22,10 +23,15 @@ type Files struct {
 // checkEvery is how often files are looked at, when connections come.
 const checkEvery = time.Second
 
-// A server makes the configuration of TLS connections, from files that change.
-type server struct {
-	files Files
-	log   *slog.Logger
+// GetCertificate returns the certificate for a connection, as [tls.Config.GetCertificate] does.
+type GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error)
+
+// A Server makes the configuration of TLS connections, from files that change. Its methods are safe
+// for concurrent use.
+type Server struct {
+	files  Files
+	shared GetCertificate // instead of Files.Certificate; nil if the certificate is in files
+	log    *slog.Logger
 
 	mu      sync.Mutex
 	config  *tls.Config // of the files as they last could be used
@@ -33,25 +39,39 @@ type server struct {
 	checked time.Time
 }
 
-// ServerConfig returns the configuration of a server whose files may be replaced while it runs: new
-// connections get what is in the files, and open ones stay. While the files cannot be used, their
-// previous content stays in use.
-func ServerConfig(files Files, log *slog.Logger) (*tls.Config, error) {
-	s := &server{files: files, log: log}
+// NewServer returns a server whose files may be replaced while it runs: new connections get what is in
+// the files, and open ones stay. While the files cannot be used, their previous content stays in use.
+// The certificate is that of shared, unless it is nil.
+func NewServer(files Files, shared GetCertificate, log *slog.Logger) (*Server, error) {
+	s := &Server{files: files, shared: shared, log: log}
 	seen := s.state()
 	config, err := s.load()
 	if err != nil {
 		return nil, err
 	}
 	s.config, s.seen, s.checked = config, seen, time.Now()
+	return s, nil
+}
+
+// Config returns the configuration of TLS.
+func (s *Server) Config() *tls.Config {
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS12,
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return s.current(), nil },
-	}, nil
+	}
+}
+
+// Expires returns when the certificate expires; the zero time if there is none.
+func (s *Server) Expires() time.Time {
+	certificate, err := s.current().GetCertificate(nil)
+	if err != nil {
+		return time.Time{}
+	}
+	return certificate.Leaf.NotAfter
 }
 
 // current returns the configuration for a connection that begins now.
-func (s *server) current() *tls.Config {
+func (s *Server) current() *tls.Config {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if time.Since(s.checked) < checkEvery {
@@ -69,12 +89,12 @@ func (s *server) current() *tls.Config {
 		return s.config
 	}
 	s.config = config
-	s.log.Info("TLS files have changed", "certificate", s.files.Certificate, "expires", config.Certificates[0].Leaf.NotAfter)
+	s.log.Info("TLS files have changed", "certificate", s.files.Certificate, "client_ca", s.files.ClientCA)
 	return s.config
 }
 
 // state returns a text that differs when a file was replaced or written.
-func (s *server) state() string {
+func (s *Server) state() string {
 	var state strings.Builder
 	for _, path := range []string{s.files.Certificate, s.files.Key, s.files.ClientCA} {
 		if path == "" {
@@ -91,12 +111,15 @@ func (s *server) state() string {
 }
 
 // load reads the files.
-func (s *server) load() (*tls.Config, error) {
-	pair, err := tls.LoadX509KeyPair(s.files.Certificate, s.files.Key)
-	if err != nil {
-		return nil, fmt.Errorf("certificate %q and key %q: %w (--tls-cert, --tls-key)", s.files.Certificate, s.files.Key, err)
+func (s *Server) load() (*tls.Config, error) {
+	config := &tls.Config{GetCertificate: s.shared, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2"}}
+	if s.shared == nil {
+		pair, err := tls.LoadX509KeyPair(s.files.Certificate, s.files.Key)
+		if err != nil {
+			return nil, fmt.Errorf("certificate %q and key %q: %w (--tls-cert, --tls-key)", s.files.Certificate, s.files.Key, err)
+		}
+		config.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &pair, nil }
 	}
-	config := &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2"}}
 	if s.files.ClientCA == "" {
 		return config, nil
 	}

@@ -15,5 +15,9 @@
 //
 // While the API server is away, the objects stay as they were.
 //
+// certificate.go keeps the certificate that replicas share (package pki) in a Secret, and publisher.go
+// its root certificate in ConfigMaps. Both see the objects of the API server in a mirror.go, and ask it
+// by shared.go.
+//
 // access.go finds the API server, and review.go asks it whose a client's token is.
 package kube

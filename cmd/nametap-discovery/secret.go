@@ -1,0 +1,51 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/nametap/nametap/discovery"
+	"github.com/nametap/nametap/discovery/kube"
+	"github.com/nametap/nametap/internal/settings"
+)
+
+// A tlsSecret holds the flags of the Secret with the certificate.
+type tlsSecret struct {
+	secret    string // "NAMESPACE/NAME"
+	names     string // separated by commas
+	configMap string
+}
+
+func (s *tlsSecret) addFlags(g settings.Group) {
+	g.String(&s.secret, "tls-secret", "`NAMESPACE/NAME` of the Secret in which replicas make, keep and renew the certificate for --tls-addr, instead of files")
+	g.String(&s.names, "tls-names", "`names` of the server in that certificate, separated by commas; default: those of the Service nametap-discovery in the namespace of the Secret")
+	g.String(&s.configMap, "tls-ca-configmap", "`name` of the ConfigMap that gets the root certificate of --tls-secret in every namespace; empty publishes none")
+}
+
+// resolveSecret finds out how to reach the Secret of the certificate, if there is one. With
+// --config-dir, the Kubernetes API is asked for that only.
+func (o *options) resolveSecret() error {
+	if o.tlsSecret.secret == "" {
+		if o.tlsSecret.names != "" {
+			return usageError{errors.New("--tls-names are for the certificate in --tls-secret: set both")}
+		}
+		return nil
+	}
+	namespace, name, ok := strings.Cut(o.tlsSecret.secret, "/")
+	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
+		return usageError{fmt.Errorf("--tls-secret=%q: want NAMESPACE/NAME", o.tlsSecret.secret)}
+	}
+	access := o.server.Kubernetes
+	if access == nil {
+		var err error
+		if access, err = kube.NewAccess(o.kubeconfig); err != nil {
+			return fmt.Errorf("the Secret of --tls-secret: %w: name a file with the access to the Kubernetes API (--kubeconfig)", err)
+		}
+	}
+	o.server.TLSSecret = &discovery.TLSSecret{Access: access, Namespace: namespace, Name: name, ConfigMap: o.tlsSecret.configMap}
+	if o.tlsSecret.names != "" {
+		o.server.TLSSecret.DNSNames = strings.Split(o.tlsSecret.names, ",")
+	}
+	return nil
+}

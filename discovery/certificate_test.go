@@ -1,0 +1,407 @@
+package discovery
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/nametap/nametap/discovery/auth"
+	"github.com/nametap/nametap/discovery/kube"
+	"github.com/nametap/nametap/discovery/pki"
+	"github.com/nametap/nametap/internal/testkit/fakekube"
+	"github.com/nametap/nametap/internal/testkit/testlog"
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+const (
+	sharedSecret = "nametap-system/nametap-discovery-tls"
+	rootCert     = "nametap-ca-root-cert"
+	sharedName   = "nametap-discovery.nametap-system.svc"
+)
+
+// replicated is an API server for replicas that share a certificate.
+type replicated struct {
+	*fakekube.API
+	t *testing.T
+}
+
+// newReplicated starts an API server with two namespaces and one of Kubernetes' own.
+func newReplicated(t *testing.T) replicated {
+	t.Helper()
+	a := replicated{fakekube.Start(t), t}
+	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
+	a.SetToken("good", fakekube.Token{User: "system:serviceaccount:shop:web", Audiences: []string{"istio-ca"}})
+	for _, name := range []string{"shop", "data", "kube-system"} {
+		a.namespace(name)
+	}
+	return a
+}
+
+func (a replicated) namespace(name string) {
+	a.Put(fakekube.Namespaces, "apiVersion: meta.k8s.io/v1\nkind: PartialObjectMetadata\nmetadata: {name: "+name+"}\n")
+}
+
+// A replica is a server, and what it logs.
+type replica struct {
+	running
+	log *testlog.Buffer
+}
+
+// config returns the configuration of a replica.
+func (a replicated) config(log *testlog.Buffer) Config {
+	a.t.Helper()
+	cfg := onAPI(a.t, a.API)
+	cfg.GRPCAddr, cfg.TLSAddr, cfg.Logger = "127.0.0.1:0", "127.0.0.1:0", log.Logger()
+	cfg.TLSSecret = &TLSSecret{Access: cfg.Kubernetes, Namespace: "nametap-system", Name: "nametap-discovery-tls", ConfigMap: rootCert}
+	return cfg
+}
+
+// replica starts a replica, and returns when it is ready.
+func (a replicated) replica() replica {
+	a.t.Helper()
+	log := testlog.New(a.t)
+	return replica{start(a.t, a.config(log)), log}
+}
+
+// waiting starts a replica that cannot become ready, and returns when it gives a reason.
+func (a replicated) waiting(reason string) replica {
+	a.t.Helper()
+	log := testlog.New(a.t)
+	s, err := New(a.config(log))
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	r := replica{run(a.t, s), log}
+	wait.Until(a.t, "the replica waits because of "+reason, func() bool { return strings.Contains(r.Waiting(), reason) })
+	select {
+	case <-r.Ready():
+		a.t.Error("the replica is ready")
+	default:
+	}
+	return r
+}
+
+// roots returns the certificates in the ConfigMap of a namespace; "" without one.
+func (a replicated) roots(namespace string) string {
+	o := a.Object(fakekube.ConfigMaps, namespace+"/"+rootCert)
+	if o == nil {
+		return ""
+	}
+	text, _, err := unstructured.NestedString(o.Object, "data", "root-cert.pem")
+	if err != nil {
+		a.t.Error(err)
+	}
+	return text
+}
+
+// shared returns the certificates in the Secret.
+func (a replicated) shared() *pki.Certificates {
+	a.t.Helper()
+	data := map[string][]byte{}
+	if o := a.Object(fakekube.Secrets, sharedSecret); o != nil {
+		fields, _, err := unstructured.NestedStringMap(o.Object, "data")
+		if err != nil {
+			a.t.Fatal(err)
+		}
+		for key, value := range fields {
+			if data[key], err = base64.StdEncoding.DecodeString(value); err != nil {
+				a.t.Fatal(err)
+			}
+		}
+	}
+	c, err := pki.Parse(data)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return c
+}
+
+// put writes certificates into the Secret, after change has changed its data.
+func (a replicated) put(c *pki.Certificates, change func(map[string][]byte)) {
+	a.t.Helper()
+	data, err := c.Data()
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	if change != nil {
+		change(data)
+	}
+	var text strings.Builder
+	for key, value := range data {
+		fmt.Fprintf(&text, "  %s: %s\n", key, base64.StdEncoding.EncodeToString(value))
+	}
+	a.Put(fakekube.Secrets, "apiVersion: v1\nkind: Secret\nmetadata: {name: nametap-discovery-tls, namespace: nametap-system}\ndata:\n"+text.String())
+}
+
+// sharedNames are the names of the Service.
+func sharedNames() []string {
+	return []string{"nametap-discovery.nametap-system", sharedName, sharedName + ".cluster.local"}
+}
+
+// made returns certificates that were made some time ago.
+func made(t *testing.T, ago time.Duration) *pki.Certificates {
+	t.Helper()
+	c, err := pki.NewPolicy(sharedNames()).Renewed(nil, time.Now().Add(-ago))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// clientConfig returns the settings of an agent that trusts the roots.
+func clientConfig(roots string) *tls.Config {
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM([]byte(roots))
+	return &tls.Config{RootCAs: pool, ServerName: sharedName, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2"}}
+}
+
+// as returns the server for an agent that trusts the roots.
+func (r replica) as(roots string) running {
+	s := r.running
+	s.with = []grpc.DialOption{grpc.WithTransportCredentials(credentials.NewTLS(clientConfig(roots))), grpc.WithPerRPCCredentials(bearer{"good", ""})}
+	return s
+}
+
+// certificate returns the certificate that an agent gets that trusts the roots.
+func (r replica) certificate(t *testing.T, roots string) (*x509.Certificate, error) {
+	t.Helper()
+	dialer := &tls.Dialer{NetDialer: &net.Dialer{Timeout: wait.Limit}, Config: clientConfig(roots)}
+	conn, err := dialer.DialContext(t.Context(), "tcp", r.TLSAddr().String())
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	return conn.(*tls.Conn).ConnectionState().PeerCertificates[0], nil //nolint:forcetypeassert // it is what the dialer returns
+}
+
+// presents reports whether agents that trust the roots get this certificate.
+func (r replica) presents(t *testing.T, roots string, want *x509.Certificate) bool {
+	t.Helper()
+	got, err := r.certificate(t, roots)
+	return err == nil && got.Equal(want)
+}
+
+// TestReplicasShareCertificate starts three replicas at once. They present one certificate, which
+// agents of each namespace can verify. The namespaces of Kubernetes itself get no ConfigMap.
+func TestReplicasShareCertificate(t *testing.T) { // D50
+	a := newReplicated(t)
+	a.HoldWrites(3) // each of them tries to create the Secret
+	replicas := make([]replica, 3)
+	var starting sync.WaitGroup
+	for i := range replicas {
+		log := testlog.New(t)
+		s, err := New(a.config(log))
+		if err != nil {
+			t.Fatal(err)
+		}
+		replicas[i] = replica{run(t, s), log}
+		starting.Go(func() { <-s.Ready() })
+	}
+	starting.Wait()
+	if w := a.Writes(); w["POST /api/v1/secrets Created"] != 1 || w["POST /api/v1/secrets Conflict"] != 2 || w["PUT /api/v1/secrets OK"] != 0 {
+		t.Errorf("requests that write: %v", w)
+	}
+	wait.Until(t, "the root certificate is published", func() bool { return a.roots("shop") != "" && a.roots("data") != "" })
+	leaf := a.shared().Server().Leaf
+	for i, r := range replicas {
+		if !r.presents(t, a.roots("data"), leaf) {
+			t.Errorf("replica %d presents another certificate", i)
+		}
+		openDelta(t, r.as(a.roots("shop")), node(t, "shop"), nil).next()
+	}
+	if !slices.Equal(leaf.DNSNames, sharedNames()) {
+		t.Errorf("the certificate is for %q, want %q", leaf.DNSNames, sharedNames())
+	}
+	if a.roots("kube-system") != "" {
+		t.Error("kube-system has a ConfigMap")
+	}
+}
+
+// TestRootCertificateIsPublished checks that a namespace gets the ConfigMap when it is created, and
+// that one that was changed is repaired, without a loss of what is not nametap's.
+func TestRootCertificateIsPublished(t *testing.T) { // D50
+	a := newReplicated(t)
+	r := a.replica()
+	wait.Until(t, "the root certificate is published", func() bool { return a.roots("shop") != "" })
+	a.namespace("late")
+	wait.Until(t, "a new namespace has it", func() bool { return a.roots("late") == a.roots("shop") })
+	a.Put(fakekube.ConfigMaps, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: nametap-ca-root-cert, namespace: late, labels: {mine: kept}}\ndata: {root-cert.pem: wrong, mine: kept}\n")
+	wait.Until(t, "it is repaired", func() bool { return a.roots("late") == a.roots("shop") })
+	o := a.Object(fakekube.ConfigMaps, "late/"+rootCert)
+	if mine, _, err := unstructured.NestedString(o.Object, "data", "mine"); mine != "kept" || o.GetLabels()["mine"] != "kept" || err != nil {
+		t.Errorf("what is not nametap's is lost: %v", o)
+	}
+	a.Remove(fakekube.ConfigMaps, "late/"+rootCert)
+	wait.Until(t, "it is made again", func() bool { return a.roots("late") == a.roots("shop") })
+
+	a.Refuse(fakekube.Namespaces+"/never/configmaps", http.StatusForbidden)
+	a.namespace("never")
+	wait.Until(t, "the namespace without it is counted", func() bool {
+		return r.Server.certificate.Unpublished() == 1 && r.log.Count("level=ERROR", "the root certificate is missing", "never: ", "docs/discovery.md") == 1
+	})
+	a.namespace("after")
+	wait.Until(t, "others get it", func() bool { return a.roots("after") != "" })
+	a.Refuse(fakekube.Namespaces+"/never/configmaps", 0)
+	wait.Until(t, "it has it at last", func() bool { return a.roots("never") != "" && r.Server.certificate.Unpublished() == 0 })
+}
+
+// TestSharedCertificateIsRenewed checks that one of two replicas renews a certificate that is due,
+// that both use it then, and that the authority stays.
+func TestSharedCertificateIsRenewed(t *testing.T) { // D50
+	a := newReplicated(t)
+	old := made(t, 70*24*time.Hour)
+	a.put(old, nil)
+	a.HoldWrites(2) // both replicas find it due
+	var first, second replica
+	var starting sync.WaitGroup
+	starting.Go(func() { first = a.replica() })
+	starting.Go(func() { second = a.replica() })
+	starting.Wait()
+	leaf := a.shared().Server().Leaf
+	if leaf.Equal(old.Server().Leaf) || a.shared().Roots() != old.Roots() {
+		t.Error("the certificate was not renewed, or the authority was replaced")
+	}
+	wait.Until(t, "both present the new one", func() bool { return first.presents(t, old.Roots(), leaf) && second.presents(t, old.Roots(), leaf) })
+	if w := a.Writes(); w["PUT /api/v1/secrets OK"] != 1 || w["PUT /api/v1/secrets Conflict"] != 1 {
+		t.Errorf("requests that write: %v", w)
+	}
+}
+
+// TestSharedCertificateReplaced checks that a replica uses the certificates that another one has
+// written: connections get the new one, streams stay, and agents get the next authority before it signs.
+func TestSharedCertificateReplaced(t *testing.T) { // D50
+	a := newReplicated(t)
+	r := a.replica()
+	stream := openDelta(t, r.as(a.shared().Roots()), node(t, "shop"), nil)
+	stream.next()
+	before := a.shared()
+	// As if years had passed: the other replica adds an authority, and renews the certificate.
+	next, err := pki.NewPolicy(sharedNames()).Renewed(made(t, 8*365*24*time.Hour), time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.put(next, nil)
+	wait.Until(t, "the replica presents the new one", func() bool { return r.presents(t, next.Roots(), next.Server().Leaf) })
+	if strings.Count(next.Roots(), "BEGIN") != 2 {
+		t.Errorf("the authorities are %s", next.Roots())
+	}
+	wait.Until(t, "both authorities are published", func() bool { return a.roots("shop") == next.Roots() })
+	if _, err := r.certificate(t, before.Roots()); err == nil {
+		t.Error("the first authority has signed it")
+	}
+	a.Put(fakekube.Services, svcYAML("shop", "more", "10.0.0.3"))
+	stream.next()
+}
+
+// TestUnusableSecret checks that a Secret that is damaged or of another program is named and left as
+// it is. A replica goes on with the certificate that it has, and a new one is not ready.
+func TestUnusableSecret(t *testing.T) { // D50
+	a := newReplicated(t)
+	r := a.replica()
+	good := a.shared()
+	wait.Until(t, "the root certificate is published", func() bool { return a.roots("data") != "" })
+	for _, tt := range []struct {
+		name   string
+		change func(map[string][]byte)
+		want   string
+	}{
+		{"damaged", func(data map[string][]byte) { data["tls.crt"] = []byte("nonsense") }, "Secret " + sharedSecret + " is damaged: tls.crt and tls.key: "},
+		{"of another program", func(data map[string][]byte) { delete(data, "ca.key") }, "nametap-discovery has not made it: name another Secret (--tls-secret)"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			writes := a.Writes()
+			a.put(good, tt.change)
+			wait.Until(t, "the log names it", func() bool {
+				return r.log.Count("level=ERROR", "the Secret of the TLS certificate cannot be used", tt.want) == 1
+			})
+			late := a.waiting(tt.want)
+			if !r.presents(t, good.Roots(), good.Server().Leaf) {
+				t.Error("the previous certificate is not in use")
+			}
+			openDelta(t, r.as(good.Roots()), node(t, "shop"), nil).next()
+			if now := a.Writes(); !maps.Equal(writes, now) {
+				t.Errorf("requests that write: %v, before %v", now, writes)
+			}
+			a.put(good, nil)
+			<-late.Ready()
+			if !late.presents(t, good.Roots(), good.Server().Leaf) {
+				t.Error("the new replica presents another certificate")
+			}
+			wait.Until(t, "the log says that it can be used", func() bool { return r.log.Count("the Secret of the TLS certificate can be used again") > 0 })
+		})
+	}
+}
+
+// TestDeletedSecret checks that a Secret that was deleted is made again, with the authority that
+// agents trust.
+func TestDeletedSecret(t *testing.T) { // D50
+	a := newReplicated(t)
+	r := a.replica()
+	good := a.shared()
+	a.Remove(fakekube.Secrets, sharedSecret)
+	wait.Until(t, "it is made again", func() bool { return a.Object(fakekube.Secrets, sharedSecret) != nil })
+	if a.shared().Roots() != good.Roots() || !r.presents(t, good.Roots(), good.Server().Leaf) {
+		t.Error("the certificates are others")
+	}
+	// One that is created without data, so that replicas need no right to create Secrets.
+	a.Put(fakekube.Secrets, "apiVersion: v1\nkind: Secret\nmetadata: {name: nametap-discovery-tls, namespace: nametap-system}\n")
+	wait.Until(t, "it is filled", func() bool { return a.shared() != nil })
+}
+
+// TestSecretForbidden checks that a replica that may not read or write the Secret is not ready, says
+// why, and goes on when it may.
+func TestSecretForbidden(t *testing.T) { // D50
+	a := newReplicated(t)
+	secrets := fakekube.Namespaces + "/nametap-system/secrets"
+	a.Refuse(secrets, http.StatusForbidden)
+	r := a.waiting("Secret " + sharedSecret + " cannot be read: ")
+	a.Refuse(secrets, 0)
+	<-r.Ready()
+	if resources := r.Resources(); !slices.ContainsFunc(resources, func(s kube.Status) bool { return s.Resource == "Secret "+sharedSecret && s.Synced && s.Failure == "" }) {
+		t.Errorf("%+v", resources)
+	}
+	a.put(made(t, 70*24*time.Hour), nil)
+	wait.Until(t, "the certificate is renewed", func() bool { return a.Writes()["PUT /api/v1/secrets OK"] == 1 })
+	due := made(t, 70*24*time.Hour)
+	a.Refuse(secrets+"/nametap-discovery-tls", http.StatusForbidden)
+	a.put(due, nil)
+	wait.Until(t, "the log names the Role", func() bool {
+		return r.log.Count("level=ERROR", "cannot be written", "the Role of docs/discovery.md") == 1
+	})
+	if !r.presents(t, due.Roots(), due.Server().Leaf) {
+		t.Error("the certificate that is due, and still good, is not in use")
+	}
+}
+
+// Flags that contradict each other are refused.
+func TestTLSFlags(t *testing.T) {
+	dir := t.TempDir()
+	for _, tt := range []struct {
+		name string
+		cfg  Config
+		want string
+	}{
+		{"no certificate", Config{TLSAddr: ":0"}, "set --tls-cert and --tls-key, or --tls-secret"},
+		{"two certificates", Config{TLSAddr: ":0", TLSSecret: &TLSSecret{}, TLS: auth.Files{Certificate: "cert", Key: "key"}}, "two certificates"},
+		{"no address", Config{TLSSecret: &TLSSecret{}}, "--tls-addr"},
+		{"bad name", Config{TLSAddr: ":0", TLSSecret: &TLSSecret{DNSNames: []string{"a b"}}}, "--tls-names"},
+	} {
+		tt.cfg.ConfigDir = dir
+		if _, err := New(tt.cfg); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want %q", tt.name, err, tt.want)
+		}
+	}
+}

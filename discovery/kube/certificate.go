@@ -1,0 +1,301 @@
+package kube
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/nametap/nametap/discovery/pki"
+)
+
+const (
+	secrets = "secrets"
+	// writeTimeout bounds one request that writes an object.
+	writeTimeout = 10 * time.Second
+	// recheck bounds how long the certificate is not looked at, since clocks jump and machines
+	// are suspended.
+	recheck = time.Hour
+)
+
+// errOvertaken says that another replica was first to write the Secret.
+var errOvertaken = errors.New("another replica has written the Secret")
+
+// CertificateConfig configures a [Certificate].
+type CertificateConfig struct {
+	// Access says how to reach the API server.
+	Access *Access
+	// Namespace and Name are those of the Secret.
+	Namespace, Name string
+	// DNSNames are the names of the server.
+	DNSNames []string
+	// ConfigMap is the name of the ConfigMaps that get the certificates of the authorities; "" means none.
+	ConfigMap string
+	// Logger is for logs.
+	Logger *slog.Logger
+}
+
+// Certificate keeps the certificate of the server in a Secret that all replicas share. A replica
+// that finds no certificate makes one, and a replica that finds it due renews it. The API server
+// settles races between them. Make one with [NewCertificate], and call Run once.
+type Certificate struct {
+	cfg       CertificateConfig
+	policy    pki.Policy
+	clients   *sharedClients
+	secret    *mirror[*corev1.Secret]
+	publisher *publisher // nil without ConfigMaps
+	changed   chan struct{}
+	ready     chan struct{} // closed when there is a certificate
+
+	mu      sync.Mutex
+	used    *pki.Certificates // nil until there is a certificate
+	problem string            // why the Secret cannot be used or written; "" if it can
+}
+
+// NewCertificate checks the configuration.
+func NewCertificate(cfg CertificateConfig) (*Certificate, error) {
+	clients, err := newSharedClients(cfg.Access)
+	if err != nil {
+		return nil, fmt.Errorf("the Kubernetes API: %w", err)
+	}
+	c := &Certificate{
+		cfg: cfg, policy: pki.NewPolicy(cfg.DNSNames), clients: clients,
+		changed: make(chan struct{}, 1), ready: make(chan struct{}),
+	}
+	c.secret = &mirror[*corev1.Secret]{
+		health: health{what: c.String(), log: cfg.Logger}, changed: func() { notify(c.changed) }, parts: map[cache.ObjectName]*corev1.Secret{},
+		part: func(o metav1.Object) *corev1.Secret {
+			secret, _ := o.(*corev1.Secret) // the lister gets no other kind
+			return secret
+		},
+	}
+	if cfg.ConfigMap != "" {
+		c.publisher = newPublisher(cfg.ConfigMap, clients, cfg.Logger)
+	}
+	return c, nil
+}
+
+// String names the Secret.
+func (c *Certificate) String() string { return "Secret " + c.cfg.Namespace + "/" + c.cfg.Name }
+
+// Run follows the Secret until ctx ends. All its goroutines have ended when it returns.
+func (c *Certificate) Run(ctx context.Context) {
+	var group sync.WaitGroup
+	group.Go(func() {
+		follow(ctx, c.clients.lister(secrets, c.cfg.Namespace, c.cfg.Name, &corev1.Secret{}), c.secret, &c.secret.health)
+	})
+	if c.publisher != nil {
+		group.Go(func() { c.publisher.run(ctx) })
+	}
+	c.keep(ctx)
+	group.Wait()
+}
+
+// Ready returns a channel that is closed when there is a certificate.
+func (c *Certificate) Ready() <-chan struct{} { return c.ready }
+
+// Get returns the certificate. It has the form of [tls.Config.GetCertificate].
+func (c *Certificate) Get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.used == nil {
+		return nil, errors.New("there is no certificate yet")
+	}
+	return c.used.Server(), nil
+}
+
+// Waiting returns why there is no certificate, or "" if there is one.
+func (c *Certificate) Waiting() string {
+	c.mu.Lock()
+	used, problem := c.used, c.problem
+	c.mu.Unlock()
+	switch {
+	case used != nil:
+		return ""
+	case problem != "":
+		return problem
+	}
+	if state := c.secret.status(); state.Failure != "" {
+		return c.String() + " cannot be read: " + state.Failure
+	}
+	return c.String() + " has no certificate yet"
+}
+
+// Status returns the state of the resources that are read.
+func (c *Certificate) Status() []Status {
+	all := []Status{c.secret.status()}
+	if c.publisher != nil {
+		all = append(all, c.publisher.status()...)
+	}
+	return all
+}
+
+// Unpublished returns the number of namespaces that lack the current certificates of the authorities.
+func (c *Certificate) Unpublished() int {
+	if c.publisher == nil {
+		return 0
+	}
+	return c.publisher.missing()
+}
+
+// keep takes a step after each change of the Secret, and when something is due.
+func (c *Certificate) keep(ctx context.Context) {
+	backoff := retry()
+	timer := time.NewTimer(recheck)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.changed:
+		case <-timer.C:
+		}
+		due, err := c.step(ctx)
+		if errors.Is(err, errOvertaken) {
+			timer.Reset(time.Second) // the Secret is seen before that
+			continue
+		}
+		c.note(ctx, err)
+		if err != nil {
+			timer.Reset(backoff.Step())
+			continue
+		}
+		backoff = retry()
+		timer.Reset(min(max(time.Until(due), time.Second), recheck))
+	}
+}
+
+// step uses the certificates in the Secret, and replaces those that are due. It returns when to take
+// the next step if the Secret does not change.
+func (c *Certificate) step(ctx context.Context) (due time.Time, err error) {
+	due = time.Now().Add(recheck)
+	all, ok := c.secret.all()
+	if !ok {
+		return due, nil
+	}
+	secret := all[cache.NewObjectName(c.cfg.Namespace, c.cfg.Name)]
+	found, err := c.parse(secret)
+	if err != nil {
+		return due, err
+	}
+	wanted, err := c.policy.Renewed(found, time.Now())
+	if err != nil {
+		return due, fmt.Errorf("%s: %w", c, err)
+	}
+	if secret == nil || wanted != found {
+		switch err := c.write(ctx, secret, wanted); {
+		case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
+			return due, errOvertaken
+		case err != nil:
+			c.use(found)
+			return due, fmt.Errorf("%s cannot be written: %w%s", c, err, adviceForRole(err))
+		}
+		c.cfg.Logger.Info("a TLS certificate was made", "in", c.String(), "expires", wanted.Server().Leaf.NotAfter)
+	}
+	c.use(wanted)
+	return c.policy.Due(wanted), nil
+}
+
+// parse returns the certificates in a Secret. If it was deleted, these are the certificates in use, so
+// that it is made again with the authority that agents trust. If there never was one, it returns nil.
+func (c *Certificate) parse(secret *corev1.Secret) (*pki.Certificates, error) {
+	if secret == nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.used, nil
+	}
+	found, err := pki.Parse(secret.Data)
+	switch {
+	case errors.Is(err, pki.ErrForeign):
+		return nil, fmt.Errorf("%s: %w: name another Secret (--tls-secret), or mount this one and name its files (--tls-cert, --tls-key)", c, err)
+	case err != nil:
+		return nil, fmt.Errorf("%s is damaged: %w: repair it, or delete it, and replicas make it again", c, err)
+	}
+	return found, nil
+}
+
+// write creates the Secret, or changes the one that was seen.
+func (c *Certificate) write(ctx context.Context, seen *corev1.Secret, certificates *pki.Certificates) error {
+	data, err := certificates.Data()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	if seen == nil {
+		return c.clients.create(ctx, secrets, &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Namespace: c.cfg.Namespace, Name: c.cfg.Name, Labels: labels()},
+			Type:       corev1.SecretTypeTLS, Data: data,
+		})
+	}
+	secret := seen.DeepCopy()
+	secret.Data = data
+	return c.clients.update(ctx, secrets, secret)
+}
+
+// use puts certificates to use, unless they are nil.
+func (c *Certificate) use(certificates *pki.Certificates) {
+	if certificates == nil {
+		return
+	}
+	c.mu.Lock()
+	previous := c.used
+	c.used = certificates
+	c.mu.Unlock()
+	leaf := certificates.Server().Leaf
+	if previous == nil || !previous.Server().Leaf.Equal(leaf) {
+		c.cfg.Logger.Info("the TLS certificate is in use", "from", c.String(), "names", leaf.DNSNames, "expires", leaf.NotAfter)
+	}
+	if previous == nil {
+		close(c.ready)
+	}
+	if c.publisher != nil {
+		c.publisher.publish(certificates.Roots())
+	}
+}
+
+// note logs an error when it begins, and when it has ended.
+func (c *Certificate) note(ctx context.Context, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	problem := ""
+	if err != nil {
+		problem = err.Error()
+	}
+	c.mu.Lock()
+	previous := c.problem
+	c.problem = problem
+	c.mu.Unlock()
+	if c.publisher != nil && (problem == "") != (previous == "") {
+		c.publisher.doubt(problem != "")
+	}
+	switch problem {
+	case previous:
+	case "":
+		c.cfg.Logger.Info("the Secret of the TLS certificate can be used again", "secret", c.String())
+	default:
+		c.cfg.Logger.Error("the Secret of the TLS certificate cannot be used; the certificate in use stays", "error", err)
+	}
+}
+
+// labels are those of the objects that are made.
+func labels() map[string]string {
+	return map[string]string{"app.kubernetes.io/managed-by": "nametap-discovery"}
+}
+
+// adviceForRole says what to do about a request that the API server has refused.
+func adviceForRole(err error) string {
+	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
+		return ": give nametap-discovery the Role of docs/discovery.md"
+	}
+	return ""
+}

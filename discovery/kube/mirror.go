@@ -1,0 +1,117 @@
+package kube
+
+import (
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+// A mirror holds a part of each object of a resource, by namespace and name. It is the store of a
+// Reflector.
+type mirror[T any] struct {
+	part    func(metav1.Object) T
+	changed func() // called after each change, without the lock; must not block
+
+	health
+
+	mu     sync.Mutex
+	parts  map[cache.ObjectName]T
+	synced bool      // all objects were listed once
+	latest time.Time // when the API server last sent something
+}
+
+var (
+	_ cache.ReflectorStore         = (*mirror[bool])(nil)
+	_ cache.ReflectorBookmarkStore = (*mirror[bool])(nil)
+)
+
+// update changes the parts.
+func (m *mirror[T]) update(change func()) {
+	m.mu.Lock()
+	change()
+	m.latest = time.Now()
+	m.mu.Unlock()
+	m.heard()
+	m.changed()
+}
+
+// objectOf returns the metadata of an object from client-go, and its name.
+func objectOf(whole any) (metav1.Object, cache.ObjectName, error) {
+	o, err := meta.Accessor(whole)
+	if err != nil {
+		return nil, cache.ObjectName{}, fmt.Errorf("unexpected object of type %T: %w", whole, err)
+	}
+	return o, cache.MetaObjectToName(o), nil
+}
+
+// Add takes an object that is new or has changed.
+func (m *mirror[T]) Add(whole any) error {
+	o, name, err := objectOf(whole)
+	if err != nil {
+		return err
+	}
+	m.update(func() { m.parts[name] = m.part(o) })
+	return nil
+}
+
+// Update is Add.
+func (m *mirror[T]) Update(whole any) error { return m.Add(whole) }
+
+// Delete removes an object.
+func (m *mirror[T]) Delete(whole any) error {
+	_, name, err := objectOf(whole)
+	if err != nil {
+		return err
+	}
+	m.update(func() { delete(m.parts, name) })
+	return nil
+}
+
+// Replace makes a list the objects of the mirror.
+func (m *mirror[T]) Replace(list []any, _ string) error {
+	parts := make(map[cache.ObjectName]T, len(list))
+	for _, whole := range list {
+		o, name, err := objectOf(whole)
+		if err != nil {
+			return err
+		}
+		parts[name] = m.part(o)
+	}
+	m.update(func() { m.parts, m.synced = parts, true })
+	return nil
+}
+
+// Resync does nothing: the mirror is always in step.
+func (m *mirror[T]) Resync() error { return nil }
+
+// Bookmark notes that the API server has sent everything up to now.
+func (m *mirror[T]) Bookmark(string) error {
+	m.mu.Lock()
+	m.latest = time.Now()
+	m.mu.Unlock()
+	m.heard()
+	return nil
+}
+
+// all returns a copy of the parts; ok is false until all objects were listed once.
+func (m *mirror[T]) all() (parts map[cache.ObjectName]T, ok bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return maps.Clone(m.parts), m.synced
+}
+
+// status returns the state of the resource.
+func (m *mirror[T]) status() Status {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := Status{Resource: m.what, Objects: len(m.parts), Synced: m.synced, Heard: m.latest}
+	if since, why := m.failing(); why != nil {
+		s.Failure, s.FailingSince = why.Error(), since
+	}
+	return s
+}

@@ -1,0 +1,94 @@
+package kube
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+)
+
+// sharedClients read and write the objects that replicas share.
+type sharedClients struct {
+	core     *rest.RESTClient
+	metadata metadata.Interface
+}
+
+// newSharedClients returns the clients of an API server.
+func newSharedClients(a *Access) (*sharedClients, error) {
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	if err := corev1.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	config := rest.CopyConfig(a.config)
+	config.APIPath, config.GroupVersion = "/api", &corev1.SchemeGroupVersion
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	c := new(sharedClients)
+	var err error
+	if c.core, err = rest.RESTClientFor(config); err != nil {
+		return nil, err
+	}
+	c.metadata, err = metadata.NewForConfig(a.config)
+	return c, err
+}
+
+// lister lists the objects with a name, in one namespace or, if namespace is empty, in all of them. The
+// API server permits that to a role with this resourceName.
+func (c *sharedClients) lister(resource, namespace, name string, kind any) lister {
+	request := func(options metav1.ListOptions) *rest.Request {
+		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+		return c.core.Get().Resource(resource).NamespaceIfScoped(namespace, namespace != "").VersionedParams(&options, metav1.ParameterCodec)
+	}
+	return lister{
+		kind: kind,
+		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			return request(options).Do(ctx).Get()
+		},
+		watch: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.Watch = true
+			return request(options).Watch(ctx)
+		},
+	}
+}
+
+// namespaceLister lists the metadata of all namespaces.
+func (c *sharedClients) namespaceLister() lister {
+	r := c.metadata.Resource(corev1.SchemeGroupVersion.WithResource("namespaces"))
+	return lister{
+		kind: &metav1.PartialObjectMetadata{},
+		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			return r.List(ctx, options)
+		},
+		watch: r.Watch,
+	}
+}
+
+// A namespaced object is one of a resource that has namespaces.
+type namespaced interface {
+	runtime.Object
+	metav1.Object
+}
+
+// create creates an object.
+func (c *sharedClients) create(ctx context.Context, resource string, o namespaced) error {
+	return c.core.Post().Resource(resource).Namespace(o.GetNamespace()).Body(o).Do(ctx).Error()
+}
+
+// update changes an object, unless it has changed since it was read.
+func (c *sharedClients) update(ctx context.Context, resource string, o namespaced) error {
+	return c.core.Put().Resource(resource).Namespace(o.GetNamespace()).Name(o.GetName()).Body(o).Do(ctx).Error()
+}
+
+// patch changes the fields of an object that are in a text in JSON (RFC 7396).
+func (c *sharedClients) patch(ctx context.Context, resource string, o cache.ObjectName, text []byte) error {
+	return c.core.Patch(types.MergePatchType).Resource(resource).Namespace(o.Namespace).Name(o.Name).Body(text).Do(ctx).Error()
+}
