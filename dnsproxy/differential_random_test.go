@@ -169,6 +169,9 @@ func (g *generator) entry() (key string, info *api.NameTable_NameInfo) {
 		if g.one(10) {
 			info.Shortname, info.Namespace = pick(g, "", "not a label", short), pick(g, "", namespace)
 		}
+		if info.Headless = g.one(2); len(g.infos) > 0 && g.one(2) { // at times a pod of a headless Service
+			info.Ips = pick(g, g.infos...).GetIps()
+		}
 		return short + "." + namespace + ".svc." + domain
 	}
 	switch g.IntN(12) {
@@ -236,6 +239,10 @@ func (g *generator) asked() []string {
 			if len(info.GetIps()) > 0 {
 				name, _ = dns.ReverseAddr(pick(g, info.GetIps()...))
 			}
+		}
+		if len(info.GetIps()) > 0 && g.one(4) { // an endpoint
+			name = pick(g, strings.NewReplacer(".", "-", ":", "-").Replace(pick(g, info.GetIps()...)), "10-0-0-1", "2001-db8--1",
+				"2001-db8-0--1", "10-0-0-01", "1-2-3-4-5-6-7-8", "10-0-0-256") + "." + name
 		}
 	} else {
 		name = pick(g, g.name(), "1.0.0.10.in-addr.arpa", "", g.domain, pick(g, "localhost", "a.invalid",

@@ -274,6 +274,9 @@ func (w *world) count(resp *dns.Msg, truncated bool) {
 	if len(resp.Answer) > 0 && resp.Answer[0].Header().Rrtype == dns.TypeCNAME {
 		w.seen["autopath"]++
 	}
+	if name, rest, _ := strings.Cut(resp.Question[0].Name, "."); len(resp.Answer) == 1 && isAddress(resp.Answer[0]) && strings.Contains(name, "-") && rest != "" {
+		w.seen["endpoints"]++
+	}
 	if len(resp.Answer) > 1 && resp.Answer[1].Header().Rrtype == dns.TypeCNAME {
 		w.seen["autopath of alias"]++
 	}
@@ -318,7 +321,7 @@ func TestDifferential(t *testing.T) { // N1-N11, A1-A6, A8, A9
 	})
 	t.Log(seen)
 	for _, kind := range []string{
-		"passed on", "self", "addresses", "nodata", "pointers", "autopath", "autopath of alias",
+		"passed on", "self", "addresses", "nodata", "pointers", "autopath", "autopath of alias", "endpoints",
 		"truncated addresses", "truncated nodata", "truncated pointers",
 	} {
 		if all := queries * differentialTables; seen["tables"] == differentialTables && seen[kind] < all/20_000 {

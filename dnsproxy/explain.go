@@ -101,6 +101,8 @@ func whyName(rule table.Rule, m table.Match, key string) string {
 	switch rule {
 	case table.RuleExact:
 		return "the host's FQDN"
+	case table.RuleEndpoint:
+		return "an endpoint of the headless Service " + key
 	case table.RuleWildcard:
 		return "below the wildcard " + key
 	case table.RuleShortName:
@@ -174,6 +176,8 @@ func nameRows(m table.Match) []string {
 	switch m.Rule {
 	case table.RuleExact:
 		return []string{"N1"}
+	case table.RuleEndpoint:
+		return []string{"D21"}
 	case table.RuleWildcard:
 		return []string{"N4"}
 	case table.RuleShortName:

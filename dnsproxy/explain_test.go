@@ -15,10 +15,11 @@ func TestExplain(t *testing.T) { // R5
 	t.Parallel()
 	p := newProxy(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: resolvConf(t, "search corp.example")}})
 	p.load(t, hosts{
-		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"),
-		"api.example.com":            external("192.0.2.1"),
-		"*.wild.example.com":         external("192.0.2.2"),
-		"old.shop.svc.cluster.local": alias("old", "web.shop.svc.cluster.local", "10.0.0.1"),
+		"web.shop.svc.cluster.local":  service("web", "shop", "10.0.0.1"),
+		"api.example.com":             external("192.0.2.1"),
+		"*.wild.example.com":          external("192.0.2.2"),
+		"peer.shop.svc.cluster.local": headless("peer", "shop", "10.0.0.9"),
+		"old.shop.svc.cluster.local":  alias("old", "web.shop.svc.cluster.local", "10.0.0.1"),
 	})
 	const web = "web.shop.svc.cluster.local"
 	for _, c := range []struct {
@@ -52,6 +53,10 @@ func TestExplain(t *testing.T) { // R5
 		{"old.corp.example AAAA", dnsproxy.Explanation{
 			Rows: []string{"N5", "N2", "D9", "A2"}, Rule: table.RuleAutopath, Host: "old.shop.svc.cluster.local", Source: "table",
 			Why: "in the mesh table: after removing the search domain corp.example.: short name of old.shop.svc.cluster.local, an alias of " + web,
+		}},
+		{"10-0-0-9.peer.corp.example A", dnsproxy.Explanation{
+			Rows: []string{"N5", "D21", "A1"}, Rule: table.RuleAutopath, Host: "peer.shop.svc.cluster.local", Source: "table",
+			Why: "in the mesh table: after removing the search domain corp.example.: an endpoint of the headless Service peer.shop.svc.cluster.local",
 		}},
 		{"1.0.0.10.in-addr.arpa PTR", dnsproxy.Explanation{
 			Rows: []string{"N8"}, Rule: table.RulePTR, Source: "table", Why: "the PTR name of a mesh host's address",

@@ -43,6 +43,7 @@ type refHost struct {
 	kubernetes bool
 	v4, v6     []netip.Addr
 	alias      string // the host that it is an alias of, or empty
+	headless   bool
 	info       *api.NameTable_NameInfo
 }
 
@@ -144,19 +145,9 @@ func (r *reference) load(table map[string]*api.NameTable_NameInfo) {
 	for _, h := range hosts {
 		if !h.wildcard && r.hosts[h.name] == h {
 			r.loadShortNames(h)
-			if h.alias != "" {
-				continue
-			}
-			for _, addr := range slices.Concat(h.v4, h.v6) {
-				for _, name := range refReverseNames(addr) {
-					r.pointers[name] = append(r.pointers[name], h.name)
-				}
-			}
 		}
 	}
-	for _, names := range r.pointers {
-		slices.Sort(names) // N8
-	}
+	r.loadPointers()
 }
 
 func refClaim(index map[string]*refHost, name string, h *refHost) {
@@ -177,6 +168,7 @@ func newRefHost(key string, info *api.NameTable_NameInfo) *refHost {
 	if alias, ok := refName(info.GetAlias()); ok && !refSpecial(alias) && (wildcard || alias != name) {
 		h.alias = alias
 	}
+	h.headless = info.GetHeadless() && h.kubernetes && !wildcard && h.alias == ""
 	v4, v6 := map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	for _, ip := range info.GetIps() {
 		addr, err := netip.ParseAddr(ip)
@@ -301,6 +293,10 @@ func (r *reference) claimant(labels []string, name string) *refHost {
 	if h := r.hosts[name]; h != nil { // N1
 		return h
 	}
+	parent := strings.Join(labels[min(1, len(labels)):], ".") + "."
+	if h := r.endpoint(labels, r.hosts[parent]); h != nil {
+		return h
+	}
 	for i := 1; i < len(labels); i++ { // N4
 		if h := r.wildcards[strings.Join(labels[i:], ".")+"."]; h != nil {
 			return h
@@ -309,6 +305,11 @@ func (r *reference) claimant(labels []string, name string) *refHost {
 	for _, form := range r.shortNames { // N2
 		if h := form[name]; h != nil {
 			return h
+		}
+	}
+	for _, form := range r.shortNames {
+		if h := form[parent]; h != nil && r.hosts[parent] == nil {
+			return r.endpoint(labels, h)
 		}
 	}
 	return nil // N9

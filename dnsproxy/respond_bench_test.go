@@ -31,6 +31,8 @@ var ownQuestions = []struct {
 	{"nodata", "web-1.shop-1.svc.cluster.local.", dns.TypeAAAA},
 	{"ptr", "1.0.0.10.in-addr.arpa.", dns.TypePTR},
 	{"alias", "old.shop-1.svc.cluster.local.", dns.TypeA},
+	{"endpoint", "2001-db8--1.peers.shop-1.svc.cluster.local.", dns.TypeAAAA},
+	{"endpoint ptr", "1.0.16.172.in-addr.arpa.", dns.TypePTR},
 }
 
 // newBenchHandler returns a handler with nameservers and a table of n hosts, like that of a
@@ -41,6 +43,10 @@ func newBenchHandler(tb testing.TB, n int, nameservers ...upstream.Spec) *handle
 		"*.wild.example.com": {Ips: []string{"192.0.2.1"}, Registry: "External"},
 		"old.shop-1.svc.cluster.local": {
 			Ips: []string{"192.0.2.2"}, Registry: "Kubernetes", Shortname: "old", Namespace: "shop-1", Alias: "db.example.com",
+		},
+		"peers.shop-1.svc.cluster.local": {
+			Ips: []string{"172.16.0.1", "172.16.0.2", "2001:db8::1"}, Registry: "Kubernetes", Shortname: "peers", Namespace: "shop-1",
+			Headless: true,
 		},
 	}
 	for i := range n {

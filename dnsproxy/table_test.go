@@ -43,16 +43,18 @@ func contested() []hosts {
 			"bad key":                          external("192.0.2.8"),
 		},
 		{
-			"twice.example":              external("192.0.2.9"),
-			"old.shop.svc.cluster.local": alias("old", "b.example", "10.0.0.12"),
-			"once.shop.cluster.local":    alt(service("p", "q", "10.0.0.9"), "first"),
-			"web.bank.svc.cluster.local": service("web", "bank", "10.0.0.10"),
+			"twice.example":               external("192.0.2.9"),
+			"old.shop.svc.cluster.local":  alias("old", "b.example", "10.0.0.12"),
+			"once.shop.cluster.local":     alt(service("p", "q", "10.0.0.9"), "first"),
+			"web.bank.svc.cluster.local":  service("web", "bank", "10.0.0.10"),
+			"peer.bank.svc.cluster.local": headless("peer", "bank", "10.0.0.13"),
 		},
 		{
-			"twice.example":              external("192.0.2.10"),
-			"old.shop.svc.cluster.local": alias("old", "a.example", "10.0.0.12"),
-			"once.shop.cluster.local":    alt(service("p", "q", "10.0.0.9"), "second"),
-			"web.bank.svc.cluster.local": external("10.0.0.11"),
+			"twice.example":               external("192.0.2.10"),
+			"old.shop.svc.cluster.local":  alias("old", "a.example", "10.0.0.12"),
+			"once.shop.cluster.local":     alt(service("p", "q", "10.0.0.9"), "second"),
+			"web.bank.svc.cluster.local":  external("10.0.0.11"),
+			"peer.bank.svc.cluster.local": service("peer", "bank", "10.0.0.13"),
 		},
 	}
 }
@@ -97,6 +99,7 @@ func TestPrecedence(t *testing.T) { // N7
 		{Name: "nick.", Winner: "a.cluster.local", Loser: "b.cluster.local"},
 		{Name: "old.shop.svc.cluster.local.", Winner: "old.shop.svc.cluster.local", Loser: "old.shop.svc.cluster.local"},
 		{Name: "once.shop.cluster.local.", Winner: "once.shop.cluster.local", Loser: "once.shop.cluster.local"},
+		{Name: "peer.bank.svc.cluster.local.", Winner: "peer.bank.svc.cluster.local", Loser: "peer.bank.svc.cluster.local"},
 		{Name: "twice.example.", Winner: "twice.example", Loser: "twice.example"},
 		{Name: "web-0.web.", Winner: "web-0.web.svc.cluster.local", Loser: "web-0.web.shop.svc.cluster.local"},
 		{Name: "web.bank.svc.cluster.local.", Winner: "web.bank.svc.cluster.local", Loser: "web.bank.svc.cluster.local"},
@@ -116,7 +119,7 @@ func tableText(t *testing.T, current *table.Table) string {
 	t.Helper()
 	var lines []string
 	for key, info := range current.NameTable().GetTable() {
-		lines = append(lines, fmt.Sprint(key, info.GetIps(), info.GetRegistry(), info.GetShortname(), info.GetNamespace(), info.GetAlias()))
+		lines = append(lines, fmt.Sprint(key, info.GetIps(), info.GetRegistry(), info.GetShortname(), info.GetNamespace(), info.GetAlias(), info.GetHeadless()))
 	}
 	slices.Sort(lines)
 	return fmt.Sprintf("%d\n%s\n%v\n%v", current.Len(), strings.Join(lines, "\n"), current.Collisions(), current.Skipped())

@@ -26,6 +26,7 @@ type hostInfo struct {
 	Shortname string   `json:"shortname,omitempty"`
 	Namespace string   `json:"namespace,omitempty"`
 	Alias     string   `json:"alias,omitempty"`
+	Headless  bool     `json:"headless,omitempty"`
 }
 
 // equal reports whether two entries are the same, apart from the order of their addresses.
@@ -37,8 +38,11 @@ func (h hostInfo) equal(other hostInfo) bool {
 
 // details returns what an entry says besides its addresses, as text.
 func (h hostInfo) details() string {
-	if h.Alias != "" {
+	switch {
+	case h.Alias != "":
 		return "alias of " + h.Alias
+	case h.Headless:
+		return "headless"
 	}
 	return ""
 }

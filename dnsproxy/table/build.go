@@ -63,6 +63,7 @@ func (t *Table) Next(resources [][]byte) (*Table, error) {
 	for i := range next.shards {
 		next.hosts += next.shards[i].hosts
 		next.wildcards += next.shards[i].wildcards
+		next.headless += next.shards[i].headless
 	}
 	next.reverse = t.reverse.next(t, next, changed)
 	next.aliases = next.settleAliases(nil)
@@ -221,6 +222,9 @@ func (s *shard) add(hash uint64, c *candidate, cl *Cluster) {
 	} else {
 		s.hosts++
 	}
+	if c.headless() {
+		s.headless++
+	}
 	s.claims = append(s.claims, c.claims(cl)...)
 }
 
@@ -264,6 +268,7 @@ func (c *candidate) compare(other *candidate) int {
 		cmp.Compare(c.info.shortname, other.info.shortname),
 		slices.Compare(c.altHosts, other.altHosts),
 		cmp.Compare(c.alias, other.alias),
+		cmp.Compare(c.flags, other.flags),
 	)
 }
 
@@ -300,6 +305,9 @@ func (b *builder) addCandidate(s *shard) {
 	}
 	c.altHosts = slices.Clone(b.info.altHosts)
 	c.alias = b.alias(s, c.Name)
+	if b.info.headless && c.Kubernetes() && !wildcard && c.alias == wire.Root {
+		c.flags |= flagHeadless
+	}
 	b.skipClaims(s, &c)
 	b.candidates = append(b.candidates, c)
 }

@@ -2,10 +2,11 @@
 // push by [Table.Next] and shares with its predecessor every shard that the push did not
 // change, so a push that changes one host of 100,000 builds some 400 anew.
 //
-// A host is stored once, under its FQDN. Short names, search-list expansions and PTR names
-// are derived at query time, so they cost lookups and no memory.
+// A host is stored once, under its FQDN. Short names, search-list expansions, names of
+// endpoints and PTR names are derived at query time, so they cost lookups and no memory.
 //
 //	table.go      Table and Lookup: FQDN, wildcard, short name, search domain, ancestor
+//	endpoint.go   endpoints of headless Services, by their addresses
 //	reverse.go    from an address to its hosts, for PTR queries
 //	host.go       the record of one host; shards of hosts, by the hash of their names
 //	domains.go    the domains that systemd-resolved is to send to the agent

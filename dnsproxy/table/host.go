@@ -32,6 +32,7 @@ const (
 	flagDerived                          // its short names can be derived from its FQDN
 	flagTexts                            // its texts are stored because they cannot be derived
 	flagAlias                            // it is an alias of another host
+	flagHeadless                         // a headless Service: its addresses are those of endpoints
 )
 
 // A Host is one entry of a table: a view of its record, valid as long as the table. It
@@ -74,6 +75,7 @@ func viewHost(b []byte) Host {
 func (h *Host) Kubernetes() bool { return h.flags&flagKubernetes != 0 }
 func (h *Host) wildcard() bool   { return h.flags&flagWildcard != 0 }
 func (h *Host) derived() bool    { return h.flags&flagDerived != 0 }
+func (h *Host) headless() bool   { return h.flags&flagHeadless != 0 }
 
 // addresses yields the addresses of both families, IPv4 first.
 func (h *Host) addresses() iter.Seq[netip.Addr] {
@@ -97,12 +99,18 @@ func (h *Host) has(packed []byte) bool {
 	if len(packed) == wire.AddressLen(dns.TypeAAAA) {
 		all = h.V6
 	}
-	for ; len(all) > 0; all = all[len(packed):] {
-		if bytes.Equal(all[:len(packed)], packed) {
-			return true
+	return indexPacked(all, packed) >= 0
+}
+
+// indexPacked returns the index of a packed address in a list of packed addresses of its family,
+// or -1.
+func indexPacked(list, packed []byte) int {
+	for i := 0; i < len(list); i += len(packed) {
+		if bytes.Equal(list[i:][:len(packed)], packed) {
+			return i
 		}
 	}
-	return false
+	return -1
 }
 
 // A hostInfo is what a control plane says about a host besides its addresses.
@@ -263,8 +271,8 @@ type shard struct {
 	records []byte
 	// index maps the hash of a name to the offset of its record plus one: open addressing
 	// in a power of two that is never full. It is empty without records.
-	index            []uint32
-	hosts, wildcards int
+	index                      []uint32
+	hosts, wildcards, headless int
 
 	// These are rare: invalid entries, names that two entries claim, and names that cannot
 	// be derived from a host's FQDN.

@@ -12,19 +12,27 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// The fields of a NameTable on the wire; api/nds.proto explains them.
+// A fieldTag is the number of a field and its wire type, as on the wire.
+type fieldTag uint64
+
+// The fields of a NameTable; api/nds.proto explains them. Those with another number or wire
+// type are of later versions of the message.
 const (
-	fieldTable = 1
+	bytesType  = fieldTag(protowire.BytesType)
+	varintType = fieldTag(protowire.VarintType)
 
-	fieldMapKey   = 1
-	fieldMapValue = 2
+	fieldTable = 1<<3 | bytesType
 
-	fieldIPs       = 1
-	fieldRegistry  = 2
-	fieldShortname = 3
-	fieldNamespace = 4
-	fieldAltHosts  = 5
-	fieldAlias     = 1001
+	fieldMapKey   = 1<<3 | bytesType
+	fieldMapValue = 2<<3 | bytesType
+
+	fieldIPs       = 1<<3 | bytesType
+	fieldRegistry  = 2<<3 | bytesType
+	fieldShortname = 3<<3 | bytesType
+	fieldNamespace = 4<<3 | bytesType
+	fieldAltHosts  = 5<<3 | bytesType
+	fieldAlias     = 1001<<3 | bytesType
+	fieldHeadless  = 1003<<3 | varintType
 )
 
 // wireEntries yields the entries of a NameTable in wire form, as views of it. An error is
@@ -38,7 +46,6 @@ func wireEntries(table []byte) iter.Seq2[[]byte, error] {
 				return
 			}
 			table = table[n:]
-			// Other fields are those of later versions of the message.
 			if field == fieldTable && !yield(value, nil) {
 				return
 			}
@@ -67,24 +74,23 @@ func parseWireEntry(b []byte) (entry wireEntry, err error) {
 	return entry, nil
 }
 
-// consumeField parses the field at the start of b. value is nil unless the field is
-// length-delimited, as all fields of a NameTable are. n is the field's length in bytes,
-// negative for an error.
-func consumeField(b []byte) (field protowire.Number, value []byte, n int) {
-	field, kind, tagLen := protowire.ConsumeTag(b)
+// consumeField parses the field at the start of b. value is the content of a length-delimited
+// field, and all bytes after the tag of another one. n is the field's length in bytes, negative
+// for an error.
+func consumeField(b []byte) (field fieldTag, value []byte, n int) {
+	number, kind, tagLen := protowire.ConsumeTag(b)
 	if tagLen < 0 {
 		return 0, nil, tagLen
 	}
 	if kind == protowire.BytesType {
 		value, n = protowire.ConsumeBytes(b[tagLen:])
-	} else {
-		// A field with a known number and another wire type is unknown.
-		field, n = 0, protowire.ConsumeFieldValue(field, kind, b[tagLen:])
+	} else if n = protowire.ConsumeFieldValue(number, kind, b[tagLen:]); n >= 0 {
+		value = b[tagLen:][:n]
 	}
 	if n < 0 {
 		return 0, nil, n
 	}
-	return field, value, tagLen + n
+	return fieldTag(protowire.EncodeTag(number, kind)), value, tagLen + n
 }
 
 // A nameInfo is a parsed NameInfo. Its strings are views of the push.
@@ -92,6 +98,7 @@ type nameInfo struct {
 	ips      []string
 	altHosts []string
 	alias    string
+	headless bool
 	hostInfo
 }
 
@@ -104,29 +111,41 @@ func (info *nameInfo) parse(b []byte) error {
 			return protowire.ParseError(n)
 		}
 		b = b[n:]
-		if (field < fieldIPs || field > fieldAltHosts) && field != fieldAlias {
-			continue
-		}
-		if !utf8.Valid(value) {
-			return fmt.Errorf("field %d of a NameInfo: %q is not UTF-8", field, value)
-		}
-		text := viewString(value)
 		switch field {
-		case fieldAlias:
-			info.alias = text
-		case fieldIPs:
-			info.ips = append(info.ips, text)
-		case fieldRegistry:
-			info.registry = text
-		case fieldShortname:
-			info.shortname = text
-		case fieldNamespace:
-			info.namespace = text
-		case fieldAltHosts:
-			info.altHosts = append(info.altHosts, text)
+		case fieldIPs, fieldRegistry, fieldShortname, fieldNamespace, fieldAltHosts, fieldAlias:
+			if !utf8.Valid(value) {
+				return fmt.Errorf("field %d of a NameInfo: %q is not UTF-8", field>>3, value)
+			}
+			info.setText(field, viewString(value))
+		case fieldHeadless:
+			info.headless = isTrue(value)
 		}
 	}
 	return nil
+}
+
+// setText sets a field that is a text.
+func (info *nameInfo) setText(field fieldTag, text string) {
+	switch field {
+	case fieldIPs:
+		info.ips = append(info.ips, text)
+	case fieldRegistry:
+		info.registry = text
+	case fieldShortname:
+		info.shortname = text
+	case fieldNamespace:
+		info.namespace = text
+	case fieldAltHosts:
+		info.altHosts = append(info.altHosts, text)
+	case fieldAlias:
+		info.alias = text
+	}
+}
+
+// isTrue returns the value of a bool, given the bytes after its tag.
+func isTrue(value []byte) bool {
+	n, _ := protowire.ConsumeVarint(value)
+	return n != 0
 }
 
 // NameTable returns the table as a NameTable: every host under the key that the control
@@ -139,7 +158,7 @@ func (t *Table) NameTable() *api.NameTable {
 		info := h.info(&t.Cluster)
 		out.Table[info.key] = &api.NameTable_NameInfo{
 			Ips: addressTexts(&h), Registry: info.registry, Shortname: info.shortname, Namespace: info.namespace,
-			Alias: strings.TrimSuffix(h.Alias().String(), "."),
+			Alias: strings.TrimSuffix(h.Alias().String(), "."), Headless: h.headless(),
 		}
 		if h.derived() {
 			for _, name := range t.Cluster.heads(h.Name, names[:0]) {

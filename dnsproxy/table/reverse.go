@@ -38,39 +38,59 @@ func addressTag(address uint64) pointer {
 }
 
 // pointers returns the FQDNs, sorted as text, of the hosts that have a packed address. The
-// result is stored in s.
+// result is stored in s. A headless Service stands for the endpoint with this address, whose
+// name is that of a pod or, if no pod has the address, a label with the address before the
+// name of the Service.
 func (t *Table) pointers(packed []byte, s *Scratch) []wire.Name {
-	hash := maphash.Bytes(t.seed, packed)
-	tag := addressTag(hash)
-	all := t.reverse[shardOf(hash)]
-	first, _ := slices.BinarySearch(all, tag)
-	s.ptr = s.ptr[:0]
-	for _, p := range all[first:] {
-		if p>>pointerTagShift != tag>>pointerTagShift {
-			break
+	s.ptr, s.services, s.dashed = s.ptr[:0], s.services[:0], s.dashed[:0]
+	t.having(packed, func(h Host) {
+		if h.headless() {
+			s.services = append(s.services, h.Name)
+		} else {
+			s.ptr = append(s.ptr, h.Name)
 		}
-		at := &t.shards[p>>pointerNameBits&(shardCount-1)]
-		s.ptr = at.appendPointed(s.ptr, t.seed, uint32(p), packed) //nolint:gosec // the low half
+	})
+	if !slices.ContainsFunc(s.services, func(service wire.Name) bool { return t.hasPod(service, packed) }) {
+		for _, service := range s.services {
+			start := len(s.dashed)
+			if s.dashed = append(appendDashed(s.dashed, packed), service...); len(s.dashed)-start <= wire.MaxNameLen {
+				s.ptr = append(s.ptr, wire.Name(viewString(s.dashed[start:])))
+			}
+		}
 	}
 	slices.SortFunc(s.ptr, wire.Name.CompareText)
 	s.ptr = slices.Compact(s.ptr)
 	return s.ptr
 }
 
-// appendPointed appends to dst the names of the hosts that have a packed address and whose
-// names' hashes have the low half low.
-func (s *shard) appendPointed(dst []wire.Name, seed maphash.Seed, low uint32, packed []byte) []wire.Name {
+// having calls yield for the hosts with a packed address, at times twice for one.
+func (t *Table) having(packed []byte, yield func(Host)) {
+	hash := maphash.Bytes(t.seed, packed)
+	tag := addressTag(hash)
+	all := t.reverse[shardOf(hash)]
+	first, _ := slices.BinarySearch(all, tag)
+	for _, p := range all[first:] {
+		if p>>pointerTagShift != tag>>pointerTagShift {
+			break
+		}
+		at := &t.shards[p>>pointerNameBits&(shardCount-1)]
+		at.having(packed, t.seed, uint32(p), yield) //nolint:gosec // the low half
+	}
+}
+
+// having calls yield for the hosts that have a packed address and whose names' hashes have the
+// low half low.
+func (s *shard) having(packed []byte, seed maphash.Seed, low uint32, yield func(Host)) {
 	if len(s.index) == 0 {
-		return dst
+		return
 	}
 	mask := uint32(len(s.index) - 1) //nolint:gosec // a shard is shorter
 	for i := low & mask; s.index[i] != 0; i = (i + 1) & mask {
 		h := viewHost(s.records[s.index[i]-1:])
 		if uint32(maphash.String(seed, string(h.Name))) == low && h.has(packed) { //nolint:gosec // the low half
-			dst = append(dst, h.Name)
+			yield(h)
 		}
 	}
-	return dst
 }
 
 // next returns the index of the table after, which differs from before in the shards that

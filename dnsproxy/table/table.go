@@ -18,8 +18,8 @@ type Table struct {
 	reverse reverseIndex
 	// aliases maps names that cannot be derived from a host's FQDN to that FQDN; nil
 	// without any.
-	aliases          map[wire.Name]wire.Name
-	hosts, wildcards int
+	aliases                    map[wire.Name]wire.Name
+	hosts, wildcards, headless int
 
 	settled    sync.Once
 	collisions []Collision // set by settled
@@ -86,6 +86,7 @@ type Rule string
 // The rules in their order of precedence.
 const (
 	RuleExact     Rule = "exact"     // the host's FQDN
+	RuleEndpoint  Rule = "endpoint"  // an endpoint of a headless Service, by its address, before a name of the Service
 	RuleWildcard  Rule = "wildcard"  // below a *.suffix
 	RuleShortName Rule = "shortname" // name, name.namespace, name.namespace.svc, alternative names
 	RuleAutopath  Rule = "autopath"  // one of the above, followed by a domain of the search list
@@ -97,13 +98,18 @@ const (
 // Scratch of the lookup.
 type Match struct {
 	Rule Rule
-	Host Host // of all rules but RuleNone and RulePTR
+	// Host is the host of all rules but RuleNone and RulePTR. For RuleEndpoint it is the headless
+	// Service, with the address of the endpoint alone.
+	Host Host
+	// Short says that the host was found by a short name. For RuleEndpoint, Prefix has the labels
+	// before the name of the host.
+	Short  bool
+	Prefix wire.Name
 	// For RuleAutopath: Target is the target of the CNAME record, Base the rule that found the
-	// name without the search domain, Searched the domain. The target is the host's FQDN if
-	// Short is set, otherwise the name without the search domain.
+	// name without the search domain, Searched the domain. The target is an FQDN if Short is
+	// set, otherwise the name without the search domain.
 	Base             Rule
 	Target, Searched wire.Name
-	Short            bool
 	// ptr lists the FQDNs, sorted, for RulePTR.
 	Pointers []wire.Name
 	// Bypassed says, for RuleNone, that the table has the name and the settings have it
@@ -134,8 +140,10 @@ func (m *Match) Owner(name wire.Name) wire.Name {
 
 // A Scratch is the buffer of one lookup at a time. The zero value is ready for use.
 type Scratch struct {
-	name [wire.MaxNameLen]byte
-	ptr  []wire.Name
+	name     [wire.MaxNameLen]byte
+	ptr      []wire.Name
+	services []wire.Name
+	dashed   []byte
 }
 
 // join concatenates two parts of a name. It reports false if the name is too long.
@@ -169,10 +177,9 @@ func (t *Table) Lookup(name wire.Name, search []wire.Name, suffixes *Suffixes, s
 		if m := t.direct(target, s); m.Rule != RuleNone {
 			if !suffixes.Bypasses(target) && !suffixes.bypassesHost(&m.Host) {
 				m.Base, m.Rule, m.Searched = m.Rule, RuleAutopath, domain
-				if m.Short = m.Base == RuleShortName; m.Short {
-					target = m.Host.Name
+				if m.Target = target; m.Short {
+					m.Target, _ = s.join(m.Prefix, m.Host.Name)
 				}
-				m.Target = target
 				return m
 			}
 			none.Bypassed = true
@@ -186,11 +193,17 @@ func (t *Table) direct(name wire.Name, s *Scratch) Match {
 	if h, ok := t.find(name); ok && !h.wildcard() {
 		return Match{Rule: RuleExact, Host: h}
 	}
+	if m, ok := t.endpoint(name, false, s); ok {
+		return m // before wildcards: the name exists (RFC 4592, section 3.3.1)
+	}
 	if h, ok := t.wildcard(name, s); ok {
 		return Match{Rule: RuleWildcard, Host: h}
 	}
 	if h, ok := t.shortName(name, s); ok {
-		return Match{Rule: RuleShortName, Host: h}
+		return Match{Rule: RuleShortName, Host: h, Short: true}
+	}
+	if m, ok := t.endpoint(name, true, s); ok {
+		return m
 	}
 	return Match{Rule: RuleNone}
 }

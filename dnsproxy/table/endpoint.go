@@ -1,0 +1,126 @@
+package table
+
+import (
+	"net/netip"
+	"strings"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
+)
+
+// maxDashed is the length in bytes of the longest label of an endpoint: that of an IPv6 address.
+const maxDashed = 39
+
+// appendDashed appends the label of an endpoint with a packed address to dst, after its length:
+// the address with dashes. As in CoreDNS, a label that would end in a dash ends in 0, which is
+// the same address: 2001-db8--0.
+func appendDashed(dst, packed []byte) []byte {
+	start := len(dst)
+	dst = append(dst, 0)
+	addr, _ := netip.AddrFromSlice(packed)
+	dst = addr.AppendTo(dst)
+	label := dst[start+1:]
+	for i, c := range label {
+		if c == '.' || c == ':' {
+			label[i] = '-'
+		}
+	}
+	if label[len(label)-1] == '-' {
+		dst = append(dst, '0')
+	}
+	dst[start] = byte(len(dst) - start - 1) //nolint:gosec // at most maxDashed
+	return dst
+}
+
+// parseDashed returns the address of an endpoint's label. It reports false for a label that
+// appendDashed does not write.
+func parseDashed(label string, s *Scratch) (netip.Addr, bool) {
+	dashes := strings.Count(label, "-")
+	separator := byte(':')
+	const in4, in6 = 3, 7 // separators in an address without ::
+	switch shortened := strings.Contains(label, "--"); {
+	case len(label) > maxDashed:
+		return netip.Addr{}, false
+	case dashes == in4 && !shortened:
+		separator = '.'
+	case dashes != in6 && !shortened:
+		return netip.Addr{}, false
+	}
+	text := s.name[:len(label)] // not an array here, which ParseAddr would have allocated
+	for i, c := range []byte(label) {
+		switch {
+		case c == '-':
+			c = separator
+		case (c < '0' || c > '9') && (c < 'a' || c > 'f'):
+			return netip.Addr{}, false
+		}
+		text[i] = c
+	}
+	addr, err := netip.ParseAddr(viewString(text))
+	if err != nil {
+		return netip.Addr{}, false
+	}
+	var buf [1 + maxDashed + 1]byte
+	packed := addr.As16()
+	written := appendDashed(buf[:0], packed[16-addr.BitLen()/8:])
+	return addr, string(written[1:]) == label
+}
+
+// endpoint finds the endpoint of a headless Service that has name: a label with its address,
+// before the FQDN of the Service or, with short, before a short name. An endpoint with the host
+// name of a pod has only that name.
+func (t *Table) endpoint(name wire.Name, short bool, s *Scratch) (m Match, found bool) {
+	if t.headless == 0 || name == wire.Root || name.Parent() == wire.Root {
+		return Match{}, false
+	}
+	addr, ok := parseDashed(name.FirstLabel(), s)
+	if !ok {
+		return Match{}, false
+	}
+	m = Match{Rule: RuleEndpoint, Prefix: name[:len(name)-len(name.Parent())], Short: short}
+	m.Host, ok = t.find(name.Parent())
+	if short {
+		if ok {
+			return Match{}, false // not a short name: it is the FQDN of another host
+		}
+		m.Host, ok = t.shortName(name.Parent(), s)
+	}
+	if !ok || !m.Host.headless() || len(m.Prefix)+len(m.Host.Name) > wire.MaxNameLen {
+		return Match{}, false
+	}
+	found = t.narrow(&m.Host, addr)
+	return m, found
+}
+
+// narrow leaves a headless Service only the address of one endpoint. It reports false if no
+// endpoint without a host name has that address.
+func (t *Table) narrow(h *Host, addr netip.Addr) bool {
+	bytes := addr.As16()
+	packed := bytes[len(bytes)-addr.BitLen()/8:]
+	all := h.V4
+	if addr.Is6() {
+		all = h.V6
+	}
+	at := indexPacked(all, packed)
+	if at < 0 || t.hasPod(h.Name, packed) {
+		return false
+	}
+	h.V4, h.V6 = nil, nil
+	if one := all[at:][:len(packed)]; addr.Is6() {
+		h.V6 = one
+	} else {
+		h.V4 = one
+	}
+	return true
+}
+
+// hasPod reports whether a pod of a headless Service has a packed address and a host name.
+func (t *Table) hasPod(service wire.Name, packed []byte) bool {
+	found := false
+	t.having(packed, func(h Host) { found = found || h.podOf(service) })
+	return found
+}
+
+// podOf reports whether the host is that of a pod of a headless Service.
+func (h *Host) podOf(service wire.Name) bool {
+	return h.Kubernetes() && !h.headless() && h.Name.Parent() == service
+}
