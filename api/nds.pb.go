@@ -103,7 +103,10 @@ type NameTable_NameInfo struct {
 	Ports []*NameTable_Port `protobuf:"bytes,1002,rep,name=ports,proto3" json:"ports,omitempty"`
 	// The host is a headless Service: ips are those of its endpoints. Only for registry
 	// "Kubernetes"; not set for the hosts of its pods.
-	Headless      bool `protobuf:"varint,1003,opt,name=headless,proto3" json:"headless,omitempty"`
+	Headless bool `protobuf:"varint,1003,opt,name=headless,proto3" json:"headless,omitempty"`
+	// The first ips, so many, are endpoints in the agent's cluster, and the others are in other
+	// clusters: agents answer with the first ones first. 0 if all are alike.
+	Near          uint32 `protobuf:"varint,1004,opt,name=near,proto3" json:"near,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -195,6 +198,13 @@ func (x *NameTable_NameInfo) GetHeadless() bool {
 	return false
 }
 
+func (x *NameTable_NameInfo) GetNear() uint32 {
+	if x != nil {
+		return x.Near
+	}
+	return 0
+}
+
 // Port is a port of a Service, or of the endpoints of a headless one.
 type NameTable_Port struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -273,9 +283,9 @@ var File_nds_proto protoreflect.FileDescriptor
 
 const file_nds_proto_rawDesc = "" +
 	"\n" +
-	"\tnds.proto\x12\x17istio.networking.nds.v1\"\xa5\x04\n" +
+	"\tnds.proto\x12\x17istio.networking.nds.v1\"\xba\x04\n" +
 	"\tNameTable\x12C\n" +
-	"\x05table\x18\x01 \x03(\v2-.istio.networking.nds.v1.NameTable.TableEntryR\x05table\x1a\x89\x02\n" +
+	"\x05table\x18\x01 \x03(\v2-.istio.networking.nds.v1.NameTable.TableEntryR\x05table\x1a\x9e\x02\n" +
 	"\bNameInfo\x12\x10\n" +
 	"\x03ips\x18\x01 \x03(\tR\x03ips\x12\x1a\n" +
 	"\bregistry\x18\x02 \x01(\tR\bregistry\x12\x1c\n" +
@@ -284,7 +294,8 @@ const file_nds_proto_rawDesc = "" +
 	"\talt_hosts\x18\x05 \x03(\tB\x02\x18\x01R\baltHosts\x12\x15\n" +
 	"\x05alias\x18\xe9\a \x01(\tR\x05alias\x12>\n" +
 	"\x05ports\x18\xea\a \x03(\v2'.istio.networking.nds.v1.NameTable.PortR\x05ports\x12\x1b\n" +
-	"\bheadless\x18\xeb\a \x01(\bR\bheadless\x1a`\n" +
+	"\bheadless\x18\xeb\a \x01(\bR\bheadless\x12\x13\n" +
+	"\x04near\x18\xec\a \x01(\rR\x04near\x1a`\n" +
 	"\x04Port\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12\x1a\n" +

@@ -73,7 +73,7 @@ func (c *cache) update(changes []hosts.Change, save func(hosts.Update)) (hosts.U
 	defer c.mu.Unlock()
 	u := c.hosts.Update(changes...)
 	save(u)
-	if u.Sidecars {
+	if u.Views {
 		c.remakeViewsLocked()
 	} else {
 		for _, v := range c.views {
@@ -108,9 +108,8 @@ func (c *cache) counts() hosts.Counts {
 	return c.hosts.Counts()
 }
 
-// remakeViewsLocked makes all views anew after a Sidecar has changed, which may give a client
-// another view. It drops views without watches; a client that is about to answer a push creates
-// its view again.
+// remakeViewsLocked makes all views anew after a change that may give a client another view. It drops
+// views without watches; a client that is about to answer a push creates its view again.
 func (c *cache) remakeViewsLocked() {
 	views := map[viewKey]*view{}
 	for _, old := range c.views {
@@ -130,6 +129,7 @@ func (c *cache) remakeViewsLocked() {
 func (c *cache) keyLocked(client subscriber) viewKey {
 	key := client.view
 	key.Sidecar = c.hosts.Sidecar(key.Namespace, client.labels)
+	key.Place = c.hosts.Place(client.cluster, client.network)
 	return key
 }
 

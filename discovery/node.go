@@ -20,6 +20,8 @@ const (
 	metaAutoAllocate = "DNS_AUTO_ALLOCATE"
 	metaMerge        = "NAMETAP_MERGE"
 	metaLabels       = "LABELS"
+	metaCluster      = "CLUSTER_ID"
+	metaNetwork      = "NETWORK"
 )
 
 // parseNode returns what a node says of its client. The node id has Istio's form:
@@ -46,6 +48,7 @@ func parseNode(node *corev3.Node) (subscriber, error) {
 		}
 	}
 	ips, labels := meta.str(metaIPs), meta.stringMap(metaLabels)
+	cluster, network := meta.str(metaCluster), meta.str(metaNetwork)
 	if meta.err != nil {
 		return subscriber{}, meta.err
 	}
@@ -57,7 +60,7 @@ func parseNode(node *corev3.Node) (subscriber, error) {
 	if v.Families, ok = familiesOf(ips + "," + parts[1]); !ok {
 		return subscriber{}, refuse("node %q has no IP address: neither metadata %s nor the id gives one", node.GetId(), metaIPs)
 	}
-	return subscriber{view: v, labels: labels}, nil
+	return subscriber{view: v, labels: labels, cluster: cluster, network: network}, nil
 }
 
 // familiesOf returns the families in a comma-separated list of addresses. It ignores

@@ -18,11 +18,12 @@ type viewKey struct {
 	merge bool // the client merges several tables
 }
 
-// subscriber is what is known of a client. Which Sidecar limits its hosts depends on the objects,
-// so the view does not have it yet.
+// subscriber is what is known of a client. Which Sidecar limits its hosts, and which clusters there
+// are, depends on the objects, so the view does not have it yet.
 type subscriber struct {
-	view   viewKey
-	labels map[string]string
+	view             viewKey
+	labels           map[string]string
+	cluster, network string // that the client claims to be in; may be empty
 }
 
 // view says which tables the clients with one key have: a single one without a name, or one per

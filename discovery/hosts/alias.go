@@ -1,6 +1,7 @@
 package hosts
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/nametap/nametap/discovery/object"
@@ -9,12 +10,23 @@ import (
 // targetKey returns the key of the host that an alias stands for.
 func targetKey(alias string) string { return hostKey(strings.TrimSuffix(alias, ".")) }
 
-func addTarget(aliases map[string]map[string]bool, target, host string) {
-	innerMap(aliases, target)[host] = true
+// addTarget notes that a host has a claim with an alias, unless that is empty.
+func (h *Hosts) addTarget(alias, host string) {
+	if alias != "" {
+		innerMap(h.aliases, targetKey(alias))[host] = true
+	}
 }
 
-func removeTarget(aliases map[string]map[string]bool, target, host string) {
-	removeInner(aliases, target, host)
+// removeTarget is called after a claim with an alias was removed from a host. Services of several
+// clusters may have the same alias.
+func (h *Hosts) removeTarget(alias, host string) {
+	if alias == "" {
+		return
+	}
+	target := targetKey(alias)
+	if !slices.ContainsFunc(h.byHost[host], func(c claimOf) bool { return c.alias != "" && targetKey(c.alias) == target }) {
+		removeInner(h.aliases, target, host)
+	}
 }
 
 // addAliases adds the aliases of changed hosts, and their aliases.

@@ -22,14 +22,23 @@ type claim struct {
 	literal []netip.Addr
 	// wantsVIP marks an external host that gets an automatic VIP: one of vips, which a controller
 	// has given to it, or without any a slot.
-	wantsVIP bool
 	vips     []netip.Addr
+	wantsVIP bool
+
+	// endpoints says that addrs are those of endpoints, not of a Service; clusterOnly that they are
+	// only for clients of the object's cluster.
+	endpoints, clusterOnly bool
+	cluster                clusterID
+
 	// alias is the host whose addresses this one has: that of a Service of type ExternalName.
 	alias string
 }
 
 // kubernetes reports whether the claim is from a Kubernetes Service.
 func (c *claim) kubernetes() bool { return c.shortname != "" }
+
+// pod reports whether the host is a pod of a headless Service.
+func (c *claim) pod() bool { return strings.Contains(c.shortname, ".") }
 
 // addressed reports whether the object itself gives the host an address.
 func (c *claim) addressed() bool { return len(c.addrs)+len(c.literal) > 0 }
@@ -46,6 +55,7 @@ func (c *claim) owner() string {
 // equal reports whether two claims say the same.
 func (c *claim) equal(other *claim) bool {
 	return c.host == other.host && c.namespace == other.namespace && c.shortname == other.shortname &&
+		c.endpoints == other.endpoints && c.clusterOnly == other.clusterOnly &&
 		c.alias == other.alias && c.wantsVIP == other.wantsVIP && c.exportTo.Restricted == other.exportTo.Restricted &&
 		slices.Equal(c.exportTo.Namespaces, other.exportTo.Namespaces) && slices.Equal(c.addrs, other.addrs) &&
 		slices.Equal(c.literal, other.literal) && slices.Equal(c.vips, other.vips)
@@ -54,17 +64,19 @@ func (c *claim) equal(other *claim) bool {
 // hostKey returns the form of a host in which spellings that differ in case are equal.
 func hostKey(host string) string { return strings.ToLower(host) }
 
-// index holds the objects that others depend on, by the keys that they are looked up by.
+// index holds the objects of a cluster that others depend on, by the keys that they are looked up by.
 type index struct {
 	domain   string
+	cluster  clusterID
 	pods     map[string]map[string]*object.Pod                      // namespace, name
 	slices   map[string]map[string]map[string]*object.EndpointSlice // namespace, service, name
 	headless map[string]map[string]*object.Service                  // namespace, name
 }
 
-func newIndex(domain string) *index {
+func newIndex(domain string, cluster clusterID) *index {
 	return &index{
 		domain:   domain,
+		cluster:  cluster,
 		pods:     map[string]map[string]*object.Pod{},
 		slices:   map[string]map[string]map[string]*object.EndpointSlice{},
 		headless: map[string]map[string]*object.Service{},
@@ -122,13 +134,17 @@ func (ix *index) owners(o object.Object) []object.Key {
 
 // claims returns the claims of an object.
 func (ix *index) claims(o object.Object) []claim {
+	var claims []claim
 	switch {
 	case o.Service != nil:
-		return ix.serviceClaims(o.Key, o.Service)
+		claims = ix.serviceClaims(o.Key, o.Service)
 	case o.Entry != nil:
-		return entryClaims(o.Key, o.Entry)
+		claims = entryClaims(o.Key, o.Entry)
 	}
-	return nil
+	for i := range claims {
+		claims[i].cluster = ix.cluster
+	}
+	return claims
 }
 
 func (ix *index) serviceHost(k object.Key) string {
@@ -145,6 +161,7 @@ func (ix *index) serviceClaims(k object.Key, s *object.Service) []claim {
 		c.addrs = s.ClusterIPs
 		return []claim{c}
 	}
+	c.endpoints, c.clusterOnly = true, s.ClusterOnly
 	claims := []claim{c}
 	for _, ep := range ix.endpoints(k, s) {
 		if !ep.Ready && !s.PublishNotReady {

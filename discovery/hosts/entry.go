@@ -57,17 +57,18 @@ func newEntry(host, namespace string, info *api.NameTable_NameInfo) *Entry {
 	return &Entry{Host: host, Namespace: namespace, Encoded: b, Sum: sumOf(b)}
 }
 
-// addrs returns the addresses of the entry.
-func (e *Entry) addrs() []netip.Addr {
+// addrs returns the addresses of the entry, and those that come before them.
+func (e *Entry) addrs() (near, others []netip.Addr) {
 	var table api.NameTable
 	if err := proto.Unmarshal(e.Encoded, &table); err != nil {
 		panic(fmt.Sprintf("decoding the entry of host %q: %v", e.Host, err)) // newEntry has encoded it
 	}
-	var addrs []netip.Addr
-	for _, text := range table.GetTable()[e.Host].GetIps() {
-		addrs = append(addrs, netip.MustParseAddr(text))
+	info := table.GetTable()[e.Host]
+	addrs := make([]netip.Addr, len(info.GetIps()))
+	for i, text := range info.GetIps() {
+		addrs[i] = netip.MustParseAddr(text)
 	}
-	return addrs
+	return addrs[:info.GetNear():info.GetNear()], addrs[info.GetNear():]
 }
 
 // A Sum is a checksum of a set of entries, whatever their order. The zero value is that of none.
@@ -98,7 +99,7 @@ func (s Sum) String() string { return fmt.Sprintf("%016x%016x", s.high, s.low) }
 // visibleClaim is a claim with the addresses that a client gets.
 type visibleClaim struct {
 	*claim
-	addrs []netip.Addr
+	near, addrs []netip.Addr // near comes first
 }
 
 func isKubernetes(c visibleClaim) bool { return c.kubernetes() }
@@ -111,12 +112,12 @@ func mergeClaims(claims []visibleClaim, alias string) (host, namespace string, i
 		claims = slices.DeleteFunc(claims, func(c visibleClaim) bool { return !isKubernetes(c) })
 	}
 	owner, host := claims[0], claims[0].host
-	var addrs []netip.Addr
+	var near, addrs []netip.Addr
 	for _, c := range claims {
 		if c.alias == "" {
 			alias = ""
 		}
-		addrs = append(addrs, c.addrs...)
+		near, addrs = append(near, c.near...), append(addrs, c.addrs...)
 		// Claims to the same host may differ in case. The spelling and the owner must not
 		// depend on the order of files.
 		host = min(host, c.host)
@@ -124,20 +125,37 @@ func mergeClaims(claims []visibleClaim, alias string) (host, namespace string, i
 			owner = c
 		}
 	}
-	info = owner.info(addrs)
+	info = owner.info(near, addrs)
 	info.Alias = alias
 	return host, owner.namespace, info
 }
 
-func (c visibleClaim) info(addrs []netip.Addr) *api.NameTable_NameInfo {
-	slices.SortFunc(addrs, netip.Addr.Compare)
-	addrs = slices.Compact(addrs)
-	info := &api.NameTable_NameInfo{Registry: registryExternal, Ips: make([]string, len(addrs))}
-	for i, a := range addrs {
-		info.Ips[i] = a.String()
+func (c visibleClaim) info(near, addrs []netip.Addr) *api.NameTable_NameInfo {
+	near, addrs = sorted(near), sorted(addrs)
+	if len(near) > 0 {
+		addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool {
+			_, found := slices.BinarySearchFunc(near, a, netip.Addr.Compare)
+			return found
+		})
+	}
+	info := &api.NameTable_NameInfo{Registry: registryExternal, Ips: make([]string, 0, len(near)+len(addrs))}
+	for _, a := range near {
+		info.Ips = append(info.Ips, a.String())
+	}
+	for _, a := range addrs {
+		info.Ips = append(info.Ips, a.String())
+	}
+	if len(addrs) > 0 {
+		info.Near = uint32(len(near)) //nolint:gosec // endpoints of one host
 	}
 	if c.kubernetes() {
 		info.Registry, info.Shortname, info.Namespace = registryKubernetes, c.shortname, c.namespace
 	}
 	return info
+}
+
+// sorted sorts addresses, and returns each once.
+func sorted(addrs []netip.Addr) []netip.Addr {
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return slices.Compact(addrs)
 }

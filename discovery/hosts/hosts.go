@@ -3,7 +3,6 @@ package hosts
 import (
 	"cmp"
 	"maps"
-	"reflect"
 	"slices"
 
 	"github.com/nametap/nametap/discovery/object"
@@ -11,11 +10,11 @@ import (
 
 // Hosts holds all hosts of the mesh. Make one with [New].
 type Hosts struct {
-	index
-	sources  []map[object.Key]object.Object // those first whose objects count
-	kinds    map[string]int                 // objects that count, by kind
+	domain   string
+	clusters []*cluster     // by number; nil for one that is free
+	remote   int            // clusters other than the own one
+	kinds    map[string]int // objects that count, by kind
 	sidecars sidecars
-	claims   map[object.Key][]claim     // by the object that makes them
 	byHost   map[string][]claimOf       // the claims by hostKey
 	hosts    map[string]*Host           // by hostKey
 	aliases  map[string]map[string]bool // hosts that are aliases, by the hostKey of their target
@@ -31,53 +30,50 @@ type claimOf struct {
 	by object.Key
 }
 
-// New returns no hosts, for a number of sources. The automatic VIPs are allocated in vips, which
-// must not be used elsewhere.
+// New returns no hosts, for a number of sources of the own cluster. The automatic VIPs are allocated
+// in vips, which must not be used elsewhere.
 func New(clusterDomain string, sources int, vips *VIPs) *Hosts {
-	h := &Hosts{
-		index: *newIndex(clusterDomain), kinds: map[string]int{}, sidecars: sidecars{}, claims: map[object.Key][]claim{},
+	return &Hosts{
+		domain: clusterDomain, clusters: []*cluster{newCluster("", ownCluster, clusterDomain, sources)},
+		kinds: map[string]int{}, sidecars: sidecars{},
 		byHost: map[string][]claimOf{}, hosts: map[string]*Host{}, aliases: map[string]map[string]bool{},
 		loops: map[string]bool{}, vips: vips,
 	}
-	for range sources {
-		h.sources = append(h.sources, map[object.Key]object.Object{})
-	}
-	return h
 }
 
 // A Change is what has changed in a source of objects.
 type Change struct {
+	// Cluster is the name of the objects' cluster, which the first change adds; empty for the
+	// control plane's own one.
+	Cluster string
 	// Source is the number of the source, from 0. An object counts instead of the same one of a
-	// source with a higher number.
+	// source with a higher number. Clusters other than the own one have one source, 0.
 	Source  int
 	Updated []object.Object // new, or with another content
 	Removed []object.Key
+	// Dropped says that the cluster, which is not the own one, is removed with all its objects.
+	Dropped bool
 }
 
-// Diff returns the change that makes objects all those of a source.
+// Diff returns the change that makes objects all those of a source of the own cluster.
 func (h *Hosts) Diff(source int, objects []object.Object) Change {
-	c := Change{Source: source}
-	all := make(map[object.Key]bool, len(objects))
-	for _, o := range objects {
-		all[o.Key] = true
-		if old, ok := h.sources[source][o.Key]; !ok || !reflect.DeepEqual(old, o) {
-			c.Updated = append(c.Updated, o)
-		}
+	return h.clusters[ownCluster].diff(source, objects)
+}
+
+// DiffCluster returns the change that makes objects all those of another cluster.
+func (h *Hosts) DiffCluster(name string, objects []object.Object) Change {
+	if id, ok := h.clusterOf(name); ok {
+		return h.clusters[id].diff(0, objects)
 	}
-	for key := range h.sources[source] {
-		if !all[key] {
-			c.Removed = append(c.Removed, key)
-		}
-	}
-	return c
+	return Change{Cluster: name, Updated: objects}
 }
 
 // An Update is what a change of objects has changed.
 type Update struct {
 	Hosts []HostChange // sorted by key
-	// Sidecars says that a Sidecar has changed, so a client may have another view, and a view may
-	// show other hosts.
-	Sidecars bool
+	// Views says that a Sidecar, the clusters or the network of one have changed, so a client may
+	// have another view, and a view may show other hosts.
+	Views bool
 	// VIPs says that the automatic VIPs have to be saved.
 	VIPs bool
 	// Moved are hosts that had to leave their automatic VIP, because an object claims it; sorted.
@@ -97,19 +93,36 @@ type HostChange struct {
 // the result.
 func (h *Hosts) Update(changes ...Change) Update {
 	var u Update
-	owners := map[object.Key]bool{}
+	owners := map[objectID]bool{}
+	dropped := map[clusterID]bool{}
 	for _, c := range changes {
+		id, known := h.clusterOf(c.Cluster)
+		if !known {
+			id = h.addCluster(c.Cluster)
+			u.Views = true
+		}
+		if dropped[id] = c.Dropped; c.Dropped {
+			c.Updated, c.Removed = nil, slices.Collect(maps.Keys(h.clusters[id].sources[0]))
+		}
 		for _, o := range c.Updated {
-			u.Sidecars = h.put(c.Source, o.Key, &o, owners) || u.Sidecars
+			before, now := h.clusters[id].put(c.Source, o.Key, &o)
+			u.Views = h.exchange(id, before, now, owners) || u.Views
 		}
 		for _, key := range c.Removed {
-			u.Sidecars = h.put(c.Source, key, nil, owners) || u.Sidecars
+			before, now := h.clusters[id].put(c.Source, key, nil)
+			u.Views = h.exchange(id, before, now, owners) || u.Views
 		}
 	}
 	changed := map[string]bool{}
 	var vips vipChange
-	for _, key := range slices.SortedFunc(maps.Keys(owners), object.Key.Compare) {
-		h.claim(key, changed, &vips)
+	for _, owner := range slices.SortedFunc(maps.Keys(owners), objectID.compare) {
+		h.claim(owner, changed, &vips)
+	}
+	for id, drop := range dropped {
+		if drop {
+			h.dropCluster(id)
+			u.Views = true
+		}
 	}
 	vips.wanted = h.wanted(changed)
 	result := h.vips.update(vips)
@@ -130,69 +143,42 @@ func (h *Hosts) Update(changes ...Change) Update {
 	return u
 }
 
-// get returns the object that counts.
-func (h *Hosts) get(key object.Key) (object.Object, bool) {
-	for _, objects := range h.sources {
-		if o, ok := objects[key]; ok {
-			return o, true
-		}
-	}
-	return object.Object{}, false
-}
-
-// put puts an object of a source to use, or removes it if it is nil. It adds the objects whose
-// claims may change to owners, and reports whether the object that counts is a Sidecar and has
-// changed.
-func (h *Hosts) put(source int, key object.Key, o *object.Object, owners map[object.Key]bool) (sidecar bool) {
-	old, had := h.get(key)
-	if o != nil {
-		h.sources[source][key] = *o
-	} else {
-		delete(h.sources[source], key)
-	}
-	now, has := h.get(key)
-	if had == has && old == now {
+// exchange follows a change of the object that counts in a cluster; the zero Object stands for none.
+// It adds the objects whose claims may change to owners, and reports whether views may change.
+func (h *Hosts) exchange(id clusterID, before, now object.Object, owners map[objectID]bool) (views bool) {
+	none := object.Object{}
+	if before == now {
 		return false
 	}
-	if had {
-		if h.kinds[key.Kind]--; h.kinds[key.Kind] == 0 {
-			delete(h.kinds, key.Kind)
+	c := h.clusters[id]
+	if kind := before.Key.Kind; before != none {
+		if h.kinds[kind]--; h.kinds[kind] == 0 {
+			delete(h.kinds, kind)
 		}
-		h.forget(old, owners)
+		c.remove(before)
 	}
-	if has {
-		h.kinds[key.Kind]++
-		h.remember(now, owners)
+	if now != none {
+		h.kinds[now.Key.Kind]++
+		c.add(now)
 	}
-	return old.Sidecar != nil || now.Sidecar != nil
-}
-
-func (h *Hosts) forget(o object.Object, owners map[object.Key]bool) {
-	for _, owner := range h.owners(o) {
-		owners[owner] = true
+	for _, changed := range []object.Object{before, now} {
+		for _, owner := range c.owners(changed) {
+			owners[objectID{id, owner}] = true
+		}
 	}
-	h.remove(o)
-	if o.Sidecar != nil {
-		h.sidecars.remove(o)
+	if id == ownCluster {
+		views = h.sidecars.put(before, now)
 	}
-}
-
-func (h *Hosts) remember(o object.Object, owners map[object.Key]bool) {
-	h.add(o)
-	for _, owner := range h.owners(o) {
-		owners[owner] = true
-	}
-	if o.Sidecar != nil {
-		h.sidecars.add(o)
-	}
+	return c.setNetwork(before, now) || views
 }
 
 // claim makes the claims of an object anew, and notes which hosts have changed.
-func (h *Hosts) claim(key object.Key, changed map[string]bool, vips *vipChange) {
-	old := h.claims[key]
+func (h *Hosts) claim(by objectID, changed map[string]bool, vips *vipChange) {
+	c := h.clusters[by.cluster]
+	old := c.made[by.key]
 	var now []claim
-	if o, ok := h.get(key); ok {
-		now = h.index.claims(o)
+	if o, ok := c.get(by.key); ok {
+		now = c.claims(o)
 	}
 	if slices.EqualFunc(old, now, func(a, b claim) bool { return a.equal(&b) }) {
 		return
@@ -202,21 +188,17 @@ func (h *Hosts) claim(key object.Key, changed map[string]bool, vips *vipChange) 
 	for i := range old {
 		k := hostKey(old[i].host)
 		changed[k] = true
-		h.byHost[k] = slices.DeleteFunc(h.byHost[k], func(c claimOf) bool { return c.by == key })
-		if old[i].alias != "" {
-			removeTarget(h.aliases, targetKey(old[i].alias), k)
-		}
+		h.byHost[k] = slices.DeleteFunc(h.byHost[k], func(c claimOf) bool { return c.by == by.key && c.cluster == by.cluster })
+		h.removeTarget(old[i].alias, k)
 	}
 	for i := range now {
 		k := hostKey(now[i].host)
 		changed[k] = true
-		h.byHost[k] = append(h.byHost[k], claimOf{&now[i], key})
-		if now[i].alias != "" {
-			addTarget(h.aliases, targetKey(now[i].alias), k)
-		}
+		h.byHost[k] = append(h.byHost[k], claimOf{&now[i], by.key})
+		h.addTarget(now[i].alias, k)
 	}
-	if h.claims[key] = now; len(now) == 0 {
-		delete(h.claims, key)
+	if c.made[by.key] = now; len(now) == 0 {
+		delete(c.made, by.key)
 	}
 }
 
@@ -261,7 +243,7 @@ func (h *Hosts) renew(key string) *Host {
 	}
 	// The order in which objects came must not matter.
 	slices.SortFunc(claims, func(a, b claimOf) int {
-		return cmp.Or(a.by.Compare(b.by), cmp.Compare(a.host, b.host))
+		return cmp.Or(a.by.Compare(b.by), h.compareClusters(a.cluster, b.cluster), cmp.Compare(a.host, b.host))
 	})
 	host := &Host{Key: key, claims: make([]*claim, len(claims))}
 	for i, c := range claims {

@@ -2,6 +2,7 @@ package hosts
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -72,7 +73,8 @@ func ips(t *testing.T, h *Hosts) map[string]string {
 	viewer, out := h.Viewer(View{Namespace: "shop", Families: Families{V4: true}}), map[string]string{}
 	for k, host := range h.All() {
 		if e := viewer.Entry(host); e != nil {
-			out[strings.TrimSuffix(k, ".shop.svc."+domain)] = strings.Trim(fmt.Sprint(e.addrs()), "[]")
+			_, addrs := e.addrs()
+			out[strings.TrimSuffix(k, ".shop.svc."+domain)] = strings.Trim(fmt.Sprint(addrs), "[]")
 		}
 	}
 	return out
@@ -115,7 +117,10 @@ func TestAliases(t *testing.T) {
 }
 
 // world makes random objects of few names, so that they meet.
-type world struct{ *rand.Rand }
+type world struct {
+	*rand.Rand
+	clusters bool // there are several
+}
 
 func (w world) pick(of ...string) string { return of[w.IntN(len(of))] }
 
@@ -136,10 +141,10 @@ func (w world) host() string {
 
 func (w world) object() object.Object {
 	o := object.Object{Key: object.Key{Namespace: w.pick("data", "shop"), Name: w.pick("web", "db", "cart")}}
-	switch w.IntN(6) {
+	switch w.IntN(7) {
 	case 0, 1:
 		o.Key.Kind = object.KindService
-		o.Service = &object.Service{ExportTo: w.exportTo(), PublishNotReady: w.IntN(2) == 0}
+		o.Service = &object.Service{ExportTo: w.exportTo(), PublishNotReady: w.IntN(2) == 0, ClusterOnly: w.IntN(6) == 0}
 		switch w.IntN(3) {
 		case 0:
 			o.Service.Headless = true
@@ -173,32 +178,76 @@ func (w world) object() object.Object {
 		if w.IntN(2) == 0 {
 			o.Sidecar.Labels = map[string]string{"app": w.pick("web", "db")}
 		}
+	case 6:
+		o.Key = object.Key{Kind: object.KindNamespace, Name: rootNamespace}
+		o.Namespace = &object.Namespace{Network: w.pick("", "net1", "net2")}
 	}
 	return o
+}
+
+// A part is a source of objects of a cluster.
+type part struct {
+	cluster string
+	source  int
+}
+
+// objects holds the objects of all sources.
+type objects map[part]map[object.Key]object.Object
+
+// change makes a random change. Now and then it removes a whole cluster.
+func (w world) change(all objects) Change {
+	at := part{"", w.IntN(2)}
+	if at.cluster = w.pick("", "", "east", "west"); !w.clusters {
+		at.cluster = ""
+	}
+	if at.cluster != "" {
+		at.source = 0
+		if w.IntN(20) == 0 {
+			delete(all, at)
+			return Change{Cluster: at.cluster, Dropped: true}
+		}
+	}
+	if all[at] == nil {
+		all[at] = map[object.Key]object.Object{}
+	}
+	o, c := w.object(), Change{Cluster: at.cluster, Source: at.source}
+	if w.IntN(3) == 0 {
+		delete(all[at], o.Key)
+		c.Removed = []object.Key{o.Key}
+	} else {
+		all[at][o.Key] = o
+		c.Updated = []object.Object{o}
+	}
+	return c
+}
+
+// build returns the changes that make h have all objects.
+func (all objects) build(h *Hosts) []Change {
+	var changes []Change
+	for at, objects := range all {
+		list := slices.Collect(maps.Values(objects))
+		if at.cluster == "" {
+			changes = append(changes, h.Diff(at.source, list))
+		} else {
+			changes = append(changes, h.DiffCluster(at.cluster, list))
+		}
+	}
+	return changes
 }
 
 // TestUpdatesEqualBuild makes thousands of random changes, and checks that what they leave is what
 // building everything anew makes, for clients of all kinds, and that the reported changes lead from
 // the old entries to the new ones.
 func TestUpdatesEqualBuild(t *testing.T) {
-	for seed := range uint64(20) {
-		w := world{rand.New(rand.NewPCG(seed, 0))}
+	for seed := range uint64(16) {
+		w := world{rand.New(rand.NewPCG(seed, 0)), seed%2 == 1}
 		h := New(domain, 2, NewVIPs())
-		objects := []map[object.Key]object.Object{{}, {}}
+		all := objects{}
 		before := shadow{}
-		for step := range 150 {
+		for step := range 100 {
 			var changes []Change
 			for range 1 + w.IntN(3) {
-				o, source := w.object(), w.IntN(2)
-				c := Change{Source: source}
-				if w.IntN(3) == 0 {
-					delete(objects[source], o.Key)
-					c.Removed = []object.Key{o.Key}
-				} else {
-					objects[source][o.Key] = o
-					c.Updated = []object.Object{o}
-				}
-				changes = append(changes, c)
+				changes = append(changes, w.change(all))
 			}
 			u := h.Update(changes...)
 			saved, err := h.vips.Encode()
@@ -210,15 +259,7 @@ func TestUpdatesEqualBuild(t *testing.T) {
 				t.Fatal(err)
 			}
 			fresh := New(domain, 2, vips)
-			var all []Change
-			for source := range objects {
-				var list []object.Object
-				for _, o := range objects[source] {
-					list = append(list, o)
-				}
-				all = append(all, fresh.Diff(source, list))
-			}
-			fresh.Update(all...)
+			fresh.Update(all.build(fresh)...)
 			if diff := cmp.Diff(fresh.Counts(), h.Counts()); diff != "" {
 				t.Fatalf("seed %d, step %d: counts -anew +updated\n%s", seed, step, diff)
 			}
@@ -255,7 +296,7 @@ func (s shadow) follow(t *testing.T, h *Hosts, view View, u Update) {
 			got = got.Add(e.Sum)
 		}
 	}
-	if known && !u.Sidecars && got != want {
+	if known && !u.Views && got != want {
 		t.Fatalf("%+v: the changes lead to %s, want %s", view, got, want)
 	}
 	s[view] = want
@@ -265,12 +306,14 @@ func (s shadow) follow(t *testing.T, h *Hosts, view View, u Update) {
 func views(h *Hosts) []View {
 	var all []View
 	for _, namespace := range []string{"shop", "data", "other"} {
-		for _, f := range []Families{{V4: true}, {V6: true}, {V4: true, V6: true}} {
+		for _, f := range []Families{{V4: true}, {V4: true, V6: true}} {
 			for _, vips := range []bool{false, true} {
 				for _, app := range []string{"web", "db"} {
-					v := View{namespace, f, vips, h.Sidecar(namespace, map[string]string{"app": app})}
-					if !slices.Contains(all, v) {
-						all = append(all, v)
+					for _, place := range []Place{{"", ""}, {"east", ""}, {"west", "net1"}} {
+						v := View{namespace, f, vips, h.Sidecar(namespace, map[string]string{"app": app}), h.Place(place.Cluster, place.Network)}
+						if !slices.Contains(all, v) {
+							all = append(all, v)
+						}
 					}
 				}
 			}

@@ -14,6 +14,17 @@ const rootNamespace = "istio-system"
 // sidecars holds the Sidecars by namespace, in the order in which they are considered.
 type sidecars map[string][]object.Object
 
+// put puts an object that has changed to use, and reports whether it is a Sidecar.
+func (s sidecars) put(before, now object.Object) bool {
+	if before.Sidecar != nil {
+		s.remove(before)
+	}
+	if now.Sidecar != nil {
+		s.add(now)
+	}
+	return before.Sidecar != nil || now.Sidecar != nil
+}
+
 // add adds a Sidecar. As in istiod, those with a workloadSelector come first, and then older ones.
 // In a directory they have no age, so the name decides.
 func (s sidecars) add(o object.Object) {

@@ -23,6 +23,7 @@ type View struct {
 	Families  Families
 	VIPs      bool       // the client has a proxy for connections to automatic VIPs
 	Sidecar   object.Key // the Sidecar that limits the hosts; zero if none does
+	Place     Place      // where the client is, from [Hosts.Place]
 }
 
 // Sidecar returns the key of the Sidecar that limits the hosts of a workload; the zero key if none
@@ -31,14 +32,17 @@ func (h *Hosts) Sidecar(namespace string, labels map[string]string) object.Key {
 	return h.sidecars.of(namespace, labels)
 }
 
-// A Viewer looks at hosts through a view. It is valid until a Sidecar changes.
+// A Viewer looks at hosts through a view. It is valid until an update has Views set.
 type Viewer struct {
 	View
-	limit *object.Sidecar
+	limit  *object.Sidecar
+	around *surroundings // nil with one cluster
 }
 
 // Viewer returns the viewer of a view.
-func (h *Hosts) Viewer(v View) Viewer { return Viewer{v, h.sidecars.get(v.Sidecar)} }
+func (h *Hosts) Viewer(v View) Viewer {
+	return Viewer{v, h.sidecars.get(v.Sidecar), h.surroundings(v.Place)}
+}
 
 // sees reports whether the view shows what a claim says.
 func (v *Viewer) sees(c *claim) bool {
@@ -68,6 +72,7 @@ type variantKey struct {
 	visible  uint64 // claims, a bit each
 	families Families
 	vips     bool
+	near     nearCluster
 	target   *Entry
 }
 
@@ -126,6 +131,9 @@ func (v *Viewer) Entry(h *Host) *Entry {
 			visible = append(visible, c)
 		}
 	}
+	if v.around != nil {
+		visible = v.around.narrow(h, visible, &key)
+	}
 	if len(visible) == 0 {
 		return nil
 	}
@@ -138,7 +146,7 @@ func (v *Viewer) Entry(h *Host) *Entry {
 			}
 		}
 	}
-	entry := v.build(h, visible, key.target)
+	entry := v.build(h, visible, &key)
 	if shared {
 		h.variants = append(h.variants, variant{key, h.same(entry)})
 		entry = h.variants[len(h.variants)-1].entry
@@ -157,11 +165,16 @@ func (h *Host) same(entry *Entry) *Entry {
 }
 
 // build makes the entry of a host of the visible claims. A claim without an address is ignored.
-func (v *Viewer) build(h *Host, visible []*claim, target *Entry) *Entry {
+func (v *Viewer) build(h *Host, visible []*claim, key *variantKey) *Entry {
 	var claims []visibleClaim
 	for _, c := range visible {
-		if addrs := v.addrs(h, c, target); len(addrs) > 0 {
-			claims = append(claims, visibleClaim{c, addrs})
+		one := visibleClaim{claim: c}
+		one.near, one.addrs = v.addrs(h, c, key.target)
+		if key.near.has(c) {
+			one.near, one.addrs = one.addrs, nil
+		}
+		if len(one.near)+len(one.addrs) > 0 {
+			claims = append(claims, one)
 		}
 	}
 	if len(claims) == 0 {
@@ -170,13 +183,12 @@ func (v *Viewer) build(h *Host, visible []*claim, target *Entry) *Entry {
 	return newEntry(mergeClaims(claims, h.alias))
 }
 
-// addrs returns the addresses of a claim for a client. Like istiod, it returns the
-// addresses in a ServiceEntry to every client, whatever its families: their author wants
-// them used, and without them a client would resolve the name outside the mesh.
-func (v *Viewer) addrs(h *Host, c *claim, target *Entry) []netip.Addr {
-	var addrs []netip.Addr
-	if c.alias != "" && target != nil {
-		addrs = target.addrs()
+// addrs returns the addresses of a claim for a client, with those of an alias that are near. Like
+// istiod, it returns the addresses in a ServiceEntry to every client, whatever its families: their
+// author wants them used, and without them a client would resolve the name outside the mesh.
+func (v *Viewer) addrs(h *Host, c *claim, target *Entry) (near, addrs []netip.Addr) {
+	if target != nil && c.alias == h.claimedAlias() && c.alias != "" {
+		near, addrs = target.addrs()
 	}
 	addrs = append(addrs, c.literal...)
 	for _, a := range c.addrs {
@@ -191,5 +203,16 @@ func (v *Viewer) addrs(h *Host, c *claim, target *Entry) []netip.Addr {
 			}
 		}
 	}
-	return addrs
+	return near, addrs
+}
+
+// claimedAlias returns what the host is an alias of, as [Hosts.alias] does. Services of several
+// clusters may differ in that.
+func (h *Host) claimedAlias() string {
+	for _, c := range h.claims {
+		if c.alias != "" {
+			return c.alias
+		}
+	}
+	return ""
 }

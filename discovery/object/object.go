@@ -18,11 +18,13 @@ const (
 	KindPod           = "Pod"
 	KindServiceEntry  = "ServiceEntry"
 	KindSidecar       = "Sidecar"
+	KindNamespace     = "Namespace"
 )
 
 // Labels, annotations and values of fields.
 const (
 	LabelServiceName   = "kubernetes.io/service-name"                 // of an EndpointSlice
+	LabelNetwork       = "topology.istio.io/network"                  // of the root namespace
 	LabelAutoAllocate  = "networking.istio.io/enable-autoallocate-ip" // of a ServiceEntry
 	AnnotationExportTo = "networking.istio.io/exportTo"               // of a Service
 	ClusterIPNone      = "None"                                       // of a headless Service
@@ -47,11 +49,17 @@ func (k Key) Compare(other Key) int {
 type Object struct {
 	Key Key
 
-	Service *Service
-	Slice   *EndpointSlice
-	Pod     *Pod
-	Entry   *ServiceEntry
-	Sidecar *Sidecar
+	Service   *Service
+	Slice     *EndpointSlice
+	Pod       *Pod
+	Entry     *ServiceEntry
+	Sidecar   *Sidecar
+	Namespace *Namespace
+}
+
+// Namespace holds the fields of the root namespace of a cluster that are used.
+type Namespace struct {
+	Network string // of the cluster's endpoints, from [LabelNetwork]; empty if it is not known
 }
 
 // Service holds the fields of a Kubernetes Service that are used.
@@ -61,6 +69,7 @@ type Service struct {
 	ClusterIPs      []netip.Addr
 	Selector        map[string]string
 	PublishNotReady bool
+	ClusterOnly     bool // the endpoints are only for clients of the same cluster; for headless Services
 	ExportTo        ExportTo
 }
 

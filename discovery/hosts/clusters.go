@@ -1,0 +1,135 @@
+package hosts
+
+import (
+	"cmp"
+	"reflect"
+
+	"github.com/nametap/nametap/discovery/object"
+)
+
+// clusterID is the number of a cluster. It is small, so that a claim needs no more memory for it.
+type clusterID uint16
+
+// ownCluster is the number of the control plane's own cluster, whose name is empty.
+const ownCluster clusterID = 0
+
+// A cluster holds the objects of one cluster, and the claims that they make.
+type cluster struct {
+	index
+	name    string                         // empty for the own one
+	network string                         // empty if it is not known
+	sources []map[object.Key]object.Object // those first whose objects count
+	made    map[object.Key][]claim         // by the object that makes them
+}
+
+// newCluster returns a cluster without objects, for a number of sources.
+func newCluster(name string, id clusterID, domain string, sources int) *cluster {
+	c := &cluster{index: *newIndex(domain, id), name: name, made: map[object.Key][]claim{}}
+	for range sources {
+		c.sources = append(c.sources, map[object.Key]object.Object{})
+	}
+	return c
+}
+
+// get returns the object that counts.
+func (c *cluster) get(key object.Key) (object.Object, bool) {
+	for _, objects := range c.sources {
+		if o, ok := objects[key]; ok {
+			return o, true
+		}
+	}
+	return object.Object{}, false
+}
+
+// put puts an object of a source to use, or removes it if it is nil. It returns the objects that
+// counted before and count now; the zero Object stands for none.
+func (c *cluster) put(source int, key object.Key, o *object.Object) (before, now object.Object) {
+	before, _ = c.get(key)
+	if o != nil {
+		c.sources[source][key] = *o
+	} else {
+		delete(c.sources[source], key)
+	}
+	now, _ = c.get(key)
+	return before, now
+}
+
+// diff returns the change that makes objects all those of a source.
+func (c *cluster) diff(source int, objects []object.Object) Change {
+	change := Change{Cluster: c.name, Source: source}
+	all := make(map[object.Key]bool, len(objects))
+	for _, o := range objects {
+		all[o.Key] = true
+		if old, ok := c.sources[source][o.Key]; !ok || !reflect.DeepEqual(old, o) {
+			change.Updated = append(change.Updated, o)
+		}
+	}
+	for key := range c.sources[source] {
+		if !all[key] {
+			change.Removed = append(change.Removed, key)
+		}
+	}
+	return change
+}
+
+// setNetwork sets the network if a changed object is the root namespace, and reports that.
+func (c *cluster) setNetwork(before, now object.Object) bool {
+	if before.Namespace == nil && now.Namespace == nil {
+		return false
+	}
+	c.network = ""
+	if now.Namespace != nil {
+		c.network = now.Namespace.Network
+	}
+	return true
+}
+
+// objectID identifies an object among those of all clusters.
+type objectID struct {
+	cluster clusterID
+	key     object.Key
+}
+
+func (id objectID) compare(other objectID) int {
+	return cmp.Or(id.key.Compare(other.key), cmp.Compare(id.cluster, other.cluster))
+}
+
+// clusterOf returns the number of the cluster with a name; ok is false if there is none.
+func (h *Hosts) clusterOf(name string) (id clusterID, ok bool) {
+	for i, c := range h.clusters {
+		if c != nil && c.name == name {
+			return clusterID(i), true //nolint:gosec // addCluster has numbered it
+		}
+	}
+	return 0, false
+}
+
+// addCluster adds a cluster, and returns its number.
+func (h *Hosts) addCluster(name string) clusterID {
+	i := 0
+	for i < len(h.clusters) && h.clusters[i] != nil {
+		i++
+	}
+	if i == len(h.clusters) {
+		h.clusters = append(h.clusters, nil)
+	}
+	id := clusterID(i) //nolint:gosec // there is no mesh of 65,536 clusters
+	h.clusters[i] = newCluster(name, id, h.domain, 1)
+	h.remote++
+	return id
+}
+
+// dropCluster removes a cluster other than the own one, which must have no objects any more.
+func (h *Hosts) dropCluster(id clusterID) {
+	h.clusters[id] = nil
+	h.remote--
+}
+
+// compareClusters orders clusters by name, the own one first: their numbers depend on the order in
+// which they were added.
+func (h *Hosts) compareClusters(a, b clusterID) int {
+	if a == b {
+		return 0
+	}
+	return cmp.Compare(h.clusters[a].name, h.clusters[b].name)
+}

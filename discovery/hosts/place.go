@@ -1,0 +1,119 @@
+package hosts
+
+// A Place is where a client is, as far as that decides about its entries. The zero value is anywhere
+// in the control plane's own cluster.
+type Place struct {
+	Cluster string // empty for the own one
+	Network string // empty if it is not known
+}
+
+// Place returns the place of a client that claims to be of a cluster, and in a network; both may be
+// empty. A cluster that is not known counts as the own one. Without a network it is that of the
+// cluster.
+func (h *Hosts) Place(cluster, network string) Place {
+	if h.remote == 0 {
+		return Place{} // all clients see the same
+	}
+	id, ok := h.clusterOf(cluster)
+	if !ok {
+		id, cluster = ownCluster, ""
+	}
+	if network == "" {
+		network = h.clusters[id].network
+	}
+	return Place{cluster, network}
+}
+
+// surroundings say which claims of several clusters count at a place.
+type surroundings struct {
+	local clusterID
+	// reach holds the clusters, by number, that are in the network of the place.
+	reach []bool
+}
+
+// surroundings returns those of a place; nil if there is only one cluster.
+func (h *Hosts) surroundings(p Place) *surroundings {
+	if h.remote == 0 {
+		return nil
+	}
+	s := &surroundings{reach: make([]bool, len(h.clusters))}
+	s.local, _ = h.clusterOf(p.Cluster) // the own one if the cluster was removed
+	for i, c := range h.clusters {
+		s.reach[i] = c != nil && (c.network == "" || p.Network == "" || c.network == p.Network)
+	}
+	return s
+}
+
+// offers reports whether a client can use what a Service of a cluster says: an address of a Service
+// is a name to a proxy, but endpoints must be in the client's network.
+func (s *surroundings) offers(c *claim) bool {
+	if c.endpoints {
+		return s.reach[c.cluster] && (!c.clusterOnly || c.cluster == s.local)
+	}
+	return c.alias != "" || len(c.addrs) > 0
+}
+
+// leading returns the claim of the Service, among visible ones, that decides what the host is: that
+// of the client's cluster, or else of the first one by name that has anything to offer. It is nil if
+// none has.
+func (s *surroundings) leading(claims []*claim) *claim {
+	var first *claim
+	for _, c := range claims {
+		switch {
+		case !c.kubernetes() || !s.offers(c):
+		case c.cluster == s.local:
+			return c
+		case first == nil:
+			first = c
+		}
+	}
+	return first
+}
+
+// counts reports whether a claim counts beside the leading one: it is of the same cluster, or adds
+// endpoints to a headless Service. The name of a pod stands for the pod of one cluster.
+func (s *surroundings) counts(c, leading *claim) bool {
+	switch {
+	case !c.kubernetes():
+		return true
+	case leading == nil || !s.offers(c):
+		return false
+	}
+	return c.cluster == leading.cluster || c.endpoints && leading.endpoints && !leading.clusterOnly && !c.pod()
+}
+
+// nearCluster is the cluster whose endpoints come before those of others, if set.
+type nearCluster struct {
+	id  clusterID
+	set bool
+}
+
+// has reports whether the addresses of a claim come first.
+func (n nearCluster) has(c *claim) bool { return n.set && c.endpoints && c.cluster == n.id }
+
+// narrow returns those of the visible claims of a host that count, and completes the key with what
+// decides about them. It changes visible.
+func (s *surroundings) narrow(h *Host, visible []*claim, key *variantKey) []*claim {
+	leading := s.leading(visible)
+	key.visible = 0
+	local, remote := false, false
+	rest, kept := visible, visible[:0]
+	for i, c := range h.claims {
+		if len(rest) == 0 || rest[0] != c {
+			continue
+		}
+		rest = rest[1:]
+		if !s.counts(c, leading) {
+			continue
+		}
+		key.visible |= 1 << (i % maxBits)
+		kept = append(kept, c)
+		if c.endpoints {
+			local, remote = local || c.cluster == s.local, remote || c.cluster != s.local
+		}
+	}
+	if local && remote {
+		key.near = nearCluster{s.local, true}
+	}
+	return kept
+}
