@@ -217,7 +217,7 @@ func TestFamiliesAndCapture(t *testing.T) {
 	}
 }
 
-func TestExportTo(t *testing.T) {
+func TestExportTo(t *testing.T) { // D11
 	annotated := func(scope string) string {
 		return strings.Replace(svc("web", "clusterIP: 10.0.0.1"), "namespace: shop",
 			"namespace: shop, annotations: {networking.istio.io/exportTo: '"+scope+"'}", 1)
@@ -233,6 +233,8 @@ func TestExportTo(t *testing.T) {
 		{annotated("., data"), "shop data"},
 		{annotated("data"), "data"},
 		{annotated("~"), ""},
+		{annotated("data,~"), ""},
+		{annotated("~,*"), "shop data other"},
 		{entry("e", "hosts: [a.b], addresses: [192.0.2.1]"), "shop data other"},
 		{entry("e", "hosts: [a.b], addresses: [192.0.2.1], exportTo: ['*']"), "shop data other"},
 		{entry("e", "hosts: [a.b], addresses: [192.0.2.1], exportTo: ['.']"), "shop"},

@@ -174,13 +174,18 @@ func combine(sources []string, inputs map[string]input) (all input, why string) 
 	return all, why
 }
 
+// newKubernetes returns the source at the API server. It calls changed after each change.
+func newKubernetes(cfg Config, changed func()) (*kube.Source, error) {
+	return kube.New(kube.Config{Access: cfg.Kubernetes, RootNamespace: cfg.RootNamespace, Changed: changed, Logger: cfg.Logger})
+}
+
 // readTimeout bounds how long readKubernetes waits.
 const readTimeout = 30 * time.Second
 
 // readKubernetes reads all objects of the API server once.
 func readKubernetes(ctx context.Context, cfg Config) ([]object.Object, []object.Error, error) {
 	changed := make(chan struct{}, 1)
-	source, err := kube.New(kube.Config{Access: cfg.Kubernetes, Logger: cfg.Logger, Changed: func() { notify(changed) }})
+	source, err := newKubernetes(cfg, func() { notify(changed) })
 	if err != nil {
 		return nil, nil, err
 	}

@@ -25,6 +25,7 @@ import (
 const (
 	defaultGRPCAddr         = "localhost:15010"
 	defaultClusterDomain    = "cluster.local"
+	defaultServiceExportTo  = "*"
 	defaultTokenAudience    = "istio-ca"
 	defaultMaxClients       = 20000
 	defaultAckTimeout       = 2 * time.Minute
@@ -61,6 +62,13 @@ type Config struct {
 	ClusterID string
 	// ClusterDomain is the domain of Services; "" means "cluster.local".
 	ClusterDomain string
+	// RootNamespace is the namespace of the ConfigMap with the settings of the mesh, at the API server,
+	// and of the default Sidecar if these settings name no other; "" means "istio-system".
+	RootNamespace string
+	// DefaultServiceExportTo are the namespaces that see the hosts of Services and ServiceEntries without
+	// an exportTo, if the settings of the mesh do not say that: names, ".", "*" or "~", separated by
+	// commas. "" means "*".
+	DefaultServiceExportTo string
 	// AllowEmpty permits a directory without any object. If it is false, the server is not
 	// ready before it has an object, and keeps the last good objects when the directory
 	// becomes empty.
@@ -99,6 +107,12 @@ func (c Config) withDefaults() Config {
 	if c.ClusterDomain == "" {
 		c.ClusterDomain = defaultClusterDomain
 	}
+	if c.RootNamespace == "" {
+		c.RootNamespace = object.DefaultRootNamespace
+	}
+	if c.DefaultServiceExportTo == "" {
+		c.DefaultServiceExportTo = defaultServiceExportTo
+	}
 	if c.TokenAudience == "" {
 		c.TokenAudience = defaultTokenAudience
 	}
@@ -131,7 +145,20 @@ func (c Config) validate() error {
 	if !object.IsHost(c.ClusterDomain) {
 		return fmt.Errorf("cluster domain %q: want a DNS name such as %s (--cluster-domain)", c.ClusterDomain, defaultClusterDomain)
 	}
+	if !object.IsLabel(c.RootNamespace) {
+		return fmt.Errorf("root namespace %q: want a name such as %s (--root-namespace)", c.RootNamespace, object.DefaultRootNamespace)
+	}
+	if _, err := object.ParseExportTo(c.DefaultServiceExportTo, ""); err != nil {
+		return fmt.Errorf("default exportTo of Services: %w (--default-service-export-to)", err)
+	}
 	return nil
+}
+
+// newHosts returns no hosts. The automatic VIPs are allocated in vips.
+func (c Config) newHosts(vips *hosts.VIPs) *hosts.Hosts {
+	h := hosts.New(c.ClusterDomain, len(c.sources()), vips)
+	h.SetDefaults(object.Mesh{RootNamespace: c.RootNamespace, ExportTo: object.SplitScopes(c.DefaultServiceExportTo)})
+	return h
 }
 
 // checkDir returns an error if the configuration directory does not exist.
@@ -214,7 +241,7 @@ func New(cfg Config) (server *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s.cache = newCache(hosts.New(cfg.ClusterDomain, len(cfg.sources()), s.vips))
+	s.cache = newCache(cfg.newHosts(s.vips))
 	if err := cfg.checkDir(); err != nil {
 		if len(good) == 0 {
 			return nil, err
@@ -229,7 +256,7 @@ func New(cfg Config) (server *Server, err error) {
 	}
 	s.source = newSource(cfg.ConfigDir, cfg.AllowEmpty, good)
 	if cfg.Kubernetes != nil {
-		if s.kube, err = kube.New(kube.Config{Access: cfg.Kubernetes, Changed: func() { notify(s.changed) }, Logger: cfg.Logger}); err != nil {
+		if s.kube, err = newKubernetes(cfg, func() { notify(s.changed) }); err != nil {
 			return nil, err
 		}
 	}

@@ -39,7 +39,7 @@ func Table(ctx context.Context, cfg Config, client Client) (*api.NameTable, []ob
 			return nil, nil, err
 		}
 	}
-	all := hosts.New(cfg.ClusterDomain, len(cfg.sources()), vips)
+	all := cfg.newHosts(vips)
 	var changes []hosts.Change
 	var errs []object.Error
 	if cfg.ConfigDir != "" {

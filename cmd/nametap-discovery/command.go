@@ -67,6 +67,8 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	g.String(&o.kubeconfig, "kubeconfig", "`file` with the access to the Kubernetes API whose objects are read; default without --config-dir: the pod's service account")
 	g.Bool(&o.server.AllowEmpty, "allow-empty", "accept a directory without any object: be ready with an empty table, and remove all hosts when the directory becomes empty")
 	g.String(&o.server.ClusterDomain, "cluster-domain", "`domain` of Services")
+	g.String(&o.server.RootNamespace, "root-namespace", "`namespace` of the default Sidecar and, at the Kubernetes API, of the ConfigMap \"istio\" with the settings of the mesh")
+	g.String(&o.server.DefaultServiceExportTo, "default-service-export-to", "`namespaces` that see the hosts of Services and ServiceEntries without an exportTo, unless the settings of the mesh say that: names, ., * or ~, separated by commas")
 	g.String(&o.server.StateDir, "state-dir", "`directory` in which automatic VIPs and the last good objects are saved; empty keeps them in memory")
 
 	g = settings.NewGroup(f, "Serving, status and logging")

@@ -56,8 +56,7 @@ func (c *claim) owner() string {
 func (c *claim) equal(other *claim) bool {
 	return c.host == other.host && c.namespace == other.namespace && c.shortname == other.shortname &&
 		c.endpoints == other.endpoints && c.clusterOnly == other.clusterOnly &&
-		c.alias == other.alias && c.wantsVIP == other.wantsVIP && c.exportTo.Restricted == other.exportTo.Restricted &&
-		slices.Equal(c.exportTo.Namespaces, other.exportTo.Namespaces) && slices.Equal(c.addrs, other.addrs) &&
+		c.alias == other.alias && c.wantsVIP == other.wantsVIP && c.exportTo.Equal(other.exportTo) && slices.Equal(c.addrs, other.addrs) &&
 		slices.Equal(c.literal, other.literal) && slices.Equal(c.vips, other.vips)
 }
 

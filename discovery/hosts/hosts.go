@@ -15,6 +15,7 @@ type Hosts struct {
 	remote   int            // clusters other than the own one
 	kinds    map[string]int // objects that count, by kind
 	sidecars sidecars
+	mesh     mesh
 	byHost   map[string][]claimOf       // the claims by hostKey
 	hosts    map[string]*Host           // by hostKey
 	aliases  map[string]map[string]bool // hosts that are aliases, by the hostKey of their target
@@ -35,7 +36,7 @@ type claimOf struct {
 func New(clusterDomain string, sources int, vips *VIPs) *Hosts {
 	return &Hosts{
 		domain: clusterDomain, clusters: []*cluster{newCluster("", ownCluster, clusterDomain, sources)},
-		kinds: map[string]int{}, sidecars: sidecars{},
+		kinds: map[string]int{}, sidecars: sidecars{}, mesh: newMesh(object.Mesh{RootNamespace: object.DefaultRootNamespace}),
 		byHost: map[string][]claimOf{}, hosts: map[string]*Host{}, aliases: map[string]map[string]bool{},
 		loops: map[string]bool{}, vips: vips,
 	}
@@ -71,8 +72,8 @@ func (h *Hosts) DiffCluster(name string, objects []object.Object) Change {
 // An Update is what a change of objects has changed.
 type Update struct {
 	Hosts []HostChange // sorted by key
-	// Views says that a Sidecar, the clusters or the network of one have changed, so a client may
-	// have another view, and a view may show other hosts.
+	// Views says that a Sidecar, a setting of the mesh, the clusters or the network of one have
+	// changed, so a client may have another view, and a view may show other hosts.
 	Views bool
 	// VIPs says that the automatic VIPs have to be saved.
 	VIPs bool
@@ -167,7 +168,7 @@ func (h *Hosts) exchange(id clusterID, before, now object.Object, owners map[obj
 		}
 	}
 	if id == ownCluster {
-		views = h.sidecars.put(before, now)
+		views = h.sidecars.put(before, now) || h.mesh.put(before, now)
 	}
 	return c.setNetwork(before, now) || views
 }

@@ -129,8 +129,11 @@ func (w world) addr() netip.Addr {
 }
 
 func (w world) exportTo() object.ExportTo {
-	if w.IntN(3) > 0 {
+	switch w.IntN(4) {
+	case 0, 1:
 		return object.ExportTo{}
+	case 2:
+		return object.ExportTo{Public: true}
 	}
 	return object.ExportTo{Restricted: true, Namespaces: []string{w.pick("data", "shop")}}
 }
@@ -141,7 +144,7 @@ func (w world) host() string {
 
 func (w world) object() object.Object {
 	o := object.Object{Key: object.Key{Namespace: w.pick("data", "shop"), Name: w.pick("web", "db", "cart")}}
-	switch w.IntN(7) {
+	switch w.IntN(8) {
 	case 0, 1:
 		o.Key.Kind = object.KindService
 		o.Service = &object.Service{ExportTo: w.exportTo(), PublishNotReady: w.IntN(2) == 0, ClusterOnly: w.IntN(6) == 0}
@@ -179,8 +182,11 @@ func (w world) object() object.Object {
 			o.Sidecar.Labels = map[string]string{"app": w.pick("web", "db")}
 		}
 	case 6:
-		o.Key = object.Key{Kind: object.KindNamespace, Name: rootNamespace}
+		o.Key = object.Key{Kind: object.KindNamespace, Name: object.DefaultRootNamespace}
 		o.Namespace = &object.Namespace{Network: w.pick("", "net1", "net2")}
+	case 7:
+		o.Key = object.Key{Kind: object.KindConfigMap, Namespace: object.DefaultRootNamespace, Name: "istio"}
+		o.Mesh = &object.Mesh{RootNamespace: w.pick("", "data"), ExportTo: []string{w.pick("*", ".", "~", "shop")}}
 	}
 	return o
 }

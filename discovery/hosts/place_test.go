@@ -34,7 +34,7 @@ func endpoints(name string, texts ...string) object.Object {
 
 // network returns the root namespace of a cluster.
 func network(name string) object.Object {
-	return object.Object{Key: object.Key{Kind: object.KindNamespace, Name: rootNamespace}, Namespace: &object.Namespace{Network: name}}
+	return object.Object{Key: object.Key{Kind: object.KindNamespace, Name: object.DefaultRootNamespace}, Namespace: &object.Namespace{Network: name}}
 }
 
 // at returns the addresses of the hosts that a client sees, by where it claims to be. Those that come first are

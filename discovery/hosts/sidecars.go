@@ -7,10 +7,6 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// rootNamespace is the namespace whose Sidecar without a workloadSelector is the default of all
-// namespaces.
-const rootNamespace = "istio-system"
-
 // sidecars holds the Sidecars by namespace, in the order in which they are considered.
 type sidecars map[string][]object.Object
 
@@ -44,15 +40,11 @@ func (s sidecars) remove(o object.Object) {
 	}
 }
 
-// of returns the key of the Sidecar of a workload, and the zero key if it has none.
+// of returns the key of the Sidecar of its namespace that selects a workload, and the zero key if there
+// is none.
 func (s sidecars) of(namespace string, labels map[string]string) object.Key {
 	for _, o := range s[namespace] {
 		if object.Selects(o.Sidecar.Labels, labels) {
-			return o.Key
-		}
-	}
-	for _, o := range s[rootNamespace] {
-		if len(o.Sidecar.Labels) == 0 {
 			return o.Key
 		}
 	}

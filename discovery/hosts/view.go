@@ -26,10 +26,14 @@ type View struct {
 	Place     Place      // where the client is, from [Hosts.Place]
 }
 
-// Sidecar returns the key of the Sidecar that limits the hosts of a workload; the zero key if none
-// does.
+// Sidecar returns the key of the Sidecar that limits the hosts of a workload: one of its namespace
+// that selects it, or else the one of the root namespace that selects all. It returns the zero key if
+// there is none.
 func (h *Hosts) Sidecar(namespace string, labels map[string]string) object.Key {
-	return h.sidecars.of(namespace, labels)
+	if key := h.sidecars.of(namespace, labels); key != (object.Key{}) {
+		return key
+	}
+	return h.sidecars.of(h.mesh.RootNamespace, nil)
 }
 
 // A Viewer looks at hosts through a view. It is valid until an update has Views set.
@@ -37,16 +41,27 @@ type Viewer struct {
 	View
 	limit  *object.Sidecar
 	around *surroundings // nil with one cluster
+	// all and own say which hosts without an exportTo are visible: all, or those of the namespace.
+	all, own bool
 }
 
 // Viewer returns the viewer of a view.
 func (h *Hosts) Viewer(v View) Viewer {
-	return Viewer{v, h.sidecars.get(v.Sidecar), h.surroundings(v.Place)}
+	all, own := h.mesh.Shows(v.Namespace)
+	return Viewer{v, h.sidecars.get(v.Sidecar), h.surroundings(v.Place), all, own}
 }
 
 // sees reports whether the view shows what a claim says.
 func (v *Viewer) sees(c *claim) bool {
-	return c.exportTo.VisibleIn(v.Namespace) && (v.limit == nil || v.limit.Shows(c.namespace, hostKey(c.owner())))
+	return v.isExported(c) && (v.limit == nil || v.limit.Shows(c.namespace, hostKey(c.owner())))
+}
+
+// isExported reports whether the namespace of the view may see what a claim says.
+func (v *Viewer) isExported(c *claim) bool {
+	if c.exportTo.IsDefault() {
+		return v.all || v.own && c.namespace == v.Namespace
+	}
+	return c.exportTo.VisibleIn(v.Namespace)
 }
 
 // A Host has all claims to one host. It does not change.

@@ -90,7 +90,7 @@ func (c *Certificate) String() string { return "Secret " + c.cfg.Namespace + "/"
 func (c *Certificate) Run(ctx context.Context) {
 	var group sync.WaitGroup
 	group.Go(func() {
-		follow(ctx, c.clients.lister(secrets, c.cfg.Namespace, c.cfg.Name, &corev1.Secret{}), c.secret, &c.secret.health)
+		follow(ctx, namedLister(c.clients.core, secrets, cache.NewObjectName(c.cfg.Namespace, c.cfg.Name), &corev1.Secret{}), c.secret, &c.secret.health)
 	})
 	if c.publisher != nil {
 		group.Go(func() { c.publisher.run(ctx) })

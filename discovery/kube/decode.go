@@ -32,6 +32,8 @@ func reduce(whole any) (*slim, error) {
 		return reduceService(o), nil
 	case *discoveryv1.EndpointSlice:
 		return reduceSlice(o), nil
+	case *corev1.ConfigMap:
+		return reduceMesh(o), nil
 	case *unstructured.Unstructured:
 		switch o.GetKind() {
 		case object.KindServiceEntry:

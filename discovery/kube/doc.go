@@ -1,5 +1,5 @@
 // Package kube follows the objects of a Kubernetes API server: Services, the EndpointSlices of
-// headless Services, and Istio's ServiceEntries and Sidecars.
+// headless Services, Istio's ServiceEntries and Sidecars, and the settings of the mesh.
 //
 //  1. resources.go lists what is read, and with which selectors. Pods are not read: EndpointSlices
 //     have their hostnames. Endpoints of Services with a ClusterIP are not read either: they do not
@@ -7,7 +7,7 @@
 //  2. feed.go holds the objects of one resource. client-go's Reflector lists and watches it, as a
 //     stream if the API server can, and passes each object on as soon as it is decoded.
 //  3. decode.go reduces an object to the fields of package object at once, so the whole object is
-//     never held.
+//     never held. mesh.go does so for the ConfigMap with the settings of the mesh.
 //  4. crd.go follows the definitions of custom resources: one that is missing is no error, and
 //     one that is installed later is read then.
 //  5. source.go combines the feeds. Until each of them has all of its objects, the reading says

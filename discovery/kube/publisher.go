@@ -97,9 +97,9 @@ func (p *publisher) status() []Status {
 func (p *publisher) run(ctx context.Context) {
 	var group sync.WaitGroup
 	defer group.Wait()
-	group.Go(func() { follow(ctx, p.clients.namespaceLister(), p.namespaces, &p.namespaces.health) })
+	group.Go(func() { follow(ctx, namespaceLister(p.clients.metadata), p.namespaces, &p.namespaces.health) })
 	group.Go(func() {
-		follow(ctx, p.clients.lister(configMaps, "", p.name, &corev1.ConfigMap{}), p.configMaps, &p.configMaps.health)
+		follow(ctx, namedLister(p.clients.core, configMaps, cache.NewObjectName("", p.name), &corev1.ConfigMap{}), p.configMaps, &p.configMaps.health)
 	})
 	backoff, logged := retry(), ""
 	timer := time.NewTimer(recheck)

@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -84,10 +85,28 @@ type lister struct {
 // typedLister lists a built-in resource in all namespaces. labels selects objects; an empty
 // string selects all.
 func typedLister(client *rest.RESTClient, resource, labels string, kind any) lister {
-	request := func(options metav1.ListOptions) *rest.Request {
+	return requestLister(kind, func(options metav1.ListOptions) *rest.Request {
 		options.LabelSelector = labels
 		return client.Get().Resource(resource).VersionedParams(&options, metav1.ParameterCodec)
-	}
+	})
+}
+
+// namedLister lists the objects of a built-in resource with a name, in one namespace or, without
+// a namespace, in all of them. The API server permits that to a role with this resourceName.
+func namedLister(client *rest.RESTClient, resource string, name cache.ObjectName, kind any) lister {
+	return requestLister(kind, func(options metav1.ListOptions) *rest.Request {
+		options.FieldSelector = nameSelector(name.Name)
+		return client.Get().Resource(resource).NamespaceIfScoped(name.Namespace, name.Namespace != "").VersionedParams(&options, metav1.ParameterCodec)
+	})
+}
+
+// nameSelector returns the field selector of objects with a name.
+func nameSelector(name string) string {
+	return fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+}
+
+// requestLister lists objects of a kind by requests.
+func requestLister(kind any, request func(metav1.ListOptions) *rest.Request) lister {
 	return lister{
 		kind: kind,
 		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
@@ -114,9 +133,20 @@ func (c *clients) customLister(resource schema.GroupVersionResource) lister {
 
 // definitionLister lists the metadata of one definition of a custom resource.
 func (c *clients) definitionLister(name string) lister {
-	r := c.metadata.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	definitions := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	return metadataLister(c.metadata.Resource(definitions), nameSelector(name))
+}
+
+// namespaceLister lists the metadata of all namespaces.
+func namespaceLister(client metadata.Interface) lister {
+	return metadataLister(client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")), "")
+}
+
+// metadataLister lists the metadata of the objects of a resource that a field selector selects; an
+// empty one selects all.
+func metadataLister(r metadata.ResourceInterface, selector string) lister {
 	only := func(options metav1.ListOptions) metav1.ListOptions {
-		options.FieldSelector = "metadata.name=" + name
+		options.FieldSelector = selector
 		return options
 	}
 	return lister{

@@ -5,12 +5,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -39,37 +37,6 @@ func newSharedClients(a *Access) (*sharedClients, error) {
 	}
 	c.metadata, err = metadata.NewForConfig(a.config)
 	return c, err
-}
-
-// lister lists the objects with a name, in one namespace or, if namespace is empty, in all of them. The
-// API server permits that to a role with this resourceName.
-func (c *sharedClients) lister(resource, namespace, name string, kind any) lister {
-	request := func(options metav1.ListOptions) *rest.Request {
-		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
-		return c.core.Get().Resource(resource).NamespaceIfScoped(namespace, namespace != "").VersionedParams(&options, metav1.ParameterCodec)
-	}
-	return lister{
-		kind: kind,
-		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			return request(options).Do(ctx).Get()
-		},
-		watch: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			options.Watch = true
-			return request(options).Watch(ctx)
-		},
-	}
-}
-
-// namespaceLister lists the metadata of all namespaces.
-func (c *sharedClients) namespaceLister() lister {
-	r := c.metadata.Resource(corev1.SchemeGroupVersion.WithResource("namespaces"))
-	return lister{
-		kind: &metav1.PartialObjectMetadata{},
-		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			return r.List(ctx, options)
-		},
-		watch: r.Watch,
-	}
 }
 
 // A namespaced object is one of a resource that has namespaces.

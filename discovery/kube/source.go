@@ -30,6 +30,9 @@ func retry() *wait.Backoff {
 type Config struct {
 	// Access says how to reach the API server.
 	Access *Access
+	// RootNamespace is the namespace of the ConfigMap with the settings of the mesh; empty if they are
+	// not read.
+	RootNamespace string
 	// Changed is called after each change of the objects, from any goroutine. It must not block.
 	Changed func()
 	// Logger is for logs.
@@ -61,6 +64,10 @@ func New(cfg Config) (*Source, error) {
 		{newFeed("services", cfg), typedLister(c.core, "services", "", &corev1.Service{})},
 		{newFeed("endpointslices of headless Services", cfg), typedLister(c.discovery, "endpointslices", headlessSlices, &discoveryv1.EndpointSlice{})},
 		{newFeed("endpointslices of other controllers", cfg), typedLister(c.discovery, "endpointslices", foreignSlices, &discoveryv1.EndpointSlice{})},
+	}
+	if cfg.RootNamespace != "" {
+		name := cache.NewObjectName(cfg.RootNamespace, meshName)
+		s.feeds = append(s.feeds, &resource{newFeed("settings of the mesh", cfg), namedLister(c.core, configMaps, name, &corev1.ConfigMap{})})
 	}
 	for _, custom := range customs() {
 		s.customs = append(s.customs, newCustomFeed(s, custom))

@@ -13,49 +13,66 @@ const (
 	exportToNone    = "~"
 )
 
-// ExportTo says which namespaces see a host. The zero value means all.
+// ExportTo says which namespaces see a host. The zero value says nothing: the mesh's default counts.
 type ExportTo struct {
-	Restricted bool
+	Public     bool     // all namespaces
+	Restricted bool     // only Namespaces
 	Namespaces []string // sorted; only meaningful if Restricted
 }
 
-// NewExportTo returns the namespaces of an exportTo of an object in namespace: "*", or no scope
-// at all, means all namespaces, "." the object's own, "~" none; other scopes are names. The error
-// says which scopes are not valid. They are left out.
+// NewExportTo returns the namespaces of an exportTo of an object in namespace: "*" means all
+// namespaces, "." the object's own, "~" none; other scopes are names. As in istiod, "*" prevails over
+// all others, and "~" over the rest. The error says which scope is not valid.
 func NewExportTo(scopes []string, namespace string) (ExportTo, error) {
-	if len(scopes) == 0 || slices.Contains(scopes, exportToPublic) {
-		return ExportTo{}, nil
-	}
-	e := ExportTo{Restricted: true}
-	var err error
+	var e ExportTo
 	for _, scope := range scopes {
 		switch {
 		case scope == exportToPrivate:
 			e.Namespaces = append(e.Namespaces, namespace)
-		case scope == exportToNone && len(scopes) == 1:
+		case scope == exportToPublic || scope == exportToNone:
 		case IsLabel(scope):
 			e.Namespaces = append(e.Namespaces, scope)
-		case err == nil:
-			err = fmt.Errorf(`want namespaces, ".", "*" or "~" alone, got %q`, scope)
+		default:
+			return ExportTo{}, fmt.Errorf(`want namespaces, ".", "*" or "~", got %q`, scope)
 		}
 	}
+	switch {
+	case len(scopes) == 0:
+		return ExportTo{}, nil
+	case slices.Contains(scopes, exportToPublic):
+		return ExportTo{Public: true}, nil
+	case slices.Contains(scopes, exportToNone):
+		return ExportTo{Restricted: true}, nil
+	}
 	slices.Sort(e.Namespaces)
-	e.Namespaces = slices.Compact(e.Namespaces)
-	return e, err
+	return ExportTo{Restricted: true, Namespaces: slices.Compact(e.Namespaces)}, nil
 }
 
 // ParseExportTo is NewExportTo for the scopes in an annotation, which commas separate.
 func ParseExportTo(text, namespace string) (ExportTo, error) {
+	return NewExportTo(SplitScopes(text), namespace)
+}
+
+// SplitScopes returns the scopes in a text, which commas separate.
+func SplitScopes(text string) []string {
 	var scopes []string
 	for scope := range strings.SplitSeq(text, ",") {
 		if scope = strings.TrimSpace(scope); scope != "" {
 			scopes = append(scopes, scope)
 		}
 	}
-	return NewExportTo(scopes, namespace)
+	return scopes
 }
 
-// VisibleIn reports whether clients in a namespace see the host.
+// IsDefault reports whether the mesh's default counts.
+func (e ExportTo) IsDefault() bool { return !e.Public && !e.Restricted }
+
+// Equal reports whether both say the same.
+func (e ExportTo) Equal(other ExportTo) bool {
+	return e.Public == other.Public && e.Restricted == other.Restricted && slices.Equal(e.Namespaces, other.Namespaces)
+}
+
+// VisibleIn reports whether clients in a namespace see the host. With the default, they do.
 func (e ExportTo) VisibleIn(namespace string) bool {
 	if !e.Restricted {
 		return true

@@ -19,6 +19,7 @@ const (
 	KindServiceEntry  = "ServiceEntry"
 	KindSidecar       = "Sidecar"
 	KindNamespace     = "Namespace"
+	KindConfigMap     = "ConfigMap" // with the settings of the mesh; read at the API server only
 )
 
 // Labels, annotations and values of fields.
@@ -55,6 +56,7 @@ type Object struct {
 	Entry     *ServiceEntry
 	Sidecar   *Sidecar
 	Namespace *Namespace
+	Mesh      *Mesh
 }
 
 // Namespace holds the fields of the root namespace of a cluster that are used.

@@ -1,0 +1,27 @@
+package hosts
+
+import "github.com/nametap/nametap/discovery/object"
+
+// mesh holds the settings of the mesh.
+type mesh struct {
+	object.Mesh
+	defaults object.Mesh // count where an object does not set them, or there is none
+}
+
+func newMesh(defaults object.Mesh) mesh { return mesh{defaults, defaults} }
+
+// SetDefaults sets the settings of the mesh that count where no object sets them. Call it before the
+// first Update.
+func (h *Hosts) SetDefaults(defaults object.Mesh) { h.mesh = newMesh(defaults) }
+
+// put puts an object that has changed to use, and reports whether it has settings of the mesh.
+func (m *mesh) put(before, now object.Object) bool {
+	if before.Mesh == nil && now.Mesh == nil {
+		return false
+	}
+	m.Mesh = m.defaults
+	if now.Mesh != nil {
+		m.Mesh = now.Mesh.Or(m.defaults)
+	}
+	return true
+}

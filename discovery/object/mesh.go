@@ -1,0 +1,50 @@
+package object
+
+import "slices"
+
+// DefaultRootNamespace is the root namespace of a mesh whose settings have none.
+const DefaultRootNamespace = "istio-system"
+
+// Mesh holds the settings of the mesh that are used.
+type Mesh struct {
+	// RootNamespace is the namespace whose Sidecar without a workloadSelector is the default of all
+	// namespaces; empty if it is not set.
+	RootNamespace string
+	// ExportTo are the scopes of the hosts of Services and ServiceEntries without an exportTo, as in
+	// [NewExportTo]; none if they are not set, which means all namespaces.
+	ExportTo []string
+	// Selectors say which namespaces count, by their labels, in the form of kubectl's --selector. A
+	// namespace counts if one of them matches, or if there is none.
+	Selectors []string
+}
+
+// Or returns the settings, with those of other where they are not set.
+func (m Mesh) Or(other Mesh) Mesh {
+	if m.RootNamespace == "" {
+		m.RootNamespace = other.RootNamespace
+	}
+	if len(m.ExportTo) == 0 {
+		m.ExportTo = other.ExportTo
+	}
+	if len(m.Selectors) == 0 {
+		m.Selectors = other.Selectors
+	}
+	return m
+}
+
+// Shows says which hosts without an exportTo clients in a namespace see: all of them, or those of
+// their own namespace.
+func (m Mesh) Shows(namespace string) (all, own bool) {
+	switch {
+	case len(m.ExportTo) == 0 || slices.Contains(m.ExportTo, exportToPublic):
+		return true, true
+	case slices.Contains(m.ExportTo, exportToNone):
+		return false, false
+	}
+	return IsLabel(namespace) && slices.Contains(m.ExportTo, namespace), slices.Contains(m.ExportTo, exportToPrivate)
+}
+
+// Equal reports whether two settings are the same.
+func (m Mesh) Equal(other Mesh) bool {
+	return m.RootNamespace == other.RootNamespace && slices.Equal(m.ExportTo, other.ExportTo) && slices.Equal(m.Selectors, other.Selectors)
+}
