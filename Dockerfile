@@ -30,7 +30,7 @@ LABEL org.opencontainers.image.version=$VERSION
 COPY --from=build /out/nametap-discovery /usr/local/bin/nametap-discovery
 COPY --from=build --chown=1337:1337 /out/state /var/lib/nametap-discovery
 USER 1337:1337
-EXPOSE 15010/tcp 15014/tcp
+EXPOSE 15010/tcp 15012/tcp 15014/tcp
 ENTRYPOINT ["/usr/local/bin/nametap-discovery"]
 
 FROM scratch AS agent

@@ -1,7 +1,6 @@
 package deploy
 
 import (
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -12,6 +11,9 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"sigs.k8s.io/yaml"
 
@@ -23,11 +25,17 @@ var manifests = []string{"istiod", "discovery"}
 
 // objects are the objects of a manifest.
 type objects struct {
-	pod        corev1.Pod
-	deployment appsv1.Deployment
-	service    corev1.Service
-	configMap  corev1.ConfigMap
-	namespace  corev1.Namespace
+	pod            corev1.Pod
+	deployment     appsv1.Deployment
+	service        corev1.Service
+	namespace      corev1.Namespace
+	account        corev1.ServiceAccount
+	clusterRole    rbacv1.ClusterRole
+	clusterBinding rbacv1.ClusterRoleBinding
+	role           rbacv1.Role
+	binding        rbacv1.RoleBinding
+	budget         policyv1.PodDisruptionBudget
+	policy         networkingv1.NetworkPolicy
 }
 
 // load decodes a manifest strictly: an unknown field fails the test.
@@ -40,8 +48,9 @@ func load(t *testing.T, variant string) objects {
 			t.Fatalf("%s: %v\n%s", variant, err, document)
 		}
 		into := map[string]any{
-			"Pod": &all.pod, "Deployment": &all.deployment, "Service": &all.service,
-			"ConfigMap": &all.configMap, "Namespace": &all.namespace,
+			"Pod": &all.pod, "Deployment": &all.deployment, "Service": &all.service, "Namespace": &all.namespace,
+			"ServiceAccount": &all.account, "ClusterRole": &all.clusterRole, "ClusterRoleBinding": &all.clusterBinding,
+			"Role": &all.role, "RoleBinding": &all.binding, "PodDisruptionBudget": &all.budget, "NetworkPolicy": &all.policy,
 		}[kind.Kind]
 		if into == nil {
 			t.Fatalf("%s: kind %q is not expected\n%s", variant, kind.Kind, document)
@@ -202,70 +211,41 @@ func mounted(t *testing.T, spec corev1.PodSpec) {
 	}
 }
 
-// TestIstiodCredentials checks that the token and the root certificate are at the agent's
-// default paths, and that the token is for istiod.
-func TestIstiodCredentials(t *testing.T) {
-	spec := load(t, "istiod").pod.Spec
+// TestCredentials checks that the token and the root certificate are at the agent's default paths,
+// and that the token is for the control plane.
+func TestCredentials(t *testing.T) {
 	help := output(t, command(t, nil, "nametap", "agent", "--help"))
-	for volume, file := range map[string]string{"token": "istio-token", "root-cert": "root-cert.pem"} {
-		i := slices.IndexFunc(spec.InitContainers[0].VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == volume })
-		if path := filepath.Join(spec.InitContainers[0].VolumeMounts[i].MountPath, file); !strings.Contains(help, path) {
-			t.Errorf("%s is not a default of the agent", path)
+	audience := output(t, command(t, nil, "nametap-discovery", "--help"))
+	for variant, configMap := range map[string]string{"istiod": "istio-ca-root-cert", "discovery": "nametap-ca-root-cert"} {
+		spec := load(t, variant).pod.Spec
+		for volume, file := range map[string]string{"token": "istio-token", "root-cert": "root-cert.pem"} {
+			i := slices.IndexFunc(spec.InitContainers[0].VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == volume })
+			if path := filepath.Join(spec.InitContainers[0].VolumeMounts[i].MountPath, file); !strings.Contains(help, path) {
+				t.Errorf("%s: %s is not a default of the agent", variant, path)
+			}
 		}
-	}
-	i := slices.IndexFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == "token" })
-	if token := spec.Volumes[i].Projected.Sources[0].ServiceAccountToken; token.Audience != "istio-ca" || token.Path != "istio-token" {
-		t.Errorf("token: %v", token)
+		volume := func(name string) corev1.Volume {
+			return spec.Volumes[slices.IndexFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == name })]
+		}
+		token := volume("token").Projected.Sources[0].ServiceAccountToken
+		if token.Audience != "istio-ca" || token.Path != "istio-token" || !strings.Contains(audience, token.Audience) {
+			t.Errorf("%s: token %v", variant, token)
+		}
+		if got := volume("root-cert").ConfigMap.Name; got != configMap || variant == "discovery" && !strings.Contains(audience, got) {
+			t.Errorf("%s: the root certificate is in %s", variant, got)
+		}
 	}
 }
 
 // TestPodsAlike checks that the pods differ only in the control plane.
 func TestPodsAlike(t *testing.T) {
 	istiod, discovery := load(t, "istiod").pod.Spec, load(t, "discovery").pod.Spec
-	credentials := func(name string) bool { return name == "token" || name == "root-cert" }
-	istiod.Volumes = slices.DeleteFunc(istiod.Volumes, func(v corev1.Volume) bool { return credentials(v.Name) })
-	istiod.InitContainers[0].VolumeMounts = slices.DeleteFunc(istiod.InitContainers[0].VolumeMounts,
-		func(m corev1.VolumeMount) bool { return credentials(m.Name) })
+	for i := range istiod.Volumes {
+		if istiod.Volumes[i].Name == "root-cert" {
+			istiod.Volumes[i].ConfigMap.Name = "nametap-ca-root-cert"
+		}
+	}
 	if diff := cmp.Diff(istiod, discovery); diff != "" {
 		t.Errorf("(-istiod +discovery):\n%s", diff)
-	}
-}
-
-// TestDiscovery checks that nametap-discovery accepts its arguments and serves the
-// ConfigMap, and that its address is the one in the pod's settings.
-func TestDiscovery(t *testing.T) {
-	all := load(t, "discovery")
-	pod := all.deployment.Spec.Template
-	server := pod.Spec.Containers[0]
-	confined(t, server, agentID)
-	mounted(t, pod.Spec)
-	dir := t.TempDir()
-	for name, text := range all.configMap.Data {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	args := slices.Clone(server.Args)
-	for i := range args {
-		args[i] = strings.ReplaceAll(args[i], server.VolumeMounts[0].MountPath, dir)
-	}
-	if table := output(t, command(t, nil, "nametap-discovery", append(args, "--print-table", "--state-dir=")...)); !strings.Contains(table, "db.example.com") {
-		t.Errorf("no db.example.com in %s", table)
-	}
-	service := all.service
-	if diff := cmp.Diff(service.Spec.Selector, pod.Labels); diff != "" {
-		t.Errorf("the Service selects (-), the pods are (+):\n%s", diff)
-	}
-	address := service.Name + "." + service.Namespace + ".svc:15010"
-	if service.Spec.Ports[0].Port != 15010 || !strings.Contains(all.pod.Annotations[proxyConfig], address) {
-		t.Errorf("%s is not in %s", address, all.pod.Annotations[proxyConfig])
-	}
-	if all.namespace.Name != service.Namespace || service.Namespace != all.deployment.Namespace || service.Namespace != all.configMap.Namespace {
-		t.Error("the Service and the pods are in different namespaces")
-	}
-	for _, probe := range []*corev1.Probe{server.ReadinessProbe, server.LivenessProbe} {
-		if containerPort(server, probe) != 15014 {
-			t.Errorf("probe %v", probe)
-		}
 	}
 }
