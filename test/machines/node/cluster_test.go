@@ -102,12 +102,12 @@ func (c *cluster) controlPlane() {
 	c.apply(c.t, kubeDNS)
 }
 
-// apply creates or changes the objects of a manifest.
+// apply creates or changes the objects of a manifest, also fields that another program has set.
 func (c *cluster) apply(t *testing.T, manifest string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cmd := c.command(ctx, append(c.kubectl, "apply", "--server-side", "-f", "-")...)
+	cmd := c.command(ctx, append(c.kubectl, "apply", "--server-side", "--force-conflicts", "-f", "-")...)
 	cmd.Stdin = strings.NewReader(manifest)
 	if output, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("kubectl apply: %v\n%s", err, output)

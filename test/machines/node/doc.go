@@ -11,5 +11,6 @@
 //
 // Files: machine_test.go the namespaces and their processes, cgroup_test.go the cgroups,
 // cluster_test.go the configuration of Kubernetes, image_test.go the images, api_test.go the
-// client of the API, pod_test.go pods for checks. The other files have the checks.
+// client of the API, pod_test.go pods for checks, discovery_test.go nametap-discovery as a user installs
+// it. The other files have the checks.
 package node

@@ -36,7 +36,9 @@ func missing() []string {
 // TestNode runs all checks on one node.
 func TestNode(t *testing.T) {
 	c := newCluster(t)
-	c.apply(t, manifest(t, "discovery")) // as it is
+	c.install(t)
+	t.Run("newcomer", c.testNewcomer)
+	t.Run("rollout", c.testRollout) // D50
 	c.startIstiod()
 	t.Run("manifest", c.testManifest)
 	t.Run("delay", c.testDelay) // I0; alone, for its figures
@@ -51,7 +53,6 @@ func TestNode(t *testing.T) {
 		t.Run("agent hangs", c.testAgentHangs)              // K15
 		t.Run("supervisor hangs", c.testSupervisorHangs)    // K15
 		t.Run("control plane away", c.testControlPlaneAway) // I0
-		t.Run("control plane restarts", c.testControlPlaneRestarts)
 		t.Run("memory", c.testMemory)
 		t.Run("host network", hostNetwork{c, true}.test) // K16
 		t.Run("host network without HOST_IP", hostNetwork{c, false}.test)
@@ -62,5 +63,6 @@ func TestNode(t *testing.T) {
 		t.Run("agent of another user", c.testOtherUser)   // I0
 		t.Run("deletion", c.testDeletion)
 	})
-	t.Run("token", c.testToken) // alone, because it restarts kubelet and istiod
+	t.Run("token", c.testToken)          // alone, because it restarts kubelet and istiod
+	t.Run("config map", c.testConfigMap) // last, because nametap-discovery serves something else then
 }

@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
@@ -113,52 +112,6 @@ func (s *space) keepLogs() {
 	path := s.cluster.path(s.name + ".pods")
 	_ = os.WriteFile(path, []byte(text.String()), 0o644)
 	s.t.Logf("descriptions and logs of the pods are in %s", path)
-}
-
-// discovery starts a nametap-discovery as in its manifest, in this namespace, with more
-// objects. It returns the manifest's pod, which uses it.
-func (s *space) discovery(objects map[string]string) *corev1.Pod {
-	s.t.Helper()
-	var pod *corev1.Pod
-	for document := range strings.SplitSeq(strings.ReplaceAll(manifest(s.t, "discovery"), "nametap-system", s.name), "\n---\n") {
-		var object map[string]any
-		if err := yaml.Unmarshal([]byte(document), &object); err != nil {
-			s.t.Fatal(err)
-		}
-		switch object["kind"] {
-		case "Namespace":
-			continue
-		case "Pod":
-			pod = new(corev1.Pod)
-			if err := yaml.Unmarshal([]byte(document), pod); err != nil {
-				s.t.Fatal(err)
-			}
-			continue
-		case "ConfigMap":
-			data := object["data"].(map[string]any)
-			for name, text := range objects {
-				data[name] = text
-			}
-		}
-		text, err := yaml.Marshal(object)
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		s.apply(s.t, string(text))
-	}
-	s.available("nametap-discovery")
-	return pod
-}
-
-// available waits until all replicas of a Deployment are of its current version and available.
-func (s *space) available(name string) {
-	s.t.Helper()
-	var now appsv1.Deployment
-	wait.Until(s.t, "the Deployment "+name+" is available", func() bool {
-		err := s.api.get("/apis/apps/v1/namespaces/"+s.name+"/deployments/"+name, &now)
-		return err == nil && now.Status.ObservedGeneration >= now.Generation && now.Status.UpdatedReplicas == *now.Spec.Replicas &&
-			now.Status.Replicas == now.Status.UpdatedReplicas && now.Status.AvailableReplicas == now.Status.UpdatedReplicas
-	})
 }
 
 // A pod is a pod of a check. t is the test that waits for it.

@@ -17,16 +17,24 @@ import (
 	"github.com/nametap/nametap/test/machines/load"
 )
 
-// testManifest runs the commands in the comments of the manifests.
+// shop is the pod of the manifest in the namespace default.
+func (c *cluster) shop(t *testing.T) *pod {
+	t.Helper()
+	p := &pod{space: &space{cluster: c, t: t, name: "default"}, name: "shop"}
+	p.ready()
+	return p
+}
+
+// testManifest checks the pod that the manifest of nametap-discovery makes.
 func (c *cluster) testManifest(t *testing.T) {
-	shop := &pod{space: &space{cluster: c, t: t, name: "default"}, name: "shop"}
-	shop.ready()
-	if answer := shop.mustExec("nametap", "nametap", "query", "db.example.com"); !strings.Contains(answer, "192.0.2.53") {
-		t.Errorf("nametap query: %s", answer)
-	}
+	shop := c.shop(t)
+	wait.Until(t, "the ServiceEntry is in the table", func() bool {
+		answer, err := shop.exec("nametap", "nametap", "query", "db.example.com")
+		return err == nil && strings.Contains(answer, "192.0.2.53")
+	})
 	status := shop.mustExec("nametap", "nametap", "status")
 	t.Logf("nametap status in the pod:\n%s", status)
-	if !strings.Contains(status, "connected to nametap-discovery.nametap-system.svc:15010") || !strings.Contains(status, "IPv4 redirected") {
+	if !strings.Contains(status, "connected to nametap-discovery.nametap-system.svc:15012") || !strings.Contains(status, "IPv4 redirected") {
 		t.Errorf("nametap status: %s", status)
 	}
 	// I0: the agent's container cannot read the rules, and says what is captured.
@@ -95,7 +103,7 @@ func idle(spec *corev1.Pod) {
 // away gives a pod a control plane at an address where no machine is.
 func away(spec *corev1.Pod) {
 	for key, text := range spec.Annotations {
-		spec.Annotations[key] = strings.Replace(text, "nametap-discovery.nametap-system.svc:15010", "172.30.0.99:15010", 1)
+		spec.Annotations[key] = strings.Replace(text, "nametap-discovery.nametap-system.svc:15012", "172.30.0.99:15012", 1)
 	}
 }
 
@@ -231,7 +239,7 @@ func (c *cluster) testControlPlaneAway(t *testing.T) {
 	if report.Bad() > 0 {
 		t.Errorf("%d of %d queries have no right answer", report.Bad(), report.Queries)
 	}
-	if status := p.mustExec("nametap", "nametap", "status"); !strings.Contains(status, "not connected to 172.30.0.99:15010") {
+	if status := p.mustExec("nametap", "nametap", "status"); !strings.Contains(status, "not connected to 172.30.0.99:15012") {
 		t.Errorf("nametap status: %s", status)
 	}
 }
