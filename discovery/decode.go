@@ -28,7 +28,7 @@ func decodeKind(root field, o *object.Object) {
 	case object.KindServiceEntry:
 		o.Entry = decodeServiceEntry(root, o.Key.Namespace)
 	case object.KindSidecar:
-		o.Sidecar = decodeSidecar(root, o.Key.Namespace)
+		o.Sidecar = decodeSidecar(root)
 	}
 }
 
@@ -184,7 +184,7 @@ func decodeServiceEntry(root field, namespace string) *object.ServiceEntry {
 	return e
 }
 
-func decodeSidecar(root field, namespace string) *object.Sidecar {
+func decodeSidecar(root field) *object.Sidecar {
 	spec := root.get("spec")
 	s := &object.Sidecar{Labels: spec.get("workloadSelector").get("labels").stringMap()}
 	for _, listener := range spec.get("egress").list() {
@@ -192,7 +192,7 @@ func decodeSidecar(root field, namespace string) *object.Sidecar {
 			s.Egress = []object.EgressHost{}
 		}
 		for _, f := range listener.get("hosts").list() {
-			h, ok, err := object.ParseEgressHost(f.str(), namespace)
+			h, ok, err := object.ParseEgressHost(f.str())
 			if err != nil && f.isString() {
 				f.fail("%v", err)
 			}

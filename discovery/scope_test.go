@@ -41,6 +41,7 @@ func TestSidecars(t *testing.T) { // D12
 		{"no egress", sidecarYAML("s", "shop", "ingress: []"), join(wild, external, api, cache, db, web)},
 		{"another namespace", sidecarYAML("s", "data", "egress: [{hosts: ['./*']}]"), join(wild, external, api, cache, db, web)},
 		{"the root namespace", sidecarYAML("s", "istio-system", "egress: [{hosts: ['data/*']}]"), join(cache, db)},
+		{"the workload's namespace in the root namespace", sidecarYAML("s", "istio-system", "egress: [{hosts: ['./*']}]"), join(api, web)},
 		{"the root namespace's own workloads", sidecarYAML("s", "istio-system", "workloadSelector: {labels: {app: web}}, egress: [{hosts: ['data/*']}]"), join(wild, external, api, cache, db, web)},
 		{"the namespace before the root", sidecarYAML("s", "istio-system", "egress: [{hosts: ['data/*']}]") + sidecarYAML("s", "shop", "egress: [{hosts: ['./*']}]"), join(api, web)},
 		{"selected", sidecarYAML("a", "shop", "egress: [{hosts: ['./*']}]") + sidecarYAML("b", "shop", "workloadSelector: {labels: {app: web}}, egress: [{hosts: ['data/*']}]"), join(cache, db)},

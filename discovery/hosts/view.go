@@ -53,7 +53,7 @@ func (h *Hosts) Viewer(v View) Viewer {
 
 // sees reports whether the view shows what a claim says.
 func (v *Viewer) sees(c *claim) bool {
-	return v.isExported(c) && (v.limit == nil || v.limit.Shows(c.namespace, hostKey(c.owner())))
+	return v.isExported(c) && (v.limit == nil || v.limit.Shows(v.Namespace, c.namespace, hostKey(c.owner())))
 }
 
 // isExported reports whether the namespace of the view may see what a claim says.

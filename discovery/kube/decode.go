@@ -203,7 +203,7 @@ func reduceSidecar(o *unstructured.Unstructured) *slim {
 	}
 	for i, listener := range from.Spec.Egress {
 		for j, text := range listener.Hosts {
-			h, ok, err := object.ParseEgressHost(text, o.GetNamespace())
+			h, ok, err := object.ParseEgressHost(text)
 			if err != nil {
 				s.fail(fmt.Sprintf("spec.egress[%d].hosts[%d]", i, j), "%v", err)
 			}

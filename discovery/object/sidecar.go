@@ -21,15 +21,15 @@ type Sidecar struct {
 
 // EgressHost is a host, or several, of one namespace or of all.
 type EgressHost struct {
-	Namespace string // "*" for all
+	Namespace string // "*" for all, "." for that of the workload
 	Host      string // in lower case; "*" for all, "*.suffix" for those that end so
 }
 
 const anything = "*"
 
-// ParseEgressHost parses "NAMESPACE/HOST" of a Sidecar in namespace. The namespace "." is the
-// Sidecar's own, and ok is false for "~", which stands for none.
-func ParseEgressHost(text, namespace string) (h EgressHost, ok bool, err error) {
+// ParseEgressHost parses "NAMESPACE/HOST" of a Sidecar. ok is false for the namespace "~", which stands
+// for none.
+func ParseEgressHost(text string) (h EgressHost, ok bool, err error) {
 	from, host, found := strings.Cut(text, "/")
 	host = strings.ToLower(host)
 	switch {
@@ -37,8 +37,6 @@ func ParseEgressHost(text, namespace string) (h EgressHost, ok bool, err error) 
 		return h, false, fmt.Errorf(`want NAMESPACE/HOST, with a name, ".", "*" or "~" as the namespace, got %q`, text)
 	case from == exportToNone:
 		return h, false, nil
-	case from == exportToPrivate:
-		from = namespace
 	}
 	return EgressHost{from, host}, true, nil
 }
@@ -53,13 +51,18 @@ func Selects(selector, labels map[string]string) bool {
 	return true
 }
 
-// Shows reports whether a host of a namespace is visible. The host is in lower case.
-func (s *Sidecar) Shows(namespace, host string) bool {
+// Shows reports whether a workload sees a host of a namespace. The host is in lower case. workload is
+// the workload's namespace, which is that of the Sidecar unless it is the default of all namespaces.
+func (s *Sidecar) Shows(workload, namespace, host string) bool {
 	if s.Egress == nil {
 		return true
 	}
 	for _, e := range s.Egress {
-		if (e.Namespace == anything || e.Namespace == namespace) && e.covers(host) {
+		from := e.Namespace
+		if from == exportToPrivate {
+			from = workload
+		}
+		if (e.Namespace == anything || from == namespace) && e.covers(host) {
 			return true
 		}
 	}
