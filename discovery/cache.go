@@ -108,6 +108,13 @@ func (c *cache) counts() hosts.Counts {
 	return c.hosts.Counts()
 }
 
+// statuses returns the ServiceEntries of a source whose status must change.
+func (c *cache) statuses(source int) map[object.Key]object.VIPStatus {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.hosts.Statuses(source)
+}
+
 // remakeViewsLocked makes all views anew after a change that may give a client another view. It drops
 // views without watches; a client that is about to answer a push creates its view again.
 func (c *cache) remakeViewsLocked() {

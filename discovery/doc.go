@@ -14,17 +14,16 @@
 //     directory that becomes empty keeps all of them (see Config.AllowEmpty).
 //     Package kube does the same for the objects of the Kubernetes API. inputs.go combines
 //     both sources, and serves nothing before each of them is complete.
-//  4. claims.go turns objects into claims: this host has these addresses, according to
-//     that namespace. It is a pure function.
-//  5. vip.go gives automatic VIPs to external hosts without addresses. state.go saves
-//     them, and the last good objects, in the state directory.
-//  6. tables.go selects the claims that one kind of client may see (node.go, scope.go) and
-//     merges the claims to a host into one table entry.
-//  7. cache.go passes the tables to go-control-plane's server and wakes only the clients
+//  4. Package hosts turns changed objects into claims (this host has these addresses, according
+//     to that namespace), claims into hosts with automatic VIPs, and hosts into entries of tables.
+//     state.go saves the VIPs, and the last good objects, in the state directory. writer.go writes
+//     the VIPs to the status of ServiceEntries.
+//  5. views.go has the tables of one kind of client (node.go), and encodes them.
+//  6. cache.go passes the tables to go-control-plane's server and wakes only the clients
 //     whose table changed. codec.go lets all of them share the bytes of a table, and
 //     limits.go bounds what they can occupy.
 //
-// server.go starts all of it, and rebuild.go repeats steps 1 to 7 after each change. listen.go opens the
+// server.go starts all of it, and rebuild.go repeats steps 1 to 6 after each change. listen.go opens the
 // listeners, certificate.go gets the certificate for TLS, and package auth decides who may connect.
 //
 // What a client sees depends on its node: its namespace (exportTo), its address families,

@@ -128,6 +128,9 @@ func (s *Server) publishLocked() error {
 		return nil
 	}
 	update, err := s.cache.update(s.takeLocked(), s.saveVIPsLocked)
+	if len(update.Hosts) > 0 {
+		notify(s.writeVIPs)
+	}
 	s.report(all, update)
 	s.metrics.observe(all.kept, s.cache.counts())
 	if err != nil {

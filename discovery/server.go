@@ -60,6 +60,11 @@ type Config struct {
 	TrustDomain string
 	// ClusterID is what clients may claim as their cluster; "" means anything.
 	ClusterID string
+	// Lease is that whose holder writes automatic VIPs to the status of ServiceEntries, so that all
+	// replicas give a host the same. Without one, none are written.
+	Lease kube.Lease
+	// Identity names this replica in the Lease; "" means the name of the machine.
+	Identity string
 	// ClusterDomain is the domain of Services; "" means "cluster.local".
 	ClusterDomain string
 	// RootNamespace is the namespace of the ConfigMap with the settings of the mesh, at the API server,
@@ -142,6 +147,9 @@ func (c Config) validate() error {
 		return errors.New("no source of objects: name the directory with your Services and ServiceEntries (--config-dir), " +
 			"or the file with the access to the Kubernetes API (--kubeconfig)")
 	}
+	if c.Lease != (kube.Lease{}) && c.Kubernetes == nil {
+		return errors.New("automatic VIPs are written to objects of the Kubernetes API only: name a file with its access (--kubeconfig), or leave --lease away")
+	}
 	if !object.IsHost(c.ClusterDomain) {
 		return fmt.Errorf("cluster domain %q: want a DNS name such as %s (--cluster-domain)", c.ClusterDomain, defaultClusterDomain)
 	}
@@ -195,6 +203,9 @@ type Server struct {
 	kube      *kube.Source  // nil without the Kubernetes API
 	changed   chan struct{} // has an element when objects of the Kubernetes API have changed
 
+	writer    *kube.Writer  // nil without a Lease
+	writeVIPs chan struct{} // has an element when VIPs may have to be written
+
 	clients atomic.Int64   // open streams
 	streams sync.WaitGroup // their handlers
 
@@ -229,7 +240,7 @@ func New(cfg Config) (server *Server, err error) {
 	s := &Server{
 		cfg: cfg, ready: make(chan struct{}), vips: hosts.NewVIPs(), logged: map[string]bool{},
 		waiting:   "no object has been read yet",
-		firstRead: make(chan struct{}), changed: make(chan struct{}, 1), inputs: map[string]input{}, read: map[string]bool{},
+		firstRead: make(chan struct{}), changed: make(chan struct{}, 1), writeVIPs: make(chan struct{}, 1), inputs: map[string]input{}, read: map[string]bool{},
 	}
 	s.readOnce = sync.OnceFunc(func() { close(s.firstRead) })
 	defer func() {
@@ -260,7 +271,10 @@ func New(cfg Config) (server *Server, err error) {
 			return nil, err
 		}
 	}
-	if s.metrics, err = newMetrics(cfg.Registerer, newResourceMetrics(s), newCertificateMetrics(s)); err != nil {
+	if s.writer, err = s.newWriter(); err != nil {
+		return nil, err
+	}
+	if s.metrics, err = newMetrics(cfg.Registerer, newResourceMetrics(s), newCertificateMetrics(s), newLeaseMetric(s)); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -357,6 +371,9 @@ func (s *Server) Run(ctx context.Context) error {
 			s.followKubernetes(ctx)
 			return nil
 		})
+	}
+	if s.writer != nil {
+		group.Go(func() error { return s.runWriter(ctx) })
 	}
 	return group.Wait()
 }

@@ -66,6 +66,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	g.String(&o.server.ConfigDir, "config-dir", "`directory` of Services, EndpointSlices, Pods and ServiceEntries")
 	g.String(&o.kubeconfig, "kubeconfig", "`file` with the access to the Kubernetes API whose objects are read; default without --config-dir: the pod's service account")
 	g.Bool(&o.server.AllowEmpty, "allow-empty", "accept a directory without any object: be ready with an empty table, and remove all hosts when the directory becomes empty")
+	g.Text(&o.server.Lease, "lease", "`NAMESPACE/NAME` of the Lease whose holder writes automatic VIPs to the status of ServiceEntries, so that all replicas give a host the same; empty writes none")
 	g.String(&o.server.ClusterDomain, "cluster-domain", "`domain` of Services")
 	g.String(&o.server.RootNamespace, "root-namespace", "`namespace` of the default Sidecar and, at the Kubernetes API, of the ConfigMap \"istio\" with the settings of the mesh")
 	g.String(&o.server.DefaultServiceExportTo, "default-service-export-to", "`namespaces` that see the hosts of Services and ServiceEntries without an exportTo, unless the settings of the mesh say that: names, ., * or ~, separated by commas")

@@ -26,10 +26,24 @@ func ParseAddress(text string) (netip.Addr, error) {
 	return a.Unmap(), nil
 }
 
+// A VIP is an automatic VIP in the status of a ServiceEntry.
+type VIP struct {
+	Host string // as in the spec, without a trailing dot
+	Addr netip.Addr
+}
+
+// A VIPStatus is the status that a ServiceEntry should have.
+type VIPStatus struct {
+	Entry *ServiceEntry // as it is known
+	VIPs  []VIP
+}
+
 // AddVIP adds an address of the status to the VIPs of one of the hosts.
 func (e *ServiceEntry) AddVIP(host string, a netip.Addr) {
+	host = strings.TrimSuffix(host, ".")
 	if !slices.Contains(e.Hosts, host) {
-		return // the status is older than the spec
+		e.StaleVIPs = true // the status is older than the spec
+		return
 	}
 	if e.VIPs == nil {
 		e.VIPs = map[string][]netip.Addr{}

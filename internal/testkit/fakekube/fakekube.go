@@ -32,6 +32,7 @@ const (
 	EndpointSlices = "/apis/discovery.k8s.io/v1/endpointslices"
 	ServiceEntries = "/apis/networking.istio.io/v1/serviceentries"
 	Sidecars       = "/apis/networking.istio.io/v1/sidecars"
+	Leases         = "/apis/coordination.k8s.io/v1/leases"
 	Definitions    = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 	TokenReviews   = "/apis/authentication.k8s.io/v1/tokenreviews" // no object is put there, see SetToken
 )
@@ -51,6 +52,8 @@ func kindOf(path string) (version, kind string) {
 		return "networking.istio.io/v1", "ServiceEntry"
 	case Sidecars:
 		return "networking.istio.io/v1", "Sidecar"
+	case Leases:
+		return "coordination.k8s.io/v1", "Lease"
 	case Definitions, Namespaces:
 		return "meta.k8s.io/v1", "PartialObjectMetadata"
 	}
@@ -247,7 +250,9 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.serveReview(w, r)
 	case watch && kind != "":
 		a.serveWatch(w, r)
-	case kind != "" && r.Method != http.MethodGet:
+	case kind != "" && r.Method == http.MethodGet:
+		a.serveGet(w, r)
+	case kind != "":
 		a.serveWrite(w, r)
 	default:
 		refuse(w, http.StatusNotFound, r.URL.Path)

@@ -17,17 +17,29 @@ type target struct {
 	name      string // "" for all
 }
 
-// targetOf returns what a path is about.
+// targetOf returns what a path is about. The status of an object is written with the object.
 func targetOf(path string) target {
-	parts := strings.Split(strings.TrimPrefix(path, Namespaces+"/"), "/")
-	if len(parts) < 2 || !strings.HasPrefix(path, Namespaces+"/") {
+	prefix, rest, found := strings.Cut(path, "/namespaces/")
+	parts := strings.Split(strings.TrimSuffix(rest, "/status"), "/")
+	if !found || len(parts) < 2 {
 		return target{resource: path}
 	}
-	t := target{resource: "/api/v1/" + parts[1], namespace: parts[0]}
+	t := target{resource: prefix + "/" + parts[1], namespace: parts[0]}
 	if len(parts) > 2 {
 		t.name = parts[2]
 	}
 	return t
+}
+
+// serveGet answers a request for one object.
+func (a *API) serveGet(w http.ResponseWriter, r *http.Request) {
+	t := targetOf(r.URL.Path)
+	o := a.Object(t.resource, t.namespace+"/"+t.name)
+	if o == nil {
+		refuse(w, http.StatusNotFound, r.URL.Path)
+		return
+	}
+	_ = json.NewEncoder(w).Encode(o.Object) // the client may have left
 }
 
 // Object returns an object, or nil; key is "namespace/name".
@@ -115,7 +127,7 @@ func (a *API) write(method string, t target, body []byte) (status int, stored *u
 		status = http.StatusCreated
 	case before == nil:
 		return http.StatusNotFound, nil
-	case method == http.MethodPut && o.GetResourceVersion() != "" && o.GetResourceVersion() != before.GetResourceVersion():
+	case o.GetResourceVersion() != "" && o.GetResourceVersion() != before.GetResourceVersion():
 		return http.StatusConflict, nil
 	case method == http.MethodPatch:
 		changed := o.Object

@@ -1,0 +1,93 @@
+package hosts
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/nametap/nametap/discovery/object"
+)
+
+// Statuses returns the ServiceEntries of a source of the own cluster whose status must change, and the VIPs that it
+// should have: those that it has, if they count and belong to no other host, otherwise those of the
+// same host in other ServiceEntries, or the ones that are allocated here. If two hosts have one VIP,
+// one of them loses it, and gets another one with the next status.
+func (h *Hosts) Statuses(source int) map[object.Key]object.VIPStatus {
+	owner := h.vipOwners()
+	out := map[object.Key]object.VIPStatus{}
+	own := h.clusters[ownCluster]
+	for key, o := range own.sources[source] {
+		if counts, ok := own.get(key); !ok || o.Entry == nil || counts != o {
+			continue
+		}
+		want := h.status(o.Entry, owner)
+		if o.Entry.StaleVIPs || !slices.Equal(want, vipsIn(o.Entry)) {
+			out[key] = object.VIPStatus{Entry: o.Entry, VIPs: want}
+		}
+	}
+	return out
+}
+
+// vipsIn returns the VIPs in the status of a ServiceEntry, without those of other hosts.
+func vipsIn(e *object.ServiceEntry) []object.VIP {
+	var all []object.VIP
+	for _, host := range uniqueHosts(e) {
+		for _, a := range e.VIPs[host] {
+			all = append(all, object.VIP{Host: host, Addr: a})
+		}
+	}
+	return all
+}
+
+// uniqueHosts returns the hosts of a ServiceEntry in their order.
+func uniqueHosts(e *object.ServiceEntry) []string {
+	var all []string
+	for _, host := range e.Hosts {
+		if !slices.Contains(all, host) {
+			all = append(all, host)
+		}
+	}
+	return all
+}
+
+// vipOwners returns the host that keeps each VIP of a status: the first one, in alphabetical order.
+func (h *Hosts) vipOwners() map[netip.Addr]string {
+	owner := map[netip.Addr]string{}
+	for key, claims := range h.byHost {
+		for _, c := range claims {
+			for _, a := range c.vips {
+				if other, taken := owner[a]; !taken || key < other {
+					owner[a] = key
+				}
+			}
+		}
+	}
+	return owner
+}
+
+// status returns the VIPs that the status of a ServiceEntry should have.
+func (h *Hosts) status(e *object.ServiceEntry, owner map[netip.Addr]string) []object.VIP {
+	var all []object.VIP
+	for _, name := range uniqueHosts(e) {
+		key := hostKey(name)
+		host := h.hosts[key]
+		if host == nil || !host.wantsVIP() || !slices.ContainsFunc(host.claims, func(c *claim) bool { return c.host == name && c.wantsVIP }) {
+			continue
+		}
+		kept := func(a netip.Addr) bool { return owner[a] == key }
+		addrs := slices.DeleteFunc(slices.Clone(e.VIPs[name]), func(a netip.Addr) bool { return !kept(a) })
+		for i := 0; i < len(host.claims) && len(addrs) == 0; i++ {
+			for _, a := range host.claims[i].vips {
+				if kept(a) {
+					addrs = append(addrs, a)
+				}
+			}
+		}
+		if len(addrs) == 0 && host.hasSlot {
+			addrs = []netip.Addr{slotAddr4(host.slot), slotAddr6(host.slot)}
+		}
+		for _, a := range addrs {
+			all = append(all, object.VIP{Host: name, Addr: a})
+		}
+	}
+	return all
+}

@@ -1,0 +1,267 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"reflect"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/klog/v2"
+
+	"github.com/nametap/nametap/discovery/object"
+)
+
+// The times of the Lease. A holder that dies is replaced after 15 s and at most two tries.
+const (
+	leaseDuration = 15 * time.Second
+	renewDeadline = 10 * time.Second
+	leaseRetry    = 2 * time.Second
+)
+
+const (
+	// writeEvery bounds how often the VIPs are compared with the status of all ServiceEntries.
+	writeEvery = time.Second
+	// writeAgain is when a failed write, or one that istiod's controller makes needless, is tried
+	// again.
+	writeAgain = 15 * time.Second
+)
+
+// istiod's controller of automatic VIPs holds its lock in an annotation of a ConfigMap.
+const (
+	istiodLock         = "istio-ip-autoallocate"
+	istiodLockHolder   = "control-plane.alpha.kubernetes.io/leader"
+	istiodLockDuration = time.Minute // twice what istiod sets
+)
+
+// WriterConfig configures a [Writer].
+type WriterConfig struct {
+	// Access says how to reach the API server.
+	Access *Access
+	// Lease is held by the one process that writes; Identity names this one.
+	Lease    Lease
+	Identity string
+	// RootNamespace is that of istiod.
+	RootNamespace string
+	// Wanted returns the ServiceEntries whose status must change: as they are known, and the VIPs
+	// that they should have.
+	Wanted func() map[object.Key]object.VIPStatus
+	// Changed has an element when the result of Wanted may have changed.
+	Changed <-chan struct{}
+	// Logger is for logs.
+	Logger *slog.Logger
+}
+
+// A Writer writes automatic VIPs to the status of ServiceEntries while it holds a Lease and istiod
+// does not. All replicas, and processes that start later, read them from there. Make one with
+// [NewWriter], and call Run once.
+type Writer struct {
+	cfg     WriterConfig
+	clients *clients
+	leases  coordinationv1.LeasesGetter
+	holds   atomic.Bool
+	logged  string // the last reason not to write that was logged; owned by the goroutine of lead
+}
+
+// NewWriter returns a writer.
+func NewWriter(cfg WriterConfig) (*Writer, error) {
+	c, err := newClients(cfg.Access.config)
+	if err != nil {
+		return nil, fmt.Errorf("the Kubernetes API (--kubeconfig): %w", err)
+	}
+	config := rest.CopyConfig(cfg.Access.config)
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON // there is one small object
+	leases, err := coordinationv1.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("the Kubernetes API (--kubeconfig): %w", err)
+	}
+	return &Writer{cfg: cfg, clients: c, leases: leases}, nil
+}
+
+// Holds reports whether this process holds the Lease.
+func (w *Writer) Holds() bool { return w.holds.Load() }
+
+// Run tries to get the Lease, and writes while it holds it, until ctx ends. Then it gives the Lease
+// back.
+func (w *Writer) Run(ctx context.Context) error {
+	started := make(chan context.Context)
+	config := leaderelection.LeaderElectionConfig{
+		Lock: &resourcelock.LeaseLock{
+			LeaseMeta:  metav1.ObjectMeta{Namespace: w.cfg.Lease.Namespace, Name: w.cfg.Lease.Name},
+			Client:     w.leases,
+			LockConfig: resourcelock.ResourceLockConfig{Identity: w.cfg.Identity},
+		},
+		LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: leaseRetry,
+		ReleaseOnCancel: true, Name: w.cfg.Lease.String(),
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(ctx context.Context) {
+				select {
+				case started <- ctx:
+				case <-ctx.Done():
+				}
+			},
+			OnStoppedLeading: func() {},
+		},
+	}
+	var leading sync.WaitGroup
+	defer leading.Wait()
+	leading.Go(func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case held := <-started:
+				w.lead(held)
+			}
+		}
+	})
+	silent := klog.NewContext(ctx, logr.Discard())
+	for ctx.Err() == nil {
+		elector, err := leaderelection.NewLeaderElector(config)
+		if err != nil {
+			return fmt.Errorf("the Lease %s (--lease): %w", w.cfg.Lease, err)
+		}
+		elector.Run(silent) // until the Lease is lost
+	}
+	return nil
+}
+
+// lead writes until ctx ends, with the Lease.
+func (w *Writer) lead(ctx context.Context) {
+	w.holds.Store(true)
+	defer w.holds.Store(false)
+	w.cfg.Logger.Info("this replica writes automatic VIPs to the status of ServiceEntries", "lease", w.cfg.Lease.String())
+	retry := time.NewTimer(0)
+	defer retry.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.cfg.Changed:
+		case <-retry.C:
+		}
+		if err := w.round(ctx); err != nil && ctx.Err() == nil {
+			w.note(err)
+			retry.Reset(writeAgain)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(writeEvery):
+		}
+	}
+}
+
+// note logs why the VIPs are not written, unless it was the last reason, too.
+func (w *Writer) note(err error) {
+	if err.Error() == w.logged {
+		return
+	}
+	w.logged = err.Error()
+	w.cfg.Logger.Warn("automatic VIPs are not written to the status of ServiceEntries; replicas may give a host different ones", "because", err)
+}
+
+// round writes the status of all ServiceEntries where it must change.
+func (w *Writer) round(ctx context.Context) error {
+	wanted := w.cfg.Wanted()
+	if len(wanted) == 0 {
+		return nil
+	}
+	if err := w.istiodIsAway(ctx); err != nil {
+		return err
+	}
+	version, err := w.clients.servedVersion(ctx, schema.GroupResource{Group: "networking.istio.io", Resource: "serviceentries"})
+	if err != nil {
+		return err
+	}
+	entries := w.clients.dynamic.Resource(version)
+	written := 0
+	var failure error // the first one
+	for _, key := range slices.SortedFunc(maps.Keys(wanted), object.Key.Compare) {
+		switch err := w.write(ctx, entries.Namespace(key.Namespace), key.Name, wanted[key]); {
+		case apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.Is(err, errOutdated):
+			// It has changed since it was read. Its event leads to another round.
+		case apierrors.IsForbidden(err):
+			return fmt.Errorf("%w: let nametap-discovery get serviceentries and patch serviceentries/status, see docs/discovery.md", err)
+		case err != nil && failure == nil:
+			failure = fmt.Errorf("%s: %w", key, err)
+		case err == nil:
+			written++
+		}
+	}
+	if written > 0 {
+		w.cfg.Logger.Info("wrote automatic VIPs to the status of ServiceEntries", "objects", written)
+	}
+	if failure == nil {
+		w.logged = ""
+	}
+	return failure
+}
+
+// errOutdated says that a ServiceEntry is not the one that the VIPs were computed for.
+var errOutdated = errors.New("the object has changed")
+
+// write writes the VIPs of a ServiceEntry, if it still is what is known of it.
+func (w *Writer) write(ctx context.Context, entries dynamic.ResourceInterface, name string, s object.VIPStatus) error {
+	now, err := entries.Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if !reflect.DeepEqual(reduceEntry(now).object.Entry, s.Entry) {
+		return errOutdated
+	}
+	addresses := make([]map[string]string, len(s.VIPs))
+	for i, vip := range s.VIPs {
+		addresses[i] = map[string]string{"host": vip.Host, "value": vip.Addr.String()}
+	}
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"resourceVersion": now.GetResourceVersion()},
+		"status":   map[string]any{"addresses": addresses},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = entries.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	return err
+}
+
+// istiodIsAway returns an error if a controller of istiod writes the VIPs, or if that is not known.
+func (w *Writer) istiodIsAway(ctx context.Context) error {
+	lock := new(corev1.ConfigMap)
+	err := w.clients.core.Get().Namespace(w.cfg.RootNamespace).Resource("configmaps").Name(istiodLock).Do(ctx).Into(lock)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("whether istiod writes them is not known: %w", err)
+	}
+	var holder struct {
+		Identity string      `json:"holderIdentity"`
+		Renewed  metav1.Time `json:"renewTime"`
+	}
+	if err := json.Unmarshal([]byte(lock.Annotations[istiodLockHolder]), &holder); err != nil {
+		return nil //nolint:nilerr // it is not the lock of a controller
+	}
+	if holder.Identity != "" && time.Since(holder.Renewed.Time) < istiodLockDuration {
+		return fmt.Errorf("istiod (%s) writes them: it holds the lock in ConfigMap %s/%s", holder.Identity, w.cfg.RootNamespace, istiodLock)
+	}
+	return nil
+}

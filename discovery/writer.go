@@ -1,0 +1,52 @@
+package discovery
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/nametap/nametap/discovery/kube"
+	"github.com/nametap/nametap/discovery/object"
+)
+
+// newWriter returns the writer of automatic VIPs, or nil if none is wanted.
+func (s *Server) newWriter() (*kube.Writer, error) {
+	if s.cfg.Lease == (kube.Lease{}) {
+		return nil, nil //nolint:nilnil // there is none
+	}
+	host, err := os.Hostname()
+	if err != nil && s.cfg.Identity == "" {
+		return nil, fmt.Errorf("the name of this replica in the Lease: %w", err)
+	}
+	return kube.NewWriter(kube.WriterConfig{
+		Access: s.cfg.Kubernetes, Lease: s.cfg.Lease, Identity: cmp.Or(s.cfg.Identity, host), RootNamespace: s.cfg.RootNamespace,
+		Wanted:  func() map[object.Key]object.VIPStatus { return s.cache.statuses(s.cfg.sourceIndex(fromKubernetes)) },
+		Changed: s.writeVIPs, Logger: s.cfg.Logger,
+	})
+}
+
+// runWriter writes automatic VIPs, once all objects are known, until ctx ends.
+func (s *Server) runWriter(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-s.ready:
+		return s.writer.Run(ctx)
+	}
+}
+
+// newLeaseMetric returns the metric that says whether this replica writes.
+func newLeaseMetric(s *Server) prometheus.Collector {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Namespace: "nametap", Subsystem: "discovery", Name: "lease_held",
+		Help: "1 while this replica holds the Lease and may write automatic VIPs, otherwise 0.",
+	}, func() float64 {
+		if s.writer != nil && s.writer.Holds() {
+			return 1
+		}
+		return 0
+	})
+}

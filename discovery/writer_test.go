@@ -1,0 +1,141 @@
+package discovery
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/nametap/nametap/discovery/kube"
+	"github.com/nametap/nametap/internal/testkit/fakekube"
+	"github.com/nametap/nametap/internal/testkit/testlog"
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// A writingReplica is one of several servers that share an API server and a Lease.
+type writingReplica struct {
+	running
+	log *testlog.Buffer
+}
+
+// startWriting starts a replica, and returns when it is ready.
+func startWriting(t *testing.T, a *fakekube.API, name string) writingReplica {
+	t.Helper()
+	log := testlog.New(t)
+	cfg := onAPI(t, a)
+	cfg.Lease, cfg.Identity, cfg.Logger = kube.Lease{Namespace: "nametap-system", Name: "nametap-discovery"}, name, log.Logger()
+	return writingReplica{start(t, cfg), log}
+}
+
+// vips returns the automatic VIPs that a client of the replica has.
+func (r writingReplica) vips(t *testing.T) map[string]string {
+	t.Helper()
+	table, err := Client{Namespace: "shop", AutoAllocate: true}.table(r.cache.hosts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ipsOf(t, table)
+}
+
+// statusOf returns the VIPs in the status of a ServiceEntry of namespace shop.
+func statusOf(t *testing.T, a *fakekube.API, name string) string {
+	t.Helper()
+	list, _, err := unstructured.NestedSlice(a.Object(fakekube.ServiceEntries, "shop/"+name).Object, "status", "addresses")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, item := range list {
+		all = append(all, fmt.Sprint(item.(map[string]any)["value"]))
+	}
+	return strings.Join(all, " ")
+}
+
+func putEntry(a *fakekube.API, name, host string) {
+	a.Put(fakekube.ServiceEntries, entryYAML(name, "shop", "hosts: ["+host+"]", "resolution: DNS"))
+}
+
+// TestWriter checks that one of two replicas writes the VIPs of hosts to the status of their
+// ServiceEntries, that both serve the same ones although the hosts prefer the same VIP and came in
+// another order, and that the other one takes over when the first ends.
+func TestWriter(t *testing.T) { // D39
+	t.Parallel()
+	a := fakekube.Start(t)
+	a.Put(fakekube.Definitions, entryDefinition)
+	names := colliding(3)
+	putEntry(a, "z", names[2])
+	first := startWriting(t, a, "first")
+	wait.Until(t, "the first VIP is written", func() bool { return statusOf(t, a, "z") != "" })
+	putEntry(a, "a", names[0])
+	wait.Until(t, "the second VIP is written", func() bool { return statusOf(t, a, "a") != "" })
+	second := startWriting(t, a, "second")
+	want := map[string]string{names[2]: statusOf(t, a, "z"), names[0]: statusOf(t, a, "a")}
+	if want[names[0]] == want[names[2]] || preferredVIP(names[2]) != strings.Fields(want[names[2]])[0] {
+		t.Errorf("written: %v", want)
+	}
+	same := func() bool {
+		return fmt.Sprint(first.vips(t)) == fmt.Sprint(want) && fmt.Sprint(second.vips(t)) == fmt.Sprint(want)
+	}
+	wait.Until(t, "both replicas serve what is written", same)
+	if second.writer.Holds() || !first.writer.Holds() {
+		t.Error("the second replica holds the Lease")
+	}
+
+	first.stop()
+	putEntry(a, "m", names[1])
+	wait.Until(t, "the other replica writes", func() bool { return statusOf(t, a, "m") != "" })
+	want[names[1]] = statusOf(t, a, "m")
+	first = startWriting(t, a, "first, again")
+	wait.Until(t, "both replicas serve what is written", same)
+	if a.Writes()["PATCH "+fakekube.ServiceEntries+" OK"] != 3 {
+		t.Errorf("writes: %v", a.Writes())
+	}
+
+	// What was written stays no longer than it is needed.
+	a.Put(fakekube.ServiceEntries, entryYAML("m", "shop", "hosts: ["+names[1]+"]", "resolution: DNS", "addresses: [192.0.2.1]")+
+		"status: {addresses: [{host: "+names[1]+", value: 240.240.9.9}]}\n")
+	wait.Until(t, "needless VIPs are removed", func() bool { return statusOf(t, a, "m") == "" })
+}
+
+// TestWriterBesideIstiod checks that nothing is written while istiod holds the lock of its own
+// controller, that the log says so, and that the VIPs are written when istiod has left.
+func TestWriterBesideIstiod(t *testing.T) { // D39
+	t.Parallel()
+	a := fakekube.Start(t)
+	a.Put(fakekube.Definitions, entryDefinition)
+	lock := func(renewed time.Time) {
+		a.Put(fakekube.ConfigMaps, fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: istio-ip-autoallocate\n  namespace: istio-system\n"+
+			"  annotations: {control-plane.alpha.kubernetes.io/leader: '{\"holderIdentity\":\"istiod-1\",\"leaseDurationSeconds\":30,\"renewTime\":%q}'}\n", renewed.UTC().Format(time.RFC3339)))
+	}
+	lock(time.Now())
+	putEntry(a, "e", "a.example.com")
+	r := startWriting(t, a, "only")
+	wait.Until(t, "the log says that istiod writes", func() bool { return r.log.Count("automatic VIPs are not written", "istiod-1") == 1 })
+	lock(time.Now().Add(-5 * time.Minute))
+	putEntry(a, "f", "b.example.com")
+	wait.Until(t, "both are written", func() bool { return statusOf(t, a, "e") != "" && statusOf(t, a, "f") != "" })
+}
+
+// TestHolderDies checks that new VIPs are written 20 s after the holder of the Lease has died, and
+// that hosts have VIPs meanwhile.
+func TestHolderDies(t *testing.T) { // D40
+	t.Parallel()
+	a := fakekube.Start(t)
+	a.Put(fakekube.Definitions, entryDefinition)
+	a.Put(fakekube.Leases, fmt.Sprintf("apiVersion: coordination.k8s.io/v1\nkind: Lease\nmetadata: {name: nametap-discovery, namespace: nametap-system}\n"+
+		"spec: {holderIdentity: dead, leaseDurationSeconds: 15, leaseTransitions: 0, acquireTime: %[1]q, renewTime: %[1]q}\n", time.Now().UTC().Format("2006-01-02T15:04:05.000000Z")))
+	putEntry(a, "e", "a.example.com")
+	begun := time.Now()
+	r := startWriting(t, a, "heir")
+	before := r.vips(t)["a.example.com"]
+	if before == "" {
+		t.Error("without a holder, the host has no VIP")
+	}
+	wait.Until(t, "the VIP is written", func() bool { return statusOf(t, a, "e") != "" })
+	t.Logf("written %v after the holder's last renewal", time.Since(begun).Round(time.Millisecond))
+	if got := statusOf(t, a, "e"); got != before {
+		t.Errorf("%s is written, the host had %s", got, before)
+	}
+}
