@@ -42,6 +42,22 @@ type cluster struct {
 // if the test fails.
 func newCluster(tb testing.TB) *cluster {
 	tb.Helper()
+	c := prepareCluster(tb)
+	c.boot()
+	c.apply(istioDefinitions(tb))
+	c.apply("apiVersion: v1\nkind: Namespace\nmetadata: {name: istio-system}\n")
+	return c
+}
+
+// istioDefinitions returns the custom resource definitions of Istio.
+func istioDefinitions(tb testing.TB) string {
+	tb.Helper()
+	return peers.File(tb, "istiod", "istio.io/istio", "manifests/charts/base/files/crd-all.gen.yaml")
+}
+
+// prepareCluster makes the place and the files of a cluster.
+func prepareCluster(tb testing.TB) *cluster {
+	tb.Helper()
 	if os.Getuid() != 0 {
 		tb.Fatal("network namespaces need root: run `make interop` as root")
 	}
@@ -64,17 +80,20 @@ func newCluster(tb testing.TB) *cluster {
 	c.Exec("ip", "link", "set", "api", "up")
 	c.Exec("ip", "route", "add", "default", "dev", "api")
 	c.writeFiles()
+	return c
+}
+
+// boot starts the programs of a cluster, the API server with more flags.
+func (c *cluster) boot(flags ...string) {
+	c.tb.Helper()
 	c.kube("etcd", "--data-dir", c.path("etcd"), "--unsafe-no-fsync", // the store ends with the test
 		"--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
 		"--listen-peer-urls", "http://127.0.0.1:2380")
-	c.startAPIServer()
+	c.startAPIServer(flags...)
 	c.kube("controllers", "--kubeconfig", c.path("kubeconfig"), "--service-account-private-key-file", c.path("sa.key"),
 		"--root-ca-file", c.path("certs/apiserver.crt"), "--leader-elect=false",
 		// There is no kubelet that reports the state of nodes.
 		"--controllers=*,-node-lifecycle-controller,-taint-eviction-controller,-pod-garbage-collector-controller")
-	c.apply(peers.File(c.tb, "istiod", "istio.io/istio", "manifests/charts/base/files/crd-all.gen.yaml"))
-	c.apply("apiVersion: v1\nkind: Namespace\nmetadata: {name: istio-system}\n")
-	return c
 }
 
 // logDir makes a directory that is removed if the test passes.
@@ -123,14 +142,14 @@ func (c *cluster) kube(program string, args ...string) *daemon {
 	return c.run(program, exec.Command(c.kubernetes, append([]string{program}, args...)...))
 }
 
-// startAPIServer starts the API server, and returns when it is ready.
-func (c *cluster) startAPIServer() {
+// startAPIServer starts the API server with more flags, and returns when it is ready.
+func (c *cluster) startAPIServer(flags ...string) {
 	c.tb.Helper()
-	c.apiserver = c.kube("apiserver", "--etcd-servers=http://127.0.0.1:2379", "--cert-dir", c.path("certs"),
+	c.apiserver = c.kube("apiserver", append([]string{"--etcd-servers=http://127.0.0.1:2379", "--cert-dir", c.path("certs"),
 		"--secure-port=6443", "--bind-address=127.0.0.1", "--advertise-address=172.31.0.1",
-		"--service-cluster-ip-range=10.96.0.0/16,fd00:96::/112", "--service-account-issuer="+issuer,
+		"--service-cluster-ip-range=10.96.0.0/16,fd00:96::/112", "--service-account-issuer=" + issuer,
 		"--service-account-key-file", c.path("sa.pub"), "--service-account-signing-key-file", c.path("sa.key"),
-		"--token-auth-file", c.path("tokens.csv"), "--authorization-mode=RBAC", "--allow-privileged=true")
+		"--token-auth-file", c.path("tokens.csv"), "--authorization-mode=RBAC", "--allow-privileged=true"}, flags...)...)
 	c.apiserver.await("the API server is ready", func() bool {
 		status, _ := c.try(http.MethodGet, "/readyz", "", nil)
 		return status == http.StatusOK
