@@ -29,7 +29,7 @@ type customFeed struct {
 
 func newCustomFeed(s *Source, c custom) *customFeed {
 	return &customFeed{
-		source: s, custom: c, feed: newFeed(c.resource.Resource, s.cfg),
+		source: s, custom: c, feed: newFeed(c.resource.Resource, s.selection, s.cfg),
 		health: health{what: "the definition of " + c.resource.Resource, log: s.cfg.Logger},
 	}
 }
@@ -83,7 +83,7 @@ func (c *customFeed) follow(ctx context.Context) {
 	if err != nil {
 		return // ctx has ended
 	}
-	follow(ctx, c.source.clients.customLister(version), c.feed, &c.feed.health)
+	c.feed.follow(ctx, c.source.clients.customLister(version))
 }
 
 // status returns the state of the resource.

@@ -10,7 +10,10 @@
 //     never held. mesh.go does so for the ConfigMap with the settings of the mesh.
 //  4. crd.go follows the definitions of custom resources: one that is missing is no error, and
 //     one that is installed later is read then.
-//  5. source.go combines the feeds. Until each of them has all of its objects, the reading says
+//  5. selection.go follows which namespaces count, by the discovery selectors of the mesh. A feed drops
+//     the objects of other namespaces before it reduces them. When such a namespace counts later, the
+//     feed lists its resource again.
+//  6. source.go combines the feeds. Until each of them has all of its objects, the reading says
 //     what it waits for.
 //
 // While the API server is away, the objects stay as they were.

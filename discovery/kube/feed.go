@@ -2,20 +2,27 @@ package kube
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"maps"
 	"reflect"
+	"strings"
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/nametap/nametap/discovery/object"
 )
 
+// maxDropped bounds how many namespaces a feed remembers that it has dropped objects of.
+const maxDropped = 10_000
+
 // A feed holds the objects of one resource. It is the store of a Reflector.
 type feed struct {
-	changed func() // called after each change, without the lock; must not block
+	changed   func()     // called after each change, without the lock; must not block
+	selection *selection // of namespaces whose objects count; nil for all
 
 	mu      sync.Mutex
 	objects map[object.Key]object.Object // the last good form of each
@@ -23,6 +30,8 @@ type feed struct {
 	dirty   map[object.Key]bool // objects that have changed since they were taken
 	synced  bool                // all objects were listed once, or there can be none
 	latest  time.Time           // when the API server last sent something
+	dropped map[string]bool     // namespaces whose objects were dropped since the last list began; all if full
+	relist  func()              // makes the Reflector list all objects again; does nothing without one
 
 	health
 }
@@ -80,11 +89,11 @@ var (
 	_ cache.ReflectorBookmarkStore = (*feed)(nil)
 )
 
-// newFeed returns an empty feed of a resource.
-func newFeed(what string, cfg Config) *feed {
+// newFeed returns an empty feed of a resource, with all namespaces or those of a selection.
+func newFeed(what string, n *selection, cfg Config) *feed {
 	return &feed{
-		changed: cfg.Changed, objects: map[object.Key]object.Object{}, broken: map[object.Key][]object.Error{},
-		dirty: map[object.Key]bool{}, health: health{what: what, log: cfg.Logger},
+		changed: cfg.Changed, selection: n, objects: map[object.Key]object.Object{}, broken: map[object.Key][]object.Error{},
+		dirty: map[object.Key]bool{}, dropped: map[string]bool{}, relist: func() {}, health: health{what: what, log: cfg.Logger},
 	}
 }
 
@@ -96,16 +105,92 @@ func (f *feed) done() {
 	f.changed()
 }
 
+// follow keeps the feed in step with the resource until ctx ends. It begins when it is known which
+// namespaces count.
+func (f *feed) follow(ctx context.Context, l lister) {
+	if f.selection != nil {
+		select {
+		case <-ctx.Done():
+			return
+		case <-f.selection.ready:
+		}
+	}
+	for ctx.Err() == nil {
+		listing, end := context.WithCancel(ctx)
+		f.mu.Lock()
+		f.relist, f.dropped = end, map[string]bool{}
+		f.mu.Unlock()
+		follow(listing, l, f, &f.health)
+		end()
+	}
+}
+
+// unselected takes the place of an object whose namespace does not count.
+type unselected struct{}
+
 // Transformer makes client-go reduce objects one by one while it lists them.
-func (f *feed) Transformer() cache.TransformFunc {
-	return func(whole any) (any, error) { return reduce(whole) }
+func (f *feed) Transformer() cache.TransformFunc { return f.reduce }
+
+// reduce returns the slim form of an object from client-go, or unselected.
+func (f *feed) reduce(whole any) (any, error) {
+	if whole == (unselected{}) {
+		return whole, nil
+	}
+	o, err := meta.Accessor(whole)
+	if err != nil {
+		return nil, fmt.Errorf("unexpected object of type %T: %w", whole, err)
+	}
+	f.mu.Lock()
+	selected := f.selectsLocked(o.GetNamespace())
+	f.mu.Unlock()
+	if !selected {
+		return unselected{}, nil
+	}
+	return reduce(whole)
+}
+
+// selectsLocked reports whether a namespace counts. If it does not, its objects have to be listed again
+// when it does. The lock makes sure that reselect knows that.
+func (f *feed) selectsLocked(namespace string) bool {
+	if f.selection == nil || f.selection.current().have(namespace) {
+		return true
+	}
+	if len(f.dropped) < maxDropped {
+		f.dropped[strings.Clone(namespace)] = true
+	}
+	return false
+}
+
+// reselect removes the objects of namespaces that do not count any more, and lists the resource again
+// if objects were dropped that count now. The others stay.
+func (f *feed) reselect() {
+	f.mu.Lock()
+	for key := range f.objects {
+		if !f.selectsLocked(key.Namespace) {
+			f.removeLocked(key)
+		}
+	}
+	maps.DeleteFunc(f.broken, func(key object.Key, _ []object.Error) bool { return !f.selectsLocked(key.Namespace) })
+	names, again := f.selection.current(), len(f.dropped) == maxDropped
+	for namespace := range f.dropped {
+		again = again || names.have(namespace)
+	}
+	if again {
+		f.relist()
+	}
+	f.mu.Unlock()
+	f.changed()
 }
 
 // Add takes an object that is new or has changed.
 func (f *feed) Add(whole any) error {
-	s, err := reduce(whole)
+	reduced, err := f.reduce(whole)
 	if err != nil {
 		return err
+	}
+	s, ok := reduced.(*slim)
+	if !ok {
+		return f.Bookmark("")
 	}
 	f.mu.Lock()
 	defer f.done()
@@ -119,6 +204,9 @@ func (f *feed) Update(whole any) error { return f.Add(whole) }
 // putLocked puts an object to use. One that has errors stays in its last good form.
 func (f *feed) putLocked(s *slim) {
 	key := s.object.Key
+	if !f.selectsLocked(key.Namespace) {
+		return
+	}
 	if len(s.errs) > 0 {
 		f.broken[key] = s.errs
 		return
@@ -141,9 +229,13 @@ func (f *feed) removeLocked(key object.Key) {
 
 // Delete removes an object.
 func (f *feed) Delete(whole any) error {
-	s, err := reduce(whole)
+	reduced, err := f.reduce(whole)
 	if err != nil {
 		return err
+	}
+	s, ok := reduced.(*slim)
+	if !ok {
+		return f.Bookmark("")
 	}
 	f.mu.Lock()
 	defer f.done()
@@ -154,18 +246,21 @@ func (f *feed) Delete(whole any) error {
 // Replace makes a list the objects of the feed.
 func (f *feed) Replace(list []any, _ string) error {
 	listed := make(map[object.Key]bool, len(list))
-	reduced := make([]*slim, len(list))
-	for i, whole := range list {
-		s, err := reduce(whole)
+	var all []*slim
+	for _, whole := range list {
+		reduced, err := f.reduce(whole)
 		if err != nil {
 			return err
 		}
-		reduced[i], listed[s.object.Key] = s, true
+		if s, ok := reduced.(*slim); ok {
+			all = append(all, s)
+			listed[s.object.Key] = true
+		}
 	}
 	f.mu.Lock()
 	defer f.done()
 	f.synced = true
-	for _, s := range reduced {
+	for _, s := range all {
 		f.putLocked(s)
 	}
 	f.removeOthersLocked(listed)

@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/yaml"
 
 	"github.com/nametap/nametap/discovery/object"
@@ -65,4 +66,25 @@ func reduceMesh(o *corev1.ConfigMap) *slim {
 		mesh.Selectors = append(mesh.Selectors, selector.String())
 	}
 	return s
+}
+
+// meshResource returns the ConfigMap. Its discovery selectors say which namespaces count.
+func (s *Source) meshResource() *resource {
+	f := newFeed("settings of the mesh", nil, s.cfg)
+	f.changed = func() {
+		s.selection.want(f.selectors())
+		s.cfg.Changed()
+	}
+	name := cache.NewObjectName(s.cfg.RootNamespace, meshName)
+	return &resource{f, namedLister(s.clients.core, configMaps, name, &corev1.ConfigMap{})}
+}
+
+// selectors returns the discovery selectors in the settings of the mesh that the feed has.
+func (f *feed) selectors() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, o := range f.objects {
+		return o.Mesh.Selectors
+	}
+	return nil
 }

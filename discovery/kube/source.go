@@ -31,7 +31,7 @@ type Config struct {
 	// Access says how to reach the API server.
 	Access *Access
 	// RootNamespace is the namespace of the ConfigMap with the settings of the mesh; empty if they are
-	// not read.
+	// not read, so all namespaces count.
 	RootNamespace string
 	// Changed is called after each change of the objects, from any goroutine. It must not block.
 	Changed func()
@@ -41,10 +41,11 @@ type Config struct {
 
 // Source follows the objects of an API server. Make one with [New], and call Run once.
 type Source struct {
-	cfg     Config
-	clients *clients
-	feeds   []*resource
-	customs []*customFeed
+	cfg       Config
+	clients   *clients
+	selection *selection
+	feeds     []*resource
+	customs   []*customFeed
 }
 
 // A resource is a built-in resource and its feed.
@@ -60,14 +61,16 @@ func New(cfg Config) (*Source, error) {
 		return nil, fmt.Errorf("the Kubernetes API (--kubeconfig): %w", err)
 	}
 	s := &Source{cfg: cfg, clients: c}
+	s.selection = newSelection(namespaceLister(c.metadata), s.reselect, cfg.Logger)
 	s.feeds = []*resource{
-		{newFeed("services", cfg), typedLister(c.core, "services", "", &corev1.Service{})},
-		{newFeed("endpointslices of headless Services", cfg), typedLister(c.discovery, "endpointslices", headlessSlices, &discoveryv1.EndpointSlice{})},
-		{newFeed("endpointslices of other controllers", cfg), typedLister(c.discovery, "endpointslices", foreignSlices, &discoveryv1.EndpointSlice{})},
+		{newFeed("services", s.selection, cfg), typedLister(c.core, "services", "", &corev1.Service{})},
+		{newFeed("endpointslices of headless Services", s.selection, cfg), typedLister(c.discovery, "endpointslices", headlessSlices, &discoveryv1.EndpointSlice{})},
+		{newFeed("endpointslices of other controllers", s.selection, cfg), typedLister(c.discovery, "endpointslices", foreignSlices, &discoveryv1.EndpointSlice{})},
 	}
-	if cfg.RootNamespace != "" {
-		name := cache.NewObjectName(cfg.RootNamespace, meshName)
-		s.feeds = append(s.feeds, &resource{newFeed("settings of the mesh", cfg), namedLister(c.core, configMaps, name, &corev1.ConfigMap{})})
+	if cfg.RootNamespace == "" {
+		s.selection.want(nil)
+	} else {
+		s.feeds = append(s.feeds, s.meshResource())
 	}
 	for _, custom := range customs() {
 		s.customs = append(s.customs, newCustomFeed(s, custom))
@@ -78,8 +81,9 @@ func New(cfg Config) (*Source, error) {
 // Run follows the objects until ctx ends. All its goroutines have ended when it returns.
 func (s *Source) Run(ctx context.Context) {
 	var group sync.WaitGroup
+	group.Go(func() { s.selection.run(ctx) })
 	for _, r := range s.feeds {
-		group.Go(func() { follow(ctx, r.lister, r.feed, &r.health) })
+		group.Go(func() { r.follow(ctx, r.lister) })
 	}
 	for _, c := range s.customs {
 		group.Go(func() { c.run(ctx) })
@@ -142,6 +146,15 @@ func (s *Source) all() []*feed {
 	return all
 }
 
+// reselect makes all feeds follow a change of the namespaces that count.
+func (s *Source) reselect() {
+	for _, f := range s.all() {
+		if f.selection != nil {
+			f.reselect()
+		}
+	}
+}
+
 // find returns an object. An EndpointSlice whose labels change leaves one feed and enters another.
 func find(feeds []*feed, key object.Key) (object.Object, bool) {
 	for _, f := range feeds {
@@ -174,5 +187,5 @@ func (s *Source) Status() []Status {
 	for _, c := range s.customs {
 		all = append(all, c.status())
 	}
-	return all
+	return append(all, s.selection.status()...)
 }

@@ -43,6 +43,7 @@ type running struct {
 	t       *testing.T
 	log     *testlog.Buffer
 	objects map[object.Key]object.Object
+	removed map[object.Key]bool // that were removed at any time
 }
 
 // A reading is what a source holds.
@@ -60,6 +61,7 @@ func (r *running) Read() reading {
 	}
 	for _, key := range changes.Removed {
 		delete(r.objects, key)
+		r.removed[key] = true
 	}
 	objects := slices.SortedFunc(maps.Values(r.objects), func(a, b object.Object) int { return a.Key.Compare(b.Key) })
 	return reading{objects, changes.Errors, changes.Waiting}
@@ -88,7 +90,7 @@ func start(t *testing.T, a *fakekube.API) *running {
 	done.Go(func() { s.Run(ctx) })
 	t.Cleanup(done.Wait)
 	t.Cleanup(cancel)
-	return &running{s, t, log, map[object.Key]object.Object{}}
+	return &running{s, t, log, map[object.Key]object.Object{}, map[object.Key]bool{}}
 }
 
 // want waits until the source holds these objects, and nothing is missing.

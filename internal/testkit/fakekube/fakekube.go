@@ -73,6 +73,7 @@ type API struct {
 	ended    chan struct{}                                    // closed by EndWatches
 	refused  map[string]int                                   // the status of requests for a path
 	requests map[string]bool                                  // paths that were asked for
+	lists    map[string]int                                   // watches that began with all objects, by path
 	tokens   map[string]Token
 	reviews  int
 	writes   map[string]int // how often a request that writes had a status
@@ -97,7 +98,7 @@ type change struct {
 func Start(tb testing.TB) *API {
 	tb.Helper()
 	a := &API{
-		tb: tb, objects: map[string]map[string]*unstructured.Unstructured{}, refused: map[string]int{}, requests: map[string]bool{}, tokens: map[string]Token{},
+		tb: tb, objects: map[string]map[string]*unstructured.Unstructured{}, refused: map[string]int{}, requests: map[string]bool{}, lists: map[string]int{}, tokens: map[string]Token{},
 		writes:  map[string]int{},
 		changed: make(chan struct{}), ended: make(chan struct{}),
 	}
@@ -185,6 +186,13 @@ func (a *API) Asked() []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return slices.Sorted(maps.Keys(a.requests))
+}
+
+// Lists returns how often all objects of a path were asked for.
+func (a *API) Lists(path string) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.lists[path]
 }
 
 // SetToken sets what reviews say of a token.
@@ -330,6 +338,7 @@ func (a *API) firstLocked(r *http.Request, selects func(*unstructured.Unstructur
 		}
 		return nil, from
 	}
+	a.lists[r.URL.Path]++
 	for _, key := range slices.Sorted(maps.Keys(a.objects[path])) {
 		if o := a.objects[path][key]; selects(o) {
 			events = append(events, event{"ADDED", o.Object})

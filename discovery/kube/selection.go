@@ -1,0 +1,156 @@
+package kube
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	klabels "k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/tools/cache"
+)
+
+// A selection says which namespaces count, by discovery selectors. It follows the labels of namespaces
+// while there are selectors.
+type selection struct {
+	lister  lister // of namespaces
+	changed func() // called after each change, without the lock
+	log     *slog.Logger
+	woken   chan struct{} // has an element when selectors or labels have changed
+	ready   chan struct{} // closed when it is known which namespaces count
+
+	mu     sync.Mutex
+	wanted []string // the selectors, in the form of kubectl's --selector
+	known  bool     // wanted was set
+	inUse  bool     // ready is closed, and names was set by the selectors used
+	used   []string
+	names  namespaces
+	labels *mirror[klabels.Set] // of all namespaces; nil while there are no selectors
+
+	unwatch func() // ends the watch of labels; owned by the goroutine of run
+}
+
+// namespaces are those that count; nil for all. It does not change.
+type namespaces map[string]bool
+
+// have reports whether a namespace counts. Objects without a namespace always do.
+func (n namespaces) have(namespace string) bool { return n == nil || namespace == "" || n[namespace] }
+
+func newSelection(l lister, changed func(), log *slog.Logger) *selection {
+	return &selection{
+		lister: l, changed: changed, log: log, woken: make(chan struct{}, 1), ready: make(chan struct{}), unwatch: func() {},
+	}
+}
+
+// want sets the selectors. A namespace counts if one of them matches its labels, or if there is none.
+func (n *selection) want(selectors []string) {
+	n.mu.Lock()
+	n.wanted, n.known = selectors, true
+	n.mu.Unlock()
+	notify(n.woken)
+}
+
+// current returns the namespaces that count.
+func (n *selection) current() namespaces {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.names
+}
+
+// run follows the selectors and the labels until ctx ends.
+func (n *selection) run(ctx context.Context) {
+	defer func() { n.unwatch() }()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-n.woken:
+			n.update(ctx)
+		}
+	}
+}
+
+// update brings the selection up to date. Until the labels of all namespaces are known, the namespaces
+// that counted go on to count.
+func (n *selection) update(ctx context.Context) {
+	n.mu.Lock()
+	wanted, known, followed := n.wanted, n.known, n.labels
+	n.mu.Unlock()
+	switch {
+	case !known:
+	case len(wanted) == 0:
+		n.unwatch()
+		n.unwatch = func() {}
+		n.use(wanted, nil, nil)
+	case followed == nil:
+		n.watch(ctx)
+	default:
+		if all, synced := followed.all(); synced {
+			n.use(wanted, matching(wanted, all), followed)
+		}
+	}
+}
+
+// watch begins to follow the labels.
+func (n *selection) watch(ctx context.Context) {
+	m := &mirror[klabels.Set]{
+		health: health{what: "labels of namespaces", log: n.log}, changed: func() { notify(n.woken) }, parts: map[cache.ObjectName]klabels.Set{},
+		part: func(o metav1.Object) klabels.Set { return o.GetLabels() },
+	}
+	n.mu.Lock()
+	n.labels = m
+	n.mu.Unlock()
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() { follow(ctx, n.lister, m, &m.health) })
+	n.unwatch = func() {
+		cancel()
+		running.Wait()
+	}
+}
+
+// matching returns the names of the namespaces whose labels match one of the selectors.
+func matching(selectors []string, all map[cache.ObjectName]klabels.Set) namespaces {
+	var parsed []klabels.Selector
+	for _, text := range selectors {
+		if s, err := klabels.Parse(text); err == nil { // reduceMesh has checked it
+			parsed = append(parsed, s)
+		}
+	}
+	names := namespaces{}
+	for name, set := range all {
+		if slices.ContainsFunc(parsed, func(s klabels.Selector) bool { return s.Matches(set) }) {
+			names[name.Name] = true
+		}
+	}
+	return names
+}
+
+// use puts a selection to use.
+func (n *selection) use(selectors []string, names namespaces, from *mirror[klabels.Set]) {
+	n.mu.Lock()
+	first, same := !n.inUse, (n.names == nil) == (names == nil) && maps.Equal(n.names, names)
+	if !slices.Equal(n.used, selectors) {
+		n.log.Info("the discovery selectors have changed", "selectors", selectors, "namespaces", len(names))
+	}
+	n.inUse, n.used, n.names, n.labels = true, selectors, names, from
+	n.mu.Unlock()
+	switch {
+	case first:
+		close(n.ready)
+	case !same:
+		n.changed()
+	}
+}
+
+// status returns the state of the labels, if they are followed.
+func (n *selection) status() []Status {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.labels == nil {
+		return nil
+	}
+	return []Status{n.labels.status()}
+}
