@@ -20,7 +20,7 @@ const (
 	actSpecial                 // a special-use name
 	actHold                    // no table yet: wait, then decide again
 	actPointers                // PTR records from the table
-	actAddresses               // addresses from the table, or NODATA
+	actAddresses               // addresses or ports from the table, or NODATA
 	actForward                 // to a nameserver
 	actExists                  // to a nameserver, NXDOMAIN becomes NODATA
 	actUnknown                 // local only, and not in the table: NXDOMAIN, or NODATA for an ancestor
@@ -36,9 +36,9 @@ type decision struct {
 	// the name, followed by its search domain for actUnknown. It is the root if there is
 	// no such suffix; the name is then a zone of its own.
 	zone wire.Name
-	// For actUnknown: the name without the search domain, and the table that does not
-	// have it.
+	// For actUnknown: the name without the search domain.
 	local wire.Name
+	// The table of the decision, for actAddresses and actUnknown.
 	table *table.Table
 }
 
@@ -152,7 +152,7 @@ func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) 
 		return decision{action: actForward, match: m}
 	case answersFor(&m.Host, q.Type) || localOnly || isTransfer(q.Type):
 		zone, _ = r.suffixes.Local(m.Owner(q.Name))
-		return decision{action: actAddresses, match: m, zone: zone}.unlessTransfer(q)
+		return decision{action: actAddresses, match: m, zone: zone, table: current}.unlessTransfer(q)
 	default:
 		return decision{action: actExists, match: m}
 	}

@@ -172,6 +172,9 @@ func (g *generator) entry() (key string, info *api.NameTable_NameInfo) {
 		if info.Headless = g.one(2); len(g.infos) > 0 && g.one(2) { // at times a pod of a headless Service
 			info.Ips = pick(g, g.infos...).GetIps()
 		}
+		for g.one(2) {
+			info.Ports = append(info.Ports, g.port(info))
+		}
 		return short + "." + namespace + ".svc." + domain
 	}
 	switch g.IntN(12) {
@@ -195,6 +198,19 @@ func (g *generator) entry() (key string, info *api.NameTable_NameInfo) {
 		return pick(g, "", "", "*.") + name[g.IntN(4):], info
 	}
 	return g.name(), info
+}
+
+// port makes a port of an entry.
+func (g *generator) port(info *api.NameTable_NameInfo) *api.NameTable_Port {
+	p := &api.NameTable_Port{
+		Name:     pick(g, "http", "http", "Web", "a", "", "", label63[1:], label63, "a.b", "*", "*.a", "_", "é"),
+		Number:   pick[uint32](g, 80, 80, 8080, 65535, 0, 65536, 1<<32-1),
+		Protocol: pick(g, "", "TCP", "UDP", "Sctp", "QUIC"),
+	}
+	for len(info.GetIps()) > 0 && g.one(2) {
+		p.Ips = append(p.Ips, pick(g, pick(g, info.GetIps()...), "10.9.9.9", "nowhere", "::ffff:10.0.0.1"))
+	}
+	return p
 }
 
 // ips returns the addresses of an entry.
@@ -252,6 +268,9 @@ func (g *generator) asked() []string {
 	if rest, ok := strings.CutPrefix(name, "*."); ok {
 		name = pick(g, "", "x.", "x.y.z.", label63+".", "*.") + rest
 	}
+	if g.one(6) { // a port
+		name = pick(g, "_http._tcp", "_http._tcp", "_WEB._udp", "_a._sctp", "_._tcp", "_"+label63[1:]+"._tcp", "http.tcp", "_tcp", "_http._quic") + "." + name
+	}
 	names := []string{name}
 	for len(g.search) > 0 && g.one(3) {
 		names = append(names, strings.TrimSuffix(pick(g, g.search...), "."))
@@ -307,6 +326,9 @@ func (g *generator) query(r *reference) ([]byte, transport) {
 		dns.TypeMX, dns.TypeSRV, dns.TypePTR, dns.TypeSOA, dns.TypeAXFR, dns.TypeIXFR, dns.TypeCNAME, uint16(g.Uint32())))
 	if packet[len(packet)-2] == 'a' && g.one(2) { // of arpa
 		qtype = dns.TypePTR
+	}
+	if strings.HasPrefix(string(packet[13:]), "_") && !g.one(4) || g.one(12) {
+		qtype = dns.TypeSRV
 	}
 	packet = binary.BigEndian.AppendUint16(packet, qtype)
 	packet = binary.BigEndian.AppendUint16(packet, dns.ClassINET)

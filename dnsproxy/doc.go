@@ -15,6 +15,7 @@
 //	fast.go        the fast path: parse, decide, answer from the table or the cache
 //	decide.go      the decision about a query, made once
 //	writer.go      responses that nametap makes itself, record by record; their longest length
+//	services.go    SRV records, and the addresses of their targets
 //	slow.go        the slow path: queries that are forwarded or held; rare and malformed ones,
 //	               as dns.Msg
 //	origins.go     original destinations of captured queries
@@ -39,7 +40,7 @@
 //  9. A mesh name. The order does not depend on that of the entries of a push:
 //     a. a host's FQDN; of two hosts with the same one, that of the registry Kubernetes,
 //     then that with the smaller key;
-//     b. a part of a host, before its FQDN: an endpoint of a headless Service;
+//     b. a part of a host, before its FQDN: an endpoint of a headless Service, or a port;
 //     c. a wildcard, the longest suffix first;
 //     d. a short name: name.namespace, name.namespace.svc, name in the agent's
 //     namespace, alternative names;
@@ -53,8 +54,9 @@
 //     may walk the search list.
 //
 // The answer for a mesh name depends on the type. A, AAAA and ANY: its addresses; NODATA with
-// an SOA record if it has none of that family. HTTPS and SVCB: NODATA. Any other type: NODATA
-// for a Kubernetes host, forwarded for other hosts. A host that is an alias of another one
+// an SOA record if it has none of that family. HTTPS and SVCB: NODATA. SRV: the ports of a
+// Kubernetes host, if the table has them. Any other type: NODATA for a Kubernetes host,
+// forwarded for other hosts. The name of a port has SRV records only. A host that is an alias of another one
 // (ExternalName) has a CNAME record to it before all that; its other types are forwarded.
 // Zone transfers of names that nametap answers itself are REFUSED.
 //

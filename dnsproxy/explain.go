@@ -103,6 +103,8 @@ func whyName(rule table.Rule, m table.Match, key string) string {
 		return "the host's FQDN"
 	case table.RuleEndpoint:
 		return "an endpoint of the headless Service " + key
+	case table.RulePort:
+		return "a port of the Service " + key
 	case table.RuleWildcard:
 		return "below the wildcard " + key
 	case table.RuleShortName:
@@ -144,9 +146,13 @@ func (d *decision) rows(q wire.Question) []string {
 	return []string{"A10"}
 }
 
-// typeRows returns the row for a type, after that for aliases if the host is one.
+// typeRows returns the row for a type, after that for aliases if the host is one. It returns none
+// if the row for the name is also that for the type.
 func (d *decision) typeRows(qtype uint16) []string {
 	var rows []string
+	if d.match.BaseRule() == table.RulePort && (qtype == dns.TypeSRV || qtype == dns.TypeANY) {
+		return nil
+	}
 	if d.match.Host.Alias() != wire.Root {
 		rows = append(rows, "D9")
 		if qtype == dns.TypeCNAME {
@@ -162,9 +168,11 @@ func (d *decision) typeRow(qtype uint16) string {
 		return "A5"
 	case qtype == dns.TypeHTTPS || qtype == dns.TypeSVCB:
 		return "A3"
+	case qtype == dns.TypeSRV && d.table != nil && d.table.CountTargets(&d.match) > 0:
+		return "D22"
 	case !answersAlways(qtype):
 		return "A4"
-	case qtype == dns.TypeA && len(d.match.Host.V4) == 0, qtype == dns.TypeAAAA && len(d.match.Host.V6) == 0:
+	case d.match.BaseRule() == table.RulePort, qtype == dns.TypeA && len(d.match.Host.V4) == 0, qtype == dns.TypeAAAA && len(d.match.Host.V6) == 0:
 		return "A2"
 	default:
 		return "A1"
@@ -178,6 +186,8 @@ func nameRows(m table.Match) []string {
 		return []string{"N1"}
 	case table.RuleEndpoint:
 		return []string{"D21"}
+	case table.RulePort:
+		return []string{"D22"}
 	case table.RuleWildcard:
 		return []string{"N4"}
 	case table.RuleShortName:

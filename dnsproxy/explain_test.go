@@ -18,7 +18,7 @@ func TestExplain(t *testing.T) { // R5
 		"web.shop.svc.cluster.local":  service("web", "shop", "10.0.0.1"),
 		"api.example.com":             external("192.0.2.1"),
 		"*.wild.example.com":          external("192.0.2.2"),
-		"peer.shop.svc.cluster.local": headless("peer", "shop", "10.0.0.9"),
+		"peer.shop.svc.cluster.local": withPorts(headless("peer", "shop", "10.0.0.9"), "http=80"),
 		"old.shop.svc.cluster.local":  alias("old", "web.shop.svc.cluster.local", "10.0.0.1"),
 	})
 	const web = "web.shop.svc.cluster.local"
@@ -57,6 +57,22 @@ func TestExplain(t *testing.T) { // R5
 		{"10-0-0-9.peer.corp.example A", dnsproxy.Explanation{
 			Rows: []string{"N5", "D21", "A1"}, Rule: table.RuleAutopath, Host: "peer.shop.svc.cluster.local", Source: "table",
 			Why: "in the mesh table: after removing the search domain corp.example.: an endpoint of the headless Service peer.shop.svc.cluster.local",
+		}},
+		{"_http._tcp.peer.corp.example SRV", dnsproxy.Explanation{
+			Rows: []string{"N5", "D22"}, Rule: table.RuleAutopath, Host: "peer.shop.svc.cluster.local", Source: "table",
+			Why: "in the mesh table: after removing the search domain corp.example.: a port of the Service peer.shop.svc.cluster.local",
+		}},
+		{"_http._tcp.peer A", dnsproxy.Explanation{
+			Rows: []string{"D22", "A2"}, Rule: table.RulePort, Host: "peer.shop.svc.cluster.local", Source: "table",
+			Why: "in the mesh table: a port of the Service peer.shop.svc.cluster.local",
+		}},
+		{"peer SRV", dnsproxy.Explanation{
+			Rows: []string{"N2", "D22"}, Rule: table.RuleShortName, Host: "peer.shop.svc.cluster.local", Source: "table",
+			Why: "in the mesh table: short name of peer.shop.svc.cluster.local",
+		}},
+		{web + " SRV", dnsproxy.Explanation{
+			Rows: []string{"N1", "A4"}, Rule: table.RuleExact, Host: web, Source: "table",
+			Why: "in the mesh table: the host's FQDN",
 		}},
 		{"1.0.0.10.in-addr.arpa PTR", dnsproxy.Explanation{
 			Rows: []string{"N8"}, Rule: table.RulePTR, Source: "table", Why: "the PTR name of a mesh host's address",

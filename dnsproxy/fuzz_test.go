@@ -58,6 +58,8 @@ func FuzzQuery(f *testing.F) { // A10
 		question("web", dns.TypeA),
 		withEDNS(question("web.shop.svc.cluster.local.corp.example", dns.TypeANY), 4096),
 		question("1.0.0.10.in-addr.arpa", dns.TypePTR),
+		question("_http._tcp.peer.corp.example", dns.TypeSRV),
+		question("10-2-0-1.peer", dns.TypeA),
 		question("other.example", dns.TypeTXT),
 		new(dns.Msg).SetNotify("example."),
 		new(dns.Msg).SetUpdate("example."),
@@ -71,8 +73,9 @@ func FuzzQuery(f *testing.F) { // A10
 	f.Add([]byte{0})
 	p := start(f, dnsproxy.Config{Forward: forward.Config{ResolvConf: resolvConf(f, "search corp.example")}, Version: "1", ID: "x"})
 	p.load(f, hosts{
-		"web.shop.svc.cluster.local": service("web", "shop", addrs(1, 60)...),
-		"*.wild.example":             external("192.0.2.1", "2001:db8::1"),
+		"web.shop.svc.cluster.local":  service("web", "shop", addrs(1, 60)...),
+		"*.wild.example":              external("192.0.2.1", "2001:db8::1"),
+		"peer.shop.svc.cluster.local": withPorts(headless("peer", "shop", addrs(2, 60)...), "http=80"),
 	})
 	good, err := question("web.shop.svc.cluster.local", dns.TypeAAAA).Pack()
 	if err != nil {

@@ -212,7 +212,7 @@ func (a *answerer) respondMesh(dst []byte, q *wire.Query, d *decision, limit int
 	if d.action == actPointers {
 		w.pointers(d.match.Pointers)
 	} else {
-		w.addresses(&d.match)
+		w.mesh(&d.match, d.table)
 	}
 	return w.buf
 }

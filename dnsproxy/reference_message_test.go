@@ -43,6 +43,8 @@ func refRecordLen(rr dns.RR) int {
 		return upToData + 16
 	case *dns.CNAME:
 		return upToData + len(refPackedName(rr.Target))
+	case *dns.SRV:
+		return upToData + 6 + len(refPackedName(rr.Target))
 	case *dns.PTR:
 		return upToData + len(refPackedName(rr.Ptr))
 	case *dns.SOA:

@@ -122,7 +122,7 @@ func (r *reference) hasBelow(name string) bool {
 			}
 		}
 	}
-	return false
+	return r.hasPortBelow(name)
 }
 
 // selfAnswer returns the untruncated response to a query that nametap answers without table

@@ -44,7 +44,12 @@ type refHost struct {
 	v4, v6     []netip.Addr
 	alias      string // the host that it is an alias of, or empty
 	headless   bool
-	info       *api.NameTable_NameInfo
+	ports      []refPort
+	// service is the Service that the host is a part of, for an endpoint or for a port with
+	// these labels.
+	service   *refHost
+	portLabel [2]string
+	info      *api.NameTable_NameInfo
 }
 
 // newReference returns the reference for a server with cfg, in which namespace,
@@ -168,7 +173,6 @@ func newRefHost(key string, info *api.NameTable_NameInfo) *refHost {
 	if alias, ok := refName(info.GetAlias()); ok && !refSpecial(alias) && (wildcard || alias != name) {
 		h.alias = alias
 	}
-	h.headless = info.GetHeadless() && h.kubernetes && !wildcard && h.alias == ""
 	v4, v6 := map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	for _, ip := range info.GetIps() {
 		addr, err := netip.ParseAddr(ip)
@@ -185,6 +189,10 @@ func newRefHost(key string, info *api.NameTable_NameInfo) *refHost {
 	h.v6 = slices.Collect(maps.Keys(v6))
 	if len(v4)+len(v6) == 0 {
 		return nil // N11
+	}
+	if h.kubernetes && !wildcard && h.alias == "" {
+		h.headless = info.GetHeadless()
+		h.ports = refPorts(h, info)
 	}
 	return h
 }
@@ -293,8 +301,7 @@ func (r *reference) claimant(labels []string, name string) *refHost {
 	if h := r.hosts[name]; h != nil { // N1
 		return h
 	}
-	parent := strings.Join(labels[min(1, len(labels)):], ".") + "."
-	if h := r.endpoint(labels, r.hosts[parent]); h != nil {
+	if h := r.part(labels, func(name string) *refHost { return r.hosts[name] }); h != nil {
 		return h
 	}
 	for i := 1; i < len(labels); i++ { // N4
@@ -307,12 +314,14 @@ func (r *reference) claimant(labels []string, name string) *refHost {
 			return h
 		}
 	}
-	for _, form := range r.shortNames {
-		if h := form[parent]; h != nil && r.hosts[parent] == nil {
-			return r.endpoint(labels, h)
+	return r.part(labels, func(name string) *refHost {
+		for _, form := range r.shortNames {
+			if h := form[name]; h != nil && r.hosts[name] == nil {
+				return h
+			}
 		}
-	}
-	return nil // N9
+		return nil // N9
+	})
 }
 
 // empty returns the response to a query without records.
@@ -388,6 +397,9 @@ func (r *reference) answer(q *refQuery) *dns.Msg {
 	if alias != "" {
 		resp.Answer = append(resp.Answer, &dns.CNAME{Hdr: header(dns.TypeCNAME), Target: alias})
 		owner = alias
+	}
+	if r.answerServices(resp, r.services(h, q.qtype), header) {
+		return resp
 	}
 	var addresses []dns.RR
 	if q.qtype == dns.TypeA || q.qtype == dns.TypeANY { // A5

@@ -33,6 +33,8 @@ var ownQuestions = []struct {
 	{"alias", "old.shop-1.svc.cluster.local.", dns.TypeA},
 	{"endpoint", "2001-db8--1.peers.shop-1.svc.cluster.local.", dns.TypeAAAA},
 	{"endpoint ptr", "1.0.16.172.in-addr.arpa.", dns.TypePTR},
+	{"port", "_http._tcp.vip.shop-1.svc.cluster.local.", dns.TypeSRV},
+	{"endpoint port", "_http._tcp.peers.shop-1.", dns.TypeSRV},
 }
 
 // newBenchHandler returns a handler with nameservers and a table of n hosts, like that of a
@@ -46,7 +48,14 @@ func newBenchHandler(tb testing.TB, n int, nameservers ...upstream.Spec) *handle
 		},
 		"peers.shop-1.svc.cluster.local": {
 			Ips: []string{"172.16.0.1", "172.16.0.2", "2001:db8::1"}, Registry: "Kubernetes", Shortname: "peers", Namespace: "shop-1",
-			Headless: true,
+			Headless: true, Ports: []*api.NameTable_Port{{Name: "http", Number: 8080}, {Name: "https", Number: 8443}},
+		},
+		"peers-0.peers.shop-1.svc.cluster.local": {
+			Ips: []string{"172.16.0.2"}, Registry: "Kubernetes", Shortname: "peers-0.peers", Namespace: "shop-1",
+		},
+		"vip.shop-1.svc.cluster.local": {
+			Ips: []string{"172.16.1.1"}, Registry: "Kubernetes", Shortname: "vip", Namespace: "shop-1",
+			Ports: []*api.NameTable_Port{{Name: "http", Number: 80}, {Name: "https", Number: 443}},
 		},
 	}
 	for i := range n {

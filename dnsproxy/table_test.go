@@ -47,14 +47,14 @@ func contested() []hosts {
 			"old.shop.svc.cluster.local":  alias("old", "b.example", "10.0.0.12"),
 			"once.shop.cluster.local":     alt(service("p", "q", "10.0.0.9"), "first"),
 			"web.bank.svc.cluster.local":  service("web", "bank", "10.0.0.10"),
-			"peer.bank.svc.cluster.local": headless("peer", "bank", "10.0.0.13"),
+			"peer.bank.svc.cluster.local": withPorts(headless("peer", "bank", "10.0.0.13"), "http=80", "=53/UDP"),
 		},
 		{
 			"twice.example":               external("192.0.2.10"),
 			"old.shop.svc.cluster.local":  alias("old", "a.example", "10.0.0.12"),
 			"once.shop.cluster.local":     alt(service("p", "q", "10.0.0.9"), "second"),
 			"web.bank.svc.cluster.local":  external("10.0.0.11"),
-			"peer.bank.svc.cluster.local": service("peer", "bank", "10.0.0.13"),
+			"peer.bank.svc.cluster.local": withPorts(headless("peer", "bank", "10.0.0.13"), "http=81"),
 		},
 	}
 }
@@ -86,6 +86,7 @@ func TestPrecedence(t *testing.T) { // N7
 		{"twice.example A", "twice.example. A 192.0.2.9"},
 		{"first A", "first. A 10.0.0.9"},
 		{"second A", forwarded},
+		{"_http._tcp.peer.bank SRV", "_http._tcp.peer.bank. SRV 0 100 80 10-0-0-13.peer.bank.svc.cluster.local."},
 		{"old A", "old. CNAME a.example.; a.example. A 10.0.0.12"},
 	})
 	want := []table.Collision{
@@ -119,7 +120,7 @@ func tableText(t *testing.T, current *table.Table) string {
 	t.Helper()
 	var lines []string
 	for key, info := range current.NameTable().GetTable() {
-		lines = append(lines, fmt.Sprint(key, info.GetIps(), info.GetRegistry(), info.GetShortname(), info.GetNamespace(), info.GetAlias(), info.GetHeadless()))
+		lines = append(lines, fmt.Sprint(key, info.GetIps(), info.GetRegistry(), info.GetShortname(), info.GetNamespace(), info.GetAlias(), info.GetHeadless(), info.GetPorts()))
 	}
 	slices.Sort(lines)
 	return fmt.Sprintf("%d\n%s\n%v\n%v", current.Len(), strings.Join(lines, "\n"), current.Collisions(), current.Skipped())
@@ -272,7 +273,10 @@ func TestNameTable(t *testing.T) { // R5
 		"old.cluster.local":          alt,
 		"API.example.com":            external("192.0.2.1"),
 		"*.example.com":              external("192.0.2.2"),
-		"web.shop":                   external("192.0.2.3"),
+		"ext.bank.svc.cluster.local": {Ips: []string{"192.0.2.1"}, Registry: "Kubernetes", Shortname: "ext", Namespace: "bank", Alias: "api.example.com."},
+		"peer.bank.svc.cluster.local": {Ips: []string{"10.0.0.5", "10.0.0.6"}, Registry: "Kubernetes", Shortname: "peer", Namespace: "bank",
+			Headless: true, Ports: []*api.NameTable_Port{{Name: "HTTP", Number: 80, Protocol: "TCP"}, {Number: 53, Protocol: "udp", Ips: []string{"10.0.0.6"}}}},
+		"web.shop": external("192.0.2.3"),
 	}.wire(t)})
 	if err != nil {
 		t.Fatal(err)
@@ -281,6 +285,14 @@ func TestNameTable(t *testing.T) { // R5
 		"*.example.com": {"ips": ["192.0.2.2"], "registry": "External"},
 		"API.example.com": {"ips": ["192.0.2.1"], "registry": "External"},
 		"DB.bank.svc.cluster.local": {"ips": ["10.0.0.3"], "registry": "Kubernetes", "shortname": "DB", "namespace": "bank"},
+		"ext.bank.": {"ips": ["192.0.2.1"], "registry": "Kubernetes"},
+		"ext.bank.svc.": {"ips": ["192.0.2.1"], "registry": "Kubernetes"},
+		"ext.bank.svc.cluster.local": {"ips": ["192.0.2.1"], "registry": "Kubernetes", "shortname": "ext", "namespace": "bank",
+			"alias": "api.example.com"},
+		"peer.bank.": {"ips": ["10.0.0.5", "10.0.0.6"], "registry": "Kubernetes"},
+		"peer.bank.svc.": {"ips": ["10.0.0.5", "10.0.0.6"], "registry": "Kubernetes"},
+		"peer.bank.svc.cluster.local": {"ips": ["10.0.0.5", "10.0.0.6"], "registry": "Kubernetes", "shortname": "peer", "namespace": "bank",
+			"headless": true, "ports": [{"name": "http", "number": 80}, {"number": 53, "protocol": "UDP", "ips": ["10.0.0.6"]}]},
 		"db.bank.": {"ips": ["10.0.0.3"], "registry": "Kubernetes"},
 		"db.bank.svc.": {"ips": ["10.0.0.3"], "registry": "Kubernetes"},
 		"legacy.": {"ips": ["10.0.0.4"], "registry": "Kubernetes"},

@@ -62,8 +62,8 @@ type writer struct {
 	// has no records, or the root for that name itself.
 	zone wire.Name
 	// Counts of the records written, and whether one did not fit.
-	answers, authority uint16
-	truncated          bool
+	answers, authority, additional uint16
+	truncated                      bool
 }
 
 // questionName is the pointer to the question's name, as the client spelled it.
@@ -73,29 +73,31 @@ const questionName uint16 = wire.PointerBits | wire.HeaderLen
 // and data length.
 const fixedLen = 12
 
-// addresses writes the response for a host: its addresses of the queried type, after the
-// CNAME records of an autopath name and of an alias; without any, the SOA record that lets
-// clients cache the negative answer (RFC 2308).
-func (w *writer) addresses(m *table.Match) {
+// mesh writes the response for a host: its records of the queried type, after the CNAME records
+// of an autopath name and of an alias; without any, the SOA record that lets clients cache the
+// negative answer (RFC 2308). t is the table of the match.
+func (w *writer) mesh(m *table.Match, t *table.Table) {
 	w.begin()
 	owner := w.cnames(m)
-	var v4, v6 []byte
-	switch w.query.Type {
-	case dns.TypeA:
-		v4 = m.Host.V4
-	case dns.TypeAAAA:
-		v6 = m.Host.V6
-	case dns.TypeANY:
-		v4, v6 = m.Host.V4, m.Host.V6
+	aliases := w.answers
+	port := m.BaseRule() == table.RulePort
+	switch qtype := w.query.Type; {
+	case qtype == dns.TypeCNAME && m.Alias(w.query.Name) != wire.Root:
+		w.end(wire.AA, dns.RcodeSuccess, nil) // the CNAME record is the answer
+		return
+	case qtype == dns.TypeSRV, qtype == dns.TypeANY && port:
+		w.services(owner, m, t)
+	case qtype == dns.TypeANY:
+		w.answers += w.shuffled(owner, dns.TypeA, m.Host.V4)
+		w.answers += w.shuffled(owner, dns.TypeAAAA, m.Host.V6)
+	case port: // it has SRV records only
+	case qtype == dns.TypeA:
+		w.answers += w.shuffled(owner, dns.TypeA, m.Host.V4)
+	case qtype == dns.TypeAAAA:
+		w.answers += w.shuffled(owner, dns.TypeAAAA, m.Host.V6)
 	}
-	switch {
-	case w.query.Type == dns.TypeCNAME && m.Alias(w.query.Name) != wire.Root:
-		// The CNAME record is the answer.
-	case len(v4)+len(v6) == 0:
+	if w.answers == aliases && !w.truncated {
 		w.soa(w.apex(owner, m.Owner(w.query.Name)))
-	default:
-		w.shuffled(owner, dns.TypeA, v4)
-		w.shuffled(owner, dns.TypeAAAA, v6)
 	}
 	w.end(wire.AA, dns.RcodeSuccess, nil)
 }
@@ -151,7 +153,6 @@ func (w *writer) negative(n negative) {
 
 // end writes the OPT record with option and completes the header.
 func (w *writer) end(aa byte, rcode int, option []byte) {
-	var additional uint16
 	if w.query.EDNS {
 		var ttl uint32
 		if w.query.DO {
@@ -160,7 +161,7 @@ func (w *writer) end(aa byte, rcode int, option []byte) {
 		w.buf = wire.AppendOPT(w.buf, w.ednsUDPSize, ttl)
 		binary.BigEndian.PutUint16(w.buf[len(w.buf)-2:], uint16(len(option))) //nolint:gosec // at most maxReason
 		w.buf = append(w.buf, option...)
-		additional = 1
+		w.additional++
 	}
 	header := w.buf[w.start:]
 	header[wire.FlagsOffset] = wire.QR | aa | header[wire.FlagsOffset]&wire.RD
@@ -170,13 +171,13 @@ func (w *writer) end(aa byte, rcode int, option []byte) {
 	header[wire.FlagsOffset+1] = wire.RA | header[wire.FlagsOffset+1]&wire.CD | byte(rcode) //nolint:gosec // at most 15
 	wire.PutCount(header, wire.AnswerSection, w.answers)
 	wire.PutCount(header, wire.AuthoritySection, w.authority)
-	wire.PutCount(header, wire.AdditionalSection, additional)
+	wire.PutCount(header, wire.AdditionalSection, w.additional)
 }
 
 // record writes a record without its data, which is dataLen bytes long. It reports false,
 // and sets truncated, if the whole record does not fit.
 func (w *writer) record(owner, rrtype uint16, dataLen int) bool {
-	if w.truncated || len(w.buf)-w.start+fixedLen+dataLen > w.limit {
+	if w.truncated || !w.fits(fixedLen+dataLen) {
 		w.truncated = true
 		return false
 	}
@@ -187,6 +188,9 @@ func (w *writer) record(owner, rrtype uint16, dataLen int) bool {
 	w.buf = binary.BigEndian.AppendUint16(w.buf, uint16(dataLen)) //nolint:gosec // at most 300
 	return true
 }
+
+// fits reports whether n more bytes fit.
+func (w *writer) fits(n int) bool { return len(w.buf)-w.start+n <= w.limit }
 
 // cnames writes the CNAME records of an autopath name and of an alias, in this order, and
 // returns the pointer to the target of the last one, or to the question's name.
@@ -240,8 +244,8 @@ func (w *writer) soa(owner uint16) {
 
 // shuffled writes a record for each packed address, in uniformly random order, so that
 // clients that use the first one spread over all. If they do not all fit, it writes a
-// uniformly random sample.
-func (w *writer) shuffled(owner, rrtype uint16, packed []byte) {
+// uniformly random sample. It returns the number of records.
+func (w *writer) shuffled(owner, rrtype uint16, packed []byte) (n uint16) {
 	size := wire.AddressLen(rrtype)
 	first := len(w.buf) + fixedLen // offset of the first address
 	slot := func(i int) []byte { return w.buf[first+i*(fixedLen+size):][:size] }
@@ -262,13 +266,13 @@ func (w *writer) shuffled(owner, rrtype uint16, packed []byte) {
 				copy(slot(j), address)
 			}
 			written++
-			w.answers++
 		case j < written:
 			// No room (Vitter's reservoir sampling): the i-th address is left out or
 			// replaces a random one, which keeps sample and order uniform.
 			copy(slot(j), address)
 		}
 	}
+	return uint16(written) //nolint:gosec // in a message of at most 64 KiB
 }
 
 // respondFailure appends the response to q for a failure to dst.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,17 +21,18 @@ const querySpare = 2 * time.Second
 
 // A queryResult is one question with its answer, and the rule that gave the answer.
 type queryResult struct {
-	Name      string                `json:"name"`
-	Type      string                `json:"type"`
-	Rcode     string                `json:"rcode"`
-	Answer    []string              `json:"answer"`
-	Authority []string              `json:"authority"`
-	Errors    []string              `json:"errors"` // Extended DNS Errors, RFC 8914
-	Protocol  string                `json:"protocol"`
-	Duration  string                `json:"duration"`
-	Rule      *dnsproxy.Explanation `json:"rule,omitempty"`
-	NoRule    string                `json:"noRule,omitempty"` // why Rule is missing
-	See       []string              `json:"see,omitempty"`    // addresses of the documents about Rule
+	Name       string                `json:"name"`
+	Type       string                `json:"type"`
+	Rcode      string                `json:"rcode"`
+	Answer     []string              `json:"answer"`
+	Authority  []string              `json:"authority"`
+	Additional []string              `json:"additional,omitempty"`
+	Errors     []string              `json:"errors"` // Extended DNS Errors, RFC 8914
+	Protocol   string                `json:"protocol"`
+	Duration   string                `json:"duration"`
+	Rule       *dnsproxy.Explanation `json:"rule,omitempty"`
+	NoRule     string                `json:"noRule,omitempty"` // why Rule is missing
+	See        []string              `json:"see,omitempty"`    // addresses of the documents about Rule
 }
 
 func newQueryCommand() *cobra.Command {
@@ -120,9 +122,10 @@ func ask(ctx context.Context, addr string, q dns.Question, timeout time.Duration
 			break
 		}
 	}
+	extra := slices.DeleteFunc(slices.Clone(resp.Extra), func(rr dns.RR) bool { return rr.Header().Rrtype == dns.TypeOPT })
 	return queryResult{
 		Name: q.Name, Type: dns.TypeToString[q.Qtype], Rcode: rcodeName(resp.Rcode),
-		Answer: recordTexts(resp.Answer), Authority: recordTexts(resp.Ns), Errors: extendedErrors(resp),
+		Answer: recordTexts(resp.Answer), Authority: recordTexts(resp.Ns), Additional: recordTexts(extra), Errors: extendedErrors(resp),
 		Protocol: protocol, Duration: time.Since(start).Round(10 * time.Microsecond).String(),
 	}, nil
 }
@@ -185,6 +188,9 @@ func printResults(w io.Writer, results []queryResult) error {
 		}
 		for _, record := range r.Authority {
 			fmt.Fprintf(&text, "  authority: %s\n", record)
+		}
+		for _, record := range r.Additional {
+			fmt.Fprintf(&text, "  additional: %s\n", record)
 		}
 		for _, e := range r.Errors {
 			fmt.Fprintf(&text, "  error: %s\n", e)

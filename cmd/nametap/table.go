@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,6 +28,24 @@ type hostInfo struct {
 	Namespace string   `json:"namespace,omitempty"`
 	Alias     string   `json:"alias,omitempty"`
 	Headless  bool     `json:"headless,omitempty"`
+	Ports     []port   `json:"ports,omitempty"`
+}
+
+// A port is a port of a Service.
+type port struct {
+	Name     string   `json:"name,omitempty"`
+	Number   int      `json:"number"`
+	Protocol string   `json:"protocol,omitempty"` // TCP if empty
+	IPs      []string `json:"ips,omitempty"`      // those of the entry that have it; empty for all
+}
+
+// String returns the port in the form of `kubectl get service`, after its name.
+func (p port) String() string {
+	text := strings.TrimLeft(fmt.Sprintf("%s %d/%s", p.Name, p.Number, cmp.Or(p.Protocol, "TCP")), " ")
+	if len(p.IPs) > 0 {
+		text += " of " + strings.Join(slices.Sorted(slices.Values(p.IPs)), " ")
+	}
+	return text
 }
 
 // equal reports whether two entries are the same, apart from the order of their addresses.
@@ -38,13 +57,17 @@ func (h hostInfo) equal(other hostInfo) bool {
 
 // details returns what an entry says besides its addresses, as text.
 func (h hostInfo) details() string {
-	switch {
-	case h.Alias != "":
-		return "alias of " + h.Alias
-	case h.Headless:
-		return "headless"
+	var details []string
+	if h.Alias != "" {
+		details = append(details, "alias of "+h.Alias)
 	}
-	return ""
+	if h.Headless {
+		details = append(details, "headless")
+	}
+	for _, p := range h.Ports {
+		details = append(details, p.String())
+	}
+	return strings.Join(details, ", ")
 }
 
 // errDiffers is the error of `nametap table --diff` if there is a difference, as diff(1) has

@@ -3,7 +3,6 @@ package table
 import (
 	"bytes"
 	"cmp"
-	"errors"
 	"fmt"
 	"hash/maphash"
 	"net/netip"
@@ -61,9 +60,7 @@ func (t *Table) Next(resources [][]byte) (*Table, error) {
 		next.shards[i] = s
 	}
 	for i := range next.shards {
-		next.hosts += next.shards[i].hosts
-		next.wildcards += next.shards[i].wildcards
-		next.headless += next.shards[i].headless
+		next.addCounts(&next.shards[i].counts)
 	}
 	next.reverse = t.reverse.next(t, next, changed)
 	next.aliases = next.settleAliases(nil)
@@ -83,6 +80,7 @@ type builder struct {
 	candidates []candidate
 	names      []byte
 	packed     []byte
+	encoded    []byte
 	records    []byte
 	// Buffers for one entry.
 	info   nameInfo
@@ -162,12 +160,13 @@ type candidate struct {
 	info     hostInfo
 	altHosts []string
 	alias    wire.Name
+	ports    []byte // encoded
 }
 
 // shard builds one shard.
 func (b *builder) shard(entries [][]byte) (shard, error) {
 	var s shard
-	b.candidates, b.names, b.packed, s.records = b.candidates[:0], b.names[:0], b.packed[:0], b.records[:0]
+	b.candidates, b.names, b.packed, b.encoded, s.records = b.candidates[:0], b.names[:0], b.packed[:0], b.encoded[:0], b.records[:0]
 	for _, raw := range entries {
 		entry, err := parseWireEntry(raw)
 		if err == nil {
@@ -225,6 +224,9 @@ func (s *shard) add(hash uint64, c *candidate, cl *Cluster) {
 	if c.headless() {
 		s.headless++
 	}
+	if len(c.ports) > 0 {
+		s.ported++
+	}
 	s.claims = append(s.claims, c.claims(cl)...)
 }
 
@@ -269,11 +271,9 @@ func (c *candidate) compare(other *candidate) int {
 		slices.Compare(c.altHosts, other.altHosts),
 		cmp.Compare(c.alias, other.alias),
 		cmp.Compare(c.flags, other.flags),
+		bytes.Compare(c.ports, other.ports),
 	)
 }
-
-// errNoAddress is the error for a host without a usable address.
-var errNoAddress = errors.New("no address")
 
 // addCandidate makes b.info a candidate if it is valid. It records in s what is wrong with
 // it.
@@ -291,7 +291,8 @@ func (b *builder) addCandidate(s *shard) {
 		s.skip(key, wire.ErrSpecial.Error())
 		return
 	}
-	if b.addresses(s) != nil {
+	b.addresses(s, b.info.ips)
+	if len(b.v4)+len(b.v6) == 0 {
 		return // Istio's control plane leaves out hosts without addresses (N11)
 	}
 	c.V4, c.V6 = b.pack(b.v4), b.pack(b.v6)
@@ -305,8 +306,11 @@ func (b *builder) addCandidate(s *shard) {
 	}
 	c.altHosts = slices.Clone(b.info.altHosts)
 	c.alias = b.alias(s, c.Name)
-	if b.info.headless && c.Kubernetes() && !wildcard && c.alias == wire.Root {
-		c.flags |= flagHeadless
+	if c.Kubernetes() && !wildcard && c.alias == wire.Root {
+		if b.info.headless {
+			c.flags |= flagHeadless
+		}
+		c.ports = b.ports(s, &c.Host)
 	}
 	b.skipClaims(s, &c)
 	b.candidates = append(b.candidates, c)
@@ -358,10 +362,10 @@ func (b *builder) skipClaims(s *shard, c *candidate) {
 	}
 }
 
-// addresses parses the addresses of b.info into b.v4 and b.v6.
-func (b *builder) addresses(s *shard) error {
+// addresses parses addresses into b.v4 and b.v6.
+func (b *builder) addresses(s *shard, ips []string) {
 	b.v4, b.v6 = b.v4[:0], b.v6[:0]
-	for _, ip := range b.info.ips {
+	for _, ip := range ips {
 		addr, err := netip.ParseAddr(ip)
 		zone := addr.Zone() // Unmap drops it
 		switch addr = addr.Unmap(); {
@@ -375,10 +379,6 @@ func (b *builder) addresses(s *shard) error {
 			b.v6 = append(b.v6, addr)
 		}
 	}
-	if len(b.v4)+len(b.v6) == 0 {
-		return errNoAddress
-	}
-	return nil
 }
 
 func (s *shard) skip(key, reason string) {

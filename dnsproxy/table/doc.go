@@ -3,10 +3,13 @@
 // change, so a push that changes one host of 100,000 builds some 400 anew.
 //
 // A host is stored once, under its FQDN. Short names, search-list expansions, names of
-// endpoints and PTR names are derived at query time, so they cost lookups and no memory.
+// endpoints and ports, and PTR names are derived at query time, so they cost lookups and no
+// memory.
 //
 //	table.go      Table and Lookup: FQDN, wildcard, short name, search domain, ancestor
 //	endpoint.go   endpoints of headless Services, by their addresses
+//	ports.go      ports of Services, and names of ports
+//	services.go   what the SRV records for a name say
 //	reverse.go    from an address to its hosts, for PTR queries
 //	host.go       the record of one host; shards of hosts, by the hash of their names
 //	domains.go    the domains that systemd-resolved is to send to the agent

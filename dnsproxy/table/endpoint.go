@@ -8,7 +8,11 @@ import (
 )
 
 // maxDashed is the length in bytes of the longest label of an endpoint: that of an IPv6 address.
-const maxDashed = 39
+// minDashes is the number of dashes that every such label has.
+const (
+	maxDashed = 39
+	minDashes = 2
+)
 
 // appendDashed appends the label of an endpoint with a packed address to dst, after its length:
 // the address with dashes. As in CoreDNS, a label that would end in a dash ends in 0, which is
@@ -65,30 +69,20 @@ func parseDashed(label string, s *Scratch) (netip.Addr, bool) {
 	return addr, string(written[1:]) == label
 }
 
-// endpoint finds the endpoint of a headless Service that has name: a label with its address,
-// before the FQDN of the Service or, with short, before a short name. An endpoint with the host
-// name of a pod has only that name.
-func (t *Table) endpoint(name wire.Name, short bool, s *Scratch) (m Match, found bool) {
-	if t.headless == 0 || name == wire.Root || name.Parent() == wire.Root {
-		return Match{}, false
+// endpoint makes m the match of the endpoint of a headless Service that has name: a label with its
+// address, before the FQDN of the Service or, if m.Short is set, before a short name. An endpoint
+// with the host name of a pod has only that name. It reports false if there is none.
+func (t *Table) endpoint(m *Match, name wire.Name, s *Scratch) bool {
+	parent := name.Parent()
+	if t.headless == 0 || parent == wire.Root {
+		return false
 	}
 	addr, ok := parseDashed(name.FirstLabel(), s)
 	if !ok {
-		return Match{}, false
+		return false
 	}
-	m = Match{Rule: RuleEndpoint, Prefix: name[:len(name)-len(name.Parent())], Short: short}
-	m.Host, ok = t.find(name.Parent())
-	if short {
-		if ok {
-			return Match{}, false // not a short name: it is the FQDN of another host
-		}
-		m.Host, ok = t.shortName(name.Parent(), s)
-	}
-	if !ok || !m.Host.headless() || len(m.Prefix)+len(m.Host.Name) > wire.MaxNameLen {
-		return Match{}, false
-	}
-	found = t.narrow(&m.Host, addr)
-	return m, found
+	m.Rule, m.Prefix = RuleEndpoint, name[:len(name)-len(parent)]
+	return t.findWhole(m, parent, s) && m.Host.headless() && t.narrow(&m.Host, addr)
 }
 
 // narrow leaves a headless Service only the address of one endpoint. It reports false if no

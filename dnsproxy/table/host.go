@@ -33,6 +33,7 @@ const (
 	flagTexts                            // its texts are stored because they cannot be derived
 	flagAlias                            // it is an alias of another host
 	flagHeadless                         // a headless Service: its addresses are those of endpoints
+	flagPorts                            // its ports are known
 )
 
 // A Host is one entry of a table: a view of its record, valid as long as the table. It
@@ -41,7 +42,7 @@ const (
 // A record consists of the flags, the length of the name, the name, the numbers of IPv4 and
 // IPv6 addresses as varints, the addresses, and fields, each with its length as a varint
 // before it: with flagTexts the key, registry, short name and namespace; with flagAlias the
-// alias.
+// alias; with flagPorts the ports.
 type Host struct {
 	flags  hostFlags
 	Name   wire.Name // folded; a wildcard's begins with wire.WildcardLabel
@@ -76,6 +77,7 @@ func (h *Host) Kubernetes() bool { return h.flags&flagKubernetes != 0 }
 func (h *Host) wildcard() bool   { return h.flags&flagWildcard != 0 }
 func (h *Host) derived() bool    { return h.flags&flagDerived != 0 }
 func (h *Host) headless() bool   { return h.flags&flagHeadless != 0 }
+func (h *Host) isAlias() bool    { return h.flags&flagAlias != 0 }
 
 // addresses yields the addresses of both families, IPv4 first.
 func (h *Host) addresses() iter.Seq[netip.Addr] {
@@ -166,9 +168,13 @@ func (h *Host) afterTexts() []byte {
 
 // Alias returns the host whose addresses h has, of which h is an alias; the root if h is none.
 func (h *Host) Alias() wire.Name {
-	if h.flags&flagAlias == 0 {
+	if !h.isAlias() {
 		return wire.Root
 	}
+	return h.aliasField()
+}
+
+func (h *Host) aliasField() wire.Name {
 	alias, _ := cutField(h.afterTexts())
 	return wire.Name(viewString(alias))
 }
@@ -222,6 +228,9 @@ func (c *candidate) appendRecord(dst []byte) []byte {
 	if c.alias != wire.Root {
 		flags |= flagAlias
 	}
+	if len(c.ports) > 0 {
+		flags |= flagPorts
+	}
 	dst = append(dst, byte(flags), byte(len(h.Name)))
 	dst = append(dst, h.Name...)
 	dst = binary.AppendUvarint(dst, uint64(len(h.V4)/wire.AddressLen(dns.TypeA)))
@@ -235,6 +244,9 @@ func (c *candidate) appendRecord(dst []byte) []byte {
 	if c.alias != wire.Root {
 		dst = appendField(dst, string(c.alias))
 	}
+	if len(c.ports) > 0 {
+		dst = appendField(dst, c.ports)
+	}
 	return dst
 }
 
@@ -242,8 +254,10 @@ func (c *candidate) appendRecord(dst []byte) []byte {
 func recordLen(b []byte) int {
 	h := viewHost(b)
 	rest := h.afterTexts()
-	if h.flags&flagAlias != 0 {
-		_, rest = cutField(rest)
+	for _, flag := range [...]hostFlags{flagAlias, flagPorts} {
+		if h.flags&flag != 0 {
+			_, rest = cutField(rest)
+		}
 	}
 	return len(b) - len(rest)
 }
@@ -271,14 +285,27 @@ type shard struct {
 	records []byte
 	// index maps the hash of a name to the offset of its record plus one: open addressing
 	// in a power of two that is never full. It is empty without records.
-	index                      []uint32
-	hosts, wildcards, headless int
+	index []uint32
+	counts
 
 	// These are rare: invalid entries, names that two entries claim, and names that cannot
 	// be derived from a host's FQDN.
 	skipped    []Skipped
 	collisions []Collision
 	claims     []claim
+}
+
+// counts are numbers of hosts.
+type counts struct {
+	hosts, wildcards uint32 // a wildcard is none of hosts
+	headless, ported uint32 // of these: headless Services, and Services with ports
+}
+
+func (c *counts) addCounts(other *counts) {
+	c.hosts += other.hosts
+	c.wildcards += other.wildcards
+	c.headless += other.headless
+	c.ported += other.ported
 }
 
 // A claim is a name besides its FQDN by which a host wants to be found.

@@ -3,6 +3,7 @@ package table
 import (
 	"fmt"
 	"iter"
+	"math"
 	"strings"
 	"unicode/utf8"
 
@@ -32,7 +33,13 @@ const (
 	fieldNamespace = 4<<3 | bytesType
 	fieldAltHosts  = 5<<3 | bytesType
 	fieldAlias     = 1001<<3 | bytesType
+	fieldPorts     = 1002<<3 | bytesType
 	fieldHeadless  = 1003<<3 | varintType
+
+	fieldPortName     = 1<<3 | bytesType
+	fieldPortNumber   = 2<<3 | varintType
+	fieldPortProtocol = 3<<3 | bytesType
+	fieldPortIPs      = 4<<3 | bytesType
 )
 
 // wireEntries yields the entries of a NameTable in wire form, as views of it. An error is
@@ -98,13 +105,21 @@ type nameInfo struct {
 	ips      []string
 	altHosts []string
 	alias    string
+	ports    []portInfo
 	headless bool
 	hostInfo
 }
 
+// A portInfo is a parsed Port. Its strings are views of the push.
+type portInfo struct {
+	name, protocol string
+	number         uint64
+	ips            []string
+}
+
 // parse parses a NameInfo in wire form. It reuses the capacity of the lists.
 func (info *nameInfo) parse(b []byte) error {
-	*info = nameInfo{ips: info.ips[:0], altHosts: info.altHosts[:0]}
+	*info = nameInfo{ips: info.ips[:0], altHosts: info.altHosts[:0], ports: info.ports[:0]}
 	for len(b) > 0 {
 		field, value, n := consumeField(b)
 		if n < 0 {
@@ -118,7 +133,14 @@ func (info *nameInfo) parse(b []byte) error {
 			}
 			info.setText(field, viewString(value))
 		case fieldHeadless:
-			info.headless = isTrue(value)
+			headless, _ := protowire.ConsumeVarint(value)
+			info.headless = headless != 0
+		case fieldPorts:
+			var port portInfo
+			if err := port.parse(value); err != nil {
+				return err
+			}
+			info.ports = append(info.ports, port)
 		}
 	}
 	return nil
@@ -142,10 +164,33 @@ func (info *nameInfo) setText(field fieldTag, text string) {
 	}
 }
 
-// isTrue returns the value of a bool, given the bytes after its tag.
-func isTrue(value []byte) bool {
-	n, _ := protowire.ConsumeVarint(value)
-	return n != 0
+// parse parses a Port in wire form.
+func (p *portInfo) parse(b []byte) error {
+	for len(b) > 0 {
+		field, value, n := consumeField(b)
+		if n < 0 {
+			return protowire.ParseError(n)
+		}
+		b = b[n:]
+		switch field {
+		case fieldPortName, fieldPortProtocol, fieldPortIPs:
+			if !utf8.Valid(value) {
+				return fmt.Errorf("field %d of a Port: %q is not UTF-8", field>>3, value)
+			}
+		}
+		switch text := viewString(value); field {
+		case fieldPortName:
+			p.name = text
+		case fieldPortNumber:
+			p.number, _ = protowire.ConsumeVarint(value)
+			p.number &= math.MaxUint32 // as a uint32 is decoded
+		case fieldPortProtocol:
+			p.protocol = text
+		case fieldPortIPs:
+			p.ips = append(p.ips, text)
+		}
+	}
+	return nil
 }
 
 // NameTable returns the table as a NameTable: every host under the key that the control
@@ -158,7 +203,7 @@ func (t *Table) NameTable() *api.NameTable {
 		info := h.info(&t.Cluster)
 		out.Table[info.key] = &api.NameTable_NameInfo{
 			Ips: addressTexts(&h), Registry: info.registry, Shortname: info.shortname, Namespace: info.namespace,
-			Alias: strings.TrimSuffix(h.Alias().String(), "."), Headless: h.headless(),
+			Alias: strings.TrimSuffix(h.Alias().String(), "."), Headless: h.headless(), Ports: portMessages(&h),
 		}
 		if h.derived() {
 			for _, name := range t.Cluster.heads(h.Name, names[:0]) {
@@ -179,6 +224,22 @@ func (t *Table) listShortName(out *api.NameTable, name wire.Name, h *Host) {
 	if m := t.Lookup(name, nil, &Suffixes{}, new(Scratch)); m.Rule != RuleNone && m.Host.Name == h.Name {
 		out.Table[name.String()] = &api.NameTable_NameInfo{Ips: addressTexts(h), Registry: h.info(&t.Cluster).registry}
 	}
+}
+
+// portMessages returns the ports of a host.
+func portMessages(h *Host) []*api.NameTable_Port {
+	var messages []*api.NameTable_Port
+	for p := range h.ports {
+		message := &api.NameTable_Port{Name: p.name, Number: uint32(p.number)}
+		if p.protocol != protocolTCP {
+			message.Protocol = p.protocol.String()
+		}
+		if p.some {
+			message.Ips = addressTexts(&Host{V4: p.v4, V6: p.v6})
+		}
+		messages = append(messages, message)
+	}
+	return messages
 }
 
 func addressTexts(h *Host) []string {

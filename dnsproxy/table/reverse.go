@@ -63,7 +63,7 @@ func (t *Table) pointers(packed []byte, s *Scratch) []wire.Name {
 	return s.ptr
 }
 
-// having calls yield for the hosts with a packed address, at times twice for one.
+// having calls yield for the hosts with a packed address.
 func (t *Table) having(packed []byte, yield func(Host)) {
 	hash := maphash.Bytes(t.seed, packed)
 	tag := addressTag(hash)
@@ -130,7 +130,7 @@ func (a addressed) compare(b addressed) int {
 // 10.2).
 func (s *shard) pointers(dst []addressed, seed maphash.Seed) []addressed {
 	for h := range s.all {
-		if h.wildcard() || h.Alias() != wire.Root {
+		if h.wildcard() || h.isAlias() {
 			continue
 		}
 		name := maphash.String(seed, string(h.Name))

@@ -32,10 +32,10 @@ func (s *Suffixes) Bypasses(name wire.Name) bool {
 // whose FQDN, or that of its alias, is bypassed. A wildcard's names have to be asked about one
 // by one.
 func (s *Suffixes) bypassesHost(h *Host) bool {
-	if alias := h.Alias(); alias != wire.Root && s.Bypasses(alias) {
-		return true
+	if len(s.Bypass) == 0 {
+		return false
 	}
-	return !h.wildcard() && s.Bypasses(h.Name)
+	return h.isAlias() && s.Bypasses(h.Alias()) || !h.wildcard() && s.Bypasses(h.Name)
 }
 
 // Local returns the suffix because of which name is not forwarded.

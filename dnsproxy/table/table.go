@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"hash/maphash"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/nametap/nametap/dnsproxy/wire"
@@ -18,8 +19,8 @@ type Table struct {
 	reverse reverseIndex
 	// aliases maps names that cannot be derived from a host's FQDN to that FQDN; nil
 	// without any.
-	aliases                    map[wire.Name]wire.Name
-	hosts, wildcards, headless int
+	aliases map[wire.Name]wire.Name
+	counts
 
 	settled    sync.Once
 	collisions []Collision // set by settled
@@ -43,7 +44,7 @@ type Collision struct {
 }
 
 // Len returns the number of hosts, including wildcards.
-func (t *Table) Len() int { return t.hosts + t.wildcards }
+func (t *Table) Len() int { return int(t.hosts + t.wildcards) }
 
 // Skipped returns what was left out of the table, sorted by key.
 func (t *Table) Skipped() []Skipped {
@@ -87,6 +88,7 @@ type Rule string
 const (
 	RuleExact     Rule = "exact"     // the host's FQDN
 	RuleEndpoint  Rule = "endpoint"  // an endpoint of a headless Service, by its address, before a name of the Service
+	RulePort      Rule = "port"      // a port of a Service, before a name of the Service
 	RuleWildcard  Rule = "wildcard"  // below a *.suffix
 	RuleShortName Rule = "shortname" // name, name.namespace, name.namespace.svc, alternative names
 	RuleAutopath  Rule = "autopath"  // one of the above, followed by a domain of the search list
@@ -101,8 +103,8 @@ type Match struct {
 	// Host is the host of all rules but RuleNone and RulePTR. For RuleEndpoint it is the headless
 	// Service, with the address of the endpoint alone.
 	Host Host
-	// Short says that the host was found by a short name. For RuleEndpoint, Prefix has the labels
-	// before the name of the host.
+	// Short says that the host was found by a short name. For RuleEndpoint and RulePort, Prefix
+	// has the labels before the name of the host.
 	Short  bool
 	Prefix wire.Name
 	// For RuleAutopath: Target is the target of the CNAME record, Base the rule that found the
@@ -117,9 +119,25 @@ type Match struct {
 	Bypassed bool
 }
 
+// BaseRule returns the rule by which the table has the name, or for RuleAutopath the name without
+// the search domain.
+func (m *Match) BaseRule() Rule {
+	if m.Rule == RuleAutopath {
+		return m.Base
+	}
+	return m.Rule
+}
+
 // Alias returns the host of which the host of the answer for name is an alias; the root if it
 // is none. A CNAME record to a name that the answer already has would make a loop.
 func (m *Match) Alias(name wire.Name) wire.Name {
+	if !m.Host.isAlias() {
+		return wire.Root
+	}
+	return m.aliasUnlessLoop(name)
+}
+
+func (m *Match) aliasUnlessLoop(name wire.Name) wire.Name {
 	if alias := m.Host.Alias(); alias != name && alias != m.Target {
 		return alias
 	}
@@ -158,54 +176,58 @@ func (s *Scratch) join(head, tail wire.Name) (name wire.Name, ok bool) {
 
 // Lookup finds the host that answers name, unless suffixes give it to the nameservers.
 // search is the client's search list, in its order; empty if names are not to be expanded.
-func (t *Table) Lookup(name wire.Name, search []wire.Name, suffixes *Suffixes, s *Scratch) Match {
-	none := Match{Rule: RuleNone}
+func (t *Table) Lookup(name wire.Name, search []wire.Name, suffixes *Suffixes, s *Scratch) (m Match) {
+	m.Rule = RuleNone
 	if name.Special() {
-		return none
+		return m
 	}
-	if m := t.direct(name, s); m.Rule != RuleNone {
+	if t.direct(&m, name, s) {
 		if !suffixes.Bypasses(name) && !suffixes.bypassesHost(&m.Host) {
 			return m
 		}
-		none.Bypassed = true
+		m = Match{Rule: RuleNone, Bypassed: true}
 	}
 	for _, domain := range search {
 		target, ok := name.CutSuffix(domain)
-		if !ok || target.Special() {
+		if !ok || target.Special() || !t.direct(&m, target, s) {
 			continue
 		}
-		if m := t.direct(target, s); m.Rule != RuleNone {
-			if !suffixes.Bypasses(target) && !suffixes.bypassesHost(&m.Host) {
-				m.Base, m.Rule, m.Searched = m.Rule, RuleAutopath, domain
-				if m.Target = target; m.Short {
-					m.Target, _ = s.join(m.Prefix, m.Host.Name)
-				}
-				return m
+		if !suffixes.Bypasses(target) && !suffixes.bypassesHost(&m.Host) {
+			m.Base, m.Rule, m.Searched, m.Target = m.Rule, RuleAutopath, domain, target
+			switch {
+			case !m.Short:
+			case m.Prefix == wire.Root:
+				m.Target = m.Host.Name
+			default:
+				m.Target, _ = s.join(m.Prefix, m.Host.Name)
 			}
-			none.Bypassed = true
+			return m
 		}
+		m = Match{Rule: RuleNone, Bypassed: true}
 	}
-	return none
+	return m
 }
 
-// direct is Lookup without search list and suffixes.
-func (t *Table) direct(name wire.Name, s *Scratch) Match {
+// direct is Lookup without search list and suffixes. It reports false, and leaves m as it is, if
+// the table does not have the name.
+func (t *Table) direct(m *Match, name wire.Name, s *Scratch) bool {
 	if h, ok := t.find(name); ok && !h.wildcard() {
-		return Match{Rule: RuleExact, Host: h}
+		m.Rule, m.Host = RuleExact, h
+		return true
 	}
-	if m, ok := t.endpoint(name, false, s); ok {
-		return m // before wildcards: the name exists (RFC 4592, section 3.3.1)
+	maybePart := t.headless+t.ported > 0 && isPart(name)
+	if maybePart && t.part(m, name, false, s) {
+		return true // before wildcards: the name exists (RFC 4592, section 3.3.1)
 	}
 	if h, ok := t.wildcard(name, s); ok {
-		return Match{Rule: RuleWildcard, Host: h}
+		m.Rule, m.Host = RuleWildcard, h
+		return true
 	}
 	if h, ok := t.shortName(name, s); ok {
-		return Match{Rule: RuleShortName, Host: h, Short: true}
+		m.Rule, m.Host, m.Short = RuleShortName, h, true
+		return true
 	}
-	if m, ok := t.endpoint(name, true, s); ok {
-		return m
-	}
-	return Match{Rule: RuleNone}
+	return maybePart && t.part(m, name, true, s)
 }
 
 // wildcard returns the wildcard with the longest suffix that name is below.
@@ -319,13 +341,47 @@ func (t *Table) findCollisions() {
 	t.collisions = slices.Compact(found)
 }
 
-// HasBelow reports whether name is an ancestor of a host's name, a wildcard or a short
+// isPart reports whether name may be that of a part of a host: of a port or an endpoint. It decides
+// for most names, and costs little.
+func isPart(name wire.Name) bool {
+	return name != wire.Root && (name[1] == '_' || strings.Count(name.FirstLabel(), "-") >= minDashes)
+}
+
+// part finds the part of a host that has name, before the FQDN of the host or, with short, before a
+// short name. isPart must have reported true. Without a part it leaves m as it is.
+func (t *Table) part(m *Match, name wire.Name, short bool, s *Scratch) bool {
+	part := Match{Short: short}
+	if name[1] == '_' {
+		if !t.port(&part, name, s) {
+			return false
+		}
+	} else if !t.endpoint(&part, name, s) {
+		return false
+	}
+	*m = part
+	return true
+}
+
+// findWhole sets the host of a match: the one with this FQDN or, if m.Short is set, with this
+// short name. It reports false if there is none, or if its FQDN leaves no room for the prefix.
+func (t *Table) findWhole(m *Match, name wire.Name, s *Scratch) (found bool) {
+	m.Host, found = t.find(name)
+	if m.Short {
+		if found {
+			return false // not a short name: it is the FQDN of another host
+		}
+		m.Host, found = t.shortName(name, s)
+	}
+	return found && len(m.Prefix)+len(m.Host.Name) <= wire.MaxNameLen
+}
+
+// HasBelow reports whether name is an ancestor of a host's name, a wildcard, a port or a short
 // name. Such a name exists without records (RFC 8020, RFC 4592). The first call for a table
 // walks all its hosts.
 func (t *Table) HasBelow(name wire.Name) bool {
 	t.descended.Do(t.findAncestors)
 	_, found := t.ancestors[name]
-	return found
+	return found || t.hasPortBelow(name)
 }
 
 // findAncestors fills ancestors.
