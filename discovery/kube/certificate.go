@@ -26,8 +26,9 @@ const (
 	recheck = time.Hour
 )
 
-// errOvertaken says that another replica was first to write the Secret.
-var errOvertaken = errors.New("another replica has written the Secret")
+// errOvertaken says that the Secret is not the one that was seen: another replica was first to write it,
+// or it was deleted.
+var errOvertaken = errors.New("the Secret has changed")
 
 // CertificateConfig configures a [Certificate].
 type CertificateConfig struct {
@@ -192,7 +193,7 @@ func (c *Certificate) step(ctx context.Context) (due time.Time, err error) {
 	}
 	if secret == nil || wanted != found {
 		switch err := c.write(ctx, secret, wanted); {
-		case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
+		case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), secret != nil && apierrors.IsNotFound(err):
 			return due, errOvertaken
 		case err != nil:
 			c.use(found)
