@@ -27,6 +27,8 @@ const (
 	// ageGrace is how long the streams of an old connection may continue after its client
 	// was asked to connect again. The client keeps its table meanwhile.
 	ageGrace = 10 * time.Second
+	// maxRefusals is the number of refused clients that are logged at once.
+	maxRefusals = 100
 	// firstReadWait is how long a stream waits for the first reading of all sources. An agent
 	// that was refused meanwhile would back off, after an outage for up to 30 s.
 	firstReadWait = 10 * time.Second
@@ -70,14 +72,16 @@ func (s *Server) interceptor(clients *auth.Clients) grpc.StreamServerInterceptor
 }
 
 // refused counts and logs a client that may not connect. The client logs it, too, but its owner may
-// be somebody else.
+// be somebody else. Lines beyond maxRefusals are one a second: everyone can cause them.
 func (s *Server) refused(ctx context.Context, err error) {
 	s.metrics.ended.WithLabelValues(endedRefused).Inc()
 	from := "unknown"
 	if p, ok := peer.FromContext(ctx); ok {
 		from = p.Addr.String()
 	}
-	s.cfg.Logger.Warn("a client is refused", "client", from, "error", status.Convert(err).Message())
+	s.refusals.Do(func() {
+		s.cfg.Logger.Warn("a client is refused", "client", from, "error", status.Convert(err).Message())
+	})
 }
 
 // boundStream refuses streams beyond MaxClients, and ends a stream whose client does not

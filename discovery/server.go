@@ -14,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
 
 	"github.com/nametap/nametap/discovery/auth"
 	"github.com/nametap/nametap/discovery/hosts"
@@ -206,6 +207,8 @@ type Server struct {
 	writer    *kube.Writer  // nil without a Lease
 	writeVIPs chan struct{} // has an element when VIPs may have to be written
 
+	refusals rate.Sometimes // logs clients that are refused
+
 	clients atomic.Int64   // open streams
 	streams sync.WaitGroup // their handlers
 
@@ -242,6 +245,7 @@ func New(cfg Config) (server *Server, err error) {
 		waiting:   "no object has been read yet",
 		firstRead: make(chan struct{}), changed: make(chan struct{}, 1), writeVIPs: make(chan struct{}, 1), inputs: map[string]input{}, read: map[string]bool{},
 	}
+	s.refusals = rate.Sometimes{First: maxRefusals, Interval: time.Second}
 	s.readOnce = sync.OnceFunc(func() { close(s.firstRead) })
 	defer func() {
 		if err != nil {
