@@ -3,6 +3,7 @@ package kube
 import (
 	"errors"
 	"fmt"
+	"net/http"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -24,7 +25,22 @@ func NewAccess(path string) (*Access, error) {
 	}
 	config.QPS = -1 // a Reflector sends few requests, and backs off
 	config.UserAgent = "nametap-discovery"
+	config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return prompt{rt} })
 	return &Access{config}, nil
+}
+
+// prompt is a transport that returns a response without the server's wish when the request should be
+// repeated. While the API server starts, it wants 5 s, which client-go would wait without a word, up to ten
+// times. Everything here that sends requests reports a failure and has pauses of its own.
+type prompt struct{ http.RoundTripper }
+
+// RoundTrip sends a request.
+func (p prompt) RoundTrip(request *http.Request) (*http.Response, error) {
+	response, err := p.RoundTripper.RoundTrip(request)
+	if err == nil {
+		response.Header.Del("Retry-After")
+	}
+	return response, err
 }
 
 func load(path string) (*rest.Config, error) {

@@ -195,7 +195,7 @@ func observe(ctx context.Context, w watch.Interface, h *health) watch.Interface 
 	go func() {
 		defer close(o.events)
 		for e := range w.ResultChan() {
-			if e.Type == watch.Error {
+			if e.Type == watch.Error && !o.isStopped() { // a watch that is stopped may say that its connection is closed
 				// The Reflector asks for a list when the version that it knows is too old.
 				if err := apierrors.FromObject(e.Object); !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
 					h.asked(ctx, err)
@@ -213,6 +213,16 @@ func observe(ctx context.Context, w watch.Interface, h *health) watch.Interface 
 
 // ResultChan returns the channel of the events.
 func (o *observedWatch) ResultChan() <-chan watch.Event { return o.events }
+
+// isStopped reports whether Stop was called.
+func (o *observedWatch) isStopped() bool {
+	select {
+	case <-o.stopped:
+		return true
+	default:
+		return false
+	}
+}
 
 // Stop ends the watch.
 func (o *observedWatch) Stop() {

@@ -166,7 +166,7 @@ func (a *API) changeLocked(c change) {
 	a.changed = make(chan struct{})
 }
 
-// Refuse answers requests for a path with a status; 0 ends that.
+// Refuse answers requests for a path with a status; 0 ends that. With 503, clients are to wait for 30 s.
 func (a *API) Refuse(path string, status int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -274,6 +274,9 @@ func refuse(w http.ResponseWriter, status int, path string) {
 
 // refuseFor refuses a request for a reason of the Kubernetes API.
 func refuseFor(w http.ResponseWriter, status int, reason, path string) {
+	if status == http.StatusServiceUnavailable {
+		w.Header().Set("Retry-After", "30") // the API server sends it while it starts
+	}
 	w.WriteHeader(status)
 	fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":%q,"message":"%s: refused","code":%d}`, reason, path, status)
 }
