@@ -16,11 +16,15 @@ import (
 )
 
 // slim is an object reduced to what the tables need. It takes the place of the whole object in
-// client-go, which reads its metadata, until it is in the feed.
+// client-go until it is in the feed.
 type slim struct {
-	metav1.ObjectMeta // namespace, name and resource version only
-	object            object.Object
-	errs              []object.Error // the object cannot be used if there are any
+	object object.Object
+	errs   []object.Error // the object cannot be used if there are any
+}
+
+// GetObjectMeta returns the part of the metadata by which client-go tells objects apart.
+func (s *slim) GetObjectMeta() metav1.Object {
+	return &metav1.ObjectMeta{Namespace: s.object.Key.Namespace, Name: s.object.Key.Name}
 }
 
 // reduce returns the slim form of an object from client-go.
@@ -48,10 +52,7 @@ func reduce(whole any) (*slim, error) {
 
 func newSlim(kind string, o metav1.Object) *slim {
 	namespace, name := strings.Clone(o.GetNamespace()), strings.Clone(o.GetName())
-	return &slim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, ResourceVersion: o.GetResourceVersion()},
-		object:     object.Object{Key: object.Key{Kind: kind, Namespace: namespace, Name: name}},
-	}
+	return &slim{object: object.Object{Key: object.Key{Kind: kind, Namespace: namespace, Name: name}}}
 }
 
 // fail records an error in a field.

@@ -128,8 +128,19 @@ func (f *feed) follow(ctx context.Context, l lister) {
 // unselected takes the place of an object whose namespace does not count.
 type unselected struct{}
 
-// Transformer makes client-go reduce objects one by one while it lists them.
-func (f *feed) Transformer() cache.TransformFunc { return f.reduce }
+// Transformer makes client-go reduce objects one by one while it lists them. An object that is in use
+// already needs no memory for a second time.
+func (f *feed) Transformer() cache.TransformFunc {
+	return func(whole any) (any, error) {
+		reduced, err := f.reduce(whole)
+		if s, ok := reduced.(*slim); ok {
+			if old, ok := f.get(s.object.Key); ok && reflect.DeepEqual(old, s.object) {
+				s.object = old
+			}
+		}
+		return reduced, err
+	}
+}
 
 // reduce returns the slim form of an object from client-go, or unselected.
 func (f *feed) reduce(whole any) (any, error) {
@@ -212,7 +223,7 @@ func (f *feed) putLocked(s *slim) {
 		return
 	}
 	delete(f.broken, key)
-	if old, ok := f.objects[key]; ok && reflect.DeepEqual(old, s.object) {
+	if old, ok := f.objects[key]; ok && (old == s.object || reflect.DeepEqual(old, s.object)) {
 		return // what has changed is of no use here
 	}
 	f.objects[key], f.dirty[key] = s.object, true
