@@ -112,6 +112,22 @@ type entry struct {
 	Registry  string   `json:"registry"`
 	Shortname string   `json:"shortname"`
 	Namespace string   `json:"namespace"`
+
+	// istiod's tables have none of these.
+	Alias    string `json:"alias"`
+	Headless bool   `json:"headless"`
+}
+
+// String returns what is compared.
+func (e entry) String() string {
+	text := fmt.Sprintf("%v %s", e.IPs, e.Registry)
+	if e.Shortname != "" {
+		text += fmt.Sprintf(" %s.%s", e.Shortname, e.Namespace)
+	}
+	if e.Alias != "" {
+		text += " alias " + e.Alias
+	}
+	return text
 }
 
 // normal returns the table with the addresses of each host sorted and without duplicates.
@@ -132,7 +148,7 @@ func (t table) diff(other table) string {
 	for host, e := range t {
 		if o, found := other[host]; !found {
 			lines = append(lines, fmt.Sprintf("- %s %v", host, e))
-		} else if fmt.Sprint(o) != fmt.Sprint(e) {
+		} else if o.String() != e.String() {
 			lines = append(lines, fmt.Sprintf("- %s %v\n+ %s %v", host, e, host, o))
 		}
 	}

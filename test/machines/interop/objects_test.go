@@ -17,6 +17,7 @@ import (
 var resources = map[string]string{
 	"ConfigMap":                "configmaps",
 	"CustomResourceDefinition": "customresourcedefinitions",
+	"Endpoints":                "endpoints",
 	"EndpointSlice":            "endpointslices",
 	"Namespace":                "namespaces",
 	"Node":                     "nodes",

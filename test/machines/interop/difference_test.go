@@ -1,0 +1,215 @@
+package interop
+
+import (
+	_ "embed"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// tableObjects are further objects of TestDiscoveryTable.
+//
+//go:embed testdata/discovery.yaml
+var tableObjects string
+
+// tableDifferences are the entries of a table of nametap-discovery (+) that differ from istiod's (-), for
+// the objects of the test. docs/discovery.md has the reasons, in this order.
+const tableDifferences = `
+- both.shop.svc.cluster.local [10.96.1.5] Kubernetes both.shop
++ both.shop.svc.cluster.local [10.96.1.5 fd00:96::105] Kubernetes both.shop
+- six-first.data.svc.cluster.local [fd00:96::201] Kubernetes six-first.data
++ six-first.data.svc.cluster.local [10.96.2.1 fd00:96::201] Kubernetes six-first.data
+- several.data.svc.cluster.local [192.0.2.41 192.0.2.42 192.0.2.43 2001:db8::41] Kubernetes several.data
++ several.data.svc.cluster.local [192.0.2.41 192.0.2.42 192.0.2.43] Kubernetes several.data
++ alias.data.svc.cluster.local [10.96.1.1] Kubernetes alias.data alias web.shop.svc.cluster.local
++ alias-of-alias.data.svc.cluster.local [10.96.1.1] Kubernetes alias-of-alias.data alias web.shop.svc.cluster.local
++ alias-of-entry.data.svc.cluster.local [198.51.100.1] Kubernetes alias-of-entry.data alias api.example.com
++ alias-of-wildcard.data.svc.cluster.local [198.51.100.2] Kubernetes alias-of-wildcard.data alias x.wild.example.com
++ alias-of-private.data.svc.cluster.local [10.96.1.9] Kubernetes alias-of-private.data alias private.back.svc.cluster.local
++ alias-of-hidden.data.svc.cluster.local [10.96.4.1] Kubernetes alias-of-hidden.data alias web.hidden.svc.cluster.local
++ no-ports.data.svc.cluster.local [192.0.2.49] Kubernetes no-ports.data
++ other-port.data.svc.cluster.local [192.0.2.50] Kubernetes other-port.data
++ one.named.data.svc.cluster.local [192.0.2.51] Kubernetes one.named.data
++ two.named.data.svc.cluster.local [192.0.2.52 192.0.2.53] Kubernetes two.named.data
+- to-broken.data.svc.cluster.local [10.96.3.10] Kubernetes to-broken.data
+- web.back.svc.cluster.local [198.51.100.10] External
++ web.back.svc.cluster.local [10.96.1.2] Kubernetes web.back
+- twice.example.com [one of 198.51.100.7 198.51.100.8] External
++ twice.example.com [198.51.100.7 198.51.100.8] External
+- trailing.example.com. [198.51.100.9] External
++ trailing.example.com [198.51.100.9] External
+- Case.data.example.com [198.51.100.35] External
+- case.data.example.com [198.51.100.36] External
++ Case.data.example.com [198.51.100.35 198.51.100.36] External
++ Mixed.Example.COM [198.51.100.9] External
++ other-revision.data.example.com [198.51.100.42] External`
+
+// A comparison is two agents of the same workload: one of istiod, one of nametap-discovery.
+type comparison struct {
+	d               *istiod
+	pod             pod
+	istiod, nametap *agent
+}
+
+// compare starts the two agents of a workload.
+func (d *istiod) compare(f families, p pod, flags ...string) comparison {
+	d.tb.Helper()
+	near, far := d.machine(f), d.machine(f)
+	for _, m := range []*machine{near, far} {
+		m.write("labels", "app=\"narrow\"\n")
+	}
+	return comparison{
+		d, p, far.agent(p, append(far.plain(d), flags...)...), near.agent(p, append(near.discoveryFlags(), flags...)...),
+	}
+}
+
+// tables returns istiod's table and that of nametap-discovery. If istiod has one of two addresses, by an
+// order that is not defined, the table says so.
+func (c comparison) tables() (istiod, nametap table) {
+	c.d.tb.Helper()
+	const twice = "twice.example.com"
+	istiod, _ = c.d.table(c.istiod.proxy())
+	nametap = c.nametap.table()
+	if one, both := istiod[twice], nametap[twice]; len(one.IPs) == 1 && len(both.IPs) == 2 && slices.Contains(both.IPs, one.IPs[0]) {
+		one.IPs = []string{"one of " + strings.Join(both.IPs, " ")}
+		istiod[twice] = one
+	}
+	return istiod, nametap
+}
+
+// A phase is the settings of the mesh and the labels of namespaces, for a time.
+type phase struct {
+	name    string
+	mesh    string // empty to delete them
+	objects string // that change
+	// sees says which pods see a host; both tables must be so.
+	sees map[string]string
+}
+
+const selectors = "discoverySelectors:\n- matchExpressions: [{key: mesh, operator: DoesNotExist}]\n- matchLabels: {mesh: edge}\n"
+
+// phases of the comparison. All pods but scoped and narrow, which have a Sidecar, see what is public.
+func phases() []phase {
+	const (
+		web, private, automatic = "web.shop.svc.cluster.local", "private.back.svc.cluster.local", "dns-automatic.data.example.com"
+		hidden, outside, edge   = "web.hidden.svc.cluster.local", "web.outside.svc.cluster.local", "edge.example.com"
+		public                  = "back data hidden root shop"
+		sidecar                 = "back data hidden shop" // all but root, which has a Sidecar, too
+	)
+	return []phase{
+		{"discovery selectors", selectors, "", map[string]string{
+			web: sidecar + " scoped", private: "back", automatic: "data", hidden: "", outside: "", edge: public,
+			"mirrored.data.svc.cluster.local": sidecar, "unready.data.svc.cluster.local": sidecar, "terminating.data.svc.cluster.local": sidecar,
+			"to-several.data.svc.cluster.local": "back data", "to-none-and-back.data.svc.cluster.local": "", "empty.shop.svc.cluster.local": "",
+			"good-status.data.example.com": "data", "label-off.data.example.com": "", "only-cidr.data.example.com": ""}},
+		{"a default for exportTo", selectors + "defaultServiceExportTo: ['.', scoped]\n", "", map[string]string{
+			web: "scoped shop", private: "back", automatic: "data", hidden: "", outside: "", edge: ""}},
+		{"another root namespace", selectors + "rootNamespace: root\n", "", map[string]string{
+			web: "scoped shop", private: "back", automatic: "data", hidden: "", outside: "", edge: public}},
+		{"labels", selectors, "apiVersion: v1\nkind: Namespace\nmetadata: {name: hidden, labels: {mesh: edge}}\n---\n" +
+			"apiVersion: v1\nkind: Namespace\nmetadata: {name: edge, labels: {mesh: none}}\n", map[string]string{
+			web: sidecar + " scoped", private: "back", automatic: "data", hidden: "back data shop", outside: "", edge: ""}},
+		{"other selectors", "discoverySelectors:\n- matchLabels: {mesh: outside}\n" +
+			"- matchExpressions: [{key: kubernetes.io/metadata.name, operator: In, values: [shop, data, edge]}]\n", "", map[string]string{
+			web: public + " scoped narrow", private: "", automatic: "data", hidden: "", outside: public + " scoped narrow", edge: public + " scoped narrow"}},
+		{"no settings", "", "", map[string]string{
+			web: sidecar + " scoped", private: "back", automatic: "data", hidden: "back data shop", outside: "back data shop", edge: "back data root shop"}},
+	}
+}
+
+// D2, D13: for the same cluster, the table of nametap-discovery is that of istiod, but for
+// tableDifferences, while the settings of the mesh and the labels of namespaces change.
+// D11, D12: so are the tables of workloads with a Sidecar, and what exportTo shows.
+func TestDiscoveryTable(t *testing.T) {
+	c := newCluster(t)
+	c.apply(objects)
+	c.apply(tableObjects)
+	c.setMesh(phases()[0].mesh)
+	d := c.istiod(options{args: []string{"--meshConfig", c.path("absent.yaml")}}) // instead, it reads the ConfigMap
+	c.discovery()
+	pods := []comparison{
+		d.compare(dual, pod{"shop", "shop"}), d.compare(dual, pod{"back", "back"}), d.compare(onlyIPv4, pod{"data", "data"}, "--dns-auto-allocate"),
+		d.compare(dual, pod{"scoped", "scoped"}), d.compare(dual, pod{"narrow", "scoped"}, "--labels-file", "labels"),
+		d.compare(dual, pod{"hidden", "hidden"}), d.compare(dual, pod{"root", "root"}),
+	}
+	differ := map[string]bool{} // the lines that were seen
+	for _, p := range phases() {
+		t.Run(p.name, func(t *testing.T) {
+			if p.objects != "" {
+				c.apply(p.objects)
+			}
+			c.setMesh(p.mesh)
+			begun := time.Now()
+			var wrong []string
+			defer func() {
+				if len(wrong) > 0 {
+					t.Errorf("istiod (-) and nametap-discovery (+):\n%s", strings.Join(wrong, "\n"))
+				}
+			}()
+			var hosts int
+			wait.Until(t, "the tables are equal but for the known differences", func() bool {
+				wrong, hosts = nil, 0
+				for _, pair := range pods {
+					istiod, nametap := pair.tables()
+					wrong = append(wrong, pair.check(p, istiod, nametap, differ)...)
+					hosts += len(istiod)
+				}
+				return len(wrong) == 0
+			})
+			t.Logf("%d hosts in %d tables, alike after %v", hosts, len(pods), time.Since(begun).Round(time.Millisecond))
+		})
+	}
+	known := slices.Sorted(strings.SplitSeq(tableDifferences[1:], "\n"))
+	if seen := slices.Sorted(maps.Keys(differ)); !slices.Equal(seen, known) {
+		t.Errorf("the differences were\n%s\nwant\n%s", strings.Join(seen, "\n"), strings.Join(known, "\n"))
+	}
+	n := 0
+	for _, o := range c.parse(objects + "\n---\n" + tableObjects) {
+		switch o.Kind {
+		case "Service", "EndpointSlice", "ServiceEntry", "Sidecar":
+			n++
+		}
+	}
+	t.Logf("%d objects", n)
+}
+
+// setMesh changes the settings of the mesh, or deletes them.
+func (c *cluster) setMesh(settings string) {
+	c.tb.Helper()
+	text := fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: istio, namespace: istio-system}\ndata: {mesh: %q}\n", settings)
+	if settings == "" {
+		c.remove(text)
+		return
+	}
+	c.apply(text)
+}
+
+// check returns what is wrong with two tables in a phase, a line for each. It adds the known differences
+// to differ.
+func (c comparison) check(p phase, istiod, nametap table, differ map[string]bool) (wrong []string) {
+	for host, pods := range p.sees {
+		want := slices.Contains(strings.Fields(pods), c.pod.name)
+		for control, t := range map[string]table{"istiod": istiod, "nametap-discovery": nametap} {
+			if _, sees := t[host]; sees != want {
+				wrong = append(wrong, fmt.Sprintf("%s: %s: %s is in the table: %t", c.pod.name, control, host, sees))
+			}
+		}
+	}
+	diff := istiod.diff(nametap)
+	if diff == "" {
+		return wrong
+	}
+	for line := range strings.SplitSeq(diff, "\n") {
+		if strings.Contains(tableDifferences+"\n", "\n"+line+"\n") {
+			differ[line] = true
+		} else {
+			wrong = append(wrong, c.pod.name+": "+line)
+		}
+	}
+	return wrong
+}
