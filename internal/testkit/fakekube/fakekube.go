@@ -9,8 +9,6 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -79,6 +77,7 @@ type API struct {
 	writes   map[string]int // how often a request that writes had a status
 	held     int            // further requests that write for which those before wait
 	released chan struct{}  // closed when they go on; nil if none waits
+	required string         // token that requests must have; empty for none
 }
 
 // A Token is what a review says of a token.
@@ -102,22 +101,10 @@ func Start(tb testing.TB) *API {
 		writes:  map[string]int{},
 		changed: make(chan struct{}), ended: make(chan struct{}),
 	}
-	a.server = httptest.NewServer(a)
-	tb.Cleanup(a.server.Close)
+	a.server = a.serve(a.listen("127.0.0.1:0"))
+	tb.Cleanup(func() { a.server.Close() })
 	tb.Cleanup(a.EndWatches)
 	return a
-}
-
-// Kubeconfig writes a file with the access to the API server, and returns its path.
-func (a *API) Kubeconfig() string {
-	a.tb.Helper()
-	path := filepath.Join(a.tb.TempDir(), "kubeconfig")
-	text := fmt.Sprintf("{apiVersion: v1, kind: Config, clusters: [{name: c, cluster: {server: %q}}], "+
-		"contexts: [{name: x, context: {cluster: c}}], current-context: x}\n", a.server.URL)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		a.tb.Fatal(err)
-	}
-	return path
 }
 
 // Put creates or changes an object, in YAML, of the resource with a path.
@@ -241,6 +228,9 @@ func (a *API) serveReview(w http.ResponseWriter, r *http.Request) {
 
 // ServeHTTP answers a request.
 func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if !a.admit(w, r) {
+		return
+	}
 	a.mu.Lock()
 	a.requests[r.URL.Path] = true
 	status := a.refused[r.URL.Path]

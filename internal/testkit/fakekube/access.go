@@ -1,0 +1,87 @@
+package fakekube
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/pem"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// Kubeconfig writes a file with the access to the API server, and returns its path.
+func (a *API) Kubeconfig() string {
+	a.tb.Helper()
+	path := filepath.Join(a.tb.TempDir(), "kubeconfig")
+	if err := os.WriteFile(path, []byte(a.KubeconfigWith("{}")), 0o600); err != nil {
+		a.tb.Fatal(err)
+	}
+	return path
+}
+
+// KubeconfigWith returns a kubeconfig with the access to the API server. user is what it says of the
+// user, in YAML on one line, such as "{token: secret}".
+func (a *API) KubeconfigWith(user string) string {
+	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.server.Certificate().Raw})
+	return fmt.Sprintf("{apiVersion: v1, kind: Config, clusters: [{name: c, cluster: {server: %q, certificate-authority-data: %s}}], users: [{name: u, user: %s}], "+
+		"contexts: [{name: x, context: {cluster: c, user: u}}], current-context: x}\n", a.server.URL, base64.StdEncoding.EncodeToString(authority), user)
+}
+
+// Require refuses requests without a bearer token from now on, and ends all watches; an empty token
+// is not required.
+func (a *API) Require(token string) {
+	a.mu.Lock()
+	a.required = token
+	a.mu.Unlock()
+	a.EndWatches()
+}
+
+// Leave ends all connections. Until Return, new ones are refused.
+func (a *API) Leave() {
+	a.EndWatches()
+	a.server.CloseClientConnections()
+	a.server.Close()
+}
+
+// Return ends what Leave has begun.
+func (a *API) Return() {
+	a.tb.Helper()
+	a.server = a.serve(a.listen(a.server.Listener.Addr().String()))
+}
+
+// serve serves on a listener, over TLS.
+func (a *API) serve(ln net.Listener) *httptest.Server {
+	// Clients that leave during the handshake are no concern of a test.
+	quiet := slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	s := &httptest.Server{Listener: ln, Config: &http.Server{Handler: a, ReadHeaderTimeout: time.Minute, ErrorLog: quiet}}
+	s.StartTLS()
+	return s
+}
+
+// listen returns a listener on a local address.
+func (a *API) listen(address string) net.Listener {
+	a.tb.Helper()
+	var lc net.ListenConfig
+	ln, err := lc.Listen(context.Background(), "tcp", address)
+	if err != nil {
+		a.tb.Fatal(err)
+	}
+	return ln
+}
+
+// admit reports whether a request is served. If not, it has answered it.
+func (a *API) admit(w http.ResponseWriter, r *http.Request) bool {
+	a.mu.Lock()
+	required := a.required
+	a.mu.Unlock()
+	if required == "" || r.Header.Get("Authorization") == "Bearer "+required {
+		return true
+	}
+	refuseFor(w, http.StatusUnauthorized, "Unauthorized", r.URL.Path)
+	return false
+}
