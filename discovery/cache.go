@@ -32,7 +32,8 @@ const typeURL = "type.googleapis.com/istio.networking.nds.v1.NameTable"
 type cache struct {
 	mu        sync.Mutex
 	hosts     *hosts.Hosts
-	waiting   string // why no table is served yet; empty if tables are
+	waiting   string            // why no table is served yet; empty if tables are
+	missing   map[string]string // why the objects of a cluster are missing, by name
 	views     map[viewKey]*view
 	resources map[resourceID]*resource // encoded tables that a view has
 	uses      uint64                   // of views, counted
@@ -64,6 +65,14 @@ func (c *cache) waitingFor(why string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.waiting = why
+}
+
+// setMissing sets which clusters have no objects, and why. Their clients are sent no table, because
+// they would lose the hosts of their own cluster.
+func (c *cache) setMissing(clusters map[string]string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.missing = clusters
 }
 
 // update puts changes of the objects to use, and answers the watches for which something has
@@ -308,6 +317,9 @@ func (c *cache) watch(url string, node *corev3.Node, send answer) (func(), error
 func (c *cache) viewLocked(client subscriber) (*view, error) {
 	if c.waiting != "" {
 		return nil, status.Error(codes.Unavailable, "no table has been built yet: "+c.waiting)
+	}
+	if why := c.missing[client.cluster]; why != "" {
+		return nil, status.Error(codes.Unavailable, "there is no table for the client's cluster yet: "+why)
 	}
 	key := c.keyLocked(client)
 	v, ok := c.views[key]

@@ -119,6 +119,8 @@ type client interface {
 	err() error
 	// nack makes the client reject the next push.
 	nack()
+	// expect sets what the test says if no push arrives.
+	expect(what string)
 }
 
 type push struct {
@@ -135,7 +137,9 @@ type stream struct {
 	done   chan error
 	tables map[string]*api.NameTable
 	refuse bool
-	answer func(p push, refuse bool) error
+	// awaited is what the test says if no push arrives.
+	awaited string
+	answer  func(p push, refuse bool) error
 }
 
 func (s *stream) next() push {
@@ -150,7 +154,7 @@ func (s *stream) next() push {
 	case err := <-s.done:
 		s.t.Fatalf("stream ended: %v", err)
 	case <-time.After(wait.Limit):
-		s.t.Fatal("no push")
+		s.t.Fatal("no push", s.awaited)
 	}
 	panic("unreachable")
 }
@@ -168,6 +172,7 @@ func (s *stream) quiet() {
 
 func (s *stream) state() map[string]*api.NameTable { return s.tables }
 func (s *stream) nack()                            { s.refuse = true }
+func (s *stream) expect(what string)               { s.awaited = what }
 
 func (s *stream) err() error {
 	s.t.Helper()

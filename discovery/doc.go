@@ -12,8 +12,9 @@
 //  3. source.go decides which objects are in use. An object that becomes broken stays in
 //     use in its last good form. Nothing is served before there is an object, and a
 //     directory that becomes empty keeps all of them (see Config.AllowEmpty).
-//     Package kube does the same for the objects of the Kubernetes API. inputs.go combines
-//     both sources, and serves nothing before each of them is complete.
+//     Package kube does the same for the objects of the Kubernetes API, and package clusters
+//     for those of other clusters (otherclusters.go). inputs.go combines all sources, and
+//     serves nothing before each of them is complete.
 //  4. Package hosts turns changed objects into claims (this host has these addresses, according
 //     to that namespace), claims into hosts with automatic VIPs, and hosts into entries of tables.
 //     state.go saves the VIPs, and the last good objects, in the state directory. writer.go writes

@@ -39,6 +39,12 @@ const serverName = "discovery.test"
 // of them private to its namespace.
 func startSecured(t *testing.T) *secured {
 	t.Helper()
+	return startSecuredWith(t, func(*fakekube.API, *Config) {})
+}
+
+// startSecuredWith is startSecured after a change of the configuration.
+func startSecuredWith(t *testing.T, change func(*fakekube.API, *Config)) *secured {
+	t.Helper()
 	s := &secured{
 		api: fakekube.Start(t), authority: fakexds.NewAuthority(t, serverName, "spiffe://cluster.local/ns/shop/sa/web"), log: testlog.New(t),
 		files: auth.Files{Certificate: filepath.Join(t.TempDir(), "cert"), Key: filepath.Join(t.TempDir(), "key"), ClientCA: filepath.Join(t.TempDir(), "ca")},
@@ -48,6 +54,7 @@ func startSecured(t *testing.T) *secured {
 	s.use(t, s.authority)
 	cfg := onAPI(t, s.api)
 	cfg.TLSAddr, cfg.TLS, cfg.Logger, cfg.ClusterID = "127.0.0.1:0", s.files, s.log.Logger(), "mine"
+	change(s.api, &cfg)
 	s.running = start(t, cfg)
 	return s
 }

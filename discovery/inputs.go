@@ -17,6 +17,7 @@ import (
 const (
 	fromDir        = "the configuration directory"
 	fromKubernetes = "the Kubernetes API"
+	fromClusters   = "the Secrets of other clusters"
 )
 
 // An input is what is known of the last reading of a source.
@@ -38,6 +39,15 @@ func (c Config) sources() []string {
 	}
 	if c.Kubernetes != nil {
 		all = append(all, fromKubernetes)
+	}
+	return all
+}
+
+// awaited returns what must have been read before a table is served.
+func (c Config) awaited() []string {
+	all := c.sources()
+	if c.ClustersNamespace != "" {
+		all = append(all, fromClusters)
 	}
 	return all
 }
@@ -66,8 +76,8 @@ func (s *Server) followKubernetes(ctx context.Context) {
 		}
 		began := time.Now()
 		from := s.kube.Read()
-		change := hosts.Change{Updated: from.Updated, Removed: from.Removed}
-		_ = s.publishChange(fromKubernetes, change, input{errs: from.Errors, tooEarly: from.Waiting}) // it has logged the error
+		change := hosts.Change{Source: s.cfg.sourceIndex(fromKubernetes), Updated: from.Updated, Removed: from.Removed}
+		_ = s.publishChanges(fromKubernetes, input{errs: from.Errors, tooEarly: from.Waiting}, change) // it has logged the error
 		if from.Waiting == "" {
 			s.noteRead(fromKubernetes)
 		}
@@ -80,7 +90,7 @@ func (s *Server) noteRead(source string) {
 	s.building.Lock()
 	defer s.building.Unlock()
 	s.read[source] = true
-	if len(s.read) == len(s.cfg.sources()) {
+	if len(s.read) == len(s.cfg.awaited()) {
 		s.readOnce()
 	}
 }
@@ -107,12 +117,11 @@ func (s *Server) publishAll(source string, objects []object.Object, in input) er
 	return s.publishLocked()
 }
 
-// publishChange puts what has changed in a source to use.
-func (s *Server) publishChange(source string, c hosts.Change, in input) error {
+// publishChanges puts what has changed in a source to use.
+func (s *Server) publishChanges(source string, in input, changes ...hosts.Change) error {
 	s.building.Lock()
 	defer s.building.Unlock()
-	c.Source = s.cfg.sourceIndex(source)
-	in.pending = append(s.inputs[source].pending, c)
+	in.pending = append(s.inputs[source].pending, changes...)
 	s.inputs[source] = in
 	return s.publishLocked()
 }
@@ -121,7 +130,7 @@ func (s *Server) publishChange(source string, c hosts.Change, in input) error {
 // clients would lose the hosts that are missing.
 func (s *Server) publishLocked() error {
 	s.built = false
-	all, why := combine(s.cfg.sources(), s.inputs)
+	all, why := combine(s.cfg.awaited(), s.inputs)
 	if !s.serving && why != "" {
 		s.report(all, hosts.Update{})
 		s.setWaiting(why)
@@ -177,9 +186,14 @@ func combine(sources []string, inputs map[string]input) (all input, why string) 
 	return all, why
 }
 
-// newKubernetes returns the source at the API server. It calls changed after each change.
-func newKubernetes(cfg Config, changed func()) (*kube.Source, error) {
-	return kube.New(kube.Config{Access: cfg.Kubernetes, RootNamespace: cfg.RootNamespace, Changed: changed, Logger: cfg.Logger})
+// newKubernetes returns the source at the API server. It calls changed after each change, and selected,
+// unless it is nil, with the discovery selectors of the mesh.
+func newKubernetes(cfg Config, changed func(), selected func([]string)) (*kube.Source, error) {
+	from := kube.Config{Access: cfg.Kubernetes, RootNamespace: cfg.RootNamespace, Changed: changed, Selected: selected, Logger: cfg.Logger}
+	if cfg.ClustersNamespace != "" {
+		from.NetworkOf = cfg.RootNamespace
+	}
+	return kube.New(from)
 }
 
 // readTimeout bounds how long readKubernetes waits.
@@ -188,7 +202,7 @@ const readTimeout = 30 * time.Second
 // readKubernetes reads all objects of the API server once.
 func readKubernetes(ctx context.Context, cfg Config) ([]object.Object, []object.Error, error) {
 	changed := make(chan struct{}, 1)
-	source, err := newKubernetes(cfg, func() { notify(changed) })
+	source, err := newKubernetes(cfg, func() { notify(changed) }, nil)
 	if err != nil {
 		return nil, nil, err
 	}

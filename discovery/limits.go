@@ -58,9 +58,9 @@ func (s *Server) serverOptions() []grpc.ServerOption {
 // are refused, and what the others occupy is bounded.
 func (s *Server) interceptor(clients *auth.Clients) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-		var identity *auth.Identity
+		var identity *auth.Client
 		if clients != nil {
-			who, err := clients.Identity(stream.Context())
+			who, err := clients.Client(stream.Context())
 			if err != nil {
 				s.refused(stream.Context(), err)
 				return err
@@ -87,7 +87,7 @@ func (s *Server) refused(ctx context.Context, err error) {
 // boundStream refuses streams beyond MaxClients, and ends a stream whose client does not
 // acknowledge a push in time, because an unread push stays in memory. identity is nil if the client
 // has not proved one.
-func (s *Server) boundStream(srv any, stream grpc.ServerStream, identity *auth.Identity, handler grpc.StreamHandler) error {
+func (s *Server) boundStream(srv any, stream grpc.ServerStream, identity *auth.Client, handler grpc.StreamHandler) error {
 	if !s.enter() {
 		s.metrics.ended.WithLabelValues(endedTooMany).Inc()
 		return status.Errorf(codes.ResourceExhausted, "this control plane serves %d clients already (--max-clients): try another one, or later",
@@ -157,8 +157,8 @@ type boundedStream struct {
 	grpc.ServerStream
 	ctx      context.Context
 	timeout  time.Duration
-	identity *auth.Identity // that nodes must be of; nil lets them be of any
-	refuse   func(error)    // ends the stream with an error
+	identity *auth.Client // that nodes must be of; nil lets them be of any
+	refuse   func(error)  // ends the stream with an error
 
 	mu    sync.Mutex
 	timer *time.Timer

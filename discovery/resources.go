@@ -12,6 +12,9 @@ func (s *Server) Resources() []kube.Status {
 	if s.kube != nil {
 		all = s.kube.Status()
 	}
+	if s.clusters != nil {
+		all = append(all, s.clusters.Status()...)
+	}
 	if s.certificate != nil {
 		all = append(all, s.certificate.Status()...)
 	}
@@ -26,7 +29,7 @@ type resourceMetrics struct {
 
 func newResourceMetrics(s *Server) *resourceMetrics {
 	desc := func(name, help string) *prometheus.Desc {
-		return prometheus.NewDesc("nametap_discovery_resource_"+name, help, []string{"resource"}, nil)
+		return prometheus.NewDesc("nametap_discovery_resource_"+name, help, []string{"resource", "cluster"}, nil)
 	}
 	return &resourceMetrics{
 		server:  s,
@@ -47,7 +50,7 @@ func (m *resourceMetrics) Describe(to chan<- *prometheus.Desc) {
 func (m *resourceMetrics) Collect(to chan<- prometheus.Metric) {
 	for _, r := range m.server.Resources() {
 		gauge := func(desc *prometheus.Desc, value float64) {
-			to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, r.Resource)
+			to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, r.Resource, r.Cluster)
 		}
 		var heard, failing float64
 		if !r.Heard.IsZero() {

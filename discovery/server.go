@@ -17,6 +17,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/nametap/nametap/discovery/auth"
+	"github.com/nametap/nametap/discovery/clusters"
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/kube"
 	"github.com/nametap/nametap/discovery/object"
@@ -29,6 +30,7 @@ const (
 	defaultServiceExportTo  = "*"
 	defaultTokenAudience    = "istio-ca"
 	defaultMaxClients       = 20000
+	defaultClusterTimeout   = 20 * time.Second
 	defaultAckTimeout       = 2 * time.Minute
 	defaultMaxConnectionAge = 30 * time.Minute
 	// stopGrace bounds how long streams take to end when the server stops.
@@ -75,6 +77,12 @@ type Config struct {
 	// an exportTo, if the settings of the mesh do not say that: names, ".", "*" or "~", separated by
 	// commas. "" means "*".
 	DefaultServiceExportTo string
+	// ClustersNamespace is the namespace, at the API server, of the Secrets with kubeconfigs of other
+	// clusters, whose hosts are served, too. "" means that there are none.
+	ClustersNamespace string
+	// ClusterTimeout is how long another cluster that cannot be read keeps the server from being
+	// ready. 0 means 20 s.
+	ClusterTimeout time.Duration
 	// AllowEmpty permits a directory without any object. If it is false, the server is not
 	// ready before it has an object, and keeps the last good objects when the directory
 	// becomes empty.
@@ -125,6 +133,9 @@ func (c Config) withDefaults() Config {
 	if c.TrustDomain == "" {
 		c.TrustDomain = c.ClusterDomain
 	}
+	if c.ClusterTimeout <= 0 {
+		c.ClusterTimeout = defaultClusterTimeout
+	}
 	if c.Debounce <= 0 {
 		c.Debounce = defaultDebounce
 	}
@@ -153,6 +164,9 @@ func (c Config) validate() error {
 	}
 	if !object.IsHost(c.ClusterDomain) {
 		return fmt.Errorf("cluster domain %q: want a DNS name such as %s (--cluster-domain)", c.ClusterDomain, defaultClusterDomain)
+	}
+	if c.ClustersNamespace != "" && c.Kubernetes == nil {
+		return errors.New("the Secrets of other clusters are at the Kubernetes API: name the file with the access to it (--kubeconfig), or no namespace (--clusters-namespace)")
 	}
 	if !object.IsLabel(c.RootNamespace) {
 		return fmt.Errorf("root namespace %q: want a name such as %s (--root-namespace)", c.RootNamespace, object.DefaultRootNamespace)
@@ -199,10 +213,12 @@ type Server struct {
 	tls         *auth.Server      // nil without TLS
 	certificate *kube.Certificate // nil without a Secret
 
-	firstRead chan struct{} // closed when the first reading of each source has been served or refused
-	readOnce  func()        // closes firstRead
-	kube      *kube.Source  // nil without the Kubernetes API
-	changed   chan struct{} // has an element when objects of the Kubernetes API have changed
+	firstRead chan struct{}      // closed when the first reading of each source has been served or refused
+	readOnce  func()             // closes firstRead
+	kube      *kube.Source       // nil without the Kubernetes API
+	changed   chan struct{}      // has an element when objects of the Kubernetes API have changed
+	clusters  *clusters.Clusters // nil without other clusters
+	missing   map[string]string  // why other clusters have no objects; owned by publishClusters
 
 	writer    *kube.Writer  // nil without a Lease
 	writeVIPs chan struct{} // has an element when VIPs may have to be written
@@ -271,9 +287,12 @@ func New(cfg Config) (server *Server, err error) {
 	}
 	s.source = newSource(cfg.ConfigDir, cfg.AllowEmpty, good)
 	if cfg.Kubernetes != nil {
-		if s.kube, err = newKubernetes(cfg, func() { notify(s.changed) }); err != nil {
+		if s.kube, err = newKubernetes(cfg, func() { notify(s.changed) }, s.selectNamespaces); err != nil {
 			return nil, err
 		}
+	}
+	if err := s.newClusters(); err != nil {
+		return nil, err
 	}
 	if s.writer, err = s.newWriter(); err != nil {
 		return nil, err
@@ -363,6 +382,12 @@ func (s *Server) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	s.awaitCertificate(ctx, group)
 	group.Go(func() error { return s.serveADS(ctx, endpoints) })
+	if s.clusters != nil {
+		group.Go(func() error {
+			s.clusters.Run(ctx)
+			return nil
+		})
+	}
 	if s.cfg.ConfigDir != "" {
 		group.Go(func() error { return s.rebuildOnChange(ctx) })
 	}

@@ -18,14 +18,41 @@ type Clients struct {
 	Tokens      *Tokens // nil refuses tokens
 	TrustDomain string  // of certificates
 	Cluster     string  // whose API server reviews tokens; empty for any
+	// Others returns the reviews by the API server of another cluster, or nil if there is no such
+	// cluster. It may be nil.
+	Others func(cluster string) *Tokens
 }
 
-// Identity returns who has opened a stream: a token comes before a certificate. The error has the
+// A Client is who has opened a stream.
+type Client struct {
+	Identity
+	clients *Clients
+	token   bool
+	cluster string // whose API server has reviewed the token; empty for the own one
+}
+
+// Client returns who has opened a stream: a token comes before a certificate. The error has the
 // code Unauthenticated, or Unavailable if that cannot be found out now.
-func (c *Clients) Identity(ctx context.Context) (Identity, error) {
+func (c *Clients) Client(ctx context.Context) (Client, error) {
 	if token, ok := bearer(ctx); ok {
-		return c.ofToken(ctx, token)
+		cluster := c.other(header(ctx, "clusterid"))
+		identity, err := c.ofToken(ctx, token, cluster)
+		return Client{identity, c, true, cluster}, err
 	}
+	identity, err := c.ofCertificate(ctx)
+	return Client{Identity: identity, clients: c}, err
+}
+
+// other returns the name of a cluster, and an empty string for the own one and for one that is not
+// known.
+func (c *Clients) other(cluster string) string {
+	if c.Others == nil || cluster == c.Cluster || c.Others(cluster) == nil {
+		return ""
+	}
+	return cluster
+}
+
+func (c *Clients) ofCertificate(ctx context.Context) (Identity, error) {
 	if p, ok := peer.FromContext(ctx); ok {
 		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(info.State.VerifiedChains) > 0 {
 			identity, err := OfCertificate(info.State.VerifiedChains[0][0], c.TrustDomain)
@@ -38,14 +65,18 @@ func (c *Clients) Identity(ctx context.Context) (Identity, error) {
 	return Identity{}, status.Error(codes.Unauthenticated, "no token and no client certificate: mount a service account's token for the agent")
 }
 
-func (c *Clients) ofToken(ctx context.Context, token string) (Identity, error) {
-	if c.Tokens == nil {
-		return Identity{}, status.Error(codes.Unauthenticated, "this control plane has no Kubernetes API to review tokens with: use a client certificate")
-	}
-	if claimed := header(ctx, "clusterid"); claimed != "" && c.Cluster != "" && claimed != c.Cluster {
+// ofToken returns the identity in a token. cluster is the one that reviews it, empty for the own one.
+func (c *Clients) ofToken(ctx context.Context, token, cluster string) (Identity, error) {
+	tokens := c.Tokens
+	if cluster != "" {
+		tokens = c.Others(cluster)
+	} else if claimed := header(ctx, "clusterid"); claimed != "" && c.Cluster != "" && claimed != c.Cluster {
 		return Identity{}, status.Errorf(codes.Unauthenticated, "the client claims to be of cluster %q, and tokens of %q are reviewed: check --cluster-id of the agent", claimed, c.Cluster)
 	}
-	identity, err := c.Tokens.Identity(ctx, token)
+	if tokens == nil {
+		return Identity{}, status.Error(codes.Unauthenticated, "this control plane has no Kubernetes API to review tokens with: use a client certificate")
+	}
+	identity, err := tokens.Identity(ctx, token)
 	switch {
 	case errors.Is(err, ErrUnavailable):
 		return Identity{}, status.Error(codes.Unavailable, err.Error())
@@ -72,6 +103,17 @@ func header(ctx context.Context, name string) string {
 		return ""
 	}
 	return values[0]
+}
+
+// Check returns an error with the code PermissionDenied unless a node says that it is of this client.
+// A token proves that the client is of the cluster whose API server has reviewed it.
+func (c Client) Check(node *corev3.Node, namespace string) error {
+	claimed := node.GetMetadata().GetFields()["CLUSTER_ID"].GetStringValue()
+	if c.token && c.clients.other(claimed) != c.cluster {
+		return status.Errorf(codes.PermissionDenied, "the node %q claims the cluster %q, and the API server of another one has reviewed its token: "+
+			"check --cluster-id of the agent", node.GetId(), claimed)
+	}
+	return c.Identity.Check(node, namespace)
 }
 
 // Check returns an error with the code PermissionDenied unless a node says that it is of this

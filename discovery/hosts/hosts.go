@@ -52,6 +52,8 @@ type Change struct {
 	Source  int
 	Updated []object.Object // new, or with another content
 	Removed []object.Key
+	// Whole says that Updated are all objects of the source: others are removed.
+	Whole bool
 	// Dropped says that the cluster, which is not the own one, is removed with all its objects.
 	Dropped bool
 }
@@ -59,14 +61,6 @@ type Change struct {
 // Diff returns the change that makes objects all those of a source of the own cluster.
 func (h *Hosts) Diff(source int, objects []object.Object) Change {
 	return h.clusters[ownCluster].diff(source, objects)
-}
-
-// DiffCluster returns the change that makes objects all those of another cluster.
-func (h *Hosts) DiffCluster(name string, objects []object.Object) Change {
-	if id, ok := h.clusterOf(name); ok {
-		return h.clusters[id].diff(0, objects)
-	}
-	return Change{Cluster: name, Updated: objects}
 }
 
 // An Update is what a change of objects has changed.
@@ -102,8 +96,11 @@ func (h *Hosts) Update(changes ...Change) Update {
 			id = h.addCluster(c.Cluster)
 			u.Views = true
 		}
-		if dropped[id] = c.Dropped; c.Dropped {
-			c.Updated, c.Removed = nil, slices.Collect(maps.Keys(h.clusters[id].sources[0]))
+		switch dropped[id] = c.Dropped; {
+		case c.Dropped:
+			c = h.clusters[id].diff(0, nil)
+		case c.Whole:
+			c = h.clusters[id].diff(c.Source, c.Updated)
 		}
 		for _, o := range c.Updated {
 			before, now := h.clusters[id].put(c.Source, o.Key, &o)

@@ -217,10 +217,14 @@ func (w world) change(all objects) Change {
 		all[at] = map[object.Key]object.Object{}
 	}
 	o, c := w.object(), Change{Cluster: at.cluster, Source: at.source}
-	if w.IntN(3) == 0 {
+	switch w.IntN(20) {
+	case 0:
+		all[at] = map[object.Key]object.Object{o.Key: o}
+		c.Updated, c.Whole = []object.Object{o}, true
+	case 1, 2, 3, 4, 5, 6:
 		delete(all[at], o.Key)
 		c.Removed = []object.Key{o.Key}
-	} else {
+	default:
 		all[at][o.Key] = o
 		c.Updated = []object.Object{o}
 	}
@@ -235,7 +239,7 @@ func (all objects) build(h *Hosts) []Change {
 		if at.cluster == "" {
 			changes = append(changes, h.Diff(at.source, list))
 		} else {
-			changes = append(changes, h.DiffCluster(at.cluster, list))
+			changes = append(changes, Change{Cluster: at.cluster, Updated: list, Whole: true})
 		}
 	}
 	return changes

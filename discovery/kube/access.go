@@ -3,10 +3,13 @@ package kube
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/clientcmd/api"
 )
 
 // ErrNotInCluster says that the process does not run in a pod with a service account.
@@ -23,10 +26,14 @@ func NewAccess(path string) (*Access, error) {
 	if err != nil {
 		return nil, err
 	}
+	return newAccess(config), nil
+}
+
+func newAccess(config *rest.Config) *Access {
 	config.QPS = -1 // a Reflector sends few requests, and backs off
 	config.UserAgent = "nametap-discovery"
 	config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return prompt{rt} })
-	return &Access{config}, nil
+	return &Access{config}
 }
 
 // prompt is a transport that returns a response without the server's wish when the request should be
@@ -59,4 +66,44 @@ func load(path string) (*rest.Config, error) {
 		return nil, fmt.Errorf("kubeconfig %q: %w: name a file that kubectl can use (--kubeconfig)", path, err)
 	}
 	return config, nil
+}
+
+// ParseAccess returns the access that a kubeconfig gives in its current context. Whoever writes it to
+// the API server must not gain access to this host: as in istiod, it must neither run programs nor
+// read credentials from files.
+func ParseAccess(kubeconfig []byte) (*Access, error) {
+	parsed, err := clientcmd.Load(kubeconfig)
+	if err == nil {
+		err = clientcmd.Validate(*parsed)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("want a kubeconfig: %w", err)
+	}
+	for _, name := range slices.Sorted(maps.Keys(parsed.AuthInfos)) {
+		if field := unsafeField(parsed.AuthInfos[name]); field != "" {
+			return nil, fmt.Errorf("user %q has the field %s, which is not allowed here: want a token, or a certificate and a key, in the kubeconfig itself", name, field)
+		}
+	}
+	config, err := clientcmd.NewDefaultClientConfig(*parsed, &clientcmd.ConfigOverrides{}).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("want a kubeconfig: %w", err)
+	}
+	return newAccess(config), nil
+}
+
+// unsafeField returns the name of a field that runs a program or reads a file; empty if there is none.
+func unsafeField(user *api.AuthInfo) string {
+	switch {
+	case user.Exec != nil:
+		return "exec"
+	case user.AuthProvider != nil:
+		return "auth-provider"
+	case user.TokenFile != "":
+		return "tokenFile"
+	case user.ClientCertificate != "":
+		return "client-certificate"
+	case user.ClientKey != "":
+		return "client-key"
+	}
+	return ""
 }

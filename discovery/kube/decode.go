@@ -36,6 +36,8 @@ func reduce(whole any) (*slim, error) {
 		return reduceService(o), nil
 	case *discoveryv1.EndpointSlice:
 		return reduceSlice(o), nil
+	case *metav1.PartialObjectMetadata:
+		return reduceNamespace(o), nil
 	case *corev1.ConfigMap:
 		return reduceMesh(o), nil
 	case *unstructured.Unstructured:

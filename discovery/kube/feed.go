@@ -333,6 +333,13 @@ func (f *feed) get(key object.Key) (object.Object, bool) {
 	return o, ok
 }
 
+// copyTo adds all objects to a map.
+func (f *feed) copyTo(all map[object.Key]object.Object) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	maps.Copy(all, f.objects)
+}
+
 // status returns the state of the feed; h is that of its requests.
 func (f *feed) status(h *health) Status {
 	f.mu.Lock()

@@ -72,7 +72,11 @@ func reduceMesh(o *corev1.ConfigMap) *slim {
 func (s *Source) meshResource() *resource {
 	f := newFeed("settings of the mesh", nil, s.cfg)
 	f.changed = func() {
-		s.selection.want(f.selectors())
+		selectors := f.selectors()
+		s.Select(selectors)
+		if s.cfg.Selected != nil {
+			s.cfg.Selected(selectors)
+		}
 		s.cfg.Changed()
 	}
 	name := cache.NewObjectName(s.cfg.RootNamespace, meshName)

@@ -29,8 +29,12 @@ const (
 	foreignSlices  = "!service.kubernetes.io/headless,endpointslice.kubernetes.io/managed-by!=endpointslice-controller.k8s.io"
 )
 
-// customs are Istio's custom resources. The versions of each have the same fields.
-func customs() []custom {
+// customs are the custom resources that are read of a cluster. The versions of each have the same
+// fields.
+func customs(cluster string) []custom {
+	if cluster != "" {
+		return nil
+	}
 	return []custom{
 		{"serviceentries.networking.istio.io", schema.GroupResource{Group: "networking.istio.io", Resource: "serviceentries"}},
 		{"sidecars.networking.istio.io", schema.GroupResource{Group: "networking.istio.io", Resource: "sidecars"}},

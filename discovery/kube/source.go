@@ -30,9 +30,17 @@ func retry() *wait.Backoff {
 type Config struct {
 	// Access says how to reach the API server.
 	Access *Access
+	// Cluster is the name of its cluster; empty for the control plane's own one. Of other clusters,
+	// Istio's custom resources are not read: as in istiod, they are settings of the mesh.
+	Cluster string
 	// RootNamespace is the namespace of the ConfigMap with the settings of the mesh; empty if they are
-	// not read, so all namespaces count.
+	// not read, so all namespaces count. Of other clusters they are not read, see [Source.Select].
 	RootNamespace string
+	// Selected is called with the discovery selectors of the mesh when they are known, and when they
+	// have changed. It must not block. It may be nil.
+	Selected func(selectors []string)
+	// NetworkOf is the namespace whose label names the network of the cluster; empty if it is not read.
+	NetworkOf string
 	// Changed is called after each change of the objects, from any goroutine. It must not block.
 	Changed func()
 	// Logger is for logs.
@@ -56,6 +64,9 @@ type resource struct {
 
 // New checks the configuration.
 func New(cfg Config) (*Source, error) {
+	if cfg.Cluster != "" {
+		cfg.Logger = cfg.Logger.With("cluster", cfg.Cluster)
+	}
 	c, err := newClients(cfg.Access.config)
 	if err != nil {
 		return nil, fmt.Errorf("the Kubernetes API (--kubeconfig): %w", err)
@@ -67,16 +78,25 @@ func New(cfg Config) (*Source, error) {
 		{newFeed("endpointslices of headless Services", s.selection, cfg), typedLister(c.discovery, "endpointslices", headlessSlices, &discoveryv1.EndpointSlice{})},
 		{newFeed("endpointslices of other controllers", s.selection, cfg), typedLister(c.discovery, "endpointslices", foreignSlices, &discoveryv1.EndpointSlice{})},
 	}
-	if cfg.RootNamespace == "" {
-		s.selection.want(nil)
-	} else {
+	switch {
+	case cfg.Cluster != "":
+	case cfg.RootNamespace == "":
+		s.Select(nil)
+	default:
 		s.feeds = append(s.feeds, s.meshResource())
 	}
-	for _, custom := range customs() {
+	if cfg.NetworkOf != "" {
+		s.feeds = append(s.feeds, &resource{newFeed("labels of the root namespace", nil, cfg), c.networkLister(cfg.NetworkOf)})
+	}
+	for _, custom := range customs(cfg.Cluster) {
 		s.customs = append(s.customs, newCustomFeed(s, custom))
 	}
 	return s, nil
 }
+
+// Select sets the discovery selectors, in the form of kubectl's --selector. Until then no object of
+// another cluster is read.
+func (s *Source) Select(selectors []string) { s.selection.want(selectors) }
 
 // Run follows the objects until ctx ends. All its goroutines have ended when it returns.
 func (s *Source) Run(ctx context.Context) {
@@ -111,17 +131,13 @@ type Reading struct {
 // Read returns what has changed since the last call. It must not be called by two goroutines at a
 // time. The caller must not change the objects.
 func (s *Source) Read() Reading {
-	var r Reading
-	var waiting []string
-	for _, state := range s.Status() {
-		if why := state.waiting(); why != "" {
-			waiting = append(waiting, why)
-		}
-	}
-	r.Waiting = strings.Join(waiting, "; ")
+	r := Reading{Waiting: s.Waiting()}
 	feeds, dirty := s.all(), map[object.Key]bool{}
 	for _, f := range feeds {
 		r.Errors = f.take(dirty, r.Errors)
+	}
+	for i := range r.Errors {
+		r.Errors[i].Cluster = s.cfg.Cluster
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(dirty), object.Key.Compare) {
 		if o, ok := find(feeds, key); ok {
@@ -165,8 +181,29 @@ func find(feeds []*feed, key object.Key) (object.Object, bool) {
 	return object.Object{}, false
 }
 
+// Waiting says which objects were never read, and why; an empty string if all were.
+func (s *Source) Waiting() string {
+	var waiting []string
+	for _, state := range s.Status() {
+		if why := state.waiting(); why != "" {
+			waiting = append(waiting, why)
+		}
+	}
+	return strings.Join(waiting, "; ")
+}
+
+// Objects returns all objects, sorted by key. The caller must not change them.
+func (s *Source) Objects() []object.Object {
+	all := map[object.Key]object.Object{}
+	for _, f := range slices.Backward(s.all()) {
+		f.copyTo(all)
+	}
+	return slices.SortedFunc(maps.Values(all), func(a, b object.Object) int { return a.Key.Compare(b.Key) })
+}
+
 // Status is the state of one resource.
 type Status struct {
+	Cluster  string `json:"cluster,omitempty"` // empty for the control plane's own one
 	Resource string `json:"resource"`
 	Objects  int    `json:"objects"`
 	// Synced says that all objects were read once, or that the API server does not have the resource.
@@ -187,5 +224,9 @@ func (s *Source) Status() []Status {
 	for _, c := range s.customs {
 		all = append(all, c.status())
 	}
-	return append(all, s.selection.status()...)
+	all = append(all, s.selection.status()...)
+	for i := range all {
+		all[i].Cluster = s.cfg.Cluster
+	}
+	return all
 }

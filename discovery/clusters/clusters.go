@@ -1,0 +1,271 @@
+package clusters
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nametap/nametap/discovery/auth"
+	"github.com/nametap/nametap/discovery/hosts"
+	"github.com/nametap/nametap/discovery/kube"
+	"github.com/nametap/nametap/discovery/object"
+)
+
+// settleTime is how long the objects of a cluster stay in use after no Secret names it any more: a tool
+// that replaces a Secret may delete it first.
+const settleTime = 2 * time.Second
+
+// checkEvery is how often it is looked at why a cluster cannot be read.
+const checkEvery = time.Second
+
+// Config configures [Clusters].
+type Config struct {
+	// Access says how to reach the API server with the Secrets.
+	Access *kube.Access
+	// Namespace is that of the Secrets.
+	Namespace string
+	// RootNamespace is the namespace of each cluster whose label names the cluster's network.
+	RootNamespace string
+	// Own is the name of the own cluster, which no Secret may name.
+	Own string
+	// TokenAudience is the audience of the tokens that clients of the clusters have.
+	TokenAudience string
+	// Wait is how long [Update.Waiting] says that a cluster is missing, since it was first named.
+	Wait time.Duration
+	// Debounce is how long changes are collected before they are published.
+	Debounce time.Duration
+	// Publish puts an update to use. Calls follow one another.
+	Publish func(Update)
+	// Logger is for logs.
+	Logger *slog.Logger
+}
+
+// An Update is what has changed in the clusters, and what is wrong.
+type Update struct {
+	Changes []hosts.Change
+	Errors  []object.Error // all of now
+	// Missing says why clusters have no objects in use, by name.
+	Missing map[string]string
+	// Waiting says what must be awaited before the first table is served; empty if nothing.
+	Waiting string
+}
+
+// Clusters follows the clusters that Secrets name. Make one with [New], and call Run once.
+type Clusters struct {
+	cfg     Config
+	secrets *kube.ClusterSecrets
+	changed chan struct{} // has an element when something has changed
+
+	// The fields below are owned by the goroutine of Run.
+	remotes   map[string]*remote
+	last      Update // that was published, without the changes
+	published bool
+
+	mu        sync.Mutex
+	links     []namedLink // of now
+	selectors []string    // of namespaces
+	selected  bool        // selectors is set
+}
+
+// A namedLink is a client of a cluster, as other goroutines see it.
+type namedLink struct {
+	cluster string
+	*link
+}
+
+// New checks the configuration.
+func New(cfg Config) (*Clusters, error) {
+	c := &Clusters{cfg: cfg, changed: make(chan struct{}, 1), remotes: map[string]*remote{}}
+	var err error
+	c.secrets, err = kube.NewClusterSecrets(cfg.Access, cfg.Namespace, c.notify, cfg.Logger)
+	return c, err
+}
+
+// notify makes Run look at what has changed.
+func (c *Clusters) notify() {
+	select {
+	case c.changed <- struct{}{}:
+	default: // it will
+	}
+}
+
+// Run follows the clusters until ctx ends. All its goroutines have ended when it returns.
+func (c *Clusters) Run(ctx context.Context) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	running.Go(func() { c.secrets.Run(ctx) })
+	defer func() {
+		for _, r := range c.remotes {
+			r.close()
+		}
+	}()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		began := time.Now()
+		next := c.step(ctx)
+		took := time.Since(began)
+		timer.Reset(next)
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+			continue
+		case <-c.changed:
+		}
+		timer.Reset(max(c.cfg.Debounce, took))
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+	}
+}
+
+// step publishes what has changed, and returns when to do it again if nothing changes.
+func (c *Clusters) step(ctx context.Context) (next time.Duration) {
+	secrets, ok := c.secrets.All()
+	if !ok {
+		c.publish(Update{Missing: map[string]string{}, Waiting: c.secrets.Waiting()})
+		return checkEvery
+	}
+	all, errs := wantedClusters(secrets, c.cfg.Own)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		c.remote(name).connect(ctx, c, all[name])
+	}
+	u := Update{Errors: errs, Missing: map[string]string{}}
+	next = time.Minute
+	var waiting []string
+	for _, name := range slices.Sorted(maps.Keys(c.remotes)) {
+		r := c.remotes[name]
+		if _, ok := all[name]; !ok {
+			left := c.leave(r, &u)
+			next = min(next, left)
+			continue
+		}
+		u.Changes = r.read(u.Changes)
+		u.Errors = r.addErrors(u.Errors)
+		why := r.waiting()
+		if why == "" {
+			continue
+		}
+		u.Missing[name] = why
+		if next = checkEvery; !r.givenUp(why) {
+			waiting = append(waiting, why)
+		}
+	}
+	u.Waiting = strings.Join(waiting, "; ")
+	c.expose()
+	c.publish(u)
+	return next
+}
+
+// remote returns the cluster with a name. If it is new, it makes one.
+func (c *Clusters) remote(name string) *remote {
+	r := c.remotes[name]
+	if r == nil {
+		r = &remote{name: name, log: c.cfg.Logger.With("cluster", name), until: time.Now().Add(c.cfg.Wait)}
+		c.remotes[name] = r
+	}
+	return r
+}
+
+// leave removes a cluster that no Secret names any more, or returns how long to wait before that.
+func (c *Clusters) leave(r *remote, u *Update) (left time.Duration) {
+	if r.unwanted.IsZero() {
+		r.unwanted = time.Now()
+	}
+	if left = time.Until(r.unwanted.Add(settleTime)); left > 0 {
+		u.Changes = r.read(u.Changes)
+		return left
+	}
+	used := r.live != nil
+	r.log.Warn("no Secret names the cluster any more: its hosts are removed", "was_in", r.wanted.secret.String())
+	r.close()
+	delete(c.remotes, r.name)
+	if used {
+		u.Changes = append(u.Changes, hosts.Change{Cluster: r.name, Dropped: true})
+	}
+	return time.Minute
+}
+
+// givenUp reports whether the first table waits for the cluster no longer. It logs that once.
+func (r *remote) givenUp(why string) bool {
+	if time.Now().Before(r.until) {
+		return false
+	}
+	if !r.overdue {
+		r.overdue = true
+		r.log.Error("a cluster cannot be read; its hosts are missing until it can", "error", why)
+	}
+	return true
+}
+
+// publish publishes an update, unless it says what the last one did.
+func (c *Clusters) publish(u Update) {
+	if c.published && len(u.Changes) == 0 && u.Waiting == c.last.Waiting && slices.Equal(u.Errors, c.last.Errors) && maps.Equal(u.Missing, c.last.Missing) {
+		return
+	}
+	c.cfg.Publish(u)
+	u.Changes = nil
+	c.last, c.published = u, true
+}
+
+// Select sets the discovery selectors of the mesh, in the form of kubectl's --selector. Until then no
+// object is read.
+func (c *Clusters) Select(selectors []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.selectors, c.selected = selectors, true
+	for _, l := range c.links {
+		l.source.Select(selectors)
+	}
+}
+
+// expose lets other goroutines see the clients of now.
+func (c *Clusters) expose() {
+	var links []namedLink
+	for _, name := range slices.Sorted(maps.Keys(c.remotes)) {
+		for _, l := range []*link{c.remotes[name].live, c.remotes[name].next} {
+			if l != nil {
+				links = append(links, namedLink{name, l})
+			}
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, l := range links {
+		if c.selected && !slices.Contains(c.links, l) {
+			l.source.Select(c.selectors)
+		}
+	}
+	c.links = links
+}
+
+// Status returns the state of each resource that is read, those with the Secrets first.
+func (c *Clusters) Status() []kube.Status {
+	c.mu.Lock()
+	links := c.links
+	c.mu.Unlock()
+	all := []kube.Status{c.secrets.Status()}
+	for _, l := range links {
+		all = append(all, l.source.Status()...)
+	}
+	return all
+}
+
+// Tokens returns the reviews of tokens by the API server of a cluster; nil if there is no such cluster.
+func (c *Clusters) Tokens(cluster string) *auth.Tokens {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, l := range c.links {
+		if l.cluster == cluster {
+			return l.tokens
+		}
+	}
+	return nil
+}

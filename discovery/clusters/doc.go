@@ -1,0 +1,12 @@
+// Package clusters follows clusters other than the control plane's own one. The API server of the own
+// cluster has a Secret for each, or for several, with a kubeconfig for each cluster.
+//
+//  1. wanted.go says which clusters the Secrets name, and what is wrong with the Secrets.
+//  2. remote.go follows the objects of one cluster, with a [kube.Source] for its API server. New
+//     credentials replace the old ones when all objects were read with them.
+//  3. clusters.go starts and ends the clusters as the Secrets change, and publishes what has changed in
+//     any of them.
+//
+// The objects of a cluster are used when all of them were read, and stay until its Secret is removed:
+// while its API server is away, they are as they were.
+package clusters

@@ -1,0 +1,160 @@
+package clusters
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/nametap/nametap/discovery/auth"
+	"github.com/nametap/nametap/discovery/hosts"
+	"github.com/nametap/nametap/discovery/kube"
+	"github.com/nametap/nametap/discovery/object"
+)
+
+// A remote is a cluster other than the own one.
+type remote struct {
+	name   string
+	log    *slog.Logger
+	wanted wanted
+	// problem is why the kubeconfig cannot be used; empty if it can.
+	problem string
+	// live has the objects in use; nil before all were read once. next replaces it when all objects
+	// were read with new credentials; nil without.
+	live, next *link
+	// until is when the first table is served without the objects of the cluster.
+	until    time.Time
+	overdue  bool      // that was logged
+	unwanted time.Time // since when no Secret names the cluster; zero while one does
+}
+
+// A link is a client of the API server of a cluster.
+type link struct {
+	source  *kube.Source
+	tokens  *auth.Tokens
+	changed atomic.Bool // there may be something to read
+	errs    []object.Error
+	end     func() // ends it, and returns when it has ended
+}
+
+// connect follows the cluster with the kubeconfig that is wanted, unless it does already.
+func (r *remote) connect(ctx context.Context, c *Clusters, w wanted) {
+	same := bytes.Equal(w.kubeconfig, r.wanted.kubeconfig) && (r.live != nil || r.next != nil || r.problem != "")
+	r.wanted, r.unwanted = w, time.Time{}
+	if same {
+		return
+	}
+	next, err := c.newLink(ctx, r)
+	if err != nil {
+		r.problem = err.Error()
+		return
+	}
+	r.problem = ""
+	r.next.close()
+	r.next = next
+	r.log.Info("reading a cluster", "from", w.secret.String())
+}
+
+// newLink makes a client of a cluster.
+func (c *Clusters) newLink(ctx context.Context, r *remote) (*link, error) {
+	access, err := kube.ParseAccess(r.wanted.kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	l := new(link)
+	if l.source, err = kube.New(kube.Config{
+		Access: access, Cluster: r.name, NetworkOf: c.cfg.RootNamespace, Logger: c.cfg.Logger,
+		Changed: func() { l.changed.Store(true); c.notify() },
+	}); err != nil {
+		return nil, err
+	}
+	review, err := access.Reviewer(c.cfg.TokenAudience)
+	if err != nil {
+		return nil, err
+	}
+	l.tokens = auth.NewTokens(review)
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		l.source.Run(ctx)
+	}()
+	l.end = func() { cancel(); <-done }
+	return l, nil
+}
+
+// close ends a client. It does nothing for nil.
+func (l *link) close() {
+	if l != nil {
+		l.end()
+	}
+}
+
+// read returns what has changed since the last call; ok is false for nothing.
+func (l *link) read() (from kube.Reading, ok bool) {
+	if !l.changed.Swap(false) {
+		return from, false
+	}
+	from = l.source.Read()
+	l.errs = from.Errors
+	return from, true
+}
+
+// read adds what has changed in the cluster to changes.
+func (r *remote) read(changes []hosts.Change) []hosts.Change {
+	if r.next != nil {
+		if from, ok := r.next.read(); ok && from.Waiting == "" {
+			return append(changes, r.switchOver())
+		}
+	}
+	if r.live == nil {
+		return changes
+	}
+	if from, ok := r.live.read(); ok && len(from.Updated)+len(from.Removed) > 0 {
+		changes = append(changes, hosts.Change{Cluster: r.name, Updated: from.Updated, Removed: from.Removed})
+	}
+	return changes
+}
+
+// switchOver makes next live: it has all objects. What is the same stays.
+func (r *remote) switchOver() hosts.Change {
+	r.live.close()
+	r.live, r.next = r.next, nil
+	objects := r.live.source.Objects()
+	r.log.Info("the objects of a cluster are in use", "objects", len(objects), "from", r.wanted.secret.String())
+	return hosts.Change{Cluster: r.name, Updated: objects, Whole: true}
+}
+
+// errs adds the errors of the cluster to errs.
+func (r *remote) addErrors(errs []object.Error) []object.Error {
+	if r.problem != "" {
+		e := secretError(r.wanted.secret, r.name, r.problem)
+		e.Kept = r.live != nil
+		errs = append(errs, e)
+	}
+	for _, l := range []*link{r.live, r.next} {
+		if l != nil {
+			errs = append(errs, l.errs...)
+		}
+	}
+	return errs
+}
+
+// waiting returns why the objects of the cluster are not in use; empty if they are.
+func (r *remote) waiting() string {
+	switch {
+	case r.live != nil:
+		return ""
+	case r.next != nil:
+		return "cluster " + r.name + ": " + r.next.source.Waiting()
+	}
+	return "cluster " + r.name + ": " + secretError(r.wanted.secret, r.name, r.problem).Error()
+}
+
+// close ends the clients of the cluster.
+func (r *remote) close() {
+	r.live.close()
+	r.next.close()
+	r.live, r.next = nil, nil
+}

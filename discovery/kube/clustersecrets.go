@@ -1,0 +1,80 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+)
+
+// clusterSecrets selects the Secrets with kubeconfigs of other clusters, as istioctl writes them.
+const clusterSecrets = "istio/multiCluster=true"
+
+// A ClusterSecret is a Secret with kubeconfigs of other clusters.
+type ClusterSecret struct {
+	Namespace, Name string
+	Created         time.Time
+	Kubeconfigs     map[string][]byte // by the name of the cluster
+}
+
+// String returns "Secret NAMESPACE/NAME".
+func (s ClusterSecret) String() string { return "Secret " + s.Namespace + "/" + s.Name }
+
+// ClusterSecrets follows the Secrets with kubeconfigs of other clusters. Make one with
+// [NewClusterSecrets], and call Run once.
+type ClusterSecrets struct {
+	lister lister
+	mirror *mirror[ClusterSecret]
+}
+
+// NewClusterSecrets returns the Secrets of a namespace. It calls changed after each change, from any
+// goroutine; changed must not block.
+func NewClusterSecrets(access *Access, namespace string, changed func(), log *slog.Logger) (*ClusterSecrets, error) {
+	c, err := newClients(access.config)
+	if err != nil {
+		return nil, fmt.Errorf("the Kubernetes API: %w", err)
+	}
+	return &ClusterSecrets{
+		lister: requestLister(&corev1.Secret{}, func(options metav1.ListOptions) *rest.Request {
+			options.LabelSelector = clusterSecrets
+			return c.core.Get().Resource(secrets).Namespace(namespace).VersionedParams(&options, metav1.ParameterCodec)
+		}),
+		mirror: &mirror[ClusterSecret]{
+			health: health{what: "secrets of other clusters", log: log}, changed: changed,
+			part: clusterSecretOf, parts: map[cache.ObjectName]ClusterSecret{},
+		},
+	}, nil
+}
+
+func clusterSecretOf(o metav1.Object) ClusterSecret {
+	s := ClusterSecret{Namespace: o.GetNamespace(), Name: o.GetName(), Created: o.GetCreationTimestamp().Time}
+	if whole, ok := o.(*corev1.Secret); ok {
+		s.Kubeconfigs = whole.Data
+	}
+	return s
+}
+
+// Run follows the Secrets until ctx ends. All its goroutines have ended when it returns.
+func (c *ClusterSecrets) Run(ctx context.Context) { follow(ctx, c.lister, c.mirror, &c.mirror.health) }
+
+// All returns the Secrets, the oldest first; ok is false until all were read once.
+func (c *ClusterSecrets) All() (all []ClusterSecret, ok bool) {
+	parts, ok := c.mirror.all()
+	return slices.SortedFunc(maps.Values(parts), func(a, b ClusterSecret) int {
+		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	}), ok
+}
+
+// Waiting returns why the Secrets were not read yet, or "" if they were.
+func (c *ClusterSecrets) Waiting() string { return c.Status().waiting() }
+
+// Status returns the state of the resource.
+func (c *ClusterSecrets) Status() Status { return c.mirror.status() }

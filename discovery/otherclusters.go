@@ -1,0 +1,52 @@
+package discovery
+
+import (
+	"maps"
+
+	"github.com/nametap/nametap/discovery/clusters"
+)
+
+// defaultClusterID is what agents call their cluster by default.
+const defaultClusterID = "Kubernetes"
+
+// newClusters makes the other clusters, if there are any.
+func (s *Server) newClusters() error {
+	if s.cfg.ClustersNamespace == "" {
+		return nil
+	}
+	own := s.cfg.ClusterID
+	if own == "" {
+		own = defaultClusterID
+	}
+	var err error
+	s.clusters, err = clusters.New(clusters.Config{
+		Access: s.cfg.Kubernetes, Namespace: s.cfg.ClustersNamespace, RootNamespace: s.cfg.RootNamespace, Own: own,
+		TokenAudience: s.cfg.TokenAudience, Wait: s.cfg.ClusterTimeout, Debounce: s.cfg.Debounce,
+		Publish: s.publishClusters, Logger: s.cfg.Logger,
+	})
+	if s.identities != nil {
+		s.identities.Others = s.clusters.Tokens
+	}
+	return err
+}
+
+// selectNamespaces makes the discovery selectors of the mesh count in the other clusters.
+func (s *Server) selectNamespaces(selectors []string) {
+	if s.clusters != nil {
+		s.clusters.Select(selectors)
+	}
+}
+
+// publishClusters puts what has changed in the other clusters to use.
+func (s *Server) publishClusters(u clusters.Update) {
+	// A cluster is missing until its objects are in use.
+	missing := maps.Clone(u.Missing)
+	maps.Copy(missing, s.missing)
+	s.cache.setMissing(missing)
+	_ = s.publishChanges(fromClusters, input{errs: u.Errors, tooEarly: u.Waiting}, u.Changes...) // it has logged the error
+	s.missing = u.Missing
+	s.cache.setMissing(s.missing)
+	if u.Waiting == "" {
+		s.noteRead(fromClusters)
+	}
+}

@@ -1,0 +1,356 @@
+package discovery
+
+import (
+	"encoding/base64"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/nametap/nametap/internal/testkit/fakekube"
+	"github.com/nametap/nametap/internal/testkit/testlog"
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// fleet is the own cluster, whose name is "mine", and others.
+type fleet struct {
+	t      *testing.T
+	own    *fakekube.API
+	others map[string]*fakekube.API
+	log    *testlog.Buffer
+	cfg    Config
+}
+
+// newFleet returns API servers without objects but, for each other cluster, a Secret of the same name.
+func newFleet(t *testing.T, others ...string) *fleet {
+	t.Helper()
+	f := &fleet{t: t, own: fakekube.Start(t), others: map[string]*fakekube.API{}, log: testlog.New(t)}
+	for _, name := range others {
+		f.others[name] = fakekube.Start(t)
+		f.put(name, 1, "{}")
+	}
+	f.cfg = onAPI(t, f.own)
+	f.cfg.ClustersNamespace, f.cfg.ClusterID, f.cfg.Logger = "istio-system", "mine", f.log.Logger()
+	return f
+}
+
+// put puts the Secret of a cluster, which is some minutes old. user is as in fakekube's KubeconfigWith.
+func (f *fleet) put(cluster string, minutes int, user string) {
+	f.own.Put(fakekube.Secrets, secretYAML(cluster, minutes, map[string]string{cluster: f.others[cluster].KubeconfigWith(user)}))
+}
+
+// secretYAML returns a Secret with texts of kubeconfigs, by cluster.
+func secretYAML(name string, minutes int, kubeconfigs map[string]string) string {
+	var data []string
+	for _, cluster := range slices.Sorted(maps.Keys(kubeconfigs)) {
+		data = append(data, fmt.Sprintf("%q: %s", cluster, base64.StdEncoding.EncodeToString([]byte(kubeconfigs[cluster]))))
+	}
+	created := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC).Add(-time.Duration(minutes) * time.Minute)
+	return fmt.Sprintf("apiVersion: v1\nkind: Secret\nmetadata: {name: %s, namespace: istio-system, labels: {istio/multiCluster: 'true'}, creationTimestamp: %q}\ndata: {%s}\n",
+		name, created.Format(time.RFC3339), strings.Join(data, ", "))
+}
+
+// rootYAML returns the root namespace of a cluster in a network.
+func rootYAML(network string) string {
+	return fmt.Sprintf("apiVersion: meta.k8s.io/v1\nkind: PartialObjectMetadata\nmetadata: {name: istio-system, labels: {topology.istio.io/network: %s}}\n", network)
+}
+
+// headlessYAML puts a headless Service with an endpoint NAME-0.
+func putHeadless(a *fakekube.API, name, ip string) {
+	a.Put(fakekube.Services, fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: %s, namespace: shop}\nspec: {clusterIP: None}\n", name))
+	a.Put(fakekube.EndpointSlices, fmt.Sprintf("apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\n"+
+		"metadata: {name: %[1]s, namespace: shop, labels: {kubernetes.io/service-name: %[1]s, service.kubernetes.io/headless: ''}}\n"+
+		"endpoints: [{addresses: [%s], hostname: %[1]s-0}]\n", name, ip))
+}
+
+// A member is a client of a cluster.
+type member struct {
+	client
+	t *testing.T
+}
+
+// join opens a stream of a client of a cluster, and receives its first table.
+func (f *fleet) join(r running, variant, cluster string) member {
+	f.t.Helper()
+	m := member{open(f.t, variant, r, node(f.t, "shop", "CLUSTER_ID", cluster)), f.t}
+	m.next()
+	return m
+}
+
+// hosts returns the addresses of the hosts, without the domain of Services.
+func (m member) hosts() map[string]string {
+	out := map[string]string{}
+	for host, info := range merged(m.t, m.state()).GetTable() {
+		out[strings.TrimSuffix(host, ".shop.svc.cluster.local")] = strings.Join(info.GetIps(), " ")
+	}
+	return out
+}
+
+// want receives tables until the client has these hosts. Each table must have those in always.
+func (m member) want(hosts map[string]string, always ...string) {
+	m.t.Helper()
+	for {
+		got := m.hosts()
+		for _, host := range always {
+			if got[host] == "" {
+				m.t.Errorf("%s is missing: %v", host, got)
+			}
+		}
+		if maps.Equal(got, hosts) {
+			return
+		}
+		m.expect(cmp.Diff(got, hosts))
+		m.next()
+	}
+}
+
+// TestOtherClusters checks what clients of several clusters get, as Secrets of clusters are added,
+// rotated and removed.
+func TestOtherClusters(t *testing.T) { // D23, D24, D25
+	for _, variant := range []string{variantSotw, variantDelta} {
+		t.Run(variant, func(t *testing.T) {
+			f := newFleet(t, "east")
+			east := f.others["east"]
+			f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
+			f.own.Put(fakekube.Namespaces, rootYAML("net1"))
+			putHeadless(f.own, "db", "10.200.0.1")
+			east.Put(fakekube.Services, svcYAML("shop", "web", "10.1.0.1"))
+			east.Put(fakekube.Services, svcYAML("shop", "far", "10.1.0.2"))
+			east.Put(fakekube.Namespaces, rootYAML("net1"))
+			putHeadless(east, "db", "10.201.0.1")
+			r := start(t, f.cfg)
+			mine, theirs := f.join(r, variant, "mine"), f.join(r, variant, "east")
+			mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.2", "db": "10.200.0.1 10.201.0.1", "db-0.db": "10.200.0.1"})
+			theirs.want(map[string]string{"web": "10.1.0.1", "far": "10.1.0.2", "db": "10.201.0.1 10.200.0.1", "db-0.db": "10.201.0.1"})
+
+			// Another network: its endpoints cannot be reached.
+			east.Put(fakekube.Namespaces, rootYAML("net2"))
+			mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.2", "db": "10.200.0.1", "db-0.db": "10.200.0.1"})
+			theirs.want(map[string]string{"web": "10.1.0.1", "far": "10.1.0.2", "db": "10.201.0.1", "db-0.db": "10.201.0.1"})
+
+			// The API server of east refuses the old credentials. New ones lose no host.
+			east.Require("new")
+			wait.Until(t, "the failure is known", func() bool { return failing(r, "east") })
+			east.Put(fakekube.Services, svcYAML("shop", "far", "10.1.0.3"))
+			f.put("east", 1, "{token: new}")
+			theirs.want(map[string]string{"web": "10.1.0.1", "far": "10.1.0.3", "db": "10.201.0.1", "db-0.db": "10.201.0.1"}, "web", "far", "db")
+			mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.3", "db": "10.200.0.1", "db-0.db": "10.200.0.1"}, "web", "far", "db")
+
+			// A cluster is added, and removed.
+			f.others["west"] = fakekube.Start(t)
+			f.others["west"].Put(fakekube.Services, svcYAML("shop", "west", "10.2.0.1"))
+			f.put("west", 1, "{}")
+			mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.3", "west": "10.2.0.1", "db": "10.200.0.1", "db-0.db": "10.200.0.1"})
+			f.own.Remove(fakekube.Secrets, "istio-system/west")
+			mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.3", "db": "10.200.0.1", "db-0.db": "10.200.0.1"})
+			if f.log.Count("no Secret names the cluster any more", "cluster=west") != 1 {
+				t.Error("the log does not say that the hosts of west are removed")
+			}
+		})
+	}
+}
+
+// failing reports whether requests to a cluster fail.
+func failing(r running, cluster string) bool {
+	for _, resource := range r.Resources() {
+		if resource.Cluster == cluster && resource.Failure != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// TestSecretReplaced checks that hosts stay while a Secret is deleted and created again.
+func TestSecretReplaced(t *testing.T) { // D23
+	f := newFleet(t, "east")
+	f.others["east"].Put(fakekube.Services, svcYAML("shop", "far", "10.1.0.1"))
+	f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
+	r := start(t, f.cfg)
+	mine := f.join(r, variantDelta, "mine")
+	f.own.Remove(fakekube.Secrets, "istio-system/east")
+	f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.2"))
+	mine.want(map[string]string{"web": "10.0.0.2", "far": "10.1.0.1"}, "far")
+	f.put("east", 1, "{token: other}")
+	f.others["east"].Put(fakekube.Services, svcYAML("shop", "far", "10.1.0.2"))
+	mine.want(map[string]string{"web": "10.0.0.2", "far": "10.1.0.2"}, "far")
+}
+
+// TestSecretErrors checks that what is wrong with Secrets is named, and that the rest is used.
+func TestSecretErrors(t *testing.T) { // D23
+	f := newFleet(t, "east", "west")
+	east, west := f.others["east"], f.others["west"]
+	f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
+	east.Put(fakekube.Services, svcYAML("shop", "east", "10.1.0.1"))
+	west.Put(fakekube.Services, svcYAML("shop", "west", "10.2.0.1"))
+	f.put("west", 10, "{}")
+	f.own.Put(fakekube.Secrets, secretYAML("z-old", 20, map[string]string{"west": east.KubeconfigWith("{}"), "mine": east.KubeconfigWith("{}")}))
+	f.own.Put(fakekube.Secrets, secretYAML("broken", 1, map[string]string{
+		"runs":     east.KubeconfigWith("{exec: {apiVersion: client.authentication.k8s.io/v1, command: touch, args: [/tmp/x], interactiveMode: Never}}"),
+		"provider": east.KubeconfigWith("{auth-provider: {name: gcp}}"),
+		"reads":    east.KubeconfigWith("{tokenFile: /etc/passwd}"),
+		"text":     "no kubeconfig", "empty": "",
+	}))
+	f.cfg.ClusterTimeout = 50 * time.Millisecond
+	r := start(t, f.cfg)
+	want := []string{
+		`Secret istio-system/broken: data.empty: want a kubeconfig: `,
+		`Secret istio-system/broken: data.provider: user "u" has the field auth-provider, which is not allowed here: `,
+		`Secret istio-system/broken: data.reads: user "u" has the field tokenFile, which is not allowed here: `,
+		`Secret istio-system/broken: data.runs: user "u" has the field exec, which is not allowed here: `,
+		`Secret istio-system/broken: data.text: want a kubeconfig: `,
+		`Secret istio-system/west: data.west: the cluster west is already in Secret istio-system/z-old, which is older; this one is ignored`,
+		`Secret istio-system/z-old: data.mine: mine is this control plane's own cluster (--cluster-id)`,
+	}
+	var got []string
+	wait.Until(t, "the errors are known", func() bool { got = errorsOf(r); return len(got) == len(want) })
+	for i := range want {
+		if !strings.HasPrefix(got[i], want[i]) {
+			t.Errorf("%s\nwant %s", got[i], want[i])
+		}
+	}
+	mine := f.join(r, variantDelta, "mine")
+	mine.want(map[string]string{"web": "10.0.0.1", "east": "10.1.0.1"})
+	// Without the older Secret, the other one counts.
+	f.own.Remove(fakekube.Secrets, "istio-system/z-old")
+	f.own.Remove(fakekube.Secrets, "istio-system/broken")
+	mine.want(map[string]string{"web": "10.0.0.1", "east": "10.1.0.1", "west": "10.2.0.1"})
+	wait.Until(t, "there is no error", func() bool { return len(r.Errors()) == 0 })
+	// A kubeconfig that becomes broken changes nothing.
+	f.own.Put(fakekube.Secrets, secretYAML("east", 1, map[string]string{"east": "no kubeconfig"}))
+	wait.Until(t, "the error is known", func() bool { return len(r.Errors()) == 1 && r.Errors()[0].Kept })
+	east.Put(fakekube.Services, svcYAML("shop", "east", "10.1.0.2"))
+	mine.want(map[string]string{"web": "10.0.0.1", "east": "10.1.0.2", "west": "10.2.0.1"}, "east", "west")
+}
+
+// errorsOf returns the errors in objects, sorted.
+func errorsOf(r running) []string {
+	var all []string
+	for _, e := range r.Errors() {
+		all = append(all, e.Error())
+	}
+	slices.Sort(all)
+	return all
+}
+
+// TestClusterIsDown checks that a cluster whose API server is down does not keep the server from being
+// ready for long, that this is said, and that its own clients are sent no table without its hosts.
+func TestClusterIsDown(t *testing.T) { // D28
+	f := newFleet(t, "east")
+	east := f.others["east"]
+	f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
+	east.Put(fakekube.Services, svcYAML("shop", "far", "10.1.0.1"))
+	east.Leave()
+	f.cfg.ClusterTimeout = 3 * time.Second
+	began := time.Now()
+	s, err := New(withPort(f.cfg))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := run(t, s)
+	wait.Until(t, "readiness says what is missing", func() bool { return strings.Contains(s.Waiting(), "cluster east: services cannot be read: ") })
+	wait.For(t, "the server is ready", s.Ready())
+	if took := time.Since(began); took < f.cfg.ClusterTimeout {
+		t.Errorf("ready after %v", took)
+	}
+	if f.log.Count("a cluster cannot be read; its hosts are missing until it can", "cluster=east") != 1 {
+		t.Error("the log does not name the cluster")
+	}
+	mine := f.join(r, variantDelta, "mine")
+	mine.want(map[string]string{"web": "10.0.0.1"})
+	err = openDelta(t, r, node(t, "shop", "CLUSTER_ID", "east"), nil).err()
+	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "cluster east: ") {
+		t.Errorf("a client of east gets %v", err)
+	}
+	east.Return()
+	mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.1"})
+	f.join(r, variantDelta, "east").want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.1"})
+	wait.Until(t, "no failure is left", func() bool { return !failing(r, "east") })
+}
+
+func withPort(cfg Config) Config {
+	cfg.GRPCAddr = "127.0.0.1:0"
+	return cfg
+}
+
+// TestSecretsAreForbidden checks that the server is not ready before it knows which clusters there are.
+func TestSecretsAreForbidden(t *testing.T) { // D17, D43
+	f := newFleet(t)
+	f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
+	path := fakekube.Namespaces + "/istio-system/secrets"
+	f.own.Refuse(path, http.StatusForbidden)
+	s, err := New(withPort(f.cfg))
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, s)
+	wait.Until(t, "readiness says what is missing", func() bool { return strings.Contains(s.Waiting(), "secrets of other clusters cannot be read: ") })
+	f.own.Refuse(path, 0)
+	wait.For(t, "the server is ready", s.Ready())
+}
+
+// TestTokenOfAnotherCluster checks that the API server of a client's own cluster reviews its token, and
+// that no client gets the table of another cluster.
+func TestTokenOfAnotherCluster(t *testing.T) { // D24, D47
+	east := fakekube.Start(t)
+	east.Put(fakekube.Services, svcYAML("shop", "web", "10.1.0.1"))
+	east.SetToken("theirs", fakekube.Token{User: "system:serviceaccount:shop:web", Audiences: []string{"istio-ca"}})
+	s := startSecuredWith(t, func(own *fakekube.API, cfg *Config) {
+		own.Put(fakekube.Secrets, secretYAML("east", 1, map[string]string{"east": east.KubeconfigWith("{}")}))
+		cfg.ClustersNamespace = "istio-system"
+	})
+	s.good()
+	for _, tt := range []struct {
+		name           string
+		token, cluster string // as the client sends them
+		claimed        string // in its node
+		code           codes.Code
+		want           string // address of web, or a part of the error
+	}{
+		{"own cluster", "good", "mine", "mine", codes.OK, "10.0.0.1"},
+		{"own cluster, not said", "good", "", "", codes.OK, "10.0.0.1"},
+		{"other cluster", "theirs", "east", "east", codes.OK, "10.1.0.1"},
+		{"token for the wrong API server", "theirs", "", "east", codes.Unauthenticated, "invalid bearer token"},
+		{"token of the own cluster for another one", "good", "east", "east", codes.Unauthenticated, "invalid bearer token"},
+		{"claims another cluster", "good", "mine", "east", codes.PermissionDenied, `claims the cluster "east"`},
+		{"claims the own cluster", "theirs", "east", "mine", codes.PermissionDenied, `claims the cluster "mine"`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := openDelta(t, s.as(t, s.authority, &bearer{tt.token, tt.cluster}, nil), node(t, "shop", "CLUSTER_ID", tt.claimed), nil)
+			if tt.code == codes.OK {
+				if got := merged(t, c.next().tables).GetTable()["web.shop.svc.cluster.local"].GetIps(); len(got) != 1 || got[0] != tt.want {
+					t.Errorf("web has the addresses %v, want %s", got, tt.want)
+				}
+				return
+			}
+			if err := c.err(); status.Code(err) != tt.code || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("%v, want %s with %q", err, tt.code, tt.want)
+			}
+		})
+	}
+}
+
+// TestSelectorsInOtherClusters checks that the discovery selectors of the mesh count in all clusters.
+func TestSelectorsInOtherClusters(t *testing.T) { // D13, D23
+	f := newFleet(t, "east")
+	east := f.others["east"]
+	f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
+	for _, namespace := range []string{"shop", "data"} {
+		f.own.Put(fakekube.Namespaces, "apiVersion: meta.k8s.io/v1\nkind: PartialObjectMetadata\nmetadata: {name: "+namespace+", labels: {mesh: 'yes'}}\n")
+		east.Put(fakekube.Namespaces, "apiVersion: meta.k8s.io/v1\nkind: PartialObjectMetadata\nmetadata: {name: "+namespace+", labels: {mesh: 'yes'}}\n")
+	}
+	east.Put(fakekube.Services, svcYAML("shop", "far", "10.1.0.1"))
+	east.Put(fakekube.Services, svcYAML("other", "far", "10.1.0.2"))
+	f.own.Put(fakekube.ConfigMaps, meshYAML("discoverySelectors: [{matchLabels: {mesh: 'yes'}}]"))
+	r := start(t, f.cfg)
+	mine := f.join(r, variantDelta, "mine")
+	mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.1"})
+	f.own.Put(fakekube.ConfigMaps, meshYAML("{}"))
+	mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.1", "far.other.svc.cluster.local": "10.1.0.2"})
+}
