@@ -57,6 +57,7 @@ func decodeService(root field, namespace string) *object.Service {
 	if s.Headless && len(s.ClusterIPs) > 0 {
 		spec.get("clusterIP").fail("clusterIP and clusterIPs hold both %s and an address", object.ClusterIPNone)
 	}
+	s.Ports = decodePorts(spec.get("ports"), s.Headless)
 	if f := root.get("metadata").get("annotations").get(object.AnnotationExportTo); f.present() {
 		var err error
 		if s.ExportTo, err = object.ParseExportTo(f.str(), namespace); err != nil {
@@ -64,6 +65,38 @@ func decodeService(root field, namespace string) *object.Service {
 		}
 	}
 	return s
+}
+
+// decodePorts returns the ports of a Service or an EndpointSlice. With targets, the number of a port is
+// that of its targetPort, and one whose targetPort is a name is left out. So is one without a number: in
+// an EndpointSlice it stands for all ports.
+func decodePorts(f field, targets bool) object.Ports {
+	var ports []object.Port
+	names := map[string]bool{}
+	for _, e := range f.list() {
+		name, number := e.get("name"), e.get("port")
+		p := object.Port{Name: name.str(), Number: number.port()}
+		switch {
+		case p.Name != "" && !object.IsLabel(p.Name):
+			name.fail("want a DNS label, got %q", p.Name)
+		case names[p.Name]:
+			e.fail("want a name that no other port has, got %q", p.Name)
+		}
+		names[p.Name] = true
+		var err error
+		if p.Protocol, err = object.ParseProtocol(e.get("protocol").str()); err != nil {
+			e.get("protocol").fail("%v", err)
+		}
+		if target := e.get("targetPort"); targets && target.isString() {
+			continue
+		} else if targets && target.present() {
+			p.Number = target.port()
+		}
+		if p.Number != 0 {
+			ports = append(ports, p)
+		}
+	}
+	return object.NewPorts(ports)
 }
 
 // decodeExternalName returns the host that a Service of type ExternalName stands for. Kubernetes
@@ -87,6 +120,7 @@ func decodeSlice(root field) *object.EndpointSlice {
 		t.fail("want IPv4, IPv6 or FQDN, got %q", t.str())
 		return s
 	}
+	s.Ports = decodePorts(root.get("ports"), false)
 	for _, e := range root.get("endpoints").list() {
 		ep := object.Endpoint{
 			Addrs:    e.get("addresses").addrs(),

@@ -3,6 +3,7 @@ package discovery
 import (
 	"io/fs"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -51,6 +52,16 @@ func FuzzParse(f *testing.F) {
 					for _, ip := range info.GetIps() {
 						if a, err := netip.ParseAddr(ip); err != nil || a.String() != ip {
 							t.Errorf("host %q has address %q", host, ip)
+						}
+					}
+					for _, p := range info.GetPorts() {
+						if p.GetNumber() == 0 || p.GetNumber() > 65535 || p.GetName() != "" && (!object.IsLabel(p.GetName()) || len(p.GetName()) > 62) {
+							t.Errorf("host %q has the port %v", host, p)
+						}
+						for _, ip := range p.GetIps() {
+							if !slices.Contains(info.GetIps(), ip) {
+								t.Errorf("host %q without the address of the port %v", host, p)
+							}
 						}
 					}
 				}

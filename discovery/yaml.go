@@ -173,6 +173,19 @@ func (f field) boolean(fallback bool) bool {
 	return b
 }
 
+// port returns the number of a port, or 0 if the field is absent or invalid.
+func (f field) port() uint16 {
+	if !f.want(yaml.ScalarNode, "a port number") {
+		return 0
+	}
+	var n uint16
+	if f.node.ShortTag() != "!!int" || f.node.Decode(&n) != nil || n == 0 {
+		f.fail("want a port number, 1 to 65535, got %s", describe(f.node))
+		return 0
+	}
+	return n
+}
+
 // list returns the elements of a list.
 func (f field) list() []field {
 	if !f.want(yaml.SequenceNode, "a list") {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -74,9 +75,32 @@ func printText(w io.Writer, table *api.NameTable) error {
 	fmt.Fprintln(columns, "HOST\tREGISTRY\tADDRESSES")
 	for _, host := range slices.Sorted(maps.Keys(table.GetTable())) {
 		info := table.GetTable()[host]
-		fmt.Fprintf(columns, "%s\t%s\t%s\n", host, info.GetRegistry(), strings.Join(info.GetIps(), " "))
+		fmt.Fprintf(columns, "%s\t%s\t%s", host, info.GetRegistry(), strings.Join(info.GetIps(), " "))
+		if text := details(info); text != "" {
+			fmt.Fprint(columns, "\t", text)
+		}
+		fmt.Fprintln(columns)
 	}
 	return columns.Flush()
+}
+
+// details returns what an entry says besides its addresses, as `nametap table` does.
+func details(info *api.NameTable_NameInfo) string {
+	var texts []string
+	if info.GetAlias() != "" {
+		texts = append(texts, "alias of "+info.GetAlias())
+	}
+	if info.GetHeadless() {
+		texts = append(texts, "headless")
+	}
+	for _, p := range info.GetPorts() {
+		text := strings.TrimLeft(fmt.Sprintf("%s %d/%s", p.GetName(), p.GetNumber(), cmp.Or(p.GetProtocol(), "TCP")), " ")
+		if len(p.GetIps()) > 0 {
+			text += " of " + strings.Join(p.GetIps(), " ")
+		}
+		texts = append(texts, text)
+	}
+	return strings.Join(texts, ", ")
 }
 
 // printProto prints a message as JSON. It uses encoding/json for the output, because

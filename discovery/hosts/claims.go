@@ -32,6 +32,11 @@ type claim struct {
 
 	// alias is the host whose addresses this one has: that of a Service of type ExternalName.
 	alias string
+
+	// ports are those of a Service. If the endpoints of a headless one differ in theirs, mixed has
+	// the ports of each of addrs instead.
+	ports object.Ports
+	mixed *[]object.Ports
 }
 
 // kubernetes reports whether the claim is from a Kubernetes Service.
@@ -57,7 +62,8 @@ func (c *claim) equal(other *claim) bool {
 	return c.host == other.host && c.namespace == other.namespace && c.shortname == other.shortname &&
 		c.endpoints == other.endpoints && c.clusterOnly == other.clusterOnly &&
 		c.alias == other.alias && c.wantsVIP == other.wantsVIP && c.exportTo.Equal(other.exportTo) && slices.Equal(c.addrs, other.addrs) &&
-		slices.Equal(c.literal, other.literal) && slices.Equal(c.vips, other.vips)
+		slices.Equal(c.literal, other.literal) && slices.Equal(c.vips, other.vips) &&
+		c.ports == other.ports && slices.Equal(c.mixedPorts(), other.mixedPorts())
 }
 
 // hostKey returns the form of a host in which spellings that differ in case are equal.
@@ -157,7 +163,7 @@ func (ix *index) serviceClaims(k object.Key, s *object.Service) []claim {
 		c.alias = s.ExternalName
 		return []claim{c}
 	case !s.Headless:
-		c.addrs = s.ClusterIPs
+		c.addrs, c.ports = s.ClusterIPs, s.Ports
 		return []claim{c}
 	}
 	c.endpoints, c.clusterOnly = true, s.ClusterOnly
@@ -166,7 +172,7 @@ func (ix *index) serviceClaims(k object.Key, s *object.Service) []claim {
 		if !ep.Ready && !s.PublishNotReady {
 			continue
 		}
-		claims[0].addrs = append(claims[0].addrs, ep.Addrs...)
+		claims[0].addEndpoint(&ep)
 		if ep.Hostname != "" {
 			one := c
 			one.shortname = ep.Hostname + "." + k.Name
@@ -180,16 +186,16 @@ func (ix *index) serviceClaims(k object.Key, s *object.Service) []claim {
 
 // endpoints returns the endpoints of a headless Service: those of its slices or, if it has
 // no slices, the Pods that it selects.
-func (ix *index) endpoints(k object.Key, s *object.Service) []object.Endpoint {
+func (ix *index) endpoints(k object.Key, s *object.Service) []endpoint {
 	pods := ix.pods[k.Namespace]
-	var out []object.Endpoint
+	var out []endpoint
 	if found := ix.slices[k.Namespace][k.Name]; len(found) > 0 {
 		for _, name := range sortedKeys(found) {
 			for _, ep := range found[name].Endpoints {
 				if p := pods[ep.Pod]; ep.Hostname == "" && p != nil && p.Subdomain == k.Name {
 					ep.Hostname = p.Hostname
 				}
-				out = append(out, ep)
+				out = append(out, endpoint{ep, found[name].Ports})
 			}
 		}
 		return out
@@ -202,7 +208,7 @@ func (ix *index) endpoints(k object.Key, s *object.Service) []object.Endpoint {
 		if p.Terminated || !object.Selects(s.Selector, p.Labels) {
 			continue
 		}
-		ep := object.Endpoint{Addrs: p.Addrs, Ready: p.Ready}
+		ep := endpoint{object.Endpoint{Addrs: p.Addrs, Ready: p.Ready}, s.Ports}
 		if p.Subdomain == k.Name {
 			ep.Hostname = p.Hostname
 		}

@@ -41,7 +41,7 @@ type Entry struct {
 }
 
 func newEntry(host, namespace string, info *api.NameTable_NameInfo) *Entry {
-	// A NameInfo has only strings, which are valid UTF-8 because they are names and addresses.
+	// The strings of a NameInfo are valid UTF-8, because they are names and addresses.
 	value, err := proto.MarshalOptions{Deterministic: true}.Marshal(info)
 	if err != nil {
 		panic(fmt.Sprintf("encoding host %q: %v", host, err))
@@ -127,6 +127,8 @@ func mergeClaims(claims []visibleClaim, alias string) (host, namespace string, i
 	}
 	info = owner.info(near, addrs)
 	info.Alias = alias
+	info.Headless = !slices.ContainsFunc(claims, func(c visibleClaim) bool { return !c.endpoints || c.pod() })
+	info.Ports = portsOf(claims, len(info.GetIps()))
 	return host, owner.namespace, info
 }
 

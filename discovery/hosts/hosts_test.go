@@ -138,6 +138,10 @@ func (w world) exportTo() object.ExportTo {
 	return object.ExportTo{Restricted: true, Namespaces: []string{w.pick("data", "shop")}}
 }
 
+func (w world) ports() object.Ports {
+	return ports([]string{"http=80", "sql=5432"}[:w.IntN(3)]...)
+}
+
 func (w world) host() string {
 	return w.pick("a.example.com", "A.example.com", "b.example.com", "*.example.com", "web.shop.svc."+domain, "db.data.svc."+domain)
 }
@@ -147,7 +151,7 @@ func (w world) object() object.Object {
 	switch w.IntN(8) {
 	case 0, 1:
 		o.Key.Kind = object.KindService
-		o.Service = &object.Service{ExportTo: w.exportTo(), PublishNotReady: w.IntN(2) == 0, ClusterOnly: w.IntN(6) == 0}
+		o.Service = &object.Service{ExportTo: w.exportTo(), PublishNotReady: w.IntN(2) == 0, ClusterOnly: w.IntN(6) == 0, Ports: w.ports()}
 		switch w.IntN(3) {
 		case 0:
 			o.Service.Headless = true
@@ -159,7 +163,7 @@ func (w world) object() object.Object {
 		}
 	case 2:
 		o.Key.Kind = object.KindEndpointSlice
-		o.Slice = &object.EndpointSlice{Service: w.pick("", "web", "db"), Endpoints: []object.Endpoint{
+		o.Slice = &object.EndpointSlice{Service: w.pick("", "web", "db"), Ports: w.ports(), Endpoints: []object.Endpoint{
 			{Addrs: []netip.Addr{w.addr()}, Ready: w.IntN(2) == 0, Hostname: w.pick("", "web-0")},
 			{Addrs: []netip.Addr{w.addr()}, Ready: true, Pod: w.pick("web", "db")},
 		}}

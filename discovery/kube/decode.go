@@ -2,6 +2,7 @@ package kube
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/nametap/nametap/discovery/object"
 )
@@ -81,6 +83,15 @@ func reduceService(o *corev1.Service) *slim {
 			service.ClusterIPs = append(service.ClusterIPs, a.Unmap())
 		}
 	}
+	ports := make([]object.Port, 0, len(o.Spec.Ports))
+	for i, p := range o.Spec.Ports {
+		number := p.Port
+		if service.Headless && p.TargetPort != (intstr.IntOrString{}) {
+			number = p.TargetPort.IntVal // 0 if it is a name
+		}
+		ports = s.addPort(ports, fmt.Sprintf("spec.ports[%d]", i), object.Port{Name: p.Name, Protocol: string(p.Protocol)}, number)
+	}
+	service.Ports = object.NewPorts(ports)
 	if text, ok := o.Annotations[object.AnnotationExportTo]; ok {
 		var err error
 		if service.ExportTo, err = object.ParseExportTo(text, o.Namespace); err != nil {
@@ -91,6 +102,31 @@ func reduceService(o *corev1.Service) *slim {
 	return s
 }
 
+// addPort appends a port of a field with this number. It leaves it out if the number is 0.
+func (s *slim) addPort(ports []object.Port, field string, p object.Port, number int32) []object.Port {
+	var err error
+	switch p.Protocol, err = object.ParseProtocol(p.Protocol); {
+	case err != nil:
+		s.fail(field+".protocol", "%v", err)
+	case number < 0 || number > math.MaxUint16:
+		s.fail(field+".port", "want a port number, 1 to 65535, got %d", number)
+	case p.Name != "" && !object.IsLabel(p.Name):
+		s.fail(field+".name", "want a DNS label, got %q", p.Name)
+	case number != 0:
+		p.Number = uint16(number)
+		return append(ports, p)
+	}
+	return ports
+}
+
+// value returns what p points to, or the zero value.
+func value[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}
+
 func reduceSlice(o *discoveryv1.EndpointSlice) *slim {
 	s := newSlim(object.KindEndpointSlice, o)
 	slice := &object.EndpointSlice{Service: strings.Clone(o.Labels[object.LabelServiceName])}
@@ -98,6 +134,14 @@ func reduceSlice(o *discoveryv1.EndpointSlice) *slim {
 	if o.AddressType == discoveryv1.AddressTypeFQDN {
 		return s // it holds names, not addresses
 	}
+	ports := make([]object.Port, 0, len(o.Ports))
+	for i, p := range o.Ports {
+		if p.Port != nil { // it stands for all ports otherwise
+			one := object.Port{Name: value(p.Name), Protocol: string(value(p.Protocol))}
+			ports = s.addPort(ports, fmt.Sprintf("ports[%d]", i), one, *p.Port)
+		}
+	}
+	slice.Ports = object.NewPorts(ports)
 	slice.Endpoints = make([]object.Endpoint, 0, len(o.Endpoints))
 	for i, e := range o.Endpoints {
 		endpoint := object.Endpoint{Ready: e.Conditions.Ready == nil || *e.Conditions.Ready}

@@ -69,6 +69,7 @@ type Service struct {
 	ExternalName    string // the host that the Service stands for, without a trailing dot; empty for other types
 	Headless        bool
 	ClusterIPs      []netip.Addr
+	Ports           Ports // of a headless Service, those of the Pods that it selects, if their numbers are known
 	Selector        map[string]string
 	PublishNotReady bool
 	ClusterOnly     bool // the endpoints are only for clients of the same cluster; for headless Services
@@ -84,6 +85,7 @@ func (s *Service) Unallocated() bool {
 // EndpointSlice holds the fields of a Kubernetes EndpointSlice that are used.
 type EndpointSlice struct {
 	Service   string // from [LabelServiceName]; empty for no Service
+	Ports     Ports  // of all endpoints
 	Endpoints []Endpoint
 }
 

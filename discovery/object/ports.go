@@ -1,0 +1,63 @@
+package object
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"unique"
+)
+
+// A Port is a port of a Service, or of endpoints.
+type Port struct {
+	Name     string // a DNS label; empty for the unnamed port
+	Number   uint16
+	Protocol string // TCP, UDP or SCTP
+}
+
+// ParseProtocol returns the protocol of a port; the default is TCP.
+func ParseProtocol(text string) (string, error) {
+	switch text {
+	case "":
+		return "TCP", nil
+	case "TCP", "UDP", "SCTP":
+		return text, nil
+	}
+	return "", fmt.Errorf("want TCP, UDP or SCTP, got %q", text)
+}
+
+// Ports is a list of ports in a form that needs little memory: equal lists share it, and most Services
+// have one of a few lists. Lists with the same ports are ==. The zero value has none.
+type Ports struct{ text unique.Handle[string] }
+
+// NewPorts returns the list of ports, whatever their order. Each port is in it once.
+func NewPorts(list []Port) Ports {
+	if len(list) == 0 {
+		return Ports{}
+	}
+	list = slices.Clone(list)
+	slices.SortFunc(list, func(a, b Port) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Number, b.Number), cmp.Compare(a.Protocol, b.Protocol))
+	})
+	var text strings.Builder
+	for _, p := range slices.Compact(list) {
+		fmt.Fprintf(&text, "%s %d %s\n", p.Name, p.Number, p.Protocol)
+	}
+	return Ports{unique.Make(text.String())}
+}
+
+// List returns the ports, sorted by name, number and protocol.
+func (p Ports) List() []Port {
+	if p == (Ports{}) {
+		return nil
+	}
+	var list []Port
+	for line := range strings.Lines(p.text.Value()) {
+		name, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		number, protocol, _ := strings.Cut(rest, " ")
+		n, _ := strconv.ParseUint(number, 10, 16) // NewPorts has written it
+		list = append(list, Port{Name: name, Number: uint16(n), Protocol: protocol})
+	}
+	return list
+}

@@ -1,0 +1,267 @@
+package discovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/internal/testkit/fakekube"
+	"github.com/nametap/nametap/internal/testkit/wait"
+	"github.com/nametap/nametap/nds"
+)
+
+// portDocuments are Services with ports of every kind, and their EndpointSlices.
+var portDocuments = map[string][]string{
+	fakekube.Services: {
+		svc("web", `clusterIP: 10.0.0.1, ports: [{name: http, port: 80, targetPort: 8080}, {name: dns, port: 53, protocol: UDP}]`),
+		svc("one", `clusterIP: 10.0.0.2, ports: [{port: 5432, targetPort: pg}]`),
+		svc("none", `clusterIP: 10.0.0.3`),
+		svc("long", fmt.Sprintf(`clusterIP: 10.0.0.4, ports: [{name: %s, port: 80}]`, strings.Repeat("x", 63))),
+		svc("old", `type: ExternalName, externalName: web.shop.svc.cluster.local, ports: [{name: http, port: 80}]`),
+		svc("db", `clusterIP: None, ports: [{name: sql, port: 5432, targetPort: 15432}]`),
+		svc("mixed", `clusterIP: None, ports: [{name: http, port: 80, targetPort: web}, {name: admin, port: 81, targetPort: admin}]`),
+		svc("bare", `clusterIP: None`),
+	},
+	fakekube.EndpointSlices: {
+		portSlice("db", "db-1", "{name: sql, port: 15432}, {name: any}", "{addresses: [10.1.0.2], hostname: db-0}, {addresses: [10.1.0.1]}"),
+		portSlice("db", "db-2", "{name: sql, port: 15432, protocol: TCP}", "{addresses: ['fd00::1']}"),
+		portSlice("mixed", "mixed-1", "{name: http, port: 8080}, {name: admin, port: 9000}", "{addresses: [10.1.1.1]}, {addresses: [10.1.1.9], conditions: {ready: false}}"),
+		portSlice("mixed", "mixed-2", "{name: http, port: 8081}", "{addresses: [10.1.1.2]}, {addresses: [10.1.1.3]}"),
+		portSlice("bare", "bare-1", "", "{addresses: [10.1.2.1]}"),
+	},
+}
+
+// portSlice returns an EndpointSlice with ports, with the label of a headless Service.
+func portSlice(service, name, ports, endpoints string) string {
+	return fmt.Sprintf("---\n{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: %s, namespace: shop, "+
+		"labels: {kubernetes.io/service-name: %s, service.kubernetes.io/headless: ''}}, addressType: IPv4, ports: [%s], endpoints: [%s]}\n", name, service, ports, endpoints)
+}
+
+// portsOf formats what the entries of Services say about ports: "headless" first, then each port with
+// the addresses that have it unless all have.
+func portsOf(table *api.NameTable) map[string]string {
+	out := map[string]string{}
+	for host, info := range table.GetTable() {
+		var words []string
+		if info.GetHeadless() {
+			words = append(words, "headless")
+		}
+		for _, p := range info.GetPorts() {
+			text := fmt.Sprintf("%s=%d/%s", p.GetName(), p.GetNumber(), p.GetProtocol())
+			if len(p.GetIps()) > 0 {
+				text += "@" + strings.Join(p.GetIps(), ",")
+			}
+			words = append(words, text)
+		}
+		out[strings.TrimSuffix(host, ".shop.svc.cluster.local")] = strings.Join(words, " ")
+	}
+	return out
+}
+
+// onPorts returns configurations of servers that have portDocuments from files and from an API server.
+func onPorts(t *testing.T) (files, fromAPI Config) {
+	t.Helper()
+	a, dir := fakekube.Start(t), t.TempDir()
+	for resource, documents := range portDocuments {
+		write(t, dir, filepath.Base(resource)+".yaml", strings.Join(documents, ""))
+		for _, document := range documents {
+			a.Put(resource, strings.TrimPrefix(document, "---\n"))
+		}
+	}
+	return Config{ConfigDir: dir}, onAPI(t, a)
+}
+
+// TestPorts checks that the entries of Services have their ports, and those of headless ones the ports
+// of their endpoints, from files as from the API server.
+func TestPorts(t *testing.T) { // D1, D21, D22
+	files, fromAPI := onPorts(t)
+	for name, cfg := range map[string]Config{"files": files, "API": fromAPI} {
+		t.Run(name, func(t *testing.T) {
+			table, errs, err := Table(t.Context(), cfg, Client{Namespace: "shop"})
+			if err != nil || len(errs) > 0 {
+				t.Fatal(err, errs)
+			}
+			want := map[string]string{
+				"web":     "dns=53/UDP http=80/",
+				"one":     "=5432/",
+				"none":    "",
+				"long":    "=80/", // no DNS name can have its name
+				"old":     "",     // an alias
+				"db":      "headless sql=15432/",
+				"db-0.db": "",
+				"mixed":   "headless admin=9000/@10.1.1.1 http=8080/@10.1.1.1 http=8081/@10.1.1.2,10.1.1.3",
+				"bare":    "headless",
+			}
+			if diff := cmp.Diff(want, portsOf(table)); diff != "" {
+				t.Errorf("-want +got\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestPortsOfPods checks the ports of a headless Service without slices: the number of a targetPort
+// counts, and a name does not, because only containers have its number.
+func TestPortsOfPods(t *testing.T) { // D22
+	dir := t.TempDir()
+	write(t, dir, "db.yaml", svc("db", "clusterIP: None, selector: {app: db}, "+
+		"ports: [{name: sql, port: 5432, targetPort: 15432}, {name: http, port: 80}, {name: admin, port: 81, targetPort: admin}]")+
+		podDoc("db-0", "", "", "podIP: 10.1.0.1, "+ready))
+	table, errs, err := Table(t.Context(), Config{ConfigDir: dir}, Client{Namespace: "shop"})
+	if err != nil || len(errs) > 0 {
+		t.Fatal(err, errs)
+	}
+	if got, want := portsOf(table)["db"], "headless http=80/ sql=15432/"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestPortsOfFamily checks that a client with one family gets the ports of endpoints of that family.
+func TestPortsOfFamily(t *testing.T) { // D22
+	dir := t.TempDir()
+	write(t, dir, "db.yaml", svc("db", "clusterIP: None")+
+		portSlice("db", "four", "{name: sql, port: 5432}", "{addresses: [10.1.0.1]}, {addresses: [10.1.0.2]}")+
+		portSlice("db", "more", "{name: sql, port: 5432}, {name: http, port: 80}", "{addresses: [10.1.0.3]}")+
+		portSlice("db", "same", "{name: http, port: 80}", "{addresses: [10.1.0.1]}")+
+		portSlice("db", "six", "{name: six, port: 6666}", "{addresses: ['fd00::1']}"))
+	r := start(t, Config{ConfigDir: dir})
+	for ip, want := range map[string]string{
+		"10.9.0.1": "headless http=80/@10.1.0.1,10.1.0.3 sql=5432/",
+		"fd00::9":  "headless six=6666/",
+	} {
+		n := node(t, "shop", "INSTANCE_IPS", ip)
+		n.Id = strings.Replace(n.GetId(), "10.0.0.1", ip, 1)
+		c := open(t, variantDelta, r, n)
+		c.next()
+		if got := portsOf(merged(t, c.state()))["db"]; got != want {
+			t.Errorf("a client with %s gets %q, want %q", ip, got, want)
+		}
+	}
+}
+
+// TestPortsAreFollowed checks that clients get a change of ports alone.
+func TestPortsAreFollowed(t *testing.T) { // D3, D22
+	a := fakekube.Start(t)
+	put := func(service, slice string) {
+		a.Put(fakekube.Services, strings.TrimPrefix(svc("web", "clusterIP: 10.0.0.1, ports: ["+service+"]"), "---\n"))
+		a.Put(fakekube.Services, strings.TrimPrefix(svc("db", "clusterIP: None"), "---\n"))
+		a.Put(fakekube.EndpointSlices, strings.TrimPrefix(portSlice("db", "db-1", slice, "{addresses: [10.1.0.1]}"), "---\n"))
+	}
+	put("{name: http, port: 80}", "{name: sql, port: 5432}")
+	r := start(t, onAPI(t, a))
+	c := open(t, variantDelta, r, node(t, "shop"))
+	c.next()
+	put("{name: http, port: 8080}", "{name: sql, port: 5433}")
+	wait.Until(t, "the ports have changed", func() bool {
+		c.next()
+		got := portsOf(merged(t, c.state()))
+		return got["web"] == "http=8080/" && got["db"] == "headless sql=5433/"
+	})
+}
+
+// TestServiceRecords checks the way from objects at the API server to the answers of an agent: SRV
+// records, their targets, and the names of endpoints.
+func TestServiceRecords(t *testing.T) { // D9, D21, D22
+	_, fromAPI := onPorts(t)
+	r := start(t, fromAPI)
+	ask := newAgent(t, r)
+	const db, mixed, web = "db.shop.svc.cluster.local.", "mixed.shop.svc.cluster.local.", "web.shop.svc.cluster.local."
+	for question, want := range map[string][]string{
+		"_http._tcp.web SRV": {"SRV 0 100 80 " + web, "A 10.0.0.1"},
+		"one SRV":            {"SRV 0 100 5432 one.shop.svc.cluster.local.", "A 10.0.0.2"},
+		"_sql._tcp.db SRV": {
+			"SRV 0 33 15432 10-1-0-1." + db, "SRV 0 33 15432 db-0." + db, "SRV 0 33 15432 fd00--1." + db, "A 10.1.0.1", "A 10.1.0.2", "AAAA fd00::1",
+		},
+		"_http._tcp.mixed SRV": {
+			"SRV 0 33 8080 10-1-1-1." + mixed, "SRV 0 33 8081 10-1-1-2." + mixed, "SRV 0 33 8081 10-1-1-3." + mixed, "A 10.1.1.1", "A 10.1.1.2", "A 10.1.1.3",
+		},
+		"_admin._tcp.mixed SRV":                 {"SRV 0 100 9000 10-1-1-1." + mixed, "A 10.1.1.1"},
+		"bare SRV":                              nil,
+		"10-1-1-2.mixed A":                      {"A 10.1.1.2"},
+		"fd00--1.db AAAA":                       {"AAAA fd00::1"},
+		"2.1.1.10.in-addr.arpa PTR":             {"PTR 10-1-1-2." + mixed},
+		"2.0.1.10.in-addr.arpa PTR":             {"PTR db-0." + db},
+		"old.shop.svc.cluster.local A":          {"CNAME " + web, "A 10.0.0.1"},
+		"1.0.0.10.in-addr.arpa PTR":             {"PTR " + web},
+		"_http._tcp.web.shop.svc.corp.test SRV": {"CNAME _http._tcp." + web, "SRV 0 100 80 " + web, "A 10.0.0.1"},
+	} {
+		if got := ask(question); !slices.Equal(got, want) {
+			t.Errorf("%s\n got %q\nwant %q", question, got, want)
+		}
+	}
+}
+
+// newAgent runs the parts of an agent, connected to a server, in namespace shop. The function sends a
+// question "NAME TYPE" and returns the type and data of all records: those of the answer in order by
+// type and data, a CNAME record first, then the additional ones.
+func newAgent(t *testing.T, r running) (ask func(question string) []string) {
+	t.Helper()
+	resolvConf := filepath.Join(t.TempDir(), "resolv.conf")
+	write(t, filepath.Dir(resolvConf), filepath.Base(resolvConf), "search corp.test\n")
+	proxy, err := dnsproxy.New(dnsproxy.Config{
+		Addr: "127.0.0.1:0", Namespace: "shop", Forward: forward.Config{ResolvConf: resolvConf}, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := nds.New(nds.Config{
+		Addr: r.Addr().String(), Plaintext: true,
+		Node: nds.Node{PodName: "a", Namespace: "shop", IPs: []netip.Addr{netip.MustParseAddr("10.9.0.1"), netip.MustParseAddr("fd00::9")}},
+	}, func(resources []nds.Resource) error {
+		var push [][]byte
+		for _, res := range resources {
+			push = append(push, res.Value)
+		}
+		return proxy.Load(push)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 2)
+	go func() { done <- client.Run(ctx) }()
+	go func() { done <- proxy.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		for range 2 {
+			if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		}
+	})
+	<-proxy.Ready()
+	<-proxy.Synced()
+	return func(question string) []string {
+		t.Helper()
+		name, qtype, _ := strings.Cut(question, " ")
+		query := new(dns.Msg).SetQuestion(dns.Fqdn(name), dns.StringToType[qtype])
+		resp, _, err := new(dns.Client).Exchange(query, proxy.Addrs()[0].Address)
+		if err != nil || resp.Rcode != dns.RcodeSuccess || resp.Truncated {
+			t.Fatalf("%s: %v\n%v", question, err, resp)
+		}
+		var texts []string
+		for _, section := range [][]dns.RR{resp.Answer, resp.Extra} {
+			start := len(texts)
+			for _, rr := range section {
+				h := rr.Header()
+				texts = append(texts, dns.TypeToString[h.Rrtype]+" "+strings.TrimPrefix(rr.String(), h.String()))
+				if h.Rrtype == dns.TypeCNAME {
+					start++
+				}
+			}
+			slices.Sort(texts[min(start, len(texts)):])
+		}
+		return texts
+	}
+}
