@@ -58,6 +58,11 @@ func decodeService(root field, namespace string) *object.Service {
 		spec.get("clusterIP").fail("clusterIP and clusterIPs hold both %s and an address", object.ClusterIPNone)
 	}
 	s.Ports = decodePorts(spec.get("ports"), s.Headless)
+	if f := root.get("metadata").get("annotations").get(object.AnnotationScope); f.present() {
+		if err := s.HeadlessScope.UnmarshalText([]byte(f.str())); err != nil {
+			f.fail("%v", err)
+		}
+	}
 	if f := root.get("metadata").get("annotations").get(object.AnnotationExportTo); f.present() {
 		var err error
 		if s.ExportTo, err = object.ParseExportTo(f.str(), namespace); err != nil {

@@ -62,12 +62,10 @@ func rootYAML(network string) string {
 	return fmt.Sprintf("apiVersion: meta.k8s.io/v1\nkind: PartialObjectMetadata\nmetadata: {name: istio-system, labels: {topology.istio.io/network: %s}}\n", network)
 }
 
-// headlessYAML puts a headless Service with an endpoint NAME-0.
-func putHeadless(a *fakekube.API, name, ip string) {
-	a.Put(fakekube.Services, fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: %s, namespace: shop}\nspec: {clusterIP: None}\n", name))
-	a.Put(fakekube.EndpointSlices, fmt.Sprintf("apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\n"+
-		"metadata: {name: %[1]s, namespace: shop, labels: {kubernetes.io/service-name: %[1]s, service.kubernetes.io/headless: ''}}\n"+
-		"endpoints: [{addresses: [%s], hostname: %[1]s-0}]\n", name, ip))
+// putHeadless puts the headless Service db with an endpoint db-0.
+func putHeadless(a *fakekube.API, ip string) {
+	a.Put(fakekube.Services, "apiVersion: v1\nkind: Service\nmetadata: {name: db, namespace: shop}\nspec: {clusterIP: None}\n")
+	a.Put(fakekube.EndpointSlices, sliceYAML(ip, true))
 }
 
 // A member is a client of a cluster.
@@ -120,11 +118,11 @@ func TestOtherClusters(t *testing.T) { // D23, D24, D25
 			east := f.others["east"]
 			f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
 			f.own.Put(fakekube.Namespaces, rootYAML("net1"))
-			putHeadless(f.own, "db", "10.200.0.1")
+			putHeadless(f.own, "10.200.0.1")
 			east.Put(fakekube.Services, svcYAML("shop", "web", "10.1.0.1"))
 			east.Put(fakekube.Services, svcYAML("shop", "far", "10.1.0.2"))
 			east.Put(fakekube.Namespaces, rootYAML("net1"))
-			putHeadless(east, "db", "10.201.0.1")
+			putHeadless(east, "10.201.0.1")
 			r := start(t, f.cfg)
 			mine, theirs := f.join(r, variant, "mine"), f.join(r, variant, "east")
 			mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.2", "db": "10.200.0.1 10.201.0.1", "db-0.db": "10.200.0.1"})
@@ -353,4 +351,25 @@ func TestSelectorsInOtherClusters(t *testing.T) { // D13, D23
 	mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.1"})
 	f.own.Put(fakekube.ConfigMaps, meshYAML("{}"))
 	mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.1", "far.other.svc.cluster.local": "10.1.0.2"})
+}
+
+// TestHeadlessScope checks that a headless Service may be for clients of its own cluster only.
+func TestHeadlessScope(t *testing.T) { // D25
+	f := newFleet(t, "east")
+	putHeadless(f.own, "10.200.0.1")
+	putHeadless(f.others["east"], "10.201.0.1")
+	r := start(t, f.cfg)
+	mine, theirs := f.join(r, variantDelta, "mine"), f.join(r, variantDelta, "east")
+	mine.want(map[string]string{"db": "10.200.0.1 10.201.0.1", "db-0.db": "10.200.0.1"})
+	scoped := func(scope string) {
+		f.own.Put(fakekube.Services, fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: db, namespace: shop, annotations: {nametap.io/headless-scope: %s}}\nspec: {clusterIP: None}\n", scope))
+	}
+	scoped("cluster")
+	mine.want(map[string]string{"db": "10.200.0.1", "db-0.db": "10.200.0.1"})
+	theirs.want(map[string]string{"db": "10.201.0.1", "db-0.db": "10.201.0.1"})
+	scoped("planet")
+	want := `Service shop/db: metadata.annotations.nametap.io/headless-scope: want network or cluster, got "planet"`
+	wait.Until(t, "the error is known", func() bool { return slices.Equal(errorsOf(r), []string{want}) })
+	scoped("network")
+	mine.want(map[string]string{"db": "10.200.0.1 10.201.0.1", "db-0.db": "10.200.0.1"})
 }

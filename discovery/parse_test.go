@@ -55,6 +55,8 @@ func TestBrokenDocuments(t *testing.T) {
 		{"two values", "{kind: A}\n{kind: B}\n", "shop.yaml:8: not valid YAML: did not find expected <document start>"},
 		{"service exportTo", "apiVersion: v1\nkind: Service\nmetadata: {name: web, annotations: {networking.istio.io/exportTo: 'a,b c'}}\n",
 			`shop.yaml:9: metadata.annotations.networking.istio.io/exportTo: want namespaces, ".", "*" or "~", got "b c"`},
+		{"headless scope", "apiVersion: v1\nkind: Service\nmetadata: {name: web, annotations: {nametap.io/headless-scope: all}}\nspec: {clusterIP: None}\n",
+			`shop.yaml:9: metadata.annotations.nametap.io/headless-scope: want network or cluster, got "all"`},
 		{"exportTo", "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: e}\nspec: {hosts: [a.b], exportTo: ['a b']}\n",
 			`shop.yaml:10: spec.exportTo: want namespaces, ".", "*" or "~", got "a b"`},
 		{"hosts", "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: e}\nspec: {}\n",

@@ -80,6 +80,9 @@ type Config struct {
 	// ClustersNamespace is the namespace, at the API server, of the Secrets with kubeconfigs of other
 	// clusters, whose hosts are served, too. "" means that there are none.
 	ClustersNamespace string
+	// HeadlessScope says which clients get the endpoints of headless Services that do not say it; 0
+	// means those in the network of the endpoints.
+	HeadlessScope object.HeadlessScope
 	// ClusterTimeout is how long another cluster that cannot be read keeps the server from being
 	// ready. 0 means 20 s.
 	ClusterTimeout time.Duration
@@ -133,6 +136,9 @@ func (c Config) withDefaults() Config {
 	if c.TrustDomain == "" {
 		c.TrustDomain = c.ClusterDomain
 	}
+	if c.HeadlessScope == 0 {
+		c.HeadlessScope = object.ScopeNetwork
+	}
 	if c.ClusterTimeout <= 0 {
 		c.ClusterTimeout = defaultClusterTimeout
 	}
@@ -181,6 +187,7 @@ func (c Config) validate() error {
 func (c Config) newHosts(vips *hosts.VIPs) *hosts.Hosts {
 	h := hosts.New(c.ClusterDomain, len(c.sources()), vips)
 	h.SetDefaults(object.Mesh{RootNamespace: c.RootNamespace, ExportTo: object.SplitScopes(c.DefaultServiceExportTo)})
+	h.SetHeadlessScope(c.HeadlessScope)
 	return h
 }
 

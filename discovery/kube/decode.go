@@ -98,6 +98,11 @@ func reduceService(o *corev1.Service) *slim {
 			s.fail("metadata.annotations."+object.AnnotationExportTo, "%v", err)
 		}
 	}
+	if text, ok := o.Annotations[object.AnnotationScope]; ok {
+		if err := service.HeadlessScope.UnmarshalText([]byte(text)); err != nil {
+			s.fail("metadata.annotations."+object.AnnotationScope, "%v", err)
+		}
+	}
 	s.object.Service = service
 	return s
 }

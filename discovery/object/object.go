@@ -27,6 +27,7 @@ const (
 	LabelServiceName   = "kubernetes.io/service-name"                 // of an EndpointSlice
 	LabelNetwork       = "topology.istio.io/network"                  // of the root namespace
 	LabelAutoAllocate  = "networking.istio.io/enable-autoallocate-ip" // of a ServiceEntry
+	AnnotationScope    = "nametap.io/headless-scope"                  // of a headless Service
 	AnnotationExportTo = "networking.istio.io/exportTo"               // of a Service
 	ClusterIPNone      = "None"                                       // of a headless Service
 	ResolutionNone     = "NONE"                                       // of a ServiceEntry
@@ -72,8 +73,34 @@ type Service struct {
 	Ports           Ports // of a headless Service, those of the Pods that it selects, if their numbers are known
 	Selector        map[string]string
 	PublishNotReady bool
-	ClusterOnly     bool // the endpoints are only for clients of the same cluster; for headless Services
+	HeadlessScope   HeadlessScope
 	ExportTo        ExportTo
+}
+
+// HeadlessScope says which clients get the endpoints of a headless Service, if there are several
+// clusters. The zero value says nothing: the default counts.
+type HeadlessScope uint8
+
+// The scopes of headless Services.
+const (
+	ScopeNetwork HeadlessScope = iota + 1 // those in the network of the endpoints
+	ScopeCluster                          // those of the cluster of the endpoints
+)
+
+// MarshalText returns the name of the scope.
+func (s HeadlessScope) MarshalText() ([]byte, error) {
+	return []byte([]string{"", "network", "cluster"}[s]), nil
+}
+
+// UnmarshalText parses the name of a scope, or nothing.
+func (s *HeadlessScope) UnmarshalText(text []byte) error {
+	for scope := range ScopeCluster + 1 {
+		if name, _ := scope.MarshalText(); string(name) == string(text) {
+			*s = scope
+			return nil
+		}
+	}
+	return fmt.Errorf("want network or cluster, got %q", text)
 }
 
 // Unallocated reports whether the Service has no address yet. In a cluster the API server
