@@ -142,6 +142,6 @@ func (d *discovery) memory() usage {
 	}
 	return usage{
 		int(value("process_resident_memory_bytes")) >> 20, int(value("go_memstats_heap_inuse_bytes")) >> 20,
-		value(`nametap_discovery_resource_objects{resource="services"}`),
+		value(`nametap_discovery_resource_objects{cluster="",resource="services"}`),
 	}
 }
