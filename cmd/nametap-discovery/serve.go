@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"syscall"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -38,6 +39,9 @@ func serve(ctx context.Context, o *options, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	stopping := ctx
+	ctx, cancel := afterDrain(stopping, server.Ready(), o.drain, logger)
+	defer cancel()
 	group, ctx := errgroup.WithContext(ctx)
 	if o.httpAddr != "" {
 		var lc net.ListenConfig
@@ -46,10 +50,28 @@ func serve(ctx context.Context, o *options, stderr io.Writer) error {
 			return fmt.Errorf("serving status on %s: %w: use another address, or none (--http-addr)", o.httpAddr, err)
 		}
 		logger.Info("serving status", "address", ln.Addr().String())
-		group.Go(func() error { return serveStatus(ctx, ln, statusHandler(server, registry), logger) })
+		group.Go(func() error { return serveStatus(ctx, ln, statusHandler(stopping, server, registry), logger) })
 	}
 	group.Go(func() error { return server.Run(ctx) })
 	return group.Wait()
+}
+
+// afterDrain returns a context that ends a time after stopping, so that load balancers stop sending
+// clients before their streams end. If the server is not ready it has no clients, and ends at once.
+func afterDrain(stopping context.Context, ready <-chan struct{}, drain time.Duration, logger *slog.Logger) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(stopping))
+	context.AfterFunc(stopping, func() {
+		select {
+		case <-ready:
+		default:
+			drain = 0
+		}
+		if drain > 0 {
+			logger.Info("serving until the drain is over", "drain", drain)
+		}
+		time.AfterFunc(drain, cancel)
+	})
+	return ctx, cancel
 }
 
 // usableStateDir returns dir, or "" if this user cannot create or write it, so that trying
@@ -66,11 +88,18 @@ func usableStateDir(dir string, logger *slog.Logger) string {
 	return ""
 }
 
-// statusHandler serves probes, metrics, the errors in objects and the state of resources.
-func statusHandler(server *discovery.Server, registry *prometheus.Registry) http.Handler {
+// statusHandler serves probes, metrics, the errors in objects and the state of resources. The server
+// is not ready any more when stopping ends.
+func statusHandler(stopping context.Context, server *discovery.Server, registry *prometheus.Registry) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz/live", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
 	mux.HandleFunc("GET /healthz/ready", func(w http.ResponseWriter, _ *http.Request) {
+		select {
+		case <-stopping.Done():
+			http.Error(w, "draining", http.StatusServiceUnavailable)
+			return
+		default:
+		}
 		select {
 		case <-server.Ready():
 			w.WriteHeader(http.StatusOK)

@@ -150,7 +150,7 @@ func (c *cluster) names(t *testing.T) []string {
 
 // testRollout replaces the replicas twice while a pod asks for mesh names and forwarded names, and
 // checks that no query is lost and that changes arrive afterwards.
-func (c *cluster) testRollout(t *testing.T) { // D50
+func (c *cluster) testRollout(t *testing.T) { // D42, D50
 	s := c.space(t, nil)
 	c.apply(t, serviceEntry)
 	p := s.loaded(podOf(t, "discovery"), 500)
@@ -163,8 +163,9 @@ func (c *cluster) testRollout(t *testing.T) { // D50
 			return len(now) == 2 && !slices.ContainsFunc(now, func(name string) bool { return slices.Contains(old, name) })
 		})
 		c.available(t)
+		took := time.Since(begun)
 		p.connected("nametap-discovery." + system + ".svc:15012")
-		t.Logf("the rollout took %v", time.Since(begun).Round(time.Millisecond))
+		t.Logf("the rollout took %v, and the agent was connected after %v", took.Round(time.Millisecond), time.Since(begun).Round(time.Millisecond))
 	}
 	if c.certificate(t) != before {
 		t.Error("the replicas have another certificate")
@@ -176,6 +177,20 @@ func (c *cluster) testRollout(t *testing.T) { // D50
 	})
 	p.noneLost()
 	p.notRestarted()
+	log, err := p.log("nametap", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// An agent that was sent to a replica that has ended would wait for it for up to 10 s.
+	for line := range strings.Lines(log) {
+		if !strings.Contains(line, "to the control plane") {
+			continue
+		}
+		t.Logf("the agent: %s", strings.TrimSpace(line))
+		if strings.Contains(line, `msg="no stream`) && !strings.Contains(line, `error="the control plane ended the stream"`) {
+			t.Errorf("an attempt to connect has failed")
+		}
+	}
 }
 
 // certificate returns the certificate that the replicas share.
