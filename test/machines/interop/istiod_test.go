@@ -116,6 +116,15 @@ type entry struct {
 	// istiod's tables have none of these.
 	Alias    string `json:"alias"`
 	Headless bool   `json:"headless"`
+	Ports    []port `json:"ports"`
+}
+
+// A port is a port of a Service.
+type port struct {
+	Name     string   `json:"name"`
+	Number   int      `json:"number"`
+	Protocol string   `json:"protocol"`
+	IPs      []string `json:"ips"`
 }
 
 // String returns what is compared.

@@ -1,6 +1,7 @@
 package interop
 
 import (
+	"fmt"
 	"net"
 	"slices"
 	"strings"
@@ -11,8 +12,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// ask sends a query to a server of the machine, and returns the sorted addresses in the answer,
-// or NODATA, or the response code.
+// ask sends a query to a server of the machine, and returns the sorted addresses, names and
+// PORT:HOSTs in the answer, or NODATA, or the response code.
 func (m *machine) ask(server, name, qtype string) string {
 	m.tb.Helper()
 	conn := m.connect(server)
@@ -59,6 +60,8 @@ func result(reply *dns.Msg) string {
 			data = append(data, rr.AAAA.String())
 		case *dns.PTR:
 			data = append(data, rr.Ptr)
+		case *dns.SRV:
+			data = append(data, fmt.Sprintf("%d:%s", rr.Port, rr.Target))
 		}
 	}
 	slices.Sort(data)
