@@ -16,7 +16,10 @@ func TestDiscoveryServices(t *testing.T) {
 	theirs := far.agent(pod{"far", "shop"}, far.plain(d)...)
 	near.agent(pod{"near", "shop"}, near.discoveryFlags()...)
 	d.wantTable(theirs)
-	wait.Until(t, "the agent of nametap-discovery has a table", func() bool { return near.ask(dnsAddr, "web.shop.svc.cluster.local", "A") == "10.96.1.1" })
+	nametaps, istiods := near.connect(dnsAddr), far.connect(dnsAddr)
+	defer nametaps.Close()
+	defer istiods.Close()
+	wait.Until(t, "the agent of nametap-discovery has a table", func() bool { return nametaps.ask("web.shop.svc.cluster.local", "A") == "10.96.1.1" })
 	const db, extra = "db.shop.svc.cluster.local.", "10-244-0-3.db.shop.svc.cluster.local."
 	for _, tc := range []struct{ name, qtype, discovery, istiod string }{
 		{"web.shop.svc.cluster.local", "SRV", "80:web.shop.svc.cluster.local.", "NODATA"},
@@ -31,10 +34,10 @@ func TestDiscoveryServices(t *testing.T) {
 		{"3.0.244.10.in-addr.arpa", "PTR", extra, db},
 		{"1.0.244.10.in-addr.arpa", "PTR", "db-0." + db, "db-0." + db + " " + db},
 	} {
-		if got := near.ask(dnsAddr, tc.name, tc.qtype); got != tc.discovery {
+		if got := nametaps.ask(tc.name, tc.qtype); got != tc.discovery {
 			t.Errorf("%s %s with nametap-discovery: %s, want %s", tc.name, tc.qtype, got, tc.discovery)
 		}
-		if got := far.ask(dnsAddr, tc.name, tc.qtype); got != tc.istiod {
+		if got := istiods.ask(tc.name, tc.qtype); got != tc.istiod {
 			t.Errorf("%s %s with istiod: %s, want %s", tc.name, tc.qtype, got, tc.istiod)
 		}
 	}
