@@ -68,7 +68,7 @@ func newMetrics(reg prometheus.Registerer, others ...prometheus.Collector) (*met
 		noVIP:    gauge("vips_exhausted", "Hosts without an automatic VIP because none is left."),
 		builds: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "nametap", Subsystem: "discovery",
 			Name: "builds_total", Help: "Times that the tables were built."}),
-		failures: counters("failures_total", "Failures, by step: read, watch, save, save_objects or build.", "step"),
+		failures: counters("failures_total", "Failures, by step: read, watch, save, save_objects, save_cluster or build.", "step"),
 		clients:  gauges("clients", "Open ADS streams, by variant (sotw or delta).", "variant"),
 		pushes:   counters("pushes_total", "Responses with name tables, by variant (sotw or delta).", "variant"),
 		rejected: counters("rejected_total", "Pushes that a client rejected (NACK), by variant (sotw or delta).", "variant"),

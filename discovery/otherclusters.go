@@ -18,11 +18,14 @@ func (s *Server) newClusters() error {
 	if own == "" {
 		own = defaultClusterID
 	}
+	if s.state == nil {
+		s.cfg.Logger.Warn("without a state directory, the hosts of a cluster are missing after a restart while its API server is away (--state-dir)")
+	}
 	var err error
 	s.clusters, err = clusters.New(clusters.Config{
 		Access: s.cfg.Kubernetes, Namespace: s.cfg.ClustersNamespace, RootNamespace: s.cfg.RootNamespace, Own: own,
 		TokenAudience: s.cfg.TokenAudience, Wait: s.cfg.ClusterTimeout, Debounce: s.cfg.Debounce,
-		Publish: s.publishClusters, Logger: s.cfg.Logger,
+		State: s.state, Saved: s.savedCluster, Publish: s.publishClusters, Logger: s.cfg.Logger,
 	})
 	if s.identities != nil {
 		s.identities.Others = s.clusters.Tokens
@@ -37,13 +40,22 @@ func (s *Server) selectNamespaces(selectors []string) {
 	}
 }
 
+// savedCluster notes the result of saving the objects of a cluster.
+func (s *Server) savedCluster(err error) {
+	if err != nil {
+		s.failed(stepSaveCluster, err)
+		return
+	}
+	s.recovered(stepSaveCluster)
+}
+
 // publishClusters puts what has changed in the other clusters to use.
 func (s *Server) publishClusters(u clusters.Update) {
 	// A cluster is missing until its objects are in use.
 	missing := maps.Clone(u.Missing)
 	maps.Copy(missing, s.missing)
 	s.cache.setMissing(missing)
-	_ = s.publishChanges(fromClusters, input{errs: u.Errors, tooEarly: u.Waiting}, u.Changes...) // it has logged the error
+	_ = s.publishChanges(fromClusters, input{errs: u.Errors, kept: u.Kept, tooEarly: u.Waiting}, u.Changes...) // it has logged the error
 	s.missing = u.Missing
 	s.cache.setMissing(s.missing)
 	if u.Waiting == "" {

@@ -2,18 +2,25 @@ package discovery
 
 import (
 	"encoding/base64"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/nametap/nametap/discovery/kube"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -372,4 +379,97 @@ func TestHeadlessScope(t *testing.T) { // D25
 	wait.Until(t, "the error is known", func() bool { return slices.Equal(errorsOf(r), []string{want}) })
 	scoped("network")
 	mine.want(map[string]string{"db": "10.200.0.1 10.201.0.1", "db-0.db": "10.200.0.1"})
+}
+
+// TestSavedObjects checks that the hosts of a cluster outlive a restart while its API server is away, and
+// that the saved objects end with the Secret.
+func TestSavedObjects(t *testing.T) { // D28, D29
+	f := newFleet(t, "east")
+	east, registry := f.others["east"], prometheus.NewRegistry()
+	f.cfg.StateDir, f.cfg.ClusterTimeout = t.TempDir(), 4*time.Second
+	f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
+	f.own.Put(fakekube.Namespaces, rootYAML("net1"))
+	east.Put(fakekube.Namespaces, rootYAML("net2"))
+	east.Put(fakekube.Services, svcYAML("shop", "web", "10.1.0.1"))
+	east.Put(fakekube.Services, svcYAML("shop", "far", "10.1.0.2"))
+	putHeadless(east, "10.201.0.1")
+	want, theirs := map[string]string{"web": "10.0.0.1", "far": "10.1.0.2"}, map[string]string{"web": "10.1.0.1", "far": "10.1.0.2", "db": "10.201.0.1", "db-0.db": "10.201.0.1"}
+	r := start(t, f.cfg)
+	f.join(r, variantDelta, "mine").want(want)
+	file := filepath.Join(f.cfg.StateDir, "cluster-east.json")
+	wait.Until(t, "the objects are saved", func() bool { _, err := os.Stat(file); return err == nil })
+
+	// The API server leaves: nothing changes, also after a restart.
+	east.Leave()
+	wait.Until(t, "the failure is known", func() bool { return failing(r, "east") })
+	f.join(r, variantSotw, "east").want(theirs)
+	r.stop()
+	f.cfg.Registerer = registry
+	r = start(t, f.cfg)
+	mine := f.join(r, variantDelta, "mine")
+	mine.want(want)
+	f.join(r, variantDelta, "east").want(theirs)
+	if n := testutil.ToFloat64(r.metrics.kept); n != 5 {
+		t.Errorf("%v objects are kept, want 5", n)
+	}
+	if !slices.ContainsFunc(r.Resources(), func(s kube.Status) bool {
+		return s.Resource == "saved objects" && s.Cluster == "east" && s.Objects == 5
+	}) {
+		t.Errorf("%+v", r.Resources())
+	}
+	mine.quiet()
+
+	// It returns with other objects.
+	east.Return()
+	east.Put(fakekube.Services, svcYAML("shop", "far", "10.1.0.3"))
+	mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.3"}, "far")
+	wait.Until(t, "no object is kept", func() bool { return testutil.ToFloat64(r.metrics.kept) == 0 })
+	r.stop()
+	if text, err := os.ReadFile(file); err != nil || !strings.Contains(string(text), "10.1.0.3") {
+		t.Errorf("saved: %s, %v", text, err)
+	}
+
+	// Without the Secret, there is no cluster.
+	f.own.Remove(fakekube.Secrets, "istio-system/east")
+	f.cfg.Registerer = nil
+	r = start(t, f.cfg)
+	f.join(r, variantDelta, "mine").want(map[string]string{"web": "10.0.0.1"})
+	wait.Until(t, "the saved objects are removed", func() bool { _, err := os.Stat(file); return errors.Is(err, fs.ErrNotExist) })
+}
+
+// TestDamagedSavedObjects checks that saved objects that cannot be trusted are not used.
+func TestDamagedSavedObjects(t *testing.T) { // D29
+	f := newFleet(t, "east")
+	f.cfg.StateDir, f.cfg.ClusterTimeout = t.TempDir(), 400*time.Millisecond
+	f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
+	f.others["east"].Put(fakekube.Services, svcYAML("shop", "far", "10.1.0.2"))
+	start(t, f.cfg).stop()
+	file := filepath.Join(f.cfg.StateDir, "cluster-east.json")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.others["east"].Leave()
+	for name, damaged := range map[string]string{
+		"changed":         strings.Replace(string(text), "10.1.0.2", "10.1.0.3", 1),
+		"cut":             string(text[:len(text)/2]),
+		"another format":  strings.Replace(string(text), "nametap-cluster/1", "nametap-cluster/9", 1),
+		"another cluster": strings.Replace(string(text), `"cluster":"east"`, `"cluster":"west"`, 1),
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := os.WriteFile(file, []byte(damaged), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			before := f.log.Count("the saved objects of a cluster cannot be used", "cluster=east", "is damaged")
+			r := start(t, f.cfg)
+			f.join(r, variantDelta, "mine").want(map[string]string{"web": "10.0.0.1"})
+			r.stop()
+			if f.log.Count("the saved objects of a cluster cannot be used", "cluster=east", "is damaged") != before+1 {
+				t.Error("the log does not say so")
+			}
+			if aside, err := os.ReadFile(file + ".damaged"); err != nil || string(aside) != damaged {
+				t.Errorf("set aside: %s, %v", aside, err)
+			}
+		})
+	}
 }

@@ -18,6 +18,7 @@ const (
 	stepWatch       = "watch"
 	stepSave        = "save"
 	stepSaveObjects = "save_objects"
+	stepSaveCluster = "save_cluster"
 	stepBuild       = "build"
 )
 
@@ -99,6 +100,8 @@ func failureMessage(step string) string {
 		return "cannot save the automatic VIPs"
 	case stepSaveObjects:
 		return "cannot save the last good objects"
+	case stepSaveCluster:
+		return "cannot save the objects of a cluster"
 	}
 	return "cannot build the tables"
 }
@@ -253,7 +256,7 @@ func (s *Server) report(r input, u hosts.Update) {
 	for _, host := range u.Moved {
 		s.cfg.Logger.Warn("another object claims the automatic VIP, the host gets a new one", "host", host)
 	}
-	for _, step := range []string{stepRead, stepWatch, stepSave, stepSaveObjects, stepBuild} {
+	for _, step := range []string{stepRead, stepWatch, stepSave, stepSaveObjects, stepSaveCluster, stepBuild} {
 		if s.logged[step] {
 			logged[step] = true
 		}

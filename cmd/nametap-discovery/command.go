@@ -74,7 +74,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	g.String(&o.server.ClusterDomain, "cluster-domain", "`domain` of Services")
 	g.String(&o.server.RootNamespace, "root-namespace", "`namespace` of the default Sidecar and, at the Kubernetes API, of the ConfigMap \"istio\" with the settings of the mesh")
 	g.String(&o.server.DefaultServiceExportTo, "default-service-export-to", "`namespaces` that see the hosts of Services and ServiceEntries without an exportTo, unless the settings of the mesh say that: names, ., * or ~, separated by commas")
-	g.String(&o.server.StateDir, "state-dir", "`directory` in which automatic VIPs and the last good objects are saved; empty keeps them in memory")
+	g.String(&o.server.StateDir, "state-dir", "`directory` in which automatic VIPs, the last good objects and those of other clusters are saved; empty keeps them in memory")
 
 	g = settings.NewGroup(f, "Serving, status and logging")
 	g.String(&o.server.GRPCAddr, "grpc-addr", "`address` that serves name tables (ADS) in plaintext, to everyone; empty serves none")

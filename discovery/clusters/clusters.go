@@ -13,6 +13,7 @@ import (
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/kube"
 	"github.com/nametap/nametap/discovery/object"
+	"github.com/nametap/nametap/internal/statedir"
 )
 
 // settleTime is how long the objects of a cluster stay in use after no Secret names it any more: a tool
@@ -34,8 +35,13 @@ type Config struct {
 	Own string
 	// TokenAudience is the audience of the tokens that clients of the clusters have.
 	TokenAudience string
-	// Wait is how long [Update.Waiting] says that a cluster is missing, since it was first named.
+	// Wait is how long [Update.Waiting] says that a cluster is missing, since it was first named. After a
+	// quarter of that its saved objects are used, if there are any.
 	Wait time.Duration
+	// State is the directory in which the last objects of each cluster are saved; nil for none.
+	State *statedir.Dir
+	// Saved is called after each attempt to save objects.
+	Saved func(error)
 	// Debounce is how long changes are collected before they are published.
 	Debounce time.Duration
 	// Publish puts an update to use. Calls follow one another.
@@ -48,6 +54,7 @@ type Config struct {
 type Update struct {
 	Changes []hosts.Change
 	Errors  []object.Error // all of now
+	Kept    int            // saved objects in use, of clusters that were not read yet
 	// Missing says why clusters have no objects in use, by name.
 	Missing map[string]string
 	// Waiting says what must be awaited before the first table is served; empty if nothing.
@@ -62,13 +69,16 @@ type Clusters struct {
 
 	// The fields below are owned by the goroutine of Run.
 	remotes   map[string]*remote
+	saved     snapshots
+	started   bool   // the Secrets were read
 	last      Update // that was published, without the changes
 	published bool
 
 	mu        sync.Mutex
-	links     []namedLink // of now
-	selectors []string    // of namespaces
-	selected  bool        // selectors is set
+	links     []namedLink   // of now
+	kept      []kube.Status // saved objects in use
+	selectors []string      // of namespaces
+	selected  bool          // selectors is set
 }
 
 // A namedLink is a client of a cluster, as other goroutines see it.
@@ -79,7 +89,7 @@ type namedLink struct {
 
 // New checks the configuration.
 func New(cfg Config) (*Clusters, error) {
-	c := &Clusters{cfg: cfg, changed: make(chan struct{}, 1), remotes: map[string]*remote{}}
+	c := &Clusters{cfg: cfg, changed: make(chan struct{}, 1), remotes: map[string]*remote{}, saved: snapshots{cfg.State}}
 	var err error
 	c.secrets, err = kube.NewClusterSecrets(cfg.Access, cfg.Namespace, c.notify, cfg.Logger)
 	return c, err
@@ -100,6 +110,7 @@ func (c *Clusters) Run(ctx context.Context) {
 	running.Go(func() { c.secrets.Run(ctx) })
 	defer func() {
 		for _, r := range c.remotes {
+			c.save(r)
 			r.close()
 		}
 	}()
@@ -137,38 +148,99 @@ func (c *Clusters) step(ctx context.Context) (next time.Duration) {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		c.remote(name).connect(ctx, c, all[name])
 	}
+	if !c.started {
+		c.started = true
+		for _, name := range c.saved.clusters() {
+			c.remote(name) // leaves if no Secret names it
+		}
+	}
 	u := Update{Errors: errs, Missing: map[string]string{}}
 	next = time.Minute
 	var waiting []string
 	for _, name := range slices.Sorted(maps.Keys(c.remotes)) {
 		r := c.remotes[name]
 		if _, ok := all[name]; !ok {
-			left := c.leave(r, &u)
-			next = min(next, left)
+			next = min(next, c.leave(r, &u))
 			continue
 		}
-		u.Changes = r.read(u.Changes)
-		u.Errors = r.addErrors(u.Errors)
+		c.read(r, &u)
 		why := r.waiting()
 		if why == "" {
 			continue
 		}
-		u.Missing[name] = why
-		if next = checkEvery; !r.givenUp(why) {
+		u.Missing[name], next = why, min(next, checkEvery)
+		if !r.givenUp(why) {
 			waiting = append(waiting, why)
 		}
 	}
 	u.Waiting = strings.Join(waiting, "; ")
 	c.expose()
 	c.publish(u)
+	return min(next, c.saveAll())
+}
+
+// read adds what has changed in a cluster to an update.
+func (c *Clusters) read(r *remote, u *Update) {
+	u.Changes = r.read(u.Changes)
+	if r.live == nil && !r.tried && time.Since(r.since) >= c.cfg.Wait/4 {
+		c.restore(r, u)
+	}
+	u.Errors = r.addErrors(u.Errors)
+	if r.restored != nil {
+		u.Kept += len(r.restored.objects)
+	}
+}
+
+// restore puts the saved objects of a cluster to use, if there are any.
+func (c *Clusters) restore(r *remote, u *Update) {
+	r.tried = true
+	from, err := c.saved.load(r.name)
+	if err != nil {
+		r.log.Error("the saved objects of a cluster cannot be used", "error", err)
+	}
+	if from == nil {
+		return
+	}
+	r.log.Warn("a cluster cannot be read; its saved objects are used until it can", "objects", len(from.objects), "saved", from.written, "error", r.waiting())
+	r.restored = from
+	u.Changes = append(u.Changes, hosts.Change{Cluster: r.name, Updated: from.objects, Whole: true})
+}
+
+// saveAll saves the objects of clusters that have changed, but those of each not more often than
+// every saveEvery. It returns when to do it again.
+func (c *Clusters) saveAll() (next time.Duration) {
+	next = time.Minute
+	for _, r := range c.remotes {
+		if !r.unsaved {
+			continue
+		}
+		if left := time.Until(r.saved.Add(saveEvery)); left > 0 {
+			next = min(next, left)
+			continue
+		}
+		c.save(r)
+		next = min(next, saveEvery)
+	}
 	return next
+}
+
+// save saves the objects of a cluster if they have changed.
+func (c *Clusters) save(r *remote) {
+	if c.cfg.State == nil || !r.unsaved {
+		return
+	}
+	r.saved = time.Now()
+	err := c.saved.save(r.name, r.live.source.Objects())
+	r.unsaved = err != nil
+	c.cfg.Saved(err)
 }
 
 // remote returns the cluster with a name. If it is new, it makes one.
 func (c *Clusters) remote(name string) *remote {
 	r := c.remotes[name]
 	if r == nil {
-		r = &remote{name: name, log: c.cfg.Logger.With("cluster", name), until: time.Now().Add(c.cfg.Wait)}
+		r = &remote{name: name, log: c.cfg.Logger.With("cluster", name), since: time.Now()}
+		r.until = r.since.Add(c.cfg.Wait)
 		c.remotes[name] = r
 	}
 	return r
@@ -183,10 +255,15 @@ func (c *Clusters) leave(r *remote, u *Update) (left time.Duration) {
 		u.Changes = r.read(u.Changes)
 		return left
 	}
-	used := r.live != nil
-	r.log.Warn("no Secret names the cluster any more: its hosts are removed", "was_in", r.wanted.secret.String())
+	used := r.used()
+	if used {
+		r.log.Warn("no Secret names the cluster any more: its hosts are removed", "was_in", r.wanted.secret.String())
+	}
 	r.close()
 	delete(c.remotes, r.name)
+	if err := c.saved.remove(r.name); err != nil {
+		r.log.Error("the saved objects of a cluster stay", "error", err)
+	}
 	if used {
 		u.Changes = append(u.Changes, hosts.Change{Cluster: r.name, Dropped: true})
 	}
@@ -229,8 +306,13 @@ func (c *Clusters) Select(selectors []string) {
 // expose lets other goroutines see the clients of now.
 func (c *Clusters) expose() {
 	var links []namedLink
+	var kept []kube.Status
 	for _, name := range slices.Sorted(maps.Keys(c.remotes)) {
-		for _, l := range []*link{c.remotes[name].live, c.remotes[name].next} {
+		r := c.remotes[name]
+		if from := r.restored; from != nil {
+			kept = append(kept, kube.Status{Cluster: name, Resource: "saved objects", Objects: len(from.objects), Synced: true, Heard: from.written})
+		}
+		for _, l := range []*link{r.live, r.next} {
 			if l != nil {
 				links = append(links, namedLink{name, l})
 			}
@@ -243,15 +325,15 @@ func (c *Clusters) expose() {
 			l.source.Select(c.selectors)
 		}
 	}
-	c.links = links
+	c.links, c.kept = links, kept
 }
 
 // Status returns the state of each resource that is read, those with the Secrets first.
 func (c *Clusters) Status() []kube.Status {
 	c.mu.Lock()
-	links := c.links
+	links, kept := c.links, c.kept
 	c.mu.Unlock()
-	all := []kube.Status{c.secrets.Status()}
+	all := append([]kube.Status{c.secrets.Status()}, kept...)
 	for _, l := range links {
 		all = append(all, l.source.Status()...)
 	}

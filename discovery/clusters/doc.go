@@ -6,6 +6,8 @@
 //     credentials replace the old ones when all objects were read with them.
 //  3. clusters.go starts and ends the clusters as the Secrets change, and publishes what has changed in
 //     any of them.
+//  4. snapshot.go saves the objects of each cluster in the state directory. After a restart they are
+//     used until all objects were read again.
 //
 // The objects of a cluster are used when all of them were read, and stay until its Secret is removed:
 // while its API server is away, they are as they were.

@@ -23,11 +23,20 @@ type remote struct {
 	// live has the objects in use; nil before all were read once. next replaces it when all objects
 	// were read with new credentials; nil without.
 	live, next *link
-	// until is when the first table is served without the objects of the cluster.
-	until    time.Time
-	overdue  bool      // that was logged
-	unwanted time.Time // since when no Secret names the cluster; zero while one does
+	// since is when the cluster was first named; until is when the first table is served without its
+	// objects.
+	since, until time.Time
+	overdue      bool      // that was logged
+	unwanted     time.Time // since when no Secret names the cluster; zero while one does
+
+	tried    bool      // to put the saved objects to use
+	restored *snapshot // the saved objects that are in use; nil for none
+	unsaved  bool      // the saved objects are older than those of live
+	saved    time.Time // when the objects were last saved
 }
+
+// used reports whether the cluster has objects in use.
+func (r *remote) used() bool { return r.live != nil || r.restored != nil }
 
 // A link is a client of the API server of a cluster.
 type link struct {
@@ -112,6 +121,7 @@ func (r *remote) read(changes []hosts.Change) []hosts.Change {
 		return changes
 	}
 	if from, ok := r.live.read(); ok && len(from.Updated)+len(from.Removed) > 0 {
+		r.unsaved = true
 		changes = append(changes, hosts.Change{Cluster: r.name, Updated: from.Updated, Removed: from.Removed})
 	}
 	return changes
@@ -120,7 +130,7 @@ func (r *remote) read(changes []hosts.Change) []hosts.Change {
 // switchOver makes next live: it has all objects. What is the same stays.
 func (r *remote) switchOver() hosts.Change {
 	r.live.close()
-	r.live, r.next = r.next, nil
+	r.live, r.next, r.restored, r.tried, r.unsaved = r.next, nil, nil, true, true
 	objects := r.live.source.Objects()
 	r.log.Info("the objects of a cluster are in use", "objects", len(objects), "from", r.wanted.secret.String())
 	return hosts.Change{Cluster: r.name, Updated: objects, Whole: true}
@@ -130,7 +140,7 @@ func (r *remote) switchOver() hosts.Change {
 func (r *remote) addErrors(errs []object.Error) []object.Error {
 	if r.problem != "" {
 		e := secretError(r.wanted.secret, r.name, r.problem)
-		e.Kept = r.live != nil
+		e.Kept = r.used()
 		errs = append(errs, e)
 	}
 	for _, l := range []*link{r.live, r.next} {
@@ -144,7 +154,7 @@ func (r *remote) addErrors(errs []object.Error) []object.Error {
 // waiting returns why the objects of the cluster are not in use; empty if they are.
 func (r *remote) waiting() string {
 	switch {
-	case r.live != nil:
+	case r.used():
 		return ""
 	case r.next != nil:
 		return "cluster " + r.name + ": " + r.next.source.Waiting()

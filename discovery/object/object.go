@@ -47,17 +47,18 @@ func (k Key) Compare(other Key) int {
 	return cmp.Or(cmp.Compare(k.Kind, other.Kind), cmp.Compare(k.Namespace, other.Namespace), cmp.Compare(k.Name, other.Name))
 }
 
-// Object is a decoded object. Exactly one of the fields after Key is set.
+// Object is a decoded object. Exactly one of the fields after Key is set. The snapshots of clusters
+// have the names of all fields as they are here.
 type Object struct {
 	Key Key
 
-	Service   *Service
-	Slice     *EndpointSlice
-	Pod       *Pod
-	Entry     *ServiceEntry
-	Sidecar   *Sidecar
-	Namespace *Namespace
-	Mesh      *Mesh
+	Service   *Service       `json:",omitempty"`
+	Slice     *EndpointSlice `json:",omitempty"`
+	Pod       *Pod           `json:",omitempty"`
+	Entry     *ServiceEntry  `json:",omitempty"`
+	Sidecar   *Sidecar       `json:",omitempty"`
+	Namespace *Namespace     `json:",omitempty"`
+	Mesh      *Mesh          `json:",omitempty"`
 }
 
 // Namespace holds the fields of the root namespace of a cluster that are used.
