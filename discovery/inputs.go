@@ -131,6 +131,7 @@ func (s *Server) publishChanges(source string, in input, changes ...hosts.Change
 func (s *Server) publishLocked() error {
 	s.built = false
 	all, why := combine(s.cfg.awaited(), s.inputs)
+	s.setErrors(all.errs) // before a client shows that the reading is in use
 	if !s.serving && why != "" {
 		s.report(all, hosts.Update{})
 		s.setWaiting(why)

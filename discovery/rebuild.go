@@ -224,13 +224,19 @@ func (s *Server) saveObjectsNow() {
 	s.recovered(stepSaveObjects)
 }
 
-// report publishes the errors of a reading and logs what is new. A document that stays
+// setErrors publishes the errors of a reading.
+func (s *Server) setErrors(errs []object.Error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.errs = slices.Clone(errs)
+	s.metrics.broken.Set(float64(len(errs)))
+}
+
+// report logs what is new in a reading, and in what follows from it. A document that stays
 // broken is logged once, and again if it was repaired and breaks again.
 func (s *Server) report(r input, u hosts.Update) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.errs = slices.Clone(r.errs)
-	s.metrics.broken.Set(float64(len(r.errs)))
 	logged := map[string]bool{}
 	logNew := func(id string, log func()) {
 		if logged[id] = true; !s.logged[id] {
