@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -70,20 +71,32 @@ func (c *customFeed) end() {
 	c.feed.absent()
 }
 
-// follow follows the resource, whose definition may be so new that the API server does not serve
-// it yet.
+// follow follows the resource until ctx ends. Its definition may be so new that the API server does not
+// serve it yet. If the version that is followed is not found, another one may be served since, so it asks
+// again.
 func (c *customFeed) follow(ctx context.Context) {
-	var version schema.GroupVersionResource
-	err := wait.PollUntilContextCancel(ctx, retry().Duration, true, func(ctx context.Context) (bool, error) {
-		var err error
-		version, err = c.source.clients.servedVersion(ctx, c.custom.resource)
-		c.feed.asked(ctx, err)
-		return err == nil, nil
-	})
-	if err != nil {
-		return // ctx has ended
+	for pause := retry(); ctx.Err() == nil; {
+		var version schema.GroupVersionResource
+		err := wait.PollUntilContextCancel(ctx, retry().Duration, true, func(ctx context.Context) (bool, error) {
+			var err error
+			version, err = c.source.clients.servedVersion(ctx, c.custom.resource)
+			c.feed.asked(ctx, err)
+			return err == nil, nil
+		})
+		if err != nil {
+			return // ctx has ended
+		}
+		following, end := context.WithCancel(ctx)
+		c.feed.follow(following, c.source.clients.customLister(version).onNotFound(func(err error) {
+			c.feed.asked(ctx, err)
+			end()
+		}))
+		end()
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause.Step()):
+		}
 	}
-	c.feed.follow(ctx, c.source.clients.customLister(version))
 }
 
 // status returns the state of the resource.

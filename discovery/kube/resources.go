@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -146,6 +147,28 @@ func namespaceLister(client metadata.Interface) lister {
 	return metadataLister(client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")), "")
 }
 
+// onNotFound returns a lister that calls missing with the error when the API server does not have the resource.
+func (l lister) onNotFound(missing func(error)) lister {
+	note := func(err error) {
+		if apierrors.IsNotFound(err) {
+			missing(err)
+		}
+	}
+	return lister{
+		kind: l.kind,
+		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			all, err := l.list(ctx, options)
+			note(err)
+			return all, err
+		},
+		watch: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			events, err := l.watch(ctx, options)
+			note(err)
+			return events, err
+		},
+	}
+}
+
 // metadataLister lists the metadata of the objects of a resource that a field selector selects; an
 // empty one selects all.
 func metadataLister(r metadata.ResourceInterface, selector string) lister {
@@ -234,15 +257,28 @@ func (o *observedWatch) Stop() {
 	o.Interface.Stop()
 }
 
-// servedVersion returns the version of a custom resource that the API server prefers.
+// servedVersion returns the version of a custom resource that the API server serves: of several, the one
+// that it prefers. The version that it prefers of the group may lack the resource.
 func (c *clients) servedVersion(ctx context.Context, resource schema.GroupResource) (schema.GroupVersionResource, error) {
-	var group metav1.APIGroup
-	text, err := c.core.Get().AbsPath("/apis/"+resource.Group).SetHeader("Accept", runtime.ContentTypeJSON).DoRaw(ctx)
-	if err == nil {
-		err = json.Unmarshal(text, &group)
+	ask := func(path string, into any) error {
+		text, err := c.core.Get().AbsPath(path).SetHeader("Accept", runtime.ContentTypeJSON).DoRaw(ctx)
+		if err == nil {
+			err = json.Unmarshal(text, into)
+		}
+		return err
 	}
-	if err != nil {
+	var group metav1.APIGroup
+	if err := ask("/apis/"+resource.Group, &group); err != nil {
 		return schema.GroupVersionResource{}, fmt.Errorf("asking for the versions of %s: %w", resource.Group, err)
 	}
-	return resource.WithVersion(group.PreferredVersion.Version), nil
+	for _, version := range group.Versions { // those that it prefers first
+		var list metav1.APIResourceList
+		if err := ask("/apis/"+version.GroupVersion, &list); err != nil {
+			return schema.GroupVersionResource{}, fmt.Errorf("asking for the resources of %s: %w", version.GroupVersion, err)
+		}
+		if slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == resource.Resource }) {
+			return resource.WithVersion(version.Version), nil
+		}
+	}
+	return schema.GroupVersionResource{}, fmt.Errorf("the API server does not serve %s yet", resource)
 }

@@ -156,6 +156,21 @@ func TestLateDefinition(t *testing.T) {
 	}
 }
 
+// D14: the version of a custom resource that is followed is one that is served. If that ends while no change
+// of the definition is seen, another one is followed.
+func TestVersions(t *testing.T) {
+	a := fakekube.Start(t)
+	a.SetVersions(fakekube.Version{Name: "v1beta1", Resources: []string{"serviceentries"}})
+	a.Put(fakekube.Definitions, definition)
+	a.Put(fakekube.ServiceEntries, entry("api", "hosts: [api.example.com], addresses: [192.0.2.1], resolution: DNS"))
+	s := start(t, a)
+	wait.Until(t, "the version that is not served is named", func() bool {
+		return strings.Contains(s.Read().Waiting, "serviceentries cannot be read: ")
+	})
+	a.SetVersions(fakekube.Version{Name: "v2", Resources: []string{"gateways"}}, fakekube.Version{Name: "v1", Resources: []string{"serviceentries"}})
+	s.want("ServiceEntry shop/api")
+}
+
 // D17: a resource that is forbidden is named, and the others are read.
 func TestForbidden(t *testing.T) {
 	a := fakekube.Start(t)

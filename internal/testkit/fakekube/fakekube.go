@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -78,6 +79,7 @@ type API struct {
 	held     int            // further requests that write for which those before wait
 	released chan struct{}  // closed when they go on; nil if none waits
 	required string         // token that requests must have; empty for none
+	versions []Version      // of the group of Istio's custom resources
 }
 
 // A Token is what a review says of a token.
@@ -98,7 +100,7 @@ func Start(tb testing.TB) *API {
 	tb.Helper()
 	a := &API{
 		tb: tb, objects: map[string]map[string]*unstructured.Unstructured{}, refused: map[string]int{}, requests: map[string]bool{}, lists: map[string]int{}, tokens: map[string]Token{},
-		writes:  map[string]int{},
+		writes: map[string]int{}, versions: []Version{{"v1", []string{"serviceentries", "sidecars"}}},
 		changed: make(chan struct{}), ended: make(chan struct{}),
 	}
 	a.server = a.serve(a.listen("127.0.0.1:0"))
@@ -242,8 +244,8 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case status != 0:
 		refuse(w, status, r.URL.Path)
-	case r.URL.Path == "/apis/networking.istio.io" && istio:
-		fmt.Fprint(w, `{"kind":"APIGroup","apiVersion":"v1","preferredVersion":{"groupVersion":"networking.istio.io/v1","version":"v1"}}`)
+	case (r.URL.Path == istioGroup || path.Dir(r.URL.Path) == istioGroup) && istio:
+		a.serveVersions(w, r)
 	case r.URL.Path == TokenReviews:
 		a.serveReview(w, r)
 	case watch && kind != "":
