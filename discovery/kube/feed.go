@@ -23,12 +23,14 @@ const maxDropped = 10_000
 type feed struct {
 	changed   func()     // called after each change, without the lock; must not block
 	selection *selection // of namespaces whose objects count; nil for all
+	strict    bool       // nothing may be served before the objects can be used
 
 	mu      sync.Mutex
 	objects map[object.Key]object.Object // the last good form of each
 	broken  map[object.Key][]object.Error
 	dirty   map[object.Key]bool // objects that have changed since they were taken
-	synced  bool                // all objects were listed once, or there can be none
+	listed  bool                // all objects were listed once, or there can be none
+	synced  bool                // listed and, if strict is set, at a time since all could be used
 	latest  time.Time           // when the API server last sent something
 	dropped map[string]bool     // namespaces whose objects were dropped since the last list began; all if full
 	relist  func()              // makes the Reflector list all objects again; does nothing without one
@@ -99,6 +101,7 @@ func newFeed(what string, n *selection, cfg Config) *feed {
 
 // done ends a change of the feed: it releases the lock.
 func (f *feed) done() {
+	f.synced = f.synced || f.listed && (!f.strict || len(f.broken) == 0)
 	f.latest = time.Now()
 	f.mu.Unlock()
 	f.heard()
@@ -270,11 +273,11 @@ func (f *feed) Replace(list []any, _ string) error {
 	}
 	f.mu.Lock()
 	defer f.done()
-	f.synced = true
 	for _, s := range all {
 		f.putLocked(s)
 	}
 	f.removeOthersLocked(listed)
+	f.listed = true
 	return nil
 }
 
@@ -305,7 +308,7 @@ func (f *feed) absent() {
 	f.asked(context.Background(), nil)
 	f.mu.Lock()
 	defer f.done()
-	f.synced = true
+	f.listed = true
 	f.removeOthersLocked(nil)
 }
 
@@ -347,6 +350,11 @@ func (f *feed) status(h *health) Status {
 	s := Status{Resource: f.what, Objects: len(f.objects), Synced: f.synced, Heard: f.latest}
 	if since, why := h.failing(); why != nil {
 		s.Failure, s.FailingSince = why.Error(), since
+	}
+	for _, broken := range f.broken {
+		if f.listed && !f.synced && s.Failure == "" {
+			s.Failure, s.FailingSince = broken[0].Error(), f.latest
+		}
 	}
 	return s
 }

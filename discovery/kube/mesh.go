@@ -68,14 +68,17 @@ func reduceMesh(o *corev1.ConfigMap) *slim {
 	return s
 }
 
-// meshResource returns the ConfigMap. Its discovery selectors say which namespaces count.
+// meshResource returns the ConfigMap. Its discovery selectors say which namespaces count. If it is broken
+// from the start, nothing is known of what the settings hide, so nothing is served.
 func (s *Source) meshResource() *resource {
 	f := newFeed("settings of the mesh", nil, s.cfg)
+	f.strict = true
 	f.changed = func() {
-		selectors := f.selectors()
-		s.Select(selectors)
-		if s.cfg.Selected != nil {
-			s.cfg.Selected(selectors)
+		if selectors, ok := f.selectors(); ok {
+			s.Select(selectors)
+			if s.cfg.Selected != nil {
+				s.cfg.Selected(selectors)
+			}
 		}
 		s.cfg.Changed()
 	}
@@ -83,12 +86,13 @@ func (s *Source) meshResource() *resource {
 	return &resource{f, namedLister(s.clients.core, configMaps, name, &corev1.ConfigMap{})}
 }
 
-// selectors returns the discovery selectors in the settings of the mesh that the feed has.
-func (f *feed) selectors() []string {
+// selectors returns the discovery selectors in the settings of the mesh that the feed has; ok is false
+// until they are known.
+func (f *feed) selectors() (selectors []string, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, o := range f.objects {
-		return o.Mesh.Selectors
+		selectors = o.Mesh.Selectors
 	}
-	return nil
+	return selectors, f.synced
 }

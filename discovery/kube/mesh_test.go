@@ -81,3 +81,31 @@ func TestMeshSettings(t *testing.T) {
 	a.Remove(fakekube.ConfigMaps, "istio-system/istio")
 	s.want()
 }
+
+// D18: settings that are broken from the start are named, and nothing is served, since they may hide hosts.
+func TestMeshSettingsBrokenAtStart(t *testing.T) {
+	a := fakekube.Start(t)
+	a.Put(fakekube.ConfigMaps, mesh("defaultServiceExportTo: ['.', '!']", "discoverySelectors: [{matchLabels: {mesh: enabled}}]"))
+	a.Put(fakekube.Services, service("web", "10.96.0.1"))
+	s := start(t, a)
+	wait.Until(t, "the settings are named", func() bool {
+		r := s.Read()
+		return len(r.Objects) == 0 && len(r.Errors) == 1 && !r.Errors[0].Kept &&
+			strings.Contains(r.Waiting, "settings of the mesh cannot be read: ConfigMap istio-system/istio: data.mesh.defaultServiceExportTo: ")
+	})
+	a.Put(fakekube.ConfigMaps, mesh("defaultServiceExportTo: ['.']"))
+	s.want("ConfigMap istio-system/istio", "Service shop/web")
+}
+
+// D18: settings that are broken from the start and are deleted hide nothing any more.
+func TestBrokenMeshSettingsDeleted(t *testing.T) {
+	a := fakekube.Start(t)
+	a.Put(fakekube.ConfigMaps, mesh("defaultServiceExportTo: ['!']"))
+	s := start(t, a)
+	wait.Until(t, "the settings are named", func() bool { return len(s.Read().Errors) == 1 })
+	if why := s.Read().Waiting; why == "" {
+		t.Error("the source does not wait for settings that can be used")
+	}
+	a.Remove(fakekube.ConfigMaps, "istio-system/istio")
+	s.want()
+}
