@@ -148,8 +148,8 @@ func TestFlagsInDocuments(t *testing.T) {
 		}
 	}
 	collect(root)
-	others := []string{ // nametap-discovery's, systemd's, setpriv's
-		"allow-empty", "config-dir", "kubeconfig", "print-table", "now", "create", "reuid", "regid", "clear-groups", "inh-caps", "ambient-caps",
+	others := []string{ // nametap-discovery's, kubectl's, systemd's, setpriv's
+		"allow-empty", "config-dir", "headless-scope", "kubeconfig", "lease", "print-table", "tcp", "now", "create", "reuid", "regid", "clear-groups", "inh-caps", "ambient-caps",
 	}
 	documents, err := filepath.Glob("../../docs/*.md")
 	if err != nil {
