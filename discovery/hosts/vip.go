@@ -14,7 +14,6 @@ import (
 // routed anywhere. A slot is the low 16 bits of both: slot 0x0105 is 240.240.1.5 and
 // 2001:2::105.
 const (
-	vipSlots  = 1 << 16
 	vipUsable = 256 * 254 // without the addresses that end in .0 and .255
 )
 
@@ -149,9 +148,30 @@ func (v *VIPs) update(c vipChange) vipResult {
 		r.unsaved = true
 	}
 	v.mark(c.wanted, wants, &r)
+	v.allocate(wants, &r)
+	r.moved = slices.DeleteFunc(r.moved, func(host string) bool { return !wants[host] })
+	slices.Sort(r.moved)
+	return r
+}
+
+// allocate gives each host that wants one a slot: a free one or, if all are used, that of the host that
+// was removed first. What is left is looked up once for all of them.
+func (v *VIPs) allocate(wants map[string]bool, r *vipResult) {
+	free := vipUsable - len(v.bySlot) - len(v.claimed) // or more: claimed may have slots that are not usable
+	var removed []string
+	if free < len(wants) {
+		free, removed = v.countFree(), v.removed()
+	}
 	for _, host := range sortedKeys(wants) {
-		slot, ok := v.freeSlot(host)
-		if !ok {
+		var slot uint16
+		switch {
+		case free > 0:
+			free--
+			slot = v.freeSlot(host)
+		case len(removed) > 0:
+			slot = v.remove(removed[0]).Slot
+			removed = removed[1:]
+		default:
 			v.without[host] = true
 			continue
 		}
@@ -160,9 +180,6 @@ func (v *VIPs) update(c vipChange) vipResult {
 		v.inUse++
 		r.changed[host], r.unsaved = true, true
 	}
-	r.moved = slices.DeleteFunc(r.moved, func(host string) bool { return !wants[host] })
-	slices.Sort(r.moved)
-	return r
 }
 
 // release notes that addresses of objects are gone.
@@ -219,44 +236,41 @@ func (v *VIPs) slot(host string) (uint16, bool) {
 	return h.Slot, ok && h.Removed == 0
 }
 
-// freeSlot returns the first free slot from the host's preferred one on. If all are used,
-// it returns the slot of the host that was removed first, and deletes that host.
-func (v *VIPs) freeSlot(host string) (uint16, bool) {
-	if len(v.bySlot)+len(v.claimed) < vipUsable || v.hasFree() {
-		slot := preferredSlot(host)
-		for range vipSlots {
-			if usableSlot(slot) && v.isFree(slot) {
-				return slot, true
-			}
-			slot++
+// freeSlot returns the first free slot from the host's preferred one on. There must be one.
+func (v *VIPs) freeSlot(host string) uint16 {
+	slot := preferredSlot(host)
+	for !usableSlot(slot) || !v.isFree(slot) {
+		slot++
+	}
+	return slot
+}
+
+// removed returns the hosts that were removed, in that order.
+func (v *VIPs) removed() []string {
+	var hosts []string
+	for host, h := range v.byHost {
+		if h.Removed != 0 {
+			hosts = append(hosts, host)
 		}
 	}
-	oldest := ""
-	for name, h := range v.byHost {
-		if h.Removed == 0 {
-			continue
-		}
-		if oldest == "" || cmp.Or(cmp.Compare(h.Removed, v.byHost[oldest].Removed), cmp.Compare(name, oldest)) < 0 {
-			oldest = name
-		}
-	}
-	if oldest == "" {
-		return 0, false
-	}
-	return v.remove(oldest).Slot, true
+	slices.SortFunc(hosts, func(a, b string) int {
+		return cmp.Or(cmp.Compare(v.byHost[a].Removed, v.byHost[b].Removed), cmp.Compare(a, b))
+	})
+	return hosts
 }
 
 func (v *VIPs) isFree(slot uint16) bool { return v.bySlot[slot] == "" && v.claimed[slot] == 0 }
 
-// hasFree reports whether a usable slot is free. It is slow; call it only when nearly all
+// countFree returns the number of usable slots that are free. It is slow; call it only when nearly all
 // slots are used.
-func (v *VIPs) hasFree() bool {
+func (v *VIPs) countFree() int {
+	free := 0
 	for n := range vipUsable {
 		if v.isFree(nthSlot(n)) {
-			return true
+			free++
 		}
 	}
-	return false
+	return free
 }
 
 // slotsOf returns the slots that are addresses of claims, once for each.

@@ -1,0 +1,32 @@
+package hosts
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/nametap/nametap/discovery/object"
+)
+
+// A change costs little while no VIP is left: the hosts without one look for it once, together.
+func TestChangeWithoutFreeVIPs(t *testing.T) {
+	const more = 1000
+	h := New(domain, 1, NewVIPs())
+	var all []object.Object
+	for i := range vipUsable + more {
+		name := fmt.Sprintf("h%d", i)
+		all = append(all, entry(name, name+".example.com"))
+	}
+	h.Update(Change{Updated: all})
+	began := time.Now()
+	for i := range 10 {
+		if u := h.Update(Change{Updated: []object.Object{clusterIP("web", fmt.Sprintf("10.0.0.%d", i+1))}}); len(u.WithoutVIP) != more {
+			t.Fatalf("%d hosts have no VIP, want %d", len(u.WithoutVIP), more)
+		}
+	}
+	t.Logf("10 changes took %v", time.Since(began))
+	u := h.Update(Change{Removed: []object.Key{all[0].Key, all[1].Key}})
+	if len(u.WithoutVIP) != more-2 {
+		t.Errorf("after two hosts were removed, %d have no VIP, want %d", len(u.WithoutVIP), more-2)
+	}
+}
