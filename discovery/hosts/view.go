@@ -88,7 +88,7 @@ type variantKey struct {
 	families Families
 	vips     bool
 	near     nearCluster
-	target   *Entry
+	target   Sum // of the entry of the target, whose claims may be too many for one that is shared
 }
 
 // maxBits is how many claims a variantKey can tell apart. The entries of hosts with more are not
@@ -152,7 +152,10 @@ func (v *Viewer) Entry(h *Host) *Entry {
 	if len(visible) == 0 {
 		return nil
 	}
-	key.target = v.Entry(h.target)
+	target := v.Entry(h.target)
+	if target != nil {
+		key.target = target.Sum
+	}
 	shared := len(h.claims) <= maxBits
 	if shared {
 		for _, known := range h.variants {
@@ -161,7 +164,7 @@ func (v *Viewer) Entry(h *Host) *Entry {
 			}
 		}
 	}
-	entry := v.build(h, visible, &key)
+	entry := v.build(h, visible, &key, target)
 	if shared {
 		h.variants = append(h.variants, variant{key, h.same(entry)})
 		entry = h.variants[len(h.variants)-1].entry
@@ -180,11 +183,11 @@ func (h *Host) same(entry *Entry) *Entry {
 }
 
 // build makes the entry of a host of the visible claims. A claim without an address is ignored.
-func (v *Viewer) build(h *Host, visible []*claim, key *variantKey) *Entry {
+func (v *Viewer) build(h *Host, visible []*claim, key *variantKey, target *Entry) *Entry {
 	var claims []visibleClaim
 	for _, c := range visible {
 		one := visibleClaim{claim: c}
-		one.near, one.addrs = v.addrs(h, c, key.target)
+		one.near, one.addrs = v.addrs(h, c, target)
 		if key.near.has(c) {
 			one.near, one.addrs = one.addrs, nil
 		}
