@@ -85,11 +85,14 @@ func (c *cache) update(changes []hosts.Change, save func(hosts.Update)) (hosts.U
 	if u.Views {
 		c.remakeViewsLocked()
 	} else {
+		replaced := map[resourceID]bool{}
 		for _, v := range c.views {
-			v.update(u.Hosts)
+			for _, id := range v.update(u.Hosts) {
+				replaced[id] = true
+			}
 		}
+		c.dropUnusedLocked(replaced)
 	}
-	c.dropUnusedLocked()
 	var failures []error
 	for _, v := range c.views {
 		for w := range v.watches {
@@ -139,6 +142,11 @@ func (c *cache) remakeViewsLocked() {
 		}
 	}
 	c.views = views
+	all := map[resourceID]bool{}
+	for id := range c.resources {
+		all[id] = true
+	}
+	c.dropUnusedLocked(all)
 }
 
 // keyLocked returns the key of the view of a client.
@@ -149,18 +157,28 @@ func (c *cache) keyLocked(client subscriber) viewKey {
 	return key
 }
 
-// dropUnusedLocked drops the encoded tables that no view has.
-func (c *cache) dropUnusedLocked() {
-	used := make(map[resourceID]*resource, len(c.resources))
-	for _, v := range c.views {
-		for name, t := range v.tables {
-			id := resourceID{name, t.version}
-			if r := c.resources[id]; r != nil {
-				used[id] = r
-			}
+// dropUnusedLocked drops those of the encoded tables that no view has.
+func (c *cache) dropUnusedLocked(some map[resourceID]bool) {
+	for id := range some {
+		used := false
+		for _, v := range c.views {
+			used = used || v.has(id)
+		}
+		if !used {
+			delete(c.resources, id)
 		}
 	}
-	c.resources = used
+}
+
+// dropViewLocked drops a view, and the encoded tables that no other one has.
+func (c *cache) dropViewLocked(key viewKey) {
+	v := c.views[key]
+	delete(c.views, key)
+	tables := map[resourceID]bool{}
+	for name, t := range v.tables {
+		tables[resourceID{name, t.version}] = true
+	}
+	c.dropUnusedLocked(tables)
 }
 
 // encodedLocked returns the encoded tables of a view with the given names, in their order.
@@ -347,7 +365,7 @@ func (c *cache) dropIdleLocked() {
 		}
 	}
 	if idle >= maxIdleViews {
-		delete(c.views, oldest)
+		c.dropViewLocked(oldest)
 	}
 }
 

@@ -62,13 +62,17 @@ func newView(all *hosts.Hosts, key viewKey) *view {
 	return v
 }
 
-// update takes over changed hosts.
-func (v *view) update(changes []hosts.HostChange) {
+// update takes over changed hosts. It returns the tables that the view had and has not any more.
+func (v *view) update(changes []hosts.HostChange) (replaced []resourceID) {
 	changed := map[string]bool{}
 	for _, c := range changes {
 		v.apply(c, changed)
 	}
+	for name := range changed {
+		replaced = append(replaced, resourceID{name, v.tables[name].version})
+	}
 	v.settle(changed)
+	return replaced
 }
 
 // apply takes over a changed host, and notes which tables have changed.
@@ -105,6 +109,12 @@ func (v *view) settle(changed map[string]bool) {
 	}
 }
 
+// has reports whether the view has a table with this content.
+func (v *view) has(id resourceID) bool {
+	t, ok := v.tables[id.name]
+	return ok && t.version == id.version
+}
+
 // tableOf returns the name of the table with an entry.
 func (v *view) tableOf(e *hosts.Entry) string {
 	if v.merge {
@@ -124,16 +134,19 @@ func (v *view) version() string {
 
 // encode returns the encoded tables with the given names.
 func (v *view) encode(all *hosts.Hosts, names map[string]bool) map[string]*resource {
-	entries := make(map[string][]*hosts.Entry, len(names))
-	for _, host := range all.All() {
-		if e := v.viewer.Entry(host); e != nil && names[v.tableOf(e)] {
-			name := v.tableOf(e)
-			entries[name] = append(entries[name], e)
-		}
-	}
 	encoded := make(map[string]*resource, len(names))
 	for name := range names {
-		encoded[name] = newResource(name, v.tables[name].version, entries[name])
+		some := all.All()
+		if v.merge {
+			some = all.Of(name)
+		}
+		entries := make([]*hosts.Entry, 0, v.tables[name].entries)
+		for _, host := range some {
+			if e := v.viewer.Entry(host); e != nil && v.tableOf(e) == name {
+				entries = append(entries, e)
+			}
+		}
+		encoded[name] = newResource(name, v.tables[name].version, entries)
 	}
 	return encoded
 }

@@ -16,10 +16,11 @@ type Hosts struct {
 	kinds    map[string]int // objects that count, by kind
 	sidecars sidecars
 	mesh     mesh
-	byHost   map[string][]claimOf       // the claims by hostKey
-	hosts    map[string]*Host           // by hostKey
-	aliases  map[string]map[string]bool // hosts that are aliases, by the hostKey of their target
-	loops    map[string]bool            // hosts that are aliases of themselves
+	byHost   map[string][]claimOf        // the claims by hostKey
+	hosts    map[string]*Host            // by hostKey
+	inside   map[string]map[string]*Host // by the namespaces of their claims, and hostKey
+	aliases  map[string]map[string]bool  // hosts that are aliases, by the hostKey of their target
+	loops    map[string]bool             // hosts that are aliases of themselves
 	vips     *VIPs
 	settled  bool // an update has compared the VIPs with all hosts
 	resolved int  // hosts that have an address for some client
@@ -37,7 +38,7 @@ func New(clusterDomain string, sources int, vips *VIPs) *Hosts {
 	return &Hosts{
 		domain: clusterDomain, clusters: []*cluster{newCluster("", ownCluster, clusterDomain, sources)},
 		kinds: map[string]int{}, sidecars: sidecars{}, mesh: newMesh(object.Mesh{RootNamespace: object.DefaultRootNamespace}),
-		byHost: map[string][]claimOf{}, hosts: map[string]*Host{}, aliases: map[string]map[string]bool{},
+		byHost: map[string][]claimOf{}, hosts: map[string]*Host{}, inside: map[string]map[string]*Host{}, aliases: map[string]map[string]bool{},
 		loops: map[string]bool{}, vips: vips,
 	}
 }
@@ -232,6 +233,11 @@ func wantsSlot(claims []claimOf) bool {
 // renew makes a host anew after its claims, its VIP or the target of its alias have changed. It
 // returns nil if there is none. The target of an alias is set later.
 func (h *Hosts) renew(key string) *Host {
+	if old := h.hosts[key]; old != nil {
+		for _, c := range old.claims {
+			removeInner(h.inside, c.namespace, key)
+		}
+	}
 	claims := h.byHost[key]
 	if len(claims) == 0 {
 		delete(h.byHost, key)
@@ -246,6 +252,7 @@ func (h *Hosts) renew(key string) *Host {
 	host := &Host{Key: key, claims: make([]*claim, len(claims))}
 	for i, c := range claims {
 		host.claims[i] = c.claim
+		innerMap(h.inside, c.namespace)[key] = host
 	}
 	host.slot, host.hasSlot = h.vips.slot(key)
 	h.hosts[key] = host
@@ -254,6 +261,10 @@ func (h *Hosts) renew(key string) *Host {
 
 // All returns all hosts, in no order.
 func (h *Hosts) All() map[string]*Host { return h.hosts }
+
+// Of returns the hosts to which an object of a namespace has a claim, in no order. They include those
+// whose entries are of the namespace.
+func (h *Hosts) Of(namespace string) map[string]*Host { return h.inside[namespace] }
 
 // Counts are numbers of what there is.
 type Counts struct {

@@ -53,6 +53,9 @@ func seen(t *testing.T, h *Hosts, v View) map[string]string {
 		if e == nil {
 			continue
 		}
+		if h.Of(e.Namespace)[k] != host {
+			t.Errorf("%s is not among the hosts of the namespace %s", k, e.Namespace)
+		}
 		var table api.NameTable
 		if err := proto.Unmarshal(e.Encoded, &table); err != nil {
 			t.Fatal(err)
@@ -277,6 +280,9 @@ func TestUpdatesEqualBuild(t *testing.T) {
 			if diff := cmp.Diff(fresh.Counts(), h.Counts()); diff != "" {
 				t.Fatalf("seed %d, step %d: counts -anew +updated\n%s", seed, step, diff)
 			}
+			if diff := cmp.Diff(namespaces(fresh), namespaces(h)); diff != "" {
+				t.Fatalf("seed %d, step %d: hosts of namespaces -anew +updated\n%s", seed, step, diff)
+			}
 			for _, view := range views(h) {
 				want := seen(t, fresh, view)
 				if diff := cmp.Diff(want, seen(t, h, view)); diff != "" {
@@ -286,6 +292,15 @@ func TestUpdatesEqualBuild(t *testing.T) {
 			}
 		}
 	}
+}
+
+// namespaces returns the keys of the hosts of each namespace.
+func namespaces(h *Hosts) map[string][]string {
+	all := map[string][]string{}
+	for namespace, hosts := range h.inside {
+		all[namespace] = sortedKeys(hosts)
+	}
+	return all
 }
 
 // shadow holds, for each view, the sum of its entries, kept up to date from changes only.
