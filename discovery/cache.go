@@ -76,12 +76,13 @@ func (c *cache) setMissing(clusters map[string]string) {
 }
 
 // update puts changes of the objects to use, and answers the watches for which something has
-// changed. Before that it calls save, so that no client has a VIP that is not saved.
-func (c *cache) update(changes []hosts.Change, save func(hosts.Update)) (hosts.Update, error) {
+// changed. Before that it calls note with the result, so that no client has a VIP that is not saved, or a
+// table whose errors are not reported.
+func (c *cache) update(changes []hosts.Change, note func(hosts.Update, hosts.Counts)) (hosts.Update, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	u := c.hosts.Update(changes...)
-	save(u)
+	note(u, c.hosts.Counts())
 	if u.Views {
 		c.remakeViewsLocked()
 	} else {
@@ -111,13 +112,6 @@ func (c *cache) diff(source int, objects []object.Object) hosts.Change {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.hosts.Diff(source, objects)
-}
-
-// counts returns numbers of what there is.
-func (c *cache) counts() hosts.Counts {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.hosts.Counts()
 }
 
 // statuses returns the ServiceEntries of a source whose status must change.

@@ -57,7 +57,7 @@ func TestEncodedTablesAreDropped(t *testing.T) {
 	}
 	update := func(change hosts.Change) {
 		t.Helper()
-		if _, err := c.update([]hosts.Change{change}, func(hosts.Update) {}); err != nil {
+		if _, err := c.update([]hosts.Change{change}, func(hosts.Update, hosts.Counts) {}); err != nil {
 			t.Fatal(err)
 		}
 	}

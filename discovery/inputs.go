@@ -137,12 +137,14 @@ func (s *Server) publishLocked() error {
 		s.setWaiting(why)
 		return nil
 	}
-	update, err := s.cache.update(s.takeLocked(), s.saveVIPsLocked)
+	update, err := s.cache.update(s.takeLocked(), func(u hosts.Update, n hosts.Counts) {
+		s.saveVIPsLocked(u)
+		s.report(all, u)
+		s.metrics.observe(all.kept, n)
+	})
 	if len(update.Hosts) > 0 {
 		notify(s.writeVIPs)
 	}
-	s.report(all, update)
-	s.metrics.observe(all.kept, s.cache.counts())
 	if err != nil {
 		s.failed(stepBuild, err)
 		return err
