@@ -137,13 +137,14 @@ func (s *Server) publishLocked() error {
 		s.setWaiting(why)
 		return nil
 	}
-	update, err := s.cache.update(s.takeLocked(), func(u hosts.Update, n hosts.Counts) {
+	changes := s.takeLocked()
+	update, err := s.cache.update(changes, func(u hosts.Update, n hosts.Counts) {
 		s.saveVIPsLocked(u)
 		s.report(all, u)
 		s.metrics.observe(all.kept, n)
 	})
-	if len(update.Hosts) > 0 {
-		notify(s.writeVIPs)
+	if slices.ContainsFunc(changes, hosts.Change.HasEntry) || len(update.Hosts) > 0 {
+		notify(s.writeVIPs) // a status may have to change although no host has
 	}
 	if err != nil {
 		s.failed(stepBuild, err)

@@ -101,6 +101,36 @@ func TestWriter(t *testing.T) { // D39
 	wait.Until(t, "needless VIPs are removed", func() bool { return statusOf(t, a, "m") == "" })
 }
 
+// TestStatusIsRepaired checks that a ServiceEntry stays in use, and gets its VIPs again, when its status has
+// something else.
+func TestStatusIsRepaired(t *testing.T) { // D39
+	t.Parallel()
+	a := fakekube.Start(t)
+	a.Put(fakekube.Definitions, entryDefinition)
+	putEntry(a, "e", "a.example.com")
+	r := startWriting(t, a, "only")
+	wait.Until(t, "the VIPs are written", func() bool { return statusOf(t, a, "e") != "" })
+	want := statusOf(t, a, "e")
+	good := strings.Fields(want)
+	for _, addresses := range []string{
+		"[{host: a.example.com, value: nonsense}]", "[{host: a.example.com, value: 'fe80::1%eth0'}]", "nonsense", "[1]",
+		"[{host: a.example.com, value: '" + good[0] + "'}, {host: a.example.com, value: '" + good[1] + "'}, {value: ''}]",
+	} {
+		a.Put(fakekube.ServiceEntries, entryYAML("e", "shop", "hosts: [a.example.com]", "resolution: DNS")+"status: {addresses: "+addresses+"}\n")
+		repaired := func() bool {
+			list, found, err := unstructured.NestedSlice(a.Object(fakekube.ServiceEntries, "shop/e").Object, "status", "addresses")
+			return found && err == nil && len(list) == 2 && statusOf(t, a, "e") == want
+		}
+		wait.Until(t, "the status "+addresses+" is repaired", repaired)
+		if got := r.vips(t)["a.example.com"]; got == "" {
+			t.Errorf("with the status %s, the host has no VIP", addresses)
+		}
+		if errs := r.Errors(); len(errs) > 0 {
+			t.Errorf("with the status %s: %v", addresses, errs)
+		}
+	}
+}
+
 // TestWriterBesideIstiod checks that nothing is written while istiod holds the lock of its own
 // controller, that the log says so, and that the VIPs are written when istiod has left.
 func TestWriterBesideIstiod(t *testing.T) { // D39

@@ -59,6 +59,11 @@ type Change struct {
 	Dropped bool
 }
 
+// HasEntry reports whether a ServiceEntry is new, or has another content.
+func (c Change) HasEntry() bool {
+	return slices.ContainsFunc(c.Updated, func(o object.Object) bool { return o.Entry != nil })
+}
+
 // Diff returns the change that makes objects all those of a source of the own cluster.
 func (h *Hosts) Diff(source int, objects []object.Object) Change {
 	return h.clusters[ownCluster].diff(source, objects)

@@ -174,6 +174,10 @@ type serviceEntry struct {
 		Resolution string   `json:"resolution"`
 		ExportTo   []string `json:"exportTo"`
 	} `json:"spec"`
+}
+
+// serviceEntryStatus has the fields of the status of a ServiceEntry that are used.
+type serviceEntryStatus struct {
 	Status struct {
 		Addresses []struct {
 			Host  string `json:"host"`
@@ -214,19 +218,30 @@ func reduceEntry(o *unstructured.Unstructured) *slim {
 			entry.Addrs = append(entry.Addrs, a)
 		}
 	}
-	for i, vip := range from.Status.Addresses {
-		a, err := netip.ParseAddr(vip.Value)
-		if err != nil {
-			s.fail(fmt.Sprintf("status.addresses[%d].value", i), "want an IP address, got %q", vip.Value)
-			continue
-		}
-		entry.AddVIP(vip.Host, a.Unmap())
-	}
+	addVIPs(entry, o)
 	var err error
 	if entry.ExportTo, err = object.NewExportTo(from.Spec.ExportTo, o.GetNamespace()); err != nil {
 		s.fail("spec.exportTo", "%v", err)
 	}
 	return s
+}
+
+// addVIPs adds the VIPs in the status of a ServiceEntry. What is no VIP there is no reason to leave the object
+// out: its author writes the spec only.
+func addVIPs(entry *object.ServiceEntry, o *unstructured.Unstructured) {
+	var from serviceEntryStatus
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &from); err != nil {
+		entry.StaleVIPs = true
+		return
+	}
+	for _, vip := range from.Status.Addresses {
+		a, err := netip.ParseAddr(vip.Value)
+		if err != nil || a.Zone() != "" {
+			entry.StaleVIPs = true
+			continue
+		}
+		entry.AddVIP(vip.Host, a.Unmap())
+	}
 }
 
 // sidecar has the fields of an Istio Sidecar that are used.

@@ -147,6 +147,6 @@ type ServiceEntry struct {
 	// VIPs are the automatic VIPs that a controller has written to the status, by host as it is in
 	// Hosts.
 	VIPs map[string][]netip.Addr
-	// StaleVIPs says that the status has VIPs of other hosts, too.
+	// StaleVIPs says that the status has VIPs of other hosts, or something that is no VIP, too.
 	StaleVIPs bool
 }
