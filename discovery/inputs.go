@@ -20,6 +20,10 @@ const (
 	fromClusters   = "the Secrets of other clusters"
 )
 
+// maxPending is how many changes wait before they are merged. What keeps a server from being ready, such as
+// a missing right, may last for days.
+const maxPending = 100
+
 // An input is what is known of the last reading of a source.
 type input struct {
 	errs  []object.Error
@@ -122,6 +126,9 @@ func (s *Server) publishChanges(source string, in input, changes ...hosts.Change
 	s.building.Lock()
 	defer s.building.Unlock()
 	in.pending = append(s.inputs[source].pending, changes...)
+	if len(in.pending) > maxPending {
+		in.pending = hosts.Merge(in.pending)
+	}
 	s.inputs[source] = in
 	return s.publishLocked()
 }

@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -14,7 +16,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/kube"
+	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/examples"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -240,5 +244,38 @@ func TestManyEdits(t *testing.T) { // D19
 	builds := testutil.ToFloat64(r.metrics.builds) - before
 	if most := float64(time.Since(began)/defaultDebounce) + 2; builds > most || float64(pushes) > builds {
 		t.Errorf("%v builds and %d pushes for %d edits in %v, want at most %v", builds, pushes, edits, took, most)
+	}
+}
+
+// TestChangesWhileNotReady checks that changes need no more memory, the longer a server is not ready.
+func TestChangesWhileNotReady(t *testing.T) { // D43
+	a := fakekube.Start(t)
+	s, err := New(onAPI(t, a))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.addr = new(net.TCPAddr) // which the log names
+	web := object.Key{Kind: object.KindService, Namespace: "shop", Name: "web"}
+	publish := func(i int, tooEarly string) {
+		ip := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
+		change := hosts.Change{Updated: []object.Object{{Key: web, Service: &object.Service{ClusterIPs: []netip.Addr{ip}}}}}
+		if err := s.publishChanges(fromKubernetes, input{tooEarly: tooEarly}, change); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const last = 10 * maxPending
+	for i := range last {
+		publish(i, "a resource is forbidden")
+	}
+	if n := len(s.inputs[fromKubernetes].pending); n > maxPending {
+		t.Errorf("%d changes wait, want at most %d", n, maxPending)
+	}
+	publish(last, "")
+	table, err := Client{Namespace: "shop"}.table(s.cache.hosts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := ipsOf(t, table)["web.shop.svc.cluster.local"]; got != "10.0.3.232" {
+		t.Errorf("the Service has the address %q, want that of the last change", got)
 	}
 }
