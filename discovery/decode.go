@@ -29,6 +29,8 @@ func decodeKind(root field, o *object.Object) {
 		o.Entry = decodeServiceEntry(root, o.Key.Namespace)
 	case object.KindSidecar:
 		o.Sidecar = decodeSidecar(root)
+	case object.KindServiceImport:
+		o.Import = decodeImport(root)
 	}
 }
 
@@ -116,7 +118,7 @@ func decodeExternalName(f field) string {
 
 func decodeSlice(root field) *object.EndpointSlice {
 	labels := root.get("metadata").get("labels").stringMap()
-	s := &object.EndpointSlice{Service: labels[object.LabelServiceName]}
+	s := &object.EndpointSlice{Service: labels[object.LabelServiceName], Import: object.NewImportedSlice(labels)}
 	switch t := root.get("addressType"); t.str() {
 	case "", "IPv4", "IPv6":
 	case addressTypeFQDN:
@@ -139,6 +141,19 @@ func decodeSlice(root field) *object.EndpointSlice {
 			e.get("hostname").fail("want a DNS label, got %q", ep.Hostname)
 		}
 		s.Endpoints = append(s.Endpoints, ep)
+	}
+	return s
+}
+
+func decodeImport(root field) *object.ServiceImport {
+	spec := root.get("spec")
+	s := &object.ServiceImport{IPs: spec.get("ips").addrs(), Ports: decodePorts(spec.get("ports"), false)}
+	switch t := spec.get("type"); t.str() {
+	case object.ImportClusterSetIP:
+	case object.ImportHeadless:
+		s.Headless = true
+	default:
+		t.fail("want %s or %s, got %q", object.ImportClusterSetIP, object.ImportHeadless, t.str())
 	}
 	return s
 }

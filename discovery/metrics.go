@@ -100,7 +100,7 @@ func newMetrics(reg prometheus.Registerer, others ...prometheus.Collector) (*met
 
 // observe records the result of a build.
 func (m *metrics) observe(kept int, n hosts.Counts) {
-	for _, kind := range []string{object.KindService, object.KindEndpointSlice, object.KindPod, object.KindServiceEntry, object.KindSidecar} {
+	for _, kind := range []string{object.KindService, object.KindEndpointSlice, object.KindPod, object.KindServiceEntry, object.KindSidecar, object.KindServiceImport} {
 		m.objects.WithLabelValues(kind).Set(float64(n.Objects[kind]))
 	}
 	m.hosts.Set(float64(n.Hosts))

@@ -146,8 +146,8 @@ func (p *parsed) parseObject(root field, listKind string) {
 	}
 	if kind == "" {
 		if len(doc.errs) == 0 {
-			doc.fail(root.line(), joinPath(root.path, "kind"), "is missing: want %s, %s, %s, %s, %s or List",
-				object.KindService, object.KindEndpointSlice, object.KindPod, object.KindServiceEntry, object.KindSidecar)
+			doc.fail(root.line(), joinPath(root.path, "kind"), "is missing: want %s, %s, %s, %s, %s, %s or List",
+				object.KindService, object.KindEndpointSlice, object.KindPod, object.KindServiceEntry, object.KindSidecar, object.KindServiceImport)
 		}
 		p.errs = append(p.errs, doc.errs...)
 		p.unnamed = true
@@ -242,7 +242,7 @@ func known(apiVersion, kind string, inList bool) bool {
 	}
 	if apiVersion == "" && inList {
 		switch kind {
-		case object.KindService, object.KindPod, object.KindEndpointSlice, object.KindServiceEntry, object.KindSidecar:
+		case object.KindService, object.KindPod, object.KindEndpointSlice, object.KindServiceEntry, object.KindSidecar, object.KindServiceImport:
 			return true
 		}
 		return false
@@ -254,6 +254,8 @@ func known(apiVersion, kind string, inList bool) bool {
 		return group == "discovery.k8s.io"
 	case object.KindServiceEntry, object.KindSidecar:
 		return group == "networking.istio.io"
+	case object.KindServiceImport:
+		return group == "multicluster.x-k8s.io"
 	}
 	return false
 }

@@ -47,7 +47,7 @@ func TestBrokenDocuments(t *testing.T) {
 		{"bad namespace", "apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: -x}\n",
 			`shop.yaml:9: metadata.namespace: want a name of letters, digits and hyphens, got "-x"`},
 		{"no kind", "apiVersion: v1\nmetadata: {name: a}\n",
-			"shop.yaml:7: kind: is missing: want Service, EndpointSlice, Pod, ServiceEntry, Sidecar or List"},
+			"shop.yaml:7: kind: is missing: want Service, EndpointSlice, Pod, ServiceEntry, Sidecar, ServiceImport or List"},
 		{"no object", "- a\n", "shop.yaml:7: want an object, got a list"},
 		{"a word", "hello\n", `shop.yaml:7: want an object, got the string "hello"`},
 		{"syntax", "kind: Service\n  oops: x\n", "shop.yaml:8: not valid YAML: mapping values are not allowed in this context"},

@@ -181,6 +181,9 @@ func (g *generator) entry() (key string, info *api.NameTable_NameInfo) {
 	case 0, 1, 2, 3:
 		return service(g.domain), info
 	case 4:
+		if pod, of, found := strings.Cut(short, "."); found && g.one(2) { // of a ServiceImport
+			short = pod + "." + pick(g, someLabels...) + "." + of
+		}
 		return service(pick(g, "remote.local", "clusterset.local", "not"+g.domain)), info
 	case 5: // a Service whose FQDN says something else
 		service(g.domain)

@@ -56,14 +56,32 @@ func (r *reference) endpoint(labels []string, service *refHost) *refHost {
 
 // pod returns the host of a pod of a headless Service that has an address.
 func (r *reference) pod(service *refHost, addr netip.Addr) *refHost {
-	for name, h := range r.hosts {
-		_, parent, _ := strings.Cut(name, ".")
-		if parent == service.name && h.kubernetes && !h.headless && h.alias == "" && slices.Contains(slices.Concat(h.v4, h.v6), addr) {
+	for _, h := range r.hosts {
+		if slices.Contains(r.servicesOfPod(h), service) && slices.Contains(slices.Concat(h.v4, h.v6), addr) {
 			return h
 		}
 	}
 	return nil
 }
+
+// servicesOfPod returns the headless Services that a host is a pod of. Outside of the cluster domain
+// there may be the name of a cluster between the pod and the Service.
+func (r *reference) servicesOfPod(h *refHost) (services []*refHost) {
+	_, near, _ := strings.Cut(h.name, ".")
+	_, far, _ := strings.Cut(near, ".")
+	if r.inCluster(h) {
+		far = ""
+	}
+	for _, name := range []string{near, far} {
+		if service := r.hosts[name]; service != nil && service.headless && h.kubernetes && !h.headless && h.alias == "" && !h.wildcard {
+			services = append(services, service)
+		}
+	}
+	return services
+}
+
+// inCluster reports whether a host is below the cluster domain.
+func (r *reference) inCluster(h *refHost) bool { return strings.HasSuffix(h.name, "."+r.domain) }
 
 // loadPointers adds the names of all addresses (N8, D21).
 func (r *reference) loadPointers() {
@@ -76,20 +94,23 @@ func (r *reference) loadPointers() {
 		}
 	}
 	for addr, hosts := range owners {
-		var names, endpoints []string
-		named := false
+		var names []string
+		endpoints, named := map[bool][]string{}, map[bool]bool{} // inside and outside of the cluster domain
 		for _, h := range hosts {
 			if !h.headless {
 				names = append(names, h.name)
 				continue
 			}
-			named = named || r.pod(h, addr) != nil
+			side := r.inCluster(h)
+			named[side] = named[side] || r.pod(h, addr) != nil
 			if name, ok := refName(refDashed(addr) + "." + h.name); ok {
-				endpoints = append(endpoints, name)
+				endpoints[side] = append(endpoints[side], name)
 			}
 		}
-		if !named {
-			names = append(names, endpoints...)
+		for side, found := range endpoints {
+			if !named[side] {
+				names = append(names, found...)
+			}
 		}
 		slices.Sort(names)
 		for _, name := range refReverseNames(addr) {
@@ -176,10 +197,10 @@ func (r *reference) services(h *refHost, qtype uint16) []refService { // D22
 		return nil
 	}
 	service := h
-	if _, parent, _ := strings.Cut(h.name, "."); h.service != nil {
+	if of := r.servicesOfPod(h); h.service != nil {
 		service = h.service
-	} else if p := r.hosts[parent]; len(h.ports) == 0 && !h.headless && h.kubernetes && h.alias == "" && !h.wildcard && p != nil && p.headless {
-		service = p
+	} else if len(h.ports) == 0 && len(of) > 0 {
+		service = of[0]
 	}
 	var all []refService
 	own := slices.Concat(h.v4, h.v6)

@@ -29,6 +29,7 @@ type claim struct {
 	// endpoints says that addrs are those of endpoints, not of a Service; clusterOnly that they are
 	// only for clients of the object's cluster.
 	endpoints, clusterOnly bool
+	imported               bool // of a ServiceImport
 	cluster                clusterID
 
 	// alias is the host whose addresses this one has: that of a Service of type ExternalName.
@@ -51,17 +52,12 @@ func (c *claim) addressed() bool { return len(c.addrs)+len(c.literal) > 0 }
 
 // owner returns the host that a Sidecar shows or hides: that of the Service for the pod of a
 // headless Service, otherwise the host itself.
-func (c *claim) owner() string {
-	if pod, _, found := strings.Cut(c.shortname, "."); found {
-		return c.host[len(pod)+1:]
-	}
-	return c.host
-}
+func (c *claim) owner() string { return c.host[strings.LastIndexByte(c.shortname, '.')+1:] }
 
 // equal reports whether two claims say the same.
 func (c *claim) equal(other *claim) bool {
 	return c.host == other.host && c.namespace == other.namespace && c.shortname == other.shortname &&
-		c.endpoints == other.endpoints && c.clusterOnly == other.clusterOnly &&
+		c.endpoints == other.endpoints && c.clusterOnly == other.clusterOnly && c.imported == other.imported &&
 		c.alias == other.alias && c.wantsVIP == other.wantsVIP && c.exportTo.Equal(other.exportTo) && slices.Equal(c.addrs, other.addrs) &&
 		slices.Equal(c.literal, other.literal) && slices.Equal(c.vips, other.vips) &&
 		c.ports == other.ports && slices.Equal(c.mixedPorts(), other.mixedPorts())
@@ -77,6 +73,7 @@ type index struct {
 	scope    object.HeadlessScope                                   // of headless Services that have none
 	pods     map[string]map[string]*object.Pod                      // namespace, name
 	slices   map[string]map[string]map[string]*object.EndpointSlice // namespace, service, name
+	imported map[string]map[string]map[string]*object.EndpointSlice // namespace, ServiceImport, name
 	headless map[string]map[string]*object.Service                  // namespace, name
 }
 
@@ -86,6 +83,7 @@ func newIndex(domain string, cluster clusterID) *index {
 		cluster:  cluster,
 		pods:     map[string]map[string]*object.Pod{},
 		slices:   map[string]map[string]map[string]*object.EndpointSlice{},
+		imported: map[string]map[string]map[string]*object.EndpointSlice{},
 		headless: map[string]map[string]*object.Service{},
 	}
 }
@@ -96,8 +94,13 @@ func (ix *index) add(o object.Object) {
 	switch {
 	case o.Pod != nil:
 		innerMap(ix.pods, k.Namespace)[k.Name] = o.Pod
-	case o.Slice != nil && o.Slice.Service != "":
-		innerMap(innerMap(ix.slices, k.Namespace), o.Slice.Service)[k.Name] = o.Slice
+	case o.Slice != nil:
+		if service := o.Slice.Service; service != "" {
+			innerMap(innerMap(ix.slices, k.Namespace), service)[k.Name] = o.Slice
+		}
+		if of := o.Slice.Import; of != nil {
+			innerMap(innerMap(ix.imported, k.Namespace), of.Service)[k.Name] = o.Slice
+		}
 	case o.Service != nil && o.Service.Headless:
 		innerMap(ix.headless, k.Namespace)[k.Name] = o.Service
 	}
@@ -109,10 +112,12 @@ func (ix *index) remove(o object.Object) {
 	switch {
 	case o.Pod != nil:
 		removeInner(ix.pods, k.Namespace, k.Name)
-	case o.Slice != nil && o.Slice.Service != "":
-		removeInner(ix.slices[k.Namespace], o.Slice.Service, k.Name)
-		if len(ix.slices[k.Namespace]) == 0 {
-			delete(ix.slices, k.Namespace)
+	case o.Slice != nil:
+		if service := o.Slice.Service; service != "" {
+			removeInnermost(ix.slices, k.Namespace, service, k.Name)
+		}
+		if of := o.Slice.Import; of != nil {
+			removeInnermost(ix.imported, k.Namespace, of.Service, k.Name)
 		}
 	case o.Service != nil && o.Service.Headless:
 		removeInner(ix.headless, k.Namespace, k.Name)
@@ -121,22 +126,26 @@ func (ix *index) remove(o object.Object) {
 
 // owners returns the keys of the objects whose claims depend on an object.
 func (ix *index) owners(o object.Object) []object.Key {
-	service := func(name string) object.Key {
-		return object.Key{Kind: object.KindService, Namespace: o.Key.Namespace, Name: name}
+	var all []object.Key
+	add := func(kind, name string) {
+		all = append(all, object.Key{Kind: kind, Namespace: o.Key.Namespace, Name: name})
 	}
 	switch {
-	case o.Slice != nil && o.Slice.Service != "":
-		return []object.Key{service(o.Slice.Service)}
-	case o.Pod != nil:
-		var all []object.Key
-		for name := range ix.headless[o.Key.Namespace] {
-			all = append(all, service(name))
+	case o.Slice != nil:
+		if o.Slice.Service != "" {
+			add(object.KindService, o.Slice.Service)
 		}
-		return all
-	case o.Service != nil || o.Entry != nil:
-		return []object.Key{o.Key}
+		if o.Slice.Import != nil {
+			add(object.KindServiceImport, o.Slice.Import.Service)
+		}
+	case o.Pod != nil:
+		for name := range ix.headless[o.Key.Namespace] {
+			add(object.KindService, name)
+		}
+	case o.Service != nil || o.Entry != nil || o.Import != nil:
+		all = []object.Key{o.Key}
 	}
-	return nil
+	return all
 }
 
 // claims returns the claims of an object.
@@ -147,6 +156,8 @@ func (ix *index) claims(o object.Object) []claim {
 		claims = ix.serviceClaims(o.Key, o.Service)
 	case o.Entry != nil:
 		claims = entryClaims(o.Key, o.Entry)
+	case o.Import != nil:
+		claims = ix.importClaims(o.Key, o.Import)
 	}
 	for i := range claims {
 		claims[i].cluster = ix.cluster
@@ -247,6 +258,14 @@ func innerMap[V any](m map[string]map[string]V, k string) map[string]V {
 // removeInner removes a key of an inner map, and the inner map with its last key.
 func removeInner[V any](m map[string]map[string]V, outer, inner string) {
 	delete(m[outer], inner)
+	if len(m[outer]) == 0 {
+		delete(m, outer)
+	}
+}
+
+// removeInnermost is removeInner for maps of maps of maps.
+func removeInnermost[V any](m map[string]map[string]map[string]V, outer, middle, inner string) {
+	removeInner(m[outer], middle, inner)
 	if len(m[outer]) == 0 {
 		delete(m, outer)
 	}

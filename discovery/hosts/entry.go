@@ -151,7 +151,10 @@ func (c visibleClaim) info(near, addrs []netip.Addr) *api.NameTable_NameInfo {
 		info.Near = uint32(len(near)) //nolint:gosec // endpoints of one host
 	}
 	if c.kubernetes() {
-		info.Registry, info.Shortname, info.Namespace = registryKubernetes, c.shortname, c.namespace
+		info.Registry = registryKubernetes
+	}
+	if c.kubernetes() && !c.imported { // as in istiod, a ServiceImport has no short names
+		info.Shortname, info.Namespace = c.shortname, c.namespace
 	}
 	return info
 }

@@ -151,7 +151,7 @@ func (w world) host() string {
 
 func (w world) object() object.Object {
 	o := object.Object{Key: object.Key{Namespace: w.pick("data", "shop"), Name: w.pick("web", "db", "cart")}}
-	switch w.IntN(8) {
+	switch w.IntN(9) {
 	case 0, 1:
 		o.Key.Kind = object.KindService
 		o.Service = &object.Service{ExportTo: w.exportTo(), PublishNotReady: w.IntN(2) == 0, HeadlessScope: object.HeadlessScope(w.IntN(3)), Ports: w.ports()}
@@ -170,6 +170,9 @@ func (w world) object() object.Object {
 			{Addrs: []netip.Addr{w.addr()}, Ready: w.IntN(2) == 0, Hostname: w.pick("", "web-0")},
 			{Addrs: []netip.Addr{w.addr()}, Ready: true, Pod: w.pick("web", "db")},
 		}}
+		if w.IntN(2) == 0 {
+			o.Slice.Import = &object.ImportedSlice{Service: w.pick("web", "db"), Cluster: w.pick("", "c1", "c2")}
+		}
 	case 3:
 		o.Key.Kind = object.KindPod
 		o.Pod = &object.Pod{Labels: map[string]string{"app": w.pick("web", "db")}, Hostname: w.pick("", "p"), Subdomain: w.pick("web", "db"),
@@ -194,6 +197,9 @@ func (w world) object() object.Object {
 	case 7:
 		o.Key = object.Key{Kind: object.KindConfigMap, Namespace: object.DefaultRootNamespace, Name: "istio"}
 		o.Mesh = &object.Mesh{RootNamespace: w.pick("", "data"), ExportTo: []string{w.pick("*", ".", "~", "shop")}}
+	case 8:
+		o.Key.Kind = object.KindServiceImport
+		o.Import = &object.ServiceImport{Headless: w.IntN(2) == 0, IPs: []netip.Addr{w.addr()}, Ports: w.ports()}
 	}
 	return o
 }

@@ -45,10 +45,11 @@ func (h *Hosts) surroundings(p Place) *surroundings {
 }
 
 // offers reports whether a client can use what a Service of a cluster says: an address of a Service
-// is a name to a proxy, but endpoints must be in the client's network.
+// is a name to a proxy, but endpoints must be in the client's network. The endpoints of a ServiceImport
+// are of several networks: the controller that imports them lets its own cluster reach them.
 func (s *surroundings) offers(c *claim) bool {
 	if c.endpoints {
-		return s.reach[c.cluster] && (!c.clusterOnly || c.cluster == s.local)
+		return s.reach[c.cluster] && !c.clusterOnly || c.cluster == s.local && (c.imported || s.reach[c.cluster])
 	}
 	return c.alias != "" || len(c.addrs) > 0
 }
@@ -71,7 +72,8 @@ func (s *surroundings) leading(claims []*claim) *claim {
 }
 
 // counts reports whether a claim counts beside the leading one: it is of the same cluster, or adds
-// endpoints to a headless Service. The name of a pod stands for the pod of one cluster.
+// endpoints to a headless Service. The name of a pod stands for the pod of one cluster, and a
+// ServiceImport already has the endpoints of all.
 func (s *surroundings) counts(c, leading *claim) bool {
 	switch {
 	case !c.kubernetes():
@@ -79,7 +81,7 @@ func (s *surroundings) counts(c, leading *claim) bool {
 	case leading == nil || !s.offers(c):
 		return false
 	}
-	return c.cluster == leading.cluster || c.endpoints && leading.endpoints && !leading.clusterOnly && !c.pod()
+	return c.cluster == leading.cluster || c.endpoints && leading.endpoints && !leading.clusterOnly && !c.imported && !c.pod()
 }
 
 // nearCluster is the cluster whose endpoints come before those of others, if set.

@@ -48,6 +48,8 @@ func reduce(whole any) (*slim, error) {
 			return reduceEntry(o), nil
 		case object.KindSidecar:
 			return reduceSidecar(o), nil
+		case object.KindServiceImport:
+			return reduceImport(o), nil
 		}
 		return nil, fmt.Errorf("unexpected object of kind %q", o.GetKind())
 	}
@@ -134,7 +136,7 @@ func value[T any](p *T) (v T) {
 
 func reduceSlice(o *discoveryv1.EndpointSlice) *slim {
 	s := newSlim(object.KindEndpointSlice, o)
-	slice := &object.EndpointSlice{Service: strings.Clone(o.Labels[object.LabelServiceName])}
+	slice := &object.EndpointSlice{Service: strings.Clone(o.Labels[object.LabelServiceName]), Import: object.NewImportedSlice(o.Labels)}
 	s.object.Slice = slice
 	if o.AddressType == discoveryv1.AddressTypeFQDN {
 		return s // it holds names, not addresses

@@ -33,10 +33,12 @@ const (
 // customs are the custom resources that are read of a cluster. The versions of each have the same
 // fields.
 func customs(cluster string) []custom {
+	imports := custom{"serviceimports.multicluster.x-k8s.io", schema.GroupResource{Group: "multicluster.x-k8s.io", Resource: "serviceimports"}}
 	if cluster != "" {
-		return nil
+		return []custom{imports}
 	}
 	return []custom{
+		imports,
 		{"serviceentries.networking.istio.io", schema.GroupResource{Group: "networking.istio.io", Resource: "serviceentries"}},
 		{"sidecars.networking.istio.io", schema.GroupResource{Group: "networking.istio.io", Resource: "sidecars"}},
 	}

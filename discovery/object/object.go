@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"strings"
 )
 
 // The kinds of objects that are read. All others are skipped.
@@ -18,6 +19,7 @@ const (
 	KindPod           = "Pod"
 	KindServiceEntry  = "ServiceEntry"
 	KindSidecar       = "Sidecar"
+	KindServiceImport = "ServiceImport"
 	KindNamespace     = "Namespace"
 	KindConfigMap     = "ConfigMap" // with the settings of the mesh; read at the API server only
 )
@@ -25,6 +27,8 @@ const (
 // Labels, annotations and values of fields.
 const (
 	LabelServiceName   = "kubernetes.io/service-name"                 // of an EndpointSlice
+	LabelImport        = "multicluster.kubernetes.io/service-name"    // of an EndpointSlice of a ServiceImport
+	LabelSourceCluster = "multicluster.kubernetes.io/source-cluster"  // of such an EndpointSlice
 	LabelNetwork       = "topology.istio.io/network"                  // of the root namespace
 	LabelAutoAllocate  = "networking.istio.io/enable-autoallocate-ip" // of a ServiceEntry
 	AnnotationScope    = "nametap.io/headless-scope"                  // of a headless Service
@@ -32,6 +36,8 @@ const (
 	ClusterIPNone      = "None"                                       // of a headless Service
 	ResolutionNone     = "NONE"                                       // of a ServiceEntry
 	ResolutionDynamic  = "DYNAMIC_DNS"
+	ImportClusterSetIP = "ClusterSetIP" // type of a ServiceImport
+	ImportHeadless     = "Headless"
 )
 
 // Key identifies an object.
@@ -56,6 +62,7 @@ type Object struct {
 	Slice     *EndpointSlice `json:",omitempty"`
 	Pod       *Pod           `json:",omitempty"`
 	Entry     *ServiceEntry  `json:",omitempty"`
+	Import    *ServiceImport `json:",omitempty"`
 	Sidecar   *Sidecar       `json:",omitempty"`
 	Namespace *Namespace     `json:",omitempty"`
 	Mesh      *Mesh          `json:",omitempty"`
@@ -113,8 +120,35 @@ func (s *Service) Unallocated() bool {
 // EndpointSlice holds the fields of a Kubernetes EndpointSlice that are used.
 type EndpointSlice struct {
 	Service   string // from [LabelServiceName]; empty for no Service
-	Ports     Ports  // of all endpoints
+	Import    *ImportedSlice
+	Ports     Ports // of all endpoints
 	Endpoints []Endpoint
+}
+
+// ImportedSlice is what an EndpointSlice has beside a Service, or instead of one; nil if it is none of a
+// ServiceImport.
+type ImportedSlice struct {
+	Service string // name of the ServiceImport, from [LabelImport]
+	Cluster string // of the endpoints, from [LabelSourceCluster]; empty if that is no label of a DNS name
+}
+
+// NewImportedSlice returns the ImportedSlice of an EndpointSlice with labels.
+func NewImportedSlice(labels map[string]string) *ImportedSlice {
+	s := &ImportedSlice{Service: strings.Clone(labels[LabelImport]), Cluster: strings.Clone(labels[LabelSourceCluster])}
+	if s.Service == "" {
+		return nil
+	}
+	if !IsLabel(s.Cluster) {
+		s.Cluster = ""
+	}
+	return s
+}
+
+// ServiceImport holds the fields of a ServiceImport of the Multi-Cluster Services API that are used.
+type ServiceImport struct {
+	Headless bool
+	IPs      []netip.Addr
+	Ports    Ports // of the Service; those of a headless one are in its slices
 }
 
 // Endpoint is one endpoint of a slice.

@@ -116,5 +116,15 @@ func (t *Table) hasPod(service wire.Name, packed []byte) bool {
 
 // podOf reports whether the host is that of a pod of a headless Service.
 func (h *Host) podOf(service wire.Name) bool {
-	return h.Kubernetes() && !h.headless() && h.Name.Parent() == service
+	near, far := h.servicesOfPod()
+	return h.Kubernetes() && !h.headless() && (near == service || far == service && far != wire.Root)
+}
+
+// servicesOfPod returns the names of the Services that the host may be a pod of: HOST.SERVICE or,
+// outside of the cluster domain, HOST.CLUSTER.SERVICE, as of a ServiceImport.
+func (h *Host) servicesOfPod() (near, far wire.Name) {
+	if near = h.Name.Parent(); near != wire.Root && h.flags&flagLocal == 0 {
+		far = near.Parent()
+	}
+	return near, far
 }

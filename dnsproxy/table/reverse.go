@@ -40,7 +40,8 @@ func addressTag(address uint64) pointer {
 // pointers returns the FQDNs, sorted as text, of the hosts that have a packed address. The
 // result is stored in s. A headless Service stands for the endpoint with this address, whose
 // name is that of a pod or, if no pod has the address, a label with the address before the
-// name of the Service.
+// name of the Service. Services of the cluster domain and others, such as ServiceImports, may both
+// have the address: the pods of one side do not count for the other.
 func (t *Table) pointers(packed []byte, s *Scratch) []wire.Name {
 	s.ptr, s.services, s.dashed = s.ptr[:0], s.services[:0], s.dashed[:0]
 	t.having(packed, func(h Host) {
@@ -50,12 +51,14 @@ func (t *Table) pointers(packed []byte, s *Scratch) []wire.Name {
 			s.ptr = append(s.ptr, h.Name)
 		}
 	})
-	if !slices.ContainsFunc(s.services, func(service wire.Name) bool { return t.hasPod(service, packed) }) {
-		for _, service := range s.services {
-			start := len(s.dashed)
-			if s.dashed = append(appendDashed(s.dashed, packed), service...); len(s.dashed)-start <= wire.MaxNameLen {
-				s.ptr = append(s.ptr, wire.Name(viewString(s.dashed[start:])))
-			}
+	for _, service := range s.services {
+		local := service.Below(t.Cluster.Domain)
+		if slices.ContainsFunc(s.services, func(other wire.Name) bool { return other.Below(t.Cluster.Domain) == local && t.hasPod(other, packed) }) {
+			continue
+		}
+		start := len(s.dashed)
+		if s.dashed = append(appendDashed(s.dashed, packed), service...); len(s.dashed)-start <= wire.MaxNameLen {
+			s.ptr = append(s.ptr, wire.Name(viewString(s.dashed[start:])))
 		}
 	}
 	slices.SortFunc(s.ptr, wire.Name.CompareText)

@@ -46,8 +46,11 @@ func (t *Table) newServices(m *Match) services {
 	s := services{table: t, match: m, holder: m.Host}
 	s.each = m.Host.headless() && m.BaseRule() != RuleEndpoint
 	if m.Host.flags&flagPorts == 0 && m.Host.Name != wire.Root {
-		if service, ok := t.find(m.Host.Name.Parent()); ok && service.headless() && m.Host.podOf(service.Name) {
-			s.holder = service
+		near, far := m.Host.servicesOfPod()
+		for _, name := range []wire.Name{far, near} {
+			if service, ok := t.find(name); ok && service.headless() && m.Host.podOf(service.Name) {
+				s.holder = service
+			}
 		}
 	}
 	return s

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,6 +30,8 @@ const (
 	EndpointSlices = "/apis/discovery.k8s.io/v1/endpointslices"
 	ServiceEntries = "/apis/networking.istio.io/v1/serviceentries"
 	Sidecars       = "/apis/networking.istio.io/v1/sidecars"
+	ServiceImports = "/apis/multicluster.x-k8s.io/v1alpha1/serviceimports"
+	BetaImports    = "/apis/multicluster.x-k8s.io/v1beta1/serviceimports"
 	Leases         = "/apis/coordination.k8s.io/v1/leases"
 	Definitions    = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 	TokenReviews   = "/apis/authentication.k8s.io/v1/tokenreviews" // no object is put there, see SetToken
@@ -51,6 +52,10 @@ func kindOf(path string) (version, kind string) {
 		return "networking.istio.io/v1", "ServiceEntry"
 	case Sidecars:
 		return "networking.istio.io/v1", "Sidecar"
+	case ServiceImports:
+		return "multicluster.x-k8s.io/v1alpha1", "ServiceImport"
+	case BetaImports:
+		return "multicluster.x-k8s.io/v1beta1", "ServiceImport"
 	case Leases:
 		return "coordination.k8s.io/v1", "Lease"
 	case Definitions, Namespaces:
@@ -75,11 +80,11 @@ type API struct {
 	lists    map[string]int                                   // watches that began with all objects, by path
 	tokens   map[string]Token
 	reviews  int
-	writes   map[string]int // how often a request that writes had a status
-	held     int            // further requests that write for which those before wait
-	released chan struct{}  // closed when they go on; nil if none waits
-	required string         // token that requests must have; empty for none
-	versions []Version      // of the group of Istio's custom resources
+	writes   map[string]int       // how often a request that writes had a status
+	held     int                  // further requests that write for which those before wait
+	released chan struct{}        // closed when they go on; nil if none waits
+	required string               // token that requests must have; empty for none
+	versions map[string][]Version // of the groups of custom resources
 }
 
 // A Token is what a review says of a token.
@@ -100,7 +105,9 @@ func Start(tb testing.TB) *API {
 	tb.Helper()
 	a := &API{
 		tb: tb, objects: map[string]map[string]*unstructured.Unstructured{}, refused: map[string]int{}, requests: map[string]bool{}, lists: map[string]int{}, tokens: map[string]Token{},
-		writes: map[string]int{}, versions: []Version{{"v1", []string{"serviceentries", "sidecars"}}},
+		writes: map[string]int{}, versions: map[string][]Version{
+			istioGroup: {{"v1", []string{"serviceentries", "sidecars"}}}, multiClusterGroup: {{"v1alpha1", []string{"serviceimports"}}},
+		},
 		changed: make(chan struct{}), ended: make(chan struct{}),
 	}
 	a.server = a.serve(a.listen("127.0.0.1:0"))
@@ -236,16 +243,16 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
 	a.requests[r.URL.Path] = true
 	status := a.refused[r.URL.Path]
-	istio := len(a.objects[Definitions]) > 0
 	a.mu.Unlock()
+	group, isGroup := a.groupOf(r.URL.Path)
 	w.Header().Set("Content-Type", "application/json")
 	watch, _ := strconv.ParseBool(r.URL.Query().Get("watch"))
 	_, kind := kindOf(targetOf(r.URL.Path).resource)
 	switch {
 	case status != 0:
 		refuse(w, status, r.URL.Path)
-	case (r.URL.Path == istioGroup || path.Dir(r.URL.Path) == istioGroup) && istio:
-		a.serveVersions(w, r)
+	case isGroup:
+		a.serveVersions(w, r, group)
 	case r.URL.Path == TokenReviews:
 		a.serveReview(w, r)
 	case watch && kind != "":

@@ -8,30 +8,53 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// istioGroup is the path of the group of Istio's custom resources.
-const istioGroup = "/apis/networking.istio.io"
+// The paths of the groups of custom resources.
+const (
+	istioGroup        = "/apis/networking.istio.io"
+	multiClusterGroup = "/apis/multicluster.x-k8s.io"
+)
 
-// A Version is one of the group of Istio's custom resources.
+// A Version is one of a group of custom resources.
 type Version struct {
 	Name      string
 	Resources []string // that the API server says it has
 }
 
-// SetVersions sets the versions that the API server says it serves, the preferred one first. It has objects
-// of version v1 only.
-func (a *API) SetVersions(versions ...Version) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.versions = versions
+// SetVersions sets the versions of Istio's group that the API server says it serves, the preferred one
+// first. It has objects of version v1 only.
+func (a *API) SetVersions(versions ...Version) { a.setVersions(istioGroup, versions) }
+
+// SetMultiClusterVersions sets the versions of the group of the Multi-Cluster Services API. It has objects
+// of the versions v1alpha1 and v1beta1.
+func (a *API) SetMultiClusterVersions(versions ...Version) {
+	a.setVersions(multiClusterGroup, versions)
 }
 
-// serveVersions answers a request for the versions of the group, or for the resources of one.
-func (a *API) serveVersions(w http.ResponseWriter, r *http.Request) {
+func (a *API) setVersions(group string, versions []Version) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	group := metav1.APIGroup{TypeMeta: metav1.TypeMeta{Kind: "APIGroup", APIVersion: "v1"}, Name: path.Base(istioGroup)}
+	a.versions[group] = versions
+}
+
+// groupOf returns the group that a path is about: that of the group, or of one of its versions.
+func (a *API) groupOf(asked string) (group string, ok bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, group := range []string{asked, path.Dir(asked)} {
+		if _, ok := a.versions[group]; ok && len(a.objects[Definitions]) > 0 {
+			return group, true
+		}
+	}
+	return "", false
+}
+
+// serveVersions answers a request for the versions of a group, or for the resources of one.
+func (a *API) serveVersions(w http.ResponseWriter, r *http.Request, of string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	group := metav1.APIGroup{TypeMeta: metav1.TypeMeta{Kind: "APIGroup", APIVersion: "v1"}, Name: path.Base(of)}
 	list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}}
-	for _, version := range a.versions {
+	for _, version := range a.versions[of] {
 		group.Versions = append(group.Versions, metav1.GroupVersionForDiscovery{GroupVersion: group.Name + "/" + version.Name, Version: version.Name})
 		if path.Base(r.URL.Path) != version.Name {
 			continue
@@ -43,7 +66,7 @@ func (a *API) serveVersions(w http.ResponseWriter, r *http.Request) {
 	if len(group.Versions) > 0 {
 		group.PreferredVersion = group.Versions[0]
 	}
-	if r.URL.Path == istioGroup {
+	if r.URL.Path == of {
 		_ = json.NewEncoder(w).Encode(group) // the client may have left
 		return
 	}
