@@ -211,6 +211,45 @@ func TestRandomOrder(t *testing.T) { // A7
 	}
 }
 
+// Endpoints of the agent's cluster come before those of other clusters, each in random order.
+func TestNearFirst(t *testing.T) { // D25, A7, A9
+	t.Parallel()
+	p := start(t, dnsproxy.Config{})
+	many := headless("many", "shop", append(addrs(1, 40), addrs(101, 40)...)...)
+	both := headless("both", "shop", "10.0.0.9", "2001:db8::9", "10.0.0.8", "10.0.0.9", "10.0.0.1", "2001:db8::1")
+	many.Near, both.Near = 40, 3
+	p.load(t, hosts{"many.shop.svc.cluster.local": many, "both.shop.svc.cluster.local": both})
+	seen := map[string]bool{}
+	for range 50 {
+		for name, want := range map[string][2]string{"both A": {"10.0.0.8 10.0.0.9", "10.0.0.1"}, "both AAAA": {"2001:db8::9", "2001:db8::1"}} {
+			host, qtype, _ := strings.Cut(name, " ")
+			var got []string
+			for _, rr := range p.ask(t, host, dns.StringToType[qtype]).Answer {
+				got = append(got, strings.Fields(rr.String())[4])
+			}
+			seen[strings.Join(got, " ")] = true
+			near := strings.Count(want[0], " ") + 1
+			slices.Sort(got[:near])
+			if strings.Join(got[:near], " ") != want[0] || strings.Join(got[near:], " ") != want[1] {
+				t.Fatalf("%s: %q, want %q first and %q then", name, got, want[0], want[1])
+			}
+		}
+		// Not all fit: the ones that do are of the agent's cluster.
+		resp := p.ask(t, "many", dns.TypeA)
+		if n := len(resp.Answer); !resp.Truncated || n == 0 || n > 40 {
+			t.Fatalf("%d records, truncated %t", n, resp.Truncated)
+		}
+		for _, rr := range resp.Answer {
+			if a, ok := rr.(*dns.A); !ok || a.A.To4()[1] != 1 {
+				t.Fatalf("%v is in a truncated answer", rr)
+			}
+		}
+	}
+	if len(seen) != 3 {
+		t.Errorf("the orders %v, want both of 10.0.0.8 and 10.0.0.9", seen)
+	}
+}
+
 func TestEDNS(t *testing.T) { // A8
 	t.Parallel()
 	p, _ := startMesh(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})

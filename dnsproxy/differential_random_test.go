@@ -147,6 +147,11 @@ func (g *generator) before(table map[string]*api.NameTable_NameInfo) map[string]
 
 // entry makes an entry.
 func (g *generator) entry() (key string, info *api.NameTable_NameInfo) {
+	defer func() {
+		if g.one(3) { // endpoints of several clusters
+			info.Near = uint32(g.IntN(len(info.GetIps()) + 2)) //nolint:gosec // few
+		}
+	}()
 	short, namespace := pick(g, someLabels...), pick(g, someNamespaces...)
 	if g.one(5) {
 		short = pick(g, "web-0", "db-0", "web") + "." + short

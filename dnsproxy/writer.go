@@ -88,13 +88,11 @@ func (w *writer) mesh(m *table.Match, t *table.Table) {
 	case qtype == dns.TypeSRV, qtype == dns.TypeANY && port:
 		w.services(owner, m, t)
 	case qtype == dns.TypeANY:
-		w.answers += w.shuffled(owner, dns.TypeA, m.Host.V4)
-		w.answers += w.shuffled(owner, dns.TypeAAAA, m.Host.V6)
+		w.addresses(owner, dns.TypeA, &m.Host)
+		w.addresses(owner, dns.TypeAAAA, &m.Host)
 	case port: // it has SRV records only
-	case qtype == dns.TypeA:
-		w.answers += w.shuffled(owner, dns.TypeA, m.Host.V4)
-	case qtype == dns.TypeAAAA:
-		w.answers += w.shuffled(owner, dns.TypeAAAA, m.Host.V6)
+	case qtype == dns.TypeA, qtype == dns.TypeAAAA:
+		w.addresses(owner, qtype, &m.Host)
 	}
 	if w.answers == aliases && !w.truncated {
 		w.soa(w.apex(owner, m.Owner(w.query.Name)))
@@ -240,6 +238,14 @@ func (w *writer) soa(owner uint16) {
 		w.buf = append(w.buf, w.soaData...)
 		w.authority++
 	}
+}
+
+// addresses writes the records of a host of an address type: those of the agent's cluster first,
+// which clients that use the first one prefer.
+func (w *writer) addresses(owner, rrtype uint16, h *table.Host) {
+	near, others := h.Near(rrtype)
+	w.answers += w.shuffled(owner, rrtype, near)
+	w.answers += w.shuffled(owner, rrtype, others)
 }
 
 // shuffled writes a record for each packed address, in uniformly random order, so that

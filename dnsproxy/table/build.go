@@ -85,6 +85,7 @@ type builder struct {
 	// Buffers for one entry.
 	info   nameInfo
 	v4, v6 []netip.Addr
+	near   [2]int // how many of v4 and of v6 are near
 }
 
 // assign determines the shard of every entry and the digest of every shard.
@@ -265,6 +266,7 @@ func (c *candidate) compare(other *candidate) int {
 		// One key can be in two NameTables of a push.
 		bytes.Compare(c.V4, other.V4),
 		bytes.Compare(c.V6, other.V6),
+		slices.Compare(c.near[:], other.near[:]),
 		cmp.Compare(c.info.registry, other.info.registry),
 		cmp.Compare(c.info.namespace, other.info.namespace),
 		cmp.Compare(c.info.shortname, other.info.shortname),
@@ -295,7 +297,11 @@ func (b *builder) addCandidate(s *shard) {
 	if len(b.v4)+len(b.v6) == 0 {
 		return // Istio's control plane leaves out hosts without addresses (N11)
 	}
-	c.V4, c.V6 = b.pack(b.v4), b.pack(b.v6)
+	c.V4, c.near[0] = b.packNear(b.v4, b.near[0])
+	c.V6, c.near[1] = b.packNear(b.v6, b.near[1])
+	if c.alike() {
+		c.near = [2]uint32{}
+	}
 	if c.info.registry == registryKubernetes {
 		c.flags |= flagKubernetes
 	}
@@ -362,10 +368,13 @@ func (b *builder) skipClaims(s *shard, c *candidate) {
 	}
 }
 
-// addresses parses addresses into b.v4 and b.v6.
+// addresses parses addresses into b.v4 and b.v6, and counts those of each that are near.
 func (b *builder) addresses(s *shard, ips []string) {
-	b.v4, b.v6 = b.v4[:0], b.v6[:0]
-	for _, ip := range ips {
+	b.v4, b.v6, b.near = b.v4[:0], b.v6[:0], [2]int{}
+	for i, ip := range ips {
+		if uint64(i) == b.info.near { //nolint:gosec // not negative
+			b.near = [2]int{len(b.v4), len(b.v6)}
+		}
 		addr, err := netip.ParseAddr(ip)
 		zone := addr.Zone() // Unmap drops it
 		switch addr = addr.Unmap(); {
@@ -379,6 +388,21 @@ func (b *builder) addresses(s *shard, ips []string) {
 			b.v6 = append(b.v6, addr)
 		}
 	}
+}
+
+// packNear is pack for addresses of which the first n are near. It returns how many of the packed
+// ones are.
+func (b *builder) packNear(addrs []netip.Addr, n int) (packed []byte, near uint32) {
+	if n == 0 {
+		return b.pack(addrs), 0
+	}
+	first := slices.Clone(addrs[:n])
+	others := slices.DeleteFunc(addrs[n:], func(a netip.Addr) bool { return slices.Contains(first, a) })
+	start := len(b.packed)
+	b.pack(first)
+	end := len(b.packed)
+	b.pack(others)
+	return b.packed[start:len(b.packed):len(b.packed)], uint32((end - start) / len(first[0].AsSlice())) //nolint:gosec // below the limit of a push
 }
 
 func (s *shard) skip(key, reason string) {

@@ -98,7 +98,7 @@ func (t *Table) narrow(h *Host, addr netip.Addr) bool {
 	if at < 0 || t.hasPod(h.Name, packed) {
 		return false
 	}
-	h.V4, h.V6 = nil, nil
+	h.V4, h.V6, h.near = nil, nil, [2]uint32{}
 	if one := all[at:][:len(packed)]; addr.Is6() {
 		h.V6 = one
 	} else {

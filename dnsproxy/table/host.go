@@ -41,12 +41,14 @@ const (
 //
 // A record consists of the flags, the length of the name, the name, the numbers of IPv4 and
 // IPv6 addresses as varints, the addresses, and fields, each with its length as a varint
-// before it: with flagTexts the key, registry, short name and namespace; with flagAlias the
+// before it. The first number is doubled; if it is odd, the numbers of near addresses follow
+// both. The fields: with flagTexts the key, registry, short name and namespace; with flagAlias the
 // alias; with flagPorts the ports.
 type Host struct {
 	flags  hostFlags
 	Name   wire.Name // folded; a wildcard's begins with wire.WildcardLabel
-	V4, V6 []byte    // packed addresses, sorted, without duplicates
+	V4, V6 []byte    // packed addresses without duplicates: the near ones, then the others, each sorted
+	near   [2]uint32 // how many of V4 and V6 are near, if others are not
 	fields []byte
 }
 
@@ -66,7 +68,13 @@ func viewHost(b []byte) Host {
 	b = b[n4:]
 	count6, n6 := binary.Uvarint(b)
 	b = b[n6:]
-	end4 := int(count4) * wire.AddressLen(dns.TypeA) //nolint:gosec // written by appendRecord
+	if count4&1 != 0 {
+		for i := range h.near {
+			near, n := binary.Uvarint(b)
+			h.near[i], b = uint32(near), b[n:] //nolint:gosec // written by appendRecord
+		}
+	}
+	end4 := int(count4>>1) * wire.AddressLen(dns.TypeA) //nolint:gosec // written by appendRecord
 	end6 := end4 + int(count6)*wire.AddressLen(dns.TypeAAAA)
 	h.V4, h.V6, h.fields = b[:end4], b[end4:end6], b[end6:]
 	return h
@@ -79,17 +87,37 @@ func (h *Host) derived() bool    { return h.flags&flagDerived != 0 }
 func (h *Host) headless() bool   { return h.flags&flagHeadless != 0 }
 func (h *Host) isAlias() bool    { return h.flags&flagAlias != 0 }
 
-// addresses yields the addresses of both families, IPv4 first.
+// Near returns the packed addresses of the family of rrtype in two parts: those of the agent's
+// cluster, and the others. If they are all alike, the first part is empty.
+func (h *Host) Near(rrtype uint16) (near, others []byte) {
+	all, n := h.V4, h.near[0]
+	if rrtype == dns.TypeAAAA {
+		all, n = h.V6, h.near[1]
+	}
+	at := int(n) * wire.AddressLen(rrtype)
+	return all[:at], all[at:]
+}
+
+// alike reports whether all addresses are near.
+func (h *Host) alike() bool {
+	_, others4 := h.Near(dns.TypeA)
+	_, others6 := h.Near(dns.TypeAAAA)
+	return len(others4)+len(others6) == 0
+}
+
+// addresses yields the addresses of both families, near ones first, and of these IPv4.
 func (h *Host) addresses() iter.Seq[netip.Addr] {
+	near4, others4 := h.Near(dns.TypeA)
+	near6, others6 := h.Near(dns.TypeAAAA)
 	return func(yield func(netip.Addr) bool) {
-		for v4 := range slices.Chunk(h.V4, wire.AddressLen(dns.TypeA)) {
-			if !yield(netip.AddrFrom4([4]byte(v4))) {
-				return
-			}
-		}
-		for v6 := range slices.Chunk(h.V6, wire.AddressLen(dns.TypeAAAA)) {
-			if !yield(netip.AddrFrom16([16]byte(v6))) {
-				return
+		for _, list := range [...]struct {
+			rrtype uint16
+			packed []byte
+		}{{dns.TypeA, near4}, {dns.TypeAAAA, near6}, {dns.TypeA, others4}, {dns.TypeAAAA, others6}} {
+			for packed := range slices.Chunk(list.packed, wire.AddressLen(list.rrtype)) {
+				if addr, _ := netip.AddrFromSlice(packed); !yield(addr) {
+					return
+				}
 			}
 		}
 	}
@@ -233,8 +261,15 @@ func (c *candidate) appendRecord(dst []byte) []byte {
 	}
 	dst = append(dst, byte(flags), byte(len(h.Name)))
 	dst = append(dst, h.Name...)
-	dst = binary.AppendUvarint(dst, uint64(len(h.V4)/wire.AddressLen(dns.TypeA)))
+	count4, hasNear := uint64(len(h.V4)/wire.AddressLen(dns.TypeA))<<1, h.near != [2]uint32{}
+	if hasNear {
+		count4 |= 1
+	}
+	dst = binary.AppendUvarint(dst, count4)
 	dst = binary.AppendUvarint(dst, uint64(len(h.V6)/wire.AddressLen(dns.TypeAAAA)))
+	if hasNear {
+		dst = binary.AppendUvarint(binary.AppendUvarint(dst, uint64(h.near[0])), uint64(h.near[1]))
+	}
 	dst = append(append(dst, h.V4...), h.V6...)
 	if flags&flagTexts != 0 {
 		for _, text := range [textFields]string{info.key, info.registry, info.shortname, info.namespace} {

@@ -35,6 +35,7 @@ const (
 	fieldAlias     = 1001<<3 | bytesType
 	fieldPorts     = 1002<<3 | bytesType
 	fieldHeadless  = 1003<<3 | varintType
+	fieldNear      = 1004<<3 | varintType
 
 	fieldPortName     = 1<<3 | bytesType
 	fieldPortNumber   = 2<<3 | varintType
@@ -107,6 +108,7 @@ type nameInfo struct {
 	alias    string
 	ports    []portInfo
 	headless bool
+	near     uint64 // of ips
 	hostInfo
 }
 
@@ -135,6 +137,9 @@ func (info *nameInfo) parse(b []byte) error {
 		case fieldHeadless:
 			headless, _ := protowire.ConsumeVarint(value)
 			info.headless = headless != 0
+		case fieldNear:
+			info.near, _ = protowire.ConsumeVarint(value)
+			info.near &= math.MaxUint32 // as a uint32 is decoded
 		case fieldPorts:
 			var port portInfo
 			if err := port.parse(value); err != nil {
@@ -203,7 +208,7 @@ func (t *Table) NameTable() *api.NameTable {
 		info := h.info(&t.Cluster)
 		out.Table[info.key] = &api.NameTable_NameInfo{
 			Ips: addressTexts(&h), Registry: info.registry, Shortname: info.shortname, Namespace: info.namespace,
-			Alias: strings.TrimSuffix(h.Alias().String(), "."), Headless: h.headless(), Ports: portMessages(&h),
+			Alias: strings.TrimSuffix(h.Alias().String(), "."), Headless: h.headless(), Ports: portMessages(&h), Near: h.near[0] + h.near[1],
 		}
 		if h.derived() {
 			for _, name := range t.Cluster.heads(h.Name, names[:0]) {
