@@ -86,14 +86,20 @@ func prepareCluster(tb testing.TB) *cluster {
 // boot starts the programs of a cluster, the API server with more flags.
 func (c *cluster) boot(flags ...string) {
 	c.tb.Helper()
-	c.kube("etcd", "--data-dir", c.path("etcd"), "--unsafe-no-fsync", // the store ends with the test
-		"--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
-		"--listen-peer-urls", "http://127.0.0.1:2380")
+	c.startEtcd()
 	c.startAPIServer(flags...)
 	c.kube("controllers", "--kubeconfig", c.path("kubeconfig"), "--service-account-private-key-file", c.path("sa.key"),
 		"--root-ca-file", c.path("certs/apiserver.crt"), "--leader-elect=false",
 		// There is no kubelet that reports the state of nodes.
 		"--controllers=*,-node-lifecycle-controller,-taint-eviction-controller,-pod-garbage-collector-controller")
+}
+
+// startEtcd starts the store of the API server.
+func (c *cluster) startEtcd() {
+	c.tb.Helper()
+	c.kube("etcd", "--data-dir", c.path("etcd"), "--unsafe-no-fsync", // the store ends with the test
+		"--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
+		"--listen-peer-urls", "http://127.0.0.1:2380")
 }
 
 // logDir makes a directory that is removed if the test passes.

@@ -15,6 +15,8 @@ import (
 
 // resources are the kinds of objects of the tests, as in the paths of the API server.
 var resources = map[string]string{
+	"ClusterRole":              "clusterroles",
+	"ClusterRoleBinding":       "clusterrolebindings",
 	"ConfigMap":                "configmaps",
 	"CustomResourceDefinition": "customresourcedefinitions",
 	"Endpoints":                "endpoints",
@@ -22,9 +24,11 @@ var resources = map[string]string{
 	"Namespace":                "namespaces",
 	"Node":                     "nodes",
 	"Pod":                      "pods",
+	"Secret":                   "secrets",
 	"Service":                  "services",
 	"ServiceAccount":           "serviceaccounts",
 	"ServiceEntry":             "serviceentries",
+	"ServiceImport":            "serviceimports",
 	"Sidecar":                  "sidecars",
 	"WorkloadEntry":            "workloadentries",
 	"WorkloadGroup":            "workloadgroups",

@@ -290,6 +290,10 @@ func (c *cluster) customResources(t *testing.T, a *agent) {
 		status, _ := c.try(http.MethodGet, "/apis/networking.istio.io/v1/serviceentries", "", nil)
 		return status == http.StatusOK
 	})
+	c.apply(importDefinition)
+	c.apply(importObjects("v1beta1"))
+	a.has(webOfSet, "10.96.112.1")
+	c.remove(importObjects("v1beta1"))
 	// A field that only Istio knows stays.
 	entry := strings.Replace(entryOf("new.example.com", "198.51.100.2"), "resolution: NONE", "resolution: NONE, location: MESH_EXTERNAL", 1)
 	c.mustKubectl("apply", "-f", c.write("entry.yaml", entry))
