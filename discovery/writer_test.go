@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -128,6 +129,26 @@ func TestStatusIsRepaired(t *testing.T) { // D39
 		if errs := r.Errors(); len(errs) > 0 {
 			t.Errorf("with the status %s: %v", addresses, errs)
 		}
+	}
+}
+
+// TestLeaseForbidden checks that the log says once why a Lease cannot be used, and when that ends.
+func TestLeaseForbidden(t *testing.T) { // D39
+	t.Parallel()
+	a := fakekube.Start(t)
+	a.Put(fakekube.Definitions, entryDefinition)
+	putEntry(a, "e", "a.example.com")
+	lease := "/apis/coordination.k8s.io/v1/namespaces/nametap-system/leases/nametap-discovery"
+	a.Refuse(lease, http.StatusForbidden)
+	r := startWriting(t, a, "only")
+	wait.Until(t, "the log says why", func() bool {
+		return r.log.Count("level=ERROR", "cannot use the Lease", "nametap-system/nametap-discovery", "update leases") == 1
+	})
+	a.Refuse(lease, 0)
+	wait.Until(t, "the VIPs are written", func() bool { return statusOf(t, a, "e") != "" })
+	wait.Until(t, "the log says that it has ended", func() bool { return r.log.Count("the Lease can be used again") == 1 })
+	if n := r.log.Count("cannot use the Lease"); n != 1 {
+		t.Errorf("%d lines about the failure, want 1", n)
 	}
 }
 

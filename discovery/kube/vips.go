@@ -104,11 +104,11 @@ func (w *Writer) Holds() bool { return w.holds.Load() }
 func (w *Writer) Run(ctx context.Context) error {
 	started := make(chan context.Context)
 	config := leaderelection.LeaderElectionConfig{
-		Lock: &resourcelock.LeaseLock{
+		Lock: &observedLock{Interface: &resourcelock.LeaseLock{
 			LeaseMeta:  metav1.ObjectMeta{Namespace: w.cfg.Lease.Namespace, Name: w.cfg.Lease.Name},
 			Client:     w.leases,
 			LockConfig: resourcelock.ResourceLockConfig{Identity: w.cfg.Identity},
-		},
+		}, log: w.cfg.Logger},
 		LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: leaseRetry,
 		ReleaseOnCancel: true, Name: w.cfg.Lease.String(),
 		Callbacks: leaderelection.LeaderCallbacks{
