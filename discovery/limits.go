@@ -84,8 +84,9 @@ func (s *Server) refused(ctx context.Context, err error) {
 	})
 }
 
-// boundStream refuses streams beyond MaxClients, and ends a stream whose client does not
-// acknowledge a push in time, because an unread push stays in memory. identity is nil if the client
+// boundStream refuses streams beyond MaxClients, and ends a stream whose client does not send its first
+// request or does not acknowledge a push in time, because it occupies a place, and an unread push stays in
+// memory. identity is nil if the client
 // has not proved one.
 func (s *Server) boundStream(srv any, stream grpc.ServerStream, identity *auth.Client, handler grpc.StreamHandler) error {
 	if !s.enter() {
@@ -95,10 +96,9 @@ func (s *Server) boundStream(srv any, stream grpc.ServerStream, identity *auth.C
 	}
 	ctx, cancel := context.WithCancelCause(stream.Context())
 	b := &boundedStream{ServerStream: stream, ctx: ctx, timeout: s.cfg.AckTimeout, identity: identity, refuse: func(err error) { s.refused(ctx, err); cancel(err) }}
-	b.timer = time.AfterFunc(time.Hour, func() {
-		cancel(status.Errorf(codes.DeadlineExceeded, "the last push was not acknowledged within %v", s.cfg.AckTimeout))
+	b.timer = time.AfterFunc(firstReadWait+s.cfg.AckTimeout, func() { // until the first request
+		cancel(status.Errorf(codes.DeadlineExceeded, "no request, or no acknowledgement of the last push, within %v", s.cfg.AckTimeout))
 	})
-	b.timer.Stop()
 	done := make(chan error, 1)
 	s.streams.Go(func() {
 		defer s.leave()

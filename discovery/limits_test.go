@@ -154,6 +154,29 @@ func TestOtherRequestsAreNoAcknowledgement(t *testing.T) {
 	}
 }
 
+// D33: a stream without a request does not occupy a place for long.
+func TestSilentStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := New(Config{ConfigDir: t.TempDir(), AckTimeout: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.readOnce()
+		began := time.Now()
+		err = s.boundStream(nil, newStream{ctx: t.Context()}, nil, func(_ any, stream grpc.ServerStream) error {
+			<-stream.Context().Done()
+			return nil
+		})
+		if status.Code(err) != codes.DeadlineExceeded || time.Since(began) > 2*time.Minute {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+		synctest.Wait()
+		if n := s.clients.Load(); n != 0 {
+			t.Errorf("%d clients are counted", n)
+		}
+	})
+}
+
 // Clients may ping every 10 s, as Istio's agent can be configured to, and the client of
 // an old connection is asked to connect again.
 func TestConnectionAge(t *testing.T) {
