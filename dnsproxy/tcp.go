@@ -359,6 +359,8 @@ func (c *tcpConn) write(framed []byte) error {
 	}
 	c.writing.Lock()
 	defer c.writing.Unlock()
+	// Before the client sees an answer: the one that is answered first has been idle the longest.
+	c.idleSince.Store(c.listener.clients.now())
 	err := c.conn.SetWriteDeadline(time.Now().Add(tcpWriteTimeout))
 	if err == nil {
 		_, err = c.conn.Write(framed)

@@ -21,7 +21,9 @@ const (
 // is closed right after an answer, when the client is the least likely to have sent the next
 // query, or if none arrives for tcpDrainTime.
 func (c *tcpConn) await(answered bool) bool {
-	c.idleSince.Store(c.listener.clients.now())
+	if !answered {
+		c.idleSince.Store(c.listener.clients.now())
+	}
 	if !c.setDeadline(answered) {
 		return false
 	}
