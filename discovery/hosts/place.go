@@ -1,5 +1,7 @@
 package hosts
 
+import "slices"
+
 // A Place is where a client is, as far as that decides about its entries. The zero value is anywhere
 // in the control plane's own cluster.
 type Place struct {
@@ -7,9 +9,13 @@ type Place struct {
 	Network string // empty if it is not known
 }
 
+// otherNetwork stands for all networks that no cluster is in. It is no value of a label.
+const otherNetwork = "?"
+
 // Place returns the place of a client that claims to be of a cluster, and in a network; both may be
 // empty. A cluster that is not known counts as the own one. Without a network it is that of the
-// cluster.
+// cluster. Clients of unknown networks share a place, so their number does not grow with what clients
+// claim.
 func (h *Hosts) Place(cluster, network string) Place {
 	if h.remote == 0 {
 		return Place{} // all clients see the same
@@ -20,8 +26,15 @@ func (h *Hosts) Place(cluster, network string) Place {
 	}
 	if network == "" {
 		network = h.clusters[id].network
+	} else if !h.hasNetwork(network) {
+		network = otherNetwork
 	}
 	return Place{cluster, network}
+}
+
+// hasNetwork reports whether a cluster is in a network.
+func (h *Hosts) hasNetwork(network string) bool {
+	return slices.ContainsFunc(h.clusters, func(c *cluster) bool { return c != nil && c.network == network })
 }
 
 // surroundings say which claims of several clusters count at a place.

@@ -126,6 +126,9 @@ func TestHeadlessOfClusters(t *testing.T) {
 	wantAt(t, h, Place{"west", "net2"}, map[string]string{
 		"db": "10.0.0.8 10.1.0.1 10.1.0.2 10.3.0.1 10.3.0.2", "db-0.db": "10.3.0.1", "db-3.db": "10.3.0.2", "db-1.db": "10.1.0.1", "db-2.db": "10.1.0.2",
 	})
+	if one, other := h.Place("", "net8"), h.Place("", "net9"); one != other {
+		t.Errorf("clients of unknown networks are at %+v and %+v", one, other)
+	}
 	// A Service with a cluster IP in the client's cluster is what that cluster says.
 	if u := h.Update(in("east", network("net2")), in("far", clusterIP("db", "10.96.3.1"))); !u.Views {
 		t.Error("the network of a cluster has changed, and views stay")
