@@ -95,15 +95,17 @@ type HostChange struct {
 func (h *Hosts) Update(changes ...Change) Update {
 	var u Update
 	owners := map[objectID]bool{}
-	dropped := map[clusterID]bool{}
+	var dropped []clusterID
 	for _, c := range changes {
 		id, known := h.clusterOf(c.Cluster)
 		if !known {
 			id = h.addCluster(c.Cluster)
 			u.Views = true
 		}
-		switch dropped[id] = c.Dropped; {
+		dropped = slices.DeleteFunc(dropped, func(earlier clusterID) bool { return earlier == id })
+		switch {
 		case c.Dropped:
+			dropped = append(dropped, id)
 			c = h.clusters[id].diff(0, nil)
 		case c.Whole:
 			c = h.clusters[id].diff(c.Source, c.Updated)
@@ -122,11 +124,9 @@ func (h *Hosts) Update(changes ...Change) Update {
 	for _, owner := range slices.SortedFunc(maps.Keys(owners), objectID.compare) {
 		h.claim(owner, changed, &vips)
 	}
-	for id, drop := range dropped {
-		if drop {
-			h.dropCluster(id)
-			u.Views = true
-		}
+	for _, id := range dropped {
+		h.dropCluster(id)
+		u.Views = true
 	}
 	vips.wanted = h.wanted(changed)
 	result := h.vips.update(vips)
