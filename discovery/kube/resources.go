@@ -51,28 +51,32 @@ type clients struct {
 	metadata        metadata.Interface
 }
 
-// newClients returns the clients of an API server. Built-in types come as protobuf.
-func newClients(config *rest.Config) (*clients, error) {
+// typedClient returns a client for the built-in types of one version of an API. add is AddToScheme of the
+// package of these types.
+func typedClient(config *rest.Config, version schema.GroupVersion, add func(*runtime.Scheme) error) (*rest.RESTClient, error) {
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			return nil, err
-		}
-	}
-	typed := func(path string, version schema.GroupVersion) (*rest.RESTClient, error) {
-		c := rest.CopyConfig(config)
-		c.APIPath, c.GroupVersion = path, &version
-		c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-		c.ContentType, c.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf
-		return rest.RESTClientFor(c)
-	}
-	c := new(clients)
-	var err error
-	if c.core, err = typed("/api", corev1.SchemeGroupVersion); err != nil {
+	if err := add(scheme); err != nil {
 		return nil, err
 	}
-	if c.discovery, err = typed("/apis", discoveryv1.SchemeGroupVersion); err != nil {
+	c := rest.CopyConfig(config)
+	if c.APIPath, c.GroupVersion = "/apis", &version; version.Group == "" {
+		c.APIPath = "/api"
+	}
+	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	return rest.RESTClientFor(c)
+}
+
+// newClients returns the clients of an API server. Built-in types come as protobuf.
+func newClients(config *rest.Config) (*clients, error) {
+	binary := rest.CopyConfig(config)
+	binary.ContentType, binary.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf
+	c := new(clients)
+	var err error
+	if c.core, err = typedClient(binary, corev1.SchemeGroupVersion, corev1.AddToScheme); err != nil {
+		return nil, err
+	}
+	if c.discovery, err = typedClient(binary, discoveryv1.SchemeGroupVersion, discoveryv1.AddToScheme); err != nil {
 		return nil, err
 	}
 	if c.dynamic, err = dynamic.NewForConfig(config); err != nil {

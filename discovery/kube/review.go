@@ -9,10 +9,6 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
 
 	"github.com/nametap/nametap/discovery/auth"
@@ -24,16 +20,9 @@ const reviewTimeout = 5 * time.Second
 // Reviewer returns a function that asks the API server whose a token is (TokenReview). A token of
 // another audience is refused.
 func (a *Access) Reviewer(audience string) (auth.Review, error) {
-	scheme := runtime.NewScheme()
-	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
-	if err := authenticationv1.AddToScheme(scheme); err != nil {
-		return nil, err
-	}
 	config := rest.CopyConfig(a.config)
-	config.APIPath, config.GroupVersion = "/apis", &authenticationv1.SchemeGroupVersion
-	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	config.Timeout = reviewTimeout
-	client, err := rest.RESTClientFor(config)
+	client, err := typedClient(config, authenticationv1.SchemeGroupVersion, authenticationv1.AddToScheme)
 	if err != nil {
 		return nil, fmt.Errorf("reviewing tokens: %w", err)
 	}

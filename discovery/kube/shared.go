@@ -6,8 +6,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
@@ -22,17 +20,9 @@ type sharedClients struct {
 
 // newSharedClients returns the clients of an API server.
 func newSharedClients(a *Access) (*sharedClients, error) {
-	scheme := runtime.NewScheme()
-	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
-	if err := corev1.AddToScheme(scheme); err != nil {
-		return nil, err
-	}
-	config := rest.CopyConfig(a.config)
-	config.APIPath, config.GroupVersion = "/api", &corev1.SchemeGroupVersion
-	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	c := new(sharedClients)
 	var err error
-	if c.core, err = rest.RESTClientFor(config); err != nil {
+	if c.core, err = typedClient(a.config, corev1.SchemeGroupVersion, corev1.AddToScheme); err != nil {
 		return nil, err
 	}
 	c.metadata, err = metadata.NewForConfig(a.config)
