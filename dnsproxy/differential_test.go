@@ -197,7 +197,7 @@ func (w *world) compareResponse(packet []byte, q *refQuery, want *dns.Msg, limit
 	end := refQuery{end: 12 + len(q.question)}
 	for range answers + authority + len(want.Extra) {
 		if _, _, ok := end.skipRecord(packet); !ok {
-			return fmt.Errorf("the record at %d is none", end.end)
+			return fmt.Errorf("at %d there is no record", end.end)
 		}
 	}
 	if end.end != len(packet) {

@@ -309,7 +309,7 @@ func newSOAData(domain wire.Name, ttl uint32) []byte {
 }
 
 // limit returns how long a response may be in bytes: over UDP what the client offers (RFC
-// 6891, section 6.2.3), up to ednsUDPSize. An offer of 0 is none.
+// 6891, section 6.2.3), up to ednsUDPSize. An offer of 0 counts as no offer.
 func (a *answerer) limit(offered uint16, over transport) int {
 	if over == overTCP {
 		return dns.MaxMsgSize

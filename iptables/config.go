@@ -152,7 +152,7 @@ type Config struct {
 	// there.
 	VirtualInterfaces []string
 
-	// Zone is the conntrack zone of captured UDP queries; 0 is none. Without a zone,
+	// Zone is the conntrack zone of captured UDP queries; 0 for no zone. Without a zone,
 	// queries of an application and of the agent from the same source port are taken
 	// for one flow.
 	Zone uint16

@@ -237,7 +237,7 @@ func inUse(f Family, have saved) bool {
 	return err != nil || used
 }
 
-// ports parses ports, and leaves out what is none.
+// ports parses ports, and leaves out what is not a port.
 func ports(texts []string) []uint16 {
 	var ps []uint16
 	for _, t := range texts {

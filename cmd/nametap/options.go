@@ -153,7 +153,7 @@ func (o *options) declareCapture(g settings.Group) {
 	g.Var(settings.List(&cfg.ExcludeInterfaces, settings.ParseString), "capture-exclude-interface", "do not capture queries through this outgoing `interface`; tun+ is all that begin with tun; may be repeated").Formerly("exclude-interface")
 	g.Var(settings.List(&cfg.ExcludeSourcePorts, settings.ParseUint[uint16]), "capture-exclude-source-port", "do not capture queries from this `port`; may be repeated").Formerly("exclude-source-port")
 	g.Var(settings.List(&cfg.VirtualInterfaces, settings.ParseString), "capture-virtual-interface", "also capture queries that come from this `interface` of containers or virtual machines; may be repeated").Formerly("virtual-interface")
-	g.Var(settings.Uint(&cfg.Zone), "capture-conntrack-zone", "conntrack zone of captured queries, from 0 to 65535; 0 is none").Formerly("conntrack-zone")
+	g.Var(settings.Uint(&cfg.Zone), "capture-conntrack-zone", "conntrack zone of captured queries, from 0 to 65535; 0 for no zone").Formerly("conntrack-zone")
 	g.Text(&cfg.IPv6, "capture-ipv6", "whether to capture queries over IPv6: auto (if this machine has it), on or off").Formerly("ipv6")
 	g.Text(&cfg.Backend, "capture-backend", "backend of iptables for the rules: auto, nft or legacy").Formerly("backend")
 	g.Var(settings.Duration(&cfg.Interval, settings.ZeroRefused), "capture-reconcile", "check and repair the rules this often").Formerly("reconcile")

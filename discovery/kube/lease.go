@@ -7,7 +7,7 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// A Lease is the name of a Lease; the zero value is none.
+// A Lease is the name of a Lease; the zero value names no Lease.
 type Lease struct{ Namespace, Name string }
 
 // String returns "NAMESPACE/NAME", or "" for none.

@@ -125,7 +125,7 @@ type EndpointSlice struct {
 	Endpoints []Endpoint
 }
 
-// ImportedSlice is what an EndpointSlice has beside a Service, or instead of one; nil if it is none of a
+// ImportedSlice is what an EndpointSlice has beside a Service, or instead of one; nil if it is not of a
 // ServiceImport.
 type ImportedSlice struct {
 	Service string // name of the ServiceImport, from [LabelImport]

@@ -194,7 +194,7 @@ func (h *Host) afterTexts() []byte {
 	return rest
 }
 
-// Alias returns the host whose addresses h has, of which h is an alias; the root if h is none.
+// Alias returns the host whose addresses h has, of which h is an alias; the root if h is no alias.
 func (h *Host) Alias() wire.Name {
 	if !h.isAlias() {
 		return wire.Root
@@ -332,7 +332,7 @@ type shard struct {
 
 // counts are numbers of hosts.
 type counts struct {
-	hosts, wildcards uint32 // a wildcard is none of hosts
+	hosts, wildcards uint32 // hosts are without wildcards
 	headless, ported uint32 // of these: headless Services, and Services with ports
 }
 

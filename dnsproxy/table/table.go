@@ -129,7 +129,7 @@ func (m *Match) BaseRule() Rule {
 }
 
 // Alias returns the host of which the host of the answer for name is an alias; the root if it
-// is none. A CNAME record to a name that the answer already has would make a loop.
+// that host is no alias. A CNAME record to a name that the answer already has would make a loop.
 func (m *Match) Alias(name wire.Name) wire.Name {
 	if !m.Host.isAlias() {
 		return wire.Root

@@ -32,7 +32,7 @@ type attempt struct {
 	edns      bool       // sent with an OPT record
 	retried   bool       // sent a second time, on a new connection
 	probe     probe      // which probe of the server's liveness it is, if any
-	loopProbe *loopProbe // nil if it is none
+	loopProbe *loopProbe // nil if it is no probe
 	verbatim  bool       // the reply's question may be in another case
 	opcode    byte       // as it is in the header
 	question  []byte     // as sent, in wire form

@@ -76,7 +76,7 @@ func TestAnswerRefusesBadRecords(t *testing.T) {
 	t.Parallel()
 	defer func() {
 		if recover() == nil {
-			t.Error("a record that is none is taken")
+			t.Error("what is not a record is taken")
 		}
 	}()
 	fakedns.Answer("www.example. IN A nowhere")
