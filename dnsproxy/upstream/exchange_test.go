@@ -250,8 +250,8 @@ func TestTimeout(t *testing.T) {
 	dead, refusing := serve(t, silence), serve(t, silence)
 	refusing.udp.Close()
 	for name, g := range map[string]*upstream.Group{
-		"the client's":  client(t, upstream.Config{Timeout: 300 * time.Millisecond}).Group(specs(dead, refusing), upstream.Options{}),
-		"resolv.conf's": client(t, upstream.Config{}).Group(specs(dead, refusing), upstream.Options{Timeout: 150 * time.Millisecond, Attempts: 1}),
+		"the client's":  client(t, upstream.Config{Timeout: time.Second}).Group(specs(dead, refusing), upstream.Options{}),
+		"resolv.conf's": client(t, upstream.Config{}).Group(specs(dead, refusing), upstream.Options{Timeout: 500 * time.Millisecond, Attempts: 1}),
 	} {
 		start := time.Now()
 		_, _, err := g.Exchange(context.Background(), query(), upstream.UDPThenTCP)
