@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// Build builds static binaries of commands, such as "nametap", in a new directory that
-// every user may read. The caller removes the directory.
+// Build builds static binaries of commands, such as "nametap", as `make build` does, in a new directory
+// that every user may read. The caller removes the directory.
 func Build(commands ...string) (dir string, err error) {
 	dir, err = os.MkdirTemp("", "nametap-test-")
 	if err != nil {
@@ -31,7 +31,7 @@ func Build(commands ...string) (dir string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("finding the module of the commands: %w", err)
 	}
-	args := []string{"build", "-o", dir + "/"}
+	args := []string{"build", "-trimpath", "-tags=grpcnotrace", "-ldflags=-s -w", "-o", dir + "/"}
 	for _, command := range commands {
 		args = append(args, "./cmd/"+command)
 	}
