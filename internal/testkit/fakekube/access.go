@@ -43,9 +43,20 @@ func (a *API) Require(token string) {
 
 // Leave ends all connections. Until Return, new ones are refused.
 func (a *API) Leave() {
-	a.EndWatches()
-	a.server.CloseClientConnections()
-	a.server.Close()
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		a.server.Close()
+	}()
+	for { // a watch may have begun since the others were ended
+		a.EndWatches()
+		a.server.CloseClientConnections()
+		select {
+		case <-closed:
+			return
+		case <-time.After(time.Millisecond):
+		}
+	}
 }
 
 // Return ends what Leave has begun.
