@@ -156,6 +156,25 @@ func (a *API) Forget(path string) {
 	delete(a.objects, path)
 }
 
+// Restore undoes the last n changes, as if etcd was restored from a backup: versions go back. Watches end.
+func (a *API) Restore(n int) {
+	a.tb.Helper()
+	a.Leave()
+	defer a.Return()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for range n {
+		c := a.changes[len(a.changes)-1]
+		a.changes = a.changes[:len(a.changes)-1]
+		if c.before != nil {
+			a.objects[c.path][c.before.GetNamespace()+"/"+c.before.GetName()] = c.before
+		} else if c.after != nil {
+			delete(a.objects[c.path], c.after.GetNamespace()+"/"+c.after.GetName())
+		}
+	}
+	a.oldest = len(a.changes)
+}
+
 func (a *API) changeLocked(c change) {
 	a.changes = append(a.changes, c)
 	close(a.changed)
@@ -305,7 +324,7 @@ func (a *API) serveWatch(w http.ResponseWriter, r *http.Request) {
 	events, next := a.firstLocked(r, selects)
 	for {
 		for ; next < len(a.changes); next++ {
-			if e, ok := a.changes[next].event(watched.resource, selects); ok {
+			if e, ok := a.changes[next].event(next+1, watched.resource, selects); ok {
 				events = append(events, e)
 			}
 		}
@@ -334,7 +353,7 @@ func (a *API) firstLocked(r *http.Request, selects func(*unstructured.Unstructur
 	query, path := r.URL.Query(), targetOf(r.URL.Path).resource
 	if query.Get("sendInitialEvents") != "true" {
 		from, err := strconv.Atoi(query.Get("resourceVersion"))
-		if err != nil || from < a.oldest {
+		if err != nil || from < a.oldest || from > len(a.changes) {
 			expired := map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "code": http.StatusGone}
 			return []event{{"ERROR", expired}}, len(a.changes)
 		}
@@ -355,8 +374,8 @@ func (a *API) firstLocked(r *http.Request, selects func(*unstructured.Unstructur
 	}}), len(a.changes)
 }
 
-// event returns the event of a change for a watch of a path; ok is false if there is none.
-func (c change) event(path string, selects func(*unstructured.Unstructured) bool) (e event, ok bool) {
+// event returns the event of a change, which has a version, for a watch of a path; ok is false without one.
+func (c change) event(version int, path string, selects func(*unstructured.Unstructured) bool) (e event, ok bool) {
 	was, is := selects(c.before), selects(c.after)
 	switch {
 	case c.path != path:
@@ -365,7 +384,9 @@ func (c change) event(path string, selects func(*unstructured.Unstructured) bool
 	case is:
 		return event{"ADDED", c.after.Object}, true
 	case was:
-		return event{"DELETED", c.before.Object}, true
+		last := c.before.DeepCopy()
+		last.SetResourceVersion(strconv.Itoa(version)) // as the API server says when it was deleted
+		return event{"DELETED", last.Object}, true
 	}
 	return event{}, false
 }
