@@ -10,8 +10,8 @@
 //     incremental one is not answered.
 //   - The server does not wait for an ACK or a NACK, and sends nothing again after a NACK.
 //
-// Unlike istiod it can also push named resources and responses that a test composes, end
-// its streams, refuse the incremental RPC, and stop and restart on the same port.
+// Unlike istiod it can also push named resources and responses that a test composes, also in
+// answer to what a stream's first request says, end its streams, refuse the incremental RPC, and stop and restart on the same port.
 //
 // Nonces are "nonce-1", "nonce-2" … in the order of sending, and versions are "v1", "v2" …
 // in the order of pushing, so a test can compare a whole dialogue with the expected one.

@@ -66,15 +66,21 @@ func (s *Server) PushNamed(tables map[string]*api.NameTable, removed ...string) 
 // nonce is replaced. It returns the version in the responses, that of delta if there are
 // two.
 func (s *Server) PushResponses(delta *discoveryv3.DeltaDiscoveryResponse, sotw *discoveryv3.DiscoveryResponse) string {
-	r := &response{version: delta.GetSystemVersionInfo(), delta: delta, sotw: sotw}
-	if delta == nil {
-		r.version = sotw.GetVersionInfo()
-	}
+	r := composed(delta, sotw)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.state = r
 	s.broadcastLocked(r)
 	return r.version
+}
+
+// composed returns a push of responses that the test composed.
+func composed(delta *discoveryv3.DeltaDiscoveryResponse, sotw *discoveryv3.DiscoveryResponse) *response {
+	r := &response{version: delta.GetSystemVersionInfo(), delta: delta, sotw: sotw}
+	if delta == nil {
+		r.version = sotw.GetVersionInfo()
+	}
+	return r
 }
 
 // pushLocked puts values into the state and sends the change.

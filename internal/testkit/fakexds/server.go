@@ -31,6 +31,10 @@ type Options struct {
 	NoDelta bool
 	// EndAfterAnswer makes the server end each stream after the first ACK or NACK.
 	EndAfterAnswer bool
+	// First, if not nil, returns what a stream is sent after its first request, a response for
+	// each variant, in place of the whole state, or nil for that. It must not call the server's
+	// methods.
+	First func(Request) (*discoveryv3.DeltaDiscoveryResponse, *discoveryv3.DiscoveryResponse)
 	// Authority, if not nil, makes the port speak TLS with a certificate of the authority,
 	// accept its client certificates in place of the token, and sign certificates of
 	// workloads.
