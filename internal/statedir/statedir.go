@@ -4,6 +4,7 @@
 package statedir
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,6 +18,9 @@ import (
 const (
 	dirMode  = 0o700
 	fileMode = 0o600
+
+	// writeBuffer is how many bytes of short parts are written at once.
+	writeBuffer = 32 << 10
 )
 
 // ErrTaken reports that another process has locked the state directory.
@@ -117,14 +121,15 @@ func (d *Dir) unlockLocked() {
 }
 
 // Write locks the directory and replaces the contents of a file in one step: a reader,
-// and a restart after a power failure, finds either the old contents or the new.
-func (d *Dir) Write(name string, data []byte) error {
+// and a restart after a power failure, finds either the old contents or the new. parts are the
+// new ones, in a row.
+func (d *Dir) Write(name string, parts ...[]byte) error {
 	if err := d.Lock(); err != nil {
 		return err
 	}
 	path := d.File(name)
 	temporary := path + ".tmp"
-	if err := writeSynced(temporary, data); err != nil {
+	if err := writeSynced(temporary, parts); err != nil {
 		return errors.Join(err, os.Remove(temporary))
 	}
 	if err := os.Rename(temporary, path); err != nil {
@@ -150,9 +155,29 @@ func (d *Dir) WriteAt(name string, data []byte, offset int64) error {
 	return errors.Join(err, f.Close())
 }
 
+// Append locks the directory and appends to an existing file that has size bytes. It fails if the
+// file has another size. It does not wait until the data is on the disk.
+func (d *Dir) Append(name string, data []byte, size int64) error {
+	if err := d.Lock(); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(d.File(name), os.O_WRONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	info, err := f.Stat()
+	if err == nil && info.Size() != size {
+		err = fmt.Errorf("%q has %d bytes: want %d", f.Name(), info.Size(), size)
+	}
+	if err == nil {
+		_, err = f.WriteAt(data, size)
+	}
+	return errors.Join(err, f.Close())
+}
+
 // writeSynced writes a new file and waits until it is on the disk. It first removes what
 // has the file's name: the rest of a write that was interrupted.
-func writeSynced(path string, data []byte) error {
+func writeSynced(path string, parts [][]byte) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -160,8 +185,11 @@ func writeSynced(path string, data []byte) error {
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(data)
-	if err == nil {
+	w := bufio.NewWriterSize(f, writeBuffer)
+	for _, part := range parts {
+		_, _ = w.Write(part) // Flush returns its error, too
+	}
+	if err = w.Flush(); err == nil {
 		err = f.Sync()
 	}
 	return errors.Join(err, f.Close())
