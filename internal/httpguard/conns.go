@@ -1,6 +1,7 @@
 package httpguard
 
 import (
+	"crypto/tls"
 	"net"
 	"net/http"
 	"net/netip"
@@ -108,6 +109,9 @@ func (c *conns) makeRoomLocked() {
 
 // changed is the ConnState of the server.
 func (c *conns) changed(changed net.Conn, state http.ConnState) {
+	if encrypted, ok := changed.(*tls.Conn); ok {
+		changed = encrypted.NetConn()
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	known, ok := c.open[changed]

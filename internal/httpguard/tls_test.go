@@ -1,0 +1,94 @@
+package httpguard_test
+
+import (
+	"crypto/tls"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/nametap/nametap/internal/httpguard"
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// TestEvictionOverTLS checks that over TLS, too, an idle connection makes room for another one, and not an
+// older one that has a request.
+func TestEvictionOverTLS(t *testing.T) { // I10, R9
+	begun, release := make(chan struct{}), make(chan struct{})
+	handler := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/slow" {
+			close(begun)
+			<-release
+		}
+	})
+	certified := httptest.NewTLSServer(nil) // for its certificate
+	defer certified.Close()
+	var lc net.ListenConfig
+	plain, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv, ln := httpguard.New(handler, plain, 2, slog.New(slog.DiscardHandler))
+	srv.TLSConfig = &tls.Config{Certificates: certified.TLS.Certificates, NextProtos: []string{"http/1.1"}} //nolint:gosec // the default is good
+	changed, idled := srv.ConnState, make(chan struct{}, 10)
+	srv.ConnState = func(conn net.Conn, state http.ConnState) {
+		if changed(conn, state); state == http.StateIdle {
+			idled <- struct{}{}
+		}
+	}
+	served := make(chan error)
+	go func() { served <- srv.ServeTLS(ln, "", "") }()
+	dial := func() *tls.Conn {
+		t.Helper()
+		conn, err := (&tls.Dialer{Config: certified.Client().Transport.(*http.Transport).TLSClientConfig}).DialContext(t.Context(), "tcp", plain.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return conn.(*tls.Conn)
+	}
+	ask := func(conn net.Conn, path string) {
+		t.Helper()
+		if _, err := io.WriteString(conn, "GET "+path+" HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	answer := func(conn net.Conn) error {
+		_, err := conn.Read(make([]byte, 1024))
+		return err
+	}
+	slow := dial()
+	defer slow.Close()
+	ask(slow, "/slow")
+	<-begun
+	idle := dial()
+	defer idle.Close()
+	ask(idle, "/")
+	if err := answer(idle); err != nil {
+		t.Fatal(err)
+	}
+	<-idled
+	third := dial()
+	defer third.Close()
+	ask(third, "/")
+	if err := answer(third); err != nil {
+		t.Fatal(err)
+	}
+	if err := idle.SetReadDeadline(time.Now().Add(wait.Limit)); err != nil {
+		t.Fatal(err)
+	}
+	if err := answer(idle); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the idle connection is open: %v", err)
+	}
+	close(release)
+	if err := answer(slow); err != nil {
+		t.Errorf("the connection with a request was closed: %v", err)
+	}
+	if err := errors.Join(srv.Close(), <-served); !errors.Is(err, http.ErrServerClosed) {
+		t.Error(err)
+	}
+}
