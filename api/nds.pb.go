@@ -35,6 +35,7 @@ type NameTable struct {
 	// The key is the host in any case, as its author wrote it, without a trailing dot;
 	// "*.suffix" for a wildcard.
 	Table         map[string]*NameTable_NameInfo `protobuf:"bytes,1,rep,name=table,proto3" json:"table,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Change        *NameTable_Change              `protobuf:"bytes,1001,opt,name=change,proto3" json:"change,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -72,6 +73,13 @@ func (*NameTable) Descriptor() ([]byte, []int) {
 func (x *NameTable) GetTable() map[string]*NameTable_NameInfo {
 	if x != nil {
 		return x.Table
+	}
+	return nil
+}
+
+func (x *NameTable) GetChange() *NameTable_Change {
+	if x != nil {
+		return x.Change
 	}
 	return nil
 }
@@ -279,13 +287,97 @@ func (x *NameTable_Port) GetIps() []string {
 	return nil
 }
 
+// Change says that the table is not complete but changes the one that the agent has. Only agents
+// that ask for it are sent one (node metadata NAMETAP_MERGE: "hosts").
+//
+// Hosts are spread over 256 buckets: the bucket of a host is the FNV-1a hash of 32 bits of its name
+// in lower case, its four bytes combined by exclusive or.
+type NameTable_Change struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The buckets whose hosts are all in table, a bit each, the lowest bit of the first byte for
+	// bucket 0: other hosts of these buckets are removed. Empty for none, otherwise 32 bytes.
+	Complete []byte `protobuf:"bytes,1,opt,name=complete,proto3" json:"complete,omitempty"`
+	// Further hosts that are removed, in lower case.
+	Removed []string `protobuf:"bytes,2,rep,name=removed,proto3" json:"removed,omitempty"`
+	// The checksum of the table after the change, 16 bytes: the sum, modulo 2^128, of the first 16
+	// bytes, big endian, of the SHA-256 of each entry. That of an entry is taken of its bytes in the
+	// table, tag and length included.
+	Sum []byte `protobuf:"bytes,3,opt,name=sum,proto3" json:"sum,omitempty"`
+	// What the control plane had read when it made the change, in a form of its own. An agent sends the
+	// last one back when it connects (node metadata NAMETAP_REVISION, in base64), so that a replica that
+	// has read less waits before it serves the agent, and one that has read the same compares the hosts.
+	// An agent that says something else of itself than before, or whose hosts are damaged, does not.
+	Revision      []byte `protobuf:"bytes,4,opt,name=revision,proto3" json:"revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NameTable_Change) Reset() {
+	*x = NameTable_Change{}
+	mi := &file_nds_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NameTable_Change) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NameTable_Change) ProtoMessage() {}
+
+func (x *NameTable_Change) ProtoReflect() protoreflect.Message {
+	mi := &file_nds_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NameTable_Change.ProtoReflect.Descriptor instead.
+func (*NameTable_Change) Descriptor() ([]byte, []int) {
+	return file_nds_proto_rawDescGZIP(), []int{0, 3}
+}
+
+func (x *NameTable_Change) GetComplete() []byte {
+	if x != nil {
+		return x.Complete
+	}
+	return nil
+}
+
+func (x *NameTable_Change) GetRemoved() []string {
+	if x != nil {
+		return x.Removed
+	}
+	return nil
+}
+
+func (x *NameTable_Change) GetSum() []byte {
+	if x != nil {
+		return x.Sum
+	}
+	return nil
+}
+
+func (x *NameTable_Change) GetRevision() []byte {
+	if x != nil {
+		return x.Revision
+	}
+	return nil
+}
+
 var File_nds_proto protoreflect.FileDescriptor
 
 const file_nds_proto_rawDesc = "" +
 	"\n" +
-	"\tnds.proto\x12\x17istio.networking.nds.v1\"\xba\x04\n" +
+	"\tnds.proto\x12\x17istio.networking.nds.v1\"\xec\x05\n" +
 	"\tNameTable\x12C\n" +
-	"\x05table\x18\x01 \x03(\v2-.istio.networking.nds.v1.NameTable.TableEntryR\x05table\x1a\x9e\x02\n" +
+	"\x05table\x18\x01 \x03(\v2-.istio.networking.nds.v1.NameTable.TableEntryR\x05table\x12B\n" +
+	"\x06change\x18\xe9\a \x01(\v2).istio.networking.nds.v1.NameTable.ChangeR\x06change\x1a\x9e\x02\n" +
 	"\bNameInfo\x12\x10\n" +
 	"\x03ips\x18\x01 \x03(\tR\x03ips\x12\x1a\n" +
 	"\bregistry\x18\x02 \x01(\tR\bregistry\x12\x1c\n" +
@@ -304,7 +396,12 @@ const file_nds_proto_rawDesc = "" +
 	"\n" +
 	"TableEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12A\n" +
-	"\x05value\x18\x02 \x01(\v2+.istio.networking.nds.v1.NameTable.NameInfoR\x05value:\x028\x01B$Z\"github.com/nametap/nametap/api;apib\x06proto3"
+	"\x05value\x18\x02 \x01(\v2+.istio.networking.nds.v1.NameTable.NameInfoR\x05value:\x028\x01\x1al\n" +
+	"\x06Change\x12\x1a\n" +
+	"\bcomplete\x18\x01 \x01(\fR\bcomplete\x12\x18\n" +
+	"\aremoved\x18\x02 \x03(\tR\aremoved\x12\x10\n" +
+	"\x03sum\x18\x03 \x01(\fR\x03sum\x12\x1a\n" +
+	"\brevision\x18\x04 \x01(\fR\brevisionB$Z\"github.com/nametap/nametap/api;apib\x06proto3"
 
 var (
 	file_nds_proto_rawDescOnce sync.Once
@@ -318,22 +415,24 @@ func file_nds_proto_rawDescGZIP() []byte {
 	return file_nds_proto_rawDescData
 }
 
-var file_nds_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_nds_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
 var file_nds_proto_goTypes = []any{
 	(*NameTable)(nil),          // 0: istio.networking.nds.v1.NameTable
 	(*NameTable_NameInfo)(nil), // 1: istio.networking.nds.v1.NameTable.NameInfo
 	(*NameTable_Port)(nil),     // 2: istio.networking.nds.v1.NameTable.Port
 	nil,                        // 3: istio.networking.nds.v1.NameTable.TableEntry
+	(*NameTable_Change)(nil),   // 4: istio.networking.nds.v1.NameTable.Change
 }
 var file_nds_proto_depIdxs = []int32{
 	3, // 0: istio.networking.nds.v1.NameTable.table:type_name -> istio.networking.nds.v1.NameTable.TableEntry
-	2, // 1: istio.networking.nds.v1.NameTable.NameInfo.ports:type_name -> istio.networking.nds.v1.NameTable.Port
-	1, // 2: istio.networking.nds.v1.NameTable.TableEntry.value:type_name -> istio.networking.nds.v1.NameTable.NameInfo
-	3, // [3:3] is the sub-list for method output_type
-	3, // [3:3] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	4, // 1: istio.networking.nds.v1.NameTable.change:type_name -> istio.networking.nds.v1.NameTable.Change
+	2, // 2: istio.networking.nds.v1.NameTable.NameInfo.ports:type_name -> istio.networking.nds.v1.NameTable.Port
+	1, // 3: istio.networking.nds.v1.NameTable.TableEntry.value:type_name -> istio.networking.nds.v1.NameTable.NameInfo
+	4, // [4:4] is the sub-list for method output_type
+	4, // [4:4] is the sub-list for method input_type
+	4, // [4:4] is the sub-list for extension type_name
+	4, // [4:4] is the sub-list for extension extendee
+	0, // [0:4] is the sub-list for field type_name
 }
 
 func init() { file_nds_proto_init() }
@@ -347,7 +446,7 @@ func file_nds_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nds_proto_rawDesc), len(file_nds_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   4,
+			NumMessages:   5,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
