@@ -63,7 +63,8 @@ func (t *Table) Next(resources [][]byte) (*Table, error) {
 		next.addCounts(&next.shards[i].counts)
 	}
 	next.reverse = t.reverse.next(t, next, changed)
-	next.aliases = next.settleAliases(nil)
+	next.claimed = t.nextClaimed(next, changed)
+	next.deriveAncestors(t, changed)
 	return next, nil
 }
 

@@ -15,6 +15,8 @@
 //	domains.go    the domains that systemd-resolved is to send to the agent
 //	cluster.go    the domain names that short names are derived with
 //	suffixes.go   which suffixes the settings give to nameservers or keep from them
+//	claims.go     names that hosts claim besides their FQDNs, and collisions
+//	ancestors.go  names that exist because hosts are below them
 //	build.go      the next table from a push
 //	nametable.go  NameTables in wire form; the only file that imports api
 package table

@@ -216,7 +216,7 @@ func (t *Table) NameTable() *api.NameTable {
 			}
 		}
 	}
-	for name, fqdn := range t.aliases {
+	for name, fqdn := range t.claimed.all {
 		if h, ok := t.find(fqdn); ok {
 			t.listShortName(out, name, &h)
 		}

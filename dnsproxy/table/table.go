@@ -1,11 +1,11 @@
 package table
 
 import (
-	"cmp"
 	"hash/maphash"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
@@ -17,16 +17,15 @@ type Table struct {
 	seed    maphash.Seed // shared with the previous and the next tables
 	shards  [shardCount]shard
 	reverse reverseIndex
-	// aliases maps names that cannot be derived from a host's FQDN to that FQDN; nil
-	// without any.
-	aliases map[wire.Name]wire.Name
+	// claimed are the names that cannot be derived from a host's FQDN; nil without any.
+	claimed *claimed
 	counts
 
 	settled    sync.Once
 	collisions []Collision // set by settled
 
-	descended sync.Once
-	ancestors map[wire.Name]struct{} // of all names; set by descended
+	descended sync.Mutex                // held while ancestors is computed
+	ancestors atomic.Pointer[ancestors] // of all names; nil until it is needed
 }
 
 // A Skipped is a key or an address of a push that is not valid, and why.
@@ -128,7 +127,7 @@ func (m *Match) BaseRule() Rule {
 	return m.Rule
 }
 
-// Alias returns the host of which the host of the answer for name is an alias; the root if it
+// Alias returns the host of which the host of the answer for name is an alias; the root if
 // that host is no alias. A CNAME record to a name that the answer already has would make a loop.
 func (m *Match) Alias(name wire.Name) wire.Name {
 	if !m.Host.isAlias() {
@@ -263,7 +262,7 @@ func (t *Table) shortName(name wire.Name, s *Scratch) (Host, bool) {
 			return h, true
 		}
 	}
-	if fqdn, ok := t.aliases[name]; ok {
+	if fqdn, ok := t.claimed.find(name); ok {
 		return t.find(fqdn)
 	}
 	return Host{}, false
@@ -286,59 +285,6 @@ func (t *Table) owner(name wire.Name, s *Scratch) (Host, bool) {
 		return h, true
 	}
 	return t.shortName(name, s)
-}
-
-// settleAliases assigns the names that cannot be derived to the hosts that claim them, in
-// the order of the hosts' keys. It calls lost, unless that is nil, for each claim that
-// another host has won.
-func (t *Table) settleAliases(lost func(c claim, winner Host)) map[wire.Name]wire.Name {
-	var claims []claim
-	for i := range t.shards {
-		claims = append(claims, t.shards[i].claims...)
-	}
-	if len(claims) == 0 {
-		return nil
-	}
-	slices.SortStableFunc(claims, func(x, y claim) int { return cmp.Compare(x.key, y.key) })
-	// The claims are settled one by one; earlier ones win over later ones.
-	settling := &Table{Cluster: t.Cluster, seed: t.seed, shards: t.shards, aliases: map[wire.Name]wire.Name{}}
-	var s Scratch
-	for _, c := range claims {
-		switch winner, taken := settling.owner(c.name, &s); {
-		case !taken:
-			settling.aliases[c.name] = c.fqdn
-		case winner.Name != c.fqdn && lost != nil:
-			lost(c, winner)
-		}
-	}
-	return settling.aliases
-}
-
-// findCollisions sets collisions.
-func (t *Table) findCollisions() {
-	var found []Collision
-	for i := range t.shards {
-		found = append(found, t.shards[i].collisions...)
-	}
-	t.settleAliases(func(c claim, winner Host) {
-		found = append(found, collision(c.name, winner.info(&t.Cluster).key, c.key))
-	})
-	var s Scratch
-	var heads [3]wire.Name
-	for h := range t.all {
-		if !h.derived() {
-			continue
-		}
-		for _, name := range t.Cluster.heads(h.Name, heads[:0]) {
-			if winner, _ := t.owner(name, &s); winner.Name != h.Name && !name.Special() {
-				found = append(found, collision(name, winner.info(&t.Cluster).key, h.info(&t.Cluster).key))
-			}
-		}
-	}
-	slices.SortFunc(found, func(x, y Collision) int {
-		return cmp.Or(cmp.Compare(x.Name, y.Name), cmp.Compare(x.Winner, y.Winner), cmp.Compare(x.Loser, y.Loser))
-	})
-	t.collisions = slices.Compact(found)
 }
 
 // isPart reports whether name may be that of a part of a host: of a port or an endpoint. It decides
@@ -373,39 +319,4 @@ func (t *Table) findWhole(m *Match, name wire.Name, s *Scratch) (found bool) {
 		m.Host, found = t.shortName(name, s)
 	}
 	return found && len(m.Prefix)+len(m.Host.Name) <= wire.MaxNameLen
-}
-
-// HasBelow reports whether name is an ancestor of a host's name, a wildcard, a port or a short
-// name. Such a name exists without records (RFC 8020, RFC 4592). The first call for a table
-// walks all its hosts.
-func (t *Table) HasBelow(name wire.Name) bool {
-	t.descended.Do(t.findAncestors)
-	_, found := t.ancestors[name]
-	return found || t.hasPortBelow(name)
-}
-
-// findAncestors fills ancestors.
-func (t *Table) findAncestors() {
-	t.ancestors = map[wire.Name]struct{}{}
-	add := func(name wire.Name) {
-		for name != wire.Root {
-			name = name.Parent()
-			if _, known := t.ancestors[name]; known {
-				return
-			}
-			t.ancestors[name] = struct{}{}
-		}
-	}
-	var heads [3]wire.Name
-	for h := range t.all {
-		add(h.Name)
-		if h.derived() {
-			for _, name := range t.Cluster.heads(h.Name, heads[:0]) {
-				add(name)
-			}
-		}
-	}
-	for name := range t.aliases {
-		add(name)
-	}
 }

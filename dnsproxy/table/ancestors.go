@@ -1,0 +1,153 @@
+package table
+
+import (
+	"hash/maphash"
+	"maps"
+	"strings"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
+)
+
+// HasBelow reports whether name is an ancestor of a host's name, a wildcard, a port or a short
+// name. Such a name exists without records (RFC 8020, RFC 4592). The first call for a table
+// walks all its hosts, unless the table differs little from one that was asked before.
+func (t *Table) HasBelow(name wire.Name) bool {
+	return t.allAncestors().has(name, t.seed) || t.claimed.hasBelow(name) || t.hasPortBelow(name)
+}
+
+// ancestors has the ancestors of hosts' names and of the short names that are derived from them, in
+// shards by the hash of the ancestor. The value is the number of such names, and of further
+// ancestors, that are its children. It is immutable: tables share its shards.
+type ancestors [shardCount]map[wire.Name]uint32
+
+// maxDerived is the number of changed shards up to which the ancestors of a table are derived from
+// those of the previous one.
+const maxDerived = 16
+
+// allAncestors returns the ancestors of the table.
+func (t *Table) allAncestors() *ancestors {
+	if known := t.ancestors.Load(); known != nil {
+		return known
+	}
+	t.descended.Lock()
+	defer t.descended.Unlock()
+	if known := t.ancestors.Load(); known != nil {
+		return known
+	}
+	e := ancestorEditor{seed: t.seed}
+	for h := range t.all {
+		e.host(&t.Cluster, &h, e.add)
+	}
+	t.ancestors.Store(&e.result)
+	return &e.result
+}
+
+// deriveAncestors sets the ancestors of t, which differs from previous in the shards that changed
+// lists, if those of previous are known and the shards are few.
+func (t *Table) deriveAncestors(previous *Table, changed []int) {
+	known := previous.ancestors.Load()
+	if known == nil || len(changed) > maxDerived {
+		return
+	}
+	e := ancestorEditor{seed: t.seed, result: *known}
+	for _, i := range changed {
+		e.replace(&t.Cluster, &previous.shards[i], &t.shards[i])
+	}
+	t.ancestors.Store(&e.result)
+}
+
+func (a *ancestors) has(name wire.Name, seed maphash.Seed) bool {
+	_, found := a[shardOf(maphash.String(seed, string(name)))][name]
+	return found
+}
+
+// An ancestorEditor makes ancestors out of others. It copies a shard before it changes it.
+type ancestorEditor struct {
+	seed   maphash.Seed
+	result ancestors
+	own    [shardCount]bool // shards that were copied
+}
+
+// replace replaces the hosts of a shard by those of another one. Both have their hosts in the order
+// of their names.
+func (e *ancestorEditor) replace(c *Cluster, before, after *shard) {
+	was, is := before.records, after.records
+	for len(was)+len(is) > 0 {
+		var x, y Host
+		switch {
+		case len(was) > 0 && len(is) > 0:
+			x, y = viewHost(was), viewHost(is)
+		case len(was) > 0:
+			x = viewHost(was)
+		default:
+			y = viewHost(is)
+		}
+		removed := y.Name == "" || x.Name != "" && x.Name <= y.Name
+		added := x.Name == "" || y.Name != "" && y.Name <= x.Name
+		if removed {
+			was = was[recordLen(was):]
+		}
+		if added {
+			is = is[recordLen(is):]
+		}
+		if removed && added && x.derived() == y.derived() {
+			continue // the same names
+		}
+		if added { // first, so that common ancestors stay
+			e.host(c, &y, e.add)
+		}
+		if removed {
+			e.host(c, &x, e.remove)
+		}
+	}
+}
+
+// host calls edit for the names of a host.
+func (e *ancestorEditor) host(c *Cluster, h *Host, edit func(wire.Name)) {
+	edit(h.Name)
+	if h.derived() {
+		var heads [3]wire.Name
+		for _, name := range c.heads(h.Name, heads[:0]) {
+			edit(name)
+		}
+	}
+}
+
+// add adds the ancestors of name.
+func (e *ancestorEditor) add(name wire.Name) {
+	for name != wire.Root {
+		name = name.Parent()
+		children := e.shard(name)
+		if n := children[name]; n > 0 {
+			children[name] = n + 1
+			return // its ancestors are known
+		}
+		name = wire.Name(strings.Clone(string(name))) // the record may be garbage soon
+		children[name] = 1
+	}
+}
+
+// remove removes the ancestors of name that have no other child.
+func (e *ancestorEditor) remove(name wire.Name) {
+	for name != wire.Root {
+		name = name.Parent()
+		children := e.shard(name)
+		if n := children[name]; n > 1 {
+			children[name] = n - 1
+			return
+		}
+		delete(children, name)
+	}
+}
+
+// shard returns the shard of an ancestor, to be changed.
+func (e *ancestorEditor) shard(name wire.Name) map[wire.Name]uint32 {
+	at := shardOf(maphash.String(e.seed, string(name)))
+	if !e.own[at] {
+		e.own[at] = true
+		if e.result[at] = maps.Clone(e.result[at]); e.result[at] == nil {
+			e.result[at] = map[wire.Name]uint32{}
+		}
+	}
+	return e.result[at]
+}
