@@ -31,8 +31,14 @@ func Empty(c Cluster) *Table { return &Table{Cluster: c, seed: maphash.MakeSeed(
 
 // Next builds the table of a push: the NameTables of resources, in wire form, as in [New].
 // It shares with t every shard whose entries are unchanged, and returns t itself if all
-// are.
+// are. If t has changed in memory, it shares nothing.
 func (t *Table) Next(resources [][]byte) (*Table, error) {
+	for i := range t.shards {
+		if t.Damaged(i) {
+			t = &Table{Cluster: t.Cluster, seed: t.seed}
+			break
+		}
+	}
 	b := builder{cluster: &t.Cluster, seed: t.seed}
 	if err := b.assign(resources); err != nil {
 		return nil, err
@@ -46,17 +52,23 @@ func (t *Table) Next(resources [][]byte) (*Table, error) {
 	if len(changed) == 0 {
 		return t, nil
 	}
-	next := &Table{Cluster: t.Cluster, seed: t.seed, shards: t.shards}
 	entries, err := b.collect(resources, changed)
 	if err != nil {
 		return nil, err
 	}
+	return t.rebuild(&b, entries, changed)
+}
+
+// rebuild returns a table that differs from t in the shards that changed lists, which b builds from
+// these entries.
+func (t *Table) rebuild(b *builder, entries *[shardCount][][]byte, changed []int) (*Table, error) {
+	next := &Table{Cluster: t.Cluster, seed: t.seed, shards: t.shards}
 	for _, i := range changed {
 		s, err := b.shard(entries[i])
 		if err != nil {
 			return nil, err
 		}
-		s.digest = b.digests[i]
+		s.digest, s.built = b.digests[i], s.sum(b.seed)
 		next.shards[i] = s
 	}
 	for i := range next.shards {
@@ -103,9 +115,7 @@ func (b *builder) assign(resources [][]byte) error {
 			}
 			at := shardOf(maphash.Bytes(b.seed, foldKey(name[:0], viewString(entry.key))))
 			b.shards = append(b.shards, uint8(at)) //nolint:gosec // below shardCount
-			d := &b.digests[at]
-			d.entries++
-			d.sum += maphash.Bytes(b.seed, raw)
+			b.digests[at].add(b.seed, raw)
 		}
 	}
 	return nil
@@ -169,6 +179,7 @@ type candidate struct {
 func (b *builder) shard(entries [][]byte) (shard, error) {
 	var s shard
 	b.candidates, b.names, b.packed, b.encoded, s.records = b.candidates[:0], b.names[:0], b.packed[:0], b.encoded[:0], b.records[:0]
+	b.candidates = slices.Grow(b.candidates, len(entries)) // candidates are large
 	for _, raw := range entries {
 		entry, err := parseWireEntry(raw)
 		if err == nil {

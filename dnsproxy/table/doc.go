@@ -18,5 +18,6 @@
 //	claims.go     names that hosts claim besides their FQDNs, and collisions
 //	ancestors.go  names that exist because hosts are below them
 //	build.go      the next table from a push
+//	change.go     the next table from some of its shards
 //	nametable.go  NameTables in wire form; the only file that imports api
 package table

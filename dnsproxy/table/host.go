@@ -3,6 +3,7 @@ package table
 import (
 	"bytes"
 	"encoding/binary"
+	"hash/maphash"
 	"iter"
 	"net/netip"
 	"slices"
@@ -314,9 +315,16 @@ type digest struct {
 	entries int
 }
 
+// add adds an entry in wire form.
+func (d *digest) add(seed maphash.Seed, raw []byte) {
+	d.entries++
+	d.sum += maphash.Bytes(seed, raw)
+}
+
 // A shard holds the hosts whose names hash to it. It is immutable; the zero value is empty.
 type shard struct {
-	digest  digest
+	digest  digest // of the entries
+	built   uint64 // the sum of records and index
 	records []byte
 	// index maps the hash of a name to the offset of its record plus one: open addressing
 	// in a power of two that is never full. It is empty without records.
