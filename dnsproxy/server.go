@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,6 +26,7 @@ type Server struct {
 	config  Config
 	log     *slog.Logger
 
+	empty     *table.Table // the predecessor of the first table
 	listeners listeners
 	ready     chan struct{} // closed when the listeners are open
 
@@ -82,6 +84,7 @@ func New(cfg Config) (*Server, error) {
 		},
 		config: cfg,
 		log:    cfg.Logger,
+		empty:  table.Empty(cluster),
 		ready:  make(chan struct{}),
 
 		abandoned: make(chan struct{}),
@@ -195,14 +198,51 @@ func (s *Server) FlushCache(selection forward.CacheSelection) (int, error) {
 // stays in use. Load must not be called concurrently. It does not keep resources.
 func (s *Server) Load(resources [][]byte) error {
 	start := time.Now()
-	previous := s.handler.table.Load()
-	if previous == nil {
-		previous = table.Empty(s.handler.cluster)
-	}
-	next, err := previous.Next(resources)
+	next, err := s.latest().Next(resources)
 	if err != nil {
 		return err
 	}
+	s.use(next, start)
+	s.logSkipped(next.Skipped())
+	return nil
+}
+
+// ShardOf returns the shard of the host with a key, for LoadShards.
+func (s *Server) ShardOf(key string) int { return s.empty.ShardOf(key) }
+
+// LoadShards is like Load for some shards of the table: shards has all entries of each, a NameTable
+// in wire form. The other shards stay or, if whole is set, become empty and all of the table is built
+// anew. It costs as much as the shards that differ. It logs only what the current table does not leave
+// out, too.
+func (s *Server) LoadShards(shards map[int][]byte, whole bool) error {
+	start := time.Now()
+	current := s.latest()
+	next, err := current.With(shards, whole)
+	if err != nil {
+		return err
+	}
+	s.use(next, start)
+	known := map[table.Skipped]bool{}
+	for _, skip := range current.Skipped() {
+		known[skip] = true
+	}
+	s.logSkipped(slices.DeleteFunc(next.Skipped(), func(skip table.Skipped) bool { return known[skip] }))
+	return nil
+}
+
+// Damaged reports whether a shard of the current table has changed in memory since it was built.
+func (s *Server) Damaged(shard int) bool { return s.latest().Damaged(shard) }
+
+// latest returns the current table, an empty one before the first.
+func (s *Server) latest() *table.Table {
+	if current := s.handler.table.Load(); current != nil {
+		return current
+	}
+	return s.empty
+}
+
+// use puts a table into use, which was built from start on.
+func (s *Server) use(next *table.Table, start time.Time) {
 	first := s.handler.table.Swap(next) == nil
 	s.handler.forwarder.TableChanged()
 	if first {
@@ -210,10 +250,7 @@ func (s *Server) Load(resources [][]byte) error {
 	}
 	s.handler.metrics.buildDuration.Observe(time.Since(start).Seconds())
 	s.handler.metrics.hosts.Set(float64(next.Len()))
-	skipped := next.Skipped()
-	s.handler.metrics.skipped.Set(float64(len(skipped)))
-	s.logSkipped(skipped)
-	return nil
+	s.handler.metrics.skipped.Set(float64(len(next.Skipped())))
 }
 
 // maxLoggedSkips bounds the log lines of one push.

@@ -1,0 +1,133 @@
+package dnsproxy_test
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/internal/testkit/fakedns"
+)
+
+// byShard returns the entries of hosts by their shards in p.
+func (p *proxy) byShard(tb testing.TB, h hosts) map[int][]byte {
+	tb.Helper()
+	shards := map[int][]byte{}
+	for host, info := range h {
+		at := p.ShardOf(host)
+		shards[at] = append(shards[at], hosts{host: info}.wire(tb)...)
+	}
+	return shards
+}
+
+// with loads the shards of these hosts, which have no other hosts.
+func (p *proxy) with(tb testing.TB, h hosts, whole bool) {
+	tb.Helper()
+	if err := p.LoadShards(p.byShard(tb, h), whole); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// Shards of the table are replaced one by one, before a whole table and after one. The others stay.
+func TestLoadShards(t *testing.T) { // C11
+	t.Parallel()
+	var log bytes.Buffer
+	fake := nameserver(t, fakedns.Answer())
+	p := start(t, dnsproxy.Config{
+		Logger: slog.New(slog.NewTextHandler(&log, nil)), Forward: forward.Config{Upstreams: servers(fake)},
+	})
+	if p.ShardOf("Web.shop.svc.cluster.local.") != p.ShardOf("web.shop.svc.cluster.local") {
+		t.Error("the shard depends on case, or on a dot at the end")
+	}
+	p.with(t, hosts{
+		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"), "api.example": external("10.0.0.2"), "bad..example": external("10.0.0.3"),
+	}, true)
+	<-p.Synced()
+	p.converse(t, []dialogue{{"web A", "web. A 10.0.0.1"}, {"api.example A", "api.example. A 10.0.0.2"}})
+	if got := strings.Count(log.String(), "left out"); got != 1 {
+		t.Errorf("%d entries logged:\n%s", got, log.String())
+	}
+	p.with(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.9")}, false)
+	p.converse(t, []dialogue{
+		{"web A", "web. A 10.0.0.9"}, {"api.example A", "api.example. A 10.0.0.2"},
+		{"9.0.0.10.in-addr.arpa PTR", "9.0.0.10.in-addr.arpa. PTR web.shop.svc.cluster.local."}, {"1.0.0.10.in-addr.arpa PTR", forwarded},
+	})
+	if got := strings.Count(log.String(), "left out"); got != 1 {
+		t.Errorf("%d entries logged after a change of another shard:\n%s", got, log.String())
+	}
+	current := p.Table()
+	for name, bad := range map[string][]byte{
+		"not UTF-8":     {0x0a, 8, 0x0a, 1, 'x', 0x12, 3, 0x0a, 1, 0xff},
+		"another shard": hosts{"api.example": external("10.0.0.2")}.wire(t),
+		"cut":           {0x0a, 8},
+	} {
+		at := p.ShardOf("x")
+		if name == "another shard" {
+			at = (p.ShardOf("api.example") + 1) % 256
+		}
+		if err := p.LoadShards(map[int][]byte{at: bad}, false); err == nil || p.Table() != current {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	p.with(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.9")}, false)
+	if p.Table() != current {
+		t.Error("an unchanged shard makes another table")
+	}
+	p.load(t, hosts{"api.example": external("10.0.0.4")})
+	p.converse(t, []dialogue{{"web A", forwarded}, {"api.example A", "api.example. A 10.0.0.4"}})
+	p.with(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.9")}, true)
+	p.converse(t, []dialogue{{"api.example A", forwarded}, {"web A", "web. A 10.0.0.9"}})
+}
+
+// A table that was loaded in shards equals one of the same hosts that was loaded at once.
+func TestShardsAreTheTable(t *testing.T) { // C11
+	t.Parallel()
+	h := mesh(1000)
+	p, q := newProxy(t, dnsproxy.Config{}), newProxy(t, dnsproxy.Config{})
+	p.load(t, h)
+	for at, content := range q.byShard(t, h) {
+		if err := q.LoadShards(map[int][]byte{at: content}, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff(p.Table().NameTable(), q.Table().NameTable(), protocmp.Transform()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// BenchmarkLoadShard measures a change of one host: of its shard.
+func BenchmarkLoadShard(b *testing.B) {
+	for _, n := range []int{10_000, 100_000} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			h := mesh(n)
+			p := newProxy(b, dnsproxy.Config{})
+			p.load(b, h)
+			p.Table().HasBelow("\x05local") // as a query for a name that does not exist
+			const host = "web-1.shop-1.svc.cluster.local"
+			at := p.ShardOf(host)
+			for other := range h {
+				if p.ShardOf(other) != at {
+					delete(h, other)
+				}
+			}
+			var shards [2]map[int][]byte
+			for i := range shards {
+				h[host] = service("web-1", "shop-1", fmt.Sprintf("192.0.2.%d", i))
+				shards[i] = map[int][]byte{at: h.wire(b)}
+			}
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				if err := p.LoadShards(shards[i%2], false); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
