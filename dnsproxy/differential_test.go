@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/dnsproxy/table"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // firstSeed selects other tables and queries for the differential test:
@@ -85,6 +87,38 @@ func (w *world) load(tb testing.TB, table map[string]*api.NameTable_NameInfo) {
 	}
 	if err := w.server.Load(push); err != nil {
 		tb.Fatal(err)
+	}
+	w.reference.load(table)
+}
+
+// change gives both another table, the server in changes of a few shards each or, at times, in one of all shards.
+func (w *world) change(tb testing.TB, r *rand.Rand, before, table map[string]*api.NameTable_NameInfo) {
+	tb.Helper()
+	shards := map[int][]byte{}
+	for key := range before {
+		shards[w.server.ShardOf(key)] = nil // may have no host any more
+	}
+	for key, info := range table {
+		entry, err := proto.Marshal(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{key: info}})
+		if err != nil {
+			tb.Fatal(err)
+		}
+		at := w.server.ShardOf(key)
+		shards[at] = append(shards[at], entry...)
+	}
+	whole := r.IntN(4) == 0
+	for len(shards) > 0 {
+		some, want := map[int][]byte{}, 1+r.IntN(20)
+		for at, entries := range shards {
+			if whole || len(some) < want {
+				some[at] = entries
+				delete(shards, at)
+			}
+		}
+		w.server.Table().HasBelow(wire.Root) // from now on, ancestors are derived from those of the last table
+		if err := w.server.LoadShards(some, whole); err != nil {
+			tb.Fatal(err)
+		}
 	}
 	w.reference.load(table)
 }
@@ -291,8 +325,9 @@ func (w *world) count(resp *dns.Msg, truncated bool) {
 	}
 }
 
-// The fast path answers as the reference does, for random tables and queries.
-func TestDifferential(t *testing.T) { // N1-N11, A1-A6, A8, A9
+// The fast path answers as the reference does, for random tables and queries. Half of the tables came as changes
+// of the one before.
+func TestDifferential(t *testing.T) { // N1-N11, A1-A6, A8, A9, C11
 	t.Parallel()
 	queries := differentialQueries
 	if underRace() {
@@ -307,8 +342,13 @@ func TestDifferential(t *testing.T) { // N1-N11, A1-A6, A8, A9
 				g := newGenerator(seed)
 				w := newWorld(t, g.config, g.search)
 				table := g.table()
-				w.load(t, g.before(table))
-				w.load(t, table)
+				before := g.before(table)
+				w.load(t, before)
+				if seed%2 == 0 {
+					w.load(t, table)
+				} else {
+					w.change(t, rand.New(rand.NewPCG(seed, 1)), before, table)
+				}
 				for i := range queries {
 					packet, over := g.query(w.reference)
 					if err := w.compare(packet, over); err != nil {
