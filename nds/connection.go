@@ -33,6 +33,11 @@ const (
 	pingAfter   = 20 * time.Second
 	pingTimeout = 10 * time.Second
 
+	// window is how many bytes the control plane may send before the client has read them. It is fixed, because
+	// gRPC would otherwise measure the bandwidth with a PING for each push, which costs the control plane
+	// as much as the push.
+	window = 1 << 20
+
 	// maxPingAfter is a little more than the 5 minutes that every gRPC server permits
 	// unless it is configured otherwise.
 	maxPingAfter = 6 * time.Minute
@@ -58,6 +63,8 @@ func dial(cfg Config, addr string, pingAfter time.Duration, creds connectionCred
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(cfg.MaxPushBytes)),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
+		grpc.WithStaticStreamWindowSize(window),
+		grpc.WithStaticConnWindowSize(window),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
 	}, creds.options...)
 	// With "passthrough" the dialer looks the host up, with the system's resolver.
