@@ -23,6 +23,8 @@ const (
 type Config struct {
 	// Addr is the control plane's host and port. The host is looked up on every connect.
 	Addr string
+	// Resolver looks the host up; nil means that of the system.
+	Resolver *net.Resolver
 	// Plaintext connects without TLS. The client then sends no token and ignores the
 	// other TLS settings.
 	Plaintext bool

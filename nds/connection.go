@@ -48,7 +48,7 @@ const (
 // silent for pingAfter is pinged.
 func dial(cfg Config, addr string, pingAfter time.Duration, creds connectionCredentials) (*grpc.ClientConn, error) {
 	// TCP notices a dead host within 25 s, even where HTTP/2 pings are not permitted.
-	dialer := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{
+	dialer := net.Dialer{Resolver: cfg.Resolver, KeepAliveConfig: net.KeepAliveConfig{
 		Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3,
 	}}
 	opts := append([]grpc.DialOption{
@@ -67,7 +67,7 @@ func dial(cfg Config, addr string, pingAfter time.Duration, creds connectionCred
 		grpc.WithStaticConnWindowSize(window),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
 	}, creds.options...)
-	// With "passthrough" the dialer looks the host up, with the system's resolver.
+	// With "passthrough" the dialer looks the host up.
 	conn, err := grpc.NewClient("passthrough:///"+addr, opts...)
 	if err != nil {
 		return nil, fmt.Errorf("preparing the connection to %q: %w", addr, err)
