@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"reflect"
 	"sync"
 	"sync/atomic"
@@ -124,6 +125,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		memory:   memory,
 		ready:    make(chan struct{}),
 	}
+	cfg.XDS.Resolver = controlResolver(cfg.DNS.Forward.Upstreams, func() []netip.AddrPort { return addrPorts(proxy) })
 	a.client, err = nds.New(cfg.XDS, func(resources []nds.Resource) error {
 		defer a.noteTable()
 		return proxy.Load(values(resources))

@@ -4,6 +4,7 @@
 //	agent.go          Agent: passes a push to the query path, starts all parts and ends them in order
 //	identity.go       the addresses of the node
 //	addresses.go      following changes of the addresses of the interfaces
+//	lookup.go         looking up the control plane where resolv.conf names the agent
 //	memory.go         returning memory to the kernel when pushes pause
 //	status.go         the status server: probes, metrics, /debug/..., the cache
 //	systemd.go        notifications to systemd

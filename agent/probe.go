@@ -141,6 +141,17 @@ func udpListeners(proxy *dnsproxy.Server) []dnsproxy.Addr {
 	return slices.DeleteFunc(proxy.Addrs(), func(l dnsproxy.Addr) bool { return l.Network != "udp" })
 }
 
+// addrPorts returns the addresses of the UDP listeners of a query path.
+func addrPorts(proxy *dnsproxy.Server) []netip.AddrPort {
+	var all []netip.AddrPort
+	for _, l := range udpListeners(proxy) {
+		if addr, err := netip.ParseAddrPort(l.Address); err == nil {
+			all = append(all, addr)
+		}
+	}
+	return all
+}
+
 // isTimeout reports whether a listener has not answered a probe in time. Any other error says
 // that it cannot be reached.
 func isTimeout(err error) bool {

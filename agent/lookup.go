@@ -1,0 +1,33 @@
+package agent
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"sync/atomic"
+
+	"github.com/nametap/nametap/dnsproxy/resolvconf"
+	"github.com/nametap/nametap/dnsproxy/upstream"
+)
+
+// controlResolver returns the resolver for the host of the control plane. Where resolv.conf names the
+// agent, it queries the agent's nameservers instead: the agent holds names of the cluster domain until
+// it has a table (C6), and the control plane has such a name.
+func controlResolver(nameservers []upstream.Spec, listeners func() []netip.AddrPort) *net.Resolver {
+	var plain []string
+	for _, n := range nameservers {
+		if !n.TLS {
+			plain = append(plain, n.Addr.String())
+		}
+	}
+	var queries atomic.Uint64 // so that a query that is repeated goes to the next nameserver
+	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
+		if server, err := netip.ParseAddrPort(address); err == nil && len(plain) > 0 {
+			if others, _ := resolvconf.WithoutSelf([]netip.AddrPort{server}, listeners(), nil); len(others) == 0 {
+				address = plain[(queries.Add(1)-1)%uint64(len(plain))]
+			}
+		}
+		return new(net.Dialer).DialContext(ctx, network, address)
+	}
+	return &net.Resolver{PreferGo: true, Dial: dial} // only Go's own resolver calls dial
+}
