@@ -1,0 +1,202 @@
+package nds
+
+import (
+	"errors"
+	"fmt"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/api/digest"
+)
+
+// The fields of a NameTable, and of an entry of its map.
+const (
+	fieldTable  protowire.Number = 1
+	fieldChange protowire.Number = 1001
+	fieldKey    protowire.Number = 1
+)
+
+// A change is a parsed NameTable with a Change (api/nds.proto), or several in a row. Its bytes are
+// views of the NameTable.
+type change struct {
+	// hosts has what happens to single hosts, by their keys in lower case: their entries or, for hosts
+	// that are removed, nil. An entry is in wire form, tag and length included.
+	hosts map[string][]byte
+	// complete are the buckets that have only hosts of hosts after the change.
+	complete digest.Set
+	sum      digest.Sum // of the table after the change
+	revision []byte
+}
+
+// changeOf returns the NameTable of a response that is a change. It is nil for other responses, which
+// are resources of a set.
+func changeOf(r response) ([]byte, error) {
+	for _, resource := range r.resources {
+		value := resource.GetResource().GetValue()
+		switch has, err := hasChange(value); {
+		case err != nil || !has || resource.GetName() != "":
+		case len(r.resources) > 1:
+			return nil, fmt.Errorf("a change of the table in a response with %d resources: want it alone", len(r.resources))
+		case r.typeURL != TypeURL || resource.GetResource().GetTypeUrl() != TypeURL:
+			return nil, fmt.Errorf("response of type %q with a resource of type %q: want %q", r.typeURL, resource.GetResource().GetTypeUrl(), TypeURL)
+		default:
+			return value, nil
+		}
+	}
+	return nil, nil
+}
+
+// hasChange reports whether a NameTable has a Change.
+func hasChange(table []byte) (bool, error) {
+	for len(table) > 0 {
+		number, kind, n := protowire.ConsumeTag(table)
+		if n < 0 {
+			return false, protowire.ParseError(n)
+		}
+		if number == fieldChange && kind == protowire.BytesType {
+			return true, nil
+		}
+		value := protowire.ConsumeFieldValue(number, kind, table[n:])
+		if value < 0 {
+			return false, protowire.ParseError(value)
+		}
+		table = table[n+value:]
+	}
+	return false, nil
+}
+
+// parseChange parses a NameTable that has a Change.
+func parseChange(table []byte) (change, error) {
+	c := change{hosts: map[string][]byte{}}
+	var message api.NameTable_Change
+	for rest := table; len(rest) > 0; {
+		number, kind, n := protowire.ConsumeField(rest)
+		if n < 0 {
+			return change{}, fmt.Errorf("a change of %d bytes: %w", len(table), protowire.ParseError(n))
+		}
+		field := rest[:n]
+		rest = rest[n:]
+		if kind != protowire.BytesType {
+			continue
+		}
+		var err error
+		switch number {
+		case fieldTable:
+			err = c.add(field)
+		case fieldChange:
+			_, _, tag := protowire.ConsumeTag(field)
+			value, _ := protowire.ConsumeBytes(field[tag:])
+			err = proto.UnmarshalOptions{Merge: true}.Unmarshal(value, &message)
+		}
+		if err != nil {
+			return change{}, fmt.Errorf("a change of %d bytes: %w", len(table), err)
+		}
+	}
+	return c, c.setMessage(&message)
+}
+
+// add adds an entry.
+func (c *change) add(raw []byte) error {
+	key, _, err := cutEntry(raw)
+	if err != nil {
+		return err
+	}
+	host := string(appendLower(nil, key))
+	if _, twice := c.hosts[host]; twice {
+		return fmt.Errorf("host %q twice", host)
+	}
+	c.hosts[host] = raw
+	return nil
+}
+
+// setMessage sets what the Change says.
+func (c *change) setMessage(m *api.NameTable_Change) (err error) {
+	var ok bool
+	if c.sum, ok = digest.ParseSum(m.GetSum()); !ok {
+		return fmt.Errorf("a change with a checksum of %d bytes: want %d", len(m.GetSum()), digest.SumSize)
+	}
+	if c.complete, ok = digest.ParseSet(m.GetComplete()); !ok {
+		return fmt.Errorf("a change with %d bytes of complete buckets: want %d or none", len(m.GetComplete()), digest.SetSize)
+	}
+	for _, host := range m.GetRemoved() {
+		host = string(appendLower(nil, []byte(host)))
+		if _, present := c.hosts[host]; !present {
+			c.hosts[host] = nil
+		}
+	}
+	c.revision = m.GetRevision()
+	return nil
+}
+
+// then makes c the change that has the effect of c and then of next.
+func (c *change) then(next change) {
+	for bucket := range digest.Count {
+		if next.complete.Has(bucket) {
+			c.complete.Add(bucket)
+		}
+	}
+	if next.complete != (digest.Set{}) {
+		for host := range c.hosts {
+			if next.complete.Has(digest.BucketOf(host)) {
+				delete(c.hosts, host)
+			}
+		}
+	}
+	for host, raw := range next.hosts {
+		c.hosts[host] = raw
+	}
+	c.sum, c.revision = next.sum, next.revision
+}
+
+// marshalChange returns the end of a NameTable in wire form that makes it a change.
+func marshalChange(m *api.NameTable_Change) ([]byte, error) {
+	value, err := proto.Marshal(m)
+	if err != nil {
+		return nil, err
+	}
+	return protowire.AppendBytes(protowire.AppendTag(nil, fieldChange, protowire.BytesType), value), nil
+}
+
+// cutEntry returns the key of the entry at the start of b, which has tag and length, and the length of
+// the entry.
+func cutEntry(b []byte) (key []byte, length int, err error) {
+	number, kind, tag := protowire.ConsumeTag(b)
+	if tag < 0 {
+		return nil, 0, protowire.ParseError(tag)
+	}
+	if number != fieldTable || kind != protowire.BytesType {
+		return nil, 0, errors.New("want an entry of the table")
+	}
+	rest, n := protowire.ConsumeBytes(b[tag:])
+	if n < 0 {
+		return nil, 0, protowire.ParseError(n)
+	}
+	for len(rest) > 0 {
+		number, kind, tag := protowire.ConsumeTag(rest)
+		if tag < 0 {
+			return nil, 0, protowire.ParseError(tag)
+		}
+		value := protowire.ConsumeFieldValue(number, kind, rest[tag:])
+		if value < 0 {
+			return nil, 0, protowire.ParseError(value)
+		}
+		if number == fieldKey && kind == protowire.BytesType {
+			key, _ = protowire.ConsumeBytes(rest[tag:])
+		}
+		rest = rest[tag+value:]
+	}
+	return key, tag + n, nil
+}
+
+// appendLower appends a key to dst, with the letters of ASCII in lower case.
+func appendLower(dst, key []byte) []byte {
+	for _, c := range key {
+		if 'A' <= c && c <= 'Z' {
+			c += 'a' - 'A'
+		}
+		dst = append(dst, c)
+	}
+	return dst
+}
