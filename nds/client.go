@@ -80,10 +80,16 @@ type Client struct {
 	variant   Variant
 	fellBack  time.Time // of cfg.Clock
 	fallbacks int
-	// inUse is the set that apply accepted last, from any stream or from the snapshot.
-	// loaded says that there was one. Neither is ever reset.
+	// inUse is the set that apply accepted last, from any stream or from the snapshot. hosts is
+	// the table in use instead if it came as changes of hosts; otherwise it is nil. loaded says
+	// that there is a table in use; it is never reset.
 	inUse  []Resource
+	hosts  *hostTable
 	loaded bool
+	// damaged says that the table in use has changed in memory. The next push builds it anew.
+	damaged bool
+	// hostsNode is the fingerprint of the node to which hosts was sent.
+	hostsNode string
 	// snapshotUnread says that the snapshot could not be read. Every connect tries again
 	// until a table is in use.
 	snapshotUnread bool

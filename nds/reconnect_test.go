@@ -340,7 +340,7 @@ nametap_xds_table_stale 0
 	if problems, err := testutil.GatherAndLint(registry); err != nil || len(problems) != 0 {
 		t.Fatal(problems, err)
 	}
-	if n, err := testutil.GatherAndCount(registry); err != nil || n != 10 {
+	if n, err := testutil.GatherAndCount(registry); err != nil || n != 11 {
 		t.Fatalf("%d series, %v", n, err)
 	}
 }

@@ -1,9 +1,7 @@
 package nds
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -13,34 +11,29 @@ import (
 	"sync"
 	"time"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/anypb"
-
 	"github.com/nametap/nametap/internal/statedir"
 )
 
-// The snapshot file holds, in this order: magic; the time of the last push, nanoseconds
-// since 1970, 8 bytes big endian; the SHA-256 of the rest of the file; a
-// DeltaDiscoveryResponse with the resources, whose control plane identifier names the
-// owner. A push that changes nothing overwrites the time in place, so the checksum does
-// not cover it.
 const (
-	lockName       = "nametap.lock"
-	snapshotName   = "nametable.snapshot"
-	snapshotFamily = "nametap"
-	snapshotMagic  = snapshotFamily + "\x02"
-	snapshotSum    = len(snapshotMagic) + 8
-	snapshotHead   = snapshotSum + sha256.Size
+	lockName     = "nametap.lock"
+	snapshotName = "nametable.snapshot"
 )
 
-// snapshot is the content of the snapshot file.
+// snapshot is the content of the snapshot file, or a part of it that is to be written.
 type snapshot struct {
-	owner     string
-	version   string
-	pushed    time.Time
+	owner   string
+	version string
+	pushed  time.Time
+	// Either resources or hosts is the table. resources may be empty.
 	resources []Resource
+	hosts     *hostTable
+	hostsNode string // see Client
+}
+
+// saving says how the table in use differs from the last one that was saved.
+type saving struct {
+	all    bool   // entirely
+	change []byte // by this change, a NameTable in wire form; nil for none
 }
 
 // snapshotOwner identifies the nodes that may use a snapshot: the table of one namespace
@@ -71,16 +64,44 @@ func (c *Client) restore() {
 		err = fmt.Errorf("it belongs to %q, this node is %q", s.owner, owner)
 	}
 	if err == nil {
-		err = c.apply(s.resources)
+		err = c.useSnapshot(&s)
 	}
 	if err != nil {
 		c.setAside(path, err, lockErr)
 		return
 	}
-	c.inUse, c.loaded = s.resources, true
-	c.setTable(table{version: s.version, pushed: s.pushed, resources: len(s.resources), stale: true})
+	if s.lost > 0 {
+		c.log.Warn("the last changes in the snapshot of the table are damaged, older hosts are used until the control plane sends newer ones",
+			"path", path, "bytes", s.lost)
+	}
+	t := c.inUseTable()
+	t.version, t.pushed, t.stale = s.version, s.pushed, true
+	c.setTable(t)
 	c.log.Info("using the table of the snapshot until the control plane sends one",
 		"path", path, "version", s.version, "pushed", s.pushed)
+}
+
+// useSnapshot puts a snapshot to use.
+func (c *Client) useSnapshot(s *savedTable) error {
+	if s.change == nil {
+		if err := c.apply(s.resources); err != nil {
+			return err
+		}
+		c.inUse, c.loaded = s.resources, true
+		return nil
+	}
+	if c.cfg.Hosts == nil {
+		return errors.New("it has a table of single hosts, which this agent does not take")
+	}
+	hosts, shards, err := new(hostTable).with(s.change, c.cfg.Hosts.ShardOf)
+	if err != nil {
+		return fmt.Errorf("it is damaged: %w", err)
+	}
+	if err := c.cfg.Hosts.ApplyShards(shards, true); err != nil {
+		return err
+	}
+	c.hosts, c.hostsNode, c.loaded = hosts, s.hostsNode, true
+	return nil
 }
 
 // setAside renames a snapshot that cannot be used for the given reason. If lockErr is not
@@ -98,15 +119,14 @@ func (c *Client) setAside(path string, reason, lockErr error) {
 	c.log.Warn("snapshot of the table set aside", "path", path, "moved_to", aside, "error", reason)
 }
 
-// save passes the set in use to the goroutine that writes the snapshot. changed says that
-// the last push changed the set.
-func (c *Client) save(changed bool) {
+// save passes the table in use to the goroutine that writes the snapshot.
+func (c *Client) save(changed saving) {
 	if c.cfg.StateDir == "" {
 		return
 	}
 	state := c.Status()
 	c.saver.put(snapshot{
-		owner: snapshotOwner(c.cfg.Node), version: state.Version, pushed: state.LastPush, resources: c.inUse,
+		owner: snapshotOwner(c.cfg.Node), version: state.Version, pushed: state.LastPush, resources: c.inUse, hosts: c.hosts, hostsNode: c.hostsNode,
 	}, changed)
 }
 
@@ -118,16 +138,24 @@ type snapshotSaver struct {
 
 	mu      sync.Mutex
 	next    *snapshot // what to write; nil if there is nothing new
-	changed bool      // the set has changed since run last took next
+	changed bool      // next has a table that differs from the file by more than changes
+	// changes lead to next from the table that run took last, unless changed is set. Together
+	// they have size bytes, at most maxPending.
+	changes []record
+	size    int
 
 	// The fields below are owned by the goroutine of run.
 
-	// unsaved says that the file does not hold the set of the last snapshot.
-	unsaved  bool
-	failures failureLog
+	// unsaved says that the file does not hold the table of the last snapshot.
+	unsaved bool
+	// base and length are the lengths of the base and of the file that this saver has written
+	// for a table of hosts. base is 0 if changes cannot be added to the file.
+	base, length int64
+	failures     failureLog
 
 	log     *slog.Logger
 	timeout time.Duration // how long the end waits for the last snapshot
+	again   time.Duration // saveAgain
 }
 
 // saveTimeout bounds how long a disk that does not answer delays the end of the process.
@@ -135,7 +163,7 @@ const saveTimeout = 3 * time.Second
 
 func newSnapshotSaver(dir *statedir.Dir, log *slog.Logger) *snapshotSaver {
 	return &snapshotSaver{
-		dir: dir, wake: make(chan struct{}, 1), failures: failureLog{log: log}, log: log, timeout: saveTimeout,
+		dir: dir, wake: make(chan struct{}, 1), failures: failureLog{log: log}, log: log, timeout: saveTimeout, again: saveAgain,
 	}
 }
 
@@ -162,10 +190,20 @@ func (s *snapshotSaver) start() (stop func()) {
 	}
 }
 
+// maxPending bounds the changes that wait for a slow disk.
+const maxPending = 1 << 20
+
 // put replaces the snapshot that is to be written.
-func (s *snapshotSaver) put(next snapshot, changed bool) {
+func (s *snapshotSaver) put(next snapshot, changed saving) {
 	s.mu.Lock()
-	s.next, s.changed = &next, s.changed || changed
+	s.next, s.changed = &next, s.changed || changed.all
+	if changed.change != nil {
+		s.changes = append(s.changes, record{pushed: next.pushed, version: next.version, change: changed.change})
+		s.size += len(changed.change)
+	}
+	if s.changed = s.changed || s.size > maxPending; s.changed {
+		s.changes, s.size = nil, 0
+	}
 	s.mu.Unlock()
 	select {
 	case s.wake <- struct{}{}:
@@ -173,12 +211,30 @@ func (s *snapshotSaver) put(next snapshot, changed bool) {
 	}
 }
 
+// saveAgain is how long after a failure the snapshot is written again without another push: a control plane
+// that sends changes may be silent until its next stream. It doubles up to maxSaveAgain, since a directory
+// that cannot be written to may stay like that.
+const (
+	saveAgain    = 30 * time.Second
+	maxSaveAgain = 30 * time.Minute
+)
+
 // run writes snapshots until ctx ends, and then the last one.
 func (s *snapshotSaver) run(ctx context.Context) {
+	wait := s.again
 	for {
+		var again <-chan time.Time
+		if s.unsaved {
+			again = time.After(wait)
+		} else {
+			wait = s.again
+		}
 		select {
 		case <-s.wake:
 			s.saveNext()
+		case <-again:
+			s.saveNext()
+			wait = min(2*wait, maxSaveAgain)
 		case <-ctx.Done():
 			s.saveNext()
 			return
@@ -186,28 +242,43 @@ func (s *snapshotSaver) run(ctx context.Context) {
 	}
 }
 
-// saveNext writes the snapshot, or only the time of the push if the file holds the set
-// already. If that fails, the snapshot after the next push is written whole.
+// saveNext writes the snapshot, or only the time of the push if the file holds the table
+// already, or only the changes. If that fails, the next call writes the whole snapshot.
 func (s *snapshotSaver) saveNext() {
 	s.mu.Lock()
-	next := s.next
+	next, changes := s.next, s.changes
 	s.unsaved = s.unsaved || s.changed
-	s.next, s.changed = nil, false
+	s.next, s.changed, s.changes, s.size = nil, false, nil, 0
 	s.mu.Unlock()
-	if next == nil || !s.unsaved && s.saveTime(next.pushed) == nil {
+	switch {
+	case next == nil:
+		return
+	case s.unsaved:
+	case len(changes) == 0 && s.saveTime(next.pushed) == nil:
+		return
+	case len(changes) > 0 && s.saveChanges(changes) == nil:
+		s.failures.reset()
 		return
 	}
-	data, err := next.marshal()
+	parts, err := next.marshal()
 	if err == nil {
-		err = s.dir.Write(snapshotName, data)
+		err = s.dir.Write(snapshotName, parts...)
 	}
 	if err != nil {
 		s.unsaved = true
+		s.mu.Lock()
+		if s.next == nil {
+			s.next = next
+		}
+		s.mu.Unlock()
 		s.failures.report("snapshot of the table not written: the agent may start with an older table", slog.LevelWarn, err)
 		return
 	}
 	s.failures.reset()
-	s.unsaved = false
+	s.unsaved, s.base, s.length = false, 0, int64(totalLen(parts))
+	if next.hosts != nil {
+		s.base = s.length
+	}
 }
 
 // saveTime writes the time of the last push to the file.
@@ -215,57 +286,20 @@ func (s *snapshotSaver) saveTime(pushed time.Time) error {
 	return s.dir.WriteAt(snapshotName, binary.BigEndian.AppendUint64(nil, uint64(pushed.UnixNano())), int64(len(snapshotMagic)))
 }
 
-// marshal returns the content of the snapshot file.
-func (s snapshot) marshal() ([]byte, error) {
-	m := &discoveryv3.DeltaDiscoveryResponse{
-		SystemVersionInfo: s.version,
-		TypeUrl:           TypeURL,
-		ControlPlane:      &corev3.ControlPlane{Identifier: s.owner},
-	}
-	for _, r := range s.resources {
-		m.Resources = append(m.Resources, &discoveryv3.Resource{
-			Name: r.Name, Version: r.Version, Resource: &anypb.Any{TypeUrl: TypeURL, Value: r.Value},
-		})
-	}
-	data := make([]byte, snapshotHead, snapshotHead+proto.Size(m))
-	copy(data, snapshotMagic)
-	binary.BigEndian.PutUint64(data[len(snapshotMagic):], uint64(s.pushed.UnixNano()))
-	data, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(data, m)
-	if err != nil {
-		return nil, fmt.Errorf("marshalling: %w", err)
-	}
-	sum := sha256.Sum256(data[snapshotHead:])
-	copy(data[snapshotSum:], sum[:])
-	return data, nil
-}
+// errNoRoom says that the file has to be written whole.
+var errNoRoom = errors.New("the changes in the snapshot of the table are too long")
 
-// parseSnapshot parses the content of a snapshot file.
-func parseSnapshot(data []byte) (snapshot, error) {
-	switch {
-	case !bytes.HasPrefix(data, []byte(snapshotFamily)):
-		return snapshot{}, errors.New("it is not a snapshot of nametap")
-	case !bytes.HasPrefix(data, []byte(snapshotMagic)) && len(data) > len(snapshotFamily):
-		return snapshot{}, errors.New("it is a snapshot of another version of nametap")
-	case len(data) < snapshotHead:
-		return snapshot{}, fmt.Errorf("it is damaged: %d bytes, want at least %d", len(data), snapshotHead)
+// saveChanges adds changes to the file. It does not wait until they are on the disk: after a power
+// failure the last ones may be missing, and the control plane sends them again.
+func (s *snapshotSaver) saveChanges(changes []record) error {
+	var data []byte
+	for i := range changes {
+		data = changes[i].append(data)
 	}
-	pushed := time.Unix(0, int64(binary.BigEndian.Uint64(data[len(snapshotMagic):])))
-	sum, rest := data[snapshotSum:snapshotHead], data[snapshotHead:]
-	if want := sha256.Sum256(rest); !bytes.Equal(sum, want[:]) {
-		return snapshot{}, errors.New("it is damaged: the checksum is wrong")
+	if s.base == 0 || s.length-s.base+int64(len(data)) > max(s.base/2, minLog) {
+		return errNoRoom
 	}
-	m := &discoveryv3.DeltaDiscoveryResponse{}
-	if err := proto.Unmarshal(rest, m); err != nil {
-		return snapshot{}, fmt.Errorf("it is damaged: %w", err)
-	}
-	set, err := nextSet(nil, response{typeURL: m.GetTypeUrl(), whole: true, resources: m.GetResources()})
-	if err != nil {
-		return snapshot{}, fmt.Errorf("it is damaged: %w", err)
-	}
-	return snapshot{
-		owner:     m.GetControlPlane().GetIdentifier(),
-		version:   m.GetSystemVersionInfo(),
-		pushed:    pushed,
-		resources: set,
-	}, nil
+	err := s.dir.Append(snapshotName, data, s.length)
+	s.length += int64(len(data))
+	return err
 }

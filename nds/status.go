@@ -24,6 +24,16 @@ type Status struct {
 	LastPush  time.Time `json:"lastPush,omitzero"`
 	TableAge  float64   `json:"tableAgeSeconds"`
 	Stale     bool      `json:"stale"`
+	// Mode is "hosts" if the table came as changes of hosts, and "whole" if it came in whole
+	// resources. Digest is the checksum of a table of mode hosts, in hexadecimal, and Revision
+	// what its control plane calls its state, in base64; both are empty otherwise.
+	Mode     Mode   `json:"mode,omitempty"`
+	Digest   string `json:"digest,omitempty"`
+	Revision []byte `json:"revision,omitempty"`
+	// ChecksumDifferences counts how often hosts did not have their checksum, since the start:
+	// on the way from the control plane, or in memory. LastChecksumDifference is the last case.
+	ChecksumDifferences    uint64 `json:"checksumDifferences"`
+	LastChecksumDifference string `json:"lastChecksumDifference,omitempty"`
 	// Nonce is the nonce of the last response of any stream.
 	Nonce string `json:"nonce,omitempty"`
 	// Pushes counts all responses, Rejected those that were NACKed.
@@ -38,6 +48,15 @@ type Status struct {
 	// clears it.
 	LastError string `json:"lastError,omitempty"`
 }
+
+// A Mode is the form in which a control plane sends a table.
+type Mode string
+
+// The modes.
+const (
+	ModeWhole Mode = "whole"
+	ModeHosts Mode = "hosts"
+)
 
 // Status returns what the client is doing now. It is safe for concurrent use.
 func (c *Client) Status() Status {
@@ -66,6 +85,17 @@ type table struct {
 	pushed    time.Time
 	resources int
 	stale     bool
+	mode      Mode
+	digest    string
+	revision  []byte
+}
+
+// inUseTable returns the description of the table in use, without version and time.
+func (c *Client) inUseTable() table {
+	if c.hosts == nil {
+		return table{mode: ModeWhole, resources: len(c.inUse)}
+	}
+	return table{mode: ModeHosts, resources: 1, digest: c.hosts.buckets.Sum().String(), revision: c.hosts.revision}
 }
 
 // setTable records the table in use, and reports whether it is the first one.
@@ -80,6 +110,7 @@ func (c *Client) setTable(t table) (first bool) {
 		c.received = c.cfg.Clock.Now()
 	}
 	c.state.Resources = t.resources
+	c.state.Mode, c.state.Digest, c.state.Revision = t.mode, t.digest, t.revision
 	c.state.LastError = ""
 	if !t.stale {
 		c.state.Pushes++
@@ -97,6 +128,15 @@ func (c *Client) setRejected(reason error) {
 	c.state.Pushes++
 	c.state.Rejected++
 	c.state.LastError = reason.Error()
+}
+
+// setDifference records that hosts do not have their checksum, and the checksum of those in use.
+func (c *Client) setDifference(reason, digest string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.state.ChecksumDifferences++
+	c.state.LastChecksumDifference = reason
+	c.state.Digest = digest
 }
 
 // setConnected records that a response arrived.
@@ -170,6 +210,10 @@ func newMetrics(status func() Status) *metrics {
 			Name: "nametap_xds_reconnects_total",
 			Help: "Connection attempts to the control plane after the first.",
 		}, func() float64 { return float64(status().Reconnects) }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "nametap_xds_checksum_differences_total",
+			Help: "Times that hosts did not have their checksum, in a push or in memory; they were sent again.",
+		}, func() float64 { return float64(status().ChecksumDifferences) }),
 		gauge("nametap_xds_connected", "1 while a stream to the control plane is open and has received a response.",
 			func(s Status) float64 { return boolValue(s.Connected) }),
 		gauge("nametap_xds_table_age_seconds", "Time since the control plane last sent the table in use; NaN without a table.",

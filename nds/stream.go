@@ -91,7 +91,7 @@ func (s *stream) handle(r response) error {
 	}
 	s.set, s.version = set, r.version
 	err = s.rpc.answer(answer{nonce: r.nonce, version: s.version})
-	s.client.save(changed)
+	s.client.save(saving{all: changed})
 	return err
 }
 

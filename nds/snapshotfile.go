@@ -1,0 +1,243 @@
+package nds
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+// The snapshot file holds, in this order: magic; the time of the last push, nanoseconds
+// since 1970, 8 bytes big endian; the SHA-256 of the rest of the file; a
+// DeltaDiscoveryResponse with the resources, whose control plane identifier names the
+// owner. A push that changes nothing overwrites the time in place, so the checksum does
+// not cover it.
+//
+// For a table of hosts the magic is another one, which earlier versions of nametap refuse. The
+// checksum covers the base: its length, 8 bytes big endian, and the DeltaDiscoveryResponse, with the
+// whole table as a change and, as its nonce, the fingerprint of the node. The log follows, with a
+// record for each later change that was sent to the same node.
+const (
+	snapshotFamily = "nametap"
+	snapshotMagic  = snapshotFamily + "\x02"
+	hostsMagic     = snapshotFamily + "\x03"
+	snapshotSum    = len(snapshotMagic) + 8
+	snapshotHead   = snapshotSum + sha256.Size
+	hostsHead      = snapshotHead + 8
+
+	// minLog is how long the log may be in any case; otherwise it is half as long as the base.
+	minLog = 64 << 10
+)
+
+// A savedTable is what a snapshot file holds.
+type savedTable struct {
+	snapshot
+	// change has the hosts, as a change from the empty table; nil if the file has resources.
+	change *change
+	// lost is the length of the end of the log that cannot be read: a record that was not
+	// written entirely, or is damaged, and those after it.
+	lost int
+}
+
+// marshal returns the parts of the snapshot file. Most of those of a table of hosts are its shards: a copy
+// would be garbage as large as the table.
+func (s snapshot) marshal() ([][]byte, error) {
+	m := &discoveryv3.DeltaDiscoveryResponse{
+		SystemVersionInfo: s.version,
+		TypeUrl:           TypeURL,
+		ControlPlane:      &corev3.ControlPlane{Identifier: s.owner},
+		Nonce:             s.hostsNode,
+	}
+	for _, r := range s.resources {
+		m.Resources = append(m.Resources, &discoveryv3.Resource{
+			Name: r.Name, Version: r.Version, Resource: &anypb.Any{TypeUrl: TypeURL, Value: r.Value},
+		})
+	}
+	magic, head := snapshotMagic, snapshotHead
+	var table [][]byte
+	if s.hosts != nil {
+		magic, head = hostsMagic, hostsHead
+		var err error
+		if table, err = s.hosts.marshal(); err != nil {
+			return nil, fmt.Errorf("marshalling: %w", err)
+		}
+	}
+	data := make([]byte, head, head+proto.Size(m))
+	copy(data, magic)
+	binary.BigEndian.PutUint64(data[len(magic):], uint64(s.pushed.UnixNano()))
+	data, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(data, m)
+	if err != nil {
+		return nil, fmt.Errorf("marshalling: %w", err)
+	}
+	if s.hosts != nil {
+		data = appendResource(data, totalLen(table))
+		binary.BigEndian.PutUint64(data[snapshotHead:], uint64(len(data)-hostsHead+totalLen(table)))
+	}
+	sum := sha256.New()
+	sum.Write(data[snapshotHead:])
+	for _, part := range table {
+		sum.Write(part)
+	}
+	copy(data[snapshotSum:], sum.Sum(nil))
+	return append([][]byte{data}, table...), nil
+}
+
+// appendResource appends to a DeltaDiscoveryResponse the start of a resource without a name, up to its
+// NameTable of size bytes.
+func appendResource(response []byte, size int) []byte {
+	const (
+		fieldResources protowire.Number = 2 // of the DeltaDiscoveryResponse
+		fieldResource  protowire.Number = 2 // of the Resource
+		fieldTypeURL   protowire.Number = 1 // of the Any
+		fieldValue     protowire.Number = 2 // of the Any
+	)
+	body := protowire.AppendString(protowire.AppendTag(nil, fieldTypeURL, protowire.BytesType), TypeURL)
+	body = protowire.AppendVarint(protowire.AppendTag(body, fieldValue, protowire.BytesType), uint64(size)) //nolint:gosec // not negative
+	resource := protowire.AppendVarint(protowire.AppendTag(nil, fieldResource, protowire.BytesType), uint64(len(body)+size))
+	resource = append(resource, body...)
+	response = protowire.AppendVarint(protowire.AppendTag(response, fieldResources, protowire.BytesType), uint64(len(resource)+size))
+	return append(response, resource...)
+}
+
+// totalLen returns the length of all parts together.
+func totalLen(parts [][]byte) (n int) {
+	for _, part := range parts {
+		n += len(part)
+	}
+	return n
+}
+
+// parseSnapshot parses the content of a snapshot file.
+func parseSnapshot(data []byte) (savedTable, error) {
+	ofHosts := bytes.HasPrefix(data, []byte(hostsMagic))
+	switch {
+	case !bytes.HasPrefix(data, []byte(snapshotFamily)):
+		return savedTable{}, errors.New("it is not a snapshot of nametap")
+	case !ofHosts && !bytes.HasPrefix(data, []byte(snapshotMagic)) && len(data) > len(snapshotFamily):
+		return savedTable{}, errors.New("it is a snapshot of another version of nametap")
+	case len(data) < snapshotHead:
+		return savedTable{}, fmt.Errorf("it is damaged: %d bytes, want at least %d", len(data), snapshotHead)
+	}
+	rest, log := data[snapshotHead:], []byte(nil)
+	if ofHosts {
+		if len(rest) < 8 || binary.BigEndian.Uint64(rest) > uint64(len(rest)-8) {
+			return savedTable{}, fmt.Errorf("it is damaged: %d bytes are too few for its base", len(data))
+		}
+		end := 8 + binary.BigEndian.Uint64(rest)
+		rest, log = rest[:end], rest[end:]
+	}
+	if want := sha256.Sum256(rest); !bytes.Equal(data[snapshotSum:snapshotHead], want[:]) {
+		return savedTable{}, errors.New("it is damaged: the checksum is wrong")
+	}
+	if ofHosts {
+		rest = rest[8:]
+	}
+	m := &discoveryv3.DeltaDiscoveryResponse{}
+	if err := proto.Unmarshal(rest, m); err != nil {
+		return savedTable{}, fmt.Errorf("it is damaged: %w", err)
+	}
+	set, err := nextSet(nil, response{typeURL: m.GetTypeUrl(), whole: true, resources: m.GetResources()})
+	if err != nil {
+		return savedTable{}, fmt.Errorf("it is damaged: %w", err)
+	}
+	s := savedTable{snapshot: snapshot{
+		owner:     m.GetControlPlane().GetIdentifier(),
+		version:   m.GetSystemVersionInfo(),
+		hostsNode: m.GetNonce(),
+		pushed:    time.Unix(0, int64(binary.BigEndian.Uint64(data[len(snapshotMagic):]))),
+	}}
+	if !ofHosts {
+		s.resources = set
+		return s, nil
+	}
+	if len(set) != 1 {
+		return savedTable{}, fmt.Errorf("it is damaged: %d tables, want one", len(set))
+	}
+	c, err := parseChange(set[0].Value)
+	if err != nil {
+		return savedTable{}, fmt.Errorf("it is damaged: %w", err)
+	}
+	s.change = &c
+	s.replay(log)
+	return s, nil
+}
+
+// replay adds the changes in the log, up to the first record that is damaged. A damaged record makes
+// those after it useless, because they change the table that it leads to.
+func (s *savedTable) replay(log []byte) {
+	for len(log) > 0 {
+		r, n := parseRecord(log)
+		if n == 0 {
+			break
+		}
+		c, err := parseChange(r.change)
+		if err != nil {
+			break
+		}
+		s.change.then(c)
+		s.version = r.version
+		if r.pushed.After(s.pushed) { // no later push has changed nothing
+			s.pushed = r.pushed
+		}
+		log = log[n:]
+	}
+	s.lost = len(log)
+}
+
+// A record is a change in the log. It consists of the length of its content, 4 bytes big endian; the
+// first 8 bytes of the SHA-256 of the content; and the content: the time of the push, 8 bytes, the
+// version after its length as a varint, and the change, a NameTable in wire form.
+type record struct {
+	pushed  time.Time
+	version string
+	change  []byte
+}
+
+const (
+	recordSum  = 4
+	recordHead = recordSum + 8
+)
+
+// append appends the record to the log.
+func (r *record) append(log []byte) []byte {
+	start := len(log)
+	log = append(log, make([]byte, recordHead)...)
+	log = binary.BigEndian.AppendUint64(log, uint64(r.pushed.UnixNano()))
+	log = append(binary.AppendUvarint(log, uint64(len(r.version))), r.version...)
+	log = append(log, r.change...)
+	content := log[start+recordHead:]
+	binary.BigEndian.PutUint32(log[start:], uint32(len(content))) //nolint:gosec // a push is below 4 GiB
+	sum := sha256.Sum256(content)
+	copy(log[start+recordSum:], sum[:recordHead-recordSum])
+	return log
+}
+
+// parseRecord parses the record at the start of a log, and returns its length, 0 if it is damaged.
+func parseRecord(log []byte) (r record, length int) {
+	if len(log) < recordHead {
+		return record{}, 0
+	}
+	n := uint64(binary.BigEndian.Uint32(log))
+	if n > uint64(len(log)-recordHead) {
+		return record{}, 0
+	}
+	content := log[recordHead:][:n]
+	if sum := sha256.Sum256(content); !bytes.Equal(sum[:recordHead-recordSum], log[recordSum:recordHead]) || n < 8 {
+		return record{}, 0
+	}
+	r.pushed = time.Unix(0, int64(binary.BigEndian.Uint64(content)))
+	versionLen, used := binary.Uvarint(content[8:])
+	if rest := content[8+max(0, used):]; used > 0 && versionLen <= uint64(len(rest)) {
+		r.version, r.change = string(rest[:versionLen]), rest[versionLen:]
+		return r, recordHead + int(n) //nolint:gosec // at most the length of the log
+	}
+	return record{}, 0
+}
