@@ -269,12 +269,14 @@ func (c *Client) certificate() *tls.Certificate {
 
 // runStream opens a stream and returns when it ends, with the results of connect.
 func (c *Client) runStream(ctx context.Context, conn *grpc.ClientConn) (lasted time.Duration, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	rpc, err := openRPC(ctx, conn, c.variant)
 	if err != nil {
 		return 0, err
 	}
-	s := &stream{client: c, rpc: rpc}
-	err = s.run(c.sentNode)
+	s := &stream{client: c, rpc: rpc, cancel: cancel}
+	err = s.run(c.firstNode())
 	if !s.acceptedAt.IsZero() {
 		lasted = max(1, time.Since(s.acceptedAt)) // the clock may be coarse
 	}

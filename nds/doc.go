@@ -16,7 +16,11 @@
 //	failurelog.go    logging a failure once
 //	workloadcert.go  the workload certificate: obtaining, saving and renewing it
 //	ca.go            the request to the certificate authority
-//	snapshot.go      the last good table on disk
+//	change.go        changes of single hosts, in wire form
+//	hosts.go         the table of hosts: its shards and checksums
+//	usechange.go     putting a change to use
+//	snapshot.go      the last good table on disk: reading and writing it
+//	snapshotfile.go  the content of that file
 //	status.go        Status, and its metrics
 //
 // What a response means:
@@ -35,6 +39,20 @@
 //     and table stay as they are. If that was the first response of an incremental
 //     stream, the following ones change the set in use, because the control plane will
 //     not send the rest again.
+//
+// With [Config.Hosts] the client asks for changes of hosts (NameTable.Change in api/nds.proto).
+// A response with one resource, which has no name and is a change, then means:
+//
+//   - It changes the table of hosts, in either variant. That table belongs to the client, not
+//     to the stream: the first request of a stream has its checksums (NAMETAP_HOSTS) and
+//     the revision of the last change (NAMETAP_REVISION), and the control plane sends only
+//     what differs. If the table in use came in resources, the request has neither.
+//   - Every entry has a checksum, and the change has that of the table after it. If that
+//     differs, or if an entry that the client keeps has changed in memory, the table stays,
+//     the response is NACKed with the hosts or buckets, and the stream ends. The next
+//     one begins with the checksums of the entries as they are, so that the control plane
+//     sends again those that are wrong.
+//   - A response without a change replaces the table of hosts, and the other way round.
 //
 // The node of a stream is what [Config.Refresh] returns when the client connects. When it
 // returns another node later, the client ends the stream and connects again.

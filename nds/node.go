@@ -2,6 +2,9 @@ package nds
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -81,6 +84,42 @@ func (c *Client) currentNode() (*corev3.Node, error) {
 		}
 	}
 	return node.proto()
+}
+
+// The fields of the node metadata by which a client asks for changes of hosts (api/nds.proto).
+const (
+	metadataMerge    = "NAMETAP_MERGE"
+	metadataHosts    = "NAMETAP_HOSTS"
+	metadataRevision = "NAMETAP_REVISION"
+)
+
+// firstNode returns the node for the first request of a stream. It says that the client takes
+// changes of hosts and, if the table in use came as such, what it has: then the control plane sends
+// only what differs.
+func (c *Client) firstNode() *corev3.Node {
+	if c.cfg.Hosts == nil {
+		return c.sentNode
+	}
+	node := proto.CloneOf(c.sentNode)
+	fields := node.GetMetadata().GetFields()
+	fields[metadataMerge] = structpb.NewStringValue("hosts")
+	if c.hosts == nil {
+		return node
+	}
+	c.recheck()
+	fields[metadataHosts] = structpb.NewStringValue(base64.StdEncoding.EncodeToString(c.hosts.buckets.Digests().Bytes()))
+	// Replicas compare what clients with the same revision have: it must be what this node was sent.
+	if len(c.hosts.revision) > 0 && c.hostsNode == fingerprint(c.sentNode) {
+		fields[metadataRevision] = structpb.NewStringValue(base64.StdEncoding.EncodeToString(c.hosts.revision))
+	}
+	return node
+}
+
+// fingerprint returns the same text for nodes that say the same of themselves.
+func fingerprint(node *corev3.Node) string {
+	data, _ := proto.MarshalOptions{Deterministic: true}.Marshal(node) // its strings are UTF-8
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
 }
 
 // awaitChange returns errNodeChanged when the node differs from sent, errResumed when the
@@ -175,7 +214,7 @@ func (n Node) proto() (*corev3.Node, error) {
 		// first, and sends automatic VIPs to every node that captures DNS.
 		"DNS_CAPTURE":       strconv.FormatBool(n.AutoAllocate),
 		"DNS_AUTO_ALLOCATE": strconv.FormatBool(n.AutoAllocate),
-		"NAMETAP_MERGE":     "true", // nametap-discovery may send several named resources
+		metadataMerge:       "true", // nametap-discovery may send several named resources
 	})
 	if n.ServiceAccount != "" {
 		metadata["SERVICE_ACCOUNT"] = n.ServiceAccount

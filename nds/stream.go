@@ -41,10 +41,12 @@ type Resource struct {
 type stream struct {
 	client *Client
 	rpc    rpc
+	cancel context.CancelFunc // ends the RPC
 
 	// set holds the resources that the control plane believes the client has. An
 	// accepted response changes it. A rejected one does not, except that a rejected first
-	// response sets it to the set in use.
+	// response sets it to the set in use. It is empty after a change of hosts: what the
+	// control plane believes about these is in the first request.
 	set []Resource
 	// version is the version of the last accepted response; a rejected response leaves it
 	// unchanged, so a NACK carries the previous version. (There is no field for the
@@ -65,25 +67,40 @@ func (s *stream) run(node *corev3.Node) error {
 			return explainEnd(err)
 		}
 		s.client.setConnected(r.nonce)
-		err = s.handle(r)
+		if err = s.handle(r); differs(err) {
+			s.end()
+			return err
+		}
 	}
 	return fmt.Errorf("sending a request: %w", err)
 }
 
-// handle applies a response and answers it. It returns an error if the answer could not
-// be sent.
-func (s *stream) handle(r response) error {
-	set, err := nextSet(s.set, r)
-	changed := false
-	if err == nil {
-		changed, err = s.client.use(set, r)
+// endTimeout bounds how long the client waits until the control plane has read its NACK.
+const endTimeout = time.Second
+
+// end ends the stream after the control plane has read all requests, or after endTimeout.
+func (s *stream) end() {
+	timer := time.AfterFunc(endTimeout, s.cancel)
+	defer timer.Stop()
+	for err := s.rpc.closeSend(); err == nil; {
+		_, err = s.rpc.receive()
 	}
+}
+
+// handle applies a response and answers it. It returns an error if the answer could not
+// be sent, or a differenceError if the stream has to end.
+func (s *stream) handle(r response) error {
+	set, changed, err := s.take(r)
 	if err != nil {
 		s.client.reject(r, err)
 		if s.acceptedAt.IsZero() {
 			s.set = s.client.inUse
 		}
-		return s.rpc.answer(answer{nonce: r.nonce, version: s.version, rejection: rejection(err)})
+		sent := s.rpc.answer(answer{nonce: r.nonce, version: s.version, rejection: rejection(err)})
+		if differs(err) {
+			return err
+		}
+		return sent
 	}
 	if s.acceptedAt.IsZero() {
 		s.acceptedAt = time.Now()
@@ -91,14 +108,31 @@ func (s *stream) handle(r response) error {
 	}
 	s.set, s.version = set, r.version
 	err = s.rpc.answer(answer{nonce: r.nonce, version: s.version})
-	s.client.save(saving{all: changed})
+	s.client.save(changed)
 	return err
+}
+
+// take puts a response to use. It returns the set of the stream after it, and what has to be saved.
+func (s *stream) take(r response) (set []Resource, changed saving, err error) {
+	value, err := changeOf(r)
+	if err != nil {
+		return nil, saving{}, err
+	}
+	if value != nil {
+		changed, err = s.client.useChange(value, r)
+		return nil, changed, err
+	}
+	if set, err = nextSet(s.set, r); err != nil {
+		return nil, saving{}, err
+	}
+	changed.all, err = s.client.use(set, r)
+	return set, changed, err
 }
 
 // use applies set, unless it equals the set in use, and reports whether it did.
 func (c *Client) use(set []Resource, r response) (changed bool, err error) {
 	result := resultUnchanged
-	if changed = !c.loaded || !sameContent(c.inUse, set); changed {
+	if changed = !c.loaded || c.hosts != nil || !sameContent(c.inUse, set); changed {
 		result = resultApplied
 		start := time.Now()
 		err := c.apply(set)
@@ -106,19 +140,38 @@ func (c *Client) use(set []Resource, r response) (changed bool, err error) {
 		if err != nil {
 			return false, err
 		}
-		if isEmpty(set) && !isEmpty(c.inUse) {
-			c.log.Warn("the control plane sent no mesh hosts, the table is empty now", "version", r.version)
+		if isEmpty(set) && c.hasHosts() {
+			c.warnEmpty(r)
 		}
-		c.inUse, c.loaded = set, true
+		c.inUse, c.hosts, c.hostsNode, c.loaded, c.damaged = set, nil, "", true, false
 	}
+	c.pushed(r, result)
+	return changed, nil
+}
+
+// hasHosts reports whether the table in use has hosts.
+func (c *Client) hasHosts() bool {
+	if c.hosts != nil {
+		return c.hosts.len() > 0
+	}
+	return !isEmpty(c.inUse)
+}
+
+func (c *Client) warnEmpty(r response) {
+	c.log.Warn("the control plane sent no mesh hosts, the table is empty now", "version", r.version)
+}
+
+// pushed counts and logs a response that was accepted. The table in use is that of the response.
+func (c *Client) pushed(r response, result string) {
 	c.metrics.pushed(result, r.bytes)
-	first := c.setTable(table{version: r.version, pushed: time.Now(), resources: len(set)})
+	t := c.inUseTable()
+	t.version, t.pushed = r.version, time.Now()
+	first := c.setTable(t)
 	log := c.log.Debug
 	if first {
 		log = c.log.Info
 	}
-	log("table pushed", "version", r.version, "result", result, "resources", len(set), "bytes", r.bytes)
-	return changed, nil
+	log("table pushed", "version", r.version, "result", result, "mode", t.mode, "resources", t.resources, "bytes", r.bytes)
 }
 
 // reject counts and logs a response that is not used.
@@ -229,6 +282,8 @@ type rpc interface {
 	subscribe(node *corev3.Node) error
 	receive() (response, error)
 	answer(a answer) error
+	// closeSend says that no request follows. The control plane then ends the stream.
+	closeSend() error
 }
 
 // openRPC starts the RPC of a variant.
@@ -278,6 +333,8 @@ func (r incrementalRPC) answer(a answer) error {
 	})
 }
 
+func (r incrementalRPC) closeSend() error { return r.client.CloseSend() }
+
 type sotwRPC struct {
 	client discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient
 }
@@ -318,3 +375,5 @@ func (r sotwRPC) answer(a answer) error {
 		TypeUrl: TypeURL, VersionInfo: a.version, ResponseNonce: a.nonce, ErrorDetail: a.rejection,
 	})
 }
+
+func (r sotwRPC) closeSend() error { return r.client.CloseSend() }
