@@ -125,9 +125,10 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		memory:   memory,
 		ready:    make(chan struct{}),
 	}
+	cfg.XDS.Hosts = hostTable{a}
 	cfg.XDS.Resolver = controlResolver(cfg.DNS.Forward.Upstreams, func() []netip.AddrPort { return addrPorts(proxy) })
 	a.client, err = nds.New(cfg.XDS, func(resources []nds.Resource) error {
-		defer a.noteTable()
+		defer a.noteTable(true)
 		return proxy.Load(values(resources))
 	})
 	if err != nil {
@@ -149,9 +150,27 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	return a, nil
 }
 
-// noteTable is called after a push.
-func (a *Agent) noteTable() {
-	a.memory.note()
+// A hostTable passes changes of hosts to the query path.
+type hostTable struct{ *Agent }
+
+// ShardOf implements [nds.HostTable].
+func (t hostTable) ShardOf(host string) int { return t.proxy.ShardOf(host) }
+
+// ApplyShards implements [nds.HostTable].
+func (t hostTable) ApplyShards(shards map[int][]byte, whole bool) error {
+	const many = 64 // a quarter of the table
+	defer t.noteTable(whole || len(shards) >= many)
+	return t.proxy.LoadShards(shards, whole)
+}
+
+// Damaged implements [nds.HostTable].
+func (t hostTable) Damaged(shard int) bool { return t.proxy.Damaged(shard) }
+
+// noteTable is called after a push. large says that it leaves garbage as large as the table.
+func (a *Agent) noteTable(large bool) {
+	if large {
+		a.memory.note()
+	}
 	if a.capture != nil {
 		a.capture.registrar.Note()
 	}
