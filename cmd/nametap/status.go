@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/nds"
 )
 
 func newStatusCommand() *cobra.Command {
@@ -105,6 +106,22 @@ func printXDS(w io.Writer, status agent.Status) {
 	}
 	fmt.Fprintf(w, "table\tversion %q, %s old\n", xds.Version, age)
 	fmt.Fprintf(w, "pushes\t%d, %d rejected\n", xds.Pushes, xds.Rejected)
+	printMode(w, xds)
+}
+
+// printMode prints the form in which the table came, and its checksum.
+func printMode(w io.Writer, xds nds.Status) {
+	text := "the control plane sends whole tables"
+	if xds.Mode == nds.ModeHosts {
+		text = "the control plane sends changes of hosts, checksum " + xds.Digest
+	}
+	if len(xds.Revision) > 0 {
+		text += fmt.Sprintf(", revision %q", xds.Revision)
+	}
+	fmt.Fprintf(w, "mode\t%s: %s\n", xds.Mode, text)
+	if xds.ChecksumDifferences > 0 {
+		fmt.Fprintf(w, "checksum differences\t%d, last: %s\n", xds.ChecksumDifferences, xds.LastChecksumDifference)
+	}
 }
 
 // printRedirections prints what is captured by rules of another process, as test queries show.
