@@ -8,6 +8,7 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/discovery/hosts"
 )
 
@@ -40,7 +41,7 @@ type view struct {
 
 // table is what is known of a table that may not be encoded yet.
 type table struct {
-	sum     hosts.Sum
+	sum     digest.Sum
 	entries int
 	version string // the sum as text
 }
@@ -51,7 +52,7 @@ func newView(all *hosts.Hosts, key viewKey) *view {
 		viewer: all.Viewer(key.View), merge: key.merge, tables: map[string]table{}, watches: map[*watch]struct{}{},
 	}
 	changed := map[string]bool{}
-	for _, host := range all.All() {
+	for host := range all.All() {
 		v.apply(hosts.HostChange{New: host}, changed)
 	}
 	v.settle(changed)
@@ -125,7 +126,7 @@ func (v *view) tableOf(e *hosts.Entry) string {
 
 // version returns the version of all tables together.
 func (v *view) version() string {
-	var all hosts.Sum
+	var all digest.Sum
 	for _, t := range v.tables {
 		all = all.Add(t.sum)
 	}
@@ -141,7 +142,7 @@ func (v *view) encode(all *hosts.Hosts, names map[string]bool) map[string]*resou
 			some = all.Of(name)
 		}
 		entries := make([]*hosts.Entry, 0, v.tables[name].entries)
-		for _, host := range some {
+		for host := range some {
 			if e := v.viewer.Entry(host); e != nil && v.tableOf(e) == name {
 				entries = append(entries, e)
 			}

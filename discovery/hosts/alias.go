@@ -69,7 +69,7 @@ func (h *Hosts) setTarget(host *Host) {
 		next, isAlias := h.alias(key)
 		if !isAlias {
 			if name != "" {
-				host.target, host.alias = h.hosts[key], name
+				host.target, host.alias = h.host(key), name
 			}
 			return
 		}

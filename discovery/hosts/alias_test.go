@@ -17,7 +17,7 @@ func TestAliasOfManyClaims(t *testing.T) {
 	}
 	h.Update(Change{Updated: objects})
 	viewer := h.Viewer(View{Namespace: "shop", Families: Families{V4: true}})
-	host := h.All()["alias.shop.svc."+domain]
+	host := h.host("alias.shop.svc." + domain)
 	for range 10 {
 		if e := viewer.Entry(host); e == nil || !strings.Contains(string(e.Encoded), "192.0.2.64") {
 			t.Fatalf("the alias has the entry %v", e)

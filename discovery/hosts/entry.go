@@ -1,10 +1,7 @@
 package hosts
 
 import (
-	"crypto/sha256"
-	"encoding/binary"
 	"fmt"
-	"math/bits"
 	"net/netip"
 	"slices"
 
@@ -12,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/api/digest"
 )
 
 const (
@@ -37,7 +35,7 @@ type Entry struct {
 	// entries of several hosts are the NameTable with all of them.
 	Encoded []byte
 	// Sum is a checksum of Encoded.
-	Sum Sum
+	Sum digest.Sum
 }
 
 func newEntry(host, namespace string, info *api.NameTable_NameInfo) *Entry {
@@ -54,7 +52,7 @@ func newEntry(host, namespace string, info *api.NameTable_NameInfo) *Entry {
 	b = protowire.AppendString(b, host)
 	b = protowire.AppendTag(b, fieldValue, protowire.BytesType)
 	b = protowire.AppendBytes(b, value)
-	return &Entry{Host: host, Namespace: namespace, Encoded: b, Sum: sumOf(b)}
+	return &Entry{Host: host, Namespace: namespace, Encoded: b, Sum: digest.Of(b)}
 }
 
 // addrs returns the addresses of the entry, and those that come before them.
@@ -70,31 +68,6 @@ func (e *Entry) addrs() (near, others []netip.Addr) {
 	}
 	return addrs[:info.GetNear():info.GetNear()], addrs[info.GetNear():]
 }
-
-// A Sum is a checksum of a set of entries, whatever their order. The zero value is that of none.
-type Sum struct{ high, low uint64 }
-
-func sumOf(b []byte) Sum {
-	s := sha256.Sum256(b)
-	return Sum{binary.BigEndian.Uint64(s[:]), binary.BigEndian.Uint64(s[8:])}
-}
-
-// Add returns the checksum with that of other entries.
-func (s Sum) Add(other Sum) Sum {
-	low, carry := bits.Add64(s.low, other.low, 0)
-	high, _ := bits.Add64(s.high, other.high, carry)
-	return Sum{high, low}
-}
-
-// Sub returns the checksum without that of other entries.
-func (s Sum) Sub(other Sum) Sum {
-	low, borrow := bits.Sub64(s.low, other.low, 0)
-	high, _ := bits.Sub64(s.high, other.high, borrow)
-	return Sum{high, low}
-}
-
-// String returns 32 hexadecimal digits.
-func (s Sum) String() string { return fmt.Sprintf("%016x%016x", s.high, s.low) }
 
 // visibleClaim is a claim with the addresses that a client gets.
 type visibleClaim struct {

@@ -2,9 +2,11 @@ package hosts
 
 import (
 	"cmp"
+	"iter"
 	"maps"
 	"slices"
 
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/discovery/object"
 )
 
@@ -16,11 +18,11 @@ type Hosts struct {
 	kinds    map[string]int // objects that count, by kind
 	sidecars sidecars
 	mesh     mesh
-	byHost   map[string][]claimOf        // the claims by hostKey
-	hosts    map[string]*Host            // by hostKey
-	inside   map[string]map[string]*Host // by the namespaces of their claims, and hostKey
-	aliases  map[string]map[string]bool  // hosts that are aliases, by the hostKey of their target
-	loops    map[string]bool             // hosts that are aliases of themselves
+	byHost   map[string][]claimOf           // the claims by hostKey
+	hosts    [digest.Count]map[string]*Host // by bucket and hostKey
+	inside   map[string]map[string]*Host    // by the namespaces of their claims, and hostKey
+	aliases  map[string]map[string]bool     // hosts that are aliases, by the hostKey of their target
+	loops    map[string]bool                // hosts that are aliases of themselves
 	vips     *VIPs
 	settled  bool // an update has compared the VIPs with all hosts
 	resolved int  // hosts that have an address for some client
@@ -35,12 +37,16 @@ type claimOf struct {
 // New returns no hosts, for a number of sources of the own cluster. The automatic VIPs are allocated
 // in vips, which must not be used elsewhere.
 func New(clusterDomain string, sources int, vips *VIPs) *Hosts {
-	return &Hosts{
+	h := &Hosts{
 		domain: clusterDomain, clusters: []*cluster{newCluster("", ownCluster, clusterDomain, sources)},
 		kinds: map[string]int{}, sidecars: sidecars{}, mesh: newMesh(object.Mesh{RootNamespace: object.DefaultRootNamespace}),
-		byHost: map[string][]claimOf{}, hosts: map[string]*Host{}, inside: map[string]map[string]*Host{}, aliases: map[string]map[string]bool{},
+		byHost: map[string][]claimOf{}, inside: map[string]map[string]*Host{}, aliases: map[string]map[string]bool{},
 		loops: map[string]bool{}, vips: vips,
 	}
+	for i := range h.hosts {
+		h.hosts[i] = map[string]*Host{}
+	}
+	return h
 }
 
 // A Change is what has changed in a source of objects.
@@ -90,6 +96,14 @@ type HostChange struct {
 	Old, New *Host
 }
 
+// Key returns the key of the host.
+func (c HostChange) Key() string {
+	if c.New != nil {
+		return c.New.Key
+	}
+	return c.Old.Key
+}
+
 // Update puts changes of sources to use, all at once. The order of the changes does not matter for
 // the result.
 func (h *Hosts) Update(changes ...Change) Update {
@@ -134,7 +148,7 @@ func (h *Hosts) Update(changes ...Change) Update {
 	u.VIPs, u.Moved = result.unsaved, result.moved
 	h.addAliases(changed)
 	for _, key := range sortedKeys(changed) {
-		old := h.hosts[key]
+		old := h.host(key)
 		if now := h.renew(key); old != nil || now != nil {
 			u.Hosts = append(u.Hosts, HostChange{Old: old, New: now})
 		}
@@ -238,7 +252,7 @@ func wantsSlot(claims []claimOf) bool {
 // renew makes a host anew after its claims, its VIP or the target of its alias have changed. It
 // returns nil if there is none. The target of an alias is set later.
 func (h *Hosts) renew(key string) *Host {
-	if old := h.hosts[key]; old != nil {
+	if old := h.host(key); old != nil {
 		for _, c := range old.claims {
 			removeInner(h.inside, c.namespace, key)
 		}
@@ -246,7 +260,7 @@ func (h *Hosts) renew(key string) *Host {
 	claims := h.byHost[key]
 	if len(claims) == 0 {
 		delete(h.byHost, key)
-		delete(h.hosts, key)
+		delete(h.hosts[digest.BucketOf(key)], key)
 		delete(h.loops, key)
 		return nil
 	}
@@ -260,16 +274,32 @@ func (h *Hosts) renew(key string) *Host {
 		innerMap(h.inside, c.namespace)[key] = host
 	}
 	host.slot, host.hasSlot = h.vips.slot(key)
-	h.hosts[key] = host
+	h.hosts[digest.BucketOf(key)][key] = host
 	return host
 }
 
-// All returns all hosts, in no order.
-func (h *Hosts) All() map[string]*Host { return h.hosts }
+// host returns the host with a key, nil if there is none.
+func (h *Hosts) host(key string) *Host { return h.hosts[digest.BucketOf(key)][key] }
 
-// Of returns the hosts to which an object of a namespace has a claim, in no order. They include those
+// All yields all hosts, in no order.
+func (h *Hosts) All() iter.Seq[*Host] {
+	return func(yield func(*Host) bool) {
+		for _, bucket := range h.hosts {
+			for _, host := range bucket {
+				if !yield(host) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// In yields the hosts of a bucket, in no order.
+func (h *Hosts) In(bucket int) iter.Seq[*Host] { return maps.Values(h.hosts[bucket]) }
+
+// Of yields the hosts to which an object of a namespace has a claim, in no order. They include those
 // whose entries are of the namespace.
-func (h *Hosts) Of(namespace string) map[string]*Host { return h.inside[namespace] }
+func (h *Hosts) Of(namespace string) iter.Seq[*Host] { return maps.Values(h.inside[namespace]) }
 
 // Counts are numbers of what there is.
 type Counts struct {

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/discovery/object"
 )
 
@@ -48,12 +49,13 @@ func entry(name, host string, ips ...string) object.Object {
 func seen(t *testing.T, h *Hosts, v View) map[string]string {
 	t.Helper()
 	viewer, out := h.Viewer(v), map[string]string{}
-	for k, host := range h.All() {
+	for host := range h.All() {
+		k := host.Key
 		e := viewer.Entry(host)
 		if e == nil {
 			continue
 		}
-		if h.Of(e.Namespace)[k] != host {
+		if !slices.Contains(slices.Collect(h.Of(e.Namespace)), host) {
 			t.Errorf("%s is not among the hosts of the namespace %s", k, e.Namespace)
 		}
 		var table api.NameTable
@@ -61,7 +63,7 @@ func seen(t *testing.T, h *Hosts, v View) map[string]string {
 			t.Fatal(err)
 		}
 		info := table.GetTable()[e.Host]
-		if len(table.GetTable()) != 1 || len(info.GetIps()) == 0 || !strings.EqualFold(k, e.Host) || e.Sum != sumOf(e.Encoded) {
+		if len(table.GetTable()) != 1 || len(info.GetIps()) == 0 || !strings.EqualFold(k, e.Host) || e.Sum != digest.Of(e.Encoded) {
 			t.Errorf("the entry of %s is %v", k, &table)
 		}
 		out[k] = fmt.Sprint(e.Host, " ", e.Namespace, " ", info)
@@ -74,7 +76,8 @@ func seen(t *testing.T, h *Hosts, v View) map[string]string {
 func ips(t *testing.T, h *Hosts) map[string]string {
 	t.Helper()
 	viewer, out := h.Viewer(View{Namespace: "shop", Families: Families{V4: true}}), map[string]string{}
-	for k, host := range h.All() {
+	for host := range h.All() {
+		k := host.Key
 		if e := viewer.Entry(host); e != nil {
 			_, addrs := e.addrs()
 			out[strings.TrimSuffix(k, ".shop.svc."+domain)] = strings.Trim(fmt.Sprint(addrs), "[]")
@@ -310,14 +313,14 @@ func namespaces(h *Hosts) map[string][]string {
 }
 
 // shadow holds, for each view, the sum of its entries, kept up to date from changes only.
-type shadow map[View]Sum
+type shadow map[View]digest.Sum
 
 // follow checks that the changes lead to the sum of all entries.
 func (s shadow) follow(t *testing.T, h *Hosts, view View, u Update) {
 	t.Helper()
 	viewer := h.Viewer(view)
-	var want Sum
-	for _, host := range h.All() {
+	var want digest.Sum
+	for host := range h.All() {
 		if e := viewer.Entry(host); e != nil {
 			want = want.Add(e.Sum)
 		}

@@ -87,7 +87,7 @@ func TestHeadlessImport(t *testing.T) {
 	h.Update(in("", object.Object{Key: key(object.KindSidecar, "s"), Sidecar: sidecar}))
 	viewer := h.Viewer(View{Namespace: "shop", Families: Families{V4: true}, Sidecar: h.Sidecar("shop", nil)})
 	shown := 0
-	for _, host := range h.All() {
+	for host := range h.All() {
 		if viewer.Entry(host) != nil {
 			shown++
 		}

@@ -41,7 +41,8 @@ func network(name string) object.Object {
 // before a "|".
 func at(h *Hosts, claimed Place) map[string]string {
 	viewer, out := h.Viewer(View{Namespace: "shop", Families: Families{V4: true}, Place: h.Place(claimed.Cluster, claimed.Network)}), map[string]string{}
-	for k, host := range h.All() {
+	for host := range h.All() {
+		k := host.Key
 		if e := viewer.Entry(host); e != nil {
 			near, addrs := e.addrs()
 			text := strings.Trim(fmt.Sprint(addrs), "[]")

@@ -69,7 +69,7 @@ func (h *Hosts) status(e *object.ServiceEntry, owner map[netip.Addr]string) []ob
 	var all []object.VIP
 	for _, name := range uniqueHosts(e) {
 		key := hostKey(name)
-		host := h.hosts[key]
+		host := h.host(key)
 		if host == nil || !host.wantsVIP() || !slices.ContainsFunc(host.claims, func(c *claim) bool { return c.host == name && c.wantsVIP }) {
 			continue
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"net/netip"
 
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/discovery/object"
 )
 
@@ -88,7 +89,7 @@ type variantKey struct {
 	families Families
 	vips     bool
 	near     nearCluster
-	target   Sum // of the entry of the target, whose claims may be too many for one that is shared
+	target   digest.Sum // of the entry of the target, whose claims may be too many for one that is shared
 }
 
 // maxBits is how many claims a variantKey can tell apart. The entries of hosts with more are not
