@@ -22,6 +22,8 @@ import (
 type slim struct {
 	object object.Object
 	errs   []object.Error // the object cannot be used if there are any
+	// version is that of the resource when the object became what it is, or was removed; 0 if unknown.
+	version uint64
 }
 
 // GetObjectMeta returns the part of the metadata by which client-go tells objects apart.

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"reflect"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -21,7 +22,7 @@ const maxDropped = 10_000
 
 // A feed holds the objects of one resource. It is the store of a Reflector.
 type feed struct {
-	changed   func()     // called after each change, without the lock; must not block
+	notify    func()     // called after each change, without the lock; must not block
 	selection *selection // of namespaces whose objects count; nil for all
 	strict    bool       // nothing may be served before the objects can be used
 
@@ -32,6 +33,8 @@ type feed struct {
 	listed  bool                // all objects were listed once, or there can be none
 	synced  bool                // listed and, if strict is set, at a time since all could be used
 	latest  time.Time           // when the API server last sent something
+	heardAt uint64              // the version of the resource up to which everything was heard; 0 if unknown
+	changed uint64              // the version at which objects last changed; 0 if unknown
 	dropped map[string]bool     // namespaces whose objects were dropped since the last list began; all if full
 	relist  func()              // makes the Reflector list all objects again; does nothing without one
 
@@ -94,7 +97,7 @@ var (
 // newFeed returns an empty feed of a resource, with all namespaces or those of a selection.
 func newFeed(what string, n *selection, cfg Config) *feed {
 	return &feed{
-		changed: cfg.Changed, selection: n, objects: map[object.Key]object.Object{}, broken: map[object.Key][]object.Error{},
+		notify: cfg.Changed, selection: n, objects: map[object.Key]object.Object{}, broken: map[object.Key][]object.Error{},
 		dirty: map[object.Key]bool{}, dropped: map[string]bool{}, relist: func() {}, health: health{what: what, log: cfg.Logger},
 	}
 }
@@ -105,7 +108,7 @@ func (f *feed) done() {
 	f.latest = time.Now()
 	f.mu.Unlock()
 	f.heard()
-	f.changed()
+	f.notify()
 }
 
 // follow keeps the feed in step with the resource until ctx ends. It begins when it is known which
@@ -128,8 +131,17 @@ func (f *feed) follow(ctx context.Context, l lister) {
 	}
 }
 
-// unselected takes the place of an object whose namespace does not count.
-type unselected struct{}
+// unselected takes the place of an object whose namespace does not count. It has the version of the object.
+type unselected uint64
+
+// versionOf returns the version of the resource in an object; 0 if it is not a number.
+func versionOf(resourceVersion string) uint64 {
+	n, err := strconv.ParseUint(resourceVersion, 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
+}
 
 // Transformer makes client-go reduce objects one by one while it lists them. An object that is in use
 // already needs no memory for a second time.
@@ -147,7 +159,8 @@ func (f *feed) Transformer() cache.TransformFunc {
 
 // reduce returns the slim form of an object from client-go, or unselected.
 func (f *feed) reduce(whole any) (any, error) {
-	if whole == (unselected{}) {
+	switch whole.(type) {
+	case unselected, *slim:
 		return whole, nil
 	}
 	o, err := meta.Accessor(whole)
@@ -157,10 +170,16 @@ func (f *feed) reduce(whole any) (any, error) {
 	f.mu.Lock()
 	selected := f.selectsLocked(o.GetNamespace())
 	f.mu.Unlock()
+	version := versionOf(o.GetResourceVersion())
 	if !selected {
-		return unselected{}, nil
+		return unselected(version), nil
 	}
-	return reduce(whole)
+	s, err := reduce(whole)
+	if err != nil {
+		return nil, err
+	}
+	s.version = version
+	return s, nil
 }
 
 // selectsLocked reports whether a namespace counts. If it does not, its objects have to be listed again
@@ -181,7 +200,7 @@ func (f *feed) reselect() {
 	f.mu.Lock()
 	for key := range f.objects {
 		if !f.selectsLocked(key.Namespace) {
-			f.removeLocked(key)
+			f.removeLocked(key, 0)
 		}
 	}
 	maps.DeleteFunc(f.broken, func(key object.Key, _ []object.Error) bool { return !f.selectsLocked(key.Namespace) })
@@ -193,24 +212,44 @@ func (f *feed) reselect() {
 		f.relist()
 	}
 	f.mu.Unlock()
-	f.changed()
+	f.notify()
 }
 
-// Add takes an object that is new or has changed.
-func (f *feed) Add(whole any) error {
+// event reduces an object and applies a change of it, unless its namespace does not count.
+func (f *feed) event(whole any, applyLocked func(*slim)) error {
 	reduced, err := f.reduce(whole)
 	if err != nil {
 		return err
 	}
 	s, ok := reduced.(*slim)
 	if !ok {
-		return f.Bookmark("")
+		f.heardUpTo(uint64(reduced.(unselected)))
+		return nil
 	}
 	f.mu.Lock()
 	defer f.done()
-	f.putLocked(s)
+	f.heardAt = max(f.heardAt, s.version)
+	applyLocked(s)
 	return nil
 }
+
+// heardUpTo notes that the API server has sent everything up to a version.
+func (f *feed) heardUpTo(version uint64) {
+	f.mu.Lock()
+	f.latest, f.heardAt = time.Now(), max(f.heardAt, version)
+	f.mu.Unlock()
+	f.heard()
+}
+
+// upTo returns the version of the resource up to which everything was heard.
+func (f *feed) upTo() uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.heardAt
+}
+
+// Add takes an object that is new or has changed.
+func (f *feed) Add(whole any) error { return f.event(whole, f.putLocked) }
 
 // Update is Add.
 func (f *feed) Update(whole any) error { return f.Add(whole) }
@@ -230,35 +269,26 @@ func (f *feed) putLocked(s *slim) {
 		return // what has changed is of no use here
 	}
 	f.objects[key], f.dirty[key] = s.object, true
+	f.changed = max(f.changed, s.version)
 }
 
-// removeLocked removes an object.
-func (f *feed) removeLocked(key object.Key) {
+// removeLocked removes an object, at a version of the resource.
+func (f *feed) removeLocked(key object.Key, version uint64) {
 	delete(f.broken, key)
 	if _, ok := f.objects[key]; ok {
 		delete(f.objects, key)
 		f.dirty[key] = true
+		f.changed = max(f.changed, version)
 	}
 }
 
 // Delete removes an object.
 func (f *feed) Delete(whole any) error {
-	reduced, err := f.reduce(whole)
-	if err != nil {
-		return err
-	}
-	s, ok := reduced.(*slim)
-	if !ok {
-		return f.Bookmark("")
-	}
-	f.mu.Lock()
-	defer f.done()
-	f.removeLocked(s.object.Key)
-	return nil
+	return f.event(whole, func(s *slim) { f.removeLocked(s.object.Key, s.version) })
 }
 
 // Replace makes a list the objects of the feed.
-func (f *feed) Replace(list []any, _ string) error {
+func (f *feed) Replace(list []any, resourceVersion string) error {
 	listed := make(map[object.Key]bool, len(list))
 	var all []*slim
 	for _, whole := range list {
@@ -271,21 +301,23 @@ func (f *feed) Replace(list []any, _ string) error {
 			listed[s.object.Key] = true
 		}
 	}
+	version := versionOf(resourceVersion)
 	f.mu.Lock()
 	defer f.done()
 	for _, s := range all {
 		f.putLocked(s)
 	}
-	f.removeOthersLocked(listed)
-	f.listed = true
+	f.removeOthersLocked(listed, version)
+	// It may go back, if etcd was restored.
+	f.listed, f.heardAt, f.changed = true, version, min(f.changed, version)
 	return nil
 }
 
-// removeOthersLocked removes the objects that are not listed.
-func (f *feed) removeOthersLocked(listed map[object.Key]bool) {
+// removeOthersLocked removes the objects that are not listed at a version of the resource.
+func (f *feed) removeOthersLocked(listed map[object.Key]bool, version uint64) {
 	for key := range f.objects {
 		if !listed[key] {
-			f.removeLocked(key)
+			f.removeLocked(key, version)
 		}
 	}
 	maps.DeleteFunc(f.broken, func(key object.Key, _ []object.Error) bool { return !listed[key] })
@@ -294,12 +326,9 @@ func (f *feed) removeOthersLocked(listed map[object.Key]bool) {
 // Resync does nothing: the feed is always in step.
 func (f *feed) Resync() error { return nil }
 
-// Bookmark notes that the API server has sent everything up to now.
-func (f *feed) Bookmark(string) error {
-	f.mu.Lock()
-	f.latest = time.Now()
-	f.mu.Unlock()
-	f.heard()
+// Bookmark notes that the API server has sent everything up to a version.
+func (f *feed) Bookmark(resourceVersion string) error {
+	f.heardUpTo(versionOf(resourceVersion))
 	return nil
 }
 
@@ -308,24 +337,24 @@ func (f *feed) absent() {
 	f.asked(context.Background(), nil)
 	f.mu.Lock()
 	defer f.done()
-	f.listed = true
-	f.removeOthersLocked(nil)
+	f.listed, f.heardAt, f.changed = true, 0, 0 // as in a replica that has not seen the resource
+	f.removeOthersLocked(nil, 0)
 }
 
-// take adds the objects that have changed since the last call to dirty, and the errors to errs.
-func (f *feed) take(dirty map[object.Key]bool, errs []object.Error) []object.Error {
+// take adds what is new since the last call to a reading, and the objects that have changed to dirty.
+func (f *feed) take(dirty map[object.Key]bool, r *Reading) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	maps.Copy(dirty, f.dirty)
 	clear(f.dirty)
+	r.Changed, r.Heard = append(r.Changed, f.changed), append(r.Heard, f.heardAt)
 	for key, broken := range f.broken {
 		_, kept := f.objects[key]
 		for _, e := range broken {
 			e.Kept = kept
-			errs = append(errs, e)
+			r.Errors = append(r.Errors, e)
 		}
 	}
-	return errs
 }
 
 // get returns an object.

@@ -73,7 +73,7 @@ func reduceMesh(o *corev1.ConfigMap) *slim {
 func (s *Source) meshResource() *resource {
 	f := newFeed("settings of the mesh", nil, s.cfg)
 	f.strict = true
-	f.changed = func() {
+	f.notify = func() {
 		if selectors, ok := f.selectors(); ok {
 			s.Select(selectors)
 			if s.cfg.Selected != nil {

@@ -126,6 +126,9 @@ type Reading struct {
 	Errors  []object.Error  // all of now, sorted by object
 	// Waiting says which objects were never read; an empty string if all were.
 	Waiting string
+	// Changed is the state of the API server at which the objects became what they are, Heard the one
+	// that they are known to be up to date with.
+	Changed, Heard Revision
 }
 
 // Read returns what has changed since the last call. It must not be called by two goroutines at a
@@ -134,7 +137,7 @@ func (s *Source) Read() Reading {
 	r := Reading{Waiting: s.Waiting()}
 	feeds, dirty := s.all(), map[object.Key]bool{}
 	for _, f := range feeds {
-		r.Errors = f.take(dirty, r.Errors)
+		f.take(dirty, &r)
 	}
 	for i := range r.Errors {
 		r.Errors[i].Cluster = s.cfg.Cluster
@@ -148,6 +151,15 @@ func (s *Source) Read() Reading {
 	}
 	slices.SortStableFunc(r.Errors, func(a, b object.Error) int { return a.Object.Compare(b.Object) })
 	return r
+}
+
+// Heard returns the state of the API server that the next call of Read will include.
+func (s *Source) Heard() Revision {
+	var heard Revision
+	for _, f := range s.all() {
+		heard = append(heard, f.upTo())
+	}
+	return heard
 }
 
 // all returns all feeds.
