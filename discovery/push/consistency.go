@@ -1,0 +1,89 @@
+package push
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Consistency says which tables this replica serves, and which its clients have.
+type Consistency struct {
+	// Differences is how often a client had another table from a replica with the same objects.
+	Differences uint64      `json:"replica_differences"`
+	Views       []ViewState `json:"views"`
+}
+
+// ViewState is the state of the clients that see the same.
+type ViewState struct {
+	// Client is what they have in common.
+	Client string `json:"client"`
+	// Digest is the checksum of their table, and Hosts the number of its hosts.
+	Digest string `json:"digest"`
+	Hosts  int    `json:"hosts"`
+	// Clients is their number by the digest of the table that they have accepted; "" for those that have
+	// accepted none yet.
+	Clients map[string]int `json:"clients"`
+	// Others are the nodes of clients that have another table, at most maxOthers of each view.
+	Others []string `json:"others,omitempty"`
+}
+
+// maxOthers bounds the nodes that are listed.
+const maxOthers = 20
+
+// Consistency returns the state of all views, sorted by Client.
+func (s *Service) Consistency() Consistency {
+	t := s.tables
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c := Consistency{Differences: s.differences.Load(), Views: []ViewState{}}
+	for _, v := range t.views {
+		c.Views = append(c.Views, v.state())
+	}
+	slices.SortFunc(c.Views, func(a, b ViewState) int { return cmp.Compare(a.Client, b.Client) })
+	return c
+}
+
+func (v *view) state() ViewState {
+	state := ViewState{Client: v.key.String(), Digest: v.version(), Clients: map[string]int{}}
+	for _, t := range v.tables {
+		state.Hosts += t.entries
+	}
+	for s := range v.sessions {
+		if state.Clients[s.accepted]++; s.accepted != state.Digest && len(state.Others) < maxOthers {
+			state.Others = append(state.Others, s.client.node)
+		}
+	}
+	slices.Sort(state.Others)
+	return state
+}
+
+// String describes the clients with the key.
+func (k viewKey) String() string {
+	parts := []string{"namespace " + k.Namespace}
+	if k.Families.V4 {
+		parts = append(parts, "IPv4")
+	}
+	if k.Families.V6 {
+		parts = append(parts, "IPv6")
+	}
+	if k.VIPs {
+		parts = append(parts, "automatic VIPs")
+	}
+	if k.Sidecar.Name != "" {
+		parts = append(parts, fmt.Sprintf("Sidecar %s/%s", k.Sidecar.Namespace, k.Sidecar.Name))
+	}
+	if k.merge {
+		parts = append(parts, "a table per namespace")
+	}
+	return strings.Join(parts, ", ")
+}
+
+// replicasDiffer logs and counts that a client comes from a replica with the same objects and another table.
+func (s *Service) replicasDiffer(node string) {
+	s.differences.Add(1)
+	s.rejections.Do(func() {
+		s.cfg.Logger.Error("another replica with the same objects serves another table: are all of the same release, and with the same flags? "+
+			"Compare their /debug/consistency", "node", node)
+	})
+}

@@ -1,0 +1,62 @@
+package push
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// The values of the label "reason" of the streams that the service ended.
+const (
+	endedTooMany = "too_many"
+	endedSlow    = "slow"
+	endedRefused = "refused"
+)
+
+// metrics are the metrics of streams. docs/discovery.md lists them.
+type metrics struct {
+	clients  *prometheus.GaugeVec
+	pushes   *prometheus.CounterVec
+	rejected *prometheus.CounterVec
+	ended    *prometheus.CounterVec
+	waited   prometheus.Counter
+	differ   prometheus.CounterFunc
+}
+
+// newMetrics returns the metrics; differences is that of [Service].
+func newMetrics(differences func() uint64) *metrics {
+	counters := func(name, help, label string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: "nametap", Subsystem: "discovery", Name: name, Help: help}, []string{label})
+	}
+	counter := func(name, help string) prometheus.CounterOpts {
+		return prometheus.CounterOpts{Namespace: "nametap", Subsystem: "discovery", Name: name, Help: help}
+	}
+	m := &metrics{
+		clients: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Namespace: "nametap", Subsystem: "discovery", Name: "clients", Help: "Open ADS streams, by variant (sotw or delta)."}, []string{"variant"}),
+		pushes:   counters("pushes_total", "Responses with name tables, by variant (sotw or delta).", "variant"),
+		rejected: counters("rejected_total", "Pushes that a client rejected (NACK), by variant (sotw or delta).", "variant"),
+		ended: counters("streams_ended_total", "Streams and connections that the server ended, by reason: too_many (more than --max-clients), "+
+			"slow (a push was not acknowledged in time) or refused (the client's identity).", "reason"),
+		waited: prometheus.NewCounter(counter("clients_ahead_total", "Clients that had waited because another replica had read more of the API server.")),
+		differ: prometheus.NewCounterFunc(counter("replica_differences_total", "Clients that had another table from a replica with the same objects."),
+			func() float64 { return float64(differences()) }),
+	}
+	for _, reason := range []string{endedTooMany, endedSlow, endedRefused} {
+		m.ended.WithLabelValues(reason)
+	}
+	for _, variant := range []string{variantSotw, variantDelta} {
+		m.clients.WithLabelValues(variant)
+		m.pushes.WithLabelValues(variant)
+		m.rejected.WithLabelValues(variant)
+	}
+	return m
+}
+
+// Metrics returns the metrics of the service, to register.
+func (s *Service) Metrics() []prometheus.Collector {
+	return []prometheus.Collector{s.metrics.clients, s.metrics.pushes, s.metrics.rejected, s.metrics.ended, s.metrics.waited, s.metrics.differ}
+}
+
+// TooMany counts a connection that was closed because there are too many.
+func (s *Service) TooMany() { s.metrics.ended.WithLabelValues(endedTooMany).Inc() }
+
+// Refused counts a client that was refused because of its identity.
+func (s *Service) Refused() { s.metrics.ended.WithLabelValues(endedRefused).Inc() }

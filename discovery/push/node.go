@@ -1,0 +1,185 @@
+package push
+
+import (
+	"encoding/base64"
+	"net/netip"
+	"strings"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/nametap/nametap/api/digest"
+	"github.com/nametap/nametap/discovery/hosts"
+)
+
+// The keys of node metadata that are read. Booleans are strings, as istiod requires.
+const (
+	metaNamespace    = "NAMESPACE"
+	metaIPs          = "INSTANCE_IPS"
+	metaDNSCapture   = "DNS_CAPTURE"
+	metaAutoAllocate = "DNS_AUTO_ALLOCATE"
+	metaMerge        = "NAMETAP_MERGE"
+	metaHosts        = "NAMETAP_HOSTS"
+	metaRevision     = "NAMETAP_REVISION"
+	metaLabels       = "LABELS"
+	metaCluster      = "CLUSTER_ID"
+	metaNetwork      = "NETWORK"
+)
+
+// The values of NAMETAP_MERGE: what a client merges, beside anything else for none.
+const (
+	mergeTables = "true"
+	mergeHosts  = "hosts"
+)
+
+// subscriber is what is known of a client. Which Sidecar limits its hosts, and which clusters there
+// are, depends on the objects, so the view does not have it yet.
+type subscriber struct {
+	node             string // the id
+	view             viewKey
+	labels           map[string]string
+	cluster, network string // that the client claims to be in; may be empty
+	// mergesHosts says that the client is sent changes. digests are those of the hosts that it has, nil if it
+	// has none; revision is that of its last change.
+	mergesHosts bool
+	digests     *digest.Digests
+	revision    []byte
+}
+
+// maxRevision bounds a revision, in bytes. They are shorter.
+const maxRevision = 1 << 10
+
+// parseNode returns what a node says of its client. The node id has Istio's form:
+// sidecar~<ip>~<pod>.<namespace>~<domain>. It refuses what istiod refuses, so that a
+// client that works with nametap-discovery works with istiod.
+func parseNode(node *corev3.Node) (subscriber, error) {
+	if node.GetId() == "" {
+		return subscriber{}, refuse("the first request carries no node id: want sidecar~<ip>~<pod>.<namespace>~<domain>")
+	}
+	parts := strings.Split(node.GetId(), "~")
+	if len(parts) != 4 || parts[0] == "" {
+		return subscriber{}, refuse("node id %q: want sidecar~<ip>~<pod>.<namespace>~<domain>", node.GetId())
+	}
+	meta := metadata{fields: node.GetMetadata().GetFields()}
+	merge := meta.str(metaMerge)
+	v := viewKey{View: hosts.View{Namespace: meta.str(metaNamespace)}, merge: merge == mergeTables}
+	// Connections to an automatic VIP work only through a proxy. A client that has one
+	// says so.
+	captures, asks := meta.flag(metaDNSCapture, true), meta.flag(metaAutoAllocate, false)
+	v.VIPs = captures && asks
+	if v.Namespace == "" {
+		// The name of a pod may contain dots, that of a namespace may not.
+		if i := strings.LastIndexByte(parts[2], '.'); i >= 0 {
+			v.Namespace = parts[2][i+1:]
+		}
+	}
+	ips, labels := meta.str(metaIPs), meta.stringMap(metaLabels)
+	cluster, network := meta.str(metaCluster), meta.str(metaNetwork)
+	encoded, revision := meta.bytes(metaHosts), meta.bytes(metaRevision)
+	digests, ok := digest.ParseDigests(encoded)
+	if len(encoded) > 0 && !ok {
+		return subscriber{}, refuse("node metadata %s: want %d bytes in base64, got %d", metaHosts, digest.DigestsSize, len(encoded))
+	}
+	if len(revision) > maxRevision {
+		return subscriber{}, refuse("node metadata %s: want at most %d bytes in base64, got %d", metaRevision, maxRevision, len(revision))
+	}
+	if meta.err != nil {
+		return subscriber{}, meta.err
+	}
+	if v.Namespace == "" {
+		return subscriber{}, refuse("node %q has no namespace: neither metadata %s nor <pod>.<namespace> in the id",
+			node.GetId(), metaNamespace)
+	}
+	if v.Families, ok = familiesOf(ips + "," + parts[1]); !ok {
+		return subscriber{}, refuse("node %q has no IP address: neither metadata %s nor the id gives one", node.GetId(), metaIPs)
+	}
+	client := subscriber{node: node.GetId(), view: v, labels: labels, cluster: cluster, network: network, mergesHosts: merge == mergeHosts}
+	if len(encoded) > 0 {
+		client.digests, client.revision = &digests, revision
+	}
+	return client, nil
+}
+
+// familiesOf returns the families in a comma-separated list of addresses. It ignores
+// loopback, link-local and unspecified addresses, because they do not show what a client
+// can reach. If there are no others, the client gets both families. It reports false if
+// there is no address at all.
+func familiesOf(list string) (hosts.Families, bool) {
+	var f hosts.Families
+	found := false
+	for s := range strings.SplitSeq(list, ",") {
+		a, err := netip.ParseAddr(strings.TrimSpace(s))
+		if err != nil {
+			continue
+		}
+		found = true
+		if a = a.Unmap(); !a.IsGlobalUnicast() {
+			continue
+		}
+		f.V4, f.V6 = f.V4 || a.Is4(), f.V6 || a.Is6()
+	}
+	if f == (hosts.Families{}) {
+		f = hosts.Families{V4: true, V6: true}
+	}
+	return f, found
+}
+
+// metadata reads node metadata and records the first error.
+type metadata struct {
+	fields map[string]*structpb.Value
+	err    error
+}
+
+func (m *metadata) str(name string) string {
+	value, ok := m.fields[name]
+	if !ok {
+		return ""
+	}
+	s, ok := value.GetKind().(*structpb.Value_StringValue)
+	if !ok {
+		if m.err == nil {
+			m.err = refuse("node metadata %s: want a string, got %s", name, value)
+		}
+		return ""
+	}
+	return s.StringValue
+}
+
+// bytes returns the bytes of a text in base64.
+func (m *metadata) bytes(name string) []byte {
+	data, err := base64.StdEncoding.DecodeString(m.str(name))
+	if err != nil && m.err == nil {
+		m.err = refuse("node metadata %s: want base64: %v", name, err)
+	}
+	return data
+}
+
+// stringMap returns an object whose values are strings.
+func (m *metadata) stringMap(name string) map[string]string {
+	fields := m.fields[name].GetStructValue().GetFields()
+	if value, ok := m.fields[name]; ok && fields == nil && value.GetStructValue() == nil && m.err == nil {
+		m.err = refuse("node metadata %s: want an object, got %s", name, value)
+	}
+	values := metadata{fields: fields}
+	out := make(map[string]string, len(fields))
+	for key := range fields {
+		out[key] = values.str(key)
+	}
+	if values.err != nil && m.err == nil {
+		m.err = values.err
+	}
+	return out
+}
+
+func (m *metadata) flag(name string, fallback bool) bool {
+	if _, ok := m.fields[name]; !ok {
+		return fallback
+	}
+	return m.str(name) == "true"
+}
+
+func refuse(format string, args ...any) error {
+	return status.Errorf(codes.InvalidArgument, format, args...)
+}

@@ -1,0 +1,233 @@
+package push
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"golang.org/x/time/rate"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/nametap/nametap/discovery/hosts"
+)
+
+// The variants of ADS: state-of-the-world and incremental.
+const (
+	variantSotw  = "sotw"
+	variantDelta = "delta"
+)
+
+const (
+	// firstReadWait is how long a stream waits for the first reading of all sources. An agent
+	// that was refused meanwhile would back off, after an outage for up to 30 s.
+	firstReadWait = 10 * time.Second
+	// catchUpWait is how long a client waits for a replica that is behind what the client has, and
+	// catchUpPoll how often that is checked.
+	catchUpWait = 5 * time.Second
+	catchUpPoll = 100 * time.Millisecond
+	// maxRejections is the number of rejected pushes that are logged at once. Lines beyond it are one a
+	// second: one bad push is rejected by all agents.
+	maxRejections = 100
+)
+
+// Config configures a [Service].
+type Config struct {
+	// Hosts are the hosts to send. The service owns them.
+	Hosts *hosts.Hosts
+	// FirstRead is closed when all sources have been read for the first time.
+	FirstRead <-chan struct{}
+	// MaxClients bounds the streams that are served at a time.
+	MaxClients int
+	// AckTimeout is how long a client may take to send its first request, and to acknowledge a push,
+	// before its stream ends.
+	AckTimeout time.Duration
+	// Check returns an error, which ends the stream of a context, if its client may not be this node. The
+	// namespace is what the node claims.
+	Check func(ctx context.Context, node *corev3.Node, namespace string) error
+	// Comparable says that replicas with the same revision have the same objects.
+	Comparable bool
+	// Behind reports whether what is served is older than a revision, of this replica or of another one. nil
+	// means that it never is.
+	Behind func(revision []byte) bool
+	// Logger is for logs.
+	Logger *slog.Logger
+}
+
+// A Service sends tables to clients, in both variants of ADS.
+type Service struct {
+	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
+	cfg     Config
+	metrics *metrics
+	tables  *tables
+	rounds  *broadcaster
+
+	stopped    context.Context //nolint:containedctx // it ends when Stop is called
+	stop       context.CancelFunc
+	clients    atomic.Int64   // open streams
+	handlers   sync.WaitGroup // of streams
+	rejections rate.Sometimes // logs pushes that are rejected
+	// differences are how often a client had another table from a replica with the same objects.
+	differences atomic.Uint64
+}
+
+// New returns a service that serves no table until [Service.WaitFor] permits it, and sends changes only while
+// [Service.Run] runs.
+func New(cfg Config) *Service {
+	s := &Service{cfg: cfg, tables: newTables(cfg.Hosts), rounds: newBroadcaster()}
+	s.metrics = newMetrics(s.differences.Load)
+	s.stopped, s.stop = context.WithCancel(context.Background())
+	s.rejections = rate.Sometimes{First: maxRejections, Interval: time.Second}
+	return s
+}
+
+// Run sends what changes until ctx ends, or the service is stopped. Then it stops the service.
+func (s *Service) Run(ctx context.Context) {
+	defer context.AfterFunc(ctx, s.stop)()
+	s.rounds.run(s.stopped)
+}
+
+// Stop ends all streams.
+func (s *Service) Stop() { s.stop() }
+
+// Wait waits until all streams have ended, after Stop.
+func (s *Service) Wait() { s.handlers.Wait() }
+
+// StreamAggregatedResources serves a state-of-the-world stream.
+func (s *Service) StreamAggregatedResources(stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	return s.serve(stream.Context(), variantSotw, func() (request, error) {
+		m, err := stream.Recv()
+		return request{
+			node: m.GetNode(), typeURL: m.GetTypeUrl(), nonce: m.GetResponseNonce(), rejection: m.GetErrorDetail(),
+			names: m.GetResourceNames(),
+		}, err
+	}, stream.SendMsg)
+}
+
+// DeltaAggregatedResources serves an incremental stream.
+func (s *Service) DeltaAggregatedResources(stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+	return s.serve(stream.Context(), variantDelta, func() (request, error) {
+		m, err := stream.Recv()
+		return request{
+			node: m.GetNode(), typeURL: m.GetTypeUrl(), nonce: m.GetResponseNonce(), rejection: m.GetErrorDetail(),
+			names: m.GetResourceNamesSubscribe(), removed: m.GetResourceNamesUnsubscribe(), versions: m.GetInitialResourceVersions(),
+		}, err
+	}, stream.SendMsg)
+}
+
+var (
+	errStopping = status.Error(codes.Unavailable, "this control plane stops: connect to another one")
+	errLate     = errors.New("late")
+)
+
+// serve serves a stream of either variant until it ends: until the client ends it, sends its first
+// request or the acknowledgement of a push too late, or is refused, or the service stops.
+func (s *Service) serve(ctx context.Context, variant string, receive func() (request, error), send func(any) error) error {
+	if !s.enter() {
+		s.metrics.ended.WithLabelValues(endedTooMany).Inc()
+		return status.Errorf(codes.ResourceExhausted, "this control plane serves %d clients already (--max-clients): try another one, or later",
+			s.cfg.MaxClients)
+	}
+	running, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(s.stopped, func() { cancel(errStopping) })()
+	client := &session{service: s, variant: variant, send: send, ended: running.Done()}
+	if s.cfg.Check != nil {
+		client.check = func(node *corev3.Node, namespace string) error { return s.cfg.Check(ctx, node, namespace) }
+	}
+	client.late = time.AfterFunc(firstReadWait+s.cfg.AckTimeout, func() { cancel(errLate) })
+	done := make(chan error, 1)
+	s.handlers.Go(func() {
+		defer s.leave()
+		defer client.end()
+		s.awaitFirstRead(running)
+		done <- s.receive(client, receive)
+	})
+	// Returning from here ends the stream. That ends a receive or a send that waits for the client, and
+	// with it the goroutine.
+	select {
+	case err := <-done:
+		return err
+	case <-running.Done():
+	}
+	cause := context.Cause(running)
+	if errors.Is(cause, errLate) {
+		s.metrics.ended.WithLabelValues(endedSlow).Inc()
+		return status.Errorf(codes.DeadlineExceeded, "no request, or no acknowledgement of the last push, within %v", s.cfg.AckTimeout)
+	}
+	return cause
+}
+
+// receive handles the requests of a stream until it ends.
+func (s *Service) receive(client *session, next func() (request, error)) error {
+	s.metrics.clients.WithLabelValues(client.variant).Inc()
+	defer s.metrics.clients.WithLabelValues(client.variant).Dec()
+	for {
+		r, err := next()
+		if err != nil {
+			return err
+		}
+		if err := client.handle(r); err != nil {
+			return err
+		}
+	}
+}
+
+// rejected counts and logs a NACK. The client keeps its table, and nothing else on this side shows that.
+func (s *Service) rejected(variant, node, reason string) {
+	s.metrics.rejected.WithLabelValues(variant).Inc()
+	s.rejections.Do(func() {
+		s.cfg.Logger.Warn("a client rejected a push and keeps its table", "node", node, "variant", variant, "reason", reason)
+	})
+}
+
+func (s *Service) pushed(variant string) { s.metrics.pushes.WithLabelValues(variant).Inc() }
+
+// awaitFirstRead waits until all sources were read for the first time, at most for firstReadWait
+// or until ctx ends.
+func (s *Service) awaitFirstRead(ctx context.Context) {
+	timer := time.NewTimer(firstReadWait)
+	defer timer.Stop()
+	select {
+	case <-s.cfg.FirstRead:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// awaitRevision waits until what is served includes a revision, at most for catchUpWait or until a channel is
+// closed. A replica that never gets there serves what it has: its API server may be another one.
+func (s *Service) awaitRevision(revision []byte, ended <-chan struct{}) {
+	if len(revision) == 0 || s.cfg.Behind == nil || !s.cfg.Behind(revision) {
+		return
+	}
+	s.metrics.waited.Inc()
+	timer, poll := time.NewTimer(catchUpWait), time.NewTicker(catchUpPoll)
+	defer timer.Stop()
+	defer poll.Stop()
+	for s.cfg.Behind(revision) {
+		select {
+		case <-poll.C:
+		case <-timer.C:
+			return
+		case <-ended:
+			return
+		}
+	}
+}
+
+// enter counts a client. It reports false if there are too many.
+func (s *Service) enter() bool {
+	if s.clients.Add(1) > int64(s.cfg.MaxClients) {
+		s.leave()
+		return false
+	}
+	return true
+}
+
+func (s *Service) leave() { s.clients.Add(-1) }

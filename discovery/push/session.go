@@ -1,0 +1,178 @@
+package push
+
+import (
+	"crypto/rand"
+	"maps"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+)
+
+// A request is one of either variant.
+type request struct {
+	node      *corev3.Node // only in the first request of a stream
+	typeURL   string
+	nonce     string // of the push that it answers; empty for none
+	rejection *rpcstatus.Status
+	// names are the requested resources in state-of-the-world, those that are added in the
+	// incremental variant.
+	names, removed []string
+	// versions are those of the resources that the client has at the start of an incremental stream.
+	versions map[string]string
+}
+
+// A response is one of either variant.
+type response struct {
+	nonce, version string
+	resources      []*resource
+	removed        []string
+}
+
+// A session is an ADS stream. A client has at most one push in flight: it is sent the latest state
+// when it has answered.
+type session struct {
+	service *Service
+	variant string
+	// send queues a response. It does not wait for the client: gRPC's queue has room, because the client has
+	// received all of the last push, or it would not know the nonce.
+	send   func(encoded any) error
+	check  func(node *corev3.Node, namespace string) error // see [Config.Check]; nil checks nothing
+	late   *time.Timer                                     // ends the stream of a client that does not answer in time
+	ended  <-chan struct{}                                 // closed when the stream has ended
+	queued atomic.Bool                                     // it is in the queue of the broadcaster
+
+	mu       sync.Mutex // guards the fields up to sent
+	client   subscriber
+	known    bool // the first request was read
+	joined   bool // a request for name tables was read
+	wanted   subscription
+	versions map[string]string // of the resources that the client has, by name; nil if it merges hosts
+	nonce    string            // of the last push
+	sent     string            // the version of the last push
+	pending  bool              // the last push is not answered
+	owed     bool              // the next push is sent even if nothing is new
+
+	// The fields below are guarded by tables.mu.
+
+	view     *view // nil before joined
+	position position
+	accepted string // the version of the last push that the client has accepted
+}
+
+func (s *session) delta() bool { return s.variant == variantDelta }
+
+// handle takes a request, and sends what it asks for. The error ends the stream.
+func (s *session) handle(r request) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.handleLocked(r); err != nil {
+		return err
+	}
+	return s.pushLocked()
+}
+
+func (s *session) handleLocked(r request) error {
+	if err := s.identify(r.node); err != nil {
+		return err
+	}
+	if r.rejection != nil {
+		s.service.rejected(s.variant, s.client.node, r.rejection.GetMessage())
+	}
+	if r.typeURL != TypeURL {
+		// Istio's agent forwards the subscriptions of its Envoy. An error would end the
+		// stream, and with it the pushes of name tables.
+		return nil
+	}
+	answers := r.nonce != "" && r.nonce == s.nonce
+	if r.nonce != "" && !answers && !s.delta() && s.joined {
+		return nil // the client answers a later push, too
+	}
+	first := !s.joined
+	if first {
+		s.service.awaitRevision(s.client.revision, s.ended)
+		same, err := s.service.tables.join(s)
+		if err != nil {
+			return err
+		}
+		if !same && s.service.cfg.Comparable {
+			s.service.replicasDiffer(s.client.node)
+		}
+		s.joined, s.versions = true, r.versions
+	}
+	if answers {
+		s.pending = false
+		s.late.Stop()
+		s.service.tables.answered(s, s.sent, r.rejection != nil)
+	}
+	again := r.nonce == "" && !s.delta() && !first // the client subscribes anew, and expects everything
+	if again {
+		s.service.tables.forget(s)
+	}
+	s.owed = s.owed || first || again
+	if s.delta() {
+		s.wanted.change(r.names, r.removed)
+		for _, name := range r.removed {
+			delete(s.versions, name)
+		}
+	} else {
+		s.wanted.set(r.names)
+	}
+	return s.wanted.check()
+}
+
+// identify takes the node of the first request, and checks any.
+func (s *session) identify(node *corev3.Node) error {
+	if s.known && (node == nil || s.check == nil) {
+		return nil
+	}
+	client, err := parseNode(node)
+	if err != nil {
+		return err
+	}
+	if s.check != nil {
+		if err := s.check(node, client.view.Namespace); err != nil {
+			return err
+		}
+	}
+	if !s.known {
+		s.client, s.known = client, true
+		s.late.Stop()
+	}
+	return nil
+}
+
+// push sends what has changed. An error says that the stream has ended.
+func (s *session) push() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pushLocked()
+}
+
+// pushLocked sends what the client does not have, unless its answer to the last push is awaited.
+func (s *session) pushLocked() error {
+	if !s.joined || s.pending {
+		return nil
+	}
+	p, versions := s.service.tables.next(s)
+	if !s.owed && len(p.resources)+len(p.removed) == 0 && (s.delta() || s.client.mergesHosts || maps.Equal(versions, s.versions)) {
+		return nil
+	}
+	p.nonce = rand.Text() // a client cannot answer a push before it has read it
+	s.nonce, s.sent, s.versions, s.pending, s.owed = p.nonce, p.version, versions, true, false
+	s.service.pushed(s.variant)
+	s.late.Reset(s.service.cfg.AckTimeout)
+	return s.send(p.encode(s.delta()))
+}
+
+// end ends the session.
+func (s *session) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.late.Stop(); s.joined {
+		s.service.tables.leave(s)
+		s.joined = false // the broadcaster may be about to push
+	}
+}
