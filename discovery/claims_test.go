@@ -12,6 +12,7 @@ import (
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
+	"github.com/nametap/nametap/discovery/push"
 	"github.com/nametap/nametap/examples"
 )
 
@@ -19,13 +20,13 @@ var bothFamilies = hosts.Families{V4: true, V6: true}
 
 // tableOf builds the unnamed table of a view from YAML documents. Automatic VIPs are
 // shown as "vip4" and "vip6".
-func tableOf(t *testing.T, yaml string, key viewKey) map[string]string {
+func tableOf(t *testing.T, yaml string, of hosts.View) map[string]string {
 	t.Helper()
 	p := parseFile("t.yaml", []byte(yaml))
 	if len(p.errs) > 0 {
 		t.Fatalf("errors: %v", p.errs)
 	}
-	return show(tables(t, allOf(objectsOf(p.objects)), key)[""])
+	return show(tables(t, allOf(objectsOf(p.objects)), of, false)[""])
 }
 
 // allOf returns the hosts of objects.
@@ -36,20 +37,15 @@ func allOf(objects []object.Object) *hosts.Hosts {
 }
 
 // tables returns the tables of a view by resource name.
-func tables(t *testing.T, all *hosts.Hosts, key viewKey) map[string]*api.NameTable {
+func tables(t *testing.T, all *hosts.Hosts, of hosts.View, merge bool) map[string]*api.NameTable {
 	t.Helper()
-	v := newView(all, key)
-	names := map[string]bool{}
-	for name := range v.tables {
-		names[name] = true
-	}
 	out := map[string]*api.NameTable{}
-	for name, r := range v.encode(all, names) {
+	for name, encoded := range push.Encode(all, of, merge) {
 		out[name] = new(api.NameTable)
-		if err := proto.Unmarshal(r.body.GetValue(), out[name]); err != nil {
+		if err := proto.Unmarshal(encoded, out[name]); err != nil {
 			t.Fatal(err)
 		}
-		if again := bytesOf(t, out[name]); again != string(r.body.GetValue()) {
+		if again := bytesOf(t, out[name]); again != string(encoded) {
 			t.Errorf("table %q: protobuf's own encoding differs", name)
 		}
 	}
@@ -179,7 +175,7 @@ func TestClaims(t *testing.T) {
 			table{"web.shop.svc.clusterset.local": "External 10.97.0.1"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got := tableOf(t, tt.yaml, viewKey{View: hosts.View{Namespace: "shop", Families: bothFamilies, VIPs: true}})
+			got := tableOf(t, tt.yaml, hosts.View{Namespace: "shop", Families: bothFamilies, VIPs: true})
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Errorf("-want +got\n%s", diff)
 			}
@@ -194,23 +190,23 @@ func TestFamiliesAndCapture(t *testing.T) {
 	const suffix = ".shop.svc.cluster.local"
 	for _, tt := range []struct {
 		name string
-		key  viewKey
+		of   hosts.View
 		want map[string]string
 	}{
-		{"IPv4", viewKey{View: hosts.View{Families: hosts.Families{V4: true}, VIPs: true}}, map[string]string{
+		{"IPv4", hosts.View{Families: hosts.Families{V4: true}, VIPs: true}, map[string]string{
 			"four" + suffix: "Kubernetes four.shop 10.0.0.1", "dual" + suffix: "Kubernetes dual.shop 10.0.0.2",
 			"db" + suffix: "Kubernetes db.shop 10.1.0.1", "db-0.db" + suffix: "Kubernetes db-0.db.shop 10.1.0.1",
 			"vip.example.com": "External vip4", "a.example.com": "External 192.0.2.1"}},
-		{"IPv6", viewKey{View: hosts.View{Families: hosts.Families{V6: true}, VIPs: true}}, map[string]string{
+		{"IPv6", hosts.View{Families: hosts.Families{V6: true}, VIPs: true}, map[string]string{
 			"six" + suffix: "Kubernetes six.shop fd00::1", "dual" + suffix: "Kubernetes dual.shop fd00::2",
 			"vip.example.com": "External vip6", "a.example.com": "External 192.0.2.1"}},
-		{"does not ask for VIPs", viewKey{View: hosts.View{Families: hosts.Families{V6: true}}}, map[string]string{
+		{"does not ask for VIPs", hosts.View{Families: hosts.Families{V6: true}}, map[string]string{
 			"six" + suffix: "Kubernetes six.shop fd00::1", "dual" + suffix: "Kubernetes dual.shop fd00::2",
 			"a.example.com": "External 192.0.2.1"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			tt.key.Namespace = "shop"
-			if diff := cmp.Diff(tt.want, tableOf(t, yaml, tt.key)); diff != "" {
+			tt.of.Namespace = "shop"
+			if diff := cmp.Diff(tt.want, tableOf(t, yaml, tt.of)); diff != "" {
 				t.Errorf("-want +got\n%s", diff)
 			}
 		})
@@ -243,7 +239,7 @@ func TestExportTo(t *testing.T) { // D11
 	} {
 		var sees []string
 		for _, namespace := range []string{"shop", "data", "other"} {
-			if len(tableOf(t, tt.yaml, viewKey{View: hosts.View{Namespace: namespace, Families: bothFamilies}})) > 0 {
+			if len(tableOf(t, tt.yaml, hosts.View{Namespace: namespace, Families: bothFamilies})) > 0 {
 				sees = append(sees, namespace)
 			}
 		}
@@ -265,7 +261,7 @@ func TestResourcePerNamespace(t *testing.T) {
 		"else": "map[b:map[a.example.com:External 192.0.2.1] shop:map[web.shop.svc.cluster.local:Kubernetes web.shop 10.0.0.1]]",
 	} {
 		got := map[string]map[string]string{}
-		for name, table := range tables(t, all, viewKey{View: hosts.View{Namespace: namespace, Families: bothFamilies}, merge: true}) {
+		for name, table := range tables(t, all, hosts.View{Namespace: namespace, Families: bothFamilies}, true) {
 			got[name] = show(table)
 		}
 		if fmt.Sprint(got) != want {
@@ -281,12 +277,12 @@ func TestOrderDoesNotMatter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	key := viewKey{View: hosts.View{Namespace: "shop", Families: bothFamilies, VIPs: true}}
+	key := hosts.View{Namespace: "shop", Families: bothFamilies, VIPs: true}
 	want := ""
 	for range 50 {
 		rand.Shuffle(len(r.objects), func(i, j int) { r.objects[i], r.objects[j] = r.objects[j], r.objects[i] })
 		all := allOf(r.objects)
-		got := bytesOf(t, tables(t, all, key)[""])
+		got := bytesOf(t, tables(t, all, key, false)[""])
 		if want == "" {
 			want = got
 		}

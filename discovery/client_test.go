@@ -8,11 +8,13 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -20,7 +22,15 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/discovery/push"
 	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+const (
+	typeURL      = push.TypeURL
+	variantSotw  = "sotw"
+	variantDelta = "delta"
+	metaMerge    = "NAMETAP_MERGE"
 )
 
 // quietFor is how long a test waits to see that no push arrives.
@@ -92,6 +102,30 @@ func (r running) dial(t *testing.T) discoveryv3.AggregatedDiscoveryServiceClient
 	return discoveryv3.NewAggregatedDiscoveryServiceClient(conn)
 }
 
+// metric returns a metric of the streams; values are those of its labels.
+func (r running) metric(t *testing.T, name string, values ...string) float64 {
+	t.Helper()
+	all := prometheus.NewRegistry()
+	all.MustRegister(append(r.push.Metrics(), r.metrics.builds)...)
+	families, err := all.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		for _, m := range family.GetMetric() {
+			labels := []string{}
+			for _, l := range m.GetLabel() {
+				labels = append(labels, l.GetValue())
+			}
+			if family.GetName() == "nametap_discovery_"+name && slices.Equal(labels, values) {
+				return m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			}
+		}
+	}
+	t.Fatalf("there is no metric %s %v", name, values)
+	return 0
+}
+
 // node returns a node as agents send it; pairs are keys and values of its metadata.
 func node(t *testing.T, namespace string, pairs ...string) *corev3.Node {
 	t.Helper()
@@ -109,7 +143,7 @@ func node(t *testing.T, namespace string, pairs ...string) *corev3.Node {
 // client is an ADS stream of either variant, with the state that it has received.
 type client interface {
 	// next waits for a push, acknowledges it and returns it.
-	next() push
+	next() pushed
 	// quiet fails the test if a push arrives.
 	quiet()
 	// state returns all tables by resource name. In state-of-the-world, tables without a
@@ -123,7 +157,7 @@ type client interface {
 	expect(what string)
 }
 
-type push struct {
+type pushed struct {
 	tables  map[string]*api.NameTable
 	removed []string
 	version string
@@ -133,16 +167,16 @@ type push struct {
 // stream is the part that both variants share.
 type stream struct {
 	t      *testing.T
-	pushes chan push
+	pushes chan pushed
 	done   chan error
 	tables map[string]*api.NameTable
 	refuse bool
 	// awaited is what the test says if no push arrives.
 	awaited string
-	answer  func(p push, refuse bool) error
+	answer  func(p pushed, refuse bool) error
 }
 
-func (s *stream) next() push {
+func (s *stream) next() pushed {
 	s.t.Helper()
 	select {
 	case p := <-s.pushes:
@@ -203,8 +237,8 @@ func openSotw(t *testing.T, r running, n *corev3.Node, names ...string) client {
 		t.Fatal(err)
 	}
 	accepted := ""
-	s := &stream{t: t, pushes: make(chan push, 16), done: make(chan error, 1)}
-	s.answer = func(p push, refuse bool) error {
+	s := &stream{t: t, pushes: make(chan pushed, 16), done: make(chan error, 1)}
+	s.answer = func(p pushed, refuse bool) error {
 		resp := p.raw.(*discoveryv3.DiscoveryResponse)
 		if !refuse {
 			accepted, s.tables = resp.GetVersionInfo(), p.tables
@@ -224,7 +258,7 @@ func openSotw(t *testing.T, r running, n *corev3.Node, names ...string) client {
 				s.done <- err
 				return
 			}
-			p := push{tables: map[string]*api.NameTable{}, version: resp.GetVersionInfo(), raw: resp}
+			p := pushed{tables: map[string]*api.NameTable{}, version: resp.GetVersionInfo(), raw: resp}
 			for i, a := range resp.GetResources() {
 				name, wrapper := string(rune('0'+i)), &discoveryv3.Resource{}
 				if a.MessageIs(wrapper) {
@@ -249,8 +283,8 @@ func openDelta(t *testing.T, r running, n *corev3.Node, initial map[string]strin
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &stream{t: t, pushes: make(chan push, 16), done: make(chan error, 1), tables: map[string]*api.NameTable{}}
-	s.answer = func(p push, refuse bool) error {
+	s := &stream{t: t, pushes: make(chan pushed, 16), done: make(chan error, 1), tables: map[string]*api.NameTable{}}
+	s.answer = func(p pushed, refuse bool) error {
 		if !refuse {
 			maps.Copy(s.tables, p.tables)
 			for _, name := range p.removed {
@@ -271,7 +305,7 @@ func openDelta(t *testing.T, r running, n *corev3.Node, initial map[string]strin
 				s.done <- err
 				return
 			}
-			p := push{tables: map[string]*api.NameTable{}, removed: resp.GetRemovedResources(), raw: resp}
+			p := pushed{tables: map[string]*api.NameTable{}, removed: resp.GetRemovedResources(), raw: resp}
 			for _, res := range resp.GetResources() {
 				p.tables[res.GetName()] = unmarshal(t, res.GetResource().GetTypeUrl(), res.GetResource().GetValue())
 			}

@@ -19,17 +19,12 @@
 //     to that namespace), claims into hosts with automatic VIPs, and hosts into entries of tables.
 //     state.go saves the VIPs, and the last good objects, in the state directory. writer.go writes
 //     the VIPs to the status of ServiceEntries.
-//  5. views.go has the tables of one kind of client (node.go), and encodes them.
-//  6. cache.go passes the tables to go-control-plane's server and wakes only the clients
-//     whose table changed. codec.go lets all of them share the bytes of a table, and
-//     limits.go bounds what they can occupy.
+//  5. Package push sends the tables to the clients, and to each only what has changed for it. limits.go
+//     bounds what connections can occupy.
 //
-// server.go starts all of it, and rebuild.go repeats steps 1 to 6 after each change. listen.go opens the
+// server.go starts all of it, and rebuild.go repeats steps 1 to 5 after each change. listen.go opens the
 // listeners, certificate.go gets the certificate for TLS, and package auth decides who may connect.
 //
 // What a client sees depends on its node: its namespace (exportTo), its address families,
-// whether it asks for automatic VIPs (DNS_AUTO_ALLOCATE), and whether it merges several
-// tables (NAMETAP_MERGE). A client that does not merge gets one unnamed table, as from
-// istiod. A client that merges gets a table per namespace, so an edit sends one namespace
-// only.
+// and whether it asks for automatic VIPs (DNS_AUTO_ALLOCATE).
 package discovery

@@ -35,11 +35,11 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 		all := allOf(objectsOf(p.objects))
-		for _, key := range []viewKey{
-			{View: hosts.View{Namespace: "shop", Families: bothFamilies, VIPs: true}, merge: true},
-			{View: hosts.View{Namespace: "default", Families: hosts.Families{V4: true}}},
+		for of, merge := range map[hosts.View]bool{
+			{Namespace: "shop", Families: bothFamilies, VIPs: true}:    true,
+			{Namespace: "default", Families: hosts.Families{V4: true}}: false,
 		} {
-			tables := tables(t, all, key)
+			tables := tables(t, all, of, merge)
 			merged(t, tables)
 			for _, table := range tables {
 				for host, info := range table.GetTable() {

@@ -32,6 +32,8 @@ type input struct {
 	// tooEarly is why the reading must not be the first one that is served, or empty.
 	tooEarly string
 	pending  []hosts.Change // what was not served yet
+	// changed and heard are those of the reading, for objects of the API server.
+	changed, heard kube.Revision
 }
 
 // sources returns the configured sources, those first whose objects are used instead of
@@ -81,7 +83,7 @@ func (s *Server) followKubernetes(ctx context.Context) {
 		began := time.Now()
 		from := s.kube.Read()
 		change := hosts.Change{Source: s.cfg.sourceIndex(fromKubernetes), Updated: from.Updated, Removed: from.Removed}
-		_ = s.publishChanges(fromKubernetes, input{errs: from.Errors, tooEarly: from.Waiting}, change) // it has logged the error
+		s.publishChanges(fromKubernetes, input{errs: from.Errors, tooEarly: from.Waiting, changed: from.Changed, heard: from.Heard}, change)
 		if from.Waiting == "" {
 			s.noteRead(fromKubernetes)
 		}
@@ -113,16 +115,16 @@ func (s *Server) upToDate() bool {
 }
 
 // publishAll puts a whole reading of a source to use.
-func (s *Server) publishAll(source string, objects []object.Object, in input) error {
+func (s *Server) publishAll(source string, objects []object.Object, in input) {
 	s.building.Lock()
 	defer s.building.Unlock()
-	in.pending = []hosts.Change{s.cache.diff(s.cfg.sourceIndex(source), objects)}
+	in.pending = []hosts.Change{s.push.Diff(s.cfg.sourceIndex(source), objects)}
 	s.inputs[source] = in
-	return s.publishLocked()
+	s.publishLocked()
 }
 
 // publishChanges puts what has changed in a source to use.
-func (s *Server) publishChanges(source string, in input, changes ...hosts.Change) error {
+func (s *Server) publishChanges(source string, in input, changes ...hosts.Change) {
 	s.building.Lock()
 	defer s.building.Unlock()
 	in.pending = append(s.inputs[source].pending, changes...)
@@ -130,22 +132,23 @@ func (s *Server) publishChanges(source string, in input, changes ...hosts.Change
 		in.pending = hosts.Merge(in.pending)
 	}
 	s.inputs[source] = in
-	return s.publishLocked()
+	s.publishLocked()
 }
 
 // publishLocked puts the pending changes to use. What is served first must be complete, because
 // clients would lose the hosts that are missing.
-func (s *Server) publishLocked() error {
+func (s *Server) publishLocked() {
 	s.built = false
 	all, why := combine(s.cfg.awaited(), s.inputs)
 	s.setErrors(all.errs) // before a client shows that the reading is in use
 	if !s.serving && why != "" {
 		s.report(all, hosts.Update{})
 		s.setWaiting(why)
-		return nil
+		return
 	}
 	changes := s.takeLocked()
-	update, err := s.cache.update(changes, func(u hosts.Update, n hosts.Counts) {
+	from := s.inputs[fromKubernetes]
+	update := s.push.Update(changes, from.changed.Encode(), func(u hosts.Update, n hosts.Counts) {
 		s.saveVIPsLocked(u)
 		s.report(all, u)
 		s.metrics.observe(all.kept, n)
@@ -153,11 +156,7 @@ func (s *Server) publishLocked() error {
 	if slices.ContainsFunc(changes, hosts.Change.HasEntry) || len(update.Hosts) > 0 {
 		notify(s.writeVIPs) // a status may have to change although no host has
 	}
-	if err != nil {
-		s.failed(stepBuild, err)
-		return err
-	}
-	s.recovered(stepBuild)
+	s.setHeard(from.heard)
 	s.built = true
 	if !s.serving {
 		s.serving = true
@@ -165,7 +164,27 @@ func (s *Server) publishLocked() error {
 		s.cfg.Logger.Info("serving name tables", "address", s.addr.String(), "sources", s.cfg.sources())
 		close(s.ready)
 	}
-	return nil
+}
+
+// setHeard sets the state of the API server that what is served includes.
+func (s *Server) setHeard(heard kube.Revision) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.heard = heard
+}
+
+// behind reports whether what is served is older than an encoded revision. If so, and if the API server has sent
+// what is missing, it makes sure that this is put to use, also if it has not changed any object.
+func (s *Server) behind(revision []byte) bool {
+	wanted := kube.ParseRevision(revision)
+	s.mu.Lock()
+	includes := s.heard.Includes(wanted)
+	s.mu.Unlock()
+	// Without that check, clients whose revision never comes would make it build all the time.
+	if !includes && s.kube.Heard().Includes(wanted) {
+		notify(s.changed)
+	}
+	return !includes
 }
 
 // takeLocked returns the changes of all sources that were not served yet.

@@ -33,7 +33,7 @@ func TestSameAsIstiod(t *testing.T) {
 			for _, info := range recorded.GetTable() {
 				slices.Sort(info.Ips) // istiod's order changes
 			}
-			got := tableOf(t, string(objects), viewKey{View: hosts.View{Namespace: "default", Families: f, VIPs: true}})
+			got := tableOf(t, string(objects), hosts.View{Namespace: "default", Families: f, VIPs: true})
 			if diff := cmp.Diff(show(&recorded), got); diff != "" {
 				t.Errorf("-istiod +nametap\n%s", diff)
 			}

@@ -9,12 +9,12 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/nametap/nametap/discovery/auth"
+	"github.com/nametap/nametap/discovery/push"
 )
 
 const (
@@ -27,11 +27,14 @@ const (
 	// ageGrace is how long the streams of an old connection may continue after its client
 	// was asked to connect again. The client keeps its table meanwhile.
 	ageGrace = 10 * time.Second
+	// readBuffer and writeBuffer are those of a connection, in bytes. Requests and most responses are short.
+	// gRPC takes twice writeBuffer while it writes, for all connections at a time if a host has changed.
+	readBuffer, writeBuffer = 1 << 10, 2 << 10
+	// window is how many bytes a client may send before the server has read them. It is fixed, because gRPC
+	// would otherwise measure the bandwidth with a PING after each request.
+	window = 1 << 16
 	// maxRefusals is the number of refused clients that are logged at once.
 	maxRefusals = 100
-	// firstReadWait is how long a stream waits for the first reading of all sources. An agent
-	// that was refused meanwhile would back off, after an outage for up to 30 s.
-	firstReadWait = 10 * time.Second
 )
 
 // serverOptions returns options that bound what clients can occupy, and that end
@@ -49,32 +52,57 @@ func (s *Server) serverOptions() []grpc.ServerOption {
 			MaxConnectionIdle: idleConn,
 		}),
 		grpc.ConnectionTimeout(connectTimeout),
-		grpc.ForceServerCodecV2(newCodec()),
+		grpc.ForceServerCodecV2(push.Codec()),
 		grpc.MaxConcurrentStreams(maxStreamsPerConn),
+		grpc.ReadBufferSize(readBuffer),
+		grpc.StaticStreamWindowSize(window),
+		grpc.StaticConnWindowSize(window),
+		grpc.WriteBufferSize(writeBuffer),
 	}
 }
 
-// interceptor returns what happens around the streams of an endpoint: clients that may not connect
-// are refused, and what the others occupy is bounded.
-func (s *Server) interceptor(clients *auth.Clients) grpc.StreamServerInterceptor {
+// authenticate is what happens before a stream of an endpoint is served: a client that may not connect is
+// refused, and the context gets the identity of any other one.
+func (s *Server) authenticate(clients *auth.Clients) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-		var identity *auth.Client
-		if clients != nil {
-			who, err := clients.Client(stream.Context())
-			if err != nil {
-				s.refused(stream.Context(), err)
-				return err
-			}
-			identity = &who
+		who, err := clients.Client(stream.Context())
+		if err != nil {
+			s.refused(stream.Context(), err)
+			return err
 		}
-		return s.boundStream(srv, stream, identity, handler)
+		return handler(srv, identified{stream, context.WithValue(stream.Context(), identityKey{}, who)})
 	}
+}
+
+// identified is a stream whose context has the identity of its client.
+type identified struct {
+	grpc.ServerStream
+	ctx context.Context //nolint:containedctx // as in the stream
+}
+
+type identityKey struct{}
+
+// Context returns the context with the identity.
+func (i identified) Context() context.Context { return i.ctx }
+
+// checkNode returns an error if a node is not of the identity in a context. Without an identity, it may
+// be any.
+func (s *Server) checkNode(ctx context.Context, node *corev3.Node, namespace string) error {
+	who, ok := ctx.Value(identityKey{}).(auth.Client)
+	if !ok {
+		return nil
+	}
+	err := who.Check(node, namespace)
+	if err != nil {
+		s.refused(ctx, err)
+	}
+	return err
 }
 
 // refused counts and logs a client that may not connect. The client logs it, too, but its owner may
 // be somebody else. Lines beyond maxRefusals are one a second: everyone can cause them.
 func (s *Server) refused(ctx context.Context, err error) {
-	s.metrics.ended.WithLabelValues(endedRefused).Inc()
+	s.push.Refused()
 	from := "unknown"
 	if p, ok := peer.FromContext(ctx); ok {
 		from = p.Addr.String()
@@ -82,132 +110,6 @@ func (s *Server) refused(ctx context.Context, err error) {
 	s.refusals.Do(func() {
 		s.cfg.Logger.Warn("a client is refused", "client", from, "error", status.Convert(err).Message())
 	})
-}
-
-// boundStream refuses streams beyond MaxClients, and ends a stream whose client does not send its first
-// request or does not acknowledge a push in time, because it occupies a place, and an unread push stays in
-// memory. identity is nil if the client
-// has not proved one.
-func (s *Server) boundStream(srv any, stream grpc.ServerStream, identity *auth.Client, handler grpc.StreamHandler) error {
-	if !s.enter() {
-		s.metrics.ended.WithLabelValues(endedTooMany).Inc()
-		return status.Errorf(codes.ResourceExhausted, "this control plane serves %d clients already (--max-clients): try another one, or later",
-			s.cfg.MaxClients)
-	}
-	ctx, cancel := context.WithCancelCause(stream.Context())
-	b := &boundedStream{ServerStream: stream, ctx: ctx, timeout: s.cfg.AckTimeout, identity: identity, refuse: func(err error) { s.refused(ctx, err); cancel(err) }}
-	b.timer = time.AfterFunc(firstReadWait+s.cfg.AckTimeout, func() { // until the first request
-		cancel(status.Errorf(codes.DeadlineExceeded, "no request, or no acknowledgement of the last push, within %v", s.cfg.AckTimeout))
-	})
-	done := make(chan error, 1)
-	s.streams.Go(func() {
-		defer s.leave()
-		defer cancel(nil)
-		defer b.timer.Stop()
-		s.awaitFirstRead(ctx)
-		done <- handler(srv, b)
-	})
-	var err error
-	ended := false
-	select {
-	case err = <-done:
-		ended = true
-	case <-ctx.Done():
-	}
-	// Returning from here ends the stream. That ends a send that waits for the client, and
-	// with it the handler.
-	cause := context.Cause(ctx)
-	switch code := status.Code(cause); {
-	case code == codes.DeadlineExceeded && stream.Context().Err() == nil:
-		s.metrics.ended.WithLabelValues(endedSlow).Inc()
-		return cause
-	case code == codes.PermissionDenied || code == codes.InvalidArgument:
-		return cause // of check; the handler has returned no error
-	case !ended:
-		return <-done
-	}
-	return err
-}
-
-// awaitFirstRead waits until all sources were read for the first time, at most for firstReadWait
-// or until ctx ends.
-func (s *Server) awaitFirstRead(ctx context.Context) {
-	timer := time.NewTimer(firstReadWait)
-	defer timer.Stop()
-	select {
-	case <-s.firstRead:
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-}
-
-// enter counts a client. It reports false if there are too many.
-func (s *Server) enter() bool {
-	if s.clients.Add(1) > int64(s.cfg.MaxClients) {
-		s.leave()
-		return false
-	}
-	return true
-}
-
-func (s *Server) leave() { s.clients.Add(-1) }
-
-// boundedStream is a stream whose client must answer each push in time.
-type boundedStream struct {
-	grpc.ServerStream
-	ctx      context.Context
-	timeout  time.Duration
-	identity *auth.Client // that nodes must be of; nil lets them be of any
-	refuse   func(error)  // ends the stream with an error
-
-	mu    sync.Mutex
-	timer *time.Timer
-	nonce string // of the last push; every push replaces it
-}
-
-// Context returns a context that also ends if the client is too slow.
-func (b *boundedStream) Context() context.Context { return b.ctx }
-
-// SendMsg sends a push and starts the timer for its acknowledgement.
-func (b *boundedStream) SendMsg(m any) error {
-	b.mu.Lock()
-	b.timer.Reset(b.timeout)
-	if push, ok := m.(interface{ GetNonce() string }); ok {
-		b.nonce = push.GetNonce()
-	}
-	b.mu.Unlock()
-	return b.ServerStream.SendMsg(m)
-}
-
-// RecvMsg receives a request. If it is the ACK or NACK of the last push, RecvMsg stops the
-// timer. Other requests do not show that the client has read the push.
-func (b *boundedStream) RecvMsg(m any) error {
-	err := b.ServerStream.RecvMsg(m)
-	if err == nil {
-		if err = b.check(m); err != nil {
-			b.refuse(err)
-		}
-	}
-	request, ok := m.(interface{ GetResponseNonce() string })
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if err != nil || ok && request.GetResponseNonce() == b.nonce {
-		b.timer.Stop()
-	}
-	return err
-}
-
-// check returns an error if the node of a request is not of the client's identity.
-func (b *boundedStream) check(m any) error {
-	request, ok := m.(interface{ GetNode() *corev3.Node })
-	if b.identity == nil || !ok || request.GetNode() == nil {
-		return nil
-	}
-	client, err := parseNode(request.GetNode())
-	if err != nil {
-		return err
-	}
-	return b.identity.Check(request.GetNode(), client.view.Namespace)
 }
 
 // spareConns is how many connections more than MaxClients there may be: those that have

@@ -1,15 +1,13 @@
 package discovery
 
 import (
-	"context"
+	"fmt"
 	"net"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
@@ -32,70 +30,23 @@ func TestClientsAreBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wait.Until(t, "two clients", func() bool { return r.clients.Load() == 2 })
+	wait.Until(t, "two clients", func() bool { return r.metric(t, "clients", variantSotw)+r.metric(t, "clients", variantDelta) == 2 })
 	for _, variant := range []string{variantSotw, variantDelta} {
 		err := open(t, variant, r, node(t, "shop")).err()
 		if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "--max-clients") {
 			t.Errorf("%s: got %v, want ResourceExhausted", variant, err)
 		}
 	}
-	if n := testutil.ToFloat64(r.metrics.ended.WithLabelValues(endedTooMany)); n != 2 {
+	if n := r.metric(t, "streams_ended_total", "too_many"); n != 2 {
 		t.Errorf("%v refused streams counted, want 2", n)
 	}
 	if err := str.CloseSend(); err != nil {
 		t.Fatal(err)
 	}
-	wait.Until(t, "one client", func() bool { return r.clients.Load() == 1 })
+	wait.Until(t, "one client", func() bool { return r.metric(t, "clients", variantSotw)+r.metric(t, "clients", variantDelta) == 1 })
 	openSotw(t, r, node(t, "shop")).next()
 	first.quiet()
 }
-
-// D43: a stream that opens before the first reading waits for it instead of being refused, but
-// not forever: the directory may be on a file system that does not answer.
-func TestStreamWaitsForFirstReading(t *testing.T) {
-	for name, read := range map[string]bool{"read": true, "not read": false} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s, err := New(Config{ConfigDir: t.TempDir()})
-				if err != nil {
-					t.Fatal(err)
-				}
-				served := make(chan struct{})
-				go func() {
-					err := s.boundStream(nil, newStream{ctx: t.Context()}, nil, func(any, grpc.ServerStream) error {
-						close(served)
-						return nil
-					})
-					if err != nil {
-						t.Error(err)
-					}
-				}()
-				synctest.Wait()
-				select {
-				case <-served:
-					t.Error("served before the first reading")
-				default:
-				}
-				began := time.Now()
-				if read {
-					s.readOnce()
-				}
-				<-served
-				if took := time.Since(began); (took == 0) != read {
-					t.Errorf("served after %v", took)
-				}
-			})
-		})
-	}
-}
-
-// A newStream is a stream that has only its context.
-type newStream struct {
-	grpc.ServerStream
-	ctx context.Context
-}
-
-func (s newStream) Context() context.Context { return s.ctx }
 
 // D33: a client that does not read does not delay others, and its stream is ended. A
 // client that is idle after its ACK stays.
@@ -113,9 +64,9 @@ func TestSlowClient(t *testing.T) {
 	good := openDelta(t, r, node(t, "shop"), nil)
 	good.next()
 	wait.Until(t, "the slow client's stream is ended", func() bool {
-		return testutil.ToFloat64(r.metrics.ended.WithLabelValues(endedSlow)) == 1
+		return r.metric(t, "streams_ended_total", "slow") == 1
 	})
-	wait.Until(t, "only the good client is left", func() bool { return r.clients.Load() == 1 })
+	wait.Until(t, "only the good client is left", func() bool { return r.metric(t, "clients", variantSotw)+r.metric(t, "clients", variantDelta) == 1 })
 	for err = nil; err == nil; {
 		_, err = slow.Recv()
 	}
@@ -152,29 +103,6 @@ func TestOtherRequestsAreNoAcknowledgement(t *testing.T) {
 	if err := wait.For(t, "the stream ends", ended); status.Code(err) != codes.DeadlineExceeded {
 		t.Errorf("got %v, want DeadlineExceeded", err)
 	}
-}
-
-// D33: a stream without a request does not occupy a place for long.
-func TestSilentStream(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, err := New(Config{ConfigDir: t.TempDir(), AckTimeout: time.Minute})
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.readOnce()
-		began := time.Now()
-		err = s.boundStream(nil, newStream{ctx: t.Context()}, nil, func(_ any, stream grpc.ServerStream) error {
-			<-stream.Context().Done()
-			return nil
-		})
-		if status.Code(err) != codes.DeadlineExceeded || time.Since(began) > 2*time.Minute {
-			t.Errorf("after %v: %v", time.Since(began), err)
-		}
-		synctest.Wait()
-		if n := s.clients.Load(); n != 0 {
-			t.Errorf("%d clients are counted", n)
-		}
-	})
 }
 
 // Clients may ping every 10 s, as Istio's agent can be configured to, and the client of
@@ -217,7 +145,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 		held = append(held, conn)
 	}
 	wait.Until(t, "those beyond the bound are closed", func() bool {
-		return testutil.ToFloat64(r.metrics.ended.WithLabelValues(endedTooMany)) == 10
+		return r.metric(t, "streams_ended_total", "too_many") == 10
 	})
 	for _, conn := range held[:10] {
 		if err := conn.Close(); err != nil {
@@ -234,5 +162,32 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 	if _, err := str.Recv(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestNamesAreBounded checks that the stream of a client that requests more and more resources is ended.
+func TestNamesAreBounded(t *testing.T) { // D33
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
+	r := start(t, Config{ConfigDir: dir})
+	str, err := r.dial(t).DeltaAggregatedResources(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; err == nil; i++ {
+		if i > 10_000 {
+			t.Fatal("the stream goes on")
+		}
+		names := make([]string, 1000)
+		for j := range names {
+			names[j] = fmt.Sprintf("namespace-%d-%d", i, j)
+		}
+		err = str.Send(&discoveryv3.DeltaDiscoveryRequest{Node: node(t, "shop", metaMerge, "true"), TypeUrl: typeURL, ResourceNamesSubscribe: names})
+	}
+	for err = nil; err == nil; {
+		_, err = str.Recv()
+	}
+	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "resource names") {
+		t.Errorf("got %v, want ResourceExhausted", err)
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
@@ -42,7 +41,7 @@ func (s *Server) listen(ctx context.Context) ([]*endpoint, error) {
 			return nil, fmt.Errorf("serving ADS on %s (%s): %w", e.addr, e.flag, err)
 		}
 		e.listener = &boundedListener{
-			Listener: ln, max: int64(s.cfg.MaxClients + spareConns), over: s.metrics.ended.WithLabelValues(endedTooMany).Inc,
+			Listener: ln, max: int64(s.cfg.MaxClients + spareConns), over: s.push.TooMany,
 		}
 		open = append(open, e)
 	}
@@ -59,13 +58,13 @@ func closeAll(endpoints []*endpoint) {
 }
 
 // newGRPCServer makes the server of an endpoint.
-func (s *Server) newGRPCServer(ctx context.Context, e *endpoint) *grpc.Server {
-	options := append(s.serverOptions(), grpc.StreamInterceptor(s.interceptor(e.clients)))
+func (s *Server) newGRPCServer(e *endpoint) *grpc.Server {
+	options := s.serverOptions()
 	if e.clients != nil {
-		options = append(options, grpc.Creds(credentials.NewTLS(s.tls.Config())))
+		options = append(options, grpc.StreamInterceptor(s.authenticate(e.clients)), grpc.Creds(credentials.NewTLS(s.tls.Config())))
 	}
 	srv := grpc.NewServer(options...)
-	discoveryv3.RegisterAggregatedDiscoveryServiceServer(srv, serverv3.NewServer(ctx, s.cache, s.callbacks()))
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(srv, s.push)
 	return srv
 }
 
@@ -73,7 +72,7 @@ func (s *Server) newGRPCServer(ctx context.Context, e *endpoint) *grpc.Server {
 func (s *Server) serveADS(ctx context.Context, endpoints []*endpoint) error {
 	failures := make(chan error, len(endpoints))
 	for _, e := range endpoints {
-		e.server = s.newGRPCServer(ctx, e)
+		e.server = s.newGRPCServer(e)
 		go func() {
 			err := e.server.Serve(e.listener)
 			if errors.Is(err, grpc.ErrServerStopped) {
@@ -92,20 +91,20 @@ func (s *Server) serveADS(ctx context.Context, endpoints []*endpoint) error {
 	case err = <-failures:
 		ended++
 	}
+	s.push.Stop()
 	var stopping sync.WaitGroup
 	for _, e := range endpoints {
 		stopping.Go(func() { stop(e.server) })
 	}
 	stopping.Wait()
-	s.streams.Wait()
+	s.push.Wait()
 	for ; ended < len(endpoints); ended++ {
 		err = errors.Join(err, <-failures)
 	}
 	return err
 }
 
-// stop waits until the streams have ended, which they do when the context of Run ends, and
-// closes them after stopGrace.
+// stop waits until the connections have ended, and closes them after stopGrace.
 func stop(srv *grpc.Server) {
 	timer := time.AfterFunc(stopGrace, srv.Stop)
 	defer timer.Stop()

@@ -54,10 +54,10 @@ func (s *Server) publishClusters(u clusters.Update) {
 	// A cluster is missing until its objects are in use.
 	missing := maps.Clone(u.Missing)
 	maps.Copy(missing, s.missing)
-	s.cache.setMissing(missing)
-	_ = s.publishChanges(fromClusters, input{errs: u.Errors, kept: u.Kept, tooEarly: u.Waiting}, u.Changes...) // it has logged the error
+	s.push.SetMissing(missing)
+	s.publishChanges(fromClusters, input{errs: u.Errors, kept: u.Kept, tooEarly: u.Waiting}, u.Changes...)
 	s.missing = u.Missing
-	s.cache.setMissing(s.missing)
+	s.push.SetMissing(s.missing)
 	if u.Waiting == "" {
 		s.noteRead(fromClusters)
 	}

@@ -2,7 +2,6 @@ package discovery
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -19,7 +18,6 @@ const (
 	stepSave        = "save"
 	stepSaveObjects = "save_objects"
 	stepSaveCluster = "save_cluster"
-	stepBuild       = "build"
 )
 
 // saveObjectsEvery bounds how often the last good objects are written: they can be tens of
@@ -100,10 +98,8 @@ func failureMessage(step string) string {
 		return "cannot save the automatic VIPs"
 	case stepSaveObjects:
 		return "cannot save the last good objects"
-	case stepSaveCluster:
-		return "cannot save the objects of a cluster"
 	}
-	return "cannot build the tables"
+	return "cannot save the objects of a cluster"
 }
 
 // recovered makes failed log the next failure of a step.
@@ -129,7 +125,8 @@ func (s *Server) build() (reading, error) {
 		}
 		// The process has just started: serve the last good objects of the previous one.
 		r.objects, r.kept = s.source.objects(), len(s.source.good)
-		return r, errors.Join(err, s.serve(r))
+		s.serve(r)
+		return r, err
 	}
 	s.recovered(stepRead)
 	s.metrics.lastRead.SetToCurrentTime()
@@ -137,7 +134,8 @@ func (s *Server) build() (reading, error) {
 		s.saveObjects()
 		return r, nil
 	}
-	return r, s.serve(r)
+	s.serve(r)
+	return r, nil
 }
 
 // setDirErr records whether the configuration directory could be read.
@@ -151,13 +149,12 @@ func (s *Server) setDirErr(err error) {
 }
 
 // serve puts the tables of a reading of the directory to use.
-func (s *Server) serve(r reading) error {
-	err := s.publishAll(fromDir, r.objects, input{errs: r.errs, notes: r.notes, kept: r.kept, tooEarly: s.tooEarly(r)})
-	if err == nil && s.state != nil && s.isServing() {
+func (s *Server) serve(r reading) {
+	s.publishAll(fromDir, r.objects, input{errs: r.errs, notes: r.notes, kept: r.kept, tooEarly: s.tooEarly(r)})
+	if s.state != nil && s.isServing() {
 		s.objectsUnsaved = true
 		s.saveObjects()
 	}
-	return err
 }
 
 // tooEarly returns why a reading must not be the first one that is served, or "".
@@ -178,7 +175,7 @@ func (s *Server) setWaiting(why string) {
 	previous := s.waiting
 	s.waiting = why
 	s.mu.Unlock()
-	s.cache.waitingFor(why)
+	s.push.WaitFor(why)
 	if why != "" && why != previous {
 		s.cfg.Logger.Warn("not ready, no stream is served", "because", why)
 	}
@@ -262,7 +259,7 @@ func (s *Server) report(r input, u hosts.Update) {
 	for _, host := range u.Moved {
 		s.cfg.Logger.Warn("another object claims the automatic VIP, the host gets a new one", "host", host)
 	}
-	for _, step := range []string{stepRead, stepWatch, stepSave, stepSaveObjects, stepSaveCluster, stepBuild} {
+	for _, step := range []string{stepRead, stepWatch, stepSave, stepSaveObjects, stepSaveCluster} {
 		if s.logged[step] {
 			logged[step] = true
 		}

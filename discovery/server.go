@@ -9,7 +9,6 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -21,6 +20,7 @@ import (
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/kube"
 	"github.com/nametap/nametap/discovery/object"
+	"github.com/nametap/nametap/discovery/push"
 	"github.com/nametap/nametap/internal/statedir"
 )
 
@@ -211,7 +211,7 @@ func (c Config) checkDir() error {
 type Server struct {
 	cfg     Config
 	metrics *metrics
-	cache   *cache
+	push    *push.Service
 	ready   chan struct{}
 	addr    net.Addr // of plaintext, or of TLS if that is all; written before ready is closed
 	tlsAddr net.Addr // of TLS, or of plaintext if that is all; written before ready is closed
@@ -232,9 +232,6 @@ type Server struct {
 
 	refusals rate.Sometimes // logs clients that are refused
 
-	clients atomic.Int64   // open streams
-	streams sync.WaitGroup // their handlers
-
 	// The fields below are owned by the goroutine of rebuildOnChange.
 	state          *statedir.Dir // nil without a state directory; locked
 	source         *source
@@ -254,6 +251,7 @@ type Server struct {
 	errs    []object.Error
 	dirErr  *object.Error // why the configuration directory cannot be read
 	waiting string        // why the server is not ready; "" once it is
+	heard   kube.Revision // the state of the API server that is served
 }
 
 // New checks the configuration, locks the state directory and reads it. Run releases the
@@ -279,7 +277,11 @@ func New(cfg Config) (server *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s.cache = newCache(cfg.newHosts(s.vips))
+	s.push = push.New(push.Config{
+		Hosts: cfg.newHosts(s.vips), FirstRead: s.firstRead, MaxClients: cfg.MaxClients, AckTimeout: cfg.AckTimeout,
+		Check: s.checkNode, Behind: s.behind, Logger: cfg.Logger,
+		Comparable: cfg.ConfigDir == "" && cfg.ClustersNamespace == "", // a revision is of the own API server
+	})
 	if err := cfg.checkDir(); err != nil {
 		if len(good) == 0 {
 			return nil, err
@@ -304,7 +306,7 @@ func New(cfg Config) (server *Server, err error) {
 	if s.writer, err = s.newWriter(); err != nil {
 		return nil, err
 	}
-	if s.metrics, err = newMetrics(cfg.Registerer, newResourceMetrics(s), newCertificateMetrics(s), newLeaseMetric(s)); err != nil {
+	if s.metrics, err = newMetrics(cfg.Registerer, append(s.push.Metrics(), newResourceMetrics(s), newCertificateMetrics(s), newLeaseMetric(s))...); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -366,6 +368,9 @@ func (s *Server) Waiting() string {
 	return s.waiting
 }
 
+// Consistency returns which tables are served, and which clients have them.
+func (s *Server) Consistency() push.Consistency { return s.push.Consistency() }
+
 // Errors returns the errors in the configuration directory and its documents, sorted by
 // file and line.
 func (s *Server) Errors() []object.Error {
@@ -389,6 +394,10 @@ func (s *Server) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	s.awaitCertificate(ctx, group)
 	group.Go(func() error { return s.serveADS(ctx, endpoints) })
+	group.Go(func() error {
+		s.push.Run(ctx)
+		return nil
+	})
 	if s.clusters != nil {
 		group.Go(func() error {
 			s.clusters.Run(ctx)

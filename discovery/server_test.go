@@ -11,7 +11,6 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -148,13 +147,13 @@ func TestNackIsNotSentAgain(t *testing.T) {
 			write(t, dir, "a.yaml", svcYAML("a", "x", "10.0.0.2"))
 			c.next()
 			c.quiet()
-			if n := testutil.ToFloat64(r.metrics.rejected.WithLabelValues(variant)); n != 1 {
+			if n := r.metric(t, "rejected_total", variant); n != 1 {
 				t.Errorf("%v refusals counted, want 1", n)
 			}
-			if n := testutil.ToFloat64(r.metrics.pushes.WithLabelValues(variant)); n != 2 {
+			if n := r.metric(t, "pushes_total", variant); n != 2 {
 				t.Errorf("%v pushes counted, want 2", n)
 			}
-			if n := testutil.ToFloat64(r.metrics.clients.WithLabelValues(variant)); n != 1 {
+			if n := r.metric(t, "clients", variant); n != 1 {
 				t.Errorf("%v clients counted, want 1", n)
 			}
 		})
@@ -189,7 +188,7 @@ func TestBadNodes(t *testing.T) {
 	r := start(t, Config{ConfigDir: t.TempDir(), AllowEmpty: true})
 	good := node(t, "a")
 	booleans := node(t, "a")
-	booleans.Metadata.Fields[metaDNSCapture] = structpb.NewBoolValue(true)
+	booleans.Metadata.Fields["DNS_CAPTURE"] = structpb.NewBoolValue(true)
 	for name, n := range map[string]*corev3.Node{
 		"none":         nil,
 		"no id":        {Metadata: good.Metadata},
@@ -227,7 +226,7 @@ func TestRunErrors(t *testing.T) {
 	}
 }
 
-func versionsOf(t *testing.T, p push) map[string]string {
+func versionsOf(t *testing.T, p pushed) map[string]string {
 	t.Helper()
 	out := map[string]string{}
 	for _, res := range p.raw.(*discoveryv3.DeltaDiscoveryResponse).GetResources() {

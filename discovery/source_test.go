@@ -292,7 +292,7 @@ func TestStateDirFailsLater(t *testing.T) {
 	write(t, dir, "a.yaml", vipEntry("a.example.com"))
 	logs := &testlog.Buffer{}
 	r := start(t, Config{ConfigDir: dir, StateDir: state, Logger: logs.Logger()})
-	c := openDelta(t, r, node(t, "shop", metaAutoAllocate, "true"), nil)
+	c := openDelta(t, r, node(t, "shop", "DNS_AUTO_ALLOCATE", "true"), nil)
 	c.next()
 	if err := os.Rename(state, state+".away"); err != nil {
 		t.Fatal(err)
@@ -322,7 +322,7 @@ func TestSameFilesBuildNothing(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", vipEntry("a.example.com"))
 	r := start(t, Config{ConfigDir: dir})
-	c := openDelta(t, r, node(t, "shop", metaAutoAllocate, "true"), nil)
+	c := openDelta(t, r, node(t, "shop", "DNS_AUTO_ALLOCATE", "true"), nil)
 	c.next()
 	before := testutil.ToFloat64(r.metrics.builds)
 	write(t, dir, "a.yaml", vipEntry("a.example.com"))

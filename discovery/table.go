@@ -10,6 +10,7 @@ import (
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
+	"github.com/nametap/nametap/discovery/push"
 )
 
 // Client selects the client whose table [Table] returns.
@@ -65,12 +66,12 @@ func Table(ctx context.Context, cfg Config, client Client) (*api.NameTable, []ob
 
 // table returns the table of the client.
 func (c Client) table(all *hosts.Hosts) (*api.NameTable, error) {
-	v := newView(all, viewKey{View: hosts.View{
+	encoded := push.Encode(all, hosts.View{
 		Namespace: c.Namespace, Families: hosts.Families{V4: true, V6: true}, VIPs: c.AutoAllocate,
 		Sidecar: all.Sidecar(c.Namespace, c.Labels),
-	}})
+	}, false)
 	t := new(api.NameTable)
-	if err := proto.Unmarshal(v.encode(all, map[string]bool{"": true})[""].body.GetValue(), t); err != nil {
+	if err := proto.Unmarshal(encoded[""], t); err != nil {
 		return nil, fmt.Errorf("decoding the table: %w", err)
 	}
 	return t, nil

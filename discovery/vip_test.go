@@ -65,7 +65,7 @@ func TestVIPsSurviveRestarts(t *testing.T) {
 	for i := len(names); i > 0; i-- {
 		write(t, dir, "e.yaml", vipEntry(names[i-1:]...))
 		r := start(t, Config{ConfigDir: dir, StateDir: state})
-		c := openDelta(t, r, node(t, "shop", metaAutoAllocate, "true"), nil)
+		c := openDelta(t, r, node(t, "shop", "DNS_AUTO_ALLOCATE", "true"), nil)
 		got := ipsOf(t, c.next().tables[""])
 		for host, ips := range want {
 			if got[host] != ips {
@@ -84,7 +84,7 @@ func TestVIPsSurviveRestarts(t *testing.T) {
 	start(t, Config{ConfigDir: dir, StateDir: state}).stop()
 	write(t, dir, "e.yaml", vipEntry(names...))
 	r := start(t, Config{ConfigDir: dir, StateDir: state})
-	got := ipsOf(t, openDelta(t, r, node(t, "shop", metaAutoAllocate, "true"), nil).next().tables[""])
+	got := ipsOf(t, openDelta(t, r, node(t, "shop", "DNS_AUTO_ALLOCATE", "true"), nil).next().tables[""])
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("after delete and add\n%s", diff)
 	}
@@ -112,8 +112,8 @@ func TestAutoAllocateMetadata(t *testing.T) {
 		{"", "", 1}, {"", "true", 1}, {"false", "true", 1}, {"yes", "true", 1},
 		{"true", "", 2}, {"true", "true", 2}, {"true", "false", 1},
 	} {
-		n := node(t, "shop", metaAutoAllocate, test.asks, metaDNSCapture, test.captures)
-		for name, value := range map[string]string{metaAutoAllocate: test.asks, metaDNSCapture: test.captures} {
+		n := node(t, "shop", "DNS_AUTO_ALLOCATE", test.asks, "DNS_CAPTURE", test.captures)
+		for name, value := range map[string]string{"DNS_AUTO_ALLOCATE": test.asks, "DNS_CAPTURE": test.captures} {
 			if value == "" {
 				delete(n.Metadata.Fields, name)
 			}
@@ -168,7 +168,7 @@ func TestDamagedState(t *testing.T) {
 				t.Fatal(err)
 			}
 			r := start(t, Config{ConfigDir: dir, StateDir: state})
-			if n := len(openDelta(t, r, node(t, "shop", metaAutoAllocate, "true"), nil).next().tables[""].GetTable()); n != 2 {
+			if n := len(openDelta(t, r, node(t, "shop", "DNS_AUTO_ALLOCATE", "true"), nil).next().tables[""].GetTable()); n != 2 {
 				t.Errorf("%d hosts, want 2", n)
 			}
 			r.stop()

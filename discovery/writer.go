@@ -23,7 +23,7 @@ func (s *Server) newWriter() (*kube.Writer, error) {
 	}
 	return kube.NewWriter(kube.WriterConfig{
 		Access: s.cfg.Kubernetes, Lease: s.cfg.Lease, Identity: cmp.Or(s.cfg.Identity, host), RootNamespace: s.cfg.RootNamespace,
-		Wanted:  func() map[object.Key]object.VIPStatus { return s.cache.statuses(s.cfg.sourceIndex(fromKubernetes)) },
+		Wanted:  func() map[object.Key]object.VIPStatus { return s.push.Statuses(s.cfg.sourceIndex(fromKubernetes)) },
 		Changed: s.writeVIPs, Logger: s.cfg.Logger,
 	})
 }

@@ -33,13 +33,7 @@ func startWriting(t *testing.T, a *fakekube.API, name string) writingReplica {
 // vips returns the automatic VIPs that a client of the replica has.
 func (r writingReplica) vips(t *testing.T) map[string]string {
 	t.Helper()
-	r.cache.mu.Lock()
-	defer r.cache.mu.Unlock()
-	table, err := Client{Namespace: "shop", AutoAllocate: true}.table(r.cache.hosts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ipsOf(t, table)
+	return ipsOf(t, openDelta(t, r.running, node(t, "shop", "DNS_AUTO_ALLOCATE", "true"), nil).next().tables[""])
 }
 
 // statusOf returns the VIPs in the status of a ServiceEntry of namespace shop.
