@@ -1,0 +1,193 @@
+package discovery
+
+import (
+	"fmt"
+	"maps"
+	"testing"
+
+	"github.com/nametap/nametap/discovery/kube"
+	"github.com/nametap/nametap/internal/testkit/fakekube"
+	"github.com/nametap/nametap/internal/testkit/testlog"
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// ahead returns a client with a revision in which the version of Services is later by one.
+func (c *merging) ahead() *merging {
+	r := kube.ParseRevision(c.revision)
+	r[0]++
+	return &merging{hosts: c.hosts, revision: r.Encode()}
+}
+
+// TestReplicaIsBehind checks that a replica that has read less than a client's last one waits before it
+// serves the client, and does not wait for what changes no host.
+func TestReplicaIsBehind(t *testing.T) { // D38
+	a := fakekube.Start(t)
+	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
+	r := start(t, onAPI(t, a))
+	first := openMerging(t, variantDelta, r, nil)
+	first.want("web", "")
+
+	ahead := openMerging(t, variantDelta, r, first.ahead())
+	ahead.quiet()
+	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.2"))
+	ahead.want("web", "")
+	if n := r.metric(t, "clients_ahead_total"); n != 1 {
+		t.Errorf("%v clients have waited, want 1", n)
+	}
+
+	// What is read then changes no host.
+	noHost := openMerging(t, variantDelta, r, ahead.ahead())
+	noHost.quiet()
+	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.2"))
+	noHost.want("", "")
+
+	again := openMerging(t, variantSotw, r, noHost)
+	again.want("", "")
+	for _, revision := range []string{"\x00", "\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", ""} { // of another release, or nonsense
+		openMerging(t, variantSotw, r, &merging{hosts: noHost.hosts, revision: []byte(revision)}).want("", "")
+	}
+	if n := r.metric(t, "clients_ahead_total"); n != 2 {
+		t.Errorf("%v clients have waited, want 2", n)
+	}
+}
+
+// TestClientsOfAnotherAPIServer checks that clients whose revision never comes, as after etcd was restored, are
+// served after a while, and cost no builds while they wait.
+func TestClientsOfAnotherAPIServer(t *testing.T) { // D38
+	a := fakekube.Start(t)
+	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
+	r := start(t, onAPI(t, a))
+	first := openMerging(t, variantDelta, r, nil)
+	first.want("web", "")
+	before := r.metric(t, "builds_total")
+	var waiting []*merging
+	for range 5 {
+		waiting = append(waiting, openMerging(t, variantDelta, r, first.ahead()))
+	}
+	for _, c := range waiting {
+		c.want("", "")
+	}
+	if n := r.metric(t, "builds_total") - before; n > 1 {
+		t.Errorf("%v builds while clients waited", n)
+	}
+	if n := r.metric(t, "clients_ahead_total"); n != 5 {
+		t.Errorf("%v clients have waited, want 5", n)
+	}
+}
+
+// TestReplicasAgree checks that replicas that have seen the same objects in different orders serve the same
+// versions and checksums, and that a client that moves is sent nothing.
+func TestReplicasAgree(t *testing.T) { // D36, D37
+	a := fakekube.Start(t)
+	for i := range 20 {
+		a.Put(fakekube.Services, svcYAML("shop", fmt.Sprint("s", i), fmt.Sprint("10.0.0.", i+1)))
+	}
+	early := start(t, onAPI(t, a))
+	c := openMerging(t, variantDelta, early, nil)
+	c.merge()
+	for i := range 20 {
+		if i%3 == 0 {
+			a.Remove(fakekube.Services, fmt.Sprint("shop/s", i))
+			continue
+		}
+		a.Put(fakekube.Services, svcYAML("shop", fmt.Sprint("s", i), fmt.Sprint("10.0.1.", i+1)))
+	}
+	wait.Until(t, "all edits have arrived", func() bool {
+		c.merge()
+		return len(c.hosts) == 13 && c.has("s19", "10.0.1.20")
+	})
+	late := start(t, onAPI(t, a))
+	moved := openMerging(t, variantDelta, late, c)
+	moved.want("", "")
+	if moved.sum != c.sum {
+		t.Errorf("the checksums are %s and %s", c.sum, moved.sum)
+	}
+	digests := func(r running) map[string]int {
+		views := r.Consistency().Views
+		if len(views) != 1 || views[0].Hosts != 13 || views[0].Digest != c.sum {
+			t.Fatalf("views %+v, want one with 13 hosts and the digest %s", views, c.sum)
+		}
+		return views[0].Clients
+	}
+	want := map[string]int{c.sum: 1}
+	wait.Until(t, "both replicas show their client up to date", func() bool {
+		return maps.Equal(digests(early), want) && maps.Equal(digests(late), want)
+	})
+	for _, r := range []running{early, late} {
+		if n := r.Consistency().Differences; n != 0 {
+			t.Errorf("%d differences between replicas that agree", n)
+		}
+	}
+}
+
+// TestReplicasDiffer checks that a client whose last replica had the same objects and another table is
+// counted, logged, and sent what this replica has.
+func TestReplicasDiffer(t *testing.T) { // D41
+	a := fakekube.Start(t)
+	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
+	log := testlog.New(t)
+	cfg := onAPI(t, a)
+	cfg.Logger = log.Logger()
+	r := start(t, cfg)
+	c := openMerging(t, variantDelta, r, nil)
+	c.want("web", "")
+	c.hosts = map[string]string{"other.example.com": "what another replica has made of the same objects"}
+	openMerging(t, variantDelta, r, c).want("web", "")
+	if n, shown := r.metric(t, "replica_differences_total"), r.Consistency().Differences; n != 1 || shown != 1 {
+		t.Errorf("%v differences are counted and %d shown, want 1", n, shown)
+	}
+	if log.Count("another replica with the same objects serves another table") != 1 {
+		t.Errorf("the log is\n%s", log)
+	}
+}
+
+// TestRemovalWhileAway checks that an object that is removed makes the revision later: a client that was away
+// then is not taken for one of a replica that differs.
+func TestRemovalWhileAway(t *testing.T) { // D38, D41
+	a := fakekube.Start(t)
+	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
+	a.Put(fakekube.Services, svcYAML("shop", "db", "10.0.0.2"))
+	r := start(t, onAPI(t, a))
+	stays, leaves := openMerging(t, variantDelta, r, nil), openMerging(t, variantSotw, r, nil)
+	stays.want("db web", "")
+	leaves.want("db web", "")
+	a.Remove(fakekube.Services, "shop/web")
+	stays.want("", "web")
+	openMerging(t, variantSotw, r, leaves).want("", "web")
+	if n := r.Consistency().Differences; n != 0 {
+		t.Errorf("%d differences between replicas are counted, and there is one replica", n)
+	}
+}
+
+// TestRevisionAfterList checks that the revision is later after an object was removed while the API server
+// could not be watched, and earlier after etcd was restored: clients that connect again do not wait.
+func TestRevisionAfterList(t *testing.T) { // D38
+	a := fakekube.Start(t)
+	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
+	r := start(t, onAPI(t, a))
+	c := openMerging(t, variantDelta, r, nil)
+	c.want("web", "")
+	services := func() uint64 { return kube.ParseRevision(c.revision)[0] }
+	first := services()
+	a.Leave()
+	a.Forget(fakekube.Services)
+	a.Return()
+	c.want("", "web")
+	if services() <= first {
+		t.Errorf("the revision of Services is %d after one was removed, and was %d", services(), first)
+	}
+	for i := range 3 {
+		a.Put(fakekube.Services, svcYAML("shop", fmt.Sprint("s", i), "10.0.0.1"))
+		c.want(fmt.Sprint("s", i), "")
+	}
+	last := services()
+	a.Restore(2)
+	c.want("", "s1 s2")
+	if services() >= last {
+		t.Errorf("the revision of Services is %d after etcd was restored, and was %d", services(), last)
+	}
+	openMerging(t, variantDelta, r, c).want("", "")
+	if n := r.metric(t, "clients_ahead_total"); n != 0 {
+		t.Errorf("%v clients have waited, want none", n)
+	}
+}
