@@ -110,18 +110,25 @@ func statusHandler(stopping context.Context, server *discovery.Server, registry 
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.Handle("GET /debug/errors", listHandler(server.Errors))
 	mux.Handle("GET /debug/objects", listHandler(server.Resources))
+	mux.Handle("GET /debug/consistency", jsonHandler(server.Consistency))
 	return mux
 }
 
 // listHandler serves a list as JSON to programs on this host.
 func listHandler[T any](list func() []T) http.Handler {
+	return jsonHandler(func() []T {
+		if all := list(); all != nil {
+			return all
+		}
+		return []T{} // encoded as [] instead of null
+	})
+}
+
+// jsonHandler serves a value as JSON to programs on this host.
+func jsonHandler[T any](get func() T) http.Handler {
 	return httpguard.LocalOnly(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		all := list()
-		if all == nil {
-			all = []T{} // encoded as [] instead of null
-		}
-		_ = json.NewEncoder(w).Encode(all) // fails only if the client has disconnected
+		_ = json.NewEncoder(w).Encode(get()) // fails only if the client has disconnected
 	})
 }
 
