@@ -87,6 +87,8 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	g.String(&o.server.TrustDomain, "trust-domain", "`domain` of clients' SPIFFE certificates; default is the one of Services")
 	g.String(&o.server.ClusterID, "cluster-id", "`name` that clients with a token may claim as their cluster; empty allows any")
 	g.Var(settings.Int(&o.server.MaxClients, settings.ZeroRefused), "max-clients", "`number` of clients served at a time; others are refused")
+	g.Var(settings.Duration(&o.server.MaxConnectionAge, settings.ZeroRefused), "max-connection-age",
+		"`time`, give or take a tenth, after which a client is asked to connect again, so that clients spread over replicas")
 	g.Var(settings.Duration(&o.drain, settings.ZeroIsZero), "drain", "`time` to serve on after SIGTERM, so that load balancers stop sending clients before their streams end")
 	g.String(&o.httpAddr, "http-addr", "`address` that serves /healthz/ready, /healthz/live, /metrics, /debug/errors, /debug/objects and /debug/consistency; empty serves none")
 	g.Text(&o.logLevel, "log-level", "least important `level` to log: debug, info, warn or error")

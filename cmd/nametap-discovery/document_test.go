@@ -83,7 +83,7 @@ func TestHelpIsGrouped(t *testing.T) {
 	want := []string{
 		"Usage", "Examples", "Commands", "Flags",
 		"Objects", "config-dir", "kubeconfig", "clusters-namespace", "headless-scope", "allow-empty", "lease", "cluster-domain", "root-namespace", "default-service-export-to", "state-dir",
-		"Serving, status and logging", "grpc-addr", "tls-addr", "tls-cert", "tls-key", "tls-secret", "tls-names", "tls-ca-configmap", "tls-client-ca", "token-audience", "trust-domain", "cluster-id", "max-clients", "drain", "http-addr", "log-level",
+		"Serving, status and logging", "grpc-addr", "tls-addr", "tls-cert", "tls-key", "tls-secret", "tls-names", "tls-ca-configmap", "tls-client-ca", "token-audience", "trust-domain", "cluster-id", "max-clients", "max-connection-age", "drain", "http-addr", "log-level",
 		"Printing a table", "print-table", "for-namespace", "for-labels", "dns-auto-allocate",
 	}
 	if diff := cmp.Diff(want, lines); diff != "" {
