@@ -26,6 +26,7 @@ import (
 
 // serve runs the control plane until ctx ends.
 func serve(ctx context.Context, o *options, stderr io.Writer) error {
+	boundGarbage()
 	logger := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.Level(o.logLevel)}))
 	cfg := o.server
 	cfg.Logger = logger
