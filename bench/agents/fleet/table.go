@@ -1,0 +1,137 @@
+package fleet
+
+import (
+	"encoding/base64"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/nametap/nametap/api/digest"
+
+	"github.com/nametap/nametap/bench/agents/wire"
+)
+
+// A table has the checksum of each entry of a name table. It never changes; tables share the buckets
+// in which they are equal.
+type table struct {
+	buckets [digest.Count][]entry // sorted by host
+	sums    digest.Buckets
+	sum     digest.Sum
+	hosts   int
+	digests func() string // of node metadata, computed once
+}
+
+// An entry is one of a table.
+type entry struct {
+	host string
+	sum  digest.Sum
+}
+
+// newTable returns a table without hosts.
+func newTable() *table { return new(table).finish() }
+
+// finish computes what follows from the buckets and their sums.
+func (t *table) finish() *table {
+	t.sum, t.hosts = t.sums.Sum(), 0
+	for _, bucket := range t.buckets {
+		t.hosts += len(bucket)
+	}
+	t.digests = sync.OnceValue(func() string { return base64.StdEncoding.EncodeToString(t.sums.Digests().Bytes()) })
+	return t
+}
+
+// apply returns the table after a change, whose new entries are in raw, a NameTable. The error says
+// that its checksum is another one than the change has.
+func (t *table) apply(raw []byte, c wire.Change) (*table, error) {
+	var added [digest.Count][]entry
+	removed := map[int][]string{}
+	err := wire.Entries(raw, func(host string, raw []byte) {
+		b := digest.BucketOf(host)
+		added[b] = append(added[b], entry{host, digest.Of(raw)})
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, host := range c.Removed {
+		b := digest.BucketOf(host)
+		removed[b] = append(removed[b], host)
+	}
+	next := &table{buckets: t.buckets, sums: t.sums}
+	for b := range digest.Count {
+		old := t.buckets[b]
+		if c.Complete.Has(b) {
+			old = nil
+		} else if added[b] == nil && removed[b] == nil {
+			continue
+		}
+		next.buckets[b] = merge(old, added[b], removed[b])
+		next.sums[b] = sumOf(next.buckets[b])
+	}
+	if next.finish(); next.sum != c.Sum {
+		return nil, fmt.Errorf("the checksum of %d hosts is %v: want %v, after a change of %d bytes", next.hosts, next.sum, c.Sum, len(raw))
+	}
+	return next, nil
+}
+
+// merge returns a bucket with other entries. It sorts added.
+func merge(old, added []entry, removed []string) []entry {
+	slices.SortStableFunc(added, func(a, b entry) int { return strings.Compare(a.host, b.host) })
+	out := make([]entry, 0, len(old)+len(added))
+	for _, e := range old {
+		for len(added) > 0 && added[0].host < e.host {
+			out, added = append(out, added[0]), added[1:]
+		}
+		if len(added) > 0 && added[0].host == e.host {
+			e.sum, added = added[0].sum, added[1:]
+		} else if slices.Contains(removed, e.host) {
+			continue
+		}
+		out = append(out, e)
+	}
+	return append(out, added...)
+}
+
+// sumOf returns the checksum of a bucket.
+func sumOf(bucket []entry) (sum digest.Sum) {
+	for _, e := range bucket {
+		sum = sum.Add(e.sum)
+	}
+	return sum
+}
+
+// maxTables bounds the tables that a set keeps for agents to come.
+const maxTables = 2048
+
+// tables are the tables of all agents, by their checksums. Agents that have the same one share it, so
+// that only the first of them applies the change that leads to it.
+type tables struct {
+	mu    sync.RWMutex
+	bySum map[digest.Sum]*table
+	order []digest.Sum // in which they came
+}
+
+func newTables() *tables { return &tables{bySum: map[digest.Sum]*table{}} }
+
+// get returns a table, or nil.
+func (t *tables) get(sum digest.Sum) *table {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.bySum[sum]
+}
+
+// add adds a table, and returns the one of its checksum that was there before.
+func (t *tables) add(next *table) *table {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if known := t.bySum[next.sum]; known != nil {
+		return known
+	}
+	if len(t.order) == maxTables {
+		delete(t.bySum, t.order[0])
+		t.order = t.order[1:]
+	}
+	t.bySum[next.sum] = next
+	t.order = append(t.order, next.sum)
+	return next
+}
