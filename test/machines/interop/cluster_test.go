@@ -35,7 +35,8 @@ type cluster struct {
 	key        *rsa.PrivateKey
 	client     *http.Client
 	apiserver  *daemon
-	machines   int // that are connected to it
+	managers   *daemon // Kubernetes' controllers
+	machines   int     // that are connected to it
 }
 
 // newCluster starts a cluster with the custom resource definitions of Istio. Its files are kept
@@ -88,7 +89,7 @@ func (c *cluster) boot(flags ...string) {
 	c.tb.Helper()
 	c.startEtcd()
 	c.startAPIServer(flags...)
-	c.kube("controllers", "--kubeconfig", c.path("kubeconfig"), "--service-account-private-key-file", c.path("sa.key"),
+	c.managers = c.kube("controllers", "--kubeconfig", c.path("kubeconfig"), "--service-account-private-key-file", c.path("sa.key"),
 		"--root-ca-file", c.path("certs/apiserver.crt"), "--leader-elect=false",
 		// There is no kubelet that reports the state of nodes.
 		"--controllers=*,-node-lifecycle-controller,-taint-eviction-controller,-pod-garbage-collector-controller")
@@ -151,15 +152,21 @@ func (c *cluster) kube(program string, args ...string) *daemon {
 // startAPIServer starts the API server with more flags, and returns when it is ready.
 func (c *cluster) startAPIServer(flags ...string) {
 	c.tb.Helper()
-	c.apiserver = c.kube("apiserver", append([]string{"--etcd-servers=http://127.0.0.1:2379", "--cert-dir", c.path("certs"),
-		"--secure-port=6443", "--bind-address=127.0.0.1", "--advertise-address=172.31.0.1",
-		"--service-cluster-ip-range=10.96.0.0/16,fd00:96::/112", "--service-account-issuer=" + issuer,
-		"--service-account-key-file", c.path("sa.pub"), "--service-account-signing-key-file", c.path("sa.key"),
-		"--token-auth-file", c.path("tokens.csv"), "--authorization-mode=RBAC", "--allow-privileged=true"}, flags...)...)
+	c.apiserver = c.launchAPIServer("apiserver", "6443", flags...)
 	c.apiserver.await("the API server is ready", func() bool {
 		status, _ := c.try(http.MethodGet, "/readyz", "", nil)
 		return status == http.StatusOK
 	})
+}
+
+// launchAPIServer starts an API server without waiting. Several of them have the same objects.
+func (c *cluster) launchAPIServer(name, port string, flags ...string) *daemon {
+	c.tb.Helper()
+	return c.run(name, exec.Command(c.kubernetes, append([]string{"apiserver", "--etcd-servers=http://127.0.0.1:2379", "--cert-dir", c.path("certs"),
+		"--secure-port=" + port, "--bind-address=127.0.0.1", "--advertise-address=172.31.0.1",
+		"--service-cluster-ip-range=10.96.0.0/16,fd00:96::/112", "--service-account-issuer=" + issuer,
+		"--service-account-key-file", c.path("sa.pub"), "--service-account-signing-key-file", c.path("sa.key"),
+		"--token-auth-file", c.path("tokens.csv"), "--authorization-mode=RBAC", "--allow-privileged=true"}, flags...)...))
 }
 
 // dial connects to an address in the cluster's namespace.
