@@ -7,7 +7,8 @@
 //   - istiod_test.go: istiods on it;
 //   - machine_test.go: a host with a nameserver, for agents;
 //   - agent_test.go: nametap's agent; istioagent_test.go: Istio's agent;
-//   - daemon_test.go: a running program, and its log.
+//   - daemon_test.go: a running program, and its log; figures_test.go: its memory and processor time;
+//   - population_test.go: 10,000 Services; writer_test.go: a client that writes them.
 //
 // Each test has a control plane of its own. The programs are built from the modules in
 // ../peers. Everything runs in network namespaces and ends with the test.
