@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
+	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -35,6 +37,21 @@ const (
 	NotRedirected   RedirectState = "not redirected"
 	RedirectUnknown RedirectState = "unknown"
 )
+
+// OnlyNameserverOf returns the path of a resolv.conf if all of its nameservers are listeners of the
+// agent, so that the queries of programs that read it come to the agent without rules. Otherwise it
+// returns "".
+func OnlyNameserverOf(path string, listeners []netip.AddrPort) string {
+	path = cmp.Or(path, resolvconf.DefaultPath)
+	file, err := readServers(path)
+	if err != nil {
+		return ""
+	}
+	if others, _ := resolvconf.WithoutSelf(file.Servers, listeners, nil); len(others) > 0 {
+		return ""
+	}
+	return path
+}
 
 const (
 	// testTimeout is how long the answer of a test query may take.

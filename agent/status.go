@@ -201,8 +201,11 @@ type Status struct {
 	Hosts     int             `json:"hosts"`
 	XDS       nds.Status      `json:"xds"`
 	Capture   *CaptureStatus  `json:"capture,omitempty"` // nil: the agent installs no rules itself
+	// OnlyNameserverOf is the resolv.conf whose only nameserver is the agent, so that no rules are
+	// needed. It is "" with Capture.
+	OnlyNameserverOf string `json:"onlyNameserverOf,omitempty"`
 	// Redirected says what is captured if another process has installed the rules, as in a
-	// pod. It is nil with Capture.
+	// pod. It is nil with Capture and with OnlyNameserverOf.
 	Redirected []Redirection `json:"redirected,omitempty"`
 }
 
@@ -246,7 +249,7 @@ func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 	}
 	if a.capture != nil {
 		status.Capture = a.capture.status(r.Context())
-	} else {
+	} else if status.OnlyNameserverOf = OnlyNameserverOf(a.config.DNS.Forward.ResolvConf, addrPorts(a.proxy)); status.OnlyNameserverOf == "" {
 		status.Redirected = Redirections(r.Context(), listening(a.proxy))
 	}
 	writeJSON(w, status)

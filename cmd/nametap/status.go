@@ -55,6 +55,7 @@ func printStatus(w io.Writer, status agent.Status) error {
 	fmt.Fprintf(lines, "hosts\t%d\n", status.Hosts)
 	printXDS(lines, status)
 	printCapture(lines, status.Capture)
+	printNameserver(lines, status.OnlyNameserverOf)
 	printRedirections(lines, status.Redirected)
 	return lines.Flush()
 }
@@ -121,6 +122,13 @@ func printMode(w io.Writer, xds nds.Status) {
 	fmt.Fprintf(w, "mode\t%s: %s\n", xds.Mode, text)
 	if xds.ChecksumDifferences > 0 {
 		fmt.Fprintf(w, "checksum differences\t%d, last: %s\n", xds.ChecksumDifferences, xds.LastChecksumDifference)
+	}
+}
+
+// printNameserver prints that queries come to the agent by a resolv.conf, unless path is "".
+func printNameserver(w io.Writer, path string) {
+	if path != "" {
+		fmt.Fprintf(w, "capture\tno rules are needed: the agent is the only nameserver of %s\n", path)
 	}
 }
 
