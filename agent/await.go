@@ -211,6 +211,29 @@ func (w Awaited) statusAddr() string {
 	return reachable(w.StatusAddr)
 }
 
+// AwaitReady waits until the agent with a status address is ready: it has a table, or has waited for
+// one for --ready-timeout. If ctx ends before, the error says why the agent is not ready.
+func AwaitReady(ctx context.Context, statusAddr string) error {
+	client := http.Client{Transport: &http.Transport{}, Timeout: probeTimeout} // without a proxy
+	defer client.CloseIdleConnections()
+	w, last := Awaited{StatusAddr: statusAddr}, errors.New("no time to ask it")
+	for {
+		reason, _, err := w.notReady(ctx, &client)
+		switch {
+		case err == nil && reason == "":
+			return nil
+		case ctx.Err() != nil:
+			return last
+		case err == nil:
+			err = errors.New(reason)
+		}
+		last = err
+		if !sleep(ctx, awaitInterval) {
+			return last
+		}
+	}
+}
+
 // sleep waits, and returns false if ctx ends before.
 func sleep(ctx context.Context, pause time.Duration) bool {
 	timer := time.NewTimer(pause)

@@ -17,13 +17,22 @@ func newStatusCommand() *cobra.Command {
 	var (
 		client statusClient
 		output string
+		wait   time.Duration
 	)
 	command := &cobra.Command{
 		Use:   "status",
 		Short: "Show the agent's connection, table, nameservers and capture",
-		Args:  usageArgs(cobra.NoArgs),
+		Long: `Show the agent's connection, table, nameservers and capture.
+
+With --wait the command first waits until the agent is ready: it has a table, or has waited
+for one for its --ready-timeout. If it is not ready in time, the exit code is 1. This is for
+the start of a pod, as a postStart hook of the agent's container.`,
+		Args: usageArgs(cobra.NoArgs),
 		RunE: func(command *cobra.Command, _ []string) error {
 			var status agent.Status
+			if err := client.await(command.Context(), wait); err != nil {
+				return err
+			}
 			if err := client.get(command.Context(), "/debug/status", nil, &status); err != nil {
 				return err
 			}
@@ -32,6 +41,7 @@ func newStatusCommand() *cobra.Command {
 	}
 	client.declare(command.Flags())
 	declareOutput(command.Flags(), &output)
+	command.Flags().DurationVar(&wait, "wait", 0, "wait up to this `duration` until the agent is ready")
 	return command
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/internal/settings"
 )
 
@@ -79,6 +80,26 @@ func reachable(flag, addr string) (string, error) {
 // get requests path and decodes the JSON reply into v.
 func (c *statusClient) get(ctx context.Context, path string, query url.Values, v any) error {
 	return c.do(ctx, http.MethodGet, path, query, v)
+}
+
+// await waits until the agent is ready, up to a limit; zero does not wait.
+func (c *statusClient) await(ctx context.Context, limit time.Duration) error {
+	if limit <= 0 {
+		return nil
+	}
+	if err := c.resolve(); err != nil {
+		return err
+	}
+	waiting, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	err := agent.AwaitReady(waiting, c.options.agent.StatusAddr)
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		return fmt.Errorf("the agent is not ready after %v (--wait); its log says why: %w", limit, err)
+	}
+	return nil
 }
 
 // do makes a request and decodes the JSON reply into v.
