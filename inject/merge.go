@@ -1,0 +1,128 @@
+package inject
+
+import (
+	"slices"
+	"strings"
+)
+
+// merge applies the difference of two texts, base and next, to a third one: raw, which says the same
+// as base in another form. So blank lines and the form of the parts that do not change stay. It reports
+// false if a part that changes has another form, or the texts differ in too many lines.
+func merge(raw, base, next string) (string, bool) {
+	rawLines, baseLines, nextLines := lines(raw), lines(base), lines(next)
+	inRaw, ok := match(baseLines, rawLines)
+	if !ok {
+		return "", false
+	}
+	inNext, ok := match(baseLines, nextLines)
+	if !ok {
+		return "", false
+	}
+	var out []string
+	b, r, n := 0, 0, 0
+	for i := range len(baseLines) + 1 {
+		// At the end, or at a line that all three have.
+		untilRaw, untilNext := len(rawLines), len(nextLines)
+		if i < len(baseLines) {
+			if inRaw[i] < 0 || inNext[i] < 0 {
+				continue
+			}
+			untilRaw, untilNext = inRaw[i], inNext[i]
+		}
+		part, ok := choose(rawLines[r:untilRaw], baseLines[b:i], nextLines[n:untilNext])
+		if !ok {
+			return "", false
+		}
+		out = append(out, part...)
+		if i < len(baseLines) {
+			out = append(out, baseLines[i])
+		}
+		b, r, n = i+1, untilRaw+1, untilNext+1
+	}
+	return strings.Join(out, ""), true
+}
+
+// choose returns what a part becomes that differs in one of the texts, or in both.
+func choose(raw, base, next []string) ([]string, bool) {
+	switch {
+	case slices.Equal(base, next):
+		return raw, true
+	case slices.Equal(withoutBlank(raw), base):
+		blank := 0
+		for blank < len(raw) && strings.TrimSpace(raw[blank]) == "" {
+			blank++
+		}
+		return append(slices.Clone(raw[:blank]), next...), true
+	}
+	return nil, false
+}
+
+// withoutBlank returns the lines that are not blank.
+func withoutBlank(lines []string) []string {
+	return slices.DeleteFunc(slices.Clone(lines), func(line string) bool { return strings.TrimSpace(line) == "" })
+}
+
+// lines returns the lines of a text, each with its end.
+func lines(text string) []string { return slices.Collect(strings.Lines(text)) }
+
+// maxDifferences is the limit of lines in which texts may differ. It bounds the memory of match to
+// 64 MiB, and is enough for twenty pods in one document.
+const maxDifferences = 4000
+
+// match returns for each line of a its place in b, -1 for those that b does not have, by the shortest
+// list of insertions and deletions (Myers, "An O(ND) Difference Algorithm", 1986). It reports false if
+// that list is too long.
+func match(a, b []string) ([]int, bool) {
+	limit := min(maxDifferences, len(a)+len(b))
+	middle := limit + 1
+	reached := make([]int32, 2*middle+1) // the largest x by diagonal, which is x - y + middle
+	var trace [][]int32                  // those of each number of differences
+	for d := range limit + 1 {
+		for k := middle - d; k <= middle+d; k += 2 {
+			x := int(reached[k+1]) // a line of b that a does not have
+			if k != middle-d && (k == middle+d || reached[k-1] >= reached[k+1]) {
+				x = int(reached[k-1]) + 1 // a line of a that b does not have
+			}
+			for x < len(a) && x-k+middle < len(b) && a[x] == b[x-k+middle] {
+				x++
+			}
+			reached[k] = int32(x) //nolint:gosec // the number of a line
+			if x >= len(a) && x-k+middle >= len(b) {
+				return backtrack(trace, len(a), len(b)), true
+			}
+		}
+		trace = append(trace, slices.Clone(reached[middle-d:middle+d+1]))
+	}
+	return nil, false
+}
+
+// backtrack returns the matches on the path to the ends of both texts.
+func backtrack(trace [][]int32, x, y int) []int {
+	places := slices.Repeat([]int{-1}, x)
+	for d := len(trace); d >= 0; d-- {
+		fromX, fromY := 0, 0
+		if d > 0 {
+			before := trace[d-1] // diagonal k is at k + d - 1
+			at := func(k int) int32 {
+				if i := k + d - 1; i >= 0 && i < len(before) {
+					return before[i]
+				}
+				return -1
+			}
+			k := x - y
+			if k == -d || k != d && at(k-1) < at(k+1) {
+				k++
+			} else {
+				k--
+			}
+			fromX = int(at(k))
+			fromY = fromX - k
+		}
+		for x > fromX && y > fromY {
+			x, y = x-1, y-1
+			places[x] = y
+		}
+		x, y = fromX, fromY
+	}
+	return places
+}

@@ -1,0 +1,72 @@
+package inject
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestMerge checks that blank lines and the form of lines stay, and that changes of the same line by
+// both texts are not merged.
+func TestMerge(t *testing.T) { // I13
+	for _, test := range []struct{ raw, base, next, want string }{
+		{"a b c", "a b c", "a b c", "a b c"},
+		{"A b c", "a b c", "a b x c", "A b x c"},
+		{"a _ b", "a b", "a x b", "a _ x b"},
+		{"_ a _ b _", "a b", "x a b y", "_ x a _ b _ y"},
+		{"a _ b c", "a b c", "a c", "a _ c"},
+		{"", "", "x", "x"},
+		{"a", "a", "", ""},
+		{"A b", "a b", "x b", "conflict"},
+		{"a B", "a b", "a", "conflict"},
+	} {
+		text := func(words string) string {
+			var lines strings.Builder
+			for _, word := range strings.Fields(words) {
+				lines.WriteString(strings.Trim(word, "_") + "\n")
+			}
+			return lines.String()
+		}
+		got, ok := merge(text(test.raw), text(test.base), text(test.next))
+		if want := text(test.want); ok && got != want || ok == (test.want == "conflict") {
+			t.Errorf("%+v: %q, %v", test, got, ok)
+		}
+	}
+}
+
+// FuzzMatch checks that the matches are equal lines in ascending order, and all that there are if one
+// text is the other with insertions.
+func FuzzMatch(f *testing.F) { // I13
+	f.Add("abcabba", "cbabac")
+	f.Add("abc", "xaybzc")
+	f.Add("", "a")
+	f.Fuzz(func(t *testing.T, first, second string) {
+		a, b := strings.Split(first, ""), strings.Split(second, "")
+		places, ok := match(a, b)
+		if !ok {
+			t.Skip("too many differences")
+		}
+		last, found := -1, 0
+		for i, place := range places {
+			if place < 0 {
+				continue
+			}
+			if found++; place <= last || a[i] != b[place] {
+				t.Errorf("%q %q: %v", a, b, places)
+			}
+			last = place
+		}
+		if subsequence(a, b) && found < len(a) {
+			t.Errorf("%q %q: %v", a, b, places)
+		}
+	})
+}
+
+// subsequence reports whether b is a with insertions.
+func subsequence(a, b []string) bool {
+	for _, s := range b {
+		if len(a) > 0 && a[0] == s {
+			a = a[1:]
+		}
+	}
+	return len(a) == 0
+}

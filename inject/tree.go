@@ -1,0 +1,240 @@
+package inject
+
+import (
+	"slices"
+
+	"go.yaml.in/yaml/v3"
+)
+
+const mergeTag = "!!merge"
+
+// clone returns a copy of a tree. Aliases inside it lead to the copies of what they name, and those
+// to nodes outside it to the same nodes.
+func clone(node *yaml.Node) *yaml.Node {
+	copies := map[*yaml.Node]*yaml.Node{}
+	var walk func(*yaml.Node) *yaml.Node
+	walk = func(n *yaml.Node) *yaml.Node {
+		c := *n
+		copies[n] = &c
+		c.Content = nil
+		for _, child := range n.Content {
+			c.Content = append(c.Content, walk(child))
+		}
+		return &c
+	}
+	root := walk(node)
+	for _, c := range copies {
+		if target := copies[c.Alias]; c.Alias != nil && target != nil {
+			c.Alias = target
+		}
+	}
+	return root
+}
+
+// expanded returns a copy of what an alias names, without anchors, so that it can be changed.
+func expanded(alias *yaml.Node) *yaml.Node {
+	c := clone(target(alias))
+	dropAnchors(c)
+	c.HeadComment, c.LineComment, c.FootComment = alias.HeadComment, alias.LineComment, alias.FootComment
+	return c
+}
+
+// target returns the node that an alias names, or the node itself if it is no alias.
+func target(node *yaml.Node) *yaml.Node {
+	for node.Kind == yaml.AliasNode {
+		node = node.Alias
+	}
+	return node
+}
+
+// dropAnchors removes the anchors of a copy. Aliases in it get the names of the anchors that stay.
+func dropAnchors(node *yaml.Node) {
+	inside := map[*yaml.Node]bool{}
+	visit(node, func(n *yaml.Node) { inside[n] = n.Anchor != "" })
+	visit(node, func(n *yaml.Node) {
+		for i, child := range n.Content {
+			if child.Kind == yaml.AliasNode && inside[child.Alias] {
+				n.Content[i] = expanded(child)
+			}
+		}
+	})
+	visit(node, func(n *yaml.Node) { n.Anchor = "" })
+}
+
+// visit calls f for each node of a tree, parents first.
+func visit(node *yaml.Node, f func(*yaml.Node)) {
+	f(node)
+	for _, child := range node.Content {
+		visit(child, f)
+	}
+}
+
+// own makes a mapping a plain one: keys that it takes from others by `<<` become its own.
+func own(m *yaml.Node) {
+	var plain, merged []*yaml.Node
+	for i := 0; i+1 < len(m.Content); i += 2 {
+		if key, value := m.Content[i], m.Content[i+1]; key.Tag == mergeTag {
+			merged = append(merged, sources(value)...)
+		} else {
+			plain = append(plain, key, value)
+		}
+	}
+	if merged == nil {
+		return
+	}
+	m.Content = plain
+	for _, source := range merged {
+		for i := 0; i+1 < len(source.Content); i += 2 {
+			if key := source.Content[i]; find(m, key.Value) < 0 {
+				m.Content = append(m.Content, key, source.Content[i+1])
+			}
+		}
+	}
+}
+
+// sources returns copies of the mappings that the value of `<<` names, the most important first.
+func sources(value *yaml.Node) []*yaml.Node {
+	list := []*yaml.Node{value}
+	if target(value).Kind == yaml.SequenceNode {
+		list = target(value).Content
+	}
+	var mappings []*yaml.Node
+	for _, n := range list {
+		c := clone(target(n))
+		dropAnchors(c)
+		own(c)
+		mappings = append(mappings, c)
+	}
+	return mappings
+}
+
+// find returns the index of a key in the contents of a mapping, or -1.
+func find(m *yaml.Node, key string) int {
+	if m.Kind != yaml.MappingNode {
+		return -1
+	}
+	for i := 0; i+1 < len(m.Content); i += 2 {
+		if k := target(m.Content[i]); k.Kind == yaml.ScalarNode && k.Value == key {
+			return i
+		}
+	}
+	return -1
+}
+
+// lookup returns the value of a key, its own or one that it takes from others by `<<`; nil if it is
+// missing. The caller must not change it.
+func lookup(m *yaml.Node, key string) *yaml.Node {
+	m = target(m)
+	if i := find(m, key); i >= 0 {
+		return target(m.Content[i+1])
+	}
+	for i := 0; i+1 < len(m.Content) && m.Kind == yaml.MappingNode; i += 2 {
+		if m.Content[i].Tag != mergeTag {
+			continue
+		}
+		list := []*yaml.Node{m.Content[i+1]}
+		if source := target(list[0]); source.Kind == yaml.SequenceNode {
+			list = source.Content
+		}
+		for _, source := range list {
+			if v := lookup(source, key); v != nil {
+				return v
+			}
+		}
+	}
+	return nil
+}
+
+// value returns the value of a key, nil if it is missing or null. The caller may change the value: an
+// alias has been replaced.
+func value(m *yaml.Node, key string) *yaml.Node {
+	own(m)
+	i := find(m, key)
+	if i < 0 {
+		return nil
+	}
+	if m.Content[i+1].Kind == yaml.AliasNode {
+		m.Content[i+1] = expanded(m.Content[i+1])
+	}
+	if v := m.Content[i+1]; v.ShortTag() != "!!null" {
+		return v
+	}
+	return nil
+}
+
+// set sets a key, in its place if it is there, otherwise before another key or at the end.
+func set(m *yaml.Node, key, before string, v *yaml.Node) {
+	own(m)
+	if i := find(m, key); i >= 0 {
+		m.Content[i+1] = v
+		return
+	}
+	k := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: key}
+	at := find(m, before)
+	if at < 0 {
+		at = len(m.Content)
+	}
+	m.Content = slices.Insert(m.Content, at, k, v)
+}
+
+// remove removes a key.
+func remove(m *yaml.Node, key string) {
+	own(m)
+	if i := find(m, key); i >= 0 {
+		m.Content = slices.Delete(m.Content, i, i+2)
+	}
+}
+
+// ensure returns the value of a key, which is made with that kind if it is missing or null.
+func ensure(m *yaml.Node, key, before string, kind yaml.Kind) *yaml.Node {
+	if v := value(m, key); v != nil {
+		if len(v.Content) == 0 {
+			v.Style &^= yaml.FlowStyle // as in `annotations: {}`
+		}
+		return v
+	}
+	v := &yaml.Node{Kind: kind, Tag: "!!map"}
+	if kind == yaml.SequenceNode {
+		v.Tag = "!!seq"
+	}
+	set(m, key, before, v)
+	return v
+}
+
+// elements returns the elements of a list, which the caller may change.
+func elements(list *yaml.Node) []*yaml.Node {
+	if list == nil {
+		return nil
+	}
+	for i, element := range list.Content {
+		if element.Kind == yaml.AliasNode {
+			list.Content[i] = expanded(element)
+		}
+	}
+	return list.Content
+}
+
+// nameOf returns the field `name` of an element of a list.
+func nameOf(element *yaml.Node) string {
+	if v := value(element, "name"); v != nil {
+		return v.Value
+	}
+	return ""
+}
+
+// same reports whether two trees have the same contents. With expand, an alias is the same as what
+// it names.
+func same(a, b *yaml.Node, expand bool) bool {
+	if expand {
+		a, b = target(a), target(b)
+	}
+	if a.Kind != b.Kind || a.ShortTag() != b.ShortTag() || a.Value != b.Value || len(a.Content) != len(b.Content) {
+		return false
+	}
+	for i := range a.Content {
+		if !same(a.Content[i], b.Content[i], expand) {
+			return false
+		}
+	}
+	return true
+}
