@@ -1,0 +1,153 @@
+package inject
+
+import (
+	"slices"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// apply changes a pod. It leaves equal parts as they are, with their comments and their style.
+func (e edits) apply(node *yaml.Node) error {
+	meta := ensure(node, "metadata", "spec", yaml.MappingNode)
+	spec := ensure(node, "spec", "", yaml.MappingNode)
+	if e.istioEnv != nil {
+		if err := e.switchOff(spec); err != nil {
+			return err
+		}
+	}
+	if err := replaceNamed(ensure(spec, "initContainers", "containers", yaml.SequenceNode), e.removeInitContainers, e.initContainers, true); err != nil {
+		return err
+	}
+	if err := replaceNamed(ensure(spec, "volumes", "", yaml.SequenceNode), e.removeVolumes, e.volumes, false); err != nil {
+		return err
+	}
+	if err := e.applySysctls(spec); err != nil {
+		return err
+	}
+	if err := e.applyDNS(spec); err != nil {
+		return err
+	}
+	annotations := ensure(meta, "annotations", "", yaml.MappingNode)
+	return update(annotations, Status, e.status)
+}
+
+// switchOff sets the variable of Istio's containers.
+func (e edits) switchOff(spec *yaml.Node) error {
+	for _, c := range istioElements(spec) {
+		if err := setVariable(ensure(c, "env", "", yaml.SequenceNode), *e.istioEnv); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// istioElements returns the containers of a pod that have the settings of Istio's DNS capture.
+func istioElements(spec *yaml.Node) []*yaml.Node {
+	var found []*yaml.Node
+	for _, field := range []string{"initContainers", "containers"} {
+		for _, c := range elements(value(spec, field)) {
+			if name := nameOf(c); name == istioProxy || name == istioInit {
+				found = append(found, c)
+			}
+		}
+	}
+	return found
+}
+
+// setVariable sets a variable of a container, wherever it is in the list.
+func setVariable(variables *yaml.Node, v env) error {
+	found := false
+	for _, current := range elements(variables) {
+		if nameOf(current) != v.Name {
+			continue
+		}
+		found = true
+		remove(current, "valueFrom")
+		if err := update(current, "value", *v.Value); err != nil {
+			return err
+		}
+	}
+	if found {
+		return nil
+	}
+	added, err := encode(v)
+	variables.Content = append(variables.Content, added)
+	return err
+}
+
+// applySysctls changes the sysctls. It leaves no empty fields.
+func (e edits) applySysctls(spec *yaml.Node) error {
+	if len(e.sysctls) == 0 && len(e.removeSysctls) == 0 {
+		return nil
+	}
+	context := ensure(spec, "securityContext", "", yaml.MappingNode)
+	list := ensure(context, "sysctls", "", yaml.SequenceNode)
+	if err := replaceNamed(list, e.removeSysctls, e.sysctls, false); err != nil {
+		return err
+	}
+	if len(list.Content) == 0 {
+		remove(context, "sysctls")
+	}
+	if len(context.Content) == 0 {
+		remove(spec, "securityContext")
+	}
+	return nil
+}
+
+// applyDNS changes what kubelet makes resolv.conf from.
+func (e edits) applyDNS(spec *yaml.Node) error {
+	if e.dns == nil {
+		return nil
+	}
+	if e.dns.policy == "" {
+		remove(spec, "dnsPolicy")
+	} else if err := update(spec, "dnsPolicy", e.dns.policy); err != nil {
+		return err
+	}
+	c := e.dns.config
+	if len(c.Nameservers)+len(c.Searches)+len(c.Options) == 0 {
+		remove(spec, "dnsConfig")
+		return nil
+	}
+	return update(spec, "dnsConfig", c)
+}
+
+// replaceNamed removes elements of a list by their names, and adds others before or after all that
+// stay. A list that would be the same stays as it is.
+func replaceNamed[T any](list *yaml.Node, removed []string, added []T, before bool) error {
+	var nodes []*yaml.Node
+	for _, v := range added {
+		node, err := encode(v)
+		if err != nil {
+			return err
+		}
+		nodes = append(nodes, node)
+	}
+	kept := slices.DeleteFunc(slices.Clone(elements(list)), func(n *yaml.Node) bool { return slices.Contains(removed, nameOf(n)) })
+	if before {
+		nodes = append(nodes, kept...)
+	} else {
+		nodes = append(slices.Clone(kept), nodes...)
+	}
+	next := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Content: nodes}
+	if !same(list, next, true) {
+		list.Content = nodes
+	}
+	return nil
+}
+
+// update sets a key to a value, unless it has that value.
+func update(m *yaml.Node, key string, v any) error {
+	node, err := encode(v)
+	if err != nil {
+		return err
+	}
+	if current := value(m, key); current != nil {
+		if same(current, node, true) {
+			return nil
+		}
+		node.HeadComment, node.LineComment, node.FootComment = current.HeadComment, current.LineComment, current.FootComment
+	}
+	set(m, key, "", node)
+	return nil
+}

@@ -1,0 +1,162 @@
+package inject
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// A Mode is a way to bring the queries of a pod to the agent.
+type Mode string
+
+// The modes.
+const (
+	// Rules redirects port 53 to the agent by iptables rules, which an init container with
+	// NET_ADMIN sets. resolv.conf stays as it is.
+	Rules Mode = "rules"
+	// Resolv makes the agent the only nameserver of the pod's resolv.conf. No container needs a
+	// capability. Queries to other nameservers are not redirected.
+	Resolv Mode = "resolv"
+)
+
+// A Config says what is added to pods. The zero value of a field is the default that
+// DefaultConfig has, or none.
+type Config struct {
+	Mode Mode `yaml:"mode"`
+
+	// Image is the image of the agent, InitImage the one of the container that sets the rules.
+	Image           string `yaml:"image"`
+	InitImage       string `yaml:"initImage"`
+	ImagePullPolicy string `yaml:"imagePullPolicy"`
+
+	// ControlPlane is the host:port of the control plane. A pod with a discoveryAddress in its
+	// annotation proxy.istio.io/config uses that. If both are missing, the agent uses istiod.
+	ControlPlane string `yaml:"controlPlane"`
+	// RootCert is the ConfigMap, in the namespace of each pod, with the root certificate of the
+	// control plane.
+	RootCert string `yaml:"rootCert"`
+	// ClusterID is the name that the control plane has for the cluster; empty is the agent's default.
+	ClusterID string `yaml:"clusterID"`
+	// ClusterDomain is the domain of Services.
+	ClusterDomain string `yaml:"clusterDomain"`
+	// Nameservers are the addresses of the cluster's DNS. Mode Resolv needs them, because kubelet
+	// does not write them to the resolv.conf of such a pod.
+	Nameservers []string `yaml:"nameservers"`
+
+	// Settings are other settings of `nametap agent`, by the names of their flags. Both containers
+	// get them.
+	Settings map[string]string `yaml:"settings"`
+
+	// IgnoredNamespaces are namespaces whose pods are never injected, also if they are labelled.
+	IgnoredNamespaces []string `yaml:"ignoredNamespaces"`
+}
+
+// DefaultConfig returns the defaults, which are those of the manifests in deploy/kubernetes.
+func DefaultConfig() Config {
+	return Config{
+		Mode:            Rules,
+		Image:           "nametap:0.1.0",
+		InitImage:       "nametap-init:0.1.0",
+		ImagePullPolicy: "IfNotPresent",
+		RootCert:        "istio-ca-root-cert",
+		ClusterDomain:   "cluster.local",
+		// The namespaces of Kubernetes itself, whose pods nametap and the control plane need, and
+		// those of the control planes.
+		IgnoredNamespaces: []string{"kube-system", "kube-public", "kube-node-lease", "istio-system", "nametap-system"},
+	}
+}
+
+// ParseConfig reads a file of settings over the defaults. It refuses unknown and repeated keys.
+func ParseConfig(text []byte) (Config, error) {
+	cfg := DefaultConfig()
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	decoder.KnownFields(true)
+	if err := decoder.Decode(&cfg); err != nil && !errors.Is(err, io.EOF) {
+		return Config{}, inOneLine(err)
+	}
+	if err := decoder.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return Config{}, errors.New("want one document")
+	}
+	return cfg, nil
+}
+
+// settingName matches the name of a flag of `nametap agent`.
+var settingName = regexp.MustCompile(`^[a-z]+(-[a-z0-9]+)*$`)
+
+// reserved are the settings that follow from other fields, or from the pod, and from what.
+var reserved = map[string]string{ //nolint:gochecknoglobals // a constant
+	"xds-addr": "controlPlane", "cluster-id": "clusterID", "domain": "clusterDomain", "dns-addr": "mode", "upstream": "nameservers",
+	"status-addr": "whether Istio's sidecar is in the pod", "capture": "mode", "supervise": "mode",
+}
+
+// Check returns an error that names a field with a value that cannot be used.
+func (c Config) Check() error {
+	_, err := c.withDefaults()
+	return err
+}
+
+// withDefaults returns the Config with the defaults of empty fields, or an error that names a field
+// with a value that cannot be used.
+func (c Config) withDefaults() (Config, error) {
+	defaults := DefaultConfig()
+	for _, field := range []struct{ value, preset *string }{
+		{(*string)(&c.Mode), (*string)(&defaults.Mode)},
+		{&c.Image, &defaults.Image},
+		{&c.InitImage, &defaults.InitImage},
+		{&c.ImagePullPolicy, &defaults.ImagePullPolicy},
+		{&c.RootCert, &defaults.RootCert},
+		{&c.ClusterDomain, &defaults.ClusterDomain},
+	} {
+		if *field.value == "" {
+			*field.value = *field.preset
+		}
+	}
+	if c.IgnoredNamespaces == nil {
+		c.IgnoredNamespaces = defaults.IgnoredNamespaces
+	}
+	return c, c.check()
+}
+
+// check returns an error that names a field with a value that cannot be used.
+func (c Config) check() error {
+	if c.Mode != Rules && c.Mode != Resolv {
+		return fmt.Errorf("mode %q: want %s or %s", c.Mode, Rules, Resolv)
+	}
+	if !slices.Contains([]string{"Always", "IfNotPresent", "Never"}, c.ImagePullPolicy) {
+		return fmt.Errorf("imagePullPolicy %q: want Always, IfNotPresent or Never", c.ImagePullPolicy)
+	}
+	if host, port, err := net.SplitHostPort(c.ControlPlane); c.ControlPlane != "" && (err != nil || host == "" || port == "") {
+		return fmt.Errorf("controlPlane %q: want host:port, for example istiod.istio-system.svc:15012", c.ControlPlane)
+	}
+	if c.Mode == Resolv && len(c.Nameservers) == 0 {
+		return fmt.Errorf("nameservers: mode %s needs the addresses of the cluster's DNS: those of `kubectl --namespace kube-system get service kube-dns`", Resolv)
+	}
+	for _, text := range c.Nameservers {
+		if _, err := netip.ParseAddr(text); err != nil {
+			return fmt.Errorf("nameservers: %q: want an IP address, as the Service of the cluster's DNS has", text)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Settings)) {
+		if origin := reserved[name]; origin != "" {
+			return fmt.Errorf("settings: %q cannot be set here, because it follows from: %s", name, origin)
+		}
+		if !settingName.MatchString(name) {
+			return fmt.Errorf("settings: %q: want the name of a flag of `nametap agent`, without --", name)
+		}
+	}
+	return nil
+}
+
+// variable returns the environment variable of a setting.
+func variable(setting string) string {
+	return "NAMETAP_" + strings.ToUpper(strings.ReplaceAll(setting, "-", "_"))
+}

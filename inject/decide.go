@@ -1,0 +1,79 @@
+package inject
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Label is the label that asks for injection: Enabled on a namespace, "true" or "false" on a pod.
+// That of the pod takes precedence.
+const (
+	Label   = "nametap.dev/inject"
+	Enabled = "enabled"
+)
+
+// mirror is the annotation of kubelet's copy of a pod that it runs from a file of the node.
+const mirror = "kubernetes.io/config.mirror"
+
+// A Namespace is what the decision about a pod needs to know about its namespace.
+type Namespace struct {
+	Name  string
+	Label string // the value of Label, "" if there is none
+}
+
+// An Outcome is what happens to a pod.
+type Outcome string
+
+// The outcomes.
+const (
+	Injected Outcome = "injected"
+	// Skipped means that the pod is not to be injected, and stays as it is.
+	Skipped Outcome = "skipped"
+	// Refused means that the pod is to be injected and cannot be. An admission controller rejects it.
+	Refused Outcome = "refused"
+)
+
+// Reasons to inject or to skip a pod. Those to refuse one have details.
+const (
+	ReasonPod             = `the pod has the label ` + Label + `: "true"`
+	ReasonNamespace       = `the namespace has the label ` + Label + `: ` + Enabled
+	ReasonIgnored         = "the namespace is ignored"
+	ReasonHostNetwork     = "the pod has the network of its node (hostNetwork), whose DNS must not be captured"
+	ReasonMirror          = "the pod is a copy of one that the node runs from a file, and cannot be changed"
+	ReasonWindows         = "the pod is for Windows"
+	ReasonPodSaysNo       = `the pod has the label ` + Label + `: "false"`
+	ReasonNotAsked        = `neither the pod nor its namespace has the label ` + Label
+	ReasonNamespaceSaysNo = `the namespace has another value than ` + Enabled + ` of the label ` + Label
+	ReasonByHand          = "the pod has a container " + agentName + " or " + captureName + " and no annotation " + Status
+)
+
+// decide returns whether a pod is to be injected, and the reason. The order of the cases is the
+// precedence: what would do harm, the pod's label, the namespace's label.
+func decide(p *pod, ns Namespace, cfg Config) (Outcome, string) {
+	label, labelled := p.Metadata.Labels[Label]
+	_, isMirror := p.Metadata.Annotations[mirror]
+	_, hasStatus := p.Metadata.Annotations[Status]
+	switch {
+	case slices.Contains(cfg.IgnoredNamespaces, ns.Name):
+		return Skipped, ReasonIgnored
+	case p.Spec.HostNetwork:
+		return Skipped, ReasonHostNetwork
+	case isMirror:
+		return Skipped, ReasonMirror
+	case p.Spec.OS.Name == "windows":
+		return Skipped, ReasonWindows
+	case labelled && label == "false":
+		return Skipped, ReasonPodSaysNo
+	case labelled && label != "true":
+		return Refused, fmt.Sprintf(`the pod has the label %s: %q, want "true" or "false"`, Label, label)
+	case !labelled && ns.Label == "":
+		return Skipped, ReasonNotAsked
+	case !labelled && ns.Label != Enabled:
+		return Skipped, ReasonNamespaceSaysNo
+	case !hasStatus && (has(p.Spec.InitContainers, agentName, captureName) || has(p.Spec.Containers, agentName, captureName)):
+		return Skipped, ReasonByHand
+	case labelled:
+		return Injected, ReasonPod
+	}
+	return Injected, ReasonNamespace
+}

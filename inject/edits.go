@@ -1,0 +1,169 @@
+package inject
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+)
+
+// edits are all changes of one pod. What an earlier injection added is removed by its name. Every
+// field is the value of one JSON patch, so that a MutatingAdmissionPolicy can make the same changes.
+type edits struct {
+	removeInitContainers []string
+	initContainers       []container // before all others
+	removeVolumes        []string
+	volumes              []volume // after all others
+	removeSysctls        []string
+	sysctls              []sysctl
+	dns                  *dnsFields // nil leaves it as it is
+	istioEnv             *env       // set in the containers of Istio; nil sets none
+	status               string
+}
+
+// dnsFields are the fields of a pod from which kubelet makes its resolv.conf. Empty ones are removed.
+type dnsFields struct {
+	policy string
+	config dnsConfig
+}
+
+// dnsCapture is the environment variable that switches on the DNS capture of Istio's agent: its
+// listener on port 15053 in istio-proxy, and the rules in istio-init or in Istio's CNI plugin, which
+// reads the environment of istio-proxy.
+const dnsCapture = "ISTIO_META_DNS_CAPTURE"
+
+// lowPorts is the sysctl with the first port that needs no capability. The Pod Security level
+// restricted allows it.
+const lowPorts = "net.ipv4.ip_unprivileged_port_start"
+
+// newEdits returns the changes of a pod that is to be injected, or an error that says why it is refused.
+// They depend only on the pod without the parts that its status lists, so a second injection makes the
+// same pod.
+func newEdits(p *pod, ns Namespace, cfg Config) (edits, error) {
+	previous, err := parseStatus(p.Metadata.Annotations)
+	if err != nil {
+		return edits{}, err
+	}
+	if reason := obstacle(p, previous, cfg); reason != "" {
+		return edits{}, errors.New(reason)
+	}
+	next := status{mode: cfg.Mode, initContainers: []string{agentName}, volumes: volumeNames()}
+	e := edits{
+		removeInitContainers: previous.initContainers, removeVolumes: previous.volumes, removeSysctls: previous.sysctls,
+		volumes: volumes(cfg),
+	}
+	own := ownDNS(p, previous)
+	if previous.mode == Resolv {
+		e.dns = &own
+	}
+	var nameservers []string
+	if cfg.Mode == Resolv {
+		resolv, err := newResolvConf(own, ns, cfg)
+		if err != nil {
+			return edits{}, err
+		}
+		nameservers, e.dns = resolv.upstreams, &resolv.fields
+		next.dnsPolicy, next.dns = own.policy, own.config
+		if e.sysctls, err = missingSysctls(p, previous); err != nil {
+			return edits{}, err
+		}
+		for _, s := range e.sysctls {
+			next.sysctls = append(next.sysctls, s.Name)
+		}
+	}
+	variables := environment(p, nameservers, cfg)
+	e.initContainers = []container{agentContainer(p, variables, cfg)}
+	if cfg.Mode == Rules {
+		e.initContainers = append(e.initContainers, captureContainer(variables, cfg))
+		next.initContainers = append(next.initContainers, captureName)
+	}
+	if p.hasIstio() {
+		off := "false"
+		e.istioEnv = &env{Name: dnsCapture, Value: &off}
+	}
+	e.status = next.String()
+	return e, nil
+}
+
+// ownDNS returns what the pod had before it was injected in mode Resolv.
+func ownDNS(p *pod, previous status) dnsFields {
+	if previous.mode == Resolv {
+		return dnsFields{previous.dnsPolicy, previous.dns}
+	}
+	own := dnsFields{policy: p.Spec.DNSPolicy}
+	if p.Spec.DNSConfig != nil {
+		own.config = *p.Spec.DNSConfig
+	}
+	return own
+}
+
+// A resolvConf is the DNS of a pod in mode Resolv.
+type resolvConf struct {
+	fields    dnsFields
+	upstreams []string // the nameservers that the agent forwards to
+}
+
+// newResolvConf returns the DNS of a pod whose only nameserver is the agent. Search list and options
+// are those that kubelet would write, without the search list of the node.
+func newResolvConf(own dnsFields, ns Namespace, cfg Config) (resolvConf, error) {
+	if !representable(own.config) {
+		return resolvConf{}, errors.New(notRepresentable())
+	}
+	upstreams, searches := own.config.Nameservers, own.config.Searches
+	options := slices.Clone(own.config.Options)
+	switch own.policy {
+	case "", "ClusterFirst", "ClusterFirstWithHostNet":
+		services := "svc." + cfg.ClusterDomain
+		upstreams = slices.Concat(cfg.Nameservers, upstreams)
+		searches = slices.Concat([]string{ns.Name + "." + services, services, cfg.ClusterDomain}, searches)
+		if !slices.ContainsFunc(options, func(o dnsOption) bool { return o.Name == "ndots" }) {
+			five := "5"
+			options = slices.Insert(options, 0, dnsOption{"ndots", &five})
+		}
+	case "None":
+		if len(upstreams) == 0 {
+			return resolvConf{}, errors.New(noNameservers)
+		}
+	default:
+		return resolvConf{}, errors.New(otherPolicy(own.policy))
+	}
+	config := dnsConfig{[]string{loopback}, distinct(searches), options}
+	return resolvConf{dnsFields{"None", config}, distinct(upstreams)}, nil
+}
+
+// Reasons of newResolvConf to refuse a pod.
+
+func notRepresentable() string {
+	return fmt.Sprintf("dnsConfig has an empty entry or one with a comma or a semicolon, which the annotation %s cannot keep: remove it, or use the mode %s", Status, Rules)
+}
+
+const noNameservers = "dnsPolicy is None and dnsConfig has no nameservers: add one"
+
+func otherPolicy(policy string) string {
+	return fmt.Sprintf("dnsPolicy is %s, so the nameservers are those of the node, which mode %s does not know: set another policy, or use the mode %s", policy, Resolv, Rules)
+}
+
+// distinct returns the list without repetitions, as kubelet does with search domains.
+func distinct(list []string) []string {
+	var result []string
+	for _, s := range list {
+		if !slices.Contains(result, s) {
+			result = append(result, s)
+		}
+	}
+	return result
+}
+
+// missingSysctls returns the sysctls that a pod needs for an agent on port 53.
+func missingSysctls(p *pod, previous status) ([]sysctl, error) {
+	for _, s := range p.Spec.SecurityContext.Sysctls {
+		if s.Name != lowPorts || slices.Contains(previous.sysctls, s.Name) {
+			continue
+		}
+		if first, err := strconv.Atoi(s.Value); err != nil || first > plainDNS {
+			return nil, fmt.Errorf("the pod sets the sysctl %s to %q, and the agent needs %d or less: change it, or use the mode %s", lowPorts, s.Value, plainDNS, Rules)
+		}
+		return nil, nil
+	}
+	return []sysctl{{lowPorts, strconv.Itoa(plainDNS)}}, nil
+}

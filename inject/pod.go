@@ -1,0 +1,161 @@
+package inject
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// A pod has the fields of a pod, or of the template of a workload, that decide about injection.
+type pod struct {
+	Metadata struct {
+		Labels      map[string]string `yaml:"labels"`
+		Annotations map[string]string `yaml:"annotations"`
+	} `yaml:"metadata"`
+	Spec struct {
+		HostNetwork bool `yaml:"hostNetwork"`
+		OS          struct {
+			Name string `yaml:"name"`
+		} `yaml:"os"`
+		DNSPolicy       string     `yaml:"dnsPolicy"`
+		DNSConfig       *dnsConfig `yaml:"dnsConfig"`
+		SecurityContext struct {
+			RunAsUser  *int64   `yaml:"runAsUser"`
+			RunAsGroup *int64   `yaml:"runAsGroup"`
+			Sysctls    []sysctl `yaml:"sysctls"`
+		} `yaml:"securityContext"`
+		InitContainers []podContainer `yaml:"initContainers"`
+		Containers     []podContainer `yaml:"containers"`
+		Volumes        []struct {
+			Name string `yaml:"name"`
+		} `yaml:"volumes"`
+	} `yaml:"spec"`
+}
+
+// A podContainer is a container of the application, or of another injector.
+type podContainer struct {
+	Name            string `yaml:"name"`
+	SecurityContext struct {
+		RunAsUser  *int64 `yaml:"runAsUser"`
+		RunAsGroup *int64 `yaml:"runAsGroup"`
+	} `yaml:"securityContext"`
+	Ports []struct {
+		ContainerPort int `yaml:"containerPort"`
+	} `yaml:"ports"`
+	Env []struct {
+		Name string `yaml:"name"`
+	} `yaml:"env"`
+}
+
+// A dnsConfig is the field of that name in a pod.
+type dnsConfig struct {
+	Nameservers []string    `yaml:"nameservers,omitempty"`
+	Searches    []string    `yaml:"searches,omitempty"`
+	Options     []dnsOption `yaml:"options,omitempty"`
+}
+
+// A dnsOption is an option of resolv.conf.
+type dnsOption struct {
+	Name  string  `yaml:"name"`
+	Value *string `yaml:"value,omitempty"`
+}
+
+// A sysctl is a parameter of the kernel that kubelet sets in the pod's namespaces.
+type sysctl struct {
+	Name  string `yaml:"name"`
+	Value string `yaml:"value"`
+}
+
+// decode reads the fields of a pod. It also reads all others once, since that finds aliases that
+// contain themselves or become too large.
+func decode(node *yaml.Node) (*pod, error) {
+	p := new(pod)
+	err := node.Decode(p)
+	if err == nil {
+		err = node.Decode(new(any))
+	}
+	if err == nil && len(p.Spec.Containers) == 0 {
+		err = errors.New("spec.containers is missing")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("not a valid pod: %w", inOneLine(err))
+	}
+	return p, nil
+}
+
+// goType matches the name of a Go type at the end of an error.
+var goType = regexp.MustCompile(` (into|in type) (\[\])?(inject\.\w+|struct \{.*)`)
+
+// inOneLine returns an error of decoding in one line, without the names of Go types.
+func inOneLine(err error) error {
+	if mismatch := new(yaml.TypeError); errors.As(err, &mismatch) {
+		lines := slices.Clone(mismatch.Errors)
+		for i, line := range lines {
+			lines[i] = goType.ReplaceAllString(line, "")
+		}
+		return errors.New(strings.Join(lines, "; "))
+	}
+	return err
+}
+
+// has reports whether one of the containers has one of the names.
+func has(containers []podContainer, names ...string) bool {
+	return slices.ContainsFunc(containers, func(c podContainer) bool { return slices.Contains(names, c.Name) })
+}
+
+// The containers of Istio's injector. They run as the same user as the agent, by design.
+const (
+	istioProxy = "istio-proxy"
+	istioInit  = "istio-init"
+)
+
+// istioContainers are the names of all containers of Istio's injector.
+var istioContainers = []string{istioProxy, istioInit, "istio-validation", "enable-core-dump"} //nolint:gochecknoglobals // a constant
+
+// hasIstio reports whether Istio's sidecar is in the pod, as a container or as a native sidecar.
+func (p *pod) hasIstio() bool {
+	return has(p.Spec.InitContainers, istioProxy) || has(p.Spec.Containers, istioProxy)
+}
+
+// application returns the containers of a pod that are neither of nametap nor of Istio.
+func (p *pod) application(previous status) []podContainer {
+	return slices.DeleteFunc(slices.Concat(p.Spec.InitContainers, p.Spec.Containers), func(c podContainer) bool {
+		return slices.Contains(istioContainers, c.Name) || slices.Contains(previous.initContainers, c.Name)
+	})
+}
+
+// obstacle returns why nametap would not work in a pod, or "". The queries of user and group 1337
+// are not redirected, and only one program can listen on a port of the pod.
+func obstacle(p *pod, previous status, cfg Config) string {
+	ports := portsOf(p, cfg)
+	for _, c := range p.application(previous) {
+		user, group := p.Spec.SecurityContext.RunAsUser, p.Spec.SecurityContext.RunAsGroup
+		if c.SecurityContext.RunAsUser != nil {
+			user = c.SecurityContext.RunAsUser
+		}
+		if c.SecurityContext.RunAsGroup != nil {
+			group = c.SecurityContext.RunAsGroup
+		}
+		switch {
+		case cfg.Mode == Rules && user != nil && *user == agentID:
+			return fmt.Sprintf("container %q runs as user %d (runAsUser), as the agent does, so its queries are not captured: give it another user, or use the mode %s", c.Name, agentID, Resolv)
+		case cfg.Mode == Rules && group != nil && *group == agentID:
+			return fmt.Sprintf("container %q runs as group %d (runAsGroup), as the agent does, so its queries are not captured: give it another group, or use the mode %s", c.Name, agentID, Resolv)
+		}
+		for _, port := range c.Ports {
+			if slices.Contains(ports, port.ContainerPort) {
+				return fmt.Sprintf("container %q has the port %d, on which the agent listens: give it another port", c.Name, port.ContainerPort)
+			}
+		}
+	}
+	for _, volume := range p.Spec.Volumes {
+		if slices.Contains(volumeNames(), volume.Name) && !slices.Contains(previous.volumes, volume.Name) {
+			return fmt.Sprintf("the pod has a volume %q that was not injected: give it another name", volume.Name)
+		}
+	}
+	return ""
+}
