@@ -1,0 +1,147 @@
+package inject
+
+import (
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// A workload is an object with a pod in it.
+type workload struct {
+	kind   string
+	object *yaml.Node
+	pod    *yaml.Node   // the object itself, or its template
+	path   []*yaml.Node // from the root of the document to the pod
+}
+
+// templates are the places of the pods in objects, by version and kind.
+var templates = map[string][]string{ //nolint:gochecknoglobals // a constant
+	"v1 Pod":                   {},
+	"v1 PodTemplate":           {"template"},
+	"v1 ReplicationController": {"spec", "template"},
+	"apps/v1 Deployment":       {"spec", "template"},
+	"apps/v1 StatefulSet":      {"spec", "template"},
+	"apps/v1 DaemonSet":        {"spec", "template"},
+	"apps/v1 ReplicaSet":       {"spec", "template"},
+	"batch/v1 Job":             {"spec", "template"},
+	"batch/v1 CronJob":         {"spec", "jobTemplate", "spec", "template"},
+}
+
+// workloads returns the pods of an object. Those of a List are those of its items; the items of other
+// lists, such as a DeploymentList, may have no kind of their own.
+func workloads(object *yaml.Node) []workload {
+	version, kind := text(object, "apiVersion"), text(object, "kind")
+	single, isList := strings.CutSuffix(kind, "List")
+	if _, ok := templates[version+" "+single]; !isList || !ok && (single != "" || version != "v1") {
+		return workloadOf(object, version, kind, nil)
+	}
+	var all []workload
+	items := value(object, "items")
+	for _, item := range elements(items) {
+		itemVersion, itemKind := text(item, "apiVersion"), text(item, "kind")
+		if itemKind == "" {
+			itemVersion, itemKind = version, single
+		}
+		all = append(all, workloadOf(item, itemVersion, itemKind, []*yaml.Node{object, items})...)
+	}
+	return all
+}
+
+// workloadOf returns the pod of an object, if it has one.
+func workloadOf(object *yaml.Node, version, kind string, path []*yaml.Node) []workload {
+	place, ok := templates[version+" "+kind]
+	if !ok {
+		return nil
+	}
+	path = append(path, object)
+	pod := object
+	for _, key := range place {
+		if pod = value(pod, key); pod == nil || pod.Kind != yaml.MappingNode {
+			return nil
+		}
+		path = append(path, pod)
+	}
+	return []workload{{kind, object, pod, path}}
+}
+
+// namespace returns the namespace of the object, or the other one if it names none.
+func (w workload) namespace(other string) string {
+	if meta := lookup(w.object, "metadata"); meta != nil {
+		if name := text(meta, "namespace"); name != "" {
+			return name
+		}
+	}
+	return other
+}
+
+// name returns how messages name the object.
+func (w workload) name(other string) string {
+	name := "(no name)"
+	if meta := lookup(w.object, "metadata"); meta != nil {
+		for _, key := range []string{"generateName", "name"} {
+			if s := text(meta, key); s != "" {
+				name = s
+			}
+		}
+	}
+	return w.kind + " " + w.namespace(other) + "/" + name
+}
+
+// text returns the text of a key, "" if it is missing or no text. It changes nothing.
+func text(m *yaml.Node, key string) string {
+	if v := lookup(m, key); v != nil && v.Kind == yaml.ScalarNode && v.ShortTag() != "!!null" {
+		return v.Value
+	}
+	return ""
+}
+
+// detach replaces the aliases of a document that name something that injection changes. path leads
+// to the pod.
+func detach(root *yaml.Node, path []*yaml.Node) {
+	changing := map[*yaml.Node]bool{}
+	for _, n := range path {
+		changing[n] = true
+	}
+	for _, n := range changed(path[len(path)-1]) {
+		changing[n] = true
+	}
+	visit(root, func(n *yaml.Node) {
+		for i, child := range n.Content {
+			if child.Kind == yaml.AliasNode && changing[child.Alias] {
+				n.Content[i] = expanded(child)
+			}
+		}
+	})
+}
+
+// changed returns the parts of a pod that injection changes, or removes.
+func changed(pod *yaml.Node) []*yaml.Node {
+	var parts []*yaml.Node
+	add := func(n *yaml.Node) { parts = append(parts, n) }
+	within := func(m *yaml.Node, keys ...string) {
+		for _, key := range keys {
+			if v := value(m, key); v != nil {
+				visit(v, add)
+			}
+		}
+	}
+	if meta := value(pod, "metadata"); meta != nil {
+		add(meta)
+		within(meta, "annotations")
+	}
+	spec := value(pod, "spec")
+	if spec == nil {
+		return parts
+	}
+	add(spec)
+	for _, key := range []string{"initContainers", "containers", "volumes"} {
+		if list := value(spec, key); list != nil {
+			add(list)
+		}
+	}
+	for _, c := range istioElements(spec) {
+		visit(c, add)
+	}
+	within(spec, "dnsPolicy", "dnsConfig", "securityContext")
+	return parts
+}
