@@ -1,0 +1,451 @@
+package inject_test
+
+import (
+	"os"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"go.yaml.in/yaml/v3"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	kyaml "sigs.k8s.io/yaml"
+
+	"github.com/nametap/nametap/inject"
+)
+
+// shop is a namespace whose pods are injected.
+var shop = inject.Namespace{Name: "shop", Label: inject.Enabled}
+
+// resolv is a Config of mode resolv.
+var resolv = inject.Config{Mode: inject.Resolv, Nameservers: []string{"10.96.0.10"}}
+
+// parse reads a tree.
+func parse(t *testing.T, text string) *yaml.Node {
+	t.Helper()
+	document := new(yaml.Node)
+	if err := yaml.Unmarshal([]byte(text), document); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	return document.Content[0]
+}
+
+// format writes a tree.
+func format(t *testing.T, node *yaml.Node) string {
+	t.Helper()
+	text, err := yaml.Marshal(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// injected returns a pod with nametap in it, as the API server reads it: an unknown field fails the
+// test.
+func injected(t *testing.T, text string, cfg inject.Config) corev1.Pod {
+	t.Helper()
+	return typed(t, injectText(t, text, cfg))
+}
+
+// injectText injects a pod in the namespace shop, which must succeed, and so must a second injection
+// that changes nothing.
+func injectText(t *testing.T, text string, cfg inject.Config) string {
+	t.Helper()
+	result, err := inject.Pod(parse(t, text), shop, cfg)
+	if err != nil || result.Outcome != inject.Injected {
+		t.Fatalf("%v %v\n%s", result, err, text)
+	}
+	out := format(t, result.Pod)
+	again, err := inject.Pod(parse(t, out), shop, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(out, format(t, again.Pod)); diff != "" { // I2
+		t.Errorf("a second injection:\n%s", diff)
+	}
+	return out
+}
+
+// typed reads a pod strictly.
+func typed(t *testing.T, text string) corev1.Pod {
+	t.Helper()
+	var pod corev1.Pod
+	if err := kyaml.UnmarshalStrict([]byte(text), &pod); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	return pod
+}
+
+// names returns the names of containers.
+func names(containers []corev1.Container) []string {
+	var list []string
+	for _, c := range containers {
+		list = append(list, c.Name)
+	}
+	return list
+}
+
+// variables returns the environment of a container.
+func variables(c corev1.Container) map[string]string {
+	values := map[string]string{}
+	for _, v := range c.Env {
+		values[v.Name] = v.Value
+	}
+	return values
+}
+
+const plain = `
+metadata: {name: app}
+spec:
+  initContainers: [{name: prepare, image: busybox}]
+  containers: [{name: app, image: app}]
+`
+
+// TestOrder checks that the agent comes first, as a sidecar that does not keep a Job from its end,
+// and that the rules come second.
+func TestOrder(t *testing.T) { // I4, I6
+	pod := injected(t, plain, inject.Config{})
+	if diff := cmp.Diff([]string{"nametap", "nametap-capture", "prepare"}, names(pod.Spec.InitContainers)); diff != "" {
+		t.Error(diff)
+	}
+	if policy := pod.Spec.InitContainers[0].RestartPolicy; policy == nil || *policy != corev1.ContainerRestartPolicyAlways {
+		t.Errorf("the agent has the restart policy %v", policy)
+	}
+	if diff := cmp.Diff([]string{"app"}, names(pod.Spec.Containers)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// probers is the variable of istio-proxy with the probes that Istio's injector has redirected to Istio's
+// agent.
+const probers = "ISTIO_KUBE_APP_PROBERS"
+
+// istio adds what Istio's injector adds, as far as it matters here: its containers come before all
+// other init containers, and the probes of others lead to port 15020.
+func istio(t *testing.T, text string) string {
+	t.Helper()
+	pod := typed(t, text)
+	capture := []corev1.EnvVar{{Name: "ISTIO_META_DNS_CAPTURE", Value: "true"}, {Name: "OTHER", Value: "x"}}
+	user, always := int64(1337), corev1.ContainerRestartPolicyAlways
+	ours := []corev1.Container{
+		{Name: "istio-init", Image: "proxyv2", Env: capture},
+		{Name: "istio-proxy", Image: "proxyv2", Env: capture, RestartPolicy: &always, SecurityContext: &corev1.SecurityContext{RunAsUser: &user, RunAsGroup: &user}},
+	}
+	pod.Spec.InitContainers = slices.DeleteFunc(pod.Spec.InitContainers, func(c corev1.Container) bool { return strings.HasPrefix(c.Name, "istio-") })
+	for _, c := range pod.Spec.InitContainers {
+		for _, probe := range []*corev1.Probe{c.StartupProbe, c.ReadinessProbe, c.LivenessProbe} {
+			if probe == nil || probe.HTTPGet == nil {
+				continue
+			}
+			probe.HTTPGet.Path, probe.HTTPGet.Port = "/app-health/"+c.Name+probe.HTTPGet.Path, intstr.FromInt32(15020)
+			ours[1].Env = append(slices.Clone(capture), corev1.EnvVar{Name: probers, Value: c.Name})
+		}
+	}
+	pod.Spec.InitContainers = append(ours, pod.Spec.InitContainers...)
+	out, err := kyaml.Marshal(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}
+
+// TestIstio checks that pods are equal whether Istio's injector ran before, or after and nametap then
+// once more, as with the reinvocation policy IfNeeded.
+func TestIstio(t *testing.T) { // I5
+	for _, cfg := range []inject.Config{{}, resolv} {
+		after := typed(t, injectText(t, istio(t, plain), cfg))
+		before := typed(t, injectText(t, istio(t, injectText(t, plain, cfg)), cfg))
+		// It lists probes that are gone, which does no harm.
+		for i, c := range before.Spec.InitContainers {
+			before.Spec.InitContainers[i].Env = slices.DeleteFunc(c.Env, func(v corev1.EnvVar) bool { return v.Name == probers })
+		}
+		if diff := cmp.Diff(after, before); diff != "" {
+			t.Errorf("after Istio's injector (-), before it (+):\n%s", diff)
+		}
+		want := []string{"nametap", "nametap-capture", "istio-init", "istio-proxy", "prepare"}
+		if cfg.Mode == inject.Resolv {
+			want = slices.Delete(want, 1, 2)
+		}
+		if diff := cmp.Diff(want, names(after.Spec.InitContainers)); diff != "" {
+			t.Error(diff)
+		}
+		for _, c := range after.Spec.InitContainers {
+			if !strings.HasPrefix(c.Name, "istio-") {
+				continue
+			}
+			if diff := cmp.Diff(map[string]string{"ISTIO_META_DNS_CAPTURE": "false", "OTHER": "x"}, variables(c)); diff != "" {
+				t.Errorf("%s: %s", c.Name, diff)
+			}
+		}
+		agent := after.Spec.InitContainers[0]
+		if variables(agent)["NAMETAP_STATUS_ADDR"] != "127.0.0.1:15055" || len(agent.Ports) > 0 {
+			t.Errorf("the agent has the port of Istio's agent: %v, %v", agent.Env, agent.Ports)
+		}
+		for _, probe := range []*corev1.Probe{agent.ReadinessProbe, agent.LivenessProbe} {
+			if probe.HTTPGet != nil || probe.Exec == nil {
+				t.Errorf("Istio's rules redirect the probe %v to Envoy", probe)
+			}
+		}
+	}
+}
+
+// TestIstioWithoutVariable checks that the DNS capture of Istio is also off if a template of another
+// version sets no variable, or takes it from a field.
+func TestIstioWithoutVariable(t *testing.T) { // I5
+	pod := injected(t, `
+metadata: {name: app}
+spec:
+  containers:
+  - {name: app, image: app}
+  - name: istio-proxy
+    image: proxyv2
+  initContainers:
+  - name: istio-init
+    image: proxyv2
+    env: [{name: ISTIO_META_DNS_CAPTURE, valueFrom: {fieldRef: {fieldPath: metadata.name}}}]
+`, inject.Config{})
+	want := []corev1.EnvVar{{Name: "ISTIO_META_DNS_CAPTURE", Value: "false"}}
+	if diff := cmp.Diff([][]corev1.EnvVar{want, want}, [][]corev1.EnvVar{pod.Spec.Containers[1].Env, pod.Spec.InitContainers[2].Env}); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestChangedSettings checks that another Config replaces what was added, and leaves what was added
+// or changed by hand since.
+func TestChangedSettings(t *testing.T) { // I2
+	first := injectText(t, plain, inject.Config{})
+	pod := typed(t, first)
+	pod.Spec.InitContainers = append(pod.Spec.InitContainers, corev1.Container{Name: "late", Image: "busybox"})
+	pod.Spec.Volumes = append([]corev1.Volume{{Name: "data"}}, pod.Spec.Volumes...)
+	pod.Annotations["other"] = "x"
+	edited, err := kyaml.Marshal(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := inject.Config{Image: "registry/nametap:2", ControlPlane: "other:15012", Settings: map[string]string{"cache-size": "8MiB", "ready-timeout": "9s"}}
+	again := injected(t, string(edited), cfg)
+	for _, c := range again.Spec.InitContainers[:2] {
+		values := variables(c)
+		got := []string{values["NAMETAP_XDS_ADDR"], values["NAMETAP_CACHE_SIZE"], values["NAMETAP_READY_TIMEOUT"]}
+		if diff := cmp.Diff([]string{"other:15012", "8MiB", "9s"}, got); diff != "" || len(values) != len(c.Env) {
+			t.Errorf("%s: %s %v", c.Name, diff, c.Env)
+		}
+	}
+	if got := again.Spec.InitContainers[0].Image; got != cfg.Image {
+		t.Errorf("the image is %s", got)
+	}
+	if diff := cmp.Diff([]string{"nametap", "nametap-capture", "prepare", "late"}, names(again.Spec.InitContainers)); diff != "" {
+		t.Error(diff)
+	}
+	if again.Spec.Volumes[0].Name != "data" || len(again.Spec.Volumes) != 4 || again.Annotations["other"] != "x" {
+		t.Errorf("%v %v", again.Spec.Volumes, again.Annotations)
+	}
+	if diff := cmp.Diff(first, injectText(t, first, inject.Config{})); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestControlPlaneOfPod checks that the address in the pod's annotation takes precedence.
+func TestControlPlaneOfPod(t *testing.T) {
+	text := "metadata: {name: app, annotations: {proxy.istio.io/config: 'discoveryAddress: own:15012'}}\nspec: {containers: [{name: app, image: app}]}\n"
+	pod := injected(t, text, inject.Config{ControlPlane: "other:15012"})
+	if address, ok := variables(pod.Spec.InitContainers[0])["NAMETAP_XDS_ADDR"]; ok {
+		t.Errorf("the address of the control plane is %s", address)
+	}
+}
+
+// TestResolv checks resolv.conf of mode resolv, and that mode rules restores what the pod had.
+func TestResolv(t *testing.T) { // I0, I11
+	for name, test := range map[string]struct {
+		dns       string
+		want      corev1.PodDNSConfig
+		upstreams string
+	}{
+		"ClusterFirst": {
+			dns:       "",
+			want:      corev1.PodDNSConfig{Searches: []string{"shop.svc.cluster.local", "svc.cluster.local", "cluster.local"}, Options: []corev1.PodDNSConfigOption{{Name: "ndots", Value: ptr("5")}}},
+			upstreams: "10.96.0.10",
+		},
+		"with own": {
+			dns: "  dnsPolicy: ClusterFirst\n  dnsConfig: {nameservers: [192.0.2.1], searches: [corp.example, svc.cluster.local], options: [{name: ndots, value: '2'}, {name: use-vc}]}\n",
+			want: corev1.PodDNSConfig{
+				Searches: []string{"shop.svc.cluster.local", "svc.cluster.local", "cluster.local", "corp.example"},
+				Options:  []corev1.PodDNSConfigOption{{Name: "ndots", Value: ptr("2")}, {Name: "use-vc"}},
+			},
+			upstreams: "10.96.0.10,192.0.2.1",
+		},
+		"None": {
+			dns:       "  dnsPolicy: None\n  dnsConfig: {nameservers: [192.0.2.1], searches: [corp.example]}\n",
+			want:      corev1.PodDNSConfig{Searches: []string{"corp.example"}},
+			upstreams: "192.0.2.1",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			text := injectText(t, plain+test.dns, resolv)
+			pod := typed(t, text)
+			test.want.Nameservers = []string{"127.0.0.1"}
+			if diff := cmp.Diff(&test.want, pod.Spec.DNSConfig); diff != "" || pod.Spec.DNSPolicy != corev1.DNSNone {
+				t.Errorf("%s: %s", pod.Spec.DNSPolicy, diff)
+			}
+			agent := pod.Spec.InitContainers[0]
+			if got := variables(agent); got["NAMETAP_UPSTREAM"] != test.upstreams || got["NAMETAP_DNS_ADDR"] != "127.0.0.1:53" {
+				t.Errorf("the agent has the settings %v", got)
+			}
+			// kubelet starts no other container before the agent is ready, and does not wait for the period
+			// of a startup probe.
+			if hook := agent.Lifecycle.PostStart.Exec; !slices.Contains(hook.Command, "--wait") || agent.StartupProbe != nil {
+				t.Errorf("kubelet waits by %v and %v", hook, agent.StartupProbe)
+			}
+			restricted(t, pod)
+			if diff := cmp.Diff(injected(t, plain+test.dns, inject.Config{}), injected(t, text, inject.Config{})); diff != "" {
+				t.Errorf("mode rules at once (-) and after mode resolv (+):\n%s", diff)
+			}
+			if diff := cmp.Diff(text, injectText(t, injectText(t, plain+test.dns, inject.Config{}), resolv)); diff != "" {
+				t.Errorf("mode resolv at once (-) and after mode rules (+):\n%s", diff)
+			}
+		})
+	}
+}
+
+// restricted fails the test unless what was added is allowed by the Pod Security level restricted.
+func restricted(t *testing.T, pod corev1.Pod) {
+	t.Helper()
+	want := []corev1.Sysctl{{Name: "net.ipv4.ip_unprivileged_port_start", Value: "53"}}
+	if diff := cmp.Diff(want, pod.Spec.SecurityContext.Sysctls); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]string{"nametap", "prepare"}, names(pod.Spec.InitContainers)); diff != "" {
+		t.Error(diff)
+	}
+	rights := pod.Spec.InitContainers[0].SecurityContext
+	if !*rights.RunAsNonRoot || *rights.RunAsUser == 0 || *rights.AllowPrivilegeEscalation || len(rights.Capabilities.Add) > 0 ||
+		!slices.Equal(rights.Capabilities.Drop, []corev1.Capability{"ALL"}) || rights.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+		t.Errorf("%v", rights)
+	}
+}
+
+func ptr[T any](v T) *T { return &v }
+
+// TestSysctlOfPod checks that a sysctl of the pod stays, if the agent can use port 53 with it.
+func TestSysctlOfPod(t *testing.T) { // I11
+	sysctl := func(value string) string {
+		return plain + "  securityContext: {sysctls: [{name: net.ipv4.ip_unprivileged_port_start, value: '" + value + "'}]}\n"
+	}
+	text := injectText(t, sysctl("0"), resolv)
+	back := injected(t, text, inject.Config{})
+	want := []corev1.Sysctl{{Name: "net.ipv4.ip_unprivileged_port_start", Value: "0"}}
+	if diff := cmp.Diff([][]corev1.Sysctl{want, want}, [][]corev1.Sysctl{typed(t, text).Spec.SecurityContext.Sysctls, back.Spec.SecurityContext.Sysctls}); diff != "" {
+		t.Error(diff)
+	}
+	refused(t, sysctl("1024"), resolv, `sets the sysctl net.ipv4.ip_unprivileged_port_start to "1024"`)
+}
+
+// refused fails the test unless a pod is refused with a reason.
+func refused(t *testing.T, text string, cfg inject.Config, reason string) {
+	t.Helper()
+	result, err := inject.Pod(parse(t, text), shop, cfg)
+	if err != nil || result.Outcome != inject.Refused || !strings.Contains(result.Reasons[0], reason) {
+		t.Errorf("%s %q, %v; want refused, %q", result.Outcome, result.Reasons, err, reason)
+	}
+}
+
+// TestRefused checks the pods in which nametap would not work.
+func TestRefused(t *testing.T) { // I14
+	spec := func(fields string) string { return "metadata: {name: app}\nspec:\n" + fields }
+	const app = "  containers: [{name: app, image: app}]\n"
+	rules := inject.Config{}
+	user := spec("  containers: [{name: app, image: app, securityContext: {runAsUser: 1337}}]\n")
+	refused(t, user, rules, `container "app" runs as user 1337`)
+	refused(t, spec("  securityContext: {runAsUser: 1337}\n"+app), rules, `container "app" runs as user 1337`)
+	refused(t, spec("  containers: [{name: app, image: app, securityContext: {runAsGroup: 1337}}]\n"), rules, `container "app" runs as group 1337`)
+	refused(t, spec(app+"  initContainers: [{name: migrate, image: app, securityContext: {runAsUser: 1337}}]\n"), rules, `container "migrate"`)
+	refused(t, spec("  containers: [{name: app, image: app, ports: [{containerPort: 15053}]}]\n"), rules, `the port 15053`)
+	refused(t, spec("  containers: [{name: dns, image: app, ports: [{containerPort: 53}]}]\n"), resolv, `the port 53`)
+	refused(t, spec(app+"  volumes: [{name: nametap-state, emptyDir: {}}]\n"), rules, `volume "nametap-state"`)
+	refused(t, spec(app+"  dnsPolicy: Default\n"), resolv, `dnsPolicy is Default`)
+	refused(t, spec(app+"  dnsPolicy: None\n"), resolv, `dnsConfig has no nameservers`)
+	refused(t, spec(app+"  dnsConfig: {options: [{name: 'a;b'}]}\n"), resolv, `with a comma or a semicolon`)
+
+	injected(t, user, resolv) // no rule depends on the user
+	injected(t, spec("  securityContext: {runAsUser: 1337}\n  containers: [{name: app, image: app, securityContext: {runAsUser: 1000}}]\n"), rules)
+	injected(t, spec("  containers: [{name: dns, image: app, ports: [{containerPort: 53}]}]\n"), rules)
+}
+
+// TestStatus checks that an annotation that another program wrote is refused.
+func TestStatus(t *testing.T) { // I2
+	for _, value := range []string{"", "injected", "mode=other", "mode=rules;", "mode=rules;volumes=", "mode=rules;volumes=data", "mode=rules;initContainers=nametap,prepare", "mode=resolv;sysctls=kernel.x", "mode=rules;more=x", "volumes=a"} {
+		refused(t, "metadata: {annotations: {nametap.dev/status: '"+value+"'}}\nspec: {containers: [{name: app, image: app}]}\n", inject.Config{}, "annotation nametap.dev/status")
+	}
+}
+
+// TestNoPod checks the errors about trees that are no pods.
+func TestNoPod(t *testing.T) {
+	for _, text := range []string{"[]", "text", "spec: []", "spec: {containers: x}", "spec: {containers: [x]}", "metadata: {labels: []}", "spec: {containers: [{name: app}], x: &a [*a]}", "spec: {}", "{}"} {
+		if result, err := inject.Pod(parse(t, text), shop, inject.Config{}); err == nil {
+			t.Errorf("%s: %v", text, result)
+		}
+	}
+}
+
+// TestConfig checks that a file of settings is read strictly.
+func TestConfig(t *testing.T) {
+	for text, want := range map[string]string{
+		"mode: resolv\nnameservers: [10.96.0.10]\n": "",
+		"": "",
+		"{mode: rules, settings: {cache-size: 8MiB}}": "",
+		"mod: rules\n":                                    "mod",
+		"image: a\nimage: b\n":                            "already defined",
+		"image: a\n---\nimage: b\n":                       "one document",
+		"image: [a]\n":                                    "cannot unmarshal",
+		"mode: cni\n":                                     `mode "cni": want rules or resolv`,
+		"mode: resolv\n":                                  "needs the addresses of the cluster's DNS",
+		"mode: resolv\nnameservers: [kube-dns]\n":         `"kube-dns": want an IP address`,
+		"controlPlane: istiod\n":                          `controlPlane "istiod": want host:port`,
+		"imagePullPolicy: never\n":                        `imagePullPolicy "never": want Always`,
+		"settings: {xds-addr: 'x:1'}\n":                   "follows from: controlPlane",
+		"settings: {--cache-size: 8MiB}\n":                `"--cache-size": want the name of a flag`,
+		"settings: {NAMETAP_CACHE_SIZE: 8MiB}\n":          "want the name of a flag",
+		"ignoredNamespaces: []\nrootCert: other-config\n": "",
+	} {
+		cfg, err := inject.ParseConfig([]byte(text))
+		if err == nil {
+			err = cfg.Check()
+		}
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+}
+
+// TestConfigDocument checks that docs/injection.md has every key with its default, or an example for
+// those without one.
+func TestConfigDocument(t *testing.T) { // R7
+	text, err := os.ReadFile("../docs/injection.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, block, found := strings.Cut(string(text), "    # inject.yaml\n")
+	block, _, ended := strings.Cut(block, "\n\n")
+	if !found || !ended {
+		t.Fatal("docs/injection.md has no inject.yaml")
+	}
+	file := strings.ReplaceAll("\n"+block, "\n    ", "\n")
+	cfg, err := inject.ParseConfig([]byte(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cfg.Check(); err != nil {
+		t.Error(err)
+	}
+	keys := regexp.MustCompile(`(?m)^\w+:`).FindAllString(file, -1)
+	if fields := reflect.TypeFor[inject.Config]().NumField(); len(keys) != fields {
+		t.Errorf("%d keys of %d: %q", len(keys), fields, keys)
+	}
+	cfg.ControlPlane, cfg.ClusterID, cfg.Nameservers, cfg.Settings = "", "", nil, nil
+	if diff := cmp.Diff(inject.DefaultConfig(), cfg); diff != "" {
+		t.Errorf("docs/injection.md (-defaults +document):\n%s", diff)
+	}
+}
