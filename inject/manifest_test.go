@@ -1,0 +1,252 @@
+package inject_test
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	kyaml "sigs.k8s.io/yaml"
+
+	"github.com/nametap/nametap/inject"
+)
+
+var update = flag.Bool("update", false, "write the results in testdata")
+
+// modes are the Configs of the golden files, by the directory.
+func modes() map[string]inject.Config {
+	discovery := resolv
+	discovery.ControlPlane, discovery.RootCert = "nametap-discovery.nametap-system.svc:15012", "nametap-ca-root-cert"
+	return map[string]inject.Config{"rules": {}, "resolv": discovery}
+}
+
+// inputs returns the manifests in testdata/in, by their names.
+func inputs(tb testing.TB) map[string][]byte {
+	tb.Helper()
+	files, err := filepath.Glob("testdata/in/*")
+	if err != nil || len(files) == 0 {
+		tb.Fatalf("%v, %v", files, err)
+	}
+	texts := map[string][]byte{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		texts[filepath.Base(file)] = text
+	}
+	return texts
+}
+
+// manifest injects a manifest, without errors. It returns the text and the lines of the reports.
+func manifest(t *testing.T, text []byte, cfg inject.Config) (out []byte, lines string) {
+	t.Helper()
+	out, reports, err := inject.Manifest(text, "default", cfg)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	var list strings.Builder
+	for _, r := range reports {
+		fmt.Fprintf(&list, "%d: %s: %s: %s\n", r.Line, r.Object, r.Outcome, strings.Join(r.Reasons, "; "))
+	}
+	return out, list.String()
+}
+
+// TestGolden injects the manifests of testdata/in and compares the results with those of the mode's
+// directory. With -update it writes them. A second injection changes nothing, no comment is lost,
+// the API's types accept the workloads, and each mode can follow the other.
+func TestGolden(t *testing.T) { // I2, I13
+	for mode, cfg := range modes() {
+		for name, text := range inputs(t) {
+			t.Run(mode+"/"+name, func(t *testing.T) {
+				out, lines := manifest(t, text, cfg)
+				golden(t, filepath.Join("testdata", mode, name), out)
+				golden(t, filepath.Join("testdata", mode, name+".txt"), []byte(lines))
+				again, _ := manifest(t, out, cfg)
+				if diff := cmp.Diff(string(out), string(again)); diff != "" {
+					t.Errorf("a second injection:\n%s", diff)
+				}
+				for _, comment := range regexp.MustCompile(`(?m)(?:^|\s)(# ?[\w :,']+)\r?$`).FindAllSubmatch(text, -1) {
+					if !bytes.Contains(out, comment[1]) {
+						t.Errorf("the comment %q is lost", comment[1])
+					}
+				}
+				checkTypes(t, out)
+				for other, otherConfig := range modes() {
+					there, _ := manifest(t, out, otherConfig)
+					back, _ := manifest(t, there, cfg)
+					if diff := cmp.Diff(objects(t, out), objects(t, back)); diff != "" {
+						t.Errorf("after the mode %s:\n%s", other, diff)
+					}
+				}
+			})
+		}
+	}
+}
+
+// golden compares a text with a file.
+func golden(t *testing.T, file string, got []byte) {
+	t.Helper()
+	if *update {
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // test data
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, got, 0o644); err != nil { //nolint:gosec // test data
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", file, diff)
+	}
+}
+
+// documents returns the documents of a manifest.
+func documents(text []byte) []string {
+	return regexp.MustCompile(`(?m)^(---.*|%.*|\.\.\.)\r?$`).Split(string(text), -1)
+}
+
+// objects returns the contents of a manifest.
+func objects(t *testing.T, text []byte) (all []any) {
+	t.Helper()
+	for _, document := range documents(text) {
+		var object any
+		if err := kyaml.Unmarshal([]byte(document), &object); err != nil {
+			t.Fatalf("%v\n%s", err, document)
+		}
+		all = append(all, withoutEmpty(object))
+	}
+	return all
+}
+
+// withoutEmpty removes each empty securityContext, which the API server adds where there is none.
+func withoutEmpty(object any) any {
+	switch object := object.(type) {
+	case []any:
+		for i := range object {
+			object[i] = withoutEmpty(object[i])
+		}
+	case map[string]any:
+		for key, value := range object {
+			object[key] = withoutEmpty(value)
+			if fields, ok := value.(map[string]any); ok && key == "securityContext" && len(fields) == 0 {
+				delete(object, key)
+			}
+		}
+	}
+	return object
+}
+
+// checkTypes reads the workloads of a manifest strictly, as the API server does.
+func checkTypes(t *testing.T, text []byte) {
+	t.Helper()
+	types := map[string]func() any{
+		"Deployment": func() any { return new(appsv1.Deployment) }, "StatefulSet": func() any { return new(appsv1.StatefulSet) },
+		"DaemonSet": func() any { return new(appsv1.DaemonSet) }, "ReplicaSet": func() any { return new(appsv1.ReplicaSet) },
+		"Job": func() any { return new(batchv1.Job) }, "CronJob": func() any { return new(batchv1.CronJob) },
+		"Pod": func() any { return new(corev1.Pod) }, "PodTemplate": func() any { return new(corev1.PodTemplate) },
+		"ReplicationController": func() any { return new(corev1.ReplicationController) },
+	}
+	for _, object := range objects(t, text) {
+		fields, _ := object.(map[string]any)
+		kind, _ := fields["kind"].(string)
+		if make, ok := types[kind]; ok && fields["apiVersion"] != "batch.volcano.sh/v1alpha1" {
+			text, err := kyaml.Marshal(object)
+			if err == nil {
+				err = kyaml.UnmarshalStrict(text, make())
+			}
+			if err != nil {
+				t.Errorf("%v\n%s", err, text)
+			}
+		}
+	}
+}
+
+// TestUnchanged checks that documents without a pod to inject stay byte for byte, also beside one.
+func TestUnchanged(t *testing.T) { // I13
+	texts := inputs(t)
+	out, lines := manifest(t, texts["unchanged.yaml"], inject.Config{})
+	if diff := cmp.Diff(string(texts["unchanged.yaml"]), string(out)); diff != "" {
+		t.Error(diff)
+	}
+	if strings.Contains(lines, ": injected") || strings.Count(lines, ": skipped: ") != 5 {
+		t.Errorf("the reports are\n%s", lines)
+	}
+	out, _ = manifest(t, slices.Concat(texts["unchanged.yaml"], texts["workloads.yaml"]), inject.Config{})
+	if !bytes.HasPrefix(out, texts["unchanged.yaml"]) {
+		t.Errorf("%s", out)
+	}
+}
+
+// TestErrors checks that errors name their line, and that all are reported.
+func TestErrors(t *testing.T) { // I13
+	const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: app}\nspec: {containers: [{name: app, image: app}]}\n"
+	for text, want := range map[string]string{
+		pod + "---\nkind: Pod\n  a: b\n":               "line 7: ",
+		pod + "---\n{\n":                               "line ",
+		pod + "---\na: \"\n---\nb\"\n":                 "line 7: ",
+		pod + "---\nkind: Pod\nkind: Pod\n" + pod[:15]: "",
+		"a: *b\n": "unknown anchor",
+		pod + "---\n" + strings.Replace(pod, "[{", "[x, {", 1):      "line 6: Pod default/app: not a valid pod: line 9: cannot unmarshal !!str `x`",
+		strings.Replace(pod, "{name: app}", "[]", 1):                "not a valid pod",
+		strings.Replace(pod, "{name: app}", "{labels: {a: []}}", 1): "line 3: cannot unmarshal",
+		"\xff":       "line ",
+		"\x00\x01":   "line ",
+		"a: {{ x }}": "",
+	} {
+		out, _, err := inject.Manifest([]byte(text), "default", inject.Config{})
+		if want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%q: %v, want %q\n%s", text, err, want, out)
+		}
+	}
+	bad := strings.Replace(pod, "[{", "[x, {", 1)
+	_, _, err := inject.Manifest([]byte(bad+"---\n"+bad), "default", inject.Config{})
+	if err == nil || strings.Count(err.Error(), "not a valid pod") != 2 {
+		t.Errorf("%v, want two errors", err)
+	}
+	if _, _, err := inject.Manifest(nil, "default", inject.Config{Mode: "cni"}); err == nil {
+		t.Error("no error about the mode")
+	}
+}
+
+// FuzzManifest checks that no text makes Manifest panic, that a second injection changes nothing, and
+// that documents without a pod stay.
+func FuzzManifest(f *testing.F) { // I2, I13
+	for _, text := range inputs(f) {
+		f.Add(text)
+		for _, document := range bytes.Split(text, []byte("---\n")) {
+			f.Add(document)
+		}
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		for mode, cfg := range modes() {
+			out, reports, err := inject.Manifest(text, "default", cfg)
+			if err != nil {
+				continue
+			}
+			injected := slices.ContainsFunc(reports, func(r inject.Report) bool { return r.Outcome == inject.Injected })
+			if !injected && !bytes.Equal(text, out) {
+				t.Errorf("%s: no pod is injected, and the text has changed:\n%q\n%q", mode, text, out)
+			}
+			again, second, err := inject.Manifest(out, "default", cfg)
+			if err != nil || !bytes.Equal(out, again) {
+				t.Errorf("%s: a second injection: %v\n%q\n%q\n%q", mode, err, text, out, again)
+			}
+			if len(second) != len(reports) {
+				t.Errorf("%s: %d and %d reports", mode, len(reports), len(second))
+			}
+		}
+	})
+}
