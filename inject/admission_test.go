@@ -1,0 +1,139 @@
+package inject_test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	kyaml "sigs.k8s.io/yaml"
+
+	"github.com/nametap/nametap/inject"
+)
+
+// patched applies a JSON patch whose paths have two parts.
+func patched(t *testing.T, object, patch []byte) string {
+	t.Helper()
+	var tree map[string]any
+	var operations []struct {
+		Op, Path string
+		Value    any
+	}
+	if err := json.Unmarshal(object, &tree); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(patch, &operations); err != nil {
+		t.Fatalf("%v: %s", err, patch)
+	}
+	for _, o := range operations {
+		parts := strings.Split(o.Path, "/")
+		target := tree
+		if len(parts) == 3 {
+			target = tree[parts[1]].(map[string]any)
+		}
+		switch key := parts[len(parts)-1]; o.Op {
+		case "add":
+			target[key] = o.Value
+		case "remove":
+			if _, ok := target[key]; !ok {
+				t.Errorf("%s is not in the pod", o.Path)
+			}
+			delete(target, key)
+		default:
+			t.Errorf("operation %s", o.Op)
+		}
+	}
+	text, err := json.Marshal(tree)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// TestAdmit checks that the patch of a pod in JSON makes the same pod as an injection of the text, and
+// that a second one makes no other.
+func TestAdmit(t *testing.T) { // I1, I2
+	for _, text := range []string{
+		plain,
+		plain + "  dnsPolicy: ClusterFirst\n  dnsConfig: {nameservers: [192.0.2.1], options: [{name: ndots, value: '2'}]}\n",
+		"metadata: {name: app, annotations: {a: \"x\\u2028y\\x7f\\u0085\", b: '1', c: 'true'}}\nspec: {securityContext: {fsGroup: 9007199254740993}, containers: [{name: app, image: app}, {name: istio-proxy, image: proxy}]}\n",
+		"spec: {containers: [{name: app, image: app}]}\n",
+	} {
+		object, err := kyaml.YAMLToJSON([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, cfg := range []inject.Config{{}, resolv} {
+			result, patch, err := inject.Admit(object, shop, cfg)
+			if err != nil || result.Outcome != inject.Injected {
+				t.Fatalf("%v %v", result, err)
+			}
+			got := patched(t, object, patch)
+			want, err := kyaml.YAMLToJSON([]byte(injectText(t, text, cfg)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(decodeJSON(t, string(want)), decodeJSON(t, got)); diff != "" {
+				t.Errorf("(-text +patch):\n%s", diff)
+			}
+			_, again, err := inject.Admit([]byte(got), shop, cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(got, patched(t, []byte(got), again)); diff != "" {
+				t.Errorf("a second injection:\n%s", diff)
+			}
+			if strings.Contains(string(patch), "fsGroup") && !strings.Contains(string(patch), "9007199254740993") {
+				t.Errorf("a number has changed: %s", patch)
+			}
+		}
+	}
+}
+
+func decodeJSON(t *testing.T, text string) any {
+	t.Helper()
+	var v any
+	if err := json.Unmarshal([]byte(text), &v); err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+	return v
+}
+
+// TestAdmitErrors checks the errors about texts that are no pods.
+func TestAdmitErrors(t *testing.T) { // I10
+	for text, want := range map[string]string{
+		"":                       "EOF",
+		"[]":                     "want an object",
+		"1":                      "want an object",
+		"{} {}":                  "want one object",
+		`{"spec": {}}`:           "spec.containers is missing",
+		`{"spec": `:              "EOF",
+		`{"spec": "x"}`:          "not a valid pod",
+		`{"a": nul}`:             "invalid",
+		strings.Repeat("[", 1e5): "a depth of at most 100",
+		`{"a": [` + strings.Repeat("1,", 2e4) + `1]}`: "at most 20000 values",
+	} {
+		if _, patch, err := inject.Admit([]byte(text), shop, inject.Config{}); err == nil || patch != nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.40s: %s %v, want %s", text, patch, err, want)
+		}
+	}
+}
+
+// BenchmarkAdmit measures the injection of a small pod by the webhook, and of the largest.
+func BenchmarkAdmit(b *testing.B) {
+	small, err := kyaml.YAMLToJSON([]byte(plain))
+	if err != nil {
+		b.Fatal(err)
+	}
+	large := `{"spec": {"containers": [{"name": "app", "args": [` + strings.Repeat(`"", `, 19_980) + `""]}]}}`
+	for name, object := range map[string]string{"small": string(small), "large": large} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, _, err := inject.Admit([]byte(object), shop, inject.Config{}); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
