@@ -230,14 +230,14 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{settings.FlagError(err)} })
 	root.SetUsageFunc(settings.PrintUsage)
 	o.addFlags(root.Flags())
-	root.AddCommand(newTable(stdout, stderr), newVersion(stdout))
+	root.AddCommand(newTable(stdout, stderr), newInject(stdout, stderr), newVersion(stdout))
 	return root
 }
 
 // noArgs refuses arguments. With cobra.NoArgs the error would not be a usageError.
 func noArgs(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return usageError{fmt.Errorf("unknown command or argument %q: want table, version, or flags only", args[0])}
+		return usageError{fmt.Errorf("unknown command or argument %q: want table, inject, version, or flags only", args[0])}
 	}
 	return nil
 }

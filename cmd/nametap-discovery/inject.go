@@ -1,0 +1,185 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/nametap/nametap/inject"
+)
+
+// maxManifest is the longest manifest that is read, in bytes.
+const maxManifest = 64 << 20
+
+// injectOptions are the flags of `nametap-discovery inject`.
+type injectOptions struct {
+	flags      *pflag.FlagSet
+	file       string
+	configFile string
+	namespace  string
+	// cfg has the fields that flags can set; they replace those of the file.
+	cfg inject.Config
+}
+
+func newInject(stdout, stderr io.Writer) *cobra.Command {
+	var o injectOptions
+	command := &cobra.Command{
+		Use:   "inject -f FILE",
+		Short: "Add the agent to the pods of a manifest",
+		Long: `Read a manifest of Kubernetes objects, add the agent to the pods in it, and print it. The
+agent is added to Pods, Deployments, StatefulSets, DaemonSets, ReplicaSets, Jobs, CronJobs
+and PodTemplates, also in Lists. Other objects and comments stay. docs/injection.md says
+what is added.
+
+Pods with the label nametap.dev/inject: "false", pods on the network of their node and those
+of ignored namespaces are left out. The standard error says what became of each pod. The
+command can be run again on its own output, which then gets the new settings. It needs no
+cluster. nametap inject runs it, too.
+
+If a pod cannot be injected, nothing is printed and the exit code is 1.`,
+		Example: `  nametap-discovery inject -f shop.yaml | kubectl apply -f -
+  kubectl get deployment cart -o yaml | nametap-discovery inject -f - | kubectl apply -f -
+  nametap-discovery inject -f shop.yaml --mode resolv --nameserver 10.96.0.10`,
+		Args: noArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			return o.run(command.InOrStdin(), stdout, stderr)
+		},
+	}
+	flags := command.Flags()
+	flags.SortFlags = false
+	flags.StringVarP(&o.file, "filename", "f", "-", "`file` with the manifest, as YAML or JSON; - is the standard input")
+	o.declare(flags)
+	flags.StringVarP(&o.namespace, "namespace", "n", "default", "`namespace` of objects that name none")
+	command.AddCommand(newInjectPolicy(stdout))
+	return command
+}
+
+func newInjectPolicy(stdout io.Writer) *cobra.Command {
+	var o injectOptions
+	command := &cobra.Command{
+		Use:   "policy",
+		Short: "Print admission policies that add the agent to pods (Kubernetes 1.36)",
+		Long: `Print a MutatingAdmissionPolicy with which the API server itself adds the agent to pods when
+they are created, as inject does in a manifest, a ValidatingAdmissionPolicy that rejects the
+pods that inject refuses, and their bindings. There is no webhook that could be away.
+
+They are for namespaces with the label nametap.dev/inject: enabled and pods with the label
+nametap.dev/inject: "true". Other settings need the command again. It needs no cluster.`,
+		Example: `  nametap-discovery inject policy | kubectl apply -f -
+  nametap-discovery inject policy --config inject.yaml | kubectl apply -f -`,
+		Args: noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			cfg, err := o.config()
+			if err != nil {
+				return err
+			}
+			text, err := inject.Policy(cfg)
+			if err != nil {
+				return err
+			}
+			_, err = stdout.Write(text)
+			return err
+		},
+	}
+	command.Flags().SortFlags = false
+	o.declare(command.Flags())
+	return command
+}
+
+// declare declares the flags of settings. Fields that no flag has come from --config.
+func (o *injectOptions) declare(flags *pflag.FlagSet) {
+	o.flags, o.cfg = flags, inject.DefaultConfig()
+	flags.StringVar(&o.configFile, "config", "", "`file` with the settings of injection; docs/injection.md lists them")
+	flags.StringVar((*string)(&o.cfg.Mode), "mode", string(o.cfg.Mode), "how queries get to the agent: rules (needs NET_ADMIN in an init container) or resolv (needs no capability)")
+	flags.StringVar(&o.cfg.Image, "image", o.cfg.Image, "`image` of the agent")
+	flags.StringVar(&o.cfg.InitImage, "init-image", o.cfg.InitImage, "`image` of the container that sets the rules")
+	flags.StringVar(&o.cfg.ControlPlane, "control-plane", "", "`host:port` of the control plane (default istiod)")
+	flags.StringVar(&o.cfg.RootCert, "root-cert", o.cfg.RootCert, "`ConfigMap` in the namespace of each pod with the root certificate of the control plane")
+	flags.StringSliceVar(&o.cfg.Nameservers, "nameserver", nil, "`address` of the cluster's DNS, which mode resolv needs; may be repeated")
+}
+
+// config returns the settings of the file, with those of the flags that are set.
+func (o *injectOptions) config() (inject.Config, error) {
+	cfg := inject.DefaultConfig()
+	if o.configFile != "" {
+		text, err := os.ReadFile(o.configFile)
+		if err != nil {
+			return cfg, fmt.Errorf("--config: %w", err)
+		}
+		if cfg, err = inject.ParseConfig(text); err != nil {
+			return cfg, usageError{fmt.Errorf("--config %s: %w", o.configFile, err)}
+		}
+	}
+	for name, set := range map[string]func(){
+		"mode":          func() { cfg.Mode = o.cfg.Mode },
+		"image":         func() { cfg.Image = o.cfg.Image },
+		"init-image":    func() { cfg.InitImage = o.cfg.InitImage },
+		"control-plane": func() { cfg.ControlPlane = o.cfg.ControlPlane },
+		"root-cert":     func() { cfg.RootCert = o.cfg.RootCert },
+		"nameserver":    func() { cfg.Nameservers = o.cfg.Nameservers },
+	} {
+		if o.flags.Changed(name) {
+			set()
+		}
+	}
+	if err := cfg.Check(); err != nil {
+		return cfg, usageError{err}
+	}
+	return cfg, nil
+}
+
+// run injects the manifest. It prints nothing to stdout unless all pods were injected or left out.
+func (o *injectOptions) run(stdin io.Reader, stdout, stderr io.Writer) error {
+	cfg, err := o.config()
+	if err != nil {
+		return err
+	}
+	text, err := o.read(stdin)
+	if err != nil {
+		return err
+	}
+	out, reports, err := inject.Manifest(text, o.namespace, cfg)
+	if err != nil {
+		return err
+	}
+	var refused []error
+	for _, r := range reports {
+		line := fmt.Sprintf("%s: %s: %s", r.Object, r.Outcome, strings.Join(r.Reasons, "; "))
+		if r.Outcome == inject.Refused {
+			refused = append(refused, fmt.Errorf("line %d: %s", r.Line, line))
+			continue
+		}
+		_, _ = fmt.Fprintln(stderr, line) // there is no other place for it
+	}
+	if len(refused) > 0 {
+		return errors.Join(refused...)
+	}
+	_, err = stdout.Write(out)
+	return err
+}
+
+// read reads the manifest.
+func (o *injectOptions) read(stdin io.Reader) ([]byte, error) {
+	in := stdin
+	if o.file != "-" {
+		file, err := os.Open(o.file)
+		if err != nil {
+			return nil, err
+		}
+		defer file.Close()
+		in = file
+	}
+	text, err := io.ReadAll(io.LimitReader(in, maxManifest+1))
+	if err == nil && len(text) > maxManifest {
+		err = fmt.Errorf("want at most %d MiB", maxManifest>>20)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the manifest %s: %w", o.file, err)
+	}
+	return text, nil
+}
