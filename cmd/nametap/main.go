@@ -6,6 +6,7 @@
 //	nametap table     show the agent's table of mesh names
 //	nametap cache     show the replies that the agent keeps, or flush them
 //	nametap status    show the agent's connection, table, nameservers and capture
+//	nametap inject    add the agent to the pods of a manifest
 //	nametap version
 //
 // Exit codes: 0 done, 1 failed, 2 wrong usage.
@@ -84,7 +85,7 @@ func newRootCommand() *cobra.Command {
 	root.SetUsageFunc(settings.PrintUsage)
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(newAgentCommand(), newCaptureCommand(), newQueryCommand(), newTableCommand(), newCacheCommand(), newStatusCommand(),
-		newVersionCommand(), newResolvedHelperCommand())
+		newInjectCommand(), newVersionCommand(), newResolvedHelperCommand())
 	return root
 }
 

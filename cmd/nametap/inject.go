@@ -1,0 +1,48 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// controlPlane is the program that has the command inject. The agent, which runs in every pod, does
+// not have it, because it would be 2 % larger.
+const controlPlane = "nametap-discovery"
+
+func newInjectCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:                "inject -f FILE",
+		Short:              "Add the agent to the pods of a manifest, with nametap-discovery inject",
+		DisableFlagParsing: true, // they are those of the other program
+		RunE: func(_ *cobra.Command, args []string) error {
+			program, err := beside(controlPlane)
+			if err != nil {
+				return fmt.Errorf("the program %s does the work: install it beside nametap or in PATH, or run its image: %w", controlPlane, err)
+			}
+			// It gets the output and the signals of this process, and its exit code is the one of the command.
+			return fmt.Errorf("running %s: %w", program, syscall.Exec(program, append([]string{controlPlane, "inject"}, args...), os.Environ()))
+		},
+	}
+}
+
+// beside returns the path of another program: in the directory of this one, or in PATH.
+func beside(name string) (string, error) {
+	self, err := os.Executable()
+	if err == nil {
+		path, err := exec.LookPath(filepath.Join(filepath.Dir(self), name))
+		if err == nil {
+			return path, nil
+		}
+	}
+	path, missing := exec.LookPath(name)
+	if missing != nil {
+		return "", errors.Join(missing, err)
+	}
+	return path, nil
+}
