@@ -79,7 +79,7 @@ image: ## build the container images, with VERSION as their tag (needs a Docker 
 
 # The sources of the binaries, including the commit.
 SOURCES = go.mod go.sum $(wildcard .git/logs/HEAD) \
-	$(shell find agent api clock cmd conntrack discovery dnsproxy examples guard internal iptables nds resolved supervise -type f ! -name '*_test.go' ! -path '*/testdata/*')
+	$(shell find agent api clock cmd conntrack discovery dnsproxy examples guard inject internal iptables nds resolved supervise -type f ! -name '*_test.go' ! -path '*/testdata/*')
 
 # Builds only if a source has changed. So root, who may have no Go, can install what a user
 # has built.
