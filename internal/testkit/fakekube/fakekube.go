@@ -34,6 +34,7 @@ const (
 	BetaImports    = "/apis/multicluster.x-k8s.io/v1beta1/serviceimports"
 	Leases         = "/apis/coordination.k8s.io/v1/leases"
 	Definitions    = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+	Webhooks       = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 	TokenReviews   = "/apis/authentication.k8s.io/v1/tokenreviews" // no object is put there, see SetToken
 )
 
@@ -58,6 +59,8 @@ func kindOf(path string) (version, kind string) {
 		return "multicluster.x-k8s.io/v1beta1", "ServiceImport"
 	case Leases:
 		return "coordination.k8s.io/v1", "Lease"
+	case Webhooks:
+		return "admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration"
 	case Definitions, Namespaces:
 		return "meta.k8s.io/v1", "PartialObjectMetadata"
 	}

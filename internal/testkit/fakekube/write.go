@@ -19,6 +19,9 @@ type target struct {
 
 // targetOf returns what a path is about. The status of an object is written with the object.
 func targetOf(path string) target {
+	if name, found := strings.CutPrefix(path, Webhooks+"/"); found { // which have no namespaces
+		return target{resource: Webhooks, name: name}
+	}
 	prefix, rest, found := strings.Cut(path, "/namespaces/")
 	parts := strings.Split(strings.TrimSuffix(rest, "/status"), "/")
 	if !found || len(parts) < 2 {
@@ -127,6 +130,8 @@ func (a *API) write(method string, t target, body []byte) (status int, stored *u
 		status = http.StatusCreated
 	case before == nil:
 		return http.StatusNotFound, nil
+	case o.GetUID() != "" && o.GetUID() != before.GetUID():
+		return http.StatusConflict, nil
 	case o.GetResourceVersion() != "" && o.GetResourceVersion() != before.GetResourceVersion():
 		return http.StatusConflict, nil
 	case method == http.MethodPatch:
@@ -142,9 +147,14 @@ func (a *API) write(method string, t target, body []byte) (status int, stored *u
 	return status, o
 }
 
-// merge applies a merge patch (RFC 7396).
+// merge applies a merge patch (RFC 7396). As with server-side apply, the elements of the list webhooks are
+// merged by their names.
 func merge(to, patch map[string]any) {
 	for name, value := range patch {
+		if list, ok := value.([]any); ok && name == "webhooks" {
+			mergeByName(to[name], list)
+			continue
+		}
 		inner, ok := value.(map[string]any)
 		if current, both := to[name].(map[string]any); ok && both {
 			merge(current, inner)
@@ -155,5 +165,18 @@ func merge(to, patch map[string]any) {
 			continue
 		}
 		to[name] = value
+	}
+}
+
+// mergeByName merges elements of a list into those of the same name.
+func mergeByName(to any, patch []any) {
+	elements, _ := to.([]any)
+	for _, change := range patch {
+		for _, element := range elements {
+			from, ok := change.(map[string]any)
+			if into, ok2 := element.(map[string]any); ok && ok2 && into["name"] == from["name"] {
+				merge(into, from)
+			}
+		}
 	}
 }
