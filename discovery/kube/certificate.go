@@ -40,6 +40,9 @@ type CertificateConfig struct {
 	DNSNames []string
 	// ConfigMap is the name of the ConfigMaps that get the certificates of the authorities; "" means none.
 	ConfigMap string
+	// Webhook is the name of the MutatingWebhookConfiguration whose webhooks get the certificates of the
+	// authorities as their caBundle; "" means none.
+	Webhook string
 	// Logger is for logs.
 	Logger *slog.Logger
 }
@@ -53,6 +56,7 @@ type Certificate struct {
 	clients   *sharedClients
 	secret    *mirror[*corev1.Secret]
 	publisher *publisher // nil without ConfigMaps
+	bundler   *bundler   // nil without a webhook
 	changed   chan struct{}
 	ready     chan struct{} // closed when there is a certificate
 
@@ -81,6 +85,11 @@ func NewCertificate(cfg CertificateConfig) (*Certificate, error) {
 	if cfg.ConfigMap != "" {
 		c.publisher = newPublisher(cfg.ConfigMap, clients, cfg.Logger)
 	}
+	if cfg.Webhook != "" {
+		if c.bundler, err = newBundler(cfg.Webhook, cfg.Access, cfg.Logger); err != nil {
+			return nil, err
+		}
+	}
 	return c, nil
 }
 
@@ -95,6 +104,9 @@ func (c *Certificate) Run(ctx context.Context) {
 	})
 	if c.publisher != nil {
 		group.Go(func() { c.publisher.run(ctx) })
+	}
+	if c.bundler != nil {
+		group.Go(func() { c.bundler.run(ctx) })
 	}
 	c.keep(ctx)
 	group.Wait()
@@ -136,8 +148,14 @@ func (c *Certificate) Status() []Status {
 	if c.publisher != nil {
 		all = append(all, c.publisher.status()...)
 	}
+	if c.bundler != nil {
+		all = append(all, c.bundler.configurations.status())
+	}
 	return all
 }
+
+// Untrusted reports whether the certificates of the authorities cannot be written for the webhook.
+func (c *Certificate) Untrusted() bool { return c.bundler != nil && c.bundler.unwritten() }
 
 // Unpublished returns the number of namespaces that lack the current certificates of the authorities.
 func (c *Certificate) Unpublished() int {
@@ -260,6 +278,9 @@ func (c *Certificate) use(certificates *pki.Certificates) {
 	}
 	if c.publisher != nil {
 		c.publisher.publish(certificates.Roots())
+	}
+	if c.bundler != nil {
+		c.bundler.publish(certificates.Roots())
 	}
 }
 

@@ -101,21 +101,28 @@ func (p *publisher) run(ctx context.Context) {
 	group.Go(func() {
 		follow(ctx, namedLister(p.clients.core, configMaps, cache.NewObjectName("", p.name), &corev1.ConfigMap{}), p.configMaps, &p.configMaps.health)
 	})
-	backoff, logged := retry(), ""
+	logged := ""
+	keepUp(ctx, p.changed, p.pass, func(err error) { logged = p.note(err, logged) })
+}
+
+// keepUp calls pass after each change, and every recheck, until ctx ends. After an error it calls it again
+// earlier. note gets what each call returns.
+func keepUp(ctx context.Context, changed <-chan struct{}, pass func(context.Context) error, note func(error)) {
+	backoff := retry()
 	timer := time.NewTimer(recheck)
 	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-p.changed:
+		case <-changed:
 		case <-timer.C:
 		}
-		err := p.pass(ctx)
+		err := pass(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		logged = p.note(err, logged)
+		note(err)
 		if err != nil {
 			timer.Reset(backoff.Step())
 			continue
