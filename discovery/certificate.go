@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 
@@ -25,6 +26,9 @@ type TLSSecret struct {
 	// ConfigMap is the name of the ConfigMaps that get the root certificate, one in each namespace; ""
 	// means none.
 	ConfigMap string
+	// Webhook is the name of the MutatingWebhookConfiguration that gets the root certificate; "" means
+	// none.
+	Webhook string
 }
 
 // serviceName is the name of the Service of deploy/kubernetes/discovery.yaml.
@@ -39,15 +43,18 @@ func (s *TLSSecret) names(clusterDomain string) []string {
 	return []string{name + ".svc", name, name + ".svc." + clusterDomain}
 }
 
-// validateTLS returns an error unless there is a certificate for TLSAddr.
+// servesTLS reports whether something is served over TLS.
+func (c Config) servesTLS() bool { return c.TLSAddr != "" || c.Certificate }
+
+// validateTLS returns an error unless there is a certificate for what is served over TLS.
 func (c Config) validateTLS() error {
 	inFiles, given := c.TLS.Certificate != "" && c.TLS.Key != "", c.TLS.Certificate != "" || c.TLS.Key != ""
 	switch {
 	case c.TLSSecret != nil && given:
 		return errors.New("two certificates for TLS: set --tls-secret, or --tls-cert and --tls-key")
-	case c.TLSSecret != nil && c.TLSAddr == "":
+	case c.TLSSecret != nil && !c.servesTLS():
 		return errors.New("the certificate in --tls-secret is for --tls-addr: set both")
-	case c.TLSAddr != "" && c.TLSSecret == nil && !inFiles:
+	case c.servesTLS() && c.TLSSecret == nil && !inFiles:
 		return errors.New("TLS needs a certificate and its key: set --tls-cert and --tls-key, or --tls-secret")
 	}
 	if c.TLSSecret == nil {
@@ -66,14 +73,14 @@ func (s *Server) newTLS() error {
 	if err := s.cfg.validateTLS(); err != nil {
 		return err
 	}
-	if s.cfg.TLSAddr == "" {
+	if !s.cfg.servesTLS() {
 		return nil
 	}
 	var shared auth.GetCertificate
 	if secret := s.cfg.TLSSecret; secret != nil {
 		var err error
 		s.certificate, err = kube.NewCertificate(kube.CertificateConfig{
-			Access: secret.Access, Namespace: secret.Namespace, Name: secret.Name, ConfigMap: secret.ConfigMap,
+			Access: secret.Access, Namespace: secret.Namespace, Name: secret.Name, ConfigMap: secret.ConfigMap, Webhook: secret.Webhook,
 			DNSNames: secret.names(s.cfg.ClusterDomain), Logger: s.cfg.Logger,
 		})
 		if err != nil {
@@ -84,6 +91,12 @@ func (s *Server) newTLS() error {
 	var err error
 	s.tls, err = auth.NewServer(s.cfg.TLS, shared, s.cfg.Logger)
 	return err
+}
+
+// Certificate returns the certificate of the server, for what the caller serves. It has the form of
+// [tls.Config.GetCertificate].
+func (s *Server) Certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+	return s.tls.Certificate(hello)
 }
 
 // awaitCertificate starts to follow the Secret, if there is one, and waits until it has a certificate or
@@ -112,8 +125,8 @@ func (s *Server) waitingForCertificate() string {
 
 // certificateMetrics collects the state of the certificate for TLS.
 type certificateMetrics struct {
-	server               *Server
-	expires, unpublished *prometheus.Desc
+	server                          *Server
+	expires, unpublished, untrusted *prometheus.Desc
 }
 
 func newCertificateMetrics(s *Server) *certificateMetrics {
@@ -124,6 +137,7 @@ func newCertificateMetrics(s *Server) *certificateMetrics {
 		server:      s,
 		expires:     desc("certificate_expiry_timestamp_seconds", "When the certificate for TLS expires, in Unix time; 0 without one."),
 		unpublished: desc("unpublished_namespaces", "Namespaces whose ConfigMap with the root certificate cannot be written."),
+		untrusted:   desc("inject_untrusted", "1 while the certificates of the authorities cannot be written to the MutatingWebhookConfiguration, otherwise 0."),
 	}
 }
 
@@ -131,11 +145,12 @@ func newCertificateMetrics(s *Server) *certificateMetrics {
 func (m *certificateMetrics) Describe(to chan<- *prometheus.Desc) {
 	to <- m.expires
 	to <- m.unpublished
+	to <- m.untrusted
 }
 
 // Collect sends the metrics.
 func (m *certificateMetrics) Collect(to chan<- prometheus.Metric) {
-	var expires, unpublished float64
+	var expires, unpublished, untrusted float64
 	if m.server.tls != nil {
 		if at := m.server.tls.Expires(); !at.IsZero() {
 			expires = float64(at.Unix())
@@ -143,7 +158,11 @@ func (m *certificateMetrics) Collect(to chan<- prometheus.Metric) {
 	}
 	if m.server.certificate != nil {
 		unpublished = float64(m.server.certificate.Unpublished())
+		if m.server.certificate.Untrusted() {
+			untrusted = 1
+		}
 	}
 	to <- prometheus.MustNewConstMetric(m.expires, prometheus.GaugeValue, expires)
 	to <- prometheus.MustNewConstMetric(m.unpublished, prometheus.GaugeValue, unpublished)
+	to <- prometheus.MustNewConstMetric(m.untrusted, prometheus.GaugeValue, untrusted)
 }

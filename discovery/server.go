@@ -56,6 +56,8 @@ type Config struct {
 	TLS auth.Files
 	// TLSSecret is the Secret of the server's certificate, instead of files; nil for files.
 	TLSSecret *TLSSecret
+	// Certificate says that the caller serves something with the certificate of the server, too.
+	Certificate bool
 	// TokenAudience is the audience of clients' tokens, which the Kubernetes API reviews; ""
 	// means "istio-ca".
 	TokenAudience string

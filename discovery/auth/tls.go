@@ -61,9 +61,15 @@ func (s *Server) Config() *tls.Config {
 	}
 }
 
+// Certificate returns the certificate for a connection that begins now. It has the form of
+// [tls.Config.GetCertificate].
+func (s *Server) Certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+	return s.current().GetCertificate(hello)
+}
+
 // Expires returns when the certificate expires; the zero time if there is none.
 func (s *Server) Expires() time.Time {
-	certificate, err := s.current().GetCertificate(nil)
+	certificate, err := s.Certificate(nil)
 	if err != nil {
 		return time.Time{}
 	}

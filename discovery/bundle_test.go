@@ -1,0 +1,108 @@
+package discovery
+
+import (
+	"encoding/base64"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/nametap/nametap/discovery/pki"
+	"github.com/nametap/nametap/internal/testkit/fakekube"
+	"github.com/nametap/nametap/internal/testkit/testlog"
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// hookYAML returns a MutatingWebhookConfiguration with two webhooks that have a caBundle.
+func hookYAML(uid, bundle string) string {
+	config := "{service: {name: nametap-discovery}, caBundle: '" + base64.StdEncoding.EncodeToString([]byte(bundle)) + "'}"
+	return "apiVersion: admissionregistration.k8s.io/v1\nkind: MutatingWebhookConfiguration\nmetadata: {name: hook, uid: '" + uid + "'}\n" +
+		"webhooks: [{name: a.test, clientConfig: " + config + "}, {name: b.test, clientConfig: " + config + "}]\n"
+}
+
+// bundles returns the fields caBundle.
+func (a replicated) bundles() (all []string) {
+	a.t.Helper()
+	o := a.Object(fakekube.Webhooks, "/hook")
+	if o == nil {
+		return nil
+	}
+	hooks, _, err := unstructured.NestedSlice(o.Object, "webhooks")
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	for _, hook := range hooks {
+		text, _, err := unstructured.NestedString(hook.(map[string]any), "clientConfig", "caBundle")
+		if err != nil {
+			a.t.Fatal(err)
+		}
+		bundle, err := base64.StdEncoding.DecodeString(text)
+		if err != nil {
+			a.t.Fatal(err)
+		}
+		all = append(all, string(bundle))
+	}
+	return all
+}
+
+// hooked starts a replica that writes the caBundle.
+func (a replicated) hooked() replica {
+	a.t.Helper()
+	log := testlog.New(a.t)
+	cfg := a.config(log)
+	cfg.TLSSecret.Webhook = "hook"
+	return replica{start(a.t, cfg), log}
+}
+
+// TestWebhookBundle checks that replicas keep the caBundle of all webhooks, also of a configuration that
+// comes late or is replaced, and do not undo what another replica has added.
+func TestWebhookBundle(t *testing.T) { // I7, I8
+	a := newReplicated(t)
+	r := a.hooked()
+	a.hooked()
+	roots := a.shared().Roots()
+	written := func(what, want string) {
+		t.Helper()
+		wait.Until(t, what, func() bool {
+			all := a.bundles()
+			return len(all) == 2 && all[0] == want && all[1] == want
+		})
+	}
+	a.Put(fakekube.Webhooks, hookYAML("1", ""))
+	written("it is written", roots)
+	a.Put(fakekube.Webhooks, hookYAML("2", "nonsense"))
+	written("one that is wrong is replaced", roots)
+	a.Put(fakekube.Webhooks, hookYAML("2", strings.ReplaceAll(made(t, 9000*24*time.Hour).Roots(), "\n\n", "\n")))
+	written("one that has expired is replaced", roots)
+
+	// As if another replica knew a second authority already.
+	more := roots + made(t, time.Hour).Roots()
+	a.Put(fakekube.Webhooks, hookYAML("3", more))
+	a.Put(fakekube.Secrets, "apiVersion: v1\nkind: Secret\nmetadata: {name: other, namespace: nametap-system}\n")
+	written("it stays", more)
+	next, err := pki.NewPolicy(sharedNames()).Renewed(made(t, 8*365*24*time.Hour), time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.put(next, nil)
+	written("both authorities are written", next.Roots())
+	if n := r.log.Count("level=ERROR"); n != 0 {
+		t.Errorf("%d errors", n)
+	}
+}
+
+// TestWebhookForbidden checks that a replica that may not write the caBundle says so, and goes on when it
+// may.
+func TestWebhookForbidden(t *testing.T) { // I8
+	a := newReplicated(t)
+	a.Refuse(fakekube.Webhooks+"/hook", http.StatusForbidden)
+	a.Put(fakekube.Webhooks, hookYAML("1", ""))
+	r := a.hooked()
+	wait.Until(t, "the log names the role", func() bool {
+		return r.Server.certificate.Untrusted() && r.log.Count("level=ERROR", "the certificates for the webhook cannot be written", "docs/discovery.md") == 1
+	})
+	a.Refuse(fakekube.Webhooks+"/hook", 0)
+	wait.Until(t, "it is written", func() bool { return a.bundles()[0] == a.shared().Roots() && !r.Server.certificate.Untrusted() })
+}
