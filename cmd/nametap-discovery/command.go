@@ -39,6 +39,7 @@ type options struct {
 	server     discovery.Config
 	kubeconfig string
 	tlsSecret  tlsSecret
+	inject     injector
 	httpAddr   string
 	drain      time.Duration // how long to serve after the end was requested
 	logLevel   logLevel
@@ -56,7 +57,7 @@ type options struct {
 func newOptions() *options {
 	return &options{
 		server: discovery.DefaultConfig(), httpAddr: ":15014", logLevel: logLevel(slog.LevelInfo),
-		client: discovery.Client{Namespace: "default"}, tlsSecret: tlsSecret{configMap: "nametap-ca-root-cert"},
+		client: discovery.Client{Namespace: "default"}, tlsSecret: tlsSecret{configMap: "nametap-ca-root-cert"}, inject: injector{webhook: "nametap-inject"},
 	}
 }
 
@@ -92,6 +93,9 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	g.Var(settings.Duration(&o.drain, settings.ZeroIsZero), "drain", "`time` to serve on after SIGTERM, so that load balancers stop sending clients before their streams end")
 	g.String(&o.httpAddr, "http-addr", "`address` that serves /healthz/ready, /healthz/live, /metrics, /debug/errors, /debug/objects and /debug/consistency; empty serves none")
 	g.Text(&o.logLevel, "log-level", "least important `level` to log: debug, info, warn or error")
+
+	g = settings.NewGroup(f, "Injection")
+	o.inject.addFlags(g)
 
 	g = settings.NewGroup(f, "Printing a table")
 	g.Bool(&o.printTable, "print-table", "build once, print the table of --for-namespace as JSON and exit")

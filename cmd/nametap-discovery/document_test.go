@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/discovery"
+	"github.com/nametap/nametap/inject/webhook"
 	"github.com/nametap/nametap/internal/version"
 )
 
@@ -45,6 +46,11 @@ func TestMetricsDocument(t *testing.T) {
 	if _, err := discovery.New(discovery.Config{ConfigDir: t.TempDir(), Registerer: registry}); err != nil {
 		t.Fatal(err)
 	}
+	hook, err := webhook.New(webhook.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	registry.MustRegister(hook.Metrics()...)
 	descriptions := make(chan *prometheus.Desc, 100)
 	registry.Describe(descriptions)
 	close(descriptions)
@@ -58,7 +64,7 @@ func TestMetricsDocument(t *testing.T) {
 		t.Fatal(err)
 	}
 	documented := map[string]string{}
-	for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (?:gauge|counter) \\| (.*) \\|$").FindAllStringSubmatch(string(text), -1) {
+	for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (?:gauge|counter|histogram) \\| (.*) \\|$").FindAllStringSubmatch(string(text), -1) {
 		name, meaning := row[1], strings.ReplaceAll(row[2], "`", "")
 		documented[name] = meaning
 		if want := help[name]; len(meaning) >= len(want) && strings.EqualFold(meaning[:len(want)], want) {
@@ -84,6 +90,7 @@ func TestHelpIsGrouped(t *testing.T) {
 		"Usage", "Examples", "Commands", "Flags",
 		"Objects", "config-dir", "kubeconfig", "clusters-namespace", "headless-scope", "allow-empty", "lease", "cluster-domain", "root-namespace", "default-service-export-to", "state-dir",
 		"Serving, status and logging", "grpc-addr", "tls-addr", "tls-cert", "tls-key", "tls-secret", "tls-names", "tls-ca-configmap", "tls-client-ca", "token-audience", "trust-domain", "cluster-id", "max-clients", "max-connection-age", "drain", "http-addr", "log-level",
+		"Injection", "inject-addr", "inject-config", "inject-webhook",
 		"Printing a table", "print-table", "for-namespace", "for-labels", "dns-auto-allocate",
 	}
 	if diff := cmp.Diff(want, lines); diff != "" {

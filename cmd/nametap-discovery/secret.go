@@ -44,6 +44,9 @@ func (o *options) resolveSecret() error {
 		}
 	}
 	o.server.TLSSecret = &discovery.TLSSecret{Access: access, Namespace: namespace, Name: name, ConfigMap: o.tlsSecret.configMap}
+	if o.inject.addr != "" {
+		o.server.TLSSecret.Webhook = o.inject.webhook
+	}
 	if o.tlsSecret.names != "" {
 		o.server.TLSSecret.DNSNames = strings.Split(o.tlsSecret.names, ",")
 	}

@@ -36,6 +36,10 @@ func serve(ctx context.Context, o *options, stderr io.Writer) error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(version.Metric("nametap_discovery_build_info"), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	cfg.Registerer = registry
+	hook, err := o.inject.open(&cfg, logger)
+	if err != nil {
+		return err
+	}
 	server, err := discovery.New(cfg)
 	if err != nil {
 		return err
@@ -52,6 +56,12 @@ func serve(ctx context.Context, o *options, stderr io.Writer) error {
 		}
 		logger.Info("serving status", "address", ln.Addr().String())
 		group.Go(func() error { return serveStatus(ctx, ln, statusHandler(stopping, server, registry), logger) })
+	}
+	if hook != nil {
+		if err := o.inject.serve(ctx, group, hook, server); err != nil {
+			return err
+		}
+		context.AfterFunc(stopping, hook.Drain)
 	}
 	group.Go(func() error { return server.Run(ctx) })
 	return group.Wait()

@@ -1,0 +1,63 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/nametap/nametap/discovery"
+	"github.com/nametap/nametap/inject/webhook"
+	"github.com/nametap/nametap/internal/settings"
+)
+
+// An injector holds the flags of the webhook that injects pods.
+type injector struct {
+	addr    string
+	config  string
+	webhook string // name of the MutatingWebhookConfiguration
+}
+
+func (i *injector) addFlags(g settings.Group) {
+	g.String(&i.addr, "inject-addr", "`address` that serves the webhook that adds the agent to pods, over TLS, with the certificate of --tls-secret or --tls-cert; empty serves none")
+	g.String(&i.config, "inject-config", "`file` with the settings of injection, which docs/injection.md lists; read again when it changes")
+	g.String(&i.webhook, "inject-webhook", "`name` of the MutatingWebhookConfiguration whose caBundle gets the root certificate of --tls-secret; empty writes none")
+}
+
+// open makes the webhook; nil if it is not served. It changes the settings of the server.
+func (i *injector) open(cfg *discovery.Config, logger *slog.Logger) (*webhook.Webhook, error) {
+	if i.addr == "" {
+		if i.config != "" {
+			return nil, usageError{errors.New("--inject-config is for the webhook of --inject-addr: set both")}
+		}
+		return nil, nil //nolint:nilnil // documented
+	}
+	if cfg.TLSSecret == nil && cfg.TLS.Certificate == "" {
+		return nil, usageError{errors.New("the webhook of --inject-addr needs a certificate: set --tls-secret, or --tls-cert and --tls-key")}
+	}
+	cfg.Certificate = true
+	hook, err := webhook.New(webhook.Config{File: i.config, Logger: logger})
+	if err != nil {
+		return nil, err
+	}
+	for _, metric := range hook.Metrics() {
+		if err := cfg.Registerer.Register(metric); err != nil {
+			return nil, fmt.Errorf("registering metrics: %w", err)
+		}
+	}
+	return hook, nil
+}
+
+// serve lets the group serve the webhook until ctx ends.
+func (i *injector) serve(ctx context.Context, group *errgroup.Group, hook *webhook.Webhook, server *discovery.Server) error {
+	var lc net.ListenConfig
+	ln, err := lc.Listen(ctx, "tcp", i.addr)
+	if err != nil {
+		return fmt.Errorf("serving the webhook on %s: %w: use another address, or none (--inject-addr)", i.addr, err)
+	}
+	group.Go(func() error { return hook.Serve(ctx, ln, server.Certificate) })
+	return nil
+}
