@@ -81,8 +81,10 @@ func TestDiscoverySelectors(t *testing.T) {
 	for _, port := range all.service.Spec.Ports {
 		inService[port.TargetPort.StrVal] = port.Port
 	}
-	for _, port := range all.policy.Spec.Ingress[0].Ports {
-		admitted = append(admitted, port.Port.StrVal)
+	for _, rule := range all.policy.Spec.Ingress {
+		for _, port := range rule.Ports {
+			admitted = append(admitted, port.Port.StrVal)
+		}
 	}
 	if diff := cmp.Diff(inService, ports); diff != "" {
 		t.Errorf("ports of the Service (-) and of the pods (+):\n%s", diff)
