@@ -25,11 +25,15 @@ run: build ## start the demo: a control plane, an agent and a tour
 build: ## build static binaries in bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '-s -w' -o bin/ ./cmd/...
 
+# BUSY are the packages whose tests need both processors, for agents in namespaces of their own.
+BUSY = '/nametap/\(iptables\|test\)$$'
 test: ## run all tests with the race detector, and measure the coverage
 	@scripts/install-missing gcc ip iptables conntrack dig dnsmasq dbus-daemon systemd-analyze
 	@scripts/left-out
 	@race="$$(scripts/race-flag)"; set -ex; \
-	$(GO) test $$race -coverpkg=./... -coverprofile=coverage.out ./...; \
+	$(GO) test $$race -coverpkg=./... -coverprofile=coverage.out $$($(GO) list ./... | grep -v $(BUSY)); \
+	$(GO) test $$race -p 1 -coverpkg=./... -coverprofile=coverage.busy.out $$($(GO) list ./... | grep $(BUSY)); \
+	tail -n +2 coverage.busy.out >> coverage.out; \
 	cd bench && $(GO) test $$race ./...
 	@scripts/check-coverage coverage.out $(COVERAGE)
 
@@ -105,4 +109,4 @@ install: bin/nametap ## install the agent and its units for a VM, below DESTDIR
 	@echo '  systemctl daemon-reload && systemctl enable --now nametap.socket nametap.service'
 
 clean:
-	rm -rf bin coverage.out
+	rm -rf bin coverage.*out
