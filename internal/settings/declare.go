@@ -94,39 +94,54 @@ func (s Setting) DiscoveryAddress() Setting {
 	return s
 }
 
-// Usages returns the help of the flags, below the headings of their groups and in the
-// order in which they were declared. Flags without a group come first.
-func Usages(flags *pflag.FlagSet) string {
-	const width = 110
-	var titles []string
-	groups := map[string]*pflag.FlagSet{}
+// VisitGroups calls visit for each visible flag with the heading of its group, in the order
+// in which groups and flags were declared. Flags without a group come first, with the heading
+// "Flags".
+func VisitGroups(flags *pflag.FlagSet, visit func(title string, flag *pflag.Flag)) {
+	const ungrouped = "Flags"
+	titles := []string{ungrouped}
+	groups := map[string][]*pflag.Flag{}
 	flags.VisitAll(func(flag *pflag.Flag) {
 		if flag.Hidden {
 			return
 		}
-		title := strings.Join(flag.Annotations[annotationGroup], "")
-		if groups[title] == nil {
+		title := cmp.Or(strings.Join(flag.Annotations[annotationGroup], ""), ungrouped)
+		if !slices.Contains(titles, title) {
 			titles = append(titles, title)
-			groups[title] = pflag.NewFlagSet(title, pflag.ContinueOnError)
-			groups[title].SortFlags = false
+		}
+		groups[title] = append(groups[title], flag)
+	})
+	for _, title := range titles {
+		for _, flag := range groups[title] {
+			visit(title, flag)
+		}
+	}
+}
+
+// Usages returns the help of the flags, below the headings of their groups and in the
+// order in which they were declared. Flags without a group come first.
+func Usages(flags *pflag.FlagSet) string {
+	const width = 110
+	var usages strings.Builder
+	title, group := "", new(pflag.FlagSet)
+	end := func() {
+		if group.HasFlags() {
+			usages.WriteString("\n" + title + ":\n" + group.FlagUsagesWrapped(width))
+		}
+	}
+	VisitGroups(flags, func(heading string, flag *pflag.Flag) {
+		if heading != title {
+			end()
+			title, group = heading, pflag.NewFlagSet(heading, pflag.ContinueOnError)
+			group.SortFlags = false
 		}
 		shown := *flag
 		if shown.DefValue == "[]" {
 			shown.DefValue = "" // pflag leaves that out
 		}
-		groups[title].AddFlag(&shown)
+		group.AddFlag(&shown)
 	})
-	if i := slices.Index(titles, ""); i > 0 {
-		titles = slices.Insert(slices.Delete(titles, i, i+1), 0, "")
-	}
-	var usages strings.Builder
-	for _, title := range titles {
-		heading := "Flags"
-		if title != "" {
-			heading = title
-		}
-		usages.WriteString("\n" + heading + ":\n" + groups[title].FlagUsagesWrapped(width))
-	}
+	end()
 	return usages.String()
 }
 
