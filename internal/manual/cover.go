@@ -1,0 +1,86 @@
+package manual
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// Missing lists the visible commands and flags that the pages and the completion of a command
+// lack. It is for tests. The commands of newRoot are used once each.
+func Missing(newRoot func() *cobra.Command, dir string) ([]string, error) {
+	if err := Write(newRoot(), dir, time.Time{}); err != nil {
+		return nil, err
+	}
+	var missing []string
+	for _, command := range commands(newRoot()) {
+		page, err := os.ReadFile(filepath.Join(dir, "man/man1", pageName(command)+".1"))
+		if err != nil {
+			return nil, err
+		}
+		path := strings.Fields(command.CommandPath())[1:]
+		flags, err := complete(newRoot(), append(path, "--"))
+		if err != nil {
+			return nil, err
+		}
+		subs, err := complete(newRoot(), append(path, ""))
+		if err != nil {
+			return nil, err
+		}
+		missing = append(missing, missingFlags(command, string(page), flags)...)
+		missing = append(missing, missingCommands(command, string(page), subs)...)
+	}
+	return missing, nil
+}
+
+func missingFlags(command *cobra.Command, page, completed string) []string {
+	if command.DisableFlagParsing { // they are those of another program
+		return nil
+	}
+	var missing []string
+	command.InitDefaultHelpFlag()
+	command.Flags().VisitAll(func(flag *pflag.Flag) {
+		if flag.Hidden {
+			return
+		}
+		if !strings.Contains(page, fmt.Sprintf("\\fB\\-\\-%s\\fR", escape(flag.Name))) {
+			missing = append(missing, fmt.Sprintf("page of %s: --%s", command.CommandPath(), flag.Name))
+		}
+		if !strings.Contains("\n"+completed, "\n--"+flag.Name+"\t") {
+			missing = append(missing, fmt.Sprintf("completion of %s: --%s", command.CommandPath(), flag.Name))
+		}
+	})
+	return missing
+}
+
+func missingCommands(command *cobra.Command, page, completed string) []string {
+	var missing []string
+	for _, sub := range command.Commands() {
+		if !sub.IsAvailableCommand() {
+			continue
+		}
+		if !strings.Contains(page, escape(pageName(sub))+`\fR(1)`) {
+			missing = append(missing, fmt.Sprintf("page of %s: %s", command.CommandPath(), sub.Name()))
+		}
+		if !strings.Contains("\n"+completed, "\n"+sub.Name()+"\t") {
+			missing = append(missing, fmt.Sprintf("completion of %s: %s", command.CommandPath(), sub.Name()))
+		}
+	}
+	return missing
+}
+
+// complete returns what the shells show for arguments, as their scripts ask for it.
+func complete(root *cobra.Command, args []string) (string, error) {
+	var out strings.Builder
+	root.SetOut(&out)
+	root.SetErr(io.Discard)
+	root.SetArgs(append([]string{cobra.ShellCompRequestCmd}, args...))
+	err := root.Execute()
+	return out.String(), err
+}
