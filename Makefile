@@ -22,8 +22,11 @@ LIBDIR   ?= $(if $(filter /usr,$(PREFIX)),/usr,/usr/local)/lib
 run: build ## start the demo: a control plane, an agent and a tour
 	./bin/nametap-demo $(ARGS)
 
-build: ## build static binaries in bin/
+build: manual ## build static binaries in bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '-s -w' -o bin/ ./cmd/...
+manual: ## write the manual pages and the shell completion to bin/share
+	@for command in nametap nametap-discovery; do rm -rf bin/share/$$command; \
+	CGO_ENABLED=0 $(GO) run -trimpath -tags $(TAGS),manual ./cmd/$$command bin/share/$$command || exit; done
 
 # BUSY are the packages whose tests need both processors, for agents in namespaces of their own.
 BUSY = '/nametap/\(iptables\|test\)$$'
@@ -100,6 +103,7 @@ install: bin/nametap ## install the agent and its units for a VM, below DESTDIR
 	install -D -m 644 deploy/systemd/nametap-resolved.socket   '$(DESTDIR)$(LIBDIR)/systemd/system/nametap-resolved.socket'
 	install -D -m 644 deploy/systemd/nametap-resolved@.service '$(DESTDIR)$(LIBDIR)/systemd/system/nametap-resolved@.service'
 	install -D -m 644 deploy/systemd/nametap-dns.network '$(DESTDIR)$(LIBDIR)/systemd/network/05-nametap-dns.network'
+	scripts/install-manual bin/share/nametap '$(DESTDIR)$(PREFIX)/share'
 	sed -i 's,/usr/local/\(bin\|libexec\)/,$(PREFIX)/\1/,g' '$(DESTDIR)$(LIBDIR)/systemd/system/'nametap*.service
 	install -D -m 644 deploy/systemd/nametap.sysusers '$(DESTDIR)$(LIBDIR)/sysusers.d/nametap.conf'
 	install -D -m 644 deploy/systemd/nametap.tmpfiles '$(DESTDIR)$(LIBDIR)/tmpfiles.d/nametap.conf'

@@ -9,8 +9,6 @@ import (
 	"syscall"
 )
 
-func main() { os.Exit(run()) }
-
 // run runs the command and returns the exit code.
 func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)

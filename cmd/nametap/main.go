@@ -32,8 +32,6 @@ const (
 	exitUsage  = 2
 )
 
-func main() { os.Exit(run(os.Args[1:])) }
-
 // run executes one command line and returns the exit code. The first SIGINT, SIGTERM or
 // SIGHUP cancels the context of the command; a second one ends the process, unless the
 // command handles it.

@@ -1,0 +1,7 @@
+//go:build !manual
+
+package main
+
+import "os"
+
+func main() { os.Exit(run()) }
