@@ -46,7 +46,7 @@ func TestParseMetrics(t *testing.T) {
 		t.Errorf("%v", got)
 	}
 	if _, err := parseMetrics("x{a=\"b\"} many\n"); err == nil {
-		t.Error("a value that is none is taken")
+		t.Error("what is not a value is taken")
 	}
 }
 
