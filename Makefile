@@ -17,19 +17,31 @@ PREFIX   ?= /usr/local
 # The two places where systemd looks for installed units.
 LIBDIR   ?= $(if $(filter /usr,$(PREFIX)),/usr,/usr/local)/lib
 
-.PHONY: run build test lint fuzz bench microbench vm node interop soak generate image install clean
+# Where `make install` takes the agent from.
+BIN      ?= bin
+# What `make packages` and `make image` build. The time of the commit is the time of all files in
+# them, so that equal sources give equal packages and images.
+ARCHES   ?= amd64 arm64
+FORMATS  ?= deb rpm apk
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
+RELEASE  = GO='$(GO)' TAGS='$(TAGS)' VERSION='$(VERSION)' ARCHES='$(ARCHES)' FORMATS='$(FORMATS)' SOURCE_DATE_EPOCH='$(SOURCE_DATE_EPOCH)'
+
+.PHONY: run build manual test lint fuzz bench microbench vm node interop soak generate packages \
+	image install clean
 
 run: build ## start the demo: a control plane, an agent and a tour
 	./bin/nametap-demo $(ARGS)
 
 build: manual ## build static binaries in bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '-s -w' -o bin/ ./cmd/...
+
 manual: ## write the manual pages and the shell completion to bin/share
 	@for command in nametap nametap-discovery; do rm -rf bin/share/$$command; \
 	CGO_ENABLED=0 $(GO) run -trimpath -tags $(TAGS),manual ./cmd/$$command bin/share/$$command || exit; done
 
 # BUSY are the packages whose tests need both processors, for agents in namespaces of their own.
 BUSY = '/nametap/\(iptables\|test\)$$'
+
 test: ## run all tests with the race detector, and measure the coverage
 	@scripts/install-missing gcc ip iptables conntrack dig dnsmasq dbus-daemon systemd-analyze
 	@scripts/left-out
@@ -79,6 +91,10 @@ generate: ## write the code in api/, the tests in docs/behaviour.md, the imports
 	$(TOOL) buf generate
 	$(GO) test ./docs -run 'Behaviour|Imports' -update
 
+packages: ## build deb, rpm and apk with VERSION in bin/release (ARCHES, FORMATS)
+	@$(RELEASE) scripts/binaries
+	@$(RELEASE) scripts/packages
+
 image: ## build the container images, with VERSION as their tag (needs a Docker engine)
 	docker build --target agent     --build-arg VERSION=$(VERSION) -t $(IMAGE):$(VERSION) .
 	docker build --target init      --build-arg VERSION=$(VERSION) -t $(IMAGE)-init:$(VERSION) .
@@ -94,8 +110,8 @@ bin/nametap: $(SOURCES)
 	$(MAKE) build
 	@touch $@
 
-install: bin/nametap ## install the agent and its units for a VM, below DESTDIR
-	install -D -m 755 bin/nametap '$(DESTDIR)$(PREFIX)/bin/nametap'
+install: $(BIN)/nametap ## install the agent and its units for a VM, below DESTDIR
+	install -D -m 755 '$(BIN)/nametap' '$(DESTDIR)$(PREFIX)/bin/nametap'
 	install -D -m 644 deploy/systemd/nametap.socket   '$(DESTDIR)$(LIBDIR)/systemd/system/nametap.socket'
 	install -D -m 644 deploy/systemd/nametap.service  '$(DESTDIR)$(LIBDIR)/systemd/system/nametap.service'
 	install -D -m 644 deploy/systemd/nametap-guard.service '$(DESTDIR)$(LIBDIR)/systemd/system/nametap-guard.service'
