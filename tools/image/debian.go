@@ -1,0 +1,163 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// programs are the two programs that all tools of iptables are links to.
+var programs = regexp.MustCompile(`^usr/sbin/xtables-(nft|legacy)-multi$`)
+
+// kept are the files of the packages that are always in the image. The programs open the
+// plugins by their names.
+var kept = regexp.MustCompile(`^usr/lib/[^/]+/xtables/.*\.so$|^usr/share/doc/[^/]+/copyright$`)
+
+// tool matches the links by which the programs are called.
+var tool = regexp.MustCompile(`^usr/sbin/ip6?tables(-nft|-legacy)?(-save|-restore)?$`)
+
+// toolsOf returns the tools of iptables from the packages in a directory, and the libraries
+// that they need, without anything else of Debian.
+func toolsOf(dir string) (files, error) {
+	packages, err := filepath.Glob(filepath.Join(dir, "*.deb"))
+	if err != nil {
+		return nil, err
+	}
+	if len(packages) == 0 {
+		return nil, fmt.Errorf("no packages in %s: run scripts/debian-packages", dir)
+	}
+	all := files{}
+	for _, name := range packages {
+		if err := all.unpack(name); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	chosen := files{}
+	var needed []string
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		if programs.MatchString(name) || kept.MatchString(name) || tool.MatchString(name) {
+			chosen[name] = all[name]
+			needed = append(needed, name)
+		}
+	}
+	for len(needed) > 0 {
+		name := needed[0]
+		needed = needed[1:]
+		more, err := all.libraries(name)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		for _, library := range more {
+			if _, exists := chosen[library]; !exists {
+				chosen[library] = all[library]
+				needed = append(needed, library)
+			}
+		}
+	}
+	return chosen, chosen.addDefaults()
+}
+
+// addDefaults adds the tools without a backend in their names, which Debian's package makes
+// when it is installed.
+func (f files) addDefaults() error {
+	const program = "xtables-nft-multi"
+	if _, exists := f["usr/sbin/"+program]; !exists {
+		return errors.New("the packages have no " + program)
+	}
+	for _, base := range []string{"iptables", "ip6tables"} {
+		for _, suffix := range []string{"", "-save", "-restore"} {
+			f["usr/sbin/"+base+suffix] = file{link: program}
+		}
+	}
+	return nil
+}
+
+// unpack adds the files of a package.
+func (f files) unpack(name string) error {
+	cmd := exec.CommandContext(context.Background(), "dpkg-deb", "--fsys-tarfile", name)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	content, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("%v: %w\n%s", cmd, err, &stderr)
+	}
+	archive := tar.NewReader(bytes.NewReader(content))
+	for {
+		header, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		entry := file{mode: header.Mode, link: header.Linkname}
+		switch header.Typeflag {
+		case tar.TypeReg:
+			if entry.content, err = io.ReadAll(archive); err != nil {
+				return err
+			}
+		case tar.TypeSymlink:
+		default:
+			continue
+		}
+		f[strings.TrimPrefix(header.Name, "./")] = entry
+	}
+}
+
+// libraries returns the files that a file needs: the target of a link, or the libraries and the
+// loader of a program.
+func (f files) libraries(name string) ([]string, error) {
+	entry := f[name]
+	if entry.link != "" {
+		target := path.Join(path.Dir(name), entry.link)
+		if path.IsAbs(entry.link) {
+			target = entry.link[1:]
+		}
+		if _, exists := f[target]; !exists {
+			return nil, fmt.Errorf("no package has %s, to which it links", target)
+		}
+		return []string{target}, nil
+	}
+	if !bytes.HasPrefix(entry.content, []byte(elf.ELFMAG)) {
+		return nil, nil
+	}
+	binary, err := elf.NewFile(bytes.NewReader(entry.content))
+	if err != nil {
+		return nil, err
+	}
+	wanted, err := binary.ImportedLibraries()
+	if err != nil {
+		return nil, err
+	}
+	for _, segment := range binary.Progs {
+		if segment.Type == elf.PT_INTERP {
+			loader, err := io.ReadAll(segment.Open())
+			if err != nil {
+				return nil, err
+			}
+			wanted = append(wanted, strings.Trim(string(loader), "/\x00"))
+		}
+	}
+	var found []string
+	for _, library := range wanted {
+		i := slices.IndexFunc(slices.Sorted(maps.Keys(f)), func(name string) bool {
+			return name == library || !strings.Contains(library, "/") && path.Base(name) == library && strings.HasPrefix(strings.TrimPrefix(name, "usr/"), "lib/")
+		})
+		if i < 0 {
+			return nil, fmt.Errorf("no package has %s, which it needs", library)
+		}
+		found = append(found, slices.Sorted(maps.Keys(f))[i])
+	}
+	return found, nil
+}
