@@ -27,7 +27,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
 RELEASE  = GO='$(GO)' TAGS='$(TAGS)' VERSION='$(VERSION)' ARCHES='$(ARCHES)' FORMATS='$(FORMATS)' SOURCE_DATE_EPOCH='$(SOURCE_DATE_EPOCH)'
 
 .PHONY: run build manual test lint fuzz bench microbench vm node interop soak generate packages \
-	image install clean
+	image image-update install clean
 
 run: build ## start the demo: a control plane, an agent and a tour
 	./bin/nametap-demo $(ARGS)
@@ -95,10 +95,12 @@ packages: ## build deb, rpm and apk with VERSION in bin/release (ARCHES, FORMATS
 	@$(RELEASE) scripts/binaries
 	@$(RELEASE) scripts/packages
 
-image: ## build the container images, with VERSION as their tag (needs a Docker engine)
-	docker build --target agent     --build-arg VERSION=$(VERSION) -t $(IMAGE):$(VERSION) .
-	docker build --target init      --build-arg VERSION=$(VERSION) -t $(IMAGE)-init:$(VERSION) .
-	docker build --target discovery --build-arg VERSION=$(VERSION) -t $(IMAGE)-discovery:$(VERSION) .
+image: ## build the container images with VERSION as their tag in bin/images, without an engine
+	@$(RELEASE) scripts/binaries
+	@$(RELEASE) IMAGE='$(IMAGE)' scripts/images
+
+image-update: ## write the current versions of the init image's Debian packages
+	scripts/debian-packages --update tools/image/debian.list bin/debs amd64 arm64
 
 # The sources of the binaries, including the commit.
 SOURCES = go.mod go.sum $(wildcard .git/logs/HEAD) \

@@ -44,7 +44,7 @@ type cluster struct {
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	c := &cluster{control: peers.Build(t, "kubernetes"), node: peers.Build(t, "node")}
-	images := buildImages(t)
+	layouts, checks := buildImages(t)
 	begun := time.Now()
 	c.machine = newMachine(t)
 	c.api = newAPI(c.net)
@@ -57,7 +57,7 @@ func newCluster(t *testing.T) *cluster {
 		"--hostname-override=node", "--node-ip="+nodeIP, "--root-dir=/var/lib/kubelet", "--cert-dir=/var/lib/kubelet/pki", "--v=2")
 	c.start("kube-proxy", c.node, "proxy", "--config="+c.path("proxy.yaml"))
 	c.start("coredns", c.node, "coredns", "-conf", c.path("Corefile"))
-	c.importImages(t, images)
+	c.importImages(t, layouts, checks)
 	c.kubelet.await(func() error {
 		var node corev1.Node
 		if err := c.api.get("/api/v1/nodes/node", &node); err != nil {

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -32,55 +33,65 @@ type image struct {
 	layers     [][]byte
 	entrypoint []string
 	cmd        []string
-	user       string
 }
 
-// buildImages builds the images of the Dockerfile and those for the checks. There is no engine
-// and no registry.
-func buildImages(t *testing.T) []image {
+// buildImages builds the images of the project by `make image`, and those for the checks. It
+// returns the files of the former. There is no engine and no registry.
+func buildImages(t *testing.T) (layouts []string, checks []image) {
 	t.Helper()
 	begun := time.Now()
-	bin := t.TempDir()
-	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-tags=grpcnotrace", "-ldflags=-s -w", "-o", bin+"/",
-		"github.com/nametap/nametap/cmd/nametap", "github.com/nametap/nametap/cmd/nametap-discovery")
-	build.Dir = "../../.." // the module of the commands
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	build := exec.CommandContext(t.Context(), "make", "--silent", "--directory=../../..", "image")
 	if output, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", build, err, output)
 	}
-	loader, err := load.Build(t.Context(), bin)
+	layouts, err := filepath.Glob("../../../bin/images/*.tar")
+	if err != nil || len(layouts) != 3 {
+		t.Fatalf("make image has built %q, %v", layouts, err)
+	}
+	loader, err := load.Build(t.Context(), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
 	debian := readFile(t, debianLayer(t))
-	agent, discovery := layer(t, map[string]string{"usr/local/bin/nametap": bin + "/nametap"}, "var/lib/nametap"),
-		layer(t, map[string]string{"usr/local/bin/nametap-discovery": bin + "/nametap-discovery"}, "var/lib/nametap-discovery")
 	tools := layer(t, map[string]string{"usr/local/bin/nametap-load": loader})
-	stages := dockerfile(t)
-	images := []image{
-		{name: imageOf(t, "nametap"), layers: [][]byte{agent}},
-		{name: imageOf(t, "nametap-init"), layers: [][]byte{debian, agent}},
-		{name: imageOf(t, "nametap-discovery"), layers: [][]byte{discovery}},
+	t.Logf("built the images in %v", time.Since(begun).Round(time.Millisecond))
+	return layouts, []image{
 		{name: "docker.io/library/debian:12-slim", layers: [][]byte{debian}},
 		{name: pauseImage, layers: [][]byte{debian}, entrypoint: []string{"sleep", "infinity"}},
 		{name: loadImage, layers: [][]byte{debian, tools}},
 	}
-	for i, stage := range []string{"agent", "init", "discovery"} {
-		images[i].entrypoint, images[i].cmd, images[i].user = stages[stage].entrypoint, stages[stage].cmd, stages[stage].user
-	}
-	t.Logf("built the images in %v", time.Since(begun).Round(time.Millisecond))
-	return images
 }
 
-// importImages imports images into containerd.
-func (c *cluster) importImages(t *testing.T, images []image) {
+// importImages imports images into containerd, which then has all images of the manifests. P7.
+func (c *cluster) importImages(t *testing.T, layouts []string, checks []image) {
 	t.Helper()
-	cmd := c.command(t.Context(), ctr("images", "import", "-")...)
-	reader, writer := io.Pipe()
-	cmd.Stdin = reader
-	go func() { writer.CloseWithError(writeArchive(writer, images)) }()
-	if output, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("importing the images: %v\n%s", err, output)
+	imported := func(write func(io.Writer) error) {
+		t.Helper()
+		cmd := c.command(t.Context(), ctr("images", "import", "-")...)
+		reader, writer := io.Pipe()
+		cmd.Stdin = reader
+		go func() { writer.CloseWithError(write(writer)) }()
+		if output, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("importing images: %v\n%s", err, output)
+		}
+	}
+	imported(func(w io.Writer) error { return writeArchive(w, checks) })
+	for _, layout := range layouts {
+		imported(func(w io.Writer) error {
+			file, err := os.Open(layout)
+			if err != nil {
+				return err
+			}
+			defer file.Close()
+			_, err = io.Copy(w, file)
+			return err
+		})
+	}
+	all := strings.Fields(c.output(t, ctr("images", "list", "--quiet")...))
+	for _, name := range []string{"nametap", "nametap-init", "nametap-discovery"} {
+		if want := imageOf(t, name); !slices.Contains(all, want) {
+			t.Fatalf("containerd has the images %q, not %s of the manifests", all, want)
+		}
 	}
 }
 
@@ -117,7 +128,7 @@ func writeArchive(w io.Writer, images []image) error {
 		config, err := json.Marshal(map[string]any{
 			"architecture": runtime.GOARCH, "os": "linux",
 			"config": map[string]any{
-				"Entrypoint": i.entrypoint, "Cmd": i.cmd, "User": i.user,
+				"Entrypoint": i.entrypoint, "Cmd": i.cmd,
 				"Env": []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
 			},
 			"rootfs": map[string]any{"type": "layers", "diff_ids": ids},
@@ -146,9 +157,8 @@ func digest(content []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// layer returns a layer with programs, by their paths in it, and empty directories of the
-// agent's user.
-func layer(t *testing.T, programs map[string]string, dirs ...string) []byte {
+// layer returns a layer with programs, by their paths in it.
+func layer(t *testing.T, programs map[string]string) []byte {
 	t.Helper()
 	var buffer bytes.Buffer
 	archive := tar.NewWriter(&buffer)
@@ -163,9 +173,6 @@ func layer(t *testing.T, programs map[string]string, dirs ...string) []byte {
 	for path, source := range programs {
 		content := readFile(t, source)
 		add(&tar.Header{Name: path, Mode: 0o755, Size: int64(len(content))}, content)
-	}
-	for _, dir := range dirs {
-		add(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755, Uid: agentID, Gid: agentID}, nil)
 	}
 	if err := archive.Close(); err != nil {
 		t.Fatal(err)
@@ -195,39 +202,6 @@ rm -r "$1/root"`
 		t.Fatal(err)
 	}
 	return filepath.Join(dir, "layer.tar")
-}
-
-// dockerfile returns what the stages of the Dockerfile start, and as which user.
-func dockerfile(t *testing.T) map[string]image {
-	t.Helper()
-	stages := map[string]image{}
-	name := ""
-	for line := range strings.Lines(string(readFile(t, "../../../Dockerfile"))) {
-		instruction, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
-		stage := stages[name]
-		var err error
-		switch instruction {
-		case "FROM":
-			_, name, _ = strings.Cut(rest, " AS ")
-			stage = image{}
-		case "ENTRYPOINT":
-			err = json.Unmarshal([]byte(rest), &stage.entrypoint)
-		case "CMD":
-			err = json.Unmarshal([]byte(rest), &stage.cmd)
-		case "USER":
-			stage.user = rest
-		}
-		if err != nil {
-			t.Fatalf("Dockerfile: %s: %v", line, err)
-		}
-		stages[name] = stage
-	}
-	for _, name := range []string{"agent", "init", "discovery"} {
-		if stages[name].entrypoint == nil {
-			t.Fatalf("the stage %s of the Dockerfile has no ENTRYPOINT", name)
-		}
-	}
-	return stages
 }
 
 // imageOf returns the name and tag of an image of the project in the manifests.

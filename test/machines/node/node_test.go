@@ -33,7 +33,7 @@ func missing() []string {
 	return missing
 }
 
-// TestNode runs all checks on one node.
+// TestNode runs all checks on one node, with the images of `make image`. P7.
 func TestNode(t *testing.T) {
 	c := newCluster(t)
 	c.install(t)

@@ -24,9 +24,6 @@ import (
 	"github.com/nametap/nametap/test/machines/load"
 )
 
-// agentID is the user and the group of the agent.
-const agentID = 1337
-
 // manifest returns the text of a manifest in deploy/kubernetes.
 func manifest(t *testing.T, variant string) string {
 	t.Helper()
