@@ -27,7 +27,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
 RELEASE  = GO='$(GO)' TAGS='$(TAGS)' VERSION='$(VERSION)' ARCHES='$(ARCHES)' FORMATS='$(FORMATS)' SOURCE_DATE_EPOCH='$(SOURCE_DATE_EPOCH)'
 
 .PHONY: run build manual test lint fuzz bench microbench vm node interop soak generate packages \
-	image image-update install clean
+	image image-update release install clean
 
 run: build ## start the demo: a control plane, an agent and a tour
 	./bin/nametap-demo $(ARGS)
@@ -101,6 +101,13 @@ image: ## build the container images with VERSION as their tag in bin/images, wi
 
 image-update: ## write the current versions of the init image's Debian packages
 	scripts/debian-packages --update tools/image/debian.list bin/debs amd64 arm64
+
+release: ## build packages, images and their SHA256SUMS in bin/release
+	@$(RELEASE) scripts/binaries
+	@$(RELEASE) scripts/packages
+	@$(RELEASE) IMAGE='$(IMAGE)' scripts/images
+	@for image in bin/images/*.tar; do name=$${image##*/}; cp "$$image" "bin/release/$${name%.tar}-$(VERSION)-image.tar" || exit; done
+	@scripts/sums bin/release
 
 # The sources of the binaries, including the commit.
 SOURCES = go.mod go.sum $(wildcard .git/logs/HEAD) \
