@@ -27,7 +27,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
 RELEASE  = GO='$(GO)' TAGS='$(TAGS)' VERSION='$(VERSION)' ARCHES='$(ARCHES)' FORMATS='$(FORMATS)' SOURCE_DATE_EPOCH='$(SOURCE_DATE_EPOCH)'
 
 .PHONY: run build manual test lint fuzz bench microbench vm node interop soak generate packages \
-	image image-update release install clean
+	image image-update release reproducible install clean
 
 run: build ## start the demo: a control plane, an agent and a tour
 	./bin/nametap-demo $(ARGS)
@@ -108,6 +108,9 @@ release: ## build packages, images and their SHA256SUMS in bin/release
 	@$(RELEASE) IMAGE='$(IMAGE)' scripts/images
 	@for image in bin/images/*.tar; do name=$${image##*/}; cp "$$image" "bin/release/$${name%.tar}-$(VERSION)-image.tar" || exit; done
 	@scripts/sums bin/release
+
+reproducible: ## build the release twice, in other directories and as other users, and compare
+	@$(RELEASE) scripts/reproducible
 
 # The sources of the binaries, including the commit.
 SOURCES = go.mod go.sum $(wildcard .git/logs/HEAD) \
