@@ -27,7 +27,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
 RELEASE  = GO='$(GO)' TAGS='$(TAGS)' VERSION='$(VERSION)' ARCHES='$(ARCHES)' FORMATS='$(FORMATS)' SOURCE_DATE_EPOCH='$(SOURCE_DATE_EPOCH)'
 
 .PHONY: run build manual test lint fuzz bench microbench vm node interop soak generate packages \
-	image image-update release reproducible install clean
+	image image-update release reproducible sign verify install clean
 
 run: build ## start the demo: a control plane, an agent and a tour
 	./bin/nametap-demo $(ARGS)
@@ -43,7 +43,7 @@ manual: ## write the manual pages and the shell completion to bin/share
 BUSY = '/nametap/\(iptables\|test\)$$'
 
 test: ## run all tests with the race detector, and measure the coverage
-	@scripts/install-missing gcc ip iptables conntrack dig dnsmasq dbus-daemon systemd-analyze
+	@scripts/install-missing gcc ip iptables conntrack dig dnsmasq dbus-daemon systemd-analyze ssh-keygen
 	@scripts/left-out
 	@race="$$(scripts/race-flag)"; set -ex; \
 	$(GO) test $$race -coverpkg=./... -coverprofile=coverage.out $$($(GO) list ./... | grep -v $(BUSY)); \
@@ -111,6 +111,12 @@ release: ## build packages, images and their SHA256SUMS in bin/release
 
 reproducible: ## build the release twice, in other directories and as other users, and compare
 	@$(RELEASE) scripts/reproducible
+
+sign: ## sign SHA256SUMS of bin/release with ssh-keygen (KEY=~/.ssh/id_ed25519)
+	@scripts/sign '$(KEY)' bin/release
+
+verify: ## check the signature and the files of bin/release (KEY=release.pub)
+	@scripts/verify '$(KEY)' bin/release
 
 # The sources of the binaries, including the commit.
 SOURCES = go.mod go.sum $(wildcard .git/logs/HEAD) \
