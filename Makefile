@@ -27,7 +27,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
 RELEASE  = GO='$(GO)' TAGS='$(TAGS)' VERSION='$(VERSION)' ARCHES='$(ARCHES)' FORMATS='$(FORMATS)' SOURCE_DATE_EPOCH='$(SOURCE_DATE_EPOCH)'
 
 .PHONY: run build manual test lint fuzz bench microbench vm node interop soak generate packages \
-	image image-update release reproducible sign verify install clean
+	image image-update release reproducible sign verify vuln install clean
 
 run: build ## start the demo: a control plane, an agent and a tour
 	./bin/nametap-demo $(ARGS)
@@ -117,6 +117,9 @@ sign: ## sign SHA256SUMS of bin/release with ssh-keygen (KEY=~/.ssh/id_ed25519)
 
 verify: ## check the signature and the files of bin/release (KEY=release.pub)
 	@scripts/verify '$(KEY)' bin/release
+
+vuln: ## look for known vulnerabilities that the programs reach (needs https://vuln.go.dev; GOVULNDB names a copy)
+	@GO='$(GO)' scripts/vuln
 
 # The sources of the binaries, including the commit.
 SOURCES = go.mod go.sum $(wildcard .git/logs/HEAD) \
