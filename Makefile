@@ -27,7 +27,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
 RELEASE  = GO='$(GO)' TAGS='$(TAGS)' VERSION='$(VERSION)' ARCHES='$(ARCHES)' FORMATS='$(FORMATS)' SOURCE_DATE_EPOCH='$(SOURCE_DATE_EPOCH)'
 
 .PHONY: run build manual test lint fuzz bench microbench vm node interop soak generate packages \
-	image image-update release reproducible sign verify vuln install clean
+	image image-update release reproducible release-test sign verify vuln install clean
 
 run: build ## start the demo: a control plane, an agent and a tour
 	./bin/nametap-demo $(ARGS)
@@ -111,6 +111,12 @@ release: ## build packages, images and their SHA256SUMS in bin/release
 
 reproducible: ## build the release twice, in other directories and as other users, and compare
 	@$(RELEASE) scripts/reproducible
+
+release-test: ## test bin/release, and the tools that make it (after make release)
+	@scripts/install-missing lintian rpm
+	cd tools/sbom && NAMETAP_BINARIES="$$(echo ../../bin/linux-*/nametap ../../bin/linux-*/nametap-discovery)" $(GO) test ./... -count=1
+	cd tools/image && $(GO) vet ./...
+	cd test/machines && $(GO) test ./release -count=1 -timeout 20m -v $(ARGS)
 
 sign: ## sign SHA256SUMS of bin/release with ssh-keygen (KEY=~/.ssh/id_ed25519)
 	@scripts/sign '$(KEY)' bin/release

@@ -1,0 +1,244 @@
+package release_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// root is the directory of the repository, and dir that of the release.
+const (
+	root = "../../.."
+	dir  = root + "/bin/release"
+)
+
+// glob returns the files of the release that match a pattern; at least one.
+func glob(t *testing.T, pattern string) []string {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join(dir, pattern))
+	if err != nil || len(names) == 0 {
+		t.Fatalf("no %s in %s: run `make release` first", pattern, dir)
+	}
+	return names
+}
+
+func output(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	var stderr strings.Builder
+	cmd := exec.CommandContext(t.Context(), name, args...)
+	cmd.Stderr = &stderr
+	text, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %v\n%s%s", cmd, err, text, &stderr)
+	}
+	return string(text)
+}
+
+// own are the files that only one format has: the overrides of lintian and the changelog of
+// Debian.
+var own = regexp.MustCompile(`^/usr/share/(lintian/.*|doc/[^/]+/changelog.*)$`)
+
+// A listing has the mode, owner, group and the SHA-256 or the target of each file by its path.
+type listing map[string]string
+
+func (l listing) add(path string, mode int64, owner, content string) {
+	if !own.MatchString(path) {
+		l[path] = fmt.Sprintf("%04o %s %s", mode&0o7777, owner, content)
+	}
+}
+
+// addTar adds the files of a tar file, except those at its top, which are apk's own.
+func (l listing) addTar(t *testing.T, content io.Reader) {
+	t.Helper()
+	for archive := tar.NewReader(content); ; {
+		header, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := "/" + strings.TrimPrefix(strings.TrimPrefix(header.Name, "."), "/")
+		owner := named(header.Uname, header.Uid) + ":" + named(header.Gname, header.Gid)
+		switch {
+		case header.Typeflag == tar.TypeSymlink:
+			l.add(path, 0o777, owner, "-> "+header.Linkname)
+		case header.Typeflag == tar.TypeReg && strings.Contains(header.Name, "/"):
+			l.add(path, header.Mode, owner, sum(t, archive))
+		}
+	}
+}
+
+// named returns the name of a user or a group. A tar file may have only the number.
+func named(name string, id int) string {
+	if name == "" && id == 0 {
+		return "root"
+	}
+	return name
+}
+
+func sum(t *testing.T, content io.Reader) string {
+	t.Helper()
+	hash := sha256.New()
+	if _, err := io.Copy(hash, content); err != nil {
+		t.Fatal(err)
+	}
+	return hex.EncodeToString(hash.Sum(nil))
+}
+
+func deb(t *testing.T, path string) listing {
+	t.Helper()
+	all := listing{}
+	all.addTar(t, strings.NewReader(output(t, "dpkg-deb", "--fsys-tarfile", path)))
+	return all
+}
+
+func apk(t *testing.T, path string) listing {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	streams, err := gzip.NewReader(bytes.NewReader(content)) // one tar file in several streams
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := listing{}
+	all.addTar(t, streams)
+	return all
+}
+
+func rpm(t *testing.T, path string) listing {
+	t.Helper()
+	all := listing{}
+	const format = `[%{FILENAMES}\t%{FILEMODES:octal}\t%{FILEUSERNAME}:%{FILEGROUPNAME}\t%{FILEDIGESTS}\t%{FILELINKTOS}\n]`
+	for line := range strings.Lines(output(t, "rpm", "--query", "--package", "--nosignature", "--queryformat", format, path)) {
+		fields := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
+		var mode int64
+		if _, err := fmt.Sscanf(fields[1], "%o", &mode); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		switch mode & 0o170000 {
+		case 0o120000:
+			all.add(fields[0], 0o777, fields[2], "-> "+fields[4])
+		case 0o100000:
+			all.add(fields[0], mode, fields[2], fields[3])
+		}
+	}
+	return all
+}
+
+// installed returns the files of a directory as if root owned them.
+func installed(t *testing.T, top string) listing {
+	t.Helper()
+	all := listing{}
+	err := filepath.WalkDir(top, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		info, err := entry.Info()
+		if err != nil {
+			return err
+		}
+		file, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		all.add(strings.TrimPrefix(path, top), int64(info.Mode().Perm()), "root:root", sum(t, file))
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// TestFiles compares the files of the deb, rpm and apk of each architecture: all have the same
+// paths, modes, owners and contents, and the package of the agent has what `make install
+// PREFIX=/usr` installs. P5.
+func TestFiles(t *testing.T) {
+	for arch, others := range map[string]string{"amd64": "x86_64", "arm64": "aarch64"} {
+		for _, name := range []string{"nametap", "nametap-discovery"} {
+			t.Run(name+" "+arch, func(t *testing.T) {
+				want := deb(t, glob(t, name+"_*_"+arch+".deb")[0])
+				if diff := cmp.Diff(want, rpm(t, glob(t, name+"-[0-9]*."+others+".rpm")[0])); diff != "" {
+					t.Errorf("-deb +rpm:\n%s", diff)
+				}
+				if diff := cmp.Diff(want, apk(t, glob(t, name+"_*_"+others+".apk")[0])); diff != "" {
+					t.Errorf("-deb +apk:\n%s", diff)
+				}
+				if name != "nametap" {
+					return
+				}
+				top := t.TempDir()
+				output(t, "make", "--silent", "--directory="+root, "install", "BIN=bin/linux-"+arch, "PREFIX=/usr", "DESTDIR="+top)
+				all := installed(t, top)
+				for path, file := range want {
+					if strings.HasPrefix(path, "/usr/share/doc/") || strings.Contains(path, "/vendor-completions/") {
+						continue // of the packages
+					}
+					if all[path] != file {
+						t.Errorf("%s: the package has %s, make install %s", path, file, all[path])
+					}
+				}
+				for path := range all {
+					if want[path] == "" {
+						t.Errorf("the package lacks %s", path)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestLintian checks that lintian finds no error in the packages of Debian. P6.
+func TestLintian(t *testing.T) {
+	if _, err := exec.LookPath("lintian"); err != nil {
+		t.Skip("LEFT OUT: lintian is not installed")
+	}
+	args := append([]string{"--fail-on", "error", "--tag-display-limit", "0", "--allow-root"}, glob(t, "*.deb")...)
+	text, err := exec.CommandContext(t.Context(), "lintian", args...).CombinedOutput()
+	t.Logf("%s", text)
+	if err != nil {
+		t.Errorf("lintian: %v", err)
+	}
+}
+
+// TestBills checks that each bill of materials is that of the binary beside it, and that the
+// packages have this binary. P11.
+func TestBills(t *testing.T) {
+	for _, bill := range glob(t, "*.cdx.json") {
+		binary := strings.TrimSuffix(bill, ".cdx.json")
+		content, err := os.ReadFile(binary)
+		if err != nil {
+			t.Fatal(err)
+		}
+		digest := sum(t, bytes.NewReader(content))
+		text, err := os.ReadFile(bill)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(text), `"content": "`+digest+`"`) {
+			t.Errorf("%s is not the bill of a binary with the SHA-256 %s", bill, digest)
+		}
+		name, arch, _ := strings.Cut(filepath.Base(binary), "-linux-")
+		if got := deb(t, glob(t, name+"_*_"+arch+".deb")[0])["/usr/bin/"+name]; !strings.HasSuffix(got, digest) {
+			t.Errorf("the package %s for %s has the program %s, want %s", name, arch, got, digest)
+		}
+	}
+}
