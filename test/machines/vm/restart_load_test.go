@@ -64,7 +64,7 @@ func TestUpgradesUnderLoad(t *testing.T) {
 	m := vm.Boot(t)
 	m.Install()
 	m.Start()
-	sources := []string{otherVersion(t), vm.Repository()}
+	sources := []string{otherVersion(t, ""), vm.Repository()}
 	version := m.Run("nametap", "version")
 	tr := startTraffic(t, m)
 	replace(tr, min(*rounds, 10), func(round int) {
@@ -86,19 +86,21 @@ func running(m *vm.Machine) string {
 	return m.Run("systemctl", "show", "--property=MainPID,ActiveState", "nametap")
 }
 
-// otherVersion returns a directory with the sources of nametap, built as version v9.9.9.
-func otherVersion(t *testing.T) string {
+// otherVersion returns a directory with the sources of nametap, built as version v9.9.9 after a
+// script has changed them.
+func otherVersion(t *testing.T, change string) string {
 	t.Helper()
 	dir := t.TempDir()
 	const script = `cd "$1"
 git ls-files -z | xargs -0 cp --parents --target-directory="$2"
 cd "$2"
+eval "$3"
 git init --quiet
 git add .
 git -c user.name=test -c user.email=test@example.org commit --quiet --message=test
 git tag v9.9.9
 GOFLAGS=-buildvcs=true make --silent build`
-	cmd := exec.CommandContext(t.Context(), "sh", "-euc", script, "sh", vm.Repository(), dir)
+	cmd := exec.CommandContext(t.Context(), "sh", "-euc", script, "sh", vm.Repository(), dir, change)
 	if output, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("building another version: %v\n%s", err, output)
 	}
