@@ -1,13 +1,15 @@
 // Package peers builds the programs that nametap is tested with, from the modules in its
-// folders: "kubernetes", "node" and "istiod". Each links all of its programs, which its first
-// argument selects.
+// folders: "kubernetes", "node" and "istiod", each of which links all of its programs, which its
+// first argument selects, and "helm3" and "helm4", which have the command helm as their tool.
 //
 // A build takes minutes, so package cache keeps the results until their sources or the version
 // of Go change.
 package peers
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -43,7 +45,11 @@ func build(tb testing.TB, name string) (path string, err error) {
 	dir, err := cache.Dir("peer-"+name, recipe, func(dir string) error {
 		begun := time.Now()
 		tb.Logf("building %s from %s: this takes up to 20 minutes, and 2 if Go has built its packages before", name, module)
-		cmd := exec.CommandContext(tb.Context(), "go", "build", "-ldflags="+flags, "-o", filepath.Join(dir, name), ".")
+		what := "."
+		if _, err := os.Stat(filepath.Join(module, "main.go")); errors.Is(err, fs.ErrNotExist) {
+			what = "tool" // the one of the module
+		}
+		cmd := exec.CommandContext(tb.Context(), "go", "build", "-ldflags="+flags, "-o", filepath.Join(dir, name), what)
 		cmd.Dir = module
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
 		if output, err := cmd.CombinedOutput(); err != nil {
@@ -62,7 +68,7 @@ func inputs(module string) (recipe []string, flags string, err error) {
 	flags = "-s -w"
 	for _, name := range []string{"go.mod", "go.sum", "main.go"} {
 		text, err := os.ReadFile(filepath.Join(module, name))
-		if err != nil {
+		if err != nil && (name != "main.go" || !errors.Is(err, fs.ErrNotExist)) {
 			return nil, "", err
 		}
 		if version := kubernetesVersion.FindSubmatch(text); name == "go.mod" && version != nil {
@@ -77,6 +83,16 @@ func inputs(module string) (recipe []string, flags string, err error) {
 // File returns a file of a module that a peer requires, such as a manifest.
 func File(tb testing.TB, peer, module, path string) string {
 	tb.Helper()
+	text, err := os.ReadFile(Path(tb, peer, module, path))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return string(text)
+}
+
+// Path returns the path of a file or a directory of a module that a peer requires.
+func Path(tb testing.TB, peer, module, path string) string {
+	tb.Helper()
 	dir, err := folder(tb, peer)
 	if err != nil {
 		tb.Fatal(err)
@@ -88,11 +104,7 @@ func File(tb testing.TB, peer, module, path string) string {
 	if err != nil {
 		tb.Fatalf("%v: %v", cmd, err)
 	}
-	text, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(output)), path))
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return string(text)
+	return filepath.Join(strings.TrimSpace(string(output)), path)
 }
 
 // folder returns the folder of a peer's module.
