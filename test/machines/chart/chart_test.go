@@ -1,0 +1,371 @@
+package chart
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	kyaml "sigs.k8s.io/yaml"
+
+	"github.com/nametap/nametap/inject"
+	"github.com/nametap/nametap/test/machines/peers"
+)
+
+const (
+	chart     = "../../../deploy/chart"
+	manifests = "../../../deploy/kubernetes"
+	namespace = "nametap-system"
+)
+
+// versions runs a test with each version of Helm.
+func versions(t *testing.T, test func(h helm)) {
+	t.Helper()
+	for _, version := range []string{"helm3", "helm4"} {
+		t.Run(version, func(t *testing.T) { test(helm{t, peers.Build(t, version)}) })
+	}
+}
+
+// helm is a command of Helm, whose files are in a directory of the test.
+type helm struct {
+	t    *testing.T
+	path string
+}
+
+// run runs a command of Helm, and returns its outputs.
+func (h helm) run(args ...string) (stdout, stderr string, err error) {
+	h.t.Helper()
+	var out, errs bytes.Buffer
+	cmd := exec.CommandContext(h.t.Context(), h.path, args...)
+	cmd.Env = append(os.Environ(), "HOME="+h.t.TempDir(), "KUBECONFIG=/nonexistent")
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err = cmd.Run()
+	return out.String(), errs.String(), err
+}
+
+// template renders the chart with values in JSON.
+func (h helm) template(values string) (objects, error) {
+	h.t.Helper()
+	file := filepath.Join(h.t.TempDir(), "values.yaml")
+	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
+		h.t.Fatal(err)
+	}
+	stdout, stderr, err := h.run("template", "nametap", chart, "--namespace", namespace, "--include-crds", "--kube-version", "1.36.1", "--values", file)
+	if err != nil {
+		return nil, fmt.Errorf("helm template: %w\n%s", err, stderr)
+	}
+	return parse(h.t, stdout), nil
+}
+
+// render renders the chart with values that are right.
+func (h helm) render(values string) objects {
+	h.t.Helper()
+	rendered, err := h.template(values)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return rendered
+}
+
+// objects are objects by their kinds, namespaces and names.
+type objects map[string]map[string]any
+
+// parse reads YAML documents.
+func parse(t *testing.T, text string) objects {
+	t.Helper()
+	all := objects{}
+	decoder := yaml.NewYAMLOrJSONDecoder(strings.NewReader(text), 4096)
+	for {
+		var o map[string]any
+		if err := decoder.Decode(&o); errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatalf("%v\n%s", err, text)
+		}
+		if o == nil {
+			continue
+		}
+		metadata, _ := o["metadata"].(map[string]any)
+		namespace, _ := metadata["namespace"].(string)
+		key := strings.TrimSpace(fmt.Sprintf("%s %s/%s", o["kind"], namespace, metadata["name"]))
+		if _, twice := all[key]; twice {
+			t.Errorf("%s is there twice", key)
+		}
+		all[key] = o
+	}
+}
+
+// read reads an object.
+func read[T any](t *testing.T, all objects, key string) T {
+	t.Helper()
+	o, ok := all[key]
+	if !ok {
+		t.Fatalf("no %s in %q", key, slices.Sorted(maps.Keys(all)))
+	}
+	text, err := json.Marshal(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var typed T
+	if err := kyaml.UnmarshalStrict(text, &typed); err != nil {
+		t.Fatalf("%s: %v", key, err)
+	}
+	return typed
+}
+
+// The objects of the chart that have values.
+const (
+	deployment = "Deployment " + namespace + "/nametap-discovery"
+	service    = "Service " + namespace + "/nametap-discovery"
+	policy     = "NetworkPolicy " + namespace + "/nametap-discovery"
+	settings   = "ConfigMap " + namespace + "/nametap-inject"
+)
+
+// TestLint checks that Helm finds nothing to improve.
+func TestLint(t *testing.T) { // P9
+	versions(t, func(h helm) {
+		t := h.t
+		stdout, stderr, err := h.run("lint", "--strict", chart)
+		if err != nil || !strings.Contains(stdout, "1 chart(s) linted, 0 chart(s) failed") || strings.Contains(stdout, "[WARNING]") {
+			t.Errorf("%v\n%s%s", err, stdout, stderr)
+		}
+	})
+}
+
+// manifest returns the objects of manifests in deploy/kubernetes.
+func manifest(t *testing.T, names ...string) objects {
+	t.Helper()
+	var text strings.Builder
+	for _, name := range names {
+		part, err := os.ReadFile(filepath.Join(manifests, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&text, "---\n%s\n", part)
+	}
+	return parse(t, text.String())
+}
+
+// TestDefaults checks that the chart with its defaults has the objects of discovery.yaml, and with the webhook
+// also that of webhook.yaml. The Namespace is made by Helm, and the pod is an example.
+func TestDefaults(t *testing.T) { // P10
+	want := manifest(t, "crds.yaml", "discovery.yaml")
+	for _, key := range []string{"Namespace /" + namespace, "Pod /shop"} {
+		if _, ok := want[key]; !ok {
+			t.Fatalf("no %s in %q", key, slices.Sorted(maps.Keys(want)))
+		}
+		delete(want, key)
+	}
+	versions(t, func(h helm) {
+		t := h.t
+		if diff := cmp.Diff(want, h.render("{}")); diff != "" {
+			t.Errorf("deploy/kubernetes (-) and the chart (+):\n%s", diff)
+		}
+		all := manifest(t, "webhook.yaml")
+		maps.Copy(all, want)
+		if diff := cmp.Diff(all, h.render("{injection: {webhook: true}}")); diff != "" {
+			t.Errorf("deploy/kubernetes (-) and the chart (+), with the webhook:\n%s", diff)
+		}
+	})
+}
+
+// TestSettings checks that the settings of injection are those of `nametap inject`, and that each can
+// be changed.
+func TestSettings(t *testing.T) { // P9
+	versions(t, func(h helm) {
+		t := h.t
+		parsed := func(values string) inject.Config {
+			t.Helper()
+			text := read[corev1.ConfigMap](t, h.render(values), settings).Data["inject.yaml"]
+			cfg, err := inject.ParseConfig([]byte(text))
+			if err == nil {
+				err = cfg.Check()
+			}
+			if err != nil {
+				t.Fatalf("%v\n%s", err, text)
+			}
+			return cfg
+		}
+		want := inject.DefaultConfig()
+		want.ControlPlane, want.RootCert = "nametap-discovery."+namespace+".svc:15012", "nametap-ca-root-cert"
+		if diff := cmp.Diff(want, parsed("{}")); diff != "" {
+			t.Errorf("by default:\n%s", diff)
+		}
+		want.ControlPlane, want.RootCert = "istiod.istio-system.svc:15012", "istio-ca-root-cert"
+		if diff := cmp.Diff(want, parsed("{discovery: {enabled: false}}")); diff != "" {
+			t.Errorf("with istiod:\n%s", diff)
+		}
+		all := inject.Config{
+			Mode: inject.Resolv, Image: "registry.example.com/mesh/nametap:1.2", InitImage: "registry.example.com/mesh/nametap-init:1.2", ImagePullPolicy: "Always",
+			ControlPlane: "istiod-canary.istio-system.svc:15012", RootCert: "root", ClusterID: "east", ClusterDomain: "corp.example",
+			Nameservers: []string{"10.0.0.10", "fd00::a"}, Settings: map[string]string{"cache-size": "8MiB", "max-push-bytes": "10000000", "autopath": "true"},
+			IgnoredNamespaces: []string{"kube-system", namespace},
+		}
+		got := parsed(`{image: {registry: registry.example.com/mesh, tag: "1.2", pullPolicy: Always}, injection: {
+			mode: resolv, controlPlane: "istiod-canary.istio-system.svc:15012", rootCert: root, clusterID: east, clusterDomain: corp.example,
+			nameservers: [10.0.0.10, "fd00::a"], settings: {cache-size: 8MiB, max-push-bytes: 10000000, autopath: true}, ignoredNamespaces: [kube-system]}}`)
+		if diff := cmp.Diff(all, got); diff != "" {
+			t.Errorf("with other values:\n%s", diff)
+		}
+	})
+}
+
+// TestValues changes the values of nametap-discovery.
+func TestValues(t *testing.T) { // P9
+	versions(t, func(h helm) {
+		t := h.t
+		all := h.render(`{image: {registry: registry.example.com, tag: "1.2", pullPolicy: Always, pullSecrets: [one, two]}, discovery: {
+			replicas: 3, plaintext: false, settings: {log-level: debug, max-clients: 5000000, allow-empty: true}, resources: {limits: {memory: 1Gi}},
+			podLabels: {team: mesh}, podAnnotations: {a: b}, priorityClassName: system-cluster-critical, nodeSelector: {disk: ssd},
+			tolerations: [{key: k, operator: Exists}], affinity: {nodeAffinity: {}},
+			networkPolicy: {clients: [192.0.2.0/24, "2001:db8::/32"], apiServerPorts: [8443]}}}`)
+		d := read[appsv1.Deployment](t, all, deployment)
+		pod := d.Spec.Template
+		container := pod.Spec.Containers[0]
+		got := map[string]any{
+			"replicas": *d.Spec.Replicas, "image": container.Image, "pull": container.ImagePullPolicy, "secrets": pod.Spec.ImagePullSecrets, "labels": pod.Labels,
+			"annotations": pod.Annotations, "memory": container.Resources.Limits.Memory().String(), "requests": len(container.Resources.Requests),
+			"priority": pod.Spec.PriorityClassName, "nodes": pod.Spec.NodeSelector, "tolerations": pod.Spec.Tolerations, "affinity": pod.Spec.Affinity.NodeAffinity != nil,
+			"args": container.Args, "ports": len(container.Ports), "service": len(read[corev1.Service](t, all, service).Spec.Ports),
+		}
+		want := map[string]any{
+			"replicas": int32(3), "image": "registry.example.com/nametap-discovery:1.2", "pull": corev1.PullAlways,
+			"secrets": []corev1.LocalObjectReference{{Name: "one"}, {Name: "two"}}, "labels": map[string]string{"app": "nametap-discovery", "team": "mesh"},
+			"annotations": map[string]string{"a": "b", "prometheus.io/scrape": "true", "prometheus.io/port": "15014", "prometheus.io/path": "/metrics"},
+			"memory":      "1Gi", "requests": 2, "priority": "system-cluster-critical",
+			"nodes": map[string]string{"disk": "ssd"}, "tolerations": []corev1.Toleration{{Key: "k", Operator: corev1.TolerationOpExists}}, "affinity": true,
+			"args": []string{
+				"--tls-addr=:15012", "--tls-secret=nametap-system/nametap-discovery-tls", "--lease=nametap-system/nametap-discovery", "--drain=5s",
+				"--inject-addr=:15017", "--inject-config=/etc/nametap-inject/inject.yaml", "--allow-empty=true", "--log-level=debug", "--max-clients=5000000",
+			},
+			"ports": 3, "service": 3,
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("Deployment:\n%s", diff)
+		}
+		rules := read[networkingv1.NetworkPolicy](t, all, policy).Spec
+		if from := rules.Ingress[0].From; len(from) != 3 || from[2].IPBlock.CIDR != "2001:db8::/32" || len(rules.Ingress[0].Ports) != 2 || rules.Egress[1].Ports[0].Port.IntValue() != 8443 {
+			t.Errorf("NetworkPolicy: %+v", rules)
+		}
+		if _, ok := h.render("{discovery: {networkPolicy: {enabled: false}}}")[policy]; ok {
+			t.Error("a NetworkPolicy that is switched off")
+		}
+		// With istiod, only settings are left.
+		rest := h.render("{discovery: {enabled: false}}")
+		maps.DeleteFunc(rest, func(key string, _ map[string]any) bool { return strings.HasPrefix(key, "CustomResourceDefinition ") })
+		if diff := cmp.Diff([]string{settings}, slices.Sorted(maps.Keys(rest))); diff != "" {
+			t.Errorf("with istiod:\n%s", diff)
+		}
+	})
+}
+
+// TestOtherNamespace checks that nothing of the chart depends on the name of its namespace, which is never
+// injected.
+func TestOtherNamespace(t *testing.T) { // P9
+	versions(t, func(h helm) {
+		t := h.t
+		stdout, stderr, err := h.run("template", "nametap", chart, "--namespace", "mesh", "--kube-version", "1.36.1", "--set", "injection.webhook=true")
+		if err != nil {
+			t.Fatalf("%v\n%s", err, stderr)
+		}
+		if strings.Contains(stdout, namespace) {
+			t.Errorf("%s is in:\n%s", namespace, stdout)
+		}
+		for key := range parse(t, stdout) {
+			if kind, name, _ := strings.Cut(key, " "); !strings.HasPrefix(name, "mesh/") && !strings.HasPrefix(kind, "ClusterRole") && kind != "MutatingWebhookConfiguration" {
+				t.Errorf("%s is not in the namespace of the release", key)
+			}
+		}
+		cfg, err := inject.ParseConfig([]byte(read[corev1.ConfigMap](t, parse(t, stdout), "ConfigMap mesh/nametap-inject").Data["inject.yaml"]))
+		if err != nil || !slices.Contains(cfg.IgnoredNamespaces, "mesh") || cfg.ControlPlane != "nametap-discovery.mesh.svc:15012" {
+			t.Errorf("%v, %+v", err, cfg)
+		}
+	})
+}
+
+// TestRefused checks that the schema refuses values that are wrong, and that the error names them.
+func TestRefused(t *testing.T) { // P9
+	versions(t, func(h helm) {
+		t := h.t
+		for values, parts := range map[string][]string{
+			`{replicas: 3}`:                                             {"replicas"},
+			`{discovery: {replica: 3}}`:                                 {"discovery", "replica"},
+			`{discovery: {replicas: 0}}`:                                {"discovery", "replicas"},
+			`{discovery: {replicas: two}}`:                              {"discovery", "replicas"},
+			`{discovery: {settings: {tls-addr: ":1"}}}`:                 {"tls-addr"},
+			`{discovery: {settings: {--log-level: debug}}}`:             {"--log-level"},
+			`{discovery: {settings: {log-level: [debug]}}}`:             {"discovery", "settings", "log-level"},
+			`{discovery: {podLabels: {app: other}}}`:                    {"'app'"},
+			`{discovery: {networkPolicy: {client: [192.0.2.0/24]}}}`:    {"discovery", "networkPolicy", "client"},
+			`{discovery: {networkPolicy: {clients: [vm.example.com]}}}`: {"discovery", "networkPolicy", "clients"},
+			`{discovery: {networkPolicy: {apiServerPorts: []}}}`:        {"discovery", "networkPolicy", "apiServerPorts"},
+			`{image: {repository: nametap}}`:                            {"image", "repository"},
+			`{image: {registry: registry.example.com/}}`:                {"image", "registry"},
+			`{image: {pullPolicy: Sometimes}}`:                          {"image", "pullPolicy"},
+			`{discovery: {enabled: false}, injection: {webhook: true}}`: {"injection.webhook needs discovery.enabled"},
+			`{injection: {mode: iptables}}`:                             {"injection", "mode"},
+			`{injection: {mode: resolv}}`:                               {"injection", "nameservers"},
+			`{injection: {controlPlane: istiod.istio-system.svc}}`:      {"injection", "controlPlane"},
+			`{injection: {settings: {xds-addr: "istiod:15012"}}}`:       {"xds-addr"},
+			`{injection: {ignoredNamespaces: kube-system}}`:             {"injection", "ignoredNamespaces"},
+			`{injection: {image: nametap}}`:                             {"injection", "image"},
+		} {
+			_, err := h.template(values)
+			if err == nil {
+				t.Errorf("%s is accepted", values)
+				continue
+			}
+			for _, part := range parts {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("%s: %q is not in: %v", values, part, err)
+				}
+			}
+		}
+	})
+}
+
+// TestClosed checks that the schema refuses unknown keys everywhere: each of its objects lists its keys, or says
+// what the values of all keys are.
+func TestClosed(t *testing.T) { // P9
+	text, err := os.ReadFile(filepath.Join(chart, "values.schema.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var schema map[string]any
+	if err := json.Unmarshal(text, &schema); err != nil {
+		t.Fatal(err)
+	}
+	// Objects of Kubernetes, which the API server checks, and the values of a parent chart.
+	free := []string{"/global", "/discovery/resources", "/discovery/affinity"}
+	seen := 0
+	var walk func(path string, node map[string]any)
+	walk = func(path string, node map[string]any) {
+		if node["type"] == "object" && !slices.Contains(free, path) {
+			seen++
+			if _, ok := node["additionalProperties"]; !ok {
+				t.Errorf("%s: unknown keys are accepted", path)
+			}
+		}
+		properties, _ := node["properties"].(map[string]any)
+		for name, child := range properties {
+			walk(path+"/"+name, child.(map[string]any))
+		}
+	}
+	walk("", schema)
+	if seen < 5 {
+		t.Errorf("the schema has only %d objects", seen)
+	}
+}
