@@ -4,6 +4,7 @@
 //
 //   - cluster_test.go: a Kubernetes control plane; objects_test.go: its objects;
 //   - clusters_test.go: two of them, and nametap-discovery;
+//   - injector_test.go: nametap-discovery as a webhook;
 //   - istiod_test.go: istiods on it;
 //   - machine_test.go: a host with a nameserver, for agents;
 //   - agent_test.go: nametap's agent; istioagent_test.go: Istio's agent;

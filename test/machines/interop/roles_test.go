@@ -185,7 +185,8 @@ func (c *cluster) replica(args []string, digits string) replica {
 	access := c.write("kubeconfig-"+digits, strings.ReplaceAll(c.text("kubeconfig"), "{token: "+adminToken+"}", "{token: "+answer.Status.Token+"}"))
 	r := replica{c: c, ports: [3]string{digits + "12", digits + "10", digits + "14"}}
 	r.daemon = c.run("discovery-"+digits, exec.Command(discoveryBinary, append(slices.Clone(args), "--kubeconfig", access, "--state-dir", "",
-		"--tls-addr", ":"+r.ports[0], "--grpc-addr", ":"+r.ports[1], "--http-addr", "127.0.0.1:"+r.ports[2])...))
+		"--tls-addr", ":"+r.ports[0], "--grpc-addr", ":"+r.ports[1], "--http-addr", "127.0.0.1:"+r.ports[2],
+		"--inject-addr", ":"+digits+"17", "--inject-config", c.injectConfig())...))
 	r.await("nametap-discovery is ready", func() bool {
 		response, err := c.client.Get("http://127.0.0.1:" + r.ports[2] + "/healthz/ready")
 		if err != nil {
@@ -248,7 +249,7 @@ func TestRoles(t *testing.T) { // D7, D20
 	audit := []string{"--audit-policy-file", c.write("audit.yaml", auditPolicy), "--audit-log-path", c.path("audit.log")}
 	c.boot(audit...)
 	manifest := readManifest(t)
-	c.mustKubectl("apply", "-f", manifests+"discovery.yaml")
+	c.mustKubectl("apply", "-f", manifests+"discovery.yaml", "-f", manifests+"webhook.yaml")
 	c.apply("apiVersion: v1\nkind: Namespace\nmetadata: {name: shop}\n")
 	c.apply("apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\nspec: {clusterIP: 10.96.1.1, ports: [{port: 80}]}\n")
 	first, second := c.replica(manifest.args, "160"), c.replica(manifest.args, "170")
