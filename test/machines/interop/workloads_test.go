@@ -1,0 +1,96 @@
+package interop
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// workloadTemplate is that of the pods of all workloads.
+const workloadTemplate = `
+      metadata: {labels: {app: NAME}}
+      spec:
+        automountServiceAccountToken: false
+        restartPolicy: POLICY
+        initContainers: [{name: prepare, image: prepare}]
+        containers: [{name: app, image: app}]
+`
+
+// workload returns a manifest of a workload.
+func workload(kind, name string) string {
+	version := "batch/v1"
+	if kind == "Deployment" {
+		version = "apps/v1"
+	}
+	template := strings.ReplaceAll(workloadTemplate, "NAME", name)
+	head := "apiVersion: " + version + "\nkind: " + kind + "\nmetadata: {name: " + name + "}\nspec:\n"
+	switch kind {
+	case "Deployment":
+		return head + "  selector: {matchLabels: {app: " + name + "}}\n  template:" + strings.Replace(template, "POLICY", "Always", 1)
+	case "Job":
+		return head + "  template:" + strings.Replace(template, "POLICY", "Never", 1)
+	}
+	return head + "  schedule: 0 0 1 1 *\n  jobTemplate:\n   spec:\n    template:" + strings.Replace(template, "POLICY", "Never", 1)
+}
+
+// TestInjectedWorkloads compares the pods that Kubernetes' controllers make of workloads that are injected
+// offline, in a namespace without a label, with those that the webhook and the policies inject.
+func TestInjectedWorkloads(t *testing.T) { // I1
+	c := newInjectedCluster(t)
+	c.injectConfig()
+	kinds := []string{"Deployment", "Job", "CronJob"}
+	want := map[string]verdict{}
+	for _, kind := range kinds {
+		name := "offline-" + strings.ToLower(kind)
+		injected, err := c.inject("disabled", workload(kind, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want[kind] = c.podOf("disabled", kind, name, injected)
+	}
+	for _, way := range []string{"webhook", "policy"} {
+		if way == "webhook" {
+			c.startWebhook("160")
+		} else {
+			c.mustKubectl("delete", "mutatingwebhookconfiguration", "nametap-inject")
+			c.awaitInjection("enabled", false)
+			c.applyPolicy()
+			c.awaitInjection("enabled", true)
+		}
+		for _, kind := range kinds {
+			name := way + "-" + strings.ToLower(kind)
+			got := c.podOf("enabled", kind, name, workload(kind, name))
+			if diff := cmp.Diff(want[kind], got); diff != "" {
+				t.Errorf("%s by %s (-offline +%s):\n%s", kind, way, way, diff)
+			}
+			if got.Annotations[injectStatus] == "" {
+				t.Errorf("%s by %s is not injected", kind, way)
+			}
+		}
+	}
+}
+
+// podOf creates a workload, and returns what has become of its pod.
+func (c *injectedCluster) podOf(namespace, kind, name, text string) verdict {
+	c.tb.Helper()
+	c.mustKubectl("--namespace", namespace, "create", "-f", c.write("workload.yaml", text))
+	if kind == "CronJob" {
+		c.mustKubectl("--namespace", namespace, "create", "job", "--from=cronjob/"+name, name)
+	}
+	var pod corev1.Pod
+	wait.Until(c.tb, kind+" "+name+" has a pod", func() bool {
+		var found corev1.PodList
+		c.get("/api/v1/namespaces/"+namespace+"/pods", &found)
+		i := slices.IndexFunc(found.Items, func(p corev1.Pod) bool { return strings.HasPrefix(p.Name, name+"-") })
+		if i >= 0 {
+			pod = found.Items[i]
+		}
+		return i >= 0
+	})
+	return verdictOf(c.tb, &pod, nil)
+}
