@@ -36,6 +36,8 @@ type cluster struct {
 	kubectl []string // the command and its first arguments
 	control string   // the binaries of peers
 	node    string
+	// programs is the directory of nametap and nametap-discovery, outside of the node.
+	programs string
 
 	kubelet, istiod *service
 }
@@ -45,6 +47,7 @@ func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	c := &cluster{control: peers.Build(t, "kubernetes"), node: peers.Build(t, "node")}
 	layouts, checks := buildImages(t)
+	c.programs = buildPrograms(t)
 	begun := time.Now()
 	c.machine = newMachine(t)
 	c.api = newAPI(c.net)

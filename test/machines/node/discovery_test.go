@@ -23,7 +23,7 @@ const system = "nametap-system"
 func documented(t *testing.T) (install, try []string) {
 	t.Helper()
 	_, text, _ := strings.Cut(string(readFile(t, "../../../README.md")), "### In a pod")
-	text, _, _ = strings.Cut(text, "\n### ")
+	text, _, _ = strings.Cut(text, "\nThe pod has ") // injection follows
 	for line := range strings.Lines(text) {
 		command, _, _ := strings.Cut(line, " #")
 		command = strings.TrimSpace(command)

@@ -63,6 +63,19 @@ func TestNode(t *testing.T) {
 		t.Run("agent of another user", c.testOtherUser)   // I0
 		t.Run("deletion", c.testDeletion)
 	})
+	t.Run("injected delay", c.testInjectedDelay) // I0; alone, for its figures
+	c.startWebhook(t)
+	t.Run("injected", func(t *testing.T) {
+		t.Run("webhook first query", injection{c, "webhook", discoveryAddr}.test) // I4
+		for _, mode := range []string{"rules", "resolv"} {
+			in := injection{c, mode, discoveryAddr}
+			t.Run(mode+" first query", in.test)     // I4, I11
+			t.Run(mode+" job", in.testJob)          // I6
+			t.Run(mode+" cronjob", in.testCronJob)  // I6
+			t.Run(mode+" agent hangs", in.testHang) // I0, K15
+		}
+		t.Run("rules under restricted", c.testRulesRefused) // I11
+	})
 	t.Run("token", c.testToken)          // alone, because it restarts kubelet and istiod
 	t.Run("config map", c.testConfigMap) // last, because nametap-discovery serves something else then
 }

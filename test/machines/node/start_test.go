@@ -2,8 +2,6 @@ package node
 
 import (
 	"encoding/json"
-	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -49,45 +47,14 @@ func (c *cluster) testManifest(t *testing.T) {
 	}
 }
 
-// testDelay measures how much later a pod is Ready with nametap (I0).
+// testDelay measures how much later a pod of the manifest is Ready with nametap (I0).
 func (c *cluster) testDelay(t *testing.T) {
-	s := c.space(t, nil)
-	variants := []struct {
-		name   string
-		change func(*corev1.Pod)
-		atMost time.Duration // that the fastest is later than the fastest of the first variant
-		delays []time.Duration
-	}{
-		{"without nametap", func(spec *corev1.Pod) { spec.Spec.InitContainers = nil }, 0, nil},
-		{"with two containers in place of nametap's that do nothing", idle, 3 * time.Second, nil},
-		{"with nametap", func(*corev1.Pod) {}, 3 * time.Second, nil},
-		{"with nametap, without its control plane", away, 8 * time.Second, nil},
-	}
-	for i := range 10 {
-		for v := range variants {
-			spec := podOf(t, "discovery")
-			spec.Name = fmt.Sprintf("shop-%d-%d", v, i)
-			variants[v].change(spec)
-			p := s.create(spec)
-			variants[v].delays = append(variants[v].delays, p.ready())
-			if err := c.api.do(http.MethodDelete, s.path("pods", p.name)+"?gracePeriodSeconds=0", nil, nil); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	median := func(v int) time.Duration {
-		slices.Sort(variants[v].delays)
-		return variants[v].delays[len(variants[v].delays)/2].Round(time.Millisecond)
-	}
-	for v, variant := range variants {
-		later := median(v) - median(0)
-		least := variant.delays[0] - variants[0].delays[0] // what does not depend on other programs
-		t.Logf("%s: Ready after %v (median of %d, from %v to %v), %v later; the fastest %v later", variant.name, median(v), len(variant.delays),
-			variant.delays[0].Round(time.Millisecond), variant.delays[len(variant.delays)-1].Round(time.Millisecond), later, least.Round(time.Millisecond))
-		if least > variant.atMost {
-			t.Errorf("%s: the fastest pod is Ready %v later, want at most %v", variant.name, least, variant.atMost)
-		}
-	}
+	compareDelays(t, c.space(t, nil), func() *corev1.Pod { return podOf(t, "discovery") }, []delay{
+		{name: "without nametap", change: func(spec *corev1.Pod) { spec.Spec.InitContainers = nil }},
+		{name: "with two containers in place of nametap's that do nothing", change: idle, atMost: 3 * time.Second},
+		{name: "with nametap", change: func(*corev1.Pod) {}, atMost: 3 * time.Second},
+		{name: "with nametap, without its control plane", change: away, atMost: 8 * time.Second},
+	})
 }
 
 // idle replaces the sidecar by one that sleeps, and `capture apply` by a program that ends at once.
@@ -205,23 +172,30 @@ func (c *cluster) testCronJob(t *testing.T) {
 	cron := batchv1.CronJob{ObjectMeta: metav1.ObjectMeta{Name: "cron"}, Spec: batchv1.CronJobSpec{
 		Schedule: "* * * * *", JobTemplate: batchv1.JobTemplateSpec{Spec: s.jobOf()},
 	}}
+	s.finished(s.firstJob(cron))
+}
+
+// firstJob creates a CronJob, and waits until it has started a Job. The CronJob is deleted at the end of
+// the check.
+func (s *space) firstJob(cron batchv1.CronJob) batchv1.Job {
+	s.t.Helper()
 	batch := "/apis/batch/v1/namespaces/" + s.name
-	if err := c.api.create(batch+"/cronjobs", cron); err != nil {
-		t.Fatal(err)
+	if err := s.api.create(batch+"/cronjobs", cron); err != nil {
+		s.t.Fatal(err)
 	}
 	var jobs batchv1.JobList
 	deadline := time.Now().Add(2 * time.Minute) // it starts with the next minute
 	for len(jobs.Items) == 0 && time.Now().Before(deadline) {
-		if err := c.api.get(batch+"/jobs", &jobs); err != nil {
-			t.Fatal(err)
+		if err := s.api.get(batch+"/jobs", &jobs); err != nil {
+			s.t.Fatal(err)
 		}
 		time.Sleep(100 * time.Millisecond) //nolint:forbidigo // up to a minute; the API server has other work
 	}
 	if len(jobs.Items) == 0 {
-		t.Fatal("the CronJob has started no Job")
+		s.t.Fatal("the CronJob has started no Job")
 	}
-	s.finished(jobs.Items[0])
-	c.api.delete(t, batch+"/cronjobs/cron")
+	s.t.Cleanup(func() { s.api.delete(s.t, batch+"/cronjobs/"+cron.Name) })
+	return jobs.Items[0]
 }
 
 // testControlPlaneAway checks that a pod starts without its control plane, and that forwarded
