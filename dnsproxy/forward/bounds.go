@@ -17,10 +17,12 @@ import (
 // have a third each, and so on: some are always left. A name does not tell a domain from a
 // host, so each suffix of two to five labels counts as a domain.
 type slots struct {
-	all     int64
-	free    atomic.Int64
-	seed    maphash.Seed
-	waiting [4096]atomic.Int32 // queries, by the hash of a suffix of their name
+	all  int64
+	free atomic.Int64
+	seed maphash.Seed
+	// waiting counts queries by two hashes of each suffix of their names. The lower count
+	// holds: suffixes that share a count with a dead domain rarely do so by both hashes.
+	waiting [2][4096]atomic.Int32
 }
 
 // minSuffix and maxSuffixes say which suffixes of a name count.
@@ -41,8 +43,8 @@ func (s *slots) taken() int64 { return s.all - s.free.Load() }
 // A slot is what one query takes of slots.
 type slot struct {
 	slots    *slots
-	suffixes [maxSuffixes]uint16 // indexes of waiting, the shortest suffix first
-	n        int                 // of suffixes in use
+	suffixes [maxSuffixes][2]uint16 // indexes of both counts in waiting, the shortest suffix first
+	n        int                    // of suffixes in use
 }
 
 // slotFor returns a slot for a query for name, which has yet to be taken.
@@ -56,7 +58,10 @@ func (s *slots) slotFor(name wire.Name) slot {
 	}
 	for n := minSuffix; n <= labels && n < minSuffix+maxSuffixes; n++ {
 		suffix := name[starts[(labels-n)%len(starts)]:]
-		sl.suffixes[sl.n] = uint16(maphash.String(s.seed, string(suffix)) % uint64(len(s.waiting))) //nolint:gosec // below 4096
+		hash := maphash.String(s.seed, string(suffix))
+		for i := range s.waiting {
+			sl.suffixes[sl.n][i] = uint16(hash>>(32*i)) % uint16(len(s.waiting[i]))
+		}
 		sl.n++
 	}
 	return sl
@@ -66,7 +71,8 @@ func (s *slots) slotFor(name wire.Name) slot {
 func (sl *slot) available() bool {
 	free := sl.slots.free.Load()
 	for i, at := range sl.suffixes[:sl.n] {
-		if int64(sl.slots.waiting[at].Load()) >= max(free>>i, 1) {
+		waiting := min(sl.slots.waiting[0][at[0]].Load(), sl.slots.waiting[1][at[1]].Load())
+		if int64(waiting) >= max(free>>i, 1) {
 			return false
 		}
 	}
@@ -94,7 +100,8 @@ func (sl *slot) release() {
 
 func (sl *slot) add(n int32) {
 	for _, at := range sl.suffixes[:sl.n] {
-		sl.slots.waiting[at].Add(n)
+		sl.slots.waiting[0][at[0]].Add(n)
+		sl.slots.waiting[1][at[1]].Add(n)
 	}
 }
 
