@@ -99,45 +99,50 @@ func (r *jsonReader) list(bracket json.Delim, depth int) (*yaml.Node, error) {
 	return node, err
 }
 
-// A patchOperation is one of a JSON patch.
-type patchOperation struct {
-	Op    string          `json:"op"`
-	Path  string          `json:"path"`
-	Value json.RawMessage `json:"value,omitempty"`
+// A patchWriter writes a JSON patch.
+type patchWriter struct{ jsonWriter }
+
+// operation adds an operation to the patch. value is nil if it has none.
+func (w *patchWriter) operation(op, path string, value *yaml.Node) {
+	separator := byte(',')
+	if w.Len() == 0 {
+		separator = '['
+	}
+	w.WriteByte(separator)
+	w.WriteString(`{"op":"` + op + `","path":`)
+	w.text(path)
+	if value != nil {
+		w.WriteString(`,"value":`)
+		w.node(value, "")
+	}
+	w.WriteByte('}')
 }
 
 // patchOf returns the changes of a pod as a JSON patch: of each field of metadata and spec as a whole.
 // Libraries that find smaller patches read numbers as floats, and may write others than those of the pod.
 func patchOf(before, after *yaml.Node) []byte {
-	var patch []patchOperation
+	var patch patchWriter
 	for _, section := range []string{"metadata", "spec"} {
 		old, next := value(before, section), value(after, section)
 		if old == nil {
-			patch = append(patch, patchOperation{"add", "/" + section, compactJSON(next)})
+			patch.operation("add", "/"+section, next)
 			continue
 		}
 		for i := 0; i < len(old.Content); i += 2 {
 			if key := old.Content[i].Value; find(next, key) < 0 {
-				patch = append(patch, patchOperation{Op: "remove", Path: "/" + section + "/" + key})
+				patch.operation("remove", "/"+section+"/"+key, nil)
 			}
 		}
 		for i := 0; i < len(next.Content); i += 2 {
 			key, v := next.Content[i].Value, next.Content[i+1]
 			if at := find(old, key); at < 0 || !same(old.Content[at+1], v, false) {
-				patch = append(patch, patchOperation{"add", "/" + section + "/" + key, compactJSON(v)})
+				patch.operation("add", "/"+section+"/"+key, v)
 			}
 		}
 	}
-	if patch == nil {
+	if patch.Len() == 0 {
 		return nil
 	}
-	text, _ := json.Marshal(patch) // of valid JSON
-	return text
-}
-
-// compactJSON returns a tree as JSON on one line.
-func compactJSON(node *yaml.Node) []byte {
-	var w jsonWriter
-	w.node(node, "")
-	return w.Bytes()
+	patch.WriteByte(']')
+	return patch.Bytes()
 }

@@ -65,7 +65,7 @@ func decide(p *pod, ns Namespace, cfg Config) (Outcome, string) {
 	case labelled && label == "false":
 		return Skipped, ReasonPodSaysNo
 	case labelled && label != "true":
-		return Refused, fmt.Sprintf(`the pod has the label %s: %q, want "true" or "false"`, Label, label)
+		return Refused, fmt.Sprintf(`the pod has the label %s: %.100q, want "true" or "false"`, Label, label)
 	case !labelled && ns.Label == "":
 		return Skipped, ReasonNotAsked
 	case !labelled && ns.Label != Enabled:

@@ -161,7 +161,7 @@ func missingSysctls(p *pod, previous status) ([]sysctl, error) {
 			continue
 		}
 		if first, err := strconv.Atoi(s.Value); err != nil || first > plainDNS {
-			return nil, fmt.Errorf("the pod sets the sysctl %s to %q, and the agent needs %d or less: change it, or use the mode %s", lowPorts, s.Value, plainDNS, Rules)
+			return nil, fmt.Errorf("the pod sets the sysctl %s to %.100q, and the agent needs %d or less: change it, or use the mode %s", lowPorts, s.Value, plainDNS, Rules)
 		}
 		return nil, nil
 	}

@@ -142,19 +142,19 @@ func obstacle(p *pod, previous status, cfg Config) string {
 		}
 		switch {
 		case cfg.Mode == Rules && user != nil && *user == agentID:
-			return fmt.Sprintf("container %q runs as user %d (runAsUser), as the agent does, so its queries are not captured: give it another user, or use the mode %s", c.Name, agentID, Resolv)
+			return fmt.Sprintf("container %.100q runs as user %d (runAsUser), as the agent does, so its queries are not captured: give it another user, or use the mode %s", c.Name, agentID, Resolv)
 		case cfg.Mode == Rules && group != nil && *group == agentID:
-			return fmt.Sprintf("container %q runs as group %d (runAsGroup), as the agent does, so its queries are not captured: give it another group, or use the mode %s", c.Name, agentID, Resolv)
+			return fmt.Sprintf("container %.100q runs as group %d (runAsGroup), as the agent does, so its queries are not captured: give it another group, or use the mode %s", c.Name, agentID, Resolv)
 		}
 		for _, port := range c.Ports {
 			if slices.Contains(ports, port.ContainerPort) {
-				return fmt.Sprintf("container %q has the port %d, on which the agent listens: give it another port", c.Name, port.ContainerPort)
+				return fmt.Sprintf("container %.100q has the port %d, on which the agent listens: give it another port", c.Name, port.ContainerPort)
 			}
 		}
 	}
 	for _, volume := range p.Spec.Volumes {
 		if slices.Contains(volumeNames(), volume.Name) && !slices.Contains(previous.volumes, volume.Name) {
-			return fmt.Sprintf("the pod has a volume %q that was not injected: give it another name", volume.Name)
+			return fmt.Sprintf("the pod has a volume %.100q that was not injected: give it another name", volume.Name)
 		}
 	}
 	return ""

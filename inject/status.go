@@ -76,19 +76,19 @@ func parseStatus(annotations map[string]string) (status, error) {
 		}
 		seen[key] = true
 		if err != nil {
-			return status{}, fmt.Errorf("annotation %s: %q: %w: this version of nametap did not write it; remove it together with what it lists", Status, text, err)
+			return status{}, fmt.Errorf("annotation %s: %.1000q: %w: this version of nametap did not write it; remove it together with what it lists", Status, text, err)
 		}
 	}
 	for _, name := range slices.Concat(s.initContainers, s.volumes) {
 		if name != agentName && !strings.HasPrefix(name, agentName+"-") {
-			return status{}, fmt.Errorf("annotation %s: %q lists %q, which nametap never adds; remove the annotation together with what nametap has added", Status, text, name)
+			return status{}, fmt.Errorf("annotation %s: %.1000q lists %.1000q, which nametap never adds; remove the annotation together with what nametap has added", Status, text, name)
 		}
 	}
 	if len(s.sysctls) > 0 && !slices.Equal(s.sysctls, []string{lowPorts}) {
-		return status{}, fmt.Errorf("annotation %s: %q: want the sysctl %s only", Status, text, lowPorts)
+		return status{}, fmt.Errorf("annotation %s: %.1000q: want the sysctl %s only", Status, text, lowPorts)
 	}
 	if s.mode == "" {
-		return status{}, fmt.Errorf("annotation %s: %q: want mode=%s or mode=%s", Status, text, Rules, Resolv)
+		return status{}, fmt.Errorf("annotation %s: %.1000q: want mode=%s or mode=%s", Status, text, Rules, Resolv)
 	}
 	return s, nil
 }
@@ -99,7 +99,7 @@ func (s *status) parse(key, value string) error {
 	i := slices.IndexFunc(lists, func(l statusList) bool { return l.key == key })
 	switch {
 	case value == "":
-		return fmt.Errorf("want KEY=VALUE, not %q", key)
+		return fmt.Errorf("want KEY=VALUE, not %.100q", key)
 	case i >= 0:
 		*lists[i].values = strings.Split(value, ",")
 	case key == "mode" && (Mode(value) == Rules || Mode(value) == Resolv):

@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"unicode/utf8"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nametap/nametap/inject"
 )
@@ -16,33 +18,77 @@ import (
 type answer struct {
 	status  int
 	outcome string
-	text    string // an AdmissionReview in JSON, or an error
+	text    []byte // an AdmissionReview in JSON, or an error
 }
 
 // invalid returns the answer to something that is no question.
-func invalid(status int, text string) answer { return answer{status, outcomeInvalid, text} }
+func invalid(status int, text string) answer {
+	return answer{status, outcomeInvalid, []byte(shortened(text))}
+}
+
+// A question has the fields of an AdmissionReview that decide. Others, such as the object that existed
+// before and the groups of the user, are skipped: as Go values, 4 MiB of them would be 100 MiB.
+type question struct {
+	metav1.TypeMeta
+
+	Request *request `json:"request"`
+}
+
+// A request is the question itself.
+type request struct {
+	UID         types.UID                   `json:"uid"`
+	Resource    metav1.GroupVersionResource `json:"resource"`
+	SubResource string                      `json:"subResource"`
+	Operation   admissionv1.Operation       `json:"operation"`
+	Namespace   string                      `json:"namespace"`
+	Name        string                      `json:"name"`
+	Object      inPlace                     `json:"object"`
+}
+
+// An inPlace is a value in JSON where it is in the text that was decoded, which must not change.
+type inPlace []byte
+
+// UnmarshalJSON keeps the value.
+func (v *inPlace) UnmarshalJSON(text []byte) error {
+	*v = text
+	return nil
+}
+
+// maxName is the longest name or UID of an object; that of a pod has at most 253 characters.
+const maxName = 253
 
 // review answers a question.
 func (w *Webhook) review(path string, body []byte) answer {
-	var question admissionv1.AdmissionReview
-	if err := json.Unmarshal(body, &question); err != nil {
+	if !utf8.Valid(body) { // a string in Go would be three times as long
+		return invalid(http.StatusBadRequest, "want an AdmissionReview in JSON, in UTF-8")
+	}
+	var q question
+	if err := json.Unmarshal(body, &q); err != nil {
 		return invalid(http.StatusBadRequest, fmt.Sprintf("want an AdmissionReview in JSON: %v", err))
 	}
 	want := admissionv1.SchemeGroupVersion.String()
-	if question.APIVersion != want || question.Kind != "AdmissionReview" || question.Request == nil || question.Request.UID == "" {
-		return invalid(http.StatusBadRequest, fmt.Sprintf("want an AdmissionReview of %s with a request, got kind %q of %q (admissionReviewVersions)", want, question.Kind, question.APIVersion))
+	if q.APIVersion != want || q.Kind != "AdmissionReview" || q.Request == nil || q.Request.UID == "" {
+		return invalid(http.StatusBadRequest, fmt.Sprintf("want an AdmissionReview of %s with a request, got kind %.100q of %.100q (admissionReviewVersions)", want, q.Kind, q.APIVersion))
 	}
-	response, outcome := w.decide(path, question.Request)
-	response.UID = question.Request.UID
-	text, err := json.Marshal(admissionv1.AdmissionReview{TypeMeta: question.TypeMeta, Response: response})
+	for field, text := range map[string]string{
+		"uid": string(q.Request.UID), "namespace": q.Request.Namespace, "name": q.Request.Name,
+		"operation": string(q.Request.Operation), "resource": q.Request.Resource.Resource,
+	} {
+		if len(text) > maxName {
+			return invalid(http.StatusBadRequest, fmt.Sprintf("%s %.100q...: want at most %d characters", field, text, maxName))
+		}
+	}
+	response, outcome := w.decide(path, q.Request)
+	response.UID = q.Request.UID
+	text, err := json.Marshal(admissionv1.AdmissionReview{TypeMeta: q.TypeMeta, Response: response})
 	if err != nil {
 		return invalid(http.StatusInternalServerError, fmt.Sprintf("writing the answer: %v", err))
 	}
-	return answer{http.StatusOK, outcome, string(text)}
+	return answer{http.StatusOK, outcome, text}
 }
 
 // decide returns the answer to a question, without its UID, and the outcome.
-func (w *Webhook) decide(path string, request *admissionv1.AdmissionRequest) (*admissionv1.AdmissionResponse, string) {
+func (w *Webhook) decide(path string, request *request) (*admissionv1.AdmissionResponse, string) {
 	if request.Resource != (metav1.GroupVersionResource{Version: "v1", Resource: "pods"}) || request.SubResource != "" || request.Operation != admissionv1.Create {
 		return &admissionv1.AdmissionResponse{
 			Allowed:  true,
@@ -53,13 +99,17 @@ func (w *Webhook) decide(path string, request *admissionv1.AdmissionRequest) (*a
 	if path == PathNamespace {
 		namespace.Label = inject.Enabled
 	}
-	result, patch, err := inject.Admit(request.Object.Raw, namespace, w.settings.current())
+	result, patch, err := inject.Admit(request.Object, namespace, w.settings.current())
+	if len(patch) > maxPatch {
+		err = fmt.Errorf("not a valid pod: want one whose changes need at most %d MiB: shorten what it has in the fields that nametap changes", maxPatch>>20)
+	}
 	switch {
 	case err != nil:
 		return refusal(http.StatusBadRequest, metav1.StatusReasonBadRequest, err.Error()), outcomeInvalid
 	case result.Outcome == inject.Refused:
-		w.log.Info("a pod was refused", "namespace", request.Namespace, "name", request.Name, "reason", result.Reasons[0])
-		return refusal(http.StatusForbidden, metav1.StatusReasonForbidden, result.Reasons[0]), string(inject.Refused)
+		reason := shortened(result.Reasons[0])
+		w.log.Info("a pod was refused", "namespace", request.Namespace, "name", request.Name, "reason", reason)
+		return refusal(http.StatusForbidden, metav1.StatusReasonForbidden, reason), string(inject.Refused)
 	}
 	w.log.Debug("a pod was created", "namespace", request.Namespace, "name", request.Name, "outcome", result.Outcome, "reasons", result.Reasons)
 	response := &admissionv1.AdmissionResponse{
@@ -76,6 +126,17 @@ func (w *Webhook) decide(path string, request *admissionv1.AdmissionRequest) (*a
 // refusal returns an answer with which the pod is not created.
 func refusal(code int32, reason metav1.StatusReason, message string) *admissionv1.AdmissionResponse {
 	return &admissionv1.AdmissionResponse{Result: &metav1.Status{
-		Status: metav1.StatusFailure, Code: code, Reason: reason, Message: "nametap cannot be added to this pod: " + message,
+		Status: metav1.StatusFailure, Code: code, Reason: reason, Message: "nametap cannot be added to this pod: " + shortened(message),
 	}}
+}
+
+// maxReason is the longest reason in an answer, in bytes. A reason may quote what is in the pod.
+const maxReason = 4 << 10
+
+// shortened returns a reason within the limit.
+func shortened(reason string) string {
+	if len(reason) <= maxReason {
+		return reason
+	}
+	return strings.ToValidUTF8(reason[:maxReason], "") + "..."
 }

@@ -2,8 +2,12 @@
 // package inject decides, and the answer has a JSON patch with the changes.
 //
 //  1. webhook.go has the server, its bounds and its metrics.
-//  2. review.go answers one question. It has no side effects, so it does not ask for dryRun.
-//  3. settings.go follows the file with the settings of injection.
+//  2. body.go reads a question, and budget.go bounds the bytes that requests hold.
+//  3. review.go answers one question. It has no side effects, so it does not ask for dryRun.
+//  4. settings.go follows the file with the settings of injection.
+//
+// Every pod may be able to connect, and the webhook cannot tell the API server from others. So clients
+// that are slow keep no others waiting, and the memory for all requests is bounded.
 package webhook
 
 import (
@@ -11,7 +15,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -33,18 +36,22 @@ const (
 	PathPod = "/inject/pod"
 )
 
-// Bounds of the server.
+// Bounds of the server. The memory of the container is 256 MiB; TestWebhookRequests measures what is used.
 const (
 	// maxBody is the longest question, in bytes. The API server accepts objects of 3 MiB, and
 	// admission comes before etcd's limit of 1.5 MiB.
 	maxBody = 4 << 20
-	// maxBytes bounds the sum of the questions that are answered at a time.
-	maxBytes = 4 * maxBody
-	// bodyTimeout bounds how long a client takes to send a question, for which others may wait.
-	bodyTimeout = 2 * time.Second
-	// maxPods is the number of pods that are injected at a time. Each needs up to 12 MiB, and the memory of
-	// the container is 256 MiB.
-	maxPods = 4
+	// smallBody is the longest question that is read without a part of the budget. Nearly all are shorter.
+	smallBody = 16 << 10
+	// maxBodies and maxAnswers bound the sums of the other questions, and of the answers that are written.
+	maxBodies, maxAnswers = 2 * maxBody, 2 * maxBody
+	// maxPatch is the longest patch, in bytes. A longer one would make a pod that etcd does not store.
+	maxPatch = 3 << 20
+	// bodyTimeout bounds how long a client takes to send a question, and writeTimeout to read an answer.
+	bodyTimeout, writeTimeout = 2 * time.Second, 5 * time.Second
+	// maxPods is the number of pods of small questions that are injected at a time, and maxLargePods that of
+	// others. Each needs up to 6 MiB or up to 70 MiB (TestFieldsCost).
+	maxPods, maxLargePods = 4, 1
 	// maxConns is the number of connections. An API server keeps 25 idle ones.
 	maxConns = 1000
 	// answerTimeout is how long an answer may take. The API server waits for 10 s.
@@ -66,11 +73,13 @@ type Config struct {
 
 // Webhook answers questions about pods. Make one with [New]. Its methods are safe for concurrent use.
 type Webhook struct {
-	log      *slog.Logger
-	settings *settings
-	bytes    *semaphore.Weighted // of questions
-	pods     *semaphore.Weighted // that are injected
-	draining atomic.Bool
+	log       *slog.Logger
+	settings  *settings
+	bodies    *budget             // for questions that are not small
+	texts     *budget             // for answers
+	pods      *semaphore.Weighted // of small questions that are injected
+	largePods *semaphore.Weighted // of other questions
+	draining  atomic.Bool
 
 	answers *prometheus.CounterVec
 	seconds prometheus.Histogram
@@ -97,7 +106,8 @@ func New(cfg Config) (*Webhook, error) {
 		return prometheus.Opts{Namespace: "nametap", Subsystem: "discovery_inject", Name: name, Help: help}
 	}
 	return &Webhook{
-		log: cfg.Logger, settings: s, bytes: semaphore.NewWeighted(maxBytes), pods: semaphore.NewWeighted(maxPods),
+		log: cfg.Logger, settings: s, bodies: newBudget(maxBodies), texts: newBudget(maxAnswers),
+		pods: semaphore.NewWeighted(maxPods), largePods: semaphore.NewWeighted(maxLargePods),
 		answers: prometheus.NewCounterVec(prometheus.CounterOpts(name("requests_total",
 			"Pods that the webhook was asked about, by outcome: injected, skipped, refused, ignored, invalid or busy.")), []string{"outcome"}),
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -157,23 +167,33 @@ func (w *Webhook) Serve(ctx context.Context, ln net.Listener, certificate func(*
 // ServeHTTP answers a question.
 func (w *Webhook) ServeHTTP(to http.ResponseWriter, r *http.Request) {
 	began := time.Now()
-	a := w.serve(to, r)
+	ctx, cancel := context.WithTimeout(r.Context(), answerTimeout)
+	defer cancel()
+	a := w.serve(ctx, to, r)
+	connection := http.NewResponseController(to)
+	p := w.texts.take(ctx, int64(len(a.text)), func() { _ = connection.SetWriteDeadline(time.Unix(1, 0)) })
+	if p == nil {
+		a = busy()
+	} else {
+		defer w.texts.release(p)
+	}
+	_ = connection.SetWriteDeadline(time.Now().Add(writeTimeout)) // a connection can do that
 	if w.draining.Load() {
 		to.Header().Set("Connection", "close")
 	}
 	w.answers.WithLabelValues(a.outcome).Inc()
 	w.seconds.Observe(time.Since(began).Seconds())
 	if a.status != http.StatusOK {
-		w.log.Warn("the webhook has refused a request", "from", r.RemoteAddr, "status", a.status, "error", a.text)
-		http.Error(to, a.text, a.status)
+		w.log.Warn("the webhook has refused a request", "from", r.RemoteAddr, "status", a.status, "error", string(a.text))
+		http.Error(to, string(a.text), a.status)
 		return
 	}
 	to.Header().Set("Content-Type", "application/json")
-	_, _ = io.WriteString(to, a.text) // the client may have left
+	_, _ = to.Write(a.text) // the client may have left
 }
 
 // serve returns the answer to a request. A panic, which a test would have found, is an answer, too.
-func (w *Webhook) serve(to http.ResponseWriter, r *http.Request) (a answer) {
+func (w *Webhook) serve(ctx context.Context, to http.ResponseWriter, r *http.Request) (a answer) {
 	defer func() {
 		if v := recover(); v != nil {
 			a = invalid(http.StatusInternalServerError, fmt.Sprintf("the webhook has failed: %v: please report this with the pod", v))
@@ -186,36 +206,26 @@ func (w *Webhook) serve(to http.ResponseWriter, r *http.Request) (a answer) {
 		to.Header().Set("Allow", http.MethodPost)
 		return invalid(http.StatusMethodNotAllowed, "want POST")
 	}
-	if r.ContentLength > maxBody {
-		return tooLarge()
-	}
-	weight := r.ContentLength
-	if weight < 0 {
-		weight = maxBody
-	}
-	ctx, cancel := context.WithTimeout(r.Context(), answerTimeout-bodyTimeout)
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout-bodyTimeout)
 	defer cancel()
-	if w.bytes.Acquire(ctx, weight) != nil {
+	question, fails := w.read(ctx, to, r)
+	if fails != nil {
+		return *fails
+	}
+	defer question.release()
+	places := w.pods
+	if question.large {
+		places = w.largePods
+	}
+	if places.Acquire(ctx, 1) != nil {
 		return busy()
 	}
-	defer w.bytes.Release(weight)
-	_ = http.NewResponseController(to).SetReadDeadline(time.Now().Add(bodyTimeout)) // a connection can do that
-	body, err := io.ReadAll(http.MaxBytesReader(to, r.Body, maxBody))
-	switch {
-	case errors.As(err, new(*http.MaxBytesError)):
-		return tooLarge()
-	case err != nil:
-		return invalid(http.StatusBadRequest, fmt.Sprintf("reading the request: %v", err))
-	}
-	if w.pods.Acquire(ctx, 1) != nil {
-		return busy()
-	}
-	defer w.pods.Release(1)
-	return w.review(r.URL.Path, body)
+	defer places.Release(1)
+	return w.review(r.URL.Path, question.text)
 }
 
 func busy() answer {
-	return answer{http.StatusServiceUnavailable, outcomeBusy, "the webhook is busy with other pods: run more replicas of nametap-discovery"}
+	return answer{http.StatusServiceUnavailable, outcomeBusy, []byte("the webhook is busy with other pods: run more replicas of nametap-discovery")}
 }
 
 func tooLarge() answer {

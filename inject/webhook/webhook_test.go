@@ -178,6 +178,7 @@ func TestRequests(t *testing.T) { // I10
 		"chunks":          {webhook.PathNamespace, chunked(question("pods", "CREATE", pod)), http.StatusOK, `"patch":`},
 		"other resource":  {webhook.PathNamespace, strings.NewReader(question("services", "CREATE", `{}`)), http.StatusOK, `"warnings":["nametap changes pods`},
 		"other operation": {webhook.PathNamespace, strings.NewReader(question("pods", "UPDATE", pod)), http.StatusOK, `"warnings":["nametap changes pods`},
+		"long patch":      {webhook.PathNamespace, strings.NewReader(question("pods", "CREATE", strings.Replace(pod, `"name"`, `"annotations":{"a":"`+strings.Repeat("a", 3<<20)+`"},"name"`, 1))), http.StatusOK, "want one whose changes need at most 3 MiB"},
 		"null object":     {webhook.PathNamespace, strings.NewReader(question("pods", "CREATE", "null")), http.StatusOK, "not a valid pod"},
 	} {
 		got, err := s.post(test.path, test.body)

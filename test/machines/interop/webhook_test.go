@@ -259,24 +259,59 @@ func TestWebhookRequests(t *testing.T) { // I10
 	if text := c.metrics(c.replicas[0]); !strings.Contains(text, `nametap_discovery_inject_requests_total{outcome="invalid"} 6`) {
 		t.Errorf("the metrics do not count the requests: %s", text)
 	}
-	large := review + `"pods"}, "object": {"spec": {"containers": [{"name": "app", "args": [` + strings.Repeat(`"", `, 19_900) + strings.Repeat(" ", 3<<20) + `""]}]}}}}`
-	var group sync.WaitGroup
-	for range 50 {
-		group.Go(func() {
-			response, err := client.Post("https://127.0.0.1:16017/inject/namespace", "application/json", strings.NewReader(large))
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			defer response.Body.Close()
-			if _, err := io.Copy(io.Discard, response.Body); err != nil || response.StatusCode != http.StatusOK && response.StatusCode != http.StatusServiceUnavailable {
-				t.Errorf("status %d, %v", response.StatusCode, err)
-			}
-		})
-	}
-	group.Wait()
-	t.Logf("after 50 of the largest pods at once: %v", c.replicas[0].memory())
+	c.floods(client, review)
 	if strings.Contains(c.replicas[0].text(), "panic") {
 		t.Errorf("a panic, see %s", c.replicas[0].log)
 	}
+}
+
+// floods sends the webhook many questions at once that need much memory or much time, of pods that are not
+// the API server. It answers others meanwhile, and stays within the memory of the container.
+func (c *injectedCluster) floods(client *http.Client, review string) {
+	c.tb.Helper()
+	const path = "https://127.0.0.1:16017/inject/namespace"
+	pod := review + `"pods"}, "object": {"spec": {"containers": [{"name": "app", "args": [""]}]}}`
+	silent := make(chan struct{}) // bodies that do not come
+	for name, body := range map[string]func() io.Reader{
+		"the largest pods":   bodies(review + `"pods"}, "object": {"metadata": {"annotations": {"a": "` + strings.Repeat("<", 3<<20) + `"}}, "spec": {"containers": [{"name": "app", "args": [` + strings.Repeat(`"", `, 19_900) + `""]}]}}}}`),
+		"many other values":  bodies(pod + `, "userInfo": {"extra": {"a": [` + strings.Repeat(`"",`, 1<<20) + `""]}}}}`),
+		"bodies without end": func() io.Reader { return io.MultiReader(strings.NewReader(pod), waiting(silent)) },
+	} {
+		var group sync.WaitGroup
+		for range 50 {
+			group.Go(func() {
+				response, err := client.Post(path, "application/json", body())
+				if err != nil {
+					return // it was given up
+				}
+				defer response.Body.Close()
+				_, _ = io.Copy(io.Discard, response.Body)
+			})
+		}
+		begun := time.Now()
+		c.awaitInjection("enabled", true)
+		c.tb.Logf("%s, 50 at once: another pod is injected after %v", name, time.Since(begun).Round(time.Millisecond))
+		if name == "bodies without end" {
+			close(silent)
+		}
+		group.Wait()
+		used := c.replicas[0].memory()
+		c.tb.Logf("%s, 50 at once: %v", name, used)
+		if used.peak > 256<<10 {
+			c.tb.Errorf("%s: a peak of %d KiB, and the container has 256 MiB", name, used.peak)
+		}
+	}
+}
+
+// bodies returns a function that returns readers of a text.
+func bodies(text string) func() io.Reader {
+	return func() io.Reader { return strings.NewReader(text) }
+}
+
+// waiting is a body that does not come until the channel is closed.
+type waiting chan struct{}
+
+func (w waiting) Read([]byte) (int, error) {
+	<-w
+	return 0, io.EOF
 }

@@ -1,0 +1,101 @@
+package webhook
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+)
+
+// patience is how long a request may wait for its client while others wait for the bytes that it holds. In
+// that time an API server sends 3 MiB over 100 Mbit/s.
+const patience = 250 * time.Millisecond
+
+// A budget bounds the bytes that requests hold at a time. While others wait, it ends the requests that have
+// held theirs for longer than patience because their clients are slow.
+type budget struct {
+	mu      sync.Mutex
+	free    int64
+	held    map[*part]struct{}
+	waiting []*part // in the order of their requests
+}
+
+// A part of a budget is what one request holds.
+type part struct {
+	bytes  int64
+	since  time.Time
+	giveUp func() // ends the wait for the client; nil if the request does not wait for it
+	given  chan struct{}
+}
+
+func newBudget(bytes int64) *budget { return &budget{free: bytes, held: map[*part]struct{}{}} }
+
+// take returns a part, which the caller must release; nil if ctx ends before there are enough bytes. If there
+// are, ctx may have ended. giveUp must not block. It is called at most once, and not after settle or release.
+func (b *budget) take(ctx context.Context, bytes int64, giveUp func()) *part {
+	p := &part{bytes: bytes, giveUp: giveUp, given: make(chan struct{})}
+	b.mu.Lock()
+	b.waiting = append(b.waiting, p)
+	b.giveLocked()
+	b.mu.Unlock()
+	select {
+	case <-p.given:
+		return p
+	default:
+	}
+	ticker := time.NewTicker(patience / 5)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-p.given:
+			return p
+		case <-ctx.Done():
+			b.release(p)
+			return nil
+		case <-ticker.C:
+			b.endSlow()
+		}
+	}
+}
+
+// settle says that the request does not wait for its client any more.
+func (b *budget) settle(p *part) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	p.giveUp = nil
+}
+
+// release returns a part, which may be waiting.
+func (b *budget) release(p *part) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	p.giveUp = nil
+	if _, ok := b.held[p]; ok {
+		delete(b.held, p)
+		b.free += p.bytes
+	}
+	b.waiting = slices.DeleteFunc(b.waiting, func(other *part) bool { return other == p })
+	b.giveLocked()
+}
+
+// giveLocked gives the bytes that are free to those that wait, in their order.
+func (b *budget) giveLocked() {
+	for len(b.waiting) > 0 && b.waiting[0].bytes <= b.free {
+		p := b.waiting[0]
+		b.waiting, b.free, p.since = b.waiting[1:], b.free-p.bytes, time.Now()
+		b.held[p] = struct{}{}
+		close(p.given)
+	}
+}
+
+// endSlow ends the requests whose clients are slow.
+func (b *budget) endSlow() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for p := range b.held {
+		if p.giveUp != nil && time.Since(p.since) > patience {
+			p.giveUp()
+			p.giveUp = nil
+		}
+	}
+}
