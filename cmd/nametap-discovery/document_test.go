@@ -1,9 +1,11 @@
 package main
 
 import (
+	"encoding/json"
 	"io"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -35,6 +37,41 @@ func TestFlagsDocument(t *testing.T) {
 	})
 	if diff := cmp.Diff(declared, documented); diff != "" {
 		t.Errorf("docs/discovery.md (-flags +document):\n%s", diff)
+	}
+}
+
+// P9: the schema of the chart allows the flags that the chart does not set itself, except those for
+// printing a table.
+func TestChartSettings(t *testing.T) {
+	own := []string{
+		"help", "tls-addr", "tls-secret", "lease", "drain", "grpc-addr", "http-addr", "inject-addr", "inject-config", "inject-webhook",
+		"print-table", "for-namespace", "for-labels", "dns-auto-allocate",
+	}
+	var others []string
+	newRoot(io.Discard, io.Discard).Flags().VisitAll(func(flag *pflag.Flag) {
+		if !slices.Contains(own, flag.Name) {
+			others = append(others, flag.Name)
+		}
+	})
+	text, err := os.ReadFile("../../deploy/chart/values.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var schema struct {
+		Properties struct {
+			Discovery struct {
+				Properties struct {
+					Settings struct{ PropertyNames struct{ Enum []string } }
+				}
+			}
+		}
+	}
+	if err := json.Unmarshal(text, &schema); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(others)
+	if diff := cmp.Diff(others, schema.Properties.Discovery.Properties.Settings.PropertyNames.Enum); diff != "" {
+		t.Errorf("flags (-) and settings of values.schema.json (+):\n%s", diff)
 	}
 }
 

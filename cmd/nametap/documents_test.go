@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"io"
 	"log/slog"
 	"net/http"
@@ -25,6 +26,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/inject"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/version"
@@ -89,6 +91,37 @@ func TestReferenceConfiguration(t *testing.T) {
 	}
 	if _, err := o.config(); err != nil {
 		t.Error(err)
+	}
+}
+
+// P9: the schema of the chart allows the settings of the agent that injection accepts, and no other.
+func TestChartSettings(t *testing.T) {
+	var accepted []string
+	newAgentCommand().Flags().VisitAll(func(flag *pflag.Flag) {
+		cfg := inject.Config{Settings: map[string]string{flag.Name: flag.DefValue}}
+		if flag.Name != "help" && cfg.Check() == nil {
+			accepted = append(accepted, flag.Name)
+		}
+	})
+	text, err := os.ReadFile("../../deploy/chart/values.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var schema struct {
+		Properties struct {
+			Injection struct {
+				Properties struct {
+					Settings struct{ PropertyNames struct{ Enum []string } }
+				}
+			}
+		}
+	}
+	if err := json.Unmarshal(text, &schema); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(accepted)
+	if diff := cmp.Diff(accepted, schema.Properties.Injection.Properties.Settings.PropertyNames.Enum); diff != "" {
+		t.Errorf("settings that injection accepts (-) and those of values.schema.json (+):\n%s", diff)
 	}
 }
 

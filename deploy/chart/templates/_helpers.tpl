@@ -11,11 +11,14 @@
 {{- end }}
 {{- end }}
 
-{{/* The ConfigMap with the root certificate of the control plane: that of nametap-discovery, or of istiod. */}}
+{{/* The ConfigMap with the root certificate of the control plane, which nametap-discovery and istiod write. That
+of another control plane is not known. */}}
 {{- define "nametap.rootCert" -}}
+{{- $controlPlane := include "nametap.controlPlane" . }}
 {{- if .Values.injection.rootCert }}{{ .Values.injection.rootCert }}
-{{- else if and .Values.discovery.enabled (not .Values.injection.controlPlane) }}nametap-ca-root-cert
-{{- else }}istio-ca-root-cert
+{{- else if regexMatch "^nametap-discovery\\." $controlPlane }}nametap-ca-root-cert
+{{- else if regexMatch "^istiod(-[a-z0-9-]+)?\\." $controlPlane }}istio-ca-root-cert
+{{- else }}{{ fail (printf "injection.controlPlane is %q, which is neither a Service nametap-discovery nor istiod: set injection.rootCert to the ConfigMap, in the namespaces of the pods, with its root certificate" $controlPlane) }}
 {{- end }}
 {{- end }}
 

@@ -189,15 +189,7 @@ func TestSettings(t *testing.T) { // P9
 		t := h.t
 		parsed := func(values string) inject.Config {
 			t.Helper()
-			text := read[corev1.ConfigMap](t, h.render(values), settings).Data["inject.yaml"]
-			cfg, err := inject.ParseConfig([]byte(text))
-			if err == nil {
-				err = cfg.Check()
-			}
-			if err != nil {
-				t.Fatalf("%v\n%s", err, text)
-			}
-			return cfg
+			return injection(t, h.render(values))
 		}
 		want := inject.DefaultConfig()
 		want.ControlPlane, want.RootCert = "nametap-discovery."+namespace+".svc:15012", "nametap-ca-root-cert"
@@ -221,6 +213,20 @@ func TestSettings(t *testing.T) { // P9
 			t.Errorf("with other values:\n%s", diff)
 		}
 	})
+}
+
+// injection returns the settings of injection.
+func injection(t *testing.T, all objects) inject.Config {
+	t.Helper()
+	text := read[corev1.ConfigMap](t, all, settings).Data["inject.yaml"]
+	cfg, err := inject.ParseConfig([]byte(text))
+	if err == nil {
+		err = cfg.Check()
+	}
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	return cfg
 }
 
 // TestValues changes the values of nametap-discovery.
@@ -320,6 +326,21 @@ func TestRefused(t *testing.T) { // P9
 			`{injection: {mode: resolv}}`:                               {"injection", "nameservers"},
 			`{injection: {controlPlane: istiod.istio-system.svc}}`:      {"injection", "controlPlane"},
 			`{injection: {settings: {xds-addr: "istiod:15012"}}}`:       {"xds-addr"},
+			`{injection: {settings: {cache-sise: 8MiB}}}`:               {"cache-sise"},
+			`{injection: {settings: {cacheSize: 8MiB}}}`:                {"cacheSize"},
+			`{discovery: {settings: {log-levels: debug}}}`:              {"log-levels"},
+			`{injection: {controlPlane: "a b:15012"}}`:                  {"injection", "controlPlane"},
+			`{injection: {controlPlane: "fd00::1:15012"}}`:              {"injection", "controlPlane"},
+			`{injection: {controlPlane: "a:1\n"}}`:                      {"injection", "controlPlane"},
+			`{injection: {rootCert: "a\nb"}}`:                           {"injection", "rootCert"},
+			`{injection: {rootCert: 1}}`:                                {"injection", "rootCert"},
+			`{injection: {clusterID: "a\nb"}}`:                          {"injection", "clusterID"},
+			`{injection: {clusterID: 1}}`:                               {"injection", "clusterID"},
+			`{injection: {clusterDomain: ""}}`:                          {"injection", "clusterDomain"},
+			`{injection: {clusterDomain: "a\nmode: resolv"}}`:           {"injection", "clusterDomain"},
+			`{discovery: {priorityClassName: "a b"}}`:                   {"discovery", "priorityClassName"},
+			`{image: {registry: "a #b"}}`:                               {"image", "registry"},
+			`{image: {tag: 1.2}}`:                                       {"image", "tag"},
 			`{injection: {ignoredNamespaces: kube-system}}`:             {"injection", "ignoredNamespaces"},
 			`{injection: {image: nametap}}`:                             {"injection", "image"},
 		} {
