@@ -106,3 +106,51 @@ func TestWebhookForbidden(t *testing.T) { // I8
 	a.Refuse(fakekube.Webhooks+"/hook", 0)
 	wait.Until(t, "it is written", func() bool { return a.bundles()[0] == a.shared().Roots() && !r.Server.certificate.Untrusted() })
 }
+
+// TestWebhookDispute lets another program replace the caBundle each time it is written. It is restored at once
+// at first, then ever less often, and the log names the program. When it gives up, the caBundle stays.
+func TestWebhookDispute(t *testing.T) { // I8
+	a := newReplicated(t)
+	stop, ended := make(chan struct{}), make(chan struct{})
+	other := strings.Replace(hookYAML("1", made(t, time.Hour).Roots()), "metadata: {", "metadata: {managedFields: [{manager: argocd, operation: Apply, apiVersion: admissionregistration.k8s.io/v1, fieldsType: FieldsV1, fieldsV1: {'f:webhooks': {'k:{\"name\":\"a.test\"}': {'f:clientConfig': {'f:caBundle': {}}}}}}, {manager: nametap-discovery, operation: Apply}], ", 1)
+	a.Put(fakekube.Webhooks, other)
+	r := a.hooked()
+	writes := func() int { return a.Writes()["PATCH "+fakekube.Webhooks+" OK"] }
+	roots := a.shared().Roots()
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+				if a.bundles()[0] == roots {
+					a.Put(fakekube.Webhooks, other)
+				}
+			}
+		}
+	}()
+	begun := time.Now()
+	wait.Until(t, "the log names the other program", func() bool {
+		return r.log.Count("level=ERROR", "again and again", "argocd (Apply)", "--inject-webhook") == 1
+	})
+	if !r.Server.certificate.Untrusted() {
+		t.Error("the metric does not show it")
+	}
+	wait.Until(t, "it pauses", func() bool { return time.Since(begun) > 3*time.Second })
+	// In 3 s: the first restores with a removal of the owner each, and those after 1 and 2 s.
+	if n := writes(); n < 10 || n > 40 {
+		t.Errorf("%d writes in 3 s", n)
+	}
+	close(stop)
+	<-ended
+	wait.Until(t, "it is restored", func() bool {
+		o := a.Object(fakekube.Webhooks, "/hook")
+		return a.bundles()[0] == roots && len(o.GetManagedFields()) == 1 && o.GetManagedFields()[0].Manager == "argocd"
+	})
+	if n := r.log.Count("level=ERROR"); n != 1 {
+		t.Errorf("%d errors", n)
+	}
+}

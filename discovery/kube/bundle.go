@@ -8,6 +8,8 @@ import (
 	"encoding/pem"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -21,9 +23,16 @@ import (
 
 const (
 	webhookConfigurations = "mutatingwebhookconfigurations"
-	// fieldManager owns the field caBundle. Programs that apply a manifest without that field, such as
-	// Helm, then have no conflict, and leave it as it is.
+	// fieldManager is the name under which the field caBundle is written. A second patch removes it from the
+	// owners: with an owner, server-side apply of a manifest (Helm 4) could not remove a webhook from the
+	// list, and would have a conflict if it sets the field.
 	fieldManager = "nametap-discovery"
+	// restores is how often a caBundle is restored at once. While another program writes it again and again,
+	// the pauses then grow from a second to maxPause.
+	restores = 10
+	maxPause = 5 * time.Minute
+	// calm is how long a caBundle stays as it is when no other program writes it.
+	calm = time.Minute
 )
 
 // A bundler keeps the certificates of the authorities in the field caBundle of the webhooks of a
@@ -35,16 +44,25 @@ type bundler struct {
 	configurations *mirror[webhooks]
 	changed        chan struct{}
 
-	mu      sync.Mutex
-	roots   string // to write, in PEM; "" if there are none yet
-	failing bool   // whether the last write has failed
+	// Of the goroutine that writes.
+	written  string    // what was written last
+	restored int       // how often that was restored without calm between
+	last     time.Time // when it was written last
+	blamed   string    // the program in the last line of the log
+
+	mu       sync.Mutex
+	roots    string    // to write, in PEM; "" if there are none yet
+	failing  bool      // whether the last write has failed
+	disputed time.Time // until when another program counts as writing the field
 }
 
 // webhooks are the parts of a MutatingWebhookConfiguration that a bundler needs.
 type webhooks struct {
-	uid     types.UID
+	version string // resourceVersion
 	names   []string
 	bundles [][]byte // by the index of the name
+	owned   []int    // the indices of the managedFields of fieldManager
+	writers []string // other programs that own a caBundle
 }
 
 func newBundler(name string, access *Access, log *slog.Logger) (*bundler, error) {
@@ -61,13 +79,21 @@ func newBundler(name string, access *Access, log *slog.Logger) (*bundler, error)
 }
 
 func webhooksOf(o metav1.Object) webhooks {
-	w := webhooks{uid: o.GetUID()}
+	w := webhooks{version: o.GetResourceVersion()}
 	configuration, ok := o.(*admissionregistrationv1.MutatingWebhookConfiguration)
 	if !ok {
 		return w
 	}
 	for _, hook := range configuration.Webhooks {
 		w.names, w.bundles = append(w.names, hook.Name), append(w.bundles, hook.ClientConfig.CABundle)
+	}
+	for i, entry := range configuration.ManagedFields {
+		switch {
+		case entry.Manager == fieldManager:
+			w.owned = append(w.owned, i)
+		case entry.FieldsV1 != nil && bytes.Contains(entry.FieldsV1.GetRawBytes(), []byte(`"f:caBundle"`)):
+			w.writers = append(w.writers, fmt.Sprintf("%s (%s)", entry.Manager, entry.Operation))
+		}
 	}
 	return w
 }
@@ -80,11 +106,18 @@ func (b *bundler) publish(roots string) {
 	notify(b.changed)
 }
 
-// unwritten reports whether the last write has failed.
+// current returns what to write.
+func (b *bundler) current() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.roots
+}
+
+// unwritten reports whether the last write has failed, or another program replaces it again and again.
 func (b *bundler) unwritten() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.failing
+	return b.failing || time.Now().Before(b.disputed)
 }
 
 // run keeps the field until ctx ends.
@@ -95,7 +128,7 @@ func (b *bundler) run(ctx context.Context) {
 		follow(ctx, namedLister(b.client, webhookConfigurations, cache.NewObjectName("", b.name), &admissionregistrationv1.MutatingWebhookConfiguration{}), b.configurations, &b.configurations.health)
 	})
 	logged := ""
-	keepUp(ctx, b.changed, b.pass, func(err error) {
+	keepUp(ctx, b.changed, b.paced, func(err error) {
 		b.mu.Lock()
 		b.failing = err != nil
 		b.mu.Unlock()
@@ -109,63 +142,119 @@ func (b *bundler) run(ctx context.Context) {
 	})
 }
 
+// paced is pass with a pause if another program writes the field, too.
+func (b *bundler) paced(ctx context.Context) error {
+	for {
+		left := time.Until(b.last.Add(b.pause()))
+		if left <= 0 || b.current() != b.written {
+			return b.pass(ctx)
+		}
+		timer := time.NewTimer(left)
+		select {
+		case <-ctx.Done():
+		case <-b.changed:
+		case <-timer.C:
+		}
+		timer.Stop()
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // the caller ends, too
+		}
+	}
+}
+
+// pause returns the time between two writes.
+func (b *bundler) pause() time.Duration {
+	doublings := b.restored - restores
+	switch {
+	case doublings < 0:
+		return 0
+	case doublings > 9:
+		return maxPause
+	}
+	return min(maxPause, time.Second<<doublings)
+}
+
 // pass writes the certificates where they are missing.
 func (b *bundler) pass(ctx context.Context) error {
-	b.mu.Lock()
-	roots := b.roots
-	b.mu.Unlock()
+	roots := b.current()
 	all, ok := b.configurations.all()
 	seen, exists := all[cache.NewObjectName("", b.name)]
 	if roots == "" || !ok || !exists {
 		return nil
 	}
 	var names []string
+	var patch []operation
 	for i, name := range seen.names {
 		if !trusts(seen.bundles[i], []byte(roots), time.Now()) {
 			names = append(names, name)
+			patch = append(patch, operation{"add", "/webhooks/" + strconv.Itoa(i) + "/clientConfig/caBundle", []byte(roots)})
 		}
 	}
-	if len(names) == 0 {
+	if len(patch) > 0 {
+		b.count(roots, seen)
+	} else {
+		for _, i := range slices.Backward(seen.owned) {
+			patch = append(patch, operation{Op: "remove", Path: "/metadata/managedFields/" + strconv.Itoa(i)})
+		}
+	}
+	if len(patch) == 0 {
 		return nil
 	}
-	// What is left out of a request is no longer applied, so it has all webhooks.
-	err := b.write(ctx, seen, []byte(roots))
+	err := b.write(ctx, seen, patch)
 	switch {
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
-		return nil // it was replaced or deleted, which is seen soon
+		return nil // it was changed or deleted, which is seen soon
 	case err != nil:
 		return fmt.Errorf("%w%s", err, adviceForRole(err))
 	}
-	b.log.Info("the certificates for the webhook were written", "configuration", b.name, "webhooks", names)
+	if len(names) > 0 {
+		b.log.Info("the certificates for the webhook were written", "configuration", b.name, "webhooks", names)
+	}
 	return nil
 }
 
-// write applies the field to the object that was seen. With its UID, the API server makes no new object
-// if it was deleted.
-func (b *bundler) write(ctx context.Context, seen webhooks, roots []byte) error {
+// count counts a write, and logs which programs write something else again and again.
+func (b *bundler) count(roots string, seen webhooks) {
+	if roots != b.written || time.Since(b.last) > calm+2*b.pause() {
+		b.written, b.restored, b.blamed = roots, 0, ""
+	}
+	b.restored, b.last = b.restored+1, time.Now()
+	if b.restored <= restores {
+		return
+	}
+	b.mu.Lock()
+	b.disputed = b.last.Add(calm + 2*b.pause())
+	b.mu.Unlock()
+	writers := fmt.Sprint(seen.writers)
+	if writers == b.blamed {
+		return
+	}
+	b.blamed = writers
+	advice := "remove caBundle from what that program applies, or set --inject-webhook to nothing so that only that program writes it"
+	if len(seen.writers) == 0 {
+		advice = "its writer is unknown: see whether another installation of nametap-discovery, with another certificate, has the same --inject-webhook"
+	}
+	b.log.Error("another program writes the caBundle of the webhook again and again, and the API server may not trust the webhook meanwhile: "+advice,
+		"configuration", b.name, "field_managers", seen.writers, "restored", b.restored)
+}
+
+// An operation is one of a JSON patch (RFC 6902).
+type operation struct {
+	Op    string `json:"op"`
+	Path  string `json:"path"`
+	Value any    `json:"value,omitempty"`
+}
+
+// write patches the object, if it is the one that was seen.
+func (b *bundler) write(ctx context.Context, seen webhooks, patch []operation) error {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	type hook struct {
-		Name         string `json:"name"`
-		ClientConfig struct {
-			CABundle []byte `json:"caBundle"`
-		} `json:"clientConfig"`
-	}
-	var hooks []hook
-	for _, name := range seen.names {
-		h := hook{Name: name}
-		h.ClientConfig.CABundle = roots
-		hooks = append(hooks, h)
-	}
-	text, err := json.Marshal(map[string]any{
-		"apiVersion": admissionregistrationv1.SchemeGroupVersion.String(), "kind": "MutatingWebhookConfiguration",
-		"metadata": map[string]any{"name": b.name, "uid": seen.uid}, "webhooks": hooks,
-	})
+	text, err := json.Marshal(append([]operation{{"replace", "/metadata/resourceVersion", seen.version}}, patch...))
 	if err != nil {
 		return err
 	}
-	return b.client.Patch(types.ApplyPatchType).Resource(webhookConfigurations).Name(b.name).
-		Param("fieldManager", fieldManager).Param("force", "true").Body(text).Do(ctx).Error()
+	return b.client.Patch(types.JSONPatchType).Resource(webhookConfigurations).Name(b.name).
+		Param("fieldManager", fieldManager).Body(text).Do(ctx).Error()
 }
 
 // trusts reports whether a bundle has all roots, and nothing that has expired. More is left alone: while

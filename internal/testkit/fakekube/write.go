@@ -1,12 +1,14 @@
 package fakekube
 
 import (
+	"bytes"
 	"encoding/json"
 	"io"
 	"maps"
 	"net/http"
 	"strings"
 
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
@@ -112,6 +114,12 @@ func (a *API) serveWrite(w http.ResponseWriter, r *http.Request) {
 
 // write stores what a request says. It returns the status, and the object if it is stored.
 func (a *API) write(method string, t target, body []byte) (status int, stored *unstructured.Unstructured) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if before := a.objects[t.resource][t.namespace+"/"+t.name]; bytes.HasPrefix(body, []byte("[")) && before != nil {
+		body = a.patched(before, body)
+		method = http.MethodPut
+	}
 	o := new(unstructured.Unstructured)
 	if err := json.Unmarshal(body, &o.Object); err != nil {
 		a.tb.Error(err)
@@ -120,8 +128,6 @@ func (a *API) write(method string, t target, body []byte) (status int, stored *u
 	if method == http.MethodPost {
 		t.name = o.GetName()
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	before := a.objects[t.resource][t.namespace+"/"+t.name]
 	switch {
 	case method == http.MethodPost && before != nil:
@@ -147,14 +153,27 @@ func (a *API) write(method string, t target, body []byte) (status int, stored *u
 	return status, o
 }
 
-// merge applies a merge patch (RFC 7396). As with server-side apply, the elements of the list webhooks are
-// merged by their names.
+// patched returns an object in JSON after a JSON patch (RFC 6902).
+func (a *API) patched(o *unstructured.Unstructured, text []byte) []byte {
+	patch, err := jsonpatch.DecodePatch(text)
+	if err != nil {
+		a.tb.Errorf("%v: %s", err, text)
+		return nil
+	}
+	before, err := o.MarshalJSON()
+	if err != nil {
+		a.tb.Error(err)
+	}
+	after, err := patch.Apply(before)
+	if err != nil {
+		a.tb.Errorf("%v: %s", err, text)
+	}
+	return after
+}
+
+// merge applies a merge patch (RFC 7396).
 func merge(to, patch map[string]any) {
 	for name, value := range patch {
-		if list, ok := value.([]any); ok && name == "webhooks" {
-			mergeByName(to[name], list)
-			continue
-		}
 		inner, ok := value.(map[string]any)
 		if current, both := to[name].(map[string]any); ok && both {
 			merge(current, inner)
@@ -165,18 +184,5 @@ func merge(to, patch map[string]any) {
 			continue
 		}
 		to[name] = value
-	}
-}
-
-// mergeByName merges elements of a list into those of the same name.
-func mergeByName(to any, patch []any) {
-	elements, _ := to.([]any)
-	for _, change := range patch {
-		for _, element := range elements {
-			from, ok := change.(map[string]any)
-			if into, ok2 := element.(map[string]any); ok && ok2 && into["name"] == from["name"] {
-				merge(into, from)
-			}
-		}
 	}
 }

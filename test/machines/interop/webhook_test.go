@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -16,6 +17,8 @@ import (
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/nametap/nametap/discovery/pki"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -104,6 +107,31 @@ func TestWebhookBundle(t *testing.T) { // I7, I8
 	c.awaitInjection("enabled", false)
 	c.mustKubectl("create", "-f", manifests+"webhook.yaml")
 	restored("deleted and created")
+
+	// No owner of the field keeps a webhook in the list that a manifest does not have any more.
+	text := c.manifest(t, "webhook.yaml")
+	c.mustKubectl("delete", "-f", manifests+"webhook.yaml")
+	c.mustKubectl("apply", "--server-side", "--field-manager=helm", "-f", manifests+"webhook.yaml")
+	restored("created by server-side apply")
+	var both, one admissionregistrationv1.MutatingWebhookConfiguration
+	if err := yaml.Unmarshal([]byte(text), &both); err != nil {
+		t.Fatal(err)
+	}
+	wait.Until(t, "the field has no owner", func() bool {
+		c.get(hookConfiguration, &one)
+		return !slices.ContainsFunc(one.ManagedFields, func(e metav1.ManagedFieldsEntry) bool { return e.Manager == "nametap-discovery" })
+	})
+	both.Webhooks = both.Webhooks[:1]
+	shorter, err := yaml.Marshal(both)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.mustKubectl("apply", "--server-side", "--field-manager=helm", "-f", c.write("webhook.yaml", string(shorter)))
+	if n := len(c.bundles()); n != 1 {
+		t.Errorf("%d webhooks after one was removed", n)
+	}
+	c.mustKubectl("apply", "--server-side", "--field-manager=helm", "-f", manifests+"webhook.yaml")
+	restored("a webhook added again")
 
 	// The authority is five years old, and a second one joins it.
 	old := c.setSecret(t, 7*365*24*time.Hour)
