@@ -101,7 +101,7 @@ func TestWebhookForbidden(t *testing.T) { // I8
 	a.Put(fakekube.Webhooks, hookYAML("1", ""))
 	r := a.hooked()
 	wait.Until(t, "the log names the role", func() bool {
-		return r.Server.certificate.Untrusted() && r.log.Count("level=ERROR", "the certificates for the webhook cannot be written", "docs/discovery.md") == 1
+		return r.Server.certificate.Untrusted() && r.log.Count("level=ERROR", "the certificates for the webhook cannot be written", "webhook.yaml", "docs/injection.md") == 1
 	})
 	a.Refuse(fakekube.Webhooks+"/hook", 0)
 	wait.Until(t, "it is written", func() bool { return a.bundles()[0] == a.shared().Roots() && !r.Server.certificate.Untrusted() })

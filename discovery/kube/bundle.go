@@ -205,7 +205,11 @@ func (b *bundler) pass(ctx context.Context) error {
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		return nil // it was changed or deleted, which is seen soon
 	case err != nil:
-		return fmt.Errorf("%w%s", err, adviceForRole(err))
+		advice := ""
+		if apierrors.IsForbidden(err) {
+			advice = ": apply the ClusterRole of deploy/kubernetes/webhook.yaml, or set --inject-webhook to nothing if another program writes the caBundle (docs/injection.md)"
+		}
+		return fmt.Errorf("%w%s", err, advice)
 	}
 	if len(names) > 0 {
 		b.log.Info("the certificates for the webhook were written", "configuration", b.name, "webhooks", names)

@@ -34,21 +34,25 @@ const (
 	rootConfigMap    = "nametap-ca-root-cert"
 )
 
-// manifestObjects are the objects of discovery.yaml that the tests look at.
+// manifestObjects are the objects of discovery.yaml and webhook.yaml that the tests look at.
 type manifestObjects struct {
 	rules []rbacv1.PolicyRule
 	args  []string // of nametap-discovery
 }
 
-// readManifest reads discovery.yaml.
+// readManifest reads discovery.yaml and webhook.yaml.
 func readManifest(t *testing.T) manifestObjects {
 	t.Helper()
-	text, err := os.ReadFile(manifests + "discovery.yaml")
-	if err != nil {
-		t.Fatal(err)
+	var text string
+	for _, name := range []string{"discovery.yaml", "webhook.yaml"} {
+		content, err := os.ReadFile(manifests + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text += "\n---\n" + string(content)
 	}
 	var all manifestObjects
-	for document := range strings.SplitSeq(string(text), "\n---\n") {
+	for document := range strings.SplitSeq(text, "\n---\n") {
 		var kind struct{ Kind string }
 		var role rbacv1.Role // a ClusterRole has the same fields
 		var deployment appsv1.Deployment
