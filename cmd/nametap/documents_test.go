@@ -183,7 +183,7 @@ func TestFlagsInDocuments(t *testing.T) {
 	collect(root)
 	others := []string{ // nametap-discovery's, kubectl's, Helm's, systemd's, setpriv's
 		"allow-empty", "config-dir", "headless-scope", "kubeconfig", "lease", "print-table", "tcp", "now", "create", "reuid", "regid", "clear-groups", "inh-caps", "ambient-caps",
-		"create-namespace", "set", "skip-crds", "reset-then-reuse-values", "all-namespaces", "field-selector",
+		"create-namespace", "set", "set-string", "skip-crds", "reset-then-reuse-values", "all-namespaces", "field-selector",
 	}
 	documents, err := filepath.Glob("../../docs/*.md")
 	if err != nil {
