@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"regexp"
 	"strconv"
 	"strings"
@@ -114,17 +113,15 @@ func (d *document) parse() error {
 	if directives(d.body) {
 		return nil
 	}
-	text, node := d.body, new(yaml.Node)
+	text := d.body
 	if json.Valid(text) {
 		text = withoutSurrogates(text)
 	}
-	switch err := yaml.NewDecoder(bytes.NewReader(text)).Decode(node); {
-	case errors.Is(err, io.EOF):
-		return nil
-	case err != nil:
+	node, err := parseOne(text)
+	if err != nil {
 		return d.at(err)
 	}
-	if root := node.Content[0]; root.Kind == yaml.MappingNode {
+	if node != nil && node.Content[0].Kind == yaml.MappingNode {
 		d.root = node
 		visit(node, func(n *yaml.Node) { n.Line += d.line })
 	}

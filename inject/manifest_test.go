@@ -193,6 +193,7 @@ func TestUnchanged(t *testing.T) { // I13
 // TestErrors checks that errors name their line, and that all are reported.
 func TestErrors(t *testing.T) { // I13
 	const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: app}\nspec: {containers: [{name: app, image: app}]}\n"
+	const jsonPod = `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"app"},"spec":{"containers":[{"name":"app","image":"app"}]}}`
 	for text, want := range map[string]string{
 		pod + "---\nkind: Pod\n  a: b\n":               "line 7: ",
 		pod + "---\n{\n":                               "line ",
@@ -205,6 +206,16 @@ func TestErrors(t *testing.T) { // I13
 		"\xff":       "line ",
 		"\x00\x01":   "line ",
 		"a: {{ x }}": "",
+		// What would be lost, or be one of two.
+		jsonPod + jsonPod:                              "line 1: ",
+		jsonPod + "\n" + jsonPod:                       "write a line --- before a second one",
+		pod + "---\n" + jsonPod + " more":              "write a line --- before a second one",
+		"[1]\n[2]\n":                                   "write a line --- before a second one",
+		pod + "---\ndata:\n  a: b\n  \"a\": c\n":       `line 8: the key "a" is in this object twice`,
+		`{"kind": "ConfigMap", "kind": "Pod"}`:         `line 1: the key "kind" is in this object twice`,
+		pod + "x: &x {b: *x}\n":                        "line 5: the alias *x is inside what it names",
+		"apiVersion: v1\nkind: List\nitems: &x [*x]\n": "line 3: the alias *x is inside what it names",
+		"kind: List\napiVersion: v1\na: &a [" + strings.Repeat("x,", 400) + "]\nb: &b [" + strings.Repeat("*a,", 400) + "]\nitems: *b\n": "add more than 100000 values",
 	} {
 		out, _, err := inject.Manifest([]byte(text), "default", inject.Config{})
 		if want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
