@@ -83,11 +83,7 @@ func TestMetricsDocument(t *testing.T) {
 	if _, err := discovery.New(discovery.Config{ConfigDir: t.TempDir(), Registerer: registry}); err != nil {
 		t.Fatal(err)
 	}
-	hook, err := webhook.New(webhook.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	registry.MustRegister(hook.Metrics()...)
+	registry.MustRegister(webhook.New(webhook.Config{}).Metrics()...)
 	descriptions := make(chan *prometheus.Desc, 100)
 	registry.Describe(descriptions)
 	close(descriptions)

@@ -39,10 +39,7 @@ func (i *injector) open(cfg *discovery.Config, logger *slog.Logger) (*webhook.We
 		return nil, usageError{errors.New("the webhook of --inject-addr needs a certificate: set --tls-secret, or --tls-cert and --tls-key")}
 	}
 	cfg.Certificate = true
-	hook, err := webhook.New(webhook.Config{File: i.config, Logger: logger})
-	if err != nil {
-		return nil, err
-	}
+	hook := webhook.New(webhook.Config{File: i.config, Logger: logger})
 	for _, metric := range hook.Metrics() {
 		if err := cfg.Registerer.Register(metric); err != nil {
 			return nil, fmt.Errorf("registering metrics: %w", err)

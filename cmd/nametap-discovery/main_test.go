@@ -20,6 +20,7 @@ import (
 
 	"github.com/nametap/nametap/examples"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
+	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
@@ -35,6 +36,14 @@ func TestScripts(t *testing.T) {
 			a := fakekube.Start(t)
 			a.Put(fakekube.Services, "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\nspec: {clusterIP: 10.96.0.1}\n")
 			e.Setenv("CLUSTER", a.Kubeconfig())
+			certificate, key := fakexds.NewAuthority(t, "nametap-discovery.nametap-system.svc", "discovery").Server()
+			for name, text := range map[string]string{"CERT": certificate, "KEY": key} {
+				file := filepath.Join(e.WorkDir, name+".pem")
+				e.Setenv(name, file)
+				if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+					return err
+				}
+			}
 			return os.CopyFS(e.Getenv("WORK")+"/examples", examples.Files)
 		},
 		Condition: func(name string) (bool, error) {

@@ -99,13 +99,16 @@ func (w *Webhook) decide(path string, request *request) (*admissionv1.AdmissionR
 	if path == PathNamespace {
 		namespace.Label = inject.Enabled
 	}
-	result, patch, err := inject.Admit(request.Object, namespace, w.settings.current())
+	cfg, problem := w.settings.current()
+	result, patch, err := inject.Admit(request.Object, namespace, cfg)
 	if len(patch) > maxPatch {
 		err = fmt.Errorf("not a valid pod: want one whose changes need at most %d MiB: shorten what it has in the fields that nametap changes", maxPatch>>20)
 	}
 	switch {
 	case err != nil:
 		return refusal(http.StatusBadRequest, metav1.StatusReasonBadRequest, err.Error()), outcomeInvalid
+	case problem != "" && result.Outcome != inject.Skipped:
+		return refusal(http.StatusInternalServerError, metav1.StatusReasonInternalError, problem+": correct the file, for example in the ConfigMap nametap-inject"), string(inject.Refused)
 	case result.Outcome == inject.Refused:
 		reason := shortened(result.Reasons[0])
 		w.log.Info("a pod was refused", "namespace", request.Namespace, "name", request.Name, "reason", reason)

@@ -24,28 +24,28 @@ type settings struct {
 	mu      sync.Mutex
 	text    []byte // of cfg
 	cfg     inject.Config
+	usable  bool   // whether the file could ever be used
 	problem string // why the file cannot be used; "" if it can
 }
 
-// newSettings reads the file.
-func newSettings(file string, log *slog.Logger) (*settings, error) {
-	s := &settings{file: file, log: log, cfg: inject.DefaultConfig()}
-	if file == "" {
-		return s, nil
+// newSettings reads the file. While it cannot be used, there are no settings, and no pods are injected:
+// nametap-discovery serves names all the same.
+func newSettings(file string, log *slog.Logger) *settings {
+	s := &settings{file: file, log: log, cfg: inject.DefaultConfig(), usable: file == ""}
+	if file != "" {
+		s.update(s.read())
 	}
-	text, cfg, err := s.read()
-	if err != nil {
-		return nil, err
-	}
-	s.text, s.cfg = text, cfg
-	return s, nil
+	return s
 }
 
-// current returns the settings.
-func (s *settings) current() inject.Config {
+// current returns the settings. If the file could never be used, they are the defaults, and problem says why.
+func (s *settings) current() (cfg inject.Config, problem string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.cfg
+	if !s.usable {
+		problem = s.problem
+	}
+	return s.cfg, problem
 }
 
 // failing returns 1 while the file cannot be used, otherwise 0.
@@ -73,7 +73,7 @@ func (s *settings) read() (text []byte, cfg inject.Config, err error) {
 }
 
 // follow keeps the settings in step with the file until ctx ends. While the file cannot be used, the
-// previous settings stay.
+// previous settings stay, if there are any.
 func (s *settings) follow(ctx context.Context) {
 	if s.file == "" {
 		return
@@ -96,7 +96,11 @@ func (s *settings) update(text []byte, cfg inject.Config, err error) {
 	defer s.mu.Unlock()
 	if err != nil {
 		if s.problem != err.Error() {
-			s.log.Error("the previous settings of injection stay in use", "error", err)
+			text := "the previous settings of injection stay in use"
+			if !s.usable {
+				text = "there are no settings of injection, and pods that should have the agent are refused; names are served all the same"
+			}
+			s.log.Error(text, "error", err)
 		}
 		s.problem = err.Error()
 		return
@@ -104,5 +108,5 @@ func (s *settings) update(text []byte, cfg inject.Config, err error) {
 	if s.problem != "" || !bytes.Equal(text, s.text) {
 		s.log.Info("the settings of injection are in use", "file", s.file, "mode", cfg.Mode)
 	}
-	s.text, s.cfg, s.problem = text, cfg, ""
+	s.text, s.cfg, s.usable, s.problem = text, cfg, true, ""
 }

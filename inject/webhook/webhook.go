@@ -93,15 +93,13 @@ const (
 	outcomeBusy    = "busy"
 )
 
-// New reads the settings. An error says what is wrong with them.
-func New(cfg Config) (*Webhook, error) {
+// New reads the settings. If they cannot be used, the webhook refuses pods that should have the agent until
+// the file has others.
+func New(cfg Config) *Webhook {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	s, err := newSettings(cfg.File, cfg.Logger)
-	if err != nil {
-		return nil, err
-	}
+	s := newSettings(cfg.File, cfg.Logger)
 	name := func(name, help string) prometheus.Opts {
 		return prometheus.Opts{Namespace: "nametap", Subsystem: "discovery_inject", Name: name, Help: help}
 	}
@@ -115,8 +113,8 @@ func New(cfg Config) (*Webhook, error) {
 			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1, 5},
 		}),
 		broken: prometheus.NewGaugeFunc(prometheus.GaugeOpts(name("settings_error",
-			"1 while the file with the settings of injection cannot be used and the previous settings stay, otherwise 0.")), s.failing),
-	}, nil
+			"1 while the file with the settings of injection cannot be used, otherwise 0. The previous settings stay; without any, pods that should have the agent are refused.")), s.failing),
+	}
 }
 
 // Metrics returns the metrics, which docs/discovery.md lists.

@@ -44,10 +44,7 @@ func serve(t *testing.T, settings string) *server {
 	t.Helper()
 	s := &server{t: t, log: testlog.New(t), file: filepath.Join(t.TempDir(), "inject.yaml"), ended: make(chan error, 1)}
 	s.set(settings)
-	var err error
-	if s.Webhook, err = webhook.New(webhook.Config{File: s.file, Logger: s.log.Logger()}); err != nil {
-		t.Fatal(err)
-	}
+	s.Webhook = webhook.New(webhook.Config{File: s.file, Logger: s.log.Logger()})
 	certified := httptest.NewTLSServer(nil) // for its certificate
 	defer certified.Close()
 	s.client = certified.Client()
@@ -250,10 +247,27 @@ func TestSettings(t *testing.T) { // I7
 	if !has("second:1")() {
 		t.Error("the previous settings are not in use")
 	}
-	for text, want := range map[string]string{"mode: cni\n": `mode "cni"`, "mod: x\n": "mod"} {
-		s.set(text)
-		if _, err := webhook.New(webhook.Config{File: s.file}); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), s.file) {
-			t.Errorf("%q: %v", text, err)
+}
+
+// TestBadSettings starts with a file that cannot be used. Pods that should have the agent are refused with the
+// reason, others are created, and a file that can be used is taken.
+func TestBadSettings(t *testing.T) { // I7, I9
+	for text, want := range map[string]string{"mode: cni\n": `mode \"cni\"`, "mod: x\n": "mod", "a: [": "inject.yaml"} {
+		s := serve(t, text)
+		if failing := testutil.ToFloat64(s.Metrics()[2]); failing != 1 || s.log.Count("level=ERROR", s.file, want, "--inject-config", "there are no settings") != 1 {
+			t.Errorf("%q: the metric is %v, or the log has no error", text, failing)
+		}
+		refused := s.ask(webhook.PathNamespace, pod)
+		if refused.Allowed || refused.Patch != nil || !strings.Contains(refused.Result.Message, s.file) || !strings.Contains(refused.Result.Message, strings.ReplaceAll(want, `\`, "")) {
+			t.Errorf("%q: %+v", text, refused)
+		}
+		if skipped := s.ask(webhook.PathPod, pod); !skipped.Allowed || skipped.Patch != nil {
+			t.Errorf("%q: %+v", text, skipped)
+		}
+		s.set("image: good:1\n")
+		wait.Until(t, "the settings are in use", func() bool { return strings.Contains(string(s.ask(webhook.PathNamespace, pod).Patch), "good:1") })
+		if failing := testutil.ToFloat64(s.Metrics()[2]); failing != 0 {
+			t.Errorf("the metric is %v", failing)
 		}
 	}
 }
@@ -308,10 +322,7 @@ func FuzzReview(f *testing.F) { // I10
 	f.Add([]byte(question("pods", "CREATE", `{"spec":{"containers":[{"name":"istio-proxy","env":[{"name":"ISTIO_META_DNS_CAPTURE","value":"true"}]}]}}`)))
 	f.Add([]byte(question("pods", "CREATE", `{"metadata":{"annotations":{"nametap.dev/status":"mode=resolv"}},"spec":{"containers":[{"name":"a"}],"dnsConfig":{"nameservers":null}}}`)))
 	f.Add([]byte(`null`))
-	hook, err := webhook.New(webhook.Config{})
-	if err != nil {
-		f.Fatal(err)
-	}
+	hook := webhook.New(webhook.Config{})
 	f.Fuzz(func(t *testing.T, body []byte) {
 		for _, path := range []string{webhook.PathNamespace, webhook.PathPod} {
 			recorder := httptest.NewRecorder()
