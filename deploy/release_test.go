@@ -162,12 +162,18 @@ func TestSignedLists(t *testing.T) {
 // TestMaintainerScripts checks that the shell accepts the scripts of the packages, and that an
 // upgrade by dpkg or rpm removes nothing. P3.
 func TestMaintainerScripts(t *testing.T) {
-	for _, name := range []string{"postinstall", "preremove", "postremove"} {
-		output(t, command(t, nil, "sh", "-n", "packages/"+name))
+	dir := t.TempDir()
+	for _, name := range []string{"preinstall", "postinstall", "preremove", "postremove"} {
+		text := output(t, command(t, nil, "../scripts/maintainer-script", name))
+		if !strings.HasPrefix(text, "#!/bin/sh\n") || !strings.Contains(text, "\nbooted() {") || strings.Contains(text, "# functions") {
+			t.Errorf("%s lacks the functions:\n%s", name, text)
+		}
+		write(t, filepath.Join(dir, name), text)
+		output(t, command(t, nil, "sh", "-n", filepath.Join(dir, name)))
 	}
 	for _, args := range []string{"upgrade 9.9.9", "failed-upgrade 9.9.9", "1"} {
 		// No program is in the PATH, so any command fails.
-		cmd := command(t, nil, "/bin/sh", append([]string{"packages/preremove"}, strings.Fields(args)...)...)
+		cmd := command(t, nil, "/bin/sh", append([]string{filepath.Join(dir, "preremove")}, strings.Fields(args)...)...)
 		cmd.Env = []string{"PATH=/nonexistent"}
 		if said := output(t, cmd); said != "" {
 			t.Errorf("preremove %s: %s", args, said)

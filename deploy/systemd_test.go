@@ -101,6 +101,40 @@ func TestUserAndLock(t *testing.T) {
 	}
 }
 
+// TestTakenNumbers checks that the user and the group nametap get other numbers where others have 1337, and
+// that the group of the user is its own. P14.
+func TestTakenNumbers(t *testing.T) {
+	netns.Need(t, "systemd-sysusers")
+	if os.Getuid() != 0 {
+		t.Skip("LEFT OUT: users below a directory need root")
+	}
+	const passwd, group = "root:x:0:0:root:/root:/bin/sh\n", "root:x:0:\n"
+	for name, c := range map[string]struct {
+		passwd, group string
+		uid, gid      bool // whether nametap has 1337
+	}{
+		"a user":             {passwd + "app:x:1337:1000::/:/bin/sh\n", group + "app:x:1000:\n", false, true},
+		"a group":            {passwd, group + "app:x:1337:\n", true, false},
+		"a user and a group": {passwd + "app:x:1337:1337::/:/bin/sh\n", group + "app:x:1337:\n", false, false},
+	} {
+		root := t.TempDir()
+		for _, dir := range []string{"etc", "usr/lib/sysusers.d"} {
+			if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		write(t, filepath.Join(root, "etc/passwd"), c.passwd)
+		write(t, filepath.Join(root, "etc/group"), c.group)
+		write(t, filepath.Join(root, "usr/lib/sysusers.d/nametap.conf"), read(t, "systemd/nametap.sysusers"))
+		output(t, command(t, nil, "systemd-sysusers", "--root="+root, "nametap.conf"))
+		user := regexp.MustCompile(`(?m)^nametap:x:(\d+):(\d+):`).FindStringSubmatch(read(t, filepath.Join(root, "etc/passwd")))
+		own := regexp.MustCompile(`(?m)^nametap:x:(\d+):`).FindStringSubmatch(read(t, filepath.Join(root, "etc/group")))
+		if user == nil || own == nil || user[2] != own[1] || (user[1] == "1337") != c.uid || (own[1] == "1337") != c.gid {
+			t.Errorf("%s has 1337: the user is %q and the group %q", name, user, own)
+		}
+	}
+}
+
 // TestInstallKeepsSettings checks that an existing file with settings is unchanged.
 func TestInstallKeepsSettings(t *testing.T) {
 	root := install(t)
