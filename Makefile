@@ -20,10 +20,10 @@ LIBDIR   ?= $(if $(filter /usr,$(PREFIX)),/usr,/usr/local)/lib
 # Where `make install` takes the agent from.
 BIN      ?= bin
 # What `make packages` and `make image` build. The time of the commit is the time of all files in
-# them, so that equal sources give equal packages and images.
+# them, so that equal sources give equal packages and images. An unpacked archive has none.
 ARCHES   ?= amd64 arm64
 FORMATS  ?= deb rpm apk
-SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
+SOURCE_DATE_EPOCH ?= $(shell scripts/commit-time)
 RELEASE  = GO='$(GO)' TAGS='$(TAGS)' VERSION='$(VERSION)' ARCHES='$(ARCHES)' FORMATS='$(FORMATS)' SOURCE_DATE_EPOCH='$(SOURCE_DATE_EPOCH)'
 
 .PHONY: run build manual test lint fuzz bench microbench vm node interop chart soak generate packages image image-update \
@@ -32,12 +32,12 @@ RELEASE  = GO='$(GO)' TAGS='$(TAGS)' VERSION='$(VERSION)' ARCHES='$(ARCHES)' FOR
 run: build ## start the demo: a control plane, an agent and a tour
 	./bin/nametap-demo $(ARGS)
 
-build: manual ## build static binaries in bin/
+build: ## build static binaries in bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '-s -w' -o bin/ ./cmd/...
 
 manual: ## write the manual pages and the shell completion to bin/share
 	@for command in nametap nametap-discovery; do rm -rf bin/share/$$command; \
-	CGO_ENABLED=0 $(GO) run -trimpath -tags $(TAGS),manual ./cmd/$$command bin/share/$$command || exit; done
+	CGO_ENABLED=0 GOOS=$$($(GO) env GOHOSTOS) GOARCH=$$($(GO) env GOHOSTARCH) $(GO) run -trimpath -tags $(TAGS),manual ./cmd/$$command bin/share/$$command || exit; done
 
 # BUSY are the packages whose tests need both processors, for agents in namespaces of their own.
 BUSY = '/nametap/\(iptables\|test\)$$'
@@ -137,10 +137,19 @@ SOURCES = go.mod go.sum $(wildcard .git/logs/HEAD) \
 # Builds only if a source has changed. So root, who may have no Go, can install what a user
 # has built.
 bin/nametap: $(SOURCES)
+	@$(HAS_GO)
 	$(MAKE) build
 	@touch $@
 
-install: $(BIN)/nametap ## install the agent and its units for a VM, below DESTDIR
+PAGE = bin/share/nametap/man/man1/nametap.1
+$(PAGE): $(SOURCES)
+	@$(HAS_GO)
+	$(MAKE) manual
+	@touch $@
+
+HAS_GO = command -v $(GO) >/dev/null || { echo 'make: $@ is missing or older than the sources, and the command $(GO) is missing: run `make build manual` as a user with Go first' >&2; exit 1; }
+
+install: $(BIN)/nametap $(PAGE) ## install the agent and its units for a VM, below DESTDIR
 	install -D -m 755 '$(BIN)/nametap' '$(DESTDIR)$(PREFIX)/bin/nametap'
 	install -D -m 644 deploy/systemd/nametap.socket   '$(DESTDIR)$(LIBDIR)/systemd/system/nametap.socket'
 	install -D -m 644 deploy/systemd/nametap.service  '$(DESTDIR)$(LIBDIR)/systemd/system/nametap.service'
