@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net"
 	"net/netip"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -89,15 +89,6 @@ func ParseConfig(text []byte) (Config, error) {
 	return cfg, nil
 }
 
-// settingName matches the name of a flag of `nametap agent`.
-var settingName = regexp.MustCompile(`^[a-z]+(-[a-z0-9]+)*$`)
-
-// reserved are the settings that follow from other fields, or from the pod, and from what.
-var reserved = map[string]string{ //nolint:gochecknoglobals // a constant
-	"xds-addr": "controlPlane", "cluster-id": "clusterID", "domain": "clusterDomain", "dns-addr": "mode", "upstream": "nameservers",
-	"status-addr": "whether Istio's sidecar is in the pod", "capture": "mode", "supervise": "mode",
-}
-
 // Check returns an error that names a field with a value that cannot be used.
 func (c Config) Check() error {
 	_, err := c.withDefaults()
@@ -134,23 +125,63 @@ func (c Config) check() error {
 	if !slices.Contains([]string{"Always", "IfNotPresent", "Never"}, c.ImagePullPolicy) {
 		return fmt.Errorf("imagePullPolicy %q: want Always, IfNotPresent or Never", c.ImagePullPolicy)
 	}
-	if host, port, err := net.SplitHostPort(c.ControlPlane); c.ControlPlane != "" && (err != nil || host == "" || port == "") {
-		return fmt.Errorf("controlPlane %q: want host:port, for example istiod.istio-system.svc:15012", c.ControlPlane)
+	for _, name := range []struct {
+		key, value, want string
+		valid            *regexp.Regexp
+	}{
+		{"image", c.Image, "the name of an image, such as registry.example.com/nametap:0.1.0", imageName},
+		{"initImage", c.InitImage, "the name of an image, such as registry.example.com/nametap-init:0.1.0", imageName},
+		{"rootCert", c.RootCert, "the name of a ConfigMap", objectName},
+		{"clusterDomain", c.ClusterDomain, "a domain, such as cluster.local", domainName},
+		{"clusterID", c.ClusterID, "a name without spaces", printable},
+	} {
+		if len(name.value) > maxName || !name.valid.MatchString(name.value) {
+			return fmt.Errorf("%s %.100q: want %s", name.key, name.value, name.want)
+		}
+	}
+	for _, namespace := range c.IgnoredNamespaces {
+		if len(namespace) > maxName || !objectName.MatchString(namespace) {
+			return fmt.Errorf("ignoredNamespaces: %.100q: want the name of a namespace", namespace)
+		}
+	}
+	if err := c.checkAddresses(); err != nil {
+		return err
+	}
+	return checkSettings(c.Settings)
+}
+
+// maxName is the longest name, in bytes.
+const maxName = 253
+
+var (
+	// imageName matches what the API server and engines take for an image, and more.
+	imageName  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/-]*(:[0-9]+/[A-Za-z0-9._/-]+)?(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?(@[a-z0-9]+:[0-9a-f]{32,})?$`)
+	objectName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
+	domainName = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?[.]?$`)
+	hostName   = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?$`)
+	printable  = regexp.MustCompile(`^[!-~]*$`)
+)
+
+// checkAddresses checks the addresses.
+func (c Config) checkAddresses() error {
+	if c.ControlPlane != "" {
+		host, port, err := net.SplitHostPort(c.ControlPlane)
+		number, err2 := strconv.ParseUint(port, 10, 16)
+		_, err3 := netip.ParseAddr(host)
+		if err != nil || err2 != nil || number == 0 || err3 != nil && !hostName.MatchString(host) {
+			return fmt.Errorf("controlPlane %.100q: want host:port, for example istiod.istio-system.svc:15012", c.ControlPlane)
+		}
 	}
 	if c.Mode == Resolv && len(c.Nameservers) == 0 {
 		return fmt.Errorf("nameservers: mode %s needs the addresses of the cluster's DNS: those of `kubectl --namespace kube-system get service kube-dns`", Resolv)
 	}
 	for _, text := range c.Nameservers {
-		if _, err := netip.ParseAddr(text); err != nil {
-			return fmt.Errorf("nameservers: %q: want an IP address, as the Service of the cluster's DNS has", text)
+		addr, err := netip.ParseAddr(text)
+		if err != nil || addr.Zone() != "" || addr.IsUnspecified() || addr.IsMulticast() {
+			return fmt.Errorf("nameservers: %.100q: want an IP address, as the Service of the cluster's DNS has", text)
 		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(c.Settings)) {
-		if origin := reserved[name]; origin != "" {
-			return fmt.Errorf("settings: %q cannot be set here, because it follows from: %s", name, origin)
-		}
-		if !settingName.MatchString(name) {
-			return fmt.Errorf("settings: %q: want the name of a flag of `nametap agent`, without --", name)
+		if addr.Unmap().IsLoopback() {
+			return fmt.Errorf("nameservers: %.100q: the agent itself is on the loopback address of the pod: want the address of the cluster's DNS", text)
 		}
 	}
 	return nil

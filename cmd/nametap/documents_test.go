@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -92,6 +93,34 @@ func TestReferenceConfiguration(t *testing.T) {
 	if _, err := o.config(); err != nil {
 		t.Error(err)
 	}
+}
+
+// R7: injection knows the settings of the agent, and what their values are: it refuses a wrong value unless the
+// flag takes any text.
+func TestInjectionSettings(t *testing.T) {
+	newAgentCommand().Flags().VisitAll(func(flag *pflag.Flag) {
+		var mistake string
+		value := strings.Trim(flag.DefValue, "[]")
+		switch err := (inject.Config{Settings: map[string]string{flag.Name: value}}).Check(); {
+		case flag.Name == "help":
+			return
+		case err != nil && strings.Contains(err.Error(), "it follows from"):
+			return
+		case err != nil:
+			mistake = err.Error()
+		case flag.Value.Set(value) != nil && value != "":
+			mistake = "the agent refuses the default"
+		default:
+			const wrong = "no value of a setting"
+			refused := (inject.Config{Settings: map[string]string{flag.Name: wrong}}).Check() != nil
+			if agent := flag.Value.Set(wrong) != nil && flag.Value.Type() != "strings"; agent != refused && flag.Value.Type() != "string" || refused && !agent {
+				mistake = fmt.Sprintf("refused by injection is %v, by the agent %v", refused, agent)
+			}
+		}
+		if mistake != "" {
+			t.Errorf("--%s: %s", flag.Name, mistake)
+		}
+	})
 }
 
 // P9: the schema of the chart allows the settings of the agent that injection accepts, and no other.

@@ -1,0 +1,102 @@
+package inject
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// settingKinds are the settings of `nametap agent` that Config.Settings may have, by the names of their flags,
+// with the kind of the value: as the flag says it, or the permitted values. An agent does not start with
+// another setting or value, and its pod would have no DNS.
+var settingKinds = map[string]string{ //nolint:gochecknoglobals // a constant
+	"autopath": "mesh|all|off", "before-sync": "forward|hold|servfail", "bypass": "strings", "ca-addr": "string",
+	"cache-max-negative-ttl": "duration", "cache-max-ttl": "duration", "cache-size": "bytes", "capture-agent-gid": "strings",
+	"capture-agent-uid": "strings", "capture-backend": "auto|nft|legacy", "capture-conntrack-zone": "int", "capture-enabled": "bool",
+	"capture-exclude-cidr": "strings", "capture-exclude-gid": "strings", "capture-exclude-interface": "strings",
+	"capture-exclude-source-port": "strings", "capture-exclude-uid": "strings", "capture-fail-open": "bool", "capture-host-ip": "string",
+	"capture-host-network": "bool", "capture-ipv6": "auto|on|off", "capture-reconcile": "duration", "capture-resolved": "bool",
+	"capture-servers": "all|resolv-conf", "capture-virtual-interface": "strings", "capture-wait": "duration", "config": "string",
+	"dns-auto-allocate": "bool", "drain": "duration", "edns-udp-size": "int", "instance-ip": "string", "labels-file": "string",
+	"local-only": "strings", "log-format": "text|json", "log-level": "level", "max-inflight": "int", "max-push-bytes": "bytes",
+	"max-tcp-conns": "int", "mesh-config": "string", "namespace": "string", "original-destination": "bool", "pod-name": "string",
+	"ready-timeout": "duration", "resolv-conf": "string", "serve-stale": "duration", "service-account": "string", "state-dir": "string",
+	"trust-domain": "string", "ttl": "duration", "upstream-mix-case": "bool", "upstream-order": "strict|fastest",
+	"upstream-parallel": "bool", "upstream-root-ca": "string", "upstream-timeout": "duration", "workload-cert": "auto|on|off",
+	"xds": "incremental|sotw", "xds-cert": "string", "xds-key": "string", "xds-plaintext": "bool", "xds-root-ca": "string",
+	"xds-server-name": "string", "xds-token-file": "string",
+}
+
+// reserved are the settings that follow from other fields, or from the pod, and from what.
+var reserved = map[string]string{ //nolint:gochecknoglobals // a constant
+	"xds-addr": "controlPlane", "cluster-id": "clusterID", "domain": "clusterDomain", "dns-addr": "mode", "upstream": "nameservers",
+	"status-addr": "whether Istio's sidecar is in the pod", "capture": "mode", "supervise": "mode",
+}
+
+// checkSettings returns an error that names a setting that the agent would refuse.
+func checkSettings(settings map[string]string) error {
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		value := settings[name]
+		kind, known := settingKinds[name]
+		switch origin := reserved[name]; {
+		case origin != "":
+			return fmt.Errorf("settings: %.100q cannot be set here, because it follows from: %s", name, origin)
+		case !known:
+			return fmt.Errorf("settings: %.100q: want the name of a flag of `nametap agent`, without --%s", name, similar(name))
+		}
+		if err := checkKind(kind, value); err != nil {
+			return fmt.Errorf("settings: %s: %.100q: %w", name, value, err)
+		}
+	}
+	return nil
+}
+
+// similar returns a hint at a setting that may be meant, "" without one.
+func similar(name string) string {
+	name = strings.ReplaceAll(strings.TrimPrefix(strings.ToLower(strings.TrimLeft(name, "-")), "nametap_"), "_", "-")
+	for _, candidate := range []string{name, "capture-" + name} {
+		if _, ok := settingKinds[candidate]; ok {
+			return ", such as " + candidate
+		}
+	}
+	return ""
+}
+
+// checkKind returns what is expected of a value that is not of a kind.
+func checkKind(kind, value string) error {
+	var err error
+	switch kind {
+	case "string", "strings":
+		return nil
+	case "bool":
+		if _, err = strconv.ParseBool(value); err != nil {
+			return errors.New("want true or false")
+		}
+	case "duration":
+		if d, err := time.ParseDuration(value); err != nil || d < 0 {
+			return errors.New("want a duration with its unit, such as 300ms, 5s or 2m")
+		}
+	case "int":
+		if n, err := strconv.ParseInt(value, 0, 64); err != nil || n < 0 {
+			return errors.New("want a whole number")
+		}
+	case "bytes":
+		if _, err = strconv.ParseUint(strings.TrimSuffix(strings.TrimSuffix(value, "KiB"), "MiB"), 10, 32); err != nil {
+			return errors.New("want a number of bytes, alone or with KiB or MiB, such as 64MiB")
+		}
+	case "level":
+		if new(slog.Level).UnmarshalText([]byte(value)) != nil {
+			return errors.New("want debug, info, warn or error")
+		}
+	default:
+		if values := strings.Split(kind, "|"); !slices.Contains(values, value) {
+			return fmt.Errorf("want %s or %s", strings.Join(values[:len(values)-1], ", "), values[len(values)-1])
+		}
+	}
+	return nil
+}
