@@ -60,7 +60,7 @@ func decide(p *pod, ns Namespace, cfg Config) (Outcome, string) {
 		return Skipped, ReasonHostNetwork
 	case isMirror:
 		return Skipped, ReasonMirror
-	case p.Spec.OS.Name == "windows":
+	case p.forWindows():
 		return Skipped, ReasonWindows
 	case labelled && label == "false":
 		return Skipped, ReasonPodSaysNo
@@ -76,4 +76,22 @@ func decide(p *pod, ns Namespace, cfg Config) (Outcome, string) {
 		return Injected, ReasonPod
 	}
 	return Injected, ReasonNamespace
+}
+
+// The label of nodes with their operating system, and the value for which there is no agent.
+const (
+	osLabel = "kubernetes.io/os"
+	windows = "windows"
+)
+
+// forWindows reports whether a pod says that it can run on nodes with Windows only. Each of the terms of an
+// affinity is sufficient.
+func (p *pod) forWindows() bool {
+	terms := p.Spec.Affinity.NodeAffinity.Required.NodeSelectorTerms
+	other := func(t nodeSelectorTerm) bool {
+		return !slices.ContainsFunc(t.MatchExpressions, func(r nodeSelectorRequirement) bool {
+			return r.Key == osLabel && r.Operator == "In" && slices.Equal(r.Values, []string{windows})
+		})
+	}
+	return p.Spec.OS.Name == windows || p.Spec.NodeSelector[osLabel] == windows || len(terms) > 0 && !slices.ContainsFunc(terms, other)
 }

@@ -40,6 +40,9 @@ shop         enabled    -            -           hostNetwork  skipped   hostNetw
 shop         -          true         -           hostNetwork  skipped   hostNetwork
 shop         enabled    true         status      hostNetwork  skipped   hostNetwork
 shop         enabled    true         -           windows      skipped   for Windows
+shop         enabled    true         -           winselector  skipped   for Windows
+shop         enabled    true         -           winaffinity  skipped   for Windows
+shop         enabled    true         -           anyaffinity  injected  the pod has the label nametap.dev/inject: "true"
 shop         enabled    -            -           hand         skipped   and no annotation nametap.dev/status
 shop         enabled    true         -           hand         skipped   and no annotation nametap.dev/status
 
@@ -74,6 +77,9 @@ func TestDecisions(t *testing.T) { // I3
 			"-":           "",
 			"hostNetwork": "  hostNetwork: true\n",
 			"windows":     "  os: {name: windows}\n",
+			"winselector": "  nodeSelector: {kubernetes.io/os: windows}\n",
+			"winaffinity": "  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: a, operator: Exists}, {key: kubernetes.io/os, operator: In, values: [windows]}]}]}}}\n",
+			"anyaffinity": "  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: kubernetes.io/os, operator: In, values: [windows]}]}, {matchExpressions: [{key: a, operator: Exists}]}]}}}\n",
 			"hand":        "  initContainers: [{name: nametap, image: nametap}]\n",
 		}[other]
 		if nsLabel == "-" {

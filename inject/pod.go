@@ -21,6 +21,14 @@ type pod struct {
 		OS          struct {
 			Name string `yaml:"name"`
 		} `yaml:"os"`
+		NodeSelector map[string]string `yaml:"nodeSelector"`
+		Affinity     struct {
+			NodeAffinity struct {
+				Required struct {
+					NodeSelectorTerms []nodeSelectorTerm `yaml:"nodeSelectorTerms"`
+				} `yaml:"requiredDuringSchedulingIgnoredDuringExecution"`
+			} `yaml:"nodeAffinity"`
+		} `yaml:"affinity"`
 		DNSPolicy       string     `yaml:"dnsPolicy"`
 		DNSConfig       *dnsConfig `yaml:"dnsConfig"`
 		SecurityContext struct {
@@ -34,6 +42,18 @@ type pod struct {
 			Name string `yaml:"name"`
 		} `yaml:"volumes"`
 	} `yaml:"spec"`
+}
+
+// A nodeSelectorTerm selects nodes by their labels.
+type nodeSelectorTerm struct {
+	MatchExpressions []nodeSelectorRequirement `yaml:"matchExpressions"`
+}
+
+// A nodeSelectorRequirement is one of a term.
+type nodeSelectorRequirement struct {
+	Key      string   `yaml:"key"`
+	Operator string   `yaml:"operator"`
+	Values   []string `yaml:"values"`
 }
 
 // A podContainer is a container of the application, or of another injector.

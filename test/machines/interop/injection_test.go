@@ -228,6 +228,9 @@ func (c *injectedCluster) decisions(t *testing.T, way string) {
 			"-":           "",
 			"hostNetwork": "  hostNetwork: true\n",
 			"windows":     "  os: {name: windows}\n",
+			"winselector": "  nodeSelector: {kubernetes.io/os: windows}\n",
+			"winaffinity": "  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: a, operator: Exists}, {key: kubernetes.io/os, operator: In, values: [windows]}]}]}}}\n",
+			"anyaffinity": "  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: kubernetes.io/os, operator: In, values: [windows]}]}, {matchExpressions: [{key: a, operator: Exists}]}]}}}\n",
 			"hand":        "  initContainers: [{name: nametap, image: nametap}]\n",
 		}[cells[4]]
 		pod, err := c.dryRun(namespace, text)
