@@ -165,7 +165,7 @@ func environmentExpression(cfg Config) (string, error) {
 			}
 			lists[j] = list
 		}
-		cases[i] = "(" + choice(`variables.annotations[?`+quote(proxyConfig)+`].orValue("").contains(`+quote(discoveryAddress)+`)`, lists[1], lists[0]) + ")"
+		cases[i] = "(" + choice(`variables.annotations[?`+quote(proxyConfig)+`].orValue("").matches(`+quote(discoveryAddress)+`)`, lists[1], lists[0]) + ")"
 	}
 	return choice("variables.istio", cases[1], cases[0]), nil
 }

@@ -3,6 +3,7 @@ package inject
 import (
 	"maps"
 	"net"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -234,12 +235,15 @@ func confined(user int) securityContext {
 	}
 }
 
-// proxyConfig is Istio's annotation with settings of a pod, and discoveryAddress the one in it that
-// replaces that of the Config.
-const (
-	proxyConfig      = "proxy.istio.io/config"
-	discoveryAddress = "discoveryAddress:"
-)
+// proxyConfig is Istio's annotation with settings of a pod, in YAML.
+const proxyConfig = "proxy.istio.io/config"
+
+// discoveryAddress matches a proxyConfig with an address of the control plane, which replaces that of the
+// Config. Policies use it, too, and CEL has no parser for YAML. It does not match comments, longer keys, and
+// keys without a value.
+const discoveryAddress = `(^|[\n{,])[ \t]*["']?discoveryAddress["']?[ \t]*:[ \t]*["']?[^ \t\r\n"'#,}]`
+
+var discoveryAddressPattern = regexp.MustCompile(discoveryAddress)
 
 // environment returns the settings of both containers. nameservers are those of mode Resolv.
 func environment(p *pod, nameservers []string, cfg Config) []env {
@@ -257,7 +261,7 @@ func environment(p *pod, nameservers []string, cfg Config) []env {
 	list.set("NAMETAP_READY_TIMEOUT", "3s")
 	list.set("NAMETAP_DRAIN", "0s")
 	list.set("GOMEMLIMIT", "160MiB")
-	if cfg.ControlPlane != "" && !strings.Contains(p.Metadata.Annotations[proxyConfig], discoveryAddress) {
+	if cfg.ControlPlane != "" && !discoveryAddressPattern.MatchString(p.Metadata.Annotations[proxyConfig]) {
 		list.set(variable("xds-addr"), cfg.ControlPlane)
 	}
 	if cfg.ClusterID != "" {

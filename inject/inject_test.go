@@ -1,6 +1,7 @@
 package inject_test
 
 import (
+	"fmt"
 	"os"
 	"reflect"
 	"regexp"
@@ -248,12 +249,26 @@ func TestChangedSettings(t *testing.T) { // I2
 	}
 }
 
-// TestControlPlaneOfPod checks that the address in the pod's annotation takes precedence.
-func TestControlPlaneOfPod(t *testing.T) {
-	text := "metadata: {name: app, annotations: {proxy.istio.io/config: 'discoveryAddress: own:15012'}}\nspec: {containers: [{name: app, image: app}]}\n"
-	pod := injected(t, text, inject.Config{ControlPlane: "other:15012"})
-	if address, ok := variables(pod.Spec.InitContainers[0])["NAMETAP_XDS_ADDR"]; ok {
-		t.Errorf("the address of the control plane is %s", address)
+// TestControlPlaneOfPod checks that the address in the pod's annotation takes precedence, and that nothing else
+// counts as one.
+func TestControlPlaneOfPod(t *testing.T) { // I1
+	for config, own := range map[string]bool{
+		"discoveryAddress: own:15012":                           true,
+		"a: b\ndiscoveryAddress: 'own:15012'\n":                 true,
+		`{"concurrency": 2, "discoveryAddress": "own:15012"}`:   true,
+		`{discoveryAddress: own:15012}`:                         true,
+		"# discoveryAddress: own:15012\na: b":                   false,
+		"discoveryAddress:\na: b":                               false,
+		"discoveryAddress: ''":                                  false,
+		"proxyMetadata: {A: 'the discoveryAddress: own:15012'}": false,
+		"olddiscoveryAddress: own:15012":                        false,
+		"discoveryAddressed: own:15012":                         false,
+	} {
+		text := fmt.Sprintf("metadata: {name: app, annotations: {proxy.istio.io/config: %q}}\nspec: {containers: [{name: app, image: app}]}\n", config)
+		pod := injected(t, text, inject.Config{ControlPlane: "other:15012"})
+		if address, ok := variables(pod.Spec.InitContainers[0])["NAMETAP_XDS_ADDR"]; ok == own {
+			t.Errorf("%q: the address of the control plane is %q", config, address)
+		}
 	}
 }
 

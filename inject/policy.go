@@ -157,7 +157,7 @@ func podWith(istio, address bool) *pod {
 		p.Spec.Containers = []podContainer{{Name: istioProxy}}
 	}
 	if address {
-		p.Metadata.Annotations = map[string]string{proxyConfig: discoveryAddress}
+		p.Metadata.Annotations = map[string]string{proxyConfig: "discoveryAddress: x:1"}
 	}
 	return p
 }
