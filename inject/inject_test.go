@@ -2,9 +2,6 @@ package inject_test
 
 import (
 	"fmt"
-	"os"
-	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -402,92 +399,5 @@ func TestNoPod(t *testing.T) {
 		if result, err := inject.Pod(parse(t, text), shop, inject.Config{}); err == nil {
 			t.Errorf("%s: %v", text, result)
 		}
-	}
-}
-
-// TestConfig checks that a file of settings is read strictly.
-func TestConfig(t *testing.T) {
-	for text, want := range map[string]string{
-		"mode: resolv\nnameservers: [10.96.0.10]\n": "",
-		"": "",
-		"{mode: rules, settings: {cache-size: 8MiB}}": "",
-		"mod: rules\n":                                    "mod",
-		"image: a\nimage: b\n":                            "already defined",
-		"image: a\n---\nimage: b\n":                       "one document",
-		"image: [a]\n":                                    "cannot unmarshal",
-		"mode: cni\n":                                     `mode "cni": want rules or resolv`,
-		"mode: resolv\n":                                  "needs the addresses of the cluster's DNS",
-		"mode: resolv\nnameservers: [kube-dns]\n":         `"kube-dns": want an IP address`,
-		"controlPlane: istiod\n":                          `controlPlane "istiod": want host:port`,
-		"imagePullPolicy: never\n":                        `imagePullPolicy "never": want Always`,
-		"settings: {xds-addr: 'x:1'}\n":                   "follows from: controlPlane",
-		"settings: {--cache-size: 8MiB}\n":                `"--cache-size": want the name of a flag`,
-		"settings: {NAMETAP_CACHE_SIZE: 8MiB}\n":          "want the name of a flag",
-		"ignoredNamespaces: []\nrootCert: other-config\n": "",
-		"settings: {cach-size: 8MiB}\n":                   `settings: "cach-size": want the name of a flag`,
-		"settings: {CACHE_SIZE: 8MiB}\n":                  "such as cache-size",
-		"settings: {exclude-uid: 1}\n":                    "such as capture-exclude-uid",
-		"settings: {ttl: 30}\n":                           `settings: ttl: "30": want a duration`,
-		"settings: {drain: -1s}\n":                        "want a duration",
-		"settings: {cache-size: 8MB}\n":                   `settings: cache-size: "8MB": want a number of bytes`,
-		"settings: {max-inflight: many}\n":                "want a whole number",
-		"settings: {upstream-parallel: maybe}\n":          "want true or false",
-		"settings: {upstream-parallel: true, log-level: debug, autopath: all, bypass: 'a,b', max-inflight: 5, ttl: 1m}\n": "",
-		"settings: {log-level: loud}\n": "want debug, info, warn or error",
-		"settings: {autopath: some}\n":  `settings: autopath: "some": want mesh, all or off`,
-		"image: 'nametap:0.1.0 '\n":     `image "nametap:0.1.0 ": want the name of an image`,
-		"initImage: 'a b'\n":            "initImage",
-		"image: registry.example.com:5000/a/nametap:v1.2_3@sha256:" + strings.Repeat("0a", 32) + "\n": "",
-		"image: 'localhost:5000/nametap'\n":      "",
-		"rootCert: Other\n":                      `rootCert "Other": want the name of a ConfigMap`,
-		"clusterDomain: 'a b'\n":                 `clusterDomain "a b": want a domain`,
-		"clusterID: 'a b'\n":                     "clusterID",
-		"controlPlane: 'istiod:0'\n":             "want host:port",
-		"controlPlane: 'istiod:http'\n":          "want host:port",
-		"controlPlane: 'istiod:70000'\n":         "want host:port",
-		"controlPlane: 'https://istiod:15012'\n": "want host:port",
-		"controlPlane: '[fd00::1]:15012'\n":      "",
-		"nameservers: [127.0.0.53]\n":            "the agent itself",
-		"nameservers: ['fe80::1%eth0']\n":        "want an IP address",
-		"nameservers: [0.0.0.0]\n":               "want an IP address",
-		"ignoredNamespaces: [Kube_System]\n":     `ignoredNamespaces: "Kube_System": want the name of a namespace`,
-	} {
-		cfg, err := inject.ParseConfig([]byte(text))
-		if err == nil {
-			err = cfg.Check()
-		}
-		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v, want %q", text, err, want)
-		}
-	}
-}
-
-// TestConfigDocument checks that docs/injection.md has every key with its default, or an example for
-// those without one.
-func TestConfigDocument(t *testing.T) { // R7
-	text, err := os.ReadFile("../docs/injection.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, block, found := strings.Cut(string(text), "    # inject.yaml\n")
-	block, _, ended := strings.Cut(block, "\n\n")
-	if !found || !ended {
-		t.Fatal("docs/injection.md has no inject.yaml")
-	}
-	file := strings.ReplaceAll("\n"+block, "\n    ", "\n")
-	cfg, err := inject.ParseConfig([]byte(file))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cfg.Check(); err != nil {
-		t.Error(err)
-	}
-	keys := regexp.MustCompile(`(?m)^\w+:`).FindAllString(file, -1)
-	if fields := reflect.TypeFor[inject.Config]().NumField(); len(keys) != fields {
-		t.Errorf("%d keys of %d: %q", len(keys), fields, keys)
-	}
-	cfg.ControlPlane, cfg.ClusterID, cfg.Nameservers, cfg.Settings = "", "", nil, nil
-	if diff := cmp.Diff(inject.DefaultConfig(), cfg); diff != "" {
-		t.Errorf("docs/injection.md (-defaults +document):\n%s", diff)
 	}
 }
