@@ -53,7 +53,11 @@ func (c *captureCommand) subcommand(use, short, long string, run func(ctx contex
 		log := newLogWriter(os.Stderr)
 		defer log.close()
 		c.options.logTo = log
-		if err := c.resolve(); err != nil {
+		err := c.resolve()
+		switch {
+		case err != nil && use == "status" && c.options.plainDNS():
+			return c.printWithoutRules(command.OutOrStdout())
+		case err != nil:
 			return usageError{err}
 		}
 		return run(command.Context(), command.OutOrStdout())
@@ -79,25 +83,6 @@ func (c *captureCommand) declared(use, short, long string) *cobra.Command {
 // print prints v as --output says.
 func (c *captureCommand) print(w io.Writer, v any, text func(w io.Writer) error) error {
 	return printOutput(w, c.output, v, text)
-}
-
-// resolve reads the settings. With the switch on it also reads the nameservers of
-// resolv.conf, if only their queries are captured.
-func (c *captureCommand) resolve() error {
-	if err := c.options.resolve(); err != nil {
-		return err
-	}
-	var err error
-	if c.config, err = c.options.captureConfig(); err != nil {
-		return err
-	}
-	if c.config.On && c.config.Servers == agent.ResolvConfServers {
-		if c.config.Config.Servers, err = agent.CapturedServers(c.config.ResolvConf); err != nil {
-			return err
-		}
-	}
-	c.capture, err = iptables.New(c.config.Config, c.options.logger())
-	return err
 }
 
 func newCaptureRemove() *cobra.Command {
@@ -227,7 +212,8 @@ func printSteps(w io.Writer, steps []iptables.Step) error {
 func newCaptureStatus() *cobra.Command {
 	c := new(captureCommand)
 	return c.subcommand("status", "Show the rules that are installed", `Show which rules of nametap are installed, in which backend, and how they differ from
-the settings. If they differ, the exit code is 1.
+the settings. If they differ, the exit code is 1. In a pod that was injected with mode
+resolv there are no rules, and the command says so.
 
 Rules can be read only with CAP_NET_ADMIN and the tools of iptables, which the agent's
 container of a pod lacks. There the command sends test queries to find out whether queries
