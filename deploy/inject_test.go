@@ -78,7 +78,7 @@ func TestWebhookManifest(t *testing.T) { // I8, I9
 	var role rbacv1.ClusterRole
 	var binding rbacv1.ClusterRoleBinding
 	for i, document := range strings.Split(read(t, "kubernetes/webhook.yaml"), "\n---\n") {
-		if err := yaml.UnmarshalStrict([]byte(document), []any{&configuration, &role, &binding}[i]); err != nil {
+		if err := yaml.UnmarshalStrict([]byte(document), []any{&role, &binding, &configuration}[i]); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -202,7 +203,7 @@ func (b *bundler) pass(ctx context.Context) error {
 	}
 	err := b.write(ctx, seen, patch)
 	switch {
-	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
+	case apierrors.IsConflict(err), apierrors.IsNotFound(err), inapplicable(err):
 		return nil // it was changed or deleted, which is seen soon
 	case err != nil:
 		advice := ""
@@ -215,6 +216,13 @@ func (b *bundler) pass(ctx context.Context) error {
 		b.log.Info("the certificates for the webhook were written", "configuration", b.name, "webhooks", names)
 	}
 	return nil
+}
+
+// inapplicable reports whether a patch is of a part that the object has no more. The API server finds that out
+// before it compares the versions. An error about a value names its field.
+func inapplicable(err error) bool {
+	status := new(apierrors.StatusError)
+	return errors.As(err, &status) && apierrors.IsInvalid(err) && (status.ErrStatus.Details == nil || len(status.ErrStatus.Details.Causes) == 0)
 }
 
 // count counts a write, and logs which programs write something else again and again.
