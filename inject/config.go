@@ -133,7 +133,7 @@ func (c Config) check() error {
 		{"initImage", c.InitImage, "the name of an image, such as registry.example.com/nametap-init:0.1.0", imageName},
 		{"rootCert", c.RootCert, "the name of a ConfigMap", objectName},
 		{"clusterDomain", c.ClusterDomain, "a domain, such as cluster.local", domainName},
-		{"clusterID", c.ClusterID, "a name without spaces", printable},
+		{"clusterID", c.ClusterID, "a name without control characters", printable},
 	} {
 		if len(name.value) > maxName || !name.valid.MatchString(name.value) {
 			return fmt.Errorf("%s %.100q: want %s", name.key, name.value, name.want)
@@ -155,11 +155,11 @@ const maxName = 253
 
 var (
 	// imageName matches what the API server and engines take for an image, and more.
-	imageName  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/-]*(:[0-9]+/[A-Za-z0-9._/-]+)?(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?(@[a-z0-9]+:[0-9a-f]{32,})?$`)
+	imageName  = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._/-]*|\[[0-9a-fA-F:]+\])(:[0-9]+/[A-Za-z0-9._/-]+)?(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?(@[a-z0-9]+:[0-9a-f]{32,})?$`)
 	objectName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
 	domainName = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?[.]?$`)
 	hostName   = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?$`)
-	printable  = regexp.MustCompile(`^[!-~]*$`)
+	printable  = regexp.MustCompile(`^[^\x00-\x1f\x7f]*$`)
 )
 
 // checkAddresses checks the addresses.

@@ -48,7 +48,7 @@ func TestConfig(t *testing.T) {
 		"image: 'localhost:5000/nametap'\n":      "",
 		"rootCert: Other\n":                      `rootCert "Other": want the name of a ConfigMap`,
 		"clusterDomain: 'a b'\n":                 `clusterDomain "a b": want a domain`,
-		"clusterID: 'a b'\n":                     "clusterID",
+		"clusterID: \"a\\tb\"\n":                 "clusterID",
 		"controlPlane: 'istiod:0'\n":             "want host:port",
 		"controlPlane: 'istiod:http'\n":          "want host:port",
 		"controlPlane: 'istiod:70000'\n":         "want host:port",
