@@ -141,13 +141,14 @@ func (r *Registrar) Run(ctx context.Context) {
 	}
 }
 
-// due returns how long to wait for the next check.
+// due returns how long to wait for the next check. It is sooner if names have changed less than
+// notePause after they were read. If they were not read although that time is over, there is no
+// registration to change.
 func (r *Registrar) due() time.Duration {
-	wait := r.config.Interval
-	if r.noted.Load() {
-		wait = min(wait, max(0, r.config.pause-time.Since(r.read)))
+	if left := r.config.pause - time.Since(r.read); r.noted.Load() && left > 0 {
+		return min(r.config.Interval, left)
 	}
-	return wait
+	return r.config.Interval
 }
 
 // changes returns the channel that receives when systemd-resolved starts or ends; nil if that is

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -343,5 +344,30 @@ func TestAskHelper(t *testing.T) {
 	}
 	if hasHelper(path) {
 		t.Error("there is a helper without a socket")
+	}
+}
+
+// TestDue checks that a Registrar without a registration does nothing until the next check. It used to
+// try again at once, for ever.
+func TestDue(t *testing.T) { // V5
+	for _, on := range []bool{false, true} {
+		r := New(Config{
+			Returned: func([]string) {}, Interval: time.Hour, Logger: slog.New(slog.DiscardHandler),
+			dir: filepath.Join(t.TempDir(), "absent"),
+		})
+		r.Set(on)
+		netns.New(t).Run(func() { // without the interface of another agent
+			if status, err := r.sync(t.Context()); err != nil || status.State == Registered {
+				t.Fatalf("on %v: %+v, %v", on, status, err)
+			}
+		})
+		for _, ago := range []time.Duration{0, time.Minute} { // names were read for a registration that is gone
+			if ago > 0 {
+				r.read = time.Now().Add(-ago)
+			}
+			if due := r.due(); due != time.Hour {
+				t.Errorf("on %v: the next check is due in %v, want the interval", on, due)
+			}
+		}
 	}
 }
