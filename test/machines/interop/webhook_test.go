@@ -185,19 +185,31 @@ func TestWebhookAway(t *testing.T) { // I7, I9
 	for _, pod := range []struct{ namespace, labels, spec string }{
 		{"none", "{}", ""}, {"disabled", "{}", ""}, {"enabled", `{nametap.dev/inject: "false"}`, ""}, {"enabled", "{}", ", hostNetwork: true"},
 		{"kube-system", `{nametap.dev/inject: "true"}`, ""}, {discoverySystem, `{app: nametap-discovery}`, ""},
+		{"enabled", "{}", ", nodeSelector: {kubernetes.io/os: windows}"}, {"enabled", "{}", ", " + affinity(windowsTerm)},
 	} {
 		text := "metadata: {name: app, labels: " + pod.labels + "}\nspec: {automountServiceAccountToken: false" + pod.spec + ", containers: [" + restrictedContainer + "]}\n"
 		if _, err := c.dryRun(pod.namespace, text); err != nil {
 			t.Errorf("%+v: %v", pod, err)
 		}
 	}
-	for namespace, labels := range map[string]string{"enabled": "{}", "none": `{nametap.dev/inject: "true"}`} {
-		_, err := c.dryRun(namespace, "metadata: {name: app, labels: "+labels+"}\nspec: {containers: ["+restrictedContainer+"]}\n")
+	for _, pod := range []struct{ namespace, labels, spec string }{
+		{"enabled", "{}", ""}, {"none", `{nametap.dev/inject: "true"}`, ""},
+		{"enabled", "{}", ", nodeSelector: {kubernetes.io/os: linux}"}, {"enabled", "{}", ", " + affinity(windowsTerm+", {matchExpressions: [{key: a, operator: Exists}]}")},
+	} {
+		_, err := c.dryRun(pod.namespace, "metadata: {name: app, labels: "+pod.labels+"}\nspec: {automountServiceAccountToken: false"+pod.spec+", containers: ["+restrictedContainer+"]}\n")
 		if err == nil || !strings.Contains(err.Error(), `.inject.nametap.dev"`) || !strings.Contains(err.Error(), "nametap-discovery.nametap-system.svc:15017/inject/") {
-			t.Errorf("%s: %v", namespace, err)
+			t.Errorf("%+v: %v", pod, err)
 		}
-		t.Logf("%s: %v", namespace, err)
+		t.Logf("%+v: %v", pod, err)
 	}
+}
+
+// windowsTerm is a term of an affinity that only nodes with Windows match.
+const windowsTerm = "{matchExpressions: [{key: a, operator: Exists}, {key: kubernetes.io/os, operator: In, values: [windows]}]}"
+
+// affinity returns the required node affinity of a pod with these terms.
+func affinity(terms string) string {
+	return "affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [" + terms + "]}}}"
 }
 
 // restrictedContainer is a container that the Pod Security level restricted admits.
