@@ -92,8 +92,9 @@ func mutation(cfg Config) (m celMutation, err error) {
 		cluster := `variables.ownPolicy != "None"`
 		services := "svc." + cfg.ClusterDomain
 		add("upstreams", `((`+cluster+` ? `+texts(cfg.Nameservers)+` : []) + variables.ownNameservers).distinct().join(",")`)
-		add("searches", `((`+cluster+` ? [request.namespace + `+quote("."+services)+`, `+quote(services)+`, `+quote(cfg.ClusterDomain)+`] : []) + variables.ownSearches).distinct()`)
-		add("options", `(`+cluster+` && !variables.ownOptions.exists(o, o.split(":")[0] == "ndots") ? ["ndots:5"] : []) + variables.ownOptions`)
+		add("nextClusterSearches", cluster+` ? [request.namespace + `+quote("."+services)+`, `+quote(services)+`, `+quote(cfg.ClusterDomain)+`] : []`)
+		add("searches", `(variables.nextClusterSearches + variables.ownSearches).distinct()`)
+		add("options", `(`+cluster+` && !variables.ownOptions.exists(o, o.split(":")[0] == "ndots") ? [`+quote(clusterNdots().String())+`] : []) + variables.ownOptions`)
 	} else {
 		add("searches", `variables.ownSearches`)
 		add("options", `variables.ownOptions`)
@@ -121,7 +122,7 @@ func mutation(cfg Config) (m celMutation, err error) {
 		}
 		sysctls += ` + (` + missing + ` ? [` + added + `] : [])`
 		status = `([` + status + `] + (` + missing + ` ? [` + quote("sysctls="+lowPorts) + `] : []) + ` +
-			statusPart("nameservers", "ownNameservers") + ` + ` + statusPart("searches", "ownSearches") + ` + ` +
+			statusPart("clusterSearches", "nextClusterSearches") + ` + ` + statusPart("nameservers", "ownNameservers") + ` + ` + statusPart("searches", "ownSearches") + ` + ` +
 			`(variables.ownPolicy != "" ? ["dnsPolicy=" + variables.ownPolicy] : []) + ` + statusPart("options", "ownOptions") + `).join(";")`
 	}
 	add("sysctls", sysctls)

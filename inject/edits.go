@@ -63,7 +63,7 @@ func newEdits(p *pod, ns Namespace, cfg Config) (edits, error) {
 			return edits{}, err
 		}
 		nameservers, e.dns = resolv.upstreams, &resolv.fields
-		next.dnsPolicy, next.dns = own.policy, own.config
+		next.clusterSearches, next.dnsPolicy, next.dns = resolv.clusterSearches, own.policy, own.config
 		if e.sysctls, err = missingSysctls(p, previous); err != nil {
 			return edits{}, err
 		}
@@ -85,22 +85,70 @@ func newEdits(p *pod, ns Namespace, cfg Config) (edits, error) {
 	return e, nil
 }
 
-// ownDNS returns what the pod had before it was injected in mode Resolv.
+// ownDNS returns what the pod would have without an injection in mode Resolv: what it had before, with the
+// changes since. What was removed from the nameservers cannot be seen, because the pod has only the agent.
 func ownDNS(p *pod, previous status) dnsFields {
-	if previous.mode == Resolv {
-		return dnsFields{previous.dnsPolicy, previous.dns}
-	}
-	own := dnsFields{policy: p.Spec.DNSPolicy}
+	now := dnsFields{policy: p.Spec.DNSPolicy}
 	if p.Spec.DNSConfig != nil {
-		own.config = *p.Spec.DNSConfig
+		now.config = *p.Spec.DNSConfig
 	}
-	return own
+	if previous.mode != Resolv {
+		return now
+	}
+	policy := now.policy
+	if policy == "None" {
+		policy = previous.dnsPolicy
+	}
+	var injectedOptions []string
+	if previous.dnsPolicy != "None" && !slices.ContainsFunc(previous.dns.Options, isNdots) {
+		injectedOptions = []string{clusterNdots().String()}
+	}
+	before, text := previous.dns, func(s string) string { return s }
+	return dnsFields{policy, dnsConfig{
+		Nameservers: edited(before.Nameservers, slices.Concat(before.Nameservers, now.config.Nameservers), []string{loopback}, text),
+		Searches:    edited(before.Searches, now.config.Searches, previous.clusterSearches, text),
+		Options:     edited(before.Options, now.config.Options, injectedOptions, dnsOption.String),
+	}}
 }
+
+// edited returns the elements of a list without those that were removed since, and those that were added
+// since by anything but injection.
+func edited[T any](before, now []T, injected []string, text func(T) string) []T {
+	present, known := map[string]bool{}, map[string]bool{}
+	for _, v := range now {
+		present[text(v)] = true
+	}
+	var list []T
+	for _, v := range before {
+		known[text(v)] = true
+		if present[text(v)] {
+			list = append(list, v)
+		}
+	}
+	for _, s := range injected {
+		known[s] = true
+	}
+	for _, v := range now {
+		if !known[text(v)] {
+			list = append(list, v)
+		}
+	}
+	return list
+}
+
+// clusterNdots is the option that kubelet writes for the DNS of the cluster.
+func clusterNdots() dnsOption {
+	five := "5"
+	return dnsOption{"ndots", &five}
+}
+
+func isNdots(o dnsOption) bool { return o.Name == "ndots" }
 
 // A resolvConf is the DNS of a pod in mode Resolv.
 type resolvConf struct {
-	fields    dnsFields
-	upstreams []string // the nameservers that the agent forwards to
+	fields          dnsFields
+	clusterSearches []string
+	upstreams       []string // the nameservers that the agent forwards to
 }
 
 // newResolvConf returns the DNS of a pod whose only nameserver is the agent. Search list and options
@@ -109,16 +157,18 @@ func newResolvConf(own dnsFields, ns Namespace, cfg Config) (resolvConf, error) 
 	if !representable(own.config) {
 		return resolvConf{}, errors.New(notRepresentable())
 	}
-	upstreams, searches := own.config.Nameservers, own.config.Searches
-	options := slices.Clone(own.config.Options)
+	upstreams, options := own.config.Nameservers, slices.Clone(own.config.Options)
+	var clusterSearches []string
 	switch own.policy {
 	case "", "ClusterFirst", "ClusterFirstWithHostNet":
+		if !objectName.MatchString(ns.Name) {
+			return resolvConf{}, fmt.Errorf("namespace %.100q: want the name of a namespace, for the search list", ns.Name)
+		}
 		services := "svc." + cfg.ClusterDomain
 		upstreams = slices.Concat(cfg.Nameservers, upstreams)
-		searches = slices.Concat([]string{ns.Name + "." + services, services, cfg.ClusterDomain}, searches)
-		if !slices.ContainsFunc(options, func(o dnsOption) bool { return o.Name == "ndots" }) {
-			five := "5"
-			options = slices.Insert(options, 0, dnsOption{"ndots", &five})
+		clusterSearches = []string{ns.Name + "." + services, services, cfg.ClusterDomain}
+		if !slices.ContainsFunc(options, isNdots) {
+			options = slices.Insert(options, 0, clusterNdots())
 		}
 	case "None":
 		if len(upstreams) == 0 {
@@ -127,8 +177,8 @@ func newResolvConf(own dnsFields, ns Namespace, cfg Config) (resolvConf, error) 
 	default:
 		return resolvConf{}, errors.New(otherPolicy(own.policy))
 	}
-	config := dnsConfig{[]string{loopback}, distinct(searches), options}
-	return resolvConf{dnsFields{"None", config}, distinct(upstreams)}, nil
+	config := dnsConfig{[]string{loopback}, distinct(slices.Concat(clusterSearches, own.config.Searches)), options}
+	return resolvConf{dnsFields{"None", config}, clusterSearches, distinct(upstreams)}, nil
 }
 
 // Reasons of newResolvConf to refuse a pod.

@@ -339,6 +339,69 @@ func restricted(t *testing.T, pod corev1.Pod) {
 	}
 }
 
+// TestEditedDNS checks that another injection keeps what was changed in dnsPolicy and dnsConfig since the
+// first one, and replaces what that has added.
+func TestEditedDNS(t *testing.T) { // I2, I11
+	other := resolv
+	other.Nameservers, other.ClusterDomain = []string{"10.0.0.10"}, "corp.example"
+	const own = "  dnsPolicy: ClusterFirst\n  dnsConfig: {nameservers: [192.0.2.1], searches: [a.example, b.example], options: [{name: timeout, value: '1'}, {name: use-vc}]}\n"
+	for name, test := range map[string]struct {
+		dns  string
+		edit func(*corev1.PodSpec)
+		want string // of the pod without injection
+	}{
+		"nothing": {own, func(*corev1.PodSpec) {}, own},
+		"added": {
+			own, func(s *corev1.PodSpec) {
+				s.DNSConfig.Nameservers = append(s.DNSConfig.Nameservers, "192.0.2.2", "192.0.2.1")
+				s.DNSConfig.Searches = append([]string{"c.svc.cluster.local"}, append(s.DNSConfig.Searches, "d.example")...)
+				s.DNSConfig.Options = append(s.DNSConfig.Options, corev1.PodDNSConfigOption{Name: "edns0"}, corev1.PodDNSConfigOption{Name: "attempts", Value: ptr("2")})
+			},
+			"  dnsPolicy: ClusterFirst\n  dnsConfig: {nameservers: [192.0.2.1, 192.0.2.2], searches: [a.example, b.example, c.svc.cluster.local, d.example], " +
+				"options: [{name: timeout, value: '1'}, {name: use-vc}, {name: edns0}, {name: attempts, value: '2'}]}\n",
+		},
+		"added to a pod without any": {
+			"", func(s *corev1.PodSpec) { s.DNSConfig.Searches = append(s.DNSConfig.Searches, "d.example") },
+			"  dnsConfig: {searches: [d.example]}\n",
+		},
+		"removed and changed": {
+			own, func(s *corev1.PodSpec) {
+				s.DNSConfig.Searches = slices.DeleteFunc(s.DNSConfig.Searches, func(v string) bool { return v == "a.example" })
+				s.DNSConfig.Options = []corev1.PodDNSConfigOption{{Name: "ndots", Value: ptr("2")}, {Name: "timeout", Value: ptr("3")}}
+			},
+			"  dnsPolicy: ClusterFirst\n  dnsConfig: {nameservers: [192.0.2.1], searches: [b.example], options: [{name: ndots, value: '2'}, {name: timeout, value: '3'}]}\n",
+		},
+		"None": {
+			"  dnsPolicy: None\n  dnsConfig: {nameservers: [192.0.2.1], options: [{name: use-vc}]}\n", func(s *corev1.PodSpec) {
+				s.DNSConfig.Searches = []string{"a.example"}
+				s.DNSConfig.Options = append(s.DNSConfig.Options, corev1.PodDNSConfigOption{Name: "ndots", Value: ptr("5")})
+			},
+			"  dnsPolicy: None\n  dnsConfig: {nameservers: [192.0.2.1], searches: [a.example], options: [{name: use-vc}, {name: ndots, value: '5'}]}\n",
+		},
+		"another policy": {
+			"  dnsPolicy: None\n  dnsConfig: {nameservers: [192.0.2.1]}\n", func(s *corev1.PodSpec) { s.DNSPolicy = corev1.DNSClusterFirst },
+			"  dnsPolicy: ClusterFirst\n  dnsConfig: {nameservers: [192.0.2.1]}\n",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := typed(t, injectText(t, plain+test.dns, resolv))
+			test.edit(&pod.Spec)
+			text, err := kyaml.Marshal(pod)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, cfg := range []inject.Config{resolv, other, {}} {
+				if diff := cmp.Diff(injected(t, plain+test.want, cfg), injected(t, string(text), cfg)); diff != "" {
+					t.Errorf("the edited pod at once (-) and injected before (+), %+v:\n%s", cfg, diff)
+				}
+			}
+			if diff := cmp.Diff(injected(t, plain+test.want, inject.Config{}), injected(t, injectText(t, string(text), other), inject.Config{})); diff != "" {
+				t.Errorf("without mode resolv again:\n%s", diff)
+			}
+		})
+	}
+}
+
 func ptr[T any](v T) *T { return &v }
 
 // TestSysctlOfPod checks that a sysctl of the pod stays, if the agent can use port 53 with it.

@@ -136,10 +136,22 @@ func decision(cfg Config) []celVariable {
 		{"previousVolumes", partsOf("volumes")},
 		{"previousSysctls", partsOf("sysctls")},
 		{"wasResolv", expression(`variables.parts.exists(p, p == "mode=` + string(Resolv) + `")`)},
-		{"ownPolicy", expression(`variables.wasResolv ? ` + string(partsOf("dnsPolicy")) + `.join(",") : object.spec.?dnsPolicy.orValue("")`)},
-		{"ownNameservers", expression(`variables.wasResolv ? ` + string(partsOf("nameservers")) + ` : object.spec.?dnsConfig.?nameservers.orValue([])`)},
-		{"ownSearches", expression(`variables.wasResolv ? ` + string(partsOf("searches")) + ` : object.spec.?dnsConfig.?searches.orValue([])`)},
-		{"ownOptions", expression(`variables.wasResolv ? ` + string(partsOf("options")) + ` : object.spec.?dnsConfig.?options.orValue([]).map(o, has(o.value) ? o.name + ":" + o.value : o.name)`)},
+		// ownDNS.
+		{"nowPolicy", `object.spec.?dnsPolicy.orValue("")`},
+		{"nowNameservers", `object.spec.?dnsConfig.?nameservers.orValue([])`},
+		{"nowSearches", `object.spec.?dnsConfig.?searches.orValue([])`},
+		{"nowOptions", `object.spec.?dnsConfig.?options.orValue([]).map(o, has(o.value) ? o.name + ":" + o.value : o.name)`},
+		{"previousPolicy", expression(string(partsOf("dnsPolicy")) + `.join(",")`)},
+		{"previousNameservers", partsOf("nameservers")},
+		{"previousSearches", partsOf("searches")},
+		{"previousOptions", partsOf("options")},
+		{"clusterSearches", partsOf("clusterSearches")},
+		{"clusterOptions", expression(`variables.previousPolicy != "None" && !variables.previousOptions.exists(o, o.split(":")[0] == "ndots") ? [` + quote(clusterNdots().String()) + `] : []`)},
+		{"ownPolicy", `variables.wasResolv && variables.nowPolicy == "None" ? variables.previousPolicy : variables.nowPolicy`},
+		{"ownNameservers", expression(`variables.wasResolv ? variables.previousNameservers + ` +
+			`variables.nowNameservers.filter(n, n != ` + quote(loopback) + ` && !(n in variables.previousNameservers)) : variables.nowNameservers`)},
+		{"ownSearches", editedExpression("Searches")},
+		{"ownOptions", editedExpression("Options")},
 		{"ownSysctls", `object.spec.?securityContext.?sysctls.orValue([]).filter(s, !(s.name in variables.previousSysctls))`},
 		{"ports", expression(`variables.istio ? ` + numbers(portsOf(podWith(true, false), cfg)) + ` : ` + numbers(portsOf(podWith(false, false), cfg)))},
 	}
@@ -148,6 +160,12 @@ func decision(cfg Config) []celVariable {
 // partsOf returns the expression of the values of a key of the annotation.
 func partsOf(key string) expression {
 	return expression(fmt.Sprintf(`variables.parts.filter(p, p.startsWith(%s)).map(p, p.substring(%d).split(",")).flatten()`, quote(key+"="), len(key)+1))
+}
+
+// editedExpression is edited.
+func editedExpression(list string) expression {
+	return expression(strings.ReplaceAll(`variables.wasResolv ? variables.previousLIST.filter(v, v in variables.nowLIST) + `+
+		`variables.nowLIST.filter(v, !(v in variables.previousLIST) && !(v in variables.clusterLIST)) : variables.nowLIST`, "LIST", list))
 }
 
 // podWith returns a pod that differs in what the containers depend on.
@@ -167,7 +185,7 @@ func podWith(istio, address bool) *pod {
 func statusPattern() string {
 	const name = agentName + `(-[^,;]*)?`
 	part := `(mode=(` + string(Rules) + `|` + string(Resolv) + `)|(initContainers|volumes)=` + name + `(,` + name + `)*|sysctls=` + strings.ReplaceAll(lowPorts, ".", `\.`) +
-		`|(nameservers|searches|dnsPolicy|options)=[^;]+)`
+		`|(clusterSearches|nameservers|searches|dnsPolicy|options)=[^;]+)`
 	return `^` + part + `(;` + part + `)*$`
 }
 

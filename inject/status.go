@@ -16,9 +16,10 @@ type status struct {
 	initContainers []string
 	volumes        []string
 	sysctls        []string
-	// In mode Resolv, what the pod itself had.
-	dnsPolicy string
-	dns       dnsConfig
+	// In mode Resolv, the search list of the cluster that was added, and what the pod itself had.
+	clusterSearches []string
+	dnsPolicy       string
+	dns             dnsConfig
 }
 
 // String returns the value of the annotation. Empty lists are left out.
@@ -34,11 +35,7 @@ func (s status) String() string {
 	}
 	var options []string
 	for _, o := range s.dns.Options {
-		text := o.Name
-		if o.Value != nil {
-			text += ":" + *o.Value
-		}
-		options = append(options, text)
+		options = append(options, o.String())
 	}
 	if len(options) > 0 {
 		parts = append(parts, "options="+strings.Join(options, ","))
@@ -55,7 +52,7 @@ type statusList struct {
 // lists returns the lists of a status, in their order.
 func (s *status) lists() []statusList {
 	return []statusList{
-		{"initContainers", &s.initContainers}, {"volumes", &s.volumes}, {"sysctls", &s.sysctls},
+		{"initContainers", &s.initContainers}, {"volumes", &s.volumes}, {"sysctls", &s.sysctls}, {"clusterSearches", &s.clusterSearches},
 		{"nameservers", &s.dns.Nameservers}, {"searches", &s.dns.Searches},
 	}
 }
@@ -114,6 +111,14 @@ func (s *status) parse(key, value string) error {
 		return fmt.Errorf("unknown part %s=%s", key, value)
 	}
 	return nil
+}
+
+// String returns the option as it is in resolv.conf.
+func (o dnsOption) String() string {
+	if o.Value == nil {
+		return o.Name
+	}
+	return o.Name + ":" + *o.Value
 }
 
 func parseOption(text string) dnsOption {
