@@ -43,16 +43,16 @@ type manifestObjects struct {
 // readManifest reads discovery.yaml and webhook.yaml.
 func readManifest(t *testing.T) manifestObjects {
 	t.Helper()
-	var text string
+	var texts []string
 	for _, name := range []string{"discovery.yaml", "webhook.yaml"} {
 		content, err := os.ReadFile(manifests + name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		text += "\n---\n" + string(content)
+		texts = append(texts, string(content))
 	}
 	var all manifestObjects
-	for document := range strings.SplitSeq(text, "\n---\n") {
+	for document := range strings.SplitSeq(strings.Join(texts, "\n---\n"), "\n---\n") {
 		var kind struct{ Kind string }
 		var role rbacv1.Role // a ClusterRole has the same fields
 		var deployment appsv1.Deployment
