@@ -62,6 +62,10 @@ type Capture struct {
 	entries  entries
 	seed     maphash.Seed // of fingerprints
 	seen     fingerprint  // of the kernel when all rules were there, zero if that is not known
+
+	open      func() bool // reports connections to VIPs; nil if there are never any
+	openLimit time.Duration
+	openUntil time.Time // set at the end of Keep
 }
 
 // A site is where rules of one family are.
@@ -154,6 +158,19 @@ const soonSettle = 100 * time.Millisecond
 
 // SetEnding sets what Keep does at its end. Rules that Config.FailClosed keeps stay in any case.
 func (c *Capture) SetEnding(e Ending) { c.ending.Store(int32(e)) }
+
+// SetOpen makes a removal keep the chains, without jumps to them, also while open reports that there are
+// connections to VIPs: the kernel translates their addresses as long as a rule needs it. At the end of
+// Keep they stay for up to limit. It must be called before Keep.
+func (c *Capture) SetOpen(open func() bool, limit time.Duration) { c.open, c.openLimit = open, limit }
+
+// openInterval is how often open connections are looked for.
+const openInterval = 50 * time.Millisecond
+
+// inUse reports whether the chains stay for open connections.
+func (c *Capture) inUse() bool {
+	return c.open != nil && (c.openUntil.IsZero() || time.Now().Before(c.openUntil)) && c.open()
+}
 
 // Stats counts what Keep has done.
 type Stats struct {

@@ -152,6 +152,15 @@ type Config struct {
 	// there.
 	VirtualInterfaces []string
 
+	// VIPs are destinations that the agent connects clients of: TCP connections to them are
+	// redirected to its EgressPort, and UDP packets are refused (ICMP port unreachable).
+	// The exclusions apply to them, except that Servers is for DNS alone. If it is 0, they
+	// pass through.
+	VIPs []netip.Prefix
+	// EgressPort is the agent's TCP port for VIPs, on the same addresses as Port. No
+	// program may listen on the UDP port with this number.
+	EgressPort uint16
+
 	// Zone is the conntrack zone of captured UDP queries; 0 for no zone. Without a zone,
 	// queries of an application and of the agent from the same source port are taken
 	// for one flow.
@@ -247,6 +256,9 @@ func (c Config) validate() error {
 			return err
 		}
 	}
+	if err := c.validateEgress(); err != nil {
+		return err
+	}
 	for _, p := range c.ExcludeCIDRs {
 		if !p.IsValid() || !plain(p.Masked().Addr()) {
 			return fmt.Errorf("excluded CIDR %q: want an IPv4 or IPv6 prefix, not one with IPv4 within IPv6", p)
@@ -263,6 +275,18 @@ func (c Config) validate() error {
 		}
 	}
 	return c.validateModes()
+}
+
+func (c Config) validateEgress() error {
+	if c.EgressPort == c.Port || c.EgressPort == dnsPort {
+		return fmt.Errorf("port %d for VIPs: want another one than the agent's DNS port and %d", c.EgressPort, dnsPort)
+	}
+	for _, p := range c.VIPs {
+		if !p.IsValid() || p.Bits() == 0 || !plain(p.Masked().Addr()) {
+			return fmt.Errorf("range of VIPs %q: want an IPv4 or IPv6 prefix, not of length 0", p)
+		}
+	}
+	return nil
 }
 
 func (c Config) validateModes() error {

@@ -65,11 +65,12 @@ const endTimeout = 15 * time.Second
 // A removal takes two steps. After the first, no query is captured. If queries were captured
 // recently, the chains stay for Config.Settle, without jumps to them: when the last rule that
 // needs it is deleted, the kernel stops tracking connections and translating addresses, and
-// replies in flight would be lost. If capture is desired again during that time, one write
+// replies in flight would be lost. They also stay for open connections to VIPs ([Capture.SetOpen]). If capture is desired again during that time, one write
 // completes the rules.
 func (c *Capture) Keep(ctx context.Context) error {
 	err := c.loop(ctx)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	c.openUntil = time.Now().Add(c.openLimit)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout+c.openLimit)
 	defer cancel()
 	return errors.Join(err, c.end(ctx))
 }
@@ -170,6 +171,10 @@ func (c *Capture) act(ctx context.Context, s step) error {
 	case stepUnhook:
 		return c.unhookAll(ctx)
 	case stepRemove:
+		if ctx.Err() == nil && c.inUse() {
+			c.due = began.Add(openInterval)
+			return nil
+		}
 		return c.removeAll(ctx)
 	}
 	return nil

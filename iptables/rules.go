@@ -101,13 +101,13 @@ func buildFamily(cfg Config, f Family) []table {
 	}
 	b := builder{cfg: cfg, family: f, destinations: destinations}
 	redirect := fmt.Sprintf("REDIRECT --to-ports %d", cfg.Port)
-	chains := b.chains([]string{"udp", "tcp"}, redirect, "to the agent")
+	chains := b.chains(capture{protocols: []string{"udp", "tcp"}, target: redirect, why: "to the agent", vips: true})
 	test := netip.PrefixFrom(TestAddr(f), TestAddr(f).BitLen()).String()
 	chains[0].rules = slices.Insert(chains[0].rules, 0, b.rule(matches("-d", test, "-p", "udp"), "test query", redirect))
 	tables := []table{{name: "nat", chains: chains}}
 	if cfg.Zone != 0 {
 		zone := fmt.Sprintf("CT --zone-orig %d", cfg.Zone)
-		tables = append(tables, table{name: "raw", chains: b.replies(b.chains([]string{"udp"}, zone, "apart from the agent"))})
+		tables = append(tables, table{name: "raw", chains: b.replies(b.chains(capture{protocols: []string{"udp"}, target: zone, why: "apart from the agent"}))})
 	}
 	return tables
 }
@@ -149,41 +149,92 @@ type builder struct {
 	destinations []destination
 }
 
-// chains makes the chains of one table: they send everything that is not excluded to target.
-func (b builder) chains(protocols []string, target, why string) []chain {
+// capture is what the chains of one table do with queries that are not excluded.
+type capture struct {
+	protocols   []string
+	target, why string
+	vips        bool // connections to VIPs are redirected, too
+}
+
+// chains makes the chains of one table.
+func (b builder) chains(to capture) []chain {
 	output := chain{name: outputChain, parent: "OUTPUT", rules: append(b.owners(), b.exclusions()...)}
 	for _, name := range b.cfg.ExcludeInterfaces {
 		output.rules = append(output.rules, b.rule("-o "+name, "excluded interface", "RETURN"))
 	}
+	if to.vips {
+		output.rules = append(output.rules, b.vips("")...)
+	}
 	for _, d := range b.destinations {
-		for _, p := range protocols {
-			output.rules = append(output.rules, b.rule(matches("-d", d.address, "-o", d.out, "-p", p), why, target))
+		for _, p := range to.protocols {
+			output.rules = append(output.rules, b.rule(matches("-d", d.address, "-o", d.out, "-p", p), to.why, to.target))
 		}
 	}
 	chains := []chain{output}
 	if len(b.cfg.VirtualInterfaces) > 0 {
-		chains = append(chains, b.prerouting(protocols, target, why))
+		chains = append(chains, b.prerouting(to))
 	}
 	for i := range chains {
-		for _, p := range protocols {
+		for _, p := range to.protocols {
 			m := fmt.Sprintf("-p %s -m %s --dport %d", p, p, dnsPort)
 			if p == "tcp" {
 				m += " " + synOnly
 			}
 			chains[i].jumps = append(chains[i].jumps, b.rule(m, "DNS over "+strings.ToUpper(p), chains[i].name))
 		}
+		if to.vips {
+			chains[i].jumps = append(chains[i].jumps, b.vipJumps(chains[i].name)...)
+		}
 	}
 	return chains
 }
 
+// vips makes the rules that redirect connections to VIPs from an interface, or from anywhere. UDP
+// packets are redirected, too: no program has the UDP port, so the kernel refuses them at once.
+func (b builder) vips(in string) (rules []string) {
+	for _, vip := range b.vipRanges() {
+		for _, p := range []string{"udp", "tcp"} {
+			m := matches("-d", vip, "-i", in, "-p", p)
+			if len(b.cfg.Servers) == 0 { // which captures queries to VIPs, too
+				m += fmt.Sprintf(" -m %s ! --dport %d", p, dnsPort)
+			}
+			rules = append(rules, b.rule(m, "VIPs", fmt.Sprintf("REDIRECT --to-ports %d", b.cfg.EgressPort)))
+		}
+	}
+	return rules
+}
+
+// vipJumps makes the rules that jump to a chain for VIPs.
+func (b builder) vipJumps(chain string) (jumps []string) {
+	for _, vip := range b.vipRanges() {
+		for _, p := range []string{"udp", "tcp"} {
+			jumps = append(jumps, b.rule(matches("-d", vip, "-p", p), "VIPs over "+strings.ToUpper(p), chain))
+		}
+	}
+	return jumps
+}
+
+// vipRanges returns the VIPs of the family that are redirected.
+func (b builder) vipRanges() (ranges []string) {
+	for _, p := range b.cfg.VIPs {
+		if b.cfg.EgressPort != 0 && p.Addr().Is4() == (b.family == IPv4) {
+			ranges = append(ranges, p.Masked().String())
+		}
+	}
+	return ranges
+}
+
 // prerouting makes the chain for packets from virtual interfaces. They have no socket on this
 // host, so no owner, and no outgoing interface yet.
-func (b builder) prerouting(protocols []string, target, why string) chain {
+func (b builder) prerouting(to capture) chain {
 	c := chain{name: preroutingChain, parent: "PREROUTING", rules: b.exclusions()}
 	for _, name := range b.cfg.VirtualInterfaces {
+		if to.vips {
+			c.rules = append(c.rules, b.vips(name)...)
+		}
 		for _, d := range b.destinations {
-			for _, p := range protocols {
-				c.rules = append(c.rules, b.rule(matches("-d", d.address, "-i", name, "-p", p), why, target))
+			for _, p := range to.protocols {
+				c.rules = append(c.rules, b.rule(matches("-d", d.address, "-i", name, "-p", p), to.why, to.target))
 			}
 		}
 	}

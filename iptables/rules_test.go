@@ -41,6 +41,10 @@ func configs() map[string]iptables.Config {
 		c.VirtualInterfaces = []string{"docker0", "k6t-eth0"}
 		c.Zone = 1000
 	})
+	add("egress", func(c *iptables.Config) {
+		c.EgressPort, c.VIPs = 15054, []netip.Prefix{netip.MustParsePrefix("240.240.0.0/16"), netip.MustParsePrefix("2001:2::/48")}
+		c.ExcludeUIDs, c.VirtualInterfaces = []uint32{101}, []string{"docker0"}
+	})
 	return cs
 }
 
@@ -112,6 +116,8 @@ func TestConfigErrors(t *testing.T) {
 		`interface "a-name-of-16-by"`:          func(c *iptables.Config) { c.VirtualInterfaces = []string{"a-name-of-16-byt"} },
 		`capture of IPv6 "maybe"`:              func(c *iptables.Config) { c.IPv6 = "maybe" },
 		`iptables backend "nftables"`:          func(c *iptables.Config) { c.Backend = "nftables" },
+		"port 15053 for VIPs":                  func(c *iptables.Config) { c.EgressPort = 15053 },
+		`range of VIPs "0.0.0.0/0"`:            func(c *iptables.Config) { c.VIPs = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")} },
 		"reconcile interval -1s":               func(c *iptables.Config) { c.Interval = -time.Second },
 		"reconcile interval 5s, settle time -": func(c *iptables.Config) { c.Settle = -1 },
 	} {
