@@ -114,7 +114,10 @@ type NameTable_NameInfo struct {
 	Headless bool `protobuf:"varint,1003,opt,name=headless,proto3" json:"headless,omitempty"`
 	// The first ips, so many, are endpoints in the agent's cluster, and the others are in other
 	// clusters: agents answer with the first ones first. 0 if all are alike.
-	Near          uint32 `protobuf:"varint,1004,opt,name=near,proto3" json:"near,omitempty"`
+	Near uint32 `protobuf:"varint,1004,opt,name=near,proto3" json:"near,omitempty"`
+	// Where connections to the host lead, by port; only for registry "External" and hosts whose
+	// ips are automatic VIPs. The host has no other TCP ports. Empty if its ports are not known.
+	Destinations  []*NameTable_Destination `protobuf:"bytes,1005,rep,name=destinations,proto3" json:"destinations,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -213,6 +216,13 @@ func (x *NameTable_NameInfo) GetNear() uint32 {
 	return 0
 }
 
+func (x *NameTable_NameInfo) GetDestinations() []*NameTable_Destination {
+	if x != nil {
+		return x.Destinations
+	}
+	return nil
+}
+
 // Port is a port of a Service, or of the endpoints of a headless one.
 type NameTable_Port struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -287,6 +297,71 @@ func (x *NameTable_Port) GetIps() []string {
 	return nil
 }
 
+// Destination is where connections to a port of an external host lead.
+type NameTable_Destination struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The TCP port that clients connect to.
+	Port uint32 `protobuf:"varint,1,opt,name=port,proto3" json:"port,omitempty"`
+	// The port at the host if it is another one; 0 if it is the same.
+	Target uint32 `protobuf:"varint,2,opt,name=target,proto3" json:"target,omitempty"`
+	// Where the connections lead, each in the form HOST:PORT, where HOST is a hostname or an IP
+	// address, IPv6 in brackets. Empty if they lead to the host itself, at target or else at port.
+	Endpoints     []string `protobuf:"bytes,3,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NameTable_Destination) Reset() {
+	*x = NameTable_Destination{}
+	mi := &file_nds_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NameTable_Destination) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NameTable_Destination) ProtoMessage() {}
+
+func (x *NameTable_Destination) ProtoReflect() protoreflect.Message {
+	mi := &file_nds_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NameTable_Destination.ProtoReflect.Descriptor instead.
+func (*NameTable_Destination) Descriptor() ([]byte, []int) {
+	return file_nds_proto_rawDescGZIP(), []int{0, 2}
+}
+
+func (x *NameTable_Destination) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *NameTable_Destination) GetTarget() uint32 {
+	if x != nil {
+		return x.Target
+	}
+	return 0
+}
+
+func (x *NameTable_Destination) GetEndpoints() []string {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
+}
+
 // Change says that the table is not complete but changes the one that the agent has. Only agents
 // that ask for it are sent one (node metadata NAMETAP_MERGE: "hosts").
 //
@@ -314,7 +389,7 @@ type NameTable_Change struct {
 
 func (x *NameTable_Change) Reset() {
 	*x = NameTable_Change{}
-	mi := &file_nds_proto_msgTypes[4]
+	mi := &file_nds_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -326,7 +401,7 @@ func (x *NameTable_Change) String() string {
 func (*NameTable_Change) ProtoMessage() {}
 
 func (x *NameTable_Change) ProtoReflect() protoreflect.Message {
-	mi := &file_nds_proto_msgTypes[4]
+	mi := &file_nds_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -339,7 +414,7 @@ func (x *NameTable_Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NameTable_Change.ProtoReflect.Descriptor instead.
 func (*NameTable_Change) Descriptor() ([]byte, []int) {
-	return file_nds_proto_rawDescGZIP(), []int{0, 3}
+	return file_nds_proto_rawDescGZIP(), []int{0, 4}
 }
 
 func (x *NameTable_Change) GetComplete() []byte {
@@ -374,10 +449,10 @@ var File_nds_proto protoreflect.FileDescriptor
 
 const file_nds_proto_rawDesc = "" +
 	"\n" +
-	"\tnds.proto\x12\x17istio.networking.nds.v1\"\xec\x05\n" +
+	"\tnds.proto\x12\x17istio.networking.nds.v1\"\x9a\a\n" +
 	"\tNameTable\x12C\n" +
 	"\x05table\x18\x01 \x03(\v2-.istio.networking.nds.v1.NameTable.TableEntryR\x05table\x12B\n" +
-	"\x06change\x18\xe9\a \x01(\v2).istio.networking.nds.v1.NameTable.ChangeR\x06change\x1a\x9e\x02\n" +
+	"\x06change\x18\xe9\a \x01(\v2).istio.networking.nds.v1.NameTable.ChangeR\x06change\x1a\xf3\x02\n" +
 	"\bNameInfo\x12\x10\n" +
 	"\x03ips\x18\x01 \x03(\tR\x03ips\x12\x1a\n" +
 	"\bregistry\x18\x02 \x01(\tR\bregistry\x12\x1c\n" +
@@ -387,12 +462,17 @@ const file_nds_proto_rawDesc = "" +
 	"\x05alias\x18\xe9\a \x01(\tR\x05alias\x12>\n" +
 	"\x05ports\x18\xea\a \x03(\v2'.istio.networking.nds.v1.NameTable.PortR\x05ports\x12\x1b\n" +
 	"\bheadless\x18\xeb\a \x01(\bR\bheadless\x12\x13\n" +
-	"\x04near\x18\xec\a \x01(\rR\x04near\x1a`\n" +
+	"\x04near\x18\xec\a \x01(\rR\x04near\x12S\n" +
+	"\fdestinations\x18\xed\a \x03(\v2..istio.networking.nds.v1.NameTable.DestinationR\fdestinations\x1a`\n" +
 	"\x04Port\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12\x1a\n" +
 	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x10\n" +
-	"\x03ips\x18\x04 \x03(\tR\x03ips\x1ae\n" +
+	"\x03ips\x18\x04 \x03(\tR\x03ips\x1aW\n" +
+	"\vDestination\x12\x12\n" +
+	"\x04port\x18\x01 \x01(\rR\x04port\x12\x16\n" +
+	"\x06target\x18\x02 \x01(\rR\x06target\x12\x1c\n" +
+	"\tendpoints\x18\x03 \x03(\tR\tendpoints\x1ae\n" +
 	"\n" +
 	"TableEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12A\n" +
@@ -415,24 +495,26 @@ func file_nds_proto_rawDescGZIP() []byte {
 	return file_nds_proto_rawDescData
 }
 
-var file_nds_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_nds_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
 var file_nds_proto_goTypes = []any{
-	(*NameTable)(nil),          // 0: istio.networking.nds.v1.NameTable
-	(*NameTable_NameInfo)(nil), // 1: istio.networking.nds.v1.NameTable.NameInfo
-	(*NameTable_Port)(nil),     // 2: istio.networking.nds.v1.NameTable.Port
-	nil,                        // 3: istio.networking.nds.v1.NameTable.TableEntry
-	(*NameTable_Change)(nil),   // 4: istio.networking.nds.v1.NameTable.Change
+	(*NameTable)(nil),             // 0: istio.networking.nds.v1.NameTable
+	(*NameTable_NameInfo)(nil),    // 1: istio.networking.nds.v1.NameTable.NameInfo
+	(*NameTable_Port)(nil),        // 2: istio.networking.nds.v1.NameTable.Port
+	(*NameTable_Destination)(nil), // 3: istio.networking.nds.v1.NameTable.Destination
+	nil,                           // 4: istio.networking.nds.v1.NameTable.TableEntry
+	(*NameTable_Change)(nil),      // 5: istio.networking.nds.v1.NameTable.Change
 }
 var file_nds_proto_depIdxs = []int32{
-	3, // 0: istio.networking.nds.v1.NameTable.table:type_name -> istio.networking.nds.v1.NameTable.TableEntry
-	4, // 1: istio.networking.nds.v1.NameTable.change:type_name -> istio.networking.nds.v1.NameTable.Change
+	4, // 0: istio.networking.nds.v1.NameTable.table:type_name -> istio.networking.nds.v1.NameTable.TableEntry
+	5, // 1: istio.networking.nds.v1.NameTable.change:type_name -> istio.networking.nds.v1.NameTable.Change
 	2, // 2: istio.networking.nds.v1.NameTable.NameInfo.ports:type_name -> istio.networking.nds.v1.NameTable.Port
-	1, // 3: istio.networking.nds.v1.NameTable.TableEntry.value:type_name -> istio.networking.nds.v1.NameTable.NameInfo
-	4, // [4:4] is the sub-list for method output_type
-	4, // [4:4] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	4, // [4:4] is the sub-list for extension extendee
-	0, // [0:4] is the sub-list for field type_name
+	3, // 3: istio.networking.nds.v1.NameTable.NameInfo.destinations:type_name -> istio.networking.nds.v1.NameTable.Destination
+	1, // 4: istio.networking.nds.v1.NameTable.TableEntry.value:type_name -> istio.networking.nds.v1.NameTable.NameInfo
+	5, // [5:5] is the sub-list for method output_type
+	5, // [5:5] is the sub-list for method input_type
+	5, // [5:5] is the sub-list for extension type_name
+	5, // [5:5] is the sub-list for extension extendee
+	0, // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_nds_proto_init() }
@@ -446,7 +528,7 @@ func file_nds_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nds_proto_rawDesc), len(file_nds_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   5,
+			NumMessages:   6,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
