@@ -217,11 +217,12 @@ func decodeServiceEntry(root field, namespace string) *object.ServiceEntry {
 	switch r := spec.get("resolution"); r.str() {
 	case "":
 		e.Resolution = object.ResolutionNone
-	case object.ResolutionNone, "STATIC", "DNS", "DNS_ROUND_ROBIN", object.ResolutionDynamic:
+	case object.ResolutionNone, object.ResolutionStatic, object.ResolutionDNS, object.ResolutionRoundRobin, object.ResolutionDynamic:
 		e.Resolution = r.str()
 	default:
 		r.fail("want NONE, STATIC, DNS, DNS_ROUND_ROBIN or DYNAMIC_DNS, got %q", r.str())
 	}
+	e.Destinations = object.NewDestinations(e.Resolution, decodeEntryPorts(spec.get("ports")), decodeEndpoints(spec.get("endpoints")))
 	for _, f := range root.get("status").get("addresses").list() {
 		if a, ok := f.get("value").addr(); ok {
 			e.AddVIP(f.get("host").str(), a)
@@ -236,6 +237,44 @@ func decodeServiceEntry(root field, namespace string) *object.ServiceEntry {
 		spec.get("exportTo").fail("%v", err)
 	}
 	return e
+}
+
+// decodeEntryPorts returns the ports of a ServiceEntry.
+func decodeEntryPorts(f field) []object.EntryPort {
+	var ports []object.EntryPort
+	names := map[string]bool{}
+	for _, e := range f.list() {
+		name := e.get("name")
+		p := object.EntryPort{
+			Name: name.str(), Protocol: e.get("protocol").str(), Number: e.get("number").port(), Target: e.get("targetPort").port(),
+		}
+		if p.Name != "" && names[p.Name] {
+			name.fail("want a name that no other port has, got %q", p.Name)
+		}
+		names[p.Name] = true
+		ports = append(ports, p)
+	}
+	return ports
+}
+
+// decodeEndpoints returns the endpoints of a ServiceEntry that have an address.
+func decodeEndpoints(f field) []object.EntryEndpoint {
+	var endpoints []object.EntryEndpoint
+	for _, e := range f.list() {
+		address := e.get("address")
+		endpoint := object.EntryEndpoint{Ports: e.get("ports").portMap()}
+		text := address.str()
+		if text == "" {
+			continue
+		}
+		var err error
+		if endpoint.Address, err = object.ParseEndpoint(text); err != nil {
+			address.fail("%v", err)
+			continue
+		}
+		endpoints = append(endpoints, endpoint)
+	}
+	return endpoints
 }
 
 func decodeSidecar(root field) *object.Sidecar {

@@ -54,6 +54,11 @@ func FuzzParse(f *testing.F) {
 							t.Errorf("host %q has address %q", host, ip)
 						}
 					}
+					for _, d := range info.GetDestinations() {
+						if d.GetPort() == 0 || d.GetPort() > 65535 || d.GetTarget() > 65535 || !of.VIPs || info.GetRegistry() != "External" {
+							t.Errorf("host %q has the destination %v", host, d)
+						}
+					}
 					for _, p := range info.GetPorts() {
 						if p.GetNumber() == 0 || p.GetNumber() > 65535 || p.GetName() != "" && (!object.IsLabel(p.GetName()) || len(p.GetName()) > 62) {
 							t.Errorf("host %q has the port %v", host, p)

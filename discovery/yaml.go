@@ -219,6 +219,24 @@ func (f field) stringMap() map[string]string {
 	return out
 }
 
+// portMap returns an object whose values are numbers of ports. Invalid ones are left out.
+func (f field) portMap() map[string]uint16 {
+	if !f.want(yaml.MappingNode, "an object") {
+		return nil
+	}
+	out := make(map[string]uint16, len(f.node.Content)/2)
+	for i := 0; i+1 < len(f.node.Content); i += 2 {
+		k := f.node.Content[i]
+		if k.Kind != yaml.ScalarNode || k.ShortTag() == "!!merge" {
+			continue
+		}
+		if n := newField(f.doc, f.node.Content[i+1], f.path+"."+k.Value).port(); n != 0 {
+			out[k.Value] = n
+		}
+	}
+	return out
+}
+
 // addr returns an IP address, and false if the field is absent, empty or invalid.
 func (f field) addr() (netip.Addr, bool) {
 	s := f.str()

@@ -25,6 +25,8 @@ type claim struct {
 	// has given to it, or without any a slot.
 	vips     []netip.Addr
 	wantsVIP bool
+	// destinations are where connections to the VIP lead; none if the ports are not known.
+	destinations object.Destinations
 
 	// endpoints says that addrs are those of endpoints, not of a Service; clusterOnly that they are
 	// only for clients of the object's cluster.
@@ -60,7 +62,7 @@ func (c *claim) equal(other *claim) bool {
 		c.endpoints == other.endpoints && c.clusterOnly == other.clusterOnly && c.imported == other.imported &&
 		c.alias == other.alias && c.wantsVIP == other.wantsVIP && c.exportTo.Equal(other.exportTo) && slices.Equal(c.addrs, other.addrs) &&
 		slices.Equal(c.literal, other.literal) && slices.Equal(c.vips, other.vips) &&
-		c.ports == other.ports && slices.Equal(c.mixedPorts(), other.mixedPorts())
+		c.ports == other.ports && c.destinations == other.destinations && slices.Equal(c.mixedPorts(), other.mixedPorts())
 }
 
 // hostKey returns the form of a host in which spellings that differ in case are equal.
@@ -230,8 +232,8 @@ func (ix *index) endpoints(k object.Key, s *object.Service) []endpoint {
 	return out
 }
 
-// entryClaims returns the claims of a ServiceEntry. They do not include its endpoints,
-// which are where a proxy sends connections to the host's address. A host without an
+// entryClaims returns the claims of a ServiceEntry. Its endpoints are no addresses of the host but
+// where connections to its address lead. A host without an
 // address gets an automatic VIP. As in istiod, a wildcard gets one only with resolution
 // DYNAMIC_DNS, because only then a proxy knows where to send the connection; with
 // resolution NONE a proxy never knows.
@@ -239,10 +241,14 @@ func entryClaims(k object.Key, e *object.ServiceEntry) []claim {
 	var claims []claim
 	auto := !e.HasAddresses && !e.NoVIP && e.Resolution != object.ResolutionNone
 	for _, host := range e.Hosts {
-		claims = append(claims, claim{
+		c := claim{
 			host: host, namespace: k.Namespace, exportTo: e.ExportTo, literal: e.Addrs, vips: e.VIPs[host],
 			wantsVIP: auto && (e.Resolution == object.ResolutionDynamic || !object.IsWildcard(host)),
-		})
+		}
+		if c.wantsVIP {
+			c.destinations = e.Destinations
+		}
+		claims = append(claims, c)
 	}
 	return claims
 }

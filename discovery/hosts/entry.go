@@ -102,6 +102,7 @@ func mergeClaims(claims []visibleClaim, alias string) (host, namespace string, i
 	info.Alias = alias
 	info.Headless = !slices.ContainsFunc(claims, func(c visibleClaim) bool { return !c.endpoints || c.pod() })
 	info.Ports = portsOf(claims, len(info.GetIps()))
+	info.Destinations = destinationsOf(claims, host)
 	return host, owner.namespace, info
 }
 

@@ -177,6 +177,16 @@ type serviceEntry struct {
 		Addresses  []string `json:"addresses"`
 		Resolution string   `json:"resolution"`
 		ExportTo   []string `json:"exportTo"`
+		Ports      []struct {
+			Name       string `json:"name"`
+			Protocol   string `json:"protocol"`
+			Number     int64  `json:"number"`
+			TargetPort int64  `json:"targetPort"`
+		} `json:"ports"`
+		Endpoints []struct {
+			Address string           `json:"address"`
+			Ports   map[string]int64 `json:"ports"`
+		} `json:"endpoints"`
 	} `json:"spec"`
 }
 
@@ -222,12 +232,52 @@ func reduceEntry(o *unstructured.Unstructured) *slim {
 			entry.Addrs = append(entry.Addrs, a)
 		}
 	}
+	entry.Destinations = s.destinations(entry.Resolution, &from)
 	addVIPs(entry, o)
 	var err error
 	if entry.ExportTo, err = object.NewExportTo(from.Spec.ExportTo, o.GetNamespace()); err != nil {
 		s.fail("spec.exportTo", "%v", err)
 	}
 	return s
+}
+
+// destinations returns where connections to the hosts of a ServiceEntry lead.
+func (s *slim) destinations(resolution string, from *serviceEntry) object.Destinations {
+	var ports []object.EntryPort
+	for i, p := range from.Spec.Ports {
+		field := fmt.Sprintf("spec.ports[%d]", i)
+		ports = append(ports, object.EntryPort{
+			Name: p.Name, Protocol: p.Protocol,
+			Number: s.port(field+".number", p.Number), Target: s.port(field+".targetPort", p.TargetPort),
+		})
+	}
+	var endpoints []object.EntryEndpoint
+	for i, e := range from.Spec.Endpoints {
+		field := fmt.Sprintf("spec.endpoints[%d]", i)
+		endpoint := object.EntryEndpoint{Ports: map[string]uint16{}}
+		for name, number := range e.Ports {
+			endpoint.Ports[name] = s.port(field+".ports."+name, number)
+		}
+		if e.Address == "" {
+			continue // of a network that its gateways lead to
+		}
+		var err error
+		if endpoint.Address, err = object.ParseEndpoint(e.Address); err != nil {
+			s.fail(field+".address", "%v", err)
+			continue
+		}
+		endpoints = append(endpoints, endpoint)
+	}
+	return object.NewDestinations(resolution, ports, endpoints)
+}
+
+// port returns the number of a port in a field, 0 if it is absent or invalid.
+func (s *slim) port(field string, number int64) uint16 {
+	if number < 0 || number > math.MaxUint16 {
+		s.fail(field, "want a port number, 1 to 65535, got %d", number)
+		return 0
+	}
+	return uint16(number)
 }
 
 // addVIPs adds the VIPs in the status of a ServiceEntry. What is no VIP there is no reason to leave the object

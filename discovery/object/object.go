@@ -26,18 +26,21 @@ const (
 
 // Labels, annotations and values of fields.
 const (
-	LabelServiceName   = "kubernetes.io/service-name"                 // of an EndpointSlice
-	LabelImport        = "multicluster.kubernetes.io/service-name"    // of an EndpointSlice of a ServiceImport
-	LabelSourceCluster = "multicluster.kubernetes.io/source-cluster"  // of such an EndpointSlice
-	LabelNetwork       = "topology.istio.io/network"                  // of the root namespace
-	LabelAutoAllocate  = "networking.istio.io/enable-autoallocate-ip" // of a ServiceEntry
-	AnnotationScope    = "nametap.io/headless-scope"                  // of a headless Service
-	AnnotationExportTo = "networking.istio.io/exportTo"               // of a Service
-	ClusterIPNone      = "None"                                       // of a headless Service
-	ResolutionNone     = "NONE"                                       // of a ServiceEntry
-	ResolutionDynamic  = "DYNAMIC_DNS"
-	ImportClusterSetIP = "ClusterSetIP" // type of a ServiceImport
-	ImportHeadless     = "Headless"
+	LabelServiceName     = "kubernetes.io/service-name"                 // of an EndpointSlice
+	LabelImport          = "multicluster.kubernetes.io/service-name"    // of an EndpointSlice of a ServiceImport
+	LabelSourceCluster   = "multicluster.kubernetes.io/source-cluster"  // of such an EndpointSlice
+	LabelNetwork         = "topology.istio.io/network"                  // of the root namespace
+	LabelAutoAllocate    = "networking.istio.io/enable-autoallocate-ip" // of a ServiceEntry
+	AnnotationScope      = "nametap.io/headless-scope"                  // of a headless Service
+	AnnotationExportTo   = "networking.istio.io/exportTo"               // of a Service
+	ClusterIPNone        = "None"                                       // of a headless Service
+	ResolutionNone       = "NONE"                                       // of a ServiceEntry
+	ResolutionDynamic    = "DYNAMIC_DNS"
+	ResolutionStatic     = "STATIC"
+	ResolutionDNS        = "DNS"
+	ResolutionRoundRobin = "DNS_ROUND_ROBIN"
+	ImportClusterSetIP   = "ClusterSetIP" // type of a ServiceImport
+	ImportHeadless       = "Headless"
 )
 
 // Key identifies an object.
@@ -178,6 +181,7 @@ type ServiceEntry struct {
 	Resolution   string
 	NoVIP        bool
 	ExportTo     ExportTo
+	Destinations Destinations // where connections to Hosts lead
 	// VIPs are the automatic VIPs that a controller has written to the status, by host as it is in
 	// Hosts.
 	VIPs map[string][]netip.Addr

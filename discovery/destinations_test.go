@@ -1,0 +1,116 @@
+package discovery
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nametap/nametap/internal/testkit/fakekube"
+)
+
+// destinationEntries are ServiceEntries with ports and endpoints of every kind.
+var destinationEntries = []string{
+	entry("api", "hosts: [api.example.com, api.example.net.], resolution: DNS, "+
+		"ports: [{number: 443, name: https, protocol: TLS}, {number: 80, name: http, protocol: HTTP, targetPort: 8080}, {number: 53, name: dns, protocol: udp}, {number: 443, name: quic, protocol: UDP}]"),
+	entry("static", "hosts: [static.example.com], resolution: STATIC, ports: [{number: 3306, name: sql, protocol: MYSQL}, {number: 9104, name: metrics, protocol: HTTP, targetPort: 9000}], "+
+		"endpoints: [{address: 192.0.2.2, ports: {sql: 13306}}, {address: 192.0.2.1}, {address: 'fd00::1', ports: {metrics: 9999}}, {network: far}]"),
+	entry("dns", "hosts: [dns.example.com], resolution: DNS_ROUND_ROBIN, ports: [{number: 443, name: https}], endpoints: [{address: b.example.org.}, {address: a.example.org, locality: x, weight: 3}]"),
+	entry("dynamic", "hosts: ['*.example.org'], resolution: DYNAMIC_DNS, ports: [{number: 443, name: tls, protocol: TLS, targetPort: 443}], endpoints: [{address: 192.0.2.9}]"),
+	entry("bare", "hosts: [bare.example.com], resolution: DNS, endpoints: [{address: 192.0.2.9}]"),
+	entry("udp", "hosts: [udp.example.com], resolution: DNS, ports: [{number: 53, name: dns, protocol: UDP}, {name: none}]"),
+	entry("own", "hosts: [own.example.com], addresses: [192.0.2.3], resolution: DNS, ports: [{number: 443, name: https}]"),
+}
+
+// onDestinations returns configurations of servers that have destinationEntries from files and from an
+// API server.
+func onDestinations(t *testing.T) (files, fromAPI Config) {
+	t.Helper()
+	a := fakekube.Start(t)
+	dir := t.TempDir()
+	write(t, dir, filepath.Base(fakekube.ServiceEntries)+".yaml", strings.Join(destinationEntries, ""))
+	a.Put(fakekube.Definitions, entryDefinition)
+	for _, document := range destinationEntries {
+		a.Put(fakekube.ServiceEntries, strings.TrimPrefix(document, "---\n"))
+	}
+	return Config{ConfigDir: dir}, onAPI(t, a)
+}
+
+// destinationsIn formats the destinations of the hosts of a table.
+func destinationsIn(t *testing.T, cfg Config, client Client) map[string]string {
+	t.Helper()
+	table, errs, err := Table(t.Context(), cfg, client)
+	if err != nil || len(errs) > 0 {
+		t.Fatal(err, errs)
+	}
+	out := map[string]string{}
+	for host, info := range table.GetTable() {
+		var texts []string
+		for _, d := range info.GetDestinations() {
+			texts = append(texts, strings.TrimSpace(fmt.Sprintf("%d:%d %s", d.GetPort(), d.GetTarget(), strings.Join(d.GetEndpoints(), " "))))
+		}
+		out[host] = strings.Join(texts, ", ")
+	}
+	return out
+}
+
+// E6: the hosts of ServiceEntries have where connections to their VIPs lead, from files as from the API
+// server. Clients without VIPs get none of this.
+func TestDestinations(t *testing.T) {
+	files, fromAPI := onDestinations(t)
+	for name, cfg := range map[string]Config{"files": files, "API": fromAPI} {
+		t.Run(name, func(t *testing.T) {
+			want := map[string]string{
+				"api.example.com":    "80:8080, 443:0",
+				"api.example.net":    "80:8080, 443:0",
+				"static.example.com": "3306:0 192.0.2.1:3306 192.0.2.2:13306 [fd00::1]:3306, 9104:0 192.0.2.1:9000 192.0.2.2:9000 [fd00::1]:9999",
+				"dns.example.com":    "443:0 a.example.org:443 b.example.org:443",
+				"*.example.org":      "443:0",
+				"bare.example.com":   "",
+				"udp.example.com":    "",
+				"own.example.com":    "",
+			}
+			if diff := cmp.Diff(want, destinationsIn(t, cfg, Client{Namespace: "shop", AutoAllocate: true})); diff != "" {
+				t.Errorf("-want +got\n%s", diff)
+			}
+			if diff := cmp.Diff(map[string]string{"own.example.com": ""}, destinationsIn(t, cfg, Client{Namespace: "shop"})); diff != "" {
+				t.Errorf("without VIPs: -want +got\n%s", diff)
+			}
+		})
+	}
+}
+
+// E6: ports and endpoints of ServiceEntries of the API server that cannot be used are named.
+func TestDestinationErrors(t *testing.T) {
+	a := fakekube.Start(t)
+	a.Put(fakekube.Definitions, entryDefinition)
+	for name, spec := range map[string]string{
+		"port":     "ports: [{number: 65536, name: a}]",
+		"target":   "ports: [{number: 443, name: a, targetPort: -1}]",
+		"address":  "endpoints: [{address: 10.0.0.0/8}]",
+		"socket":   "endpoints: [{address: 192.0.2.1}, {address: 'unix:///run/a'}]",
+		"endpoint": "endpoints: [{address: 192.0.2.1, ports: {a: 70000}}]",
+	} {
+		a.Put(fakekube.ServiceEntries, strings.TrimPrefix(entry(name, "hosts: [a.example.com], resolution: DNS, "+spec), "---\n"))
+	}
+	_, errs, err := Table(t.Context(), onAPI(t, a), Client{Namespace: "shop", AutoAllocate: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range errs {
+		got = append(got, e.Error())
+	}
+	want := []string{
+		`ServiceEntry shop/address: spec.endpoints[0].address: want an IP address or a DNS name, got "10.0.0.0/8"`,
+		`ServiceEntry shop/endpoint: spec.endpoints[0].ports.a: want a port number, 1 to 65535, got 70000`,
+		`ServiceEntry shop/port: spec.ports[0].number: want a port number, 1 to 65535, got 65536`,
+		`ServiceEntry shop/socket: spec.endpoints[1].address: want an IP address or a DNS name, got the Unix socket "unix:///run/a"`,
+		`ServiceEntry shop/target: spec.ports[0].targetPort: want a port number, 1 to 65535, got -1`,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
+	}
+}

@@ -1,0 +1,142 @@
+package object
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"unique"
+)
+
+// An EntryPort is a TCP or UDP port of a ServiceEntry.
+type EntryPort struct {
+	Name     string
+	Protocol string // as in the ServiceEntry: "HTTP", "TLS", "UDP" and so on
+	Number   uint16 // 0 if it is not known
+	Target   uint16 // the port at the host; 0 for Number
+}
+
+// An EntryEndpoint is an endpoint of a ServiceEntry.
+type EntryEndpoint struct {
+	Address string // from [ParseEndpoint]
+	// Ports are the numbers of ports by the names of the ServiceEntry's ports. One that is not there
+	// has the number that the port has at hosts.
+	Ports map[string]uint16
+}
+
+// unixPrefix begins the address of an endpoint that is a socket of the client's host.
+const unixPrefix = "unix://"
+
+// ParseEndpoint parses the address of an endpoint of a ServiceEntry: an IP address or a DNS name,
+// which may have a trailing dot.
+func ParseEndpoint(text string) (string, error) {
+	if a, err := netip.ParseAddr(text); err == nil && a.Zone() == "" {
+		return a.Unmap().String(), nil
+	}
+	host := strings.TrimSuffix(text, ".")
+	switch {
+	case strings.HasPrefix(text, unixPrefix):
+		return "", fmt.Errorf("want an IP address or a DNS name, got the Unix socket %q", text)
+	case !IsHost(host) || IsWildcard(host):
+		return "", fmt.Errorf("want an IP address or a DNS name, got %q", text)
+	}
+	return host, nil
+}
+
+// A Destination is where connections to a TCP port of an external host lead: to one of Endpoints, or
+// without any to the host itself.
+type Destination struct {
+	Port      uint16
+	Target    uint16   // the port at the host itself; 0 for Port
+	Endpoints []string // HOST:PORT, sorted, each once
+}
+
+// Compare orders destinations by port, target and endpoints.
+func (d Destination) Compare(other Destination) int {
+	return cmp.Or(cmp.Compare(d.Port, other.Port), cmp.Compare(d.Target, other.Target), slices.Compare(d.Endpoints, other.Endpoints))
+}
+
+// Destinations is a list of destinations in the form of [Ports]: equal lists are == and share their
+// memory. The zero value has none.
+type Destinations struct{ text unique.Handle[string] }
+
+// NewDestinations returns where connections to the hosts of a ServiceEntry lead. Ports for UDP and
+// those without a number are left out. Endpoints count if the resolution says that connections go to
+// them.
+func NewDestinations(resolution string, ports []EntryPort, endpoints []EntryEndpoint) Destinations {
+	switch resolution {
+	case ResolutionStatic, ResolutionDNS, ResolutionRoundRobin:
+	default:
+		endpoints = nil
+	}
+	var list []Destination
+	for _, p := range ports {
+		if p.Number == 0 || strings.EqualFold(p.Protocol, "UDP") {
+			continue
+		}
+		d := Destination{Port: p.Number}
+		if len(endpoints) == 0 && p.Target != p.Number {
+			d.Target = p.Target
+		}
+		for _, e := range endpoints {
+			d.Endpoints = append(d.Endpoints, JoinEndpoint(e.Address, cmp.Or(e.Ports[p.Name], p.Target, p.Number)))
+		}
+		list = append(list, d)
+	}
+	return newDestinations(list)
+}
+
+// JoinEndpoint returns an endpoint of a Destination.
+func JoinEndpoint(host string, port uint16) string {
+	return net.JoinHostPort(host, strconv.Itoa(int(port)))
+}
+
+func newDestinations(list []Destination) Destinations {
+	if len(list) == 0 {
+		return Destinations{}
+	}
+	for i := range list {
+		slices.Sort(list[i].Endpoints)
+		list[i].Endpoints = slices.Compact(list[i].Endpoints)
+	}
+	slices.SortFunc(list, Destination.Compare)
+	list = slices.CompactFunc(list, func(a, b Destination) bool { return a.Compare(b) == 0 })
+	var text strings.Builder
+	for _, d := range list {
+		fmt.Fprintln(&text, strings.Join(append([]string{strconv.Itoa(int(d.Port)), strconv.Itoa(int(d.Target))}, d.Endpoints...), " "))
+	}
+	return Destinations{unique.Make(text.String())}
+}
+
+// MarshalJSON encodes the list.
+func (d Destinations) MarshalJSON() ([]byte, error) { return json.Marshal(d.List()) }
+
+// UnmarshalJSON decodes a list.
+func (d *Destinations) UnmarshalJSON(text []byte) error {
+	var list []Destination
+	if err := json.Unmarshal(text, &list); err != nil {
+		return err
+	}
+	*d = newDestinations(list)
+	return nil
+}
+
+// List returns the destinations in the order of [Destination.Compare]. There may be several with one
+// port.
+func (d Destinations) List() []Destination {
+	if d == (Destinations{}) {
+		return nil
+	}
+	var list []Destination
+	for line := range strings.Lines(d.text.Value()) {
+		words := strings.Fields(line)
+		port, _ := strconv.ParseUint(words[0], 10, 16)   // newDestinations has written it
+		target, _ := strconv.ParseUint(words[1], 10, 16) // the same
+		list = append(list, Destination{uint16(port), uint16(target), slices.Clip(words[2:])})
+	}
+	return list
+}
