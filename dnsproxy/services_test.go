@@ -91,7 +91,7 @@ func serviceHosts() hosts {
 		"dual.bank.svc.cluster.local": withPorts(service("dual", "bank", "10.0.0.2", "2001:db8::2"), "h2=443"),
 		"dns.bank.svc.cluster.local":  withPorts(service("dns", "bank", "10.0.0.3"), "dns=53/UDP", "dns-tcp=53", "sig=2905/SCTP"),
 		"none.shop.svc.cluster.local": service("none", "shop", "10.0.0.4"),
-		"api.example.com":             withPorts(external("192.0.2.1"), "http=80"),
+		"api.example.com":             withPorts(withDestinations(external("192.0.2.1"), "80"), "http=80"),
 	}
 }
 

@@ -272,7 +272,8 @@ func TestNameTable(t *testing.T) { // R5
 		"DB.bank.svc.cluster.local":  service("DB", "bank", "10.0.0.3"),
 		"old.cluster.local":          alt,
 		"API.example.com":            external("192.0.2.1"),
-		"*.example.com":              external("192.0.2.2"),
+		"*.example.com":              withDestinations(external("192.0.2.2"), "443"),
+		"vip.example.com":            withDestinations(external("240.240.0.1"), "443", "80:8080", "3306 db.example.com:3306 192.0.2.8:3306 [2001:db8::8]:3307"),
 		"ext.bank.svc.cluster.local": {Ips: []string{"192.0.2.1"}, Registry: "Kubernetes", Shortname: "ext", Namespace: "bank", Alias: "api.example.com."},
 		"peer.bank.svc.cluster.local": {Ips: []string{"10.0.0.5", "10.0.0.6"}, Registry: "Kubernetes", Shortname: "peer", Namespace: "bank",
 			Headless: true, Ports: []*api.NameTable_Port{{Name: "HTTP", Number: 80, Protocol: "TCP"}, {Number: 53, Protocol: "udp", Ips: []string{"10.0.0.6"}}}},
@@ -282,7 +283,9 @@ func TestNameTable(t *testing.T) { // R5
 		t.Fatal(err)
 	}
 	want := `{
-		"*.example.com": {"ips": ["192.0.2.2"], "registry": "External"},
+		"*.example.com": {"ips": ["192.0.2.2"], "registry": "External", "destinations": [{"port": 443}]},
+		"vip.example.com": {"ips": ["240.240.0.1"], "registry": "External", "destinations": [{"port": 443}, {"port": 80, "target": 8080},
+			{"port": 3306, "endpoints": ["db.example.com:3306", "192.0.2.8:3306", "[2001:db8::8]:3307"]}]},
 		"API.example.com": {"ips": ["192.0.2.1"], "registry": "External"},
 		"DB.bank.svc.cluster.local": {"ips": ["10.0.0.3"], "registry": "Kubernetes", "shortname": "DB", "namespace": "bank"},
 		"ext.bank.": {"ips": ["192.0.2.1"], "registry": "Kubernetes"},

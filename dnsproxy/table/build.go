@@ -172,7 +172,7 @@ type candidate struct {
 	info     hostInfo
 	altHosts []string
 	alias    wire.Name
-	ports    []byte // encoded
+	ports    []byte // encoded; the destinations of an external host
 }
 
 // shard builds one shard.
@@ -237,7 +237,7 @@ func (s *shard) add(hash uint64, c *candidate, cl *Cluster) {
 	if c.headless() {
 		s.headless++
 	}
-	if len(c.ports) > 0 {
+	if len(c.ports) > 0 && c.Kubernetes() {
 		s.ported++
 	}
 	s.claims = append(s.claims, c.claims(cl)...)
@@ -324,7 +324,11 @@ func (b *builder) addCandidate(s *shard) {
 	}
 	c.altHosts = slices.Clone(b.info.altHosts)
 	c.alias = b.alias(s, c.Name)
-	if c.Kubernetes() && !wildcard && c.alias == wire.Root {
+	switch {
+	case c.alias != wire.Root:
+	case c.info.registry == registryExternal:
+		c.ports = b.destinations(s)
+	case c.Kubernetes() && !wildcard:
 		if b.info.headless {
 			c.flags |= flagHeadless
 		}

@@ -9,6 +9,7 @@
 //	table.go      Table and Lookup: FQDN, wildcard, short name, search domain, ancestor
 //	endpoint.go   endpoints of headless Services, by their addresses
 //	ports.go      ports of Services, and names of ports
+//	destinations.go where connections to external hosts lead, by port
 //	services.go   what the SRV records for a name say
 //	reverse.go    from an address to its hosts, for PTR queries
 //	host.go       the record of one host; shards of hosts, by the hash of their names

@@ -34,7 +34,7 @@ const (
 	flagTexts                            // its texts are stored because they cannot be derived
 	flagAlias                            // it is an alias of another host
 	flagHeadless                         // a headless Service: its addresses are those of endpoints
-	flagPorts                            // its ports are known
+	flagPorts                            // its ports are known: those of a Service, or the destinations of an external host
 )
 
 // A Host is one entry of a table: a view of its record, valid as long as the table. It
@@ -44,7 +44,7 @@ const (
 // IPv6 addresses as varints, the addresses, and fields, each with its length as a varint
 // before it. The first number is doubled; if it is odd, the numbers of near addresses follow
 // both. The fields: with flagTexts the key, registry, short name and namespace; with flagAlias the
-// alias; with flagPorts the ports.
+// alias; with flagPorts the ports, or the destinations of an external host.
 type Host struct {
 	flags  hostFlags
 	Name   wire.Name // folded; a wildcard's begins with wire.WildcardLabel

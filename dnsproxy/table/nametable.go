@@ -27,20 +27,25 @@ const (
 	fieldMapKey   = 1<<3 | bytesType
 	fieldMapValue = 2<<3 | bytesType
 
-	fieldIPs       = 1<<3 | bytesType
-	fieldRegistry  = 2<<3 | bytesType
-	fieldShortname = 3<<3 | bytesType
-	fieldNamespace = 4<<3 | bytesType
-	fieldAltHosts  = 5<<3 | bytesType
-	fieldAlias     = 1001<<3 | bytesType
-	fieldPorts     = 1002<<3 | bytesType
-	fieldHeadless  = 1003<<3 | varintType
-	fieldNear      = 1004<<3 | varintType
+	fieldIPs          = 1<<3 | bytesType
+	fieldRegistry     = 2<<3 | bytesType
+	fieldShortname    = 3<<3 | bytesType
+	fieldNamespace    = 4<<3 | bytesType
+	fieldAltHosts     = 5<<3 | bytesType
+	fieldAlias        = 1001<<3 | bytesType
+	fieldPorts        = 1002<<3 | bytesType
+	fieldHeadless     = 1003<<3 | varintType
+	fieldNear         = 1004<<3 | varintType
+	fieldDestinations = 1005<<3 | bytesType
 
 	fieldPortName     = 1<<3 | bytesType
 	fieldPortNumber   = 2<<3 | varintType
 	fieldPortProtocol = 3<<3 | bytesType
 	fieldPortIPs      = 4<<3 | bytesType
+
+	fieldDestinationPort      = 1<<3 | varintType
+	fieldDestinationTarget    = 2<<3 | varintType
+	fieldDestinationEndpoints = 3<<3 | bytesType
 )
 
 // wireEntries yields the entries of a NameTable in wire form, as views of it. An error is
@@ -103,12 +108,13 @@ func consumeField(b []byte) (field fieldTag, value []byte, n int) {
 
 // A nameInfo is a parsed NameInfo. Its strings are views of the push.
 type nameInfo struct {
-	ips      []string
-	altHosts []string
-	alias    string
-	ports    []portInfo
-	headless bool
-	near     uint64 // of ips
+	ips          []string
+	altHosts     []string
+	alias        string
+	ports        []portInfo
+	headless     bool
+	near         uint64 // of ips
+	destinations []destinationInfo
 	hostInfo
 }
 
@@ -119,9 +125,15 @@ type portInfo struct {
 	ips            []string
 }
 
+// A destinationInfo is a parsed Destination. Its strings are views of the push.
+type destinationInfo struct {
+	port, target uint64
+	endpoints    []string
+}
+
 // parse parses a NameInfo in wire form. It reuses the capacity of the lists.
 func (info *nameInfo) parse(b []byte) error {
-	*info = nameInfo{ips: info.ips[:0], altHosts: info.altHosts[:0], ports: info.ports[:0]}
+	*info = nameInfo{ips: info.ips[:0], altHosts: info.altHosts[:0], ports: info.ports[:0], destinations: info.destinations[:0]}
 	for len(b) > 0 {
 		field, value, n := consumeField(b)
 		if n < 0 {
@@ -146,6 +158,12 @@ func (info *nameInfo) parse(b []byte) error {
 				return err
 			}
 			info.ports = append(info.ports, port)
+		case fieldDestinations:
+			var d destinationInfo
+			if err := d.parse(value); err != nil {
+				return err
+			}
+			info.destinations = append(info.destinations, d)
 		}
 	}
 	return nil
@@ -198,6 +216,31 @@ func (p *portInfo) parse(b []byte) error {
 	return nil
 }
 
+// parse parses a Destination in wire form.
+func (d *destinationInfo) parse(b []byte) error {
+	for len(b) > 0 {
+		field, value, n := consumeField(b)
+		if n < 0 {
+			return protowire.ParseError(n)
+		}
+		b = b[n:]
+		switch field {
+		case fieldDestinationPort:
+			d.port, _ = protowire.ConsumeVarint(value)
+			d.port &= math.MaxUint32 // as a uint32 is decoded
+		case fieldDestinationTarget:
+			d.target, _ = protowire.ConsumeVarint(value)
+			d.target &= math.MaxUint32 // the same
+		case fieldDestinationEndpoints:
+			if !utf8.Valid(value) {
+				return fmt.Errorf("field %d of a Destination: %q is not UTF-8", field>>3, value)
+			}
+			d.endpoints = append(d.endpoints, viewString(value))
+		}
+	}
+	return nil
+}
+
 // NameTable returns the table as a NameTable: every host under the key that the control
 // plane gave it and, as Istio's agent shows them, the short names that answer as entries of
 // their own. The caller owns the result.
@@ -209,6 +252,7 @@ func (t *Table) NameTable() *api.NameTable {
 		out.Table[info.key] = &api.NameTable_NameInfo{
 			Ips: addressTexts(&h), Registry: info.registry, Shortname: info.shortname, Namespace: info.namespace,
 			Alias: strings.TrimSuffix(h.Alias().String(), "."), Headless: h.headless(), Ports: portMessages(&h), Near: h.near[0] + h.near[1],
+			Destinations: destinationMessages(&h),
 		}
 		if h.derived() {
 			for _, name := range t.Cluster.heads(h.Name, names[:0]) {
@@ -241,6 +285,19 @@ func portMessages(h *Host) []*api.NameTable_Port {
 		}
 		if p.some {
 			message.Ips = addressTexts(&Host{V4: p.v4, V6: p.v6})
+		}
+		messages = append(messages, message)
+	}
+	return messages
+}
+
+// destinationMessages returns where connections to a host lead.
+func destinationMessages(h *Host) []*api.NameTable_Destination {
+	var messages []*api.NameTable_Destination
+	for d := range h.Destinations {
+		message := &api.NameTable_Destination{Port: uint32(d.Port), Endpoints: d.Endpoints}
+		if d.Target != d.Port {
+			message.Target = uint32(d.Target)
 		}
 		messages = append(messages, message)
 	}

@@ -77,9 +77,12 @@ func appendPort(dst []byte, p *port) []byte {
 	return dst
 }
 
-// ports yields the ports of a host.
+// hasPorts reports whether the ports of a Service are known.
+func (h *Host) hasPorts() bool { return h.flags&flagPorts != 0 && h.Kubernetes() }
+
+// ports yields the ports of a Service.
 func (h *Host) ports(yield func(port) bool) {
-	if h.flags&flagPorts != 0 {
+	if h.hasPorts() {
 		field, _ := cutField(h.afterTexts()) // an alias has no ports
 		h.eachPort(field, yield)
 	}

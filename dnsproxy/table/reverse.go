@@ -3,6 +3,7 @@ package table
 import (
 	"cmp"
 	"hash/maphash"
+	"net/netip"
 	"slices"
 
 	"github.com/miekg/dns"
@@ -45,6 +46,9 @@ func addressTag(address uint64) pointer {
 func (t *Table) pointers(packed []byte, s *Scratch) []wire.Name {
 	s.ptr, s.services, s.dashed = s.ptr[:0], s.services[:0], s.dashed[:0]
 	t.having(packed, func(h Host) {
+		if h.wildcard() { // no FQDN of it could be a PTR record's target
+			return
+		}
 		if h.headless() {
 			s.services = append(s.services, h.Name)
 		} else {
@@ -64,6 +68,17 @@ func (t *Table) pointers(packed []byte, s *Scratch) []wire.Name {
 	slices.SortFunc(s.ptr, wire.Name.CompareText)
 	s.ptr = slices.Compact(s.ptr)
 	return s.ptr
+}
+
+// HostsAt calls yield for the hosts with an address, wildcards included and aliases not.
+func (t *Table) HostsAt(addr netip.Addr, yield func(Host)) {
+	if addr = addr.Unmap(); addr.Is4() {
+		packed := addr.As4()
+		t.having(packed[:], yield)
+		return
+	}
+	packed := addr.As16()
+	t.having(packed[:], yield)
 }
 
 // having calls yield for the hosts with a packed address.
@@ -128,12 +143,11 @@ func (a addressed) compare(b addressed) int {
 }
 
 // pointers appends to dst the pointers to the hosts of a shard, sorted and without
-// duplicates. Wildcards have none, because no FQDN of theirs could be a PTR record's target,
-// and neither have aliases, because that target must not be an alias (RFC 2181, section
-// 10.2).
+// duplicates. Aliases have none, because a PTR record's target must not be an alias (RFC 2181,
+// section 10.2).
 func (s *shard) pointers(dst []addressed, seed maphash.Seed) []addressed {
 	for h := range s.all {
-		if h.wildcard() || h.isAlias() {
+		if h.isAlias() {
 			continue
 		}
 		name := maphash.String(seed, string(h.Name))

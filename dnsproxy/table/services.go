@@ -45,7 +45,7 @@ type services struct {
 func (t *Table) newServices(m *Match) services {
 	s := services{table: t, match: m, holder: m.Host}
 	s.each = m.Host.headless() && m.BaseRule() != RuleEndpoint
-	if m.Host.flags&flagPorts == 0 && m.Host.Name != wire.Root {
+	if !m.Host.hasPorts() && m.Host.Name != wire.Root {
 		near, far := m.Host.servicesOfPod()
 		for _, name := range []wire.Name{far, near} {
 			if service, ok := t.find(name); ok && service.headless() && m.Host.podOf(service.Name) {
