@@ -18,6 +18,7 @@
 //	services.go    SRV records, and the addresses of their targets
 //	slow.go        the slow path: queries that are forwarded or held; rare and malformed ones,
 //	               as dns.Msg
+//	resolve.go     addresses of names for the agent itself
 //	origins.go     original destinations of captured queries
 //	explain.go     the reason of an answer, for nametap query
 //	metrics.go     counters
