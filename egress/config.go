@@ -1,0 +1,154 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"net/url"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/nametap/nametap/dnsproxy/table"
+)
+
+// VIPs returns the ranges that automatic VIPs are from, those of Istio: a part of the reserved
+// addresses (RFC 1112, section 4) and one of the addresses for benchmarks (RFC 5180).
+func VIPs() []netip.Prefix {
+	return []netip.Prefix{netip.MustParsePrefix("240.240.0.0/16"), netip.MustParsePrefix("2001:2::/48")}
+}
+
+// A Config configures a [Server]. [DefaultConfig] returns the defaults; Table, Resolve and Logger
+// have none.
+type Config struct {
+	// Addr is the host:port to listen on: localhost for 127.0.0.1 and ::1, an IP address, or no host
+	// for all addresses.
+	Addr string
+	// Sockets are listening TCP sockets on the port of Addr that another process holds. They replace
+	// those that New would open. New closes the files.
+	Sockets []*os.File
+	// Table returns the current table.
+	Table func() *table.Table
+	// Synced is closed when there is a table. Until then Table may return nil, and connections wait for
+	// up to DialTimeout.
+	Synced <-chan struct{}
+	// Resolve returns the addresses of a name as nameservers know it, in any order. An error says why
+	// there are none.
+	Resolve func(ctx context.Context, name string, family Family) ([]netip.Addr, error)
+	// Own are the addresses of this host that must not be dialled at the ports of OwnPorts: those
+	// where the agent itself listens.
+	OwnPorts []uint16
+	// Ports limits the ports of VIPs that clients may connect to; empty allows those of the host, or
+	// all if they are not known.
+	Ports []uint16
+	// AnyPort also carries connections to ports that the host does not have.
+	AnyPort bool
+	// Sources are the addresses that connections to hosts come from, at most one of each family. For
+	// a family without one, the kernel chooses. If there is one, a family without is not used.
+	Sources []netip.Addr
+	// Mark is the mark (SO_MARK) of the packets to hosts; 0 for none. It needs CAP_NET_ADMIN.
+	Mark uint32
+	// Proxy is an HTTP proxy that connects to hosts in place of this one, by CONNECT (RFC 9110,
+	// section 9.3.6): its host:port. It gets the names of hosts, not their addresses.
+	Proxy string
+	// MaxConns limits the connections that are open at a time.
+	MaxConns int
+	// HelloTimeout is how long a client may take to say the name of a host behind a wildcard.
+	HelloTimeout time.Duration
+	// DialTimeout is how long the name's resolution and all attempts to connect may take together.
+	DialTimeout time.Duration
+	// Drain is how long open connections go on at the end.
+	Drain time.Duration
+	// Logger is the log.
+	Logger *slog.Logger
+	// Registerer receives the metrics; nil for none.
+	Registerer prometheus.Registerer
+}
+
+// DefaultConfig returns a Config with all defaults.
+func DefaultConfig() Config {
+	return Config{
+		Addr: "localhost:15054", MaxConns: 20_000,
+		HelloTimeout: 5 * time.Second, DialTimeout: 10 * time.Second, Drain: 5 * time.Second,
+	}
+}
+
+// validate returns an error for the first field that is not valid, with its value and what was
+// expected.
+func (c *Config) validate() error {
+	if _, _, err := c.listenAddrs(); err != nil {
+		return err
+	}
+	seen := map[Family]bool{}
+	for _, a := range c.Sources {
+		if !a.IsValid() || a.Is4In6() || a.IsUnspecified() || a.IsMulticast() || seen[familyOf(a)] {
+			return fmt.Errorf("egress source %s: want at most one address of this host of each family", a)
+		}
+		seen[familyOf(a)] = true
+	}
+	for _, port := range c.Ports {
+		if port == 0 {
+			return errors.New("egress port 0: want 1 to 65535")
+		}
+	}
+	if c.MaxConns < 1 {
+		return fmt.Errorf("egress connections %d: want 1 or more", c.MaxConns)
+	}
+	if c.HelloTimeout <= 0 || c.DialTimeout <= 0 || c.Drain < 0 {
+		return fmt.Errorf("egress timeouts %v and %v, drain %v: want more than 0, and 0 or more", c.HelloTimeout, c.DialTimeout, c.Drain)
+	}
+	if c.Proxy == "" {
+		return nil
+	}
+	host, port, err := net.SplitHostPort(c.Proxy)
+	if n, portErr := strconv.ParseUint(port, 10, 16); err != nil || portErr != nil || n == 0 || host == "" || (&url.URL{Host: c.Proxy}).Hostname() != host {
+		return fmt.Errorf("egress proxy %q: want host:port", c.Proxy)
+	}
+	return nil
+}
+
+// listenAddrs returns the addresses and the port of Addr.
+func (c *Config) listenAddrs() (hosts []netip.Addr, port uint16, err error) {
+	host, text, err := net.SplitHostPort(c.Addr)
+	if err != nil {
+		return nil, 0, fmt.Errorf("egress address %q: want host:port: %w", c.Addr, err)
+	}
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil {
+		return nil, 0, fmt.Errorf("egress address %q: want a port from 0 to 65535", c.Addr)
+	}
+	port = uint16(n)
+	switch host {
+	case "localhost":
+		return []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}, port, nil
+	case "":
+		return []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}, port, nil
+	}
+	addr, err := netip.ParseAddr(host)
+	if err != nil {
+		return nil, 0, fmt.Errorf("egress address %q: want an IP address, localhost or nothing before the port", c.Addr)
+	}
+	return []netip.Addr{addr}, port, nil
+}
+
+// A Family is an IP version, 4 or 6.
+type Family int
+
+// The families.
+const (
+	IPv4 Family = 4
+	IPv6 Family = 6
+)
+
+// familyOf returns the family of an address.
+func familyOf(a netip.Addr) Family {
+	if a.Is4() {
+		return IPv4
+	}
+	return IPv6
+}

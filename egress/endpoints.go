@@ -1,0 +1,95 @@
+package egress
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/nametap/nametap/dnsproxy/table"
+)
+
+// A destination is where connections to one port of a host lead.
+type destination struct {
+	port      uint16   // at the host itself
+	endpoints []string // HOST:PORT; without any, the connections lead to the host itself
+	known     bool     // the table has the ports of the host
+}
+
+// maxListedPorts is the number of ports in the text of a refusal.
+const maxListedPorts = 16
+
+// destinationOf returns where connections to a port of a host lead, or a refusal if the host does not
+// have the port.
+func (s *Server) destinationOf(h *table.Host, port uint16) (destination, error) {
+	var ports []uint16
+	for to := range h.Destinations {
+		if to.Port == port {
+			return destination{to.Target, to.Endpoints, true}, nil
+		}
+		ports = append(ports, to.Port)
+	}
+	if len(ports) == 0 || s.config.AnyPort {
+		return destination{port: port, known: len(ports) > 0}, nil
+	}
+	slices.Sort(ports)
+	var list []string
+	for _, p := range ports[:min(len(ports), maxListedPorts)] {
+		list = append(list, strconv.Itoa(int(p)))
+	}
+	if more := len(ports) - len(list); more > 0 {
+		list = append(list, fmt.Sprintf("%d more", more))
+	}
+	return destination{}, refuse(ReasonPort, "%s port %d: the host has only the ports %s (--egress-any-port allows others)",
+		hostText(h.Name), port, strings.Join(list, ", "))
+}
+
+// An endpoint is one of the endpoints of a destination.
+type endpoint struct {
+	name string     // empty for an address
+	addr netip.Addr // zero for a name
+	port uint16
+}
+
+// String returns the HOST:PORT.
+func (e endpoint) String() string {
+	host := e.name
+	if host == "" {
+		host = e.addr.String()
+	}
+	return net.JoinHostPort(host, strconv.Itoa(int(e.port)))
+}
+
+// parseEndpoint parses an endpoint, which the table has checked.
+func parseEndpoint(text string) (endpoint, error) {
+	if a, err := netip.ParseAddrPort(text); err == nil {
+		return endpoint{addr: a.Addr().Unmap(), port: a.Port()}, nil
+	}
+	at := strings.LastIndexByte(text, ':')
+	port, err := strconv.ParseUint(text[at+1:], 10, 16)
+	if err != nil {
+		return endpoint{}, fmt.Errorf("endpoint %q: %w", text, err)
+	}
+	return endpoint{name: text[:max(at, 0)], port: uint16(port)}, nil
+}
+
+// targets returns the endpoints of a destination in random order, so that connections are spread over
+// them; without endpoints the host itself.
+func (d *destination) targets(host string) ([]endpoint, error) {
+	if len(d.endpoints) == 0 {
+		return []endpoint{{name: host, port: d.port}}, nil
+	}
+	all := make([]endpoint, 0, len(d.endpoints))
+	for _, text := range d.endpoints {
+		e, err := parseEndpoint(text)
+		if err != nil {
+			return nil, refuse(ReasonAddress, "%s: %w", host, err)
+		}
+		all = append(all, e)
+	}
+	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return all, nil
+}

@@ -1,0 +1,158 @@
+package egress
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/nametap/nametap/conntrack"
+	"github.com/nametap/nametap/dnsproxy/table"
+	"github.com/nametap/nametap/dnsproxy/wire"
+)
+
+// A Reason is why a connection was not carried.
+type Reason string
+
+// The reasons of refusals.
+const (
+	ReasonLimit      Reason = "limit"       // too many connections
+	ReasonDirect     Reason = "direct"      // the client connected to the listener itself
+	ReasonNoHost     Reason = "no_host"     // no host has the VIP
+	ReasonPort       Reason = "port"        // the host does not have the port, or it is not allowed
+	ReasonNoName     Reason = "no_name"     // the client said no name
+	ReasonOtherName  Reason = "other_name"  // the client said a name that the VIP does not stand for
+	ReasonProtocol   Reason = "protocol"    // neither TLS nor HTTP/1 behind a wildcard, or malformed
+	ReasonSlow       Reason = "slow"        // the client said no name in time
+	ReasonClosed     Reason = "closed"      // the client closed the connection before it said a name
+	ReasonResolution Reason = "resolution"  // the name has no addresses
+	ReasonAddress    Reason = "address"     // the name has only addresses that are refused
+	ReasonConnect    Reason = "connect"     // no address accepts the connection
+	ReasonDescriptor Reason = "descriptors" // the process has no descriptors left
+	ReasonEnd        Reason = "end"         // the agent ends
+)
+
+// AllReasons returns all reasons.
+func AllReasons() []Reason {
+	return []Reason{
+		ReasonLimit, ReasonDirect, ReasonNoHost, ReasonPort, ReasonNoName, ReasonOtherName, ReasonProtocol, ReasonSlow,
+		ReasonClosed, ReasonResolution, ReasonAddress, ReasonConnect, ReasonDescriptor, ReasonEnd,
+	}
+}
+
+// A refusal is the error of a connection that is not carried.
+type refusal struct {
+	reason Reason
+	err    error
+}
+
+// Error returns the text.
+func (r *refusal) Error() string { return r.err.Error() }
+
+// Unwrap returns the error that the refusal follows from.
+func (r *refusal) Unwrap() error { return r.err }
+
+// refuse returns a refusal.
+func refuse(reason Reason, format string, args ...any) error {
+	return &refusal{reason, fmt.Errorf(format, args...)}
+}
+
+// A route is where a connection leads as far as the VIP and the port alone say it.
+type route struct {
+	vip   netip.AddrPort
+	hosts []vipHost // that have the VIP
+}
+
+// A vipHost is a host that has the VIP of a route.
+type vipHost struct {
+	name    wire.Name   // a wildcard begins with wire.WildcardLabel
+	to      destination // of the route's port
+	refused error       // if the host does not have the port
+}
+
+// route returns the route of a connection, or a refusal. It waits for the first table.
+func (s *Server) route(ctx context.Context, conn *net.TCPConn) (route, error) {
+	vip, redirected, err := conntrack.OriginalTCP(conn)
+	if err != nil {
+		return route{}, refuse(ReasonDirect, "%w", err)
+	}
+	if !redirected {
+		return route{}, refuse(ReasonDirect, "the client did not connect to a VIP but to this port itself")
+	}
+	timer := time.NewTimer(s.config.DialTimeout)
+	defer timer.Stop()
+	select {
+	case <-s.config.Synced:
+	case <-timer.C:
+		return route{}, refuse(ReasonNoHost, "no table has been received yet, so the host of %s is not known", vip.Addr())
+	case <-ctx.Done():
+		return route{}, refuse(ReasonEnd, "the agent ends")
+	}
+	return s.routeOf(vip)
+}
+
+// routeOf returns the route to a VIP, or a refusal.
+func (s *Server) routeOf(vip netip.AddrPort) (route, error) {
+	r := route{vip: vip}
+	s.config.Table().HostsAt(vip.Addr(), func(h table.Host) {
+		to, err := s.destinationOf(&h, vip.Port())
+		r.hosts = append(r.hosts, vipHost{h.Name, to, err})
+	})
+	switch {
+	case len(r.hosts) == 0:
+		return r, refuse(ReasonNoHost, "no host of the table has the address %s", vip.Addr())
+	case len(s.config.Ports) > 0 && !slices.Contains(s.config.Ports, vip.Port()):
+		return r, refuse(ReasonPort, "%s port %d: not one of --egress-ports", hostText(r.hosts[0].name), vip.Port())
+	}
+	slices.SortFunc(r.hosts, func(a, b vipHost) int { return a.name.CompareText(b.name) })
+	// If one of several hosts has the port, the client's name decides.
+	if !slices.ContainsFunc(r.hosts, func(h vipHost) bool { return h.refused == nil }) {
+		return r, r.hosts[0].refused
+	}
+	return r, nil
+}
+
+// exact returns the only host of the VIP, unless that is a wildcard.
+func (r *route) exact() (wire.Name, bool) {
+	only := r.hosts[0].name
+	return only, len(r.hosts) == 1 && !isWildcard(only)
+}
+
+// hostOf returns the host of the VIP that a name which the route covers belongs to.
+func (r *route) hostOf(name wire.Name) *vipHost {
+	at := slices.IndexFunc(r.hosts, func(h vipHost) bool { return h.name == name })
+	if at < 0 {
+		at = slices.IndexFunc(r.hosts, func(h vipHost) bool { return isWildcard(h.name) && below(name, h.name) })
+	}
+	return &r.hosts[max(at, 0)]
+}
+
+// covers reports whether the VIP stands for a name: it is one of the hosts, or below a wildcard.
+func (r *route) covers(name wire.Name) bool {
+	return slices.ContainsFunc(r.hosts, func(h vipHost) bool {
+		return name == h.name || isWildcard(h.name) && below(name, h.name)
+	})
+}
+
+// below reports whether a name is below the suffix of a wildcard.
+func below(name, wildcard wire.Name) bool {
+	suffix := wildcard[len(wire.WildcardLabel):]
+	return len(name) > len(suffix) && name.Below(suffix)
+}
+
+func isWildcard(host wire.Name) bool {
+	return len(host) > len(wire.WildcardLabel) && host[:len(wire.WildcardLabel)] == wire.WildcardLabel
+}
+
+// hostText returns a host as its author wrote it, apart from case: without a dot at the end.
+func hostText(name wire.Name) string {
+	text := name.String()
+	return text[:max(len(text)-1, 0)]
+}
+
+// text names the route in errors.
+func (r *route) text() string {
+	return fmt.Sprintf("%s (%s)", hostText(r.hosts[0].name), r.vip)
+}

@@ -1,0 +1,308 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/dnsproxy/sockets"
+	"github.com/nametap/nametap/dnsproxy/wire"
+)
+
+// A Server carries connections to automatic VIPs. Make one with [New] and start it with
+// [Server.Run]. Its other methods are safe for concurrent use.
+type Server struct {
+	config    Config
+	log       *slog.Logger
+	forbidden []addressRange
+	max       int64 // connections at a time
+	listeners []*net.TCPListener
+	reserve   *sockets.Reserve
+	pipes     pipes
+	buffers   sync.Pool
+	hosts     hostCounts
+	metrics   *metrics
+	refusals  refusalLog
+
+	open    atomic.Int64
+	running sync.WaitGroup // of goroutines for connections
+
+	end      func()        // closes ended; may be called any number of times
+	ended    chan struct{} // closed when Run has to end
+	hasten   func()        // closes hastened; may be called any number of times
+	hastened chan struct{} // closed when connections have to end
+
+	mu    sync.Mutex
+	conns map[*net.TCPConn]struct{} // of clients; nil once the end resets them
+}
+
+// descriptorsPerConn are those of a connection that is joined: the client's and the host's.
+const descriptorsPerConn = 2
+
+// New checks cfg, opens the listeners and tests the mark. An error names the setting.
+func New(ctx context.Context, cfg Config) (*Server, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	s := &Server{config: cfg, log: cfg.Logger, forbidden: forbidden(), conns: map[*net.TCPConn]struct{}{}}
+	s.ended, s.hastened = make(chan struct{}), make(chan struct{})
+	s.end, s.hasten = sync.OnceFunc(func() { close(s.ended) }), sync.OnceFunc(func() { close(s.hastened) })
+	s.buffers.New = func() any { return new([bufferSize]byte) }
+	s.metrics = newMetrics(s)
+	if err := s.testMark(ctx); err != nil {
+		return nil, err
+	}
+	if err := s.listen(ctx); err != nil {
+		return nil, err
+	}
+	if cfg.Registerer != nil {
+		if err := cfg.Registerer.Register(s.metrics); err != nil {
+			s.closeListeners()
+			return nil, fmt.Errorf("registering metrics: %w", err)
+		}
+	}
+	s.max = int64(cfg.MaxConns)
+	if limit := descriptorLimit(); s.max > limit {
+		s.log.Warn("fewer connections to VIPs than --egress-max-conns: the limit of descriptors is too low",
+			"want", s.max, "have", limit)
+		s.max = limit
+	}
+	s.reserve = sockets.NewReserve(len(s.listeners))
+	return s, nil
+}
+
+// descriptorLimit returns how many connections the limit of descriptors allows: at most half of all
+// descriptors are for them, so that DNS does not run out of them.
+func descriptorLimit() int64 {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || limit.Cur > 1<<30 {
+		return 1 << 30
+	}
+	const pipeEnds = 2
+	all := int64(limit.Cur)/2 - pipeEnds*maxPipes //nolint:gosec // below 2^30
+	return max(all/descriptorsPerConn, 1)
+}
+
+// testMark returns an error if packets cannot get the mark.
+func (s *Server) testMark(ctx context.Context) error {
+	if s.config.Mark == 0 {
+		return nil
+	}
+	var probe net.ListenConfig
+	socket, err := probe.ListenPacket(ctx, "udp4", "127.0.0.1:0")
+	if err != nil {
+		return fmt.Errorf("opening a socket to test --egress-mark: %w", err)
+	}
+	defer func() { _ = socket.Close() }()
+	raw, err := socket.(*net.UDPConn).SyscallConn()
+	if err != nil {
+		return err
+	}
+	return setMark(raw, s.config.Mark)
+}
+
+// Run carries connections until ctx ends or [Server.End] is called. Then it accepts no more, and waits
+// for those that are open for up to [Config.Drain] before it resets them. It returns after all its
+// goroutines: nil at the end, an error if a listener failed.
+func (s *Server) Run(ctx context.Context) error {
+	defer s.pipes.close()
+	defer s.reserve.Close()
+	// Connections outlive ctx by the drain.
+	serving, abort := context.WithCancel(context.WithoutCancel(ctx))
+	defer abort()
+	group, ctx := errgroup.WithContext(ctx)
+	for _, l := range s.listeners {
+		group.Go(func() error { return s.accept(serving, l) })
+	}
+	group.Go(func() error {
+		select {
+		case <-ctx.Done():
+		case <-s.ended:
+		}
+		s.end() // so that accept knows why its listener is closed
+		s.closeListeners()
+		return nil
+	})
+	err := group.Wait()
+	s.drain(abort)
+	return err
+}
+
+// drain waits for the open connections, and resets those that are left.
+func (s *Server) drain(abort func()) {
+	ended := make(chan struct{})
+	go func() {
+		s.running.Wait()
+		close(ended)
+	}()
+	timer := time.NewTimer(s.config.Drain)
+	defer timer.Stop()
+	select {
+	case <-ended:
+		return
+	case <-timer.C:
+	case <-s.hastened:
+	}
+	abort()
+	s.resetAll()
+	<-ended
+}
+
+// End makes Run end. Without drain it resets the open connections at once. It may be called any number
+// of times.
+func (s *Server) End(drain bool) {
+	if !drain {
+		s.hasten()
+	}
+	s.end()
+}
+
+// Open reports whether connections are open.
+func (s *Server) Open() bool { return s.open.Load() > 0 }
+
+// resetAll resets the connections of all clients, and of those that are still to come.
+func (s *Server) resetAll() {
+	s.mu.Lock()
+	all := s.conns
+	s.conns = nil
+	s.mu.Unlock()
+	for conn := range all {
+		reset(conn) // which fails its direction, and that resets the host's connection
+	}
+}
+
+// add records the connection of a client. It reports false if the server resets all.
+func (s *Server) add(conn *net.TCPConn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conns == nil {
+		return false
+	}
+	s.conns[conn] = struct{}{}
+	return true
+}
+
+// remove ends what add began.
+func (s *Server) remove(conn *net.TCPConn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, conn)
+}
+
+// isClosed reports whether a channel is closed on which nothing is sent.
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// accept accepts the connections of one listener until the end.
+func (s *Server) accept(serving context.Context, l *net.TCPListener) error {
+	pacer := &sockets.Pacer{Log: s.log, Listener: "egress " + l.Addr().String()}
+	for {
+		conn, err := l.AcceptTCP()
+		switch {
+		case err == nil:
+			s.accepted(serving, conn)
+		case isClosed(s.ended):
+			return nil
+		case sockets.Dead(err):
+			return fmt.Errorf("the listener for connections to VIPs on %s failed: %w", l.Addr(), err)
+		case sockets.OutOfDescriptors(err) && s.reserve.Spend():
+			// The client is told at once instead of waiting in the queue of the listener.
+			if conn, err := l.AcceptTCP(); err == nil {
+				s.refused(conn, refuse(ReasonDescriptor, "accepting a connection: no descriptors are left"))
+			}
+			s.reserve.Refill()
+		default:
+			pacer.Wait(err, s.ended)
+		}
+	}
+}
+
+// accepted starts a goroutine for a connection, unless there are too many.
+func (s *Server) accepted(ctx context.Context, conn *net.TCPConn) {
+	if s.open.Add(1) > s.max {
+		s.open.Add(-1)
+		s.refused(conn, refuse(ReasonLimit, "%d connections are open (--egress-max-conns)", s.max))
+		return
+	}
+	if !s.add(conn) {
+		s.open.Add(-1)
+		s.refused(conn, refuse(ReasonEnd, "the agent ends"))
+		return
+	}
+	s.running.Go(func() { s.carry(ctx, conn) })
+}
+
+// carry connects a client to its host.
+func (s *Server) carry(ctx context.Context, client *net.TCPConn) {
+	r, err := s.route(ctx, client)
+	var t target
+	if err == nil {
+		t, err = s.target(ctx, client, &r)
+	}
+	if err != nil {
+		s.remove(client)
+		s.open.Add(-1)
+		s.refused(client, err)
+		return
+	}
+	c := s.hosts.of(t, r.vip)
+	s.metrics.connections.Inc()
+	s.join(client, t, c, func(error) {
+		c.open.Add(-1)
+		s.remove(client)
+		s.open.Add(-1)
+	})
+}
+
+// A target is where a connection leads.
+type target struct {
+	host  wire.Name // in the table
+	name  wire.Name // of the host; another one below a wildcard
+	first []byte    // that was read from the client
+	conn  *net.TCPConn
+
+	portsKnown bool // the table has the ports of the host
+}
+
+// target finds the name of a connection and connects to it, or returns a refusal.
+func (s *Server) target(ctx context.Context, client *net.TCPConn, r *route) (t target, err error) {
+	name, exact := r.exact()
+	if !exact {
+		if name, t.first, err = s.readName(client, r); err != nil {
+			return t, err
+		}
+	}
+	h := r.hostOf(name)
+	if h.refused != nil {
+		return t, h.refused
+	}
+	t.name, t.host, t.portsKnown = name, h.name, h.to.known
+	t.conn, err = s.connect(ctx, name, h.to)
+	return t, err
+}
+
+// refused resets the connection of a client, and counts and logs why.
+func (s *Server) refused(conn *net.TCPConn, err error) {
+	reason := ReasonConnect
+	if r, ok := errors.AsType[*refusal](err); ok {
+		reason = r.reason
+	}
+	s.metrics.refusals.WithLabelValues(string(reason)).Inc()
+	s.hosts.refused(reason, err)
+	s.refusals.log(s.log, reason, err)
+	reset(conn) // last, so that a client that sees it finds the reason in the status
+}

@@ -1,0 +1,249 @@
+package egress
+
+import (
+	"cmp"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
+)
+
+// A Status is the state of a [Server].
+type Status struct {
+	// Listeners are the addresses that the server listens on.
+	Listeners []netip.AddrPort `json:"listeners"`
+	// Open are the connections that are open, and Max their limit.
+	Open int64 `json:"open"`
+	Max  int64 `json:"max"`
+	// Hosts are the hosts that clients connected to, by name; those that were used last if there
+	// are more than [MaxHosts].
+	Hosts []HostStatus `json:"hosts,omitempty"`
+	// Refused are the refusals with a VIP or a name, the last one of each reason.
+	Refused []RefusalStatus `json:"refused,omitempty"`
+}
+
+// A HostStatus is what a [Server] knows of a name that clients connected to.
+type HostStatus struct {
+	// Host is the host of the table. Name is the name that was resolved: another one only for the
+	// host of a wildcard.
+	Host string `json:"host"`
+	Name string `json:"name"`
+	// VIP is what a client connected to, and Address where that led, the last time.
+	VIP     netip.AddrPort `json:"vip"`
+	Address netip.AddrPort `json:"address"`
+	// PortsUnknown says that the table does not have the ports of the host, so that the port of the VIP
+	// was dialled.
+	PortsUnknown bool `json:"portsUnknown,omitempty"`
+	// Open are the connections that are open, of Total.
+	Open  int64 `json:"open"`
+	Total int64 `json:"total"`
+	// Sent and Received are bytes to the host and from it.
+	Sent     int64 `json:"sent"`
+	Received int64 `json:"received"`
+}
+
+// A RefusalStatus is the last refusal for a reason.
+type RefusalStatus struct {
+	Reason Reason    `json:"reason"`
+	Count  int64     `json:"count"`
+	Last   time.Time `json:"last"`
+	Error  string    `json:"error"`
+}
+
+// MaxHosts is the number of names that are counted at a time. Names below a wildcard are the
+// client's choice, so there may be any number of them.
+const MaxHosts = 1024
+
+// counts are those of one name.
+type counts struct {
+	host, name string
+	open       atomic.Int64
+	sent       atomic.Int64
+	received   atomic.Int64
+
+	// Guarded by the mutex of the hostCounts.
+	total        int64
+	used         time.Time
+	vip, address netip.AddrPort
+	portsUnknown bool
+}
+
+// hostCounts counts by name. The zero value is ready for use.
+type hostCounts struct {
+	mu       sync.Mutex
+	byName   map[wire.Name]*counts
+	refusals map[Reason]*RefusalStatus
+	sent     int64 // of names that are no longer in byName
+	received int64
+}
+
+// of returns the counts of a target's name, and counts a connection that is open.
+func (h *hostCounts) of(t target, vip netip.AddrPort) *counts {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.byName == nil {
+		h.byName = map[wire.Name]*counts{}
+	}
+	c := h.byName[t.name]
+	if c == nil {
+		if len(h.byName) >= MaxHosts {
+			h.forgetLocked()
+		}
+		c = &counts{host: hostText(t.host), name: hostText(t.name)}
+		h.byName[t.name] = c
+	}
+	c.total++
+	c.open.Add(1)
+	c.used, c.vip = time.Now(), vip
+	c.address, c.portsUnknown = remoteAddr(t), !t.portsKnown
+	return c
+}
+
+// remoteAddr returns the address that a target is connected to.
+func remoteAddr(t target) netip.AddrPort {
+	addr, err := netip.ParseAddrPort(t.conn.RemoteAddr().String())
+	if err != nil {
+		return netip.AddrPort{}
+	}
+	return netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
+}
+
+// forgetLocked forgets the name that was used longest ago. The bytes of its open connections are
+// counted until now.
+func (h *hostCounts) forgetLocked() {
+	var oldest wire.Name
+	var found *counts
+	for name, c := range h.byName {
+		if found == nil || c.used.Before(found.used) {
+			oldest, found = name, c
+		}
+	}
+	h.sent, h.received = h.sent+found.sent.Load(), h.received+found.received.Load()
+	delete(h.byName, oldest)
+}
+
+// refused counts a refusal.
+func (h *hostCounts) refused(reason Reason, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.refusals == nil {
+		h.refusals = map[Reason]*RefusalStatus{}
+	}
+	r := h.refusals[reason]
+	if r == nil {
+		r = &RefusalStatus{Reason: reason}
+		h.refusals[reason] = r
+	}
+	r.Count++
+	r.Last, r.Error = time.Now(), err.Error()
+}
+
+// bytes returns the bytes to hosts and from them.
+func (h *hostCounts) bytes() (sent, received int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	sent, received = h.sent, h.received
+	for _, c := range h.byName {
+		sent, received = sent+c.sent.Load(), received+c.received.Load()
+	}
+	return sent, received
+}
+
+// Status returns the state of the server.
+func (s *Server) Status() Status {
+	status := Status{Listeners: s.Addrs(), Open: s.open.Load(), Max: s.max}
+	s.hosts.mu.Lock()
+	defer s.hosts.mu.Unlock()
+	for _, c := range s.hosts.byName {
+		status.Hosts = append(status.Hosts, HostStatus{
+			Host: c.host, Name: c.name, VIP: c.vip, Address: c.address, PortsUnknown: c.portsUnknown, Open: c.open.Load(), Total: c.total,
+			Sent: c.sent.Load(), Received: c.received.Load(),
+		})
+	}
+	slices.SortFunc(status.Hosts, func(a, b HostStatus) int { return cmp.Compare(a.Name, b.Name) })
+	for _, r := range s.hosts.refusals {
+		status.Refused = append(status.Refused, *r)
+	}
+	slices.SortFunc(status.Refused, func(a, b RefusalStatus) int { return cmp.Compare(a.Reason, b.Reason) })
+	return status
+}
+
+// refusalLogInterval is how often refusals of one reason are logged at most.
+const refusalLogInterval = time.Second
+
+// A refusalLog logs refusals. The zero value is ready for use.
+type refusalLog struct {
+	mu       sync.Mutex
+	last     map[Reason]time.Time
+	unlogged map[Reason]int
+}
+
+// log logs a refusal, unless another one with its reason was logged less than a second ago.
+func (l *refusalLog) log(log *slog.Logger, reason Reason, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.last == nil {
+		l.last, l.unlogged = map[Reason]time.Time{}, map[Reason]int{}
+	}
+	now := time.Now()
+	l.unlogged[reason]++
+	if now.Sub(l.last[reason]) < refusalLogInterval {
+		return
+	}
+	log.Warn("a connection to a VIP was refused", "reason", reason, "error", err, "count", l.unlogged[reason])
+	l.last[reason], l.unlogged[reason] = now, 0
+}
+
+// metrics are those of a server.
+type metrics struct {
+	server      *Server
+	connections prometheus.Counter
+	refusals    *prometheus.CounterVec
+	open, limit *prometheus.Desc
+	bytes       *prometheus.Desc
+}
+
+func newMetrics(s *Server) *metrics {
+	m := &metrics{
+		server: s,
+		connections: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "nametap_egress_connections_total", Help: "Connections to VIPs that were carried to a host.",
+		}),
+		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "nametap_egress_refusals_total", Help: "Connections to VIPs that were refused, by reason.",
+		}, []string{"reason"}),
+		open:  prometheus.NewDesc("nametap_egress_open_connections", "Connections to VIPs that are open.", nil, nil),
+		limit: prometheus.NewDesc("nametap_egress_max_connections", "Limit of open connections to VIPs.", nil, nil),
+		bytes: prometheus.NewDesc("nametap_egress_bytes_total", "Bytes that were carried, by direction.", []string{"direction"}, nil),
+	}
+	for _, reason := range AllReasons() {
+		m.refusals.WithLabelValues(string(reason))
+	}
+	return m
+}
+
+// Describe implements [prometheus.Collector].
+func (m *metrics) Describe(descs chan<- *prometheus.Desc) {
+	m.connections.Describe(descs)
+	m.refusals.Describe(descs)
+	descs <- m.open
+	descs <- m.limit
+	descs <- m.bytes
+}
+
+// Collect implements [prometheus.Collector].
+func (m *metrics) Collect(metrics chan<- prometheus.Metric) {
+	m.connections.Collect(metrics)
+	m.refusals.Collect(metrics)
+	metrics <- prometheus.MustNewConstMetric(m.open, prometheus.GaugeValue, float64(m.server.open.Load()))
+	metrics <- prometheus.MustNewConstMetric(m.limit, prometheus.GaugeValue, float64(m.server.max))
+	sent, received := m.server.hosts.bytes()
+	metrics <- prometheus.MustNewConstMetric(m.bytes, prometheus.CounterValue, float64(sent), "sent")
+	metrics <- prometheus.MustNewConstMetric(m.bytes, prometheus.CounterValue, float64(received), "received")
+}
