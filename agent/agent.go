@@ -17,6 +17,7 @@ import (
 
 	"github.com/nametap/nametap/clock"
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/statedir"
 	"github.com/nametap/nametap/nds"
 )
@@ -48,6 +49,9 @@ type Config struct {
 	ReadyTimeout time.Duration
 	// Capture configures the redirection of queries to the agent. Nil redirects none.
 	Capture *CaptureConfig
+	// Egress configures the connections to automatic VIPs. Its Table, Resolve, OwnPorts, Logger
+	// and Registerer are set by New. Nil carries none.
+	Egress *egress.Config
 	// Restarts is how often the supervisor has restarted the agent.
 	Restarts int
 	// Logger is the log.
@@ -74,7 +78,8 @@ type Agent struct {
 	proxy   *dnsproxy.Server
 	client  *nds.Client
 	status  *statusServer
-	capture *capture // nil: captures nothing
+	capture *capture       // nil: captures nothing
+	egress  *egress.Server // nil: carries no connections
 
 	started  time.Time
 	clock    *clock.Clock // made at started
@@ -143,6 +148,9 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		a.capture.registrar = a.newRegistrar(cfg.Capture.Config.Interval)
 	}
 	a.capture.register(registry)
+	if a.egress, err = newEgress(ctx, cfg, a); err != nil {
+		return nil, err
+	}
 	a.status, err = newStatusServer(ctx, a, registry)
 	if err != nil {
 		return nil, err
@@ -230,6 +238,9 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		return nil
 	})
+	if a.egress != nil {
+		group.Go(func() error { return a.egress.Run(serving) })
+	}
 	group.Go(func() error { return a.status.Run(serving) })
 	group.Go(func() error { return a.announce(serving) })
 	defer a.runGuard()()
@@ -326,6 +337,7 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) time.Duratio
 	a.forgetStarts()
 	if a.endSoon(serving) {
 		a.log.Info("ending without a drain")
+		a.endEgress(false)
 		release()
 		if !a.handOver.Load() {
 			return stopTimeout
@@ -334,6 +346,9 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) time.Duratio
 		return handOverTimeout
 	}
 	a.log.Info("draining: queries are still answered", "for", a.config.Drain)
+	if a.capture != nil { // in a pod, the rules stay, so connections are accepted until the end
+		a.endEgress(true)
+	}
 	release()
 	timer := time.NewTimer(a.config.Drain)
 	defer timer.Stop()
@@ -341,9 +356,17 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) time.Duratio
 	case <-timer.C:
 	case <-a.hastened:
 		a.log.Info("drain ended early")
+		a.endEgress(false)
 	case <-serving.Done():
 	}
 	return 0
+}
+
+// endEgress ends the connections to VIPs, with a drain or at once.
+func (a *Agent) endEgress(drain bool) {
+	if a.egress != nil {
+		a.egress.End(drain)
+	}
 }
 
 // endSoon reports whether the agent ends without a drain: the next one answers on the same
@@ -379,7 +402,12 @@ func (a *Agent) HandOver() {
 
 // Hasten ends the current drain, or the next one, at once. The capture rules are removed
 // nevertheless.
-func (a *Agent) Hasten() { a.hasten() }
+func (a *Agent) Hasten() {
+	a.hasten()
+	if a.draining.Load() {
+		a.endEgress(false)
+	}
+}
 
 // Ready is closed once queries are answered from a table.
 func (a *Agent) Ready() <-chan struct{} { return a.ready }

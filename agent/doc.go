@@ -15,6 +15,7 @@
 //	                  resolv.conf and families.go
 //	families.go       the families whose listeners answer
 //	resolved.go       which names systemd-resolved is to query the agent for
+//	egress.go         connections to automatic VIPs
 //	capturestatus.go  the state of capture, as status and metrics
 //
 // # Goroutines

@@ -17,6 +17,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/table"
+	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/httpguard"
 	"github.com/nametap/nametap/nds"
 )
@@ -207,6 +208,8 @@ type Status struct {
 	// Redirected says what is captured if another process has installed the rules, as in a
 	// pod. It is nil with Capture and with OnlyNameserverOf.
 	Redirected []Redirection `json:"redirected,omitempty"`
+	// Egress is the state of connections to automatic VIPs; nil if none are carried.
+	Egress *egress.Status `json:"egress,omitempty"`
 }
 
 // Upstream is the state of a nameserver that is, or was, configured.
@@ -246,6 +249,10 @@ func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 	status.Ready = status.Reason == ""
 	if table := a.proxy.Table(); table != nil {
 		status.Hosts = table.Len()
+	}
+	if a.egress != nil {
+		carried := a.egress.Status()
+		status.Egress = &carried
 	}
 	if a.capture != nil {
 		status.Capture = a.capture.status(r.Context())

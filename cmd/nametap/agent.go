@@ -59,17 +59,18 @@ func runAgent(command *cobra.Command, o *options) error {
 	sockets, restarts, supervised := supervise.Sockets()
 	switch {
 	case supervised:
-		cfg.DNS.Sockets, cfg.DNS.OpenOthers, cfg.Restarts = sockets, true, restarts
+		cfg.DNS.OpenOthers, cfg.Restarts = true, restarts
 	case o.supervise:
 		return superviseAgent(command.Context(), cfg, signals)
 	default:
-		if cfg.DNS.Sockets, err = systemdSockets(); err != nil {
+		if sockets, err = systemdSockets(); err != nil {
 			return err
 		}
-		if len(cfg.DNS.Sockets) > 0 {
+		if len(sockets) > 0 {
 			cfg.GuardPath, cfg.DrainCaptured = os.Getenv(guard.PathEnv), o.flags.Changed("drain")
 		}
 	}
+	shareSockets(&cfg, o.egress.Addr, sockets)
 	a, err := agent.New(command.Context(), cfg)
 	if err != nil {
 		return err

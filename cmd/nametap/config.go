@@ -19,6 +19,7 @@ import (
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/internal/version"
 	"github.com/nametap/nametap/iptables"
@@ -51,6 +52,12 @@ func (o *options) config() (agent.Config, error) {
 	}
 	if err := o.completeNode(&cfg); err != nil {
 		return cfg, err
+	}
+	if o.carries {
+		cfg.Egress = &o.egress
+		if !o.flags.Changed("dns-auto-allocate") {
+			node.AutoAllocate = true
+		}
 	}
 	if !o.flags.Changed("xds-root-ca") {
 		cfg.XDS.RootCAFallback = vmRootCA
@@ -172,15 +179,23 @@ func (o *options) agentCaptureConfig() (agent.CaptureConfig, error) {
 // the settings, and what follows from the address on which the agent listens.
 func (o *options) rulesConfig() (iptables.Config, error) {
 	cfg, addr := o.capture.Config, o.agent.DNS.Addr
-	host, port, err := net.SplitHostPort(addr)
+	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
 		return cfg, fmt.Errorf("%s %q: want host:port: %w", dnsAddrFlag, addr, err)
 	}
-	number, err := strconv.ParseUint(port, 10, 16)
-	if err != nil {
-		return cfg, fmt.Errorf("%s %q: want a port from 1 to 65535", dnsAddrFlag, addr)
+	if cfg.Port, err = portFor(dnsAddrFlag, addr); err != nil {
+		return cfg, err
 	}
-	cfg.Port = uint16(number)
+	if o.carries {
+		if cfg.EgressPort, err = portFor(egressAddrFlag, o.egress.Addr); err != nil {
+			return cfg, err
+		}
+		if host, _, _ := net.SplitHostPort(o.egress.Addr); host == "localhost" && len(cfg.VirtualInterfaces) > 0 {
+			return cfg, fmt.Errorf("%s %q: connections from capture-virtual-interface %v are redirected to the address of that interface: want no host before the port",
+				egressAddrFlag, o.egress.Addr, cfg.VirtualInterfaces)
+		}
+		cfg.VIPs = egress.VIPs()
+	}
 	cfg.Settle = o.agent.DNS.Forward.Timeout + time.Second // for nameservers, and a little for the agent
 	if cfg, err = servedFamilies(cfg, host); err != nil {
 		return cfg, fmt.Errorf("%s %q: %w", dnsAddrFlag, addr, err)
@@ -188,6 +203,16 @@ func (o *options) rulesConfig() (iptables.Config, error) {
 	// iptables checks the rules themselves.
 	_, err = iptables.Build(cfg)
 	return cfg, err
+}
+
+// portFor returns the port of the address that a setting has.
+func portFor(setting, addr string) (uint16, error) {
+	_, port, err := net.SplitHostPort(addr)
+	number, numberErr := strconv.ParseUint(port, 10, 16)
+	if err != nil || numberErr != nil {
+		return 0, fmt.Errorf("%s %q: want a port from 1 to 65535", setting, addr)
+	}
+	return uint16(number), nil
 }
 
 // servedFamilies leaves out the families for which an agent on this host does not listen

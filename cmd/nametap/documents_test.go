@@ -27,6 +27,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/inject"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
@@ -244,7 +245,10 @@ func TestFlagsInDocuments(t *testing.T) {
 func startAgent(t *testing.T, xdsAddr string) *agent.Agent {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
+	carried := egress.DefaultConfig()
+	carried.Addr = "127.0.0.1:0"
 	a, err := agent.New(ctx, agent.Config{
+		Egress: &carried,
 		DNS: dnsproxy.Config{
 			Addr: "127.0.0.1:0", Namespace: "ns1", Forward: forward.Config{
 				ResolvConf: filepath.Join(t.TempDir(), "absent"),

@@ -14,6 +14,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/iptables"
 )
@@ -32,6 +33,8 @@ type options struct {
 
 	installRules bool // --capture
 	captureWait  time.Duration
+	carries      bool // --egress
+	egress       egress.Config
 	hostNetwork  bool
 	hostIP       string
 
@@ -49,6 +52,7 @@ const (
 	captureWaitFlag = "capture-wait"
 	hostNetworkFlag = "capture-host-network"
 	statusAddrFlag  = "status-addr"
+	egressAddrFlag  = "egress-addr"
 )
 
 // defaultMeshConfig is where Istio has the mesh config in a pod and on a VM.
@@ -60,6 +64,7 @@ func newOptions(flags *pflag.FlagSet) *options {
 		flags:      flags,
 		agent:      agent.DefaultConfig(),
 		capture:    agent.CaptureConfig{On: true, Config: iptables.DefaultConfig(), Servers: agent.AllServers, Resolved: true},
+		egress:     egress.DefaultConfig(),
 		labelsFile: "/etc/istio/pod/labels",
 		logLevel:   logLevel{new(slog.LevelVar)},
 		logFormat:  formatText,
@@ -73,6 +78,7 @@ func newOptions(flags *pflag.FlagSet) *options {
 	o.declareNameservers(settings.NewGroup(flags, "Nameservers"))
 	o.declareCache(settings.NewGroup(flags, "Cache"))
 	o.declareCapture(settings.NewGroup(flags, "Capture"))
+	o.declareEgress(settings.NewGroup(flags, "Connections to automatic VIPs"))
 	o.declareProcess(settings.NewGroup(flags, "Process, status and logging"))
 	return o
 }
@@ -98,7 +104,7 @@ func (o *options) declareControlPlane(g settings.Group) {
 	g.String(&xds.CAAddr, "ca-addr", "certificate authority for that exchange, `host:port` (default --xds-addr)").Env("CA_ADDR")
 	g.String(&xds.TrustDomain, "trust-domain", "trust `domain` of the workload's identity").Env("TRUST_DOMAIN")
 	g.String(&xds.ServerName, "xds-server-name", "`name` that the control plane's certificate must have (default the host of --xds-addr, or istiod.istio-system.svc if that is an address or localhost)")
-	g.Bool(&node.AutoAllocate, "dns-auto-allocate", "ask for automatic VIPs (240.240.0.0/16), which only a proxy such as Envoy can connect to").Env("ISTIO_META_DNS_AUTO_ALLOCATE")
+	g.Bool(&node.AutoAllocate, "dns-auto-allocate", "ask for automatic VIPs (240.240.0.0/16), which need --egress or a proxy such as Envoy (default with --egress)").Env("ISTIO_META_DNS_AUTO_ALLOCATE")
 	g.Var(settings.Bytes(&xds.MaxPushBytes, settings.ZeroRefused), "max-push-bytes", "longest push to accept, in bytes or with KiB or MiB")
 	g.String(&xds.StateDir, "state-dir", "`directory` for the last good table, used at the next start; empty keeps none")
 }
@@ -162,6 +168,22 @@ func (o *options) declareCapture(g settings.Group) {
 	g.Bool(&o.capture.Resolved, "capture-resolved", "with --capture, register with systemd-resolved if this host runs it, so that programs that ask it directly find mesh names")
 	g.Bool(&o.hostNetwork, hostNetworkFlag, "capture even in a pod on its node's network: the DNS of the whole node, until 'nametap capture remove'").Formerly("host-network")
 	g.String(&o.hostIP, "capture-host-ip", "`address` of the pod's node, to recognise a pod on its node's network").Env("HOST_IP").Formerly("host-ip")
+}
+
+// declareEgress declares which connections to automatic VIPs are carried, and how.
+func (o *options) declareEgress(g settings.Group) {
+	cfg := &o.egress
+	g.Bool(&o.carries, "egress", "carry TCP connections to automatic VIPs to their hosts: ask for VIPs, listen for connections, and redirect these with the capture rules")
+	g.String(&cfg.Addr, egressAddrFlag, "listen for connections to VIPs on `host:port`; localhost is 127.0.0.1 and ::1, no host is all addresses")
+	g.Var(settings.List(&cfg.Ports, settings.ParseUint[uint16]), "egress-ports", "carry connections to this `port` of VIPs only; may be repeated (default all)")
+	g.Bool(&cfg.AnyPort, "egress-any-port", "also carry connections to ports that the host does not have")
+	g.Var(settings.List(&cfg.Sources, netip.ParseAddr), "egress-source", "`address` of this host that connections to hosts come from; one of each family")
+	g.Var(settings.Uint(&cfg.Mark), "egress-mark", "mark (SO_MARK) of the packets to hosts, for rules and routes; 0 for none; needs CAP_NET_ADMIN")
+	g.String(&cfg.Proxy, "egress-proxy", "HTTP proxy, `host:port`, that connects to the hosts by CONNECT")
+	g.Var(settings.Int(&cfg.MaxConns, settings.ZeroRefused), "egress-max-conns", "limit of open connections to VIPs; further ones are reset")
+	g.Var(settings.Duration(&cfg.HelloTimeout, settings.ZeroRefused), "egress-hello-timeout", "how long a client may take to say the name of a host behind a wildcard")
+	g.Var(settings.Duration(&cfg.DialTimeout, settings.ZeroRefused), "egress-connect-timeout", "time limit of finding a host's addresses and connecting to one")
+	g.Var(settings.Duration(&cfg.Drain, settings.ZeroIsZero), "egress-drain", "how long open connections to VIPs go on at the end")
 }
 
 // declareProcess declares how the process runs and what it says.

@@ -33,6 +33,7 @@ type queryResult struct {
 	Rule       *dnsproxy.Explanation `json:"rule,omitempty"`
 	NoRule     string                `json:"noRule,omitempty"` // why Rule is missing
 	See        []string              `json:"see,omitempty"`    // addresses of the documents about Rule
+	Egress     *vipUse               `json:"egress,omitempty"` // if the answer has automatic VIPs
 }
 
 func newQueryCommand() *cobra.Command {
@@ -66,6 +67,7 @@ rule, and where to read them. An address with type PTR is turned into its revers
 					return err
 				}
 				result.explain(command.Context(), &status)
+				result.findEgress(command.Context(), &status)
 				results = append(results, result)
 			}
 			return printOutput(command.OutOrStdout(), output, results, func(w io.Writer) error { return printResults(w, results) })
@@ -203,6 +205,7 @@ func printResults(w io.Writer, results []queryResult) error {
 		for _, address := range r.See {
 			fmt.Fprintf(&text, "  see: %s\n", address)
 		}
+		r.Egress.print(&text)
 	}
 	_, err := io.WriteString(w, text.String())
 	return err

@@ -8,6 +8,9 @@ import (
 
 	"github.com/coreos/go-systemd/v22/activation"
 	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/egress"
 )
 
 // systemdSockets returns the sockets of systemd, none without it, for this process alone.
@@ -27,6 +30,21 @@ func systemdSockets() ([]*os.File, error) {
 		}
 	}
 	return files, alone(inodes)
+}
+
+// shareSockets gives inherited sockets to the parts of the agent: those on the port for VIPs to egress,
+// or to none if it is off, and the others to DNS.
+func shareSockets(cfg *agent.Config, egressAddr string, sockets []*os.File) {
+	for _, file := range sockets {
+		switch {
+		case !egress.Owns(egressAddr, file):
+			cfg.DNS.Sockets = append(cfg.DNS.Sockets, file)
+		case cfg.Egress != nil:
+			cfg.Egress.Sockets = append(cfg.Egress.Sockets, file)
+		default:
+			_ = file.Close() // another process holds it, too
+		}
+	}
 }
 
 // exclusive keeps the programs of other users from the ports of UDP sockets. systemd sets

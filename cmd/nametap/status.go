@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -67,6 +68,7 @@ func printStatus(w io.Writer, status agent.Status) error {
 	printCapture(lines, status.Capture)
 	printNameserver(lines, status.OnlyNameserverOf)
 	printRedirections(lines, status.Redirected)
+	printEgress(lines, status.Egress)
 	return lines.Flush()
 }
 
@@ -148,6 +150,28 @@ func printRedirections(w io.Writer, redirected []agent.Redirection) {
 	for _, r := range redirected {
 		fmt.Fprintf(w, "%s\t%s %s: %s\n", label, r.Family, r.State, r.Detail)
 		label = ""
+	}
+}
+
+// printEgress prints the connections to automatic VIPs.
+func printEgress(w io.Writer, status *egress.Status) {
+	if status == nil {
+		return
+	}
+	fmt.Fprintf(w, "egress\t%d of %d connections open\n", status.Open, status.Max)
+	for _, h := range status.Hosts {
+		name := h.Name
+		if h.Host != h.Name {
+			name += " of " + h.Host
+		}
+		unknown := ""
+		if h.PortsUnknown {
+			unknown = ", ports not known"
+		}
+		fmt.Fprintf(w, "\t%s: %s to %s, %d open of %d, %d bytes sent, %d received%s\n", name, h.VIP, h.Address, h.Open, h.Total, h.Sent, h.Received, unknown)
+	}
+	for _, r := range status.Refused {
+		fmt.Fprintf(w, "\trefused, %s: %d, last %s: %s\n", r.Reason, r.Count, r.Last.Format(time.RFC3339), r.Error)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/supervise"
 )
 
@@ -32,6 +33,13 @@ func superviseAgent(ctx context.Context, cfg agent.Config, signals agentSignals)
 	sockets, err := dnsproxy.OpenSockets(ctx, cfg.DNS.Addr, cfg.Logger)
 	if err != nil {
 		return err
+	}
+	if cfg.Egress != nil {
+		more, err := egress.OpenSockets(ctx, cfg.Egress.Addr, cfg.Logger)
+		if err != nil {
+			return err
+		}
+		sockets = append(sockets, more...)
 	}
 	running := supervise.Config{
 		// The program of this process, even if the file was replaced since.

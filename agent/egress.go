@@ -1,0 +1,43 @@
+package agent
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"strconv"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/egress"
+)
+
+// newEgress returns the server for connections to automatic VIPs, nil if none are carried. It finds their
+// hosts in the table of the query path, and resolves names through its forwarder.
+func newEgress(ctx context.Context, agent Config, a *Agent) (*egress.Server, error) {
+	if agent.Egress == nil {
+		return nil, nil
+	}
+	cfg, proxy := *agent.Egress, a.proxy
+	cfg.Table, cfg.Synced, cfg.Logger, cfg.Registerer = proxy.Table, proxy.Synced(), agent.Logger, agent.DNS.Registerer
+	cfg.Resolve = func(ctx context.Context, name string, family egress.Family) ([]netip.Addr, error) {
+		if family == egress.IPv4 {
+			return proxy.Resolve(ctx, name, dns.TypeA)
+		}
+		return proxy.Resolve(ctx, name, dns.TypeAAAA)
+	}
+	for _, addr := range []string{agent.DNS.Addr, agent.StatusAddr, cfg.Addr} {
+		cfg.OwnPorts = append(cfg.OwnPorts, portOf(addr))
+	}
+	server, err := egress.New(ctx, cfg)
+	if err == nil && a.capture != nil {
+		a.capture.kernel.SetOpen(server.Open, cfg.Drain)
+	}
+	return server, err
+}
+
+// portOf returns the port of a host:port, which was checked before; 0 if the kernel chooses it.
+func portOf(addr string) uint16 {
+	_, text, _ := net.SplitHostPort(addr)
+	port, _ := strconv.ParseUint(text, 10, 16)
+	return uint16(port)
+}
