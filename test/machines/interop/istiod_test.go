@@ -114,9 +114,10 @@ type entry struct {
 	Namespace string   `json:"namespace"`
 
 	// istiod's tables have none of these.
-	Alias    string `json:"alias"`
-	Headless bool   `json:"headless"`
-	Ports    []port `json:"ports"`
+	Alias        string        `json:"alias"`
+	Headless     bool          `json:"headless"`
+	Ports        []port        `json:"ports"`
+	Destinations []destination `json:"destinations"`
 }
 
 // A port is a port of a Service.
@@ -125,6 +126,13 @@ type port struct {
 	Number   int      `json:"number"`
 	Protocol string   `json:"protocol"`
 	IPs      []string `json:"ips"`
+}
+
+// A destination is where connections to a port of an external host lead.
+type destination struct {
+	Port      int      `json:"port"`
+	Target    int      `json:"target"`
+	Endpoints []string `json:"endpoints"`
 }
 
 // String returns what is compared.

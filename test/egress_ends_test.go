@@ -1,0 +1,296 @@
+package test
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// E9: each side sees the end of the other one's data, and can go on sending.
+func TestEgressHalfClose(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	e.serve(serverA+":7", func(conn *net.TCPConn) { // answers after the client's end
+		all, err := io.ReadAll(conn)
+		if err == nil {
+			_, _ = fmt.Fprintf(conn, "got %d bytes", len(all))
+		}
+	})
+	received := make(chan string, 1)
+	e.serve(serverB+":7", func(conn *net.TCPConn) { // ends before the client
+		if _, err := io.WriteString(conn, "all"); err != nil || conn.CloseWrite() != nil {
+			return
+		}
+		all, err := io.ReadAll(conn)
+		received <- fmt.Sprintf("%d bytes, %v", len(all), err)
+	})
+	e.capture()
+	for _, size := range []int{10, 5 << 20} {
+		conn := e.mustDial(vipA, "7")
+		if _, err := conn.Write(make([]byte, size)); err != nil {
+			t.Fatal(err)
+		}
+		if err := conn.CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		want := fmt.Sprintf("got %d bytes", size)
+		if got, err := io.ReadAll(conn); err != nil || string(got) != want {
+			t.Errorf("the client received %q, %v, want %q", got, err, want)
+		}
+
+		conn = e.mustDial(vipB, "7")
+		if got, err := io.ReadAll(conn); err != nil || string(got) != "all" {
+			t.Errorf("the client received %q, %v", got, err)
+		}
+		if _, err := conn.Write(make([]byte, size)); err != nil {
+			t.Fatal(err)
+		}
+		conn.Close()
+		if got, want := wait.For(t, "the server has all", received), fmt.Sprintf("%d bytes, <nil>", size); got != want {
+			t.Errorf("the server received %s, want %s", got, want)
+		}
+	}
+	wait.Until(t, "no connection is open", func() bool { return e.metric("nametap_egress_open_connections") == 0 })
+}
+
+// E9: a reset stays a reset, in both directions, also after the end of one side's data.
+func TestEgressReset(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	failed := make(chan error, 1)
+	e.serve(serverA+":7", func(conn *net.TCPConn) {
+		_, err := io.Copy(io.Discard, conn)
+		for err == nil { // the client has ended its data: its reset shows when it is sent some
+			_, err = conn.Write(make([]byte, 1))
+		}
+		failed <- err
+	})
+	e.serve(serverB+":7", func(conn *net.TCPConn) {
+		if _, err := io.ReadFull(conn, make([]byte, 5)); err == nil {
+			_ = conn.SetLinger(0)
+		}
+	})
+	e.capture()
+	for _, ended := range []bool{false, true} {
+		conn := e.mustDial(vipA, "7")
+		if _, err := conn.Write([]byte("hello")); err != nil {
+			t.Fatal(err)
+		}
+		if ended {
+			if err := conn.CloseWrite(); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := conn.Read(make([]byte, 1)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_ = conn.SetLinger(0)
+		conn.Close()
+		err := wait.For(t, "the server notices the reset", failed)
+		if !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
+			t.Errorf("client's data ended %v: %v, want a reset", ended, err)
+		}
+	}
+	conn := e.mustDial(vipB, "7")
+	if _, err := conn.Write([]byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the server resets: %v, want a reset", err)
+	}
+	if conn, err := e.dialTCP(vipA, "8"); err == nil { // no server listens
+		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("a failed dial: %v, want a reset", err)
+		}
+	}
+	wait.Until(t, "no connection is open", func() bool { return e.metric("nametap_egress_open_connections") == 0 })
+}
+
+// E8: names that lead back to this host, to links, to metadata or to VIPs are refused.
+func TestEgressForbidden(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	forbidden := map[string]string{ // addresses, as the errors name them
+		"127.0.0.1": "", "::1": "", "0.0.0.0": "", "::": "", "169.254.169.254": "", "fe80::1": "", "fd00:ec2::254": "",
+		"100.100.100.200": "", "224.0.0.1": "", "255.255.255.255": "", vipB: "", vip6B: "",
+		"::ffff:127.0.0.1": "127.0.0.1", "64:ff9b::7f00:1": "", "64:ff9b::a9fe:a9fe": "", "2002:7f00:1::": "",
+	}
+	hosts := map[string][]string{exactA: {vipA}}
+	for addr := range forbidden {
+		name, vip := fmt.Sprintf("host-%d.example.com", len(hosts)), fmt.Sprintf("240.240.1.%d", len(hosts))
+		hosts[name] = []string{vip}
+		e.resolve(name, addr)
+	}
+	e.push(hosts)
+	e.capture()
+	for name, vips := range hosts {
+		if name == exactA {
+			continue
+		}
+		if got := e.greeting(vips[0], "80"); !strings.Contains(got, "reset") {
+			t.Errorf("%v: %q, want a reset", e.zone[name], got)
+		}
+		addr := e.zone[name][0]
+		want := name + " has only addresses that are refused: " + cmp.Or(forbidden[addr], addr) + " is "
+		if status := e.get("/debug/status"); !strings.Contains(status, want) {
+			t.Errorf("want %q in:\n%s", want, status)
+		}
+	}
+	if got, want := e.refusals("address"), float64(len(forbidden)); got != want {
+		t.Errorf("%v refusals, want %v", got, want)
+	}
+	e.resolve(exactA, self)
+	if got := e.greeting(vipA, egressPort); !strings.Contains(got, "reset") {
+		t.Errorf("the agent's own port: %q, want a reset", got)
+	}
+	if want := self + " port " + egressPort + " is this agent"; !strings.Contains(e.get("/debug/status"), want) {
+		t.Errorf("want %q in:\n%s", want, e.get("/debug/status"))
+	}
+	if got := e.greeting("127.0.0.1", egressPort); !strings.Contains(got, "reset") || e.refusals("direct") != 1 {
+		t.Errorf("a connection to the listener itself: %q", got)
+	}
+}
+
+// E10: several addresses are tried in parallel before it fails.
+func TestEgressAddresses(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	e.serve(serverB+":7", greeter("two"))
+	// No machine has the first addresses, and the third one refuses.
+	e.resolve(exactA, "fd00::99", "10.0.0.98", "10.0.0.99", serverA, serverB)
+	e.capture()
+	began := time.Now()
+	if got := e.greeting(vipA, "7"); got != "220 two" {
+		t.Errorf("%q", got)
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("it took %v, as if the addresses were tried one after the other", took)
+	}
+}
+
+// E12: a push ends new connections to a removed host, and moves a VIP; open ones live.
+func TestEgressPushes(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	for addr, name := range map[string]string{serverA: "one", serverB: "two"} {
+		e.serve(addr+":7", greeter(name))
+	}
+	e.capture()
+	conn := e.mustDial(vipA, "7")
+	greeting := make([]byte, len("220 one\n"))
+	if _, err := io.ReadFull(conn, greeting); err != nil {
+		t.Fatal(err)
+	}
+	e.push(map[string][]string{exactB: {vipA}})
+	wait.Until(t, "the VIP leads to the other host", func() bool { return e.greeting(vipA, "7") == "220 two" })
+	if got := e.greeting(vipB, "7"); !strings.Contains(got, "reset") {
+		t.Errorf("the VIP of no host: %q", got)
+	}
+	if _, err := conn.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(conn, greeting[:1]); err != nil || greeting[0] != 'x' {
+		t.Errorf("the open connection: %q, %v", greeting[0], err)
+	}
+}
+
+// E15: connections leave from an address, with a mark, or through an HTTP proxy.
+func TestEgressSource(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	e.Exec("ip", "address", "add", "10.0.0.201/24", "dev", "eth0")
+	e.serve(serverA+":7", func(conn *net.TCPConn) { _, _ = fmt.Fprintf(conn, "from %s\n", conn.RemoteAddr().(*net.TCPAddr).IP) })
+	e.Exec("iptables-nft", "-w", "-t", "mangle", "-A", "OUTPUT", "-p", "tcp", "-m", "mark", "--mark", "0x2a", "-j", "TTL", "--ttl-set", "9")
+	a := e.capture("--egress-source", "10.0.0.201", "--egress-mark", "42")
+	if got := e.greeting(vipA, "7"); got != "from 10.0.0.201" {
+		t.Errorf("%q", got)
+	}
+	counted := e.Exec("iptables-nft", "-w", "-t", "mangle", "-L", "OUTPUT", "-n", "-v", "-x")
+	if line := lastLine(counted); strings.HasPrefix(strings.TrimSpace(line), "0 ") {
+		t.Errorf("no packet has the mark:\n%s", counted)
+	}
+	a.end(terminate)
+
+	targets := make(chan string, 10)
+	e.serve(serverB+":3128", tunnel(targets))
+	e.capture("--egress-proxy", serverB+":3128")
+	conn := e.mustDial(vipA, "7")
+	all, err := io.ReadAll(conn)
+	if target := wait.For(t, "the proxy is asked", targets); target != exactA+":7" || err != nil || string(all) != "the host, by the proxy" {
+		t.Errorf("CONNECT %s: %q, %v", target, all, err)
+	}
+}
+
+// tunnel returns a handler that answers CONNECT as if it were the host.
+func tunnel(targets chan<- string) func(conn *net.TCPConn) {
+	return func(conn *net.TCPConn) {
+		var head []byte
+		for b := make([]byte, 1); !strings.HasSuffix(string(head), "\r\n\r\n"); head = append(head, b...) {
+			if _, err := io.ReadFull(conn, b); err != nil {
+				return
+			}
+		}
+		line, _, _ := strings.Cut(string(head), "\r\n")
+		targets <- strings.TrimSuffix(strings.TrimPrefix(line, http.MethodConnect+" "), " HTTP/1.1")
+		_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\n\r\nthe host, by the proxy")
+	}
+}
+
+func lastLine(text string) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return lines[len(lines)-1]
+}
+
+// E17: connections beyond the bound are refused at once, and DNS is not affected.
+func TestEgressLimit(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	e.serve(serverA+":7", greeter("one"))
+	e.descriptors = 1400 // 2 * 128 for pipes and as many as that for DNS leave 222 connections
+	e.capture()
+	limit := int(e.metric("nametap_egress_max_connections"))
+	if limit < 100 || limit > 300 {
+		t.Fatalf("the limit is %d", limit)
+	}
+	var open []net.Conn
+	for range limit {
+		conn := e.mustDial(vipA, "7")
+		if _, err := io.ReadFull(conn, make([]byte, len("220 one\n"))); err != nil {
+			t.Fatalf("connection %d: %v", len(open), err)
+		}
+		open = append(open, conn)
+	}
+	var asking sync.WaitGroup
+	for range 4 {
+		asking.Go(func() {
+			for range 25 {
+				if got := e.greeting(vipA, "7"); !strings.Contains(got, "reset") {
+					t.Errorf("a connection too many: %q, want a reset", got)
+				}
+			}
+		})
+	}
+	for range 50 {
+		if got := e.dig("@10.0.0.55", exactA); got != vipA {
+			t.Errorf("DNS: %s", got)
+		}
+	}
+	asking.Wait()
+	if got := e.refusals("limit"); got != 100 {
+		t.Errorf("%v refusals, want 100", got)
+	}
+	for _, conn := range open {
+		conn.Close()
+	}
+	wait.Until(t, "connections are accepted again", func() bool { return e.greeting(vipA, "7") == "220 one" })
+}

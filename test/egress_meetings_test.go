@@ -1,0 +1,234 @@
+package test
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// An openConn is a connection through the agent to a server that echoes.
+type openConn struct {
+	*net.TCPConn
+	e *egressVM
+}
+
+// open opens a connection to vipA, behind which a [greeter] is called one, and reads the greeting.
+func (e *egressVM) open() *openConn {
+	e.tb.Helper()
+	conn := e.mustDial(vipA, "7")
+	greeting := make([]byte, len("220 one\n"))
+	if _, err := io.ReadFull(conn, greeting); err != nil {
+		e.tb.Fatal(err)
+	}
+	return &openConn{conn, e}
+}
+
+// lives reports an error unless the server echoes.
+func (c *openConn) lives(after string) {
+	c.e.tb.Helper()
+	if _, err := c.Write([]byte("x")); err != nil {
+		c.e.tb.Errorf("after %s: %v", after, err)
+		return
+	}
+	if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
+		c.e.tb.Errorf("after %s: %v", after, err)
+	}
+}
+
+// E12, E13, E14: open connections live while resolv.conf changes, while capture is switched off and on, and
+// while IPv6 goes away. New ones follow the change.
+func TestEgressChanges(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	for addr, name := range map[string]string{serverA: "one", serverB: "two"} {
+		e.serve(addr+":7", greeter(name))
+	}
+	mesh := e.write("mesh", meshConfig(true))
+	e.capture("--mesh-config", mesh, "--cache-size", "0")
+	conn := e.open()
+
+	// Another nameserver has another address for the name.
+	e.resolve(exactA, serverA)
+	e.net.Exec("ip", "address", "add", "10.0.0.56/24", "dev", "eth0")
+	nameserver(t, e.net, "10.0.0.56", serverB)
+	e.replace("resolv.conf", "nameserver 10.0.0.56\n")
+	wait.Until(t, "the new nameserver is asked", func() bool { return e.greeting(vipA, "7") == "220 two" })
+	conn.lives("a change of resolv.conf")
+
+	e.replace("mesh", meshConfig(false))
+	wait.Until(t, "capture is off", func() bool { return !e.captured() })
+	conn.lives("the end of capture")
+	e.replace("mesh", meshConfig(true))
+	wait.Until(t, "capture is on", func() bool { return e.captured() && e.greeting(vipA, "7") == "220 two" })
+	conn.lives("capture was on again")
+
+	e.Exec("sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1")
+	wait.Until(t, "IPv4 is carried", func() bool { return e.greeting(vipA, "7") == "220 two" })
+	conn.lives("IPv6 was switched off")
+}
+
+// E13: with a supervisor, connections wait while the agent restarts; those of a killed agent are reset.
+func TestEgressSupervised(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	e.serve(serverA+":7", greeter("one"))
+	if r := e.root(e.args("apply")...); r.code != 0 {
+		t.Fatalf("%+v", r)
+	}
+	a := e.supervised()
+	conn := e.open()
+	killed := a.signalChild(syscall.SIGKILL)
+	wait.Until(t, "the agent is gone", func() bool { return child(a.Process.Pid) != killed })
+	if got := e.greeting(vipA, "7"); got != "220 one" {
+		t.Errorf("while the agent restarts: %q", got)
+	}
+	if _, err := conn.Read(make([]byte, 1)); err == nil {
+		t.Error("a connection of the killed agent goes on")
+	}
+}
+
+// E13: at the end, open connections go on for --egress-drain; those that are left then are reset.
+func TestEgressDrain(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	e.serve(serverA+":7", greeter("one"))
+	a := e.capture("--egress-drain", "1m")
+	short, long := e.open(), e.open()
+	if err := a.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	wait.Until(t, "the rules are removed", func() bool { return !e.captured() })
+	short.lives("the agent began to end")
+	long.lives("the agent began to end")
+	for _, conn := range []*openConn{short, long} {
+		if err := conn.CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		if rest, err := io.ReadAll(conn); err != nil || len(rest) > 0 {
+			t.Errorf("%q, %v", rest, err)
+		}
+	}
+	wait.For(t, "the agent ends with its last connection", a.ended)
+
+	a = e.capture("--egress-drain", "300ms")
+	conn := e.open()
+	a.end(terminate)
+	if _, err := conn.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "reset") {
+		t.Errorf("a connection after the drain: %v, want a reset", err)
+	}
+}
+
+// E8: a local-only name is not sent to nameservers, also if it has a VIP, and a bypassed one is.
+func TestEgressSuffixes(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	for addr, name := range map[string]string{serverA: "one", serverB: "two"} {
+		e.serve(addr+":7", greeter(name))
+	}
+	e.capture("--local-only", exactA, "--bypass", exactB)
+	if got := e.greeting(vipA, "7"); !strings.Contains(got, "reset") || e.refusals("resolution") != 1 {
+		t.Errorf("a local-only name: %q", got)
+	}
+	if got := e.greeting(vipB, "7"); got != "220 two" {
+		t.Errorf("a bypassed name: %q", got)
+	}
+}
+
+// E17: while clients connect and send nothing, others are served, and nothing is left of them.
+func TestEgressSilentClients(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	e.serve(serverA+":7", greeter("one"))
+	a := e.capture("--egress-hello-timeout", "1s")
+	before := a.openFiles()
+	for range 200 {
+		e.mustDial(vipWild, "443")
+	}
+	if got := e.greeting(vipA, "7"); got != "220 one" {
+		t.Errorf("beside silent clients: %q", got)
+	}
+	wait.Until(t, "the silent clients are reset", func() bool { return e.refusals("slow") == 200 })
+	wait.Until(t, "their descriptors are closed", func() bool { return a.openFiles() <= before+2 })
+}
+
+// A2, E1: HTTPS records of a host with a VIP are not forwarded, so that clients use the VIP, and its PTR
+// record leads back to it.
+func TestEgressRecords(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	e.capture()
+	if got := e.dig("@10.0.0.55", exactA, "HTTPS"); got != "NOERROR" {
+		t.Errorf("HTTPS: %s", got)
+	}
+	if got := e.Exec("dig", "+short", "+tries=1", "@10.0.0.55", "-x", vipA); strings.TrimSpace(got) != exactA+"." {
+		t.Errorf("PTR: %s", got)
+	}
+	if got := e.Exec("dig", "+noall", "+comments", "+tries=1", "@10.0.0.55", "-x", vipWild); !strings.Contains(got, "NXDOMAIN") {
+		t.Errorf("PTR of a wildcard's VIP, which has no name: %s", got)
+	}
+}
+
+// TestEgressIdle checks that idle connections take two descriptors each, and that bytes arrive unchanged in
+// both directions at once, also through pipes.
+func TestEgressIdle(t *testing.T) { // E17, E9
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	e.serve(serverA+":7", greeter("one"))
+	a := e.capture()
+	before := a.openFiles()
+	var conns []*openConn
+	for range 50 {
+		conns = append(conns, e.open())
+	}
+	if got := a.openFiles() - before; got > 2*50+4 {
+		t.Errorf("50 idle connections have %d descriptors", got)
+	}
+	const size = 8 << 20
+	pattern := func(at int) byte { return byte(at>>16 ^ at>>8 ^ at) }
+	failed := make(chan error, len(conns))
+	for _, conn := range conns[:4] {
+		_ = conn.SetDeadline(time.Now().Add(wait.Limit))
+		go func() {
+			block := make([]byte, 64<<10)
+			for at := 0; at < size; at += len(block) {
+				for i := range block {
+					block[i] = pattern(at + i)
+				}
+				if _, err := conn.Write(block); err != nil {
+					failed <- err
+					return
+				}
+			}
+		}()
+		go func() {
+			block, at := make([]byte, 64<<10), 0
+			for at < size {
+				n, err := conn.Read(block)
+				if err != nil {
+					failed <- fmt.Errorf("after %d bytes: %w", at, err)
+					return
+				}
+				for i := range block[:n] {
+					if block[i] != pattern(at+i) {
+						failed <- fmt.Errorf("byte %d differs", at+i)
+						return
+					}
+				}
+				at += n
+			}
+			failed <- nil
+		}()
+	}
+	for range 4 {
+		if err := wait.For(t, "a stream is echoed", failed); err != nil {
+			t.Error(err)
+		}
+	}
+	wait.Until(t, "the streams' pipes are given back", func() bool { return a.openFiles()-before <= 2*50+4+2*8 })
+}

@@ -1,0 +1,269 @@
+package test
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// web starts an HTTP server on the other machine that answers with its name, the Host and the version
+// of HTTP; with TLS also HTTP/2.
+func (e *egressVM) web(addr, name string, withTLS bool) {
+	e.tb.Helper()
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, "%s %s %s\n", name, r.Host, r.Proto)
+	})
+	server := httptest.NewUnstartedServer(handler)
+	server.Listener.Close()
+	var err error
+	e.net.Run(func() { server.Listener, err = net.Listen("tcp", addr) })
+	if err != nil {
+		e.tb.Fatal(err)
+	}
+	server.EnableHTTP2 = true
+	if withTLS {
+		server.StartTLS()
+	} else {
+		server.Start()
+	}
+	e.tb.Cleanup(server.Close)
+}
+
+// E2, E5: behind the VIP of a wildcard the SNI or the Host field chooses the host. The client is
+// curl, with HTTP/1.1 and HTTP/2, over both families.
+func TestEgressWildcard(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	for addr, name := range map[string]string{serverA: "one", serverB: "two", "[" + server6A + "]": "one", "[" + server6B + "]": "two"} {
+		e.web(addr+":443", name, true)
+		e.web(addr+":80", name, false)
+	}
+	e.capture()
+	for _, vip := range []string{vipWild, "[" + vip6Wild + "]"} {
+		for name, server := range map[string]string{"a.apps.example.org": "one", "b.apps.example.org": "two", "B.Apps.example.org": "two"} {
+			for _, test := range []struct{ url, version, proto string }{
+				{"https://" + name + "/", "--http1.1", "HTTP/1.1"},
+				{"https://" + name + "/", "--http2", "HTTP/2.0"},
+				{"http://" + name + "/", "--http1.1", "HTTP/1.1"},
+			} {
+				output := e.Exec("curl", "--silent", "--show-error", "--insecure", "--max-time", "20", test.version,
+					"--connect-to", "::"+vip+":", test.url)
+				want := strings.ToLower(server + " " + name + " " + test.proto)
+				if got := strings.ToLower(strings.TrimSpace(output)); got != want {
+					t.Errorf("%s of %s by %s: %q, want %q", test.url, vip, test.version, got, want)
+				}
+			}
+		}
+	}
+}
+
+// hello returns the ClientHello of crypto/tls for a name, with post-quantum key shares and some more
+// bytes.
+func hello(t *testing.T, name string, more int) []byte {
+	t.Helper()
+	client, server := net.Pipe()
+	defer client.Close()
+	defer server.Close()
+	config := &tls.Config{ServerName: name, InsecureSkipVerify: true}
+	for range more / 200 {
+		config.NextProtos = append(config.NextProtos, strings.Repeat("x", 199))
+	}
+	go func() { _ = tls.Client(client, config).Handshake() }() // ends with the pipe
+	var all []byte
+	header := make([]byte, 5)
+	for length := -1; length < 0 || len(all) < length; {
+		if _, err := io.ReadFull(server, header); err != nil {
+			t.Fatal(err)
+		}
+		fragment := make([]byte, int(header[3])<<8|int(header[4]))
+		if _, err := io.ReadFull(server, fragment); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, fragment...)
+		length = 4 + (int(all[1])<<16 | int(all[2])<<8 | int(all[3]))
+	}
+	return all
+}
+
+// records splits a handshake message into records of up to size bytes.
+func records(message []byte, size int) []byte {
+	var out []byte
+	for len(message) > 0 {
+		n := min(size, len(message))
+		out = append(out, 22, 3, 1, byte(n>>8), byte(n))
+		out = append(out, message[:n]...)
+		message = message[n:]
+	}
+	return out
+}
+
+// E5: a ClientHello arrives in single bytes, in many records, and with 60 KB.
+func TestEgressHellos(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	got, want := make(chan []byte, 1), make(chan int, 1) // want is the length of the next hello
+	e.serve(serverA+":443", func(conn *net.TCPConn) {
+		b := make([]byte, <-want)
+		_, _ = io.ReadFull(conn, b) // the test compares what has come
+		got <- b
+	})
+	e.capture()
+	small, large := hello(t, "a.apps.example.org", 0), hello(t, "a.apps.example.org", 60_000)
+	if len(small) < 1200 || len(large) < 60_000 {
+		t.Fatalf("hellos of %d and %d bytes", len(small), len(large))
+	}
+	for name, test := range map[string]struct {
+		sent    []byte
+		segment int
+	}{
+		"one segment":    {records(small, 16_384), len(small) * 2},
+		"single bytes":   {records(small, 16_384), 1},
+		"two segments":   {records(small, 16_384), 1000},
+		"many records":   {records(small, 100), len(small) * 2},
+		"60 KB":          {records(large, 16_384), 1400},
+		"more than that": {append(records(small, 16_384), "and early data"...), 1 << 20},
+	} {
+		want <- len(test.sent)
+		conn := e.mustDial(vipWild, "443")
+		for rest := test.sent; len(rest) > 0; {
+			n := min(test.segment, len(rest))
+			if _, err := conn.Write(rest[:n]); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			rest = rest[n:]
+		}
+		if received := wait.For(t, "the server has the hello", got); !bytes.Equal(received, test.sent) {
+			t.Errorf("%s: the server received %d bytes, which differ from the %d that were sent", name, len(received), len(test.sent))
+		}
+		conn.Close()
+	}
+}
+
+// refusals returns how many connections were refused for a reason.
+func (e *egressVM) refusals(reason string) float64 {
+	e.tb.Helper()
+	return e.metric(fmt.Sprintf("nametap_egress_refusals_total{reason=%q}", reason))
+}
+
+// E3, E5: what says no name of the wildcard is reset, counted and logged, and nothing is dialled.
+func TestEgressNames(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	dialled := make(chan string, 100)
+	for _, addr := range []string{serverA, serverB} {
+		for _, port := range []string{"443", "80"} {
+			e.serve(addr+":"+port, func(*net.TCPConn) { dialled <- addr + ":" + port })
+		}
+	}
+	e.resolve("other.example.org", serverA)
+	a := e.capture("--egress-hello-timeout", "300ms")
+	long := records(append([]byte{1, 1, 0, 1}, make([]byte, 70_000)...), 16_384)
+	for _, test := range []struct {
+		name, reason string
+		sent         []byte
+	}{
+		{"another name", "other_name", records(hello(t, "other.example.org", 0), 16_384)},
+		{"the suffix itself", "other_name", records(hello(t, "apps.example.org", 0), 16_384)},
+		{"no name", "no_name", records(hello(t, "10.0.0.11", 0), 16_384)}, // addresses are not sent
+		{"another host", "other_name", []byte("GET / HTTP/1.1\r\nHost: other.example.org\r\n\r\n")},
+		{"no host", "no_name", []byte("GET / HTTP/1.0\r\n\r\n")},
+		{"two hosts", "protocol", []byte("GET / HTTP/1.1\r\nHost: a.apps.example.org\r\nHost: other.example.org\r\n\r\n")},
+		{"not a hostname", "other_name", []byte("GET / HTTP/1.1\r\nHost: a/b.apps.example.org\r\n\r\n")},
+		{"HTTP/2 without TLS", "protocol", []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")},
+		{"another protocol", "protocol", []byte("\x00\x01\x02\x03")},
+		{"too long", "protocol", long},
+		{"stalled", "slow", records(hello(t, "a.apps.example.org", 0), 16_384)[:100]},
+		{"silent", "slow", nil},
+	} {
+		before := e.refusals(test.reason)
+		conn := e.mustDial(vipWild, "443")
+		_, _ = conn.Write(test.sent) // which may fail, because the agent does not read all
+		if _, err := conn.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "reset") {
+			t.Errorf("%s: %v, want a reset", test.name, err)
+		}
+		wait.Until(t, test.name+" is counted", func() bool { return e.refusals(test.reason) > before })
+		wait.Until(t, test.name+" is in the log", func() bool { return strings.Contains(a.log.String(), "reason="+test.reason) })
+	}
+	select {
+	case addr := <-dialled:
+		t.Errorf("%s was dialled", addr)
+	default:
+	}
+	conn := e.mustDial(vipWild, "443")
+	if err := conn.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Read(make([]byte, 1)); err == nil {
+		t.Error("a client that ends its data before a name is not reset")
+	}
+	if n := e.refusals("closed"); n != 1 {
+		t.Errorf("%v connections closed before a name, want 1", n)
+	}
+}
+
+// E4: behind an exact host nothing is read first, so SMTP, SSH and MySQL work.
+func TestEgressServerFirst(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	e.serve(serverA+":25", func(conn *net.TCPConn) {
+		if _, err := io.WriteString(conn, "220 mail.example.com ESMTP\r\n"); err != nil {
+			return
+		}
+		line, err := bufio.NewReader(conn).ReadString('\n')
+		if err == nil {
+			_, _ = fmt.Fprintf(conn, "250 hello %s", strings.TrimPrefix(line, "EHLO "))
+		}
+	})
+	e.capture()
+	conn := e.mustDial(vipA, "25")
+	reader := bufio.NewReader(conn)
+	greeting, err := reader.ReadString('\n')
+	if err != nil || greeting != "220 mail.example.com ESMTP\r\n" {
+		t.Fatalf("%q, %v", greeting, err)
+	}
+	if _, err := io.WriteString(conn, "EHLO client\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if answer, err := reader.ReadString('\n'); err != nil || answer != "250 hello client\r\n" {
+		t.Errorf("%q, %v", answer, err)
+	}
+}
+
+// E11: a UDP packet to a VIP is refused at once, so that QUIC falls back to TCP.
+func TestEgressUDP(t *testing.T) {
+	t.Parallel()
+	for _, backend := range []string{"nft", "legacy"} {
+		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
+			e := newEgressVM(t, backend)
+			e.capture()
+			for _, vip := range []string{vipA, vip6A, unusedVIP} {
+				var conn net.Conn
+				var err error
+				e.Run(func() { conn, err = net.Dial("udp", net.JoinHostPort(vip, "443")) })
+				if err != nil {
+					t.Fatal(err)
+				}
+				began := time.Now()
+				_ = conn.SetDeadline(began.Add(wait.Limit))
+				if _, err = conn.Write([]byte("initial")); err == nil {
+					_, err = conn.Read(make([]byte, 1))
+				}
+				if err == nil || !strings.Contains(err.Error(), "refused") {
+					t.Errorf("%s: %v, want that it is refused", vip, err)
+				}
+				conn.Close()
+			}
+		})
+	}
+}
