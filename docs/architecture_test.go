@@ -118,7 +118,7 @@ func TestArchitectureFiles(t *testing.T) {
 // TestPackageFiles checks that the package comments that list the files of their package
 // have every file, and no others.
 func TestPackageFiles(t *testing.T) {
-	for _, name := range []string{"agent", "dnsproxy", "dnsproxy/forward", "dnsproxy/table", "iptables", "nds"} {
+	for _, name := range []string{"agent", "dnsproxy", "dnsproxy/forward", "dnsproxy/table", "egress", "iptables", "nds"} {
 		text, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(name), "doc.go"))
 		if err != nil {
 			t.Fatal(err)
