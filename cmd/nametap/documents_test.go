@@ -124,15 +124,9 @@ func TestInjectionSettings(t *testing.T) {
 	})
 }
 
-// P9: the schema of the chart allows the settings of the agent that injection accepts, and no other.
+// P9: the schema of the chart allows the settings of the agent that injection accepts, and no other. It allows
+// their defaults, and no text that injection refuses.
 func TestChartSettings(t *testing.T) {
-	var accepted []string
-	newAgentCommand().Flags().VisitAll(func(flag *pflag.Flag) {
-		cfg := inject.Config{Settings: map[string]string{flag.Name: flag.DefValue}}
-		if flag.Name != "help" && cfg.Check() == nil {
-			accepted = append(accepted, flag.Name)
-		}
-	})
 	text, err := os.ReadFile("../../deploy/chart/values.schema.json")
 	if err != nil {
 		t.Fatal(err)
@@ -145,14 +139,63 @@ func TestChartSettings(t *testing.T) {
 				}
 			}
 		}
+		Definitions schemaKinds
 	}
 	if err := json.Unmarshal(text, &schema); err != nil {
 		t.Fatal(err)
 	}
+	var accepted []string
+	newAgentCommand().Flags().VisitAll(func(flag *pflag.Flag) {
+		check := func(value string) error {
+			return inject.Config{Settings: map[string]string{flag.Name: value}}.Check()
+		}
+		if flag.Name == "help" || check(flag.DefValue) != nil {
+			return
+		}
+		accepted = append(accepted, flag.Name)
+		kind := schema.Definitions.AgentSettings.Properties[flag.Name]
+		if flag.Value.Type() != "strings" && !schema.Definitions.allow(kind, flag.DefValue) {
+			t.Errorf("the chart refuses --%s=%s, the default", flag.Name, flag.DefValue)
+		}
+		for _, value := range []string{"", "0", "30", "-1", "5s", "1.5h", "-5s", "1e6", "0x10", "8KiB", "8MB", "true", "yes", "on", "auto", "all", "debug", "INFO+4", "text"} {
+			if err := check(value); err != nil && schema.Definitions.allow(kind, value) {
+				t.Errorf("the chart allows --%s=%q: %v", flag.Name, value, err)
+			}
+		}
+	})
 	slices.Sort(accepted)
 	if diff := cmp.Diff(accepted, schema.Properties.Injection.Properties.Settings.PropertyNames.Enum); diff != "" {
 		t.Errorf("settings that injection accepts (-) and those of values.schema.json (+):\n%s", diff)
 	}
+}
+
+// A schemaKind is what the schema of the chart says about a value.
+type schemaKind struct {
+	Ref     string `json:"$ref"`
+	Type    string
+	Pattern string
+	Enum    []any
+	AnyOf   []schemaKind
+}
+
+// schemaKinds are the definitions of the schema for the settings of the agent.
+type schemaKinds struct {
+	AgentSettings                     struct{ Properties map[string]schemaKind }
+	Bool, Duration, Int, Bytes, Level schemaKind
+}
+
+// allow reports whether the schema allows a text. The zero kind allows all.
+func (s schemaKinds) allow(kind schemaKind, text string) bool {
+	switch {
+	case kind.Ref != "":
+		name := strings.TrimPrefix(kind.Ref, "#/definitions/")
+		return s.allow(map[string]schemaKind{"bool": s.Bool, "duration": s.Duration, "int": s.Int, "bytes": s.Bytes, "level": s.Level}[name], text)
+	case kind.AnyOf != nil:
+		return slices.ContainsFunc(kind.AnyOf, func(k schemaKind) bool { return k.Type == "string" && s.allow(k, text) })
+	case kind.Enum != nil:
+		return slices.Contains(kind.Enum, any(text))
+	}
+	return regexp.MustCompile(kind.Pattern).MatchString(text)
 }
 
 // R4: docs/metrics.md lists every metric of nametap that the agent serves, with its type
