@@ -25,8 +25,9 @@ const egressPort = "15055"
 type egressVM struct {
 	*vm
 
-	mu   sync.Mutex
-	zone map[string][]string // addresses by name
+	mu     sync.Mutex
+	zone   map[string][]string // addresses by name
+	silent bool                // the nameserver does not answer
 }
 
 // The external hosts of an egressVM.
@@ -98,10 +99,20 @@ func (e *egressVM) resolve(name string, addrs ...string) {
 	e.zone[name] = addrs
 }
 
+// silence lets the nameserver answer no more.
+func (e *egressVM) silence() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.silent = true
+}
+
 // answer answers from the zone.
 func (e *egressVM) answer(query *dns.Msg, _ string) *dns.Msg {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if e.silent {
+		return nil
+	}
 	reply, question := new(dns.Msg).SetReply(query), query.Question[0]
 	reply.RecursionAvailable = true
 	addrs, found := e.zone[strings.TrimSuffix(strings.ToLower(question.Name), ".")]

@@ -232,3 +232,60 @@ func TestEgressIdle(t *testing.T) { // E17, E9
 	}
 	wait.Until(t, "the streams' pipes are given back", func() bool { return a.openFiles()-before <= 2*50+4+2*8 })
 }
+
+// E10, F11: while nameservers are silent, a host whose addresses have expired is reached by the old ones, another
+// one is refused in time, and mesh names are answered.
+func TestEgressOutage(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	for addr, name := range map[string]string{serverA: "one", serverB: "two"} {
+		e.serve(addr+":7", greeter(name))
+	}
+	e.resolve(exactA, serverA)
+	e.capture("--serve-stale", "1h", "--egress-connect-timeout", "3s")
+	if got := e.greeting(vipA, "7"); got != "220 one" {
+		t.Fatal(got)
+	}
+	e.silence()
+	for range 4 { // the TTL is 1 s: the last ones find expired addresses
+		if got := e.greeting(vipA, "7"); got != "220 one" {
+			t.Errorf("a host that was resolved before: %q", got)
+		}
+		if got := e.greeting(vipB, "7"); !strings.Contains(got, "reset") {
+			t.Errorf("a host that was not resolved before: %q, want a reset", got)
+		}
+	}
+	if got := e.dig("@10.0.0.55", exactB); got != vipB {
+		t.Errorf("a mesh name: %s", got)
+	}
+	if e.refusals("resolution")+e.refusals("connect") < 4 {
+		t.Error("the refusals are not counted")
+	}
+}
+
+// E13: in a hand-over to the next agent, open connections are reset while the rules translate their addresses, and
+// new ones reach the next agent.
+func TestEgressHandOver(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	e.serve(serverA+":7", greeter("one"))
+	e.sockets = e.systemdSockets()
+	e.agentDir("guard")
+	e.flags = append(e.flags, "--capture", "--egress-drain", "1m", "--state-dir", e.agentDir("state"))
+	e.environment = append(e.environment, e.guardEnviron())
+	e.startGuard()
+	first := e.held(e.start())
+	conn := e.open()
+	began := time.Now()
+	first.end(handOver)
+	if took := time.Since(began); took > 30*time.Second {
+		t.Errorf("the hand-over took %v: it waited for connections", took)
+	}
+	if _, err := conn.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "reset") {
+		t.Errorf("an open connection: %v, want a reset", err)
+	}
+	e.held(e.start())
+	if got := e.greeting(vipA, "7"); got != "220 one" {
+		t.Errorf("a connection to the next agent: %q", got)
+	}
+}
