@@ -57,6 +57,11 @@ func resolve(w dns.ResponseWriter, query *dns.Msg) {
 		reply.Answer = append(reply.Answer, &dns.A{
 			Hdr: dns.RR_Header{Name: q.Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 300}, A: net.ParseIP(serverIP),
 		})
+	} else { // without an SOA record, the answer could not be cached
+		reply.Ns = append(reply.Ns, &dns.SOA{
+			Hdr: dns.RR_Header{Name: "example.com.", Rrtype: dns.TypeSOA, Class: dns.ClassINET, Ttl: 300},
+			Ns:  "ns.example.com.", Mbox: "hostmaster.example.com.", Serial: 1, Refresh: 3600, Retry: 600, Expire: 86400, Minttl: 300,
+		})
 	}
 	_ = w.WriteMsg(reply) // a lost reply shows as a timeout
 }
