@@ -59,7 +59,7 @@ func measure(o options) error {
 	if err := streams(o, all); err != nil {
 		return err
 	}
-	if err := besideDNS(o, nametap); err != nil {
+	if err := besideDNS(o, []*proxy{haproxy, nametap}); err != nil {
 		return err
 	}
 	if o.idle > 0 {
@@ -201,37 +201,49 @@ func download(addr string, n int64) (time.Duration, error) {
 	return time.Since(began), nil
 }
 
-// besideDNS prints the 99th percentile of DNS while the agent carries nothing, and while it carries
-// streams.
-func besideDNS(o options, p *proxy) error {
-	var quiet, busy []time.Duration
+// besideDNS prints the 99th percentile of DNS while the agent carries nothing, and while it or another
+// proxy carries streams: the other one uses the same processors.
+func besideDNS(o options, proxies []*proxy) error {
+	times := map[string][]time.Duration{}
 	for range o.rounds {
-		q, err := askDNS(2000)
+		quiet, err := askDNS(2000)
 		if err != nil {
 			return err
 		}
-		stop := make(chan struct{})
-		var carrying sync.WaitGroup
-		carrying.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-					_, _ = download(p.addrs[sourcePort], 1<<28) // its errors show in the streams
-				}
+		times["quiet"] = append(times["quiet"], quiet)
+		for _, p := range proxies {
+			took, err := askBeside(p)
+			if err != nil {
+				return err
 			}
-		})
-		b, err := askDNS(2000)
-		close(stop)
-		carrying.Wait()
-		if err != nil {
-			return err
+			times[p.name] = append(times[p.name], took)
 		}
-		quiet, busy = append(quiet, q), append(busy, b)
 	}
-	fmt.Printf("\np99 of a query for a mesh name, median of %d rounds: %v, beside a stream %v\n", o.rounds, median(quiet), median(busy))
+	fmt.Printf("\np99 of a query to the agent for a mesh name, median of %d rounds: %v\n", o.rounds, median(times["quiet"]))
+	for _, p := range proxies {
+		fmt.Printf("  beside a stream through %s: %v\n", p.name, median(times[p.name]))
+	}
 	return nil
+}
+
+// askBeside is askDNS while a proxy carries streams.
+func askBeside(p *proxy) (time.Duration, error) {
+	stop := make(chan struct{})
+	var carrying sync.WaitGroup
+	carrying.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_, _ = download(p.addrs[sourcePort], 1<<28) // its errors show in the streams
+			}
+		}
+	})
+	took, err := askDNS(2000)
+	close(stop)
+	carrying.Wait()
+	return took, err
 }
 
 // askDNS sends n queries, 1 ms apart, and returns the 99th percentile of their times.
