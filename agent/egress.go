@@ -19,11 +19,11 @@ func newEgress(ctx context.Context, agent Config, a *Agent) (*egress.Server, err
 	}
 	cfg, proxy := *agent.Egress, a.proxy
 	cfg.Table, cfg.Synced, cfg.Logger, cfg.Registerer = proxy.Table, proxy.Synced(), agent.Logger, agent.DNS.Registerer
-	cfg.Resolve = func(ctx context.Context, name string, family egress.Family) ([]netip.Addr, error) {
+	cfg.Resolve = func(ctx context.Context, name string, family egress.Family, onlyCached bool) ([]netip.Addr, bool, error) {
 		if family == egress.IPv4 {
-			return proxy.Resolve(ctx, name, dns.TypeA)
+			return proxy.Resolve(ctx, name, dns.TypeA, onlyCached)
 		}
-		return proxy.Resolve(ctx, name, dns.TypeAAAA)
+		return proxy.Resolve(ctx, name, dns.TypeAAAA, onlyCached)
 	}
 	for _, addr := range []string{agent.DNS.Addr, agent.StatusAddr, cfg.Addr} {
 		cfg.OwnPorts = append(cfg.OwnPorts, portOf(addr))

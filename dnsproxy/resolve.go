@@ -15,28 +15,51 @@ import (
 )
 
 // Resolve returns the addresses that nameservers have for a hostname: of rrtype A or AAAA. The table
-// is not asked, neither for the name nor for those that CNAME records lead to. The answer may come
-// from the cache. Local-only names have none. The error says why there are none. After the end of ctx
-// it returns at once.
-func (s *Server) Resolve(ctx context.Context, hostname string, rrtype uint16) ([]netip.Addr, error) {
+// is not asked, neither for the name nor for those that CNAME records lead to. Local-only names have no
+// addresses. The error says why there are none. An answer from the cache takes no other goroutine; with
+// onlyCached, known is false if there is none. After the end of ctx it returns at once.
+func (s *Server) Resolve(ctx context.Context, hostname string, rrtype uint16, onlyCached bool) (addrs []netip.Addr, known bool, err error) {
+	r, err := s.newResolution(hostname, rrtype)
+	if err != nil {
+		return nil, true, err
+	}
+	if found, ok := s.handler.forwarder.Lookup(&r.ask); ok {
+		if r.ask.RefreshDue() {
+			s.handler.forwarder.Refresh(&r.ask)
+		}
+		addrs, err = r.addresses(found)
+		return addrs, true, err
+	}
+	if onlyCached {
+		return nil, false, nil
+	}
 	type result struct {
 		addrs []netip.Addr
 		err   error
 	}
 	done := make(chan result, 1)
 	go func() { // which ends within the time of a forwarded query
-		addrs, err := s.resolve(hostname, rrtype)
+		found := s.handler.forwarder.Answer(&r.ask)
+		addrs, err := r.addresses(&found)
 		done <- result{addrs, err}
 	}()
 	select {
 	case r := <-done:
-		return r.addrs, r.err
+		return r.addrs, true, r.err
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return nil, true, ctx.Err()
 	}
 }
 
-func (s *Server) resolve(hostname string, rrtype uint16) ([]netip.Addr, error) {
+// A resolution is a query of the agent itself.
+type resolution struct {
+	packet []byte
+	rrtype uint16
+	query  wire.Query
+	ask    forward.Query
+}
+
+func (s *Server) newResolution(hostname string, rrtype uint16) (*resolution, error) {
 	name, err := wire.ParseHostname(hostname)
 	if err != nil {
 		return nil, err
@@ -44,29 +67,26 @@ func (s *Server) resolve(hostname string, rrtype uint16) ([]netip.Addr, error) {
 	if zone, local := s.handler.suffixes.Local(name); local {
 		return nil, fmt.Errorf("names below %s are never forwarded (--local-only)", zone)
 	}
-	packet, err := new(dns.Msg).SetQuestion(name.String(), rrtype).Pack()
-	if err != nil {
+	r := &resolution{rrtype: rrtype}
+	if r.packet, err = new(dns.Msg).SetQuestion(name.String(), rrtype).Pack(); err != nil {
 		return nil, err
 	}
-	var q wire.Query
-	if !q.Parse(packet) {
+	if !r.query.Parse(r.packet) {
 		return nil, errQuestionName
 	}
-	forwarder := s.handler.forwarder
-	ask := forward.Query{Name: name, Key: forwarder.Key(&q, false), Cacheable: true, Message: packet, How: upstream.UDPThenTCP}
-	found, ok := forwarder.Lookup(&ask)
-	switch {
-	case !ok:
-		answered := forwarder.Answer(&ask)
-		found = &answered
-	case ask.RefreshDue():
-		forwarder.Refresh(&ask)
+	r.ask = forward.Query{
+		Name: name, Key: s.handler.forwarder.Key(&r.query, false), Cacheable: true, Message: r.packet, How: upstream.UDPThenTCP,
 	}
+	return r, nil
+}
+
+// addresses returns the addresses in what the forwarder has found.
+func (r *resolution) addresses(found *forward.Result) ([]netip.Addr, error) {
 	if found.Err != nil {
 		return nil, found.Err
 	}
-	request := reply.Request{Query: packet, Limit: dns.MaxMsgSize}
-	return addressesIn(found.Reply.Append(nil, &request, found.Age), rrtype)
+	request := reply.Request{Query: r.packet, Limit: dns.MaxMsgSize}
+	return addressesIn(found.Reply.Append(nil, &request, found.Age), r.rrtype)
 }
 
 // addressesIn returns the addresses in the answer section of a response.

@@ -38,8 +38,8 @@ type Config struct {
 	// up to DialTimeout.
 	Synced <-chan struct{}
 	// Resolve returns the addresses of a name as nameservers know it, in any order. An error says why
-	// there are none.
-	Resolve func(ctx context.Context, name string, family Family) ([]netip.Addr, error)
+	// there are none. With onlyCached it does not wait, and known is false if it would have to.
+	Resolve func(ctx context.Context, name string, family Family, onlyCached bool) (addrs []netip.Addr, known bool, err error)
 	// Own are the addresses of this host that must not be dialled at the ports of OwnPorts: those
 	// where the agent itself listens.
 	OwnPorts []uint16

@@ -48,7 +48,25 @@ func (s *Server) race(ctx context.Context, targets []endpoint, any bool) (*net.T
 	found, n := s.lookUp(ctx, targets, any)
 	r := &racer{dial: s.dial, inTurn: len(targets) == 1, lookups: n, results: make(chan attempt), next: time.NewTimer(time.Hour)}
 	defer r.next.Stop()
-	defer func() { go closeLate(r.results, r.running) }()
+	if len(found) == n { // all are cached
+		for range n {
+			r.take(<-found)
+		}
+		if len(r.queue) == 1 { // there is no race
+			conn, err := s.dial(ctx, r.queue[0])
+			if err != nil {
+				r.failed = append(r.failed, err)
+				err = r.refusal(targets)
+			}
+			return conn, err
+		}
+		r.start(ctx)
+	}
+	defer func() {
+		if r.running > 0 {
+			go closeLate(r.results, r.running)
+		}
+	}()
 	for r.lookups+len(r.queue)+r.running > 0 {
 		select {
 		case f := <-found:
@@ -70,17 +88,22 @@ func (s *Server) race(ctx context.Context, targets []endpoint, any bool) (*net.T
 	return nil, r.refusal(targets)
 }
 
-// add adds the addresses of a lookup. The first ones wait a little for those of others.
-func (r *racer) add(ctx context.Context, f found) {
+// take takes the result of a lookup.
+func (r *racer) take(f found) {
 	r.lookups--
 	if f.err != nil {
 		r.refused = append(r.refused, f.err)
 	}
-	first := len(r.queue) == 0
 	r.queue = append(r.queue, f.addrs...)
 	if r.inTurn {
 		r.queue = inTurn(r.queue)
 	}
+}
+
+// add adds the addresses of a lookup. The first ones wait a little for those of others.
+func (r *racer) add(ctx context.Context, f found) {
+	first := len(r.queue) == 0
+	r.take(f)
 	switch {
 	case len(r.queue) == 0: // there is nothing to try
 	case r.due, r.running == 0 && r.lookups == 0:

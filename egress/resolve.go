@@ -16,7 +16,7 @@ type found struct {
 }
 
 // lookUp finds the addresses of targets, each family of a name at the same time. It sends n results,
-// for which the channel has room. any allows all addresses.
+// for which the channel has room; those that are cached before it returns. any allows all addresses.
 func (s *Server) lookUp(ctx context.Context, targets []endpoint, any bool) (results <-chan found, n int) {
 	families := s.families()
 	all := make(chan found, len(families)*len(targets))
@@ -32,15 +32,21 @@ func (s *Server) lookUp(ctx context.Context, targets []endpoint, any bool) (resu
 		}
 		for _, family := range families {
 			n++
-			go func() { all <- s.resolve(ctx, target, family, any) }()
+			if addrs, known, err := s.config.Resolve(ctx, target.name, family, true); known {
+				all <- s.resolved(target, addrs, err, any)
+				continue
+			}
+			go func() {
+				addrs, _, err := s.config.Resolve(ctx, target.name, family, false)
+				all <- s.resolved(target, addrs, err, any)
+			}()
 		}
 	}
 	return all, n
 }
 
-// resolve finds the addresses of one family that nameservers have for a name.
-func (s *Server) resolve(ctx context.Context, target endpoint, family Family, any bool) found {
-	addrs, err := s.config.Resolve(ctx, target.name, family)
+// resolved returns the result of a lookup.
+func (s *Server) resolved(target endpoint, addrs []netip.Addr, err error, any bool) found {
 	if err != nil {
 		return found{err: refuse(ReasonResolution, "resolving %s: %w", target.name, err)}
 	}
