@@ -449,6 +449,21 @@ func TestRefused(t *testing.T) { // I14
 	injected(t, spec("  containers: [{name: dns, image: app, ports: [{containerPort: 53}]}]\n"), rules)
 }
 
+// TestNamespaceName checks that a name which the annotation cannot keep is refused in mode resolv, whose search
+// list has it.
+func TestNamespaceName(t *testing.T) { // I2, I14
+	for _, name := range []string{"", "a;b", "a,b"} {
+		ns := inject.Namespace{Name: name, Label: inject.Enabled}
+		result, err := inject.Pod(parse(t, plain), ns, resolv)
+		if err != nil || result.Outcome != inject.Refused || !strings.Contains(result.Reasons[0], fmt.Sprintf("namespace %q", name)) {
+			t.Errorf("%q: %s %q, %v", name, result.Outcome, result.Reasons, err)
+		}
+		if result, err := inject.Pod(parse(t, plain), ns, inject.Config{}); err != nil || result.Outcome != inject.Injected {
+			t.Errorf("%q, mode rules: %s %q, %v", name, result.Outcome, result.Reasons, err)
+		}
+	}
+}
+
 // TestStatus checks that an annotation that another program wrote is refused.
 func TestStatus(t *testing.T) { // I2
 	for _, value := range []string{"", "injected", "mode=other", "mode=rules;", "mode=rules;volumes=", "mode=rules;volumes=data", "mode=rules;initContainers=nametap,prepare", "mode=resolv;sysctls=kernel.x", "mode=rules;more=x", "volumes=a"} {
