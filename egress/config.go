@@ -40,16 +40,16 @@ type Config struct {
 	// Resolve returns the addresses of a name as nameservers know it, in any order. An error says why
 	// there are none. With onlyCached it does not wait, and known is false if it would have to.
 	Resolve func(ctx context.Context, name string, family Family, onlyCached bool) (addrs []netip.Addr, known bool, err error)
-	// Own are the addresses of this host that must not be dialled at the ports of OwnPorts: those
-	// where the agent itself listens.
+	// OwnPorts are the ports on which the agent itself listens. They are not dialled at addresses of
+	// this host.
 	OwnPorts []uint16
 	// Ports limits the ports of VIPs that clients may connect to; empty allows those of the host, or
 	// all if they are not known.
 	Ports []uint16
 	// AnyPort also carries connections to ports that the host does not have.
 	AnyPort bool
-	// Sources are the addresses that connections to hosts come from, at most one of each family. For
-	// a family without one, the kernel chooses. If there is one, a family without is not used.
+	// Sources are the addresses that connections to hosts come from, at most one of each family. If only
+	// one family has an address here, the other family is not used. Without any, the kernel chooses.
 	Sources []netip.Addr
 	// Mark is the mark (SO_MARK) of the packets to hosts; 0 for none. It needs CAP_NET_ADMIN.
 	Mark uint32

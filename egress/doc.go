@@ -15,9 +15,9 @@
 //     VIP stands for. Up to [MaxHello] bytes are read, for up to [Config.HelloTimeout].
 //  6. Nameservers say which addresses the name has. The table is not asked, so that a VIP does not
 //     lead back to itself. If the table has endpoints for the port, these count instead of the name:
-//     addresses, or names that nameservers resolve. Addresses of this host, of links and of clouds' metadata, and VIPs, are
-//     refused.
-//  7. The addresses are dialled as RFC 8305 says, from [Config.Source], with [Config.Mark], or through
+//     addresses, or names that nameservers resolve. Addresses of this host, of links and of clouds'
+//     metadata, and VIPs, are refused.
+//  7. The addresses are dialled as RFC 8305 says, from [Config.Sources], with [Config.Mark], or through
 //     [Config.Proxy].
 //  8. Both directions are copied until both have ended. What a peer sees is what the other one did:
 //     the end of its data, or a reset. A connection that is refused is reset.

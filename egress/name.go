@@ -50,8 +50,7 @@ func (s *Server) readName(conn *net.TCPConn, r *route) (wire.Name, []byte, error
 	}
 }
 
-// maxFraming is the length in bytes of the headers of a ClientHello of MaxHello bytes in records of
-// one byte each would be far longer; so many are accepted.
+// maxFraming bounds the headers of the records of a ClientHello, in bytes: some 3,000 records.
 const maxFraming = 16 << 10
 
 // clientsName returns the name that the beginning of a connection says, by TLS or HTTP/1. The
