@@ -257,14 +257,14 @@ func decodeEntryPorts(f field) []object.EntryPort {
 	return ports
 }
 
-// decodeEndpoints returns the endpoints of a ServiceEntry that have an address.
+// decodeEndpoints returns the endpoints of a ServiceEntry that have an address of a network.
 func decodeEndpoints(f field) []object.EntryEndpoint {
 	var endpoints []object.EntryEndpoint
 	for _, e := range f.list() {
 		address := e.get("address")
 		endpoint := object.EntryEndpoint{Ports: e.get("ports").portMap()}
 		text := address.str()
-		if text == "" {
+		if text == "" || object.IsSocket(text) {
 			continue
 		}
 		var err error

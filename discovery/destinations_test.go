@@ -21,6 +21,7 @@ var destinationEntries = []string{
 	entry("dynamic", "hosts: ['*.example.org'], resolution: DYNAMIC_DNS, ports: [{number: 443, name: tls, protocol: TLS, targetPort: 443}], endpoints: [{address: 192.0.2.9}]"),
 	entry("bare", "hosts: [bare.example.com], resolution: DNS, endpoints: [{address: 192.0.2.9}]"),
 	entry("udp", "hosts: [udp.example.com], resolution: DNS, ports: [{number: 53, name: dns, protocol: UDP}, {name: none}]"),
+	entry("socket", "hosts: [socket.example.com], resolution: STATIC, ports: [{number: 80, name: http}], endpoints: [{address: 'unix:///run/a'}, {address: 192.0.2.4}]"),
 	entry("own", "hosts: [own.example.com], addresses: [192.0.2.3], resolution: DNS, ports: [{number: 443, name: https}]"),
 }
 
@@ -70,6 +71,7 @@ func TestDestinations(t *testing.T) {
 				"*.example.org":      "443:0",
 				"bare.example.com":   "",
 				"udp.example.com":    "",
+				"socket.example.com": "80:0 192.0.2.4:80",
 				"own.example.com":    "",
 			}
 			if diff := cmp.Diff(want, destinationsIn(t, cfg, Client{Namespace: "shop", AutoAllocate: true})); diff != "" {
@@ -90,7 +92,6 @@ func TestDestinationErrors(t *testing.T) {
 		"port":     "ports: [{number: 65536, name: a}]",
 		"target":   "ports: [{number: 443, name: a, targetPort: -1}]",
 		"address":  "endpoints: [{address: 10.0.0.0/8}]",
-		"socket":   "endpoints: [{address: 192.0.2.1}, {address: 'unix:///run/a'}]",
 		"endpoint": "endpoints: [{address: 192.0.2.1, ports: {a: 70000}}]",
 	} {
 		a.Put(fakekube.ServiceEntries, strings.TrimPrefix(entry(name, "hosts: [a.example.com], resolution: DNS, "+spec), "---\n"))
@@ -107,7 +108,6 @@ func TestDestinationErrors(t *testing.T) {
 		`ServiceEntry shop/address: spec.endpoints[0].address: want an IP address or a DNS name, got "10.0.0.0/8"`,
 		`ServiceEntry shop/endpoint: spec.endpoints[0].ports.a: want a port number, 1 to 65535, got 70000`,
 		`ServiceEntry shop/port: spec.ports[0].number: want a port number, 1 to 65535, got 65536`,
-		`ServiceEntry shop/socket: spec.endpoints[1].address: want an IP address or a DNS name, got the Unix socket "unix:///run/a"`,
 		`ServiceEntry shop/target: spec.ports[0].targetPort: want a port number, 1 to 65535, got -1`,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -85,8 +85,6 @@ func TestBrokenDocuments(t *testing.T) {
 			`shop.yaml:10: spec.endpoints[1].address: want an IP address or a DNS name, got "10.0.0.0/8"`},
 		{"entry endpoint below a wildcard", "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: e}\nspec: {hosts: [a.b], endpoints: [{address: '*.b'}]}\n",
 			`shop.yaml:10: spec.endpoints[0].address: want an IP address or a DNS name, got "*.b"`},
-		{"entry endpoint of a socket", "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: e}\nspec: {hosts: [a.b], endpoints: [{address: 'unix:///run/a'}]}\n",
-			`shop.yaml:10: spec.endpoints[0].address: want an IP address or a DNS name, got the Unix socket "unix:///run/a"`},
 		{"entry endpoint port", "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: e}\nspec: {hosts: [a.b], endpoints: [{address: 1.2.3.4, ports: {http: 65536}}]}\n",
 			`shop.yaml:10: spec.endpoints[0].ports.http: want a port number, 1 to 65535, got the integer 65536`},
 		{"entry endpoint ports", "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: e}\nspec: {hosts: [a.b], endpoints: [{address: 1.2.3.4, ports: [80]}]}\n",

@@ -258,8 +258,8 @@ func (s *slim) destinations(resolution string, from *serviceEntry) object.Destin
 		for name, number := range e.Ports {
 			endpoint.Ports[name] = s.port(field+".ports."+name, number)
 		}
-		if e.Address == "" {
-			continue // of a network that its gateways lead to
+		if e.Address == "" || object.IsSocket(e.Address) {
+			continue // of a network that its gateways lead to, or on the host of a proxy
 		}
 		var err error
 		if endpoint.Address, err = object.ParseEndpoint(e.Address); err != nil {

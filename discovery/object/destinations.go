@@ -28,8 +28,9 @@ type EntryEndpoint struct {
 	Ports map[string]uint16
 }
 
-// unixPrefix begins the address of an endpoint that is a socket of the client's host.
-const unixPrefix = "unix://"
+// IsSocket reports whether the address of an endpoint of a ServiceEntry is a Unix socket of the client's
+// host, which only a proxy there can use.
+func IsSocket(address string) bool { return strings.HasPrefix(address, "unix://") }
 
 // ParseEndpoint parses the address of an endpoint of a ServiceEntry: an IP address or a DNS name,
 // which may have a trailing dot.
@@ -38,10 +39,7 @@ func ParseEndpoint(text string) (string, error) {
 		return a.Unmap().String(), nil
 	}
 	host := strings.TrimSuffix(text, ".")
-	switch {
-	case strings.HasPrefix(text, unixPrefix):
-		return "", fmt.Errorf("want an IP address or a DNS name, got the Unix socket %q", text)
-	case !IsHost(host) || IsWildcard(host):
+	if !IsHost(host) || IsWildcard(host) {
 		return "", fmt.Errorf("want an IP address or a DNS name, got %q", text)
 	}
 	return host, nil
