@@ -129,10 +129,11 @@ func (l *tcpListener) afterError(err error) (reserved bool) {
 // of the reserve ends after its first answers.
 func (l *tcpListener) start(conn *net.TCPConn, reserved bool) {
 	c := &tcpConn{
-		handler: l.handler, listener: l, from: l.arrival(conn), conn: conn, task: new(task), reader: bufio.NewReaderSize(conn, tcpReadBuffer),
+		handler: l.handler, listener: l, from: l.arrival(conn), conn: conn, task: new(task),
 		brief: reserved, left: make(chan struct{}), finished: make(chan struct{}, 1),
 	}
 	c.from.send = c.send
+	c.reader = bufio.NewReaderSize(drainReader{c}, tcpReadBuffer)
 	c.idleSince.Store(l.clients.now())
 	if !l.clients.add(c) {
 		_ = conn.Close() // the listener stopped before there was room for it

@@ -27,10 +27,21 @@ func (c *tcpConn) await(answered bool) bool {
 	if !c.setDeadline(answered) {
 		return false
 	}
+	_, err := c.reader.Peek(1)
+	return err == nil
+}
+
+// A drainReader reads a connection. After the stop of the listener it reads on past the deadline, also
+// in the middle of a query, for what has already arrived: a connection that is closed with unread bytes
+// is reset, and the client loses its answers.
+type drainReader struct{ c *tcpConn }
+
+// Read reads from the connection.
+func (r drainReader) Read(b []byte) (int, error) {
 	for {
-		_, err := c.reader.Peek(1)
-		if err == nil || !c.again(err) {
-			return err == nil
+		n, err := r.c.conn.Read(b)
+		if n > 0 || err == nil || !r.c.again(err) {
+			return n, err
 		}
 	}
 }
