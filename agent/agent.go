@@ -73,13 +73,14 @@ func DefaultConfig() Config {
 
 // An Agent is one running nametap. [New] makes it, [Agent.Run] runs it.
 type Agent struct {
-	config  Config
-	log     *slog.Logger
-	proxy   *dnsproxy.Server
-	client  *nds.Client
-	status  *statusServer
-	capture *capture       // nil: captures nothing
-	egress  *egress.Server // nil: carries no connections
+	config      Config
+	log         *slog.Logger
+	proxy       *dnsproxy.Server
+	client      *nds.Client
+	status      *statusServer
+	capture     *capture       // nil: captures nothing
+	egress      *egress.Server // nil: carries no connections
+	egressEnded chan struct{}  // closed when all connections to VIPs have ended
 
 	started  time.Time
 	clock    *clock.Clock // made at started
@@ -121,14 +122,15 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	cfg.XDS.Changed = changed
 	memory := newMemory()
 	a := &Agent{
-		config:   cfg,
-		log:      cfg.Logger,
-		proxy:    proxy,
-		quitting: make(chan struct{}),
-		hastened: make(chan struct{}),
-		changed:  changed,
-		memory:   memory,
-		ready:    make(chan struct{}),
+		config:      cfg,
+		log:         cfg.Logger,
+		proxy:       proxy,
+		quitting:    make(chan struct{}),
+		hastened:    make(chan struct{}),
+		changed:     changed,
+		memory:      memory,
+		ready:       make(chan struct{}),
+		egressEnded: make(chan struct{}),
 	}
 	cfg.XDS.Hosts = hostTable{a}
 	cfg.XDS.Resolver = controlResolver(cfg.DNS.Forward.Upstreams, func() []netip.AddrPort { return addrPorts(proxy) })
@@ -238,9 +240,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		return nil
 	})
-	if a.egress != nil {
-		group.Go(func() error { return a.egress.Run(serving) })
-	}
+	group.Go(func() error { return a.runEgress(serving) })
 	group.Go(func() error { return a.status.Run(serving) })
 	group.Go(func() error { return a.announce(serving) })
 	defer a.runGuard()()
@@ -336,6 +336,9 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) time.Duratio
 	a.draining.Store(true)
 	a.forgetStarts()
 	if a.endSoon(serving) {
+		if a.handOver.Load() {
+			a.drainEgress(serving)
+		}
 		a.log.Info("ending without a drain")
 		a.endEgress(false)
 		release()
@@ -360,13 +363,6 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) time.Duratio
 	case <-serving.Done():
 	}
 	return 0
-}
-
-// endEgress ends the connections to VIPs, with a drain or at once.
-func (a *Agent) endEgress(drain bool) {
-	if a.egress != nil {
-		a.egress.End(drain)
-	}
 }
 
 // endSoon reports whether the agent ends without a drain: the next one answers on the same

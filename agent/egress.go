@@ -35,6 +35,37 @@ func newEgress(ctx context.Context, agent Config, a *Agent) (*egress.Server, err
 	return server, err
 }
 
+// runEgress carries connections until they have ended.
+func (a *Agent) runEgress(serving context.Context) error {
+	defer close(a.egressEnded)
+	if a.egress == nil {
+		return nil
+	}
+	return a.egress.Run(serving)
+}
+
+// endEgress ends the connections to VIPs, with a drain or at once.
+func (a *Agent) endEgress(drain bool) {
+	if a.egress != nil {
+		a.egress.End(drain)
+	}
+}
+
+// drainEgress lets the open connections go on for the drain, while queries are still answered, if systemd
+// holds the listeners for VIPs: then new connections wait for the next agent instead of being refused.
+func (a *Agent) drainEgress(serving context.Context) {
+	if a.egress == nil || len(a.config.Egress.Sockets) == 0 {
+		return
+	}
+	a.log.Info("connections to VIPs go on: queries are still answered", "for", a.config.Egress.Drain)
+	a.endEgress(true)
+	select {
+	case <-a.egressEnded:
+	case <-a.hastened:
+	case <-serving.Done():
+	}
+}
+
 // portOf returns the port of a host:port, which was checked before; 0 if the kernel chooses it.
 func portOf(addr string) uint16 {
 	_, text, _ := net.SplitHostPort(addr)

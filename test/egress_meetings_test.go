@@ -289,3 +289,39 @@ func TestEgressHandOver(t *testing.T) {
 		t.Errorf("a connection to the next agent: %q", got)
 	}
 }
+
+// E13, V1: if systemd holds the listeners for VIPs, open connections go on for the drain in a restart, while DNS is
+// answered. New ones wait for the next agent.
+func TestEgressHeldListeners(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	e.serve(serverA+":7", greeter("one"))
+	e.sockets = e.systemdSockets("127.0.0.1:"+egressPort, "[::1]:"+egressPort)
+	e.agentDir("guard")
+	e.flags = append(e.flags, "--capture", "--egress-drain", "1m", "--state-dir", e.agentDir("state"))
+	e.environment = append(e.environment, e.guardEnviron())
+	e.startGuard()
+	first := e.held(e.start())
+	conn := e.open()
+	if err := first.Process.Signal(handOver); err != nil {
+		t.Fatal(err)
+	}
+	wait.Until(t, "the agent drains", func() bool { return strings.HasSuffix(e.get("/healthz/ready"), "draining\n") })
+	conn.lives("the hand-over began")
+	if got := e.dig("@10.0.0.55", exactB); got != vipB {
+		t.Errorf("a mesh name during the drain: %s", got)
+	}
+	waiting := e.mustDial(vipA, "7")
+	if err := conn.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if rest, err := io.ReadAll(conn); err != nil || len(rest) > 0 {
+		t.Errorf("%q, %v", rest, err)
+	}
+	wait.For(t, "the agent ends with its last connection", first.ended)
+	e.held(e.start())
+	greeting := make([]byte, len("220 one\n"))
+	if _, err := io.ReadFull(waiting, greeting); err != nil || string(greeting) != "220 one\n" {
+		t.Errorf("a connection that waited: %q, %v", greeting, err)
+	}
+}

@@ -28,8 +28,8 @@ func (v *vm) switchIPv6(on bool) {
 }
 
 // systemdSockets opens the sockets of nametap.socket, which has FreeBind=yes. They do not block,
-// because the services have NonBlocking=yes.
-func (v *vm) systemdSockets() []*os.File {
+// because the services have NonBlocking=yes. streams are the addresses of further TCP sockets.
+func (v *vm) systemdSockets(streams ...string) []*os.File {
 	v.tb.Helper()
 	config := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) (err error) {
 		controlErr := conn.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1) })
@@ -46,30 +46,38 @@ func (v *vm) systemdSockets() []*os.File {
 				v.tb.Fatal(err)
 			}
 			defer udp.Close()
+			files = append(files, v.file(udp))
+		}
+		for _, address := range append([]string{dnsAddr, "[::1]:15053"}, streams...) {
 			tcp, err := config.Listen(context.Background(), "tcp", address)
 			if err != nil {
 				v.tb.Fatal(err)
 			}
 			defer tcp.Close()
-			for _, socket := range []any{udp, tcp} {
-				conn, err := socket.(syscall.Conn).SyscallConn()
-				if err != nil {
-					v.tb.Fatal(err)
-				}
-				var fd int
-				controlErr := conn.Control(func(original uintptr) {
-					fd, err = unix.FcntlInt(original, unix.F_DUPFD_CLOEXEC, 3)
-				})
-				if err = errors.Join(controlErr, err); err != nil {
-					v.tb.Fatal(err)
-				}
-				file := os.NewFile(uintptr(fd), "socket") // unlike the file of File, it does not set the socket to block
-				v.tb.Cleanup(func() { file.Close() })
-				files = append(files, file)
-			}
+			files = append(files, v.file(tcp))
 		}
 	})
 	return files
+}
+
+// file returns a duplicate of a socket as a file. Unlike the file of its method File, that does not set
+// the socket to block.
+func (v *vm) file(socket any) *os.File {
+	v.tb.Helper()
+	conn, err := socket.(syscall.Conn).SyscallConn()
+	if err != nil {
+		v.tb.Fatal(err)
+	}
+	var fd int
+	controlErr := conn.Control(func(original uintptr) {
+		fd, err = unix.FcntlInt(original, unix.F_DUPFD_CLOEXEC, 3)
+	})
+	if err = errors.Join(controlErr, err); err != nil {
+		v.tb.Fatal(err)
+	}
+	file := os.NewFile(uintptr(fd), "socket")
+	v.tb.Cleanup(func() { file.Close() })
+	return file
 }
 
 // TestIPv6SwitchedOff checks that the agent is ready, captures IPv4 and satisfies systemd's

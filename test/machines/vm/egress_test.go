@@ -1,0 +1,194 @@
+package vm_test
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/internal/testkit/wait"
+	"github.com/nametap/nametap/test/machines/load"
+	"github.com/nametap/nametap/test/machines/vm"
+)
+
+// An external host whose VIP leads to a server on the address that nameservers have for every name.
+const (
+	externalHost = "db.example.com"
+	externalVIP  = "240.240.0.1"
+	greeting     = "220 db\n"
+)
+
+// bootEgress boots a machine whose agent carries connections, with or without listeners that systemd holds.
+func bootEgress(t *testing.T, held bool) *vm.Machine {
+	t.Helper()
+	m := vm.Boot(t)
+	m.World.Exec("ip", "address", "add", vm.NamedIP+"/32", "dev", "lo")
+	var listener net.Listener
+	var err error
+	m.World.Run(func() { listener, err = net.Listen("tcp", vm.NamedIP+":7") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	var serving sync.WaitGroup
+	t.Cleanup(func() { listener.Close(); serving.Wait() })
+	serving.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			serving.Go(func() {
+				defer conn.Close()
+				_, _ = io.WriteString(conn, greeting)
+				_, _ = io.Copy(conn, conn) // until the client ends
+			})
+		}
+	})
+	m.World.Control.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{
+		vm.Mesh:      {Ips: []string{vm.MeshIP}, Registry: "Kubernetes", Shortname: "web", Namespace: "shop"},
+		externalHost: {Ips: []string{externalVIP}, Registry: "External"},
+	}})
+	m.Install("NAMETAP_EGRESS=true", "NAMETAP_EGRESS_DRAIN=2s")
+	if held {
+		dropIn, err := os.ReadFile(filepath.Join(vm.Repository(), "deploy/systemd/egress.conf"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Run("mkdir", "-p", "/etc/systemd/system/nametap.socket.d")
+		m.Write("/etc/systemd/system/nametap.socket.d/egress.conf", string(dropIn))
+	}
+	m.Start()
+	return m
+}
+
+// connect connects to the VIP and reads the greeting.
+func connect(m *vm.Machine) (net.Conn, error) {
+	var conn net.Conn
+	var err error
+	m.Net.Run(func() { conn, err = net.DialTimeout("tcp", externalVIP+":7", wait.Limit) })
+	if err != nil {
+		return nil, err
+	}
+	_ = conn.SetDeadline(time.Now().Add(wait.Limit))
+	got := make([]byte, len(greeting))
+	if _, err := io.ReadFull(conn, got); err != nil || string(got) != greeting {
+		conn.Close()
+		return nil, fmt.Errorf("a greeting %q: %w", got, err)
+	}
+	return conn, nil
+}
+
+// TestEgressRestarts restarts the agent ten times while clients connect to a VIP: with the listeners that
+// egress.conf lets systemd hold, no connection fails. E13, V1.
+func TestEgressRestarts(t *testing.T) {
+	m := bootEgress(t, true)
+	var carried, failed atomic.Int64
+	var lastError atomic.Value
+	stop := make(chan struct{})
+	var clients sync.WaitGroup
+	end := sync.OnceFunc(func() { close(stop); clients.Wait() })
+	defer end()
+	for range 4 {
+		clients.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				conn, err := connect(m)
+				if err != nil {
+					failed.Add(1)
+					lastError.Store(err.Error())
+					return
+				}
+				conn.Close()
+				carried.Add(1)
+			}
+		})
+	}
+	more := func() {
+		want := carried.Load() + 200
+		wait.Until(t, "connections are carried", func() bool { return carried.Load() >= want })
+	}
+	tr := startTraffic(t, m)
+	more()
+	replace(tr, 10, func(int) {
+		m.Run("systemctl", "restart", "nametap")
+		more()
+	})
+	end()
+	if mesh, forwarded := tr.stop(load.Right); mesh+forwarded > 0 {
+		t.Errorf("%d queries for the mesh name and %d for others have no right answer", mesh, forwarded)
+	}
+	t.Logf("%d connections were carried during ten restarts", carried.Load())
+	if n := failed.Load(); n > 0 {
+		t.Errorf("%d connections failed, the last one by: %v", n, lastError.Load())
+	}
+}
+
+// TestEgressRestartDrains restarts the agent with an open connection: it goes on for --egress-drain, and a new one
+// waits for the next agent. E13.
+func TestEgressRestartDrains(t *testing.T) {
+	m := bootEgress(t, true)
+	conn, err := connect(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	before := running(m)
+	m.Run("systemctl", "--no-block", "restart", "nametap")
+	wait.Until(t, "the agent drains", func() bool {
+		return strings.Contains(m.Journal("nametap.service"), "connections to VIPs go on")
+	})
+	if _, err := conn.Write([]byte("x")); err != nil {
+		t.Error(err)
+	}
+	if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
+		t.Errorf("an open connection in the drain: %v", err)
+	}
+	if got := m.Lookup(vm.Mesh); got != vm.MeshIP {
+		t.Errorf("in the drain, the mesh name has %s", got)
+	}
+	began := time.Now()
+	next, err := connect(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer next.Close()
+	t.Logf("a new connection waited %v", time.Since(began))
+	if running(m) == before {
+		t.Error("the agent has not restarted")
+	}
+	if _, err := conn.Read(make([]byte, 1)); err == nil {
+		t.Error("the connection goes on after the drain")
+	}
+}
+
+// TestEgressStops stops the agent while connections are open: the host's DNS is back at once, and nothing of the
+// rules is left after the drain. E14, V4.
+func TestEgressStops(t *testing.T) {
+	m := bootEgress(t, false)
+	conn, err := connect(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	m.Run("systemctl", append([]string{"stop"}, vm.Units()...)...)
+	if got := m.Lookup(vm.Mesh); got != vm.NamedIP {
+		t.Errorf("after the stop, the mesh name has %s", got)
+	}
+	if rules := m.Net.Rules(); strings.Contains(rules, "NAMETAP") {
+		t.Errorf("rules are left:\n%s", rules)
+	}
+	if _, err := conn.Read(make([]byte, 1)); err == nil {
+		t.Error("the connection goes on after the stop")
+	}
+}
