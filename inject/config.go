@@ -147,7 +147,21 @@ func (c Config) check() error {
 	if err := c.checkAddresses(); err != nil {
 		return err
 	}
-	return checkSettings(c.Settings)
+	if err := checkSettings(c.Settings); err != nil {
+		return err
+	}
+	return c.checkEgress()
+}
+
+// checkEgress returns an error that names a setting of connections to VIPs that a pod does not allow.
+func (c Config) checkEgress() error {
+	if on, _ := strconv.ParseBool(c.Settings["egress"]); on && c.Mode == Resolv { // checkSettings has checked the value
+		return fmt.Errorf("settings: egress: mode %s has no rules that redirect connections to VIPs: want mode %s", Resolv, Rules)
+	}
+	if mark, _ := strconv.ParseInt(c.Settings["egress-mark"], 0, 64); mark != 0 {
+		return fmt.Errorf("settings: egress-mark: %d: the agent in a pod has no CAP_NET_ADMIN, which marks need: want 0", mark)
+	}
+	return nil
 }
 
 // maxName is the longest name, in bytes.
