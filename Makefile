@@ -26,7 +26,7 @@ FORMATS  ?= deb rpm apk
 SOURCE_DATE_EPOCH ?= $(shell scripts/commit-time)
 RELEASE  = GO='$(GO)' TAGS='$(TAGS)' VERSION='$(VERSION)' ARCHES='$(ARCHES)' FORMATS='$(FORMATS)' SOURCE_DATE_EPOCH='$(SOURCE_DATE_EPOCH)'
 
-.PHONY: run build manual test lint fuzz bench microbench vm node interop chart soak generate packages image image-update \
+.PHONY: run build manual test lint fuzz bench microbench vm node interop egress chart soak generate packages image image-update \
 	release reproducible release-test sign verify vuln install clean
 
 run: build ## start the demo: a control plane, an agent and a tour
@@ -82,6 +82,10 @@ node: ## test the agent in pods of a real Kubernetes node (needs root; ARGS=-run
 interop: ## test the agent with a real istiod, beside Istio's agent (needs root; ARGS=-run=Name selects tests)
 	@scripts/install-missing ip
 	cd test/machines && $(GO) test ./interop -count=1 -timeout 60m -v $(ARGS)
+
+egress: ## test connections to automatic VIPs with real servers (needs root; ARGS=-run=Name selects tests)
+	@scripts/install-missing ip iptables-nft unshare mariadbd exim4 nginx curl
+	cd test/machines && $(GO) test ./egress -count=1 -timeout 20m -v $(ARGS)
 
 chart: ## test the Helm chart with Helm 3 and 4 (ARGS=-run=Name selects tests; `make interop ARGS=-run=TestChart` installs it)
 	cd test/machines && $(GO) test ./chart -count=1 -timeout 60m -v $(ARGS)

@@ -1,0 +1,92 @@
+package egress
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"os/user"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// eximConf is a configuration of Exim that accepts every message and appends it to a file. Its
+// parameters are the name of the host, a directory of Exim's user, and files of a certificate and its
+// key.
+const eximConf = `
+primary_hostname = %[1]s
+spool_directory = %[2]s
+log_file_path = %[2]s/%%slog
+local_interfaces = <; 0.0.0.0 ; ::0
+daemon_smtp_ports = 25
+host_lookup =
+rfc1413_query_timeout = 0s
+keep_environment =
+tls_advertise_hosts = *
+tls_certificate = %[3]s
+tls_privatekey = %[4]s
+acl_smtp_rcpt = accept
+begin acl
+begin routers
+all:
+  driver = accept
+  transport = file
+begin transports
+file:
+  driver = appendfile
+  file = %[2]s/box
+  user = Debian-exim
+`
+
+// E1, E4: Exim greets before the client sends a byte. curl then sends it a message in a dialogue that
+// changes to TLS in the middle (STARTTLS).
+func TestMail(t *testing.T) {
+	w := newWorld(t, "exim4", "curl")
+	account, err := user.Lookup("Debian-exim")
+	if err != nil {
+		t.Fatal(err)
+	}
+	uid, err := strconv.Atoi(account.Uid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := w.mkdir("exim", uid)
+	cert, key := w.certificate(mail)
+	conf := w.write("exim.conf", fmt.Sprintf(eximConf, mail, dir, cert, key))
+	w.startProcess(w.network, exec.Command("exim4", "-C", conf, "-bdf"))
+	v4, v6 := addresses(mail)
+	w.await(v4, "25")
+	w.await(v6, "25")
+
+	for _, options := range []string{"", "no-aaaa"} {
+		vip, _, _ := strings.Cut(w.client(options, "getent", "ahosts", mail), " ")
+		conn, err := w.dial(w.host, "["+vip+"]:25")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := readLine(t, conn), "220 "+mail+" ESMTP Exim"; !strings.HasPrefix(got, want) {
+			t.Errorf("%s greets with %q, want %q", vip, got, want)
+		}
+		conn.Close()
+	}
+
+	letter := w.write("letter", "Subject: by name\r\n\r\n"+strings.Repeat("A line of the letter.\r\n", 100_000))
+	w.client("", "curl", "--silent", "--show-error", "--max-time", "50", "--ssl-reqd", "--cacert", cert, "smtp://"+mail+":25/client.example.net",
+		"--mail-from", "sender@example.net", "--mail-rcpt", "reader@example.com", "--upload-file", letter)
+	var box string
+	wait.Until(t, "the message is delivered", func() bool {
+		text, err := os.ReadFile(dir + "/box")
+		box = string(text)
+		return err == nil && strings.HasSuffix(box, "letter.\n\n")
+	})
+	for _, want := range []string{"From sender@example.net ", "with esmtps ", "Subject: by name\n"} {
+		if !strings.Contains(box, want) {
+			t.Errorf("want %q in the message:\n%.1000s", want, box)
+		}
+	}
+	if got := strings.Count(box, "A line of the letter.\n"); got != 100_000 {
+		t.Errorf("the message has %d lines, want 100000", got)
+	}
+}
