@@ -38,8 +38,8 @@ type Node struct {
 	ClusterID string
 	// ServiceAccount may be empty.
 	ServiceAccount string
-	// AutoAllocate asks for automatic VIPs. Connections to them work only through a proxy
-	// such as Envoy. Without it, the table does not hold hosts that have no address.
+	// AutoAllocate asks for automatic VIPs. Connections to them work only through package
+	// egress, or a proxy such as Envoy. Without it, the table does not hold hosts that have no address.
 	AutoAllocate bool
 	// Metadata is further node metadata; the fields of Node take precedence. It may be
 	// nil.
