@@ -41,6 +41,7 @@ const (
 // A demo is a control plane, an agent and a nameserver in one process.
 type demo struct {
 	dir          string // holds every file that the demo writes; removed at the end
+	stateDir     string // of the control plane; empty for none
 	out          *printer
 	upstream     *fakedns.Server
 	controlPlane *discovery.Server
@@ -56,7 +57,7 @@ func runDemo(ctx context.Context, out *printer, once bool) (err error) {
 		return fmt.Errorf("making a directory for the demo: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	d := &demo{dir: dir, out: out}
+	d := &demo{dir: dir, stateDir: filepath.Join(dir, "discovery"), out: out}
 	if d.upstream, err = fakedns.Listen(fakedns.Answer(upstreamRecords...)); err != nil {
 		return err
 	}
@@ -67,7 +68,10 @@ func runDemo(ctx context.Context, out *printer, once bool) (err error) {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
 		defer stop()
-		if err := d.start(ctx, group); err != nil {
+		if err := d.unpack(); err != nil {
+			return err
+		}
+		if err := d.start(ctx, group, func(*agent.Config) {}); err != nil {
 			return err
 		}
 		if err := d.tour(ctx); err != nil {
@@ -85,16 +89,13 @@ func runDemo(ctx context.Context, out *printer, once bool) (err error) {
 }
 
 // start starts control plane and agent in group, and returns when the agent answers from a
-// table.
-func (d *demo) start(ctx context.Context, group *errgroup.Group) error {
-	if err := d.unpack(); err != nil {
-		return err
-	}
+// table. change changes the configuration of the agent.
+func (d *demo) start(ctx context.Context, group *errgroup.Group, change func(*agent.Config)) error {
 	// Control plane and agent log errors only, so that the tour stays readable.
 	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
 	var err error
 	d.controlPlane, err = discovery.New(discovery.Config{
-		ConfigDir: d.path("shop"), StateDir: d.path("discovery"), Logger: logger,
+		ConfigDir: d.path("shop"), StateDir: d.stateDir, Logger: logger,
 		GRPCAddr: d.freePort(ctx, "control plane", demoXDSPort),
 	})
 	if err != nil {
@@ -104,7 +105,7 @@ func (d *demo) start(ctx context.Context, group *errgroup.Group) error {
 	if err := await(ctx, d.controlPlane.Ready()); err != nil {
 		return err
 	}
-	d.agent, err = agent.New(ctx, agent.Config{
+	cfg := agent.Config{
 		DNS: dnsproxy.Config{
 			Addr:      d.freePort(ctx, "DNS", demoDNSPort),
 			Namespace: demoNamespace, Domain: demoNamespace + ".svc.cluster.local",
@@ -119,8 +120,9 @@ func (d *demo) start(ctx context.Context, group *errgroup.Group) error {
 		},
 		StatusAddr: d.freePort(ctx, "status", demoStatusPort),
 		Logger:     logger,
-	})
-	if err != nil {
+	}
+	change(&cfg)
+	if d.agent, err = agent.New(ctx, cfg); err != nil {
 		return err
 	}
 	group.Go(func() error { return d.agent.Run(ctx) })

@@ -2,6 +2,9 @@
 // example shop, an agent, and a nameserver that the agent forwards to, all in one process and
 // on loopback. Then it sends queries to the agent and shows the answers. It needs no root.
 //
+// Connections to automatic VIPs need capture rules. To show them it runs itself again, as
+// `nametap-demo vips`, in a user namespace and a network namespace that end with that process.
+//
 // Exit codes: 0 done, 1 failed, 2 wrong usage.
 package main
 
@@ -29,14 +32,19 @@ func run() int {
 	if err := flags.Parse(os.Args[1:]); err != nil {
 		return exitUsage // Parse has printed why
 	}
-	if flags.NArg() > 0 {
+	vips := flags.NArg() == 2 && flags.Arg(0) == vipsCommand
+	if flags.NArg() > 0 && !vips {
 		fmt.Fprintf(os.Stderr, "nametap-demo: argument %q: want none\n", flags.Arg(0))
 		return exitUsage
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	if err := runDemo(ctx, newPrinter(os.Stdout), *once); err != nil {
+	show := func() error { return runDemo(ctx, newPrinter(os.Stdout), *once) }
+	if vips {
+		show = func() error { return runVIPs(ctx, flags.Arg(1)) }
+	}
+	if err := show(); err != nil {
 		fmt.Fprintf(os.Stderr, "nametap-demo: %v\n", err)
 		return exitFailed
 	}

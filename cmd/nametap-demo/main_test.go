@@ -1,7 +1,9 @@
 package main
 
 import (
+	"fmt"
 	"os"
+	"os/exec"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -15,10 +17,27 @@ func TestMain(m *testing.M) {
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
+		Condition: func(name string) (bool, error) {
+			if name != "namespaces" {
+				return false, fmt.Errorf("condition %q: want namespaces", name)
+			}
+			return namespaces(t), nil
+		},
 		Setup: func(env *testscript.Env) error {
 			// The race detector delays the end of every command by a second.
 			env.Setenv("GORACE", "atexit_sleep_ms=0")
 			return nil
 		},
 	})
+}
+
+// namespaces reports whether this machine allows what the demo needs to show connections to VIPs.
+func namespaces(t *testing.T) bool {
+	t.Helper()
+	command := exec.Command("unshare", "--user", "--map-root-user", "--net", "sh", "-c", "PATH=$PATH:/usr/sbin:/sbin; ip link set lo up && iptables-save -t nat")
+	if output, err := command.CombinedOutput(); err != nil {
+		t.Logf("LEFT OUT: connections to VIPs in the demo, they need user namespaces, ip and iptables: %v\n%s", err, output)
+		return false
+	}
+	return true
 }

@@ -48,7 +48,7 @@ const editTimeout = 10 * time.Second
 func (d *demo) tour(ctx context.Context) error {
 	d.introduce()
 	for _, step := range []func(context.Context) error{
-		d.showService, d.showSearch, d.showCounts, d.showDatabases, d.showEdit, d.showForward,
+		d.showService, d.showSearch, d.showCounts, d.showDatabases, d.showVIPs, d.showEdit, d.showForward,
 	} {
 		if err := step(ctx); err != nil {
 			return err
