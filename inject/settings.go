@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,25 +13,25 @@ import (
 )
 
 // settingKinds are the settings of `nametap agent` that Config.Settings may have, by the names of their flags,
-// with the kind of the value: as the flag says it, or the permitted values. An agent does not start with
-// another setting or value, and its pod would have no DNS.
+// with the kind of the value: as the flag says it, with its bounds, or the permitted values. An agent does not
+// start with another setting or value, and its pod would have no DNS.
 var settingKinds = map[string]string{ //nolint:gochecknoglobals // a constant
 	"autopath": "mesh|all|off", "before-sync": "forward|hold|servfail", "bypass": "strings", "ca-addr": "string",
-	"cache-max-negative-ttl": "duration", "cache-max-ttl": "duration", "cache-size": "bytes", "capture-agent-gid": "strings",
-	"capture-agent-uid": "strings", "capture-backend": "auto|nft|legacy", "capture-conntrack-zone": "int", "capture-enabled": "bool",
+	"cache-max-negative-ttl": "ttl", "cache-max-ttl": "ttl", "cache-size": "bytes", "capture-agent-gid": "strings",
+	"capture-agent-uid": "strings", "capture-backend": "auto|nft|legacy", "capture-conntrack-zone": "int 0 to 65535", "capture-enabled": "bool",
 	"capture-exclude-cidr": "strings", "capture-exclude-gid": "strings", "capture-exclude-interface": "strings",
 	"capture-exclude-source-port": "strings", "capture-exclude-uid": "strings", "capture-fail-open": "bool", "capture-host-ip": "string",
-	"capture-host-network": "bool", "capture-ipv6": "auto|on|off", "capture-reconcile": "duration", "capture-resolved": "bool",
+	"capture-host-network": "bool", "capture-ipv6": "auto|on|off", "capture-reconcile": "duration>0", "capture-resolved": "bool",
 	"capture-servers": "all|resolv-conf", "capture-virtual-interface": "strings", "capture-wait": "duration", "config": "string",
-	"dns-auto-allocate": "bool", "drain": "duration", "edns-udp-size": "int",
-	"egress": "bool", "egress-addr": "string", "egress-any-port": "bool", "egress-connect-timeout": "duration", "egress-drain": "duration",
-	"egress-hello-timeout": "duration", "egress-mark": "int", "egress-max-conns": "int", "egress-ports": "strings",
+	"dns-auto-allocate": "bool", "drain": "duration", "edns-udp-size": "int 512 to 65534",
+	"egress": "bool", "egress-addr": "string", "egress-any-port": "bool", "egress-connect-timeout": "duration>0", "egress-drain": "duration",
+	"egress-hello-timeout": "duration>0", "egress-mark": "int 0 to 4294967295", "egress-max-conns": "int>0", "egress-ports": "strings",
 	"egress-proxy": "string", "egress-source": "strings", "instance-ip": "string", "labels-file": "string",
-	"local-only": "strings", "log-format": "text|json", "log-level": "level", "max-inflight": "int", "max-push-bytes": "bytes",
-	"max-tcp-conns": "int", "mesh-config": "string", "namespace": "string", "original-destination": "bool", "pod-name": "string",
+	"local-only": "strings", "log-format": "text|json", "log-level": "level", "max-inflight": "int>0", "max-push-bytes": "bytes>0",
+	"max-tcp-conns": "int>0", "mesh-config": "string", "namespace": "string", "original-destination": "bool", "pod-name": "string",
 	"ready-timeout": "duration", "resolv-conf": "string", "serve-stale": "duration", "service-account": "string", "state-dir": "string",
-	"trust-domain": "string", "ttl": "duration", "upstream-mix-case": "bool", "upstream-order": "strict|fastest",
-	"upstream-parallel": "bool", "upstream-root-ca": "string", "upstream-timeout": "duration", "workload-cert": "auto|on|off",
+	"trust-domain": "string", "ttl": "ttl", "upstream-mix-case": "bool", "upstream-order": "strict|fastest",
+	"upstream-parallel": "bool", "upstream-root-ca": "string", "upstream-timeout": "duration>0", "workload-cert": "auto|on|off",
 	"xds": "incremental|sotw", "xds-cert": "string", "xds-key": "string", "xds-plaintext": "bool", "xds-root-ca": "string",
 	"xds-server-name": "string", "xds-token-file": "string",
 }
@@ -70,28 +71,30 @@ func similar(name string) string {
 	return ""
 }
 
+// maxTTL is the longest TTL of DNS (RFC 2181, section 8).
+const maxTTL = math.MaxInt32 * time.Second
+
 // checkKind returns what is expected of a value that is not of a kind.
 func checkKind(kind, value string) error {
-	var err error
-	switch kind {
+	name, bounds, _ := strings.Cut(kind, " ")
+	name, positive := strings.CutSuffix(name, ">0")
+	switch name {
 	case "string", "strings":
 		return nil
 	case "bool":
-		if _, err = strconv.ParseBool(value); err != nil {
+		if _, err := strconv.ParseBool(value); err != nil {
 			return errors.New("want true or false")
 		}
-	case "duration":
-		if d, err := time.ParseDuration(value); err != nil || d < 0 {
-			return errors.New("want a duration with its unit, such as 300ms, 5s or 2m")
-		}
+	case "duration", "ttl":
+		return checkDuration(name, value, positive)
 	case "int":
-		if n, err := strconv.ParseInt(value, 0, 64); err != nil || n < 0 {
-			return errors.New("want a whole number")
-		}
+		return checkInt(value, positive, bounds)
 	case "bytes":
-		if _, err = strconv.ParseUint(strings.TrimSuffix(strings.TrimSuffix(value, "KiB"), "MiB"), 10, 32); err != nil {
+		n, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSuffix(value, "KiB"), "MiB"), 10, 32)
+		if err != nil {
 			return errors.New("want a number of bytes, alone or with KiB or MiB, such as 64MiB")
 		}
+		return above0(n > 0 || !positive)
 	case "level":
 		if new(slog.Level).UnmarshalText([]byte(value)) != nil {
 			return errors.New("want debug, info, warn or error")
@@ -102,4 +105,43 @@ func checkKind(kind, value string) error {
 		}
 	}
 	return nil
+}
+
+// checkDuration is checkKind for a duration or a TTL.
+func checkDuration(kind, value string, positive bool) error {
+	d, err := time.ParseDuration(value)
+	switch {
+	case err != nil || d < 0:
+		return errors.New("want a duration with its unit, such as 300ms, 5s or 2m")
+	case kind == "ttl" && (d < time.Second || d > maxTTL):
+		return fmt.Errorf("want 1s to %s", maxTTL)
+	}
+	return above0(d > 0 || !positive)
+}
+
+// checkInt is checkKind for a number. bounds are as in "0 to 65535"; "" means none.
+func checkInt(value string, positive bool, bounds string) error {
+	least, most, bounded := strings.Cut(bounds, " to ")
+	if !bounded {
+		n, err := strconv.ParseInt(value, 0, strconv.IntSize)
+		if err != nil || n < 0 {
+			return errors.New("want a whole number")
+		}
+		return above0(n > 0 || !positive)
+	}
+	n, err := strconv.ParseUint(value, 0, 64)
+	from, _ := strconv.ParseUint(least, 10, 64) // they are numbers
+	to, _ := strconv.ParseUint(most, 10, 64)
+	if err != nil || n < from || n > to {
+		return fmt.Errorf("want a whole number from %s", bounds)
+	}
+	return nil
+}
+
+// above0 returns what is expected of 0 where it is not permitted.
+func above0(ok bool) error {
+	if ok {
+		return nil
+	}
+	return errors.New("want more than 0")
 }

@@ -139,9 +139,21 @@ func TestChartSettings(t *testing.T) {
 				}
 			}
 		}
-		Definitions schemaKinds
+		Definitions map[string]json.RawMessage
 	}
 	if err := json.Unmarshal(text, &schema); err != nil {
+		t.Fatal(err)
+	}
+	kinds := schemaKinds{}
+	var agentSettings struct{ Properties map[string]schemaKind }
+	for name, definition := range schema.Definitions {
+		var kind schemaKind
+		if err := json.Unmarshal(definition, &kind); name != "settings" && name != "strings" && err != nil {
+			t.Fatal(name, err)
+		}
+		kinds[name] = kind
+	}
+	if err := json.Unmarshal(schema.Definitions["agentSettings"], &agentSettings); err != nil {
 		t.Fatal(err)
 	}
 	var accepted []string
@@ -153,13 +165,23 @@ func TestChartSettings(t *testing.T) {
 			return
 		}
 		accepted = append(accepted, flag.Name)
-		kind := schema.Definitions.AgentSettings.Properties[flag.Name]
-		if flag.Value.Type() != "strings" && !schema.Definitions.allow(kind, flag.DefValue) {
+		kind := agentSettings.Properties[flag.Name]
+		if flag.Value.Type() != "strings" && !kinds.allow(kind, flag.DefValue) {
 			t.Errorf("the chart refuses --%s=%s, the default", flag.Name, flag.DefValue)
 		}
-		for _, value := range []string{"", "0", "30", "-1", "5s", "1.5h", "-5s", "1e6", "0x10", "8KiB", "8MB", "true", "yes", "on", "auto", "all", "debug", "INFO+4", "text"} {
-			if err := check(value); err != nil && schema.Definitions.allow(kind, value) {
+		for _, value := range []string{
+			"", "0", "30", "-1", "0s", "0.0s", "5s", "1.5h", "-5s", "300ms", "596524h", "2147483648s", "1e6", "0x10", "8KiB", "0KiB", "8MB",
+			"511", "512", "65534", "65535", "65536", "4294967295", "4294967296", "true", "yes", "on", "auto", "all", "debug", "INFO+4", "text",
+		} {
+			err := check(value)
+			if err != nil && kinds.allow(kind, value) {
 				t.Errorf("the chart allows --%s=%q: %v", flag.Name, value, err)
+			}
+			// The agent reads each value as injection does; a list or a text may have another form.
+			if flag.Value.Type() != "strings" && flag.Value.Type() != "string" && err == nil {
+				if refused := flag.Value.Set(value); refused != nil {
+					t.Errorf("injection accepts --%s=%q, and the agent does not: %v", flag.Name, value, refused)
+				}
 			}
 		}
 	})
@@ -178,18 +200,14 @@ type schemaKind struct {
 	AnyOf   []schemaKind
 }
 
-// schemaKinds are the definitions of the schema for the settings of the agent.
-type schemaKinds struct {
-	AgentSettings                     struct{ Properties map[string]schemaKind }
-	Bool, Duration, Int, Bytes, Level schemaKind
-}
+// schemaKinds are the definitions of the schema.
+type schemaKinds map[string]schemaKind
 
 // allow reports whether the schema allows a text. The zero kind allows all.
 func (s schemaKinds) allow(kind schemaKind, text string) bool {
 	switch {
 	case kind.Ref != "":
-		name := strings.TrimPrefix(kind.Ref, "#/definitions/")
-		return s.allow(map[string]schemaKind{"bool": s.Bool, "duration": s.Duration, "int": s.Int, "bytes": s.Bytes, "level": s.Level}[name], text)
+		return s.allow(s[strings.TrimPrefix(kind.Ref, "#/definitions/")], text)
 	case kind.AnyOf != nil:
 		return slices.ContainsFunc(kind.AnyOf, func(k schemaKind) bool { return k.Type == "string" && s.allow(k, text) })
 	case kind.Enum != nil:
