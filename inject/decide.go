@@ -78,11 +78,12 @@ func decide(p *pod, ns Namespace, cfg Config) (Outcome, string) {
 	return Injected, ReasonNamespace
 }
 
-// The label of nodes with their operating system, and the value for which there is no agent.
-const (
-	osLabel = "kubernetes.io/os"
-	windows = "windows"
-)
+// windows is the operating system for which there is no agent.
+const windows = "windows"
+
+// osLabels returns the labels of nodes with their operating system: that of today, and the one before it, which
+// kubelet still sets.
+func osLabels() []string { return []string{"kubernetes.io/os", "beta.kubernetes.io/os"} }
 
 // forWindows reports whether a pod says that it can run on nodes with Windows only. Each of the terms of an
 // affinity is sufficient.
@@ -90,8 +91,9 @@ func (p *pod) forWindows() bool {
 	terms := p.Spec.Affinity.NodeAffinity.Required.NodeSelectorTerms
 	other := func(t nodeSelectorTerm) bool {
 		return !slices.ContainsFunc(t.MatchExpressions, func(r nodeSelectorRequirement) bool {
-			return r.Key == osLabel && r.Operator == "In" && slices.Equal(r.Values, []string{windows})
+			return slices.Contains(osLabels(), r.Key) && r.Operator == "In" && slices.Equal(r.Values, []string{windows})
 		})
 	}
-	return p.Spec.OS.Name == windows || p.Spec.NodeSelector[osLabel] == windows || len(terms) > 0 && !slices.ContainsFunc(terms, other)
+	selected := slices.ContainsFunc(osLabels(), func(label string) bool { return p.Spec.NodeSelector[label] == windows })
+	return p.Spec.OS.Name == windows || selected || len(terms) > 0 && !slices.ContainsFunc(terms, other)
 }

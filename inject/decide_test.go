@@ -42,6 +42,8 @@ shop         enabled    true         status      hostNetwork  skipped   hostNetw
 shop         enabled    true         -           windows      skipped   for Windows
 shop         enabled    true         -           winselector  skipped   for Windows
 shop         enabled    true         -           winaffinity  skipped   for Windows
+shop         enabled    true         -           betaselector skipped  for Windows
+shop         enabled    true         -           betaaffinity skipped  for Windows
 shop         enabled    true         -           anyaffinity  injected  the pod has the label nametap.dev/inject: "true"
 shop         enabled    -            -           hand         skipped   and no annotation nametap.dev/status
 shop         enabled    true         -           hand         skipped   and no annotation nametap.dev/status
@@ -74,13 +76,15 @@ func TestDecisions(t *testing.T) { // I3
 		}[annotation]
 		text += "spec:\n  containers: [{name: app, image: app}]\n"
 		text += map[string]string{
-			"-":           "",
-			"hostNetwork": "  hostNetwork: true\n",
-			"windows":     "  os: {name: windows}\n",
-			"winselector": "  nodeSelector: {kubernetes.io/os: windows}\n",
-			"winaffinity": "  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: a, operator: Exists}, {key: kubernetes.io/os, operator: In, values: [windows]}]}]}}}\n",
-			"anyaffinity": "  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: kubernetes.io/os, operator: In, values: [windows]}]}, {matchExpressions: [{key: a, operator: Exists}]}]}}}\n",
-			"hand":        "  initContainers: [{name: nametap, image: nametap}]\n",
+			"-":            "",
+			"hostNetwork":  "  hostNetwork: true\n",
+			"windows":      "  os: {name: windows}\n",
+			"winselector":  "  nodeSelector: {kubernetes.io/os: windows}\n",
+			"winaffinity":  "  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: a, operator: Exists}, {key: kubernetes.io/os, operator: In, values: [windows]}]}]}}}\n",
+			"betaselector": "  nodeSelector: {beta.kubernetes.io/os: windows}\n",
+			"betaaffinity": "  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: beta.kubernetes.io/os, operator: In, values: [windows]}]}, {matchExpressions: [{key: kubernetes.io/os, operator: In, values: [windows]}]}]}}}\n",
+			"anyaffinity":  "  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: kubernetes.io/os, operator: In, values: [windows]}]}, {matchExpressions: [{key: a, operator: Exists}]}]}}}\n",
+			"hand":         "  initContainers: [{name: nametap, image: nametap}]\n",
 		}[other]
 		if nsLabel == "-" {
 			nsLabel = ""

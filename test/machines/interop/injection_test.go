@@ -229,13 +229,15 @@ func (c *injectedCluster) decisions(t *testing.T, way string) {
 		}[cells[3]]
 		text += "spec:\n  automountServiceAccountToken: false\n  nodeName: node\n  containers: [{name: app, image: app}]\n"
 		text += map[string]string{
-			"-":           "",
-			"hostNetwork": "  hostNetwork: true\n",
-			"windows":     "  os: {name: windows}\n",
-			"winselector": "  nodeSelector: {kubernetes.io/os: windows}\n",
-			"winaffinity": "  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: a, operator: Exists}, {key: kubernetes.io/os, operator: In, values: [windows]}]}]}}}\n",
-			"anyaffinity": "  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: kubernetes.io/os, operator: In, values: [windows]}]}, {matchExpressions: [{key: a, operator: Exists}]}]}}}\n",
-			"hand":        "  initContainers: [{name: nametap, image: nametap}]\n",
+			"-":            "",
+			"hostNetwork":  "  hostNetwork: true\n",
+			"windows":      "  os: {name: windows}\n",
+			"winselector":  "  nodeSelector: {kubernetes.io/os: windows}\n",
+			"winaffinity":  "  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: a, operator: Exists}, {key: kubernetes.io/os, operator: In, values: [windows]}]}]}}}\n",
+			"betaselector": "  nodeSelector: {beta.kubernetes.io/os: windows}\n",
+			"betaaffinity": "  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: beta.kubernetes.io/os, operator: In, values: [windows]}]}, {matchExpressions: [{key: kubernetes.io/os, operator: In, values: [windows]}]}]}}}\n",
+			"anyaffinity":  "  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: kubernetes.io/os, operator: In, values: [windows]}]}, {matchExpressions: [{key: a, operator: Exists}]}]}}}\n",
+			"hand":         "  initContainers: [{name: nametap, image: nametap}]\n",
 		}[cells[4]]
 		pod, err := c.dryRun(namespace, text)
 		got := "skipped"
