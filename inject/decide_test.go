@@ -32,6 +32,7 @@ shop         -          true         status      -            injected  the pod 
 shop         enabled    false        status      -            skipped   the pod has the label nametap.dev/inject: "false"
 shop         -          -            status      -            skipped   neither the pod nor its namespace has the label
 shop         enabled    -            broken      -            refused   annotation nametap.dev/status: "?"
+shop         enabled    -            lines        -            refused   annotation nametap.dev/status: "?
 shop         enabled    false        broken      -            skipped   the pod has the label nametap.dev/inject: "false"
 shop         enabled    -            mirror      -            skipped   the pod is a copy of one that the node runs from a file
 shop         enabled    true         mirror      -            skipped   the pod is a copy of one that the node runs from a file
@@ -72,6 +73,7 @@ func TestDecisions(t *testing.T) { // I3
 			"-":      "",
 			"status": "  annotations: {nametap.dev/status: mode=rules;initContainers=nametap;volumes=nametap-state}\n",
 			"broken": "  annotations: {nametap.dev/status: '?'}\n",
+			"lines":  "  annotations: {nametap.dev/status: \"?\\n\"}\n",
 			"mirror": "  annotations: {kubernetes.io/config.mirror: abc}\n",
 		}[annotation]
 		text += "spec:\n  containers: [{name: app, image: app}]\n"

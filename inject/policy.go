@@ -36,7 +36,7 @@ func Policy(cfg Config) ([]byte, error) {
 			"validations": []any{
 				map[string]any{
 					"expression": expression(`!variables.wanted || variables.refusal == ""`), "reason": "Forbidden",
-					"message": "nametap cannot be added to this pod", "messageExpression": expression(`"nametap cannot be added to this pod: " + variables.refusal`),
+					"message": "nametap cannot be added to this pod", "messageExpression": expression(`"nametap cannot be added to this pod: " + ` + shortRefusal),
 				},
 				map[string]any{
 					"expression": expression(`!variables.wanted || variables.refusal != "" || variables.hasStatus`), "reason": "Forbidden",
@@ -61,6 +61,9 @@ func Policy(cfg Config) ([]byte, error) {
 	}
 	return []byte(out.String()), nil
 }
+
+// shortRefusal is the refusal in one line of a limited length: the API server uses no other messages.
+const shortRefusal = `(variables.refusal.size() > 1000 ? variables.refusal.substring(0, 1000) + "..." : variables.refusal).replace("\n", " ")`
 
 func policyObject(kind string, spec any) any {
 	return struct {

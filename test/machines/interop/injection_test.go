@@ -225,6 +225,7 @@ func (c *injectedCluster) decisions(t *testing.T, way string) {
 			"-":      "",
 			"status": "  annotations: {nametap.dev/status: mode=rules;initContainers=nametap;volumes=nametap-state}\n",
 			"broken": "  annotations: {nametap.dev/status: '?'}\n",
+			"lines":  "  annotations: {nametap.dev/status: \"?\\n\"}\n",
 			"mirror": "  annotations: {kubernetes.io/config.mirror: abc}\n",
 		}[cells[3]]
 		text += "spec:\n  automountServiceAccountToken: false\n  nodeName: node\n  containers: [{name: app, image: app}]\n"
