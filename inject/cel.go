@@ -131,8 +131,7 @@ func mutation(cfg Config) (m celMutation, err error) {
 	m.expression = expression("variables.wanted && variables.refusal == \"\" ? (\n" + strings.Join([]string{
 		op("add", `"/spec/initContainers"`, `[`+strings.Join(added, ", ")+`] + variables.kept.map(c, dyn(c))`),
 		op("add", `"/spec/volumes"`, `object.spec.?volumes.orValue([]).filter(v, !(v.name in variables.previousVolumes)).map(v, dyn(v)) + `+addedVolumes),
-		captureOff("containers", "containers", 0),
-		captureOff("kept", "initContainers", len(added)),
+		`(variables.istio ? ` + captureOff("containers", "containers", 0) + ` + ` + captureOff("kept", "initContainers", len(added)) + ` : [])`,
 		sysctlPatch(),
 		dnsPatch(cfg),
 		`(has(object.metadata.annotations) ? [] : ` + op("add", `"/metadata/annotations"`, `{}`) + `)`,
