@@ -90,10 +90,7 @@ func mutation(cfg Config) (m celMutation, err error) {
 	add := func(name, text string) { m.variables = append(m.variables, celVariable{name, expression(text)}) }
 	if cfg.Mode == Resolv {
 		cluster := `variables.ownPolicy != "None"`
-		services := "svc." + cfg.ClusterDomain
 		add("upstreams", `((`+cluster+` ? `+texts(cfg.Nameservers)+` : []) + variables.ownNameservers).distinct().join(",")`)
-		add("nextClusterSearches", cluster+` ? [request.namespace + `+quote("."+services)+`, `+quote(services)+`, `+quote(cfg.ClusterDomain)+`] : []`)
-		add("searches", `(variables.nextClusterSearches + variables.ownSearches).distinct()`)
 		add("options", `(`+cluster+` && !variables.ownOptions.exists(o, o.split(":")[0] == "ndots") ? [`+quote(clusterNdots().String())+`] : []) + variables.ownOptions`)
 	} else {
 		add("searches", `variables.ownSearches`)
@@ -115,7 +112,7 @@ func mutation(cfg Config) (m celMutation, err error) {
 	sysctls := `variables.ownSysctls.map(s, dyn(s))`
 	status := quote(status{mode: cfg.Mode, initContainers: names, volumes: volumeNames()}.String())
 	if cfg.Mode == Resolv {
-		missing := `!variables.ownSysctls.exists(s, s.name == ` + quote(lowPorts) + `)`
+		missing := `!variables.ownSysctls.exists(s, s.name in ` + texts(lowPortsNames()) + `)`
 		added, err := literalOf(sysctl{lowPorts, strconv.Itoa(plainDNS)})
 		if err != nil {
 			return m, err

@@ -3,8 +3,11 @@ package inject
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
+	"unicode/utf8"
 )
 
 // edits are all changes of one pod. What an earlier injection added is removed by its name. Every
@@ -35,6 +38,9 @@ const dnsCapture = "ISTIO_META_DNS_CAPTURE"
 // lowPorts is the sysctl with the first port that needs no capability. The Pod Security level
 // restricted allows it.
 const lowPorts = "net.ipv4.ip_unprivileged_port_start"
+
+// lowPortsNames returns both names of the sysctl that a pod may have; kubelet takes them for the same.
+func lowPortsNames() []string { return []string{lowPorts, strings.ReplaceAll(lowPorts, ".", "/")} }
 
 // newEdits returns the changes of a pod that is to be injected, or an error that says why it is refused.
 // They depend only on the pod without the parts that its status lists, so a second injection makes the
@@ -91,6 +97,10 @@ func ownDNS(p *pod, previous status) dnsFields {
 	now := dnsFields{policy: p.Spec.DNSPolicy}
 	if p.Spec.DNSConfig != nil {
 		now.config = *p.Spec.DNSConfig
+		now.config.Options = nil
+		for _, o := range p.Spec.DNSConfig.Options {
+			now.config.Options = append(now.config.Options, parseOption(o.String())) // a name may have the value in it
+		}
 	}
 	if previous.mode != Resolv {
 		return now
@@ -157,6 +167,11 @@ func newResolvConf(own dnsFields, ns Namespace, cfg Config) (resolvConf, error) 
 	if !representable(own.config) {
 		return resolvConf{}, errors.New(notRepresentable())
 	}
+	for _, nameserver := range own.config.Nameservers {
+		if !canForward(nameserver) {
+			return resolvConf{}, errors.New(notForwarding(nameserver))
+		}
+	}
 	upstreams, options := own.config.Nameservers, slices.Clone(own.config.Options)
 	var clusterSearches []string
 	switch own.policy {
@@ -178,16 +193,40 @@ func newResolvConf(own dnsFields, ns Namespace, cfg Config) (resolvConf, error) 
 		return resolvConf{}, errors.New(otherPolicy(own.policy))
 	}
 	config := dnsConfig{[]string{loopback}, distinct(slices.Concat(clusterSearches, own.config.Searches)), options}
+	if len(config.Searches) > maxSearches || utf8.RuneCountInString(strings.Join(config.Searches, " ")) > maxSearchList {
+		return resolvConf{}, errors.New(longSearchList())
+	}
 	return resolvConf{dnsFields{"None", config}, clusterSearches, distinct(upstreams)}, nil
 }
 
+// canForward reports whether the agent can forward to a nameserver of a pod. The API server does not check
+// these, because they are not in dnsConfig any more.
+func canForward(nameserver string) bool {
+	addr, err := netip.ParseAddr(nameserver)
+	return err == nil && addr.Zone() == "" && !addr.Is4In6() && (addr.IsGlobalUnicast() || addr.IsLinkLocalUnicast())
+}
+
+// The limits of the API server for the search list of a pod.
+const (
+	maxSearches   = 32
+	maxSearchList = 2048 // characters, with spaces between
+)
+
 // Reasons of newResolvConf to refuse a pod.
+
+func longSearchList() string {
+	return fmt.Sprintf("with the search list of the cluster, that of dnsConfig has more than %d domains or %d characters: remove some, or use the mode %s", maxSearches, maxSearchList, Rules)
+}
 
 func notRepresentable() string {
 	return fmt.Sprintf("dnsConfig has an empty entry or one with a comma or a semicolon, which the annotation %s cannot keep: remove it, or use the mode %s", Status, Rules)
 }
 
 const noNameservers = "dnsPolicy is None and dnsConfig has no nameservers: add one"
+
+func notForwarding(nameserver string) string {
+	return fmt.Sprintf("dnsConfig has the nameserver %.100q, to which the agent cannot forward, because it is no address of another host: remove it, or use the mode %s", nameserver, Rules)
+}
 
 func otherPolicy(policy string) string {
 	return fmt.Sprintf("dnsPolicy is %s, so the nameservers are those of the node, which mode %s does not know: set another policy, or use the mode %s", policy, Resolv, Rules)
@@ -206,14 +245,15 @@ func distinct(list []string) []string {
 
 // missingSysctls returns the sysctls that a pod needs for an agent on port 53.
 func missingSysctls(p *pod, previous status) ([]sysctl, error) {
+	missing := []sysctl{{lowPorts, strconv.Itoa(plainDNS)}}
 	for _, s := range p.Spec.SecurityContext.Sysctls {
-		if s.Name != lowPorts || slices.Contains(previous.sysctls, s.Name) {
+		if !slices.Contains(lowPortsNames(), s.Name) || slices.Contains(previous.sysctls, s.Name) {
 			continue
 		}
-		if first, err := strconv.Atoi(s.Value); err != nil || first > plainDNS {
+		if first, err := strconv.ParseUint(s.Value, 10, 16); err != nil || first > plainDNS {
 			return nil, fmt.Errorf("the pod sets the sysctl %s to %.100q, and the agent needs %d or less: change it, or use the mode %s", lowPorts, s.Value, plainDNS, Rules)
 		}
-		return nil, nil
+		missing = nil
 	}
-	return []sysctl{{lowPorts, strconv.Itoa(plainDNS)}}, nil
+	return missing, nil
 }

@@ -416,6 +416,15 @@ func TestSysctlOfPod(t *testing.T) { // I11
 		t.Error(diff)
 	}
 	refused(t, sysctl("1024"), resolv, `sets the sysctl net.ipv4.ip_unprivileged_port_start to "1024"`)
+	for _, value := range []string{"54", "-1", "+1", "", "0x10"} {
+		refused(t, sysctl(value), resolv, "sets the sysctl")
+	}
+	// kubelet takes this for the same name.
+	slashes := strings.NewReplacer("net.ipv4.ip", "net/ipv4/ip")
+	refused(t, slashes.Replace(sysctl("1024")), resolv, `sets the sysctl net.ipv4.ip_unprivileged_port_start to "1024"`)
+	if list := injected(t, slashes.Replace(sysctl("0")), resolv).Spec.SecurityContext.Sysctls; len(list) != 1 || list[0].Value != "0" {
+		t.Errorf("sysctls %v", list)
+	}
 }
 
 // refused fails the test unless a pod is refused with a reason.
@@ -444,9 +453,28 @@ func TestRefused(t *testing.T) { // I14
 	refused(t, spec(app+"  dnsPolicy: None\n"), resolv, `dnsConfig has no nameservers`)
 	refused(t, spec(app+"  dnsConfig: {options: [{name: 'a;b'}]}\n"), resolv, `with a comma or a semicolon`)
 
+	for _, nameserver := range []string{"127.0.0.1", "::1", "0.0.0.0", "224.0.0.251", "::ffff:192.0.2.1", "fe80::1%eth0", "dns.example", "192.0.2.1:53"} {
+		refused(t, spec(app+"  dnsPolicy: None\n  dnsConfig: {nameservers: [192.0.2.1, '"+nameserver+"']}\n"), resolv, fmt.Sprintf("the nameserver %q, to which the agent cannot forward", nameserver))
+	}
+	refused(t, spec(app+"  dnsConfig: {searches: ["+strings.Join(domains(30, ""), ", ")+"]}\n"), resolv, "more than 32 domains")
+	refused(t, spec(app+"  dnsConfig: {searches: ["+strings.Join(domains(20, strings.Repeat("a", 100)), ", ")+"]}\n"), resolv, "2048 characters")
+	status := "metadata: {annotations: {nametap.dev/status: 'mode=resolv;initContainers=nametap;volumes=nametap-state'}}\nspec:\n"
+	refused(t, status+app+"  initContainers: [{name: nametap-capture, image: own}]\n", rules, `container "nametap-capture" that was not injected`)
+	refused(t, status+"  containers: [{name: nametap, image: own}]\n", rules, `container "nametap" that was not injected`)
+
+	injected(t, spec(app+"  dnsConfig: {nameservers: [169.254.20.10, 'fe80::1', 'fd00::1'], searches: ["+strings.Join(domains(29, ""), ", ")+"]}\n"), resolv)
 	injected(t, user, resolv) // no rule depends on the user
 	injected(t, spec("  securityContext: {runAsUser: 1337}\n  containers: [{name: app, image: app, securityContext: {runAsUser: 1000}}]\n"), rules)
 	injected(t, spec("  containers: [{name: dns, image: app, ports: [{containerPort: 53}]}]\n"), rules)
+}
+
+// domains returns domains for a search list.
+func domains(count int, prefix string) []string {
+	var list []string
+	for i := range count {
+		list = append(list, fmt.Sprintf("%ss%d.example", prefix, i))
+	}
+	return list
 }
 
 // TestNamespaceName checks that a name which the annotation cannot keep is refused in mode resolv, whose search

@@ -172,6 +172,12 @@ func obstacle(p *pod, previous status, cfg Config) string {
 			}
 		}
 	}
+	kept := slices.DeleteFunc(slices.Clone(p.Spec.InitContainers), func(c podContainer) bool { return slices.Contains(previous.initContainers, c.Name) })
+	for _, c := range slices.Concat(kept, p.Spec.Containers) {
+		if c.Name == agentName || c.Name == captureName {
+			return fmt.Sprintf("the pod has a container %.100q that was not injected: give it another name", c.Name)
+		}
+	}
 	for _, volume := range p.Spec.Volumes {
 		if slices.Contains(volumeNames(), volume.Name) && !slices.Contains(previous.volumes, volume.Name) {
 			return fmt.Sprintf("the pod has a volume %.100q that was not injected: give it another name", volume.Name)

@@ -210,9 +210,14 @@ func refusals(cfg Config) []celVariable {
 	add("obstacles", `variables.application.map(c, `+user.String()+
 		`c.?ports.orValue([]).exists(p, p.containerPort in variables.ports) ? "container \"" + c.name + "\" has the port " + `+
 		`string(c.ports.filter(p, p.containerPort in variables.ports)[0].containerPort) + ", on which the agent listens: give it another port" : "").filter(m, m != "") + `+
+		`(variables.initContainers.filter(c, !(c.name in variables.previousContainers)) + variables.containers).filter(c, c.name in `+texts([]string{agentName, captureName})+`)`+
+		`.map(c, "the pod has a container \"" + c.name + "\" that was not injected: give it another name") + `+
 		`object.spec.?volumes.orValue([]).filter(v, v.name in `+texts(volumeNames())+` && !(v.name in variables.previousVolumes)).map(v, "the pod has a volume \"" + v.name + "\" that was not injected: give it another name")`)
 	resolv := ""
 	if cfg.Mode == Resolv {
+		services := "svc." + cfg.ClusterDomain
+		add("nextClusterSearches", `variables.ownPolicy != "None" ? [request.namespace + `+quote("."+services)+`, `+quote(services)+`, `+quote(cfg.ClusterDomain)+`] : []`)
+		add("searches", `(variables.nextClusterSearches + variables.ownSearches).distinct()`)
 		resolv = resolvRefusals()
 	}
 	add("refusal", `variables.badLabel ? "the pod has the label `+Label+`: \"" + variables.labels[`+quote(Label)+`] + "\", want \"true\" or \"false\"" : `+
@@ -221,14 +226,20 @@ func refusals(cfg Config) []celVariable {
 	return all
 }
 
+// canForwardExpression is canForward of the nameserver s.
+const canForwardExpression = `isIP(s) && (ip(s).isGlobalUnicast() || ip(s).isLinkLocalUnicast())`
+
 // resolvRefusals are those of mode Resolv.
 func resolvRefusals() string {
 	return `(variables.ownNameservers + variables.ownSearches + variables.ownOptions).exists(s, s == "" || s.contains(",") || s.contains(";")) ? ` +
 		quote(notRepresentable()) + ` : ` +
+		`variables.ownNameservers.exists(s, !(` + canForwardExpression + `)) ? "dnsConfig has the nameserver \"" + variables.ownNameservers.filter(s, !(` + canForwardExpression + `))[0] + ` +
+		quote(strings.TrimPrefix(notForwarding(""), `dnsConfig has the nameserver "`)) + ` : ` +
 		`variables.ownPolicy == "None" && variables.ownNameservers.size() == 0 ? ` + quote(noNameservers) + ` : ` +
 		`!(variables.ownPolicy in ["", "ClusterFirst", "ClusterFirstWithHostNet", "None"]) ? ` +
 		`"dnsPolicy is " + variables.ownPolicy + ` + quote(strings.TrimPrefix(otherPolicy(""), "dnsPolicy is ")) + ` : ` +
-		fmt.Sprintf(`variables.ownSysctls.exists(s, s.name == %[1]s && !(s.value.matches("^[0-9]{1,9}$") && int(s.value) <= %[2]d)) ? `+
-			`"the pod sets the sysctl %[3]s to \"" + variables.ownSysctls.filter(s, s.name == %[1]s)[0].value + %[4]s : `,
-			quote(lowPorts), plainDNS, lowPorts, quote(fmt.Sprintf(`", and the agent needs %d or less: change it, or use the mode %s`, plainDNS, Rules)))
+		fmt.Sprintf(`variables.searches.size() > %d || variables.searches.join(" ").size() > %d ? %s : `, maxSearches, maxSearchList, quote(longSearchList())) +
+		fmt.Sprintf(`variables.ownSysctls.exists(s, s.name in %[1]s && !(s.value.matches("^[0-9]{1,9}$") && int(s.value) <= %[2]d)) ? `+
+			`"the pod sets the sysctl %[3]s to \"" + variables.ownSysctls.filter(s, s.name in %[1]s && !(s.value.matches("^[0-9]{1,9}$") && int(s.value) <= %[2]d))[0].value + %[4]s : `,
+			texts(lowPortsNames()), plainDNS, lowPorts, quote(fmt.Sprintf(`", and the agent needs %d or less: change it, or use the mode %s`, plainDNS, Rules)))
 }
