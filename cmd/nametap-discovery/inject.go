@@ -19,12 +19,34 @@ const maxManifest = 64 << 20
 // injectOptions are the flags of `nametap-discovery inject`.
 type injectOptions struct {
 	flags      *pflag.FlagSet
-	file       string
+	file       manifestFile
 	configFile string
 	namespace  string
 	// cfg has the fields that flags can set; they replace those of the file.
 	cfg inject.Config
 }
+
+// A manifestFile is the value of --filename. kubectl takes several files, of which this program would lose all but
+// the last.
+type manifestFile struct {
+	name string
+	set  bool
+}
+
+// String returns the name.
+func (f *manifestFile) String() string { return f.name }
+
+// Set sets the name once.
+func (f *manifestFile) Set(name string) error {
+	if f.set {
+		return fmt.Errorf("%q was given before: want one file, such as the standard input with the output of cat", f.name)
+	}
+	f.name, f.set = name, true
+	return nil
+}
+
+// Type names the kind of value in the help.
+func (f *manifestFile) Type() string { return "string" }
 
 func newInject(stdout, stderr io.Writer) *cobra.Command {
 	var o injectOptions
@@ -52,7 +74,8 @@ If a pod cannot be injected, nothing is printed and the exit code is 1.`,
 	}
 	flags := command.Flags()
 	flags.SortFlags = false
-	flags.StringVarP(&o.file, "filename", "f", "-", "`file` with the manifest, as YAML or JSON; - is the standard input")
+	o.file.name = "-"
+	flags.VarP(&o.file, "filename", "f", "`file` with the manifest, as YAML or JSON; - is the standard input")
 	o.declare(flags)
 	flags.StringVarP(&o.namespace, "namespace", "n", "default", "`namespace` of objects that name none")
 	command.AddCommand(newInjectPolicy(stdout))
@@ -166,8 +189,8 @@ func (o *injectOptions) run(stdin io.Reader, stdout, stderr io.Writer) error {
 // read reads the manifest.
 func (o *injectOptions) read(stdin io.Reader) ([]byte, error) {
 	in := stdin
-	if o.file != "-" {
-		file, err := os.Open(o.file)
+	if o.file.name != "-" {
+		file, err := os.Open(o.file.name)
 		if err != nil {
 			return nil, err
 		}
@@ -179,7 +202,7 @@ func (o *injectOptions) read(stdin io.Reader) ([]byte, error) {
 		err = fmt.Errorf("want at most %d MiB", maxManifest>>20)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading the manifest %s: %w", o.file, err)
+		return nil, fmt.Errorf("reading the manifest %s: %w", o.file.name, err)
 	}
 	return text, nil
 }
