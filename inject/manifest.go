@@ -207,12 +207,9 @@ func (m *manifest) readLabels(root *yaml.Node) {
 	if root == nil {
 		return
 	}
-	objects := []*yaml.Node{clone(root).Content[0]}
-	if text(objects[0], "kind") == "List" {
-		objects = elements(value(objects[0], "items"))
-	}
-	for _, object := range objects {
-		if meta := value(object, "metadata"); meta != nil && text(object, "kind") == "Namespace" && text(object, "apiVersion") == "v1" {
+	first := clone(root).Content[0]
+	for _, o := range objects(first, text(first, "apiVersion"), text(first, "kind"), nil) {
+		if meta := value(o.node, "metadata"); meta != nil && o.kind == "Namespace" && o.version == "v1" {
 			if labels := value(meta, "labels"); labels != nil {
 				m.labels[text(meta, "name")] = text(labels, Label)
 			}

@@ -1,6 +1,7 @@
 package inject
 
 import (
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -27,41 +28,50 @@ var templates = map[string][]string{ //nolint:gochecknoglobals // a constant
 	"batch/v1 CronJob":         {"spec", "jobTemplate", "spec", "template"},
 }
 
-// workloads returns the pods of an object. Those of a List are those of its items; the items of other
-// lists, such as a DeploymentList, may have no kind of their own.
-func workloads(object *yaml.Node) []workload {
-	version, kind := text(object, "apiVersion"), text(object, "kind")
-	single, isList := strings.CutSuffix(kind, "List")
-	if _, ok := templates[version+" "+single]; !isList || !ok && (single != "" || version != "v1") {
-		return workloadOf(object, version, kind, nil)
-	}
+// workloads returns the pods of an object. Those of a List are those of its items.
+func workloads(root *yaml.Node) []workload {
 	var all []workload
-	items := value(object, "items")
+	for _, o := range objects(root, text(root, "apiVersion"), text(root, "kind"), nil) {
+		place, ok := templates[o.version+" "+o.kind]
+		pod, path := o.node, append(o.path, o.node)
+		for _, key := range place {
+			if pod = value(pod, key); pod == nil || pod.Kind != yaml.MappingNode {
+				ok = false
+				break
+			}
+			path = append(path, pod)
+		}
+		if ok {
+			all = append(all, workload{o.kind, o.node, pod, path})
+		}
+	}
+	return all
+}
+
+// An object is one of a document.
+type object struct {
+	node          *yaml.Node
+	version, kind string
+	path          []*yaml.Node // from the root of the document to what has the object
+}
+
+// objects returns the objects of a List, which may be in other Lists, as kubectl reads them; of another object
+// that itself. The items of a list of one kind, such as a DeploymentList, may have no kind of their own.
+func objects(node *yaml.Node, version, kind string, path []*yaml.Node) []object {
+	single, isList := strings.CutSuffix(kind, "List")
+	if _, ok := templates[version+" "+single]; !isList || !ok && version != "v1" {
+		return []object{{node, version, kind, path}}
+	}
+	var all []object
+	items := value(node, "items")
 	for _, item := range elements(items) {
 		itemVersion, itemKind := text(item, "apiVersion"), text(item, "kind")
 		if itemKind == "" {
 			itemVersion, itemKind = version, single
 		}
-		all = append(all, workloadOf(item, itemVersion, itemKind, []*yaml.Node{object, items})...)
+		all = append(all, objects(item, itemVersion, itemKind, slices.Concat(path, []*yaml.Node{node, items}))...)
 	}
 	return all
-}
-
-// workloadOf returns the pod of an object, if it has one.
-func workloadOf(object *yaml.Node, version, kind string, path []*yaml.Node) []workload {
-	place, ok := templates[version+" "+kind]
-	if !ok {
-		return nil
-	}
-	path = append(path, object)
-	pod := object
-	for _, key := range place {
-		if pod = value(pod, key); pod == nil || pod.Kind != yaml.MappingNode {
-			return nil
-		}
-		path = append(path, pod)
-	}
-	return []workload{{kind, object, pod, path}}
 }
 
 // namespace returns the namespace of the object, or the other one if it names none.
