@@ -163,9 +163,10 @@ func (m *manifest) inject(d *document) ([]byte, error) {
 	}
 	root := clone(d.root)
 	var failures []error
-	changed := false
+	changed, aliased := false, false
+	visit(root, func(n *yaml.Node) { aliased = aliased || n.Kind == yaml.AliasNode })
 	for _, w := range workloads(root.Content[0]) {
-		replaced, err := m.injectWorkload(root, w)
+		replaced, err := m.injectWorkload(root, w, aliased)
 		if err != nil {
 			failures = append(failures, fmt.Errorf("line %d: %s: %w", w.object.Line, w.name(m.namespace), err))
 		}
@@ -177,8 +178,8 @@ func (m *manifest) inject(d *document) ([]byte, error) {
 	return d.render(root)
 }
 
-// injectWorkload injects one pod of a document, and reports whether that has changed it.
-func (m *manifest) injectWorkload(root *yaml.Node, w workload) (bool, error) {
+// injectWorkload injects one pod of a document, which may have aliases, and reports whether that has changed it.
+func (m *manifest) injectWorkload(root *yaml.Node, w workload, aliased bool) (bool, error) {
 	namespace := w.namespace(m.namespace)
 	label, known := m.labels[namespace]
 	if !known || label == "" {
@@ -192,11 +193,11 @@ func (m *manifest) injectWorkload(root *yaml.Node, w workload) (bool, error) {
 	if result.Outcome != Injected || same(w.pod, result.Pod, true) {
 		return false, nil
 	}
-	// Aliases elsewhere get the pod without nametap.
-	detach(root, w.path)
-	result, err = Pod(w.pod, Namespace{namespace, label}, m.cfg)
-	if err != nil {
-		return false, err
+	if aliased { // they get the pod without nametap
+		detach(root, w.path)
+		if result, err = Pod(w.pod, Namespace{namespace, label}, m.cfg); err != nil {
+			return false, err
+		}
 	}
 	*w.pod = *result.Pod
 	return true, nil
