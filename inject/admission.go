@@ -1,12 +1,8 @@
 package inject
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -21,7 +17,10 @@ const (
 // Admit is Pod for a pod in JSON, as the API server sends it to a webhook. It returns also the changes,
 // as a JSON patch (RFC 6902) that is nil if there are none. Parts that do not change are not in it.
 func Admit(object []byte, ns Namespace, cfg Config) (result Result, patch []byte, err error) {
-	before, err := fromJSON(object)
+	before, err := readJSON(object, maxValues, maxDepth)
+	if err == nil && before.Kind != yaml.MappingNode {
+		err = errors.New("want an object in JSON")
+	}
 	if err != nil {
 		return Result{}, nil, fmt.Errorf("not a valid pod: %w", err)
 	}
@@ -30,73 +29,6 @@ func Admit(object []byte, ns Namespace, cfg Config) (result Result, patch []byte
 		return result, nil, err
 	}
 	return result, patchOf(before, result.Pod), nil
-}
-
-// fromJSON returns the tree of an object in JSON. A YAML parser would not do: it takes some characters
-// in texts, such as U+2028, for line breaks.
-func fromJSON(text []byte) (*yaml.Node, error) {
-	r := jsonReader{Decoder: json.NewDecoder(bytes.NewReader(text))}
-	r.UseNumber()
-	node, err := r.value(0)
-	if err != nil {
-		return nil, err
-	}
-	if r.More() {
-		return nil, errors.New("want one object in JSON")
-	}
-	if node.Kind != yaml.MappingNode {
-		return nil, errors.New("want an object in JSON")
-	}
-	return node, nil
-}
-
-// A jsonReader reads trees in JSON.
-type jsonReader struct {
-	*json.Decoder
-	values int
-}
-
-// value reads a value at a depth.
-func (r *jsonReader) value(depth int) (*yaml.Node, error) {
-	if r.values++; r.values > maxValues || depth > maxDepth {
-		return nil, fmt.Errorf("want at most %d values and a depth of at most %d", maxValues, maxDepth)
-	}
-	token, err := r.Token()
-	if err != nil {
-		return nil, err
-	}
-	switch v := token.(type) {
-	case json.Delim:
-		return r.list(v, depth)
-	case string:
-		return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: v}, nil
-	case json.Number:
-		tag := "!!int"
-		if strings.ContainsAny(v.String(), ".eE") {
-			tag = "!!float"
-		}
-		return &yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: v.String()}, nil
-	case bool:
-		return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!bool", Value: strconv.FormatBool(v)}, nil
-	}
-	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!null", Value: "null"}, nil
-}
-
-// list reads a list or an object after its bracket.
-func (r *jsonReader) list(bracket json.Delim, depth int) (*yaml.Node, error) {
-	node := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
-	if bracket == '{' {
-		node = &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
-	}
-	for r.More() {
-		child, err := r.value(depth + 1)
-		if err != nil {
-			return nil, err
-		}
-		node.Content = append(node.Content, child)
-	}
-	_, err := r.Token() // the other bracket
-	return node, err
 }
 
 // A patchWriter writes a JSON patch.

@@ -3,42 +3,81 @@ package inject
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"strconv"
-	"unicode/utf16"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
 
-// withoutSurrogates returns JSON in which characters that are written as two escapes, such as
-// \ud83d\ude00, are written plainly, because YAML has no such escapes.
-func withoutSurrogates(text []byte) []byte {
-	var out []byte
-	for i := 0; i < len(text); i++ {
-		if text[i] != '\\' || i+1 == len(text) {
-			out = append(out, text[i])
-			continue
-		}
-		if r := utf16.DecodeRune(escape(text[i:]), escape(text[min(i+6, len(text)):])); r != '\uFFFD' {
-			out = append(out, string(r)...)
-			i += 11
-			continue
-		}
-		out = append(out, text[i], text[i+1])
-		i++
+// readJSON returns the tree of a text in JSON with at most so many values and levels. A YAML parser would not
+// do: it takes some characters in texts, such as U+0085 and U+2028, for line breaks, and refuses others.
+func readJSON(text []byte, maxValues, maxDepth int) (*yaml.Node, error) {
+	r := jsonReader{Decoder: json.NewDecoder(bytes.NewReader(text)), text: text, line: 1, maxValues: maxValues, maxDepth: maxDepth}
+	r.UseNumber()
+	node, err := r.value(0)
+	if err == nil && r.More() {
+		err = errors.New("want one object in JSON")
 	}
-	return out
+	return node, err
 }
 
-// escape returns the number in an escape that a text begins with, or 0.
-func escape(text []byte) rune {
-	if len(text) < 6 || !bytes.HasPrefix(text, []byte(`\u`)) {
-		return 0
+// A jsonReader reads trees in JSON.
+type jsonReader struct {
+	*json.Decoder
+	text                []byte
+	read, line          int // bytes that were read, and the line where they end
+	values              int
+	maxValues, maxDepth int
+}
+
+// value reads a value at a depth.
+func (r *jsonReader) value(depth int) (*yaml.Node, error) {
+	if r.values++; r.values > r.maxValues || depth > r.maxDepth {
+		return nil, fmt.Errorf("want at most %d values and a depth of at most %d", r.maxValues, r.maxDepth)
 	}
-	n, err := strconv.ParseUint(string(text[2:6]), 16, 16)
+	token, err := r.Token()
 	if err != nil {
-		return 0
+		return nil, err
 	}
-	return rune(n)
+	end := int(r.InputOffset())
+	r.line += bytes.Count(r.text[r.read:end], []byte{'\n'})
+	r.read = end
+	node := &yaml.Node{Kind: yaml.ScalarNode, Line: r.line}
+	switch v := token.(type) {
+	case json.Delim:
+		return node, r.list(node, v, depth)
+	case string:
+		node.Tag, node.Value = "!!str", v
+	case json.Number:
+		node.Tag, node.Value = "!!int", v.String()
+		if strings.ContainsAny(node.Value, ".eE") {
+			node.Tag = "!!float"
+		}
+	case bool:
+		node.Tag, node.Value = "!!bool", strconv.FormatBool(v)
+	default:
+		node.Tag, node.Value = "!!null", "null"
+	}
+	return node, nil
+}
+
+// list reads a list or an object after its bracket.
+func (r *jsonReader) list(node *yaml.Node, bracket json.Delim, depth int) error {
+	node.Kind, node.Tag = yaml.SequenceNode, "!!seq"
+	if bracket == '{' {
+		node.Kind, node.Tag = yaml.MappingNode, "!!map"
+	}
+	for r.More() {
+		child, err := r.value(depth + 1)
+		if err != nil {
+			return err
+		}
+		node.Content = append(node.Content, child)
+	}
+	_, err := r.Token() // the other bracket
+	return err
 }
 
 // json returns a tree as JSON with the indentation of the document.

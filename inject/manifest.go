@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -113,11 +115,7 @@ func (d *document) parse() error {
 	if directives(d.body) {
 		return nil
 	}
-	text := d.body
-	if json.Valid(text) {
-		text = withoutSurrogates(text)
-	}
-	node, err := parseOne(text)
+	node, err := d.read(d.body)
 	if err != nil {
 		return d.at(err)
 	}
@@ -126,6 +124,21 @@ func (d *document) parse() error {
 		visit(node, func(n *yaml.Node) { n.Line += d.line })
 	}
 	return nil
+}
+
+// read returns the tree of a text in the language of the document: JSON, or YAML.
+func (d *document) read(text []byte) (*yaml.Node, error) {
+	if !json.Valid(d.body) {
+		return parseOne(text)
+	}
+	if !utf8.Valid(text) {
+		return nil, errors.New("want JSON in UTF-8")
+	}
+	node, err := readJSON(text, math.MaxInt, math.MaxInt)
+	if err != nil {
+		return nil, err
+	}
+	return &yaml.Node{Kind: yaml.DocumentNode, Content: []*yaml.Node{node}, Line: node.Line}, validate(node)
 }
 
 // directives reports whether a text has only directives and comments, which end with `---`.

@@ -2,6 +2,7 @@ package inject_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -260,4 +261,64 @@ func FuzzManifest(f *testing.F) { // I2, I13
 			}
 		}
 	})
+}
+
+// TestJSONTexts checks that texts and numbers in JSON stay, also characters that YAML takes for line breaks, or
+// refuses.
+func TestJSONTexts(t *testing.T) { // I13
+	const value = "a \u0085 b \u2028 c\u2029\x7f \u009f \ufffe\U0001f600 \\ \" <&>"
+	quoted, err := json.Marshal(value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, written := range map[string]string{"plain": `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(value) + `"`, "escaped": string(quoted), "surrogates": strings.Replace(string(quoted), "\U0001f600", `\ud83d\ude00`, 1)} {
+		text := `{"apiVersion": "v1", "kind": "List", "items": [
+			{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"text": ` + written + `}, "x": [1e400, 12345678901234567890123, -0.0]},
+			{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [{"name": "app", "image": "app"}]}}]}`
+		out, reports, err := inject.Manifest([]byte(text), "default", inject.Config{})
+		if err != nil || len(reports) != 1 || reports[0].Outcome != inject.Injected || reports[0].Line != 3 {
+			t.Errorf("%s: %v, %v", name, reports, err)
+			continue
+		}
+		var list struct {
+			Items []struct {
+				Data struct{ Text string }
+				X    json.RawMessage
+			}
+		}
+		if err := json.Unmarshal(out, &list); err != nil {
+			t.Fatalf("%s: %v\n%s", name, err, out)
+		}
+		if got := list.Items[0].Data.Text; got != value {
+			t.Errorf("%s: %q has become %q", name, value, got)
+		}
+		if got := strings.Join(strings.Fields(string(list.Items[0].X)), " "); got != "[ 1e400, 12345678901234567890123, -0.0 ]" {
+			t.Errorf("%s: the numbers have become %s", name, got)
+		}
+	}
+	if _, _, err := inject.Manifest([]byte("\n{\"kind\": \"\xff\"}"), "default", inject.Config{}); err == nil || !strings.Contains(err.Error(), "want JSON in UTF-8") {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestNestedLists checks that Lists in Lists are read as kubectl reads them.
+func TestNestedLists(t *testing.T) { // I13
+	const pod = "{apiVersion: v1, kind: Pod, metadata: {name: NAME, namespace: off}, spec: {containers: [{name: app, image: app}]}}"
+	list := func(kind string, items ...string) string {
+		return "{apiVersion: v1, kind: " + kind + ", items: [" + strings.Join(items, ", ") + "]}"
+	}
+	named := func(name string) string { return strings.Replace(pod, "NAME", name, 1) }
+	text := list("List", named("a"), list("List", list("PodList", named("b"), strings.Replace(named("c"), "kind: Pod, ", "", 1)), named("d"))) + "\n"
+	_, lines := manifest(t, []byte(text), inject.Config{})
+	for _, name := range []string{"a", "b", "c", "d"} {
+		if !strings.Contains(lines, "Pod off/"+name+": injected") {
+			t.Errorf("%s is not injected:\n%s", name, lines)
+		}
+	}
+	const namespace = "{apiVersion: v1, kind: Namespace, metadata: {name: off, labels: {nametap.dev/inject: disabled}}}"
+	for _, text := range []string{list("List", list("NamespaceList", namespace), named("a")), list("List", list("List", namespace), named("a"))} {
+		if out, lines := manifest(t, []byte(text), inject.Config{}); string(out) != text || !strings.Contains(lines, "skipped: the namespace has another value") {
+			t.Errorf("%s\n%s", lines, out)
+		}
+	}
 }

@@ -45,11 +45,11 @@ func (d *document) render(root *yaml.Node) ([]byte, error) {
 
 // checked returns a text that says what the tree says, or an error.
 func (d *document) checked(text []byte, root *yaml.Node) ([]byte, error) {
-	again := new(yaml.Node)
-	if err := yaml.Unmarshal(text, again); err != nil {
+	again, err := d.read(text)
+	if err != nil {
 		return d.body, fmt.Errorf("line %d: the document cannot be written as YAML again; simplify it, for example its anchors: %w", d.line+1, err)
 	}
-	if again.Kind != yaml.DocumentNode || !same(root.Content[0], again.Content[0], false) {
+	if again == nil || !same(root.Content[0], again.Content[0], false) {
 		return d.body, fmt.Errorf("line %d: the document cannot be written as YAML again without changes elsewhere; simplify it, for example its anchors", d.line+1)
 	}
 	return text, nil
