@@ -172,6 +172,11 @@ func obstacle(p *pod, previous status, cfg Config) string {
 			}
 		}
 	}
+	return nameTaken(p, previous)
+}
+
+// nameTaken returns which of the names of nametap something else in a pod has, or "".
+func nameTaken(p *pod, previous status) string {
 	kept := slices.DeleteFunc(slices.Clone(p.Spec.InitContainers), func(c podContainer) bool { return slices.Contains(previous.initContainers, c.Name) })
 	for _, c := range slices.Concat(kept, p.Spec.Containers) {
 		if c.Name == agentName || c.Name == captureName {
