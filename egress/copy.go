@@ -171,8 +171,8 @@ type pair struct {
 	err          atomic.Pointer[error] // of the direction that failed first
 }
 
-// join copies in both directions until both have ended, and returns at once. If one of the
-// connections fails, the other one is reset. What was read from the client before is sent first. done is
+// join copies in both directions until one has ended, and a goroutine goes on with the other one. If one of
+// the connections fails, the other one is reset. What was read from the client before is sent first. done is
 // called when both connections are closed, with the error of the one that failed.
 func (s *Server) join(client *net.TCPConn, t target, c *counts, done func(err error)) {
 	host := t.conn
@@ -195,7 +195,7 @@ func (s *Server) join(client *net.TCPConn, t target, c *counts, done func(err er
 	}
 	p.running.Store(2)
 	s.running.Go(func() { p.copy(up) })
-	s.running.Go(func() { p.copy(down) })
+	p.copy(down) // here, because in many protocols the server speaks first
 }
 
 // copy runs one direction to its end, and closes the connections at the end of both.
