@@ -41,12 +41,20 @@ func measure(o options) error {
 	if err != nil {
 		return err
 	}
+	redirectedHAProxy, err := redirected(haproxy)
+	if err != nil {
+		return err
+	}
 	nginx, err := s.nginx()
 	if err != nil {
 		return err
 	}
 	all := []*proxy{direct, haproxy, nginx, nametap}
-	if err := connections(o, "new connection to the first byte, the server speaks first", echoPort, nil, []*proxy{direct, haproxy, nametap}); err != nil {
+	// The streams are first because the agent drops conntrack entries for 30 s after a change of its rules.
+	if err := streams(o, all); err != nil {
+		return err
+	}
+	if err := connections(o, "new connection to the first byte, the server speaks first", echoPort, nil, []*proxy{direct, haproxy, redirectedHAProxy, nametap}); err != nil {
 		return err
 	}
 	hello, err := clientHello()
@@ -56,10 +64,7 @@ func measure(o options) error {
 	if err := connections(o, "new connection to the first byte, with SNI", helloPort, hello, []*proxy{direct, nginx, nametap}); err != nil {
 		return err
 	}
-	if err := streams(o, all); err != nil {
-		return err
-	}
-	if err := besideDNS(o, []*proxy{haproxy, nametap}); err != nil {
+	if err := besideDNS(o, []*proxy{direct, haproxy, nametap}); err != nil {
 		return err
 	}
 	if o.idle > 0 {

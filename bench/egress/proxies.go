@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -63,11 +64,11 @@ func newStage() (*stage, error) {
 		"nsenter --net --target " + pid + " ip address add " + serverIP + "/24 dev eth0",
 		"nsenter --net --target " + pid + " ip link set eth0 up",
 		"sysctl -qw net.ipv4.ip_local_port_range=1024\t65000",
+		// Ended connections keep no port. Otherwise the search for a free one would be most of what is measured.
+		"sysctl -qw net.ipv4.tcp_max_tw_buckets=0",
+		"nsenter --net --target " + pid + " sysctl -qw net.ipv4.tcp_max_tw_buckets=0",
 	} {
-		fields := strings.Fields(line)
-		if strings.HasPrefix(line, "sysctl") {
-			fields = []string{"sysctl", "-qw", "net.ipv4.ip_local_port_range=1024 65000"}
-		}
+		fields := strings.Split(line, " ")
 		if err := run(fields[0], fields[1:]...); err != nil {
 			return s, err
 		}
@@ -112,6 +113,25 @@ func (s *stage) start(name string, cmd *exec.Cmd) error {
 func (s *stage) write(name, text string) (string, error) {
 	path := filepath.Join(s.dir, name)
 	return path, os.WriteFile(path, []byte(text), 0o644)
+}
+
+// redirectedIP is an address that a rule redirects to a proxy, as those of nametap do for VIPs.
+const redirectedIP = "240.241.0.1"
+
+// redirected returns a proxy that clients reach by a rule.
+func redirected(p *proxy) (*proxy, error) {
+	r := &proxy{name: p.name + ", redirected", pid: p.pid, addrs: map[int]string{}}
+	for port, addr := range p.addrs {
+		_, to, err := net.SplitHostPort(addr)
+		if err != nil {
+			return nil, err
+		}
+		if err := run("iptables", "-t", "nat", "-A", "OUTPUT", "-d", redirectedIP, "-p", "tcp", "--dport", strconv.Itoa(port), "-j", "REDIRECT", "--to-ports", to); err != nil {
+			return nil, err
+		}
+		r.addrs[port] = fmt.Sprintf("%s:%d", redirectedIP, port)
+	}
+	return r, nil
 }
 
 // haproxy starts HAProxy in TCP mode, with splice.
