@@ -131,12 +131,7 @@ func onlyHandshake(b []byte) bool {
 // FuzzHello compares the name with that of crypto/tls. A ClientHello that crypto/tls refuses may have
 // a name here: the host decides about it. Alerts before a ClientHello are refused here only.
 func FuzzHello(f *testing.F) {
-	for _, config := range []*tls.Config{
-		{ServerName: "a.example.org"}, {}, {ServerName: "b.example.org", MaxVersion: tls.VersionTLS12},
-		{ServerName: "c.example.org", NextProtos: []string{"h2", "http/1.1"}, CurvePreferences: []tls.CurveID{tls.X25519}},
-	} {
-		config.InsecureSkipVerify = true
-		flight := clientHello(f, config)
+	for _, flight := range flights(f) {
 		f.Add(flight)
 		f.Add(resplit(flight, 7))
 	}
