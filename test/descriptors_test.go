@@ -1,27 +1,34 @@
 package test
 
 import (
+	"fmt"
 	"net"
+	"os"
+	"os/exec"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/miekg/dns"
-	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// limitFiles sets the limit of descriptors of the agent.
+// limitFiles sets the limit of descriptors of the agent, as the agent's user: root may lack the right in a container.
 func (a *agent) limitFiles(n uint64) {
 	a.host.tb.Helper()
-	var limit unix.Rlimit
-	err := unix.Prlimit(a.Process.Pid, unix.RLIMIT_NOFILE, nil, &limit)
-	if err == nil {
-		limit.Cur = n // the hard limit could not be raised again
-		err = unix.Prlimit(a.Process.Pid, unix.RLIMIT_NOFILE, &limit, nil)
-	}
+	info, err := os.Stat(fmt.Sprintf("/proc/%d", a.Process.Pid))
 	if err != nil {
 		a.host.tb.Fatal(err)
+	}
+	owner := info.Sys().(*syscall.Stat_t)
+	// The hard limit could not be raised again.
+	cmd := exec.CommandContext(a.host.tb.Context(), "prlimit", fmt.Sprintf("--pid=%d", a.Process.Pid), fmt.Sprintf("--nofile=%d:", n))
+	if int(owner.Uid) != os.Getuid() {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: owner.Uid, Gid: owner.Gid}}
+	}
+	if output, err := cmd.CombinedOutput(); err != nil {
+		a.host.tb.Fatalf("%v: %v\n%s", cmd, err, output)
 	}
 }
 

@@ -1,0 +1,153 @@
+package test
+
+import (
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// TestEgressThousand changes everything around 1,000 open connections: they live on, new ones follow the change,
+// and DNS is answered in each phase. Only the end of the agent ends them.
+func TestEgressThousand(t *testing.T) { // E12, E13, E17
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	for addr, name := range map[string]string{serverA: "one", serverB: "two"} {
+		e.serve(addr+":7", greeter(name))
+	}
+	e.sockets = e.systemdSockets("127.0.0.1:"+egressPort, "[::1]:"+egressPort)
+	e.agentDir("guard")
+	e.flags = append(e.flags, "--capture", "--egress-drain", "300ms", "--state-dir", e.agentDir("state"), "--cache-size", "0")
+	e.environment = append(e.environment, e.guardEnviron())
+	e.startGuard()
+	a := e.held(e.start())
+	asker := e.askOften()
+
+	var conns []*openConn
+	for range 1000 {
+		conns = append(conns, e.open())
+	}
+	live := func(after string) {
+		t.Helper()
+		for _, conn := range conns {
+			conn.lives(after)
+		}
+		asker.phase(after)
+	}
+	live("1,000 connections were opened")
+
+	all := map[string][]string{exactA: {vipA, vip6A}, exactB: {vipB, vip6B}, wildcard: {vipWild, vip6Wild}}
+	for i := range 20 {
+		e.push(map[string][]string{exactA: {vipB, vip6B}, exactB: {vipA, vip6A}}) // each has the other's VIP
+		e.await(vipA, "220 two")
+		e.push(map[string][]string{exactB: {vipB, vip6B}})
+		e.await(vipA, "reset")
+		e.push(all)
+		e.await(vipA, "220 one")
+		conns[i].lives("a push")
+	}
+	live("60 pushes")
+
+	e.net.Exec("ip", "address", "add", "10.0.0.56/24", "dev", "eth0")
+	nameserver(t, e.net, "10.0.0.56", serverB)
+	for range 5 {
+		e.replace("resolv.conf", "nameserver 10.0.0.56\n")
+		e.await(vipA, "220 two")
+		e.replace("resolv.conf", "nameserver 10.0.0.55\n")
+		e.await(vipA, "220 one")
+	}
+	live("10 changes of resolv.conf")
+
+	a.limitFiles(a.openFiles())
+	e.await(vipA, "reset")
+	live("no descriptors were left")
+	a.limitFiles(10_000)
+	e.await(vipA, "220 one")
+	if e.refusals("descriptors") == 0 {
+		t.Error("the refusal had another reason than descriptors")
+	}
+
+	a.end(handOver) // the drain is short
+	for _, conn := range conns {
+		if _, err := conn.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "reset") {
+			t.Fatalf("a connection after the drain: %v, want a reset", err)
+		}
+	}
+	e.held(e.start())
+	e.await(vipA, "220 one")
+	asker.phase("a restart")
+	if got := e.metric("nametap_egress_open_connections"); got > 1 {
+		t.Errorf("%v connections are open in the next agent", got)
+	}
+}
+
+// await connects to port 7 of a VIP until the greeting or the error contains want.
+func (e *egressVM) await(vip, want string) {
+	e.tb.Helper()
+	wait.Until(e.tb, "a connection to "+vip+" leads to "+want, func() bool { return strings.Contains(e.greeting(vip, "7"), want) })
+}
+
+// An asker sends queries for a mesh name, one a millisecond.
+type asker struct {
+	tb testing.TB
+
+	mu     sync.Mutex
+	times  []time.Duration // of the current phase
+	failed int
+}
+
+// askOften starts an asker, which ends with the test.
+func (e *egressVM) askOften() *asker {
+	e.tb.Helper()
+	var conn net.Conn
+	var err error
+	e.Run(func() { conn, err = net.Dial("udp", "10.0.0.55:53") })
+	if err != nil {
+		e.tb.Fatal(err)
+	}
+	a := &asker{tb: e.tb}
+	stop := make(chan struct{})
+	var asking sync.WaitGroup
+	asking.Go(func() {
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		client := dns.Client{Timeout: 5 * time.Second}
+		for {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+			}
+			reply, took, err := client.ExchangeWithConn(new(dns.Msg).SetQuestion(exactB+".", dns.TypeAAAA), &dns.Conn{Conn: conn})
+			a.mu.Lock()
+			if err != nil || len(reply.Answer) != 1 {
+				a.failed++
+			}
+			a.times = append(a.times, took)
+			a.mu.Unlock()
+		}
+	})
+	e.tb.Cleanup(func() { close(stop); conn.Close(); asking.Wait() })
+	return a
+}
+
+// phase logs the times of the queries since the last phase, and reports those without an answer.
+func (a *asker) phase(name string) {
+	a.tb.Helper()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.failed > 0 || len(a.times) == 0 {
+		a.tb.Errorf("until %s: %d of %d queries have no answer", name, a.failed, len(a.times))
+		return
+	}
+	slices.Sort(a.times)
+	a.tb.Logf("until %s: %d queries, p50 %v, p99 %v, longest %v", name, len(a.times),
+		a.times[len(a.times)/2], a.times[len(a.times)*99/100], a.times[len(a.times)-1])
+	a.times, a.failed = nil, 0
+}
