@@ -117,27 +117,36 @@ func TestRefusedByInjection(t *testing.T) { // P9
 	versions(t, func(h helm) {
 		t := h.t
 		for values, key := range map[string]string{
-			`settings: {ttl: 1e6}`:                "ttl",
-			`settings: {ttl: 30}`:                 "ttl",
-			`settings: {log-level: "0x10"}`:       "log-level",
-			`settings: {autopath: true}`:          "autopath",
-			`settings: {capture-ipv6: on}`:        "capture-ipv6",
-			`settings: {cache-size: 8MB}`:         "cache-size",
-			`settings: {max-inflight: -1}`:        "max-inflight",
-			`settings: {xds-plaintext: "yes"}`:    "xds-plaintext",
-			`nameservers: ["::1"]`:                "nameservers",
-			`nameservers: [127.0.0.53]`:           "nameservers",
-			`nameservers: [0.0.0.0]`:              "nameservers",
-			`nameservers: ["::"]`:                 "nameservers",
-			`nameservers: ["0:0:0:0:0:0:0:1"]`:    "nameservers",
-			`nameservers: ["::ffff:127.0.0.1"]`:   "nameservers",
-			`nameservers: [10.0.0.1, "ff02::fb"]`: "nameservers",
+			`settings: {ttl: 1e6}`:                                                "ttl",
+			`settings: {ttl: 30}`:                                                 "ttl",
+			`settings: {log-level: "0x10"}`:                                       "log-level",
+			`settings: {autopath: true}`:                                          "autopath",
+			`settings: {capture-ipv6: on}`:                                        "capture-ipv6",
+			`settings: {cache-size: 8MB}`:                                         "cache-size",
+			`settings: {max-inflight: -1}`:                                        "max-inflight",
+			`settings: {max-inflight: 0}`:                                         "max-inflight",
+			`settings: {ttl: 0}`:                                                  "ttl",
+			`settings: {ttl: 300ms}`:                                              "ttl",
+			`settings: {upstream-timeout: "0s"}`:                                  "upstream-timeout",
+			`settings: {max-push-bytes: 0KiB}`:                                    "max-push-bytes",
+			`settings: {edns-udp-size: 100}`:                                      "edns-udp-size",
+			`settings: {egress-mark: 7}`:                                          "egress-mark",
+			`mode: resolv, nameservers: [10.96.0.10], settings: {egress: true}`:   "egress",
+			`mode: resolv, nameservers: [10.96.0.10], settings: {egress: "true"}`: "egress",
+			`settings: {xds-plaintext: "yes"}`:                                    "xds-plaintext",
+			`nameservers: ["::1"]`:                                                "nameservers",
+			`nameservers: [127.0.0.53]`:                                           "nameservers",
+			`nameservers: [0.0.0.0]`:                                              "nameservers",
+			`nameservers: ["::"]`:                                                 "nameservers",
+			`nameservers: ["0:0:0:0:0:0:0:1"]`:                                    "nameservers",
+			`nameservers: ["::ffff:127.0.0.1"]`:                                   "nameservers",
+			`nameservers: [10.0.0.1, "ff02::fb"]`:                                 "nameservers",
 		} {
 			if _, err := h.template("{injection: {" + values + "}}"); err == nil || !strings.Contains(err.Error(), key) {
 				t.Errorf("%s: %v", values, err)
 			}
 		}
-		all := h.render(`{injection: {mode: resolv, nameservers: [10.96.0.10, "fd00:96::a", "::ffff:10.0.0.1"], settings: {ttl: 0, serve-stale: 1.5h, log-level: INFO+4,
+		all := h.render(`{injection: {mode: resolv, nameservers: [10.96.0.10, "fd00:96::a", "::ffff:10.0.0.1"], settings: {drain: 0, serve-stale: 1.5h, log-level: INFO+4,
 			autopath: all, capture-ipv6: "off", cache-size: 8388608, max-inflight: "512", xds-plaintext: "true", capture-resolved: false}}}`)
 		if cfg := injection(t, all); cfg.Check() != nil || cfg.Settings["cache-size"] != "8388608" || len(cfg.Settings) != 9 {
 			t.Errorf("%+v: %v", cfg, cfg.Check())
