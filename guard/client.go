@@ -207,3 +207,30 @@ func (c *Client) note(told message) {
 	c.told = told
 	wake(c.noted)
 }
+
+// Release asks the guard at a path to close the sockets that it has of the agent. An agent to which
+// systemd gives no sockets opens its own, at the same addresses.
+func Release(ctx context.Context, path string) error {
+	namespace, err := netNS()
+	if err != nil {
+		return err
+	}
+	conn, err := (&net.Dialer{Timeout: messageTimeout}).DialContext(ctx, "unix", path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }() // the reply has arrived, or never will
+	if err := conn.SetReadDeadline(time.Now().Add(messageTimeout)); err != nil {
+		return err
+	}
+	var reader sync.WaitGroup
+	defer reader.Wait()
+	replies := make(chan string, 1)
+	reader.Go(func() {
+		defer close(replies)
+		if lines := bufio.NewScanner(conn); lines.Scan() {
+			replies <- lines.Text()
+		}
+	})
+	return exchange(conn, replies, message{Phase: Starting, NetNS: namespace, Release: true})
+}

@@ -19,7 +19,8 @@
 //  4. While the guard removes rules it does not answer, and agents install rules only after its
 //     answer.
 //  5. When the guard ends and no agent answers, it removes the rules, and drops what waits in the
-//     sockets of the agent.
+//     sockets of the agent. If systemd has lost them, because nametap.socket was changed and not
+//     restarted, the next agent opens its own, and the guard closes what it has of the previous ones.
 //
 // The agent tells the guard whether its rules are to be removed (fail open), and its network
 // namespace. An agent in another namespace is refused.

@@ -201,6 +201,11 @@ func (s *server) handle(e event) {
 		_ = e.conn.Close() // the agent ends
 		return
 	}
+	if e.message.Release {
+		s.release()
+		reply(e.conn, accepted)
+		return
+	}
 	s.agents[e.conn] = known
 	known.phase, s.FailOpen = e.message.Phase, e.message.FailOpen
 	switch known.phase {
@@ -214,6 +219,17 @@ func (s *server) handle(e event) {
 		known.expires = now.Add(min(s.Patience, max(0, StartTime-now.Sub(known.since))))
 	}
 	reply(e.conn, accepted)
+}
+
+// release closes the sockets of the agent, which then has others.
+func (s *server) release() {
+	if len(s.Sockets) > 0 {
+		s.Log.Warn("closing the previous sockets of nametap.socket: systemd has them no longer")
+	}
+	for _, socket := range s.Sockets {
+		_ = socket.Close() // nothing reads or writes here
+	}
+	s.Sockets = nil
 }
 
 // expire removes the rules when no sign of life has arrived in time.

@@ -168,3 +168,43 @@ func TestDrain(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestRelease checks that an agent without sockets of systemd can open its own where the guard still had
+// the previous ones. V1.
+func TestRelease(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "socket")
+	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := conn.LocalAddr().(*net.UDPAddr)
+	file, err := conn.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Close(); err != nil {
+		t.Fatal(err)
+	}
+	removals := make(chan struct{}, 1)
+	start(t, path, removals, file)
+	if other, err := net.ListenUDP("udp4", addr); err == nil {
+		_ = other.Close()
+		t.Fatal("the guard does not have the socket")
+	}
+	if err := guard.Release(t.Context(), path); err != nil {
+		t.Fatal(err)
+	}
+	own, err := net.ListenUDP("udp4", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := own.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := guard.Release(t.Context(), path); err != nil {
+		t.Errorf("a second time: %v", err)
+	}
+	if err := guard.Release(t.Context(), path+".none"); err == nil {
+		t.Error("no error without a guard")
+	}
+}

@@ -30,6 +30,8 @@ type message struct {
 	Phase    Phase  `json:"phase"`
 	FailOpen bool   `json:"failOpen"`
 	NetNS    string `json:"netNS"`
+	// Release asks the guard to close the sockets of the agent. See [Release].
+	Release bool `json:"release,omitempty"`
 }
 
 const accepted = "ok"

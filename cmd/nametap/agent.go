@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"log/slog"
 	"os"
 	"sync"
 
@@ -68,6 +69,8 @@ func runAgent(command *cobra.Command, o *options) error {
 		}
 		if len(sockets) > 0 {
 			cfg.GuardPath, cfg.DrainCaptured = os.Getenv(guard.PathEnv), o.flags.Changed("drain")
+		} else {
+			withoutSockets(command.Context(), cfg.Logger)
 		}
 	}
 	shareSockets(&cfg, o.egress.Addr, sockets)
@@ -89,4 +92,17 @@ func runAgent(command *cobra.Command, o *options) error {
 	defer beside.Wait()
 	defer stop()
 	return a.Run(command.Context())
+}
+
+// withoutSockets prepares an agent of nametap.service to which systemd gives no sockets: after a change of
+// nametap.socket and a reload of systemd, it has none until that unit is restarted.
+func withoutSockets(ctx context.Context, log *slog.Logger) {
+	path := os.Getenv(guard.PathEnv)
+	if path == "" {
+		return
+	}
+	log.Warn("systemd has no sockets for this agent, so queries are lost in a restart; run: systemctl restart nametap.socket")
+	if err := guard.Release(ctx, path); err != nil {
+		log.Debug("nametap-guard cannot be asked to close its sockets", "error", err)
+	}
 }
