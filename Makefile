@@ -162,6 +162,7 @@ install: $(BIN)/nametap $(PAGE) ## install the agent and its units for a VM, bel
 	install -D -m 644 deploy/systemd/nametap-resolved.socket   '$(DESTDIR)$(LIBDIR)/systemd/system/nametap-resolved.socket'
 	install -D -m 644 deploy/systemd/nametap-resolved@.service '$(DESTDIR)$(LIBDIR)/systemd/system/nametap-resolved@.service'
 	install -D -m 644 deploy/systemd/nametap-dns.network '$(DESTDIR)$(LIBDIR)/systemd/network/05-nametap-dns.network'
+	install -D -m 644 deploy/systemd/nametap.preset '$(DESTDIR)$(LIBDIR)/systemd/system-preset/80-nametap.preset'
 	scripts/install-manual bin/share/nametap '$(DESTDIR)$(PREFIX)/share'
 	sed -i 's,/usr/local/\(bin\|libexec\)/,$(PREFIX)/\1/,g' '$(DESTDIR)$(LIBDIR)/systemd/system/'nametap*.service
 	install -D -m 644 deploy/systemd/nametap.sysusers '$(DESTDIR)$(LIBDIR)/sysusers.d/nametap.conf'
