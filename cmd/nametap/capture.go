@@ -73,7 +73,7 @@ func (c *captureCommand) declared(use, short, long string) *cobra.Command {
 		Args: usageArgs(cobra.NoArgs),
 	}
 	c.options = newOptions(command.Flags())
-	others := []string{settings.ConfigFlag, settings.MeshConfigFlag, "instance-ip", dnsAddrFlag, statusAddrFlag, "resolv-conf", "upstream-timeout", "log-level", "log-format"}
+	others := []string{settings.ConfigFlag, settings.MeshConfigFlag, "instance-ip", dnsAddrFlag, statusAddrFlag, "egress", egressAddrFlag, "resolv-conf", "upstream-timeout", "log-level", "log-format"}
 	command.Flags().VisitAll(func(flag *pflag.Flag) {
 		flag.Hidden = !strings.HasPrefix(flag.Name, "capture-") && !slices.Contains(others, flag.Name)
 	})
