@@ -6,8 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -52,6 +55,7 @@ func (c *Capture) Check(ctx context.Context) []Finding {
 		return findings
 	}
 	findings[len(findings)-1].Detail = fmt.Sprintf("%s: %s", s.backend, reason)
+	findings = append(findings, checkRoutes(ctx, cfg)...)
 	findings = append(findings, checkOthers(nft, legacy)...)
 	for _, f := range families() {
 		if len(vs[0].rules.tables(f)) == 0 {
@@ -153,6 +157,35 @@ func checkConntrack() Finding {
 	err := conntrack.Dump(IPv4.number(), func(conntrack.Entry) {}, sweepFilters()...)
 	return Finding{What: "conntrack over netlink",
 		Advice: "modprobe nf_conntrack_netlink; without it, sockets that were used before may bypass the agent until they are closed"}.after(err)
+}
+
+// checkRoutes reports whether programs of this host have routes to the VIPs that the rules redirect. The
+// kernel looks for a route before a packet reaches the rules of OUTPUT.
+func checkRoutes(ctx context.Context, cfg Config) (findings []Finding) {
+	for _, p := range cfg.VIPs {
+		family := FamilyOf(p.Addr())
+		if cfg.EgressPort == 0 || cfg.Family(family) == Off || !hasAddress(family) {
+			continue
+		}
+		var dialer net.Dialer
+		conn, err := dialer.DialContext(ctx, "udp", netip.AddrPortFrom(p.Addr(), 1).String()) // sends nothing
+		if err == nil {
+			err = conn.Close()
+		}
+		findings = append(findings, Finding{What: "route to VIPs over " + family.String(), Detail: p.String(),
+			Advice: fmt.Sprintf("ip route add %s dev lo; without a route, connections to these VIPs fail in programs of this host", p)}.after(err))
+	}
+	return findings
+}
+
+// hasAddress reports whether this host has an address of a family that other hosts can reach. Without one,
+// the control plane sends no VIPs of the family.
+func hasAddress(f Family) bool {
+	addrs, err := net.InterfaceAddrs()
+	return err != nil || slices.ContainsFunc(addrs, func(a net.Addr) bool {
+		prefix, err := netip.ParsePrefix(a.String())
+		return err == nil && FamilyOf(prefix.Addr()) == f && prefix.Addr().IsGlobalUnicast()
+	})
 }
 
 // errUnmapped says that the kernel would refuse a uid or gid with EINVAL.
