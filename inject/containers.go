@@ -21,6 +21,7 @@ const (
 	agentID    = 1337
 	dnsPort    = 15053
 	statusPort = 15020
+	egressPort = 15054
 	// besideIstio is the status port if Istio's agent is in the pod, which has 15020 itself.
 	besideIstio = 15055
 	// plainDNS is the port of the agent in mode Resolv: resolv.conf cannot name another.
@@ -46,7 +47,19 @@ func portsOf(p *pod, cfg Config) []int {
 	if p.hasIstio() {
 		ports[1] = besideIstio
 	}
+	if on, _ := strconv.ParseBool(cfg.Settings["egress"]); on { // checkSettings has checked the value
+		ports = append(ports, egressPortOf(cfg))
+	}
 	return ports
+}
+
+// egressPortOf returns the port of the agent for connections to VIPs.
+func egressPortOf(cfg Config) int {
+	_, text, err := net.SplitHostPort(cfg.Settings["egress-addr"])
+	if port, err2 := strconv.ParseUint(text, 10, 16); err == nil && err2 == nil {
+		return int(port) //nolint:gosec // 16 bits
+	}
+	return egressPort
 }
 
 // A container is one that is added to a pod. The order of the fields is that of the YAML.

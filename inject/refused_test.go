@@ -44,6 +44,12 @@ func TestRefused(t *testing.T) { // I14
 	refused(t, status+"  containers: [{name: nametap, image: own}]\n", rules, `container "nametap" that was not injected`)
 
 	injected(t, spec(app+"  dnsConfig: {nameservers: [169.254.20.10, 'fe80::1', 'fd00::1'], searches: ["+strings.Join(domains(29, ""), ", ")+"]}\n"), resolv)
+	egress := inject.Config{Settings: map[string]string{"egress": "true"}}
+	refused(t, spec("  containers: [{name: app, image: app, ports: [{containerPort: 15054}]}]\n"), egress, `the port 15054`)
+	egress.Settings["egress-addr"] = "localhost:16000"
+	refused(t, spec("  containers: [{name: app, image: app, ports: [{containerPort: 16000}]}]\n"), egress, `the port 16000`)
+	injected(t, spec("  containers: [{name: app, image: app, ports: [{containerPort: 15054}]}]\n"), egress)
+	injected(t, spec("  containers: [{name: app, image: app, ports: [{containerPort: 15054}]}]\n"), rules)
 	injected(t, user, resolv) // no rule depends on the user
 	injected(t, spec("  securityContext: {runAsUser: 1337}\n  containers: [{name: app, image: app, securityContext: {runAsUser: 1000}}]\n"), rules)
 	injected(t, spec("  containers: [{name: dns, image: app, ports: [{containerPort: 53}]}]\n"), rules)
