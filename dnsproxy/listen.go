@@ -17,7 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/dnsproxy/sockets"
 )
 
 // portAttempts is how many ports chosen by the kernel are tried until one is free for both
@@ -209,24 +210,17 @@ func (ls *listeners) add(group *errgroup.Group, l listener) {
 // splitAddr returns the IP addresses and the port of a [Config.Addr]. The port is empty if
 // the kernel is to choose one.
 func splitAddr(addr string) (hosts []string, port string, err error) {
-	host, port, err := net.SplitHostPort(addr)
+	addrs, number, err := sockets.SplitAddr("DNS address", addr)
 	if err != nil {
-		return nil, "", fmt.Errorf("DNS address %q: want host:port: %w", addr, err)
+		return nil, "", err
 	}
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil {
-		return nil, "", fmt.Errorf("DNS address %q: want a port from 0 to 65535", addr)
-	} else if n == 0 {
-		port = ""
+	for _, a := range addrs {
+		hosts = append(hosts, a.String())
 	}
-	switch {
-	case host == "localhost":
-		return []string{"127.0.0.1", "::1"}, port, nil
-	case host == "":
-		return []string{"0.0.0.0", "::"}, port, nil
-	case net.ParseIP(host) == nil:
-		return nil, "", fmt.Errorf("DNS address %q: want an IP address, localhost or nothing before the port", addr)
+	if number != 0 {
+		port = strconv.Itoa(int(number))
 	}
-	return []string{host}, port, nil
+	return hosts, port, nil
 }
 
 // openAll opens UDP and TCP sockets on every host. It returns the listeners, those it could
@@ -295,7 +289,7 @@ func OpenSockets(ctx context.Context, addr string, log *slog.Logger) (files []*o
 	}
 	config := net.ListenConfig{KeepAlive: -1}
 	if len(hosts) > 1 {
-		config.Control = freeBind
+		config.Control = sockets.FreeBind
 	}
 	var errs []error
 	for _, host := range hosts {
@@ -315,15 +309,6 @@ func OpenSockets(ctx context.Context, addr string, log *slog.Logger) (files []*o
 		log.Warn("degraded: a DNS listener cannot be opened", "error", err)
 	}
 	return files, nil
-}
-
-// freeBind lets a socket be bound to an address that the host does not have yet.
-func freeBind(_, _ string, conn syscall.RawConn) error {
-	var err error
-	controlErr := conn.Control(func(fd uintptr) {
-		err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1)
-	})
-	return errors.Join(controlErr, err)
 }
 
 // openSocket opens one socket and returns it as a file.

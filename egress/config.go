@@ -14,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/nametap/nametap/dnsproxy/sockets"
 	"github.com/nametap/nametap/dnsproxy/table"
 )
 
@@ -114,26 +115,7 @@ func (c *Config) validate() error {
 
 // listenAddrs returns the addresses and the port of Addr.
 func (c *Config) listenAddrs() (hosts []netip.Addr, port uint16, err error) {
-	host, text, err := net.SplitHostPort(c.Addr)
-	if err != nil {
-		return nil, 0, fmt.Errorf("egress address %q: want host:port: %w", c.Addr, err)
-	}
-	n, err := strconv.ParseUint(text, 10, 16)
-	if err != nil {
-		return nil, 0, fmt.Errorf("egress address %q: want a port from 0 to 65535", c.Addr)
-	}
-	port = uint16(n)
-	switch host {
-	case "localhost":
-		return []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}, port, nil
-	case "":
-		return []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}, port, nil
-	}
-	addr, err := netip.ParseAddr(host)
-	if err != nil {
-		return nil, 0, fmt.Errorf("egress address %q: want an IP address, localhost or nothing before the port", c.Addr)
-	}
-	return []netip.Addr{addr}, port, nil
+	return sockets.SplitAddr("egress address", c.Addr)
 }
 
 // A Family is an IP version, 4 or 6.

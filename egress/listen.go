@@ -10,7 +10,7 @@ import (
 	"os"
 	"syscall"
 
-	"golang.org/x/sys/unix"
+	"github.com/nametap/nametap/dnsproxy/sockets"
 )
 
 // listen adopts the sockets of another process, or opens the listeners. Of localhost and of all
@@ -125,21 +125,12 @@ func OpenSockets(ctx context.Context, addr string, log *slog.Logger) ([]*os.File
 
 // openSocket opens one listening socket as a file.
 func openSocket(ctx context.Context, addr netip.AddrPort) (*os.File, error) {
-	listener, err := listenOn(ctx, addr, freeBind)
+	listener, err := listenOn(ctx, addr, sockets.FreeBind)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = listener.Close() }() // the file is a duplicate
 	return listener.File()
-}
-
-// freeBind lets a socket be bound to an address that the host does not have yet.
-func freeBind(_, _ string, conn syscall.RawConn) error {
-	var err error
-	controlErr := conn.Control(func(fd uintptr) {
-		err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1) //nolint:gosec // a descriptor
-	})
-	return errors.Join(controlErr, err)
 }
 
 // Owns reports whether a socket listens on the port of addr, a [Config.Addr], over TCP: it is one of

@@ -1,6 +1,6 @@
-// Package sockets reads and sends UDP messages without allocation, distinguishes permanent
-// errors of a listening socket from temporary ones, paces the attempts to use it after a
-// temporary error, and keeps a reserve of descriptors.
+// Package sockets reads and sends UDP messages without allocation, reads addresses to listen on,
+// distinguishes permanent errors of a listening socket from temporary ones, paces the attempts to
+// use it after a temporary error, and keeps a reserve of descriptors.
 package sockets
 
 import (
