@@ -5,14 +5,26 @@ import (
 	"strings"
 	"time"
 
+	"github.com/miekg/dns"
+
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/resolved"
 )
 
-// virtualReverse are the domains of the PTR names of automatic VIPs: Istio allocates them from
-// 240.240.0.0/16 and 2001:2::/48.
+// virtualReverse returns the domains of the PTR names of automatic VIPs.
 func virtualReverse() []string {
-	return []string{"240.240.in-addr.arpa", "0.0.0.0.2.0.0.0.1.0.0.2.ip6.arpa"}
+	var domains []string
+	for _, vips := range egress.VIPs() {
+		name, _ := dns.ReverseAddr(vips.Addr().String()) // never fails for an address
+		labels, bits := dns.SplitDomainName(name), 8
+		if vips.Addr().Is6() {
+			bits = 4
+		}
+		const suffix = 2 // in-addr.arpa or ip6.arpa
+		domains = append(domains, strings.Join(labels[len(labels)-suffix-vips.Bits()/bits:], "."))
+	}
+	return domains
 }
 
 // newRegistrar returns what registers an agent with systemd-resolved.
