@@ -41,5 +41,6 @@
 //	proxy.go     CONNECT
 //	copy.go      step 8: both directions, half-close and reset
 //	pipes.go     pipes for splice(2)
-//	status.go    what the server counts for each host; refusals, by reason
+//	refusals.go  why connections are refused
+//	status.go    what the server counts for each host
 package egress

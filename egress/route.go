@@ -13,52 +13,6 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A Reason is why a connection was not carried.
-type Reason string
-
-// The reasons of refusals.
-const (
-	ReasonLimit      Reason = "limit"       // too many connections
-	ReasonDirect     Reason = "direct"      // the client connected to the listener itself
-	ReasonNoHost     Reason = "no_host"     // no host has the VIP
-	ReasonPort       Reason = "port"        // the host does not have the port, or it is not allowed
-	ReasonNoName     Reason = "no_name"     // the client said no name
-	ReasonOtherName  Reason = "other_name"  // the client said a name that the VIP does not stand for
-	ReasonProtocol   Reason = "protocol"    // neither TLS nor HTTP/1 behind a wildcard, or malformed
-	ReasonSlow       Reason = "slow"        // the client said no name in time
-	ReasonClosed     Reason = "closed"      // the client closed the connection before it said a name
-	ReasonResolution Reason = "resolution"  // the name has no addresses
-	ReasonAddress    Reason = "address"     // the name has only addresses that are refused
-	ReasonConnect    Reason = "connect"     // no address accepts the connection
-	ReasonDescriptor Reason = "descriptors" // the process has no descriptors left
-	ReasonEnd        Reason = "end"         // the agent ends
-)
-
-// AllReasons returns all reasons.
-func AllReasons() []Reason {
-	return []Reason{
-		ReasonLimit, ReasonDirect, ReasonNoHost, ReasonPort, ReasonNoName, ReasonOtherName, ReasonProtocol, ReasonSlow,
-		ReasonClosed, ReasonResolution, ReasonAddress, ReasonConnect, ReasonDescriptor, ReasonEnd,
-	}
-}
-
-// A refusal is the error of a connection that is not carried.
-type refusal struct {
-	reason Reason
-	err    error
-}
-
-// Error returns the text.
-func (r *refusal) Error() string { return r.err.Error() }
-
-// Unwrap returns the error that the refusal follows from.
-func (r *refusal) Unwrap() error { return r.err }
-
-// refuse returns a refusal.
-func refuse(reason Reason, format string, args ...any) error {
-	return &refusal{reason, fmt.Errorf(format, args...)}
-}
-
 // A route is where a connection leads as far as the VIP and the port alone say it.
 type route struct {
 	vip   netip.AddrPort

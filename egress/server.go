@@ -30,7 +30,7 @@ type Server struct {
 	buffers   sync.Pool
 	hosts     hostCounts
 	metrics   *metrics
-	refusals  refusalLog
+	refusals  refusals
 
 	open    atomic.Int64
 	running sync.WaitGroup // of goroutines for connections
@@ -301,8 +301,6 @@ func (s *Server) refused(conn *net.TCPConn, err error) {
 	if r, ok := errors.AsType[*refusal](err); ok {
 		reason = r.reason
 	}
-	s.metrics.refusals.WithLabelValues(string(reason)).Inc()
-	s.hosts.refused(reason, err)
-	s.refusals.log(s.log, reason, err)
+	s.refusals.add(s.log, reason, err)
 	reset(conn) // last, so that a client that sees it finds the reason in the status
 }

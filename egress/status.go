@@ -2,7 +2,6 @@ package egress
 
 import (
 	"cmp"
-	"log/slog"
 	"net/netip"
 	"slices"
 	"sync"
@@ -78,7 +77,6 @@ type counts struct {
 type hostCounts struct {
 	mu       sync.Mutex
 	byName   map[wire.Name]*counts
-	refusals map[Reason]*RefusalStatus
 	sent     int64 // of names that are no longer in byName
 	received int64
 }
@@ -128,22 +126,6 @@ func (h *hostCounts) forgetLocked() {
 	delete(h.byName, oldest)
 }
 
-// refused counts a refusal.
-func (h *hostCounts) refused(reason Reason, err error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.refusals == nil {
-		h.refusals = map[Reason]*RefusalStatus{}
-	}
-	r := h.refusals[reason]
-	if r == nil {
-		r = &RefusalStatus{Reason: reason}
-		h.refusals[reason] = r
-	}
-	r.Count++
-	r.Last, r.Error = time.Now(), err.Error()
-}
-
 // bytes returns the bytes to hosts and from them.
 func (h *hostCounts) bytes() (sent, received int64) {
 	h.mu.Lock()
@@ -167,71 +149,36 @@ func (s *Server) Status() Status {
 		})
 	}
 	slices.SortFunc(status.Hosts, func(a, b HostStatus) int { return cmp.Compare(a.Name, b.Name) })
-	for _, r := range s.hosts.refusals {
-		status.Refused = append(status.Refused, *r)
-	}
-	slices.SortFunc(status.Refused, func(a, b RefusalStatus) int { return cmp.Compare(a.Reason, b.Reason) })
+	status.Refused = s.refusals.status()
 	return status
-}
-
-// refusalLogInterval is how often refusals of one reason are logged at most.
-const refusalLogInterval = time.Second
-
-// A refusalLog logs refusals. The zero value is ready for use.
-type refusalLog struct {
-	mu       sync.Mutex
-	last     map[Reason]time.Time
-	unlogged map[Reason]int
-}
-
-// log logs a refusal, unless another one with its reason was logged less than a second ago.
-func (l *refusalLog) log(log *slog.Logger, reason Reason, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.last == nil {
-		l.last, l.unlogged = map[Reason]time.Time{}, map[Reason]int{}
-	}
-	now := time.Now()
-	l.unlogged[reason]++
-	if now.Sub(l.last[reason]) < refusalLogInterval {
-		return
-	}
-	log.Warn("a connection to a VIP was refused", "reason", reason, "error", err, "count", l.unlogged[reason])
-	l.last[reason], l.unlogged[reason] = now, 0
 }
 
 // metrics are those of a server.
 type metrics struct {
 	server      *Server
 	connections prometheus.Counter
-	refusals    *prometheus.CounterVec
+	refusals    *prometheus.Desc
 	open, limit *prometheus.Desc
 	bytes       *prometheus.Desc
 }
 
 func newMetrics(s *Server) *metrics {
-	m := &metrics{
+	return &metrics{
 		server: s,
 		connections: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "nametap_egress_connections_total", Help: "Connections to VIPs that were carried to a host.",
 		}),
-		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "nametap_egress_refusals_total", Help: "Connections to VIPs that were refused, by reason.",
-		}, []string{"reason"}),
-		open:  prometheus.NewDesc("nametap_egress_open_connections", "Connections to VIPs that are open.", nil, nil),
-		limit: prometheus.NewDesc("nametap_egress_max_connections", "Limit of open connections to VIPs.", nil, nil),
-		bytes: prometheus.NewDesc("nametap_egress_bytes_total", "Bytes that were carried, by direction.", []string{"direction"}, nil),
+		refusals: prometheus.NewDesc("nametap_egress_refusals_total", "Connections to VIPs that were refused, by reason.", []string{"reason"}, nil),
+		open:     prometheus.NewDesc("nametap_egress_open_connections", "Connections to VIPs that are open.", nil, nil),
+		limit:    prometheus.NewDesc("nametap_egress_max_connections", "Limit of open connections to VIPs.", nil, nil),
+		bytes:    prometheus.NewDesc("nametap_egress_bytes_total", "Bytes that were carried, by direction.", []string{"direction"}, nil),
 	}
-	for _, reason := range AllReasons() {
-		m.refusals.WithLabelValues(string(reason))
-	}
-	return m
 }
 
 // Describe implements [prometheus.Collector].
 func (m *metrics) Describe(descs chan<- *prometheus.Desc) {
 	m.connections.Describe(descs)
-	m.refusals.Describe(descs)
+	descs <- m.refusals
 	descs <- m.open
 	descs <- m.limit
 	descs <- m.bytes
@@ -240,7 +187,9 @@ func (m *metrics) Describe(descs chan<- *prometheus.Desc) {
 // Collect implements [prometheus.Collector].
 func (m *metrics) Collect(metrics chan<- prometheus.Metric) {
 	m.connections.Collect(metrics)
-	m.refusals.Collect(metrics)
+	for _, reason := range AllReasons() {
+		metrics <- prometheus.MustNewConstMetric(m.refusals, prometheus.CounterValue, float64(m.server.refusals.count(reason)), string(reason))
+	}
 	metrics <- prometheus.MustNewConstMetric(m.open, prometheus.GaugeValue, float64(m.server.open.Load()))
 	metrics <- prometheus.MustNewConstMetric(m.limit, prometheus.GaugeValue, float64(m.server.max))
 	sent, received := m.server.hosts.bytes()

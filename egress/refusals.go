@@ -1,0 +1,117 @@
+package egress
+
+import (
+	"cmp"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+)
+
+// A Reason is why a connection was not carried.
+type Reason string
+
+// The reasons of refusals.
+const (
+	ReasonLimit      Reason = "limit"       // too many connections
+	ReasonDirect     Reason = "direct"      // the client connected to the listener itself
+	ReasonNoHost     Reason = "no_host"     // no host has the VIP
+	ReasonPort       Reason = "port"        // the host does not have the port, or it is not allowed
+	ReasonNoName     Reason = "no_name"     // the client said no name
+	ReasonOtherName  Reason = "other_name"  // the client said a name that the VIP does not stand for
+	ReasonProtocol   Reason = "protocol"    // neither TLS nor HTTP/1 behind a wildcard, or malformed
+	ReasonSlow       Reason = "slow"        // the client said no name in time
+	ReasonClosed     Reason = "closed"      // the client closed the connection before it said a name
+	ReasonResolution Reason = "resolution"  // the name has no addresses
+	ReasonAddress    Reason = "address"     // the name has only addresses that are refused
+	ReasonConnect    Reason = "connect"     // no address accepts the connection
+	ReasonDescriptor Reason = "descriptors" // the process has no descriptors left
+	ReasonEnd        Reason = "end"         // the agent ends
+)
+
+// AllReasons returns all reasons.
+func AllReasons() []Reason {
+	return []Reason{
+		ReasonLimit, ReasonDirect, ReasonNoHost, ReasonPort, ReasonNoName, ReasonOtherName, ReasonProtocol, ReasonSlow,
+		ReasonClosed, ReasonResolution, ReasonAddress, ReasonConnect, ReasonDescriptor, ReasonEnd,
+	}
+}
+
+// A refusal is the error of a connection that is not carried.
+type refusal struct {
+	reason Reason
+	err    error
+}
+
+// Error returns the text.
+func (r *refusal) Error() string { return r.err.Error() }
+
+// Unwrap returns the error that the refusal follows from.
+func (r *refusal) Unwrap() error { return r.err }
+
+// refuse returns a refusal.
+func refuse(reason Reason, format string, args ...any) error {
+	return &refusal{reason, fmt.Errorf(format, args...)}
+}
+
+// refusalLogInterval is how often refusals for one reason are logged at most.
+const refusalLogInterval = time.Second
+
+// A reasonCount is what is known of the refusals for one reason.
+type reasonCount struct {
+	RefusalStatus
+
+	logged   time.Time
+	unlogged int
+}
+
+// refusals counts refusals by reason, and logs them. The zero value is ready for use.
+type refusals struct {
+	mu       sync.Mutex
+	byReason map[Reason]*reasonCount
+}
+
+// add counts a refusal, and logs it unless another one for its reason was logged less than a second ago.
+func (r *refusals) add(log *slog.Logger, reason Reason, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.byReason == nil {
+		r.byReason = map[Reason]*reasonCount{}
+	}
+	c := r.byReason[reason]
+	if c == nil {
+		c = &reasonCount{RefusalStatus: RefusalStatus{Reason: reason}}
+		r.byReason[reason] = c
+	}
+	c.Count++
+	c.Last, c.Error = time.Now(), err.Error()
+	c.unlogged++
+	if c.Last.Sub(c.logged) < refusalLogInterval {
+		return
+	}
+	log.Warn("a connection to a VIP was refused", "reason", reason, "error", err, "count", c.unlogged)
+	c.logged, c.unlogged = c.Last, 0
+}
+
+// count returns the number of refusals for a reason.
+func (r *refusals) count(reason Reason) int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if c := r.byReason[reason]; c != nil {
+		return c.Count
+	}
+	return 0
+}
+
+// status returns the last refusal of each reason, by reason.
+func (r *refusals) status() []RefusalStatus {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var all []RefusalStatus
+	for _, c := range r.byReason {
+		all = append(all, c.RefusalStatus)
+	}
+	slices.SortFunc(all, func(a, b RefusalStatus) int { return cmp.Compare(a.Reason, b.Reason) })
+	return all
+}
