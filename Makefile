@@ -84,7 +84,7 @@ interop: ## test the agent with a real istiod, beside Istio's agent (needs root;
 	cd test/machines && $(GO) test ./interop -count=1 -timeout 60m -v $(ARGS)
 
 egress: ## test connections to automatic VIPs with real servers (needs root; ARGS=-run=Name selects tests)
-	@scripts/install-missing ip iptables-nft unshare mariadbd exim4 nginx curl
+	@scripts/install-missing ip iptables-nft unshare mariadbd exim4 nginx tinyproxy curl
 	cd test/machines && $(GO) test ./egress -count=1 -timeout 20m -v $(ARGS)
 
 chart: ## test the Helm chart with Helm 3 and 4 (ARGS=-run=Name selects tests; `make interop ARGS=-run=TestChart` installs it)

@@ -46,7 +46,7 @@ func (w *world) query(options, name, statements string) string {
 // E1, E4: two MariaDB servers on port 3306 are reached by their names, over IPv4 and IPv6. The server speaks
 // first. Large results and large statements arrive.
 func TestDatabases(t *testing.T) {
-	w := newWorld(t, "mariadbd", "mariadb", "mariadb-install-db")
+	w := newWorld(t, nil, "mariadbd", "mariadb", "mariadb-install-db")
 	w.startDatabases(database1, database2)
 	for _, family := range []struct{ options, vips string }{{"", "[2001:2:"}, {"no-aaaa", "240.240."}} {
 		for _, name := range []string{database1, database2} {

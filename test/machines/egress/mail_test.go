@@ -2,6 +2,7 @@ package egress
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"os/user"
@@ -40,36 +41,50 @@ file:
   user = Debian-exim
 `
 
-// E1, E4: Exim greets before the client sends a byte. curl then sends it a message in a dialogue that
-// changes to TLS in the middle (STARTTLS).
-func TestMail(t *testing.T) {
-	w := newWorld(t, "exim4", "curl")
+// startMail starts Exim, and returns its directory and its certificate.
+func (w *world) startMail() (dir, cert string) {
+	w.tb.Helper()
 	account, err := user.Lookup("Debian-exim")
 	if err != nil {
-		t.Fatal(err)
+		w.tb.Fatal(err)
 	}
 	uid, err := strconv.Atoi(account.Uid)
 	if err != nil {
-		t.Fatal(err)
+		w.tb.Fatal(err)
 	}
-	dir := w.mkdir("exim", uid)
+	dir = w.mkdir("exim", uid)
 	cert, key := w.certificate(mail)
 	conf := w.write("exim.conf", fmt.Sprintf(eximConf, mail, dir, cert, key))
 	w.startProcess(w.network, exec.Command("exim4", "-C", conf, "-bdf"))
 	v4, v6 := addresses(mail)
 	w.await(v4, "25")
 	w.await(v6, "25")
+	return dir, cert
+}
 
+// greeting returns the first line that a server of the mesh sends, and its VIP. options are those of
+// resolv.conf.
+func (w *world) greeting(options, name, port string) (line, vip string) {
+	w.tb.Helper()
+	vip, _, _ = strings.Cut(w.client(options, "getent", "ahosts", name), " ")
+	conn, err := w.dial(w.host, net.JoinHostPort(vip, port))
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	defer conn.Close()
+	return readLine(w.tb, conn), vip
+}
+
+// E1, E4: Exim greets before the client sends a byte. curl then sends it a message in a dialogue that
+// changes to TLS in the middle (STARTTLS).
+func TestMail(t *testing.T) {
+	w := newWorld(t, nil, "exim4", "curl")
+	dir, cert := w.startMail()
 	for _, options := range []string{"", "no-aaaa"} {
-		vip, _, _ := strings.Cut(w.client(options, "getent", "ahosts", mail), " ")
-		conn, err := w.dial(w.host, "["+vip+"]:25")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got, want := readLine(t, conn), "220 "+mail+" ESMTP Exim"; !strings.HasPrefix(got, want) {
+		got, vip := w.greeting(options, mail, "25")
+		if want := "220 " + mail + " ESMTP Exim"; !strings.HasPrefix(got, want) {
 			t.Errorf("%s greets with %q, want %q", vip, got, want)
 		}
-		conn.Close()
 	}
 
 	letter := w.write("letter", "Subject: by name\r\n\r\n"+strings.Repeat("A line of the letter.\r\n", 100_000))

@@ -59,7 +59,7 @@ func (w *world) startHTTP3(cert, key string) {
 // VIP it is refused at once, and uses HTTP/2. If its UDP socket is not connected, the kernel does not tell
 // it, and it uses HTTP/2 after its own timeout.
 func TestQUIC(t *testing.T) {
-	w := newWorld(t, "nginx")
+	w := newWorld(t, nil, "nginx")
 	cert := w.startWeb("")
 	w.startHTTP3(cert, w.dir+"/key.pem")
 	for _, options := range []string{"", "no-aaaa"} {

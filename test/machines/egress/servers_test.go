@@ -23,7 +23,7 @@ import (
 
 // startProcess starts a command in a network namespace and in a process namespace of its own, whose
 // processes all end with the test, also if it is interrupted.
-func (w *world) startProcess(ns *netns.NS, cmd *exec.Cmd) {
+func (w *world) startProcess(ns *netns.NS, cmd *exec.Cmd) *testlog.Buffer {
 	w.tb.Helper()
 	// The shell is the first process of its namespace: the kernel kills the others when it has ended.
 	shell := exec.Command("sh", append([]string{"-c", `"$@" & wait`, "sh"}, cmd.Args...)...)
@@ -35,6 +35,7 @@ func (w *world) startProcess(ns *netns.NS, cmd *exec.Cmd) {
 		w.tb.Fatal(err)
 	}
 	w.tb.Cleanup(func() { _, _ = shell.Process.Kill(), shell.Wait() }) // nothing of a server is kept
+	return log
 }
 
 // await waits until a server of the network accepts connections.

@@ -50,7 +50,7 @@ http {
 // E1, E2, E5: nginx behind a wildcard is reached by curl with HTTP/1.1 and HTTP/2, with and without TLS, and
 // by Go's client, whose ClientHello has post-quantum key shares.
 func TestWeb(t *testing.T) {
-	w := newWorld(t, "nginx", "curl")
+	w := newWorld(t, nil, "nginx", "curl")
 	large := strings.Repeat("0123456789abcdef", 4<<20)
 	cert := w.startWeb(large)
 	curl := func(options string, args ...string) string {

@@ -90,8 +90,9 @@ type world struct {
 	host, network *netns.NS
 }
 
-// newWorld makes a world whose agent is ready.
-func newWorld(tb testing.TB, commands ...string) *world {
+// newWorld makes a world whose agent is ready. flags are those of the agent besides --capture and
+// --egress, commands those that the test needs.
+func newWorld(tb testing.TB, flags []string, commands ...string) *world {
 	tb.Helper()
 	if os.Geteuid() != 0 {
 		tb.Fatal("this test makes network namespaces: run it as root")
@@ -109,7 +110,7 @@ func newWorld(tb testing.TB, commands ...string) *world {
 	}
 	w.connect()
 	w.startControlPlane()
-	w.startAgent()
+	w.startAgent(flags)
 	return w
 }
 
@@ -144,10 +145,11 @@ func (w *world) startControlPlane() {
 }
 
 // startAgent starts the agent, and returns when it has the table and captures.
-func (w *world) startAgent() {
+func (w *world) startAgent(flags []string) {
 	w.tb.Helper()
-	cmd := exec.Command(filepath.Join(bin, "nametap"), "agent", "--capture", "--egress", "--xds-addr", gateway+":15010", "--xds-plaintext",
-		"--status-addr", statusAddr, "--resolv-conf", w.write("resolv.conf", "nameserver "+gateway+"\n"), "--state-dir", "")
+	args := append([]string{"agent", "--capture", "--egress", "--xds-addr", gateway + ":15010", "--xds-plaintext", "--state-dir", "",
+		"--status-addr", statusAddr, "--resolv-conf", w.write("resolv.conf", "nameserver "+gateway+"\n")}, flags...)
+	cmd := exec.Command(filepath.Join(bin, "nametap"), args...)
 	cmd.Env = append(os.Environ(), "POD_NAME=client", "POD_NAMESPACE=shop", "INSTANCE_IP=10.0.0.1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Credential: &syscall.Credential{Uid: agentID, Gid: agentID}, AmbientCaps: []uintptr{capNetAdmin},
@@ -223,9 +225,16 @@ func (w *world) hostStatus(name string) hostStatus {
 // /etc/resolv.conf is in the network. options are those of resolv.conf, such as no-aaaa.
 func (w *world) client(options string, args ...string) string {
 	w.tb.Helper()
-	path := w.write("client.conf", "nameserver "+gateway+"\noptions attempts:1 "+options+"\n")
+	command := w.withResolvConf(options, args...)
+	return w.host.Exec(command.Args[0], command.Args[1:]...)
+}
+
+// withResolvConf returns a command with a resolv.conf whose nameserver is in the network.
+func (w *world) withResolvConf(options string, args ...string) *exec.Cmd {
+	w.tb.Helper()
+	path := w.write("client"+options+".conf", "nameserver "+gateway+"\noptions attempts:1 "+options+"\n")
 	script := `mount --bind "$0" /etc/resolv.conf && exec "$@"`
-	return w.host.Exec("unshare", append([]string{"--mount", "sh", "-c", script, path}, args...)...)
+	return exec.Command("unshare", append([]string{"--mount", "sh", "-c", script, path}, args...)...)
 }
 
 // write writes a file and returns its path.
