@@ -193,6 +193,10 @@ func (m *manifest) inject(d *document) ([]byte, error) {
 
 // injectWorkload injects one pod of a document, which may have aliases, and reports whether that has changed it.
 func (m *manifest) injectWorkload(root *yaml.Node, w workload, aliased bool) (bool, error) {
+	if w.pod == nil {
+		m.reports = append(m.reports, Report{w.name(m.namespace), w.object.Line, Skipped, []string{ReasonUnknownKind}})
+		return false, nil
+	}
 	namespace := w.namespace(m.namespace)
 	label, known := m.labels[namespace]
 	if !known || label == "" {

@@ -11,7 +11,7 @@ import (
 type workload struct {
 	kind   string
 	object *yaml.Node
-	pod    *yaml.Node   // the object itself, or its template
+	pod    *yaml.Node   // the object itself, or its template; nil if the kind is not known
 	path   []*yaml.Node // from the root of the document to the pod
 }
 
@@ -41,11 +41,24 @@ func workloads(root *yaml.Node) []workload {
 			}
 			path = append(path, pod)
 		}
-		if ok {
+		switch {
+		case ok:
 			all = append(all, workload{o.kind, o.node, pod, path})
+		case place == nil && hasTemplate(o.node):
+			all = append(all, workload{o.kind, o.node, nil, nil})
 		}
 	}
 	return all
+}
+
+// hasTemplate reports whether an object has a template of pods where most workloads have it.
+func hasTemplate(object *yaml.Node) bool {
+	for _, key := range []string{"spec", "template", "spec", "containers"} {
+		if object = lookup(object, key); object == nil {
+			return false
+		}
+	}
+	return object.Kind == yaml.SequenceNode
 }
 
 // An object is one of a document.
