@@ -37,11 +37,14 @@ func toolsOf(dir string) (files, error) {
 	if len(packages) == 0 {
 		return nil, fmt.Errorf("no packages in %s: run scripts/debian-packages", dir)
 	}
-	all := files{}
+	all, of := files{}, map[string]files{}
 	for _, name := range packages {
-		if err := all.unpack(name); err != nil {
+		own := files{}
+		if err := own.unpack(name); err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
+		maps.Copy(all, own)
+		of[name] = own
 	}
 	chosen := files{}
 	var needed []string
@@ -65,7 +68,38 @@ func toolsOf(dir string) (files, error) {
 			}
 		}
 	}
-	return chosen, chosen.addDefaults()
+	return chosen, errors.Join(chosen.addPackages(of), chosen.addDefaults())
+}
+
+// osRelease says which Debian the packages are of: the suite of scripts/debian-packages.
+const osRelease = `PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"
+NAME="Debian GNU/Linux"
+VERSION_ID="12"
+VERSION="12 (bookworm)"
+VERSION_CODENAME=bookworm
+ID=debian
+`
+
+// addPackages adds what scanners of images read to find vulnerable packages: the Debian, and the control file
+// of each package that has files in the image.
+func (f files) addPackages(of map[string]files) error {
+	f["etc/os-release"] = file{content: []byte(osRelease), mode: 0o644}
+	for name, own := range of {
+		used := false
+		for path := range own {
+			_, chosen := f[path]
+			used = used || chosen && !strings.HasSuffix(path, "/copyright")
+		}
+		if !used {
+			continue
+		}
+		control, err := exec.CommandContext(context.Background(), "dpkg-deb", "--field", name).Output()
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		f["var/lib/dpkg/status.d/"+strings.TrimSuffix(filepath.Base(name), ".deb")] = file{content: control, mode: 0o644}
+	}
+	return nil
 }
 
 // addDefaults adds the tools without a backend in their names, which Debian's package makes

@@ -138,8 +138,8 @@ func TestEqualBuilds(t *testing.T) {
 	}
 }
 
-// P8: the image of the init container has the tools of iptables, their plugins and libraries, and
-// licenses. This test needs the packages that `make image` has downloaded.
+// P8: the image of the init container has the tools of iptables, their plugins and libraries, their
+// licenses, and the packages and the Debian that scanners look for. This test needs the packages that `make image` has downloaded.
 func TestTools(t *testing.T) {
 	o := fakeBinaries(t)
 	o.debs = "../../bin/debs"
@@ -148,7 +148,7 @@ func TestTools(t *testing.T) {
 	}
 	expected := regexp.MustCompile(`^usr/sbin/(xtables-(nft|legacy)-multi|ip6?tables(-nft|-legacy)?(-save|-restore)?)$` +
 		`|^(usr/)?lib(64)?/([^/]+/)?(lib[\w.+-]+|ld[\w.-]+)\.so[.\d]*$|^usr/lib/[^/]+/xtables/\w+\.so$` +
-		`|^usr/share/doc/[^/]+/(copyright|licenses\.gz)$|^usr/local/bin/nametap$|/$`)
+		`|^usr/share/doc/[^/]+/(copyright|licenses\.gz)$|^usr/local/bin/nametap$|^etc/os-release$|^var/lib/dpkg/status\.d/[\w-]+$|/$`)
 	for _, arch := range strings.Fields(o.arches) {
 		image, err := o.build("-init", arch)
 		if err != nil {
@@ -168,6 +168,24 @@ func TestTools(t *testing.T) {
 			if files["usr/sbin/"+name] == "" {
 				t.Errorf("%s: %s is missing", arch, name)
 			}
+		}
+		for _, name := range []string{"etc/os-release", "var/lib/dpkg/status.d/iptables", "var/lib/dpkg/status.d/libc6", "var/lib/dpkg/status.d/libxtables12"} {
+			if files[name] != "644 0:0" {
+				t.Errorf("%s: %s has %q", arch, name, files[name])
+			}
+		}
+		tools, err := toolsOf(filepath.Join(o.debs, arch))
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, err := os.ReadFile("debian.list")
+		if err != nil {
+			t.Fatal(err)
+		}
+		control := string(tools["var/lib/dpkg/status.d/libc6"].content)
+		version := regexp.MustCompile(`(?m)^Version: (.*)$`).FindStringSubmatch(control)
+		if version == nil || !strings.Contains(string(list), arch+" libc6 "+version[1]+" ") || !strings.Contains(control, "Package: libc6\n") {
+			t.Errorf("%s: libc6 is\n%s", arch, control)
 		}
 	}
 }
