@@ -18,16 +18,22 @@ const settings = "NAMETAP_XDS_ADDR=" + vm.Control + "\nNAMETAP_XDS_PLAINTEXT=tru
 // buildDeb builds the package of the agent in a directory with the sources, and returns its path.
 func buildDeb(t *testing.T, dir, version string) string {
 	t.Helper()
-	build := exec.CommandContext(t.Context(), "make", "--silent", "--directory="+dir, "packages", "ARCHES=amd64", "FORMATS=deb", "VERSION="+version)
+	return build(t, dir, "nametap_*.deb", "FORMATS=deb", "VERSION="+version)
+}
+
+// build builds packages with variables of make, and returns the path of the one whose name has a pattern.
+func build(t *testing.T, dir, pattern string, variables ...string) string {
+	t.Helper()
+	build := exec.CommandContext(t.Context(), "make", append([]string{"--silent", "--directory=" + dir, "packages", "ARCHES=amd64"}, variables...)...)
 	if output, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", build, err, output)
 	}
-	debs, err := filepath.Glob(filepath.Join(dir, "bin/release/nametap_*.deb"))
-	if err != nil || len(debs) != 1 {
-		t.Fatalf("make packages has built %q, %v", debs, err)
+	built, err := filepath.Glob(filepath.Join(dir, "bin/release", pattern))
+	if err != nil || len(built) != 1 {
+		t.Fatalf("make packages has built %q, %v", built, err)
 	}
-	copied := filepath.Join(t.TempDir(), filepath.Base(debs[0]))
-	if err := os.Rename(debs[0], copied); err != nil {
+	copied := filepath.Join(t.TempDir(), filepath.Base(built[0]))
+	if err := os.Rename(built[0], copied); err != nil {
 		t.Fatal(err)
 	}
 	return copied
