@@ -155,7 +155,7 @@ func (c Config) check() error {
 
 // checkEgress returns an error that names a setting of connections to VIPs that a pod does not allow.
 func (c Config) checkEgress() error {
-	if on, _ := strconv.ParseBool(c.Settings["egress"]); on && c.Mode == Resolv { // checkSettings has checked the value
+	if carriesVIPs(c) && c.Mode == Resolv {
 		return fmt.Errorf("settings: egress: mode %s has no rules that redirect connections to VIPs: want mode %s", Resolv, Rules)
 	}
 	if mark, _ := strconv.ParseInt(c.Settings["egress-mark"], 0, 64); mark != 0 {

@@ -47,10 +47,16 @@ func portsOf(p *pod, cfg Config) []int {
 	if p.hasIstio() {
 		ports[1] = besideIstio
 	}
-	if on, _ := strconv.ParseBool(cfg.Settings["egress"]); on { // checkSettings has checked the value
+	if carriesVIPs(cfg) && !p.hasIstio() {
 		ports = append(ports, egressPortOf(cfg))
 	}
 	return ports
+}
+
+// carriesVIPs reports whether the settings have the agent carry connections to VIPs.
+func carriesVIPs(cfg Config) bool {
+	on, _ := strconv.ParseBool(cfg.Settings["egress"]) // checkSettings has checked the value
+	return on
 }
 
 // egressPortOf returns the port of the agent for connections to VIPs.
@@ -290,7 +296,13 @@ func environment(p *pod, nameservers []string, cfg Config) []env {
 	if p.hasIstio() {
 		list.set(variable("status-addr"), net.JoinHostPort(loopback, strconv.Itoa(besideIstio)))
 	}
+	if p.hasIstio() && carriesVIPs(cfg) { // Envoy does, if DNS has them
+		list.set(variable("dns-auto-allocate"), "true")
+	}
 	for _, name := range slices.Sorted(maps.Keys(cfg.Settings)) {
+		if name == "egress" && p.hasIstio() {
+			continue // the rules would take the connections from Envoy
+		}
 		list.set(variable(name), cfg.Settings[name])
 	}
 	return list
