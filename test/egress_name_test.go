@@ -248,22 +248,31 @@ func TestEgressUDP(t *testing.T) {
 			e := newEgressVM(t, backend)
 			e.capture()
 			for _, vip := range []string{vipA, vip6A, unusedVIP} {
-				var conn net.Conn
-				var err error
-				e.Run(func() { conn, err = net.Dial("udp", net.JoinHostPort(vip, "443")) })
-				if err != nil {
-					t.Fatal(err)
-				}
-				began := time.Now()
-				_ = conn.SetDeadline(began.Add(wait.Limit))
-				if _, err = conn.Write([]byte("initial")); err == nil {
-					_, err = conn.Read(make([]byte, 1))
-				}
-				if err == nil || !strings.Contains(err.Error(), "refused") {
+				if err := e.sendUDP(vip); err == nil || !strings.Contains(err.Error(), "refused") {
 					t.Errorf("%s: %v, want that it is refused", vip, err)
 				}
-				conn.Close()
 			}
 		})
 	}
+}
+
+// sendUDP sends a packet to port 443 of an address and waits for an answer. The error says why there is
+// none.
+func (e *egressVM) sendUDP(addr string) error {
+	e.tb.Helper()
+	var conn net.Conn
+	var err error
+	e.Run(func() { conn, err = net.Dial("udp", net.JoinHostPort(addr, "443")) })
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(wait.Limit)); err != nil {
+		return err
+	}
+	if _, err := conn.Write([]byte("initial")); err != nil {
+		return err
+	}
+	_, err = conn.Read(make([]byte, 1))
+	return err
 }
