@@ -44,15 +44,18 @@ func buildPrograms(t *testing.T) string {
 const discoveryAddr = "nametap-discovery." + system + ".svc:15012"
 
 // inject runs `nametap inject` for an object, and reads the result into out, which must have all its
-// fields.
-func (in injection) inject(t *testing.T, namespace string, object, out any) {
+// fields. args are further flags.
+func (in injection) inject(t *testing.T, namespace string, object, out any, args ...string) {
 	t.Helper()
 	text, err := yaml.Marshal(object)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), in.programs+"/nametap", "inject", "--namespace", namespace, "--mode", in.mode,
-		"--nameserver", clusterIP, "--control-plane", in.control, "--root-cert", "nametap-ca-root-cert")
+	args = append([]string{
+		"inject", "--namespace", namespace, "--mode", in.mode, "--nameserver", clusterIP,
+		"--control-plane", in.control, "--root-cert", "nametap-ca-root-cert",
+	}, args...)
+	cmd := exec.CommandContext(t.Context(), in.programs+"/nametap", args...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(text), &stdout, &stderr
 	if err := cmd.Run(); err != nil || !strings.Contains(stderr.String(), ": injected: ") {

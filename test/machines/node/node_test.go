@@ -75,6 +75,7 @@ func TestNode(t *testing.T) {
 			t.Run(mode+" agent hangs", in.testHang) // I0, K15
 		}
 		t.Run("rules under restricted", c.testRulesRefused) // I11
+		t.Run("egress", c.testEgress)                       // E1, E4, E6
 	})
 	t.Run("token", c.testToken)          // alone, because it restarts kubelet and istiod
 	t.Run("config map", c.testConfigMap) // last, because nametap-discovery serves something else then
