@@ -38,7 +38,7 @@ type Config struct {
 	// once.
 	Drain time.Duration
 	// GuardPath is the path of the socket of a guard, which removes the capture rules if no
-	// agent follows this one on the same sockets. Empty means no guard, so the agent always
+	// agent follows this one. Empty means no guard, so the agent always
 	// removes its rules.
 	GuardPath string
 	// DrainCaptured makes an agent with a guard drain after it has removed its rules, like

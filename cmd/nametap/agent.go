@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"log/slog"
 	"os"
 	"sync"
 
@@ -67,10 +66,9 @@ func runAgent(command *cobra.Command, o *options) error {
 		if sockets, err = systemdSockets(); err != nil {
 			return err
 		}
-		if len(sockets) > 0 {
-			cfg.GuardPath, cfg.DrainCaptured = os.Getenv(guard.PathEnv), o.flags.Changed("drain")
-		} else {
-			withoutSockets(command.Context(), cfg.Logger)
+		cfg.GuardPath, cfg.DrainCaptured = os.Getenv(guard.PathEnv), o.flags.Changed("drain")
+		if len(sockets) == 0 && cfg.GuardPath != "" {
+			releaseSockets(command.Context(), cfg)
 		}
 	}
 	shareSockets(&cfg, o.egress.Addr, sockets)
@@ -94,15 +92,11 @@ func runAgent(command *cobra.Command, o *options) error {
 	return a.Run(command.Context())
 }
 
-// withoutSockets prepares an agent of nametap.service to which systemd gives no sockets: after a change of
-// nametap.socket and a reload of systemd, it has none until that unit is restarted.
-func withoutSockets(ctx context.Context, log *slog.Logger) {
-	path := os.Getenv(guard.PathEnv)
-	if path == "" {
-		return
-	}
-	log.Warn("systemd has no sockets for this agent, so queries are lost in a restart; run: systemctl restart nametap.socket")
-	if err := guard.Release(ctx, path); err != nil {
-		log.Debug("nametap-guard cannot be asked to close its sockets", "error", err)
+// releaseSockets lets an agent of nametap.service open its own sockets, because systemd gives it none: after a
+// change of nametap.socket and a reload of systemd, it has none until that unit is restarted.
+func releaseSockets(ctx context.Context, cfg agent.Config) {
+	cfg.Logger.Warn("systemd has no sockets for this agent, so queries are lost in a restart; run: systemctl restart nametap.socket")
+	if err := guard.Release(ctx, cfg.GuardPath); err != nil {
+		cfg.Logger.Debug("nametap-guard cannot be asked to close its sockets", "error", err)
 	}
 }

@@ -6,8 +6,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nametap/nametap/internal/testkit/wait"
+	"github.com/nametap/nametap/test/machines/load"
 	"github.com/nametap/nametap/test/machines/vm"
 )
 
@@ -107,6 +109,11 @@ func TestDebUnpacked(t *testing.T) {
 	// After a reload by another program, systemd has none. The agent opens its own.
 	m.Run("systemctl", "daemon-reload")
 	dies()
+	tr := startTraffic(t, m)
+	tr.more(3 * time.Second) // the guard would remove the rules after 1.5 s
+	if mesh, forwarded := tr.stop(load.Right); mesh+forwarded > 0 {
+		t.Errorf("%d queries for the mesh name and %d for others have no right answer", mesh, forwarded)
+	}
 	if journal := m.Journal("nametap.service"); !strings.Contains(journal, "systemctl restart nametap.socket") {
 		t.Error("the agent does not say what to do")
 	}
