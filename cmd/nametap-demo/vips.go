@@ -93,6 +93,9 @@ func (d *demo) visit(ctx context.Context) (seen visits, err error) {
 	if err == nil {
 		err = json.Unmarshal(output.Bytes(), &seen)
 	}
+	if ctx.Err() != nil {
+		return visits{}, ctx.Err() // the process was killed
+	}
 	if err != nil {
 		return visits{}, fmt.Errorf("connecting to VIPs in a network namespace: %w\n%s", err, &problem)
 	}
