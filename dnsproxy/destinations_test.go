@@ -103,7 +103,7 @@ func TestDestinations(t *testing.T) {
 		t.Errorf("left out (-want +got):\n%s", diff)
 	}
 
-	// A change of destinations alone is a change, and the same push is none.
+	// A change of destinations alone counts. The same push again changes nothing.
 	if again, err := built.Next([][]byte{mixed.wire(t)}); err != nil || again != built {
 		t.Errorf("the same push: another table, %v", err)
 	}
