@@ -150,7 +150,22 @@ func (c Config) check() error {
 	if err := checkSettings(c.Settings); err != nil {
 		return err
 	}
+	if err := c.checkAgentUser(); err != nil {
+		return err
+	}
 	return c.checkEgress()
+}
+
+// checkAgentUser returns an error if the rules would capture the queries of the agent: they let a user or a
+// group pass, by default those of the agent's container.
+func (c Config) checkAgentUser() error {
+	for _, name := range []string{"capture-agent-uid", "capture-agent-gid"} {
+		value, set := c.Settings[name]
+		if !set || slices.Contains(strings.FieldsFunc(value, func(r rune) bool { return r == ',' || r == ' ' }), strconv.Itoa(agentID)) {
+			return nil
+		}
+	}
+	return fmt.Errorf("settings: capture-agent-uid, capture-agent-gid: want %d in one of them, the user and group of the agent in a pod", agentID)
 }
 
 // checkEgress returns an error that names a setting of connections to VIPs that a pod does not allow.
