@@ -49,7 +49,7 @@ spec:
 		t.Fatal(err)
 	}
 	var injected corev1.Pod
-	injection{c, "rules", discoveryAddr}.inject(t, s.name, app(), &injected, "--config", config)
+	injection{c, "rules", discoveryAddr, []string{"--config", config}}.inject(t, s.name, app(), &injected)
 	shop := s.create(&injected)
 	shop.ready()
 	for _, name := range []string{"one", "two"} {

@@ -23,8 +23,9 @@ import (
 // An injection is a mode of `nametap inject`, or the webhook, with a control plane.
 type injection struct {
 	*cluster
-	mode    string // "rules", "resolv" or "webhook"
-	control string // host:port
+	mode    string   // "rules", "resolv" or "webhook"
+	control string   // host:port
+	flags   []string // of nametap inject
 }
 
 // buildPrograms builds the commands of the project, and returns their directory.
@@ -44,17 +45,17 @@ func buildPrograms(t *testing.T) string {
 const discoveryAddr = "nametap-discovery." + system + ".svc:15012"
 
 // inject runs `nametap inject` for an object, and reads the result into out, which must have all its
-// fields. args are further flags.
-func (in injection) inject(t *testing.T, namespace string, object, out any, args ...string) {
+// fields.
+func (in injection) inject(t *testing.T, namespace string, object, out any) {
 	t.Helper()
 	text, err := yaml.Marshal(object)
 	if err != nil {
 		t.Fatal(err)
 	}
-	args = append([]string{
+	args := append([]string{
 		"inject", "--namespace", namespace, "--mode", in.mode, "--nameserver", clusterIP,
 		"--control-plane", in.control, "--root-cert", "nametap-ca-root-cert",
-	}, args...)
+	}, in.flags...)
 	cmd := exec.CommandContext(t.Context(), in.programs+"/nametap", args...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(text), &stdout, &stderr
@@ -233,7 +234,7 @@ func (c *cluster) testInjectedDelay(t *testing.T) {
 	s := c.space(t, nil)
 	injected := func(mode, control string, change func(*corev1.Pod)) func(*corev1.Pod) {
 		return func(spec *corev1.Pod) {
-			injection{c, mode, control}.inject(t, s.name, spec.DeepCopy(), spec)
+			injection{c, mode, control, nil}.inject(t, s.name, spec.DeepCopy(), spec)
 			change(spec)
 		}
 	}
@@ -309,7 +310,7 @@ func (c *cluster) testRulesRefused(t *testing.T) {
 		t.Run(level, func(t *testing.T) {
 			s := c.space(t, map[string]string{"pod-security.kubernetes.io/enforce": level})
 			var injected corev1.Pod
-			injection{c, "rules", discoveryAddr}.inject(t, s.name, app(), &injected)
+			injection{c, "rules", discoveryAddr, nil}.inject(t, s.name, app(), &injected)
 			err := c.api.create(s.path("pods")+"?dryRun=All", &injected)
 			if err == nil {
 				t.Fatal("the pod was accepted")

@@ -66,9 +66,9 @@ func TestNode(t *testing.T) {
 	t.Run("injected delay", c.testInjectedDelay) // I0; alone, for its figures
 	c.startWebhook(t)
 	t.Run("injected", func(t *testing.T) {
-		t.Run("webhook first query", injection{c, "webhook", discoveryAddr}.test) // I4
+		t.Run("webhook first query", injection{c, "webhook", discoveryAddr, nil}.test) // I4
 		for _, mode := range []string{"rules", "resolv"} {
-			in := injection{c, mode, discoveryAddr}
+			in := injection{c, mode, discoveryAddr, nil}
 			t.Run(mode+" first query", in.test)     // I4, I11
 			t.Run(mode+" job", in.testJob)          // I6
 			t.Run(mode+" cronjob", in.testCronJob)  // I6
