@@ -4,9 +4,11 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,6 +16,10 @@ import (
 // bufferSize is the size in bytes of the buffers for directions that are not busy. A direction is
 // busy once it fills one, and no longer when a splice moves less than that.
 const bufferSize = 16 << 10
+
+// stallCheck is how often a direction whose destination takes nothing looks whether its source was reset
+// meanwhile.
+const stallCheck = 5 * time.Second
 
 // A direction copies from one connection to the other one.
 type direction struct {
@@ -23,12 +29,18 @@ type direction struct {
 	pipes            *pipes
 	copied           *atomic.Int64
 	busy             bool
+	first            []byte // was read from the source before
 	buffer           *[bufferSize]byte
 	pipe             pipe
-	pending, written int // bytes in buffer or pipe, and how many of those are sent
+	pending, written int // bytes in first, buffer or pipe, and how many of those are sent
 	spliced          bool
 	err              error
+	unsent           bool                  // the error is of the destination
 	read, write      func(fd uintptr) bool // kept, so that they are made once
+
+	fromClient bool
+	other      *direction
+	ended      atomic.Bool // the destination was told the end of the data
 }
 
 // newDirection returns a direction whose bytes are counted in copied.
@@ -44,22 +56,58 @@ func (s *Server) newDirection(from, to *net.TCPConn, copied *atomic.Int64) (*dir
 // run copies until from has ended its data, which it passes on to to, or until one of the two has
 // failed. While from has nothing to send, the direction holds neither a buffer nor a pipe.
 func (d *direction) run() error {
+	d.pending = len(d.first)
 	for {
+		if err := d.send(); err != nil {
+			return err
+		}
 		if err := d.fromRaw.Read(d.read); err != nil {
 			return err
 		}
 		switch {
 		case errors.Is(d.err, io.EOF):
-			return d.to.CloseWrite()
+			return d.end()
 		case d.err != nil:
 			return d.err
 		}
-		err := d.toRaw.Write(d.write)
-		d.release()
-		if err = errors.Join(err, d.err); err != nil {
-			return err
+	}
+}
+
+// send sends what was read. While a host takes nothing, it notices a reset of the client. A client still gets
+// what its host sent before a reset.
+func (d *direction) send() error {
+	err := d.toRaw.Write(d.write)
+	for errors.Is(err, os.ErrDeadlineExceeded) {
+		if err = d.sourceReset(); err != nil && d.fromClient {
+			break
+		}
+		if err = d.to.SetWriteDeadline(time.Time{}); err == nil {
+			err = d.toRaw.Write(d.write)
 		}
 	}
+	d.release()
+	d.unsent = d.err != nil
+	return errors.Join(err, d.err)
+}
+
+// end tells the destination the end of the data.
+func (d *direction) end() error {
+	if err := d.sourceReset(); err != nil { // which is read as an end if a write has got the error
+		return err
+	}
+	d.ended.Store(true)
+	return d.to.CloseWrite()
+}
+
+// sourceReset returns an error if the source was reset.
+func (d *direction) sourceReset() error {
+	if err := socketError(d.fromRaw); err != nil {
+		return err
+	}
+	if d.other.ended.Load() || !isClosedTCP(d.fromRaw) { // it may be closed because both directions have ended
+		return nil
+	}
+	return errVanished
 }
 
 // readOnce reads from the source once. It reports false if there is nothing to read yet.
@@ -99,9 +147,10 @@ func (d *direction) writeOnce(fd uintptr) bool {
 		if d.spliced {
 			n, err = retry(func() (int, error) { return splice(d.pipe.r, int(fd), d.pending-d.written) }) //nolint:gosec // a descriptor
 		} else {
-			n, err = retry(func() (int, error) { return unix.Write(int(fd), d.buffer[d.written:d.pending]) }) //nolint:gosec // a descriptor
+			n, err = retry(func() (int, error) { return unix.Write(int(fd), d.bytes()[d.written:d.pending]) }) //nolint:gosec // a descriptor
 		}
 		if errors.Is(err, unix.EAGAIN) {
+			_ = d.to.SetWriteDeadline(time.Now().Add(stallCheck)) // fails if it is closed, as the write will
 			return false
 		}
 		if err != nil {
@@ -114,8 +163,17 @@ func (d *direction) writeOnce(fd uintptr) bool {
 	return true
 }
 
+// bytes returns what is to be sent, unless it is in the pipe.
+func (d *direction) bytes() []byte {
+	if d.buffer != nil {
+		return d.buffer[:]
+	}
+	return d.first
+}
+
 // release gives back the buffer or the pipe.
 func (d *direction) release() {
+	d.first = nil
 	switch {
 	case d.spliced && d.written < d.pending:
 		d.pipes.discard(d.pipe)
@@ -148,18 +206,43 @@ func retry(call func() (int, error)) (int, error) {
 func wasReset(conn syscall.RawConn) bool {
 	failed := false
 	err := conn.Read(func(fd uintptr) bool {
-		code, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR) //nolint:gosec // a descriptor
-		if failed = err != nil || code != 0; failed {
-			return true
-		}
-		info, err := unix.GetsockoptTCPInfo(int(fd), unix.SOL_TCP, unix.TCP_INFO) //nolint:gosec // a descriptor
-		return err != nil || info.State == unix.BPF_TCP_CLOSE
+		failed = errorOf(int(fd)) != nil //nolint:gosec // a descriptor
+		return failed || closed(int(fd)) //nolint:gosec // a descriptor
 	})
 	return err == nil && failed
 }
 
-// errVanished is the error of a connection whose data had ended before it was reset.
-var errVanished = errors.New("the peer reset the connection after the end of its data")
+// socketError returns the error of a connection that was reset.
+func socketError(conn syscall.RawConn) error {
+	var err error
+	controlErr := conn.Control(func(fd uintptr) { err = errorOf(int(fd)) }) //nolint:gosec // a descriptor
+	return errors.Join(controlErr, err)
+}
+
+// isClosedTCP reports whether a connection was reset, or has ended in both directions.
+func isClosedTCP(conn syscall.RawConn) bool {
+	is := false
+	err := conn.Control(func(fd uintptr) { is = closed(int(fd)) }) //nolint:gosec // a descriptor
+	return err != nil || is
+}
+
+// errorOf returns the pending error of a socket, and clears it.
+func errorOf(fd int) error {
+	code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	if err == nil && code != 0 {
+		err = unix.Errno(code)
+	}
+	return err
+}
+
+// closed reports whether the state of a TCP socket is CLOSE.
+func closed(fd int) bool {
+	info, err := unix.GetsockoptTCPInfo(fd, unix.SOL_TCP, unix.TCP_INFO)
+	return err != nil || info.State == unix.BPF_TCP_CLOSE
+}
+
+// errVanished is the error of a connection whose reset was not read as an error.
+var errVanished = errors.New("the peer reset the connection")
 
 // A pair is a client's connection and the host's, joined. Two goroutines copy its directions, and
 // nothing else is kept for it.
@@ -183,17 +266,16 @@ func (s *Server) join(client *net.TCPConn, t target, c *counts, done func(err er
 	})
 	up, err := s.newDirection(client, host, &c.sent)
 	down, downErr := s.newDirection(host, client, &c.received)
-	if err = errors.Join(err, downErr); err == nil && len(t.first) > 0 {
-		var n int
-		n, err = host.Write(t.first)
-		c.sent.Add(int64(n))
-	}
-	if err != nil {
+	if err = errors.Join(err, downErr); err != nil {
 		p.abort()
 		done(err)
 		return
 	}
+	up.first, up.fromClient, up.other, down.other = t.first, true, down, up
 	p.running.Store(2)
+	if !s.joined(client, p.abort) {
+		p.abort()
+	}
 	s.running.Go(func() { p.copy(up) })
 	p.copy(down) // here, because in many protocols the server speaks first
 }
@@ -202,15 +284,20 @@ func (s *Server) join(client *net.TCPConn, t target, c *counts, done func(err er
 func (p *pair) copy(d *direction) {
 	err := d.run()
 	if err != nil {
-		p.fail(err)
+		p.err.CompareAndSwap(nil, &err)
 	}
-	if p.running.Add(-1) == 0 {
+	switch last := p.running.Add(-1) == 0; {
+	case last:
 		p.end()
-		return
-	}
-	// The other direction may be idle for ever, so it would not notice that this peer is gone.
-	if err == nil && wasReset(d.fromRaw) {
-		p.fail(errVanished)
+	case err == nil:
+		// The other direction may be idle for ever, so it would not notice that this peer is gone.
+		if wasReset(d.fromRaw) {
+			p.fail(errVanished)
+		}
+	case d.unsent && !d.other.ended.Load() && isClosedTCP(d.toRaw):
+		// The other direction passes on what the destination sent before its reset.
+	default:
+		p.abort()
 	}
 }
 
@@ -222,10 +309,11 @@ func (p *pair) fail(err error) {
 
 // end closes both connections, which have sent all and received all unless one failed.
 func (p *pair) end() {
-	_, _ = p.client.Close(), p.host.Close() // a connection that was reset is closed
 	var err error
 	if first := p.err.Load(); first != nil {
 		err = *first
+		p.abort()
 	}
+	_, _ = p.client.Close(), p.host.Close() // a connection that was reset is closed
 	p.done(err)
 }

@@ -41,7 +41,7 @@ type Server struct {
 	hastened chan struct{} // closed when connections have to end
 
 	mu    sync.Mutex
-	conns map[*net.TCPConn]struct{} // of clients; nil once the end resets them
+	conns map[*net.TCPConn]func() // of clients, and how each is reset; nil once the end resets them
 }
 
 // descriptorsPerConn are those of a connection that is joined: the client's and the host's.
@@ -52,7 +52,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	s := &Server{config: cfg, log: cfg.Logger, forbidden: forbidden(), conns: map[*net.TCPConn]struct{}{}}
+	s := &Server{config: cfg, log: cfg.Logger, forbidden: forbidden(), conns: map[*net.TCPConn]func(){}}
 	s.ended, s.hastened = make(chan struct{}), make(chan struct{})
 	s.end, s.hasten = sync.OnceFunc(func() { close(s.ended) }), sync.OnceFunc(func() { close(s.hastened) })
 	s.buffers.New = func() any { return new([bufferSize]byte) }
@@ -174,8 +174,8 @@ func (s *Server) resetAll() {
 	all := s.conns
 	s.conns = nil
 	s.mu.Unlock()
-	for conn := range all {
-		reset(conn) // which fails its direction, and that resets the host's connection
+	for _, abort := range all {
+		abort()
 	}
 }
 
@@ -186,7 +186,19 @@ func (s *Server) add(conn *net.TCPConn) bool {
 	if s.conns == nil {
 		return false
 	}
-	s.conns[conn] = struct{}{}
+	s.conns[conn] = func() { reset(conn) }
+	return true
+}
+
+// joined records how the connection of a client is reset together with that of its host. It reports false
+// if the server resets all.
+func (s *Server) joined(conn *net.TCPConn, abort func()) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conns == nil {
+		return false
+	}
+	s.conns[conn] = abort
 	return true
 }
 
