@@ -256,13 +256,21 @@ func (ls *listeners) openOne(ctx context.Context, network, host, port string) (l
 	if network == "udp" {
 		return listenUDP(ctx, ls.handler, network+family, address)
 	}
-	// No keepalive: idle connections are closed long before the first probe.
-	config := net.ListenConfig{KeepAlive: -1}
+	config := tcpConfig()
 	opened, err := config.Listen(ctx, network+family, address)
 	if err != nil {
 		return nil, err
 	}
 	return ls.tcpListener(opened)
+}
+
+// tcpConfig returns how TCP sockets are opened. They have no keepalive, because idle connections are closed
+// long before the first probe. They are not of Multipath TCP, of which the kernel does not say the original
+// destination.
+func tcpConfig() net.ListenConfig {
+	config := net.ListenConfig{KeepAlive: -1}
+	config.SetMultipathTCP(false)
+	return config
 }
 
 // tcpListener returns the listener of an open socket. It closes the socket on an error.
@@ -287,7 +295,7 @@ func OpenSockets(ctx context.Context, addr string, log *slog.Logger) (files []*o
 	if port == "" {
 		return nil, fmt.Errorf("DNS address %q: want a port other than 0 with --supervise", addr)
 	}
-	config := net.ListenConfig{KeepAlive: -1}
+	config := tcpConfig()
 	if len(hosts) > 1 {
 		config.Control = sockets.FreeBind
 	}

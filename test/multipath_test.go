@@ -1,0 +1,66 @@
+package test
+
+import (
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/internal/testkit/netns"
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// dialMultipath connects over Multipath TCP (RFC 8684), which the other side may not have.
+func dialMultipath(t *testing.T, addr string) (net.Conn, error) {
+	t.Helper()
+	dialer := net.Dialer{Timeout: wait.Limit}
+	dialer.SetMultipathTCP(true)
+	conn, err := dialer.DialContext(t.Context(), "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn, conn.SetDeadline(time.Now().Add(wait.Limit))
+}
+
+// E1: a client of Multipath TCP reaches the host.
+func TestEgressMultipath(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	e.serve(serverA+":7", greeter("one"))
+	e.capture()
+	for _, vip := range []string{vipA, vip6A} {
+		var conn net.Conn
+		var err error
+		e.Run(func() { conn, err = dialMultipath(t, net.JoinHostPort(vip, "7")) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		greeting := make([]byte, len("220 one\n"))
+		if _, err := io.ReadFull(conn, greeting); err != nil || string(greeting) != "220 one\n" {
+			t.Errorf("%s: %q, %v", vip, greeting, err)
+		}
+	}
+}
+
+// F14: a captured query over Multipath TCP goes to its original destination.
+func TestMultipath(t *testing.T) {
+	t.Parallel()
+	netns.Need(t, "iptables")
+	h := newHost(t)
+	h.start()
+	h.redirect()
+	var conn net.Conn
+	var err error
+	h.Run(func() { conn, err = dialMultipath(t, net.JoinHostPort(other, "53")) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	query := new(dns.Msg).SetQuestion("www.example.org.", dns.TypeA)
+	reply, _, err := new(dns.Client).ExchangeWithConn(query, &dns.Conn{Conn: conn})
+	if err != nil || len(reply.Answer) != 1 || reply.Answer[0].(*dns.A).A.String() != "192.0.2.54" {
+		t.Errorf("%v, %v", reply, err)
+	}
+}
