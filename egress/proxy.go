@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/wire"
@@ -41,10 +42,13 @@ func (s *Server) connect(ctx context.Context, name wire.Name, to destination) (*
 
 // connectByProxy asks the proxy for a connection to a target.
 func (s *Server) connectByProxy(ctx context.Context, target endpoint) (*net.TCPConn, error) {
-	if target.name == "" {
+	switch {
+	case target.name == "":
 		if f := s.allowed(target, []netip.Addr{target.addr}, false); f.err != nil {
 			return nil, f.err
 		}
+	case endsInNumber(target.name):
+		return nil, refuse(ReasonAddress, "%s is refused: it ends in a number, so the proxy would take it for an address", target.name)
 	}
 	proxy, err := parseEndpoint(s.config.Proxy)
 	if err != nil {
@@ -66,6 +70,17 @@ func (s *Server) connectByProxy(ctx context.Context, target endpoint) (*net.TCPC
 	return conn, nil
 }
 
+// endsInNumber reports whether the last label of a hostname is a number, such as in 127.1, which many programs
+// take for an address. No name of the DNS has such a label (RFC 3696, section 2).
+func endsInNumber(name string) bool {
+	name = strings.ToLower(strings.TrimSuffix(name, "."))
+	last := name[strings.LastIndexByte(name, '.')+1:]
+	if hex, found := strings.CutPrefix(last, "0x"); found {
+		return strings.Trim(hex, "0123456789abcdef") == ""
+	}
+	return strings.Trim(last, "0123456789") == ""
+}
+
 // maxProxyHead is the length in bytes of the longest response of a proxy.
 const maxProxyHead = 16 << 10
 
@@ -77,15 +92,19 @@ func requestTunnel(conn *net.TCPConn, target string) error {
 	}
 	// One byte at a time keeps what follows in the socket.
 	head := bufio.NewReaderSize(&oneByte{conn, maxProxyHead}, 16)
-	response, err := http.ReadResponse(head, &http.Request{Method: http.MethodConnect})
-	if err != nil {
-		return fmt.Errorf("reading the response: %w", err)
+	for {
+		response, err := http.ReadResponse(head, &http.Request{Method: http.MethodConnect}) //nolint:bodyclose // it has none: see below
+		if err != nil {
+			return fmt.Errorf("reading the response: %w", err)
+		}
+		switch response.StatusCode / 100 {
+		case 1: // it is followed by another one (RFC 9110, section 15.2)
+		case 2: // what follows is the host's, also if the head has the length of a body (RFC 9110, section 9.3.6)
+			return nil
+		default: // whose body is not read
+			return fmt.Errorf("the proxy answers %q", response.Status)
+		}
 	}
-	_ = response.Body.Close() // CONNECT's has none
-	if response.StatusCode/100 != 2 {
-		return fmt.Errorf("the proxy answers %q", response.Status)
-	}
-	return nil
 }
 
 // A oneByte reads one byte at a time, and at most left of them.

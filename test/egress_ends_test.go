@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"strings"
 	"sync"
 	"syscall"
@@ -228,21 +227,6 @@ func TestEgressSource(t *testing.T) {
 	all, err := io.ReadAll(conn)
 	if target := wait.For(t, "the proxy is asked", targets); target != exactA+":7" || err != nil || string(all) != "the host, by the proxy" {
 		t.Errorf("CONNECT %s: %q, %v", target, all, err)
-	}
-}
-
-// tunnel returns a handler that answers CONNECT as if it were the host.
-func tunnel(targets chan<- string) func(conn *net.TCPConn) {
-	return func(conn *net.TCPConn) {
-		var head []byte
-		for b := make([]byte, 1); !strings.HasSuffix(string(head), "\r\n\r\n"); head = append(head, b...) {
-			if _, err := io.ReadFull(conn, b); err != nil {
-				return
-			}
-		}
-		line, _, _ := strings.Cut(string(head), "\r\n")
-		targets <- strings.TrimSuffix(strings.TrimPrefix(line, http.MethodConnect+" "), " HTTP/1.1")
-		_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\n\r\nthe host, by the proxy")
 	}
 }
 
