@@ -60,7 +60,9 @@ func TestEgressProxyResponses(t *testing.T) {
 		if got, want := e.greeting(vipA, "7"), strings.TrimSpace(greeting); got != want {
 			t.Errorf("%q: %q, want %q", head, got, want)
 		}
-		wait.For(t, "the connection to the proxy has ended", ended)
+		if err := wait.For(t, "the connection to the proxy has ended", ended); err != nil {
+			t.Error(err)
+		}
 	}
 	responses <- "HTTP/1.1 403 Forbidden\r\nContent-Length: 100\r\n\r\na body that does not end"
 	if got := e.greeting(vipA, "7"); !strings.Contains(got, "reset") {
