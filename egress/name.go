@@ -14,7 +14,7 @@ import (
 // ClientHellos fit, also those with post-quantum key shares.
 const firstRead = 2 << 10
 
-// readName reads the beginning of a connection until it says a name that the route covers. It
+// readName reads the beginning of a connection until it says a name that a host of the route has. It
 // returns the name and what was read, or a refusal.
 func (s *Server) readName(conn *net.TCPConn, r *route) (wire.Name, []byte, error) {
 	if err := conn.SetReadDeadline(time.Now().Add(s.config.HelloTimeout)); err != nil {
@@ -66,13 +66,13 @@ func clientsName(b []byte) (string, error) {
 	}
 }
 
-// check returns the name that a client said, or a refusal if the route does not cover it.
+// check returns the name that a client said, or a refusal if no host of the route has it.
 func (s *Server) check(text string, r *route) (wire.Name, error) {
 	name, err := wire.ParseHostname(text)
 	if err != nil {
 		return wire.Root, refuse(ReasonOtherName, "%s: the client said %.300q, which is not a hostname: %w", r.text(), text, err)
 	}
-	if !r.covers(name) {
+	if r.hostOf(name) == nil {
 		return wire.Root, refuse(ReasonOtherName, "%s: the client said %q", r.text(), hostText(name))
 	}
 	return name, nil

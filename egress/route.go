@@ -74,20 +74,19 @@ func (r *route) exact() (wire.Name, bool) {
 	return only, len(r.hosts) == 1 && !isWildcard(only)
 }
 
-// hostOf returns the host of the VIP that a name which the route covers belongs to.
+// hostOf returns the host of the VIP that a name belongs to: it is the host, or below it if that is a wildcard.
+// Of several wildcards it is the one with the longest suffix, as in DNS. Without any, it returns nil.
 func (r *route) hostOf(name wire.Name) *vipHost {
-	at := slices.IndexFunc(r.hosts, func(h vipHost) bool { return h.name == name })
-	if at < 0 {
-		at = slices.IndexFunc(r.hosts, func(h vipHost) bool { return isWildcard(h.name) && below(name, h.name) })
+	var found *vipHost
+	for i := range r.hosts {
+		switch h := &r.hosts[i]; {
+		case h.name == name:
+			return h
+		case isWildcard(h.name) && below(name, h.name) && (found == nil || len(h.name) > len(found.name)):
+			found = h
+		}
 	}
-	return &r.hosts[max(at, 0)]
-}
-
-// covers reports whether the VIP stands for a name: it is one of the hosts, or below a wildcard.
-func (r *route) covers(name wire.Name) bool {
-	return slices.ContainsFunc(r.hosts, func(h vipHost) bool {
-		return name == h.name || isWildcard(h.name) && below(name, h.name)
-	})
+	return found
 }
 
 // below reports whether a name is below the suffix of a wildcard.

@@ -20,8 +20,8 @@ type Status struct {
 	// Open are the connections that are open, and Max their limit.
 	Open int64 `json:"open"`
 	Max  int64 `json:"max"`
-	// Hosts are the hosts that clients connected to, by name; those that were used last if there
-	// are more than [MaxHosts].
+	// Hosts are the hosts that clients connected to, by name; if there are more than [MaxHosts], those with open
+	// connections and those that were used last.
 	Hosts []HostStatus `json:"hosts,omitempty"`
 	// Refused are the refusals with a VIP or a name, the last one of each reason.
 	Refused []RefusalStatus `json:"refused,omitempty"`
@@ -61,12 +61,13 @@ const MaxHosts = 1024
 
 // counts are those of one name.
 type counts struct {
-	host, name string
-	open       atomic.Int64
-	sent       atomic.Int64
-	received   atomic.Int64
+	name     string
+	open     atomic.Int64
+	sent     atomic.Int64
+	received atomic.Int64
 
 	// Guarded by the mutex of the hostCounts.
+	host         string // may be another one after a push
 	total        int64
 	used         time.Time
 	vip, address netip.AddrPort
@@ -93,12 +94,12 @@ func (h *hostCounts) of(t target, vip netip.AddrPort) *counts {
 		if len(h.byName) >= MaxHosts {
 			h.forgetLocked()
 		}
-		c = &counts{host: hostText(t.host), name: hostText(t.name)}
+		c = &counts{name: hostText(t.name)}
 		h.byName[t.name] = c
 	}
 	c.total++
 	c.open.Add(1)
-	c.used, c.vip = time.Now(), vip
+	c.host, c.used, c.vip = hostText(t.host), time.Now(), vip
 	c.address, c.portsUnknown = remoteAddr(t), !t.portsKnown
 	return c
 }
@@ -112,18 +113,26 @@ func remoteAddr(t target) netip.AddrPort {
 	return netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 }
 
-// forgetLocked forgets the name that was used longest ago. The bytes of its open connections are
-// counted until now.
+// forgetLocked forgets the name that was used longest ago, one without open connections if there is any. The
+// bytes of open connections are counted until now.
 func (h *hostCounts) forgetLocked() {
 	var oldest wire.Name
 	var found *counts
 	for name, c := range h.byName {
-		if found == nil || c.used.Before(found.used) {
+		if found == nil || c.before(found) {
 			oldest, found = name, c
 		}
 	}
 	h.sent, h.received = h.sent+found.sent.Load(), h.received+found.received.Load()
 	delete(h.byName, oldest)
+}
+
+// before reports whether c is forgotten before other.
+func (c *counts) before(other *counts) bool {
+	if idle := c.open.Load() == 0; idle != (other.open.Load() == 0) {
+		return idle
+	}
+	return c.used.Before(other.used)
 }
 
 // bytes returns the bytes to hosts and from them.
