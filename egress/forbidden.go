@@ -30,6 +30,10 @@ func forbidden() []addressRange {
 		{netip.MustParsePrefix("fe80::/10"), "link-local"},
 		{netip.MustParsePrefix("fd00:ec2::/32"), "the metadata of AWS"},
 		{netip.MustParsePrefix("fd20:ce::254/128"), "the metadata of Google Cloud"},
+		{netip.MustParsePrefix("fd00:42::42/128"), "the metadata of Scaleway"},
+		{netip.MustParsePrefix("fd00:c1::a9fe:a9fe/128"), "the metadata of Oracle Cloud"},
+		{netip.MustParsePrefix("fd00:a9fe:a9fe::1/128"), "the metadata of Akamai Cloud"},
+		{netip.MustParsePrefix("fd00:100::100:200/128"), "the metadata of Alibaba Cloud"},
 		{netip.MustParsePrefix("ff00::/8"), "multicast"},
 	}
 	for _, prefix := range VIPs() {
@@ -39,11 +43,13 @@ func forbidden() []addressRange {
 }
 
 // Prefixes of IPv6 addresses that hold an IPv4 address, and where in it (RFC 6052, section 2.1; RFC
-// 3056, section 2; RFC 4291, section 2.5.5.1).
+// 3056, section 2; RFC 4291, section 2.5.5.1; RFC 2765, section 2.1). Of the prefix for local translators (RFC
+// 8215), whose operators choose where the address is, it is the usual place.
 const (
 	nat64Offset      = 12
 	sixToFourOffset  = 2
 	compatibleOffset = 12
+	translatedOffset = 12
 )
 
 // embedded returns the IPv4 address that an IPv6 address leads to through a translator or a tunnel.
@@ -56,8 +62,10 @@ func embedded(a netip.Addr) (netip.Addr, bool) {
 		offset int
 	}{
 		{netip.MustParsePrefix("64:ff9b::/96"), nat64Offset},
+		{netip.MustParsePrefix("64:ff9b:1::/48"), nat64Offset},
 		{netip.MustParsePrefix("2002::/16"), sixToFourOffset},
 		{netip.MustParsePrefix("::/96"), compatibleOffset},
+		{netip.MustParsePrefix("::ffff:0:0:0/96"), translatedOffset},
 	} {
 		if kind.prefix.Contains(a) {
 			b := a.As16()
