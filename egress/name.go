@@ -14,13 +14,41 @@ import (
 // ClientHellos fit, also those with post-quantum key shares.
 const firstRead = 2 << 10
 
+// maxBeginnings bounds the memory in bytes for beginnings that are longer than firstRead, of all connections
+// together: some 4,000 of 8 KiB.
+const maxBeginnings = 32 << 20
+
+// grow returns a buffer with the contents of buf and four times its capacity, which releaseBeginning gives back.
+// It reports false if that is too much memory.
+func (s *Server) grow(buf []byte) ([]byte, bool) {
+	size := 4 * cap(buf)
+	more := int64(size - cap(buf))
+	if s.beginnings.Add(more) > maxBeginnings {
+		s.beginnings.Add(-more)
+		return buf, false
+	}
+	return append(make([]byte, 0, size), buf...), true
+}
+
+// releaseBeginning ends what grow began.
+func (s *Server) releaseBeginning(buf []byte) {
+	if more := cap(buf) - firstRead; more > 0 {
+		s.beginnings.Add(-int64(more))
+	}
+}
+
 // readName reads the beginning of a connection until it says a name that a host of the route has. It
-// returns the name and what was read, or a refusal.
-func (s *Server) readName(conn *net.TCPConn, r *route) (wire.Name, []byte, error) {
+// returns the name and what was read, for [Server.releaseBeginning], or a refusal.
+func (s *Server) readName(conn *net.TCPConn, r *route) (name wire.Name, first []byte, err error) {
 	if err := conn.SetReadDeadline(time.Now().Add(s.config.HelloTimeout)); err != nil {
 		return wire.Root, nil, refuse(ReasonClosed, "setting a deadline: %w", err)
 	}
 	buf := make([]byte, 0, firstRead)
+	defer func() {
+		if err != nil {
+			s.releaseBeginning(buf)
+		}
+	}()
 	for {
 		text, err := clientsName(buf)
 		switch {
@@ -35,7 +63,10 @@ func (s *Server) readName(conn *net.TCPConn, r *route) (wire.Name, []byte, error
 			return wire.Root, nil, refuse(ReasonProtocol, "%s: no name within %d bytes", r.text(), MaxHello)
 		}
 		if len(buf) == cap(buf) {
-			buf = append(make([]byte, 0, 4*cap(buf)), buf...)
+			var ok bool
+			if buf, ok = s.grow(buf); !ok {
+				return wire.Root, nil, refuse(ReasonLimit, "%s: no name within %d bytes, and too many other clients have said none either", r.text(), len(buf))
+			}
 		}
 		n, err := conn.Read(buf[len(buf):cap(buf)])
 		buf = buf[:len(buf)+n]

@@ -14,7 +14,7 @@ type Reason string
 
 // The reasons of refusals.
 const (
-	ReasonLimit      Reason = "limit"       // too many connections
+	ReasonLimit      Reason = "limit"       // too many connections, or too many long beginnings
 	ReasonDirect     Reason = "direct"      // the client connected to the listener itself
 	ReasonNoHost     Reason = "no_host"     // no host has the VIP
 	ReasonPort       Reason = "port"        // the host does not have the port, or it is not allowed

@@ -32,8 +32,9 @@ type Server struct {
 	metrics   *metrics
 	refusals  refusals
 
-	open    atomic.Int64
-	running sync.WaitGroup // of goroutines for connections
+	open       atomic.Int64
+	beginnings atomic.Int64   // bytes: see maxBeginnings
+	running    sync.WaitGroup // of goroutines for connections
 
 	end      func()        // closes ended; may be called any number of times
 	ended    chan struct{} // closed when Run has to end
@@ -297,6 +298,7 @@ func (s *Server) target(ctx context.Context, client *net.TCPConn, r *route) (t t
 		if name, t.first, err = s.readName(client, r); err != nil {
 			return t, err
 		}
+		defer s.releaseBeginning(t.first)
 	}
 	h := r.hostOf(name)
 	if h.refused != nil {
