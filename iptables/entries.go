@@ -3,6 +3,7 @@ package iptables
 import (
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -42,10 +43,14 @@ func (e *entries) sweep(cfg Config, in installed, changed, maybe bool) {
 		dropped, ok := e.drop(f, func(entry conntrack.Entry) bool {
 			stale := ofReply(entry) || (changed || v.zone != 0) && s.stale(entry)
 			return stale || s.bypassed(entry, changed) || s.leftover(entry) && e.settled(entry.Key(), previous, now.Add(-cfg.Settle))
-		})
+		}, sweepFilters()...)
 		e.failed = e.failed || !ok
 		if changed && dropped > 0 {
 			e.replies = now.Add(cfg.Settle)
+		}
+		if changed && cfg.EgressPort != 0 {
+			_, ok := e.drop(f, cfg.bypassesVIPs, conntrack.Filter{Protocol: unix.IPPROTO_TCP}, conntrack.Filter{Protocol: unix.IPPROTO_UDP})
+			e.failed = e.failed || !ok
 		}
 	}
 }
@@ -76,9 +81,10 @@ func (e *entries) settled(key string, previous map[string]time.Time, by time.Tim
 	return false
 }
 
-// drop drops the entries of a family that match, and returns how many. It logs a failure once.
-func (e *entries) drop(f Family, match func(conntrack.Entry) bool) (dropped int, ok bool) {
-	dropped, err := dropEntries(f, match)
+// drop drops the entries of a family that match and pass one of the filters, and returns how many.
+// It logs a failure once.
+func (e *entries) drop(f Family, match func(conntrack.Entry) bool, filters ...conntrack.Filter) (dropped int, ok bool) {
+	dropped, err := dropEntries(f, match, filters)
 	switch {
 	case err == nil:
 		delete(e.logged, f)
@@ -93,8 +99,8 @@ func (e *entries) drop(f Family, match func(conntrack.Entry) bool) (dropped int,
 	return dropped, err == nil
 }
 
-// sweepFilters limit a dump to the entries that a sweep may drop: UDP from or to port 53, and TCP
-// to port 53.
+// sweepFilters limit a dump to the entries of DNS that a sweep may drop: UDP from or to port 53, and
+// TCP to port 53.
 func sweepFilters() []conntrack.Filter {
 	return []conntrack.Filter{
 		{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort},
@@ -103,14 +109,15 @@ func sweepFilters() []conntrack.Filter {
 	}
 }
 
-// dropEntries deletes the conntrack entries of a family that match, and returns how many.
-func dropEntries(f Family, match func(conntrack.Entry) bool) (int, error) {
+// dropEntries deletes the conntrack entries of a family that match and pass one of the filters, and
+// returns how many.
+func dropEntries(f Family, match func(conntrack.Entry) bool, filters []conntrack.Filter) (int, error) {
 	var matched []conntrack.Entry
 	err := conntrack.Dump(f.number(), func(e conntrack.Entry) {
 		if match(e) {
 			matched = append(matched, e)
 		}
-	}, sweepFilters()...)
+	}, filters...)
 	deleted := 0
 	if err == nil {
 		deleted, err = conntrack.Delete(f.number(), matched)
@@ -183,6 +190,15 @@ func pickedUp(e conntrack.Entry) bool {
 // After a change of rules that includes connections without a reply.
 func (s sweep) bypassed(e conntrack.Entry, changed bool) bool {
 	return !s.redirected(e) && (reset(e) || pickedUp(e) || changed && unanswered(e))
+}
+
+// bypassesVIPs reports whether an entry of a packet to a VIP has to be dropped after a change of
+// rules: it is not redirected and has no reply. A client that connected before the rules were
+// installed repeats its SYN for two minutes, or its first packets of QUIC, and all of them follow the entry.
+func (c Config) bypassesVIPs(e conntrack.Entry) bool {
+	to := e.Original.Destination
+	vip := slices.ContainsFunc(c.VIPs, func(p netip.Prefix) bool { return p.Contains(to.Addr()) })
+	return vip && to.Port() != dnsPort && e.Reply.Source.Port() != c.EgressPort && !e.Replied
 }
 
 // tcpDNS reports whether an entry is of a TCP connection to port 53.

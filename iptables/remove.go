@@ -219,10 +219,10 @@ func (c *Capture) ownFirst() []Backend {
 func (c *Capture) unhookFamily(ctx context.Context, p place, have saved) error {
 	s := sweep{ports: ports(have.redirections())}
 	if len(have["raw"].ownChains()) > 0 {
-		c.entries.drop(p.family, s.orphaned)
+		c.entries.drop(p.family, s.orphaned, sweepFilters()...)
 	}
 	err := p.unhook(ctx, have)
-	c.entries.drop(p.family, s.orphaned)
+	c.entries.drop(p.family, s.orphaned, sweepFilters()...)
 	return err
 }
 

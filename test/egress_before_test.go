@@ -1,0 +1,56 @@
+package test
+
+import (
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/nametap/nametap/internal/testkit/netns"
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// E1, E11: a client that connected to a VIP before the rules were installed reaches the host with its next SYN,
+// and the next UDP packet of such a client is refused.
+func TestEgressBefore(t *testing.T) {
+	t.Parallel()
+	netns.Need(t, "conntrack")
+	for _, backend := range []string{"nft", "legacy"} {
+		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
+			e := newEgressVM(t, backend)
+			e.serve(serverA+":7", greeter("one"))
+			e.serve("["+server6A+"]:7", greeter("one"))
+			greetings := map[string]chan string{vipA: make(chan string, 1), vip6A: make(chan string, 1)}
+			for vip, family := range map[string]string{vipA: "ipv4", vip6A: "ipv6"} {
+				tool := strings.ReplaceAll(family, "ipv4", "iptables-"+backend)
+				e.Exec(strings.ReplaceAll(tool, "ipv6", "ip6tables-"+backend), "-w", "-t", "nat", "-A", "OUTPUT",
+					"-p", "tcp", "--dport", "9", "-j", "REDIRECT") // so that connections are tracked
+				e.net.Exec("ip", "route", "add", "blackhole", vip) // as routers of providers
+				go func() { greetings[vip] <- e.greeting(vip, "7") }()
+				wait.Until(t, "the SYN is tracked", func() bool {
+					return strings.Contains(e.Exec("conntrack", "-L", "-f", family, "-p", "tcp", "-d", vip), "SYN_SENT")
+				})
+			}
+			var quic net.Conn
+			var err error
+			e.Run(func() { quic, err = net.Dial("udp", net.JoinHostPort(vipA, "443")) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer quic.Close()
+			if _, err := quic.Write([]byte("hello")); err != nil {
+				t.Fatal(err)
+			}
+			e.capture()
+			for vip, greeting := range greetings {
+				if got := wait.For(t, "the connection ends", greeting); got != "220 one" {
+					t.Errorf("%s: %q", vip, got)
+				}
+			}
+			wait.Until(t, "UDP is refused", func() bool {
+				_, err := quic.Write([]byte("hello"))
+				return err != nil && strings.Contains(err.Error(), "refused")
+			})
+		})
+	}
+}
