@@ -14,13 +14,17 @@ import (
 
 // dial connects to one address.
 func (s *Server) dial(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, error) {
-	dialer := net.Dialer{KeepAliveConfig: keepAlive(), ControlContext: func(_ context.Context, _, _ string, conn syscall.RawConn) error {
-		return setMark(conn, s.config.Mark)
-	}}
+	dialer := net.Dialer{KeepAliveConfig: keepAlive()}
 	for _, source := range s.config.Sources {
 		if familyOf(source) == familyOf(addr.Addr()) {
 			dialer.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(source, 0))
 		}
+	}
+	dialer.ControlContext = func(_ context.Context, _, _ string, conn syscall.RawConn) error {
+		if dialer.LocalAddr != nil {
+			choosePortLate(conn)
+		}
+		return setMark(conn, s.config.Mark)
 	}
 	conn, err := dialer.DialContext(ctx, "tcp", addr.String())
 	if err != nil {
@@ -42,6 +46,16 @@ func setMark(conn syscall.RawConn, mark uint32) error {
 		return fmt.Errorf("setting the mark %d (--egress-mark; it needs CAP_NET_ADMIN): %w", mark, err)
 	}
 	return nil
+}
+
+// choosePortLate lets the kernel choose the port of a socket with a source address when it connects.
+// Otherwise it chooses one when it binds the socket, and no other connection of the host gets that port,
+// whatever its destination: the connections to all hosts together, and those of other programs, would
+// share the 28,000 ports that connections to one host may have. Before Linux 4.2 they do.
+func choosePortLate(conn syscall.RawConn) {
+	_ = conn.Control(func(fd uintptr) {
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1) //nolint:gosec // a descriptor
+	})
 }
 
 // keepAlive returns how a connection is probed while it is idle: a peer that has vanished is noticed
