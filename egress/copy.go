@@ -290,6 +290,7 @@ func (p *pair) copy(d *direction) {
 	case last:
 		p.end()
 	case err == nil:
+		p.keepHalf()
 		// The other direction may be idle for ever, so it would not notice that this peer is gone.
 		if wasReset(d.fromRaw) {
 			p.fail(errVanished)
@@ -299,6 +300,15 @@ func (p *pair) copy(d *direction) {
 	default:
 		p.abort()
 	}
+}
+
+// keepHalf probes the connections more often, because data has ended in one direction. Connection tracking
+// forgets such a connection after 60 s without a packet (nf_conntrack_tcp_timeout_close_wait). The rules then
+// no longer translate its addresses, so what the host sends does not reach the client.
+func (p *pair) keepHalf() {
+	often := keepAlive()
+	often.Idle = often.Interval
+	_, _ = p.client.SetKeepAliveConfig(often), p.host.SetKeepAliveConfig(often) // one that has failed needs none
 }
 
 // fail resets both connections.
