@@ -100,6 +100,7 @@ func (r *reloader) read() (*options, agent.CaptureConfig, error) {
 	}
 	withRunning := *next // what needs a restart is as it was
 	withRunning.agent = r.running.agent
+	withRunning.carries, withRunning.egress = r.running.carries, r.running.egress
 	withRunning.instanceIP = r.running.instanceIP
 	capture, err := withRunning.agentCaptureConfig()
 	return next, capture, err
