@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -214,6 +215,7 @@ type inputs struct {
 	CaptureConfig
 	servers []netip.Addr              // of resolv.conf; none until it has any
 	without map[iptables.Family]error // families whose listeners do not answer, and why
+	vips    []netip.AddrPort          // the listeners for connections to VIPs
 }
 
 // errNoServers says that resolv.conf has not had nameservers yet.
@@ -225,6 +227,14 @@ func (in inputs) desired() (iptables.Desired, error) {
 	d := iptables.Desired{On: in.On, Because: in.Because, Config: in.Config}
 	if !in.On {
 		return d, nil
+	}
+	for _, f := range families() {
+		// Another program may listen on the port, and would get the connections.
+		if !slices.ContainsFunc(in.vips, func(l netip.AddrPort) bool {
+			return iptables.FamilyOf(l.Addr()) == f && l.Port() == in.Config.EgressPort
+		}) {
+			d.Config = d.Config.WithoutVIPs(f)
+		}
 	}
 	if in.Servers == ResolvConfServers {
 		if len(in.servers) == 0 { // none would mean all

@@ -31,6 +31,7 @@ func newEgress(ctx context.Context, agent Config, a *Agent) (*egress.Server, err
 	server, err := egress.New(ctx, cfg)
 	if err == nil && a.capture != nil {
 		a.capture.kernel.SetOpen(server.Open, cfg.Drain)
+		a.capture.inputs.vips = server.Addrs()
 	}
 	return server, err
 }

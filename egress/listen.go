@@ -14,7 +14,8 @@ import (
 )
 
 // listen adopts the sockets of another process, or opens the listeners. Of localhost and of all
-// addresses, one family may be missing.
+// addresses, one family may be missing. A listener on loopback is opened although the host does not have the
+// address yet, because IPv6 may be switched on later.
 func (s *Server) listen(ctx context.Context) error {
 	if len(s.config.Sockets) > 0 {
 		return s.adopt()
@@ -25,7 +26,11 @@ func (s *Server) listen(ctx context.Context) error {
 	}
 	var errs []error
 	for _, host := range hosts {
-		listener, err := listenOn(ctx, netip.AddrPortFrom(host, port), nil)
+		var control func(string, string, syscall.RawConn) error
+		if host.IsLoopback() {
+			control = sockets.FreeBind
+		}
+		listener, err := listenOn(ctx, netip.AddrPortFrom(host, port), control)
 		if err != nil {
 			errs = append(errs, err)
 			continue

@@ -217,6 +217,12 @@ func (c Config) Serves(listener netip.AddrPort) bool {
 	return listener.Port() == c.Port && (addr.IsUnspecified() || loopback && len(c.VirtualInterfaces) == 0)
 }
 
+// WithoutVIPs returns the configuration without the VIPs of a family, which then pass through.
+func (c Config) WithoutVIPs(f Family) Config {
+	c.VIPs = slices.DeleteFunc(slices.Clone(c.VIPs), func(p netip.Prefix) bool { return FamilyOf(p.Addr()) == f })
+	return c
+}
+
 // withDefaults returns c with its empty fields set to their defaults.
 func (c Config) withDefaults() Config {
 	defaults := DefaultConfig()
