@@ -5,11 +5,16 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
+	"time"
 
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/egress"
 )
+
+// resetTime is how long the resets of connections after the drain may take. Without the rules, the kernel
+// would no longer translate them, and clients would wait for ever.
+const resetTime = 5 * time.Second
 
 // newEgress returns the server for connections to automatic VIPs, nil if none are carried. It finds their
 // hosts in the table of the query path, and resolves names through its forwarder.
@@ -30,7 +35,7 @@ func newEgress(ctx context.Context, agent Config, a *Agent) (*egress.Server, err
 	}
 	server, err := egress.New(ctx, cfg)
 	if err == nil && a.capture != nil {
-		a.capture.kernel.SetOpen(server.Open, cfg.Drain)
+		a.capture.kernel.SetOpen(server.Open, cfg.Drain+resetTime)
 		a.capture.inputs.vips = server.Addrs()
 	}
 	return server, err
