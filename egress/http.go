@@ -42,7 +42,7 @@ const maxMethod = 24
 // beginning of one if it is not complete.
 func checkRequestLine(line []byte, complete bool) error {
 	method, rest, found := bytes.Cut(line, []byte(" "))
-	if len(method) > maxMethod || bytes.ContainsFunc(method, func(r rune) bool { return r < 'A' || r > 'Z' }) {
+	if len(method) > maxMethod || bytes.ContainsFunc(method, func(r rune) bool { return (r < 'A' || r > 'Z') && r != '-' }) {
 		return malformed("the first bytes are neither TLS nor HTTP/1")
 	}
 	if !complete {

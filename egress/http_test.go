@@ -20,6 +20,7 @@ func TestHTTPName(t *testing.T) {
 		"GET /?to=http://b.example.org/ HTTP/1.1\r\nHost: a.example.org\r\n\r\n":      "a.example.org",
 		"CONNECT b.example.org:443 HTTP/1.1\r\nHost: a.example.org\r\n\r\n":           "b.example.org",
 		"GET / HTTP/1.1\r\nHost: a.example.org\r\n":                                   errMore.Error(),
+		"VERSION-CONTROL / HTTP/1.1\r\nHost: a.example.org\r\n\r\n":                   "a.example.org",
 		"GET":                              errMore.Error(),
 		"GET / HTTP/1.1\r\n\r\n":           errNoName.Error(),
 		"GET / HTTP/1.1\r\nHost: \r\n\r\n": errNoName.Error(),
