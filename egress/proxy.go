@@ -37,7 +37,7 @@ func (s *Server) connect(ctx context.Context, name wire.Name, to destination) (*
 			break
 		}
 	}
-	return nil, errors.Join(errs...)
+	return nil, attemptErrors(errs)
 }
 
 // connectByProxy asks the proxy for a connection to a target.

@@ -7,7 +7,10 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
+
+	"golang.org/x/sync/semaphore"
 
 	"github.com/nametap/nametap/dnsproxy/sockets"
 )
@@ -30,8 +33,9 @@ type attempt struct {
 // goroutine uses it.
 type racer struct {
 	dial    func(context.Context, netip.AddrPort) (*net.TCPConn, error)
-	inTurn  bool // the families in turn; otherwise in the order in which they are found
-	lookups int  // that have not ended
+	beside  *semaphore.Weighted // bounds attempts beside others
+	inTurn  bool                // the families in turn; otherwise in the order in which they are found
+	lookups int                 // that have not ended
 	queue   []netip.AddrPort
 	running int // attempts
 	results chan attempt
@@ -46,7 +50,9 @@ func (s *Server) race(ctx context.Context, targets []endpoint, any bool) (*net.T
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	found, n := s.lookUp(ctx, targets, any)
-	r := &racer{dial: s.dial, inTurn: len(targets) == 1, lookups: n, results: make(chan attempt), next: time.NewTimer(time.Hour)}
+	r := &racer{
+		dial: s.dial, beside: s.attempts, inTurn: len(targets) == 1, lookups: n, results: make(chan attempt), next: time.NewTimer(time.Hour),
+	}
 	defer r.next.Stop()
 	if len(found) == n { // all are cached
 		for range n {
@@ -113,9 +119,15 @@ func (r *racer) add(ctx context.Context, f found) {
 	}
 }
 
-// start tries the next address.
+// start tries the next address. Beside another attempt, it does so later if the server makes too many such
+// attempts, each of which takes a descriptor.
 func (r *racer) start(ctx context.Context) {
 	if r.due = len(r.queue) == 0; r.due {
+		return
+	}
+	beside := r.running > 0
+	if beside && !r.beside.TryAcquire(1) {
+		r.next.Reset(attemptDelay)
 		return
 	}
 	addr := r.queue[0]
@@ -123,6 +135,9 @@ func (r *racer) start(ctx context.Context) {
 	r.running++
 	go func() {
 		conn, err := r.dial(ctx, addr)
+		if beside {
+			r.beside.Release(1)
+		}
 		r.results <- attempt{conn, err}
 	}()
 	r.next.Reset(attemptDelay)
@@ -145,7 +160,7 @@ func (r *racer) refusal(targets []endpoint) error {
 		text += fmt.Sprintf(" and %d other endpoints", more)
 	}
 	if len(r.failed) > 0 {
-		err := errors.Join(r.failed...)
+		err := attemptErrors(r.failed)
 		reason := ReasonConnect
 		if sockets.OutOfDescriptors(err) {
 			reason = ReasonDescriptor
@@ -160,6 +175,27 @@ func (r *racer) refusal(targets []endpoint) error {
 	}
 	return r.refused[0]
 }
+
+// attemptErrors are the errors of attempts to connect, in one line of text.
+type attemptErrors []error
+
+// maxListedErrors is the number of errors in the text of attemptErrors.
+const maxListedErrors = 8
+
+// Error returns the texts of the first errors.
+func (a attemptErrors) Error() string {
+	var texts []string
+	for _, err := range a[:min(len(a), maxListedErrors)] {
+		texts = append(texts, err.Error())
+	}
+	if more := len(a) - len(texts); more > 0 {
+		texts = append(texts, fmt.Sprintf("%d more", more))
+	}
+	return strings.Join(texts, ", ")
+}
+
+// Unwrap returns the errors.
+func (a attemptErrors) Unwrap() []error { return a }
 
 // isOfAddress reports whether a refusal is one of an address. It says more than that the name has no
 // addresses of the other family.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/dnsproxy/sockets"
@@ -26,6 +27,7 @@ type Server struct {
 	max       int64 // connections at a time
 	listeners []*net.TCPListener
 	reserve   *sockets.Reserve
+	attempts  *semaphore.Weighted // to connect, beside the first one of a connection
 	pipes     pipes
 	buffers   sync.Pool
 	hosts     hostCounts
@@ -45,8 +47,13 @@ type Server struct {
 	conns map[*net.TCPConn]func() // of clients, and how each is reset; nil once the end resets them
 }
 
-// descriptorsPerConn are those of a connection that is joined: the client's and the host's.
+// descriptorsPerConn are those of a connection that is joined: the client's and the host's. While it is dialled,
+// the host's is that of one attempt.
 const descriptorsPerConn = 2
+
+// attemptShare is the share of the descriptors for connections, one part in that many, which is for attempts to
+// connect beside the first one.
+const attemptShare = 8
 
 // New checks cfg, opens the listeners and tests the mark. An error names the setting.
 func New(ctx context.Context, cfg Config) (*Server, error) {
@@ -71,7 +78,9 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		}
 	}
 	s.max = int64(cfg.MaxConns)
-	if limit := descriptorLimit(); s.max > limit {
+	limit, attempts := descriptorLimits()
+	s.attempts = semaphore.NewWeighted(attempts)
+	if s.max > limit {
 		s.log.Warn("fewer connections to VIPs than --egress-max-conns: the limit of descriptors is too low",
 			"want", s.max, "have", limit)
 		s.max = limit
@@ -80,16 +89,18 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// descriptorLimit returns how many connections the limit of descriptors allows: at most half of all
-// descriptors are for them, so that DNS does not run out of them.
-func descriptorLimit() int64 {
+// descriptorLimits returns how many connections the limit of descriptors allows, and how many attempts to connect
+// beside the first one of each: at most half of all descriptors are for them, so that DNS does not run out of
+// them.
+func descriptorLimits() (conns, attempts int64) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || limit.Cur > 1<<30 {
-		return 1 << 30
+		limit.Cur = 1 << 30
 	}
 	const pipeEnds = 2
-	all := int64(limit.Cur)/2 - pipeEnds*maxPipes //nolint:gosec // below 2^30
-	return max(all/descriptorsPerConn, 1)
+	all := max(int64(limit.Cur)/2-pipeEnds*maxPipes, 1) //nolint:gosec // at most 2^30
+	attempts = max(all/attemptShare, 1)
+	return max((all-attempts)/descriptorsPerConn, 1), attempts
 }
 
 // testMark returns an error if packets cannot get the mark.

@@ -1,0 +1,55 @@
+package test
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// E10, E17: while no address of a name answers, the attempts to reach them leave half of the descriptors to DNS.
+func TestEgressAttempts(t *testing.T) {
+	t.Parallel()
+	e := newEgressVM(t, "nft")
+	var addrs []string
+	for i := range 20 {
+		addr := fmt.Sprintf("10.0.0.%d", 60+i)
+		e.net.Exec("ip", "address", "add", addr+"/24", "dev", "eth0")
+		addrs = append(addrs, addr)
+	}
+	e.net.Exec("iptables-nft", "-w", "-A", "INPUT", "-p", "tcp", "--dport", "7", "-j", "DROP")
+	e.resolve(exactA, addrs...)
+	e.resolve(exactB, addrs...)
+	e.descriptors = 1400
+	a := e.capture("--egress-connect-timeout", "3s")
+	for range 180 {
+		e.mustDial(vipA, "7")
+	}
+	peak := 0
+	wait.Until(t, "the first attempts have ended", func() bool {
+		open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", a.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		peak = max(peak, len(open))
+		return e.refusals("connect") > 0
+	})
+	if peak < 2*180 || peak > e.descriptors/2 {
+		t.Errorf("%d descriptors are open for 180 connections, want some more than two for each, and at most %d", peak, e.descriptors/2)
+	}
+
+	// The reasons are in one line, and not too many.
+	wait.Until(t, "the first attempts were refused", func() bool { return e.metric("nametap_egress_open_connections") == 0 })
+	if got := e.greeting(vipB, "9"); !strings.Contains(got, "reset") {
+		t.Errorf("a port without a server: %q", got)
+	}
+	status := e.root("status", "--status-addr", statusAddr).stdout
+	for line := range strings.Lines(status) {
+		if strings.Contains(line, exactB+":9: dial tcp ") && strings.Count(line, "connection refused") == 8 && strings.Contains(line, ", 12 more\n") {
+			return
+		}
+	}
+	t.Errorf("want a line with 8 errors and 12 more in:\n%s", status)
+}
