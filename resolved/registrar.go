@@ -41,7 +41,7 @@ type Names struct {
 	// Domains are the domains of all other names.
 	Domains []string
 	// Fingerprint changes when there are other names than before. Then the caches of
-	// systemd-resolved are flushed.
+	// systemd-resolved are flushed. It is 0 if the agent has no names of hosts yet.
 	Fingerprint uint64
 }
 
@@ -145,10 +145,19 @@ func (r *Registrar) Run(ctx context.Context) {
 // notePause after they were read. If they were not read although that time is over, there is no
 // registration to change.
 func (r *Registrar) due() time.Duration {
-	if left := r.config.pause - time.Since(r.read); r.noted.Load() && left > 0 {
+	if left := r.pauseLeft(); r.noted.Load() && left > 0 {
 		return min(r.config.Interval, left)
 	}
 	return r.config.Interval
+}
+
+// pauseLeft returns how long names may not be read again. Those of an agent that had no table yet do not
+// count, so that the names of its first table are registered at once.
+func (r *Registrar) pauseLeft() time.Duration {
+	if r.read.IsZero() || r.names.Fingerprint == 0 {
+		return 0
+	}
+	return r.config.pause - time.Since(r.read)
 }
 
 // changes returns the channel that receives when systemd-resolved starts or ends; nil if that is
@@ -243,7 +252,7 @@ func (r *Registrar) keep(ctx context.Context) (Status, error) {
 
 // readNames reads the names, if they may have changed and the last time is long enough ago.
 func (r *Registrar) readNames() {
-	if !r.noted.Load() || !r.read.IsZero() && time.Since(r.read) < r.config.pause {
+	if !r.noted.Load() || r.pauseLeft() > 0 {
 		return
 	}
 	r.noted.Store(false)

@@ -371,3 +371,22 @@ func TestDue(t *testing.T) { // V5
 		}
 	}
 }
+
+// TestFirstNames checks that the names of the first table are read at once, and later ones after the pause.
+func TestFirstNames(t *testing.T) { // V5
+	reads := 0
+	r := New(Config{
+		Names: func() Names {
+			reads++
+			return Names{Always: []string{"cluster.local"}, Fingerprint: uint64(reads - 1)} // 0: no table yet
+		},
+		Returned: func([]string) {}, Interval: time.Minute, Logger: slog.New(slog.DiscardHandler), pause: time.Hour,
+	})
+	for i, want := range []int{1, 2, 2} {
+		r.Note()
+		r.readNames()
+		if reads != want {
+			t.Errorf("after change %d: %d reads, want %d", i, reads, want)
+		}
+	}
+}
