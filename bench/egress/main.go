@@ -52,7 +52,7 @@ func main() {
 	role := flag.String("role", "", "used by the command itself")
 	flag.IntVar(&o.rounds, "rounds", 7, "rounds of each measurement")
 	flag.IntVar(&o.connects, "connects", 1000, "connections in a round")
-	flag.IntVar(&o.idle, "idle", 4800, "idle connections, for which each proxy needs two descriptors; 0 leaves this out")
+	flag.IntVar(&o.idle, "idle", 4200, "idle connections, for which each proxy needs two descriptors; 0 leaves this out")
 	flag.Int64Var(&o.bytes, "bytes", 4<<30, "bytes of a stream")
 	flag.StringVar(&o.binary, "nametap", "", "path of the agent (default: it is built)")
 	flag.Parse()
