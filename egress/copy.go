@@ -254,9 +254,9 @@ type pair struct {
 	err          atomic.Pointer[error] // of the direction that failed first
 }
 
-// join copies in both directions until one has ended, and a goroutine goes on with the other one. If one of
-// the connections fails, the other one is reset. What was read from the client before is sent first. done is
-// called when both connections are closed, with the error of the one that failed.
+// join copies in both directions until both have ended, and returns at once. If one of the connections
+// fails, the other one is reset. What was read from the client before is sent first. done is called when both
+// connections are closed, with the error of the one that failed.
 func (s *Server) join(client *net.TCPConn, t target, c *counts, done func(err error)) {
 	host := t.conn
 	p := &pair{client: client, host: host, done: done}
@@ -277,7 +277,7 @@ func (s *Server) join(client *net.TCPConn, t target, c *counts, done func(err er
 		p.abort()
 	}
 	s.running.Go(func() { p.copy(up) })
-	p.copy(down) // here, because in many protocols the server speaks first
+	s.running.Go(func() { p.copy(down) }) // not here: the stack of this goroutine has grown
 }
 
 // copy runs one direction to its end, and closes the connections at the end of both.
