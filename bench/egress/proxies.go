@@ -82,11 +82,13 @@ func newStage() (*stage, error) {
 	return s, nil
 }
 
-// end ends the processes.
+// end ends the processes. nginx ends its workers only if it is not killed.
 func (s *stage) end() {
 	for _, cmd := range s.started {
-		_ = cmd.Process.Kill()
+		kill := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
+		_ = cmd.Process.Signal(syscall.SIGTERM)
 		_ = cmd.Wait()
+		kill.Stop()
 	}
 	_ = os.RemoveAll(s.dir)
 }
@@ -101,7 +103,7 @@ func (s *stage) start(name string, cmd *exec.Cmd) error {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
-	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGTERM
 	if err := cmd.Start(); err != nil {
 		return err
 	}
