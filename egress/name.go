@@ -65,7 +65,7 @@ func (s *Server) readName(conn *net.TCPConn, r *route) (name wire.Name, first []
 		if len(buf) == cap(buf) {
 			var ok bool
 			if buf, ok = s.grow(buf); !ok {
-				return wire.Root, nil, refuse(ReasonLimit, "%s: no name within %d bytes, and too many other clients have said none either", r.text(), len(buf))
+				return wire.Root, nil, refuse(ReasonLimit, "%s: no name within %d bytes, and other clients use all memory for longer beginnings", r.text(), len(buf))
 			}
 		}
 		n, err := conn.Read(buf[len(buf):cap(buf)])
