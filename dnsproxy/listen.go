@@ -265,11 +265,10 @@ func (ls *listeners) openOne(ctx context.Context, network, host, port string) (l
 }
 
 // tcpConfig returns how TCP sockets are opened. They have no keepalive, because idle connections are closed
-// long before the first probe. They are not of Multipath TCP, of which the kernel does not say the original
-// destination.
+// long before the first probe.
 func tcpConfig() net.ListenConfig {
-	config := net.ListenConfig{KeepAlive: -1}
-	config.SetMultipathTCP(false)
+	config := sockets.TCPConfig()
+	config.KeepAlive = -1
 	return config
 }
 

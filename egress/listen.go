@@ -75,8 +75,8 @@ func (s *Server) adopt() error {
 
 // listenOn opens one listener.
 func listenOn(ctx context.Context, addr netip.AddrPort, control func(string, string, syscall.RawConn) error) (*net.TCPListener, error) {
-	config := net.ListenConfig{KeepAliveConfig: keepAlive(), Control: control}
-	config.SetMultipathTCP(false) // the kernel does not say the original destination of Multipath TCP
+	config := sockets.TCPConfig()
+	config.KeepAliveConfig, config.Control = keepAlive(), control
 	listener, err := config.Listen(ctx, fmt.Sprintf("tcp%d", familyOf(addr.Addr())), addr.String())
 	if err != nil {
 		return nil, err

@@ -36,6 +36,14 @@ func SplitAddr(what, addr string) (hosts []netip.Addr, port uint16, err error) {
 	return []netip.Addr{ip.Unmap()}, port, nil
 }
 
+// TCPConfig returns how TCP listeners are opened: without Multipath TCP, of which the kernel does not say the
+// original destination.
+func TCPConfig() net.ListenConfig {
+	var config net.ListenConfig
+	config.SetMultipathTCP(false)
+	return config
+}
+
 // FreeBind lets a socket be bound to an address that the host does not have yet. It is a Control of a
 // [net.ListenConfig].
 func FreeBind(_, _ string, conn syscall.RawConn) error {
