@@ -107,9 +107,9 @@ func matchConditions() []matchCondition {
 	return []matchCondition{
 		{"not-host-network", `!object.spec.?hostNetwork.orValue(false)`},
 		{"not-mirror", expression(`!(` + quote(mirror) + ` in object.metadata.?annotations.orValue({}))`)},
-		{"not-windows", `object.spec.?os.?name.orValue("") != "windows" && ![object.spec.?nodeSelector.orValue({})].exists(s, ["kubernetes.io/os", "beta.kubernetes.io/os"].exists(l, s[?l].orValue("") == "windows")) && ` +
+		{"not-windows", expression(`object.spec.?os.?name.orValue("") != "windows" && ![object.spec.?nodeSelector.orValue({})].exists(s, ` + texts(osLabels()) + `.exists(l, s[?l].orValue("") == "windows")) && ` +
 			`![object.spec.?affinity.?nodeAffinity.?requiredDuringSchedulingIgnoredDuringExecution.?nodeSelectorTerms.orValue([])].exists(terms, terms.size() > 0 && ` +
-			`terms.all(t, t.?matchExpressions.orValue([]).exists(e, e.key in ["kubernetes.io/os", "beta.kubernetes.io/os"] && e.operator == "In" && e.?values.orValue([]) == ["windows"])))`},
+			`terms.all(t, t.?matchExpressions.orValue([]).exists(e, e.key in ` + texts(osLabels()) + ` && e.operator == "In" && e.?values.orValue([]) == ["windows"])))`)},
 	}
 }
 
