@@ -10,14 +10,14 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/nametap/nametap/discovery/auth"
-	"github.com/nametap/nametap/discovery/kube"
 	"github.com/nametap/nametap/discovery/object"
+	"github.com/nametap/nametap/discovery/source"
 )
 
 // A TLSSecret is the Secret in which replicas keep the certificate that they share.
 type TLSSecret struct {
 	// Access says how to reach the API server.
-	Access *kube.Access
+	Access source.API
 	// Namespace and Name are those of the Secret.
 	Namespace, Name string
 	// DNSNames are the names in the certificate. Without any, they are those of the Service
@@ -79,8 +79,8 @@ func (s *Server) newTLS() error {
 	var shared auth.GetCertificate
 	if secret := s.cfg.TLSSecret; secret != nil {
 		var err error
-		s.certificate, err = kube.NewCertificate(kube.CertificateConfig{
-			Access: secret.Access, Namespace: secret.Namespace, Name: secret.Name, ConfigMap: secret.ConfigMap, Webhook: secret.Webhook,
+		s.certificate, err = secret.Access.NewCertificate(source.CertificateConfig{
+			Namespace: secret.Namespace, Name: secret.Name, ConfigMap: secret.ConfigMap, Webhook: secret.Webhook,
 			DNSNames: secret.names(s.cfg.ClusterDomain), Logger: s.cfg.Logger,
 		})
 		if err != nil {

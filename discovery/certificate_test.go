@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/nametap/nametap/discovery/auth"
-	"github.com/nametap/nametap/discovery/kube"
 	"github.com/nametap/nametap/discovery/pki"
+	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -195,7 +195,7 @@ func TestSecretForbidden(t *testing.T) { // D50
 	r := a.waiting("Secret " + sharedSecret + " cannot be read: ")
 	a.Refuse(secrets, 0)
 	<-r.Ready()
-	if resources := r.Resources(); !slices.ContainsFunc(resources, func(s kube.Status) bool { return s.Resource == "Secret "+sharedSecret && s.Synced && s.Failure == "" }) {
+	if resources := r.Resources(); !slices.ContainsFunc(resources, func(s source.Status) bool { return s.Resource == "Secret "+sharedSecret && s.Synced && s.Failure == "" }) {
 		t.Errorf("%+v", resources)
 	}
 	a.put(made(t, 70*24*time.Hour), nil)

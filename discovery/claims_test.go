@@ -272,7 +272,7 @@ func TestResourcePerNamespace(t *testing.T) {
 
 // The order of objects does not change the table.
 func TestOrderDoesNotMatter(t *testing.T) {
-	s := newSource(unpack(t, examples.Files), false, nil)
+	s := newDirSource(unpack(t, examples.Files), false, nil)
 	r, err := s.read()
 	if err != nil {
 		t.Fatal(err)

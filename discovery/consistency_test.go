@@ -5,7 +5,7 @@ import (
 	"maps"
 	"testing"
 
-	"github.com/nametap/nametap/discovery/kube"
+	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -13,7 +13,7 @@ import (
 
 // ahead returns a client with a revision in which the version of Services is later by one.
 func (c *merging) ahead() *merging {
-	r := kube.ParseRevision(c.revision)
+	r := source.ParseRevision(c.revision)
 	r[0]++
 	return &merging{hosts: c.hosts, revision: r.Encode()}
 }
@@ -167,7 +167,7 @@ func TestRevisionAfterList(t *testing.T) { // D38
 	r := start(t, onAPI(t, a))
 	c := openMerging(t, variantDelta, r, nil)
 	c.want("web", "")
-	services := func() uint64 { return kube.ParseRevision(c.revision)[0] }
+	services := func() uint64 { return source.ParseRevision(c.revision)[0] }
 	first := services()
 	a.Leave()
 	a.Forget(fakekube.Services)

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/discovery/hosts"
-	"github.com/nametap/nametap/discovery/kube"
 	"github.com/nametap/nametap/discovery/object"
+	"github.com/nametap/nametap/discovery/source"
 )
 
 // The sources of objects.
@@ -33,7 +33,7 @@ type input struct {
 	tooEarly string
 	pending  []hosts.Change // what was not served yet
 	// changed and heard are those of the reading, for objects of the API server.
-	changed, heard kube.Revision
+	changed, heard source.Revision
 }
 
 // sources returns the configured sources, those first whose objects are used instead of
@@ -59,7 +59,7 @@ func (c Config) awaited() []string {
 }
 
 // sourceIndex returns the number of a source: 0 for the one whose objects are used first.
-func (c Config) sourceIndex(source string) int { return slices.Index(c.sources(), source) }
+func (c Config) sourceIndex(name string) int { return slices.Index(c.sources(), name) }
 
 // followKubernetes builds the tables whenever objects of the API server have changed, until ctx
 // ends. One build serves all changes of Config.Debounce. If a build takes longer, half of the time
@@ -92,10 +92,10 @@ func (s *Server) followKubernetes(ctx context.Context) {
 }
 
 // noteRead notes that a source was read for the first time, or failed to be.
-func (s *Server) noteRead(source string) {
+func (s *Server) noteRead(from string) {
 	s.building.Lock()
 	defer s.building.Unlock()
-	s.read[source] = true
+	s.read[from] = true
 	if len(s.read) == len(s.cfg.awaited()) {
 		s.readOnce()
 	}
@@ -115,23 +115,23 @@ func (s *Server) upToDate() bool {
 }
 
 // publishAll puts a whole reading of a source to use.
-func (s *Server) publishAll(source string, objects []object.Object, in input) {
+func (s *Server) publishAll(from string, objects []object.Object, in input) {
 	s.building.Lock()
 	defer s.building.Unlock()
-	in.pending = []hosts.Change{s.push.Diff(s.cfg.sourceIndex(source), objects)}
-	s.inputs[source] = in
+	in.pending = []hosts.Change{s.push.Diff(s.cfg.sourceIndex(from), objects)}
+	s.inputs[from] = in
 	s.publishLocked()
 }
 
 // publishChanges puts what has changed in a source to use.
-func (s *Server) publishChanges(source string, in input, changes ...hosts.Change) {
+func (s *Server) publishChanges(from string, in input, changes ...hosts.Change) {
 	s.building.Lock()
 	defer s.building.Unlock()
-	in.pending = append(s.inputs[source].pending, changes...)
+	in.pending = append(s.inputs[from].pending, changes...)
 	if len(in.pending) > maxPending {
 		in.pending = hosts.Merge(in.pending)
 	}
-	s.inputs[source] = in
+	s.inputs[from] = in
 	s.publishLocked()
 }
 
@@ -167,7 +167,7 @@ func (s *Server) publishLocked() {
 }
 
 // setHeard sets the state of the API server that what is served includes.
-func (s *Server) setHeard(heard kube.Revision) {
+func (s *Server) setHeard(heard source.Revision) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.heard = heard
@@ -176,7 +176,7 @@ func (s *Server) setHeard(heard kube.Revision) {
 // behind reports whether what is served is older than an encoded revision. If so, and if the API server has sent
 // what is missing, it makes sure that this is put to use, also if it has not changed any object.
 func (s *Server) behind(revision []byte) bool {
-	wanted := kube.ParseRevision(revision)
+	wanted := source.ParseRevision(revision)
 	s.mu.Lock()
 	includes := s.heard.Includes(wanted)
 	s.mu.Unlock()
@@ -190,10 +190,10 @@ func (s *Server) behind(revision []byte) bool {
 // takeLocked returns the changes of all sources that were not served yet.
 func (s *Server) takeLocked() []hosts.Change {
 	var changes []hosts.Change
-	for source, in := range s.inputs {
+	for from, in := range s.inputs {
 		changes = append(changes, in.pending...)
 		in.pending = nil
-		s.inputs[source] = in
+		s.inputs[from] = in
 	}
 	return changes
 }
@@ -201,11 +201,11 @@ func (s *Server) takeLocked() []hosts.Change {
 // combine returns what is known of the last readings of all sources, and why they must not be the
 // first ones that are served, or an empty string.
 func combine(sources []string, inputs map[string]input) (all input, why string) {
-	for _, source := range slices.Backward(sources) {
-		in, ok := inputs[source]
+	for _, name := range slices.Backward(sources) {
+		in, ok := inputs[name]
 		switch {
 		case !ok:
-			why = source + " has not been read yet"
+			why = name + " has not been read yet"
 		case in.tooEarly != "":
 			why = in.tooEarly
 		}
@@ -218,12 +218,12 @@ func combine(sources []string, inputs map[string]input) (all input, why string) 
 
 // newKubernetes returns the source at the API server. It calls changed after each change, and selected,
 // unless it is nil, with the discovery selectors of the mesh.
-func newKubernetes(cfg Config, changed func(), selected func([]string)) (*kube.Source, error) {
-	from := kube.Config{Access: cfg.Kubernetes, RootNamespace: cfg.RootNamespace, Changed: changed, Selected: selected, Logger: cfg.Logger}
+func newKubernetes(cfg Config, changed func(), selected func([]string)) (source.Objects, error) {
+	from := source.ObjectsConfig{RootNamespace: cfg.RootNamespace, Changed: changed, Selected: selected, Logger: cfg.Logger}
 	if cfg.ClustersNamespace != "" {
 		from.NetworkOf = cfg.RootNamespace
 	}
-	return kube.New(from)
+	return cfg.Kubernetes.NewObjects(from)
 }
 
 // readTimeout bounds how long readKubernetes waits.
@@ -232,7 +232,7 @@ const readTimeout = 30 * time.Second
 // readKubernetes reads all objects of the API server once.
 func readKubernetes(ctx context.Context, cfg Config) ([]object.Object, []object.Error, error) {
 	changed := make(chan struct{}, 1)
-	source, err := newKubernetes(cfg, func() { notify(changed) }, nil)
+	all, err := newKubernetes(cfg, func() { notify(changed) }, nil)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -241,10 +241,10 @@ func readKubernetes(ctx context.Context, cfg Config) ([]object.Object, []object.
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
-	running.Go(func() { source.Run(ctx) })
+	running.Go(func() { all.Run(ctx) })
 	objects := map[object.Key]object.Object{}
 	for {
-		r := source.Read()
+		r := all.Read()
 		for _, o := range r.Updated {
 			objects[o.Key] = o
 		}

@@ -16,8 +16,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/nametap/nametap/discovery/clusters"
 	"github.com/nametap/nametap/discovery/hosts"
-	"github.com/nametap/nametap/discovery/kube"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/examples"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
@@ -27,7 +27,7 @@ import (
 // onAPI returns the configuration of a server that reads an API server.
 func onAPI(t *testing.T, a *fakekube.API) Config {
 	t.Helper()
-	access, err := kube.NewAccess(a.Kubeconfig())
+	access, err := clusters.Open(a.Kubeconfig())
 	if err != nil {
 		t.Fatal(err)
 	}

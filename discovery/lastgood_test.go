@@ -339,7 +339,7 @@ func TestReplacedDirectoryIsWatched(t *testing.T) {
 	defer w.close()
 	look := func() bool {
 		t.Helper()
-		r, err := newSource(dir, false, nil).read()
+		r, err := newDirSource(dir, false, nil).read()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -3,7 +3,7 @@ package discovery
 import (
 	"maps"
 
-	"github.com/nametap/nametap/discovery/clusters"
+	"github.com/nametap/nametap/discovery/source"
 )
 
 // defaultClusterID is what agents call their cluster by default.
@@ -22,8 +22,8 @@ func (s *Server) newClusters() error {
 		s.cfg.Logger.Warn("without a state directory, the hosts of a cluster are missing after a restart while its API server is away (--state-dir)")
 	}
 	var err error
-	s.clusters, err = clusters.New(clusters.Config{
-		Access: s.cfg.Kubernetes, Namespace: s.cfg.ClustersNamespace, RootNamespace: s.cfg.RootNamespace, Own: own,
+	s.clusters, err = s.cfg.Kubernetes.NewClusters(source.ClustersConfig{
+		Namespace: s.cfg.ClustersNamespace, RootNamespace: s.cfg.RootNamespace, Own: own,
 		TokenAudience: s.cfg.TokenAudience, Wait: s.cfg.ClusterTimeout, Debounce: s.cfg.Debounce,
 		State: s.state, Saved: s.savedCluster, Publish: s.publishClusters, Logger: s.cfg.Logger,
 	})
@@ -50,7 +50,7 @@ func (s *Server) savedCluster(err error) {
 }
 
 // publishClusters puts what has changed in the other clusters to use.
-func (s *Server) publishClusters(u clusters.Update) {
+func (s *Server) publishClusters(u source.Update) {
 	// A cluster is missing until its objects are in use.
 	missing := maps.Clone(u.Missing)
 	maps.Copy(missing, s.missing)

@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/nametap/nametap/discovery/kube"
+	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -412,7 +412,7 @@ func TestSavedObjects(t *testing.T) { // D28, D29
 	if n := testutil.ToFloat64(r.metrics.kept); n != 5 {
 		t.Errorf("%v objects are kept, want 5", n)
 	}
-	if !slices.ContainsFunc(r.Resources(), func(s kube.Status) bool {
+	if !slices.ContainsFunc(r.Resources(), func(s source.Status) bool {
 		return s.Resource == "saved objects" && s.Cluster == "east" && s.Objects == 5
 	}) {
 		t.Errorf("%+v", r.Resources())

@@ -115,16 +115,16 @@ func (s *Server) build() (reading, error) {
 		s.metrics.failures.WithLabelValues(stepRead).Inc()
 		s.cfg.Logger.Error("reading the configuration directory takes long; the current tables stay", "so_far", slowRead)
 	})
-	r, err := s.source.read()
+	r, err := s.dir.read()
 	slow.Stop()
 	s.setDirErr(err)
 	if err != nil {
 		s.failed(stepRead, err)
-		if s.isServing() || len(s.source.good) == 0 {
+		if s.isServing() || len(s.dir.good) == 0 {
 			return r, err
 		}
 		// The process has just started: serve the last good objects of the previous one.
-		r.objects, r.kept = s.source.objects(), len(s.source.good)
+		r.objects, r.kept = s.dir.objects(), len(s.dir.good)
 		s.serve(r)
 		return r, err
 	}
@@ -144,7 +144,7 @@ func (s *Server) setDirErr(err error) {
 	defer s.mu.Unlock()
 	s.dirErr = nil
 	if err != nil {
-		s.dirErr = &object.Error{File: rootName, Msg: "cannot be read: " + plainError(err), Kept: len(s.source.good) > 0}
+		s.dirErr = &object.Error{File: rootName, Msg: "cannot be read: " + plainError(err), Kept: len(s.dir.good) > 0}
 	}
 }
 
@@ -213,7 +213,7 @@ func (s *Server) saveObjectsNow() {
 		return
 	}
 	s.objectsSaved = time.Now()
-	if err := saveObjects(s.state, s.source.good); err != nil {
+	if err := saveObjects(s.state, s.dir.good); err != nil {
 		s.failed(stepSaveObjects, err)
 		return
 	}

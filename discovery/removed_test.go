@@ -69,13 +69,13 @@ func TestRemovedObjectsSettle(t *testing.T) {
 				dir := t.TempDir()
 				write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
 				write(t, dir, "b.yaml", svc("cart", "clusterIP: 10.0.0.2"))
-				s := newSource(dir, false, nil)
+				s := newDirSource(dir, false, nil)
 				if _, err := s.read(); err != nil {
 					t.Fatal(err)
 				}
 				change(t, dir)
 				if name != "removed" {
-					s = newSource(dir, false, s.good)
+					s = newDirSource(dir, false, s.good)
 				}
 				since := time.Now()
 				for n := 1; ; n++ {
@@ -113,7 +113,7 @@ func TestLinksToEachOther(t *testing.T) {
 			}
 		}
 	}
-	r, err := newSource(dir, false, nil).read()
+	r, err := newDirSource(dir, false, nil).read()
 	if err != nil || len(r.objects) != dirs || len(r.errs) != 0 {
 		t.Errorf("%d objects, want %d; %v, %v", len(r.objects), dirs, r.errs, err)
 	}

@@ -3,12 +3,12 @@ package discovery
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/nametap/nametap/discovery/kube"
+	"github.com/nametap/nametap/discovery/source"
 )
 
 // Resources returns the state of each resource of the Kubernetes API that is read.
-func (s *Server) Resources() []kube.Status {
-	var all []kube.Status
+func (s *Server) Resources() []source.Status {
+	var all []source.Status
 	if s.kube != nil {
 		all = s.kube.Status()
 	}

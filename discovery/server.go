@@ -16,11 +16,10 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/nametap/nametap/discovery/auth"
-	"github.com/nametap/nametap/discovery/clusters"
 	"github.com/nametap/nametap/discovery/hosts"
-	"github.com/nametap/nametap/discovery/kube"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/push"
+	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/internal/statedir"
 )
 
@@ -42,10 +41,10 @@ type Config struct {
 	// ConfigDir is the directory of objects. It must exist when the server starts, unless
 	// StateDir holds the last good objects. "" means that no directory is read.
 	ConfigDir string
-	// Kubernetes says how to reach the API server whose objects are read; nil means that none
+	// Kubernetes is the API server whose objects are read, see package clusters; nil means that none
 	// is. With ConfigDir, an object in the directory is used instead of the same one of the API
 	// server.
-	Kubernetes *kube.Access
+	Kubernetes source.API
 	// GRPCAddr is the "host:port" on which ADS is served in plaintext, to everyone. Port 0 means a
 	// free port, "" that it is not.
 	GRPCAddr string
@@ -67,7 +66,7 @@ type Config struct {
 	ClusterID string
 	// Lease is that whose holder writes automatic VIPs to the status of ServiceEntries, so that all
 	// replicas give a host the same. Without one, none are written.
-	Lease kube.Lease
+	Lease source.Lease
 	// Identity names this replica in the Lease; "" means the name of the machine.
 	Identity string
 	// ClusterDomain is the domain of Services; "" means "cluster.local".
@@ -167,7 +166,7 @@ func (c Config) validate() error {
 		return errors.New("no source of objects: name the directory with your Services and ServiceEntries (--config-dir), " +
 			"or the file with the access to the Kubernetes API (--kubeconfig)")
 	}
-	if c.Lease != (kube.Lease{}) && c.Kubernetes == nil {
+	if c.Lease != (source.Lease{}) && c.Kubernetes == nil {
 		return errors.New("automatic VIPs are written to objects of the Kubernetes API only: name a file with its access (--kubeconfig), or leave --lease away")
 	}
 	if !object.IsHost(c.ClusterDomain) {
@@ -218,26 +217,26 @@ type Server struct {
 	addr    net.Addr // of plaintext, or of TLS if that is all; written before ready is closed
 	tlsAddr net.Addr // of TLS, or of plaintext if that is all; written before ready is closed
 
-	identities  *auth.Clients     // nil without TLS
-	tls         *auth.Server      // nil without TLS
-	certificate *kube.Certificate // nil without a Secret
+	identities  *auth.Clients      // nil without TLS
+	tls         *auth.Server       // nil without TLS
+	certificate source.Certificate // nil without a Secret
 
-	firstRead chan struct{}      // closed when the first reading of each source has been served or refused
-	readOnce  func()             // closes firstRead
-	kube      *kube.Source       // nil without the Kubernetes API
-	changed   chan struct{}      // has an element when objects of the Kubernetes API have changed
-	clusters  *clusters.Clusters // nil without other clusters
-	missing   map[string]string  // why other clusters have no objects; owned by publishClusters
+	firstRead chan struct{}     // closed when the first reading of each source has been served or refused
+	readOnce  func()            // closes firstRead
+	kube      source.Objects    // nil without the Kubernetes API
+	changed   chan struct{}     // has an element when objects of the Kubernetes API have changed
+	clusters  source.Clusters   // nil without other clusters
+	missing   map[string]string // why other clusters have no objects; owned by publishClusters
 
-	writer    *kube.Writer  // nil without a Lease
+	writer    source.Writer // nil without a Lease
 	writeVIPs chan struct{} // has an element when VIPs may have to be written
 
 	refusals rate.Sometimes // logs clients that are refused
 
 	// The fields below are owned by the goroutine of rebuildOnChange.
 	state          *statedir.Dir // nil without a state directory; locked
-	source         *source
-	objectsUnsaved bool      // the file of last good objects is older than source.good
+	dir            *dirSource
+	objectsUnsaved bool      // the file of last good objects is older than dir.good
 	objectsSaved   time.Time // when that file was last written
 
 	building    sync.Mutex // guards the fields up to serving
@@ -251,9 +250,9 @@ type Server struct {
 	mu      sync.Mutex
 	logged  map[string]bool // errors and failures that were logged and have not ended
 	errs    []object.Error
-	dirErr  *object.Error // why the configuration directory cannot be read
-	waiting string        // why the server is not ready; "" once it is
-	heard   kube.Revision // the state of the API server that is served
+	dirErr  *object.Error   // why the configuration directory cannot be read
+	waiting string          // why the server is not ready; "" once it is
+	heard   source.Revision // the state of the API server that is served
 }
 
 // New checks the configuration, locks the state directory and reads it. Run releases the
@@ -296,7 +295,7 @@ func New(cfg Config) (server *Server, err error) {
 	if s.identities, err = newIdentities(cfg); err != nil {
 		return nil, err
 	}
-	s.source = newSource(cfg.ConfigDir, cfg.AllowEmpty, good)
+	s.dir = newDirSource(cfg.ConfigDir, cfg.AllowEmpty, good)
 	if cfg.Kubernetes != nil {
 		if s.kube, err = newKubernetes(cfg, func() { notify(s.changed) }, s.selectNamespaces); err != nil {
 			return nil, err

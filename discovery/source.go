@@ -27,7 +27,7 @@ const (
 
 // source reads a directory of objects, as often as it is called, and decides which objects
 // are in use. It belongs to one goroutine.
-type source struct {
+type dirSource struct {
 	dir string
 	// allowEmpty is Config.AllowEmpty.
 	allowEmpty bool
@@ -90,13 +90,13 @@ type reading struct {
 	transient bool
 }
 
-// newSource returns a source that starts with the last good objects of an earlier process,
+// newDirSource returns a source that starts with the last good objects of an earlier process,
 // which may be nil.
-func newSource(dir string, allowEmpty bool, good map[object.Key]located) *source {
+func newDirSource(dir string, allowEmpty bool, good map[object.Key]located) *dirSource {
 	if good == nil {
 		good = map[object.Key]located{}
 	}
-	return &source{
+	return &dirSource{
 		dir: dir, allowEmpty: allowEmpty, good: good, first: true,
 		files: map[string]sourceFile{}, dirs: map[string]fileID{}, removed: map[object.Key]time.Time{},
 	}
@@ -104,7 +104,7 @@ func newSource(dir string, allowEmpty bool, good map[object.Key]located) *source
 
 // read reads the directory. It returns an error only if the directory itself cannot be
 // read; errors below it are part of the reading.
-func (s *source) read() (reading, error) {
+func (s *dirSource) read() (reading, error) {
 	w := newWalk(s.dir)
 	w.watch.addLinks(s.dir)
 	if err := w.dir(""); err != nil {
@@ -135,7 +135,7 @@ func (s *source) read() (reading, error) {
 // checkDirs treats an empty directory as unreadable if objects came from it and it is not
 // the same directory as before: its file system was unmounted. A directory that was
 // emptied file by file is the same one, and really empty.
-func (s *source) checkDirs(w *walk) {
+func (s *dirSource) checkDirs(w *walk) {
 	dirs := map[string]fileID{}
 	for rel, found := range w.dirs {
 		previous := s.dirs[rel] // at the start the zero value, which differs from any
@@ -152,7 +152,7 @@ func (s *source) checkDirs(w *walk) {
 }
 
 // holdsBelow reports whether an object came from below a directory.
-func (s *source) holdsBelow(rel string) bool {
+func (s *dirSource) holdsBelow(rel string) bool {
 	for _, o := range s.good {
 		if strings.HasPrefix(o.file, rel+"/") {
 			return true
@@ -162,7 +162,7 @@ func (s *source) holdsBelow(rel string) bool {
 }
 
 // update returns the content of a file that is in use now.
-func (s *source) update(name string, old sourceFile, found foundFile) sourceFile {
+func (s *dirSource) update(name string, old sourceFile, found foundFile) sourceFile {
 	if old.info != nil && bytes.Equal(old.data, found.data) {
 		return sourceFile{data: old.data, parsed: old.parsed, info: found.info}
 	}
@@ -178,7 +178,7 @@ func (s *source) update(name string, old sourceFile, found foundFile) sourceFile
 
 // parse is parseFile, except that an empty file that held objects is an error: it is taken
 // for a file that is being written, however long that takes.
-func (s *source) parse(name string, data []byte) parsed {
+func (s *dirSource) parse(name string, data []byte) parsed {
 	if len(data) > 0 || s.allowEmpty {
 		return parseFile(name, data)
 	}
@@ -209,7 +209,7 @@ func seemsHalfWritten(old sourceFile, next *nextContent, info fs.FileInfo) bool 
 
 // merge combines the objects of all files. An object that is missing because something is
 // broken stays in use in its last good form.
-func (s *source) merge(w *walk) reading {
+func (s *dirSource) merge(w *walk) reading {
 	r := reading{errs: w.errs}
 	inUse := make(map[object.Key]located, len(s.good))
 	for _, name := range slices.Sorted(maps.Keys(s.files)) {
@@ -239,7 +239,7 @@ func (s *source) merge(w *walk) reading {
 }
 
 // objects returns the last good form of every object, sorted by key.
-func (s *source) objects() []object.Object {
+func (s *dirSource) objects() []object.Object {
 	out := make([]object.Object, 0, len(s.good))
 	for _, k := range slices.SortedFunc(maps.Keys(s.good), object.Key.Compare) {
 		out = append(out, s.good[k].Object)
@@ -251,7 +251,7 @@ func (s *source) objects() []object.Object {
 // were removed and have not settled. If no object at all is left, it keeps all of them
 // unless AllowEmpty is set: an empty directory is usually one that is being mounted or
 // copied.
-func (s *source) keep(w *walk, r *reading, inUse map[object.Key]located) {
+func (s *dirSource) keep(w *walk, r *reading, inUse map[object.Key]located) {
 	broken, unnamed := map[object.Key]bool{}, map[string]bool{}
 	for name, f := range s.files {
 		for k := range f.parsed.broken {
@@ -290,7 +290,7 @@ func (s *source) keep(w *walk, r *reading, inUse map[object.Key]located) {
 // mayReturn reports whether an object that was not found stays in use for now. Its file may
 // be on the way to another directory, or about to be written again, as git and scripts do.
 // In the first read of a process, its file may be half written.
-func (s *source) mayReturn(o located) bool {
+func (s *dirSource) mayReturn(o located) bool {
 	since, ok := s.removed[o.Key]
 	if _, present := s.files[o.file]; !ok && present && !s.first {
 		return false

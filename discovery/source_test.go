@@ -181,7 +181,7 @@ func TestUnreadable(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
 	write(t, dir, "sub/b.yaml", svc("cart", "clusterIP: 10.0.0.2"))
-	s := newSource(dir, false, nil)
+	s := newDirSource(dir, false, nil)
 	if _, err := s.read(); err != nil {
 		t.Fatal(err)
 	}

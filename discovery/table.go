@@ -44,7 +44,7 @@ func Table(ctx context.Context, cfg Config, client Client) (*api.NameTable, []ob
 	var changes []hosts.Change
 	var errs []object.Error
 	if cfg.ConfigDir != "" {
-		r, err := newSource(cfg.ConfigDir, cfg.AllowEmpty, nil).read()
+		r, err := newDirSource(cfg.ConfigDir, cfg.AllowEmpty, nil).read()
 		if err != nil {
 			return nil, nil, err
 		}

@@ -8,21 +8,21 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/nametap/nametap/discovery/kube"
 	"github.com/nametap/nametap/discovery/object"
+	"github.com/nametap/nametap/discovery/source"
 )
 
 // newWriter returns the writer of automatic VIPs, or nil if none is wanted.
-func (s *Server) newWriter() (*kube.Writer, error) {
-	if s.cfg.Lease == (kube.Lease{}) {
+func (s *Server) newWriter() (source.Writer, error) {
+	if s.cfg.Lease == (source.Lease{}) {
 		return nil, nil //nolint:nilnil // there is none
 	}
 	host, err := os.Hostname()
 	if err != nil && s.cfg.Identity == "" {
 		return nil, fmt.Errorf("the name of this replica in the Lease: %w", err)
 	}
-	return kube.NewWriter(kube.WriterConfig{
-		Access: s.cfg.Kubernetes, Lease: s.cfg.Lease, Identity: cmp.Or(s.cfg.Identity, host), RootNamespace: s.cfg.RootNamespace,
+	return s.cfg.Kubernetes.NewWriter(source.WriterConfig{
+		Lease: s.cfg.Lease, Identity: cmp.Or(s.cfg.Identity, host), RootNamespace: s.cfg.RootNamespace,
 		Wanted:  func() map[object.Key]object.VIPStatus { return s.push.Statuses(s.cfg.sourceIndex(fromKubernetes)) },
 		Changed: s.writeVIPs, Logger: s.cfg.Logger,
 	})
@@ -34,7 +34,8 @@ func (s *Server) runWriter(ctx context.Context) error {
 	case <-ctx.Done():
 		return nil
 	case <-s.ready:
-		return s.writer.Run(ctx)
+		s.writer.Run(ctx)
+		return nil
 	}
 }
 

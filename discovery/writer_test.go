@@ -9,7 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"github.com/nametap/nametap/discovery/kube"
+	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -26,7 +26,7 @@ func startWriting(t *testing.T, a *fakekube.API, name string) writingReplica {
 	t.Helper()
 	log := testlog.New(t)
 	cfg := onAPI(t, a)
-	cfg.Lease, cfg.Identity, cfg.Logger = kube.Lease{Namespace: "nametap-system", Name: "nametap-discovery"}, name, log.Logger()
+	cfg.Lease, cfg.Identity, cfg.Logger = source.Lease{Namespace: "nametap-system", Name: "nametap-discovery"}, name, log.Logger()
 	return writingReplica{start(t, cfg), log}
 }
 

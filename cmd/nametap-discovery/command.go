@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/discovery"
+	"github.com/nametap/nametap/discovery/clusters"
 	"github.com/nametap/nametap/discovery/kube"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/internal/version"
@@ -119,7 +120,7 @@ func (o *options) resolveKubernetes() error {
 		return nil
 	}
 	var err error
-	o.server.Kubernetes, err = kube.NewAccess(o.kubeconfig)
+	o.server.Kubernetes, err = clusters.Open(o.kubeconfig)
 	if errors.Is(err, kube.ErrNotInCluster) {
 		return usageError{errors.New("no source of objects: name the directory with your Services and ServiceEntries (--config-dir), " +
 			"or a file with the access to the Kubernetes API (--kubeconfig); in a pod, the service account is used")}

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/nametap/nametap/discovery"
-	"github.com/nametap/nametap/discovery/kube"
+	"github.com/nametap/nametap/discovery/clusters"
 	"github.com/nametap/nametap/internal/settings"
 )
 
@@ -39,7 +39,7 @@ func (o *options) resolveSecret() error {
 	access := o.server.Kubernetes
 	if access == nil {
 		var err error
-		if access, err = kube.NewAccess(o.kubeconfig); err != nil {
+		if access, err = clusters.Open(o.kubeconfig); err != nil {
 			return fmt.Errorf("the Secret of --tls-secret: %w: name a file with the access to the Kubernetes API (--kubeconfig)", err)
 		}
 	}

@@ -2,7 +2,6 @@ package clusters
 
 import (
 	"context"
-	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -12,8 +11,7 @@ import (
 	"github.com/nametap/nametap/discovery/auth"
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/kube"
-	"github.com/nametap/nametap/discovery/object"
-	"github.com/nametap/nametap/internal/statedir"
+	"github.com/nametap/nametap/discovery/source"
 )
 
 // settleTime is how long the objects of a cluster stay in use after no Secret names it any more: a tool
@@ -23,62 +21,38 @@ const settleTime = 2 * time.Second
 // checkEvery is how often it is looked at why a cluster cannot be read.
 const checkEvery = time.Second
 
-// Config configures [Clusters].
-type Config struct {
-	// Access says how to reach the API server with the Secrets.
-	Access *kube.Access
-	// Namespace is that of the Secrets.
-	Namespace string
-	// RootNamespace is the namespace of each cluster whose label names the cluster's network.
-	RootNamespace string
-	// Own is the name of the own cluster, which no Secret may name.
-	Own string
-	// TokenAudience is the audience of the tokens that clients of the clusters have.
-	TokenAudience string
-	// Wait is how long [Update.Waiting] says that a cluster is missing, since it was first named. After a
-	// quarter of that its saved objects are used, if there are any.
-	Wait time.Duration
-	// State is the directory in which the last objects of each cluster are saved; nil for none.
-	State *statedir.Dir
-	// Saved is called after each attempt to save objects.
-	Saved func(error)
-	// Debounce is how long changes are collected before they are published.
-	Debounce time.Duration
-	// Publish puts an update to use. Calls follow one another.
-	Publish func(Update)
-	// Logger is for logs.
-	Logger *slog.Logger
+// An API is a Kubernetes API server: its objects, the Secrets with the kubeconfigs of other clusters, and
+// what replicas share there.
+type API struct{ *kube.Access }
+
+// Open returns the API server that a kubeconfig file gives in its current context, or with an empty path the
+// one of the pod's service account; outside of a pod the error is [kube.ErrNotInCluster].
+func Open(kubeconfig string) (*API, error) {
+	access, err := kube.NewAccess(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	return &API{access}, nil
 }
 
-// An Update is what has changed in the clusters, and what is wrong.
-type Update struct {
-	Changes []hosts.Change
-	Errors  []object.Error // all of now
-	Kept    int            // saved objects in use, of clusters that were not read yet
-	// Missing says why clusters have no objects in use, by name.
-	Missing map[string]string
-	// Waiting says what must be awaited before the first table is served; empty if nothing.
-	Waiting string
-}
-
-// Clusters follows the clusters that Secrets name. Make one with [New], and call Run once.
+// Clusters follows the clusters that Secrets name. Make one with [API.NewClusters].
 type Clusters struct {
-	cfg     Config
+	cfg     source.ClustersConfig
 	secrets *kube.ClusterSecrets
 	changed chan struct{} // has an element when something has changed
 
 	// The fields below are owned by the goroutine of Run.
 	remotes   map[string]*remote
 	saved     snapshots
-	started   bool   // the Secrets were read
-	last      Update // that was published, without the changes
+	started   bool          // the Secrets were read
+	last      source.Update // that was published, without the changes
 	published bool
 
 	mu        sync.Mutex
-	links     []namedLink   // of now
-	kept      []kube.Status // saved objects in use
-	selectors []string      // of namespaces
-	selected  bool          // selectors is set
+	links     []namedLink     // of now
+	kept      []source.Status // saved objects in use
+	selectors []string        // of namespaces
+	selected  bool            // selectors is set
 }
 
 // A namedLink is a client of a cluster, as other goroutines see it.
@@ -87,11 +61,11 @@ type namedLink struct {
 	*link
 }
 
-// New checks the configuration.
-func New(cfg Config) (*Clusters, error) {
+// NewClusters returns the objects of the clusters that Secrets at the API server name.
+func (a *API) NewClusters(cfg source.ClustersConfig) (source.Clusters, error) {
 	c := &Clusters{cfg: cfg, changed: make(chan struct{}, 1), remotes: map[string]*remote{}, saved: snapshots{cfg.State}}
 	var err error
-	c.secrets, err = kube.NewClusterSecrets(cfg.Access, cfg.Namespace, c.notify, cfg.Logger)
+	c.secrets, err = kube.NewClusterSecrets(a.Access, cfg.Namespace, c.notify, cfg.Logger)
 	return c, err
 }
 
@@ -141,7 +115,7 @@ func (c *Clusters) Run(ctx context.Context) {
 func (c *Clusters) step(ctx context.Context) (next time.Duration) {
 	secrets, ok := c.secrets.All()
 	if !ok {
-		c.publish(Update{Missing: map[string]string{}, Waiting: c.secrets.Waiting()})
+		c.publish(source.Update{Missing: map[string]string{}, Waiting: c.secrets.Waiting()})
 		return checkEvery
 	}
 	all, errs := wantedClusters(secrets, c.cfg.Own)
@@ -154,7 +128,7 @@ func (c *Clusters) step(ctx context.Context) (next time.Duration) {
 			c.remote(name) // leaves if no Secret names it
 		}
 	}
-	u := Update{Errors: errs, Missing: map[string]string{}}
+	u := source.Update{Errors: errs, Missing: map[string]string{}}
 	next = time.Minute
 	var waiting []string
 	for _, name := range slices.Sorted(maps.Keys(c.remotes)) {
@@ -180,7 +154,7 @@ func (c *Clusters) step(ctx context.Context) (next time.Duration) {
 }
 
 // read adds what has changed in a cluster to an update.
-func (c *Clusters) read(r *remote, u *Update) {
+func (c *Clusters) read(r *remote, u *source.Update) {
 	u.Changes = r.read(u.Changes)
 	if r.live == nil && !r.tried && time.Since(r.since) >= c.cfg.Wait/4 {
 		c.restore(r, u)
@@ -192,7 +166,7 @@ func (c *Clusters) read(r *remote, u *Update) {
 }
 
 // restore puts the saved objects of a cluster to use, if there are any.
-func (c *Clusters) restore(r *remote, u *Update) {
+func (c *Clusters) restore(r *remote, u *source.Update) {
 	r.tried = true
 	from, err := c.saved.load(r.name)
 	if err != nil {
@@ -230,7 +204,7 @@ func (c *Clusters) save(r *remote) {
 		return
 	}
 	r.saved = time.Now()
-	err := c.saved.save(r.name, r.live.source.Objects())
+	err := c.saved.save(r.name, r.live.objects.All())
 	r.unsaved = err != nil
 	c.cfg.Saved(err)
 }
@@ -247,7 +221,7 @@ func (c *Clusters) remote(name string) *remote {
 }
 
 // leave removes a cluster that no Secret names any more, or returns how long to wait before that.
-func (c *Clusters) leave(r *remote, u *Update) (left time.Duration) {
+func (c *Clusters) leave(r *remote, u *source.Update) (left time.Duration) {
 	if r.unwanted.IsZero() {
 		r.unwanted = time.Now()
 	}
@@ -283,7 +257,7 @@ func (r *remote) givenUp(why string) bool {
 }
 
 // publish publishes an update, unless it says what the last one did.
-func (c *Clusters) publish(u Update) {
+func (c *Clusters) publish(u source.Update) {
 	if c.published && len(u.Changes) == 0 && u.Waiting == c.last.Waiting && slices.Equal(u.Errors, c.last.Errors) && maps.Equal(u.Missing, c.last.Missing) {
 		return
 	}
@@ -299,18 +273,18 @@ func (c *Clusters) Select(selectors []string) {
 	defer c.mu.Unlock()
 	c.selectors, c.selected = selectors, true
 	for _, l := range c.links {
-		l.source.Select(selectors)
+		l.objects.Select(selectors)
 	}
 }
 
 // expose lets other goroutines see the clients of now.
 func (c *Clusters) expose() {
 	var links []namedLink
-	var kept []kube.Status
+	var kept []source.Status
 	for _, name := range slices.Sorted(maps.Keys(c.remotes)) {
 		r := c.remotes[name]
 		if from := r.restored; from != nil {
-			kept = append(kept, kube.Status{Cluster: name, Resource: "saved objects", Objects: len(from.objects), Synced: true, Heard: from.written})
+			kept = append(kept, source.Status{Cluster: name, Resource: "saved objects", Objects: len(from.objects), Synced: true, Heard: from.written})
 		}
 		for _, l := range []*link{r.live, r.next} {
 			if l != nil {
@@ -322,20 +296,20 @@ func (c *Clusters) expose() {
 	defer c.mu.Unlock()
 	for _, l := range links {
 		if c.selected && !slices.Contains(c.links, l) {
-			l.source.Select(c.selectors)
+			l.objects.Select(c.selectors)
 		}
 	}
 	c.links, c.kept = links, kept
 }
 
 // Status returns the state of each resource that is read, those with the Secrets first.
-func (c *Clusters) Status() []kube.Status {
+func (c *Clusters) Status() []source.Status {
 	c.mu.Lock()
 	links, kept := c.links, c.kept
 	c.mu.Unlock()
-	all := append([]kube.Status{c.secrets.Status()}, kept...)
+	all := append([]source.Status{c.secrets.Status()}, kept...)
 	for _, l := range links {
-		all = append(all, l.source.Status()...)
+		all = append(all, l.objects.Status()...)
 	}
 	return all
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/kube"
 	"github.com/nametap/nametap/discovery/object"
+	"github.com/nametap/nametap/discovery/source"
 )
 
 // A remote is a cluster other than the own one.
@@ -40,7 +41,7 @@ func (r *remote) used() bool { return r.live != nil || r.restored != nil }
 
 // A link is a client of the API server of a cluster.
 type link struct {
-	source  *kube.Source
+	objects source.Objects
 	tokens  *auth.Tokens
 	changed atomic.Bool // there may be something to read
 	errs    []object.Error
@@ -72,8 +73,8 @@ func (c *Clusters) newLink(ctx context.Context, r *remote) (*link, error) {
 		return nil, err
 	}
 	l := new(link)
-	if l.source, err = kube.New(kube.Config{
-		Access: access, Cluster: r.name, NetworkOf: c.cfg.RootNamespace, Logger: c.cfg.Logger,
+	if l.objects, err = access.NewObjects(source.ObjectsConfig{
+		Cluster: r.name, NetworkOf: c.cfg.RootNamespace, Logger: c.cfg.Logger,
 		Changed: func() { l.changed.Store(true); c.notify() },
 	}); err != nil {
 		return nil, err
@@ -87,7 +88,7 @@ func (c *Clusters) newLink(ctx context.Context, r *remote) (*link, error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		l.source.Run(ctx)
+		l.objects.Run(ctx)
 	}()
 	l.end = func() { cancel(); <-done }
 	return l, nil
@@ -101,11 +102,11 @@ func (l *link) close() {
 }
 
 // read returns what has changed since the last call; ok is false for nothing.
-func (l *link) read() (from kube.Reading, ok bool) {
+func (l *link) read() (from source.Reading, ok bool) {
 	if !l.changed.Swap(false) {
 		return from, false
 	}
-	from = l.source.Read()
+	from = l.objects.Read()
 	l.errs = from.Errors
 	return from, true
 }
@@ -131,7 +132,7 @@ func (r *remote) read(changes []hosts.Change) []hosts.Change {
 func (r *remote) switchOver() hosts.Change {
 	r.live.close()
 	r.live, r.next, r.restored, r.tried, r.unsaved = r.next, nil, nil, true, true
-	objects := r.live.source.Objects()
+	objects := r.live.objects.All()
 	r.log.Info("the objects of a cluster are in use", "objects", len(objects), "from", r.wanted.secret.String())
 	return hosts.Change{Cluster: r.name, Updated: objects, Whole: true}
 }
@@ -157,7 +158,7 @@ func (r *remote) waiting() string {
 	case r.used():
 		return ""
 	case r.next != nil:
-		return "cluster " + r.name + ": " + r.next.source.Waiting()
+		return "cluster " + r.name + ": " + r.next.objects.Waiting()
 	}
 	return "cluster " + r.name + ": " + secretError(r.wanted.secret, r.name, r.problem).Error()
 }

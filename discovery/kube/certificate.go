@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/nametap/nametap/discovery/pki"
+	"github.com/nametap/nametap/discovery/source"
 )
 
 const (
@@ -30,28 +30,11 @@ const (
 // or it was deleted.
 var errOvertaken = errors.New("the Secret has changed")
 
-// CertificateConfig configures a [Certificate].
-type CertificateConfig struct {
-	// Access says how to reach the API server.
-	Access *Access
-	// Namespace and Name are those of the Secret.
-	Namespace, Name string
-	// DNSNames are the names of the server.
-	DNSNames []string
-	// ConfigMap is the name of the ConfigMaps that get the certificates of the authorities; "" means none.
-	ConfigMap string
-	// Webhook is the name of the MutatingWebhookConfiguration whose webhooks get the certificates of the
-	// authorities as their caBundle; "" means none.
-	Webhook string
-	// Logger is for logs.
-	Logger *slog.Logger
-}
-
 // Certificate keeps the certificate of the server in a Secret that all replicas share. A replica
 // that finds no certificate makes one, and a replica that finds it due renews it. The API server
-// settles races between them. Make one with [NewCertificate], and call Run once.
+// settles races between them. Make one with [Access.NewCertificate].
 type Certificate struct {
-	cfg       CertificateConfig
+	cfg       source.CertificateConfig
 	policy    pki.Policy
 	clients   *sharedClients
 	secret    *mirror[*corev1.Secret]
@@ -65,9 +48,9 @@ type Certificate struct {
 	problem string            // why the Secret cannot be used or written; "" if it can
 }
 
-// NewCertificate checks the configuration.
-func NewCertificate(cfg CertificateConfig) (*Certificate, error) {
-	clients, err := newSharedClients(cfg.Access)
+// NewCertificate returns the certificate that replicas share in a Secret.
+func (a *Access) NewCertificate(cfg source.CertificateConfig) (source.Certificate, error) {
+	clients, err := newSharedClients(a)
 	if err != nil {
 		return nil, fmt.Errorf("the Kubernetes API: %w", err)
 	}
@@ -86,7 +69,7 @@ func NewCertificate(cfg CertificateConfig) (*Certificate, error) {
 		c.publisher = newPublisher(cfg.ConfigMap, clients, cfg.Logger)
 	}
 	if cfg.Webhook != "" {
-		if c.bundler, err = newBundler(cfg.Webhook, cfg.Access, cfg.Logger); err != nil {
+		if c.bundler, err = newBundler(cfg.Webhook, a, cfg.Logger); err != nil {
 			return nil, err
 		}
 	}
@@ -143,8 +126,8 @@ func (c *Certificate) Waiting() string {
 }
 
 // Status returns the state of the resources that are read.
-func (c *Certificate) Status() []Status {
-	all := []Status{c.secret.status()}
+func (c *Certificate) Status() []source.Status {
+	all := []source.Status{c.secret.status()}
 	if c.publisher != nil {
 		all = append(all, c.publisher.status()...)
 	}

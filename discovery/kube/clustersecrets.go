@@ -13,6 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/nametap/nametap/discovery/source"
 )
 
 // clusterSecrets selects the Secrets with kubeconfigs of other clusters, as istioctl writes them.
@@ -74,7 +76,7 @@ func (c *ClusterSecrets) All() (all []ClusterSecret, ok bool) {
 }
 
 // Waiting returns why the Secrets were not read yet, or "" if they were.
-func (c *ClusterSecrets) Waiting() string { return c.Status().waiting() }
+func (c *ClusterSecrets) Waiting() string { return c.Status().Waiting() }
 
 // Status returns the state of the resource.
-func (c *ClusterSecrets) Status() Status { return c.mirror.status() }
+func (c *ClusterSecrets) Status() source.Status { return c.mirror.status() }

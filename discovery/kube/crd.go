@@ -6,6 +6,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/nametap/nametap/discovery/source"
 )
 
 // custom is a custom resource.
@@ -100,7 +102,7 @@ func (c *customFeed) follow(ctx context.Context) {
 }
 
 // status returns the state of the resource.
-func (c *customFeed) status() Status {
+func (c *customFeed) status() source.Status {
 	requests := &c.health
 	if _, why := requests.failing(); why == nil {
 		requests = &c.feed.health

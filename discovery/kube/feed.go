@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/nametap/nametap/discovery/object"
+	"github.com/nametap/nametap/discovery/source"
 )
 
 // maxDropped bounds how many namespaces a feed remembers that it has dropped objects of.
@@ -95,7 +96,7 @@ var (
 )
 
 // newFeed returns an empty feed of a resource, with all namespaces or those of a selection.
-func newFeed(what string, n *selection, cfg Config) *feed {
+func newFeed(what string, n *selection, cfg source.ObjectsConfig) *feed {
 	return &feed{
 		notify: cfg.Changed, selection: n, objects: map[object.Key]object.Object{}, broken: map[object.Key][]object.Error{},
 		dirty: map[object.Key]bool{}, dropped: map[string]bool{}, relist: func() {}, health: health{what: what, log: cfg.Logger},
@@ -342,7 +343,7 @@ func (f *feed) absent() {
 }
 
 // take adds what is new since the last call to a reading, and the objects that have changed to dirty.
-func (f *feed) take(dirty map[object.Key]bool, r *Reading) {
+func (f *feed) take(dirty map[object.Key]bool, r *source.Reading) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	maps.Copy(dirty, f.dirty)
@@ -373,10 +374,10 @@ func (f *feed) copyTo(all map[object.Key]object.Object) {
 }
 
 // status returns the state of the feed; h is that of its requests.
-func (f *feed) status(h *health) Status {
+func (f *feed) status(h *health) source.Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s := Status{Resource: f.what, Objects: len(f.objects), Synced: f.synced, Heard: f.latest}
+	s := source.Status{Resource: f.what, Objects: len(f.objects), Synced: f.synced, Heard: f.latest}
 	if since, why := h.failing(); why != nil {
 		s.Failure, s.FailingSince = why.Error(), since
 	}
@@ -386,15 +387,4 @@ func (f *feed) status(h *health) Status {
 		}
 	}
 	return s
-}
-
-// waiting returns why the feed does not have all objects yet, or an empty string.
-func (s Status) waiting() string {
-	switch {
-	case s.Synced:
-		return ""
-	case s.Failure != "":
-		return s.Resource + " cannot be read: " + s.Failure
-	}
-	return s.Resource + " are being read"
 }

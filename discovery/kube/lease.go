@@ -1,35 +1,221 @@
 package kube
 
 import (
+	"context"
 	"errors"
-	"strings"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
 
-	"github.com/nametap/nametap/discovery/object"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+
+	"github.com/nametap/nametap/discovery/source"
 )
 
-// A Lease is the name of a Lease; the zero value names no Lease.
-type Lease struct{ Namespace, Name string }
+// leases is the name of the resource.
+const leases = "leases"
 
-// String returns "NAMESPACE/NAME", or "" for none.
-func (l Lease) String() string {
-	if l == (Lease{}) {
-		return ""
-	}
-	return l.Namespace + "/" + l.Name
+// leaseTimes are the times of a Lease.
+type leaseTimes struct {
+	duration time.Duration // without a renewal the Lease is free; written to it in seconds
+	deadline time.Duration // a holder that cannot renew stops before others may start
+	retry    time.Duration // between two tries, a fifth more at most
+	request  time.Duration // bounds one request
 }
 
-// MarshalText returns the form of String.
-func (l Lease) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
+// writerLease replaces a holder that dies after 15 s and at most two tries.
+var writerLease = leaseTimes{duration: 15 * time.Second, deadline: 10 * time.Second, retry: 2 * time.Second, request: 5 * time.Second} //nolint:gochecknoglobals // a constant
 
-// UnmarshalText parses the form of String.
-func (l *Lease) UnmarshalText(text []byte) error {
-	if *l = (Lease{}); len(text) == 0 {
-		return nil
+// An election gets and renews a Lease (coordination.k8s.io), of which one process at a time is the holder.
+// Clocks of two machines are never compared: another holder's Lease is free when it has not changed for
+// its duration, since this process saw it.
+type election struct {
+	name     source.Lease
+	identity string
+	leases   *rest.RESTClient
+	times    leaseTimes
+	log      *slog.Logger
+	holds    atomic.Bool
+
+	// The fields below are owned by the goroutine of run.
+	seen    *coordinationv1.Lease // as last read or written; nil for none
+	free    time.Time             // when the Lease of another holder ends, also if it is deleted before that
+	renewed time.Time             // when this process began to send the last renewal that worked
+	// The last failures that were logged and have not ended: one may read but not write.
+	reading, writing string
+}
+
+// run tries to get the Lease until ctx ends. While it holds the Lease it runs lead, whose context ends
+// when the Lease is lost. At the end it gives the Lease back.
+func (e *election) run(ctx context.Context, lead func(ctx context.Context)) {
+	for ctx.Err() == nil {
+		if e.try(ctx) {
+			e.hold(ctx, lead)
+		}
+		e.pause(ctx)
 	}
-	namespace, name, found := strings.Cut(string(text), "/")
-	if !found || !object.IsLabel(namespace) || !object.IsHost(name) {
-		return errors.New("want NAMESPACE/NAME")
+}
+
+// hold renews the Lease and runs lead, until the Lease is lost or ctx ends. It is lost when another process
+// has it, and when it could not be renewed until the deadline.
+func (e *election) hold(ctx context.Context, lead func(ctx context.Context)) {
+	leading, stop := context.WithCancel(ctx)
+	defer stop()
+	lost := time.AfterFunc(e.times.deadline-time.Since(e.renewed), stop)
+	defer lost.Stop()
+	e.holds.Store(true)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		lead(leading)
+	}()
+	for e.pause(leading); leading.Err() == nil; e.pause(leading) {
+		if e.try(leading) {
+			lost.Reset(e.times.deadline - time.Since(e.renewed))
+		} else if holder := e.holder(); holder != "" && holder != e.identity {
+			break
+		}
 	}
-	l.Namespace, l.Name = namespace, name
-	return nil
+	stop()
+	<-ended
+	e.holds.Store(false)
+	if ctx.Err() != nil {
+		e.release(context.WithoutCancel(ctx))
+	}
+}
+
+// pause waits until the next try, or until ctx ends.
+func (e *election) pause(ctx context.Context) {
+	timer := time.NewTimer(wait.Jitter(e.times.retry, 0.2))
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
+
+// holder returns the identity in the Lease as it was last seen; empty if it is free.
+func (e *election) holder() string {
+	if e.seen == nil || e.seen.Spec.HolderIdentity == nil {
+		return ""
+	}
+	return *e.seen.Spec.HolderIdentity
+}
+
+// try gets or renews the Lease, and reports whether this process holds it now.
+func (e *election) try(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, e.times.request)
+	defer cancel()
+	began := time.Now()
+	found := new(coordinationv1.Lease)
+	err := e.leases.Get().Namespace(e.name.Namespace).Resource(leases).Name(e.name.Name).Do(ctx).Into(found)
+	e.note(ctx, &e.reading, ignore(err, apierrors.IsNotFound)) // it is created then
+	switch {
+	case apierrors.IsNotFound(err):
+		found = nil
+	case err != nil:
+		return false
+	}
+	e.see(found)
+	if time.Now().Before(e.free) {
+		return false
+	}
+	return e.write(ctx, e.identity, began)
+}
+
+// see notes the Lease as it was read or written; nil for none.
+func (e *election) see(found *coordinationv1.Lease) {
+	same := e.seen != nil && found != nil && e.seen.ResourceVersion == found.ResourceVersion
+	if e.seen = found; found == nil || same {
+		return
+	}
+	if e.free = (time.Time{}); e.holder() != "" && e.holder() != e.identity {
+		e.free = time.Now().Add(e.lasts())
+	}
+}
+
+// lasts returns how long the Lease lasts without a renewal: what its holder wrote.
+func (e *election) lasts() time.Duration {
+	if seconds := e.seen.Spec.LeaseDurationSeconds; seconds != nil && *seconds > 0 {
+		return time.Duration(*seconds) * time.Second
+	}
+	return e.times.duration
+}
+
+// write makes identity the holder, if the Lease still is as it was seen, and reports whether it is.
+func (e *election) write(ctx context.Context, identity string, now time.Time) bool {
+	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: e.name.Namespace, Name: e.name.Name}}
+	if e.seen != nil {
+		next = e.seen.DeepCopy()
+	}
+	at, seconds := metav1.NewMicroTime(now), int32(e.times.duration/time.Second)
+	if identity == "" {
+		seconds = 1 // as Kubernetes' own components give a Lease back
+	}
+	if e.holder() != identity || next.Spec.AcquireTime == nil {
+		transitions := int32(0)
+		if next.Spec.LeaseTransitions != nil {
+			transitions = *next.Spec.LeaseTransitions
+		}
+		if e.seen != nil && identity != "" {
+			transitions++
+		}
+		next.Spec.AcquireTime, next.Spec.LeaseTransitions = &at, &transitions
+	}
+	next.Spec.HolderIdentity, next.Spec.RenewTime, next.Spec.LeaseDurationSeconds = &identity, &at, &seconds
+	if identity == "" {
+		next.Spec.HolderIdentity = nil
+	}
+	request := e.leases.Post()
+	if e.seen != nil {
+		request = e.leases.Put().Name(e.name.Name)
+	}
+	written := new(coordinationv1.Lease)
+	err := request.Namespace(e.name.Namespace).Resource(leases).Body(next).Do(ctx).Into(written)
+	e.note(ctx, &e.writing, err)
+	if err != nil {
+		return false
+	}
+	e.see(written)
+	e.renewed = now
+	return true
+}
+
+// release gives the Lease back, if this process holds it.
+func (e *election) release(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, e.times.request)
+	defer cancel()
+	if e.holder() == e.identity {
+		e.write(ctx, "", time.Now())
+	}
+}
+
+// note logs the result of a request, unless it equals the previous one. That another replica was first is no
+// failure.
+func (e *election) note(ctx context.Context, logged *string, err error) {
+	switch {
+	case apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err):
+	case err == nil && *logged != "":
+		*logged = ""
+		e.log.Info("the Lease can be used again", "lease", e.name.String())
+	case err != nil && !errors.Is(context.Cause(ctx), context.Canceled) && err.Error() != *logged:
+		*logged = err.Error()
+		e.log.Error("cannot use the Lease; while no replica can, automatic VIPs are not written", "lease", e.name.String(), "error", fmt.Errorf("%w%s", err, adviceForLease(err)))
+	}
+}
+
+// adviceForLease says what to do about an error of the API server.
+func adviceForLease(err error) string {
+	switch {
+	case apierrors.IsForbidden(err):
+		return ": let nametap-discovery get, create and update leases, see docs/discovery.md (--lease)"
+	case apierrors.IsNotFound(err):
+		return ": create the namespace, or name another one (--lease)"
+	}
+	return ""
 }

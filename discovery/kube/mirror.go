@@ -9,6 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/nametap/nametap/discovery/source"
 )
 
 // A mirror holds a part of each object of a resource, by namespace and name. It is the store of a
@@ -106,10 +108,10 @@ func (m *mirror[T]) all() (parts map[cache.ObjectName]T, ok bool) {
 }
 
 // status returns the state of the resource.
-func (m *mirror[T]) status() Status {
+func (m *mirror[T]) status() source.Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := Status{Resource: m.what, Objects: len(m.parts), Synced: m.synced, Heard: m.latest}
+	s := source.Status{Resource: m.what, Objects: len(m.parts), Synced: m.synced, Heard: m.latest}
 	if since, why := m.failing(); why != nil {
 		s.Failure, s.FailingSince = why.Error(), since
 	}

@@ -15,6 +15,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/nametap/nametap/discovery/source"
 )
 
 const (
@@ -89,8 +91,8 @@ func (p *publisher) missing() int {
 	return p.absent
 }
 
-func (p *publisher) status() []Status {
-	return []Status{p.namespaces.status(), p.configMaps.status()}
+func (p *publisher) status() []source.Status {
+	return []source.Status{p.namespaces.status(), p.configMaps.status()}
 }
 
 // run keeps the ConfigMaps until ctx ends.

@@ -10,6 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	klabels "k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/nametap/nametap/discovery/source"
 )
 
 // A selection says which namespaces count, by discovery selectors. It follows the labels of namespaces
@@ -146,11 +148,11 @@ func (n *selection) use(selectors []string, names namespaces, from *mirror[klabe
 }
 
 // status returns the state of the labels, if they are followed.
-func (n *selection) status() []Status {
+func (n *selection) status() []source.Status {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.labels == nil {
 		return nil
 	}
-	return []Status{n.labels.status()}
+	return []source.Status{n.labels.status()}
 }

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nametap/nametap/discovery/kube"
 	"github.com/nametap/nametap/discovery/object"
+	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -65,7 +65,7 @@ func TestDiscoverySelectors(t *testing.T) {
 	lists := a.Lists(fakekube.Services)
 	a.Put(fakekube.Namespaces, namespaceOf("new", "team: a"))
 	wait.Until(t, "the new namespace counts", func() bool {
-		return slices.ContainsFunc(s.Status(), func(st kube.Status) bool { return st.Resource == "labels of namespaces" && st.Objects == 4 })
+		return slices.ContainsFunc(s.Status(), func(st source.Status) bool { return st.Resource == "labels of namespaces" && st.Objects == 4 })
 	})
 	a.Put(fakekube.Services, serviceOf("new", "web"))
 	s.want(with("Service new/web", "Service other/more", "Service other/web", "ServiceEntry other/api")...)
@@ -90,7 +90,7 @@ func TestDiscoverySelectors(t *testing.T) {
 	a.Remove(fakekube.ConfigMaps, "istio-system/istio")
 	shop = shop[1:]
 	s.want(with("Service half/more", "Service half/web", "Service late/web", "Service new/web", "Service other/more", "Service other/web", "ServiceEntry other/api")...)
-	if slices.ContainsFunc(s.Status(), func(st kube.Status) bool { return st.Resource == "labels of namespaces" }) {
+	if slices.ContainsFunc(s.Status(), func(st source.Status) bool { return st.Resource == "labels of namespaces" }) {
 		t.Error("the labels of namespaces are still followed")
 	}
 	for key := range s.removed {
@@ -182,7 +182,7 @@ func TestNamespacesForbidden(t *testing.T) {
 	a.Refuse(fakekube.Namespaces, http.StatusForbidden)
 	a.Put(fakekube.ConfigMaps, selectors)
 	wait.Until(t, "the failure is known", func() bool {
-		return slices.ContainsFunc(s.Status(), func(st kube.Status) bool { return st.Resource == "labels of namespaces" && st.Failure != "" })
+		return slices.ContainsFunc(s.Status(), func(st source.Status) bool { return st.Resource == "labels of namespaces" && st.Failure != "" })
 	})
 	s.Read()
 	if len(s.objects) != 3 {

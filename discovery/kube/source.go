@@ -3,7 +3,6 @@ package kube
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/nametap/nametap/discovery/object"
+	"github.com/nametap/nametap/discovery/source"
 )
 
 // retry is how long a failed request waits before the next one: 0.5 s at first, and at most about
@@ -26,30 +26,9 @@ func retry() *wait.Backoff {
 	return &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 100, Cap: 2500 * time.Millisecond}
 }
 
-// Config configures a [Source].
-type Config struct {
-	// Access says how to reach the API server.
-	Access *Access
-	// Cluster is the name of its cluster; empty for the control plane's own one. Of other clusters,
-	// Istio's custom resources are not read: as in istiod, they are settings of the mesh.
-	Cluster string
-	// RootNamespace is the namespace of the ConfigMap with the settings of the mesh; empty if they are
-	// not read, so all namespaces count. Of other clusters they are not read, see [Source.Select].
-	RootNamespace string
-	// Selected is called with the discovery selectors of the mesh when they are known, and when they
-	// have changed. It must not block. It may be nil.
-	Selected func(selectors []string)
-	// NetworkOf is the namespace whose label names the network of the cluster; empty if it is not read.
-	NetworkOf string
-	// Changed is called after each change of the objects, from any goroutine. It must not block.
-	Changed func()
-	// Logger is for logs.
-	Logger *slog.Logger
-}
-
-// Source follows the objects of an API server. Make one with [New], and call Run once.
+// Source follows the objects of an API server. Make one with [Access.NewObjects].
 type Source struct {
-	cfg       Config
+	cfg       source.ObjectsConfig
 	clients   *clients
 	selection *selection
 	feeds     []*resource
@@ -62,12 +41,12 @@ type resource struct {
 	lister lister
 }
 
-// New checks the configuration.
-func New(cfg Config) (*Source, error) {
+// NewObjects returns the objects of the API server.
+func (a *Access) NewObjects(cfg source.ObjectsConfig) (source.Objects, error) {
 	if cfg.Cluster != "" {
 		cfg.Logger = cfg.Logger.With("cluster", cfg.Cluster)
 	}
-	c, err := newClients(cfg.Access.config)
+	c, err := newClients(a.config)
 	if err != nil {
 		return nil, fmt.Errorf("the Kubernetes API (--kubeconfig): %w", err)
 	}
@@ -119,22 +98,10 @@ func follow(ctx context.Context, l lister, store cache.ReflectorStore, h *health
 	}).RunWithContext(klog.NewContext(ctx, silent))
 }
 
-// A Reading is what has changed in the source, and what is wrong.
-type Reading struct {
-	Updated []object.Object // new, or with another content; sorted by key
-	Removed []object.Key    // sorted
-	Errors  []object.Error  // all of now, sorted by object
-	// Waiting says which objects were never read; an empty string if all were.
-	Waiting string
-	// Changed is the state of the API server at which the objects became what they are, Heard the one
-	// that they are known to be up to date with.
-	Changed, Heard Revision
-}
-
 // Read returns what has changed since the last call. It must not be called by two goroutines at a
 // time. The caller must not change the objects.
-func (s *Source) Read() Reading {
-	r := Reading{Waiting: s.Waiting()}
+func (s *Source) Read() source.Reading {
+	r := source.Reading{Waiting: s.Waiting()}
 	feeds, dirty := s.all(), map[object.Key]bool{}
 	for _, f := range feeds {
 		f.take(dirty, &r)
@@ -154,8 +121,8 @@ func (s *Source) Read() Reading {
 }
 
 // Heard returns the state of the API server that the next call of Read will include.
-func (s *Source) Heard() Revision {
-	var heard Revision
+func (s *Source) Heard() source.Revision {
+	var heard source.Revision
 	for _, f := range s.all() {
 		heard = append(heard, f.upTo())
 	}
@@ -197,15 +164,15 @@ func find(feeds []*feed, key object.Key) (object.Object, bool) {
 func (s *Source) Waiting() string {
 	var waiting []string
 	for _, state := range s.Status() {
-		if why := state.waiting(); why != "" {
+		if why := state.Waiting(); why != "" {
 			waiting = append(waiting, why)
 		}
 	}
 	return strings.Join(waiting, "; ")
 }
 
-// Objects returns all objects, sorted by key. The caller must not change them.
-func (s *Source) Objects() []object.Object {
+// All returns all objects, sorted by key. The caller must not change them.
+func (s *Source) All() []object.Object {
 	all := map[object.Key]object.Object{}
 	for _, f := range slices.Backward(s.all()) {
 		f.copyTo(all)
@@ -213,23 +180,9 @@ func (s *Source) Objects() []object.Object {
 	return slices.SortedFunc(maps.Values(all), func(a, b object.Object) int { return a.Key.Compare(b.Key) })
 }
 
-// Status is the state of one resource.
-type Status struct {
-	Cluster  string `json:"cluster,omitempty"` // empty for the control plane's own one
-	Resource string `json:"resource"`
-	Objects  int    `json:"objects"`
-	// Synced says that all objects were read once, or that the API server does not have the resource.
-	Synced bool `json:"synced"`
-	// Heard is when the API server last sent something about the resource; the zero time if never.
-	Heard time.Time `json:"heard"`
-	// Failure is why the API server cannot be asked now, since FailingSince; empty if it can.
-	Failure      string    `json:"failure,omitempty"`
-	FailingSince time.Time `json:"failing_since,omitzero"`
-}
-
 // Status returns the state of each resource.
-func (s *Source) Status() []Status {
-	var all []Status
+func (s *Source) Status() []source.Status {
+	var all []source.Status
 	for _, f := range s.feeds {
 		all = append(all, f.status(&f.health))
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/nametap/nametap/discovery/kube"
 	"github.com/nametap/nametap/discovery/object"
+	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -39,7 +40,7 @@ func entry(name, spec string) string {
 
 // A running source.
 type running struct {
-	*kube.Source
+	source.Objects
 	t       *testing.T
 	log     *testlog.Buffer
 	objects map[object.Key]object.Object
@@ -55,7 +56,7 @@ type reading struct {
 
 // Read returns what the source holds.
 func (r *running) Read() reading {
-	changes := r.Source.Read()
+	changes := r.Objects.Read()
 	for _, o := range changes.Updated {
 		r.objects[o.Key] = o
 	}
@@ -76,7 +77,7 @@ func start(t *testing.T, a *fakekube.API) *running {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := kube.New(kube.Config{Access: access, RootNamespace: "istio-system", Logger: log.Logger(), Changed: func() {
+	s, err := access.NewObjects(source.ObjectsConfig{RootNamespace: "istio-system", Logger: log.Logger(), Changed: func() {
 		select {
 		case changed <- struct{}{}:
 		default:
@@ -185,7 +186,7 @@ func TestForbidden(t *testing.T) {
 	a.Put(fakekube.Services, headless)
 	a.Refuse(fakekube.Services, 0)
 	s.want("EndpointSlice shop/db-1", "Service shop/db")
-	if i := slices.IndexFunc(s.Status(), func(st kube.Status) bool {
+	if i := slices.IndexFunc(s.Status(), func(st source.Status) bool {
 		return st.Failure != "" || !st.Synced || st.Heard.IsZero() && st.Objects > 0
 	}); i >= 0 {
 		t.Errorf("%+v", s.Status()[i])
@@ -235,7 +236,7 @@ func TestRelist(t *testing.T) {
 	a.Refuse(fakekube.Services, http.StatusServiceUnavailable)
 	a.EndWatches()
 	wait.Until(t, "the failure is known", func() bool {
-		return slices.ContainsFunc(s.Status(), func(st kube.Status) bool {
+		return slices.ContainsFunc(s.Status(), func(st source.Status) bool {
 			return st.Resource == "services" && st.Failure != "" && !st.FailingSince.IsZero()
 		})
 	})

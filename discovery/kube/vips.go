@@ -5,36 +5,21 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"reflect"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/go-logr/logr"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
-	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/leaderelection"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
-	"k8s.io/klog/v2"
 
 	"github.com/nametap/nametap/discovery/object"
-)
-
-// The times of the Lease. A holder that dies is replaced after 15 s and at most two tries.
-const (
-	leaseDuration = 15 * time.Second
-	renewDeadline = 10 * time.Second
-	leaseRetry    = 2 * time.Second
+	"github.com/nametap/nametap/discovery/source"
 )
 
 const (
@@ -52,102 +37,39 @@ const (
 	istiodLockDuration = time.Minute // twice what istiod sets
 )
 
-// WriterConfig configures a [Writer].
-type WriterConfig struct {
-	// Access says how to reach the API server.
-	Access *Access
-	// Lease is held by the one process that writes; Identity names this one.
-	Lease    Lease
-	Identity string
-	// RootNamespace is that of istiod.
-	RootNamespace string
-	// Wanted returns the ServiceEntries whose status must change: as they are known, and the VIPs
-	// that they should have.
-	Wanted func() map[object.Key]object.VIPStatus
-	// Changed has an element when the result of Wanted may have changed.
-	Changed <-chan struct{}
-	// Logger is for logs.
-	Logger *slog.Logger
-}
-
 // A Writer writes automatic VIPs to the status of ServiceEntries while it holds a Lease and istiod
-// does not. All replicas, and processes that start later, read them from there. Make one with
-// [NewWriter], and call Run once.
+// does not. Make one with [Access.NewWriter].
 type Writer struct {
-	cfg     WriterConfig
-	clients *clients
-	leases  coordinationv1.LeasesGetter
-	holds   atomic.Bool
-	logged  string // the last reason not to write that was logged; owned by the goroutine of lead
+	cfg      source.WriterConfig
+	clients  *clients
+	election election
+	logged   string // the last reason not to write that was logged; owned by the goroutine of lead
 }
 
-// NewWriter returns a writer.
-func NewWriter(cfg WriterConfig) (*Writer, error) {
-	c, err := newClients(cfg.Access.config)
+// NewWriter returns the writer of automatic VIPs.
+func (a *Access) NewWriter(cfg source.WriterConfig) (source.Writer, error) {
+	c, err := newClients(a.config)
 	if err != nil {
 		return nil, fmt.Errorf("the Kubernetes API (--kubeconfig): %w", err)
 	}
-	config := rest.CopyConfig(cfg.Access.config)
-	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON // there is one small object
-	leases, err := coordinationv1.NewForConfig(config)
+	leases, err := typedClient(a.config, coordinationv1.SchemeGroupVersion, coordinationv1.AddToScheme)
 	if err != nil {
 		return nil, fmt.Errorf("the Kubernetes API (--kubeconfig): %w", err)
 	}
-	return &Writer{cfg: cfg, clients: c, leases: leases}, nil
+	return &Writer{cfg: cfg, clients: c, election: election{
+		name: cfg.Lease, identity: cfg.Identity, leases: leases, times: writerLease, log: cfg.Logger,
+	}}, nil
 }
 
 // Holds reports whether this process holds the Lease.
-func (w *Writer) Holds() bool { return w.holds.Load() }
+func (w *Writer) Holds() bool { return w.election.holds.Load() }
 
 // Run tries to get the Lease, and writes while it holds it, until ctx ends. Then it gives the Lease
 // back.
-func (w *Writer) Run(ctx context.Context) error {
-	started := make(chan context.Context)
-	config := leaderelection.LeaderElectionConfig{
-		Lock: &observedLock{Interface: &resourcelock.LeaseLock{
-			LeaseMeta:  metav1.ObjectMeta{Namespace: w.cfg.Lease.Namespace, Name: w.cfg.Lease.Name},
-			Client:     w.leases,
-			LockConfig: resourcelock.ResourceLockConfig{Identity: w.cfg.Identity},
-		}, log: w.cfg.Logger},
-		LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: leaseRetry,
-		ReleaseOnCancel: true, Name: w.cfg.Lease.String(),
-		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: func(ctx context.Context) {
-				select {
-				case started <- ctx:
-				case <-ctx.Done():
-				}
-			},
-			OnStoppedLeading: func() {},
-		},
-	}
-	var leading sync.WaitGroup
-	defer leading.Wait()
-	leading.Go(func() {
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case held := <-started:
-				w.lead(held)
-			}
-		}
-	})
-	silent := klog.NewContext(ctx, logr.Discard())
-	for ctx.Err() == nil {
-		elector, err := leaderelection.NewLeaderElector(config)
-		if err != nil {
-			return fmt.Errorf("the Lease %s (--lease): %w", w.cfg.Lease, err)
-		}
-		elector.Run(silent) // until the Lease is lost
-	}
-	return nil
-}
+func (w *Writer) Run(ctx context.Context) { w.election.run(ctx, w.lead) }
 
 // lead writes until ctx ends, with the Lease.
 func (w *Writer) lead(ctx context.Context) {
-	w.holds.Store(true)
-	defer w.holds.Store(false)
 	w.cfg.Logger.Info("this replica writes automatic VIPs to the status of ServiceEntries", "lease", w.cfg.Lease.String())
 	retry := time.NewTimer(0)
 	defer retry.Stop()

@@ -1,8 +1,8 @@
-package kube
+package source
 
 import "encoding/binary"
 
-// A Revision is a state of the API server: the version of each resource that a [Source] reads, in an order
+// A Revision is a state of an API server: the version of each resource that [Objects] reads, in an order
 // that is the same in all replicas of one release; 0 for one that is not known. Versions of resources of an
 // API server are comparable (KEP-5504).
 type Revision []uint64

@@ -1,0 +1,216 @@
+// Package source is the seam between the control plane and Kubernetes' API servers. The control
+// plane knows an [API] and what it makes. Only package discovery/clusters, with discovery/kube below
+// it, links Kubernetes' client, so a program that reads files does not.
+package source
+
+import (
+	"context"
+	"crypto/tls"
+	"log/slog"
+	"time"
+
+	"github.com/nametap/nametap/discovery/auth"
+	"github.com/nametap/nametap/discovery/hosts"
+	"github.com/nametap/nametap/discovery/object"
+	"github.com/nametap/nametap/internal/statedir"
+)
+
+// An API makes what the control plane needs of an API server. Each method checks its configuration
+// and sends no request.
+type API interface {
+	// NewObjects returns the objects of the API server.
+	NewObjects(cfg ObjectsConfig) (Objects, error)
+	// NewClusters returns the objects of other clusters, whose kubeconfigs are in Secrets.
+	NewClusters(cfg ClustersConfig) (Clusters, error)
+	// NewCertificate returns the certificate that replicas share in a Secret.
+	NewCertificate(cfg CertificateConfig) (Certificate, error)
+	// NewWriter returns the writer of automatic VIPs.
+	NewWriter(cfg WriterConfig) (Writer, error)
+	// Reviewer returns a function that asks the API server whose a token is (TokenReview). A token of
+	// another audience is refused.
+	Reviewer(audience string) (auth.Review, error)
+}
+
+// ObjectsConfig configures [Objects].
+type ObjectsConfig struct {
+	// Cluster is the name of the API server's cluster; empty for the control plane's own one. Of other
+	// clusters, Istio's custom resources are not read: as in istiod, they are settings of the mesh.
+	Cluster string
+	// RootNamespace is the namespace of the ConfigMap with the settings of the mesh; empty if they are
+	// not read, so all namespaces count. Of other clusters they are not read, see [Clusters.Select].
+	RootNamespace string
+	// Selected is called with the discovery selectors of the mesh when they are known, and when they
+	// have changed. It must not block. It may be nil.
+	Selected func(selectors []string)
+	// NetworkOf is the namespace whose label names the network of the cluster; empty if it is not read.
+	NetworkOf string
+	// Changed is called after each change of the objects, from any goroutine. It must not block.
+	Changed func()
+	// Logger is for logs.
+	Logger *slog.Logger
+}
+
+// Objects follows the objects of an API server. Call Run once.
+type Objects interface {
+	// Run follows the objects until ctx ends. All its goroutines have ended when it returns.
+	Run(ctx context.Context)
+	// Read returns what has changed since the last call. It must not be called by two goroutines at a
+	// time. The caller must not change the objects.
+	Read() Reading
+	// Heard returns the state of the API server that the next call of Read will include.
+	Heard() Revision
+	// All returns all objects, sorted by key. The caller must not change them.
+	All() []object.Object
+	// Select sets the discovery selectors, in the form of kubectl's --selector. Until then no object of
+	// another cluster is read.
+	Select(selectors []string)
+	// Waiting says which objects were never read, and why; an empty string if all were.
+	Waiting() string
+	// Status returns the state of each resource.
+	Status() []Status
+}
+
+// A Reading is what has changed in [Objects], and what is wrong.
+type Reading struct {
+	Updated []object.Object // new, or with another content; sorted by key
+	Removed []object.Key    // sorted
+	Errors  []object.Error  // all of now, sorted by object
+	// Waiting says which objects were never read; an empty string if all were.
+	Waiting string
+	// Changed is the state of the API server at which the objects became what they are, Heard the one
+	// that they are known to be up to date with.
+	Changed, Heard Revision
+}
+
+// Status is the state of one resource.
+type Status struct {
+	Cluster  string `json:"cluster,omitempty"` // empty for the control plane's own one
+	Resource string `json:"resource"`
+	Objects  int    `json:"objects"`
+	// Synced says that all objects were read once, or that the API server does not have the resource.
+	Synced bool `json:"synced"`
+	// Heard is when the API server last sent something about the resource; the zero time if never.
+	Heard time.Time `json:"heard"`
+	// Failure is why the API server cannot be asked now, since FailingSince; empty if it can.
+	Failure      string    `json:"failure,omitempty"`
+	FailingSince time.Time `json:"failing_since,omitzero"`
+}
+
+// Waiting returns why not all objects of the resource were read yet, or an empty string.
+func (s Status) Waiting() string {
+	switch {
+	case s.Synced:
+		return ""
+	case s.Failure != "":
+		return s.Resource + " cannot be read: " + s.Failure
+	}
+	return s.Resource + " are being read"
+}
+
+// ClustersConfig configures [Clusters].
+type ClustersConfig struct {
+	// Namespace holds the Secrets.
+	Namespace string
+	// RootNamespace is the namespace of each cluster whose label names the cluster's network.
+	RootNamespace string
+	// Own is the name of the own cluster, which no Secret may name.
+	Own string
+	// TokenAudience is the audience of the tokens that clients of the clusters have.
+	TokenAudience string
+	// Wait is how long [Update.Waiting] says that a cluster is missing, since it was first named. After a
+	// quarter of that its saved objects are used, if there are any.
+	Wait time.Duration
+	// State is the directory in which the last objects of each cluster are saved; nil for none.
+	State *statedir.Dir
+	// Saved is called after each attempt to save objects.
+	Saved func(error)
+	// Debounce is how long changes are collected before they are published.
+	Debounce time.Duration
+	// Publish applies an update. Calls follow one another.
+	Publish func(Update)
+	// Logger is for logs.
+	Logger *slog.Logger
+}
+
+// Clusters follows the clusters that Secrets name. Call Run once.
+type Clusters interface {
+	// Run follows the clusters until ctx ends. All its goroutines have ended when it returns.
+	Run(ctx context.Context)
+	// Select sets the discovery selectors of the mesh, in the form of kubectl's --selector. Until then no
+	// object is read.
+	Select(selectors []string)
+	// Status returns the state of each resource that is read, those with the Secrets first.
+	Status() []Status
+	// Tokens returns the reviews of tokens by the API server of a cluster; nil if there is no such cluster.
+	Tokens(cluster string) *auth.Tokens
+}
+
+// An Update is what has changed in the clusters, and what is wrong.
+type Update struct {
+	Changes []hosts.Change
+	Errors  []object.Error // all of now
+	Kept    int            // saved objects in use, of clusters that were not read yet
+	// Missing says why clusters have no objects in use, by name.
+	Missing map[string]string
+	// Waiting says what must be awaited before the first table is served; empty if nothing.
+	Waiting string
+}
+
+// CertificateConfig configures a [Certificate].
+type CertificateConfig struct {
+	// Namespace and Name are those of the Secret.
+	Namespace, Name string
+	// DNSNames are the names of the server.
+	DNSNames []string
+	// ConfigMap is the name of the ConfigMaps that get the certificates of the authorities; "" means none.
+	ConfigMap string
+	// Webhook is the name of the MutatingWebhookConfiguration whose webhooks get the certificates of the
+	// authorities as their caBundle; "" means none.
+	Webhook string
+	// Logger is for logs.
+	Logger *slog.Logger
+}
+
+// A Certificate is the certificate of the server, which replicas share in a Secret. Call Run once.
+type Certificate interface {
+	// Run follows the Secret until ctx ends. All its goroutines have ended when it returns.
+	Run(ctx context.Context)
+	// Ready returns a channel that is closed when there is a certificate.
+	Ready() <-chan struct{}
+	// Waiting returns why there is no certificate, or "" if there is one.
+	Waiting() string
+	// Get returns the certificate. It has the form of [tls.Config.GetCertificate].
+	Get(hello *tls.ClientHelloInfo) (*tls.Certificate, error)
+	// Unpublished returns the number of namespaces whose ConfigMap cannot be written.
+	Unpublished() int
+	// Untrusted reports whether the webhooks do not get the certificates of the authorities.
+	Untrusted() bool
+	// Status returns the state of the resources that are read.
+	Status() []Status
+}
+
+// WriterConfig configures a [Writer].
+type WriterConfig struct {
+	// Lease is held by the one process that writes; Identity names this one.
+	Lease    Lease
+	Identity string
+	// RootNamespace is the namespace of istiod.
+	RootNamespace string
+	// Wanted returns the ServiceEntries whose status must change: as they are known, and the VIPs
+	// that they should have.
+	Wanted func() map[object.Key]object.VIPStatus
+	// Changed has an element when the result of Wanted may have changed.
+	Changed <-chan struct{}
+	// Logger is for logs.
+	Logger *slog.Logger
+}
+
+// A Writer writes automatic VIPs to the status of ServiceEntries while it holds a Lease and istiod
+// does not. All replicas, and processes that start later, read them from there. Call Run once.
+type Writer interface {
+	// Run tries to get the Lease, and writes while it holds it, until ctx ends. Then it gives the Lease
+	// back.
+	Run(ctx context.Context)
+	// Holds reports whether this process holds the Lease.
+	Holds() bool
+}
