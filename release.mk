@@ -1,0 +1,102 @@
+# Installation, packages, images and releases. The Makefile includes it.
+
+# The name and the version of the images, and of the packages.
+IMAGE    ?= nametap
+VERSION  ?= 0.1.0
+PREFIX   ?= /usr/local
+# The two places where systemd looks for installed units.
+LIBDIR   ?= $(if $(filter /usr,$(PREFIX)),/usr,/usr/local)/lib
+# Where `make install` takes the agent from.
+BIN      ?= bin
+# What `make packages` and `make image` build. The time of the commit is the time of all files in
+# them, so that equal sources give equal packages and images. An unpacked archive has none.
+ARCHES   ?= amd64 arm64
+FORMATS  ?= deb rpm apk
+SOURCE_DATE_EPOCH ?= $(shell scripts/commit-time)
+RELEASE  = GO='$(GO)' TAGS='$(TAGS)' VERSION='$(VERSION)' ARCHES='$(ARCHES)' FORMATS='$(FORMATS)' SOURCE_DATE_EPOCH='$(SOURCE_DATE_EPOCH)'
+
+##@ install
+.PHONY: manual install clean
+manual: ## write the manual pages and the shell completion to bin/share
+	@for command in nametap nametap-discovery; do rm -rf bin/share/$$command; \
+	CGO_ENABLED=0 GOOS=$$($(GO) env GOHOSTOS) GOARCH=$$($(GO) env GOHOSTARCH) $(GO) run -trimpath -tags $(TAGS),manual ./cmd/$$command bin/share/$$command || exit; done
+
+# The sources of the binaries, including the commit.
+SOURCES = go.mod go.sum $(wildcard .git/logs/HEAD) \
+	$(shell find agent api clock cmd conntrack discovery dnsproxy egress examples guard inject internal iptables nds resolved supervise -type f ! -name '*_test.go' ! -path '*/testdata/*')
+
+# Builds only if a source has changed. So root, who may have no Go, can install what a user
+# has built.
+bin/nametap: $(SOURCES)
+	@$(HAS_GO)
+	$(BUILD) ./cmd/nametap
+	@touch $@
+
+PAGE = bin/share/nametap/man/man1/nametap.1
+$(PAGE): $(SOURCES)
+	@$(HAS_GO)
+	$(MAKE) manual
+	@touch $@
+
+HAS_GO = command -v $(GO) >/dev/null || { echo 'make: $@ is missing or older than the sources, and the command $(GO) is missing: run `make build manual` as a user with Go first' >&2; exit 1; }
+
+install: $(BIN)/nametap $(PAGE) ## install the agent and its units for a VM, below DESTDIR
+	install -D -m 755 '$(BIN)/nametap' '$(DESTDIR)$(PREFIX)/bin/nametap'
+	install -D -m 644 deploy/systemd/nametap.socket   '$(DESTDIR)$(LIBDIR)/systemd/system/nametap.socket'
+	install -D -m 644 deploy/systemd/nametap.service  '$(DESTDIR)$(LIBDIR)/systemd/system/nametap.service'
+	install -D -m 644 deploy/systemd/nametap-guard.service '$(DESTDIR)$(LIBDIR)/systemd/system/nametap-guard.service'
+	install -D -m 755 deploy/systemd/back-off '$(DESTDIR)$(PREFIX)/libexec/nametap/back-off'
+	install -D -m 644 deploy/systemd/nametap-resolved.socket   '$(DESTDIR)$(LIBDIR)/systemd/system/nametap-resolved.socket'
+	install -D -m 644 deploy/systemd/nametap-resolved@.service '$(DESTDIR)$(LIBDIR)/systemd/system/nametap-resolved@.service'
+	install -D -m 644 deploy/systemd/nametap-dns.network '$(DESTDIR)$(LIBDIR)/systemd/network/05-nametap-dns.network'
+	install -D -m 644 deploy/systemd/nametap.preset '$(DESTDIR)$(LIBDIR)/systemd/system-preset/80-nametap.preset'
+	scripts/install-manual bin/share/nametap '$(DESTDIR)$(PREFIX)/share'
+	sed -i 's,/usr/local/\(bin\|libexec\)/,$(PREFIX)/\1/,g' '$(DESTDIR)$(LIBDIR)/systemd/system/'nametap*.service
+	install -D -m 644 deploy/systemd/nametap.sysusers '$(DESTDIR)$(LIBDIR)/sysusers.d/nametap.conf'
+	install -D -m 644 deploy/systemd/nametap.tmpfiles '$(DESTDIR)$(LIBDIR)/tmpfiles.d/nametap.conf'
+	test -e '$(DESTDIR)/etc/default/nametap' || \
+	install -D -m 644 deploy/systemd/nametap.default  '$(DESTDIR)/etc/default/nametap'
+	@echo 'Now edit /etc/default/nametap, then run: systemd-sysusers nametap.conf && systemd-tmpfiles --create nametap.conf && \'
+	@echo '  systemctl daemon-reload && systemctl enable --now nametap.socket nametap.service'
+
+clean: ## remove what was built
+	rm -rf bin coverage.*out
+
+##@ release
+.PHONY: packages image image-update release reproducible release-test sign verify vuln
+packages: ## build deb, rpm and apk with VERSION in bin/release (ARCHES, FORMATS)
+	@$(RELEASE) scripts/binaries
+	@$(RELEASE) scripts/packages
+
+image: ## build the container images with VERSION as their tag in bin/images, without an engine
+	@$(RELEASE) scripts/binaries
+	@$(RELEASE) IMAGE='$(IMAGE)' scripts/images
+
+image-update: ## write the current versions of the init image's Debian packages
+	scripts/debian-packages --update tools/image/debian.list bin/debs amd64 arm64
+
+release: ## build packages, images and their SHA256SUMS in bin/release
+	@$(RELEASE) scripts/binaries
+	@$(RELEASE) scripts/packages
+	@$(RELEASE) IMAGE='$(IMAGE)' scripts/images
+	@for image in bin/images/*.tar; do name=$${image##*/}; cp "$$image" "bin/release/$${name%.tar}-$(VERSION)-image.tar" || exit; done
+	@scripts/sums bin/release
+
+reproducible: ## build the release twice, in other directories and as other users, and compare
+	@$(RELEASE) scripts/reproducible
+
+release-test: ## test bin/release, and the tools that make it (after make release)
+	@scripts/install-missing lintian rpm
+	cd tools/sbom && NAMETAP_BINARIES="$$(echo ../../bin/linux-*/nametap ../../bin/linux-*/nametap-discovery)" $(GO) test ./... -count=1
+	cd tools/image && $(GO) vet ./...
+	cd test/machines && $(GO) test ./release -count=1 -timeout 20m -v $(ARGS)
+
+sign: ## sign SHA256SUMS of bin/release with ssh-keygen (KEY=~/.ssh/id_ed25519)
+	@scripts/sign '$(KEY)' bin/release
+
+verify: ## check the signature and the files of bin/release (KEY=release.pub)
+	@scripts/verify '$(KEY)' bin/release
+
+vuln: ## look for known vulnerabilities that the programs reach (needs https://vuln.go.dev; GOVULNDB names a copy)
+	@GO='$(GO)' scripts/vuln
+
