@@ -13,6 +13,10 @@ import (
 
 // Build builds static binaries of commands, such as "nametap", as `make build` does, in a new directory
 // that every user may read. The caller removes the directory.
+//
+// A test that calls Build in the module of the commands runs again if their sources have changed: Go's
+// test cache keys on the files and directories that a test opens in its own module. Tests of other
+// modules must not be cached.
 func Build(commands ...string) (dir string, err error) {
 	dir, err = os.MkdirTemp("", "nametap-test-")
 	if err != nil {
@@ -31,17 +35,41 @@ func Build(commands ...string) (dir string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("finding the module of the commands: %w", err)
 	}
-	args := []string{"build", "-trimpath", "-tags=grpcnotrace", "-ldflags=-s -w", "-o", dir + "/"}
-	for _, command := range commands {
-		args = append(args, "./cmd/"+command)
+	const tags = "-tags=grpcnotrace"
+	packages := make([]string, len(commands))
+	for i, command := range commands {
+		packages[i] = "./cmd/" + command
 	}
-	build := exec.CommandContext(context.Background(), "go", args...)
+	build := exec.CommandContext(context.Background(), "go", append([]string{"build", "-trimpath", tags, "-ldflags=-s -w", "-o", dir + "/"}, packages...)...)
 	build.Dir = strings.TrimSpace(string(root))
+	if err := openSources(build.Dir, append([]string{tags}, packages...)); err != nil {
+		return "", err
+	}
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if output, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%v: %w\n%s", build, err, output)
 	}
 	return dir, nil
+}
+
+// openSources opens the directories of the packages of a module that packages are built from, and what says
+// which versions of other modules are used.
+func openSources(root string, packages []string) error {
+	list := exec.CommandContext(context.Background(), "go", append([]string{"list", "-deps", "-f", "{{with .Module}}{{if .Main}}{{$.Dir}}{{end}}{{end}}"}, packages...)...)
+	list.Dir = root
+	directories, err := list.Output()
+	if err != nil {
+		return fmt.Errorf("%v: %w", list, err)
+	}
+	sources := append(strings.Fields(string(directories)), filepath.Join(root, "go.mod"), filepath.Join(root, "go.sum"))
+	for _, source := range sources {
+		file, err := os.Open(source)
+		if err != nil {
+			return fmt.Errorf("opening the sources of %q: %w", packages, err)
+		}
+		_ = file.Close() // nothing was written
+	}
+	return nil
 }
 
 // Children returns the processes that pid has started and that have not been waited for.
