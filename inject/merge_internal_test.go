@@ -43,7 +43,7 @@ func FuzzMatch(f *testing.F) { // I13
 		a, b := strings.Split(first, ""), strings.Split(second, "")
 		places, ok := match(a, b)
 		if !ok {
-			t.Skip("too many differences")
+			return // too many differences
 		}
 		last, found := -1, 0
 		for i, place := range places {

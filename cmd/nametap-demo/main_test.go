@@ -35,9 +35,9 @@ func TestScripts(t *testing.T) {
 func namespaces(t *testing.T) bool {
 	t.Helper()
 	command := exec.Command("unshare", "--user", "--map-root-user", "--net", "sh", "-c", "PATH=$PATH:/usr/sbin:/sbin; ip link set lo up && iptables-save -t nat")
-	if output, err := command.CombinedOutput(); err != nil {
-		t.Logf("LEFT OUT: connections to VIPs in the demo, they need user namespaces, ip and iptables: %v\n%s", err, output)
-		return false
+	output, err := command.CombinedOutput()
+	if err != nil {
+		t.Logf("no connections to VIPs: %v\n%s", err, output)
 	}
-	return true
+	return err == nil
 }

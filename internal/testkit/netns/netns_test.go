@@ -1,10 +1,12 @@
 package netns_test
 
 import (
+	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -70,12 +72,15 @@ func TestRunLeavesTheNamespace(t *testing.T) {
 	}
 	ns := netns.New(t)
 	var inside string
-	t.Run("inside", func(t *testing.T) {
+	left := make(chan struct{})
+	go func() {
+		defer close(left)
 		ns.Run(func() {
 			inside, err = os.Readlink("/proc/thread-self/ns/net")
-			t.SkipNow() // ends the goroutine as FailNow does
+			runtime.Goexit() // as FailNow does
 		})
-	})
+	}()
+	<-left
 	if err != nil || inside == home {
 		t.Errorf("the namespace is %q, %v in Run, and %q outside", inside, err, home)
 	}
@@ -110,13 +115,20 @@ func TestExec(t *testing.T) {
 	}
 }
 
+// A skipper notes why it is skipped.
+type skipper struct {
+	testing.TB
+	why string
+}
+
+func (s *skipper) Skipf(format string, args ...any) { s.why = fmt.Sprintf(format, args...) }
+
 func TestNeed(t *testing.T) {
-	skipped := false
-	t.Run("missing", func(t *testing.T) {
-		defer func() { skipped = t.Skipped() }()
-		netns.Need(t, "no-such-command")
-	})
-	if !skipped {
-		t.Error("the test is not skipped")
+	s := &skipper{TB: t}
+	if netns.Need(s, "sh"); s.why != "" {
+		t.Errorf("sh is missing: %s", s.why)
+	}
+	if netns.Need(s, "no-such-command"); !strings.Contains(s.why, "no-such-command") {
+		t.Errorf("the test is skipped because of %q", s.why)
 	}
 }
