@@ -147,19 +147,19 @@ func TestPackageFiles(t *testing.T) {
 
 // TestMakefileSources checks that `make install` builds again after a change of any package.
 func TestMakefileSources(t *testing.T) {
-	text, err := os.ReadFile(root + "/Makefile")
+	text, err := os.ReadFile(root + "/release.mk")
 	if err != nil {
 		t.Fatal(err)
 	}
 	line := regexp.MustCompile(`\$\(shell find (.*) -type f`).FindSubmatch(text)
 	if line == nil {
-		t.Fatal("Makefile: SOURCES finds no files")
+		t.Fatal("release.mk: SOURCES finds no files")
 	}
 	directories := strings.Fields(string(line[1]))
 	for name := range imports(t) {
 		top, _, _ := strings.Cut(name, "/")
 		if !slices.Contains(directories, top) {
-			t.Errorf("Makefile: SOURCES does not have the directory %s", top)
+			t.Errorf("release.mk: SOURCES does not have the directory %s", top)
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 )
 
 var (
-	// target matches a target of the Makefile, use the name of a command in the source of
+	// target matches a target of a makefile, use the name of a command in the source of
 	// cmd/nametap, subcommand a word that may be a command, and repositoryFile the path of a
 	// file or a binary.
 	target         = regexp.MustCompile(`(?m)^[\w/-]+:`)
@@ -22,11 +22,14 @@ var (
 // TestCommands checks the commands in the code blocks of the documents for users: targets
 // of make, subcommands and files must exist. The tests of cmd/nametap check the flags.
 func TestCommands(t *testing.T) {
-	makefile, err := os.ReadFile(root + "/Makefile")
-	if err != nil {
-		t.Fatal(err)
+	var targets []string
+	for _, makefile := range []string{"Makefile", "release.mk"} {
+		text, err := os.ReadFile(filepath.Join(root, makefile))
+		if err != nil {
+			t.Fatal(err)
+		}
+		targets = append(targets, target.FindAllString(string(text), -1)...)
 	}
-	targets := target.FindAllString(string(makefile), -1)
 	subcommands := subcommands(t)
 	var commands int
 	for _, document := range []string{"README.md", "CONTRIBUTING.md", "docs/operations.md", "docs/discovery.md", "docs/injection.md", "docs/chart.md", "examples/README.md"} {
@@ -40,7 +43,7 @@ func TestCommands(t *testing.T) {
 			for i, word := range words {
 				switch next := append(words, "")[i+1]; {
 				case word == "make" && i == 0 && !slices.Contains(targets, next+":"):
-					t.Errorf("%s: %q: the Makefile has no target %s", document, line, next)
+					t.Errorf("%s: %q: no makefile has the target %s", document, line, next)
 				case word == "nametap" && i == 0 && subcommand.MatchString(next) && !subcommands[next]:
 					t.Errorf("%s: %q: nametap has no command %s", document, line, next)
 				case repositoryFile.MatchString(word):
