@@ -8,15 +8,31 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
+// takenSlots returns all usable slots but as many as are free, which are spread over the range.
+func takenSlots(free int) map[uint16]bool {
+	taken := map[uint16]bool{}
+	for n := range vipUsable {
+		if n*free/vipUsable == (n+1)*free/vipUsable {
+			taken[nthSlot(n)] = true
+		}
+	}
+	return taken
+}
+
 // A change costs little while no VIP is left: the hosts without one look for it once, together.
 func TestChangeWithoutFreeVIPs(t *testing.T) {
-	const more = 1000
+	const free, more = 1000, 1000
 	h := New(domain, 1, NewVIPs())
-	var all []object.Object
-	for i := range vipUsable + more {
+	var taken []string // by an object that has these addresses itself
+	for slot := range takenSlots(free) {
+		taken = append(taken, slotAddr4(slot).String())
+	}
+	all := []object.Object{}
+	for i := range free + more {
 		name := fmt.Sprintf("h%d", i)
 		all = append(all, entry(name, name+".example.com"))
 	}
+	h.Update(Change{Updated: []object.Object{entry("taken", "taken.example.com", taken...)}})
 	h.Update(Change{Updated: all})
 	began := time.Now()
 	for i := range 10 {

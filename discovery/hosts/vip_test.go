@@ -145,28 +145,29 @@ func TestClaimedSlots(t *testing.T) {
 
 // When all slots are used, a new host gets the slot of the host that was removed first.
 func TestVIPsExhausted(t *testing.T) {
-	hosts := map[string]bool{}
-	for i := range vipUsable {
+	const free = 500
+	claimed, hosts := takenSlots(free), map[string]bool{}
+	for i := range free {
 		hosts[fmt.Sprintf("h%d", i)] = true
 	}
 	v := newAllocator()
-	slots, _ := v.allocate(hosts, nil)
-	if len(slots) != vipUsable || len(v.without) != 0 {
-		t.Fatalf("%d of %d hosts got a slot", len(slots), vipUsable)
+	slots, _ := v.allocate(hosts, claimed)
+	if len(slots) != free || len(v.without) != 0 {
+		t.Fatalf("%d of %d hosts got a slot", len(slots), free)
 	}
 	hosts["newcomer"] = true
-	v.allocate(hosts, nil)
+	v.allocate(hosts, claimed)
 	if got := sortedKeys(v.without); fmt.Sprint(got) != "[newcomer]" {
 		t.Fatalf("without a slot: %v", got)
 	}
 	before := maps.Clone(v.byHost)
 	delete(hosts, "newcomer")
 	delete(hosts, "h7")
-	v.allocate(hosts, nil)
+	v.allocate(hosts, claimed)
 	delete(hosts, "h3")
-	v.allocate(hosts, nil)
+	v.allocate(hosts, claimed)
 	hosts["newcomer"] = true
-	if slots, _ = v.allocate(hosts, nil); slots["newcomer"] != before["h7"].Slot {
+	if slots, _ = v.allocate(hosts, claimed); slots["newcomer"] != before["h7"].Slot {
 		t.Errorf("newcomer got slot %d, want that of h7, %d", slots["newcomer"], before["h7"].Slot)
 	}
 }
