@@ -20,6 +20,7 @@ import (
 // variants, and receives an edit. Hosts that need automatic VIPs are in it if the client
 // asks for VIPs.
 func TestWithNametapsClient(t *testing.T) {
+	t.Parallel()
 	const external = "mysql-instance1.us-east-1.rds.amazonaws.com"
 	for name, variant := range map[string]nds.Variant{
 		variantDelta: nds.Incremental, variantSotw: nds.StateOfTheWorld, variantDelta + " asks": nds.Incremental,
@@ -84,6 +85,7 @@ func TestWithNametapsClient(t *testing.T) {
 // C7, D43: an agent keeps its table when its control plane restarts with an empty
 // directory and no state. It logs why, and gets the objects that are added later.
 func TestAgentKeepsTableOverEmptyRestart(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
 	r := start(t, Config{ConfigDir: dir})

@@ -54,6 +54,7 @@ func (a *agentTable) ApplyShards(shards map[int][]byte, whole bool) error {
 // C11, D30, D37: the client in nds receives changes of hosts, in both variants. After each one it has the table
 // that the table command prints. After a restart, of either side, it is sent only what differs.
 func TestAgentReceivesChanges(t *testing.T) {
+	t.Parallel()
 	for name, variant := range map[string]nds.Variant{"delta": nds.Incremental, "sotw": nds.StateOfTheWorld} {
 		t.Run(name, func(t *testing.T) {
 			dir, state := unpack(t, examples.Files), t.TempDir()
@@ -149,6 +150,7 @@ func runAgent(t *testing.T, cfg nds.Config) *nds.Client {
 // D28: an agent of a cluster whose API server is down keeps its table, says why, and tries again until it is
 // back.
 func TestAgentOfClusterThatIsDown(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t, "east")
 	east := f.others["east"]
 	f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
@@ -180,6 +182,7 @@ func TestAgentOfClusterThatIsDown(t *testing.T) {
 // C1, D41: an agent to which an address of another family is assigned later is sent another table. That is no
 // difference between replicas.
 func TestFamilyIsAdded(t *testing.T) {
+	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.Services, svc("web", "clusterIPs: [10.0.0.1, 'fd00::1']"))
 	r := start(t, onAPI(t, a))

@@ -22,6 +22,7 @@ import (
 // TestReplicasShareCertificate starts three replicas at once. They present one certificate, which
 // agents of each namespace can verify. The namespaces of Kubernetes itself get no ConfigMap.
 func TestReplicasShareCertificate(t *testing.T) { // D50
+	t.Parallel()
 	a := newReplicated(t)
 	a.HoldWrites(3) // each of them tries to create the Secret
 	replicas := make([]replica, 3)
@@ -58,6 +59,7 @@ func TestReplicasShareCertificate(t *testing.T) { // D50
 // TestRootCertificateIsPublished checks that a namespace gets the ConfigMap when it is created, and
 // that one that was changed is repaired, without a loss of what is not nametap's.
 func TestRootCertificateIsPublished(t *testing.T) { // D50
+	t.Parallel()
 	a := newReplicated(t)
 	r := a.replica()
 	wait.Until(t, "the root certificate is published", func() bool { return a.roots("shop") != "" })
@@ -86,6 +88,7 @@ func TestRootCertificateIsPublished(t *testing.T) { // D50
 // TestSharedCertificateIsRenewed checks that one of two replicas renews a certificate that is due,
 // that both use it then, and that the authority stays.
 func TestSharedCertificateIsRenewed(t *testing.T) { // D50
+	t.Parallel()
 	a := newReplicated(t)
 	old := made(t, 70*24*time.Hour)
 	a.put(old, nil)
@@ -108,6 +111,7 @@ func TestSharedCertificateIsRenewed(t *testing.T) { // D50
 // TestSharedCertificateReplaced checks that a replica uses the certificates that another one has
 // written: connections get the new one, streams stay, and agents get the next authority before it signs.
 func TestSharedCertificateReplaced(t *testing.T) { // D50
+	t.Parallel()
 	a := newReplicated(t)
 	r := a.replica()
 	stream := openDelta(t, r.as(a.shared().Roots()), node(t, "shop"), nil)
@@ -134,6 +138,7 @@ func TestSharedCertificateReplaced(t *testing.T) { // D50
 // TestUnusableSecret checks that a Secret that is damaged or of another program is named and left as
 // it is. A replica goes on with the certificate that it has, and a new one is not ready.
 func TestUnusableSecret(t *testing.T) { // D50
+	t.Parallel()
 	a := newReplicated(t)
 	r := a.replica()
 	good := a.shared()
@@ -173,6 +178,7 @@ func TestUnusableSecret(t *testing.T) { // D50
 // TestDeletedSecret checks that a Secret that was deleted is made again, with the authority that
 // agents trust.
 func TestDeletedSecret(t *testing.T) { // D50
+	t.Parallel()
 	a := newReplicated(t)
 	r := a.replica()
 	good := a.shared()
@@ -189,6 +195,7 @@ func TestDeletedSecret(t *testing.T) { // D50
 // TestSecretForbidden checks that a replica that may not read or write the Secret is not ready, says
 // why, and goes on when it may.
 func TestSecretForbidden(t *testing.T) { // D50
+	t.Parallel()
 	a := newReplicated(t)
 	secrets := fakekube.Namespaces + "/nametap-system/secrets"
 	a.Refuse(secrets, http.StatusForbidden)
@@ -213,6 +220,7 @@ func TestSecretForbidden(t *testing.T) { // D50
 
 // Flags that contradict each other are refused.
 func TestTLSFlags(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	for _, tt := range []struct {
 		name string

@@ -112,6 +112,7 @@ func (c *merging) want(sent, removed string) {
 // TestHostsAreMerged checks that a client that merges hosts is sent the hosts that have changed, and
 // nothing else, also when it connects again, to another server with the same objects.
 func TestHostsAreMerged(t *testing.T) { // D30, D32, D37
+	t.Parallel()
 	for _, variant := range []string{variantSotw, variantDelta} {
 		t.Run(variant, func(t *testing.T) {
 			dir := t.TempDir()
@@ -168,6 +169,7 @@ func TestHostsAreMerged(t *testing.T) { // D30, D32, D37
 
 // TestSidecarOfMergingClient checks that a client whose Sidecar changes is sent what that shows and hides.
 func TestSidecarOfMergingClient(t *testing.T) { // D12
+	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svcYAML("shop", "a", "10.0.0.1")+svcYAML("shop", "b", "10.0.0.2"))
 	r := start(t, Config{ConfigDir: dir})
@@ -188,6 +190,7 @@ func TestSidecarOfMergingClient(t *testing.T) { // D12
 // TestHostThatComesAndGoes checks that a client that is slow is not sent a host that was added and removed
 // meanwhile.
 func TestHostThatComesAndGoes(t *testing.T) { // D33
+	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
 	r := start(t, onAPI(t, a))
@@ -210,6 +213,7 @@ func TestHostThatComesAndGoes(t *testing.T) { // D33
 // TestClientThatAsksAgain checks that a client in state-of-the-world that asks again, without a nonce, is sent
 // the whole table also after it has rejected that, and that a nonce of an earlier stream does no harm.
 func TestClientThatAsksAgain(t *testing.T) { // D30
+	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svcYAML("shop", "web", "10.0.0.1"))
 	r := start(t, Config{ConfigDir: dir})

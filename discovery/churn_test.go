@@ -181,6 +181,7 @@ func (c *churn) settle() {
 // TestChurn checks that clients of all kinds, which delay and reject pushes, lose their streams and move between
 // replicas, have the table of a new client whenever the objects stop changing, byte for byte.
 func TestChurn(t *testing.T) { // D12, D15, D30, D33, D35, D36, D37, D38
+	t.Parallel()
 	seed := cmp.Or(*churnSeed, uint64(time.Now().UnixNano()))
 	t.Logf("-churn.seed=%d", seed)
 	c := &churn{t: t, rand: rand.New(rand.NewPCG(seed, 0)), api: fakekube.Start(t), replicas: make([]running, 2)}

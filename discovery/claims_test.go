@@ -104,6 +104,7 @@ const (
 // N2, N3, N11: the hosts of each kind of object. A host without a usable address is not
 // in the table.
 func TestClaims(t *testing.T) {
+	t.Parallel()
 	type table = map[string]string
 	for _, tt := range []struct {
 		name, yaml string
@@ -184,6 +185,7 @@ func TestClaims(t *testing.T) {
 }
 
 func TestFamiliesAndCapture(t *testing.T) {
+	t.Parallel()
 	yaml := svc("four", "clusterIP: 10.0.0.1") + svc("six", "clusterIP: 'fd00::1'") + svc("dual", "clusterIPs: [10.0.0.2, 'fd00::2']") +
 		svc("db", "clusterIP: None") + slice("db", "s", "{addresses: [10.1.0.1], hostname: db-0}") +
 		entry("e", "hosts: [vip.example.com], resolution: DNS") + entry("f", "hosts: [a.example.com], addresses: [192.0.2.1]")
@@ -214,6 +216,7 @@ func TestFamiliesAndCapture(t *testing.T) {
 }
 
 func TestExportTo(t *testing.T) { // D11
+	t.Parallel()
 	annotated := func(scope string) string {
 		return strings.Replace(svc("web", "clusterIP: 10.0.0.1"), "namespace: shop",
 			"namespace: shop, annotations: {networking.istio.io/exportTo: '"+scope+"'}", 1)
@@ -252,6 +255,7 @@ func TestExportTo(t *testing.T) { // D11
 // A client that merges gets a host in one table only, that of the first namespace that
 // gives it an address.
 func TestResourcePerNamespace(t *testing.T) {
+	t.Parallel()
 	p := parseFile("t.yaml", []byte(svc("web", "clusterIP: 10.0.0.1")+
 		entryIn("b", "e", "hosts: [a.example.com], addresses: [192.0.2.1]")+
 		entryIn("a", "e", "hosts: [a.example.com], addresses: [192.0.2.2], exportTo: [shop]")))
@@ -272,6 +276,7 @@ func TestResourcePerNamespace(t *testing.T) {
 
 // The order of objects does not change the table.
 func TestOrderDoesNotMatter(t *testing.T) {
+	t.Parallel()
 	s := newDirSource(unpack(t, examples.Files), false, nil)
 	r, err := s.read()
 	if err != nil {

@@ -21,6 +21,7 @@ func (c *merging) ahead() *merging {
 // TestReplicaIsBehind checks that a replica that has read less than a client's last one waits before it
 // serves the client, and does not wait for what changes no host.
 func TestReplicaIsBehind(t *testing.T) { // D38
+	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
 	r := start(t, onAPI(t, a))
@@ -54,6 +55,7 @@ func TestReplicaIsBehind(t *testing.T) { // D38
 // TestClientsOfAnotherAPIServer checks that clients whose revision never comes, as after etcd was restored, are
 // served after a while, and cost no builds while they wait.
 func TestClientsOfAnotherAPIServer(t *testing.T) { // D38
+	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
 	r := start(t, onAPI(t, a))
@@ -78,6 +80,7 @@ func TestClientsOfAnotherAPIServer(t *testing.T) { // D38
 // TestReplicasAgree checks that replicas that have seen the same objects in different orders serve the same
 // versions and checksums, and that a client that moves is sent nothing.
 func TestReplicasAgree(t *testing.T) { // D36, D37
+	t.Parallel()
 	a := fakekube.Start(t)
 	for i := range 20 {
 		a.Put(fakekube.Services, svcYAML("shop", fmt.Sprint("s", i), fmt.Sprint("10.0.0.", i+1)))
@@ -123,6 +126,7 @@ func TestReplicasAgree(t *testing.T) { // D36, D37
 // TestReplicasDiffer checks that a client whose last replica had the same objects and another table is
 // counted, logged, and sent what this replica has.
 func TestReplicasDiffer(t *testing.T) { // D41
+	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
 	log := testlog.New(t)
@@ -144,6 +148,7 @@ func TestReplicasDiffer(t *testing.T) { // D41
 // TestRemovalWhileAway checks that an object that is removed makes the revision later: a client that was away
 // then is not taken for one of a replica that differs.
 func TestRemovalWhileAway(t *testing.T) { // D38, D41
+	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
 	a.Put(fakekube.Services, svcYAML("shop", "db", "10.0.0.2"))
@@ -162,6 +167,7 @@ func TestRemovalWhileAway(t *testing.T) { // D38, D41
 // TestRevisionAfterList checks that the revision is later after an object was removed while the API server
 // could not be watched, and earlier after etcd was restored: clients that connect again do not wait.
 func TestRevisionAfterList(t *testing.T) { // D38
+	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
 	r := start(t, onAPI(t, a))

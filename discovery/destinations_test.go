@@ -60,6 +60,7 @@ func destinationsIn(t *testing.T, cfg Config, client Client) map[string]string {
 // E6: the hosts of ServiceEntries have where connections to their VIPs lead, from files as from the API
 // server. Clients without VIPs get none of this.
 func TestDestinations(t *testing.T) {
+	t.Parallel()
 	files, fromAPI := onDestinations(t)
 	for name, cfg := range map[string]Config{"files": files, "API": fromAPI} {
 		t.Run(name, func(t *testing.T) {
@@ -86,6 +87,7 @@ func TestDestinations(t *testing.T) {
 
 // E6: ports and endpoints of ServiceEntries of the API server that cannot be used are named.
 func TestDestinationErrors(t *testing.T) {
+	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.Definitions, entryDefinition)
 	for name, spec := range map[string]string{

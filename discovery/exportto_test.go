@@ -35,6 +35,7 @@ func nextHosts(t *testing.T, c client) string {
 // ServiceEntries without an exportTo, that clients follow its changes, and that a directory has it from
 // a flag.
 func TestDefaultExportTo(t *testing.T) { // D1, D11
+	t.Parallel()
 	const all, own, none = "all.data db.data ext.example.com open.example.com web.shop", "all.data open.example.com web.shop", "all.data open.example.com"
 	scopes := []struct{ scope, want string }{
 		{".", own}, {"*", all}, {"~", none}, {"shop", all}, {"other", none}, {"other,.", own}, {"other,~,.", none}, {"~,*", all},
@@ -85,6 +86,7 @@ func TestDefaultExportTo(t *testing.T) { // D1, D11
 // TestRootNamespace checks that the default Sidecar is that of the root namespace in the settings of the
 // mesh, or else of the flag.
 func TestRootNamespace(t *testing.T) { // D12
+	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.Definitions, strings.Replace(entryDefinition, "serviceentries", "sidecars", 1))
 	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))

@@ -117,6 +117,7 @@ func pairOf(t *testing.T, authority *fakexds.Authority) *tls.Certificate {
 // TestIdentity checks which clients get a table: of a client that may connect, that of the namespace
 // in its identity.
 func TestIdentity(t *testing.T) { // D44, D45, D46, D47, D48
+	t.Parallel()
 	s := startSecured(t)
 	s.good()
 	s.api.SetToken("other audience", fakekube.Token{User: "system:serviceaccount:shop:web", Audiences: []string{"api"}})
@@ -172,6 +173,7 @@ func TestIdentity(t *testing.T) { // D44, D45, D46, D47, D48
 // TestOneReview checks that a token is reviewed once, and that a client that is known connects while
 // the API server is away. A new one is told to come back.
 func TestOneReview(t *testing.T) { // D49
+	t.Parallel()
 	s := startSecured(t)
 	s.good()
 	r := s.as(t, s.authority, &bearer{"good", ""}, nil)
@@ -197,6 +199,7 @@ func TestOneReview(t *testing.T) { // D49
 // TestCertificateRotates checks that new connections get a new certificate, that open streams stay,
 // and that a broken file does no harm.
 func TestCertificateRotates(t *testing.T) { // D50
+	t.Parallel()
 	s := startSecured(t)
 	s.good()
 	token := &bearer{"good", ""}
@@ -229,6 +232,7 @@ func (r running) accepted(t *testing.T) bool {
 
 // D46: a certificate of another authority does not get as far as a stream.
 func TestStranger(t *testing.T) {
+	t.Parallel()
 	s := startSecured(t)
 	stranger := fakexds.NewAuthority(t, serverName, "spiffe://cluster.local/ns/shop/sa/web")
 	if s.as(t, s.authority, nil, pairOf(t, stranger)).accepted(t) {
@@ -238,6 +242,7 @@ func TestStranger(t *testing.T) {
 
 // D51: plaintext is for this host unless asked otherwise.
 func TestPlaintextIsLocal(t *testing.T) {
+	t.Parallel()
 	if got := DefaultConfig().GRPCAddr; got != "localhost:15010" {
 		t.Errorf("%q", got)
 	}

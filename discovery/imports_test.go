@@ -28,6 +28,7 @@ func importedSliceYAML(cluster, ip string) string {
 // TestServiceImports checks that ServiceImports of both versions have their hosts, also if their
 // definition comes late, and in other clusters.
 func TestServiceImports(t *testing.T) { // D14, D26, D27
+	t.Parallel()
 	for version, path := range map[string]string{"v1alpha1": fakekube.ServiceImports, "v1beta1": fakekube.BetaImports} {
 		t.Run(version, func(t *testing.T) {
 			f := newFleet(t, "east")
@@ -63,6 +64,7 @@ func TestServiceImports(t *testing.T) { // D14, D26, D27
 
 // TestSameImportsFromAPI checks that ServiceImports in a directory give the same table, byte for byte.
 func TestSameImportsFromAPI(t *testing.T) { // D1, D26, D27
+	t.Parallel()
 	a, dir := fakekube.Start(t), t.TempDir()
 	a.Put(fakekube.Definitions, importDefinition)
 	for path, texts := range map[string][]string{

@@ -69,6 +69,7 @@ func exampleObjects(t *testing.T) (a *fakekube.API, dir string) {
 // TestSameTableFromAPI checks that the same objects give the same table, byte for byte, from files,
 // from the API server, and from both.
 func TestSameTableFromAPI(t *testing.T) { // D1
+	t.Parallel()
 	a, dir := exampleObjects(t)
 	files, fromAPI := Config{ConfigDir: dir}, onAPI(t, a)
 	both := fromAPI
@@ -98,6 +99,7 @@ func TestSameTableFromAPI(t *testing.T) { // D1
 
 // TestEditOfAPI checks that clients in both variants get what is edited at the API server.
 func TestEditOfAPI(t *testing.T) { // D3, D4, D5, D14
+	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
 	r := start(t, onAPI(t, a))
@@ -154,6 +156,7 @@ func entryYAML(name, namespace string, spec ...string) string {
 // TestNoPartialTable checks that no table is served before everything has been read, and that
 // readiness and the refusal of a stream say what is missing.
 func TestNoPartialTable(t *testing.T) { // D17, D43
+	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
 	a.Refuse(fakekube.EndpointSlices, http.StatusForbidden)
@@ -196,6 +199,7 @@ func TestNoPartialTable(t *testing.T) { // D17, D43
 // TestDirectoryBeforeAPI checks that an object in the directory is used instead of the same one of
 // the API server.
 func TestDirectoryBeforeAPI(t *testing.T) { // D1
+	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
 	a.Put(fakekube.Services, svcYAML("shop", "api", "10.0.0.2"))
@@ -220,6 +224,7 @@ func TestDirectoryBeforeAPI(t *testing.T) { // D1
 // TestManyEdits checks that 3,000 edits one after the other cause few builds, and that the last one
 // is served.
 func TestManyEdits(t *testing.T) { // D19
+	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
 	cfg := onAPI(t, a)
@@ -249,6 +254,7 @@ func TestManyEdits(t *testing.T) { // D19
 
 // TestChangesWhileNotReady checks that changes need no more memory, the longer a server is not ready.
 func TestChangesWhileNotReady(t *testing.T) { // D43
+	t.Parallel()
 	a := fakekube.Start(t)
 	s, err := New(onAPI(t, a))
 	if err != nil {

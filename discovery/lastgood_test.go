@@ -38,6 +38,7 @@ func hostsOf(t *testing.T, c client) string {
 // D43: without any object the server is not ready and serves no stream, so that no client
 // drops its hosts. It is ready with the first object.
 func TestEmptyAtStart(t *testing.T) {
+	t.Parallel()
 	for name, content := range map[string]string{"empty": "", "broken": svc("web", "clusterIP: x"), "other kinds": "kind: ConfigMap\nmetadata: {name: a}\n"} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -74,6 +75,7 @@ func TestEmptyAtStart(t *testing.T) {
 // C7, D43: when the directory becomes empty, the last good objects stay in use; that is
 // logged and counted. An object that comes back is used at once.
 func TestDirectoryBecomesEmpty(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
 	write(t, dir, "b.yaml", svc("cart", "clusterIP: 10.0.0.2"))
@@ -115,6 +117,7 @@ func TestDirectoryBecomesEmpty(t *testing.T) {
 
 // With AllowEmpty, the last host is removed with the last file.
 func TestAllowEmpty(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
 	r := start(t, Config{ConfigDir: dir, AllowEmpty: true})
@@ -131,6 +134,7 @@ func TestAllowEmpty(t *testing.T) {
 // The objects of a subdirectory whose file system was unmounted stay in use. Those of one
 // that is emptied file by file, or removed, do not.
 func TestSubdirectoryIsReplaced(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	sub := filepath.Join(dir, "team")
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
@@ -162,6 +166,7 @@ func TestSubdirectoryIsReplaced(t *testing.T) {
 // D18: after a restart the last good objects are in use if they are broken, or if the
 // directory is empty or missing. An object that was removed meanwhile is not.
 func TestLastGoodOverRestart(t *testing.T) {
+	t.Parallel()
 	const both = "map[cart.shop.svc.cluster.local:10.0.0.2 web.shop.svc.cluster.local:10.0.0.1]"
 	put := func(content string) func(*testing.T, string) {
 		return func(t *testing.T, dir string) {
@@ -228,6 +233,7 @@ func TestLastGoodOverRestart(t *testing.T) {
 // A damaged file of last good objects is set aside and logged. The objects in the
 // directory are used.
 func TestDamagedObjectsFile(t *testing.T) {
+	t.Parallel()
 	dir, state := t.TempDir(), t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
 	start(t, Config{ConfigDir: dir, StateDir: state}).stop()
@@ -255,6 +261,7 @@ func TestDamagedObjectsFile(t *testing.T) {
 // While the file of an object is broken, a copy of the object in another file does not
 // replace it.
 func TestDuplicateDoesNotTakeOver(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
 	write(t, dir, "b.yaml", svc("web", "clusterIP: 10.0.0.2"))
@@ -279,6 +286,7 @@ func TestDuplicateDoesNotTakeOver(t *testing.T) {
 // A link on the path of the directory that is pointed elsewhere, such as "current ->
 // releases/2", is noticed at once.
 func TestLinkToDirectoryIsChanged(t *testing.T) {
+	t.Parallel()
 	top := t.TempDir()
 	link := filepath.Join(top, "current")
 	turn := func(to string) {
@@ -308,6 +316,7 @@ func TestLinkToDirectoryIsChanged(t *testing.T) {
 
 // A write to the target of a linked file is noticed.
 func TestLinkedFileIsWritten(t *testing.T) {
+	t.Parallel()
 	dir, elsewhere := t.TempDir(), t.TempDir()
 	write(t, elsewhere, "web.yaml", svc("web", "clusterIP: 10.0.0.1"))
 	if err := os.Symlink(filepath.Join(elsewhere, "web.yaml"), filepath.Join(dir, "a.yaml")); err != nil {
@@ -332,6 +341,7 @@ func TestLinkedFileIsWritten(t *testing.T) {
 // The kernel does not report that a parent directory was replaced. The next read watches
 // the new directory.
 func TestReplacedDirectoryIsWatched(t *testing.T) {
+	t.Parallel()
 	top := t.TempDir()
 	dir := filepath.Join(top, "parent", "config")
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))

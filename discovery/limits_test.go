@@ -21,6 +21,7 @@ import (
 // A stream beyond MaxClients is refused with a reason. When a client disconnects, another
 // one can connect.
 func TestClientsAreBounded(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
 	r := start(t, Config{ConfigDir: dir, MaxClients: 2})
@@ -51,6 +52,7 @@ func TestClientsAreBounded(t *testing.T) {
 // D33: a client that does not read does not delay others, and its stream is ended. A
 // client that is idle after its ACK stays.
 func TestSlowClient(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
 	r := start(t, Config{ConfigDir: dir, AckTimeout: 3 * time.Second})
@@ -79,6 +81,7 @@ func TestSlowClient(t *testing.T) {
 
 // D33: only the ACK or NACK of a push counts as its acknowledgement, not another request.
 func TestOtherRequestsAreNoAcknowledgement(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
 	r := start(t, Config{ConfigDir: dir, AckTimeout: time.Second})
@@ -108,6 +111,7 @@ func TestOtherRequestsAreNoAcknowledgement(t *testing.T) {
 // Clients may ping every 10 s, as Istio's agent can be configured to, and the client of
 // an old connection is asked to connect again.
 func TestConnectionAge(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
 	r := start(t, Config{ConfigDir: dir, MaxConnectionAge: 300 * time.Millisecond})
@@ -126,7 +130,8 @@ func TestConnectionAge(t *testing.T) {
 	}
 }
 
-// Connections without a stream are bounded, too. When one ends, another one is accepted.
+// Connections without a stream are bounded, too. When one ends, another one is accepted. Not parallel: the
+// server gives up connections on which nothing is sent.
 func TestConnectionsAreBounded(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
@@ -167,6 +172,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 
 // TestNamesAreBounded checks that the stream of a client that requests more and more resources is ended.
 func TestNamesAreBounded(t *testing.T) { // D33
+	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
 	r := start(t, Config{ConfigDir: dir})

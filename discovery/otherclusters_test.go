@@ -119,6 +119,7 @@ func (m member) want(hosts map[string]string, always ...string) {
 // TestOtherClusters checks what clients of several clusters get, as Secrets of clusters are added,
 // rotated and removed.
 func TestOtherClusters(t *testing.T) { // D23, D24, D25
+	t.Parallel()
 	for _, variant := range []string{variantSotw, variantDelta} {
 		t.Run(variant, func(t *testing.T) {
 			f := newFleet(t, "east")
@@ -174,6 +175,7 @@ func failing(r running, cluster string) bool {
 
 // TestSecretReplaced checks that hosts stay while a Secret is deleted and created again.
 func TestSecretReplaced(t *testing.T) { // D23
+	t.Parallel()
 	f := newFleet(t, "east")
 	f.others["east"].Put(fakekube.Services, svcYAML("shop", "far", "10.1.0.1"))
 	f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
@@ -189,6 +191,7 @@ func TestSecretReplaced(t *testing.T) { // D23
 
 // TestSecretErrors checks that what is wrong with Secrets is named, and that the rest is used.
 func TestSecretErrors(t *testing.T) { // D23
+	t.Parallel()
 	f := newFleet(t, "east", "west")
 	east, west := f.others["east"], f.others["west"]
 	f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
@@ -247,6 +250,7 @@ func errorsOf(r running) []string {
 // TestClusterIsDown checks that a cluster whose API server is down does not keep the server from being
 // ready for long, that this is said, and that its own clients are sent no table without its hosts.
 func TestClusterIsDown(t *testing.T) { // D28
+	t.Parallel()
 	f := newFleet(t, "east")
 	east := f.others["east"]
 	f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
@@ -286,6 +290,7 @@ func withPort(cfg Config) Config {
 
 // TestSecretsAreForbidden checks that the server is not ready before it knows which clusters there are.
 func TestSecretsAreForbidden(t *testing.T) { // D17, D43
+	t.Parallel()
 	f := newFleet(t)
 	f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
 	path := fakekube.Namespaces + "/istio-system/secrets"
@@ -303,6 +308,7 @@ func TestSecretsAreForbidden(t *testing.T) { // D17, D43
 // TestTokenOfAnotherCluster checks that the API server of a client's own cluster reviews its token, and
 // that no client gets the table of another cluster.
 func TestTokenOfAnotherCluster(t *testing.T) { // D24, D47
+	t.Parallel()
 	east := fakekube.Start(t)
 	east.Put(fakekube.Services, svcYAML("shop", "web", "10.1.0.1"))
 	east.SetToken("theirs", fakekube.Token{User: "system:serviceaccount:shop:web", Audiences: []string{"istio-ca"}})
@@ -343,6 +349,7 @@ func TestTokenOfAnotherCluster(t *testing.T) { // D24, D47
 
 // TestSelectorsInOtherClusters checks that the discovery selectors of the mesh count in all clusters.
 func TestSelectorsInOtherClusters(t *testing.T) { // D13, D23
+	t.Parallel()
 	f := newFleet(t, "east")
 	east := f.others["east"]
 	f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
@@ -362,6 +369,7 @@ func TestSelectorsInOtherClusters(t *testing.T) { // D13, D23
 
 // TestHeadlessScope checks that a headless Service may be for clients of its own cluster only.
 func TestHeadlessScope(t *testing.T) { // D25
+	t.Parallel()
 	f := newFleet(t, "east")
 	putHeadless(f.own, "10.200.0.1")
 	putHeadless(f.others["east"], "10.201.0.1")
@@ -384,6 +392,7 @@ func TestHeadlessScope(t *testing.T) { // D25
 // TestSavedObjects checks that the hosts of a cluster outlive a restart while its API server is away, and
 // that the saved objects end with the Secret.
 func TestSavedObjects(t *testing.T) { // D28, D29
+	t.Parallel()
 	f := newFleet(t, "east")
 	east, registry := f.others["east"], prometheus.NewRegistry()
 	f.cfg.StateDir, f.cfg.ClusterTimeout = t.TempDir(), 4*time.Second
@@ -439,11 +448,13 @@ func TestSavedObjects(t *testing.T) { // D28, D29
 
 // TestDamagedSavedObjects checks that saved objects that cannot be trusted are not used.
 func TestDamagedSavedObjects(t *testing.T) { // D29
+	t.Parallel()
 	f := newFleet(t, "east")
-	f.cfg.StateDir, f.cfg.ClusterTimeout = t.TempDir(), 400*time.Millisecond
+	f.cfg.StateDir = t.TempDir()
 	f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
 	f.others["east"].Put(fakekube.Services, svcYAML("shop", "far", "10.1.0.2"))
 	start(t, f.cfg).stop()
+	f.cfg.ClusterTimeout = 400 * time.Millisecond // east is away from here on
 	file := filepath.Join(f.cfg.StateDir, "cluster-east.json")
 	text, err := os.ReadFile(file)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 // The error of a broken document has file, line and field. The other documents of the
 // file are used.
 func TestBrokenDocuments(t *testing.T) {
+	t.Parallel()
 	const good = "---\napiVersion: v1\nkind: Service\nmetadata: {name: good}\nspec: {clusterIP: 10.0.0.1}\n"
 	for _, tt := range []struct {
 		name, doc string
@@ -152,6 +153,7 @@ func keysOf(objects []located) []string {
 }
 
 func TestValidDocuments(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name, doc string
 		want      []string
@@ -192,6 +194,7 @@ func TestValidDocuments(t *testing.T) {
 
 // Nested aliases that would expand to millions of nodes are not expanded.
 func TestAliasBomb(t *testing.T) {
+	t.Parallel()
 	var b strings.Builder
 	b.WriteString("apiVersion: v1\nkind: List\na0: &a0 {kind: Pod, metadata: {name: x}}\n")
 	for i := range 40 {

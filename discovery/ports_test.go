@@ -86,6 +86,7 @@ func onPorts(t *testing.T) (files, fromAPI Config) {
 // TestPorts checks that the entries of Services have their ports, and those of headless ones the ports
 // of their endpoints, from files as from the API server.
 func TestPorts(t *testing.T) { // D1, D21, D22
+	t.Parallel()
 	files, fromAPI := onPorts(t)
 	for name, cfg := range map[string]Config{"files": files, "API": fromAPI} {
 		t.Run(name, func(t *testing.T) {
@@ -114,6 +115,7 @@ func TestPorts(t *testing.T) { // D1, D21, D22
 // TestPortsOfPods checks the ports of a headless Service without slices: the number of a targetPort
 // counts, and a name does not, because only containers have its number.
 func TestPortsOfPods(t *testing.T) { // D22
+	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, "db.yaml", svc("db", "clusterIP: None, selector: {app: db}, "+
 		"ports: [{name: sql, port: 5432, targetPort: 15432}, {name: http, port: 80}, {name: admin, port: 81, targetPort: admin}]")+
@@ -129,6 +131,7 @@ func TestPortsOfPods(t *testing.T) { // D22
 
 // TestPortsOfFamily checks that a client with one family gets the ports of endpoints of that family.
 func TestPortsOfFamily(t *testing.T) { // D22
+	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, "db.yaml", svc("db", "clusterIP: None")+
 		portSlice("db", "four", "{name: sql, port: 5432}", "{addresses: [10.1.0.1]}, {addresses: [10.1.0.2]}")+
@@ -152,6 +155,7 @@ func TestPortsOfFamily(t *testing.T) { // D22
 
 // TestPortsAreFollowed checks that clients get a change of ports alone.
 func TestPortsAreFollowed(t *testing.T) { // D3, D22
+	t.Parallel()
 	a := fakekube.Start(t)
 	put := func(service, slice string) {
 		a.Put(fakekube.Services, strings.TrimPrefix(svc("web", "clusterIP: 10.0.0.1, ports: ["+service+"]"), "---\n"))
@@ -173,6 +177,7 @@ func TestPortsAreFollowed(t *testing.T) { // D3, D22
 // TestServiceRecords checks the way from objects at the API server to the answers of an agent: SRV
 // records, their targets, and the names of endpoints.
 func TestServiceRecords(t *testing.T) { // D9, D21, D22
+	t.Parallel()
 	_, fromAPI := onPorts(t)
 	r := start(t, fromAPI)
 	ask := newAgent(t, r)

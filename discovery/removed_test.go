@@ -18,6 +18,7 @@ import (
 // D43: files that are renamed during a read, or removed and written again one after the
 // other, as by git and scripts, do not remove hosts.
 func TestFilesAreReplacedOneByOne(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	web, cart := svc("web", "clusterIP: 10.0.0.1"), svc("cart", "clusterIP: 10.0.0.2")
 	write(t, dir, "a/web.yaml", web)
@@ -55,6 +56,7 @@ func TestFilesAreReplacedOneByOne(t *testing.T) {
 // An object of a removed file stays in use for at most 10 s, however often other files
 // change. The same holds for an object that is missing when a process starts.
 func TestRemovedObjectsSettle(t *testing.T) {
+	t.Parallel()
 	for name, change := range map[string]func(t *testing.T, dir string){
 		"removed": func(t *testing.T, dir string) {
 			t.Helper()
@@ -103,6 +105,7 @@ func TestRemovedObjectsSettle(t *testing.T) {
 // Directories that link to each other are read once each, not once for every path: 12
 // directories have a billion paths.
 func TestLinksToEachOther(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	const dirs = 12
 	for i := range dirs {
@@ -122,6 +125,7 @@ func TestLinksToEachOther(t *testing.T) {
 // A directory that is removed between being read and being watched is not an error, but a
 // reason to read again.
 func TestWatchOfRemovedDirectory(t *testing.T) {
+	t.Parallel()
 	w := newWatcher(defaultDebounce)
 	defer w.close()
 	again, err := w.sync(watchList{filepath.Join(t.TempDir(), "gone"): {all: true}})

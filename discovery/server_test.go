@@ -29,6 +29,7 @@ func open(t *testing.T, variant string, r running, n *corev3.Node) client {
 
 // C2, C4, N7: both variants, merged or not, and 25 restarts give the same bytes.
 func TestSameTableEverywhere(t *testing.T) {
+	t.Parallel()
 	dir := unpack(t, examples.Files)
 	want := ""
 	for restart := range 25 {
@@ -69,6 +70,7 @@ func svcYAML(namespace, name, ip string) string {
 
 // C2, C4: an edit is pushed. The incremental variant sends one namespace only.
 func TestLiveEdit(t *testing.T) {
+	t.Parallel()
 	for _, variant := range []string{variantSotw, variantDelta} {
 		t.Run(variant, func(t *testing.T) {
 			dir := t.TempDir()
@@ -119,6 +121,7 @@ func TestLiveEdit(t *testing.T) {
 
 // C4: a client that does not merge gets one unnamed table, as from istiod.
 func TestUnmergedResourceHasNoName(t *testing.T) {
+	t.Parallel()
 	r := start(t, Config{ConfigDir: t.TempDir(), AllowEmpty: true})
 	c := openDelta(t, r, node(t, "a"), nil)
 	p := c.next()
@@ -134,6 +137,7 @@ func TestUnmergedResourceHasNoName(t *testing.T) {
 
 // C3: a rejected push is not sent again; the next one is sent.
 func TestNackIsNotSentAgain(t *testing.T) {
+	t.Parallel()
 	for _, variant := range []string{variantSotw, variantDelta} {
 		t.Run(variant, func(t *testing.T) {
 			dir := t.TempDir()
@@ -163,6 +167,7 @@ func TestNackIsNotSentAgain(t *testing.T) {
 // An incremental client that reconnects with its versions is sent only what differs. It
 // always gets an answer.
 func TestDeltaResumes(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svcYAML("a", "x", "10.0.0.1"))
 	write(t, dir, "b.yaml", svcYAML("b", "y", "10.0.0.2"))
@@ -185,6 +190,7 @@ func TestDeltaResumes(t *testing.T) {
 }
 
 func TestBadNodes(t *testing.T) {
+	t.Parallel()
 	r := start(t, Config{ConfigDir: t.TempDir(), AllowEmpty: true})
 	good := node(t, "a")
 	booleans := node(t, "a")
@@ -208,6 +214,7 @@ func TestBadNodes(t *testing.T) {
 }
 
 func TestRunErrors(t *testing.T) {
+	t.Parallel()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -53,6 +53,7 @@ func heap() int64 {
 // TestClientThatAsksAndDoesNotRead checks that clients that ask for their table again and again, or acknowledge
 // pushes that they have not read, and never read one, do not delay others.
 func TestClientThatAsksAndDoesNotRead(t *testing.T) { // D33
+	t.Parallel()
 	const hosts = 20000
 	dir := t.TempDir()
 	names := make([]string, hosts)

@@ -18,6 +18,7 @@ import (
 
 // An object that becomes broken stays in use in its last good form until it is repaired.
 func TestBrokenEditKeepsLastGood(t *testing.T) {
+	t.Parallel()
 	const (
 		web  = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\nspec: {clusterIP: 10.0.0.1}\n"
 		cart = "---\napiVersion: v1\nkind: Service\nmetadata: {name: cart, namespace: shop}\nspec: {clusterIP: %s}\n"
@@ -72,6 +73,7 @@ func TestBrokenEditKeepsLastGood(t *testing.T) {
 
 // A new server has no last good form, so the broken object is left out.
 func TestBrokenAtStartIsLeftOut(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, "sub/a.yaml", svc("web", "clusterIP: x")+svc("cart", "clusterIP: 10.0.0.1"))
 	write(t, dir, "b.yaml", svc("cart", "clusterIP: 10.0.0.2"))
@@ -94,6 +96,7 @@ func TestBrokenAtStartIsLeftOut(t *testing.T) {
 }
 
 func TestNotesAreLoggedOnce(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: b}\n")
 	logs := &testlog.Buffer{}
@@ -111,6 +114,7 @@ func TestNotesAreLoggedOnce(t *testing.T) {
 
 // A mounted ConfigMap is a chain of links that Kubernetes replaces in one step.
 func TestConfigMapSwap(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	version := func(n int) string { return fmt.Sprintf("..2026_01_0%d", n) }
 	put := func(n int) {
@@ -156,6 +160,7 @@ func TestConfigMapSwap(t *testing.T) {
 
 // The table stays while the directory itself is missing.
 func TestDirectoryGoesAway(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "config")
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
 	logs := &testlog.Buffer{}
@@ -178,6 +183,7 @@ func TestDirectoryGoesAway(t *testing.T) {
 
 // A file that cannot be read is an error, and its objects stay in use.
 func TestUnreadable(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
 	write(t, dir, "sub/b.yaml", svc("cart", "clusterIP: 10.0.0.2"))
@@ -210,6 +216,7 @@ func TestUnreadable(t *testing.T) {
 
 // The directory is read even during continuous edits.
 func TestDebounceIsBounded(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	r := start(t, Config{ConfigDir: dir, AllowEmpty: true, Debounce: 50 * time.Millisecond})
 	c := openDelta(t, r, node(t, "shop"), nil)
@@ -235,6 +242,7 @@ func TestDebounceIsBounded(t *testing.T) {
 // D18: a file that is rewritten in place is first empty and then half written. Its
 // objects stay in use meanwhile, and after a while there is an error.
 func TestHalfWrittenFile(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	web, cart := svc("web", "clusterIP: 10.0.0.1"), svc("cart", "clusterIP: 10.0.0.2")
 	write(t, dir, "a.yaml", web+cart)
@@ -288,6 +296,7 @@ func TestHalfWrittenFile(t *testing.T) {
 // A state directory that fails later is logged once. New VIPs are served, and saved when
 // that works again.
 func TestStateDirFailsLater(t *testing.T) {
+	t.Parallel()
 	dir, state := t.TempDir(), filepath.Join(t.TempDir(), "state")
 	write(t, dir, "a.yaml", vipEntry("a.example.com"))
 	logs := &testlog.Buffer{}
@@ -319,6 +328,7 @@ func TestStateDirFailsLater(t *testing.T) {
 
 // Reading unchanged files builds nothing.
 func TestSameFilesBuildNothing(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", vipEntry("a.example.com"))
 	r := start(t, Config{ConfigDir: dir})

@@ -14,6 +14,7 @@ import (
 // Istio's agent forwards the subscriptions of its Envoy on the same stream. They are not
 // answered, and do not affect name tables.
 func TestOtherTypesAreNotAnswered(t *testing.T) {
+	t.Parallel()
 	const clusters = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 	dir := t.TempDir()
 	write(t, dir, "a.yaml", svc("a", "clusterIP: 10.0.0.1"))
@@ -49,6 +50,7 @@ func TestOtherTypesAreNotAnswered(t *testing.T) {
 // A client that merges may subscribe to some namespaces. A client that does not merge
 // gets its table whatever it subscribes to, as from istiod.
 func TestSubscribedNames(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	for _, namespace := range []string{"a", "b", "c"} {
 		write(t, dir, namespace+".yaml", svcYAML(namespace, "x", "10.0.0.1"))
@@ -71,6 +73,7 @@ func TestSubscribedNames(t *testing.T) {
 
 // Each client has its own view. An edit is sent only to clients that see it.
 func TestEditIsSentOnlyToItsViews(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	private := func(ip string) string {
 		return entry("e", "hosts: [a.example.com], addresses: ["+ip+"], exportTo: ['.']")
@@ -93,6 +96,7 @@ func TestEditIsSentOnlyToItsViews(t *testing.T) {
 
 // Streams end when the server stops, and a client resumes with the next server.
 func TestStopEndsStreams(t *testing.T) {
+	t.Parallel()
 	r := start(t, Config{ConfigDir: t.TempDir(), AllowEmpty: true})
 	c := openDelta(t, r, node(t, "shop"), nil)
 	c.next()
@@ -104,6 +108,7 @@ func TestStopEndsStreams(t *testing.T) {
 
 // Istio's agent gets one table, in both variants.
 func TestTableOfIstioAgent(t *testing.T) { // D35
+	t.Parallel()
 	data, err := os.ReadFile(filepath.Join("testdata", "istiod", "agent-node.json"))
 	if err != nil {
 		t.Fatal(err)

@@ -59,6 +59,7 @@ func colliding(n int) []string {
 // A host keeps its VIP over restarts while other hosts are added and removed, even if a
 // new host prefers the same slot and sorts first.
 func TestVIPsSurviveRestarts(t *testing.T) {
+	t.Parallel()
 	names := colliding(4)
 	dir, state := t.TempDir(), filepath.Join(t.TempDir(), "new", "state")
 	want := map[string]string{}
@@ -102,6 +103,7 @@ func TestVIPsSurviveRestarts(t *testing.T) {
 // D54: a client gets automatic VIPs if it asks for them and does not say that it does not
 // capture DNS. For other clients a host without an address is not in the table.
 func TestAutoAllocateMetadata(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, "e.yaml", vipEntry("a.example.com")+entry("e", "hosts: [b.example.com], addresses: [192.0.2.1]"))
 	r := start(t, Config{ConfigDir: dir})
@@ -125,6 +127,7 @@ func TestAutoAllocateMetadata(t *testing.T) {
 }
 
 func TestDamagedState(t *testing.T) {
+	t.Parallel()
 	dir, state := t.TempDir(), t.TempDir()
 	write(t, dir, "e.yaml", vipEntry("a.example.com", "b.example.com"))
 	start(t, Config{ConfigDir: dir, StateDir: state}).stop()
@@ -182,6 +185,7 @@ func TestDamagedState(t *testing.T) {
 // C7: of two control planes with one state directory the second one does not start,
 // because it would overwrite the VIPs of the first one.
 func TestTwoServersOneStateDir(t *testing.T) {
+	t.Parallel()
 	dir, state := t.TempDir(), t.TempDir()
 	write(t, dir, "e.yaml", vipEntry("a.example.com"))
 	cfg := Config{ConfigDir: dir, StateDir: state}
@@ -211,6 +215,7 @@ func TestTwoServersOneStateDir(t *testing.T) {
 // ServiceEntry are used as long as the entry is eligible for them, and that no other host gets one
 // of them.
 func TestStatusAddresses(t *testing.T) { // D10
+	t.Parallel()
 	status := func(host string, addrs ...string) string {
 		var list []string
 		for _, a := range addrs {

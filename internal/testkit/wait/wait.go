@@ -8,6 +8,8 @@
 package wait
 
 import (
+	"flag"
+	"strconv"
 	"testing"
 	"time"
 )
@@ -15,6 +17,17 @@ import (
 // Limit is how long a test waits for what must happen. Only a test that fails waits
 // that long, so it is generous: the machine may be busy.
 const Limit = time.Minute
+
+// together is how many tests that wait run at a time.
+const together = 16
+
+// Together lets parallel tests of a package wait at the same time: more than there are processors, which
+// is Go's default. TestMain calls it. `go test -parallel` takes precedence.
+func Together() {
+	if err := flag.Set("test.parallel", strconv.Itoa(together)); err != nil {
+		panic(err) // not in a test
+	}
+}
 
 // A TB is the part of [testing.TB] that this package needs. A testscript.TestScript is
 // a TB, too.

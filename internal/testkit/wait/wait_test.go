@@ -1,6 +1,7 @@
 package wait_test
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -52,5 +53,13 @@ func TestFailureIsReportedBeforeTheProgramEnds(t *testing.T) {
 				t.Errorf("%s: %v, want a failure at a line of wait_test.go that says %q:\n%s", function, err, want, text)
 			}
 		}
+	}
+}
+
+// Tests that wait run beside each other on a machine with one processor, too.
+func TestTogether(t *testing.T) {
+	wait.Together()
+	if got := flag.Lookup("test.parallel").Value.String(); got != "16" {
+		t.Errorf("%s tests run at a time, want 16", got)
 	}
 }
