@@ -30,6 +30,9 @@ const (
 // errDamaged marks a state file that exists but cannot be trusted.
 var errDamaged = errors.New("damaged")
 
+// ErrVIPs reports that the automatic VIPs in the state directory cannot be read.
+var ErrVIPs = errors.New("reading the automatic VIPs")
+
 // openState locks the state directory and checks that files can be written to it. A
 // second control plane with the same directory would overwrite the files of the first.
 func openState(path string) (*statedir.Dir, error) {
@@ -88,7 +91,7 @@ func readVIPs(dir string) (*hosts.VIPs, error) {
 		return hosts.NewVIPs(), nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading the automatic VIPs (--state-dir): %w", err)
+		return nil, fmt.Errorf("%w (--state-dir): %w", ErrVIPs, err)
 	}
 	v, err := decodeVIPs(data)
 	if err != nil {

@@ -24,7 +24,8 @@ type Client struct {
 }
 
 // Table reads the objects once and returns the table of a client with both address families, and
-// the errors in objects. It writes nothing: it uses the saved VIPs and does not save new ones.
+// the errors in objects. It writes nothing: it uses the saved VIPs and does not save new ones. If
+// the saved VIPs cannot be read, it returns [ErrVIPs].
 func Table(ctx context.Context, cfg Config, client Client) (*api.NameTable, []object.Error, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {

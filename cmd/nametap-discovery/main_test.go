@@ -25,6 +25,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	wait.Together()
 	testscript.Main(m, map[string]func(){"nametap-discovery": main})
 }
 
@@ -33,6 +34,9 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
 		Setup: func(e *testscript.Env) error {
+			e.Setenv("NAMETAP_STATE_DIR", filepath.Join(e.WorkDir, "state")) // the default is the machine's own
+			// The race detector would wait for a second at the end of each command.
+			e.Setenv("GORACE", "atexit_sleep_ms=0")
 			a := fakekube.Start(t)
 			a.Put(fakekube.Services, "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\nspec: {clusterIP: 10.96.0.1}\n")
 			e.Setenv("CLUSTER", a.Kubeconfig())

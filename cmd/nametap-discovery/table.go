@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -46,7 +47,16 @@ func newTable(stdout, stderr io.Writer) *cobra.Command {
 // printTable prints the table of a client. It lists broken documents and then fails, so
 // that it can check a directory before a rollout.
 func printTable(ctx context.Context, o *options, stdout, stderr io.Writer) error {
-	table, broken, err := discovery.Table(ctx, o.server, o.client)
+	cfg := o.server
+	table, broken, err := discovery.Table(ctx, cfg, o.client)
+	if errors.Is(err, discovery.ErrVIPs) && !o.stateDirGiven {
+		// A check of objects needs no state, and no rights to read that of a server on this machine.
+		if _, err := fmt.Fprintf(stderr, "%v: automatic VIPs are allocated anew and may differ from those in use\n", err); err != nil {
+			return fmt.Errorf("printing a warning: %w", err)
+		}
+		cfg.StateDir = ""
+		table, broken, err = discovery.Table(ctx, cfg, o.client)
+	}
 	if err != nil {
 		return err
 	}
