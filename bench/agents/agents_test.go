@@ -5,11 +5,12 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/nametap/nametap/internal/testkit/process"
 
 	"github.com/nametap/nametap/bench/agents/fleet"
 	"github.com/nametap/nametap/bench/report"
@@ -18,10 +19,12 @@ import (
 // With a real nametap-discovery, over TLS, agents that connect again, that are slow and that
 // move between replicas have the table of the server. The figures are those of a small run.
 func TestExperiments(t *testing.T) {
-	binary := filepath.Join(t.TempDir(), "nametap-discovery")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-C", "../..", "-o", binary, "./cmd/nametap-discovery").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	built, err := process.Build("nametap-discovery")
+	if err != nil {
+		t.Fatal(err)
 	}
+	defer os.RemoveAll(built)
+	binary := filepath.Join(built, "nametap-discovery")
 	var progress bytes.Buffer
 	o, err := parseOptions(strings.Fields("-tls -agents=12 -full=4 -hosts=300 -namespaces=3 -repeats=2 -for=3s -churn=10 -rate=20 -run=all -discovery="+binary), &progress)
 	if err != nil {
