@@ -6,15 +6,22 @@ import (
 	"crypto/x509"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/nametap/nametap/internal/testkit/process"
+	"github.com/nametap/nametap/internal/testkit/wait"
 
 	"github.com/nametap/nametap/bench/agents/fleet"
 	"github.com/nametap/nametap/bench/report"
 )
+
+func TestMain(m *testing.M) {
+	wait.Together()
+	m.Run()
+}
 
 // With a real nametap-discovery, over TLS, agents that connect again, that are slow and that
 // move between replicas have the table of the server. The figures are those of a small run.
@@ -23,20 +30,30 @@ func TestExperiments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer os.RemoveAll(built)
-	binary := filepath.Join(built, "nametap-discovery")
-	var progress bytes.Buffer
-	o, err := parseOptions(strings.Fields("-tls -agents=12 -full=4 -hosts=300 -namespaces=3 -repeats=2 -for=3s -churn=10 -rate=20 -run=all -discovery="+binary), &progress)
-	if err != nil {
-		t.Fatal(err)
+	t.Cleanup(func() { os.RemoveAll(built) })
+	runs := []string{"push,churn,replicas", "reconnect", "slow,day"} // two go from one replica to two
+	if got, want := strings.Split(strings.Join(runs, ","), ","), experiments(); !slices.Equal(slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(want))) {
+		t.Errorf("experiments %q, want %q", got, want)
 	}
-	o.json = filepath.Join(t.TempDir(), "figures.json")
-	if err := run(t.Context(), o); err != nil {
-		t.Fatalf("%v\n%s", err, progress.String())
-	}
-	text, err := os.ReadFile(o.json)
-	if err != nil || strings.Count(string(text), `"experiment"`) != 2+len(experiments()) {
-		t.Errorf("%v: figures of %d experiments: %s", err, strings.Count(string(text), `"experiment"`), text)
+	for _, names := range runs {
+		t.Run(names, func(t *testing.T) {
+			t.Parallel()
+			var progress bytes.Buffer
+			line := "-tls -agents=12 -full=4 -hosts=300 -namespaces=3 -repeats=2 -for=2s -churn=10 -rate=20 -run=" + names
+			o, err := parseOptions(append(strings.Fields(line), "-discovery="+filepath.Join(built, "nametap-discovery")), &progress)
+			if err != nil {
+				t.Fatal(err)
+			}
+			o.json = filepath.Join(t.TempDir(), "figures.json")
+			if err := run(t.Context(), o); err != nil {
+				t.Fatalf("%v\n%s", err, progress.String())
+			}
+			text, err := os.ReadFile(o.json)
+			want := len(o.run) + min(len(o.run), 2) // with the times of connecting to one replica, and to two
+			if n := strings.Count(string(text), `"experiment"`); err != nil || n != want {
+				t.Errorf("%v: figures of %d experiments, want %d: %s", err, n, want, text)
+			}
+		})
 	}
 }
 

@@ -28,12 +28,37 @@ type control struct {
 	addr string
 
 	mu      sync.Mutex
-	hosts   map[string]string // addresses; replaced at each change
-	changed chan struct{}     // closed at the next change
-	old     bool              // it does not know changes; set before the first stream
-	corrupt string            // name of an agent whose next change lacks its entry
-	firsts  []*corev3.Node    // of all streams
-	reasons []string          // of NACKs
+	table   contents       // replaced at each change
+	changed chan struct{}  // closed at the next change
+	old     bool           // it does not know changes; set before the first stream
+	corrupt string         // name of an agent whose next change lacks its entry
+	firsts  []*corev3.Node // of all streams
+	reasons []string       // of NACKs
+}
+
+// The contents of a table do not change.
+type contents struct {
+	hosts   map[string]string // addresses
+	entries map[string][]byte // as they are encoded in a table
+	buckets digest.Buckets
+}
+
+// newContents returns the contents of a table. It encodes the entries that before does not have.
+func newContents(t *testing.T, hosts map[string]string, before contents) contents {
+	t.Helper()
+	c := contents{hosts: hosts, entries: map[string][]byte{}}
+	for host, address := range hosts {
+		raw := before.entries[host]
+		if before.hosts[host] != address {
+			var err error
+			if raw, err = proto.Marshal(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{host: {Ips: []string{address}}}}); err != nil {
+				t.Error(err)
+			}
+		}
+		b := digest.BucketOf(host)
+		c.entries[host], c.buckets[b] = raw, c.buckets[b].Add(digest.Of(raw))
+	}
+	return c
 }
 
 // startControl starts a control plane.
@@ -43,7 +68,7 @@ func startControl(t *testing.T, hosts map[string]string) *control {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &control{t: t, addr: listener.Addr().String(), hosts: hosts, changed: make(chan struct{})}
+	c := &control{t: t, addr: listener.Addr().String(), table: newContents(t, hosts, contents{}), changed: make(chan struct{})}
 	rpc := grpc.NewServer()
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(rpc, c)
 	go func() { _ = rpc.Serve(listener) }()
@@ -55,20 +80,21 @@ func startControl(t *testing.T, hosts map[string]string) *control {
 func (c *control) set(addresses map[string]string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.hosts = maps.Clone(c.hosts)
+	hosts := maps.Clone(c.table.hosts)
 	for host, address := range addresses {
-		if c.hosts[host] = address; address == "" {
-			delete(c.hosts, host)
+		if hosts[host] = address; address == "" {
+			delete(hosts, host)
 		}
 	}
+	c.table = newContents(c.t, hosts, c.table)
 	close(c.changed)
 	c.changed = make(chan struct{})
 }
 
-func (c *control) current() (map[string]string, chan struct{}) {
+func (c *control) current() (contents, chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.hosts, c.changed
+	return c.table, c.changed
 }
 
 // nodes returns the nodes of all streams so far.
@@ -78,29 +104,10 @@ func (c *control) nodes() []*corev3.Node {
 	return append([]*corev3.Node(nil), c.firsts...)
 }
 
-// entry returns an entry as it is encoded in a table.
-func (c *control) entry(host, address string) []byte {
-	b, err := proto.Marshal(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{host: {Ips: []string{address}}}})
-	if err != nil {
-		c.t.Error(err)
-	}
-	return b
-}
-
-// buckets returns the checksums of a table.
-func (c *control) buckets(hosts map[string]string) (all digest.Buckets) {
-	for host, address := range hosts {
-		b := digest.BucketOf(host)
-		all[b] = all[b].Add(digest.Of(c.entry(host, address)))
-	}
-	return all
-}
-
 // sum returns the checksum of the current table.
 func (c *control) sum() digest.Sum {
-	hosts, _ := c.current()
-	all := c.buckets(hosts)
-	return all.Sum()
+	table, _ := c.current()
+	return table.buckets.Sum()
 }
 
 // A subscription is what a stream has sent.
@@ -117,7 +124,7 @@ func (s *subscription) meta(name string) string {
 }
 
 // next returns the table that follows, as the bytes of a NameTable.
-func (s *subscription) next(hosts map[string]string, first bool) []byte {
+func (s *subscription) next(table contents, first bool) []byte {
 	change := &api.NameTable_Change{Revision: []byte{byte(s.nonce)}}
 	var complete digest.Set
 	if first {
@@ -125,22 +132,21 @@ func (s *subscription) next(hosts map[string]string, first bool) []byte {
 		if err != nil {
 			s.c.t.Error(err)
 		}
-		buckets := s.c.buckets(hosts)
-		ours := buckets.Digests()
+		ours := table.buckets.Digests()
 		complete = digest.All()
 		if theirs, ok := digest.ParseDigests(digests); ok {
 			complete = ours.Differing(&theirs)
 		}
 	}
 	var entries []byte
-	for host, address := range hosts {
+	for host, address := range table.hosts {
 		wanted := first && complete.Has(digest.BucketOf(host)) || !first && s.sent[host] != address
 		if wanted && !s.corrupt {
-			entries = append(entries, s.c.entry(host, address)...)
+			entries = append(entries, table.entries[host]...)
 		}
 	}
 	for host := range s.sent {
-		if _, ok := hosts[host]; !ok {
+		if _, ok := table.hosts[host]; !ok {
 			change.Removed = append(change.Removed, host)
 		}
 	}
@@ -148,8 +154,7 @@ func (s *subscription) next(hosts map[string]string, first bool) []byte {
 		return entries
 	}
 	change.Complete = complete[:]
-	buckets := s.c.buckets(hosts)
-	change.Sum = buckets.Sum().Bytes()
+	change.Sum = table.buckets.Sum().Bytes()
 	b, err := proto.Marshal(&api.NameTable{Change: change})
 	if err != nil {
 		s.c.t.Error(err)
@@ -165,14 +170,14 @@ func (c *control) serve(node *corev3.Node, send func(table []byte, nonce string)
 	s := &subscription{c: c, node: node}
 	whole := c.old || s.meta("NAMETAP_MERGE") != "hosts"
 	for first := true; ; first = false {
-		hosts, changed := c.current()
+		table, changed := c.current()
 		c.mu.Lock()
 		if s.corrupt = !first && c.corrupt == s.meta("NAME"); s.corrupt {
 			c.corrupt = ""
 		}
 		c.mu.Unlock()
 		s.nonce++
-		reason, err := send(s.next(hosts, first || whole), string(rune('a'+s.nonce%26)))
+		reason, err := send(s.next(table, first || whole), string(rune('a'+s.nonce%26)))
 		if err != nil {
 			return err
 		}
@@ -181,7 +186,7 @@ func (c *control) serve(node *corev3.Node, send func(table []byte, nonce string)
 			c.reasons = append(c.reasons, reason)
 			c.mu.Unlock()
 		}
-		s.sent = hosts
+		s.sent = table.hosts
 		select {
 		case <-changed:
 		case <-time.After(time.Minute):

@@ -41,6 +41,7 @@ func awaitSum(t *testing.T, f *fleet.Fleet, c *control, n int) {
 
 // All agents follow changes of hosts, in both variants, and need only a few bytes to connect again.
 func TestHosts(t *testing.T) {
+	t.Parallel()
 	const agents = 20
 	for name, variant := range map[string]wire.Variant{"delta": wire.Incremental, "sotw": wire.StateOfTheWorld} {
 		t.Run(name, func(t *testing.T) {
@@ -91,6 +92,7 @@ func TestHosts(t *testing.T) {
 // A change that is wrong is noticed by a full agent, which rejects it and connects again to get what is
 // right.
 func TestWrongChange(t *testing.T) {
+	t.Parallel()
 	c := startControl(t, someHosts(100))
 	f := startFleet(t, c, fleet.Config{Agents: 5, Full: 2, Mode: fleet.Hosts})
 	c.mu.Lock()
@@ -108,6 +110,7 @@ func TestWrongChange(t *testing.T) {
 
 // Agents that are paused do not read, and get the latest state later.
 func TestPause(t *testing.T) {
+	t.Parallel()
 	const agents, paused = 10, 4
 	c := startControl(t, someHosts(100))
 	f := startFleet(t, c, fleet.Config{Agents: agents, Full: 2, Mode: fleet.Hosts})
@@ -131,6 +134,7 @@ func TestPause(t *testing.T) {
 
 // Agents that do not merge hosts keep whole tables, if they are full.
 func TestPlain(t *testing.T) {
+	t.Parallel()
 	for name, variant := range map[string]wire.Variant{"delta": wire.Incremental, "sotw": wire.StateOfTheWorld} {
 		t.Run(name, func(t *testing.T) {
 			c := startControl(t, someHosts(2000))
@@ -147,6 +151,7 @@ func TestPlain(t *testing.T) {
 
 // A control plane that does not know changes is an error at the start.
 func TestNoChanges(t *testing.T) {
+	t.Parallel()
 	c := startControl(t, someHosts(1))
 	c.old = true
 	f := fleet.New(fleet.Config{Agents: 2, Mode: fleet.Hosts, Servers: []string{c.addr}, Namespaces: []string{"shop"}})

@@ -7,6 +7,7 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -14,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -27,6 +29,16 @@ func (s *server) DeltaAggregatedResources(stream discoveryv3.AggregatedDiscovery
 	return s.handle(stream)
 }
 
+// serve starts a server, which pings its clients after a second.
+func serve(t *testing.T, listener net.Listener, handle func(discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error) *grpc.Server {
+	t.Helper()
+	rpc := grpc.NewServer(grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Second}))
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(rpc, &server{handle: handle})
+	go func() { _ = rpc.Serve(listener) }()
+	t.Cleanup(rpc.Stop)
+	return rpc
+}
+
 // start starts a server, and returns a connection to it.
 func start(t *testing.T, handle func(discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error) (net.Conn, *grpc.Server) {
 	t.Helper()
@@ -34,10 +46,7 @@ func start(t *testing.T, handle func(discoveryv3.AggregatedDiscoveryService_Delt
 	if err != nil {
 		t.Fatal(err)
 	}
-	rpc := grpc.NewServer(grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Second}))
-	discoveryv3.RegisterAggregatedDiscoveryServiceServer(rpc, &server{handle: handle})
-	go func() { _ = rpc.Serve(listener) }()
-	t.Cleanup(rpc.Stop)
+	rpc := serve(t, listener, handle)
 	conn, err := net.Dial("tcp", listener.Addr().String())
 	if err != nil {
 		t.Fatal(err)
@@ -79,7 +88,8 @@ func echo(sizes ...int) func(discoveryv3.AggregatedDiscoveryService_DeltaAggrega
 // Messages of all sizes arrive whole, also those of many frames that need more than the window, and the
 // end of the stream has no error.
 func TestMessages(t *testing.T) {
-	sizes := []int{0, 1, 300, readBuffer, 16 << 10, 700 << 10, 5 << 20, 10, 1 << 20, 0}
+	t.Parallel()
+	sizes := []int{0, 1, 300, readBuffer, 16 << 10, 700 << 10, 1 << 20, 10, 200 << 10, 0}
 	for name, cfg := range map[string]*Config{
 		"largest window":     NewConfig("http", "test", method),
 		"small window":       newConfig([][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "test"}, {"content-type", "application/grpc"}, {"te", "trailers"}}, initialWindow+1),
@@ -119,6 +129,7 @@ func TestMessages(t *testing.T) {
 
 // Several messages that arrive in one read are returned one by one.
 func TestMessagesTogether(t *testing.T) {
+	t.Parallel()
 	const n = 5000
 	conn, _ := start(t, func(stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
 		for i := range n {
@@ -149,6 +160,7 @@ func TestMessagesTogether(t *testing.T) {
 
 // Large messages are skimmed, between others that are not.
 func TestSkim(t *testing.T) {
+	t.Parallel()
 	sizes := []int{10, 2 << 20, largeMessage, 0, 300 << 10, 5}
 	conn, _ := start(t, echo(sizes...))
 	s, err := Open(conn, NewConfig("http", "test", method), request(t, "n"))
@@ -181,22 +193,32 @@ func TestSkim(t *testing.T) {
 // The client answers PINGs, without which the server would end the connection after a second and
 // its timeout.
 func TestPing(t *testing.T) {
-	pinged := time.After(3 * time.Second)
-	conn, _ := start(t, func(stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
-		<-pinged
-		return stream.Send(&discoveryv3.DeltaDiscoveryResponse{Nonce: "alive"})
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		listener := bufconn.Listen(1 << 16) // in memory, so that time passes at once
+		rpc := serve(t, listener, func(stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+			time.Sleep(time.Hour) //nolint:forbidigo // advances the clock of the bubble
+			return stream.Send(&discoveryv3.DeltaDiscoveryResponse{Nonce: "alive"})
+		})
+		conn, err := listener.DialContext(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := Open(conn, NewConfig("http", "test", method), request(t, ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m, err := s.Receive(); err != nil || !bytes.Contains(m, []byte("alive")) {
+			t.Errorf("%q, %v", m, err)
+		}
+		conn.Close()
+		rpc.Stop()
 	})
-	s, err := Open(conn, NewConfig("http", "test", method), request(t, ""))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if m, err := s.Receive(); err != nil || !bytes.Contains(m, []byte("alive")) {
-		t.Errorf("%q, %v", m, err)
-	}
 }
 
 // The reason of the end of a stream is in the error: a status, or that of the connection.
 func TestEnd(t *testing.T) {
+	t.Parallel()
 	conn, _ := start(t, func(discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
 		return status.Error(codes.PermissionDenied, "not you")
 	})
@@ -226,6 +248,7 @@ func TestEnd(t *testing.T) {
 
 // A GOAWAY, as at the age of a connection, does not end a stream that goes on.
 func TestGoAway(t *testing.T) {
+	t.Parallel()
 	conn, rpc := start(t, echo(1, 1))
 	s, err := Open(conn, NewConfig("http", "test", method), request(t, "0"))
 	if err != nil {
@@ -253,6 +276,7 @@ func TestGoAway(t *testing.T) {
 
 // What is not gRPC's wire format is an error.
 func TestMalformed(t *testing.T) {
+	t.Parallel()
 	for name, bytes := range map[string]string{
 		"compressed": "\x00\x00\x05\x00\x00\x00\x00\x00\x01\x01\x00\x00\x00\x00",
 		"too long":   "\x00\x00\x05\x00\x00\x00\x00\x00\x01\x00\xff\xff\xff\xff",
