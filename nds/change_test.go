@@ -25,6 +25,7 @@ func hostsIn(p *plane) {
 
 // C11: a whole table, then changes of single hosts, each ACKed after it is in use.
 func TestHostChanges(t *testing.T) {
+	t.Parallel()
 	bothVariants(t, func(t *testing.T, v nds.Variant) {
 		t.Helper()
 		p := startPlane(t)
@@ -66,6 +67,7 @@ func TestHostChanges(t *testing.T) {
 
 // C11: a client that comes back says what it has, and is sent only the buckets that differ.
 func TestResumeHosts(t *testing.T) {
+	t.Parallel()
 	bothVariants(t, func(t *testing.T, v nds.Variant) {
 		t.Helper()
 		for _, restart := range []bool{false, true} {
@@ -115,6 +117,7 @@ func TestResumeHosts(t *testing.T) {
 // D38, D41: a client sends the revision back only if it says of itself what it said when it was sent the table.
 // Replicas compare what clients with the same revision have.
 func TestRevisionOfAnotherNode(t *testing.T) {
+	t.Parallel()
 	p := startPlane(t)
 	hostsIn(p)
 	w, dir := newWorkload("10.0.0.1"), t.TempDir()
@@ -159,6 +162,7 @@ func TestRevisionOfAnotherNode(t *testing.T) {
 // C12, D41: a bit that changes on the way from the control plane is found before the host is in use. The client
 // says which hosts, ends the stream, and asks for the bucket again.
 func TestDamageOnTheWire(t *testing.T) {
+	t.Parallel()
 	bothVariants(t, func(t *testing.T, v nds.Variant) {
 		t.Helper()
 		p := startPlane(t)
@@ -188,6 +192,7 @@ func TestDamageOnTheWire(t *testing.T) {
 
 // C12, D41: the first table is not used either if it is damaged.
 func TestDamagedFirstTable(t *testing.T) {
+	t.Parallel()
 	p := startPlane(t)
 	hostsIn(p)
 	p.damageNext()
@@ -203,6 +208,7 @@ func TestDamagedFirstTable(t *testing.T) {
 // at the latest when as many changes have come as there are shards, or with the next stream. The
 // client names the host and is sent its bucket again.
 func TestDamageInMemory(t *testing.T) {
+	t.Parallel()
 	for name, tc := range map[string]struct {
 		// offset is the byte to change in the entry of d.example.
 		offset int
@@ -252,6 +258,7 @@ func TestDamageInMemory(t *testing.T) {
 // C12, D41: a bit that has changed in memory is found before its shard is written anew, with another host: the
 // checksum of the shard would hide it from then on.
 func TestDamageBesideAChange(t *testing.T) {
+	t.Parallel()
 	p := startPlane(t)
 	hostsIn(p)
 	h, table := startHosts(t, p, nil)
@@ -277,6 +284,7 @@ func TestDamageBesideAChange(t *testing.T) {
 // C12, D41: a table in use that has changed in memory is built anew, with a change when the turn of its shard
 // comes, or with the next stream.
 func TestDamageInUse(t *testing.T) {
+	t.Parallel()
 	for _, reconnect := range []bool{false, true} {
 		t.Run(fmt.Sprintf("reconnect %v", reconnect), func(t *testing.T) {
 			p := startPlane(t)
@@ -305,6 +313,7 @@ func TestDamageInUse(t *testing.T) {
 
 // C3, C11: a malformed change is NACKed, the table stays, and so does the stream.
 func TestMalformedChange(t *testing.T) {
+	t.Parallel()
 	bothVariants(t, func(t *testing.T, v nds.Variant) {
 		t.Helper()
 		p := startPlane(t)
@@ -356,6 +365,7 @@ func TestMalformedChange(t *testing.T) {
 
 // C11: a client that has not asked for changes refuses them.
 func TestChangeNotAskedFor(t *testing.T) {
+	t.Parallel()
 	p := startPlane(t)
 	hostsIn(p)
 	h := start(t, options{server: p.server})
@@ -368,6 +378,7 @@ func TestChangeNotAskedFor(t *testing.T) {
 // C11: control planes of both kinds follow each other. The table of one replaces that of the other,
 // and a client says what it has only if it came as changes.
 func TestOtherControlPlane(t *testing.T) {
+	t.Parallel()
 	bothVariants(t, func(t *testing.T, v nds.Variant) {
 		t.Helper()
 		p := startPlane(t)
@@ -417,6 +428,7 @@ func TestOtherControlPlane(t *testing.T) {
 
 // C11: a control plane that removes the last host is followed, with a warning.
 func TestNoHostsLeft(t *testing.T) {
+	t.Parallel()
 	p := startPlane(t)
 	p.set("a.example", "192.0.2.1")
 	h, table := startHosts(t, p, nil)

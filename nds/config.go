@@ -1,6 +1,7 @@
 package nds
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -25,6 +26,9 @@ type Config struct {
 	Addr string
 	// Resolver looks the host up; nil means that of the system.
 	Resolver *net.Resolver
+	// Dial connects to a host and port; nil means over TCP, with keep-alives that notice a dead host
+	// within 25 s, and with Resolver.
+	Dial func(ctx context.Context, addr string) (net.Conn, error)
 	// Plaintext connects without TLS. The client then sends no token and ignores the
 	// other TLS settings.
 	Plaintext bool

@@ -15,6 +15,7 @@ import (
 
 // The error for an invalid setting quotes the value and says what is expected.
 func TestConfigErrors(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name   string
 		change func(*nds.Config)
@@ -58,6 +59,7 @@ func TestConfigErrors(t *testing.T) {
 
 // C2: the names of the variants, as in the flag.
 func TestVariantNames(t *testing.T) {
+	t.Parallel()
 	for _, v := range []nds.Variant{nds.Incremental, nds.StateOfTheWorld} {
 		text, err := v.MarshalText()
 		got := nds.Variant(9)
@@ -75,6 +77,7 @@ func TestVariantNames(t *testing.T) {
 
 // The JSON of the status endpoint.
 func TestStatusJSON(t *testing.T) {
+	t.Parallel()
 	client, err := nds.New(testConfig("[::1]:15010"), func([]nds.Resource) error { return nil })
 	if err != nil {
 		t.Fatal(err)
@@ -92,6 +95,7 @@ func TestStatusJSON(t *testing.T) {
 
 // C1: if the address has no name, the certificate must be for istiod's name.
 func TestServerName(t *testing.T) {
+	t.Parallel()
 	authority := fakexds.NewAuthority(t, "localhost.example", identity)
 	server := fakexds.Start(t, fakexds.Options{Authority: authority})
 	_, port, err := net.SplitHostPort(server.Addr())

@@ -47,10 +47,6 @@ const (
 // the address is looked up and the credentials are read again. A connection that is
 // silent for pingAfter is pinged.
 func dial(cfg Config, addr string, pingAfter time.Duration, creds connectionCredentials) (*grpc.ClientConn, error) {
-	// TCP notices a dead host within 25 s, even where HTTP/2 pings are not permitted.
-	dialer := net.Dialer{Resolver: cfg.Resolver, KeepAliveConfig: net.KeepAliveConfig{
-		Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3,
-	}}
 	opts := append([]grpc.DialOption{
 		// The control plane is inside the mesh; HTTPS_PROXY is for servers outside.
 		grpc.WithNoProxy(),
@@ -58,9 +54,7 @@ func dial(cfg Config, addr string, pingAfter time.Duration, creds connectionCred
 		// would keep them: 3 MB after a push of 10,000 hosts.
 		experimental.WithBufferPool(mem.NopBufferPool{}),
 		grpc.WithDisableServiceConfig(),
-		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
-			return dialer.DialContext(ctx, "tcp", addr)
-		}),
+		grpc.WithContextDialer(cfg.dialer()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(cfg.MaxPushBytes)),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
 		grpc.WithStaticStreamWindowSize(window),
@@ -73,6 +67,18 @@ func dial(cfg Config, addr string, pingAfter time.Duration, creds connectionCred
 		return nil, fmt.Errorf("preparing the connection to %q: %w", addr, err)
 	}
 	return conn, nil
+}
+
+// dialer returns c.Dial, or its default.
+func (c Config) dialer() func(ctx context.Context, addr string) (net.Conn, error) {
+	if c.Dial != nil {
+		return c.Dial
+	}
+	// TCP notices a dead host within 25 s, even where HTTP/2 pings are not permitted.
+	dialer := net.Dialer{Resolver: c.Resolver, KeepAliveConfig: net.KeepAliveConfig{
+		Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3,
+	}}
+	return func(ctx context.Context, addr string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", addr) }
 }
 
 // connectionCredentials are the credentials of one connection.

@@ -28,7 +28,10 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	wait.Together()
+	goleak.VerifyTestMain(m)
+}
 
 // harness is a running client of a fake control plane.
 type harness struct {

@@ -70,6 +70,7 @@ func restored(t *testing.T, p *plane, content []byte) map[string][]byte {
 // C7, C11: a change of a host adds about as many bytes to the snapshot as the change has. After a restart the
 // table is complete.
 func TestChangesAreAppended(t *testing.T) {
+	t.Parallel()
 	p := startPlane(t)
 	content, lengths, tables := hostsSnapshot(t, p, t.TempDir())
 	if !bytes.HasPrefix(content, []byte("nametap\x03")) { // earlier versions refuse it
@@ -90,6 +91,7 @@ func TestChangesAreAppended(t *testing.T) {
 // C7, C12, D41: a bit that changes in the snapshot is found. A damaged base is set aside. The log counts up to
 // the record that is damaged, so the table is one that was in use.
 func TestDamagedHostsSnapshot(t *testing.T) {
+	t.Parallel()
 	p := startPlane(t)
 	content, lengths, tables := hostsSnapshot(t, p, t.TempDir())
 	for at := range content {
@@ -120,6 +122,7 @@ func TestDamagedHostsSnapshot(t *testing.T) {
 // C7, C11: a record that was not written entirely is ignored, as after a power failure. The control plane then
 // sends what is missing, and the next change writes the snapshot anew.
 func TestTornSnapshot(t *testing.T) {
+	t.Parallel()
 	p := startPlane(t)
 	content, lengths, tables := hostsSnapshot(t, p, t.TempDir())
 	for end := lengths[0]; end <= len(content); end += 7 {
@@ -169,6 +172,7 @@ func TestTornSnapshot(t *testing.T) {
 
 // C7, C11: the log is bounded. When it is full, the snapshot is written anew.
 func TestSnapshotLogIsBounded(t *testing.T) {
+	t.Parallel()
 	p := startPlane(t)
 	hostsIn(p)
 	dir := t.TempDir()
@@ -217,6 +221,7 @@ func wantRestored(t *testing.T, p *plane, dir string) {
 // C7, C11, V1: of two agents with one state directory, as in a hand-over, the first one adds its changes to the
 // snapshot. The second one has what it was sent meanwhile written when it ends, at the latest.
 func TestTwoAgentsWithHosts(t *testing.T) {
+	t.Parallel()
 	p := startPlane(t)
 	hostsIn(p)
 	dir := t.TempDir()
@@ -245,6 +250,7 @@ func TestTwoAgentsWithHosts(t *testing.T) {
 
 // C7, C11: an agent that takes no changes of hosts does not use a snapshot of hosts.
 func TestHostsSnapshotWithoutHosts(t *testing.T) {
+	t.Parallel()
 	p := startPlane(t)
 	dir := t.TempDir()
 	hostsSnapshot(t, p, dir)

@@ -29,6 +29,7 @@ import (
 // C5: pauses from 0.1 s to 30 s, with full jitter. A test from outside would have to wait
 // for them.
 func TestPause(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		failures int
 		part     float64
@@ -52,6 +53,7 @@ func TestPause(t *testing.T) {
 // C1, C5: a change of the node ends the pause before the next connect. A signal without a
 // change does not shorten it.
 func TestChangeEndsPause(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ips := []netip.Addr{netip.MustParseAddr("127.0.0.1")}
 		node := Node{PodName: "web-0", Namespace: "shop", IPs: ips}
@@ -83,6 +85,7 @@ func TestChangeEndsPause(t *testing.T) {
 // V7, C5: a suspend ends the pause before the next connect, the pauses begin anew, and the
 // workload certificate is checked. A brief suspend has no effect.
 func TestResumeEndsPause(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		asleep := time.Duration(0)
 		node := Node{PodName: "web-0", Namespace: "shop", IPs: []netip.Addr{netip.IPv6Loopback()}}
@@ -113,6 +116,7 @@ func TestResumeEndsPause(t *testing.T) {
 
 // C1: the expected name in the control plane's certificate follows from its address.
 func TestServerNameFollowsAddress(t *testing.T) {
+	t.Parallel()
 	for addr, want := range map[string]string{
 		"istiod-canary.istio-system.svc:15012": "istiod-canary.istio-system.svc",
 		"istiod.example.com:443":               "istiod.example.com",
@@ -130,6 +134,7 @@ func TestServerNameFollowsAddress(t *testing.T) {
 // C1: the second file of root certificates is read if the first does not exist. An error is
 // about the file that exists.
 func TestReadRoots(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	missing, good, bad := filepath.Join(dir, "missing"), filepath.Join(dir, "good"), filepath.Join(dir, "bad")
 	if err := errors.Join(
@@ -155,6 +160,7 @@ func TestReadRoots(t *testing.T) {
 // C1: a token that kubelet renews is not exchanged; if its directory cannot be read, nothing
 // is known about that.
 func TestTokenDirectoryUnreadable(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	loop := filepath.Join(dir, "loop")
 	if err := os.Symlink(loop, loop); err != nil {
@@ -174,6 +180,7 @@ func TestTokenDirectoryUnreadable(t *testing.T) {
 // C2: while the control plane implements neither variant, the client tries them in turn.
 // After a fallback it tries the incremental one again an hour later.
 func TestVariants(t *testing.T) {
+	t.Parallel()
 	unknown := status.Error(codes.Unimplemented, "unknown method")
 	c := &Client{log: slog.New(slog.DiscardHandler), cfg: Config{Clock: clock.New()}}
 	for i, want := range []struct {
@@ -202,6 +209,7 @@ func TestVariants(t *testing.T) {
 
 // C5: a failure is logged once, then with a count: once a minute, and when it changes.
 func TestFailureLog(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var text strings.Builder
 		handler := slog.NewTextHandler(&text, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
@@ -247,6 +255,7 @@ func testSnapshot() snapshot {
 
 // C7: a snapshot reads as it was written.
 func TestSnapshotRoundTrip(t *testing.T) {
+	t.Parallel()
 	want := testSnapshot()
 	parts, err := want.marshal()
 	if err != nil {

@@ -69,6 +69,7 @@ func (h *harness) wantStream(stream int, ips, app string) {
 // C1: the client sends the addresses and labels that it has when it connects. When they
 // change it connects again; the table stays in use meanwhile.
 func TestNodeChanges(t *testing.T) {
+	t.Parallel()
 	w := newWorkload("127.0.0.1")
 	h := start(t, options{config: w.config})
 	h.server.Push(hosts("a.example.com"))

@@ -1,6 +1,7 @@
 package nds_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"strings"
@@ -10,7 +11,6 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/nametap/nametap/api"
@@ -20,6 +20,7 @@ import (
 
 // C1, C2: istiod's incremental push, and all requests of the client.
 func TestDialogueIncremental(t *testing.T) {
+	t.Parallel()
 	h := start(t, options{})
 	recorded := &discoveryv3.DeltaDiscoveryResponse{}
 	fixture(t, "raw-delta-1.pb", recorded)
@@ -45,6 +46,7 @@ func TestDialogueIncremental(t *testing.T) {
 // C1, C2: the same in state-of-the-world. The second response is the empty table that
 // istiod sends to a router.
 func TestDialogueStateOfTheWorld(t *testing.T) {
+	t.Parallel()
 	h := start(t, options{config: sotw})
 	recorded, empty := &discoveryv3.DiscoveryResponse{}, &discoveryv3.DiscoveryResponse{}
 	fixture(t, "raw-sotw-1.pb", recorded)
@@ -65,6 +67,7 @@ func TestDialogueStateOfTheWorld(t *testing.T) {
 
 // C2: the control plane does not implement the incremental RPC.
 func TestFallback(t *testing.T) {
+	t.Parallel()
 	server := fakexds.Start(t, fakexds.Options{NoDelta: true})
 	server.Push(hosts("a.example.com"))
 	h := start(t, options{server: server})
@@ -85,6 +88,7 @@ func TestFallback(t *testing.T) {
 // C2: the error of a proxy whose control plane is away does not change the variant for
 // good.
 func TestFallbackIsTemporary(t *testing.T) {
+	t.Parallel()
 	server := fakexds.Start(t, fakexds.Options{})
 	server.Push(hosts("a.example.com"))
 	server.SetAway(true)
@@ -104,6 +108,7 @@ func TestFallbackIsTemporary(t *testing.T) {
 // C3: a push that cannot be applied is NACKed with the reason and the previous version,
 // and the table stays.
 func TestReject(t *testing.T) {
+	t.Parallel()
 	bad := hosts("bad.example.com")
 	refuse := func(set []nds.Resource) error {
 		if strings.Contains(string(set[0].Value), "bad") {
@@ -148,6 +153,7 @@ func TestReject(t *testing.T) {
 
 // C3: a NACK of the first push of a stream has no version.
 func TestRejectFirst(t *testing.T) {
+	t.Parallel()
 	fail := func([]nds.Resource) error { return errors.New("no") }
 	h := start(t, options{config: sotw, apply: fail})
 	h.server.Push(hosts("a.example.com"))
@@ -165,6 +171,7 @@ func TestRejectFirst(t *testing.T) {
 
 // C3: responses that are not NameTables are NACKed without calling the apply function.
 func TestRejectOtherTypes(t *testing.T) {
+	t.Parallel()
 	const other = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 	good := plain(t, hosts("a.example.com")).Value
 	resource := func(name, typeURL string) *discoveryv3.Resource {
@@ -200,6 +207,7 @@ func TestRejectOtherTypes(t *testing.T) {
 
 // C3: a malformed wrapper is NACKed.
 func TestRejectDamagedWrapper(t *testing.T) {
+	t.Parallel()
 	h := start(t, options{config: sotw})
 	wrapper, err := anypb.New(&discoveryv3.Resource{})
 	if err != nil {
@@ -217,6 +225,7 @@ func TestRejectDamagedWrapper(t *testing.T) {
 // C3: a reason with bytes that a protobuf string cannot hold, or as long as the push,
 // still arrives.
 func TestRejectReason(t *testing.T) {
+	t.Parallel()
 	h := start(t, options{apply: func(set []nds.Resource) error {
 		return fmt.Errorf("bad: %s", set[0].Value)
 	}})
@@ -232,6 +241,7 @@ func TestRejectReason(t *testing.T) {
 
 // C3: the ACK comes after the table is in use.
 func TestACKAfterApply(t *testing.T) {
+	t.Parallel()
 	applying, release := make(chan struct{}), make(chan struct{})
 	h := start(t, options{apply: func([]nds.Resource) error {
 		close(applying)
@@ -255,6 +265,7 @@ func TestACKAfterApply(t *testing.T) {
 
 // C3: an incremental response without resources is ACKed and changes nothing.
 func TestEmptyIncremental(t *testing.T) {
+	t.Parallel()
 	empty := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: nds.TypeURL, SystemVersionInfo: "empty"}
 	h := start(t, options{})
 	h.server.Push(hosts("a.example.com"))
@@ -271,6 +282,7 @@ func TestEmptyIncremental(t *testing.T) {
 // C3: a state-of-the-world response without resources is an empty table, even as the
 // first one.
 func TestEmptyStateOfTheWorld(t *testing.T) {
+	t.Parallel()
 	h := start(t, options{config: sotw})
 	h.wantACK(h.server.PushResponses(nil, &discoveryv3.DiscoveryResponse{TypeUrl: nds.TypeURL, VersionInfo: "empty-1"}))
 	h.wantApplied()
@@ -283,6 +295,7 @@ func TestEmptyStateOfTheWorld(t *testing.T) {
 
 // C4: named resources are merged; each push changes those that it names.
 func TestNamedResources(t *testing.T) {
+	t.Parallel()
 	h := start(t, options{})
 	a, b, c := hosts("a.example.com"), hosts("b.example.com"), hosts("c.example.com")
 	h.server.PushNamed(map[string]*api.NameTable{"b": b, "a": a})
@@ -304,6 +317,7 @@ func TestNamedResources(t *testing.T) {
 
 // C4: in state-of-the-world, resources without names, and wrapped ones with names.
 func TestNamedStateOfTheWorld(t *testing.T) {
+	t.Parallel()
 	h := start(t, options{config: sotw})
 	a, b := plain(t, hosts("a.example.com")), plain(t, hosts("b.example.com"))
 	h.server.PushNamed(map[string]*api.NameTable{"2": hosts("b.example.com"), "1": hosts("a.example.com")})
@@ -324,6 +338,7 @@ func TestNamedStateOfTheWorld(t *testing.T) {
 // C3, C4: after a rejected first response of a stream, the next ones change the table in
 // use, because the control plane does not send the rest again.
 func TestChangeAfterRejectedStart(t *testing.T) {
+	t.Parallel()
 	var refuse atomic.Bool
 	h := start(t, options{apply: func([]nds.Resource) error {
 		if refuse.Load() {
@@ -353,6 +368,7 @@ func TestChangeAfterRejectedStart(t *testing.T) {
 // C9: pushes that arrive during another one are applied one after the other, and the last
 // one stays in use.
 func TestPushesInFlight(t *testing.T) {
+	t.Parallel()
 	bothVariants(t, func(t *testing.T, v nds.Variant) {
 		t.Helper()
 		applying, release := make(chan struct{}, 10), make(chan struct{})
@@ -381,32 +397,32 @@ func TestPushesInFlight(t *testing.T) {
 
 // C8: 100,000 hosts in one push, and a push that is longer than permitted.
 func TestLongPush(t *testing.T) {
-	table := &api.NameTable{Table: make(map[string]*api.NameTable_NameInfo, 100_000)}
-	for i := range 100_000 {
-		table.Table[fmt.Sprintf("service-%06d.namespace-%03d.svc.cluster.local", i, i%500)] = &api.NameTable_NameInfo{
+	t.Parallel()
+	const many = 100_000
+	var value []byte
+	for i := range many {
+		value = append(value, entryOf(t, fmt.Sprintf("service-%06d.namespace-%03d.svc.cluster.local", i, i%500), &api.NameTable_NameInfo{
 			Ips:       []string{fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&0xff, i&0xff)},
 			Registry:  "Kubernetes",
 			Shortname: fmt.Sprintf("service-%06d", i),
 			Namespace: fmt.Sprintf("namespace-%03d", i%500),
-		}
+		})...)
 	}
-	resource := plain(t, table)
 	bothVariants(t, func(t *testing.T, v nds.Variant) {
 		t.Helper()
 		h := start(t, options{config: variant(v)})
-		h.server.PushBytes(resource.Value)
+		h.server.PushBytes(value)
 		set := <-h.applied
-		got := &api.NameTable{}
-		if err := proto.Unmarshal(set[0].Value, got); err != nil || len(got.GetTable()) != 100_000 {
-			t.Fatalf("%d hosts, %v", len(got.GetTable()), err)
+		if !bytes.Equal(set[0].Value, value) {
+			t.Fatalf("%d bytes, want the %d of %d hosts", len(set[0].Value), len(value), many)
 		}
 		h.wantACK("v1")
 	})
 	t.Run("too long", func(t *testing.T) {
-		h := start(t, options{config: func(cfg *nds.Config) { cfg.MaxPushBytes = len(resource.Value) / 2 }})
+		h := start(t, options{config: func(cfg *nds.Config) { cfg.MaxPushBytes = len(value) / 2 }})
 		h.server.Push(hosts("a.example.com"))
 		h.wantApplied(plain(t, hosts("a.example.com")))
-		h.server.PushBytes(resource.Value)
+		h.server.PushBytes(value)
 		h.wantLog("no stream to the control plane", "raise --max-push-bytes")
 		h.wantStatus(func(s nds.Status) bool { return s.Version == "v1" && s.Loaded })
 	})

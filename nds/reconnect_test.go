@@ -7,13 +7,16 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/net/http2"
+	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -23,6 +26,7 @@ import (
 // C5: a stream that ends is opened again, with the node and with new protocol state. The
 // same table is ACKed and not applied again.
 func TestCutStream(t *testing.T) {
+	t.Parallel()
 	h := start(t, options{apply: func(set []nds.Resource) error {
 		if strings.Contains(string(set[0].Value), "bad") {
 			return errors.New("bad")
@@ -60,6 +64,7 @@ func TestCutStream(t *testing.T) {
 
 // C5: the table stays in use while the control plane is away, and Status has its age.
 func TestControlPlaneAway(t *testing.T) {
+	t.Parallel()
 	h := start(t, options{})
 	h.server.Push(hosts("a.example.com"))
 	h.wantACK("v1")
@@ -84,6 +89,7 @@ func TestControlPlaneAway(t *testing.T) {
 // C5: attempts that fail for the same reason are logged once, and once more, with the
 // count, when the control plane is back.
 func TestFailureIsLoggedOnce(t *testing.T) {
+	t.Parallel()
 	server := fakexds.Start(t, fakexds.Options{})
 	server.Push(hosts("a.example.com"))
 	server.Stop()
@@ -102,6 +108,7 @@ func TestFailureIsLoggedOnce(t *testing.T) {
 
 // C5: Run returns while it is connected, and before its first attempt.
 func TestRunEnds(t *testing.T) {
+	t.Parallel()
 	connected := start(t, options{})
 	connected.server.Push(hosts("a.example.com"))
 	connected.wantACK("v1")
@@ -121,47 +128,95 @@ func TestRunEnds(t *testing.T) {
 
 // C10: the client backs off from a control plane that pushes and then ends the stream.
 func TestBackOffFromPushAndEnd(t *testing.T) {
+	t.Parallel()
 	bothVariants(t, func(t *testing.T, v nds.Variant) {
 		t.Helper()
 		t.Parallel()
-		server := fakexds.Start(t, fakexds.Options{EndAfterAnswer: true})
-		server.Push(hosts("a.example.com"))
-		h := start(t, options{server: server, config: variant(v)})
-		h.wantACK("v1")
-		// Pauses of 50 ms on average, as after a first failure, would allow 80 streams in
-		// this time; pauses that double allow 7.
-		const many = 25
-		ctx, cancel := context.WithTimeout(h.ctx, 4*time.Second)
-		defer cancel()
-		if _, err := server.WaitStream(ctx, many); err == nil {
-			t.Fatalf("%d streams within 4 s", many)
-		}
-		if _, err := server.WaitStream(h.ctx, 3); err != nil {
-			t.Fatal(err)
-		}
-		h.wantStatus(func(s nds.Status) bool { return s.Loaded && s.Version == "v1" })
+		synctest.Test(t, func(t *testing.T) {
+			server, connect := inMemory(t, fakexds.Options{EndAfterAnswer: true})
+			server.Push(hosts("a.example.com"))
+			h := start(t, options{server: server, config: func(cfg *nds.Config) { cfg.Variant, cfg.Dial = v, connect.dial }})
+			h.wantACK("v1")
+			// Pauses of 50 ms on average, as after a first failure, would allow 80 streams in
+			// this time; pauses that double allow 7.
+			const many = 25
+			ctx, cancel := context.WithTimeout(h.ctx, 4*time.Second)
+			defer cancel()
+			if _, err := server.WaitStream(ctx, many); err == nil {
+				t.Fatalf("%d streams within 4 s", many)
+			}
+			if _, err := server.WaitStream(h.ctx, 3); err != nil {
+				t.Fatal(err)
+			}
+			h.wantStatus(func(s nds.Status) bool { return s.Loaded && s.Version == "v1" })
+		})
 	})
 }
 
 // C5: a peer that vanished without closing the connection is noticed.
 func TestKeepalive(t *testing.T) {
 	t.Parallel()
-	server := fakexds.Start(t, fakexds.Options{})
-	hole := newBlackHole(t, server.Addr())
-	h := start(t, options{server: server, config: func(cfg *nds.Config) { cfg.Addr = hole.addr }})
-	server.Push(hosts("a.example.com"))
-	h.wantACK("v1")
-	began := time.Now()
-	hole.close()
-	h.wantLog("no stream to the control plane", "keepalive")
-	if took := time.Since(began); took > 31*time.Second {
-		t.Fatalf("it took %v", took)
+	synctest.Test(t, func(t *testing.T) {
+		server, connect := inMemory(t, fakexds.Options{})
+		h := start(t, options{server: server, config: func(cfg *nds.Config) { cfg.Dial = connect.dial }})
+		server.Push(hosts("a.example.com"))
+		h.wantACK("v1")
+		began := time.Now()
+		connect.lost.Store(true)
+		h.wantLog("no stream to the control plane", "keepalive")
+		if took := time.Since(began); took < 10*time.Second || took > 31*time.Second {
+			t.Fatalf("it took %v", took)
+		}
+		h.wantStatus(func(s nds.Status) bool { return !s.Connected && s.Loaded })
+	})
+}
+
+// connections are made in memory, so that a test runs in a bubble of testing/synctest, where time
+// passes at once.
+type connections struct {
+	listener *bufconn.Listener
+	lost     atomic.Bool // whether they lose what is sent, in both directions, without an error
+}
+
+// inMemory starts a server with connections in memory.
+func inMemory(t *testing.T, opts fakexds.Options) (*fakexds.Server, *connections) {
+	t.Helper()
+	c := &connections{listener: bufconn.Listen(64 << 10)}
+	opts.Listener, opts.Addr = c.listener, "istiod.test:15010"
+	return fakexds.Start(t, opts), c
+}
+
+// dial is for [nds.Config].
+func (c *connections) dial(ctx context.Context, _ string) (net.Conn, error) {
+	conn, err := c.listener.DialContext(ctx)
+	return lossyConn{conn, c}, err
+}
+
+// A lossyConn is a connection over a network that may lose everything.
+type lossyConn struct {
+	net.Conn
+	of *connections
+}
+
+func (c lossyConn) Read(b []byte) (int, error) {
+	for {
+		n, err := c.Conn.Read(b)
+		if err != nil || !c.of.lost.Load() {
+			return n, err
+		}
 	}
-	h.wantStatus(func(s nds.Status) bool { return !s.Connected && s.Loaded })
+}
+
+func (c lossyConn) Write(b []byte) (int, error) {
+	if c.of.lost.Load() {
+		return len(b), nil
+	}
+	return c.Conn.Write(b)
 }
 
 // C5: after "too_many_pings" the client pings less often on later connections.
 func TestTooManyPings(t *testing.T) {
+	t.Parallel()
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -212,12 +267,11 @@ func complain(conn net.Conn) error {
 	return err
 }
 
-// blackHole is a TCP proxy that stops forwarding, in both directions, without
+// blackHole is a TCP proxy that stops forwarding over the connections so far, in both directions, without
 // closing anything.
 type blackHole struct {
 	addr   string
 	mu     sync.Mutex
-	closed bool
 	losses int // calls of lose
 }
 
@@ -252,8 +306,8 @@ func newBlackHole(t *testing.T, target string) *blackHole {
 	return hole
 }
 
-// forward copies until src ends, and drops what arrives after close, or after lose if losses is
-// the number of calls of it before the connection.
+// forward copies until src ends, and drops what arrives after lose. losses is the number of calls of it
+// before the connection.
 func (b *blackHole) forward(dst io.WriteCloser, src io.Reader, losses int) {
 	defer func() { _ = dst.Close() }()
 	buf := make([]byte, 16<<10)
@@ -262,10 +316,7 @@ func (b *blackHole) forward(dst io.WriteCloser, src io.Reader, losses int) {
 		if err != nil {
 			return
 		}
-		b.mu.Lock()
-		closed := b.closed || b.losses != losses
-		b.mu.Unlock()
-		if closed {
+		if b.lost() != losses {
 			continue
 		}
 		if _, err := dst.Write(buf[:n]); err != nil {
@@ -287,15 +338,9 @@ func (b *blackHole) lost() int {
 	return b.losses
 }
 
-// close drops everything that arrives from now on.
-func (b *blackHole) close() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.closed = true
-}
-
 // C5: the metrics during the life of a stream.
 func TestMetrics(t *testing.T) {
+	t.Parallel()
 	registry := prometheus.NewRegistry()
 	h := start(t, options{
 		config: func(cfg *nds.Config) { cfg.Registerer = registry },
@@ -347,6 +392,7 @@ nametap_xds_table_stale 0
 
 // Two clients in one process can have a registry each, but not share one.
 func TestRegistries(t *testing.T) {
+	t.Parallel()
 	registry := prometheus.NewRegistry()
 	apply := func([]nds.Resource) error { return nil }
 	for _, tc := range []struct {

@@ -44,6 +44,7 @@ func stopped(t *testing.T) *fakexds.Server {
 // C7: after a restart without the control plane the last good table is in use at once,
 // and the first push confirms it.
 func TestSnapshot(t *testing.T) {
+	t.Parallel()
 	bothVariants(t, func(t *testing.T, v nds.Variant) {
 		t.Helper()
 		dir := t.TempDir()
@@ -86,6 +87,7 @@ func TestSnapshot(t *testing.T) {
 
 // C7: only accepted tables are saved.
 func TestRejectedTableIsNotSaved(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	h := start(t, options{config: stateDir(dir), apply: func(set []nds.Resource) error {
 		if len(set[0].Value) == 0 {
@@ -105,6 +107,7 @@ func TestRejectedTableIsNotSaved(t *testing.T) {
 
 // C7: an empty table is saved, too.
 func TestEmptyTableIsSaved(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	server := fakexds.Start(t, fakexds.Options{})
 	version := server.PushResponses(&discoveryv3.DeltaDiscoveryResponse{TypeUrl: nds.TypeURL, SystemVersionInfo: "empty"}, nil)
@@ -117,6 +120,7 @@ func TestEmptyTableIsSaved(t *testing.T) {
 // C7: a snapshot that is damaged, of another node, or refused by the apply function is
 // set aside and logged. The next push writes a new one.
 func TestSnapshotSetAside(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name   string
 		damage func(data []byte) []byte
@@ -186,6 +190,7 @@ func TestSnapshotSetAside(t *testing.T) {
 // C7: a snapshot that can be neither read nor written does not affect the table, and the
 // next push tries to write it again.
 func TestSnapshotUnusable(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "nametable.snapshot")
 	// Even root cannot read a directory as a file, or replace one that is not empty.
@@ -211,6 +216,7 @@ func TestSnapshotUnusable(t *testing.T) {
 // C7: a snapshot that cannot be read for a reason that may pass, such as an I/O error, stays
 // in place and is read by a later connect.
 func TestSnapshotReadLater(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	server := fakexds.Start(t, fakexds.Options{})
 	server.Push(hosts("a.example.com"))
@@ -248,6 +254,7 @@ func readable(t *testing.T, path string) {
 // C7: a state directory that becomes usable later is used from then on. Until then the
 // failure is logged once, for any number of pushes.
 func TestStateDirUsableLater(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "state")
 	write(t, dir, "a file in its place")
 	h := start(t, options{config: stateDir(dir)})
@@ -274,6 +281,7 @@ func TestStateDirUsableLater(t *testing.T) {
 // C7: a disk that does not answer delays no push. What was pushed meanwhile is saved when it
 // answers again.
 func TestSlowDisk(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "nametable.snapshot")
 	h := start(t, options{config: stateDir(dir)})
@@ -317,6 +325,7 @@ func (h *harness) wantSaved(path string) {
 // C7: the age of the table is the time since the last push, even if that changed nothing,
 // and even after a restart.
 func TestAgeSurvivesRestart(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	h := start(t, options{config: stateDir(dir)})
 	h.server.Push(hosts("a.example.com"))
@@ -336,6 +345,7 @@ func TestAgeSurvivesRestart(t *testing.T) {
 
 // C7: the next push writes a removed snapshot again, even if it changes nothing.
 func TestRemovedSnapshot(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	h := start(t, options{config: stateDir(dir)})
 	h.server.Push(hosts("a.example.com"))
@@ -355,6 +365,7 @@ func TestRemovedSnapshot(t *testing.T) {
 
 // C7: a removed state directory is created and locked again, and written.
 func TestRemovedStateDir(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "state")
 	h := start(t, options{config: stateDir(dir)})
 	for _, version := range []string{"v1", "v2"} { // after the second one, the client no longer uses the directory
@@ -378,6 +389,7 @@ func TestRemovedStateDir(t *testing.T) {
 // C3, C7: an empty push replaces a snapshot with hosts, in the table and on disk, and is
 // logged.
 func TestEmptyPushAfterSnapshot(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	server := fakexds.Start(t, fakexds.Options{})
 	server.Push(hosts("a.example.com"))
@@ -401,6 +413,7 @@ func TestEmptyPushAfterSnapshot(t *testing.T) {
 // not use or change a snapshot of another namespace, and logs that once. It writes after
 // the first one has ended.
 func TestTwoAgentsOneStateDir(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "nametable.snapshot")
 	first := start(t, options{config: stateDir(dir)})

@@ -100,6 +100,7 @@ func authority(t *testing.T, name string) (string, *tls.Config) {
 
 // C1: TLS, with the token as a credential of the stream.
 func TestTLS(t *testing.T) {
+	t.Parallel()
 	s := startSecured(t)
 	h := s.start(t, nil)
 	s.server.Push(hosts("a.example.com"))
@@ -119,6 +120,7 @@ func TestTLS(t *testing.T) {
 
 // C1: the token file is read again on every connect, because Kubernetes replaces it.
 func TestTokenIsReadAgain(t *testing.T) {
+	t.Parallel()
 	s := startSecured(t)
 	h := s.start(t, func(cfg *nds.Config) { cfg.Node.ClusterID = "west" })
 	s.server.Push(hosts("a.example.com"))
@@ -148,6 +150,7 @@ func jwt(expires time.Time) string {
 // C1: errors in the files or the certificate are logged with the setting to look at.
 // After they are fixed, the client connects.
 func TestTLSErrors(t *testing.T) {
+	t.Parallel()
 	otherRoot, _ := authority(t, "istiod.istio-system.svc")
 	missing := filepath.Join(t.TempDir(), "missing")
 	for _, tc := range []struct {
@@ -202,6 +205,7 @@ func TestTLSErrors(t *testing.T) {
 
 // C1: the error for a port without TLS names the setting.
 func TestTLSToPlaintext(t *testing.T) {
+	t.Parallel()
 	s := startSecured(t)
 	s.server = fakexds.Start(t, fakexds.Options{})
 	h := s.start(t, nil)

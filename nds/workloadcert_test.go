@@ -87,6 +87,7 @@ func (h *harness) wantSigned(a *fakexds.Authority, n int, proof string) {
 // C1: the token of a VM is exchanged for a certificate. The client connects with it after
 // the token has expired, renews it, and uses it after a restart.
 func TestTokenExchange(t *testing.T) {
+	t.Parallel()
 	c := startCertified(t, nil)
 	c.authority.SetLife(6 * time.Second)
 	h := c.start(t, nil)
@@ -122,6 +123,7 @@ func TestTokenExchange(t *testing.T) {
 
 // C1: a certificate that could not be saved, or whose file was removed, is saved later.
 func TestCertificateIsSavedLater(t *testing.T) {
+	t.Parallel()
 	c := startCertified(t, nil)
 	dir := filepath.Join(c.dir, "state")
 	write(t, dir, "a file in its place")
@@ -151,6 +153,7 @@ func TestCertificateIsSavedLater(t *testing.T) {
 
 // C1: if the authority refuses the requested life, the client lets it choose.
 func TestShortLifeOnly(t *testing.T) {
+	t.Parallel()
 	c := startCertified(t, nil)
 	c.authority.SetLongest(time.Hour)
 	c.authority.SetLife(time.Hour)
@@ -165,6 +168,7 @@ func TestShortLifeOnly(t *testing.T) {
 // C1: a backdated certificate is not renewed again and again. istiod backdates by 2
 // minutes, and to a host whose clock is fast every certificate is backdated.
 func TestBackdatedCertificate(t *testing.T) {
+	t.Parallel()
 	c := startCertified(t, nil)
 	c.authority.SetLife(time.Minute)
 	c.authority.SetBackdate(2 * time.Minute)
@@ -182,6 +186,7 @@ func TestBackdatedCertificate(t *testing.T) {
 // C1: with a control plane without an authority the client uses the token, and logs that
 // once; as a warning if a certificate was asked for.
 func TestNoAuthority(t *testing.T) {
+	t.Parallel()
 	for mode, level := range map[nds.WorkloadCert]string{"": "level=INFO", nds.WorkloadCertOn: "level=WARN"} {
 		t.Run(string(mode), func(t *testing.T) {
 			c := startCertified(t, func(o *fakexds.Options) { o.NoSigning = true })
@@ -195,6 +200,7 @@ func TestNoAuthority(t *testing.T) {
 // C1: the token is not exchanged if kubelet renews it, if there is a client certificate,
 // or if that is switched off.
 func TestNoExchange(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name  string
 		proof string
@@ -250,6 +256,7 @@ func (c certified) client(t *testing.T) func(*nds.Config) {
 // C1: a client certificate is read again on every connect. The error for one that cannot
 // be read names its settings.
 func TestClientCertificateIsReadAgain(t *testing.T) {
+	t.Parallel()
 	c := startCertified(t, nil)
 	h := c.start(t, c.client(t))
 	h.wantProof(1, "certificate")
@@ -263,6 +270,7 @@ func TestClientCertificateIsReadAgain(t *testing.T) {
 // C1: a certificate that the control plane refuses, because its authority has changed, is
 // replaced by the token and then by a new certificate.
 func TestRefusedCertificate(t *testing.T) {
+	t.Parallel()
 	c := startCertified(t, nil)
 	h := c.start(t, nil)
 	h.wantSigned(c.authority, 1, "token")
@@ -284,6 +292,7 @@ func TestRefusedCertificate(t *testing.T) {
 // because it could not be replaced. A new token replaces a refused certificate and is
 // exchanged.
 func TestRefusedTemporarily(t *testing.T) {
+	t.Parallel()
 	for alert, change := range map[string]func(*tls.Config) error{
 		"internal error":                func(*tls.Config) error { return errors.New("no certificate for now") },
 		"unknown certificate authority": func(c *tls.Config) error { c.ClientCAs = x509.NewCertPool(); return nil },
@@ -324,6 +333,7 @@ func TestRefusedTemporarily(t *testing.T) {
 // C1: the token is used with a control plane that refuses the certificate and accepts the
 // token.
 func TestTokenBesideCertificate(t *testing.T) {
+	t.Parallel()
 	c := startCertified(t, nil)
 	h := c.start(t, nil)
 	h.wantLog("workload certificate obtained")
@@ -339,6 +349,7 @@ func TestTokenBesideCertificate(t *testing.T) {
 // C1: a certificate file that cannot be read at the start is read later. If the token has
 // expired meanwhile, no other credential is left.
 func TestCertificateReadLater(t *testing.T) {
+	t.Parallel()
 	c := startCertified(t, nil)
 	h := c.start(t, nil)
 	h.wantProof(1, "token")
@@ -358,6 +369,7 @@ func TestCertificateReadLater(t *testing.T) {
 // C1, C7: a certificate for another identity, from the file or from the authority, is
 // logged and not used.
 func TestForeignCertificate(t *testing.T) {
+	t.Parallel()
 	c := startCertified(t, nil)
 	for text, reason := range map[string]string{
 		"":                       "PEM",

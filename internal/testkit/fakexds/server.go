@@ -27,6 +27,9 @@ const anyPort = "127.0.0.1:0"
 type Options struct {
 	// Addr is the host and port to listen on. Empty means a free port of 127.0.0.1.
 	Addr string
+	// Listener, if not nil, accepts the connections in place of Addr, such as one in memory in a
+	// bubble of testing/synctest. The server cannot be restarted then.
+	Listener net.Listener
 	// NoDelta makes the incremental RPC answer Unimplemented.
 	NoDelta bool
 	// EndAfterAnswer makes the server end each stream after the first ACK or NACK.
@@ -145,11 +148,14 @@ func (s *Server) Restart() error {
 	if s.grpc != nil {
 		return errors.New("fakexds: restart of a running server")
 	}
-	lis, err := s.listenLocked()
+	lis, err := s.opts.Listener, error(nil)
+	if lis == nil {
+		lis, err = s.listenLocked()
+	}
 	if err != nil {
 		return err
 	}
-	if s.addr == anyPort {
+	if s.addr == anyPort && s.opts.Listener == nil {
 		s.addr = lis.Addr().String()
 	}
 	server := grpc.NewServer(s.serverOptions()...)

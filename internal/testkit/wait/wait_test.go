@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -62,4 +64,17 @@ func TestTogether(t *testing.T) {
 	if got := flag.Lookup("test.parallel").Value.String(); got != "16" {
 		t.Errorf("%s tests run at a time, want 16", got)
 	}
+}
+
+// In a bubble, both wait in virtual time.
+func TestBubble(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begun := time.Now()
+		channel := time.After(40 * time.Second)
+		wait.Until(t, "30 s", func() bool { return time.Since(begun) >= 30*time.Second })
+		wait.For(t, "10 s more", channel)
+		if took := time.Since(begun); took != 40*time.Second {
+			t.Errorf("it took %v", took)
+		}
+	})
 }
