@@ -32,6 +32,7 @@ const meshObject = "ConfigMap istio-system/istio"
 // selectors, of a namespace's labels or of the namespaces is followed. The objects of other namespaces
 // stay meanwhile.
 func TestDiscoverySelectors(t *testing.T) {
+	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.ConfigMaps, mesh("discoverySelectors: [{matchLabels: {mesh: enabled, tier: web}}, {matchExpressions: [{key: team, operator: In, values: [a, b]}]}]"))
 	a.Put(fakekube.Namespaces, namespaceOf("shop", "mesh: enabled, tier: web"))
@@ -103,6 +104,7 @@ func TestDiscoverySelectors(t *testing.T) {
 // D13: after many changes of selectors, labels and objects, one right after the other, the objects of
 // the namespaces that count are there, and those of a namespace that always counts were never removed.
 func TestSelectionFollowsEverything(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(5) {
 		random := rand.New(rand.NewPCG(seed, 0))
 		a := fakekube.Start(t)
@@ -161,6 +163,7 @@ func TestSelectionFollowsEverything(t *testing.T) {
 // D13, D17: while the labels of namespaces cannot be read, the first selectors wait, and later ones
 // change nothing.
 func TestNamespacesForbidden(t *testing.T) {
+	t.Parallel()
 	a := fakekube.Start(t)
 	selectors := mesh("discoverySelectors: [{matchLabels: {mesh: enabled}}]")
 	a.Put(fakekube.ConfigMaps, selectors)
@@ -194,7 +197,7 @@ func TestNamespacesForbidden(t *testing.T) {
 
 // D13: the objects of namespaces that do not count need no memory.
 func TestUnselectedNeedNoMemory(t *testing.T) {
-	const namespaces, each = 50, 100
+	const namespaces, each = 50, 20
 	a := fakekube.Start(t)
 	var wanted []string
 	for n := range namespaces {

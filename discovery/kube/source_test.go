@@ -119,6 +119,7 @@ func (r *running) want(objects ...string) reading {
 // D6, D7, D8: of EndpointSlices, those of headless Services and those that other controllers
 // write are read. Nothing else is asked for.
 func TestRequests(t *testing.T) {
+	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.Services, headless)
 	a.Put(fakekube.Services, service("web", "10.96.0.1"))
@@ -139,6 +140,7 @@ func TestRequests(t *testing.T) {
 // D14: a custom resource whose definition is missing is no error. It is read as soon as it is
 // installed, and its objects end with it.
 func TestLateDefinition(t *testing.T) {
+	t.Parallel()
 	a := fakekube.Start(t)
 	s := start(t, a)
 	s.want()
@@ -160,6 +162,7 @@ func TestLateDefinition(t *testing.T) {
 // D14: the version of a custom resource that is followed is one that is served. If that ends while no change
 // of the definition is seen, another one is followed.
 func TestVersions(t *testing.T) {
+	t.Parallel()
 	a := fakekube.Start(t)
 	a.SetVersions(fakekube.Version{Name: "v1beta1", Resources: []string{"serviceentries"}})
 	a.Put(fakekube.Definitions, definition)
@@ -174,6 +177,7 @@ func TestVersions(t *testing.T) {
 
 // D17: a resource that is forbidden is named, and the others are read.
 func TestForbidden(t *testing.T) {
+	t.Parallel()
 	a := fakekube.Start(t)
 	a.Refuse(fakekube.Services, http.StatusForbidden)
 	a.Put(fakekube.EndpointSlices, slice("db-1", "service.kubernetes.io/headless: ''", "10.244.0.1"))
@@ -195,6 +199,7 @@ func TestForbidden(t *testing.T) {
 
 // D18: an object that cannot be used is named, and its last good form stays.
 func TestBrokenObject(t *testing.T) {
+	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.Definitions, definition)
 	good := entry("api", "hosts: [api.example.com], addresses: [192.0.2.1], resolution: DNS")
@@ -228,6 +233,7 @@ func TestBrokenObject(t *testing.T) {
 // D15, D16: while the API server is away nothing changes. When it is back, what was deleted
 // meanwhile is removed, and the rest stays.
 func TestRelist(t *testing.T) {
+	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.Services, service("old", "10.96.0.1"))
 	a.Put(fakekube.Services, service("kept", "10.96.0.2"))
