@@ -53,6 +53,7 @@ func patched(t *testing.T, object, patch []byte) string {
 // TestAdmit checks that the patch of a pod in JSON makes the same pod as an injection of the text, and
 // that a second one makes no other.
 func TestAdmit(t *testing.T) { // I1, I2
+	t.Parallel()
 	for _, text := range []string{
 		plain,
 		plain + "  dnsPolicy: ClusterFirst\n  dnsConfig: {nameservers: [192.0.2.1], options: [{name: ndots, value: '2'}]}\n",
@@ -101,6 +102,7 @@ func decodeJSON(t *testing.T, text string) any {
 
 // TestAdmitErrors checks the errors about texts that are no pods.
 func TestAdmitErrors(t *testing.T) { // I10
+	t.Parallel()
 	for text, want := range map[string]string{
 		"":                       "EOF",
 		"[]":                     "want an object",

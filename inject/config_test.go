@@ -14,6 +14,7 @@ import (
 
 // TestConfig checks that a file of settings is read strictly.
 func TestConfig(t *testing.T) {
+	t.Parallel()
 	for text, want := range map[string]string{
 		"mode: resolv\nnameservers: [10.96.0.10]\n": "",
 		"": "",
@@ -84,6 +85,7 @@ func TestConfig(t *testing.T) {
 // TestConfigDocument checks that docs/injection.md has every key with its default, or an example for
 // those without one.
 func TestConfigDocument(t *testing.T) { // R7
+	t.Parallel()
 	text, err := os.ReadFile("../docs/injection.md")
 	if err != nil {
 		t.Fatal(err)

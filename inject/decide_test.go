@@ -58,6 +58,7 @@ nametap-system   enabled  true       status      -            skipped   the name
 
 // TestDecisions checks every row of the table, and that a pod that is not injected stays as it is.
 func TestDecisions(t *testing.T) { // I3
+	t.Parallel()
 	for line := range strings.Lines(strings.TrimSpace(decisions)) {
 		cells := strings.Fields(line)
 		if len(cells) < 7 || cells[0] == "namespace" {

@@ -8,6 +8,7 @@ import (
 
 // TestEncode compares trees with those of the YAML library, as text.
 func TestEncode(t *testing.T) {
+	t.Parallel()
 	text := "on"
 	values := []any{
 		volumes(DefaultConfig()), agentContainer(podWith(true, true), environment(podWith(true, true), nil, DefaultConfig()), DefaultConfig()),

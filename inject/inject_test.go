@@ -105,6 +105,7 @@ spec:
 // TestOrder checks that the agent comes first, as a sidecar that does not keep a Job from its end,
 // and that the rules come second.
 func TestOrder(t *testing.T) { // I4, I6
+	t.Parallel()
 	pod := injected(t, plain, inject.Config{})
 	if diff := cmp.Diff([]string{"nametap", "nametap-capture", "prepare"}, names(pod.Spec.InitContainers)); diff != "" {
 		t.Error(diff)
@@ -153,6 +154,7 @@ func istio(t *testing.T, text string) string {
 // TestIstio checks that pods are equal whether Istio's injector ran before, or after and nametap then
 // once more, as with the reinvocation policy IfNeeded.
 func TestIstio(t *testing.T) { // I5
+	t.Parallel()
 	for _, cfg := range []inject.Config{{}, resolv} {
 		after := typed(t, injectText(t, istio(t, plain), cfg))
 		before := typed(t, injectText(t, istio(t, injectText(t, plain, cfg)), cfg))
@@ -193,6 +195,7 @@ func TestIstio(t *testing.T) { // I5
 // TestIstioWithoutVariable checks that the DNS capture of Istio is also off if a template of another
 // version sets no variable, or takes it from a field.
 func TestIstioWithoutVariable(t *testing.T) { // I5
+	t.Parallel()
 	pod := injected(t, `
 metadata: {name: app}
 spec:
@@ -214,6 +217,7 @@ spec:
 // TestChangedSettings checks that another Config replaces what was added, and leaves what was added
 // or changed by hand since.
 func TestChangedSettings(t *testing.T) { // I2
+	t.Parallel()
 	first := injectText(t, plain, inject.Config{})
 	pod := typed(t, first)
 	pod.Spec.InitContainers = append(pod.Spec.InitContainers, corev1.Container{Name: "late", Image: "busybox"})
@@ -249,6 +253,7 @@ func TestChangedSettings(t *testing.T) { // I2
 // TestControlPlaneOfPod checks that the address in the pod's annotation takes precedence, and that nothing else
 // counts as one.
 func TestControlPlaneOfPod(t *testing.T) { // I1
+	t.Parallel()
 	for config, own := range map[string]bool{
 		"discoveryAddress: own:15012":                           true,
 		"a: b\ndiscoveryAddress: 'own:15012'\n":                 true,
@@ -271,6 +276,7 @@ func TestControlPlaneOfPod(t *testing.T) { // I1
 
 // TestResolv checks resolv.conf of mode resolv, and that mode rules restores what the pod had.
 func TestResolv(t *testing.T) { // I0, I11
+	t.Parallel()
 	for name, test := range map[string]struct {
 		dns       string
 		want      corev1.PodDNSConfig
@@ -342,6 +348,7 @@ func restricted(t *testing.T, pod corev1.Pod) {
 // TestEditedDNS checks that another injection keeps what was changed in dnsPolicy and dnsConfig since the
 // first one, and replaces what that has added.
 func TestEditedDNS(t *testing.T) { // I2, I11
+	t.Parallel()
 	other := resolv
 	other.Nameservers, other.ClusterDomain = []string{"10.0.0.10"}, "corp.example"
 	const own = "  dnsPolicy: ClusterFirst\n  dnsConfig: {nameservers: [192.0.2.1], searches: [a.example, b.example], options: [{name: timeout, value: '1'}, {name: use-vc}]}\n"
@@ -406,6 +413,7 @@ func ptr[T any](v T) *T { return &v }
 
 // TestSysctlOfPod checks that a sysctl of the pod stays, if the agent can use port 53 with it.
 func TestSysctlOfPod(t *testing.T) { // I11
+	t.Parallel()
 	sysctl := func(value string) string {
 		return plain + "  securityContext: {sysctls: [{name: net.ipv4.ip_unprivileged_port_start, value: '" + value + "'}]}\n"
 	}

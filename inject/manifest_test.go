@@ -66,9 +66,11 @@ func manifest(t *testing.T, text []byte, cfg inject.Config) (out []byte, lines s
 // directory. With -update it writes them. A second injection changes nothing, no comment is lost,
 // the API's types accept the workloads, and each mode can follow the other.
 func TestGolden(t *testing.T) { // I2, I13
+	t.Parallel()
 	for mode, cfg := range modes() {
 		for name, text := range inputs(t) {
 			t.Run(mode+"/"+name, func(t *testing.T) {
+				t.Parallel()
 				out, lines := manifest(t, text, cfg)
 				golden(t, filepath.Join("testdata", mode, name), out)
 				golden(t, filepath.Join("testdata", mode, name+".txt"), []byte(lines))
@@ -177,6 +179,7 @@ func checkTypes(t *testing.T, text []byte) {
 
 // TestUnchanged checks that documents without a pod to inject stay byte for byte, also beside one.
 func TestUnchanged(t *testing.T) { // I13
+	t.Parallel()
 	texts := inputs(t)
 	out, lines := manifest(t, texts["unchanged.yaml"], inject.Config{})
 	if diff := cmp.Diff(string(texts["unchanged.yaml"]), string(out)); diff != "" {
@@ -193,6 +196,7 @@ func TestUnchanged(t *testing.T) { // I13
 
 // TestErrors checks that errors name their line, and that all are reported.
 func TestErrors(t *testing.T) { // I13
+	t.Parallel()
 	const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: app}\nspec: {containers: [{name: app, image: app}]}\n"
 	const jsonPod = `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"app"},"spec":{"containers":[{"name":"app","image":"app"}]}}`
 	for text, want := range map[string]string{
@@ -266,6 +270,7 @@ func FuzzManifest(f *testing.F) { // I2, I13
 // TestJSONTexts checks that texts and numbers in JSON stay, also characters that YAML takes for line breaks, or
 // refuses.
 func TestJSONTexts(t *testing.T) { // I13
+	t.Parallel()
 	const value = "a \u0085 b \u2028 c\u2029\x7f \u009f \ufffe\U0001f600 \\ \" <&>"
 	quoted, err := json.Marshal(value)
 	if err != nil {
@@ -303,6 +308,7 @@ func TestJSONTexts(t *testing.T) { // I13
 
 // TestNestedLists checks that Lists in Lists are read as kubectl reads them.
 func TestNestedLists(t *testing.T) { // I13
+	t.Parallel()
 	const pod = "{apiVersion: v1, kind: Pod, metadata: {name: NAME, namespace: off}, spec: {containers: [{name: app, image: app}]}}"
 	list := func(kind string, items ...string) string {
 		return "{apiVersion: v1, kind: " + kind + ", items: [" + strings.Join(items, ", ") + "]}"

@@ -8,6 +8,7 @@ import (
 // TestMerge checks that blank lines and the form of lines stay, and that changes of the same line by
 // both texts are not merged.
 func TestMerge(t *testing.T) { // I13
+	t.Parallel()
 	for _, test := range []struct{ raw, base, next, want string }{
 		{"a b c", "a b c", "a b c", "a b c"},
 		{"A b c", "a b c", "a b x c", "A b x c"},

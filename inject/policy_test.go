@@ -18,6 +18,7 @@ var variable = regexp.MustCompile(`\bvariables\.(\w+)`)
 // TestPolicy checks that the API server can read the policies, that bindings name them, and that each
 // variable is declared before it is used. test/machines/interop checks what they do.
 func TestPolicy(t *testing.T) { // I1
+	t.Parallel()
 	for _, cfg := range []inject.Config{{}, resolv, {ControlPlane: "discovery:15012", IgnoredNamespaces: []string{}}} {
 		text, err := inject.Policy(cfg)
 		if err != nil {

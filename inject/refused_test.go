@@ -19,6 +19,7 @@ func refused(t *testing.T, text string, cfg inject.Config, reason string) {
 
 // TestRefused checks the pods in which nametap would not work.
 func TestRefused(t *testing.T) { // I14
+	t.Parallel()
 	spec := func(fields string) string { return "metadata: {name: app}\nspec:\n" + fields }
 	const app = "  containers: [{name: app, image: app}]\n"
 	rules := inject.Config{}
@@ -67,6 +68,7 @@ func domains(count int, prefix string) []string {
 // TestNamespaceName checks that a name which the annotation cannot keep is refused in mode resolv, whose search
 // list has it.
 func TestNamespaceName(t *testing.T) { // I2, I14
+	t.Parallel()
 	for _, name := range []string{"", "a;b", "a,b"} {
 		ns := inject.Namespace{Name: name, Label: inject.Enabled}
 		result, err := inject.Pod(parse(t, plain), ns, resolv)
@@ -81,6 +83,7 @@ func TestNamespaceName(t *testing.T) { // I2, I14
 
 // TestStatus checks that an annotation that another program wrote is refused.
 func TestStatus(t *testing.T) { // I2
+	t.Parallel()
 	for _, value := range []string{"", "injected", "mode=other", "mode=rules;", "mode=rules;volumes=", "mode=rules;volumes=data", "mode=rules;initContainers=nametap,prepare", "mode=resolv;sysctls=kernel.x", "mode=rules;more=x", "volumes=a"} {
 		refused(t, "metadata: {annotations: {nametap.dev/status: '"+value+"'}}\nspec: {containers: [{name: app, image: app}]}\n", inject.Config{}, "annotation nametap.dev/status")
 	}
@@ -88,6 +91,7 @@ func TestStatus(t *testing.T) { // I2
 
 // TestNoPod checks the errors about trees that are no pods.
 func TestNoPod(t *testing.T) {
+	t.Parallel()
 	for _, text := range []string{"[]", "text", "spec: []", "spec: {containers: x}", "spec: {containers: [x]}", "metadata: {labels: []}", "spec: {containers: [{name: app}], x: &a [*a]}", "spec: {}", "{}"} {
 		if result, err := inject.Pod(parse(t, text), shop, inject.Config{}); err == nil {
 			t.Errorf("%s: %v", text, result)

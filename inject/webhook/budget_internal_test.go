@@ -10,6 +10,7 @@ import (
 // TestBudget checks that requests get their bytes in order, and that those with slow clients are ended when
 // others wait, and only then.
 func TestBudget(t *testing.T) { // I10
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBudget(10)
 		ended := map[string]time.Duration{}

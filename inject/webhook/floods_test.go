@@ -73,6 +73,7 @@ func (s *server) dial() *tls.Conn {
 // TestSlowClients connects with many clients that send no question, or half of one. Others get answers all the
 // same, to small questions and to large ones.
 func TestSlowClients(t *testing.T) { // I10
+	t.Parallel()
 	const clients = 20
 	large := strings.Replace(question("pods", "CREATE", pod), `"dryRun"`, `"x":"`+strings.Repeat(" ", 1<<20)+`","dryRun"`, 1)
 	for name, send := range map[string]func(*tls.Conn){

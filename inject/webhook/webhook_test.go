@@ -27,6 +27,11 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
+func TestMain(m *testing.M) {
+	wait.Together()
+	m.Run()
+}
+
 // A server is a webhook that is served.
 type server struct {
 	*webhook.Webhook
@@ -133,6 +138,7 @@ func (s *server) counted(outcome string) float64 {
 
 // TestOutcomes asks about pods that are injected, skipped and refused.
 func TestOutcomes(t *testing.T) { // I1, I3
+	t.Parallel()
 	s := serve(t, "image: mine:1\n")
 	injected := s.ask(webhook.PathNamespace, pod)
 	if !injected.Allowed || !strings.Contains(string(injected.Patch), "mine:1") || *injected.PatchType != admissionv1.PatchTypeJSONPatch || injected.AuditAnnotations["outcome"] != "injected" {
@@ -156,6 +162,7 @@ func TestOutcomes(t *testing.T) { // I1, I3
 
 // TestRequests sends what the API server would not send.
 func TestRequests(t *testing.T) { // I10
+	t.Parallel()
 	s := serve(t, "")
 	chunked := func(text string) io.Reader { return io.MultiReader(strings.NewReader(text)) } // of unknown length
 	for name, test := range map[string]struct {
@@ -196,6 +203,7 @@ func TestRequests(t *testing.T) { // I10
 // TestSlow sends as many questions as are read at a time, and never their ends. They are given up, and the
 // next one gets its answer.
 func TestSlow(t *testing.T) { // I10
+	t.Parallel()
 	s := serve(t, "")
 	begun, release, ended := make(chan struct{}, 4), make(chan struct{}), sync.WaitGroup{}
 	for range cap(begun) {
@@ -222,6 +230,7 @@ func TestSlow(t *testing.T) { // I10
 
 // TestSettings replaces the file with the settings. One that is wrong is not used.
 func TestSettings(t *testing.T) { // I7
+	t.Parallel()
 	s := serve(t, "image: first:1\n")
 	has := func(image string) func() bool {
 		return func() bool { return strings.Contains(string(s.ask(webhook.PathNamespace, pod).Patch), image) }
@@ -252,6 +261,7 @@ func TestSettings(t *testing.T) { // I7
 // TestBadSettings starts with a file that cannot be used. Pods that should have the agent are refused with the
 // reason, others are created, and a file that can be used is taken.
 func TestBadSettings(t *testing.T) { // I7, I9
+	t.Parallel()
 	for text, want := range map[string]string{"mode: cni\n": `mode \"cni\"`, "mod: x\n": "mod", "a: [": "inject.yaml"} {
 		s := serve(t, text)
 		if failing := testutil.ToFloat64(s.Metrics()[2]); failing != 1 || s.log.Count("level=ERROR", s.file, want, "--inject-config", "there are no settings") != 1 {
@@ -275,6 +285,7 @@ func TestBadSettings(t *testing.T) { // I7, I9
 // TestDrain stops the webhook while questions come: each is answered, and connections end with an answer
 // once it drains.
 func TestDrain(t *testing.T) { // I7
+	t.Parallel()
 	s := serve(t, "")
 	ask := func() io.Reader { return strings.NewReader(question("pods", "CREATE", pod)) }
 	if got, err := s.post(webhook.PathPod, ask()); err != nil || got.closed {
