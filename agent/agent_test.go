@@ -32,7 +32,10 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	wait.Together()
+	goleak.VerifyTestMain(m)
+}
 
 // config returns the configuration of an agent on free ports.
 func config(t *testing.T, xdsAddr string) agent.Config {
@@ -143,6 +146,7 @@ func generation(n int) *api.NameTable {
 // addresses of two tables. No answer is from a table that was replaced before the query was
 // sent.
 func TestPushesUnderLoad(t *testing.T) {
+	t.Parallel()
 	const (
 		clients = 4
 		pace    = time.Second * clients / 2000
@@ -238,6 +242,7 @@ func askGeneration(conn *dns.Conn, host int) (generation int, err error) {
 // R1: while the agent drains it is not ready, but it answers. A query that is in flight at the
 // end of the drain is still answered.
 func TestDrain(t *testing.T) {
+	t.Parallel()
 	arrived, release := make(chan struct{}), make(chan struct{})
 	var first sync.Once
 	nameserver := fakedns.Start(t, func(query *dns.Msg, _ string) *dns.Msg {
@@ -280,6 +285,7 @@ func TestDrain(t *testing.T) {
 
 // R2: without a table the agent is not ready, but no longer than ReadyTimeout.
 func TestReadyTimeout(t *testing.T) {
+	t.Parallel()
 	control := fakexds.Start(t, fakexds.Options{})
 	cfg := config(t, control.Addr())
 	cfg.ReadyTimeout = time.Hour
@@ -305,6 +311,7 @@ func TestReadyTimeout(t *testing.T) {
 
 // R3: an address that cannot be opened ends the agent with an error that names it.
 func TestAddressInUse(t *testing.T) {
+	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -334,6 +341,7 @@ func TestAddressInUse(t *testing.T) {
 
 // R5: the status has the connection and the table of the agent.
 func TestStatus(t *testing.T) {
+	t.Parallel()
 	control := fakexds.Start(t, fakexds.Options{})
 	control.Push(generation(1))
 	cfg := config(t, control.Addr())
@@ -364,6 +372,7 @@ func TestStatus(t *testing.T) {
 // The first address of the node is the one that is set. The addresses of the interfaces
 // follow. Loopback is an address of the node only if it has no other.
 func TestInstanceIPs(t *testing.T) {
+	t.Parallel()
 	given := netip.MustParseAddr("2001:db8::7")
 	ips, err := agent.InstanceIPs(given)
 	if err != nil || len(ips) == 0 || ips[0] != given {

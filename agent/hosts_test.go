@@ -55,6 +55,7 @@ func entry(t *testing.T, host, ip string) (map[string]*api.NameTable_NameInfo, [
 
 // C11: an agent asks for changes of hosts, and answers with them. The status shows the checksum.
 func TestHostChanges(t *testing.T) {
+	t.Parallel()
 	control := fakexds.Start(t, fakexds.Options{})
 	a := start(t, config(t, control.Addr()))
 	first, err := control.WaitStream(t.Context(), 1)

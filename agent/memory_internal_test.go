@@ -12,6 +12,7 @@ import (
 // Memory is freed once after each pause in pushes, and not between pushes that follow each
 // other closely.
 func TestMemory(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m, freed := newMemory(), atomic.Int32{}
 		ctx, cancel := context.WithCancel(t.Context())

@@ -11,6 +11,7 @@ import (
 
 // TestOnlyNameserverOf checks which resolv.conf leads to the agent alone.
 func TestOnlyNameserverOf(t *testing.T) { // I11
+	t.Parallel()
 	listeners := []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:53")}
 	for _, test := range []struct {
 		text      string

@@ -15,6 +15,7 @@ import (
 
 // TestStatusEnd checks that a request in flight is answered before the status server ends.
 func TestStatusEnd(t *testing.T) { // R9
+	t.Parallel()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -52,6 +53,7 @@ func TestStatusEnd(t *testing.T) { // R9
 
 // TestOutsideService checks that clients cannot end the agent of a unit of systemd. R9.
 func TestOutsideService(t *testing.T) {
+	t.Parallel()
 	for guardPath, want := range map[string]int{"": http.StatusOK, "/run/guard": http.StatusForbidden} {
 		s := &statusServer{agent: &Agent{config: Config{GuardPath: guardPath}}}
 		recorder := httptest.NewRecorder()

@@ -12,6 +12,7 @@ import (
 // TestAgentEndsBeforeGuard ends a guard that has not read the end of an agent yet: systemd stops
 // both, or the guard was suspended. The rules are removed. An agent that still runs keeps them.
 func TestAgentEndsBeforeGuard(t *testing.T) { // V4
+	t.Parallel()
 	for name, test := range map[string]struct {
 		ended bool
 		want  int

@@ -100,6 +100,7 @@ const second = time.Second
 
 // V2: the rules of an agent that does not come back are removed after Patience, once.
 func TestAgentDoesNotReturn(t *testing.T) {
+	t.Parallel()
 	inLab(t, func(l *lab) {
 		a := l.connect()
 		if reply := a.tell(Answering, true); reply != accepted {
@@ -113,6 +114,7 @@ func TestAgentDoesNotReturn(t *testing.T) {
 
 // V1: the rules stay while an agent answers, ends, and the next one starts.
 func TestAgentReturns(t *testing.T) {
+	t.Parallel()
 	inLab(t, func(l *lab) {
 		a := l.connect()
 		a.tell(Starting, true)
@@ -135,6 +137,7 @@ func TestAgentReturns(t *testing.T) {
 
 // V2: a start that hangs, before its first sign of life or after it.
 func TestAgentHangs(t *testing.T) {
+	t.Parallel()
 	inLab(t, func(l *lab) {
 		l.after(second)
 		a := l.connect()
@@ -149,6 +152,7 @@ func TestAgentHangs(t *testing.T) {
 
 // V2: an agent that dies at each start does not keep the rules, although it gives signs of life.
 func TestAgentDiesAtStart(t *testing.T) {
+	t.Parallel()
 	inLab(t, func(l *lab) {
 		for range 7 {
 			a := l.connect()
@@ -167,6 +171,7 @@ func TestAgentDiesAtStart(t *testing.T) {
 
 // V2: signs of life without an answer count for a time only.
 func TestAgentNeverAnswers(t *testing.T) {
+	t.Parallel()
 	inLab(t, func(l *lab) {
 		a := l.connect()
 		for range 14 {
@@ -180,6 +185,7 @@ func TestAgentNeverAnswers(t *testing.T) {
 
 // TestRemovalIsRetried checks that a removal that fails is retried, until an agent answers.
 func TestRemovalIsRetried(t *testing.T) {
+	t.Parallel()
 	inLab(t, func(l *lab) {
 		l.failures.Store(2)
 		l.after(time.Minute, Patience+2*removeInterval)
@@ -197,6 +203,7 @@ func TestRemovalIsRetried(t *testing.T) {
 
 // TestFailClosed checks that the rules stay if the agent has said so last.
 func TestFailClosed(t *testing.T) {
+	t.Parallel()
 	inLab(t, func(l *lab) {
 		a := l.connect()
 		a.tell(Answering, true)
@@ -214,6 +221,7 @@ func TestFailClosed(t *testing.T) {
 
 // V4: the guard removes the rules when it is stopped, unless an agent answers.
 func TestGuardIsStopped(t *testing.T) {
+	t.Parallel()
 	inLab(t, func(l *lab) { // between two agents
 		a := l.connect()
 		a.tell(Answering, true)
@@ -231,6 +239,7 @@ func TestGuardIsStopped(t *testing.T) {
 
 // V4: an agent that has removed its rules leaves nothing to do.
 func TestAgentRemovesRules(t *testing.T) {
+	t.Parallel()
 	inLab(t, func(l *lab) {
 		a := l.connect()
 		a.tell(Answering, true)
@@ -245,6 +254,7 @@ func TestAgentRemovesRules(t *testing.T) {
 // TestOtherNetwork checks that an agent in another network namespace is refused: the guard could
 // not remove its rules.
 func TestOtherNetwork(t *testing.T) {
+	t.Parallel()
 	inLab(t, func(l *lab) {
 		reply := l.connect().send(message{Phase: Answering, FailOpen: true, NetNS: "4:1"})
 		if reply == accepted {

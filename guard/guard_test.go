@@ -17,7 +17,10 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	wait.Together()
+	goleak.VerifyTestMain(m)
+}
 
 // A running is a guard or a client that runs.
 type running struct {
@@ -65,6 +68,7 @@ func start(t *testing.T, path string, removals chan<- struct{}, sockets ...*os.F
 // TestClient checks that an agent is connected to each of two guards in succession, and that
 // rules are removed after its end.
 func TestClient(t *testing.T) {
+	t.Parallel()
 	path, log := filepath.Join(t.TempDir(), "socket"), testlog.New(t)
 	removals := make(chan struct{}, 10)
 	first := start(t, path, removals)
@@ -91,6 +95,7 @@ func TestClient(t *testing.T) {
 // TestSocketIsDeleted deletes the socket of a guard. The guard ends, and leaves the rules because
 // an agent answers, so that systemd starts another one. V2.
 func TestSocketIsDeleted(t *testing.T) {
+	t.Parallel()
 	path, log := filepath.Join(t.TempDir(), "socket"), testlog.New(t).Logger()
 	listening, ended := make(chan struct{}), make(chan error, 1)
 	go func() {
@@ -115,6 +120,7 @@ func TestSocketIsDeleted(t *testing.T) {
 // TestDrain checks that a guard that ends drops what waits in the sockets, so that systemd does
 // not start the agent again.
 func TestDrain(t *testing.T) {
+	t.Parallel()
 	packets, err := new(net.ListenConfig).ListenPacket(t.Context(), "udp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -172,6 +178,7 @@ func TestDrain(t *testing.T) {
 // TestRelease checks that an agent without sockets of systemd can open its own where the guard still had
 // the previous ones. V1.
 func TestRelease(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "socket")
 	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {

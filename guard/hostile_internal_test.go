@@ -16,6 +16,7 @@ import (
 // TestAgentsAreBounded connects more agents than the guard serves, and ends one. The guard is root
 // and has to keep descriptors and memory for the removal. V2.
 func TestAgentsAreBounded(t *testing.T) {
+	t.Parallel()
 	listener, err := listen(t.Context(), filepath.Join(t.TempDir(), "socket"))
 	if err != nil {
 		t.Fatal(err)
