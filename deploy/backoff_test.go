@@ -14,6 +14,7 @@ import (
 
 // V2: the first starts do not wait, and each is counted.
 func TestBackOffFirstStarts(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	for _, want := range []string{"1\n", "2\n", "3\n", "4\n", "5\n"} {
 		if said := output(t, command(t, []string{"RUNTIME_DIRECTORY=" + dir}, "systemd/back-off", "/bin/echo", "running")); said != "running\n" {
@@ -28,6 +29,7 @@ func TestBackOffFirstStarts(t *testing.T) {
 // V2: after many starts that have failed, back-off waits 10 s and says why. A signal of systemd
 // ends the wait, and the next start does not wait.
 func TestBackOffIsStopped(t *testing.T) {
+	t.Parallel()
 	for name, starts := range map[string]string{"failed": "8\n", "damaged": "x"} {
 		t.Run(name, func(t *testing.T) {
 			dir, said := t.TempDir(), testlog.New(t)
@@ -59,6 +61,7 @@ func TestBackOffIsStopped(t *testing.T) {
 
 // V2: a missing program is the reason that the next start shows.
 func TestBackOffMissingProgram(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	cmd := command(t, []string{"RUNTIME_DIRECTORY=" + dir}, "systemd/back-off", "/no/such/nametap", "agent")
 	if err := cmd.Run(); err == nil {

@@ -23,6 +23,7 @@ func inEnvironment(t *testing.T, environ []string, name string, args ...string) 
 // TestCleanEnvironment checks that variables and `go env -w` of the user do not change the bytes of a release,
 // and that Go still finds modules. P1.
 func TestCleanEnvironment(t *testing.T) {
+	t.Parallel()
 	netns.Need(t, "git")
 	const script = `cd ..
 . scripts/clean-environment
@@ -50,6 +51,7 @@ echo "vcs $VCS"`
 // TestSourceTime checks that the time of a release is that of the commit, and that an unpacked archive needs
 // one, also inside of another repository. P1.
 func TestSourceTime(t *testing.T) {
+	t.Parallel()
 	netns.Need(t, "git", "make")
 	tree := t.TempDir()
 	archive := filepath.Join(tree, "archive")

@@ -13,6 +13,7 @@ import (
 // TestChart checks what test/machines/chart, which has the commands of Helm, need not run for: the chart has the
 // custom resources and the version of the manifests, and the schema has exactly the keys of the values.
 func TestChart(t *testing.T) { // P9, P10
+	t.Parallel()
 	if diff := cmp.Diff(read(t, "kubernetes/crds.yaml"), read(t, "chart/crds/crds.yaml")); diff != "" {
 		t.Errorf("kubernetes/crds.yaml (-) and chart/crds/crds.yaml (+):\n%s", diff)
 	}

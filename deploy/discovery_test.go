@@ -24,6 +24,7 @@ const system = "nametap-system"
 // TestDiscovery checks that nametap-discovery accepts its arguments and serves the Kubernetes API, that
 // its replicas stay available, and that its address is the one in the pod's settings.
 func TestDiscovery(t *testing.T) {
+	t.Parallel()
 	all := load(t, "discovery")
 	pod := all.deployment.Spec.Template
 	server := pod.Spec.Containers[0]
@@ -60,6 +61,7 @@ func TestDiscovery(t *testing.T) {
 // TestDiscoverySelectors checks that everything that selects pods selects those of the Deployment, and
 // that the ports of the Service and of the NetworkPolicy are ports of theirs.
 func TestDiscoverySelectors(t *testing.T) {
+	t.Parallel()
 	all := load(t, "discovery")
 	pod := all.deployment.Spec.Template
 	selectors := []map[string]string{
@@ -99,6 +101,7 @@ func TestDiscoverySelectors(t *testing.T) {
 // TestDiscoveryRights checks that the roles are bound to the account of the pods, and name the Secret
 // and the ConfigMaps of its settings. test/machines/interop checks that each rule is needed.
 func TestDiscoveryRights(t *testing.T) { // D20
+	t.Parallel()
 	all := load(t, "discovery")
 	subject := []rbacv1.Subject{{Kind: "ServiceAccount", Name: all.account.Name, Namespace: system}}
 	for name, diff := range map[string]string{
@@ -133,6 +136,7 @@ func TestDiscoveryRights(t *testing.T) { // D20
 // TestCustomResources checks the names and versions of the custom resources. The API server checks
 // the rest in test/machines/interop.
 func TestCustomResources(t *testing.T) {
+	t.Parallel()
 	var got []string
 	for document := range strings.SplitSeq(read(t, "kubernetes/crds.yaml"), "\n---\n") {
 		var definition struct {
@@ -165,6 +169,7 @@ func TestCustomResources(t *testing.T) {
 // TestConfigMapPatch applies the patch in docs/discovery.md for objects in a ConfigMap to the Deployment,
 // and checks that nametap-discovery accepts its arguments.
 func TestConfigMapPatch(t *testing.T) {
+	t.Parallel()
 	text := read(t, "../docs/discovery.md")
 	_, text, found := strings.Cut(text, "    # objects.yaml\n")
 	if !found {

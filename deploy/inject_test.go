@@ -22,6 +22,7 @@ import (
 // TestInjectedEqualsManifest injects the application of each manifest, by the command, and compares the
 // pod with that of the manifest. So a change of one needs the same change of the other.
 func TestInjectedEqualsManifest(t *testing.T) { // I1
+	t.Parallel()
 	for variant, rootCert := range map[string]string{"istiod": "istio-ca-root-cert", "discovery": "nametap-ca-root-cert"} {
 		want := load(t, variant).pod
 		app := want.DeepCopy()
@@ -75,6 +76,7 @@ func alike(spec corev1.PodSpec) corev1.PodSpec {
 // nametap-discovery serves, the namespaces that are ignored, the conditions of the policies, and that it
 // leaves caBundle to replicas.
 func TestWebhookManifest(t *testing.T) { // I8, I9
+	t.Parallel()
 	var configuration admissionregistrationv1.MutatingWebhookConfiguration
 	var role rbacv1.ClusterRole
 	var binding rbacv1.ClusterRoleBinding

@@ -91,6 +91,7 @@ func confined(t *testing.T, c corev1.Container, user int64, capabilities ...core
 // TestPods checks that the agent is a sidecar before the container of the rules, that it
 // has no capabilities, and that the container of the rules has two.
 func TestPods(t *testing.T) {
+	t.Parallel()
 	for _, variant := range manifests {
 		pod := load(t, variant).pod
 		if len(pod.Spec.InitContainers) != 2 {
@@ -218,6 +219,7 @@ func mounted(t *testing.T, spec corev1.PodSpec) {
 // TestCredentials checks that the token and the root certificate are at the agent's default paths,
 // and that the token is for the control plane.
 func TestCredentials(t *testing.T) {
+	t.Parallel()
 	help := output(t, command(t, nil, "nametap", "agent", "--help"))
 	audience := output(t, command(t, nil, "nametap-discovery", "--help"))
 	for variant, configMap := range map[string]string{"istiod": "istio-ca-root-cert", "discovery": "nametap-ca-root-cert"} {
@@ -243,6 +245,7 @@ func TestCredentials(t *testing.T) {
 
 // TestPodsAlike checks that the pods differ only in the control plane.
 func TestPodsAlike(t *testing.T) {
+	t.Parallel()
 	istiod, discovery := load(t, "istiod").pod.Spec, load(t, "discovery").pod.Spec
 	for i := range istiod.Volumes {
 		if istiod.Volumes[i].Name == "root-cert" {

@@ -12,6 +12,7 @@ import (
 // TestMeshConfig checks that both files and all their settings are valid, and that they
 // switch capture.
 func TestMeshConfig(t *testing.T) {
+	t.Parallel()
 	rules := output(t, command(t, nil, "nametap", "capture", "print", "--clean", "--mesh-config", "mesh-config/on.yaml"))
 	if !strings.Contains(rules, "192.0.2.0/24") {
 		t.Errorf("the exclusion is not in the rules:\n%s", rules)
@@ -31,6 +32,7 @@ func TestMeshConfig(t *testing.T) {
 
 // TestAnnotation checks that the annotation switches the capture of one pod off.
 func TestAnnotation(t *testing.T) {
+	t.Parallel()
 	var patch struct {
 		Metadata struct{ Annotations map[string]string }
 	}

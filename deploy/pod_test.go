@@ -59,6 +59,7 @@ func environ(t *testing.T, pod corev1.Pod, c corev1.Container) []string {
 
 // TestPodSettings checks that the commands accept the settings.
 func TestPodSettings(t *testing.T) {
+	t.Parallel()
 	for _, variant := range manifests {
 		pod := load(t, variant).pod
 		for _, c := range pod.Spec.InitContainers {
@@ -232,6 +233,7 @@ func (k *kubelet) start() (agent int, end func() time.Duration, took time.Durati
 // TestPodRuns runs the containers of each manifest. They capture the pod's DNS, the app's first
 // query is answered from the table, no query fails meanwhile, and the end has no drain.
 func TestPodRuns(t *testing.T) { // I0
+	t.Parallel()
 	for _, variant := range manifests {
 		t.Run(variant, func(t *testing.T) {
 			k := newKubelet(t, load(t, variant).pod)
@@ -266,6 +268,7 @@ func TestPodRuns(t *testing.T) { // I0
 // TestPodWithoutControlPlane checks that a pod starts without a control plane, after the time
 // that its manifest gives to the first table, with an agent that forwards.
 func TestPodWithoutControlPlane(t *testing.T) { // I0
+	t.Parallel()
 	k := newKubelet(t, load(t, "istiod").pod)
 	k.xds.Stop()
 	_, _, took := k.start()

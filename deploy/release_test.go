@@ -67,6 +67,7 @@ func (r release) refused(why, text string) {
 // TestSignature signs the files of a release. It verifies, and fails for another key, and after
 // one byte of any file has changed or a file was removed. P11.
 func TestSignature(t *testing.T) {
+	t.Parallel()
 	r := newRelease(t)
 	r.accepted()
 	if said, err := r.verify("other"); err == nil {
@@ -90,6 +91,7 @@ func TestSignature(t *testing.T) {
 // TestUnsignedFiles adds files that are not signed to a release. Each fails the verification, also if
 // its name looks like a pattern that matches names with a signature. P11.
 func TestUnsignedFiles(t *testing.T) {
+	t.Parallel()
 	r := newRelease(t)
 	for _, name := range []string{
 		"more.rpm", "nametap", "nametap_0.1.0-1_amd64", deb + ".", deb + ".asc", "deb", "0",
@@ -129,6 +131,7 @@ func TestUnsignedFiles(t *testing.T) {
 
 // TestSignedLists signs lists that `make release` does not write. P11.
 func TestSignedLists(t *testing.T) {
+	t.Parallel()
 	r := newRelease(t)
 	list := read(t, r.path("SHA256SUMS"))
 	first, _, _ := strings.Cut(list, "\n")
@@ -162,6 +165,7 @@ func TestSignedLists(t *testing.T) {
 // TestMaintainerScripts checks that the shell accepts the scripts of the packages, and that an
 // upgrade by dpkg or rpm removes nothing. P3.
 func TestMaintainerScripts(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	for _, name := range []string{"preinstall", "postinstall", "preremove", "postremove"} {
 		text := output(t, command(t, nil, "../scripts/maintainer-script", name))

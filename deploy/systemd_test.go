@@ -16,7 +16,8 @@ import (
 // services are the services of the package.
 var services = []string{"nametap.service", "nametap-guard.service", "nametap-resolved@.service"}
 
-// install runs `make install` into a new directory, which it returns.
+// install runs `make install` into a new directory, which it returns. It may build in bin/, so parallel
+// tests do not call it.
 func install(t *testing.T, variables ...string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -104,6 +105,7 @@ func TestUserAndLock(t *testing.T) {
 // TestTakenNumbers checks that the user and the group nametap get other numbers where others have 1337, and
 // that the group of the user is its own. P14.
 func TestTakenNumbers(t *testing.T) {
+	t.Parallel()
 	netns.Need(t, "systemd-sysusers")
 	if os.Getuid() != 0 {
 		t.Skip("LEFT OUT: users below a directory need root")
@@ -153,6 +155,7 @@ var assignment = regexp.MustCompile(`(?m)^#?([A-Z_]+=.*)$`)
 
 // TestDefaultFile checks that each setting exists and has a valid value.
 func TestDefaultFile(t *testing.T) {
+	t.Parallel()
 	var all []string
 	for _, match := range assignment.FindAllStringSubmatch(read(t, "systemd/nametap.default"), -1) {
 		all = append(all, match[1])
@@ -175,6 +178,7 @@ func TestDefaultFile(t *testing.T) {
 // V3: nss-lookup.target waits until the agent reports that it is ready, which is after the
 // rules are in (TestSystemd).
 func TestBootOrder(t *testing.T) {
+	t.Parallel()
 	unit := read(t, "systemd/nametap.service")
 	for _, line := range []string{"Type=notify", "Wants=nss-lookup.target", "Before=nss-lookup.target"} {
 		if !strings.Contains(unit, "\n"+line+"\n") {
@@ -185,6 +189,7 @@ func TestBootOrder(t *testing.T) {
 
 // V1: the sockets of a running agent do not begin to block when another service starts with them.
 func TestSocketsDoNotBlock(t *testing.T) {
+	t.Parallel()
 	for _, name := range services {
 		unit := read(t, "systemd/"+name)
 		if strings.Contains(unit, "\nSockets=") != strings.Contains(unit, "\nNonBlocking=yes\n") {
@@ -195,6 +200,7 @@ func TestSocketsDoNotBlock(t *testing.T) {
 
 // TestUnitCommands checks that the binary accepts the commands of the units.
 func TestUnitCommands(t *testing.T) {
+	t.Parallel()
 	for _, name := range services {
 		commands := regexp.MustCompile(`(?m)^Exec\w+=.*/usr/local/bin/nametap (.*)$`).FindAllStringSubmatch(read(t, "systemd/"+name), -1)
 		if len(commands) != 1 {
@@ -208,6 +214,7 @@ func TestUnitCommands(t *testing.T) {
 // instead of an earlier one in bin/, with its commit, and that it needs no Go if nothing
 // has changed.
 func TestInstallIsFresh(t *testing.T) {
+	t.Parallel()
 	netns.Need(t, "make", "install", "git")
 	tree, root := copyTree(t), t.TempDir()
 	git := func(args ...string) string {
