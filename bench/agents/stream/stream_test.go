@@ -58,6 +58,20 @@ func start(t *testing.T, handle func(discoveryv3.AggregatedDiscoveryService_Delt
 	return conn, rpc
 }
 
+// startInMemory is start with a connection in memory, for a bubble of testing/synctest, where time passes at
+// once.
+func startInMemory(t *testing.T, handle func(discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error) (net.Conn, *grpc.Server) {
+	t.Helper()
+	listener := bufconn.Listen(1 << 16)
+	rpc := serve(t, listener, handle)
+	conn, err := listener.DialContext(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn, rpc
+}
+
 const method = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources"
 
 func request(t *testing.T, nonce string) []byte {
@@ -195,15 +209,10 @@ func TestSkim(t *testing.T) {
 func TestPing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		listener := bufconn.Listen(1 << 16) // in memory, so that time passes at once
-		rpc := serve(t, listener, func(stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+		conn, _ := startInMemory(t, func(stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
 			time.Sleep(time.Hour) //nolint:forbidigo // advances the clock of the bubble
 			return stream.Send(&discoveryv3.DeltaDiscoveryResponse{Nonce: "alive"})
 		})
-		conn, err := listener.DialContext(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
 		s, err := Open(conn, NewConfig("http", "test", method), request(t, ""))
 		if err != nil {
 			t.Fatal(err)
@@ -211,8 +220,6 @@ func TestPing(t *testing.T) {
 		if m, err := s.Receive(); err != nil || !bytes.Contains(m, []byte("alive")) {
 			t.Errorf("%q, %v", m, err)
 		}
-		conn.Close()
-		rpc.Stop()
 	})
 }
 
@@ -246,32 +253,36 @@ func TestEnd(t *testing.T) {
 	}
 }
 
-// A GOAWAY, as at the age of a connection, does not end a stream that goes on.
+// A GOAWAY, as at the age of a connection, does not end a stream that goes on. In a bubble, because the server
+// may wait for five seconds for a client that has left.
 func TestGoAway(t *testing.T) {
 	t.Parallel()
-	conn, rpc := start(t, echo(1, 1))
-	s, err := Open(conn, NewConfig("http", "test", method), request(t, "0"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Receive(); err != nil {
-		t.Fatal(err)
-	}
-	stopped := make(chan struct{})
-	go func() {
-		rpc.GracefulStop()
-		close(stopped)
-	}()
-	if err := s.Send(request(t, "1")); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Receive(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Receive(); !errors.Is(err, ErrLeft) {
-		t.Errorf("%v, want %v", err, ErrLeft)
-	}
-	<-stopped
+	synctest.Test(t, func(t *testing.T) {
+		conn, rpc := startInMemory(t, echo(1, 1))
+		s, err := Open(conn, NewConfig("http", "test", method), request(t, "0"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Receive(); err != nil {
+			t.Fatal(err)
+		}
+		stopped := make(chan struct{})
+		go func() {
+			rpc.GracefulStop()
+			close(stopped)
+		}()
+		synctest.Wait() // the GOAWAY is sent
+		if err := s.Send(request(t, "1")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Receive(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Receive(); !errors.Is(err, ErrLeft) {
+			t.Errorf("%v, want %v", err, ErrLeft)
+		}
+		<-stopped
+	})
 }
 
 // What is not gRPC's wire format is an error.
