@@ -15,8 +15,9 @@ func (c *Capture) apply(ctx context.Context, attempts int) (changed bool, err er
 	if err := checkMapped(cfg); err != nil {
 		return false, err
 	}
-	nft, legacy := inspect(ctx, NFT), inspect(ctx, Legacy)
-	chosen, reason, err := choose(cfg.Backend, nft, legacy, plainBackend(ctx))
+	tools := cfg.toolbox()
+	nft, legacy := tools.inspect(ctx, NFT), tools.inspect(ctx, Legacy)
+	chosen, reason, err := choose(cfg.Backend, nft, legacy, tools.plainBackend(ctx))
 	if err != nil {
 		return false, err
 	}
@@ -92,7 +93,7 @@ func (c *Capture) install(ctx context.Context, s *side, reason string, attempts 
 	if err != nil && !errors.Is(err, ErrIncomplete) {
 		if c.in.backend == "" {
 			ctx := context.WithoutCancel(ctx)
-			_, removeErr := removeSide(ctx, inspect(ctx, s.backend), brief)
+			_, removeErr := removeSide(ctx, c.goal.Config.toolbox().inspect(ctx, s.backend), brief)
 			err = errors.Join(err, removeErr)
 		}
 		return changed, err

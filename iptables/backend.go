@@ -65,7 +65,7 @@ func (s *side) err() error {
 }
 
 // inspect reads a backend.
-func inspect(ctx context.Context, b Backend) *side {
+func (x toolbox) inspect(ctx context.Context, b Backend) *side {
 	s := &side{
 		backend: b,
 		tools:   make(map[Family]tools),
@@ -73,7 +73,7 @@ func inspect(ctx context.Context, b Backend) *side {
 		reason:  make(map[Family]error),
 	}
 	for _, f := range families() {
-		t, err := findTools(ctx, b, f)
+		t, err := x.find(ctx, b, f)
 		if err == nil {
 			s.tools[f] = t
 			s.saved[f], err = t.read(ctx)
@@ -132,12 +132,12 @@ func choose(asked Backend, nft, legacy *side, plain Backend) (*side, string, err
 
 // plainBackend returns the backend of the tool without a backend in its name, or NFT if there
 // is no such tool.
-func plainBackend(ctx context.Context) Backend {
-	path, err := lookPath("iptables-restore")
+func (x toolbox) plainBackend(ctx context.Context) Backend {
+	path, err := x.lookPath("iptables-restore")
 	if err != nil {
 		return NFT
 	}
-	if b, err := backendOf(ctx, path); err == nil {
+	if b, err := x.backendOf(ctx, path); err == nil {
 		return b
 	}
 	return NFT

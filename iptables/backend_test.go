@@ -1,6 +1,7 @@
 package iptables_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -87,28 +88,42 @@ func TestRemoveBothBackends(t *testing.T) {
 	})
 }
 
-// tools replaces tools by scripts, until restore is called or the test ends. Such a test
-// cannot be parallel.
-func tools(t *testing.T, scripts map[string]string) (restore func()) {
-	t.Helper()
-	dir, before := t.TempDir(), os.Getenv("PATH")
+// tools replaces tools by scripts for the Captures of the lab, until restore is called or the test ends.
+func (l *lab) tools(scripts map[string]string) (restore func()) {
+	l.t.Helper()
 	for name, script := range scripts {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script), 0o700); err != nil {
-			t.Fatal(err)
+		l.script(name, script)
+	}
+	return func() {
+		l.t.Helper()
+		for name := range scripts {
+			l.script(name, "exec "+tool(l.t, name)+` "$@"`)
 		}
 	}
-	t.Setenv("PATH", dir+":"+before)
-	return func() { t.Setenv("PATH", before) }
+}
+
+// script writes a script in place of a tool. One that runs already is not changed.
+func (l *lab) script(name, text string) {
+	l.t.Helper()
+	path := filepath.Join(l.dir, name)
+	err := os.WriteFile(path+".new", []byte("#!/bin/sh\n"+text), 0o700)
+	if err == nil {
+		err = os.Rename(path+".new", path)
+	}
+	if err != nil {
+		l.t.Fatal(err)
+	}
 }
 
 const noIPv6 = `echo "ip6tables-restore: can't initialize ip6tables table: Address family not supported by protocol" >&2; exit 3`
 
 // K4: a kernel without IPv6.
 func TestFamilyUnavailable(t *testing.T) {
+	t.Parallel()
 	backends(t, func(l *lab) {
 		t, backend := l.t, l.backend
 		tool := "ip6tables-" + string(backend)
-		tools(t, map[string]string{tool + "-save": noIPv6, tool + "-restore": noIPv6})
+		l.tools(map[string]string{tool + "-save": noIPv6, tool + "-restore": noIPv6})
 		cfg := l.config()
 		c := l.with(cfg)
 		apply(t, c)
@@ -158,13 +173,19 @@ func TestIPv6Off(t *testing.T) {
 
 // K5: without support for zones, or for comments.
 func TestWithoutExtensions(t *testing.T) {
+	t.Parallel()
 	for missing, want := range map[string]string{"CT": "conntrack zone", "comment": "comments"} {
 		t.Run(missing, func(t *testing.T) {
 			labs(t, diagonal(), func(l *lab) {
 				t := l.t
 				libs := t.TempDir()
 				l.sh("cp -rs $(dirname $(ls /usr/lib*/xtables/libxt_CT.so /usr/lib/*/xtables/libxt_CT.so 2>/dev/null | head -1))/. %[1]s; rm %[1]s/libxt_%[2]s.so", libs, missing)
-				t.Setenv("XTABLES_LIBDIR", libs)
+				for _, family := range []string{"iptables", "ip6tables"} {
+					for _, suffix := range []string{"", "-save", "-restore"} {
+						name := fmt.Sprintf("%s-%s%s", family, l.backend, suffix)
+						l.script(name, fmt.Sprintf(`XTABLES_LIBDIR=%s exec %s "$@"`, libs, tool(t, name)))
+					}
+				}
 				l.agent()
 				c := l.apply()
 				l.want("AU")

@@ -47,8 +47,9 @@ func (c *Capture) Check(ctx context.Context) []Finding {
 			Advice: "run the agent as a user that this user namespace maps (/proc/self/uid_map, /proc/self/gid_map)"}.after(checkMapped(cfg)),
 		checkConntrack(),
 	}
-	nft, legacy := inspect(ctx, NFT), inspect(ctx, Legacy)
-	s, reason, err := choose(cfg.Backend, nft, legacy, plainBackend(ctx))
+	tools := cfg.toolbox()
+	nft, legacy := tools.inspect(ctx, NFT), tools.inspect(ctx, Legacy)
+	s, reason, err := choose(cfg.Backend, nft, legacy, tools.plainBackend(ctx))
 	findings = append(findings, Finding{What: "backend", Needed: true, Detail: reason,
 		Advice: "install the package iptables, and run this with CAP_NET_ADMIN in the network namespace"}.after(err))
 	if err != nil {
@@ -116,7 +117,7 @@ func probe(ctx context.Context, p place, vs []variant, needed bool) []Finding {
 // try passes a text to iptables-restore in a new network namespace, which ends with the
 // program. Without the permission to make one, it only tests the syntax.
 func (p place) try(ctx context.Context, text string) (how string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, execLimit)
+	ctx, cancel := context.WithTimeout(ctx, p.tools.limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, p.tools.restore, "--noflush", "-w", lockWait)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
@@ -124,7 +125,7 @@ func (p place) try(ctx context.Context, text string) (how string, err error) {
 	if !errors.Is(err, syscall.EPERM) {
 		return "the kernel accepts them, tried in a new network namespace", err
 	}
-	_, err = run(ctx, []byte(text), p.tools.restore, "--test", "--noflush", "-w", lockWait)
+	_, err = p.tools.run(ctx, []byte(text), p.tools.restore, "--test", "--noflush", "-w", lockWait)
 	return "the tool accepts them; trying them in the kernel needs CAP_SYS_ADMIN", err
 }
 

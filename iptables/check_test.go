@@ -56,6 +56,7 @@ func TestCheck(t *testing.T) {
 // K11, K17: without IPv6 in the kernel, IPv4 can be captured. A failure that is not a lack is not
 // tried with all variants.
 func TestCheckOneFamily(t *testing.T) {
+	t.Parallel()
 	backends(t, func(l *lab) {
 		t, runs := l.t, filepath.Join(l.t.TempDir(), "runs")
 		name := "ip6tables-" + string(l.backend) + "-restore"
@@ -63,7 +64,7 @@ func TestCheckOneFamily(t *testing.T) {
 			message string
 			runs    int
 		}{{"Table does not exist (do you need to insmod?)", 4}, {"Permission denied", 1}} {
-			tools(t, map[string]string{name: fmt.Sprintf("echo run >> %s\necho '%s' >&2\nexit 3", runs, test.message)})
+			l.tools(map[string]string{name: fmt.Sprintf("echo run >> %s\necho '%s' >&2\nexit 3", runs, test.message)})
 			for _, ipv6 := range []iptables.Choice{iptables.IfAvailable, iptables.On} {
 				c := l.capture(func(c *iptables.Config) { c.IPv6 = ipv6 })
 				var got []iptables.Finding
@@ -225,6 +226,7 @@ func TestUnmappedUser(t *testing.T) {
 // K2: if apply is cancelled while a tool hangs, the tool is killed and its changes are
 // undone: a family has all rules or none.
 func TestHangingTool(t *testing.T) {
+	t.Parallel()
 	backends(t, func(l *lab) {
 		t, backend := l.t, l.backend
 		ipv4 := func(c *iptables.Config) { c.IPv6 = iptables.Off }
@@ -234,7 +236,7 @@ func TestHangingTool(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		working := tools(t, map[string]string{name: fmt.Sprintf(`text=$(cat)
+		working := l.tools(map[string]string{name: fmt.Sprintf(`text=$(cat)
 case $text in
 *"-A NAMETAP"*) echo "$text" | sed /^COMMIT/q | %[1]s "$@"; exec sleep 60 ;;
 *) echo "$text" | exec %[1]s "$@" ;;

@@ -34,7 +34,7 @@ func oldestTool() []int { return []int{1, 6, 2} }
 // checkInstalled returns the version of a family's tool and, if rules of nametap are
 // installed, whether the tool finds each of them.
 func checkInstalled(ctx context.Context, p place, have saved, vs []variant) []Finding {
-	ctx, cancel := context.WithTimeout(ctx, execLimit)
+	ctx, cancel := context.WithTimeout(ctx, p.tools.limit)
 	defer cancel()
 	protocol := goiptables.ProtocolIPv4
 	if p.family == IPv6 {

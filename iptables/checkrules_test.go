@@ -50,6 +50,7 @@ func TestCheckRules(t *testing.T) {
 // K11: the tool that looks for single rules fails, is missing, or is too old. The rest of
 // the check does not need it.
 func TestCheckRulesTool(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		script, want string
 		needed       bool
@@ -72,7 +73,7 @@ func TestCheckRulesTool(t *testing.T) {
 				if test.script != "" {
 					scripts["iptables-nft"] = test.script
 				}
-				tools(t, scripts)
+				l.tools(scripts)
 				c := l.apply(func(c *iptables.Config) { c.Backend, c.IPv6 = iptables.NFT, iptables.Off })
 				f := finding(t, c, "tools for IPv4")
 				if f.OK || f.Needed != test.needed || !strings.Contains(f.Detail, test.want) || !strings.Contains(f.Advice, "1.6.2 or later") {

@@ -179,6 +179,14 @@ type Config struct {
 	// Settle is how long a reply to a query from before a change of the rules may take:
 	// the longest time that the agent spends on one, and a little more; 0 is 5 s.
 	Settle time.Duration
+	// Patience is how long one tool may run, and how long a step of a removal is retried before its
+	// failure is reported, if the failure may pass, such as a lock that another program holds for
+	// longer than the tool waits. After that the retries go on. 0 is 15 s: time for the lock, and for a
+	// name service, which iptables queries even for a numeric uid.
+	Patience time.Duration
+	// ToolDir is a directory in which the tools of iptables are looked for before $PATH, /usr/sbin and
+	// /sbin; "" for none.
+	ToolDir string
 	// FailClosed keeps the rules when Keep ends. Queries are then refused, or wait in
 	// sockets that another process holds, until an agent runs again.
 	FailClosed bool
@@ -229,6 +237,7 @@ func (c Config) withDefaults() Config {
 	c.Backend = cmp.Or(c.Backend, defaults.Backend)
 	c.Interval = cmp.Or(c.Interval, defaults.Interval)
 	c.Settle = cmp.Or(c.Settle, defaults.Settle)
+	c.Patience = cmp.Or(c.Patience, defaults.Patience)
 	return c
 }
 
@@ -245,6 +254,7 @@ func DefaultConfig() Config {
 		Backend:   Auto,
 		Interval:  5 * time.Second,
 		Settle:    5 * time.Second,
+		Patience:  15 * time.Second,
 	}
 }
 
@@ -307,8 +317,8 @@ func (c Config) validateModes() error {
 	if err := new(Backend).UnmarshalText([]byte(c.Backend)); c.Backend != "" && err != nil {
 		return fmt.Errorf("iptables backend %q: %w", c.Backend, err)
 	}
-	if c.Interval < 0 || c.Settle < 0 {
-		return fmt.Errorf("reconcile interval %v, settle time %v: want 0 or more for both", c.Interval, c.Settle)
+	if c.Interval < 0 || c.Settle < 0 || c.Patience < 0 {
+		return fmt.Errorf("reconcile interval %v, settle time %v, patience %v: want 0 or more for all", c.Interval, c.Settle, c.Patience)
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 // V1, V4: at the end of Keep, Leave leaves the rules unchanged for the next Keep, which takes them
 // over, and Soon removes them without the settle time. Leave leaves nothing while capture is off.
 func TestEndings(t *testing.T) {
+	t.Parallel()
 	backends(t, func(l *lab) {
 		t := l.t
 		l.connect()

@@ -46,15 +46,12 @@ func (l *lab) complete(c *iptables.Capture) {
 // K13: another program keeps inserting and deleting rules.
 func TestApplyBesideOthers(t *testing.T) {
 	t.Parallel()
-	rounds := 8
-	if testing.Short() {
-		rounds = 3
-	}
+	const rounds = 4
 	backends(t, func(l *lab) {
 		var stop []func()
 		for _, family := range []string{"iptables", "ip6tables"} {
 			for _, table := range []string{"nat", "raw"} {
-				script := fmt.Sprintf("while :; do %[1]s -I OUTPUT 1 -p udp --dport 9 -j ACCEPT; %[1]s -D OUTPUT -p udp --dport 9 -j ACCEPT; done",
+				script := fmt.Sprintf("while :; do %[1]s -I OUTPUT 1 -p udp --dport 9 -j ACCEPT; %[1]s -D OUTPUT -p udp --dport 9 -j ACCEPT; sleep 0.01; done",
 					fmt.Sprintf("%s-%s -w 5 -t %s", family, l.backend, table))
 				cmd := exec.Command("sh", "-c", script)
 				if err := l.ns.Start(cmd); err != nil {
@@ -83,6 +80,7 @@ func TestApplyBesideOthers(t *testing.T) {
 
 // K13: tools are killed before, during and after their work.
 func TestApplyWithKilledTools(t *testing.T) {
+	t.Parallel()
 	backends(t, func(l *lab) {
 		dir := l.t.TempDir()
 		scripts := map[string]string{}
@@ -101,7 +99,7 @@ exec %[3]s "$@"
 			}
 		}
 		before := l.saves()
-		working := tools(l.t, scripts)
+		working := l.tools(scripts)
 		for range 3 {
 			c := l.capture()
 			apply(l.t, c)
@@ -120,7 +118,7 @@ exec %[3]s "$@"
 func (l *lab) failing(family, text string) (working func()) {
 	l.t.Helper()
 	name := fmt.Sprintf("%s-%s-restore", family, l.backend)
-	return tools(l.t, map[string]string{name: fmt.Sprintf(`input=$(cat)
+	return l.tools(map[string]string{name: fmt.Sprintf(`input=$(cat)
 case $input in *%q*) echo "Resource temporarily unavailable." >&2; exit 4 ;; esac
 echo "$input" | exec %s "$@"
 `, text, tool(l.t, name))})
@@ -129,6 +127,7 @@ echo "$input" | exec %s "$@"
 // K13: a transient failure is reported and retried, and the other rules are installed
 // meanwhile.
 func TestIncomplete(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		family, text string
 		level        iptables.Level
@@ -169,9 +168,10 @@ func TestIncomplete(t *testing.T) {
 
 // K13: a family that the machine does not support at first, and supports later.
 func TestFamilyAppears(t *testing.T) {
+	t.Parallel()
 	backends(t, func(l *lab) {
 		name := "ip6tables-" + string(l.backend)
-		working := tools(l.t, map[string]string{name + "-save": noIPv6, name + "-restore": noIPv6})
+		working := l.tools(map[string]string{name + "-save": noIPv6, name + "-restore": noIPv6})
 		c := l.apply(quick)
 		if level := c.Levels()[iptables.IPv6]; level != iptables.LevelUnavailable {
 			l.t.Errorf("level %s", level)
@@ -188,9 +188,10 @@ func TestFamilyAppears(t *testing.T) {
 
 // K4, K13: a backend that cannot be read for a moment does not count as unsupported.
 func TestUnreadableBackend(t *testing.T) {
+	t.Parallel()
 	alone(t, func(l *lab) {
 		broken := "echo 'Cannot allocate memory' >&2; exit 4"
-		working := tools(l.t, map[string]string{"iptables-nft-save": broken, "ip6tables-nft-save": broken})
+		working := l.tools(map[string]string{"iptables-nft-save": broken, "ip6tables-nft-save": broken})
 		c := l.capture(auto)
 		if err := c.Apply(l.t.Context()); err == nil || !strings.Contains(err.Error(), "backend nft") {
 			l.t.Errorf("apply: %v", err)
@@ -204,10 +205,11 @@ func TestUnreadableBackend(t *testing.T) {
 
 // K3, K4: rules that cannot be read do not count as removed.
 func TestRemoveUnseen(t *testing.T) {
+	t.Parallel()
 	alone(t, func(l *lab) {
 		l.apply(func(c *iptables.Config) { c.Backend = iptables.Legacy })
 		denied := `echo "Failed to list table names in /proc/net/ip_tables_names: Permission denied" >&2; exit 1`
-		working := tools(l.t, map[string]string{"iptables-legacy-save": denied, "ip6tables-legacy-save": denied})
+		working := l.tools(map[string]string{"iptables-legacy-save": denied, "ip6tables-legacy-save": denied})
 		if err := l.capture(auto).Remove(l.t.Context()); !errors.Is(err, iptables.ErrUnseen) || !strings.Contains(err.Error(), "legacy") {
 			l.t.Errorf("remove: %v", err)
 		}
@@ -224,6 +226,7 @@ func TestRemoveUnseen(t *testing.T) {
 
 // K10: while no rule changes, no program is run, however many rules other programs have.
 func TestQuietReconcile(t *testing.T) {
+	t.Parallel()
 	backends(t, func(l *lab) {
 		t := l.t
 		var foreign strings.Builder
@@ -242,7 +245,7 @@ func TestQuietReconcile(t *testing.T) {
 				scripts[name] = fmt.Sprintf("echo x >>%s; exec %s \"$@\"", runs, tool(t, name))
 			}
 		}
-		tools(t, scripts)
+		l.tools(scripts)
 		c := l.apply(quick)
 		l.keep(c)
 		count := func() int {

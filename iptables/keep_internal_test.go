@@ -51,7 +51,9 @@ func TestNext(t *testing.T) {
 func TestRetries(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		c := new(Capture)
+		const patience = 15 * time.Second
+		goal := &target{Desired: Desired{Config: Config{Patience: patience}}}
+		c := &Capture{goal: goal}
 		failure := errors.New("a failure")
 		start := time.Now()
 		for c.failed(failure, true) == nil {
@@ -60,11 +62,11 @@ func TestRetries(t *testing.T) {
 			}
 			<-time.After(time.Until(c.due))
 		}
-		if took := time.Since(start); took < removePatience || c.retries.reported == nil || time.Now().Before(c.due) {
+		if took := time.Since(start); took < patience || c.retries.reported == nil || time.Now().Before(c.due) {
 			t.Errorf("reported after %v, tried again in %v", took, time.Until(c.due))
 		}
-		c = new(Capture)
-		if err := c.failed(failure, false); err == nil || time.Until(c.due) != removePatience {
+		c = &Capture{goal: goal}
+		if err := c.failed(failure, false); err == nil || time.Until(c.due) != patience {
 			t.Errorf("%v, tried again after %v", err, time.Until(c.due))
 		}
 	})

@@ -29,6 +29,9 @@ func (l *lab) keep(c *iptables.Capture) {
 
 func quick(c *iptables.Config) { c.Interval = 100 * time.Millisecond }
 
+// impatient is a change of the configuration for tools that hang and removals that fail.
+func impatient(c *iptables.Config) { c.Patience = 3 * time.Second }
+
 // K10: Apply returns when the rules are installed, also if that takes longer than the time between
 // two checks.
 func TestApplyChecksNothing(t *testing.T) {
@@ -124,10 +127,10 @@ func (l *lab) set(c *iptables.Capture, on bool, cfg iptables.Config) {
 // K10: nothing happens before the first desired value, rules that could not be installed
 // are installed later, and no rules are repaired while capture is off.
 func TestKeepAndSwitch(t *testing.T) {
+	t.Parallel()
 	backends(t, func(l *lab) {
 		t, backend := l.t, l.backend
-		cfg := l.config()
-		quick(&cfg)
+		cfg := l.config(quick, impatient)
 		c := l.with(cfg)
 		l.keep(c)
 		<-c.Begun()
@@ -138,7 +141,7 @@ func TestKeepAndSwitch(t *testing.T) {
 		for _, family := range []string{"iptables-", "ip6tables-"} {
 			broken[family+string(backend)+"-restore"] = "echo broken >&2; exit 2"
 		}
-		working := tools(t, broken)
+		working := l.tools(broken)
 		l.set(c, true, cfg)
 		wait.Until(t, "failures are counted", func() bool { return c.Stats().Failures > 2 })
 		if n := l.log.Count("cannot be checked or repaired"); n != 1 || c.Captured() {
@@ -181,9 +184,10 @@ func (l *lab) startKeep(c *iptables.Capture) (end func() error) {
 
 // K9: if Keep ends while it installs rules, it removes them and reports no family as missing.
 func TestKeepEndsInApply(t *testing.T) {
+	t.Parallel()
 	backends(t, func(l *lab) {
 		t := l.t
-		working := tools(t, map[string]string{"ip6tables-" + string(l.backend) + "-restore": "exec sleep 60"})
+		working := l.tools(map[string]string{"ip6tables-" + string(l.backend) + "-restore": "exec sleep 60"})
 		cfg := l.config(func(c *iptables.Config) { c.FailClosed = false })
 		c := l.with(cfg)
 		l.set(c, true, cfg)
@@ -234,6 +238,7 @@ func TestKeepEnds(t *testing.T) {
 
 // K9: if the first rules cannot be installed, Keep ends without rules.
 func TestKeepRefused(t *testing.T) {
+	t.Parallel()
 	backends(t, func(l *lab) {
 		t := l.t
 		l.failing("ip6tables", "*")
@@ -289,6 +294,7 @@ func TestRemovalInterrupted(t *testing.T) {
 
 // K13: a removal that fails is reported, and continues when it can.
 func TestRemovalFails(t *testing.T) {
+	t.Parallel()
 	backends(t, func(l *lab) {
 		t := l.t
 		cfg := l.config(quick)
@@ -300,7 +306,7 @@ func TestRemovalFails(t *testing.T) {
 		for _, family := range []string{"iptables-", "ip6tables-"} {
 			denied[family+string(l.backend)+"-save"] = `echo "Permission denied" >&2; exit 1`
 		}
-		working := tools(t, denied)
+		working := l.tools(denied)
 		l.set(c, false, cfg)
 		wait.Until(t, "the failure is reported", func() bool { return c.Remaining() != "" })
 		if !c.Captured() || l.log.Count("cannot be removed") != 1 {

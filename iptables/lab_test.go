@@ -24,6 +24,7 @@ type lab struct {
 	ns          *netns.NS
 	servers     *netns.NS // of the nameservers
 	nameservers *peer
+	dir         string           // scripts in place of tools
 	backend     iptables.Backend // "" for both
 	family      iptables.Family
 	log         *testlog.Buffer
@@ -50,6 +51,7 @@ func labs(t *testing.T, kinds []kind, test func(l *lab)) {
 	t.Helper()
 	for _, k := range kinds {
 		t.Run(fmt.Sprintf("%s/%s", k.backend, k.family), func(t *testing.T) {
+			t.Parallel()
 			l := newLab(t, k)
 			l.connect()
 			l.ns.Run(func() { test(l) })
@@ -62,6 +64,7 @@ func backends(t *testing.T, test func(l *lab)) {
 	t.Helper()
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 		t.Run(string(backend), func(t *testing.T) {
+			t.Parallel()
 			l := newLab(t, kind{backend, iptables.IPv4})
 			l.ns.Run(func() { test(l) })
 		})
@@ -78,7 +81,7 @@ func alone(t *testing.T, test func(l *lab)) {
 func newLab(t *testing.T, k kind) *lab {
 	t.Helper()
 	netns.Need(t, "ip", "iptables-nft-restore", "iptables-legacy-restore")
-	return &lab{t: t, ns: netns.New(t), backend: k.backend, family: k.family, log: new(testlog.Buffer)}
+	return &lab{t: t, ns: netns.New(t), dir: t.TempDir(), backend: k.backend, family: k.family, log: new(testlog.Buffer)}
 }
 
 // connect adds eth0 and the nameservers.
@@ -162,7 +165,7 @@ func (l *lab) other() iptables.Backend {
 // config returns the default configuration with the lab's backend and changes.
 func (l *lab) config(changes ...func(*iptables.Config)) iptables.Config {
 	cfg := iptables.DefaultConfig()
-	cfg.Backend = l.backend
+	cfg.Backend, cfg.ToolDir = l.backend, l.dir
 	cfg.Settle = 100 * time.Millisecond // longer than queries of tests take
 	cfg.FailClosed = true               // the namespace ends with the test
 	for _, change := range changes {

@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
+	"strconv"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -40,6 +43,11 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	case os.Getenv(envApply) != "":
 		os.Exit(applyAndEnd(iptables.Backend(os.Getenv(envApply))))
+	}
+	// The tests mostly wait for tools and timers, so more of them run at a time than there are processors.
+	// The flag on the command line comes first.
+	if err := flag.Set("test.parallel", strconv.Itoa(4*runtime.GOMAXPROCS(0))); err != nil {
+		panic(err)
 	}
 	goleak.VerifyTestMain(m)
 }

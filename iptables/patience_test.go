@@ -35,13 +35,14 @@ fi
 exec %[5]s "$@"
 `, dir, name, holding, times, tool(l.t, name))
 	}
-	tools(l.t, scripts)
+	l.tools(scripts)
 	return holding
 }
 
 // K3, K9: rules that cannot be removed because another program holds the lock are removed
 // when the lock is free. Until then, nothing reports that DNS is no longer captured.
 func TestRemoveWhileLocked(t *testing.T) {
+	t.Parallel()
 	backends(t, func(l *lab) {
 		c := l.capture()
 		apply(l.t, c)
@@ -59,6 +60,7 @@ func TestRemoveWhileLocked(t *testing.T) {
 // K4, K13: rules of nametap in the other backend that cannot be removed do not make apply
 // fail. They are removed later.
 func TestApplyBesideLockedBackend(t *testing.T) {
+	t.Parallel()
 	backends(t, func(l *lab) {
 		t := l.t
 		l.apply(func(c *iptables.Config) { c.Backend = l.other() })
@@ -84,14 +86,15 @@ func TestApplyBesideLockedBackend(t *testing.T) {
 
 // K4, K13: a tool that hangs does not make its backend count as unused.
 func TestHangingSave(t *testing.T) {
+	t.Parallel()
 	alone(t, func(l *lab) {
 		t := l.t
 		l.sh("iptables-legacy -w 5 -t nat -A OUTPUT -d 127.0.0.11 -j ACCEPT") // as Docker does
-		working := tools(t, map[string]string{
+		working := l.tools(map[string]string{
 			"iptables-legacy-save":  "exec sleep 60",
 			"ip6tables-legacy-save": "echo 'Permission denied' >&2; exit 1",
 		})
-		c := l.capture(auto)
+		c := l.capture(auto, impatient)
 		if err := c.Apply(t.Context()); err == nil || !strings.Contains(err.Error(), "backend legacy cannot be used") {
 			t.Errorf("apply: %v", err)
 		}
@@ -108,12 +111,13 @@ func TestHangingSave(t *testing.T) {
 
 // K9: if a tool of the other backend hangs, also for a status, no query stays captured.
 func TestRemoveBesideHangingSave(t *testing.T) {
+	t.Parallel()
 	alone(t, func(l *lab) {
 		t := l.t
-		c := l.apply(func(c *iptables.Config) { c.Backend = iptables.NFT })
+		c := l.apply(impatient, func(c *iptables.Config) { c.Backend = iptables.NFT })
 		l.sh("iptables-legacy -w 5 -t nat -A OUTPUT -d 127.0.0.11 -j ACCEPT")
 		hung := filepath.Join(t.TempDir(), "hung")
-		working := tools(t, map[string]string{"iptables-legacy-save": "echo x >" + hung + "; exec sleep 60"})
+		working := l.tools(map[string]string{"iptables-legacy-save": "echo x >" + hung + "; exec sleep 60"})
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancel()
 		var asking sync.WaitGroup

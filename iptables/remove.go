@@ -12,11 +12,6 @@ import (
 	"github.com/nametap/nametap/conntrack"
 )
 
-// removePatience is how long a step of a removal is retried before its failure is reported, if
-// the failure may pass, such as a lock that another program holds for longer than the tool
-// waits. After that the retries go on.
-const removePatience = 15 * time.Second
-
 // retries are the retries of a removal.
 type retries struct {
 	n        int       // failures since
@@ -33,13 +28,13 @@ func (c *Capture) failed(err error, again bool) error {
 		r.since = now
 	}
 	r.failure = err
-	if again && now.Sub(r.since) < removePatience {
+	if again && now.Sub(r.since) < c.goal.Config.Patience {
 		c.due = now.Add(backOff(r.n))
 		r.n++
 		return nil
 	}
 	r.n, r.reported = 0, err
-	c.due = r.since.Add(removePatience)
+	c.due = r.since.Add(c.goal.Config.Patience)
 	return err
 }
 
@@ -47,7 +42,7 @@ func (c *Capture) failed(err error, again bool) error {
 // time.
 func (c *Capture) unhookAll(ctx context.Context) error {
 	c.in, c.entries.leftovers, c.seen = installed{}, nil, fingerprint{}
-	ctx, cancel := context.WithTimeout(ctx, removePatience)
+	ctx, cancel := context.WithTimeout(ctx, c.goal.Config.Patience)
 	defer cancel()
 	used, again, err := c.unhook(ctx)
 	if used {
@@ -108,7 +103,7 @@ func (c *Capture) removeSides(ctx context.Context) (again bool, err error) {
 		if c.bare[b] {
 			continue
 		}
-		s := inspect(ctx, b)
+		s := c.goal.Config.toolbox().inspect(ctx, b)
 		_, err := removeSide(ctx, s, patient)
 		if err == nil {
 			c.cleared(s)
@@ -174,7 +169,7 @@ func (c *Capture) unhook(ctx context.Context) (used, again bool, err error) {
 	var errs []error
 	changed := false
 	for _, b := range c.ownFirst() {
-		s := inspect(ctx, b)
+		s := c.goal.Config.toolbox().inspect(ctx, b)
 		sides = append(sides, s)
 		c.bare[b] = s.bare()
 		err := c.unreadPlaced(s)

@@ -73,7 +73,8 @@ func (c *Capture) fingerprint() (fingerprint, error) {
 
 // drifted lists how the kernel differs from what was installed; empty if it does not.
 func (c *Capture) drifted(ctx context.Context) ([]string, error) {
-	s, other := inspect(ctx, c.in.backend), inspect(ctx, c.in.backend.other())
+	tools := c.goal.Config.toolbox()
+	s, other := tools.inspect(ctx, c.in.backend), tools.inspect(ctx, c.in.backend.other())
 	var drifts []string
 	var errs []error
 	for _, f := range families() {

@@ -119,7 +119,8 @@ func TestConfigErrors(t *testing.T) {
 		"port 15053 for VIPs":                  func(c *iptables.Config) { c.EgressPort = 15053 },
 		`range of VIPs "0.0.0.0/0"`:            func(c *iptables.Config) { c.VIPs = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")} },
 		"reconcile interval -1s":               func(c *iptables.Config) { c.Interval = -time.Second },
-		"reconcile interval 5s, settle time -": func(c *iptables.Config) { c.Settle = -1 },
+		"settle time -1ns, patience 15s: want": func(c *iptables.Config) { c.Settle = -1 },
+		"settle time 5s, patience -1ns: want":  func(c *iptables.Config) { c.Patience = -1 },
 	} {
 		cfg := iptables.DefaultConfig()
 		change(&cfg)

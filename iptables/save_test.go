@@ -59,6 +59,7 @@ func FuzzParseSave(f *testing.F) {
 }
 
 func TestParseSaveErrors(t *testing.T) {
+	t.Parallel()
 	for text, want := range map[string]string{
 		"-A OUTPUT -j ACCEPT\n":       "line 1",
 		"*nat\nhello\n":               "line 2",
@@ -78,6 +79,7 @@ func TestParseSaveErrors(t *testing.T) {
 
 // Words in quotes are not targets.
 func TestTarget(t *testing.T) {
+	t.Parallel()
 	for spec, want := range map[string]string{
 		`-p udp -j NAMETAP_OUTPUT`: "NAMETAP_OUTPUT",
 		`-g OTHER`:                 "OTHER",

@@ -73,13 +73,14 @@ func (c *Capture) Status(ctx context.Context) (Status, error) {
 
 // sides reads both backends, and returns the one for the rules first.
 func (r *report) sides(ctx context.Context) (chosen, other *side, reason string, err error) {
-	nft, legacy := inspect(ctx, NFT), inspect(ctx, Legacy)
+	tools := r.goal.Config.toolbox()
+	nft, legacy := tools.inspect(ctx, NFT), tools.inspect(ctx, Legacy)
 	if r.in.backend != "" {
 		chosen, reason = nft, r.in.reason
 		if r.in.backend == Legacy {
 			chosen = legacy
 		}
-	} else if chosen, reason, err = choose(r.goal.Config.Backend, nft, legacy, plainBackend(ctx)); err != nil {
+	} else if chosen, reason, err = choose(r.goal.Config.Backend, nft, legacy, tools.plainBackend(ctx)); err != nil {
 		return nil, nil, "", err
 	}
 	if chosen == nft {

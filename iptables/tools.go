@@ -18,9 +18,6 @@ const (
 	// lockWait is how long iptables-restore waits for the lock of the legacy backend, in
 	// seconds. Without -w it waits forever.
 	lockWait = "5"
-	// execLimit is how long any tool may run: the time for the lock, and for a name
-	// service, which iptables queries even for a numeric uid.
-	execLimit = 15 * time.Second
 	// lockFile is the lock of legacy, unless XTABLES_LOCKFILE names another.
 	lockFile = "/run/xtables.lock"
 )
@@ -34,29 +31,39 @@ const (
 
 // tools are the programs for one family in one backend.
 type tools struct {
+	toolbox
 	save, restore string
 	backend       Backend
 	family        Family
 }
 
-// findTools returns the tools with the backend in their names, or those without, if they are
+// A toolbox finds the tools, and bounds how long one may run.
+type toolbox struct {
+	dir   string // looked in first; "" for none
+	limit time.Duration
+}
+
+// toolbox returns the toolbox of a configuration with defaults.
+func (c Config) toolbox() toolbox { return toolbox{c.ToolDir, c.Patience} }
+
+// find returns the tools with the backend in their names, or those without, if they are
 // of that backend.
-func findTools(ctx context.Context, b Backend, f Family) (tools, error) {
+func (x toolbox) find(ctx context.Context, b Backend, f Family) (tools, error) {
 	base := "iptables"
 	if f == IPv6 {
 		base = "ip6tables"
 	}
 	for _, prefix := range []string{base + "-" + string(b), base} {
-		save, err := lookPath(prefix + "-save")
+		save, err := x.lookPath(prefix + "-save")
 		if err != nil {
 			continue
 		}
-		restore, err := lookPath(prefix + "-restore")
+		restore, err := x.lookPath(prefix + "-restore")
 		if err != nil {
 			continue
 		}
 		if prefix == base {
-			found, err := backendOf(ctx, restore)
+			found, err := x.backendOf(ctx, restore)
 			if err != nil {
 				return tools{}, fmt.Errorf("finding out the backend of %s: %w", prefix, err)
 			}
@@ -64,7 +71,7 @@ func findTools(ctx context.Context, b Backend, f Family) (tools, error) {
 				continue
 			}
 		}
-		return tools{save: save, restore: restore, backend: b, family: f}, nil
+		return tools{toolbox: x, save: save, restore: restore, backend: b, family: f}, nil
 	}
 	return tools{}, fmt.Errorf("%w: neither %s-%s-restore nor %s-restore of this backend is in $PATH, /usr/sbin or /sbin; install the package iptables",
 		errTool, base, b, base)
@@ -72,7 +79,12 @@ func findTools(ctx context.Context, b Backend, f Family) (tools, error) {
 
 // lookPath also looks in the directories of these tools, because they are often missing in
 // the PATH of a user.
-func lookPath(name string) (string, error) {
+func (x toolbox) lookPath(name string) (string, error) {
+	if x.dir != "" {
+		if path, err := exec.LookPath(filepath.Join(x.dir, name)); err == nil {
+			return path, nil
+		}
+	}
 	path, err := exec.LookPath(name)
 	if err == nil {
 		return path, nil
@@ -86,9 +98,9 @@ func lookPath(name string) (string, error) {
 }
 
 // backendOf returns the backend of a tool. Before version 1.8 there was only legacy.
-func backendOf(ctx context.Context, tool string) (Backend, error) {
+func (x toolbox) backendOf(ctx context.Context, tool string) (Backend, error) {
 	for n := 0; ; n++ {
-		out, err := run(ctx, nil, tool, "--version")
+		out, err := x.run(ctx, nil, tool, "--version")
 		switch {
 		case err == nil && bytes.Contains(out, []byte("nf_tables")):
 			return NFT, nil
@@ -104,7 +116,7 @@ func backendOf(ctx context.Context, tool string) (Backend, error) {
 // makes every table that it is asked for. It retries a failure that may pass.
 func (t tools) read(ctx context.Context) (saved, error) {
 	for n := 0; ; n++ {
-		out, err := run(ctx, nil, t.save)
+		out, err := t.run(ctx, nil, t.save)
 		var s saved
 		if err == nil {
 			s, err = parseSave(out)
@@ -117,7 +129,7 @@ func (t tools) read(ctx context.Context) (saved, error) {
 
 // write passes text to iptables-restore.
 func (t tools) write(ctx context.Context, text string) error {
-	_, err := run(ctx, []byte(text), t.restore, "--noflush", "-w", lockWait)
+	_, err := t.run(ctx, []byte(text), t.restore, "--noflush", "-w", lockWait)
 	if err == nil || failsAgain(err) || t.backend != Legacy {
 		return err
 	}
@@ -148,8 +160,8 @@ func pause(ctx context.Context, n int) bool {
 }
 
 // run runs a tool and returns its output.
-func run(ctx context.Context, stdin []byte, tool string, args ...string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, execLimit)
+func (x toolbox) run(ctx context.Context, stdin []byte, tool string, args ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, x.limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, tool, args...)
 	return runCommand(ctx, cmd, stdin)

@@ -11,6 +11,7 @@ import (
 
 // A removal that is retried for 15 s can fail more than 40 times.
 func TestBackOff(t *testing.T) {
+	t.Parallel()
 	for n := range 100 {
 		if wait := backOff(n); wait < firstPause || wait >= 2*longestPause {
 			t.Errorf("after failure %d: %v, want %v to %v", n, wait, firstPause, 2*longestPause)
@@ -20,6 +21,7 @@ func TestBackOff(t *testing.T) {
 
 // K11: a tool that hangs is killed, although go-iptables would wait for it.
 func TestLimited(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if err := limited(ctx, exec.Command("sleep", "600").Run); !errors.Is(err, context.DeadlineExceeded) {
@@ -35,6 +37,7 @@ func TestLimited(t *testing.T) {
 
 // Programs that the thread runs later are not killed.
 func TestLimitedEnds(t *testing.T) {
+	t.Parallel()
 	for range 200 {
 		ctx, cancel := context.WithCancel(t.Context())
 		runtime.LockOSThread()
