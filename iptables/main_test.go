@@ -4,16 +4,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
-	"runtime"
-	"strconv"
 	"testing"
 
 	"go.uber.org/goleak"
 
+	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -44,11 +42,7 @@ func TestMain(m *testing.M) {
 	case os.Getenv(envApply) != "":
 		os.Exit(applyAndEnd(iptables.Backend(os.Getenv(envApply))))
 	}
-	// The tests mostly wait for tools and timers, so more of them run at a time than there are processors.
-	// The flag on the command line comes first.
-	if err := flag.Set("test.parallel", strconv.Itoa(4*runtime.GOMAXPROCS(0))); err != nil {
-		panic(err)
-	}
+	wait.Together()
 	goleak.VerifyTestMain(m)
 }
 

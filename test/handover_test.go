@@ -73,17 +73,17 @@ func (v *vm) handsOver(a *agent, meanwhile func()) *agent {
 	return v.start()
 }
 
-// TestHandOversUnderLoad hands over 20 times while applications send queries over UDP and TCP,
+// TestHandOversUnderLoad hands over 6 times while applications send queries over UDP and TCP,
 // for mesh names and others. No query is lost or refused, and only agents answer.
 func TestHandOversUnderLoad(t *testing.T) { // V1
 	t.Parallel()
 	v, guard := newUnitVM(t)
 	a := v.held(v.start())
 	l := v.load()
-	for round := range 20 {
+	for round := range 6 {
 		v.more(l, meshIP)
 		a = v.handsOver(a, func() {
-			if round%10 == 0 && !v.captured() {
+			if round%3 == 0 && !v.captured() {
 				t.Error("the rules are removed")
 			}
 		})
@@ -323,14 +323,14 @@ func TestHandOverWithoutResolvConf(t *testing.T) { // V1, F5, V6
 	check(other, otherIP)
 }
 
-// TestKillsUnderLoad kills the agent 20 times while applications send queries. Almost no query for
+// TestKillsUnderLoad kills the agent 6 times while applications send queries. Almost no query for
 // a mesh name is lost: over UDP the agent answers one before it reads the next.
 func TestKillsUnderLoad(t *testing.T) { // V1
 	t.Parallel()
 	v, _ := newUnitVM(t)
 	a := v.held(v.start())
 	l := v.load()
-	const kills = 20
+	const kills = 6
 	for range kills {
 		v.more(l, meshIP)
 		a.end(syscall.SIGKILL)

@@ -19,7 +19,7 @@ import (
 const Limit = time.Minute
 
 // together is how many tests that wait run at a time.
-const together = 16
+const together = 8
 
 // Together lets parallel tests of a package wait at the same time: more than there are processors, which
 // is Go's default. TestMain calls it. `go test -parallel` takes precedence.
