@@ -20,6 +20,7 @@ import (
 // F3, F4, F16: while queries for names whose own servers are silent are in flight, other names
 // neither fail nor wait, and the servers stay up and in their order.
 func TestDeadZone(t *testing.T) {
+	t.Parallel()
 	const ms = time.Millisecond
 	steady := func(rtt time.Duration) behaviour {
 		return func(*rand.Rand, time.Duration) (time.Duration, int, bool) { return rtt, dns.RcodeSuccess, false }

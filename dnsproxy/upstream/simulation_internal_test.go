@@ -250,6 +250,7 @@ func group(c *Client, options Options, does ...behaviour) (*Group, []*virtual) {
 
 // F3, F4: the effect of the rules, compared with two simple strategies.
 func TestSimulation(t *testing.T) {
+	t.Parallel()
 	const ms = time.Millisecond
 	near, far := rtt(2*ms), rtt(5*ms)
 	dead := func(b behaviour) behaviour {
