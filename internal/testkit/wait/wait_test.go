@@ -61,8 +61,8 @@ func TestFailureIsReportedBeforeTheProgramEnds(t *testing.T) {
 // Tests that wait run beside each other on a machine with one processor, too.
 func TestTogether(t *testing.T) {
 	wait.Together()
-	if got := flag.Lookup("test.parallel").Value.String(); got != "16" {
-		t.Errorf("%s tests run at a time, want 16", got)
+	if got := flag.Lookup("test.parallel").Value.String(); got != "8" {
+		t.Errorf("%s tests run at a time, want 8", got)
 	}
 }
 
