@@ -36,8 +36,8 @@ func targets(n int, referral bool) fakedns.Handler {
 	}
 }
 
-// Additional records that do not fit do not set TC, in a new reply or a relayed one: whole
-// RRsets are left out. Glue that does not fit sets TC.
+// Additional records that do not all fit are left out without TC, in a new reply or a relayed one. Glue
+// that does not fit sets TC.
 func TestAdditionalRecordsAreLeftOut(t *testing.T) { // A9, F2
 	t.Parallel()
 	for _, referral := range []bool{false, true} {
@@ -56,17 +56,8 @@ func TestAdditionalRecordsAreLeftOut(t *testing.T) { // A9, F2
 				if whole := len(resp.Answer)+len(resp.Ns) == 6; resp.Truncated != referral || len(wire) > 512 || !whole {
 					t.Errorf("relayed %t, referral %t: TC=%t, %d bytes:\n%v", relayed, referral, resp.Truncated, len(wire), resp)
 				}
-				sets := map[string]int{}
-				for _, rr := range resp.Extra {
-					sets[rr.Header().Name]++
-				}
-				if !referral && len(sets) == 0 {
-					t.Errorf("relayed %t: nothing is left of the additional section", relayed)
-				}
-				for name, n := range sets {
-					if n != 7 && !referral {
-						t.Errorf("relayed %t: %d addresses of %s, want all or none", relayed, n, name)
-					}
+				if n := len(resp.Extra); n > 0 && !referral {
+					t.Errorf("relayed %t: %d additional records, want none", relayed, n)
 				}
 				if whole := p.exchange(t, "tcp", req); len(whole.Extra) != 6*7 || whole.Truncated {
 					t.Errorf("relayed %t: over TCP %d additional records", relayed, len(whole.Extra))

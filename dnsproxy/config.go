@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"time"
 
@@ -62,6 +63,9 @@ type Config struct {
 	// TTL is that of the records of mesh names, 1 s to about 68 years, in whole seconds.
 	// Default 30 s.
 	TTL time.Duration
+	// MaxAnswers bounds the addresses, or the SRV records, in one answer for a mesh name. With more, an
+	// answer has a random sample. 0 to 65535; 0 means as many as fit.
+	MaxAnswers int
 	// EDNSUDPSize is the length of the longest UDP response in bytes, 512 to 65534.
 	// Default 1232.
 	EDNSUDPSize int
@@ -171,6 +175,8 @@ func (c *Config) validate() error {
 	switch {
 	case c.TTL < time.Second || c.TTL > maxTTL:
 		return fmt.Errorf("TTL %s: want 1s to %s", c.TTL, maxTTL)
+	case c.MaxAnswers < 0 || c.MaxAnswers > math.MaxUint16:
+		return fmt.Errorf("number of answers %d: want 0 to %d", c.MaxAnswers, math.MaxUint16)
 	case c.EDNSUDPSize < dns.MinMsgSize || c.EDNSUDPSize > dns.MaxMsgSize-1:
 		return fmt.Errorf("EDNS UDP size %d: want %d to %d bytes", c.EDNSUDPSize, dns.MinMsgSize, dns.MaxMsgSize-1)
 	case c.MaxTCPConns < 1:

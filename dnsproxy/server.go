@@ -63,7 +63,8 @@ func New(cfg Config) (*Server, error) {
 	s := &Server{
 		handler: handler{
 			answerer: answerer{
-				ttl:         uint32(cfg.TTL / time.Second),                           //nolint:gosec // validate bounds it
+				ttl:         uint32(cfg.TTL / time.Second), //nolint:gosec // validate bounds it
+				maxAnswers:  cfg.MaxAnswers,
 				ednsUDPSize: uint16(cfg.EDNSUDPSize),                                 //nolint:gosec // validate bounds it
 				soaData:     newSOAData(cluster.Domain, uint32(cfg.TTL/time.Second)), //nolint:gosec // validate bounds it
 			},
@@ -88,6 +89,9 @@ func New(cfg Config) (*Server, error) {
 		ready:  make(chan struct{}),
 
 		abandoned: make(chan struct{}),
+	}
+	if len(localOnly) > 0 {
+		s.empty.IndexAncestors() // a local-only name is NODATA if mesh names are below it
 	}
 	s.endForwarding = sync.OnceFunc(func() { close(s.abandoned) })
 	s.listeners = listeners{config: &s.config, handler: &s.handler}

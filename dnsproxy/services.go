@@ -2,6 +2,7 @@ package dnsproxy
 
 import (
 	"encoding/binary"
+	"math"
 	"math/rand/v2"
 
 	"github.com/miekg/dns"
@@ -35,8 +36,9 @@ func (w *writer) services(owner uint16, m *table.Match, t *table.Table) {
 	weight := uint16(max(all/n, 1)) //nolint:gosec // at most all
 	first := rand.IntN(n)
 	start := len(w.buf)
+	allowed := w.allowed()
 	t.Targets(m, first, func(target table.Target) bool {
-		if !w.record(owner, dns.TypeSRV, srvFixedLen+target.NameLen()+1) {
+		if allowed--; allowed < 0 || !w.record(owner, dns.TypeSRV, srvFixedLen+target.NameLen()+1) {
 			return false
 		}
 		w.buf = binary.BigEndian.AppendUint16(w.buf, 0)
@@ -49,8 +51,12 @@ func (w *writer) services(owner uint16, m *table.Match, t *table.Table) {
 	if w.truncated {
 		return
 	}
+	written := int(w.answers - w.aliases)
 	next := start - w.start // the offset of the target's record
-	t.Targets(m, first, func(target table.Target) bool {
+	t.Hosts(m, first, func(target table.Target) bool {
+		if written--; written < 0 {
+			return false
+		}
 		name := next + fixedLen + srvFixedLen
 		next = name + target.NameLen() + 1
 		return name <= maxPointer && (target.Again || w.targetAddresses(name, &target))
@@ -67,7 +73,7 @@ func (w *writer) targetAddresses(name int, target *table.Target) bool {
 		return false
 	}
 	owner := wire.PointerBits | uint16(name) //nolint:gosec // at most maxPointer
-	w.additional += w.shuffled(owner, dns.TypeA, target.V4)
-	w.additional += w.shuffled(owner, dns.TypeAAAA, target.V6)
+	w.additional += w.shuffled(owner, dns.TypeA, target.V4, math.MaxInt)
+	w.additional += w.shuffled(owner, dns.TypeAAAA, target.V6, math.MaxInt)
 	return true
 }

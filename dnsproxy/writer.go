@@ -3,6 +3,7 @@ package dnsproxy
 import (
 	"encoding/binary"
 	"errors"
+	"math"
 	"math/rand/v2"
 	"slices"
 
@@ -15,6 +16,7 @@ import (
 // An answerer makes the responses that do not come from a nameserver. It is immutable.
 type answerer struct {
 	ttl         uint32 // of every record, in seconds
+	maxAnswers  int    // addresses or ports in one answer; 0 for as many as fit
 	ednsUDPSize uint16 // length of the longest UDP response, in bytes
 	soaData     []byte // data of the SOA record of negative answers, in wire form
 }
@@ -63,6 +65,7 @@ type writer struct {
 	zone wire.Name
 	// Counts of the records written, and whether one did not fit.
 	answers, authority, additional uint16
+	aliases                        uint16 // of the answers: the CNAME records before all others
 	truncated                      bool
 }
 
@@ -79,7 +82,7 @@ const fixedLen = 12
 func (w *writer) mesh(m *table.Match, t *table.Table) {
 	w.begin()
 	owner := w.cnames(m)
-	aliases := w.answers
+	w.aliases = w.answers
 	port := m.BaseRule() == table.RulePort
 	switch qtype := w.query.Type; {
 	case qtype == dns.TypeCNAME && m.Alias(w.query.Name) != wire.Root:
@@ -94,7 +97,7 @@ func (w *writer) mesh(m *table.Match, t *table.Table) {
 	case qtype == dns.TypeA, qtype == dns.TypeAAAA:
 		w.addresses(owner, qtype, &m.Host)
 	}
-	if w.answers == aliases && !w.truncated {
+	if w.answers == w.aliases && !w.truncated {
 		w.soa(w.apex(owner, m.Owner(w.query.Name)))
 	}
 	w.end(wire.AA, dns.RcodeSuccess, nil)
@@ -163,7 +166,8 @@ func (w *writer) end(aa byte, rcode int, option []byte) {
 	}
 	header := w.buf[w.start:]
 	header[wire.FlagsOffset] = wire.QR | aa | header[wire.FlagsOffset]&wire.RD
-	if w.truncated {
+	// Over TCP, which has the longest limit, a client could do nothing about TC.
+	if w.truncated && w.limit < dns.MaxMsgSize-wire.OPTLen {
 		header[wire.FlagsOffset] |= wire.TC
 	}
 	header[wire.FlagsOffset+1] = wire.RA | header[wire.FlagsOffset+1]&wire.CD | byte(rcode) //nolint:gosec // at most 15
@@ -240,22 +244,52 @@ func (w *writer) soa(owner uint16) {
 	}
 }
 
-// addresses writes the records of a host of an address type: those of the agent's cluster first,
-// which clients that use the first one prefer.
+// addresses writes the records of a host of an address type, at most as many as maxAnswers allows: those
+// of the agent's cluster first, which clients that use the first one prefer.
 func (w *writer) addresses(owner, rrtype uint16, h *table.Host) {
 	near, others := h.Near(rrtype)
-	w.answers += w.shuffled(owner, rrtype, near)
-	w.answers += w.shuffled(owner, rrtype, others)
+	for _, packed := range [...][]byte{near, others} {
+		w.answers += w.shuffled(owner, rrtype, packed, w.allowed())
+	}
 }
 
-// shuffled writes a record for each packed address, in uniformly random order, so that
-// clients that use the first one spread over all. If they do not all fit, it writes a
-// uniformly random sample. It returns the number of records.
-func (w *writer) shuffled(owner, rrtype uint16, packed []byte) (n uint16) {
+// allowed returns how many more addresses or ports maxAnswers allows in the answer.
+func (w *writer) allowed() int {
+	if w.maxAnswers == 0 {
+		return math.MaxInt
+	}
+	return w.maxAnswers - int(w.answers-w.aliases)
+}
+
+// shuffled writes a record for each packed address, in uniformly random order, so that clients that use
+// the first one spread over all. If they do not all fit, or are more than allowed, it writes a uniformly
+// random sample. It returns the number of records.
+func (w *writer) shuffled(owner, rrtype uint16, packed []byte, allowed int) uint16 {
+	size := wire.AddressLen(rrtype)
+	all := len(packed) / size
+	n := 0
+	if !w.truncated {
+		fit := (w.limit - (len(w.buf) - w.start)) / (fixedLen + size)
+		n = min(all, allowed, max(fit, 0))
+	}
+	if all > maxShuffled*n {
+		w.sample(owner, rrtype, packed, n)
+	} else {
+		w.shuffle(owner, rrtype, packed, n)
+	}
+	w.truncated = w.truncated || n < min(all, allowed)
+	return uint16(n) //nolint:gosec // in a message of at most 64 KiB
+}
+
+// maxShuffled is the number of addresses for each that is written up to which all are shuffled. With
+// more, most random numbers would be drawn for addresses that are left out.
+const maxShuffled = 2
+
+// shuffle writes n of the packed addresses, from a shuffle of all.
+func (w *writer) shuffle(owner, rrtype uint16, packed []byte, n int) {
 	size := wire.AddressLen(rrtype)
 	first := len(w.buf) + fixedLen // offset of the first address
 	slot := func(i int) []byte { return w.buf[first+i*(fixedLen+size):][:size] }
-	written := 0
 	for i := 0; i*size < len(packed); i++ {
 		address := packed[i*size:][:size]
 		j := 0
@@ -263,22 +297,49 @@ func (w *writer) shuffled(owner, rrtype uint16, packed []byte) (n uint16) {
 			j = rand.IntN(i + 1)
 		}
 		switch {
-		case !w.truncated && w.record(owner, rrtype, size):
+		case i < n:
 			// Inside-out Fisher-Yates shuffle: the new address takes a random slot,
 			// and the address in that slot moves to the end.
-			w.buf = append(w.buf, address...)
-			if j < written {
-				copy(slot(written), slot(j))
+			w.address(owner, rrtype, address)
+			if j < i {
+				copy(slot(i), slot(j))
 				copy(slot(j), address)
 			}
-			written++
-		case j < written:
-			// No room (Vitter's reservoir sampling): the i-th address is left out or
-			// replaces a random one, which keeps sample and order uniform.
+		case j < n:
+			// Vitter's reservoir sampling: the i-th address is left out or replaces a
+			// random one, which keeps sample and order uniform.
 			copy(slot(j), address)
 		}
 	}
-	return uint16(written) //nolint:gosec // in a message of at most 64 KiB
+}
+
+// maxSampled bounds the addresses from which a sample is drawn. Of more, it is drawn from that many, in a
+// row from a random one.
+const maxSampled = 1 << 14
+
+// sample writes n of the packed addresses, of which there are more than maxShuffled times n.
+func (w *writer) sample(owner, rrtype uint16, packed []byte, n int) {
+	var taken [maxSampled / 64]uint64
+	size := wire.AddressLen(rrtype)
+	all := len(packed) / size
+	first := 0
+	if all > maxSampled {
+		first = rand.IntN(all)
+	}
+	for n > 0 {
+		i := rand.IntN(min(all, maxSampled))
+		if bit := uint64(1) << (i % 64); taken[i/64]&bit == 0 {
+			taken[i/64] |= bit
+			w.address(owner, rrtype, packed[(first+i)%all*size:][:size])
+			n--
+		}
+	}
+}
+
+// address writes the record of an address, which fits.
+func (w *writer) address(owner, rrtype uint16, packed []byte) {
+	w.record(owner, rrtype, len(packed))
+	w.buf = append(w.buf, packed...)
 }
 
 // respondFailure appends the response to q for a failure to dst.

@@ -27,7 +27,7 @@ var settingKinds = map[string]string{ //nolint:gochecknoglobals // a constant
 	"egress": "bool", "egress-addr": "string", "egress-any-port": "bool", "egress-connect-timeout": "duration>0", "egress-drain": "duration",
 	"egress-hello-timeout": "duration>0", "egress-mark": "int 0 to 4294967295", "egress-max-conns": "int>0", "egress-ports": "strings",
 	"egress-proxy": "string", "egress-source": "strings", "instance-ip": "string", "labels-file": "string",
-	"local-only": "strings", "log-format": "text|json", "log-level": "level", "max-inflight": "int>0", "max-push-bytes": "bytes>0",
+	"local-only": "strings", "log-format": "text|json", "log-level": "level", "max-answers": "int 0 to 65535", "max-inflight": "int>0", "max-push-bytes": "bytes>0",
 	"max-tcp-conns": "int>0", "mesh-config": "string", "namespace": "string", "original-destination": "bool", "pod-name": "string",
 	"ready-timeout": "duration", "resolv-conf": "string", "serve-stale": "duration", "service-account": "string", "state-dir": "string",
 	"trust-domain": "string", "ttl": "ttl", "upstream-mix-case": "bool", "upstream-order": "strict|fastest",

@@ -114,6 +114,7 @@ func (o *options) declareDNS(g settings.Group) {
 	dns := &o.agent.DNS
 	g.String(&dns.Addr, dnsAddrFlag, "listen for DNS on `host:port`, UDP and TCP; localhost is 127.0.0.1 and ::1, no host is all addresses").Env("DNS_PROXY_ADDR")
 	g.Var(settings.Duration(&dns.TTL, settings.ZeroRefused), "ttl", "TTL of mesh names, in whole seconds")
+	g.Var(settings.Int(&dns.MaxAnswers, settings.ZeroIsZero), "max-answers", "limit of addresses, or of SRV records, in an answer, which then has a random sample, up to 65535; 0 for as many as fit")
 	g.Var(settings.Int(&dns.EDNSUDPSize, settings.ZeroRefused), "edns-udp-size", "longest UDP response in bytes, 512 to 65534")
 	g.Var(settings.Int(&dns.MaxTCPConns, settings.ZeroRefused), "max-tcp-conns", "limit of open TCP connections of clients")
 	g.Text(&dns.BeforeSync, "before-sync", "how to answer before the first table: forward, hold (for up to 2s) or servfail")

@@ -24,7 +24,7 @@ type Request struct {
 	// KeepAD keeps AD as the nameserver set it; otherwise it is cleared.
 	KeepAD bool
 	// Limit is how long the response may be, in bytes: at least 512. A longer response is
-	// cut at a record's boundary, with TC set unless only additional RRsets are left out
+	// cut at a record's boundary, with TC set unless only additional records are left out
 	// and the reply is not a referral.
 	Limit int
 }
@@ -78,9 +78,19 @@ type fit struct {
 	cut     bool // whether anything is left out that clients should ask for again
 }
 
+// leaveOutAdditional removes the additional records from f, which has records of r.
+func (f *fit) leaveOutAdditional(r *Reply) {
+	f.records -= int(f.counts[wire.AdditionalSection])
+	f.counts[wire.AdditionalSection] = 0
+	if f.end = r.questionEnd; f.records > 0 {
+		f.end = r.end(r.records[f.records-1])
+	}
+}
+
 // fit returns what fits. Extended DNS Errors are left out before records are, and TC is set
-// in either case (RFC 8914, section 3). OPT stays (RFC 6891, section 7). Additional RRsets are
-// left out as wholes, for which TC is not set (RFC 2181, section 9).
+// in either case (RFC 8914, section 3). OPT stays (RFC 6891, section 7). If not all additional
+// records fit, none is kept, so that no RRset is there in part; TC is not set for them (RFC 2181,
+// section 9).
 func (r *Reply) fit(q *Request, stale bool) fit {
 	whole := fit{records: len(r.records), end: len(r.msg), counts: r.counts}
 	room := q.Limit - len(q.Query) + r.questionEnd // for r.msg up to some record
@@ -105,7 +115,7 @@ func (r *Reply) fit(q *Request, stale bool) fit {
 			end := r.end(r.records[f.records])
 			if end > room {
 				if section == wire.AdditionalSection {
-					r.leaveOut(&f)
+					f.leaveOutAdditional(r)
 					f.cut = options > 0 || r.referral()
 				}
 				return f
@@ -116,22 +126,6 @@ func (r *Reply) fit(q *Request, stale bool) fit {
 		}
 	}
 	return f
-}
-
-// leaveOut removes the additional records from f whose RRset is not in it as a whole.
-func (r *Reply) leaveOut(f *fit) {
-	first := f.records - int(f.counts[wire.AdditionalSection])
-	at := func(i int) place {
-		owner := r.questionEnd
-		if i += first; i > 0 {
-			owner = r.end(r.records[i-1])
-		}
-		return place{owner: owner, fixed: int(r.records[i].fixed)}
-	}
-	kept := wholeSets(r.msg, at, int(f.counts[wire.AdditionalSection]), len(r.records)-first)
-	f.records = first + kept
-	f.counts[wire.AdditionalSection] = uint16(kept) //nolint:gosec // no more than before
-	f.end = at(kept).owner
 }
 
 // referral reports whether the reply refers a resolver to other nameservers.

@@ -7,8 +7,8 @@ import (
 )
 
 // Cut makes a message of any opcode that is relayed fit limit bytes: it keeps as many whole
-// records as fit, and OPT (RFC 6891, section 7), and sets TC. TC stays as it is if only
-// additional RRsets are left out of a reply to a query that is neither a referral nor signed.
+// records as fit, and OPT (RFC 6891, section 7), and sets TC. If only additional records do not fit
+// in a reply to a query that is neither a referral nor signed, it leaves out all of these, and TC stays.
 // Of a message that cannot be walked Cut keeps the header and the questions, or the header. A
 // message that fits is unchanged.
 //
@@ -100,18 +100,18 @@ func (c *cutter) records() {
 	}
 }
 
-// leaveOut removes the additional records whose RRset does not fit as a whole, if clients can
-// do without them; section is that of the first record that does not fit.
+// leaveOut removes the additional records but OPT, if clients can do without them; section is that of
+// the first record that does not fit.
 func (c *cutter) leaveOut(section int) {
 	rcode := int(c.msg[wire.FlagsOffset+1] & wire.RcodeMask)
 	if section != wire.AdditionalSection || c.optInside || c.msg[wire.FlagsOffset]&wire.OpcodeMask != 0 ||
 		isReferral(rcode, wire.Count(c.msg, wire.AnswerSection), c.ns, c.soa) {
 		return
 	}
-	var places []place
-	kept := 0
+	before, kept := c.questionEnd, uint16(0)
 	for w := wire.Walk(c.msg, c.questionEnd); w.Next(); {
 		if w.Section != wire.AdditionalSection {
+			before = w.End
 			continue
 		}
 		switch w.Type() {
@@ -121,14 +121,8 @@ func (c *cutter) leaveOut(section int) {
 			if len(c.opt) == 0 || &c.msg[w.Owner] != &c.opt[0] {
 				return // it is not kept
 			}
+			kept = 1
 		}
-		if w.Owner < c.end {
-			kept++
-		}
-		places = append(places, place{owner: w.Owner, fixed: w.Fixed})
 	}
-	left := wholeSets(c.msg, func(i int) place { return places[i] }, kept, len(places))
-	c.end = places[left].owner
-	c.counts[wire.AdditionalSection] -= uint16(kept - left) //nolint:gosec // not below 0
-	c.optional = true
+	c.end, c.counts[wire.AdditionalSection], c.optional = before, kept, true
 }

@@ -9,51 +9,45 @@ import (
 )
 
 // HasBelow reports whether name is an ancestor of a host's name, a wildcard, a port or a short
-// name. Such a name exists without records (RFC 8020, RFC 4592). The first call for a table
-// walks all its hosts, unless the table differs little from one that was asked before.
+// name. Such a name exists without records (RFC 8020, RFC 4592). It walks all hosts, except in tables
+// that follow from one with [Table.IndexAncestors].
 func (t *Table) HasBelow(name wire.Name) bool {
-	return t.allAncestors().has(name, t.seed) || t.claimed.hasBelow(name) || t.hasPortBelow(name)
+	known := t.ancestors
+	if known == nil {
+		known = t.allAncestors()
+	}
+	return known.has(name, t.seed) || t.claimed.hasBelow(name) || t.hasPortBelow(name)
 }
+
+// IndexAncestors makes HasBelow of t, and of all tables that are made from it, cost as much as a lookup.
+// It must be called before t is in use.
+func (t *Table) IndexAncestors() { t.ancestors = t.allAncestors() }
 
 // ancestors has the ancestors of hosts' names and of the short names that are derived from them, in
 // shards by the hash of the ancestor. The value is the number of such names, and of further
 // ancestors, that are its children. It is immutable: tables share its shards.
 type ancestors [shardCount]map[wire.Name]uint32
 
-// maxDerived is the number of changed shards up to which the ancestors of a table are derived from
-// those of the previous one.
-const maxDerived = 16
-
 // allAncestors returns the ancestors of the table.
 func (t *Table) allAncestors() *ancestors {
-	if known := t.ancestors.Load(); known != nil {
-		return known
-	}
-	t.descended.Lock()
-	defer t.descended.Unlock()
-	if known := t.ancestors.Load(); known != nil {
-		return known
-	}
 	e := ancestorEditor{seed: t.seed}
 	for h := range t.all {
 		e.host(&t.Cluster, &h, e.add)
 	}
-	t.ancestors.Store(&e.result)
 	return &e.result
 }
 
-// deriveAncestors sets the ancestors of t, which differs from previous in the shards that changed
-// lists, if those of previous are known and the shards are few.
-func (t *Table) deriveAncestors(previous *Table, changed []int) {
-	known := previous.ancestors.Load()
-	if known == nil || len(changed) > maxDerived {
-		return
+// nextAncestors returns the ancestors of next, which differs from t in the shards that changed lists; nil
+// if t has none.
+func (t *Table) nextAncestors(next *Table, changed []int) *ancestors {
+	if t.ancestors == nil {
+		return nil
 	}
-	e := ancestorEditor{seed: t.seed, result: *known}
+	e := ancestorEditor{seed: t.seed, result: *t.ancestors}
 	for _, i := range changed {
-		e.replace(&t.Cluster, &previous.shards[i], &t.shards[i])
+		e.replace(&t.Cluster, &t.shards[i], &next.shards[i])
 	}
-	t.ancestors.Store(&e.result)
+	return &e.result
 }
 
 func (a *ancestors) has(name wire.Name, seed maphash.Seed) bool {

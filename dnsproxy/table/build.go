@@ -29,13 +29,22 @@ func New(namespace, domain string, resources [][]byte) (*Table, error) {
 // Empty returns a table without hosts, the predecessor of the first one.
 func Empty(c Cluster) *Table { return &Table{Cluster: c, seed: maphash.MakeSeed()} }
 
+// empty returns a table without hosts that is like t otherwise.
+func (t *Table) empty() *Table {
+	e := &Table{Cluster: t.Cluster, seed: t.seed}
+	if t.ancestors != nil {
+		e.IndexAncestors()
+	}
+	return e
+}
+
 // Next builds the table of a push: the NameTables of resources, in wire form, as in [New].
 // It shares with t every shard whose entries are unchanged, and returns t itself if all
 // are. If t has changed in memory, it shares nothing.
 func (t *Table) Next(resources [][]byte) (*Table, error) {
 	for i := range t.shards {
 		if t.Damaged(i) {
-			t = &Table{Cluster: t.Cluster, seed: t.seed}
+			t = t.empty()
 			break
 		}
 	}
@@ -76,7 +85,7 @@ func (t *Table) rebuild(b *builder, entries *[shardCount][][]byte, changed []int
 	}
 	next.reverse = t.reverse.next(t, next, changed)
 	next.claimed = t.nextClaimed(next, changed)
-	next.deriveAncestors(t, changed)
+	next.ancestors = t.nextAncestors(next, changed)
 	return next, nil
 }
 
@@ -413,9 +422,14 @@ func (b *builder) packNear(addrs []netip.Addr, n int) (packed []byte, near uint3
 		return b.pack(addrs), 0
 	}
 	first := slices.Clone(addrs[:n])
-	others := slices.DeleteFunc(addrs[n:], func(a netip.Addr) bool { return slices.Contains(first, a) })
+	slices.SortFunc(first, netip.Addr.Compare)
+	first = slices.Compact(first)
 	start := len(b.packed)
 	b.pack(first)
+	others := slices.DeleteFunc(addrs[n:], func(a netip.Addr) bool {
+		_, found := slices.BinarySearchFunc(first, a, netip.Addr.Compare)
+		return found
+	})
 	end := len(b.packed)
 	b.pack(others)
 	return b.packed[start:len(b.packed):len(b.packed)], uint32((end - start) / len(first[0].AsSlice())) //nolint:gosec // below the limit of a push

@@ -19,7 +19,7 @@ func (t *Table) ShardOf(key string) int {
 // returns t if nothing has changed. On an error no entry is used. The table does not keep shards.
 func (t *Table) With(shards map[int][]byte, whole bool) (*Table, error) {
 	if whole {
-		t = &Table{Cluster: t.Cluster, seed: t.seed}
+		t = t.empty()
 	}
 	b := builder{cluster: &t.Cluster, seed: t.seed}
 	var entries [shardCount][][]byte

@@ -89,17 +89,11 @@ func (t *Table) endpoint(m *Match, name wire.Name, s *Scratch) bool {
 // endpoint without a host name has that address.
 func (t *Table) narrow(h *Host, addr netip.Addr) bool {
 	bytes := addr.As16()
-	packed := bytes[len(bytes)-addr.BitLen()/8:]
-	all := h.V4
-	if addr.Is6() {
-		all = h.V6
-	}
-	at := indexPacked(all, packed)
-	if at < 0 || t.hasPod(h.Name, packed) {
+	one := h.find(bytes[len(bytes)-addr.BitLen()/8:])
+	if one == nil || t.hasPod(h.Name, one) {
 		return false
 	}
-	h.V4, h.V6, h.near = nil, nil, [2]uint32{}
-	if one := all[at:][:len(packed)]; addr.Is6() {
+	if h.V4, h.V6, h.near = nil, nil, [2]uint32{}; addr.Is6() {
 		h.V6 = one
 	} else {
 		h.V4 = one
@@ -110,8 +104,21 @@ func (t *Table) narrow(h *Host, addr netip.Addr) bool {
 // hasPod reports whether a pod of a headless Service has a packed address and a host name.
 func (t *Table) hasPod(service wire.Name, packed []byte) bool {
 	found := false
-	t.having(packed, func(h Host) { found = found || h.podOf(service) })
+	t.pods(service, packed, func(Host) bool {
+		found = true
+		return false
+	})
 	return found
+}
+
+// mayBePod reports whether the host may be that of a pod of a headless Service: below the domain of the
+// cluster's Services, its name has one label more than a Service.
+func (h *Host) mayBePod(c *Cluster) bool {
+	if !h.Kubernetes() || h.headless() || h.isAlias() || h.wildcard() {
+		return false
+	}
+	head, local := h.Name.CutSuffix(c.services)
+	return !local || head.Parent() != wire.Root && head.Parent().Parent() != wire.Root
 }
 
 // podOf reports whether the host is that of a pod of a headless Service.

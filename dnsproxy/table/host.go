@@ -125,23 +125,39 @@ func (h *Host) addresses() iter.Seq[netip.Addr] {
 }
 
 // has reports whether the host has a packed address.
-func (h *Host) has(packed []byte) bool {
-	all := h.V4
+func (h *Host) has(packed []byte) bool { return h.find(packed) != nil }
+
+// find returns the host's own copy of a packed address, or nil if the host does not have it.
+func (h *Host) find(packed []byte) []byte {
+	rrtype := dns.TypeA
 	if len(packed) == wire.AddressLen(dns.TypeAAAA) {
-		all = h.V6
+		rrtype = dns.TypeAAAA
 	}
-	return indexPacked(all, packed) >= 0
+	near, others := h.Near(rrtype)
+	if found := findPacked(near, packed); found != nil {
+		return found
+	}
+	return findPacked(others, packed)
 }
 
-// indexPacked returns the index of a packed address in a list of packed addresses of its family,
-// or -1.
-func indexPacked(list, packed []byte) int {
-	for i := 0; i < len(list); i += len(packed) {
-		if bytes.Equal(list[i:][:len(packed)], packed) {
-			return i
+// findPacked returns the copy of a packed address in a sorted list of packed addresses of its
+// family, or nil. It takes a logarithm of the list's length.
+func findPacked(list, packed []byte) []byte {
+	size := len(packed)
+	low, high := 0, len(list)/size
+	for low < high {
+		middle := (low + high) / 2
+		one := list[middle*size:][:size:size]
+		switch order := bytes.Compare(one, packed); {
+		case order == 0:
+			return one
+		case order < 0:
+			low = middle + 1
+		default:
+			high = middle
 		}
 	}
-	return -1
+	return nil
 }
 
 // A hostInfo is what a control plane says about a host besides its addresses.

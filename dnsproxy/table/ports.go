@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/miekg/dns"
-
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
@@ -58,7 +56,11 @@ type port struct {
 	// because not all endpoints of a headless Service have it.
 	v4, v6 []byte
 	some   bool
+	near   [2]uint32 // how many of v4 and v6 are near, as in [Host]
 }
+
+// maxPorts is the largest number of ports of a host. SRV queries compare a port with those before it.
+const maxPorts = 100
 
 // somePorts is the bit of a port's protocol that says that its addresses follow.
 const somePorts = 0x80
@@ -91,7 +93,7 @@ func (h *Host) ports(yield func(port) bool) {
 // eachPort yields the ports in a field of the host.
 func (h *Host) eachPort(field []byte, yield func(port) bool) {
 	for rest := field; len(rest) > 0; {
-		p := port{protocol: protocol(rest[0] &^ somePorts), some: rest[0]&somePorts != 0, v4: h.V4, v6: h.V6}
+		p := port{protocol: protocol(rest[0] &^ somePorts), some: rest[0]&somePorts != 0, v4: h.V4, v6: h.V6, near: h.near}
 		p.number = binary.BigEndian.Uint16(rest[1:])
 		var name []byte
 		name, rest = cutField(rest[1+2:])
@@ -99,6 +101,7 @@ func (h *Host) eachPort(field []byte, yield func(port) bool) {
 		if p.some {
 			p.v4, rest = cutField(rest)
 			p.v6, rest = cutField(rest)
+			p.near = [2]uint32{}
 		}
 		if !yield(p) {
 			return
@@ -110,6 +113,10 @@ func (h *Host) eachPort(field []byte, yield func(port) bool) {
 // leaves out.
 func (b *builder) ports(s *shard, h *Host) []byte {
 	start := len(b.encoded)
+	if n := len(b.info.ports); n > maxPorts {
+		s.skip(b.info.key, fmt.Sprintf("%d ports: only the first %d are used", n, maxPorts))
+		b.info.ports = b.info.ports[:maxPorts]
+	}
 	for i := range b.info.ports {
 		p, ok := b.port(s, h, &b.info.ports[i])
 		h.eachPort(b.encoded[start:], func(earlier port) bool {
@@ -160,11 +167,8 @@ func (b *builder) port(s *shard, h *Host, info *portInfo) (p port, ok bool) {
 
 // has reports whether an endpoint with a packed address has the port.
 func (p *port) has(packed []byte) bool {
-	list := p.v4
-	if len(packed) == wire.AddressLen(dns.TypeAAAA) {
-		list = p.v6
-	}
-	return indexPacked(list, packed) >= 0
+	h := Host{V4: p.v4, V6: p.v6, near: p.near}
+	return h.has(packed)
 }
 
 // named reports whether prefix has the labels of the port, _name._protocol.

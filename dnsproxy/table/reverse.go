@@ -11,53 +11,78 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A reverseIndex finds the hosts of an address. Its shards hold sorted pointers, by the hash
-// of the address. They are immutable, so tables share them.
+// A reverseIndex finds the hosts of an address, and the pods of a headless Service that have it. Its
+// shards hold sorted pointers, by the hash of the address, or of the address and the Service. They are
+// immutable, so tables share them.
 type reverseIndex [shardCount][]pointer
 
-// A pointer refers from an address to a host. From high to low bits it consists of a tag of
-// the address, the shard of the host, and the low half of the hash of the host's name.
-// Hashes collide, so the host's record has to be compared with the address.
+// A pointer refers from an address, or an address and a Service, to a host. From high to low bits it
+// consists of a tag of these, a bit that is set unless the host is a Service or a part of one, the shard
+// of the host, and the low half of the hash of the host's name. Hashes collide, so the host's record has
+// to be compared.
 type pointer uint64
 
 const (
-	pointerNameBits = 32
-	pointerTagShift = pointerNameBits + shardBits
+	pointerNameBits     = 32
+	pointerExternal     = 1 << (pointerNameBits + shardBits)
+	pointerTagShift     = pointerNameBits + shardBits + 1
+	maxPointers         = 64 // names in one answer
+	maxPointersLookedAt = 256
 )
 
-// newPointer returns the pointer from an address to a host and the shard of the index that
-// holds it, given the hashes of the address and of the host's name.
-func newPointer(address, name uint64) (at int, p pointer) {
-	return shardOf(address), addressTag(address) |
-		pointer(shardOf(name))<<pointerNameBits | pointer(uint32(name)) //nolint:gosec // the low half
+// newPointer returns the pointer from a key to a host and the shard of the index that holds it, given
+// the hashes of the key and of the host's name.
+func newPointer(key, name uint64, external bool) (at int, p pointer) {
+	p = keyTag(key) | pointer(shardOf(name))<<pointerNameBits | pointer(uint32(name)) //nolint:gosec // the low half
+	if external {
+		p |= pointerExternal
+	}
+	return shardOf(key), p
 }
 
-// addressTag returns the tag of an address: the bits of its hash below those that choose
-// the shard.
-func addressTag(address uint64) pointer {
-	return pointer(address << shardBits >> pointerTagShift << pointerTagShift)
+// keyTag returns the tag of a key: the bits of its hash below those that choose the shard.
+func keyTag(key uint64) pointer {
+	return pointer(key << shardBits >> pointerTagShift << pointerTagShift)
 }
 
-// pointers returns the FQDNs, sorted as text, of the hosts that have a packed address. The
-// result is stored in s. A headless Service stands for the endpoint with this address, whose
-// name is that of a pod or, if no pod has the address, a label with the address before the
-// name of the Service. Services of the cluster domain and others, such as ServiceImports, may both
-// have the address: the pods of one side do not count for the other.
+// podKey returns the hash by which the index has the pods of a Service with a packed address.
+func podKey(seed maphash.Seed, service wire.Name, packed []byte) uint64 {
+	var key [16 + wire.MaxNameLen]byte
+	n := copy(key[:], packed)
+	n += copy(key[n:], service)
+	return maphash.Bytes(seed, key[:n])
+}
+
+// pointers returns FQDNs of hosts that have a packed address, sorted as text: of all, or of
+// maxPointers if they are more, Services before other hosts. The result is stored in s. A headless
+// Service stands for the endpoint with this address, whose name is that of a pod or, if no pod has the
+// address, a label with the address before the name of the Service. Services of the cluster domain and
+// others, such as ServiceImports, may both have the address: the pods of one side do not count for the
+// other.
 func (t *Table) pointers(packed []byte, s *Scratch) []wire.Name {
 	s.ptr, s.services, s.dashed = s.ptr[:0], s.services[:0], s.dashed[:0]
-	t.having(packed, func(h Host) {
-		if h.wildcard() { // no FQDN of it could be a PTR record's target
-			return
-		}
-		if h.headless() {
+	n := 0
+	t.having(packed, func(h Host) bool {
+		switch {
+		case h.wildcard(): // no FQDN of it could be a PTR record's target
+		case h.headless():
 			s.services = append(s.services, h.Name)
-		} else {
+		default:
 			s.ptr = append(s.ptr, h.Name)
 		}
+		n++
+		return len(s.services)+len(s.ptr) < maxPointers && n < maxPointersLookedAt
 	})
+	var havePods [2]bool // outside and below the cluster domain
 	for _, service := range s.services {
-		local := service.Below(t.Cluster.Domain)
-		if slices.ContainsFunc(s.services, func(other wire.Name) bool { return other.Below(t.Cluster.Domain) == local && t.hasPod(other, packed) }) {
+		t.pods(service, packed, func(pod Host) bool {
+			havePods[t.side(service)] = true
+			s.ptr = append(s.ptr, pod.Name)
+			return len(s.ptr) < maxPointers
+		})
+	}
+	for _, service := range s.services {
+		if havePods[t.side(service)] {
 			continue
 		}
 		start := len(s.dashed)
@@ -67,48 +92,73 @@ func (t *Table) pointers(packed []byte, s *Scratch) []wire.Name {
 	}
 	slices.SortFunc(s.ptr, wire.Name.CompareText)
 	s.ptr = slices.Compact(s.ptr)
+	s.ptr = s.ptr[:min(len(s.ptr), maxPointers)]
 	return s.ptr
+}
+
+// side returns 1 for a name below the cluster domain, otherwise 0.
+func (t *Table) side(name wire.Name) int {
+	if name.Below(t.Cluster.Domain) {
+		return 1
+	}
+	return 0
 }
 
 // HostsAt calls yield for the hosts with an address, wildcards included and aliases not.
 func (t *Table) HostsAt(addr netip.Addr, yield func(Host)) {
+	each := func(h Host) bool {
+		yield(h)
+		return true
+	}
 	if addr = addr.Unmap(); addr.Is4() {
 		packed := addr.As4()
-		t.having(packed[:], yield)
+		t.having(packed[:], each)
 		return
 	}
 	packed := addr.As16()
-	t.having(packed[:], yield)
+	t.having(packed[:], each)
 }
 
-// having calls yield for the hosts with a packed address.
-func (t *Table) having(packed []byte, yield func(Host)) {
-	hash := maphash.Bytes(t.seed, packed)
-	tag := addressTag(hash)
-	all := t.reverse[shardOf(hash)]
+// having calls yield for the hosts with a packed address, Services first, until it returns false.
+func (t *Table) having(packed []byte, yield func(Host) bool) {
+	t.pointed(maphash.Bytes(t.seed, packed), packed, yield)
+}
+
+// pods calls yield for the pods of a headless Service with a packed address until it returns false.
+func (t *Table) pods(service wire.Name, packed []byte, yield func(Host) bool) {
+	t.pointed(podKey(t.seed, service, packed), packed, func(h Host) bool { return !h.podOf(service) || yield(h) })
+}
+
+// pointed calls yield for the hosts with a packed address to which the index points from a key.
+func (t *Table) pointed(key uint64, packed []byte, yield func(Host) bool) {
+	tag := keyTag(key)
+	all := t.reverse[shardOf(key)]
 	first, _ := slices.BinarySearch(all, tag)
 	for _, p := range all[first:] {
 		if p>>pointerTagShift != tag>>pointerTagShift {
 			break
 		}
 		at := &t.shards[p>>pointerNameBits&(shardCount-1)]
-		at.having(packed, t.seed, uint32(p), yield) //nolint:gosec // the low half
+		if !at.having(packed, t.seed, uint32(p), yield) { //nolint:gosec // the low half
+			break
+		}
 	}
 }
 
-// having calls yield for the hosts that have a packed address and whose names' hashes have the
-// low half low.
-func (s *shard) having(packed []byte, seed maphash.Seed, low uint32, yield func(Host)) {
+// having calls yield for the hosts that have a packed address and whose names' hashes have the low half
+// low, until it returns false; it then returns false, too.
+func (s *shard) having(packed []byte, seed maphash.Seed, low uint32, yield func(Host) bool) bool {
 	if len(s.index) == 0 {
-		return
+		return true
 	}
 	mask := uint32(len(s.index) - 1) //nolint:gosec // a shard is shorter
 	for i := low & mask; s.index[i] != 0; i = (i + 1) & mask {
 		h := viewHost(s.records[s.index[i]-1:])
-		if uint32(maphash.String(seed, string(h.Name))) == low && h.has(packed) { //nolint:gosec // the low half
-			yield(h)
+		if uint32(maphash.String(seed, string(h.Name))) == low && h.has(packed) && !yield(h) { //nolint:gosec // the low half
+			return false
 		}
 	}
+	return true
 }
 
 // next returns the index of the table after, which differs from before in the shards that
@@ -117,8 +167,8 @@ func (r reverseIndex) next(before, after *Table, changed []int) reverseIndex {
 	var removed, added [shardCount][]pointer
 	var was, is []addressed
 	for _, i := range changed {
-		was = before.shards[i].pointers(was[:0], before.seed)
-		is = after.shards[i].pointers(is[:0], after.seed)
+		was = before.shards[i].pointers(was[:0], before)
+		is = after.shards[i].pointers(is[:0], after)
 		subtract(&removed, was, is)
 		subtract(&added, is, was)
 	}
@@ -142,23 +192,35 @@ func (a addressed) compare(b addressed) int {
 	return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.p, b.p))
 }
 
-// pointers appends to dst the pointers to the hosts of a shard, sorted and without
+// pointers appends to dst the pointers to the hosts of a shard of t, sorted and without
 // duplicates. Aliases have none, because a PTR record's target must not be an alias (RFC 2181,
 // section 10.2).
-func (s *shard) pointers(dst []addressed, seed maphash.Seed) []addressed {
+func (s *shard) pointers(dst []addressed, t *Table) []addressed {
 	for h := range s.all {
 		if h.isAlias() {
 			continue
 		}
-		name := maphash.String(seed, string(h.Name))
-		add := func(packed []byte, size int) {
-			for ; len(packed) > 0; packed = packed[size:] {
-				at, p := newPointer(maphash.Bytes(seed, packed[:size]), name)
-				dst = append(dst, addressed{at, p})
+		name := maphash.String(t.seed, string(h.Name))
+		add := func(key uint64) {
+			at, p := newPointer(key, name, !h.Kubernetes())
+			dst = append(dst, addressed{at, p})
+		}
+		var services [2]wire.Name
+		if h.mayBePod(&t.Cluster) {
+			services[0], services[1] = h.servicesOfPod()
+		}
+		each := func(packed []byte, size int) {
+			for one := range slices.Chunk(packed, size) {
+				add(maphash.Bytes(t.seed, one))
+				for _, service := range services {
+					if service != wire.Root {
+						add(podKey(t.seed, service, one))
+					}
+				}
 			}
 		}
-		add(h.V4, wire.AddressLen(dns.TypeA))
-		add(h.V6, wire.AddressLen(dns.TypeAAAA))
+		each(h.V4, wire.AddressLen(dns.TypeA))
+		each(h.V6, wire.AddressLen(dns.TypeAAAA))
 	}
 	slices.SortFunc(dst, addressed.compare)
 	return slices.Compact(dst)

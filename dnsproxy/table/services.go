@@ -11,7 +11,7 @@ type Target struct {
 	Port uint16
 	// V4 and V6 are the packed addresses of the host.
 	V4, V6 []byte
-	// Again says that an earlier record has the same host.
+	// Again says that an earlier record has the same host. Only Hosts sets it.
 	Again bool
 
 	// The name of the host is label, in wire form, before name. It is copied, so that it needs
@@ -38,6 +38,10 @@ type services struct {
 	// each says that the records are for each endpoint of a headless Service; otherwise there is
 	// one for each port.
 	each bool
+	// again says that Target.Again is wanted.
+	again bool
+	// looked counts the endpoints that were looked at.
+	looked int
 }
 
 // newServices returns the SRV records for a name: those of a port or of all ports of a Service,
@@ -71,16 +75,20 @@ func (s *services) ports(yield func(port) bool) {
 	}
 }
 
-// first returns the first address of a host that has the port, nil if none has.
+// maxPodAddresses bounds the addresses of a host that are looked at to find one that has a port.
+const maxPodAddresses = 16
+
+// first returns the first address of a host that has the port, nil if none of the first maxPodAddresses
+// of each family has.
 func (p *port) first(h *Host) []byte {
-	for rest := h.V4; len(rest) > 0; rest = rest[wire.AddressLen(dns.TypeA):] {
-		if one := rest[:wire.AddressLen(dns.TypeA)]; p.has(one) {
-			return one
-		}
-	}
-	for rest := h.V6; len(rest) > 0; rest = rest[wire.AddressLen(dns.TypeAAAA):] {
-		if one := rest[:wire.AddressLen(dns.TypeAAAA)]; p.has(one) {
-			return one
+	for _, list := range [...]struct {
+		packed []byte
+		size   int
+	}{{h.V4, wire.AddressLen(dns.TypeA)}, {h.V6, wire.AddressLen(dns.TypeAAAA)}} {
+		for at := 0; at < min(len(list.packed), maxPodAddresses*list.size); at += list.size {
+			if one := list.packed[at:][:list.size]; p.has(one) {
+				return one
+			}
 		}
 	}
 	return nil
@@ -107,17 +115,44 @@ func countPacked(v4, v6 []byte) int {
 
 // Targets calls yield for the targets for a name until it returns false: all hosts for the first
 // port, then those for the next one. Hosts that have a port's number by an earlier port are left
-// out. The hosts begin at the one with the index first, which may be any number.
+// out. The hosts begin at the one with the index first, which may be any number. Of very many endpoints
+// some are left out, too.
 func (t *Table) Targets(m *Match, first int, yield func(Target) bool) {
 	s := t.newServices(m)
+	s.targets(first, yield)
+}
+
+// Hosts is like Targets, in the same order, and sets Again.
+func (t *Table) Hosts(m *Match, first int, yield func(Target) bool) {
+	s := t.newServices(m)
+	s.again = true
+	s.targets(first, yield)
+}
+
+// targets calls yield for the targets. A pod counts at its first address, which may be too far from the
+// random one to be found; if no target is, it begins with the first address.
+func (s *services) targets(first int, yield func(Target) bool) {
+	found := false
+	next := func(target Target) bool {
+		found = true
+		return yield(target)
+	}
+	if s.from(first, next); !found && s.looked > maxEndpoints {
+		s.looked = 0
+		s.from(0, next)
+	}
+}
+
+// from calls yield for the targets, whose hosts begin at the one with the index first.
+func (s *services) from(first int, yield func(Target) bool) {
 	n := 0
 	for p := range s.ports {
 		n++
+		repeated := s.repeated(&p, n)
 		next := func(target Target) bool {
-			var done bool
 			target.Port = p.number
-			target.Again, done = s.before(&target, n)
-			return done || yield(target)
+			target.Again = s.again && s.before(&target, n, 0)
+			return repeated && s.before(&target, n, p.number) || yield(target)
 		}
 		if s.each {
 			if !s.endpoints(&p, first, next) {
@@ -125,9 +160,9 @@ func (t *Table) Targets(m *Match, first int, yield func(Target) bool) {
 			}
 			continue
 		}
-		target := Target{V4: m.Host.V4, V6: m.Host.V6, name: m.Host.Name}
-		if m.BaseRule() == RuleEndpoint {
-			target.labelLen = copy(target.label[:], m.Prefix)
+		target := Target{V4: s.match.Host.V4, V6: s.match.Host.V6, name: s.match.Host.Name}
+		if s.match.BaseRule() == RuleEndpoint {
+			target.labelLen = copy(target.label[:], s.match.Prefix)
 		}
 		if !next(target) {
 			return
@@ -135,36 +170,54 @@ func (t *Table) Targets(m *Match, first int, yield func(Target) bool) {
 	}
 }
 
-// before reports whether a port before the nth one has the host of a target, and whether such a
-// port has its number.
-func (s *services) before(target *Target, nth int) (again, done bool) {
+// repeated reports whether a port before p, the nth one, has the same number.
+func (s *services) repeated(p *port, nth int) bool {
+	for earlier := range s.ports {
+		if nth--; nth == 0 {
+			break
+		}
+		if earlier.number == p.number {
+			return true
+		}
+	}
+	return false
+}
+
+// before reports whether a port before the nth one, with a number or with any if that is 0, has the host
+// of a target.
+func (s *services) before(target *Target, nth int, number uint16) bool {
 	host := Host{V4: target.V4, V6: target.V6}
 	for p := range s.ports {
 		if nth--; nth == 0 {
 			break
 		}
-		if p.first(&host) != nil {
-			again = true
-			done = done || p.number == target.Port
+		if (number == 0 || p.number == number) && p.first(&host) != nil {
+			return true
 		}
 	}
-	return again, done
+	return false
 }
 
-// endpoints calls yield for each endpoint of a headless Service that has a port. It reports false
-// if yield does.
+// maxEndpoints bounds the endpoints that are looked at for one answer: more than there can be SRV
+// records in a message.
+const maxEndpoints = 1200
+
+// endpoints calls yield for each endpoint of a headless Service that has a port: those with an IPv4
+// address, then those with IPv6. It reports false if yield does, or after maxEndpoints.
 func (s *services) endpoints(p *port, first int, yield func(Target) bool) bool {
-	n4, n := len(p.v4)/wire.AddressLen(dns.TypeA), countPacked(p.v4, p.v6)
-	for i := range n {
-		at := (first + i) % n
-		var packed []byte
-		if at < n4 {
-			packed = p.v4[at*wire.AddressLen(dns.TypeA):][:wire.AddressLen(dns.TypeA)]
-		} else {
-			packed = p.v6[(at-n4)*wire.AddressLen(dns.TypeAAAA):][:wire.AddressLen(dns.TypeAAAA)]
-		}
-		if !s.endpoint(p, packed, yield) {
-			return false
+	for _, list := range [...]struct {
+		packed []byte
+		size   int
+	}{{p.v4, wire.AddressLen(dns.TypeA)}, {p.v6, wire.AddressLen(dns.TypeAAAA)}} {
+		n := len(list.packed) / list.size
+		for i := range n {
+			if s.looked++; s.looked > maxEndpoints {
+				return false
+			}
+			at := (first + i) % n
+			if !s.endpoint(p, list.packed[at*list.size:][:list.size], yield) {
+				return false
+			}
 		}
 	}
 	return true
@@ -175,13 +228,12 @@ func (s *services) endpoints(p *port, first int, yield func(Target) bool) bool {
 func (s *services) endpoint(p *port, packed []byte, yield func(Target) bool) bool {
 	service := s.holder.Name
 	isPod, ok := false, true
-	s.table.having(packed, func(h Host) {
-		if h.podOf(service) {
-			isPod = true
-			if ok && string(p.first(&h)) == string(packed) {
-				ok = yield(Target{V4: h.V4, V6: h.V6, name: h.Name})
-			}
+	s.table.pods(service, packed, func(h Host) bool {
+		isPod = true
+		if string(p.first(&h)) == string(packed) {
+			ok = yield(Target{V4: h.V4, V6: h.V6, name: h.Name})
 		}
+		return ok
 	})
 	if isPod {
 		return ok

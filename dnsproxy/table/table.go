@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
@@ -21,11 +20,10 @@ type Table struct {
 	claimed *claimed
 	counts
 
+	ancestors *ancestors // of all names; nil without IndexAncestors
+
 	settled    sync.Once
 	collisions []Collision // set by settled
-
-	descended sync.Mutex                // held while ancestors is computed
-	ancestors atomic.Pointer[ancestors] // of all names; nil until it is needed
 }
 
 // A Skipped is a key or an address of a push that is not valid, and why.

@@ -239,26 +239,3 @@ func pointerTarget(msg []byte, off int) int {
 
 // IsPointer reports whether a compression pointer begins with b, and not a label.
 func IsPointer(b byte) bool { return b&labelType == labelType }
-
-// SameName reports whether two owners of records that were walked, at x and y, are one name,
-// without regard to case.
-func SameName(msg []byte, x, y int) bool {
-	for {
-		for IsPointer(msg[x]) {
-			x = pointerTarget(msg, x)
-		}
-		for IsPointer(msg[y]) {
-			y = pointerTarget(msg, y)
-		}
-		n := 1 + int(msg[x])
-		switch {
-		case x == y:
-			return true
-		case msg[x] != msg[y] || !EqualFold(msg[x:x+n], msg[y:y+n]):
-			return false
-		case n == 1: // the root
-			return true
-		}
-		x, y = x+n, y+n
-	}
-}

@@ -1,0 +1,78 @@
+package dnsproxy_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/dnsproxy"
+)
+
+// TestManyHostsOfAnAddress checks that an address that very many hosts share has 64 names, over UDP cut with TC
+// and over TCP whole, those of Services first.
+func TestManyHostsOfAnAddress(t *testing.T) { // N8, A14
+	t.Parallel()
+	h := hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")}
+	for i := range 2000 {
+		h[fmt.Sprintf("host-%d.example.com", i)] = external("10.0.0.1")
+		h[fmt.Sprintf("db-%d.shop.svc.cluster.local", i)] = headless(fmt.Sprintf("db-%d", i), "shop", "10.0.0.2")
+	}
+	p, fake := startMesh(t, h)
+	for name, service := range map[string]string{"1.0.0.10.in-addr.arpa": "web.shop.svc.cluster.local.", "2.0.0.10.in-addr.arpa": ""} {
+		req := question(name, dns.TypePTR)
+		if resp := p.exchange(t, "udp", req); !resp.Truncated {
+			t.Errorf("%s: %d names over UDP without TC", name, len(resp.Answer))
+		}
+		resp := p.exchange(t, "tcp", req)
+		var names []string
+		for _, rr := range resp.Answer {
+			names = append(names, rr.(*dns.PTR).Ptr)
+		}
+		if len(names) != 64 || resp.Truncated || len(slices.Compact(slices.Clone(names))) != 64 || service != "" && !slices.Contains(names, service) {
+			t.Errorf("%s: %d names: %v", name, len(names), names)
+		}
+	}
+	if asked := fake.Queries(); len(asked) > 0 {
+		t.Errorf("forwarded: %v", asked)
+	}
+}
+
+// TestMaxAnswers checks that an answer has no more addresses or SRV records than the setting allows, a new sample
+// each time, and that nothing is truncated.
+func TestMaxAnswers(t *testing.T) { // A9
+	t.Parallel()
+	ips := make([]string, 300)
+	for i := range ips {
+		ips[i] = fmt.Sprintf("10.0.%d.%d", i/250, i%250+1)
+	}
+	db := headless("db", "shop", ips...)
+	db.Ports = []*api.NameTable_Port{{Name: "http", Number: 80}}
+	h := hosts{"db.shop.svc.cluster.local": db}
+	p := start(t, dnsproxy.Config{MaxAnswers: 5})
+	p.load(t, h)
+	for _, qtype := range []uint16{dns.TypeA, dns.TypeSRV} {
+		seen := map[string]bool{}
+		for range 50 {
+			for _, network := range []string{"udp", "tcp"} {
+				req := question("db.shop.svc.cluster.local", qtype)
+				req.SetEdns0(1232, false)
+				resp := p.exchange(t, network, req)
+				if len(resp.Answer) != 5 || resp.Truncated {
+					t.Fatalf("%s over %s: %d records, TC %t", dns.TypeToString[qtype], network, len(resp.Answer), resp.Truncated)
+				}
+				if qtype == dns.TypeSRV && len(resp.Extra) != 5+1 {
+					t.Fatalf("%d additional records, want the addresses of 5 targets and OPT", len(resp.Extra))
+				}
+				for _, rr := range resp.Answer {
+					seen[rr.String()] = true
+				}
+			}
+		}
+		if len(seen) < 100 {
+			t.Errorf("%s: only %d of 300 were ever in an answer", dns.TypeToString[qtype], len(seen))
+		}
+	}
+}
