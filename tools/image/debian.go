@@ -3,6 +3,7 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"context"
 	"debug/elf"
 	"errors"
@@ -21,8 +22,8 @@ import (
 var programs = regexp.MustCompile(`^usr/sbin/xtables-(nft|legacy)-multi$`)
 
 // kept are the files of the packages that are always in the image. The programs open the
-// plugins by their names.
-var kept = regexp.MustCompile(`^usr/lib/[^/]+/xtables/.*\.so$|^usr/share/doc/[^/]+/copyright$`)
+// plugins by their names. Scanners of images read which Debian it is.
+var kept = regexp.MustCompile(`^usr/lib/[^/]+/xtables/.*\.so$|^usr/share/doc/[^/]+/copyright$|^(etc|usr/lib)/os-release$`)
 
 // tool matches the links by which the programs are called.
 var tool = regexp.MustCompile(`^usr/sbin/ip6?tables(-nft|-legacy)?(-save|-restore)?$`)
@@ -68,22 +69,37 @@ func toolsOf(dir string) (files, error) {
 			}
 		}
 	}
-	return chosen, errors.Join(chosen.addPackages(of), chosen.addDefaults())
+	return chosen, errors.Join(chosen.addLicenses(all), chosen.addPackages(of), chosen.addDefaults())
 }
 
-// osRelease says which Debian the packages are of: the suite of scripts/debian-packages.
-const osRelease = `PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"
-NAME="Debian GNU/Linux"
-VERSION_ID="12"
-VERSION="12 (bookworm)"
-VERSION_CODENAME=bookworm
-ID=debian
-`
+// commonLicense matches the path of a license to which a copyright file refers.
+var commonLicense = regexp.MustCompile(`/(usr/share/common-licenses/[A-Za-z]+(-[0-9]+(\.[0-9]+)*)?)`)
 
-// addPackages adds what scanners of images read to find vulnerable packages: the Debian, and the control file
-// of each package that has files in the image.
+// addLicenses adds the licenses to which the copyright files refer. Debian has them once, in base-files.
+func (f files) addLicenses(all files) error {
+	for _, name := range slices.Sorted(maps.Keys(f)) {
+		if path.Base(name) != "copyright" {
+			continue
+		}
+		for _, match := range commonLicense.FindAllSubmatch(f[name].content, -1) {
+			license := string(match[1])
+			if target := all[license].link; target != "" { // such as GPL, of the newest version
+				f[license] = all[license]
+				license = path.Join(path.Dir(license), target)
+			}
+			if _, exists := all[license]; !exists {
+				return fmt.Errorf("no package has /%s, to which /%s refers", license, name)
+			}
+			f[license] = all[license]
+		}
+	}
+	return nil
+}
+
+// addPackages adds what scanners of images read to find vulnerable packages: the control file of each package
+// that has files in the image. It also adds the list of the source packages of these files.
 func (f files) addPackages(of map[string]files) error {
-	f["etc/os-release"] = file{content: []byte(osRelease), mode: 0o644}
+	var sources []string
 	for name, own := range of {
 		used := false
 		for path := range own {
@@ -98,8 +114,29 @@ func (f files) addPackages(of map[string]files) error {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 		f["var/lib/dpkg/status.d/"+strings.TrimSuffix(filepath.Base(name), ".deb")] = file{content: control, mode: 0o644}
+		sources = append(sources, sourceOf(string(control)))
 	}
+	slices.Sort(sources)
+	text := `The programs and libraries of this image, except nametap, are those of Debian, unchanged. Their licenses are in
+/usr/share/doc/*/copyright and /usr/share/common-licenses. Their sources are these source packages of Debian,
+with these versions, which every mirror of Debian or Debian's archive of snapshots has:
+
+` + strings.Join(slices.Compact(sources), "\n") + "\n"
+	f["usr/share/doc/nametap-init/sources"] = file{content: []byte(text), mode: 0o644}
 	return nil
+}
+
+// sourceOf returns the source package of a control file, and its version. Both are those of the package if the
+// field Source does not name others.
+func sourceOf(control string) string {
+	fields := map[string]string{}
+	for line := range strings.Lines(control) {
+		if key, value, found := strings.Cut(line, ": "); found {
+			fields[key] = strings.TrimSpace(value)
+		}
+	}
+	name, version, _ := strings.Cut(cmp.Or(fields["Source"], fields["Package"]), " ")
+	return name + " " + cmp.Or(strings.Trim(version, "()"), fields["Version"])
 }
 
 // addDefaults adds the tools without a backend in their names, which Debian's package makes
@@ -158,6 +195,9 @@ func (f files) libraries(name string) ([]string, error) {
 		if path.IsAbs(entry.link) {
 			target = entry.link[1:]
 		}
+		if f.isDirectory(target) {
+			return nil, nil
+		}
 		if _, exists := f[target]; !exists {
 			return nil, fmt.Errorf("no package has %s, to which it links", target)
 		}
@@ -185,6 +225,11 @@ func (f files) libraries(name string) ([]string, error) {
 	}
 	var found []string
 	for _, library := range wanted {
+		// The loader is in /lib or /lib64, which base-files has as links to directories in /usr.
+		if top, rest, _ := strings.Cut(library, "/"); rest != "" && f[top].link != "" {
+			found = append(found, top)
+			library = path.Join(f[top].link, rest)
+		}
 		i := slices.IndexFunc(slices.Sorted(maps.Keys(f)), func(name string) bool {
 			return name == library || !strings.Contains(library, "/") && path.Base(name) == library && strings.HasPrefix(strings.TrimPrefix(name, "usr/"), "lib/")
 		})
@@ -194,4 +239,14 @@ func (f files) libraries(name string) ([]string, error) {
 		found = append(found, slices.Sorted(maps.Keys(f))[i])
 	}
 	return found, nil
+}
+
+// isDirectory reports whether a package has files below a path.
+func (f files) isDirectory(name string) bool {
+	for other := range f {
+		if strings.HasPrefix(other, name+"/") {
+			return true
+		}
+	}
+	return false
 }

@@ -31,8 +31,8 @@ type file struct {
 	owner   int // user and group
 }
 
-// layer returns the files as a layer. All have the same time.
-func (f files) layer(modified time.Time) (v1.Layer, error) {
+// withParents returns the files and the directories above them.
+func (f files) withParents() files {
 	all := maps.Clone(f)
 	for name := range f {
 		for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
@@ -41,6 +41,12 @@ func (f files) layer(modified time.Time) (v1.Layer, error) {
 			}
 		}
 	}
+	return all
+}
+
+// layer returns the files as a layer. All have the same time.
+func (f files) layer(modified time.Time) (v1.Layer, error) {
+	all := f.withParents()
 	var buffer bytes.Buffer
 	archive := tar.NewWriter(&buffer)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
@@ -67,6 +73,47 @@ func (f files) layer(modified time.Time) (v1.Layer, error) {
 	}
 	open := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(buffer.Bytes())), nil }
 	return tarball.LayerFromOpener(open, tarball.WithMediaType(types.OCILayer), tarball.WithCompressedCaching)
+}
+
+// write writes the files below a directory. All have the same time. Only root can write files of other users.
+func (f files) write(dir string, modified time.Time) error {
+	all := f.withParents()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	names := slices.Sorted(maps.Keys(all))
+	for _, name := range names {
+		entry, target := all[name], filepath.Join(dir, name)
+		var err error
+		switch {
+		case entry.dir:
+			if err = os.Mkdir(target, 0o755); errors.Is(err, fs.ErrExist) {
+				err = nil // of another layer
+			}
+		case entry.link != "":
+			err = os.Symlink(entry.link, target)
+		default:
+			err = os.WriteFile(target, entry.content, 0o600)
+		}
+		if err == nil && entry.link == "" {
+			err = os.Chmod(target, fs.FileMode(entry.mode).Perm()) // whatever the umask
+		}
+		if err == nil && entry.owner != 0 {
+			err = os.Lchown(target, entry.owner, entry.owner)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	slices.Reverse(names) // a directory after its files
+	for _, name := range names {
+		if all[name].link == "" {
+			if err := os.Chtimes(filepath.Join(dir, name), modified, modified); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // archive writes a directory to a tar file, in the order of its names.

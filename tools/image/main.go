@@ -4,6 +4,9 @@
 // Every image is for all architectures of the binaries: agent and discovery have one static
 // program and run as the user 1337; init also has iptables, from packages of Debian, and runs as
 // the user that the pod gives it.
+//
+// With -roots it writes the files of images below a directory instead, for an engine that follows the
+// Dockerfile.
 package main
 
 import (
@@ -31,6 +34,7 @@ const user = 1337
 // options are the flags.
 type options struct {
 	bin, debs, out string
+	roots          string
 	image, tag     string
 	arches         string
 	created        time.Time
@@ -41,17 +45,18 @@ func main() {
 	flag.StringVar(&o.bin, "bin", "bin", "`directory` with linux-ARCH/nametap and linux-ARCH/nametap-discovery")
 	flag.StringVar(&o.debs, "debs", "bin/debs", "`directory` with ARCH/*.deb, whose tools the init image gets")
 	flag.StringVar(&o.out, "out", "bin/images", "`directory` to write")
+	flag.StringVar(&o.roots, "roots", "", "`directory` to write the files of the images to, in place of images; the arguments are images: agent, init, discovery")
 	flag.StringVar(&o.image, "image", "nametap", "`name` of the agent's image; the others have -init and -discovery behind it")
 	flag.StringVar(&o.tag, "tag", "", "`tag` of the images")
 	flag.StringVar(&o.arches, "arches", "amd64 arm64", "`architectures`, separated by spaces")
 	flag.Parse()
-	if err := run(o, os.Getenv("SOURCE_DATE_EPOCH")); err != nil {
+	if err := run(o, os.Getenv("SOURCE_DATE_EPOCH"), flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "image:", err)
 		os.Exit(1)
 	}
 }
 
-func run(o options, epoch string) error {
+func run(o options, epoch string, images []string) error {
 	seconds, err := strconv.ParseInt(epoch, 10, 64)
 	if err != nil {
 		return fmt.Errorf("SOURCE_DATE_EPOCH=%q: want seconds since 1970, such as those of `git log -1 --format=%%ct`", epoch)
@@ -60,6 +65,9 @@ func run(o options, epoch string) error {
 		return errors.New("want a tag: set -tag")
 	}
 	o.created = time.Unix(seconds, 0).UTC()
+	if o.roots != "" {
+		return o.writeRoots(images)
+	}
 	if err := os.RemoveAll(o.out); err != nil {
 		return err
 	}
@@ -89,8 +97,41 @@ func (o options) index(suffix string) (v1.ImageIndex, error) {
 	return index, nil
 }
 
+// writeRoots writes the files of images for the one architecture, each to a directory with its name.
+func (o options) writeRoots(images []string) error {
+	for _, name := range images {
+		suffix, known := map[string]string{"agent": "", "init": "-init", "discovery": "-discovery"}[name]
+		if !known {
+			return fmt.Errorf("%q: want agent, init or discovery", name)
+		}
+		_, layers, err := o.content(suffix, o.arches)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		dir := filepath.Join(o.roots, name)
+		if err := os.RemoveAll(dir); err != nil {
+			return err
+		}
+		for _, layer := range layers {
+			if err := layer.write(dir, o.created); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // build returns the image with a suffix for one architecture.
 func (o options) build(suffix, arch string) (v1.Image, error) {
+	config, layers, err := o.content(suffix, arch)
+	if err != nil {
+		return nil, err
+	}
+	return o.assemble(arch, config, layers)
+}
+
+// content returns the configuration and the layers of the image with a suffix.
+func (o options) content(suffix, arch string) (v1.Config, []files, error) {
 	config := v1.Config{
 		Env:    []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
 		Labels: map[string]string{"org.opencontainers.image.version": o.tag},
@@ -108,7 +149,7 @@ func (o options) build(suffix, arch string) (v1.Image, error) {
 		program, config.Cmd = "nametap", []string{"capture", "apply"}
 		tools, err := toolsOf(filepath.Join(o.debs, arch))
 		if err != nil {
-			return nil, err
+			return v1.Config{}, nil, err
 		}
 		layers = []files{tools}
 	case "-discovery":
@@ -122,17 +163,17 @@ func (o options) build(suffix, arch string) (v1.Image, error) {
 	config.Entrypoint = []string{"/" + path}
 	binary, err := os.ReadFile(filepath.Join(o.bin, "linux-"+arch, program))
 	if err != nil {
-		return nil, err
+		return v1.Config{}, nil, err
 	}
 	notices, err := os.ReadFile(filepath.Join(o.bin, "linux-"+arch, program+".licenses.gz"))
 	if err != nil {
-		return nil, err
+		return v1.Config{}, nil, err
 	}
 	layers = append(layers, files{
 		path: {mode: 0o755, content: binary},
 		"usr/share/doc/" + program + "/licenses.gz": {mode: 0o644, content: notices},
 	})
-	return o.assemble(arch, config, layers)
+	return config, layers, nil
 }
 
 func ports(names ...string) map[string]struct{} {
