@@ -11,19 +11,32 @@ import (
 	"testing"
 )
 
-// P11: the bill of materials of a binary lists exactly the modules of `go version -m`. The binary
-// is that of this test, or those in NAMETAP_BINARIES.
-func TestModules(t *testing.T) {
-	binaries := strings.Fields(os.Getenv("NAMETAP_BINARIES"))
-	if len(binaries) == 0 {
-		self, err := os.Executable()
-		if err != nil {
-			t.Fatal(err)
-		}
-		binaries = []string{self}
+// programs returns the binaries in NAMETAP_BINARIES, or else that of this test and the one of tools/image, which
+// has modules.
+func programs(t *testing.T) []string {
+	t.Helper()
+	if paths := strings.Fields(os.Getenv("NAMETAP_BINARIES")); len(paths) > 0 {
+		return paths
 	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The test cache sees which files a test opens: so it sees that another module is required.
+	if _, err := os.ReadFile("../image/go.mod"); err != nil {
+		t.Fatal(err)
+	}
+	image := filepath.Join(t.TempDir(), "image")
+	if output, err := exec.CommandContext(t.Context(), "go", "build", "-C", "../image", "-o", image, ".").CombinedOutput(); err != nil {
+		t.Fatalf("building tools/image: %v\n%s", err, output)
+	}
+	return []string{self, image}
+}
+
+// P11: the bill of materials of a binary lists exactly the modules of `go version -m`.
+func TestModules(t *testing.T) {
 	t.Setenv("SOURCE_DATE_EPOCH", "1700000000")
-	for _, binary := range binaries {
+	for _, binary := range programs(t) {
 		output, err := exec.CommandContext(t.Context(), "go", "version", "-m", binary).Output()
 		if err != nil {
 			t.Fatal(err)
@@ -70,10 +83,10 @@ func TestModules(t *testing.T) {
 	}
 }
 
-// TestLicenses checks that Go and every module of a binary have a license. The binaries are those of
-// TestModules.
+// TestLicenses checks that Go and every module of a binary have a license.
 func TestLicenses(t *testing.T) {
-	for _, binary := range strings.Fields(os.Getenv("NAMETAP_BINARIES")) {
+	modules := 0
+	for _, binary := range programs(t) {
 		text, err := licenses(binary)
 		if err != nil {
 			t.Fatal(err)
@@ -86,9 +99,16 @@ func TestLicenses(t *testing.T) {
 			t.Errorf("%s: no license of Go", binary)
 		}
 		for _, dep := range info.Deps {
+			modules++
 			if !strings.Contains(text, "==== "+dep.Path+"@"+dep.Version+": ") {
 				t.Errorf("%s: no license of %s", binary, dep.Path)
 			}
 		}
+	}
+	if modules == 0 {
+		t.Error("no binary has a module")
+	}
+	if err := writeLicenses(&strings.Builder{}, "example.com/none@v1.0.0", t.TempDir()); err == nil || !strings.Contains(err.Error(), "has none") {
+		t.Errorf("a module without a license: %v", err)
 	}
 }
