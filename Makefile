@@ -10,7 +10,7 @@ MAXSIZE  ?= 17000000
 # Without tracing pages, which nametap never serves, grpc links no html/template. Templates
 # call methods by name, so the linker would keep every method: 5 MB of the agent.
 TAGS     := grpcnotrace
-BUILD    := CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '-s -w' -o bin/
+BUILD    = CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LINK)' -o bin/
 MACHINES := cd test/machines && $(GO) test -count=1 -timeout 60m -v
 
 ##@ develop

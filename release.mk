@@ -1,6 +1,7 @@
 # Installation, packages, images and releases. The Makefile includes it.
 
-# The name and the version of the images, and of the packages.
+# The name of the images. The version is that of the images and of what names them (injection, the chart, the
+# manifests), of the packages, and the one that the programs print.
 IMAGE    ?= nametap
 VERSION  ?= 0.1.0
 PREFIX   ?= /usr/local
@@ -13,13 +14,14 @@ BIN      ?= bin
 ARCHES   ?= amd64 arm64
 FORMATS  ?= deb rpm apk
 SOURCE_DATE_EPOCH ?= $(shell scripts/commit-time)
-RELEASE  = GO='$(GO)' TAGS='$(TAGS)' VERSION='$(VERSION)' ARCHES='$(ARCHES)' FORMATS='$(FORMATS)' SOURCE_DATE_EPOCH='$(SOURCE_DATE_EPOCH)'
+LINK     = -s -w -X github.com/nametap/nametap/internal/version.release=$(VERSION)
+RELEASE  = LINK='$(LINK)' GO='$(GO)' TAGS='$(TAGS)' VERSION='$(VERSION)' ARCHES='$(ARCHES)' FORMATS='$(FORMATS)' SOURCE_DATE_EPOCH='$(SOURCE_DATE_EPOCH)'
 
 ##@ install
 .PHONY: manual install clean
 manual: ## write the manual pages and the shell completion to bin/share
 	@for command in nametap nametap-discovery; do rm -rf bin/share/$$command; \
-	CGO_ENABLED=0 GOOS=$$($(GO) env GOHOSTOS) GOARCH=$$($(GO) env GOHOSTARCH) $(GO) run -trimpath -tags $(TAGS),manual ./cmd/$$command bin/share/$$command || exit; done
+	CGO_ENABLED=0 GOOS=$$($(GO) env GOHOSTOS) GOARCH=$$($(GO) env GOHOSTARCH) $(GO) run -trimpath -tags $(TAGS),manual -ldflags '$(LINK)' ./cmd/$$command bin/share/$$command || exit; done
 
 # The sources of the binaries, including the commit.
 SOURCES = go.mod go.sum $(wildcard .git/logs/HEAD) \
@@ -63,7 +65,7 @@ clean: ## remove what was built
 	rm -rf bin coverage.*out
 
 ##@ release
-.PHONY: packages image image-update release reproducible release-test sign verify vuln
+.PHONY: packages image image-roots image-check image-update image-test release reproducible release-test sign verify vuln
 packages: ## build deb, rpm and apk with VERSION in bin/release (ARCHES, FORMATS)
 	@$(RELEASE) scripts/binaries
 	@$(RELEASE) scripts/packages
@@ -72,14 +74,26 @@ image: ## build the container images with VERSION as their tag in bin/images, wi
 	@$(RELEASE) scripts/binaries
 	@$(RELEASE) IMAGE='$(IMAGE)' scripts/images
 
-image-update: ## write the current versions of the init image's Debian packages
-	scripts/debian-packages --update tools/image/debian.list bin/debs amd64 arm64
+image-roots: # write the files of IMAGES (agent, init, discovery) below bin/roots, for the Dockerfile
+	@$(RELEASE) SOURCE_DATE_EPOCH='$(or $(SOURCE_DATE_EPOCH),0)' scripts/binaries
+	@$(RELEASE) SOURCE_DATE_EPOCH='$(or $(SOURCE_DATE_EPOCH),0)' scripts/images $(IMAGES)
 
-release: ## build packages, images and their SHA256SUMS in bin/release
+image-check: ## check that the init image has the current versions of its Debian packages
+	scripts/debian-packages --check tools/image/debian.list amd64 arm64
+
+image-update: ## write the current versions of the init image's Debian packages
+	scripts/debian-packages --update tools/image/debian.list amd64 arm64
+
+image-test: ## build the Dockerfile with an engine, compare with make image, and run the images (needs root)
+	@scripts/install-missing buildah debootstrap ip
+	$(MACHINES) ./image $(ARGS)
+
+release: ## build packages, images, chart, manifests and their SHA256SUMS in bin/release
 	@$(RELEASE) scripts/binaries
 	@$(RELEASE) scripts/packages
+	@$(RELEASE) scripts/manifests
 	@$(RELEASE) IMAGE='$(IMAGE)' scripts/images
-	@for image in bin/images/*.tar; do name=$${image##*/}; cp "$$image" "bin/release/$${name%.tar}-$(VERSION)-image.tar" || exit; done
+	@$(RELEASE) scripts/release-images
 	@scripts/sums bin/release
 
 reproducible: ## build the release twice, in other directories and as other users, and compare
@@ -88,8 +102,8 @@ reproducible: ## build the release twice, in other directories and as other user
 release-test: ## test bin/release, and the tools that make it (after make release)
 	@scripts/install-missing lintian rpm
 	cd tools/sbom && NAMETAP_BINARIES="$$(echo ../../bin/linux-*/nametap ../../bin/linux-*/nametap-discovery)" $(GO) test ./... -count=1
-	cd tools/image && $(GO) vet ./...
-	cd test/machines && $(GO) test ./release -count=1 -timeout 20m -v $(ARGS)
+	cd tools/image && NAMETAP_DEBS=../../bin/debs $(GO) test ./... -count=1
+	cd test/machines && VERSION='$(VERSION)' ARCHES='$(ARCHES)' $(GO) test ./release -count=1 -timeout 20m -v $(ARGS)
 
 sign: ## sign SHA256SUMS of bin/release with ssh-keygen (KEY=~/.ssh/id_ed25519)
 	@scripts/sign '$(KEY)' bin/release

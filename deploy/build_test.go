@@ -80,7 +80,7 @@ func TestSourceTime(t *testing.T) {
 		t.Errorf("without a time: %v\n%s", err, text)
 	}
 	build = append(build, "SOURCE_DATE_EPOCH=1700000000")
-	for dir, want := range map[string]string{archive: "prints devel, without a commit", tree: "prints +dirty"} {
+	for dir, want := range map[string]string{archive: "prints no commit", tree: "prints +dirty"} {
 		text, err := inEnvironment(t, build, filepath.Join(dir, "scripts/binaries")).CombinedOutput()
 		if err == nil || !strings.Contains(string(text), want) { // there is no Makefile
 			t.Errorf("%s: %v, want %q in:\n%s", dir, err, want, text)

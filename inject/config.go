@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/nametap/nametap/internal/version"
 )
 
 // A Mode is a way to bring the queries of a pod to the agent.
@@ -64,8 +66,8 @@ type Config struct {
 func DefaultConfig() Config {
 	return Config{
 		Mode:            Rules,
-		Image:           "nametap:0.1.0",
-		InitImage:       "nametap-init:0.1.0",
+		Image:           "nametap:" + version.Release(),
+		InitImage:       "nametap-init:" + version.Release(),
 		ImagePullPolicy: "IfNotPresent",
 		RootCert:        "istio-ca-root-cert",
 		ClusterDomain:   "cluster.local",

@@ -2,6 +2,8 @@
 package version
 
 import (
+	"cmp"
+	"regexp"
 	"runtime"
 	"runtime/debug"
 	"strconv"
@@ -13,10 +15,30 @@ import (
 // commitLength is the length of the commit in pseudo-versions.
 const commitLength = 12
 
+// release is the version of a release, such as 0.2.0. `make` sets it with the linker, from VERSION.
+var release string //nolint:gochecknoglobals // the linker sets it
+
+// upcoming is the version of a build that is neither a release nor a tagged commit: VERSION of release.mk.
+const upcoming = "0.1.0"
+
+// tagged matches the version of a module whose commit has a tag.
+var tagged = regexp.MustCompile(`^v([0-9]+\.[0-9]+\.[0-9]+)$`)
+
+// Release returns the version of the images, the chart and the packages that belong to this build, such as 0.2.0.
+func Release() string { return releaseOf(release, buildInfo()) }
+
+func releaseOf(release string, info *debug.BuildInfo) string {
+	tag := ""
+	if match := tagged.FindStringSubmatch(info.Main.Version); match != nil {
+		tag = match[1]
+	}
+	return cmp.Or(release, tag, upcoming)
+}
+
 // Build describes what a binary was built from.
 type Build struct {
-	// Version is the module's: a tag, a pseudo-version, or "devel" for a build of
-	// a working copy without one.
+	// Version is that of the release, such as v0.2.0, or else the module's: a tag, a pseudo-version, or
+	// "devel" for a build of a working copy without one.
 	Version string `json:"version"`
 	// Commit is the revision of the working copy, or empty if it is unknown. Dirty is set
 	// if the copy had uncommitted changes.
@@ -26,18 +48,23 @@ type Build struct {
 }
 
 // Read returns what this binary was built from.
-func Read() Build {
+func Read() Build { return fromInfo(release, buildInfo()) }
+
+func buildInfo() *debug.BuildInfo {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		info = &debug.BuildInfo{}
 	}
-	return fromInfo(info)
+	return info
 }
 
-func fromInfo(info *debug.BuildInfo) Build {
+func fromInfo(release string, info *debug.BuildInfo) Build {
 	b := Build{Version: info.Main.Version, Go: runtime.Version()}
 	if b.Version == "" || b.Version == "(devel)" {
 		b.Version = "devel"
+	}
+	if release != "" {
+		b.Version = "v" + release
 	}
 	for _, setting := range info.Settings {
 		switch setting.Key {
@@ -72,13 +99,13 @@ func String() string { return Read().String() }
 const repository = "https://github.com/nametap/nametap"
 
 // Document returns the address of a document of this version, such as docs/behaviour.md. A
-// build that is not a release has the documents of the main branch.
-func Document(path string) string { return Read().document(path) }
+// build of a commit without a tag has the documents of the main branch.
+func Document(path string) string { return document(buildInfo(), path) }
 
-func (b Build) document(path string) string {
+func document(info *debug.BuildInfo, path string) string {
 	ref := "main"
-	if strings.HasPrefix(b.Version, "v") && !strings.ContainsAny(b.Version, "-+") {
-		ref = b.Version
+	if tagged.MatchString(info.Main.Version) {
+		ref = info.Main.Version
 	}
 	return repository + "/blob/" + ref + "/" + path
 }

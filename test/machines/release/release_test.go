@@ -10,10 +10,12 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -25,6 +27,15 @@ const (
 	root = "../../.."
 	dir  = root + "/bin/release"
 )
+
+// arches returns the architectures of the release, with their names in rpm and apk: those in ARCHES, or all.
+func arches() map[string]string {
+	all := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}
+	if text := os.Getenv("ARCHES"); text != "" {
+		maps.DeleteFunc(all, func(arch, _ string) bool { return !slices.Contains(strings.Fields(text), arch) })
+	}
+	return all
+}
 
 // glob returns the files of the release that match a pattern; at least one.
 func glob(t *testing.T, pattern string) []string {
@@ -172,7 +183,7 @@ func installed(t *testing.T, top string) listing {
 // paths, modes, owners and contents, and the package of the agent has what `make install
 // PREFIX=/usr` installs. P5.
 func TestFiles(t *testing.T) {
-	for arch, others := range map[string]string{"amd64": "x86_64", "arm64": "aarch64"} {
+	for arch, others := range arches() {
 		for _, name := range []string{"nametap", "nametap-discovery"} {
 			t.Run(name+" "+arch, func(t *testing.T) {
 				want := deb(t, glob(t, name+"_*_"+arch+".deb")[0])
