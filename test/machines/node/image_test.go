@@ -185,7 +185,8 @@ func layer(t *testing.T, programs map[string]string) []byte {
 func debianLayer(t *testing.T) string {
 	t.Helper()
 	script := `set -eu
-debootstrap --variant=minbase --include=iptables bookworm "$1/root" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}"
+mirror=$(../../../scripts/debian-mirror)
+debootstrap --variant=minbase --include=iptables bookworm "$1/root" "$mirror"
 tar --numeric-owner --directory "$1/root" --create --file "$1/layer.tar" \
 	--exclude './dev/*' --exclude './proc/*' --exclude './sys/*' --exclude './var/cache/apt/*' --exclude './var/lib/apt/lists/*' \
 	--exclude './usr/share/doc/*' --exclude './usr/share/locale/*' --exclude './usr/share/man/*' .

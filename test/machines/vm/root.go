@@ -4,8 +4,8 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
-	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -26,12 +26,13 @@ func base() []string {
 //go:embed layer.sh
 var layer string
 
-// mirror returns the address of a mirror of Debian.
-func mirror() string {
-	if m := os.Getenv("DEBIAN_MIRROR"); m != "" {
-		return m
+// mirror returns the address of a mirror of Debian: DEBIAN_MIRROR, or the one that apt of this machine uses.
+func mirror(ctx context.Context) (string, error) {
+	address, err := exec.CommandContext(ctx, filepath.Join(Repository(), "scripts/debian-mirror")).Output()
+	if err != nil {
+		return "", fmt.Errorf("asking apt for its mirror: %w", err)
 	}
-	return "http://deb.debian.org/debian"
+	return strings.TrimSpace(string(address)), nil
 }
 
 // roots returns the directories of a Debian with packages, the uppermost first. It takes
@@ -41,7 +42,11 @@ func roots(tb testing.TB, packages []string) []string {
 	include := strings.Join(base(), ",")
 	root, err := cache.Dir("debian", []string{suite, include}, func(dir string) error {
 		tb.Logf("making a root directory of Debian with debootstrap in %s, once", dir)
-		return run(tb.Context(), "debootstrap", "--variant=minbase", "--include="+include, suite, dir, mirror())
+		address, err := mirror(tb.Context())
+		if err != nil {
+			return err
+		}
+		return run(tb.Context(), "debootstrap", "--variant=minbase", "--include="+include, suite, dir, address)
 	})
 	if err != nil {
 		tb.Fatal(err)
