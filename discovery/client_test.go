@@ -151,6 +151,8 @@ type client interface {
 	state() map[string]*api.NameTable
 	// err waits for the end of the stream.
 	err() error
+	// served reports whether a push arrived, and the stream did not end instead.
+	served() bool
 	// nack makes the client reject the next push.
 	nack()
 	// expect sets what the test says if no push arrives.
@@ -219,6 +221,19 @@ func (s *stream) err() error {
 		s.t.Fatal("stream did not end")
 	}
 	return nil
+}
+
+func (s *stream) served() bool {
+	s.t.Helper()
+	select {
+	case <-s.pushes:
+		return true
+	case err := <-s.done:
+		return err == nil
+	case <-time.After(wait.Limit):
+		s.t.Fatal("neither a push nor the end of the stream")
+	}
+	return false
 }
 
 func errorDetail(refuse bool) *status.Status {

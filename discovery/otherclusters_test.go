@@ -185,6 +185,8 @@ func TestClusterIsDown(t *testing.T) { // D28
 	}
 	east.Return()
 	mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.1"})
+	// The cluster is missing until the others have its hosts.
+	wait.Until(t, "a client of east is served", func() bool { return openDelta(t, r, node(t, "shop", "CLUSTER_ID", "east"), nil).served() })
 	f.join(r, variantDelta, "east").want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.1"})
 	wait.Until(t, "no failure is left", func() bool { return !failing(r, "east") })
 }
