@@ -206,7 +206,7 @@ debootstrap --variant=minbase --include="$2" "$3" "$1" "$mirror"
 rm -rf "$1/usr/share/doc" "$1/usr/share/man" "$1/usr/share/locale" "$1/var/cache/apt" "$1/var/lib/apt/lists"
 cp -R "$5" "$1/usr/local/go"
 rm -rf "$1/usr/local/go/test"`
-		cmd := exec.CommandContext(t.Context(), "sh", "-euc", script, "sh", dir, include, suite, root, runtime.GOROOT())
+		cmd := exec.CommandContext(t.Context(), "sh", "-euc", script, "sh", dir, include, suite, root, output(t, "go", "env", "GOROOT"))
 		if text, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("%w\n%s", err, text)
 		}

@@ -28,6 +28,7 @@ const (
 // run runs the images as a pod does, in a network namespace: the control plane, the agent, and the init container.
 // A client's query for a mesh name, which it sends to a nameserver, is answered by the agent.
 func run(t *testing.T, dir string, images map[string]Image) {
+	t.Helper()
 	host := netns.New(t)
 	host.Exec("ip", "address", "add", "192.0.2.2/24", "dev", "lo")
 
@@ -75,7 +76,7 @@ func run(t *testing.T, dir string, images map[string]Image) {
 func lookup(host *netns.NS) (string, error) {
 	var conn net.Conn
 	var err error
-	host.Run(func() { conn, err = net.Dial("udp", nameserver+":53") }) //nolint:noctx // it waits for nothing
+	host.Run(func() { conn, err = net.Dial("udp", nameserver+":53") })
 	if err != nil {
 		return "", err
 	}
