@@ -22,7 +22,7 @@ const (
 	actPointers                // PTR records from the table
 	actAddresses               // addresses or ports from the table, or NODATA
 	actForward                 // to a nameserver
-	actExists                  // to a nameserver, NXDOMAIN becomes NODATA
+	actTarget                  // to a nameserver, with the name that the table's name leads to
 	actUnknown                 // local only, and not in the table: NXDOMAIN, or NODATA for an ancestor
 )
 
@@ -38,6 +38,9 @@ type decision struct {
 	zone wire.Name
 	// For actUnknown: the name without the search domain.
 	local wire.Name
+	// For actTarget: the name that nameservers are asked for. It is another one than the question's if
+	// that has a search domain, or is that of an alias.
+	target wire.Name
 	// The table of the decision, for actAddresses and actUnknown.
 	table *table.Table
 }
@@ -63,7 +66,7 @@ func (d *decision) source() string {
 	switch d.action {
 	case actPointers, actAddresses:
 		return sourceTable
-	case actForward, actExists:
+	case actForward, actTarget:
 		return sourceUpstream
 	default:
 		return sourceSelf
@@ -82,7 +85,7 @@ func (d *decision) failure() failure {
 // forwards reports whether nameservers may be queried, if only for the search-list walk of a
 // local-only name.
 func (d *decision) forwards() bool {
-	return d.action == actForward || d.action == actExists || d.action == actUnknown
+	return d.action == actForward || d.action == actTarget || d.action == actUnknown
 }
 
 // fate returns what a walk does with a name with this decision.
@@ -150,12 +153,22 @@ func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) 
 		return decision{action: actForward, match: m, reason: errBypass}
 	case m.Rule == table.RuleNone:
 		return decision{action: actForward, match: m}
-	case answersFor(&m.Host, q.Type) || localOnly || isTransfer(q.Type):
-		zone, _ = r.suffixes.Local(m.Owner(q.Name))
-		return decision{action: actAddresses, match: m, zone: zone, table: current}.unlessTransfer(q)
-	default:
-		return decision{action: actExists, match: m}
 	}
+	target := m.Owner(q.Name)
+	zone, localOnly = r.suffixes.Local(target)
+	if answersFor(&m.Host, q.Type) || localOnly || isTransfer(q.Type) {
+		return decision{action: actAddresses, match: m, zone: zone, table: current}.unlessTransfer(q)
+	}
+	return decision{action: actTarget, match: m, target: target}
+}
+
+// asked returns the name that nameservers are asked for. A message that is passed on as it was sent keeps
+// its name.
+func (d *decision) asked(q *wire.Query) wire.Name {
+	if d.action == actTarget && q.Sent == nil {
+		return d.target
+	}
+	return q.Name
 }
 
 // unlessTransfer returns d, or a refusal for a zone transfer: nametap has records of names

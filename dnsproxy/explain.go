@@ -54,6 +54,9 @@ func (s *Server) Explain(name, qtype string) (Explanation, error) {
 		e.Host = d.match.Host.Key(&current.Cluster)
 	}
 	e.Why = why(d, e.Host)
+	if d.target != "" && d.target != q.Name {
+		e.Why += ", as " + strings.TrimSuffix(d.target.String(), ".")
+	}
 	if d.exists(q.Name) {
 		e.Why = fmt.Sprintf("an ancestor of mesh names, and names below %s are not forwarded: NODATA", d.zone)
 	}
@@ -69,8 +72,9 @@ func why(d decision, key string) string {
 		return "the PTR name of a mesh host's address"
 	case actAddresses:
 		return "in the mesh table: " + whyName(d.match.Rule, d.match, key) + whyAlias(&d.match)
-	case actExists:
-		return "in the mesh table: " + whyName(d.match.Rule, d.match, key) + whyAlias(&d.match) + "; forwarded, because the table has only addresses"
+	case actTarget:
+		return "in the mesh table: " + whyName(d.match.Rule, d.match, key) + whyAlias(&d.match) +
+			"; forwarded, because the table has only addresses"
 	case actForward:
 		switch {
 		case errors.Is(d.reason, errNotSynced):
@@ -124,7 +128,7 @@ func (d *decision) rows(q wire.Question) []string {
 		return []string{"C6"}
 	case actPointers:
 		return []string{"N8"}
-	case actAddresses, actExists:
+	case actAddresses, actTarget:
 		return append(nameRows(d.match), d.typeRows(q.Type)...)
 	case actUnknown:
 		return []string{"F12"}

@@ -58,7 +58,7 @@ func (h *handler) respond(dst []byte, t *task) (response []byte, result outcome,
 	case actSpecial:
 		response = h.respondSpecial(dst, q, d.zone, h.limit(q.UDPSize, t.from.over))
 		return response, outcome{reply.Rcode(response[len(dst):]), sourceSelf}, true
-	case actForward, actExists, actUnknown:
+	case actForward, actTarget, actUnknown:
 		return h.respondForwarded(dst, t)
 	default:
 		return dst, outcome{}, false
@@ -75,6 +75,8 @@ func (h *handler) respondForwarded(dst []byte, t *task) (response []byte, result
 	}
 	found, ok := h.lookup(t, walk)
 	switch {
+	case ok && d.asked(q) != q.Name:
+		// For a worker: the reply is unpacked.
 	case ok && !h.mayGoElsewhere(t):
 		response, result = h.respondResult(dst, t, found)
 		return response, result, true
@@ -92,11 +94,12 @@ func (h *handler) respondForwarded(dst []byte, t *task) (response []byte, result
 func (h *handler) lookup(t *task, walk bool) (found *forward.Result, ok bool) {
 	q := &t.query
 	t.ask, t.located = forward.Query{}, false
-	t.ask.Name, t.ask.Cacheable = q.Name, q.Cacheable() || t.decision.action == actUnknown
+	t.ask.Name, t.ask.Cacheable = t.decision.asked(q), q.Cacheable() || t.decision.action == actUnknown
 	if !t.ask.Cacheable {
 		return nil, false
 	}
 	t.ask.Key = h.forwarder.Key(q, walk)
+	t.ask.Key.Name = string(t.ask.Name)
 	found, ok = h.forwarder.Lookup(&t.ask)
 	if t.ask.RefreshDue() {
 		if walk {
@@ -115,7 +118,7 @@ func (h *handler) refuse(dst []byte, t *task) (response []byte, ok bool) {
 		return dst, false
 	}
 	var result outcome
-	if stale := t.ask.Stale(); stale != nil && !h.mayGoElsewhere(t) {
+	if stale := t.ask.Stale(); stale != nil && t.ask.Name == t.query.Name && !h.mayGoElsewhere(t) {
 		response, result = h.respondResult(dst, t, stale)
 	} else {
 		response, result = h.respondTooMany(dst, t)

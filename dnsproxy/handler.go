@@ -187,14 +187,31 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 	case found.Err != nil:
 		why := failureOf(found.Err)
 		return h.respondFailure(dst, q, why), outcome{why.rcode, found.Source}
-	case d.action == actExists && found.Rcode() == dns.RcodeNameError:
+	case d.asked(q) != q.Name:
+		return h.respondTarget(t, found)
+	case d.action == actTarget && found.Rcode() == dns.RcodeNameError:
 		// The name exists, but has no records of this type anywhere: NODATA.
 		return h.respondMesh(dst, q, d, limit), outcome{dns.RcodeSuccess, sourceTable}
 	case found.Relayed != nil:
 		// Of the slow path alone, which has no dst.
-		response := reply.Cut(reply.Hop(found.Relayed, q.EDNS, h.ednsUDPSize), limit)
+		response := reply.Cut(h.relayed(t, found.Relayed, q.EDNS), limit)
 		return response, outcome{reply.Rcode(response), found.Source}
 	}
+	return h.respondReply(dst, q, found, limit)
+}
+
+// relayed returns a reply that was relayed for a client, with the OPT record of this hop. AD is a claim of
+// the nameserver that the client has chosen, or of one of resolv.conf, which clients may see with trust-ad.
+func (h *handler) relayed(t *task, message []byte, edns bool) []byte {
+	out := reply.Hop(message, edns, h.ednsUDPSize)
+	if !t.ask.Server.IsValid() && !h.forwarder.TrustAD() && !reply.Signed(message) {
+		reply.ClearAD(out)
+	}
+	return out
+}
+
+// respondReply appends the response with a reply, to a query with the same question.
+func (h *handler) respondReply(dst []byte, q *wire.Query, found *forward.Result, limit int) ([]byte, outcome) {
 	request := reply.Request{
 		Query: q.Packet[:q.QuestionEnd], EDNS: q.EDNS, DO: q.DO,
 		UDPSize: h.ednsUDPSize, KeepAD: h.forwarder.TrustAD(), Limit: limit,
@@ -204,6 +221,15 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 		result.rcode = dns.RcodeServerFailure // as in the response, whose header has four bits for it
 	}
 	return found.Reply.Append(dst, &request, found.Age), result
+}
+
+// respondNames returns a response with the CNAME records of a mesh name.
+func (a *answerer) respondNames(q *wire.Query, d *decision) []byte {
+	w := writer{answerer: a, query: q, limit: dns.MaxMsgSize}
+	w.begin()
+	w.cnames(&d.match)
+	w.end(0, dns.RcodeSuccess, nil)
+	return w.buf
 }
 
 // respondMesh appends the response to a query for a mesh name, of at most limit bytes.

@@ -133,11 +133,14 @@ func (r *reference) selfAnswer(q *refQuery) *dns.Msg {
 	if r.specialHere(name) {
 		return r.special(q, name)
 	}
-	if q.qtype == dns.TypeAXFR || q.qtype == dns.TypeIXFR {
-		asked := *q
-		if asked.qtype = dns.TypeANY; r.answer(&asked) != nil || r.hasZone(name) {
-			return r.refused(q)
-		}
+	asked := *q
+	asked.qtype = dns.TypeANY
+	known := r.answer(&asked) != nil
+	switch transfer := q.qtype == dns.TypeAXFR || q.qtype == dns.TypeIXFR; {
+	case transfer && (known || r.hasZone(name)):
+		return r.refused(q)
+	case known:
+		return nil // the name that it leads to is forwarded (A4)
 	}
 	base, zone := r.zone(name)
 	if zone == "" {

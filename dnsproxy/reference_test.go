@@ -375,13 +375,6 @@ func (r *reference) answer(q *refQuery) *dns.Msg {
 	if h == nil || q.qtype == dns.TypeAXFR || q.qtype == dns.TypeIXFR {
 		return nil
 	}
-	switch q.qtype {
-	case dns.TypeA, dns.TypeAAAA, dns.TypeANY, dns.TypeHTTPS, dns.TypeSVCB:
-	default: // A4
-		if (h.alias != "" && q.qtype != dns.TypeCNAME || h.alias == "" && !h.kubernetes) && !r.hasZone(strings.Join(labels, ".")+".") {
-			return nil
-		}
-	}
 	if target > 0 { // N5, N6
 		cname := header(dns.TypeCNAME)
 		owner = strings.Join(dns.SplitDomainName(q.name)[:target], ".") + "."
@@ -397,6 +390,13 @@ func (r *reference) answer(q *refQuery) *dns.Msg {
 	if alias != "" {
 		resp.Answer = append(resp.Answer, &dns.CNAME{Hdr: header(dns.TypeCNAME), Target: alias})
 		owner = alias
+	}
+	switch q.qtype {
+	case dns.TypeA, dns.TypeAAAA, dns.TypeANY, dns.TypeHTTPS, dns.TypeSVCB:
+	default: // A4
+		if (h.alias != "" && q.qtype != dns.TypeCNAME || h.alias == "" && !h.kubernetes) && !r.local(strings.ToLower(owner)) {
+			return nil
+		}
 	}
 	if r.answerServices(resp, r.services(h, q.qtype), header) {
 		return resp
@@ -414,7 +414,9 @@ func (r *reference) answer(q *refQuery) *dns.Msg {
 	}
 	resp.Answer = append(resp.Answer, addresses...)
 	if len(addresses) == 0 && (alias == "" || q.qtype != dns.TypeCNAME) { // A2, A3
-		if name := strings.ToLower(owner); r.local(name) {
+		if target > 0 { // N5
+			resp.Answer, owner = nil, q.name
+		} else if name := strings.ToLower(owner); r.local(name) {
 			owner = refTail(owner, refLongest(name, r.localOnly))
 		}
 		resp.Ns = []dns.RR{r.soa(header(dns.TypeSOA))}

@@ -72,7 +72,8 @@ func (h *handler) forward(t *task) ([]byte, outcome) {
 		why := failureOf(err)
 		return h.respondFailure(nil, q, why), outcome{why.rcode, sourceSelf}
 	}
-	t.ask.Message, t.ask.Client, t.ask.How = q.AsSent(), t.from.client(), t.from.over.how()
+	h.askFor(t)
+	t.ask.Client, t.ask.How = t.from.client(), t.from.over.how()
 	if isTransfer(q.Type) && t.from.send != nil {
 		t.ask.Send = h.sendTransferred(t)
 	}

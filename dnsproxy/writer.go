@@ -79,8 +79,16 @@ const fixedLen = 12
 // mesh writes the response for a host: its records of the queried type, after the CNAME records
 // of an autopath name and of an alias; without any, the SOA record that lets clients cache the
 // negative answer (RFC 2308). t is the table of the match.
+//
+// Without records of the type, an autopath name has no CNAME record: glibc ends its search list at one,
+// and a later name may have such records.
 func (w *writer) mesh(m *table.Match, t *table.Table) {
 	w.begin()
+	if m.Rule == table.RuleAutopath && !w.has(m, t) {
+		w.soa(questionName)
+		w.end(wire.AA, dns.RcodeSuccess, nil)
+		return
+	}
 	owner := w.cnames(m)
 	w.aliases = w.answers
 	port := m.BaseRule() == table.RulePort
@@ -101,6 +109,21 @@ func (w *writer) mesh(m *table.Match, t *table.Table) {
 		w.soa(w.apex(owner, m.Owner(w.query.Name)))
 	}
 	w.end(wire.AA, dns.RcodeSuccess, nil)
+}
+
+// has reports whether a host has a record of the queried type.
+func (w *writer) has(m *table.Match, t *table.Table) bool {
+	v4, v6 := len(m.Host.V4) > 0, len(m.Host.V6) > 0
+	port := m.BaseRule() == table.RulePort
+	switch qtype := w.query.Type; {
+	case qtype == dns.TypeCNAME:
+		return m.Alias(w.query.Name) != wire.Root
+	case qtype == dns.TypeSRV, qtype == dns.TypeANY && port:
+		return t != nil && t.CountTargets(m) > 0
+	case qtype == dns.TypeANY:
+		return v4 || v6
+	}
+	return !port && (w.query.Type == dns.TypeA && v4 || w.query.Type == dns.TypeAAAA && v6)
 }
 
 // pointers writes the response for the PTR name of an address, which the hosts with these

@@ -223,25 +223,37 @@ func (w *walk) result(target Step, found Result, qtype uint16) Result {
 // derive makes a reply to the question of the walk from what was found for target, with the
 // TTLs that are left. If target is another name, a CNAME record points to it.
 func (w *walk) derive(target wire.Name, found Result) Result {
-	failed := func(err error) Result { return Result{Err: err, Source: found.Source} }
-	msg, err := found.message(target, w.key)
+	derived, err := found.Derive(target, w.key, func(msg *dns.Msg) {
+		if name := wire.Name(w.key.Name); target != name {
+			w.alias(msg, name, target)
+			msg.Rcode = dns.RcodeSuccess // also of servers that say NXDOMAIN for want of an AAAA record (RFC 4074)
+		}
+	})
 	if err != nil {
-		return failed(err)
+		return Result{Err: err, Source: found.Source}
 	}
-	if name := wire.Name(w.key.Name); target != name {
-		w.alias(msg, name, target)
-		msg.Rcode = dns.RcodeSuccess // also of servers that say NXDOMAIN for want of an AAAA record (RFC 4074)
+	return derived
+}
+
+// Derive returns a result with another reply, which edit makes of r's, with the TTLs that are left. r has
+// what was found for name and the other fields of the question of key. Its Relayed and Err are nil.
+func (r *Result) Derive(name wire.Name, key cache.Key, edit func(*dns.Msg)) (Result, error) {
+	msg, err := r.message(name, key)
+	if err != nil {
+		return Result{}, err
 	}
+	edit(msg)
 	msg.Compress = true
 	packed, err := msg.Pack()
 	if err != nil {
-		return failed(err)
+		return Result{}, err
 	}
-	if found.Reply, err = reply.Parse(packed); err != nil {
-		return failed(err)
+	derived := *r
+	if derived.Reply, err = reply.Parse(packed); err != nil {
+		return Result{}, err
 	}
-	found.Age.Cached, found.Age.Seconds = found.Age.Stale, 0
-	return found
+	derived.Age.Cached, derived.Age.Seconds = r.Age.Stale, 0
+	return derived, nil
 }
 
 // alias turns msg, an answer for target, into one for name. Without an address of the

@@ -1,0 +1,182 @@
+package dnsproxy_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/internal/testkit/fakedns"
+)
+
+// targetHosts has an external host, a wildcard, and a Service of type ExternalName for a host that the
+// table does not have.
+func targetHosts() hosts {
+	return hosts{
+		"api.example.com":            external("192.0.2.1"),
+		"*.wild.example.com":         external("192.0.2.3"),
+		"ext.shop.svc.cluster.local": alias("ext", "mail.example.org", "192.0.2.4"),
+		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"),
+	}
+}
+
+// targetRecords are the data of records of types that the table does not have.
+var targetRecords = map[string]string{
+	"MX": "10 mx.example.net.", "TXT": `"v=spf1 -all"`, "SRV": "0 5 443 srv.example.net.", "CAA": `0 issue "ca.example.net"`,
+	"NAPTR": `100 10 "S" "SIP+D2U" "" _sip._udp.example.net.`, "NS": "ns.example.net.", "CNAME": "lb.example.net.", "URI": `10 1 "https://example.net/"`,
+}
+
+// TestTargets asks for records of types that the table does not have, by all names of a host. Nameservers
+// are asked once, for the name that these lead to.
+func TestTargets(t *testing.T) { // A4, D9, N5
+	t.Parallel()
+	p, fake := startMesh(t, targetHosts())
+	names := map[string][]string{
+		"api.example.com.": {
+			"api.example.com.", "api.example.com.shop.svc.cluster.local. CNAME api.example.com.", "Api.example.com.corp.example. CNAME Api.example.com.",
+		},
+		"a.wild.example.com.": {"a.wild.example.com.", "a.wild.example.com.svc.cluster.local. CNAME a.wild.example.com."},
+		"mail.example.org.": {
+			"mail.example.org.", "ext. CNAME mail.example.org.", "ext.shop. CNAME mail.example.org.", "ext.shop.svc.cluster.local. CNAME mail.example.org.",
+			"ext.corp.example. CNAME ext.shop.svc.cluster.local.; ext.shop.svc.cluster.local. CNAME mail.example.org.",
+		},
+	}
+	for qtype, data := range targetRecords {
+		var records []string
+		for target := range names {
+			records = append(records, target+" 60 IN "+qtype+" "+data)
+		}
+		fake.Handle(fakedns.Answer(records...))
+		fake.Reset()
+		code := dns.StringToType[qtype]
+		for target, forms := range names {
+			for _, form := range forms {
+				name, _, _ := strings.Cut(form, " ")
+				want := target + " " + qtype + " " + data
+				switch {
+				case qtype == "CNAME" && target == "mail.example.org." && form != name:
+					want = form // the table has it
+				case form != name:
+					want = form + "; " + want
+				}
+				for _, network := range []string{"udp", "tcp"} {
+					if got := strings.TrimSuffix(outcome(p.exchange(t, network, question(name, code))), "; NODATA"); got != want {
+						t.Errorf("%s %s over %s\n got %s\nwant %s", name, qtype, network, got, want)
+					}
+				}
+			}
+		}
+		asked := map[string]int{}
+		for _, q := range fake.Queries() {
+			if q.Type == code {
+				asked[strings.ToLower(q.Name)]++
+			}
+		}
+		want := map[string]int{"api.example.com.": 1, "a.wild.example.com.": 1, "mail.example.org.": 1}
+		if diff := cmp.Diff(want, asked); diff != "" {
+			t.Errorf("%s: nameservers are asked (-want +got):\n%s", qtype, diff)
+		}
+	}
+}
+
+// TestTargetWithoutRecords checks that an expanded name whose target has no such record is NODATA without
+// a CNAME record, at which glibc would end its search list, and that failures stay failures.
+func TestTargetWithoutRecords(t *testing.T) { // A4, N5
+	t.Parallel()
+	p, fake := startMesh(t, targetHosts())
+	fake.Handle(fakedns.Answer(`mail.example.org. 60 IN A 192.0.2.4`))
+	p.converse(t, []dialogue{
+		{"api.example.com MX", "NODATA api.example.com."}, // NXDOMAIN of the nameserver
+		{"api.example.com.corp.example MX", "NODATA api.example.com.corp.example."},
+		{"ext MX", "ext. CNAME mail.example.org.; NODATA mail.example.org."}, // NODATA of the nameserver
+		{"ext.corp.example MX", "NODATA ext.corp.example."},
+	})
+	fake.Handle(fakedns.Rcode(dns.RcodeServerFailure))
+	p.converse(t, []dialogue{{"api.example.com.corp.example TXT", "SERVFAIL"}, {"ext TXT", "SERVFAIL"}})
+}
+
+// TestTargetRelayed asks with a client's subnet, without RD, and through a nameserver that truncates: what is
+// not cached leads to the target, too.
+func TestTargetRelayed(t *testing.T) { // A4, F1
+	t.Parallel()
+	p, fake := startMesh(t, targetHosts())
+	fake.Handle(fakedns.Answer(`api.example.com. 60 IN MX 10 mx.example.net.`))
+	const name, want = "api.example.com.corp.example.", "api.example.com.corp.example. CNAME api.example.com.; api.example.com. MX 10 mx.example.net."
+	for _, prepare := range []func(*dns.Msg){
+		func(m *dns.Msg) { m.RecursionDesired = false },
+		func(m *dns.Msg) {
+			m.SetEdns0(1232, true)
+			opt := m.IsEdns0()
+			opt.Option = append(opt.Option, &dns.EDNS0_SUBNET{Code: dns.EDNS0SUBNET, Family: 1, SourceNetmask: 24, Address: []byte{192, 0, 2, 0}})
+		},
+	} {
+		for _, network := range []string{"udp", "tcp"} {
+			req := question(name, dns.TypeMX)
+			prepare(req)
+			resp := p.exchange(t, network, req)
+			if got := outcome(resp); got != want || (resp.IsEdns0() == nil) != (req.IsEdns0() == nil) {
+				t.Errorf("over %s:\n%v", network, resp)
+			}
+		}
+	}
+	for _, q := range fake.Queries() {
+		if strings.Contains(q.Name, "corp") {
+			t.Errorf("a nameserver is asked for %s", q.Name)
+		}
+	}
+	fake.Handle(fakedns.Truncate(fakedns.Size(2000)))
+	req := question(name, dns.TypeTXT)
+	req.RecursionDesired = false
+	if resp := p.exchange(t, "udp", req); !resp.Truncated {
+		t.Errorf("the reply is truncated, and the response is\n%v", resp)
+	}
+}
+
+// TestTargetIsLocal checks that a name is not forwarded as one that is local-only, and that a local-only name is
+// forwarded as one that is not.
+func TestTargetIsLocal(t *testing.T) { // F12, D9
+	t.Parallel()
+	fake := nameserver(t, fakedns.Answer(`mail.example.org. 60 IN MX 10 mx.example.net.`))
+	p := start(t, dnsproxy.Config{
+		LocalOnly: []string{"cluster.local", "intern.example"},
+		Forward:   forward.Config{ResolvConf: resolvConf(t, "search corp.example"), Upstreams: servers(fake)},
+	})
+	p.load(t, hosts{
+		"ext.shop.svc.cluster.local": alias("ext", "mail.example.org", "192.0.2.4"),
+		"db.example.com":             {Ips: []string{"192.0.2.5"}, Alias: "db.intern.example"},
+	})
+	p.converse(t, []dialogue{
+		{"ext.shop.svc.cluster.local MX", "ext.shop.svc.cluster.local. CNAME mail.example.org.; mail.example.org. MX 10 mx.example.net."},
+		{"db.example.com MX", "db.example.com. CNAME db.intern.example.; NODATA intern.example."},
+		{"db.example.com.corp.example MX", "NODATA db.example.com.corp.example."},
+	})
+	if asked := fake.Queries(); slices.ContainsFunc(asked, func(q fakedns.Query) bool { return q.Name != "mail.example.org." }) {
+		t.Errorf("nameservers are asked %v", asked)
+	}
+}
+
+// TestTrustAD checks that AD reaches clients only with trust-ad, also in replies that are relayed and in
+// those for the target of a mesh name.
+func TestTrustAD(t *testing.T) { // F1
+	t.Parallel()
+	for _, options := range []string{"options ndots:1", "options trust-ad"} {
+		fake := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
+			reply := new(dns.Msg).SetReply(query)
+			reply.AuthenticatedData = true
+			return reply
+		})
+		p := start(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: resolvConf(t, options), Upstreams: servers(fake)}})
+		p.load(t, targetHosts())
+		for _, recursion := range []bool{true, false} {
+			req := question("www.example.org", dns.TypeMX)
+			req.RecursionDesired = recursion
+			if got := p.exchange(t, "udp", req).AuthenticatedData; got != (options == "options trust-ad") {
+				t.Errorf("%s, RD %t: AD is %t", options, recursion, got)
+			}
+		}
+	}
+}
