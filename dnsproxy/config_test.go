@@ -144,6 +144,9 @@ func TestMetrics(t *testing.T) { // R4
 	fake.Handle(fakedns.Answer())
 	p.ask(t, "other.example.com", 65280)
 	p.exchange(t, "tcp", new(dns.Msg))
+	probe := question("id.server", dns.TypeTXT)
+	probe.Question[0].Qclass = dns.ClassCHAOS
+	p.exchange(t, "udp", probe)
 	want := `
 		# HELP istio_agent_dns_requests_total DNS requests received.
 		# TYPE istio_agent_dns_requests_total counter
@@ -154,7 +157,7 @@ func TestMetrics(t *testing.T) { // R4
 		# HELP istio_agent_dns_upstream_requests_total DNS requests sent to nameservers, retries included.
 		# TYPE istio_agent_dns_upstream_requests_total counter
 		istio_agent_dns_upstream_requests_total 3
-		# HELP nametap_dns_queries_total DNS queries answered, by type, protocol (udp, tcp), rcode and source (table, cache, upstream, self).
+		# HELP nametap_dns_queries_total DNS queries answered, by type, protocol (udp, tcp), rcode and source (table, cache, upstream, self, probe).
 		# TYPE nametap_dns_queries_total counter
 		nametap_dns_queries_total{protocol="tcp",rcode="FORMERR",source="self",type="other"} 1
 		nametap_dns_queries_total{protocol="tcp",rcode="NOERROR",source="cache",type="A"} 0
@@ -167,6 +170,7 @@ func TestMetrics(t *testing.T) { // R4
 		nametap_dns_queries_total{protocol="udp",rcode="NOERROR",source="table",type="AAAA"} 1
 		nametap_dns_queries_total{protocol="udp",rcode="NXDOMAIN",source="upstream",type="other"} 1
 		nametap_dns_queries_total{protocol="udp",rcode="OTHER",source="upstream",type="other"} 1
+		nametap_dns_queries_total{protocol="udp",rcode="REFUSED",source="probe",type="TXT"} 1
 	`
 	if err := testutil.GatherAndCompare(p.metrics, strings.NewReader(want), requestsMetric,
 		"istio_agent_dns_upstream_failures_total", "istio_agent_dns_upstream_requests_total",

@@ -60,6 +60,7 @@ const (
 	sourceCache    = forward.SourceCache
 	sourceUpstream = forward.SourceUpstream
 	sourceSelf     = forward.SourceSelf
+	sourceProbe    = "probe" // class CH: a question about the server, as the agent's own probes ask
 )
 
 func (d *decision) source() string {

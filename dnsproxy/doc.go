@@ -16,6 +16,7 @@
 //	decide.go      the decision about a query, made once
 //	writer.go      responses that nametap makes itself, record by record; their longest length
 //	services.go    SRV records, and the addresses of their targets
+//	target.go      queries that are forwarded for the name that a mesh name leads to
 //	slow.go        the slow path: queries that are forwarded or held; rare and malformed ones,
 //	               as dns.Msg
 //	resolve.go     addresses of names for the agent itself

@@ -54,7 +54,7 @@ func newMetrics() *metrics {
 			"DNS requests received."),
 		queries: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "nametap_dns_queries_total",
-			Help: "DNS queries answered, by type, protocol (udp, tcp), rcode and source (table, cache, upstream, self).",
+			Help: "DNS queries answered, by type, protocol (udp, tcp), rcode and source (table, cache, upstream, self, probe).",
 		}, []string{"type", "protocol", "rcode", "source"}),
 		originErrors: counter("nametap_dns_original_destination_errors_total",
 			"Failed lookups of the original destination of a captured query; each is retried."),

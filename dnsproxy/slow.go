@@ -19,8 +19,11 @@ const holdTimeout = 2 * time.Second
 // slow is the slow path: it returns the response to a query that [handler.fast] has left for
 // later. It blocks for as long as a nameserver, or the first table, takes.
 func (h *handler) slow(t *task) []byte {
-	h.metrics.requests.Inc()
-	if !t.usual || t.decision.action == actChaos {
+	probe := t.usual && t.decision.action == actChaos
+	if !probe { // which is no request of a client
+		h.metrics.requests.Inc()
+	}
+	if !t.usual || probe {
 		return h.serveUnusual(t)
 	}
 	response, result := h.answer(t)
@@ -131,7 +134,8 @@ func (h *handler) answerUnusual(req *dns.Msg, t *task) (response []byte, source 
 	case decided:
 		return own(h.failure(req, d.failure()))
 	case req.Question[0].Qclass == dns.ClassCHAOS:
-		return own(h.chaos(req, h.version, h.id))
+		response, _ = own(h.chaos(req, h.version, h.id))
+		return response, sourceProbe
 	}
 	// A query with more than a question and an OPT record, such as a signed one. Answers
 	// that are not forwarded are those to the same query of the usual shape.
