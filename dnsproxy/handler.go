@@ -204,6 +204,7 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 // the nameserver that the client has chosen, or of one of resolv.conf, which clients may see with trust-ad.
 func (h *handler) relayed(t *task, message []byte, edns bool) []byte {
 	out := reply.Hop(message, edns, h.ednsUDPSize)
+	copy(out, t.query.Packet[:2]) // the ID
 	if !t.ask.Server.IsValid() && !h.forwarder.TrustAD() && !reply.Signed(message) {
 		reply.ClearAD(out)
 	}

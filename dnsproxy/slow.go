@@ -179,6 +179,7 @@ func (h *handler) passOn(req *dns.Msg, t *task) (response []byte, source string)
 		return failed(found.Err, found.Source)
 	}
 	relayed := reply.Hop(found.Relayed, req.IsEdns0() != nil, h.ednsUDPSize)
+	copy(relayed, t.packet[:2]) // the ID
 	return reply.Cut(relayed, h.limit(offered(req), t.from.over)), found.Source
 }
 

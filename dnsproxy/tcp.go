@@ -44,9 +44,9 @@ const (
 	tcpPendingCost = 1 << 10
 )
 
-// tcpMaxUnsent bounds, in bytes, the answers of one connection that its client has not read.
-// Beyond it the connection is closed.
-const tcpMaxUnsent = 1 << 20
+// tcpNotSent bounds, in bytes, what the kernel keeps of the answers of one connection beyond what the
+// client has room for. Without it, that is megabytes for each client that does not read.
+const tcpNotSent = 16 << 10
 
 // lengthLen is the length of the length prefix over TCP (RFC 1035, section 4.2.2).
 const lengthLen = 2
@@ -69,7 +69,9 @@ func newTCPListener(h *handler, listener *net.TCPListener, clients *tcpClients) 
 	address := Addr{Network: "tcp", Address: listener.Addr().String()}
 	if raw, err := listener.SyscallConn(); err == nil { // otherwise accept returns the error
 		_ = raw.Control(func(fd uintptr) {
-			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT, tcpDeferAccept) // only restarts need it
+			// Connections have these, too. Only restarts need the first, and only clients that do not read the second.
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT, tcpDeferAccept)
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, tcpNotSent)
 		})
 	}
 	return &tcpListener{
@@ -186,8 +188,10 @@ type tcpConn struct {
 	left     chan struct{} // closed when reading has ended
 
 	idleSince atomic.Int64  // when the last query was answered or awaited, by clients.now
+	answered  atomic.Bool   // a query was answered
 	pending   atomic.Int64  // cost of the queries that workers have (tcpMaxPending)
-	unsent    atomic.Int64  // bytes of their answers that are not yet written
+	held      atomic.Int64  // bytes of long queries, and of answers that are not yet written
+	shed      bool          // was closed for what it held; guarded by clients.mu
 	finished  chan struct{} // holds one value after a query has ended, for awaitRoom
 	waiting   sync.WaitGroup
 
@@ -204,24 +208,51 @@ func (c *tcpConn) serve() {
 	defer c.waiting.Wait()
 	defer close(c.left)
 	var query, answers []byte
-	for answered := false; ; {
+	for {
 		// Answers to queries that arrived together are written together. They are written
 		// before waiting for the rest of a query of which only a part has arrived.
 		if !c.buffered() {
-			if c.write(answers) != nil || c.brief && answered || !c.await(len(answers) > 0) {
+			wrote := len(answers) > 0
+			if c.write(answers) != nil || c.brief && c.answered.Load() {
 				return
 			}
-			answers = answers[:0]
+			putBuffer(answers)
+			answers = nil
+			if !c.await(wrote) {
+				return
+			}
+		}
+		if answers == nil {
+			answers = getBuffer()
 		}
 		var err error
 		if query, err = c.read(query); err != nil {
 			_ = c.write(answers) // the client may have closed only its sending side
 			return
 		}
-		answered = true
 		if answers, err = c.answer(answers, query); err != nil {
 			return
 		}
+		if cap(query) > tcpReadBuffer {
+			c.release(cap(query))
+			query = nil
+		}
+	}
+}
+
+// buffers are for answers, while they are made and written: a connection that waits has none.
+var buffers sync.Pool //nolint:gochecknoglobals // memory, which any goroutine may use
+
+func getBuffer() []byte {
+	if b, ok := buffers.Get().(*[]byte); ok {
+		return (*b)[:0]
+	}
+	return make([]byte, 0, tcpReadBuffer)
+}
+
+func putBuffer(b []byte) {
+	if cap(b) > 0 {
+		buffers.Put(&b)
 	}
 }
 
@@ -270,7 +301,7 @@ func (c *tcpConn) buffered() bool {
 // maxBatch is the number of bytes of answers above which they are written.
 const maxBatch = 16 << 10
 
-// read returns the next message, in buf if that has the capacity.
+// read returns the next message, in buf if that has the capacity. A long one is held, until release.
 func (c *tcpConn) read(buf []byte) ([]byte, error) {
 	header, err := c.reader.Peek(lengthLen)
 	if err != nil {
@@ -281,7 +312,10 @@ func (c *tcpConn) read(buf []byte) ([]byte, error) {
 		return buf, err
 	}
 	if cap(buf) < n {
-		buf = make([]byte, n)
+		if n > tcpReadBuffer {
+			c.hold(n)
+		}
+		buf = make([]byte, max(n, tcpReadBuffer))
 	}
 	_, err = io.ReadFull(c.reader, buf[:n])
 	return buf[:n], err
@@ -317,14 +351,7 @@ func (c *tcpConn) pass(query []byte) {
 		if response == nil {
 			return
 		}
-		framed := binary.BigEndian.AppendUint16(make([]byte, 0, lengthLen+len(response)), uint16(len(response))) //nolint:gosec // a message
-		framed = append(framed, response...)
-		defer c.unsent.Add(-int64(len(framed)))
-		if c.unsent.Add(int64(len(framed))) > tcpMaxUnsent {
-			_ = c.conn.Close() // the client reads too slowly
-			return
-		}
-		_ = c.write(framed) // write closes the connection on an error
+		_ = c.writeMessage(response) // write closes the connection on an error
 	})
 }
 
@@ -336,8 +363,7 @@ func (c *tcpConn) send(message []byte) error {
 		return errStopping
 	default:
 	}
-	framed := binary.BigEndian.AppendUint16(make([]byte, 0, lengthLen+len(message)), uint16(len(message))) //nolint:gosec // a message
-	return c.write(append(framed, message...))
+	return c.writeMessage(message)
 }
 
 // finish ends the accounting of a query that a worker has answered.
@@ -352,19 +378,38 @@ func (c *tcpConn) finish(cost int64) {
 	}
 }
 
-// write sends messages with their length prefixes. On an error it closes the connection,
-// because the client could not parse anything after half an answer.
-func (c *tcpConn) write(framed []byte) error {
-	if len(framed) == 0 {
+// writeMessage sends a message.
+func (c *tcpConn) writeMessage(message []byte) error {
+	length := binary.BigEndian.AppendUint16(nil, uint16(len(message))) //nolint:gosec // a message
+	return c.write(length, message)
+}
+
+// hold counts bytes that the connection holds, until release.
+func (c *tcpConn) hold(n int) { c.listener.clients.hold(c, int64(n)) }
+
+func (c *tcpConn) release(n int) { c.listener.clients.hold(c, -int64(n)) }
+
+// write sends messages with their length prefixes, in any number of parts. On an error it closes the
+// connection, because the client could not parse anything after half an answer.
+func (c *tcpConn) write(parts ...[]byte) error {
+	n := 0
+	for _, part := range parts {
+		n += len(part)
+	}
+	if n == 0 {
 		return nil
 	}
+	c.hold(n)
+	defer c.release(n)
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	// Before the client sees an answer: the one that is answered first has been idle the longest.
 	c.idleSince.Store(c.listener.clients.now())
+	c.answered.Store(true)
 	err := c.conn.SetWriteDeadline(time.Now().Add(tcpWriteTimeout))
 	if err == nil {
-		_, err = c.conn.Write(framed)
+		buffers := net.Buffers(parts)
+		_, err = buffers.WriteTo(c.conn)
 	}
 	if err != nil {
 		return errors.Join(err, c.conn.Close())

@@ -91,7 +91,6 @@ func (c *tcpConn) drain() {
 
 // becameIdle is called when no query of the connection is pending any more.
 func (c *tcpConn) becameIdle() {
-	c.listener.clients.becameIdle()
 	c.deadline.Lock()
 	defer c.deadline.Unlock()
 	if !c.drained.IsZero() {

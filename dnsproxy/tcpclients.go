@@ -15,9 +15,13 @@ import (
 // has run out of descriptors.
 const tcpReserve = 4
 
-// tcpFirstQueryTime is how long a new connection does not count as idle when descriptors
-// have run out, so that its client can send a query.
+// tcpFirstQueryTime is how long a new connection does not count as idle, so that its client can
+// send a query.
 const tcpFirstQueryTime = 50 * time.Millisecond
+
+// tcpMaxHeld bounds, in bytes, what all connections together hold: answers that clients have not read,
+// and long queries, of which a part has arrived. Beyond it the one that holds the most is closed.
+const tcpMaxHeld = 16 << 20
 
 // tcpClients bounds the connections of all TCP listeners together.
 type tcpClients struct {
@@ -25,11 +29,9 @@ type tcpClients struct {
 	origin  time.Time // idleSince counts from here
 	reserve *sockets.Reserve
 
-	// waiting is how many listeners wait for room.
-	waiting atomic.Int32
+	held atomic.Int64 // bytes that the connections hold (tcpMaxHeld)
 
 	mu   sync.Mutex
-	room sync.Cond // signalled when a connection ends or becomes idle, or a listener stops
 	open map[*tcpConn]struct{}
 }
 
@@ -43,9 +45,7 @@ func newTCPClients(maxConns int, log *slog.Logger) *tcpClients {
 			"bound", bound, "configured", maxConns, "open files", limit.Cur)
 		maxConns = bound
 	}
-	p := &tcpClients{max: maxConns, origin: time.Now(), reserve: sockets.NewReserve(tcpReserve), open: map[*tcpConn]struct{}{}}
-	p.room.L = &p.mu
-	return p
+	return &tcpClients{max: maxConns, origin: time.Now(), reserve: sockets.NewReserve(tcpReserve), open: map[*tcpConn]struct{}{}}
 }
 
 // now returns the time for idleSince. Unlike the wall clock, it is never set back.
@@ -54,42 +54,80 @@ func (p *tcpClients) now() int64 { return int64(time.Since(p.origin)) }
 // close releases the reserve of descriptors.
 func (p *tcpClients) close() { p.reserve.Close() }
 
-// add adds a connection. When there is no room, it closes the connection that has been idle
-// the longest; when none is idle, it waits. It reports false, without adding the
-// connection, if its listener stops and there is no room.
+// add adds a connection. When there is no room, it closes another one. It reports false, without adding
+// the connection, if its listener stops and there is no room.
 func (p *tcpClients) add(c *tcpConn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.waiting.Add(1) // before looking for an idle connection, so that no call of becameIdle is missed
-	defer p.waiting.Add(-1)
-	for len(p.open) >= p.max && !c.listener.stopping {
-		if idle := p.longestIdleLocked(); idle != nil {
-			delete(p.open, idle)
-			_ = idle.conn.Close() // its goroutine ends
-			break
-		}
-		p.room.Wait()
-	}
-	if c.listener.stopping {
-		if len(p.open) >= p.max {
+	if len(p.open) >= p.max {
+		if c.listener.stopping {
 			return false
 		}
+		if other, _ := p.leastNeededLocked(); other != nil {
+			delete(p.open, other)
+			_ = other.conn.Close() // its goroutine ends
+		}
+	}
+	if c.listener.stopping {
 		c.drain() // accepted just before the stop, so its query may be on the way
 	}
 	p.open[c] = struct{}{}
 	return true
 }
 
-// longestIdleLocked returns the connection that has waited the longest for a query, nil if
-// every connection has an unanswered query.
-func (p *tcpClients) longestIdleLocked() *tcpConn {
-	var idle *tcpConn
+// leastNeededLocked returns the connection that makes room for another one, nil if there is none: the one
+// that has been idle the longest; if none is idle, the one whose client has waited the longest for an
+// answer, which has the least time left to get one. A new one, whose first query may be on the way, is
+// the last choice.
+func (p *tcpClients) leastNeededLocked() (least *tcpConn, isNew bool) {
+	const idle, waiting, fresh = 0, 1, 2
+	kind, since := fresh, p.now()
 	for c := range p.open {
-		if c.pending.Load() == 0 && (idle == nil || c.idleSince.Load() < idle.idleSince.Load()) {
-			idle = c
+		k, s := idle, c.idleSince.Load()
+		switch {
+		case c.pending.Load() > 0:
+			k = waiting
+		case !c.answered.Load() && p.now()-s < int64(tcpFirstQueryTime):
+			k = fresh
+		}
+		if least == nil || k < kind || k == kind && s < since {
+			least, kind, since = c, k, s
 		}
 	}
-	return idle
+	return least, kind == fresh
+}
+
+// hold adds n bytes to what a connection holds. If that is too much for all together, it closes those that
+// hold the most; what c holds besides these bytes counts.
+func (p *tcpClients) hold(c *tcpConn, n int64) {
+	c.held.Add(n)
+	if p.held.Add(n) <= tcpMaxHeld || n <= 0 {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.held.Load() > tcpMaxHeld {
+		var most *tcpConn
+		var mostHeld, closing int64
+		for other := range p.open {
+			held := other.held.Load()
+			if other.shed {
+				closing += held
+				continue
+			}
+			if other == c {
+				held -= n
+			}
+			if held > mostHeld {
+				most, mostHeld = other, held
+			}
+		}
+		if most == nil || p.held.Load()-closing <= tcpMaxHeld {
+			return
+		}
+		most.shed = true
+		_ = most.conn.Close() // its goroutines end, and release what they hold
+	}
 }
 
 // remove removes a connection that has ended.
@@ -97,18 +135,8 @@ func (p *tcpClients) remove(c *tcpConn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.open, c)
+	p.held.Add(-c.held.Swap(0)) // a query of which only a part has arrived
 	p.reserve.Refill()
-	p.room.Signal()
-}
-
-// becameIdle wakes a listener that waits for room, since a connection has become idle.
-func (p *tcpClients) becameIdle() {
-	if p.waiting.Load() == 0 {
-		return
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.room.Signal()
 }
 
 // stop marks the listener as stopping, and lets its connections end once the queries that
@@ -117,7 +145,6 @@ func (p *tcpClients) stop(l *tcpListener) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	l.stopping = true
-	p.room.Broadcast()
 	for c := range p.open {
 		if c.listener == l {
 			c.drain()
@@ -125,26 +152,23 @@ func (p *tcpClients) stop(l *tcpListener) {
 	}
 }
 
-// freeDescriptor frees a descriptor for a new client: that of the connection that has been
-// idle the longest, otherwise one of the reserve. It reports whether it could, and whether
-// the descriptor is from the reserve.
+// freeDescriptor frees a descriptor for a new client: that of the connection that makes room for it,
+// otherwise one of the reserve. It reports whether it could, and whether the descriptor is from the
+// reserve.
 func (p *tcpClients) freeDescriptor() (freed, reserved bool) {
 	p.mu.Lock()
-	idle := p.longestIdleLocked()
-	if idle != nil && p.now()-idle.idleSince.Load() < int64(tcpFirstQueryTime) {
-		idle = nil
-	}
-	if idle != nil {
-		delete(p.open, idle)
+	other, isNew := p.leastNeededLocked()
+	if !isNew {
+		delete(p.open, other)
 	}
 	p.mu.Unlock()
-	if idle == nil {
+	if isNew { // or there is none
 		reserved = p.reserve.Spend()
 		return reserved, reserved
 	}
-	_ = idle.conn.Close() // its goroutine ends
+	_ = other.conn.Close() // its goroutine ends
 	select {
-	case <-idle.left: // the descriptor is free only then
+	case <-other.left: // the descriptor is free only then
 	case <-time.After(tcpDrainTime):
 	}
 	return true, false

@@ -1,8 +1,10 @@
 package dnsproxy_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -14,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
@@ -142,8 +145,8 @@ func closed(t *testing.T, conn net.Conn) {
 	}
 }
 
-// All listeners share one bound. A new connection replaces the one that has been idle the
-// longest, never one whose query waits for a nameserver.
+// All listeners share one bound. A new connection replaces the one that has been idle the longest, and
+// one whose query waits for a nameserver only if none is idle.
 func TestConnectionLimit(t *testing.T) { // A12
 	t.Parallel()
 	p, release := slowProxy(t, dnsproxy.Config{Addr: "localhost:0", MaxTCPConns: 3})
@@ -187,23 +190,82 @@ func TestConnectionLimit(t *testing.T) { // A12
 	read(t, fourth)
 	closed(t, third)
 
-	// When all are busy, a new connection waits until one of them is idle.
+	// When all wait for answers, the one that has waited the longest makes room.
 	ask(second, "slow.example.")
 	ask(fourth, "slow.example.")
 	p.await(t, "nametap_dns_inflight", 3)
 	fifth := dial("127.0.0.1")
 	ask(fifth, "web.")
-	if err := fifth.SetReadDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := fifth.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("one connection too many is served: %v", err)
-	}
-	close(release)
-	if err := fifth.SetReadDeadline(time.Now().Add(wait.Limit)); err != nil {
-		t.Fatal(err)
-	}
 	read(t, fifth)
+	closed(t, busy)
+	close(release)
+	for _, conn := range []net.Conn{second, fourth} {
+		read(t, conn)
+	}
+}
+
+// TestUnreadAnswers opens connections whose clients ask for more than the kernel takes and read nothing. While that
+// is little, all get their answers when they read; if it is too much, connections are closed. The next client
+// is answered in either case.
+func TestUnreadAnswers(t *testing.T) { // A12
+	t.Parallel()
+	// Of each, the agent holds an answer of 48 kB or more, and 350 of these are more than 16 MiB.
+	const few, many, enough = 20, 600, 350
+	const answers = 8
+	for _, c := range []struct {
+		clients int
+		relayed bool
+	}{{few, false}, {few, true}, {many, false}, {many, true}} {
+		t.Run(fmt.Sprintf("%d,relayed=%t", c.clients, c.relayed), func(t *testing.T) {
+			fake := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
+				reply := new(dns.Msg).SetReply(query)
+				for _, addr := range addrs(1, 3000) {
+					reply.Answer = append(reply.Answer, &dns.A{
+						Hdr: dns.RR_Header{Name: query.Question[0].Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 60}, A: net.ParseIP(addr),
+					})
+				}
+				reply.Compress = true
+				return reply
+			})
+			p := start(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
+			p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", addrs(1, 3000)...), "small.example.com": external("192.0.2.1")})
+			query := framed(t, map[bool]string{false: "web.", true: "www.example.net."}[c.relayed], 1)
+			if c.relayed {
+				query[2+2] &^= 1 // RD: it is not cached
+			}
+			var conns []net.Conn
+			for range c.clients {
+				conn := p.dial(t, "tcp")
+				t.Cleanup(func() { _ = conn.Close() })
+				if _, err := conn.Write(bytes.Repeat(query, answers)); err != nil {
+					t.Fatal(err)
+				}
+				conns = append(conns, conn)
+			}
+			wait.Until(t, "most clients leave answers unread", func() bool {
+				return p.count(t, requestsMetric) >= float64(c.clients*3/2) && p.count(t, "nametap_dns_inflight") == 0
+			})
+			if got := outcome(p.exchange(t, "tcp", question("small.example.com", dns.TypeA))); got != "small.example.com. A 192.0.2.1" {
+				t.Errorf("the next client gets %s", got)
+			}
+			whole := 0
+			for _, conn := range conns {
+				n, err := 0, error(nil)
+				for err == nil && n < answers {
+					if _, err = (&dns.Conn{Conn: conn}).Read(make([]byte, dns.MaxMsgSize)); err == nil {
+						n++
+					}
+				}
+				if n == answers {
+					whole++
+				}
+			}
+			t.Logf("%d of %d clients get their answers", whole, c.clients)
+			if whole < few || whole > enough {
+				t.Errorf("%d of %d clients get their answers", whole, c.clients)
+			}
+		})
+	}
 }
 
 // An error that a client causes, here by closing its port, neither ends a UDP listener nor

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/miekg/dns"
@@ -75,9 +74,11 @@ type Query struct {
 
 // A Result is what a query came to.
 type Result struct {
-	Reply   *reply.Reply
-	Age     reply.Age // of Reply, for [reply.Reply.Append]
-	Relayed []byte    // a message for this client alone, instead of Reply
+	Reply *reply.Reply
+	Age   reply.Age // of Reply, for [reply.Reply.Append]
+	// Relayed is a message instead of Reply, for clients that sent the same one. They share it, and it has
+	// the ID of one of them.
+	Relayed []byte
 	Source  string
 	Err     error // why there is neither; nil otherwise
 
@@ -148,7 +149,7 @@ func (f *Forwarder) relay(q *Query) Result {
 	case !first:
 		flight.suspectLater(group)
 		<-flight.done
-		return flight.result.relayedTo(packet)
+		return flight.result
 	case flight.forms >= suspectForms:
 		group.Suspect()
 	}
@@ -182,15 +183,6 @@ func (f *Forwarder) joinRelay(key flightKey) (flight *flight, first bool) {
 		}
 	}
 	return flight, first
-}
-
-// relayedTo returns the result for another client that sent the same message.
-func (r Result) relayedTo(packet []byte) Result {
-	if r.Relayed != nil {
-		r.Relayed = slices.Clone(r.Relayed)
-		copy(r.Relayed, packet[:2]) // the ID
-	}
-	return r
 }
 
 // transfer requests a zone transfer over TCP and sends the client all messages except the
