@@ -45,6 +45,9 @@ type arrival struct {
 	original func() (netip.AddrPort, error)
 	// send sends a message of a response that has several, but not the last; nil over UDP.
 	send func(message []byte) error
+	// hold counts bytes that a response takes until the client has read it, before it is made. It reports
+	// false if the client has gone. nil over UDP.
+	hold func(n int) bool
 }
 
 // A task is a query on its way through a handler: its packet, and what the fast path has
@@ -62,6 +65,7 @@ type task struct {
 	decision decision      // if usual
 	ask      forward.Query // if the decision is to forward
 	located  bool          // elsewhere has set ask.Server
+	held     int           // bytes that from.hold has counted
 }
 
 // begin makes t the task of a packet. It does not keep the packet beyond the next call of

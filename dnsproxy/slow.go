@@ -84,6 +84,11 @@ func (h *handler) forward(t *task) ([]byte, outcome) {
 		t.ask.Steps = h.steps(t)
 	}
 	found := h.forwarder.Answer(&t.ask)
+	if found.Err == nil && t.from.hold != nil {
+		if t.held = found.Size(); !t.from.hold(t.held) {
+			return nil, outcome{found.Rcode(), found.Source}
+		}
+	}
 	return h.respondResult(nil, t, &found)
 }
 
@@ -149,6 +154,7 @@ func (h *handler) answerUnusual(req *dns.Msg, t *task) (response []byte, source 
 	response, result, ok := h.respond(nil, again)
 	if !ok {
 		response, result = h.answer(again)
+		t.held = again.held
 	}
 	return response, result.source
 }

@@ -134,7 +134,7 @@ func (l *tcpListener) start(conn *net.TCPConn, reserved bool) {
 		handler: l.handler, listener: l, from: l.arrival(conn), conn: conn, task: new(task),
 		brief: reserved, left: make(chan struct{}), finished: make(chan struct{}, 1),
 	}
-	c.from.send = c.send
+	c.from.send, c.from.hold = c.send, c.hold
 	c.reader = bufio.NewReaderSize(drainReader{c}, tcpReadBuffer)
 	c.idleSince.Store(l.clients.now())
 	if !l.clients.add(c) {
@@ -191,7 +191,7 @@ type tcpConn struct {
 	answered  atomic.Bool   // a query was answered
 	pending   atomic.Int64  // cost of the queries that workers have (tcpMaxPending)
 	held      atomic.Int64  // bytes of long queries, and of answers that are not yet written
-	shed      bool          // was closed for what it held; guarded by clients.mu
+	shed      atomic.Bool   // was closed for what it held
 	finished  chan struct{} // holds one value after a query has ended, for awaitRoom
 	waiting   sync.WaitGroup
 
@@ -348,10 +348,15 @@ func (c *tcpConn) pass(query []byte) {
 		defer c.finish(cost)
 		defer c.handler.forwarder.ReleaseMemory(len(t.packet))
 		response := c.handler.slow(t)
+		defer func() { c.release(t.held) }()
 		if response == nil {
 			return
 		}
-		_ = c.writeMessage(response) // write closes the connection on an error
+		if more := len(response) - t.held; more > 0 {
+			c.hold(more)
+			t.held = len(response)
+		}
+		_ = c.writeParts(lengthOf(response), response) // which closes the connection on an error
 	})
 }
 
@@ -363,7 +368,7 @@ func (c *tcpConn) send(message []byte) error {
 		return errStopping
 	default:
 	}
-	return c.writeMessage(message)
+	return c.write(lengthOf(message), message)
 }
 
 // finish ends the accounting of a query that a worker has answered.
@@ -378,19 +383,21 @@ func (c *tcpConn) finish(cost int64) {
 	}
 }
 
-// writeMessage sends a message.
-func (c *tcpConn) writeMessage(message []byte) error {
-	length := binary.BigEndian.AppendUint16(nil, uint16(len(message))) //nolint:gosec // a message
-	return c.write(length, message)
+// lengthOf returns the length prefix of a message.
+func lengthOf(message []byte) []byte {
+	return binary.BigEndian.AppendUint16(nil, uint16(len(message))) //nolint:gosec // a message
 }
 
-// hold counts bytes that the connection holds, until release.
-func (c *tcpConn) hold(n int) { c.listener.clients.hold(c, int64(n)) }
+// hold counts bytes that the connection holds, until release. It reports false if the connection was closed
+// for what it held.
+func (c *tcpConn) hold(n int) bool {
+	c.listener.clients.hold(c, int64(n))
+	return !c.shed.Load()
+}
 
 func (c *tcpConn) release(n int) { c.listener.clients.hold(c, -int64(n)) }
 
-// write sends messages with their length prefixes, in any number of parts. On an error it closes the
-// connection, because the client could not parse anything after half an answer.
+// write sends messages with their length prefixes, in any number of parts, which it holds meanwhile.
 func (c *tcpConn) write(parts ...[]byte) error {
 	n := 0
 	for _, part := range parts {
@@ -401,6 +408,12 @@ func (c *tcpConn) write(parts ...[]byte) error {
 	}
 	c.hold(n)
 	defer c.release(n)
+	return c.writeParts(parts...)
+}
+
+// writeParts is write for what is held. On an error it closes the connection, because the client could
+// not parse anything after half an answer.
+func (c *tcpConn) writeParts(parts ...[]byte) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	// Before the client sees an answer: the one that is answered first has been idle the longest.

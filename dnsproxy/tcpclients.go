@@ -111,7 +111,7 @@ func (p *tcpClients) hold(c *tcpConn, n int64) {
 		var mostHeld, closing int64
 		for other := range p.open {
 			held := other.held.Load()
-			if other.shed {
+			if other.shed.Load() {
 				closing += held
 				continue
 			}
@@ -125,7 +125,7 @@ func (p *tcpClients) hold(c *tcpConn, n int64) {
 		if most == nil || p.held.Load()-closing <= tcpMaxHeld {
 			return
 		}
-		most.shed = true
+		most.shed.Store(true)
 		_ = most.conn.Close() // its goroutines end, and release what they hold
 	}
 }

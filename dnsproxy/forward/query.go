@@ -95,6 +95,14 @@ func (r *Result) Rcode() int {
 	return r.Reply.Rcode()
 }
 
+// Size returns how many bytes the reply has, about; Err must be nil.
+func (r *Result) Size() int {
+	if r.Relayed != nil {
+		return len(r.Relayed)
+	}
+	return r.Reply.Size()
+}
+
 // usable reports whether r says what the name has.
 func (r *Result) usable() bool {
 	return r.Err == nil && (r.Rcode() == dns.RcodeSuccess || r.Rcode() == dns.RcodeNameError)
