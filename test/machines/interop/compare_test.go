@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
 // differences are the answers in which nametap differs from Istio's agent on purpose, besides
@@ -36,7 +38,7 @@ const (
 	direct                // a name of a host
 )
 
-// N1, N2, N4, N5, N7, N9, N11, A2: beside Istio's agent on the same istiod, nametap gives the
+// N1, N2, N4, N5, N7, N9, N11, A2, A4: beside Istio's agent on the same istiod, nametap gives the
 // same answers for every host of the table, its short names, their search expansions, names
 // below and absent names, in every case of letters. The differences are exactly those above.
 func TestBesideIstiosAgent(t *testing.T) {
@@ -52,6 +54,7 @@ func TestBesideIstiosAgent(t *testing.T) {
 		}
 		t.Run(namespace+"/answers", p.answers)
 		t.Run(namespace+"/lookups", p.lookups)
+		t.Run(namespace+"/types", p.types)
 		p.istio.Close()
 		p.nametap.Close()
 	}
@@ -122,6 +125,41 @@ func (p pair) lookups(t *testing.T) {
 		}
 	}
 	t.Logf("%d names", n)
+}
+
+// types compares what a program gets of types that the table does not have, and that nameservers have for hosts
+// outside of the cluster.
+func (p pair) types(t *testing.T) {
+	data := map[string]string{
+		"MX": "10 mx.example.net.", "TXT": `"v=spf1 -all"`, "SRV": "0 5 443 srv.example.net.", "CAA": `0 issue "ca.example.net"`,
+		"NAPTR": `100 10 "S" "SIP+D2U" "" _sip._udp.example.net.`, "URI": `10 1 "https://example.net/"`, "CNAME": "lb.example.net.",
+	}
+	var names, records []string
+	for host := range p.hosts {
+		if name := strings.TrimSuffix(strings.Replace(host, "*", "a.b", 1), "."); strings.HasSuffix(name, ".example.com") {
+			names = append(names, name)
+			for qtype, value := range data {
+				records = append(records, name+". 60 IN "+qtype+" "+value)
+			}
+		}
+	}
+	nameserver := p.nametap.m.nameserver
+	nameserver.Handle(fakedns.Answer(records...))
+	defer nameserver.Handle(upstream)
+	for _, name := range names {
+		for qtype, want := range data {
+			for _, form := range []string{name, name + "."} {
+				istio, nametap := p.istio.find(form, qtype, p.search), p.nametap.find(form, qtype, p.search)
+				if istio != want || nametap != want {
+					t.Errorf("%s %s: with Istio's agent %s, with nametap %s, want %s", form, qtype, istio, nametap, want)
+				}
+			}
+		}
+	}
+	if len(names) == 0 {
+		t.Error("no host is outside of the cluster")
+	}
+	t.Logf("%d names, %d types, with and without the search list", len(names), len(data))
 }
 
 // shapes returns the names to ask for the hosts of a table, without trailing dots, in lower

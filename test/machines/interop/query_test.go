@@ -74,23 +74,47 @@ func result(reply *dns.Msg) string {
 	return "NODATA"
 }
 
+// candidates returns the names that a resolver tries for a name, in its order.
+func candidates(name string, search []string) []string {
+	if strings.HasSuffix(name, ".") {
+		return []string{name}
+	}
+	var all []string
+	for _, domain := range search {
+		all = append(all, name+"."+domain)
+	}
+	if strings.Count(name, ".") >= ndots {
+		return slices.Insert(all, 0, name)
+	}
+	return append(all, name)
+}
+
+// find returns the data of the last record of a type that a program gets which searches as glibc's res_search: the
+// first response with an answer ends it.
+func (c client) find(name, qtype string, search []string) string {
+	c.m.tb.Helper()
+	client := dns.Client{Timeout: 10 * time.Second}
+	for _, candidate := range candidates(name, search) {
+		reply, _, err := client.ExchangeWithConn(new(dns.Msg).SetQuestion(dns.Fqdn(candidate), dns.StringToType[qtype]), c.Conn)
+		if err != nil {
+			return err.Error()
+		}
+		if n := len(reply.Answer); reply.Rcode == dns.RcodeSuccess && n > 0 {
+			last := reply.Answer[n-1]
+			if last.Header().Rrtype != dns.StringToType[qtype] {
+				return "no record of the type"
+			}
+			return strings.TrimPrefix(last.String(), last.Header().String())
+		}
+	}
+	return "not found"
+}
+
 // lookup resolves a name as glibc does with the machine's resolv.conf: it returns the addresses
 // of the first name of the search list that has any.
 func (c client) lookup(name string, search []string) string {
 	c.m.tb.Helper()
-	candidates := []string{name}
-	if !strings.HasSuffix(name, ".") {
-		candidates = nil
-		for _, domain := range search {
-			candidates = append(candidates, name+"."+domain)
-		}
-		if strings.Count(name, ".") >= ndots {
-			candidates = slices.Insert(candidates, 0, name)
-		} else {
-			candidates = append(candidates, name)
-		}
-	}
-	for _, candidate := range candidates {
+	for _, candidate := range candidates(name, search) {
 		var found []string
 		for _, qtype := range []string{"A", "AAAA"} {
 			if addrs := c.ask(candidate, qtype); strings.ContainsAny(addrs, ".:") {
