@@ -208,28 +208,31 @@ func (c *tcpConn) serve() {
 	defer c.waiting.Wait()
 	defer close(c.left)
 	var query, answers []byte
-	for {
+	var buffer *[]byte
+	for served := false; ; {
 		// Answers to queries that arrived together are written together. They are written
 		// before waiting for the rest of a query of which only a part has arrived.
 		if !c.buffered() {
 			wrote := len(answers) > 0
-			if c.write(answers) != nil || c.brief && c.answered.Load() {
+			if c.write(answers) != nil || c.brief && served {
 				return
 			}
-			putBuffer(answers)
-			answers = nil
+			if buffer != nil { // a connection that waits has none
+				*buffer = answers[:0]
+				buffers.Put(buffer)
+			}
 			if !c.await(wrote) {
 				return
 			}
-		}
-		if answers == nil {
-			answers = getBuffer()
+			buffer = getBuffer()
+			answers = *buffer
 		}
 		var err error
 		if query, err = c.read(query); err != nil {
 			_ = c.write(answers) // the client may have closed only its sending side
 			return
 		}
+		served = true
 		if answers, err = c.answer(answers, query); err != nil {
 			return
 		}
@@ -240,20 +243,15 @@ func (c *tcpConn) serve() {
 	}
 }
 
-// buffers are for answers, while they are made and written: a connection that waits has none.
+// buffers are for answers, while they are made and written.
 var buffers sync.Pool //nolint:gochecknoglobals // memory, which any goroutine may use
 
-func getBuffer() []byte {
+func getBuffer() *[]byte {
 	if b, ok := buffers.Get().(*[]byte); ok {
-		return (*b)[:0]
+		return b
 	}
-	return make([]byte, 0, tcpReadBuffer)
-}
-
-func putBuffer(b []byte) {
-	if cap(b) > 0 {
-		buffers.Put(&b)
-	}
+	b := make([]byte, 0, tcpReadBuffer)
+	return &b
 }
 
 // answer appends the response to a query to answers, which have yet to be written, or passes
@@ -315,7 +313,7 @@ func (c *tcpConn) read(buf []byte) ([]byte, error) {
 		if n > tcpReadBuffer {
 			c.hold(n)
 		}
-		buf = make([]byte, max(n, tcpReadBuffer))
+		buf = make([]byte, n)
 	}
 	_, err = io.ReadFull(c.reader, buf[:n])
 	return buf[:n], err
@@ -356,7 +354,7 @@ func (c *tcpConn) pass(query []byte) {
 			c.hold(more)
 			t.held = len(response)
 		}
-		_ = c.writeParts(lengthOf(response), response) // which closes the connection on an error
+		_ = c.writeHeld(lengthOf(response), response) // which closes the connection on an error
 	})
 }
 
@@ -368,7 +366,9 @@ func (c *tcpConn) send(message []byte) error {
 		return errStopping
 	default:
 	}
-	return c.write(lengthOf(message), message)
+	c.hold(len(message))
+	defer c.release(len(message))
+	return c.writeHeld(lengthOf(message), message)
 }
 
 // finish ends the accounting of a query that a worker has answered.
@@ -397,32 +397,31 @@ func (c *tcpConn) hold(n int) bool {
 
 func (c *tcpConn) release(n int) { c.listener.clients.hold(c, -int64(n)) }
 
-// write sends messages with their length prefixes, in any number of parts, which it holds meanwhile.
-func (c *tcpConn) write(parts ...[]byte) error {
-	n := 0
-	for _, part := range parts {
-		n += len(part)
-	}
-	if n == 0 {
+// write sends messages with their length prefixes, which it holds meanwhile.
+func (c *tcpConn) write(framed []byte) error {
+	if len(framed) == 0 {
 		return nil
 	}
-	c.hold(n)
-	defer c.release(n)
-	return c.writeParts(parts...)
+	c.hold(len(framed))
+	defer c.release(len(framed))
+	return c.writeHeld(framed, nil)
 }
 
-// writeParts is write for what is held. On an error it closes the connection, because the client could
-// not parse anything after half an answer.
-func (c *tcpConn) writeParts(parts ...[]byte) error {
+// writeHeld is write for what is held already, followed by more, which may be nil. On an error it closes
+// the connection, because the client could not parse anything after half an answer.
+func (c *tcpConn) writeHeld(framed, more []byte) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	// Before the client sees an answer: the one that is answered first has been idle the longest.
 	c.idleSince.Store(c.listener.clients.now())
 	c.answered.Store(true)
 	err := c.conn.SetWriteDeadline(time.Now().Add(tcpWriteTimeout))
-	if err == nil {
-		buffers := net.Buffers(parts)
-		_, err = buffers.WriteTo(c.conn)
+	switch {
+	case err != nil:
+	case more == nil:
+		_, err = c.conn.Write(framed)
+	default:
+		_, err = (&net.Buffers{framed, more}).WriteTo(c.conn)
 	}
 	if err != nil {
 		return errors.Join(err, c.conn.Close())
