@@ -5,6 +5,7 @@ package deploy
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,8 +18,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/process"
 )
 
-// bin is the directory of both binaries, which TestMain builds.
-var bin string
+// binaries has both commands.
+var binaries = process.Of("nametap", "nametap-discovery")
 
 // agentID is the user and the group whose queries pass through the rules.
 const agentID = 1337
@@ -26,12 +27,7 @@ const agentID = 1337
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
-	var err error
-	if bin, err = process.Build("nametap", "nametap-discovery"); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(bin)
+	defer binaries.Remove()
 	code := m.Run()
 	if err := goleak.Find(); code == 0 && err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -47,14 +43,32 @@ const commandLimit = 5 * time.Minute
 // command returns a command with PATH and environ as its environment.
 func command(t *testing.T, environ []string, name string, args ...string) *exec.Cmd {
 	t.Helper()
+	seen(t)
 	ctx, cancel := context.WithTimeout(t.Context(), commandLimit)
 	t.Cleanup(cancel)
 	if !strings.Contains(name, "/") && strings.HasPrefix(name, "nametap") {
-		name = filepath.Join(bin, name)
+		name = filepath.Join(binaries.Dir(t), name)
 	}
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH")}, environ...)
 	return cmd
+}
+
+// seen opens all directories of the repository, so that Go's test cache sees a change of what commands read.
+func seen(t *testing.T) {
+	t.Helper()
+	err := filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil || !entry.IsDir():
+			return err
+		case path == "../.git" || path == "../bin":
+			return filepath.SkipDir
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // output runs a command, which must succeed, and returns its output and errors.

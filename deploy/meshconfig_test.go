@@ -24,7 +24,7 @@ func TestMeshConfig(t *testing.T) {
 	netns.Need(t, "iptables")
 	ns := netns.New(t)
 	// Without rules the command fails after it has printed the switch.
-	text = ns.Exec("sh", "-c", bin+"/nametap capture status --mesh-config mesh-config/on.yaml || true")
+	text = ns.Exec("sh", "-c", binaries.Dir(t)+"/nametap capture status --mesh-config mesh-config/on.yaml || true")
 	if want := "ISTIO_META_DNS_CAPTURE=true (mesh config"; !strings.Contains(text, want) {
 		t.Errorf("%q does not contain %q", text, want)
 	}

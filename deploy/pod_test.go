@@ -118,7 +118,7 @@ func (k *kubelet) container(c corev1.Container) *exec.Cmd {
 	}
 	script = append(script, fmt.Sprintf(
 		"exec setpriv --reuid %d --regid %d --clear-groups --inh-caps -all --bounding-set %s --no-new-privs -- %s/nametap %s",
-		*security.RunAsUser, *security.RunAsGroup, strings.Join(capabilities, ","), bin, strings.Join(c.Args, " ")))
+		*security.RunAsUser, *security.RunAsGroup, strings.Join(capabilities, ","), binaries.Dir(k.t), strings.Join(c.Args, " ")))
 	settings := append(environ(k.t, k.pod, c), "NAMETAP_XDS_ADDR="+k.xds.Addr(), "NAMETAP_XDS_PLAINTEXT=true")
 	return command(k.t, settings, "unshare", "--mount", "sh", "-c", strings.Join(script, "\n"))
 }

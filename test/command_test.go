@@ -53,9 +53,9 @@ func (v *vm) args(subcommand string, flags ...string) []string {
 // command returns a call of nametap by the agent's user, with the environment and the
 // capabilities of the unit.
 func (h *host) command(args ...string) *exec.Cmd {
-	cmd := exec.Command(binary, args...)
+	cmd := exec.Command(binary(h.tb), args...)
 	if h.descriptors > 0 {
-		cmd = exec.Command("prlimit", append([]string{fmt.Sprintf("--nofile=%d", h.descriptors), binary}, args...)...)
+		cmd = exec.Command("prlimit", append([]string{fmt.Sprintf("--nofile=%d", h.descriptors), binary(h.tb)}, args...)...)
 	}
 	if h.chroot != "" {
 		cmd.Path = imageBinary

@@ -116,7 +116,7 @@ func TestIstioVMFiles(t *testing.T) {
 			h := newBareHost(t)
 			authority := fakexds.NewAuthority(t, "istiod.istio-system.svc", identity)
 			h.Run(func() { h.xds = fakexds.Start(t, fakexds.Options{Authority: authority, Token: "token"}) })
-			cmd := exec.Command(binary, "agent", "--dns-addr", dnsAddr, "--status-addr", statusAddr, "--resolv-conf", h.resolvConf,
+			cmd := exec.Command(binary(t), "agent", "--dns-addr", dnsAddr, "--status-addr", statusAddr, "--resolv-conf", h.resolvConf,
 				"--drain", "10ms", "--state-dir", t.TempDir(), "--log-level", "debug",
 				"--mesh-config", h.write("mesh.yaml", fmt.Sprintf(tc.mesh, h.xds.Addr())),
 				"--xds-root-ca", h.write("root-cert.pem", authority.Root()), "--xds-token-file", h.write("istio-token", "token"))

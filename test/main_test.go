@@ -1,7 +1,6 @@
 package test
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -10,8 +9,14 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// binary is the path of the nametap binary that TestMain builds.
-var binary string
+// binaries has nametap.
+var binaries = process.Of("nametap")
+
+// binary returns the path of nametap.
+func binary(tb testing.TB) string {
+	tb.Helper()
+	return filepath.Join(binaries.Dir(tb), "nametap")
+}
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
@@ -19,13 +24,7 @@ func run(m *testing.M) int {
 	if os.Getenv(confinedEnv) != "" {
 		return runConfined(os.Args[1:])
 	}
-	dir, err := process.Build("nametap")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
+	defer binaries.Remove()
 	wait.Together()
-	binary = filepath.Join(dir, "nametap")
 	return m.Run()
 }

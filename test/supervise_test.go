@@ -233,7 +233,7 @@ func TestSupervisedContainer(t *testing.T) { // K15, R7
 		"agent", "--supervise", "--xds-addr", h.xds.Addr(), "--xds-plaintext", "--dns-addr", dnsAddr, "--status-addr", statusAddr,
 		"--resolv-conf", h.resolvConf, "--state-dir", "", "--drain", "0s",
 	}
-	container := exec.Command("unshare", append([]string{"--pid", "--fork", "--kill-child", "--mount-proc", binary}, args...)...)
+	container := exec.Command("unshare", append([]string{"--pid", "--fork", "--kill-child", "--mount-proc", binary(t)}, args...)...)
 	container.Env = append(os.Environ(), "POD_NAME=web-0", "POD_NAMESPACE=shop", "INSTANCE_IP=10.1.2.3")
 	log := testlog.New(t)
 	container.Stderr = log

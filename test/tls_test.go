@@ -105,7 +105,7 @@ func TestTLSUpstreamInImage(t *testing.T) { // F15
 		return path
 	}
 	// A copy could not be executed while a child of another test has it open for writing.
-	if err := os.Link(binary, inRoot(imageBinary)); err != nil {
+	if err := os.Link(binary(t), inRoot(imageBinary)); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(inRoot(imageRoots), h.authority, 0o644); err != nil {

@@ -3,21 +3,54 @@ package process
 
 import (
 	"context"
+	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
+	"testing"
 )
 
-// Build builds static binaries of commands, such as "nametap", as `make build` does, in a new directory
-// that every user may read. The caller removes the directory.
+// Binaries are static binaries of commands, such as "nametap", as `make build` builds them.
+type Binaries struct {
+	commands []string
+	build    sync.Once
+	dir      string
+	err      error
+}
+
+// Of returns the binaries of commands. They are built when Dir is called.
+func Of(commands ...string) *Binaries { return &Binaries{commands: commands} }
+
+// Dir returns the directory of the binaries, which the first call builds.
+func (b *Binaries) Dir(tb testing.TB) string {
+	tb.Helper()
+	b.build.Do(func() { b.dir, b.err = Build(b.commands...) })
+	if b.err != nil {
+		tb.Fatal(b.err)
+	}
+	return b.dir
+}
+
+// Remove removes the binaries, after all tests.
+func (b *Binaries) Remove() { _ = os.RemoveAll(b.dir) }
+
+// errEarly is the error of a call from TestMain.
+var errEarly = errors.New("binaries must be built by a test: what is opened before the first test is not seen by Go's test cache")
+
+// Build builds binaries in a new directory that every user may read. The caller removes the directory.
 //
 // A test that calls Build in the module of the commands runs again if their sources have changed: Go's
 // test cache keys on the files and directories that a test opens in its own module. Tests of other
 // modules must not be cached.
 func Build(commands ...string) (dir string, err error) {
+	if !flag.Parsed() { // TestMain has not called m.Run
+		return "", errEarly
+	}
 	dir, err = os.MkdirTemp("", "nametap-test-")
 	if err != nil {
 		return "", err
