@@ -42,6 +42,7 @@ func BenchmarkTCP(b *testing.B) {
 
 // benchmarkTCP measures queries that are sent batch by batch.
 func benchmarkTCP(b *testing.B, p *proxy, req *dns.Msg, batch int) {
+	b.Helper()
 	packet, err := req.Pack()
 	if err != nil {
 		b.Fatal(err)
