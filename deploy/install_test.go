@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -116,22 +117,25 @@ func TestInstallMissing(t *testing.T) {
 }
 
 // end ends an installation and its apt-get by a signal, as a terminal does, and checks that it ends by it.
-func (d fakeDebian) end(cmd *exec.Cmd, signal syscall.Signal) {
+func (d fakeDebian) end(cmd *exec.Cmd, by syscall.Signal) {
 	d.t.Helper()
-	if err := syscall.Kill(-cmd.Process.Pid, signal); err != nil {
+	if err := syscall.Kill(-cmd.Process.Pid, by); err != nil {
 		d.t.Fatal(err)
 	}
 	var ended *exec.ExitError
-	if err := cmd.Wait(); !errors.As(err, &ended) || ended.Sys().(syscall.WaitStatus).Signal() != signal {
-		d.t.Errorf("%v, want the end by the signal %v", err, signal)
+	if err := cmd.Wait(); !errors.As(err, &ended) || ended.Sys().(syscall.WaitStatus).Signal() != by {
+		d.t.Errorf("%v, want the end by the signal %v", err, by)
 	}
 }
 
 // TestInstallMissingInterrupted ends an installation by a signal, and another one that waits for it goes on. No
 // policy is left.
 func TestInstallMissingInterrupted(t *testing.T) {
-	for _, signal := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
-		t.Run(signal.String(), func(t *testing.T) {
+	// A shell cannot trap what this process ignores, as it does under nohup.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT, syscall.SIGHUP)
+	t.Cleanup(func() { signal.Reset(syscall.SIGINT, syscall.SIGHUP) })
+	for _, by := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
+		t.Run(by.String(), func(t *testing.T) {
 			d := newFakeDebian(t)
 			cmd := d.start("nt-missing")
 			if got := d.asked(); got != forbidden {
@@ -139,7 +143,7 @@ func TestInstallMissingInterrupted(t *testing.T) {
 			}
 			waits := d.start("nt-other")
 			write(t, d.path("go"), "")
-			d.end(cmd, signal)
+			d.end(cmd, by)
 			if err := waits.Wait(); err != nil {
 				t.Error(err)
 			}
