@@ -48,9 +48,6 @@ var errEarly = errors.New("binaries must be built by a test: what is opened befo
 // test cache keys on the files and directories that a test opens in its own module. Tests of other
 // modules must not be cached.
 func Build(commands ...string) (dir string, err error) {
-	if !flag.Parsed() { // TestMain has not called m.Run
-		return "", errEarly
-	}
 	dir, err = os.MkdirTemp("", "nametap-test-")
 	if err != nil {
 		return "", err
@@ -64,9 +61,13 @@ func Build(commands ...string) (dir string, err error) {
 		return "", err
 	}
 	// The tests of other modules do not have the dependencies of the commands.
-	root, err := exec.CommandContext(context.Background(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/nametap/nametap").Output()
+	output, err := exec.CommandContext(context.Background(), "go", "list", "-m", "-f", "{{.Main}} {{.Dir}}", "github.com/nametap/nametap").Output()
 	if err != nil {
 		return "", fmt.Errorf("finding the module of the commands: %w", err)
+	}
+	own, root, _ := strings.Cut(strings.TrimSpace(string(output)), " ")
+	if own == "true" && !flag.Parsed() { // TestMain has not called m.Run
+		return "", errEarly
 	}
 	const tags = "-tags=grpcnotrace"
 	packages := make([]string, len(commands))
@@ -74,7 +75,7 @@ func Build(commands ...string) (dir string, err error) {
 		packages[i] = "./cmd/" + command
 	}
 	build := exec.CommandContext(context.Background(), "go", append([]string{"build", "-trimpath", tags, "-ldflags=-s -w", "-o", dir + "/"}, packages...)...)
-	build.Dir = strings.TrimSpace(string(root))
+	build.Dir = root
 	if err := openSources(build.Dir, append([]string{tags}, packages...)); err != nil {
 		return "", err
 	}
