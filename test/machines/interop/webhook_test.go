@@ -132,8 +132,8 @@ func TestWebhookBundle(t *testing.T) { // I7, I8
 	c.mustKubectl("apply", "--server-side", "--field-manager=helm", "-f", manifests+"webhook.yaml")
 	restored("a webhook added again")
 
-	// The authority is five years old, and a second one joins it.
-	old := c.setSecret(t, 7*365*24*time.Hour)
+	// The authority is eight of its ten years old, and a second one joins it.
+	old := c.setSecret(t, 8*365*24*time.Hour)
 	wait.Until(t, "a second authority has joined", func() bool { return strings.Count(string(c.secret().Data["ca.crt"]), "BEGIN") == 2 })
 	roots = string(c.secret().Data["ca.crt"])
 	if !strings.Contains(roots, strings.TrimSpace(old.Roots())) {
