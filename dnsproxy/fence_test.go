@@ -81,6 +81,19 @@ func hostiles() []hostile {
 		info.Near = uint32(len(ips) / 2)
 		return info
 	}
+	// Pods with the same addresses, whose ports are on those that are looked at last.
+	podsAndAddresses := func(n int) map[string]*nameInfo {
+		low, high := addresses(16, "10.0.%d.%d"), addresses(100, "10.1.%d.%d")
+		all := append(low, high...)
+		hosts := several(n/10, "p-%d.db.shop.svc.cluster.local", func(int) *nameInfo { return kubernetes(all...) })
+		db := headless(all...)
+		db.Ports = nil
+		for i := range 12 {
+			db.Ports = append(db.Ports, &api.NameTable_Port{Name: fmt.Sprintf("p%d", i), Number: uint32(1000 + i), Ips: high})
+		}
+		hosts["db.shop.svc.cluster.local"] = db
+		return hosts
+	}
 	deep := strings.Repeat("a.", 120) + "example.com."
 	return []hostile{
 		{name: "PTR of an address of headless Services", hosts: func(n int) map[string]*nameInfo {
@@ -103,6 +116,7 @@ func hostiles() []hostile {
 		{name: "SRV of endpoints of 50 Services over TCP", hosts: shared, question: "_http._tcp.db-7.shop.svc.cluster.local.", qtype: dns.TypeSRV, over: overTCP, each: true},
 		{name: "SRV of ports over TCP", hosts: manyPorts, question: "db.shop.svc.cluster.local.", qtype: dns.TypeSRV, over: overTCP, each: true},
 		{name: "SRV of a pod with all addresses over TCP", hosts: onePod, question: "db.shop.svc.cluster.local.", qtype: dns.TypeSRV, over: overTCP},
+		{name: "SRV of pods with the same addresses", hosts: podsAndAddresses, question: "db.shop.svc.cluster.local.", qtype: dns.TypeSRV},
 		{name: "SRV of pods at one address over TCP", hosts: pods, question: "db.shop.svc.cluster.local.", qtype: dns.TypeSRV, over: overTCP, each: true},
 		{name: "A below wildcards, with 122 labels", hosts: func(n int) map[string]*nameInfo {
 			return several(n, "*."+strings.Repeat("a.", 20)+"b-%d.com", one)

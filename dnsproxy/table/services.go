@@ -40,7 +40,7 @@ type services struct {
 	each bool
 	// again says that Target.Again is wanted.
 	again bool
-	// looked counts the endpoints that were looked at.
+	// looked counts the endpoints, and their pods, that were looked at.
 	looked int
 }
 
@@ -92,6 +92,20 @@ func (p *port) first(h *Host) []byte {
 		}
 	}
 	return nil
+}
+
+// beginsWith reports whether an address is one of those that [port.first] looks at.
+func (h *Host) beginsWith(packed []byte) bool {
+	all := h.V4
+	if len(packed) == wire.AddressLen(dns.TypeAAAA) {
+		all = h.V6
+	}
+	for at := 0; at < min(len(all), maxPodAddresses*len(packed)); at += len(packed) {
+		if string(all[at:at+len(packed)]) == string(packed) {
+			return true
+		}
+	}
+	return false
 }
 
 // CountTargets returns the number of addresses that the targets for a name have, each counted for
@@ -230,7 +244,9 @@ func (s *services) endpoint(p *port, packed []byte, yield func(Target) bool) boo
 	isPod, ok := false, true
 	s.table.pods(service, packed, func(h Host) bool {
 		isPod = true
-		if string(p.first(&h)) == string(packed) {
+		if s.looked++; s.looked > maxEndpoints {
+			ok = false
+		} else if h.beginsWith(packed) && string(p.first(&h)) == string(packed) {
 			ok = yield(Target{V4: h.V4, V6: h.V6, name: h.Name})
 		}
 		return ok
