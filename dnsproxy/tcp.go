@@ -191,6 +191,7 @@ type tcpConn struct {
 	answered  atomic.Bool   // a query was answered
 	pending   atomic.Int64  // cost of the queries that workers have (tcpMaxPending)
 	held      atomic.Int64  // bytes of long queries, and of answers that are not yet written
+	progress  atomic.Int64  // when the client last took a part of an answer, or began to hold, by clients.now
 	shed      atomic.Bool   // was closed for what it held
 	finished  chan struct{} // holds one value after a query has ended, for awaitRoom
 	waiting   sync.WaitGroup
@@ -208,6 +209,7 @@ func (c *tcpConn) serve() {
 	defer c.waiting.Wait()
 	defer close(c.left)
 	var query, answers []byte
+	defer func() { c.releaseQuery(query) }() // not only after the last answer
 	var buffer *[]byte
 	for served := false; ; {
 		// Answers to queries that arrived together are written together. They are written
@@ -236,11 +238,19 @@ func (c *tcpConn) serve() {
 		if answers, err = c.answer(answers, query); err != nil {
 			return
 		}
-		if cap(query) > tcpReadBuffer {
-			c.release(cap(query))
+		if c.releaseQuery(query) {
 			query = nil
 		}
 	}
+}
+
+// releaseQuery ends what read began, and reports whether the query is not to be used again.
+func (c *tcpConn) releaseQuery(query []byte) bool {
+	long := cap(query) > tcpReadBuffer
+	if long {
+		c.release(cap(query))
+	}
+	return long
 }
 
 // buffers are for answers, while they are made and written.
@@ -309,14 +319,26 @@ func (c *tcpConn) read(buf []byte) ([]byte, error) {
 	if _, err := c.reader.Discard(lengthLen); err != nil {
 		return buf, err
 	}
-	if cap(buf) < n {
-		if n > tcpReadBuffer {
-			c.hold(n)
+	for have := 0; have < n && err == nil; {
+		if cap(buf) <= have { // a client that announces much may send little
+			buf = c.grow(buf[:have], n)
 		}
-		buf = make([]byte, n)
+		var read int
+		read, err = io.ReadFull(c.reader, buf[have:min(cap(buf), n)])
+		have += read
 	}
-	_, err = io.ReadFull(c.reader, buf[:n])
-	return buf[:n], err
+	return buf[:min(cap(buf), n)], err
+}
+
+// grow returns a copy of a part of a query of n bytes, in a longer buffer.
+func (c *tcpConn) grow(part []byte, n int) []byte {
+	size := min(n, max(tcpReadBuffer, 4*len(part)))
+	longer := append(make([]byte, 0, size), part...)
+	if cap(longer) > tcpReadBuffer {
+		c.hold(cap(longer))
+	}
+	c.releaseQuery(part)
+	return longer
 }
 
 // awaitRoom waits until the pending queries of the connection are within their bound, and
@@ -416,15 +438,29 @@ func (c *tcpConn) writeHeld(framed, more []byte) error {
 	c.idleSince.Store(c.listener.clients.now())
 	c.answered.Store(true)
 	err := c.conn.SetWriteDeadline(time.Now().Add(tcpWriteTimeout))
-	switch {
-	case err != nil:
-	case more == nil:
-		_, err = c.conn.Write(framed)
-	default:
-		_, err = (&net.Buffers{framed, more}).WriteTo(c.conn)
+	for err == nil && len(framed)+len(more) > 0 {
+		framed, more, err = c.writePart(framed, more)
+		c.progress.Store(c.listener.clients.now())
 	}
 	if err != nil {
 		return errors.Join(err, c.conn.Close())
 	}
 	return nil
+}
+
+// writePart writes the beginning of framed followed by more, and returns the rest. So it shows that a client
+// reads a long answer, if slowly.
+func (c *tcpConn) writePart(framed, more []byte) (restOfFramed, restOfMore []byte, err error) {
+	if len(more) == 0 || len(framed) >= tcpNotSent {
+		n := min(len(framed), tcpNotSent)
+		_, err = c.conn.Write(framed[:n])
+		return framed[n:], more, err
+	}
+	n := min(len(more), tcpNotSent)
+	if len(framed) == 0 {
+		_, err = c.conn.Write(more[:n])
+	} else {
+		_, err = (&net.Buffers{framed, more[:n]}).WriteTo(c.conn)
+	}
+	return nil, more[n:], err
 }

@@ -2,6 +2,7 @@ package dnsproxy
 
 import (
 	"log/slog"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,7 +21,8 @@ const tcpReserve = 4
 const tcpFirstQueryTime = 50 * time.Millisecond
 
 // tcpMaxHeld bounds, in bytes, what all connections together hold: answers that clients have not read,
-// and long queries, of which a part has arrived. Beyond it the one that holds the most is closed.
+// and long queries, of which a part has arrived. Beyond it the one is closed whose client has taken
+// nothing for the longest.
 const tcpMaxHeld = 16 << 20
 
 // tcpClients bounds the connections of all TCP listeners together.
@@ -65,7 +67,7 @@ func (p *tcpClients) add(c *tcpConn) bool {
 		}
 		if other, _ := p.leastNeededLocked(); other != nil {
 			delete(p.open, other)
-			_ = other.conn.Close() // its goroutine ends
+			p.closeLocked(other)
 		}
 	}
 	if c.listener.stopping {
@@ -76,8 +78,8 @@ func (p *tcpClients) add(c *tcpConn) bool {
 }
 
 // leastNeededLocked returns the connection that makes room for another one, nil if there is none: the one
-// that has been idle the longest; if none is idle, the one whose client has waited the longest for an
-// answer, which has the least time left to get one. A new one, whose first query may be on the way, is
+// that has been idle the longest; if none is idle, the one whose client has got no answer, and no part of
+// one, for the longest, which has the least time left. A new one, whose first query may be on the way, is
 // the last choice.
 func (p *tcpClients) leastNeededLocked() (least *tcpConn, isNew bool) {
 	const idle, waiting, fresh = 0, 1, 2
@@ -85,8 +87,8 @@ func (p *tcpClients) leastNeededLocked() (least *tcpConn, isNew bool) {
 	for c := range p.open {
 		k, s := idle, c.idleSince.Load()
 		switch {
-		case c.pending.Load() > 0:
-			k = waiting
+		case c.pending.Load() > 0 || c.held.Load() > 0:
+			k, s = waiting, max(s, c.progress.Load())
 		case !c.answered.Load() && p.now()-s < int64(tcpFirstQueryTime):
 			k = fresh
 		}
@@ -97,37 +99,40 @@ func (p *tcpClients) leastNeededLocked() (least *tcpConn, isNew bool) {
 	return least, kind == fresh
 }
 
-// hold adds n bytes to what a connection holds. If that is too much for all together, it closes those that
-// hold the most; what c holds besides these bytes counts.
+// hold adds n bytes to what a connection holds. If that is too much for all together, it closes those whose
+// clients have taken nothing for the longest. What closed connections have yet to release does not count.
 func (p *tcpClients) hold(c *tcpConn, n int64) {
-	c.held.Add(n)
+	if c.held.Add(n) == n {
+		c.progress.Store(p.now())
+	}
 	if p.held.Add(n) <= tcpMaxHeld || n <= 0 {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for p.held.Load() > tcpMaxHeld {
-		var most *tcpConn
-		var mostHeld, closing int64
+	for {
+		var slowest *tcpConn
+		total, since := int64(0), int64(math.MaxInt64)
 		for other := range p.open {
-			held := other.held.Load()
-			if other.shed.Load() {
-				closing += held
+			held, progress := other.held.Load(), other.progress.Load()
+			if held == 0 || other.shed.Load() {
 				continue
 			}
-			if other == c {
-				held -= n
-			}
-			if held > mostHeld {
-				most, mostHeld = other, held
+			if total += held; progress < since {
+				slowest, since = other, progress
 			}
 		}
-		if most == nil || p.held.Load()-closing <= tcpMaxHeld {
+		if total <= tcpMaxHeld {
 			return
 		}
-		most.shed.Store(true)
-		_ = most.conn.Close() // its goroutines end, and release what they hold
+		p.closeLocked(slowest)
 	}
+}
+
+// closeLocked closes a connection. Its goroutines end, and release what they hold; they make no more answers.
+func (p *tcpClients) closeLocked(c *tcpConn) {
+	c.shed.Store(true)
+	_ = c.conn.Close()
 }
 
 // remove removes a connection that has ended.
@@ -135,7 +140,6 @@ func (p *tcpClients) remove(c *tcpConn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.open, c)
-	p.held.Add(-c.held.Swap(0)) // a query of which only a part has arrived
 	p.reserve.Refill()
 }
 
@@ -160,13 +164,13 @@ func (p *tcpClients) freeDescriptor() (freed, reserved bool) {
 	other, isNew := p.leastNeededLocked()
 	if !isNew {
 		delete(p.open, other)
+		p.closeLocked(other)
 	}
 	p.mu.Unlock()
 	if isNew { // or there is none
 		reserved = p.reserve.Spend()
 		return reserved, reserved
 	}
-	_ = other.conn.Close() // its goroutine ends
 	select {
 	case <-other.left: // the descriptor is free only then
 	case <-time.After(tcpDrainTime):
