@@ -6,6 +6,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/dnsproxy/reply"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
@@ -163,14 +164,16 @@ func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) 
 	return decision{action: actTarget, match: m, target: target}
 }
 
-// asked returns the name that nameservers are asked for. A message that is passed on as it was sent keeps
-// its name.
+// asked returns the name that nameservers are asked for. A message that is signed keeps its name.
 func (d *decision) asked(q *wire.Query) wire.Name {
-	if d.action == actTarget && q.Sent == nil {
+	if d.action == actTarget && !signed(q) {
 		return d.target
 	}
 	return q.Name
 }
+
+// signed reports whether a query is signed as a whole.
+func signed(q *wire.Query) bool { return q.Sent != nil && reply.Signed(q.Sent) }
 
 // unlessTransfer returns d, or a refusal for a zone transfer: nametap has records of names
 // that it answers itself, and no zones.

@@ -193,7 +193,7 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 		return h.respondFailure(dst, q, why), outcome{why.rcode, found.Source}
 	case d.asked(q) != q.Name:
 		return h.respondTarget(t, found)
-	case d.action == actTarget && found.Rcode() == dns.RcodeNameError:
+	case d.action == actTarget && found.Rcode() == dns.RcodeNameError && !signed(q):
 		// The name exists, but has no records of this type anywhere: NODATA.
 		return h.respondMesh(dst, q, d, limit), outcome{dns.RcodeSuccess, sourceTable}
 	case found.Relayed != nil:

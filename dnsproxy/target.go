@@ -22,7 +22,7 @@ func (h *handler) askFor(t *task) {
 // nameservers have for that one, after the CNAME records that lead to it. Without records of the
 // queried type, the response is that of the table.
 //
-// It unpacks the reply, so its cost follows from what nameservers send: it is for workers alone.
+// It unpacks as much of the reply as the client has room for: it is for workers alone.
 func (h *handler) respondTarget(t *task, found *forward.Result) ([]byte, outcome) {
 	q, d, limit := &t.query, &t.decision, h.limit(t.query.UDPSize, t.from.over)
 	bad := func() ([]byte, outcome) {
@@ -45,7 +45,7 @@ func (h *handler) respondTarget(t *task, found *forward.Result) ([]byte, outcome
 	}
 	key := h.forwarder.Key(q, false)
 	key.Name = string(d.target)
-	derived, err := found.Derive(d.target, key, func(msg *dns.Msg) {
+	derived, err := found.Derive(d.target, key, limit, func(msg *dns.Msg) {
 		msg.Question = prefix.Question
 		if msg.Rcode == dns.RcodeSuccess {
 			msg.Answer = append(prefix.Answer, msg.Answer...)

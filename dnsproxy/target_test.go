@@ -1,6 +1,7 @@
 package dnsproxy_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -108,6 +109,9 @@ func TestTargetRelayed(t *testing.T) { // A4, F1
 	const name, want = "api.example.com.corp.example.", "api.example.com.corp.example. CNAME api.example.com.; api.example.com. MX 10 mx.example.net."
 	for _, prepare := range []func(*dns.Msg){
 		func(m *dns.Msg) { m.RecursionDesired = false },
+		func(m *dns.Msg) { // of an unusual shape
+			m.Extra = append(m.Extra, &dns.A{Hdr: dns.RR_Header{Name: "x.", Rrtype: dns.TypeA, Class: dns.ClassINET}, A: []byte{192, 0, 2, 1}})
+		},
 		func(m *dns.Msg) {
 			m.SetEdns0(1232, true)
 			opt := m.IsEdns0()
@@ -178,5 +182,35 @@ func TestTrustAD(t *testing.T) { // F1
 				t.Errorf("%s, RD %t: AD is %t", options, recursion, got)
 			}
 		}
+	}
+}
+
+// TestLongTarget asks for records of a target that nearly fill a message. Over TCP, those are left out that the
+// CNAME record leaves no room for.
+func TestLongTarget(t *testing.T) { // A4, A9
+	t.Parallel()
+	const target, txt = "api.example.com.", 255
+	p, fake := startMesh(t, targetHosts())
+	fake.Handle(func(query *dns.Msg, network string) *dns.Msg {
+		msg := new(dns.Msg).SetReply(query)
+		msg.Compress, msg.Truncated = true, network == "udp"
+		for msg.Len() < dns.MaxMsgSize-txt && network == "tcp" {
+			for range 10 {
+				hdr := dns.RR_Header{Name: target, Rrtype: dns.TypeTXT, Class: dns.ClassINET, Ttl: 60}
+				msg.Answer = append(msg.Answer, &dns.TXT{Hdr: hdr, Txt: []string{strings.Repeat("x", txt-len(fmt.Sprint(len(msg.Answer)))) + fmt.Sprint(len(msg.Answer))}})
+			}
+			for msg.Len() > dns.MaxMsgSize {
+				msg.Answer = msg.Answer[:len(msg.Answer)-1]
+			}
+		}
+		return msg
+	})
+	whole := p.exchange(t, "tcp", question(target, dns.TypeTXT))
+	cut := p.exchange(t, "tcp", question(target+"corp.example.", dns.TypeTXT))
+	if cut.Truncated || cut.Rcode != dns.RcodeSuccess || len(cut.Answer) > len(whole.Answer)+1 || len(cut.Answer) < len(whole.Answer)-1 {
+		t.Errorf("of %d records there are %d behind the CNAME record, %s, TC %t", len(whole.Answer), len(cut.Answer)-1, dns.RcodeToString[cut.Rcode], cut.Truncated)
+	}
+	if small := p.ask(t, target+"corp.example.", dns.TypeTXT); !small.Truncated {
+		t.Errorf("over UDP:\n%v", small)
 	}
 }

@@ -223,7 +223,7 @@ func (w *walk) result(target Step, found Result, qtype uint16) Result {
 // derive makes a reply to the question of the walk from what was found for target, with the
 // TTLs that are left. If target is another name, a CNAME record points to it.
 func (w *walk) derive(target wire.Name, found Result) Result {
-	derived, err := found.Derive(target, w.key, func(msg *dns.Msg) {
+	derived, err := found.Derive(target, w.key, dns.MaxMsgSize, func(msg *dns.Msg) {
 		if name := wire.Name(w.key.Name); target != name {
 			w.alias(msg, name, target)
 			msg.Rcode = dns.RcodeSuccess // also of servers that say NXDOMAIN for want of an AAAA record (RFC 4074)
@@ -236,14 +236,19 @@ func (w *walk) derive(target wire.Name, found Result) Result {
 }
 
 // Derive returns a result with another reply, which edit makes of r's, with the TTLs that are left. r has
-// what was found for name and the other fields of the question of key. Its Relayed and Err are nil.
-func (r *Result) Derive(name wire.Name, key cache.Key, edit func(*dns.Msg)) (Result, error) {
-	msg, err := r.message(name, key)
+// what was found for name and the other fields of the question of key. Its Relayed and Err are nil. Of r's
+// reply, edit gets what fits in limit bytes, so that the cost follows from the response.
+func (r *Result) Derive(name wire.Name, key cache.Key, limit int, edit func(*dns.Msg)) (Result, error) {
+	msg, err := r.message(name, key, limit)
 	if err != nil {
 		return Result{}, err
 	}
 	edit(msg)
 	msg.Compress = true
+	if truncated := msg.Truncated; msg.Len() > dns.MaxMsgSize {
+		msg.Truncate(dns.MaxMsgSize)
+		msg.Truncated = truncated // over TCP a client could do nothing about it
+	}
 	packed, err := msg.Pack()
 	if err != nil {
 		return Result{}, err
@@ -277,13 +282,13 @@ func (w *walk) alias(msg *dns.Msg, name, target wire.Name) {
 
 // message returns what was found for name and the question of key as a message. A second
 // that has begun counts as a whole one in TTLs.
-func (r *Result) message(name wire.Name, key cache.Key) (*dns.Msg, error) {
+func (r *Result) message(name wire.Name, key cache.Key, limit int) (*dns.Msg, error) {
 	query := wire.AppendQuestion(make([]byte, wire.HeaderLen), name, key.Type, key.Class)
 	age := r.Age
 	if age.Cached {
 		age.Seconds++
 	}
-	packed := r.Reply.Append(nil, &reply.Request{Query: query, Limit: dns.MaxMsgSize}, age)
+	packed := r.Reply.Append(nil, &reply.Request{Query: query, Limit: limit}, age)
 	msg := new(dns.Msg)
 	return msg, msg.Unpack(packed)
 }
