@@ -197,7 +197,7 @@ func TestLongTarget(t *testing.T) { // A4, A9
 		for msg.Len() < dns.MaxMsgSize-txt && network == "tcp" {
 			for range 10 {
 				hdr := dns.RR_Header{Name: target, Rrtype: dns.TypeTXT, Class: dns.ClassINET, Ttl: 60}
-				msg.Answer = append(msg.Answer, &dns.TXT{Hdr: hdr, Txt: []string{strings.Repeat("x", txt-len(fmt.Sprint(len(msg.Answer)))) + fmt.Sprint(len(msg.Answer))}})
+				msg.Answer = append(msg.Answer, &dns.TXT{Hdr: hdr, Txt: []string{fmt.Sprintf("%0*d", txt, len(msg.Answer))}})
 			}
 			for msg.Len() > dns.MaxMsgSize {
 				msg.Answer = msg.Answer[:len(msg.Answer)-1]
