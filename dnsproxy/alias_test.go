@@ -1,6 +1,7 @@
 package dnsproxy_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/miekg/dns"
@@ -55,12 +56,44 @@ func TestAlias(t *testing.T) { // D9
 	if asked := fake.Queries(); len(asked) > 0 {
 		t.Errorf("aliases were forwarded: %v", asked)
 	}
-	// Other types: the host behind the alias may have such records.
-	fake.Handle(fakedns.Answer(db + ` 60 IN TXT "x"`))
+	// Other types: as for the host behind the alias, which may have such records outside of the mesh.
+	fake.Handle(fakedns.Answer(db+` 60 IN TXT "x"`, `api.example.com. 60 IN TXT "y"`))
 	p.converse(t, []dialogue{
-		{old + " TXT", old + " CNAME " + db + "; " + db + ` TXT "x"`},
-		{"ext TXT", "ext. CNAME api.example.com.; NODATA api.example.com."}, // NXDOMAIN of the nameserver
+		{old + " TXT", old + " CNAME " + db + "; NODATA " + db},
+		{old + " SRV", old + " CNAME " + db + "; NODATA " + db},
+		{"old.corp.example TXT", "NODATA old.corp.example."},
+		{"ext TXT", `ext. CNAME api.example.com.; api.example.com. TXT "y"`},
+		{"ext MX", "ext. CNAME api.example.com.; NODATA api.example.com."}, // NXDOMAIN of the nameserver
 	})
+	for _, q := range fake.Queries() {
+		if strings.HasPrefix(q.Name, db) {
+			t.Errorf("a Service's name was forwarded: %v", q)
+		}
+	}
+}
+
+// SRV of an alias of a Service, or of a part of one, has the ports of that.
+func TestAliasPorts(t *testing.T) { // D9, D22
+	t.Parallel()
+	p, fake := startMesh(t, hosts{
+		"db.bank.svc.cluster.local":  withPorts(service("db", "bank", "10.0.0.2"), "sql=5432"),
+		"old.shop.svc.cluster.local": alias("old", "db.bank.svc.cluster.local", "10.0.0.2"),
+		"sql.shop.svc.cluster.local": alias("sql", "_sql._tcp.db.bank.svc.cluster.local", "10.0.0.2"),
+	})
+	const old, db = "old.shop.svc.cluster.local.", "db.bank.svc.cluster.local."
+	srv, additional := db+" SRV 0 100 5432 "+db, []string{db + " A 10.0.0.2"}
+	p.wantServices(t, []serviceCase{
+		{old, []string{old + " CNAME " + db, srv}, additional},
+		{"old.", []string{"old. CNAME " + db, srv}, additional},
+		{"sql.", []string{"sql. CNAME _sql._tcp." + db, "_sql._tcp." + srv}, additional},
+	})
+	resp := p.ask(t, "old.corp.example", dns.TypeSRV)
+	if answer, extra := sections(t, resp); len(answer) != 3 || len(extra) != 1 {
+		t.Errorf("with a search domain: %v", resp)
+	}
+	if asked := fake.Queries(); len(asked) > 0 {
+		t.Errorf("aliases were forwarded: %v", asked)
+	}
 }
 
 // An alias that is not valid is left out, and so is a CNAME record that would make a loop.

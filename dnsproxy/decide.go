@@ -158,7 +158,7 @@ func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) 
 	}
 	target := m.Owner(q.Name)
 	zone, localOnly = r.suffixes.Local(target)
-	if answersFor(&m.Host, q.Type) || localOnly || isTransfer(q.Type) {
+	if localOnly || isTransfer(q.Type) || answersFor(current, &m, q) {
 		return decision{action: actAddresses, match: m, zone: zone, table: current}.unlessTransfer(q)
 	}
 	return decision{action: actTarget, match: m, target: target}
@@ -201,12 +201,15 @@ func (r *rules) search() []wire.Name {
 	return r.forwarder.Search()
 }
 
-// answersFor reports whether the table answers queries of a type for a host. Others are
-// forwarded: a host that is not a Service may have such records, and so may the host that an
-// ExternalName is an alias of.
-func answersFor(h *table.Host, qtype uint16) bool {
-	alias := h.Alias() != wire.Root
-	return answersAlways(qtype) || h.Kubernetes() && !alias || alias && qtype == dns.TypeCNAME
+// answersFor reports whether the table answers a question for a mesh name. Others are forwarded: a
+// host that is not a Service may have records of other types.
+func answersFor(t *table.Table, m *table.Match, q wire.Question) bool {
+	alias := m.Host.Alias() != wire.Root
+	if answersAlways(q.Type) || alias && q.Type == dns.TypeCNAME {
+		return true
+	}
+	aliased := t.Aliased(m, q.Name)
+	return aliased.Host.Kubernetes() && aliased.Host.Alias() == wire.Root
 }
 
 // answersAlways reports whether the table answers queries of a type for every mesh name.

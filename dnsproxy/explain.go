@@ -129,7 +129,7 @@ func (d *decision) rows(q wire.Question) []string {
 	case actPointers:
 		return []string{"N8"}
 	case actAddresses, actTarget:
-		return append(nameRows(d.match), d.typeRows(q.Type)...)
+		return append(nameRows(d.match), d.typeRows(q)...)
 	case actUnknown:
 		return []string{"F12"}
 	case actForward, actReject:
@@ -152,31 +152,31 @@ func (d *decision) rows(q wire.Question) []string {
 
 // typeRows returns the row for a type, after that for aliases if the host is one. It returns none
 // if the row for the name is also that for the type.
-func (d *decision) typeRows(qtype uint16) []string {
+func (d *decision) typeRows(q wire.Question) []string {
 	var rows []string
-	if d.match.BaseRule() == table.RulePort && (qtype == dns.TypeSRV || qtype == dns.TypeANY) {
+	if d.match.BaseRule() == table.RulePort && (q.Type == dns.TypeSRV || q.Type == dns.TypeANY) {
 		return nil
 	}
 	if d.match.Host.Alias() != wire.Root {
 		rows = append(rows, "D9")
-		if qtype == dns.TypeCNAME {
+		if q.Type == dns.TypeCNAME {
 			return rows
 		}
 	}
-	return append(rows, d.typeRow(qtype))
+	return append(rows, d.typeRow(q))
 }
 
-func (d *decision) typeRow(qtype uint16) string {
+func (d *decision) typeRow(q wire.Question) string {
 	switch {
-	case qtype == dns.TypeANY:
+	case q.Type == dns.TypeANY:
 		return "A5"
-	case qtype == dns.TypeHTTPS || qtype == dns.TypeSVCB:
+	case q.Type == dns.TypeHTTPS || q.Type == dns.TypeSVCB:
 		return "A3"
-	case qtype == dns.TypeSRV && d.table != nil && d.table.CountTargets(&d.match) > 0:
+	case q.Type == dns.TypeSRV && hasServices(&d.match, q.Name, d.table):
 		return "D22"
-	case !answersAlways(qtype):
+	case !answersAlways(q.Type):
 		return "A4"
-	case d.match.BaseRule() == table.RulePort, qtype == dns.TypeA && len(d.match.Host.V4) == 0, qtype == dns.TypeAAAA && len(d.match.Host.V6) == 0:
+	case d.match.BaseRule() == table.RulePort, q.Type == dns.TypeA && len(d.match.Host.V4) == 0, q.Type == dns.TypeAAAA && len(d.match.Host.V6) == 0:
 		return "A2"
 	default:
 		return "A1"

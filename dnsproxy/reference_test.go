@@ -324,6 +324,17 @@ func (r *reference) claimant(labels []string, name string) *refHost {
 	})
 }
 
+// aliased returns the host, a port's or an endpoint's included, that a host is an alias of; nil if the
+// table does not have it, or as an alias only.
+func (r *reference) aliased(alias string) *refHost {
+	h := r.claimant(dns.SplitDomainName(alias), alias)
+	if h == nil || h.alias != "" || h.service == nil && h.shortName(dns.SplitDomainName(alias)) ||
+		h.service != nil && h.name != alias {
+		return nil
+	}
+	return h
+}
+
 // empty returns the response to a query without records.
 func (r *reference) empty(q *refQuery) *dns.Msg {
 	resp := &dns.Msg{}
@@ -391,14 +402,21 @@ func (r *reference) answer(q *refQuery) *dns.Msg {
 		resp.Answer = append(resp.Answer, &dns.CNAME{Hdr: header(dns.TypeCNAME), Target: alias})
 		owner = alias
 	}
+	records := h // the host whose records answer
+	if alias != "" {
+		if of := r.aliased(alias); of != nil {
+			records = of
+		}
+	}
 	switch q.qtype {
 	case dns.TypeA, dns.TypeAAAA, dns.TypeANY, dns.TypeHTTPS, dns.TypeSVCB:
 	default: // A4
-		if (h.alias != "" && q.qtype != dns.TypeCNAME || h.alias == "" && !h.kubernetes) && !r.local(strings.ToLower(owner)) {
+		served := h.alias != "" && q.qtype == dns.TypeCNAME || records.alias == "" && records.kubernetes
+		if !served && !r.local(strings.ToLower(owner)) {
 			return nil
 		}
 	}
-	if r.answerServices(resp, r.services(h, q.qtype), header) {
+	if r.answerServices(resp, r.services(records, q.qtype), header) {
 		return resp
 	}
 	var addresses []dns.RR

@@ -28,6 +28,8 @@ func (w *writer) services(owner uint16, m *table.Match, t *table.Table) {
 	if t == nil {
 		return
 	}
+	aliased := t.Aliased(m, w.query.Name)
+	m = &aliased
 	n := t.CountTargets(m)
 	if n == 0 {
 		return
@@ -61,6 +63,15 @@ func (w *writer) services(owner uint16, m *table.Match, t *table.Table) {
 		next = name + target.NameLen() + 1
 		return name <= maxPointer && (target.Again || w.targetAddresses(name, &target))
 	})
+}
+
+// hasServices reports whether there are SRV records for a name with a match of a table, which may be nil.
+func hasServices(m *table.Match, name wire.Name, t *table.Table) bool {
+	if t == nil {
+		return false
+	}
+	aliased := t.Aliased(m, name)
+	return t.CountTargets(&aliased) > 0
 }
 
 // targetAddresses writes the addresses of a target, whose name is at an offset of the message, as

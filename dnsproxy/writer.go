@@ -119,7 +119,7 @@ func (w *writer) has(m *table.Match, t *table.Table) bool {
 	case qtype == dns.TypeCNAME:
 		return m.Alias(w.query.Name) != wire.Root
 	case qtype == dns.TypeSRV, qtype == dns.TypeANY && port:
-		return t != nil && t.CountTargets(m) > 0
+		return hasServices(m, w.query.Name, t)
 	case qtype == dns.TypeANY:
 		return v4 || v6
 	}

@@ -153,6 +153,18 @@ func (m *Match) Owner(name wire.Name) wire.Name {
 	return name
 }
 
+// Aliased returns the match whose records answer queries for name: that of the alias, if the host of m
+// is an alias of one that the table has, otherwise m.
+func (t *Table) Aliased(m *Match, name wire.Name) Match {
+	if alias := m.Alias(name); alias != wire.Root && !alias.Special() {
+		var aliased Match
+		if t.direct(&aliased, alias, new(Scratch)) && !aliased.Short && !aliased.Host.isAlias() {
+			return aliased
+		}
+	}
+	return *m
+}
+
 // A Scratch is the buffer of one lookup at a time. The zero value is ready for use.
 type Scratch struct {
 	name     [wire.MaxNameLen]byte
