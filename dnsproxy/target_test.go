@@ -1,6 +1,8 @@
 package dnsproxy_test
 
 import (
+	"bytes"
+	"encoding/hex"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/dnsproxy/wire"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
@@ -212,5 +215,35 @@ func TestLongTarget(t *testing.T) { // A4, A9
 	}
 	if small := p.ask(t, target+"corp.example.", dns.TypeTXT); !small.Truncated {
 		t.Errorf("over UDP:\n%v", small)
+	}
+}
+
+// TestTargetData asks for records whose data the DNS library does not read, or not as they are.
+func TestTargetData(t *testing.T) { // A4
+	t.Parallel()
+	p, fake := startMesh(t, targetHosts())
+	for qtype, data := range map[uint16]string{
+		dns.TypeAPL:   "\x00\x01\x20\x04\xc0\x00\x02\x00", // with the zeros at the end that RFC 3123 leaves out
+		dns.TypeHINFO: "\x05Intel",
+		dns.TypeTLSA:  "\x03\x01",
+		dns.TypeTXT:   "\x09short", // a length beyond the end
+		dns.TypeLOC:   "\x01",
+		65280:         "\x00\xff",
+	} {
+		fake.Handle(func(query *dns.Msg, _ string) *dns.Msg {
+			reply := new(dns.Msg).SetReply(query)
+			hdr := dns.RR_Header{Name: query.Question[0].Name, Rrtype: qtype, Class: dns.ClassINET, Ttl: 60}
+			reply.Answer = []dns.RR{&dns.RFC3597{Hdr: hdr, Rdata: hex.EncodeToString([]byte(data))}}
+			return reply
+		})
+		packed, err := question("api.example.com.corp.example.", qtype).Pack()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, network := range []string{"udp", "tcp"} {
+			if got := p.send(t, network, packed); !bytes.HasSuffix(got, []byte(data)) || wire.Count(got, wire.AnswerSection) != 2 {
+				t.Errorf("%s over %s: %q, want a CNAME record and one that ends with %q", dns.Type(qtype), network, got, data)
+			}
+		}
 	}
 }

@@ -289,6 +289,5 @@ func (r *Result) message(name wire.Name, key cache.Key, limit int) (*dns.Msg, er
 		age.Seconds++
 	}
 	packed := r.Reply.Append(nil, &reply.Request{Query: query, Limit: limit}, age)
-	msg := new(dns.Msg)
-	return msg, msg.Unpack(packed)
+	return unpack(packed)
 }

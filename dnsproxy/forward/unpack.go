@@ -1,0 +1,59 @@
+package forward
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"slices"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
+)
+
+// compressing lists the types whose data may have compressed names: those of RFC 1035, and those that
+// RFC 3597, section 4, adds.
+var compressing = [...]uint16{ //nolint:gochecknoglobals // a constant
+	dns.TypeNS, dns.TypeMD, dns.TypeMF, dns.TypeCNAME, dns.TypeSOA, dns.TypeMB, dns.TypeMG, dns.TypeMR, dns.TypePTR,
+	dns.TypeMINFO, dns.TypeMX, dns.TypeRP, dns.TypeAFSDB, dns.TypeRT, dns.TypeSIG, dns.TypePX, dns.TypeNXT, dns.TypeNAPTR,
+	dns.TypeSRV,
+}
+
+// unpack unpacks a message that is well-formed but for the data of its records. Data in which no name can
+// be compressed is taken as it is.
+func unpack(packed []byte) (*dns.Msg, error) {
+	questionEnd, err := wire.WalkQuestions(packed)
+	if err != nil {
+		return nil, err
+	}
+	header := slices.Clone(packed[:questionEnd])
+	wire.PutCounts(header, &[wire.Sections]uint16{uint16(wire.Count(packed, 0))}) //nolint:gosec // it is one
+	msg := new(dns.Msg)
+	if err := msg.Unpack(header); err != nil {
+		return nil, err
+	}
+	sections := map[int]*[]dns.RR{wire.AnswerSection: &msg.Answer, wire.AuthoritySection: &msg.Ns, wire.AdditionalSection: &msg.Extra}
+	w := wire.Walk(packed, questionEnd)
+	for w.Next() {
+		rr, err := unpackRecord(packed, &w)
+		if err != nil {
+			return nil, err
+		}
+		*sections[w.Section] = append(*sections[w.Section], rr)
+	}
+	return msg, w.Err
+}
+
+func unpackRecord(packed []byte, w *wire.Walker) (dns.RR, error) {
+	if w.Type() == dns.TypeOPT || slices.Contains(compressing[:], w.Type()) {
+		rr, _, err := dns.UnpackRR(packed, w.Owner)
+		return rr, err
+	}
+	owner, _, err := dns.UnpackDomainName(packed, w.Owner)
+	fixed := packed[w.Fixed:]
+	return &dns.RFC3597{
+		Hdr: dns.RR_Header{
+			Name: owner, Rrtype: w.Type(), Class: binary.BigEndian.Uint16(fixed[2:]), Ttl: binary.BigEndian.Uint32(fixed[4:]),
+		},
+		Rdata: hex.EncodeToString(packed[w.Fixed+wire.FixedLen : w.End]),
+	}, err
+}
