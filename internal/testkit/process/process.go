@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 )
 
@@ -48,6 +50,9 @@ var errEarly = errors.New("binaries must be built by a test: what is opened befo
 // test cache keys on the files and directories that a test opens in its own module. Tests of other
 // modules must not be cached.
 func Build(commands ...string) (dir string, err error) {
+	if signal.Ignored(syscall.SIGHUP) { // as under nohup; a program that is started ignores it, too
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
+	}
 	dir, err = os.MkdirTemp("", "nametap-test-")
 	if err != nil {
 		return "", err
