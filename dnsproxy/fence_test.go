@@ -94,6 +94,22 @@ func hostiles() []hostile {
 		hosts["db.shop.svc.cluster.local"] = db
 		return hosts
 	}
+	// Pods with as many addresses as are compared, each with as many ports as a Service may have.
+	portsAndPods := func(n int) map[string]*nameInfo {
+		hosts, all := map[string]*nameInfo{}, []string{}
+		for i := range n / 50 {
+			ips := addresses(16, fmt.Sprintf("10.%d", i)+".%d.%d")
+			hosts[fmt.Sprintf("p-%d.db.shop.svc.cluster.local", i)] = kubernetes(ips...)
+			all = append(all, ips[0])
+		}
+		db := headless(all...)
+		db.Ports = nil
+		for i := range 100 {
+			db.Ports = append(db.Ports, &api.NameTable_Port{Name: fmt.Sprintf("p%d", i), Number: uint32(1000 + i), Ips: all[i*len(all)/100:]})
+		}
+		hosts["db.shop.svc.cluster.local"] = db
+		return hosts
+	}
 	deep := strings.Repeat("a.", 120) + "example.com."
 	return []hostile{
 		{name: "PTR of an address of headless Services", hosts: func(n int) map[string]*nameInfo {
@@ -117,6 +133,7 @@ func hostiles() []hostile {
 		{name: "SRV of ports over TCP", hosts: manyPorts, question: "db.shop.svc.cluster.local.", qtype: dns.TypeSRV, over: overTCP, each: true},
 		{name: "SRV of a pod with all addresses over TCP", hosts: onePod, question: "db.shop.svc.cluster.local.", qtype: dns.TypeSRV, over: overTCP},
 		{name: "SRV of pods with the same addresses", hosts: podsAndAddresses, question: "db.shop.svc.cluster.local.", qtype: dns.TypeSRV},
+		{name: "SRV of ports and pods over TCP", hosts: portsAndPods, question: "db.shop.svc.cluster.local.", qtype: dns.TypeSRV, over: overTCP, each: true},
 		{name: "SRV of pods at one address over TCP", hosts: pods, question: "db.shop.svc.cluster.local.", qtype: dns.TypeSRV, over: overTCP, each: true},
 		{name: "A below wildcards, with 122 labels", hosts: func(n int) map[string]*nameInfo {
 			return several(n, "*."+strings.Repeat("a.", 20)+"b-%d.com", one)

@@ -40,7 +40,7 @@ type services struct {
 	each bool
 	// again says that Target.Again is wanted.
 	again bool
-	// looked counts the endpoints, and their pods, that were looked at.
+	// looked counts the addresses that were compared; an endpoint, or a pod, counts as endpointCost.
 	looked int
 }
 
@@ -151,7 +151,7 @@ func (s *services) targets(first int, yield func(Target) bool) {
 		found = true
 		return yield(target)
 	}
-	if s.from(first, next); !found && s.looked > maxEndpoints {
+	if s.from(first, next); !found && s.looked > maxLooked {
 		s.looked = 0
 		s.from(0, next)
 	}
@@ -205,19 +205,31 @@ func (s *services) before(target *Target, nth int, number uint16) bool {
 		if nth--; nth == 0 {
 			break
 		}
-		if (number == 0 || p.number == number) && p.first(&host) != nil {
+		if number != 0 && p.number != number {
+			continue
+		}
+		if !s.look(min(countPacked(host.V4, host.V6), 2*maxPodAddresses)) || p.first(&host) != nil {
 			return true
 		}
 	}
 	return false
 }
 
-// maxEndpoints bounds the endpoints that are looked at for one answer: more than there can be SRV
-// records in a message.
-const maxEndpoints = 1200
+// maxLooked bounds what is looked at for one answer. It allows more endpoints than there can be SRV records
+// in a message. Beyond it, a target counts as one that was there before.
+const (
+	endpointCost = 80
+	maxLooked    = 1200 * endpointCost
+)
+
+// look counts what is looked at, and reports false if that is too much.
+func (s *services) look(n int) bool {
+	s.looked += n
+	return s.looked <= maxLooked
+}
 
 // endpoints calls yield for each endpoint of a headless Service that has a port: those with an IPv4
-// address, then those with IPv6. It reports false if yield does, or after maxEndpoints.
+// address, then those with IPv6. It reports false if yield does, or after maxLooked.
 func (s *services) endpoints(p *port, first int, yield func(Target) bool) bool {
 	for _, list := range [...]struct {
 		packed []byte
@@ -225,7 +237,7 @@ func (s *services) endpoints(p *port, first int, yield func(Target) bool) bool {
 	}{{p.v4, wire.AddressLen(dns.TypeA)}, {p.v6, wire.AddressLen(dns.TypeAAAA)}} {
 		n := len(list.packed) / list.size
 		for i := range n {
-			if s.looked++; s.looked > maxEndpoints {
+			if !s.look(endpointCost) {
 				return false
 			}
 			at := (first + i) % n
@@ -244,7 +256,7 @@ func (s *services) endpoint(p *port, packed []byte, yield func(Target) bool) boo
 	isPod, ok := false, true
 	s.table.pods(service, packed, func(h Host) bool {
 		isPod = true
-		if s.looked++; s.looked > maxEndpoints {
+		if !s.look(endpointCost) {
 			ok = false
 		} else if h.beginsWith(packed) && string(p.first(&h)) == string(packed) {
 			ok = yield(Target{V4: h.V4, V6: h.V6, name: h.Name})
