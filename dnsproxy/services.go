@@ -28,8 +28,7 @@ func (w *writer) services(owner uint16, m *table.Match, t *table.Table) {
 	if t == nil {
 		return
 	}
-	aliased := t.Aliased(m, w.query.Name)
-	m = &aliased
+	m = t.Aliased(m, w.query.Name)
 	n := t.CountTargets(m)
 	if n == 0 {
 		return
@@ -67,11 +66,7 @@ func (w *writer) services(owner uint16, m *table.Match, t *table.Table) {
 
 // hasServices reports whether there are SRV records for a name with a match of a table, which may be nil.
 func hasServices(m *table.Match, name wire.Name, t *table.Table) bool {
-	if t == nil {
-		return false
-	}
-	aliased := t.Aliased(m, name)
-	return t.CountTargets(&aliased) > 0
+	return t != nil && t.CountTargets(t.Aliased(m, name)) > 0
 }
 
 // targetAddresses writes the addresses of a target, whose name is at an offset of the message, as

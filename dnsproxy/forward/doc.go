@@ -10,6 +10,7 @@
 //	query.go       a query and its result; messages that are relayed as they are
 //	resolve.go     questions that are cached: lookup, refresh, stale answers
 //	walk.go        walking the search list
+//	unpack.go      replies as messages of the DNS library
 //	flight.go      questions in flight, one for all clients that ask the same
 //	bounds.go      the bounds of queries in flight: their number, shared among domains, and
 //	               bytes

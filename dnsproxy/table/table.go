@@ -154,15 +154,17 @@ func (m *Match) Owner(name wire.Name) wire.Name {
 }
 
 // Aliased returns the match whose records answer queries for name: that of the alias, if the host of m
-// is an alias of one that the table has, otherwise m.
-func (t *Table) Aliased(m *Match, name wire.Name) Match {
-	if alias := m.Alias(name); alias != wire.Root && !alias.Special() {
-		var aliased Match
-		if t.direct(&aliased, alias, new(Scratch)) && !aliased.Short && !aliased.Host.isAlias() {
-			return aliased
-		}
+// is an alias of one that the table has, otherwise m itself.
+func (t *Table) Aliased(m *Match, name wire.Name) *Match {
+	alias := m.Alias(name)
+	if alias == wire.Root || alias.Special() {
+		return m
 	}
-	return *m
+	aliased := new(Match)
+	if !t.direct(aliased, alias, new(Scratch)) || aliased.Short || aliased.Host.isAlias() {
+		return m
+	}
+	return aliased
 }
 
 // A Scratch is the buffer of one lookup at a time. The zero value is ready for use.
