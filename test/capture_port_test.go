@@ -152,6 +152,7 @@ func TestSourcePortIsNoLoop(t *testing.T) { // F6, K5
 	const ports = 16
 	a := v.capture("--capture-reconcile", "1h", "--upstream-timeout", "10s") // attempts enough for a port that is not captured
 	v.Exec("iptables-nft", "-w", "-t", "raw", "-F")
+	v.Exec("sysctl", "-qw", "net.netfilter.nf_conntrack_udp_timeout=600") // entries outlive the test
 	v.Run(func() {
 		for n := range uint16(ports) {
 			from := netip.AddrPortFrom(netip.MustParseAddr(self), port+n)
@@ -161,18 +162,22 @@ func TestSourcePortIsNoLoop(t *testing.T) { // F6, K5
 		}
 	})
 	v.Exec("sysctl", "-qw", fmt.Sprintf("net.ipv4.ip_local_port_range=%d %d", port, port+4*ports-1))
-	const queries = 40
 	before := v.metric("istio_agent_dns_requests_total")
-	for n := range queries {
-		if got := v.dig("-p", "15053", "@127.0.0.1", fmt.Sprintf("www%d.example.org", n)); got != namedIP {
+	const enough, limit = 40, 1000
+	captured := 0.0 // queries of the agent; it picks its ports at random
+	for n := range limit {
+		if got := v.dig("+timeout=15", "-p", "15053", "@127.0.0.1", fmt.Sprintf("www%d.example.org", n)); got != namedIP {
 			t.Errorf("query %d: %s", n, got)
 		}
+		captured = v.metric("istio_agent_dns_requests_total") - before - float64(n+1)
+		if n >= enough && captured > 0 {
+			break
+		}
 	}
-	if n := v.metric("istio_agent_dns_requests_total") - before - queries; n <= 0 {
+	if captured <= 0 {
 		t.Error("none of the agent's queries was captured")
-	} else {
-		t.Logf("%v of the agent's queries were captured", n)
 	}
+	t.Logf("%v of the agent's queries were captured", captured)
 	if n := a.log.Count("its queries come back to this agent"); n > 0 {
 		t.Errorf("the nameserver counts as a loop:\n%s", a.log)
 	}
