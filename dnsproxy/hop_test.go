@@ -49,7 +49,9 @@ func TestOPTIsHopByHop(t *testing.T) { // F19, A8, A11
 	const clientSize, serverSize = 4000, 3900
 	got := make(chan *dns.Msg, 100)
 	server := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
-		got <- query.Copy()
+		if name := query.Question[0].Name; name != "localhost." && name != "id.server." { // probes of a late server
+			got <- query.Copy()
+		}
 		reply := new(dns.Msg).SetReply(query)
 		reply.SetEdns0(serverSize, true)
 		reply.IsEdns0().Option = slices.Concat(neighbourOptions(), otherOptions(), neighbourOptions())

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os/exec"
 	"runtime"
 	"strconv"
 	"strings"
@@ -15,12 +16,26 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// dig runs dig and returns the addresses, or the response code if there are none.
+// dig runs dig and returns the addresses, the response code if there are none, or "no reply".
 func (h *host) dig(args ...string) string {
 	h.tb.Helper()
-	output := h.Exec("dig", append([]string{"+tries=1", "+timeout=5"}, args...)...)
+	const noReply = 9 // dig's exit code
+	var output, errors strings.Builder
+	cmd := exec.Command("dig", append([]string{"+tries=1", "+timeout=5"}, args...)...)
+	cmd.Stdout, cmd.Stderr = &output, &errors
+	err := h.Start(cmd)
+	if err == nil {
+		err = cmd.Wait()
+	}
+	switch {
+	case err == nil:
+	case cmd.ProcessState != nil && cmd.ProcessState.ExitCode() == noReply:
+		return "no reply"
+	default:
+		h.tb.Fatalf("%v: %v\n%s", cmd, err, &errors)
+	}
 	var found []string
-	for line := range strings.Lines(output) {
+	for line := range strings.Lines(output.String()) {
 		fields := strings.Fields(line)
 		if len(fields) == 5 && fields[3] == "A" {
 			found = append(found, fields[4])
@@ -29,7 +44,7 @@ func (h *host) dig(args ...string) string {
 	if len(found) > 0 {
 		return strings.Join(found, " ")
 	}
-	_, after, _ := strings.Cut(output, "status: ")
+	_, after, _ := strings.Cut(output.String(), "status: ")
 	rcode, _, _ := strings.Cut(after, ",")
 	return rcode
 }
