@@ -1,5 +1,9 @@
-// Command test lists the tests that a run left out, by reason. It reads the events of
-// `go test -json` from its standard input, and ends with 1 if a test was left out.
+// Command test reads the events of `go test -json` from its standard input. It lists the tests that
+// the run left out, by reason, and ends with 1 if there are any.
+//
+// With the argument failed it lists the failed tests instead, as arguments for `go test`: a line for
+// each package, with a pattern for its tests. It ends with 1 if nothing failed, if more failed than a
+// busy machine may explain, or if a package failed without a failed test, as one that does not build.
 package main
 
 import (
@@ -19,6 +23,17 @@ type event struct {
 }
 
 func main() {
+	if len(os.Args) == 2 && os.Args[1] == "failed" {
+		patterns, err := failed(os.Stdin)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "test:", err)
+			os.Exit(1)
+		}
+		for _, pkg := range slices.Sorted(maps.Keys(patterns)) {
+			fmt.Println(pkg, patterns[pkg])
+		}
+		return
+	}
 	left, err := leftOut(os.Stdin)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "test:", err)
@@ -35,16 +50,7 @@ func main() {
 // leftOut returns the names of the skipped tests by the reason that they print.
 func leftOut(r io.Reader) (map[string][]string, error) {
 	left, said := map[string][]string{}, map[[2]string]string{}
-	events := json.NewDecoder(r)
-	for {
-		var e event
-		err := events.Decode(&e)
-		if errors.Is(err, io.EOF) {
-			return left, nil
-		}
-		if err != nil {
-			return nil, fmt.Errorf("reading the events of `go test -json`: %w", err)
-		}
+	err := each(r, func(e event) {
 		test := [2]string{e.Package, e.Test}
 		switch {
 		case e.Test == "": // a package without tests is skipped, too
@@ -55,6 +61,58 @@ func leftOut(r io.Reader) (map[string][]string, error) {
 		case e.Action == "skip":
 			left[said[test]] = append(left[said[test]], e.Test)
 		}
+	})
+	return left, err
+}
+
+// mostFailed is how many tests may fail in a run for [failed] to list them.
+const mostFailed = 3
+
+// failed returns a pattern for the failed tests of each package.
+func failed(r io.Reader) (patterns map[string]string, err error) {
+	tests := map[string][]string{}
+	n := 0
+	err = each(r, func(e event) {
+		switch _, known := tests[e.Package]; {
+		case e.Action != "fail" || strings.Contains(e.Test, "/"):
+		case e.Test != "":
+			tests[e.Package] = append(tests[e.Package], e.Test)
+			n++
+		case !known:
+			tests[e.Package] = nil
+		}
+	})
+	patterns = map[string]string{}
+	for pkg, names := range tests {
+		if len(names) == 0 {
+			return nil, fmt.Errorf("package %s failed without a failed test", pkg)
+		}
+		patterns[pkg] = "^(" + strings.Join(names, "|") + ")$"
+	}
+	switch {
+	case err != nil:
+		return nil, err
+	case n == 0:
+		return nil, errors.New("no test failed")
+	case n > mostFailed:
+		return nil, fmt.Errorf("%d tests failed, want at most %d", n, mostFailed)
+	}
+	return patterns, nil
+}
+
+// each calls visit for each event.
+func each(r io.Reader, visit func(event)) error {
+	events := json.NewDecoder(r)
+	for {
+		var e event
+		err := events.Decode(&e)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("reading the events of `go test -json`: %w", err)
+		}
+		visit(e)
 	}
 }
 

@@ -30,3 +30,22 @@ func TestLeftOut(t *testing.T) {
 		t.Error("no error for a line that is no event")
 	}
 }
+
+// TestFailed checks that a few failed tests are listed, and a run in which anything else failed is not.
+func TestFailed(t *testing.T) {
+	const (
+		one   = `{"Action":"fail","Package":"a","Test":"TestOne/part"}{"Action":"fail","Package":"a","Test":"TestOne"}`
+		two   = `{"Action":"fail","Package":"a","Test":"TestTwo"}`
+		ended = `{"Action":"fail","Package":"a"}`
+		other = `{"Action":"fail","Package":"b"}`
+	)
+	patterns, err := failed(strings.NewReader(one + two + ended))
+	if err != nil || len(patterns) != 1 || patterns["a"] != "^(TestOne|TestTwo)$" {
+		t.Errorf("%v, %v", patterns, err)
+	}
+	for _, events := range []string{"", one + ended + other, one + two + two + two + ended, "FAIL\n"} {
+		if patterns, err := failed(strings.NewReader(events)); err == nil {
+			t.Errorf("%s: %v", events, patterns)
+		}
+	}
+}
