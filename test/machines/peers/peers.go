@@ -97,14 +97,18 @@ func Path(tb testing.TB, peer, module, path string) string {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	cmd := exec.CommandContext(tb.Context(), "go", "list", "-m", "-f", "{{.Dir}}", module)
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "GOWORK=off")
-	output, err := cmd.Output()
-	if err != nil {
-		tb.Fatalf("%v: %v", cmd, err)
+	inPeer := func(arguments ...string) string {
+		cmd := exec.CommandContext(tb.Context(), "go", arguments...)
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), "GOWORK=off")
+		output, err := cmd.Output()
+		if err != nil {
+			tb.Fatalf("%v: %v", cmd, err)
+		}
+		return strings.TrimSpace(string(output))
 	}
-	return filepath.Join(strings.TrimSpace(string(output)), path)
+	inPeer("mod", "download", module) // the peer may have been built elsewhere
+	return filepath.Join(inPeer("list", "-m", "-f", "{{.Dir}}", module), path)
 }
 
 // folder returns the folder of a peer's module.
