@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sync/errgroup"
 
@@ -33,7 +34,6 @@ const (
 
 // The ports that the demo uses if they are free.
 const (
-	demoXDSPort    = 15010
 	demoDNSPort    = 15053
 	demoStatusPort = 15020
 )
@@ -95,8 +95,7 @@ func (d *demo) start(ctx context.Context, group *errgroup.Group, change func(*ag
 	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
 	var err error
 	d.controlPlane, err = discovery.New(discovery.Config{
-		ConfigDir: d.path("shop"), StateDir: d.stateDir, Logger: logger,
-		GRPCAddr: d.freePort(ctx, "control plane", demoXDSPort),
+		ConfigDir: d.path("shop"), StateDir: d.stateDir, Logger: logger, GRPCAddr: "127.0.0.1:0",
 	})
 	if err != nil {
 		return err
@@ -107,7 +106,6 @@ func (d *demo) start(ctx context.Context, group *errgroup.Group, change func(*ag
 	}
 	cfg := agent.Config{
 		DNS: dnsproxy.Config{
-			Addr:      d.freePort(ctx, "DNS", demoDNSPort),
 			Namespace: demoNamespace, Domain: demoNamespace + ".svc.cluster.local",
 			Forward: forward.Config{ResolvConf: d.path("resolv.conf"), Upstreams: []upstream.Spec{{Addr: d.upstream.Addr}}},
 		},
@@ -118,11 +116,20 @@ func (d *demo) start(ctx context.Context, group *errgroup.Group, change func(*ag
 				IPs: []netip.Addr{netip.MustParseAddr("10.244.0.10"), netip.MustParseAddr("fd00:10:244::a")},
 			},
 		},
-		StatusAddr: d.freePort(ctx, "status", demoStatusPort),
-		Logger:     logger,
+		Logger: logger,
 	}
 	change(&cfg)
-	if d.agent, err = agent.New(ctx, cfg); err != nil {
+	if cfg.DNS.Addr == "" {
+		if cfg.DNS.Addr, cfg.DNS.Sockets, err = d.dnsSockets(); err != nil {
+			return err
+		}
+	}
+	err = untilFree(func() (err error) {
+		cfg.StatusAddr = d.freeStatus(ctx)
+		d.agent, err = agent.New(ctx, cfg)
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	group.Go(func() error { return d.agent.Run(ctx) })
@@ -177,22 +184,64 @@ func searchList() []string {
 	return []string{demoNamespace + ".svc.cluster.local", "svc.cluster.local", "cluster.local"}
 }
 
-// freePort returns a loopback address with port. If the port is taken, it prints so and
-// returns an address with port 0.
-func (d *demo) freePort(ctx context.Context, what string, port int) string {
+// untilFree calls open again while another program takes a port that has just been free.
+func untilFree(open func() error) error {
+	const attempts = 5
+	var err error
+	for range attempts {
+		if err = open(); !errors.Is(err, syscall.EADDRINUSE) {
+			break
+		}
+	}
+	return err
+}
+
+// freeStatus returns the usual address for the status. If that is taken, it prints so and returns
+// an address with port 0.
+func (d *demo) freeStatus(ctx context.Context) string {
 	var config net.ListenConfig
-	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
-	tcp, tcpErr := config.Listen(ctx, "tcp", address)
-	udp, udpErr := config.ListenPacket(ctx, "udp", address)
-	if tcpErr == nil {
-		_ = tcp.Close() // nothing was accepted
-	}
-	if udpErr == nil {
-		_ = udp.Close() // nothing was read
-	}
-	if tcpErr == nil && udpErr == nil {
+	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(demoStatusPort))
+	listener, err := config.Listen(ctx, "tcp", address)
+	if err == nil {
+		_ = listener.Close() // nothing was accepted
 		return address
 	}
-	d.out.printf("(%s: port %d is in use, so the demo uses a free one)\n", what, port)
+	d.printTaken("status", demoStatusPort)
 	return "127.0.0.1:0"
+}
+
+// dnsSockets opens the agent's sockets on loopback, which opens its own only when it runs. If
+// their port is taken, it prints so and uses another one.
+func (d *demo) dnsSockets() (address string, sockets []*os.File, err error) {
+	address, sockets, err = listenDNS(demoDNSPort)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		d.printTaken("DNS", demoDNSPort)
+		err = untilFree(func() (err error) {
+			address, sockets, err = listenDNS(0)
+			return err
+		})
+	}
+	return address, sockets, err
+}
+
+// listenDNS opens a UDP and a TCP socket with one port, any free one if it is 0.
+func listenDNS(port int) (address string, sockets []*os.File, err error) {
+	tcp, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+	if err != nil {
+		return "", nil, err
+	}
+	defer tcp.Close()
+	address = tcp.Addr().String()
+	udp, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort(address)))
+	if err != nil {
+		return "", nil, err
+	}
+	defer udp.Close()
+	tcpFile, tcpErr := tcp.File()
+	udpFile, udpErr := udp.File()
+	return address, []*os.File{udpFile, tcpFile}, errors.Join(tcpErr, udpErr)
+}
+
+func (d *demo) printTaken(what string, port int) {
+	d.out.printf("(%s: port %d is in use, so the demo uses a free one)\n", what, port)
 }
