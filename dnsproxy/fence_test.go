@@ -161,17 +161,33 @@ func TestFence(t *testing.T) { // A14
 	}, 1)
 	for _, h := range hostiles() {
 		t.Run(h.name, func(t *testing.T) {
-			small, large := cost(t, h, 1_000), cost(t, h, 10_000)
-			t.Logf("1,000: %8v, %5d bytes   10,000: %8v, %5d bytes   %.1f mesh names", small.time, small.bytes, large.time, large.bytes, float64(large.time)/float64(mesh.time))
-			growth := float64(large.time) / float64(small.time)
-			if h.each {
-				growth *= float64(small.bytes) / float64(large.bytes)
+			small, large := price{time: time.Hour}, price{time: time.Hour}
+			growth := 0.0
+			for range fenceRounds {
+				small, large = cheaper(small, cost(t, h, 1_000)), cheaper(large, cost(t, h, 10_000))
+				growth = float64(large.time) / float64(small.time)
+				if h.each {
+					growth *= float64(small.bytes) / float64(large.bytes)
+				}
+				if growth <= 3 || large.time <= 10*mesh.time {
+					t.Logf("1,000: %8v, %5d bytes   10,000: %8v, %5d bytes   %.1f mesh names", small.time, small.bytes, large.time, large.bytes, float64(large.time)/float64(mesh.time))
+					return
+				}
 			}
-			if growth > 3 && large.time > 10*mesh.time {
-				t.Errorf("10,000 cost %.1f times as much as 1,000", growth)
-			}
+			t.Errorf("10,000 cost %.1f times as much as 1,000: %v, %v", growth, large.time, small.time)
 		})
 	}
+}
+
+// fenceRounds is how often prices are taken: other programs make some of them too high.
+const fenceRounds = 5
+
+// cheaper returns the lower price.
+func cheaper(a, b price) price {
+	if a.time < b.time {
+		return a
+	}
+	return b
 }
 
 // A price is what an answer costs.
