@@ -76,3 +76,34 @@ func TestMaxAnswers(t *testing.T) { // A9
 		}
 	}
 }
+
+// TestManyPods checks that an SRV answer over TCP has all pods of a headless Service, whose host names and addresses
+// of both families fit in a message, for each port.
+func TestManyPods(t *testing.T) { // A9, A14, D22
+	t.Parallel()
+	for ports, pods := range map[int]int{1: 1000, 12: 80} {
+		h := hosts{}
+		var ips []string
+		for i := range pods {
+			both := []string{fmt.Sprintf("10.0.%d.%d", i/250, i%250+1), fmt.Sprintf("fd00::%x", i+1)}
+			ips = append(ips, both...)
+			h[fmt.Sprintf("db-%d.db.shop.svc.cluster.local", i)] = &api.NameTable_NameInfo{Ips: both, Registry: "Kubernetes"}
+		}
+		db := headless("db", "shop", ips...)
+		for i := range ports {
+			db.Ports = append(db.Ports, &api.NameTable_Port{Name: fmt.Sprintf("p%d", i), Number: uint32(1000 + i)})
+		}
+		h["db.shop.svc.cluster.local"] = db
+		p, _ := startMesh(t, h)
+		for range 5 { // the first target is a random one
+			resp := p.exchange(t, "tcp", question("db.shop.svc.cluster.local", dns.TypeSRV))
+			seen := map[string]bool{}
+			for _, rr := range resp.Answer {
+				seen[fmt.Sprint(rr.(*dns.SRV).Target, rr.(*dns.SRV).Port)] = true
+			}
+			if len(seen) != pods*ports || resp.Truncated {
+				t.Errorf("%d SRV records of %d pods with %d ports", len(seen), pods, ports)
+			}
+		}
+	}
+}

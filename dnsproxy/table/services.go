@@ -1,6 +1,8 @@
 package table
 
 import (
+	"math/bits"
+
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy/wire"
@@ -38,10 +40,13 @@ type services struct {
 	// each says that the records are for each endpoint of a headless Service; otherwise there is
 	// one for each port.
 	each bool
+	// having are the ports that the host has, by their index, unless each is set.
+	having [(maxPorts + 63) / 64]uint64
 	// again says that Target.Again is wanted.
 	again bool
-	// looked counts the addresses that were compared; an endpoint, or a pod, counts as endpointCost.
-	looked int
+	// looked is what was looked at for the targets, and compared what was looked at to set Target.Again. They
+	// are apart so that Hosts has the targets of Targets.
+	looked, compared effort
 }
 
 // newServices returns the SRV records for a name: those of a port or of all ports of a Service,
@@ -57,16 +62,32 @@ func (t *Table) newServices(m *Match) services {
 			}
 		}
 	}
+	if !s.each {
+		s.findPorts()
+	}
 	return s
+}
+
+// findPorts sets having.
+func (s *services) findPorts() {
+	i, looked := 0, effort{}
+	for p := range s.holder.ports {
+		if !looked.over && p.first(&s.match.Host, &looked) != nil {
+			s.having[i/64] |= 1 << (i % 64)
+		}
+		i++
+	}
 }
 
 // ports yields the ports that have records.
 func (s *services) ports(yield func(port) bool) {
+	i := -1
 	for p := range s.holder.ports {
+		i++
 		if s.match.BaseRule() == RulePort && !p.named(s.match.Prefix) {
 			continue
 		}
-		if !s.each && p.first(&s.match.Host) == nil {
+		if !s.each && s.having[i/64]>>(i%64)&1 == 0 {
 			continue // not a port of this endpoint
 		}
 		if !yield(p) {
@@ -80,12 +101,14 @@ const maxPodAddresses = 16
 
 // first returns the first address of a host that has the port, nil if none of the first maxPodAddresses
 // of each family has.
-func (p *port) first(h *Host) []byte {
+func (p *port) first(h *Host, looked *effort) []byte {
+	each := comparisonCost * (1 + bits.Len(uint(len(p.v4)+len(p.v6))))
 	for _, list := range [...]struct {
 		packed []byte
 		size   int
 	}{{h.V4, wire.AddressLen(dns.TypeA)}, {h.V6, wire.AddressLen(dns.TypeAAAA)}} {
 		for at := 0; at < min(len(list.packed), maxPodAddresses*list.size); at += list.size {
+			looked.add(each)
 			if one := list.packed[at:][:list.size]; p.has(one) {
 				return one
 			}
@@ -149,10 +172,12 @@ func (s *services) targets(first int, yield func(Target) bool) {
 	found := false
 	next := func(target Target) bool {
 		found = true
+		s.looked.spent -= targetCost
+		s.compared.spent -= targetCost
 		return yield(target)
 	}
-	if s.from(first, next); !found && s.looked > maxLooked {
-		s.looked = 0
+	if s.from(first, next); !found && s.looked.over {
+		s.looked, s.compared = effort{}, effort{}
 		s.from(0, next)
 	}
 }
@@ -165,8 +190,8 @@ func (s *services) from(first int, yield func(Target) bool) {
 		repeated := s.repeated(&p, n)
 		next := func(target Target) bool {
 			target.Port = p.number
-			target.Again = s.again && s.before(&target, n, 0)
-			return repeated && s.before(&target, n, p.number) || yield(target)
+			target.Again = s.again && s.before(&target, n, 0, &s.compared)
+			return repeated && s.before(&target, n, p.number, &s.looked) || yield(target)
 		}
 		if s.each {
 			if !s.endpoints(&p, first, next) {
@@ -199,7 +224,7 @@ func (s *services) repeated(p *port, nth int) bool {
 
 // before reports whether a port before the nth one, with a number or with any if that is 0, has the host
 // of a target.
-func (s *services) before(target *Target, nth int, number uint16) bool {
+func (s *services) before(target *Target, nth int, number uint16, looked *effort) bool {
 	host := Host{V4: target.V4, V6: target.V6}
 	for p := range s.ports {
 		if nth--; nth == 0 {
@@ -208,28 +233,38 @@ func (s *services) before(target *Target, nth int, number uint16) bool {
 		if number != 0 && p.number != number {
 			continue
 		}
-		if !s.look(min(countPacked(host.V4, host.V6), 2*maxPodAddresses)) || p.first(&host) != nil {
-			return true
+		if !s.each || looked.over || p.first(&host, looked) != nil {
+			return true // one host alone has all ports that there are
 		}
 	}
 	return false
 }
 
-// maxLooked bounds what is looked at for one answer. It allows more endpoints than there can be SRV records
-// in a message. Beyond it, a target counts as one that was there before.
+// An effort is what was looked at for one answer, in units of about a nanosecond. Once it is over the bound, it
+// stays so: a target counts as one that was there before.
+type effort struct {
+	spent int
+	over  bool
+}
+
+// An answer may cost maxEffort, and targetCost more for each target that it has: as much as several pods with
+// addresses of both families, so that the bound leaves out none of the targets that fit in a message.
 const (
-	endpointCost = 80
-	maxLooked    = 1200 * endpointCost
+	maxEffort      = 200 * endpointCost
+	targetCost     = 8 * endpointCost
+	endpointCost   = 80 // of an endpoint, or a pod
+	comparisonCost = 3  // of an address with another one
 )
 
-// look counts what is looked at, and reports false if that is too much.
-func (s *services) look(n int) bool {
-	s.looked += n
-	return s.looked <= maxLooked
+// add adds n to what was spent, and reports whether there is something left.
+func (e *effort) add(n int) bool {
+	e.spent += n
+	e.over = e.over || e.spent > maxEffort
+	return !e.over
 }
 
 // endpoints calls yield for each endpoint of a headless Service that has a port: those with an IPv4
-// address, then those with IPv6. It reports false if yield does, or after maxLooked.
+// address, then those with IPv6. It reports false if yield does, or after maxEffort.
 func (s *services) endpoints(p *port, first int, yield func(Target) bool) bool {
 	for _, list := range [...]struct {
 		packed []byte
@@ -237,7 +272,7 @@ func (s *services) endpoints(p *port, first int, yield func(Target) bool) bool {
 	}{{p.v4, wire.AddressLen(dns.TypeA)}, {p.v6, wire.AddressLen(dns.TypeAAAA)}} {
 		n := len(list.packed) / list.size
 		for i := range n {
-			if !s.look(endpointCost) {
+			if !s.looked.add(endpointCost) {
 				return false
 			}
 			at := (first + i) % n
@@ -256,9 +291,9 @@ func (s *services) endpoint(p *port, packed []byte, yield func(Target) bool) boo
 	isPod, ok := false, true
 	s.table.pods(service, packed, func(h Host) bool {
 		isPod = true
-		if !s.look(endpointCost) {
+		if !s.looked.add(endpointCost) {
 			ok = false
-		} else if h.beginsWith(packed) && string(p.first(&h)) == string(packed) {
+		} else if h.beginsWith(packed) && string(p.first(&h, &s.looked)) == string(packed) {
 			ok = yield(Target{V4: h.V4, V6: h.V6, name: h.Name})
 		}
 		return ok
