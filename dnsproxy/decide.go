@@ -144,7 +144,11 @@ func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) 
 	}
 	m := current.Pointer(q.Name, &r.suffixes, s)
 	if m.Rule == table.RulePTR {
-		return decision{action: actPointers, match: m, zone: zone}.unlessTransfer(q)
+		if localOnly || isTransfer(q.Type) || r.answersPointer(&m, q.Type) {
+			return decision{action: actPointers, match: m, zone: zone}.unlessTransfer(q)
+		}
+		m.Pointers = nil // of the scratch
+		return decision{action: actTarget, match: m, target: q.Name}
 	}
 	bypassed := m.Bypassed
 	m = current.Lookup(q.Name, r.search(), &r.suffixes, s)
@@ -210,6 +214,20 @@ func answersFor(t *table.Table, m *table.Match, q wire.Question) bool {
 	}
 	aliased := t.Aliased(m, q.Name)
 	return aliased.Host.Kubernetes() && aliased.Host.Alias() == wire.Root
+}
+
+// answersPointer reports whether the table answers a question of a type for the PTR name of an address. Others
+// are forwarded, unless Services alone have the address: that of another host may be in a zone with records.
+func (r *rules) answersPointer(m *table.Match, qtype uint16) bool {
+	if qtype == dns.TypePTR || answersAlways(qtype) {
+		return true
+	}
+	for _, name := range m.Pointers {
+		if !name.Below(r.cluster.Domain) {
+			return false
+		}
+	}
+	return true
 }
 
 // answersAlways reports whether the table answers queries of a type for every mesh name.

@@ -38,7 +38,8 @@
 //     bypassed: neither by a short name nor by a search domain nor by its address.
 //  7. No table yet: as [BeforeSync] says.
 //  8. The PTR name of a mesh host's address: the FQDNs of all hosts with it, sorted; 64 of
-//     them if they are more. A headless Service stands for its endpoint.
+//     them if they are more. A headless Service stands for its endpoint. Other types as for
+//     other mesh names, by whether all these hosts are Services.
 //  9. A mesh name. The order does not depend on that of the entries of a push:
 //     a. a host's FQDN; of two hosts with the same one, that of the registry Kubernetes,
 //     then that with the smaller key;

@@ -73,6 +73,9 @@ func why(d decision, key string) string {
 	case actAddresses:
 		return "in the mesh table: " + whyName(d.match.Rule, d.match, key) + whyAlias(&d.match)
 	case actTarget:
+		if d.match.Rule == table.RulePTR {
+			return "the PTR name of a mesh host's address; forwarded, because the table has only PTR records"
+		}
 		return "in the mesh table: " + whyName(d.match.Rule, d.match, key) + whyAlias(&d.match) +
 			"; forwarded, because the table has only addresses"
 	case actForward:
@@ -129,6 +132,9 @@ func (d *decision) rows(q wire.Question) []string {
 	case actPointers:
 		return []string{"N8"}
 	case actAddresses, actTarget:
+		if d.match.Rule == table.RulePTR {
+			return []string{"N8", "A4"}
+		}
 		return append(nameRows(d.match), d.typeRows(q)...)
 	case actUnknown:
 		return []string{"F12"}

@@ -377,6 +377,14 @@ func (r *reference) answer(q *refQuery) *dns.Msg {
 			}
 			return resp
 		}
+		foreign := func(name string) bool { return !strings.HasSuffix("."+name, "."+r.domain) }
+		switch q.qtype {
+		case dns.TypeA, dns.TypeAAAA, dns.TypeHTTPS, dns.TypeSVCB:
+		default: // A4
+			if slices.ContainsFunc(names, foreign) && !r.local(strings.ToLower(owner)) {
+				return nil
+			}
+		}
 		_, zone := r.zone(strings.ToLower(owner))
 		owner = refTail(owner, zone)
 		resp.Ns = []dns.RR{r.soa(header(dns.TypeSOA))}

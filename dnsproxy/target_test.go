@@ -103,6 +103,22 @@ func TestTargetWithoutRecords(t *testing.T) { // A4, N5
 	p.converse(t, []dialogue{{"api.example.com.corp.example TXT", "SERVFAIL"}, {"ext TXT", "SERVFAIL"}})
 }
 
+// TestReverseRecords asks for records of types but PTR of the reverse names of addresses: nameservers may have
+// some, unless Services alone have the address.
+func TestReverseRecords(t *testing.T) { // A4, N8
+	t.Parallel()
+	p, fake := startMesh(t, targetHosts())
+	fake.Handle(fakedns.Answer(`1.2.0.192.in-addr.arpa. 60 IN TXT "a host"`, `1.0.0.10.in-addr.arpa. 60 IN TXT "a Service"`))
+	p.converse(t, []dialogue{
+		{"1.2.0.192.in-addr.arpa TXT", `1.2.0.192.in-addr.arpa. TXT "a host"`},
+		{"1.2.0.192.in-addr.arpa PTR", "1.2.0.192.in-addr.arpa. PTR api.example.com."},
+		{"1.2.0.192.in-addr.arpa A", "NODATA 1.2.0.192.in-addr.arpa."},
+		{"1.0.0.10.in-addr.arpa TXT", "NODATA 1.0.0.10.in-addr.arpa."},
+	})
+	fake.Handle(fakedns.Rcode(dns.RcodeNameError))
+	p.converse(t, []dialogue{{"1.2.0.192.in-addr.arpa MX", "NODATA 1.2.0.192.in-addr.arpa."}}) // the name exists
+}
+
 // TestTargetRelayed asks with a client's subnet, without RD, and through a nameserver that truncates: what is
 // not cached leads to the target, too.
 func TestTargetRelayed(t *testing.T) { // A4, F1
