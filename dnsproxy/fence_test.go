@@ -22,6 +22,8 @@ type hostile struct {
 	over     transport
 	// each says that the answer grows, too: the cost of each byte of it is compared.
 	each bool
+	// first says that the first query after each push counts.
+	first bool
 	// passed says that the query is passed to a worker, which forwards it.
 	passed bool
 }
@@ -170,7 +172,7 @@ func hostiles() []hostile {
 		}, question: deep, qtype: dns.TypeA, passed: true},
 		{name: "A of an absent local-only name", hosts: func(n int) map[string]*nameInfo {
 			return several(n, "web-%d.shop.svc.cluster.local", one)
-		}, question: "absent.shop.svc.cluster.local.", qtype: dns.TypeA},
+		}, question: "absent.shop.svc.cluster.local.", qtype: dns.TypeA, first: true},
 		{name: "A of an alias", hosts: func(n int) map[string]*nameInfo {
 			return several(n, "alias-%d.shop.svc.cluster.local", func(i int) *nameInfo {
 				return &nameInfo{Ips: []string{address}, Registry: "Kubernetes", Alias: fmt.Sprintf("alias-%d.shop.svc.cluster.local", i+1)}
@@ -203,7 +205,11 @@ func TestFence(t *testing.T) { // A14
 				if h.over == overUDP && large.time > maxMeshNames*mesh.time {
 					continue
 				}
-				if growth <= 3 || large.time <= 10*mesh.time {
+				few := 10 * mesh.time
+				if h.first {
+					few = 500 * mesh.time // the processor has nothing of the new table in its cache
+				}
+				if growth <= 3 || large.time <= few {
 					t.Logf("1,000: %8v, %5d bytes   10,000: %8v, %5d bytes   %.1f mesh names", small.time, small.bytes, large.time, large.bytes, float64(large.time)/float64(mesh.time))
 					return
 				}
@@ -245,10 +251,17 @@ func cost(t *testing.T, h hostile, n int) price {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const batches, queries = 20, 10
+	const batches = 20
+	queries := 10
+	if h.first {
+		queries = 1
+	}
 	buf, scratch := make([]byte, 0, dns.MaxMsgSize), new(table.Scratch)
 	best := price{time: time.Hour}
-	for range batches {
+	for i := range batches {
+		if h.first {
+			w.loadServer(t, h.hosts(n+i))
+		}
 		start := time.Now()
 		for range queries {
 			w.task.begin(packet, &arrival{over: h.over, client: noClient})
@@ -258,7 +271,7 @@ func cost(t *testing.T, h hostile, n int) price {
 			}
 			best.bytes = len(response)
 		}
-		best.time = min(best.time, time.Since(start)/queries)
+		best.time = min(best.time, time.Since(start)/time.Duration(queries))
 	}
 	return best
 }
