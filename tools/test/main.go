@@ -3,7 +3,8 @@
 //
 // With the argument failed it lists the failed tests instead, as arguments for `go test`: a line for
 // each package, with a pattern for its tests. It ends with 1 if nothing failed, if more failed than a
-// busy machine may explain, or if a package failed without a failed test, as one that does not build.
+// busy machine may explain, if a package failed without a failed test, as one that does not build, if it
+// ended before its last test, as after a panic, or if the race detector found anything.
 package main
 
 import (
@@ -70,10 +71,14 @@ const mostFailed = 3
 
 // failed returns a pattern for the failed tests of each package.
 func failed(r io.Reader) (patterns map[string]string, err error) {
-	tests := map[string][]string{}
+	tests, ended, races := map[string][]string{}, map[string]bool{}, map[string]bool{}
 	n := 0
 	err = each(r, func(e event) {
 		switch _, known := tests[e.Package]; {
+		case e.Action == "output" && strings.Contains(e.Output, "DATA RACE"):
+			races[e.Package] = true
+		case e.Action == "output" && e.Test == "" && e.Output == "FAIL\n": // printed after the last test
+			ended[e.Package] = true
 		case e.Action != "fail" || strings.Contains(e.Test, "/"):
 		case e.Test != "":
 			tests[e.Package] = append(tests[e.Package], e.Test)
@@ -84,8 +89,13 @@ func failed(r io.Reader) (patterns map[string]string, err error) {
 	})
 	patterns = map[string]string{}
 	for pkg, names := range tests {
-		if len(names) == 0 {
+		switch {
+		case len(names) == 0:
 			return nil, fmt.Errorf("package %s failed without a failed test", pkg)
+		case !ended[pkg]:
+			return nil, fmt.Errorf("package %s ended before its last test", pkg)
+		case races[pkg]:
+			return nil, fmt.Errorf("package %s has a data race", pkg)
 		}
 		patterns[pkg] = "^(" + strings.Join(names, "|") + ")$"
 	}

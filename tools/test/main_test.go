@@ -36,14 +36,16 @@ func TestFailed(t *testing.T) {
 	const (
 		one   = `{"Action":"fail","Package":"a","Test":"TestOne/part"}{"Action":"fail","Package":"a","Test":"TestOne"}`
 		two   = `{"Action":"fail","Package":"a","Test":"TestTwo"}`
-		ended = `{"Action":"fail","Package":"a"}`
+		race  = `{"Action":"output","Package":"a","Test":"TestTwo","Output":"WARNING: DATA RACE\n"}`
+		died  = `{"Action":"fail","Package":"a"}`
+		ended = `{"Action":"output","Package":"a","Output":"FAIL\n"}` + died
 		other = `{"Action":"fail","Package":"b"}`
 	)
 	patterns, err := failed(strings.NewReader(one + two + ended))
 	if err != nil || len(patterns) != 1 || patterns["a"] != "^(TestOne|TestTwo)$" {
 		t.Errorf("%v, %v", patterns, err)
 	}
-	for _, events := range []string{"", one + ended + other, one + two + two + two + ended, "FAIL\n"} {
+	for _, events := range []string{"", one + ended + other, one + died, one + race + ended, two + race + ended, one + two + two + two + ended, "FAIL\n"} {
 		if patterns, err := failed(strings.NewReader(events)); err == nil {
 			t.Errorf("%s: %v", events, patterns)
 		}
