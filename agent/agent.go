@@ -37,12 +37,10 @@ type Config struct {
 	// Drain is how long queries are still answered at the end. With 0 the agent ends at
 	// once.
 	Drain time.Duration
-	// GuardPath is the path of the socket of a guard, which removes the capture rules if no
-	// agent follows this one. Empty means no guard, so the agent always
-	// removes its rules.
-	GuardPath string
-	// DrainCaptured makes an agent with a guard drain after it has removed its rules, like
-	// one without a guard.
+	// Service says that a unit of systemd starts the agent again when it ends, and holds its sockets, so
+	// that queries wait meanwhile.
+	Service bool
+	// DrainCaptured makes an agent of a Service drain after it has removed its rules.
 	DrainCaptured bool
 	// ReadyTimeout is how long the agent is not ready for want of a table. After that it
 	// is ready and forwards, because a pod must start without a control plane too.
@@ -217,8 +215,8 @@ func (c *Config) prepareStateDir() error {
 // Run answers queries until ctx ends or a client of the status endpoints ends the agent. Then
 // it drains: it removes the capture rules and still answers for Config.Drain, because
 // Kubernetes ends the containers of a pod at the same time, and the others may still query.
-// Finally it closes the listeners and finishes the queries in flight. With a guard it is
-// quicker: see Config.GuardPath. It returns when all of its goroutines have ended. The error is
+// Finally it closes the listeners and finishes the queries in flight. As a Config.Service it ends without
+// a drain. It returns when all of its goroutines have ended. The error is
 // nil unless one of them failed.
 func (a *Agent) Run(ctx context.Context) error {
 	a.started, a.clock = time.Now(), clock.New()
@@ -243,7 +241,6 @@ func (a *Agent) Run(ctx context.Context) error {
 	group.Go(func() error { return a.runEgress(serving) })
 	group.Go(func() error { return a.status.Run(serving) })
 	group.Go(func() error { return a.announce(serving) })
-	defer a.runGuard()()
 	capturing, release := context.WithCancel(serving)
 	defer release()
 	released := make(chan struct{})
@@ -269,20 +266,6 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	a.log.Info("ended")
 	return nil
-}
-
-// runGuard connects to the guard, until the function that it returns is called.
-func (a *Agent) runGuard() (stop func()) {
-	if a.capture == nil || a.capture.guard == nil {
-		return func() {}
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	running.Go(func() { a.capture.guard.Run(ctx) })
-	return func() {
-		cancel()
-		running.Wait()
-	}
 }
 
 // snapshotTimeout is how long queries wait for the snapshot. Even a large one takes less. A
@@ -316,7 +299,7 @@ func (a *Agent) announce(ctx context.Context) error {
 	return nil
 }
 
-// The time for the queries in flight at the end of an agent with a guard. After a removal no
+// The time for the queries in flight at the end of a service. After a removal no
 // reply reaches the clients whose queries were captured. During a restart, all others wait.
 const (
 	stopTimeout     = 50 * time.Millisecond
@@ -335,7 +318,7 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) time.Duratio
 	}
 	a.draining.Store(true)
 	a.forgetStarts()
-	if a.endSoon(serving) {
+	if a.endSoon() {
 		if a.handOver.Load() {
 			a.drainEgress(serving)
 		}
@@ -367,14 +350,14 @@ func (a *Agent) drain(ctx, serving context.Context, release func()) time.Duratio
 
 // endSoon reports whether the agent ends without a drain: the next one answers on the same
 // sockets, or no query is redirected to them any more.
-func (a *Agent) endSoon(serving context.Context) bool {
+func (a *Agent) endSoon() bool {
 	switch handOver := a.handOver.Load(); {
-	case a.config.GuardPath == "":
+	case !a.config.Service:
 		return false
 	case a.capture == nil:
 		return handOver
 	default:
-		return a.capture.endSoon(serving, handOver, a.config.DrainCaptured)
+		return a.capture.endSoon(handOver, a.config.DrainCaptured)
 	}
 }
 
@@ -389,8 +372,8 @@ func (a *Agent) SetCapture(cfg CaptureConfig) error {
 	return a.capture.change(func(in *inputs) { in.CaptureConfig = cfg })
 }
 
-// HandOver ends the agent and leaves the capture rules to the next one. If no guard would
-// remove them later, the agent removes them.
+// HandOver ends the agent and leaves the capture rules to the next one. If the kernel would not end the
+// capture without a next one, the agent removes them.
 func (a *Agent) HandOver() {
 	a.handOver.Store(true)
 	a.quit()

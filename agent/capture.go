@@ -10,11 +10,9 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
-	"github.com/nametap/nametap/guard"
 	"github.com/nametap/nametap/iptables"
 	"github.com/nametap/nametap/resolved"
 )
@@ -70,23 +68,19 @@ type capture struct {
 	proxy  *dnsproxy.Server
 	kernel *iptables.Capture
 	file   *resolvconf.Config // as read at the start; nil if it has no nameservers yet
-	guard  *guard.Client      // nil without a guard
+	ways   *ways
 	// registrar registers the agent with systemd-resolved.
 	registrar *resolved.Registrar
 
 	mu     sync.Mutex
 	inputs inputs // guarded by mu
-	begun  bool   // the listeners were probed; guarded by mu
+	begun  bool   // a listener has answered; guarded by mu
 }
 
 // newCapture returns the capture of an agent, or an error if its configuration is invalid.
 func newCapture(agent Config, proxy *dnsproxy.Server) (*capture, error) {
 	cfg, log := *agent.Capture, agent.Logger
-	c := &capture{log: log, proxy: proxy, inputs: inputs{CaptureConfig: cfg}}
-	if agent.GuardPath != "" {
-		c.guard = guard.NewClient(agent.GuardPath, log)
-		c.guard.SetFailOpen(!cfg.Config.FailClosed)
-	}
+	c := &capture{log: log, proxy: proxy, inputs: inputs{CaptureConfig: cfg, passing: map[iptables.Family][]netip.Prefix{}}}
 	initial := cfg.Config
 	file, err := readServers(cfg.ResolvConf)
 	switch {
@@ -101,19 +95,47 @@ func newCapture(agent Config, proxy *dnsproxy.Server) (*capture, error) {
 	if c.kernel, err = iptables.New(initial, log); err != nil {
 		return nil, fmt.Errorf("capture: %w", err)
 	}
+	c.ways = &ways{log: log, id: agent.DNS.ID, targets: c.probed, direct: c.answers, renew: c.kernel.Renew,
+		passing: func(f iptables.Family, to []netip.Prefix) {
+			c.follow(func(in *inputs) {
+				in.passing = maps.Clone(in.passing)
+				in.passing[f] = to
+			})
+		}}
 	return c, nil
+}
+
+// probed returns the nameservers of a family that clients query while their queries are captured, or
+// loopback if there are none.
+func (c *capture) probed(f iptables.Family) []netip.Addr {
+	in := c.current()
+	if !in.On || in.Config.Family(f) == iptables.Off || c.listens(f) != nil {
+		return nil
+	}
+	var found []netip.Addr
+	for _, server := range in.servers {
+		if iptables.FamilyOf(server) == f && !slices.Contains(found, server) && !iptables.Passes(server) {
+			found = append(found, server)
+		}
+	}
+	if len(found) == 0 {
+		return []netip.Addr{f.Loopback()}
+	}
+	return found
 }
 
 // run keeps the kernel in the desired state until ctx ends, then removes the rules unless they
 // stay for the next agent. If capture is on at the start and no rules can be installed, it
 // returns an error. Later failures are logged and retried.
 func (c *capture) run(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	var followers sync.WaitGroup
+	followers.Go(func() { c.ways.run(ctx) }) // the rules of the previous agent may be in place
+	defer followers.Wait()
+	defer stop()
 	if err := c.begin(ctx); err != nil || ctx.Err() != nil {
 		return err
 	}
-	ctx, stop := context.WithCancel(ctx)
-	var followers sync.WaitGroup
-	followers.Go(func() { c.followListeners(ctx) })
 	followers.Go(func() { c.followServers(ctx) })
 	followers.Go(func() { c.registrar.Run(ctx) })
 	err := c.kernel.Keep(ctx)
@@ -122,51 +144,32 @@ func (c *capture) run(ctx context.Context) error {
 	if c.kernel.Captured() { // the rules stay, and so does the registration
 		return err
 	}
-	if c.guard != nil && err == nil {
-		telling, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
-		defer cancel()
-		c.guard.Enter(guard.Removed)
-		c.guard.Await(telling, guard.Removed)
-	}
 	return errors.Join(err, c.registrar.Remove(context.WithoutCancel(ctx)))
 }
 
 // begin waits for the listeners, because without them DNS would fail once the rules are
-// installed, and sets the first desired state. With a guard it first waits until that holds
-// the rules: without it they would stay after a crash.
+// installed, and sets the first desired state.
 func (c *capture) begin(ctx context.Context) error {
-	without := c.listening(ctx)
-	if c.guard != nil && ctx.Err() == nil {
-		c.guard.Enter(guard.Answering)
-		c.guard.Await(ctx, guard.Answering)
+	c.listening(ctx)
+	without := make(map[iptables.Family]error)
+	for _, f := range families() {
+		if err := c.listens(f); err != nil {
+			without[f] = err
+		}
 	}
 	err := c.change(func(in *inputs) { in.without, c.begun = without, true })
 	if err != nil && !errors.Is(err, errNoServers) && ctx.Err() == nil {
 		return fmt.Errorf("capturing DNS: %w", err)
 	}
-	for _, f := range c.wanted() {
-		if reason := without[f]; reason != nil && ctx.Err() == nil {
-			c.logLeftOut(f, reason)
-		}
-	}
 	return nil
 }
 
-// guardTimeout is how long a hand-over waits for a guard that restarts.
-const guardTimeout = time.Second
-
 // endSoon reports whether the agent ends without a drain, and makes the end of run as quick. With
-// handOver the rules stay if a guard removes them later. drains says that the agent drains after
-// a removal.
-func (c *capture) endSoon(ctx context.Context, handOver, drains bool) bool {
-	if handOver && c.kernel.Captured() {
-		waiting, cancel := context.WithTimeout(ctx, guardTimeout)
-		defer cancel()
-		c.guard.Await(waiting, guard.Answering)
-	}
+// handOver the rules stay, if the kernel ends the capture in case no agent follows. drains says that the
+// agent drains after a removal.
+func (c *capture) endSoon(handOver, drains bool) bool {
 	switch {
-	case handOver && c.guard.Held():
-		c.guard.Enter(guard.Ending)
+	case handOver && c.kernel.Leased():
 		c.kernel.SetEnding(iptables.Leave)
 		return true
 	case drains || !c.kernel.Captured():
@@ -183,9 +186,6 @@ func (c *capture) change(change func(in *inputs)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	change(&c.inputs)
-	if c.guard != nil {
-		c.guard.SetFailOpen(!c.inputs.Config.FailClosed)
-	}
 	c.registrar.Set(c.inputs.On && c.inputs.Resolved)
 	d, err := c.inputs.desired()
 	if err != nil || !c.begun {
@@ -213,9 +213,10 @@ func (c *capture) follow(change func(in *inputs)) {
 // inputs are the inputs of the desired value.
 type inputs struct {
 	CaptureConfig
-	servers []netip.Addr              // of resolv.conf; none until it has any
-	without map[iptables.Family]error // families whose listeners do not answer, and why
-	vips    []netip.AddrPort          // the listeners for connections to VIPs
+	servers []netip.Addr                       // of resolv.conf; none until it has any
+	without map[iptables.Family]error          // families that the agent does not listen on, and why
+	passing map[iptables.Family][]netip.Prefix // destinations to which queries have to pass through
+	vips    []netip.AddrPort                   // the listeners for connections to VIPs
 }
 
 // errNoServers says that resolv.conf has not had nameservers yet.
@@ -225,8 +226,12 @@ var errNoServers = errors.New("resolv.conf names no nameserver to capture querie
 // then stays unchanged.
 func (in inputs) desired() (iptables.Desired, error) {
 	d := iptables.Desired{On: in.On, Because: in.Because, Config: in.Config}
+	d.Config.Lease = !in.Config.FailClosed
 	if !in.On {
 		return d, nil
+	}
+	for _, f := range families() {
+		d.Config.ExcludeCIDRs = slices.Concat(d.Config.ExcludeCIDRs, in.passing[f])
 	}
 	for _, f := range families() {
 		// Another program may listen on the port, and would get the connections.
@@ -260,11 +265,6 @@ func (in inputs) desired() (iptables.Desired, error) {
 		return d, errors.Join(errs...)
 	}
 	return d, nil
-}
-
-// captures reports whether a family is captured while the switch is on.
-func (in inputs) captures(f iptables.Family) bool {
-	return in.Config.Family(f) != iptables.Off && in.without[f] == nil
 }
 
 // followServers follows the nameservers of resolv.conf until ctx ends.

@@ -80,6 +80,8 @@ type CaptureStatus struct {
 	// Rules is what is in the kernel now; Error says why that cannot be read.
 	Rules *iptables.Status `json:"rules,omitempty"`
 	Error string           `json:"error,omitempty"`
+	// Ways are the ways of clients' queries to nameservers, by nameserver.
+	Ways []WayStatus `json:"ways,omitempty"`
 	// Resolved is the registration with systemd-resolved.
 	Resolved resolved.Status `json:"resolved"`
 }
@@ -88,17 +90,13 @@ type CaptureStatus struct {
 func (c *capture) status(ctx context.Context) *CaptureStatus {
 	in := c.current()
 	status := &CaptureStatus{On: in.On, Because: in.Because, Repairs: c.kernel.Stats().Repairs, Remaining: c.kernel.Remaining()}
-	status.Resolved = c.registrar.Status()
+	status.Ways, status.Resolved = c.ways.states(), c.registrar.Status()
 	rules, err := c.kernel.Status(ctx)
 	if err != nil {
 		status.Error = err.Error()
 		return status
 	}
-	waits := c.guard != nil && c.guard.Waits()
 	for i, f := range rules.Families {
-		if waits && in.On && f.State == iptables.Absent {
-			rules.Families[i].Error = "capture begins when nametap-guard.service can be reached"
-		}
 		if err := in.without[f.Family]; err != nil && in.Config.Family(f.Family) != iptables.Off && f.State == iptables.NotWanted {
 			rules.Families[i].Error = err.Error()
 		}

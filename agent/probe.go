@@ -33,15 +33,13 @@ func (h health) answers() bool { return h.answering > 0 && h.err == nil }
 // absent reports whether the host lacks the addresses of the family now. A socket on ::1
 // stays open when IPv6 is switched off.
 func (h health) absent() bool {
-	if h.answering > 0 {
-		return false // the others fail for another reason: all ports may be in use
-	}
-	for _, absent := range []error{syscall.EADDRNOTAVAIL, syscall.ENETUNREACH, syscall.EHOSTUNREACH, syscall.EAFNOSUPPORT} {
-		if errors.Is(h.err, absent) {
-			return true
-		}
-	}
-	return false
+	return h.answering == 0 && noRoute(h.err) // otherwise all ports may be in use
+}
+
+// noRoute reports whether an error says that the host has no address or route of a family.
+func noRoute(err error) bool {
+	return slices.ContainsFunc([]error{syscall.EADDRNOTAVAIL, syscall.ENETUNREACH, syscall.EHOSTUNREACH, syscall.EAFNOSUPPORT},
+		func(absent error) bool { return errors.Is(err, absent) })
 }
 
 // probe queries all listeners at the same time and returns the health of each family. The

@@ -268,7 +268,7 @@ func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 // cannot tell users of the host apart, and only root may stop the unit. In a pod, the programs
 // belong together.
 func (s *statusServer) outsideService(handle http.HandlerFunc) http.HandlerFunc {
-	if s.agent.config.GuardPath == "" {
+	if !s.agent.config.Service {
 		return handle
 	}
 	return func(w http.ResponseWriter, _ *http.Request) {

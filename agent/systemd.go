@@ -14,7 +14,7 @@ import (
 )
 
 // notifySystemd notifies systemd, if systemd started the agent, that it is ready: the
-// listeners are open, and capture is as its switch says, or waits for a missing guard. It does
+// listeners are open, and capture is as its switch says. It does
 // not wait for a table, because units that need DNS wait for this notification at boot.
 //
 // Then it notifies the watchdog as long as any UDP listener answers. A restart would not help
@@ -32,10 +32,11 @@ func (a *Agent) notifySystemd(ctx context.Context) error {
 		return nil
 	}
 	if a.capture != nil {
-		a.capture.awaitBegun(ctx)
-	}
-	if ctx.Err() != nil {
-		return nil
+		select {
+		case <-a.capture.kernel.Begun():
+		case <-ctx.Done():
+			return nil
+		}
 	}
 	if err := notify(ctx, daemon.SdNotifyReady); err != nil {
 		return fmt.Errorf("notifying systemd that the agent is ready: %w", err)
@@ -65,30 +66,6 @@ func (a *Agent) notifySystemd(ctx context.Context) error {
 		if err := notify(ctx, daemon.SdNotifyWatchdog); err != nil {
 			a.log.Warn("notifying systemd's watchdog failed", "error", err)
 		}
-	}
-}
-
-// guardLimit is how long the agent without a guard is not ready. A restart would not help, and
-// units that need DNS wait for the agent at boot.
-const guardLimit = 5 * time.Second
-
-// awaitBegun returns when capture is as its switch says, when it waits for the guard and not only
-// for a short time, or when ctx ends.
-func (c *capture) awaitBegun(ctx context.Context) {
-	limit := time.NewTimer(guardLimit)
-	defer limit.Stop()
-	for {
-		select {
-		case <-c.kernel.Begun():
-			return
-		case <-ctx.Done():
-			return
-		case <-limit.C:
-		}
-		if c.guard != nil && c.guard.Waits() {
-			return
-		}
-		limit.Reset(guardLimit)
 	}
 }
 

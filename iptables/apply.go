@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,7 +42,7 @@ func (c *Capture) apply(ctx context.Context, attempts int) (changed bool, err er
 	removed, otherErr := removeSide(ctx, other, attempts)
 	changed = changed || removed
 	if changed {
-		c.entries.sweep(cfg, c.in, true, true)
+		c.entries.sweep(cfg, c.in, true)
 	}
 	if otherErr == nil {
 		c.cleared(other)
@@ -77,8 +78,10 @@ func (c *Capture) install(ctx context.Context, s *side, reason string, attempts 
 				c.made[at] = make(map[string]bool)
 			}
 			p.made = c.made[at]
-			if a, err = p.apply(ctx, s.saved[f], variants); err == nil {
+			supported, lacks := withSet(variants, f)
+			if a, err = p.apply(ctx, s.saved[f], supported); err == nil {
 				in.families[f] = a.variant
+				a.reduced = cmp.Or(a.reduced, lacks)
 			}
 		}
 		changed = changed || a.changed
@@ -103,6 +106,19 @@ func (c *Capture) install(ctx context.Context, s *side, reason string, attempts 
 	}
 	c.in = in
 	return changed, err
+}
+
+// withSet makes the set of a family if the best variant of its rules has a lease. If that fails it returns
+// the variants without a lease, and why.
+func withSet(vs []variant, f Family) ([]variant, error) {
+	if !vs[0].lease {
+		return vs, nil
+	}
+	err := makeSet(f)
+	if err != nil {
+		vs = slices.DeleteFunc(slices.Clone(vs), func(v variant) bool { return v.lease })
+	}
+	return vs, err
 }
 
 // acceptable returns an error if no family is installed, a required one is missing, or anything

@@ -1,12 +1,15 @@
 package iptables
 
 import (
+	"errors"
 	"hash/maphash"
 	"log/slog"
 	"reflect"
 	"slices"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Desired says whether DNS is to be captured, and how.
@@ -38,12 +41,15 @@ type Capture struct {
 	log *slog.Logger
 
 	checks, repairs, failures atomic.Uint64
+	watched                   atomic.Bool // the kernel announces changes of nft rules
 
 	target  atomic.Pointer[target] // the desired value
 	changed chan struct{}          // receives when target changed
+	rules   chan struct{}          // receives when a program has changed nft rules
 	begun   chan struct{}          // see Begun
 	ending  atomic.Int32           // an Ending
 	report  atomic.Pointer[report] // what other goroutines read
+	lease   lease
 
 	// The rest belongs to the goroutine that changes rules.
 
@@ -62,6 +68,7 @@ type Capture struct {
 	entries  entries
 	seed     maphash.Seed // of fingerprints
 	seen     fingerprint  // of the kernel when all rules were there, zero if that is not known
+	ready    time.Time    // the earliest time of a check that an announcement makes due
 
 	open      func() bool // reports connections to VIPs; nil if there are never any
 	openLimit time.Duration
@@ -96,6 +103,7 @@ func New(cfg Config, log *slog.Logger) (*Capture, error) {
 	c := &Capture{
 		log:     log,
 		changed: make(chan struct{}, 1),
+		rules:   make(chan struct{}, 1),
 		begun:   make(chan struct{}),
 		placed:  make(map[site]bool),
 		made:    make(map[site]map[string]bool),
@@ -128,16 +136,13 @@ func (c *Capture) aim(t *target) error {
 	}
 	if !slices.Equal(t.Config.Servers, previous.Config.Servers) {
 		for _, server := range t.Config.Servers {
-			if passes(server) {
+			if Passes(server) {
 				c.log.Warn("queries to a link-local nameserver are not captured: the kernel cannot redirect them", "server", server)
 			}
 		}
 	}
 	c.target.Store(t)
-	select {
-	case c.changed <- struct{}{}:
-	default: // Keep has not seen the previous change yet
-	}
+	wake(c.changed)
 	return nil
 }
 
@@ -170,6 +175,27 @@ const openInterval = 50 * time.Millisecond
 // inUse reports whether the chains stay for open connections.
 func (c *Capture) inUse() bool {
 	return c.open != nil && (c.openUntil.IsZero() || time.Now().Before(c.openUntil)) && c.open()
+}
+
+// Renew makes the rules of a family match for [LeaseTime] from now on, if they have a lease, also those of
+// an earlier agent. It is no error if there are no rules.
+func (c *Capture) Renew(f Family) error {
+	if err := c.lease.renew(f); err != nil && !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	return nil
+}
+
+// Leased reports whether the rules that are installed have a lease: the kernel ends the capture when no
+// agent renews it.
+func (c *Capture) Leased() bool {
+	in := c.report.Load().in
+	for _, v := range in.families {
+		if !v.lease {
+			return false
+		}
+	}
+	return len(in.families) > 0
 }
 
 // Stats counts what Keep has done.

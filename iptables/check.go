@@ -9,11 +9,10 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -119,14 +118,36 @@ func probe(ctx context.Context, p place, vs []variant, needed bool) []Finding {
 func (p place) try(ctx context.Context, text string) (how string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, p.tools.limit)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, p.tools.restore, "--noflush", "-w", lockWait)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
-	_, err = runCommand(ctx, cmd, []byte(text))
-	if !errors.Is(err, syscall.EPERM) {
+	err = inNewNetwork(func() error {
+		if err := makeSet(p.family); err != nil && strings.Contains(text, p.family.Set()) {
+			return err
+		}
+		_, err := p.tools.run(ctx, []byte(text), p.tools.restore, "--noflush", "-w", lockWait)
+		return err
+	})
+	if !errors.Is(err, errNewNetwork) {
 		return "the kernel accepts them, tried in a new network namespace", err
 	}
 	_, err = p.tools.run(ctx, []byte(text), p.tools.restore, "--test", "--noflush", "-w", lockWait)
 	return "the tool accepts them; trying them in the kernel needs CAP_SYS_ADMIN", err
+}
+
+// errNewNetwork says that this process may not make a network namespace.
+var errNewNetwork = errors.New("no new network namespace")
+
+// inNewNetwork calls f in a thread in a network namespace of its own, which ends with the thread. Programs
+// that f starts are in it, too.
+func inNewNetwork(f func() error) error {
+	result := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocks it, so the thread ends with the goroutine
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			result <- fmt.Errorf("%w: %w", errNewNetwork, err)
+			return
+		}
+		result <- f()
+	}()
+	return <-result
 }
 
 // capability reports whether this process has a capability.

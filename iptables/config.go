@@ -79,6 +79,14 @@ func (f *Family) UnmarshalText(text []byte) error {
 	return fmt.Errorf("family %q: want %s or %s", text, IPv4, IPv6)
 }
 
+// Loopback returns the loopback address to which queries of this host are redirected.
+func (f Family) Loopback() netip.Addr {
+	if f == IPv4 {
+		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	}
+	return netip.IPv6Loopback()
+}
+
 // families returns both families, in the order in which they are applied.
 func families() []Family { return []Family{IPv4, IPv6} }
 
@@ -165,6 +173,11 @@ type Config struct {
 	// queries of an application and of the agent from the same source port are taken
 	// for one flow.
 	Zone uint16
+	// Lease makes the rules match only for [LeaseTime] after each [Capture.Renew], so that the kernel ends
+	// the capture when the agent does not answer any more. Not with FailClosed.
+	Lease bool
+	// NoAccept leaves out the rules that let redirected packets through the firewalls of table filter.
+	NoAccept bool
 	// NoComments leaves out the comments that explain each rule.
 	NoComments bool
 
@@ -221,7 +234,7 @@ func (c Config) Without(f Family) Config {
 // addresses of these.
 func (c Config) Serves(listener netip.AddrPort) bool {
 	addr := listener.Addr()
-	loopback := addr == netip.AddrFrom4([4]byte{127, 0, 0, 1}) || addr == netip.IPv6Loopback()
+	loopback := addr == FamilyOf(addr).Loopback()
 	return listener.Port() == c.Port && (addr.IsUnspecified() || loopback && len(c.VirtualInterfaces) == 0)
 }
 
@@ -310,6 +323,9 @@ func (c Config) validateModes() error {
 		if err := new(Choice).UnmarshalText([]byte(c.Family(f))); c.Family(f) != "" && err != nil {
 			return fmt.Errorf("capture of %s %q: %w", f, c.Family(f), err)
 		}
+	}
+	if c.Lease && c.FailClosed {
+		return errors.New("capture that ends with the agent and stays without it: want Lease or FailClosed")
 	}
 	if c.IPv4 == Off && c.IPv6 == Off {
 		return errors.New("capture of neither IPv4 nor IPv6: want at least one of them")

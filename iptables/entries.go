@@ -19,24 +19,27 @@ type entries struct {
 	replies   time.Time            // until then replies to queries of dropped entries may arrive; zero if none may
 	closing   time.Time            // until then connections from before the last change may be reset
 	logged    map[Family]string    // the last failure that was logged
-	swept     fingerprint          // of the kernel at the last sweep
 	failed    bool                 // the last sweep failed
 }
 
 func newEntries(log *slog.Logger) entries { return entries{log: log, logged: make(map[Family]string)} }
 
-// sweep drops entries that let queries bypass the agent, if rules have changed or may have.
-// Leftovers are dropped when they have been there for the settle time. Without a zone, entries
-// of other programs look like stale ones, so the change must be certain. After a failure the
-// next check tries again. For [closingTime] after a change every check sweeps.
-func (e *entries) sweep(cfg Config, in installed, changed, maybe bool) {
+// pending reports whether a sweep is due although the rules have not changed since the last one.
+func (e *entries) pending() bool {
+	return e.failed || len(e.leftovers) > 0 || !e.replies.IsZero() || time.Now().Before(e.closing)
+}
+
+// sweep drops entries that let queries bypass the agent, after a change of rules. Leftovers are dropped
+// when they have been there for the settle time. After a failure the next check tries again. For
+// [closingTime] after a change every check sweeps.
+func (e *entries) sweep(cfg Config, in installed, changed bool) {
 	now := time.Now()
 	changed = changed || e.failed
 	late := e.late(now, changed)
 	previous := e.leftovers
 	e.leftovers, e.failed = make(map[string]time.Time), false
 	for f, v := range in.families {
-		if !changed && !late && (v.zone == 0 || !maybe && len(previous) == 0) {
+		if !changed && !late && len(previous) == 0 {
 			continue
 		}
 		s := sweep{ports: []uint16{cfg.Port}, zone: v.zone}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 )
 
@@ -68,6 +69,21 @@ const endTimeout = 15 * time.Second
 // replies in flight would be lost. They also stay for open connections to VIPs ([Capture.SetOpen]). If capture is desired again during that time, one write
 // completes the rules.
 func (c *Capture) Keep(ctx context.Context) error {
+	defer c.lease.close()
+	watching, stop := context.WithCancel(ctx)
+	var watcher sync.WaitGroup
+	defer watcher.Wait()
+	defer stop()
+	if announced, err := watchRules(); err == nil {
+		c.watched.Store(true)
+		watcher.Go(func() {
+			err := announced.forward(watching, c.rules)
+			if c.watched.Store(false); watching.Err() == nil {
+				c.log.Warn("changes of rules are found by checks only", "error", err)
+				wake(c.rules)
+			}
+		})
+	}
 	err := c.loop(ctx)
 	c.openUntil = time.Now().Add(c.openLimit)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout+c.openLimit)
@@ -144,6 +160,10 @@ func (c *Capture) sleep(ctx context.Context, s step) {
 	select {
 	case <-ctx.Done():
 	case <-c.changed:
+	case <-c.rules:
+		if c.phase == captured && c.ready.Before(c.due) {
+			c.due = c.ready
+		}
 	case <-due:
 	}
 }
@@ -180,12 +200,20 @@ func (c *Capture) act(ctx context.Context, s step) error {
 	return nil
 }
 
-// nextCheck returns when to check the rules after a step that has just ended. On a machine where
-// steps take longer than Config.Interval, half of the time is left to other programs.
+// nextCheck returns when to check the rules after a step that has just ended, if no program changes them
+// before. On a machine where steps take longer than Config.Interval, half of the time is left to other
+// programs.
 func (c *Capture) nextCheck(began time.Time) time.Time {
-	now := time.Now()
-	return began.Add(max(c.goal.Config.Interval, 2*now.Sub(began)))
+	took := time.Since(began)
+	c.ready = began.Add(2 * took)
+	if c.watched.Load() && c.in.backend == NFT && c.in.complete() && !c.entries.pending() {
+		return began.Add(quietInterval)
+	}
+	return began.Add(max(c.goal.Config.Interval, 2*took))
 }
+
+// quietInterval is the time between checks of complete rules in nft, whose changes the kernel announces.
+const quietInterval = time.Hour
 
 // logCaptured logs that rules were installed or replaced.
 func (c *Capture) logCaptured(changed bool, err error) {

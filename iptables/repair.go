@@ -15,10 +15,9 @@ func (c *Capture) check(ctx context.Context) error {
 	c.checks.Add(1)
 	now, err := c.fingerprint() // before the rules are read, or a change in between would be missed
 	known := err == nil
-	// Rules that differed between two checks have left entries.
-	// Legacy does not count changes, so its rules may always have differed.
-	c.entries.sweep(c.goal.Config, c.in, known && now != c.entries.swept, c.in.backend == Legacy)
-	c.entries.swept = now
+	if c.entries.pending() {
+		c.entries.sweep(c.goal.Config, c.in, false)
+	}
 	if known && c.in.complete() && now == c.seen {
 		return nil
 	}

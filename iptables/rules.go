@@ -19,6 +19,7 @@ const (
 	ownPrefix       = "NAMETAP_"
 	outputChain     = ownPrefix + "OUTPUT"
 	preroutingChain = ownPrefix + "PREROUTING"
+	inputChain      = ownPrefix + "INPUT"
 	// tableMark is an empty chain that marks a table that nametap has made. It is
 	// installed with the rules, and Remove deletes such a table if no other program
 	// uses it. Only nft tables can be deleted, so only they are marked.
@@ -47,7 +48,7 @@ type chain struct {
 }
 
 // tableNames returns the tables that nametap uses, in the order in which they are changed.
-func tableNames() []string { return []string{"nat", "raw"} }
+func tableNames() []string { return []string{"filter", "nat", "raw"} }
 
 // Build returns the rules for a configuration, or what is wrong with it.
 func Build(cfg Config) (Rules, error) {
@@ -94,6 +95,11 @@ func TestAddr(f Family) netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 1, 15: 53})
 }
 
+// ProbeMark is the mark of packets that the rules redirect although they are the agent's: those of its
+// probes, which go the way of a client's query. Programs that use marks have bits of their own: 0x4000 and
+// 0x8000 kube-proxy, 0xfff Istio, 0xf00 Cilium, 0xff0000 Tailscale, and no known one has this number.
+const ProbeMark = 0x1035
+
 func buildFamily(cfg Config, f Family) []table {
 	destinations := destinations(cfg, f)
 	if cfg.Family(f) == Off || len(destinations) == 0 {
@@ -104,12 +110,41 @@ func buildFamily(cfg Config, f Family) []table {
 	chains := b.chains(capture{protocols: []string{"udp", "tcp"}, target: redirect, why: "to the agent", vips: true})
 	test := netip.PrefixFrom(TestAddr(f), TestAddr(f).BitLen()).String()
 	chains[0].rules = slices.Insert(chains[0].rules, 0, b.rule(matches("-d", test, "-p", "udp"), "test query", redirect))
-	tables := []table{{name: "nat", chains: chains}}
+	var tables []table
+	if !cfg.NoAccept {
+		tables = append(tables, table{name: "filter", chains: b.accepts()})
+	}
+	tables = append(tables, table{name: "nat", chains: chains})
 	if cfg.Zone != 0 {
 		zone := fmt.Sprintf("CT --zone-orig %d", cfg.Zone)
 		tables = append(tables, table{name: "raw", chains: b.replies(b.chains(capture{protocols: []string{"udp"}, target: zone, why: "apart from the agent"}))})
 	}
 	return tables
+}
+
+// accepts makes the chains of table filter. They accept the packets of redirected flows, in both
+// directions: a firewall that allows queries to a nameserver may know nothing of packets to the agent. In
+// OUTPUT a redirected packet still has the interface of the nameserver's route, and in INPUT it has the
+// source address of that route.
+func (b builder) accepts() []chain {
+	loopback := netip.PrefixFrom(b.family.Loopback(), b.family.Loopback().BitLen()).String()
+	output := chain{name: outputChain, parent: "OUTPUT", jumps: []string{
+		b.rule("-d "+loopback, "to the agent", outputChain), b.rule("-s "+loopback, "replies", outputChain)}}
+	input := chain{name: inputChain, parent: "INPUT", jumps: []string{b.rule("-i lo", "to the agent, replies", inputChain)}}
+	for _, name := range b.cfg.VirtualInterfaces {
+		output.jumps = append(output.jumps, b.rule("-o "+name, "replies", outputChain))
+		input.jumps = append(input.jumps, b.rule("-i "+name, "to the agent", inputChain))
+	}
+	accept := func(destination string, port uint16) {
+		m := fmt.Sprintf("-m conntrack --ctstate DNAT %s --ctreplsrcport %d", destination, port)
+		output.rules = append(output.rules, b.rule(m, "redirected", "ACCEPT"))
+		input.rules = append(input.rules, b.rule(m, "redirected", "ACCEPT"))
+	}
+	accept(fmt.Sprintf("--ctorigdstport %d", dnsPort), b.cfg.Port)
+	for _, vip := range b.vipRanges() {
+		accept("--ctorigdst "+vip, b.cfg.EgressPort)
+	}
+	return []chain{input, output}
 }
 
 // destination is the destination of captured queries: -d and -o of their rule.
@@ -125,7 +160,7 @@ func destinations(cfg Config, f Family) []destination {
 	}
 	var ds []destination
 	for _, a := range cfg.Servers {
-		if a.Is4() == (f == IPv4) && !passes(a) {
+		if a.Is4() == (f == IPv4) && !Passes(a) {
 			p := netip.PrefixFrom(a.WithZone(""), a.BitLen())
 			ds = append(ds, destination{address: p.String(), out: a.Zone()})
 		}
@@ -138,9 +173,9 @@ func destinations(cfg Config, f Family) []destination {
 // packets if they are redirected to ::1.
 const linkLocal = "fe80::/10"
 
-// passes reports whether queries to a nameserver pass through because they cannot be
+// Passes reports whether queries to a nameserver pass through because they cannot be
 // captured.
-func passes(server netip.Addr) bool { return server.Is6() && server.IsLinkLocalUnicast() }
+func Passes(server netip.Addr) bool { return server.Is6() && server.IsLinkLocalUnicast() }
 
 // builder makes the chains of one family.
 type builder struct {
@@ -158,7 +193,11 @@ type capture struct {
 
 // chains makes the chains of one table.
 func (b builder) chains(to capture) []chain {
-	output := chain{name: outputChain, parent: "OUTPUT", rules: append(b.owners(), b.exclusions()...)}
+	output := chain{name: outputChain, parent: "OUTPUT"}
+	for _, p := range to.protocols {
+		output.rules = append(output.rules, b.rule(fmt.Sprintf("-p %s -m mark --mark 0x%x", p, ProbeMark), "probe of the agent", to.target))
+	}
+	output.rules = slices.Concat(output.rules, b.lease(), b.owners(), b.exclusions())
 	for _, name := range b.cfg.ExcludeInterfaces {
 		output.rules = append(output.rules, b.rule("-o "+name, "excluded interface", "RETURN"))
 	}
@@ -187,6 +226,14 @@ func (b builder) chains(to capture) []chain {
 		}
 	}
 	return chains
+}
+
+// lease makes the rule that ends a chain while no agent renews the lease.
+func (b builder) lease() []string {
+	if !b.cfg.Lease {
+		return nil
+	}
+	return []string{b.rule("-m set ! --match-set "+b.family.Set()+" dst", "no agent", "RETURN")}
 }
 
 // vips makes the rules that redirect connections to VIPs from an interface, or from anywhere. UDP
@@ -227,7 +274,7 @@ func (b builder) vipRanges() (ranges []string) {
 // prerouting makes the chain for packets from virtual interfaces. They have no socket on this
 // host, so no owner, and no outgoing interface yet.
 func (b builder) prerouting(to capture) chain {
-	c := chain{name: preroutingChain, parent: "PREROUTING", rules: b.exclusions()}
+	c := chain{name: preroutingChain, parent: "PREROUTING", rules: append(b.lease(), b.exclusions()...)}
 	for _, name := range b.cfg.VirtualInterfaces {
 		if to.vips {
 			c.rules = append(c.rules, b.vips(name)...)
@@ -332,18 +379,16 @@ type variant struct {
 	rules   Rules
 	without []string // what it lacks, as text for a log
 	zone    uint16
+	lease   bool
 }
 
 // Level says how much of a family is captured.
 type Level string
 
-// The levels. Without a zone, queries of an application and of the agent from the same source
-// port are taken for one flow.
+// The levels.
 const (
 	LevelComplete    Level = "complete"
-	LevelNoZone      Level = "without_zone"
-	LevelNoComments  Level = "without_comments"
-	LevelBare        Level = "without_zone_and_comments"
+	LevelReduced     Level = "reduced"     // the rules are without something that this machine lacks
 	LevelUnavailable Level = "unavailable" // this machine does not support it
 	LevelFailed      Level = "failed"      // and retried
 	LevelOff         Level = "off"         // not wanted
@@ -351,50 +396,56 @@ const (
 
 // AllLevels returns all levels.
 func AllLevels() []Level {
-	return []Level{LevelComplete, LevelNoZone, LevelNoComments, LevelBare, LevelUnavailable, LevelFailed, LevelOff}
+	return []Level{LevelComplete, LevelReduced, LevelUnavailable, LevelFailed, LevelOff}
 }
 
-// What a variant may lack, as text for a log.
-const (
-	lessZone     = "conntrack zone (target CT)"
-	lessComments = "comments (match comment)"
-)
+// parts are the parts of the rules that a machine may lack, the least important first: what a variant is
+// without, as text for a log, and how to leave it out of a configuration. The second result says whether the
+// configuration had it.
+func parts() []part {
+	return []part{
+		{"comments (match comment)", func(c *Config) bool { had := !c.NoComments; c.NoComments = true; return had }},
+		{"rules for firewalls (table filter, match conntrack)", func(c *Config) bool { had := !c.NoAccept; c.NoAccept = true; return had }},
+		{"end by the kernel (match set)", func(c *Config) bool { had := c.Lease; c.Lease = false; return had }},
+		{"conntrack zone (target CT)", func(c *Config) bool { had := c.Zone != 0; c.Zone = 0; return had }},
+	}
+}
+
+type part struct {
+	name string
+	omit func(*Config) (had bool)
+}
 
 // level returns the level of a family with these rules.
 func (v variant) level() Level {
-	zone, comments := slices.Contains(v.without, lessZone), slices.Contains(v.without, lessComments)
-	switch {
-	case zone && comments:
-		return LevelBare
-	case zone:
-		return LevelNoZone
-	case comments:
-		return LevelNoComments
+	if len(v.without) > 0 {
+		return LevelReduced
 	}
 	return LevelComplete
 }
 
-// variants returns the rules for a configuration, best first: as configured,
-// without the conntrack zone, without comments, without either.
+// variants returns the rules for a configuration, best first: as configured, and then without each
+// combination of parts, those with the fewest first.
 func variants(cfg Config) ([]variant, error) {
-	const zone, comments = lessZone, lessComments
-	noZone, noComments, bare := cfg, cfg, cfg
-	noZone.Zone, bare.Zone = 0, 0
-	noComments.NoComments, bare.NoComments = true, true
 	var vs []variant
-	for _, v := range []struct {
-		cfg     Config
-		without []string
-	}{{cfg, nil}, {noZone, []string{zone}}, {noComments, []string{comments}}, {bare, []string{zone, comments}}} {
-		rules, err := Build(v.cfg)
-		if err != nil {
-			return nil, err
+	for choice := range 1 << len(parts()) {
+		v, reduced, had := variant{}, cfg, true
+		for i, p := range parts() {
+			if choice&(1<<i) != 0 {
+				had = p.omit(&reduced) && had
+				v.without = append(v.without, p.name)
+			}
 		}
-		lacksZone, lacksComments := slices.Contains(v.without, zone), slices.Contains(v.without, comments)
-		if lacksZone && cfg.Zone == 0 || lacksComments && cfg.NoComments {
+		if !had {
 			continue // the configuration is without it already
 		}
-		vs = append(vs, variant{rules: rules, without: v.without, zone: v.cfg.Zone})
+		var err error
+		if v.rules, err = Build(reduced); err != nil {
+			return nil, err
+		}
+		v.zone, v.lease = reduced.Zone, reduced.Lease
+		vs = append(vs, v)
 	}
+	slices.SortStableFunc(vs, func(a, b variant) int { return len(a.without) - len(b.without) })
 	return vs, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 )
 
 // State is the state of the rules of a family.
@@ -69,6 +70,24 @@ func (c *Capture) Status(ctx context.Context) (Status, error) {
 		status.Families = append(status.Families, fs)
 	}
 	return status, nil
+}
+
+// EndsByItself reports whether all rules of nametap in the kernel have a lease: they capture nothing when no
+// agent renews it.
+func (c *Capture) EndsByItself(ctx context.Context) bool {
+	tools := c.goal.Config.toolbox()
+	found := false
+	for _, b := range []Backend{NFT, Legacy} {
+		for f, s := range tools.inspect(ctx, b).saved {
+			for _, chain := range s["nat"].ownChains() {
+				if !slices.ContainsFunc(s["nat"].in(chain), func(rule string) bool { return strings.Contains(rule, "--match-set "+f.Set()+" ") }) {
+					return false
+				}
+				found = true
+			}
+		}
+	}
+	return found
 }
 
 // sides reads both backends, and returns the one for the rules first.

@@ -8,7 +8,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nametap/nametap/agent"
-	"github.com/nametap/nametap/guard"
 	"github.com/nametap/nametap/supervise"
 )
 
@@ -66,10 +65,7 @@ func runAgent(command *cobra.Command, o *options) error {
 		if sockets, err = systemdSockets(); err != nil {
 			return err
 		}
-		cfg.GuardPath, cfg.DrainCaptured = os.Getenv(guard.PathEnv), o.flags.Changed("drain")
-		if len(sockets) == 0 && cfg.GuardPath != "" {
-			releaseSockets(command.Context(), cfg)
-		}
+		cfg.Service, cfg.DrainCaptured = len(sockets) > 0, o.flags.Changed("drain")
 	}
 	shareSockets(&cfg, o.egress.Addr, sockets)
 	a, err := agent.New(command.Context(), cfg)
@@ -77,7 +73,7 @@ func runAgent(command *cobra.Command, o *options) error {
 		return err
 	}
 	signals.onSecond(a.Hasten)
-	if cfg.GuardPath != "" {
+	if cfg.Service {
 		onHandOver(a.HandOver)
 	}
 	reloads := newReloader(o, cfg.Logger, a.SetCapture)
@@ -90,13 +86,4 @@ func runAgent(command *cobra.Command, o *options) error {
 	defer beside.Wait()
 	defer stop()
 	return a.Run(command.Context())
-}
-
-// releaseSockets lets an agent of nametap.service open its own sockets, because systemd gives it none: after a
-// change of nametap.socket and a reload of systemd, it has none until that unit is restarted.
-func releaseSockets(ctx context.Context, cfg agent.Config) {
-	cfg.Logger.Warn("systemd has no sockets for this agent, so queries are lost in a restart; run: systemctl restart nametap.socket")
-	if err := guard.Release(ctx, cfg.GuardPath); err != nil {
-		cfg.Logger.Debug("nametap-guard cannot be asked to close its sockets", "error", err)
-	}
 }

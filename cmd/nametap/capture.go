@@ -41,7 +41,7 @@ agent's, so that both can use one environment and one --config file.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(command *cobra.Command, _ []string) error { return command.Help() },
 	}
-	command.AddCommand(newCaptureApply(), newCaptureRemove(), newCapturePrint(), newCaptureStatus(), newCaptureCheck(), newCaptureGuard())
+	command.AddCommand(newCaptureApply(), newCaptureRemove(), newCapturePrint(), newCaptureStatus(), newCaptureCheck())
 	return command
 }
 
@@ -94,8 +94,8 @@ to the agent. If rules of nametap may remain in a backend that cannot be read, t
 code is 1.
 
 --after-agent is for service managers: the command does not wait for replies, ignores a
-backend that the agent's user cannot read, and does nothing with
---capture-fail-open=false.`)
+backend that the agent's user cannot read, and leaves rules that the kernel ends by
+itself. With --capture-fail-open=false it does nothing.`)
 	command.RunE = func(command *cobra.Command, _ []string) error {
 		log := newLogWriter(os.Stderr) // a log that is not read must not delay the removal
 		defer log.close()
@@ -127,6 +127,9 @@ func removeAfterAgent(ctx context.Context, logger *slog.Logger) error {
 	capture, err := iptables.New(cfg, logger)
 	if err != nil {
 		return err
+	}
+	if capture.EndsByItself(ctx) {
+		return nil // the next agent uses the rules
 	}
 	unregister(logger) // first: a tool of iptables may hang
 	err = capture.Remove(ctx)

@@ -1,0 +1,296 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/iptables"
+)
+
+const (
+	// wayInterval is how often the way of each family is probed. An answer renews the lease of the rules.
+	wayInterval = iptables.LeaseTime / 4
+	// wayTimeout is how long the answer to a probe may take.
+	wayTimeout = time.Second
+	// wayMisses is how many probes in a row must fail before queries to a nameserver pass through.
+	wayMisses = 3
+)
+
+// WayState says where queries of clients to a nameserver go, as the last probes found it.
+type WayState string
+
+// The states of a way.
+const (
+	WayUnknown   WayState = "unknown"   // not probed yet, or the probe cannot be marked
+	WayReached   WayState = "reached"   // the agent answers them
+	WayElsewhere WayState = "elsewhere" // another server answers the probe: it is not redirected
+	WayBroken    WayState = "broken"    // the agent answers, but not on this way: they pass through
+	WaySilent    WayState = "silent"    // the agent does not answer at all
+)
+
+// A WayStatus is the way of clients' queries to a nameserver.
+type WayStatus struct {
+	Nameserver netip.Addr `json:"nameserver"`
+	State      WayState   `json:"state"`
+	// Detail says why the state is not [WayReached].
+	Detail string `json:"detail,omitempty"`
+}
+
+// ways probes the way that a client's query takes: to each nameserver of resolv.conf, by the route, the
+// source address and the filters of a client, through the rules. The agent's own queries are not
+// redirected, so the probes have a mark that the first rule redirects ([iptables.ProbeMark]). Without a
+// nameserver of a family, loopback stands for one.
+//
+// One nameserver of each family is probed at a time. If it does not answer, the others are probed at once:
+// any answer shows that the agent is alive, and renews the lease of the rules. If none answers, the lease
+// ends and the kernel ends the capture, whatever the reason is.
+type ways struct {
+	log     *slog.Logger
+	id      string // the agent's answer for id.server
+	targets func(iptables.Family) []netip.Addr
+	direct  func(context.Context, iptables.Family) error // probes the listener without the rules
+	renew   func(iptables.Family) error
+	// passing is called when the destinations of a family change whose queries have to pass through.
+	passing func(iptables.Family, []netip.Prefix)
+
+	known   map[netip.Addr]*way
+	results chan probed
+	status  atomic.Pointer[[]WayStatus]
+	renewal map[iptables.Family]error // the last failure to renew, nil if it did not fail
+}
+
+// A way is what is known of the way to one nameserver.
+type way struct {
+	WayStatus
+	misses  int
+	probing bool
+	last    time.Time // when the last probe was sent
+}
+
+// probed is the result of a probe.
+type probed struct {
+	nameserver netip.Addr
+	state      WayState
+	err        error
+	alive      bool // the agent has answered, on this way or directly
+}
+
+// run probes until ctx ends.
+func (w *ways) run(ctx context.Context) {
+	w.known, w.results = make(map[netip.Addr]*way), make(chan probed)
+	w.renewal = make(map[iptables.Family]error)
+	ticker := time.NewTicker(wayInterval)
+	defer ticker.Stop()
+	for {
+		for _, f := range families() {
+			w.next(ctx, f)
+		}
+		for waiting := true; waiting; {
+			select {
+			case r := <-w.results:
+				w.note(ctx, r)
+			case <-ticker.C:
+				waiting = false
+			case <-ctx.Done():
+				w.drain()
+				return
+			}
+		}
+	}
+}
+
+// drain takes the results of the probes that are under way, so that their goroutines end.
+func (w *ways) drain() {
+	for _, way := range w.known {
+		if way.probing {
+			<-w.results
+		}
+	}
+}
+
+// next probes the nameserver of a family that was not probed for the longest time, and forgets those that
+// resolv.conf no longer has.
+func (w *ways) next(ctx context.Context, f iptables.Family) {
+	targets := w.targets(f)
+	for addr, known := range w.known {
+		if iptables.FamilyOf(addr) == f && !known.probing && !slices.Contains(targets, addr) {
+			delete(w.known, addr)
+		}
+	}
+	for _, addr := range targets {
+		if w.known[addr] == nil {
+			w.known[addr] = &way{WayStatus: WayStatus{Nameserver: addr, State: WayUnknown}}
+		}
+	}
+	ready := slices.DeleteFunc(slices.Clone(targets), func(a netip.Addr) bool { return w.known[a].probing })
+	if len(ready) == 0 {
+		return
+	}
+	w.probe(ctx, slices.MinFunc(ready, func(a, b netip.Addr) int { return w.known[a].last.Compare(w.known[b].last) }))
+}
+
+// probe probes the way to a nameserver in a goroutine of its own.
+func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
+	known := w.known[nameserver]
+	known.probing, known.last = true, time.Now()
+	go func() {
+		r := probed{nameserver: nameserver}
+		r.state, r.err = w.ask(ctx, nameserver)
+		if r.alive = r.state == WayReached; !r.alive {
+			silent := w.direct(ctx, iptables.FamilyOf(nameserver))
+			r.alive = silent == nil
+			if !r.alive && r.state == WayBroken {
+				r.state, r.err = WaySilent, silent
+			}
+		}
+		w.results <- r
+	}()
+}
+
+// ask sends a probe to a nameserver as a client would, and returns what has answered.
+func (w *ways) ask(ctx context.Context, nameserver netip.Addr) (WayState, error) {
+	dialer := net.Dialer{Timeout: wayTimeout, Control: markProbe}
+	client := dns.Client{Timeout: wayTimeout, Dialer: &dialer}
+	query := new(dns.Msg).SetQuestion("id.server.", dns.TypeTXT)
+	query.Question[0].Qclass = dns.ClassCHAOS
+	reply, _, err := client.ExchangeContext(ctx, query, netip.AddrPortFrom(nameserver, 53).String())
+	switch {
+	case errors.Is(err, errUnmarked), noRoute(err), err != nil && ctx.Err() != nil:
+		return WayUnknown, err
+	case err != nil:
+		return WayBroken, err
+	case !answers(reply, w.id):
+		return WayElsewhere, errors.New("another server answers the probe: a rule before those of nametap sends it there, or changes its mark")
+	}
+	return WayReached, nil
+}
+
+// answers reports whether a reply has a text as its only record.
+func answers(reply *dns.Msg, text string) bool {
+	if len(reply.Answer) != 1 {
+		return false
+	}
+	txt, ok := reply.Answer[0].(*dns.TXT)
+	return ok && strings.Join(txt.Txt, "") == text
+}
+
+// errUnmarked says that the process may not mark packets.
+var errUnmarked = errors.New("the probe cannot be marked")
+
+// markProbe marks the packets of a socket.
+func markProbe(_, _ string, conn syscall.RawConn) error {
+	var err error
+	if controlErr := conn.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, iptables.ProbeMark) //nolint:gosec // a descriptor
+	}); controlErr != nil {
+		return controlErr
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", errUnmarked, err)
+	}
+	return nil
+}
+
+// note records the result of a probe, and does what follows from it.
+func (w *ways) note(ctx context.Context, r probed) {
+	known, f := w.known[r.nameserver], iptables.FamilyOf(r.nameserver)
+	known.probing = false
+	if ctx.Err() != nil {
+		return
+	}
+	if r.alive && (r.state == WayReached || r.state == WayUnknown || r.state == WayElsewhere) {
+		w.keepLease(f)
+	}
+	before := known.State
+	if r.state == WayReached {
+		known.misses = 0
+	} else {
+		known.misses++
+	}
+	if r.state == WayReached || known.misses >= wayMisses {
+		known.State, known.Detail = r.state, ""
+		if r.err != nil {
+			known.Detail = r.err.Error()
+		}
+	}
+	if known.State != before {
+		w.changed(f, known)
+	}
+	w.publish()
+	if r.state != WayReached && known.misses <= wayMisses {
+		for _, addr := range w.targets(f) {
+			if other := w.known[addr]; other != nil && !other.probing && time.Since(other.last) >= wayInterval/2 {
+				w.probe(ctx, addr)
+			}
+		}
+	}
+}
+
+// keepLease renews the lease of a family.
+func (w *ways) keepLease(f iptables.Family) {
+	err := w.renew(f)
+	if previous := w.renewal[f]; err != nil && (previous == nil || previous.Error() != err.Error()) {
+		w.log.Error("DNS over one family is not captured: its rules cannot be kept alive", "family", f, "error", err)
+	}
+	w.renewal[f] = err
+}
+
+// changed logs that the state of a way has changed, and lets queries to nameservers pass whose ways are
+// broken.
+func (w *ways) changed(f iptables.Family, now *way) {
+	switch now.State {
+	case WayReached:
+		w.log.Info("queries of clients to a nameserver reach the agent", "nameserver", now.Nameserver)
+	case WayBroken:
+		w.log.Warn("queries of clients to a nameserver do not reach the agent, although it answers: a firewall of this host drops them after the redirection. They go to the nameserver itself until the agent is reached again; `nametap capture check` lists what to look at",
+			"nameserver", now.Nameserver, "error", now.Detail)
+	case WayElsewhere:
+		w.log.Warn("whether queries of clients reach the agent cannot be checked", "nameserver", now.Nameserver, "error", now.Detail)
+	case WaySilent:
+		w.log.Warn("the agent does not answer its own probes", "nameserver", now.Nameserver, "error", now.Detail)
+	case WayUnknown:
+	}
+	var broken []netip.Prefix
+	all := true
+	for _, addr := range w.targets(f) {
+		if known := w.known[addr]; known != nil && known.State == WayBroken {
+			broken = append(broken, netip.PrefixFrom(addr, addr.BitLen()))
+		} else {
+			all = false
+		}
+	}
+	if all {
+		broken = []netip.Prefix{netip.PrefixFrom(f.Loopback(), 0).Masked()}
+	}
+	w.passing(f, broken)
+}
+
+// publish makes the states visible to other goroutines.
+func (w *ways) publish() {
+	all := make([]WayStatus, 0, len(w.known))
+	for _, known := range w.known {
+		all = append(all, known.WayStatus)
+	}
+	slices.SortFunc(all, func(a, b WayStatus) int { return a.Nameserver.Compare(b.Nameserver) })
+	w.status.Store(&all)
+}
+
+// states returns the states of all ways, by nameserver.
+func (w *ways) states() []WayStatus {
+	if all := w.status.Load(); all != nil {
+		return *all
+	}
+	return nil
+}

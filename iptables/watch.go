@@ -1,0 +1,60 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// An announcer receives what the kernel announces about nft rules.
+type announcer struct{ socket *nl.NetlinkSocket }
+
+// watchRules subscribes to changes of nft rules in this network namespace.
+func watchRules() (announcer, error) {
+	socket, err := nl.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
+	if err != nil {
+		return announcer{}, fmt.Errorf("subscribing to changes of nft rules: %w", err)
+	}
+	return announcer{socket}, nil
+}
+
+// forward sends to changed after each change, until ctx ends or the socket fails. A value that waits stands
+// for several.
+func (a announcer) forward(ctx context.Context, changed chan<- struct{}) error {
+	defer context.AfterFunc(ctx, a.socket.Close)()
+	for {
+		announced, err := a.next()
+		if err != nil {
+			return err
+		}
+		if announced {
+			wake(changed)
+		}
+	}
+}
+
+// next waits for messages, and reports whether one says that a change has ended. If the kernel had no room
+// for all messages, one of them may have said so.
+func (a announcer) next() (bool, error) {
+	messages, _, err := a.socket.Receive()
+	if errors.Is(err, unix.ENOBUFS) {
+		return true, nil
+	}
+	for _, m := range messages {
+		if m.Header.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN {
+			return true, nil
+		}
+	}
+	return false, err
+}
+
+// wake sends to a channel unless a value waits in it.
+func wake(channel chan<- struct{}) {
+	select {
+	case channel <- struct{}{}:
+	default:
+	}
+}
