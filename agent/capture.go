@@ -130,6 +130,7 @@ func (c *capture) probed(f iptables.Family) []netip.Addr {
 func (c *capture) run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	var followers sync.WaitGroup
+	c.takeOver()
 	followers.Go(func() { c.ways.run(ctx) }) // the rules of the previous agent may be in place
 	defer followers.Wait()
 	defer stop()
@@ -145,6 +146,23 @@ func (c *capture) run(ctx context.Context) error {
 		return err
 	}
 	return errors.Join(err, c.registrar.Remove(context.WithoutCancel(ctx)))
+}
+
+// takeOver renews the lease of the previous agent once, before this one answers: queries wait in the sockets
+// that systemd holds. It does not after a start that has failed, so that an agent that fails at each start does
+// not keep the capture alive.
+func (c *capture) takeOver() {
+	if !firstStart() {
+		return
+	}
+	for _, f := range c.wanted() {
+		if alive, err := iptables.Leased(f); err != nil || !alive {
+			continue
+		}
+		if err := c.kernel.Renew(f); err != nil {
+			c.log.Warn("queries go to nameservers until this agent answers", "family", f, "error", err)
+		}
+	}
 }
 
 // begin waits for the listeners, because without them DNS would fail once the rules are

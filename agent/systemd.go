@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -87,6 +88,17 @@ func ForgetStarts(dir string, log *slog.Logger) {
 			log.Warn("the next restart of the unit may wait", "error", err)
 		}
 	}
+}
+
+// firstStart reports whether systemd runs the agent, and no start has failed since an agent was ready for
+// [SteadyTime].
+func firstStart() bool {
+	path := runtimePath("starts")
+	if path == "" {
+		return false
+	}
+	starts, err := os.ReadFile(path)
+	return err == nil && strings.TrimSpace(string(starts)) == "1"
 }
 
 // failureName is the file in which the unit notes why the last start has failed.

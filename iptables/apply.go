@@ -78,7 +78,7 @@ func (c *Capture) install(ctx context.Context, s *side, reason string, attempts 
 				c.made[at] = make(map[string]bool)
 			}
 			p.made = c.made[at]
-			supported, lacks := withSet(variants, f)
+			supported, lacks := possible(variants, f, s.saved[f])
 			if a, err = p.apply(ctx, s.saved[f], supported); err == nil {
 				in.families[f] = a.variant
 				a.reduced = cmp.Or(a.reduced, lacks)
@@ -108,17 +108,22 @@ func (c *Capture) install(ctx context.Context, s *side, reason string, attempts 
 	return changed, err
 }
 
-// withSet makes the set of a family if the best variant of its rules has a lease. If that fails it returns
-// the variants without a lease, and why.
-func withSet(vs []variant, f Family) ([]variant, error) {
+// possible returns the variants of the rules of a family that this machine may support, and why not all: it
+// makes the set that a lease needs, and leaves a table filter alone that iptables cannot read.
+func possible(vs []variant, f Family, have saved) (left []variant, lacks error) {
+	left = slices.Clone(vs)
+	if t := have[filterTable]; t != nil && t.unreadable && vs[0].accepts {
+		lacks = fmt.Errorf("%w: table %q %w", errExtension, filterTable, errIncompatible)
+		left = slices.DeleteFunc(left, func(v variant) bool { return v.accepts })
+	}
 	if !vs[0].lease {
-		return vs, nil
+		return left, lacks
 	}
-	err := makeSet(f)
-	if err != nil {
-		vs = slices.DeleteFunc(slices.Clone(vs), func(v variant) bool { return v.lease })
+	if err := makeSet(f); err != nil {
+		lacks = errors.Join(lacks, err)
+		left = slices.DeleteFunc(left, func(v variant) bool { return v.lease })
 	}
-	return vs, err
+	return left, lacks
 }
 
 // acceptable returns an error if no family is installed, a required one is missing, or anything

@@ -134,7 +134,7 @@ func TestIncomplete(t *testing.T) {
 		v6           iptables.State
 	}{
 		{"ip6tables", "*", iptables.LevelFailed, iptables.Absent},
-		{"ip6tables", "--zone-orig", iptables.LevelNoZone, iptables.InPlace},
+		{"ip6tables", "--zone-orig", iptables.LevelReduced, iptables.InPlace},
 	} {
 		t.Run(string(test.level), func(t *testing.T) {
 			backends(t, func(l *lab) {

@@ -48,7 +48,10 @@ type chain struct {
 }
 
 // tableNames returns the tables that nametap uses, in the order in which they are changed.
-func tableNames() []string { return []string{"filter", "nat", "raw"} }
+func tableNames() []string { return []string{filterTable, "nat", "raw"} }
+
+// filterTable is the table of firewalls.
+const filterTable = "filter"
 
 // Build returns the rules for a configuration, or what is wrong with it.
 func Build(cfg Config) (Rules, error) {
@@ -112,7 +115,7 @@ func buildFamily(cfg Config, f Family) []table {
 	chains[0].rules = slices.Insert(chains[0].rules, 0, b.rule(matches("-d", test, "-p", "udp"), "test query", redirect))
 	var tables []table
 	if !cfg.NoAccept {
-		tables = append(tables, table{name: "filter", chains: b.accepts()})
+		tables = append(tables, table{name: filterTable, chains: b.accepts()})
 	}
 	tables = append(tables, table{name: "nat", chains: chains})
 	if cfg.Zone != 0 {
@@ -380,6 +383,7 @@ type variant struct {
 	without []string // what it lacks, as text for a log
 	zone    uint16
 	lease   bool
+	accepts bool
 }
 
 // Level says how much of a family is captured.
@@ -443,7 +447,7 @@ func variants(cfg Config) ([]variant, error) {
 		if v.rules, err = Build(reduced); err != nil {
 			return nil, err
 		}
-		v.zone, v.lease = reduced.Zone, reduced.Lease
+		v.zone, v.lease, v.accepts = reduced.Zone, reduced.Lease, !reduced.NoAccept
 		vs = append(vs, v)
 	}
 	slices.SortStableFunc(vs, func(a, b variant) int { return len(a.without) - len(b.without) })

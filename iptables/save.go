@@ -14,8 +14,9 @@ type saved map[string]*savedTable
 
 // savedTable is one table.
 type savedTable struct {
-	chains []savedChain
-	rules  []savedRule
+	chains     []savedChain
+	rules      []savedRule
+	unreadable bool // it has rules that only the nft tool can read
 }
 
 // savedChain is a chain; the policy of a user's chain is "-".
@@ -39,7 +40,10 @@ func parseSave(text []byte) (saved, error) {
 		line := strings.TrimRight(lines.Text(), " \r")
 		switch {
 		case line == "" || line[0] == '#':
-			if name, ok := incompatible(line); ok && slices.Contains(tableNames(), name) {
+			switch name, ok := incompatible(line); {
+			case ok && name == filterTable:
+				s[name] = &savedTable{unreadable: true}
+			case ok && slices.Contains(tableNames(), name):
 				return nil, fmt.Errorf("table %q %w", name, errIncompatible)
 			}
 			continue
