@@ -27,6 +27,7 @@ func (c *capture) register(registry prometheus.Registerer) {
 	count("nametap_capture_failures_total", "Checks and repairs of the capture rules that failed.",
 		func(s iptables.Stats) uint64 { return s.Failures })
 	registry.MustRegister(captureLevels{c})
+	registry.MustRegister(captureWays{c})
 	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "nametap_resolved_registered", Help: "1 while systemd-resolved asks the agent for mesh names.",
 	}, func() float64 {
@@ -67,6 +68,27 @@ func (l captureLevels) Collect(metrics chan<- prometheus.Metric) {
 			}
 			metrics <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, family.String(), string(level))
 		}
+	}
+}
+
+// captureWays collects whether queries of clients reach the agent.
+type captureWays struct{ capture *capture }
+
+// Describe describes no metric, so the registry does not compare them.
+func (captureWays) Describe(chan<- *prometheus.Desc) {}
+
+// Collect makes a metric for each nameserver of resolv.conf.
+func (c captureWays) Collect(metrics chan<- prometheus.Metric) {
+	if c.capture == nil {
+		return
+	}
+	desc := prometheus.NewDesc("nametap_capture_reached", "1 while queries of clients to a nameserver reach the agent.", []string{"nameserver"}, nil)
+	for _, way := range c.capture.ways.states() {
+		value := 0.0
+		if way.State == WayReached {
+			value = 1
+		}
+		metrics <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, way.Nameserver.String())
 	}
 }
 

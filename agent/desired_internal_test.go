@@ -11,14 +11,15 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// K6, K9, K17: what is kept for each switch, each nameservers of resolv.conf and each
-// family whose listeners do not answer.
+// K6, K9, K17: what is kept for each switch, each nameservers of resolv.conf, each family that
+// the agent does not listen on, and each broken way.
 func TestDesired(t *testing.T) {
 	t.Parallel()
 	silent := errors.New("a listener does not answer")
 	v4, v6 := iptables.IPv4, iptables.IPv6
 	required, without6 := iptables.Config{IPv6: iptables.On}, iptables.Config{IPv6: iptables.Off}
 	servers := []netip.Addr{netip.MustParseAddr("192.0.2.53")}
+	loopback, nameserver := netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("192.0.2.53/32")
 	out := func(families ...iptables.Family) map[iptables.Family]error {
 		without := map[iptables.Family]error{}
 		for _, f := range families {
@@ -50,6 +51,12 @@ func TestDesired(t *testing.T) {
 		"IPv6 is not wanted, IPv4 answers": {in: inputs{CaptureConfig: on(without6)}, want: without6},
 		"IPv6 is not wanted, nor there":    {in: inputs{CaptureConfig: on(without6), without: out(v6)}, want: without6},
 		"IPv6 is not wanted, IPv4 silent":  {in: inputs{CaptureConfig: on(without6), without: out(v4)}, err: silent},
+		"the rules stay without an agent": {in: inputs{CaptureConfig: on(iptables.Config{FailClosed: true})}, want: iptables.Config{FailClosed: true}},
+		"the way to a nameserver is broken": {
+			in: inputs{CaptureConfig: on(iptables.Config{ExcludeCIDRs: []netip.Prefix{loopback}}),
+				passing: map[iptables.Family][]netip.Prefix{v4: {nameserver}}},
+			want: iptables.Config{ExcludeCIDRs: []netip.Prefix{loopback, nameserver}},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -58,7 +65,8 @@ func TestDesired(t *testing.T) {
 				t.Fatalf("error %v, want %v", err, test.err)
 			}
 			want := iptables.Desired{On: test.in.On, Because: test.in.Because, Config: test.want}
-			if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{})); err == nil && diff != "" {
+			want.Config.Lease = !test.in.Config.FailClosed
+			if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); err == nil && diff != "" {
 				t.Errorf("desired (-want +got):\n%s", diff)
 			}
 		})

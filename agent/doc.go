@@ -12,8 +12,9 @@
 //	redirected.go     whether queries are redirected to the agent, by a test query
 //	await.go          waiting for an agent in another container
 //	capture.go        the desired state of capture: from the settings, the nameservers of
-//	                  resolv.conf and families.go
-//	families.go       the families whose listeners answer
+//	                  resolv.conf, families.go and way.go
+//	families.go       the families that the agent listens on, and whether they answer
+//	way.go            the way of clients' queries to the agent: probes, and what follows from them
 //	resolved.go       which names systemd-resolved is to query the agent for
 //	egress.go         connections to automatic VIPs
 //	capturestatus.go  the state of capture, as status and metrics
@@ -39,8 +40,9 @@
 //	                     server, the drain, the announcement of readiness, systemd's watchdog,
 //	                     one that returns memory when pushes pause; with capture one that keeps
 //	                     the rules as desired, one that keeps the registration with
-//	                     systemd-resolved (two more while that runs), one that probes the listeners of each family, and
-//	                     one that follows resolv.conf
+//	                     systemd-resolved (two more while that runs), one that probes the way of clients' queries and
+//	                     one for each probe, one that follows changes of nft rules, and one that follows
+//	                     resolv.conf
 //
 // The command nametap agent has more of them outside of the errgroup: one that writes the log,
 // one that waits for a second signal, two that follow the files with settings, and in a container

@@ -54,12 +54,12 @@ func TestStatusEnd(t *testing.T) { // R9
 // TestOutsideService checks that clients cannot end the agent of a unit of systemd. R9.
 func TestOutsideService(t *testing.T) {
 	t.Parallel()
-	for guardPath, want := range map[string]int{"": http.StatusOK, "/run/guard": http.StatusForbidden} {
-		s := &statusServer{agent: &Agent{config: Config{GuardPath: guardPath}}}
+	for service, want := range map[bool]int{false: http.StatusOK, true: http.StatusForbidden} {
+		s := &statusServer{agent: &Agent{config: Config{Service: service}}}
 		recorder := httptest.NewRecorder()
 		s.outsideService(func(http.ResponseWriter, *http.Request) {})(recorder, nil)
 		if recorder.Code != want {
-			t.Errorf("with the guard %q: %d, want %d", guardPath, recorder.Code, want)
+			t.Errorf("as a service %v: %d, want %d", service, recorder.Code, want)
 		}
 	}
 }

@@ -28,13 +28,26 @@
 // installed or removed stays with its peer, as long as a rule of any program makes the kernel
 // track connections.
 //
+// Table filter accepts the packets of redirected flows, which a firewall does not know.
+//
+// # The lease
+//
+// With [Config].Lease, each chain of nat and raw first returns unless an ipset of its family has its
+// elements ([Family.Set]). They expire after [LeaseTime], and the agent renews them while it answers. So
+// the kernel ends the capture of an agent that was killed, hangs or is missing, and the rules stay in place
+// for the next one. Nothing has to be dropped from conntrack then: table raw decides packet by packet
+// whether a query belongs to the zone, so a client that keeps its socket changes its way, too.
+//
+// Packets with [ProbeMark] are redirected without a lease: they show whether queries would reach the agent.
+//
 // # How they get into the kernel
 //
 // One goroutine changes rules. It compares what is desired with what it knows of the
 // kernel and takes one step at a time:
 //
 //	desired   known                     step
-//	on        the rules are installed   check every Config.Interval, and repair
+//	on        the rules are installed   check after each change of nft rules, and every
+//	                                    Config.Interval if the kernel does not announce them; repair
 //	on        anything else             apply
 //	off       nothing is left           none
 //	off       the chains are unhooked   remove, after the settle time
@@ -56,6 +69,8 @@
 //	fault.go    what their errors mean: a lack, a lasting fault, or one that may pass
 //	legacy.go   what the kernel says of legacy's tables by itself
 //	nft.go      what only nf_tables itself can do: generations, deleting a table
+//	watch.go    changes of nft rules, as the kernel announces them
+//	lease.go    the ipset that the rules depend on
 //	backend.go  nft or legacy
 //	entries.go  dropping the conntrack entries that keep sockets on their old path
 //	status.go   what is in the kernel, and what Apply would write

@@ -24,7 +24,9 @@ func configs() map[string]iptables.Config {
 		cs[name] = cfg
 	}
 	add("default", func(*iptables.Config) {})
+	add("lease", func(c *iptables.Config) { c.Lease = true })
 	add("bare", func(c *iptables.Config) {
+		c.NoAccept = true
 		c.Zone, c.NoComments, c.AgentGIDs, c.IPv6 = 0, true, nil, iptables.Off
 	})
 	add("servers", func(c *iptables.Config) {

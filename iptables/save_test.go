@@ -72,7 +72,10 @@ func TestParseSaveErrors(t *testing.T) {
 			t.Errorf("%q: %v, want %s", text, err, want)
 		}
 	}
-	if _, err := parseSave([]byte("# Table `filter' is incompatible, use 'nft' tool.\n")); err != nil {
+	if s, err := parseSave([]byte("# Table `filter' is incompatible, use 'nft' tool.\n")); err != nil || !s[filterTable].unreadable {
+		t.Errorf("a table that capture can do without: %v", err)
+	}
+	if _, err := parseSave([]byte("# Table `mangle' is incompatible, use 'nft' tool.\n")); err != nil {
 		t.Errorf("a table that we do not use: %v", err)
 	}
 }

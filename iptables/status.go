@@ -28,12 +28,31 @@ type Status struct {
 	Families []FamilyStatus `json:"families"`
 }
 
+// LeaseState is the state of the lease of rules.
+type LeaseState string
+
+// The states of a lease. An agent renews it as long as it answers.
+const (
+	LeaseAlive LeaseState = "alive"
+	LeaseEnded LeaseState = "ended" // the rules capture nothing
+)
+
+// leaseState reads the state of the lease of a family.
+func leaseState(f Family) LeaseState {
+	if alive, err := Leased(f); err == nil && !alive {
+		return LeaseEnded
+	}
+	return LeaseAlive
+}
+
 // FamilyStatus is one family of a Status.
 type FamilyStatus struct {
 	Family Family `json:"family"`
 	State  State  `json:"state"`
 	// Zone reports whether captured queries have a conntrack zone of their own.
 	Zone bool `json:"zone"`
+	// Lease says whether the rules capture now, if the kernel ends the capture without an agent; "" if it does not.
+	Lease LeaseState `json:"lease,omitempty"`
 	// Without describes what the rules lack.
 	Without []string `json:"without,omitempty"`
 	// Passes describes queries that pass through because rules cannot capture them.
@@ -132,6 +151,9 @@ func (r *report) state(fs *FamilyStatus, s saved) {
 		if wanted && len(v.rules.drift(f, s)) == 0 {
 			fs.State, fs.Zone, fs.Without = InPlace, v.rules.zoned(f), v.without
 			fs.Unserved = []string{"queries of sockets that are bound to a device (SO_BINDTODEVICE, VRF): exclude them with --capture-exclude-interface, --capture-exclude-uid or --capture-exclude-gid"}
+			if v.lease {
+				fs.Lease = leaseState(f)
+			}
 			if f == IPv6 {
 				fs.Passes = []string{"queries to link-local nameservers (" + linkLocal + ")"}
 			}

@@ -331,6 +331,12 @@ func printRules(w io.Writer, status iptables.Status) {
 		if len(f.Without) > 0 {
 			text += ", without " + strings.Join(f.Without, ", ")
 		}
+		switch f.Lease {
+		case iptables.LeaseAlive:
+			text += ", ends with the agent"
+		case iptables.LeaseEnded:
+			text += ", captures nothing: no agent has answered for some seconds, so queries go to the nameservers"
+		}
 		if f.OtherBackend {
 			text += ", with rules of nametap in the other backend too"
 		}

@@ -175,6 +175,15 @@ func printEgress(w io.Writer, status *egress.Status) {
 	}
 }
 
+// printWays prints the nameservers whose queries do not reach the agent, or may not.
+func printWays(w io.Writer, ways []agent.WayStatus) {
+	for _, way := range ways {
+		if way.Detail != "" {
+			fmt.Fprintf(w, "\tqueries to %s: %s: %s\n", way.Nameserver, way.State, way.Detail)
+		}
+	}
+}
+
 // printCapture prints the state of capture, and of the rules that the agent keeps.
 func printCapture(w io.Writer, capture *agent.CaptureStatus) {
 	if capture != nil && capture.Remaining != "" {
@@ -189,5 +198,6 @@ func printCapture(w io.Writer, capture *agent.CaptureStatus) {
 	}
 	fmt.Fprintf(w, "capture\t%s, %d repairs\n", onOff(capture.On, capture.Because), capture.Repairs)
 	printRules(w, *capture.Rules)
+	printWays(w, capture.Ways)
 	printResolved(w, capture.Resolved)
 }
