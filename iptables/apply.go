@@ -10,22 +10,17 @@ import (
 )
 
 // apply installs the rules of the goal with this many attempts, and reports whether that changed
-// anything.
-func (c *Capture) apply(ctx context.Context, attempts int) (changed bool, err error) {
+// anything. m is what the kernel had a moment ago.
+func (c *Capture) apply(ctx context.Context, m machine, attempts int) (changed bool, err error) {
 	cfg := c.goal.Config
 	if err := checkMapped(cfg); err != nil {
 		return false, err
 	}
-	tools := cfg.toolbox()
-	nft, legacy := tools.inspect(ctx, NFT), tools.inspect(ctx, Legacy)
-	chosen, reason, err := choose(cfg.Backend, nft, legacy, tools.plainBackend(ctx))
+	chosen, reason, err := m.choose(cfg.Backend)
 	if err != nil {
 		return false, err
 	}
-	other := nft
-	if chosen == nft {
-		other = legacy
-	}
+	other := m.side(chosen.backend.other())
 	changed, err = c.install(ctx, chosen, reason, attempts)
 	if cfg.Backend == Auto && errors.Is(err, errNoTable) && !errors.Is(err, ErrIncomplete) && other.usable() {
 		chosen, other = other, chosen

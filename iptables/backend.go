@@ -86,12 +86,32 @@ func (x toolbox) inspect(ctx context.Context, b Backend) *side {
 	return s
 }
 
+// A machine is what both backends have, and the backend of the plain iptables-restore.
+type machine struct {
+	nft, legacy *side
+	plain       Backend
+}
+
+// inspectAll reads both backends.
+func (x toolbox) inspectAll(ctx context.Context) machine {
+	return machine{nft: x.inspect(ctx, NFT), legacy: x.inspect(ctx, Legacy), plain: x.plainBackend(ctx)}
+}
+
+// side returns what one backend has.
+func (m machine) side(b Backend) *side {
+	if b == Legacy {
+		return m.legacy
+	}
+	return m.nft
+}
+
 // choose returns the backend to use, and why: the one that is configured; otherwise the only
 // one that can be used; otherwise the one in which other programs have more rules, since one
 // that no program uses may be there by accident (a tool of the other kind in this image);
 // otherwise the one that has rules of nametap already; otherwise that of the plain
 // iptables-restore.
-func choose(asked Backend, nft, legacy *side, plain Backend) (*side, string, error) {
+func (m machine) choose(asked Backend) (*side, string, error) {
+	nft, legacy := m.nft, m.legacy
 	switch {
 	case asked == NFT || asked == Legacy:
 		s := nft
@@ -123,7 +143,7 @@ func choose(asked Backend, nft, legacy *side, plain Backend) (*side, string, err
 		return nft, "it has rules of nametap", nil
 	case legacy.hasOwn() && !nft.hasOwn():
 		return legacy, "it has rules of nametap", nil
-	case plain == Legacy:
+	case m.plain == Legacy:
 		return legacy, "it is what iptables-restore uses", nil
 	default:
 		return nft, "it is what iptables-restore uses", nil

@@ -71,6 +71,7 @@ type Capture struct {
 	ready    time.Time    // the earliest time of a check that an announcement makes due
 
 	open      func() bool // reports connections to VIPs; nil if there are never any
+	openSince time.Time   // when the chains were found to be in use first, after they were unhooked
 	openLimit time.Duration
 	openUntil time.Time // set at the end of Keep
 }
@@ -169,8 +170,8 @@ func (c *Capture) SetEnding(e Ending) { c.ending.Store(int32(e)) }
 // Keep they stay for up to limit. It must be called before Keep.
 func (c *Capture) SetOpen(open func() bool, limit time.Duration) { c.open, c.openLimit = open, limit }
 
-// openInterval is how often open connections are looked for.
-const openInterval = 50 * time.Millisecond
+// The pauses between two looks for open connections: an eighth of the time that they are open already.
+const openShortest, openLongest = 50 * time.Millisecond, 10 * time.Second
 
 // inUse reports whether the chains stay for open connections.
 func (c *Capture) inUse() bool {

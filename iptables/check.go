@@ -47,8 +47,8 @@ func (c *Capture) Check(ctx context.Context) []Finding {
 		checkConntrack(),
 	}
 	tools := cfg.toolbox()
-	nft, legacy := tools.inspect(ctx, NFT), tools.inspect(ctx, Legacy)
-	s, reason, err := choose(cfg.Backend, nft, legacy, tools.plainBackend(ctx))
+	m := tools.inspectAll(ctx)
+	s, reason, err := m.choose(cfg.Backend)
 	findings = append(findings, Finding{What: "backend", Needed: true, Detail: reason,
 		Advice: "install the package iptables, and run this with CAP_NET_ADMIN in the network namespace"}.after(err))
 	if err != nil {
@@ -56,7 +56,7 @@ func (c *Capture) Check(ctx context.Context) []Finding {
 	}
 	findings[len(findings)-1].Detail = fmt.Sprintf("%s: %s", s.backend, reason)
 	findings = append(findings, checkRoutes(ctx, cfg)...)
-	findings = append(findings, checkOthers(nft, legacy)...)
+	findings = append(findings, checkOthers(m.nft, m.legacy)...)
 	for _, f := range families() {
 		if len(vs[0].rules.tables(f)) == 0 {
 			continue

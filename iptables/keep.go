@@ -174,7 +174,7 @@ func (c *Capture) act(ctx context.Context, s step) error {
 	began := time.Now()
 	switch s {
 	case stepApply:
-		changed, err := c.apply(ctx, c.attempts)
+		changed, err := c.apply(ctx, c.goal.Config.toolbox().inspectAll(ctx), c.attempts)
 		c.due, c.attempts = c.nextCheck(began), brief
 		if err == nil || errors.Is(err, ErrIncomplete) {
 			c.phase, c.captured = captured, true
@@ -192,7 +192,10 @@ func (c *Capture) act(ctx context.Context, s step) error {
 		return c.unhookAll(ctx)
 	case stepRemove:
 		if ctx.Err() == nil && c.inUse() {
-			c.due = began.Add(openInterval)
+			if c.openSince.IsZero() {
+				c.openSince = began
+			}
+			c.due = began.Add(min(max(began.Sub(c.openSince)/8, openShortest), openLongest))
 			return nil
 		}
 		return c.removeAll(ctx)

@@ -54,7 +54,7 @@ func (c *Capture) unhookAll(ctx context.Context) error {
 		c.settle = c.goal.Config.Settle
 	}
 	if err = withoutCapability(err); err == nil {
-		c.phase, c.due = unhooked, time.Now().Add(c.settle)
+		c.phase, c.due, c.openSince = unhooked, time.Now().Add(c.settle), time.Time{}
 		c.retries.n, c.retries.failure = 0, nil
 		return nil
 	}
@@ -80,7 +80,7 @@ func (c *Capture) allRemoved(unseen error) error {
 			c.log.Warn("a set of the capture rules remains; it does nothing", "error", err)
 		}
 	}
-	c.phase, c.captured, c.settle, c.retries = removed, false, 0, retries{}
+	c.phase, c.captured, c.settle, c.retries, c.openSince = removed, false, 0, retries{}, time.Time{}
 	return unseen
 }
 

@@ -31,11 +31,12 @@ func (c *Capture) check(ctx context.Context) error {
 
 // repair reads the rules and repairs what differs. same reports that nothing did.
 func (c *Capture) repair(ctx context.Context) (same bool, err error) {
-	drifts, err := c.drifted(ctx)
+	m := c.goal.Config.toolbox().inspectAll(ctx)
+	drifts, err := c.drifted(m)
 	if err != nil || len(drifts) == 0 && c.in.complete() {
 		return err == nil, err
 	}
-	changed, err := c.apply(ctx, brief)
+	changed, err := c.apply(ctx, m, brief)
 	switch {
 	case err != nil && (!errors.Is(err, ErrIncomplete) || errors.Is(err, errElsewhere)):
 	case len(drifts) > 0:
@@ -71,9 +72,8 @@ func (c *Capture) fingerprint() (fingerprint, error) {
 }
 
 // drifted lists how the kernel differs from what was installed; empty if it does not.
-func (c *Capture) drifted(ctx context.Context) ([]string, error) {
-	tools := c.goal.Config.toolbox()
-	s, other := tools.inspect(ctx, c.in.backend), tools.inspect(ctx, c.in.backend.other())
+func (c *Capture) drifted(m machine) ([]string, error) {
+	s, other := m.side(c.in.backend), m.side(c.in.backend.other())
 	var drifts []string
 	var errs []error
 	for _, f := range families() {

@@ -94,10 +94,10 @@ func (c *Capture) Status(ctx context.Context) (Status, error) {
 // EndsByItself reports whether all rules of nametap in the kernel have a lease: they capture nothing when no
 // agent renews it.
 func (c *Capture) EndsByItself(ctx context.Context) bool {
-	tools := c.goal.Config.toolbox()
 	found := false
-	for _, b := range []Backend{NFT, Legacy} {
-		for f, s := range tools.inspect(ctx, b).saved {
+	m := c.goal.Config.toolbox().inspectAll(ctx)
+	for _, side := range []*side{m.nft, m.legacy} {
+		for f, s := range side.saved {
 			for _, chain := range s["nat"].ownChains() {
 				if !slices.ContainsFunc(s["nat"].in(chain), func(rule string) bool { return strings.Contains(rule, "--match-set "+f.Set()+" ") }) {
 					return false
@@ -111,20 +111,13 @@ func (c *Capture) EndsByItself(ctx context.Context) bool {
 
 // sides reads both backends, and returns the one for the rules first.
 func (r *report) sides(ctx context.Context) (chosen, other *side, reason string, err error) {
-	tools := r.goal.Config.toolbox()
-	nft, legacy := tools.inspect(ctx, NFT), tools.inspect(ctx, Legacy)
+	m := r.goal.Config.toolbox().inspectAll(ctx)
 	if r.in.backend != "" {
-		chosen, reason = nft, r.in.reason
-		if r.in.backend == Legacy {
-			chosen = legacy
-		}
-	} else if chosen, reason, err = choose(r.goal.Config.Backend, nft, legacy, tools.plainBackend(ctx)); err != nil {
+		chosen, reason = m.side(r.in.backend), r.in.reason
+	} else if chosen, reason, err = m.choose(r.goal.Config.Backend); err != nil {
 		return nil, nil, "", err
 	}
-	if chosen == nft {
-		return nft, legacy, reason, nil
-	}
-	return legacy, nft, reason, nil
+	return chosen, m.side(chosen.backend.other()), reason, nil
 }
 
 // state compares the saved rules with those that this process installed. If it installed

@@ -168,21 +168,42 @@ func (x toolbox) run(ctx context.Context, stdin []byte, tool string, args ...str
 }
 
 func runCommand(ctx context.Context, cmd *exec.Cmd, stdin []byte) ([]byte, error) {
-	var out, errs bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &out, &errs
+	out, errs := new(bytes.Buffer), new(bytes.Buffer)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), out, errs
 	cmd.Env = append(os.Environ(), "LC_ALL=C")
 	if path := replacementLock(); path != "" {
 		cmd.Env = append(cmd.Env, "XTABLES_LOCKFILE="+path)
 	}
 	cmd.WaitDelay = time.Second
-	err := cmd.Run()
+	err := cmd.Start() // in this thread, which may have a network namespace of its own
 	if err == nil {
-		return out.Bytes(), nil
+		ended := make(chan error, 1)
+		go func() { ended <- cmd.Wait() }()
+		select {
+		case err = <-ended:
+		case <-afterEnd(ctx, 2*cmd.WaitDelay):
+			err = errUnkillable // the goroutine ends with the process
+		}
 	}
-	if ctx.Err() != nil {
+	switch {
+	case err == nil:
+		return out.Bytes(), nil
+	case errors.Is(err, errUnkillable):
+		return nil, fmt.Errorf("running %s: %w: %w", filepath.Base(cmd.Path), err, ctx.Err())
+	case ctx.Err() != nil:
 		return nil, fmt.Errorf("running %s: %w", filepath.Base(cmd.Path), ctx.Err())
 	}
 	return nil, explain(filepath.Base(cmd.Path), err, errs.String())
+}
+
+// errUnkillable says that the kernel has not ended a process that was killed.
+var errUnkillable = errors.New("it was killed and does not end, because it waits in the kernel (state D in ps)")
+
+// afterEnd returns a channel that is closed some time after ctx has ended.
+func afterEnd(ctx context.Context, pause time.Duration) <-chan struct{} {
+	late := make(chan struct{})
+	context.AfterFunc(ctx, func() { time.AfterFunc(pause, func() { close(late) }) })
+	return late
 }
 
 // replacementLock returns a lock file for legacy where its own cannot be made (a container
