@@ -10,11 +10,9 @@
 // its own, so the reply direction is found in zone 0 with and without them. An entry whose
 // reply direction is in another zone (CT --zone) is not found.
 //
-// The netlink code is nametap's own. The lookup of a captured UDP query runs once for each
-// cache hit and must not allocate, so requests and replies have to be framed here in any
-// case; the rest is about 60 lines. github.com/mdlayher/netlink (1.11.2) would replace these
-// and make the agent's binary 250 KB larger, and it drops the message that ends a dump,
-// which may be the one that says that the dump was interrupted. The conntrack part of
-// github.com/vishvananda/netlink (1.3.1) reads the whole table into memory and does not
-// read the zone of one direction (CTA_TUPLE_ZONE), by which nametap tells its entries.
+// Requests are sent with package nl of github.com/vishvananda/netlink. Its package netlink has no
+// function for them: it reads the whole table into memory, filters there, and ignores the zone of
+// one direction (CTA_TUPLE_ZONE), by which nametap tells its entries. Only the lookup of a captured
+// UDP query writes and reads its own socket, since it runs once for each query: it takes 6 µs of
+// processor time and allocates nothing. With the library it would take 16 µs and allocate 16 times.
 package conntrack

@@ -6,40 +6,42 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
-// The numbers of linux/netfilter/nfnetlink_conntrack.h, for which x/sys has no names.
+// The numbers of linux/netfilter/nfnetlink_conntrack.h.
 const (
-	messageNew    = unix.NFNL_SUBSYS_CTNETLINK << 8   // IPCTNL_MSG_CT_NEW, 0: an entry
-	messageGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1 // IPCTNL_MSG_CT_GET
-	messageDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2 // IPCTNL_MSG_CT_DELETE
+	messageNew    = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_NEW // an entry
+	messageGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_GET
+	messageDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_DELETE
 
-	entryOriginal, entryReply, entryStatus, entryProtoInfo, entryID, entryZone, entryFilter = 1, 2, 3, 4, 12, 18, 25 // CTA_TUPLE_ORIG...
-
-	statusSeenReply = 1 << 1 // IPS_SEEN_REPLY
-
-	protoInfoTCP, protoInfoTCPState = 1, 1 // CTA_PROTOINFO_TCP, CTA_PROTOINFO_TCP_STATE
-
-	tupleIP, tupleProto, tupleZone = 1, 2, 3 // CTA_TUPLE_IP...
-
-	ip4Src, ip4Dst, ip6Src, ip6Dst = 1, 2, 3, 4 // CTA_IP_V4_SRC...
-
-	protoNumber, protoSrc, protoDst = 1, 2, 3 // CTA_PROTO_NUM, CTA_PROTO_SRC_PORT...
-
-	filterOriginal                               = 1                      // CTA_FILTER_ORIG_FLAGS
-	filterProtocol, filterSrcPort, filterDstPort = 1 << 3, 1 << 4, 1 << 5 // CTA_FILTER_FLAG...
+	// What the library has no names for: CTA_FILTER, CTA_TUPLE_ZONE,
+	// CTA_FILTER_ORIG_FLAGS, CTA_FILTER_FLAG(CTA_PROTO_NUM), (CTA_PROTO_SRC_PORT), (CTA_PROTO_DST_PORT).
+	entryFilter                                  = 25
+	tupleZone                                    = 3
+	filterOriginal                               = 1
+	filterProtocol, filterSrcPort, filterDstPort = 1 << 3, 1 << 4, 1 << 5
 )
 
 // An Entry is a flow that the kernel tracks: where its first packet came from and went to,
 // and the same for the replies that are expected. They differ by address translation.
 type Entry struct {
 	Original, Reply Tuple
-	Zone            uint16   // of the original direction, 0 by default
+	Zone            uint16 // of the original direction, 0 by default
+	Status          Status
 	TCP             TCPState // of a TCP connection
-	Replied         bool     // a packet of the other direction was seen
 	key             []byte   // attributes by which the kernel finds the entry
 }
+
+// A Status is a set of bits of enum ip_conntrack_status in linux/netfilter/nf_conntrack_common.h,
+// of which only some have a name here.
+type Status uint32
+
+// Some of the bits.
+const (
+	SeenReply Status = 1 << 1 // a packet of the other direction was seen
+)
 
 // A TCPState is the state of a tracked TCP connection. Its values are those of enum
 // tcp_conntrack in linux/netfilter/nf_conntrack_tcp.h, of which only some have a name here.
@@ -61,48 +63,57 @@ type Tuple struct {
 // Key returns a text that no other entry has.
 func (e Entry) Key() string { return string(e.key) }
 
-// parseEntry reads the attributes of an entry. What is missing or malformed stays zero.
+// Replied reports whether a packet of the other direction was seen.
+func (e Entry) Replied() bool { return e.Status&SeenReply != 0 }
+
+// parseEntry reads the attributes of an entry, without the key. What is missing or malformed stays
+// zero.
 func parseEntry(b []byte) Entry {
-	original := FindAttribute(b, entryOriginal)
-	e := Entry{Original: parseTuple(original), Reply: parseTuple(FindAttribute(b, entryReply))}
-	e.Zone = max(uint16Of(FindAttribute(original, tupleZone)), uint16Of(FindAttribute(b, entryZone)))
-	if state := FindAttribute(FindAttribute(FindAttribute(b, entryProtoInfo), protoInfoTCP), protoInfoTCPState); len(state) == 1 {
+	original := FindAttribute(b, nl.CTA_TUPLE_ORIG)
+	e := Entry{Original: parseTuple(original), Reply: parseTuple(FindAttribute(b, nl.CTA_TUPLE_REPLY))}
+	e.Zone = max(uint16Of(FindAttribute(original, tupleZone)), uint16Of(FindAttribute(b, nl.CTA_ZONE)))
+	tcp := FindAttribute(FindAttribute(b, nl.CTA_PROTOINFO), nl.CTA_PROTOINFO_TCP)
+	if state := FindAttribute(tcp, nl.CTA_PROTOINFO_TCP_STATE); len(state) == 1 {
 		e.TCP = TCPState(state[0])
 	}
-	if status := FindAttribute(b, entryStatus); len(status) == 4 {
-		e.Replied = binary.BigEndian.Uint32(status)&statusSeenReply != 0
-	}
-	e.key = AppendAttribute(nil, entryOriginal|unix.NLA_F_NESTED, original)
-	for _, kind := range []uint16{entryZone, entryID} {
-		if value := FindAttribute(b, kind); value != nil {
-			e.key = AppendAttribute(e.key, kind, value)
-		}
+	if status := FindAttribute(b, nl.CTA_STATUS); len(status) == 4 {
+		e.Status = Status(binary.BigEndian.Uint32(status))
 	}
 	return e
 }
 
+// entryKey returns the attributes of an entry by which the kernel finds it.
+func entryKey(b []byte) (key []byte) {
+	for _, kind := range []uint16{nl.CTA_TUPLE_ORIG, nl.CTA_ZONE, nl.CTA_ID} {
+		key = append(key, wholeAttribute(b, kind)...)
+	}
+	return key
+}
+
 // parseTuple reads the attributes of a tuple.
 func parseTuple(b []byte) Tuple {
-	t := Tuple{Source: parseAddrPort(b, ip4Src, ip6Src, protoSrc), Destination: parseDestination(b)}
-	if number := FindAttribute(FindAttribute(b, tupleProto), protoNumber); len(number) == 1 {
+	t := Tuple{Source: parseAddrPort(b, nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT), Destination: parseDestination(b)}
+	if number := FindAttribute(FindAttribute(b, nl.CTA_TUPLE_PROTO), nl.CTA_PROTO_NUM); len(number) == 1 {
 		t.Protocol = number[0]
 	}
 	return t
 }
 
 // parseDestination reads the destination from the attributes of a tuple.
-func parseDestination(b []byte) netip.AddrPort { return parseAddrPort(b, ip4Dst, ip6Dst, protoDst) }
+func parseDestination(b []byte) netip.AddrPort {
+	return parseAddrPort(b, nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST, nl.CTA_PROTO_DST_PORT)
+}
 
 // parseAddrPort reads an address, which is of one of two kinds, and a port from the
 // attributes of a tuple.
 func parseAddrPort(b []byte, kind4, kind6, port uint16) netip.AddrPort {
-	ip := FindAttribute(b, tupleIP)
+	ip := FindAttribute(b, nl.CTA_TUPLE_IP)
 	value := FindAttribute(ip, kind4)
 	if value == nil {
 		value = FindAttribute(ip, kind6)
 	}
 	addr, _ := netip.AddrFromSlice(value)
-	return netip.AddrPortFrom(addr, uint16Of(FindAttribute(FindAttribute(b, tupleProto), port)))
+	return netip.AddrPortFrom(addr, uint16Of(FindAttribute(FindAttribute(b, nl.CTA_TUPLE_PROTO), port)))
 }
 
 // uint16Of returns the number in an attribute, such as a port; 0 if there is none.
@@ -123,23 +134,20 @@ type Filter struct {
 // attributes returns the filter as attributes of a request.
 func (f Filter) attributes() []byte {
 	flags := uint32(filterProtocol)
-	b := appendNested(nil, entryOriginal, func(b []byte) []byte {
-		return appendNested(b, tupleProto, func(b []byte) []byte {
-			b = AppendAttribute(b, protoNumber, []byte{f.Protocol})
-			if f.SourcePort != 0 {
-				flags |= filterSrcPort
-				b = AppendAttribute(b, protoSrc, binary.BigEndian.AppendUint16(nil, f.SourcePort))
-			}
-			if f.DestinationPort != 0 {
-				flags |= filterDstPort
-				b = AppendAttribute(b, protoDst, binary.BigEndian.AppendUint16(nil, f.DestinationPort))
-			}
-			return b
-		})
-	})
-	return appendNested(b, entryFilter, func(b []byte) []byte {
-		return AppendAttribute(b, filterOriginal, binary.NativeEndian.AppendUint32(nil, flags))
-	})
+	tuple := nl.NewRtAttr(nl.CTA_TUPLE_ORIG|unix.NLA_F_NESTED, nil)
+	protocol := tuple.AddRtAttr(nl.CTA_TUPLE_PROTO|unix.NLA_F_NESTED, nil)
+	protocol.AddRtAttr(nl.CTA_PROTO_NUM, []byte{f.Protocol})
+	if f.SourcePort != 0 {
+		flags |= filterSrcPort
+		protocol.AddRtAttr(nl.CTA_PROTO_SRC_PORT, nl.BEUint16Attr(f.SourcePort))
+	}
+	if f.DestinationPort != 0 {
+		flags |= filterDstPort
+		protocol.AddRtAttr(nl.CTA_PROTO_DST_PORT, nl.BEUint16Attr(f.DestinationPort))
+	}
+	filter := nl.NewRtAttr(entryFilter|unix.NLA_F_NESTED, nil)
+	filter.AddRtAttr(filterOriginal, nl.Uint32Attr(flags))
+	return append(tuple.Serialize(), filter.Serialize()...)
 }
 
 // Dump calls visit for every entry of a family, AF_INET or AF_INET6, that passes one of the
@@ -153,7 +161,12 @@ func Dump(family uint8, visit func(Entry), filters ...Filter) error {
 	defer c.Close()
 	for _, f := range filters {
 		request := Request{Type: messageGet, Flags: unix.NLM_F_DUMP, Family: family, Attributes: f.attributes()}
-		if err := c.Exchange(func(b []byte) { visit(parseEntry(b)) }, request); err != nil {
+		err := c.Exchange(func(b []byte) {
+			e := parseEntry(b)
+			e.key = entryKey(b)
+			visit(e)
+		}, request)
+		if err != nil {
 			return fmt.Errorf("listing conntrack entries: %w", err)
 		}
 	}

@@ -1,36 +1,59 @@
 package conntrack
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"net/netip"
 	"os"
-	"slices"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
-// entry returns the reply with an entry whose original direction goes from src to dst. It is
-// a request whose tuple is changed from the reply direction to the original direction.
+// tuple returns a direction of a UDP flow as an attribute, in a zone unless that is 0.
+func tuple(kind int, src, dst string, zone uint16) []byte {
+	from, to := netip.MustParseAddrPort(src), netip.MustParseAddrPort(dst)
+	t := nl.NewRtAttr(kind|unix.NLA_F_NESTED, nil)
+	ip := t.AddRtAttr(nl.CTA_TUPLE_IP|unix.NLA_F_NESTED, nil)
+	if from.Addr().Is4() {
+		ip.AddRtAttr(nl.CTA_IP_V4_SRC, from.Addr().AsSlice())
+		ip.AddRtAttr(nl.CTA_IP_V4_DST, to.Addr().AsSlice())
+	} else {
+		ip.AddRtAttr(nl.CTA_IP_V6_SRC, from.Addr().AsSlice())
+		ip.AddRtAttr(nl.CTA_IP_V6_DST, to.Addr().AsSlice())
+	}
+	protocol := t.AddRtAttr(nl.CTA_TUPLE_PROTO|unix.NLA_F_NESTED, nil)
+	protocol.AddRtAttr(nl.CTA_PROTO_NUM, []byte{unix.IPPROTO_UDP})
+	protocol.AddRtAttr(nl.CTA_PROTO_SRC_PORT, nl.BEUint16Attr(from.Port()))
+	protocol.AddRtAttr(nl.CTA_PROTO_DST_PORT, nl.BEUint16Attr(to.Port()))
+	if zone != 0 {
+		t.AddRtAttr(tupleZone, nl.BEUint16Attr(zone))
+	}
+	return t.Serialize()
+}
+
+// message returns a message with this number.
+func message(r Request, seq uint32) []byte {
+	m := r.message()
+	m.Seq = seq
+	return m.Serialize()
+}
+
+// entry returns the reply with an entry whose original direction goes from src to dst.
 func entry(seq uint32, src, dst string) []byte {
-	b := appendLookup(nil, seq, netip.MustParseAddrPort(src), netip.MustParseAddrPort(dst))
-	binary.NativeEndian.PutUint16(b[4:], messageNew)
-	binary.NativeEndian.PutUint16(b[netlinkHeader+netfilterHeader+2:], entryOriginal|unix.NLA_F_NESTED)
-	return b
+	return message(Request{Type: messageNew, Attributes: tuple(nl.CTA_TUPLE_ORIG, src, dst, 0)}, seq)
 }
 
 // failure returns the kernel's reply to request 7 with an error, or with none.
-func failure(code unix.Errno) []byte { return control(unix.NLMSG_ERROR, 0, 7, code) }
-
-// control returns a message that ends an answer.
-func control(kind, flags uint16, seq uint32, code unix.Errno) []byte {
-	b := appendHeader(nil, seq, Request{Type: kind, Flags: flags})[:netlinkHeader]
-	b = binary.NativeEndian.AppendUint32(b, uint32(-int32(code)))
-	setLength(b)
-	return b
+func failure(code unix.Errno) []byte {
+	m := nl.NewNetlinkRequest(unix.NLMSG_ERROR, 0)
+	m.Seq = 7
+	m.AddRawData(nl.Uint32Attr(uint32(-int32(code))))
+	return m.Serialize()
 }
 
 // F14
@@ -51,9 +74,10 @@ func TestParseLookup(t *testing.T) {
 		{"no entry", failure(unix.ENOENT), "", true, unix.ENOENT},
 		{"not permitted", failure(unix.EPERM), "", true, unix.EPERM},
 		{"acknowledged", failure(0), "", true, errMalformed},
+		{"an error without a code", failure(0)[:unix.SizeofNlMsghdr], "", true, errMalformed},
 		{"nothing", nil, "", true, errMalformed},
 		{"cut", tooLong, "", true, errMalformed},
-		{"a request", appendLookup(nil, 7, netip.MustParseAddrPort("10.0.0.1:1"), netip.MustParseAddrPort("10.0.0.2:2")), "", true, errMalformed},
+		{"a request", message(Request{Type: messageGet, Attributes: tuple(nl.CTA_TUPLE_ORIG, "10.0.0.1:1", "10.0.0.2:2", 0)}, 7), "", true, errMalformed},
 	} {
 		got, matched, err := parseLookup(test.message, 7)
 		if matched != test.matched || !errors.Is(err, test.err) || test.want != "" && got.String() != test.want || test.want == "" && got.IsValid() {
@@ -75,139 +99,75 @@ func FuzzParseLookup(f *testing.F) {
 	})
 }
 
-// F14, K8: an answer is read to its end: other exchanges' replies are skipped, errors are
-// returned, and a dump that was interrupted anywhere does not count as complete.
-func TestAnswer(t *testing.T) {
-	const seq = 7
-	dumped := entry(seq, "10.0.0.1:1000", "10.0.0.53:53")
-	interrupted := append([]byte(nil), dumped...)
-	binary.NativeEndian.PutUint16(interrupted[6:], unix.NLM_F_MULTI|unix.NLM_F_DUMP_INTR)
-	done := control(unix.NLMSG_DONE, unix.NLM_F_MULTI, seq, 0)
+// K8: a dump that was interrupted is repeated, but not forever.
+func TestInterruptedDump(t *testing.T) {
 	for _, test := range []struct {
-		name     string
-		messages [][]byte
-		visited  int
-		done     bool
-		err      error
+		name               string
+		interrupted, dumps int
+		err                error
 	}{
-		{"a part", [][]byte{dumped, dumped}, 2, false, nil},
-		{"a dump", [][]byte{dumped, dumped, done}, 2, true, nil},
-		{"an empty dump", [][]byte{done}, 0, true, nil},
-		{"interrupted at an entry", [][]byte{interrupted, dumped, done}, 2, true, ErrInterrupted},
-		{"interrupted at the end", [][]byte{dumped, control(unix.NLMSG_DONE, unix.NLM_F_DUMP_INTR, seq, 0)}, 1, true, ErrInterrupted},
-		{"a dump that failed", [][]byte{dumped, control(unix.NLMSG_DONE, 0, seq, unix.ENOMEM)}, 1, true, unix.ENOMEM},
-		{"acknowledged", [][]byte{failure(0)}, 0, true, nil},
-		{"refused", [][]byte{failure(unix.EPERM)}, 0, true, unix.EPERM},
-		{"another exchange's", [][]byte{control(unix.NLMSG_DONE, 0, seq-1, 0), entry(seq+1, "10.0.0.1:1", "10.0.0.2:2")}, 0, false, nil},
-		{"cut", [][]byte{dumped[:len(dumped)-1]}, 0, true, errMalformed},
-		{"an error without a code", [][]byte{failure(0)[:netlinkHeader]}, 0, true, errMalformed},
+		{"never", 0, 1, nil},
+		{"twice", 2, 3, nil},
+		{"always", dumpAttempts, dumpAttempts, nl.ErrDumpInterrupted},
 	} {
-		visited := 0
-		a := answer{first: seq, last: seq, acked: seq, visit: func(b []byte) {
-			visited++
-			if got := parseEntry(b).Original.Destination.String(); got != "10.0.0.53:53" {
-				t.Errorf("%s: visited %s", test.name, got)
+		dumps := 0
+		err := repeated(func() error {
+			if dumps++; dumps <= test.interrupted {
+				return nl.ErrDumpInterrupted
 			}
-		}}
-		done, err := a.read(bytes.Join(test.messages, nil))
-		if done != test.done || !errors.Is(err, test.err) || visited != test.visited {
-			t.Errorf("%s: %v, %v after %d entries; want %v, %v after %d",
-				test.name, done, err, visited, test.done, test.err, test.visited)
+			return nil
+		})
+		if !errors.Is(err, test.err) || dumps != test.dumps {
+			t.Errorf("%s: %v after %d dumps, want %v after %d", test.name, err, dumps, test.err, test.dumps)
 		}
 	}
 }
 
-// kernel returns a Conn to a fake kernel that gives these answers, one datagram each, to
-// one request after the other.
-func kernel(t *testing.T, answers ...func(seq uint32) []byte) *Conn {
-	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+// K8: a kernel that does not reply does not block the caller forever, and what it replies later
+// belongs to no other request.
+func TestNoReply(t *testing.T) {
+	ns := netns.New(t)
+	var c *Conn
+	var err error
+	ns.Run(func() { c, err = Dial() })
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &Conn{fd: fds[0], buffer: make([]byte, exchangeBuffer)}
-	file := os.NewFile(uintptr(fds[1]), "kernel")
-	t.Cleanup(func() { c.Close(); file.Close() })
-	done := make(chan struct{})
-	t.Cleanup(func() { <-done })
-	go func() {
-		defer close(done)
-		request := make([]byte, exchangeBuffer)
-		for _, answer := range answers {
-			if _, err := file.Read(request); err != nil {
-				t.Error(err)
-				return
-			}
-			if _, err := file.Write(answer(binary.NativeEndian.Uint32(request[8:]))); err != nil {
-				t.Error(err)
-			}
-		}
-	}()
-	return c
-}
-
-// K8: a dump that was interrupted is repeated, but not forever.
-func TestInterruptedDump(t *testing.T) {
-	dump := func(flags uint16) func(uint32) []byte {
-		return func(seq uint32) []byte {
-			return append(entry(seq, "10.0.0.1:1000", "10.0.0.53:53"), control(unix.NLMSG_DONE, flags, seq, 0)...)
-		}
-	}
-	complete, interrupted := dump(0), dump(unix.NLM_F_DUMP_INTR)
-	for _, test := range []struct {
-		name    string
-		answers []func(uint32) []byte
-		err     error
-	}{
-		{"never", []func(uint32) []byte{complete}, nil},
-		{"twice", []func(uint32) []byte{interrupted, interrupted, complete}, nil},
-		{"always", slices.Repeat([]func(uint32) []byte{interrupted}, dumpAttempts), ErrInterrupted},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			visited := 0
-			err := kernel(t, test.answers...).Exchange(func([]byte) { visited++ }, Request{Type: messageGet, Flags: unix.NLM_F_DUMP})
-			if !errors.Is(err, test.err) || visited != len(test.answers) {
-				t.Errorf("%v after %d entries, want %v after %d", err, visited, test.err, len(test.answers))
-			}
-		})
-	}
-}
-
-// K8: a kernel that does not reply does not block the caller forever.
-func TestNoReply(t *testing.T) {
-	c := kernel(t)
-	wait := unix.NsecToTimeval(int64(10 * time.Millisecond))
-	if err := unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait); err != nil {
+	defer c.Close()
+	if err := c.setWait(10 * time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
-	err := c.Exchange(func([]byte) {}, Request{Type: messageGet, Flags: unix.NLM_F_DUMP})
-	if !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("%v, want %v", err, os.ErrDeadlineExceeded)
+	silent := Request{Type: unix.NLMSG_NOOP} // needs no reply
+	for what, err := range map[string]error{"exchange": c.Exchange(func([]byte) {}, silent), "batch": c.Batch(silent)} {
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%s: %v, want %v", what, err, os.ErrDeadlineExceeded)
+		}
+	}
+	if err := c.setWait(exchangeWait); err != nil {
+		t.Fatal(err)
+	}
+	unread := message(Request{Type: messageDelete, Family: unix.AF_INET, Attributes: tuple(nl.CTA_TUPLE_ORIG, "10.0.0.1:1", "10.0.0.2:2", 0)}, 1<<31)
+	if err := unix.Sendto(c.handle.Socket.GetFd(), unread, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Exchange(func([]byte) {}, Request{Type: messageGet, Flags: unix.NLM_F_DUMP, Family: unix.AF_INET}); err != nil {
+		t.Errorf("after the reply to another request: %v", err)
 	}
 }
 
-// K8: an entry's zone is that of its original direction, whether the entry is in the zone
+// K8: an entry's zone is the zone of its original direction, whether the entry is in the zone
 // with both directions or with one.
 func TestParseEntry(t *testing.T) {
-	tuple := func(kind uint16, src, dst string, zone uint16) []byte {
-		return appendNested(nil, kind, func(b []byte) []byte {
-			request := appendLookup(nil, 0, netip.MustParseAddrPort(src), netip.MustParseAddrPort(dst))
-			b = append(b, FindAttribute(request[netlinkHeader+netfilterHeader:], entryReply)...)
-			if zone != 0 {
-				b = AppendAttribute(b, tupleZone, binary.BigEndian.AppendUint16(nil, zone))
-			}
-			return b
-		})
-	}
 	original, reply := "10.0.0.1:1000 10.0.0.53:53", "127.0.0.1:15053 10.0.0.1:1000"
-	both := append(tuple(entryOriginal, "10.0.0.1:1000", "10.0.0.53:53", 0), tuple(entryReply, "127.0.0.1:15053", "10.0.0.1:1000", 0)...)
-	both = AppendAttribute(both, entryID, []byte{1, 2, 3, 4})
-	one := append(tuple(entryOriginal, "10.0.0.1:1000", "10.0.0.53:53", 53), tuple(entryReply, "127.0.0.1:15053", "10.0.0.1:1000", 0)...)
-	state := appendNested(nil, entryProtoInfo, func(b []byte) []byte {
-		return appendNested(b, protoInfoTCP, func(b []byte) []byte {
-			return AppendAttribute(b, protoInfoTCPState, []byte{8})
-		})
-	})
+	replies := tuple(nl.CTA_TUPLE_REPLY, "127.0.0.1:15053", "10.0.0.1:1000", 0)
+	attribute := func(b []byte, kind int, value ...byte) []byte {
+		return append(b, nl.NewRtAttr(kind, value).Serialize()...)
+	}
+	both := append(tuple(nl.CTA_TUPLE_ORIG, "10.0.0.1:1000", "10.0.0.53:53", 0), replies...)
+	both = attribute(both, nl.CTA_ID, 1, 2, 3, 4)
+	one := append(tuple(nl.CTA_TUPLE_ORIG, "10.0.0.1:1000", "10.0.0.53:53", 53), replies...)
+	state := nl.NewRtAttr(nl.CTA_PROTOINFO|unix.NLA_F_NESTED, nil)
+	state.AddRtAttr(nl.CTA_PROTOINFO_TCP|unix.NLA_F_NESTED, nil).AddRtAttr(nl.CTA_PROTOINFO_TCP_STATE, []byte{8})
 	keys := []string{""}
 	for _, test := range []struct {
 		name       string
@@ -217,35 +177,30 @@ func TestParseEntry(t *testing.T) {
 		replied    bool
 	}{
 		{"without", both, 0, 0, false},
-		{"with both", AppendAttribute(both, entryZone, []byte{0, 53}), 53, 0, false},
-		{"with one, without a reply", AppendAttribute(one, entryStatus, []byte{0, 0, 1, 0x88}), 53, 0, false},
-		{"with a state and a reply", AppendAttribute(append(state, both...), entryStatus, []byte{0, 0, 1, 0x8a}), 0, TCPClose, true},
+		{"with both", attribute(both, nl.CTA_ZONE, 0, 53), 53, 0, false},
+		{"with one, without a reply", attribute(one, nl.CTA_STATUS, 0, 0, 1, 0x88), 53, 0, false},
+		{"with a state and a reply", attribute(append(state.Serialize(), both...), nl.CTA_STATUS, 0, 0, 1, 0x8a), 0, TCPClose, true},
 	} {
 		e := parseEntry(test.attributes)
 		text := func(t Tuple) string { return t.Source.String() + " " + t.Destination.String() }
-		if text(e.Original) != original || text(e.Reply) != reply || e.Original.Protocol != unix.IPPROTO_UDP || e.Zone != test.zone || e.TCP != test.tcp || e.Replied != test.replied {
+		if text(e.Original) != original || text(e.Reply) != reply || e.Original.Protocol != unix.IPPROTO_UDP || e.Zone != test.zone || e.TCP != test.tcp || e.Replied() != test.replied {
 			t.Errorf("%s: %+v", test.name, e)
 		}
-		if e.Key() == keys[len(keys)-1] {
-			t.Errorf("%s: the key is that of another entry", test.name)
+		if key := string(entryKey(test.attributes)); key == keys[len(keys)-1] {
+			t.Errorf("%s: the key of another entry", test.name)
+		} else {
+			keys = append(keys, key)
 		}
-		keys = append(keys, e.Key())
 	}
 }
 
 // K8
-func FuzzAnswer(f *testing.F) {
-	good := entry(7, "[2001:db8::1]:1000", "[2001:db8::53]:53")
-	f.Add(append(good, control(unix.NLMSG_DONE, unix.NLM_F_DUMP_INTR, 7, 0)...))
-	f.Add(failure(unix.ENOENT))
-	f.Fuzz(func(t *testing.T, datagram []byte) {
-		a := answer{first: 7, last: 8, acked: 8, visit: func(b []byte) {
-			if e := parseEntry(b); len(e.Key()) < attributeHeader {
-				t.Errorf("entry %+v has no key", e)
-			}
-		}}
-		if done, err := a.read(datagram); err != nil && !done {
-			t.Errorf("%v, but more is expected", err)
+func FuzzEntry(f *testing.F) {
+	f.Add(tuple(nl.CTA_TUPLE_ORIG, "[2001:db8::1]:1000", "[2001:db8::53]:53", 53))
+	f.Fuzz(func(t *testing.T, attributes []byte) {
+		e := parseEntry(attributes)
+		if key := entryKey(attributes); e.Original != (Tuple{}) && len(key) < attributeHeader {
+			t.Errorf("entry %+v has no key", e)
 		}
 	})
 }

@@ -4,11 +4,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"runtime"
 	"sync"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -34,7 +36,7 @@ const (
 // while the kernel works.
 type UDP struct {
 	size   int
-	idle   chan *Conn    // those that no lookup uses
+	idle   chan *lookups // those that no lookup uses
 	closed chan struct{} // closed by Close
 	once   sync.Once
 }
@@ -45,9 +47,9 @@ type UDP struct {
 // temporary. The caller closes it.
 func OpenUDP() (*UDP, error) {
 	u := &UDP{size: min(max(2, runtime.GOMAXPROCS(0)), maxLookups), closed: make(chan struct{})}
-	u.idle = make(chan *Conn, u.size)
+	u.idle = make(chan *lookups, u.size)
 	for n := range u.size {
-		c, err := open(unix.SOCK_NONBLOCK, lookupBuffer)
+		c, err := openLookups()
 		if err != nil {
 			u.size = n
 			u.Close()
@@ -69,7 +71,7 @@ func (u *UDP) Close() error {
 	u.once.Do(func() {
 		close(u.closed)
 		for range u.size {
-			(<-u.idle).Close()
+			_ = unix.Close((<-u.idle).fd) // nothing is buffered that could be lost
 		}
 	})
 	return nil
@@ -100,7 +102,7 @@ func (u *UDP) Lookup(client, local netip.AddrPort) (netip.AddrPort, bool, error)
 	return original, true, nil
 }
 
-// lookup is [Conn.lookup] on an idle socket, repeated after temporary errors.
+// lookup is [lookups.lookup] on an idle socket, repeated after temporary errors.
 func (u *UDP) lookup(client, local netip.AddrPort) (netip.AddrPort, error) {
 	select {
 	case <-u.closed: // first, since there may still be idle sockets
@@ -139,65 +141,109 @@ func temporary(err error) bool {
 	return err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, ErrPermission) && !errors.Is(err, ErrUnsupported)
 }
 
+// lookups is a socket for one lookup at a time.
+type lookups struct {
+	fd       int
+	seq      uint32           // of the last request
+	requests [2]lookupRequest // for IPv4 and IPv6
+	buffer   []byte
+}
+
+// openLookups opens a socket to the connection tracking of the calling thread's network namespace.
+func openLookups() (*lookups, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	l := &lookups{fd: fd, buffer: make([]byte, lookupBuffer)}
+	l.requests[0] = newLookup(unix.AF_INET, nl.CTA_IP_V4_SRC, nl.CTA_IP_V4_DST, net.IPv4len)
+	l.requests[1] = newLookup(unix.AF_INET6, nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST, net.IPv6len)
+	return l, nil
+}
+
 // lookup gets the entry whose reply goes from local to client, and returns its original
 // destination. It does not block: the kernel has written the reply when write returns.
-func (c *Conn) lookup(client, local netip.AddrPort) (netip.AddrPort, error) {
-	c.seq++
-	request := appendLookup(c.buffer[:0], c.seq, local, client)
-	if _, err := unix.Write(c.fd, request); err != nil { // without an address it goes to the kernel
+func (l *lookups) lookup(client, local netip.AddrPort) (netip.AddrPort, error) {
+	l.seq++
+	request := l.requests[0]
+	if local.Addr().Is6() {
+		request = l.requests[1]
+	}
+	request.fill(l.seq, local, client)
+	if _, err := unix.Write(l.fd, request.message); err != nil { // without an address it goes to the kernel
 		return netip.AddrPort{}, err
 	}
 	for {
-		n, err := unix.Read(c.fd, c.buffer)
+		n, err := unix.Read(l.fd, l.buffer)
 		if err != nil {
 			return netip.AddrPort{}, err
 		}
-		original, matched, err := parseLookup(c.buffer[:n], c.seq)
+		original, matched, err := parseLookup(l.buffer[:n], l.seq)
 		if matched { // others are left over from a lookup that failed
 			return original, err
 		}
 	}
 }
 
-// appendLookup appends the request for the entry whose reply goes from src to dst, which
-// are of one family.
-func appendLookup(b []byte, seq uint32, src, dst netip.AddrPort) []byte {
-	start := len(b)
-	family, srcKind, dstKind := byte(unix.AF_INET), uint16(ip4Src), uint16(ip4Dst)
-	if src.Addr().Is6() {
-		family, srcKind, dstKind = unix.AF_INET6, ip6Src, ip6Dst
-	}
-	b = appendHeader(b, seq, Request{Type: messageGet, Family: family})
-	b = appendNested(b, entryReply, func(b []byte) []byte {
-		b = appendNested(b, tupleIP, func(b []byte) []byte {
-			b = AppendAttribute(b, srcKind, src.Addr().AsSlice())
-			return AppendAttribute(b, dstKind, dst.Addr().AsSlice())
-		})
-		return appendNested(b, tupleProto, func(b []byte) []byte {
-			b = AppendAttribute(b, protoNumber, []byte{unix.IPPROTO_UDP})
-			b = AppendAttribute(b, protoSrc, binary.BigEndian.AppendUint16(nil, src.Port()))
-			return AppendAttribute(b, protoDst, binary.BigEndian.AppendUint16(nil, dst.Port()))
-		})
-	})
-	setLength(b[start:])
-	return b
+// A lookupRequest is the request for the entry whose reply goes from one address to another, of one
+// family. It is serialized once: only its number, the addresses and the ports differ between lookups.
+type lookupRequest struct {
+	message                          []byte
+	src, dst, srcPort, dstPort, addr int // where these are, and how long an address is
 }
 
+// newLookup returns the request of a family with unspecified addresses.
+func newLookup(family uint8, src, dst, addr int) lookupRequest {
+	tuple := nl.NewRtAttr(nl.CTA_TUPLE_REPLY|unix.NLA_F_NESTED, nil)
+	ip := tuple.AddRtAttr(nl.CTA_TUPLE_IP|unix.NLA_F_NESTED, nil)
+	ip.AddRtAttr(src, make([]byte, addr))
+	ip.AddRtAttr(dst, make([]byte, addr))
+	protocol := tuple.AddRtAttr(nl.CTA_TUPLE_PROTO|unix.NLA_F_NESTED, nil)
+	protocol.AddRtAttr(nl.CTA_PROTO_NUM, []byte{unix.IPPROTO_UDP})
+	protocol.AddRtAttr(nl.CTA_PROTO_SRC_PORT, nl.BEUint16Attr(0))
+	protocol.AddRtAttr(nl.CTA_PROTO_DST_PORT, nl.BEUint16Attr(0))
+	// From the end, where each attribute is padded to 4 bytes.
+	m := Request{Type: messageGet, Family: family, Attributes: tuple.Serialize()}.message().Serialize()
+	dstPort := len(m) - 4
+	srcPort := dstPort - 4 - attributeHeader
+	dstAddr := srcPort - 3*attributeHeader - 4 - addr
+	return lookupRequest{message: m, src: dstAddr - attributeHeader - addr, dst: dstAddr, srcPort: srcPort, dstPort: dstPort, addr: addr}
+}
+
+// fill writes what differs between lookups.
+func (r lookupRequest) fill(seq uint32, src, dst netip.AddrPort) {
+	binary.NativeEndian.PutUint32(r.message[8:], seq)
+	copy(r.message[r.src:r.src+r.addr], src.Addr().AsSlice())
+	copy(r.message[r.dst:r.dst+r.addr], dst.Addr().AsSlice())
+	binary.BigEndian.PutUint16(r.message[r.srcPort:], src.Port())
+	binary.BigEndian.PutUint16(r.message[r.dstPort:], dst.Port())
+}
+
+// errMalformed is the error for a reply that differs from the kernel's documentation.
+var errMalformed = errors.New("malformed reply from the kernel")
+
 // parseLookup returns the original destination of the entry in a reply, or the error in
-// it. Matched is false for the reply to another request than that with the number seq.
+// it. Matched is false for the reply to another request than the one with the number seq.
 func parseLookup(b []byte, seq uint32) (original netip.AddrPort, matched bool, err error) {
-	m, _, err := nextMessage(b)
-	switch {
-	case err != nil:
-		return original, true, err
-	case m.seq != seq:
-		return original, false, nil
-	case m.kind == unix.NLMSG_ERROR && m.err() != nil:
-		return original, true, m.err()
-	case m.kind != messageNew: // also an acknowledgement, which was not requested
+	if len(b) < unix.SizeofNlMsghdr { // length 4, type 2, flags 2, sequence 4, port 4
 		return original, true, errMalformed
 	}
-	original = parseDestination(FindAttribute(m.attributes(), entryOriginal))
+	length, kind := binary.NativeEndian.Uint32(b), binary.NativeEndian.Uint16(b[4:])
+	switch {
+	case length < unix.SizeofNlMsghdr+netfilterHeader || uint64(length) > uint64(len(b)):
+		return original, true, errMalformed
+	case binary.NativeEndian.Uint32(b[8:]) != seq:
+		return original, false, nil
+	}
+	body := b[unix.SizeofNlMsghdr:length]
+	if kind == unix.NLMSG_ERROR {
+		if code := int32(binary.NativeEndian.Uint32(body)); code < 0 { //nolint:gosec // the kernel's int
+			return original, true, unix.Errno(-code)
+		}
+	}
+	if kind == messageNew { // not an acknowledgement, which was not requested
+		original = parseDestination(FindAttribute(body[netfilterHeader:], nl.CTA_TUPLE_ORIG))
+	}
 	if !original.IsValid() || original.Port() == 0 {
 		return netip.AddrPort{}, true, errMalformed
 	}

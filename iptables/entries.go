@@ -186,7 +186,7 @@ func reset(e conntrack.Entry) bool { return tcpDNS(e) && e.TCP == conntrack.TCPC
 // flush ruleset`. They stay for five minutes, and further connections from the same port follow
 // them. If the connection goes on after all, its next packet makes the entry again.
 func pickedUp(e conntrack.Entry) bool {
-	return tcpDNS(e) && e.TCP == conntrack.TCPEstablished && !e.Replied
+	return tcpDNS(e) && e.TCP == conntrack.TCPEstablished && !e.Replied()
 }
 
 // bypassed reports whether an entry of a TCP connection that is not redirected has to be dropped.
@@ -201,7 +201,7 @@ func (s sweep) bypassed(e conntrack.Entry, changed bool) bool {
 func (c Config) bypassesVIPs(e conntrack.Entry) bool {
 	to := e.Original.Destination
 	vip := slices.ContainsFunc(c.VIPs, func(p netip.Prefix) bool { return p.Contains(to.Addr()) })
-	return vip && to.Port() != dnsPort && e.Reply.Source.Port() != c.EgressPort && !e.Replied
+	return vip && to.Port() != dnsPort && e.Reply.Source.Port() != c.EgressPort && !e.Replied()
 }
 
 // tcpDNS reports whether an entry is of a TCP connection to port 53.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/conntrack"
@@ -27,14 +28,14 @@ func (f Family) number() uint8 {
 	return unix.AF_INET
 }
 
-// askNetfilter exchanges requests over a connection of their own.
-func askNetfilter(visit func(attributes []byte), requests ...conntrack.Request) error {
+// askNetfilter exchanges a request over a connection of its own.
+func askNetfilter(visit func(attributes []byte), request conntrack.Request) error {
 	c, err := conntrack.Dial()
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	return c.Exchange(visit, requests...)
+	return c.Exchange(visit, request)
 }
 
 // nftGeneration returns the number that counts changes of nft rules.
@@ -71,13 +72,18 @@ func askNFTTable(f Family, table string) error {
 // deleteNFTTables deletes tables with everything in them, all or none, unless the rules of any
 // table have changed since generation: the kernel then fails with ERESTART.
 func deleteNFTTables(f Family, generation uint32, tables ...string) error {
-	expect := conntrack.AppendAttribute(nil, nfBatchGeneration, binary.BigEndian.AppendUint32(nil, generation))
+	c, err := conntrack.Dial()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	expect := nl.NewRtAttr(nfBatchGeneration, nl.BEUint32Attr(generation)).Serialize()
 	batch := []conntrack.Request{{Type: unix.NFNL_MSG_BATCH_BEGIN, Resource: unix.NFNL_SUBSYS_NFTABLES, Attributes: expect}}
 	for _, table := range tables {
 		batch = append(batch, conntrack.Request{Type: nftDeleteTable, Flags: unix.NLM_F_ACK, Family: f.number(), Attributes: tableName(table)})
 	}
 	batch = append(batch, conntrack.Request{Type: unix.NFNL_MSG_BATCH_END, Resource: unix.NFNL_SUBSYS_NFTABLES})
-	if err := askNetfilter(func([]byte) {}, batch...); err != nil {
+	if err := c.Batch(batch...); err != nil {
 		return fmt.Errorf("deleting nft tables %q: %w", tables, err)
 	}
 	return nil
@@ -85,5 +91,5 @@ func deleteNFTTables(f Family, generation uint32, tables ...string) error {
 
 // tableName returns the name of a table as an attribute.
 func tableName(name string) []byte {
-	return conntrack.AppendAttribute(nil, unix.NFTA_TABLE_NAME, append([]byte(name), 0))
+	return nl.NewRtAttr(unix.NFTA_TABLE_NAME, nl.ZeroTerminated(name)).Serialize()
 }
