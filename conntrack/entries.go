@@ -16,9 +16,9 @@ const (
 	messageGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_GET
 	messageDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_DELETE
 
-	// What the library has no names for: CTA_FILTER, CTA_TUPLE_ZONE,
+	// What the library has no names for: CTA_FILTER, CTA_STATUS_MASK, CTA_TUPLE_ZONE,
 	// CTA_FILTER_ORIG_FLAGS, CTA_FILTER_FLAG(CTA_PROTO_NUM), (CTA_PROTO_SRC_PORT), (CTA_PROTO_DST_PORT).
-	entryFilter                                  = 25
+	entryFilter, entryStatusMask                 = 25, 26
 	tupleZone                                    = 3
 	filterOriginal                               = 1
 	filterProtocol, filterSrcPort, filterDstPort = 1 << 3, 1 << 4, 1 << 5
@@ -41,6 +41,7 @@ type Status uint32
 // Some of the bits.
 const (
 	SeenReply Status = 1 << 1 // a packet of the other direction was seen
+	DstNAT    Status = 1 << 5 // the destination was replaced
 )
 
 // A TCPState is the state of a tracked TCP connection. Its values are those of enum
@@ -124,15 +125,42 @@ func uint16Of(b []byte) uint16 {
 	return binary.BigEndian.Uint16(b)
 }
 
-// A Filter limits a dump to the entries of a protocol that have these ports in the original
-// direction. A port of 0 is any port.
+// A Filter limits a dump to some entries. What is zero limits nothing.
 type Filter struct {
 	Protocol                    uint8
-	SourcePort, DestinationPort uint16
+	SourcePort, DestinationPort uint16 // of the original direction; only with a protocol
+	Zone                        uint16 // of the original direction
+	// An entry passes if its status has these values in the bits of the mask.
+	Status, StatusMask Status
 }
 
-// attributes returns the filter as attributes of a request.
-func (f Filter) attributes() []byte {
+// passes reports whether an entry passes the filter.
+func (f Filter) passes(e Entry) bool {
+	return (f.Protocol == 0 || e.Original.Protocol == f.Protocol) &&
+		(f.SourcePort == 0 || e.Original.Source.Port() == f.SourcePort) &&
+		(f.DestinationPort == 0 || e.Original.Destination.Port() == f.DestinationPort) &&
+		(f.Zone == 0 || e.Zone == f.Zone) &&
+		e.Status&f.StatusMask == f.Status&f.StatusMask
+}
+
+// attributes returns the filter as attributes of a request. Kernels ignore what they do not know:
+// CTA_FILTER before Linux 5.8, CTA_STATUS before 5.15, CTA_ZONE before 6.8.
+func (f Filter) attributes() (b []byte) {
+	if f.Protocol != 0 {
+		b = append(b, f.tuple()...)
+	}
+	if f.Zone != 0 {
+		b = append(b, nl.NewRtAttr(nl.CTA_ZONE, nl.BEUint16Attr(f.Zone)).Serialize()...)
+	}
+	if f.StatusMask != 0 {
+		b = append(b, nl.NewRtAttr(nl.CTA_STATUS, nl.BEUint32Attr(uint32(f.Status))).Serialize()...)
+		b = append(b, nl.NewRtAttr(entryStatusMask, nl.BEUint32Attr(uint32(f.StatusMask))).Serialize()...)
+	}
+	return b
+}
+
+// tuple returns the protocol and the ports as attributes of a request.
+func (f Filter) tuple() []byte {
 	flags := uint32(filterProtocol)
 	tuple := nl.NewRtAttr(nl.CTA_TUPLE_ORIG|unix.NLA_F_NESTED, nil)
 	protocol := tuple.AddRtAttr(nl.CTA_TUPLE_PROTO|unix.NLA_F_NESTED, nil)
@@ -151,8 +179,8 @@ func (f Filter) attributes() []byte {
 }
 
 // Dump calls visit for every entry of a family, AF_INET or AF_INET6, that passes one of the
-// filters. It keeps none of them. Visit may see an entry more than once, and entries that
-// pass no filter: before Linux 5.8 the kernel ignores filters.
+// filters. It keeps none of them. Visit may see an entry more than once. The kernel filters as far
+// as it can, and Dump checks what it returns.
 func Dump(family uint8, visit func(Entry), filters ...Filter) error {
 	c, err := Dial()
 	if err != nil {
@@ -160,17 +188,25 @@ func Dump(family uint8, visit func(Entry), filters ...Filter) error {
 	}
 	defer c.Close()
 	for _, f := range filters {
-		request := Request{Type: messageGet, Flags: unix.NLM_F_DUMP, Family: family, Attributes: f.attributes()}
-		err := c.Exchange(func(b []byte) {
-			e := parseEntry(b)
-			e.key = entryKey(b)
-			visit(e)
-		}, request)
+		err := c.dump(family, visit, f, f.attributes())
+		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) { // for a filter
+			err = c.dump(family, visit, f, nil)
+		}
 		if err != nil {
 			return fmt.Errorf("listing conntrack entries: %w", err)
 		}
 	}
 	return nil
+}
+
+// dump calls visit for the entries of a family that pass a filter, which the kernel gets as attributes.
+func (c *Conn) dump(family uint8, visit func(Entry), f Filter, attributes []byte) error {
+	return c.Exchange(func(b []byte) {
+		if e := parseEntry(b); f.passes(e) {
+			e.key = entryKey(b)
+			visit(e)
+		}
+	}, Request{Type: messageGet, Flags: unix.NLM_F_DUMP, Family: family, Attributes: attributes})
 }
 
 // Delete deletes entries of a family and returns how many it deleted: entries that have
