@@ -176,7 +176,7 @@ func effectiveCapabilities() (uint64, error) {
 // checkConntrack reports whether conntrack entries can be listed. To delete them needs
 // CAP_NET_ADMIN.
 func checkConntrack() Finding {
-	err := conntrack.Dump(IPv4.number(), func(conntrack.Entry) {}, sweepFilters()...)
+	err := conntrack.Dump(IPv4.number(), func(conntrack.Entry) {}, conntrack.Filter{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort})
 	return Finding{What: "conntrack over netlink",
 		Advice: "modprobe nf_conntrack_netlink; without it, sockets that were used before may bypass the agent until they are closed"}.after(err)
 }

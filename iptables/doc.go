@@ -72,7 +72,8 @@
 //	watch.go    changes of nft rules, as the kernel announces them
 //	lease.go    the ipset that the rules depend on
 //	backend.go  nft or legacy
-//	entries.go  dropping the conntrack entries that keep sockets on their old path
+//	entries.go  when to drop the conntrack entries that keep sockets on their old path
+//	sweep.go    which entries these are, and what the kernel filters
 //	status.go   what is in the kernel, and what Apply would write
 //	check.go    what this machine lacks
 //	checkrules.go the version of the tools, and single rules, by go-iptables

@@ -1,13 +1,8 @@
 package iptables
 
 import (
-	"fmt"
 	"log/slog"
-	"net/netip"
-	"slices"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/conntrack"
 )
@@ -43,20 +38,23 @@ func (e *entries) sweep(cfg Config, in installed, changed bool) {
 			continue
 		}
 		s := sweep{ports: []uint16{cfg.Port}, zone: v.zone}
-		dropped, ok := e.drop(f, func(entry conntrack.Entry) bool {
-			stale := ofReply(entry) || (changed || v.zone != 0) && s.stale(entry)
-			return stale || s.bypassed(entry, changed) || s.leftover(entry) && e.settled(entry.Key(), previous, now.Add(-cfg.Settle))
-		}, sweepFilters()...)
+		dropped, ok := e.drop(f, s.bypassing(changed, func(leftover conntrack.Entry) bool {
+			return e.settled(leftover.Key(), previous, now.Add(-cfg.Settle))
+		}))
 		e.failed = e.failed || !ok
 		if changed && dropped > 0 {
 			e.replies = now.Add(cfg.Settle)
 		}
-		if changed && cfg.EgressPort != 0 {
-			_, ok := e.drop(f, cfg.bypassesVIPs, conntrack.Filter{Protocol: unix.IPPROTO_TCP}, conntrack.Filter{Protocol: unix.IPPROTO_UDP})
+		if changed && cfg.hasVIPs(f) {
+			_, ok := e.drop(f, cfg.bypassingVIPs())
 			e.failed = e.failed || !ok
 		}
 	}
 }
+
+// closingTime is how long after a change connections from before may still be reset. Clients wait
+// for a reply for at most so long.
+const closingTime = 30 * time.Second
 
 // late reports whether a sweep is due because a change was not long ago, and notes a change.
 func (e *entries) late(now time.Time, changed bool) bool {
@@ -84,10 +82,9 @@ func (e *entries) settled(key string, previous map[string]time.Time, by time.Tim
 	return false
 }
 
-// drop drops the entries of a family that match and pass one of the filters, and returns how many.
-// It logs a failure once.
-func (e *entries) drop(f Family, match func(conntrack.Entry) bool, filters ...conntrack.Filter) (dropped int, ok bool) {
-	dropped, err := dropEntries(f, match, filters)
+// drop drops the entries of a family in a class, and returns how many. It logs a failure once.
+func (e *entries) drop(f Family, c class) (dropped int, ok bool) {
+	dropped, err := c.drop(f)
 	switch {
 	case err == nil:
 		delete(e.logged, f)
@@ -100,137 +97,4 @@ func (e *entries) drop(f Family, match func(conntrack.Entry) bool, filters ...co
 		e.log.Debug("dropped conntrack entries", "family", f, "entries", dropped)
 	}
 	return dropped, err == nil
-}
-
-// sweepFilters limit a dump to the entries of DNS that a sweep may drop: UDP from or to port 53, and
-// TCP to port 53.
-func sweepFilters() []conntrack.Filter {
-	return []conntrack.Filter{
-		{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort},
-		{Protocol: unix.IPPROTO_UDP, SourcePort: dnsPort},
-		{Protocol: unix.IPPROTO_TCP, DestinationPort: dnsPort},
-	}
-}
-
-// dropEntries deletes the conntrack entries of a family that match and pass one of the filters, and
-// returns how many.
-func dropEntries(f Family, match func(conntrack.Entry) bool, filters []conntrack.Filter) (int, error) {
-	var matched []conntrack.Entry
-	err := conntrack.Dump(f.number(), func(e conntrack.Entry) {
-		if match(e) {
-			matched = append(matched, e)
-		}
-	}, filters...)
-	deleted := 0
-	if err == nil {
-		deleted, err = conntrack.Delete(f.number(), matched)
-	}
-	if err != nil {
-		err = fmt.Errorf("%s: %w", f, err)
-	}
-	return deleted, err
-}
-
-// A sweep tells which conntrack entries keep queries on a path that the rules no longer
-// give them. A TCP connection stays with the peer it was made to, or breaks, so it concerns UDP,
-// and those entries of TCP connections that the next connection from the same port would take
-// over: see [unanswered], [reset] and [pickedUp].
-type sweep struct {
-	ports []uint16 // of the agent, now or previously
-	zone  uint16   // of captured queries, 0 without one
-}
-
-// stale reports whether an entry has to be dropped after rules were installed.
-//
-// With a zone, the entry of a captured query is in that zone and redirected. An entry in
-// the zone that is not redirected, or to another port, was made while the rules were
-// incomplete. The entries in other zones are leftovers, or belong to the agent and to
-// excluded clients.
-//
-// Without a zone, an entry that is not redirected may belong to any of them.
-func (s sweep) stale(e conntrack.Entry) bool {
-	switch {
-	case ofReply(e):
-		return true
-	case e.Original.Protocol != unix.IPPROTO_UDP, e.Original.Destination.Port() != dnsPort:
-		return false
-	default:
-		return e.Zone == s.zone && !s.redirected(e) // 0 without a zone
-	}
-}
-
-// ofReply reports whether a reply made an entry of its own, because it arrived after the entry
-// of its query was dropped. In that entry, the next query from the same port counts as a reply,
-// so it is not redirected.
-func ofReply(e conntrack.Entry) bool {
-	return e.Original.Protocol == unix.IPPROTO_UDP &&
-		e.Original.Source.Port() == dnsPort && e.Original.Destination.Port() != dnsPort
-}
-
-// closingTime is how long after a change connections from before may still be reset. Clients wait
-// for a reply for at most so long.
-const closingTime = 30 * time.Second
-
-// unanswered reports whether an entry is of a TCP connection whose SYN has no reply. The entry
-// stays for two minutes, and repetitions of the SYN and further connections from the same port
-// follow it. If it is dropped, the next SYN is the first packet of a new entry.
-func unanswered(e conntrack.Entry) bool { return tcpDNS(e) && e.TCP == conntrack.TCPSynSent }
-
-// reset reports whether an entry is of a TCP connection that a RST has ended. The entry stays for
-// 10 s, and if the last packet was the server's, the next connection from the same port follows
-// it. After all other ends the kernel makes a new entry for the next connection.
-func reset(e conntrack.Entry) bool { return tcpDNS(e) && e.TCP == conntrack.TCPClose }
-
-// pickedUp reports whether an entry is of a packet in the middle of a TCP connection, without a
-// reply. The kernel makes such entries when it begins to track connections again, as after `nft
-// flush ruleset`. They stay for five minutes, and further connections from the same port follow
-// them. If the connection goes on after all, its next packet makes the entry again.
-func pickedUp(e conntrack.Entry) bool {
-	return tcpDNS(e) && e.TCP == conntrack.TCPEstablished && !e.Replied()
-}
-
-// bypassed reports whether an entry of a TCP connection that is not redirected has to be dropped.
-// After a change of rules that includes connections without a reply.
-func (s sweep) bypassed(e conntrack.Entry, changed bool) bool {
-	return !s.redirected(e) && (reset(e) || pickedUp(e) || changed && unanswered(e))
-}
-
-// bypassesVIPs reports whether an entry of a packet to a VIP has to be dropped after a change of
-// rules: it is not redirected and has no reply. A client that connected before the rules were
-// installed repeats its SYN for two minutes, or its first packets of QUIC, and all of them follow the entry.
-func (c Config) bypassesVIPs(e conntrack.Entry) bool {
-	to := e.Original.Destination
-	vip := slices.ContainsFunc(c.VIPs, func(p netip.Prefix) bool { return p.Contains(to.Addr()) })
-	return vip && to.Port() != dnsPort && e.Reply.Source.Port() != c.EgressPort && !e.Replied()
-}
-
-// tcpDNS reports whether an entry is of a TCP connection to port 53.
-func tcpDNS(e conntrack.Entry) bool {
-	return e.Original.Protocol == unix.IPPROTO_TCP && e.Original.Destination.Port() == dnsPort
-}
-
-// leftover reports whether an entry has to be dropped some time after rules with a zone
-// were installed. It is redirected and not in the zone, so it was made while table raw had
-// no rules: the application uses it no longer, but the agent would, from the same source
-// port. It can be dropped when no reply can be in flight.
-func (s sweep) leftover(e conntrack.Entry) bool {
-	return s.zone != 0 && e.Zone != s.zone && s.toAgent(e)
-}
-
-// orphaned reports whether an entry has to be dropped after rules were removed. Captured
-// queries in the zone are left alone: no new query enters it, and a reply may be in flight.
-// TCP connections that are open are left alone, too.
-func (s sweep) orphaned(e conntrack.Entry) bool {
-	ended := s.redirected(e) && (unanswered(e) || reset(e) || pickedUp(e))
-	return ended || e.Zone == 0 && s.toAgent(e)
-}
-
-// toAgent reports whether an entry is of a UDP query that is redirected to the agent.
-func (s sweep) toAgent(e conntrack.Entry) bool {
-	return e.Original.Protocol == unix.IPPROTO_UDP && e.Original.Destination.Port() == dnsPort && s.redirected(e)
-}
-
-// redirected reports whether an entry is redirected to the agent.
-func (s sweep) redirected(e conntrack.Entry) bool {
-	return slices.Contains(s.ports, e.Reply.Source.Port())
 }

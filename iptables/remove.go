@@ -7,8 +7,6 @@ import (
 	"strconv"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nametap/nametap/conntrack"
 )
 
@@ -224,10 +222,10 @@ func (c *Capture) ownFirst() []Backend {
 func (c *Capture) unhookFamily(ctx context.Context, p place, have saved) error {
 	s := sweep{ports: ports(have.redirections())}
 	if len(have["raw"].ownChains()) > 0 {
-		c.entries.drop(p.family, s.orphaned, sweepFilters()...)
+		c.entries.drop(p.family, s.orphans())
 	}
 	err := p.unhook(ctx, have)
-	c.entries.drop(p.family, s.orphaned, sweepFilters()...)
+	c.entries.drop(p.family, s.orphans())
 	return err
 }
 
@@ -235,10 +233,8 @@ func (c *Capture) unhookFamily(ctx context.Context, p place, have saved) error {
 func inUse(f Family, have saved) bool {
 	s := sweep{ports: ports(have.redirections())}
 	used := false
-	err := conntrack.Dump(f.number(), func(e conntrack.Entry) {
-		used = used || e.Original.Destination.Port() == dnsPort && s.redirected(e)
-	}, conntrack.Filter{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort},
-		conntrack.Filter{Protocol: unix.IPPROTO_TCP, DestinationPort: dnsPort})
+	every := func(conntrack.Entry) bool { return true }
+	err := s.captured(every).visit(f, func(conntrack.Entry) { used = true })
 	return err != nil || used
 }
 
