@@ -25,7 +25,7 @@ manual: ## write the manual pages and the shell completion to bin/share
 
 # The sources of the binaries, including the commit.
 SOURCES = go.mod go.sum $(wildcard .git/logs/HEAD) \
-	$(shell find agent api clock cmd conntrack discovery dnsproxy egress examples guard inject internal iptables nds resolved supervise -type f ! -name '*_test.go' ! -path '*/testdata/*')
+	$(shell find agent api clock cmd conntrack discovery dnsproxy egress examples inject internal iptables nds resolved supervise -type f ! -name '*_test.go' ! -path '*/testdata/*')
 
 # Builds only if a source has changed. So root, who may have no Go, can install what a user
 # has built.
@@ -46,7 +46,6 @@ install: $(BIN)/nametap $(PAGE) ## install the agent and its units for a VM, bel
 	install -D -m 755 '$(BIN)/nametap' '$(DESTDIR)$(PREFIX)/bin/nametap'
 	install -D -m 644 deploy/systemd/nametap.socket   '$(DESTDIR)$(LIBDIR)/systemd/system/nametap.socket'
 	install -D -m 644 deploy/systemd/nametap.service  '$(DESTDIR)$(LIBDIR)/systemd/system/nametap.service'
-	install -D -m 644 deploy/systemd/nametap-guard.service '$(DESTDIR)$(LIBDIR)/systemd/system/nametap-guard.service'
 	install -D -m 755 deploy/systemd/back-off '$(DESTDIR)$(PREFIX)/libexec/nametap/back-off'
 	install -D -m 644 deploy/systemd/nametap-resolved.socket   '$(DESTDIR)$(LIBDIR)/systemd/system/nametap-resolved.socket'
 	install -D -m 644 deploy/systemd/nametap-resolved@.service '$(DESTDIR)$(LIBDIR)/systemd/system/nametap-resolved@.service'
