@@ -28,7 +28,7 @@ type agent struct {
 
 // start starts an agent with the host's control plane and resolv.conf, and more flags, and
 // returns when it is ready. Like the unit, it runs as user and group agentID with only
-// CAP_NET_ADMIN, unless the fields of the host say otherwise.
+// CAP_NET_ADMIN and CAP_NET_RAW, unless the fields of the host say otherwise.
 func (h *host) start(flags ...string) *agent {
 	h.tb.Helper()
 	a := h.launch(flags...)
@@ -64,7 +64,11 @@ func (h *host) launchCommand(cmd *exec.Cmd) *agent {
 	if len(h.sockets) > 0 {
 		a.ExtraFiles = h.sockets
 		a.Env = append(a.Env, fmt.Sprintf("LISTEN_FDS=%d", len(h.sockets)))
-		a.Path, a.Args = "/bin/sh", append([]string{"sh", "-c", `LISTEN_PID=$$ exec "$0" "$@"`}, a.Args...)
+		wrapped := a.Args
+		if h.wrapper != "" {
+			wrapped = append([]string{h.wrapper}, wrapped...)
+		}
+		a.Path, a.Args = "/bin/sh", append([]string{"sh", "-c", `LISTEN_PID=$$ exec "$0" "$@"`}, wrapped...)
 	}
 	if h.terminal {
 		a.ExtraFiles = append(a.ExtraFiles, openTerminal(h.tb))

@@ -21,11 +21,8 @@ func TestEgressThousand(t *testing.T) { // E12, E13, E17
 	for addr, name := range map[string]string{serverA: "one", serverB: "two"} {
 		e.serve(addr+":7", greeter(name))
 	}
-	e.sockets = e.systemdSockets("127.0.0.1:"+egressPort, "[::1]:"+egressPort)
-	e.agentDir("guard")
-	e.flags = append(e.flags, "--capture", "--egress-drain", "300ms", "--state-dir", e.agentDir("state"), "--cache-size", "0")
-	e.environment = append(e.environment, e.guardEnviron())
-	e.startGuard()
+	e.asService("127.0.0.1:"+egressPort, "[::1]:"+egressPort)
+	e.flags = append(e.flags, "--egress-drain", "300ms", "--cache-size", "0")
 	a := e.held(e.start())
 	asker := e.askOften()
 

@@ -2,7 +2,9 @@ package test
 
 import (
 	"fmt"
+	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -10,50 +12,106 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+	"github.com/vishvananda/netlink"
 
 	"github.com/nametap/nametap/api"
-	"github.com/nametap/nametap/guard"
 	"github.com/nametap/nametap/internal/testkit/wait"
+	"github.com/nametap/nametap/iptables"
 )
 
 // handOver is the RestartKillSignal of nametap.service.
 const handOver = syscall.SIGUSR1
 
-// newUnitVM makes a vm whose agents run as in nametap.service: with sockets of systemd, a state
-// directory and a guard. guard is the running guard.
-func newUnitVM(t *testing.T) (v *vm, guard *agent) {
+// newUnitVM makes a vm whose agents run as in nametap.service.
+func newUnitVM(t *testing.T) *vm {
 	t.Helper()
-	v = newVM(t, "nft")
-	v.sockets = v.systemdSockets()
-	v.agentDir("guard")
+	v := newVM(t, "nft")
+	v.asService()
 	// A nameserver on a busy machine may take more than the timeout of newVM.
-	v.flags = append(v.flags, "--capture", "--upstream-timeout", "10s", "--state-dir", v.agentDir("state"))
-	v.environment = append(v.environment, v.guardEnviron())
-	return v, v.startGuard()
+	v.flags = append(v.flags, "--upstream-timeout", "10s")
+	return v
 }
 
-// guardEnviron is the setting of the guard and of its agents.
-func (v *vm) guardEnviron() string {
-	return guard.PathEnv + "=" + filepath.Join(v.dir, "guard", "socket")
-}
-
-// startGuard starts a guard as in nametap-guard.service.
-func (v *vm) startGuard() *agent {
+// asService lets the agents of a vm capture, and run as in nametap.service: by back-off, with its
+// directories, and on sockets of systemd, which may have more streams.
+func (v *vm) asService(streams ...string) {
 	v.tb.Helper()
-	cmd := v.command("capture", "guard", "--capture-backend", v.backend)
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Credential: &syscall.Credential{Gid: agentID}, Pdeathsig: syscall.SIGKILL, Setsid: true,
+	v.sockets = v.systemdSockets(streams...)
+	v.flags = append(v.flags, "--capture", "--state-dir", v.agentDir("state"))
+	text, err := os.ReadFile("../deploy/systemd/back-off")
+	if err != nil {
+		v.tb.Fatal(err)
 	}
-	g := v.launchCommand(cmd)
-	path := filepath.Join(v.dir, "guard", "socket")
-	wait.Until(v.tb, "the guard listens", func() bool {
-		info, err := os.Stat(path)
-		return err == nil && info.Mode().Perm() == 0o660
-	})
-	return g
+	v.wrapper = v.write("back-off", string(text))
+	if err := os.Chmod(v.wrapper, 0o755); err != nil {
+		v.tb.Fatal(err)
+	}
+	path := filepath.Join(v.dir, "service")
+	notified, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram", Name: path})
+	if err != nil {
+		v.tb.Fatal(err)
+	}
+	v.tb.Cleanup(func() { notified.Close() })
+	if err := os.Chmod(path, 0o777); err != nil {
+		v.tb.Fatal(err)
+	}
+	go func() {
+		for err := error(nil); err == nil; { // until the test has ended
+			_, err = notified.Read(make([]byte, 512))
+		}
+	}()
+	v.environment = append(v.environment, "NOTIFY_SOCKET="+path, "RUNTIME_DIRECTORY="+v.agentDir("run"))
 }
 
-// held waits until the rules are installed and guarded.
+// afterAgent runs the ExecStopPost= of nametap.service, and returns its log.
+func (v *vm) afterAgent() string {
+	v.tb.Helper()
+	r := v.nametap("capture", "remove", "--after-agent")
+	if r.code != 0 {
+		v.tb.Errorf("capture remove --after-agent: %+v", r)
+	}
+	return r.stderr
+}
+
+// sets returns the names of the sets in the kernel.
+func (v *vm) sets() (names []string) {
+	v.tb.Helper()
+	v.Run(func() {
+		all, err := netlink.IpsetListAll()
+		if err != nil {
+			v.tb.Error(err)
+		}
+		for _, set := range all {
+			names = append(names, set.SetName)
+		}
+	})
+	return names
+}
+
+// ends checks that queries of a client reach the nameserver in time after the last answer of an agent, at
+// began. The client keeps its socket.
+func (v *vm) ends(began time.Time) {
+	v.tb.Helper()
+	v.Run(func() {
+		conn, err := dns.Dial("udp", named+":53")
+		if err != nil {
+			v.tb.Fatal(err)
+		}
+		defer conn.Close()
+		client := dns.Client{Timeout: 100 * time.Millisecond}
+		wait.Until(v.tb, "the nameserver answers", func() bool {
+			reply, _, err := client.ExchangeWithConn(new(dns.Msg).SetQuestion(dns.Fqdn(mesh), dns.TypeA), conn)
+			return err == nil && len(reply.Answer) == 1 && strings.HasSuffix(reply.Answer[0].String(), namedIP)
+		})
+	})
+	took := time.Since(began)
+	v.tb.Logf("the nameserver answers after %v", took.Round(time.Millisecond))
+	if took > iptables.LeaseTime+time.Second { // for a busy machine
+		v.tb.Errorf("the nameserver answers after %v, want %v", took, iptables.LeaseTime)
+	}
+}
+
+// held waits until the rules are installed.
 func (v *vm) held(a *agent) *agent {
 	v.tb.Helper()
 	wait.Until(v.tb, "DNS is captured", func() bool { return v.metric("nametap_capture_on") == 1 })
@@ -77,7 +135,7 @@ func (v *vm) handsOver(a *agent, meanwhile func()) *agent {
 // for mesh names and others. No query is lost or refused, and only agents answer.
 func TestHandOversUnderLoad(t *testing.T) { // V1
 	t.Parallel()
-	v, guard := newUnitVM(t)
+	v := newUnitVM(t)
 	a := v.held(v.start())
 	l := v.load()
 	for round := range 6 {
@@ -93,86 +151,162 @@ func TestHandOversUnderLoad(t *testing.T) { // V1
 	if n := l.answers[namedIP]; n != 0 {
 		t.Errorf("%d queries for the mesh name are answered by the nameserver", n)
 	}
-	if n := guard.log.Count("no agent answers"); n != 0 {
-		t.Errorf("the guard has removed rules:\n%s", guard.log)
-	}
 	a.end(terminate)
-	if v.captured() {
-		t.Errorf("rules are left:\n%s", v.Rules())
+	if sets := v.sets(); v.captured() || len(sets) > 0 {
+		t.Errorf("rules are left:\n%s\nsets: %v", v.Rules(), sets)
 	}
 }
 
-// TestHandOverWithoutNext hands over to no agent: the guard removes the rules.
+// TestHandOverWithoutNext hands over to no agent, and kills an agent that no other follows: the kernel ends
+// the capture. The next agent captures with the rules that are there.
 func TestHandOverWithoutNext(t *testing.T) { // V1, V2
 	t.Parallel()
-	v, guard := newUnitVM(t)
-	v.held(v.start()).end(handOver)
-	wait.Until(t, "the guard removes the rules", func() bool { return !v.captured() })
-	if guard.log.Count("no agent answers: removing the capture rules") != 1 {
-		t.Errorf("%s", guard.log)
+	for name, signal := range map[string]syscall.Signal{"hand-over": handOver, "kill": syscall.SIGKILL} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			v := newUnitVM(t)
+			a := v.held(v.start())
+			rules := v.Rules()
+			a.end(signal)
+			began := time.Now()
+			if log := v.afterAgent(); log != "" {
+				t.Errorf("after the agent: %s", log)
+			}
+			v.ends(began)
+			if now := v.Rules(); now != rules {
+				t.Errorf("rules:\n%s\nbefore:\n%s", now, rules)
+			}
+			v.asked(named, namedIP)
+			a = v.held(v.start())
+			v.asked(named, meshIP)
+			if n := a.log.Count("DNS is captured"); n != 0 {
+				t.Errorf("the rules were replaced:\n%s", a.log)
+			}
+		})
 	}
-	v.asked(named, namedIP)
 }
 
-// TestHandOverWithoutGuard hands over while there is no guard: the agent removes its rules, and
-// the next one captures nothing until it has a guard. A guard that starts when the agent has
-// ended removes the rules, too.
-func TestHandOverWithoutGuard(t *testing.T) { // V1, V2
+// TestAfterAgent checks when the command for the end of the unit removes rules: when the kernel has ended
+// the capture. No set is left, either.
+func TestAfterAgent(t *testing.T) { // V2, V4
 	t.Parallel()
-	v, guard := newUnitVM(t)
-	a := v.held(v.start())
-	guard.end(syscall.SIGKILL)
-	wait.Until(t, "the agent notices", func() bool { return a.log.Count("nametap-guard cannot be reached") > 0 })
-	v.asked(named, meshIP) // the agent keeps the rules
-	a.end(handOver)
-	if v.captured() {
-		t.Errorf("rules are left without a guard:\n%s", v.Rules())
-	}
-	a = v.start()
-	if v.captured() {
-		t.Error("rules are installed without a guard")
-	}
-	wait.Until(t, "nametap status says what is missing", func() bool {
-		r := v.nametap("status", "--status-addr", statusAddr)
-		return strings.Contains(r.stdout, "capture begins when nametap-guard.service can be reached")
-	})
-	guard = v.startGuard()
-	v.held(a).end(handOver)
-	guard.end(syscall.SIGKILL)
+	v := newUnitVM(t)
+	v.held(v.start()).end(syscall.SIGKILL)
+	began := time.Now()
+	v.afterAgent()
 	if !v.captured() {
-		t.Error("the rules are removed although they were handed over")
+		t.Error("the rules are removed while another agent may take them over")
 	}
-	v.startGuard()
-	wait.Until(t, "the next guard removes the rules", func() bool { return !v.captured() })
-	v.asked(named, namedIP)
+	v.ends(began)
+	began = time.Now()
+	v.afterAgent()
+	t.Logf("the removal took %v", time.Since(began).Round(time.Millisecond))
+	if sets := v.sets(); v.captured() || len(sets) > 0 {
+		t.Errorf("rules are left:\n%s\nsets: %v", v.Rules(), sets)
+	}
+	v.held(v.start())
+	v.asked(named, meshIP)
 }
 
-// TestGuardDiesUnderLoad kills the guard while the agent answers, and while it hands over. The
-// next guard finds the agent, so no query is lost.
-func TestGuardDiesUnderLoad(t *testing.T) { // V1
+// TestAgentsDieAtStart kills each agent as soon as it has renewed the lease of the one before, if it does so.
+// They do not keep the capture alive.
+func TestAgentsDieAtStart(t *testing.T) { // V2
 	t.Parallel()
-	v, guard := newUnitVM(t)
+	v := newUnitVM(t)
+	v.held(v.start()).end(syscall.SIGKILL)
+	began := time.Now()
+	stop, starts := make(chan struct{}), make(chan int)
+	go func() {
+		n := 0
+		for ; n < 5; n++ { // back-off waits before the sixth
+			select {
+			case <-stop:
+				starts <- n
+				return
+			default:
+			}
+			a := v.launch()
+			wait.Until(t, "the agent opens its listeners", func() bool { return a.log.Count("listening") > 0 })
+			a.end(syscall.SIGKILL)
+		}
+		starts <- n
+	}()
+	v.ends(began.Add(iptables.LeaseTime)) // the first start renews it once
+	close(stop)
+	t.Logf("%d starts", <-starts)
+}
+
+// TestAgentIsStopped stops an agent by SIGSTOP, under load: nameservers answer until it goes on.
+func TestAgentIsStopped(t *testing.T) { // V2
+	t.Parallel()
+	v := newUnitVM(t)
 	a := v.held(v.start())
 	l := v.load()
-	for range 5 {
+	for range 2 {
 		v.more(l, meshIP)
-		guard.end(syscall.SIGKILL)
-		guard = v.startGuard()
+		if err := a.Process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		v.ends(time.Now())
+		v.more(l, namedIP)
+		if err := a.Process.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
 		v.more(l, meshIP)
-		a = v.handsOver(a, func() {
-			guard.end(syscall.SIGKILL)
-			guard = v.startGuard()
-		})
-		v.held(a)
 	}
 	v.noneLost(l)
+}
+
+// TestKernelWithoutSets runs agents where iptables has no match set. Without a lease, a hand-over removes
+// the rules, and the command for the end of the unit removes those of an agent that was killed.
+func TestKernelWithoutSets(t *testing.T) { // V1, V2, K13
+	t.Parallel()
+	v := newUnitVM(t)
+	for _, name := range []string{"iptables-nft-restore", "ip6tables-nft-restore"} {
+		path, err := exec.LookPath(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := v.write(name, fmt.Sprintf(`#!/bin/sh
+input=$(cat)
+case $input in *"-m set"*)
+	echo "%[1]s: Couldn't load match set:No such file or directory" >&2
+	exit 2
+esac
+echo "$input" | exec %[1]s "$@"
+`, path))
+		if err := os.Chmod(file, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	v.environment = append(v.environment, "PATH="+v.dir+":"+os.Getenv("PATH"))
+	a := v.held(v.start())
+	v.asked(named, meshIP)
+	wait.Until(t, "nametap status says what is missing", func() bool {
+		r := v.nametap("status", "--status-addr", statusAddr)
+		return strings.Contains(r.stdout, "without end by the kernel")
+	})
+	a.end(handOver)
+	if v.captured() {
+		t.Errorf("rules are left that nothing would end:\n%s", v.Rules())
+	}
+	a = v.held(v.start())
+	a.end(syscall.SIGKILL)
+	if !v.captured() {
+		t.Error("the rules have a lease")
+	}
+	v.afterAgent()
+	if sets := v.sets(); v.captured() || len(sets) > 0 {
+		t.Errorf("rules are left:\n%s\nsets: %v", v.Rules(), sets)
+	}
+	v.asked(named, namedIP)
 }
 
 // TestHandOverMeets changes things while no agent runs: the table, nameservers, the switch. The
 // next agent uses the current state. A name that was cached is queried again.
 func TestHandOverMeets(t *testing.T) { // V1, C7, F5, F14, K9
 	t.Parallel()
-	v, _ := newUnitVM(t)
+	v := newUnitVM(t)
 	path := v.write("mesh", meshConfig(true))
 	v.flags = append(v.flags, "--mesh-config", path)
 	v.resolvConf = v.write("resolv.conf", "nameserver "+named+"\n")
@@ -215,7 +349,7 @@ func TestHandOverMeets(t *testing.T) { // V1, C7, F5, F14, K9
 // answers both before it ends.
 func TestHandOverInFlight(t *testing.T) { // V1
 	t.Parallel()
-	v, _ := newUnitVM(t)
+	v := newUnitVM(t)
 	a := v.held(v.start())
 	asked, answer := make(chan struct{}, 8), make(chan struct{})
 	has := anyName(namedIP)
@@ -270,7 +404,7 @@ func TestHandOverAndDrain(t *testing.T) { // V1, V4
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			v, _ := newUnitVM(t)
+			v := newUnitVM(t)
 			a := v.held(v.start(test.flags...))
 			for i, signal := range test.signals {
 				_ = a.Process.Signal(signal) // it may have ended
@@ -296,9 +430,7 @@ func TestHandOverAndDrain(t *testing.T) { // V1, V4
 // a program rewrites it. The next agent keeps the search list and the nameservers of before.
 func TestHandOverWithoutResolvConf(t *testing.T) { // V1, F5, V6
 	t.Parallel()
-	v, _ := newUnitVM(t)
-	v.notifications()
-	v.environment = append(v.environment, "RUNTIME_DIRECTORY="+v.agentDir("run"))
+	v := newUnitVM(t)
 	const text = "search corp.example\nnameserver " + named + "\n"
 	v.write("resolv.conf", text)
 	a := v.held(v.start())
@@ -327,7 +459,7 @@ func TestHandOverWithoutResolvConf(t *testing.T) { // V1, F5, V6
 // a mesh name is lost: over UDP the agent answers one before it reads the next.
 func TestKillsUnderLoad(t *testing.T) { // V1
 	t.Parallel()
-	v, _ := newUnitVM(t)
+	v := newUnitVM(t)
 	a := v.held(v.start())
 	l := v.load()
 	const kills = 6

@@ -45,13 +45,17 @@ type host struct {
 	signal       os.Signal  // that ends its agents after the test
 	output       *os.File   // of its agents; nil is the log
 	sockets      []*os.File // of its agents, passed as by systemd
+	wrapper      string     // a program that runs its agents with sockets; empty is none
 	terminal     bool       // its agents have a terminal that controls them
 	chroot       string     // root directory of its agents, with nametap at the place that it has in the image; empty is that of the test
 	descriptors  int        // limit of its agents; 0 means that of the test
 }
 
-// capNetAdmin is CAP_NET_ADMIN.
-const capNetAdmin = 12
+// The capabilities that the agent has for its rules: iptables' match set opens a raw socket.
+const (
+	capNetAdmin = 12
+	capNetRaw   = 13
+)
 
 // newHost makes a host. Its nameservers answer every name with one address: the one in
 // resolv.conf with 192.0.2.53, the other one with 192.0.2.54.
@@ -68,7 +72,7 @@ func newHost(tb testing.TB) *host {
 // newBareHost makes a host without nameservers.
 func newBareHost(tb testing.TB) *host {
 	tb.Helper()
-	h := &host{NS: netns.New(tb), tb: tb, dir: tb.TempDir(), capabilities: []uintptr{capNetAdmin}, signal: terminate}
+	h := &host{NS: netns.New(tb), tb: tb, dir: tb.TempDir(), capabilities: []uintptr{capNetAdmin, capNetRaw}, signal: terminate}
 	// The agent runs as another user.
 	for dir := h.dir; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
 		if err := os.Chmod(dir, 0o755); err != nil {

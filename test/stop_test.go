@@ -50,7 +50,7 @@ func (v *vm) countTools() (ran func() []string) {
 // on a busy machine, and leaves nothing, with and without rules of other programs.
 func TestStopRunsFewTools(t *testing.T) { // V4, K9
 	t.Parallel()
-	v, _ := newUnitVM(t)
+	v := newUnitVM(t)
 	ran := v.countTools()
 	for _, others := range []bool{true, false} {
 		if !others {
