@@ -2,6 +2,7 @@ package resolved
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -18,8 +19,9 @@ import (
 const busConfig = `<busconfig><type>system</type><listen>unix:path=%s</listen><auth>EXTERNAL</auth>
 <policy context="default"><allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/><allow own="*"/></policy></busconfig>`
 
-// startBus starts a D-Bus daemon, which is the system's for the rest of the test.
-func startBus(t *testing.T) {
+// startBus starts a D-Bus daemon, which is the system's for the rest of the test. The function that it
+// returns ends the daemon.
+func startBus(t *testing.T) (end func()) {
 	t.Helper()
 	if _, err := exec.LookPath("dbus-daemon"); err != nil {
 		t.Skipf("LEFT OUT: tests with D-Bus: %v; install the package dbus-daemon", err)
@@ -29,7 +31,8 @@ func startBus(t *testing.T) {
 	if err := os.WriteFile(config, fmt.Appendf(nil, busConfig, socket), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	daemon := exec.CommandContext(t.Context(), "dbus-daemon", "--nofork", "--print-address", "--config-file="+config)
+	ctx, cancel := context.WithCancel(t.Context())
+	daemon := exec.CommandContext(ctx, "dbus-daemon", "--nofork", "--print-address", "--config-file="+config)
 	stdout, err := daemon.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -37,11 +40,16 @@ func startBus(t *testing.T) {
 	if err := daemon.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = daemon.Wait() })
+	end = sync.OnceFunc(func() {
+		cancel()
+		_ = daemon.Wait()
+	})
+	t.Cleanup(end)
 	if address, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
 		t.Fatalf("dbus-daemon: %q, %v", address, err)
 	}
 	t.Setenv("DBUS_SYSTEM_BUS_ADDRESS", "unix:path="+socket)
+	return end
 }
 
 // A fake is a systemd-resolved that knows every interface, unless it is blind.

@@ -129,7 +129,10 @@ func (r *Registrar) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-r.wake:
-		case <-r.changes():
+		case _, connected := <-r.changes():
+			if !connected {
+				r.disconnect()
+			}
 		case <-timer.C:
 		}
 		status, err := r.sync(ctx)
@@ -160,8 +163,8 @@ func (r *Registrar) pauseLeft() time.Duration {
 	return r.config.pause - time.Since(r.read)
 }
 
-// changes returns the channel that receives when systemd-resolved starts or ends; nil if that is
-// not known.
+// changes returns the channel that receives when systemd-resolved starts or ends, and that is closed
+// when D-Bus ends; nil without a connection.
 func (r *Registrar) changes() <-chan *dbus.Signal {
 	if r.bus == nil {
 		return nil
@@ -202,6 +205,7 @@ func (r *Registrar) flushOnce(ctx context.Context) {
 // sync takes one step from the current state to the desired one.
 func (r *Registrar) sync(ctx context.Context) (Status, error) {
 	if !r.on.Load() {
+		r.disconnect()
 		return Status{State: Off}, r.Remove(ctx)
 	}
 	if !present(r.config.dir) {

@@ -194,6 +194,39 @@ func TestSwitch(t *testing.T) {
 	h.await(t, Registered)
 }
 
+// TestOffWithoutBus checks that a Registrar that is off is not connected to D-Bus, and does nothing when
+// D-Bus ends. It used to select the closed channel of its connection for ever. V5.
+func TestOffWithoutBus(t *testing.T) {
+	endBus := startBus(t)
+	f := startFake(t)
+	connections := func() int {
+		var names []string
+		if err := f.conn.BusObject().Call("org.freedesktop.DBus.ListNames", 0).Store(&names); err != nil {
+			t.Fatal(err)
+		}
+		return len(slices.DeleteFunc(names, func(name string) bool { return !strings.HasPrefix(name, ":") }))
+	}
+	h := start(t, time.Hour, t.TempDir())
+	h.await(t, Registered)
+	before := connections()
+	h.Set(false)
+	h.await(t, Off)
+	wait.Until(t, "the Registrar leaves D-Bus", func() bool { return connections() == before-1 })
+	endBus()
+	h.Set(true)
+	h.await(t, Failed)
+}
+
+// TestBusEnds checks that a Registrar notices the end of D-Bus, and tries again after its interval only. V5.
+func TestBusEnds(t *testing.T) {
+	endBus := startBus(t)
+	startFake(t)
+	h := start(t, time.Hour, t.TempDir())
+	h.await(t, Registered)
+	endBus()
+	h.await(t, Failed)
+}
+
 // V5: a systemd-resolved in another network namespace is left alone.
 func TestOtherNamespace(t *testing.T) {
 	startBus(t)
