@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"reflect"
@@ -108,9 +107,10 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	}, func() float64 { return float64(cfg.Restarts) }))
 	cfg.DNS.Logger, cfg.DNS.Registerer = cfg.Logger, registry
 	cfg.XDS.Logger, cfg.XDS.Registerer = cfg.Logger, registry
-	if err := cfg.prepareStateDir(); err != nil {
+	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
+	cfg.prepareStateDir()
 	cfg.DNS.Forward.KeptResolvConf = runtimePath("resolv.conf") // stays over a restart, but not over a boot
 	proxy, err := dnsproxy.New(cfg.DNS)
 	if err != nil {
@@ -195,21 +195,17 @@ func values(resources []nds.Resource) [][]byte {
 
 // prepareStateDir makes the directory of the snapshot. Without one, a restart while the
 // control plane is down loses the mesh names, but all others are still answered. So it is an
-// error only if the user has set the directory.
-func (c *Config) prepareStateDir() error {
-	if c.XDS.StateDir == "" {
-		return nil
+// error only if the user has set the directory, which [Config.Validate] checks.
+func (c *Config) prepareStateDir() {
+	if c.XDS.StateDir == "" || c.StateDirRequired {
+		return
 	}
 	err := statedir.Check(c.XDS.StateDir)
-	switch {
-	case err == nil:
-		return nil
-	case c.StateDirRequired:
-		return fmt.Errorf("state directory %q: want a writable directory that exists or can be created (--state-dir): %w", c.XDS.StateDir, err)
+	if err == nil {
+		return
 	}
 	c.Logger.Warn("the table cannot be saved: after a restart without the control plane there are no mesh names; set --state-dir",
 		"dir", c.XDS.StateDir, "error", err)
-	return nil
 }
 
 // Run answers queries until ctx ends or a client of the status endpoints ends the agent. Then

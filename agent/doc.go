@@ -2,6 +2,7 @@
 // path, keeps the capture rules, serves the status endpoints, and ends them in order.
 //
 //	agent.go          Agent: passes a push to the query path, starts all parts and ends them in order
+//	validate.go       whether the settings are right
 //	identity.go       the addresses of the node
 //	addresses.go      following changes of the addresses of the interfaces
 //	lookup.go         looking up the control plane where resolv.conf names the agent

@@ -13,6 +13,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/dnsproxy/table"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // The defaults of a Config, used for zero values.
@@ -168,6 +170,40 @@ func setDefault[T comparable](field *T, value T) {
 	if *field == zero {
 		*field = value
 	}
+}
+
+// Validate returns an error if a setting is wrong. The error of [New] is the same.
+func (c Config) Validate() error {
+	c.setDefaults()
+	_, err := c.check()
+	return err
+}
+
+// configNames are the names of a Config.
+type configNames struct {
+	cluster  table.Cluster
+	suffixes table.Suffixes
+}
+
+// check returns the names of a Config with defaults, or an error if a setting is wrong.
+func (c *Config) check() (names configNames, err error) {
+	if _, _, err = splitAddr(c.Addr); err != nil {
+		return names, err
+	}
+	if err = errors.Join(c.validate(), c.Forward.Validate()); err != nil {
+		return names, err
+	}
+	if names.cluster, err = table.NewCluster(c.Namespace, c.Domain); err != nil {
+		return names, err
+	}
+	if _, ok := soaMailbox.Join(names.cluster.Domain); !ok { // the longest name that an SOA record adds to it
+		return names, fmt.Errorf("domain %q: %w", c.Domain, wire.ErrLongName)
+	}
+	if names.suffixes.Bypass, err = table.ParseSuffixes("bypass", c.Bypass); err != nil {
+		return names, err
+	}
+	names.suffixes.LocalOnly, err = table.ParseSuffixes("local-only", c.LocalOnly)
+	return names, err
 }
 
 func (c *Config) validate() error {

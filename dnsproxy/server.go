@@ -16,7 +16,6 @@ import (
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
-	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // A Server answers DNS queries. Make one with [New], give it tables with [Server.Load] and
@@ -38,24 +37,11 @@ type Server struct {
 // error for it: mesh names can be answered without nameservers.
 func New(cfg Config) (*Server, error) {
 	cfg.setDefaults()
-	if err := cfg.validate(); err != nil {
-		return nil, err
-	}
-	cluster, err := table.NewCluster(cfg.Namespace, cfg.Domain)
+	names, err := cfg.check()
 	if err != nil {
 		return nil, err
 	}
-	if _, ok := soaMailbox.Join(cluster.Domain); !ok { // the longest name that an SOA record adds to it
-		return nil, fmt.Errorf("domain %q: %w", cfg.Domain, wire.ErrLongName)
-	}
-	bypass, err := table.ParseSuffixes("bypass", cfg.Bypass)
-	if err != nil {
-		return nil, err
-	}
-	localOnly, err := table.ParseSuffixes("local-only", cfg.LocalOnly)
-	if err != nil {
-		return nil, err
-	}
+	cluster, suffixes := names.cluster, names.suffixes
 	forwarder, err := forward.New(cfg.Forward)
 	if err != nil {
 		return nil, err
@@ -73,8 +59,8 @@ func New(cfg Config) (*Server, error) {
 				cluster:      cluster,
 				beforeSync:   cfg.BeforeSync,
 				autopath:     cfg.Autopath,
-				suffixes:     table.Suffixes{Bypass: bypass, LocalOnly: localOnly},
-				meantSpecial: meantSpecial(append(forwarder.Suffixes(), bypass...)),
+				suffixes:     suffixes,
+				meantSpecial: meantSpecial(append(forwarder.Suffixes(), suffixes.Bypass...)),
 			},
 			metrics: newMetrics(),
 			version: cfg.Version,
@@ -90,7 +76,7 @@ func New(cfg Config) (*Server, error) {
 
 		abandoned: make(chan struct{}),
 	}
-	if len(localOnly) > 0 {
+	if len(suffixes.LocalOnly) > 0 {
 		s.empty.IndexAncestors() // a local-only name is NODATA if mesh names are below it
 	}
 	s.endForwarding = sync.OnceFunc(func() { close(s.abandoned) })

@@ -79,9 +79,9 @@ func DefaultConfig() Config {
 	}
 }
 
-// validate returns an error for the first field that is not valid, with its value and what was
+// Validate returns an error for the first field that is not valid, with its value and what was
 // expected.
-func (c *Config) validate() error {
+func (c *Config) Validate() error {
 	if _, _, err := c.listenAddrs(); err != nil {
 		return err
 	}

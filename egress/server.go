@@ -57,7 +57,7 @@ const attemptShare = 8
 
 // New checks cfg, opens the listeners and tests the mark. An error names the setting.
 func New(ctx context.Context, cfg Config) (*Server, error) {
-	if err := cfg.validate(); err != nil {
+	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
 	s := &Server{config: cfg, log: cfg.Logger, forbidden: forbidden(), conns: map[*net.TCPConn]func(){}}

@@ -114,9 +114,6 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := cfg.Node.proto(); err != nil {
-		return nil, err
-	}
 	dir := statedir.New(cfg.StateDir, lockName)
 	c := &Client{
 		cfg:             cfg,

@@ -102,6 +102,12 @@ func DefaultConfig() Config {
 	}
 }
 
+// Validate returns an error if a setting is wrong. The error of [New] is the same.
+func (c Config) Validate() error {
+	_, err := c.withDefaults()
+	return err
+}
+
 // withDefaults returns c with defaults for the zero values, or an error that names the
 // invalid field.
 func (c Config) withDefaults() (Config, error) {
@@ -122,6 +128,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	node, err := c.Node.withDefaults()
 	if err != nil {
+		return c, err
+	}
+	if _, err := node.proto(); err != nil {
 		return c, err
 	}
 	c.Node = node

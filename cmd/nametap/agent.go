@@ -51,6 +51,9 @@ func runAgent(command *cobra.Command, o *options) error {
 	defer log.close()
 	o.logTo = log
 	cfg, err := o.config()
+	if err == nil {
+		err = cfg.Validate()
+	}
 	if err != nil {
 		return usageError{err}
 	}

@@ -41,11 +41,11 @@ func (o *options) ownNetwork() error {
 
 // nodesNetwork returns how this process knows that it has its node's network, or "".
 func (o *options) nodesNetwork() (sign string, err error) {
-	if o.hostIP != "" {
+	if o.hostIP.IsValid() {
 		own, err := onInterface(o.hostIP)
 		switch {
-		case own || sameAddress(o.hostIP, o.instanceIP.String()):
-			return "HOST_IP " + o.hostIP + " is its own address", nil
+		case own || o.hostIP.Unmap() == o.instanceIP.Unmap():
+			return "HOST_IP " + o.hostIP.String() + " is its own address", nil
 		case err != nil:
 			return "", err
 		}
@@ -62,21 +62,14 @@ func (o *options) nodesNetwork() (sign string, err error) {
 	return nodesNamespace()
 }
 
-// sameAddress reports whether two texts are one address.
-func sameAddress(a, b string) bool {
-	first, err1 := netip.ParseAddr(a)
-	second, err2 := netip.ParseAddr(b)
-	return err1 == nil && err2 == nil && first.Unmap() == second.Unmap()
-}
-
 // onInterface reports whether this network namespace has an address.
-func onInterface(address string) (bool, error) {
+func onInterface(address netip.Addr) (bool, error) {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
 		return false, fmt.Errorf("reading the addresses of this network namespace: %w", err)
 	}
 	for _, a := range addrs {
-		if prefix, ok := a.(*net.IPNet); ok && sameAddress(prefix.IP.String(), address) {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil && prefix.Addr().Unmap() == address.Unmap() {
 			return true, nil
 		}
 	}

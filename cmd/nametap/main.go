@@ -43,21 +43,29 @@ func run(args []string) int {
 	root := newRootCommand()
 	root.SetArgs(args)
 	command, err := root.ExecuteContextC(ctx)
+	code := exitCode(err)
+	if code == 0 || errors.As(err, new(exitError)) || outputClosed(err) {
+		return code
+	}
+	message := fmt.Sprintf("%s: %v\n", command.CommandPath(), err)
+	if code == exitUsage {
+		message += fmt.Sprintf("`%s --help` shows the usage\n", command.CommandPath())
+	}
+	printError(os.Stderr, message)
+	return code
+}
+
+// exitCode returns the exit code of a command that has ended with an error, or with nil.
+func exitCode(err error) int {
 	var code exitError
 	switch {
 	case err == nil:
 		return 0
 	case errors.As(err, &code):
 		return int(code)
-	case outputClosed(err):
-		return exitFailed
-	}
-	message := fmt.Sprintf("%s: %v\n", command.CommandPath(), err)
-	if errors.As(err, new(usageError)) {
-		printError(os.Stderr, message+fmt.Sprintf("`%s --help` shows the usage\n", command.CommandPath()))
+	case errors.As(err, new(usageError)):
 		return exitUsage
 	}
-	printError(os.Stderr, message)
 	return exitFailed
 }
 

@@ -36,7 +36,7 @@ type options struct {
 	carries      bool // --egress
 	egress       egress.Config
 	hostNetwork  bool
-	hostIP       string
+	hostIP       netip.Addr
 
 	supervise bool
 	logLevel  logLevel
@@ -168,7 +168,7 @@ func (o *options) declareCapture(g settings.Group) {
 	g.Var(settings.Duration(&o.captureWait, settings.ZeroIsZero), captureWaitFlag, "how long 'nametap capture apply' waits for an agent in another container before it installs rules; 0 installs them at once")
 	g.Bool(&o.capture.Resolved, "capture-resolved", "with --capture, register with systemd-resolved if this host runs it, so that programs that ask it directly find mesh names")
 	g.Bool(&o.hostNetwork, hostNetworkFlag, "capture even in a pod on its node's network: the DNS of the whole node, until 'nametap capture remove'").Formerly("host-network")
-	g.String(&o.hostIP, "capture-host-ip", "`address` of the pod's node, to recognise a pod on its node's network").Env("HOST_IP").Formerly("host-ip")
+	g.Text(addrValue{&o.hostIP}, "capture-host-ip", "`address` of the pod's node, to recognise a pod on its node's network").Env("HOST_IP").Formerly("host-ip")
 }
 
 // declareEgress declares which connections to automatic VIPs are carried, and how.

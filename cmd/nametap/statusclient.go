@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
@@ -68,6 +69,9 @@ func (c *statusClient) dnsAddr() (string, error) {
 // addresses of the host.
 func reachable(flag, addr string) (string, error) {
 	host, port, err := net.SplitHostPort(addr)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
 	if err != nil {
 		return "", usageError{fmt.Errorf("--%s=%q: want host:port", flag, addr)}
 	}
@@ -88,6 +92,9 @@ func (c *statusClient) await(ctx context.Context, limit time.Duration) error {
 		return nil
 	}
 	if err := c.resolve(); err != nil {
+		return err
+	}
+	if _, err := reachable(statusAddrFlag, c.options.agent.StatusAddr); err != nil {
 		return err
 	}
 	waiting, cancel := context.WithTimeout(ctx, limit)

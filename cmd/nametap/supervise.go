@@ -30,6 +30,9 @@ func superviseAgent(ctx context.Context, cfg agent.Config, signals agentSignals)
 	if os.Getenv("NOTIFY_SOCKET") != "" {
 		return usageError{errors.New("supervise: systemd restarts the agent itself, and nametap.socket holds its sockets: want --supervise=false under systemd")}
 	}
+	if err := fixedPorts(cfg); err != nil {
+		return usageError{err}
+	}
 	sockets, err := dnsproxy.OpenSockets(ctx, cfg.DNS.Addr, cfg.Logger)
 	if err != nil {
 		return err
@@ -55,6 +58,24 @@ func superviseAgent(ctx context.Context, cfg agent.Config, signals agentSignals)
 	}
 	if code != 0 {
 		return exitError(code)
+	}
+	return nil
+}
+
+// fixedPorts returns an error if the kernel would choose a port.
+func fixedPorts(cfg agent.Config) error {
+	addrs := map[string]string{dnsAddrFlag: cfg.DNS.Addr}
+	if cfg.Egress != nil {
+		addrs[egressAddrFlag] = cfg.Egress.Addr
+	}
+	for setting, addr := range addrs {
+		port, err := portFor(setting, addr)
+		if err != nil {
+			return err
+		}
+		if port == 0 {
+			return fmt.Errorf("%s %q: want a port other than 0 with --supervise", setting, addr)
+		}
 	}
 	return nil
 }

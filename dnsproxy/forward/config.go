@@ -124,6 +124,16 @@ func (c *Config) SetDefaults() {
 	}
 }
 
+// Validate returns an error if a setting is wrong. The error of [New] is the same.
+func (c Config) Validate() error {
+	c.SetDefaults()
+	if err := c.validate(); err != nil {
+		return err
+	}
+	_, err := parseRoutes(c.Routes)
+	return err
+}
+
 func (c *Config) validate() error {
 	const maxTTL = (1<<31 - 1) * time.Second // RFC 2181, section 8
 	switch {
