@@ -111,11 +111,17 @@ func (o *options) completeNode(cfg *agent.Config) error {
 
 // logger returns a logger as the settings say.
 func (o *options) logger() *slog.Logger {
-	w, options := cmp.Or[io.Writer](o.logTo, os.Stderr), &slog.HandlerOptions{Level: o.logLevel.LevelVar}
-	if o.logFormat == formatJSON {
-		return slog.New(slog.NewJSONHandler(w, options))
+	to, options := cmp.Or[io.Writer](o.logTo, os.Stderr), &slog.HandlerOptions{Level: o.logLevel.LevelVar}
+	newHandler := func(to io.Writer) slog.Handler {
+		if o.logFormat == formatJSON {
+			return slog.NewJSONHandler(to, options)
+		}
+		return slog.NewTextHandler(to, options)
 	}
-	return slog.New(slog.NewTextHandler(w, options))
+	if inJournal(os.Stderr) {
+		return slog.New(newJournalHandler(to, newHandler))
+	}
+	return slog.New(newHandler(to))
 }
 
 // A logLevel is the least important level to log. It may change while loggers are in use.

@@ -64,7 +64,11 @@ func (w *logWriter) run() {
 // be written, for example on a full disk, is counted as lost.
 func (w *logWriter) writeLine(line []byte) {
 	if lost := w.lost.Swap(0); lost > 0 {
-		if _, err := fmt.Fprintf(w.to, "%d lines of the log are lost because they could not be written\n", lost); err != nil {
+		prefix := ""
+		if inJournal(w.to) {
+			prefix = journalWarning
+		}
+		if _, err := fmt.Fprintf(w.to, prefix+"%d lines of the log are lost because they could not be written\n", lost); err != nil {
 			w.lost.Add(lost)
 		}
 	}
@@ -84,6 +88,9 @@ func (w *logWriter) close() {
 
 // printError prints a message, but does not wait longer than logCloseTimeout for the reader.
 func printError(to io.Writer, message string) {
+	if inJournal(to) {
+		message = prefixLines(journalError, message)
+	}
 	printed := make(chan struct{})
 	go func() {
 		defer close(printed)
