@@ -81,6 +81,16 @@ func TestExposure(t *testing.T) {
 	security()
 }
 
+// TestLeastExposure checks that each unit uses what systemd offers against exposure where it costs nothing, without
+// legacy.conf.
+func TestLeastExposure(t *testing.T) {
+	netns.Need(t, "systemd-analyze")
+	root := install(t)
+	for unit, tenths := range map[string]string{"nametap.service": "15", "nametap-resolved@.service": "12"} {
+		output(t, command(t, nil, "systemd-analyze", "--root="+root, "security", "--offline=true", "--threshold="+tenths, unit))
+	}
+}
+
 // TestUserAndLock checks that the user and the group have the number that passes through
 // the rules, and that the lock exists.
 func TestUserAndLock(t *testing.T) {
