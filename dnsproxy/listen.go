@@ -134,11 +134,21 @@ func (ls *listeners) changed() {
 	ls.handler.forwarder.SetListeners(own)
 }
 
-// logMissing logs the listeners that could not be opened.
+// logMissing logs the listeners that could not be opened. A host without a family is no reason to worry.
 func (ls *listeners) logMissing(missing []missingListener) {
 	for _, m := range missing {
+		if noFamily(m.err) {
+			ls.config.Logger.Info("a DNS listener waits until this host has its address", "error", m.err)
+			continue
+		}
 		ls.config.Logger.Warn("degraded: a DNS listener cannot be opened; retrying", "error", m.err)
 	}
+}
+
+// noFamily reports whether a listener cannot be opened because the host has no address of the family, as
+// when IPv6 is switched off.
+func noFamily(err error) bool {
+	return errors.Is(err, syscall.EADDRNOTAVAIL) || errors.Is(err, syscall.EAFNOSUPPORT)
 }
 
 // adoptAndOpen adopts [Config.Sockets] and, with [Config.OpenOthers], opens the other
@@ -313,7 +323,9 @@ func OpenSockets(ctx context.Context, addr string, log *slog.Logger) (files []*o
 		return nil, fmt.Errorf("opening a DNS listener on %s: %w", addr, errors.Join(errs...))
 	}
 	for _, err := range errs {
-		log.Warn("degraded: a DNS listener cannot be opened", "error", err)
+		if !noFamily(err) {
+			log.Warn("degraded: a DNS listener cannot be opened", "error", err)
+		}
 	}
 	return files, nil
 }

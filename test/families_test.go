@@ -107,6 +107,9 @@ func TestIPv6SwitchedOff(t *testing.T) { // K4, K9, R3
 			if got := next(); got != "READY=1" || !v.captured() {
 				t.Errorf("the first notification is %q", got)
 			}
+			if a.log.Count("degraded") > 0 {
+				t.Error("a host without IPv6 is called degraded")
+			}
 			v.asked(named, meshIP)
 			// The agent cannot open its own sockets; those of systemd are open and silent.
 			if status := v.nametap("status", "--status-addr", statusAddr); strings.Contains(status.stdout, "silent: probing the listener udp [::1]:15053") != systemd ||
