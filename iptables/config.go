@@ -169,6 +169,11 @@ type Config struct {
 	// program may listen on the UDP port with this number.
 	EgressPort uint16
 
+	// Pod says that the network namespace is a pod's. Queries that the agent sends to other hosts then
+	// skip the rest of table nat, such as rules of Istio's ambient mode, which would redirect them to the
+	// agent. Elsewhere they pass through the rest, because a host may have other rules for them (DNAT).
+	Pod bool
+
 	// Zone is the conntrack zone of captured UDP queries; 0 for no zone. Without a zone,
 	// queries of an application and of the agent from the same source port are taken
 	// for one flow.

@@ -77,7 +77,7 @@
 //	status.go   what is in the kernel, and what Apply would write
 //	check.go    what this machine lacks
 //	checkrules.go the version of the tools, and single rules, by go-iptables
-//	others.go   rules of Istio for port 53
+//	others.go   rules of Istio and ztunnel for port 53
 //	permission.go capabilities, and what else may refuse the tools
 //
 // A restore is atomic for each table, and nat is before raw. A flow that begins between the

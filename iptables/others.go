@@ -1,43 +1,89 @@
 package iptables
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/conntrack"
 )
 
-// istioPrefix begins the names of chains of istio-iptables and istio-cni.
-const istioPrefix = "ISTIO_"
+const (
+	// istioPrefix begins the names of chains of istio-iptables and istio-cni.
+	istioPrefix = "ISTIO_"
+	// ztunnelMark is on packets of ztunnel in a pod of Istio's ambient mode. Only rules of istio-cni
+	// match it: istio-iptables knows ztunnel's packets by their owner.
+	ztunnelMark = "0x539/0xfff"
+	// ambientTable is istio-cni's table, of family inet, if it uses nft by itself.
+	ambientTable = "istio-ambient-nat"
+	// nfprotoInet is the kernel's number of the family inet.
+	nfprotoInet = 1
+)
 
-// istioAdvice says what to do about Istio's rules beside those of nametap.
-const istioAdvice = "the rules of nametap come first, so nametap answers; use only one of the two: set ISTIO_META_DNS_CAPTURE to \"false\" for Istio's agent, or run no nametap in this pod"
+// What to do about Istio's rules beside those of nametap.
+const (
+	istioAdvice = "the rules of nametap come first, so nametap answers; use only one of the two: set ISTIO_META_DNS_CAPTURE to \"false\" for Istio's agent, or run no nametap in this pod"
+
+	// AmbientAdvice says how to switch off the DNS capture of ztunnel.
+	AmbientAdvice = "start the pod again with the annotation ambient.istio.io/dns-capture: \"false\", which switches off the DNS capture of ztunnel for this pod"
+
+	ambientAdvice       = "the rules of nametap come first, and its own queries to nameservers do not pass these rules, so nametap answers; use only one of the two: " + AmbientAdvice
+	nativeAmbientAdvice = "these rules send the agent's own queries to ztunnel, or back to the agent: " + AmbientAdvice
+)
 
 // istio describes the saved rules of Istio for port 53, table by table.
 func (s saved) istio() []string {
 	var found []string
 	for _, name := range tableNames() {
-		chains := make(map[string]bool)
+		chains, ztunnel := make(map[string]bool), false
 		t := s[name]
 		if t == nil {
 			continue
 		}
 		for _, r := range t.rules {
-			ws := words(r.spec)
-			i := slices.Index(ws, "--dport")
-			if i < 0 || i+1 == len(ws) || ws[i+1] != "53" || strings.HasPrefix(r.chain, ownPrefix) {
-				continue
-			}
-			istio := strings.HasPrefix(r.chain, istioPrefix) || strings.HasPrefix(r.target, istioPrefix) ||
-				r.target == "CT" && slices.Contains(ws, "--zone") // before its chains in raw had names
-			if istio {
+			if istio, marked := r.istio(); istio {
 				chains[r.chain] = true
+				ztunnel = ztunnel || marked
 			}
 		}
+		what := "Istio's rules capture port 53 too"
+		if ztunnel {
+			what = "the rules for ztunnel (Istio's ambient mode) capture port 53 too"
+		}
 		for _, chain := range sortedKeys(chains) {
-			found = append(found, fmt.Sprintf("Istio's rules capture port 53 too: table %s, chain %s", name, chain))
+			found = append(found, fmt.Sprintf("%s: table %s, chain %s", what, name, chain))
 		}
 	}
 	return found
+}
+
+// istio reports whether a rule of Istio is for port 53, and whether it knows ztunnel's packets.
+func (r savedRule) istio() (istio, ztunnel bool) {
+	ws := words(r.spec)
+	if i := slices.Index(ws, "--dport"); i < 0 || i+1 == len(ws) || ws[i+1] != "53" || strings.HasPrefix(r.chain, ownPrefix) {
+		return false, false
+	}
+	istio = strings.HasPrefix(r.chain, istioPrefix) || strings.HasPrefix(r.target, istioPrefix) ||
+		r.target == "CT" && slices.Contains(ws, "--zone") // before its chains in raw had names
+	return istio, istio && slices.Contains(ws, ztunnelMark)
+}
+
+// ambient reports whether rules for ztunnel capture port 53.
+func (s saved) ambient() bool {
+	return slices.ContainsFunc(tableNames(), func(name string) bool {
+		t := s[name]
+		return t != nil && slices.ContainsFunc(t.rules, func(r savedRule) bool { _, ztunnel := r.istio(); return ztunnel })
+	})
+}
+
+// nativeAmbient returns an error unless istio-cni has rules for ztunnel in nft that the tools of iptables
+// do not show.
+func nativeAmbient() error {
+	return askNetfilter(func([]byte) {}, conntrack.Request{
+		Type: nftGetTable, Flags: unix.NLM_F_ACK, Family: nfprotoInet, Attributes: tableName(ambientTable)})
 }
 
 func sortedKeys(set map[string]bool) []string {
@@ -49,16 +95,36 @@ func sortedKeys(set map[string]bool) []string {
 	return keys
 }
 
+// others describes the rules of Istio for port 53 in both backends.
+func others(f Family, sides ...*side) []string {
+	var found []string
+	for _, s := range sides {
+		found = append(found, s.saved[f].istio()...)
+	}
+	if nativeAmbient() == nil {
+		found = append(found, "the rules for ztunnel (Istio's ambient mode) may capture port 53 too: nft table inet "+ambientTable)
+	}
+	return found
+}
+
 // checkOthers reports whether other programs capture port 53 too.
 func checkOthers(sides ...*side) []Finding {
 	var findings []Finding
 	for _, s := range sides {
 		for _, f := range families() {
 			if found := s.saved[f].istio(); len(found) > 0 {
+				advice := istioAdvice
+				if s.saved[f].ambient() {
+					advice = ambientAdvice
+				}
 				findings = append(findings, Finding{What: "no other capture of DNS over " + f.String(),
-					Detail: string(s.backend) + ": " + strings.Join(found, "; "), Advice: istioAdvice})
+					Detail: string(s.backend) + ": " + strings.Join(found, "; "), Advice: advice})
 			}
 		}
+	}
+	if nativeAmbient() == nil {
+		findings = append(findings, Finding{What: "no other capture of DNS",
+			Advice: nativeAmbientAdvice}.after(errors.New("ztunnel (Istio's ambient mode) may capture port 53 too: nft table inet "+ambientTable)))
 	}
 	return findings
 }

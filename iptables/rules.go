@@ -200,7 +200,7 @@ func (b builder) chains(to capture) []chain {
 	for _, p := range to.protocols {
 		output.rules = append(output.rules, b.rule(fmt.Sprintf("-p %s -m mark --mark 0x%x", p, ProbeMark), "probe of the agent", to.target))
 	}
-	output.rules = slices.Concat(output.rules, b.lease(), b.owners(), b.exclusions())
+	output.rules = slices.Concat(output.rules, b.lease(), b.owners(to.vips && b.cfg.Pod), b.exclusions())
 	for _, name := range b.cfg.ExcludeInterfaces {
 		output.rules = append(output.rules, b.rule("-o "+name, "excluded interface", "RETURN"))
 	}
@@ -292,18 +292,23 @@ func (b builder) prerouting(to capture) chain {
 }
 
 // owners makes the rules that let queries of the agent and of excluded users pass through.
-// The agent is first, because most queries that are not captured are its own.
-func (b builder) owners() []string {
+// The agent is first, because most queries that are not captured are its own. If accept is true,
+// queries of the agent to other hosts also skip the rules of other programs in this table.
+func (b builder) owners(accept bool) []string {
 	var rules []string
-	add := func(what string, ids []uint32, why string) {
+	add := func(matches, what string, ids []uint32, why, target string) {
 		for _, id := range ids {
-			rules = append(rules, b.rule(fmt.Sprintf("-m owner --%s-owner %d", what, id), why, "RETURN"))
+			rules = append(rules, b.rule(fmt.Sprintf("%s-m owner --%s-owner %d", matches, what, id), why, target))
 		}
 	}
-	add("uid", b.cfg.AgentUIDs, "queries of the agent")
-	add("gid", b.cfg.AgentGIDs, "queries of the agent")
-	add("uid", b.cfg.ExcludeUIDs, "excluded user")
-	add("gid", b.cfg.ExcludeGIDs, "excluded group")
+	if accept {
+		add("! -o lo ", "uid", b.cfg.AgentUIDs, "queries of the agent to other hosts", "ACCEPT")
+		add("! -o lo ", "gid", b.cfg.AgentGIDs, "queries of the agent to other hosts", "ACCEPT")
+	}
+	add("", "uid", b.cfg.AgentUIDs, "queries of the agent", "RETURN")
+	add("", "gid", b.cfg.AgentGIDs, "queries of the agent", "RETURN")
+	add("", "uid", b.cfg.ExcludeUIDs, "excluded user", "RETURN")
+	add("", "gid", b.cfg.ExcludeGIDs, "excluded group", "RETURN")
 	return rules
 }
 

@@ -43,6 +43,7 @@ func configs() map[string]iptables.Config {
 		c.VirtualInterfaces = []string{"docker0", "k6t-eth0"}
 		c.Zone = 1000
 	})
+	add("pod", func(c *iptables.Config) { c.Pod, c.ExcludeUIDs = true, []uint32{101} })
 	add("egress", func(c *iptables.Config) {
 		c.EgressPort, c.VIPs = 15054, []netip.Prefix{netip.MustParsePrefix("240.240.0.0/16"), netip.MustParsePrefix("2001:2::/48")}
 		c.ExcludeUIDs, c.VirtualInterfaces = []uint32{101}, []string{"docker0"}

@@ -80,7 +80,7 @@ func (c *Capture) Status(ctx context.Context) (Status, error) {
 	status := Status{Backend: s.backend, Because: reason}
 	for _, f := range families() {
 		fs := FamilyStatus{Family: f, OtherBackend: other.saved[f].hasOwn(),
-			Others: slices.Concat(s.saved[f].istio(), other.saved[f].istio())}
+			Others: others(f, s, other)}
 		if err := s.reason[f]; err != nil {
 			fs.State, fs.Error = Unavailable, err.Error()
 		} else {
