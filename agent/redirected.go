@@ -15,6 +15,7 @@ import (
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
+	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/iptables"
 )
@@ -115,4 +116,67 @@ func isNametap(reply *dns.Msg) bool {
 		}
 	}
 	return false
+}
+
+// A Listener is an address to which the rules of this host redirect queries.
+type Listener struct {
+	dnsproxy.Addr
+	Family iptables.Family `json:"family"`
+	State  ListenerState   `json:"state"`
+	// Error says why no agent answers.
+	Error string `json:"error,omitempty"`
+}
+
+// ListenerState is the state of a Listener.
+type ListenerState string
+
+// The values of ListenerState.
+const (
+	ListenerAnswers ListenerState = "an agent answers"
+	ListenerOther   ListenerState = "another program answers"
+	ListenerSilent  ListenerState = "no answer" // a program may have the port
+	ListenerClosed  ListenerState = "no listener"
+	ListenerAbsent  ListenerState = "no address" // the host lacks the family
+)
+
+// Listeners queries the addresses to which the rules of a family redirect to a port, over UDP and TCP, and
+// says which of them an agent answers. It needs no capability, no table and no nameserver.
+func Listeners(ctx context.Context, f iptables.Family, port uint16) []Listener {
+	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	if f == iptables.IPv6 {
+		loopback = netip.IPv6Loopback()
+	}
+	found := make([]Listener, 0, 2)
+	for _, network := range []string{"udp", "tcp"} {
+		found = append(found, Listener{Family: f, Addr: dnsproxy.Addr{Network: network, Address: netip.AddrPortFrom(loopback, port).String()}})
+	}
+	var probing sync.WaitGroup
+	for i := range found {
+		probing.Go(func() { found[i].probe(ctx) })
+	}
+	probing.Wait()
+	return found
+}
+
+// probe sets the state of a listener.
+func (l *Listener) probe(ctx context.Context) {
+	reply, err := askServer(ctx, l.Addr, "version.server.")
+	switch {
+	case err == nil && isNametap(reply):
+		l.State = ListenerAnswers
+		return
+	case err == nil:
+		l.State, l.Error = ListenerOther, "another DNS server answers"
+		return
+	case errors.Is(err, syscall.ECONNREFUSED):
+		l.State = ListenerClosed
+	case health{err: err}.absent():
+		l.State = ListenerAbsent
+	default:
+		l.State = ListenerSilent
+	}
+	l.Error = err.Error()
+	if op := new(net.OpError); errors.As(err, &op) { // the rest repeats the address
+		l.Error = op.Err.Error()
+	}
 }

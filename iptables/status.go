@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -49,6 +50,8 @@ func leaseState(f Family) LeaseState {
 type FamilyStatus struct {
 	Family Family `json:"family"`
 	State  State  `json:"state"`
+	// Port is the port of this host to which the rules redirect queries; 0 without such rules.
+	Port uint16 `json:"port,omitempty"`
 	// Zone reports whether captured queries have a conntrack zone of their own.
 	Zone bool `json:"zone"`
 	// Lease says whether the rules capture now, if the kernel ends the capture without an agent; "" if it does not.
@@ -140,6 +143,7 @@ func (r *report) state(fs *FamilyStatus, s saved) {
 		}
 		return
 	}
+	fs.Port = s.port()
 	for _, v := range vs {
 		if wanted && len(v.rules.drift(f, s)) == 0 {
 			fs.State, fs.Zone, fs.Without = InPlace, v.rules.zoned(f), v.without
@@ -154,6 +158,23 @@ func (r *report) state(fs *FamilyStatus, s saved) {
 		}
 	}
 	fs.State, fs.Zone, fs.Drift = Drifted, len(s["raw"].ownChains()) > 0, vs[0].rules.drift(f, s)
+}
+
+// port returns the port to which the rules redirect queries of this host, or 0. All redirects of port 53
+// have the same one, and they come before those of VIPs.
+func (s saved) port() uint16 {
+	nat := s["nat"]
+	if !slices.ContainsFunc(nat.jumps(), func(r savedRule) bool { return r.target == outputChain }) {
+		return 0
+	}
+	for _, spec := range nat.in(outputChain) {
+		ws := words(spec)
+		if i := slices.Index(ws, "--to-ports"); i >= 0 && i+1 < len(ws) {
+			port, _ := strconv.ParseUint(ws[i+1], 10, 16) // 0 for a range, which nametap never writes
+			return uint16(port)
+		}
+	}
+	return 0
 }
 
 // Step is a text that Apply passes to a program.

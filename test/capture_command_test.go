@@ -17,6 +17,7 @@ func TestCaptureCommands(t *testing.T) { // K3, K4, K11
 	t.Parallel()
 	vms(t, func(v *vm) {
 		t := v.tb
+		v.start()
 		before := v.Rules()
 		state := func(want iptables.State, code int) {
 			t.Helper()

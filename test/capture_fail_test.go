@@ -142,6 +142,7 @@ func TestNoNameserversAtStart(t *testing.T) { // K6, R10
 func TestStatusOfHalf(t *testing.T) { // K4
 	t.Parallel()
 	v := newVM(t, "nft")
+	v.start()
 	if r := v.root(v.args("apply", "--capture-ipv6", "off")...); r.code != 0 {
 		t.Fatalf("apply: %+v", r)
 	}

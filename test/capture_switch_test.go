@@ -69,6 +69,7 @@ func (v *vm) looks(times float64) {
 func TestSwitchOff(t *testing.T) { // R7
 	t.Parallel()
 	v := newVM(t, "auto")
+	v.start()
 	before := v.Rules()
 	mesh := v.write("mesh", meshConfig(false))
 	off := func(because string) string {

@@ -214,9 +214,10 @@ func printSteps(w io.Writer, steps []iptables.Step) error {
 
 func newCaptureStatus() *cobra.Command {
 	c := new(captureCommand)
-	return c.subcommand("status", "Show the rules that are installed", `Show which rules of nametap are installed, in which backend, and how they differ from
-the settings. If they differ, the exit code is 1. In a pod that was injected with mode
-resolv there are no rules, and the command says so.
+	return c.subcommand("status", "Show the rules that are installed", `Show which rules of nametap are installed, in which backend, how they differ from the
+settings, and whether an agent answers where they redirect queries. If they differ, or if no
+agent answers, the exit code is 1. In a pod that was injected with mode resolv there are no
+rules, and the command says so.
 
 Rules can be read only with CAP_NET_ADMIN and the tools of iptables, which the agent's
 container of a pod lacks. There the command sends test queries to find out whether queries
@@ -227,7 +228,8 @@ code is 1.`,
 			if err != nil {
 				return c.testQueries(ctx, w, err)
 			}
-			return errors.Join(c.printStatus(ctx, w), c.check(status))
+			listeners := redirectedTo(ctx, status)
+			return errors.Join(c.printStatus(ctx, w, status, listeners), c.check(status), unanswered(listeners))
 		})
 }
 
@@ -278,15 +280,17 @@ func (c *captureCommand) check(status iptables.Status) error {
 	return nil
 }
 
-func (c *captureCommand) printStatus(ctx context.Context, w io.Writer) error {
-	status, err := c.capture.Status(ctx)
-	if err != nil {
-		return err
-	}
-	return c.print(w, status, func(w io.Writer) error {
+// printStatus prints the rules, and the listeners that they redirect to.
+func (c *captureCommand) printStatus(ctx context.Context, w io.Writer, status iptables.Status, listeners []agent.Listener) error {
+	all := struct {
+		iptables.Status
+		Listeners []agent.Listener `json:"listeners,omitempty"`
+	}{status, listeners}
+	return c.print(w, all, func(w io.Writer) error {
 		lines := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 		fmt.Fprintf(lines, "switch\t%s\n", onOff(c.config.On, c.config.Because))
 		printRules(lines, status)
+		printListeners(lines, listeners)
 		printResolved(lines, resolved.Inspect(ctx))
 		return lines.Flush()
 	})
@@ -363,10 +367,18 @@ func newCaptureCheck() *cobra.Command {
 	c := new(captureCommand)
 	return c.subcommand("check", "Check whether this machine supports the rules", `Check what this machine supports, and show how to get what is missing. The command tries
 the rules in a new network namespace and changes nothing else. If nothing could be
-captured, the exit code is 1.`,
+captured, or if rules are installed and no agent answers where they redirect queries, the exit
+code is 1.`,
 		func(ctx context.Context, w io.Writer) error {
 			findings := c.capture.Check(ctx)
-			err := c.print(w, findings, func(w io.Writer) error { return printFindings(w, findings) })
+			listeners, installed := c.checkedListeners(ctx)
+			all := append(slices.Clone(findings), c.listenerFindings(listeners, installed)...)
+			err := c.print(w, all, func(w io.Writer) error { return printFindings(w, all) })
+			if installed {
+				err = errors.Join(err, unanswered(listeners))
+			} else {
+				findings = all
+			}
 			for _, f := range findings {
 				if f.Needed && !f.OK {
 					err = errors.Join(err, fmt.Errorf("nothing can be captured: %s: %s", f.What, f.Detail))

@@ -52,13 +52,22 @@ func (c *captureCommand) apply(ctx context.Context, w io.Writer) error {
 	err := c.capture.Apply(ctx)
 	switch {
 	case errors.Is(err, iptables.ErrIncomplete):
-		return errors.Join(c.printStatus(ctx, w), err)
+		return errors.Join(c.printInstalled(ctx, w), err)
 	case errors.Is(err, iptables.ErrCapability):
 		return err
 	case err != nil:
 		return fmt.Errorf("%w; `nametap capture check` shows what is missing", err)
 	}
-	return c.printStatus(ctx, w)
+	return c.printInstalled(ctx, w)
+}
+
+// printInstalled prints the rules. It does not ask an agent: one may start later.
+func (c *captureCommand) printInstalled(ctx context.Context, w io.Writer) error {
+	status, err := c.capture.Status(ctx)
+	if err != nil {
+		return err
+	}
+	return c.printStatus(ctx, w, status, nil)
 }
 
 // awaitAgent waits for the agent, and leaves out a family that the agent does not serve. A

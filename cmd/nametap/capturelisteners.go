@@ -1,0 +1,101 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/iptables"
+)
+
+// redirectedTo returns the listeners to which the installed rules redirect queries.
+func redirectedTo(ctx context.Context, status iptables.Status) (found []agent.Listener) {
+	for _, f := range status.Families {
+		if f.Port != 0 {
+			found = append(found, agent.Listeners(ctx, f.Family, f.Port)...)
+		}
+	}
+	return found
+}
+
+// checkedListeners returns the listeners to which the installed rules redirect queries. Without rules, or if
+// they cannot be read, it returns those to which apply would redirect queries.
+func (c *captureCommand) checkedListeners(ctx context.Context) (found []agent.Listener, installed bool) {
+	if status, err := c.capture.Status(ctx); err == nil {
+		found = redirectedTo(ctx, status)
+	}
+	if len(found) > 0 {
+		return found, true
+	}
+	for _, f := range c.wanted() {
+		found = append(found, agent.Listeners(ctx, f, c.config.Config.Port)...)
+	}
+	return found, false
+}
+
+// failing returns the listeners where no agent answers. Those of a family that the host lacks have no
+// queries, so they count only if the host lacks both.
+func failing(listeners []agent.Listener) []agent.Listener {
+	failed := slices.DeleteFunc(slices.Clone(listeners), func(l agent.Listener) bool { return l.State == agent.ListenerAnswers })
+	if len(failed) == len(listeners) {
+		return failed
+	}
+	return slices.DeleteFunc(failed, func(l agent.Listener) bool { return l.State == agent.ListenerAbsent })
+}
+
+// unanswered returns an error if no agent answers at listeners to which installed rules redirect queries.
+func unanswered(listeners []agent.Listener) error {
+	failed := failing(listeners)
+	if len(failed) == 0 {
+		return nil
+	}
+	var addresses []string
+	for _, l := range failed {
+		addresses = append(addresses, l.String())
+	}
+	return fmt.Errorf("no agent answers where the rules redirect queries (%s): %s", strings.Join(addresses, ", "), agentAdvice)
+}
+
+// agentAdvice says what to do if rules are installed and no agent answers.
+const agentAdvice = "start it (on a VM `systemctl restart nametap`, in a pod the log of its container says why it does not run), or remove the rules with `nametap capture remove`"
+
+// portAdvice says what to do about another program on the agent's port.
+const portAdvice = "end that program, or set another port for the agent with --dns-addr (in a pod, in both containers): Istio's agent listens on port 15053, and in a pod of Istio's ambient mode so does ztunnel's DNS proxy"
+
+// listenerFindings returns what check says about listeners. Without rules it says nothing about those that
+// no program has.
+func (c *captureCommand) listenerFindings(listeners []agent.Listener, installed bool) (findings []iptables.Finding) {
+	failed := failing(listeners)
+	for _, l := range listeners {
+		finding := iptables.Finding{What: "agent at " + l.String(), OK: l.State == agent.ListenerAnswers,
+			Needed: installed || c.config.Config.Needs(l.Family), Detail: cmp.Or(l.Error, string(l.State))}
+		other := l.State == agent.ListenerOther || l.State == agent.ListenerSilent
+		switch {
+		case finding.OK:
+		case !slices.Contains(failed, l), !installed && !other:
+			continue
+		case other:
+			finding.Advice = portAdvice
+		default:
+			finding.Advice = agentAdvice
+		}
+		findings = append(findings, finding)
+	}
+	return findings
+}
+
+// printListeners prints whether an agent answers where the rules redirect queries.
+func printListeners(w io.Writer, listeners []agent.Listener) {
+	failed, label := failing(listeners), "agent"
+	for _, l := range failed {
+		fmt.Fprintf(w, "%s\tdoes not answer at %s: %s\n", label, l.Addr, l.Error)
+		label = ""
+	}
+	if len(failed) == 0 && len(listeners) > 0 {
+		fmt.Fprintf(w, "%s\tanswers where the rules redirect queries\n", label)
+	}
+}
