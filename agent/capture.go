@@ -96,6 +96,7 @@ func newCapture(agent Config, proxy *dnsproxy.Server) (*capture, error) {
 		return nil, fmt.Errorf("capture: %w", err)
 	}
 	c.ways = &ways{log: log, id: agent.DNS.ID, targets: c.probed, direct: c.answers, renew: c.kernel.Renew,
+		begun: c.kernel.Begun(), alive: make(chan struct{}),
 		passing: func(f iptables.Family, to []netip.Prefix) {
 			c.follow(func(in *inputs) {
 				in.passing = maps.Clone(in.passing)
@@ -130,8 +131,8 @@ func (c *capture) probed(f iptables.Family) []netip.Addr {
 func (c *capture) run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	var followers sync.WaitGroup
-	c.takeOver()
-	followers.Go(func() { c.ways.run(ctx) }) // the rules of the previous agent may be in place
+	alive := c.takeOver()
+	followers.Go(func() { c.ways.run(ctx, alive) })
 	defer followers.Wait()
 	defer stop()
 	if err := c.begin(ctx); err != nil || ctx.Err() != nil {
@@ -150,19 +151,22 @@ func (c *capture) run(ctx context.Context) error {
 
 // takeOver renews the lease of the previous agent once, before this one answers: queries wait in the sockets
 // that systemd holds. It does not after a start that has failed, so that an agent that fails at each start does
-// not keep the capture alive.
-func (c *capture) takeOver() {
-	if !firstStart() {
-		return
-	}
+// not keep the capture alive. It reports whether a lease is alive.
+func (c *capture) takeOver() (alive bool) {
 	for _, f := range c.wanted() {
-		if alive, err := iptables.Leased(f); err != nil || !alive {
+		leased, err := iptables.Leased(f)
+		if err != nil || !leased {
+			continue
+		}
+		alive = true
+		if !firstStart() {
 			continue
 		}
 		if err := c.kernel.Renew(f); err != nil {
 			c.log.Warn("queries go to nameservers until this agent answers", "family", f, "error", err)
 		}
 	}
+	return alive
 }
 
 // begin waits for the listeners, because without them DNS would fail once the rules are

@@ -51,7 +51,7 @@ func TestDesired(t *testing.T) {
 		"IPv6 is not wanted, IPv4 answers": {in: inputs{CaptureConfig: on(without6)}, want: without6},
 		"IPv6 is not wanted, nor there":    {in: inputs{CaptureConfig: on(without6), without: out(v6)}, want: without6},
 		"IPv6 is not wanted, IPv4 silent":  {in: inputs{CaptureConfig: on(without6), without: out(v4)}, err: silent},
-		"the rules stay without an agent": {in: inputs{CaptureConfig: on(iptables.Config{FailClosed: true})}, want: iptables.Config{FailClosed: true}},
+		"the rules stay without an agent":  {in: inputs{CaptureConfig: on(iptables.Config{FailClosed: true})}, want: iptables.Config{FailClosed: true}},
 		"the way to a nameserver is broken": {
 			in: inputs{CaptureConfig: on(iptables.Config{ExcludeCIDRs: []netip.Prefix{loopback}}),
 				passing: map[iptables.Family][]netip.Prefix{v4: {nameserver}}},

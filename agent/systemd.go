@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
+
+	"github.com/nametap/nametap/iptables"
 )
 
 // notifySystemd notifies systemd, if systemd started the agent, that it is ready: the
@@ -33,11 +35,10 @@ func (a *Agent) notifySystemd(ctx context.Context) error {
 		return nil
 	}
 	if a.capture != nil {
-		select {
-		case <-a.capture.kernel.Begun():
-		case <-ctx.Done():
-			return nil
-		}
+		a.capture.awaitBegun(ctx)
+	}
+	if ctx.Err() != nil {
+		return nil
 	}
 	if err := notify(ctx, daemon.SdNotifyReady); err != nil {
 		return fmt.Errorf("notifying systemd that the agent is ready: %w", err)
@@ -67,6 +68,25 @@ func (a *Agent) notifySystemd(ctx context.Context) error {
 		if err := notify(ctx, daemon.SdNotifyWatchdog); err != nil {
 			a.log.Warn("notifying systemd's watchdog failed", "error", err)
 		}
+	}
+}
+
+// awaitBegun returns when capture is as its switch says, or when ctx ends. If the rules are installed and
+// nothing reaches the agent through them, it waits no longer than the lease.
+func (c *capture) awaitBegun(ctx context.Context) {
+	select {
+	case <-c.kernel.Begun():
+	case <-ctx.Done():
+	}
+	if !c.current().On {
+		return
+	}
+	limit := time.NewTimer(iptables.LeaseTime)
+	defer limit.Stop()
+	select {
+	case <-c.ways.alive:
+	case <-limit.C:
+	case <-ctx.Done():
 	}
 }
 

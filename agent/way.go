@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -62,13 +63,16 @@ type ways struct {
 	targets func(iptables.Family) []netip.Addr
 	direct  func(context.Context, iptables.Family) error // probes the listener without the rules
 	renew   func(iptables.Family) error
+	begun   <-chan struct{} // closed when the rules are installed
 	// passing is called when the destinations of a family change whose queries have to pass through.
 	passing func(iptables.Family, []netip.Prefix)
 
 	known   map[netip.Addr]*way
 	results chan probed
 	status  atomic.Pointer[[]WayStatus]
+	once    sync.Once
 	renewal map[iptables.Family]error // the last failure to renew, nil if it did not fail
+	alive   chan struct{}             // closed when a lease was renewed after the rules were installed
 }
 
 // A way is what is known of the way to one nameserver.
@@ -87,15 +91,19 @@ type probed struct {
 	alive      bool // the agent has answered, on this way or directly
 }
 
-// run probes until ctx ends.
-func (w *ways) run(ctx context.Context) {
+// run probes from when the rules are installed until ctx ends. The rules of the previous agent may be
+// installed already.
+func (w *ways) run(ctx context.Context, installed bool) {
 	w.known, w.results = make(map[netip.Addr]*way), make(chan probed)
 	w.renewal = make(map[iptables.Family]error)
+	begun := w.begun
 	ticker := time.NewTicker(wayInterval)
 	defer ticker.Stop()
 	for {
 		for _, f := range families() {
-			w.next(ctx, f)
+			if installed {
+				w.next(ctx, f)
+			}
 		}
 		for waiting := true; waiting; {
 			select {
@@ -103,6 +111,8 @@ func (w *ways) run(ctx context.Context) {
 				w.note(ctx, r)
 			case <-ticker.C:
 				waiting = false
+			case <-begun:
+				waiting, begun, installed = false, nil, true
 			case <-ctx.Done():
 				w.drain()
 				return
@@ -245,6 +255,13 @@ func (w *ways) keepLease(f iptables.Family) {
 		w.log.Error("DNS over one family is not captured: its rules cannot be kept alive", "family", f, "error", err)
 	}
 	w.renewal[f] = err
+	select {
+	case <-w.begun:
+		if err == nil {
+			w.once.Do(func() { close(w.alive) })
+		}
+	default:
+	}
 }
 
 // changed logs that the state of a way has changed, and lets queries to nameservers pass whose ways are

@@ -26,6 +26,7 @@ type target struct {
 	Desired
 	set      bool // false before the first Set: there is nothing to do
 	variants []variant
+	leased   []variant // the same with a lease, in which another process may have installed them
 }
 
 // same reports whether t asks for the same rules as other.
@@ -133,6 +134,11 @@ func (c *Capture) aim(t *target) error {
 	}
 	var err error
 	if t.variants, err = variants(t.Config); err != nil {
+		return err
+	}
+	leased := t.Config
+	leased.Lease, leased.FailClosed = true, false
+	if t.leased, err = variants(leased); err != nil {
 		return err
 	}
 	if !slices.Equal(t.Config.Servers, previous.Config.Servers) {

@@ -205,6 +205,18 @@ func (s saved) hasOwn() bool {
 	return false
 }
 
+// leased reports whether nametap's rules of a family have a lease.
+func (s saved) leased(f Family) bool {
+	for _, chain := range s["nat"].ownChains() {
+		for _, rule := range s["nat"].in(chain) {
+			if strings.Contains(rule, "--match-set "+f.Set()+" ") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // hasMark reports whether nametap has made any of the tables.
 func (s saved) hasMark() bool {
 	for _, t := range s {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"strconv"
-	"strings"
 )
 
 // State is the state of the rules of a family.
@@ -101,12 +100,10 @@ func (c *Capture) EndsByItself(ctx context.Context) bool {
 	m := c.goal.Config.toolbox().inspectAll(ctx)
 	for _, side := range []*side{m.nft, m.legacy} {
 		for f, s := range side.saved {
-			for _, chain := range s["nat"].ownChains() {
-				if !slices.ContainsFunc(s["nat"].in(chain), func(rule string) bool { return strings.Contains(rule, "--match-set "+f.Set()+" ") }) {
-					return false
-				}
-				found = true
+			if s.hasOwn() && !s.leased(f) {
+				return false
 			}
+			found = found || s.hasOwn()
 		}
 	}
 	return found
@@ -129,6 +126,8 @@ func (r *report) state(fs *FamilyStatus, s saved) {
 	f, vs := fs.Family, r.goal.variants
 	if v, ok := r.in.families[f]; ok && !r.outdated {
 		vs = []variant{v}
+	} else if s.leased(f) {
+		vs = r.goal.leased
 	}
 	wanted := len(vs[0].rules.tables(f)) > 0
 	for _, err := range []error{r.in.missing[f], r.in.reduced[f]} {
