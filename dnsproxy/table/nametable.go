@@ -3,7 +3,9 @@ package table
 import (
 	"fmt"
 	"iter"
+	"maps"
 	"math"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -241,38 +243,56 @@ func (d *destinationInfo) parse(b []byte) error {
 	return nil
 }
 
-// NameTable returns the table as a NameTable: every host under the key that the control
-// plane gave it and, as Istio's agent shows them, the short names that answer as entries of
-// their own. The caller owns the result.
+// NameTable returns the table as a NameTable, with all of [Table.Infos]. The caller owns the
+// result.
 func (t *Table) NameTable() *api.NameTable {
-	out := &api.NameTable{Table: make(map[string]*api.NameTable_NameInfo, 3*t.Len())}
+	return &api.NameTable{Table: maps.Collect(t.Infos)}
+}
+
+// Infos yields the entries of the table as a NameTable, each key once, in no order: every host
+// under the key that the control plane gave it and, as Istio's agent shows them, the short names
+// that answer as entries of their own. The caller owns the entries.
+func (t *Table) Infos(yield func(key string, info *api.NameTable_NameInfo) bool) {
 	var names [3]wire.Name
+	var s Scratch
 	for h := range t.all {
 		info := h.info(&t.Cluster)
-		out.Table[info.key] = &api.NameTable_NameInfo{
+		if !yield(info.key, &api.NameTable_NameInfo{
 			Ips: addressTexts(&h), Registry: info.registry, Shortname: info.shortname, Namespace: info.namespace,
 			Alias: strings.TrimSuffix(h.Alias().String(), "."), Headless: h.headless(), Ports: portMessages(&h), Near: h.near[0] + h.near[1],
 			Destinations: destinationMessages(&h),
+		}) {
+			return
 		}
-		if h.derived() {
-			for _, name := range t.Cluster.heads(h.Name, names[:0]) {
-				t.listShortName(out, name, &h)
+		if !h.derived() {
+			continue
+		}
+		for _, name := range t.Cluster.heads(h.Name, names[:0]) {
+			if t.finds(name, &h, &s) && !yield(name.String(), t.shortInfo(&h)) {
+				return
 			}
 		}
 	}
 	for name, fqdn := range t.claimed.all {
-		if h, ok := t.find(fqdn); ok {
-			t.listShortName(out, name, &h)
+		h, ok := t.find(fqdn)
+		if !ok || h.derived() && slices.Contains(t.Cluster.heads(h.Name, names[:0]), name) || !t.finds(name, &h, &s) {
+			continue
+		}
+		if !yield(name.String(), t.shortInfo(&h)) {
+			return
 		}
 	}
-	return out
 }
 
-// listShortName adds name to out if a lookup of it finds h.
-func (t *Table) listShortName(out *api.NameTable, name wire.Name, h *Host) {
-	if m := t.Lookup(name, nil, &Suffixes{}, new(Scratch)); m.Rule != RuleNone && m.Host.Name == h.Name {
-		out.Table[name.String()] = &api.NameTable_NameInfo{Ips: addressTexts(h), Registry: h.info(&t.Cluster).registry}
-	}
+// finds reports whether a lookup of name, which is not the host's FQDN, finds h.
+func (t *Table) finds(name wire.Name, h *Host, s *Scratch) bool {
+	m := t.Lookup(name, nil, &Suffixes{}, s)
+	return m.Rule != RuleNone && m.Host.Name == h.Name && name != h.Name
+}
+
+// shortInfo returns the entry of a short name of h.
+func (t *Table) shortInfo(h *Host) *api.NameTable_NameInfo {
+	return &api.NameTable_NameInfo{Ips: addressTexts(h), Registry: h.info(&t.Cluster).registry}
 }
 
 // portMessages returns the ports of a host.
