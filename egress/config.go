@@ -33,6 +33,11 @@ type Config struct {
 	// Sockets are listening TCP sockets on the port of Addr that another process holds. They replace
 	// those that New would open. New closes the files.
 	Sockets []*os.File
+	// OpenOthers also opens the listeners of Addr that are not among Sockets. Default false: the other
+	// process decides.
+	OpenOthers bool
+	// Opened is called with all listeners when one is opened after New. It may be nil.
+	Opened func([]netip.AddrPort)
 	// Table returns the current table.
 	Table func() *table.Table
 	// Synced is closed when there is a table. Until then Table may return nil, and connections wait for

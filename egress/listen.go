@@ -5,34 +5,41 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"syscall"
 
 	"github.com/nametap/nametap/dnsproxy/sockets"
 )
 
-// listen adopts the sockets of another process, or opens the listeners. Of localhost and of all
-// addresses, one family may be missing. A listener on loopback is opened although the host does not have the
-// address yet, because IPv6 may be switched on later.
+// listen adopts the sockets of another process, or opens the listeners. Those that cannot be opened are
+// missing. It fails if all are, because the address is wrong. A listener on loopback is opened although the
+// host does not have the address yet, because IPv6 may be switched on later.
 func (s *Server) listen(ctx context.Context) error {
-	if len(s.config.Sockets) > 0 {
-		return s.adopt()
+	if err := s.adopt(); err != nil {
+		return err
+	}
+	if len(s.listeners) > 0 && !s.config.OpenOthers {
+		return nil
 	}
 	hosts, port, err := s.config.listenAddrs()
 	if err != nil {
 		return err
 	}
+	s.missing = map[netip.AddrPort]error{}
 	var errs []error
 	for _, host := range hosts {
-		var control func(string, string, syscall.RawConn) error
-		if host.IsLoopback() {
-			control = sockets.FreeBind
+		addr := netip.AddrPortFrom(host, port)
+		if slices.Contains(s.Addrs(), addr) {
+			continue
 		}
-		listener, err := listenOn(ctx, netip.AddrPortFrom(host, port), control)
+		listener, err := listenOn(ctx, addr, controlOf(host))
 		if err != nil {
 			errs = append(errs, err)
+			s.missing[addr] = err
 			continue
 		}
 		s.listeners = append(s.listeners, listener)
@@ -40,18 +47,90 @@ func (s *Server) listen(ctx context.Context) error {
 			port = s.Addrs()[0].Port()
 		}
 	}
-	if len(s.listeners) == 0 {
+	if len(s.listeners) == 0 && !slices.ContainsFunc(errs, passing) {
 		return fmt.Errorf("listening for connections to VIPs on %s (--egress-addr): %w", s.config.Addr, errors.Join(errs...))
 	}
 	logMissing(s.log, errs)
 	return nil
 }
 
+// controlOf returns the Control of a listener.
+func controlOf(host netip.Addr) func(string, string, syscall.RawConn) error {
+	if host.IsLoopback() {
+		return sockets.FreeBind
+	}
+	return nil
+}
+
+// passing reports whether a listener may be opened later with the same settings.
+func passing(err error) bool { return !sockets.WrongAddr(err) }
+
 // logMissing logs why listeners are missing.
 func logMissing(log *slog.Logger, errs []error) {
 	for _, err := range errs {
-		log.Warn("degraded: connections to VIPs of one family are not carried", "error", err)
+		log.Warn("degraded: connections to VIPs of one family are not carried; retrying", "error", err)
 	}
+}
+
+// openMissing opens the missing listeners, and calls accept with each, until all are open or ctx ends.
+func (s *Server) openMissing(ctx context.Context, accept func(*net.TCPListener)) {
+	if len(s.unserved()) == 0 {
+		return
+	}
+	sockets.Retry(ctx, func() (last error) {
+		for addr := range s.unserved() {
+			listener, err := listenOn(ctx, addr, controlOf(addr.Addr()))
+			if err != nil {
+				last = err
+			}
+			if s.opening(addr, listener, err) {
+				s.log.Info("a missing listener for connections to VIPs is open now", "listener", addr)
+				accept(listener)
+				if s.config.Opened != nil {
+					s.config.Opened(s.Addrs())
+				}
+			}
+		}
+		return last
+	})
+}
+
+// opening records the result of opening a missing listener. It reports whether the listener is to be
+// served.
+func (s *Server) opening(addr netip.AddrPort, listener *net.TCPListener, err error) bool {
+	s.listenersMu.Lock()
+	defer s.listenersMu.Unlock()
+	switch {
+	case err != nil:
+		s.missing[addr] = err
+		return false
+	case s.closed:
+		_ = listener.Close() // no client has connected
+		return false
+	}
+	delete(s.missing, addr)
+	s.listeners = append(s.listeners, listener)
+	return true
+}
+
+// unserved returns the missing listeners and why they are.
+func (s *Server) unserved() map[netip.AddrPort]error {
+	s.listenersMu.Lock()
+	defer s.listenersMu.Unlock()
+	return maps.Clone(s.missing)
+}
+
+// Unserved returns a text for each listener that cannot be opened at an address of this host, with the
+// reason.
+func (s *Server) Unserved() []string {
+	var texts []string
+	for _, err := range s.unserved() {
+		if passing(err) {
+			texts = append(texts, "connections to VIPs: "+err.Error())
+		}
+	}
+	slices.Sort(texts)
+	return texts
 }
 
 // adopt takes over the sockets of another process.
@@ -84,17 +163,28 @@ func listenOn(ctx context.Context, addr netip.AddrPort, control func(string, str
 	return listener.(*net.TCPListener), nil
 }
 
+// opened returns the open listeners.
+func (s *Server) opened() []*net.TCPListener {
+	s.listenersMu.Lock()
+	defer s.listenersMu.Unlock()
+	return slices.Clone(s.listeners)
+}
+
 // Addrs returns the addresses that the server listens on.
 func (s *Server) Addrs() []netip.AddrPort {
-	addrs := make([]netip.AddrPort, 0, len(s.listeners))
-	for _, l := range s.listeners {
+	opened := s.opened()
+	addrs := make([]netip.AddrPort, 0, len(opened))
+	for _, l := range opened {
 		addrs = append(addrs, l.Addr().(*net.TCPAddr).AddrPort())
 	}
 	return addrs
 }
 
-// closeListeners closes the listeners.
+// closeListeners closes the listeners. None is opened afterwards.
 func (s *Server) closeListeners() {
+	s.listenersMu.Lock()
+	defer s.listenersMu.Unlock()
+	s.closed = true
 	for _, l := range s.listeners {
 		_ = l.Close() // nothing is buffered
 	}
@@ -102,7 +192,7 @@ func (s *Server) closeListeners() {
 
 // OpenSockets opens the sockets of addr, a [Config.Addr], for [Config.Sockets] of another process. It
 // opens those of an address that this host does not have yet, too. It logs those that it cannot open,
-// and fails if it can open none. The caller closes the files.
+// and fails if it can open none because the address is wrong. The caller closes the files.
 func OpenSockets(ctx context.Context, addr string, log *slog.Logger) ([]*os.File, error) {
 	cfg := Config{Addr: addr}
 	hosts, port, err := cfg.listenAddrs()
@@ -122,7 +212,7 @@ func OpenSockets(ctx context.Context, addr string, log *slog.Logger) ([]*os.File
 		}
 		files = append(files, file)
 	}
-	if len(files) == 0 {
+	if len(files) == 0 && !slices.ContainsFunc(errs, passing) {
 		return nil, fmt.Errorf("listening for connections to VIPs on %s (--egress-addr): %w", addr, errors.Join(errs...))
 	}
 	logMissing(log, errs)
@@ -147,11 +237,5 @@ func Owns(addr string, file *os.File) bool {
 	if err != nil {
 		return false
 	}
-	listener, err := net.FileListener(file) // a duplicate
-	if err != nil {
-		return false
-	}
-	defer func() { _ = listener.Close() }()
-	tcp, ok := listener.Addr().(*net.TCPAddr)
-	return ok && tcp.Port == int(port)
+	return port != 0 && sockets.TCPAddr(file).Port() == port
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,7 +26,6 @@ type Server struct {
 	log       *slog.Logger
 	forbidden []addressRange
 	max       int64 // connections at a time
-	listeners []*net.TCPListener
 	reserve   *sockets.Reserve
 	attempts  *semaphore.Weighted // to connect, beside the first one of a connection
 	pipes     pipes
@@ -45,6 +45,11 @@ type Server struct {
 
 	mu    sync.Mutex
 	conns map[*net.TCPConn]func() // of clients, and how each is reset; nil once the end resets them
+
+	listenersMu sync.Mutex
+	listeners   []*net.TCPListener
+	missing     map[netip.AddrPort]error // listeners that could not be opened, and why
+	closed      bool                     // the listeners, at the end
 }
 
 // descriptorsPerConn are those of a connection that is joined: the client's and the host's. While it is dialled,
@@ -55,7 +60,8 @@ const descriptorsPerConn = 2
 // connect beside the first one.
 const attemptShare = 8
 
-// New checks cfg, opens the listeners and tests the mark. An error names the setting.
+// New checks cfg, opens the listeners and tests the mark. An error names the setting. Listeners whose
+// port another program has are opened by Run.
 func New(ctx context.Context, cfg Config) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -85,7 +91,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 			"want", s.max, "have", limit)
 		s.max = limit
 	}
-	s.reserve = sockets.NewReserve(len(s.listeners))
+	s.reserve = sockets.NewReserve(len(s.listeners) + len(s.missing))
 	return s, nil
 }
 
@@ -131,14 +137,22 @@ func (s *Server) Run(ctx context.Context) error {
 	serving, abort := context.WithCancel(context.WithoutCancel(ctx))
 	defer abort()
 	group, ctx := errgroup.WithContext(ctx)
-	for _, l := range s.listeners {
+	for _, l := range s.opened() {
 		group.Go(func() error { return s.accept(serving, l) })
 	}
+	opening, stop := context.WithCancel(ctx)
+	group.Go(func() error {
+		s.openMissing(opening, func(l *net.TCPListener) {
+			group.Go(func() error { return s.accept(serving, l) })
+		})
+		return nil
+	})
 	group.Go(func() error {
 		select {
 		case <-ctx.Done():
 		case <-s.ended:
 		}
+		stop()
 		s.end() // so that accept knows why its listener is closed
 		s.closeListeners()
 		return nil

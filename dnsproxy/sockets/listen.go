@@ -1,12 +1,15 @@
 package sockets
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strconv"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -52,4 +55,68 @@ func FreeBind(_, _ string, conn syscall.RawConn) error {
 		err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1) //nolint:gosec // a descriptor
 	})
 	return errors.Join(controlErr, err)
+}
+
+// WrongAddr reports whether the error of opening a listener means that its address is wrong: it does not
+// parse, this host does not have it, or this process may not use it. All other errors may pass: another
+// program may have the address, or descriptors or memory are missing.
+func WrongAddr(err error) bool {
+	for _, wrong := range []error{unix.EADDRNOTAVAIL, unix.EACCES, unix.EPERM, unix.EAFNOSUPPORT} {
+		if errors.Is(err, wrong) {
+			return true
+		}
+	}
+	_, text := errors.AsType[*net.AddrError](err)
+	_, name := errors.AsType[*net.DNSError](err)
+	return text || name
+}
+
+// The pause before the next attempt of Retry doubles from minRetry up to maxRetry.
+const (
+	minRetry = 100 * time.Millisecond
+	maxRetry = 5 * time.Second
+)
+
+// Retry calls attempt after a pause, and again after longer ones while it fails. It reports false if ctx
+// ends before an attempt succeeds.
+func Retry(ctx context.Context, attempt func() error) bool {
+	for pause := minRetry; ; pause = min(2*pause, maxRetry) {
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return false
+		}
+		if attempt() == nil {
+			return true
+		}
+	}
+}
+
+// TCPAddr returns the address of a listening TCP socket, the zero one for any other file.
+func TCPAddr(file *os.File) netip.AddrPort {
+	listener, err := net.FileListener(file) // a duplicate
+	if err != nil {
+		return netip.AddrPort{}
+	}
+	defer func() { _ = listener.Close() }()
+	if tcp, ok := listener.Addr().(*net.TCPAddr); ok {
+		return tcp.AddrPort()
+	}
+	return netip.AddrPort{}
+}
+
+// UDPPort returns the port of a UDP socket, 0 for any other file.
+func UDPPort(file *os.File) uint16 {
+	conn, err := net.FilePacketConn(file) // a duplicate
+	if err != nil {
+		return 0
+	}
+	defer func() { _ = conn.Close() }()
+	udp, ok := conn.LocalAddr().(*net.UDPAddr)
+	if !ok {
+		return 0
+	}
+	return uint16(udp.Port) //nolint:gosec // a port
 }
