@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
+	"os"
 	"reflect"
 	"sync"
 	"sync/atomic"
@@ -30,6 +31,12 @@ type Config struct {
 	// StatusAddr is the host:port of the status endpoints. An empty host means all
 	// addresses, port 0 a free port.
 	StatusAddr string
+	// StatusSockets are listening TCP sockets on the port of StatusAddr that another process holds.
+	// They replace the one that New would open. New closes the files.
+	StatusSockets []*os.File
+	// SocketDirs are the directories in which the socket of the private status endpoints may be:
+	// see [SocketDirs]. Without any, there are no private endpoints.
+	SocketDirs []string
 	// StateDirRequired makes it an error that the state directory (XDS.StateDir) cannot be
 	// used. Otherwise the agent logs it and runs without a snapshot.
 	StateDirRequired bool
@@ -92,9 +99,10 @@ type Agent struct {
 	ready    chan struct{} // closed when queries are answered from a table
 }
 
-// New checks the configuration and opens the status socket, so that wrong settings and a port
-// in use are reported before anything runs. An error names the setting and says what it should
-// be.
+// New checks the configuration and opens the sockets of the status endpoints and for VIPs, so that
+// wrong settings are reported before anything runs. An error names the setting and says what it
+// should be. If another program has the port of such a socket, Run opens it later: DNS does not
+// need it.
 func New(ctx context.Context, cfg Config) (*Agent, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(
@@ -391,4 +399,4 @@ func (a *Agent) Ready() <-chan struct{} { return a.ready }
 func (a *Agent) Proxy() *dnsproxy.Server { return a.proxy }
 
 // StatusAddr returns the address of the status endpoints.
-func (a *Agent) StatusAddr() string { return a.status.Addr() }
+func (a *Agent) StatusAddr() string { return a.status.addr() }

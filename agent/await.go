@@ -211,12 +211,12 @@ func (w Awaited) statusAddr() string {
 	return reachable(w.StatusAddr)
 }
 
-// AwaitReady waits until the agent with a status address is ready: it has a table, or has waited for
+// AwaitReady waits until the agent that a transport reaches is ready: it has a table, or has waited for
 // one for --ready-timeout. If ctx ends before, the error says why the agent is not ready.
-func AwaitReady(ctx context.Context, statusAddr string) error {
-	client := http.Client{Transport: &http.Transport{}, Timeout: probeTimeout} // without a proxy
+func AwaitReady(ctx context.Context, transport http.RoundTripper) error {
+	client := http.Client{Transport: transport, Timeout: probeTimeout}
 	defer client.CloseIdleConnections()
-	w, last := Awaited{StatusAddr: statusAddr}, errors.New("no time to ask it")
+	w, last := Awaited{StatusAddr: "localhost:80"}, errors.New("no time to ask it")
 	for {
 		reason, _, err := w.notReady(ctx, &client)
 		switch {

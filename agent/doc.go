@@ -7,7 +7,12 @@
 //	addresses.go      following changes of the addresses of the interfaces
 //	lookup.go         looking up the control plane where resolv.conf names the agent
 //	memory.go         returning memory to the kernel when pushes pause
-//	status.go         the status server: probes, metrics, /debug/..., the cache
+//	status.go         the status server: probes, metrics, /debug/..., flushing the cache
+//	endpoint.go       a listener of the status server, which is opened again when it fails
+//	private.go        the private socket: where it is, and which users may use it
+//	statussockets.go  sockets of the status address that the supervisor or systemd holds
+//	dump.go           the table and the cache, entry by entry
+//	readings.go       the state of the kernel, once for all requests
 //	systemd.go        notifications to systemd
 //	probe.go          probes of the agent's own listeners
 //	redirected.go     whether queries are redirected to the agent, by a test query
@@ -37,8 +42,9 @@
 //	nds.Client.Run       one for the stream, which receives, applies and ACKs in this order; one
 //	                     that ends the stream when the node changes; one that writes the
 //	                     snapshot; one that obtains and renews the workload certificate
-//	Agent                one that follows the addresses of the interfaces (rtnetlink), the status
-//	                     server, the drain, the announcement of readiness, systemd's watchdog,
+//	Agent                one that follows the addresses of the interfaces (rtnetlink), three of the
+//	                     status server (status address, private socket, readings), the drain,
+//	                     the announcement of readiness, systemd's watchdog,
 //	                     one that returns memory when pushes pause; with capture one that keeps
 //	                     the rules as desired, one that keeps the registration with
 //	                     systemd-resolved (two more while that runs), one that probes the way of clients' queries and

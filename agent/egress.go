@@ -33,6 +33,11 @@ func newEgress(ctx context.Context, agent Config, a *Agent) (*egress.Server, err
 	for _, addr := range []string{agent.DNS.Addr, agent.StatusAddr, cfg.Addr} {
 		cfg.OwnPorts = append(cfg.OwnPorts, portOf(addr))
 	}
+	if a.capture != nil {
+		cfg.Opened = func(listeners []netip.AddrPort) {
+			a.capture.follow(func(in *inputs) { in.vips = listeners })
+		}
+	}
 	server, err := egress.New(ctx, cfg)
 	if err == nil && a.capture != nil {
 		a.capture.kernel.SetOpen(server.Open, cfg.Drain+resetTime)

@@ -1,89 +1,174 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"os"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
-	"github.com/nametap/nametap/dnsproxy/table"
+	"github.com/nametap/nametap/dnsproxy/sockets"
 	"github.com/nametap/nametap/egress"
-	"github.com/nametap/nametap/internal/httpguard"
 	"github.com/nametap/nametap/nds"
 )
 
-// maxStatusConns is the most connections to the status endpoints, to which every host that
-// reaches this one can connect.
-const maxStatusConns = 64
-
-// A statusServer serves the endpoints for probes, metrics and the other commands of nametap.
-// It serves until the end of the drain, so that the drain can be watched.
+// A statusServer serves the endpoints for probes, metrics and the other commands of nametap: for
+// all clients on the status address, and what is private on a unix socket. It serves until the end
+// of the drain, so that the drain can be watched.
 type statusServer struct {
 	agent    *Agent
-	listener net.Listener
-	server   *http.Server
+	readings *readings
+	dumps    dumps
+	// public are on the status address: one, or one for each inherited socket.
+	public  []*endpoint
+	private *endpoint // nil without a directory for its socket
 }
 
+// newStatusServer opens the endpoints. An error says that the status address is wrong. If it is
+// taken, and if the private socket cannot be opened, they are opened later.
 func newStatusServer(ctx context.Context, a *Agent, registry *prometheus.Registry) (*statusServer, error) {
-	var config net.ListenConfig
-	listener, err := config.Listen(ctx, "tcp", a.config.StatusAddr)
-	if err != nil {
-		return nil, fmt.Errorf("status address %q: want a host:port that is free (--status-addr): %w", a.config.StatusAddr, err)
+	s := &statusServer{agent: a, readings: newReadings(a.read), dumps: newDumps()}
+	public := http.NewServeMux()
+	s.handlePublic(public, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	public.Handle("/", s.elsewhere())
+	if err := s.openPublic(ctx, public); err != nil {
+		return nil, err
 	}
-	s := &statusServer{agent: a}
-	metrics := promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
-	mux := http.NewServeMux()
+	if len(a.config.SocketDirs) > 0 {
+		private := http.NewServeMux()
+		s.handlePublic(private, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+		s.handlePrivate(private)
+		s.private = &endpoint{what: "the private socket", handler: peersOnly(private), peers: true, log: a.log}
+		s.private.listen = func(context.Context) (net.Listener, error) {
+			return listenPrivate(SocketPaths(a.config.SocketDirs, s.addr()))
+		}
+		_ = s.private.open(ctx) // Run opens it later
+	}
+	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "nametap_unserved_addresses", Help: "Addresses of the agent, besides those for DNS, that cannot be opened; retried.",
+	}, func() float64 { return float64(len(s.unserved())) }))
+	return s, nil
+}
+
+// handlePublic declares the endpoints for all clients.
+func (s *statusServer) handlePublic(mux *http.ServeMux, metrics http.Handler) {
 	mux.HandleFunc("GET /healthz/ready", s.handleReady)
 	mux.HandleFunc("GET /healthz/live", s.handleLive)
 	mux.Handle("GET /metrics", metrics)
 	mux.Handle("GET /stats/prometheus", metrics)
-	mux.Handle("GET /debug/ndsz", httpguard.LocalOnly(s.handleTable))
-	mux.Handle("GET /debug/explain", httpguard.LocalOnly(s.handleExplain))
-	mux.Handle("GET /debug/cache", httpguard.LocalOnly(s.handleCache))
-	mux.Handle("POST /cache/flush", httpguard.LocalOnly(s.handleCacheFlush))
-	mux.Handle("GET /debug/status", httpguard.LocalOnly(s.handleStatus))
-	mux.Handle("POST /drain", httpguard.LocalOnly(s.outsideService(s.handleDrain)))
-	mux.Handle("POST /quitquitquit", httpguard.LocalOnly(s.outsideService(s.handleQuit)))
-	s.server, s.listener = httpguard.New(mux, listener, maxStatusConns, a.log)
-	return s, nil
 }
 
-// statusGrace is how long requests in flight may take at the end.
-const statusGrace = time.Second
+// handlePrivate declares the endpoints for root and the agent's user: they show what all users
+// look up, and end the agent.
+func (s *statusServer) handlePrivate(mux *http.ServeMux) {
+	mux.Handle("GET /debug/ndsz", s.dumps.limited(s.handleTable))
+	mux.HandleFunc("GET /debug/explain", s.handleExplain)
+	mux.Handle("GET /debug/cache", s.dumps.limited(s.handleCache))
+	mux.HandleFunc("POST /cache/flush", s.handleCacheFlush)
+	mux.HandleFunc("GET /debug/status", s.handleStatus)
+	mux.HandleFunc("POST /drain", s.handleDrain)
+	mux.HandleFunc("POST /quitquitquit", s.handleQuit)
+}
 
-// Run serves until ctx ends and the requests in flight are done.
-func (s *statusServer) Run(ctx context.Context) error {
-	stopped := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(stopped)
-		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), statusGrace)
-		defer cancel()
-		if s.server.Shutdown(grace) != nil {
-			_ = s.server.Close() // of connections whose clients do not read
+// elsewhere returns a handler that refuses requests for private endpoints, and says where they are
+// answered.
+func (s *statusServer) elsewhere() http.Handler {
+	private := http.NewServeMux()
+	s.handlePrivate(private)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, pattern := private.Handler(r); pattern == "" {
+			http.NotFound(w, r)
+			return
 		}
+		where := "a unix socket, which this agent does not have"
+		if s.private != nil {
+			where = "the unix socket " + s.private.addr()
+		}
+		http.Error(w, "for root and the user of the agent only, on "+where, http.StatusForbidden)
 	})
-	err := s.server.Serve(s.listener)
-	if !stop() {
-		<-stopped // Serve returns when Shutdown begins
+}
+
+// openPublic opens the status address, or adopts its sockets.
+func (s *statusServer) openPublic(ctx context.Context, handler http.Handler) error {
+	a := s.agent
+	listen := func(ctx context.Context) (net.Listener, error) {
+		var config net.ListenConfig
+		listener, err := config.Listen(ctx, "tcp", a.config.StatusAddr)
+		if err == nil {
+			storeStatusSocket(listener, a.log)
+		}
+		return listener, err
 	}
-	if !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("the status listener on %s failed: %w", s.Addr(), err)
+	for _, file := range a.config.StatusSockets {
+		listener, err := adoptStatus(a.config.StatusAddr, file)
+		if err != nil {
+			return err
+		}
+		e := &endpoint{what: "the status address " + a.config.StatusAddr, handler: handler, listen: listen, log: a.log}
+		e.use(listener)
+		s.public = append(s.public, e)
+	}
+	if len(s.public) > 0 {
+		return nil
+	}
+	e := &endpoint{what: "the status address " + a.config.StatusAddr, handler: handler, listen: listen, log: a.log}
+	s.public = []*endpoint{e}
+	if err := e.open(ctx); sockets.WrongAddr(err) {
+		return fmt.Errorf("status address %q: want a host:port of this host (--status-addr): %w", a.config.StatusAddr, err)
 	}
 	return nil
 }
 
-// Addr returns the host:port that the endpoints are on.
-func (s *statusServer) Addr() string { return s.listener.Addr().String() }
+// Run serves until ctx ends and the requests in flight are done.
+func (s *statusServer) Run(ctx context.Context) error {
+	reading, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var beside, serving sync.WaitGroup
+	beside.Go(func() { s.readings.run(reading) })
+	for _, e := range s.endpoints() {
+		serving.Go(func() { e.run(ctx) })
+	}
+	serving.Wait()
+	stop()
+	beside.Wait()
+	return nil
+}
+
+// endpoints returns all endpoints.
+func (s *statusServer) endpoints() []*endpoint {
+	if s.private == nil {
+		return s.public
+	}
+	return append(slices.Clone(s.public), s.private)
+}
+
+// unserved returns a text for each address that cannot be opened, with the reason.
+func (s *statusServer) unserved() []string {
+	var texts []string
+	for _, e := range s.endpoints() {
+		if err := e.failure(); err != nil {
+			texts = append(texts, e.what+": "+err.Error())
+		}
+	}
+	if s.agent.egress != nil {
+		texts = append(texts, s.agent.egress.Unserved()...)
+	}
+	return texts
+}
+
+// addr returns the host:port that the endpoints for all clients are on, or are to be on.
+func (s *statusServer) addr() string {
+	return cmp.Or(s.public[0].addr(), s.agent.config.StatusAddr)
+}
 
 func (s *statusServer) handleLive(w http.ResponseWriter, r *http.Request) {
 	if err := s.agent.hangs(r.Context()); err != nil {
@@ -142,37 +227,6 @@ func (a *Agent) notReady() string {
 	return "no table of mesh hosts has been received yet"
 }
 
-// handleTable shows the table in the format of Istio's agent, for the scripts that read it.
-// With ?collisions=1 it shows the entries that were skipped and the names that two hosts claim.
-func (s *statusServer) handleTable(w http.ResponseWriter, r *http.Request) {
-	current := s.agent.proxy.Table()
-	if current == nil {
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusNotFound)
-		_, _ = fmt.Fprintln(w, "{}")
-		return
-	}
-	if r.URL.Query().Has("collisions") {
-		writeJSON(w, Problems{
-			Skipped:    append([]table.Skipped{}, current.Skipped()...), // [] rather than null
-			Collisions: append([]table.Collision{}, current.Collisions()...),
-		})
-		return
-	}
-	text, err := protojson.Marshal(current.NameTable())
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-		return
-	}
-	writeJSON(w, json.RawMessage(text))
-}
-
-// Problems are the problems of the table in use.
-type Problems struct {
-	Skipped    []table.Skipped   `json:"skipped"`
-	Collisions []table.Collision `json:"collisions"`
-}
-
 func (s *statusServer) handleExplain(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	name, qtype := query.Get("name"), query.Get("type")
@@ -197,7 +251,8 @@ type Status struct {
 	Reason    string          `json:"reason,omitempty"` // why it is not ready
 	Uptime    string          `json:"uptime"`
 	DNS       []dnsproxy.Addr `json:"dns"`
-	Silent    []string        `json:"silent,omitempty"` // why DNS listeners do not answer
+	Silent    []string        `json:"silent,omitempty"`   // why DNS listeners do not answer
+	Unserved  []string        `json:"unserved,omitempty"` // why other addresses than those for DNS are not open
 	Upstreams []Upstream      `json:"upstreams"`
 	Hosts     int             `json:"hosts"`
 	XDS       nds.Status      `json:"xds"`
@@ -242,9 +297,14 @@ func upstreams(proxy *dnsproxy.Server) []Upstream {
 
 func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 	a := s.agent
+	read, err := s.readings.current(r.Context())
+	if err != nil {
+		return // the client has disconnected
+	}
 	status := Status{
 		Reason: a.notReady(), Uptime: (time.Since(a.started) + a.clock.Slept()).Round(time.Second).String(),
-		DNS: a.proxy.Addrs(), Silent: silent(r.Context(), a.proxy.Addrs()), Upstreams: upstreams(a.proxy), XDS: a.client.Status(),
+		DNS: a.proxy.Addrs(), Silent: read.silent, Unserved: s.unserved(), Upstreams: upstreams(a.proxy), XDS: a.client.Status(),
+		Capture: read.capture, OnlyNameserverOf: read.onlyNameserverOf, Redirected: read.redirected,
 	}
 	status.Ready = status.Reason == ""
 	if table := a.proxy.Table(); table != nil {
@@ -254,28 +314,11 @@ func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 		carried := a.egress.Status()
 		status.Egress = &carried
 	}
-	if a.capture != nil {
-		status.Capture = a.capture.status(r.Context())
-	} else if status.OnlyNameserverOf = OnlyNameserverOf(a.config.DNS.Forward.ResolvConf, addrPorts(a.proxy)); status.OnlyNameserverOf == "" {
-		status.Redirected = Redirections(r.Context(), listening(a.proxy))
-	}
 	writeJSON(w, status)
 }
 
 // handleDrain makes the agent not ready while it still answers, so that a load balancer or a
 // script can remove it before it ends.
-// outsideService refuses requests if the agent serves a whole host as a unit of systemd. The server
-// cannot tell users of the host apart, and only root may stop the unit. In a pod, the programs
-// belong together.
-func (s *statusServer) outsideService(handle http.HandlerFunc) http.HandlerFunc {
-	if !s.agent.config.Service {
-		return handle
-	}
-	return func(w http.ResponseWriter, _ *http.Request) {
-		http.Error(w, "systemd runs this agent: use systemctl", http.StatusForbidden)
-	}
-}
-
 func (s *statusServer) handleDrain(w http.ResponseWriter, _ *http.Request) {
 	s.agent.draining.Store(true)
 	_, _ = fmt.Fprintln(w, "draining")
@@ -296,10 +339,6 @@ func writeJSON(w http.ResponseWriter, v any) {
 	_, _ = fmt.Fprintln(w, string(text)) // fails only if the client has disconnected
 }
 
-// maxCacheEntries limits the entries that /debug/cache shows, and so the response to a few
-// megabytes.
-const maxCacheEntries = 10_000
-
 // Flushed is the number of questions that were removed from the cache.
 type Flushed struct {
 	Flushed int `json:"flushed"`
@@ -310,15 +349,6 @@ type Flushed struct {
 func selection(r *http.Request) forward.CacheSelection {
 	query := r.URL.Query()
 	return forward.CacheSelection{Name: query.Get("name"), Suffix: query.Get("suffix")}
-}
-
-func (s *statusServer) handleCache(w http.ResponseWriter, r *http.Request) {
-	content, err := s.agent.proxy.CacheContent(selection(r), maxCacheEntries)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
-	}
-	writeJSON(w, content)
 }
 
 func (s *statusServer) handleCacheFlush(w http.ResponseWriter, r *http.Request) {

@@ -7,10 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"testing"
-
-	"github.com/nametap/nametap/internal/httpguard"
 )
 
 // TestStatusEnd checks that a request in flight is answered before the status server ends.
@@ -22,15 +19,19 @@ func TestStatusEnd(t *testing.T) { // R9
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	s := &statusServer{}
 	slow := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		stopped := make(chan struct{})
-		s.server.RegisterOnShutdown(func() { close(stopped) })
 		cancel()
-		<-stopped
+		for { // until the server is shutting down
+			conn, err := net.Dial("tcp", ln.Addr().String())
+			if err != nil {
+				break
+			}
+			_ = conn.Close()
+		}
 		fmt.Fprint(w, "done")
 	})
-	s.server, s.listener = httpguard.New(slow, ln, maxStatusConns, slog.New(slog.DiscardHandler))
+	e := &endpoint{handler: slow, log: slog.New(slog.DiscardHandler)}
+	e.use(ln)
 	got := make(chan string, 1)
 	go func() {
 		resp, err := http.Get("http://" + ln.Addr().String())
@@ -42,24 +43,8 @@ func TestStatusEnd(t *testing.T) { // R9
 		body, _ := io.ReadAll(resp.Body)
 		got <- string(body)
 	}()
-	if err := s.Run(ctx); err != nil {
-		t.Error(err)
-	}
-	_ = s.server.Close() // ends every request that is still in flight after Run
+	e.run(ctx)
 	if body := <-got; body != "done" {
 		t.Errorf("got %q", body)
-	}
-}
-
-// TestOutsideService checks that clients cannot end the agent of a unit of systemd. R9.
-func TestOutsideService(t *testing.T) {
-	t.Parallel()
-	for service, want := range map[bool]int{false: http.StatusOK, true: http.StatusForbidden} {
-		s := &statusServer{agent: &Agent{config: Config{Service: service}}}
-		recorder := httptest.NewRecorder()
-		s.outsideService(func(http.ResponseWriter, *http.Request) {})(recorder, nil)
-		if recorder.Code != want {
-			t.Errorf("as a service %v: %d, want %d", service, recorder.Code, want)
-		}
 	}
 }

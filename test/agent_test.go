@@ -146,23 +146,38 @@ func (a *agent) openFiles() uint64 {
 }
 
 // get returns the response of the agent's status endpoint with its header, or an empty
-// string if no process listens.
+// string if no process listens. It asks on the private socket for what is private.
 func (h *host) get(path string) string {
 	h.tb.Helper()
-	var response []byte
+	if strings.HasPrefix(path, "/debug/") {
+		conn, err := net.DialTimeout("unix", h.socket(), wait.Limit)
+		return h.getFrom(conn, err, path)
+	}
+	var response string
 	h.Run(func() {
 		conn, err := net.DialTimeout("tcp", statusAddr, wait.Limit)
-		if err != nil {
-			return
-		}
-		defer conn.Close()
-		if _, err = fmt.Fprintf(conn, "GET %s HTTP/1.0\r\n\r\n", path); err == nil {
-			response, err = io.ReadAll(conn)
-		}
-		if err != nil {
-			h.tb.Fatal(err)
-		}
+		response = h.getFrom(conn, err, path)
 	})
+	return response
+}
+
+// socket returns the path of the private socket of the host's agent.
+func (h *host) socket() string { return filepath.Join(h.runDir(), "status-15054.sock") }
+
+// getFrom is get on a connection, unless it has failed.
+func (h *host) getFrom(conn net.Conn, err error, path string) string {
+	h.tb.Helper()
+	if err != nil {
+		return ""
+	}
+	defer conn.Close()
+	var response []byte
+	if _, err = fmt.Fprintf(conn, "GET %s HTTP/1.0\r\n\r\n", path); err == nil {
+		response, err = io.ReadAll(conn)
+	}
+	if err != nil {
+		h.tb.Fatal(err)
+	}
 	return string(response)
 }
 
@@ -182,10 +197,25 @@ func (h *host) metric(name string) float64 {
 	return 0
 }
 
-// raw sends a request to the status endpoints unchanged, and returns the status line.
+// raw sends a request to the status address unchanged, and returns the status line.
 func (h *host) raw(request string) string {
 	h.tb.Helper()
-	conn := h.dialStatus(statusAddr)
+	return h.rawTo(h.dialStatus(statusAddr), request)
+}
+
+// privateRaw is raw to the private socket.
+func (h *host) privateRaw(request string) string {
+	h.tb.Helper()
+	conn, err := net.Dial("unix", h.socket())
+	if err != nil {
+		h.tb.Fatal(err)
+	}
+	return h.rawTo(conn, request)
+}
+
+// rawTo sends a request to a connection unchanged, and returns the status line.
+func (h *host) rawTo(conn net.Conn, request string) string {
+	h.tb.Helper()
 	defer conn.Close()
 	if _, err := io.WriteString(conn, request); err != nil {
 		h.tb.Fatal(err)
@@ -199,7 +229,7 @@ func (h *host) raw(request string) string {
 }
 
 // notifications sets the environment of a service with a watchdog for the host's agents,
-// and returns a function that reads their next notification.
+// and returns a function that reads their next notification, other than those about stored sockets.
 func (h *host) notifications() (next func() string) {
 	h.tb.Helper()
 	path := filepath.Join(h.dir, "notify")
@@ -218,10 +248,14 @@ func (h *host) notifications() (next func() string) {
 			h.tb.Fatal(err)
 		}
 		buffer := make([]byte, 512)
-		n, err := notified.Read(buffer)
-		if err != nil {
-			h.tb.Fatal(err)
+		for {
+			n, err := notified.Read(buffer)
+			if err != nil {
+				h.tb.Fatal(err)
+			}
+			if text := string(buffer[:n]); !strings.HasPrefix(text, "FDSTORE") {
+				return text
+			}
 		}
-		return string(buffer[:n])
 	}
 }

@@ -2,10 +2,7 @@ package test
 
 import (
 	"net"
-	"os"
-	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -159,28 +156,7 @@ func TestStatusOfHalf(t *testing.T) { // K4
 func TestSystemd(t *testing.T) { // R2, V3
 	t.Parallel()
 	v := newVM(t, "nft")
-	path := filepath.Join(v.dir, "notify")
-	notified, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram", Name: path})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer notified.Close()
-	if err := os.Chmod(path, 0o777); err != nil {
-		t.Fatal(err)
-	}
-	next := func() string {
-		t.Helper()
-		if err := notified.SetReadDeadline(time.Now().Add(wait.Limit)); err != nil {
-			t.Fatal(err)
-		}
-		buffer := make([]byte, 512)
-		n, err := notified.Read(buffer)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(buffer[:n])
-	}
-	v.environment = append(v.environment, "NOTIFY_SOCKET="+path, "WATCHDOG_USEC=300000")
+	next := v.notifications()
 	const conns = 4
 	v.launch("--capture", "--max-tcp-conns", "4")
 	if got := next(); got != "READY=1" || !v.captured() {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 	"syscall"
 )
 
@@ -60,7 +61,8 @@ func (h *host) command(args ...string) *exec.Cmd {
 	if h.chroot != "" {
 		cmd.Path = imageBinary
 	}
-	cmd.Env = append(slices.Concat(os.Environ(), h.environment), "POD_NAME=web-0", "POD_NAMESPACE=shop", "INSTANCE_IP=10.1.2.3")
+	runtime := "RUNTIME_DIRECTORY=" + strings.TrimPrefix(h.runDir(), h.chroot)
+	cmd.Env = append(slices.Concat(os.Environ(), []string{runtime}, h.environment), "POD_NAME=web-0", "POD_NAMESPACE=shop", "INSTANCE_IP=10.1.2.3")
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Chroot:      h.chroot,
 		Credential:  &syscall.Credential{Uid: agentID, Gid: agentID},

@@ -9,7 +9,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// E1: connections to VIPs of a family are not redirected to another program that has the port.
+// E1, R3: connections to VIPs of a family are not redirected to another program that has the port. They are once
+// it is free.
 func TestEgressPortTaken(t *testing.T) {
 	t.Parallel()
 	e := newEgressVM(t, "nft")
@@ -41,6 +42,13 @@ func TestEgressPortTaken(t *testing.T) {
 	if rules := e.Exec("ip6tables-nft-save"); strings.Contains(rules, "2001:2::") || !strings.Contains(rules, "NAMETAP_OUTPUT") {
 		t.Errorf("the rules for IPv6 are\n%s", rules)
 	}
+	if status := e.root("status", "--status-addr", statusAddr).stdout; !strings.Contains(status, "problem        connections to VIPs: listen tcp6 [::1]:"+egressPort) {
+		t.Errorf("the status does not report it:\n%s", status)
+	}
+	if err := other.Close(); err != nil {
+		t.Fatal(err)
+	}
+	wait.Until(t, "connections over IPv6 are redirected", func() bool { return strings.Contains(e.Exec("ip6tables-nft-save"), "2001:2::") })
 }
 
 // E1: if IPv6 is switched on after the start, connections to VIPs over it are carried.

@@ -1,6 +1,7 @@
 package test
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -79,6 +80,10 @@ func newBareHost(tb testing.TB) *host {
 			tb.Fatal(err)
 		}
 	}
+	run := h.runDir()
+	if err := errors.Join(os.Mkdir(run, 0o755), os.Chmod(run, 0o777)); err != nil {
+		tb.Fatal(err)
+	}
 	h.Run(func() { h.xds = fakexds.Start(tb, fakexds.Options{}) })
 	h.xds.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{
 		"web.shop.svc.cluster.local": {Ips: []string{"10.1.0.1"}, Registry: "Kubernetes", Shortname: "web", Namespace: "shop"},
@@ -86,6 +91,9 @@ func newBareHost(tb testing.TB) *host {
 	h.resolvConf = h.write("resolv.conf", "nameserver "+named+"\n")
 	return h
 }
+
+// runDir returns the runtime directory of the host's agents, in which their private socket is.
+func (h *host) runDir() string { return filepath.Join(h.dir, "runtime") }
 
 // nameserver starts a nameserver on port 53 of an address of a namespace. It answers all
 // names with one address.

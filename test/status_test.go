@@ -1,10 +1,16 @@
 package test
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -27,46 +33,228 @@ func (h *host) dialStatus(address string) net.Conn {
 	return conn
 }
 
-// TestStatusForeignPages checks that endpoints for clients on this host refuse requests
-// that a browser on this host sends for a page of another site.
-func TestStatusForeignPages(t *testing.T) { // R9
+// TestStatusOfOtherUsers checks that what is private is for root and the user of the agent: what all users
+// of a VM look up, and the end of the agent.
+func TestStatusOfOtherUsers(t *testing.T) { // R9
 	t.Parallel()
+	netns.Need(t, "setpriv")
 	h := newHost(t)
 	a := h.start()
-	const forbidden = "HTTP/1.1 403 Forbidden"
-	for headers, want := range map[string]string{
-		"Host: " + statusAddr: "HTTP/1.1 200 OK",
-		"Host: localhost":     "HTTP/1.1 200 OK",
-		"Host: [::1]:15054":   "HTTP/1.1 200 OK",
-		"Host: localhost:15054\r\nOrigin: http://localhost:15054":                              "HTTP/1.1 200 OK",
-		"Host: localhost:15054\r\nOrigin: http://evil.example":                                 forbidden,
-		"Host: localhost:15054\r\nOrigin: http://localhost:8080":                               forbidden,
-		"Host: localhost:15054\r\nOrigin: null":                                                forbidden,
-		"Host: localhost:15054\r\nSec-Fetch-Site: cross-site":                                  forbidden,
-		"Host: evil.example:15054":                                                             forbidden,
-		"Host: localhost.evil.example":                                                         forbidden,
-		"Host: 192.0.2.1:15054":                                                                forbidden,
-		"Host: evil.example:15054\r\nOrigin: http://evil.example:15054":                        forbidden,
-		"Host: localhost\r\nOrigin: http://localhost\r\nOrigin: http://evil.example":           forbidden,
-		"Host: evil.example\r\nOrigin: http://evil.example\r\nSec-Fetch-Site: same-origin":     forbidden,
-		"Host: localhost:15054\r\nOrigin: http://localhost:15054\r\nSec-Fetch-Site: same-site": forbidden,
-	} {
-		for _, request := range []string{"GET /debug/status", "GET /debug/ndsz", "GET /debug/explain?name=web", "POST /drain", "POST /quitquitquit"} {
-			if want != forbidden && strings.HasPrefix(request, "POST") {
-				continue // it would end the agent
-			}
-			if got := h.raw(request + " HTTP/1.1\r\nConnection: close\r\n" + headers + "\r\n\r\n"); got != want {
-				t.Errorf("%s with %q: %s, want %s", request, headers, got, want)
+	as := func(user int, capabilities string, args ...string) result {
+		t.Helper()
+		cmd := h.command(args...)
+		cmd.SysProcAttr = nil
+		id := strconv.Itoa(user)
+		cmd.Args = append([]string{"setpriv", "--reuid", id, "--regid", id, "--clear-groups", "--inh-caps", capabilities, "--ambient-caps", capabilities, cmd.Path}, cmd.Args[1:]...)
+		cmd.Path, _ = exec.LookPath("setpriv") // Need has found it
+		return h.run(cmd)
+	}
+	const other = 4711
+	commands := [][]string{{"status"}, {"table"}, {"cache"}, {"cache", "flush"}}
+	for _, command := range commands {
+		args := append(command, "--status-addr", statusAddr)
+		for _, user := range []int{0, agentID} {
+			if r := as(user, "-all", args...); r.code != 0 {
+				t.Errorf("%s as user %d: %d %s", command, user, r.code, r.stderr)
 			}
 		}
-		if got := h.raw("GET /healthz/ready HTTP/1.1\r\nConnection: close\r\n" + headers + "\r\n\r\n"); got != "HTTP/1.1 200 OK" {
-			t.Errorf("a probe with %q: %s", headers, got)
+		if r := as(other, "-all", args...); r.code != 1 || !strings.Contains(r.stderr, "only root and the user of the agent may use "+h.socket()) {
+			t.Errorf("%s as another user: %d %s", command, r.code, r.stderr)
+		}
+		// The mode of the socket is not all that keeps other users away.
+		if r := as(other, "+dac_override", args...); r.code != 1 || !strings.Contains(r.stderr, "for root and user 1337 only, not for user 4711") {
+			t.Errorf("%s as another user that may open all files: %d %s", command, r.code, r.stderr)
 		}
 	}
-	if got := h.raw("POST /quitquitquit HTTP/1.1\r\nConnection: close\r\nHost: localhost\r\n\r\n"); got != "HTTP/1.1 200 OK" {
+	for _, request := range []string{"GET /debug/cache", "GET /debug/ndsz", "POST /cache/flush", "POST /drain", "POST /quitquitquit"} {
+		if got := h.raw(request + " HTTP/1.0\r\nHost: localhost\r\n\r\n"); got != "HTTP/1.0 403 Forbidden" {
+			t.Errorf("%s on the status address: %s", request, got)
+		}
+	}
+	if got := h.privateRaw("POST /quitquitquit HTTP/1.0\r\n\r\n"); got != "HTTP/1.0 200 OK" {
 		t.Errorf("/quitquitquit: %s", got)
 	}
 	wait.For(t, "the agent ends", a.ended)
+}
+
+// TestStatusInReadOnlyContainer checks that commands find the agent whose user can write to its state
+// directory only, as in a pod.
+func TestStatusInReadOnlyContainer(t *testing.T) { // R9
+	t.Parallel()
+	h := newHost(t)
+	h.environment = append(h.environment, "RUNTIME_DIRECTORY=", "NAMETAP_STATE_DIR="+h.agentDir("state"))
+	h.start("--state-dir", filepath.Join(h.dir, "state"))
+	for _, r := range []result{h.nametap("status", "--status-addr", statusAddr), h.root("status", "--status-addr", statusAddr)} {
+		if r.code != 0 || !strings.Contains(r.stdout, "ready          yes") {
+			t.Errorf("%d %s", r.code, r.stderr)
+		}
+	}
+}
+
+// TestSupervisedPortsTaken checks that a supervised agent answers DNS while another program has its status
+// port, also after a restart, and that the supervisor holds the port over a restart once it had it.
+func TestSupervisedPortsTaken(t *testing.T) { // R3, K15
+	t.Parallel()
+	h := newHost(t)
+	h.capabilities = nil
+	var taken net.Listener
+	var err error
+	h.Run(func() { taken, err = net.Listen("tcp", statusAddr) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	a := h.launch("--supervise")
+	answers := func() bool { return h.dig("@127.0.0.1", "-p", "15053", mesh) == meshIP }
+	wait.Until(t, "the agent answers", answers)
+	pid := a.signalChild(syscall.SIGKILL)
+	wait.Until(t, "the next agent answers", func() bool { return child(a.Process.Pid) != pid && answers() })
+	if r := h.nametap("status", "--status-addr", statusAddr); r.code != 0 || !strings.Contains(r.stdout, "problem        the status address "+statusAddr) {
+		t.Errorf("%d %s%s", r.code, r.stdout, r.stderr)
+	}
+	if err := taken.Close(); err != nil {
+		t.Fatal(err)
+	}
+	wait.Until(t, "the status is served", func() bool { return strings.HasPrefix(h.get("/healthz/ready"), "HTTP/1.0 200") })
+	if a.log.Count("the status address "+statusAddr+" is served now") != 1 {
+		t.Errorf("the log does not report it:\n%s", a.log)
+	}
+}
+
+// TestSupervisedStatusHeld checks that no other program can take the status port while a supervised agent
+// restarts.
+func TestSupervisedStatusHeld(t *testing.T) { // K15
+	t.Parallel()
+	h := newHost(t)
+	h.capabilities = nil
+	a := h.supervised()
+	for range 3 {
+		pid := a.signalChild(syscall.SIGKILL)
+		for child(a.Process.Pid) == pid || !strings.HasPrefix(h.get("/healthz/live"), "HTTP/1.0 200") {
+			h.Run(func() {
+				if taken, err := net.Listen("tcp", statusAddr); err == nil {
+					_ = taken.Close()
+					t.Error("another program can take the status port")
+				}
+			})
+		}
+	}
+}
+
+// TestInheritedSockets checks that sockets of systemd reach their part of the agent in any order, that one
+// which no setting names any more is left out, and that the status address limits who is answered.
+func TestInheritedSockets(t *testing.T) { // V1, R3
+	t.Parallel()
+	h := newHost(t)
+	h.sameUser = true
+	listen := func(addr string) *os.File {
+		var listener net.Listener
+		var err error
+		h.Run(func() { listener, err = net.Listen("tcp", addr) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer listener.Close()
+		file, err := listener.(*net.TCPListener).File()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = file.Close() })
+		return file
+	}
+	status, unused, tcp := listen("0.0.0.0:15054"), listen("127.0.0.1:15020"), listen(dnsAddr)
+	var packets net.PacketConn
+	var err error
+	h.Run(func() { packets, err = net.ListenPacket("udp", dnsAddr) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer packets.Close()
+	udp, err := packets.(*net.UDPConn).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer udp.Close()
+	for _, order := range [][]*os.File{{status, unused, tcp, udp}, {udp, tcp, unused, status}, {tcp, status, udp, unused}} {
+		h.sockets = order
+		a := h.start()
+		if got := h.dig("@127.0.0.1", "-p", "15053", "+tcp", mesh); got != meshIP {
+			t.Errorf("over TCP: %s", got)
+		}
+		if n := a.log.Count("a TCP socket of nametap.socket is not used"); n != 1 {
+			t.Errorf("the log reports %d sockets without a use:\n%s", n, a.log)
+		}
+		h.Run(func() {
+			conn, err := net.Dial("tcp", named+":15054") // another address of this host
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer conn.Close()
+			if err := conn.SetDeadline(time.Now().Add(wait.Limit)); err != nil {
+				t.Error(err)
+			}
+			if n, err := conn.Read(make([]byte, 1)); n != 0 || err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("a client of another address reads %d bytes, %v", n, err)
+			}
+		})
+		a.end(terminate)
+	}
+}
+
+// TestStoredStatusSocket checks that systemd gets the socket of the status address to store, that the next
+// agent uses it, and that one with another status address lets systemd close it.
+func TestStoredStatusSocket(t *testing.T) { // V1
+	t.Parallel()
+	h := newHost(t)
+	path := filepath.Join(h.dir, "notify")
+	notified, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram", Name: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer notified.Close()
+	if err := errors.Join(os.Chmod(path, 0o777), notified.SetReadDeadline(time.Now().Add(2*wait.Limit))); err != nil {
+		t.Fatal(err)
+	}
+	h.environment = append(h.environment, "NOTIFY_SOCKET="+path)
+	next := func(state string) (rights []byte) {
+		t.Helper()
+		for text, oob := make([]byte, 512), make([]byte, 128); ; {
+			n, oobn, _, _, err := notified.ReadMsgUnix(text, oob)
+			if err != nil {
+				t.Fatalf("no %s: %v", state, err)
+			}
+			if string(text[:n]) == state+"=1\nFDNAME=status" {
+				return oob[:oobn]
+			}
+		}
+	}
+	a := h.start()
+	messages, err := syscall.ParseSocketControlMessage(next("FDSTORE"))
+	if err != nil || len(messages) != 1 {
+		t.Fatalf("%v, %v", messages, err)
+	}
+	fds, err := syscall.ParseUnixRights(&messages[0])
+	if err != nil || len(fds) != 1 {
+		t.Fatalf("%v, %v", fds, err)
+	}
+	stored := os.NewFile(uintptr(fds[0]), "status")
+	defer stored.Close()
+	a.end(syscall.SIGKILL)
+	h.Run(func() {
+		if taken, err := net.Listen("tcp", statusAddr); err == nil {
+			_ = taken.Close()
+			t.Error("another program can take the status port")
+		}
+	})
+	h.sockets = []*os.File{stored}
+	h.environment = append(h.environment, "LISTEN_FDNAMES=status")
+	a = h.start()
+	a.end(terminate)
+	h.launch("--status-addr", "127.0.0.1:15055")
+	next("FDSTOREREMOVE")
+	next("FDSTORE")
+	wait.Until(t, "the agent answers", func() bool { return h.dig("@127.0.0.1", "-p", "15053", mesh) == meshIP })
 }
 
 // TestStatusIdleConnections checks that idle and slow clients are limited, and block

@@ -157,7 +157,7 @@ func TestSupervisedEnd(t *testing.T) { // K15, R8
 		"signal":  func(_ *vm, a *agent) { a.end(terminate) },
 		"hang-up": func(_ *vm, a *agent) { a.end(syscall.SIGHUP) },
 		"request": func(v *vm, a *agent) {
-			v.raw("POST /quitquitquit HTTP/1.0\r\n\r\n")
+			v.privateRaw("POST /quitquitquit HTTP/1.0\r\n\r\n")
 			a.end(syscall.Signal(0))
 		},
 		// The kernel signals the agent when its supervisor dies.
@@ -235,7 +235,7 @@ func TestSupervisedContainer(t *testing.T) { // K15, R7
 		"--resolv-conf", h.resolvConf, "--state-dir", "", "--drain", "0s",
 	}
 	container := exec.Command("unshare", append([]string{"--pid", "--fork", "--kill-child", "--mount-proc", binary(t)}, args...)...)
-	container.Env = append(os.Environ(), "POD_NAME=web-0", "POD_NAMESPACE=shop", "INSTANCE_IP=10.1.2.3")
+	container.Env = append(os.Environ(), "RUNTIME_DIRECTORY="+h.runDir(), "POD_NAME=web-0", "POD_NAMESPACE=shop", "INSTANCE_IP=10.1.2.3")
 	log := testlog.New(t)
 	container.Stderr = log
 	if err := h.Start(container); err != nil {

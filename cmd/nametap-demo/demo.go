@@ -116,7 +116,8 @@ func (d *demo) start(ctx context.Context, group *errgroup.Group, change func(*ag
 				IPs: []netip.Addr{netip.MustParseAddr("10.244.0.10"), netip.MustParseAddr("fd00:10:244::a")},
 			},
 		},
-		Logger: logger,
+		SocketDirs: []string{d.path("agent")},
+		Logger:     logger,
 	}
 	change(&cfg)
 	if cfg.DNS.Addr == "" {

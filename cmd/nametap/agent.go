@@ -62,6 +62,9 @@ func runAgent(command *cobra.Command, o *options) error {
 	switch {
 	case supervised:
 		cfg.DNS.OpenOthers, cfg.Restarts = true, restarts
+		if cfg.Egress != nil {
+			cfg.Egress.OpenOthers = true
+		}
 	case o.supervise:
 		return superviseAgent(command.Context(), cfg, signals)
 	default:
@@ -70,6 +73,7 @@ func runAgent(command *cobra.Command, o *options) error {
 		}
 		cfg.Service, cfg.DrainCaptured = len(sockets) > 0, o.flags.Changed("drain")
 	}
+	cfg.SocketDirs = agent.SocketDirs(cfg.XDS.StateDir)
 	shareSockets(&cfg, o.egress.Addr, sockets)
 	a, err := agent.New(command.Context(), cfg)
 	if err != nil {

@@ -37,7 +37,7 @@ func (o *options) resolve() error { return settings.Resolve(o.flags, os.Environ(
 func (o *options) config() (agent.Config, error) {
 	cfg := o.agent
 	cfg.Logger = o.logger()
-	cfg.StateDirRequired = o.flags.Changed("state-dir")
+	cfg.StateDirRequired = o.flags.Changed(stateDirFlag)
 	cfg.Collectors = []prometheus.Collector{version.Metric("nametap_build_info")}
 	node := &cfg.XDS.Node
 	if node.PodName == "" {

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
@@ -69,8 +71,13 @@ func (w *world) setup(env *testscript.Env) error {
 	if err != nil {
 		return err
 	}
+	run := filepath.Join(env.WorkDir, "run")
+	if err := os.Mkdir(run, 0o700); err != nil {
+		return err
+	}
 	for key, value := range map[string]string{
-		"XDS": w.xds.Addr(), "UPSTREAM": w.upstream.Addr.String(), "DNS": dns, "STATUS": status,
+		"RUNTIME_DIRECTORY": run, // of the agent's private socket
+		"XDS":               w.xds.Addr(), "UPSTREAM": w.upstream.Addr.String(), "DNS": dns, "STATUS": status,
 		// Otherwise the race detector delays the end of each command by a second.
 		"GORACE":   "atexit_sleep_ms=0",
 		"POD_NAME": "web-0", "POD_NAMESPACE": "ns1", "INSTANCE_IP": "10.1.2.3",
@@ -140,16 +147,24 @@ func (w *world) ready(ts *testscript.TestScript, neg bool, _ []string) {
 	})
 }
 
-// get PATH prints a status endpoint; ! get expects another status than 200.
+// get PATH prints an endpoint of the private socket; ! get expects another status than 200.
 func (w *world) get(ts *testscript.TestScript, neg bool, args []string) {
-	resp, err := http.Get("http://" + ts.Getenv("STATUS") + args[0])
+	resp, err := private(ts).Get("http://" + ts.Getenv("STATUS") + args[0])
 	w.show(ts, resp, err, neg)
 }
 
 // post PATH is get with the method POST.
 func (w *world) post(ts *testscript.TestScript, neg bool, args []string) {
-	resp, err := http.Post("http://"+ts.Getenv("STATUS")+args[0], "", nil)
+	resp, err := private(ts).Post("http://"+ts.Getenv("STATUS")+args[0], "", nil)
 	w.show(ts, resp, err, neg)
+}
+
+// private returns a client of the agent's private socket.
+func private(ts *testscript.TestScript) *http.Client {
+	paths := agent.SocketPaths([]string{ts.Getenv("RUNTIME_DIRECTORY")}, ts.Getenv("STATUS"))
+	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return agent.DialPrivate(ctx, paths)
+	}}}
 }
 
 func (w *world) show(ts *testscript.TestScript, resp *http.Response, err error, neg bool) {

@@ -52,6 +52,7 @@ const (
 	captureWaitFlag = "capture-wait"
 	hostNetworkFlag = "capture-host-network"
 	statusAddrFlag  = "status-addr"
+	stateDirFlag    = "state-dir"
 	egressAddrFlag  = "egress-addr"
 )
 
@@ -106,7 +107,7 @@ func (o *options) declareControlPlane(g settings.Group) {
 	g.String(&xds.ServerName, "xds-server-name", "`name` that the control plane's certificate must have (default the host of --xds-addr, or istiod.istio-system.svc if that is an address or localhost)")
 	g.Bool(&node.AutoAllocate, "dns-auto-allocate", "ask for automatic VIPs (240.240.0.0/16), which need --egress or a proxy such as Envoy (default with --egress)").Env("ISTIO_META_DNS_AUTO_ALLOCATE")
 	g.Var(settings.Bytes(&xds.MaxPushBytes, settings.ZeroRefused), "max-push-bytes", "longest push to accept, in bytes or with KiB or MiB")
-	g.String(&xds.StateDir, "state-dir", "`directory` for the last good table, used at the next start; empty keeps none")
+	g.String(&xds.StateDir, stateDirFlag, "`directory` for the last good table, used at the next start; empty keeps none")
 }
 
 // declareDNS declares where the agent listens and how it answers.
@@ -189,7 +190,7 @@ func (o *options) declareEgress(g settings.Group) {
 
 // declareProcess declares how the process runs and what it says.
 func (o *options) declareProcess(g settings.Group) {
-	g.String(&o.agent.StatusAddr, statusAddrFlag, "listen for probes, metrics and 'nametap status' on `host:port`")
+	g.String(&o.agent.StatusAddr, statusAddrFlag, "listen for probes and metrics on `host:port`")
 	g.Var(settings.Duration(&o.agent.Drain, settings.ZeroIsZero), "drain", "go on answering for this long after SIGTERM; with --capture in nametap.service only if it is set, since no query is redirected to the agent any more")
 	g.Var(settings.Duration(&o.agent.ReadyTimeout, settings.ZeroIsZero), "ready-timeout", "become ready after this long even without a table")
 	g.Bool(&o.supervise, "supervise", "hold the DNS sockets in a small process that restarts the agent if it dies or hangs; for pods")

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/dnsproxy/sockets"
 	"github.com/nametap/nametap/egress"
 )
 
@@ -32,17 +33,33 @@ func systemdSockets() ([]*os.File, error) {
 	return files, alone(inodes)
 }
 
-// shareSockets gives inherited sockets to the parts of the agent: those on the port for VIPs to egress,
-// or to none if it is off, and the others to DNS.
-func shareSockets(cfg *agent.Config, egressAddr string, sockets []*os.File) {
-	for _, file := range sockets {
-		switch {
-		case !egress.Owns(egressAddr, file):
-			cfg.DNS.Sockets = append(cfg.DNS.Sockets, file)
-		case cfg.Egress != nil:
+// shareSockets gives inherited sockets to the parts of the agent, by their addresses: their order and
+// number do not matter. Those of the status address go to the status server, those on the port for VIPs to egress,
+// or to none if it is off, and the others to DNS. TCP sockets on another port, on which there is no UDP
+// socket, are not used: a setting has changed and the unit of the sockets has not.
+func shareSockets(cfg *agent.Config, egressAddr string, inherited []*os.File) {
+	dns := map[uint16]bool{0: true}
+	for _, file := range inherited {
+		dns[sockets.UDPPort(file)] = true
+	}
+	for _, file := range inherited {
+		switch port := sockets.TCPAddr(file).Port(); {
+		case agent.OwnsStatus(cfg.StatusAddr, file):
+			cfg.StatusSockets = append(cfg.StatusSockets, file)
+		case file.Name() == agent.StatusFDName: // the status address has changed since systemd stored it
+			agent.ForgetStatusSocket(cfg.Logger)
+			_ = file.Close() // no client of the new address has connected
+		case egress.Owns(egressAddr, file):
+			if cfg.Egress == nil {
+				_ = file.Close() // another process holds it, too
+				continue
+			}
 			cfg.Egress.Sockets = append(cfg.Egress.Sockets, file)
+		case dns[port]:
+			cfg.DNS.Sockets = append(cfg.DNS.Sockets, file)
 		default:
-			_ = file.Close() // another process holds it, too
+			cfg.Logger.Warn("a TCP socket of nametap.socket is not used: no setting names its port", "port", port)
+			_ = file.Close() // systemd holds it, too
 		}
 	}
 }

@@ -62,6 +62,9 @@ func printStatus(w io.Writer, status agent.Status) error {
 	for _, text := range status.Silent {
 		fmt.Fprintf(lines, "\tsilent: %s\n", text)
 	}
+	for _, text := range status.Unserved {
+		fmt.Fprintf(lines, "problem\t%s; retrying\n", text)
+	}
 	printUpstreams(lines, status.Upstreams)
 	fmt.Fprintf(lines, "hosts\t%d\n", status.Hosts)
 	printXDS(lines, status)

@@ -20,7 +20,7 @@ import (
 	"github.com/nametap/nametap/internal/settings"
 )
 
-// A statusClient makes requests to the status address of the agent on this host. It has the
+// A statusClient makes requests to the private socket of the agent on this host. It has the
 // agent's settings (flags, environment, Istio's configuration and the --config file), so
 // that it finds the agent without being told where it is.
 type statusClient struct{ options *options }
@@ -36,7 +36,9 @@ func (c *statusClient) declare(flags *pflag.FlagSet) {
 		switch flag.Name {
 		case settings.ConfigFlag, settings.MeshConfigFlag:
 		case statusAddrFlag:
-			flag.Usage = "status address of the agent, `host:port`"
+			flag.Usage = "status address of the agent, `host:port`; its private socket has this port in its name"
+		case stateDirFlag:
+			flag.Usage = "state `directory` of the agent, in which its private socket is if it may not write to /run/nametap"
 		default:
 			flag.Hidden = true
 		}
@@ -99,7 +101,7 @@ func (c *statusClient) await(ctx context.Context, limit time.Duration) error {
 	}
 	waiting, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	err := agent.AwaitReady(waiting, c.options.agent.StatusAddr)
+	err := agent.AwaitReady(waiting, c.transport())
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
@@ -116,36 +118,51 @@ func (c *statusClient) do(ctx context.Context, method, path string, query url.Va
 	if err := c.resolve(); err != nil {
 		return err
 	}
-	addr, err := reachable(statusAddrFlag, c.options.agent.StatusAddr)
-	if err != nil {
+	if _, err := reachable(statusAddrFlag, c.options.agent.StatusAddr); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	address := url.URL{Scheme: "http", Host: addr, Path: path, RawQuery: query.Encode()}
+	address := url.URL{Scheme: "http", Host: "localhost", Path: path, RawQuery: query.Encode()}
 	req, err := http.NewRequestWithContext(ctx, method, address.String(), http.NoBody)
 	if err != nil {
 		return err
 	}
-	// No proxy: the agent is on this host.
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	client := http.Client{Transport: c.transport()}
 	resp, err := client.Do(req)
 	if err != nil {
-		return fmt.Errorf("no agent answers at %s: is it running? --status-addr names another address: %w", addr, err)
+		return fmt.Errorf("no agent answers at %s: is it running? --status-addr names another address: %w", c.options.agent.StatusAddr, cause(err))
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return fmt.Errorf("reading %s: %w", address.String(), err)
+		return fmt.Errorf("reading %s: %w", path, err)
 	}
 	switch {
 	case resp.StatusCode == http.StatusNotFound && strings.TrimSpace(string(body)) == "{}":
 		return errNoTable
 	case resp.StatusCode != http.StatusOK:
-		return fmt.Errorf("requesting %s: %s: %s", address.String(), resp.Status, strings.TrimSpace(string(body)))
+		return fmt.Errorf("requesting %s: %s: %s", path, resp.Status, strings.TrimSpace(string(body)))
 	}
 	if err := json.Unmarshal(body, v); err != nil {
-		return fmt.Errorf("the reply of %s is not that of a nametap agent: %w", addr, err)
+		return fmt.Errorf("the reply to %s is not that of a nametap agent: %w", path, err)
 	}
 	return nil
+}
+
+// transport returns how requests reach the agent: by its private socket.
+func (c *statusClient) transport() http.RoundTripper {
+	settings := &c.options.agent
+	paths := agent.SocketPaths(agent.SocketDirs(settings.XDS.StateDir), settings.StatusAddr)
+	return &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return agent.DialPrivate(ctx, paths)
+	}}
+}
+
+// cause returns the error of a request without its address, which is the same for all agents.
+func cause(err error) error {
+	if failed, ok := errors.AsType[*url.Error](err); ok {
+		return failed.Err
+	}
+	return err
 }

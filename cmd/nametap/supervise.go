@@ -37,6 +37,11 @@ func superviseAgent(ctx context.Context, cfg agent.Config, signals agentSignals)
 	if err != nil {
 		return err
 	}
+	status, err := agent.OpenStatusSockets(ctx, cfg.StatusAddr, cfg.Logger)
+	if err != nil {
+		return err
+	}
+	sockets = append(sockets, status...)
 	if cfg.Egress != nil {
 		more, err := egress.OpenSockets(ctx, cfg.Egress.Addr, cfg.Logger)
 		if err != nil {

@@ -1,0 +1,152 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// runtimeDir is the directory of sockets on a host.
+const runtimeDir = "/run/nametap"
+
+// SocketDirs returns the directories in which the private socket of an agent may be. The agent uses
+// the first one that it can write to, and the commands the first one with a socket that is served:
+//
+//  1. the directory that systemd made for the unit (RUNTIME_DIRECTORY), which is /run/nametap in
+//     nametap.service
+//  2. /run/nametap, which an agent makes that may
+//  3. the state directory, if there is one: in a pod with a read-only file system it is a volume
+func SocketDirs(stateDir string) []string {
+	var dirs []string
+	unit, _, _ := strings.Cut(os.Getenv("RUNTIME_DIRECTORY"), ":") // systemd.exec(5): the first of several
+	for _, dir := range []string{unit, runtimeDir, stateDir} {
+		if dir != "" {
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs
+}
+
+// SocketPaths returns the paths of the private socket in directories. Its name has the port of the
+// status address, so that several agents of a host have one each.
+func SocketPaths(dirs []string, statusAddr string) []string {
+	name := fmt.Sprintf("status-%d.sock", portOf(statusAddr))
+	var paths []string
+	for _, dir := range dirs {
+		paths = append(paths, filepath.Join(dir, name))
+	}
+	return paths
+}
+
+// DialPrivate connects to the first of the paths at which an agent listens. If there is none, the
+// error is the one of the first path that may be an agent's, or says that there is no socket.
+func DialPrivate(ctx context.Context, paths []string) (net.Conn, error) {
+	var dialer net.Dialer
+	var refused error
+	for _, path := range paths {
+		conn, err := dialer.DialContext(ctx, "unix", path)
+		switch {
+		case err == nil:
+			return conn, nil
+		case errors.Is(err, fs.ErrPermission):
+			return nil, fmt.Errorf("only root and the user of the agent may use %s: %w", path, err)
+		case refused == nil && !errors.Is(err, fs.ErrNotExist):
+			refused = err
+		}
+	}
+	if refused != nil {
+		return nil, refused
+	}
+	return nil, fmt.Errorf("there is no socket at %s", strings.Join(paths, " or "))
+}
+
+// listenPrivate opens a socket at the first of the paths whose directory can be written to, for this
+// user. It replaces a socket that an agent left which was killed.
+func listenPrivate(paths []string) (net.Listener, error) {
+	var errs []error
+	for _, path := range paths {
+		listener, err := listenAt(path)
+		if err == nil || errors.Is(err, unix.EADDRINUSE) {
+			return listener, err
+		}
+		errs = append(errs, err)
+	}
+	return nil, errors.Join(errs...)
+}
+
+// listenAt opens a socket at a path.
+func listenAt(path string) (net.Listener, error) {
+	if err := os.Mkdir(filepath.Dir(path), 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // the socket is private
+		return nil, err
+	}
+	if conn, err := net.Dial("unix", path); err == nil { //nolint:noctx // does not block
+		_ = conn.Close()
+		return nil, fmt.Errorf("another agent serves %s: %w", path, unix.EADDRINUSE)
+	} else if errors.Is(err, unix.ECONNREFUSED) {
+		_ = os.Remove(path) // if it fails, so does Listen
+	}
+	listener, err := net.Listen("unix", path) //nolint:noctx // does not block
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		_ = listener.Close()
+		return nil, err
+	}
+	return listener, nil
+}
+
+// peerKey is the key of the context of a connection for the reason why its client is refused.
+type peerKey struct{}
+
+// notePeer is the ConnContext of a server on a unix socket: it notes if the client may not use it.
+func notePeer(ctx context.Context, conn net.Conn) context.Context {
+	if err := checkPeer(conn); err != nil {
+		return context.WithValue(ctx, peerKey{}, err)
+	}
+	return ctx
+}
+
+// checkPeer returns an error unless the other side of a connection is root or has the user of this
+// process.
+func checkPeer(conn net.Conn) error {
+	socket, ok := conn.(*net.UnixConn)
+	if !ok {
+		return fmt.Errorf("%T is not a unix socket", conn)
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var peer *unix.Ucred
+	var optErr error
+	if err := raw.Control(func(fd uintptr) { peer, optErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil { //nolint:gosec // a descriptor
+		return err
+	}
+	if optErr != nil {
+		return os.NewSyscallError("reading the user of a client", optErr)
+	}
+	if own := uint32(os.Getuid()); peer.Uid != 0 && peer.Uid != own { //nolint:gosec // a user
+		return fmt.Errorf("for root and user %d only, not for user %d", own, peer.Uid)
+	}
+	return nil
+}
+
+// peersOnly returns a handler that refuses the clients that notePeer notes.
+func peersOnly(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err, refused := r.Context().Value(peerKey{}).(error); refused {
+			http.Error(w, err.Error(), http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}

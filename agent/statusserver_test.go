@@ -1,0 +1,229 @@
+package agent_test
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/egress"
+	"github.com/nametap/nametap/internal/testkit/fakexds"
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// status returns the agent's status.
+func (r *running) status(t *testing.T) agent.Status {
+	t.Helper()
+	_, body := r.get(t, "/debug/status")
+	var status agent.Status
+	if err := json.Unmarshal([]byte(body), &status); err != nil {
+		t.Fatalf("%v: %s", err, body)
+	}
+	return status
+}
+
+// TestPortsTaken checks that an agent answers DNS while other programs have the ports of its status
+// and for VIPs, says so, and opens them when they are free. R3.
+func TestPortsTaken(t *testing.T) {
+	t.Parallel()
+	var taken [2]net.Listener
+	for i := range taken {
+		var err error
+		if taken[i], err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+			t.Fatal(err)
+		}
+		defer taken[i].Close()
+	}
+	control := fakexds.Start(t, fakexds.Options{})
+	control.Push(generation(1))
+	cfg := config(t, control.Addr())
+	carried := egress.DefaultConfig()
+	cfg.StatusAddr, carried.Addr, cfg.Egress = taken[0].Addr().String(), taken[1].Addr().String(), &carried
+	a := start(t, cfg)
+	a.await(t, true)
+	status := a.status(t)
+	if !status.Ready || len(status.Unserved) != 2 {
+		t.Errorf("ready %v, not served: %q", status.Ready, status.Unserved)
+	}
+	for i, text := range status.Unserved {
+		if !strings.Contains(text, taken[i].Addr().String()) || !strings.Contains(text, "address already in use") {
+			t.Errorf("not served: %s", text)
+		}
+	}
+	if _, body := a.get(t, "/metrics"); !strings.Contains(body, "\nnametap_unserved_addresses 2\n") {
+		t.Error("the metric does not count both")
+	}
+	for _, listener := range taken {
+		if err := listener.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wait.Until(t, "both are served", func() bool { return a.status(t).Unserved == nil })
+	if code, body := get(t, http.DefaultClient, cfg.StatusAddr, "/healthz/ready"); code != http.StatusOK {
+		t.Errorf("ready: %d %s", code, body)
+	}
+	conn, err := net.Dial("tcp", carried.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = conn.Close()
+}
+
+// TestWrongStatusAddress checks that an address that cannot become right ends the agent. R3.
+func TestWrongStatusAddress(t *testing.T) {
+	t.Parallel()
+	for _, addr := range []string{"192.0.2.1:15020", "nowhere", "127.0.0.1:many"} {
+		cfg := config(t, "127.0.0.1:1")
+		cfg.StatusAddr = addr
+		if _, err := agent.New(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "status address \""+addr+"\"") {
+			t.Errorf("%s: %v", addr, err)
+		}
+	}
+}
+
+// TestPrivateEndpoints checks that the status address refuses what is private, and says where it is.
+// R9.
+func TestPrivateEndpoints(t *testing.T) {
+	t.Parallel()
+	control := fakexds.Start(t, fakexds.Options{})
+	cfg := config(t, control.Addr())
+	a := start(t, cfg)
+	a.await(t, false)
+	socket := agent.SocketPaths(cfg.SocketDirs, a.StatusAddr())[0]
+	for _, request := range []string{
+		"GET /debug/ndsz", "GET /debug/explain?name=web", "GET /debug/cache", "GET /debug/status", "POST /cache/flush", "POST /drain", "POST /quitquitquit",
+	} {
+		method, path, _ := strings.Cut(request, " ")
+		asked, err := http.NewRequest(method, "http://"+a.StatusAddr()+path, http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.DefaultClient.Do(asked)
+		if err != nil {
+			t.Fatal(err)
+		}
+		line, _ := bufio.NewReader(resp.Body).ReadString('\n')
+		_ = resp.Body.Close()
+		if resp.StatusCode != http.StatusForbidden || !strings.Contains(line, socket) {
+			t.Errorf("%s: %s: %s", request, resp.Status, line)
+		}
+	}
+	for _, path := range []string{"/healthz/live", "/metrics", "/stats/prometheus"} {
+		if code, body := get(t, http.DefaultClient, a.StatusAddr(), path); code != http.StatusOK {
+			t.Errorf("%s: %d %s", path, code, body)
+		}
+	}
+	if code, _ := get(t, http.DefaultClient, a.StatusAddr(), "/"); code != http.StatusNotFound {
+		t.Errorf("/: %d", code)
+	}
+}
+
+// TestPrivateSocketLeft checks that an agent replaces the socket of one that was killed, and leaves the
+// socket of one that runs. R9.
+func TestPrivateSocketLeft(t *testing.T) {
+	t.Parallel()
+	control := fakexds.Start(t, fakexds.Options{})
+	cfg := config(t, control.Addr())
+	listener, err := net.Listen("tcp", cfg.StatusAddr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.StatusAddr = listener.Addr().String() // is free until the agent opens it
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	path := agent.SocketPaths(cfg.SocketDirs, cfg.StatusAddr)[0]
+	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	left.SetUnlinkOnClose(false)
+	if err := left.Close(); err != nil {
+		t.Fatal(err)
+	}
+	first := start(t, cfg)
+	first.await(t, false)
+	if code, _ := first.get(t, "/debug/status"); code != http.StatusOK {
+		t.Errorf("status: %d", code)
+	}
+	second := start(t, cfg) // its status address is taken, too
+	second.await(t, false)
+	if got := first.status(t); got.DNS[0] != first.Proxy().Addrs()[0] || got.Unserved != nil {
+		t.Errorf("another agent answers: %+v", got)
+	}
+	first.end()
+	first.wait(t)
+	wait.Until(t, "the second agent has the socket", func() bool {
+		resp, err := second.private.Get("http://agent/debug/status")
+		if err != nil {
+			return false
+		}
+		defer resp.Body.Close()
+		var got agent.Status
+		return json.NewDecoder(resp.Body).Decode(&got) == nil && got.DNS[0] == second.Proxy().Addrs()[0]
+	})
+}
+
+// TestDumps checks that clients which do not read the table hold two places only for some seconds, that
+// others get an error meanwhile, and that the table is complete. R9, R5.
+func TestDumps(t *testing.T) {
+	t.Parallel()
+	const many = 8000 // more than the kernel keeps for a client that does not read
+	large := &api.NameTable{Table: map[string]*api.NameTable_NameInfo{}}
+	for i := range many {
+		large.Table[fmt.Sprintf("svc-%d.shop.svc.cluster.local", i)] = &api.NameTable_NameInfo{
+			Ips: []string{fmt.Sprintf("10.0.%d.%d", i/256, i%256)}, Registry: "Kubernetes", Shortname: fmt.Sprintf("svc-%d", i), Namespace: "shop",
+		}
+	}
+	control := fakexds.Start(t, fakexds.Options{})
+	control.Push(large)
+	cfg := config(t, control.Addr())
+	a := start(t, cfg)
+	a.await(t, true)
+	wait.Until(t, "all hosts are known", func() bool { return a.Proxy().Table().Len() == many })
+	want := a.Proxy().Table().NameTable()
+	for range 2 { // clients that do not read
+		conn, err := agent.DialPrivate(t.Context(), agent.SocketPaths(cfg.SocketDirs, a.StatusAddr()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := fmt.Fprint(conn, "GET /debug/ndsz HTTP/1.1\r\nHost: agent\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	began := time.Now()
+	for _, path := range []string{"/debug/ndsz", "/debug/cache"} {
+		wait.Until(t, path+" is refused", func() bool {
+			resp, err := a.private.Get("http://agent" + path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			return resp.StatusCode == http.StatusServiceUnavailable && resp.Header.Get("Retry-After") == "5"
+		})
+	}
+	var body string
+	wait.Until(t, "the table is served again", func() bool {
+		var code int
+		code, body = a.get(t, "/debug/ndsz")
+		return code == http.StatusOK
+	})
+	t.Logf("it was served again after %v", time.Since(began))
+	var got api.NameTable
+	if err := protojson.Unmarshal([]byte(body), &got); err != nil {
+		t.Fatal(err)
+	}
+	if !proto.Equal(want, &got) {
+		t.Errorf("the table has %d entries, want the %d of the agent's", len(got.GetTable()), len(want.GetTable()))
+	}
+}
