@@ -77,18 +77,25 @@ type captureWays struct{ capture *capture }
 // Describe describes no metric, so the registry does not compare them.
 func (captureWays) Describe(chan<- *prometheus.Desc) {}
 
-// Collect makes a metric for each nameserver of resolv.conf.
+// Collect makes a metric for each nameserver of resolv.conf, or one for "none".
 func (c captureWays) Collect(metrics chan<- prometheus.Metric) {
-	if c.capture == nil {
-		return
-	}
 	desc := prometheus.NewDesc("nametap_capture_reached", "1 while queries of clients to a nameserver reach the agent.", []string{"nameserver"}, nil)
-	for _, way := range c.capture.ways.states() {
+	add := func(nameserver string, value float64) {
+		metrics <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, nameserver)
+	}
+	var ways []WayStatus
+	if c.capture != nil {
+		ways = c.capture.ways.states()
+	}
+	for _, way := range ways {
 		value := 0.0
 		if way.State == WayReached {
 			value = 1
 		}
-		metrics <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, way.Nameserver.String())
+		add(way.Nameserver.String(), value)
+	}
+	if len(ways) == 0 {
+		add("none", 0)
 	}
 }
 
