@@ -18,6 +18,10 @@ const (
 	attributeType   = nl.NLA_TYPE_MASK  // without the flags for nested and for network byte order
 )
 
+// The library finds out the byte order at its first use, without a lock (1.3.1). So it is used once
+// before any goroutine does.
+var _ = nl.NativeEndian()
+
 const (
 	// exchangeWait is how long the kernel may take for one datagram.
 	exchangeWait = 5 * time.Second

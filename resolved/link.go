@@ -10,6 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// The library finds out the byte order at its first use, without a lock (1.3.1). So it is used once
+// before any goroutine does.
+var _ = nl.NativeEndian()
+
 // LinkName is the name of the network interface that is registered.
 const LinkName = "nametap-dns"
 
