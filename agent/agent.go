@@ -58,6 +58,9 @@ type Config struct {
 	Egress *egress.Config
 	// Restarts is how often the supervisor has restarted the agent.
 	Restarts int
+	// Settings returns the settings that affect capture and differ from their defaults, by their names.
+	// The commands for capture ask for them. It may be nil.
+	Settings func() map[string][]string
 	// Logger is the log.
 	Logger *slog.Logger
 	// Collectors are added to the agent's metrics.

@@ -76,6 +76,7 @@ func (s *statusServer) handlePrivate(mux *http.ServeMux) {
 	mux.Handle("GET /debug/cache", s.dumps.limited(s.handleCache))
 	mux.HandleFunc("POST /cache/flush", s.handleCacheFlush)
 	mux.HandleFunc("GET /debug/status", s.handleStatus)
+	mux.HandleFunc("GET /debug/settings", s.handleSettings)
 	mux.HandleFunc("POST /drain", s.handleDrain)
 	mux.HandleFunc("POST /quitquitquit", s.handleQuit)
 }
@@ -315,6 +316,15 @@ func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 		status.Egress = &carried
 	}
 	writeJSON(w, status)
+}
+
+// handleSettings shows the settings in use that affect capture.
+func (s *statusServer) handleSettings(w http.ResponseWriter, _ *http.Request) {
+	values := map[string][]string{}
+	if settings := s.agent.config.Settings; settings != nil {
+		values = settings()
+	}
+	writeJSON(w, values)
 }
 
 // handleDrain makes the agent not ready while it still answers, so that a load balancer or a

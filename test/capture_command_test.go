@@ -31,7 +31,7 @@ func TestCaptureCommands(t *testing.T) { // K3, K4, K11
 			if len(status.Families) != 2 || status.Families[0].State != string(want) || status.Backend != v.backend {
 				t.Errorf("status: %+v, want %s", status, want)
 			}
-			if r := v.nametap(v.args("status")...); r.code != code || !strings.Contains(r.stdout, "IPv4     "+string(want)) {
+			if r := v.nametap(v.args("status")...); r.code != code || !strings.Contains(r.stdout, "IPv4      "+string(want)) {
 				t.Errorf("status: %+v, want %s", r, want)
 			}
 		}

@@ -17,7 +17,7 @@ func TestCaptureIncomplete(t *testing.T) { // K13
 		t := v.tb
 		repair := v.breakTool("ip6tables-" + v.backend + "-restore")
 		r := v.root(v.args("apply")...)
-		if r.code != 1 || !strings.Contains(r.stderr, "capture is incomplete") || !strings.Contains(r.stderr, "IPv6") || !strings.Contains(r.stdout, "IPv4     in place") {
+		if r.code != 1 || !strings.Contains(r.stderr, "capture is incomplete") || !strings.Contains(r.stderr, "IPv6") || !strings.Contains(r.stdout, "IPv4      in place") {
 			t.Errorf("apply: %+v", r)
 		}
 		a := v.capture()

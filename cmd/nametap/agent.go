@@ -75,7 +75,10 @@ func runAgent(command *cobra.Command, o *options) error {
 	}
 	cfg.SocketDirs = agent.SocketDirs(cfg.XDS.StateDir)
 	shareSockets(&cfg, o.egress.Addr, sockets)
-	a, err := agent.New(command.Context(), cfg)
+	var a *agent.Agent
+	reloads := newReloader(o, cfg.Logger, func(capture agent.CaptureConfig) error { return a.SetCapture(capture) })
+	cfg.Settings = reloads.inUse
+	a, err = agent.New(command.Context(), cfg)
 	if err != nil {
 		return err
 	}
@@ -83,7 +86,6 @@ func runAgent(command *cobra.Command, o *options) error {
 	if cfg.Service {
 		onHandOver(a.HandOver)
 	}
-	reloads := newReloader(o, cfg.Logger, a.SetCapture)
 	running, stop := context.WithCancel(command.Context())
 	var beside sync.WaitGroup
 	beside.Go(func() { reloads.run(running, signals.reload) })

@@ -26,6 +26,7 @@ import (
 type captureCommand struct {
 	options *options
 	output  string
+	source  string // where the settings come from
 
 	config  agent.CaptureConfig
 	capture *iptables.Capture
@@ -37,7 +38,10 @@ func newCaptureCommand() *cobra.Command {
 		Short: "Install, remove or check the rules that redirect port 53 to the agent",
 		Long: `Install, remove or check the iptables rules that redirect port 53 to the agent. They
 redirect queries of applications, but not the agent's own. The settings are the
-agent's, so that both can use one environment and one --config file.`,
+agent's, and all but remove find them: flags and the environment come first, then the
+settings of the running agent, or without one those of the unit nametap.service, such as
+/etc/default/nametap. With --config or --mesh-config, and in a container of a pod, only
+flags, the environment and these files count.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(command *cobra.Command, _ []string) error { return command.Help() },
 	}
@@ -53,10 +57,12 @@ func (c *captureCommand) subcommand(use, short, long string, run func(ctx contex
 		log := newLogWriter(os.Stderr)
 		defer log.close()
 		c.options.logTo = log
-		err := c.resolve()
+		err := c.resolve(command.Context(), use == "apply")
 		switch {
 		case err != nil && use == "status" && c.options.plainDNS():
 			return c.printWithoutRules(command.OutOrStdout())
+		case errors.Is(err, errUnitUnread):
+			return err
 		case err != nil:
 			return usageError{err}
 		}
@@ -73,9 +79,9 @@ func (c *captureCommand) declared(use, short, long string) *cobra.Command {
 		Args: usageArgs(cobra.NoArgs),
 	}
 	c.options = newOptions(command.Flags())
-	others := []string{settings.ConfigFlag, settings.MeshConfigFlag, "instance-ip", dnsAddrFlag, statusAddrFlag, "egress", egressAddrFlag, "resolv-conf", "upstream-timeout", "log-level", "log-format"}
+	others := []string{settings.ConfigFlag, settings.MeshConfigFlag, "instance-ip", "log-level", "log-format"}
 	command.Flags().VisitAll(func(flag *pflag.Flag) {
-		flag.Hidden = !strings.HasPrefix(flag.Name, "capture-") && !slices.Contains(others, flag.Name)
+		flag.Hidden = !affectsCapture(flag.Name) && !slices.Contains(others, flag.Name)
 	})
 	return command
 }
@@ -175,7 +181,10 @@ the input for a machine without rules of nametap.`,
 				}
 			}
 			all := append([]iptables.Step{}, steps...) // [] rather than null
-			return c.print(w, all, func(w io.Writer) error { return printSteps(w, all) })
+			return c.print(w, all, func(w io.Writer) error {
+				fmt.Fprintf(w, "# settings: %s\n", c.source)
+				return printSteps(w, all)
+			})
 		})
 	command.Flags().BoolVar(&clean, "clean", false, "print the rules for a machine without rules of nametap")
 	return command
@@ -236,11 +245,13 @@ code is 1.`,
 // testQueries shows what is captured where the rules cannot be read.
 func (c *captureCommand) testQueries(ctx context.Context, w io.Writer, unread error) error {
 	result := struct {
+		Settings   string              `json:"settings"`
 		Error      string              `json:"error"`
 		Redirected []agent.Redirection `json:"redirected"`
-	}{unread.Error(), agent.Redirections(ctx, c.wanted())}
+	}{c.source, unread.Error(), agent.Redirections(ctx, c.wanted())}
 	err := c.print(w, result, func(w io.Writer) error {
 		lines := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		fmt.Fprintf(lines, "settings\t%s\n", c.source)
 		fmt.Fprintf(lines, "switch\t%s\n", onOff(c.config.On, c.config.Because))
 		printRedirections(lines, result.Redirected)
 		return lines.Flush()
@@ -283,11 +294,13 @@ func (c *captureCommand) check(status iptables.Status) error {
 // printStatus prints the rules, and the listeners that they redirect to.
 func (c *captureCommand) printStatus(ctx context.Context, w io.Writer, status iptables.Status, listeners []agent.Listener) error {
 	all := struct {
+		Settings string `json:"settings"`
 		iptables.Status
 		Listeners []agent.Listener `json:"listeners,omitempty"`
-	}{status, listeners}
+	}{c.source, status, listeners}
 	return c.print(w, all, func(w io.Writer) error {
 		lines := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		fmt.Fprintf(lines, "settings\t%s\n", c.source)
 		fmt.Fprintf(lines, "switch\t%s\n", onOff(c.config.On, c.config.Because))
 		printRules(lines, status)
 		printListeners(lines, listeners)
@@ -370,7 +383,7 @@ the rules in a new network namespace and changes nothing else. If nothing could 
 captured, or if rules are installed and no agent answers where they redirect queries, the exit
 code is 1.`,
 		func(ctx context.Context, w io.Writer) error {
-			findings := c.capture.Check(ctx)
+			findings := append([]iptables.Finding{{What: "settings", OK: true, Detail: c.source}}, c.capture.Check(ctx)...)
 			listeners, installed := c.checkedListeners(ctx)
 			all := append(slices.Clone(findings), c.listenerFindings(listeners, installed)...)
 			err := c.print(w, all, func(w io.Writer) error { return printFindings(w, all) })

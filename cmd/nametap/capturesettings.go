@@ -1,18 +1,33 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/iptables"
 )
 
+// affectsCapture reports whether a setting of the agent affects the rules, or how commands for them reach it.
+func affectsCapture(name string) bool {
+	others := []string{dnsAddrFlag, statusAddrFlag, "egress", egressAddrFlag, "resolv-conf", "upstream-timeout"}
+	return strings.HasPrefix(name, "capture-") || slices.Contains(others, name)
+}
+
 // resolve reads the settings. With the switch on it also reads the nameservers of
-// resolv.conf, if only their queries are captured.
-func (c *captureCommand) resolve() error {
-	if err := c.options.resolve(); err != nil {
+// resolv.conf, if only their queries are captured. With all it fails if a file of the unit cannot be read.
+func (c *captureCommand) resolve(ctx context.Context, all bool) error {
+	if err := c.findSettings(ctx, all); err != nil {
 		return err
 	}
 	var err error
@@ -26,6 +41,77 @@ func (c *captureCommand) resolve() error {
 	}
 	c.capture, err = iptables.New(c.config.Config, c.options.logger())
 	return err
+}
+
+// errUnitUnread is the error for settings of the unit that this user cannot read.
+var errUnitUnread = errors.New("the settings of nametap.service cannot be read")
+
+// The places from which settings come, besides flags and the environment.
+const (
+	onlyEnvironment = "flags and the environment"
+	runningAgent    = "the running agent"
+)
+
+// findSettings gives the settings their values: those of flags and of the environment, and what these do not
+// set as the running agent has it. Without an agent, it is as nametap.service would have it. In a container
+// and with a file that the user has named, only these count.
+func (c *captureCommand) findSettings(ctx context.Context, all bool) error {
+	flags := c.options.flags
+	own := settings.FromEnvironment(flags, os.Environ())
+	given := func(name string) bool { return flags.Lookup(name).Changed }
+	switch {
+	case os.Getenv(inPod) != "":
+		c.source = onlyEnvironment + " of this container, and the files that they name"
+		return c.options.resolve()
+	case given(settings.ConfigFlag) || given(settings.MeshConfigFlag):
+		c.source = onlyEnvironment + ", and the files that they name"
+		return c.options.resolve()
+	}
+	client := c.client(nil)
+	values, err := askSettings(ctx, client)
+	unit := unitSettings{}
+	if err != nil {
+		unit = readUnit(ctx)
+		if other := c.client(unit.environ); other.place() != client.place() {
+			values, err = askSettings(ctx, other)
+		}
+	}
+	switch {
+	case err == nil:
+		c.source = onlyEnvironment + ", then " + runningAgent
+		return errors.Join(own, settings.Adopt(flags, values, runningAgent))
+	case unit.err != nil && all:
+		return fmt.Errorf("%w: run this as root, or name a file with all settings by --%s: %w", errUnitUnread, settings.ConfigFlag, unit.err)
+	}
+	c.source = onlyEnvironment + unit.describe(err)
+	return settings.Resolve(flags, append(unit.environ, os.Environ()...))
+}
+
+// askTimeout is how long an agent may take to say its settings.
+const askTimeout = time.Second
+
+// client returns a client of the running agent. The environment of its unit may say where it is.
+func (c *captureCommand) client(unit []string) statusClient {
+	client := statusClient{newOptions(pflag.NewFlagSet("", pflag.ContinueOnError))}
+	// Mistakes are reported when the settings are resolved.
+	_ = settings.CopyGiven(client.options.flags, c.options.flags)
+	_ = settings.FromEnvironment(client.options.flags, os.Environ())
+	_ = settings.FromEnvironment(client.options.flags, unit)
+	return client
+}
+
+// place returns the settings that say where the agent is reached.
+func (c *statusClient) place() [2]string {
+	return [2]string{c.options.agent.StatusAddr, c.options.agent.XDS.StateDir}
+}
+
+// askSettings returns the settings of the running agent.
+func askSettings(ctx context.Context, client statusClient) (map[string][]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	var values map[string][]string
+	err := client.get(ctx, "/debug/settings", nil, &values)
+	return values, err
 }
 
 // plainDNS reports whether the agent is on port 53, where programs reach it by resolv.conf and not by rules.

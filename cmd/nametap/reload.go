@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"maps"
 	"os"
 	"reflect"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/spf13/pflag"
 
@@ -25,13 +27,28 @@ type reloader struct {
 	log        *slog.Logger
 	watcher    *settings.Watcher
 	setCapture func(agent.CaptureConfig) error
+	inUseNow   atomic.Pointer[map[string][]string] // what inUse returns
 }
 
 // newReloader returns a reloader for an agent that was started with these settings.
 func newReloader(o *options, log *slog.Logger, setCapture func(agent.CaptureConfig) error) *reloader {
 	watcher := settings.NewWatcher(settings.Files(o.flags))
 	id, _ := readIdentity(o.flags, os.Environ()) // without an error, or the agent would not run
-	return &reloader{running: o, last: o, identity: id, log: log, watcher: watcher, setCapture: setCapture}
+	r := &reloader{running: o, last: o, identity: id, log: log, watcher: watcher, setCapture: setCapture}
+	r.noteInUse()
+	return r
+}
+
+// inUse returns the settings that affect capture, as the agent uses them, unless they are the defaults. It
+// is safe for concurrent use.
+func (r *reloader) inUse() map[string][]string { return *r.inUseNow.Load() }
+
+// noteInUse sets what inUse returns: what is applied while the agent runs is as read last, the rest as it
+// was at the start.
+func (r *reloader) noteInUse() {
+	values := settings.Values(r.running.flags, func(name string) bool { return affectsCapture(name) && !applied(name) })
+	maps.Copy(values, settings.Values(r.last.flags, func(name string) bool { return affectsCapture(name) && applied(name) }))
+	r.inUseNow.Store(&values)
 }
 
 // run follows the files and the signals until ctx ends.
@@ -81,6 +98,7 @@ func (r *reloader) reload() {
 		r.log.Warn("ISTIO_META variables changed: they take effect after a restart")
 	}
 	r.last = next
+	r.noteInUse()
 	r.running.logLevel.Set(next.logLevel.Level())
 	if err := r.setCapture(capture); err != nil {
 		r.log.Error("capture stays unchanged", "error", err)

@@ -28,6 +28,9 @@ type statusClient struct{ options *options }
 // errNoTable means that the agent has no table yet.
 var errNoTable = errors.New("the agent has no table yet; `nametap status` shows whether it is connected to a control plane")
 
+// errNoAgent means that no agent accepts the connection.
+var errNoAgent = errors.New("no agent answers")
+
 // declare declares all settings of the agent, since its environment and its file may have
 // any of them. The help shows only those that say where the agent is.
 func (c *statusClient) declare(flags *pflag.FlagSet) {
@@ -131,7 +134,7 @@ func (c *statusClient) do(ctx context.Context, method, path string, query url.Va
 	client := http.Client{Transport: c.transport()}
 	resp, err := client.Do(req)
 	if err != nil {
-		return fmt.Errorf("no agent answers at %s: is it running? --status-addr names another address: %w", c.options.agent.StatusAddr, cause(err))
+		return fmt.Errorf("%w at %s: is it running? --status-addr names another address: %w", errNoAgent, c.options.agent.StatusAddr, cause(err))
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)

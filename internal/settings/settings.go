@@ -90,14 +90,55 @@ func Resolve(flags *pflag.FlagSet, environ []string) error {
 	)
 }
 
-// CopyGiven copies the values that the command line gave to the flags in from.
+// FromEnvironment gives the flags that are not on the command line the values that environ has for them,
+// also in the pod's annotation. Unlike [Resolve] it reads no file.
+func FromEnvironment(flags *pflag.FlagSet, environ []string) error {
+	return errors.Join(fromEnvironment(flags, environ), fromProxyConfig(flags, environ))
+}
+
+// Values returns the values of flags that differ from the defaults because something set them, by the names
+// of the flags. Flags for which wanted returns false are left out.
+func Values(flags *pflag.FlagSet, wanted func(name string) bool) map[string][]string {
+	values := map[string][]string{}
+	flags.VisitAll(func(flag *pflag.Flag) {
+		switch list, isList := flag.Value.(pflag.SliceValue); {
+		case !flag.Changed || !wanted(flag.Name):
+		case isList:
+			values[flag.Name] = list.GetSlice()
+		default:
+			values[flag.Name] = []string{flag.Value.String()}
+		}
+	})
+	return values
+}
+
+// Adopt gives the flags that are not set yet the values of another process, as [Values] returned them there.
+// Names that this program does not have are ignored. source says where the values come from, for messages.
+func Adopt(flags *pflag.FlagSet, values map[string][]string, source string) error {
+	var failed []error
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		flag := flags.Lookup(name)
+		if flag == nil || flag.Changed {
+			continue
+		}
+		if err := setChecked(flag, values[name]); err != nil {
+			failed = append(failed, fmt.Errorf("%s of %s: %q: %w", name, source, strings.Join(values[name], ","), expected(flag, err)))
+			continue
+		}
+		failed = append(failed, flags.SetAnnotation(name, annotationSource, []string{source}))
+	}
+	return errors.Join(failed...)
+}
+
+// CopyGiven copies the values that the command line gave to the flags in from. Flags that to does not have
+// are left out.
 func CopyGiven(to, from *pflag.FlagSet) error {
 	var failed []error
 	from.Visit(func(flag *pflag.Flag) {
-		if len(flag.Annotations[annotationSource]) > 0 {
+		copied := to.Lookup(flag.Name)
+		if len(flag.Annotations[annotationSource]) > 0 || copied == nil {
 			return
 		}
-		copied := to.Lookup(flag.Name)
 		if list, ok := flag.Value.(pflag.SliceValue); ok {
 			failed = append(failed, copied.Value.(pflag.SliceValue).Replace(list.GetSlice()))
 		} else {
@@ -247,6 +288,9 @@ func setFromNode(flag *pflag.Flag, path string, value *yaml.Node) error {
 // mistake in the file should not stay hidden until the command line no longer sets the flag.
 func setChecked(flag *pflag.Flag, texts []string) error {
 	list, isList := flag.Value.(pflag.SliceValue)
+	if !isList && len(texts) != 1 {
+		return fmt.Errorf("want one value, found %d", len(texts))
+	}
 	if !isList {
 		previous := flag.Value.String()
 		err := flag.Value.Set(texts[0])

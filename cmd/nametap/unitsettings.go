@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/nametap/nametap/internal/settings"
+)
+
+const (
+	unitName = "nametap.service"
+	// unitTimeout is how long systemd may take to say what the unit has.
+	unitTimeout = 2 * time.Second
+)
+
+// unitFiles are the files with the environment of nametap.service, if systemd cannot be asked. A later one
+// wins.
+func unitFiles() []string {
+	return []string{"/var/lib/istio/envoy/cluster.env", "/etc/default/nametap"}
+}
+
+// unitSettings are the settings of nametap.service.
+type unitSettings struct {
+	environ []string // a later variable wins
+	files   []string // that were read
+	err     error    // why a file could not be read
+}
+
+// describe returns the rest of a text that says where settings come from, and why not from the running agent.
+func (u unitSettings) describe(unasked error) string {
+	why := "no agent answers"
+	if !errors.Is(unasked, errNoAgent) || errors.Is(unasked, fs.ErrPermission) {
+		why = fmt.Sprintf("the running agent cannot be asked: %v", unasked)
+	}
+	text := ", then " + strings.Join(u.files, ", ") + " (" + why + ")"
+	if len(u.files) == 0 {
+		text = ": " + why + ", and " + unitName + " has no file with settings"
+	}
+	if u.err != nil {
+		text += fmt.Sprintf("; without a file that this user cannot read, so run this as root: %v", u.err)
+	}
+	return text
+}
+
+// readUnit returns the settings of nametap.service, with the changes that drop-ins make.
+func readUnit(ctx context.Context) (unit unitSettings) {
+	ctx, cancel := context.WithTimeout(ctx, unitTimeout)
+	defer cancel()
+	files := unitFiles()
+	cmd := exec.CommandContext(ctx, "systemctl", "show", "--property=LoadState,Environment,EnvironmentFiles", unitName)
+	if out, err := cmd.Output(); err == nil && strings.Contains("\n"+string(out), "\nLoadState=loaded\n") {
+		unit.environ, files = parseUnit(string(out))
+	}
+	for _, pattern := range files {
+		found, err := filepath.Glob(pattern)
+		if err != nil || len(found) == 0 {
+			found = []string{pattern}
+		}
+		for _, file := range found {
+			text, err := os.ReadFile(file)
+			switch {
+			case errors.Is(err, fs.ErrNotExist):
+			case err != nil:
+				unit.err = errors.Join(unit.err, err)
+			default:
+				unit.environ = append(unit.environ, settings.ParseEnvironmentFile(string(text))...)
+				unit.files = append(unit.files, file)
+			}
+		}
+	}
+	return unit
+}
+
+// parseUnit reads what `systemctl show` prints: variables, and files that win over them.
+func parseUnit(text string) (environ, files []string) {
+	for line := range strings.Lines(text) {
+		name, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
+		switch name {
+		case "Environment":
+			environ = append(environ, settings.ParseEnvironment(value)...)
+		case "EnvironmentFiles":
+			file, _, _ := strings.Cut(value, " (ignore_errors=")
+			files = append(files, file)
+		}
+	}
+	return environ, files
+}
