@@ -25,6 +25,8 @@ const (
 	wayInterval = iptables.LeaseTime / 4
 	// wayTimeout is how long the answer to a probe may take.
 	wayTimeout = time.Second
+	// wayRetry is how often a probe is sent until then.
+	wayRetry = wayTimeout / 10
 	// wayMisses is how many probes in a row must fail before queries to a nameserver pass through.
 	wayMisses = 3
 )
@@ -171,11 +173,9 @@ func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 
 // ask sends a probe to a nameserver as a client would, and returns what has answered.
 func (w *ways) ask(ctx context.Context, nameserver netip.Addr) (WayState, error) {
-	dialer := net.Dialer{Timeout: wayTimeout, Control: markProbe}
-	client := dns.Client{Timeout: wayTimeout, Dialer: &dialer}
 	query := new(dns.Msg).SetQuestion("id.server.", dns.TypeTXT)
 	query.Question[0].Qclass = dns.ClassCHAOS
-	reply, _, err := client.ExchangeContext(ctx, query, netip.AddrPortFrom(nameserver, 53).String())
+	reply, err := exchange(ctx, query, netip.AddrPortFrom(nameserver, 53))
 	switch {
 	case errors.Is(err, errUnmarked), noRoute(err), err != nil && ctx.Err() != nil:
 		return WayUnknown, err
@@ -185,6 +185,24 @@ func (w *ways) ask(ctx context.Context, nameserver netip.Addr) (WayState, error)
 		return WayElsewhere, errors.New("another server answers the probe: a rule before those of nametap sends it there, or changes its mark")
 	}
 	return WayReached, nil
+}
+
+// exchange sends a marked query over UDP, again every wayRetry until it is answered. As clients' queries are,
+// it may be lost in the buffer of a listener that gets more queries than it can answer.
+func exchange(ctx context.Context, query *dns.Msg, server netip.AddrPort) (*dns.Msg, error) {
+	dialer := net.Dialer{Control: markProbe}
+	conn, err := dialer.DialContext(ctx, "udp", server.String())
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	client := dns.Client{Timeout: wayRetry}
+	for began := time.Now(); ; {
+		reply, _, err := client.ExchangeWithConnContext(ctx, query, &dns.Conn{Conn: conn})
+		if err == nil || !isTimeout(err) || ctx.Err() != nil || time.Since(began) >= wayTimeout {
+			return reply, err
+		}
+	}
 }
 
 // answers reports whether a reply has a text as its only record.

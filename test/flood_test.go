@@ -6,12 +6,15 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/wait"
+	"github.com/nametap/nametap/iptables"
 )
 
 // TestFloodOfNameservers sends queries to thousands of silent nameservers that resolv.conf
@@ -118,4 +121,36 @@ func (v *vm) unread() (waiting uint64) {
 		waiting += n
 	}
 	return waiting
+}
+
+// TestLostProbes drops most packets to the listeners, as a flood of queries does that fills their buffers. The
+// agent still renews the lease of its rules, so no query goes past it.
+func TestLostProbes(t *testing.T) { // K9, V2
+	t.Parallel()
+	v := newUnitVM(t)
+	v.held(v.start())
+	var past atomic.Int64
+	v.named.Handle(func(query *dns.Msg, network string) *dns.Msg {
+		if query.Question[0].Name == dns.Fqdn(mesh) {
+			past.Add(1)
+		}
+		return anyName(namedIP)(query, network)
+	})
+	for _, tool := range []string{"iptables-nft", "ip6tables-nft"} {
+		v.Exec(tool, "-w", "-t", "mangle", "-I", "INPUT", "-p", "udp", "--dport", "15053", "-m", "statistic", "--mode", "random", "--probability", "0.6", "-j", "DROP")
+	}
+	v.Run(func() {
+		conn, err := dns.Dial("udp", named+":53")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		client := dns.Client{Timeout: 50 * time.Millisecond}
+		for began := time.Now(); time.Since(began) < 5*iptables.LeaseTime; {
+			_, _, _ = client.ExchangeWithConn(new(dns.Msg).SetQuestion(dns.Fqdn(mesh), dns.TypeA), conn) // it may be dropped
+		}
+	})
+	if n := past.Load(); n > 0 {
+		t.Errorf("%d queries for the mesh name went past the agent", n)
+	}
 }
