@@ -271,6 +271,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err := group.Wait(); err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}
+	if a.handOver.Load() && a.capture != nil {
+		a.capture.extend(true) // queries in flight were answered until now
+	}
 	a.log.Info("ended")
 	return nil
 }

@@ -152,18 +152,21 @@ func (c *capture) run(ctx context.Context) error {
 // takeOver renews the lease of the previous agent once, before this one answers: queries wait in the sockets
 // that systemd holds. It does not after a start that has failed, so that an agent that fails at each start does
 // not keep the capture alive. It reports whether a lease is alive.
-func (c *capture) takeOver() (alive bool) {
+func (c *capture) takeOver() (alive bool) { return c.extend(firstStart()) }
+
+// extend reports whether a lease is alive. With renew it renews those that are, for the next agent.
+func (c *capture) extend(renew bool) (alive bool) {
 	for _, f := range c.wanted() {
 		leased, err := iptables.Leased(f)
 		if err != nil || !leased {
 			continue
 		}
 		alive = true
-		if !firstStart() {
+		if !renew {
 			continue
 		}
 		if err := c.kernel.Renew(f); err != nil {
-			c.log.Warn("queries go to nameservers until this agent answers", "family", f, "error", err)
+			c.log.Warn("queries may go to nameservers until the next agent answers", "family", f, "error", err)
 		}
 	}
 	return alive

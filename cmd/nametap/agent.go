@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"sync"
 
 	"github.com/spf13/cobra"
@@ -72,6 +73,9 @@ func runAgent(command *cobra.Command, o *options) error {
 			return err
 		}
 		cfg.Service, cfg.DrainCaptured = len(sockets) > 0, o.flags.Changed("drain")
+		if !cfg.Service && filepath.Base(os.Getenv("RUNTIME_DIRECTORY")) == "nametap" { // of nametap.service
+			cfg.Logger.Warn("systemd has no sockets for this agent, so queries are lost in a restart; run: systemctl restart nametap.socket")
+		}
 	}
 	cfg.SocketDirs = agent.SocketDirs(cfg.XDS.StateDir)
 	shareSockets(&cfg, o.egress.Addr, sockets)
