@@ -14,7 +14,7 @@ import (
 )
 
 // services are the services of the package.
-var services = []string{"nametap.service", "nametap-resolved@.service"}
+var services = []string{"nametap.service", "nametap-rules.service", "nametap-resolved@.service"}
 
 // install runs `make install` into a new directory, which it returns. It may build in bin/, so parallel
 // tests do not call it.
@@ -68,7 +68,7 @@ func TestExposure(t *testing.T) {
 	security := func() {
 		t.Helper()
 		output(t, command(t, nil, "systemd-analyze", "--root="+root, "security", "--offline=true", "--threshold=30",
-			"nametap.service", "nametap-resolved@.service"))
+			"nametap.service", "nametap-rules.service", "nametap-resolved@.service"))
 	}
 	security()
 	dir := filepath.Join(root, "etc/systemd/system/nametap.service.d")

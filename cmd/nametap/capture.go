@@ -93,15 +93,16 @@ func (c *captureCommand) print(w io.Writer, v any, text func(w io.Writer) error)
 
 func newCaptureRemove() *cobra.Command {
 	c := new(captureCommand)
-	afterAgent := false
+	afterAgent, unlessLeased := false, false
 	command := c.declared("remove", "Remove the rules", `Remove all rules of nametap from both backends, whatever settings installed them.
 Queries go to nameservers again at once; the command ends when no reply can be in flight
 to the agent. If rules of nametap may remain in a backend that cannot be read, the exit
 code is 1.
 
---after-agent is for service managers: the command does not wait for replies, ignores a
-backend that the agent's user cannot read, and leaves rules that the kernel ends by
-itself. With --capture-fail-open=false it does nothing.`)
+--after-agent is for service managers: the command does not wait for replies, and ignores a
+backend that this user cannot read. With --unless-leased it leaves rules that the next
+agent may take over, because the kernel is about to end the capture by itself. With
+--capture-fail-open=false it does nothing.`)
 	command.RunE = func(command *cobra.Command, _ []string) error {
 		log := newLogWriter(os.Stderr) // a log that is not read must not delay the removal
 		defer log.close()
@@ -112,7 +113,7 @@ itself. With --capture-fail-open=false it does nothing.`)
 			logger.Warn("the rules stay because of --capture-fail-open=false: without an agent queries are refused")
 			return nil
 		case afterAgent:
-			return removeAfterAgent(command.Context(), logger)
+			return removeAfterAgent(command.Context(), unlessLeased, logger)
 		}
 		capture, err := iptables.New(iptables.DefaultConfig(), logger) // removal finds chains by their names alone
 		if err != nil {
@@ -122,19 +123,21 @@ itself. With --capture-fail-open=false it does nothing.`)
 		return capture.Remove(command.Context())
 	}
 	command.Flags().BoolVar(&afterAgent, "after-agent", false, "remove the rules of an agent that has ended, for service managers")
+	command.Flags().BoolVar(&unlessLeased, "unless-leased", false, "with --after-agent: leave rules that the kernel ends within 2 s")
 	return command
 }
 
 // removeAfterAgent removes the rules of an agent that has ended, so no reply of it is in flight.
-// It ignores rules that this user cannot read.
-func removeAfterAgent(ctx context.Context, logger *slog.Logger) error {
+// It ignores rules that this user cannot read. With unlessLeased it leaves rules that the next agent may take
+// over.
+func removeAfterAgent(ctx context.Context, unlessLeased bool, logger *slog.Logger) error {
 	cfg := iptables.DefaultConfig()
 	cfg.Settle = time.Nanosecond
 	capture, err := iptables.New(cfg, logger)
 	if err != nil {
 		return err
 	}
-	if capture.EndsByItself(ctx) {
+	if unlessLeased && leased() && capture.EndsByItself(ctx) {
 		return nil // the next agent uses the rules
 	}
 	unregister(logger) // first: a tool of iptables may hang
@@ -144,6 +147,16 @@ func removeAfterAgent(ctx context.Context, logger *slog.Logger) error {
 		return nil
 	}
 	return err
+}
+
+// leased reports whether an agent has renewed the lease of rules lately.
+func leased() bool {
+	for _, f := range []iptables.Family{iptables.IPv4, iptables.IPv6} {
+		if alive, err := iptables.Leased(f); err == nil && alive {
+			return true
+		}
+	}
+	return false
 }
 
 // unregister removes the registration with systemd-resolved, if there is one.

@@ -1,7 +1,7 @@
 // Command nametap gives one pod or one VM the DNS of its mesh.
 //
 //	nametap agent     answer queries from a control plane's table
-//	nametap capture   install, remove, check or guard the rules that redirect port 53 to the agent
+//	nametap capture   install, remove or check the rules that redirect port 53 to the agent
 //	nametap query     query the agent, and show the answer and the rule that gave it
 //	nametap table     show the agent's table of mesh names
 //	nametap cache     show the replies that the agent keeps, or flush them
