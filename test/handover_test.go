@@ -1,20 +1,22 @@
 package test
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/miekg/dns"
-	"github.com/vishvananda/netlink"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
 )
@@ -25,6 +27,7 @@ const handOver = syscall.SIGUSR1
 // newUnitVM makes a vm whose agents run as in nametap.service.
 func newUnitVM(t *testing.T) *vm {
 	t.Helper()
+	netns.Need(t, "ipset")
 	v := newVM(t, "nft")
 	v.asService()
 	// A nameserver on a busy machine may take more than the timeout of newVM.
@@ -63,10 +66,10 @@ func (v *vm) asService(streams ...string) {
 	v.environment = append(v.environment, "NOTIFY_SOCKET="+path, "RUNTIME_DIRECTORY="+v.agentDir("run"))
 }
 
-// afterAgent runs the ExecStopPost= of nametap.service, and returns its log.
+// afterAgent runs what back-off does after a start that has failed, and returns its log.
 func (v *vm) afterAgent() string {
 	v.tb.Helper()
-	r := v.nametap("capture", "remove", "--after-agent")
+	r := v.nametap("capture", "remove", "--after-agent", "--unless-leased")
 	if r.code != 0 {
 		v.tb.Errorf("capture remove --after-agent: %+v", r)
 	}
@@ -74,23 +77,14 @@ func (v *vm) afterAgent() string {
 }
 
 // sets returns the names of the sets in the kernel.
-func (v *vm) sets() (names []string) {
+func (v *vm) sets() []string {
 	v.tb.Helper()
-	v.Run(func() {
-		all, err := netlink.IpsetListAll()
-		if err != nil {
-			v.tb.Error(err)
-		}
-		for _, set := range all {
-			names = append(names, set.SetName)
-		}
-	})
-	return names
+	return strings.Fields(v.Exec("ipset", "list", "-n"))
 }
 
 // ends checks that queries of a client reach the nameserver in time after the last answer of an agent, at
-// began. The client keeps its socket.
-func (v *vm) ends(began time.Time) {
+// began, and returns after which time they do. The client keeps its socket.
+func (v *vm) ends(began time.Time) time.Duration {
 	v.tb.Helper()
 	v.Run(func() {
 		conn, err := dns.Dial("udp", named+":53")
@@ -109,12 +103,29 @@ func (v *vm) ends(began time.Time) {
 	if took > iptables.LeaseTime+time.Second { // for a busy machine
 		v.tb.Errorf("the nameserver answers after %v, want %v", took, iptables.LeaseTime)
 	}
+	return took
 }
 
-// held waits until the rules are installed.
+// missed matches the metric of a nameserver whose clients do not reach the agent, as far as it knows.
+var missed = regexp.MustCompile(`nametap_capture_reached\{.*\} 0`)
+
+// held waits until queries are captured.
 func (v *vm) held(a *agent) *agent {
 	v.tb.Helper()
-	wait.Until(v.tb, "DNS is captured", func() bool { return v.metric("nametap_capture_on") == 1 })
+	wait.Until(v.tb, "DNS is captured", func() bool {
+		metrics := v.get("/metrics")
+		return strings.Contains(metrics, "\nnametap_capture_on 1\n") && strings.Contains(metrics, "nametap_capture_reached{") && !missed.MatchString(metrics)
+	})
+	return a
+}
+
+// steady waits until the agent counts as one that has started well.
+func (v *vm) steady(a *agent) *agent {
+	v.tb.Helper()
+	wait.Until(v.tb, "the agent has been ready for some time", func() bool {
+		_, err := os.Stat(filepath.Join(v.dir, "run", "starts"))
+		return os.IsNotExist(err)
+	})
 	return a
 }
 
@@ -165,7 +176,7 @@ func TestHandOverWithoutNext(t *testing.T) { // V1, V2
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			v := newUnitVM(t)
-			a := v.held(v.start())
+			a := v.steady(v.held(v.start()))
 			rules := v.Rules()
 			a.end(signal)
 			began := time.Now()
@@ -186,8 +197,8 @@ func TestHandOverWithoutNext(t *testing.T) { // V1, V2
 	}
 }
 
-// TestAfterAgent checks when the command for the end of the unit removes rules: when the kernel has ended
-// the capture. No set is left, either.
+// TestAfterAgent checks when back-off removes rules: when the kernel has ended the capture. nametap-rules.service
+// removes them at once. No set is left, either.
 func TestAfterAgent(t *testing.T) { // V2, V4
 	t.Parallel()
 	v := newUnitVM(t)
@@ -204,39 +215,53 @@ func TestAfterAgent(t *testing.T) { // V2, V4
 	if sets := v.sets(); v.captured() || len(sets) > 0 {
 		t.Errorf("rules are left:\n%s\nsets: %v", v.Rules(), sets)
 	}
-	v.held(v.start())
-	v.asked(named, meshIP)
+	v.held(v.start()).end(syscall.SIGKILL)
+	if r := v.root("capture", "remove", "--after-agent"); r.code != 0 {
+		t.Errorf("%+v", r)
+	}
+	v.asked(named, namedIP)
+	if sets := v.sets(); v.captured() || len(sets) > 0 {
+		t.Errorf("rules are left:\n%s\nsets: %v", v.Rules(), sets)
+	}
 }
 
-// TestAgentsDieAtStart kills each agent as soon as it has renewed the lease of the one before, if it does so.
-// They do not keep the capture alive.
+// TestAgentsDieAtStart starts agents that die before they answer, one after the other. Only the first renews
+// the lease of the agent before, so they do not keep the capture alive.
 func TestAgentsDieAtStart(t *testing.T) { // V2
 	t.Parallel()
 	v := newUnitVM(t)
 	v.held(v.start()).end(syscall.SIGKILL)
-	began := time.Now()
-	stop, starts := make(chan struct{}), make(chan int)
+	// An agent waits for its snapshot before it answers.
+	snapshot := filepath.Join(v.dir, "state", "nametable.snapshot")
+	if err := errors.Join(os.RemoveAll(snapshot), syscall.Mkfifo(snapshot, 0o666), os.Chmod(snapshot, 0o666)); err != nil {
+		t.Fatal(err)
+	}
+	dies := func() {
+		a := v.launch()
+		wait.Until(t, "the agent has started", func() bool { return v.get("/healthz/live") != "" })
+		a.end(syscall.SIGKILL)
+	}
+	dies()
+	stop, stopped := make(chan struct{}), make(chan int)
 	go func() {
-		n := 0
-		for ; n < 5; n++ { // back-off waits before the sixth
+		for n := 0; ; n++ {
 			select {
 			case <-stop:
-				starts <- n
+				stopped <- n
 				return
 			default:
 			}
-			a := v.launch()
-			wait.Until(t, "the agent opens its listeners", func() bool { return a.log.Count("listening") > 0 })
-			a.end(syscall.SIGKILL)
+			v.write("run/starts", "2\n") // back-off does not wait
+			dies()
 		}
-		starts <- n
 	}()
-	v.ends(began.Add(iptables.LeaseTime)) // the first start renews it once
-	close(stop)
-	t.Logf("%d starts", <-starts)
+	defer func() { t.Logf("%d starts", <-stopped) }()
+	defer close(stop)
+	v.ends(time.Now())
 }
 
-// TestAgentIsStopped stops an agent by SIGSTOP, under load: nameservers answer until it goes on.
+// TestAgentIsStopped stops an agent by SIGSTOP, under load: nameservers answer until it goes on. It answers
+// what waited.
 func TestAgentIsStopped(t *testing.T) { // V2
 	t.Parallel()
 	v := newUnitVM(t)
@@ -248,7 +273,6 @@ func TestAgentIsStopped(t *testing.T) { // V2
 			t.Fatal(err)
 		}
 		v.ends(time.Now())
-		v.more(l, namedIP)
 		if err := a.Process.Signal(syscall.SIGCONT); err != nil {
 			t.Fatal(err)
 		}
@@ -258,7 +282,7 @@ func TestAgentIsStopped(t *testing.T) { // V2
 }
 
 // TestKernelWithoutSets runs agents where iptables has no match set. Without a lease, a hand-over removes
-// the rules, and the command for the end of the unit removes those of an agent that was killed.
+// the rules. Those of an agent that was killed stay for the next one, and back-off removes them if that fails.
 func TestKernelWithoutSets(t *testing.T) { // V1, V2, K13
 	t.Parallel()
 	v := newUnitVM(t)
@@ -387,6 +411,39 @@ func TestHandOverInFlight(t *testing.T) { // V1
 	wait.For(t, "the agent has ended", a.ended)
 }
 
+// TestHandOverOfSilentNameserver hands over while a nameserver does not answer, which takes a second. The
+// next agent still has the whole lease for its start.
+func TestHandOverOfSilentNameserver(t *testing.T) { // V1
+	t.Parallel()
+	v := newUnitVM(t)
+	a := v.held(v.start())
+	asked := make(chan struct{}, 8)
+	v.named.Handle(func(query *dns.Msg, _ string) *dns.Msg {
+		if strings.HasPrefix(query.Question[0].Name, "silent.") {
+			asked <- struct{}{}
+			return nil
+		}
+		return anyName(namedIP)(query, "")
+	})
+	v.Run(func() {
+		conn, err := dns.Dial("udp", named+":53")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if err := conn.WriteMsg(new(dns.Msg).SetQuestion("silent.example.org.", dns.TypeA)); err != nil {
+			t.Fatal(err)
+		}
+	})
+	wait.For(t, "the nameserver has a query", asked)
+	began := time.Now()
+	a.end(handOver)
+	t.Logf("the agent ends after %v", time.Since(began))
+	if took := v.ends(time.Now()); took < iptables.LeaseTime*3/4 {
+		t.Errorf("the capture ends %v after the agent, want %v", took, iptables.LeaseTime)
+	}
+}
+
 // TestHandOverAndDrain mixes both signals. The first one counts: after SIGTERM the rules are
 // removed, also if the agent drains, and after a hand-over they stay.
 func TestHandOverAndDrain(t *testing.T) { // V1, V4
@@ -465,7 +522,7 @@ func TestKillsUnderLoad(t *testing.T) { // V1
 	const kills = 6
 	for range kills {
 		v.more(l, meshIP)
-		a.end(syscall.SIGKILL)
+		v.steady(a).end(syscall.SIGKILL)
 		a = v.held(v.start())
 	}
 	v.more(l, meshIP)
