@@ -3,7 +3,7 @@
 //
 // A host and its network are two network namespaces:
 //
-//	host     the real agent, with the rules of --capture, and with sockets and a guard as from
+//	host     the real agent, with the rules of --capture, and with sockets and directories as from
 //	         its systemd units; two loads, one for each family
 //	network  the real nametap-discovery; nameservers at 10.0.0.53 (A), fd00::53 (A) and
 //	         10.0.0.54 (B)
@@ -18,8 +18,7 @@
 //	control         the control plane is killed and started again
 //	nameservers     nameservers refuse, are silent or fail, one or both; resolv.conf changes
 //	rules           the capture rules are flushed, in whole or in part
-//	service         the agent is restarted, killed and stopped (SIGSTOP), and its guard
-//	                restarted, in the last part
+//	service         the agent is restarted, killed and stopped (SIGSTOP), in the last part
 //
 // All files but this one are tests, and end in _test.go. judge_test.go says which bad answers
 // have a cause, and levels_test.go compares memory, descriptors, goroutines and conntrack

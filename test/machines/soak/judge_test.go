@@ -162,6 +162,9 @@ func stopped(kind load.Kind, q load.Example) bool {
 	return forwarded(q) && (kind == load.Lost || kind == load.Failed)
 }
 
+// pastAgent covers queries for mesh names that reach nameservers.
+func pastAgent(kind load.Kind, q load.Example) bool { return !forwarded(q) && kind == load.Foreign }
+
 // cause returns the outage that explains a bad query; empty if there is none. The causes that
 // always apply, or to all names, come last.
 func (l *timeline) cause(q badQuery) string {

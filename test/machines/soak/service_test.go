@@ -157,11 +157,14 @@ func (s *service) stop(signal syscall.Signal) {
 // restartPause is RestartSec of nametap.service.
 const restartPause = 100 * time.Millisecond
 
+// leaseTime is how long the rules capture after the last answer of an agent.
+const leaseTime = 2 * time.Second
+
 // disturbAgent restarts, kills and stops the agent at random times.
 func (w *world) disturbAgent(ctx context.Context, random *rand.Rand) {
 	for sleep(ctx, between(random, 4*time.Second, 12*time.Second)) {
 		thaw := w.tables.freeze()
-		switch kind := random.IntN(11); {
+		switch kind := random.IntN(10); {
 		case kind < 4:
 			w.timeline.note("the agent is restarted")
 			w.tables.restarted()
@@ -170,19 +173,13 @@ func (w *world) disturbAgent(ctx context.Context, random *rand.Rand) {
 			w.timeline.withoutAgent(began, time.Now())
 		case kind < 7:
 			w.killAgent(ctx)
-		case kind < 8:
-			w.timeline.note("the guard is restarted")
-			w.guard.restart(ctx, []syscall.Signal{syscall.SIGUSR1, syscall.SIGKILL}[random.IntN(2)], restartPause)
-			if random.IntN(2) == 0 {
-				w.killAgent(ctx)
-			}
-		case kind < 9: // also while it starts
+		case kind < 8: // also while it starts
 			w.killAgent(ctx)
 			if sleep(ctx, between(random, 0, 300*time.Millisecond)) {
 				w.killAgent(ctx)
 			}
 		default:
-			d := between(random, 100*time.Millisecond, 2*time.Second)
+			d := between(random, 100*time.Millisecond, 3*time.Second)
 			w.timeline.note(fmt.Sprintf("the agent is stopped for %v", d))
 			began := time.Now()
 			w.agent.signal(syscall.SIGSTOP, restartPause)
@@ -190,6 +187,10 @@ func (w *world) disturbAgent(ctx context.Context, random *rand.Rand) {
 			w.agent.signal(syscall.SIGCONT, restartPause)
 			w.timeline.withoutAgent(began, time.Now())
 			w.timeline.add(outage{what: "forwarded, while the agent was stopped", from: began, until: time.Now(), covers: stopped})
+			// The kernel ends the capture when no agent has answered for the time of a lease. The agent probes its way
+			// four times in it.
+			w.timeline.add(outage{what: "mesh names, while the agent was stopped", from: began.Add(leaseTime * 3 / 4),
+				until: time.Now().Add(leaseTime / 2), covers: pastAgent})
 		}
 		w.tables.restarted() // the previous agent has answered until now
 		thaw()

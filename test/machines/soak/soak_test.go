@@ -86,7 +86,6 @@ func (w *world) begin() *levels {
 	}
 	w.openSockets()
 	w.control = w.startService("control", w.network, w.controlCommand)
-	w.guard = w.startService("guard", w.host, w.guardCommand)
 	w.agent = w.startService("agent", w.host, w.agentCommand)
 	levels := newLevels(w)
 	wait.Until(w.tb, "the agent has the table", func() bool { return levels.metric("nametap_table_hosts") == hosts })
@@ -181,7 +180,6 @@ func (w *world) checkLeaks(t *testing.T, levels *levels, idle sample) {
 func (w *world) end(t *testing.T) {
 	t.Helper()
 	w.agent.stop(syscall.SIGTERM)
-	w.guard.stop(syscall.SIGTERM)
 	w.control.stop(syscall.SIGTERM)
 	if rules := w.host.Rules(); strings.Contains(rules, "NAMETAP") {
 		t.Errorf("rules are left:\n%s", rules)

@@ -17,7 +17,6 @@ import (
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/guard"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/process"
@@ -35,6 +34,7 @@ const (
 	reconcile           = 2 * time.Second
 	agentID             = 1337
 	capNetAdmin         = 12
+	capNetRaw           = 13
 	foreign4, foreign6  = "192.0.2.53", "2001:db8::53" // mesh names have them at nameservers
 )
 
@@ -48,7 +48,6 @@ type world struct {
 	resolvConf    string
 	sockets       []*os.File // of the agent
 	agent         *service
-	guard         *service
 	control       *service
 	tables        *tables
 	timeline      timeline
@@ -80,16 +79,24 @@ func newWorld(t *testing.T) *world {
 		})
 	}
 	objects := filepath.Join(w.dir, "objects")
-	for _, dir := range []string{objects, filepath.Join(w.dir, "state"), filepath.Join(w.dir, "control-state"), filepath.Join(w.dir, "guard")} {
+	for _, dir := range []string{objects, filepath.Join(w.dir, "state"), filepath.Join(w.dir, "control-state"), filepath.Join(w.dir, "run")} {
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, dir := range []string{"state", "guard"} {
+	for _, dir := range []string{"state", "run"} {
 		if err := os.Chown(filepath.Join(w.dir, dir), agentID, agentID); err != nil {
 			t.Fatal(err)
 		}
 	}
+	backOff, err := os.ReadFile("../../../deploy/systemd/back-off")
+	if err == nil {
+		err = os.WriteFile(filepath.Join(w.dir, "back-off"), backOff, 0o755) //nolint:gosec // a program
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.takeNotifications()
 	w.resolvConf = filepath.Join(w.dir, "resolv.conf")
 	w.tables = &tables{dir: objects}
 	return w
@@ -227,30 +234,37 @@ func (w *world) openSockets() {
 
 // agentCommand returns the command of an agent, as in nametap.service.
 func (w *world) agentCommand() *exec.Cmd {
-	cmd := exec.Command("/bin/sh", "-c", `LISTEN_PID=$$ exec "$0" "$@"`, filepath.Join(w.bin, "nametap"), "agent", "--capture",
+	cmd := exec.Command("/bin/sh", "-c", `LISTEN_PID=$$ exec "$0" "$@"`, filepath.Join(w.dir, "back-off"), filepath.Join(w.bin, "nametap"), "agent", "--capture",
 		"--capture-reconcile", reconcile.String(), "--capture-backend", "nft",
 		"--xds-addr", controlAddr, "--xds-plaintext", "--status-addr", statusAddr,
 		"--resolv-conf", w.resolvConf, "--state-dir", filepath.Join(w.dir, "state"))
-	cmd.Env = append(w.guardEnviron(), "POD_NAME=host", "POD_NAMESPACE=soak", "INSTANCE_IP="+hostAddr, fmt.Sprintf("LISTEN_FDS=%d", len(w.sockets)))
+	cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+filepath.Join(w.dir, "notify"), "RUNTIME_DIRECTORY="+filepath.Join(w.dir, "run"),
+		"POD_NAME=host", "POD_NAMESPACE=soak", "INSTANCE_IP="+hostAddr, fmt.Sprintf("LISTEN_FDS=%d", len(w.sockets)))
 	cmd.ExtraFiles = w.sockets
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Credential: &syscall.Credential{Uid: agentID, Gid: agentID}, AmbientCaps: []uintptr{capNetAdmin},
+		Credential: &syscall.Credential{Uid: agentID, Gid: agentID}, AmbientCaps: []uintptr{capNetAdmin, capNetRaw},
 		Pdeathsig: syscall.SIGKILL,
 	}
 	return cmd
 }
 
-// guardEnviron returns the environment of the guard and of the agent.
-func (w *world) guardEnviron() []string {
-	return append(os.Environ(), guard.PathEnv+"="+filepath.Join(w.dir, "guard", "socket"))
-}
-
-// guardCommand returns the command of the guard, as in nametap-guard.service.
-func (w *world) guardCommand() *exec.Cmd {
-	cmd := exec.Command(filepath.Join(w.bin, "nametap"), "capture", "guard", "--capture-backend", "nft")
-	cmd.Env = w.guardEnviron()
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Gid: agentID}, Pdeathsig: syscall.SIGKILL}
-	return cmd
+// takeNotifications reads what agents tell systemd.
+func (w *world) takeNotifications() {
+	w.tb.Helper()
+	path := filepath.Join(w.dir, "notify")
+	notified, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram", Name: path})
+	if err == nil {
+		err = os.Chmod(path, 0o777)
+	}
+	if err != nil {
+		w.tb.Fatal(err)
+	}
+	w.tb.Cleanup(func() { notified.Close() })
+	go func() {
+		for err := error(nil); err == nil; { // until the test has ended
+			_, err = notified.Read(make([]byte, 512))
+		}
+	}()
 }
 
 // controlCommand returns the command of the control plane.

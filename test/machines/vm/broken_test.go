@@ -50,11 +50,8 @@ func TestAgentCannotStart(t *testing.T) {
 			tr.more(time.Second / 10)
 			gap := tr.forwardedGap()
 			t.Logf("longest time without an answer: %v", gap.Round(time.Millisecond))
-			if gap > 2*time.Second {
+			if gap > lapse {
 				t.Errorf("the machine has no DNS for %v, want at most 2 s", gap)
-			}
-			if m.Captured() {
-				t.Errorf("rules are left:\n%s", m.Net.Rules())
 			}
 			wait.Until(t, "systemctl status shows the reason: "+test.reason, func() bool {
 				status, _ := m.Try("systemctl", "status", "--lines=20", "nametap.service")
@@ -90,48 +87,6 @@ func TestRestartsBackOff(t *testing.T) {
 	t.Logf("%d starts in %v", len(starts), took)
 	if len(starts) > 20 {
 		t.Errorf("%d starts in %v, want at most 20", len(starts), took)
-	}
-}
-
-// TestGuardRestartsBackOff kills the guard while its program is missing. Its starts back off as
-// those of the agent do, and do not delay a start of the agent. It starts by itself when the
-// program is back, and a further failure is repeated at once. V2.
-func TestGuardRestartsBackOff(t *testing.T) {
-	m := vm.Boot(t)
-	m.Install()
-	m.Start()
-	starts := func() []time.Time {
-		return timesOf(t, m.Journal("nametap-guard.service"), "systemd[1]: Starting nametap-guard.service")
-	}
-	active := func() bool {
-		_, err := m.Try("pgrep", "--full", "capture guard$")
-		return err == nil
-	}
-	m.Run("mv", binary, binary+".good")
-	kill(m, "nametap-guard.service")
-	const pause = 10 * time.Second
-	wait.Until(t, fmt.Sprintf("%v pass between two starts", pause), func() bool {
-		all := starts()
-		n := len(all)
-		return n > 1 && all[n-1].Sub(all[n-2]) >= pause
-	})
-	all := starts()
-	t.Logf("%d starts in %v", len(all), all[len(all)-1].Sub(all[0]).Round(time.Second))
-	if len(all) > 20 {
-		t.Errorf("%d starts, want at most 20", len(all))
-	}
-	restore(m)
-	m.Run("systemctl", "restart", "nametap.service")
-	m.AwaitMesh()
-	wait.Until(t, "the guard notes that it has started well", func() bool {
-		_, err := m.Try("test", "-e", "/run/nametap-guard/starts")
-		return err != nil && active()
-	})
-	before := len(starts())
-	kill(m, "nametap-guard.service")
-	wait.Until(t, "the guard is back", func() bool { return len(starts()) > before && active() })
-	if journal := m.Journal("nametap-guard.service"); strings.Count(journal, "waiting for 1 s") != 1 {
-		t.Errorf("a start after a good one waits:\n%s", journal)
 	}
 }
 

@@ -154,8 +154,8 @@ func TestDeb(t *testing.T) {
 }
 
 // TestDebUpgradesUnderLoad upgrades and downgrades the package under load. No query is lost, no
-// answer is that of a nameserver, the agent and the guard are those of the package, and edited
-// settings stay. P3, V1.
+// answer is that of a nameserver, the agent is that of the package, and edited settings
+// stay. P3, V1.
 func TestDebUpgradesUnderLoad(t *testing.T) {
 	m := vm.Boot(t)
 	other := otherVersion(t, "echo '# A new line of the package.' >>deploy/systemd/nametap.default")
@@ -173,11 +173,9 @@ func TestDebUpgradesUnderLoad(t *testing.T) {
 		} else {
 			previous = version
 		}
-		for _, unit := range []string{"nametap.service", "nametap-guard.service"} {
-			pid := strings.TrimSpace(m.Run("systemctl", "show", "--property=MainPID", "--value", unit))
-			if program := m.Run("readlink", "/proc/"+pid+"/exe"); program != "/usr/bin/nametap\n" {
-				t.Errorf("%s runs %s", unit, program)
-			}
+		pid := strings.TrimSpace(m.Run("systemctl", "show", "--property=MainPID", "--value", "nametap.service"))
+		if program := m.Run("readlink", "/proc/"+pid+"/exe"); program != "/usr/bin/nametap\n" {
+			t.Errorf("nametap.service runs %s", program)
 		}
 	})
 	if mesh, forwarded := tr.stop(load.Right); mesh+forwarded > 0 {

@@ -227,10 +227,8 @@ func overMakeInstall(t *testing.T, deb string) {
 	m.Write("/etc/default/nametap", settings)
 	m.Run("sh", "-euxc", replaceInstallation(t))
 	m.AwaitMesh()
-	for _, unit := range []string{"nametap.service", "nametap-guard.service"} {
-		if got := program(m, unit); got != "/usr/bin/nametap" {
-			t.Errorf("%s runs %s", unit, got)
-		}
+	if got := program(m, "nametap.service"); got != "/usr/bin/nametap" {
+		t.Errorf("nametap.service runs %s", got)
 	}
 	if left := m.Run("find", "/usr/local", "(", "-name", "*nametap*", "-o", "-name", "back-off", ")"); left != "" {
 		t.Errorf("left in /usr/local:\n%s", left)

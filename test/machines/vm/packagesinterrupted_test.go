@@ -110,7 +110,7 @@ func TestDebUnpacked(t *testing.T) {
 	m.Run("systemctl", "daemon-reload")
 	dies()
 	tr := startTraffic(t, m)
-	tr.more(3 * time.Second) // the guard would remove the rules after 1.5 s
+	tr.more(3 * time.Second) // longer than the lease of the rules
 	if mesh, forwarded := tr.stop(load.Right); mesh+forwarded > 0 {
 		t.Errorf("%d queries for the mesh name and %d for others have no right answer", mesh, forwarded)
 	}
