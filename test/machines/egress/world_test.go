@@ -150,7 +150,7 @@ func (w *world) startAgent(flags []string) {
 	args := append([]string{"agent", "--capture", "--egress", "--xds-addr", gateway + ":15010", "--xds-plaintext", "--state-dir", "",
 		"--status-addr", statusAddr, "--resolv-conf", w.write("resolv.conf", "nameserver "+gateway+"\n")}, flags...)
 	cmd := exec.Command(filepath.Join(bin, "nametap"), args...)
-	cmd.Env = append(os.Environ(), "POD_NAME=client", "POD_NAMESPACE=shop", "INSTANCE_IP=10.0.0.1")
+	cmd.Env = append(os.Environ(), "RUNTIME_DIRECTORY="+w.mkdir("runtime", agentID), "POD_NAME=client", "POD_NAMESPACE=shop", "INSTANCE_IP=10.0.0.1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Credential: &syscall.Credential{Uid: agentID, Gid: agentID}, AmbientCaps: []uintptr{capNetAdmin},
 		Pdeathsig: syscall.SIGKILL, Setsid: true,
@@ -196,6 +196,7 @@ type hostStatus struct {
 func (w *world) status() (s status) {
 	w.tb.Helper()
 	cmd := exec.Command(filepath.Join(bin, "nametap"), "status", "--status-addr", statusAddr, "--output", "json")
+	cmd.Env = append(os.Environ(), "RUNTIME_DIRECTORY="+filepath.Join(w.dir, "runtime"))
 	var output bytes.Buffer
 	cmd.Stdout = &output
 	if err := w.host.Start(cmd); err != nil {

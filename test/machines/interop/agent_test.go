@@ -60,8 +60,13 @@ func (m *machine) launch(p pod, flags ...string) *agent {
 		"agent", "--pod-name", p.name, "--namespace", p.namespace, "--dns-addr", dnsAddr, "--status-addr", statusAddr,
 		"--resolv-conf", m.resolvConf(p.namespace), "--drain", "0s", "--state-dir", "", "--instance-ip", m.addrs[0],
 	}, flags...)
-	return &agent{daemon: m.run(p.name, exec.Command(binary, args...)), m: m, pod: p}
+	cmd := exec.Command(binary, args...)
+	cmd.Env = append(os.Environ(), m.runtime())
+	return &agent{daemon: m.run(p.name, cmd), m: m, pod: p}
 }
+
+// runtime is the setting of the directory in which the private socket of the machine's agent is.
+func (m *machine) runtime() string { return "RUNTIME_DIRECTORY=" + m.dir }
 
 // proxy is the name of the agent at istiod.
 func (a *agent) proxy() string { return a.pod.name + "." + a.pod.namespace }
@@ -69,7 +74,7 @@ func (a *agent) proxy() string { return a.pod.name + "." + a.pod.namespace }
 // nametap runs one of nametap's commands for the agent.
 func (a *agent) nametap(args ...string) []byte {
 	a.tb.Helper()
-	return []byte(a.m.Exec(binary, append(args, "--status-addr", statusAddr)...))
+	return []byte(a.m.Exec("env", append([]string{a.m.runtime(), binary}, append(args, "--status-addr", statusAddr)...)...))
 }
 
 // table returns the agent's table.

@@ -71,7 +71,7 @@ func TestVMFiles(t *testing.T) {
 	cmd := exec.Command(binary, "agent", "--dns-addr", dnsAddr, "--status-addr", statusAddr, "--resolv-conf", m.resolvConf("shop"),
 		"--drain", "0s", "--state-dir", m.path("state"), "--mesh-config", mesh,
 		"--xds-root-ca", m.write("root-cert.pem", d.root("shop")), "--xds-token-file", m.write("istio-token", d.token("shop", audience)))
-	cmd.Env = os.Environ()
+	cmd.Env = append(os.Environ(), m.runtime())
 	for line := range strings.Lines(fmt.Sprintf(clusterEnv, address, m.addrs[0])) {
 		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
 		cmd.Env = append(cmd.Env, key+"="+strings.Trim(value, "'"))
