@@ -257,6 +257,31 @@ func TestStoredStatusSocket(t *testing.T) { // V1
 	wait.Until(t, "the agent answers", func() bool { return h.dig("@127.0.0.1", "-p", "15053", mesh) == meshIP })
 }
 
+// TestStoredStatusSocketAlone checks that an agent which gets the stored socket but none for DNS, as after a
+// change of nametap.socket, lets the guard close those for DNS and opens its own.
+func TestStoredStatusSocketAlone(t *testing.T) { // V1
+	t.Parallel()
+	v, _ := newUnitVM(t)
+	for _, file := range v.sockets { // the guard has them, too
+		if err := file.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	v.Run(func() {
+		stored, err := net.Listen("tcp", statusAddr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stored.Close()
+		v.sockets = []*os.File{v.file(stored)}
+	})
+	a := v.held(v.start())
+	v.asked(named, meshIP)
+	if a.log.Count("systemd has no sockets for this agent") != 1 {
+		t.Errorf("the log does not report it:\n%s", a.log)
+	}
+}
+
 // TestStatusIdleConnections checks that idle and slow clients are limited, and block
 // neither probes nor each other.
 func TestStatusIdleConnections(t *testing.T) { // R9

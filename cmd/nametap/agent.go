@@ -72,13 +72,16 @@ func runAgent(command *cobra.Command, o *options) error {
 		if sockets, err = systemdSockets(); err != nil {
 			return err
 		}
-		cfg.Service, cfg.DrainCaptured = len(sockets) > 0, o.flags.Changed("drain")
+		cfg.DrainCaptured = o.flags.Changed("drain")
+	}
+	cfg.SocketDirs = agent.SocketDirs(cfg.XDS.StateDir)
+	shareSockets(&cfg, o.egress.Addr, sockets)
+	if !supervised {
+		cfg.Service = len(cfg.DNS.Sockets) > 0
 		if !cfg.Service && filepath.Base(os.Getenv("RUNTIME_DIRECTORY")) == "nametap" { // of nametap.service
 			cfg.Logger.Warn("systemd has no sockets for this agent, so queries are lost in a restart; run: systemctl restart nametap.socket")
 		}
 	}
-	cfg.SocketDirs = agent.SocketDirs(cfg.XDS.StateDir)
-	shareSockets(&cfg, o.egress.Addr, sockets)
 	var a *agent.Agent
 	reloads := newReloader(o, cfg.Logger, func(capture agent.CaptureConfig) error { return a.SetCapture(capture) })
 	cfg.Settings = reloads.inUse
