@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,24 +47,24 @@ func SocketPaths(dirs []string, statusAddr string) []string {
 	return paths
 }
 
-// DialPrivate connects to the first of the paths at which an agent listens. If there is none, the
-// error is the one of the first path that may be an agent's, or says that there is no socket.
+// DialPrivate connects to the first of the paths at which an agent listens that this user may use. If
+// there is none, the error is [fs.ErrPermission] if another user may use one.
 func DialPrivate(ctx context.Context, paths []string) (net.Conn, error) {
 	var dialer net.Dialer
-	var refused error
+	var refused, forbidden error
 	for _, path := range paths {
 		conn, err := dialer.DialContext(ctx, "unix", path)
 		switch {
 		case err == nil:
 			return conn, nil
 		case errors.Is(err, fs.ErrPermission):
-			return nil, fmt.Errorf("only root and the user of the agent may use %s: %w", path, err)
-		case refused == nil && !errors.Is(err, fs.ErrNotExist):
-			refused = err
+			forbidden = cmp.Or(forbidden, fmt.Errorf("only root and the user of the agent may use %s: %w", path, err))
+		case !errors.Is(err, fs.ErrNotExist):
+			refused = cmp.Or(refused, err)
 		}
 	}
-	if refused != nil {
-		return nil, refused
+	if err := cmp.Or(forbidden, refused); err != nil {
+		return nil, err
 	}
 	return nil, fmt.Errorf("there is no socket at %s", strings.Join(paths, " or "))
 }
@@ -87,11 +88,15 @@ func listenAt(path string) (net.Listener, error) {
 	if err := os.Mkdir(filepath.Dir(path), 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // the socket is private
 		return nil, err
 	}
-	if conn, err := net.Dial("unix", path); err == nil { //nolint:noctx // does not block
+	conn, err := net.Dial("unix", path) //nolint:noctx // does not block
+	switch {
+	case err == nil:
 		_ = conn.Close()
 		return nil, fmt.Errorf("another agent serves %s: %w", path, unix.EADDRINUSE)
-	} else if errors.Is(err, unix.ECONNREFUSED) {
-		_ = os.Remove(path) // if it fails, so does Listen
+	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, fs.ErrPermission): // left, also by an agent of another user
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
 	}
 	listener, err := net.Listen("unix", path) //nolint:noctx // does not block
 	if err != nil {

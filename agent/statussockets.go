@@ -27,6 +27,9 @@ func OpenStatusSockets(ctx context.Context, addr string, log *slog.Logger) ([]*o
 		return nil, nil
 	}
 	defer func() { _ = listener.Close() }() // the file is a duplicate
+	if portOf(addr) == 0 {
+		return nil, nil // each agent gets another port
+	}
 	file, err := listener.(*net.TCPListener).File()
 	if err != nil {
 		return nil, err

@@ -58,7 +58,7 @@ func TestStatusOfOtherUsers(t *testing.T) { // R9
 				t.Errorf("%s as user %d: %d %s", command, user, r.code, r.stderr)
 			}
 		}
-		if r := as(other, "-all", args...); r.code != 1 || !strings.Contains(r.stderr, "only root and the user of the agent may use "+h.socket()) {
+		if r := as(other, "-all", args...); r.code != 1 || !strings.Contains(r.stderr, "only root and the user of the agent may use "+h.socket()) || !strings.Contains(r.stderr, "with sudo") {
 			t.Errorf("%s as another user: %d %s", command, r.code, r.stderr)
 		}
 		// The mode of the socket is not all that keeps other users away.
@@ -77,12 +77,41 @@ func TestStatusOfOtherUsers(t *testing.T) { // R9
 	wait.For(t, "the agent ends", a.ended)
 }
 
+// leave leaves the private socket of an agent that ran as root and was killed.
+func (h *host) leave(dir string) {
+	h.tb.Helper()
+	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, filepath.Base(h.socket())), Net: "unix"})
+	if err != nil {
+		h.tb.Fatal(err)
+	}
+	left.SetUnlinkOnClose(false)
+	if err := left.Close(); err != nil {
+		h.tb.Fatal(err)
+	}
+}
+
+// TestStatusAfterRoot checks that an agent replaces the socket that one of another user has left, if it may.
+func TestStatusAfterRoot(t *testing.T) { // R9
+	t.Parallel()
+	h := newHost(t)
+	h.leave(h.runDir())
+	h.start()
+	if r := h.nametap("status", "--status-addr", statusAddr); r.code != 0 {
+		t.Errorf("%d %s", r.code, r.stderr)
+	}
+}
+
 // TestStatusInReadOnlyContainer checks that commands find the agent whose user can write to its state
 // directory only, as in a pod.
 func TestStatusInReadOnlyContainer(t *testing.T) { // R9
 	t.Parallel()
 	h := newHost(t)
-	h.environment = append(h.environment, "RUNTIME_DIRECTORY=", "NAMETAP_STATE_DIR="+h.agentDir("state"))
+	others := filepath.Join(h.dir, "others")
+	if err := os.Mkdir(others, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	h.leave(others)
+	h.environment = append(h.environment, "RUNTIME_DIRECTORY="+others, "NAMETAP_STATE_DIR="+h.agentDir("state"))
 	h.start("--state-dir", filepath.Join(h.dir, "state"))
 	for _, r := range []result{h.nametap("status", "--status-addr", statusAddr), h.root("status", "--status-addr", statusAddr)} {
 		if r.code != 0 || !strings.Contains(r.stdout, "ready          yes") {

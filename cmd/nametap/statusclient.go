@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/netip"
@@ -133,7 +134,10 @@ func (c *statusClient) do(ctx context.Context, method, path string, query url.Va
 	}
 	client := http.Client{Transport: c.transport()}
 	resp, err := client.Do(req)
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%w; run this command with sudo", cause(err))
+	case err != nil:
 		return fmt.Errorf("%w at %s: is it running? --status-addr names another address: %w", errNoAgent, c.options.agent.StatusAddr, cause(err))
 	}
 	defer resp.Body.Close()
