@@ -36,7 +36,7 @@ func (c *capture) listening(ctx context.Context) {
 			if c.listens(f) != nil {
 				continue
 			}
-			err := c.answers(ctx, f)
+			err := c.answers(ctx, f, "udp")
 			if err == nil {
 				return
 			}
@@ -53,13 +53,13 @@ func (c *capture) listening(ctx context.Context) {
 	}
 }
 
-// answers returns an error unless a UDP listener of a family answers that the rules redirect to.
-func (c *capture) answers(ctx context.Context, f iptables.Family) error {
+// answers returns an error unless a listener of a family answers that the rules redirect to.
+func (c *capture) answers(ctx context.Context, f iptables.Family, network string) error {
 	if err := c.listens(f); err != nil {
 		return err
 	}
 	at := netip.AddrPortFrom(f.Loopback(), c.current().Config.Port).String()
-	return probeOne(ctx, dnsproxy.Addr{Network: "udp", Address: at})
+	return probeOne(ctx, dnsproxy.Addr{Network: network, Address: at})
 }
 
 // listens returns an error unless the agent listens, over UDP and TCP, where the rules of a

@@ -27,6 +27,8 @@ const (
 	wayTimeout = time.Second
 	// wayRetry is how often a probe is sent until then.
 	wayRetry = wayTimeout / 10
+	// wayTCP is how often the way to a nameserver is probed over TCP, too.
+	wayTCP = 8 * wayInterval
 	// wayMisses is how many probes in a row must fail before queries to a nameserver pass through.
 	wayMisses = 3
 )
@@ -63,7 +65,7 @@ type ways struct {
 	log     *slog.Logger
 	id      string // the agent's answer for id.server
 	targets func(iptables.Family) []netip.Addr
-	direct  func(context.Context, iptables.Family) error // probes the listener without the rules
+	direct  func(ctx context.Context, f iptables.Family, network string) error // probes the listener without the rules
 	renew   func(iptables.Family) error
 	begun   <-chan struct{} // closed when the rules are installed
 	// passing is called when the destinations of a family change whose queries have to pass through.
@@ -83,6 +85,7 @@ type way struct {
 	misses  int
 	probing bool
 	last    time.Time // when the last probe was sent
+	tcp     time.Time // when the last one over TCP was sent
 }
 
 // probed is the result of a probe.
@@ -153,56 +156,83 @@ func (w *ways) next(ctx context.Context, f iptables.Family) {
 	w.probe(ctx, slices.MinFunc(ready, func(a, b netip.Addr) int { return w.known[a].last.Compare(w.known[b].last) }))
 }
 
-// probe probes the way to a nameserver in a goroutine of its own.
+// probe probes the way to a nameserver in a goroutine of its own. A firewall may drop queries over TCP
+// alone. These are probed less often than the lease is renewed, and each time while probes fail.
 func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 	known := w.known[nameserver]
-	known.probing, known.last = true, time.Now()
+	now := time.Now()
+	known.probing, known.last = true, now
+	networks := []string{"udp"}
+	if known.misses > 0 || now.Sub(known.tcp) >= wayTCP {
+		known.tcp = now
+		networks = append(networks, "tcp")
+	}
 	go func() {
 		r := probed{nameserver: nameserver}
-		r.state, r.err = w.ask(ctx, nameserver)
-		if r.alive = r.state == WayReached; !r.alive {
-			silent := w.direct(ctx, iptables.FamilyOf(nameserver))
-			r.alive = silent == nil
-			if !r.alive && r.state == WayBroken {
+		for _, network := range networks {
+			before := r
+			r.state, r.err = w.ask(ctx, network, nameserver)
+			if r.state == WayReached {
+				r.alive = true
+				continue
+			}
+			silent := w.direct(ctx, iptables.FamilyOf(nameserver), network)
+			r.alive = r.alive || silent == nil
+			switch {
+			case silent == nil || r.state != WayBroken:
+			case network == "tcp": // the agent takes no connection, and other clients do not use TCP
+				r = before
+			default:
 				r.state, r.err = WaySilent, silent
 			}
+			break
 		}
 		w.results <- r
 	}()
 }
 
 // ask sends a probe to a nameserver as a client would, and returns what has answered.
-func (w *ways) ask(ctx context.Context, nameserver netip.Addr) (WayState, error) {
+func (w *ways) ask(ctx context.Context, network string, nameserver netip.Addr) (WayState, error) {
 	query := new(dns.Msg).SetQuestion("id.server.", dns.TypeTXT)
 	query.Question[0].Qclass = dns.ClassCHAOS
-	reply, err := exchange(ctx, query, netip.AddrPortFrom(nameserver, 53))
+	reply, err := exchange(ctx, network, query, netip.AddrPortFrom(nameserver, 53))
 	switch {
-	case errors.Is(err, errUnmarked), noRoute(err), err != nil && ctx.Err() != nil:
+	case errors.Is(err, errUnmarked), network == "udp" && undialled(err), err != nil && ctx.Err() != nil:
 		return WayUnknown, err
 	case err != nil:
 		return WayBroken, err
 	case !answers(reply, w.id):
-		return WayElsewhere, errors.New("another server answers the probe: a rule before those of nametap sends it there, or changes its mark")
+		return WayElsewhere, errors.New("another server answers the probe over " + network + ": a rule before those of nametap sends it there, or changes its mark")
 	}
 	return WayReached, nil
 }
 
-// exchange sends a marked query over UDP, again every wayRetry until it is answered. As clients' queries are,
+// exchange sends a marked query, over UDP again every wayRetry until it is answered. As clients' queries are,
 // it may be lost in the buffer of a listener that gets more queries than it can answer.
-func exchange(ctx context.Context, query *dns.Msg, server netip.AddrPort) (*dns.Msg, error) {
-	dialer := net.Dialer{Control: markProbe}
-	conn, err := dialer.DialContext(ctx, "udp", server.String())
+func exchange(ctx context.Context, network string, query *dns.Msg, server netip.AddrPort) (*dns.Msg, error) {
+	dialer := net.Dialer{Timeout: wayTimeout, Control: markProbe}
+	conn, err := dialer.DialContext(ctx, network, server.String())
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	client := dns.Client{Timeout: wayRetry}
+	client := dns.Client{Net: network, Timeout: wayTimeout}
+	if network == "udp" {
+		client.Timeout = wayRetry
+	}
 	for began := time.Now(); ; {
 		reply, _, err := client.ExchangeWithConnContext(ctx, query, &dns.Conn{Conn: conn})
 		if err == nil || !isTimeout(err) || ctx.Err() != nil || time.Since(began) >= wayTimeout {
 			return reply, err
 		}
 	}
+}
+
+// undialled reports whether a UDP socket has no route to a server. A firewall that rejects packets gives
+// the same error codes to sockets that have one.
+func undialled(err error) bool {
+	op := new(net.OpError)
+	return errors.As(err, &op) && op.Op == "dial" && noRoute(err)
 }
 
 // answers reports whether a reply has a text as its only record.
