@@ -1,0 +1,211 @@
+package test
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/istiocni"
+	"github.com/nametap/nametap/internal/testkit/netns"
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// A ruleset is what another program of a host has in the kernel.
+type ruleset struct {
+	name string
+	// script makes the rules, in testdata/firewalls, after firewallTools.
+	script string
+	// tunnel is an interface behind which the nameservers are, "" if they are behind eth0; own and servers
+	// are its addresses and those of the nameservers, first over IPv4.
+	tunnel       string
+	own, servers [2]string
+	// port is the port of these nameservers, 0 for 53.
+	port uint16
+	// local says that the nameservers are on this host.
+	local bool
+	// legacy says that the rules are in iptables-legacy.
+	legacy bool
+	// passes lists over what queries of clients pass through: "UDP4 TCP4 UDP6 TCP6".
+	passes string
+	// ambient says that the host is a pod of Istio's ambient mode, where ztunnel answers without nametap.
+	ambient bool
+}
+
+// firewallTools are the functions that scripts of rulesets use.
+const firewallTools = `
+iptables() { command iptables$BACKEND -w "$@"; }
+ip6tables() { command ip6tables$BACKEND -w "$@"; }
+both() { iptables "$@"; ip6tables "$@"; }
+restore() { command iptables$BACKEND-restore -w -n <$1.v4; command ip6tables$BACKEND-restore -w -n <$1.v6; }
+`
+
+// A lookup is what a client gets.
+type lookup string
+
+// The results of a lookup.
+const (
+	lookedUp       lookup = "ok"
+	fromNameserver lookup = "nameserver" // a mesh name as the nameserver has it
+	noDNS          lookup = "none"
+)
+
+// overs are the ways over which clients query.
+var overs = []string{"UDP4", "TCP4", "UDP6", "TCP6"}
+
+// lookups queries a mesh name and another name over all ways, from the sockets of root, and returns the
+// results: those of mesh names first.
+func (v *vm) lookups(servers [2]string) (mesh, other [4]lookup) {
+	var asking sync.WaitGroup
+	for i, over := range overs {
+		server := servers[i/2]
+		asking.Go(func() { mesh[i] = v.lookup(over, server, "web.shop.svc.cluster.local.") })
+		asking.Go(func() { other[i] = v.lookup(over, server, "www.example.org.") })
+	}
+	asking.Wait()
+	return mesh, other
+}
+
+// lookup queries a name.
+func (v *vm) lookup(over, server, name string) (got lookup) {
+	got = noDNS
+	client := dns.Client{Net: strings.ToLower(over[:3]), Timeout: 3 * time.Second}
+	var conn *dns.Conn
+	var err error
+	v.Run(func() { conn, err = client.Dial(net.JoinHostPort(server, "53")) })
+	if err != nil {
+		return noDNS
+	}
+	defer conn.Close()
+	reply, _, err := client.ExchangeWithConn(new(dns.Msg).SetQuestion(name, dns.TypeA), conn)
+	if err != nil || len(reply.Answer) != 1 {
+		return noDNS
+	}
+	a, ok := reply.Answer[0].(*dns.A)
+	switch isMesh := strings.HasSuffix(name, ".cluster.local."); {
+	case ok && isMesh && a.A.String() == namedIP:
+		return fromNameserver
+	case ok && (isMesh && a.A.String() == meshIP || !isMesh && a.A.String() == namedIP):
+		return lookedUp
+	}
+	return noDNS
+}
+
+// host makes a host with the rules.
+func (r ruleset) host(tb testing.TB) (v *vm, servers [2]string) {
+	tb.Helper()
+	backend, suffix := "auto", ""
+	if r.legacy {
+		backend, suffix = "legacy", "-legacy"
+	}
+	v, servers = newVM(tb, backend), [2]string{named, named6}
+	if r.servers[0] != "" {
+		servers = r.servers
+	}
+	bits := [2]string{"/32", "/128"}
+	at := v.net
+	switch {
+	case r.local:
+		at = v.NS
+	case r.tunnel != "":
+		netns.Connect(
+			netns.End{NS: v.NS, Name: r.tunnel, Addrs: []string{r.own[0] + bits[0], r.own[1] + bits[1]}},
+			netns.End{NS: v.net, Name: r.tunnel, Addrs: []string{servers[0] + bits[0], servers[1] + bits[1]}},
+		)
+		for _, own := range r.own {
+			v.net.Exec("ip", "route", "add", own, "dev", r.tunnel)
+		}
+	}
+	if r.local || r.tunnel != "" {
+		for i, server := range servers { // addresses come first
+			addr := netip.MustParseAddr(server)
+			if r.local && !addr.IsLoopback() {
+				v.Exec("ip", "address", "add", server+bits[i], "dev", "lo", "nodad")
+			}
+			at.Run(func() {
+				fakedns.Start(tb, anyName(namedIP), fakedns.On(netip.AddrPortFrom(addr, max(r.port, 53))))
+			})
+		}
+	}
+	if r.ambient {
+		v.environment = append(v.environment, "KUBERNETES_SERVICE_HOST=10.96.0.1")
+		v.Pipe(istiocni.Ambient(false), "iptables-restore", "--noflush")
+		v.Pipe(istiocni.Ambient(true), "ip6tables-restore", "--noflush")
+	}
+	cmd := exec.Command("sh", "-ec", firewallTools+r.script)
+	cmd.Dir, cmd.Env = filepath.Join("testdata", "firewalls"), append(cmd.Environ(), "BACKEND="+suffix)
+	var output strings.Builder
+	cmd.Stdout, cmd.Stderr = &output, &output
+	err := v.Start(cmd)
+	if err == nil {
+		err = cmd.Wait()
+	}
+	if err != nil {
+		tb.Fatalf("%v\n%s", err, &output)
+	}
+	v.replace("resolv.conf", "nameserver "+servers[0]+"\nnameserver "+servers[1]+"\n")
+	return v, servers
+}
+
+// K19, K20, V8: beside the rules of other programs, a client gets the answers of the agent, or those of the
+// nameserver if redirected packets are dropped. It gets some answer wherever it gets one without nametap.
+func TestFirewalls(t *testing.T) {
+	t.Parallel()
+	for _, r := range rulesets() {
+		t.Run(r.name, func(t *testing.T) {
+			t.Parallel()
+			v, servers := r.host(t)
+			if _, before := v.lookups(servers); !r.ambient && before != [4]lookup{lookedUp, lookedUp, lookedUp, lookedUp} {
+				t.Fatalf("without nametap: %v", before)
+			}
+			var want [4]lookup
+			for i, over := range overs {
+				want[i] = lookedUp
+				if strings.Contains(r.passes, over) {
+					want[i] = fromNameserver
+				}
+			}
+			a := v.capture()
+			for _, server := range servers {
+				wait.Until(t, "the way to a nameserver is known", func() bool { return a.probed(server) })
+			}
+			deadline := time.Now().Add(wait.Limit / 4)
+			mesh, other := v.lookups(servers)
+			settled := func() bool { return mesh == want && other == [4]lookup{lookedUp, lookedUp, lookedUp, lookedUp} }
+			for !settled() && time.Now().Before(deadline) {
+				mesh, other = v.lookups(servers)
+			}
+			t.Logf("| %s |%s", r.name, cells(mesh, other))
+			if !settled() {
+				t.Errorf("mesh names: %v, want %v; other names: %v\n%s\n%s", mesh, want, other, a.log, v.nametap("status", "--status-addr", statusAddr).stdout)
+			}
+		})
+	}
+}
+
+// probed reports whether the agent has logged where the queries of clients to a nameserver go.
+func (a *agent) probed(server string) bool {
+	for line := range strings.Lines(a.log.String()) {
+		if strings.Contains(line, "queries of clients") && strings.Contains(line, "nameserver="+server+"\n") || strings.Contains(line, "nameserver="+server+" ") {
+			return true
+		}
+	}
+	return false
+}
+
+// cells returns the results as cells of a table.
+func cells(mesh, other [4]lookup) string {
+	var b strings.Builder
+	for i := range mesh {
+		fmt.Fprintf(&b, " %s / %s |", mesh[i], other[i])
+	}
+	return b.String()
+}
