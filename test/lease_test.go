@@ -1,0 +1,216 @@
+package test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
+	"github.com/nametap/nametap/iptables"
+)
+
+// afterAgent runs what back-off does after a start that has failed, and returns its log.
+func (v *vm) afterAgent() string {
+	v.tb.Helper()
+	r := v.nametap("capture", "remove", "--after-agent", "--unless-leased")
+	if r.code != 0 {
+		v.tb.Errorf("capture remove --after-agent: %+v", r)
+	}
+	return r.stderr
+}
+
+// sets returns the names of the sets in the kernel.
+func (v *vm) sets() []string {
+	v.tb.Helper()
+	return strings.Fields(v.Exec("ipset", "list", "-n"))
+}
+
+// ends checks that queries of a client reach the nameserver in time after the last answer of an agent, at
+// began, and returns after which time they do. The client keeps its socket.
+func (v *vm) ends(began time.Time) time.Duration {
+	v.tb.Helper()
+	v.Run(func() {
+		conn, err := dns.Dial("udp", named+":53")
+		if err != nil {
+			v.tb.Fatal(err)
+		}
+		defer conn.Close()
+		client := dns.Client{Timeout: 100 * time.Millisecond}
+		wait.Until(v.tb, "the nameserver answers", func() bool {
+			reply, _, err := client.ExchangeWithConn(new(dns.Msg).SetQuestion(dns.Fqdn(mesh), dns.TypeA), conn)
+			return err == nil && len(reply.Answer) == 1 && strings.HasSuffix(reply.Answer[0].String(), namedIP)
+		})
+	})
+	took := time.Since(began)
+	v.tb.Logf("the nameserver answers after %v", took.Round(time.Millisecond))
+	if took > iptables.LeaseTime+time.Second { // for a busy machine
+		v.tb.Errorf("the nameserver answers after %v, want %v", took, iptables.LeaseTime)
+	}
+	return took
+}
+
+// TestHandOverWithoutNext hands over to no agent, and kills an agent that no other follows: the kernel ends
+// the capture. The next agent captures with the rules that are there.
+func TestHandOverWithoutNext(t *testing.T) { // V1, V2
+	t.Parallel()
+	for name, signal := range map[string]syscall.Signal{"hand-over": handOver, "kill": syscall.SIGKILL} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			v := newUnitVM(t)
+			a := v.steady(v.held(v.start()))
+			rules := v.Rules()
+			a.end(signal)
+			began := time.Now()
+			if log := v.afterAgent(); log != "" {
+				t.Errorf("after the agent: %s", log)
+			}
+			v.ends(began)
+			if now := v.Rules(); now != rules {
+				t.Errorf("rules:\n%s\nbefore:\n%s", now, rules)
+			}
+			v.asked(named, namedIP)
+			a = v.held(v.start())
+			v.asked(named, meshIP)
+			if n := a.log.Count("DNS is captured"); n != 0 {
+				t.Errorf("the rules were replaced:\n%s", a.log)
+			}
+		})
+	}
+}
+
+// TestAfterAgent checks when back-off removes rules: when the kernel has ended the capture. nametap-rules.service
+// removes them at once. No set is left, either.
+func TestAfterAgent(t *testing.T) { // V2, V4
+	t.Parallel()
+	v := newUnitVM(t)
+	v.held(v.start()).end(syscall.SIGKILL)
+	began := time.Now()
+	v.afterAgent()
+	if !v.captured() {
+		t.Error("the rules are removed while another agent may take them over")
+	}
+	v.ends(began)
+	began = time.Now()
+	v.afterAgent()
+	t.Logf("the removal took %v", time.Since(began).Round(time.Millisecond))
+	if sets := v.sets(); v.captured() || len(sets) > 0 {
+		t.Errorf("rules are left:\n%s\nsets: %v", v.Rules(), sets)
+	}
+	v.held(v.start()).end(syscall.SIGKILL)
+	if r := v.root("capture", "remove", "--after-agent"); r.code != 0 {
+		t.Errorf("%+v", r)
+	}
+	v.asked(named, namedIP)
+	if sets := v.sets(); v.captured() || len(sets) > 0 {
+		t.Errorf("rules are left:\n%s\nsets: %v", v.Rules(), sets)
+	}
+}
+
+// TestAgentsDieAtStart starts agents that die before they answer, one after the other. Only the first renews
+// the lease of the agent before, so they do not keep the capture alive.
+func TestAgentsDieAtStart(t *testing.T) { // V2
+	t.Parallel()
+	v := newUnitVM(t)
+	v.held(v.start()).end(syscall.SIGKILL)
+	// An agent waits for its snapshot before it answers.
+	snapshot := filepath.Join(v.dir, "state", "nametable.snapshot")
+	if err := errors.Join(os.RemoveAll(snapshot), syscall.Mkfifo(snapshot, 0o666), os.Chmod(snapshot, 0o666)); err != nil {
+		t.Fatal(err)
+	}
+	dies := func() {
+		a := v.launch()
+		wait.Until(t, "the agent has started", func() bool { return v.get("/healthz/live") != "" })
+		a.end(syscall.SIGKILL)
+	}
+	dies()
+	stop, stopped := make(chan struct{}), make(chan int)
+	go func() {
+		for n := 0; ; n++ {
+			select {
+			case <-stop:
+				stopped <- n
+				return
+			default:
+			}
+			v.write("run/starts", "2\n") // back-off does not wait
+			dies()
+		}
+	}()
+	defer func() { t.Logf("%d starts", <-stopped) }()
+	defer close(stop)
+	v.ends(time.Now())
+}
+
+// TestAgentIsStopped stops an agent by SIGSTOP, under load: nameservers answer until it goes on. It answers
+// what waited.
+func TestAgentIsStopped(t *testing.T) { // V2
+	t.Parallel()
+	v := newUnitVM(t)
+	a := v.held(v.start())
+	l := v.load()
+	for range 2 {
+		v.more(l, meshIP)
+		if err := a.Process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		v.ends(time.Now())
+		if err := a.Process.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		v.more(l, meshIP)
+	}
+	v.noneLost(l)
+}
+
+// TestKernelWithoutSets runs agents where iptables has no match set. Without a lease, a hand-over removes
+// the rules. Those of an agent that was killed stay for the next one, and back-off removes them if that fails.
+func TestKernelWithoutSets(t *testing.T) { // V1, V2, K13
+	t.Parallel()
+	v := newUnitVM(t)
+	for _, name := range []string{"iptables-nft-restore", "ip6tables-nft-restore"} {
+		path, err := exec.LookPath(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := v.write(name, fmt.Sprintf(`#!/bin/sh
+input=$(cat)
+case $input in *"-m set"*)
+	echo "%[1]s: Couldn't load match set:No such file or directory" >&2
+	exit 2
+esac
+echo "$input" | exec %[1]s "$@"
+`, path))
+		if err := os.Chmod(file, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	v.environment = append(v.environment, "PATH="+v.dir+":"+os.Getenv("PATH"))
+	a := v.held(v.start())
+	v.asked(named, meshIP)
+	wait.Until(t, "nametap status says what is missing", func() bool {
+		r := v.nametap("status", "--status-addr", statusAddr)
+		return strings.Contains(r.stdout, "without end by the kernel")
+	})
+	a.end(handOver)
+	if v.captured() {
+		t.Errorf("rules are left that nothing would end:\n%s", v.Rules())
+	}
+	a = v.held(v.start())
+	a.end(syscall.SIGKILL)
+	if !v.captured() {
+		t.Error("the rules have a lease")
+	}
+	v.afterAgent()
+	if sets := v.sets(); v.captured() || len(sets) > 0 {
+		t.Errorf("rules are left:\n%s\nsets: %v", v.Rules(), sets)
+	}
+	v.asked(named, namedIP)
+}
