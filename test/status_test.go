@@ -287,11 +287,11 @@ func TestStoredStatusSocket(t *testing.T) { // V1
 }
 
 // TestStoredStatusSocketAlone checks that an agent which gets the stored socket but none for DNS, as after a
-// change of nametap.socket, lets the guard close those for DNS and opens its own.
+// change of nametap.socket, opens its own.
 func TestStoredStatusSocketAlone(t *testing.T) { // V1
 	t.Parallel()
-	v, _ := newUnitVM(t)
-	for _, file := range v.sockets { // the guard has them, too
+	v := newUnitVM(t)
+	for _, file := range v.sockets {
 		if err := file.Close(); err != nil {
 			t.Fatal(err)
 		}
