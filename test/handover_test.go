@@ -61,7 +61,7 @@ func (v *vm) asService(streams ...string) {
 			_, err = notified.Read(make([]byte, 512))
 		}
 	}()
-	v.environment = append(v.environment, "NOTIFY_SOCKET="+path, "RUNTIME_DIRECTORY="+v.agentDir("run"))
+	v.environment = append(v.environment, "NOTIFY_SOCKET="+path, "RUNTIME_DIRECTORY="+v.agentDir("nametap"))
 }
 
 // missed matches the metric of a nameserver whose clients do not reach the agent, as far as it knows.
@@ -81,7 +81,7 @@ func (v *vm) held(a *agent) *agent {
 func (v *vm) steady(a *agent) *agent {
 	v.tb.Helper()
 	wait.Until(v.tb, "the agent has been ready for some time", func() bool {
-		_, err := os.Stat(filepath.Join(v.dir, "run", "starts"))
+		_, err := os.Stat(filepath.Join(v.dir, "nametap", "starts"))
 		return os.IsNotExist(err)
 	})
 	return a

@@ -140,7 +140,7 @@ func TestAgentsDieAtStart(t *testing.T) { // V2
 				return
 			default:
 			}
-			v.write("run/starts", "2\n") // back-off does not wait
+			v.write("nametap/starts", "2\n") // back-off does not wait
 			dies()
 		}
 	}()
