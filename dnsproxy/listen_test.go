@@ -130,9 +130,12 @@ func portIsFreeElsewhere(socket net.PacketConn) bool {
 func TestNoListener(t *testing.T) { // R3
 	t.Parallel()
 	running := start(t, dnsproxy.Config{})
-	for _, addr := range []string{
-		running.addr("udp"), "192.0.2.253:5353", "example.com:53", "127.0.0.1", "127.0.0.1:65536", "127.0.0.1:dns", "[::1",
-	} {
+	for _, addr := range []string{"example.com:53", "127.0.0.1", "127.0.0.1:65536", "127.0.0.1:dns", "[::1"} {
+		if _, err := dnsproxy.New(dnsproxy.Config{Addr: addr}); err == nil || !strings.Contains(err.Error(), addr) {
+			t.Errorf("%s: %v, want an error that names the address", addr, err)
+		}
+	}
+	for _, addr := range []string{running.addr("udp"), "192.0.2.253:5353"} {
 		p := newProxy(t, dnsproxy.Config{Addr: addr})
 		if err := p.Run(t.Context()); err == nil || !strings.Contains(err.Error(), addr) {
 			t.Errorf("%s: %v, want an error that names the address", addr, err)
