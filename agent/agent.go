@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -90,7 +91,7 @@ type Agent struct {
 	egressEnded chan struct{}  // closed when all connections to VIPs have ended
 
 	started  time.Time
-	clock    *clock.Clock // made at started
+	clock    *clock.Clock
 	draining atomic.Bool
 	quit     func()        // closes quitting; may be called any number of times
 	quitting chan struct{} // closed when the agent has to end
@@ -123,21 +124,23 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	}
 	cfg.prepareStateDir()
 	cfg.DNS.Forward.KeptResolvConf = runtimePath("resolv.conf") // stays over a restart, but not over a boot
+	ticks := cmp.Or(cfg.DNS.Forward.Clock, clock.New())         // of all parts that poll
+	cfg.DNS.Forward.Clock, cfg.XDS.Clock = ticks, cmp.Or(cfg.XDS.Clock, ticks)
 	proxy, err := dnsproxy.New(cfg.DNS)
 	if err != nil {
 		return nil, err
 	}
 	changed := make(chan struct{}, 1)
 	cfg.XDS.Changed = changed
-	memory := newMemory()
 	a := &Agent{
 		config:      cfg,
 		log:         cfg.Logger,
 		proxy:       proxy,
 		quitting:    make(chan struct{}),
 		hastened:    make(chan struct{}),
+		clock:       ticks,
 		changed:     changed,
-		memory:      memory,
+		memory:      newMemory(),
 		ready:       make(chan struct{}),
 		egressEnded: make(chan struct{}),
 	}
@@ -226,7 +229,7 @@ func (c *Config) prepareStateDir() {
 // a drain. It returns when all of its goroutines have ended. The error is
 // nil unless one of them failed.
 func (a *Agent) Run(ctx context.Context) error {
-	a.started, a.clock = time.Now(), clock.New()
+	a.started = time.Now()
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	group, serving := errgroup.WithContext(serving)
@@ -400,6 +403,9 @@ func (a *Agent) Hasten() {
 
 // Ready is closed once queries are answered from a table.
 func (a *Agent) Ready() <-chan struct{} { return a.ready }
+
+// Clock returns the clock at whose ticks the agent polls.
+func (a *Agent) Clock() *clock.Clock { return a.clock }
 
 // Proxy returns the query path.
 func (a *Agent) Proxy() *dnsproxy.Server { return a.proxy }

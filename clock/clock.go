@@ -78,6 +78,21 @@ func (c *Clock) sleptAt(now time.Time) time.Duration {
 	}
 }
 
+// Tick is the time between the ticks of a clock. Files that are read at each tick, and must read the same a
+// moment later, are followed within 1 s.
+const Tick = 800 * time.Millisecond
+
+// UntilTick returns the time until a tick of the clock, the next one whose number is a multiple of every. All
+// that polls waits for a tick, so that the process wakes up once for all of it: a wake-up of an idle process
+// costs more than reading a file. Of a nil clock it returns the time between two such ticks.
+func (c *Clock) UntilTick(every int) time.Duration {
+	interval := time.Duration(every) * Tick
+	if c == nil {
+		return interval
+	}
+	return interval - time.Since(c.origin)%interval
+}
+
 // timeAsleep returns how long the machine has been suspended since it was booted, or less by
 // the time that passes between the two readings. It is 0 if the kernel has no such clock.
 func timeAsleep() time.Duration {

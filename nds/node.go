@@ -59,15 +59,14 @@ var (
 )
 
 const (
-	// nodePoll is how often the node is checked without a signal on Config.Changed.
-	nodePoll = 10 * time.Second
+	// nodeTicks is how often the node is checked without a signal on Config.Changed, in ticks of the
+	// clock: every 9.6 s.
+	nodeTicks = 12
 	// nodeSettle is how long after a signal the node is checked: the addresses of several
 	// families and interfaces change one after the other.
 	nodeSettle = time.Second
 
-	// resumePoll is how often to check whether the machine was suspended. A connection outlives
-	// suspends shorter than briefSleep.
-	resumePoll = time.Second
+	// briefSleep is the length of the shortest suspend that a connection does not outlive.
 	briefSleep = 10 * time.Second
 )
 
@@ -125,9 +124,9 @@ func fingerprint(node *corev3.Node) string {
 // awaitChange returns errNodeChanged when the node differs from sent, errResumed when the
 // machine was suspended, and nil when ctx ends before that.
 func (c *Client) awaitChange(ctx context.Context, sent *corev3.Node) error {
-	resume := time.NewTicker(resumePoll)
+	resume := time.NewTimer(c.cfg.Clock.UntilTick(1))
 	defer resume.Stop()
-	timer := time.NewTimer(nodePoll)
+	timer := time.NewTimer(c.cfg.Clock.UntilTick(nodeTicks))
 	defer timer.Stop()
 	settling := false // further signals do not delay the check
 	for {
@@ -135,6 +134,7 @@ func (c *Client) awaitChange(ctx context.Context, sent *corev3.Node) error {
 		case <-ctx.Done():
 			return nil
 		case <-resume.C:
+			resume.Reset(c.cfg.Clock.UntilTick(1))
 			if c.cfg.Clock.Slept()-c.slept >= briefSleep {
 				return errResumed
 			}
@@ -144,7 +144,7 @@ func (c *Client) awaitChange(ctx context.Context, sent *corev3.Node) error {
 			}
 			settling = true
 		case <-timer.C:
-			timer.Reset(nodePoll)
+			timer.Reset(c.cfg.Clock.UntilTick(nodeTicks))
 			settling = false
 			// The next connect reports an error; until then the open stream is better than
 			// none.

@@ -93,6 +93,7 @@ func runAgent(command *cobra.Command, o *options) error {
 	if cfg.Service {
 		onHandOver(a.HandOver)
 	}
+	reloads.watcher.Clock = a.Clock()
 	running, stop := context.WithCancel(command.Context())
 	var beside sync.WaitGroup
 	beside.Go(func() { reloads.run(running, signals.reload) })

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // write writes a file in place, as echo does.
@@ -330,7 +331,32 @@ func TestReadMissing(t *testing.T) {
 	}
 }
 
-// BenchmarkRead measures what a watcher does twice a second.
+// TestSameSizeAndTime checks that a file is read when its content changes but not its size and its time of
+// modification, also long after it was read last. F5.
+func TestSameSizeAndTime(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "resolv.conf")
+	if err := file("nameserver 192.0.2.1\n")(path); err != nil {
+		t.Fatal(err)
+	}
+	events := watch(t, resolvconf.Files{Path: path, Uplink: path + "-"})
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wait.Until(t, "the file is old", func() bool { return time.Since(info.ModTime()) > 4*time.Second })
+	if err := file("nameserver 192.0.2.2\n")(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chtimes(path, info.ModTime(), info.ModTime()); err != nil {
+		t.Fatal(err)
+	}
+	if e := wait.For(t, "the change is noticed", events); e.server != "192.0.2.2" {
+		t.Errorf("got %+v", e)
+	}
+}
+
+// BenchmarkRead measures what a watcher does at each tick.
 func BenchmarkRead(b *testing.B) {
 	path := filepath.Join(b.TempDir(), "resolv.conf")
 	write(b, path, "search default.svc.cluster.local svc.cluster.local cluster.local\nnameserver 10.96.0.10\noptions ndots:5\n")

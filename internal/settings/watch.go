@@ -9,13 +9,14 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"github.com/nametap/nametap/clock"
 )
 
 const (
-	// watchInterval and watchSettle bound how late a change is noticed: 0.6 s.
-	watchInterval = 500 * time.Millisecond
 	// watchSettle is how long the files must read the same before a change counts. A file
-	// that is written in place is empty for a moment.
+	// that is written in place is empty for a moment. With [clock.Tick] it bounds how late a
+	// change is noticed: 0.9 s.
 	watchSettle = 100 * time.Millisecond
 	// emptySettle is the same if a file that had text is empty or absent now. A command whose
 	// output goes to a file empties it first, and writes to it later.
@@ -46,11 +47,14 @@ func CheckRereadable(flags *pflag.FlagSet) error {
 
 // A Watcher reports changes of files.
 //
-// It reads them twice a second and compares the bytes, for the reasons that
+// It reads them at each tick of its clock and compares the bytes, for the reasons that
 // resolvconf.Watcher gives: no event tells of a file that is bind-mounted over or changes
 // below an overlayfs, and a reading does not depend on how the file was replaced. Reading a
 // file of 1 KiB costs some 10 µs, and one that is absent 1 µs (BenchmarkReadFiles).
 type Watcher struct {
+	// Clock says when to read the files. It may be nil.
+	Clock *clock.Clock
+
 	files []string
 
 	mu   sync.Mutex
@@ -72,7 +76,7 @@ func (w *Watcher) Note() {
 
 // Run sends a value after every change until ctx ends.
 func (w *Watcher) Run(ctx context.Context, changes chan<- struct{}) {
-	timer := time.NewTimer(watchInterval)
+	timer := time.NewTimer(w.Clock.UntilTick(1))
 	defer timer.Stop()
 	var last map[string]string
 	var since time.Time // of last
@@ -99,7 +103,7 @@ func (w *Watcher) Run(ctx context.Context, changes chan<- struct{}) {
 		if changed {
 			timer.Reset(watchSettle)
 		} else {
-			timer.Reset(watchInterval)
+			timer.Reset(w.Clock.UntilTick(1))
 		}
 	}
 }
