@@ -96,7 +96,7 @@ func newCapture(agent Config, proxy *dnsproxy.Server) (*capture, error) {
 		return nil, fmt.Errorf("capture: %w", err)
 	}
 	c.ways = &ways{log: log, id: agent.DNS.ID, targets: c.probed, direct: c.answers, renew: c.kernel.Renew,
-		begun: c.kernel.Begun(), alive: make(chan struct{}),
+		begun: c.kernel.Begun(), rules: c.kernel.Installed(), tick: c.noteListeners, alive: make(chan struct{}),
 		passing: func(f iptables.Family, to []netip.Prefix) {
 			c.follow(func(in *inputs) {
 				in.passing = maps.Clone(in.passing)
@@ -176,17 +176,32 @@ func (c *capture) extend(renew bool) (alive bool) {
 // installed, and sets the first desired state.
 func (c *capture) begin(ctx context.Context) error {
 	c.listening(ctx)
+	without := c.unserved()
+	err := c.change(func(in *inputs) { in.without, c.begun = without, true })
+	if err != nil && !errors.Is(err, errNoServers) && ctx.Err() == nil {
+		return fmt.Errorf("capturing DNS: %w", err)
+	}
+	return nil
+}
+
+// unserved returns the families that the agent does not listen on, and why. Among them are families that the
+// configuration switches off, because that may change.
+func (c *capture) unserved() map[iptables.Family]error {
 	without := make(map[iptables.Family]error)
 	for _, f := range families() {
 		if err := c.listens(f); err != nil {
 			without[f] = err
 		}
 	}
-	err := c.change(func(in *inputs) { in.without, c.begun = without, true })
-	if err != nil && !errors.Is(err, errNoServers) && ctx.Err() == nil {
-		return fmt.Errorf("capturing DNS: %w", err)
+	return without
+}
+
+// noteListeners captures a family when its listeners could be opened.
+func (c *capture) noteListeners() {
+	in, without := c.current(), c.unserved()
+	if in.without != nil && len(without) != len(in.without) {
+		c.follow(func(in *inputs) { in.without = without })
 	}
-	return nil
 }
 
 // endSoon reports whether the agent ends without a drain, and makes the end of run as quick. With

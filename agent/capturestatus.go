@@ -37,9 +37,9 @@ func (c *capture) register(registry prometheus.Registerer) {
 		return 0
 	}))
 	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "nametap_capture_on", Help: "1 while the capture rules are installed.",
+		Name: "nametap_capture_on", Help: "1 while queries are captured.",
 	}, func() float64 {
-		if c != nil && c.kernel.Captured() {
+		if c != nil && c.kernel.Active() {
 			return 1
 		}
 		return 0

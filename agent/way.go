@@ -67,7 +67,9 @@ type ways struct {
 	targets func(iptables.Family) []netip.Addr
 	direct  func(ctx context.Context, f iptables.Family, network string) error // probes the listener without the rules
 	renew   func(iptables.Family) error
-	begun   <-chan struct{} // closed when the rules are installed
+	begun   <-chan struct{} // closed when the rules are installed first
+	rules   <-chan struct{} // receives when they were installed or changed
+	tick    func()          // is called before each round of probes
 	// passing is called when the destinations of a family change whose queries have to pass through.
 	passing func(iptables.Family, []netip.Prefix)
 
@@ -105,6 +107,7 @@ func (w *ways) run(ctx context.Context, installed bool) {
 	ticker := time.NewTicker(wayInterval)
 	defer ticker.Stop()
 	for {
+		w.tick()
 		for _, f := range families() {
 			if installed {
 				w.next(ctx, f)
@@ -118,6 +121,8 @@ func (w *ways) run(ctx context.Context, installed bool) {
 				waiting = false
 			case <-begun:
 				waiting, begun, installed = false, nil, true
+			case <-w.rules:
+				waiting = false
 			case <-ctx.Done():
 				w.drain()
 				return

@@ -43,14 +43,16 @@ type Capture struct {
 
 	checks, repairs, failures atomic.Uint64
 	watched                   atomic.Bool // the kernel announces changes of nft rules
+	begins                    atomic.Bool // a lease begins
 
-	target  atomic.Pointer[target] // the desired value
-	changed chan struct{}          // receives when target changed
-	rules   chan struct{}          // receives when a program has changed nft rules
-	begun   chan struct{}          // see Begun
-	ending  atomic.Int32           // an Ending
-	report  atomic.Pointer[report] // what other goroutines read
-	lease   lease
+	target    atomic.Pointer[target] // the desired value
+	changed   chan struct{}          // receives when target changed
+	rules     chan struct{}          // receives when a program has changed nft rules, or a lease begins
+	installed chan struct{}          // see Installed
+	begun     chan struct{}          // see Begun
+	ending    atomic.Int32           // an Ending
+	report    atomic.Pointer[report] // what other goroutines read
+	lease     lease
 
 	// The rest belongs to the goroutine that changes rules.
 
@@ -103,15 +105,16 @@ func New(cfg Config, log *slog.Logger) (*Capture, error) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	c := &Capture{
-		log:     log,
-		changed: make(chan struct{}, 1),
-		rules:   make(chan struct{}, 1),
-		begun:   make(chan struct{}),
-		placed:  make(map[site]bool),
-		made:    make(map[site]map[string]bool),
-		bare:    make(map[Backend]bool),
-		entries: newEntries(log),
-		seed:    maphash.MakeSeed(),
+		log:       log,
+		changed:   make(chan struct{}, 1),
+		rules:     make(chan struct{}, 1),
+		installed: make(chan struct{}, 1),
+		begun:     make(chan struct{}),
+		placed:    make(map[site]bool),
+		made:      make(map[site]map[string]bool),
+		bare:      make(map[Backend]bool),
+		entries:   newEntries(log),
+		seed:      maphash.MakeSeed(),
 	}
 	c.target.Store(&target{})
 	if err := c.aim(&target{Desired: Desired{Config: cfg}}); err != nil {
@@ -187,10 +190,30 @@ func (c *Capture) inUse() bool {
 // Renew makes the rules of a family match for [LeaseTime] from now on, if they have a lease, also those of
 // an earlier agent. It is no error if there are no rules.
 func (c *Capture) Renew(f Family) error {
-	if err := c.lease.renew(f); err != nil && !errors.Is(err, unix.ENOENT) {
+	begins, err := c.lease.renew(f)
+	if begins { // connections to VIPs that have begun before have no reply
+		c.begins.Store(true)
+		wake(c.rules)
+	}
+	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return err
 	}
 	return nil
+}
+
+// Installed returns a channel that receives when rules were installed or changed. A value that waits stands for
+// several.
+func (c *Capture) Installed() <-chan struct{} { return c.installed }
+
+// Active reports whether queries are captured: rules are installed, and match.
+func (c *Capture) Active() bool {
+	r := c.report.Load()
+	for f, v := range r.in.families {
+		if r.captured && (!v.lease || c.lease.alive(f)) {
+			return true
+		}
+	}
+	return false
 }
 
 // Leased reports whether the rules that are installed have a lease: the kernel ends the capture when no

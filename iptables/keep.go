@@ -182,6 +182,9 @@ func (c *Capture) act(ctx context.Context, s step) error {
 		} else {
 			c.phase, c.captured = outdated, c.captured && c.in.backend != ""
 		}
+		if changed {
+			wake(c.installed)
+		}
 		c.logCaptured(changed, err)
 		return withoutCapability(err)
 	case stepCheck:

@@ -34,8 +34,21 @@ func (f Family) everywhere() [2]netip.Prefix {
 // A lease renews the leases of both families. The zero value is ready for use. Its methods are safe for
 // concurrent use.
 type lease struct {
-	mu     sync.Mutex
-	socket *nl.NetlinkSocket // opened by the first renewal, nil after an error
+	mu      sync.Mutex
+	socket  *nl.NetlinkSocket    // opened by the first renewal, nil after an error
+	renewed map[Family]time.Time // the last renewals
+}
+
+// alive reports whether the lease of a family was renewed in time.
+func (l *lease) alive(f Family) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.aliveLocked(f)
+}
+
+func (l *lease) aliveLocked(f Family) bool {
+	renewed, ok := l.renewed[f]
+	return ok && time.Since(renewed) < LeaseTime
 }
 
 // makeSet makes the set of a family, without elements, unless it exists. The error is an [errExtension] if
@@ -96,14 +109,14 @@ func noSet(err error) bool {
 	return isAny(err, unix.ENOENT, unix.EINVAL, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT, unix.EPERM)
 }
 
-// renew sets the time that is left to [LeaseTime].
-func (l *lease) renew(f Family) error {
+// renew sets the time that is left to [LeaseTime], and reports whether there may have been none.
+func (l *lease) renew(f Family) (begins bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.socket == nil {
 		socket, err := nl.Subscribe(unix.NETLINK_NETFILTER)
 		if err != nil {
-			return fmt.Errorf("renewing the lease of the capture rules: %w", err)
+			return false, fmt.Errorf("renewing the lease of the capture rules: %w", err)
 		}
 		l.socket = socket
 	}
@@ -118,9 +131,14 @@ func (l *lease) renew(f Family) error {
 	if _, err := request.Execute(unix.NETLINK_NETFILTER, 0); err != nil {
 		l.socket.Close()
 		l.socket = nil
-		return fmt.Errorf("renewing the lease of the capture rules (ipset %s): %w", f.Set(), err)
+		return false, fmt.Errorf("renewing the lease of the capture rules (ipset %s): %w", f.Set(), err)
 	}
-	return nil
+	begins = !l.aliveLocked(f)
+	if l.renewed == nil {
+		l.renewed = make(map[Family]time.Time)
+	}
+	l.renewed[f] = time.Now()
+	return begins, nil
 }
 
 // close closes the socket.

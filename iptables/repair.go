@@ -15,8 +15,8 @@ func (c *Capture) check(ctx context.Context) error {
 	c.checks.Add(1)
 	now, err := c.fingerprint() // before the rules are read, or a change in between would be missed
 	known := err == nil
-	if c.entries.pending() {
-		c.entries.sweep(c.goal.Config, c.in, false)
+	if begins := c.begins.Swap(false); begins || c.entries.pending() {
+		c.entries.sweep(c.goal.Config, c.in, begins)
 	}
 	if known && c.in.complete() && now == c.seen {
 		return nil
@@ -37,6 +37,9 @@ func (c *Capture) repair(ctx context.Context) (same bool, err error) {
 		return err == nil, err
 	}
 	changed, err := c.apply(ctx, m, brief)
+	if changed {
+		wake(c.installed)
+	}
 	switch {
 	case err != nil && (!errors.Is(err, ErrIncomplete) || errors.Is(err, errElsewhere)):
 	case len(drifts) > 0:
