@@ -219,11 +219,12 @@ func (l *lab) withoutReply() {
 	}
 }
 
-// losePackets adds ("-A") or deletes ("-D") rules that lose what TCP clients send.
+// losePackets adds ("-A") or deletes ("-D") rules that lose what TCP clients send, before those of nametap
+// accept it.
 func (l *lab) losePackets(action string) {
 	l.t.Helper()
 	for _, ns := range []*netns.NS{l.ns, l.servers} {
-		ns.Exec(l.pick("iptables-", "ip6tables-")+string(l.backend), "-w", "5", "-t", "filter", action, "INPUT",
+		ns.Exec(l.pick("iptables-", "ip6tables-")+string(l.backend), "-w", "5", "-t", "mangle", action, "INPUT",
 			"-p", "tcp", "-m", "multiport", "--dports", "53,15053", "-j", "DROP")
 	}
 }
