@@ -120,7 +120,8 @@ func buildFamily(cfg Config, f Family) []table {
 	tables = append(tables, table{name: "nat", chains: chains})
 	if cfg.Zone != 0 {
 		zone := fmt.Sprintf("CT --zone-orig %d", cfg.Zone)
-		tables = append(tables, table{name: "raw", chains: b.replies(b.chains(capture{protocols: []string{"udp"}, target: zone, why: "apart from the agent"}))})
+		chains := b.chains(capture{protocols: []string{"udp"}, target: zone, why: "apart from the agent"})
+		tables = append(tables, table{name: "raw", chains: b.looped(b.replies(chains))})
 	}
 	return tables
 }
@@ -138,16 +139,37 @@ func (b builder) accepts() []chain {
 		output.jumps = append(output.jumps, b.rule("-o "+name, "replies", outputChain))
 		input.jumps = append(input.jumps, b.rule("-i "+name, "to the agent", inputChain))
 	}
+	output.rules, input.rules = b.redirected(), b.redirected()
+	return []chain{input, output}
+}
+
+// redirected makes the rules that accept the packets of redirected flows, in both directions.
+func (b builder) redirected() (rules []string) {
 	accept := func(destination string, port uint16) {
 		m := fmt.Sprintf("-m conntrack --ctstate DNAT %s --ctreplsrcport %d", destination, port)
-		output.rules = append(output.rules, b.rule(m, "redirected", "ACCEPT"))
-		input.rules = append(input.rules, b.rule(m, "redirected", "ACCEPT"))
+		rules = append(rules, b.rule(m, "redirected", "ACCEPT"))
 	}
 	accept(fmt.Sprintf("--ctorigdstport %d", dnsPort), b.cfg.Port)
 	for _, vip := range b.vipRanges() {
 		accept("--ctorigdst "+vip, b.cfg.EgressPort)
 	}
-	return []chain{input, output}
+	return rules
+}
+
+// looped adds rules to table raw that accept the packets of redirected flows when they come back on lo. The
+// kernel still knows their connections. A reply has the source address of the nameserver there, and rules
+// against forged addresses drop it, such as those of wg-quick.
+func (b builder) looped(chains []chain) []chain {
+	if b.cfg.NoAccept {
+		return chains
+	}
+	if len(b.cfg.VirtualInterfaces) == 0 {
+		chains = append(chains, chain{name: preroutingChain, parent: "PREROUTING"})
+	}
+	c := &chains[len(chains)-1]
+	c.jumps = append(c.jumps, b.rule("-i lo", "to the agent, replies", c.name))
+	c.rules = append(b.redirected(), c.rules...)
+	return chains
 }
 
 // destination is the destination of captured queries: -d and -o of their rule.

@@ -129,6 +129,9 @@ func (r ruleset) host(tb testing.TB) (v *vm, servers [2]string) {
 			addr := netip.MustParseAddr(server)
 			if r.local && !addr.IsLoopback() {
 				v.Exec("ip", "address", "add", server+bits[i], "dev", "lo", "nodad")
+				wait.Until(tb, "the address is local", func() bool {
+					return strings.HasPrefix(v.Exec("ip", "route", "get", server), "local ")
+				})
 			}
 			at.Run(func() {
 				fakedns.Start(tb, anyName(namedIP), fakedns.On(netip.AddrPortFrom(addr, max(r.port, 53))))
