@@ -107,7 +107,7 @@ func newCapture(agent Config, proxy *dnsproxy.Server) (*capture, error) {
 }
 
 // probed returns the nameservers of a family that clients query while their queries are captured, or
-// loopback if there are none.
+// loopback if there are none and queries to any server are captured.
 func (c *capture) probed(f iptables.Family) []netip.Addr {
 	in := c.current()
 	if !in.On || in.Config.Family(f) == iptables.Off || c.listens(f) != nil {
@@ -119,7 +119,7 @@ func (c *capture) probed(f iptables.Family) []netip.Addr {
 			found = append(found, server)
 		}
 	}
-	if len(found) == 0 {
+	if len(found) == 0 && in.Servers != ResolvConfServers {
 		return []netip.Addr{f.Loopback()}
 	}
 	return found

@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -38,7 +37,7 @@ type WayState string
 
 // The states of a way.
 const (
-	WayUnknown   WayState = "unknown"   // not probed yet, or the probe cannot be marked
+	WayUnknown   WayState = "unknown"   // not probed yet, or the host lacks a route or the address of the agent
 	WayReached   WayState = "reached"   // the agent answers them
 	WayElsewhere WayState = "elsewhere" // another server answers the probe: it is not redirected
 	WayBroken    WayState = "broken"    // the agent answers, but not on this way: they pass through
@@ -55,7 +54,7 @@ type WayStatus struct {
 
 // ways probes the way that a client's query takes: to each nameserver of resolv.conf, by the route, the
 // source address and the filters of a client, through the rules. The agent's own queries are not
-// redirected, so the probes have a mark that the first rule redirects ([iptables.ProbeMark]). Without a
+// redirected, so the probes have a hop limit that the first rule redirects ([iptables.ProbeHops]). Without a
 // nameserver of a family, loopback stands for one.
 //
 // One nameserver of each family is probed at a time. If it does not answer, the others are probed at once:
@@ -184,6 +183,8 @@ func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 			silent := w.direct(ctx, iptables.FamilyOf(nameserver), network)
 			r.alive = r.alive || silent == nil
 			switch {
+			case noRoute(silent):
+				r.state, r.err = WayUnknown, silent
 			case silent == nil || r.state != WayBroken:
 			case network == "tcp": // the agent takes no connection, and other clients do not use TCP
 				r = before
@@ -202,20 +203,20 @@ func (w *ways) ask(ctx context.Context, network string, nameserver netip.Addr) (
 	query.Question[0].Qclass = dns.ClassCHAOS
 	reply, err := exchange(ctx, network, query, netip.AddrPortFrom(nameserver, 53))
 	switch {
-	case errors.Is(err, errUnmarked), network == "udp" && undialled(err), err != nil && ctx.Err() != nil:
+	case network == "udp" && undialled(err), err != nil && ctx.Err() != nil:
 		return WayUnknown, err
 	case err != nil:
 		return WayBroken, err
 	case !answers(reply, w.id):
-		return WayElsewhere, errors.New("another server answers the probe over " + network + ": a rule before those of nametap sends it there, or changes its mark")
+		return WayElsewhere, errors.New("another server answers the probe over " + network + ": a rule before those of nametap sends it there, or changes its TTL")
 	}
 	return WayReached, nil
 }
 
-// exchange sends a marked query, over UDP again every wayRetry until it is answered. As clients' queries are,
+// exchange sends a probe, over UDP again every wayRetry until it is answered. As clients' queries are,
 // it may be lost in the buffer of a listener that gets more queries than it can answer.
 func exchange(ctx context.Context, network string, query *dns.Msg, server netip.AddrPort) (*dns.Msg, error) {
-	dialer := net.Dialer{Timeout: wayTimeout, Control: markProbe}
+	dialer := net.Dialer{Timeout: wayTimeout, Control: setHops}
 	conn, err := dialer.DialContext(ctx, network, server.String())
 	if err != nil {
 		return nil, err
@@ -249,21 +250,15 @@ func answers(reply *dns.Msg, text string) bool {
 	return ok && strings.Join(txt.Txt, "") == text
 }
 
-// errUnmarked says that the process may not mark packets.
-var errUnmarked = errors.New("the probe cannot be marked")
-
-// markProbe marks the packets of a socket.
-func markProbe(_, _ string, conn syscall.RawConn) error {
+// setHops gives the packets of a socket the TTL or hop limit of probes.
+func setHops(network, _ string, conn syscall.RawConn) error {
+	level, option := unix.IPPROTO_IP, unix.IP_TTL
+	if strings.HasSuffix(network, "6") {
+		level, option = unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS
+	}
 	var err error
-	if controlErr := conn.Control(func(fd uintptr) {
-		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, iptables.ProbeMark) //nolint:gosec // a descriptor
-	}); controlErr != nil {
-		return controlErr
-	}
-	if err != nil {
-		return fmt.Errorf("%w: %w", errUnmarked, err)
-	}
-	return nil
+	controlErr := conn.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, iptables.ProbeHops) }) //nolint:gosec // a descriptor
+	return errors.Join(controlErr, err)
 }
 
 // note records the result of a probe, and does what follows from it.

@@ -52,8 +52,8 @@ func (c *Capture) apply(ctx context.Context, m machine, attempts int) (changed b
 func (c *Capture) install(ctx context.Context, s *side, reason string, attempts int) (changed bool, err error) {
 	in := installed{backend: s.backend, reason: reason,
 		families: make(map[Family]variant), missing: make(map[Family]error), reduced: make(map[Family]error)}
-	variants := c.goal.variants
 	for _, f := range families() {
+		variants := c.goal.variantsFor(f, s.saved[f])
 		p := s.place(f, attempts)
 		wanted := len(variants[0].rules.tables(f)) > 0
 		var a applied
@@ -99,7 +99,10 @@ func (c *Capture) install(ctx context.Context, s *side, reason string, attempts 
 	if ctx.Err() == nil {
 		c.logMissing(in)
 	}
-	c.in = in
+	c.in, c.unleased = in, false
+	for _, v := range in.families {
+		c.unleased = c.unleased || !v.lease
+	}
 	return changed, err
 }
 

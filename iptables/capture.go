@@ -64,6 +64,7 @@ type Capture struct {
 	retries  retries                  // of a removal
 	in       installed                // what this process has installed
 	captured bool                     // rules were installed and not removed
+	unleased bool                     // those of a family had no lease
 	placed   map[site]bool            // where rules were written and may still be
 	made     map[site]map[string]bool // the tables that this process has made
 	bare     map[Backend]bool         // the backends in which the last unhook has found nothing
@@ -77,6 +78,15 @@ type Capture struct {
 	openSince time.Time   // when the chains were found to be in use first, after they were unhooked
 	openLimit time.Duration
 	openUntil time.Time // set at the end of Keep
+}
+
+// variantsFor returns the variants of the rules of a family, best first. If the kernel has rules with a lease,
+// and the configuration neither wants one nor rules that stay, an agent keeps them, so they have the lease.
+func (t *target) variantsFor(f Family, have saved) []variant {
+	if have.leased(f) && !t.Config.FailClosed {
+		return t.leased
+	}
+	return t.variants
 }
 
 // A site is where rules of one family are.
@@ -208,12 +218,11 @@ func (c *Capture) Installed() <-chan struct{} { return c.installed }
 // Active reports whether queries are captured: rules are installed, and match.
 func (c *Capture) Active() bool {
 	r := c.report.Load()
+	active := len(r.in.families) == 0 && !r.outdated // no nameserver can be captured
 	for f, v := range r.in.families {
-		if r.captured && (!v.lease || c.lease.alive(f)) {
-			return true
-		}
+		active = active || !v.lease || c.lease.alive(f)
 	}
-	return false
+	return r.captured && (active || r.unleased && r.outdated) // a removal may have failed
 }
 
 // Leased reports whether the rules that are installed have a lease: the kernel ends the capture when no
@@ -249,6 +258,7 @@ type report struct {
 	goal      *target
 	in        installed
 	outdated  bool // what is installed is not of goal
+	unleased  bool // rules were installed that capture without an agent
 	captured  bool
 	remaining string
 	levels    map[Family]Level
@@ -256,7 +266,7 @@ type report struct {
 
 // publish makes the state visible to other goroutines.
 func (c *Capture) publish() {
-	r := &report{goal: c.goal, in: c.in, outdated: c.phase != captured, captured: c.captured, levels: make(map[Family]Level)}
+	r := &report{goal: c.goal, in: c.in, outdated: c.phase != captured, unleased: c.unleased, captured: c.captured, levels: make(map[Family]Level)}
 	if c.retries.reported != nil {
 		r.remaining = c.retries.reported.Error()
 	}

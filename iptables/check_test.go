@@ -63,7 +63,7 @@ func TestCheckOneFamily(t *testing.T) {
 		for _, test := range []struct {
 			message string
 			runs    int
-		}{{"Table does not exist (do you need to insmod?)", 8}, {"Permission denied", 1}} {
+		}{{"Table does not exist (do you need to insmod?)", 16}, {"Permission denied", 1}} {
 			l.tools(map[string]string{name: fmt.Sprintf("echo run >> %s\necho '%s' >&2\nexit 3", runs, test.message)})
 			for _, ipv6 := range []iptables.Choice{iptables.IfAvailable, iptables.On} {
 				c := l.capture(func(c *iptables.Config) { c.IPv6 = ipv6 })

@@ -181,6 +181,8 @@ type Config struct {
 	// Lease makes the rules match only for [LeaseTime] after each [Capture.Renew], so that the kernel ends
 	// the capture when the agent does not answer any more. Not with FailClosed.
 	Lease bool
+	// NoProbe leaves out the rules that redirect packets with [ProbeHops].
+	NoProbe bool
 	// NoAccept leaves out the rules that let redirected packets through the firewalls of table filter.
 	NoAccept bool
 	// NoComments leaves out the comments that explain each rule.

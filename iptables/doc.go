@@ -38,7 +38,7 @@
 // for the next one. Nothing has to be dropped from conntrack then: table raw decides packet by packet
 // whether a query belongs to the zone, so a client that keeps its socket changes its way, too.
 //
-// Packets with [ProbeMark] are redirected without a lease: they show whether queries would reach the agent.
+// Packets with [ProbeHops] are redirected without a lease: they show whether queries would reach the agent.
 //
 // # How they get into the kernel
 //

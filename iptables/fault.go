@@ -75,7 +75,7 @@ func explain(tool string, err error, stderr string) error {
 	}
 	const (
 		forTable     = "load the kernel's modules (modprobe -a iptable_nat iptable_raw ip6table_nat ip6table_raw), or use the other backend"
-		forExtension = "load the kernel's modules (modprobe -a xt_CT xt_REDIRECT xt_owner xt_comment xt_conntrack xt_mark xt_set xt_tcpudp nft_compat), and install all extensions of the package iptables"
+		forExtension = "load the kernel's modules (modprobe -a xt_CT xt_REDIRECT xt_owner xt_comment xt_conntrack xt_hl xt_set xt_tcpudp nft_compat), and install all extensions of the package iptables"
 	)
 	switch {
 	case has("xtables lock"):

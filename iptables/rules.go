@@ -98,10 +98,10 @@ func TestAddr(f Family) netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 1, 15: 53})
 }
 
-// ProbeMark is the mark of packets that the rules redirect although they are the agent's: those of its
-// probes, which go the way of a client's query. Programs that use marks have bits of their own: 0x4000 and
-// 0x8000 kube-proxy, 0xfff Istio, 0xf00 Cilium, 0xff0000 Tailscale, and no known one has this number.
-const ProbeMark = 0x1035
+// ProbeHops is the TTL or hop limit of packets that the rules redirect although they are the agent's: those of
+// its probes, which go the way of a client's query. No system uses it by default. A mark would need a
+// capability, other rules change marks, and routes and firewalls treat marked packets differently.
+const ProbeHops = 217
 
 func buildFamily(cfg Config, f Family) []table {
 	destinations := destinations(cfg, f)
@@ -220,7 +220,9 @@ type capture struct {
 func (b builder) chains(to capture) []chain {
 	output := chain{name: outputChain, parent: "OUTPUT"}
 	for _, p := range to.protocols {
-		output.rules = append(output.rules, b.rule(fmt.Sprintf("-p %s -m mark --mark 0x%x", p, ProbeMark), "probe of the agent", to.target))
+		if !b.cfg.NoProbe {
+			output.rules = append(output.rules, b.rule(fmt.Sprintf("-p %s %s %d", p, b.hops(), ProbeHops), "probe of the agent", to.target))
+		}
 	}
 	output.rules = slices.Concat(output.rules, b.lease(), b.owners(to.vips && b.cfg.Pod), b.exclusions())
 	for _, name := range b.cfg.ExcludeInterfaces {
@@ -251,6 +253,14 @@ func (b builder) chains(to capture) []chain {
 		}
 	}
 	return chains
+}
+
+// hops returns the match of a TTL or hop limit, without its value.
+func (b builder) hops() string {
+	if b.family == IPv4 {
+		return "-m ttl --ttl-eq"
+	}
+	return "-m hl --hl-eq"
 }
 
 // lease makes the rule that ends a chain while no agent renews the lease.
@@ -436,6 +446,7 @@ func AllLevels() []Level {
 func parts() []part {
 	return []part{
 		{"comments (match comment)", func(c *Config) bool { had := !c.NoComments; c.NoComments = true; return had }},
+		{"probes (match ttl, hl)", func(c *Config) bool { had := !c.NoProbe; c.NoProbe = true; return had }},
 		{"rules for firewalls (table filter, match conntrack)", func(c *Config) bool { had := !c.NoAccept; c.NoAccept = true; return had }},
 		{"end by the kernel (match set)", func(c *Config) bool { had := c.Lease; c.Lease = false; return had }},
 		{"conntrack zone (target CT)", func(c *Config) bool { had := c.Zone != 0; c.Zone = 0; return had }},

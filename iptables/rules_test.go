@@ -26,7 +26,7 @@ func configs() map[string]iptables.Config {
 	add("default", func(*iptables.Config) {})
 	add("lease", func(c *iptables.Config) { c.Lease = true })
 	add("bare", func(c *iptables.Config) {
-		c.NoAccept = true
+		c.NoAccept, c.NoProbe = true, true
 		c.Zone, c.NoComments, c.AgentGIDs, c.IPv6 = 0, true, nil, iptables.Off
 	})
 	add("servers", func(c *iptables.Config) {

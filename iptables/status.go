@@ -123,11 +123,9 @@ func (r *report) sides(ctx context.Context) (chosen, other *side, reason string,
 // state compares the saved rules with those that this process installed. If it installed
 // none, it compares them with all variants, because this machine may support no better one.
 func (r *report) state(fs *FamilyStatus, s saved) {
-	f, vs := fs.Family, r.goal.variants
+	f, vs := fs.Family, r.goal.variantsFor(fs.Family, s)
 	if v, ok := r.in.families[f]; ok && !r.outdated {
 		vs = []variant{v}
-	} else if s.leased(f) {
-		vs = r.goal.leased
 	}
 	wanted := len(vs[0].rules.tables(f)) > 0
 	for _, err := range []error{r.in.missing[f], r.in.reduced[f]} {
@@ -199,7 +197,7 @@ func (c *Capture) Plan(ctx context.Context) ([]Step, error) {
 	}
 	for _, f := range families() {
 		if have, ok := s.saved[f]; ok {
-			add(s.tools[f], r.goal.variants[0].rules.change(f, have, s.place(f, 1).marks))
+			add(s.tools[f], r.goal.variantsFor(f, have)[0].rules.change(f, have, s.place(f, 1).marks))
 		}
 	}
 	for _, f := range families() {

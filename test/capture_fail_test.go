@@ -70,7 +70,7 @@ func TestServersLater(t *testing.T) { // K6, F5
 	}
 	v.replace("resolv.conf", "nameserver "+named+"\n")
 	wait.Until(t, "DNS is captured", v.captured)
-	v.asked(named, meshIP)
+	v.becomes(named, meshIP)
 	v.asked(other, otherIP)
 }
 
@@ -113,7 +113,7 @@ func TestServersOfResolvConfBeforeListeners(t *testing.T) { // K6, K9, R10
 	}
 	v.replace("resolv.conf", "nameserver "+named+"\n")
 	wait.Until(t, "DNS is captured", v.captured)
-	v.asked(named, meshIP)
+	v.becomes(named, meshIP)
 	v.asked(other, otherIP)
 }
 

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/testkit/wait"
+	"github.com/nametap/nametap/iptables"
 )
 
 // dig runs dig and returns the addresses, the response code if there are none, or "no reply".
@@ -122,6 +123,26 @@ func (v *vm) asked(server, want string) {
 			v.tb.Errorf("dig %s @%s: %s, want %s", over, server, got, want)
 		}
 	}
+}
+
+// becomes waits until a query for the mesh name to a nameserver has an answer over UDP and TCP.
+func (v *vm) becomes(server, want string) {
+	v.tb.Helper()
+	wait.Until(v.tb, "a query to "+server+" is answered with "+want, func() bool {
+		return v.dig("+notcp", "@"+server, mesh) == want && v.dig("+tcp", "@"+server, mesh) == want
+	})
+}
+
+// leased reports whether rules of a family capture queries now.
+func (v *vm) leased(f iptables.Family) (alive bool) {
+	v.tb.Helper()
+	v.Run(func() {
+		var err error
+		if alive, err = iptables.Leased(f); err != nil {
+			v.tb.Error(err)
+		}
+	})
+	return alive
 }
 
 // refused queries a nameserver over UDP, and returns the time and the error.

@@ -27,7 +27,7 @@ func TestSupervisedReturns(t *testing.T) { // K15, C7, F5, F12, F13, F14, K9
 	for _, on := range []bool{false, true} {
 		a.returns(func() { v.replace("mesh", meshConfig(on)) })
 		wait.Until(t, "the switch is followed", func() bool { return v.captured() == on })
-		v.asked(named, map[bool]string{true: meshIP, false: "NXDOMAIN"}[on])
+		v.becomes(named, map[bool]string{true: meshIP, false: "NXDOMAIN"}[on])
 	}
 	a.returns(func() { v.switchIPv6(false) })
 	wait.Until(t, "the agent checks the rules", func() bool { return v.metric("nametap_capture_on") == 1 })
@@ -83,7 +83,7 @@ func TestServersWhileSwitchedOff(t *testing.T) { // F5, K6, R7
 	}
 	turn(true)
 	wait.Until(t, "DNS is captured", v.captured)
-	v.asked(other, meshIP)
+	v.becomes(other, meshIP)
 	v.asked(named, namedIP)
 	turn(false)
 	wait.Until(t, "the removal of the rules has begun", func() bool { return !v.captured() })
@@ -93,7 +93,7 @@ func TestServersWhileSwitchedOff(t *testing.T) { // F5, K6, R7
 	v.asked(named, namedIP)
 	turn(true)
 	wait.Until(t, "DNS is captured", v.captured)
-	v.asked(named, meshIP)
+	v.becomes(named, meshIP)
 	v.asked(other, otherIP)
 }
 

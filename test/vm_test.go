@@ -56,7 +56,7 @@ func newVM(tb testing.TB, backend string) *vm {
 		if backend != "auto" {
 			tool += "-" + backend
 		}
-		for _, table := range []string{"nat", "raw"} { // rules of another program; legacy also keeps every table that was ever used
+		for _, table := range []string{"filter", "nat", "raw"} { // rules of another program; legacy also keeps every table that was ever used
 			v.Exec(tool, "-w", "-t", table, "-A", "OUTPUT", "-p", "udp", "-m", "udp", "--dport", "5353", "-j", "RETURN")
 		}
 	}
@@ -85,7 +85,8 @@ func (v *vm) captured() bool {
 	return strings.Contains(v.Rules(), "-j NAMETAP_OUTPUT")
 }
 
-// capture starts an agent with --capture, and returns when the rules are installed.
+// capture starts an agent with --capture, and returns when queries are captured, or when the agent knows that
+// they do not reach it.
 func (v *vm) capture(flags ...string) *agent {
 	v.tb.Helper()
 	a := v.start(append([]string{"--capture"}, flags...)...)
@@ -95,7 +96,7 @@ func (v *vm) capture(flags ...string) *agent {
 			v.tb.Fatal("the agent ended")
 		default:
 		}
-		return v.metric("nametap_capture_on") == 1
+		return v.metric("nametap_capture_on") == 1 || a.log.Count("do not reach the agent") > 0
 	})
 	return a
 }

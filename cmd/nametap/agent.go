@@ -76,12 +76,7 @@ func runAgent(command *cobra.Command, o *options) error {
 	}
 	cfg.SocketDirs = agent.SocketDirs(cfg.XDS.StateDir)
 	shareSockets(&cfg, o.egress.Addr, sockets)
-	if !supervised {
-		cfg.Service = len(cfg.DNS.Sockets) > 0
-		if !cfg.Service && filepath.Base(os.Getenv("RUNTIME_DIRECTORY")) == "nametap" { // of nametap.service
-			cfg.Logger.Warn("systemd has no sockets for this agent, so queries are lost in a restart; run: systemctl restart nametap.socket")
-		}
-	}
+	cfg.Service = !supervised && servesUnit(&cfg)
 	var a *agent.Agent
 	reloads := newReloader(o, cfg.Logger, func(capture agent.CaptureConfig) error { return a.SetCapture(capture) })
 	cfg.Settings = reloads.inUse
@@ -103,4 +98,16 @@ func runAgent(command *cobra.Command, o *options) error {
 	defer beside.Wait()
 	defer stop()
 	return a.Run(command.Context())
+}
+
+// servesUnit reports whether a unit of systemd holds the DNS sockets of the agent. It warns if nametap.service has
+// none.
+func servesUnit(cfg *agent.Config) bool {
+	if len(cfg.DNS.Sockets) > 0 {
+		return true
+	}
+	if filepath.Base(os.Getenv("RUNTIME_DIRECTORY")) == "nametap" && os.Getenv("NOTIFY_SOCKET") != "" {
+		cfg.Logger.Warn("systemd has no sockets for this agent, so queries are lost in a restart; run: systemctl restart nametap.socket")
+	}
+	return false
 }
