@@ -110,7 +110,7 @@ func newCapture(agent Config, proxy *dnsproxy.Server) (*capture, error) {
 // loopback if there are none and queries to any server are captured.
 func (c *capture) probed(f iptables.Family) []netip.Addr {
 	in := c.current()
-	if !in.On || in.Config.Family(f) == iptables.Off || c.listens(f) != nil {
+	if !in.On || in.Config.Family(f) == iptables.Off || c.listens(f) != nil || c.kernel.Missing(f) {
 		return nil
 	}
 	var found []netip.Addr

@@ -294,6 +294,9 @@ func (c *Capture) level(f Family) Level {
 // read the kernel.
 func (c *Capture) Levels() map[Family]Level { return c.report.Load().levels }
 
+// Missing reports whether the last attempt to install the rules of a family has failed.
+func (c *Capture) Missing(f Family) bool { return c.report.Load().in.missing[f] != nil }
+
 // Captured reports whether rules were installed and not removed since.
 func (c *Capture) Captured() bool { return c.report.Load().captured }
 

@@ -32,7 +32,7 @@ func TestCaptureIncomplete(t *testing.T) { // K13
 		}
 		repair()
 		wait.Until(t, "IPv6 is captured", func() bool { return level("IPv6", "complete") })
-		v.asked(named6, meshIP)
+		v.becomes(named6, meshIP)
 		if a.log.Count("capture is incomplete; retrying", "capturing DNS over IPv6") != 1 {
 			t.Errorf("%s", a.log)
 		}
