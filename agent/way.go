@@ -178,6 +178,7 @@ func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 			r.state, r.err = w.ask(ctx, network, nameserver)
 			if r.state == WayReached {
 				r.alive = true
+				_ = w.renew(iptables.FamilyOf(nameserver)) // at once; note does it again, and logs an error
 				continue
 			}
 			silent := w.direct(ctx, iptables.FamilyOf(nameserver), network)
