@@ -25,7 +25,7 @@ manual: ## write the manual pages and the shell completion to bin/share
 
 # The sources of the binaries, including the commit.
 SOURCES = go.mod go.sum $(wildcard .git/logs/HEAD) \
-	$(shell find agent api clock cmd conntrack discovery dnsproxy egress examples inject internal iptables nds resolved supervise -type f ! -name '*_test.go' ! -path '*/testdata/*')
+	$(shell find agent api cmd discovery dnsproxy egress examples inject internal iptables nds -type f ! -name '*_test.go' ! -path '*/testdata/*')
 
 # Builds only if a source has changed. So root, who may have no Go, can install what a user
 # has built.

@@ -16,9 +16,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/nametap/nametap/clock"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/egress"
+	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/statedir"
 	"github.com/nametap/nametap/nds"
 )

@@ -11,10 +11,10 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/nametap/nametap/agent/resolved"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/iptables"
-	"github.com/nametap/nametap/resolved"
 )
 
 // A CaptureConfig says which queries are redirected to the agent. It may change while the

@@ -5,8 +5,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/nametap/nametap/agent/resolved"
 	"github.com/nametap/nametap/iptables"
-	"github.com/nametap/nametap/resolved"
 )
 
 // register registers the metrics. Without a capture, c is nil, they say that it is off.

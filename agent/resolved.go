@@ -7,9 +7,9 @@ import (
 
 	"github.com/miekg/dns"
 
+	"github.com/nametap/nametap/agent/resolved"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/egress"
-	"github.com/nametap/nametap/resolved"
 )
 
 // virtualReverse returns the domains of the PTR names of automatic VIPs.

@@ -8,9 +8,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/nametap/nametap/conntrack"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
+	"github.com/nametap/nametap/internal/conntrack"
 )
 
 // A route is where a connection leads as far as the VIP and the port alone say it.

@@ -67,12 +67,7 @@ func (c *Capture) install(ctx context.Context, s *side, reason string, attempts 
 		case !wanted:
 			a.changed, err = p.remove(ctx, s.saved[f])
 		default:
-			at := site{s.backend, f}
-			c.placed[at] = true
-			if c.made[at] == nil {
-				c.made[at] = make(map[string]bool)
-			}
-			p.made = c.made[at]
+			p.made = c.place(site{s.backend, f})
 			supported, lacks := possible(variants, f, s.saved[f])
 			if a, err = p.apply(ctx, s.saved[f], supported); err == nil {
 				in.families[f] = a.variant
@@ -99,11 +94,17 @@ func (c *Capture) install(ctx context.Context, s *side, reason string, attempts 
 	if ctx.Err() == nil {
 		c.logMissing(in)
 	}
-	c.in, c.unleased = in, false
-	for _, v := range in.families {
-		c.unleased = c.unleased || !v.lease
-	}
+	c.in, c.unleased = in, in.unleased()
 	return changed, err
+}
+
+// place records that rules are written to a site, and returns the tables that this process has made there.
+func (c *Capture) place(at site) (made map[string]bool) {
+	c.placed[at] = true
+	if c.made[at] == nil {
+		c.made[at] = make(map[string]bool)
+	}
+	return c.made[at]
 }
 
 // possible returns the variants of the rules of a family that this machine may support, and why not all: it

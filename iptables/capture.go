@@ -109,6 +109,16 @@ func (in installed) complete() bool {
 	return in.backend != "" && len(in.missing)+len(in.reduced) == 0
 }
 
+// unleased reports whether the rules of a family capture without an agent.
+func (in installed) unleased() bool {
+	for _, v := range in.families {
+		if !v.lease {
+			return true
+		}
+	}
+	return false
+}
+
 // New returns a Capture that has done nothing yet. A nil logger logs nothing.
 func New(cfg Config, log *slog.Logger) (*Capture, error) {
 	if log == nil {

@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/conntrack"
+	"github.com/nametap/nametap/internal/conntrack"
 )
 
 // Finding is one thing that capture needs or can use, and whether this machine has it.

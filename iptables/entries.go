@@ -4,7 +4,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/nametap/nametap/conntrack"
+	"github.com/nametap/nametap/internal/conntrack"
 )
 
 // entries drops conntrack entries that keep sockets on the path of previous rules.

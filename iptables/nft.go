@@ -8,7 +8,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/conntrack"
+	"github.com/nametap/nametap/internal/conntrack"
 )
 
 // Messages of nf_tables (linux/netfilter/nf_tables.h). The tools cannot delete a table, nor

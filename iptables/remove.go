@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/nametap/nametap/conntrack"
+	"github.com/nametap/nametap/internal/conntrack"
 )
 
 // retries are the retries of a removal.

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/conntrack"
+	"github.com/nametap/nametap/internal/conntrack"
 )
 
 // A class is a set of conntrack entries. It has the entries that match and pass one of the filters.

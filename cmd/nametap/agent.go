@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nametap/nametap/agent"
-	"github.com/nametap/nametap/supervise"
+	"github.com/nametap/nametap/agent/supervise"
 )
 
 func newAgentCommand() *cobra.Command {

@@ -16,9 +16,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/agent/resolved"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/iptables"
-	"github.com/nametap/nametap/resolved"
 )
 
 // A captureCommand has what the subcommands of capture share. They have all settings of the

@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/nametap/nametap/resolved"
+	"github.com/nametap/nametap/agent/resolved"
 )
 
 // newResolvedHelperCommand returns the command that nametap-resolved@.service runs as root.

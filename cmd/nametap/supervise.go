@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/agent/supervise"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/egress"
-	"github.com/nametap/nametap/supervise"
 )
 
 // removeTimeout bounds the removal of rules that redirect to an agent that does not start.

@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/nametap/nametap/clock"
+	"github.com/nametap/nametap/internal/clock"
 )
 
 const (

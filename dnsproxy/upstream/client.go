@@ -13,7 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nametap/nametap/clock"
+	"github.com/nametap/nametap/internal/clock"
 )
 
 var (

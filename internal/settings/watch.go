@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/nametap/nametap/clock"
+	"github.com/nametap/nametap/internal/clock"
 )
 
 const (

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nametap/nametap/clock"
+	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 

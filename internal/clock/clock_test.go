@@ -6,7 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/nametap/nametap/clock"
+	"github.com/nametap/nametap/internal/clock"
 )
 
 // V7: a suspend, which Go's time does not count, passes on the clock. Only the time since the

@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/clock"
+	"github.com/nametap/nametap/internal/clock"
 )
 
 // BenchmarkNow compares a reading of the clock with its alternatives.
