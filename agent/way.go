@@ -146,6 +146,9 @@ func (w *ways) next(ctx context.Context, f iptables.Family) {
 	for addr, known := range w.known {
 		if iptables.FamilyOf(addr) == f && !known.probing && !slices.Contains(targets, addr) {
 			delete(w.known, addr)
+			if known.State == WayBroken {
+				w.pass(f)
+			}
 		}
 	}
 	for _, addr := range targets {
@@ -285,7 +288,8 @@ func (w *ways) note(ctx context.Context, r probed) {
 		}
 	}
 	if known.State != before {
-		w.changed(f, known)
+		w.changed(known)
+		w.pass(f)
 	}
 	w.publish()
 	if r.state != WayReached && known.misses <= wayMisses {
@@ -313,9 +317,8 @@ func (w *ways) keepLease(f iptables.Family) {
 	}
 }
 
-// changed logs that the state of a way has changed, and lets queries to nameservers pass whose ways are
-// broken.
-func (w *ways) changed(f iptables.Family, now *way) {
+// changed logs that the state of a way has changed.
+func (w *ways) changed(now *way) {
 	switch now.State {
 	case WayReached:
 		w.log.Info("queries of clients to a nameserver reach the agent", "nameserver", now.Nameserver)
@@ -328,16 +331,19 @@ func (w *ways) changed(f iptables.Family, now *way) {
 		w.log.Warn("the agent does not answer its own probes", "nameserver", now.Nameserver, "error", now.Detail)
 	case WayUnknown:
 	}
+}
+
+// pass lets queries to the nameservers of a family pass whose ways are broken, or all queries if the ways to all
+// nameservers are.
+func (w *ways) pass(f iptables.Family) {
+	targets := w.targets(f)
 	var broken []netip.Prefix
-	all := true
-	for _, addr := range w.targets(f) {
+	for _, addr := range targets {
 		if known := w.known[addr]; known != nil && known.State == WayBroken {
 			broken = append(broken, netip.PrefixFrom(addr, addr.BitLen()))
-		} else {
-			all = false
 		}
 	}
-	if all {
+	if len(broken) > 0 && len(broken) == len(targets) {
 		broken = []netip.Prefix{netip.PrefixFrom(f.Loopback(), 0).Masked()}
 	}
 	w.passing(f, broken)
