@@ -212,7 +212,7 @@ func (w *ways) ask(ctx context.Context, network string, nameserver netip.Addr) (
 	case err != nil:
 		return WayBroken, err
 	case !answers(reply, w.id):
-		return WayElsewhere, errors.New("another server answers the probe over " + network + ": a rule before those of nametap sends it there, or changes its TTL")
+		return WayElsewhere, errors.New("another server answers the probe over " + network + ": a rule before the rules of nametap sends it there, or changes its TTL")
 	}
 	return WayReached, nil
 }
