@@ -144,11 +144,7 @@ func (w Awaited) families() []iptables.Family {
 func (w Awaited) listeners() []dnsproxy.Addr {
 	var all []dnsproxy.Addr
 	for _, f := range w.families() {
-		loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
-		if f == iptables.IPv6 {
-			loopback = netip.IPv6Loopback()
-		}
-		at := netip.AddrPortFrom(loopback, w.Rules.Port).String()
+		at := netip.AddrPortFrom(f.Loopback(), w.Rules.Port).String()
 		all = append(all, dnsproxy.Addr{Network: "udp", Address: at}, dnsproxy.Addr{Network: "tcp", Address: at})
 	}
 	return all

@@ -91,14 +91,19 @@ func probeAgent(ctx context.Context, l dnsproxy.Addr) error {
 
 // askServer returns the answer of a listener about itself (RFC 4892).
 func askServer(ctx context.Context, l dnsproxy.Addr, name string) (*dns.Msg, error) {
-	query := new(dns.Msg).SetQuestion(name, dns.TypeTXT)
-	query.Question[0].Qclass = dns.ClassCHAOS
 	client := dns.Client{Net: l.Network, Timeout: probeTimeout}
-	reply, _, err := client.ExchangeContext(ctx, query, reachable(l.Address))
+	reply, _, err := client.ExchangeContext(ctx, chaosQuery(name), reachable(l.Address))
 	if err != nil {
 		return nil, fmt.Errorf("probing the listener %s: %w", l, err)
 	}
 	return reply, nil
+}
+
+// chaosQuery returns a query that a server answers about itself (RFC 4892).
+func chaosQuery(name string) *dns.Msg {
+	query := new(dns.Msg).SetQuestion(name, dns.TypeTXT)
+	query.Question[0].Qclass = dns.ClassCHAOS
+	return query
 }
 
 // silent returns a text for each listener that does not answer, with the reason.

@@ -78,8 +78,7 @@ func Redirections(ctx context.Context, families []iptables.Family) []Redirection
 
 // redirection sends a test query to an address.
 func redirection(ctx context.Context, to netip.AddrPort) (state RedirectState, detail string) {
-	query := new(dns.Msg).SetQuestion("version.server.", dns.TypeTXT)
-	query.Question[0].Qclass = dns.ClassCHAOS
+	query := chaosQuery("version.server.")
 	client := dns.Client{Timeout: testTimeout, Dialer: &net.Dialer{Timeout: testTimeout, Control: firstHop}}
 	reply, _, err := client.ExchangeContext(ctx, query, to.String())
 	switch {
@@ -99,13 +98,24 @@ func redirection(ctx context.Context, to netip.AddrPort) (state RedirectState, d
 
 // firstHop makes the first router discard packets of a socket, so that test queries over IPv6 that
 // are not redirected leave only the host.
-func firstHop(network, _ string, conn syscall.RawConn) error {
+func firstHop(network, address string, conn syscall.RawConn) error {
 	if network != "udp6" {
 		return nil
 	}
-	var err error
-	controlErr := conn.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, 1) })
-	return errors.Join(controlErr, err)
+	return setHops(1)(network, address, conn)
+}
+
+// setHops returns a control function that gives the packets of a socket a TTL or hop limit.
+func setHops(hops int) func(network, address string, conn syscall.RawConn) error {
+	return func(network, _ string, conn syscall.RawConn) error {
+		level, option := unix.IPPROTO_IP, unix.IP_TTL
+		if strings.HasSuffix(network, "6") {
+			level, option = unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS
+		}
+		var err error
+		controlErr := conn.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, hops) })
+		return errors.Join(controlErr, err)
+	}
 }
 
 // isNametap reports whether a reply has the version of an agent.
@@ -142,13 +152,9 @@ const (
 // Listeners queries the addresses to which the rules of a family redirect to a port, over UDP and TCP, and
 // says which of them an agent answers. It needs no capability, no table and no nameserver.
 func Listeners(ctx context.Context, f iptables.Family, port uint16) []Listener {
-	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
-	if f == iptables.IPv6 {
-		loopback = netip.IPv6Loopback()
-	}
 	found := make([]Listener, 0, 2)
 	for _, network := range []string{"udp", "tcp"} {
-		found = append(found, Listener{Family: f, Addr: dnsproxy.Addr{Network: network, Address: netip.AddrPortFrom(loopback, port).String()}})
+		found = append(found, Listener{Family: f, Addr: dnsproxy.Addr{Network: network, Address: netip.AddrPortFrom(f.Loopback(), port).String()}})
 	}
 	var probing sync.WaitGroup
 	for i := range found {
@@ -170,7 +176,7 @@ func (l *Listener) probe(ctx context.Context) {
 		return
 	case errors.Is(err, syscall.ECONNREFUSED):
 		l.State = ListenerClosed
-	case health{err: err}.absent():
+	case noRoute(err):
 		l.State = ListenerAbsent
 	default:
 		l.State = ListenerSilent

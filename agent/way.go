@@ -10,11 +10,9 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/miekg/dns"
-	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/iptables"
 )
@@ -203,9 +201,7 @@ func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 
 // ask sends a probe to a nameserver as a client would, and returns what has answered.
 func (w *ways) ask(ctx context.Context, network string, nameserver netip.Addr) (WayState, error) {
-	query := new(dns.Msg).SetQuestion("id.server.", dns.TypeTXT)
-	query.Question[0].Qclass = dns.ClassCHAOS
-	reply, err := exchange(ctx, network, query, netip.AddrPortFrom(nameserver, 53))
+	reply, err := exchange(ctx, network, chaosQuery("id.server."), netip.AddrPortFrom(nameserver, 53))
 	switch {
 	case network == "udp" && undialled(err), err != nil && ctx.Err() != nil:
 		return WayUnknown, err
@@ -220,7 +216,7 @@ func (w *ways) ask(ctx context.Context, network string, nameserver netip.Addr) (
 // exchange sends a probe, over UDP again every wayRetry until it is answered. As clients' queries are,
 // it may be lost in the buffer of a listener that gets more queries than it can answer.
 func exchange(ctx context.Context, network string, query *dns.Msg, server netip.AddrPort) (*dns.Msg, error) {
-	dialer := net.Dialer{Timeout: wayTimeout, Control: setHops}
+	dialer := net.Dialer{Timeout: wayTimeout, Control: setHops(iptables.ProbeHops)}
 	conn, err := dialer.DialContext(ctx, network, server.String())
 	if err != nil {
 		return nil, err
@@ -252,17 +248,6 @@ func answers(reply *dns.Msg, text string) bool {
 	}
 	txt, ok := reply.Answer[0].(*dns.TXT)
 	return ok && strings.Join(txt.Txt, "") == text
-}
-
-// setHops gives the packets of a socket the TTL or hop limit of probes.
-func setHops(network, _ string, conn syscall.RawConn) error {
-	level, option := unix.IPPROTO_IP, unix.IP_TTL
-	if strings.HasSuffix(network, "6") {
-		level, option = unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS
-	}
-	var err error
-	controlErr := conn.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, iptables.ProbeHops) }) //nolint:gosec // a descriptor
-	return errors.Join(controlErr, err)
 }
 
 // note records the result of a probe, and does what follows from it.
