@@ -92,7 +92,15 @@ type probed struct {
 	nameserver netip.Addr
 	state      WayState
 	err        error
-	alive      bool // the agent has answered, on this way or directly
+	kept       bool  // the agent has answered, so the lease was renewed,
+	lease      error // with this result
+}
+
+// keep renews the lease of a family, unless that is done.
+func (r *probed) keep(renew func(iptables.Family) error, f iptables.Family) {
+	if !r.kept {
+		r.kept, r.lease = true, renew(f)
+	}
 }
 
 // run probes from when the rules are installed until ctx ends. The rules of the previous agent may be
@@ -174,16 +182,18 @@ func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 	}
 	go func() {
 		r := probed{nameserver: nameserver}
+		f := iptables.FamilyOf(nameserver)
 		for _, network := range networks {
 			before := r
 			r.state, r.err = w.ask(ctx, network, nameserver)
 			if r.state == WayReached {
-				r.alive = true
-				_ = w.renew(iptables.FamilyOf(nameserver)) // at once; note does it again, and logs an error
+				r.keep(w.renew, f)
 				continue
 			}
-			silent := w.direct(ctx, iptables.FamilyOf(nameserver), network)
-			r.alive = r.alive || silent == nil
+			silent := w.direct(ctx, f, network)
+			if silent == nil && r.state != WayBroken {
+				r.keep(w.renew, f)
+			}
 			switch {
 			case noRoute(silent):
 				r.state, r.err = WayUnknown, silent
@@ -257,8 +267,8 @@ func (w *ways) note(ctx context.Context, r probed) {
 	if ctx.Err() != nil {
 		return
 	}
-	if r.alive && (r.state == WayReached || r.state == WayUnknown || r.state == WayElsewhere) {
-		w.keepLease(f)
+	if r.kept {
+		w.noteLease(f, r.lease)
 	}
 	before := known.State
 	if r.state == WayReached {
@@ -286,9 +296,8 @@ func (w *ways) note(ctx context.Context, r probed) {
 	}
 }
 
-// keepLease renews the lease of a family.
-func (w *ways) keepLease(f iptables.Family) {
-	err := w.renew(f)
+// noteLease logs a failure to renew the lease of a family.
+func (w *ways) noteLease(f iptables.Family, err error) {
 	if previous := w.renewal[f]; err != nil && (previous == nil || previous.Error() != err.Error()) {
 		w.log.Error("DNS over one family is not captured: its rules cannot be kept alive", "family", f, "error", err)
 	}

@@ -12,6 +12,7 @@ import (
 // apply installs the rules of the goal with this many attempts, and reports whether that changed
 // anything. m is what the kernel had a moment ago.
 func (c *Capture) apply(ctx context.Context, m machine, attempts int) (changed bool, err error) {
+	defer func() { c.changes = c.changes || changed }()
 	cfg := c.goal.Config
 	if err := checkMapped(cfg); err != nil {
 		return false, err

@@ -65,6 +65,7 @@ type Capture struct {
 	in       installed                // what this process has installed
 	captured bool                     // rules were installed and not removed
 	unleased bool                     // those of a family had no lease
+	changes  bool                     // rules were installed or changed since the last report
 	placed   map[site]bool            // where rules were written and may still be
 	made     map[site]map[string]bool // the tables that this process has made
 	bare     map[Backend]bool         // the backends in which the last unhook has found nothing
@@ -284,6 +285,10 @@ func (c *Capture) publish() {
 		r.levels[f] = c.level(f)
 	}
 	c.report.Store(r)
+	if c.changes {
+		c.changes = false
+		wake(c.installed)
+	}
 }
 
 // level returns the level of a family.

@@ -182,9 +182,6 @@ func (c *Capture) act(ctx context.Context, s step) error {
 		} else {
 			c.phase, c.captured = outdated, c.captured && c.in.backend != ""
 		}
-		if changed {
-			wake(c.installed)
-		}
 		c.logCaptured(changed, err)
 		return withoutCapability(err)
 	case stepCheck:

@@ -37,9 +37,6 @@ func (c *Capture) repair(ctx context.Context) (same bool, err error) {
 		return err == nil, err
 	}
 	changed, err := c.apply(ctx, m, brief)
-	if changed {
-		wake(c.installed)
-	}
 	switch {
 	case err != nil && (!errors.Is(err, ErrIncomplete) || errors.Is(err, errElsewhere)):
 	case len(drifts) > 0:
