@@ -62,7 +62,7 @@ func TestStopRunsFewTools(t *testing.T) { // V4, K9
 		}, v.flags, []string{"--capture-reconcile", "1h"}) // no --drain, and no check
 		a := v.launchCommand(v.command(args...))
 		wait.Until(t, "DNS is captured", func() bool { return a.log.Count("DNS is captured") > 0 })
-		v.asked(named, meshIP)
+		v.becomes(named, meshIP)
 		started, began := len(ran()), time.Now()
 		a.end(terminate)
 		took, tools := time.Since(began), ran()[started:]
