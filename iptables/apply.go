@@ -69,7 +69,7 @@ func (c *Capture) install(ctx context.Context, s *side, reason string, attempts 
 			a.changed, err = p.remove(ctx, s.saved[f])
 		default:
 			p.made = c.place(site{s.backend, f})
-			supported, lacks := possible(variants, f, s.saved[f])
+			supported, lacks := possible(variants, s.saved[f])
 			if a, err = p.apply(ctx, s.saved[f], supported); err == nil {
 				in.families[f] = a.variant
 				a.reduced = cmp.Or(a.reduced, lacks)
@@ -109,21 +109,13 @@ func (c *Capture) place(at site) (made map[string]bool) {
 }
 
 // possible returns the variants of the rules of a family that this machine may support, and why not all: it
-// makes the set that a lease needs, and leaves a table filter alone that iptables cannot read.
-func possible(vs []variant, f Family, have saved) (left []variant, lacks error) {
-	left = slices.Clone(vs)
-	if t := have[filterTable]; t != nil && t.unreadable && vs[0].accepts {
-		lacks = fmt.Errorf("%w: table %q %w", errExtension, filterTable, errIncompatible)
-		left = slices.DeleteFunc(left, func(v variant) bool { return v.accepts })
+// leaves a table filter alone that iptables cannot read.
+func possible(vs []variant, have saved) (left []variant, lacks error) {
+	if t := have[filterTable]; t == nil || !t.unreadable || !vs[0].accepts {
+		return vs, nil
 	}
-	if !vs[0].lease {
-		return left, lacks
-	}
-	if err := makeSet(f); err != nil {
-		lacks = errors.Join(lacks, err)
-		left = slices.DeleteFunc(left, func(v variant) bool { return v.lease })
-	}
-	return left, lacks
+	left = slices.DeleteFunc(slices.Clone(vs), func(v variant) bool { return v.accepts })
+	return left, fmt.Errorf("%w: table %q %w", errExtension, filterTable, errIncompatible)
 }
 
 // acceptable returns an error if no family is installed, a required one is missing, or anything

@@ -1,15 +1,12 @@
 package iptables
 
 import (
-	"errors"
 	"hash/maphash"
 	"log/slog"
 	"reflect"
 	"slices"
 	"sync/atomic"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Desired says whether DNS is to be captured, and how.
@@ -216,10 +213,7 @@ func (c *Capture) Renew(f Family) error {
 		c.begins.Store(true)
 		wake(c.rules)
 	}
-	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return err
-	}
-	return nil
+	return err
 }
 
 // Installed returns a channel that receives when rules were installed or changed. A value that waits stands for

@@ -119,9 +119,6 @@ func (p place) try(ctx context.Context, text string) (how string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, p.tools.limit)
 	defer cancel()
 	err = inNewNetwork(func() error {
-		if err := makeSet(p.family); err != nil && strings.Contains(text, p.family.Set()) {
-			return err
-		}
 		_, err := p.tools.run(ctx, []byte(text), p.tools.restore, "--noflush", "-w", lockWait)
 		return err
 	})

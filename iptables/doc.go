@@ -32,8 +32,9 @@
 //
 // # The lease
 //
-// With [Config].Lease, each chain of nat and raw first returns unless an ipset of its family has its
-// elements ([Family.Set]). They expire after [LeaseTime], and the agent renews them while it answers. So
+// With [Config].Lease, each chain of nat and raw first returns unless the lease of its family was
+// renewed in the last [LeaseTime], with iptables' match recent. The agent renews it while it answers: it sends a
+// datagram to loopback that a rule of table raw takes for that, which needs no capability. So
 // the kernel ends the capture of an agent that was killed, hangs or is missing, and the rules stay in place
 // for the next one. Nothing has to be dropped from conntrack then: table raw decides packet by packet
 // whether a query belongs to the zone, so a client that keeps its socket changes its way, too.
@@ -70,7 +71,7 @@
 //	legacy.go   what the kernel says of legacy's tables by itself
 //	nft.go      what only nf_tables itself can do: generations, deleting a table
 //	watch.go    changes of nft rules, as the kernel announces them
-//	lease.go    the ipset that the rules depend on
+//	lease.go    the time for which the rules match, and requests about it
 //	backend.go  nft or legacy
 //	entries.go  when to drop the conntrack entries that keep sockets on their old path
 //	sweep.go    which entries these are, and what the kernel filters

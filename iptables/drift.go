@@ -22,9 +22,7 @@ func (t table) drift(have *savedTable) []string {
 	add := func(format string, args ...any) {
 		ds = append(ds, t.name+": "+fmt.Sprintf(format, args...))
 	}
-	jumps := 0
 	for _, c := range t.chains {
-		jumps += len(c.jumps)
 		if !slices.Contains(have.ownChains(), c.name) {
 			add("chain %s is missing", c.name)
 			continue
@@ -32,8 +30,13 @@ func (t table) drift(have *savedTable) []string {
 		if rules := have.in(c.name); !slices.Equal(rules, c.rules) {
 			add("%s %s", c.name, difference(c.rules, rules))
 		}
-		if head := head(have.in(c.parent), len(c.jumps)); !slices.Equal(head, c.jumps) {
-			add("%s does not begin with the jumps to %s, but with %q", c.parent, c.name, head)
+	}
+	jumps := 0
+	for _, parent := range t.parents() {
+		want := t.jumpsIn(parent)
+		jumps += len(want)
+		if head := head(have.in(parent), len(want)); !slices.Equal(head, want) {
+			add("%s does not begin with the jumps to the chains of nametap, but with %q", parent, head)
 		}
 	}
 	for _, name := range have.ownChains() {
@@ -95,15 +98,37 @@ func (t table) change(b *strings.Builder, have *savedTable, mark bool) {
 	for _, name := range unwanted { // no rule jumps to them now
 		fmt.Fprintf(b, "-X %s\n", name)
 	}
-	for _, c := range t.chains {
-		for i, j := range c.jumps {
-			fmt.Fprintf(b, "-I %s %d %s\n", c.parent, i+1, j)
+	for _, parent := range t.parents() {
+		for i, j := range t.jumpsIn(parent) {
+			fmt.Fprintf(b, "-I %s %d %s\n", parent, i+1, j)
 		}
+	}
+	for _, c := range t.chains {
 		for _, rule := range c.rules {
 			fmt.Fprintf(b, "-A %s %s\n", c.name, rule)
 		}
 	}
 	b.WriteString("COMMIT\n")
+}
+
+// parents returns the built-in chains that jump to those of nametap.
+func (t table) parents() (names []string) {
+	for _, c := range t.chains {
+		if !slices.Contains(names, c.parent) {
+			names = append(names, c.parent)
+		}
+	}
+	return names
+}
+
+// jumpsIn returns the rules with which a built-in chain begins.
+func (t table) jumpsIn(parent string) (jumps []string) {
+	for _, c := range t.chains {
+		if c.parent == parent {
+			jumps = append(jumps, c.jumps...)
+		}
+	}
+	return jumps
 }
 
 // deleteJumps writes the deletion of all jumps to the chains of nametap.

@@ -75,7 +75,7 @@ func explain(tool string, err error, stderr string) error {
 	}
 	const (
 		forTable     = "load the kernel's modules (modprobe -a iptable_nat iptable_raw ip6table_nat ip6table_raw), or use the other backend"
-		forExtension = "load the kernel's modules (modprobe -a xt_CT xt_REDIRECT xt_owner xt_comment xt_conntrack xt_hl xt_set xt_tcpudp nft_compat), and install all extensions of the package iptables"
+		forExtension = "load the kernel's modules (modprobe -a xt_CT xt_REDIRECT xt_owner xt_comment xt_conntrack xt_hl xt_recent xt_tcpudp nft_compat), and install all extensions of the package iptables"
 	)
 	switch {
 	case has("xtables lock"):
@@ -96,11 +96,6 @@ func explain(tool string, err error, stderr string) error {
 		case lacksLegacyTable(family, between(message, "table '", "'")):
 			return fail(errNoTable, forTable)
 		}
-	case has("Can't open socket to ipset", "Kernel module xt_set is not loaded"):
-		if strings.HasSuffix(tool, "-save") { // the rules are there
-			return fail(errPermission, "give CAP_NET_RAW to this process; the match set needs it")
-		}
-		return fail(errExtension, "give CAP_NET_RAW to this process, and load the kernel's module (modprobe xt_set)")
 	case has("missing kernel module?", "unknown option"),
 		has("Couldn't load match", "Couldn't load target") && has("No such file or directory"),
 		has("RULE_APPEND failed", "RULE_INSERT failed", "CHAIN_ADD failed", "TABLE_ADD failed", "CHAIN_USER_ADD failed") &&

@@ -5,24 +5,49 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
 )
 
 func leased(c *iptables.Config) { c.Lease, c.FailClosed = true, false }
 
-// renew renews the lease of the lab's family.
+// renew renews the lease of the lab's family, as the agent.
 func (l *lab) renew(c *iptables.Capture) {
 	l.t.Helper()
-	l.ns.Run(func() {
+	l.as(1337, func() {
 		if err := c.Renew(l.family); err != nil {
 			l.t.Errorf("renew: %v", err)
 		}
 	})
 }
 
+// as calls f in the lab; the sockets that it opens are of a user.
+func (l *lab) as(uid uintptr, f func()) {
+	l.t.Helper()
+	l.ns.Run(func() {
+		setUser := func(uid uintptr) { _, _, _ = unix.RawSyscall(unix.SYS_SETFSUID, uid, 0, 0) } // of this thread alone
+		setUser(uid)
+		defer setUser(0)
+		f()
+	})
+}
+
+// leased reports whether the lease of the lab's family is alive, as any user sees it.
+func (l *lab) leased() (alive bool) {
+	l.t.Helper()
+	l.as(65534, func() {
+		var err error
+		if alive, err = iptables.Leased(l.family); err != nil {
+			l.t.Errorf("leased: %v", err)
+		}
+	})
+	return alive
+}
+
 // V2: rules with a lease capture only while it is renewed, also for a client that keeps its socket, and the
-// kernel alone ends the capture. The removal leaves no set.
+// kernel alone ends the capture. Only the agent can renew it.
 func TestLease(t *testing.T) {
 	t.Parallel()
 	labs(t, all(), func(l *lab) {
@@ -35,8 +60,19 @@ func TestLease(t *testing.T) {
 		conn := l.socket()
 		l.want("U")
 		l.wantOn(conn, "U")
+		for _, uid := range []uintptr{0, 65534} {
+			other := l.capture(leased)
+			l.as(uid, func() { _ = other.Renew(l.family) }) // it does nothing
+			if l.leased() {
+				t.Errorf("user %d has renewed the lease", uid)
+			}
+		}
+		l.want("U")
 		for range 2 {
 			l.renew(c)
+			if !l.leased() {
+				t.Error("the lease is not alive after a renewal")
+			}
 			l.want("AU")
 			l.wantOn(conn, "AU")
 			renewed := time.Now()
@@ -47,15 +83,37 @@ func TestLease(t *testing.T) {
 			if took := time.Since(renewed); took < iptables.LeaseTime/2 {
 				t.Errorf("the capture ends %v after the renewal, want about %v", took, iptables.LeaseTime)
 			}
+			if l.leased() {
+				t.Error("the lease is alive after its end")
+			}
 			l.wantOn(conn, "U")
 		}
 		l.renew(c)
 		remove(t, c)
 		l.want("U")
 		l.wantOn(conn, "U")
-		if sets := l.sh("ipset list -n"); strings.TrimSpace(sets) != "" {
-			t.Errorf("sets after the removal: %s", sets)
+	})
+}
+
+// V2: rules that another program has saved can be restored when no agent runs, such as at the start of the
+// machine. They capture nothing then.
+func TestLeaseSaved(t *testing.T) {
+	t.Parallel()
+	labs(t, all(), func(l *lab) {
+		l.agent()
+		c := l.apply(leased)
+		l.renew(c)
+		l.want("AU")
+		tool := l.pick("iptables", "ip6tables") + "-" + string(l.backend)
+		l.sh("%[1]s -A OUTPUT -p udp --dport 99 -j DROP; %[1]s-save >%[2]s/rules", tool, l.dir)
+		remove(l.t, c)
+		l.sh("%s-restore <%s/rules", tool, l.dir)
+		l.want("U")
+		if rules := l.sh("%s -S OUTPUT", tool); !strings.Contains(rules, "--dport 99 -j DROP") {
+			l.t.Errorf("the firewall is not restored: %s", rules)
 		}
+		l.renew(c)
+		l.want("AU")
 	})
 }
 

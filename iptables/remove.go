@@ -41,7 +41,7 @@ func (c *Capture) failed(err error, again bool) error {
 func (c *Capture) unhookAll(ctx context.Context) error {
 	c.in, c.entries.leftovers, c.seen = installed{}, nil, fingerprint{}
 	for _, f := range families() {
-		if err := endLease(f); err != nil {
+		if err := c.lease.end(f); err != nil {
 			c.log.Warn("the capture ends with the removal of the rules", "error", err)
 		}
 	}
@@ -73,11 +73,6 @@ func (c *Capture) removeAll(ctx context.Context) error {
 
 // allRemoved records the end of a removal, and returns its error.
 func (c *Capture) allRemoved(unseen error) error {
-	for _, f := range families() {
-		if err := destroySet(f); err != nil {
-			c.log.Warn("a set of the capture rules remains; it does nothing", "error", err)
-		}
-	}
 	c.phase, c.captured, c.settle, c.retries, c.openSince = removed, false, 0, retries{}, time.Time{}
 	return unseen
 }

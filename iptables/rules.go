@@ -84,9 +84,6 @@ func (r Rules) table(f Family, name string) table {
 	return table{name: name}
 }
 
-// zoned reports whether captured queries have a conntrack zone.
-func (r Rules) zoned(f Family) bool { return len(r.table(f, "raw").chains) > 0 }
-
 // TestAddr returns the address whose UDP port 53 the rules of a family redirect for all users, also
 // for the agent. So the agent can find out without a capability whether it captures. No nameserver
 // has these addresses: the first is on loopback, and packets to the other one are discarded by
@@ -118,10 +115,14 @@ func buildFamily(cfg Config, f Family) []table {
 		tables = append(tables, table{name: filterTable, chains: b.accepts()})
 	}
 	tables = append(tables, table{name: "nat", chains: chains})
+	raw := table{name: "raw", chains: b.leases()}
 	if cfg.Zone != 0 {
 		zone := fmt.Sprintf("CT --zone-orig %d", cfg.Zone)
 		chains := b.chains(capture{protocols: []string{"udp"}, target: zone, why: "apart from the agent"})
-		tables = append(tables, table{name: "raw", chains: b.looped(b.replies(chains))})
+		raw.chains = append(raw.chains, b.looped(b.replies(chains))...)
+	}
+	if len(raw.chains) > 0 {
+		tables = append(tables, raw)
 	}
 	return tables
 }
@@ -131,9 +132,8 @@ func buildFamily(cfg Config, f Family) []table {
 // OUTPUT a redirected packet still has the interface of the nameserver's route, and in INPUT it has the
 // source address of that route.
 func (b builder) accepts() []chain {
-	loopback := netip.PrefixFrom(b.family.Loopback(), b.family.Loopback().BitLen()).String()
 	output := chain{name: outputChain, parent: "OUTPUT", jumps: []string{
-		b.rule("-d "+loopback, "to the agent", outputChain), b.rule("-s "+loopback, "replies", outputChain)}}
+		b.rule("-d "+b.loopback(), "to the agent", outputChain), b.rule("-s "+b.loopback(), "replies", outputChain)}}
 	input := chain{name: inputChain, parent: "INPUT", jumps: []string{b.rule("-i lo", "to the agent, replies", inputChain)}}
 	for _, name := range b.cfg.VirtualInterfaces {
 		output.jumps = append(output.jumps, b.rule("-o "+name, "replies", outputChain))
@@ -141,6 +141,11 @@ func (b builder) accepts() []chain {
 	}
 	output.rules, input.rules = b.redirected(), b.redirected()
 	return []chain{input, output}
+}
+
+// loopback returns the prefix of the address of loopback.
+func (b builder) loopback() string {
+	return netip.PrefixFrom(b.family.Loopback(), b.family.Loopback().BitLen()).String()
 }
 
 // redirected makes the rules that accept the packets of redirected flows, in both directions.
@@ -224,7 +229,7 @@ func (b builder) chains(to capture) []chain {
 			output.rules = append(output.rules, b.rule(fmt.Sprintf("-p %s %s %d", p, b.hops(), ProbeHops), "probe of the agent", to.target))
 		}
 	}
-	output.rules = slices.Concat(output.rules, b.lease(), b.owners(to.vips && b.cfg.Pod), b.exclusions())
+	output.rules = slices.Concat(output.rules, b.unleased(), b.owners(to.vips && b.cfg.Pod), b.exclusions())
 	for _, name := range b.cfg.ExcludeInterfaces {
 		output.rules = append(output.rules, b.rule("-o "+name, "excluded interface", "RETURN"))
 	}
@@ -261,14 +266,6 @@ func (b builder) hops() string {
 		return "-m ttl --ttl-eq"
 	}
 	return "-m hl --hl-eq"
-}
-
-// lease makes the rule that ends a chain while no agent renews the lease.
-func (b builder) lease() []string {
-	if !b.cfg.Lease {
-		return nil
-	}
-	return []string{b.rule("-m set ! --match-set "+b.family.Set()+" dst", "no agent", "RETURN")}
 }
 
 // vips makes the rules that redirect connections to VIPs from an interface, or from anywhere. UDP
@@ -309,7 +306,7 @@ func (b builder) vipRanges() (ranges []string) {
 // prerouting makes the chain for packets from virtual interfaces. They have no socket on this
 // host, so no owner, and no outgoing interface yet.
 func (b builder) prerouting(to capture) chain {
-	c := chain{name: preroutingChain, parent: "PREROUTING", rules: append(b.lease(), b.exclusions()...)}
+	c := chain{name: preroutingChain, parent: "PREROUTING", rules: append(b.unleased(), b.exclusions()...)}
 	for _, name := range b.cfg.VirtualInterfaces {
 		if to.vips {
 			c.rules = append(c.rules, b.vips(name)...)
@@ -328,20 +325,34 @@ func (b builder) prerouting(to capture) chain {
 // queries of the agent to other hosts also skip the rules of other programs in this table.
 func (b builder) owners(accept bool) []string {
 	var rules []string
-	add := func(matches, what string, ids []uint32, why, target string) {
-		for _, id := range ids {
-			rules = append(rules, b.rule(fmt.Sprintf("%s-m owner --%s-owner %d", matches, what, id), why, target))
+	if accept {
+		for _, agent := range b.agents() {
+			rules = append(rules, b.rule("! -o lo "+agent, "queries of the agent to other hosts", "ACCEPT"))
 		}
 	}
-	if accept {
-		add("! -o lo ", "uid", b.cfg.AgentUIDs, "queries of the agent to other hosts", "ACCEPT")
-		add("! -o lo ", "gid", b.cfg.AgentGIDs, "queries of the agent to other hosts", "ACCEPT")
+	for _, agent := range b.agents() {
+		rules = append(rules, b.rule(agent, "queries of the agent", "RETURN"))
 	}
-	add("", "uid", b.cfg.AgentUIDs, "queries of the agent", "RETURN")
-	add("", "gid", b.cfg.AgentGIDs, "queries of the agent", "RETURN")
-	add("", "uid", b.cfg.ExcludeUIDs, "excluded user", "RETURN")
-	add("", "gid", b.cfg.ExcludeGIDs, "excluded group", "RETURN")
+	for _, user := range owned("uid", b.cfg.ExcludeUIDs) {
+		rules = append(rules, b.rule(user, "excluded user", "RETURN"))
+	}
+	for _, group := range owned("gid", b.cfg.ExcludeGIDs) {
+		rules = append(rules, b.rule(group, "excluded group", "RETURN"))
+	}
 	return rules
+}
+
+// agents returns the matches of the agent's packets, any of which is enough.
+func (b builder) agents() []string {
+	return append(owned("uid", b.cfg.AgentUIDs), owned("gid", b.cfg.AgentGIDs)...)
+}
+
+// owned returns the matches of packets of users ("uid") or groups ("gid").
+func owned(what string, ids []uint32) (matches []string) {
+	for _, id := range ids {
+		matches = append(matches, fmt.Sprintf("-m owner --%s-owner %d", what, id))
+	}
+	return matches
 }
 
 // exclusions makes the rules for packets from this host and from outside alike.
@@ -376,13 +387,9 @@ func (b builder) replies(chains []chain) []chain {
 	port := fmt.Sprintf("-p udp -m udp --sport %d", b.cfg.Port)
 	output := &chains[0]
 	var rules []string
-	add := func(what string, ids []uint32) {
-		for _, id := range ids {
-			rules = append(rules, b.rule(fmt.Sprintf("%s -m owner --%s-owner %d", port, what, id), "replies of the agent", "ACCEPT"))
-		}
+	for _, agent := range b.agents() {
+		rules = append(rules, b.rule(port+" "+agent, "replies of the agent", "ACCEPT"))
 	}
-	add("uid", b.cfg.AgentUIDs)
-	add("gid", b.cfg.AgentGIDs)
 	rules = append(rules, b.rule(fmt.Sprintf("%s ! --dport %d", port, dnsPort), "not DNS", "RETURN"))
 	output.rules = append(rules, output.rules...)
 	output.jumps = append(output.jumps, b.rule(port, "replies", output.name))
@@ -448,7 +455,7 @@ func parts() []part {
 		{"comments (match comment)", func(c *Config) bool { had := !c.NoComments; c.NoComments = true; return had }},
 		{"probes (match ttl, hl)", func(c *Config) bool { had := !c.NoProbe; c.NoProbe = true; return had }},
 		{"rules for firewalls (table filter, match conntrack)", func(c *Config) bool { had := !c.NoAccept; c.NoAccept = true; return had }},
-		{"end by the kernel (match set)", func(c *Config) bool { had := c.Lease; c.Lease = false; return had }},
+		{"end by the kernel (match recent)", func(c *Config) bool { had := c.Lease; c.Lease = false; return had }},
 		{"conntrack zone (target CT)", func(c *Config) bool { had := c.Zone != 0; c.Zone = 0; return had }},
 	}
 }

@@ -209,7 +209,7 @@ func (s saved) hasOwn() bool {
 func (s saved) leased(f Family) bool {
 	for _, chain := range s["nat"].ownChains() {
 		for _, rule := range s["nat"].in(chain) {
-			if strings.Contains(rule, "--match-set "+f.Set()+" ") {
+			if strings.Contains(rule, "--name "+f.leaseName()+" ") {
 				return true
 			}
 		}

@@ -143,7 +143,7 @@ func (r *report) state(fs *FamilyStatus, s saved) {
 	fs.Port = s.port()
 	for _, v := range vs {
 		if wanted && len(v.rules.drift(f, s)) == 0 {
-			fs.State, fs.Zone, fs.Without = InPlace, v.rules.zoned(f), v.without
+			fs.State, fs.Zone, fs.Without = InPlace, v.zone != 0, v.without
 			fs.Unserved = []string{"queries of sockets that are bound to a device (SO_BINDTODEVICE, VRF): exclude them with --capture-exclude-interface, --capture-exclude-uid or --capture-exclude-gid"}
 			if v.lease {
 				fs.Lease = leaseState(f)
@@ -154,7 +154,7 @@ func (r *report) state(fs *FamilyStatus, s saved) {
 			return
 		}
 	}
-	fs.State, fs.Zone, fs.Drift = Drifted, len(s["raw"].ownChains()) > 0, vs[0].rules.drift(f, s)
+	fs.State, fs.Zone, fs.Drift = Drifted, slices.Contains(s["raw"].ownChains(), outputChain), vs[0].rules.drift(f, s)
 }
 
 // port returns the port to which the rules redirect queries of this host, or 0. All redirects of port 53

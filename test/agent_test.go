@@ -29,7 +29,7 @@ type agent struct {
 
 // start starts an agent with the host's control plane and resolv.conf, and more flags, and
 // returns when it is ready. Like the unit, it runs as user and group agentID with only
-// CAP_NET_ADMIN and CAP_NET_RAW, unless the fields of the host say otherwise.
+// CAP_NET_ADMIN, unless the fields of the host say otherwise.
 func (h *host) start(flags ...string) *agent {
 	h.tb.Helper()
 	a := h.launch(flags...)

@@ -52,11 +52,8 @@ type host struct {
 	descriptors  int        // limit of its agents; 0 means that of the test
 }
 
-// The capabilities that the agent has for its rules: iptables' match set opens a raw socket.
-const (
-	capNetAdmin = 12
-	capNetRaw   = 13
-)
+// capNetAdmin is the capability that the agent has for its rules.
+const capNetAdmin = 12
 
 // newHost makes a host. Its nameservers answer every name with one address: the one in
 // resolv.conf with 192.0.2.53, the other one with 192.0.2.54.
@@ -73,7 +70,7 @@ func newHost(tb testing.TB) *host {
 // newBareHost makes a host without nameservers.
 func newBareHost(tb testing.TB) *host {
 	tb.Helper()
-	h := &host{NS: netns.New(tb), tb: tb, dir: tb.TempDir(), capabilities: []uintptr{capNetAdmin, capNetRaw}, signal: terminate}
+	h := &host{NS: netns.New(tb), tb: tb, dir: tb.TempDir(), capabilities: []uintptr{capNetAdmin}, signal: terminate}
 	// The agent runs as another user.
 	for dir := h.dir; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
 		if err := os.Chmod(dir, 0o755); err != nil {

