@@ -92,6 +92,7 @@ func TestWrongSettings(t *testing.T) {
 					return execute(args...)
 				},
 				"the file": func() (int, error) {
+					os.Unsetenv(settings.Env(flag)) // it would win
 					config := filepath.Join(t.TempDir(), "nametap.yaml")
 					if err := os.WriteFile(config, []byte(flag.Name+": '"+value+"'\n"), 0o600); err != nil {
 						t.Fatal(err)

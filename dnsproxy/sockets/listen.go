@@ -58,7 +58,7 @@ func FreeBind(_, _ string, conn syscall.RawConn) error {
 }
 
 // WrongAddr reports whether the error of opening a listener means that its address is wrong: it does not
-// parse, this host does not have it, or this process may not use it. All other errors may pass: another
+// parse, no host has its name, this host does not have it, or this process may not use it. All other errors may pass: another
 // program may have the address, or descriptors or memory are missing.
 func WrongAddr(err error) bool {
 	for _, wrong := range []error{unix.EADDRNOTAVAIL, unix.EACCES, unix.EPERM, unix.EAFNOSUPPORT} {
@@ -67,8 +67,8 @@ func WrongAddr(err error) bool {
 		}
 	}
 	_, text := errors.AsType[*net.AddrError](err)
-	_, name := errors.AsType[*net.DNSError](err)
-	return text || name
+	name, lookup := errors.AsType[*net.DNSError](err)
+	return text || lookup && name.IsNotFound
 }
 
 // The pause before the next attempt of Retry doubles from minRetry up to maxRetry.
