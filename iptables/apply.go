@@ -66,7 +66,7 @@ func (c *Capture) install(ctx context.Context, s *side, reason string, attempts 
 			}
 			continue
 		case !wanted:
-			a.changed, err = p.remove(ctx, s.saved[f])
+			a.have, a.changed, err = p.remove(ctx, s.saved[f])
 		default:
 			p.made = c.place(site{s.backend, f})
 			supported, lacks := possible(variants, s.saved[f])
@@ -76,10 +76,12 @@ func (c *Capture) install(ctx context.Context, s *side, reason string, attempts 
 			}
 		}
 		changed = changed || a.changed
-		switch {
-		case err != nil:
+		if err != nil {
 			in.missing[f] = err
-		case a.reduced != nil:
+			continue
+		}
+		s.saved[f] = a.have
+		if a.reduced != nil {
 			in.reduced[f] = a.reduced
 		}
 	}

@@ -65,25 +65,34 @@ func (s *side) err() error {
 }
 
 // inspect reads a backend.
-func (x toolbox) inspect(ctx context.Context, b Backend) *side {
+func (x toolbox) inspect(ctx context.Context, b Backend) *side { return x.inspecting(ctx, b)() }
+
+// inspecting starts to read a backend. The function that it returns waits for it.
+func (x toolbox) inspecting(ctx context.Context, b Backend) (wait func() *side) {
 	s := &side{
 		backend: b,
 		tools:   make(map[Family]tools),
 		saved:   make(map[Family]saved),
 		reason:  make(map[Family]error),
 	}
+	readings := make(map[Family]func() (saved, error))
 	for _, f := range families() {
-		t, err := x.find(ctx, b, f)
-		if err == nil {
-			s.tools[f] = t
-			s.saved[f], err = t.read(ctx)
-		}
-		if err != nil {
-			delete(s.saved, f)
+		if t, err := x.find(ctx, b, f); err != nil {
 			s.reason[f] = err
+		} else {
+			s.tools[f], readings[f] = t, t.reading(ctx)
 		}
 	}
-	return s
+	return func() *side {
+		for f, read := range readings {
+			if have, err := read(); err != nil {
+				s.reason[f] = err
+			} else {
+				s.saved[f] = have
+			}
+		}
+		return s
+	}
 }
 
 // A machine is what both backends have, and the backend of the plain iptables-restore.
@@ -94,7 +103,8 @@ type machine struct {
 
 // inspectAll reads both backends.
 func (x toolbox) inspectAll(ctx context.Context) machine {
-	return machine{nft: x.inspect(ctx, NFT), legacy: x.inspect(ctx, Legacy), plain: x.plainBackend(ctx)}
+	nft, legacy := x.inspecting(ctx, NFT), x.inspecting(ctx, Legacy)
+	return machine{plain: x.plainBackend(ctx), nft: nft(), legacy: legacy()}
 }
 
 // side returns what one backend has.

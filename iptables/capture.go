@@ -60,6 +60,7 @@ type Capture struct {
 	settle   time.Duration            // for which the chains stay after they are unhooked
 	retries  retries                  // of a removal
 	in       installed                // what this process has installed
+	applied  machine                  // what the last step apply has left
 	captured bool                     // rules were installed and not removed
 	unleased bool                     // those of a family had no lease
 	changes  bool                     // rules were installed or changed since the last report

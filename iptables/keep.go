@@ -174,7 +174,9 @@ func (c *Capture) act(ctx context.Context, s step) error {
 	began := time.Now()
 	switch s {
 	case stepApply:
-		changed, err := c.apply(ctx, c.goal.Config.toolbox().inspectAll(ctx), c.attempts)
+		m := c.goal.Config.toolbox().inspectAll(ctx)
+		changed, err := c.apply(ctx, m, c.attempts)
+		c.applied = m
 		c.due, c.attempts = c.nextCheck(began), brief
 		if err == nil || errors.Is(err, ErrIncomplete) {
 			c.phase, c.captured = captured, true

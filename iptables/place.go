@@ -29,6 +29,7 @@ const (
 // applied is the result of applying rules to one family.
 type applied struct {
 	variant variant // the rules that are installed
+	have    saved   // what the kernel has then
 	changed bool
 	reduced error // why it is not a better variant; nil for the best one
 }
@@ -41,11 +42,11 @@ func (p place) apply(ctx context.Context, before saved, vs []variant) (applied, 
 	var a applied
 	have := before
 	for n, v := range vs {
-		changed, err := p.converge(ctx, have, v.rules)
+		now, changed, err := p.converge(ctx, have, v.rules)
 		have = nil // it may have changed
 		a.changed = a.changed || changed
 		if err == nil {
-			a.variant = v
+			a.variant, a.have = v, now.saved
 			return a, nil
 		}
 		if n == 0 || unsupported(a.reduced) && !unsupported(err) {
@@ -61,14 +62,8 @@ func (p place) apply(ctx context.Context, before saved, vs []variant) (applied, 
 	return a, errors.Join(a.reduced, p.rollBack(context.WithoutCancel(ctx), before))
 }
 
-// converge writes until the kernel has these rules, and reports whether it had to.
-func (p place) converge(ctx context.Context, have saved, rules Rules) (bool, error) {
-	_, changed, err := p.convergeFrom(ctx, have, rules)
-	return changed, err
-}
-
-// convergeFrom is converge, and returns what the kernel has then.
-func (p place) convergeFrom(ctx context.Context, have saved, rules Rules) (reading, bool, error) {
+// converge writes until the kernel has these rules. It returns what the kernel has then, and whether it had to.
+func (p place) converge(ctx context.Context, have saved, rules Rules) (reading, bool, error) {
 	return p.write(ctx, have, func(have saved) string {
 		for name, t := range have {
 			if p.made != nil && t.hasMark() {
@@ -145,7 +140,7 @@ func (p place) rollBack(ctx context.Context, before saved) error {
 	}
 	for _, name := range tableNames() {
 		if !now[name].equal(before[name]) {
-			_, err := p.remove(ctx, now)
+			_, _, err := p.remove(ctx, now)
 			return err
 		}
 	}
@@ -159,15 +154,15 @@ func (p place) unhook(ctx context.Context, have saved) error {
 	return err
 }
 
-// remove removes all rules and chains of nametap, and reports whether there were any. It finds
-// them by the names of the chains, whatever the settings. have is what the kernel had a moment
-// ago.
-func (p place) remove(ctx context.Context, have saved) (bool, error) {
-	now, changed, err := p.convergeFrom(ctx, have, Rules{})
+// remove removes all rules and chains of nametap. It finds them by the names of the chains, whatever the
+// settings. have is what the kernel had a moment ago. remove returns what it has then, except that there may be
+// marks, and whether there was anything.
+func (p place) remove(ctx context.Context, have saved) (after saved, changed bool, err error) {
+	now, changed, err := p.converge(ctx, have, Rules{})
 	if err != nil || !now.hasMark() {
-		return changed, err
+		return now.saved, changed, err
 	}
-	return true, p.tidy(ctx, now)
+	return now.saved, true, p.tidy(ctx, now)
 }
 
 // tidy deletes the tables that nametap has made, or removes the mark of those that other

@@ -253,9 +253,12 @@ func removeSide(ctx context.Context, s *side, attempts int) (bool, error) {
 		if s.saved[f] == nil || !s.saved[f].hasOwn() && !s.saved[f].hasMark() {
 			continue
 		}
-		did, err := s.place(f, attempts).remove(ctx, s.saved[f])
+		after, did, err := s.place(f, attempts).remove(ctx, s.saved[f])
 		changed = changed || did
 		errs = append(errs, err)
+		if err == nil {
+			s.saved[f] = after
+		}
 	}
 	return changed, errors.Join(errs...)
 }

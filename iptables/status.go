@@ -75,7 +75,16 @@ type FamilyStatus struct {
 // Status reads both backends. It changes nothing and does not wait for Keep.
 func (c *Capture) Status(ctx context.Context) (Status, error) {
 	r := c.report.Load()
-	s, other, reason, err := r.sides(ctx)
+	return r.status(r.goal.Config.toolbox().inspectAll(ctx))
+}
+
+// Applied is Status as the last [Capture.Apply] has left the rules. It reads nothing, and must not be called while
+// rules are changed.
+func (c *Capture) Applied() (Status, error) { return c.report.Load().status(c.applied) }
+
+// status returns the status of what the kernel has.
+func (r *report) status(m machine) (Status, error) {
+	s, other, reason, err := r.sides(m)
 	if err != nil {
 		return Status{}, withoutCapability(err)
 	}
@@ -109,9 +118,8 @@ func (c *Capture) EndsByItself(ctx context.Context) bool {
 	return found
 }
 
-// sides reads both backends, and returns the one for the rules first.
-func (r *report) sides(ctx context.Context) (chosen, other *side, reason string, err error) {
-	m := r.goal.Config.toolbox().inspectAll(ctx)
+// sides returns both backends, the one for the rules first.
+func (r *report) sides(m machine) (chosen, other *side, reason string, err error) {
 	if r.in.backend != "" {
 		chosen, reason = m.side(r.in.backend), r.in.reason
 	} else if chosen, reason, err = m.choose(r.goal.Config.Backend); err != nil {
@@ -185,7 +193,7 @@ type Step struct {
 // to texts without it.
 func (c *Capture) Plan(ctx context.Context) ([]Step, error) {
 	r := c.report.Load()
-	s, other, _, err := r.sides(ctx)
+	s, other, _, err := r.sides(r.goal.Config.toolbox().inspectAll(ctx))
 	if err != nil {
 		return nil, err
 	}

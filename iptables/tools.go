@@ -114,9 +114,20 @@ func (x toolbox) backendOf(ctx context.Context, tool string) (Backend, error) {
 
 // read returns the rules in the kernel. It does not ask for single tables, because legacy
 // makes every table that it is asked for. It retries a failure that may pass.
-func (t tools) read(ctx context.Context) (saved, error) {
+func (t tools) read(ctx context.Context) (saved, error) { return t.reading(ctx)() }
+
+// reading starts to read the rules. The function that it returns waits for them, so several tools can run at a
+// time, all started by one thread, which may have a network namespace of its own.
+func (t tools) reading(ctx context.Context) (wait func() (saved, error)) {
+	first := t.start(ctx, nil, t.save)
+	return func() (saved, error) { return t.parsed(ctx, first) }
+}
+
+// parsed returns the rules that a tool prints. It runs the tool again after a failure that may pass.
+func (t tools) parsed(ctx context.Context, output func() ([]byte, error)) (saved, error) {
 	for n := 0; ; n++ {
-		out, err := t.run(ctx, nil, t.save)
+		out, err := output()
+		output = func() ([]byte, error) { return t.run(ctx, nil, t.save) }
 		var s saved
 		if err == nil {
 			s, err = parseSave(out)
@@ -161,13 +172,20 @@ func pause(ctx context.Context, n int) bool {
 
 // run runs a tool and returns its output.
 func (x toolbox) run(ctx context.Context, stdin []byte, tool string, args ...string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, x.limit)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, tool, args...)
-	return runCommand(ctx, cmd, stdin)
+	return x.start(ctx, stdin, tool, args...)()
 }
 
-func runCommand(ctx context.Context, cmd *exec.Cmd, stdin []byte) ([]byte, error) {
+// start starts a tool. The function that it returns waits for its end and returns its output.
+func (x toolbox) start(ctx context.Context, stdin []byte, tool string, args ...string) (wait func() ([]byte, error)) {
+	ctx, cancel := context.WithTimeout(ctx, x.limit)
+	output := startCommand(ctx, exec.CommandContext(ctx, tool, args...), stdin)
+	return func() ([]byte, error) {
+		defer cancel()
+		return output()
+	}
+}
+
+func startCommand(ctx context.Context, cmd *exec.Cmd, stdin []byte) (wait func() ([]byte, error)) {
 	out, errs := new(bytes.Buffer), new(bytes.Buffer)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), out, errs
 	cmd.Env = append(os.Environ(), "LC_ALL=C")
@@ -176,24 +194,28 @@ func runCommand(ctx context.Context, cmd *exec.Cmd, stdin []byte) ([]byte, error
 	}
 	cmd.WaitDelay = time.Second
 	err := cmd.Start() // in this thread, which may have a network namespace of its own
+	ended := make(chan error, 1)
 	if err == nil {
-		ended := make(chan error, 1)
 		go func() { ended <- cmd.Wait() }()
+	} else {
+		ended <- err
+	}
+	return func() ([]byte, error) {
 		select {
 		case err = <-ended:
 		case <-afterEnd(ctx, 2*cmd.WaitDelay):
 			err = errUnkillable // the goroutine ends with the process
 		}
+		switch {
+		case err == nil:
+			return out.Bytes(), nil
+		case errors.Is(err, errUnkillable):
+			return nil, fmt.Errorf("running %s: %w: %w", filepath.Base(cmd.Path), err, ctx.Err())
+		case ctx.Err() != nil:
+			return nil, fmt.Errorf("running %s: %w", filepath.Base(cmd.Path), ctx.Err())
+		}
+		return nil, explain(filepath.Base(cmd.Path), err, errs.String())
 	}
-	switch {
-	case err == nil:
-		return out.Bytes(), nil
-	case errors.Is(err, errUnkillable):
-		return nil, fmt.Errorf("running %s: %w: %w", filepath.Base(cmd.Path), err, ctx.Err())
-	case ctx.Err() != nil:
-		return nil, fmt.Errorf("running %s: %w", filepath.Base(cmd.Path), ctx.Err())
-	}
-	return nil, explain(filepath.Base(cmd.Path), err, errs.String())
 }
 
 // errUnkillable says that the kernel has not ended a process that was killed.

@@ -63,7 +63,7 @@ func (c *captureCommand) apply(ctx context.Context, w io.Writer) error {
 
 // printInstalled prints the rules. It does not ask an agent: one may start later.
 func (c *captureCommand) printInstalled(ctx context.Context, w io.Writer) error {
-	status, err := c.capture.Status(ctx)
+	status, err := c.capture.Applied()
 	if err != nil {
 		return err
 	}

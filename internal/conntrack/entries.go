@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -15,9 +16,11 @@ const (
 	messageNew    = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_NEW // an entry
 	messageGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_GET
 	messageDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_DELETE
+	messageStats  = unix.NFNL_SUBSYS_CTNETLINK<<8 | 5 // IPCTNL_MSG_CT_GET_STATS
 
-	// What the library has no names for: CTA_FILTER, CTA_STATUS_MASK, CTA_TUPLE_ZONE,
+	// What the library has no names for: CTA_STATS_GLOBAL_ENTRIES; CTA_FILTER, CTA_STATUS_MASK, CTA_TUPLE_ZONE,
 	// CTA_FILTER_ORIG_FLAGS, CTA_FILTER_FLAG(CTA_PROTO_NUM), (CTA_PROTO_SRC_PORT), (CTA_PROTO_DST_PORT).
+	statsEntries                                 = 1
 	entryFilter, entryStatusMask                 = 25, 26
 	tupleZone                                    = 3
 	filterOriginal                               = 1
@@ -180,17 +183,27 @@ func (f Filter) tuple() []byte {
 
 // Dump calls visit for every entry of a family, AF_INET or AF_INET6, that passes one of the
 // filters. It keeps none of them. Visit may see an entry more than once. The kernel filters as far
-// as it can, and Dump checks what it returns.
+// as it can, and Dump checks what it returns. For each filter the kernel walks through its whole hash
+// table, which takes some ms however few entries are in it, so few entries are filtered by Dump alone.
 func Dump(family uint8, visit func(Entry), filters ...Filter) error {
 	c, err := Dial()
 	if err != nil {
 		return fmt.Errorf("listing conntrack entries: %w", err)
 	}
 	defer c.Close()
+	switch entries, err := c.count(); {
+	case err == nil && entries == 0:
+		return nil
+	case err == nil && entries < fewEntries && len(filters) > 1:
+		if err := c.dump(family, visit, nil, filters...); err != nil {
+			return fmt.Errorf("listing conntrack entries: %w", err)
+		}
+		return nil
+	}
 	for _, f := range filters {
-		err := c.dump(family, visit, f, f.attributes())
+		err := c.dump(family, visit, f.attributes(), f)
 		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) { // for a filter
-			err = c.dump(family, visit, f, nil)
+			err = c.dump(family, visit, nil, f)
 		}
 		if err != nil {
 			return fmt.Errorf("listing conntrack entries: %w", err)
@@ -199,10 +212,24 @@ func Dump(family uint8, visit func(Entry), filters ...Filter) error {
 	return nil
 }
 
-// dump calls visit for the entries of a family that pass a filter, which the kernel gets as attributes.
-func (c *Conn) dump(family uint8, visit func(Entry), f Filter, attributes []byte) error {
+// fewEntries is how many entries the kernel returns in less time than it walks through its hash table.
+const fewEntries = 4096
+
+// count returns how many entries this network namespace has, of all families.
+func (c *Conn) count() (entries uint32, err error) {
+	err = c.Exchange(func(b []byte) {
+		if value := FindAttribute(b, statsEntries); len(value) == 4 {
+			entries = binary.BigEndian.Uint32(value)
+		}
+	}, Request{Type: messageStats, Flags: unix.NLM_F_ACK})
+	return entries, err
+}
+
+// dump calls visit for the entries of a family that pass a filter. The kernel gets the attributes of one.
+func (c *Conn) dump(family uint8, visit func(Entry), attributes []byte, filters ...Filter) error {
 	return c.Exchange(func(b []byte) {
-		if e := parseEntry(b); f.passes(e) {
+		e := parseEntry(b)
+		if slices.ContainsFunc(filters, func(f Filter) bool { return f.passes(e) }) {
 			e.key = entryKey(b)
 			visit(e)
 		}
