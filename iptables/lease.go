@@ -57,7 +57,8 @@ func (b builder) leases() []chain {
 		return nil
 	}
 	to := func(request leaseRequest) string { return fmt.Sprintf("-p udp -m udp --dport %d", request) }
-	jump := fmt.Sprintf("-d %s -p udp -m udp --dport %d:%d", b.loopback(), leaseRenewal, leaseEnd)
+	// The agent's replies are no requests: any user may query it from such a port, where sysctl allows that.
+	jump := fmt.Sprintf("-d %s -p udp -m udp ! --sport %d --dport %d:%d", b.loopback(), b.cfg.Port, leaseRenewal, leaseEnd)
 	c := chain{name: leaseChain, parent: "OUTPUT", jumps: []string{b.rule(jump, "lease", leaseChain)}}
 	for _, agent := range b.agents() {
 		c.rules = append(c.rules,

@@ -3,6 +3,7 @@ package test
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -141,6 +142,29 @@ func TestAgentsDieAtStart(t *testing.T) { // V2
 	defer func() { t.Logf("%d starts", <-stopped) }()
 	defer close(stop)
 	v.ends(time.Now())
+}
+
+// TestLeaseOfReplies queries the agent from the ports of requests about the lease, as any user may where sysctl
+// lets them bind such ports. Its replies arrive, and change nothing.
+func TestLeaseOfReplies(t *testing.T) { // V2
+	t.Parallel()
+	v := newVM(t, "nft")
+	v.Exec("sysctl", "-qw", "net.ipv4.ip_unprivileged_port_start=0")
+	v.capture()
+	for _, loopback := range []string{"127.0.0.1", "::1"} {
+		for port := range uint16(4) {
+			var got string
+			var err error
+			v.Run(func() {
+				got, err = askFrom(65534, netip.AddrPortFrom(netip.MustParseAddr(loopback), 1+port), loopback, mesh)
+			})
+			if err != nil || got != meshIP {
+				t.Fatalf("from port %d of %s: %s, %v", 1+port, loopback, got, err)
+			}
+		}
+	}
+	v.asked(named, meshIP)
+	v.asked(named6, meshIP)
 }
 
 // TestAgentIsStopped stops an agent by SIGSTOP, under load: nameservers answer until it goes on. It answers
