@@ -64,6 +64,21 @@ func (s *side) err() error {
 		s.backend, errors.Join(s.reason[IPv4], s.reason[IPv6]))
 }
 
+// unseen returns an error if the backend could not be read and may have rules of nametap: an
+// [ErrUnseen] if that is permanent.
+func (s *side) unseen() error {
+	for _, f := range families() {
+		switch err := s.reason[f]; {
+		case err == nil || knownEmpty(s.backend, f, err):
+		case temporary(err):
+			return fmt.Errorf("reading the rules of backend %s, %s: %w", s.backend, f, err)
+		default:
+			return fmt.Errorf("%w (backend %s, %s): run `nametap capture remove` as root, with the tools of that backend: %w", ErrUnseen, s.backend, f, err)
+		}
+	}
+	return nil
+}
+
 // inspect reads a backend.
 func (x toolbox) inspect(ctx context.Context, b Backend) *side { return x.inspecting(ctx, b)() }
 

@@ -377,3 +377,6 @@ func checkInterface(name string) error {
 	}
 	return nil
 }
+
+// dnsPort is the port that is captured.
+const dnsPort = 53

@@ -57,11 +57,8 @@
 // A step that fails is taken again later. A new desired value ends every wait.
 //
 //	config.go   what is captured, and what is excluded
-//	capture.go  the desired value, and the state that other goroutines read
-//	keep.go     the steps: Keep, Apply and Remove
-//	apply.go    the step apply: both families, one backend
-//	repair.go   the step check
-//	remove.go   the steps unhook and remove
+//	capture.go  the life of a Capture: the desired value, and the loop that takes the steps to it
+//	steps.go    the steps: apply, check, unhook and remove, of both families
 //	place.go    one family in one backend: save, restore, verify, retry, roll back
 //	rules.go    the rules of a Config, and without what this machine lacks
 //	drift.go    how the kernel differs from rules, and the text that repairs it
@@ -75,9 +72,8 @@
 //	backend.go  nft or legacy
 //	entries.go  when to drop the conntrack entries that keep sockets on their old path
 //	sweep.go    which entries these are, and what the kernel filters
-//	status.go   what is in the kernel, and what Apply would write
-//	check.go    what this machine lacks
-//	checkrules.go the version of the tools, and single rules, by go-iptables
+//	status.go   what other goroutines may ask: the report of the last step, what is in the kernel
+//	check.go    what this machine lacks: capabilities, tools, rules, by go-iptables single ones
 //	others.go   rules of Istio and ztunnel for port 53
 //	permission.go capabilities, and what else may refuse the tools
 //

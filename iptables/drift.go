@@ -164,3 +164,8 @@ func unmark(name string) string { return fmt.Sprintf("*%s\n-X %s\nCOMMIT\n", nam
 func (t *savedTable) deletable() bool {
 	return t.hasMark() && t.foreign()+len(t.ownChains())+len(t.jumps()) == 0
 }
+
+// Text returns the rules of a family as iptables-restore --noflush reads them, for a machine
+// without rules of nametap; "" if that family has none. The text that Apply restores also
+// removes previous rules: see [Capture.Plan].
+func (r Rules) Text(f Family) string { return r.change(f, saved{}, noMark) }

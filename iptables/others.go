@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -105,26 +104,4 @@ func others(f Family, sides ...*side) []string {
 		found = append(found, "the rules for ztunnel (Istio's ambient mode) may capture port 53 too: nft table inet "+ambientTable)
 	}
 	return found
-}
-
-// checkOthers reports whether other programs capture port 53 too.
-func checkOthers(sides ...*side) []Finding {
-	var findings []Finding
-	for _, s := range sides {
-		for _, f := range families() {
-			if found := s.saved[f].istio(); len(found) > 0 {
-				advice := istioAdvice
-				if s.saved[f].ambient() {
-					advice = ambientAdvice
-				}
-				findings = append(findings, Finding{What: "no other capture of DNS over " + f.String(),
-					Detail: string(s.backend) + ": " + strings.Join(found, "; "), Advice: advice})
-			}
-		}
-	}
-	if nativeAmbient() == nil {
-		findings = append(findings, Finding{What: "no other capture of DNS",
-			Advice: nativeAmbientAdvice}.after(errors.New("ztunnel (Istio's ambient mode) may capture port 53 too: nft table inet "+ambientTable)))
-	}
-	return findings
 }

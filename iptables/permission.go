@@ -1,8 +1,10 @@
 package iptables
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -66,4 +68,17 @@ func confinement() []string {
 		found = append(found, "a user namespace (in a pod, hostUsers: false), which has to own the network namespace")
 	}
 	return found
+}
+
+func effectiveCapabilities() (uint64, error) {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(status)) {
+		if hex, ok := strings.CutPrefix(line, "CapEff:"); ok {
+			return strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
+		}
+	}
+	return 0, errors.New("/proc/self/status has no CapEff")
 }

@@ -213,3 +213,22 @@ func (p place) deleteTable(ctx context.Context, name string) error {
 	}
 	return deleteNFTTables(p.family, now.generation, name)
 }
+
+// removeSide removes everything of nametap in one backend, as far as it can be read, and
+// reports whether there was anything.
+func removeSide(ctx context.Context, s *side, attempts int) (bool, error) {
+	changed := false
+	var errs []error
+	for _, f := range families() {
+		if s.saved[f] == nil || !s.saved[f].hasOwn() && !s.saved[f].hasMark() {
+			continue
+		}
+		after, did, err := s.place(f, attempts).remove(ctx, s.saved[f])
+		changed = changed || did
+		errs = append(errs, err)
+		if err == nil {
+			s.saved[f] = after
+		}
+	}
+	return changed, errors.Join(errs...)
+}

@@ -11,9 +11,6 @@ import (
 // that is open already when conntrack first sees it.
 const synOnly = "--tcp-flags FIN,SYN,RST,ACK SYN"
 
-// dnsPort is the port that is captured.
-const dnsPort = 53
-
 // The names of nametap's chains.
 const (
 	ownPrefix       = "NAMETAP_"
@@ -60,11 +57,6 @@ func Build(cfg Config) (Rules, error) {
 	}
 	return Rules{v4: buildFamily(cfg, IPv4), v6: buildFamily(cfg, IPv6)}, nil
 }
-
-// Text returns the rules of a family as iptables-restore --noflush reads them, for a machine
-// without rules of nametap; "" if that family has none. The text that Apply restores also
-// removes previous rules: see [Capture.Plan].
-func (r Rules) Text(f Family) string { return r.change(f, saved{}, noMark) }
 
 // tables returns the rules of a family.
 func (r Rules) tables(f Family) []table {
@@ -497,4 +489,14 @@ func variants(cfg Config) ([]variant, error) {
 	}
 	slices.SortStableFunc(vs, func(a, b variant) int { return len(a.without) - len(b.without) })
 	return vs, nil
+}
+
+// possible returns the variants of the rules of a family that this machine may support, and why not all: it
+// leaves a table filter alone that iptables cannot read.
+func possible(vs []variant, have saved) (left []variant, lacks error) {
+	if t := have[filterTable]; t == nil || !t.unreadable || !vs[0].accepts {
+		return vs, nil
+	}
+	left = slices.DeleteFunc(slices.Clone(vs), func(v variant) bool { return v.accepts })
+	return left, fmt.Errorf("%w: table %q %w", errExtension, filterTable, errIncompatible)
 }

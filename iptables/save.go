@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -256,4 +257,21 @@ func (t *savedTable) equal(u *savedTable) bool {
 		return t == u
 	}
 	return slices.Equal(t.chains, u.chains) && slices.Equal(t.rules, u.rules)
+}
+
+// port returns the port to which the rules redirect queries of this host, or 0. All redirects of port 53
+// have the same one, and they come before those of VIPs.
+func (s saved) port() uint16 {
+	nat := s["nat"]
+	if !slices.ContainsFunc(nat.jumps(), func(r savedRule) bool { return r.target == outputChain }) {
+		return 0
+	}
+	for _, spec := range nat.in(outputChain) {
+		ws := words(spec)
+		if i := slices.Index(ws, "--to-ports"); i >= 0 && i+1 < len(ws) {
+			port, _ := strconv.ParseUint(ws[i+1], 10, 16) // 0 for a range, which nametap never writes
+			return uint16(port)
+		}
+	}
+	return 0
 }

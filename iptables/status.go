@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strconv"
 )
 
 // State is the state of the rules of a family.
@@ -70,6 +69,95 @@ type FamilyStatus struct {
 	// Error says why the family is unavailable, not captured, or captured with reduced
 	// rules.
 	Error string `json:"error,omitempty"`
+}
+
+// A report is the state of a Capture for other goroutines. It never changes.
+type report struct {
+	goal      *target
+	in        installed
+	outdated  bool // what is installed is not of goal
+	unleased  bool // rules were installed that capture without an agent
+	captured  bool
+	remaining string
+	levels    map[Family]Level
+}
+
+// publish makes the state visible to other goroutines.
+func (c *Capture) publish() {
+	r := &report{goal: c.goal, in: c.in, outdated: c.phase != captured, unleased: c.unleased, captured: c.captured, levels: make(map[Family]Level)}
+	if c.retries.reported != nil {
+		r.remaining = c.retries.reported.Error()
+	}
+	for _, f := range families() {
+		r.levels[f] = c.level(f)
+	}
+	c.report.Store(r)
+	if c.changes {
+		c.changes = false
+		wake(c.installed)
+	}
+}
+
+// level returns the level of a family.
+func (c *Capture) level(f Family) Level {
+	v, ok := c.in.families[f]
+	switch {
+	case !c.goal.On || len(c.goal.variants[0].rules.tables(f)) == 0:
+		return LevelOff
+	case !ok && unsupported(c.in.missing[f]):
+		return LevelUnavailable
+	case !ok:
+		return LevelFailed
+	}
+	return v.level()
+}
+
+// Levels returns how much of each family is captured, as the last step left it. It does not
+// read the kernel.
+func (c *Capture) Levels() map[Family]Level { return c.report.Load().levels }
+
+// Missing reports whether the last attempt to install the rules of a family has failed.
+func (c *Capture) Missing(f Family) bool { return c.report.Load().in.missing[f] != nil }
+
+// Captured reports whether rules were installed and not removed since.
+func (c *Capture) Captured() bool { return c.report.Load().captured }
+
+// Active reports whether queries are captured: rules are installed, and match.
+func (c *Capture) Active() bool {
+	r := c.report.Load()
+	active := len(r.in.families) == 0 && !r.outdated // no nameserver can be captured
+	for f, v := range r.in.families {
+		active = active || !v.lease || c.lease.alive(f)
+	}
+	return r.captured && (active || r.unleased && r.outdated) // a removal may have failed
+}
+
+// Leased reports whether the rules that are installed have a lease: the kernel ends the capture when no
+// agent renews it.
+func (c *Capture) Leased() bool {
+	in := c.report.Load().in
+	for _, v := range in.families {
+		if !v.lease {
+			return false
+		}
+	}
+	return len(in.families) > 0
+}
+
+// Remaining says why rules that are to be removed are or may be still there. It is "" if no
+// removal has failed.
+func (c *Capture) Remaining() string { return c.report.Load().remaining }
+
+// Stats counts what Keep has done.
+type Stats struct {
+	Checks   uint64 // checks of the rules
+	Repairs  uint64 // drifts that were repaired
+	Failures uint64 // checks, repairs and retries that failed
+}
+
+// Stats returns the counts so far.
+func (c *Capture) Stats() Stats {
+	return Stats{Checks: c.checks.Load(), Repairs: c.repairs.Load(), Failures: c.failures.Load()}
 }
 
 // Status reads both backends. It changes nothing and does not wait for Keep.
@@ -163,23 +251,6 @@ func (r *report) state(fs *FamilyStatus, s saved) {
 		}
 	}
 	fs.State, fs.Zone, fs.Drift = Drifted, slices.Contains(s["raw"].ownChains(), outputChain), vs[0].rules.drift(f, s)
-}
-
-// port returns the port to which the rules redirect queries of this host, or 0. All redirects of port 53
-// have the same one, and they come before those of VIPs.
-func (s saved) port() uint16 {
-	nat := s["nat"]
-	if !slices.ContainsFunc(nat.jumps(), func(r savedRule) bool { return r.target == outputChain }) {
-		return 0
-	}
-	for _, spec := range nat.in(outputChain) {
-		ws := words(spec)
-		if i := slices.Index(ws, "--to-ports"); i >= 0 && i+1 < len(ws) {
-			port, _ := strconv.ParseUint(ws[i+1], 10, 16) // 0 for a range, which nametap never writes
-			return uint16(port)
-		}
-	}
-	return 0
 }
 
 // Step is a text that Apply passes to a program.

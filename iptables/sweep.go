@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -179,4 +180,24 @@ func (s sweep) toAgent(e conntrack.Entry) bool {
 // redirected reports whether an entry is redirected to the agent.
 func (s sweep) redirected(e conntrack.Entry) bool {
 	return slices.Contains(s.ports, e.Reply.Source.Port())
+}
+
+// inUse reports whether queries were captured recently. It is true if that cannot be read.
+func inUse(f Family, have saved) bool {
+	s := sweep{ports: ports(have.redirections())}
+	used := false
+	every := func(conntrack.Entry) bool { return true }
+	err := s.captured(every).visit(f, func(conntrack.Entry) { used = true })
+	return err != nil || used
+}
+
+// ports parses ports, and leaves out what is not a port.
+func ports(texts []string) []uint16 {
+	var ps []uint16
+	for _, t := range texts {
+		if p, err := strconv.ParseUint(t, 10, 16); err == nil {
+			ps = append(ps, uint16(p))
+		}
+	}
+	return ps
 }
