@@ -89,6 +89,7 @@ type Agent struct {
 	capture     *capture       // nil: captures nothing
 	egress      *egress.Server // nil: carries no connections
 	egressEnded chan struct{}  // closed when all connections to VIPs have ended
+	vipsHeld    atomic.Bool    // another process holds listeners for them
 
 	started  time.Time
 	clock    *clock.Clock

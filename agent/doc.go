@@ -11,6 +11,7 @@
 //	endpoint.go       a listener of the status server, which is opened again when it fails
 //	private.go        the private socket: where it is, and which users may use it
 //	statussockets.go  sockets of the status address that the supervisor or systemd holds
+//	storedsockets.go  sockets that systemd stores for the next process
 //	dump.go           the table and the cache, entry by entry
 //	readings.go       the state of the kernel, once for all requests
 //	systemd.go        notifications to systemd

@@ -33,6 +33,14 @@ func newEgress(ctx context.Context, agent Config, a *Agent) (*egress.Server, err
 	for _, addr := range []string{agent.DNS.Addr, agent.StatusAddr, cfg.Addr} {
 		cfg.OwnPorts = append(cfg.OwnPorts, portOf(addr))
 	}
+	cfg.Store = func(listener net.Listener) {
+		if storeSocket(VIPsFDName, listener, a.log) {
+			a.vipsHeld.Store(true)
+		}
+	}
+	if len(cfg.Sockets) > 0 {
+		a.vipsHeld.Store(true)
+	}
 	if a.capture != nil {
 		cfg.Opened = func(listeners []netip.AddrPort) {
 			a.capture.follow(func(in *inputs) { in.vips = listeners })
@@ -62,10 +70,10 @@ func (a *Agent) endEgress(drain bool) {
 	}
 }
 
-// drainEgress lets the open connections go on for the drain, while queries are still answered, if systemd
-// holds the listeners for VIPs: then new connections wait for the next agent instead of being refused.
+// drainEgress lets the open connections go on for the drain, while queries are still answered, if another
+// process holds the listeners for VIPs: then new connections wait for the next agent instead of being refused.
 func (a *Agent) drainEgress(serving context.Context) {
-	if a.egress == nil || len(a.config.Egress.Sockets) == 0 {
+	if a.egress == nil || !a.vipsHeld.Load() {
 		return
 	}
 	a.log.Info("connections to VIPs go on: queries are still answered", "for", a.config.Egress.Drain)

@@ -106,7 +106,7 @@ func (s *statusServer) openPublic(ctx context.Context, handler http.Handler) err
 		var config net.ListenConfig
 		listener, err := config.Listen(ctx, "tcp", a.config.StatusAddr)
 		if err == nil {
-			storeStatusSocket(listener, a.log)
+			storeSocket(StatusFDName, listener, a.log)
 		}
 		return listener, err
 	}

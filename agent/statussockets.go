@@ -8,8 +8,6 @@ import (
 	"net"
 	"os"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nametap/nametap/dnsproxy/sockets"
 )
 
@@ -46,62 +44,6 @@ func OwnsStatus(addr string, file *os.File) bool {
 		return false
 	}
 	return bound.Addr().IsUnspecified() || wanted.IP.Equal(bound.Addr().AsSlice())
-}
-
-// StatusFDName is the name under which systemd stores the socket of the status address, from which it
-// returns to the next process after a restart, so that no other program takes the port meanwhile. The
-// socket is not one of nametap.socket: if the port were taken, that unit would fail, and DNS with it.
-const StatusFDName = "status"
-
-// storeStatusSocket lets systemd store the socket of the status address, if systemd runs the agent.
-func storeStatusSocket(listener net.Listener, log *slog.Logger) {
-	tcp, ok := listener.(*net.TCPListener)
-	if !ok || os.Getenv("NOTIFY_SOCKET") == "" {
-		return
-	}
-	file, err := tcp.File()
-	if err == nil {
-		err = errors.Join(notifyWith(fdStore, file), file.Close())
-	}
-	if err != nil {
-		log.Warn("systemd does not hold the status address over a restart", "error", err)
-	}
-}
-
-// ForgetStatusSocket lets systemd close the socket that it has stored.
-func ForgetStatusSocket(log *slog.Logger) {
-	if err := notifyWith(fdRemove, nil); err != nil {
-		log.Warn("systemd still holds the previous status address", "error", err)
-	}
-}
-
-// The notifications about the stored socket: see sd_pid_notify_with_fds(3).
-const (
-	fdStore  = "FDSTORE=1\nFDNAME=" + StatusFDName
-	fdRemove = "FDSTOREREMOVE=1\nFDNAME=" + StatusFDName
-)
-
-// notifyWith sends a state to systemd, with a file unless it is nil. It does not wait for systemd.
-func notifyWith(state string, file *os.File) error {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return os.NewSyscallError("socket", err)
-	}
-	defer func() { _ = unix.Close(fd) }()
-	send := func(rights []byte) error {
-		to := &unix.SockaddrUnix{Name: os.Getenv("NOTIFY_SOCKET")}
-		return os.NewSyscallError("notifying systemd", unix.Sendmsg(fd, []byte(state), rights, to, unix.MSG_DONTWAIT))
-	}
-	if file == nil {
-		return send(nil)
-	}
-	raw, err := file.SyscallConn() // unlike Fd, it does not make the socket block
-	if err != nil {
-		return err
-	}
-	var sendErr error
-	err = raw.Control(func(fd uintptr) { sendErr = send(unix.UnixRights(int(fd))) }) //nolint:gosec // a descriptor
-	return errors.Join(err, sendErr)
 }
 
 // adoptStatus returns the listener of an inherited socket, and closes the file.

@@ -38,6 +38,9 @@ type Config struct {
 	OpenOthers bool
 	// Opened is called with all listeners when one is opened after New. It may be nil.
 	Opened func([]netip.AddrPort)
+	// Store is called with each listener that the server opens, so that it can be kept for the next process. It
+	// may be nil.
+	Store func(net.Listener)
 	// Table returns the current table.
 	Table func() *table.Table
 	// Synced is closed when there is a table. Until then Table may return nil, and connections wait for

@@ -36,7 +36,7 @@ func (s *Server) listen(ctx context.Context) error {
 		if slices.Contains(s.Addrs(), addr) {
 			continue
 		}
-		listener, err := listenOn(ctx, addr, controlOf(host))
+		listener, err := s.openListener(ctx, addr)
 		if err != nil {
 			errs = append(errs, err)
 			s.missing[addr] = err
@@ -54,12 +54,17 @@ func (s *Server) listen(ctx context.Context) error {
 	return nil
 }
 
-// controlOf returns the Control of a listener.
-func controlOf(host netip.Addr) func(string, string, syscall.RawConn) error {
-	if host.IsLoopback() {
-		return sockets.FreeBind
+// openListener opens one listener of this process.
+func (s *Server) openListener(ctx context.Context, addr netip.AddrPort) (*net.TCPListener, error) {
+	var control func(string, string, syscall.RawConn) error
+	if addr.Addr().IsLoopback() {
+		control = sockets.FreeBind
 	}
-	return nil
+	listener, err := listenOn(ctx, addr, control)
+	if err == nil && s.config.Store != nil {
+		s.config.Store(listener)
+	}
+	return listener, err
 }
 
 // passing reports whether a listener may be opened later with the same settings.
@@ -79,7 +84,7 @@ func (s *Server) openMissing(ctx context.Context, accept func(*net.TCPListener))
 	}
 	sockets.Retry(ctx, func() (last error) {
 		for addr := range s.unserved() {
-			listener, err := listenOn(ctx, addr, controlOf(addr.Addr()))
+			listener, err := s.openListener(ctx, addr)
 			if err != nil {
 				last = err
 			}
@@ -227,6 +232,14 @@ func openSocket(ctx context.Context, addr netip.AddrPort) (*os.File, error) {
 	}
 	defer func() { _ = listener.Close() }() // the file is a duplicate
 	return listener.File()
+}
+
+// Among reports whether a socket is one that a server would open for addr, a [Config.Addr].
+func Among(addr string, file *os.File) bool {
+	cfg := Config{Addr: addr}
+	hosts, port, err := cfg.listenAddrs()
+	bound := sockets.TCPAddr(file)
+	return err == nil && port != 0 && bound.Port() == port && slices.Contains(hosts, bound.Addr())
 }
 
 // Owns reports whether a socket listens on the port of addr, a [Config.Addr], over TCP: it is one of

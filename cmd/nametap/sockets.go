@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 
@@ -42,13 +43,16 @@ func shareSockets(cfg *agent.Config, egressAddr string, inherited []*os.File) {
 	for _, file := range inherited {
 		dns[sockets.UDPPort(file)] = true
 	}
+	var vips []*os.File // that systemd has stored
 	for _, file := range inherited {
 		switch port := sockets.TCPAddr(file).Port(); {
 		case agent.OwnsStatus(cfg.StatusAddr, file):
 			cfg.StatusSockets = append(cfg.StatusSockets, file)
 		case file.Name() == agent.StatusFDName: // the status address has changed since systemd stored it
-			agent.ForgetStatusSocket(cfg.Logger)
+			agent.ForgetSocket(agent.StatusFDName, cfg.Logger)
 			_ = file.Close() // no client of the new address has connected
+		case file.Name() == agent.VIPsFDName:
+			vips = append(vips, file)
 		case egress.Owns(egressAddr, file):
 			if cfg.Egress == nil {
 				_ = file.Close() // another process holds it, too
@@ -61,6 +65,23 @@ func shareSockets(cfg *agent.Config, egressAddr string, inherited []*os.File) {
 			cfg.Logger.Warn("a TCP socket of nametap.socket is not used: no setting names its port", "port", port)
 			_ = file.Close() // systemd holds it, too
 		}
+	}
+	shareStored(cfg, egressAddr, vips)
+}
+
+// shareStored gives the sockets for connections to VIPs that systemd has stored to egress. If a setting has changed
+// since then, it closes them, and systemd does, too.
+func shareStored(cfg *agent.Config, addr string, vips []*os.File) {
+	other := func(file *os.File) bool { return cfg.Egress == nil || !egress.Among(addr, file) }
+	switch {
+	case len(vips) == 0:
+	case slices.ContainsFunc(vips, other):
+		agent.ForgetSocket(agent.VIPsFDName, cfg.Logger)
+		for _, file := range vips {
+			_ = file.Close() // clients of the previous address
+		}
+	default:
+		cfg.Egress.Sockets, cfg.Egress.OpenOthers = append(cfg.Egress.Sockets, vips...), true
 	}
 }
 

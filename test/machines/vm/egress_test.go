@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,8 +23,8 @@ const (
 	greeting     = "220 db\n"
 )
 
-// bootEgress boots a machine whose agent carries connections, with or without listeners that systemd holds.
-func bootEgress(t *testing.T, held bool) *vm.Machine {
+// bootEgress boots a machine whose agent will carry connections. It is not started.
+func bootEgress(t *testing.T) *vm.Machine {
 	t.Helper()
 	m := vm.Boot(t)
 	m.World.Exec("ip", "address", "add", vm.NamedIP+"/32", "dev", "lo")
@@ -56,15 +54,6 @@ func bootEgress(t *testing.T, held bool) *vm.Machine {
 		externalHost: {Ips: []string{externalVIP}, Registry: "External"},
 	}})
 	m.Install("NAMETAP_EGRESS=true", "NAMETAP_EGRESS_DRAIN=2s")
-	if held {
-		dropIn, err := os.ReadFile(filepath.Join(vm.Repository(), "deploy/systemd/egress.conf"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		m.Run("mkdir", "-p", "/etc/systemd/system/nametap.socket.d")
-		m.Write("/etc/systemd/system/nametap.socket.d/egress.conf", string(dropIn))
-	}
-	m.Start()
 	return m
 }
 
@@ -85,10 +74,11 @@ func connect(m *vm.Machine) (net.Conn, error) {
 	return conn, nil
 }
 
-// TestEgressRestarts restarts the agent ten times while clients connect to a VIP: with the listeners that
-// egress.conf lets systemd hold, no connection fails. E13, V1.
+// TestEgressRestarts restarts the agent ten times while clients connect to a VIP: systemd holds the listeners, so
+// no connection fails. E13, V1.
 func TestEgressRestarts(t *testing.T) {
-	m := bootEgress(t, true)
+	m := bootEgress(t)
+	m.Start()
 	var carried, failed atomic.Int64
 	var lastError atomic.Value
 	stop := make(chan struct{})
@@ -137,7 +127,8 @@ func TestEgressRestarts(t *testing.T) {
 // TestEgressRestartDrains restarts the agent with an open connection: it goes on for --egress-drain, and a new one
 // waits for the next agent. E13.
 func TestEgressRestartDrains(t *testing.T) {
-	m := bootEgress(t, true)
+	m := bootEgress(t)
+	m.Start()
 	conn, err := connect(m)
 	if err != nil {
 		t.Fatal(err)
@@ -175,7 +166,8 @@ func TestEgressRestartDrains(t *testing.T) {
 // TestEgressStops stops the agent while connections are open: the host's DNS is back at once, and nothing of the
 // rules is left after the drain. E14, V4.
 func TestEgressStops(t *testing.T) {
-	m := bootEgress(t, false)
+	m := bootEgress(t)
+	m.Start()
 	conn, err := connect(m)
 	if err != nil {
 		t.Fatal(err)
@@ -191,4 +183,69 @@ func TestEgressStops(t *testing.T) {
 	if _, err := conn.Read(make([]byte, 1)); err == nil {
 		t.Error("the connection goes on after the stop")
 	}
+}
+
+// stored returns how many sockets of the agent systemd has stored.
+func stored(m *vm.Machine) string {
+	return strings.TrimSpace(m.Run("systemctl", "show", "--property=NFileDescriptorStore", "--value", "nametap.service"))
+}
+
+// TestEgressPortTaken boots a machine where another program has the port for connections to VIPs. DNS is captured
+// and answered, the agent says what is missing, and carries connections once the port is free. Then systemd holds
+// the listeners. It closes them when a setting changes. E13, V1.
+func TestEgressPortTaken(t *testing.T) {
+	m := bootEgress(t)
+	m.Write("/etc/systemd/system/squatter.service", `[Unit]
+DefaultDependencies=no
+Before=sysinit.target
+[Service]
+Type=notify
+NotifyAccess=all
+User=nobody
+ExecStart=perl -MSocket -MIO::Socket::IP -e 'my @s = map { IO::Socket::IP->new(LocalHost => $_, LocalPort => 15054, Listen => 1) or die } "127.0.0.1", "::1"; system "systemd-notify", "--ready"; sleep 6000'
+[Install]
+WantedBy=sysinit.target
+`)
+	m.Start()
+	m.Run("systemctl", "enable", "squatter.service")
+	m.Reboot()
+	if state := strings.TrimSpace(m.Run("systemctl", "show", "--property=ActiveState", "--value", "squatter.service")); state != "active" {
+		t.Fatalf("the other program is %s", state)
+	}
+	for name, want := range map[string]string{vm.Mesh: vm.MeshIP, "other.example.org": vm.NamedIP} {
+		if got := m.Lookup(name); got != want {
+			t.Errorf("%s has %s, want %s", name, got, want)
+		}
+	}
+	if status := m.Run("nametap", "status"); !strings.Contains(status, "15054: bind: address already in use") {
+		t.Errorf("the status does not name the port that is taken:\n%s", status)
+	}
+	m.Run("systemctl", "disable", "--now", "squatter.service")
+	wait.Until(t, "connections are carried", func() bool {
+		conn, err := connect(m)
+		if err != nil {
+			return false
+		}
+		conn.Close()
+		return true
+	})
+	const status, vips = 1, 2 // sockets
+	wait.Until(t, "systemd holds the sockets", func() bool { return stored(m) == fmt.Sprint(status+vips) })
+	kill(m, "nametap.service")
+	conn, err := connect(m)
+	if err != nil {
+		t.Fatalf("while the next agent starts: %v", err)
+	}
+	conn.Close()
+	m.AwaitMesh()
+	set(m, "NAMETAP_EGRESS_ADDR", "127.0.0.1:15154")
+	m.Run("systemctl", "restart", "nametap.service")
+	wait.Until(t, "systemd holds the other socket", func() bool { return stored(m) == fmt.Sprint(status+1) })
+	if conn, err = connect(m); err != nil {
+		t.Fatalf("after a change of the address: %v", err)
+	}
+	conn.Close()
+	set(m, "NAMETAP_EGRESS", "false")
+	m.Run("systemctl", "restart", "nametap.service")
+	wait.Until(t, "systemd holds no socket for VIPs", func() bool { return stored(m) == fmt.Sprint(status) })
 }
