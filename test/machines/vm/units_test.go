@@ -11,7 +11,9 @@ import (
 )
 
 // allUnits are the units of a running agent.
-func allUnits() []string { return append(vm.Units(), "nametap-rules.service", "nametap-resolved.socket") }
+func allUnits() []string {
+	return append(vm.Units(), "nametap-rules.service", "nametap-resolved.socket")
+}
 
 // wantActive fails the test unless all units are active.
 func wantActive(t *testing.T, m *vm.Machine, when string) {
