@@ -61,7 +61,7 @@ coverage: ## measure which statements the tests reach
 ##@ machines
 .PHONY: vm node interop egress chart soak nightly
 vm: ## test the agent on a booted Debian (needs root; ARGS=-run=Name selects tests, here and below)
-	@scripts/install-missing debootstrap systemd-nspawn ip iptables-nft nft dnsmasq
+	@scripts/install-missing debootstrap systemd-nspawn ip iptables-nft nft dnsmasq conntrack
 	$(MACHINES) ./vm $(ARGS)
 
 node: ## test the agent in pods of a real Kubernetes node (needs root)

@@ -35,7 +35,7 @@ func Main(m *testing.M) int {
 func check() error {
 	packages := map[string]string{
 		"debootstrap": "debootstrap", "systemd-nspawn": "systemd-container",
-		"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "make": "make", "go": "",
+		"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "conntrack": "conntrack", "make": "make", "go": "",
 	}
 	var missing []error
 	if os.Geteuid() != 0 {
