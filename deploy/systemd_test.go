@@ -82,11 +82,12 @@ func TestExposure(t *testing.T) {
 }
 
 // TestLeastExposure checks that each unit uses what systemd offers against exposure where it costs nothing, without
-// legacy.conf.
+// legacy.conf. nametap.service has neither PrivateTmp= nor PrivateDevices=, which count 0.3 together: with them it
+// would not start on a full disk (V10).
 func TestLeastExposure(t *testing.T) {
 	netns.Need(t, "systemd-analyze")
 	root := install(t)
-	for unit, tenths := range map[string]string{"nametap.service": "16", "nametap-resolved@.service": "12"} {
+	for unit, tenths := range map[string]string{"nametap.service": "19", "nametap-resolved@.service": "12"} {
 		output(t, command(t, nil, "systemd-analyze", "--root="+root, "security", "--offline=true", "--threshold="+tenths, unit))
 	}
 }

@@ -113,3 +113,72 @@ func TestUserMissing(t *testing.T) {
 	m.Run("cp", "/root/passwd", "/root/group", "/etc")
 	m.AwaitMesh()
 }
+
+// TestTmpFull restarts the agent, by a command and by its death, while /tmp and /var/tmp have no room, under load. It
+// starts, and a stop leaves no rules. V10.
+func TestTmpFull(t *testing.T) {
+	m := vm.Boot(t)
+	m.Install()
+	m.Start()
+	for _, dir := range []string{"/tmp", "/var/tmp"} {
+		m.Run("mount", "-t", "tmpfs", "-o", "nr_inodes=1", "full", dir)
+		if _, err := m.Try("mkdir", dir+"/more"); err == nil {
+			t.Fatalf("%s has room", dir)
+		}
+	}
+	tr := startTraffic(t, m)
+	m.Run("systemctl", "restart", "nametap.service")
+	if mesh, forwarded := tr.stop(load.Right); mesh+forwarded > 0 {
+		t.Errorf("%d queries for the mesh name and %d for others have no right answer", mesh, forwarded)
+	}
+	kill(m, "nametap.service")
+	m.AwaitMesh()
+	m.Run("mv", binary, binary+".good")
+	kill(m, "nametap.service")
+	restore(m)
+	m.Run("systemctl", "stop", "nametap.socket")
+	if m.Captured() {
+		t.Errorf("rules are left:\n%s", m.Net.Rules())
+	}
+}
+
+// TestPortTakenAtBoot boots a machine where another program has the DNS port of the agent. The machine has DNS
+// without the mesh, systemd shows the reason, and the agent captures when the port is free. At the next restart systemd
+// holds the sockets. V10.
+func TestPortTakenAtBoot(t *testing.T) {
+	m := vm.Boot(t)
+	m.Write("/etc/systemd/system/squatter.service", `[Unit]
+DefaultDependencies=no
+Before=sysinit.target
+[Service]
+Type=notify
+NotifyAccess=all
+User=nobody
+ExecStart=perl -MIO::Socket::IP -e 'my @s = map { my $h = $_; (IO::Socket::IP->new(LocalHost => $h, LocalPort => 15053, Proto => "udp") || die, IO::Socket::IP->new(LocalHost => $h, LocalPort => 15053, Proto => "tcp", Listen => 1) || die) } "127.0.0.1", "::1"; system "systemd-notify", "--ready"; sleep 6000'
+[Install]
+WantedBy=sysinit.target
+`)
+	m.Install()
+	m.Start()
+	m.Run("systemctl", "enable", "squatter.service")
+	m.Reboot()
+	m.Run("systemctl", "is-active", "squatter.service")
+	for _, name := range []string{vm.Mesh, "www.example.org"} {
+		if got := m.Lookup(name); got != vm.NamedIP {
+			t.Errorf("%s has %s, want %s from the nameserver", name, got, vm.NamedIP)
+		}
+	}
+	wait.Until(t, "systemctl status shows the reason", func() bool {
+		status, _ := m.Try("systemctl", "status", "--lines=20", "nametap.service")
+		return strings.Contains(status, "15053: bind: address already in use")
+	})
+	m.Run("systemctl", "disable", "--now", "squatter.service")
+	m.AwaitMesh()
+	m.Run("systemctl", "restart", "nametap.service")
+	m.AwaitMesh()
+	wantActive(t, m, "after a restart")
+	m.Run("systemctl", "stop", "nametap.socket")
+	if m.Captured() {
+		t.Errorf("rules are left:\n%s", m.Net.Rules())
+	}
+}
