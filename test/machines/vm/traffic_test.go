@@ -26,6 +26,7 @@ type traffic struct {
 func startTraffic(t *testing.T, m *vm.Machine) *traffic {
 	t.Helper()
 	tr := &traffic{t: t}
+	t.Cleanup(tr.end)
 	mesh := load.Question{Name: vm.Mesh, Addresses: load.Addrs(vm.MeshIP)}
 	forwarded := load.Question{Name: "*.example.org", Addresses: load.Addrs(vm.NamedIP)}
 	for _, part := range []struct {
@@ -44,7 +45,6 @@ func startTraffic(t *testing.T, m *vm.Machine) *traffic {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { l.Stop() })
 		tr.loads = append(tr.loads, l)
 	}
 	tr.more(time.Second)
@@ -80,6 +80,27 @@ func (tr *traffic) gap() time.Duration {
 // forwardedGap is like gap for names that the nameserver answers, also without an agent.
 func (tr *traffic) forwardedGap() time.Duration {
 	return tr.loads[len(tr.loads)-1].Cut().LongestGap
+}
+
+// wantOutage fails the test if names that the nameserver has were without an answer for longer than lapse since the
+// last call of forwardedGap.
+func (tr *traffic) wantOutage() {
+	tr.t.Helper()
+	gap := tr.forwardedGap()
+	tr.t.Logf("longest time without an answer: %v", gap.Round(time.Millisecond))
+	if gap > lapse {
+		tr.t.Errorf("the machine has no DNS for %v, want at most 2 s", gap)
+	}
+}
+
+// end stops the queries, and logs how many had no answer and how many passed the agent.
+func (tr *traffic) end() {
+	tr.t.Helper()
+	for _, l := range tr.loads {
+		l.Stop()
+	}
+	tr.t.Logf("of %d queries %d had no answer and %d passed the agent", tr.count(load.Kinds()...),
+		tr.count(load.Lost, load.Unreachable, load.Failed, load.Unsent), tr.count(load.Foreign))
 }
 
 // stop stops the queries, logs the reports, and returns the number of queries for the mesh name
