@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -230,7 +231,7 @@ WantedBy=sysinit.target
 		return true
 	})
 	const status, vips = 1, 2 // sockets
-	wait.Until(t, "systemd holds the sockets", func() bool { return stored(m) == fmt.Sprint(status+vips) })
+	wait.Until(t, "systemd holds the sockets", func() bool { return stored(m) == strconv.Itoa(status+vips) })
 	kill(m, "nametap.service")
 	conn, err := connect(m)
 	if err != nil {
@@ -240,12 +241,12 @@ WantedBy=sysinit.target
 	m.AwaitMesh()
 	set(m, "NAMETAP_EGRESS_ADDR", "127.0.0.1:15154")
 	m.Run("systemctl", "restart", "nametap.service")
-	wait.Until(t, "systemd holds the other socket", func() bool { return stored(m) == fmt.Sprint(status+1) })
+	wait.Until(t, "systemd holds the other socket", func() bool { return stored(m) == strconv.Itoa(status+1) })
 	if conn, err = connect(m); err != nil {
 		t.Fatalf("after a change of the address: %v", err)
 	}
 	conn.Close()
 	set(m, "NAMETAP_EGRESS", "false")
 	m.Run("systemctl", "restart", "nametap.service")
-	wait.Until(t, "systemd holds no socket for VIPs", func() bool { return stored(m) == fmt.Sprint(status) })
+	wait.Until(t, "systemd holds no socket for VIPs", func() bool { return stored(m) == strconv.Itoa(status) })
 }
