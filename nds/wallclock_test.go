@@ -1,0 +1,51 @@
+package nds_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/nametap/nametap/internal/testkit/fakexds"
+	"github.com/nametap/nametap/nds"
+)
+
+// V7, C7: a table that was saved before the wall clock was set back, or long before it was set forward, is in use. Its
+// age is what the wall clock says, but never negative.
+func TestSnapshotOverClockJump(t *testing.T) {
+	t.Parallel()
+	for name, jump := range map[string]time.Duration{"back": -24 * time.Hour, "forward": 24 * time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			server := fakexds.Start(t, fakexds.Options{})
+			server.Push(hosts("a.example.com"))
+			path := snapshotOf(t, server, dir, "v1")
+			server.Stop()
+			data, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			at := bytes.IndexByte(data, 2) + 1 // after the version of the format
+			pushed := time.Unix(0, int64(binary.BigEndian.Uint64(data[at:])))
+			if age := time.Since(pushed); age < 0 || age > time.Minute {
+				t.Fatalf("the file has the time %v", pushed)
+			}
+			binary.BigEndian.PutUint64(data[at:], uint64(pushed.Add(-jump).UnixNano()))
+			if err := os.WriteFile(path, data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			h := start(t, options{server: server, config: stateDir(dir)})
+			h.wantApplied(plain(t, hosts("a.example.com")))
+			least := max(0, jump).Seconds()
+			h.wantStatus(func(s nds.Status) bool {
+				return s.Loaded && s.Stale && s.TableAge >= least && s.TableAge < least+60
+			})
+			if err := server.Restart(); err != nil {
+				t.Fatal(err)
+			}
+			h.wantStatus(func(s nds.Status) bool { return s.Connected && !s.Stale && s.TableAge < 60 })
+		})
+	}
+}
