@@ -185,6 +185,7 @@ type Capture struct {
 	seed     maphash.Seed // of fingerprints
 	seen     fingerprint  // of the kernel when all rules were there, zero if that is not known
 	ready    time.Time    // the earliest time of a check that an announcement makes due
+	paced    time.Time    // when the steps so far would have ended at one in each Config.Interval
 
 	open      func() bool // reports connections to VIPs; nil if there are never any
 	openSince time.Time   // when the chains were found to be in use first, after they were unhooked
@@ -550,15 +551,27 @@ func (c *Capture) act(ctx context.Context, s step) error {
 
 // nextCheck returns when to check the rules after a step that has just ended, if no program changes them
 // before. On a machine where steps take longer than Config.Interval, half of the time is left to other
-// programs.
+// programs. An announcement makes a check due at c.ready.
 func (c *Capture) nextCheck(began time.Time) time.Time {
 	took := time.Since(began)
+	interval := c.goal.Config.Interval
+	if longest := began.Add(-checksAtOnce * interval); c.paced.Before(longest) {
+		c.paced = longest
+	}
+	c.paced = c.paced.Add(interval)
 	c.ready = began.Add(2 * took)
+	if c.ready.Before(c.paced) {
+		c.ready = c.paced
+	}
 	if c.watched.Load() && c.in.backend == NFT && c.in.complete() && !c.entries.pending() {
 		return began.Add(quietInterval)
 	}
-	return began.Add(max(c.goal.Config.Interval, 2*took))
+	return began.Add(max(interval, 2*took))
 }
+
+// checksAtOnce is how many checks may follow announcements at once. Programs that change nft rules all the time,
+// or want other rules than nametap, then get one check in each Config.Interval.
+const checksAtOnce = 10
 
 // quietInterval is the time between checks of complete rules in nft, whose changes the kernel announces.
 const quietInterval = time.Hour

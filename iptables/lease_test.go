@@ -150,3 +150,23 @@ func TestRepairAtOnce(t *testing.T) {
 		}
 	})
 }
+
+// K10: a program that changes nft rules all the time does not make nametap read them all the time.
+func TestChangesAllTheTime(t *testing.T) {
+	t.Parallel()
+	labs(t, []kind{{iptables.NFT, iptables.IPv4}}, func(l *lab) {
+		t := l.t
+		l.agent()
+		rare := func(c *iptables.Config) { c.Interval = time.Hour }
+		c := l.capture(leased, rare)
+		if err := c.Set(iptables.Desired{On: true, Config: l.config(leased, rare)}); err != nil {
+			t.Fatal(err)
+		}
+		l.keep(c)
+		<-c.Begun()
+		l.sh("for n in $(seq 200); do nft add table inet site; nft delete table inet site; done")
+		if n := c.Stats().Checks; n == 0 || n > 10 {
+			t.Errorf("%d checks, want 1 to 10", n)
+		}
+	})
+}
