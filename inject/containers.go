@@ -258,8 +258,8 @@ func confined(user int) securityContext {
 const proxyConfig = "proxy.istio.io/config"
 
 // discoveryAddress matches a proxyConfig with an address of the control plane, which replaces that of the
-// Config. Policies use it, too, and CEL has no parser for YAML. It does not match comments, longer keys, and
-// keys without a value.
+// Config. The annotation may have errors, which are the agent's to report, so it is not parsed. The pattern does not
+// match comments, longer keys, and keys without a value.
 const discoveryAddress = `(^|[\n{,])[ \t]*["']?discoveryAddress["']?[ \t]*:[ \t]*["']?[^ \t\r\n"'#,}]`
 
 var discoveryAddressPattern = regexp.MustCompile(discoveryAddress)

@@ -10,8 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// edits are all changes of one pod. What an earlier injection added is removed by its name. Every
-// field is the value of one JSON patch, so that a MutatingAdmissionPolicy can make the same changes.
+// edits are all changes of one pod. What an earlier injection added is removed by its name.
 type edits struct {
 	removeInitContainers []string
 	initContainers       []container // before all others

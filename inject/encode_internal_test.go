@@ -9,9 +9,10 @@ import (
 // TestEncode compares trees with those of the YAML library, as text.
 func TestEncode(t *testing.T) {
 	t.Parallel()
-	text := "on"
+	text, p := "on", new(pod)
+	p.Spec.Containers = []podContainer{{Name: istioProxy}}
 	values := []any{
-		volumes(DefaultConfig()), agentContainer(podWith(true, true), environment(podWith(true, true), nil, DefaultConfig()), DefaultConfig()),
+		volumes(DefaultConfig()), agentContainer(p, environment(p, nil, DefaultConfig()), DefaultConfig()),
 		captureContainer(nil, DefaultConfig()), dnsConfig{}, dnsConfig{[]string{"127.0.0.1"}, nil, []dnsOption{{"ndots", &text}, {"use-vc", nil}}}, &text,
 		env{Name: "A", ValueFrom: new(valueFrom)}, []string{}, []sysctl(nil),
 	}

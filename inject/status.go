@@ -7,7 +7,7 @@ import (
 )
 
 // Status is the annotation that lists what was added to a pod, and what it replaced. Its form,
-// KEY=VALUE,VALUE;..., can be read and written by CEL, which has no parser for JSON.
+// KEY=VALUE,VALUE;..., is short and easy to read in `kubectl get`.
 const Status = "nametap.dev/status"
 
 // A status is the value of the annotation. The zero value is that of a pod without nametap.

@@ -78,39 +78,6 @@ If a pod cannot be injected, nothing is printed and the exit code is 1.`,
 	flags.VarP(&o.file, "filename", "f", "`file` with the manifest, as YAML or JSON; - is the standard input")
 	o.declare(flags)
 	flags.StringVarP(&o.namespace, "namespace", "n", "default", "`namespace` of objects that name none")
-	command.AddCommand(newInjectPolicy(stdout))
-	return command
-}
-
-func newInjectPolicy(stdout io.Writer) *cobra.Command {
-	var o injectOptions
-	command := &cobra.Command{
-		Use:   "policy",
-		Short: "Print admission policies that add the agent to pods (Kubernetes 1.36)",
-		Long: `Print a MutatingAdmissionPolicy with which the API server itself adds the agent to pods when
-they are created, as inject does in a manifest, a ValidatingAdmissionPolicy that rejects the
-pods that inject refuses, and their bindings. There is no webhook that could be away.
-
-They are for namespaces with the label nametap.dev/inject: enabled and pods with the label
-nametap.dev/inject: "true". Other settings need the command again. It needs no cluster.`,
-		Example: `  nametap-discovery inject policy | kubectl apply -f -
-  nametap-discovery inject policy --config inject.yaml | kubectl apply -f -`,
-		Args: noArgs,
-		RunE: func(*cobra.Command, []string) error {
-			cfg, err := o.config()
-			if err != nil {
-				return err
-			}
-			text, err := inject.Policy(cfg)
-			if err != nil {
-				return err
-			}
-			_, err = stdout.Write(text)
-			return err
-		},
-	}
-	command.Flags().SortFlags = false
-	o.declare(command.Flags())
 	return command
 }
 

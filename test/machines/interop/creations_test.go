@@ -135,8 +135,7 @@ func (c *injectedCluster) stopReplica(signal syscall.Signal, remaining ...string
 	wait.For(c.tb, "the replica ends", r.ended)
 }
 
-// TestPodCreations creates pods at a rate without and with the webhook and the policies, while the
-// certificate is renewed, and while replicas are replaced and killed.
+// TestPodCreations creates pods at a rate without and with the webhook, while the certificate is renewed, and while replicas are replaced and killed.
 func TestPodCreations(t *testing.T) { // I7
 	c := newInjectedCluster(t)
 	c.managers.end(terminate)
@@ -195,11 +194,6 @@ func TestPodCreations(t *testing.T) { // I7
 	killed := count("one of two replicas is killed, and removed from the endpoints a second later", true, func() { c.stopReplica(syscall.SIGKILL, "190") })
 	none("after that", pause)
 	t.Logf("%d of %d creations were refused while one of two replicas was killed", len(killed.failures), len(killed.failures)+len(killed.times))
-	c.mustKubectl("delete", "mutatingwebhookconfiguration", "nametap-inject")
-	c.awaitInjection("enabled", false)
-	c.applyPolicy()
-	c.awaitInjection("enabled", true)
-	none("policies", pause)
 }
 
 // madeBefore returns the data of a Secret with a certificate and an authority of an age.

@@ -131,8 +131,8 @@ func (c *injectedCluster) offline(t *testing.T, pods map[string]string) map[stri
 	return verdicts
 }
 
-// TestInjection injects many pods by `nametap-discovery inject`, by the webhook and by the policies, in
-// both modes, and compares what the API server makes of them.
+// TestInjection injects many pods by `nametap-discovery inject` and by the webhook, in both modes, and compares
+// what the API server makes of them.
 func TestInjection(t *testing.T) { // I1, I2, I5, I14
 	c := newInjectedCluster(t)
 	pods := podTable(t)
@@ -152,32 +152,21 @@ func TestInjection(t *testing.T) { // I1, I2, I5, I14
 		t.Logf("%s: %d pods, %d of them refused", mode, len(pods), refused)
 	}
 	c.startWebhook("160")
-	compare := func(way string, change func()) {
-		for mode, settings := range injectModes {
-			c.setInjectConfig(settings)
-			change()
-			// The API server may use the policy that changes pods before the one that refuses them, which it
-			// does for the pod user in mode rules only.
-			wait.Until(t, way+": the settings of mode "+mode+" are in use", func() bool {
-				return !slices.ContainsFunc([]string{"plain", "user"}, func(name string) bool {
-					pod, err := c.dryRun("enabled", pods[name])
-					return !cmp.Equal(want[mode][name], verdictOf(t, pod, err))
-				})
-			})
-			for name, got := range c.inCluster(t, pods) {
-				if diff := cmp.Diff(want[mode][name], got); diff != "" {
-					t.Errorf("%s, mode %s, pod %s (-offline +%s):\n%s", way, mode, name, way, diff)
-				}
+	for mode, settings := range injectModes {
+		c.setInjectConfig(settings)
+		wait.Until(t, "the settings of mode "+mode+" are in use", func() bool {
+			pod, err := c.dryRun("enabled", pods["plain"])
+			return cmp.Equal(want[mode]["plain"], verdictOf(t, pod, err))
+		})
+		for name, got := range c.inCluster(t, pods) {
+			if diff := cmp.Diff(want[mode][name], got); diff != "" {
+				t.Errorf("mode %s, pod %s (-offline +webhook):\n%s", mode, name, diff)
 			}
 		}
 	}
-	compare("webhook", func() {})
-	c.mustKubectl("delete", "mutatingwebhookconfiguration", "nametap-inject")
-	c.awaitInjection("enabled", false)
-	compare("policy", c.applyPolicy)
 }
 
-// TestInjectionDecisions checks the table of package inject through the API server, by webhook and policy.
+// TestInjectionDecisions checks the table of package inject through the API server.
 func TestInjectionDecisions(t *testing.T) { // I3
 	c := newInjectedCluster(t)
 	for _, namespace := range []string{"kube-system", "kube-public", "kube-node-lease", "nametap-system"} {
@@ -189,17 +178,6 @@ func TestInjectionDecisions(t *testing.T) { // I3
 	}
 	c.injectConfig()
 	c.startWebhook("160")
-	c.decisions(t, "webhook")
-	c.mustKubectl("delete", "mutatingwebhookconfiguration", "nametap-inject")
-	c.awaitInjection("enabled", false)
-	c.applyPolicy()
-	c.awaitInjection("enabled", true)
-	c.decisions(t, "policy")
-}
-
-// decisions checks every row of the table.
-func (c *injectedCluster) decisions(t *testing.T, way string) {
-	t.Helper()
 	source, err := os.ReadFile("../../../inject/decide_test.go")
 	if err != nil {
 		t.Fatal(err)
@@ -251,10 +229,10 @@ func (c *injectedCluster) decisions(t *testing.T, way string) {
 			got = "injected"
 		}
 		if reason := strings.Join(cells[6:], " "); got != outcome || outcome == "refused" && !strings.Contains(err.Error(), reason) {
-			t.Errorf("%s: %sgot %s, %v", way, line, got, err)
+			t.Errorf("%sgot %s, %v", line, got, err)
 		}
 	}
-	t.Logf("%s: %d rows", way, rows)
+	t.Logf("%d rows", rows)
 	if rows < 30 {
 		t.Errorf("%d rows", rows)
 	}

@@ -157,13 +157,3 @@ func (c *injectedCluster) inject(namespace, text string) (string, error) {
 	}
 	return string(output), nil
 }
-
-// applyPolicy makes the API server inject pods by policies with the current settings.
-func (c *injectedCluster) applyPolicy() {
-	c.tb.Helper()
-	output, err := exec.Command(discoveryBinary, "inject", "policy", "--config", c.path("inject.yaml")).CombinedOutput()
-	if err != nil {
-		c.tb.Fatalf("%v\n%s", err, output)
-	}
-	c.mustKubectl("apply", "-f", c.write("policy.yaml", string(output)))
-}

@@ -77,38 +77,22 @@ func TestIstiosInjector(t *testing.T) { // I5
 	}
 }
 
-// TestIstiosInjectorInCluster creates a pod that Istio's webhook and nametap's webhook, or its admission
-// policies, inject at once.
+// TestIstiosInjectorInCluster creates a pod that Istio's webhook and nametap's webhook inject at once.
 func TestIstiosInjectorInCluster(t *testing.T) { // I5
 	c := newInjectedCluster(t)
 	c.istiosWebhook(t)
 	in := injectors{c.injectingIstiod(true), "rules", true}
-	for _, by := range []struct {
-		name  string
-		start func()
-	}{
-		{"webhook", func() { c.startWebhook("160") }},
-		{"policy", func() {
-			c.request(http.MethodDelete, hookConfiguration, nil, nil)
-			c.injectConfig()
-			c.awaitInjection("enabled", false)
-			c.applyPolicy()
-		}},
-	} {
-		t.Run(by.name, func(t *testing.T) {
-			by.start()
-			var pod *corev1.Pod
-			wait.Until(t, "both inject", func() bool {
-				status, answer := in.create(in.read(shopPod))
-				if status != http.StatusCreated {
-					return false
-				}
-				pod = in.read(string(answer))
-				return in.hasIstio(pod) && pod.Annotations[injectStatus] != ""
-			})
-			in.check(t, pod)
-		})
-	}
+	c.startWebhook("160")
+	var pod *corev1.Pod
+	wait.Until(t, "both inject", func() bool {
+		status, answer := in.create(in.read(shopPod))
+		if status != http.StatusCreated {
+			return false
+		}
+		pod = in.read(string(answer))
+		return in.hasIstio(pod) && pod.Annotations[injectStatus] != ""
+	})
+	in.check(t, pod)
 }
 
 // injectors are nametap's and Istio's.

@@ -239,26 +239,19 @@ func TestPodSecurity(t *testing.T) { // I11
 	}
 	c.startWebhook("160")
 	text := "metadata: {name: app}\nspec: {securityContext: {runAsNonRoot: true}, containers: [" + restrictedContainer + "]}\n"
-	check := func(way string, change func()) {
-		for mode, settings := range injectModes {
-			c.setInjectConfig(settings)
-			change()
-			wait.Until(t, "the settings are in use", func() bool {
-				pod, err := c.dryRun("privileged", text)
-				return err == nil && strings.HasPrefix(pod.Annotations[injectStatus], "mode="+mode+";")
-			})
-			for _, level := range []string{"baseline", "restricted"} {
-				_, err := c.dryRun(level, text)
-				if (err == nil) != (mode == "resolv") || err != nil && !strings.Contains(err.Error(), "violates PodSecurity") {
-					t.Errorf("%s, mode %s, level %s: %v", way, mode, level, err)
-				}
+	for mode, settings := range injectModes {
+		c.setInjectConfig(settings)
+		wait.Until(t, "the settings are in use", func() bool {
+			pod, err := c.dryRun("privileged", text)
+			return err == nil && strings.HasPrefix(pod.Annotations[injectStatus], "mode="+mode+";")
+		})
+		for _, level := range []string{"baseline", "restricted"} {
+			_, err := c.dryRun(level, text)
+			if (err == nil) != (mode == "resolv") || err != nil && !strings.Contains(err.Error(), "violates PodSecurity") {
+				t.Errorf("mode %s, level %s: %v", mode, level, err)
 			}
 		}
 	}
-	check("webhook", func() {})
-	c.mustKubectl("delete", "mutatingwebhookconfiguration", "nametap-inject")
-	c.awaitInjection("privileged", false)
-	check("policy", c.applyPolicy)
 }
 
 // TestWebhookRequests sends the webhook what the API server would not send.

@@ -39,7 +39,7 @@ func workload(kind, name string) string {
 }
 
 // TestInjectedWorkloads compares the pods that Kubernetes' controllers make of workloads that are injected
-// offline, in a namespace without a label, with those that the webhook and the policies inject.
+// offline, in a namespace without a label, with those that the webhook injects.
 func TestInjectedWorkloads(t *testing.T) { // I1
 	c := newInjectedCluster(t)
 	c.injectConfig()
@@ -53,24 +53,15 @@ func TestInjectedWorkloads(t *testing.T) { // I1
 		}
 		want[kind] = c.podOf("disabled", kind, name, injected)
 	}
-	for _, way := range []string{"webhook", "policy"} {
-		if way == "webhook" {
-			c.startWebhook("160")
-		} else {
-			c.mustKubectl("delete", "mutatingwebhookconfiguration", "nametap-inject")
-			c.awaitInjection("enabled", false)
-			c.applyPolicy()
-			c.awaitInjection("enabled", true)
+	c.startWebhook("160")
+	for _, kind := range kinds {
+		name := "webhook-" + strings.ToLower(kind)
+		got := c.podOf("enabled", kind, name, workload(kind, name))
+		if diff := cmp.Diff(want[kind], got); diff != "" {
+			t.Errorf("%s (-offline +webhook):\n%s", kind, diff)
 		}
-		for _, kind := range kinds {
-			name := way + "-" + strings.ToLower(kind)
-			got := c.podOf("enabled", kind, name, workload(kind, name))
-			if diff := cmp.Diff(want[kind], got); diff != "" {
-				t.Errorf("%s by %s (-offline +%s):\n%s", kind, way, way, diff)
-			}
-			if got.Annotations[injectStatus] == "" {
-				t.Errorf("%s by %s is not injected", kind, way)
-			}
+		if got.Annotations[injectStatus] == "" {
+			t.Errorf("%s is not injected", kind)
 		}
 	}
 }
