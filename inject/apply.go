@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"go.yaml.in/yaml/v3"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // apply changes a pod. It leaves equal parts as they are, with their comments and their style.
@@ -55,7 +56,7 @@ func istioElements(spec *yaml.Node) []*yaml.Node {
 }
 
 // setVariable sets a variable of a container, wherever it is in the list.
-func setVariable(variables *yaml.Node, v env) error {
+func setVariable(variables *yaml.Node, v corev1.EnvVar) error {
 	found := false
 	for _, current := range elements(variables) {
 		if nameOf(current) != v.Name {
@@ -63,7 +64,7 @@ func setVariable(variables *yaml.Node, v env) error {
 		}
 		found = true
 		remove(current, "valueFrom")
-		if err := update(current, "value", *v.Value); err != nil {
+		if err := update(current, "value", v.Value); err != nil {
 			return err
 		}
 	}

@@ -7,6 +7,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
 // Names, and numbers that the agent and the manifests in deploy/kubernetes have, too.
@@ -68,190 +72,91 @@ func egressPortOf(cfg Config) int {
 	return egressPort
 }
 
-// A container is one that is added to a pod. The order of the fields is that of the YAML.
-type container struct {
-	Name            string          `yaml:"name"`
-	Image           string          `yaml:"image"`
-	ImagePullPolicy string          `yaml:"imagePullPolicy"`
-	Args            []string        `yaml:"args"`
-	RestartPolicy   string          `yaml:"restartPolicy,omitempty"`
-	Env             []env           `yaml:"env"`
-	SecurityContext securityContext `yaml:"securityContext"`
-	Ports           []port          `yaml:"ports,omitempty"`
-	Lifecycle       *lifecycle      `yaml:"lifecycle,omitempty"`
-	ReadinessProbe  *probe          `yaml:"readinessProbe,omitempty"`
-	LivenessProbe   *probe          `yaml:"livenessProbe,omitempty"`
-	Resources       resources       `yaml:"resources"`
-	VolumeMounts    []mount         `yaml:"volumeMounts,omitempty"`
-}
-
-type env struct {
-	Name      string     `yaml:"name"`
-	Value     *string    `yaml:"value,omitempty"`
-	ValueFrom *valueFrom `yaml:"valueFrom,omitempty"`
-}
-
-type valueFrom struct {
-	FieldRef struct {
-		FieldPath string `yaml:"fieldPath"`
-	} `yaml:"fieldRef"`
-}
-
-type securityContext struct {
-	RunAsUser                int            `yaml:"runAsUser"`
-	RunAsGroup               int            `yaml:"runAsGroup"`
-	RunAsNonRoot             bool           `yaml:"runAsNonRoot"`
-	AllowPrivilegeEscalation bool           `yaml:"allowPrivilegeEscalation"`
-	ReadOnlyRootFilesystem   bool           `yaml:"readOnlyRootFilesystem"`
-	Capabilities             capabilities   `yaml:"capabilities"`
-	SeccompProfile           seccompProfile `yaml:"seccompProfile"`
-}
-
-type capabilities struct {
-	Drop []string `yaml:"drop"`
-	Add  []string `yaml:"add,omitempty"`
-}
-
-type seccompProfile struct {
-	Type string `yaml:"type"`
-}
-
-type port struct {
-	Name          string `yaml:"name"`
-	ContainerPort int    `yaml:"containerPort"`
-}
-
-type lifecycle struct {
-	PostStart hook `yaml:"postStart"`
-}
-
-type hook struct {
-	Exec execAction `yaml:"exec"`
-}
-
-type probe struct {
-	HTTPGet                       *httpGet    `yaml:"httpGet,omitempty"`
-	Exec                          *execAction `yaml:"exec,omitempty"`
-	PeriodSeconds                 int         `yaml:"periodSeconds"`
-	TimeoutSeconds                int         `yaml:"timeoutSeconds,omitempty"`
-	FailureThreshold              int         `yaml:"failureThreshold,omitempty"`
-	TerminationGracePeriodSeconds int         `yaml:"terminationGracePeriodSeconds,omitempty"`
-}
-
-type httpGet struct {
-	Path string `yaml:"path"`
-	Port string `yaml:"port"`
-}
-
-type execAction struct {
-	Command []string `yaml:"command"`
-}
-
-type resources struct {
-	Requests map[string]string `yaml:"requests"`
-	Limits   map[string]string `yaml:"limits"`
-}
-
-type mount struct {
-	Name      string `yaml:"name"`
-	MountPath string `yaml:"mountPath"`
-}
-
-type volume struct {
-	Name      string     `yaml:"name"`
-	Projected *projected `yaml:"projected,omitempty"`
-	ConfigMap *configMap `yaml:"configMap,omitempty"`
-	EmptyDir  *struct{}  `yaml:"emptyDir,omitempty"`
-}
-
-type projected struct {
-	Sources []source `yaml:"sources"`
-}
-
-type source struct {
-	ServiceAccountToken token `yaml:"serviceAccountToken"`
-}
-
-type token struct {
-	Path              string `yaml:"path"`
-	Audience          string `yaml:"audience"`
-	ExpirationSeconds int    `yaml:"expirationSeconds"`
-}
-
-type configMap struct {
-	Name string `yaml:"name"`
-}
-
 // volumes returns the volumes of the agent. deploy/kubernetes explains them.
-func volumes(cfg Config) []volume {
-	return []volume{
-		{Name: tokenVolume, Projected: &projected{[]source{{token{"istio-token", "istio-ca", 43200}}}}},
-		{Name: rootCertVolume, ConfigMap: &configMap{cfg.RootCert}},
-		{Name: stateVolume, EmptyDir: &struct{}{}},
+func volumes(cfg Config) []corev1.Volume {
+	lifetime := int64(43200)
+	token := corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "istio-token", Audience: "istio-ca", ExpirationSeconds: &lifetime}}
+	rootCert := corev1.LocalObjectReference{Name: cfg.RootCert}
+	return []corev1.Volume{
+		{Name: tokenVolume, VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{token}}}},
+		{Name: rootCertVolume, VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: rootCert}}},
+		{Name: stateVolume, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
 	}
 }
 
 // agentContainer returns the sidecar. deploy/kubernetes explains its fields.
-func agentContainer(p *pod, variables []env, cfg Config) container {
-	c := container{
-		Name: agentName, Image: cfg.Image, ImagePullPolicy: cfg.ImagePullPolicy,
+func agentContainer(p *pod, variables []corev1.EnvVar, cfg Config) corev1.Container {
+	always := corev1.ContainerRestartPolicyAlways
+	grace := int64(1)
+	c := corev1.Container{
+		Name: agentName, Image: cfg.Image, ImagePullPolicy: corev1.PullPolicy(cfg.ImagePullPolicy),
 		Args:            []string{"agent", "--supervise"},
-		RestartPolicy:   "Always",
+		RestartPolicy:   &always,
 		Env:             variables,
 		SecurityContext: confined(agentID),
-		ReadinessProbe:  &probe{PeriodSeconds: 5},
-		LivenessProbe:   &probe{PeriodSeconds: 5, TimeoutSeconds: 2, FailureThreshold: 6, TerminationGracePeriodSeconds: 1},
-		Resources:       resources{map[string]string{"cpu": "10m", "memory": "64Mi"}, map[string]string{"memory": "192Mi"}},
-		VolumeMounts: []mount{
-			{tokenVolume, "/var/run/secrets/tokens"},
-			{rootCertVolume, "/var/run/secrets/istio"},
-			{stateVolume, "/var/lib/nametap"},
+		ReadinessProbe:  &corev1.Probe{PeriodSeconds: 5},
+		LivenessProbe:   &corev1.Probe{PeriodSeconds: 5, TimeoutSeconds: 2, FailureThreshold: 6, TerminationGracePeriodSeconds: &grace},
+		Resources:       resources("64Mi", "192Mi"),
+		VolumeMounts: []corev1.VolumeMount{
+			{Name: tokenVolume, MountPath: "/var/run/secrets/tokens"},
+			{Name: rootCertVolume, MountPath: "/var/run/secrets/istio"},
+			{Name: stateVolume, MountPath: "/var/lib/nametap"},
 		},
 	}
 	if cfg.Mode == Resolv {
 		// No container waits for the agent, so kubelet does: it starts the next container when the hook
 		// has ended. A startup probe would add its period, a second. After --ready-timeout the agent is
 		// ready without a table.
-		c.Lifecycle = &lifecycle{hook{execAction{[]string{program, "status", "--wait", awaitAgent}}}}
+		c.Lifecycle = &corev1.Lifecycle{PostStart: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{program, "status", "--wait", awaitAgent}}}}
 	}
-	for path, target := range map[string]*probe{"/healthz/ready": c.ReadinessProbe, "/healthz/live": c.LivenessProbe} {
-		if !p.hasIstio() {
-			target.HTTPGet = &httpGet{path, "status"}
-		}
+	if !p.hasIstio() {
+		c.Ports = []corev1.ContainerPort{{Name: "status", ContainerPort: statusPort}}
+		c.ReadinessProbe.HTTPGet = &corev1.HTTPGetAction{Path: "/healthz/ready", Port: intstr.FromString("status")}
+		c.LivenessProbe.HTTPGet = &corev1.HTTPGetAction{Path: "/healthz/live", Port: intstr.FromString("status")}
+		return c
 	}
-	if p.hasIstio() {
-		// Istio's rules send what comes from outside to Envoy, probes included, and Envoy refuses
-		// what has no certificate. So kubelet runs a program instead.
-		query := &execAction{[]string{program, "query", "localhost", "A"}}
-		c.ReadinessProbe.Exec, c.LivenessProbe.Exec = query, query
-		c.ReadinessProbe.TimeoutSeconds = c.LivenessProbe.TimeoutSeconds
-	} else {
-		c.Ports = []port{{"status", statusPort}}
-	}
+	// Istio's rules send what comes from outside to Envoy, probes included, and Envoy refuses
+	// what has no certificate. So kubelet runs a program instead.
+	query := &corev1.ExecAction{Command: []string{program, "query", "localhost", "A"}}
+	c.ReadinessProbe.Exec, c.LivenessProbe.Exec = query, query
+	c.ReadinessProbe.TimeoutSeconds = c.LivenessProbe.TimeoutSeconds
 	return c
 }
 
 // captureContainer returns the container that sets the rules. deploy/kubernetes explains its fields.
-func captureContainer(variables []env, cfg Config) container {
+func captureContainer(variables []corev1.EnvVar, cfg Config) corev1.Container {
 	rights := confined(0)
-	rights.Capabilities.Add = []string{"NET_ADMIN", "NET_RAW"}
-	return container{
-		Name: captureName, Image: cfg.InitImage, ImagePullPolicy: cfg.ImagePullPolicy,
+	rights.Capabilities.Add = []corev1.Capability{"NET_ADMIN", "NET_RAW"}
+	return corev1.Container{
+		Name: captureName, Image: cfg.InitImage, ImagePullPolicy: corev1.PullPolicy(cfg.ImagePullPolicy),
 		Args:            []string{"capture", "apply"},
 		Env:             variables,
 		SecurityContext: rights,
-		Resources:       resources{map[string]string{"cpu": "10m", "memory": "32Mi"}, map[string]string{"memory": "64Mi"}},
+		Resources:       resources("32Mi", "64Mi"),
+	}
+}
+
+// resources returns the memory that a container requests, and its limit.
+func resources(request, limit string) corev1.ResourceRequirements {
+	return corev1.ResourceRequirements{
+		Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse(request)},
+		Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse(limit)},
 	}
 }
 
 // confined returns the fewest rights of a user. The profile of seccomp is there for namespaces with
 // the Pod Security level restricted, whose pods may have it in their containers only.
-func confined(user int) securityContext {
-	return securityContext{
-		RunAsUser: user, RunAsGroup: user, RunAsNonRoot: user != 0, ReadOnlyRootFilesystem: true,
-		Capabilities:   capabilities{Drop: []string{"ALL"}},
-		SeccompProfile: seccompProfile{"RuntimeDefault"},
+func confined(user int64) *corev1.SecurityContext {
+	yes, no := true, false
+	c := &corev1.SecurityContext{
+		RunAsUser: &user, RunAsGroup: &user, RunAsNonRoot: &yes, AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes,
+		Capabilities:   &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 	}
+	if user == 0 {
+		c.RunAsNonRoot = &no
+	}
+	return c
 }
 
 // proxyConfig is Istio's annotation with settings of a pod, in YAML.
@@ -265,7 +170,7 @@ const discoveryAddress = `(^|[\n{,])[ \t]*["']?discoveryAddress["']?[ \t]*:[ \t]
 var discoveryAddressPattern = regexp.MustCompile(discoveryAddress)
 
 // environment returns the settings of both containers. nameservers are those of mode Resolv.
-func environment(p *pod, nameservers []string, cfg Config) []env {
+func environment(p *pod, nameservers []string, cfg Config) []corev1.EnvVar {
 	var list environ
 	list.field("POD_NAME", "metadata.name")
 	list.field("POD_NAMESPACE", "metadata.namespace")
@@ -309,19 +214,18 @@ func environment(p *pod, nameservers []string, cfg Config) []env {
 }
 
 // An environ is a list of environment variables, each once.
-type environ []env
+type environ []corev1.EnvVar
 
 func (e *environ) field(name, path string) {
-	from := new(valueFrom)
-	from.FieldRef.FieldPath = path
-	*e = append(*e, env{Name: name, ValueFrom: from})
+	*e = append(*e, corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}})
 }
 
 // set sets a variable, in its place if it is in the list.
 func (e *environ) set(name, value string) {
-	if i := slices.IndexFunc(*e, func(v env) bool { return v.Name == name }); i >= 0 {
-		(*e)[i] = env{Name: name, Value: &value}
+	v := corev1.EnvVar{Name: name, Value: value}
+	if i := slices.IndexFunc(*e, func(v corev1.EnvVar) bool { return v.Name == name }); i >= 0 {
+		(*e)[i] = v
 		return
 	}
-	*e = append(*e, env{Name: name, Value: &value})
+	*e = append(*e, v)
 }

@@ -8,25 +8,27 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	corev1 "k8s.io/api/core/v1"
 )
 
 // edits are all changes of one pod. What an earlier injection added is removed by its name.
 type edits struct {
 	removeInitContainers []string
-	initContainers       []container // before all others
+	initContainers       []corev1.Container // before all others
 	removeVolumes        []string
-	volumes              []volume // after all others
+	volumes              []corev1.Volume // after all others
 	removeSysctls        []string
-	sysctls              []sysctl
-	dns                  *dnsFields // nil leaves it as it is
-	istioEnv             *env       // set in the containers of Istio; nil sets none
+	sysctls              []corev1.Sysctl
+	dns                  *dnsFields     // nil leaves it as it is
+	istioEnv             *corev1.EnvVar // set in the containers of Istio; nil sets none
 	status               string
 }
 
 // dnsFields are the fields of a pod from which kubelet makes its resolv.conf. Empty ones are removed.
 type dnsFields struct {
 	policy string
-	config dnsConfig
+	config corev1.PodDNSConfig
 }
 
 // dnsCapture is the environment variable that switches on the DNS capture of Istio's agent: its
@@ -77,14 +79,13 @@ func newEdits(p *pod, ns Namespace, cfg Config) (edits, error) {
 		}
 	}
 	variables := environment(p, nameservers, cfg)
-	e.initContainers = []container{agentContainer(p, variables, cfg)}
+	e.initContainers = []corev1.Container{agentContainer(p, variables, cfg)}
 	if cfg.Mode == Rules {
 		e.initContainers = append(e.initContainers, captureContainer(variables, cfg))
 		next.initContainers = append(next.initContainers, captureName)
 	}
 	if p.hasIstio() {
-		off := "false"
-		e.istioEnv = &env{Name: dnsCapture, Value: &off}
+		e.istioEnv = &corev1.EnvVar{Name: dnsCapture, Value: "false"}
 	}
 	e.status = next.String()
 	return e, nil
@@ -98,7 +99,7 @@ func ownDNS(p *pod, previous status) dnsFields {
 		now.config = *p.Spec.DNSConfig
 		now.config.Options = nil
 		for _, o := range p.Spec.DNSConfig.Options {
-			now.config.Options = append(now.config.Options, parseOption(o.String())) // a name may have the value in it
+			now.config.Options = append(now.config.Options, parseOption(optionText(o))) // a name may have the value in it
 		}
 	}
 	if previous.mode != Resolv {
@@ -110,13 +111,13 @@ func ownDNS(p *pod, previous status) dnsFields {
 	}
 	var injectedOptions []string
 	if previous.dnsPolicy != "None" && !slices.ContainsFunc(previous.dns.Options, isNdots) {
-		injectedOptions = []string{clusterNdots().String()}
+		injectedOptions = []string{optionText(clusterNdots())}
 	}
 	before, text := previous.dns, func(s string) string { return s }
-	return dnsFields{policy, dnsConfig{
+	return dnsFields{policy, corev1.PodDNSConfig{
 		Nameservers: edited(before.Nameservers, slices.Concat(before.Nameservers, now.config.Nameservers), []string{loopback}, text),
 		Searches:    edited(before.Searches, now.config.Searches, previous.clusterSearches, text),
-		Options:     edited(before.Options, now.config.Options, injectedOptions, dnsOption.String),
+		Options:     edited(before.Options, now.config.Options, injectedOptions, optionText),
 	}}
 }
 
@@ -146,12 +147,12 @@ func edited[T any](before, now []T, injected []string, text func(T) string) []T 
 }
 
 // clusterNdots is the option that kubelet writes for the DNS of the cluster.
-func clusterNdots() dnsOption {
+func clusterNdots() corev1.PodDNSConfigOption {
 	five := "5"
-	return dnsOption{"ndots", &five}
+	return corev1.PodDNSConfigOption{Name: "ndots", Value: &five}
 }
 
-func isNdots(o dnsOption) bool { return o.Name == "ndots" }
+func isNdots(o corev1.PodDNSConfigOption) bool { return o.Name == "ndots" }
 
 // A resolvConf is the DNS of a pod in mode Resolv.
 type resolvConf struct {
@@ -191,7 +192,7 @@ func newResolvConf(own dnsFields, ns Namespace, cfg Config) (resolvConf, error) 
 	default:
 		return resolvConf{}, errors.New(otherPolicy(own.policy))
 	}
-	config := dnsConfig{[]string{loopback}, distinct(slices.Concat(clusterSearches, own.config.Searches)), options}
+	config := corev1.PodDNSConfig{Nameservers: []string{loopback}, Searches: distinct(slices.Concat(clusterSearches, own.config.Searches)), Options: options}
 	if len(config.Searches) > maxSearches || utf8.RuneCountInString(strings.Join(config.Searches, " ")) > maxSearchList {
 		return resolvConf{}, errors.New(longSearchList())
 	}
@@ -243,8 +244,8 @@ func distinct(list []string) []string {
 }
 
 // missingSysctls returns the sysctls that a pod needs for an agent on port 53.
-func missingSysctls(p *pod, previous status) ([]sysctl, error) {
-	missing := []sysctl{{lowPorts, strconv.Itoa(plainDNS)}}
+func missingSysctls(p *pod, previous status) ([]corev1.Sysctl, error) {
+	missing := []corev1.Sysctl{{Name: lowPorts, Value: strconv.Itoa(plainDNS)}}
 	for _, s := range p.Spec.SecurityContext.Sysctls {
 		if !slices.Contains(lowPortsNames(), s.Name) || slices.Contains(previous.sysctls, s.Name) {
 			continue

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // A pod has the fields of a pod, or of the template of a workload, that decide about injection.
@@ -29,12 +30,12 @@ type pod struct {
 				} `yaml:"requiredDuringSchedulingIgnoredDuringExecution"`
 			} `yaml:"nodeAffinity"`
 		} `yaml:"affinity"`
-		DNSPolicy       string     `yaml:"dnsPolicy"`
-		DNSConfig       *dnsConfig `yaml:"dnsConfig"`
+		DNSPolicy       string               `yaml:"dnsPolicy"`
+		DNSConfig       *corev1.PodDNSConfig `yaml:"dnsConfig"`
 		SecurityContext struct {
-			RunAsUser  *int64   `yaml:"runAsUser"`
-			RunAsGroup *int64   `yaml:"runAsGroup"`
-			Sysctls    []sysctl `yaml:"sysctls"`
+			RunAsUser  *int64          `yaml:"runAsUser"`
+			RunAsGroup *int64          `yaml:"runAsGroup"`
+			Sysctls    []corev1.Sysctl `yaml:"sysctls"`
 		} `yaml:"securityContext"`
 		InitContainers []podContainer `yaml:"initContainers"`
 		Containers     []podContainer `yaml:"containers"`
@@ -69,25 +70,6 @@ type podContainer struct {
 	Env []struct {
 		Name string `yaml:"name"`
 	} `yaml:"env"`
-}
-
-// A dnsConfig is the field of that name in a pod.
-type dnsConfig struct {
-	Nameservers []string    `yaml:"nameservers,omitempty"`
-	Searches    []string    `yaml:"searches,omitempty"`
-	Options     []dnsOption `yaml:"options,omitempty"`
-}
-
-// A dnsOption is an option of resolv.conf.
-type dnsOption struct {
-	Name  string  `yaml:"name"`
-	Value *string `yaml:"value,omitempty"`
-}
-
-// A sysctl is a parameter of the kernel that kubelet sets in the pod's namespaces.
-type sysctl struct {
-	Name  string `yaml:"name"`
-	Value string `yaml:"value"`
 }
 
 // decode reads the fields of a pod. It also reads all others once, since that finds aliases that

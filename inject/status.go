@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	corev1 "k8s.io/api/core/v1"
 )
 
 // Status is the annotation that lists what was added to a pod, and what it replaced. Its form,
@@ -19,7 +21,7 @@ type status struct {
 	// In mode Resolv, the search list of the cluster that was added, and what the pod itself had.
 	clusterSearches []string
 	dnsPolicy       string
-	dns             dnsConfig
+	dns             corev1.PodDNSConfig
 }
 
 // String returns the value of the annotation. Empty lists are left out.
@@ -35,7 +37,7 @@ func (s status) String() string {
 	}
 	var options []string
 	for _, o := range s.dns.Options {
-		options = append(options, o.String())
+		options = append(options, optionText(o))
 	}
 	if len(options) > 0 {
 		parts = append(parts, "options="+strings.Join(options, ","))
@@ -113,24 +115,24 @@ func (s *status) parse(key, value string) error {
 	return nil
 }
 
-// String returns the option as it is in resolv.conf.
-func (o dnsOption) String() string {
+// optionText returns an option as it is in resolv.conf.
+func optionText(o corev1.PodDNSConfigOption) string {
 	if o.Value == nil {
 		return o.Name
 	}
 	return o.Name + ":" + *o.Value
 }
 
-func parseOption(text string) dnsOption {
+func parseOption(text string) corev1.PodDNSConfigOption {
 	name, value, ok := strings.Cut(text, ":")
 	if !ok {
-		return dnsOption{Name: name}
+		return corev1.PodDNSConfigOption{Name: name}
 	}
-	return dnsOption{name, &value}
+	return corev1.PodDNSConfigOption{Name: name, Value: &value}
 }
 
 // representable reports whether a status with this configuration can be read again.
-func representable(dns dnsConfig) bool {
+func representable(dns corev1.PodDNSConfig) bool {
 	original := status{mode: Resolv, dns: dns}
 	again, err := parseStatus(map[string]string{Status: original.String()})
 	return err == nil && again.String() == original.String() && len(again.dns.Options) == len(dns.Options) &&
