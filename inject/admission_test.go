@@ -81,6 +81,9 @@ func TestAdmit(t *testing.T) { // I1, I2
 			if err != nil {
 				t.Fatal(err)
 			}
+			if again == nil {
+				again = []byte("[]")
+			}
 			if diff := cmp.Diff(got, patched(t, []byte(got), again)); diff != "" {
 				t.Errorf("a second injection:\n%s", diff)
 			}

@@ -16,12 +16,8 @@ func (e edits) apply(node *yaml.Node) error {
 			return err
 		}
 	}
-	if err := replaceNamed(ensure(spec, "initContainers", "containers", yaml.SequenceNode), e.removeInitContainers, e.initContainers, true); err != nil {
-		return err
-	}
-	if err := replaceNamed(ensure(spec, "volumes", "", yaml.SequenceNode), e.removeVolumes, e.volumes, false); err != nil {
-		return err
-	}
+	e.applyContainers(ensure(spec, "initContainers", "containers", yaml.SequenceNode))
+	e.applyVolumes(ensure(spec, "volumes", "", yaml.SequenceNode))
 	if err := e.applySysctls(spec); err != nil {
 		return err
 	}
@@ -30,6 +26,56 @@ func (e edits) apply(node *yaml.Node) error {
 	}
 	annotations := ensure(meta, "annotations", "", yaml.MappingNode)
 	return update(annotations, Status, e.status)
+}
+
+// applyContainers puts the containers before all others. Those that are there already keep what others have added.
+func (e edits) applyContainers(list *yaml.Node) {
+	var first, others []*yaml.Node
+	for _, generated := range e.initContainers {
+		container := named(list, nameOf(generated))
+		if i := slices.Index(e.previous.initContainers, nameOf(generated)); container == nil || i < 0 {
+			container = generated
+		} else {
+			mergeContainer(container, generated, e.previous.generatedAt(i))
+		}
+		first = append(first, container)
+	}
+	for _, c := range elements(list) {
+		if !slices.Contains(e.previous.initContainers, nameOf(c)) {
+			others = append(others, c)
+		}
+	}
+	list.Content = append(first, others...)
+}
+
+// applyVolumes puts the volumes after all others. Those that are there already stay in their places.
+func (e edits) applyVolumes(list *yaml.Node) {
+	names := volumeNames()
+	list.Content = slices.DeleteFunc(elements(list), func(v *yaml.Node) bool {
+		return slices.Contains(e.previous.volumes, nameOf(v)) && !slices.Contains(names, nameOf(v))
+	})
+	for _, generated := range e.volumes {
+		at := slices.IndexFunc(list.Content, func(v *yaml.Node) bool { return nameOf(v) == nameOf(generated) })
+		i := slices.Index(e.previous.volumes, nameOf(generated))
+		switch {
+		case at < 0:
+			list.Content = append(list.Content, generated)
+		case i < 0 || e.previous.generatedAt(len(e.previous.initContainers)+i) != mark(generated):
+			if !same(list.Content[at], generated, true) {
+				list.Content[at] = generated
+			}
+		}
+	}
+}
+
+// named returns the element of a list with a name, nil if there is none.
+func named(list *yaml.Node, name string) *yaml.Node {
+	for _, element := range elements(list) {
+		if nameOf(element) == name {
+			return element
+		}
+	}
+	return nil
 }
 
 // switchOff sets the variable of Istio's containers.
@@ -78,12 +124,12 @@ func setVariable(variables *yaml.Node, v corev1.EnvVar) error {
 
 // applySysctls changes the sysctls. It leaves no empty fields.
 func (e edits) applySysctls(spec *yaml.Node) error {
-	if len(e.sysctls) == 0 && len(e.removeSysctls) == 0 {
+	if len(e.sysctls) == 0 && len(e.previous.sysctls) == 0 {
 		return nil
 	}
 	context := ensure(spec, "securityContext", "", yaml.MappingNode)
 	list := ensure(context, "sysctls", "", yaml.SequenceNode)
-	if err := replaceNamed(list, e.removeSysctls, e.sysctls, false); err != nil {
+	if err := replaceNamed(list, e.previous.sysctls, e.sysctls); err != nil {
 		return err
 	}
 	if len(list.Content) == 0 {
@@ -113,9 +159,9 @@ func (e edits) applyDNS(spec *yaml.Node) error {
 	return update(spec, "dnsConfig", c)
 }
 
-// replaceNamed removes elements of a list by their names, and adds others before or after all that
-// stay. A list that would be the same stays as it is.
-func replaceNamed[T any](list *yaml.Node, removed []string, added []T, before bool) error {
+// replaceNamed removes elements of a list by their names, and adds others after all that stay. A list that would
+// be the same stays as it is.
+func replaceNamed[T any](list *yaml.Node, removed []string, added []T) error {
 	var nodes []*yaml.Node
 	for _, v := range added {
 		node, err := encode(v)
@@ -125,11 +171,7 @@ func replaceNamed[T any](list *yaml.Node, removed []string, added []T, before bo
 		nodes = append(nodes, node)
 	}
 	kept := slices.DeleteFunc(slices.Clone(elements(list)), func(n *yaml.Node) bool { return slices.Contains(removed, nameOf(n)) })
-	if before {
-		nodes = append(nodes, kept...)
-	} else {
-		nodes = append(slices.Clone(kept), nodes...)
-	}
+	nodes = append(slices.Clone(kept), nodes...)
 	next := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Content: nodes}
 	if !same(list, next, true) {
 		list.Content = nodes
@@ -140,15 +182,8 @@ func replaceNamed[T any](list *yaml.Node, removed []string, added []T, before bo
 // update sets a key to a value, unless it has that value.
 func update(m *yaml.Node, key string, v any) error {
 	node, err := encode(v)
-	if err != nil {
-		return err
+	if err == nil {
+		put(m, []string{key}, node)
 	}
-	if current := value(m, key); current != nil {
-		if same(current, node, true) {
-			return nil
-		}
-		node.HeadComment, node.LineComment, node.FootComment = current.HeadComment, current.LineComment, current.FootComment
-	}
-	set(m, key, "", node)
-	return nil
+	return err
 }

@@ -35,6 +35,8 @@ const (
 
 	// program is the agent in its image.
 	program = "/usr/local/bin/nametap"
+	// memoryLimit is the variable from which Go's runtime reads how much memory it may use.
+	memoryLimit = "GOMEMLIMIT"
 	// awaitAgent is how long the start of a pod waits for the agent's listeners, and then for its table.
 	awaitAgent = "30s"
 )
@@ -184,7 +186,7 @@ func environment(p *pod, nameservers []string, cfg Config) []corev1.EnvVar {
 	}
 	list.set("NAMETAP_READY_TIMEOUT", "3s")
 	list.set("NAMETAP_DRAIN", "0s")
-	list.set("GOMEMLIMIT", "160MiB")
+	list.set(memoryLimit, "160MiB")
 	if cfg.ControlPlane != "" && !discoveryAddressPattern.MatchString(p.Metadata.Annotations[proxyConfig]) {
 		list.set(variable("xds-addr"), cfg.ControlPlane)
 	}

@@ -9,20 +9,19 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"go.yaml.in/yaml/v3"
 	corev1 "k8s.io/api/core/v1"
 )
 
-// edits are all changes of one pod. What an earlier injection added is removed by its name.
+// edits are all changes of one pod. What an earlier injection added is found by its name.
 type edits struct {
-	removeInitContainers []string
-	initContainers       []corev1.Container // before all others
-	removeVolumes        []string
-	volumes              []corev1.Volume // after all others
-	removeSysctls        []string
-	sysctls              []corev1.Sysctl
-	dns                  *dnsFields     // nil leaves it as it is
-	istioEnv             *corev1.EnvVar // set in the containers of Istio; nil sets none
-	status               string
+	previous       status
+	initContainers []*yaml.Node // before all others
+	volumes        []*yaml.Node // after all others
+	sysctls        []corev1.Sysctl
+	dns            *dnsFields     // nil leaves it as it is
+	istioEnv       *corev1.EnvVar // set in the containers of Istio; nil sets none
+	status         string
 }
 
 // dnsFields are the fields of a pod from which kubelet makes its resolv.conf. Empty ones are removed.
@@ -54,11 +53,7 @@ func newEdits(p *pod, ns Namespace, cfg Config) (edits, error) {
 	if reason := obstacle(p, previous, cfg); reason != "" {
 		return edits{}, errors.New(reason)
 	}
-	next := status{mode: cfg.Mode, initContainers: []string{agentName}, volumes: volumeNames()}
-	e := edits{
-		removeInitContainers: previous.initContainers, removeVolumes: previous.volumes, removeSysctls: previous.sysctls,
-		volumes: volumes(cfg),
-	}
+	next, e := status{mode: cfg.Mode}, edits{previous: previous}
 	own := ownDNS(p, previous)
 	if previous.mode == Resolv {
 		e.dns = &own
@@ -78,17 +73,39 @@ func newEdits(p *pod, ns Namespace, cfg Config) (edits, error) {
 			next.sysctls = append(next.sysctls, s.Name)
 		}
 	}
-	variables := environment(p, nameservers, cfg)
-	e.initContainers = []corev1.Container{agentContainer(p, variables, cfg)}
-	if cfg.Mode == Rules {
-		e.initContainers = append(e.initContainers, captureContainer(variables, cfg))
-		next.initContainers = append(next.initContainers, captureName)
+	if err := e.generate(p, environment(p, nameservers, cfg), cfg, &next); err != nil {
+		return edits{}, err
 	}
 	if p.hasIstio() {
 		e.istioEnv = &corev1.EnvVar{Name: dnsCapture, Value: "false"}
 	}
 	e.status = next.String()
 	return e, nil
+}
+
+// generate makes the containers and volumes, and notes them in the status.
+func (e *edits) generate(p *pod, variables []corev1.EnvVar, cfg Config, next *status) error {
+	containers := []corev1.Container{agentContainer(p, variables, cfg)}
+	if cfg.Mode == Rules {
+		containers = append(containers, captureContainer(variables, cfg))
+	}
+	for _, c := range containers {
+		node, err := encode(c)
+		if err != nil {
+			return err
+		}
+		e.initContainers = append(e.initContainers, node)
+		next.initContainers, next.generated = append(next.initContainers, c.Name), append(next.generated, marks(node))
+	}
+	for _, v := range volumes(cfg) {
+		node, err := encode(v)
+		if err != nil {
+			return err
+		}
+		e.volumes = append(e.volumes, node)
+		next.volumes, next.generated = append(next.volumes, v.Name), append(next.generated, mark(node))
+	}
+	return nil
 }
 
 // ownDNS returns what the pod would have without an injection in mode Resolv: what it had before, with the

@@ -321,7 +321,7 @@ func TestResolv(t *testing.T) { // I0, I11
 			if diff := cmp.Diff(injected(t, plain+test.dns, inject.Config{}), injected(t, text, inject.Config{})); diff != "" {
 				t.Errorf("mode rules at once (-) and after mode resolv (+):\n%s", diff)
 			}
-			if diff := cmp.Diff(text, injectText(t, injectText(t, plain+test.dns, inject.Config{}), resolv)); diff != "" {
+			if diff := cmp.Diff(pod, injected(t, injectText(t, plain+test.dns, inject.Config{}), resolv)); diff != "" {
 				t.Errorf("mode resolv at once (-) and after mode rules (+):\n%s", diff)
 			}
 		})

@@ -18,6 +18,8 @@ type status struct {
 	initContainers []string
 	volumes        []string
 	sysctls        []string
+	// generated has the marks of what was generated, of each of initContainers and then of volumes.
+	generated []string
 	// In mode Resolv, the search list of the cluster that was added, and what the pod itself had.
 	clusterSearches []string
 	dnsPolicy       string
@@ -54,7 +56,7 @@ type statusList struct {
 // lists returns the lists of a status, in their order.
 func (s *status) lists() []statusList {
 	return []statusList{
-		{"initContainers", &s.initContainers}, {"volumes", &s.volumes}, {"sysctls", &s.sysctls}, {"clusterSearches", &s.clusterSearches},
+		{"initContainers", &s.initContainers}, {"volumes", &s.volumes}, {"sysctls", &s.sysctls}, {"generated", &s.generated}, {"clusterSearches", &s.clusterSearches},
 		{"nameservers", &s.dns.Nameservers}, {"searches", &s.dns.Searches},
 	}
 }
@@ -90,6 +92,14 @@ func parseStatus(annotations map[string]string) (status, error) {
 		return status{}, fmt.Errorf("annotation %s: %.1000q: want mode=%s or mode=%s", Status, text, Rules, Resolv)
 	}
 	return s, nil
+}
+
+// generatedAt returns the marks of an element, "" if they are not known.
+func (s *status) generatedAt(i int) string {
+	if i < len(s.generated) {
+		return s.generated[i]
+	}
+	return ""
 }
 
 // parse reads one part.

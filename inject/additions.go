@@ -1,0 +1,139 @@
+package inject
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// units returns the parts of an added container, each of which stays as it is while injection generates the same
+// for it. So a second injection keeps what others have added or changed since: LimitRanges, AlwaysPullImages,
+// webhooks that rewrite images. If injection generates something else, it replaces the unit; in lists and maps
+// with more than its own elements, those of others stay. Other fields are never changed.
+func units() []string {
+	return []string{
+		"image", "imagePullPolicy", "args", "restartPolicy", "env", "securityContext", "ports", "lifecycle", "readinessProbe", "livenessProbe",
+		"resources/requests/cpu", "resources/requests/memory", "resources/limits/cpu", "resources/limits/memory", "volumeMounts",
+	}
+}
+
+// markSize is the number of characters of a mark: 24 bits. Each is compared with one other.
+const markSize = 4
+
+// mark returns a short hash of a value; nil has one, too.
+func mark(node *yaml.Node) string {
+	var w jsonWriter
+	if node != nil {
+		w.node(node, "")
+	}
+	sum := sha256.Sum256(w.Bytes())
+	return base64.RawURLEncoding.EncodeToString(sum[:])[:markSize]
+}
+
+// marks returns the marks of the units of a container, in their order.
+func marks(container *yaml.Node) string {
+	var all strings.Builder
+	for _, path := range units() {
+		all.WriteString(mark(part(container, path)))
+	}
+	return all.String()
+}
+
+// part returns the value at a path, nil if it is missing.
+func part(node *yaml.Node, path string) *yaml.Node {
+	for key := range strings.SplitSeq(path, "/") {
+		if node == nil || node.Kind != yaml.MappingNode {
+			return nil
+		}
+		node = value(node, key)
+	}
+	return node
+}
+
+// mergeContainer changes a container that was added before to the one that is generated now. previous has the
+// marks of what was generated then; "" if they are not known.
+func mergeContainer(container, generated *yaml.Node, previous string) {
+	now := marks(generated)
+	for i, path := range units() {
+		at := i * markSize
+		if len(previous) == len(now) && previous[at:at+markSize] == now[at:at+markSize] {
+			continue
+		}
+		next, current := part(generated, path), part(container, path)
+		switch path {
+		case "env":
+			next = withOthers(next, current, "name", func(name string) bool { return strings.HasPrefix(name, "NAMETAP_") || name == memoryLimit })
+		case "volumeMounts":
+			next = withOthers(next, current, "mountPath", func(string) bool { return false })
+		case "securityContext":
+			next = withOtherKeys(next, current)
+		}
+		put(container, strings.Split(path, "/"), next)
+	}
+}
+
+// withOthers returns a list with those elements of the current one that others have added: an element with another
+// key, unless it is one that injection generates under other circumstances.
+func withOthers(generated, current *yaml.Node, key string, own func(string) bool) *yaml.Node {
+	if current == nil || current.Kind != yaml.SequenceNode {
+		return generated
+	}
+	var keys []string
+	list := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+	for _, element := range elements(generated) {
+		keys = append(keys, text(element, key))
+		list.Content = append(list.Content, element)
+	}
+	for _, element := range elements(current) {
+		if k := text(element, key); !slices.Contains(keys, k) && !own(k) {
+			list.Content = append(list.Content, element)
+		}
+	}
+	if len(list.Content) == 0 {
+		return nil
+	}
+	return list
+}
+
+// withOtherKeys returns a map with those keys of the current one that it does not have.
+func withOtherKeys(generated, current *yaml.Node) *yaml.Node {
+	if current == nil || current.Kind != yaml.MappingNode {
+		return generated
+	}
+	own(current)
+	for i := 0; i+1 < len(current.Content); i += 2 {
+		if key := current.Content[i].Value; find(generated, key) < 0 {
+			set(generated, key, "", current.Content[i+1])
+		}
+	}
+	return generated
+}
+
+// put sets the value at a path, or removes it if the value is nil. A value that is the same stays as it is.
+func put(node *yaml.Node, path []string, v *yaml.Node) {
+	key := path[0]
+	if len(path) > 1 {
+		next := value(node, key)
+		if next == nil || next.Kind != yaml.MappingNode {
+			if v == nil {
+				return
+			}
+			next = &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
+			set(node, key, "", next)
+		}
+		put(next, path[1:], v)
+		return
+	}
+	switch current := value(node, key); {
+	case v == nil:
+		remove(node, key)
+	case current == nil || !same(current, v, true):
+		if current != nil {
+			v.HeadComment, v.LineComment, v.FootComment = current.HeadComment, current.LineComment, current.FootComment
+		}
+		set(node, key, "", v)
+	}
+}

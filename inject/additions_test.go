@@ -1,0 +1,163 @@
+package inject_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	kyaml "sigs.k8s.io/yaml"
+
+	"github.com/nametap/nametap/inject"
+)
+
+// text writes a pod.
+func text(t *testing.T, pod corev1.Pod) string {
+	t.Helper()
+	out, err := kyaml.Marshal(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}
+
+// added returns a pod with what a cluster adds to all containers, or changes in them: LimitRanger,
+// AlwaysPullImages, a webhook that rewrites images, the token of the service account, variables, the labels of
+// SELinux, and defaults.
+func added(pod corev1.Pod) corev1.Pod {
+	pod = *pod.DeepCopy()
+	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			c := &list[i]
+			c.Image = "mirror.example/" + c.Image
+			c.ImagePullPolicy = corev1.PullAlways
+			if c.Resources.Limits == nil {
+				c.Resources.Limits = corev1.ResourceList{}
+			}
+			c.Resources.Limits[corev1.ResourceCPU] = resource.MustParse("1")
+			c.Resources.Limits[corev1.ResourceEphemeralStorage] = resource.MustParse("1Gi")
+			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "kube-api-access-x", MountPath: "/var/run/secrets/kubernetes.io/serviceaccount"})
+			c.Env = append(c.Env, corev1.EnvVar{Name: "HTTP_PROXY", Value: "proxy:1"})
+			if c.SecurityContext == nil {
+				c.SecurityContext = new(corev1.SecurityContext)
+			}
+			c.SecurityContext.SELinuxOptions = &corev1.SELinuxOptions{Level: "s0:c1"}
+			c.TerminationMessagePath = "/dev/termination-log"
+			for _, p := range []*corev1.Probe{c.LivenessProbe, c.ReadinessProbe} {
+				if p != nil {
+					p.SuccessThreshold = 1
+				}
+			}
+		}
+	}
+	mode := int32(420)
+	for i := range pod.Spec.Volumes {
+		if source := pod.Spec.Volumes[i].Projected; source != nil {
+			source.DefaultMode = &mode
+		}
+	}
+	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: "kube-api-access-x"})
+	return pod
+}
+
+// TestAdditionsStay checks that a second injection with the same settings changes nothing of what a cluster has
+// added, and moves the containers to the front only.
+func TestAdditionsStay(t *testing.T) { // I2
+	t.Parallel()
+	for _, cfg := range []inject.Config{{}, resolv} {
+		want := added(injected(t, plain, cfg))
+		moved := want.DeepCopy()
+		moved.Spec.InitContainers = append([]corev1.Container{{Name: "first", Image: "first"}}, moved.Spec.InitContainers...)
+		added := len(want.Spec.InitContainers) - 1
+		want.Spec.InitContainers = append(want.Spec.InitContainers[:added:added], corev1.Container{Name: "first", Image: "first"}, want.Spec.InitContainers[added])
+		if diff := cmp.Diff(want, injected(t, text(t, *moved), cfg)); diff != "" {
+			t.Error(diff)
+		}
+	}
+}
+
+// TestAdditionsAndSettings checks that other settings replace what follows from them, and leave what others have
+// added and changed beside it.
+func TestAdditionsAndSettings(t *testing.T) { // I2
+	t.Parallel()
+	first := added(injected(t, plain, inject.Config{Settings: map[string]string{"ttl": "1m", "cache-size": "8MiB"}}))
+	want := *first.DeepCopy()
+	for i := range want.Spec.InitContainers[:2] {
+		c := &want.Spec.InitContainers[i]
+		for j, v := range c.Env {
+			switch v.Name {
+			case "NAMETAP_CACHE_SIZE":
+				c.Env[j].Value = "9MiB"
+			case "NAMETAP_TTL":
+				c.Env = append(c.Env[:j], c.Env[j+1:]...)
+			}
+		}
+	}
+	want.Spec.InitContainers[0].Image = "nametap:2"
+	got := injected(t, text(t, first), inject.Config{Image: "nametap:2", Settings: map[string]string{"cache-size": "9MiB"}})
+	delete(want.Annotations, inject.Status)
+	delete(got.Annotations, inject.Status)
+	for i := range want.Spec.InitContainers {
+		byName := cmp.Diff(variables(want.Spec.InitContainers[i]), variables(got.Spec.InitContainers[i]))
+		if byName != "" {
+			t.Error(byName)
+		}
+		want.Spec.InitContainers[i].Env, got.Spec.InitContainers[i].Env = nil, nil
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestAdditionsAndIstio checks that Istio's injector, which comes between two injections of nametap, does not undo
+// what a cluster has added to nametap's containers.
+func TestAdditionsAndIstio(t *testing.T) { // I2, I5
+	t.Parallel()
+	first := added(injected(t, plain, inject.Config{}))
+	got := injected(t, istio(t, text(t, first)), inject.Config{})
+	want := injected(t, istio(t, plain), inject.Config{})
+	agent, other := got.Spec.InitContainers[0], first.Spec.InitContainers[0]
+	if agent.Image != other.Image || agent.ImagePullPolicy != other.ImagePullPolicy {
+		t.Errorf("the image is %s, pulled %s", agent.Image, agent.ImagePullPolicy)
+	}
+	for _, same := range [][2]any{
+		{other.Resources, agent.Resources}, {other.VolumeMounts, agent.VolumeMounts}, {other.SecurityContext, agent.SecurityContext},
+		{want.Spec.InitContainers[0].ReadinessProbe, agent.ReadinessProbe}, {want.Spec.InitContainers[0].LivenessProbe, agent.LivenessProbe}, {[]corev1.ContainerPort(nil), agent.Ports},
+	} {
+		if diff := cmp.Diff(same[0], same[1]); diff != "" {
+			t.Error(diff)
+		}
+	}
+	if v := variables(agent); v["NAMETAP_STATUS_ADDR"] != "127.0.0.1:15055" || v["HTTP_PROXY"] != "proxy:1" {
+		t.Errorf("the settings are %v", v)
+	}
+}
+
+// TestForgedStatus checks that an annotation by the pod's author keeps only fields that the author could set
+// without nametap, and that the pod gets the rest.
+func TestForgedStatus(t *testing.T) { // I2
+	t.Parallel()
+	status := injected(t, plain, inject.Config{}).Annotations[inject.Status]
+	const own = "[{name: nametap, image: own, command: [sleep], securityContext: {privileged: true}}]"
+	pod := "metadata: {name: app, annotations: {" + inject.Status + ": '" + status + "'}}\nspec: {initContainers: " + own + ", containers: [{name: app, image: app}]}\n"
+	got := injected(t, pod, inject.Config{})
+	if diff := cmp.Diff(typed(t, pod).Spec.InitContainers[0], got.Spec.InitContainers[0]); diff != "" {
+		t.Errorf("the container of the author:\n%s", diff)
+	}
+	want := injected(t, plain, inject.Config{})
+	if diff := cmp.Diff(want.Spec.InitContainers[1], got.Spec.InitContainers[1]); diff != "" {
+		t.Errorf("the container that is missing:\n%s", diff)
+	}
+	if diff := cmp.Diff(want.Spec.Volumes, got.Spec.Volumes); diff != "" {
+		t.Error(diff)
+	}
+	// Marks that are missing, or of another length, are not those of this version.
+	for _, marks := range []string{"", ";generated=abcd", ";generated=a,b,c,d,e,f,g"} {
+		before, _, _ := strings.Cut(status, ";generated=")
+		got := injected(t, strings.Replace(pod, status, before+marks, 1), inject.Config{})
+		if agent := got.Spec.InitContainers[0]; agent.Image == "own" || *agent.SecurityContext.RunAsUser != 1337 || !*agent.SecurityContext.Privileged {
+			t.Errorf("%q: %+v", marks, agent)
+		}
+	}
+}
