@@ -45,12 +45,12 @@ func (c *cluster) setInjectConfig(text string) string {
 }
 
 // newInjectedCluster starts a cluster with the objects of discovery.yaml and namespaces. There is no
-// webhook yet. The API server connects to the endpoints of Services by itself, because there is no
+// webhook yet. flags are more flags of the API server. The API server connects to the endpoints of Services by itself, because there is no
 // kube-proxy.
-func newInjectedCluster(t *testing.T) *injectedCluster {
+func newInjectedCluster(t *testing.T, flags ...string) *injectedCluster {
 	t.Helper()
 	c := &injectedCluster{cluster: prepareCluster(t), args: readManifest(t).args}
-	c.boot("--enable-aggregator-routing=true")
+	c.boot(append(flags, "--enable-aggregator-routing=true")...)
 	c.mustKubectl("apply", "-f", manifests+"discovery.yaml")
 	for _, label := range []string{"enabled", "disabled", "true"} {
 		c.apply(fmt.Sprintf("apiVersion: v1\nkind: Namespace\nmetadata: {name: %[1]q, labels: {%[2]s: %[1]q}}\n", label, injectLabel))
@@ -77,14 +77,14 @@ func (c *injectedCluster) startWebhook(digits ...string) {
 	}
 	c.endpoints(digits...)
 	c.mustKubectl("apply", "--server-side", "--field-manager=helm", "-f", manifests+"webhook.yaml")
-	c.awaitInjection("enabled", true)
+	c.awaitInjection(true)
 }
 
-// awaitInjection waits until a pod of a namespace is injected, or not any more.
-func (c *injectedCluster) awaitInjection(namespace string, want bool) {
+// awaitInjection waits until a pod is injected, or not any more.
+func (c *injectedCluster) awaitInjection(want bool) {
 	c.tb.Helper()
-	wait.Until(c.tb, fmt.Sprintf("pods in %s are injected: %v", namespace, want), func() bool {
-		pod, err := c.dryRun(namespace, plainPod)
+	wait.Until(c.tb, fmt.Sprintf("pods are injected: %v", want), func() bool {
+		pod, err := c.dryRun("enabled", plainPod)
 		return err == nil && (pod.Annotations[injectStatus] != "") == want
 	})
 }
@@ -144,10 +144,23 @@ func (c *injectedCluster) createPod(namespace, text, query string) (*corev1.Pod,
 	return pod, nil
 }
 
-// inject runs `nametap-discovery inject` on a pod, as for a namespace that is labelled.
+// inject runs `nametap-discovery inject` on a pod, as for a namespace that is labelled, with the settings of the
+// webhook.
 func (c *injectedCluster) inject(namespace, text string) (string, error) {
 	c.tb.Helper()
-	cmd := exec.Command(discoveryBinary, "inject", "--config", c.path("inject.yaml"), "--namespace", namespace)
+	return c.injectFrom(c.path("inject.yaml"), namespace, text)
+}
+
+// injectWith is inject with other settings.
+func (c *injectedCluster) injectWith(settings, namespace, text string) (string, error) {
+	c.tb.Helper()
+	return c.injectFrom(c.write("other.yaml", settings), namespace, text)
+}
+
+// injectFrom is inject with the settings of a file.
+func (c *injectedCluster) injectFrom(file, namespace, text string) (string, error) {
+	c.tb.Helper()
+	cmd := exec.Command(discoveryBinary, "inject", "--config", file, "--namespace", namespace)
 	cmd.Stdin = strings.NewReader(text)
 	var errors strings.Builder
 	cmd.Stderr = &errors

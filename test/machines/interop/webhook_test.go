@@ -104,7 +104,7 @@ func TestWebhookBundle(t *testing.T) { // I7, I8
 	c.tb.Logf("%s", c.mustKubectl("replace", "-f", manifests+"webhook.yaml"))
 	restored("replace")
 	c.mustKubectl("delete", "-f", manifests+"webhook.yaml")
-	c.awaitInjection("enabled", false)
+	c.awaitInjection(false)
 	c.mustKubectl("create", "-f", manifests+"webhook.yaml")
 	restored("deleted and created")
 
@@ -140,7 +140,7 @@ func TestWebhookBundle(t *testing.T) { // I7, I8
 		t.Error("the first authority is lost")
 	}
 	restored("a second authority")
-	c.awaitInjection("enabled", true)
+	c.awaitInjection(true)
 	for _, r := range c.replicas {
 		if n := r.logged("level=ERROR"); n > 0 {
 			t.Errorf("%d errors in %s", n, r.log)
@@ -287,7 +287,7 @@ func TestWebhookRequests(t *testing.T) { // I10
 			t.Errorf("%s: %d %.300s, %v", name, response.StatusCode, answer, err)
 		}
 	}
-	c.awaitInjection("enabled", true)
+	c.awaitInjection(true)
 	if text := c.metrics(c.replicas[0]); !strings.Contains(text, `nametap_discovery_inject_requests_total{outcome="invalid"} 6`) {
 		t.Errorf("the metrics do not count the requests: %s", text)
 	}
@@ -321,7 +321,7 @@ func (c *injectedCluster) floods(client *http.Client, review string) {
 			})
 		}
 		begun := time.Now()
-		c.awaitInjection("enabled", true)
+		c.awaitInjection(true)
 		c.tb.Logf("%s, 50 at once: another pod is injected after %v", name, time.Since(begun).Round(time.Millisecond))
 		if name == "bodies without end" {
 			close(silent)
