@@ -65,7 +65,7 @@ func mergeContainer(container, generated *yaml.Node, previous string) {
 		next, current := part(generated, path), part(container, path)
 		switch path {
 		case "env":
-			next = withOthers(next, current, "name", func(name string) bool { return strings.HasPrefix(name, "NAMETAP_") || name == memoryLimit })
+			next = withOthers(next, current, "name", func(name string) bool { return strings.HasPrefix(name, "NAMETAP_") || name == goMemory })
 		case "volumeMounts":
 			next = withOthers(next, current, "mountPath", func(string) bool { return false })
 		case "securityContext":

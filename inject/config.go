@@ -54,6 +54,10 @@ type Config struct {
 	// does not write them to the resolv.conf of such a pod.
 	Nameservers []string `yaml:"nameservers"`
 
+	// Resources are those of each of the two containers, unless annotations of the pod have others. The limit of
+	// memory decides how much Go's runtime uses of it.
+	Resources Resources `yaml:"resources"`
+
 	// Settings are other settings of `nametap agent`, by the names of their flags. Both containers
 	// get them.
 	Settings map[string]string `yaml:"settings"`
@@ -71,6 +75,7 @@ func DefaultConfig() Config {
 		ImagePullPolicy: "IfNotPresent",
 		RootCert:        "istio-ca-root-cert",
 		ClusterDomain:   "cluster.local",
+		Resources:       defaultResources(),
 		// The namespaces of Kubernetes itself, whose pods nametap and the control plane need, and
 		// those of the control planes.
 		IgnoredNamespaces: []string{"kube-system", "kube-public", "kube-node-lease", "istio-system", "nametap-system"},
@@ -116,6 +121,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.IgnoredNamespaces == nil {
 		c.IgnoredNamespaces = defaults.IgnoredNamespaces
 	}
+	c.Resources = c.Resources.withDefaults()
 	return c, c.check()
 }
 
@@ -149,13 +155,12 @@ func (c Config) check() error {
 	if err := c.checkAddresses(); err != nil {
 		return err
 	}
-	if err := checkSettings(c.Settings); err != nil {
-		return err
+	for _, check := range []func() error{c.Resources.check, func() error { return checkSettings(c.Settings) }, c.checkAgentUser, c.checkEgress} {
+		if err := check(); err != nil {
+			return err
+		}
 	}
-	if err := c.checkAgentUser(); err != nil {
-		return err
-	}
-	return c.checkEgress()
+	return nil
 }
 
 // checkAgentUser returns an error if the rules would capture the queries of the agent: they let a user or a

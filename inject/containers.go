@@ -35,8 +35,8 @@ const (
 
 	// program is the agent in its image.
 	program = "/usr/local/bin/nametap"
-	// memoryLimit is the variable from which Go's runtime reads how much memory it may use.
-	memoryLimit = "GOMEMLIMIT"
+	// goMemory is the variable from which Go's runtime reads how much memory it may use.
+	goMemory = "GOMEMLIMIT"
 	// awaitAgent is how long the start of a pod waits for the agent's listeners, and then for its table.
 	awaitAgent = "30s"
 )
@@ -76,13 +76,15 @@ func egressPortOf(cfg Config) int {
 
 // volumes returns the volumes of the agent. deploy/kubernetes explains them.
 func volumes(cfg Config) []corev1.Volume {
-	lifetime := int64(43200)
+	lifetime, optional := int64(43200), true
+	_, files := cfg.Resources.memory()
+	size := resource.NewQuantity(files<<20, resource.BinarySI)
 	token := corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "istio-token", Audience: "istio-ca", ExpirationSeconds: &lifetime}}
 	rootCert := corev1.LocalObjectReference{Name: cfg.RootCert}
 	return []corev1.Volume{
 		{Name: tokenVolume, VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{token}}}},
-		{Name: rootCertVolume, VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: rootCert}}},
-		{Name: stateVolume, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
+		{Name: rootCertVolume, VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: rootCert, Optional: &optional}}},
+		{Name: stateVolume, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory, SizeLimit: size}}},
 	}
 }
 
@@ -98,7 +100,7 @@ func agentContainer(p *pod, variables []corev1.EnvVar, cfg Config) corev1.Contai
 		SecurityContext: confined(agentID),
 		ReadinessProbe:  &corev1.Probe{PeriodSeconds: 5},
 		LivenessProbe:   &corev1.Probe{PeriodSeconds: 5, TimeoutSeconds: 2, FailureThreshold: 6, TerminationGracePeriodSeconds: &grace},
-		Resources:       resources("64Mi", "192Mi"),
+		Resources:       cfg.Resources.requirements(),
 		VolumeMounts: []corev1.VolumeMount{
 			{Name: tokenVolume, MountPath: "/var/run/secrets/tokens"},
 			{Name: rootCertVolume, MountPath: "/var/run/secrets/istio"},
@@ -134,15 +136,7 @@ func captureContainer(variables []corev1.EnvVar, cfg Config) corev1.Container {
 		Args:            []string{"capture", "apply"},
 		Env:             variables,
 		SecurityContext: rights,
-		Resources:       resources("32Mi", "64Mi"),
-	}
-}
-
-// resources returns the memory that a container requests, and its limit.
-func resources(request, limit string) corev1.ResourceRequirements {
-	return corev1.ResourceRequirements{
-		Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse(request)},
-		Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse(limit)},
+		Resources:       cfg.Resources.requirements(),
 	}
 }
 
@@ -186,7 +180,9 @@ func environment(p *pod, nameservers []string, cfg Config) []corev1.EnvVar {
 	}
 	list.set("NAMETAP_READY_TIMEOUT", "3s")
 	list.set("NAMETAP_DRAIN", "0s")
-	list.set(memoryLimit, "160MiB")
+	if runtime, _ := cfg.Resources.memory(); runtime > 0 {
+		list.set(goMemory, strconv.FormatInt(runtime, 10)+"MiB")
+	}
 	if cfg.ControlPlane != "" && !discoveryAddressPattern.MatchString(p.Metadata.Annotations[proxyConfig]) {
 		list.set(variable("xds-addr"), cfg.ControlPlane)
 	}

@@ -50,6 +50,9 @@ func newEdits(p *pod, ns Namespace, cfg Config) (edits, error) {
 	if err != nil {
 		return edits{}, err
 	}
+	if cfg, err = cfg.forPod(p); err != nil {
+		return edits{}, err
+	}
 	if reason := obstacle(p, previous, cfg); reason != "" {
 		return edits{}, errors.New(reason)
 	}
