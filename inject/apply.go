@@ -18,6 +18,9 @@ func (e edits) apply(node *yaml.Node) error {
 	}
 	e.applyContainers(ensure(spec, "initContainers", "containers", yaml.SequenceNode))
 	e.applyVolumes(ensure(spec, "volumes", "", yaml.SequenceNode))
+	if err := applyNamed(spec, "imagePullSecrets", e.previous.imagePullSecrets, e.imagePullSecrets); err != nil {
+		return err
+	}
 	if err := e.applySysctls(spec); err != nil {
 		return err
 	}
@@ -25,6 +28,11 @@ func (e edits) apply(node *yaml.Node) error {
 		return err
 	}
 	annotations := ensure(meta, "annotations", "", yaml.MappingNode)
+	if e.ambient {
+		if err := update(annotations, ambientCapture, "false"); err != nil {
+			return err
+		}
+	}
 	return update(annotations, Status, e.status)
 }
 
@@ -32,7 +40,7 @@ func (e edits) apply(node *yaml.Node) error {
 func (e edits) applyContainers(list *yaml.Node) {
 	var first, others []*yaml.Node
 	for _, generated := range e.initContainers {
-		container := named(list, nameOf(generated))
+		container := elementOf(list, nameOf(generated))
 		if i := slices.Index(e.previous.initContainers, nameOf(generated)); container == nil || i < 0 {
 			container = generated
 		} else {
@@ -68,8 +76,8 @@ func (e edits) applyVolumes(list *yaml.Node) {
 	}
 }
 
-// named returns the element of a list with a name, nil if there is none.
-func named(list *yaml.Node, name string) *yaml.Node {
+// elementOf returns the element of a list with a name, nil if there is none.
+func elementOf(list *yaml.Node, name string) *yaml.Node {
 	for _, element := range elements(list) {
 		if nameOf(element) == name {
 			return element
@@ -128,17 +136,11 @@ func (e edits) applySysctls(spec *yaml.Node) error {
 		return nil
 	}
 	context := ensure(spec, "securityContext", "", yaml.MappingNode)
-	list := ensure(context, "sysctls", "", yaml.SequenceNode)
-	if err := replaceNamed(list, e.previous.sysctls, e.sysctls); err != nil {
-		return err
-	}
-	if len(list.Content) == 0 {
-		remove(context, "sysctls")
-	}
+	err := applyNamed(context, "sysctls", e.previous.sysctls, e.sysctls)
 	if len(context.Content) == 0 {
 		remove(spec, "securityContext")
 	}
-	return nil
+	return err
 }
 
 // applyDNS changes what kubelet makes resolv.conf from.
@@ -159,22 +161,22 @@ func (e edits) applyDNS(spec *yaml.Node) error {
 	return update(spec, "dnsConfig", c)
 }
 
-// replaceNamed removes elements of a list by their names, and adds others after all that stay. A list that would
-// be the same stays as it is.
-func replaceNamed[T any](list *yaml.Node, removed []string, added []T) error {
-	var nodes []*yaml.Node
-	for _, v := range added {
-		node, err := encode(v)
-		if err != nil {
-			return err
-		}
-		nodes = append(nodes, node)
+// applyNamed removes elements of a list by their names, and adds others after all that stay. It leaves no empty list.
+func applyNamed[T any](m *yaml.Node, key string, removed []string, added []T) error {
+	if len(removed)+len(added) == 0 {
+		return nil
+	}
+	list := ensure(m, key, "", yaml.SequenceNode)
+	next, err := encode(append([]T{}, added...))
+	if err != nil {
+		return err
 	}
 	kept := slices.DeleteFunc(slices.Clone(elements(list)), func(n *yaml.Node) bool { return slices.Contains(removed, nameOf(n)) })
-	nodes = append(slices.Clone(kept), nodes...)
-	next := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Content: nodes}
-	if !same(list, next, true) {
-		list.Content = nodes
+	if next.Content = append(kept, next.Content...); !same(list, next, true) {
+		list.Content = next.Content
+	}
+	if len(list.Content) == 0 {
+		remove(m, key)
 	}
 	return nil
 }

@@ -58,6 +58,9 @@ type Config struct {
 	// memory decides how much Go's runtime uses of it.
 	Resources Resources `yaml:"resources"`
 
+	// ImagePullSecrets are the names of Secrets, in the namespace of each pod, for the registry of the images.
+	ImagePullSecrets []string `yaml:"imagePullSecrets"`
+
 	// Settings are other settings of `nametap agent`, by the names of their flags. Both containers
 	// get them.
 	Settings map[string]string `yaml:"settings"`
@@ -150,6 +153,11 @@ func (c Config) check() error {
 	for _, namespace := range c.IgnoredNamespaces {
 		if len(namespace) > maxName || !objectName.MatchString(namespace) {
 			return fmt.Errorf("ignoredNamespaces: %.100q: want the name of a namespace", namespace)
+		}
+	}
+	for _, secret := range c.ImagePullSecrets {
+		if len(secret) > maxName || !objectName.MatchString(secret) {
+			return fmt.Errorf("imagePullSecrets: %.100q: want the name of a Secret", secret)
 		}
 	}
 	if err := c.checkAddresses(); err != nil {

@@ -111,7 +111,7 @@ func TestConfigDocument(t *testing.T) { // R7
 	if fields := reflect.TypeFor[inject.Config]().NumField(); len(keys) != fields {
 		t.Errorf("%d keys of %d: %q", len(keys), fields, keys)
 	}
-	cfg.ControlPlane, cfg.ClusterID, cfg.Nameservers, cfg.Settings = "", "", nil, nil
+	cfg.ControlPlane, cfg.ClusterID, cfg.Nameservers, cfg.ImagePullSecrets, cfg.Settings = "", "", nil, nil, nil
 	if diff := cmp.Diff(inject.DefaultConfig(), cfg); diff != "" {
 		t.Errorf("docs/injection.md (-defaults +document):\n%s", diff)
 	}

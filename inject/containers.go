@@ -28,6 +28,8 @@ const (
 	egressPort = 15054
 	// besideIstio is the status port if Istio's agent is in the pod, which has 15020 itself.
 	besideIstio = 15055
+	// besideZtunnel is the DNS port if ztunnel is in the pod, which has 15053 itself.
+	besideZtunnel = 15056
 	// plainDNS is the port of the agent in mode Resolv: resolv.conf cannot name another.
 	plainDNS = 53
 
@@ -46,7 +48,7 @@ func volumeNames() []string { return []string{tokenVolume, rootCertVolume, state
 
 // portsOf returns the ports on which the agent listens in a pod.
 func portsOf(p *pod, cfg Config) []int {
-	ports := []int{dnsPort, statusPort}
+	ports := []int{portOf(cfg, "dns-addr", dnsPort), statusPort}
 	if cfg.Mode == Resolv {
 		ports[0] = plainDNS
 	}
@@ -54,7 +56,7 @@ func portsOf(p *pod, cfg Config) []int {
 		ports[1] = besideIstio
 	}
 	if carriesVIPs(cfg) && !p.hasIstio() {
-		ports = append(ports, egressPortOf(cfg))
+		ports = append(ports, portOf(cfg, "egress-addr", egressPort))
 	}
 	return ports
 }
@@ -65,13 +67,13 @@ func carriesVIPs(cfg Config) bool {
 	return on
 }
 
-// egressPortOf returns the port of the agent for connections to VIPs.
-func egressPortOf(cfg Config) int {
-	_, text, err := net.SplitHostPort(cfg.Settings["egress-addr"])
+// portOf returns the port in a setting, or the other one if it has none.
+func portOf(cfg Config, setting string, preset int) int {
+	_, text, err := net.SplitHostPort(cfg.Settings[setting])
 	if port, err2 := strconv.ParseUint(text, 10, 16); err == nil && err2 == nil {
 		return int(port) //nolint:gosec // 16 bits
 	}
-	return egressPort
+	return preset
 }
 
 // volumes returns the volumes of the agent. deploy/kubernetes explains them.
@@ -97,7 +99,7 @@ func agentContainer(p *pod, variables []corev1.EnvVar, cfg Config) corev1.Contai
 		Args:            []string{"agent", "--supervise"},
 		RestartPolicy:   &always,
 		Env:             variables,
-		SecurityContext: confined(agentID),
+		SecurityContext: confined(p.user),
 		ReadinessProbe:  &corev1.Probe{PeriodSeconds: 5},
 		LivenessProbe:   &corev1.Probe{PeriodSeconds: 5, TimeoutSeconds: 2, FailureThreshold: 6, TerminationGracePeriodSeconds: &grace},
 		Resources:       cfg.Resources.requirements(),
@@ -205,6 +207,9 @@ func environment(p *pod, nameservers []string, cfg Config) []corev1.EnvVar {
 	for _, name := range slices.Sorted(maps.Keys(cfg.Settings)) {
 		if name == "egress" && p.hasIstio() {
 			continue // the rules would take the connections from Envoy
+		}
+		if name == "dns-addr" && cfg.Mode == Resolv {
+			continue // resolv.conf has the address
 		}
 		list.set(variable(name), cfg.Settings[name])
 	}

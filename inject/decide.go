@@ -17,8 +17,10 @@ const mirror = "kubernetes.io/config.mirror"
 
 // A Namespace is what the decision about a pod needs to know about its namespace.
 type Namespace struct {
-	Name  string
-	Label string // the value of Label, "" if there is none
+	Name                string
+	Labels, Annotations map[string]string
+	// Requested says that a pod without a label is injected unless its namespace has another value than Enabled.
+	Requested bool
 }
 
 // An Outcome is what happens to a pod.
@@ -36,6 +38,7 @@ const (
 // Reasons to inject or to skip a pod. Those to refuse one have details.
 const (
 	ReasonPod             = `the pod has the label ` + Label + `: "true"`
+	ReasonRequested       = "no label " + Label + " excludes it"
 	ReasonNamespace       = `the namespace has the label ` + Label + `: ` + Enabled
 	ReasonIgnored         = "the namespace is ignored"
 	ReasonHostNetwork     = "the pod has the network of its node (hostNetwork), whose DNS must not be captured"
@@ -52,6 +55,7 @@ const (
 // precedence: what would do harm, the pod's label, the namespace's label.
 func decide(p *pod, ns Namespace, cfg Config) (Outcome, string) {
 	label, labelled := p.Metadata.Labels[Label]
+	ofNamespace, requested := ns.Labels[Label], ns.Requested && ns.Labels[Label] == ""
 	_, isMirror := p.Metadata.Annotations[mirror]
 	_, hasStatus := p.Metadata.Annotations[Status]
 	switch {
@@ -67,14 +71,16 @@ func decide(p *pod, ns Namespace, cfg Config) (Outcome, string) {
 		return Skipped, ReasonPodSaysNo
 	case labelled && label != "true":
 		return Refused, fmt.Sprintf(`the pod has the label %s: %.100q, want "true" or "false"`, Label, label)
-	case !labelled && ns.Label == "":
+	case !labelled && ofNamespace == "" && !requested:
 		return Skipped, ReasonNotAsked
-	case !labelled && ns.Label != Enabled:
+	case !labelled && ofNamespace != Enabled && !requested:
 		return Skipped, ReasonNamespaceSaysNo
 	case !hasStatus && (has(p.Spec.InitContainers, agentName, captureName) || has(p.Spec.Containers, agentName, captureName)):
 		return Skipped, ReasonByHand
 	case labelled:
 		return Injected, ReasonPod
+	case requested:
+		return Injected, ReasonRequested
 	}
 	return Injected, ReasonNamespace
 }

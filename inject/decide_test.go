@@ -93,7 +93,7 @@ func TestDecisions(t *testing.T) { // I3
 			nsLabel = ""
 		}
 		pod := parse(t, text)
-		result, err := inject.Pod(pod, inject.Namespace{Name: namespace, Label: nsLabel}, inject.Config{})
+		result, err := inject.Pod(pod, inject.Namespace{Name: namespace, Labels: map[string]string{inject.Label: nsLabel}}, inject.Config{})
 		if err != nil {
 			t.Errorf("%s%v", line, err)
 			continue

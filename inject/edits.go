@@ -15,13 +15,15 @@ import (
 
 // edits are all changes of one pod. What an earlier injection added is found by its name.
 type edits struct {
-	previous       status
-	initContainers []*yaml.Node // before all others
-	volumes        []*yaml.Node // after all others
-	sysctls        []corev1.Sysctl
-	dns            *dnsFields     // nil leaves it as it is
-	istioEnv       *corev1.EnvVar // set in the containers of Istio; nil sets none
-	status         string
+	previous         status
+	initContainers   []*yaml.Node // before all others
+	volumes          []*yaml.Node // after all others
+	sysctls          []corev1.Sysctl
+	imagePullSecrets []corev1.LocalObjectReference
+	ambient          bool           // switch off the DNS capture of ztunnel
+	dns              *dnsFields     // nil leaves it as it is
+	istioEnv         *corev1.EnvVar // set in the containers of Istio; nil sets none
+	status           string
 }
 
 // dnsFields are the fields of a pod from which kubelet makes its resolv.conf. Empty ones are removed.
@@ -50,13 +52,19 @@ func newEdits(p *pod, ns Namespace, cfg Config) (edits, error) {
 	if err != nil {
 		return edits{}, err
 	}
-	if cfg, err = cfg.forPod(p); err != nil {
+	if cfg, err = cfg.forPod(p, ns); err != nil {
 		return edits{}, err
 	}
 	if reason := obstacle(p, previous, cfg); reason != "" {
 		return edits{}, errors.New(reason)
 	}
-	next, e := status{mode: cfg.Mode}, edits{previous: previous}
+	next, e := status{mode: cfg.Mode}, edits{previous: previous, ambient: p.ambient}
+	for _, name := range cfg.ImagePullSecrets {
+		if own := slices.Contains(p.Spec.ImagePullSecrets, named{name}); !own || slices.Contains(previous.imagePullSecrets, name) {
+			e.imagePullSecrets = append(e.imagePullSecrets, corev1.LocalObjectReference{Name: name})
+			next.imagePullSecrets = append(next.imagePullSecrets, name)
+		}
+	}
 	own := ownDNS(p, previous)
 	if previous.mode == Resolv {
 		e.dns = &own

@@ -16,7 +16,7 @@ import (
 )
 
 // shop is a namespace whose pods are injected.
-var shop = inject.Namespace{Name: "shop", Label: inject.Enabled}
+var shop = inject.Namespace{Name: "shop", Labels: map[string]string{inject.Label: inject.Enabled}}
 
 // resolv is a Config of mode resolv.
 var resolv = inject.Config{Mode: inject.Resolv, Nameservers: []string{"10.96.0.10"}}

@@ -25,8 +25,8 @@ type Report struct {
 // Manifest injects the pods of a manifest: YAML documents or JSON, with pods, workloads, Lists and
 // other objects. Documents without a pod that changes stay byte for byte; the others keep their comments
 // and, if merge succeeds, all lines that do not change. namespace is the one of objects that name none.
-// A namespace counts as labelled, because the caller has asked for injection, unless the manifest has
-// the Namespace with another value of the label.
+// Injection counts as requested, so pods need no label, unless the manifest has their Namespace with another
+// value of the label than Enabled. Annotations of that Namespace count, too.
 //
 // The errors name their lines, and are about malformed text and objects. Refused pods are in the
 // reports. If there are errors, the caller should use none of the text.
@@ -34,13 +34,13 @@ func Manifest(text []byte, namespace string, cfg Config) ([]byte, []Report, erro
 	if _, err := cfg.withDefaults(); err != nil {
 		return nil, nil, err
 	}
-	m := manifest{namespace: namespace, labels: map[string]string{}, cfg: cfg}
+	m := manifest{namespace: namespace, namespaces: map[string]Namespace{}, cfg: cfg}
 	documents, err := split(text)
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, d := range documents {
-		m.readLabels(d.root)
+		m.readNamespaces(d.root)
 	}
 	var out bytes.Buffer
 	var failures []error
@@ -57,10 +57,10 @@ func Manifest(text []byte, namespace string, cfg Config) ([]byte, []Report, erro
 
 // A manifest is the state of Manifest.
 type manifest struct {
-	namespace string
-	labels    map[string]string // of namespaces in the manifest
-	cfg       Config
-	reports   []Report
+	namespace  string
+	namespaces map[string]Namespace // that are in the manifest
+	cfg        Config
+	reports    []Report
 }
 
 // A document is one of a manifest.
@@ -197,12 +197,9 @@ func (m *manifest) injectWorkload(root *yaml.Node, w workload, aliased bool) (bo
 		m.reports = append(m.reports, Report{w.name(m.namespace), w.object.Line, Skipped, []string{ReasonUnknownKind}})
 		return false, nil
 	}
-	namespace := w.namespace(m.namespace)
-	label, known := m.labels[namespace]
-	if !known || label == "" {
-		label = Enabled
-	}
-	result, err := Pod(w.pod, Namespace{namespace, label}, m.cfg)
+	namespace := m.namespaces[w.namespace(m.namespace)]
+	namespace.Name, namespace.Requested = w.namespace(m.namespace), true
+	result, err := Pod(w.pod, namespace, m.cfg)
 	if err != nil {
 		return false, err
 	}
@@ -212,7 +209,7 @@ func (m *manifest) injectWorkload(root *yaml.Node, w workload, aliased bool) (bo
 	}
 	if aliased { // they get the pod without nametap
 		detach(root, w.path)
-		if result, err = Pod(w.pod, Namespace{namespace, label}, m.cfg); err != nil {
+		if result, err = Pod(w.pod, namespace, m.cfg); err != nil {
 			return false, err
 		}
 	}
@@ -220,17 +217,27 @@ func (m *manifest) injectWorkload(root *yaml.Node, w workload, aliased bool) (bo
 	return true, nil
 }
 
-// readLabels notes the labels of the Namespaces in a document.
-func (m *manifest) readLabels(root *yaml.Node) {
+// readNamespaces notes the Namespaces in a document.
+func (m *manifest) readNamespaces(root *yaml.Node) {
 	if root == nil {
 		return
 	}
 	first := clone(root).Content[0]
 	for _, o := range objects(first, text(first, "apiVersion"), text(first, "kind"), nil) {
 		if meta := value(o.node, "metadata"); meta != nil && o.kind == "Namespace" && o.version == "v1" {
-			if labels := value(meta, "labels"); labels != nil {
-				m.labels[text(meta, "name")] = text(labels, Label)
-			}
+			m.namespaces[text(meta, "name")] = Namespace{Labels: texts(value(meta, "labels")), Annotations: texts(value(meta, "annotations"))}
 		}
 	}
+}
+
+// texts returns the keys of a map with their values.
+func texts(m *yaml.Node) map[string]string {
+	all := map[string]string{}
+	if m != nil && m.Kind == yaml.MappingNode {
+		own(m)
+		for i := 0; i+1 < len(m.Content); i += 2 {
+			all[m.Content[i].Value] = text(m, m.Content[i].Value)
+		}
+	}
+	return all
 }

@@ -13,6 +13,9 @@ import (
 
 // A pod has the fields of a pod, or of the template of a workload, that decide about injection.
 type pod struct {
+	user    int64 // of the agent
+	ambient bool  // whether ztunnel is in the pod
+
 	Metadata struct {
 		Labels      map[string]string `yaml:"labels"`
 		Annotations map[string]string `yaml:"annotations"`
@@ -37,12 +40,16 @@ type pod struct {
 			RunAsGroup *int64          `yaml:"runAsGroup"`
 			Sysctls    []corev1.Sysctl `yaml:"sysctls"`
 		} `yaml:"securityContext"`
-		InitContainers []podContainer `yaml:"initContainers"`
-		Containers     []podContainer `yaml:"containers"`
-		Volumes        []struct {
-			Name string `yaml:"name"`
-		} `yaml:"volumes"`
+		ImagePullSecrets []named        `yaml:"imagePullSecrets"`
+		InitContainers   []podContainer `yaml:"initContainers"`
+		Containers       []podContainer `yaml:"containers"`
+		Volumes          []named        `yaml:"volumes"`
 	} `yaml:"spec"`
+}
+
+// A named is an element of a list that has a name.
+type named struct {
+	Name string `yaml:"name"`
 }
 
 // A nodeSelectorTerm selects nodes by their labels.
@@ -67,9 +74,6 @@ type podContainer struct {
 	Ports []struct {
 		ContainerPort int `yaml:"containerPort"`
 	} `yaml:"ports"`
-	Env []struct {
-		Name string `yaml:"name"`
-	} `yaml:"env"`
 }
 
 // decode reads the fields of a pod. It also reads all others once, since that finds aliases that

@@ -70,7 +70,7 @@ func domains(count int, prefix string) []string {
 func TestNamespaceName(t *testing.T) { // I2, I14
 	t.Parallel()
 	for _, name := range []string{"", "a;b", "a,b"} {
-		ns := inject.Namespace{Name: name, Label: inject.Enabled}
+		ns := inject.Namespace{Name: name, Requested: true}
 		result, err := inject.Pod(parse(t, plain), ns, resolv)
 		if err != nil || result.Outcome != inject.Refused || !strings.Contains(result.Reasons[0], fmt.Sprintf("namespace %q", name)) {
 			t.Errorf("%q: %s %q, %v", name, result.Outcome, result.Reasons, err)

@@ -23,7 +23,7 @@ var settingKinds = map[string]string{ //nolint:gochecknoglobals // a constant
 	"capture-exclude-source-port": "strings", "capture-exclude-uid": "strings", "capture-fail-open": "bool", "capture-host-ip": "string",
 	"capture-host-network": "bool", "capture-ipv6": "auto|on|off", "capture-reconcile": "duration>0", "capture-resolved": "bool",
 	"capture-servers": "all|resolv-conf", "capture-virtual-interface": "strings", "capture-wait": "duration", "config": "string",
-	"dns-auto-allocate": "bool", "drain": "duration", "edns-udp-size": "int 512 to 65534",
+	"dns-addr": "string", "dns-auto-allocate": "bool", "drain": "duration", "edns-udp-size": "int 512 to 65534",
 	"egress": "bool", "egress-addr": "string", "egress-any-port": "bool", "egress-connect-timeout": "duration>0", "egress-drain": "duration",
 	"egress-hello-timeout": "duration>0", "egress-mark": "int 0 to 4294967295", "egress-max-conns": "int>0", "egress-ports": "strings",
 	"egress-proxy": "string", "egress-source": "strings", "instance-ip": "string", "labels-file": "string",
@@ -38,7 +38,7 @@ var settingKinds = map[string]string{ //nolint:gochecknoglobals // a constant
 
 // reserved are the settings that follow from other fields, or from the pod, and from what.
 var reserved = map[string]string{ //nolint:gochecknoglobals // a constant
-	"xds-addr": "controlPlane", "cluster-id": "clusterID", "domain": "clusterDomain", "dns-addr": "mode", "upstream": "nameservers",
+	"xds-addr": "controlPlane", "cluster-id": "clusterID", "domain": "clusterDomain", "upstream": "nameservers",
 	"status-addr": "whether Istio's sidecar is in the pod", "capture": "mode", "supervise": "mode",
 }
 

@@ -14,10 +14,11 @@ const Status = "nametap.dev/status"
 
 // A status is the value of the annotation. The zero value is that of a pod without nametap.
 type status struct {
-	mode           Mode
-	initContainers []string
-	volumes        []string
-	sysctls        []string
+	mode             Mode
+	initContainers   []string
+	volumes          []string
+	sysctls          []string
+	imagePullSecrets []string
 	// generated has the marks of what was generated, of each of initContainers and then of volumes.
 	generated []string
 	// In mode Resolv, the search list of the cluster that was added, and what the pod itself had.
@@ -56,7 +57,7 @@ type statusList struct {
 // lists returns the lists of a status, in their order.
 func (s *status) lists() []statusList {
 	return []statusList{
-		{"initContainers", &s.initContainers}, {"volumes", &s.volumes}, {"sysctls", &s.sysctls}, {"generated", &s.generated}, {"clusterSearches", &s.clusterSearches},
+		{"initContainers", &s.initContainers}, {"volumes", &s.volumes}, {"sysctls", &s.sysctls}, {"imagePullSecrets", &s.imagePullSecrets}, {"generated", &s.generated}, {"clusterSearches", &s.clusterSearches},
 		{"nameservers", &s.dns.Nameservers}, {"searches", &s.dns.Searches},
 	}
 }

@@ -157,7 +157,7 @@ func changed(pod *yaml.Node) []*yaml.Node {
 		return parts
 	}
 	add(spec)
-	for _, key := range []string{"initContainers", "containers", "volumes"} {
+	for _, key := range []string{"initContainers", "containers", "volumes", "imagePullSecrets"} {
 		if list := value(spec, key); list != nil {
 			add(list)
 		}

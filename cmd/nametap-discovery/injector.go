@@ -39,7 +39,18 @@ func (i *injector) open(cfg *discovery.Config, logger *slog.Logger) (*webhook.We
 		return nil, usageError{errors.New("the webhook of --inject-addr needs a certificate: set --tls-secret, or --tls-cert and --tls-key")}
 	}
 	cfg.Certificate = true
-	hook := webhook.New(webhook.Config{File: i.config, Logger: logger})
+	settings := webhook.Config{File: i.config, Logger: logger}
+	access := cfg.Kubernetes
+	if access == nil && cfg.TLSSecret != nil {
+		access = cfg.TLSSecret.Access
+	}
+	if access != nil {
+		var err error
+		if settings.Namespace, err = access.Namespaces(); err != nil {
+			return nil, err
+		}
+	}
+	hook := webhook.New(settings)
 	for _, metric := range hook.Metrics() {
 		if err := cfg.Registerer.Register(metric); err != nil {
 			return nil, fmt.Errorf("registering metrics: %w", err)

@@ -29,7 +29,12 @@ type API interface {
 	// Reviewer returns a function that asks the API server whose a token is (TokenReview). A token of
 	// another audience is refused.
 	Reviewer(audience string) (auth.Review, error)
+	// Namespaces returns a function that asks the API server for the labels and annotations of a namespace.
+	Namespaces() (ReadNamespace, error)
 }
+
+// ReadNamespace returns the labels and annotations of a namespace. It is safe for concurrent use.
+type ReadNamespace func(ctx context.Context, name string) (labels, annotations map[string]string, err error)
 
 // ObjectsConfig configures [Objects].
 type ObjectsConfig struct {

@@ -18,9 +18,9 @@ type body struct {
 	release func()
 }
 
-// read reads a question; fails is the answer if that fails. A short question holds nothing while it is read,
+// readBody reads a question; fails is the answer if that fails. A short question holds nothing while it is read,
 // so clients that are slow keep no others waiting. A long one holds its bytes of the budget.
-func (w *Webhook) read(ctx context.Context, to http.ResponseWriter, r *http.Request) (b body, fails *answer) {
+func (w *Webhook) readBody(ctx context.Context, to http.ResponseWriter, r *http.Request) (b body, fails *answer) {
 	failed := func(a answer) (body, *answer) { return body{}, &a }
 	if r.ContentLength > maxBody {
 		return failed(tooLarge())

@@ -1,8 +1,10 @@
 package webhook
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"strings"
 	"unicode/utf8"
@@ -58,7 +60,7 @@ func (v *inPlace) UnmarshalJSON(text []byte) error {
 const maxName = 253
 
 // review answers a question.
-func (w *Webhook) review(path string, body []byte) answer {
+func (w *Webhook) review(ctx context.Context, path string, body []byte) answer {
 	if !utf8.Valid(body) { // a string in Go would be three times as long
 		return invalid(http.StatusBadRequest, "want an AdmissionReview in JSON, in UTF-8")
 	}
@@ -78,7 +80,7 @@ func (w *Webhook) review(path string, body []byte) answer {
 			return invalid(http.StatusBadRequest, fmt.Sprintf("%s %.100q...: want at most %d characters", field, text, maxName))
 		}
 	}
-	response, outcome := w.decide(path, q.Request)
+	response, outcome := w.decide(ctx, path, q.Request)
 	response.UID = q.Request.UID
 	text, err := json.Marshal(admissionv1.AdmissionReview{TypeMeta: q.TypeMeta, Response: response})
 	if err != nil {
@@ -88,16 +90,16 @@ func (w *Webhook) review(path string, body []byte) answer {
 }
 
 // decide returns the answer to a question, without its UID, and the outcome.
-func (w *Webhook) decide(path string, request *request) (*admissionv1.AdmissionResponse, string) {
+func (w *Webhook) decide(ctx context.Context, path string, request *request) (*admissionv1.AdmissionResponse, string) {
 	if request.Resource != (metav1.GroupVersionResource{Version: "v1", Resource: "pods"}) || request.SubResource != "" || request.Operation != admissionv1.Create {
 		return &admissionv1.AdmissionResponse{
 			Allowed:  true,
 			Warnings: []string{fmt.Sprintf("nametap changes pods that are created only, not %s of %s: correct the rules of its MutatingWebhookConfiguration", request.Operation, request.Resource.Resource)},
 		}, outcomeIgnored
 	}
-	namespace := inject.Namespace{Name: request.Namespace}
-	if path == PathNamespace {
-		namespace.Label = inject.Enabled
+	namespace, err := w.namespace(ctx, path, request.Namespace)
+	if err != nil {
+		return refusal(http.StatusInternalServerError, metav1.StatusReasonInternalError, fmt.Sprintf("reading its namespace: %v", err)), string(inject.Refused)
 	}
 	cfg, problem := w.settings.current()
 	result, patch, err := inject.Admit(request.Object, namespace, cfg)
@@ -124,6 +126,25 @@ func (w *Webhook) decide(path string, request *request) (*admissionv1.AdmissionR
 		response.Patch, response.PatchType = patch, &kind
 	}
 	return response, string(result.Outcome)
+}
+
+// namespace returns the namespace of a pod. The path says whether it is labelled.
+func (w *Webhook) namespace(ctx context.Context, path, name string) (inject.Namespace, error) {
+	namespace := inject.Namespace{Name: name}
+	if w.read != nil {
+		var err error
+		if namespace.Labels, namespace.Annotations, err = w.read(ctx, name); err != nil {
+			return namespace, err
+		}
+	}
+	labels := map[string]string{}
+	maps.Copy(labels, namespace.Labels)
+	delete(labels, inject.Label)
+	if path == PathNamespace {
+		labels[inject.Label] = inject.Enabled
+	}
+	namespace.Labels = labels
+	return namespace, nil
 }
 
 // refusal returns an answer with which the pod is not created.

@@ -67,6 +67,9 @@ const (
 type Config struct {
 	// File has the settings of injection; "" means the defaults.
 	File string
+	// Namespace returns the labels and annotations of a namespace; nil if they are not known. It is called for each
+	// question, so that a new annotation counts at once.
+	Namespace func(ctx context.Context, name string) (labels, annotations map[string]string, err error)
 	// Logger is for logs; nil discards them.
 	Logger *slog.Logger
 }
@@ -75,6 +78,7 @@ type Config struct {
 type Webhook struct {
 	log       *slog.Logger
 	settings  *settings
+	read      func(ctx context.Context, namespace string) (labels, annotations map[string]string, err error)
 	bodies    *budget             // for questions that are not small
 	texts     *budget             // for answers
 	pods      *semaphore.Weighted // of small questions that are injected
@@ -104,7 +108,7 @@ func New(cfg Config) *Webhook {
 		return prometheus.Opts{Namespace: "nametap", Subsystem: "discovery_inject", Name: name, Help: help}
 	}
 	return &Webhook{
-		log: cfg.Logger, settings: s, bodies: newBudget(maxBodies), texts: newBudget(maxAnswers),
+		log: cfg.Logger, settings: s, read: cfg.Namespace, bodies: newBudget(maxBodies), texts: newBudget(maxAnswers),
 		pods: semaphore.NewWeighted(maxPods), largePods: semaphore.NewWeighted(maxLargePods),
 		answers: prometheus.NewCounterVec(prometheus.CounterOpts(name("requests_total",
 			"Pods that the webhook was asked about, by outcome: injected, skipped, refused, ignored, invalid or busy.")), []string{"outcome"}),
@@ -206,7 +210,7 @@ func (w *Webhook) serve(ctx context.Context, to http.ResponseWriter, r *http.Req
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout-bodyTimeout)
 	defer cancel()
-	question, fails := w.read(ctx, to, r)
+	question, fails := w.readBody(ctx, to, r)
 	if fails != nil {
 		return *fails
 	}
@@ -219,7 +223,7 @@ func (w *Webhook) serve(ctx context.Context, to http.ResponseWriter, r *http.Req
 		return busy()
 	}
 	defer places.Release(1)
-	return w.review(r.URL.Path, question.text)
+	return w.review(ctx, r.URL.Path, question.text)
 }
 
 func busy() answer {
