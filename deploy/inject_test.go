@@ -51,6 +51,18 @@ func TestInjectedEqualsManifest(t *testing.T) { // I1
 	}
 }
 
+// TestInjectSpeaks checks that errors and help of `nametap inject` name that program, although nametap-discovery does
+// the work.
+func TestInjectSpeaks(t *testing.T) { // I13
+	t.Parallel()
+	for _, args := range [][]string{{"--mode", "cni"}, {"-f", "missing.yaml"}, {"--nonsense"}, {"--help"}} {
+		output, err := command(t, nil, "nametap", append([]string{"inject"}, args...)...).CombinedOutput()
+		if help := slices.Contains(args, "--help"); (err == nil) != help || !help && !strings.HasPrefix(string(output), "nametap: ") || strings.Contains(string(output), "nametap-discovery") {
+			t.Errorf("%q: %v\n%s", args, err, output)
+		}
+	}
+}
+
 // alike returns a specification without two differences that have a reason. The manifest sets the
 // profile of seccomp for the whole pod; injection changes only its own containers. Names of injected
 // volumes begin with nametap-, because the application may have others.

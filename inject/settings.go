@@ -60,15 +60,44 @@ func checkSettings(settings map[string]string) error {
 	return nil
 }
 
-// similar returns a hint at a setting that may be meant, "" without one.
+// similar returns a question with the setting that may be meant, "" without one.
 func similar(name string) string {
 	name = strings.ReplaceAll(strings.TrimPrefix(strings.ToLower(strings.TrimLeft(name, "-")), "nametap_"), "_", "-")
-	for _, candidate := range []string{name, "capture-" + name} {
-		if _, ok := settingKinds[candidate]; ok {
-			return ", such as " + candidate
+	if len(name) > maxName {
+		return ""
+	}
+	best, least := "", 3 // more mistakes are another word
+	for _, candidate := range slices.Sorted(maps.Keys(settingKinds)) {
+		for _, short := range []string{candidate, strings.TrimPrefix(candidate, "capture-")} {
+			if d := distance(name, short); d < least {
+				best, least = candidate, d
+			}
 		}
 	}
-	return ""
+	if best == "" {
+		return ""
+	}
+	return ": did you mean " + best + "?"
+}
+
+// distance returns how many characters have to be inserted, removed or replaced to make b of a.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0]++
+		for j := range len(b) {
+			replaced := diagonal
+			if a[i] != b[j] {
+				replaced++
+			}
+			diagonal, row[j+1] = row[j+1], min(replaced, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
 }
 
 // maxTTL is the longest TTL of DNS (RFC 2181, section 8).

@@ -190,10 +190,18 @@ type usageError struct{ error }
 // Unwrap returns the wrapped error.
 func (e usageError) Unwrap() error { return e.error }
 
-// execute runs one command line and returns the exit code.
+// agentProgram is the name with which the agent runs this program for its command inject.
+const agentProgram = "nametap"
+
+// execute runs one command line, with the name of the program, and returns the exit code.
 func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	root := newRoot(stdout, stderr)
-	root.SetArgs(args)
+	root, name := newRoot(stdout, stderr), "nametap-discovery"
+	help := name
+	if args[0] == agentProgram {
+		name, help = agentProgram, agentProgram+" inject"
+		root.Use = agentProgram
+	}
+	root.SetArgs(args[1:])
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
@@ -201,9 +209,9 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitOK
 	}
 	// If stderr cannot be written, there is no other place for the error.
-	_, _ = fmt.Fprintf(stderr, "nametap-discovery: %v\n", err)
+	_, _ = fmt.Fprintf(stderr, "%s: %v\n", name, err)
 	if errors.As(err, new(usageError)) {
-		_, _ = fmt.Fprintln(stderr, "nametap-discovery --help lists the flags.")
+		_, _ = fmt.Fprintf(stderr, "%s --help lists the flags.\n", help)
 		return exitUsage
 	}
 	return exitFailed

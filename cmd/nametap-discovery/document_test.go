@@ -112,7 +112,7 @@ func TestMetricsDocument(t *testing.T) {
 // The help has the flags below headings, in the order in which they are declared.
 func TestHelpIsGrouped(t *testing.T) {
 	var help strings.Builder
-	if code := execute(t.Context(), []string{"--help"}, &help, io.Discard); code != exitOK {
+	if code := execute(t.Context(), []string{"nametap-discovery", "--help"}, &help, io.Discard); code != exitOK {
 		t.Fatalf("exit code %d", code)
 	}
 	var lines []string

@@ -61,12 +61,12 @@ what is added.
 Pods with the label nametap.dev/inject: "false", pods on the network of their node and those
 of ignored namespaces are left out. The standard error says what became of each pod. The
 command can be run again on its own output, which then gets the new settings. It needs no
-cluster. nametap inject runs it, too.
+cluster.
 
 If a pod cannot be injected, nothing is printed and the exit code is 1.`,
-		Example: `  nametap-discovery inject -f shop.yaml | kubectl apply -f -
-  kubectl get deployment cart -o yaml | nametap-discovery inject -f - | kubectl apply -f -
-  nametap-discovery inject -f shop.yaml --mode resolv --nameserver 10.96.0.10`,
+		Example: `  nametap inject -f shop.yaml | kubectl apply -f -
+  kubectl get deployment cart -o yaml | nametap inject -f - | kubectl apply -f -
+  nametap inject -f shop.yaml --mode resolv --nameserver 10.96.0.10`,
 		Args: noArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			return o.run(command.InOrStdin(), stdout, stderr)

@@ -14,5 +14,5 @@ func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	return execute(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	return execute(ctx, os.Args, os.Stdout, os.Stderr)
 }

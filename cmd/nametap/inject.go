@@ -18,15 +18,16 @@ const controlPlane = "nametap-discovery"
 func newInjectCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:                "inject -f FILE",
-		Short:              "Add the agent to the pods of a manifest, with nametap-discovery inject",
+		Short:              "Add the agent to the pods of a manifest",
 		DisableFlagParsing: true, // they are those of the other program
 		RunE: func(_ *cobra.Command, args []string) error {
 			program, err := beside(controlPlane)
 			if err != nil {
 				return fmt.Errorf("the program %s does the work: install it beside nametap or in PATH, or run its image: %w", controlPlane, err)
 			}
-			// It gets the output and the signals of this process, and its exit code is the one of the command.
-			return fmt.Errorf("running %s: %w", program, syscall.Exec(program, append([]string{controlPlane, "inject"}, args...), os.Environ()))
+			// It gets the output and the signals of this process, and its exit code is the one of the command. By its first
+			// argument it speaks as this program.
+			return fmt.Errorf("running %s: %w", program, syscall.Exec(program, append([]string{"nametap", "inject"}, args...), os.Environ()))
 		},
 	}
 }
