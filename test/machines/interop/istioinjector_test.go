@@ -181,10 +181,21 @@ func (in injectors) apart(t *testing.T, pod *corev1.Pod) {
 	}
 }
 
-// comparable returns a pod without the list of probes in istio-proxy: Istio's injector keeps probes in it that
-// it has redirected once, and that are no longer in the pod.
+// comparable returns a pod with the defaults of the API server, and without the list of probes in istio-proxy: Istio's
+// injector keeps probes in it that it has redirected once, and that are no longer in the pod.
 func (in injectors) comparable(pod *corev1.Pod) *corev1.Pod {
+	in.tb.Helper()
 	pod = pod.DeepCopy()
+	pod.Namespace = "default" // which no injector serves
+	text, err := json.Marshal(pod)
+	if err != nil {
+		in.tb.Fatal(err)
+	}
+	status, answer := in.try(http.MethodPost, "/api/v1/namespaces/default/pods?dryRun=All", "application/json", text)
+	if status != http.StatusCreated {
+		in.tb.Fatalf("status %d: %s", status, answer)
+	}
+	pod = in.withoutServer(in.read(string(answer)))
 	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range list {
 			list[i].Env = slices.DeleteFunc(list[i].Env, func(v corev1.EnvVar) bool { return v.Name == "ISTIO_KUBE_APP_PROBERS" })
@@ -233,6 +244,11 @@ func (in injectors) istio(pod *corev1.Pod) *corev1.Pod {
 	if !in.hasIstio(injected) {
 		in.tb.Fatalf("istiod has not injected the pod:\n%s", answer)
 	}
+	return in.withoutServer(injected)
+}
+
+// withoutServer returns a pod without what the API server adds, except for defaults.
+func (in injectors) withoutServer(injected *corev1.Pod) *corev1.Pod {
 	injected.UID, injected.ResourceVersion, injected.Generation, injected.ManagedFields, injected.Status = "", "", 0, nil, corev1.PodStatus{}
 	injected.CreationTimestamp.Reset()
 	// The name of the volume of the account's token is random.
