@@ -18,7 +18,7 @@ func (e edits) apply(node *yaml.Node) error {
 	}
 	e.applyContainers(ensure(spec, "initContainers", "containers", yaml.SequenceNode))
 	e.applyVolumes(ensure(spec, "volumes", "", yaml.SequenceNode))
-	if err := applyNamed(spec, "imagePullSecrets", e.previous.imagePullSecrets, e.imagePullSecrets); err != nil {
+	if err := applyNamed(spec, "imagePullSecrets", e.previous.ImagePullSecrets, e.imagePullSecrets); err != nil {
 		return err
 	}
 	if err := e.applySysctls(spec); err != nil {
@@ -41,15 +41,15 @@ func (e edits) applyContainers(list *yaml.Node) {
 	var first, others []*yaml.Node
 	for _, generated := range e.initContainers {
 		container := elementOf(list, nameOf(generated))
-		if i := slices.Index(e.previous.initContainers, nameOf(generated)); container == nil || i < 0 {
+		if container == nil || !e.previous.addedContainer(nameOf(generated)) {
 			container = generated
 		} else {
-			mergeContainer(container, generated, e.previous.generatedAt(i))
+			mergeContainer(container, generated, e.previous.InitContainers[nameOf(generated)])
 		}
 		first = append(first, container)
 	}
 	for _, c := range elements(list) {
-		if !slices.Contains(e.previous.initContainers, nameOf(c)) {
+		if !e.previous.addedContainer(nameOf(c)) {
 			others = append(others, c)
 		}
 	}
@@ -60,18 +60,15 @@ func (e edits) applyContainers(list *yaml.Node) {
 func (e edits) applyVolumes(list *yaml.Node) {
 	names := volumeNames()
 	list.Content = slices.DeleteFunc(elements(list), func(v *yaml.Node) bool {
-		return slices.Contains(e.previous.volumes, nameOf(v)) && !slices.Contains(names, nameOf(v))
+		return e.previous.addedVolume(nameOf(v)) && !slices.Contains(names, nameOf(v))
 	})
 	for _, generated := range e.volumes {
 		at := slices.IndexFunc(list.Content, func(v *yaml.Node) bool { return nameOf(v) == nameOf(generated) })
-		i := slices.Index(e.previous.volumes, nameOf(generated))
 		switch {
 		case at < 0:
 			list.Content = append(list.Content, generated)
-		case i < 0 || e.previous.generatedAt(len(e.previous.initContainers)+i) != mark(generated):
-			if !same(list.Content[at], generated, true) {
-				list.Content[at] = generated
-			}
+		case e.previous.Volumes[nameOf(generated)] != mark(generated) && !same(list.Content[at], generated, true):
+			list.Content[at] = generated
 		}
 	}
 }
@@ -132,11 +129,11 @@ func setVariable(variables *yaml.Node, v corev1.EnvVar) error {
 
 // applySysctls changes the sysctls. It leaves no empty fields.
 func (e edits) applySysctls(spec *yaml.Node) error {
-	if len(e.sysctls) == 0 && len(e.previous.sysctls) == 0 {
+	if len(e.sysctls) == 0 && len(e.previous.Sysctls) == 0 {
 		return nil
 	}
 	context := ensure(spec, "securityContext", "", yaml.MappingNode)
-	err := applyNamed(context, "sysctls", e.previous.sysctls, e.sysctls)
+	err := applyNamed(context, "sysctls", e.previous.Sysctls, e.sysctls)
 	if len(context.Content) == 0 {
 		remove(spec, "securityContext")
 	}
@@ -153,12 +150,11 @@ func (e edits) applyDNS(spec *yaml.Node) error {
 	} else if err := update(spec, "dnsPolicy", e.dns.policy); err != nil {
 		return err
 	}
-	c := e.dns.config
-	if len(c.Nameservers)+len(c.Searches)+len(c.Options) == 0 {
-		remove(spec, "dnsConfig")
-		return nil
+	if config := e.dns.configOrNone(); config != nil {
+		return update(spec, "dnsConfig", config)
 	}
-	return update(spec, "dnsConfig", c)
+	remove(spec, "dnsConfig")
+	return nil
 }
 
 // applyNamed removes elements of a list by their names, and adds others after all that stay. It leaves no empty list.

@@ -72,7 +72,7 @@ func TestDecisions(t *testing.T) { // I3
 		}
 		text += map[string]string{
 			"-":      "",
-			"status": "  annotations: {nametap.dev/status: mode=rules;initContainers=nametap;volumes=nametap-state}\n",
+			"status": "  annotations: {nametap.dev/status: '{\"mode\":\"rules\",\"initContainers\":{\"nametap\":\"\"},\"volumes\":{\"nametap-state\":\"\"}}'}\n",
 			"broken": "  annotations: {nametap.dev/status: '?'}\n",
 			"lines":  "  annotations: {nametap.dev/status: \"?\\n\"}\n",
 			"mirror": "  annotations: {kubernetes.io/config.mirror: abc}\n",

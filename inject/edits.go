@@ -32,6 +32,14 @@ type dnsFields struct {
 	config corev1.PodDNSConfig
 }
 
+// configOrNone returns the configuration, nil if it is empty.
+func (f dnsFields) configOrNone() *corev1.PodDNSConfig {
+	if len(f.config.Nameservers)+len(f.config.Searches)+len(f.config.Options) == 0 {
+		return nil
+	}
+	return &f.config
+}
+
 // dnsCapture is the environment variable that switches on the DNS capture of Istio's agent: its
 // listener on port 15053 in istio-proxy, and the rules in istio-init or in Istio's CNI plugin, which
 // reads the environment of istio-proxy.
@@ -58,15 +66,15 @@ func newEdits(p *pod, ns Namespace, cfg Config) (edits, error) {
 	if reason := obstacle(p, previous, cfg); reason != "" {
 		return edits{}, errors.New(reason)
 	}
-	next, e := status{mode: cfg.Mode}, edits{previous: previous, ambient: p.ambient}
+	next, e := status{Mode: cfg.Mode, InitContainers: map[string]string{}, Volumes: map[string]string{}}, edits{previous: previous, ambient: p.ambient}
 	for _, name := range cfg.ImagePullSecrets {
-		if own := slices.Contains(p.Spec.ImagePullSecrets, named{name}); !own || slices.Contains(previous.imagePullSecrets, name) {
+		if own := slices.Contains(p.Spec.ImagePullSecrets, named{name}); !own || slices.Contains(previous.ImagePullSecrets, name) {
 			e.imagePullSecrets = append(e.imagePullSecrets, corev1.LocalObjectReference{Name: name})
-			next.imagePullSecrets = append(next.imagePullSecrets, name)
+			next.ImagePullSecrets = append(next.ImagePullSecrets, name)
 		}
 	}
 	own := ownDNS(p, previous)
-	if previous.mode == Resolv {
+	if previous.Mode == Resolv {
 		e.dns = &own
 	}
 	var nameservers []string
@@ -76,12 +84,12 @@ func newEdits(p *pod, ns Namespace, cfg Config) (edits, error) {
 			return edits{}, err
 		}
 		nameservers, e.dns = resolv.upstreams, &resolv.fields
-		next.clusterSearches, next.dnsPolicy, next.dns = resolv.clusterSearches, own.policy, own.config
+		next.ClusterSearches, next.DNSPolicy, next.DNSConfig = resolv.clusterSearches, own.policy, own.configOrNone()
 		if e.sysctls, err = missingSysctls(p, previous); err != nil {
 			return edits{}, err
 		}
 		for _, s := range e.sysctls {
-			next.sysctls = append(next.sysctls, s.Name)
+			next.Sysctls = append(next.Sysctls, s.Name)
 		}
 	}
 	if err := e.generate(p, environment(p, nameservers, cfg), cfg, &next); err != nil {
@@ -90,8 +98,8 @@ func newEdits(p *pod, ns Namespace, cfg Config) (edits, error) {
 	if p.hasIstio() {
 		e.istioEnv = &corev1.EnvVar{Name: dnsCapture, Value: "false"}
 	}
-	e.status = next.String()
-	return e, nil
+	e.status, err = next.text()
+	return e, err
 }
 
 // generate makes the containers and volumes, and notes them in the status.
@@ -106,7 +114,7 @@ func (e *edits) generate(p *pod, variables []corev1.EnvVar, cfg Config, next *st
 			return err
 		}
 		e.initContainers = append(e.initContainers, node)
-		next.initContainers, next.generated = append(next.initContainers, c.Name), append(next.generated, marks(node))
+		next.InitContainers[c.Name] = marks(node)
 	}
 	for _, v := range volumes(cfg) {
 		node, err := encode(v)
@@ -114,7 +122,7 @@ func (e *edits) generate(p *pod, variables []corev1.EnvVar, cfg Config, next *st
 			return err
 		}
 		e.volumes = append(e.volumes, node)
-		next.volumes, next.generated = append(next.volumes, v.Name), append(next.generated, mark(node))
+		next.Volumes[v.Name] = mark(node)
 	}
 	return nil
 }
@@ -125,26 +133,26 @@ func ownDNS(p *pod, previous status) dnsFields {
 	now := dnsFields{policy: p.Spec.DNSPolicy}
 	if p.Spec.DNSConfig != nil {
 		now.config = *p.Spec.DNSConfig
-		now.config.Options = nil
-		for _, o := range p.Spec.DNSConfig.Options {
-			now.config.Options = append(now.config.Options, parseOption(optionText(o))) // a name may have the value in it
-		}
 	}
-	if previous.mode != Resolv {
+	if previous.Mode != Resolv {
 		return now
 	}
 	policy := now.policy
 	if policy == "None" {
-		policy = previous.dnsPolicy
+		policy = previous.DNSPolicy
+	}
+	var before corev1.PodDNSConfig
+	if previous.DNSConfig != nil {
+		before = *previous.DNSConfig
 	}
 	var injectedOptions []string
-	if previous.dnsPolicy != "None" && !slices.ContainsFunc(previous.dns.Options, isNdots) {
+	if previous.DNSPolicy != "None" && !slices.ContainsFunc(before.Options, isNdots) {
 		injectedOptions = []string{optionText(clusterNdots())}
 	}
-	before, text := previous.dns, func(s string) string { return s }
+	text := func(s string) string { return s }
 	return dnsFields{policy, corev1.PodDNSConfig{
 		Nameservers: edited(before.Nameservers, slices.Concat(before.Nameservers, now.config.Nameservers), []string{loopback}, text),
-		Searches:    edited(before.Searches, now.config.Searches, previous.clusterSearches, text),
+		Searches:    edited(before.Searches, now.config.Searches, previous.ClusterSearches, text),
 		Options:     edited(before.Options, now.config.Options, injectedOptions, optionText),
 	}}
 }
@@ -180,7 +188,10 @@ func clusterNdots() corev1.PodDNSConfigOption {
 	return corev1.PodDNSConfigOption{Name: "ndots", Value: &five}
 }
 
-func isNdots(o corev1.PodDNSConfigOption) bool { return o.Name == "ndots" }
+func isNdots(o corev1.PodDNSConfigOption) bool {
+	name, _, _ := strings.Cut(o.Name, ":")
+	return name == "ndots"
+}
 
 // A resolvConf is the DNS of a pod in mode Resolv.
 type resolvConf struct {
@@ -192,9 +203,6 @@ type resolvConf struct {
 // newResolvConf returns the DNS of a pod whose only nameserver is the agent. Search list and options
 // are those that kubelet would write, without the search list of the node.
 func newResolvConf(own dnsFields, ns Namespace, cfg Config) (resolvConf, error) {
-	if !representable(own.config) {
-		return resolvConf{}, errors.New(notRepresentable())
-	}
 	for _, nameserver := range own.config.Nameservers {
 		if !canForward(nameserver) {
 			return resolvConf{}, errors.New(notForwarding(nameserver))
@@ -246,10 +254,6 @@ func longSearchList() string {
 	return fmt.Sprintf("with the search list of the cluster, that of dnsConfig has more than %d domains or %d characters: remove some, or use the mode %s", maxSearches, maxSearchList, Rules)
 }
 
-func notRepresentable() string {
-	return fmt.Sprintf("dnsConfig has an empty entry or one with a comma or a semicolon, which the annotation %s cannot keep: remove it, or use the mode %s", Status, Rules)
-}
-
 const noNameservers = "dnsPolicy is None and dnsConfig has no nameservers: add one"
 
 func notForwarding(nameserver string) string {
@@ -275,7 +279,7 @@ func distinct(list []string) []string {
 func missingSysctls(p *pod, previous status) ([]corev1.Sysctl, error) {
 	missing := []corev1.Sysctl{{Name: lowPorts, Value: strconv.Itoa(plainDNS)}}
 	for _, s := range p.Spec.SecurityContext.Sysctls {
-		if !slices.Contains(lowPortsNames(), s.Name) || slices.Contains(previous.sysctls, s.Name) {
+		if !slices.Contains(lowPortsNames(), s.Name) || slices.Contains(previous.Sysctls, s.Name) {
 			continue
 		}
 		if first, err := strconv.ParseUint(s.Value, 10, 16); err != nil || first > plainDNS {

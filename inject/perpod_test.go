@@ -56,7 +56,7 @@ func TestModeOfPod(t *testing.T) { // I16
 			annotations = "nametap.dev/mode: " + test.pod
 		}
 		pod, refusal := in(t, ns, annotated(annotations, ""), both)
-		if refusal != "" || !strings.HasPrefix(pod.Annotations[inject.Status], "mode="+test.want+";") {
+		if refusal != "" || !strings.HasPrefix(pod.Annotations[inject.Status], `{"mode":"`+test.want+`"`) {
 			t.Errorf("%+v: %s%s", test, pod.Annotations[inject.Status], refusal)
 		}
 	}

@@ -130,7 +130,7 @@ func (p *pod) hasIstio() bool {
 // application returns the containers of a pod that are neither of nametap nor of Istio.
 func (p *pod) application(previous status) []podContainer {
 	return slices.DeleteFunc(slices.Concat(p.Spec.InitContainers, p.Spec.Containers), func(c podContainer) bool {
-		return slices.Contains(istioContainers, c.Name) || slices.Contains(previous.initContainers, c.Name)
+		return slices.Contains(istioContainers, c.Name) || previous.addedContainer(c.Name)
 	})
 }
 
@@ -163,14 +163,14 @@ func obstacle(p *pod, previous status, cfg Config) string {
 
 // nameTaken returns which of the names of nametap something else in a pod has, or "".
 func nameTaken(p *pod, previous status) string {
-	kept := slices.DeleteFunc(slices.Clone(p.Spec.InitContainers), func(c podContainer) bool { return slices.Contains(previous.initContainers, c.Name) })
+	kept := slices.DeleteFunc(slices.Clone(p.Spec.InitContainers), func(c podContainer) bool { return previous.addedContainer(c.Name) })
 	for _, c := range slices.Concat(kept, p.Spec.Containers) {
 		if c.Name == agentName || c.Name == captureName {
 			return fmt.Sprintf("the pod has a container %.100q that was not injected: give it another name", c.Name)
 		}
 	}
 	for _, volume := range p.Spec.Volumes {
-		if slices.Contains(volumeNames(), volume.Name) && !slices.Contains(previous.volumes, volume.Name) {
+		if slices.Contains(volumeNames(), volume.Name) && !previous.addedVolume(volume.Name) {
 			return fmt.Sprintf("the pod has a volume %.100q that was not injected: give it another name", volume.Name)
 		}
 	}

@@ -33,14 +33,14 @@ func TestRefused(t *testing.T) { // I14
 	refused(t, spec(app+"  volumes: [{name: nametap-state, emptyDir: {}}]\n"), rules, `volume "nametap-state"`)
 	refused(t, spec(app+"  dnsPolicy: Default\n"), resolv, `dnsPolicy is Default`)
 	refused(t, spec(app+"  dnsPolicy: None\n"), resolv, `dnsConfig has no nameservers`)
-	refused(t, spec(app+"  dnsConfig: {options: [{name: 'a;b'}]}\n"), resolv, `with a comma or a semicolon`)
+	injected(t, spec(app+"  dnsConfig: {options: [{name: 'a;b'}, {name: 'ndots:2'}], searches: ['a,b']}\n"), resolv)
 
 	for _, nameserver := range []string{"127.0.0.1", "::1", "0.0.0.0", "224.0.0.251", "::ffff:192.0.2.1", "fe80::1%eth0", "dns.example", "192.0.2.1:53"} {
 		refused(t, spec(app+"  dnsPolicy: None\n  dnsConfig: {nameservers: [192.0.2.1, '"+nameserver+"']}\n"), resolv, fmt.Sprintf("the nameserver %q, to which the agent cannot forward", nameserver))
 	}
 	refused(t, spec(app+"  dnsConfig: {searches: ["+strings.Join(domains(30, ""), ", ")+"]}\n"), resolv, "more than 32 domains")
 	refused(t, spec(app+"  dnsConfig: {searches: ["+strings.Join(domains(20, strings.Repeat("a", 100)), ", ")+"]}\n"), resolv, "2048 characters")
-	status := "metadata: {annotations: {nametap.dev/status: 'mode=resolv;initContainers=nametap;volumes=nametap-state'}}\nspec:\n"
+	status := "metadata: {annotations: {nametap.dev/status: '{\"mode\":\"resolv\",\"initContainers\":{\"nametap\":\"\"},\"volumes\":{\"nametap-state\":\"\"}}'}}\nspec:\n"
 	refused(t, status+app+"  initContainers: [{name: nametap-capture, image: own}]\n", rules, `container "nametap-capture" that was not injected`)
 	refused(t, status+"  containers: [{name: nametap, image: own}]\n", rules, `container "nametap" that was not injected`)
 
@@ -84,7 +84,10 @@ func TestNamespaceName(t *testing.T) { // I2, I14
 // TestStatus checks that an annotation that another program wrote is refused.
 func TestStatus(t *testing.T) { // I2
 	t.Parallel()
-	for _, value := range []string{"", "injected", "mode=other", "mode=rules;", "mode=rules;volumes=", "mode=rules;volumes=data", "mode=rules;initContainers=nametap,prepare", "mode=resolv;sysctls=kernel.x", "mode=rules;more=x", "volumes=a"} {
+	for _, value := range []string{
+		"", "injected", "{}", `{"mode":"other"}`, `{"mode":"rules"} {}`, `{"mode":"rules","volumes":[]}`, `{"mode":"rules","volumes":{"data":""}}`,
+		`{"mode":"rules","initContainers":{"nametap":"","prepare":""}}`, `{"mode":"resolv","sysctls":["kernel.x"]}`, `{"mode":"rules","more":"x"}`, `{"volumes":{}}`,
+	} {
 		refused(t, "metadata: {annotations: {nametap.dev/status: '"+value+"'}}\nspec: {containers: [{name: app, image: app}]}\n", inject.Config{}, "annotation nametap.dev/status")
 	}
 }

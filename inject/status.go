@@ -1,65 +1,45 @@
 package inject
 
 import (
+	"bytes"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Status is the annotation that lists what was added to a pod, and what it replaced. Its form,
-// KEY=VALUE,VALUE;..., is short and easy to read in `kubectl get`.
+// Status is the annotation that lists what was added to a pod, and what it replaced, in JSON.
 const Status = "nametap.dev/status"
 
 // A status is the value of the annotation. The zero value is that of a pod without nametap.
 type status struct {
-	mode             Mode
-	initContainers   []string
-	volumes          []string
-	sysctls          []string
-	imagePullSecrets []string
-	// generated has the marks of what was generated, of each of initContainers and then of volumes.
-	generated []string
+	Mode Mode `json:"mode"`
+	// The names of what was added, with the marks of what was generated for it.
+	InitContainers   map[string]string `json:"initContainers"`
+	Volumes          map[string]string `json:"volumes"`
+	Sysctls          []string          `json:"sysctls,omitempty"`
+	ImagePullSecrets []string          `json:"imagePullSecrets,omitempty"`
 	// In mode Resolv, the search list of the cluster that was added, and what the pod itself had.
-	clusterSearches []string
-	dnsPolicy       string
-	dns             corev1.PodDNSConfig
+	ClusterSearches []string             `json:"clusterSearches,omitempty"`
+	DNSPolicy       string               `json:"dnsPolicy,omitempty"`
+	DNSConfig       *corev1.PodDNSConfig `json:"dnsConfig,omitempty"`
 }
 
-// String returns the value of the annotation. Empty lists are left out.
-func (s status) String() string {
-	parts := []string{"mode=" + string(s.mode)}
-	for _, list := range s.lists() {
-		if len(*list.values) > 0 {
-			parts = append(parts, list.key+"="+strings.Join(*list.values, ","))
-		}
-	}
-	if s.dnsPolicy != "" {
-		parts = append(parts, "dnsPolicy="+s.dnsPolicy)
-	}
-	var options []string
-	for _, o := range s.dns.Options {
-		options = append(options, optionText(o))
-	}
-	if len(options) > 0 {
-		parts = append(parts, "options="+strings.Join(options, ","))
-	}
-	return strings.Join(parts, ";")
+// addedContainer reports whether injection has added a container.
+func (s *status) addedContainer(name string) bool {
+	_, ok := s.InitContainers[name]
+	return ok
 }
 
-// A statusList is a key whose value is a list.
-type statusList struct {
-	key    string
-	values *[]string
-}
-
-// lists returns the lists of a status, in their order.
-func (s *status) lists() []statusList {
-	return []statusList{
-		{"initContainers", &s.initContainers}, {"volumes", &s.volumes}, {"sysctls", &s.sysctls}, {"imagePullSecrets", &s.imagePullSecrets}, {"generated", &s.generated}, {"clusterSearches", &s.clusterSearches},
-		{"nameservers", &s.dns.Nameservers}, {"searches", &s.dns.Searches},
-	}
+// addedVolume reports whether injection has added a volume.
+func (s *status) addedVolume(name string) bool {
+	_, ok := s.Volumes[name]
+	return ok
 }
 
 // parseStatus reads the annotation of a pod. A pod without it has the zero status.
@@ -69,61 +49,46 @@ func parseStatus(annotations map[string]string) (status, error) {
 		return status{}, nil
 	}
 	var s status
-	seen := map[string]bool{}
-	for part := range strings.SplitSeq(text, ";") {
-		key, value, _ := strings.Cut(part, "=")
-		err := s.parse(key, value)
-		if seen[key] {
-			err = fmt.Errorf("%s is there twice", key)
-		}
-		seen[key] = true
-		if err != nil {
-			return status{}, fmt.Errorf("annotation %s: %.1000q: %w: this version of nametap did not write it; remove it together with what it lists", Status, text, err)
+	decoder := json.NewDecoder(strings.NewReader(text))
+	decoder.DisallowUnknownFields()
+	err := decoder.Decode(&s)
+	if err == nil {
+		if _, more := decoder.Token(); !errors.Is(more, io.EOF) {
+			err = errors.New("something follows the value")
 		}
 	}
-	for _, name := range slices.Concat(s.initContainers, s.volumes) {
-		if name != agentName && !strings.HasPrefix(name, agentName+"-") {
-			return status{}, fmt.Errorf("annotation %s: %.1000q lists %.1000q, which nametap never adds; remove the annotation together with what nametap has added", Status, text, name)
-		}
+	if err == nil {
+		err = s.check()
 	}
-	if len(s.sysctls) > 0 && !slices.Equal(s.sysctls, []string{lowPorts}) {
-		return status{}, fmt.Errorf("annotation %s: %.1000q: want the sysctl %s only", Status, text, lowPorts)
-	}
-	if s.mode == "" {
-		return status{}, fmt.Errorf("annotation %s: %.1000q: want mode=%s or mode=%s", Status, text, Rules, Resolv)
+	if err != nil {
+		return status{}, fmt.Errorf("annotation %s: %.1000q: %w: this version of nametap did not write it; remove it together with what it lists", Status, text, err)
 	}
 	return s, nil
 }
 
-// generatedAt returns the marks of an element, "" if they are not known.
-func (s *status) generatedAt(i int) string {
-	if i < len(s.generated) {
-		return s.generated[i]
-	}
-	return ""
-}
-
-// parse reads one part.
-func (s *status) parse(key, value string) error {
-	lists := s.lists()
-	i := slices.IndexFunc(lists, func(l statusList) bool { return l.key == key })
-	switch {
-	case value == "":
-		return fmt.Errorf("want KEY=VALUE, not %.100q", key)
-	case i >= 0:
-		*lists[i].values = strings.Split(value, ",")
-	case key == "mode" && (Mode(value) == Rules || Mode(value) == Resolv):
-		s.mode = Mode(value)
-	case key == "dnsPolicy":
-		s.dnsPolicy = value
-	case key == "options":
-		for option := range strings.SplitSeq(value, ",") {
-			s.dns.Options = append(s.dns.Options, parseOption(option))
+// check returns an error that names what nametap does not write.
+func (s *status) check() error {
+	for _, name := range slices.Concat(slices.Sorted(maps.Keys(s.InitContainers)), slices.Sorted(maps.Keys(s.Volumes))) {
+		if name != agentName && !strings.HasPrefix(name, agentName+"-") {
+			return fmt.Errorf("%.1000q is never added", name)
 		}
-	default:
-		return fmt.Errorf("unknown part %s=%s", key, value)
+	}
+	if len(s.Sysctls) > 0 && !slices.Equal(s.Sysctls, []string{lowPorts}) {
+		return fmt.Errorf("want the sysctl %s only", lowPorts)
+	}
+	if s.Mode != Rules && s.Mode != Resolv {
+		return fmt.Errorf("want the mode %s or %s", Rules, Resolv)
 	}
 	return nil
+}
+
+// text returns the value of the annotation.
+func (s *status) text() (string, error) {
+	var text bytes.Buffer
+	encoder := json.NewEncoder(&text)
+	encoder.SetEscapeHTML(false)
+	err := encoder.Encode(s)
+	return strings.TrimSpace(text.String()), err
 }
 
 // optionText returns an option as it is in resolv.conf.
@@ -132,20 +97,4 @@ func optionText(o corev1.PodDNSConfigOption) string {
 		return o.Name
 	}
 	return o.Name + ":" + *o.Value
-}
-
-func parseOption(text string) corev1.PodDNSConfigOption {
-	name, value, ok := strings.Cut(text, ":")
-	if !ok {
-		return corev1.PodDNSConfigOption{Name: name}
-	}
-	return corev1.PodDNSConfigOption{Name: name, Value: &value}
-}
-
-// representable reports whether a status with this configuration can be read again.
-func representable(dns corev1.PodDNSConfig) bool {
-	original := status{mode: Resolv, dns: dns}
-	again, err := parseStatus(map[string]string{Status: original.String()})
-	return err == nil && again.String() == original.String() && len(again.dns.Options) == len(dns.Options) &&
-		len(again.dns.Searches) == len(dns.Searches) && len(again.dns.Nameservers) == len(dns.Nameservers)
 }

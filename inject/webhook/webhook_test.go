@@ -331,7 +331,7 @@ func FuzzReview(f *testing.F) { // I10
 	f.Add([]byte(question("pods", "CREATE", pod)))
 	f.Add([]byte(question("services", "CREATE", pod)))
 	f.Add([]byte(question("pods", "CREATE", `{"spec":{"containers":[{"name":"istio-proxy","env":[{"name":"ISTIO_META_DNS_CAPTURE","value":"true"}]}]}}`)))
-	f.Add([]byte(question("pods", "CREATE", `{"metadata":{"annotations":{"nametap.dev/status":"mode=resolv"}},"spec":{"containers":[{"name":"a"}],"dnsConfig":{"nameservers":null}}}`)))
+	f.Add([]byte(question("pods", "CREATE", `{"metadata":{"annotations":{"nametap.dev/status":"{\"mode\":\"resolv\"}"}},"spec":{"containers":[{"name":"a"}],"dnsConfig":{"nameservers":null}}}`)))
 	f.Add([]byte(`null`))
 	hook := webhook.New(webhook.Config{})
 	f.Fuzz(func(t *testing.T, body []byte) {

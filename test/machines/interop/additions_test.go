@@ -131,9 +131,15 @@ func (c *injectedCluster) compareAdditions(t *testing.T, mode, level string, pod
 	t.Helper()
 	settings := injectModes[mode]
 	c.setInjectConfig(settings)
-	wait.Until(t, "the settings are in use", func() bool {
+	injected, err := c.inject("webhook-privileged", "apiVersion: v1\nkind: Pod\n"+plainPod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	offline, err := c.dryRun("offline-privileged", injected)
+	want := additionsVerdict(t, offline, err)
+	wait.Until(t, "the settings of mode "+mode+" are in use", func() bool {
 		pod, err := c.dryRun("webhook-privileged", plainPod)
-		return err == nil && strings.HasPrefix(pod.Annotations[injectStatus], "mode="+mode+";")
+		return cmp.Equal(want, additionsVerdict(t, pod, err))
 	})
 	accepted := 0
 	for name, text := range pods {

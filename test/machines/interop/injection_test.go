@@ -85,7 +85,7 @@ func verdictOf(tb testing.TB, pod *corev1.Pod, err error) verdict {
 	slices.SortStableFunc(v.Spec.Volumes, func(a, b corev1.Volume) int { return strings.Compare(a.Name, b.Name) })
 	// The API server sets the default before it asks for admission, so that is the pod's own policy then.
 	if s := v.Annotations[injectStatus]; s != "" {
-		v.Annotations[injectStatus] = strings.Replace(s, ";dnsPolicy=ClusterFirst", "", 1)
+		v.Annotations[injectStatus] = strings.Replace(s, `,"dnsPolicy":"ClusterFirst"`, "", 1)
 	}
 	return v
 }
@@ -201,7 +201,7 @@ func TestInjectionDecisions(t *testing.T) { // I3
 		}
 		text += map[string]string{
 			"-":      "",
-			"status": "  annotations: {nametap.dev/status: mode=rules;initContainers=nametap;volumes=nametap-state}\n",
+			"status": "  annotations: {nametap.dev/status: '{\"mode\":\"rules\",\"initContainers\":{\"nametap\":\"\"},\"volumes\":{\"nametap-state\":\"\"}}'}\n",
 			"broken": "  annotations: {nametap.dev/status: '?'}\n",
 			"lines":  "  annotations: {nametap.dev/status: \"?\\n\"}\n",
 			"mirror": "  annotations: {kubernetes.io/config.mirror: abc}\n",

@@ -55,7 +55,7 @@ func TestNamespaces(t *testing.T) { // I11, I16, I17, I18
 			continue
 		}
 		agent := pod.Spec.InitContainers[0]
-		if !strings.HasPrefix(pod.Annotations[injectStatus], "mode="+test.mode+";") || variable(agent, "NAMETAP_DNS_ADDR") != test.address || *agent.SecurityContext.RunAsUser != test.user {
+		if !strings.HasPrefix(pod.Annotations[injectStatus], `{"mode":"`+test.mode+`"`) || variable(agent, "NAMETAP_DNS_ADDR") != test.address || *agent.SecurityContext.RunAsUser != test.user {
 			t.Errorf("%s: %v %+v", name, pod.Annotations, agent)
 		}
 		if got := pod.Annotations["ambient.istio.io/dns-capture"]; (got == "false") != (name == "ambient") {

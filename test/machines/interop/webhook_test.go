@@ -243,7 +243,7 @@ func TestPodSecurity(t *testing.T) { // I11
 		c.setInjectConfig(settings)
 		wait.Until(t, "the settings are in use", func() bool {
 			pod, err := c.dryRun("privileged", text)
-			return err == nil && strings.HasPrefix(pod.Annotations[injectStatus], "mode="+mode+";")
+			return err == nil && strings.HasPrefix(pod.Annotations[injectStatus], `{"mode":"`+mode+`"`)
 		})
 		for _, level := range []string{"baseline", "restricted"} {
 			_, err := c.dryRun(level, text)
