@@ -11,13 +11,13 @@ import (
 	"github.com/nametap/nametap/inject"
 )
 
-// patched applies a JSON patch whose paths have two parts.
+// patched applies a JSON patch to an object.
 func patched(t *testing.T, object, patch []byte) string {
 	t.Helper()
-	var tree map[string]any
+	var tree map[string]json.RawMessage
 	var operations []struct {
 		Op, Path string
-		Value    any
+		Value    json.RawMessage
 	}
 	if err := json.Unmarshal(object, &tree); err != nil {
 		t.Fatal(err)
@@ -26,22 +26,11 @@ func patched(t *testing.T, object, patch []byte) string {
 		t.Fatalf("%v: %s", err, patch)
 	}
 	for _, o := range operations {
-		parts := strings.Split(o.Path, "/")
-		target := tree
-		if len(parts) == 3 {
-			target = tree[parts[1]].(map[string]any)
+		key, ok := strings.CutPrefix(o.Path, "/")
+		if o.Op != "add" || !ok || strings.Contains(key, "/") {
+			t.Errorf("operation %s of %s", o.Op, o.Path)
 		}
-		switch key := parts[len(parts)-1]; o.Op {
-		case "add":
-			target[key] = o.Value
-		case "remove":
-			if _, ok := target[key]; !ok {
-				t.Errorf("%s is not in the pod", o.Path)
-			}
-			delete(target, key)
-		default:
-			t.Errorf("operation %s", o.Op)
-		}
+		tree[key] = o.Value
 	}
 	text, err := json.Marshal(tree)
 	if err != nil {
