@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/nametap/nametap/discovery"
+	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/inject/webhook"
 	"github.com/nametap/nametap/internal/settings"
 )
@@ -19,6 +20,8 @@ type injector struct {
 	addr    string
 	config  string
 	webhook string // name of the MutatingWebhookConfiguration
+
+	namespaces source.Namespaces // of the pods; nil without an API server
 }
 
 func (i *injector) addFlags(g settings.Group) {
@@ -46,9 +49,10 @@ func (i *injector) open(cfg *discovery.Config, logger *slog.Logger) (*webhook.We
 	}
 	if access != nil {
 		var err error
-		if settings.Namespace, err = access.Namespaces(); err != nil {
+		if i.namespaces, err = access.NewNamespaces(logger); err != nil {
 			return nil, err
 		}
+		settings.Namespace = i.namespaces.Read
 	}
 	hook := webhook.New(settings)
 	for _, metric := range hook.Metrics() {
@@ -65,6 +69,12 @@ func (i *injector) serve(ctx context.Context, group *errgroup.Group, hook *webho
 	ln, err := lc.Listen(ctx, "tcp", i.addr)
 	if err != nil {
 		return fmt.Errorf("serving the webhook on %s: %w: use another address, or none (--inject-addr)", i.addr, err)
+	}
+	if i.namespaces != nil {
+		group.Go(func() error {
+			i.namespaces.Run(ctx)
+			return nil
+		})
 	}
 	group.Go(func() error { return hook.Serve(ctx, ln, server.Certificate) })
 	return nil

@@ -29,12 +29,18 @@ type API interface {
 	// Reviewer returns a function that asks the API server whose a token is (TokenReview). A token of
 	// another audience is refused.
 	Reviewer(audience string) (auth.Review, error)
-	// Namespaces returns a function that asks the API server for the labels and annotations of a namespace.
-	Namespaces() (ReadNamespace, error)
+	// NewNamespaces returns the namespaces of the API server.
+	NewNamespaces(log *slog.Logger) (Namespaces, error)
 }
 
-// ReadNamespace returns the labels and annotations of a namespace. It is safe for concurrent use.
-type ReadNamespace func(ctx context.Context, name string) (labels, annotations map[string]string, err error)
+// Namespaces follows the labels and annotations of namespaces. Call Run once.
+type Namespaces interface {
+	// Run follows the namespaces until ctx ends.
+	Run(ctx context.Context)
+	// Read returns the labels and annotations of a namespace, which the caller must not change. It is safe for
+	// concurrent use, also before Run.
+	Read(ctx context.Context, name string) (labels, annotations map[string]string, err error)
+}
 
 // ObjectsConfig configures [Objects].
 type ObjectsConfig struct {

