@@ -1,6 +1,38 @@
-{{/* The image of a name, such as nametap-discovery. */}}
+{{/* Refuses values that contradict each other. Every template includes it first, so all refuse the same. */}}
+{{- define "nametap.check" -}}
+{{- include "nametap.checkNull" . }}
+{{- with .Values.image }}
+{{- if contains "@" .tag }}
+{{- fail (printf "image.tag is %q, but each of the three images has a digest of its own: set image.tag to the tag alone, and image.agent.digest, image.init.digest and image.discovery.digest" .tag) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Refuses null for values that are neither a list nor a map of the user's. Helm removes such a value, so that it is
+missing. */}}
+{{- define "nametap.checkNull" -}}
+{{- $values := .Values }}
+{{- range $path := list "image" "image.registry" "image.tag" "image.pullPolicy"
+  "image.agent" "image.agent.name" "image.agent.digest" "image.init" "image.init.name" "image.init.digest"
+  "image.discovery" "image.discovery.name" "image.discovery.digest"
+  "discovery" "discovery.enabled" "discovery.replicas" "discovery.plaintext" "discovery.priorityClassName"
+  "discovery.networkPolicy" "discovery.networkPolicy.enabled" "discovery.networkPolicy.apiServerPorts"
+  "injection" "injection.webhook" "injection.mode" "injection.controlPlane" "injection.rootCert" "injection.clusterID" "injection.clusterDomain" }}
+{{- $value := $values }}
+{{- range $key := splitList "." $path }}
+{{- $value = index $value $key }}
+{{- if kindIs "invalid" $value }}
+{{- fail (printf "%s is null: leave it out to have its default" $path) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* An image: "agent", "init" or "discovery". */}}
 {{- define "nametap.image" -}}
-{{- with .root.Values.image.registry }}{{ . }}/{{ end }}{{ .name }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{- $image := get .root.Values.image .image }}
+{{- with .root.Values.image.registry }}{{ . }}/{{ end }}{{ $image.name }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{- with $image.digest }}@{{ . }}{{ end }}
 {{- end }}
 
 {{/* The control plane of injected pods. */}}
@@ -38,5 +70,5 @@ of another control plane is not known. */}}
 
 {{/* The namespaces that are never injected, in JSON. The pods of the release do not wait for themselves. */}}
 {{- define "nametap.ignoredNamespaces" -}}
-{{- append .Values.injection.ignoredNamespaces .Release.Namespace | uniq | toJson }}
+{{- append (.Values.injection.ignoredNamespaces | default list) .Release.Namespace | uniq | toJson }}
 {{- end }}

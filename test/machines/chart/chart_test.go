@@ -22,6 +22,7 @@ import (
 	kyaml "sigs.k8s.io/yaml"
 
 	"github.com/nametap/nametap/inject"
+	"github.com/nametap/nametap/internal/version"
 	"github.com/nametap/nametap/test/machines/peers"
 )
 
@@ -340,6 +341,8 @@ func TestRefused(t *testing.T) { // P9
 			`{injection: {clusterDomain: "a\nmode: resolv"}}`:           {"injection", "clusterDomain"},
 			`{discovery: {priorityClassName: "a b"}}`:                   {"discovery", "priorityClassName"},
 			`{image: {registry: "a #b"}}`:                               {"image", "registry"},
+			`{image: {agent: {digest: "sha256:12"}}}`:                   {"image", "digest"},
+			`{image: {tag: "1.2@` + digest + `"}}`:                      {"image.tag is", "set image.tag to the tag alone, and image.agent.digest"},
 			`{image: {tag: 1.2}}`:                                       {"image", "tag"},
 			`{injection: {ignoredNamespaces: kube-system}}`:             {"injection", "ignoredNamespaces"},
 			`{injection: {image: nametap}}`:                             {"injection", "image"},
@@ -355,6 +358,60 @@ func TestRefused(t *testing.T) { // P9
 				}
 			}
 		}
+	})
+}
+
+// digest is that of an image.
+const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
+// TestImages checks that each image has a name and a digest of its own.
+func TestImages(t *testing.T) { // P9
+	versions(t, func(h helm) {
+		t := h.t
+		all := h.render(`{image: {registry: "registry.example.com:5000/mesh", agent: {name: team/agent}, init: {digest: "` + digest + `"}, discovery: {name: control-plane}}}`)
+		cfg := injection(t, all)
+		got := []string{cfg.Image, cfg.InitImage, read[appsv1.Deployment](t, all, deployment).Spec.Template.Spec.Containers[0].Image}
+		want := []string{"team/agent:" + version.Release(), "nametap-init:" + version.Release() + "@" + digest, "control-plane:" + version.Release()}
+		for i := range want {
+			want[i] = "registry.example.com:5000/mesh/" + want[i]
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// TestNull gives null to each value: it is empty if it is a list or a map, or refused with a sentence.
+func TestNull(t *testing.T) { // P9
+	text, err := os.ReadFile(filepath.Join(chart, "values.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var defaults map[string]any
+	if err := kyaml.Unmarshal(text, &defaults); err != nil {
+		t.Fatal(err)
+	}
+	versions(t, func(h helm) {
+		t := h.t
+		var walk func(path []string, values map[string]any)
+		walk = func(path []string, values map[string]any) {
+			for key, value := range values {
+				path := append(slices.Clone(path), key)
+				section, isMap := value.(map[string]any)
+				if isMap {
+					walk(path, section)
+				}
+				name := strings.Join(path, ".")
+				_, err := h.template("{" + strings.Join(path, ": {") + ": null" + strings.Repeat("}", len(path)))
+				if err != nil && !strings.Contains(err.Error(), name+" is null: leave it out to have its default") {
+					t.Errorf("%s: %v", name, err)
+				}
+				if _, isList := value.([]any); err == nil && !isMap && !isList && !strings.Contains(name, "podAnnotations.") && !strings.Contains(name, "resources.") {
+					t.Errorf("%s: null is accepted", name)
+				}
+			}
+		}
+		walk(nil, defaults)
 	})
 }
 
