@@ -28,8 +28,13 @@ func TestDiscovery(t *testing.T) {
 	all := load(t, "discovery")
 	pod := all.deployment.Spec.Template
 	server := pod.Spec.Containers[0]
-	confined(t, server, agentID)
+	confined(t, server, ofImage)
 	mounted(t, pod.Spec)
+	for _, volume := range pod.Spec.Volumes { // the rules of `kubectl drain` and Cluster Autoscaler
+		if volume.EmptyDir != nil || volume.HostPath != nil {
+			t.Errorf("the volume %s keeps the node from being drained", volume.Name)
+		}
+	}
 	a := fakekube.Start(t)
 	a.Put(fakekube.Services, "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: default}\nspec: {clusterIP: 10.96.0.1}\n")
 	args := append(slices.Clone(server.Args), "--kubeconfig="+a.Kubeconfig(), "--print-table", "--state-dir=")

@@ -65,18 +65,24 @@ func load(t *testing.T, variant string) objects {
 	return all
 }
 
+// ofImage is the user of an image, which the image names by its number.
+const ofImage = -1
+
 // confined fails the test unless a container has exactly these rights. A container of root says so,
 // because kubelet would not start it in a pod with runAsNonRoot otherwise.
 func confined(t *testing.T, c corev1.Container, user int64, capabilities ...corev1.Capability) {
 	t.Helper()
 	is, no := true, false
-	root := &no
+	root, id := &no, &user
 	if user != 0 {
 		root = &is
 	}
+	if user == ofImage {
+		id = nil
+	}
 	got := *c.SecurityContext
 	want := corev1.SecurityContext{
-		RunAsUser: &user, RunAsGroup: &user, RunAsNonRoot: root,
+		RunAsUser: id, RunAsGroup: id, RunAsNonRoot: root,
 		AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &is,
 		Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: capabilities},
 	}

@@ -1,9 +1,43 @@
 {{/* Refuses values that contradict each other. Every template includes it first, so all refuse the same. */}}
 {{- define "nametap.check" -}}
 {{- include "nametap.checkNull" . }}
+{{- include "nametap.checkVolumes" . }}
 {{- with .Values.image }}
 {{- if contains "@" .tag }}
 {{- fail (printf "image.tag is %q, but each of the three images has a digest of its own: set image.tag to the tag alone, and image.agent.digest, image.init.digest and image.discovery.digest" .tag) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Refuses files in discovery.settings without a volume for them, and mounts without a volume. */}}
+{{- define "nametap.checkVolumes" -}}
+{{- $names := list }}
+{{- range .Values.discovery.extraVolumes }}
+{{- if has .name $names }}
+{{- fail (printf "discovery.extraVolumes has %q twice: give each volume another name" .name) }}
+{{- end }}
+{{- $names = append $names .name }}
+{{- end }}
+{{- $paths := list }}
+{{- range .Values.discovery.extraVolumeMounts }}
+{{- if not (has .name $names) }}
+{{- fail (printf "discovery.extraVolumeMounts mounts %q, which is not in discovery.extraVolumes: add it there" .name) }}
+{{- end }}
+{{- if has .mountPath (concat $paths (list "/etc/nametap-inject" "/etc/nametap-tls")) }}
+{{- fail (printf "discovery.extraVolumeMounts mounts a second volume at %q: choose another path" .mountPath) }}
+{{- end }}
+{{- $paths = append $paths .mountPath }}
+{{- end }}
+{{- range $name := list "config-dir" "kubeconfig" "state-dir" "tls-client-ca" }}
+{{- $file := include "nametap.text" (get ($.Values.discovery.settings | default dict) $name) }}
+{{- $mounted := not $file }}
+{{- range $paths }}
+{{- if or (eq $file .) (hasPrefix (printf "%s/" .) $file) }}
+{{- $mounted = true }}
+{{- end }}
+{{- end }}
+{{- if not $mounted }}
+{{- fail (printf "discovery.settings.%s is %q, which no volume has: add a volume to discovery.extraVolumes, and its directory to discovery.extraVolumeMounts" $name $file) }}
 {{- end }}
 {{- end }}
 {{- end }}

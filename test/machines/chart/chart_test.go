@@ -255,7 +255,7 @@ func TestValues(t *testing.T) { // P9
 			"memory":      "1Gi", "requests": 2, "priority": "system-cluster-critical",
 			"nodes": map[string]string{"disk": "ssd"}, "tolerations": []corev1.Toleration{{Key: "k", Operator: corev1.TolerationOpExists}}, "affinity": true,
 			"args": []string{
-				"--tls-addr=:15012", "--tls-secret=nametap-system/nametap-discovery-tls", "--lease=nametap-system/nametap-discovery", "--drain=5s",
+				"--tls-addr=:15012", "--tls-secret=nametap-system/nametap-discovery-tls", "--lease=nametap-system/nametap-discovery", "--state-dir=", "--drain=5s",
 				"--inject-addr=:15017", "--inject-config=/etc/nametap-inject/inject.yaml", "--allow-empty=true", "--log-level=debug", "--max-clients=5000000",
 			},
 			"ports": 3, "service": 3,
@@ -269,6 +269,11 @@ func TestValues(t *testing.T) { // P9
 		}
 		if _, ok := h.render("{discovery: {networkPolicy: {enabled: false}}}")[policy]; ok {
 			t.Error("a NetworkPolicy that is switched off")
+		}
+		withFiles := read[appsv1.Deployment](t, h.render(`{discovery: {settings: {state-dir: /state/own, kubeconfig: /etc/k/config}, extraVolumes: [{name: state, emptyDir: {sizeLimit: 1Gi}},
+			{name: k, secret: {secretName: k}}], extraVolumeMounts: [{name: state, mountPath: /state}, {name: k, mountPath: /etc/k, readOnly: true}]}}`), deployment).Spec.Template.Spec
+		if args := withFiles.Containers[0].Args; len(withFiles.Volumes) != 3 || len(withFiles.Containers[0].VolumeMounts) != 3 || !slices.Contains(args, "--state-dir=/state/own") || slices.Contains(args, "--state-dir=") {
+			t.Errorf("with files: %+v", withFiles)
 		}
 		// With istiod, only settings are left.
 		rest := h.render("{discovery: {enabled: false}}")
@@ -319,33 +324,40 @@ func TestRefused(t *testing.T) { // P9
 			`{discovery: {networkPolicy: {client: [192.0.2.0/24]}}}`:    {"discovery", "networkPolicy", "client"},
 			`{discovery: {networkPolicy: {clients: [vm.example.com]}}}`: {"discovery", "networkPolicy", "clients"},
 			`{discovery: {networkPolicy: {apiServerPorts: []}}}`:        {"discovery", "networkPolicy", "apiServerPorts"},
-			`{image: {repository: nametap}}`:                            {"image", "repository"},
-			`{image: {registry: registry.example.com/}}`:                {"image", "registry"},
-			`{image: {pullPolicy: Sometimes}}`:                          {"image", "pullPolicy"},
-			`{discovery: {enabled: false}, injection: {webhook: true}}`: {"injection.webhook needs discovery.enabled"},
-			`{injection: {mode: iptables}}`:                             {"injection", "mode"},
-			`{injection: {mode: resolv}}`:                               {"injection", "nameservers"},
-			`{injection: {controlPlane: istiod.istio-system.svc}}`:      {"injection", "controlPlane"},
-			`{injection: {settings: {xds-addr: "istiod:15012"}}}`:       {"xds-addr"},
-			`{injection: {settings: {cache-sise: 8MiB}}}`:               {"cache-sise"},
-			`{injection: {settings: {cacheSize: 8MiB}}}`:                {"cacheSize"},
-			`{discovery: {settings: {log-levels: debug}}}`:              {"log-levels"},
-			`{injection: {controlPlane: "a b:15012"}}`:                  {"injection", "controlPlane"},
-			`{injection: {controlPlane: "fd00::1:15012"}}`:              {"injection", "controlPlane"},
-			`{injection: {controlPlane: "a:1\n"}}`:                      {"injection", "controlPlane"},
-			`{injection: {rootCert: "a\nb"}}`:                           {"injection", "rootCert"},
-			`{injection: {rootCert: 1}}`:                                {"injection", "rootCert"},
-			`{injection: {clusterID: "a\nb"}}`:                          {"injection", "clusterID"},
-			`{injection: {clusterID: 1}}`:                               {"injection", "clusterID"},
-			`{injection: {clusterDomain: ""}}`:                          {"injection", "clusterDomain"},
-			`{injection: {clusterDomain: "a\nmode: resolv"}}`:           {"injection", "clusterDomain"},
-			`{discovery: {priorityClassName: "a b"}}`:                   {"discovery", "priorityClassName"},
-			`{image: {registry: "a #b"}}`:                               {"image", "registry"},
-			`{image: {agent: {digest: "sha256:12"}}}`:                   {"image", "digest"},
-			`{image: {tag: "1.2@` + digest + `"}}`:                      {"image.tag is", "set image.tag to the tag alone, and image.agent.digest"},
-			`{image: {tag: 1.2}}`:                                       {"image", "tag"},
-			`{injection: {ignoredNamespaces: kube-system}}`:             {"injection", "ignoredNamespaces"},
-			`{injection: {image: nametap}}`:                             {"injection", "image"},
+			`{discovery: {settings: {kubeconfig: /etc/k/config}}}`:      {`discovery.settings.kubeconfig is "/etc/k/config"`, "discovery.extraVolumeMounts"},
+			`{discovery: {settings: {state-dir: /s}, extraVolumes: [{name: s, emptyDir: {}}], extraVolumeMounts: [{name: s, mountPath: /sa}]}}`: {`discovery.settings.state-dir is "/s"`},
+			`{discovery: {extraVolumeMounts: [{name: s, mountPath: /s}]}}`:                                                                      {`mounts "s"`, "discovery.extraVolumes: add it"},
+			`{discovery: {extraVolumes: [{name: inject, emptyDir: {}}]}}`:                                                                       {"extraVolumes"},
+			`{discovery: {extraVolumes: [{name: a, emptyDir: {}}, {name: a, emptyDir: {}}]}}`:                                                   {`"a" twice`},
+			`{discovery: {extraVolumes: [{name: a, emptyDir: {}}], extraVolumeMounts: [{name: a, mountPath: /etc/nametap-inject}]}}`:            {"second volume"},
+			`{discovery: {resources: {requests: {memory: lots}}}}`:                                                                              {"resources"},
+			`{image: {repository: nametap}}`:                                                                                                    {"image", "repository"},
+			`{image: {registry: registry.example.com/}}`:                                                                                        {"image", "registry"},
+			`{image: {pullPolicy: Sometimes}}`:                                                                                                  {"image", "pullPolicy"},
+			`{discovery: {enabled: false}, injection: {webhook: true}}`:                                                                         {"injection.webhook needs discovery.enabled"},
+			`{injection: {mode: iptables}}`:                                                                                                     {"injection", "mode"},
+			`{injection: {mode: resolv}}`:                                                                                                       {"injection", "nameservers"},
+			`{injection: {controlPlane: istiod.istio-system.svc}}`:                                                                              {"injection", "controlPlane"},
+			`{injection: {settings: {xds-addr: "istiod:15012"}}}`:                                                                               {"xds-addr"},
+			`{injection: {settings: {cache-sise: 8MiB}}}`:                                                                                       {"cache-sise"},
+			`{injection: {settings: {cacheSize: 8MiB}}}`:                                                                                        {"cacheSize"},
+			`{discovery: {settings: {log-levels: debug}}}`:                                                                                      {"log-levels"},
+			`{injection: {controlPlane: "a b:15012"}}`:                                                                                          {"injection", "controlPlane"},
+			`{injection: {controlPlane: "fd00::1:15012"}}`:                                                                                      {"injection", "controlPlane"},
+			`{injection: {controlPlane: "a:1\n"}}`:                                                                                              {"injection", "controlPlane"},
+			`{injection: {rootCert: "a\nb"}}`:                                                                                                   {"injection", "rootCert"},
+			`{injection: {rootCert: 1}}`:                                                                                                        {"injection", "rootCert"},
+			`{injection: {clusterID: "a\nb"}}`:                                                                                                  {"injection", "clusterID"},
+			`{injection: {clusterID: 1}}`:                                                                                                       {"injection", "clusterID"},
+			`{injection: {clusterDomain: ""}}`:                                                                                                  {"injection", "clusterDomain"},
+			`{injection: {clusterDomain: "a\nmode: resolv"}}`:                                                                                   {"injection", "clusterDomain"},
+			`{discovery: {priorityClassName: "a b"}}`:                                                                                           {"discovery", "priorityClassName"},
+			`{image: {registry: "a #b"}}`:                                                                                                       {"image", "registry"},
+			`{image: {agent: {digest: "sha256:12"}}}`:                                                                                           {"image", "digest"},
+			`{image: {tag: "1.2@` + digest + `"}}`:                                                                                              {"image.tag is", "set image.tag to the tag alone, and image.agent.digest"},
+			`{image: {tag: 1.2}}`:                                                                                                               {"image", "tag"},
+			`{injection: {ignoredNamespaces: kube-system}}`:                                                                                     {"injection", "ignoredNamespaces"},
+			`{injection: {image: nametap}}`:                                                                                                     {"injection", "image"},
 		} {
 			_, err := h.template(values)
 			if err == nil {
@@ -427,7 +439,7 @@ func TestClosed(t *testing.T) { // P9
 		t.Fatal(err)
 	}
 	// Objects of Kubernetes, which the API server checks, and the values of a parent chart.
-	free := []string{"/global", "/discovery/resources", "/discovery/affinity"}
+	free := []string{"/global", "/discovery/affinity"}
 	seen := 0
 	var walk func(path string, node map[string]any)
 	walk = func(path string, node map[string]any) {
