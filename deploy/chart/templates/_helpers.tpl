@@ -2,10 +2,58 @@
 {{- define "nametap.check" -}}
 {{- include "nametap.checkNull" . }}
 {{- include "nametap.checkVolumes" . }}
+{{- include "nametap.checkSettings" . }}
 {{- with .Values.image }}
 {{- if contains "@" .tag }}
 {{- fail (printf "image.tag is %q, but each of the three images has a digest of its own: set image.tag to the tag alone, and image.agent.digest, image.init.digest and image.discovery.digest" .tag) }}
 {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Refuses settings of nametap-discovery that contradict other values. */}}
+{{- define "nametap.checkSettings" -}}
+{{- $settings := .Values.discovery.settings | default dict }}
+{{- range $name := list "tls-cert" "tls-key" }}
+{{- if hasKey $settings $name }}
+{{- fail (printf "discovery.settings.%s stands beside the Secret that nametap-discovery makes: set discovery.tls.secret to a Secret with tls.crt and tls.key instead" $name) }}
+{{- end }}
+{{- end }}
+{{- with .Values.discovery.tls.secret }}
+{{- range $name := list "tls-names" "tls-ca-configmap" }}
+{{- if hasKey $settings $name }}
+{{- fail (printf "discovery.settings.%s is for the certificate that nametap-discovery makes, and discovery.tls.secret has another one: leave one of them out" $name) }}
+{{- end }}
+{{- end }}
+{{- if eq . "nametap-discovery-tls" }}
+{{- fail "discovery.tls.secret is \"nametap-discovery-tls\", the Secret that nametap-discovery makes without this value: leave it out, or give your Secret another name" }}
+{{- end }}
+{{- end }}
+{{- range $name, $value := dict "cluster-domain" .Values.injection.clusterDomain "cluster-id" .Values.injection.clusterID }}
+{{- $own := include "nametap.text" (index $settings $name) }}
+{{- $key := eq $name "cluster-id" | ternary "clusterID" "clusterDomain" }}
+{{- if and (hasKey $settings $name) $value (ne (trimSuffix "." $own) (trimSuffix "." $value)) }}
+{{- fail (printf "discovery.settings.%s is %q and injection.%s is %q: set injection.%s alone, which both use" $name $own $key $value $key) }}
+{{- end }}
+{{- end }}
+{{- $service := printf "nametap-discovery.%s.svc" .Release.Namespace }}
+{{- with index $settings "tls-names" }}
+{{- if not (has $service (splitList "," (include "nametap.text" .))) }}
+{{- fail (printf "discovery.settings.tls-names is %q, without the name that agents and the API server use: add %s" (include "nametap.text" .) $service) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Whether pods use nametap-discovery of this release; empty if not. */}}
+{{- define "nametap.ownControlPlane" -}}
+{{- if and .Values.discovery.enabled (hasPrefix (printf "nametap-discovery.%s." .Release.Namespace) (include "nametap.controlPlane" .)) }}true{{ end }}
+{{- end }}
+
+{{/* The ConfigMap that gets the root certificate of nametap-discovery; empty if none. */}}
+{{- define "nametap.published" -}}
+{{- $settings := .Values.discovery.settings | default dict }}
+{{- if .Values.discovery.tls.secret }}
+{{- else if hasKey $settings "tls-ca-configmap" }}{{ include "nametap.text" (index $settings "tls-ca-configmap") }}
+{{- else }}nametap-ca-root-cert
 {{- end }}
 {{- end }}
 
@@ -49,9 +97,9 @@ missing. */}}
 {{- range $path := list "image" "image.registry" "image.tag" "image.pullPolicy"
   "image.agent" "image.agent.name" "image.agent.digest" "image.init" "image.init.name" "image.init.digest"
   "image.discovery" "image.discovery.name" "image.discovery.digest"
-  "discovery" "discovery.enabled" "discovery.replicas" "discovery.plaintext" "discovery.priorityClassName"
+  "discovery" "discovery.enabled" "discovery.tls" "discovery.tls.secret" "discovery.replicas" "discovery.plaintext" "discovery.priorityClassName"
   "discovery.networkPolicy" "discovery.networkPolicy.enabled" "discovery.networkPolicy.apiServerPorts"
-  "injection" "injection.webhook" "injection.mode" "injection.controlPlane" "injection.rootCert" "injection.clusterID" "injection.clusterDomain" }}
+  "injection" "injection.webhook" "injection.caBundle" "injection.mode" "injection.controlPlane" "injection.rootCert" "injection.clusterID" "injection.clusterDomain" }}
 {{- $value := $values }}
 {{- range $key := splitList "." $path }}
 {{- $value = index $value $key }}
@@ -82,6 +130,11 @@ of another control plane is not known. */}}
 {{- define "nametap.rootCert" -}}
 {{- $controlPlane := include "nametap.controlPlane" . }}
 {{- if .Values.injection.rootCert }}{{ .Values.injection.rootCert }}
+{{- else if include "nametap.ownControlPlane" . }}
+{{- if not (include "nametap.published" .) }}
+{{- fail "nametap-discovery publishes no root certificate (discovery.tls.secret, or an empty discovery.settings.tls-ca-configmap): set injection.rootCert to the ConfigMap, in the namespaces of the pods, with the root certificate of its certificate" }}
+{{- end }}
+{{- include "nametap.published" . }}
 {{- else if regexMatch "^nametap-discovery\\." $controlPlane }}nametap-ca-root-cert
 {{- else if regexMatch "^istiod(-[a-z0-9-]+)?\\." $controlPlane }}istio-ca-root-cert
 {{- else }}{{ fail (printf "injection.controlPlane is %q, which is neither a Service nametap-discovery nor istiod: set injection.rootCert to the ConfigMap, in the namespaces of the pods, with its root certificate" $controlPlane) }}

@@ -55,7 +55,7 @@ func TestTexts(t *testing.T) { // P9
 		}
 		all := h.render(`{image: {registry: "[fd00::1]:5000/mesh", tag: "1.0", pullSecrets: ["1", "true", "1e3"]}, discovery: {
 			replicas: 1000000, priorityClassName: "123", podLabels: {"1": "2"}, podAnnotations: {text: ` + string(quoted) + `, "null": "null"},
-			nodeSelector: {"yes": "on"}, settings: {log-level: ` + string(quoted) + `, max-clients: 100000000}},
+			nodeSelector: {"yes": "on"}, settings: {trust-domain: ` + string(quoted) + `, max-clients: 100000000}},
 			injection: {controlPlane: "[fd00::1]:15012", rootCert: "0123", clusterID: "#1: 'a\"b", clusterDomain: "1.5", nameservers: ["fd00::1", "fd00::"],
 			settings: {bypass: ` + string(quoted) + `, max-inflight: 1e6, pod-name: "0x10", capture-fail-open: false}, ignoredNamespaces: ["123", "null", "1e3"]}}`)
 		cfg := injection(t, all)
@@ -79,7 +79,7 @@ func TestTexts(t *testing.T) { // P9
 		if diff := cmp.Diff([]corev1.LocalObjectReference{{Name: "1"}, {Name: "true"}, {Name: "1e3"}}, pod.Spec.ImagePullSecrets); diff != "" {
 			t.Error(diff)
 		}
-		if args := pod.Spec.Containers[0].Args; !slices.Contains(args, "--log-level="+text) || !slices.Contains(args, "--max-clients=100000000") {
+		if args := pod.Spec.Containers[0].Args; !slices.Contains(args, "--trust-domain="+text) || !slices.Contains(args, "--max-clients=100000000") {
 			t.Errorf("%q", args)
 		}
 		if image := pod.Spec.Containers[0].Image; image != "[fd00::1]:5000/mesh/nametap-discovery:1.0" {

@@ -1,0 +1,113 @@
+package chart
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+)
+
+const (
+	clusterRole = "ClusterRole /nametap-discovery"
+	hooks       = "MutatingWebhookConfiguration /nametap-inject"
+)
+
+// TestExistingSecret checks that nametap-discovery serves the certificate of a Secret, with no right to
+// Secrets and to the webhook.
+func TestExistingSecret(t *testing.T) { // P9
+	versions(t, func(h helm) {
+		t := h.t
+		all := h.render(`{discovery: {tls: {secret: own-tls}}, injection: {webhook: true, rootCert: own-root, webhookAnnotations: {cert-manager.io/inject-ca-from: mesh/own}}}`)
+		pod := read[appsv1.Deployment](t, all, deployment).Spec.Template.Spec
+		if i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "tls" }); i < 0 || pod.Volumes[i].Secret.SecretName != "own-tls" {
+			t.Errorf("volumes %+v", pod.Volumes)
+		}
+		args := strings.Join(pod.Containers[0].Args, " ")
+		if !strings.Contains(args, "--tls-cert=/etc/nametap-tls/tls.crt --tls-key=/etc/nametap-tls/tls.key --inject-webhook=") || strings.Contains(args, "--tls-secret") {
+			t.Errorf("arguments %s", args)
+		}
+		for _, role := range []string{clusterRole, "Role " + namespace + "/nametap-discovery"} {
+			for _, rule := range read[rbacv1.Role](t, all, role).Rules {
+				if rule.Resources[0] == "secrets" || rule.Resources[0] == "configmaps" && slices.Contains(rule.Verbs, "create") {
+					t.Errorf("%s has %+v", role, rule)
+				}
+			}
+		}
+		if _, ok := all[clusterRole+"-webhook"]; ok {
+			t.Error("a right to the webhook")
+		}
+		if got := read[admissionv1.MutatingWebhookConfiguration](t, all, hooks).Annotations["cert-manager.io/inject-ca-from"]; got != "mesh/own" {
+			t.Errorf("annotation %q", got)
+		}
+		const pem = "-----BEGIN CERTIFICATE-----\nMII=\n-----END CERTIFICATE-----\n"
+		all = h.render(`{discovery: {tls: {secret: own-tls}}, injection: {webhook: true, rootCert: own-root, caBundle: "` + strings.ReplaceAll(pem, "\n", `\n`) + `"}}`)
+		for _, hook := range read[admissionv1.MutatingWebhookConfiguration](t, all, hooks).Webhooks {
+			if string(hook.ClientConfig.CABundle) != pem {
+				t.Errorf("caBundle %q", hook.ClientConfig.CABundle)
+			}
+		}
+	})
+}
+
+// TestFollowed checks that settings of nametap-discovery bring the rights that they need, and reach injection.
+func TestFollowed(t *testing.T) { // P9
+	versions(t, func(h helm) {
+		t := h.t
+		all := h.render(`{discovery: {settings: {tls-ca-configmap: own-root, clusters-namespace: clusters, cluster-id: east}}, injection: {clusterDomain: corp.example}}`)
+		rules := read[rbacv1.ClusterRole](t, all, clusterRole).Rules
+		if !slices.ContainsFunc(rules, func(r rbacv1.PolicyRule) bool {
+			return slices.Equal(r.ResourceNames, []string{"own-root"}) && slices.Contains(r.Verbs, "patch")
+		}) {
+			t.Errorf("no right to own-root in %+v", rules)
+		}
+		role := read[rbacv1.Role](t, all, "Role clusters/nametap-discovery-clusters")
+		binding := read[rbacv1.RoleBinding](t, all, "RoleBinding clusters/nametap-discovery-clusters")
+		if len(role.Rules) != 1 || binding.Subjects[0].Namespace != namespace || binding.RoleRef.Name != role.Name {
+			t.Errorf("%+v, %+v", role, binding)
+		}
+		cfg := injection(t, all)
+		if got, want := []string{cfg.RootCert, cfg.ClusterID, cfg.ClusterDomain}, []string{"own-root", "east", "corp.example"}; !slices.Equal(got, want) {
+			t.Errorf("injection has %q, want %q", got, want)
+		}
+		if args := read[appsv1.Deployment](t, all, deployment).Spec.Template.Spec.Containers[0].Args; !slices.Contains(args, "--cluster-domain=corp.example") {
+			t.Errorf("arguments %q", args)
+		}
+		// istiod has other names.
+		cfg = injection(t, h.render(`{discovery: {settings: {tls-ca-configmap: own-root, cluster-id: east}}, injection: {controlPlane: "istiod.istio-system.svc:15012"}}`))
+		if diff := cmp.Diff([]string{"istio-ca-root-cert", ""}, []string{cfg.RootCert, cfg.ClusterID}); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// TestContradictions checks that values that cannot work together are refused with a sentence that names one
+// and says what to do.
+func TestContradictions(t *testing.T) { // P9
+	versions(t, func(h helm) {
+		for values, sentence := range map[string]string{
+			`discovery: {settings: {tls-cert: /c}}`:                                                 "discovery.settings.tls-cert stands beside the Secret that nametap-discovery makes: set discovery.tls.secret",
+			`discovery: {settings: {tls-key: /c}}`:                                                  "discovery.settings.tls-key stands beside",
+			`discovery: {tls: {secret: own}}`:                                                       "set injection.rootCert",
+			`discovery: {settings: {tls-ca-configmap: ""}}`:                                         "set injection.rootCert",
+			`discovery: {tls: {secret: nametap-discovery-tls}}`:                                     "give your Secret another name",
+			`discovery: {tls: {secret: own}, settings: {tls-names: a}}`:                             "discovery.settings.tls-names is for the certificate that nametap-discovery makes",
+			`discovery: {tls: {secret: own}}, injection: {rootCert: own, webhook: true}`:            "set injection.caBundle",
+			`injection: {webhook: true, caBundle: "-----BEGIN CERTIFICATE-----\nMII="}`:             "leave one of them out",
+			`injection: {webhook: true, webhookAnnotations: {cert-manager.io/inject-ca-from: a/b}}`: "set both or none",
+			`discovery: {settings: {cluster-domain: a.example}}`:                                    "set injection.clusterDomain alone",
+			`discovery: {settings: {cluster-id: a}}, injection: {clusterID: b}`:                     "set injection.clusterID alone",
+			`discovery: {settings: {tls-names: a.example}}`:                                         "add nametap-discovery.nametap-system.svc",
+			`discovery: {settings: {max-clients: 0}}`:                                               "max-clients",
+			`discovery: {settings: {log-level: loud}}`:                                              "log-level",
+		} {
+			if _, err := h.template("{" + values + "}"); err == nil || !strings.Contains(err.Error(), sentence) {
+				h.t.Errorf("%s: %v", values, err)
+			}
+		}
+	})
+}
