@@ -13,6 +13,9 @@
 {{/* Refuses settings of nametap-discovery that contradict other values. */}}
 {{- define "nametap.checkSettings" -}}
 {{- $settings := .Values.discovery.settings | default dict }}
+{{- if not (or .Values.discovery.serviceAccount.create .Values.discovery.serviceAccount.name) }}
+{{- fail "discovery.serviceAccount.create is false: set discovery.serviceAccount.name to a service account in the namespace of the release" }}
+{{- end }}
 {{- range $name := list "tls-cert" "tls-key" }}
 {{- if hasKey $settings $name }}
 {{- fail (printf "discovery.settings.%s stands beside the Secret that nametap-discovery makes: set discovery.tls.secret to a Secret with tls.crt and tls.key instead" $name) }}
@@ -97,7 +100,8 @@ missing. */}}
 {{- range $path := list "image" "image.registry" "image.tag" "image.pullPolicy"
   "image.agent" "image.agent.name" "image.agent.digest" "image.init" "image.init.name" "image.init.digest"
   "image.discovery" "image.discovery.name" "image.discovery.digest"
-  "discovery" "discovery.enabled" "discovery.tls" "discovery.tls.secret" "discovery.replicas" "discovery.plaintext" "discovery.priorityClassName"
+  "discovery" "discovery.enabled" "discovery.tls" "discovery.tls.secret" "discovery.serviceAccount" "discovery.serviceAccount.create" "discovery.serviceAccount.name"
+  "discovery.monitor" "discovery.monitor.kind" "discovery.monitor.interval" "discovery.replicas" "discovery.plaintext" "discovery.priorityClassName"
   "discovery.networkPolicy" "discovery.networkPolicy.enabled" "discovery.networkPolicy.apiServerPorts"
   "injection" "injection.webhook" "injection.caBundle" "injection.mode" "injection.controlPlane" "injection.rootCert" "injection.clusterID" "injection.clusterDomain" }}
 {{- $value := $values }}
@@ -108,6 +112,26 @@ missing. */}}
 {{- end }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* The labels by which a Service of the release is found, in JSON. */}}
+{{- define "nametap.selectorLabels" -}}
+{{- dict "app.kubernetes.io/name" "nametap" "app.kubernetes.io/instance" .Release.Name "app.kubernetes.io/component" "nametap-discovery" | toJson }}
+{{- end }}
+
+{{/* The labels of pods, in JSON. No selector has them, because that of a Deployment cannot change. */}}
+{{- define "nametap.podLabels" -}}
+{{- merge (include "nametap.selectorLabels" . | fromJson) (dict "app.kubernetes.io/version" .Chart.AppVersion) | toJson }}
+{{- end }}
+
+{{/* The labels of all objects, in JSON. */}}
+{{- define "nametap.labels" -}}
+{{- merge (include "nametap.podLabels" . | fromJson) (dict "app.kubernetes.io/managed-by" .Release.Service "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_")) | toJson }}
+{{- end }}
+
+{{/* The service account of nametap-discovery. */}}
+{{- define "nametap.account" -}}
+{{- .Values.discovery.serviceAccount.name | default "nametap-discovery" }}
 {{- end }}
 
 {{/* An image: "agent", "init" or "discovery". */}}

@@ -10,6 +10,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 const (
@@ -108,6 +109,70 @@ func TestContradictions(t *testing.T) { // P9
 			if _, err := h.template("{" + values + "}"); err == nil || !strings.Contains(err.Error(), sentence) {
 				h.t.Errorf("%s: %v", values, err)
 			}
+		}
+	})
+}
+
+// TestMonitors checks that a monitor selects the pods or the Service, and that its port is one of theirs.
+func TestMonitors(t *testing.T) { // P9
+	versions(t, func(h helm) {
+		t := h.t
+		type monitor struct {
+			APIVersion, Kind string
+			Metadata         metav1.ObjectMeta
+			Spec             struct {
+				Selector                       metav1.LabelSelector
+				PodMetricsEndpoints, Endpoints []struct{ Port, Interval string }
+			}
+		}
+		for kind, labels := range map[string]func(all objects) (map[string]string, string){
+			"PodMonitor": func(all objects) (map[string]string, string) {
+				pod := read[appsv1.Deployment](t, all, deployment).Spec.Template
+				return pod.Labels, pod.Spec.Containers[0].Ports[2].Name
+			},
+			"ServiceMonitor": func(all objects) (map[string]string, string) {
+				s := read[corev1.Service](t, all, service)
+				return s.Labels, s.Spec.Ports[2].Name
+			},
+		} {
+			all := h.render(`{discovery: {monitor: {kind: ` + kind + `, interval: 30s, labels: {release: prometheus}}}}`)
+			m := read[monitor](t, all, kind+" "+namespace+"/nametap-discovery")
+			got, port := labels(all)
+			for name, value := range m.Spec.Selector.MatchLabels {
+				if got[name] != value {
+					t.Errorf("%s selects %s=%s of %v", kind, name, value, got)
+				}
+			}
+			endpoints := slices.Concat(m.Spec.PodMetricsEndpoints, m.Spec.Endpoints)
+			if len(endpoints) != 1 || endpoints[0].Port != port || endpoints[0].Interval != "30s" || m.Metadata.Labels["release"] != "prometheus" || len(m.Spec.Selector.MatchLabels) == 0 {
+				t.Errorf("%+v, want port %s", m, port)
+			}
+		}
+	})
+}
+
+// TestAccount checks that everything names one service account, also one that exists.
+func TestAccount(t *testing.T) { // P9
+	versions(t, func(h helm) {
+		t := h.t
+		all := h.render(`{discovery: {serviceAccount: {name: own, annotations: {a: b}}}, injection: {webhook: true}}`)
+		if got := read[corev1.ServiceAccount](t, all, "ServiceAccount "+namespace+"/own").Annotations["a"]; got != "b" {
+			t.Errorf("annotation %q", got)
+		}
+		all = h.render(`{discovery: {serviceAccount: {create: false, name: own}, settings: {clusters-namespace: c}}, injection: {webhook: true}}`)
+		names := []string{read[appsv1.Deployment](t, all, deployment).Spec.Template.Spec.ServiceAccountName}
+		for key := range all {
+			if kind, _, _ := strings.Cut(key, " "); kind == "RoleBinding" || kind == "ClusterRoleBinding" {
+				names = append(names, read[rbacv1.RoleBinding](t, all, key).Subjects[0].Name)
+			} else if kind == "ServiceAccount" {
+				t.Errorf("%s, which exists", key)
+			}
+		}
+		if want := slices.Repeat([]string{"own"}, 5); !slices.Equal(names, want) {
+			t.Errorf("accounts %q, want %q", names, want)
+		}
+		if _, err := h.template(`{discovery: {serviceAccount: {create: false}}}`); err == nil || !strings.Contains(err.Error(), "set discovery.serviceAccount.name") {
+			t.Error(err)
 		}
 	})
 }
