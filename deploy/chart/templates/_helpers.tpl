@@ -108,7 +108,7 @@ missing. */}}
 {{- range $key := splitList "." $path }}
 {{- $value = index $value $key }}
 {{- if kindIs "invalid" $value }}
-{{- fail (printf "%s is null: leave it out to have its default" $path) }}
+{{- fail (printf "%s is null: leave it out to have its default; in an upgrade, use --reset-then-reuse-values instead of --reuse-values" $path) }}
 {{- end }}
 {{- end }}
 {{- end }}

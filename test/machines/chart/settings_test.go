@@ -11,6 +11,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nametap/nametap/internal/version"
+	"github.com/nametap/nametap/test/machines/peers"
 )
 
 const (
@@ -175,4 +178,30 @@ func TestAccount(t *testing.T) { // P9
 			t.Error(err)
 		}
 	})
+}
+
+// TestNotes checks that the notes say what to do next, and that a name of a value in them is one.
+func TestNotes(t *testing.T) { // P9
+	h := helm{t, peers.Build(t, "helm4")} // Helm 3 needs a cluster for notes
+	for values, want := range map[string][]string{
+		"discovery.enabled=true":  {"rollout status deployment/nametap-discovery", "set image.registry", "nametap-discovery:" + version.Release(), "nametap inject --config", "--set injection.webhook=true", "injection.mode=resolv", "--take-ownership"},
+		"injection.webhook=true":  {"kubectl label namespace NAMESPACE nametap.dev/inject=enabled", "rollout restart"},
+		"discovery.enabled=false": {"nametap inject --config"},
+	} {
+		stdout, stderr, err := h.run("install", "nametap", chart, "--namespace", namespace, "--dry-run=client", "--set", values)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, stderr)
+		}
+		_, notes, _ := strings.Cut(stdout, "NOTES:\n")
+		for _, text := range want {
+			if !strings.Contains(notes, text) {
+				t.Errorf("%s: %q is not in:\n%s", values, text, notes)
+			}
+		}
+		for line := range strings.Lines(notes) {
+			if len(line) > 130 {
+				t.Errorf("a line has %d characters: %s", len(line), line)
+			}
+		}
+	}
 }
