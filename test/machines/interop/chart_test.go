@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -53,8 +54,8 @@ func TestChart(t *testing.T) { // I8, P9
 	c.mustKubectl("create", "namespace", "other")
 	// Helm leaves custom resource definitions, and `kubectl delete` removes them with their objects.
 	c.mustKubectl("create", "-f", manifests+"crds.yaml")
-	for _, by := range []struct{ install, upgrade string }{{"helm3", "helm3"}, {"helm3", "helm4"}, {"helm4", "helm4"}} {
-		t.Run(by.install+" then "+by.upgrade, func(t *testing.T) { c.testChart(t, by.install, by.upgrade) })
+	for _, by := range []chartVersions{{"helm3", chartDir, "helm3"}, {"helm3", chartDir, "helm4"}, {"helm4", chartDir, "helm4"}, {"helm4", firstChart(t), "helm4"}} {
+		t.Run(by.install+" then "+by.upgrade, func(t *testing.T) { c.testChart(t, by) })
 	}
 }
 
@@ -63,17 +64,34 @@ const chartDir = "../../../deploy/chart"
 
 var releaseFlags = []string{"--namespace", discoverySystem}
 
-func (c *cluster) testChart(t *testing.T, install, upgrade string) {
+// chartVersions are the version of Helm that installs a chart, that chart, and the version of Helm that upgrades it.
+type chartVersions struct{ install, chart, upgrade string }
+
+// firstChart returns the directory of the first chart in the history of the sources.
+func firstChart(t *testing.T) string {
 	t.Helper()
+	dir := t.TempDir()
+	command := exec.CommandContext(t.Context(), "sh", "-euc", `cd ../../..
+commit=$(git log --format=%h --diff-filter=A -- deploy/chart/Chart.yaml)
+git archive "$commit" deploy/chart | tar --extract --directory="$1"`, "sh", dir)
+	if output, err := command.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, output)
+	}
+	return filepath.Join(dir, "deploy/chart")
+}
+
+func (c *cluster) testChart(t *testing.T, by chartVersions) {
+	t.Helper()
+	install, upgrade := by.install, by.upgrade
 	whole := c.tb
 	c.tb = t
 	defer func() { c.tb = whole }()
 	before := c.everything()
 	with := func(command []string, more ...string) []string { return slices.Concat(command, releaseFlags, more) }
 	if install == "helm3" {
-		c.helm(install, with([]string{"install", "nametap", chartDir}, "--dry-run=server", "--create-namespace")...)
+		c.helm(install, with([]string{"install", "nametap", by.chart}, "--dry-run=server", "--create-namespace")...)
 	}
-	c.helm(install, with([]string{"install", "nametap", chartDir}, "--create-namespace", "--set", "injection.webhook=true")...)
+	c.helm(install, with([]string{"install", "nametap", by.chart}, "--create-namespace", "--set", "injection.webhook=true")...)
 	c.deploymentHas(2, "--grpc-addr=:15010")
 	// What nametap-discovery itself makes.
 	process := c.discovery("--inject-addr=127.0.0.1:16017", "--tls-addr=127.0.0.1:16012", "--tls-secret="+discoverySystem+"/nametap-discovery-tls", "--lease="+discoverySystem+"/nametap-discovery")
