@@ -3,6 +3,7 @@
 {{- include "nametap.checkNull" . }}
 {{- include "nametap.checkVolumes" . }}
 {{- include "nametap.checkSettings" . }}
+{{- include "nametap.checkResources" (dict "path" "discovery.resources" "resources" (.Values.discovery.resources | default dict)) }}
 {{- with .Values.image }}
 {{- if contains "@" .tag }}
 {{- fail (printf "image.tag is %q, but each of the three images has a digest of its own: set image.tag to the tag alone, and image.agent.digest, image.init.digest and image.discovery.digest" .tag) }}
@@ -112,6 +113,25 @@ missing. */}}
 {{- end }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* Refuses requests above their limits: .path names .resources. */}}
+{{- define "nametap.checkResources" -}}
+{{- range $name, $request := .resources.requests }}
+{{- $limit := index ($.resources.limits | default dict) $name }}
+{{- if $limit }}
+{{- if gt (include "nametap.quantity" $request | float64) (include "nametap.quantity" $limit | float64) }}
+{{- fail (printf "%s.requests.%s is %s, above its limit %s: lower it, or raise %s.limits.%s" $.path $name (include "nametap.text" $request) (include "nametap.text" $limit) $.path $name) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The number that a quantity is, such as 0.01 for 10m. */}}
+{{- define "nametap.quantity" -}}
+{{- $text := include "nametap.text" . }}
+{{- $units := dict "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 "Ei" 1152921504606846976 }}
+{{- mulf (regexFind "^[0-9.]+(e[+]?[0-9]+)?" $text | float64) (index $units (regexFind "[A-Za-z]+$" $text) | default 1) }}
 {{- end }}
 
 {{/* The labels by which a Service of the release is found, in JSON. */}}

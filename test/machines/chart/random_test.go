@@ -156,7 +156,7 @@ func (g *generator) object(node map[string]any) map[string]any {
 		property := properties[key].(map[string]any)
 		_, isRef := property["$ref"]
 		section := property["type"] == "object" && property["properties"] != nil && !isRef
-		if section || slices.Contains(required, any(key)) || g.IntN(8) == 0 {
+		if section || slices.Contains(required, any(key)) || g.IntN(5) == 0 {
 			object[key] = g.value(key, property)
 		}
 	}
