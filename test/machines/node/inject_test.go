@@ -155,6 +155,12 @@ func (in injection) level() map[string]string {
 func (c *cluster) startWebhook(t *testing.T) {
 	t.Helper()
 	c.apply(t, manifest(t, "webhook"))
+	c.caBundles(t)
+}
+
+// caBundles waits until nametap-discovery has written the caBundle of the webhook.
+func (c *cluster) caBundles(t *testing.T) {
+	t.Helper()
 	var hook struct {
 		Webhooks []struct{ ClientConfig struct{ CABundle string } }
 	}
