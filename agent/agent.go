@@ -126,7 +126,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	cfg.prepareStateDir()
 	cfg.DNS.Forward.KeptResolvConf = runtimePath("resolv.conf") // stays over a restart, but not over a boot
 	ticks := cmp.Or(cfg.DNS.Forward.Clock, clock.New())         // of all parts that poll
-	cfg.DNS.Forward.Clock, cfg.XDS.Clock = ticks, cmp.Or(cfg.XDS.Clock, ticks)
+	cfg.DNS.Forward.Clock, cfg.XDS.Clock, cfg.DNS.Forward.Control = ticks, cmp.Or(cfg.XDS.Clock, ticks), setHops(queryHops)
 	proxy, err := dnsproxy.New(cfg.DNS)
 	if err != nil {
 		return nil, err

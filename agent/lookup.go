@@ -27,7 +27,8 @@ func controlResolver(nameservers []upstream.Spec, listeners func() []netip.AddrP
 				address = plain[(queries.Add(1)-1)%uint64(len(plain))]
 			}
 		}
-		return new(net.Dialer).DialContext(ctx, network, address)
+		dialer := net.Dialer{Control: setHops(queryHops)}
+		return dialer.DialContext(ctx, network, address)
 	}
 	return &net.Resolver{PreferGo: true, Dial: dial} // only Go's own resolver calls dial
 }

@@ -105,6 +105,10 @@ func firstHop(network, address string, conn syscall.RawConn) error {
 	return setHops(1)(network, address, conn)
 }
 
+// queryHops is the TTL or hop limit of queries that the agent sends to nameservers: the usual one. With that of
+// probes, which a sysctl, a route or a router may make the default, they would come back to the agent.
+const queryHops = 64
+
 // setHops returns a control function that gives the packets of a socket a TTL or hop limit.
 func setHops(hops int) func(network, address string, conn syscall.RawConn) error {
 	return func(network, _ string, conn syscall.RawConn) error {

@@ -88,7 +88,8 @@ func TestAddr(f Family) netip.Addr {
 }
 
 // ProbeHops is the TTL or hop limit of packets that the rules redirect although they are the agent's: those of
-// its probes, which go the way of a client's query. No system uses it by default. A mark would need a
+// its probes, which go the way of a client's query. No system uses it by default, and the agent sets another one for
+// its other queries. A mark would need a
 // capability, other rules change marks, and routes and firewalls treat marked packets differently.
 const ProbeHops = 217
 

@@ -58,7 +58,7 @@ func New(cfg Config) (*Forwarder, error) {
 	f := &Forwarder{config: cfg, routes: routes, slots: newSlots(cfg.MaxInflight), metrics: newMetrics()}
 	f.client = upstream.NewClient(upstream.Config{
 		TLSRootsFile: cfg.RootCA,
-		Timeout:      cfg.Timeout, MixCase: cfg.MixCase, Clock: cfg.Clock, Logger: cfg.Logger,
+		Timeout:      cfg.Timeout, MixCase: cfg.MixCase, Clock: cfg.Clock, Logger: cfg.Logger, Control: cfg.Control,
 		Observe: f.metrics.observe, Check: new(reply.Checker).Check,
 	})
 	f.walks.Store(1)

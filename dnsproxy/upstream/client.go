@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/nametap/nametap/internal/clock"
@@ -54,6 +55,8 @@ type Config struct {
 	// TLSRootsFile is a PEM file with certificate authorities, which is read for every new
 	// connection; if it is empty TLSRoots are used.
 	TLSRootsFile string
+	// Control is called for each socket before it is connected, as that of net.Dialer. It may be nil.
+	Control func(network, address string, conn syscall.RawConn) error
 	// Clock tells the age of sockets; nil means clock.New().
 	Clock *clock.Clock
 	// Logger logs when a server is down or loops, and when it can be used again; nil logs

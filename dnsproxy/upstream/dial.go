@@ -24,7 +24,7 @@ func (s *server) dial() (net.Conn, error) {
 	client := s.client
 	ctx, cancel := context.WithTimeout(client.context, client.config.Timeout)
 	defer cancel()
-	var dialer net.Dialer
+	dialer := net.Dialer{Control: client.config.Control}
 	conn, err := dialer.DialContext(ctx, "tcp", s.spec.Addr.String())
 	if err != nil {
 		return nil, err

@@ -75,7 +75,7 @@ func (p *udpSockets) open() (*udpSocket, error) {
 
 // dial is open for a socket that is counted.
 func (p *udpSockets) dial() (*udpSocket, error) {
-	var dialer net.Dialer
+	dialer := net.Dialer{Control: p.server.client.config.Control}
 	conn, err := dialer.DialContext(context.Background(), "udp", p.server.spec.Addr.String())
 	if err != nil {
 		return nil, cause(err)
