@@ -182,10 +182,12 @@ type Capture struct {
 	bare     map[Backend]bool         // the backends in which the last unhook has found nothing
 	logged   string                   // the last failure that was logged
 	entries  entries
-	seed     maphash.Seed // of fingerprints
-	seen     fingerprint  // of the kernel when all rules were there, zero if that is not known
-	ready    time.Time    // the earliest time of a check that an announcement makes due
-	paced    time.Time    // when the steps so far would have ended at one in each Config.Interval
+	seed     maphash.Seed  // of fingerprints
+	seen     fingerprint   // of the kernel when all rules were there, zero if that is not known
+	ready    time.Time     // the earliest time of a check that an announcement makes due
+	lacks    time.Duration // the pause before what this machine does not support is tried again; 0 if there is none
+	lacksDue time.Time     // when that is
+	paced    time.Time     // when the steps so far would have ended at one in each Config.Interval
 
 	open      func() bool // reports connections to VIPs; nil if there are never any
 	openSince time.Time   // when the chains were found to be in use first, after they were unhooked
@@ -486,7 +488,7 @@ func (c *Capture) restart() {
 	if c.phase != unhooked || c.goal.On || c.retries.failure != nil {
 		c.due = time.Time{} // in the other case replies are in flight
 	}
-	c.attempts, c.logged = patient, ""
+	c.attempts, c.logged, c.lacks = patient, "", 0
 	c.retries.failure, c.retries.n = nil, 0
 }
 

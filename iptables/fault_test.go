@@ -322,3 +322,42 @@ func TestDropWithReplyInFlight(t *testing.T) {
 		})
 	}
 }
+
+// K13: what the kernel does not support is tried again ever more rarely, because each attempt interrupts the capture.
+func TestWithoutTable(t *testing.T) {
+	t.Parallel()
+	labs(t, []kind{{iptables.NFT, iptables.IPv4}}, func(l *lab) {
+		t := l.t
+		runs, scripts := filepath.Join(t.TempDir(), "runs"), map[string]string{}
+		for _, family := range []string{"iptables", "ip6tables"} {
+			name := fmt.Sprintf("%s-%s-restore", family, l.backend)
+			scripts[name] = fmt.Sprintf(`case $(tee %[1]s.%[2]s) in *"*raw"*)
+	echo x >>%[1]s
+	sed '/^\*raw/,$d' %[1]s.%[2]s | %[3]s "$@"
+	echo "%[2]s: can't initialize iptables table raw: Table does not exist (do you need to insmod?)" >&2
+	exit 3
+esac
+exec %[3]s "$@" <%[1]s.%[2]s
+`, runs, name, tool(t, name))
+		}
+		l.tools(scripts)
+		attempts := func() int { return strings.Count(l.sh("cat %s", runs), "x") }
+		rare := func(c *iptables.Config) { c.Interval = time.Hour }
+		c := l.capture(leased, rare)
+		l.set(c, true, l.config(leased, rare))
+		l.keep(c)
+		<-c.Begun()
+		first := attempts()
+		for range 2 {
+			checks := c.Stats().Checks
+			l.sh("nft add table inet site; nft delete table inet site")
+			wait.Until(t, "the rules are checked", func() bool { return c.Stats().Checks > checks })
+		}
+		if n := attempts() - first; n > 0 {
+			t.Errorf("the table was written %d times at first, and %d times since", first, n)
+		}
+		if level := c.Levels()[l.family]; level != iptables.LevelReduced {
+			t.Errorf("level %s", level)
+		}
+	})
+}

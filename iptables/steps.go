@@ -73,7 +73,7 @@ func (c *Capture) install(ctx context.Context, s *side, reason string, attempts 
 			a.have, a.changed, err = p.remove(ctx, s.saved[f])
 		default:
 			p.made = c.place(site{s.backend, f})
-			supported, lacks := possible(variants, s.saved[f])
+			supported, lacks := c.candidates(variants, site{s.backend, f}, s.saved[f])
 			if a, err = p.apply(ctx, s.saved[f], supported); err == nil {
 				in.families[f] = a.variant
 				a.reduced = cmp.Or(a.reduced, lacks)
@@ -101,8 +101,53 @@ func (c *Capture) install(ctx context.Context, s *side, reason string, attempts 
 	if ctx.Err() == nil {
 		c.logMissing(in)
 	}
+	c.noteLacks(in)
 	c.in, c.unleased = in, in.unleased()
 	return changed, err
+}
+
+// candidates returns the variants to try for a family, and why not all: with have in the kernel, the machine may
+// support them, and those that it does not support are due again.
+func (c *Capture) candidates(vs []variant, at site, have saved) (left []variant, lacks error) {
+	left, lacks = possible(vs, have)
+	if reduced := c.in.reduced[at.family]; reduced != nil && at.backend == c.in.backend && !c.retryDue() {
+		return c.in.families[at.family].orLess(left), reduced
+	}
+	return left, lacks
+}
+
+// noteLacks sets when to try again what this machine does not support, after an attempt if that was due.
+func (c *Capture) noteLacks(in installed) {
+	switch {
+	case in.complete() || in.failed():
+		c.lacks = 0
+	case c.lacks == 0 || c.retryDue():
+		c.lacks = min(max(2*c.lacks, c.goal.Config.Interval), quietInterval)
+		c.lacksDue = time.Now().Add(c.lacks)
+	}
+}
+
+// retryDue reports whether to try again what is missing: at each check what has failed for a reason that may pass,
+// and ever more rarely what this machine does not support. Each attempt writes rules to one table, and may not to
+// the next one, so queries pass through until the rules are as before.
+func (c *Capture) retryDue() bool {
+	return !c.in.complete() && (c.lacks == 0 || !time.Now().Before(c.lacksDue))
+}
+
+// failed reports whether anything is missing that this machine may support.
+func (in installed) failed() bool {
+	for _, f := range families() {
+		if err := cmp.Or(in.missing[f], in.reduced[f]); err != nil && !unsupported(err) {
+			return true
+		}
+	}
+	return false
+}
+
+// orLess returns the variants that are not better than v.
+func (v variant) orLess(vs []variant) []variant {
+	better := slices.IndexFunc(vs, func(other variant) bool { return slices.Equal(other.without, v.without) })
+	return vs[max(better, 0):]
 }
 
 // place records that rules are written to a site, and returns the tables that this process has made there.
@@ -166,7 +211,7 @@ func (c *Capture) check(ctx context.Context) error {
 func (c *Capture) repair(ctx context.Context) (same bool, err error) {
 	m := c.goal.Config.toolbox().inspectAll(ctx)
 	drifts, err := c.drifted(m)
-	if err != nil || len(drifts) == 0 && c.in.complete() {
+	if err != nil || len(drifts) == 0 && !c.retryDue() {
 		return err == nil, err
 	}
 	changed, err := c.apply(ctx, m, brief)
