@@ -4,6 +4,12 @@
 {{- include "nametap.checkVolumes" . }}
 {{- include "nametap.checkSettings" . }}
 {{- include "nametap.checkResources" (dict "path" "discovery.resources" "resources" (.Values.discovery.resources | default dict)) }}
+{{- include "nametap.checkResources" (dict "path" "injection.resources" "resources" (.Values.injection.resources | default dict)) }}
+{{- with index (index (.Values.injection.resources | default dict) "limits" | default dict) "memory" }}
+{{- if lt (include "nametap.quantity" . | float64) 33554432.0 }}
+{{- fail (printf "injection.resources.limits.memory is %s, and the agent needs 32Mi: raise it" (include "nametap.text" .)) }}
+{{- end }}
+{{- end }}
 {{- with .Values.image }}
 {{- if contains "@" .tag }}
 {{- fail (printf "image.tag is %q, but each of the three images has a digest of its own: set image.tag to the tag alone, and image.agent.digest, image.init.digest and image.discovery.digest" .tag) }}

@@ -12,6 +12,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/nametap/nametap/inject"
 	"github.com/nametap/nametap/internal/version"
 	"github.com/nametap/nametap/test/machines/peers"
 )
@@ -89,6 +90,18 @@ func TestFollowed(t *testing.T) { // P9
 	})
 }
 
+// TestInjectedContainers checks the resources and the Secrets of injected pods.
+func TestInjectedContainers(t *testing.T) { // P9
+	versions(t, func(h helm) {
+		t := h.t
+		cfg := injection(t, h.render(`{injection: {resources: {requests: {cpu: null, memory: 64Mi}, limits: {memory: 256Mi, cpu: 1}}, imagePullSecrets: [own]}}`))
+		want := inject.Resources{Requests: inject.Amounts{"cpu": "", "memory": "64Mi"}, Limits: inject.Amounts{"cpu": "1", "memory": "256Mi"}}
+		if diff := cmp.Diff(want, cfg.Resources); diff != "" || !slices.Equal(cfg.ImagePullSecrets, []string{"own"}) {
+			t.Errorf("%s\n%q", diff, cfg.ImagePullSecrets)
+		}
+	})
+}
+
 // TestContradictions checks that values that cannot work together are refused with a sentence that names one
 // and says what to do.
 func TestContradictions(t *testing.T) { // P9
@@ -109,6 +122,8 @@ func TestContradictions(t *testing.T) { // P9
 			`discovery: {resources: {requests: {memory: 1G}}}`:                                      "discovery.resources.requests.memory is 1G, above its limit 256Mi: lower it, or raise discovery.resources.limits.memory",
 			`discovery: {resources: {requests: {cpu: 1.5}, limits: {cpu: 1400m}}}`:                  "discovery.resources.requests.cpu is 1.5, above its limit 1400m",
 			`discovery: {settings: {max-clients: 0}}`:                                               "max-clients",
+			`injection: {resources: {limits: {memory: 16Mi}, requests: {memory: 8Mi}}}`:             "injection.resources.limits.memory is 16Mi, and the agent needs 32Mi",
+			`injection: {resources: {requests: {memory: 1Gi}}}`:                                     "injection.resources.requests.memory is 1Gi, above its limit 192Mi",
 			`discovery: {settings: {log-level: loud}}`:                                              "log-level",
 		} {
 			if _, err := h.template("{" + values + "}"); err == nil || !strings.Contains(err.Error(), sentence) {
