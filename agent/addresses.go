@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watchAddresses sends to changed, which has a buffer, after an address of an interface was
-// added or removed, until ctx ends. It does not say which one: the receiver reads all
+// watchAddresses sends to all channels, which have a buffer, after an address of an interface was
+// added or removed, until ctx ends. It does not say which one: the receivers read all
 // addresses, so one value in the buffer is enough for any number of changes.
-func watchAddresses(ctx context.Context, changed chan<- struct{}) error {
+func watchAddresses(ctx context.Context, changed ...chan<- struct{}) error {
 	socket, err := routeSocket()
 	if err != nil {
 		return fmt.Errorf("watching the addresses of the interfaces: %w", err)
@@ -32,9 +32,11 @@ func watchAddresses(ctx context.Context, changed chan<- struct{}) error {
 		case err != nil && !errors.Is(err, unix.ENOBUFS): // ENOBUFS: the kernel dropped messages
 			return fmt.Errorf("watching the addresses of the interfaces: %w", err)
 		}
-		select {
-		case changed <- struct{}{}:
-		default:
+		for _, to := range changed {
+			select {
+			case to <- struct{}{}:
+			default:
+			}
 		}
 	}
 }

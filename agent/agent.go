@@ -94,12 +94,12 @@ type Agent struct {
 	started  time.Time
 	clock    *clock.Clock
 	draining atomic.Bool
-	quit     func()        // closes quitting; may be called any number of times
-	quitting chan struct{} // closed when the agent has to end
-	hasten   func()        // closes hastened; may be called any number of times
-	hastened chan struct{} // closed when the drain has to end
-	handOver atomic.Bool   // the rules stay for the next agent
-	changed  chan struct{} // receives when addresses of the interfaces changed
+	quit     func()           // closes quitting; may be called any number of times
+	quitting chan struct{}    // closed when the agent has to end
+	hasten   func()           // closes hastened; may be called any number of times
+	hastened chan struct{}    // closed when the drain has to end
+	handOver atomic.Bool      // the rules stay for the next agent
+	changed  [2]chan struct{} // receive when addresses of the interfaces changed: the query path, the push path
 	memory   *memory
 	ready    chan struct{} // closed when queries are answered from a table
 }
@@ -125,14 +125,12 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	}
 	cfg.prepareStateDir()
 	cfg.DNS.Forward.KeptResolvConf = runtimePath("resolv.conf") // stays over a restart, but not over a boot
-	ticks := cmp.Or(cfg.DNS.Forward.Clock, clock.New())         // of all parts that poll
-	cfg.DNS.Forward.Clock, cfg.XDS.Clock, cfg.DNS.Forward.Control = ticks, cmp.Or(cfg.XDS.Clock, ticks), setHops(queryHops)
+	cfg.DNS.Forward.Control = setHops(queryHops)
+	ticks, changed := cfg.setClock()
 	proxy, err := dnsproxy.New(cfg.DNS)
 	if err != nil {
 		return nil, err
 	}
-	changed := make(chan struct{}, 1)
-	cfg.XDS.Changed = changed
 	a := &Agent{
 		config:      cfg,
 		log:         cfg.Logger,
@@ -157,7 +155,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	a.quit = sync.OnceFunc(func() { close(a.quitting) })
 	a.hasten = sync.OnceFunc(func() { close(a.hastened) })
 	if cfg.Capture != nil {
-		if a.capture, err = newCapture(cfg, proxy); err != nil {
+		if a.capture, err = newCapture(cfg, proxy, ticks); err != nil {
 			return nil, err
 		}
 		a.capture.registrar = a.newRegistrar(cfg.Capture.Config.Interval)
@@ -171,6 +169,19 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		return nil, err
 	}
 	return a, nil
+}
+
+// setClock gives all parts one clock, and the channels that receive when addresses change.
+func (c *Config) setClock() (ticks *clock.Clock, changed [2]chan struct{}) {
+	tick := clock.Tick
+	if c.Capture != nil {
+		tick = wayInterval // all that polls does so when the ways are probed
+	}
+	ticks = clock.ForPolling(tick)
+	c.DNS.Forward.Clock, c.XDS.Clock = ticks, cmp.Or(c.XDS.Clock, ticks)
+	changed = [2]chan struct{}{make(chan struct{}, 1), make(chan struct{}, 1)}
+	c.DNS.Forward.AddressesChanged, c.XDS.Changed = changed[0], changed[1]
+	return ticks, changed
 }
 
 // A hostTable passes changes of hosts to the query path.
@@ -244,7 +255,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		return nil
 	})
 	group.Go(func() error {
-		if err := watchAddresses(serving, a.changed); err != nil {
+		if err := watchAddresses(serving, a.changed[0], a.changed[1]); err != nil {
 			a.log.Info("changes of the host's addresses take effect after up to 10 s", "error", err)
 		}
 		return nil

@@ -14,6 +14,7 @@ import (
 	"github.com/nametap/nametap/agent/resolved"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
+	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -69,6 +70,7 @@ type capture struct {
 	kernel *iptables.Capture
 	file   *resolvconf.Config // as read at the start; nil if it has no nameservers yet
 	ways   *ways
+	clock  *clock.Clock
 	// registrar registers the agent with systemd-resolved.
 	registrar *resolved.Registrar
 
@@ -78,9 +80,9 @@ type capture struct {
 }
 
 // newCapture returns the capture of an agent, or an error if its configuration is invalid.
-func newCapture(agent Config, proxy *dnsproxy.Server) (*capture, error) {
+func newCapture(agent Config, proxy *dnsproxy.Server, ticks *clock.Clock) (*capture, error) {
 	cfg, log := *agent.Capture, agent.Logger
-	c := &capture{log: log, proxy: proxy, inputs: inputs{CaptureConfig: cfg, passing: map[iptables.Family][]netip.Prefix{}}}
+	c := &capture{log: log, proxy: proxy, clock: ticks, inputs: inputs{CaptureConfig: cfg, passing: map[iptables.Family][]netip.Prefix{}}}
 	initial := cfg.Config
 	file, err := readServers(cfg.ResolvConf)
 	switch {
@@ -95,7 +97,7 @@ func newCapture(agent Config, proxy *dnsproxy.Server) (*capture, error) {
 	if c.kernel, err = iptables.New(initial, log); err != nil {
 		return nil, fmt.Errorf("capture: %w", err)
 	}
-	c.ways = &ways{log: log, id: agent.DNS.ID, targets: c.probed, direct: c.answers, renew: c.kernel.Renew,
+	c.ways = &ways{log: log, clock: ticks, id: agent.DNS.ID, targets: c.probed, direct: c.answers, renew: c.kernel.Renew,
 		begun: c.kernel.Begun(), rules: c.kernel.Installed(), tick: c.noteListeners, alive: make(chan struct{}),
 		passing: func(f iptables.Family, to []netip.Prefix) {
 			c.follow(func(in *inputs) {
@@ -310,7 +312,7 @@ func (in inputs) desired() (iptables.Desired, error) {
 // followServers follows the nameservers of resolv.conf until ctx ends.
 func (c *capture) followServers(ctx context.Context) {
 	watcher := resolvconf.Watcher{
-		Files: clientsFile(c.current().ResolvConf), Current: c.file,
+		Files: clientsFile(c.current().ResolvConf), Clock: c.clock, Current: c.file,
 		Changed: func(file *resolvconf.Config) {
 			c.follow(func(in *inputs) { in.servers = addrs(file) })
 		},

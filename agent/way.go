@@ -14,6 +14,7 @@ import (
 
 	"github.com/miekg/dns"
 
+	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -60,6 +61,7 @@ type WayStatus struct {
 // ends and the kernel ends the capture, whatever the reason is.
 type ways struct {
 	log     *slog.Logger
+	clock   *clock.Clock
 	id      string // the agent's answer for id.server
 	targets func(iptables.Family) []netip.Addr
 	direct  func(ctx context.Context, f iptables.Family, network string) error // probes the listener without the rules
@@ -109,8 +111,8 @@ func (w *ways) run(ctx context.Context, installed bool) {
 	w.known, w.results = make(map[netip.Addr]*way), make(chan probed)
 	w.renewal = make(map[iptables.Family]error)
 	begun := w.begun
-	ticker := time.NewTicker(wayInterval)
-	defer ticker.Stop()
+	due, stop := w.clock.Poll(wayInterval, func() bool { return true })
+	defer stop()
 	for {
 		w.tick()
 		for _, f := range families() {
@@ -122,7 +124,7 @@ func (w *ways) run(ctx context.Context, installed bool) {
 			select {
 			case r := <-w.results:
 				w.note(ctx, r)
-			case <-ticker.C:
+			case <-due:
 				waiting = false
 			case <-begun:
 				waiting, begun, installed = false, nil, true

@@ -16,6 +16,8 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/nametap/nametap/internal/clock"
 )
 
 // defaultClusterID is the name that istiod gives to the cluster it runs in unless it is
@@ -59,9 +61,8 @@ var (
 )
 
 const (
-	// nodeTicks is how often the node is checked without a signal on Config.Changed, in ticks of the
-	// clock: every 9.6 s.
-	nodeTicks = 12
+	// nodeInterval is how often the node is checked without a signal on Config.Changed.
+	nodeInterval = 12 * clock.Tick
 	// nodeSettle is how long after a signal the node is checked: the addresses of several
 	// families and interfaces change one after the other.
 	nodeSettle = time.Second
@@ -124,33 +125,29 @@ func fingerprint(node *corev3.Node) string {
 // awaitChange returns errNodeChanged when the node differs from sent, errResumed when the
 // machine was suspended, and nil when ctx ends before that.
 func (c *Client) awaitChange(ctx context.Context, sent *corev3.Node) error {
-	resume := time.NewTimer(c.cfg.Clock.UntilTick(1))
-	defer resume.Stop()
-	timer := time.NewTimer(c.cfg.Clock.UntilTick(nodeTicks))
-	defer timer.Stop()
-	settling := false // further signals do not delay the check
+	resumed, stopResumed := c.cfg.Clock.Poll(clock.Tick, func() bool { return c.cfg.Clock.Slept()-c.slept >= briefSleep })
+	defer stopResumed()
+	recheck, stopRecheck := c.cfg.Clock.Poll(nodeInterval, func() bool { return true })
+	defer stopRecheck()
+	var settled <-chan time.Time // set between a signal and its check: further signals do not delay that
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-resume.C:
-			resume.Reset(c.cfg.Clock.UntilTick(1))
-			if c.cfg.Clock.Slept()-c.slept >= briefSleep {
-				return errResumed
-			}
+		case <-resumed:
+			return errResumed
 		case <-c.cfg.Changed:
-			if !settling {
-				timer.Reset(nodeSettle)
+			if settled == nil {
+				settled = time.After(nodeSettle)
 			}
-			settling = true
-		case <-timer.C:
-			timer.Reset(c.cfg.Clock.UntilTick(nodeTicks))
-			settling = false
-			// The next connect reports an error; until then the open stream is better than
-			// none.
-			if node, err := c.currentNode(); err == nil && !proto.Equal(node, sent) {
-				return errNodeChanged
-			}
+			continue
+		case <-settled:
+			settled = nil
+		case <-recheck:
+		}
+		// The next connect reports an error; until then the open stream is better than none.
+		if node, err := c.currentNode(); err == nil && !proto.Equal(node, sent) {
+			return errNodeChanged
 		}
 	}
 }

@@ -6,31 +6,26 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/clock"
 )
+
+// parentInterval is how often the supervisor is looked at.
+const parentInterval = 5 * clock.Tick
 
 // WatchParent continues the supervisor of this process when it is stopped, until ctx ends. It
 // returns at once unless the supervisor is process 1 of a container: elsewhere a user may have
 // stopped it from a terminal, and its parent process sees that. A supervisor that is stopped does
 // not restart this process.
-func WatchParent(ctx context.Context, log *slog.Logger) {
+func WatchParent(ctx context.Context, ticks *clock.Clock, log *slog.Logger) {
 	if os.Getppid() != 1 {
 		return
 	}
-	ticker := time.NewTicker(probeInterval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return
-		}
-		if stopped(1) {
-			log.Error("the supervisor was stopped: continuing it")
-			_ = unix.Kill(1, unix.SIGCONT) // it may have continued
-		}
+	for ticks.Await(ctx, parentInterval, func() bool { return stopped(1) }) {
+		log.Error("the supervisor was stopped: continuing it")
+		_ = unix.Kill(1, unix.SIGCONT) // it may have continued
 	}
 }
 

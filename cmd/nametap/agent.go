@@ -93,7 +93,7 @@ func runAgent(command *cobra.Command, o *options) error {
 	var beside sync.WaitGroup
 	beside.Go(func() { reloads.run(running, signals.reload) })
 	if supervised {
-		beside.Go(func() { supervise.WatchParent(running, cfg.Logger) })
+		beside.Go(func() { supervise.WatchParent(running, a.Clock(), cfg.Logger) })
 	}
 	defer beside.Wait()
 	defer stop()

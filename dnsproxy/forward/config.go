@@ -71,6 +71,9 @@ type Config struct {
 	Control func(network, address string, conn syscall.RawConn) error
 	// Clock tells the age of cached replies and of sockets. Default clock.New().
 	Clock *clock.Clock
+	// AddressesChanged receives a value when addresses of this host may have changed. Without it, changes
+	// take effect after up to 10 s. It may be nil.
+	AddressesChanged <-chan struct{}
 	// Logger logs what operators should know. Default slog.Default().
 	Logger *slog.Logger
 	// Registerer registers the metrics. Default none.

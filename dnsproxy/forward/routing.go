@@ -7,12 +7,12 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
+	"github.com/nametap/nametap/internal/clock"
 )
 
 // A routing says which nameservers to ask for a name, by resolv.conf and the settings. It
@@ -231,19 +231,18 @@ func (f *Forwarder) useResolvConf(conf *resolvconf.Config) {
 	f.useLocked(conf, f.readLocalLocked())
 }
 
-// addressTicks is how often the addresses of this host are read, in ticks of the clock: every 1.6 s. Reading
-// them costs less than 0.1 ms.
-const addressTicks = 2
+// addressInterval is how often the addresses of this host are read without a signal on Config.AddressesChanged.
+const addressInterval = 12 * clock.Tick
 
 // followAddresses makes the routing again when the addresses of this host change, until
 // ctx ends: a nameserver's address may be among the new ones.
 func (f *Forwarder) followAddresses(ctx context.Context) {
-	timer := time.NewTimer(f.config.Clock.UntilTick(addressTicks))
-	defer timer.Stop()
+	recheck, stop := f.config.Clock.Poll(addressInterval, func() bool { return true })
+	defer stop()
 	for {
 		select {
-		case <-timer.C:
-			timer.Reset(f.config.Clock.UntilTick(addressTicks))
+		case <-f.config.AddressesChanged:
+		case <-recheck:
 		case <-ctx.Done():
 			return
 		}

@@ -31,7 +31,7 @@ const (
 // less while the times of the files are unchanged.
 type Watcher struct {
 	Files
-	// Clock says when to read the files. It may be nil.
+	// Clock says when to read the files. Default clock.New().
 	Clock *clock.Clock
 	// Current is the configuration in use when Run begins, as Read has returned it. If it is
 	// nil, Run calls Changed with the first one.
@@ -93,28 +93,29 @@ func (w *Watcher) Run(ctx context.Context) error {
 	if w.Current == nil && last.err != nil {
 		reported = last // the caller, which could not read it, has reported that
 	}
-	wait := time.NewTimer(settleTime)
-	defer wait.Stop()
+	ticks := w.Clock
+	if ticks == nil {
+		ticks = clock.New()
+	}
 	var seen identity // of the files that were read as last, twice
-	for {
-		select {
-		case <-ctx.Done():
+	var current identity
+	look := func() bool {
+		current = w.identify()
+		return !current.settled || current != seen
+	}
+	for settled := false; ; {
+		if !settled && !pause(ctx, settleTime) || settled && !ticks.Await(ctx, clock.Tick, look) {
 			return nil
-		case <-wait.C:
 		}
-		current := w.identify()
-		if current.settled && current == seen {
-			wait.Reset(w.Clock.UntilTick(1))
-			continue
+		if !settled {
+			current = w.identify()
 		}
 		now := w.look(inUse.conf)
-		if !reflect.DeepEqual(now, last) {
+		if settled = reflect.DeepEqual(now, last); !settled {
 			last, seen = now, identity{}
-			wait.Reset(settleTime)
 			continue
 		}
 		seen = current
-		wait.Reset(w.Clock.UntilTick(1))
 		if reflect.DeepEqual(now, reported) {
 			continue
 		}
@@ -126,6 +127,18 @@ func (w *Watcher) Run(ctx context.Context) error {
 			inUse = now
 			w.Changed(now.conf)
 		}
+	}
+}
+
+// pause waits, and returns false if ctx ends before.
+func pause(ctx context.Context, length time.Duration) bool {
+	timer := time.NewTimer(length)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 

@@ -4,7 +4,7 @@
 // would keep its TTL overnight. CLOCK_BOOTTIME counts the suspend, and like CLOCK_MONOTONIC it
 // ignores jumps of the wall clock, but Go reads it with a system call only, which takes as long as
 // the lookup in the cache (BenchmarkNow). A [Clock] reads it at most every 10 ms and adds the
-// time asleep to Go's time.
+// time asleep to Go's time. All that polls does so at the ticks of one clock ([Clock.Poll]).
 //
 // Which clock measures what:
 //
@@ -37,15 +37,25 @@ type Clock struct {
 	// Times since origin, in nanoseconds.
 	slept atomic.Int64 // time asleep, of which before is no part; never decreases
 	read  atomic.Int64 // when slept was read, on CLOCK_MONOTONIC
+
+	ticks ticks
 }
 
 // New returns a clock. Its time is now that of time.Now.
 func New() *Clock { return From(timeAsleep) }
 
+// ForPolling returns a clock like New with another length of its ticks, which come from a timer of the kernel,
+// if there can be one. It must not be used in a bubble of testing/synctest.
+func ForPolling(tick time.Duration) *Clock {
+	c := New()
+	c.ticks.length, c.ticks.kernel = tick, true
+	return c
+}
+
 // From returns a clock with another source of the time asleep, for tests. asleep returns how
 // long the machine has been suspended since some time in the past.
 func From(asleep func() time.Duration) *Clock {
-	return &Clock{origin: time.Now(), asleep: asleep, before: asleep()}
+	return &Clock{origin: time.Now(), asleep: asleep, before: asleep(), ticks: ticks{length: Tick}}
 }
 
 // Now returns a time to compare with others of this clock. Their differences include the time
@@ -76,21 +86,6 @@ func (c *Clock) sleptAt(now time.Time) time.Duration {
 			return time.Duration(slept)
 		}
 	}
-}
-
-// Tick is the time between the ticks of a clock. Files that are read at each tick, and must read the same a
-// moment later, are followed within 1 s.
-const Tick = 800 * time.Millisecond
-
-// UntilTick returns the time until a tick of the clock, the next one whose number is a multiple of every. All
-// that polls waits for a tick, so that the process wakes up once for all of it: a wake-up of an idle process
-// costs more than reading a file. Of a nil clock it returns the time between two such ticks.
-func (c *Clock) UntilTick(every int) time.Duration {
-	interval := time.Duration(every) * Tick
-	if c == nil {
-		return interval
-	}
-	return interval - time.Since(c.origin)%interval
 }
 
 // timeAsleep returns how long the machine has been suspended since it was booted, or less by

@@ -52,7 +52,7 @@ func CheckRereadable(flags *pflag.FlagSet) error {
 // below an overlayfs, and a reading does not depend on how the file was replaced. Reading a
 // file of 1 KiB costs some 10 µs, and one that is absent 1 µs (BenchmarkReadFiles).
 type Watcher struct {
-	// Clock says when to read the files. It may be nil.
+	// Clock says when to read the files. Default clock.New().
 	Clock *clock.Clock
 
 	files []string
@@ -76,35 +76,49 @@ func (w *Watcher) Note() {
 
 // Run sends a value after every change until ctx ends.
 func (w *Watcher) Run(ctx context.Context, changes chan<- struct{}) {
-	timer := time.NewTimer(w.Clock.UntilTick(1))
+	if w.Clock == nil {
+		w.Clock = clock.New()
+	}
+	look := func() bool {
+		_, changed := w.compare(readFiles(w.files))
+		return changed
+	}
+	for w.Clock.Await(ctx, clock.Tick, look) {
+		if !w.settle(ctx) {
+			continue
+		}
+		select {
+		case changes <- struct{}{}:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// settle waits until the files read the same for a while, since they may be changing still, and reports
+// whether they differ from those at the last report then.
+func (w *Watcher) settle(ctx context.Context) bool {
+	last, since := readFiles(w.files), time.Now()
+	timer := time.NewTimer(watchSettle)
 	defer timer.Stop()
-	var last map[string]string
-	var since time.Time // of last
 	for {
 		select {
 		case <-ctx.Done():
-			return
+			return false
 		case <-timer.C:
 		}
 		now := readFiles(w.files)
-		if since.IsZero() || !maps.Equal(now, last) { // it may be changing still
+		if !maps.Equal(now, last) {
 			last, since = now, time.Now()
 		}
 		settle, changed := w.compare(now)
-		if changed && time.Since(since) >= settle {
+		if !changed {
+			return false
+		}
+		if time.Since(since) >= settle {
 			w.Note()
-			changed = false
-			select {
-			case changes <- struct{}{}:
-			case <-ctx.Done():
-				return
-			}
+			return true
 		}
-		if changed {
-			timer.Reset(watchSettle)
-		} else {
-			timer.Reset(w.Clock.UntilTick(1))
-		}
+		timer.Reset(watchSettle)
 	}
 }
 

@@ -1,0 +1,78 @@
+package clock
+
+import (
+	"os"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// An alarm calls a function, in a goroutine of its own, when a time has passed.
+type alarm interface {
+	// set replaces the time.
+	set(after time.Duration)
+	// stop ends the alarm. A call may be under way.
+	stop()
+}
+
+// newAlarm returns an alarm for [Clock.call].
+func (c *Clock) newAlarm() alarm {
+	if c.ticks.kernel {
+		if a, err := newKernelAlarm(c.call); err == nil {
+			return a
+		}
+	}
+	a := goAlarm{time.AfterFunc(time.Hour, c.call)}
+	a.timer.Stop()
+	return a
+}
+
+// A goAlarm is a timer of Go.
+type goAlarm struct{ timer *time.Timer }
+
+func (a goAlarm) set(after time.Duration) { a.timer.Reset(after) }
+func (a goAlarm) stop()                   { a.timer.Stop() }
+
+// A kernelAlarm is a timer of the kernel (timerfd_create(2)). It wakes one thread of an idle process. A timer of Go
+// wakes it about eight times: Go waits for events with a precision of a millisecond, and its monitor, which wakes on
+// time, checks every 20 µs until the timer has run.
+type kernelAlarm struct {
+	file *os.File
+	fd   uintptr // of file
+}
+
+func newKernelAlarm(ring func()) (*kernelAlarm, error) {
+	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
+	if err != nil {
+		return nil, os.NewSyscallError("timerfd_create", err)
+	}
+	a := &kernelAlarm{file: os.NewFile(uintptr(fd), "timer"), fd: uintptr(fd)}
+	conn, err := a.file.SyscallConn()
+	if err != nil {
+		_ = a.file.Close()
+		return nil, err
+	}
+	go func() {
+		for conn.Read(rung) == nil { // until stop
+			ring()
+		}
+	}()
+	return a, nil
+}
+
+// rung reports whether the time has passed. Reading a timer does not block, so Go's scheduler, whose monitor would
+// wake up, is not told.
+func rung(fd uintptr) bool {
+	var times uint64
+	_, _, err := syscall.RawSyscall(unix.SYS_READ, fd, uintptr(unsafe.Pointer(&times)), unsafe.Sizeof(times))
+	return err != unix.EAGAIN
+}
+
+func (a *kernelAlarm) set(after time.Duration) {
+	spec := unix.ItimerSpec{Value: unix.NsecToTimespec(max(after, 1).Nanoseconds())}                          // 0 would switch it off
+	_, _, _ = syscall.RawSyscall6(unix.SYS_TIMERFD_SETTIME, a.fd, 0, uintptr(unsafe.Pointer(&spec)), 0, 0, 0) // fails only with wrong arguments
+}
+
+func (a *kernelAlarm) stop() { _ = a.file.Close() }

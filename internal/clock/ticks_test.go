@@ -1,0 +1,71 @@
+package clock_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/nametap/nametap/internal/clock"
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// R11: all that polls does so at the same ticks, as often as it wants, until it is stopped.
+func TestPoll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := clock.From(func() time.Duration { return 0 })
+		began := time.Now()
+		var calls [2][]time.Duration
+		for i, every := range []time.Duration{clock.Tick, 5 * clock.Tick} {
+			time.Sleep(clock.Tick / 3) //nolint:forbidigo // synctest advances the time
+			found, stop := c.Poll(every, func() bool {
+				calls[i] = append(calls[i], time.Since(began))
+				return len(calls[i]) == 2
+			})
+			defer func() {
+				stop()
+				if n := len(found); n != 1 {
+					t.Errorf("poll %d has found something %d times", i, n)
+				}
+				n := len(calls[i])
+				time.Sleep(time.Minute) //nolint:forbidigo // synctest advances the time
+				if len(calls[i]) != n {
+					t.Errorf("poll %d goes on after its end", i)
+				}
+			}()
+		}
+		time.Sleep(10 * clock.Tick) //nolint:forbidigo // synctest advances the time
+		synctest.Wait()
+		for i, every := range []time.Duration{clock.Tick, 5 * clock.Tick} {
+			for n, at := range calls[i] {
+				if at != time.Duration(n+1)*every {
+					t.Errorf("call %d of poll %d was after %v", n+1, i, at)
+				}
+			}
+		}
+		if len(calls[0]) != 10 || len(calls[1]) != 2 {
+			t.Errorf("there were %d and %d calls", len(calls[0]), len(calls[1]))
+		}
+	})
+}
+
+// R11: a timer of the kernel makes the same calls, also after all polls have stopped once.
+func TestKernelTimer(t *testing.T) {
+	c := clock.ForPolling(10 * time.Millisecond)
+	for range 2 {
+		began, calls := time.Now(), 0
+		if !c.Await(t.Context(), 20*time.Millisecond, func() bool { calls++; return calls == 3 }) {
+			t.Fatal("nothing was found")
+		}
+		if took := time.Since(began); took < 40*time.Millisecond || calls != 3 {
+			t.Errorf("%d calls took %v", calls, took)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan bool)
+	go func() { ended <- c.Await(ctx, time.Hour, func() bool { return true }) }()
+	cancel()
+	if wait.For(t, "the wait ends", ended) {
+		t.Error("something was found after the end")
+	}
+}
