@@ -28,10 +28,10 @@ func TestHangs(t *testing.T) { // K15
 		"the other reader answers meanwhile": {[]answers{both, none, one, none, one}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := &supervisor{pid: 2, answered: map[netip.AddrPort]bool{}}
+			p := &prober{answered: map[netip.AddrPort]bool{}}
 			hung := 0
 			for i, found := range test.probes {
-				if err := s.hangs(found); err != nil {
+				if err := p.hangs(found); err != nil {
 					hung++
 					if i != len(test.probes)-1 {
 						t.Errorf("it hangs after %d probes: %v", i+1, err)

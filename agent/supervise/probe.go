@@ -9,29 +9,39 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"sync"
-	"time"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/clock"
 )
 
 const (
-	// probeInterval is the time between probes, probeTimeout the limit of an answer,
-	// hungProbes the number of failures in succession after which the command counts as
-	// hung.
-	probeInterval = 4 * time.Second
-	probeTimeout  = 2 * time.Second
+	// probeInterval is the time between probes, probeRetry the time after a probe that failed, hungProbes
+	// the number of failures in succession after which the command counts as hung.
+	probeInterval = 5 * clock.Tick
+	probeRetry    = 4 * clock.Tick
 	hungProbes    = 4
 )
 
-// A prober probes the UDP sockets.
-type prober struct{ targets []netip.AddrPort }
+// A prober probes the UDP sockets. It does not wait for answers, but reads them when it sends the next
+// queries: the process wakes up once for a probe, and the limit of an answer is the time between probes.
+type prober struct {
+	targets  []netip.AddrPort
+	starts   *atomic.Int64           // of the command
+	hung     chan error              // receives why the command hangs, once
+	life     int64                   // the start that the other fields are about
+	misses   int                     // probes in succession in which the command hung
+	answered map[netip.AddrPort]bool // sockets that the command has answered on since its start
+}
 
 // answers are the results of one probe of each socket: nil if it was answered, errUnasked if it
 // could not be sent.
 type answers map[netip.AddrPort]error
 
 // newProber returns a prober of the UDP sockets.
-func newProber(sockets []*os.File) (*prober, error) {
-	p := &prober{}
+func newProber(sockets []*os.File, starts *atomic.Int64) (*prober, error) {
+	p := &prober{starts: starts, hung: make(chan error), answered: map[netip.AddrPort]bool{}}
 	for _, socket := range sockets {
 		conn, err := net.FilePacketConn(socket)
 		if err != nil {
@@ -57,73 +67,156 @@ func newProber(sockets []*os.File) (*prober, error) {
 	return p, nil
 }
 
-// run probes all sockets in each interval, and sends the results, until ctx ends.
-func (p *prober) run(ctx context.Context, results chan<- answers) {
-	ticker := time.NewTicker(probeInterval)
-	defer ticker.Stop()
+// run probes all sockets, and sends to hung when the command hangs, until ctx ends.
+func (p *prober) run(ctx context.Context) {
+	sent := map[netip.AddrPort]*query{}
+	defer func() { p.read(sent) }()
+	ticks, every := clock.ForPolling(clock.Tick), probeInterval
+	due, stop := ticks.Poll(every, func() bool { return true })
+	defer func() { stop() }()
 	for {
 		select {
-		case <-ticker.C:
+		case <-due:
 		case <-ctx.Done():
 			return
 		}
-		select {
-		case results <- p.probe(ctx):
-		case <-ctx.Done():
-			return
+		found := p.read(sent)
+		for _, target := range p.targets {
+			sent[target] = ask(target)
+		}
+		if life := p.starts.Load(); life != p.life {
+			p.life, p.misses, p.answered = life, 0, map[netip.AddrPort]bool{}
+		}
+		if err := p.hangs(found); err != nil {
+			select {
+			case p.hung <- err:
+			case <-ctx.Done():
+			}
+		}
+		next := probeInterval
+		if p.misses > 0 {
+			next = probeRetry
+		}
+		if next != every {
+			stop()
+			every = next
+			due, stop = ticks.Poll(every, func() bool { return true })
 		}
 	}
 }
 
-// errUnasked is the error of a probe that could not be sent: the host does not have the
-// address, or the kernel refuses the packet, for example because conntrack is full. Then
-// the command may work, and a restart would not help.
-var errUnasked = errors.New("the probe cannot be sent")
-
-// probe probes all sockets at the same time.
-func (p *prober) probe(ctx context.Context) answers {
-	var mu sync.Mutex
-	var probing sync.WaitGroup
+// read returns the answers to queries, which it removes.
+func (p *prober) read(sent map[netip.AddrPort]*query) answers {
 	found := answers{}
-	for _, target := range p.targets {
-		probing.Go(func() {
-			err := ask(ctx, target)
-			mu.Lock()
-			defer mu.Unlock()
-			found[target] = err
-		})
+	for target, q := range sent {
+		found[target] = q.read(target)
+		delete(sent, target)
 	}
-	probing.Wait()
 	return found
 }
+
+// hangs returns an error if the command has hung in hungProbes probes in succession. This also
+// holds after an end was requested, because an orderly command closes its sockets last.
+func (p *prober) hangs(found answers) error {
+	err := p.silent(found)
+	switch {
+	case err == nil:
+		p.misses = 0
+		return nil
+	case errors.Is(err, errUnasked):
+		return nil
+	}
+	if p.misses++; p.misses != hungProbes {
+		return nil
+	}
+	return err
+}
+
+// silent returns an error if the command should have answered a probe and did not: on a socket
+// that it has answered on since its start, or on any. One of two families may never work on this
+// host. It returns errUnasked if no probe could be sent.
+func (p *prober) silent(found answers) error {
+	var stopped, silent, unasked error
+	served := false
+	for target, err := range found {
+		switch {
+		case err == nil:
+			served, p.answered[target] = true, true
+		case errors.Is(err, errUnasked):
+			unasked = errors.Join(unasked, err)
+		default:
+			silent = errors.Join(silent, err)
+			if p.answered[target] {
+				stopped = errors.Join(stopped, err)
+			}
+		}
+	}
+	switch {
+	case stopped != nil || served:
+		return stopped
+	case silent != nil:
+		return silent
+	}
+	return unasked
+}
+
+var (
+	// errUnasked is the error of a probe that could not be sent: the host does not have the
+	// address, or the kernel refuses the packet, for example because conntrack is full. Then
+	// the command may work, and a restart would not help.
+	errUnasked = errors.New("the probe cannot be sent")
+	// errSilent is the error of a probe without an answer.
+	errSilent = errors.New("no answer")
+)
 
 // question is a query for id.server in class CHAOS, type TXT, without its ID. Its answer
 // needs no table and no nameserver (RFC 4892).
 const question = "\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x02id\x06server\x00\x00\x10\x00\x03"
 
-// ask sends the question and returns an error unless any response arrives: errUnasked if
-// the question could not be sent.
-func ask(ctx context.Context, target netip.AddrPort) error {
-	conn, err := (&net.Dialer{Timeout: probeTimeout}).DialContext(ctx, "udp", target.String())
-	if err != nil {
-		return fmt.Errorf("%w: %w", errUnasked, err)
-	}
-	defer func() { _ = conn.Close() }()
+// A query is a query in flight, with a socket of its own.
+type query struct {
+	socket int
+	id     [2]byte
+	err    error // why it could not be sent; there is no socket then
+}
+
+// ask sends the question.
+func ask(target netip.AddrPort) *query {
 	id := rand.Uint32()
-	query := append([]byte{byte(id >> 8), byte(id)}, question...) //nolint:gosec // two of its bytes
-	if err := conn.SetDeadline(time.Now().Add(probeTimeout)); err != nil {
-		return err
+	q := &query{id: [2]byte{byte(id >> 8), byte(id)}} //nolint:gosec // two of its bytes
+	family, to := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Port: int(target.Port()), Addr: target.Addr().As16()})
+	if target.Addr().Is4() {
+		family, to = unix.AF_INET, &unix.SockaddrInet4{Port: int(target.Port()), Addr: target.Addr().As4()}
 	}
-	if _, err := conn.Write(query); err != nil {
-		return fmt.Errorf("%w: %w", errUnasked, err)
+	if q.socket, q.err = unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0); q.err != nil {
+		return q
 	}
+	if q.err = unix.Connect(q.socket, to); q.err == nil {
+		_, q.err = unix.Write(q.socket, append(q.id[:], question...))
+	}
+	if q.err != nil {
+		_ = unix.Close(q.socket)
+	}
+	return q
+}
+
+// read returns an error unless a response has arrived: errUnasked if the question could not be sent. It
+// closes the socket.
+func (q *query) read(target netip.AddrPort) error {
+	if q.err != nil {
+		return fmt.Errorf("%w to %s: %w", errUnasked, target, q.err)
+	}
+	defer func() { _ = unix.Close(q.socket) }()
 	response := make([]byte, 512)
 	for {
-		n, err := conn.Read(response)
-		if err != nil {
+		n, err := unix.Read(q.socket, response)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EAGAIN):
+			return fmt.Errorf("probing the listener %s: %w", target, errSilent)
+		case err != nil:
 			return fmt.Errorf("probing the listener %s: %w", target, err)
-		}
-		if n > 2 && bytes.Equal(response[:2], query[:2]) {
+		case bytes.HasPrefix(response[:n], q.id[:]):
 			return nil
 		}
 	}

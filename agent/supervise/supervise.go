@@ -4,7 +4,7 @@
 //  1. If the command ends without a signal to end, it is restarted: at once the first time,
 //     then after pauses of up to maxPause.
 //  2. If a UDP socket that the command has answered on, or all UDP sockets, have not answered
-//     probes for about hungProbes times probeInterval, the command is killed and restarted. A
+//     hungProbes probes in succession, the command is killed and restarted. A
 //     probe that cannot be sent does not count.
 //  3. Signals are sent to the command. After a signal to end, and after exit code 0, the
 //     command is not restarted, and its exit code is returned.
@@ -17,11 +17,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"os"
 	"os/signal"
 	"runtime"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -75,10 +75,9 @@ type supervisor struct {
 	Config
 	pid      int // of the command; 0 while it does not run
 	started  time.Time
+	starts   atomic.Int64
 	restarts int
-	quick    int                     // ends in succession, each soon after the start
-	misses   int                     // probes in succession in which the command hung
-	answered map[netip.AddrPort]bool // sockets that the command has answered on since its start
+	quick    int // ends in succession, each soon after the start
 	ending   bool
 }
 
@@ -98,23 +97,22 @@ func Run(cfg Config) (code int, err error) {
 	defer signal.Stop(signals)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	probes, err := newProber(cfg.Sockets)
+	probes, err := newProber(cfg.Sockets, &s.starts)
 	if err != nil {
 		return 0, err
 	}
-	results := make(chan answers)
-	go probes.run(ctx, results)
+	go probes.run(ctx) // on another thread than this goroutine, which is woken only if the command hangs
 	if err := s.start(); err != nil {
 		return 0, err
 	}
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, syscall.SIGCHLD)
 	defer signal.Stop(ended)
-	return s.loop(signals, ended, results), nil
+	return s.loop(signals, ended, probes.hung), nil
 }
 
 // loop handles signals, ends of children and probes until the last end of the command.
-func (s *supervisor) loop(signals, ended <-chan os.Signal, results <-chan answers) (code int) {
+func (s *supervisor) loop(signals, ended <-chan os.Signal, hung <-chan error) (code int) {
 	var restart, kill <-chan time.Time
 	for {
 		if status, over := s.collect(); over {
@@ -140,12 +138,10 @@ func (s *supervisor) loop(signals, ended <-chan os.Signal, results <-chan answer
 				s.Log.Error("starting the agent failed; retrying", "error", err)
 				restart = time.After(maxPause)
 			}
-		case found := <-results:
-			if err := s.hangs(found); err != nil {
-				s.Log.Error("the agent hangs: killing it", "error", err)
-				s.signal(syscall.SIGQUIT) // makes it print its stacks
-				kill = time.After(dumpTime)
-			}
+		case err := <-hung:
+			s.Log.Error("the agent hangs: killing it", "error", err)
+			s.signal(syscall.SIGQUIT) // makes it print its stacks
+			kill = time.After(dumpTime)
 		case <-kill:
 			s.signal(syscall.SIGKILL)
 		}
@@ -167,7 +163,8 @@ func (s *supervisor) start() error {
 	if err != nil {
 		return fmt.Errorf("starting %s: %w", s.Path, err)
 	}
-	s.pid, s.started, s.misses, s.answered = pid, time.Now(), 0, map[netip.AddrPort]bool{}
+	s.pid, s.started = pid, time.Now()
+	s.starts.Add(1)
 	return nil
 }
 
@@ -220,51 +217,6 @@ func (s *supervisor) leave(code int) {
 	if code != 0 {
 		s.abandon()
 	}
-}
-
-// hangs returns an error if the command has hung in hungProbes probes in succession. This also
-// holds after an end was requested, because an orderly command closes its sockets last.
-func (s *supervisor) hangs(found answers) error {
-	err := s.silent(found)
-	switch {
-	case err == nil || s.pid == 0:
-		s.misses = 0
-		return nil
-	case errors.Is(err, errUnasked):
-		return nil
-	}
-	if s.misses++; s.misses != hungProbes {
-		return nil
-	}
-	return err
-}
-
-// silent returns an error if the command should have answered a probe and did not: on a socket
-// that it has answered on since its start, or on any. One of two families may never work on this
-// host. It returns errUnasked if no probe could be sent.
-func (s *supervisor) silent(found answers) error {
-	var stopped, silent, unasked error
-	served := false
-	for target, err := range found {
-		switch {
-		case err == nil:
-			served, s.answered[target] = true, true
-		case errors.Is(err, errUnasked):
-			unasked = errors.Join(unasked, err)
-		default:
-			silent = errors.Join(silent, err)
-			if s.answered[target] {
-				stopped = errors.Join(stopped, err)
-			}
-		}
-	}
-	switch {
-	case stopped != nil || served:
-		return stopped
-	case silent != nil:
-		return silent
-	}
-	return unasked
 }
 
 // signal sends a signal to the command. Its process number cannot belong to another

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"runtime/debug"
 	"time"
 
@@ -33,6 +34,7 @@ func superviseAgent(ctx context.Context, cfg agent.Config, signals agentSignals)
 	if err := fixedPorts(cfg); err != nil {
 		return usageError{err}
 	}
+	runtime.GOMAXPROCS(1) // Go would wake another thread at each probe
 	sockets, err := dnsproxy.OpenSockets(ctx, cfg.DNS.Addr, cfg.Logger)
 	if err != nil {
 		return err
