@@ -43,6 +43,7 @@ type udpListener struct {
 	// The slow path runs on workers.
 	passed   chan udpTask // to idle workers
 	starting atomic.Int64 // tasks that no worker has started yet
+	idle     atomic.Int64 // workers that wait for a task
 	workers  sync.WaitGroup
 
 	// Workers read, too, when there are many of them.
@@ -289,7 +290,8 @@ func (l *udpListener) readFirst() {
 	_ = l.raw.Control(func(fd uintptr) { l.second.readAll(fd) })
 }
 
-// workerIdle is how long a worker waits for another task.
+// workerIdle is how long a worker waits for another task while other workers wait, too. The first one waits
+// without a limit, so that a few queries a minute start no timers and no workers.
 const workerIdle = time.Second
 
 // work is a worker: it serves a task, and then those that are passed to it while it is idle.
@@ -297,7 +299,7 @@ const workerIdle = time.Second
 // forwarded query.
 func (l *udpListener) work(t udpTask) {
 	growStack()
-	var idle *time.Timer
+	var timer *time.Timer
 	for {
 		if l.starting.Add(-1) > fewStarting {
 			l.readFirst()
@@ -306,14 +308,20 @@ func (l *udpListener) work(t udpTask) {
 			l.send(t.message, response)
 		}
 		l.handler.forwarder.ReleaseMemory(len(t.packet))
-		if idle == nil {
-			idle = time.NewTimer(workerIdle)
-			defer idle.Stop()
+		var timeout <-chan time.Time
+		if l.idle.Add(1) > 1 {
+			if timer == nil {
+				timer = time.NewTimer(workerIdle)
+				defer timer.Stop()
+			}
+			timer.Reset(workerIdle)
+			timeout = timer.C
 		}
-		idle.Reset(workerIdle)
 		select {
 		case t = <-l.passed:
-		case <-idle.C:
+			l.idle.Add(-1)
+		case <-timeout:
+			l.idle.Add(-1)
 			return
 		case <-l.stopped:
 			return
