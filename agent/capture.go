@@ -97,7 +97,7 @@ func newCapture(agent Config, proxy *dnsproxy.Server, ticks *clock.Clock) (*capt
 	if c.kernel, err = iptables.New(initial, log); err != nil {
 		return nil, fmt.Errorf("capture: %w", err)
 	}
-	c.ways = &ways{log: log, clock: ticks, id: agent.DNS.ID, targets: c.probed, direct: c.answers, renew: c.kernel.Renew,
+	c.ways = &ways{log: log, clock: ticks, id: agent.DNS.ID, targets: c.probed, direct: c.answers, barred: c.barred, renew: c.kernel.Renew,
 		begun: c.kernel.Begun(), rules: c.kernel.Installed(), tick: c.noteListeners, alive: make(chan struct{}),
 		passing: func(f iptables.Family, to []netip.Prefix) {
 			c.follow(func(in *inputs) {
@@ -125,6 +125,17 @@ func (c *capture) probed(f iptables.Family) []netip.Addr {
 		return []netip.Addr{f.Loopback()}
 	}
 	return found
+}
+
+// barred reports whether a firewall of this host drops all queries that the agent sends to nameservers.
+func (c *capture) barred() (all bool) {
+	for _, s := range c.proxy.UpstreamStatus() {
+		if s.Requests > 0 && !s.Barred {
+			return false
+		}
+		all = all || s.Barred
+	}
+	return all
 }
 
 // run keeps the kernel in the desired state until ctx ends, then removes the rules unless they

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/iptables"
@@ -40,6 +41,7 @@ const (
 	WayReached   WayState = "reached"   // the agent answers them
 	WayElsewhere WayState = "elsewhere" // another server answers the probe: it is not redirected
 	WayBroken    WayState = "broken"    // the agent answers, but not on this way: they pass through
+	WayBarred    WayState = "barred"    // the agent answers, but may query no nameserver: they pass through
 	WaySilent    WayState = "silent"    // the agent does not answer at all
 )
 
@@ -65,6 +67,7 @@ type ways struct {
 	id      string // the agent's answer for id.server
 	targets func(iptables.Family) []netip.Addr
 	direct  func(ctx context.Context, f iptables.Family, network string) error // probes the listener without the rules
+	barred  func() bool                                                        // reports whether all queries of the agent to nameservers have failed to be sent
 	renew   func(iptables.Family) error
 	begun   <-chan struct{} // closed when the rules are installed first
 	rules   <-chan struct{} // receives when they were installed or changed
@@ -88,6 +91,9 @@ type way struct {
 	last    time.Time // when the last probe was sent
 	tcp     time.Time // when the last one over TCP was sent
 }
+
+// passes reports whether queries to the nameserver pass through.
+func (w *way) passes() bool { return w.State == WayBroken || w.State == WayBarred }
 
 // probed is the result of a probe.
 type probed struct {
@@ -154,7 +160,7 @@ func (w *ways) next(ctx context.Context, f iptables.Family) {
 	for addr, known := range w.known {
 		if iptables.FamilyOf(addr) == f && !known.probing && !slices.Contains(targets, addr) {
 			delete(w.known, addr)
-			if known.State == WayBroken {
+			if known.passes() {
 				w.pass(f)
 			}
 		}
@@ -207,6 +213,9 @@ func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 			}
 			break
 		}
+		if r.state == WayReached && w.barred() {
+			r.state, r.err = forwards(ctx, nameserver)
+		}
 		w.results <- r
 	}()
 }
@@ -221,6 +230,25 @@ func (w *ways) ask(ctx context.Context, network string, nameserver netip.Addr) (
 		return WayBroken, err
 	case !answers(reply, w.id):
 		return WayElsewhere, errors.New("another server answers the probe over " + network + ": a rule before the rules of nametap sends it there, or changes its TTL")
+	}
+	return WayReached, nil
+}
+
+// forwards sends a query to a nameserver as the agent forwards it, and returns [WayBarred] if a firewall of this host
+// drops it. A reply does not matter.
+func forwards(ctx context.Context, nameserver netip.Addr) (WayState, error) {
+	query, err := chaosQuery("id.server.").Pack()
+	if err != nil {
+		return WayUnknown, err
+	}
+	dialer := net.Dialer{Control: setHops(queryHops)}
+	conn, err := dialer.DialContext(ctx, "udp", netip.AddrPortFrom(nameserver, 53).String())
+	if err != nil {
+		return WayUnknown, err
+	}
+	defer conn.Close()
+	if _, err := conn.Write(query); errors.Is(err, unix.EPERM) {
+		return WayBarred, err
 	}
 	return WayReached, nil
 }
@@ -321,6 +349,9 @@ func (w *ways) changed(now *way) {
 	case WayBroken:
 		w.log.Warn("queries of clients to a nameserver do not reach the agent, although it answers: a firewall of this host drops them after the redirection. They go to the nameserver itself until the agent is reached again; `nametap capture check` lists what to look at",
 			"nameserver", now.Nameserver, "error", now.Detail)
+	case WayBarred:
+		w.log.Warn("a firewall of this host drops the queries that the agent forwards to nameservers. Queries of clients go to the nameserver itself until the agent may query it; allow it for the agent's user",
+			"nameserver", now.Nameserver, "error", now.Detail)
 	case WayElsewhere:
 		w.log.Warn("whether queries of clients reach the agent cannot be checked", "nameserver", now.Nameserver, "error", now.Detail)
 	case WaySilent:
@@ -335,7 +366,7 @@ func (w *ways) pass(f iptables.Family) {
 	targets := w.targets(f)
 	var broken []netip.Prefix
 	for _, addr := range targets {
-		if known := w.known[addr]; known != nil && known.State == WayBroken {
+		if known := w.known[addr]; known != nil && known.passes() {
 			broken = append(broken, netip.PrefixFrom(addr, addr.BitLen()))
 		}
 	}

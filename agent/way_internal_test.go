@@ -23,6 +23,7 @@ func TestPassing(t *testing.T) {
 		"one of two is broken":          {[]netip.Addr{one, two}, map[netip.Addr]WayState{one: WayReached, two: WayBroken}, []netip.Prefix{netip.MustParsePrefix("192.0.2.2/32")}},
 		"one is broken, one is unknown": {[]netip.Addr{one, two}, map[netip.Addr]WayState{two: WayBroken}, []netip.Prefix{netip.MustParsePrefix("192.0.2.2/32")}},
 		"all are broken":                {[]netip.Addr{one, two}, map[netip.Addr]WayState{one: WayBroken, two: WayBroken}, []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}},
+		"the agent may not forward":     {[]netip.Addr{one}, map[netip.Addr]WayState{one: WayBarred}, []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}},
 		"the agent is silent":           {[]netip.Addr{one}, map[netip.Addr]WayState{one: WaySilent}, nil},
 		"capture is off":                {nil, map[netip.Addr]WayState{one: WayBroken}, nil},
 		"the broken one is not probed":  {[]netip.Addr{two}, map[netip.Addr]WayState{one: WayBroken, two: WayReached}, nil},

@@ -194,6 +194,22 @@ func TestFirewalls(t *testing.T) {
 	}
 }
 
+// K19: a firewall begins to drop the queries that the agent forwards, and lets them pass again.
+func TestBarred(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, "nft")
+	v.capture()
+	v.asked(named, meshIP)
+	v.Pipe("table inet site {\nchain out {\ntype filter hook output priority 0\nmeta l4proto { tcp, udp } th dport 53 meta skuid 1337 drop\n}\n}\n", "nft", "-f", "-")
+	wait.Until(t, "queries pass through", func() bool { return v.lookup("UDP4", named, "www.example.org.") == lookedUp })
+	v.asked(named, namedIP)
+	if r := v.nametap("status", "--status-addr", statusAddr); !strings.Contains(r.stdout, "queries to "+named+": barred") {
+		t.Errorf("%+v", r)
+	}
+	v.Exec("nft", "delete", "table", "inet", "site")
+	v.becomes(named, meshIP)
+}
+
 // probed reports whether the agent has logged where the queries of clients to a nameserver go.
 func (a *agent) probed(server string) bool {
 	for line := range strings.Lines(a.log.String()) {

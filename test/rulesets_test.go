@@ -112,6 +112,8 @@ func rulesets() []ruleset {
 		{name: "local rule moved", script: "for f in -4 -6; do ip $f rule add pref 100 lookup local; ip $f rule del pref 0; done"},
 		{name: "source rule before the moved local rule", script: "for f in -4 -6; do ip $f rule add pref 100 lookup local; ip $f rule del pref 0; done\nip rule add pref 10 from 10.0.0.1 to 127.0.0.0/8 lookup 100; ip route add default via 10.0.0.53 table 100\nip -6 rule add pref 10 from fd00::1 to ::1 lookup 100; ip -6 route add default via fd00::53 table 100", passes: "UDP4 TCP4 UDP6 TCP6"},
 		{name: "source routes", script: "ip address add 10.9.0.1/32 dev lo; ip route replace 10.0.0.53 dev eth0 src 10.0.0.1; ip rule add from 10.0.0.1 lookup 100; ip route add default via 10.0.0.54 table 100"},
+		{name: "DNS for root alone", script: "for p in udp tcp; do both -A OUTPUT -p $p --dport 53 -m owner ! --uid-owner 0 -j REJECT; done", passes: all},
+		{name: "DNS for root alone, nft", script: "nft add table inet site; nft 'add chain inet site out { type filter hook output priority 0; }'; nft 'add rule inet site out meta l4proto { tcp, udp } th dport 53 meta skuid != 0 drop'", passes: all},
 		{name: "TTL of probes by default", script: "sysctl -qw net.ipv4.ip_default_ttl=217; ip -6 route replace fd00::53 dev eth0 hoplimit 217"},
 		{name: "marks overwritten", script: "both -t mangle -A OUTPUT -j MARK --set-mark 5"},
 		{name: "marks overwritten, and redirected packets dropped, nft", script: "both -t mangle -A OUTPUT -j MARK --set-mark 5\nnft add table inet site; nft 'add chain inet site in { type filter hook input priority 10; }'; nft 'add rule inet site in iif lo ct status dnat drop'", passes: all},

@@ -97,6 +97,7 @@ type Status struct {
 	Hedges    uint64 // queries sent because a server was late
 
 	LastError string // empty if there was none
+	Barred    bool   // the last query could not be sent: a firewall of this host drops it (EPERM)
 }
 
 // A Client asks nameservers. It is safe for concurrent use.

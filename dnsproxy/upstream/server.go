@@ -1,10 +1,12 @@
 package upstream
 
 import (
+	"errors"
 	"log/slog"
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -39,6 +41,7 @@ type server struct {
 	history    history
 	known      []byte // last question that had an answer, in wire form; empty if there is none
 	lastError  string
+	barred     bool // see Status.Barred
 	loggedDown bool // the last line in the log says that it is down
 
 	loopProbe  time.Time // when the last one was sent
@@ -108,6 +111,7 @@ func (s *server) sent(now time.Time) {
 func (s *server) replied(a *attempt, now time.Time, r reading) {
 	rtt := now.Sub(a.sent)
 	s.mu.Lock()
+	s.barred = false
 	s.history.replied(now, rtt, r.usable())
 	switch {
 	case a.edns:
@@ -140,7 +144,7 @@ func (s *server) failed(a *attempt, err error) {
 	s.failures.Add(1)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lastError = err.Error()
+	s.lastError, s.barred = err.Error(), errors.Is(err, syscall.EPERM)
 	// A server that does not accept connections may still answer over UDP.
 	if refuses(err) && (!a.stream || s.udp == nil) {
 		s.history.refused(a.sent)
@@ -209,7 +213,7 @@ func (s *server) status(now time.Time) Status {
 	return Status{
 		Spec: s.spec, State: s.history.standing(now).state, RTT: s.history.srtt,
 		Requests: s.requests.Load(), Failures: s.failures.Load(), Wrong: s.wrong.Load(),
-		Malformed: s.malformed.Load(), Hedges: s.hedges.Load(), LastError: s.lastError,
+		Malformed: s.malformed.Load(), Hedges: s.hedges.Load(), LastError: s.lastError, Barred: s.barred,
 	}
 }
 
