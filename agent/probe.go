@@ -1,12 +1,14 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -17,8 +19,12 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// probeTimeout is how long a listener has to answer a probe.
-const probeTimeout = time.Second
+const (
+	// probeTimeout is how long a listener has to answer a probe.
+	probeTimeout = time.Second
+	// probeRetry is how often a probe is sent over UDP until then.
+	probeRetry = probeTimeout / 10
+)
 
 // health is the result of a probe of the listeners of one family.
 type health struct {
@@ -75,36 +81,95 @@ func probeBy(ctx context.Context, listeners []dnsproxy.Addr, probeOne func(conte
 
 // probeOne returns an error unless a listener answers.
 func probeOne(ctx context.Context, l dnsproxy.Addr) error {
-	_, err := askServer(ctx, l, "id.server.")
+	_, err := ask(ctx, listenerQuestion(l, askID))
 	return err
 }
 
 // probeAgent returns an error unless an agent answers at an address where another program may
 // listen, such as Istio's agent, which uses the same port.
 func probeAgent(ctx context.Context, l dnsproxy.Addr) error {
-	reply, err := askServer(ctx, l, "version.server.")
-	if err == nil && !isNametap(reply) {
-		err = fmt.Errorf("probing the listener %s: another DNS server answers", l)
+	q := listenerQuestion(l, askVersion)
+	text, err := ask(ctx, q)
+	if err == nil && !isNametap(text) {
+		err = fmt.Errorf("%s: %w", q.what, errOtherServer)
 	}
 	return err
 }
 
-// askServer returns the answer of a listener about itself (RFC 4892).
-func askServer(ctx context.Context, l dnsproxy.Addr, name string) (*dns.Msg, error) {
-	client := dns.Client{Net: l.Network, Timeout: probeTimeout}
-	reply, _, err := client.ExchangeContext(ctx, chaosQuery(name), reachable(l.Address))
-	if err != nil {
-		return nil, fmt.Errorf("probing the listener %s: %w", l, err)
-	}
-	return reply, nil
+// The names of questions.
+const (
+	askID      = "id.server."
+	askVersion = "version.server."
+)
+
+// A question asks a server about itself, in class CHAOS (RFC 4892): every server answers it without a table and
+// without a nameserver.
+type question struct {
+	what        string // names the probe in errors
+	network, to string // the server
+	name        string
+	hops        int           // TTL or hop limit of the packets; 0 is that of the system
+	limit       time.Duration // how long the answer may take; 0 means probeTimeout
 }
 
-// chaosQuery returns a query that a server answers about itself (RFC 4892).
-func chaosQuery(name string) *dns.Msg {
-	query := new(dns.Msg).SetQuestion(name, dns.TypeTXT)
-	query.Question[0].Qclass = dns.ClassCHAOS
-	return query
+// listenerQuestion returns a question to a listener.
+func listenerQuestion(l dnsproxy.Addr, name string) question {
+	return question{what: "probing the listener " + l.String(), network: l.Network, to: reachable(l.Address), name: name}
 }
+
+// errOtherServer is the error for an answer that is not the agent's.
+var errOtherServer = errors.New("another DNS server answers")
+
+// ask sends a question, over UDP again every probeRetry until it is answered. As clients' queries are, it may be lost
+// in the buffer of a listener that gets more queries than it can answer. It returns the text of the answer, or "" if
+// that has another form. An error says how sending or receiving failed ([unsent], [isTimeout], [noRoute]).
+func ask(ctx context.Context, q question) (text string, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%s: %w", q.what, err)
+		}
+	}()
+	limit := cmp.Or(q.limit, probeTimeout)
+	dialer := net.Dialer{Timeout: limit}
+	if q.hops != 0 {
+		dialer.Control = setHops(q.hops)
+	}
+	began := time.Now()
+	conn, err := dialer.DialContext(ctx, q.network, q.to)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	client := dns.Client{Net: q.network, Timeout: limit}
+	if q.network == "udp" {
+		client.Timeout = probeRetry
+	}
+	query := new(dns.Msg).SetQuestion(q.name, dns.TypeTXT)
+	query.Question[0].Qclass = dns.ClassCHAOS
+	for {
+		reply, _, err := client.ExchangeWithConnContext(ctx, query, &dns.Conn{Conn: conn})
+		switch {
+		case err == nil:
+			return textOf(reply), nil
+		case !isTimeout(err) || ctx.Err() != nil || time.Since(began) >= limit:
+			return "", err
+		}
+	}
+}
+
+// textOf returns the text of a reply with one record, "" of others.
+func textOf(reply *dns.Msg) string {
+	if len(reply.Answer) != 1 {
+		return ""
+	}
+	if txt, ok := reply.Answer[0].(*dns.TXT); ok {
+		return strings.Join(txt.Txt, "")
+	}
+	return ""
+}
+
+// isNametap reports whether a text is the version of an agent.
+func isNametap(text string) bool { return strings.HasPrefix(text, versionPrefix) }
 
 // silent returns a text for each listener that does not answer, with the reason.
 func silent(ctx context.Context, listeners []dnsproxy.Addr) []string {

@@ -12,7 +12,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/dnsproxy"
@@ -78,31 +77,24 @@ func Redirections(ctx context.Context, families []iptables.Family) []Redirection
 
 // redirection sends a test query to an address.
 func redirection(ctx context.Context, to netip.AddrPort) (state RedirectState, detail string) {
-	query := chaosQuery("version.server.")
-	client := dns.Client{Timeout: testTimeout, Dialer: &net.Dialer{Timeout: testTimeout, Control: firstHop}}
-	reply, _, err := client.ExchangeContext(ctx, query, to.String())
+	q := question{what: fmt.Sprintf("a test query to %s", to), network: "udp", to: to.String(), name: askVersion, limit: testTimeout}
+	if to.Addr().Is6() {
+		q.hops = 1 // the first router discards what is not redirected
+	}
+	text, err := ask(ctx, q)
 	switch {
-	case err == nil && isNametap(reply):
-		return Redirected, fmt.Sprintf("an agent answers a test query to %s", to)
+	case err == nil && isNametap(text):
+		return Redirected, "an agent answers " + q.what
 	case err == nil:
-		return NotRedirected, fmt.Sprintf("another server answers a test query to %s", to)
+		return NotRedirected, "another server answers " + q.what
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.EHOSTUNREACH) && !unsent(err):
-		return NotRedirected, fmt.Sprintf("no server answers a test query to %s", to)
+		return NotRedirected, "no server answers " + q.what
 	case unsent(err):
-		return RedirectUnknown, fmt.Sprintf("a test query cannot be sent: %v", err)
+		return RedirectUnknown, fmt.Sprintf("cannot send %v", err)
 	case isTimeout(err):
-		return NotRedirected, fmt.Sprintf("a test query to %s is not answered within %v", to, testTimeout)
+		return NotRedirected, fmt.Sprintf("%s is not answered within %v", q.what, testTimeout)
 	}
 	return RedirectUnknown, err.Error()
-}
-
-// firstHop makes the first router discard packets of a socket, so that test queries over IPv6 that
-// are not redirected leave only the host.
-func firstHop(network, address string, conn syscall.RawConn) error {
-	if network != "udp6" {
-		return nil
-	}
-	return setHops(1)(network, address, conn)
 }
 
 // queryHops is the TTL or hop limit of queries that the agent sends to nameservers: the usual one. With that of
@@ -120,16 +112,6 @@ func setHops(hops int) func(network, address string, conn syscall.RawConn) error
 		controlErr := conn.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, hops) })
 		return errors.Join(controlErr, err)
 	}
-}
-
-// isNametap reports whether a reply has the version of an agent.
-func isNametap(reply *dns.Msg) bool {
-	for _, rr := range reply.Answer {
-		if txt, ok := rr.(*dns.TXT); ok && strings.HasPrefix(strings.Join(txt.Txt, ""), versionPrefix) {
-			return true
-		}
-	}
-	return false
 }
 
 // A Listener is an address to which the rules of this host redirect queries.
@@ -170,13 +152,13 @@ func Listeners(ctx context.Context, f iptables.Family, port uint16) []Listener {
 
 // probe sets the state of a listener.
 func (l *Listener) probe(ctx context.Context) {
-	reply, err := askServer(ctx, l.Addr, "version.server.")
+	text, err := ask(ctx, listenerQuestion(l.Addr, askVersion))
 	switch {
-	case err == nil && isNametap(reply):
+	case err == nil && isNametap(text):
 		l.State = ListenerAnswers
 		return
 	case err == nil:
-		l.State, l.Error = ListenerOther, "another DNS server answers"
+		l.State, l.Error = ListenerOther, errOtherServer.Error()
 		return
 	case errors.Is(err, syscall.ECONNREFUSED):
 		l.State = ListenerClosed

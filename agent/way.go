@@ -7,12 +7,10 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/clock"
@@ -22,10 +20,6 @@ import (
 const (
 	// wayInterval is how often the way of each family is probed. An answer renews the lease of the rules.
 	wayInterval = iptables.LeaseTime / 4
-	// wayTimeout is how long the answer to a probe may take.
-	wayTimeout = time.Second
-	// wayRetry is how often a probe is sent until then.
-	wayRetry = wayTimeout / 10
 	// wayTCP is how often the way to a nameserver is probed over TCP, too.
 	wayTCP = 8 * wayInterval
 	// wayMisses is how many probes in a row must fail before queries to a nameserver pass through.
@@ -222,56 +216,28 @@ func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 
 // ask sends a probe to a nameserver as a client would, and returns what has answered.
 func (w *ways) ask(ctx context.Context, network string, nameserver netip.Addr) (WayState, error) {
-	reply, err := exchange(ctx, network, chaosQuery("id.server."), netip.AddrPortFrom(nameserver, 53))
+	to := netip.AddrPortFrom(nameserver, 53).String()
+	text, err := ask(ctx, question{what: "probing the way to " + to + " over " + network, network: network, to: to, name: askID, hops: iptables.ProbeHops})
 	switch {
 	case network == "udp" && undialled(err), err != nil && ctx.Err() != nil:
 		return WayUnknown, err
 	case err != nil:
 		return WayBroken, err
-	case !answers(reply, w.id):
+	case text != w.id:
 		return WayElsewhere, errors.New("another server answers the probe over " + network + ": a rule before the rules of nametap sends it there, or changes its TTL")
 	}
 	return WayReached, nil
 }
 
-// forwards sends a query to a nameserver as the agent forwards it, and returns [WayBarred] if a firewall of this host
-// drops it. A reply does not matter.
+// forwards asks a nameserver as the agent forwards queries, and returns [WayBarred] if a firewall of this host drops
+// that. A reply does not matter.
 func forwards(ctx context.Context, nameserver netip.Addr) (WayState, error) {
-	query, err := chaosQuery("id.server.").Pack()
-	if err != nil {
-		return WayUnknown, err
-	}
-	dialer := net.Dialer{Control: setHops(queryHops)}
-	conn, err := dialer.DialContext(ctx, "udp", netip.AddrPortFrom(nameserver, 53).String())
-	if err != nil {
-		return WayUnknown, err
-	}
-	defer conn.Close()
-	if _, err := conn.Write(query); errors.Is(err, unix.EPERM) {
+	_, err := ask(ctx, question{what: "querying a nameserver", network: "udp", to: netip.AddrPortFrom(nameserver, 53).String(),
+		name: askID, hops: queryHops, limit: probeRetry})
+	if errors.Is(err, unix.EPERM) {
 		return WayBarred, err
 	}
 	return WayReached, nil
-}
-
-// exchange sends a probe, over UDP again every wayRetry until it is answered. As clients' queries are,
-// it may be lost in the buffer of a listener that gets more queries than it can answer.
-func exchange(ctx context.Context, network string, query *dns.Msg, server netip.AddrPort) (*dns.Msg, error) {
-	dialer := net.Dialer{Timeout: wayTimeout, Control: setHops(iptables.ProbeHops)}
-	conn, err := dialer.DialContext(ctx, network, server.String())
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	client := dns.Client{Net: network, Timeout: wayTimeout}
-	if network == "udp" {
-		client.Timeout = wayRetry
-	}
-	for began := time.Now(); ; {
-		reply, _, err := client.ExchangeWithConnContext(ctx, query, &dns.Conn{Conn: conn})
-		if err == nil || !isTimeout(err) || ctx.Err() != nil || time.Since(began) >= wayTimeout {
-			return reply, err
-		}
-	}
 }
 
 // undialled reports whether a UDP socket has no route to a server. A firewall that rejects packets gives
@@ -279,15 +245,6 @@ func exchange(ctx context.Context, network string, query *dns.Msg, server netip.
 func undialled(err error) bool {
 	op := new(net.OpError)
 	return errors.As(err, &op) && op.Op == "dial" && noRoute(err)
-}
-
-// answers reports whether a reply has a text as its only record.
-func answers(reply *dns.Msg, text string) bool {
-	if len(reply.Answer) != 1 {
-		return false
-	}
-	txt, ok := reply.Answer[0].(*dns.TXT)
-	return ok && strings.Join(txt.Txt, "") == text
 }
 
 // note records the result of a probe, and does what follows from it.
