@@ -16,6 +16,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/conntrack"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -122,10 +123,11 @@ var errOtherServer = errors.New("another DNS server answers")
 
 // ask sends a question, over UDP again every probeRetry until it is answered. As clients' queries are, it may be lost
 // in the buffer of a listener that gets more queries than it can answer. It returns the text of the answer, or "" if
-// that has another form. An error says how sending or receiving failed ([unsent], [isTimeout], [noRoute]).
+// that has another form. An error says how sending or receiving failed ([unsent], [isTimeout], [noRoute]), and
+// whether conntrack is full.
 func ask(ctx context.Context, q question) (text string, err error) {
 	defer func() {
-		if err != nil {
+		if err = withCause(err); err != nil {
 			err = fmt.Errorf("%s: %w", q.what, err)
 		}
 	}()
@@ -170,6 +172,18 @@ func textOf(reply *dns.Msg) string {
 
 // isNametap reports whether a text is the version of an agent.
 func isNametap(text string) bool { return strings.HasPrefix(text, versionPrefix) }
+
+// withCause adds to an error of a probe that conntrack is full. Then the kernel drops the first packet of each flow
+// that passes rules of table nat, whether they capture or not.
+func withCause(err error) error {
+	if err == nil {
+		return nil
+	}
+	if count, limit, full := conntrack.Full(); full {
+		return fmt.Errorf("%w; the kernel drops new flows, because conntrack has %d of at most %d entries: raise net.netfilter.nf_conntrack_max", err, count, limit)
+	}
+	return err
+}
 
 // silent returns a text for each listener that does not answer, with the reason.
 func silent(ctx context.Context, listeners []dnsproxy.Addr) []string {

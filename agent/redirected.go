@@ -169,6 +169,6 @@ func (l *Listener) probe(ctx context.Context) {
 	}
 	l.Error = err.Error()
 	if op := new(net.OpError); errors.As(err, &op) { // the rest repeats the address
-		l.Error = op.Err.Error()
+		l.Error = withCause(op.Err).Error()
 	}
 }

@@ -398,7 +398,7 @@ code is 1.`,
 		func(ctx context.Context, w io.Writer) error {
 			findings := append([]iptables.Finding{{What: "settings", OK: true, Detail: c.source}}, c.capture.Check(ctx)...)
 			listeners, installed := c.checkedListeners(ctx)
-			all := append(slices.Clone(findings), c.listenerFindings(listeners, installed)...)
+			all := slices.Concat(findings, fullTable(), c.listenerFindings(listeners, installed))
 			err := c.print(w, all, func(w io.Writer) error { return printFindings(w, all) })
 			if installed {
 				err = errors.Join(err, unanswered(listeners))

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/internal/conntrack"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -66,10 +67,21 @@ const agentAdvice = "start it (on a VM `systemctl restart nametap`, in a pod the
 // portAdvice says what to do about another program on the agent's port.
 const portAdvice = "end that program, or set another port for the agent with --dns-addr (in a pod, in both containers): Istio's agent listens on port 15053, and in a pod of Istio's ambient mode so does ztunnel's DNS proxy"
 
+// fullTable returns a finding if conntrack is full, in which case no probe reaches a listener.
+func fullTable() []iptables.Finding {
+	count, limit, full := conntrack.Full()
+	if !full {
+		return nil
+	}
+	return []iptables.Finding{{What: "conntrack", Detail: fmt.Sprintf("%d of at most %d entries: the kernel drops new flows, those of DNS, too", count, limit),
+		Advice: "raise net.netfilter.nf_conntrack_max, or find what opens so many flows with `conntrack -L`"}}
+}
+
 // listenerFindings returns what check says about listeners. Without rules it says nothing about those that
 // no program has.
 func (c *captureCommand) listenerFindings(listeners []agent.Listener, installed bool) (findings []iptables.Finding) {
 	failed := failing(listeners)
+	_, _, full := conntrack.Full()
 	for _, l := range listeners {
 		finding := iptables.Finding{What: "agent at " + l.String(), OK: l.State == agent.ListenerAnswers,
 			Needed: installed || c.config.Config.Needs(l.Family), Detail: cmp.Or(l.Error, string(l.State))}
@@ -78,6 +90,7 @@ func (c *captureCommand) listenerFindings(listeners []agent.Listener, installed 
 		case finding.OK:
 		case !slices.Contains(failed, l), !installed && !other:
 			continue
+		case full: // see fullTable
 		case other:
 			finding.Advice = portAdvice
 		default:
