@@ -68,8 +68,9 @@ func TestStopRunsFewTools(t *testing.T) { // V4, K9
 		took, tools := time.Since(began), ran()[started:]
 		t.Logf("the end took %v and ran %d tools: %v", took.Round(time.Millisecond), len(tools), tools)
 		// Each family is read, unhooked, read, and later read, removed and read again. Legacy
-		// cannot be read here, so that is attempted twice.
-		if len(tools) > 16 {
+		// cannot be read here, so that is attempted twice. A check that the installation has made due
+		// may read both backends meanwhile.
+		if len(tools) > 16+5 {
 			t.Errorf("the end ran %d tools", len(tools))
 		}
 		if after := v.Rules(); after != before {
