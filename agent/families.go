@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy"
@@ -45,12 +47,24 @@ func (c *capture) listening(ctx context.Context) {
 		if len(errs) == 0 {
 			return // there is no listener to wait for
 		}
-		if err := errors.Join(errs...); err.Error() != logged {
-			logged = err.Error()
-			c.log.Warn("DNS is not captured yet: no listener answers", "error", err)
+		if causes := causes(errs); causes != logged {
+			logged = causes
+			c.log.Warn("DNS is not captured yet: no listener answers", "error", errors.Join(errs...))
 		}
 		sleep(ctx, listenInterval)
 	}
+}
+
+// causes returns the causes of failed probes as text, without the port of each probe.
+func causes(errs []error) string {
+	var text strings.Builder
+	for _, err := range errs {
+		if op := new(net.OpError); errors.As(err, &op) {
+			err = op.Err
+		}
+		text.WriteString(err.Error() + "\n")
+	}
+	return text.String()
 }
 
 // answers returns an error unless a listener of a family answers that the rules redirect to.

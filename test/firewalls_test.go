@@ -210,6 +210,28 @@ func TestBarred(t *testing.T) {
 	v.becomes(named, meshIP)
 }
 
+// K19: a firewall drops the packets to loopback of all programs, so the agent cannot find out whether it answers.
+// It captures nothing, and says so once.
+func TestNoLoopback(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, "nft")
+	v.Exec("iptables", "-A", "OUTPUT", "-o", "lo", "-p", "udp", "-j", "DROP")
+	v.Exec("ip6tables", "-A", "OUTPUT", "-o", "lo", "-p", "udp", "-j", "DROP")
+	a := v.start("--capture")
+	packets := func() bool {
+		return strings.Count(v.Exec("iptables", "-vnL", "OUTPUT"), " 0     0 DROP") == 0
+	}
+	wait.Until(t, "a probe is dropped", packets)
+	for range 5 {
+		v.Exec("iptables", "-Z", "OUTPUT")
+		wait.Until(t, "another one is dropped", packets)
+	}
+	v.asked(named, namedIP)
+	if n := a.log.Count("no listener answers"); n != 1 {
+		t.Errorf("said %d times:\n%s", n, a.log)
+	}
+}
+
 // probed reports whether the agent has logged where the queries of clients to a nameserver go.
 func (a *agent) probed(server string) bool {
 	for line := range strings.Lines(a.log.String()) {
