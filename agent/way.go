@@ -199,7 +199,7 @@ func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 			switch {
 			case noRoute(silent):
 				r.state, r.err = WayUnknown, silent
-			case silent == nil || r.state != WayBroken:
+			case silent == nil || r.state != WayBroken || errors.Is(silent, unix.EPERM): // a firewall drops that, too
 			case network == "tcp": // the agent takes no connection, and other clients do not use TCP
 				r = before
 			default:

@@ -232,6 +232,22 @@ func TestNoLoopback(t *testing.T) {
 	}
 }
 
+// K19: a firewall begins to drop the packets to the agent, those of its own probes, too, where the kernel would not
+// end the capture.
+func TestDroppedWithoutLease(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, "nft")
+	v.withoutRecent()
+	v.capture()
+	v.asked(named, meshIP)
+	v.Pipe("table inet site {\nchain out {\ntype filter hook output priority 0\nmeta l4proto { tcp, udp } th dport 15053 drop\n}\n}\n", "nft", "-f", "-")
+	for _, server := range []string{named, named6} {
+		v.becomes(server, namedIP)
+	}
+	v.Exec("nft", "delete", "table", "inet", "site")
+	v.becomes(named, meshIP)
+}
+
 // probed reports whether the agent has logged where the queries of clients to a nameserver go.
 func (a *agent) probed(server string) bool {
 	for line := range strings.Lines(a.log.String()) {

@@ -188,15 +188,13 @@ func TestAgentIsStopped(t *testing.T) { // V2
 	v.noneLost(l)
 }
 
-// TestKernelWithoutLease runs agents where iptables has no match recent. Without a lease, a hand-over removes
-// the rules. Those of an agent that was killed stay for the next one, and back-off removes them if that fails.
-func TestKernelWithoutLease(t *testing.T) { // V1, V2, K13
-	t.Parallel()
-	v := newUnitVM(t)
+// withoutRecent makes iptables of the host's agents lack the match recent.
+func (v *vm) withoutRecent() {
+	v.tb.Helper()
 	for _, name := range []string{"iptables-nft-restore", "ip6tables-nft-restore"} {
 		path, err := exec.LookPath(name)
 		if err != nil {
-			t.Fatal(err)
+			v.tb.Fatal(err)
 		}
 		file := v.write(name, fmt.Sprintf(`#!/bin/sh
 input=$(cat)
@@ -207,10 +205,18 @@ esac
 echo "$input" | exec %[1]s "$@"
 `, path))
 		if err := os.Chmod(file, 0o755); err != nil {
-			t.Fatal(err)
+			v.tb.Fatal(err)
 		}
 	}
 	v.environment = append(v.environment, "PATH="+v.dir+":"+os.Getenv("PATH"))
+}
+
+// TestKernelWithoutLease runs agents where iptables has no match recent. Without a lease, a hand-over removes
+// the rules. Those of an agent that was killed stay for the next one, and back-off removes them if that fails.
+func TestKernelWithoutLease(t *testing.T) { // V1, V2, K13
+	t.Parallel()
+	v := newUnitVM(t)
+	v.withoutRecent()
 	a := v.held(v.start())
 	v.asked(named, meshIP)
 	wait.Until(t, "nametap status says what is missing", func() bool {
