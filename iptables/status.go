@@ -34,11 +34,16 @@ type LeaseState string
 const (
 	LeaseAlive LeaseState = "alive"
 	LeaseEnded LeaseState = "ended" // the rules capture nothing
+	// LeaseUnknown says that a firewall drops packets to loopback. It may drop those that renew the lease, too.
+	LeaseUnknown LeaseState = "unknown"
 )
 
 // leaseState reads the state of the lease of a family.
 func leaseState(f Family) LeaseState {
-	if alive, err := Leased(f); err == nil && !alive {
+	switch alive, err := Leased(f); {
+	case err != nil:
+		return LeaseUnknown
+	case !alive:
 		return LeaseEnded
 	}
 	return LeaseAlive

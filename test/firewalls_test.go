@@ -248,6 +248,20 @@ func TestDroppedWithoutLease(t *testing.T) {
 	v.becomes(named, meshIP)
 }
 
+// K19: a firewall drops packets to loopback before table raw, so the lease cannot be renewed. Queries pass through, and
+// the status does not say that all is well.
+func TestLeaseDropped(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, "nft")
+	v.capture()
+	v.asked(named, meshIP)
+	v.Pipe("table inet site {\nchain out {\ntype filter hook output priority -400\noif lo udp dport 1-1023 drop\n}\n}\n", "nft", "-f", "-")
+	v.becomes(named, namedIP)
+	if r := v.nametap("status", "--status-addr", statusAddr); !strings.Contains(r.stdout, "or captures nothing: a firewall drops packets to loopback") {
+		t.Errorf("%+v", r)
+	}
+}
+
 // probed reports whether the agent has logged where the queries of clients to a nameserver go.
 func (a *agent) probed(server string) bool {
 	for line := range strings.Lines(a.log.String()) {

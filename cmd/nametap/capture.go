@@ -366,6 +366,8 @@ func printRules(w io.Writer, status iptables.Status) {
 			text += ", ends with the agent"
 		case iptables.LeaseEnded:
 			text += ", captures nothing: no agent has answered for some seconds, so queries go to the nameservers"
+		case iptables.LeaseUnknown:
+			text += ", ends with the agent, or captures nothing: a firewall drops packets to loopback, UDP port 4, and maybe those that renew the lease (ports 1 to 3)"
 		}
 		if f.OtherBackend {
 			text += ", with rules of nametap in the other backend too"
