@@ -17,10 +17,9 @@ import (
 )
 
 const (
-	// probeInterval is the time between probes, probeRetry the time after a probe that failed, hungProbes
-	// the number of failures in succession after which the command counts as hung.
-	probeInterval = 5 * clock.Tick
-	probeRetry    = 4 * clock.Tick
+	// probeInterval is the time between probes and the limit of an answer, hungProbes the number of failures
+	// in succession after which the command counts as hung.
+	probeInterval = 4 * clock.Tick
 	hungProbes    = 4
 )
 
@@ -71,9 +70,8 @@ func newProber(sockets []*os.File, starts *atomic.Int64) (*prober, error) {
 func (p *prober) run(ctx context.Context) {
 	sent := map[netip.AddrPort]*query{}
 	defer func() { p.read(sent) }()
-	ticks, every := clock.ForPolling(clock.Tick), probeInterval
-	due, stop := ticks.Poll(every, func() bool { return true })
-	defer func() { stop() }()
+	due, stop := clock.ForPolling(clock.Tick).Poll(probeInterval, func() bool { return true })
+	defer stop()
 	for {
 		select {
 		case <-due:
@@ -92,15 +90,6 @@ func (p *prober) run(ctx context.Context) {
 			case p.hung <- err:
 			case <-ctx.Done():
 			}
-		}
-		next := probeInterval
-		if p.misses > 0 {
-			next = probeRetry
-		}
-		if next != every {
-			stop()
-			every = next
-			due, stop = ticks.Poll(every, func() bool { return true })
 		}
 	}
 }
