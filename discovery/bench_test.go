@@ -44,7 +44,7 @@ func BenchmarkEdit(b *testing.B) {
 	})
 	b.Run("encode", func(b *testing.B) {
 		for b.Loop() {
-			push.Encode(all, hosts.View{Namespace: "ns1", Families: bothFamilies}, false)
+			push.Encode(all, hosts.View{Namespace: "ns1", Families: bothFamilies})
 		}
 	})
 }

@@ -23,7 +23,6 @@ import (
 // The values of NAMETAP_MERGE.
 const (
 	mergesNothing = "false"
-	mergesTables  = "true"
 	mergesHosts   = "hosts"
 )
 

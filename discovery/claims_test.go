@@ -7,9 +7,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/push"
@@ -26,7 +28,7 @@ func tableOf(t *testing.T, yaml string, of hosts.View) map[string]string {
 	if len(p.errs) > 0 {
 		t.Fatalf("errors: %v", p.errs)
 	}
-	return show(tables(t, allOf(objectsOf(p.objects)), of, false)[""])
+	return show(tableIn(t, allOf(objectsOf(p.objects)), of))
 }
 
 // allOf returns the hosts of objects.
@@ -36,18 +38,22 @@ func allOf(objects []object.Object) *hosts.Hosts {
 	return all
 }
 
-// tables returns the tables of a view by resource name.
-func tables(t *testing.T, all *hosts.Hosts, of hosts.View, merge bool) map[string]*api.NameTable {
+// tableIn returns the table of a view.
+func tableIn(t *testing.T, all *hosts.Hosts, of hosts.View) *api.NameTable {
 	t.Helper()
-	out := map[string]*api.NameTable{}
-	for name, encoded := range push.Encode(all, of, merge) {
-		out[name] = new(api.NameTable)
-		if err := proto.Unmarshal(encoded, out[name]); err != nil {
-			t.Fatal(err)
+	out, encoded := new(api.NameTable), push.Encode(all, of)
+	if err := proto.Unmarshal(encoded, out); err != nil {
+		t.Fatal(err)
+	}
+	sum := func(table []byte) (all digest.Sum) {
+		for len(table) > 0 {
+			_, _, n := protowire.ConsumeField(table)
+			all, table = all.Add(digest.Of(table[:n])), table[n:]
 		}
-		if again := bytesOf(t, out[name]); again != string(encoded) {
-			t.Errorf("table %q: protobuf's own encoding differs", name)
-		}
+		return all
+	}
+	if again := bytesOf(t, out); sum([]byte(again)) != sum(encoded) {
+		t.Error("protobuf's own encoding of some entry differs")
 	}
 	return out
 }
@@ -252,28 +258,6 @@ func TestExportTo(t *testing.T) { // D11
 	}
 }
 
-// A client that merges gets a host in one table only, that of the first namespace that
-// gives it an address.
-func TestResourcePerNamespace(t *testing.T) {
-	t.Parallel()
-	p := parseFile("t.yaml", []byte(svc("web", "clusterIP: 10.0.0.1")+
-		entryIn("b", "e", "hosts: [a.example.com], addresses: [192.0.2.1]")+
-		entryIn("a", "e", "hosts: [a.example.com], addresses: [192.0.2.2], exportTo: [shop]")))
-	all := allOf(objectsOf(p.objects))
-	for namespace, want := range map[string]string{
-		"shop": "map[a:map[a.example.com:External 192.0.2.1 192.0.2.2] shop:map[web.shop.svc.cluster.local:Kubernetes web.shop 10.0.0.1]]",
-		"else": "map[b:map[a.example.com:External 192.0.2.1] shop:map[web.shop.svc.cluster.local:Kubernetes web.shop 10.0.0.1]]",
-	} {
-		got := map[string]map[string]string{}
-		for name, table := range tables(t, all, hosts.View{Namespace: namespace, Families: bothFamilies}, true) {
-			got[name] = show(table)
-		}
-		if fmt.Sprint(got) != want {
-			t.Errorf("for %s: got  %v\nwant %s", namespace, got, want)
-		}
-	}
-}
-
 // The order of objects does not change the table.
 func TestOrderDoesNotMatter(t *testing.T) {
 	t.Parallel()
@@ -287,7 +271,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 	for range 50 {
 		rand.Shuffle(len(r.objects), func(i, j int) { r.objects[i], r.objects[j] = r.objects[j], r.objects[i] })
 		all := allOf(r.objects)
-		got := bytesOf(t, tables(t, all, key, false)[""])
+		got := bytesOf(t, tableIn(t, all, key))
 		if want == "" {
 			want = got
 		}

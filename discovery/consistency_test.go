@@ -158,7 +158,10 @@ func TestRemovalWhileAway(t *testing.T) { // D38, D41
 	leaves.want("db web", "")
 	a.Remove(fakekube.Services, "shop/web")
 	stays.want("", "web")
-	openMerging(t, variantSotw, r, leaves).want("", "web")
+	again := openMerging(t, variantSotw, r, leaves)
+	if again.want("", ""); len(again.hosts) != 1 {
+		t.Errorf("the client has %v", again.hosts)
+	}
 	if n := r.Consistency().Differences; n != 0 {
 		t.Errorf("%d differences between replicas are counted, and there is one replica", n)
 	}

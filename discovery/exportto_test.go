@@ -50,7 +50,7 @@ func TestDefaultExportTo(t *testing.T) { // D1, D11
 		a.Put(resource, o)
 	}
 	r := start(t, onAPI(t, a))
-	clients := map[string]client{variantSotw: open(t, variantSotw, r, node(t, "shop")), variantDelta: open(t, variantDelta, r, node(t, "shop", metaMerge, "true"))}
+	clients := map[string]client{variantSotw: open(t, variantSotw, r, node(t, "shop")), variantDelta: open(t, variantDelta, r, node(t, "shop"))}
 	expect := func(what, want string) {
 		t.Helper()
 		for variant, c := range clients {

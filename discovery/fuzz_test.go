@@ -35,38 +35,33 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 		all := allOf(objectsOf(p.objects))
-		for of, merge := range map[hosts.View]bool{
-			{Namespace: "shop", Families: bothFamilies, VIPs: true}:    true,
-			{Namespace: "default", Families: hosts.Families{V4: true}}: false,
+		for _, of := range []hosts.View{
+			{Namespace: "shop", Families: bothFamilies, VIPs: true}, {Namespace: "default", Families: hosts.Families{V4: true}},
 		} {
-			tables := tables(t, all, of, merge)
-			merged(t, tables)
-			for _, table := range tables {
-				for host, info := range table.GetTable() {
-					if !object.IsHost(host) && len(host) <= 253 {
-						t.Errorf("host %q", host)
+			for host, info := range tableIn(t, all, of).GetTable() {
+				if !object.IsHost(host) && len(host) <= 253 {
+					t.Errorf("host %q", host)
+				}
+				if len(info.GetIps()) == 0 {
+					t.Errorf("host %q has no address", host)
+				}
+				for _, ip := range info.GetIps() {
+					if a, err := netip.ParseAddr(ip); err != nil || a.String() != ip {
+						t.Errorf("host %q has address %q", host, ip)
 					}
-					if len(info.GetIps()) == 0 {
-						t.Errorf("host %q has no address", host)
+				}
+				for _, d := range info.GetDestinations() {
+					if d.GetPort() == 0 || d.GetPort() > 65535 || d.GetTarget() > 65535 || !of.VIPs || info.GetRegistry() != "External" {
+						t.Errorf("host %q has the destination %v", host, d)
 					}
-					for _, ip := range info.GetIps() {
-						if a, err := netip.ParseAddr(ip); err != nil || a.String() != ip {
-							t.Errorf("host %q has address %q", host, ip)
-						}
+				}
+				for _, p := range info.GetPorts() {
+					if p.GetNumber() == 0 || p.GetNumber() > 65535 || p.GetName() != "" && (!object.IsLabel(p.GetName()) || len(p.GetName()) > 62) {
+						t.Errorf("host %q has the port %v", host, p)
 					}
-					for _, d := range info.GetDestinations() {
-						if d.GetPort() == 0 || d.GetPort() > 65535 || d.GetTarget() > 65535 || !of.VIPs || info.GetRegistry() != "External" {
-							t.Errorf("host %q has the destination %v", host, d)
-						}
-					}
-					for _, p := range info.GetPorts() {
-						if p.GetNumber() == 0 || p.GetNumber() > 65535 || p.GetName() != "" && (!object.IsLabel(p.GetName()) || len(p.GetName()) > 62) {
-							t.Errorf("host %q has the port %v", host, p)
-						}
-						for _, ip := range p.GetIps() {
-							if !slices.Contains(info.GetIps(), ip) {
-								t.Errorf("host %q without the address of the port %v", host, p)
-							}
+					for _, ip := range p.GetIps() {
+						if !slices.Contains(info.GetIps(), ip) {
+							t.Errorf("host %q without the address of the port %v", host, p)
 						}
 					}
 				}

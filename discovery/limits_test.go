@@ -1,7 +1,6 @@
 package discovery
 
 import (
-	"fmt"
 	"net"
 	"strings"
 	"testing"
@@ -167,33 +166,5 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 	if _, err := str.Recv(); err != nil {
 		t.Error(err)
-	}
-}
-
-// TestNamesAreBounded checks that the stream of a client that requests more and more resources is ended.
-func TestNamesAreBounded(t *testing.T) { // D33
-	t.Parallel()
-	dir := t.TempDir()
-	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
-	r := start(t, Config{ConfigDir: dir})
-	str, err := r.dial(t).DeltaAggregatedResources(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := 0; err == nil; i++ {
-		if i > 10_000 {
-			t.Fatal("the stream goes on")
-		}
-		names := make([]string, 1000)
-		for j := range names {
-			names[j] = fmt.Sprintf("namespace-%d-%d", i, j)
-		}
-		err = str.Send(&discoveryv3.DeltaDiscoveryRequest{Node: node(t, "shop", metaMerge, "true"), TypeUrl: typeURL, ResourceNamesSubscribe: names})
-	}
-	for err = nil; err == nil; {
-		_, err = str.Recv()
-	}
-	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "resource names") {
-		t.Errorf("got %v, want ResourceExhausted", err)
 	}
 }

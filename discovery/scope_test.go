@@ -83,7 +83,6 @@ func TestSidecarChanges(t *testing.T) { // D12, D14
 	}
 	clients := map[string]client{
 		"sotw": open(t, variantSotw, r, labelled()), "delta": open(t, variantDelta, r, labelled()),
-		"merging": open(t, variantDelta, r, labelled(metaMerge, "true")),
 	}
 	other := open(t, variantDelta, r, node(t, "shop"))
 	other.next()

@@ -47,8 +47,7 @@ func TestOtherTypesAreNotAnswered(t *testing.T) {
 	}
 }
 
-// A client that merges may subscribe to some namespaces. A client that does not merge
-// gets its table whatever it subscribes to, as from istiod.
+// A client gets its table whatever it subscribes to, as from istiod.
 func TestSubscribedNames(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -57,15 +56,13 @@ func TestSubscribedNames(t *testing.T) {
 	}
 	r := start(t, Config{ConfigDir: dir})
 	for _, tt := range []struct {
-		merge string
 		names []string
-		want  int
 	}{
-		{"true", nil, 3}, {"true", []string{"*"}, 3}, {"true", []string{"a", "c"}, 2}, {"false", []string{"a", "c"}, 1},
+		{nil}, {[]string{"*"}}, {[]string{"a", "c"}},
 	} {
-		c := openSotw(t, r, node(t, "a", metaMerge, tt.merge), tt.names...)
-		if got := len(c.next().tables); got != tt.want {
-			t.Errorf("merge %s, names %v: %d resources, want %d", tt.merge, tt.names, got, tt.want)
+		c := openSotw(t, r, node(t, "a"), tt.names...)
+		if p := c.next(); len(p.tables) != 1 || len(merged(t, p.tables).GetTable()) != 3 {
+			t.Errorf("names %v: %v, want one table of 3 hosts", tt.names, p.tables)
 		}
 		c.quiet()
 	}

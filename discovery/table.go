@@ -70,9 +70,9 @@ func (c Client) table(all *hosts.Hosts) (*api.NameTable, error) {
 	encoded := push.Encode(all, hosts.View{
 		Namespace: c.Namespace, Families: hosts.Families{V4: true, V6: true}, VIPs: c.AutoAllocate,
 		Sidecar: all.Sidecar(c.Namespace, c.Labels),
-	}, false)
+	})
 	t := new(api.NameTable)
-	if err := proto.Unmarshal(encoded[""], t); err != nil {
+	if err := proto.Unmarshal(encoded, t); err != nil {
 		return nil, fmt.Errorf("decoding the table: %w", err)
 	}
 	return t, nil

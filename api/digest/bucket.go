@@ -106,3 +106,10 @@ func (s *Set) Add(bucket int) { s[bucket/8] |= 1 << (bucket % 8) }
 
 // Has reports whether a bucket is in the set.
 func (s *Set) Has(bucket int) bool { return s[bucket/8]&(1<<(bucket%8)) != 0 }
+
+// Join adds all buckets of another set.
+func (s *Set) Join(other Set) {
+	for i := range s {
+		s[i] |= other[i]
+	}
+}

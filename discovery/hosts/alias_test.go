@@ -23,7 +23,7 @@ func TestAliasOfManyClaims(t *testing.T) {
 			t.Fatalf("the alias has the entry %v", e)
 		}
 	}
-	if len(host.variants) != 1 {
-		t.Errorf("the host keeps %d entries of one view, want 1", len(host.variants))
+	if len(*host.variants.Load()) != 1 {
+		t.Errorf("the host keeps %d entries of one view, want 1", len(*host.variants.Load()))
 	}
 }

@@ -6,23 +6,23 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/discovery/object"
 )
 
 // Hosts holds all hosts of the mesh. Make one with [New].
 type Hosts struct {
+	// Scene is that of now. An update replaces it.
+	*Scene
 	domain   string
 	clusters []*cluster     // by number; nil for one that is free
 	remote   int            // clusters other than the own one
 	kinds    map[string]int // objects that count, by kind
 	sidecars sidecars
 	mesh     mesh
-	byHost   map[string][]claimOf           // the claims by hostKey
-	hosts    [digest.Count]map[string]*Host // by bucket and hostKey
-	inside   map[string]map[string]*Host    // by the namespaces of their claims, and hostKey
-	aliases  map[string]map[string]bool     // hosts that are aliases, by the hostKey of their target
-	loops    map[string]bool                // hosts that are aliases of themselves
+	byHost   map[string][]claimOf       // the claims by hostKey
+	hosts    map[string]*Host           // by hostKey
+	aliases  map[string]map[string]bool // hosts that are aliases, by the hostKey of their target
+	loops    map[string]bool            // hosts that are aliases of themselves
 	vips     *VIPs
 	settled  bool // an update has compared the VIPs with all hosts
 	resolved int  // hosts that have an address for some client
@@ -40,12 +40,10 @@ func New(clusterDomain string, sources int, vips *VIPs) *Hosts {
 	h := &Hosts{
 		domain: clusterDomain, clusters: []*cluster{newCluster("", ownCluster, clusterDomain, sources)},
 		kinds: map[string]int{}, sidecars: sidecars{}, mesh: newMesh(object.Mesh{RootNamespace: object.DefaultRootNamespace}),
-		byHost: map[string][]claimOf{}, inside: map[string]map[string]*Host{}, aliases: map[string]map[string]bool{},
+		byHost: map[string][]claimOf{}, hosts: map[string]*Host{}, aliases: map[string]map[string]bool{},
 		loops: map[string]bool{}, vips: vips,
 	}
-	for i := range h.hosts {
-		h.hosts[i] = map[string]*Host{}
-	}
+	h.Scene = h.newScene()
 	return h
 }
 
@@ -78,9 +76,12 @@ func (h *Hosts) Diff(source int, objects []object.Object) Change {
 // An Update is what a change of objects has changed.
 type Update struct {
 	Hosts []HostChange // sorted by key
-	// Views says that a Sidecar, a setting of the mesh, the clusters or the network of one have
-	// changed, so a client may have another view, and a view may show other hosts.
+	// Views says that a setting of the mesh, the clusters or the network of one have changed, so a
+	// client may have another view, and a view may show other hosts.
 	Views bool
+	// Sidecars are the namespaces of Sidecars that have changed, so their clients, or with the root
+	// namespace all, may have another view.
+	Sidecars map[string]bool
 	// VIPs says that the automatic VIPs have to be saved.
 	VIPs bool
 	// Moved are hosts that had to leave their automatic VIP, because an object claims it; sorted.
@@ -104,11 +105,16 @@ func (c HostChange) Key() string {
 	return c.Old.Key
 }
 
+// updating is an update that is being made.
+type updating struct {
+	Update
+	owners map[objectID]bool // whose claims may change
+}
+
 // Update puts changes of sources to use, all at once. The order of the changes does not matter for
 // the result.
 func (h *Hosts) Update(changes ...Change) Update {
-	var u Update
-	owners := map[objectID]bool{}
+	u := updating{Update{Sidecars: map[string]bool{}}, map[objectID]bool{}}
 	var dropped []clusterID
 	for _, c := range changes {
 		id, known := h.clusterOf(c.Cluster)
@@ -126,16 +132,16 @@ func (h *Hosts) Update(changes ...Change) Update {
 		}
 		for _, o := range c.Updated {
 			before, now := h.clusters[id].put(c.Source, o.Key, &o)
-			u.Views = h.exchange(id, before, now, owners) || u.Views
+			h.exchange(id, before, now, &u)
 		}
 		for _, key := range c.Removed {
 			before, now := h.clusters[id].put(c.Source, key, nil)
-			u.Views = h.exchange(id, before, now, owners) || u.Views
+			h.exchange(id, before, now, &u)
 		}
 	}
 	changed := map[string]bool{}
 	var vips vipChange
-	for _, owner := range slices.SortedFunc(maps.Keys(owners), objectID.compare) {
+	for _, owner := range slices.SortedFunc(maps.Keys(u.owners), objectID.compare) {
 		h.claim(owner, changed, &vips)
 	}
 	for _, id := range dropped {
@@ -157,16 +163,19 @@ func (h *Hosts) Update(changes ...Change) Update {
 		h.setTarget(c.New)
 		h.resolved += c.New.resolves() - c.Old.resolves()
 	}
+	if u.Views || len(u.Sidecars) > 0 {
+		h.Scene = h.newScene()
+	}
 	u.WithoutVIP, u.Loops = sortedKeys(h.vips.without), sortedKeys(h.loops)
-	return u
+	return u.Update
 }
 
 // exchange follows a change of the object that counts in a cluster; the zero Object stands for none.
-// It adds the objects whose claims may change to owners, and reports whether views may change.
-func (h *Hosts) exchange(id clusterID, before, now object.Object, owners map[objectID]bool) (views bool) {
+// It notes the objects whose claims may change, and which views may change.
+func (h *Hosts) exchange(id clusterID, before, now object.Object, u *updating) {
 	none := object.Object{}
 	if before == now {
-		return false
+		return
 	}
 	c := h.clusters[id]
 	if kind := before.Key.Kind; before != none {
@@ -181,13 +190,14 @@ func (h *Hosts) exchange(id clusterID, before, now object.Object, owners map[obj
 	}
 	for _, changed := range []object.Object{before, now} {
 		for _, owner := range c.owners(changed) {
-			owners[objectID{id, owner}] = true
+			u.owners[objectID{id, owner}] = true
 		}
 	}
-	if id == ownCluster {
-		views = h.sidecars.put(before, now) || h.mesh.put(before, now)
+	if id == ownCluster && h.sidecars.put(before, now) {
+		u.Sidecars[cmp.Or(now.Key.Namespace, before.Key.Namespace)] = true
 	}
-	return c.setNetwork(before, now) || views
+	views := id == ownCluster && h.mesh.put(before, now)
+	u.Views = c.setNetwork(before, now) || views || u.Views
 }
 
 // claim makes the claims of an object anew, and notes which hosts have changed.
@@ -252,15 +262,10 @@ func wantsSlot(claims []claimOf) bool {
 // renew makes a host anew after its claims, its VIP or the target of its alias have changed. It
 // returns nil if there is none. The target of an alias is set later.
 func (h *Hosts) renew(key string) *Host {
-	if old := h.host(key); old != nil {
-		for _, c := range old.claims {
-			removeInner(h.inside, c.namespace, key)
-		}
-	}
 	claims := h.byHost[key]
 	if len(claims) == 0 {
 		delete(h.byHost, key)
-		delete(h.hosts[digest.BucketOf(key)], key)
+		delete(h.hosts, key)
 		delete(h.loops, key)
 		return nil
 	}
@@ -271,35 +276,17 @@ func (h *Hosts) renew(key string) *Host {
 	host := &Host{Key: key, claims: make([]*claim, len(claims))}
 	for i, c := range claims {
 		host.claims[i] = c.claim
-		innerMap(h.inside, c.namespace)[key] = host
 	}
 	host.slot, host.hasSlot = h.vips.slot(key)
-	h.hosts[digest.BucketOf(key)][key] = host
+	h.hosts[key] = host
 	return host
 }
 
 // host returns the host with a key, nil if there is none.
-func (h *Hosts) host(key string) *Host { return h.hosts[digest.BucketOf(key)][key] }
+func (h *Hosts) host(key string) *Host { return h.hosts[key] }
 
 // All yields all hosts, in no order.
-func (h *Hosts) All() iter.Seq[*Host] {
-	return func(yield func(*Host) bool) {
-		for _, bucket := range h.hosts {
-			for _, host := range bucket {
-				if !yield(host) {
-					return
-				}
-			}
-		}
-	}
-}
-
-// In yields the hosts of a bucket, in no order.
-func (h *Hosts) In(bucket int) iter.Seq[*Host] { return maps.Values(h.hosts[bucket]) }
-
-// Of yields the hosts to which an object of a namespace has a claim, in no order. They include those
-// whose entries are of the namespace.
-func (h *Hosts) Of(namespace string) iter.Seq[*Host] { return maps.Values(h.inside[namespace]) }
+func (h *Hosts) All() iter.Seq[*Host] { return maps.Values(h.hosts) }
 
 // Counts are numbers of what there is.
 type Counts struct {

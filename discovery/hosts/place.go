@@ -16,25 +16,20 @@ const otherNetwork = "?"
 // empty. A cluster that is not known counts as the own one. Without a network it is that of the
 // cluster. Clients of unknown networks share a place, so their number does not grow with what clients
 // claim.
-func (h *Hosts) Place(cluster, network string) Place {
-	if h.remote == 0 {
+func (s *Scene) Place(cluster, network string) Place {
+	if !s.remote {
 		return Place{} // all clients see the same
 	}
-	id, ok := h.clusterOf(cluster)
+	id, ok := s.number(cluster)
 	if !ok {
 		id, cluster = ownCluster, ""
 	}
 	if network == "" {
-		network = h.clusters[id].network
-	} else if !h.hasNetwork(network) {
+		network = s.around[id].network
+	} else if !slices.ContainsFunc(s.around, func(p place) bool { return p.used && p.network == network }) {
 		network = otherNetwork
 	}
 	return Place{cluster, network}
-}
-
-// hasNetwork reports whether a cluster is in a network.
-func (h *Hosts) hasNetwork(network string) bool {
-	return slices.ContainsFunc(h.clusters, func(c *cluster) bool { return c != nil && c.network == network })
 }
 
 // surroundings say which claims of several clusters count at a place.
@@ -45,16 +40,16 @@ type surroundings struct {
 }
 
 // surroundings returns those of a place; nil if there is only one cluster.
-func (h *Hosts) surroundings(p Place) *surroundings {
-	if h.remote == 0 {
+func (s *Scene) surroundings(p Place) *surroundings {
+	if !s.remote {
 		return nil
 	}
-	s := &surroundings{reach: make([]bool, len(h.clusters))}
-	s.local, _ = h.clusterOf(p.Cluster) // the own one if the cluster was removed
-	for i, c := range h.clusters {
-		s.reach[i] = c != nil && (c.network == "" || p.Network == "" || c.network == p.Network)
+	around := &surroundings{reach: make([]bool, len(s.around))}
+	around.local, _ = s.number(p.Cluster) // the own one if the cluster was removed
+	for i, c := range s.around {
+		around.reach[i] = c.used && (c.network == "" || p.Network == "" || c.network == p.Network)
 	}
-	return s
+	return around
 }
 
 // offers reports whether a client can use what a Service of a cluster says: an address of a Service

@@ -7,7 +7,7 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// sidecars holds the Sidecars by namespace, in the order in which they are considered.
+// sidecars holds the Sidecars by namespace, in the order in which they are considered. The slices do not change.
 type sidecars map[string][]object.Object
 
 // put puts an object that has changed to use, and reports whether it is a Sidecar.
@@ -24,7 +24,7 @@ func (s sidecars) put(before, now object.Object) bool {
 // add adds a Sidecar. As in istiod, those with a workloadSelector come first, and then older ones.
 // In a directory they have no age, so the name decides.
 func (s sidecars) add(o object.Object) {
-	all := append(s[o.Key.Namespace], o)
+	all := append(slices.Clip(s[o.Key.Namespace]), o)
 	slices.SortFunc(all, func(a, b object.Object) int {
 		return cmp.Or(-cmp.Compare(min(len(a.Sidecar.Labels), 1), min(len(b.Sidecar.Labels), 1)),
 			a.Sidecar.Created.Compare(b.Sidecar.Created), a.Key.Compare(b.Key))
@@ -34,29 +34,18 @@ func (s sidecars) add(o object.Object) {
 
 // remove removes a Sidecar.
 func (s sidecars) remove(o object.Object) {
-	rest := slices.DeleteFunc(s[o.Key.Namespace], func(other object.Object) bool { return other.Key == o.Key })
+	rest := slices.DeleteFunc(slices.Clone(s[o.Key.Namespace]), func(other object.Object) bool { return other.Key == o.Key })
 	if s[o.Key.Namespace] = rest; len(rest) == 0 {
 		delete(s, o.Key.Namespace)
 	}
 }
 
-// of returns the key of the Sidecar of its namespace that selects a workload, and the zero key if there
-// is none.
-func (s sidecars) of(namespace string, labels map[string]string) object.Key {
+// of returns the Sidecar of its namespace that selects a workload, if there is one.
+func (s sidecars) of(namespace string, labels map[string]string) Limit {
 	for _, o := range s[namespace] {
 		if object.Selects(o.Sidecar.Labels, labels) {
-			return o.Key
+			return Limit{o.Key, o.Sidecar}
 		}
 	}
-	return object.Key{}
-}
-
-// get returns the Sidecar with a key that of has returned, and nil for the zero key.
-func (s sidecars) get(key object.Key) *object.Sidecar {
-	for _, o := range s[key.Namespace] {
-		if o.Key == key {
-			return o.Sidecar
-		}
-	}
-	return nil
+	return Limit{}
 }

@@ -3,9 +3,10 @@ package hosts
 import (
 	"bytes"
 	"net/netip"
+	"slices"
+	"sync/atomic"
 
 	"github.com/nametap/nametap/api/digest"
-	"github.com/nametap/nametap/discovery/object"
 )
 
 // Families are the address families of a client.
@@ -22,39 +23,43 @@ func (f Families) has(a netip.Addr) bool {
 type View struct {
 	Namespace string
 	Families  Families
-	VIPs      bool       // the client has a proxy for connections to automatic VIPs
-	Sidecar   object.Key // the Sidecar that limits the hosts; zero if none does
-	Place     Place      // where the client is, from [Hosts.Place]
+	VIPs      bool  // the client has a proxy for connections to automatic VIPs
+	Sidecar   Limit // the Sidecar that limits the hosts
+	Place     Place // where the client is, from [Scene.Place]
 }
 
-// Sidecar returns the key of the Sidecar that limits the hosts of a workload: one of its namespace
-// that selects it, or else the one of the root namespace that selects all. It returns the zero key if
-// there is none.
-func (h *Hosts) Sidecar(namespace string, labels map[string]string) object.Key {
-	if key := h.sidecars.of(namespace, labels); key != (object.Key{}) {
-		return key
-	}
-	return h.sidecars.of(h.mesh.RootNamespace, nil)
-}
-
-// A Viewer looks at hosts through a view. It is valid until an update has Views set.
-type Viewer struct {
-	View
-	limit  *object.Sidecar
-	around *surroundings // nil with one cluster
+// A Base is everything that determines what a viewer sees, except for hosts that its namespace sees in another
+// way than others do.
+type Base struct {
+	Families Families
+	VIPs     bool
+	Sidecar  Limit
+	Place    Place
 	// all and own say which hosts without an exportTo are visible: all, or those of the namespace.
 	all, own bool
 }
 
-// Viewer returns the viewer of a view.
-func (h *Hosts) Viewer(v View) Viewer {
-	all, own := h.mesh.Shows(v.Namespace)
-	return Viewer{v, h.sidecars.get(v.Sidecar), h.surroundings(v.Place), all, own}
+// A Viewer looks at hosts through a view. It is valid until an update has Views set. It is safe for concurrent
+// use.
+type Viewer struct {
+	Base
+	Namespace string
+	around    *surroundings // nil with one cluster
+}
+
+// AtBase returns a viewer that sees what all views with its base see. Others see the hosts of [Set.Special] in
+// another way, and no others.
+func (v *Viewer) AtBase() Viewer { return Viewer{Base: v.Base, around: v.around} }
+
+// SeesOwn reports whether the viewer may see hosts of its own namespace that other namespaces do not see, although
+// no exportTo names it.
+func (v *Viewer) SeesOwn() bool {
+	return v.own && !v.all || v.Sidecar.is != nil && v.Sidecar.is.FromOwn()
 }
 
 // sees reports whether the view shows what a claim says.
 func (v *Viewer) sees(c *claim) bool {
-	return v.isExported(c) && (v.limit == nil || v.limit.Shows(v.Namespace, c.namespace, hostKey(c.owner())))
+	return v.isExported(c) && (v.Sidecar.is == nil || v.Sidecar.is.Shows(v.Namespace, c.namespace, c.owner()))
 }
 
 // isExported reports whether the namespace of the view may see what a claim says.
@@ -65,7 +70,7 @@ func (v *Viewer) isExported(c *claim) bool {
 	return c.exportTo.VisibleIn(v.Namespace)
 }
 
-// A Host has all claims to one host. It does not change.
+// A Host has all claims to one host. It does not change, except that it remembers its entries.
 type Host struct {
 	Key     string // the host in lower case
 	claims  []*claim
@@ -74,7 +79,7 @@ type Host struct {
 	target  *Host  // whose addresses this one has; nil if this is no alias, or target is no mesh host
 	alias   string // the name of target
 
-	variants []variant // the entries that were made
+	variants atomic.Pointer[[]variant] // the entries that were made; a new one replaces the slice
 }
 
 // A variant is an entry of a host, and what decides about it.
@@ -157,25 +162,37 @@ func (v *Viewer) Entry(h *Host) *Entry {
 	if target != nil {
 		key.target = target.Sum
 	}
-	shared := len(h.claims) <= maxBits
-	if shared {
-		for _, known := range h.variants {
-			if known.key == key {
-				return known.entry
+	build := func() *Entry { return v.build(h, visible, &key, target) }
+	if len(h.claims) > maxBits {
+		return build()
+	}
+	return h.variant(key, build)
+}
+
+// variant returns the entry with a key, which it makes if need be.
+func (h *Host) variant(key variantKey, build func() *Entry) *Entry {
+	for {
+		known := h.variants.Load()
+		if known != nil {
+			for _, one := range *known {
+				if one.key == key {
+					return one.entry
+				}
 			}
 		}
+		entry, next := build(), []variant(nil)
+		if known != nil {
+			entry, next = same(entry, *known), slices.Clip(*known)
+		}
+		if next = append(next, variant{key, entry}); h.variants.CompareAndSwap(known, &next) {
+			return entry
+		}
 	}
-	entry := v.build(h, visible, &key, target)
-	if shared {
-		h.variants = append(h.variants, variant{key, h.same(entry)})
-		entry = h.variants[len(h.variants)-1].entry
-	}
-	return entry
 }
 
 // same returns the entry that was made before with the same content, or entry.
-func (h *Host) same(entry *Entry) *Entry {
-	for _, known := range h.variants {
+func same(entry *Entry, before []variant) *Entry {
+	for _, known := range before {
 		if entry != nil && known.entry != nil && known.entry.Namespace == entry.Namespace && bytes.Equal(known.entry.Encoded, entry.Encoded) {
 			return known.entry
 		}

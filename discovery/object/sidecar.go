@@ -2,6 +2,7 @@ package object
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -51,7 +52,7 @@ func Selects(selector, labels map[string]string) bool {
 	return true
 }
 
-// Shows reports whether a workload sees a host of a namespace. The host is in lower case. workload is
+// Shows reports whether a workload sees a host of a namespace. The host may be in any case. workload is
 // the workload's namespace, which is that of the Sidecar unless it is the default of all namespaces.
 func (s *Sidecar) Shows(workload, namespace, host string) bool {
 	if s.Egress == nil {
@@ -62,12 +63,20 @@ func (s *Sidecar) Shows(workload, namespace, host string) bool {
 		if from == exportToPrivate {
 			from = workload
 		}
-		if (e.Namespace == anything || from == namespace) && e.covers(host) {
+		if (e.Namespace == anything || from == namespace) && (e.Host == anything || e.covers(strings.ToLower(host))) {
 			return true
 		}
 	}
 	return false
 }
+
+// FromOwn reports whether some hosts are shown because they are of the workload's own namespace.
+func (s *Sidecar) FromOwn() bool {
+	return slices.ContainsFunc(s.Egress, func(e EgressHost) bool { return e.Namespace == exportToPrivate })
+}
+
+// FromAnywhere reports whether the hosts may be of any namespace.
+func (e EgressHost) FromAnywhere() bool { return e.Namespace == anything }
 
 // covers reports whether a host, which may be a wildcard itself, is e's, or below it.
 func (e EgressHost) covers(host string) bool {

@@ -1,174 +1,219 @@
 package push
 
 import (
-	"slices"
-
+	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
 
-	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/discovery/hosts"
 )
 
-// A position is what a client that merges hosts has: a generation of its view, except the buckets in
-// missing. It is guarded by tables.mu.
+// Field numbers of NameTable.change and of its fields.
+const (
+	fieldChange   = 1001
+	fieldComplete = 1
+	fieldGone     = 2
+	fieldSum      = 3
+	fieldRevision = 4
+)
+
+// A position is what a client that merges hosts has: the table of a generation, except the shards in missing. It is
+// guarded by tables.mu.
 type position struct {
 	at      generation
-	missing *digest.Set // nil if none is missing
-	// rejected says that the client has rejected what it was sent. It is sent its whole table, but not
-	// before something has changed: it might reject that, too.
+	missing digest.Set
+	// rejected says that the client has rejected the table with the checksum sum. It is sent its whole table, but
+	// not before that has changed: it might reject that, too.
 	rejected bool
+	sum      digest.Sum
 }
 
-// fieldChange is the number of NameTable.change.
-const fieldChange = 1001
+// maxRecent bounds the changed hosts that are kept. A client that is further behind is sent the shards that have
+// changed.
+const maxRecent = 1 << 11
 
-// changeID identifies a change by the checksums of the tables before and after it, and by the buckets
-// that are sent completely. Views that change in the same way share the bytes.
-type changeID struct {
-	from, to digest.Sum
-	complete digest.Set
+// recent has the last changes of all hosts.
+type recent struct {
+	now   generation
+	steps [][]hosts.HostChange // the last one leads to now
+	size  int                  // changed hosts in them
+	spans map[generation]*span // what leads from a generation to now, as far as it was asked for
 }
 
-// startLocked returns the position of a client that has hosts with the given digests, or nothing if these
-// are nil.
-func (v *view) startLocked(client *digest.Digests) position {
-	if client == nil {
-		return v.position(digest.All())
+// add begins a generation.
+func (r *recent) add(changes []hosts.HostChange) {
+	r.now++
+	r.spans = map[generation]*span{}
+	r.steps = append(r.steps, changes)
+	for r.size += len(changes); r.size > maxRecent; r.steps = r.steps[1:] {
+		r.size -= len(r.steps[0])
+		r.steps[0] = nil
 	}
-	now := v.buckets.Digests()
-	g, missing := v.history.find(&now, client)
-	p := v.position(missing)
-	p.at = g
-	return p
 }
 
-// position returns the position of a client that has the table of now, except some buckets.
-func (v *view) position(missing digest.Set) position {
-	p := position{at: v.history.now}
-	if missing != (digest.Set{}) {
-		some := missing // only this copy is allocated
-		p.missing = &some
+// forget begins a generation that does not follow from the one before it.
+func (r *recent) forget() { *r = recent{now: r.now + 1, spans: map[generation]*span{}} }
+
+// since returns what leads from a generation to now, and nil if that is not known any more.
+func (r *recent) since(g generation) *span {
+	if s := r.spans[g]; s != nil {
+		return s
 	}
-	return p
+	behind := r.now - g
+	if behind > generation(len(r.steps)) {
+		return nil
+	}
+	s := &span{Span: hosts.NewSpan(r.steps[len(r.steps)-int(behind):]...), seen: map[*base]*delta{}} //nolint:gosec // at most the length
+	r.spans[g] = s
+	return s
 }
 
-// movedLocked returns the position in a view of a client that had one in another view.
-func (v *view) movedLocked(old *view, p position) position {
-	if p.at != old.history.now || p.missing != nil {
-		all := v.position(digest.All())
-		all.rejected = p.rejected && p.at == old.history.now && v.version() == old.version()
-		return all
+// A span leads from a generation to now.
+type span struct {
+	*hosts.Span
+	seen map[*base]*delta
+}
+
+// A delta is what a base, or a view, sees of a span.
+type delta struct {
+	entries []seen
+	added   mem.Buffer // those of entries that are
+	removed []byte     // those of entries that are not any more: fields of a Change
+}
+
+// seen is an entry that has changed; now is nil if it was removed.
+type seen struct {
+	key string
+	now *hosts.Entry
+}
+
+// of returns what a base sees of the span.
+func (s *span) of(b *base) *delta {
+	d := s.seen[b]
+	if d == nil {
+		d = &delta{entries: see(nil, &b.viewer, s.Changes)}
+		d.encode()
+		s.seen[b] = d
 	}
-	return v.position(v.buckets.Differing(&old.buckets))
+	return d
+}
+
+// see appends what a viewer sees of changes.
+func see(to []seen, v *hosts.Viewer, changes []hosts.HostChange) []seen {
+	for _, c := range changes {
+		if old, now := v.Entry(c.Old), v.Entry(c.New); differ(old, now) {
+			to = append(to, seen{c.Key(), now})
+		}
+	}
+	return to
+}
+
+// encode sets added and removed.
+func (d *delta) encode() {
+	var entries []*hosts.Entry
+	for _, e := range d.entries {
+		if e.now != nil {
+			entries = append(entries, e.now)
+			continue
+		}
+		d.removed = protowire.AppendString(protowire.AppendTag(d.removed, fieldGone, protowire.BytesType), e.key)
+	}
+	d.added = mem.SliceBuffer(concatenate(entries))
+}
+
+// without returns the entries that are in none of some shards, and not of some changes.
+func (d *delta) without(complete *digest.Set, others []hosts.HostChange) []seen {
+	var left []seen
+	keys := make(map[string]bool, len(others))
+	for _, c := range others {
+		keys[c.Key()] = true
+	}
+	for _, e := range d.entries {
+		if !keys[e.key] && !complete.Has(digest.BucketOf(e.key)) {
+			left = append(left, e)
+		}
+	}
+	return left
+}
+
+// seenBy returns what a view sees of the span outside of some shards. own are the changes that it may see in another
+// way than its base.
+func (s *span) seenBy(v *view, own []hosts.HostChange, complete *digest.Set) *delta {
+	d := s.of(v.base)
+	if len(own) == 0 && *complete == (digest.Set{}) {
+		return d
+	}
+	mine := delta{entries: see(nil, &v.viewer, own)}
+	d = &delta{entries: append(d.without(complete, own), mine.without(complete, nil)...)}
+	d.encode()
+	return d
 }
 
 // nextChangeLocked returns what leads a client that merges hosts to the table of now. It returns nil if the
 // client has that already, or has rejected it, unless the client has to be sent something.
 func (t *tables) nextChangeLocked(s *session) *resource {
 	v, p := s.view, s.position
-	if p.rejected && p.at == v.history.now && !s.owed {
+	sum := v.sum()
+	if p.rejected && p.sum == sum && !s.owed {
 		return nil
 	}
-	now := v.tables[""].sum
-	id := changeID{from: now, to: now}
-	if p.missing != nil {
-		id.complete = *p.missing
+	complete := p.missing
+	steps := t.recent.since(p.at)
+	switch {
+	case p.rejected:
+		complete = digest.All()
+	case steps == nil:
+		complete.Join(v.changedSince(p.at))
 	}
-	steps, known := v.history.since(p.at)
-	if !known || p.rejected {
-		id.complete = digest.All()
+	if complete == digest.All() {
+		steps = nil
 	}
-	if id.complete == digest.All() {
-		steps = step{}
+	s.position = position{at: t.recent.now}
+	id, d := resourceID{change: true, sum: sum, complete: complete}, &delta{}
+	shared := v.own == (digest.Sum{}) || complete != (digest.Set{})
+	if steps != nil {
+		own := steps.Special(&v.viewer)
+		d = steps.seenBy(v, own, &complete)
+		id.base, id.from, shared = v.base, p.at, shared && len(own) == 0
 	}
-	if len(steps.changes) > 0 {
-		id.from = steps.sum
-	}
-	s.position = v.position(digest.Set{})
-	if !s.owed && id == (changeID{from: now, to: now}) {
+	if len(d.entries) == 0 && complete == (digest.Set{}) && !s.owed {
 		return nil
 	}
-	r := t.changes.encoded[id]
-	if r == nil {
-		r = t.encodeChangeLocked(v, id, steps.changes)
-		t.changes.add(id, r)
+	r := t.resources.encoded[id]
+	if r == nil || !shared {
+		if r = t.encodeChangeLocked(v, &complete, d); shared {
+			t.resources.add(id, r)
+		}
 	}
 	return r
 }
 
-// changes holds encoded changes that lead to the table of now.
-type changes struct {
-	encoded map[changeID]*resource
-	size    int // of their tables, in bytes
-}
-
-// maxChanges bounds the encoded changes that are kept, in bytes, unless one alone is larger. Clients say which
-// buckets they have, so that there may be any number of changes.
-const maxChanges = 64 << 20
-
-// add adds a change. It drops others, in no order, if there are too many.
-func (c *changes) add(id changeID, r *resource) {
-	c.size += len(r.table)
-	for other, old := range c.encoded {
-		if c.size <= maxChanges {
-			break
-		}
-		c.size -= len(old.table)
-		delete(c.encoded, other)
-	}
-	c.encoded[id] = r
-}
-
-// clear drops all changes.
-func (c *changes) clear() {
-	clear(c.encoded)
-	c.size = 0
-}
-
 // encodeChangeLocked encodes a change.
-func (t *tables) encodeChangeLocked(v *view, id changeID, changed []hosts.HostChange) *resource {
-	change := &api.NameTable_Change{Sum: id.to.Bytes(), Revision: t.revision}
-	var entries []*hosts.Entry
-	if id.complete != (digest.Set{}) {
-		change.Complete = id.complete[:]
-		entries = v.entriesIn(t.hosts, &id.complete)
-	}
-	for _, h := range changed {
-		if id.complete.Has(digest.BucketOf(h.Key())) {
-			continue
-		}
-		switch old, now := v.viewer.Entry(h.Old), v.viewer.Entry(h.New); {
-		case now != nil && (old == nil || old.Sum != now.Sum):
-			entries = append(entries, now)
-		case now == nil && old != nil:
-			change.Removed = append(change.Removed, h.Key())
-		}
-	}
-	slices.Sort(change.Removed)
-	encoded, err := proto.Marshal(change)
-	if err != nil {
-		panic("encoding a change: " + err.Error()) // it has hosts and bytes only
-	}
-	table := concatenate(entries, protowire.SizeTag(fieldChange)+protowire.SizeBytes(len(encoded)))
-	table = protowire.AppendTag(table, fieldChange, protowire.BytesType)
-	// The response has the version.
-	return newResource("", "", protowire.AppendBytes(table, encoded))
-}
-
-// entriesIn returns the entries of some buckets.
-func (v *view) entriesIn(all *hosts.Hosts, buckets *digest.Set) []*hosts.Entry {
-	var entries []*hosts.Entry
-	for i := range digest.Count {
-		if !buckets.Has(i) {
-			continue
-		}
-		for host := range all.In(i) {
-			if e := v.viewer.Entry(host); e != nil {
-				entries = append(entries, e)
+func (t *tables) encodeChangeLocked(v *view, complete *digest.Set, d *delta) *resource {
+	r := &resource{}
+	size := protowire.SizeTag(fieldSum) + protowire.SizeBytes(digest.SumSize) + len(d.removed)
+	if *complete != (digest.Set{}) {
+		size += protowire.SizeTag(fieldComplete) + protowire.SizeBytes(digest.SetSize)
+		for shard := range digest.Count {
+			if complete.Has(shard) {
+				r.add(t.shardLocked(v, shard))
 			}
 		}
 	}
-	return entries
+	if len(t.revision) > 0 {
+		size += protowire.SizeTag(fieldRevision) + protowire.SizeBytes(len(t.revision))
+	}
+	r.add(d.added)
+	tail := appendTagSize(make([]byte, 0, size+8), fieldChange, size)
+	if *complete != (digest.Set{}) {
+		tail = protowire.AppendBytes(protowire.AppendTag(tail, fieldComplete, protowire.BytesType), complete[:])
+	}
+	tail = append(tail, d.removed...)
+	tail = protowire.AppendTag(tail, fieldSum, protowire.BytesType)
+	tail = protowire.AppendBytes(tail, v.sum().Bytes())
+	if len(t.revision) > 0 {
+		tail = protowire.AppendBytes(protowire.AppendTag(tail, fieldRevision, protowire.BytesType), t.revision)
+	}
+	r.add(mem.SliceBuffer(tail))
+	return r
 }

@@ -13,12 +13,10 @@ const (
 	fieldVersion = 1
 	fieldTypeURL = 4
 	fieldNonce   = 5
-	fieldRemoved = 6 // of DeltaDiscoveryResponse
 
 	fieldAnyTypeURL = 1
 
 	fieldResVersion = 1
-	fieldResName    = 3
 
 	// fieldInner is that of what a message is made around: the resources of a response, the resource of a
 	// Resource, the value of an Any.
@@ -47,22 +45,16 @@ type encodedResponse mem.BufferSlice
 // encode returns the response in the incremental variant, or in that of state-of-the-world. The nonce is last: a
 // client that knows it has received the whole response.
 func (p *response) encode(delta bool) encodedResponse {
-	own := appendString(make([]byte, 0, 144), fieldVersion, p.version)
+	own := appendString(make([]byte, 0, 320), fieldVersion, p.version)
 	own = appendString(own, fieldTypeURL, TypeURL)
-	for _, name := range p.removed {
-		own = protowire.AppendString(protowire.AppendTag(own, fieldRemoved, protowire.BytesType), name)
+	var parts []mem.Buffer
+	if p.resource != nil {
+		own, parts = p.resource.appendHead(own, delta), p.resource.parts
 	}
 	head := len(own)
 	own = appendString(own, fieldNonce, p.nonce)
-	out := append(make(encodedResponse, 0, 2+2*len(p.resources)), mem.SliceBuffer(own[:head]))
-	for _, r := range p.resources {
-		if delta {
-			out = append(out, r.incremental[:]...)
-		} else {
-			out = append(out, r.whole[:]...)
-		}
-	}
-	return append(out, mem.SliceBuffer(own[head:]))
+	out := append(make(encodedResponse, 0, 2+len(parts)), mem.SliceBuffer(own[:head]))
+	return append(append(out, parts...), mem.SliceBuffer(own[head:]))
 }
 
 // appendString appends a field, unless it is empty.
@@ -71,19 +63,4 @@ func appendString(to []byte, field protowire.Number, value string) []byte {
 		return to
 	}
 	return protowire.AppendString(protowire.AppendTag(to, field, protowire.BytesType), value)
-}
-
-// A message is an encoded one in two parts, of which the second is shared with other messages.
-type message struct{ head, tail []byte }
-
-// buffers returns the parts in the form that gRPC sends, so that no response has to make it.
-func (m message) buffers() [2]mem.Buffer {
-	return [2]mem.Buffer{mem.SliceBuffer(m.head), mem.SliceBuffer(m.tail)}
-}
-
-// in returns another message around this one, which begins with some other fields.
-func (m message) in(others []byte) message {
-	head := protowire.AppendTag(others, fieldInner, protowire.BytesType)
-	head = protowire.AppendVarint(head, uint64(len(m.head)+len(m.tail)))
-	return message{append(head, m.head...), m.tail}
 }

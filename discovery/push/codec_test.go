@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 )
@@ -11,20 +12,24 @@ import (
 // The bytes of a response, of either variant, decode to the message with the same fields.
 func TestCodec(t *testing.T) {
 	table, empty := &anypb.Any{TypeUrl: TypeURL, Value: []byte("any bytes will do")}, &anypb.Any{TypeUrl: TypeURL}
-	shop := &discoveryv3.Resource{Name: "shop", Version: "1", Resource: table}
-	named, unnamed := newResource("shop", "1", table.GetValue()), newResource("", "", nil)
+	full, none := &resource{version: "1"}, &resource{}
+	full.add(mem.SliceBuffer(table.GetValue()[:3]))
+	full.add(mem.SliceBuffer(table.GetValue()[3:]))
 	for _, tt := range []struct {
 		response response
 		delta    bool
 		want     proto.Message
 	}{
 		{response{}, false, &discoveryv3.DiscoveryResponse{TypeUrl: TypeURL}},
-		{response{nonce: "1", version: "v", resources: []*resource{unnamed, newResource("", "1", table.GetValue())}}, false, &discoveryv3.DiscoveryResponse{
-			VersionInfo: "v", TypeUrl: TypeURL, Nonce: "1", Resources: []*anypb.Any{empty, table}}},
+		{response{nonce: "1", version: "v", resource: none}, false, &discoveryv3.DiscoveryResponse{
+			VersionInfo: "v", TypeUrl: TypeURL, Nonce: "1", Resources: []*anypb.Any{empty}}},
+		{response{nonce: "1", version: "v", resource: full}, false, &discoveryv3.DiscoveryResponse{
+			VersionInfo: "v", TypeUrl: TypeURL, Nonce: "1", Resources: []*anypb.Any{table}}},
 		{response{}, true, &discoveryv3.DeltaDiscoveryResponse{TypeUrl: TypeURL}},
-		{response{nonce: "2", version: "v", resources: []*resource{named, unnamed}, removed: []string{"a", ""}}, true, &discoveryv3.DeltaDiscoveryResponse{
-			SystemVersionInfo: "v", TypeUrl: TypeURL, Nonce: "2", RemovedResources: []string{"a", ""},
-			Resources: []*discoveryv3.Resource{shop, {Resource: empty}}}},
+		{response{nonce: "2", version: "v", resource: full}, true, &discoveryv3.DeltaDiscoveryResponse{
+			SystemVersionInfo: "v", TypeUrl: TypeURL, Nonce: "2", Resources: []*discoveryv3.Resource{{Version: "1", Resource: table}}}},
+		{response{nonce: "2", version: "v", resource: none}, true, &discoveryv3.DeltaDiscoveryResponse{
+			SystemVersionInfo: "v", TypeUrl: TypeURL, Nonce: "2", Resources: []*discoveryv3.Resource{{Resource: empty}}}},
 	} {
 		data, err := Codec().Marshal(tt.response.encode(tt.delta))
 		if err != nil {
@@ -34,20 +39,6 @@ func TestCodec(t *testing.T) {
 		if err := proto.Unmarshal(data.Materialize(), got); err != nil || !proto.Equal(got, tt.want) {
 			t.Errorf("got %v, %v, want %v", got, err, tt.want)
 		}
-	}
-	// In state-of-the-world, a resource with a name is in xDS's wrapper.
-	response := response{resources: []*resource{named}}
-	data, err := Codec().Marshal(response.encode(false))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got discoveryv3.DiscoveryResponse
-	var wrapped discoveryv3.Resource
-	if err := proto.Unmarshal(data.Materialize(), &got); err != nil {
-		t.Fatal(err)
-	}
-	if err := got.GetResources()[0].UnmarshalTo(&wrapped); err != nil || !proto.Equal(&wrapped, shop) {
-		t.Errorf("got %v, %v, want %v in a wrapper", &got, err, shop)
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/nametap/nametap/discovery/hosts"
 )
 
 // Consistency says which tables this replica serves, and which its clients have.
@@ -37,7 +39,7 @@ func (s *Service) Consistency() Consistency {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c := Consistency{Differences: s.differences.Load(), Views: []ViewState{}}
-	for _, v := range t.views {
+	for _, v := range t.viewsLocked() {
 		c.Views = append(c.Views, v.state())
 	}
 	slices.SortFunc(c.Views, func(a, b ViewState) int { return cmp.Compare(a.Client, b.Client) })
@@ -45,10 +47,7 @@ func (s *Service) Consistency() Consistency {
 }
 
 func (v *view) state() ViewState {
-	state := ViewState{Client: v.key.String(), Digest: v.version(), Clients: map[string]int{}}
-	for _, t := range v.tables {
-		state.Hosts += t.entries
-	}
+	state := ViewState{Client: describe(&v.viewer), Digest: v.version(), Hosts: v.base.entries + v.entries, Clients: map[string]int{}}
 	for s := range v.sessions {
 		if state.Clients[s.accepted]++; s.accepted != state.Digest && len(state.Others) < maxOthers {
 			state.Others = append(state.Others, s.client.node)
@@ -58,8 +57,8 @@ func (v *view) state() ViewState {
 	return state
 }
 
-// String describes the clients with the key.
-func (k viewKey) String() string {
+// describe describes the clients of a viewer.
+func describe(k *hosts.Viewer) string {
 	parts := []string{"namespace " + k.Namespace}
 	if k.Families.V4 {
 		parts = append(parts, "IPv4")
@@ -70,11 +69,8 @@ func (k viewKey) String() string {
 	if k.VIPs {
 		parts = append(parts, "automatic VIPs")
 	}
-	if k.Sidecar.Name != "" {
-		parts = append(parts, fmt.Sprintf("Sidecar %s/%s", k.Sidecar.Namespace, k.Sidecar.Name))
-	}
-	if k.merge {
-		parts = append(parts, "a table per namespace")
+	if key := k.Sidecar.Key; key.Name != "" {
+		parts = append(parts, fmt.Sprintf("Sidecar %s/%s", key.Namespace, key.Name))
 	}
 	return strings.Join(parts, ", ")
 }

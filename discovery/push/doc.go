@@ -5,13 +5,12 @@
 //
 //  1. tables.go: [Service.Update] puts changed objects to use, updates the views, and queues the sessions
 //     of their clients. broadcast.go pushes to them.
-//  2. view.go: a view is what the clients of one kind see: the checksums of their tables. history.go has
-//     its last changes.
+//  2. view.go: a view is what the clients of one namespace see: a base that it shares with others, except for
+//     the hosts that only this namespace sees. Both are checksums by shard, and neither has a host.
 //  3. session.go: a session is a stream. It sends its client what is new as soon as the client has
-//     answered the last push, so a client that is slow gets one push for many changes. subscription.go
-//     says which resources a client wants.
-//  4. resource.go encodes tables, and change.go changes of them, once for all clients. codec.go sends
-//     these bytes without a copy for each client.
+//     answered the last push, so a client that is slow gets one push for many changes.
+//  4. change.go encodes changes, from the last ones of all hosts. resource.go encodes shards. Both do so once for
+//     all clients, and codec.go sends these bytes without a copy for each client.
 //
 // consistency.go says which tables are served, and which ones clients have.
 //
@@ -21,8 +20,7 @@
 // What a client is sent depends on what it merges (NAMETAP_MERGE):
 //
 //   - Nothing, as Istio's agent: one unnamed table. A change sends all of it.
-//   - Tables ("true"): a table per namespace. A change sends one namespace.
 //   - Hosts ("hosts"): one unnamed table. A change sends the hosts that have changed, and the
 //     checksum of the table after it. A client that connects says which hosts it has, by 256 checksums,
-//     and is sent what has changed since then.
+//     and is sent the shards that differ. So is one that is further behind than the last changes that are kept.
 package push

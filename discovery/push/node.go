@@ -28,17 +28,14 @@ const (
 	metaNetwork      = "NETWORK"
 )
 
-// The values of NAMETAP_MERGE: what a client merges, beside anything else for none.
-const (
-	mergeTables = "true"
-	mergeHosts  = "hosts"
-)
+// mergeHosts is the value of NAMETAP_MERGE of a client that merges hosts.
+const mergeHosts = "hosts"
 
 // subscriber is what is known of a client. Which Sidecar limits its hosts, and which clusters there
 // are, depends on the objects, so the view does not have it yet.
 type subscriber struct {
 	node             string // the id
-	view             viewKey
+	view             hosts.View
 	labels           map[string]string
 	cluster, network string // that the client claims to be in; may be empty
 	// mergesHosts says that the client is sent changes. digests are those of the hosts that it has, nil if it
@@ -64,7 +61,7 @@ func parseNode(node *corev3.Node) (subscriber, error) {
 	}
 	meta := metadata{fields: node.GetMetadata().GetFields()}
 	merge := meta.str(metaMerge)
-	v := viewKey{View: hosts.View{Namespace: meta.str(metaNamespace)}, merge: merge == mergeTables}
+	v := hosts.View{Namespace: meta.str(metaNamespace)}
 	// Connections to an automatic VIP work only through a proxy. A client that has one
 	// says so.
 	captures, asks := meta.flag(metaDNSCapture, true), meta.flag(metaAutoAllocate, false)

@@ -17,23 +17,23 @@ func TestParseNode(t *testing.T) {
 	for _, tt := range []struct {
 		name, id string
 		meta     map[string]any
-		want     viewKey
+		want     hosts.View
 	}{
-		{"id alone", "sidecar~10.0.0.1~web-0.shop~shop.svc.cluster.local", nil, viewKey{View: hosts.View{Namespace: "shop", Families: v4}}},
-		{"pod with dots", "sidecar~10.0.0.1~a.b.c.shop~x", nil, viewKey{View: hosts.View{Namespace: "shop", Families: v4}}},
+		{"id alone", "sidecar~10.0.0.1~web-0.shop~shop.svc.cluster.local", nil, hosts.View{Namespace: "shop", Families: v4}},
+		{"pod with dots", "sidecar~10.0.0.1~a.b.c.shop~x", nil, hosts.View{Namespace: "shop", Families: v4}},
 		{"metadata takes precedence over the id", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"NAMESPACE": "data", "INSTANCE_IPS": ""},
-			viewKey{View: hosts.View{Namespace: "data", Families: v4}}},
-		{"IPv6", "sidecar~fd00::1~web-0.shop~x", nil, viewKey{View: hosts.View{Namespace: "shop", Families: v6}}},
-		{"dual", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"INSTANCE_IPS": "10.0.0.1, fd00::1"}, viewKey{View: hosts.View{Namespace: "shop", Families: both}}},
-		{"link-local is ignored", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"INSTANCE_IPS": "10.0.0.1,fe80::1,::1"}, viewKey{View: hosts.View{Namespace: "shop", Families: v4}}},
-		{"mapped", "sidecar~::ffff:10.0.0.1~web-0.shop~x", nil, viewKey{View: hosts.View{Namespace: "shop", Families: v4}}},
-		{"unknown families", "sidecar~0.0.0.0~web-0.shop~x", nil, viewKey{View: hosts.View{Namespace: "shop", Families: both}}},
-		{"loopback", "sidecar~127.0.0.1~web-0.shop~x", nil, viewKey{View: hosts.View{Namespace: "shop", Families: both}}},
-		{"asks for VIPs", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"DNS_AUTO_ALLOCATE": "true"}, viewKey{View: hosts.View{Namespace: "shop", Families: v4, VIPs: true}}},
-		{"asks and does not capture", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"DNS_CAPTURE": "false", "DNS_AUTO_ALLOCATE": "true"}, viewKey{View: hosts.View{Namespace: "shop", Families: v4}}},
-		{"captures and does not ask", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"DNS_CAPTURE": "true"}, viewKey{View: hosts.View{Namespace: "shop", Families: v4}}},
-		{"switches", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"DNS_CAPTURE": "false", "NAMETAP_MERGE": "true"}, viewKey{View: hosts.View{Namespace: "shop", Families: v4}, merge: true}},
-		{"labels, and other metadata", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"PORT": 1, "LABELS": map[string]any{"a": "b"}}, viewKey{View: hosts.View{Namespace: "shop", Families: v4}}},
+			hosts.View{Namespace: "data", Families: v4}},
+		{"IPv6", "sidecar~fd00::1~web-0.shop~x", nil, hosts.View{Namespace: "shop", Families: v6}},
+		{"dual", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"INSTANCE_IPS": "10.0.0.1, fd00::1"}, hosts.View{Namespace: "shop", Families: both}},
+		{"link-local is ignored", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"INSTANCE_IPS": "10.0.0.1,fe80::1,::1"}, hosts.View{Namespace: "shop", Families: v4}},
+		{"mapped", "sidecar~::ffff:10.0.0.1~web-0.shop~x", nil, hosts.View{Namespace: "shop", Families: v4}},
+		{"unknown families", "sidecar~0.0.0.0~web-0.shop~x", nil, hosts.View{Namespace: "shop", Families: both}},
+		{"loopback", "sidecar~127.0.0.1~web-0.shop~x", nil, hosts.View{Namespace: "shop", Families: both}},
+		{"asks for VIPs", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"DNS_AUTO_ALLOCATE": "true"}, hosts.View{Namespace: "shop", Families: v4, VIPs: true}},
+		{"asks and does not capture", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"DNS_CAPTURE": "false", "DNS_AUTO_ALLOCATE": "true"}, hosts.View{Namespace: "shop", Families: v4}},
+		{"captures and does not ask", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"DNS_CAPTURE": "true"}, hosts.View{Namespace: "shop", Families: v4}},
+		{"switches", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"DNS_CAPTURE": "false", "NAMETAP_MERGE": "true"}, hosts.View{Namespace: "shop", Families: v4}},
+		{"labels, and other metadata", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"PORT": 1, "LABELS": map[string]any{"a": "b"}}, hosts.View{Namespace: "shop", Families: v4}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			meta, err := structpb.NewStruct(tt.meta)
@@ -61,7 +61,7 @@ func TestIstioAgentNode(t *testing.T) {
 	if err := protojson.Unmarshal(data, &n); err != nil {
 		t.Fatal(err)
 	}
-	want := viewKey{View: hosts.View{Namespace: "default", Families: hosts.Families{V4: true, V6: true}, VIPs: true}}
+	want := hosts.View{Namespace: "default", Families: hosts.Families{V4: true, V6: true}, VIPs: true}
 	if got, err := parseNode(&n); err != nil || got.view != want {
 		t.Errorf("got %+v, %v; want %+v", got, err, want)
 	}

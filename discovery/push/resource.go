@@ -1,46 +1,56 @@
 package push
 
 import (
-	"cmp"
-	"slices"
-
 	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/discovery/hosts"
 )
 
-// TypeURL is the type of the resources that are sent.
+// TypeURL is the type of the resource that is sent.
 const TypeURL = "type.googleapis.com/istio.networking.nds.v1.NameTable"
 
-// wrapperURL is the type of the wrapper that gives a resource a name in state-of-the-world, whose responses
-// have no field for names.
-const wrapperURL = "type.googleapis.com/envoy.service.discovery.v3.Resource"
-
-// A resource is an encoded table, or a change of one. All responses share the bytes.
+// A resource is an encoded table, or a change of one. Responses share the parts.
 type resource struct {
-	version     string
-	table       []byte
-	whole       [2]mem.Buffer // the field of a state-of-the-world response
-	incremental [2]mem.Buffer // that of an incremental response
+	// version is a checksum of the entries, so it is the same on every server with the same objects, and a
+	// client that reconnects with this version is not sent the table again.
+	version string
+	parts   []mem.Buffer // of the NameTable
+	size    int          // of them, in bytes
 }
 
-// newResource returns the resource of an encoded table. The version is a checksum of its entries, so it
-// is the same on every server with the same objects, and a client that reconnects with this version
-// is not sent the table again.
-func newResource(name, version string, table []byte) *resource {
-	body := message{tail: table}.in(appendString(nil, fieldAnyTypeURL, TypeURL))
-	named := body.in(appendString(appendString(nil, fieldResName, name), fieldResVersion, version))
-	whole := body
-	if name != "" {
-		whole = named.in(appendString(nil, fieldAnyTypeURL, wrapperURL))
+// add adds a part.
+func (r *resource) add(part mem.Buffer) {
+	if part != nil && part.Len() > 0 {
+		r.parts, r.size = append(r.parts, part), r.size+part.Len()
 	}
-	return &resource{version: version, table: table, incremental: named.in(nil).buffers(), whole: whole.in(nil).buffers()}
 }
 
-// concatenate returns the table of entries, sorted by host. It reserves room for more bytes.
-func concatenate(entries []*hosts.Entry, more int) []byte {
-	slices.SortFunc(entries, func(a, b *hosts.Entry) int { return cmp.Compare(a.Host, b.Host) })
-	size := more
+// appendHead appends what comes before the parts in a response of either variant.
+func (r *resource) appendHead(to []byte, delta bool) []byte {
+	sized := func(tag protowire.Number, n int) int { return protowire.SizeTag(tag) + protowire.SizeBytes(n) }
+	body := sized(fieldAnyTypeURL, len(TypeURL)) + sized(fieldInner, r.size)
+	if delta {
+		size := sized(fieldInner, body)
+		if r.version != "" {
+			size += sized(fieldResVersion, len(r.version))
+		}
+		to = appendTagSize(to, fieldInner, size)
+		to = appendString(to, fieldResVersion, r.version)
+	}
+	to = appendTagSize(to, fieldInner, body)
+	return appendTagSize(appendString(to, fieldAnyTypeURL, TypeURL), fieldInner, r.size)
+}
+
+// appendTagSize appends the start of a field of n bytes.
+func appendTagSize(to []byte, field protowire.Number, n int) []byte {
+	return protowire.AppendVarint(protowire.AppendTag(to, field, protowire.BytesType), uint64(n)) //nolint:gosec // not negative
+}
+
+// concatenate returns the table of some entries.
+func concatenate(entries []*hosts.Entry) []byte {
+	size := 0
 	for _, e := range entries {
 		size += len(e.Encoded)
 	}
@@ -49,4 +59,89 @@ func concatenate(entries []*hosts.Entry, more int) []byte {
 		table = append(table, e.Encoded...)
 	}
 	return table
+}
+
+// shown returns the entries of hosts that a viewer sees, in their order.
+func shown(v *hosts.Viewer, all []*hosts.Host) []*hosts.Entry {
+	entries := make([]*hosts.Entry, 0, len(all))
+	for _, h := range all {
+		if e := v.Entry(h); e != nil {
+			entries = append(entries, e)
+		}
+	}
+	return entries
+}
+
+// maxEncoded bounds encoded shards, and encoded resources, that are kept, in bytes, unless one alone is larger.
+// Clients say which shards they have, so that there may be any number of resources.
+const maxEncoded = 32 << 20
+
+// A cache holds encoded bytes by what they are made from.
+type cache[K comparable, V any] struct {
+	encoded map[K]V
+	size    int // in bytes
+	sizeOf  func(V) int
+}
+
+func newCache[K comparable, V any](sizeOf func(V) int) cache[K, V] {
+	return cache[K, V]{encoded: map[K]V{}, sizeOf: sizeOf}
+}
+
+// add adds what was encoded. It drops others, in no order, if there are too many.
+func (c *cache[K, V]) add(key K, v V) {
+	c.size += c.sizeOf(v)
+	for other := range c.encoded {
+		if c.size <= maxEncoded {
+			break
+		}
+		c.drop(other)
+	}
+	c.encoded[key] = v
+}
+
+func (c *cache[K, V]) drop(key K) {
+	if old, found := c.encoded[key]; found {
+		c.size -= c.sizeOf(old)
+		delete(c.encoded, key)
+	}
+}
+
+func (c *cache[K, V]) clear() {
+	clear(c.encoded)
+	c.size = 0
+}
+
+// shardLocked returns the encoded entries of a shard of a view.
+func (t *tables) shardLocked(v *view, shard int) mem.Buffer {
+	sum := v.shard(shard)
+	if b, found := t.shards.encoded[sum]; found {
+		return b
+	}
+	b := mem.SliceBuffer(concatenate(shown(&v.viewer, t.set.Shards()[shard])))
+	t.shards.add(sum, b)
+	return b
+}
+
+// A resourceID identifies a resource by what it does: it has some shards of the table with a checksum and, if from
+// is not 0, what has changed in others of a base since then.
+type resourceID struct {
+	change   bool
+	sum      digest.Sum
+	complete digest.Set
+	base     *base
+	from     generation
+}
+
+// wholeLocked returns the table of a view.
+func (t *tables) wholeLocked(v *view) *resource {
+	id := resourceID{sum: v.sum()}
+	if r := t.resources.encoded[id]; r != nil {
+		return r
+	}
+	r := &resource{version: v.version()}
+	for shard := range digest.Count {
+		r.add(t.shardLocked(v, shard))
+	}
+	t.resources.add(id, r)
+	return r
 }

@@ -2,7 +2,7 @@ package push
 
 import (
 	"crypto/rand"
-	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,8 +27,7 @@ type request struct {
 // A response is one of either variant.
 type response struct {
 	nonce, version string
-	resources      []*resource
-	removed        []string
+	resource       *resource // nil for none
 }
 
 // A session is an ADS stream. A client has at most one push in flight: it is sent the latest state
@@ -44,16 +43,17 @@ type session struct {
 	ended  <-chan struct{}                                 // closed when the stream has ended
 	queued atomic.Bool                                     // it is in the queue of the broadcaster
 
-	mu       sync.Mutex // guards the fields up to sent
-	client   subscriber
-	known    bool // the first request was read
-	joined   bool // a request for name tables was read
-	wanted   subscription
-	versions map[string]string // of the resources that the client has, by name; nil if it merges hosts
-	nonce    string            // of the last push
-	sent     string            // the version of the last push
-	pending  bool              // the last push is not answered
-	owed     bool              // the next push is sent even if nothing is new
+	mu      sync.Mutex // guards the fields up to sent
+	client  subscriber
+	known   bool   // the first request was read
+	joined  bool   // a request for name tables was read
+	wanted  bool   // the client subscribes to name tables
+	named   bool   // it has named them
+	has     string // the version of the table that the client has, unless it merges hosts
+	nonce   string // of the last push
+	sent    string // the version of the last push
+	pending bool   // the last push is not answered
+	owed    bool   // the next push is sent even if nothing is new
 
 	// The fields below are guarded by tables.mu.
 
@@ -100,7 +100,7 @@ func (s *session) handleLocked(r request) error {
 		if !same && s.service.cfg.Comparable {
 			s.service.replicasDiffer(s.client.node)
 		}
-		s.joined, s.versions = true, r.versions
+		s.joined, s.has = true, r.versions[""]
 	}
 	if answers {
 		s.pending = false
@@ -112,15 +112,26 @@ func (s *session) handleLocked(r request) error {
 		s.service.tables.forget(s)
 	}
 	s.owed = s.owed || first || again
-	if s.delta() {
-		s.wanted.change(r.names, r.removed)
-		for _, name := range r.removed {
-			delete(s.versions, name)
-		}
-	} else {
-		s.wanted.set(r.names)
+	s.subscribe(r, first)
+	return nil
+}
+
+// wildcard is the name of all resources. A first request without names means the same.
+const wildcard = "*"
+
+// subscribe notes whether the client wants name tables. There is one, without a name, so that all names mean it.
+func (s *session) subscribe(r request, first bool) {
+	switch {
+	case first, len(r.names) > 0:
+		s.wanted, s.named = true, s.named || len(r.names) > 0
+	case s.delta():
+		s.wanted = s.wanted && !slices.Contains(r.removed, wildcard)
+	default:
+		s.wanted = !s.named // it has requested names, and does not any more
 	}
-	return s.wanted.check()
+	if slices.Contains(r.removed, "") {
+		s.has = ""
+	}
 }
 
 // identify takes the node of the first request, and checks any.
@@ -156,12 +167,15 @@ func (s *session) pushLocked() error {
 	if !s.joined || s.pending {
 		return nil
 	}
-	p, versions := s.service.tables.next(s)
-	if !s.owed && len(p.resources)+len(p.removed) == 0 && (s.delta() || s.client.mergesHosts || maps.Equal(versions, s.versions)) {
+	r, version := s.service.tables.next(s)
+	if r == nil && !s.owed {
 		return nil
 	}
-	p.nonce = rand.Text() // a client cannot answer a push before it has read it
-	s.nonce, s.sent, s.versions, s.pending, s.owed = p.nonce, p.version, versions, true, false
+	p := response{nonce: rand.Text(), version: version, resource: r} // a client cannot answer a push before it has read it
+	if s.wanted && !s.client.mergesHosts {
+		s.has = version
+	}
+	s.nonce, s.sent, s.pending, s.owed = p.nonce, version, true, false
 	s.service.pushed(s.variant)
 	s.late.Reset(s.service.cfg.AckTimeout)
 	return s.send(p.encode(s.delta()))

@@ -2,12 +2,12 @@ package push
 
 import (
 	"bytes"
-	"iter"
 	"maps"
 	"slices"
 	"sync"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 
 	"github.com/nametap/nametap/api/digest"
@@ -15,26 +15,34 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// tables has the hosts, the views of them, and the sessions of the clients.
+// tables has the hosts, the views of them, and the sessions of the clients. Its locks are taken in their order.
 type tables struct {
+	// building is held while objects are read, and while the result is written to disk.
+	building sync.Mutex
+	hosts    *hosts.Hosts
+
+	// making is held while bases are made or follow changes, so that no base is missing after a change.
+	making sync.Mutex
+
+	// mu guards the fields below, and is never held while something is read, written or made of many hosts. It may be
+	// enough to hold making in order to read bases and set.
 	mu        sync.Mutex
-	hosts     *hosts.Hosts
 	waiting   string            // why no table is served yet; empty if tables are
 	missing   map[string]string // why the objects of a cluster are missing, by name
-	views     map[viewKey]*view
-	resources map[resourceID]*resource // encoded tables that a view has
-	changes   changes                  // that lead to the table of now
-	past      history                  // the last changes of all hosts
-	revision  []byte                   // of the objects, see [Service.Update]
+	scene     *hosts.Scene
+	set       hosts.Set
+	recent    recent
+	revision  []byte // of the objects, see [Service.Update]
+	bases     map[hosts.Base]*base
+	shards    cache[digest.Sum, mem.Buffer]
+	resources cache[resourceID, *resource] // of the table of now
 }
-
-// resourceID identifies the content of a table. Views with the same content share the bytes.
-type resourceID struct{ name, version string }
 
 func newTables(all *hosts.Hosts) *tables {
 	return &tables{
-		hosts: all, waiting: "no object has been read yet", views: map[viewKey]*view{},
-		resources: map[resourceID]*resource{}, changes: changes{encoded: map[changeID]*resource{}},
+		hosts: all, scene: all.Scene, waiting: "no object has been read yet", bases: map[hosts.Base]*base{},
+		recent: recent{spans: map[generation]*span{}}, shards: newCache[digest.Sum](mem.Buffer.Len),
+		resources: newCache[resourceID](func(r *resource) int { return r.size }),
 	}
 }
 
@@ -56,7 +64,7 @@ func (s *Service) SetMissing(clusters map[string]string) {
 
 // Update puts changes of the objects to use, and sends each client what has changed for it. Before that
 // it calls note with the result, so that no client has a VIP that is not saved, or a table whose errors
-// are not reported. It does not wait for clients.
+// are not reported. No client waits for note, and it does not wait for clients.
 //
 // The revision says which state of the sources the objects are of; nil means that this is not known.
 func (s *Service) Update(changes []hosts.Change, revision []byte, note func(hosts.Update, hosts.Counts)) hosts.Update {
@@ -67,63 +75,222 @@ func (s *Service) Update(changes []hosts.Change, revision []byte, note func(host
 
 // Diff returns the change that makes objects all those of a source.
 func (s *Service) Diff(source int, objects []object.Object) hosts.Change {
-	s.tables.mu.Lock()
-	defer s.tables.mu.Unlock()
+	s.tables.building.Lock()
+	defer s.tables.building.Unlock()
 	return s.tables.hosts.Diff(source, objects)
 }
 
 // Statuses returns the ServiceEntries of a source whose status must change.
 func (s *Service) Statuses(source int) map[object.Key]object.VIPStatus {
-	s.tables.mu.Lock()
-	defer s.tables.mu.Unlock()
+	s.tables.building.Lock()
+	defer s.tables.building.Unlock()
 	return s.tables.hosts.Statuses(source)
+}
+
+// A change is what an update does to the bases.
+type change struct {
+	hosts.Update
+	scene  *hosts.Scene
+	span   *hosts.Span
+	next   [digest.Count][]*hosts.Host
+	shifts map[*base][]shift
+	made   map[hosts.Base]*base // new bases
 }
 
 // update puts changes of the objects to use, and returns the sessions for which something may have
 // changed.
-func (t *tables) update(changes []hosts.Change, revision []byte, note func(hosts.Update, hosts.Counts)) (u hosts.Update, woken []*session) {
+func (t *tables) update(changes []hosts.Change, revision []byte, note func(hosts.Update, hosts.Counts)) (hosts.Update, []*session) {
+	t.building.Lock()
+	defer t.building.Unlock()
+	u := t.hosts.Update(changes...)
+	note(u, t.hosts.Counts())
+	t.making.Lock()
+	defer t.making.Unlock()
+	c := change{
+		Update: u, scene: t.hosts.Scene, span: hosts.NewSpan(u.Hosts), next: t.set.Next(u.Hosts),
+		shifts: map[*base][]shift{}, made: map[hosts.Base]*base{},
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	u = t.hosts.Update(changes...)
-	note(u, t.hosts.Counts())
-	t.changes.clear()
-	t.revision = revision
+	t.makeLocked(&c)
+	t.set.Apply(u.Hosts, c.next)
+	t.scene, t.revision = c.scene, revision
+	t.resources.clear()
 	if u.Views {
-		t.past = history{} // it was seen in another way
-		return u, t.remakeViewsLocked()
+		t.recent.forget()
+	} else if len(u.Hosts) > 0 {
+		t.recent.add(u.Hosts)
 	}
-	if len(u.Hosts) > 0 {
-		t.past.add(step{changes: u.Hosts})
-	}
-	replaced := map[resourceID]bool{}
-	for _, v := range t.views {
-		ids := v.update(u.Hosts)
-		for _, id := range ids {
-			replaced[id] = true
-		}
-		if len(ids) > 0 {
-			woken = slices.AppendSeq(slices.Grow(woken, len(v.sessions)), maps.Keys(v.sessions))
-		}
-	}
-	t.dropUnusedLocked(maps.Keys(replaced))
-	return u, woken
+	woken := t.followLocked(&c)
+	return u, t.moveLocked(&c, woken)
 }
 
-// remakeViewsLocked makes all views anew after a change that may give a client another view. It
-// returns all sessions.
-func (t *tables) remakeViewsLocked() []*session {
-	var all []*session
-	old := t.views
-	t.views = map[viewKey]*view{}
-	for _, v := range old {
-		for s := range v.sessions {
-			t.joinLocked(s)
-			s.position = s.view.movedLocked(v, s.position)
-			all = append(all, s)
+// makeLocked makes what a change needs of many hosts: the entries that bases and views have anew, and new bases.
+// Meanwhile it unlocks mu.
+func (t *tables) makeLocked(c *change) {
+	var some []func()
+	for _, b := range t.bases {
+		if !c.Views && c.span.Reaches(&b.viewer.Base) {
+			some = append(some, func() { c.shifts[b] = b.shifts(c.span.Changes) })
+		}
+		t.specialLocked(c, b, func(v *view, own []hosts.HostChange) {
+			viewer := v.viewer
+			some = append(some, func() { see(nil, &viewer, own) })
+		})
+	}
+	for {
+		for _, v := range t.movingLocked(c) {
+			some = append(some, func() { c.made[v.Base] = newBase(v.AtBase(), c.next) })
+		}
+		if len(some) == 0 {
+			return
+		}
+		t.mu.Unlock()
+		for _, do := range some {
+			do()
+		}
+		some = nil
+		t.mu.Lock()
+	}
+}
+
+// movingLocked returns viewers of the bases that are missing after a change, one of each.
+func (t *tables) movingLocked(c *change) map[hosts.Base]hosts.Viewer {
+	wanted := map[hosts.Base]hosts.Viewer{}
+	t.affectedLocked(c, func(s *session) {
+		if v := s.viewer(c.scene); t.baseAfterLocked(c, v.Base) == nil {
+			wanted[v.Base] = v
+		}
+	})
+	return wanted
+}
+
+// baseAfterLocked returns a base after a change; nil if there is none yet.
+func (t *tables) baseAfterLocked(c *change, key hosts.Base) *base {
+	if b := c.made[key]; b != nil || c.Views {
+		return b
+	}
+	return t.bases[key]
+}
+
+// affectedLocked calls do with the sessions that may have another base after a change.
+func (t *tables) affectedLocked(c *change, do func(*session)) {
+	all := c.Views
+	for namespace := range c.Sidecars {
+		all = all || c.scene.IsRoot(namespace)
+	}
+	if !all && len(c.Sidecars) == 0 {
+		return
+	}
+	for _, b := range t.bases {
+		for namespace, v := range b.views {
+			if !all && !c.Sidecars[namespace] {
+				continue
+			}
+			for s := range v.sessions {
+				do(s)
+			}
 		}
 	}
-	t.dropUnusedLocked(maps.Keys(t.resources))
-	return all
+}
+
+// specialLocked calls do with the views of a base that may see changes in another way than the base.
+func (t *tables) specialLocked(c *change, b *base, do func(*view, []hosts.HostChange)) {
+	if c.Views || len(c.span.Changes) == 0 {
+		return
+	}
+	call := func(v *view) {
+		if own := c.span.Special(&v.viewer); len(own) > 0 {
+			do(v, own)
+		}
+	}
+	if c.span.AllNamespaces() > len(b.views) {
+		for _, v := range b.views {
+			call(v)
+		}
+		return
+	}
+	seen := map[*view]bool{}
+	for namespace := range c.span.Namespaces {
+		if v := b.views[namespace]; v != nil && !seen[v] {
+			seen[v] = true
+			call(v)
+		}
+	}
+}
+
+// followLocked puts a change to use in the bases that stay, and returns the sessions that see it.
+func (t *tables) followLocked(c *change) (woken []*session) {
+	for _, b := range t.bases {
+		shifts, before := c.shifts[b], b.last
+		for _, s := range shifts {
+			t.shards.drop(b.sums[s.shard])
+		}
+		b.follow(shifts, t.recent.now)
+		special := map[*view]bool{}
+		t.specialLocked(c, b, func(v *view, own []hosts.HostChange) {
+			last, sees := max(before, v.last), len(shifts) > 0
+			for _, one := range own {
+				sees = v.follow(one, t.recent.now) || sees
+			}
+			if special[v] = true; sees {
+				woken = t.wakeLocked(woken, v, last)
+			}
+		})
+		if len(shifts) > 0 {
+			for _, v := range b.views {
+				if !special[v] {
+					woken = t.wakeLocked(woken, v, max(before, v.last))
+				}
+			}
+		}
+	}
+	return woken
+}
+
+// wakeLocked appends the sessions of a view that has changed. Those that have the last table but one, which came with
+// the generation before, then have that of the last generation: nothing has changed for them in between.
+func (t *tables) wakeLocked(woken []*session, v *view, before generation) []*session {
+	for s := range v.sessions {
+		if s.position.at >= before {
+			s.position.at = max(s.position.at, t.recent.now-1)
+		}
+		woken = append(woken, s)
+	}
+	return woken
+}
+
+// moveLocked gives sessions the views that they have after a change, and returns them with others.
+func (t *tables) moveLocked(c *change, woken []*session) []*session {
+	moved := map[*session]*base{}
+	t.affectedLocked(c, func(s *session) {
+		if to := t.baseAfterLocked(c, s.viewer(c.scene).Base); to != s.view.base {
+			moved[s] = to
+		}
+	})
+	if c.Views {
+		t.bases = map[hosts.Base]*base{}
+	}
+	for s, to := range moved {
+		old, p := s.view, s.position
+		t.leaveLocked(s)
+		t.enterLocked(s, to)
+		p.missing.Join(old.changedSince(p.at))
+		digests := old.digests()
+		p.missing.Join(s.view.differing(&digests))
+		p.at = t.recent.now
+		s.position = p
+		woken = append(woken, s)
+	}
+	return woken
+}
+
+// viewer returns the viewer of the client in a scene.
+func (s *session) viewer(scene *hosts.Scene) hosts.Viewer {
+	v := s.client.view
+	v.Sidecar = scene.Sidecar(v.Namespace, s.client.labels)
+	v.Place = scene.Place(s.client.cluster, s.client.network)
+	return scene.Viewer(v)
 }
 
 // join gives a session its view. It reports false if the client has another table than this replica, although
@@ -137,52 +304,67 @@ func (t *tables) join(s *session) (same bool, err error) {
 	if why := t.missing[s.client.cluster]; why != "" {
 		return true, status.Error(codes.Unavailable, "there is no table for the client's cluster yet: "+why)
 	}
-	t.joinLocked(s)
-	s.position = s.view.startLocked(s.client.digests)
-	now := position{at: s.view.history.now}
-	same = s.position == now || s.client.digests == nil || len(t.revision) == 0 || !bytes.Equal(s.client.revision, t.revision)
+	b := t.bases[s.viewer(t.scene).Base]
+	if b == nil {
+		b = t.makeBaseLocked(s)
+		defer t.making.Unlock()
+	}
+	t.enterLocked(s, b)
+	s.position = position{at: t.recent.now, missing: digest.All()}
+	if s.client.digests != nil {
+		s.position.missing = s.view.differing(s.client.digests)
+	}
+	same = s.position.missing == (digest.Set{}) || s.client.digests == nil || len(t.revision) == 0 || !bytes.Equal(s.client.revision, t.revision)
 	s.client.digests, s.client.revision = nil, nil
 	return same, nil
 }
 
-func (t *tables) joinLocked(s *session) {
-	key := s.client.view
-	key.Sidecar = t.hosts.Sidecar(key.Namespace, s.client.labels)
-	key.Place = t.hosts.Place(s.client.cluster, s.client.network)
-	v := t.views[key]
-	if v == nil {
-		v = newView(t.hosts, key, t.past.steps)
-		t.views[key] = v
+// makeBaseLocked returns the base of a session, which it makes if need be. Meanwhile it unlocks mu. It locks making, so
+// that nothing changes until the caller has put the base to use.
+func (t *tables) makeBaseLocked(s *session) *base {
+	t.mu.Unlock()
+	t.making.Lock()
+	t.mu.Lock()
+	v := s.viewer(t.scene)
+	if b := t.bases[v.Base]; b != nil {
+		return b // another client has needed it, too
 	}
-	v.sessions[s] = struct{}{}
-	s.view = v
+	t.mu.Unlock()
+	b := newBase(v.AtBase(), t.set.Shards())
+	t.mu.Lock()
+	return b
 }
 
-// leave takes a session out of its view. It drops a view without sessions, and the encoded tables that
-// no other one has.
+// enterLocked gives a session its view of a base, which may be a new one.
+func (t *tables) enterLocked(s *session, b *base) {
+	namespace := s.client.view.Namespace
+	v := b.views[namespace]
+	if v == nil {
+		v = newView(b, s.viewer(t.scene), &t.set, t.recent.now)
+		b.views[namespace] = v
+	}
+	v.sessions[s] = struct{}{}
+	s.view, t.bases[b.viewer.Base] = v, b
+}
+
+// leave takes a session out of its view.
 func (t *tables) leave(s *session) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.leaveLocked(s)
+}
+
+// leaveLocked takes a session out of its view. It drops a view without sessions, and with its last view a base that a
+// Sidecar limits: there may be many of them.
+func (t *tables) leaveLocked(s *session) {
 	v := s.view
 	if delete(v.sessions, s); len(v.sessions) > 0 {
 		return
 	}
-	delete(t.views, v.key)
-	for name, had := range v.tables {
-		t.dropUnusedLocked(slices.Values([]resourceID{{name, had.version}}))
-	}
-}
-
-// dropUnusedLocked drops those of the encoded tables that no view has.
-func (t *tables) dropUnusedLocked(some iter.Seq[resourceID]) {
-	for id := range some {
-		used := false
-		for _, v := range t.views {
-			used = used || v.has(id)
-		}
-		if !used {
-			delete(t.resources, id)
-		}
+	b := v.base
+	delete(b.views, v.viewer.Namespace)
+	if b.viewer.Sidecar != (hosts.Limit{}) && len(b.views) == 0 && t.bases[b.viewer.Base] == b {
+		delete(t.bases, b.viewer.Base)
 	}
 }
 
@@ -194,70 +376,35 @@ func (t *tables) answered(s *session, version string, rejected bool) {
 		s.accepted = version
 		return
 	}
-	if s.client.mergesHosts {
-		s.position = s.view.position(digest.All())
-	}
 	// If the table has changed since that push, the client is sent the table of now.
-	s.position.rejected = version == s.view.version()
+	s.position = position{at: t.recent.now, missing: digest.All(), rejected: version == s.view.version(), sum: s.view.sum()}
 }
 
 // forget makes everything that the client of a session has missing.
 func (t *tables) forget(s *session) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s.position = s.view.position(digest.All())
+	s.position = position{at: t.recent.now, missing: digest.All()}
 }
 
-// next returns what the client of a session does not have, all of it in state-of-the-world, and the
-// versions of what it has then. The caller holds session.mu.
-func (t *tables) next(s *session) (p response, versions map[string]string) {
+// next returns what the client of a session does not have; nil if it has everything. The caller holds session.mu.
+func (t *tables) next(s *session) (r *resource, version string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	p.version = s.view.version()
-	if s.client.mergesHosts {
-		if r := t.nextChangeLocked(s); r != nil {
-			p.resources = []*resource{r}
-		}
-		return p, nil
+	version = s.view.version()
+	switch {
+	case s.client.mergesHosts:
+		return t.nextChangeLocked(s), version
+	case !s.wanted, s.has == version && (s.delta() || !s.owed):
+		return nil, version
 	}
-	names, versions := s.view.selected(&s.wanted)
-	if s.delta() {
-		names = slices.DeleteFunc(names, func(name string) bool { return s.versions[name] == versions[name] })
-		for name := range s.versions {
-			if _, ok := versions[name]; !ok {
-				p.removed = append(p.removed, name)
-			}
-		}
-		slices.Sort(p.removed)
-	} else if !s.owed && maps.Equal(versions, s.versions) {
-		return p, versions
-	}
-	for _, name := range names {
-		p.resources = append(p.resources, t.encodedLocked(s.view, name))
-	}
-	return p, versions
+	return t.wholeLocked(s.view), version
 }
 
-// encodedLocked returns the encoded table of a view with a name.
-func (t *tables) encodedLocked(v *view, name string) *resource {
-	id := resourceID{name, v.tables[name].version}
-	if t.resources[id] == nil {
-		t.resources[id] = v.encode(t.hosts, name)
+// views returns all views, in no order.
+func (t *tables) viewsLocked() (all []*view) {
+	for _, b := range t.bases {
+		all = slices.AppendSeq(all, maps.Values(b.views))
 	}
-	return t.resources[id]
-}
-
-// selected returns the names of the resources that a subscription covers, sorted, and
-// their versions.
-func (v *view) selected(s *subscription) ([]string, map[string]string) {
-	var names []string
-	versions := map[string]string{}
-	for name, t := range v.tables {
-		if s.covers(name) {
-			names = append(names, name)
-			versions[name] = t.version
-		}
-	}
-	slices.Sort(names)
-	return names, versions
+	return all
 }

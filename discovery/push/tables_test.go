@@ -1,6 +1,7 @@
 package push
 
 import (
+	"bytes"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -26,56 +27,44 @@ func TestViewsAreDropped(t *testing.T) {
 	s := newService()
 	var clients []*fakeClient
 	for i := range 10 {
-		clients = append(clients, join(t, s, fmt.Sprint("n", i%5), mergeTables))
+		clients = append(clients, join(t, s, fmt.Sprint("n", i%5), mergeHosts))
 	}
-	if got := len(s.tables.views); got != 5 {
+	if got := len(s.tables.viewsLocked()); got != 5 {
 		t.Errorf("%d views of 5 namespaces", got)
 	}
 	for i, c := range clients {
 		c.end()
-		if got, want := len(s.tables.views), min(5, 9-i); got != want {
+		if got, want := len(s.tables.viewsLocked()), min(5, 9-i); got != want {
 			t.Errorf("%d views with %d clients, want %d", got, 9-i, want)
 		}
 	}
 }
 
-// D31: the encoded tables that a view has are kept, once. Those that were replaced, or whose last view is
-// gone, are dropped.
-func TestEncodedTablesAreDropped(t *testing.T) {
+// D31: the encoded shards of a table are kept once, and those that have changed are dropped.
+func TestEncodedShardsAreDropped(t *testing.T) {
 	s := newService()
 	private := service("shop", "private", "10.0.0.2")
 	private.Service.ExportTo = object.ExportTo{Restricted: true, Namespaces: []string{"shop"}}
-	s.updateAll(t, hosts.Change{Updated: []object.Object{service("shop", "web", "10.0.0.1"), service("back", "web", "10.0.0.1"), private}})
+	s.updateAll(t, hosts.Change{Updated: []object.Object{service("shop", "web", "10.0.0.1"), private}})
+	var clients []*fakeClient
+	for _, namespace := range []string{"shop", "back", "front"} {
+		clients = append(clients, join(t, s, namespace, ""))
+		clients[len(clients)-1].ack()
+	}
 	want := func(n int) {
 		t.Helper()
-		if got := len(s.tables.resources); got != n {
-			t.Errorf("%d encoded tables, want %d", got, n)
+		if got := len(s.tables.shards.encoded); got != n {
+			t.Errorf("%d encoded shards, want %d", got, n)
 		}
 	}
-	shop := join(t, s, "shop", mergeTables)
-	shop.ack()
-	want(2)
-	back := join(t, s, "back", mergeTables)
-	back.ack()
-	want(3) // the table of shop without the private host
-	update := func(c hosts.Change) {
-		t.Helper()
-		s.updateAll(t, c)
-		shop.ack()
-		back.ack()
+	want(3) // one is empty
+	for i := range 5 {
+		s.updateAll(t, hosts.Change{Updated: []object.Object{service("shop", "web", fmt.Sprint("10.0.1.", i))}})
+		for _, c := range clients {
+			c.ack()
+		}
+		want(3)
 	}
-	update(hosts.Change{Updated: []object.Object{service("back", "web", "10.0.0.3")}})
-	want(3)
-	update(hosts.Change{Removed: []object.Key{private.Key}})
-	want(2)
-	update(hosts.Change{Removed: []object.Key{service("back", "web", "10.0.0.3").Key}})
-	want(1)
-	update(hosts.Change{Updated: []object.Object{private}})
-	want(2)
-	back.end()
-	want(1)
-	shop.end()
-	want(0)
 }
 
 // D31: a change is encoded once for all clients, also of other namespaces, that have the same table.
@@ -95,7 +84,7 @@ func TestChangesAreShared(t *testing.T) {
 			t.Errorf("a client was sent %v, another one %v", c.last, want)
 		}
 	}
-	if n := len(s.tables.changes.encoded); n != 1 {
+	if n := len(s.tables.resources.encoded); n != 1 {
 		t.Errorf("%d changes were encoded, want 1", n)
 	}
 }
@@ -106,25 +95,27 @@ func TestChangesAreMerged(t *testing.T) {
 	s.updateAll(t, hosts.Change{Updated: []object.Object{service("shop", "web", "10.0.0.1"), service("shop", "other", "10.0.0.9")}})
 	c := join(t, s, "shop", mergeHosts)
 	first := c.last.GetNonce()
-	for i := range 3 * maxHistory {
+	for i := range 3 * maxRecent {
 		s.updateAll(t, hosts.Change{Updated: []object.Object{service("shop", "web", fmt.Sprintf("10.1.%d.%d", i/250, i%250))}})
 		if c.last.GetNonce() != first {
 			t.Fatal("a push was sent before the last one was acknowledged")
 		}
-		if n := len(s.tables.views[c.view.key].history.steps); n > maxHistory {
-			t.Fatalf("%d changes are kept, want at most %d", n, maxHistory)
+		if n := s.tables.recent.size; n > maxRecent {
+			t.Fatalf("%d changes are kept, want at most %d", n, maxRecent)
 		}
 		if i == 99 {
 			c.ack()
 			first = c.last.GetNonce()
-			if _, n := c.change(); n > 300 {
-				t.Errorf("100 changes of one host are sent in %d bytes", n)
+			if change, n := c.change(); n > 300 || len(change.GetComplete()) > 0 {
+				t.Errorf("100 changes of one host are sent in %d bytes: %v", n, change)
 			}
 		}
 	}
 	c.ack()
-	if change, _ := c.change(); len(change.GetComplete()) == 0 {
-		t.Error("a client that was behind by more than is kept was not sent the whole table")
+	var shard digest.Set
+	shard.Add(digest.BucketOf("web.shop.svc.cluster.local"))
+	if change, n := c.change(); !bytes.Equal(change.GetComplete(), shard[:]) || n > 300 {
+		t.Errorf("a client that was behind by more than is kept was sent %d bytes, want the shard that has changed: %v", n, change)
 	}
 }
 
@@ -204,7 +195,7 @@ func TestRejectedTableOfANewView(t *testing.T) {
 }
 
 // D31: clients that connect again and again, with digests of other hosts each time, do not fill the memory.
-func TestChangesAreBounded(t *testing.T) {
+func TestResourcesAreBounded(t *testing.T) {
 	s := newService()
 	services := make([]object.Object, 400) // with long names: few of them fill the memory
 	for i := range services {
@@ -214,20 +205,77 @@ func TestChangesAreBounded(t *testing.T) {
 	c := join(t, s, "shop", mergeHosts)
 	size := 0
 	for i := range 80 {
-		c.position = c.view.position(digest.All())
-		c.position.missing[i/8] &^= 1 << (i % 8) // a client that has one of the buckets
+		c.position.missing = digest.All()
+		c.position.missing[i/8] &^= 1 << (i % 8) // a client that has one of the shards
 		c.ack()
 		_, n := c.change()
 		size += n
 		kept := 0
-		for _, r := range s.tables.changes.encoded {
-			kept += len(r.table)
+		for _, r := range s.tables.resources.encoded {
+			kept += r.size
 		}
-		if kept > maxChanges || kept != s.tables.changes.size || kept < min(size, maxChanges/2) {
-			t.Fatalf("%d bytes of %d are kept, and %d counted", kept, size, s.tables.changes.size)
+		if kept > maxEncoded || kept != s.tables.resources.size || kept < min(size, maxEncoded/2) {
+			t.Fatalf("%d bytes of %d are kept, and %d counted", kept, size, s.tables.resources.size)
 		}
 	}
-	if size < 2*maxChanges {
-		t.Errorf("the changes have %d bytes", size)
+	if size < 2*maxEncoded {
+		t.Errorf("the resources have %d bytes", size)
+	}
+}
+
+// C9, D33: a client that connects, or answers, does not wait for a change that is being written to disk.
+func TestClientsDoNotWaitForDisk(t *testing.T) {
+	s := newService()
+	s.updateAll(t, hosts.Change{Updated: []object.Object{service("shop", "web", "10.0.0.1")}})
+	before := join(t, s, "shop", mergeHosts)
+	writing, written := make(chan struct{}), make(chan struct{})
+	done := make(chan []*session)
+	go func() {
+		_, woken := s.tables.update([]hosts.Change{{Updated: []object.Object{service("shop", "web", "10.0.0.2")}}}, nil, func(hosts.Update, hosts.Counts) {
+			close(writing)
+			<-written
+		})
+		done <- woken
+	}()
+	<-writing
+	before.ack()
+	during := join(t, s, "data", mergeHosts) // a test that hangs here has failed
+	during.ack()
+	close(written)
+	if woken := <-done; len(woken) != 2 {
+		t.Errorf("%d clients are sent the change, want 2", len(woken))
+	}
+}
+
+// D12, D32: a Sidecar of a namespace changes what its clients see, and is nothing to others, which keep their base.
+func TestSidecarOfOneNamespace(t *testing.T) {
+	s := newService()
+	s.updateAll(t, hosts.Change{Updated: []object.Object{service("shop", "web", "10.0.0.1"), service("data", "db", "10.0.0.2")}})
+	shop, data := join(t, s, "shop", mergeHosts), join(t, s, "data", mergeHosts)
+	shop.ack()
+	data.ack()
+	base, nonce := data.view.base, data.nonce
+	sidecar := object.Object{
+		Key:     object.Key{Kind: object.KindSidecar, Namespace: "shop", Name: "s"},
+		Sidecar: &object.Sidecar{Egress: []object.EgressHost{{Namespace: ".", Host: "*"}}},
+	}
+	s.updateAll(t, hosts.Change{Updated: []object.Object{sidecar}})
+	if data.view.base != base || data.nonce != nonce {
+		t.Error("the client of another namespace has another view, or was sent something")
+	}
+	if shop.view.base == base || shop.view.base.entries != 0 || shop.view.entries != 1 || shop.view.sum() == base.total {
+		t.Errorf("the client has %d hosts of its base and %d of its own, want 0 and 1", shop.view.base.entries, shop.view.entries)
+	}
+	if n := len(s.tables.bases); n != 2 {
+		t.Errorf("%d bases, want 2", n)
+	}
+	shop.ack()
+	s.updateAll(t, hosts.Change{Updated: []object.Object{service("data", "db", "10.0.0.3")}})
+	if shop.pending {
+		t.Error("the client was sent a host that its Sidecar hides")
+	}
+	shop.end()
+	if n := len(s.tables.bases); n != 1 {
+		t.Errorf("%d bases after the last client of the Sidecar, want 1", n)
 	}
 }

@@ -1,205 +1,198 @@
 package push
 
 import (
-	"slices"
-
 	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/discovery/hosts"
 )
 
-// viewKey is everything that determines what a client is sent. Clients with the same key
-// share a view.
-type viewKey struct {
-	hosts.View
-	merge bool // the client merges several tables
+// A generation counts the changes of all hosts.
+type generation uint64
+
+// A base has the checksums of what views have in common. It is guarded by tables.mu, except for its viewer.
+type base struct {
+	viewer  hosts.Viewer
+	sums    digest.Buckets
+	total   digest.Sum // of sums
+	entries int
+	changed [digest.Count]generation // the last one in which the shard has changed
+	last    generation               // of changed
+	views   map[string]*view         // by namespace; none is without a session
 }
 
-// view says which tables the clients with one key have: a single one without a name, or one per
-// namespace for a client that merges tables. A host is in one table only, that of the first namespace, in
-// alphabetical order, that gives it an address. It is guarded by tables.mu.
+// newBase returns the base of what a viewer sees of hosts.
+func newBase(viewer hosts.Viewer, all [digest.Count][]*hosts.Host) *base {
+	b := &base{viewer: viewer, views: map[string]*view{}}
+	for i, some := range all {
+		for _, h := range some {
+			if e := viewer.Entry(h); e != nil {
+				b.sums[i], b.entries = b.sums[i].Add(e.Sum), b.entries+1
+			}
+		}
+	}
+	b.total = b.sums.Sum()
+	return b
+}
+
+// A shift is by how much the checksum of a shard, and the number of its entries, changes.
+type shift struct {
+	shard   int
+	sum     digest.Sum
+	entries int
+}
+
+// shiftOf returns by how much a table changes if an entry replaces another one; nil stands for none.
+func shiftOf(key string, old, now *hosts.Entry) shift {
+	s := shift{shard: digest.BucketOf(key)}
+	if old != nil {
+		s.sum, s.entries = s.sum.Sub(old.Sum), s.entries-1
+	}
+	if now != nil {
+		s.sum, s.entries = s.sum.Add(now.Sum), s.entries+1
+	}
+	return s
+}
+
+// shifts returns what changes of hosts do to the base.
+func (b *base) shifts(changes []hosts.HostChange) (all []shift) {
+	for _, c := range changes {
+		if old, now := b.viewer.Entry(c.Old), b.viewer.Entry(c.New); differ(old, now) {
+			all = append(all, shiftOf(c.Key(), old, now))
+		}
+	}
+	return all
+}
+
+// differ reports whether entries differ; nil stands for none.
+func differ(a, b *hosts.Entry) bool {
+	return a != b && (a == nil || b == nil || a.Sum != b.Sum)
+}
+
+// follow puts shifts to use.
+func (b *base) follow(shifts []shift, now generation) {
+	for _, s := range shifts {
+		b.sums[s.shard], b.total = b.sums[s.shard].Add(s.sum), b.total.Add(s.sum)
+		b.entries += s.entries
+		b.changed[s.shard], b.last = now, now
+	}
+}
+
+// A view is what the clients with one base in one namespace see: the base, except for the hosts that only this
+// namespace sees in another way. It is guarded by tables.mu.
 type view struct {
-	key    viewKey
-	viewer hosts.Viewer
-	tables map[string]table // by resource name
-	// For clients that merge hosts: the checksums of the unnamed table's buckets, and the last changes.
-	buckets digest.Buckets
-	history history
-	// sessions are those of the clients with this view.
+	base    *base
+	viewer  hosts.Viewer
+	differs map[int]difference // by shard
+	own     digest.Sum         // of differs
+	entries int                // more than the base has
+	last    generation         // of differs
+	// text is the checksum of the table textOf.
+	text     string
+	textOf   digest.Sum
 	sessions map[*session]struct{}
 }
 
-// table is what is known of a table that may not be encoded yet.
-type table struct {
+// A difference is what a view has in a shard more than its base, and when that last changed.
+type difference struct {
 	sum     digest.Sum
-	entries int
-	version string // the sum as text
+	changed generation
 }
 
-// newView returns the view of a key. Its history is what it sees of past, so that a client of another replica
-// can resume here although it is the first one with this view.
-func newView(all *hosts.Hosts, key viewKey, past []step) *view {
-	v := &view{key: key, viewer: all.Viewer(key.View), tables: map[string]table{}, sessions: map[*session]struct{}{}}
-	changed := map[string]bool{}
-	if !key.merge {
-		changed[""] = true
-	}
-	for host := range all.All() {
-		v.apply(hosts.HostChange{New: host}, changed)
-	}
-	v.settle(changed)
-	if !key.merge {
-		v.recall(past)
+// newView returns the view of a viewer, without sessions.
+func newView(b *base, viewer hosts.Viewer, set *hosts.Set, now generation) *view {
+	v := &view{base: b, viewer: viewer, differs: map[int]difference{}, sessions: map[*session]struct{}{}}
+	for h := range set.Special(&viewer) {
+		v.follow(hosts.HostChange{New: h}, now)
 	}
 	return v
 }
 
-// recall makes the history of a view that has none, from changes of hosts that lead to now.
-func (v *view) recall(past []step) {
-	then, sum := v.buckets, v.tables[""].sum
-	for _, all := range slices.Backward(past) {
-		var s step
-		for _, c := range slices.Backward(all.changes) {
-			changed := difference(v.viewer.Entry(c.Old), v.viewer.Entry(c.New))
-			if changed == (digest.Sum{}) {
-				continue
-			}
-			bucket := digest.BucketOf(c.Key())
-			then[bucket], sum = then[bucket].Sub(changed), sum.Sub(changed)
-			s.changes, s.undo = append(s.changes, c), append(s.undo, undo{uint8(bucket), then[bucket].Prefix()})
-		}
-		if s.sum = sum; len(s.changes) > 0 {
-			slices.Reverse(s.changes)
-			slices.Reverse(s.undo)
-			v.history.steps = append(v.history.steps, s)
-			v.history.size += len(s.changes)
-		}
+// follow takes over a change of a host that the view sees in another way than the base. It reports whether what the
+// view has has changed.
+func (v *view) follow(c hosts.HostChange, now generation) bool {
+	key := c.Key()
+	was, is := v.difference(c.Old), v.difference(c.New)
+	if was != is {
+		sum := is.sum.Sub(was.sum)
+		shard := digest.BucketOf(key)
+		v.differs[shard] = difference{v.differs[shard].sum.Add(sum), now}
+		v.own, v.entries, v.last = v.own.Add(sum), v.entries+is.entries-was.entries, now
 	}
-	slices.Reverse(v.history.steps)
-	v.history.now = generation(len(v.history.steps))
+	return differ(v.viewer.Entry(c.Old), v.viewer.Entry(c.New))
 }
 
-// difference returns by how much the checksum of a table changes with an entry; nil stands for none.
-func difference(old, now *hosts.Entry) (sum digest.Sum) {
-	if old != nil {
-		sum = sum.Sub(old.Sum)
+// difference returns what the view sees of a host more than the base.
+func (v *view) difference(h *hosts.Host) shift {
+	if h == nil {
+		return shift{}
 	}
-	if now != nil {
-		sum = sum.Add(now.Sum)
-	}
-	return sum
+	s := shiftOf(h.Key, v.base.viewer.Entry(h), v.viewer.Entry(h))
+	s.shard = 0 // that of the host
+	return s
 }
 
-// update takes over changed hosts. It returns the tables that the view had and has not any more.
-func (v *view) update(changes []hosts.HostChange) (replaced []resourceID) {
-	changed := map[string]bool{}
-	s := step{sum: v.tables[""].sum}
-	for _, c := range changes {
-		bucket := digest.BucketOf(c.Key())
-		before := v.buckets[bucket].Prefix()
-		if v.apply(c, changed) {
-			s.changes, s.undo = append(s.changes, c), append(s.undo, undo{uint8(bucket), before})
-		}
-	}
-	for name := range changed {
-		replaced = append(replaced, resourceID{name, v.tables[name].version})
-	}
-	v.settle(changed)
-	if len(s.changes) > 0 && !v.key.merge {
-		v.history.add(s)
-	}
-	return replaced
-}
+// shard returns the checksum of a shard.
+func (v *view) shard(i int) digest.Sum { return v.base.sums[i].Add(v.differs[i].sum) }
 
-// apply takes over a changed host, and notes which tables have changed. It reports whether any has.
-func (v *view) apply(c hosts.HostChange, changed map[string]bool) bool {
-	old, now := v.viewer.Entry(c.Old), v.viewer.Entry(c.New)
-	if old == now || old != nil && now != nil && old.Sum == now.Sum && old.Namespace == now.Namespace {
-		return false
-	}
-	if old != nil {
-		changed[v.count(old, -1, difference(old, nil))] = true
-	}
-	if now != nil {
-		changed[v.count(now, 1, difference(nil, now))] = true
-	}
-	if !v.key.merge {
-		bucket := &v.buckets[digest.BucketOf(c.Key())]
-		*bucket = bucket.Add(difference(old, now))
-	}
-	return true
-}
+// sum returns the checksum of the table.
+func (v *view) sum() digest.Sum { return v.base.total.Add(v.own) }
 
-// count adds to the entries and to the checksum of the table with an entry, and returns its name.
-func (v *view) count(e *hosts.Entry, entries int, sum digest.Sum) (name string) {
-	name = v.tableOf(e)
-	t := v.tables[name]
-	t.sum, t.entries = t.sum.Add(sum), t.entries+entries
-	v.tables[name] = t
-	return name
-}
-
-// settle gives changed tables their version, and removes those without an entry. The unnamed one
-// stays, because a client that has hosts would keep them.
-func (v *view) settle(changed map[string]bool) {
-	for name := range changed {
-		t := v.tables[name]
-		if t.entries == 0 && v.key.merge {
-			delete(v.tables, name)
-			continue
-		}
-		t.version = t.sum.String()
-		v.tables[name] = t
-	}
-}
-
-// has reports whether the view has a table with this content.
-func (v *view) has(id resourceID) bool {
-	t, ok := v.tables[id.name]
-	return ok && t.version == id.version
-}
-
-// tableOf returns the name of the table with an entry.
-func (v *view) tableOf(e *hosts.Entry) string {
-	if v.key.merge {
-		return e.Namespace
-	}
-	return ""
-}
-
-// version returns the version of all tables together.
+// version returns the checksum of the table as text.
 func (v *view) version() string {
-	if !v.key.merge {
-		return v.tables[""].version
+	if sum := v.sum(); v.text == "" || v.textOf != sum {
+		v.text, v.textOf = sum.String(), sum
 	}
-	var all digest.Sum
-	for _, t := range v.tables {
-		all = all.Add(t.sum)
-	}
-	return all.String()
+	return v.text
 }
 
-// encode returns the encoded table with a name.
-func (v *view) encode(all *hosts.Hosts, name string) *resource {
-	some := all.All()
-	if v.key.merge {
-		some = all.Of(name)
+// changedAt returns the last generation that has changed the table.
+func (v *view) changedAt() generation { return max(v.base.last, v.last) }
+
+// changedSince returns the shards that have changed after a generation.
+func (v *view) changedSince(g generation) (s digest.Set) {
+	if v.changedAt() <= g {
+		return s
 	}
-	entries := make([]*hosts.Entry, 0, v.tables[name].entries)
-	for host := range some {
-		if e := v.viewer.Entry(host); e != nil && v.tableOf(e) == name {
-			entries = append(entries, e)
+	for i, at := range v.base.changed {
+		if at > g {
+			s.Add(i)
 		}
 	}
-	return newResource(name, v.tables[name].version, concatenate(entries, 0))
+	for i, d := range v.differs {
+		if d.changed > g {
+			s.Add(i)
+		}
+	}
+	return s
 }
 
-// Encode returns the encoded tables, by resource name, of clients with a view. merge says that they merge
-// tables.
-func Encode(all *hosts.Hosts, of hosts.View, merge bool) map[string][]byte {
-	v := newView(all, viewKey{of, merge}, nil)
-	encoded := make(map[string][]byte, len(v.tables))
-	for name := range v.tables {
-		encoded[name] = v.encode(all, name).table
+// differing returns the shards in which a client with these digests has another table.
+func (v *view) differing(client *digest.Digests) (s digest.Set) {
+	for i, d := range client {
+		if v.shard(i).Prefix() != d {
+			s.Add(i)
+		}
 	}
-	return encoded
+	return s
+}
+
+// digests returns the digests of the table.
+func (v *view) digests() (d digest.Digests) {
+	for i := range d {
+		d[i] = v.shard(i).Prefix()
+	}
+	return d
+}
+
+// Encode returns the table of clients with a view.
+func Encode(all *hosts.Hosts, of hosts.View) []byte {
+	var changes []hosts.HostChange
+	for h := range all.All() {
+		changes = append(changes, hosts.HostChange{New: h})
+	}
+	viewer := all.Viewer(of)
+	var entries []*hosts.Entry
+	for _, some := range new(hosts.Set).Next(changes) {
+		entries = append(entries, shown(&viewer, some)...)
+	}
+	return concatenate(entries)
 }

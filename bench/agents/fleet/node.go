@@ -13,9 +13,8 @@ type Mode string
 
 // The modes.
 const (
-	Hosts     Mode = "hosts" // nametap's agent: changes of hosts
-	Resources Mode = "true"  // nametap's agent of before: a resource per namespace
-	Plain     Mode = "plain" // Istio's agent: one whole table
+	Hosts Mode = "hosts" // nametap's agent: changes of hosts
+	Plain Mode = "plain" // Istio's agent: one whole table
 )
 
 // node returns the node of the agent.

@@ -1,0 +1,109 @@
+package push
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/nametap/nametap/discovery/hosts"
+	"github.com/nametap/nametap/discovery/object"
+)
+
+// mesh returns Services of a number of namespaces.
+func mesh(all, namespaces int) []object.Object {
+	services := make([]object.Object, all)
+	for i := range services {
+		ip := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
+		services[i] = service(fmt.Sprintf("ns%d", i%namespaces), fmt.Sprintf("web%d", i), ip.String())
+	}
+	return services
+}
+
+// BenchmarkNamespaces measures a change of a public host with a client in each of many namespaces, which
+// have a host of their own each, or none.
+func BenchmarkNamespaces(b *testing.B) {
+	for _, n := range []int{1000, 2000, 4000} {
+		for _, private := range []bool{false, true} {
+			b.Run(fmt.Sprintf("%d private=%v", n, private), func(b *testing.B) {
+				services := mesh(n, n)
+				for i := range services {
+					if o := services[i]; private {
+						o.Key.Name = "private"
+						o.Service = &object.Service{ClusterIPs: o.Service.ClusterIPs, ExportTo: object.ExportTo{Restricted: true, Namespaces: []string{o.Key.Namespace}}}
+						services = append(services, o)
+					}
+				}
+				s := newService()
+				s.updateAll(b, hosts.Change{Updated: services})
+				clients := make([]*fakeClient, n)
+				for i := range clients {
+					clients[i] = join(b, s, fmt.Sprintf("ns%d", i), mergeHosts)
+					clients[i].ack()
+					clients[i].send = func(any) error { return nil }
+				}
+				b.ReportAllocs()
+				for i := 0; b.Loop(); i++ {
+					changed := services[0]
+					changed.Service = &object.Service{ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{11, byte(i >> 16), byte(i >> 8), byte(i)})}}
+					s.updateAll(b, hosts.Change{Updated: []object.Object{changed}})
+					for _, c := range clients {
+						if err := c.handle(request{typeURL: TypeURL, nonce: c.nonce}); err != nil {
+							b.Fatal(err)
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkSidecar measures a change of a Sidecar of one namespace of 500, with 20,000 hosts, beside one of a
+// Service.
+func BenchmarkSidecar(b *testing.B) {
+	const all, namespaces = 20_000, 500
+	for _, sidecar := range []bool{false, true} {
+		b.Run(fmt.Sprintf("sidecar=%v", sidecar), func(b *testing.B) {
+			services := mesh(all, namespaces)
+			s := newService()
+			s.updateAll(b, hosts.Change{Updated: services})
+			clients := make([]*fakeClient, namespaces)
+			for i := range clients {
+				clients[i] = join(b, s, fmt.Sprintf("ns%d", i), mergeHosts)
+				clients[i].ack()
+				clients[i].send = func(any) error { return nil }
+			}
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				changed := services[0]
+				if changed.Service = (&object.Service{ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{11, byte(i >> 16), byte(i >> 8), byte(i)})}}); sidecar {
+					changed = object.Object{
+						Key:     object.Key{Kind: object.KindSidecar, Namespace: "ns7", Name: "s"},
+						Sidecar: &object.Sidecar{Egress: []object.EgressHost{{Namespace: fmt.Sprintf("ns%d", i%namespaces), Host: "*"}}},
+					}
+				}
+				s.updateAll(b, hosts.Change{Updated: []object.Object{changed}})
+				for _, c := range clients {
+					if err := c.handle(request{typeURL: TypeURL, nonce: c.nonce}); err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkFirstClient measures the first client of a namespace, with 50,000 hosts.
+func BenchmarkFirstClient(b *testing.B) {
+	s := newService()
+	s.updateAll(b, hosts.Change{Updated: mesh(50_000, 100)})
+	join(b, s, "ns0", mergeHosts)
+	digests := join(b, s, "ns0", mergeHosts).view.digests()
+	for i := 0; b.Loop(); i++ {
+		c := &session{service: s, variant: variantDelta}
+		c.client = subscriber{view: hosts.View{Namespace: fmt.Sprint("x", i), Families: hosts.Families{V4: true, V6: true}}, mergesHosts: true, digests: &digests}
+		if _, err := s.tables.join(c); err != nil {
+			b.Fatal(err)
+		}
+		s.tables.leave(c)
+	}
+}
