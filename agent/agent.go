@@ -143,11 +143,11 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		ready:       make(chan struct{}),
 		egressEnded: make(chan struct{}),
 	}
-	cfg.XDS.Hosts = hostTable{a}
 	cfg.XDS.Resolver = controlResolver(cfg.DNS.Forward.Upstreams, func() []netip.AddrPort { return addrPorts(proxy) })
-	a.client, err = nds.New(cfg.XDS, func(resources []nds.Resource) error {
-		defer a.noteTable(true)
-		return proxy.Load(values(resources))
+	a.client, err = nds.New(cfg.XDS, func(shards map[int][]byte) error {
+		const many = 64 // a quarter of the table
+		defer a.noteTable(len(shards) >= many)
+		return proxy.Load(shards)
 	})
 	if err != nil {
 		return nil, err
@@ -184,22 +184,6 @@ func (c *Config) setClock() (ticks *clock.Clock, changed [2]chan struct{}) {
 	return ticks, changed
 }
 
-// A hostTable passes changes of hosts to the query path.
-type hostTable struct{ *Agent }
-
-// ShardOf implements [nds.HostTable].
-func (t hostTable) ShardOf(host string) int { return t.proxy.ShardOf(host) }
-
-// ApplyShards implements [nds.HostTable].
-func (t hostTable) ApplyShards(shards map[int][]byte, whole bool) error {
-	const many = 64 // a quarter of the table
-	defer t.noteTable(whole || len(shards) >= many)
-	return t.proxy.LoadShards(shards, whole)
-}
-
-// Damaged implements [nds.HostTable].
-func (t hostTable) Damaged(shard int) bool { return t.proxy.Damaged(shard) }
-
 // noteTable is called after a push. large says that it leaves garbage as large as the table.
 func (a *Agent) noteTable(large bool) {
 	if large {
@@ -208,15 +192,6 @@ func (a *Agent) noteTable(large bool) {
 	if a.capture != nil {
 		a.capture.registrar.Note()
 	}
-}
-
-// values returns the wire bytes of the NameTables of a push.
-func values(resources []nds.Resource) [][]byte {
-	tables := make([][]byte, len(resources))
-	for i, resource := range resources {
-		tables[i] = resource.Value
-	}
-	return tables
 }
 
 // prepareStateDir makes the directory of the snapshot. Without one, a restart while the

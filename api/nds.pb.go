@@ -365,12 +365,15 @@ func (x *NameTable_Destination) GetEndpoints() []string {
 // Change says that the table is not complete but changes the one that the agent has. Only agents
 // that ask for it are sent one (node metadata NAMETAP_MERGE: "hosts").
 //
-// Hosts are spread over 256 buckets: the bucket of a host is the FNV-1a hash of 32 bits of its name
-// in lower case, its four bytes combined by exclusive or.
+// Hosts are spread over 256 shards by a hash of their names in wire form (RFC 1035, section 3.1): labels in
+// lower case, each after its length, without the empty one at the end, and only the first 255 bytes. The hash
+// begins with the number of bytes. For each eight of them, the last ones padded with zeros, it is combined with
+// these, as a little endian number, by exclusive or, is multiplied by 0x9e3779b97f4a7c15, and is combined with
+// itself, shifted right by 32 bits, by exclusive or. The shard is the highest byte.
 type NameTable_Change struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The buckets whose hosts are all in table, a bit each, the lowest bit of the first byte for
-	// bucket 0: other hosts of these buckets are removed. Empty for none, otherwise 32 bytes.
+	// The shards whose hosts are all in table, a bit each, the lowest bit of the first byte for
+	// shard 0: other hosts of these shards are removed. Empty for none, otherwise 32 bytes.
 	Complete []byte `protobuf:"bytes,1,opt,name=complete,proto3" json:"complete,omitempty"`
 	// Further hosts that are removed, in lower case.
 	Removed []string `protobuf:"bytes,2,rep,name=removed,proto3" json:"removed,omitempty"`

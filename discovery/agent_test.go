@@ -8,15 +8,12 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/protobuf/proto"
-
-	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/examples"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/nds"
 )
 
-// C1, C2, C4: the client in nds gets the table that the table command prints, in both
+// C1, C2: the client in nds gets the table that the table command prints, in both
 // variants, and receives an edit. Hosts that need automatic VIPs are in it if the client
 // asks for VIPs.
 func TestWithNametapsClient(t *testing.T) {
@@ -29,23 +26,12 @@ func TestWithNametapsClient(t *testing.T) {
 			asks := strings.HasSuffix(name, " asks")
 			dir := unpack(t, examples.Files)
 			r := start(t, Config{ConfigDir: dir})
-			applied := make(chan map[string]*api.NameTable, 16)
+			a := newAgentTable(t)
 			client, err := nds.New(nds.Config{
 				Addr: r.Addr().String(), Plaintext: true, Variant: variant,
 				Node: nds.Node{PodName: "web-0", Namespace: "shop", AutoAllocate: asks, IPs: []netip.Addr{
 					netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")}},
-			}, func(resources []nds.Resource) error {
-				tables := map[string]*api.NameTable{}
-				for _, res := range resources {
-					table := &api.NameTable{}
-					if err := proto.Unmarshal(res.Value, table); err != nil {
-						return err
-					}
-					tables[res.Name] = table
-				}
-				applied <- tables
-				return nil
-			})
+			}, a.apply)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -65,11 +51,8 @@ func TestWithNametapsClient(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				got := merged(t, <-applied)
-				if bytesOf(t, got) != bytesOf(t, want) {
-					t.Errorf("got %v\nwant %v", got, want)
-				}
-				if _, has := got.GetTable()[external]; has != asks {
+				a.await(t, want)
+				if _, has := a.current.Load().NameTable().GetTable()[external]; has != asks {
 					t.Errorf("%s is in the table: %t, want %t", external, has, asks)
 				}
 			}
@@ -90,21 +73,14 @@ func TestAgentKeepsTableOverEmptyRestart(t *testing.T) {
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
 	r := start(t, Config{ConfigDir: dir})
 	addr := r.Addr().String()
-	applied := make(chan int, 16)
+	applied, table := make(chan int, 16), newAgentTable(t)
 	client, err := nds.New(nds.Config{
 		Addr: addr, Plaintext: true, StateDir: t.TempDir(),
 		Node: nds.Node{PodName: "web-0", Namespace: "shop", IPs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}},
-	}, func(resources []nds.Resource) error {
-		hosts := 0
-		for _, res := range resources {
-			table := &api.NameTable{}
-			if err := proto.Unmarshal(res.Value, table); err != nil {
-				return err
-			}
-			hosts += len(table.GetTable())
-		}
-		applied <- hosts
-		return nil
+	}, func(shards map[int][]byte) error {
+		err := table.apply(shards)
+		applied <- table.current.Load().Len()
+		return err
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -3,7 +3,6 @@ package discovery
 import (
 	"context"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -14,6 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
 
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/examples"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
@@ -38,17 +39,36 @@ func newAgentTable(t *testing.T) *agentTable {
 	return a
 }
 
-func (a *agentTable) Damaged(shard int) bool { return a.current.Load().Damaged(shard) }
-
-func (a *agentTable) ShardOf(host string) int { return a.current.Load().ShardOf(host) }
-
-func (a *agentTable) ApplyShards(shards map[int][]byte, whole bool) error {
-	next, err := a.current.Load().With(shards, whole)
+func (a *agentTable) apply(shards map[int][]byte) error {
+	next, err := a.current.Load().With(shards)
 	if err == nil {
 		a.built.Add(int64(len(shards)))
 		a.current.Store(next)
 	}
 	return err
+}
+
+// await waits until the table has these hosts.
+func (a *agentTable) await(t *testing.T, hosts *api.NameTable) {
+	t.Helper()
+	shards, err := digest.Split([]byte(bytesOf(t, hosts)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := table.New("shop", "cluster.local", shards)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var diff string
+	defer func() {
+		if t.Failed() {
+			t.Log(diff)
+		}
+	}()
+	wait.Until(t, "the agent has the table", func() bool {
+		diff = cmp.Diff(want.NameTable(), a.current.Load().NameTable(), protocmp.Transform())
+		return diff == ""
+	})
 }
 
 // C11, D30, D37: the client in nds receives changes of hosts, in both variants. After each one it has the table
@@ -62,10 +82,10 @@ func TestAgentReceivesChanges(t *testing.T) {
 			begin := func() (*nds.Client, *agentTable, func()) {
 				a := newAgentTable(t)
 				client, err := nds.New(nds.Config{
-					Addr: r.Addr().String(), Plaintext: true, Variant: variant, StateDir: state, Hosts: a,
+					Addr: r.Addr().String(), Plaintext: true, Variant: variant, StateDir: state,
 					Node: nds.Node{PodName: "web-0", Namespace: "shop", IPs: []netip.Addr{
 						netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")}},
-				}, func([]nds.Resource) error { return errors.New("want changes") })
+				}, a.apply)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -87,20 +107,10 @@ func TestAgentReceivesChanges(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				anew, err := table.New("shop", "cluster.local", [][]byte{[]byte(bytesOf(t, want))})
-				if err != nil {
-					t.Fatal(err)
-				}
-				var diff string
-				defer func() {
-					if t.Failed() {
-						t.Logf("%s\n%+v", diff, client.Status())
-					}
-				}()
-				wait.Until(t, "the agent has the table", func() bool {
-					diff = cmp.Diff(anew.NameTable(), a.current.Load().NameTable(), protocmp.Transform())
+				a.await(t, want)
+				wait.Until(t, "the status shows it", func() bool {
 					s := client.Status()
-					return diff == "" && s.Connected && !s.Stale && s.Mode == nds.ModeHosts
+					return s.Connected && !s.Stale && s.Mode == nds.ModeHosts
 				})
 			}
 			check()
@@ -127,11 +137,11 @@ func TestAgentReceivesChanges(t *testing.T) {
 	}
 }
 
-// runAgent runs an agent in plaintext, which accepts changes only, until the end of the test.
-func runAgent(t *testing.T, cfg nds.Config) *nds.Client {
+// runAgent runs an agent with a table in plaintext until the end of the test.
+func runAgent(t *testing.T, cfg nds.Config, table *agentTable) *nds.Client {
 	t.Helper()
 	cfg.Plaintext = true
-	client, err := nds.New(cfg, func([]nds.Resource) error { return errors.New("want changes") })
+	client, err := nds.New(cfg, table.apply)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,9 +169,9 @@ func TestAgentOfClusterThatIsDown(t *testing.T) {
 	r := start(t, f.cfg)
 	f.cfg.GRPCAddr = r.Addr().String()
 	table := newAgentTable(t)
-	client := runAgent(t, nds.Config{Addr: f.cfg.GRPCAddr, Hosts: table, Node: nds.Node{
+	client := runAgent(t, nds.Config{Addr: f.cfg.GRPCAddr, Node: nds.Node{
 		PodName: "web-0", Namespace: "shop", ClusterID: "east", IPs: []netip.Addr{netip.MustParseAddr("10.1.0.9")},
-	}})
+	}}, table)
 	wait.Until(t, "the agent has a table", func() bool { return client.Status().Digest != "" })
 	before := client.Status()
 	east.Leave()
@@ -189,7 +199,7 @@ func TestFamilyIsAdded(t *testing.T) {
 	var both atomic.Bool
 	changed := make(chan struct{}, 1)
 	client := runAgent(t, nds.Config{
-		Addr: r.Addr().String(), Hosts: newAgentTable(t), Changed: changed,
+		Addr: r.Addr().String(), Changed: changed,
 		Node: nds.Node{PodName: "web-0", Namespace: "shop", IPs: []netip.Addr{netip.MustParseAddr("10.0.0.9")}},
 		Refresh: func(node nds.Node) (nds.Node, error) {
 			if both.Load() {
@@ -197,7 +207,7 @@ func TestFamilyIsAdded(t *testing.T) {
 			}
 			return node, nil
 		},
-	})
+	}, newAgentTable(t))
 	wait.Until(t, "the agent has a table", func() bool { return client.Status().Digest != "" })
 	first := client.Status().Digest
 	both.Store(true)

@@ -35,8 +35,8 @@ func openMerging(t *testing.T, variant string, r running, before *merging) *merg
 	meta := []string{metaMerge, "hosts"}
 	if before != nil {
 		c.hosts = maps.Clone(before.hosts)
-		buckets := c.sums()
-		digests := buckets.Digests().Bytes()
+		shards := c.sums()
+		digests := shards.Digests().Bytes()
 		meta = append(meta, "NAMETAP_HOSTS", base64.StdEncoding.EncodeToString(digests),
 			"NAMETAP_REVISION", base64.StdEncoding.EncodeToString(before.revision))
 	}
@@ -44,10 +44,10 @@ func openMerging(t *testing.T, variant string, r running, before *merging) *merg
 	return c
 }
 
-// sums returns the checksum of each bucket.
-func (c *merging) sums() (b digest.Buckets) {
+// sums returns the checksum of each shard.
+func (c *merging) sums() (b digest.Sums) {
 	for host, entry := range c.hosts {
-		at := digest.BucketOf(host)
+		at := digest.ShardOf(host)
 		b[at] = b[at].Add(digest.Of([]byte(entry)))
 	}
 	return b
@@ -69,7 +69,7 @@ func (c *merging) merge() (sent, removed string) {
 			c.t.Fatalf("the table is no change: %v", change)
 		}
 		for host := range c.hosts {
-			if complete.Has(digest.BucketOf(host)) {
+			if complete.Has(digest.ShardOf(host)) {
 				delete(c.hosts, host)
 			}
 		}
@@ -85,8 +85,8 @@ func (c *merging) merge() (sent, removed string) {
 			delete(c.hosts, host)
 			without = append(without, strings.TrimSuffix(host, ".shop.svc.cluster.local"))
 		}
-		buckets := c.sums()
-		sum := buckets.Sum()
+		shards := c.sums()
+		sum := shards.Sum()
 		c.sum, c.revision = sum.String(), change.GetRevision()
 		if got := hex.EncodeToString(change.GetSum()); got != c.sum {
 			c.t.Errorf("the checksum is %s, want %s", got, sum)
@@ -145,7 +145,7 @@ func TestHostsAreMerged(t *testing.T) { // D30, D32, D37
 			services("10.0.0.1", "10.0.9.9")
 			again.want("s1", "")
 
-			// What has changed while a client was away: one host of this server, or a bucket of another.
+			// What has changed while a client was away: one host of this server, or a shard of another.
 			before := maps.Clone(again.hosts)
 			services("10.0.0.1", "10.0.9.1")
 			again.want("s1", "")

@@ -52,8 +52,8 @@ func (c *churnClient) connect(r running, digests []byte) {
 	meta := []string{metaMerge, c.kind.merge}
 	if c.kind.merge == mergesHosts && c.revision != nil {
 		if digests == nil {
-			buckets := c.sums()
-			digests = buckets.Digests().Bytes()
+			shards := c.sums()
+			digests = shards.Digests().Bytes()
 			meta = append(meta, "NAMETAP_REVISION", base64.StdEncoding.EncodeToString(c.revision))
 		}
 		meta = append(meta, "NAMETAP_HOSTS", base64.StdEncoding.EncodeToString(digests))
@@ -104,10 +104,10 @@ func (c *churnClient) connect(r running, digests []byte) {
 	}(c.pushes)
 }
 
-// sums returns the checksum of each bucket.
-func (c *churnClient) sums() (b digest.Buckets) {
+// sums returns the checksum of each shard.
+func (c *churnClient) sums() (b digest.Sums) {
 	for host, entry := range c.tables[""] {
-		at := digest.BucketOf(host)
+		at := digest.ShardOf(host)
 		b[at] = b[at].Add(digest.Of([]byte(entry)))
 	}
 	return b
@@ -222,7 +222,7 @@ func (c *churnClient) merge(table []byte) error {
 	before := c.tables[""]
 	after := map[string]string{}
 	for host, entry := range before {
-		if !complete.Has(digest.BucketOf(host)) {
+		if !complete.Has(digest.ShardOf(host)) {
 			after[host] = entry
 		}
 	}
@@ -238,8 +238,8 @@ func (c *churnClient) merge(table []byte) error {
 		delete(after, host)
 	}
 	c.tables[""] = after
-	buckets := c.sums()
-	if got, want := buckets.Sum(), hex.EncodeToString(change.GetSum()); got.String() != want {
+	shards := c.sums()
+	if got, want := shards.Sum(), hex.EncodeToString(change.GetSum()); got.String() != want {
 		c.tables[""] = before
 		return fmt.Errorf("the checksum is %s, want %s, after a change of %d entries, %d removed, %v complete", got, want, len(entries), len(removed), complete)
 	}

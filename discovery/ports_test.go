@@ -223,13 +223,7 @@ func newAgent(t *testing.T, r running) (ask func(question string) []string) {
 	client, err := nds.New(nds.Config{
 		Addr: r.Addr().String(), Plaintext: true,
 		Node: nds.Node{PodName: "a", Namespace: "shop", IPs: []netip.Addr{netip.MustParseAddr("10.9.0.1"), netip.MustParseAddr("fd00::9")}},
-	}, func(resources []nds.Resource) error {
-		var push [][]byte
-		for _, res := range resources {
-			push = append(push, res.Value)
-		}
-		return proxy.Load(push)
-	})
+	}, proxy.Load)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,8 +31,9 @@ func mesh(n int) hosts {
 func BenchmarkNewTable(b *testing.B) {
 	for _, n := range []int{10_000, 100_000} {
 		b.Run(strconv.Itoa(n), func(b *testing.B) {
-			push := [][]byte{mesh(n).wire(b)}
-			b.SetBytes(int64(len(push[0])))
+			wire := mesh(n).wire(b)
+			push := split(b, wire)
+			b.SetBytes(int64(len(wire)))
 			b.ReportAllocs()
 			for b.Loop() {
 				if _, err := table.New("shop-1", "cluster.local", push); err != nil {
@@ -91,16 +92,18 @@ func BenchmarkLoadOneChanged(b *testing.B) {
 	for _, n := range []int{10_000, 100_000} {
 		b.Run(strconv.Itoa(n), func(b *testing.B) {
 			h := mesh(n)
-			var pushes [2][][]byte
+			var pushes [2]map[int][]byte
+			var size int
 			for i := range pushes {
 				h["web-1.shop-1.svc.cluster.local"] = service("web-1", "shop-1", fmt.Sprintf("192.0.2.%d", i))
-				pushes[i] = [][]byte{h.wire(b)}
+				table := h.wire(b)
+				pushes[i], size = split(b, table), len(table)
 			}
 			p := newProxy(b, dnsproxy.Config{})
 			if err := p.Load(pushes[1]); err != nil {
 				b.Fatal(err)
 			}
-			b.SetBytes(int64(len(pushes[0][0])))
+			b.SetBytes(int64(size))
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				if err := p.Load(pushes[i%2]); err != nil {
@@ -115,7 +118,7 @@ func BenchmarkLoadOneChanged(b *testing.B) {
 // and three search domains.
 func BenchmarkTableMemory(b *testing.B) {
 	const n = 100_000
-	push := [][]byte{mesh(n).wire(b)}
+	push := split(b, mesh(n).wire(b))
 	var before, after runtime.MemStats
 	for b.Loop() {
 		runtime.GC()

@@ -57,7 +57,7 @@ func TestDestinations(t *testing.T) {
 		"bad.example.com": withDestinations(external("240.240.0.3"), "0", "65536", "70000:1", "81:65536", "80", "80:8080",
 			"82 10.0.0.1", "83 10.0.0.1:0 10.0.0.1:65536 10.0.0.1:83", "84 unix:///a:1 [fe80::1%eth0]:84 a..b:84 localhost:84", "85 [::1]:x"),
 	}
-	built, err := table.Empty(c).Next([][]byte{mixed.wire(t)})
+	built, err := table.Empty(c).With(split(t, mixed.wire(t)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,11 +104,11 @@ func TestDestinations(t *testing.T) {
 	}
 
 	// A change of destinations alone counts. The same push again changes nothing.
-	if again, err := built.Next([][]byte{mixed.wire(t)}); err != nil || again != built {
+	if again, err := built.With(split(t, mixed.wire(t))); err != nil || again != built {
 		t.Errorf("the same push: another table, %v", err)
 	}
 	mixed["a.example.com"] = withDestinations(external("240.240.0.1", "2001:2::1"), "444")
-	next, err := built.Next([][]byte{mixed.wire(t)})
+	next, err := built.With(split(t, mixed.wire(t)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/dnsproxy/table"
 )
 
@@ -91,7 +92,11 @@ func (w *world) loadServer(tb testing.TB, table map[string]*api.NameTable_NameIn
 		}
 		push[i] = wire
 	}
-	if err := w.server.Load(push); err != nil {
+	shards, err := digest.Split(push...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := w.server.Load(shards); err != nil {
 		tb.Fatal(err)
 	}
 }
@@ -101,14 +106,14 @@ func (w *world) change(tb testing.TB, r *rand.Rand, before, table map[string]*ap
 	tb.Helper()
 	shards := map[int][]byte{}
 	for key := range before {
-		shards[w.server.ShardOf(key)] = nil // may have no host any more
+		shards[digest.ShardOf(key)] = nil // may have no host any more
 	}
 	for key, info := range table {
 		entry, err := proto.Marshal(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{key: info}})
 		if err != nil {
 			tb.Fatal(err)
 		}
-		at := w.server.ShardOf(key)
+		at := digest.ShardOf(key)
 		shards[at] = append(shards[at], entry...)
 	}
 	whole := r.IntN(4) == 0
@@ -120,7 +125,7 @@ func (w *world) change(tb testing.TB, r *rand.Rand, before, table map[string]*ap
 				delete(shards, at)
 			}
 		}
-		if err := w.server.LoadShards(some, whole); err != nil {
+		if err := w.server.Load(some); err != nil {
 			tb.Fatal(err)
 		}
 	}

@@ -21,7 +21,7 @@ func TestDomains(t *testing.T) {
 		for _, host := range hosts {
 			push.Table[host] = &api.NameTable_NameInfo{Ips: []string{"10.0.0.1"}, Registry: "External"}
 		}
-		current = must(current.Next([][]byte{must(proto.Marshal(push))}))
+		current = must(current.With(split(t, must(proto.Marshal(push)))))
 		domains, fingerprint := current.Domains()
 		for _, domain := range domains {
 			names = append(names, domain.String())

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
@@ -60,7 +61,11 @@ func loadExample(server *dnsproxy.Server) {
 	if err != nil {
 		log.Fatal(err)
 	}
-	if err := server.Load([][]byte{push}); err != nil {
+	shards, err := digest.Split(push)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := server.Load(shards); err != nil {
 		log.Fatal(err)
 	}
 }

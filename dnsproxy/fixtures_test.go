@@ -60,7 +60,7 @@ func TestIstiodsPushes(t *testing.T) { // C1, N1, N2, N4
 				push = append(push, r.GetValue())
 			}
 			p, fake := startMesh(t, hosts{"old.example": external("192.0.2.1")})
-			if err := p.Load(push); err != nil {
+			if err := p.Load(split(t, push...)); err != nil {
 				t.Fatal(err)
 			}
 			if got := p.Table().Len(); got != want || len(p.Table().Skipped())+len(p.Table().Collisions()) > 0 {
@@ -128,7 +128,7 @@ func TestFixturesAgree(t *testing.T) { // C2
 		for _, r := range resources(t, func(m proto.Message) error { return proto.Unmarshal(wire, m) }, delta) {
 			push = append(push, r.GetValue())
 		}
-		table, err := table.New("shop", "cluster.local", push)
+		table, err := table.New("shop", "cluster.local", split(t, push...))
 		if err != nil {
 			t.Fatal(err)
 		}

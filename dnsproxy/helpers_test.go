@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
@@ -35,6 +36,16 @@ func (h hosts) wire(tb testing.TB) []byte {
 		tb.Fatal(err)
 	}
 	return wire
+}
+
+// split returns the entries of tables by shard.
+func split(tb testing.TB, tables ...[]byte) map[int][]byte {
+	tb.Helper()
+	shards, err := digest.Split(tables...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return shards
 }
 
 // service is the entry of a Kubernetes Service.
@@ -121,7 +132,7 @@ func newProxy(tb testing.TB, cfg dnsproxy.Config) *proxy {
 // load loads a push of one NameTable.
 func (p *proxy) load(tb testing.TB, h hosts) {
 	tb.Helper()
-	if err := p.Load([][]byte{h.wire(tb)}); err != nil {
+	if err := p.Load(split(tb, h.wire(tb))); err != nil {
 		tb.Fatal(err)
 	}
 }

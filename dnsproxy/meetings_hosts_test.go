@@ -5,6 +5,7 @@ import (
 
 	"github.com/miekg/dns"
 
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -13,12 +14,12 @@ import (
 // change makes all the hosts of p. It loads the shards of those that are named, which have changed.
 func (p *proxy) change(tb testing.TB, all hosts, named ...string) {
 	tb.Helper()
-	shards, changed := p.byShard(tb, all), map[int][]byte{}
+	shards, changed := byShard(tb, all), map[int][]byte{}
 	for _, host := range named {
-		at := p.ShardOf(host)
+		at := digest.ShardOf(host)
 		changed[at] = shards[at]
 	}
-	if err := p.LoadShards(changed, false); err != nil {
+	if err := p.Load(changed); err != nil {
 		tb.Fatal(err)
 	}
 }

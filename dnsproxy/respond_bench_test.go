@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/reply"
 	"github.com/nametap/nametap/dnsproxy/table"
@@ -82,7 +83,11 @@ func newBenchHandler(tb testing.TB, n int, nameservers ...upstream.Spec) *handle
 	if err != nil {
 		tb.Fatal(err)
 	}
-	if err := s.Load([][]byte{wire}); err != nil {
+	shards, err := digest.Split(wire)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := s.Load(shards); err != nil {
 		tb.Fatal(err)
 	}
 	return &s.handler

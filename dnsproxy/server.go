@@ -183,31 +183,15 @@ func (s *Server) FlushCache(selection forward.CacheSelection) (int, error) {
 	return s.handler.forwarder.FlushCache(selection)
 }
 
-// Load builds the table of a push, NameTables in wire form, and puts it into use: every query
-// that arrives after Load has returned is answered from it. On an error the current table
-// stays in use. Load must not be called concurrently. It does not keep resources.
-func (s *Server) Load(resources [][]byte) error {
-	start := time.Now()
-	next, err := s.latest().Next(resources)
-	if err != nil {
-		return err
-	}
-	s.use(next, start)
-	s.logSkipped(next.Skipped())
-	return nil
-}
-
-// ShardOf returns the shard of the host with a key, for LoadShards.
-func (s *Server) ShardOf(key string) int { return s.empty.ShardOf(key) }
-
-// LoadShards is like Load for some shards of the table: shards has all entries of each, a NameTable
-// in wire form. The other shards stay or, if whole is set, become empty and all of the table is built
-// anew. It costs as much as the shards that differ. It logs only what the current table does not leave
-// out, too.
-func (s *Server) LoadShards(shards map[int][]byte, whole bool) error {
+// Load replaces shards of the table (digest.ShardOf) and puts the result into use: shards has all entries of
+// each, a NameTable in wire form, and the other shards stay. Every query that arrives after Load has returned
+// is answered from the new table. It costs as much as the shards that differ. On an error the current table
+// stays in use. It logs only what the current table does not leave out, too. Load must not be called
+// concurrently. It does not keep shards.
+func (s *Server) Load(shards map[int][]byte) error {
 	start := time.Now()
 	current := s.latest()
-	next, err := current.With(shards, whole)
+	next, err := current.With(shards)
 	if err != nil {
 		return err
 	}
@@ -219,9 +203,6 @@ func (s *Server) LoadShards(shards map[int][]byte, whole bool) error {
 	s.logSkipped(slices.DeleteFunc(next.Skipped(), func(skip table.Skipped) bool { return known[skip] }))
 	return nil
 }
-
-// Damaged reports whether a shard of the current table has changed in memory since it was built.
-func (s *Server) Damaged(shard int) bool { return s.latest().Damaged(shard) }
 
 // latest returns the current table, an empty one before the first.
 func (s *Server) latest() *table.Table {

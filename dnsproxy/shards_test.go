@@ -11,26 +11,27 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
 
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
-// byShard returns the entries of hosts by their shards in p.
-func (p *proxy) byShard(tb testing.TB, h hosts) map[int][]byte {
+// byShard returns the entries of hosts by shard, without empty shards.
+func byShard(tb testing.TB, h hosts) map[int][]byte {
 	tb.Helper()
 	shards := map[int][]byte{}
 	for host, info := range h {
-		at := p.ShardOf(host)
+		at := digest.ShardOf(host)
 		shards[at] = append(shards[at], hosts{host: info}.wire(tb)...)
 	}
 	return shards
 }
 
 // with loads the shards of these hosts, which have no other hosts.
-func (p *proxy) with(tb testing.TB, h hosts, whole bool) {
+func (p *proxy) with(tb testing.TB, h hosts) {
 	tb.Helper()
-	if err := p.LoadShards(p.byShard(tb, h), whole); err != nil {
+	if err := p.Load(byShard(tb, h)); err != nil {
 		tb.Fatal(err)
 	}
 }
@@ -43,18 +44,15 @@ func TestLoadShards(t *testing.T) { // C11
 	p := start(t, dnsproxy.Config{
 		Logger: slog.New(slog.NewTextHandler(&log, nil)), Forward: forward.Config{Upstreams: servers(fake)},
 	})
-	if p.ShardOf("Web.shop.svc.cluster.local.") != p.ShardOf("web.shop.svc.cluster.local") {
-		t.Error("the shard depends on case, or on a dot at the end")
-	}
 	p.with(t, hosts{
 		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"), "api.example": external("10.0.0.2"), "bad..example": external("10.0.0.3"),
-	}, true)
+	})
 	<-p.Synced()
 	p.converse(t, []dialogue{{"web A", "web. A 10.0.0.1"}, {"api.example A", "api.example. A 10.0.0.2"}})
 	if got := strings.Count(log.String(), "left out"); got != 1 {
 		t.Errorf("%d entries logged:\n%s", got, log.String())
 	}
-	p.with(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.9")}, false)
+	p.with(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.9")})
 	p.converse(t, []dialogue{
 		{"web A", "web. A 10.0.0.9"}, {"api.example A", "api.example. A 10.0.0.2"},
 		{"9.0.0.10.in-addr.arpa PTR", "9.0.0.10.in-addr.arpa. PTR web.shop.svc.cluster.local."}, {"1.0.0.10.in-addr.arpa PTR", forwarded},
@@ -68,22 +66,20 @@ func TestLoadShards(t *testing.T) { // C11
 		"another shard": hosts{"api.example": external("10.0.0.2")}.wire(t),
 		"cut":           {0x0a, 8},
 	} {
-		at := p.ShardOf("x")
+		at := digest.ShardOf("x")
 		if name == "another shard" {
-			at = (p.ShardOf("api.example") + 1) % 256
+			at = (digest.ShardOf("api.example") + 1) % 256
 		}
-		if err := p.LoadShards(map[int][]byte{at: bad}, false); err == nil || p.Table() != current {
+		if err := p.Load(map[int][]byte{at: bad}); err == nil || p.Table() != current {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	p.with(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.9")}, false)
+	p.with(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.9")})
 	if p.Table() != current {
 		t.Error("an unchanged shard makes another table")
 	}
 	p.load(t, hosts{"api.example": external("10.0.0.4")})
 	p.converse(t, []dialogue{{"web A", forwarded}, {"api.example A", "api.example. A 10.0.0.4"}})
-	p.with(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.9")}, true)
-	p.converse(t, []dialogue{{"api.example A", forwarded}, {"web A", "web. A 10.0.0.9"}})
 }
 
 // A table that was loaded in shards equals one of the same hosts that was loaded at once.
@@ -92,8 +88,8 @@ func TestShardsAreTheTable(t *testing.T) { // C11
 	h := mesh(1000)
 	p, q := newProxy(t, dnsproxy.Config{}), newProxy(t, dnsproxy.Config{})
 	p.load(t, h)
-	for at, content := range q.byShard(t, h) {
-		if err := q.LoadShards(map[int][]byte{at: content}, false); err != nil {
+	for at, content := range byShard(t, h) {
+		if err := q.Load(map[int][]byte{at: content}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -110,9 +106,9 @@ func BenchmarkLoadShard(b *testing.B) {
 			p := newProxy(b, dnsproxy.Config{LocalOnly: []string{"local"}}) // which makes the table index ancestors
 			p.load(b, h)
 			const host = "web-1.shop-1.svc.cluster.local"
-			at := p.ShardOf(host)
+			at := digest.ShardOf(host)
 			for other := range h {
-				if p.ShardOf(other) != at {
+				if digest.ShardOf(other) != at {
 					delete(h, other)
 				}
 			}
@@ -123,7 +119,7 @@ func BenchmarkLoadShard(b *testing.B) {
 			}
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
-				if err := p.LoadShards(shards[i%2], false); err != nil {
+				if err := p.Load(shards[i%2]); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -136,7 +136,7 @@ func generation(n int) hosts {
 func TestPushUnderLoad(t *testing.T) { // C9
 	t.Parallel()
 	p := start(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: resolvConf(t, "search shop.svc.cluster.local corp.example")}})
-	pushes := [][][]byte{{generation(1).wire(t)}, {generation(2).wire(t)}}
+	pushes := []map[int][]byte{split(t, generation(1).wire(t)), split(t, generation(2).wire(t))}
 	if err := p.Load(pushes[0]); err != nil {
 		t.Fatal(err)
 	}
@@ -213,8 +213,10 @@ func TestBadPushKeepsTheTable(t *testing.T) { // C3
 	good := hosts{"api.example.com": external("192.0.2.1")}
 	p.load(t, good)
 	before := p.Table()
-	err := p.Load([][]byte{good.wire(t), []byte("\xff\xff")})
-	if err == nil || !strings.Contains(err.Error(), "NameTable 2 of 2 (2 bytes)") {
+	bad := split(t, good.wire(t))
+	bad[7] = []byte("\xff\xff")
+	err := p.Load(bad)
+	if err == nil || !strings.Contains(err.Error(), "shard 7 (2 bytes)") {
 		t.Errorf("a push that is no NameTable: %v", err)
 	}
 	if p.Table() != before {
@@ -222,7 +224,7 @@ func TestBadPushKeepsTheTable(t *testing.T) { // C3
 	}
 }
 
-func TestPushOfSeveralTables(t *testing.T) { // C4
+func TestPushOfSeveralTables(t *testing.T) { // C9
 	t.Parallel()
 	p, _ := startMesh(t, hosts{"old.example": external("192.0.2.1")})
 	one, two := hosts{"one.example": external("192.0.2.1")}, hosts{"two.example": external("192.0.2.2")}
@@ -235,7 +237,7 @@ func TestPushOfSeveralTables(t *testing.T) { // C4
 		{[][]byte{nil}, [3]string{forwarded, forwarded, forwarded}},
 		{nil, [3]string{forwarded, forwarded, forwarded}},
 	} {
-		if err := p.Load(c.push); err != nil {
+		if err := p.Load(split(t, c.push...)); err != nil {
 			t.Fatal(err)
 		}
 		p.converse(t, []dialogue{

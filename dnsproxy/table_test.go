@@ -67,7 +67,7 @@ func TestPrecedence(t *testing.T) { // N7
 	for _, h := range contested() {
 		push = append(push, h.wire(t))
 	}
-	if err := p.Load(push); err != nil {
+	if err := p.Load(split(t, push...)); err != nil {
 		t.Fatal(err)
 	}
 	p.converse(t, []dialogue{
@@ -145,7 +145,7 @@ func TestLoadOrder(t *testing.T) { // N7
 			push = append(push, slices.Concat(entries...))
 		}
 		rand.Shuffle(len(push), func(i, j int) { push[i], push[j] = push[j], push[i] })
-		table, err := table.New("shop", "cluster.local", push)
+		table, err := table.New("shop", "cluster.local", split(t, push...))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -267,7 +267,7 @@ func TestNameTable(t *testing.T) { // R5
 	t.Parallel()
 	alt := service("old", "bank", "10.0.0.4")
 	alt.AltHosts = []string{"Legacy"} //nolint:staticcheck // Istio's control planes up to 1.9 still fill it.
-	table, err := table.New("Shop", "shop.svc.cluster.local", [][]byte{hosts{
+	table, err := table.New("Shop", "shop.svc.cluster.local", split(t, hosts{
 		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.2", "2001:db8::1", "10.0.0.1", "10.0.0.2"),
 		"DB.bank.svc.cluster.local":  service("DB", "bank", "10.0.0.3"),
 		"old.cluster.local":          alt,
@@ -278,7 +278,7 @@ func TestNameTable(t *testing.T) { // R5
 		"peer.bank.svc.cluster.local": {Ips: []string{"10.0.0.5", "10.0.0.6"}, Registry: "Kubernetes", Shortname: "peer", Namespace: "bank",
 			Headless: true, Ports: []*api.NameTable_Port{{Name: "HTTP", Number: 80, Protocol: "TCP"}, {Number: 53, Protocol: "udp", Ips: []string{"10.0.0.6"}}}},
 		"web.shop": external("192.0.2.3"),
-	}.wire(t)})
+	}.wire(t)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,28 +24,30 @@ type change struct {
 	// hosts has what happens to single hosts, by their keys in lower case: their entries or, for hosts
 	// that are removed, nil. An entry is in wire form, tag and length included.
 	hosts map[string][]byte
-	// complete are the buckets that have only hosts of hosts after the change.
+	// complete are the shards that have only hosts of hosts after the change.
 	complete digest.Set
 	sum      digest.Sum // of the table after the change
 	revision []byte
 }
 
-// changeOf returns the NameTable of a response that is a change. It is nil for other responses, which
-// are resources of a set.
-func changeOf(r response) ([]byte, error) {
+// tableOf returns the NameTable of a response, and whether there is one.
+func tableOf(r response) (table []byte, there bool, err error) {
+	if r.typeURL != TypeURL {
+		return nil, false, fmt.Errorf("response of type %q: want %q", r.typeURL, TypeURL)
+	}
 	for _, resource := range r.resources {
-		value := resource.GetResource().GetValue()
-		switch has, err := hasChange(value); {
-		case err != nil || !has || resource.GetName() != "":
+		switch body := resource.GetResource(); {
+		case body.GetTypeUrl() != TypeURL:
+			return nil, false, fmt.Errorf("resource %q of type %q: want %q", resource.GetName(), body.GetTypeUrl(), TypeURL)
 		case len(r.resources) > 1:
-			return nil, fmt.Errorf("a change of the table in a response with %d resources: want it alone", len(r.resources))
-		case r.typeURL != TypeURL || resource.GetResource().GetTypeUrl() != TypeURL:
-			return nil, fmt.Errorf("response of type %q with a resource of type %q: want %q", r.typeURL, resource.GetResource().GetTypeUrl(), TypeURL)
+			return nil, false, fmt.Errorf("response with %d resources: want one table", len(r.resources))
+		case resource.GetName() != "":
+			return nil, false, fmt.Errorf("resource %q: want a table without a name", resource.GetName())
 		default:
-			return value, nil
+			table, there = body.GetValue(), true
 		}
 	}
-	return nil, nil
+	return table, there, nil
 }
 
 // hasChange reports whether a NameTable has a Change.
@@ -118,7 +120,7 @@ func (c *change) setMessage(m *api.NameTable_Change) (err error) {
 		return fmt.Errorf("a change with a checksum of %d bytes: want %d", len(m.GetSum()), digest.SumSize)
 	}
 	if c.complete, ok = digest.ParseSet(m.GetComplete()); !ok {
-		return fmt.Errorf("a change with %d bytes of complete buckets: want %d or none", len(m.GetComplete()), digest.SetSize)
+		return fmt.Errorf("a change with %d bytes of complete shards: want %d or none", len(m.GetComplete()), digest.SetSize)
 	}
 	for _, host := range m.GetRemoved() {
 		host = string(appendLower(nil, []byte(host)))
@@ -132,14 +134,10 @@ func (c *change) setMessage(m *api.NameTable_Change) (err error) {
 
 // then makes c the change that has the effect of c and then of next.
 func (c *change) then(next change) {
-	for bucket := range digest.Count {
-		if next.complete.Has(bucket) {
-			c.complete.Add(bucket)
-		}
-	}
+	c.complete.Join(next.complete)
 	if next.complete != (digest.Set{}) {
 		for host := range c.hosts {
-			if next.complete.Has(digest.BucketOf(host)) {
+			if next.complete.Has(digest.ShardOf(host)) {
 				delete(c.hosts, host)
 			}
 		}

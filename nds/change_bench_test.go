@@ -9,24 +9,21 @@ import (
 	"strconv"
 	"testing"
 
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/api/digest"
 	mesh "github.com/nametap/nametap/dnsproxy/table"
 )
 
-// benchTable is a HostTable with the table of the query path.
+// benchTable is the table of the query path.
 type benchTable struct{ current *mesh.Table }
 
-func (b *benchTable) Damaged(shard int) bool { return b.current.Damaged(shard) }
-
-func (b *benchTable) ShardOf(host string) int { return b.current.ShardOf(host) }
-
-func (b *benchTable) ApplyShards(shards map[int][]byte, whole bool) (err error) {
-	if next, nextErr := b.current.With(shards, whole); nextErr != nil {
-		err = nextErr
-	} else {
+func (b *benchTable) apply(shards map[int][]byte) error {
+	next, err := b.current.With(shards)
+	if err == nil {
 		b.current = next
 	}
 	return err
@@ -82,9 +79,9 @@ func BenchmarkHostChange(b *testing.B) {
 			empty := mesh.Empty(cluster)
 			empty.IndexAncestors()
 			c, err := New(Config{
-				Addr: "localhost:1", StateDir: dir, Hosts: &benchTable{empty},
+				Addr: "localhost:1", StateDir: dir,
 				Node: Node{PodName: "web-0", Namespace: "shop-1", IPs: []netip.Addr{netip.IPv6Loopback()}},
-			}, func([]Resource) error { return nil })
+			}, (&benchTable{empty}).apply)
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -96,7 +93,7 @@ func BenchmarkHostChange(b *testing.B) {
 				changes[i] = benchChange(b, after[:length], after, digest.Set{})
 			}
 			use := func(value []byte) {
-				save, err := c.useChange(value, response{version: "v1", bytes: len(value)})
+				save, err := c.use(response{typeURL: TypeURL, version: "v1", bytes: len(value), resources: []*discoveryv3.Resource{{Resource: &anypb.Any{TypeUrl: TypeURL, Value: value}}}}, false)
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -134,11 +131,11 @@ func BenchmarkRestore(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			hosts, _, err := new(hostTable).with(&first, testShardOf)
+			table, err := new(hostTable).with(&first)
 			if err != nil {
 				b.Fatal(err)
 			}
-			parts, err := snapshot{hosts: hosts, owner: snapshotOwner(Node{Namespace: "shop-1", ClusterID: defaultClusterID})}.marshal()
+			parts, err := snapshot{table: table, owner: snapshotOwner(Node{Namespace: "shop-1", ClusterID: defaultClusterID})}.marshal()
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -163,13 +160,13 @@ func BenchmarkRestore(b *testing.B) {
 			b.ReportMetric(float64(records), "records")
 			for b.Loop() {
 				c, err := New(Config{
-					Addr: "localhost:1", StateDir: dir, Hosts: &benchTable{mesh.Empty(cluster)},
+					Addr: "localhost:1", StateDir: dir,
 					Node: Node{PodName: "web-0", Namespace: "shop-1", IPs: []netip.Addr{netip.IPv6Loopback()}},
-				}, func([]Resource) error { return nil })
+				}, (&benchTable{mesh.Empty(cluster)}).apply)
 				if err != nil {
 					b.Fatal(err)
 				}
-				if c.restore(); !c.loaded {
+				if c.restore(); c.table == nil {
 					b.Fatal("not restored")
 				}
 				c.dir.Unlock()

@@ -14,13 +14,14 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/nds"
 )
 
-// A meshTable is a HostTable with the table of the query path.
+// A meshTable is the table of the query path.
 type meshTable struct {
 	empty   *table.Table
 	current atomic.Pointer[table.Table]
@@ -38,12 +39,8 @@ func newMeshTable(tb testing.TB) *meshTable {
 	return m
 }
 
-func (m *meshTable) Damaged(shard int) bool { return m.current.Load().Damaged(shard) }
-
-func (m *meshTable) ShardOf(host string) int { return m.empty.ShardOf(host) }
-
-func (m *meshTable) ApplyShards(shards map[int][]byte, whole bool) error {
-	next, err := m.current.Load().With(shards, whole)
+func (m *meshTable) apply(shards map[int][]byte) error {
+	next, err := m.current.Load().With(shards)
 	if err == nil {
 		m.current.Store(next)
 	}
@@ -59,7 +56,7 @@ func (m *meshTable) wantAnew(t *testing.T, p *plane) {
 		whole = append(whole, raw...)
 	}
 	p.mu.Unlock()
-	want, err := table.New("shop", "cluster.local", [][]byte{whole})
+	want, err := table.New("shop", "cluster.local", must(digest.Split(whole)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,8 +159,8 @@ func TestRandomChanges(t *testing.T) {
 		dir := t.TempDir()
 		begin := func() (*harness, *meshTable) {
 			mesh := newMeshTable(t)
-			return start(t, options{server: p.server, config: func(cfg *nds.Config) {
-				cfg.Variant, cfg.StateDir, cfg.Hosts = v, dir, mesh
+			return start(t, options{server: p.server, apply: mesh.apply, many: true, config: func(cfg *nds.Config) {
+				cfg.Variant, cfg.StateDir = v, dir
 			}}), mesh
 		}
 		h, mesh := begin()

@@ -40,11 +40,11 @@ const (
 	skipCertificateAfter = 3
 )
 
-// ApplyFunc puts a complete set of resources, sorted by name, to use. An error rejects the
-// push: the control plane is sent the reason, and the previous set stays in use. It is
-// called from one goroutine, never concurrently. It must not keep or change the slice; it
-// may keep the Values but not change them.
-type ApplyFunc func(resources []Resource) error
+// ApplyFunc puts shards of the table (digest.ShardOf) to use: shards has all entries of each, a NameTable in
+// wire form. The other shards stay as they are. An error rejects the push: the control plane is sent the
+// reason, and all shards stay. It is called from one goroutine, never concurrently. It may keep the entries but
+// not change them.
+type ApplyFunc func(shards map[int][]byte) error
 
 // Client keeps a stream to a control plane open. Make one with [New].
 type Client struct {
@@ -80,16 +80,10 @@ type Client struct {
 	variant   Variant
 	fellBack  time.Time // of cfg.Clock
 	fallbacks int
-	// inUse is the set that apply accepted last, from any stream or from the snapshot. hosts is
-	// the table in use instead if it came as changes of hosts; otherwise it is nil. loaded says
-	// that there is a table in use; it is never reset.
-	inUse  []Resource
-	hosts  *hostTable
-	loaded bool
-	// damaged says that the table in use has changed in memory. The next push builds it anew.
-	damaged bool
-	// hostsNode is the fingerprint of the node to which hosts was sent.
-	hostsNode string
+	// table is the table that apply accepted last, from any stream or from the snapshot; nil before that.
+	// tableNode is the fingerprint of the node to which it was sent, if it came as changes.
+	table     *hostTable
+	tableNode string
 	// snapshotUnread says that the snapshot could not be read. Every connect tries again
 	// until a table is in use.
 	snapshotUnread bool
@@ -164,7 +158,7 @@ func (c *Client) Run(ctx context.Context) error {
 	stopSaving := c.saver.start()
 	defer stopSaving()
 	for ctx.Err() == nil {
-		if c.snapshotUnread && !c.loaded {
+		if c.snapshotUnread && c.table == nil {
 			c.restore()
 		}
 		lasted, err := c.connect(ctx)

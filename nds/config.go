@@ -67,10 +67,6 @@ type Config struct {
 	// Changed receives a value when the result of Refresh may have changed. It may be nil.
 	// The sender may drop values while one is waiting to be received.
 	Changed <-chan struct{}
-	// Hosts makes the client ask for changes of single hosts, and receives them. A control plane
-	// that has no such changes sends resources, which the apply function receives. nil means
-	// that the client does not ask.
-	Hosts HostTable
 	// MaxPushBytes bounds the length of a response; 0 means 64 MiB.
 	MaxPushBytes int
 	// StateDir is a directory for the snapshot of the table and the workload certificate;

@@ -41,7 +41,7 @@ func TestConfigErrors(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			cfg := testConfig("istiod:15010")
 			tc.change(&cfg)
-			_, err := nds.New(cfg, func([]nds.Resource) error { return nil })
+			_, err := nds.New(cfg, func(map[int][]byte) error { return nil })
 			if err == nil {
 				t.Fatal("accepted")
 			}
@@ -78,7 +78,7 @@ func TestVariantNames(t *testing.T) {
 // The JSON of the status endpoint.
 func TestStatusJSON(t *testing.T) {
 	t.Parallel()
-	client, err := nds.New(testConfig("[::1]:15010"), func([]nds.Resource) error { return nil })
+	client, err := nds.New(testConfig("[::1]:15010"), func(map[int][]byte) error { return nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +87,7 @@ func TestStatusJSON(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := `{"connected":false,"address":"[::1]:15010","variant":"incremental","loaded":false,"version":"",` +
-		`"resources":0,"tableAgeSeconds":0,"stale":false,"checksumDifferences":0,"pushes":0,"rejected":0,"reconnects":0}`
+		`"tableAgeSeconds":0,"stale":false,"checksumDifferences":0,"pushes":0,"rejected":0,"reconnects":0}`
 	if string(got) != want {
 		t.Errorf("status is\n%s, want\n%s", got, want)
 	}

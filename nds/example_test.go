@@ -16,12 +16,12 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-// printHosts is an [nds.ApplyFunc] that prints the hosts of a table.
-func printHosts(resources []nds.Resource) error {
-	fmt.Println("table:")
-	for _, resource := range resources {
+// printHosts is an [nds.ApplyFunc] that prints the hosts of shards.
+func printHosts(shards map[int][]byte) error {
+	fmt.Println("hosts:")
+	for _, at := range slices.Sorted(maps.Keys(shards)) {
 		table := &api.NameTable{}
-		if err := proto.Unmarshal(resource.Value, table); err != nil {
+		if err := proto.Unmarshal(shards[at], table); err != nil {
 			return err
 		}
 		for _, host := range slices.Sorted(maps.Keys(table.GetTable())) {
@@ -54,7 +54,7 @@ func run(client *nds.Client) (stop func()) {
 	}
 }
 
-// A client prints every table that the control plane pushes.
+// A client prints what changes with each push of the control plane: all hosts of the shards that differ.
 func Example() {
 	controlPlane, err := fakexds.New(fakexds.Options{}) // in place of istiod
 	if err != nil {
@@ -86,10 +86,9 @@ func Example() {
 	fmt.Println("connected:", status.Connected, "pushes:", status.Pushes, "rejected:", status.Rejected)
 
 	// Output:
-	// table:
+	// hosts:
 	//   db.example.com [192.0.2.53]
-	// table:
-	//   db.example.com [192.0.2.53]
+	// hosts:
 	//   web.shop.svc.cluster.local [10.96.0.1]
 	// connected: true pushes: 2 rejected: 0
 }
@@ -104,13 +103,13 @@ func ExampleApplyFunc() {
 	}
 	defer controlPlane.Stop()
 
-	client, err := nds.New(exampleConfig(controlPlane.Addr()), func(resources []nds.Resource) error {
-		for _, resource := range resources {
-			if len(resource.Value) == 0 {
-				return errors.New("the table is empty")
+	client, err := nds.New(exampleConfig(controlPlane.Addr()), func(shards map[int][]byte) error {
+		for _, entries := range shards {
+			if len(entries) > 0 {
+				return printHosts(shards)
 			}
 		}
-		return printHosts(resources)
+		return errors.New("no hosts are left")
 	})
 	if err != nil {
 		fmt.Println(err)
@@ -131,9 +130,9 @@ func ExampleApplyFunc() {
 	fmt.Println("version in use:", client.Status().Version)
 
 	// Output:
-	// table:
+	// hosts:
 	//   db.example.com [192.0.2.53]
-	// NACK: the table is empty
+	// NACK: no hosts are left
 	// version in use: v1
 }
 
@@ -172,10 +171,10 @@ func ExampleConfig_stateDir() {
 	}
 
 	// Output:
-	// table:
+	// hosts:
 	//   db.example.com [192.0.2.53]
 	// from the snapshot: false
-	// table:
+	// hosts:
 	//   db.example.com [192.0.2.53]
 	// from the snapshot: true
 }

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -40,8 +41,9 @@ type harness struct {
 	server *fakexds.Server
 	client *nds.Client
 	logs   *testlog.Buffer
-	// applied receives every set that the client applied, in order.
-	applied chan []nds.Resource
+	table  *fakeTable
+	// applied receives the table after each call of the apply function, in order.
+	applied chan []byte
 	stop    func()
 }
 
@@ -50,8 +52,10 @@ type harness struct {
 type options struct {
 	server *fakexds.Server
 	config func(*nds.Config)
-	// apply is called first; if it returns an error, the set is not applied.
+	// apply is called first; if it returns an error, the shards are not applied.
 	apply nds.ApplyFunc
+	// many says that more is applied than the test waits for.
+	many bool
 }
 
 // start runs a client until the test ends or stop is called.
@@ -59,7 +63,7 @@ func start(t *testing.T, o options) *harness {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), wait.Limit)
 	t.Cleanup(cancel)
-	h := &harness{t: t, ctx: ctx, server: o.server, logs: testlog.New(t), applied: make(chan []nds.Resource, 100)}
+	h := &harness{t: t, ctx: ctx, server: o.server, logs: testlog.New(t), table: &fakeTable{}, applied: make(chan []byte, 100)}
 	if h.server == nil {
 		h.server = fakexds.Start(t, fakexds.Options{})
 	}
@@ -68,14 +72,17 @@ func start(t *testing.T, o options) *harness {
 	if o.config != nil {
 		o.config(&cfg)
 	}
-	client, err := nds.New(cfg, func(set []nds.Resource) error {
+	client, err := nds.New(cfg, func(shards map[int][]byte) error {
 		if o.apply != nil {
-			if err := o.apply(set); err != nil {
+			if err := o.apply(shards); err != nil {
 				return err
 			}
 		}
-		h.applied <- slices.Clone(set)
-		return nil
+		err := h.table.apply(shards)
+		if err == nil && !o.many {
+			h.applied <- h.table.whole()
+		}
+		return err
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -116,7 +123,7 @@ func testNode(t *testing.T) *corev3.Node {
 	metadata, err := structpb.NewStruct(map[string]any{
 		"NAME": "web-0", "NAMESPACE": "shop", "SERVICE_ACCOUNT": "default",
 		"INSTANCE_IPS": "10.0.0.1,192.0.2.2,fd00::2", "CLUSTER_ID": "Kubernetes",
-		"DNS_CAPTURE": "false", "DNS_AUTO_ALLOCATE": "false", "NAMETAP_MERGE": "true",
+		"DNS_CAPTURE": "false", "DNS_AUTO_ALLOCATE": "false", "NAMETAP_MERGE": "hosts",
 		"LABELS": map[string]any{"app": "web"},
 	})
 	if err != nil {
@@ -145,27 +152,40 @@ func variant(v nds.Variant) func(*nds.Config) {
 	return func(cfg *nds.Config) { cfg.Variant = v }
 }
 
-// wantApplied waits for the next set in use and compares it.
-func (h *harness) wantApplied(want ...nds.Resource) {
+// wantApplied waits for the next table in use and compares it, without regard to the order of entries.
+func (h *harness) wantApplied(want []byte) {
 	h.t.Helper()
 	select {
 	case got := <-h.applied:
-		equate := cmp.Transformer("length", func(set []nds.Resource) []nds.Resource { return append([]nds.Resource{}, set...) })
-		if diff := cmp.Diff(want, got, equate); diff != "" {
-			h.t.Fatalf("set in use (-want +got):\n%s", diff)
+		if diff := cmp.Diff(entriesIn(h.t, want), entriesIn(h.t, got)); diff != "" {
+			h.t.Fatalf("table in use (-want +got):\n%s", diff)
 		}
 	case <-h.ctx.Done():
-		h.t.Fatal("no set was applied")
+		h.t.Fatal("no table was applied")
 	}
 }
 
-// wantNothingApplied checks that no further set was applied. Call it after an answer has
-// arrived, because a set is applied before the answer is sent.
+// entriesIn returns the entries of a table, sorted.
+func entriesIn(t *testing.T, table []byte) (entries []string) {
+	t.Helper()
+	for len(table) > 0 {
+		_, _, n := protowire.ConsumeField(table)
+		if n < 0 {
+			t.Fatalf("%q is no table", table)
+		}
+		entries, table = append(entries, string(table[:n])), table[n:]
+	}
+	slices.Sort(entries)
+	return entries
+}
+
+// wantNothingApplied checks that nothing more was applied. Call it after an answer has
+// arrived, because a table is applied before the answer is sent.
 func (h *harness) wantNothingApplied() {
 	h.t.Helper()
 	select {
 	case got := <-h.applied:
-		h.t.Fatalf("applied again: %d resources", len(got))
+		h.t.Fatalf("applied again: %d bytes", len(got))
 	default:
 	}
 }
@@ -189,7 +209,7 @@ func (h *harness) wantACK(version string) {
 }
 
 // wantStatus waits until the result of Status is as wanted. The status changes after the
-// set that it describes is applied.
+// table that it describes is applied.
 func (h *harness) wantStatus(check func(nds.Status) bool) {
 	h.t.Helper()
 	defer func() {
@@ -244,20 +264,14 @@ func hosts(names ...string) *api.NameTable {
 	return table
 }
 
-// named returns the resource that the fake control plane makes of a table.
-func named(t *testing.T, name, version string, table *api.NameTable) nds.Resource {
+// plain returns a table in wire form, as the fake control plane sends it.
+func plain(t *testing.T, table *api.NameTable) []byte {
 	t.Helper()
 	value, err := proto.MarshalOptions{Deterministic: true}.Marshal(table)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return nds.Resource{Name: name, Version: version, Value: value}
-}
-
-// plain returns the resource that istiod makes of a table.
-func plain(t *testing.T, table *api.NameTable) nds.Resource {
-	t.Helper()
-	return named(t, "", "", table)
+	return value
 }
 
 // fixture reads a recorded response of istiod.

@@ -4,51 +4,29 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/api/digest"
 )
 
-// A HostTable puts single hosts to use. Its methods are called from the goroutine that calls the
-// apply function, never concurrently.
-type HostTable interface {
-	// ShardOf returns the shard of a host, by its key in any case. It is not negative and
-	// stays the same as long as the process runs.
-	ShardOf(host string) int
-	// ApplyShards replaces shards of the table. shards has all entries of each shard, a NameTable
-	// in wire form. With whole, all other shards become empty, and what is in use is not used again. An
-	// error rejects the push: all shards stay in use as they are. It may keep the entries, and must
-	// not change them.
-	ApplyShards(shards map[int][]byte, whole bool) error
-	// Damaged reports whether a shard of the table in use has changed in memory since ApplyShards.
-	Damaged(shard int) bool
-}
-
-// hostTable has the entries of a table that came as changes, by the shards of the [HostTable], so that
-// a change costs as much as the shards that it changes. It is immutable: the next one shares the shards
-// that are unchanged. The zero value has no hosts.
-//
-// Checksums are kept for each shard and for each bucket. An entry is hashed when it comes, when
-// its shard is rewritten, and when the client connects, so a bit that has changed in memory
-// is found, and does not reach the checksum of the table.
+// A hostTable has the entries of a table, by shard, so that a change costs as much as the shards that it
+// changes. It is immutable: the next one shares what is unchanged.
 type hostTable struct {
-	shards   []hostShard // by number
-	buckets  digest.Buckets
+	mode   Mode
+	shards [digest.Count]hostShard
+	// The checksums of the shards, and what the control plane calls its state; only in ModeHosts.
+	sums     digest.Sums
 	revision []byte
-	// turn is the shard that the next change checks, besides those that it changes.
-	turn int
 }
 
 // A hostShard has the entries of a shard, a NameTable in wire form.
 type hostShard struct {
 	entries []byte
-	sum     digest.Sum
 	hosts   int
 }
 
-// A differenceError says that entries do not have the checksum that they should have.
+// A differenceError says that a table does not have the checksum that it should have.
 type differenceError struct{ text string }
 
 func (e *differenceError) Error() string { return e.text }
@@ -57,6 +35,22 @@ func (e *differenceError) Error() string { return e.text }
 func differs(err error) bool {
 	var difference *differenceError
 	return errors.As(err, &difference)
+}
+
+// wholeTable returns the table of a NameTable in wire form that is no change. It does not keep table.
+func wholeTable(table []byte) (*hostTable, error) {
+	shards, err := digest.Split(table)
+	if err != nil {
+		return nil, err
+	}
+	t := &hostTable{mode: ModeWhole}
+	for at, entries := range shards {
+		t.shards[at].entries = entries
+		if err := t.each(at, func([]byte, []byte) { t.shards[at].hosts++ }); err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
 }
 
 // len returns the number of hosts.
@@ -68,203 +62,127 @@ func (t *hostTable) len() int {
 	return n
 }
 
-// with returns the table after a change, and the entries of the shards that differ.
-func (t *hostTable) with(c *change, shardOf func(string) int) (next *hostTable, changed map[int][]byte, err error) {
-	next = &hostTable{shards: slices.Clone(t.shards), buckets: t.buckets, revision: slices.Clone(c.revision)}
-	added := map[int][]hostEntry{}
-	for host, raw := range c.hosts {
-		at := shardOf(host)
-		list := added[at]
-		if raw != nil {
-			list = append(list, hostEntry{bucket: digest.BucketOf(host), raw: raw})
-		}
-		added[at] = list
-		if at >= len(next.shards) {
-			next.shards = append(next.shards, make([]hostShard, at+1-len(next.shards))...)
-		}
-	}
-	if c.complete != (digest.Set{}) {
-		for at := range next.shards {
-			if _, there := added[at]; !there {
-				added[at] = nil // any host may be removed
-			}
-		}
-	}
-	changed = map[int][]byte{}
-	for at, entries := range added {
-		s, err := next.rewritten(at, c, entries)
-		if err != nil {
-			return nil, nil, t.difference(c)
-		}
-		if s.sum != next.shards[at].sum {
-			next.shards[at], changed[at] = s, s.entries
-		}
-	}
-	if len(t.shards) > 0 {
-		next.turn = (t.turn + 1) % len(t.shards)
-		if !t.shards[t.turn].intact() {
-			return nil, nil, t.difference(c)
-		}
-	}
-	if next.buckets.Sum() != c.sum {
-		return nil, nil, t.difference(c)
-	}
-	return next, changed, nil
-}
-
-// all returns the entries of all shards.
-func (t *hostTable) all() map[int][]byte {
-	shards := map[int][]byte{}
-	for at := range t.shards {
-		shards[at] = t.shards[at].entries
-	}
-	return shards
-}
-
-// A hostEntry is an entry in wire form, with tag and length, and the bucket of its host.
-type hostEntry struct {
-	bucket int
-	raw    []byte
-}
-
-// errDamaged says that the entries of a shard are not those that came.
-var errDamaged = errors.New("entries have changed in memory")
-
-// rewritten returns a shard after a change that adds entries to it, and updates the checksums of the
-// buckets. It fails if the shard does not have its checksum.
-func (t *hostTable) rewritten(at int, c *change, added []hostEntry) (hostShard, error) {
-	var after hostShard
-	var before digest.Sum
-	var kept [][]byte // runs of entries that stay
-	size, start := 0, 0
-	old := t.shards[at].entries
-	cut := func(end int) {
-		if start < end {
-			kept = append(kept, old[start:end])
-			size += end - start
-		}
-	}
+// each calls yield with the host, in lower case, and the bytes of each entry of a shard.
+func (t *hostTable) each(shard int, yield func(host, entry []byte)) error {
 	var buffer [maxHostLen]byte
-	for offset := 0; offset < len(old); {
-		key, n, err := cutEntry(old[offset:])
-		if err != nil {
-			return hostShard{}, errDamaged
-		}
-		sum := digest.Of(old[offset:][:n])
-		before = before.Add(sum)
-		host := appendLower(buffer[:0], key)
-		bucket := digest.BucketOf(host)
-		if _, replaced := c.hosts[string(host)]; replaced || c.complete.Has(bucket) {
-			cut(offset)
-			start = offset + n
-			t.buckets[bucket] = t.buckets[bucket].Sub(sum)
-		} else {
-			after.sum, after.hosts = after.sum.Add(sum), after.hosts+1
-		}
-		offset += n
-	}
-	if before != t.shards[at].sum {
-		return hostShard{}, errDamaged
-	}
-	cut(len(old))
-	for _, entry := range added {
-		sum := digest.Of(entry.raw)
-		t.buckets[entry.bucket] = t.buckets[entry.bucket].Add(sum)
-		after.sum, after.hosts = after.sum.Add(sum), after.hosts+1
-		kept = append(kept, entry.raw)
-		size += len(entry.raw)
-	}
-	if after.sum == before {
-		return t.shards[at], nil // the same entries in another order
-	}
-	after.entries = make([]byte, 0, size)
-	for _, run := range kept {
-		after.entries = append(after.entries, run...)
-	}
-	return after, nil
-}
-
-// maxHostLen is the length of most keys at most.
-const maxHostLen = 256
-
-// intact reports whether the entries of a shard have its checksum.
-func (s *hostShard) intact() bool {
-	var sum digest.Sum
-	err := s.each(func(_ []byte, entry digest.Sum) { sum = sum.Add(entry) })
-	return err == nil && sum == s.sum
-}
-
-// each calls yield with the host, in lower case, and the checksum of each entry.
-func (s *hostShard) each(yield func(host []byte, sum digest.Sum)) error {
-	var buffer [maxHostLen]byte
-	for rest := s.entries; len(rest) > 0; {
+	for rest := t.shards[shard].entries; len(rest) > 0; {
 		key, n, err := cutEntry(rest)
 		if err != nil {
 			return err
 		}
-		yield(appendLower(buffer[:0], key), digest.Of(rest[:n]))
+		yield(appendLower(buffer[:0], key), rest[:n])
 		rest = rest[n:]
 	}
 	return nil
 }
 
-// checked returns the table with the checksums that its entries have. If they differ from those in t,
-// damage names the hosts and buckets, and actual has no revision. Entries that cannot be parsed are left
-// out, so that the control plane sends them again.
-func (t *hostTable) checked() (actual *hostTable, damage string) {
-	actual = &hostTable{shards: slices.Clone(t.shards), revision: t.revision, turn: t.turn}
-	var bad []int
-	for at := range actual.shards {
-		s := &actual.shards[at]
-		s.sum, s.hosts = digest.Sum{}, 0
-		var buckets digest.Buckets
-		err := s.each(func(host []byte, sum digest.Sum) {
-			s.sum, s.hosts = s.sum.Add(sum), s.hosts+1
-			bucket := digest.BucketOf(host)
-			buckets[bucket] = buckets[bucket].Add(sum)
-		})
-		if err != nil {
-			*s = hostShard{}
-		} else {
-			actual.addBuckets(&buckets)
-		}
-		if s.sum != t.shards[at].sum {
-			bad = append(bad, at)
+// maxHostLen is the length of most keys at most.
+const maxHostLen = 256
+
+// with returns the table after a change.
+func (t *hostTable) with(c *change) (*hostTable, error) {
+	next := &hostTable{mode: ModeHosts, revision: slices.Clone(c.revision)}
+	if t != nil && t.mode == ModeHosts {
+		next.shards, next.sums = t.shards, t.sums
+	}
+	var added [digest.Count][][]byte
+	touched := c.complete
+	for host, raw := range c.hosts {
+		at := digest.ShardOf(host)
+		touched.Add(at)
+		if raw != nil {
+			added[at] = append(added[at], raw)
 		}
 	}
-	differing := t.buckets.Differing(&actual.buckets)
-	if len(bad) == 0 && differing == (digest.Set{}) {
-		return actual, ""
-	}
-	actual.revision = nil // it is not the table of that revision
-	var hosts, buckets []string
-	for _, at := range bad {
-		_ = t.shards[at].each(func(host []byte, _ digest.Sum) { // as far as they can be parsed
-			if differing.Has(digest.BucketOf(host)) {
-				hosts = append(hosts, string(host))
-			}
-		})
-	}
-	for bucket := range digest.Count {
-		if differing.Has(bucket) {
-			buckets = append(buckets, strconv.Itoa(bucket))
+	for at := range next.shards {
+		if touched.Has(at) {
+			next.rewrite(at, c, added[at])
 		}
 	}
-	return actual, "entries have changed in memory: of " + someOf("host", hosts) + ", in " + someOf("bucket", buckets)
+	if next.sums.Sum() != c.sum {
+		return nil, c.difference()
+	}
+	return next, nil
 }
 
-func (t *hostTable) addBuckets(more *digest.Buckets) {
-	for i, sum := range more {
-		t.buckets[i] = t.buckets[i].Add(sum)
+// rewrite changes a shard: added are its entries in the change.
+func (t *hostTable) rewrite(at int, c *change, added [][]byte) {
+	var kept [][]byte // runs of entries that stay
+	after, sum := hostShard{}, digest.Sum{}
+	size := 0
+	if !c.complete.Has(at) {
+		sum = t.sums[at]
+		old := t.shards[at].entries
+		start, offset := 0, 0
+		cut := func() {
+			if start < offset {
+				kept = append(kept, old[start:offset])
+				size += offset - start
+			}
+		}
+		_ = t.each(at, func(host, entry []byte) { // with has parsed them
+			end := offset + len(entry)
+			if _, replaced := c.hosts[string(host)]; replaced {
+				cut()
+				start, sum = end, sum.Sub(digest.Of(entry))
+			} else {
+				after.hosts++
+			}
+			offset = end
+		})
+		offset = len(old)
+		cut()
 	}
+	for _, entry := range added {
+		sum, after.hosts = sum.Add(digest.Of(entry)), after.hosts+1
+		kept = append(kept, entry)
+		size += len(entry)
+	}
+	if sum == t.sums[at] {
+		return // the same entries
+	}
+	after.entries = make([]byte, 0, size)
+	for _, run := range kept {
+		after.entries = append(after.entries, run...)
+	}
+	t.shards[at], t.sums[at] = after, sum
+}
+
+// since returns the shards of the table that may differ from those of the one before it, which may be nil.
+func (t *hostTable) since(before *hostTable) map[int][]byte {
+	changed := map[int][]byte{}
+	for at := range t.shards {
+		switch {
+		case before == nil || before.mode != t.mode:
+		case t.mode == ModeHosts && t.sums[at] == before.sums[at],
+			t.mode == ModeWhole && string(t.shards[at].entries) == string(before.shards[at].entries):
+			continue
+		}
+		changed[at] = t.shards[at].entries
+	}
+	return changed
+}
+
+// summed returns the table with the checksums of its entries as they are: after a difference they may be others
+// than those in t.
+func (t *hostTable) summed() *hostTable {
+	actual := *t
+	actual.sums = digest.Sums{}
+	for at := range actual.shards {
+		err := actual.each(at, func(_, entry []byte) { actual.sums[at] = actual.sums[at].Add(digest.Of(entry)) })
+		if err != nil { // the control plane sends them again
+			actual.shards[at], actual.sums[at] = hostShard{}, digest.Sum{}
+		}
+	}
+	if actual.sums != t.sums {
+		actual.revision = nil // it is not the table of that revision
+	}
+	return &actual
 }
 
 // difference returns the error for a change after which the table has not the checksum that it should
 // have.
-func (t *hostTable) difference(c *change) error {
-	if _, damage := t.checked(); damage != "" {
-		return &differenceError{damage}
-	}
+func (c *change) difference() error {
 	hosts := make([]string, 0, len(c.hosts))
 	for host := range c.hosts {
 		hosts = append(hosts, host)
@@ -287,13 +205,17 @@ func someOf(what string, names []string) string {
 	return what + " " + names[0]
 }
 
-// marshal returns the parts of the table as a change from the empty one: a NameTable in wire form.
+// marshal returns the parts of a NameTable in wire form that has the table: in ModeHosts, as a change from the
+// empty one.
 func (t *hostTable) marshal() ([][]byte, error) {
-	complete := digest.All()
-	end, err := marshalChange(&api.NameTable_Change{Complete: complete[:], Sum: t.buckets.Sum().Bytes(), Revision: t.revision})
 	parts := make([][]byte, 0, len(t.shards)+1)
 	for i := range t.shards {
 		parts = append(parts, t.shards[i].entries)
 	}
+	if t.mode == ModeWhole {
+		return parts, nil
+	}
+	complete := digest.All()
+	end, err := marshalChange(&api.NameTable_Change{Complete: complete[:], Sum: t.sums.Sum().Bytes(), Revision: t.revision})
 	return append(parts, end), err
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -18,10 +19,13 @@ import (
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 )
@@ -246,17 +250,19 @@ level=WARN msg=failed error="dial 10.0.0.1:40000->10.0.0.2:1: refused" wait=0
 	})
 }
 
-func testSnapshot() snapshot {
-	return snapshot{
-		owner: "shop/Kubernetes", version: "v1", pushed: time.Unix(0, 1_800_000_000_000_000_000),
-		resources: []Resource{{Value: []byte("one")}, {Value: []byte("two")}, {Name: "a", Version: "7", Value: []byte("three")}},
+func testSnapshot(tb testing.TB) snapshot {
+	tb.Helper()
+	table, err := wholeTable(testEntries(tb, "a.example", "B.example", "c.example"))
+	if err != nil {
+		tb.Fatal(err)
 	}
+	return snapshot{owner: "shop/Kubernetes", version: "v1", pushed: time.Unix(0, 1_800_000_000_000_000_000), table: table}
 }
 
 // C7: a snapshot reads as it was written.
 func TestSnapshotRoundTrip(t *testing.T) {
 	t.Parallel()
-	want := testSnapshot()
+	want := testSnapshot(t)
 	parts, err := want.marshal()
 	if err != nil {
 		t.Fatal(err)
@@ -265,7 +271,7 @@ func TestSnapshotRoundTrip(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(want, got.snapshot, cmp.AllowUnexported(snapshot{})); diff != "" {
+	if diff := cmp.Diff(want, got.snapshot, cmp.AllowUnexported(snapshot{}, hostTable{}, hostShard{}, digest.Sum{}), cmpopts.EquateEmpty()); diff != "" {
 		t.Fatalf("snapshot (-want +got):\n%s", diff)
 	}
 	bad := want
@@ -278,20 +284,19 @@ func TestSnapshotRoundTrip(t *testing.T) {
 // C7: the parser does not panic on any file, and what it accepts reads the same after it
 // is written again.
 func FuzzSnapshot(f *testing.F) {
-	parts, err := testSnapshot().marshal()
+	parts, err := testSnapshot(f).marshal()
 	if err != nil {
 		f.Fatal(err)
 	}
 	data := slices.Concat(parts...)
 	f.Add(data)
 	f.Add(data[:len(data)-1])
-	f.Add(data[snapshotHead:])
+	f.Add(data[snapshotBase:])
 	f.Add([]byte(snapshotMagic))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		_, _ = parseSnapshot(resealedHosts(data)) // FuzzChange and FuzzLog say what it reads
 		for _, file := range [][]byte{data, resealed(data)} {
 			s, err := parseSnapshot(file)
-			if err != nil || s.change != nil {
+			if err != nil {
 				continue
 			}
 			again, err := s.marshal()
@@ -302,58 +307,53 @@ func FuzzSnapshot(f *testing.F) {
 			if err != nil {
 				t.Fatalf("written, but cannot be read: %v", err)
 			}
-			if !sameContent(s.resources, reread.resources) || s.owner != reread.owner || !s.pushed.Equal(reread.pushed) {
+			if !maps.EqualFunc(s.table.content(), reread.table.content(), bytes.Equal) || s.table.mode != reread.table.mode || s.owner != reread.owner || !s.pushed.Equal(reread.pushed) {
 				t.Fatalf("read %+v, after writing %+v", s, reread)
 			}
 		}
 	})
 }
 
-// resealed returns a file with data and its correct checksum, which a fuzzer does not
+// resealed returns a file with the base data and its correct checksum, which a fuzzer does not
 // find.
 func resealed(data []byte) []byte {
-	sum := sha256.Sum256(data)
-	return slices.Concat([]byte(snapshotMagic), make([]byte, 8), sum[:], data)
-}
-
-// resealedHosts is resealed for a table of hosts without a log.
-func resealedHosts(data []byte) []byte {
 	base := append(binary.BigEndian.AppendUint64(nil, uint64(len(data))), data...)
 	sum := sha256.Sum256(base)
-	return slices.Concat([]byte(hostsMagic), make([]byte, 8), sum[:], base)
+	return slices.Concat([]byte(snapshotMagic), make([]byte, 8), sum[:], base)
 }
 
-// C3, C4: for any response, the new set is sorted and without duplicates, and the
-// previous set is not changed.
+// C3, C11: any response has one table, or is refused. The table has the entries of the response.
 func FuzzResponse(f *testing.F) {
-	m := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: TypeURL, RemovedResources: []string{"b"}}
+	m := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: TypeURL, Resources: []*discoveryv3.Resource{
+		{Resource: &anypb.Any{TypeUrl: TypeURL, Value: testEntries(f, "a.example", "B.example")}},
+	}}
 	data, err := proto.Marshal(m)
 	if err != nil {
 		f.Fatal(err)
 	}
-	f.Add(data, false)
-	f.Add(data, true)
-	f.Fuzz(func(t *testing.T, data []byte, whole bool) {
+	f.Add(data)
+	f.Fuzz(func(t *testing.T, data []byte) {
 		m := &discoveryv3.DeltaDiscoveryResponse{}
 		if proto.Unmarshal(data, m) != nil {
 			return
 		}
-		before := []Resource{{Name: "a", Value: []byte("1")}, {Name: "b", Value: []byte("2")}}
-		set := slices.Clone(before)
-		next, err := nextSet(set, response{
-			typeURL: m.GetTypeUrl(), whole: whole, resources: m.GetResources(), removed: m.GetRemovedResources(),
-		})
-		if !sameContent(set, before) {
-			t.Fatalf("the set before became %v", set)
-		}
+		value, there, err := tableOf(response{typeURL: m.GetTypeUrl(), resources: m.GetResources()})
 		if err != nil {
 			return
 		}
-		for i := 1; i < len(next); i++ {
-			order := bytes.Compare([]byte(next[i-1].Name), []byte(next[i].Name))
-			if order > 0 || order == 0 && (!whole || next[i].Name != "") {
-				t.Fatalf("%q before %q", next[i-1].Name, next[i].Name)
-			}
+		if there != (len(m.GetResources()) == 1) || there && m.GetResources()[0].GetName() != "" {
+			t.Fatalf("a table of %v", m)
+		}
+		table, err := wholeTable(value)
+		if err != nil {
+			return
+		}
+		size := 0
+		for at := range table.shards {
+			size += len(table.shards[at].entries)
+		}
+		if size > len(value) || (table.len() == 0) != (size == 0) {
+			t.Fatalf("%d hosts, of %d bytes, in %q", table.len(), size, value)
 		}
 	})
 }

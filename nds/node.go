@@ -93,24 +93,18 @@ const (
 	metadataRevision = "NAMETAP_REVISION"
 )
 
-// firstNode returns the node for the first request of a stream. It says that the client takes
-// changes of hosts and, if the table in use came as such, what it has: then the control plane sends
-// only what differs.
+// firstNode returns the node for the first request of a stream. If the table in use came as changes of
+// hosts, it says what the client has: then the control plane sends only what differs.
 func (c *Client) firstNode() *corev3.Node {
-	if c.cfg.Hosts == nil {
+	if c.table == nil || c.table.mode != ModeHosts {
 		return c.sentNode
 	}
 	node := proto.CloneOf(c.sentNode)
 	fields := node.GetMetadata().GetFields()
-	fields[metadataMerge] = structpb.NewStringValue("hosts")
-	if c.hosts == nil {
-		return node
-	}
-	c.recheck()
-	fields[metadataHosts] = structpb.NewStringValue(base64.StdEncoding.EncodeToString(c.hosts.buckets.Digests().Bytes()))
+	fields[metadataHosts] = structpb.NewStringValue(base64.StdEncoding.EncodeToString(c.table.sums.Digests().Bytes()))
 	// Replicas compare what clients with the same revision have: it must be what this node was sent.
-	if len(c.hosts.revision) > 0 && c.hostsNode == fingerprint(c.sentNode) {
-		fields[metadataRevision] = structpb.NewStringValue(base64.StdEncoding.EncodeToString(c.hosts.revision))
+	if len(c.table.revision) > 0 && c.tableNode == fingerprint(c.sentNode) {
+		fields[metadataRevision] = structpb.NewStringValue(base64.StdEncoding.EncodeToString(c.table.revision))
 	}
 	return node
 }
@@ -211,7 +205,7 @@ func (n Node) proto() (*corev3.Node, error) {
 		// first, and sends automatic VIPs to every node that captures DNS.
 		"DNS_CAPTURE":       strconv.FormatBool(n.AutoAllocate),
 		"DNS_AUTO_ALLOCATE": strconv.FormatBool(n.AutoAllocate),
-		metadataMerge:       "true", // nametap-discovery may send several named resources
+		metadataMerge:       "hosts",
 	})
 	if n.ServiceAccount != "" {
 		metadata["SERVICE_ACCOUNT"] = n.ServiceAccount

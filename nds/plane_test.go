@@ -2,9 +2,6 @@ package nds_test
 
 import (
 	"encoding/base64"
-	"fmt"
-	"hash/fnv"
-	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -69,12 +66,12 @@ func (p *plane) greet(r fakexds.Request) (*discoveryv3.DeltaDiscoveryResponse, *
 	f.revision, f.digests = string(text("NAMETAP_REVISION")), text("NAMETAP_HOSTS")
 	complete := digest.All()
 	if theirs, ok := digest.ParseDigests(f.digests); ok {
-		buckets := p.bucketsLocked()
-		ours := buckets.Digests()
+		sums := p.sumsLocked()
+		ours := sums.Digests()
 		complete = ours.Differing(&theirs)
 	}
 	for host := range p.entries {
-		if complete.Has(digest.BucketOf(host)) {
+		if complete.Has(digest.ShardOf(host)) {
 			f.sent = append(f.sent, host)
 		}
 	}
@@ -149,10 +146,10 @@ func (p *plane) damageNext() {
 	}
 }
 
-func (p *plane) bucketsLocked() digest.Buckets {
-	var b digest.Buckets
+func (p *plane) sumsLocked() digest.Sums {
+	var b digest.Sums
 	for host, raw := range p.entries {
-		at := digest.BucketOf(host)
+		at := digest.ShardOf(host)
 		b[at] = b[at].Add(digest.Of(raw))
 	}
 	return b
@@ -162,8 +159,8 @@ func (p *plane) bucketsLocked() digest.Buckets {
 func (p *plane) responsesLocked(hosts, removed []string, complete digest.Set) (*discoveryv3.DeltaDiscoveryResponse, *discoveryv3.DiscoveryResponse) {
 	p.version++
 	version := "v" + strconv.Itoa(p.version)
-	buckets := p.bucketsLocked()
-	change := &api.NameTable_Change{Removed: removed, Sum: buckets.Sum().Bytes(), Revision: []byte("after " + version)}
+	sums := p.sumsLocked()
+	change := &api.NameTable_Change{Removed: removed, Sum: sums.Sum().Bytes(), Revision: []byte("after " + version)}
 	if complete != (digest.Set{}) {
 		change.Complete = complete[:]
 	}
@@ -194,7 +191,7 @@ func (p *plane) compose(entries []byte, change *api.NameTable_Change, version st
 func (p *plane) digest() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	b := p.bucketsLocked()
+	b := p.sumsLocked()
 	return b.Sum().String()
 }
 
@@ -205,24 +202,15 @@ func (p *plane) requests() []firstRequest {
 	return slices.Clone(p.first)
 }
 
-// A fakeTable is a HostTable that keeps the entries.
+// A fakeTable is a table in use that keeps the entries.
 type fakeTable struct {
 	mu      sync.Mutex
-	shards  map[int][]byte
+	shards  [digest.Count][]byte
 	applied int
 	err     error // of the next call
-	damaged int   // a shard that is damaged; 0 for none
 }
 
-const fakeShards = 8
-
-func (f *fakeTable) ShardOf(host string) int {
-	h := fnv.New32a()
-	fmt.Fprint(h, host)
-	return int(h.Sum32() % fakeShards)
-}
-
-func (f *fakeTable) ApplyShards(shards map[int][]byte, whole bool) error {
+func (f *fakeTable) apply(shards map[int][]byte) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err := f.err; err != nil {
@@ -230,17 +218,17 @@ func (f *fakeTable) ApplyShards(shards map[int][]byte, whole bool) error {
 		return err
 	}
 	f.applied++
-	if whole || f.shards == nil {
-		f.shards, f.damaged = map[int][]byte{}, 0
+	for at, entries := range shards {
+		f.shards[at] = entries
 	}
-	maps.Copy(f.shards, shards)
 	return nil
 }
 
-func (f *fakeTable) Damaged(shard int) bool {
+// whole returns all entries.
+func (f *fakeTable) whole() []byte {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.damaged > 0 && f.damaged == shard
+	return slices.Concat(f.shards[:]...)
 }
 
 // calls returns how often shards were applied.
@@ -266,7 +254,7 @@ func (f *fakeTable) entries(t *testing.T) map[string][]byte {
 				t.Fatal(err)
 			}
 			for host := range table.GetTable() {
-				if _, twice := all[host]; twice || f.ShardOf(host) != at {
+				if _, twice := all[host]; twice || digest.ShardOf(host) != at {
 					t.Errorf("host %q is in shard %d, twice: %v", host, at, twice)
 				}
 				all[host] = raw
@@ -290,13 +278,8 @@ func (f *fakeTable) wantTable(t *testing.T, p *plane) {
 // startHosts runs a client of p with a table of hosts.
 func startHosts(t *testing.T, p *plane, config func(*nds.Config)) (*harness, *fakeTable) {
 	t.Helper()
-	table := &fakeTable{}
-	return start(t, options{server: p.server, config: func(cfg *nds.Config) {
-		cfg.Hosts = table
-		if config != nil {
-			config(cfg)
-		}
-	}}), table
+	h := start(t, options{server: p.server, config: config, many: true})
+	return h, h.table
 }
 
 // has reports whether one of these hosts is in the table.

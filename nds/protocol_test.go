@@ -1,7 +1,6 @@
 package nds_test
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"strings"
@@ -11,12 +10,22 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/nds"
 )
+
+// flat returns the entries of shards.
+func flat(shards map[int][]byte) (all []byte) {
+	for _, entries := range shards {
+		all = append(all, entries...)
+	}
+	return all
+}
 
 // C1, C2: istiod's incremental push, and all requests of the client.
 func TestDialogueIncremental(t *testing.T) {
@@ -26,11 +35,11 @@ func TestDialogueIncremental(t *testing.T) {
 	fixture(t, "raw-delta-1.pb", recorded)
 	version := h.server.PushResponses(recorded, nil)
 
-	h.wantApplied(nds.Resource{Value: recorded.GetResources()[0].GetResource().GetValue()})
+	h.wantApplied(recorded.GetResources()[0].GetResource().GetValue())
 	h.wantACK(version)
 	<-h.client.Ready()
 	h.wantStatus(func(s nds.Status) bool {
-		return s.Connected && s.Loaded && !s.Stale && s.Version == version && s.Resources == 1 &&
+		return s.Connected && s.Loaded && !s.Stale && s.Version == version &&
 			s.Variant == "incremental" && s.Pushes == 1 && s.Nonce == "nonce-1" && s.LastError == ""
 	})
 	h.server.Push(hosts("a.example.com"))
@@ -53,11 +62,11 @@ func TestDialogueStateOfTheWorld(t *testing.T) {
 	fixture(t, "raw-sotw-empty-router-1.pb", empty)
 
 	version := h.server.PushResponses(nil, recorded)
-	h.wantApplied(nds.Resource{Value: recorded.GetResources()[0].GetValue()})
+	h.wantApplied(recorded.GetResources()[0].GetValue())
 	h.wantACK(version)
 	empty.VersionInfo += "-empty"
 	h.wantACK(h.server.PushResponses(nil, empty))
-	h.wantApplied(nds.Resource{})
+	h.wantApplied(nil)
 	h.wantSotW(
 		&discoveryv3.DiscoveryRequest{Node: testNode(t)},
 		&discoveryv3.DiscoveryRequest{VersionInfo: version, ResponseNonce: "nonce-1"},
@@ -110,8 +119,8 @@ func TestFallbackIsTemporary(t *testing.T) {
 func TestReject(t *testing.T) {
 	t.Parallel()
 	bad := hosts("bad.example.com")
-	refuse := func(set []nds.Resource) error {
-		if strings.Contains(string(set[0].Value), "bad") {
+	refuse := func(shards map[int][]byte) error {
+		if strings.Contains(string(flat(shards)), "bad") {
 			return errors.New("the table is bad")
 		}
 		return nil
@@ -154,7 +163,7 @@ func TestReject(t *testing.T) {
 // C3: a NACK of the first push of a stream has no version.
 func TestRejectFirst(t *testing.T) {
 	t.Parallel()
-	fail := func([]nds.Resource) error { return errors.New("no") }
+	fail := func(map[int][]byte) error { return errors.New("no") }
 	h := start(t, options{config: sotw, apply: fail})
 	h.server.Push(hosts("a.example.com"))
 	h.wantAnswer("v1")
@@ -173,7 +182,7 @@ func TestRejectFirst(t *testing.T) {
 func TestRejectOtherTypes(t *testing.T) {
 	t.Parallel()
 	const other = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
-	good := plain(t, hosts("a.example.com")).Value
+	good := plain(t, hosts("a.example.com"))
 	resource := func(name, typeURL string) *discoveryv3.Resource {
 		return &discoveryv3.Resource{Name: name, Resource: &anypb.Any{TypeUrl: typeURL, Value: good}}
 	}
@@ -184,14 +193,17 @@ func TestRejectOtherTypes(t *testing.T) {
 	}{
 		{"response", &discoveryv3.DeltaDiscoveryResponse{TypeUrl: other}, `response of type "` + other + `"`},
 		{"resource", &discoveryv3.DeltaDiscoveryResponse{
-			TypeUrl: nds.TypeURL, Resources: []*discoveryv3.Resource{resource("a", nds.TypeURL), resource("b", other)},
+			TypeUrl: nds.TypeURL, Resources: []*discoveryv3.Resource{resource("b", other)},
 		}, `resource "b" of type "` + other + `"`},
 		{"no body", &discoveryv3.DeltaDiscoveryResponse{
 			TypeUrl: nds.TypeURL, Resources: []*discoveryv3.Resource{{Name: "a"}},
 		}, `resource "a" of type ""`},
 		{"twice", &discoveryv3.DeltaDiscoveryResponse{
 			TypeUrl: nds.TypeURL, Resources: []*discoveryv3.Resource{resource("", nds.TypeURL), resource("", nds.TypeURL)},
-		}, `resource "" twice`},
+		}, "want one table"},
+		{"named", &discoveryv3.DeltaDiscoveryResponse{
+			TypeUrl: nds.TypeURL, Resources: []*discoveryv3.Resource{resource("shop", nds.TypeURL)},
+		}, `resource "shop": want a table without a name`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			h := start(t, options{})
@@ -226,11 +238,16 @@ func TestRejectDamagedWrapper(t *testing.T) {
 // still arrives.
 func TestRejectReason(t *testing.T) {
 	t.Parallel()
-	h := start(t, options{apply: func(set []nds.Resource) error {
-		return fmt.Errorf("bad: %s", set[0].Value)
+	h := start(t, options{apply: func(shards map[int][]byte) error {
+		key, err := digest.KeyOf(flat(shards))
+		return errors.Join(err, fmt.Errorf("bad: %s", key))
 	}})
-	h.wantAnswer(h.server.PushBytes([]byte{0xff, 0xfe, 'x'}))
-	r := h.wantAnswer(h.server.PushBytes([]byte(strings.Repeat("long", 1<<16))))
+	keyed := func(key string) []byte {
+		entry := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), key)
+		return protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), entry)
+	}
+	h.wantAnswer(h.server.PushBytes(keyed("\xff\xfex")))
+	r := h.wantAnswer(h.server.PushBytes(keyed(strings.Repeat("long", 1<<16))))
 	if got := r.Rejection().GetMessage(); !strings.HasPrefix(got, "bad: longlong") || len(got) > 5000 {
 		t.Fatalf("rejected with %d bytes: %.40q", len(got), got)
 	}
@@ -243,7 +260,7 @@ func TestRejectReason(t *testing.T) {
 func TestACKAfterApply(t *testing.T) {
 	t.Parallel()
 	applying, release := make(chan struct{}), make(chan struct{})
-	h := start(t, options{apply: func([]nds.Resource) error {
+	h := start(t, options{apply: func(map[int][]byte) error {
 		close(applying)
 		<-release
 		return nil
@@ -275,7 +292,7 @@ func TestEmptyIncremental(t *testing.T) {
 
 	// As the first one of a stream it means an empty table.
 	h.server.CutStreams(nil)
-	h.wantApplied()
+	h.wantApplied(nil)
 	h.wantStatus(func(s nds.Status) bool { return s.Loaded })
 }
 
@@ -285,84 +302,12 @@ func TestEmptyStateOfTheWorld(t *testing.T) {
 	t.Parallel()
 	h := start(t, options{config: sotw})
 	h.wantACK(h.server.PushResponses(nil, &discoveryv3.DiscoveryResponse{TypeUrl: nds.TypeURL, VersionInfo: "empty-1"}))
-	h.wantApplied()
+	h.wantApplied(nil)
 	<-h.client.Ready()
 	h.server.Push(hosts("a.example.com"))
 	h.wantApplied(plain(t, hosts("a.example.com")))
 	h.wantACK(h.server.PushResponses(nil, &discoveryv3.DiscoveryResponse{TypeUrl: nds.TypeURL, VersionInfo: "empty-2"}))
-	h.wantApplied()
-}
-
-// C4: named resources are merged; each push changes those that it names.
-func TestNamedResources(t *testing.T) {
-	t.Parallel()
-	h := start(t, options{})
-	a, b, c := hosts("a.example.com"), hosts("b.example.com"), hosts("c.example.com")
-	h.server.PushNamed(map[string]*api.NameTable{"b": b, "a": a})
-	h.wantApplied(named(t, "a", "v1", a), named(t, "b", "v1", b))
-	h.server.PushNamed(map[string]*api.NameTable{"c": c})
-	h.wantApplied(named(t, "a", "v1", a), named(t, "b", "v1", b), named(t, "c", "v2", c))
-	h.server.PushNamed(map[string]*api.NameTable{"b": c}, "a", "never there")
-	h.wantApplied(named(t, "b", "v3", c), named(t, "c", "v2", c))
-	h.wantACK("v3")
-
-	// A resource that was removed while there was no stream is removed.
-	h.server.Stop()
-	h.server.PushNamed(nil, "c")
-	if err := h.server.Restart(); err != nil {
-		t.Fatal(err)
-	}
-	h.wantApplied(named(t, "b", "v3", c))
-}
-
-// C4: in state-of-the-world, resources without names, and wrapped ones with names.
-func TestNamedStateOfTheWorld(t *testing.T) {
-	t.Parallel()
-	h := start(t, options{config: sotw})
-	a, b := plain(t, hosts("a.example.com")), plain(t, hosts("b.example.com"))
-	h.server.PushNamed(map[string]*api.NameTable{"2": hosts("b.example.com"), "1": hosts("a.example.com")})
-	h.wantApplied(a, b)
-	h.wantACK("v1")
-
-	body := &anypb.Any{TypeUrl: nds.TypeURL, Value: b.Value}
-	wrapper, err := anypb.New(&discoveryv3.Resource{Name: "x", Version: "7", Resource: body})
-	if err != nil {
-		t.Fatal(err)
-	}
-	h.server.PushResponses(nil, &discoveryv3.DiscoveryResponse{
-		VersionInfo: "w", TypeUrl: nds.TypeURL, Resources: []*anypb.Any{wrapper, {TypeUrl: nds.TypeURL, Value: a.Value}},
-	})
-	h.wantApplied(a, nds.Resource{Name: "x", Version: "7", Value: b.Value})
-}
-
-// C3, C4: after a rejected first response of a stream, the next ones change the table in
-// use, because the control plane does not send the rest again.
-func TestChangeAfterRejectedStart(t *testing.T) {
-	t.Parallel()
-	var refuse atomic.Bool
-	h := start(t, options{apply: func([]nds.Resource) error {
-		if refuse.Load() {
-			return errors.New("not now")
-		}
-		return nil
-	}})
-	a, b, c := hosts("a.example.com"), hosts("b.example.com"), hosts("c.example.com")
-	h.server.PushNamed(map[string]*api.NameTable{"a": a, "b": b})
-	h.wantApplied(named(t, "a", "v1", a), named(t, "b", "v1", b))
-	h.wantACK("v1")
-
-	refuse.Store(true)
-	h.server.Stop()
-	h.server.PushNamed(map[string]*api.NameTable{"b": c})
-	if err := h.server.Restart(); err != nil {
-		t.Fatal(err)
-	}
-	if r := h.wantAnswer("v2"); r.Rejection() == nil {
-		t.Fatal("the first push of the second stream was accepted")
-	}
-	refuse.Store(false)
-	h.server.PushNamed(map[string]*api.NameTable{"c": c})
-	h.wantApplied(named(t, "a", "v1", a), named(t, "b", "v1", b), named(t, "c", "v3", c))
+	h.wantApplied(nil)
 }
 
 // C9: pushes that arrive during another one are applied one after the other, and the last
@@ -373,7 +318,7 @@ func TestPushesInFlight(t *testing.T) {
 		t.Helper()
 		applying, release := make(chan struct{}, 10), make(chan struct{})
 		var inside atomic.Int32
-		h := start(t, options{config: variant(v), apply: func([]nds.Resource) error {
+		h := start(t, options{config: variant(v), apply: func(map[int][]byte) error {
 			if inside.Add(1) != 1 {
 				t.Error("two pushes applied at once")
 			}
@@ -412,9 +357,8 @@ func TestLongPush(t *testing.T) {
 		t.Helper()
 		h := start(t, options{config: variant(v)})
 		h.server.PushBytes(value)
-		set := <-h.applied
-		if !bytes.Equal(set[0].Value, value) {
-			t.Fatalf("%d bytes, want the %d of %d hosts", len(set[0].Value), len(value), many)
+		if got := <-h.applied; len(got) != len(value) {
+			t.Fatalf("%d bytes, want the %d of %d hosts", len(got), len(value), many)
 		}
 		h.wantACK("v1")
 	})

@@ -27,8 +27,8 @@ import (
 // same table is ACKed and not applied again.
 func TestCutStream(t *testing.T) {
 	t.Parallel()
-	h := start(t, options{apply: func(set []nds.Resource) error {
-		if strings.Contains(string(set[0].Value), "bad") {
+	h := start(t, options{apply: func(shards map[int][]byte) error {
+		if strings.Contains(string(flat(shards)), "bad") {
 			return errors.New("bad")
 		}
 		return nil
@@ -115,7 +115,7 @@ func TestRunEnds(t *testing.T) {
 	connected.stop()
 	connected.wantStatus(func(s nds.Status) bool { return !s.Connected && s.Loaded })
 
-	client, err := nds.New(testConfig("127.0.0.1:1"), func([]nds.Resource) error { return nil })
+	client, err := nds.New(testConfig("127.0.0.1:1"), func(map[int][]byte) error { return nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -344,8 +344,8 @@ func TestMetrics(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	h := start(t, options{
 		config: func(cfg *nds.Config) { cfg.Registerer = registry },
-		apply: func(set []nds.Resource) error {
-			if len(set[0].Value) == 0 {
+		apply: func(shards map[int][]byte) error {
+			if len(flat(shards)) == 0 {
 				return errors.New("empty")
 			}
 			return nil
@@ -394,7 +394,7 @@ nametap_xds_table_stale 0
 func TestRegistries(t *testing.T) {
 	t.Parallel()
 	registry := prometheus.NewRegistry()
-	apply := func([]nds.Resource) error { return nil }
+	apply := func(map[int][]byte) error { return nil }
 	for _, tc := range []struct {
 		registry *prometheus.Registry
 		ok       bool

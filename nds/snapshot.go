@@ -24,10 +24,8 @@ type snapshot struct {
 	owner   string
 	version string
 	pushed  time.Time
-	// Either resources or hosts is the table. resources may be empty.
-	resources []Resource
-	hosts     *hostTable
-	hostsNode string // see Client
+	table   *hostTable
+	node    string // see Client.tableNode
 }
 
 // saving says how the table in use differs from the last one that was saved.
@@ -83,24 +81,10 @@ func (c *Client) restore() {
 
 // useSnapshot puts a snapshot to use.
 func (c *Client) useSnapshot(s *savedTable) error {
-	if s.change == nil {
-		if err := c.apply(s.resources); err != nil {
-			return err
-		}
-		c.inUse, c.loaded = s.resources, true
-		return nil
-	}
-	if c.cfg.Hosts == nil {
-		return errors.New("it has a table of single hosts, which this agent does not take")
-	}
-	hosts, shards, err := new(hostTable).with(s.change, c.cfg.Hosts.ShardOf)
-	if err != nil {
-		return fmt.Errorf("it is damaged: %w", err)
-	}
-	if err := c.cfg.Hosts.ApplyShards(shards, true); err != nil {
+	if err := c.apply(s.table.since(nil)); err != nil {
 		return err
 	}
-	c.hosts, c.hostsNode, c.loaded = hosts, s.hostsNode, true
+	c.table, c.tableNode = s.table, s.node
 	return nil
 }
 
@@ -126,7 +110,7 @@ func (c *Client) save(changed saving) {
 	}
 	state := c.Status()
 	c.saver.put(snapshot{
-		owner: snapshotOwner(c.cfg.Node), version: state.Version, pushed: state.LastPush, resources: c.inUse, hosts: c.hosts, hostsNode: c.hostsNode,
+		owner: snapshotOwner(c.cfg.Node), version: state.Version, pushed: state.LastPush, table: c.table, node: c.tableNode,
 	}, changed)
 }
 
@@ -276,7 +260,7 @@ func (s *snapshotSaver) saveNext() {
 	}
 	s.failures.reset()
 	s.unsaved, s.base, s.length = false, 0, int64(totalLen(parts))
-	if next.hosts != nil {
+	if next.table.mode == ModeHosts {
 		s.base = s.length
 	}
 }

@@ -32,7 +32,7 @@ func TestSaverEndsWithoutDisk(t *testing.T) {
 	s := newSnapshotSaver(dir, slog.New(slog.NewTextHandler(log, nil)))
 	s.timeout = 10 * time.Millisecond
 	stop := s.start()
-	s.put(snapshot{pushed: time.Now()}, saving{})
+	s.put(snapshot{table: &hostTable{}, pushed: time.Now()}, saving{})
 	stop()
 	if log.Count("the disk does not answer") != 1 {
 		t.Errorf("the log has\n%s", log)
@@ -68,7 +68,7 @@ func TestSaverTriesAgain(t *testing.T) {
 			s.again = tc.again
 			stop := sync.OnceFunc(s.start())
 			defer stop()
-			s.put(snapshot{owner: "o", pushed: time.Now()}, saving{all: true})
+			s.put(snapshot{owner: "o", table: &hostTable{}, pushed: time.Now()}, saving{all: true})
 			wait.Until(t, "the failure is logged", func() bool { return log.Count("not written") == 1 })
 			if err := os.RemoveAll(path); err != nil {
 				t.Fatal(err)
@@ -94,14 +94,14 @@ func TestSnapshotIsNotCopied(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	table, _, err := new(hostTable).with(&c, testShardOf)
+	table, err := new(hostTable).with(&c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := newSnapshotSaver(statedir.New(t.TempDir(), lockName), slog.New(slog.DiscardHandler))
 	var before, after runtime.MemStats
 	for range 2 { // the first one also allocates what the process needs once
-		s.put(snapshot{hosts: table, pushed: time.Now()}, saving{all: true})
+		s.put(snapshot{table: table, pushed: time.Now()}, saving{all: true})
 		runtime.ReadMemStats(&before)
 		s.saveNext()
 		runtime.ReadMemStats(&after)
@@ -123,7 +123,7 @@ func TestSaverBacksOff(t *testing.T) {
 		log := new(testlog.Buffer)
 		s := newSnapshotSaver(statedir.New(path, lockName), slog.New(slog.NewTextHandler(log, nil)))
 		stop := s.start()
-		s.put(snapshot{owner: "o", pushed: time.Now()}, saving{all: true})
+		s.put(snapshot{owner: "o", table: &hostTable{}, pushed: time.Now()}, saving{all: true})
 		time.Sleep(24 * time.Hour) //nolint:forbidigo // the clock is that of the bubble
 		stop()
 		if n := log.Count("not written"); n < 24 || n > 60 {
@@ -139,7 +139,7 @@ func TestPendingChangesAreBounded(t *testing.T) {
 	change := make([]byte, 1000)
 	most := 0
 	for range 3 * maxPending / len(change) {
-		s.put(snapshot{hosts: &hostTable{}}, saving{change: change})
+		s.put(snapshot{table: &hostTable{}}, saving{change: change})
 		most = max(most, len(s.changes))
 	}
 	if !s.changed || len(s.changes) > 0 || most > maxPending/len(change)+1 {

@@ -12,7 +12,6 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/nds"
@@ -49,8 +48,8 @@ func TestSnapshot(t *testing.T) {
 		t.Helper()
 		dir := t.TempDir()
 		server := fakexds.Start(t, fakexds.Options{})
-		a, b := hosts("a.example.com"), hosts("b.example.com")
-		server.PushNamed(map[string]*api.NameTable{"b": b, "a": a})
+		both := hosts("a.example.com", "b.example.com")
+		server.Push(both)
 		path := snapshotOf(t, server, dir, "v1")
 		info, err := os.Stat(path)
 		if err != nil {
@@ -64,10 +63,10 @@ func TestSnapshot(t *testing.T) {
 		h := start(t, options{server: server, config: func(cfg *nds.Config) {
 			cfg.StateDir, cfg.Variant = dir, v
 		}})
-		h.wantApplied(named(t, "a", "v1", a), named(t, "b", "v1", b))
+		h.wantApplied(plain(t, both))
 		<-h.client.Ready()
 		h.wantStatus(func(s nds.Status) bool {
-			return s.Loaded && s.Stale && s.Version == "v1" && s.Resources == 2 && s.Pushes == 0 && s.TableAge > 0
+			return s.Loaded && s.Stale && s.Version == "v1" && s.Pushes == 0 && s.TableAge > 0
 		})
 		if err := server.Restart(); err != nil {
 			t.Fatal(err)
@@ -76,11 +75,7 @@ func TestSnapshot(t *testing.T) {
 		if _, err := server.Wait(h.ctx, func(r fakexds.Request) bool { return r.Stream == 2 && r.Nonce() != "" }); err != nil {
 			t.Fatal(err)
 		}
-		if v == nds.Incremental {
-			h.wantNothingApplied()
-		} else {
-			h.wantApplied(plain(t, a), plain(t, b)) // without their names
-		}
+		h.wantNothingApplied()
 		h.wantStatus(func(s nds.Status) bool { return s.Connected && !s.Stale && s.Pushes == 1 })
 	})
 }
@@ -89,8 +84,8 @@ func TestSnapshot(t *testing.T) {
 func TestRejectedTableIsNotSaved(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	h := start(t, options{config: stateDir(dir), apply: func(set []nds.Resource) error {
-		if len(set[0].Value) == 0 {
+	h := start(t, options{config: stateDir(dir), apply: func(shards map[int][]byte) error {
+		if len(flat(shards)) == 0 {
 			return errors.New("empty")
 		}
 		return nil
@@ -113,7 +108,7 @@ func TestEmptyTableIsSaved(t *testing.T) {
 	version := server.PushResponses(&discoveryv3.DeltaDiscoveryResponse{TypeUrl: nds.TypeURL, SystemVersionInfo: "empty"}, nil)
 	snapshotOf(t, server, dir, version)
 	h := start(t, options{server: stopped(t), config: stateDir(dir)})
-	h.wantApplied()
+	h.wantApplied(nil)
 	<-h.client.Ready()
 }
 
@@ -130,7 +125,7 @@ func TestSnapshotSetAside(t *testing.T) {
 	}{
 		{name: "empty", damage: func([]byte) []byte { return nil }, logged: "not a snapshot"},
 		{name: "foreign", damage: func([]byte) []byte { return []byte("{\"hosts\": []}\n") }, logged: "not a snapshot"},
-		{name: "cut", damage: func(data []byte) []byte { return data[:len(data)-1] }, logged: "checksum"},
+		{name: "cut", damage: func(data []byte) []byte { return data[:len(data)-1] }, logged: "too few"},
 		{name: "head only", damage: func(data []byte) []byte { return data[:20] }, logged: "damaged"},
 		{name: "another version", damage: func(data []byte) []byte { data[len("nametap")] = 99; return data }, logged: "another version"},
 		{name: "flipped", damage: func(data []byte) []byte { data[len(data)-1] ^= 1; return data }, logged: "checksum"},
@@ -163,7 +158,7 @@ func TestSnapshotSetAside(t *testing.T) {
 						tc.config(cfg)
 					}
 				},
-				apply: func([]nds.Resource) error {
+				apply: func(map[int][]byte) error {
 					if refusals++; tc.refuse && refusals == 1 {
 						return errors.New("refused by the table")
 					}
@@ -315,7 +310,7 @@ func TestSlowDisk(t *testing.T) {
 // wantSaved waits until the snapshot holds the last push.
 func (h *harness) wantSaved(path string) {
 	h.t.Helper()
-	want := binary.BigEndian.AppendUint64([]byte("nametap\x02"), uint64(h.client.Status().LastPush.UnixNano()))
+	want := binary.BigEndian.AppendUint64([]byte("nametap\x04"), uint64(h.client.Status().LastPush.UnixNano()))
 	wait.Until(h.t, "the snapshot is saved", func() bool {
 		data, err := os.ReadFile(path)
 		return err == nil && bytes.HasPrefix(data, want)
@@ -401,12 +396,12 @@ func TestEmptyPushAfterSnapshot(t *testing.T) {
 	}
 	h := start(t, options{server: server, config: stateDir(dir)})
 	h.wantApplied(plain(t, hosts("a.example.com")))
-	h.wantApplied(nds.Resource{})
+	h.wantApplied(nil)
 	h.wantACK("v2")
 	h.wantLog("level=WARN", "no mesh hosts")
 	h.stop()
 	h = start(t, options{server: stopped(t), config: stateDir(dir)})
-	h.wantApplied(nds.Resource{})
+	h.wantApplied(nil)
 }
 
 // C7: of two agents with one state directory, the first one owns it. The second one does

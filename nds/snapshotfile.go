@@ -12,26 +12,21 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/anypb"
 )
 
 // The snapshot file holds, in this order: magic; the time of the last push, nanoseconds
-// since 1970, 8 bytes big endian; the SHA-256 of the rest of the file; a
-// DeltaDiscoveryResponse with the resources, whose control plane identifier names the
-// owner. A push that changes nothing overwrites the time in place, so the checksum does
-// not cover it.
+// since 1970, 8 bytes big endian; the SHA-256 of the base; the length of the base, 8 bytes big endian; the base,
+// a DeltaDiscoveryResponse with the table, whose control plane identifier names the owner; and the log. A push
+// that changes nothing overwrites the time in place, so the checksum does not cover it.
 //
-// For a table of hosts the magic is another one, which earlier versions of nametap refuse. The
-// checksum covers the base: its length, 8 bytes big endian, and the DeltaDiscoveryResponse, with the
-// whole table as a change and, as its nonce, the fingerprint of the node. The log follows, with a
-// record for each later change that was sent to the same node.
+// A table that came as changes is a change from the empty one, with the fingerprint of the node as the nonce.
+// The log has a record for each later change that was sent to the same node. Otherwise it is empty.
 const (
 	snapshotFamily = "nametap"
-	snapshotMagic  = snapshotFamily + "\x02"
-	hostsMagic     = snapshotFamily + "\x03"
+	snapshotMagic  = snapshotFamily + "\x04"
 	snapshotSum    = len(snapshotMagic) + 8
 	snapshotHead   = snapshotSum + sha256.Size
-	hostsHead      = snapshotHead + 8
+	snapshotBase   = snapshotHead + 8
 
 	// minLog is how long the log may be in any case; otherwise it is half as long as the base.
 	minLog = 64 << 10
@@ -40,47 +35,33 @@ const (
 // A savedTable is what a snapshot file holds.
 type savedTable struct {
 	snapshot
-	// change has the hosts, as a change from the empty table; nil if the file has resources.
-	change *change
 	// lost is the length of the end of the log that cannot be read: a record that was not
 	// written entirely, or is damaged, and those after it.
 	lost int
 }
 
-// marshal returns the parts of the snapshot file. Most of those of a table of hosts are its shards: a copy
+// marshal returns the parts of the snapshot file. Most of them are the shards of the table: a copy
 // would be garbage as large as the table.
 func (s snapshot) marshal() ([][]byte, error) {
 	m := &discoveryv3.DeltaDiscoveryResponse{
 		SystemVersionInfo: s.version,
 		TypeUrl:           TypeURL,
 		ControlPlane:      &corev3.ControlPlane{Identifier: s.owner},
-		Nonce:             s.hostsNode,
+		Nonce:             s.node,
 	}
-	for _, r := range s.resources {
-		m.Resources = append(m.Resources, &discoveryv3.Resource{
-			Name: r.Name, Version: r.Version, Resource: &anypb.Any{TypeUrl: TypeURL, Value: r.Value},
-		})
-	}
-	magic, head := snapshotMagic, snapshotHead
-	var table [][]byte
-	if s.hosts != nil {
-		magic, head = hostsMagic, hostsHead
-		var err error
-		if table, err = s.hosts.marshal(); err != nil {
-			return nil, fmt.Errorf("marshalling: %w", err)
-		}
-	}
-	data := make([]byte, head, head+proto.Size(m))
-	copy(data, magic)
-	binary.BigEndian.PutUint64(data[len(magic):], uint64(s.pushed.UnixNano()))
-	data, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(data, m)
+	table, err := s.table.marshal()
 	if err != nil {
 		return nil, fmt.Errorf("marshalling: %w", err)
 	}
-	if s.hosts != nil {
-		data = appendResource(data, totalLen(table))
-		binary.BigEndian.PutUint64(data[snapshotHead:], uint64(len(data)-hostsHead+totalLen(table)))
+	data := make([]byte, snapshotBase, snapshotBase+proto.Size(m))
+	copy(data, snapshotMagic)
+	binary.BigEndian.PutUint64(data[len(snapshotMagic):], uint64(s.pushed.UnixNano()))
+	if data, err = (proto.MarshalOptions{Deterministic: true}).MarshalAppend(data, m); err != nil {
+		return nil, fmt.Errorf("marshalling: %w", err)
 	}
+	size := totalLen(table)
+	data = appendResource(data, size)
+	binary.BigEndian.PutUint64(data[snapshotHead:], uint64(len(data)-snapshotBase+size)) //nolint:gosec // not negative
 	sum := sha256.New()
 	sum.Write(data[snapshotHead:])
 	for _, part := range table {
@@ -117,62 +98,60 @@ func totalLen(parts [][]byte) (n int) {
 
 // parseSnapshot parses the content of a snapshot file.
 func parseSnapshot(data []byte) (savedTable, error) {
-	ofHosts := bytes.HasPrefix(data, []byte(hostsMagic))
 	switch {
 	case !bytes.HasPrefix(data, []byte(snapshotFamily)):
 		return savedTable{}, errors.New("it is not a snapshot of nametap")
-	case !ofHosts && !bytes.HasPrefix(data, []byte(snapshotMagic)) && len(data) > len(snapshotFamily):
+	case !bytes.HasPrefix(data, []byte(snapshotMagic)) && len(data) > len(snapshotFamily):
 		return savedTable{}, errors.New("it is a snapshot of another version of nametap")
-	case len(data) < snapshotHead:
-		return savedTable{}, fmt.Errorf("it is damaged: %d bytes, want at least %d", len(data), snapshotHead)
+	case len(data) < snapshotBase || binary.BigEndian.Uint64(data[snapshotHead:]) > uint64(len(data)-snapshotBase):
+		return savedTable{}, fmt.Errorf("it is damaged: %d bytes are too few for its base", len(data))
 	}
-	rest, log := data[snapshotHead:], []byte(nil)
-	if ofHosts {
-		if len(rest) < 8 || binary.BigEndian.Uint64(rest) > uint64(len(rest)-8) {
-			return savedTable{}, fmt.Errorf("it is damaged: %d bytes are too few for its base", len(data))
-		}
-		end := 8 + binary.BigEndian.Uint64(rest)
-		rest, log = rest[:end], rest[end:]
-	}
-	if want := sha256.Sum256(rest); !bytes.Equal(data[snapshotSum:snapshotHead], want[:]) {
+	end := snapshotBase + int(binary.BigEndian.Uint64(data[snapshotHead:])) //nolint:gosec // at most the length
+	if want := sha256.Sum256(data[snapshotHead:end]); !bytes.Equal(data[snapshotSum:snapshotHead], want[:]) {
 		return savedTable{}, errors.New("it is damaged: the checksum is wrong")
 	}
-	if ofHosts {
-		rest = rest[8:]
-	}
 	m := &discoveryv3.DeltaDiscoveryResponse{}
-	if err := proto.Unmarshal(rest, m); err != nil {
-		return savedTable{}, fmt.Errorf("it is damaged: %w", err)
-	}
-	set, err := nextSet(nil, response{typeURL: m.GetTypeUrl(), whole: true, resources: m.GetResources()})
-	if err != nil {
+	if err := proto.Unmarshal(data[snapshotBase:end], m); err != nil {
 		return savedTable{}, fmt.Errorf("it is damaged: %w", err)
 	}
 	s := savedTable{snapshot: snapshot{
-		owner:     m.GetControlPlane().GetIdentifier(),
-		version:   m.GetSystemVersionInfo(),
-		hostsNode: m.GetNonce(),
-		pushed:    time.Unix(0, int64(binary.BigEndian.Uint64(data[len(snapshotMagic):]))),
+		owner:   m.GetControlPlane().GetIdentifier(),
+		version: m.GetSystemVersionInfo(),
+		node:    m.GetNonce(),
+		pushed:  time.Unix(0, int64(binary.BigEndian.Uint64(data[len(snapshotMagic):]))), //nolint:gosec // written by marshal
 	}}
-	if !ofHosts {
-		s.resources = set
-		return s, nil
+	value, _, err := tableOf(response{typeURL: m.GetTypeUrl(), resources: m.GetResources()})
+	if err == nil {
+		err = s.setTable(value, data[end:])
 	}
-	if len(set) != 1 {
-		return savedTable{}, fmt.Errorf("it is damaged: %d tables, want one", len(set))
-	}
-	c, err := parseChange(set[0].Value)
 	if err != nil {
 		return savedTable{}, fmt.Errorf("it is damaged: %w", err)
 	}
-	s.change = &c
-	s.replay(log)
 	return s, nil
 }
 
-// replay adds the changes in the log, up to the first record that is damaged. A damaged record makes
+// setTable sets the table: that of a NameTable with the changes in a log.
+func (s *savedTable) setTable(value, log []byte) error {
+	isChange, err := hasChange(value)
+	if err != nil {
+		return err
+	}
+	if !isChange {
+		s.table, err = wholeTable(value)
+		return err
+	}
+	c, err := parseChange(value)
+	if err != nil {
+		return err
+	}
+	s.replay(&c, log)
+	s.table, err = new(hostTable).with(&c)
+	return err
+}
+
+// replay adds the changes in the log to c, up to the first record that is damaged. A damaged record makes
 // those after it useless, because they change the table that it leads to.
-func (s *savedTable) replay(log []byte) {
+func (s *savedTable) replay(all *change, log []byte) {
 	for len(log) > 0 {
 		r, n := parseRecord(log)
 		if n == 0 {
@@ -182,7 +161,7 @@ func (s *savedTable) replay(log []byte) {
 		if err != nil {
 			break
 		}
-		s.change.then(c)
+		all.then(c)
 		s.version = r.version
 		if r.pushed.After(s.pushed) { // no later push has changed nothing
 			s.pushed = r.pushed

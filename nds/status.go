@@ -14,24 +14,22 @@ type Status struct {
 	Address   string `json:"address"`
 	// Variant is the variant in use, which may be the fallback.
 	Variant string `json:"variant"`
-	// Loaded says that a table is in use. Version and Resources are those of the table.
+	// Loaded says that a table is in use. Version is that of the table.
 	// LastPush is when the control plane last sent it and TableAge how many seconds ago
 	// that was. Stale says that the table is from the snapshot and that no push has
 	// confirmed it.
-	Loaded    bool      `json:"loaded"`
-	Version   string    `json:"version"`
-	Resources int       `json:"resources"`
-	LastPush  time.Time `json:"lastPush,omitzero"`
-	TableAge  float64   `json:"tableAgeSeconds"`
-	Stale     bool      `json:"stale"`
-	// Mode is "hosts" if the table came as changes of hosts, and "whole" if it came in whole
-	// resources. Digest is the checksum of a table of mode hosts, in hexadecimal, and Revision
+	Loaded   bool      `json:"loaded"`
+	Version  string    `json:"version"`
+	LastPush time.Time `json:"lastPush,omitzero"`
+	TableAge float64   `json:"tableAgeSeconds"`
+	Stale    bool      `json:"stale"`
+	// Mode is "hosts" if the table came as changes of hosts, and "whole" if it came whole. Digest is the checksum of a table of mode hosts, in hexadecimal, and Revision
 	// what its control plane calls its state, in base64; both are empty otherwise.
 	Mode     Mode   `json:"mode,omitempty"`
 	Digest   string `json:"digest,omitempty"`
 	Revision []byte `json:"revision,omitempty"`
-	// ChecksumDifferences counts how often hosts did not have their checksum, since the start:
-	// on the way from the control plane, or in memory. LastChecksumDifference is the last case.
+	// ChecksumDifferences counts how often the table did not have the checksum of a change, since the
+	// start. LastChecksumDifference is the last case.
 	ChecksumDifferences    uint64 `json:"checksumDifferences"`
 	LastChecksumDifference string `json:"lastChecksumDifference,omitempty"`
 	// Nonce is the nonce of the last response of any stream.
@@ -81,21 +79,23 @@ func (c *Client) Status() Status {
 
 // table is the part of Status that describes the table in use.
 type table struct {
-	version   string
-	pushed    time.Time
-	resources int
-	stale     bool
-	mode      Mode
-	digest    string
-	revision  []byte
+	version  string
+	pushed   time.Time
+	stale    bool
+	mode     Mode
+	digest   string
+	revision []byte
 }
 
 // inUseTable returns the description of the table in use, without version and time.
 func (c *Client) inUseTable() table {
-	if c.hosts == nil {
-		return table{mode: ModeWhole, resources: len(c.inUse)}
+	switch {
+	case c.table == nil:
+		return table{}
+	case c.table.mode == ModeHosts:
+		return table{mode: ModeHosts, digest: c.table.sums.Sum().String(), revision: c.table.revision}
 	}
-	return table{mode: ModeHosts, resources: 1, digest: c.hosts.buckets.Sum().String(), revision: c.hosts.revision}
+	return table{mode: c.table.mode}
 }
 
 // setTable records the table in use, and reports whether it is the first one.
@@ -109,7 +109,6 @@ func (c *Client) setTable(t table) (first bool) {
 	if !t.stale {
 		c.received = c.cfg.Clock.Now()
 	}
-	c.state.Resources = t.resources
 	c.state.Mode, c.state.Digest, c.state.Revision = t.mode, t.digest, t.revision
 	c.state.LastError = ""
 	if !t.stale {
@@ -130,7 +129,7 @@ func (c *Client) setRejected(reason error) {
 	c.state.LastError = reason.Error()
 }
 
-// setDifference records that hosts do not have their checksum, and the checksum of those in use.
+// setDifference records that a table does not have its checksum, and the checksum of the one in use.
 func (c *Client) setDifference(reason, digest string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -193,7 +192,7 @@ func newMetrics(status func() Status) *metrics {
 		}),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "nametap_xds_push_duration_seconds",
-			Help:    "Time to apply a push, from its set of resources to the table in use.",
+			Help:    "Time to apply a push, from its shards to the table in use.",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 8), // 0.1 ms to 1.6 s
 		}),
 	}
@@ -212,7 +211,7 @@ func newMetrics(status func() Status) *metrics {
 		}, func() float64 { return float64(status().Reconnects) }),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "nametap_xds_checksum_differences_total",
-			Help: "Times that hosts did not have their checksum, in a push or in memory; they were sent again.",
+			Help: "Times that the table did not have the checksum of a push; what differed was sent again.",
 		}, func() float64 { return float64(status().ChecksumDifferences) }),
 		gauge("nametap_xds_connected", "1 while a stream to the control plane is open and has received a response.",
 			func(s Status) float64 { return boolValue(s.Connected) }),

@@ -2,7 +2,6 @@ package nds
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,16 +25,6 @@ const TypeURL = "type.googleapis.com/istio.networking.nds.v1.NameTable"
 // maxReason bounds the reason in a NACK, because control planes log it.
 const maxReason = 4 << 10
 
-// Resource is one NameTable in wire form.
-type Resource struct {
-	// Name is empty in what istiod sends.
-	Name string
-	// Version is the version of this resource, empty in what istiod sends.
-	Version string
-	// Value is the NameTable in wire form. It must not be changed.
-	Value []byte
-}
-
 // A stream is one ADS stream and its protocol state, which the goroutine of Client.Run
 // owns. Every stream starts with the zero values.
 type stream struct {
@@ -43,11 +32,6 @@ type stream struct {
 	rpc    rpc
 	cancel context.CancelFunc // ends the RPC
 
-	// set holds the resources that the control plane believes the client has. An
-	// accepted response changes it. A rejected one does not, except that a rejected first
-	// response sets it to the set in use. It is empty after a change of hosts: what the
-	// control plane believes about these is in the first request.
-	set []Resource
 	// version is the version of the last accepted response; a rejected response leaves it
 	// unchanged, so a NACK carries the previous version. (There is no field for the
 	// nonce: every answer carries the nonce of the response that it answers.)
@@ -90,12 +74,9 @@ func (s *stream) end() {
 // handle applies a response and answers it. It returns an error if the answer could not
 // be sent, or a differenceError if the stream has to end.
 func (s *stream) handle(r response) error {
-	set, changed, err := s.take(r)
+	changed, err := s.client.use(r, s.acceptedAt.IsZero())
 	if err != nil {
 		s.client.reject(r, err)
-		if s.acceptedAt.IsZero() {
-			s.set = s.client.inUse
-		}
 		sent := s.rpc.answer(answer{nonce: r.nonce, version: s.version, rejection: rejection(err)})
 		if differs(err) {
 			return err
@@ -106,59 +87,75 @@ func (s *stream) handle(r response) error {
 		s.acceptedAt = time.Now()
 		s.client.streamAccepted()
 	}
-	s.set, s.version = set, r.version
+	s.version = r.version
 	err = s.rpc.answer(answer{nonce: r.nonce, version: s.version})
 	s.client.save(changed)
 	return err
 }
 
-// take puts a response to use. It returns the set of the stream after it, and what has to be saved.
-func (s *stream) take(r response) (set []Resource, changed saving, err error) {
-	value, err := changeOf(r)
+// use puts a response to use, and returns what has to be saved. first says that the stream has had no other one
+// that was accepted.
+func (c *Client) use(r response, first bool) (saving, error) {
+	value, there, err := tableOf(r)
 	if err != nil {
-		return nil, saving{}, err
+		return saving{}, err
 	}
-	if value != nil {
-		changed, err = s.client.useChange(value, r)
-		return nil, changed, err
+	isChange, err := hasChange(value)
+	if err != nil {
+		return saving{}, fmt.Errorf("a table of %d bytes: %w", len(value), err)
 	}
-	if set, err = nextSet(s.set, r); err != nil {
-		return nil, saving{}, err
+	next := c.table
+	switch {
+	case isChange:
+		next, err = c.changed(value)
+	case there, r.whole, slices.Contains(r.removed, ""), next == nil, first && next.mode == ModeWhole:
+		next, err = wholeTable(value)
 	}
-	changed.all, err = s.client.use(set, r)
-	return set, changed, err
-}
-
-// use applies set, unless it equals the set in use, and reports whether it did.
-func (c *Client) use(set []Resource, r response) (changed bool, err error) {
-	result := resultUnchanged
-	if changed = !c.loaded || c.hosts != nil || !sameContent(c.inUse, set); changed {
+	if err != nil {
+		return saving{}, err
+	}
+	shards, result := next.since(c.table), resultUnchanged
+	if len(shards) > 0 {
 		result = resultApplied
 		start := time.Now()
-		err := c.apply(set)
+		err := c.apply(shards)
 		c.metrics.duration.Observe(time.Since(start).Seconds())
 		if err != nil {
-			return false, err
+			return saving{}, err
 		}
-		if isEmpty(set) && c.hasHosts() {
-			c.warnEmpty(r)
+		if next.len() == 0 && c.table != nil && c.table.len() > 0 {
+			c.log.Warn("the control plane sent no mesh hosts, the table is empty now", "version", r.version)
 		}
-		c.inUse, c.hosts, c.hostsNode, c.loaded, c.damaged = set, nil, "", true, false
 	}
+	save := saving{all: len(shards) > 0}
+	if node := fingerprint(c.sentNode); isChange {
+		save.all = c.table == nil || c.table.mode != ModeHosts || node != c.tableNode
+		if !save.all && (len(shards) > 0 || !bytes.Equal(c.table.revision, next.revision)) {
+			save.change = value
+		}
+		c.tableNode = node
+	}
+	c.table = next
 	c.pushed(r, result)
-	return changed, nil
+	return save, nil
 }
 
-// hasHosts reports whether the table in use has hosts.
-func (c *Client) hasHosts() bool {
-	if c.hosts != nil {
-		return c.hosts.len() > 0
+// changed returns the table after a change, a NameTable in wire form. If that does not have its checksum, the next
+// stream asks for what is missing.
+func (c *Client) changed(value []byte) (*hostTable, error) {
+	parsed, err := parseChange(value)
+	if err != nil {
+		return nil, err
 	}
-	return !isEmpty(c.inUse)
-}
-
-func (c *Client) warnEmpty(r response) {
-	c.log.Warn("the control plane sent no mesh hosts, the table is empty now", "version", r.version)
+	next, err := c.table.with(&parsed)
+	if err == nil {
+		return next, nil
+	}
+	if c.table != nil && c.table.mode == ModeHosts {
+		c.table = c.table.summed()
+	}
+	c.setDifference(err.Error(), c.inUseTable().digest)
+	return nil, err
 }
 
 // pushed counts and logs a response that was accepted. The table in use is that of the response.
@@ -171,7 +168,7 @@ func (c *Client) pushed(r response, result string) {
 	if first {
 		log = c.log.Info
 	}
-	log("table pushed", "version", r.version, "result", result, "mode", t.mode, "resources", t.resources, "bytes", r.bytes)
+	log("table pushed", "version", r.version, "result", result, "mode", t.mode, "hosts", c.table.len(), "bytes", r.bytes)
 }
 
 // reject counts and logs a response that is not used.
@@ -206,60 +203,12 @@ func explainEnd(err error) error {
 	return fmt.Errorf("receiving a push: %w", err)
 }
 
-// nextSet returns the set, sorted by name, that follows from set and a response. It does
-// not change set. A state-of-the-world response may hold several resources without a
-// name; they keep their order.
-func nextSet(set []Resource, r response) ([]Resource, error) {
-	if r.typeURL != TypeURL {
-		return nil, fmt.Errorf("response of type %q: want %q", r.typeURL, TypeURL)
-	}
-	named := make(map[string]bool, len(r.resources))
-	next := make([]Resource, 0, len(r.resources))
-	for _, resource := range r.resources {
-		name, body := resource.GetName(), resource.GetResource()
-		if body.GetTypeUrl() != TypeURL {
-			return nil, fmt.Errorf("resource %q of type %q: want %q", name, body.GetTypeUrl(), TypeURL)
-		}
-		if named[name] && (!r.whole || name != "") {
-			return nil, fmt.Errorf("resource %q twice in one response", name)
-		}
-		named[name] = true
-		next = append(next, Resource{Name: name, Version: resource.GetVersion(), Value: body.GetValue()})
-	}
-	if !r.whole {
-		for _, name := range r.removed {
-			named[name] = true
-		}
-		for _, resource := range set {
-			if !named[resource.Name] {
-				next = append(next, resource)
-			}
-		}
-	}
-	slices.SortStableFunc(next, func(a, b Resource) int { return cmp.Compare(a.Name, b.Name) })
-	return next, nil
-}
-
-// sameContent reports whether two sets hold the same tables under the same names. It
-// ignores versions: istiod sends the same table under new versions, and new tables under
-// the same version.
-func sameContent(a, b []Resource) bool {
-	return slices.EqualFunc(a, b, func(a, b Resource) bool {
-		return a.Name == b.Name && bytes.Equal(a.Value, b.Value)
-	})
-}
-
-// isEmpty reports whether a set has no hosts.
-func isEmpty(set []Resource) bool {
-	return !slices.ContainsFunc(set, func(r Resource) bool { return len(r.Value) > 0 })
-}
-
 // response is a response of either variant.
 type response struct {
 	typeURL, version, nonce string
 	// bytes is the length in wire form.
 	bytes int
-	// whole says that resources is the whole set; otherwise it is a change.
+	// whole says that no resource is an empty table; otherwise it is none.
 	whole     bool
 	resources []*discoveryv3.Resource
 	removed   []string
@@ -362,7 +311,7 @@ func (r sotwRPC) receive() (response, error) {
 	for i, body := range m.GetResources() {
 		wrapped := &discoveryv3.Resource{}
 		if !body.MessageIs(wrapped) || body.UnmarshalTo(wrapped) != nil {
-			// A malformed wrapper stays wrapped, and nextSet refuses its type.
+			// A malformed wrapper stays wrapped, and tableOf refuses its type.
 			wrapped = &discoveryv3.Resource{Resource: body}
 		}
 		converted.resources[i] = wrapped

@@ -44,7 +44,7 @@ func (s Sum) Sub(other Sum) Sum {
 	return Sum{high, low}
 }
 
-// Prefix returns the first 8 bytes of the checksum, which are the digest of a bucket.
+// Prefix returns the first 8 bytes of the checksum, which are the digest of a shard.
 func (s Sum) Prefix() uint64 { return s.high }
 
 // Bytes returns the SumSize bytes of the checksum, big endian.

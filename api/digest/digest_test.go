@@ -4,19 +4,20 @@ import (
 	"bytes"
 	"encoding/hex"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/nametap/nametap/api/digest"
 )
 
-// The values that other implementations must find, too: of SHA-256 and of FNV-1a.
+// The values that other implementations must find, too: of SHA-256 and of the shard of a host.
 func TestKnownValues(t *testing.T) {
 	if got, want := digest.Of([]byte("abc")).String(), "ba7816bf8f01cfea414140de5dae2223"; got != want {
 		t.Errorf("the sum of abc is %s, want %s", got, want)
 	}
-	for host, want := range map[string]int{"": 0x81 ^ 0x1c ^ 0x9d ^ 0xc5, "a": 0xe4 ^ 0x0c ^ 0x29 ^ 0x2c, "foobar": 0xbf ^ 0x9c ^ 0xf9 ^ 0x68} {
-		if got := digest.BucketOf(host); got != want {
-			t.Errorf("the bucket of %q is %d, want %d", host, got, want)
+	for host, want := range map[string]int{"": 0x9e, "a": 0xdf, "foobar": 0x23, "*.Example.com.": 0x0d, "*.example.com": 0x0d} {
+		if got := digest.ShardOf(host); got != want {
+			t.Errorf("the shard of %q is %d, want %d", host, got, want)
 		}
 	}
 }
@@ -70,7 +71,7 @@ func TestSumBytes(t *testing.T) {
 }
 
 func TestDiffering(t *testing.T) {
-	var a, b digest.Buckets
+	var a, b digest.Sums
 	for i := range a {
 		a[i] = digest.Of([]byte{byte(i)})
 	}
@@ -90,10 +91,10 @@ func TestDiffering(t *testing.T) {
 		t.Error("digests that are too short are accepted")
 	}
 	if !want.Has(3) || want.Has(2) {
-		t.Error("the set has other buckets than were added")
+		t.Error("the set has other shards than were added")
 	}
 	if got, want := a.Sum().Sub(b.Sum()), a[3].Add(a[255]).Sub(b[255]); got != want {
-		t.Errorf("the sums of all buckets differ by %s, want %s", got, want)
+		t.Errorf("the sums of all shards differ by %s, want %s", got, want)
 	}
 }
 
@@ -108,6 +109,34 @@ func TestParseSet(t *testing.T) {
 	for _, n := range []int{1, digest.SetSize - 1, digest.SetSize + 1} {
 		if _, ok := digest.ParseSet(bytes.Repeat([]byte{1}, n)); ok {
 			t.Errorf("a set of %d bytes is accepted", n)
+		}
+	}
+}
+
+// TestSplit checks that the entries of tables are split by the shards of their hosts.
+func TestSplit(t *testing.T) { // C11
+	entry := func(host string) []byte {
+		return append([]byte{0x0a, byte(len(host) + 2), 0x0a, byte(len(host))}, host...)
+	}
+	one, two := entry("web.shop"), entry("WEB.shop")
+	other := []byte{0x10, 5} // a field of another version
+	shards, err := digest.Split(slices.Concat(one, other, entry("a.example")), two)
+	if err != nil || len(shards) != digest.Count {
+		t.Fatalf("%d shards, %v", len(shards), err)
+	}
+	if got := shards[digest.ShardOf("web.shop")]; !bytes.Equal(got, slices.Concat(one, two)) {
+		t.Errorf("the shard has %q", got)
+	}
+	size := 0
+	for _, part := range shards {
+		size += len(part)
+	}
+	if want := len(one) + len(two) + len(entry("a.example")); size != want {
+		t.Errorf("all shards have %d bytes, want %d", size, want)
+	}
+	for _, bad := range [][]byte{{0x0a, 8}, {0x0a, 2, 0x0a, 5}, {0xff}} {
+		if _, err := digest.Split(bad); err == nil {
+			t.Errorf("%x is accepted", bad)
 		}
 	}
 }

@@ -24,7 +24,7 @@ func (s *Set) Shards() [digest.Count][]*Host { return s.shards }
 func (s *Set) Next(changes []HostChange) [digest.Count][]*Host {
 	next, byShard := s.shards, map[int][]HostChange{}
 	for _, c := range changes {
-		at := digest.BucketOf(c.Key())
+		at := digest.ShardOf(c.Key())
 		byShard[at] = append(byShard[at], c)
 	}
 	for at, some := range byShard {

@@ -129,7 +129,7 @@ func (d *delta) without(complete *digest.Set, others []hosts.HostChange) []seen 
 		keys[c.Key()] = true
 	}
 	for _, e := range d.entries {
-		if !keys[e.key] && !complete.Has(digest.BucketOf(e.key)) {
+		if !keys[e.key] && !complete.Has(digest.ShardOf(e.key)) {
 			left = append(left, e)
 		}
 	}

@@ -113,7 +113,7 @@ func TestChangesAreMerged(t *testing.T) {
 	}
 	c.ack()
 	var shard digest.Set
-	shard.Add(digest.BucketOf("web.shop.svc.cluster.local"))
+	shard.Add(digest.ShardOf("web.shop.svc.cluster.local"))
 	if change, n := c.change(); !bytes.Equal(change.GetComplete(), shard[:]) || n > 300 {
 		t.Errorf("a client that was behind by more than is kept was sent %d bytes, want the shard that has changed: %v", n, change)
 	}

@@ -11,7 +11,7 @@ type generation uint64
 // A base has the checksums of what views have in common. It is guarded by tables.mu, except for its viewer.
 type base struct {
 	viewer  hosts.Viewer
-	sums    digest.Buckets
+	sums    digest.Sums
 	total   digest.Sum // of sums
 	entries int
 	changed [digest.Count]generation // the last one in which the shard has changed
@@ -42,7 +42,7 @@ type shift struct {
 
 // shiftOf returns by how much a table changes if an entry replaces another one; nil stands for none.
 func shiftOf(key string, old, now *hosts.Entry) shift {
-	s := shift{shard: digest.BucketOf(key)}
+	s := shift{shard: digest.ShardOf(key)}
 	if old != nil {
 		s.sum, s.entries = s.sum.Sub(old.Sum), s.entries-1
 	}
@@ -113,7 +113,7 @@ func (v *view) follow(c hosts.HostChange, now generation) bool {
 	was, is := v.difference(c.Old), v.difference(c.New)
 	if was != is {
 		sum := is.sum.Sub(was.sum)
-		shard := digest.BucketOf(key)
+		shard := digest.ShardOf(key)
 		v.differs[shard] = difference{v.differs[shard].sum.Add(sum), now}
 		v.own, v.entries, v.last = v.own.Add(sum), v.entries+is.entries-was.entries, now
 	}

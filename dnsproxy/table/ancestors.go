@@ -24,9 +24,9 @@ func (t *Table) HasBelow(name wire.Name) bool {
 func (t *Table) IndexAncestors() { t.ancestors = t.allAncestors() }
 
 // ancestors has the ancestors of hosts' names and of the short names that are derived from them, in
-// shards by the hash of the ancestor. The value is the number of such names, and of further
-// ancestors, that are its children. It is immutable: tables share its shards.
-type ancestors [shardCount]map[wire.Name]uint32
+// parts by the hash of the ancestor. The value is the number of such names, and of further
+// ancestors, that are its children. It is immutable: tables share its parts.
+type ancestors [partCount]map[wire.Name]uint32
 
 // allAncestors returns the ancestors of the table.
 func (t *Table) allAncestors() *ancestors {
@@ -51,7 +51,7 @@ func (t *Table) nextAncestors(next *Table, changed []int) *ancestors {
 }
 
 func (a *ancestors) has(name wire.Name, seed maphash.Seed) bool {
-	_, found := a[shardOf(maphash.String(seed, string(name)))][name]
+	_, found := a[partOf(maphash.String(seed, string(name)))][name]
 	return found
 }
 
@@ -59,7 +59,7 @@ func (a *ancestors) has(name wire.Name, seed maphash.Seed) bool {
 type ancestorEditor struct {
 	seed   maphash.Seed
 	result ancestors
-	own    [shardCount]bool // shards that were copied
+	own    [partCount]bool // shards that were copied
 }
 
 // replace replaces the hosts of a shard by those of another one. Both have their hosts in the order
@@ -136,7 +136,7 @@ func (e *ancestorEditor) remove(name wire.Name) {
 
 // shard returns the shard of an ancestor, to be changed.
 func (e *ancestorEditor) shard(name wire.Name) map[wire.Name]uint32 {
-	at := shardOf(maphash.String(e.seed, string(name)))
+	at := partOf(maphash.String(e.seed, string(name)))
 	if !e.own[at] {
 		e.own[at] = true
 		if e.result[at] = maps.Clone(e.result[at]); e.result[at] == nil {

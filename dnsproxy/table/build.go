@@ -9,75 +9,74 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// New builds a table from the NameTables of one push, in wire form. namespace and domain
-// are those of the agent, as [NewCluster] takes them.
-//
-// Keys that are not valid names and addresses that do not parse are left out and listed by
-// [Table.Skipped]. An error means that no entry could be used: the bytes are not a
-// NameTable, or the namespace or domain is not valid. The table does not keep resources.
-func New(namespace, domain string, resources [][]byte) (*Table, error) {
+// New builds a table from the entries of all hosts by shard, as in [Table.With]. namespace and domain
+// are those of the agent, as [NewCluster] takes them. An error also means that the namespace or domain is
+// not valid.
+func New(namespace, domain string, shards map[int][]byte) (*Table, error) {
 	c, err := NewCluster(namespace, domain)
 	if err != nil {
 		return nil, err
 	}
-	return Empty(c).Next(resources)
+	return Empty(c).With(shards)
 }
 
 // Empty returns a table without hosts, the predecessor of the first one.
 func Empty(c Cluster) *Table { return &Table{Cluster: c, seed: maphash.MakeSeed()} }
 
-// empty returns a table without hosts that is like t otherwise.
-func (t *Table) empty() *Table {
-	e := &Table{Cluster: t.Cluster, seed: t.seed}
-	if t.ancestors != nil {
-		e.IndexAncestors()
-	}
-	return e
-}
-
-// Next builds the table of a push: the NameTables of resources, in wire form, as in [New].
-// It shares with t every shard whose entries are unchanged, and returns t itself if all
-// are. If t has changed in memory, it shares nothing.
-func (t *Table) Next(resources [][]byte) (*Table, error) {
-	for i := range t.shards {
-		if t.Damaged(i) {
-			t = t.empty()
-			break
-		}
-	}
+// With returns a table with other shards ([digest.ShardOf]): shards has all entries of each, a NameTable in
+// wire form. The other shards are those of t, and so are those whose entries are the same; if all are, it
+// returns t.
+//
+// Keys that are not valid names and addresses that do not parse are left out and listed by
+// [Table.Skipped]. An error means that no entry is used: the bytes are not a NameTable, or an entry is of
+// another shard. The table does not keep shards.
+func (t *Table) With(shards map[int][]byte) (*Table, error) {
 	b := builder{cluster: &t.Cluster, seed: t.seed}
-	if err := b.assign(resources); err != nil {
-		return nil, err
-	}
+	var entries [digest.Count][][]byte
 	var changed []int
 	for i := range t.shards {
-		if b.digests[i] != t.shards[i].digest {
+		content, given := shards[i]
+		if !given {
+			continue
+		}
+		for raw, err := range wireEntries(content) {
+			var entry wireEntry
+			if err == nil {
+				entry, err = parseWireEntry(raw)
+			}
+			if at := digest.ShardOf(entry.key); err == nil && at != i {
+				err = fmt.Errorf("host %q is of shard %d", entry.key, at)
+			}
+			if err != nil {
+				return nil, fmt.Errorf("shard %d (%d bytes): %w", i, len(content), err)
+			}
+			entries[i] = append(entries[i], raw)
+			b.contents[i].add(t.seed, raw)
+		}
+		if b.contents[i] != t.shards[i].content {
 			changed = append(changed, i)
 		}
 	}
 	if len(changed) == 0 {
 		return t, nil
 	}
-	entries, err := b.collect(resources, changed)
-	if err != nil {
-		return nil, err
-	}
-	return t.rebuild(&b, entries, changed)
+	return t.rebuild(&b, &entries, changed)
 }
 
 // rebuild returns a table that differs from t in the shards that changed lists, which b builds from
 // these entries.
-func (t *Table) rebuild(b *builder, entries *[shardCount][][]byte, changed []int) (*Table, error) {
+func (t *Table) rebuild(b *builder, entries *[digest.Count][][]byte, changed []int) (*Table, error) {
 	next := &Table{Cluster: t.Cluster, seed: t.seed, shards: t.shards}
 	for _, i := range changed {
 		s, err := b.shard(entries[i])
 		if err != nil {
 			return nil, err
 		}
-		s.digest, s.built = b.digests[i], s.sum(b.seed)
+		s.content = b.contents[i]
 		next.shards[i] = s
 	}
 	for i := range next.shards {
@@ -92,11 +91,9 @@ func (t *Table) rebuild(b *builder, entries *[shardCount][][]byte, changed []int
 // A builder builds shards. Its result depends on the set of entries and not on their order:
 // entries are sorted before one of them wins a contested name.
 type builder struct {
-	cluster *Cluster
-	seed    maphash.Seed
-	digests [shardCount]digest
-	// shards is the shard of every entry, in the order of the push.
-	shards []uint8
+	cluster  *Cluster
+	seed     maphash.Seed
+	contents [digest.Count]content
 
 	// Buffers for one shard.
 	candidates []candidate
@@ -108,71 +105,6 @@ type builder struct {
 	info   nameInfo
 	v4, v6 []netip.Addr
 	near   [2]int // how many of v4 and of v6 are near
-}
-
-// assign determines the shard of every entry and the digest of every shard.
-func (b *builder) assign(resources [][]byte) error {
-	var name [wire.MaxNameLen]byte
-	for i, table := range resources {
-		for raw, err := range wireEntries(table) {
-			var entry wireEntry
-			if err == nil {
-				entry, err = parseWireEntry(raw)
-			}
-			if err != nil {
-				return fmt.Errorf("NameTable %d of %d (%d bytes): %w", i+1, len(resources), len(table), err)
-			}
-			at := shardOf(maphash.Bytes(b.seed, foldKey(name[:0], viewString(entry.key))))
-			b.shards = append(b.shards, uint8(at)) //nolint:gosec // below shardCount
-			b.digests[at].add(b.seed, raw)
-		}
-	}
-	return nil
-}
-
-// foldKey appends the wire.Name of key to dst if key is a valid name, and otherwise bytes
-// that depend on key only: enough to choose a shard.
-func foldKey(dst []byte, key string) []byte {
-	key = strings.TrimSuffix(key, ".")
-	return foldText(dst, key[:min(len(key), wire.MaxNameLen-1)])
-}
-
-// foldText appends the wire.Name of text to dst if text is a hostname without a trailing
-// dot, which the caller has to check.
-func foldText(dst []byte, text string) []byte {
-	label := len(dst) // offset of the label's length
-	dst = append(append(dst, '.'), text...)
-	for i := label + 1; i < len(dst); i++ {
-		if dst[i] == '.' {
-			dst[label] = byte(i - label - 1) //nolint:gosec // truncated if text is not a name
-			label = i
-		}
-		dst[i] = wire.FoldByte(dst[i])
-	}
-	dst[label] = byte(len(dst) - label - 1) //nolint:gosec // the same
-	return dst
-}
-
-// collect returns the entries, in wire form, of the shards that changed.
-func (b *builder) collect(resources [][]byte, changed []int) (*[shardCount][][]byte, error) {
-	var entries [shardCount][][]byte
-	for _, i := range changed {
-		entries[i] = make([][]byte, 0, b.digests[i].entries)
-	}
-	n := 0
-	for _, table := range resources {
-		for raw, err := range wireEntries(table) {
-			if err != nil {
-				return nil, err // not reached: assign has parsed it
-			}
-			at := b.shards[n]
-			n++
-			if entries[at] != nil {
-				entries[at] = append(entries[at], raw)
-			}
-		}
-	}
-	return &entries, nil
 }
 
 // A candidate is a valid entry of a push.

@@ -111,3 +111,19 @@ func (c *Cluster) heads(fqdn wire.Name, dst []wire.Name) []wire.Name {
 	}
 	return dst
 }
+
+// foldText appends the wire.Name of text to dst if text is a hostname without a trailing
+// dot, which the caller has to check.
+func foldText(dst []byte, text string) []byte {
+	label := len(dst) // offset of the label's length
+	dst = append(append(dst, '.'), text...)
+	for i := label + 1; i < len(dst); i++ {
+		if dst[i] == '.' {
+			dst[label] = byte(i - label - 1) //nolint:gosec // truncated if text is not a name
+			label = i
+		}
+		dst[i] = wire.FoldByte(dst[i])
+	}
+	dst[label] = byte(len(dst) - label - 1) //nolint:gosec // the same
+	return dst
+}

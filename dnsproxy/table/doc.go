@@ -1,5 +1,5 @@
-// Package table holds the mesh's names. A [Table] is immutable: the next one is built from a
-// push by [Table.Next] and shares with its predecessor every shard that the push did not
+// Package table holds the mesh's names. A [Table] is immutable: the next one is built from the shards of
+// a push by [Table.With] and shares with its predecessor every shard that the push did not
 // change, so a push that changes one host of 100,000 builds some 400 anew.
 //
 // A host is stored once, under its FQDN. Short names, search-list expansions, names of
@@ -18,7 +18,6 @@
 //	suffixes.go   which suffixes the settings give to nameservers or keep from them
 //	claims.go     names that hosts claim besides their FQDNs, and collisions
 //	ancestors.go  names that exist because hosts are below them
-//	build.go      the next table from a push
-//	change.go     the next table from some of its shards
+//	build.go      the next table from the shards of a push
 //	nametable.go  NameTables in wire form; the only file that imports api
 package table

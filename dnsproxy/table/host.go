@@ -314,33 +314,23 @@ func recordLen(b []byte) int {
 	return len(b) - len(rest)
 }
 
-// shardCount is the number of shards of a table. A push that changes one host of 100,000
-// builds one shard of some 400 hosts.
-const (
-	shardBits  = 8
-	shardCount = 1 << shardBits
-)
-
-// shardOf returns the shard of a hash.
-func shardOf(hash uint64) int { return int(hash >> (64 - shardBits)) } //nolint:gosec // eight bits
-
-// A digest identifies the set of entries of a shard, in any order. Two different sets have
-// the same digest with a probability of 2^-64.
-type digest struct {
+// A content identifies the set of entries of a shard, in any order. Two different sets have
+// the same content with a probability of 2^-64.
+type content struct {
 	sum     uint64 // of the entries' hashes
 	entries int
 }
 
 // add adds an entry in wire form.
-func (d *digest) add(seed maphash.Seed, raw []byte) {
-	d.entries++
-	d.sum += maphash.Bytes(seed, raw)
+func (c *content) add(seed maphash.Seed, raw []byte) {
+	c.entries++
+	c.sum += maphash.Bytes(seed, raw)
 }
 
-// A shard holds the hosts whose names hash to it. It is immutable; the zero value is empty.
+// A shard holds the hosts of a shard ([digest.ShardOf]): a push that changes one host of 100,000 builds
+// one shard of some 400 hosts. It is immutable; the zero value is empty.
 type shard struct {
-	digest  digest // of the entries
-	built   uint64 // the sum of records and index
+	content content
 	records []byte
 	// index maps the hash of a name to the offset of its record plus one: open addressing
 	// in a power of two that is never full. It is empty without records.

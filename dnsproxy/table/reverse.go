@@ -8,13 +8,23 @@ import (
 
 	"github.com/miekg/dns"
 
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // A reverseIndex finds the hosts of an address, and the pods of a headless Service that have it. Its
-// shards hold sorted pointers, by the hash of the address, or of the address and the Service. They are
+// parts hold sorted pointers, by the hash of the address, or of the address and the Service. They are
 // immutable, so tables share them.
-type reverseIndex [shardCount][]pointer
+type reverseIndex [partCount][]pointer
+
+// partCount is the number of parts of an index by something other than hosts.
+const (
+	partBits  = 8
+	partCount = 1 << partBits
+)
+
+// partOf returns the part of a hash.
+func partOf(hash uint64) int { return int(hash >> (64 - partBits)) } //nolint:gosec // eight bits
 
 // A pointer refers from an address, or an address and a Service, to a host. From high to low bits it
 // consists of a tag of these, a bit that is set unless the host is a Service or a part of one, the shard
@@ -24,25 +34,32 @@ type pointer uint64
 
 const (
 	pointerNameBits     = 32
-	pointerExternal     = 1 << (pointerNameBits + shardBits)
-	pointerTagShift     = pointerNameBits + shardBits + 1
+	pointerShardBits    = 8
+	pointerExternal     = 1 << (pointerNameBits + pointerShardBits)
+	pointerTagShift     = pointerNameBits + pointerShardBits + 1
 	maxPointers         = 64 // names in one answer
 	maxPointersLookedAt = 256
 )
 
-// newPointer returns the pointer from a key to a host and the shard of the index that holds it, given
-// the hashes of the key and of the host's name.
-func newPointer(key, name uint64, external bool) (at int, p pointer) {
-	p = keyTag(key) | pointer(shardOf(name))<<pointerNameBits | pointer(uint32(name)) //nolint:gosec // the low half
+// A target is a host as pointers refer to it: its shard, and the hash of its name.
+type target struct {
+	shard int
+	name  uint64
+}
+
+// newPointer returns the pointer from a key to a host and the part of the index that holds it, given
+// the hash of the key.
+func newPointer(key uint64, to target, external bool) (at int, p pointer) {
+	p = keyTag(key) | pointer(to.shard)<<pointerNameBits | pointer(uint32(to.name)) //nolint:gosec // the low half
 	if external {
 		p |= pointerExternal
 	}
-	return shardOf(key), p
+	return partOf(key), p
 }
 
-// keyTag returns the tag of a key: the bits of its hash below those that choose the shard.
+// keyTag returns the tag of a key: the bits of its hash below those that choose the part.
 func keyTag(key uint64) pointer {
-	return pointer(key << shardBits >> pointerTagShift << pointerTagShift)
+	return pointer(key << partBits >> pointerTagShift << pointerTagShift)
 }
 
 // podKey returns the hash by which the index has the pods of a Service with a packed address.
@@ -132,13 +149,13 @@ func (t *Table) pods(service wire.Name, packed []byte, yield func(Host) bool) {
 // pointed calls yield for the hosts with a packed address to which the index points from a key.
 func (t *Table) pointed(key uint64, packed []byte, yield func(Host) bool) {
 	tag := keyTag(key)
-	all := t.reverse[shardOf(key)]
+	all := t.reverse[partOf(key)]
 	first, _ := slices.BinarySearch(all, tag)
 	for _, p := range all[first:] {
 		if p>>pointerTagShift != tag>>pointerTagShift {
 			break
 		}
-		at := &t.shards[p>>pointerNameBits&(shardCount-1)]
+		at := &t.shards[p>>pointerNameBits&(digest.Count-1)]
 		if !at.having(packed, t.seed, uint32(p), yield) { //nolint:gosec // the low half
 			break
 		}
@@ -164,11 +181,11 @@ func (s *shard) having(packed []byte, seed maphash.Seed, low uint32, yield func(
 // next returns the index of the table after, which differs from before in the shards that
 // changed lists.
 func (r reverseIndex) next(before, after *Table, changed []int) reverseIndex {
-	var removed, added [shardCount][]pointer
+	var removed, added [partCount][]pointer
 	var was, is []addressed
 	for _, i := range changed {
-		was = before.shards[i].pointers(was[:0], before)
-		is = after.shards[i].pointers(is[:0], after)
+		was = before.shards[i].pointers(was[:0], before, i)
+		is = after.shards[i].pointers(is[:0], after, i)
 		subtract(&removed, was, is)
 		subtract(&added, is, was)
 	}
@@ -182,7 +199,7 @@ func (r reverseIndex) next(before, after *Table, changed []int) reverseIndex {
 	return r
 }
 
-// An addressed pointer is a pointer with the shard of the index that holds it.
+// An addressed pointer is a pointer with the part of the index that holds it.
 type addressed struct {
 	at int
 	p  pointer
@@ -192,17 +209,17 @@ func (a addressed) compare(b addressed) int {
 	return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.p, b.p))
 }
 
-// pointers appends to dst the pointers to the hosts of a shard of t, sorted and without
+// pointers appends to dst the pointers to the hosts of s, the shard of t with a number, sorted and without
 // duplicates. Aliases have none, because a PTR record's target must not be an alias (RFC 2181,
 // section 10.2).
-func (s *shard) pointers(dst []addressed, t *Table) []addressed {
+func (s *shard) pointers(dst []addressed, t *Table, number int) []addressed {
 	for h := range s.all {
 		if h.isAlias() {
 			continue
 		}
-		name := maphash.String(t.seed, string(h.Name))
+		to := target{number, maphash.String(t.seed, string(h.Name))}
 		add := func(key uint64) {
-			at, p := newPointer(key, name, !h.Kubernetes())
+			at, p := newPointer(key, to, !h.Kubernetes())
 			dst = append(dst, addressed{at, p})
 		}
 		var services [2]wire.Name
@@ -227,7 +244,7 @@ func (s *shard) pointers(dst []addressed, t *Table) []addressed {
 }
 
 // subtract adds to dst the pointers of list that are not in excluded; both are sorted.
-func subtract(dst *[shardCount][]pointer, list, excluded []addressed) {
+func subtract(dst *[partCount][]pointer, list, excluded []addressed) {
 	for _, a := range list {
 		for len(excluded) > 0 && excluded[0].compare(a) < 0 {
 			excluded = excluded[1:]

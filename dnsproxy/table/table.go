@@ -6,15 +6,16 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A Table is an immutable set of mesh hosts, made by [New], [Empty] or [Table.Next]. Its
+// A Table is an immutable set of mesh hosts, made by [New], [Empty] or [Table.With]. Its
 // methods are safe for concurrent use.
 type Table struct {
 	Cluster Cluster
 	seed    maphash.Seed // shared with the previous and the next tables
-	shards  [shardCount]shard
+	shards  [digest.Count]shard
 	reverse reverseIndex
 	// claimed are the names that cannot be derived from a host's FQDN; nil without any.
 	claimed *claimed
@@ -73,8 +74,11 @@ func (t *Table) all(yield func(Host) bool) {
 
 // find returns the host with this name.
 func (t *Table) find(name wire.Name) (Host, bool) {
-	hash := maphash.String(t.seed, string(name))
-	return t.shards[shardOf(hash)].find(hash, name)
+	s := &t.shards[digest.ShardOfWire(string(name))]
+	if len(s.index) == 0 {
+		return Host{}, false
+	}
+	return s.find(maphash.String(t.seed, string(name)), name)
 }
 
 // A Rule is the rule by which the table has a name, or RuleNone. Its text does not change

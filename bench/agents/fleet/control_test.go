@@ -40,7 +40,7 @@ type control struct {
 type contents struct {
 	hosts   map[string]string // addresses
 	entries map[string][]byte // as they are encoded in a table
-	buckets digest.Buckets
+	shards  digest.Sums
 }
 
 // newContents returns the contents of a table. It encodes the entries that before does not have.
@@ -55,8 +55,8 @@ func newContents(t *testing.T, hosts map[string]string, before contents) content
 				t.Error(err)
 			}
 		}
-		b := digest.BucketOf(host)
-		c.entries[host], c.buckets[b] = raw, c.buckets[b].Add(digest.Of(raw))
+		b := digest.ShardOf(host)
+		c.entries[host], c.shards[b] = raw, c.shards[b].Add(digest.Of(raw))
 	}
 	return c
 }
@@ -107,7 +107,7 @@ func (c *control) nodes() []*corev3.Node {
 // sum returns the checksum of the current table.
 func (c *control) sum() digest.Sum {
 	table, _ := c.current()
-	return table.buckets.Sum()
+	return table.shards.Sum()
 }
 
 // A subscription is what a stream has sent.
@@ -132,7 +132,7 @@ func (s *subscription) next(table contents, first bool) []byte {
 		if err != nil {
 			s.c.t.Error(err)
 		}
-		ours := table.buckets.Digests()
+		ours := table.shards.Digests()
 		complete = digest.All()
 		if theirs, ok := digest.ParseDigests(digests); ok {
 			complete = ours.Differing(&theirs)
@@ -140,7 +140,7 @@ func (s *subscription) next(table contents, first bool) []byte {
 	}
 	var entries []byte
 	for host, address := range table.hosts {
-		wanted := first && complete.Has(digest.BucketOf(host)) || !first && s.sent[host] != address
+		wanted := first && complete.Has(digest.ShardOf(host)) || !first && s.sent[host] != address
 		if wanted && !s.corrupt {
 			entries = append(entries, table.entries[host]...)
 		}
@@ -154,7 +154,7 @@ func (s *subscription) next(table contents, first bool) []byte {
 		return entries
 	}
 	change.Complete = complete[:]
-	change.Sum = table.buckets.Sum().Bytes()
+	change.Sum = table.shards.Sum().Bytes()
 	b, err := proto.Marshal(&api.NameTable{Change: change})
 	if err != nil {
 		s.c.t.Error(err)

@@ -98,7 +98,7 @@ func (c *collected) take() Times {
 	return all
 }
 
-// noteDelays notes how long the hosts of a push took. A push with whole buckets is the answer to a
+// noteDelays notes how long the hosts of a push took. A push with whole shards is the answer to a
 // reconnect, which is measured otherwise.
 func (f *Fleet) noteDelays(a *agent, now time.Time) {
 	for _, r := range a.parsed.Resources {

@@ -12,11 +12,11 @@ import (
 	"github.com/nametap/nametap/bench/agents/wire"
 )
 
-// A table has the checksum of each entry of a name table. It never changes; tables share the buckets
+// A table has the checksum of each entry of a name table. It never changes; tables share the shards
 // in which they are equal.
 type table struct {
-	buckets [digest.Count][]entry // sorted by host
-	sums    digest.Buckets
+	shards  [digest.Count][]entry // sorted by host
+	sums    digest.Sums
 	sum     digest.Sum
 	hosts   int
 	digests func() string // of node metadata, computed once
@@ -31,11 +31,11 @@ type entry struct {
 // newTable returns a table without hosts.
 func newTable() *table { return new(table).finish() }
 
-// finish computes what follows from the buckets and their sums.
+// finish computes what follows from the shards and their sums.
 func (t *table) finish() *table {
 	t.sum, t.hosts = t.sums.Sum(), 0
-	for _, bucket := range t.buckets {
-		t.hosts += len(bucket)
+	for _, shard := range t.shards {
+		t.hosts += len(shard)
 	}
 	t.digests = sync.OnceValue(func() string { return base64.StdEncoding.EncodeToString(t.sums.Digests().Bytes()) })
 	return t
@@ -47,26 +47,26 @@ func (t *table) apply(raw []byte, c wire.Change) (*table, error) {
 	var added [digest.Count][]entry
 	removed := map[int][]string{}
 	err := wire.Entries(raw, func(host string, raw []byte) {
-		b := digest.BucketOf(host)
+		b := digest.ShardOf(host)
 		added[b] = append(added[b], entry{host, digest.Of(raw)})
 	})
 	if err != nil {
 		return nil, err
 	}
 	for _, host := range c.Removed {
-		b := digest.BucketOf(host)
+		b := digest.ShardOf(host)
 		removed[b] = append(removed[b], host)
 	}
-	next := &table{buckets: t.buckets, sums: t.sums}
+	next := &table{shards: t.shards, sums: t.sums}
 	for b := range digest.Count {
-		old := t.buckets[b]
+		old := t.shards[b]
 		if c.Complete.Has(b) {
 			old = nil
 		} else if added[b] == nil && removed[b] == nil {
 			continue
 		}
-		next.buckets[b] = merge(old, added[b], removed[b])
-		next.sums[b] = sumOf(next.buckets[b])
+		next.shards[b] = merge(old, added[b], removed[b])
+		next.sums[b] = sumOf(next.shards[b])
 	}
 	if next.finish(); next.sum != c.Sum {
 		return nil, fmt.Errorf("the checksum of %d hosts is %v: want %v, after a change of %d bytes", next.hosts, next.sum, c.Sum, len(raw))
@@ -74,7 +74,7 @@ func (t *table) apply(raw []byte, c wire.Change) (*table, error) {
 	return next, nil
 }
 
-// merge returns a bucket with other entries. It sorts added.
+// merge returns a shard with other entries. It sorts added.
 func merge(old, added []entry, removed []string) []entry {
 	slices.SortStableFunc(added, func(a, b entry) int { return strings.Compare(a.host, b.host) })
 	out := make([]entry, 0, len(old)+len(added))
@@ -92,9 +92,9 @@ func merge(old, added []entry, removed []string) []entry {
 	return append(out, added...)
 }
 
-// sumOf returns the checksum of a bucket.
-func sumOf(bucket []entry) (sum digest.Sum) {
-	for _, e := range bucket {
+// sumOf returns the checksum of a shard.
+func sumOf(shard []entry) (sum digest.Sum) {
+	for _, e := range shard {
 		sum = sum.Add(e.sum)
 	}
 	return sum

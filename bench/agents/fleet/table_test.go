@@ -45,7 +45,7 @@ func (o oracle) sumOfAll(t *testing.T, hosts map[string]string) (sum digest.Sum)
 	return sum
 }
 
-// A table follows random changes, of hosts and of whole buckets, and tables that were there before stay
+// A table follows random changes, of hosts and of whole shards, and tables that were there before stay
 // as they are.
 func TestApply(t *testing.T) {
 	model, sums := map[string]string{}, oracle{}
@@ -71,11 +71,11 @@ func TestApply(t *testing.T) {
 			model[host] = address
 			change.Removed = without(change.Removed, host)
 		}
-		if rand.IntN(3) == 0 { // a bucket is complete
+		if rand.IntN(3) == 0 { // a shard is complete
 			b := rand.IntN(digest.Count)
 			change.Complete.Add(b)
 			for host, address := range model {
-				if digest.BucketOf(host) != b {
+				if digest.ShardOf(host) != b {
 					continue
 				}
 				if changed[host] == "" && rand.IntN(2) == 0 {
@@ -97,8 +97,8 @@ func TestApply(t *testing.T) {
 		versions = append(versions, version{next, change.Sum})
 	}
 	for _, v := range versions {
-		for b, bucket := range v.table.buckets {
-			if sumOf(bucket) != v.table.sums[b] {
+		for b, shard := range v.table.shards {
+			if sumOf(shard) != v.table.sums[b] {
 				t.Fatal("an earlier table has changed")
 			}
 		}

@@ -16,7 +16,7 @@ const (
 
 // A Change is what a NameTable says of the table that it changes. Its slices are parts of the NameTable.
 type Change struct {
-	Complete digest.Set // buckets all of whose hosts are in the NameTable
+	Complete digest.Set // shards all of whose hosts are in the NameTable
 	Removed  []string
 	Sum      digest.Sum // of the whole table after the change
 	Revision []byte

@@ -1,0 +1,228 @@
+package digest
+
+import (
+	"encoding/binary"
+	"fmt"
+	"unsafe"
+
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// Count is the number of shards over which hosts are spread.
+const Count = 256
+
+// maxName is how much of a name decides about its shard, in bytes.
+const maxName = 254
+
+// ShardOf returns the shard of a host, whose name may be in any case and have a dot at the end: that of
+// its name in wire form.
+func ShardOf[T string | []byte](host T) int {
+	if n := len(host); n > 0 && host[n-1] == '.' {
+		host = host[:n-1]
+	}
+	host = host[:min(len(host), maxName)]
+	var name [1 + maxName]byte
+	label := 0 // offset of its length
+	for i := range len(host) {
+		c := host[i]
+		switch {
+		case c == '.':
+			name[label] = byte(i - label) //nolint:gosec // truncated if host is not a name
+			label = i + 1
+		case 'A' <= c && c <= 'Z':
+			c += 'a' - 'A'
+		}
+		name[1+i] = c
+	}
+	name[label] = byte(len(host) - label) //nolint:gosec // the same
+	return ShardOfWire(string(name[:1+len(host)]))
+}
+
+// ShardOfWire returns the shard of a host by its name in wire form: lower-case labels, each after its
+// length, without the empty one at the end. nds.proto defines it. It takes the time of a query of the
+// agent, so it reads eight bytes at a time.
+func ShardOfWire(name string) int {
+	const odd = 0x9e3779b97f4a7c15 // the golden ratio
+	hash := uint64(len(name))
+	rest := unsafe.Slice(unsafe.StringData(name), len(name))
+	for ; len(rest) >= 8; rest = rest[8:] {
+		hash = (hash ^ binary.LittleEndian.Uint64(rest)) * odd
+		hash ^= hash >> 32
+	}
+	if len(rest) > 0 {
+		var word uint64
+		for i, c := range rest {
+			word |= uint64(c) << (8 * i)
+		}
+		hash = (hash ^ word) * odd
+	}
+	return int(hash >> 56)
+}
+
+// Split returns the entries of NameTables in wire form, by shard. All shards are in the result. The error
+// says that the tables cannot be parsed.
+func Split(tables ...[]byte) (map[int][]byte, error) {
+	var sizes [Count]int
+	size, err := entries(tables, func(shard int, entry []byte) { sizes[shard] += len(entry) })
+	if err != nil {
+		return nil, err
+	}
+	all := make([]byte, size)
+	var parts [Count][]byte
+	for i, n := range sizes {
+		parts[i], all = all[:0:n], all[n:]
+	}
+	_, _ = entries(tables, func(shard int, entry []byte) { parts[shard] = append(parts[shard], entry...) })
+	shards := make(map[int][]byte, Count)
+	for i := range parts {
+		shards[i] = parts[i]
+	}
+	return shards, nil
+}
+
+// entries calls yield for the entries of tables, with tag and length, and returns their length.
+func entries(tables [][]byte, yield func(shard int, entry []byte)) (size int, err error) {
+	for i, table := range tables {
+		for rest := table; len(rest) > 0; {
+			number, kind, n := protowire.ConsumeField(rest)
+			if n < 0 {
+				return 0, fmt.Errorf("NameTable %d of %d (%d bytes): %w", i+1, len(tables), len(table), protowire.ParseError(n))
+			}
+			if number == fieldTable && kind == protowire.BytesType {
+				key, err := KeyOf(rest[:n])
+				if err != nil {
+					return 0, fmt.Errorf("NameTable %d of %d (%d bytes): %w", i+1, len(tables), len(table), err)
+				}
+				yield(ShardOf(key), rest[:n])
+				size += n
+			}
+			rest = rest[n:]
+		}
+	}
+	return size, nil
+}
+
+// The fields of a NameTable, and of an entry of its map.
+const (
+	fieldTable protowire.Number = 1
+	fieldKey   protowire.Number = 1
+)
+
+// KeyOf returns the key of an entry of a NameTable, which has tag and length and can be parsed so far.
+func KeyOf(entry []byte) (key []byte, err error) {
+	_, _, tag := protowire.ConsumeTag(entry)
+	body, _ := protowire.ConsumeBytes(entry[tag:])
+	for len(body) > 0 {
+		number, kind, tag := protowire.ConsumeTag(body)
+		if tag < 0 {
+			return nil, protowire.ParseError(tag)
+		}
+		n := protowire.ConsumeFieldValue(number, kind, body[tag:])
+		if n < 0 {
+			return nil, protowire.ParseError(n)
+		}
+		if number == fieldKey && kind == protowire.BytesType {
+			key, _ = protowire.ConsumeBytes(body[tag:])
+		}
+		body = body[tag+n:]
+	}
+	return key, nil
+}
+
+// Sums has the checksum of the entries of each shard.
+type Sums [Count]Sum
+
+// Digests has the first 8 bytes of the checksum of each shard, which an agent sends when it connects.
+type Digests [Count]uint64
+
+// DigestsSize is the length of encoded digests, in bytes.
+const DigestsSize = 8 * Count
+
+// Digests returns the digests of the shards.
+func (b *Sums) Digests() (d Digests) {
+	for i, s := range b {
+		d[i] = s.Prefix()
+	}
+	return d
+}
+
+// ParseDigests returns the digests in b; ok is false if b has not DigestsSize bytes.
+func ParseDigests(b []byte) (d Digests, ok bool) {
+	if len(b) != DigestsSize {
+		return Digests{}, false
+	}
+	for i := range d {
+		d[i] = binary.BigEndian.Uint64(b[8*i:])
+	}
+	return d, true
+}
+
+// Bytes returns the DigestsSize bytes of the digests, big endian.
+func (d Digests) Bytes() []byte {
+	out := make([]byte, 0, DigestsSize)
+	for _, word := range d {
+		out = binary.BigEndian.AppendUint64(out, word)
+	}
+	return out
+}
+
+// Differing returns the shards whose digests differ.
+func (d *Digests) Differing(other *Digests) (s Set) {
+	for i := range d {
+		if d[i] != other[i] {
+			s.Add(i)
+		}
+	}
+	return s
+}
+
+// Differing returns the shards whose checksums differ.
+func (b *Sums) Differing(other *Sums) (s Set) {
+	for i := range b {
+		if b[i] != other[i] {
+			s.Add(i)
+		}
+	}
+	return s
+}
+
+// Sum returns the checksum of all shards.
+func (b *Sums) Sum() (all Sum) {
+	for _, s := range b {
+		all = all.Add(s)
+	}
+	return all
+}
+
+// SetSize is the length of an encoded set, in bytes.
+const SetSize = Count / 8
+
+// A Set is a set of shards, a bit each: the lowest bit of the first byte is that of shard 0.
+type Set [SetSize]byte
+
+// All returns the set of all shards.
+func All() (s Set) {
+	for i := range s {
+		s[i] = 0xff
+	}
+	return s
+}
+
+// ParseSet returns the set in b, which is empty if b is; ok is false for other lengths than SetSize.
+func ParseSet(b []byte) (s Set, ok bool) {
+	copy(s[:], b)
+	return s, len(b) == 0 || len(b) == SetSize
+}
+
+// Add adds a shard.
+func (s *Set) Add(shard int) { s[shard/8] |= 1 << (shard % 8) }
+
+// Has reports whether a shard is in the set.
+func (s *Set) Has(shard int) bool { return s[shard/8]&(1<<(shard%8)) != 0 }
+
+// Join adds all shards of another set.
+func (s *Set) Join(other Set) {
+	for i := range s {
+		s[i] |= other[i]
+	}
+}
