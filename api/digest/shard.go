@@ -35,23 +35,26 @@ func ShardOf[T string | []byte](host T) int {
 		name[1+i] = c
 	}
 	name[label] = byte(len(host) - label) //nolint:gosec // the same
-	return ShardOfWire(string(name[:1+len(host)]))
+	return shardOfWire(name[:1+len(host)])
 }
 
 // ShardOfWire returns the shard of a host by its name in wire form: lower-case labels, each after its
 // length, without the empty one at the end. nds.proto defines it. It takes the time of a query of the
 // agent, so it reads eight bytes at a time.
 func ShardOfWire(name string) int {
+	return shardOfWire(unsafe.Slice(unsafe.StringData(name), len(name)))
+}
+
+func shardOfWire(name []byte) int {
 	const odd = 0x9e3779b97f4a7c15 // the golden ratio
 	hash := uint64(len(name))
-	rest := unsafe.Slice(unsafe.StringData(name), len(name))
-	for ; len(rest) >= 8; rest = rest[8:] {
-		hash = (hash ^ binary.LittleEndian.Uint64(rest)) * odd
+	for ; len(name) >= 8; name = name[8:] {
+		hash = (hash ^ binary.LittleEndian.Uint64(name)) * odd
 		hash ^= hash >> 32
 	}
-	if len(rest) > 0 {
+	if len(name) > 0 {
 		var word uint64
-		for i, c := range rest {
+		for i, c := range name {
 			word |= uint64(c) << (8 * i)
 		}
 		hash = (hash ^ word) * odd

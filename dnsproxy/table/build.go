@@ -120,7 +120,12 @@ type candidate struct {
 func (b *builder) shard(entries [][]byte) (shard, error) {
 	var s shard
 	b.candidates, b.names, b.packed, b.encoded, s.records = b.candidates[:0], b.names[:0], b.packed[:0], b.encoded[:0], b.records[:0]
+	size := 0
+	for _, raw := range entries {
+		size += len(raw)
+	}
 	b.candidates = slices.Grow(b.candidates, len(entries)) // candidates are large
+	b.names, s.records = slices.Grow(b.names, size), slices.Grow(s.records, size)
 	for _, raw := range entries {
 		entry, err := parseWireEntry(raw)
 		if err == nil {
@@ -132,11 +137,14 @@ func (b *builder) shard(entries [][]byte) (shard, error) {
 		b.info.key = viewString(entry.key)
 		b.addCandidate(&s)
 	}
-	slices.SortFunc(b.candidates, func(x, y candidate) int { return x.compare(&y) })
+	sorted := make([]*candidate, len(b.candidates)) // which are too large to be moved
+	for i := range b.candidates {
+		sorted[i] = &b.candidates[i]
+	}
+	slices.SortFunc(sorted, (*candidate).compare)
 	slices.SortFunc(s.skipped, compareSkipped)
 	s.index = newIndex(len(b.candidates))
-	for i := range b.candidates {
-		c := &b.candidates[i]
+	for _, c := range sorted {
 		hash := maphash.String(b.seed, string(c.Name))
 		if winner, taken := s.find(hash, c.Name); taken {
 			s.collisions = append(s.collisions, collision(c.Name, winner.info(b.cluster).key, c.info.key))
@@ -211,8 +219,10 @@ func (c *candidate) claims(cl *Cluster) []claim {
 
 // compare orders the candidates for one name by precedence (N7).
 func (c *candidate) compare(other *candidate) int {
+	if order := cmp.Compare(c.Name, other.Name); order != 0 {
+		return order
+	}
 	return cmp.Or(
-		cmp.Compare(c.Name, other.Name),
 		// The registry Kubernetes wins.
 		-cmp.Compare(c.flags&flagKubernetes, other.flags&flagKubernetes),
 		cmp.Compare(c.info.key, other.info.key),
