@@ -367,9 +367,9 @@ func (x *NameTable_Destination) GetEndpoints() []string {
 //
 // Hosts are spread over 256 shards by a hash of their names in wire form (RFC 1035, section 3.1): labels in
 // lower case, each after its length, without the empty one at the end, and only the first 255 bytes. The hash
-// begins with the number of bytes. For each eight of them, the last ones padded with zeros, it is combined with
-// these, as a little endian number, by exclusive or, is multiplied by 0x9e3779b97f4a7c15, and is combined with
-// itself, shifted right by 32 bits, by exclusive or. The shard is the highest byte.
+// begins with the number of bytes. For each eight of them, as a little endian number, it is combined with this by
+// exclusive or, and multiplied by 0x9e3779b97f4a7c15. The last eight bytes are those at the end of the name, some
+// of which may come twice; a shorter name ends with zeros. The shard is the highest byte.
 type NameTable_Change struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The shards whose hosts are all in table, a bit each, the lowest bit of the first byte for

@@ -46,19 +46,18 @@ func ShardOfWire(name string) int {
 }
 
 func shardOfWire(name []byte) int {
-	const odd = 0x9e3779b97f4a7c15 // the golden ratio
+	const (
+		odd  = 0x9e3779b97f4a7c15 // the golden ratio
+		word = 8
+	)
 	hash := uint64(len(name))
-	for ; len(name) >= 8; name = name[8:] {
-		hash = (hash ^ binary.LittleEndian.Uint64(name)) * odd
-		hash ^= hash >> 32
+	if len(name) < word {
+		name = append(make([]byte, 0, word), name...)[:word]
 	}
-	if len(name) > 0 {
-		var word uint64
-		for i, c := range name {
-			word |= uint64(c) << (8 * i)
-		}
-		hash = (hash ^ word) * odd
+	for at := 0; at+word < len(name); at += word {
+		hash = (hash ^ binary.LittleEndian.Uint64(name[at:])) * odd
 	}
+	hash = (hash ^ binary.LittleEndian.Uint64(name[len(name)-word:])) * odd
 	return int(hash >> 56)
 }
 
