@@ -80,7 +80,8 @@ func TestDiffering(t *testing.T) {
 	var want digest.Set
 	want.Add(3)
 	want.Add(255)
-	if got := a.Differing(&b); got != want {
+	before, after := a.Digests(), b.Digests()
+	if got := before.Differing(&after); got != want {
 		t.Errorf("differing: %x, want %x", got, want)
 	}
 	digests := a.Digests()

@@ -178,16 +178,6 @@ func (d *Digests) Differing(other *Digests) (s Set) {
 	return s
 }
 
-// Differing returns the shards whose checksums differ.
-func (b *Sums) Differing(other *Sums) (s Set) {
-	for i := range b {
-		if b[i] != other[i] {
-			s.Add(i)
-		}
-	}
-	return s
-}
-
 // Sum returns the checksum of all shards.
 func (b *Sums) Sum() (all Sum) {
 	for _, s := range b {

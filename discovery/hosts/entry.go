@@ -28,9 +28,6 @@ const (
 type Entry struct {
 	// Host is the name in the table, as its author wrote it.
 	Host string
-	// Namespace is that of the object that gives the host its addresses; the first one if there
-	// are several.
-	Namespace string
 	// Encoded is a NameTable with only this entry. Because a NameTable is a map, the concatenated
 	// entries of several hosts are the NameTable with all of them.
 	Encoded []byte
@@ -38,7 +35,7 @@ type Entry struct {
 	Sum digest.Sum
 }
 
-func newEntry(host, namespace string, info *api.NameTable_NameInfo) *Entry {
+func newEntry(host string, info *api.NameTable_NameInfo) *Entry {
 	// The strings of a NameInfo are valid UTF-8, because they are names and addresses.
 	value, err := proto.MarshalOptions{Deterministic: true}.Marshal(info)
 	if err != nil {
@@ -52,7 +49,7 @@ func newEntry(host, namespace string, info *api.NameTable_NameInfo) *Entry {
 	b = protowire.AppendString(b, host)
 	b = protowire.AppendTag(b, fieldValue, protowire.BytesType)
 	b = protowire.AppendBytes(b, value)
-	return &Entry{Host: host, Namespace: namespace, Encoded: b, Sum: digest.Of(b)}
+	return &Entry{Host: host, Encoded: b, Sum: digest.Of(b)}
 }
 
 // addrs returns the addresses of the entry, and those that come before them.
@@ -80,7 +77,7 @@ func isKubernetes(c visibleClaim) bool { return c.kubernetes() }
 // mergeClaims makes one table entry of all claims to a host. Kubernetes Services take
 // precedence over ServiceEntries of the same host; among equals, the addresses add up.
 // alias is the host that claims of aliases stand for.
-func mergeClaims(claims []visibleClaim, alias string) (host, namespace string, info *api.NameTable_NameInfo) {
+func mergeClaims(claims []visibleClaim, alias string) (host string, info *api.NameTable_NameInfo) {
 	if slices.ContainsFunc(claims, isKubernetes) {
 		claims = slices.DeleteFunc(claims, func(c visibleClaim) bool { return !isKubernetes(c) })
 	}
@@ -103,7 +100,7 @@ func mergeClaims(claims []visibleClaim, alias string) (host, namespace string, i
 	info.Headless = !slices.ContainsFunc(claims, func(c visibleClaim) bool { return !c.endpoints || c.pod() })
 	info.Ports = portsOf(claims, len(info.GetIps()))
 	info.Destinations = destinationsOf(claims, host)
-	return host, owner.namespace, info
+	return host, info
 }
 
 func (c visibleClaim) info(near, addrs []netip.Addr) *api.NameTable_NameInfo {

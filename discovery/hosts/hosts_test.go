@@ -56,7 +56,7 @@ func seen(t *testing.T, h *Hosts, v View) map[string]string {
 		if err := proto.Unmarshal(e.Encoded, &table); err != nil {
 			t.Fatal(err)
 		}
-		out[k] = fmt.Sprint(e.Host, " ", e.Namespace, " ", table.GetTable()[e.Host])
+		out[k] = fmt.Sprint(e.Host, " ", table.GetTable()[e.Host])
 	}
 	return out
 }
@@ -109,7 +109,7 @@ func (c entryCheck) check(e *Entry) {
 }
 
 func sameEntry(a, b *Entry) bool {
-	return a.Host == b.Host && a.Namespace == b.Namespace && bytes.Equal(a.Encoded, b.Encoded)
+	return a.Host == b.Host && bytes.Equal(a.Encoded, b.Encoded)
 }
 
 // ips returns the addresses of the hosts that a client in namespace shop sees, without the domain

@@ -37,7 +37,7 @@ func TestClusterSetIP(t *testing.T) {
 	ips := []netip.Addr{addr("10.112.0.1"), addr("fd00::9")}
 	h.Update(in("", serviceImport("web", object.ServiceImport{IPs: ips, Ports: object.NewPorts([]object.Port{{Number: 80, Protocol: "TCP"}})}),
 		importedFrom("east", "web", "=10.1.0.1")))
-	want := map[string]string{"web.shop.svc.clusterset.local": `web.shop.svc.clusterset.local shop ips:"10.112.0.1" ips:"fd00::9" registry:"Kubernetes" ports:{number:80}`}
+	want := map[string]string{"web.shop.svc.clusterset.local": `web.shop.svc.clusterset.local ips:"10.112.0.1" ips:"fd00::9" registry:"Kubernetes" ports:{number:80}`}
 	got := seen(t, h, View{Namespace: "data", Families: Families{V4: true, V6: true}})
 	for host, text := range got {
 		got[host] = strings.Join(strings.Fields(text), " ")

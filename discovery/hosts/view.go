@@ -193,7 +193,7 @@ func (h *Host) variant(key variantKey, build func() *Entry) *Entry {
 // same returns the entry that was made before with the same content, or entry.
 func same(entry *Entry, before []variant) *Entry {
 	for _, known := range before {
-		if entry != nil && known.entry != nil && known.entry.Namespace == entry.Namespace && bytes.Equal(known.entry.Encoded, entry.Encoded) {
+		if entry != nil && known.entry != nil && bytes.Equal(known.entry.Encoded, entry.Encoded) {
 			return known.entry
 		}
 	}

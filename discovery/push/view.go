@@ -166,13 +166,9 @@ func (v *view) changedSince(g generation) (s digest.Set) {
 }
 
 // differing returns the shards in which a client with these digests has another table.
-func (v *view) differing(client *digest.Digests) (s digest.Set) {
-	for i, d := range client {
-		if v.shard(i).Prefix() != d {
-			s.Add(i)
-		}
-	}
-	return s
+func (v *view) differing(client *digest.Digests) digest.Set {
+	own := v.digests()
+	return own.Differing(client)
 }
 
 // digests returns the digests of the table.
