@@ -129,6 +129,7 @@ func TestSupervisedReaderHangs(t *testing.T) { // K15
 	began := time.Now()
 	wait.Until(t, "the agent is replaced", func() bool { pid := child(a.Process.Pid); return pid != 0 && pid != first })
 	t.Logf("the agent was replaced after %v", time.Since(began))
+	wait.Until(t, "the log says why", func() bool { return a.log.Count("the agent hangs: killing it") > 0 })
 	if a.log.Count("the agent hangs: killing it") != 1 {
 		t.Errorf("%s", a.log)
 	}

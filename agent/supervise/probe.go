@@ -173,10 +173,7 @@ type query struct {
 func ask(target netip.AddrPort) *query {
 	id := rand.Uint32()
 	q := &query{id: [2]byte{byte(id >> 8), byte(id)}} //nolint:gosec // two of its bytes
-	family, to := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Port: int(target.Port()), Addr: target.Addr().As16()})
-	if target.Addr().Is4() {
-		family, to = unix.AF_INET, &unix.SockaddrInet4{Port: int(target.Port()), Addr: target.Addr().As4()}
-	}
+	family, to := sockaddr(target)
 	if q.socket, q.err = unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0); q.err != nil {
 		return q
 	}
@@ -187,6 +184,19 @@ func ask(target netip.AddrPort) *query {
 		_ = unix.Close(q.socket)
 	}
 	return q
+}
+
+// sockaddr returns an address as the kernel has it, with its family. A link-local address has the interface that it
+// is on.
+func sockaddr(at netip.AddrPort) (family int, to unix.Sockaddr) {
+	if at.Addr().Is4() {
+		return unix.AF_INET, &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}
+	}
+	six := &unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16()}
+	if link, err := net.InterfaceByName(at.Addr().Zone()); err == nil {
+		six.ZoneId = uint32(link.Index) //nolint:gosec // the kernel's int
+	}
+	return unix.AF_INET6, six
 }
 
 // read returns an error unless a response has arrived: errUnasked if the question could not be sent. It

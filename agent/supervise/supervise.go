@@ -139,6 +139,9 @@ func (s *supervisor) loop(signals, ended <-chan os.Signal, hung <-chan error) (c
 				restart = time.After(maxPause)
 			}
 		case err := <-hung:
+			if s.pid == 0 { // it answers when it runs again
+				continue
+			}
 			s.Log.Error("the agent hangs: killing it", "error", err)
 			s.signal(syscall.SIGQUIT) // makes it print its stacks
 			kill = time.After(dumpTime)
