@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -109,7 +110,7 @@ func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 			logged = true
 			w.Logger.Info("waiting for the agent", "error", silent)
 		}
-		if !sleep(ctx, awaitInterval) {
+		if !clock.Sleep(ctx, awaitInterval) {
 			return w.Rules, silent
 		}
 	}
@@ -171,7 +172,7 @@ func (w Awaited) awaitReady(ctx context.Context) (user string, err error) {
 			logged = true
 			w.Logger.Info("waiting for the table of mesh hosts", "reason", err)
 		}
-		if !sleep(ctx, awaitInterval) {
+		if !clock.Sleep(ctx, awaitInterval) {
 			return user, err
 		}
 	}
@@ -224,20 +225,8 @@ func AwaitReady(ctx context.Context, transport http.RoundTripper) error {
 			err = errors.New(reason)
 		}
 		last = err
-		if !sleep(ctx, awaitInterval) {
+		if !clock.Sleep(ctx, awaitInterval) {
 			return last
 		}
-	}
-}
-
-// sleep waits, and returns false if ctx ends before.
-func sleep(ctx context.Context, pause time.Duration) bool {
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -51,7 +52,7 @@ func (c *capture) listening(ctx context.Context) {
 			logged = causes
 			c.log.Warn("DNS is not captured yet: no listener answers", "error", errors.Join(errs...))
 		}
-		sleep(ctx, listenInterval)
+		clock.Sleep(ctx, listenInterval)
 	}
 }
 

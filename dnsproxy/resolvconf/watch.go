@@ -104,7 +104,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 		return !current.settled || current != seen
 	}
 	for settled := false; ; {
-		if !settled && !pause(ctx, settleTime) || settled && !ticks.Await(ctx, clock.Tick, look) {
+		if !settled && !clock.Sleep(ctx, settleTime) || settled && !ticks.Await(ctx, clock.Tick, look) {
 			return nil
 		}
 		if !settled {
@@ -127,18 +127,6 @@ func (w *Watcher) Run(ctx context.Context) error {
 			inUse = now
 			w.Changed(now.conf)
 		}
-	}
-}
-
-// pause waits, and returns false if ctx ends before.
-func pause(ctx context.Context, length time.Duration) bool {
-	timer := time.NewTimer(length)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 

@@ -30,8 +30,8 @@ type poll struct {
 }
 
 // Poll calls look at ticks of the clock, as often as every says or, if that is no multiple of a tick, a bit
-// more often. It sends to found, which has a buffer,
-// when look returns true, until stop is called. look must be quick, because all polls of the clock take turns.
+// more often. It sends to found, which has a buffer, when look returns true, until stop is called. look must be quick,
+// because all polls of the clock take turns: one that waits for a disk keeps the others waiting.
 // It is not called after stop has returned, and must not call stop.
 func (c *Clock) Poll(every time.Duration, look func() bool) (found <-chan struct{}, stop func()) {
 	p := &poll{look: look, every: max(int64(every/c.ticks.length), 1), last: c.tick(), found: make(chan struct{}, 1)}
@@ -60,6 +60,18 @@ func (c *Clock) Await(ctx context.Context, every time.Duration, look func() bool
 	defer stop()
 	select {
 	case <-found:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// Sleep waits for some time, and returns false if ctx ends before.
+func Sleep(ctx context.Context, length time.Duration) bool {
+	timer := time.NewTimer(length)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
 		return true
 	case <-ctx.Done():
 		return false
