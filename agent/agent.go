@@ -173,11 +173,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 
 // setClock gives all parts one clock, and the channels that receive when addresses change.
 func (c *Config) setClock() (ticks *clock.Clock, changed [2]chan struct{}) {
-	tick := clock.Tick
-	if c.Capture != nil {
-		tick = wayInterval // all that polls does so when the ways are probed
-	}
-	ticks = clock.ForPolling(tick)
+	ticks = clock.ForPolling(clock.Tick)
 	c.DNS.Forward.Clock, c.XDS.Clock = ticks, cmp.Or(c.XDS.Clock, ticks)
 	changed = [2]chan struct{}{make(chan struct{}, 1), make(chan struct{}, 1)}
 	c.DNS.Forward.AddressesChanged, c.XDS.Changed = changed[0], changed[1]

@@ -43,7 +43,7 @@
 //	nds.Client.Run       one for the stream, which receives, applies and ACKs in this order; one
 //	                     that ends the stream when the node changes; one that writes the
 //	                     snapshot; one that obtains and renews the workload certificate
-//	clock.Clock          one that polls for all parts: files, addresses, the node, and, with capture, the ways
+//	clock.Clock          one that polls for all parts: files, addresses, the node; with capture, one more for the ways
 //	Agent                one that follows the addresses of the interfaces (rtnetlink), three of the
 //	                     status server (status address, private socket, readings), the drain,
 //	                     the announcement of readiness, systemd's watchdog,

@@ -57,8 +57,8 @@ type WayStatus struct {
 // ends and the kernel ends the capture, whatever the reason is.
 type ways struct {
 	log     *slog.Logger
-	clock   *clock.Clock
-	id      string // the agent's answer for id.server
+	clock   *clock.Clock // of these probes alone: what else polls may have to wait for a disk
+	id      string       // the agent's answer for id.server
 	targets func(iptables.Family) []netip.Addr
 	direct  func(ctx context.Context, f iptables.Family, network string) error // probes the listener without the rules
 	barred  func() bool                                                        // reports whether all queries of the agent to nameservers have failed to be sent
