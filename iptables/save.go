@@ -242,13 +242,21 @@ func (s saved) redirections() []string {
 	var ports []string
 	for _, chain := range s["nat"].ownChains() {
 		for _, spec := range s["nat"].in(chain) {
-			ws := words(spec)
-			if i := slices.Index(ws, "--to-ports"); i >= 0 && i+1 < len(ws) && !slices.Contains(ports, ws[i+1]) {
-				ports = append(ports, ws[i+1])
+			if port := redirection(spec); port != "" && !slices.Contains(ports, port) {
+				ports = append(ports, port)
 			}
 		}
 	}
 	return ports
+}
+
+// redirection returns the port to which a rule redirects, "" if it does not.
+func redirection(spec string) string {
+	ws := words(spec)
+	if i := slices.Index(ws, "--to-ports"); i >= 0 && i+1 < len(ws) {
+		return ws[i+1]
+	}
+	return ""
 }
 
 // equal reports whether two tables have the same chains and rules in the same order.
@@ -267,9 +275,8 @@ func (s saved) port() uint16 {
 		return 0
 	}
 	for _, spec := range nat.in(outputChain) {
-		ws := words(spec)
-		if i := slices.Index(ws, "--to-ports"); i >= 0 && i+1 < len(ws) {
-			port, _ := strconv.ParseUint(ws[i+1], 10, 16) // 0 for a range, which nametap never writes
+		if text := redirection(spec); text != "" {
+			port, _ := strconv.ParseUint(text, 10, 16) // 0 for a range, which nametap never writes
 			return uint16(port)
 		}
 	}

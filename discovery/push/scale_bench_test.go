@@ -19,6 +19,18 @@ func mesh(all, namespaces int) []object.Object {
 	return services
 }
 
+// joinAll joins a client in each of many namespaces. They have the table.
+func joinAll(b *testing.B, s *Service, namespaces int) []*fakeClient {
+	b.Helper()
+	clients := make([]*fakeClient, namespaces)
+	for i := range clients {
+		clients[i] = join(b, s, fmt.Sprintf("ns%d", i), mergeHosts)
+		clients[i].ack()
+		clients[i].send = func(any) error { return nil }
+	}
+	return clients
+}
+
 // BenchmarkNamespaces measures a change of a public host with a client in each of many namespaces, which
 // have a host of their own each, or none.
 func BenchmarkNamespaces(b *testing.B) {
@@ -35,12 +47,7 @@ func BenchmarkNamespaces(b *testing.B) {
 				}
 				s := newService()
 				s.updateAll(b, hosts.Change{Updated: services})
-				clients := make([]*fakeClient, n)
-				for i := range clients {
-					clients[i] = join(b, s, fmt.Sprintf("ns%d", i), mergeHosts)
-					clients[i].ack()
-					clients[i].send = func(any) error { return nil }
-				}
+				clients := joinAll(b, s, n)
 				b.ReportAllocs()
 				for i := 0; b.Loop(); i++ {
 					changed := services[0]
@@ -66,12 +73,7 @@ func BenchmarkSidecar(b *testing.B) {
 			services := mesh(all, namespaces)
 			s := newService()
 			s.updateAll(b, hosts.Change{Updated: services})
-			clients := make([]*fakeClient, namespaces)
-			for i := range clients {
-				clients[i] = join(b, s, fmt.Sprintf("ns%d", i), mergeHosts)
-				clients[i].ack()
-				clients[i].send = func(any) error { return nil }
-			}
+			clients := joinAll(b, s, namespaces)
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				changed := services[0]

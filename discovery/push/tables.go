@@ -401,7 +401,7 @@ func (t *tables) next(s *session) (r *resource, version string) {
 	return t.wholeLocked(s.view), version
 }
 
-// views returns all views, in no order.
+// viewsLocked returns all views, in no order.
 func (t *tables) viewsLocked() (all []*view) {
 	for _, b := range t.bases {
 		all = slices.AppendSeq(all, maps.Values(b.views))
