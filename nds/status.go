@@ -23,8 +23,9 @@ type Status struct {
 	LastPush time.Time `json:"lastPush,omitzero"`
 	TableAge float64   `json:"tableAgeSeconds"`
 	Stale    bool      `json:"stale"`
-	// Mode is "hosts" if the table came as changes of hosts, and "whole" if it came whole. Digest is the checksum of a table of mode hosts, in hexadecimal, and Revision
-	// what its control plane calls its state, in base64; both are empty otherwise.
+	// Mode is "hosts" if the table came as changes of hosts, and "whole" if it came whole. Digest is the checksum
+	// of a table of mode hosts, in hexadecimal, and Revision what its control plane calls its state, in base64;
+	// both are empty otherwise.
 	Mode     Mode   `json:"mode,omitempty"`
 	Digest   string `json:"digest,omitempty"`
 	Revision []byte `json:"revision,omitempty"`
