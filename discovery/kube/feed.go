@@ -25,11 +25,14 @@ const maxDropped = 10_000
 type feed struct {
 	notify    func()     // called after each change, without the lock; must not block
 	selection *selection // of namespaces whose objects count; nil for all
-	strict    bool       // nothing may be served before the objects can be used
+	structs   structs    // of the goroutine of the Reflector
+	// strict says that an object with errors is not used: its last good form stays, and nothing may be served before
+	// there is one.
+	strict bool
 
 	mu      sync.Mutex
-	objects map[object.Key]object.Object // the last good form of each
-	broken  map[object.Key][]object.Error
+	objects map[object.Key]object.Object
+	errs    map[object.Key][]object.Error
 	dirty   map[object.Key]bool // objects that have changed since they were taken
 	listed  bool                // all objects were listed once, or there can be none
 	synced  bool                // listed and, if strict is set, at a time since all could be used
@@ -98,14 +101,14 @@ var (
 // newFeed returns an empty feed of a resource, with all namespaces or those of a selection.
 func newFeed(what string, n *selection, cfg source.ObjectsConfig) *feed {
 	return &feed{
-		notify: cfg.Changed, selection: n, objects: map[object.Key]object.Object{}, broken: map[object.Key][]object.Error{},
+		notify: cfg.Changed, selection: n, objects: map[object.Key]object.Object{}, errs: map[object.Key][]object.Error{}, structs: structs{},
 		dirty: map[object.Key]bool{}, dropped: map[string]bool{}, relist: func() {}, health: health{what: what, log: cfg.Logger},
 	}
 }
 
 // done ends a change of the feed: it releases the lock.
 func (f *feed) done() {
-	f.synced = f.synced || f.listed && (!f.strict || len(f.broken) == 0)
+	f.synced = f.synced || f.listed && (!f.strict || len(f.errs) == 0)
 	f.latest = time.Now()
 	f.mu.Unlock()
 	f.heard()
@@ -175,7 +178,7 @@ func (f *feed) reduce(whole any) (any, error) {
 	if !selected {
 		return unselected(version), nil
 	}
-	s, err := reduce(whole)
+	s, err := f.structs.reduce(whole)
 	if err != nil {
 		return nil, err
 	}
@@ -204,7 +207,7 @@ func (f *feed) reselect() {
 			f.removeLocked(key, 0)
 		}
 	}
-	maps.DeleteFunc(f.broken, func(key object.Key, _ []object.Error) bool { return !f.selectsLocked(key.Namespace) })
+	maps.DeleteFunc(f.errs, func(key object.Key, _ []object.Error) bool { return !f.selectsLocked(key.Namespace) })
 	names, again := f.selection.current(), len(f.dropped) == maxDropped
 	for namespace := range f.dropped {
 		again = again || names.have(namespace)
@@ -255,17 +258,18 @@ func (f *feed) Add(whole any) error { return f.event(whole, f.putLocked) }
 // Update is Add.
 func (f *feed) Update(whole any) error { return f.Add(whole) }
 
-// putLocked puts an object to use. One that has errors stays in its last good form.
+// putLocked puts an object to use.
 func (f *feed) putLocked(s *slim) {
 	key := s.object.Key
 	if !f.selectsLocked(key.Namespace) {
 		return
 	}
-	if len(s.errs) > 0 {
-		f.broken[key] = s.errs
-		return
+	if delete(f.errs, key); len(s.errs) > 0 {
+		f.errs[key] = s.errs
+		if f.strict {
+			return
+		}
 	}
-	delete(f.broken, key)
 	if old, ok := f.objects[key]; ok && (old == s.object || reflect.DeepEqual(old, s.object)) {
 		return // what has changed is of no use here
 	}
@@ -275,7 +279,7 @@ func (f *feed) putLocked(s *slim) {
 
 // removeLocked removes an object, at a version of the resource.
 func (f *feed) removeLocked(key object.Key, version uint64) {
-	delete(f.broken, key)
+	delete(f.errs, key)
 	if _, ok := f.objects[key]; ok {
 		delete(f.objects, key)
 		f.dirty[key] = true
@@ -321,7 +325,7 @@ func (f *feed) removeOthersLocked(listed map[object.Key]bool, version uint64) {
 			f.removeLocked(key, version)
 		}
 	}
-	maps.DeleteFunc(f.broken, func(key object.Key, _ []object.Error) bool { return !listed[key] })
+	maps.DeleteFunc(f.errs, func(key object.Key, _ []object.Error) bool { return !listed[key] })
 }
 
 // Resync does nothing: the feed is always in step.
@@ -349,10 +353,10 @@ func (f *feed) take(dirty map[object.Key]bool, r *source.Reading) {
 	maps.Copy(dirty, f.dirty)
 	clear(f.dirty)
 	r.Changed, r.Heard = append(r.Changed, f.changed), append(r.Heard, f.heardAt)
-	for key, broken := range f.broken {
-		_, kept := f.objects[key]
-		for _, e := range broken {
-			e.Kept = kept
+	for key, errs := range f.errs {
+		_, found := f.objects[key]
+		for _, e := range errs {
+			e.Kept = found && f.strict
 			r.Errors = append(r.Errors, e)
 		}
 	}
@@ -381,9 +385,9 @@ func (f *feed) status(h *health) source.Status {
 	if since, why := h.failing(); why != nil {
 		s.Failure, s.FailingSince = why.Error(), since
 	}
-	for _, broken := range f.broken {
+	for _, errs := range f.errs {
 		if f.listed && !f.synced && s.Failure == "" {
-			s.Failure, s.FailingSince = broken[0].Error(), f.latest
+			s.Failure, s.FailingSince = errs[0].Error(), f.latest
 		}
 	}
 	return s
