@@ -167,6 +167,34 @@ func TestRemovalWhileAway(t *testing.T) { // D38, D41
 	}
 }
 
+// TestRestoreIsOvertaken checks that a replica serves what etcd has after it was restored from a backup, also if new
+// changes have reached the version that the replica has heard of before it connects again.
+func TestRestoreIsOvertaken(t *testing.T) { // D60
+	t.Parallel()
+	a := fakekube.Start(t)
+	a.Put(fakekube.Services, svcYAML("shop", "kept", "10.0.0.1"))
+	a.Put(fakekube.Services, svcYAML("shop", "removed", "10.0.0.2"))
+	r := start(t, onAPI(t, a))
+	c := openMerging(t, variantDelta, r, nil)
+	c.want("kept removed", "")
+	a.Put(fakekube.Services, svcYAML("shop", "kept", "10.0.0.3"))
+	c.want("kept", "")
+	a.Remove(fakekube.Services, "shop/removed")
+	c.want("", "removed")
+	a.Put(fakekube.Services, svcYAML("shop", "added", "10.0.0.4"))
+	c.want("added", "")
+	a.Restore(3, func() {
+		a.Put(fakekube.Services, svcYAML("shop", "missed", "10.0.0.5"))
+		for range 5 {
+			a.Put(fakekube.ConfigMaps, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: other, namespace: other}\n")
+		}
+	})
+	c.want("kept missed removed", "added")
+	if !c.has("kept", "10.0.0.1") {
+		t.Errorf("the client has %v", c.hosts)
+	}
+}
+
 // TestRevisionAfterList checks that the revision is later after an object was removed while the API server
 // could not be watched, and earlier after etcd was restored: clients that connect again do not wait.
 func TestRevisionAfterList(t *testing.T) { // D38
@@ -190,7 +218,7 @@ func TestRevisionAfterList(t *testing.T) { // D38
 		c.want(fmt.Sprint("s", i), "")
 	}
 	last := services()
-	a.Restore(2)
+	a.Restore(2, func() {})
 	c.want("", "s1 s2")
 	if services() >= last {
 		t.Errorf("the revision of Services is %d after etcd was restored, and was %d", services(), last)

@@ -3,13 +3,11 @@ package kube
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"maps"
 	"reflect"
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/tools/cache"
@@ -36,61 +34,11 @@ type feed struct {
 	dirty   map[object.Key]bool // objects that have changed since they were taken
 	listed  bool                // all objects were listed once, or there can be none
 	synced  bool                // listed and, if strict is set, at a time since all could be used
-	latest  time.Time           // when the API server last sent something
 	heardAt uint64              // the version of the resource up to which everything was heard; 0 if unknown
 	changed uint64              // the version at which objects last changed; 0 if unknown
-	dropped map[string]bool     // namespaces whose objects were dropped since the last list began; all if full
-	relist  func()              // makes the Reflector list all objects again; does nothing without one
+	dropped map[string]bool     // namespaces whose objects were dropped, and not listed again; all if full
 
 	health
-}
-
-// health knows whether requests for a resource succeed, and logs when that changes.
-type health struct {
-	what string // the resource
-	log  *slog.Logger
-
-	mu      sync.Mutex
-	failure error     // of the last request; nil if it succeeded
-	since   time.Time // when requests began to fail; zero without a failure
-	logged  string    // the last failure that was logged and has not ended
-}
-
-// asked notes the result of a request, unless ctx has ended. The end of a failure is certain when
-// the API server has sent something, see heard.
-func (h *health) asked(ctx context.Context, err error) {
-	if ctx.Err() != nil {
-		return
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	switch {
-	case err == nil:
-		h.since = time.Time{}
-	case h.failure == nil:
-		h.since = time.Now()
-	}
-	if h.failure = err; err != nil && err.Error() != h.logged {
-		h.logged = err.Error()
-		h.log.Error("cannot read from the Kubernetes API; the objects stay as they are", "what", h.what, "error", err)
-	}
-}
-
-// heard notes that the API server has sent something.
-func (h *health) heard() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.logged != "" {
-		h.logged = ""
-		h.log.Info("reading from the Kubernetes API again", "what", h.what)
-	}
-}
-
-// failing returns since when requests fail, and why; nil if they succeed.
-func (h *health) failing() (since time.Time, why error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.since, h.failure
 }
 
 var (
@@ -102,16 +50,14 @@ var (
 func newFeed(what string, n *selection, cfg source.ObjectsConfig) *feed {
 	return &feed{
 		notify: cfg.Changed, selection: n, objects: map[object.Key]object.Object{}, errs: map[object.Key][]object.Error{}, structs: structs{},
-		dirty: map[object.Key]bool{}, dropped: map[string]bool{}, relist: func() {}, health: health{what: what, log: cfg.Logger},
+		dirty: map[object.Key]bool{}, dropped: map[string]bool{}, health: health{what: what, log: cfg.Logger},
 	}
 }
 
 // done ends a change of the feed: it releases the lock.
 func (f *feed) done() {
 	f.synced = f.synced || f.listed && (!f.strict || len(f.errs) == 0)
-	f.latest = time.Now()
 	f.mu.Unlock()
-	f.heard()
 	f.notify()
 }
 
@@ -125,14 +71,7 @@ func (f *feed) follow(ctx context.Context, l lister) {
 		case <-f.selection.ready:
 		}
 	}
-	for ctx.Err() == nil {
-		listing, end := context.WithCancel(ctx)
-		f.mu.Lock()
-		f.relist, f.dropped = end, map[string]bool{}
-		f.mu.Unlock()
-		follow(listing, l, f, &f.health)
-		end()
-	}
+	follow(ctx, l, f, &f.health)
 }
 
 // unselected takes the place of an object whose namespace does not count. It has the version of the object.
@@ -213,6 +152,7 @@ func (f *feed) reselect() {
 		again = again || names.have(namespace)
 	}
 	if again {
+		f.dropped = map[string]bool{}
 		f.relist()
 	}
 	f.mu.Unlock()
@@ -240,9 +180,8 @@ func (f *feed) event(whole any, applyLocked func(*slim)) error {
 // heardUpTo notes that the API server has sent everything up to a version.
 func (f *feed) heardUpTo(version uint64) {
 	f.mu.Lock()
-	f.latest, f.heardAt = time.Now(), max(f.heardAt, version)
-	f.mu.Unlock()
-	f.heard()
+	defer f.mu.Unlock()
+	f.heardAt = max(f.heardAt, version)
 }
 
 // upTo returns the version of the resource up to which everything was heard.
@@ -307,6 +246,7 @@ func (f *feed) Replace(list []any, resourceVersion string) error {
 		}
 	}
 	version := versionOf(resourceVersion)
+	f.complete()
 	f.mu.Lock()
 	defer f.done()
 	for _, s := range all {
@@ -381,13 +321,13 @@ func (f *feed) copyTo(all map[object.Key]object.Object) {
 func (f *feed) status(h *health) source.Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s := source.Status{Resource: f.what, Objects: len(f.objects), Synced: f.synced, Heard: f.latest}
+	s := source.Status{Resource: f.what, Objects: len(f.objects), Synced: f.synced, Heard: f.lastHeard()}
 	if since, why := h.failing(); why != nil {
 		s.Failure, s.FailingSince = why.Error(), since
 	}
 	for _, errs := range f.errs {
 		if f.listed && !f.synced && s.Failure == "" {
-			s.Failure, s.FailingSince = errs[0].Error(), f.latest
+			s.Failure, s.FailingSince = errs[0].Error(), s.Heard
 		}
 	}
 	return s

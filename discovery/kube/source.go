@@ -9,12 +9,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/source"
@@ -88,14 +85,6 @@ func (s *Source) Run(ctx context.Context) {
 		group.Go(func() { c.run(ctx) })
 	}
 	group.Wait()
-}
-
-// follow keeps a store in step with a resource until ctx ends.
-func follow(ctx context.Context, l lister, store cache.ReflectorStore, h *health) {
-	silent := logr.Discard() // h logs what matters
-	cache.NewReflectorWithOptions(l.listWatch(h), l.kind, store, cache.ReflectorOptions{
-		Name: h.what, Logger: &silent, Backoff: retry(),
-	}).RunWithContext(klog.NewContext(ctx, silent))
 }
 
 // Read returns what has changed since the last call. It must not be called by two goroutines at a
