@@ -70,7 +70,7 @@ func (c *customFeed) pause() {
 // end stops following the resource, and empties the feed.
 func (c *customFeed) end() {
 	c.pause()
-	c.feed.absent()
+	c.feed.absent(c.lastList())
 }
 
 // follow follows the resource until ctx ends. Its definition may be so new that the API server does not
@@ -136,7 +136,7 @@ func (c *customFeed) Delete(any) error {
 
 // Replace follows the resource if there is a definition.
 func (c *customFeed) Replace(list []any, _ string) error {
-	c.complete()
+	c.complete(len(list))
 	if len(list) == 0 {
 		c.end()
 		return nil

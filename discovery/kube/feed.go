@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/tools/cache"
@@ -35,6 +36,7 @@ type feed struct {
 	listed  bool                // all objects were listed once, or there can be none
 	synced  bool                // listed and, if strict is set, at a time since all could be used
 	heardAt uint64              // the version of the resource up to which everything was heard; 0 if unknown
+	from    time.Time           // when the list began that the objects are from, with what was heard since
 	changed uint64              // the version at which objects last changed; 0 if unknown
 	dropped map[string]bool     // namespaces whose objects were dropped, and not listed again; all if full
 
@@ -184,11 +186,11 @@ func (f *feed) heardUpTo(version uint64) {
 	f.heardAt = max(f.heardAt, version)
 }
 
-// upTo returns the version of the resource up to which everything was heard.
-func (f *feed) upTo() uint64 {
+// upTo returns the version of the resource up to which everything was heard, and when the last list began.
+func (f *feed) upTo() (version uint64, from time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.heardAt
+	return f.heardAt, f.from
 }
 
 // Add takes an object that is new or has changed.
@@ -245,8 +247,7 @@ func (f *feed) Replace(list []any, resourceVersion string) error {
 			listed[s.object.Key] = true
 		}
 	}
-	version := versionOf(resourceVersion)
-	f.complete()
+	version, from := versionOf(resourceVersion), f.complete(len(list))
 	f.mu.Lock()
 	defer f.done()
 	for _, s := range all {
@@ -254,7 +255,7 @@ func (f *feed) Replace(list []any, resourceVersion string) error {
 	}
 	f.removeOthersLocked(listed, version)
 	// It may go back, if etcd was restored.
-	f.listed, f.heardAt, f.changed = true, version, min(f.changed, version)
+	f.listed, f.heardAt, f.from, f.changed = true, version, from, min(f.changed, version)
 	return nil
 }
 
@@ -277,12 +278,13 @@ func (f *feed) Bookmark(resourceVersion string) error {
 	return nil
 }
 
-// absent empties the feed of a resource that the API server does not have.
-func (f *feed) absent() {
+// absent empties the feed of a resource that the API server does not have. A list of definitions says so, which
+// began at a time, or what was heard since.
+func (f *feed) absent(from time.Time) {
 	f.asked(context.Background(), nil)
 	f.mu.Lock()
 	defer f.done()
-	f.listed, f.heardAt, f.changed = true, 0, 0 // as in a replica that has not seen the resource
+	f.listed, f.heardAt, f.from, f.changed = true, 0, from, 0 // as in a replica that has not seen the resource
 	f.removeOthersLocked(nil, 0)
 }
 
@@ -292,7 +294,8 @@ func (f *feed) take(dirty map[object.Key]bool, r *source.Reading) {
 	defer f.mu.Unlock()
 	maps.Copy(dirty, f.dirty)
 	clear(f.dirty)
-	r.Changed, r.Heard = append(r.Changed, f.changed), append(r.Heard, f.heardAt)
+	r.Changed = append(r.Changed, f.changed)
+	r.Heard.Add(f.heardAt, f.from)
 	for key, errs := range f.errs {
 		_, found := f.objects[key]
 		for _, e := range errs {

@@ -15,9 +15,15 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// maxSilence is how long the API server may send nothing about a resource before its objects are listed again. It
-// sends a bookmark about once a minute.
-const maxSilence = 3 * time.Minute
+const (
+	// maxSilence is how long the API server may send nothing about a resource before its objects are listed again.
+	// It sends a bookmark about once a minute.
+	maxSilence = 3 * time.Minute
+	// Clients cause a list at the earliest listPause after the last one began, and listPerObject for each of its
+	// objects: anyone can be a client.
+	listPause     = 2 * time.Second
+	listPerObject = time.Millisecond
+)
 
 // follow keeps a store in step with a resource until ctx ends.
 //
@@ -52,6 +58,7 @@ type health struct {
 	latest    time.Time   // when the API server last sent something
 	began     time.Time   // when the last list began
 	confirmed time.Time   // when the last list began that is complete
+	size      int         // of that list, in objects
 	again     func()      // makes follow list again; nil while it does not run
 	silence   *time.Timer // does so when the API server is silent; nil while follow does not run
 	unheard   bool        // that was logged, and nothing has come since but lists
@@ -106,6 +113,16 @@ func (h *health) silent() {
 	h.relistLocked()
 }
 
+// catchUp lists again, if no list is under way and the last one is not too recent.
+func (h *health) catchUp() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.again != nil && h.began.Equal(h.confirmed) && time.Since(h.began) >= listPause+time.Duration(h.size)*listPerObject {
+		h.began = time.Now() // the list is under way
+		h.relistLocked()
+	}
+}
+
 // listing notes that a list begins.
 func (h *health) listing() {
 	h.mu.Lock()
@@ -113,11 +130,19 @@ func (h *health) listing() {
 	h.began, h.resumes = time.Now(), false
 }
 
-// complete notes that a store has all objects of a list.
-func (h *health) complete() {
+// complete notes that a store has all objects of a list, and their number. It returns when the list began.
+func (h *health) complete(objects int) time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.confirmed = h.began
+	h.confirmed, h.size = h.began, objects
+	return h.confirmed
+}
+
+// lastList returns when the last list began that is complete.
+func (h *health) lastList() time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.confirmed
 }
 
 // resume permits the next watch to continue where the last one ended, or from the list.

@@ -77,7 +77,7 @@ func (m *mirror[T]) Replace(list []any, _ string) error {
 		}
 		parts[name] = m.part(o)
 	}
-	m.complete()
+	m.complete(len(list))
 	m.update(func() { m.parts, m.synced = parts, true })
 	return nil
 }

@@ -110,12 +110,26 @@ func (s *Source) Read() source.Reading {
 }
 
 // Heard returns the state of the API server that the next call of Read will include.
-func (s *Source) Heard() source.Revision {
-	var heard source.Revision
+func (s *Source) Heard() source.Heard {
+	var heard source.Heard
 	for _, f := range s.all() {
-		heard = append(heard, f.upTo())
+		heard.Add(f.upTo())
 	}
 	return heard
+}
+
+// CatchUp lists again what is lacking of a revision that was known at a time, see [source.Objects]. Of a custom
+// resource the definition may be lacking.
+func (s *Source) CatchUp(r source.Revision, known time.Time) {
+	heard := s.Heard()
+	for i, f := range s.all() {
+		if !heard.Lacks(i, r, known) {
+			continue
+		}
+		if f.catchUp(); i >= len(s.feeds) {
+			s.customs[i-len(s.feeds)].catchUp()
+		}
+	}
 }
 
 // all returns all feeds.

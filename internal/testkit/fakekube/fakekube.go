@@ -82,6 +82,8 @@ type API struct {
 	refused  map[string]int                                   // the status of requests for a path
 	requests map[string]bool                                  // paths that were asked for
 	lists    map[string]int                                   // watches that began with all objects, by path
+	watches  int                                              // that have begun
+	stalled  int                                              // so many of the first ones send nothing any more
 	tokens   map[string]Token
 	reviews  int
 	writes   map[string]int       // how often a request that writes had a status
@@ -184,6 +186,14 @@ func (a *API) undo(n int) {
 		}
 	}
 	a.oldest = len(a.changes)
+}
+
+// StallWatches lets the watches that are open now send nothing any more, as behind a proxy that does not pass on what
+// comes. They stay open. Those that begin later are not affected.
+func (a *API) StallWatches() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.stalled = a.watches
 }
 
 func (a *API) changeLocked(c change) {
@@ -332,9 +342,11 @@ func (a *API) serveWatch(w http.ResponseWriter, r *http.Request) {
 	encoder := json.NewEncoder(w)
 	a.mu.Lock()
 	ended := a.ended
+	a.watches++
+	number := a.watches
 	events, next := a.firstLocked(r, selects)
 	for {
-		for ; next < len(a.changes); next++ {
+		for ; next < len(a.changes) && number > a.stalled; next++ {
 			if e, ok := a.changes[next].event(next+1, watched.resource, selects); ok {
 				events = append(events, e)
 			}
