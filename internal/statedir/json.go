@@ -1,0 +1,77 @@
+package statedir
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+)
+
+// ErrDamaged reports a file of [Dir.Save] that exists but cannot be trusted: it was truncated, edited by hand,
+// or is of another program.
+var ErrDamaged = errors.New("damaged")
+
+// checked is the content of a file. Sum is the checksum of Data.
+type checked struct {
+	Format string          `json:"format"`
+	Sum    string          `json:"sum"`
+	Data   json.RawMessage `json:"data"`
+}
+
+// Save writes a value as JSON, with a checksum and the name of its format.
+func (d *Dir) Save(name, format string, value any) error {
+	data, err := json.Marshal(value)
+	if err != nil {
+		return fmt.Errorf("encoding %s: %w", name, err)
+	}
+	text, err := json.Marshal(checked{Format: format, Sum: sum(data), Data: data})
+	if err != nil {
+		return fmt.Errorf("encoding %s: %w", name, err)
+	}
+	return d.Write(name, text, []byte{'\n'})
+}
+
+// Read calls decode with the JSON of a file that Save has written. If the file cannot be trusted, or decode
+// fails, the error is ErrDamaged. If there is no file, it is [fs.ErrNotExist].
+func (d *Dir) Read(name, format string, decode func(data json.RawMessage) error) error {
+	text, err := os.ReadFile(d.File(name))
+	if err != nil {
+		return err
+	}
+	var c checked
+	err = json.Unmarshal(text, &c)
+	switch {
+	case err != nil:
+		err = fmt.Errorf("not JSON: %w", err)
+	case c.Format != format:
+		err = fmt.Errorf("format %q, want %q", c.Format, format)
+	case c.Sum != sum(c.Data):
+		err = errors.New("the checksum does not match")
+	default:
+		err = decode(c.Data)
+	}
+	if err != nil {
+		return fmt.Errorf("%s is %w: %w", d.File(name), ErrDamaged, err)
+	}
+	return nil
+}
+
+// Load is Read, and moves a damaged file aside.
+func (d *Dir) Load(name, format string, decode func(data json.RawMessage) error) error {
+	err := d.Read(name, format, decode)
+	if !errors.Is(err, ErrDamaged) {
+		return err
+	}
+	aside := d.File(name) + ".damaged"
+	if renameErr := os.Rename(d.File(name), aside); renameErr != nil {
+		return fmt.Errorf("setting a damaged file aside: %w", renameErr)
+	}
+	return fmt.Errorf("%w; it was moved to %s", err, aside)
+}
+
+func sum(data []byte) string {
+	s := sha256.Sum256(data)
+	return hex.EncodeToString(s[:])
+}
