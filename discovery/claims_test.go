@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/api/digest"
+	"github.com/nametap/nametap/discovery/files"
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/push"
@@ -24,17 +26,23 @@ var bothFamilies = hosts.Families{V4: true, V6: true}
 // shown as "vip4" and "vip6".
 func tableOf(t *testing.T, yaml string, of hosts.View) map[string]string {
 	t.Helper()
-	p := parseFile("t.yaml", []byte(yaml))
-	if len(p.errs) > 0 {
-		t.Fatalf("errors: %v", p.errs)
+	return show(tableIn(t, allOf(parse(t, yaml)), of))
+}
+
+// parse returns the objects in a file.
+func parse(t *testing.T, yaml string) []object.Object {
+	t.Helper()
+	objects, errs := files.Parse("t.yaml", []byte(yaml))
+	if len(errs) > 0 {
+		t.Fatalf("errors: %v", errs)
 	}
-	return show(tableIn(t, allOf(objectsOf(p.objects)), of))
+	return objects
 }
 
 // allOf returns the hosts of objects.
 func allOf(objects []object.Object) *hosts.Hosts {
 	all := hosts.New(defaultClusterDomain, 1, hosts.NewVIPs())
-	all.Update(all.Diff(0, objects))
+	all.Update(hosts.Change{Updated: objects, Whole: true})
 	return all
 }
 
@@ -261,16 +269,22 @@ func TestExportTo(t *testing.T) { // D11
 // The order of objects does not change the table.
 func TestOrderDoesNotMatter(t *testing.T) {
 	t.Parallel()
-	s := newDirSource(unpack(t, examples.Files), false, nil)
-	r, err := s.read()
-	if err != nil {
+	var objects []object.Object
+	if err := fs.WalkDir(examples.Files, ".", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, ".yaml") {
+			return err
+		}
+		text, err := fs.ReadFile(examples.Files, path)
+		objects = append(objects, parse(t, string(text))...)
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
 	key := hosts.View{Namespace: "shop", Families: bothFamilies, VIPs: true}
 	want := ""
 	for range 50 {
-		rand.Shuffle(len(r.objects), func(i, j int) { r.objects[i], r.objects[j] = r.objects[j], r.objects[i] })
-		all := allOf(r.objects)
+		rand.Shuffle(len(objects), func(i, j int) { objects[i], objects[j] = objects[j], objects[i] })
+		all := allOf(objects)
 		got := bytesOf(t, tableIn(t, all, key))
 		if want == "" {
 			want = got

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nametap/nametap/discovery/files"
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/examples"
@@ -27,14 +28,14 @@ func FuzzParse(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		p := parseFile("f.yaml", []byte(text))
+		objects, errs := files.Parse("f.yaml", []byte(text))
 		lines := strings.Count(text, "\n") + 2
-		for _, e := range p.errs {
+		for _, e := range errs {
 			if e.File != "f.yaml" || e.Line < 1 || e.Line > lines || e.Msg == "" {
 				t.Errorf("error %+v for %d lines", e, lines)
 			}
 		}
-		all := allOf(objectsOf(p.objects))
+		all := allOf(objects)
 		for _, of := range []hosts.View{
 			{Namespace: "shop", Families: bothFamilies, VIPs: true}, {Namespace: "default", Families: hosts.Families{V4: true}},
 		} {

@@ -1,177 +1,270 @@
 package discovery
 
 import (
+	"cmp"
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/nametap/nametap/discovery/files"
 	"github.com/nametap/nametap/discovery/hosts"
-	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/source"
+	"github.com/nametap/nametap/internal/statedir"
 )
 
-// The sources of objects.
 const (
-	fromDir        = "the configuration directory"
-	fromKubernetes = "the Kubernetes API"
-	fromClusters   = "the Secrets of other clusters"
+	// maxPending is how many changes wait before they are merged. What keeps a server from being ready, such
+	// as a missing right, may last for days.
+	maxPending = 100
+	// checkEvery is how often sources that keep the server from being ready are read without a change: why
+	// they do may have changed. It is also how often saving VIPs is tried again.
+	checkEvery = time.Second
+	// readTimeout bounds how long the Kubernetes API is read for one table.
+	readTimeout = 30 * time.Second
 )
 
-// maxPending is how many changes wait before they are merged. What keeps a server from being ready, such as
-// a missing right, may last for days.
-const maxPending = 100
-
-// An input is what is known of the last reading of a source.
+// An input is a source, and its last reading, whose Changes are those that were not served yet.
 type input struct {
-	errs  []object.Error
-	notes []string // what makes no host, although it is valid
-	kept  int      // objects that are used in their last good form
-	// tooEarly is why the reading must not be the first one that is served, or empty.
-	tooEarly string
-	pending  []hosts.Change // what was not served yet
-	// changed and heard are those of the reading, for objects of the API server.
-	changed source.Revision
-	heard   source.Heard
+	source.Source
+	last source.Reading
 }
 
-// sources returns the configured sources, those first whose objects are used instead of
-// the same ones of others.
-func (c Config) sources() []string {
-	var all []string
-	if c.ConfigDir != "" {
-		all = append(all, fromDir)
-	}
-	if c.Kubernetes != nil {
-		all = append(all, fromKubernetes)
-	}
-	return all
+// inputs are the configured sources, those first whose objects are used instead of the same ones of others.
+type inputs struct {
+	all      []*input
+	kube     source.Objects    // nil without the Kubernetes API
+	clusters source.Clusters   // nil without other clusters
+	missing  map[string]string // why other clusters have no objects in use, by name
+	changed  chan struct{}     // has an element when a source may have changed
+	read     chan struct{}     // closed when the first reading of each has been served or refused
+	readOnce func()            // closes read
 }
 
-// awaited returns what must have been read before a table is served.
-func (c Config) awaited() []string {
-	all := c.sources()
-	if c.ClustersNamespace != "" {
-		all = append(all, fromClusters)
-	}
-	return all
-}
-
-// sourceIndex returns the number of a source: 0 for the one whose objects are used first.
-func (c Config) sourceIndex(name string) int { return slices.Index(c.sources(), name) }
-
-// followKubernetes builds the tables whenever objects of the API server have changed, until ctx
-// ends. One build serves all changes of Config.Debounce. If a build takes longer, half of the time
-// is left to the streams.
-func (s *Server) followKubernetes(ctx context.Context) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	took := time.Duration(0)
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-s.changed:
+// newInputs makes the configured sources. They save objects in state, unless it is nil, and call result with the
+// result of each step that can fail.
+func newInputs(cfg Config, state *statedir.Dir, result func(step string, err error)) (*inputs, error) {
+	in := &inputs{changed: make(chan struct{}, 1), read: make(chan struct{})}
+	in.readOnce = sync.OnceFunc(func() { close(in.read) })
+	changed := func() { notify(in.changed) }
+	if cfg.ConfigDir != "" {
+		dir, err := files.New(files.Config{
+			Dir: cfg.ConfigDir, AllowEmpty: cfg.AllowEmpty, State: state, Debounce: cfg.Debounce,
+			Changed: changed, Result: result, Logger: cfg.Logger,
+		})
+		if err != nil {
+			return nil, err
 		}
-		timer.Reset(max(s.cfg.Debounce, took))
+		in.all = append(in.all, &input{Source: dir})
+	}
+	if cfg.Kubernetes == nil {
+		return in, nil
+	}
+	from := source.ObjectsConfig{RootNamespace: cfg.RootNamespace, Changed: changed, Logger: cfg.Logger}
+	var err error
+	if cfg.ClustersNamespace != "" {
+		if in.clusters, err = newClusters(cfg, state, result, changed); err != nil {
+			return nil, err
+		}
+		from.NetworkOf, from.Selected = cfg.RootNamespace, in.clusters.Select
+	}
+	if in.kube, err = cfg.Kubernetes.NewObjects(from); err != nil {
+		return nil, err
+	}
+	in.all = append(in.all, &input{Source: in.kube})
+	if in.clusters != nil {
+		in.all = append(in.all, &input{Source: in.clusters})
+	}
+	return in, nil
+}
+
+// defaultClusterID is what agents call their cluster by default.
+const defaultClusterID = "Kubernetes"
+
+// newClusters makes the other clusters.
+func newClusters(cfg Config, state *statedir.Dir, result func(step string, err error), changed func()) (source.Clusters, error) {
+	if state == nil {
+		cfg.Logger.Warn("without a state directory, the hosts of a cluster are missing after a restart while its API server is away (--state-dir)")
+	}
+	return cfg.Kubernetes.NewClusters(source.ClustersConfig{
+		Namespace: cfg.ClustersNamespace, RootNamespace: cfg.RootNamespace, Own: cmp.Or(cfg.ClusterID, defaultClusterID), TokenAudience: cfg.TokenAudience,
+		Wait: cfg.ClusterTimeout, State: state, Result: result, Changed: changed, Logger: cfg.Logger,
+	})
+}
+
+// notify puts an element into a channel that holds at most one.
+func notify(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default: // there is one already
+	}
+}
+
+// run runs all sources until ctx ends.
+func (in *inputs) run(ctx context.Context) {
+	var running sync.WaitGroup
+	for _, one := range in.all {
+		running.Go(func() { one.Run(ctx) })
+	}
+	running.Wait()
+}
+
+// number returns the number of a source: 0 for the one whose objects are used first.
+func (in *inputs) number(of source.Source) int {
+	return slices.IndexFunc(in.all, func(one *input) bool { return one.Source == of })
+}
+
+// names returns the names of the sources.
+func (in *inputs) names() []string {
+	var names []string
+	for _, one := range in.all {
+		names = append(names, one.Name())
+	}
+	return names
+}
+
+// collect reads the sources, and returns what is known of all. Changes are those that have not been served yet.
+func (in *inputs) collect() source.Reading {
+	all := source.Reading{Read: true}
+	for i, one := range in.all {
+		one.take(i)
+		r := one.last
+		all.Changes = append(all.Changes, r.Changes...)
+		all.Errors = append(all.Errors, r.Errors...)
+		all.Notes = append(all.Notes, r.Notes...)
+		all.Kept += r.Kept
+		if !r.Read && r.Waiting == "" {
+			r.Waiting = one.Name() + " has not been read yet"
+		}
+		all.Read = all.Read && r.Read
+		all.Waiting = cmp.Or(all.Waiting, r.Waiting)
+		if r.Missing != nil {
+			all.Missing = r.Missing
+		}
+		if r.Changed != nil {
+			all.Changed, all.Heard = r.Changed, r.Heard
+		}
+	}
+	return all
+}
+
+// take reads the source, which has a number.
+func (one *input) take(number int) {
+	pending := one.last.Changes
+	one.last = one.Read()
+	for _, c := range one.last.Changes {
+		if c.Cluster == "" {
+			c.Source = number
+		}
+		pending = append(pending, c)
+	}
+	if len(pending) > maxPending {
+		pending = hosts.Merge(pending)
+	}
+	one.last.Changes = pending
+}
+
+// served notes that all changes are served.
+func (in *inputs) served() {
+	for _, one := range in.all {
+		one.last.Changes = nil
+	}
+}
+
+// follow serves what changes in the sources until ctx ends. One build serves all changes of Config.Debounce. If a
+// build takes longer, half of the time is left to the streams.
+func (s *Server) follow(ctx context.Context) {
+	timer, took := time.NewTimer(checkEvery), time.Duration(0)
+	defer timer.Stop()
+	for {
+		changed := false
 		select {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
+		case <-s.inputs.changed:
+			changed = true
+			timer.Reset(max(s.cfg.Debounce, took))
+			select {
+			case <-ctx.Done():
+				return
+			case <-timer.C:
+			}
 		}
 		began := time.Now()
-		from := s.kube.Read()
-		change := hosts.Change{Source: s.cfg.sourceIndex(fromKubernetes), Updated: from.Updated, Removed: from.Removed}
-		s.publishChanges(fromKubernetes, input{errs: from.Errors, tooEarly: from.Waiting, changed: from.Changed, heard: from.Heard}, change)
-		if from.Waiting == "" {
-			s.noteRead(fromKubernetes)
+		if changed || !s.isServing() {
+			s.publish(s.inputs.collect())
+		} else {
+			s.result(stepSave, s.vips.save())
 		}
-		took = time.Since(began)
+		if took = time.Since(began); !s.isServing() || s.vips.unsaved {
+			timer.Reset(checkEvery)
+		}
 	}
 }
 
-// noteRead notes that a source was read for the first time, or failed to be.
-func (s *Server) noteRead(from string) {
-	s.building.Lock()
-	defer s.building.Unlock()
-	s.read[from] = true
-	if len(s.read) == len(s.cfg.awaited()) {
-		s.readOnce()
-	}
-}
-
+// isServing reports whether tables are served.
 func (s *Server) isServing() bool {
-	s.building.Lock()
-	defer s.building.Unlock()
-	return s.serving
-}
-
-// upToDate reports whether the last readings are served, and their VIPs are saved.
-func (s *Server) upToDate() bool {
-	s.building.Lock()
-	defer s.building.Unlock()
-	return s.built && !s.vipsUnsaved
-}
-
-// publishAll puts a whole reading of a source to use.
-func (s *Server) publishAll(from string, objects []object.Object, in input) {
-	s.building.Lock()
-	defer s.building.Unlock()
-	in.pending = []hosts.Change{s.push.Diff(s.cfg.sourceIndex(from), objects)}
-	s.inputs[from] = in
-	s.publishLocked()
-}
-
-// publishChanges puts what has changed in a source to use.
-func (s *Server) publishChanges(from string, in input, changes ...hosts.Change) {
-	s.building.Lock()
-	defer s.building.Unlock()
-	in.pending = append(s.inputs[from].pending, changes...)
-	if len(in.pending) > maxPending {
-		in.pending = hosts.Merge(in.pending)
+	select {
+	case <-s.ready:
+		return true
+	default:
+		return false
 	}
-	s.inputs[from] = in
-	s.publishLocked()
 }
 
-// publishLocked puts the pending changes to use. What is served first must be complete, because
-// clients would lose the hosts that are missing.
-func (s *Server) publishLocked() {
-	s.built = false
-	all, why := combine(s.cfg.awaited(), s.inputs)
-	s.setErrors(all.errs) // before a client shows that the reading is in use
-	if !s.serving && why != "" {
-		s.report(all, hosts.Update{})
-		s.setWaiting(why)
+// publish serves what is known of the sources. What is served first must be complete, because clients would lose
+// the hosts that are missing.
+func (s *Server) publish(all source.Reading) {
+	if all.Read {
+		defer s.inputs.readOnce()
+	}
+	s.setErrors(all.Errors) // before a client shows that the reading is in use
+	if !s.isServing() && all.Waiting != "" {
+		s.log(all, hosts.Update{})
+		s.waitFor(all.Waiting)
 		return
 	}
-	changes := s.takeLocked()
-	from := s.inputs[fromKubernetes]
-	update := s.push.Update(changes, from.changed.Encode(), func(u hosts.Update, n hosts.Counts) {
-		s.saveVIPsLocked(u)
-		s.report(all, u)
-		s.metrics.observe(all.kept, n)
+	s.setMissing(all.Missing)
+	update := s.push.Update(all.Changes, all.Changed.Encode(), func(u hosts.Update, n hosts.Counts) {
+		s.saveVIPs(u)
+		s.log(all, u)
+		s.metrics.observe(all.Kept, n)
 	})
-	if slices.ContainsFunc(changes, hosts.Change.HasEntry) || len(update.Hosts) > 0 {
+	s.inputs.served()
+	s.push.SetMissing(all.Missing)
+	if slices.ContainsFunc(all.Changes, hosts.Change.HasEntry) || len(update.Hosts) > 0 {
 		notify(s.writeVIPs) // a status may have to change although no host has
 	}
-	s.setHeard(from.heard)
-	s.built = true
-	if !s.serving {
-		s.serving = true
-		s.setWaiting("")
-		s.cfg.Logger.Info("serving name tables", "address", s.addr.String(), "sources", s.cfg.sources())
+	s.setHeard(all.Heard)
+	if !s.isServing() {
+		s.waitFor("")
+		s.out.Info("serving name tables", "address", s.addr.String(), "sources", s.inputs.names())
 		close(s.ready)
 	}
 }
 
-// setHeard sets the state of the API server that what is served includes.
-func (s *Server) setHeard(heard source.Heard) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.heard = heard
+// waitFor sets why no table is served; empty if tables are.
+func (s *Server) waitFor(why string) {
+	s.push.WaitFor(why)
+	s.setWaiting(why)
+}
+
+// setMissing sets which clusters are missing while changes are put to use: until its objects are, a cluster is.
+func (s *Server) setMissing(missing map[string]string) {
+	either := map[string]string{}
+	maps.Copy(either, missing)
+	maps.Copy(either, s.inputs.missing)
+	s.push.SetMissing(either)
+	s.inputs.missing = missing
+}
+
+// saveVIPs saves the VIPs before any client sees them, so that a crash does not lose them. If that fails, for
+// example because the disk is full, the VIPs are served all the same, and follow tries again.
+func (s *Server) saveVIPs(u hosts.Update) {
+	s.vips.unsaved = s.vips.unsaved || u.VIPs
+	s.result(stepSave, s.vips.save())
 }
 
 // lag is how long a replica may be behind another one by itself: events come to each at another time.
@@ -188,94 +281,11 @@ func (s *Server) behind(revision []byte, known time.Time) bool {
 	switch {
 	case heard.Includes(r, known):
 		return false
-	case s.kube.Heard().Includes(r, known):
+	case s.inputs.kube.Heard().Includes(r, known):
 		// Without that check, clients whose revision never comes would make it build all the time.
-		notify(s.changed)
+		notify(s.inputs.changed)
 	case time.Since(known) >= lag:
-		s.kube.CatchUp(r, known)
+		s.inputs.kube.CatchUp(r, known)
 	}
 	return true
-}
-
-// takeLocked returns the changes of all sources that were not served yet.
-func (s *Server) takeLocked() []hosts.Change {
-	var changes []hosts.Change
-	for from, in := range s.inputs {
-		changes = append(changes, in.pending...)
-		in.pending = nil
-		s.inputs[from] = in
-	}
-	return changes
-}
-
-// combine returns what is known of the last readings of all sources, and why they must not be the
-// first ones that are served, or an empty string.
-func combine(sources []string, inputs map[string]input) (all input, why string) {
-	for _, name := range slices.Backward(sources) {
-		in, ok := inputs[name]
-		switch {
-		case !ok:
-			why = name + " has not been read yet"
-		case in.tooEarly != "":
-			why = in.tooEarly
-		}
-		all.errs = append(all.errs, in.errs...)
-		all.notes = append(all.notes, in.notes...)
-		all.kept += in.kept
-	}
-	return all, why
-}
-
-// newKubernetes returns the source at the API server. It calls changed after each change, and selected,
-// unless it is nil, with the discovery selectors of the mesh.
-func newKubernetes(cfg Config, changed func(), selected func([]string)) (source.Objects, error) {
-	from := source.ObjectsConfig{RootNamespace: cfg.RootNamespace, Changed: changed, Selected: selected, Logger: cfg.Logger}
-	if cfg.ClustersNamespace != "" {
-		from.NetworkOf = cfg.RootNamespace
-	}
-	return cfg.Kubernetes.NewObjects(from)
-}
-
-// readTimeout bounds how long readKubernetes waits.
-const readTimeout = 30 * time.Second
-
-// readKubernetes reads all objects of the API server once.
-func readKubernetes(ctx context.Context, cfg Config) ([]object.Object, []object.Error, error) {
-	changed := make(chan struct{}, 1)
-	all, err := newKubernetes(cfg, func() { notify(changed) }, nil)
-	if err != nil {
-		return nil, nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, readTimeout)
-	defer cancel()
-	var running sync.WaitGroup
-	defer running.Wait()
-	defer cancel()
-	running.Go(func() { all.Run(ctx) })
-	objects := map[object.Key]object.Object{}
-	for {
-		r := all.Read()
-		for _, o := range r.Updated {
-			objects[o.Key] = o
-		}
-		for _, key := range r.Removed {
-			delete(objects, key)
-		}
-		if r.Waiting == "" {
-			return slices.Collect(maps.Values(objects)), r.Errors, nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return nil, nil, fmt.Errorf("reading %s: %s", fromKubernetes, r.Waiting)
-		}
-	}
-}
-
-// notify puts an element into a channel that holds at most one.
-func notify(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default: // there is one already
-	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/nametap/nametap/discovery/clusters"
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
+	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/examples"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -166,7 +167,7 @@ func TestNoPartialTable(t *testing.T) { // D17, D43
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.readOnce() // do not let streams wait
+	s.inputs.readOnce() // do not let streams wait
 	r := run(t, s)
 	missing := "endpointslices of headless Services cannot be read: "
 	wait.Until(t, "readiness says what is missing", func() bool { return strings.Contains(s.Waiting(), missing) })
@@ -218,6 +219,7 @@ func TestDirectoryBeforeAPI(t *testing.T) { // D1
 	}
 	want("10.0.0.3")
 	write(t, cfg.ConfigDir, "web.yaml", svcYAML("shop", "other", "10.0.0.4"))
+	want("10.0.0.3") // until it is certain that the object is gone
 	want("10.0.0.1")
 }
 
@@ -262,16 +264,18 @@ func TestChangesWhileNotReady(t *testing.T) { // D43
 	}
 	s.addr = new(net.TCPAddr) // which the log names
 	web := object.Key{Kind: object.KindService, Namespace: "shop", Name: "web"}
-	publish := func(i int, tooEarly string) {
+	from := s.inputs.all[0]
+	publish := func(i int, waiting string) {
 		ip := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
 		change := hosts.Change{Updated: []object.Object{{Key: web, Service: &object.Service{ClusterIPs: []netip.Addr{ip}}}}}
-		s.publishChanges(fromKubernetes, input{tooEarly: tooEarly}, change)
+		from.Source = scripted{from.Source, source.Reading{Waiting: waiting, Read: waiting == "", Changes: []hosts.Change{change}}}
+		s.publish(s.inputs.collect())
 	}
 	const last = 10 * maxPending
 	for i := range last {
 		publish(i, "a resource is forbidden")
 	}
-	if n := len(s.inputs[fromKubernetes].pending); n > maxPending {
+	if n := len(from.last.Changes); n > maxPending {
 		t.Errorf("%d changes wait, want at most %d", n, maxPending)
 	}
 	publish(last, "")
@@ -284,3 +288,12 @@ func TestChangesWhileNotReady(t *testing.T) { // D43
 		t.Errorf("the Service is no host: %+v", u.Hosts)
 	}
 }
+
+// A scripted source has a reading that the test gives it.
+type scripted struct {
+	source.Source
+	reading source.Reading
+}
+
+// Read returns the reading.
+func (s scripted) Read() source.Reading { return s.reading }

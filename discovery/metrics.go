@@ -41,7 +41,7 @@ func newMetrics(reg prometheus.Registerer, others ...prometheus.Collector) (*met
 		objects:  gauges("objects", "Objects in use, by kind.", "kind"),
 		broken:   gauge("errors", "Errors in documents of the configuration directory."),
 		kept:     gauge("kept_objects", "Objects in use in their last good form, because they are broken or cannot be read now."),
-		lastRead: gauge("last_read_timestamp_seconds", "When the configuration directory was last read, in Unix time. It is read at least every 30 s."),
+		lastRead: gauge("last_read_timestamp_seconds", "When the configuration directory was last read, in Unix time. It is read once a second."),
 		vips:     gauge("vips", "Hosts with an automatic VIP."),
 		noVIP:    gauge("vips_exhausted", "Hosts without an automatic VIP because none is left."),
 		builds: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "nametap", Subsystem: "discovery",

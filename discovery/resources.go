@@ -9,11 +9,8 @@ import (
 // Resources returns the state of each resource of the Kubernetes API that is read.
 func (s *Server) Resources() []source.Status {
 	var all []source.Status
-	if s.kube != nil {
-		all = s.kube.Status()
-	}
-	if s.clusters != nil {
-		all = append(all, s.clusters.Status()...)
+	for _, one := range s.inputs.all {
+		all = append(all, one.Status()...)
 	}
 	if s.certificate != nil {
 		all = append(all, s.certificate.Status()...)

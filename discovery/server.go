@@ -6,9 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
-	"slices"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -20,7 +17,6 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/push"
 	"github.com/nametap/nametap/discovery/source"
-	"github.com/nametap/nametap/internal/statedir"
 )
 
 const (
@@ -32,6 +28,7 @@ const (
 	defaultClusterTimeout   = 20 * time.Second
 	defaultAckTimeout       = 2 * time.Minute
 	defaultMaxConnectionAge = 30 * time.Minute
+	defaultDebounce         = 30 * time.Millisecond
 	// stopGrace bounds how long streams take to end when the server stops.
 	stopGrace = time.Second
 )
@@ -96,8 +93,8 @@ type Config struct {
 	// a restart, hosts that prefer the same VIP may exchange it, and a broken object has no
 	// last good form.
 	StateDir string
-	// Debounce is how long the directory must be quiet before it is read again; during
-	// continuous edits it is read after ten times that. 0 means 30 ms.
+	// Debounce is how long changes are collected before they are served. Two reads of the directory, that
+	// time apart, must find the same; during continuous edits the tenth is used. 0 means 30 ms.
 	Debounce time.Duration
 	// MaxClients bounds the streams that are served at a time. 0 means 20,000.
 	MaxClients int
@@ -184,28 +181,12 @@ func (c Config) validate() error {
 	return nil
 }
 
-// newHosts returns no hosts. The automatic VIPs are allocated in vips.
-func (c Config) newHosts(vips *hosts.VIPs) *hosts.Hosts {
-	h := hosts.New(c.ClusterDomain, len(c.sources()), vips)
+// newHosts returns no hosts of a number of sources. The automatic VIPs are allocated in vips.
+func (c Config) newHosts(sources int, vips *hosts.VIPs) *hosts.Hosts {
+	h := hosts.New(c.ClusterDomain, sources, vips)
 	h.SetDefaults(object.Mesh{RootNamespace: c.RootNamespace, ExportTo: object.SplitScopes(c.DefaultServiceExportTo)})
 	h.SetHeadlessScope(c.HeadlessScope)
 	return h
-}
-
-// checkDir returns an error if the configuration directory does not exist.
-func (c Config) checkDir() error {
-	if c.ConfigDir == "" {
-		return nil
-	}
-	info, err := os.Stat(c.ConfigDir)
-	switch {
-	case err != nil:
-		return fmt.Errorf("configuration directory %q: %s: create it, or name another (--config-dir)",
-			c.ConfigDir, plainError(err))
-	case !info.IsDir():
-		return fmt.Errorf("configuration directory %q is a file: want a directory (--config-dir)", c.ConfigDir)
-	}
-	return nil
 }
 
 // Server is the control plane. Make one with [New], and call Run once.
@@ -220,39 +201,14 @@ type Server struct {
 	identities  *auth.Clients      // nil without TLS
 	tls         *auth.Server       // nil without TLS
 	certificate source.Certificate // nil without a Secret
+	refusals    rate.Sometimes     // logs clients that are refused
 
-	firstRead chan struct{}     // closed when the first reading of each source has been served or refused
-	readOnce  func()            // closes firstRead
-	kube      source.Objects    // nil without the Kubernetes API
-	changed   chan struct{}     // has an element when objects of the Kubernetes API have changed
-	clusters  source.Clusters   // nil without other clusters
-	missing   map[string]string // why other clusters have no objects; owned by publishClusters
-
+	inputs    *inputs
+	vips      vips          // owned by the goroutine of follow
 	writer    source.Writer // nil without a Lease
 	writeVIPs chan struct{} // has an element when VIPs may have to be written
 
-	refusals rate.Sometimes // logs clients that are refused
-
-	// The fields below are owned by the goroutine of rebuildOnChange.
-	state          *statedir.Dir // nil without a state directory; locked
-	dir            *dirSource
-	objectsUnsaved bool      // the file of last good objects is older than dir.good
-	objectsSaved   time.Time // when that file was last written
-
-	building    sync.Mutex // guards the fields up to serving
-	inputs      map[string]input
-	read        map[string]bool // sources that were read, or that could not be
-	vips        *hosts.VIPs
-	vipsUnsaved bool // the file of VIPs is older than vips
-	built       bool // the last readings are served
-	serving     bool // readings were served; ready is closed
-
-	mu      sync.Mutex
-	logged  map[string]bool // errors and failures that were logged and have not ended
-	errs    []object.Error
-	dirErr  *object.Error // why the configuration directory cannot be read
-	waiting string        // why the server is not ready; "" once it is
-	heard   source.Heard  // the state of the API server that is served
+	*report
 }
 
 // New checks the configuration, locks the state directory and reads it. Run releases the
@@ -263,88 +219,42 @@ func New(cfg Config) (server *Server, err error) {
 		return nil, err
 	}
 	s := &Server{
-		cfg: cfg, ready: make(chan struct{}), vips: hosts.NewVIPs(), logged: map[string]bool{},
-		waiting:   "no object has been read yet",
-		firstRead: make(chan struct{}), changed: make(chan struct{}, 1), writeVIPs: make(chan struct{}, 1), inputs: map[string]input{}, read: map[string]bool{},
+		cfg: cfg, ready: make(chan struct{}), writeVIPs: make(chan struct{}, 1),
+		refusals: rate.Sometimes{First: maxRefusals, Interval: time.Second},
 	}
-	s.refusals = rate.Sometimes{First: maxRefusals, Interval: time.Second}
-	s.readOnce = sync.OnceFunc(func() { close(s.firstRead) })
-	defer func() {
-		if err != nil {
-			s.releaseState()
-		}
-	}()
-	good, err := s.load()
-	if err != nil {
+	if s.vips, err = openVIPs(cfg.StateDir, cfg.Logger); err != nil {
 		return nil, err
 	}
-	s.push = push.New(push.Config{
-		Hosts: cfg.newHosts(s.vips), FirstRead: s.firstRead, MaxClients: cfg.MaxClients, AckTimeout: cfg.AckTimeout,
-		Check: s.checkNode, Behind: s.behind, Logger: cfg.Logger,
-		Comparable: cfg.ConfigDir == "" && cfg.ClustersNamespace == "", // a revision is of the own API server
-	})
-	if err := cfg.checkDir(); err != nil {
-		if len(good) == 0 {
-			return nil, err
+	defer func() {
+		if err != nil {
+			s.vips.close()
 		}
-		cfg.Logger.Error("serving the last good objects", "objects", len(good), "error", err)
-	}
+	}()
 	if err := s.newTLS(); err != nil {
 		return nil, err
 	}
 	if s.identities, err = newIdentities(cfg); err != nil {
 		return nil, err
 	}
-	s.dir = newDirSource(cfg.ConfigDir, cfg.AllowEmpty, good)
-	if cfg.Kubernetes != nil {
-		if s.kube, err = newKubernetes(cfg, func() { notify(s.changed) }, s.selectNamespaces); err != nil {
-			return nil, err
-		}
-	}
-	if err := s.newClusters(); err != nil {
+	if s.inputs, err = newInputs(cfg, s.vips.dir, func(step string, err error) { s.result(step, err) }); err != nil {
 		return nil, err
 	}
+	if s.identities != nil && s.inputs.clusters != nil {
+		s.identities.Others = s.inputs.clusters.Tokens
+	}
+	s.push = push.New(push.Config{
+		Hosts: cfg.newHosts(len(s.inputs.all), s.vips.VIPs), FirstRead: s.inputs.read, MaxClients: cfg.MaxClients, AckTimeout: cfg.AckTimeout,
+		Check: s.checkNode, Behind: s.behind, Logger: cfg.Logger,
+		Comparable: cfg.ConfigDir == "" && cfg.ClustersNamespace == "", // a revision is of the own API server
+	})
 	if s.writer, err = s.newWriter(); err != nil {
 		return nil, err
 	}
 	if s.metrics, err = newMetrics(cfg.Registerer, append(s.push.Metrics(), newResourceMetrics(s), newCertificateMetrics(s), newLeaseMetric(s))...); err != nil {
 		return nil, err
 	}
+	s.report = newReport(cfg.Logger, s.metrics)
 	return s, nil
-}
-
-// load locks and reads the state directory, and returns the last good objects.
-func (s *Server) load() (map[object.Key]located, error) {
-	if s.cfg.StateDir == "" {
-		return nil, nil //nolint:nilnil // a nil map has no objects
-	}
-	var err error
-	if s.state, err = openState(s.cfg.StateDir); err != nil {
-		return nil, err
-	}
-	v, err := loadVIPs(s.cfg.StateDir)
-	switch {
-	case errors.Is(err, errDamaged):
-		s.cfg.Logger.Error("the file of automatic VIPs is damaged and was moved", "error", err)
-	case err != nil:
-		return nil, err
-	}
-	s.vips = v
-	good, err := loadObjects(s.cfg.StateDir)
-	switch {
-	case errors.Is(err, errDamaged):
-		s.cfg.Logger.Error("the file of last good objects is damaged and was moved; objects in broken documents are left out", "error", err)
-	case err != nil:
-		return nil, err
-	}
-	return good, nil
-}
-
-// releaseState unlocks the state directory, if there is one.
-func (s *Server) releaseState() {
-	if s.state != nil {
-		s.state.Unlock()
-	}
 }
 
 // Ready returns a channel that is closed when the server listens and the first tables are
@@ -364,29 +274,20 @@ func (s *Server) Waiting() string {
 	if why := s.waitingForCertificate(); why != "" {
 		return why
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.waiting
+	return s.waitingFor()
 }
 
 // Consistency returns which tables are served, and which clients have them.
 func (s *Server) Consistency() push.Consistency { return s.push.Consistency() }
 
-// Errors returns the errors in the configuration directory and its documents, sorted by
-// file and line.
-func (s *Server) Errors() []object.Error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.dirErr != nil {
-		return append([]object.Error{*s.dirErr}, s.errs...)
-	}
-	return slices.Clone(s.errs)
-}
+// Errors returns the errors in objects and in the places where they are read. Those of the configuration
+// directory are sorted by file and line.
+func (s *Server) Errors() []object.Error { return s.errors() }
 
-// Run serves the tables of the configuration directory until ctx ends, and then returns
-// nil, or until something fails. All its goroutines have ended when it returns.
+// Run serves the tables of all sources until ctx ends, and then returns nil, or until something fails. All
+// its goroutines have ended when it returns.
 func (s *Server) Run(ctx context.Context) error {
-	defer s.releaseState()
+	defer s.vips.close()
 	endpoints, err := s.listen(ctx)
 	if err != nil {
 		return err
@@ -399,25 +300,14 @@ func (s *Server) Run(ctx context.Context) error {
 		s.push.Run(ctx)
 		return nil
 	})
-	if s.clusters != nil {
-		group.Go(func() error {
-			s.clusters.Run(ctx)
-			return nil
-		})
-	}
-	if s.cfg.ConfigDir != "" {
-		group.Go(func() error { return s.rebuildOnChange(ctx) })
-	}
-	if s.kube != nil {
-		group.Go(func() error {
-			s.kube.Run(ctx)
-			return nil
-		})
-		group.Go(func() error {
-			s.followKubernetes(ctx)
-			return nil
-		})
-	}
+	group.Go(func() error {
+		s.inputs.run(ctx)
+		return nil
+	})
+	group.Go(func() error {
+		s.follow(ctx)
+		return nil
+	})
 	if s.writer != nil {
 		group.Go(func() error { return s.runWriter(ctx) })
 	}

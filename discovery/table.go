@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
+	"sync"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -11,6 +14,8 @@ import (
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/push"
+	"github.com/nametap/nametap/discovery/source"
+	"github.com/nametap/nametap/internal/statedir"
 )
 
 // Client selects the client whose table [Table] returns.
@@ -31,38 +36,48 @@ func Table(ctx context.Context, cfg Config, client Client) (*api.NameTable, []ob
 	if err := cfg.validate(); err != nil {
 		return nil, nil, err
 	}
-	if err := cfg.checkDir(); err != nil {
+	saved := vips{VIPs: hosts.NewVIPs()}
+	if cfg.StateDir != "" {
+		if err := saved.read(statedir.New(cfg.StateDir, lockName).Read); err != nil && !errors.Is(err, statedir.ErrDamaged) {
+			return nil, nil, err
+		}
+	}
+	cfg.ClustersNamespace = ""
+	in, err := newInputs(cfg, nil, func(string, error) {})
+	if err != nil {
 		return nil, nil, err
 	}
-	vips := hosts.NewVIPs()
-	if cfg.StateDir != "" {
-		var err error
-		if vips, err = readVIPs(cfg.StateDir); err != nil && !errors.Is(err, errDamaged) {
-			return nil, nil, err
-		}
+	r, err := in.readAll(ctx)
+	if err != nil {
+		return nil, nil, err
 	}
-	all := cfg.newHosts(vips)
-	var changes []hosts.Change
-	var errs []object.Error
-	if cfg.ConfigDir != "" {
-		r, err := newDirSource(cfg.ConfigDir, cfg.AllowEmpty, nil).read()
-		if err != nil {
-			return nil, nil, err
-		}
-		changes = append(changes, all.Diff(cfg.sourceIndex(fromDir), r.objects))
-		errs = append(errs, r.errs...)
-	}
-	if cfg.Kubernetes != nil {
-		objects, broken, err := readKubernetes(ctx, cfg)
-		if err != nil {
-			return nil, nil, err
-		}
-		changes = append(changes, all.Diff(cfg.sourceIndex(fromKubernetes), objects))
-		errs = append(errs, broken...)
-	}
-	all.Update(changes...)
+	all := cfg.newHosts(len(in.all), saved.VIPs)
+	all.Update(r.Changes...)
 	t, err := client.table(all)
-	return t, errs, err
+	return t, r.Errors, err
+}
+
+// readAll runs the sources until all were read once.
+func (in *inputs) readAll(ctx context.Context) (source.Reading, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	if in.kube != nil {
+		defer time.AfterFunc(readTimeout, cancel).Stop()
+	}
+	running.Go(func() { in.run(ctx) })
+	for {
+		if r := in.collect(); r.Read {
+			return r, nil
+		} else if ctx.Err() != nil {
+			return r, fmt.Errorf("reading %s: %s", strings.Join(in.names(), " and "), r.Waiting)
+		}
+		select {
+		case <-in.changed:
+		case <-ctx.Done():
+		}
+	}
 }
 
 // table returns the table of the client.

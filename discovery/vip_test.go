@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/internal/statedir"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
@@ -126,6 +128,16 @@ func TestAutoAllocateMetadata(t *testing.T) {
 	}
 }
 
+// loadVIPs reads the VIPs of a state directory, and moves a damaged file aside.
+func loadVIPs(state string) (*hosts.VIPs, error) {
+	v := vips{VIPs: hosts.NewVIPs()}
+	err := v.read(statedir.New(state, lockName).Load)
+	return v.VIPs, err
+}
+
+// sum returns the checksum in a file.
+func sum(data []byte) string { return fmt.Sprintf("%x", sha256.Sum256(data)) }
+
 func TestDamagedState(t *testing.T) {
 	t.Parallel()
 	dir, state := t.TempDir(), t.TempDir()
@@ -136,29 +148,28 @@ func TestDamagedState(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The file is indented, which does not affect its checksum.
 	if v, err := loadVIPs(state); err != nil || v.Len() != 2 {
 		t.Fatalf("own state: %v, %v", v, err)
 	}
-	hosts := `{"a":{"slot":257},"b":{"slot":257}}`
+	shared := `{"a":{"slot":257},"b":{"slot":257}}`
 	unusable := `{"a":{"slot":255}}`
 	for name, data := range map[string]string{
 		"cut":      string(good[:len(good)/2]),
 		"empty":    "",
-		"edited":   strings.Replace(string(good), `"slot": `, `"slot": 1`, 1),
+		"edited":   strings.Replace(string(good), `"slot":`, `"slot":1`, 1),
 		"foreign":  `{"format":"other/1"}`,
 		"no hosts": `{"format":"` + vipsFormat + `"}`,
-		"shared":   `{"format":"` + vipsFormat + `","sum":"` + sum([]byte(hosts)) + `","hosts":` + hosts + `}`,
-		"unusable": `{"format":"` + vipsFormat + `","sum":"` + sum([]byte(unusable)) + `","hosts":` + unusable + `}`,
-		"no map":   `{"format":"` + vipsFormat + `","sum":"` + sum([]byte("[]")) + `","hosts":[]}`,
+		"shared":   `{"format":"` + vipsFormat + `","sum":"` + sum([]byte(shared)) + `","data":` + shared + `}`,
+		"unusable": `{"format":"` + vipsFormat + `","sum":"` + sum([]byte(unusable)) + `","data":` + unusable + `}`,
+		"no map":   `{"format":"` + vipsFormat + `","sum":"` + sum([]byte("[]")) + `","data":[]}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := os.WriteFile(path, []byte(data), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			v, err := loadVIPs(state)
-			if !errors.Is(err, errDamaged) || v == nil || v.Len() != 0 {
-				t.Fatalf("got %v, %v; want nothing and errDamaged", v, err)
+			if !errors.Is(err, statedir.ErrDamaged) || v.Len() != 0 {
+				t.Fatalf("got %v, %v; want nothing and ErrDamaged", v, err)
 			}
 			if !strings.Contains(err.Error(), path) {
 				t.Errorf("%q does not name the file", err)

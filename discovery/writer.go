@@ -21,9 +21,10 @@ func (s *Server) newWriter() (source.Writer, error) {
 	if err != nil && s.cfg.Identity == "" {
 		return nil, fmt.Errorf("the name of this replica in the Lease: %w", err)
 	}
+	number := s.inputs.number(s.inputs.kube)
 	return s.cfg.Kubernetes.NewWriter(source.WriterConfig{
 		Lease: s.cfg.Lease, Identity: cmp.Or(s.cfg.Identity, host), RootNamespace: s.cfg.RootNamespace,
-		Wanted:  func() map[object.Key]object.VIPStatus { return s.push.Statuses(s.cfg.sourceIndex(fromKubernetes)) },
+		Wanted:  func() map[object.Key]object.VIPStatus { return s.push.Statuses(number) },
 		Changed: s.writeVIPs, Logger: s.cfg.Logger,
 	})
 }

@@ -71,7 +71,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	g.String(&o.kubeconfig, "kubeconfig", "`file` with the access to the Kubernetes API whose objects are read; default without --config-dir: the pod's service account")
 	g.String(&o.server.ClustersNamespace, "clusters-namespace", "`namespace` of the Secrets with kubeconfigs of other clusters, labelled istio/multiCluster=true, whose hosts are served, too; empty for none")
 	g.Text(&o.server.HeadlessScope, "headless-scope", "which clients get the endpoints of headless Services without the annotation nametap.io/headless-scope: those in the `scope` network or cluster")
-	g.Bool(&o.server.AllowEmpty, "allow-empty", "accept a directory without any object: be ready with an empty table, and remove all hosts when the directory becomes empty")
+	g.Bool(&o.server.AllowEmpty, "allow-empty", "accept a directory without any object: be ready with an empty table, and remove the hosts of what becomes empty")
 	g.Text(&o.server.Lease, "lease", "`NAMESPACE/NAME` of the Lease whose holder writes automatic VIPs to the status of ServiceEntries, so that all replicas give a host the same; empty writes none")
 	g.String(&o.server.ClusterDomain, "cluster-domain", "`domain` of Services")
 	g.String(&o.server.RootNamespace, "root-namespace", "`namespace` of the default Sidecar and, at the Kubernetes API, of the ConfigMap \"istio\" with the settings of the mesh")

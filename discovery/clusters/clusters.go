@@ -21,6 +21,9 @@ const settleTime = 2 * time.Second
 // checkEvery is how often it is looked at why a cluster cannot be read.
 const checkEvery = time.Second
 
+// name is the name of the source.
+const name = "the Secrets of other clusters"
+
 // An API is a Kubernetes API server: its objects, the Secrets with the kubeconfigs of other clusters, and
 // what replicas share there.
 type API struct{ *kube.Access }
@@ -35,18 +38,22 @@ func Open(kubeconfig string) (*API, error) {
 	return &API{access}, nil
 }
 
+// NewObjects returns the objects of the API server.
+func (a *API) NewObjects(cfg source.ObjectsConfig) (source.Objects, error) {
+	return a.Access.NewObjects(cfg)
+}
+
 // Clusters follows the clusters that Secrets name. Make one with [API.NewClusters].
 type Clusters struct {
 	cfg     source.ClustersConfig
 	secrets *kube.ClusterSecrets
 	changed chan struct{} // has an element when something has changed
+	out     source.Outbox
 
 	// The fields below are owned by the goroutine of Run.
-	remotes   map[string]*remote
-	saved     snapshots
-	started   bool          // the Secrets were read
-	last      source.Update // that was published, without the changes
-	published bool
+	remotes map[string]*remote
+	saved   snapshots
+	started bool // the Secrets were read
 
 	mu        sync.Mutex
 	links     []namedLink     // of now
@@ -63,7 +70,10 @@ type namedLink struct {
 
 // NewClusters returns the objects of the clusters that Secrets at the API server name.
 func (a *API) NewClusters(cfg source.ClustersConfig) (source.Clusters, error) {
-	c := &Clusters{cfg: cfg, changed: make(chan struct{}, 1), remotes: map[string]*remote{}, saved: snapshots{cfg.State}}
+	c := &Clusters{
+		cfg: cfg, changed: make(chan struct{}, 1), remotes: map[string]*remote{}, saved: snapshots{cfg.State},
+		out: source.Outbox{Changed: cfg.Changed},
+	}
 	var err error
 	c.secrets, err = kube.NewClusterSecrets(a.Access, cfg.Namespace, c.notify, cfg.Logger)
 	return c, err
@@ -76,6 +86,9 @@ func (c *Clusters) notify() {
 	default: // it will
 	}
 }
+
+// Name returns the name of the source.
+func (c *Clusters) Name() string { return name }
 
 // Run follows the clusters until ctx ends. All its goroutines have ended when it returns.
 func (c *Clusters) Run(ctx context.Context) {
@@ -94,28 +107,27 @@ func (c *Clusters) Run(ctx context.Context) {
 		began := time.Now()
 		next := c.step(ctx)
 		took := time.Since(began)
+		timer.Reset(took) // half of the time is left to others
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
 		timer.Reset(next)
 		select {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
-			continue
 		case <-c.changed:
-		}
-		timer.Reset(max(c.cfg.Debounce, took))
-		select {
-		case <-ctx.Done():
-			return
-		case <-timer.C:
 		}
 	}
 }
 
-// step publishes what has changed, and returns when to do it again if nothing changes.
+// step passes on what has changed, and returns when to do it again if nothing changes.
 func (c *Clusters) step(ctx context.Context) (next time.Duration) {
 	secrets, ok := c.secrets.All()
 	if !ok {
-		c.publish(source.Update{Missing: map[string]string{}, Waiting: c.secrets.Waiting()})
+		c.out.Put(source.Reading{Waiting: c.secrets.Waiting()})
 		return checkEvery
 	}
 	all, errs := wantedClusters(secrets, c.cfg.Own)
@@ -128,7 +140,7 @@ func (c *Clusters) step(ctx context.Context) (next time.Duration) {
 			c.remote(name) // leaves if no Secret names it
 		}
 	}
-	u := source.Update{Errors: errs, Missing: map[string]string{}}
+	u := source.Reading{Errors: errs, Missing: map[string]string{}}
 	next = time.Minute
 	var waiting []string
 	for _, name := range slices.Sorted(maps.Keys(c.remotes)) {
@@ -148,25 +160,26 @@ func (c *Clusters) step(ctx context.Context) (next time.Duration) {
 		}
 	}
 	u.Waiting = strings.Join(waiting, "; ")
+	u.Read = u.Waiting == ""
 	c.expose()
-	c.publish(u)
+	c.out.Put(u)
 	return min(next, c.saveAll())
 }
 
 // read adds what has changed in a cluster to an update.
-func (c *Clusters) read(r *remote, u *source.Update) {
+func (c *Clusters) read(r *remote, u *source.Reading) {
 	u.Changes = r.read(u.Changes)
 	if r.live == nil && !r.tried && time.Since(r.since) >= c.cfg.Wait/4 {
 		c.restore(r, u)
 	}
 	u.Errors = r.addErrors(u.Errors)
 	if r.restored != nil {
-		u.Kept += len(r.restored.objects)
+		u.Kept += len(r.restored.Objects)
 	}
 }
 
 // restore puts the saved objects of a cluster to use, if there are any.
-func (c *Clusters) restore(r *remote, u *source.Update) {
+func (c *Clusters) restore(r *remote, u *source.Reading) {
 	r.tried = true
 	from, err := c.saved.load(r.name)
 	if err != nil {
@@ -175,9 +188,9 @@ func (c *Clusters) restore(r *remote, u *source.Update) {
 	if from == nil {
 		return
 	}
-	r.log.Warn("a cluster cannot be read; its saved objects are used until it can", "objects", len(from.objects), "saved", from.written, "error", r.waiting())
+	r.log.Warn("a cluster cannot be read; its saved objects are used until it can", "objects", len(from.Objects), "saved", from.Written, "error", r.waiting())
 	r.restored = from
-	u.Changes = append(u.Changes, hosts.Change{Cluster: r.name, Updated: from.objects, Whole: true})
+	u.Changes = append(u.Changes, hosts.Change{Cluster: r.name, Updated: from.Objects, Whole: true})
 }
 
 // saveAll saves the objects of clusters that have changed, but those of each not more often than
@@ -206,7 +219,7 @@ func (c *Clusters) save(r *remote) {
 	r.saved = time.Now()
 	err := c.saved.save(r.name, r.live.objects.All())
 	r.unsaved = err != nil
-	c.cfg.Saved(err)
+	c.cfg.Result(source.StepSaveCluster, err)
 }
 
 // remote returns the cluster with a name. If it is new, it makes one.
@@ -221,7 +234,7 @@ func (c *Clusters) remote(name string) *remote {
 }
 
 // leave removes a cluster that no Secret names any more, or returns how long to wait before that.
-func (c *Clusters) leave(r *remote, u *source.Update) (left time.Duration) {
+func (c *Clusters) leave(r *remote, u *source.Reading) (left time.Duration) {
 	if r.unwanted.IsZero() {
 		r.unwanted = time.Now()
 	}
@@ -256,15 +269,8 @@ func (r *remote) givenUp(why string) bool {
 	return true
 }
 
-// publish publishes an update, unless it says what the last one did.
-func (c *Clusters) publish(u source.Update) {
-	if c.published && len(u.Changes) == 0 && u.Waiting == c.last.Waiting && slices.Equal(u.Errors, c.last.Errors) && maps.Equal(u.Missing, c.last.Missing) {
-		return
-	}
-	c.cfg.Publish(u)
-	u.Changes = nil
-	c.last, c.published = u, true
-}
+// Read returns what has changed since the last call. The caller must not change the objects.
+func (c *Clusters) Read() source.Reading { return c.out.Read() }
 
 // Select sets the discovery selectors of the mesh, in the form of kubectl's --selector. Until then no
 // object is read.
@@ -284,7 +290,7 @@ func (c *Clusters) expose() {
 	for _, name := range slices.Sorted(maps.Keys(c.remotes)) {
 		r := c.remotes[name]
 		if from := r.restored; from != nil {
-			kept = append(kept, source.Status{Cluster: name, Resource: "saved objects", Objects: len(from.objects), Synced: true, Heard: from.written})
+			kept = append(kept, source.Status{Cluster: name, Resource: "saved objects", Objects: len(from.Objects), Synced: true, Heard: from.Written})
 		}
 		for _, l := range []*link{r.live, r.next} {
 			if l != nil {

@@ -41,7 +41,7 @@ func (r *remote) used() bool { return r.live != nil || r.restored != nil }
 
 // A link is a client of the API server of a cluster.
 type link struct {
-	objects source.Objects
+	objects *kube.Source
 	tokens  *auth.Tokens
 	changed atomic.Bool // there may be something to read
 	errs    []object.Error
@@ -121,11 +121,9 @@ func (r *remote) read(changes []hosts.Change) []hosts.Change {
 	if r.live == nil {
 		return changes
 	}
-	if from, ok := r.live.read(); ok && len(from.Updated)+len(from.Removed) > 0 {
-		r.unsaved = true
-		changes = append(changes, hosts.Change{Cluster: r.name, Updated: from.Updated, Removed: from.Removed})
-	}
-	return changes
+	from, _ := r.live.read()
+	r.unsaved = r.unsaved || len(from.Changes) > 0
+	return append(changes, from.Changes...)
 }
 
 // switchOver makes next live: it has all objects. What is the same stays.

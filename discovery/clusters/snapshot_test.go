@@ -1,6 +1,8 @@
 package clusters
 
 import (
+	"encoding/json"
+	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -55,8 +57,8 @@ func TestSnapshot(t *testing.T) {
 	}
 	same := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
 	ports := cmp.Comparer(func(a, b object.Ports) bool { return a == b })
-	if diff := cmp.Diff(saved.objects, objects(), same, ports); diff != "" || time.Since(saved.written) > time.Minute {
-		t.Errorf("saved at %v: -got +want\n%s", saved.written, diff)
+	if diff := cmp.Diff(saved.Objects, objects(), same, ports); diff != "" || time.Since(saved.Written) > time.Minute {
+		t.Errorf("saved at %v: -got +want\n%s", saved.Written, diff)
 	}
 	if got := s.clusters(); len(got) != 1 || got[0] != "east.1" {
 		t.Errorf("clusters %q", got)
@@ -64,12 +66,19 @@ func TestSnapshot(t *testing.T) {
 	if got, err := s.load("west"); got != nil || err != nil {
 		t.Errorf("%v, %v", got, err)
 	}
-	old, err := decodeSnapshot([]byte(`{"format": "nametap-cluster/1", "cluster": "east", "written": "2026-01-01T12:00:00Z", "sum": "`+sum([]byte(text))+`", "objects": `+text+`}`), "east")
+	data := fmt.Sprintf(`{"cluster":"east","written":"2026-01-01T12:00:00Z","objects":%s}`, text)
+	if err := s.dir.Save(snapshotFile("east"), snapshotFormat, json.RawMessage(data)); err != nil {
+		t.Fatal(err)
+	}
+	old, err := s.load("east")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(old.objects, objects(), same, ports); diff != "" {
+	if diff := cmp.Diff(old.Objects, objects(), same, ports); diff != "" {
 		t.Errorf("-got +want\n%s", diff)
+	}
+	if err := s.remove("east"); err != nil {
+		t.Error(err)
 	}
 	if err := s.remove("east.1"); err != nil || len(s.clusters()) > 0 {
 		t.Errorf("%v, %v", err, s.clusters())

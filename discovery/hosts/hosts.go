@@ -68,11 +68,6 @@ func (c Change) HasEntry() bool {
 	return slices.ContainsFunc(c.Updated, func(o object.Object) bool { return o.Entry != nil })
 }
 
-// Diff returns the change that makes objects all those of a source of the own cluster.
-func (h *Hosts) Diff(source int, objects []object.Object) Change {
-	return h.clusters[ownCluster].diff(source, objects)
-}
-
 // An Update is what a change of objects has changed.
 type Update struct {
 	Hosts []HostChange // sorted by key

@@ -288,16 +288,12 @@ func (w world) change(all objects) Change {
 	return c
 }
 
-// build returns the changes that make h have all objects.
-func (all objects) build(h *Hosts) []Change {
+// build returns the changes that make hosts have all objects.
+func (all objects) build() []Change {
 	var changes []Change
 	for at, objects := range all {
 		list := slices.Collect(maps.Values(objects))
-		if at.cluster == "" {
-			changes = append(changes, h.Diff(at.source, list))
-		} else {
-			changes = append(changes, Change{Cluster: at.cluster, Updated: list, Whole: true})
-		}
+		changes = append(changes, Change{Cluster: at.cluster, Source: at.source, Updated: list, Whole: true})
 	}
 	return changes
 }
@@ -328,7 +324,7 @@ func TestUpdatesEqualBuild(t *testing.T) {
 				t.Fatal(err)
 			}
 			fresh := New(domain, 2, vips)
-			fresh.Update(all.build(fresh)...)
+			fresh.Update(all.build()...)
 			if diff := cmp.Diff(fresh.Counts(), h.Counts()); diff != "" {
 				t.Fatalf("seed %d, step %d: counts -anew +updated\n%s", seed, step, diff)
 			}

@@ -13,6 +13,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/source"
 )
@@ -39,7 +40,7 @@ type resource struct {
 }
 
 // NewObjects returns the objects of the API server.
-func (a *Access) NewObjects(cfg source.ObjectsConfig) (source.Objects, error) {
+func (a *Access) NewObjects(cfg source.ObjectsConfig) (*Source, error) {
 	if cfg.Cluster != "" {
 		cfg.Logger = cfg.Logger.With("cluster", cfg.Cluster)
 	}
@@ -87,10 +88,14 @@ func (s *Source) Run(ctx context.Context) {
 	group.Wait()
 }
 
+// Name returns the name of the source.
+func (s *Source) Name() string { return "the Kubernetes API" }
+
 // Read returns what has changed since the last call. It must not be called by two goroutines at a
 // time. The caller must not change the objects.
 func (s *Source) Read() source.Reading {
 	r := source.Reading{Waiting: s.Waiting()}
+	r.Read = r.Waiting == ""
 	feeds, dirty := s.all(), map[object.Key]bool{}
 	for _, f := range feeds {
 		f.take(dirty, &r)
@@ -98,12 +103,16 @@ func (s *Source) Read() source.Reading {
 	for i := range r.Errors {
 		r.Errors[i].Cluster = s.cfg.Cluster
 	}
+	change := hosts.Change{Cluster: s.cfg.Cluster}
 	for _, key := range slices.SortedFunc(maps.Keys(dirty), object.Key.Compare) {
 		if o, ok := find(feeds, key); ok {
-			r.Updated = append(r.Updated, o)
+			change.Updated = append(change.Updated, o)
 		} else {
-			r.Removed = append(r.Removed, key)
+			change.Removed = append(change.Removed, key)
 		}
+	}
+	if len(dirty) > 0 {
+		r.Changes = []hosts.Change{change}
 	}
 	slices.SortStableFunc(r.Errors, func(a, b object.Error) int { return a.Object.Compare(b.Object) })
 	return r

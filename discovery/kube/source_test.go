@@ -40,7 +40,7 @@ func entry(name, spec string) string {
 
 // A running source.
 type running struct {
-	source.Objects
+	*kube.Source
 	t       *testing.T
 	log     *testlog.Buffer
 	objects map[object.Key]object.Object
@@ -56,13 +56,15 @@ type reading struct {
 
 // Read returns what the source holds.
 func (r *running) Read() reading {
-	changes := r.Objects.Read()
-	for _, o := range changes.Updated {
-		r.objects[o.Key] = o
-	}
-	for _, key := range changes.Removed {
-		delete(r.objects, key)
-		r.removed[key] = true
+	changes := r.Source.Read()
+	for _, c := range changes.Changes {
+		for _, o := range c.Updated {
+			r.objects[o.Key] = o
+		}
+		for _, key := range c.Removed {
+			delete(r.objects, key)
+			r.removed[key] = true
+		}
 	}
 	objects := slices.SortedFunc(maps.Values(r.objects), func(a, b object.Object) int { return a.Key.Compare(b.Key) })
 	return reading{objects, changes.Errors, changes.Waiting}

@@ -73,13 +73,6 @@ func (s *Service) Update(changes []hosts.Change, revision []byte, note func(host
 	return u
 }
 
-// Diff returns the change that makes objects all those of a source.
-func (s *Service) Diff(source int, objects []object.Object) hosts.Change {
-	s.tables.building.Lock()
-	defer s.tables.building.Unlock()
-	return s.tables.hosts.Diff(source, objects)
-}
-
 // Statuses returns the ServiceEntries of a source whose status must change.
 func (s *Service) Statuses(source int) map[object.Key]object.VIPStatus {
 	s.tables.building.Lock()

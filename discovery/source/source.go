@@ -1,6 +1,7 @@
-// Package source is the seam between the control plane and Kubernetes' API servers. The control
-// plane knows an [API] and what it makes. Only package discovery/clusters, with discovery/kube below
-// it, links Kubernetes' client, so a program that reads files does not.
+// Package source is the seam between the control plane and where objects come from. The control plane
+// knows a list of [Source], and an [API] for what else it needs of an API server. Only package
+// discovery/clusters, with discovery/kube below it, links Kubernetes' client, so a program that reads
+// files does not.
 package source
 
 import (
@@ -13,6 +14,49 @@ import (
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/internal/statedir"
+)
+
+// A Source follows objects. Its configuration has a function that it calls after each change, from any
+// goroutine, and that must not block. Call Run once.
+type Source interface {
+	// Name is the name of the source in logs, such as "the Kubernetes API".
+	Name() string
+	// Run follows the objects until ctx ends. All its goroutines have ended when it returns.
+	Run(ctx context.Context)
+	// Read returns what has changed since the last call. It must not be called by two goroutines at a
+	// time. The caller must not change the objects.
+	Read() Reading
+	// Status returns the state of each resource of an API server that is read.
+	Status() []Status
+}
+
+// A Reading is what has changed in a [Source], and what is known of it now.
+type Reading struct {
+	// Changes are what has changed since the last reading. Those of the own cluster have no Source: the
+	// control plane numbers its sources.
+	Changes []hosts.Change
+	Errors  []object.Error // all of now, sorted
+	Notes   []string       // why objects without errors make no host, sorted
+	Kept    int            // objects in use in their last good form, or as they were saved
+	// Waiting says why the reading must not be the first one that is served; empty if it may, once Read is set.
+	Waiting string
+	// Read says that all objects were read once, or that this has failed and is not expected to end soon.
+	// Streams wait for that, for a moment.
+	Read bool
+	// Missing says why clusters have no objects in use, by name.
+	Missing map[string]string
+	// Changed is the state of the API server at which the objects became what they are, Heard the one
+	// that they are known to be up to date with; nil and zero for other sources.
+	Changed Revision
+	Heard   Heard
+}
+
+// The steps of a source that can fail while it runs.
+const (
+	StepRead        = "read"         // reading the directory
+	StepWatch       = "watch"        // watching the directory
+	StepSaveObjects = "save_objects" // saving the objects of the directory
+	StepSaveCluster = "save_cluster" // saving the objects of a cluster
 )
 
 // An API makes what the control plane needs of an API server. Each method checks its configuration
@@ -61,40 +105,14 @@ type ObjectsConfig struct {
 	Logger *slog.Logger
 }
 
-// Objects follows the objects of an API server. Call Run once.
+// Objects follows the objects of an API server.
 type Objects interface {
-	// Run follows the objects until ctx ends. All its goroutines have ended when it returns.
-	Run(ctx context.Context)
-	// Read returns what has changed since the last call. It must not be called by two goroutines at a
-	// time. The caller must not change the objects.
-	Read() Reading
+	Source
 	// Heard returns the state of the API server that the next call of Read will include.
 	Heard() Heard
 	// CatchUp lists again what is lacking of a revision that was known at a time, see [Heard.Lacks]. It does nothing
 	// while a list is under way or shortly after one, and it does not wait.
 	CatchUp(r Revision, known time.Time)
-	// All returns all objects, sorted by key. The caller must not change them.
-	All() []object.Object
-	// Select sets the discovery selectors, in the form of kubectl's --selector. Until then no object of
-	// another cluster is read.
-	Select(selectors []string)
-	// Waiting says which objects were never read, and why; an empty string if all were.
-	Waiting() string
-	// Status returns the state of each resource.
-	Status() []Status
-}
-
-// A Reading is what has changed in [Objects], and what is wrong.
-type Reading struct {
-	Updated []object.Object // new, or with another content; sorted by key
-	Removed []object.Key    // sorted
-	Errors  []object.Error  // all of now, sorted by object
-	// Waiting says which objects were never read; an empty string if all were.
-	Waiting string
-	// Changed is the state of the API server at which the objects became what they are, Heard the one
-	// that they are known to be up to date with.
-	Changed Revision
-	Heard   Heard
 }
 
 // Status is the state of one resource.
@@ -132,43 +150,27 @@ type ClustersConfig struct {
 	Own string
 	// TokenAudience is the audience of the tokens that clients of the clusters have.
 	TokenAudience string
-	// Wait is how long [Update.Waiting] says that a cluster is missing, since it was first named. After a
+	// Wait is how long [Reading.Waiting] says that a cluster is missing, since it was first named. After a
 	// quarter of that its saved objects are used, if there are any.
 	Wait time.Duration
 	// State is the directory in which the last objects of each cluster are saved; nil for none.
 	State *statedir.Dir
-	// Saved is called after each attempt to save objects.
-	Saved func(error)
-	// Debounce is how long changes are collected before they are published.
-	Debounce time.Duration
-	// Publish applies an update. Calls follow one another.
-	Publish func(Update)
+	// Result is called with the result of [StepSaveCluster]; nil if it succeeded.
+	Result func(step string, err error)
+	// Changed is called after each change, from any goroutine. It must not block.
+	Changed func()
 	// Logger is for logs.
 	Logger *slog.Logger
 }
 
-// Clusters follows the clusters that Secrets name. Call Run once.
+// Clusters follows the clusters that Secrets name.
 type Clusters interface {
-	// Run follows the clusters until ctx ends. All its goroutines have ended when it returns.
-	Run(ctx context.Context)
+	Source
 	// Select sets the discovery selectors of the mesh, in the form of kubectl's --selector. Until then no
 	// object is read.
 	Select(selectors []string)
-	// Status returns the state of each resource that is read, those with the Secrets first.
-	Status() []Status
 	// Tokens returns the reviews of tokens by the API server of a cluster; nil if there is no such cluster.
 	Tokens(cluster string) *auth.Tokens
-}
-
-// An Update is what has changed in the clusters, and what is wrong.
-type Update struct {
-	Changes []hosts.Change
-	Errors  []object.Error // all of now
-	Kept    int            // saved objects in use, of clusters that were not read yet
-	// Missing says why clusters have no objects in use, by name.
-	Missing map[string]string
-	// Waiting says what must be awaited before the first table is served; empty if nothing.
-	Waiting string
 }
 
 // CertificateConfig configures a [Certificate].

@@ -1,4 +1,4 @@
-package discovery
+package files
 
 import (
 	"bytes"
@@ -27,10 +27,20 @@ type parsed struct {
 	notes []string
 }
 
+// Parse returns the objects in the documents of a file, and the errors in them.
+func Parse(name string, data []byte) ([]object.Object, []object.Error) {
+	p := parseFile(name, data)
+	objects := make([]object.Object, 0, len(p.objects))
+	for _, o := range p.objects {
+		objects = append(objects, o.Object)
+	}
+	return objects, p.errs
+}
+
 // parseFile parses the documents of a file. An error in one document does not affect the
 // others.
-func parseFile(name string, data []byte) parsed {
-	p := parsed{broken: map[object.Key]bool{}}
+func parseFile(name string, data []byte) *parsed {
+	p := &parsed{broken: map[object.Key]bool{}}
 	for _, chunk := range splitDocuments(data) {
 		p.parseDocument(name, chunk)
 	}

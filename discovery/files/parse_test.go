@@ -1,4 +1,4 @@
-package discovery
+package files
 
 import (
 	"fmt"
@@ -6,8 +6,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/nametap/nametap/discovery/object"
 )
 
 // The error of a broken document has file, line and field. The other documents of the
@@ -133,15 +131,6 @@ func TestBrokenDocuments(t *testing.T) {
 			}
 		})
 	}
-}
-
-// objectsOf returns objects without their places.
-func objectsOf(found []located) []object.Object {
-	var out []object.Object
-	for _, o := range found {
-		out = append(out, o.Object)
-	}
-	return out
 }
 
 func keysOf(objects []located) []string {

@@ -1,0 +1,90 @@
+package files
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+
+	"github.com/nametap/nametap/discovery/object"
+	"github.com/nametap/nametap/internal/statedir"
+)
+
+// The file of the last good objects in the state directory.
+const (
+	objectsFile   = "objects.json"
+	objectsFormat = "nametap-objects/1"
+)
+
+// savedDocument is a document with at least one object in use. The file keeps the text
+// as its author wrote it and not the decoded objects, so that a later version of nametap
+// can read fields that this one does not know.
+type savedDocument struct {
+	File    string        `json:"file"`
+	Before  int           `json:"linesBefore"`
+	Text    []byte        `json:"text"`
+	Objects []savedObject `json:"objects"`
+}
+
+type savedObject struct {
+	Kind      string `json:"kind"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+}
+
+// saveObjects writes the last good objects to the state directory.
+func saveObjects(dir *statedir.Dir, good map[object.Key]located) error {
+	byText := map[*chunk]*savedDocument{}
+	for k, o := range good {
+		d := byText[o.text]
+		if d == nil {
+			d = &savedDocument{File: o.file, Before: o.text.offset, Text: o.text.text}
+			byText[o.text] = d
+		}
+		d.Objects = append(d.Objects, savedObject(k))
+	}
+	docs := make([]*savedDocument, 0, len(byText))
+	for _, d := range byText {
+		slices.SortFunc(d.Objects, func(a, b savedObject) int {
+			return object.Key(a).Compare(object.Key(b))
+		})
+		docs = append(docs, d)
+	}
+	slices.SortFunc(docs, func(a, b *savedDocument) int {
+		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Before, b.Before), bytes.Compare(a.Text, b.Text))
+	})
+	if err := dir.Save(objectsFile, objectsFormat, docs); err != nil {
+		return fmt.Errorf("writing the last good objects (--state-dir): %w", err)
+	}
+	return nil
+}
+
+// loadObjects reads the last good objects of a state directory. It returns none if there is no file. If the
+// file is damaged, loadObjects moves it aside, and the error is [statedir.ErrDamaged].
+func loadObjects(dir *statedir.Dir) (map[object.Key]located, error) {
+	good := map[object.Key]located{}
+	if dir == nil {
+		return good, nil
+	}
+	var docs []savedDocument
+	err := dir.Load(objectsFile, objectsFormat, func(data json.RawMessage) error { return json.Unmarshal(data, &docs) })
+	if errors.Is(err, fs.ErrNotExist) {
+		return good, nil
+	}
+	if err != nil {
+		return good, fmt.Errorf("reading the last good objects (--state-dir): %w", err)
+	}
+	for _, d := range docs {
+		p := parsed{broken: map[object.Key]bool{}}
+		p.parseDocument(d.File, &chunk{text: d.Text, offset: d.Before})
+		for _, o := range p.objects {
+			if slices.Contains(d.Objects, savedObject(o.Key)) {
+				good[o.Key] = o
+			}
+		}
+	}
+	return good, nil
+}

@@ -1,0 +1,203 @@
+package files
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/nametap/nametap/discovery/object"
+)
+
+const (
+	// maxFileSize bounds one file. 100,000 hosts are about 50 MB of YAML.
+	maxFileSize = 256 << 20
+	// young is how long the content of a file is compared, too, after its stamp was first seen: two writes
+	// may have the same time. File systems count times in up to 2 s.
+	young = 2 * time.Second
+)
+
+// A tree is what one read of the directory has found.
+type tree struct {
+	files map[string]*file // by path below the root
+	dirs  map[string]dir   // "" is the root
+	errs  []object.Error   // what could not be read
+	// transient says that the reason for one of them may pass.
+	transient bool
+}
+
+// A dir is a directory in a tree.
+type dir struct {
+	id    fileID
+	empty bool // no entry has a name that is read
+}
+
+// A file is a file in a tree. It does not change, but for parsed.
+type file struct {
+	stamp  stamp
+	since  time.Time // when the stamp was first seen
+	data   []byte
+	parsed *parsed // nil until the file is used
+}
+
+// A stamp of a file, with links followed, changes when the content may have changed.
+type stamp struct {
+	fileID
+	size         int64
+	mtime, ctime syscall.Timespec
+}
+
+// A fileID distinguishes a file from another one of the same name.
+type fileID struct{ dev, ino uint64 }
+
+// file returns the file with a name; nil if there is none, or no tree.
+func (t *tree) file(name string) *file {
+	if t == nil {
+		return nil
+	}
+	return t.files[name]
+}
+
+// sameInode reports whether two files, nil for none, are one whose content may have changed.
+func (f *file) sameInode(other *file) bool {
+	return f != nil && other != nil && f.stamp.fileID == other.stamp.fileID
+}
+
+// stampOf returns the stamp in info.
+func stampOf(info fs.FileInfo) stamp {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return stamp{size: info.Size(), mtime: syscall.NsecToTimespec(info.ModTime().UnixNano())}
+	}
+	return stamp{fileID: fileID{dev: st.Dev, ino: st.Ino}, size: st.Size, mtime: st.Mtim, ctime: st.Ctim}
+}
+
+// equal reports whether two trees hold the same.
+func (t *tree) equal(other *tree) bool {
+	return t != nil && other != nil && slices.Equal(t.errs, other.errs) && maps.Equal(t.dirs, other.dirs) &&
+		maps.EqualFunc(t.files, other.files, func(a, b *file) bool {
+			return a == b || a.stamp == b.stamp && bytes.Equal(a.data, b.data)
+		})
+}
+
+// A reader reads a directory. It follows symbolic links, because a mounted ConfigMap consists of them,
+// and skips names that begin with a dot, which belong to editors and to Kubernetes (..data).
+type reader struct {
+	*tree
+	root     string
+	previous *tree           // whose content is used again; nil for none
+	visited  map[fileID]bool // directories
+}
+
+// readTree reads a directory. It returns an error only if the directory itself cannot be read; other errors
+// are part of the tree.
+func readTree(root string, previous *tree) (*tree, error) {
+	r := reader{&tree{files: map[string]*file{}, dirs: map[string]dir{}}, root, previous, map[fileID]bool{}}
+	info, err := os.Stat(root)
+	if err == nil {
+		err = r.dir("", info)
+	}
+	return r.tree, err
+}
+
+// dir reads the directory rel, unless it was read under another path: links can make the number of paths
+// exponential.
+func (r *reader) dir(rel string, info fs.FileInfo) error {
+	id := stampOf(info).fileID
+	if r.visited[id] {
+		return nil
+	}
+	r.visited[id] = true
+	entries, err := os.ReadDir(filepath.Join(r.root, filepath.FromSlash(rel)))
+	if err != nil {
+		return err
+	}
+	empty := true
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), ".") {
+			continue
+		}
+		empty = false
+		name := e.Name()
+		if rel != "" {
+			name = rel + "/" + name
+		}
+		if err := r.entry(name); err != nil { // the next read does not find one that was just removed
+			r.transient = r.transient || !isPermanent(err)
+			r.errs = append(r.errs, object.Error{File: name, Msg: "cannot be read: " + plainError(err)})
+		}
+	}
+	r.dirs[rel] = dir{id: id, empty: empty}
+	return nil
+}
+
+// entry reads a file or a directory.
+func (r *reader) entry(name string) error {
+	path := filepath.Join(r.root, filepath.FromSlash(name))
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return err
+	case info.IsDir():
+		return r.dir(name, info)
+	case !info.Mode().IsRegular():
+		return nil
+	}
+	switch strings.ToLower(filepath.Ext(name)) {
+	case ".yaml", ".yml", ".json":
+	default:
+		return nil
+	}
+	if info.Size() > maxFileSize {
+		return errTooLarge
+	}
+	f := &file{stamp: stampOf(info), since: time.Now()}
+	old := r.previous.file(name)
+	if old != nil && old.stamp == f.stamp {
+		if time.Since(old.since) > young {
+			r.files[name] = old
+			return nil
+		}
+		f.since = old.since
+	}
+	if f.data, err = os.ReadFile(path); err != nil {
+		return err
+	}
+	if old != nil && bytes.Equal(old.data, f.data) {
+		f.data, f.parsed = old.data, old.parsed
+	}
+	r.files[name] = f
+	return nil
+}
+
+// errTooLarge marks a file that is larger than maxFileSize.
+var errTooLarge = fmt.Errorf("is larger than %d MiB", maxFileSize>>20)
+
+// isPermanent recognises the errors that last until the file or its permissions are changed. Every other
+// error, such as one of the network or the disk, may be gone at the next read.
+func isPermanent(err error) bool {
+	for _, permanent := range []error{
+		fs.ErrPermission, fs.ErrNotExist, errTooLarge, syscall.ELOOP, syscall.ENOTDIR, syscall.ENAMETOOLONG,
+	} {
+		if errors.Is(err, permanent) {
+			return true
+		}
+	}
+	return false
+}
+
+// plainError returns err without the path, which the caller names already.
+func plainError(err error) string {
+	var pathErr *fs.PathError
+	if errors.As(err, &pathErr) {
+		return pathErr.Err.Error()
+	}
+	return err.Error()
+}

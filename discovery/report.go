@@ -1,0 +1,139 @@
+package discovery
+
+import (
+	"log/slog"
+	"slices"
+	"sync"
+
+	"github.com/nametap/nametap/discovery/hosts"
+	"github.com/nametap/nametap/discovery/object"
+	"github.com/nametap/nametap/discovery/source"
+)
+
+// stepSave is saving the automatic VIPs. The others of the label "step" of the failure metric are those of sources.
+const stepSave = "save"
+
+// A report is what is known of the sources and of what is served. It logs what is new in it.
+type report struct {
+	out     *slog.Logger
+	metrics *metrics
+
+	mu      sync.Mutex
+	logged  map[string]bool // errors and failures that were logged and have not ended
+	errs    []object.Error
+	waiting string       // why the server is not ready; "" once it is
+	heard   source.Heard // the state of the API server that is served
+}
+
+func newReport(out *slog.Logger, m *metrics) *report {
+	return &report{out: out, metrics: m, logged: map[string]bool{}, waiting: "no object has been read yet"}
+}
+
+// result notes the result of a step. It counts a failure, and logs it unless the step has failed since it last
+// worked.
+func (r *report) result(step string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err == nil {
+		delete(r.logged, step)
+		if step == source.StepRead {
+			r.metrics.lastRead.SetToCurrentTime()
+		}
+		return
+	}
+	r.metrics.failures.WithLabelValues(step).Inc()
+	if !r.logged[step] {
+		r.logged[step] = true
+		r.out.Error(failureMessage(step)+"; the current tables stay", "error", err)
+	}
+}
+
+func failureMessage(step string) string {
+	switch step {
+	case source.StepRead:
+		return "cannot read the configuration directory"
+	case source.StepWatch:
+		return "cannot watch the configuration directory"
+	case stepSave:
+		return "cannot save the automatic VIPs"
+	case source.StepSaveObjects:
+		return "cannot save the last good objects"
+	}
+	return "cannot save the objects of a cluster"
+}
+
+// setWaiting records why the server is not ready, and logs it if it has changed.
+func (r *report) setWaiting(why string) {
+	r.mu.Lock()
+	previous := r.waiting
+	r.waiting = why
+	r.mu.Unlock()
+	if why != "" && why != previous {
+		r.out.Warn("not ready, no stream is served", "because", why)
+	}
+}
+
+// waitingFor returns why the server is not ready, or "" if it is.
+func (r *report) waitingFor() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.waiting
+}
+
+// setHeard sets the state of the API server that what is served includes.
+func (r *report) setHeard(heard source.Heard) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.heard = heard
+}
+
+// setErrors sets the errors of a reading.
+func (r *report) setErrors(errs []object.Error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.errs = errs
+	r.metrics.broken.Set(float64(len(errs)))
+}
+
+// errors returns the errors of the last reading.
+func (r *report) errors() []object.Error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.errs)
+}
+
+// log logs what is new in a reading, and in what follows from it. A document that stays broken is logged once, and
+// again if it was repaired and breaks again.
+func (r *report) log(all source.Reading, u hosts.Update) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	logged := map[string]bool{}
+	logNew := func(id string, log func()) {
+		if logged[id] = true; !r.logged[id] {
+			log()
+		}
+	}
+	for _, e := range all.Errors {
+		logNew("document "+e.Error(), func() { r.out.Error("broken document", "error", e, "kept_last_good", e.Kept) })
+	}
+	for _, note := range all.Notes {
+		logNew("note "+note, func() { r.out.Info("an object makes no host", "what", note) })
+	}
+	for _, host := range u.Loops {
+		logNew("loop "+host, func() {
+			r.out.Error("a Service of type ExternalName stands for itself and is left out: change its spec.externalName", "host", host)
+		})
+	}
+	for _, host := range u.WithoutVIP {
+		logNew("no vip "+host, func() { r.out.Error("no automatic VIP is left", "host", host) })
+	}
+	for _, host := range u.Moved {
+		r.out.Warn("another object claims the automatic VIP, the host gets a new one", "host", host)
+	}
+	for _, step := range []string{source.StepRead, source.StepWatch, stepSave, source.StepSaveObjects, source.StepSaveCluster} {
+		if r.logged[step] {
+			logged[step] = true
+		}
+	}
+	r.logged = logged
+}
