@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
@@ -32,6 +34,49 @@ func TestFileIsRemoved(t *testing.T) { // D43
 	}
 	c.next()
 	if got := hostsOf(t, c); got != "map[web.shop.svc.cluster.local:10.0.0.1]" {
+		t.Errorf("got %s", got)
+	}
+}
+
+// TestReadHangs checks that clients are served while a read of the directory hangs, as on a network file system whose
+// server is away, and that it goes on afterwards.
+func TestReadHangs(t *testing.T) { // D43
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
+	r := start(t, Config{ConfigDir: dir})
+	c := openDelta(t, r, node(t, "shop"), nil)
+	c.next()
+	// Opening a file with a lease waits until its holder gives it up.
+	write(t, dir, ".b.yaml", svc("cart", "clusterIP: 10.0.0.2"))
+	file, err := os.OpenFile(filepath.Join(dir, ".b.yaml"), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	lease := func(cmd, arg int) int {
+		t.Helper()
+		got, err := unix.FcntlInt(file.Fd(), cmd, arg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	lease(unix.F_SETLEASE, unix.F_WRLCK)
+	if err := os.Rename(filepath.Join(dir, ".b.yaml"), filepath.Join(dir, "b.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	wait.Until(t, "the file is being read", func() bool { return lease(unix.F_GETLEASE, 0) != unix.F_WRLCK })
+	for _, variant := range []string{variantSotw, variantDelta} {
+		other := open(t, variant, r, node(t, "shop"))
+		other.next()
+		if got := hostsOf(t, other); got != "map[web.shop.svc.cluster.local:10.0.0.1]" {
+			t.Errorf("%s: got %s", variant, got)
+		}
+	}
+	lease(unix.F_SETLEASE, unix.F_UNLCK)
+	c.next()
+	if got := hostsOf(t, c); got != "map[cart.shop.svc.cluster.local:10.0.0.2 web.shop.svc.cluster.local:10.0.0.1]" {
 		t.Errorf("got %s", got)
 	}
 }
