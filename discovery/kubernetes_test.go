@@ -22,6 +22,7 @@ import (
 	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/examples"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
+	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
@@ -254,11 +255,14 @@ func TestManyEdits(t *testing.T) { // D19
 	}
 }
 
-// TestChangesWhileNotReady checks that changes need no more memory, the longer a server is not ready.
+// TestChangesWhileNotReady checks that changes need no more memory, the longer a server is not ready, and that a reason
+// that changes all the time does not fill the log.
 func TestChangesWhileNotReady(t *testing.T) { // D43
 	t.Parallel()
 	a := fakekube.Start(t)
-	s, err := New(onAPI(t, a))
+	cfg, logs := onAPI(t, a), &testlog.Buffer{}
+	cfg.Logger = logs.Logger()
+	s, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -273,7 +277,10 @@ func TestChangesWhileNotReady(t *testing.T) { // D43
 	}
 	const last = 10 * maxPending
 	for i := range last {
-		publish(i, "a resource is forbidden")
+		publish(i, fmt.Sprint("a resource is forbidden, on port ", i))
+	}
+	if n := logs.Count("not ready, no stream is served"); n < 1 || n > 3 {
+		t.Errorf("%d lines say why, want one every 5 s:\n%s", n, logs)
 	}
 	if n := len(from.last.Changes); n > maxPending {
 		t.Errorf("%d changes wait, want at most %d", n, maxPending)

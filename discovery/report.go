@@ -4,6 +4,9 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
@@ -13,6 +16,9 @@ import (
 // stepSave is saving the automatic VIPs. The others of the label "step" of the failure metric are those of sources.
 const stepSave = "save"
 
+// tellEvery bounds how often another reason for not being ready is logged.
+const tellEvery = 5 * time.Second
+
 // A report is what is known of the sources and of what is served. It logs what is new in it.
 type report struct {
 	out     *slog.Logger
@@ -21,12 +27,17 @@ type report struct {
 	mu      sync.Mutex
 	logged  map[string]bool // errors and failures that were logged and have not ended
 	errs    []object.Error
-	waiting string       // why the server is not ready; "" once it is
-	heard   source.Heard // the state of the API server that is served
+	waiting string         // why the server is not ready; "" once it is
+	told    string         // the last such reason that was logged
+	telling rate.Sometimes // logs another one: it may have other ports every second
+	heard   source.Heard   // the state of the API server that is served
 }
 
 func newReport(out *slog.Logger, m *metrics) *report {
-	return &report{out: out, metrics: m, logged: map[string]bool{}, waiting: "no object has been read yet"}
+	return &report{
+		out: out, metrics: m, logged: map[string]bool{}, waiting: "no object has been read yet",
+		telling: rate.Sometimes{First: 1, Interval: tellEvery},
+	}
 }
 
 // result notes the result of a step. It counts a failure, and logs it unless the step has failed since it last
@@ -65,12 +76,14 @@ func failureMessage(step string) string {
 // setWaiting records why the server is not ready, and logs it if it has changed.
 func (r *report) setWaiting(why string) {
 	r.mu.Lock()
-	previous := r.waiting
-	r.waiting = why
-	r.mu.Unlock()
-	if why != "" && why != previous {
-		r.out.Warn("not ready, no stream is served", "because", why)
+	defer r.mu.Unlock()
+	if r.waiting = why; why == "" || why == r.told {
+		return
 	}
+	r.telling.Do(func() {
+		r.told = why
+		r.out.Warn("not ready, no stream is served", "because", why)
+	})
 }
 
 // waitingFor returns why the server is not ready, or "" if it is.
