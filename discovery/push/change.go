@@ -169,21 +169,20 @@ func (t *tables) nextChangeLocked(s *session) *resource {
 		steps = nil
 	}
 	s.position = position{at: t.recent.now}
-	id, d := resourceID{change: true, sum: sum, complete: complete}, &delta{}
-	shared := v.own == (digest.Sum{}) || complete != (digest.Set{})
+	id, d := resourceID{change: true, of: v.tableID(), complete: complete}, &delta{}
 	if steps != nil {
 		own := steps.Special(&v.viewer)
-		d = steps.seenBy(v, own, &complete)
-		id.base, id.from, shared = v.base, p.at, shared && len(own) == 0
+		if d, id.from = steps.seenBy(v, own, &complete), p.at; len(own) > 0 {
+			id.of = v.id
+		}
 	}
 	if len(d.entries) == 0 && complete == (digest.Set{}) && !s.owed {
 		return nil
 	}
 	r := t.resources.encoded[id]
-	if r == nil || !shared {
-		if r = t.encodeChangeLocked(v, &complete, d); shared {
-			t.resources.add(id, r)
-		}
+	if r == nil {
+		r = t.encodeChangeLocked(v, &complete, d)
+		t.resources.add(id, r)
 	}
 	return r
 }

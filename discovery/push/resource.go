@@ -111,30 +111,40 @@ func (c *cache[K, V]) clear() {
 	c.size = 0
 }
 
-// shardLocked returns the encoded entries of a shard of a view.
+// shardLocked returns the encoded entries of a shard of a view, nil for none.
 func (t *tables) shardLocked(v *view, shard int) mem.Buffer {
-	sum := v.shard(shard)
-	if b, found := t.shards.encoded[sum]; found {
+	all := t.set.Shards()[shard]
+	if len(all) == 0 {
+		return nil
+	}
+	id := v.shardID(shard)
+	if b, found := t.shards.encoded[id]; found {
 		return b
 	}
-	b := mem.SliceBuffer(concatenate(shown(&v.viewer, t.set.Shards()[shard])))
-	t.shards.add(sum, b)
+	b := mem.SliceBuffer(concatenate(shown(&v.viewer, all)))
+	t.shards.add(id, b)
 	return b
 }
 
-// A resourceID identifies a resource by what it does: it has some shards of the table with a checksum and, if from
-// is not 0, what has changed in others of a base since then.
+// A shardID identifies the entries of a shard: those of a base or a view since they changed last.
+type shardID struct {
+	of      *identity
+	shard   int
+	changed generation
+}
+
+// A resourceID identifies a resource by what it does: it has some shards of the table of a base or a view or, unless
+// change is set, all and, if from is not 0, what has changed in others since then.
 type resourceID struct {
 	change   bool
-	sum      digest.Sum
+	of       *identity
 	complete digest.Set
-	base     *base
 	from     generation
 }
 
 // wholeLocked returns the table of a view.
 func (t *tables) wholeLocked(v *view) *resource {
-	id := resourceID{sum: v.sum()}
+	id := resourceID{of: v.tableID()}
 	if r := t.resources.encoded[id]; r != nil {
 		return r
 	}

@@ -34,14 +34,14 @@ type tables struct {
 	recent    recent
 	revision  []byte // of the objects, see [Service.Update]
 	bases     map[hosts.Base]*base
-	shards    cache[digest.Sum, mem.Buffer]
+	shards    cache[shardID, mem.Buffer]
 	resources cache[resourceID, *resource] // of the table of now
 }
 
 func newTables(all *hosts.Hosts) *tables {
 	return &tables{
 		hosts: all, scene: all.Scene, waiting: "no object has been read yet", bases: map[hosts.Base]*base{},
-		recent: recent{spans: map[generation]*span{}}, shards: newCache[digest.Sum](mem.Buffer.Len),
+		recent: recent{spans: map[generation]*span{}}, shards: newCache[shardID](mem.Buffer.Len),
 		resources: newCache[resourceID](func(r *resource) int { return r.size }),
 	}
 }
@@ -217,7 +217,7 @@ func (t *tables) followLocked(c *change) (woken []*session) {
 	for _, b := range t.bases {
 		shifts, before := c.shifts[b], b.last
 		for _, s := range shifts {
-			t.shards.drop(b.sums[s.shard])
+			t.shards.drop(shardID{b.id, s.shard, b.changed[s.shard]})
 		}
 		b.follow(shifts, t.recent.now)
 		special := map[*view]bool{}
@@ -269,8 +269,7 @@ func (t *tables) moveLocked(c *change, woken []*session) []*session {
 		t.leaveLocked(s)
 		t.enterLocked(s, to)
 		p.missing.Join(old.changedSince(p.at))
-		digests := old.digests()
-		p.missing.Join(s.view.differing(&digests))
+		p.missing.Join(s.view.differsFrom(old))
 		p.at = t.recent.now
 		s.position = p
 		woken = append(woken, s)

@@ -10,6 +10,7 @@ type generation uint64
 
 // A base has the checksums of what views have in common. It is guarded by tables.mu, except for its viewer.
 type base struct {
+	id      *identity
 	viewer  hosts.Viewer
 	sums    digest.Sums
 	total   digest.Sum // of sums
@@ -19,9 +20,13 @@ type base struct {
 	views   map[string]*view         // by namespace; none is without a session
 }
 
+// An identity tells apart what bases and views have, each its own: the author of hosts can arrange that tables that
+// differ have the same checksum.
+type identity struct{ _ byte }
+
 // newBase returns the base of what a viewer sees of hosts.
 func newBase(viewer hosts.Viewer, all [digest.Count][]*hosts.Host) *base {
-	b := &base{viewer: viewer, views: map[string]*view{}}
+	b := &base{id: new(identity), viewer: viewer, views: map[string]*view{}}
 	for i, some := range all {
 		for _, h := range some {
 			if e := viewer.Entry(h); e != nil {
@@ -38,6 +43,14 @@ type shift struct {
 	shard   int
 	sum     digest.Sum
 	entries int
+}
+
+// hosts returns how many hosts a shift of at most one is of.
+func (s shift) hosts() int {
+	if s == (shift{}) {
+		return 0
+	}
+	return 1
 }
 
 // shiftOf returns by how much a table changes if an entry replaces another one; nil stands for none.
@@ -79,10 +92,12 @@ func (b *base) follow(shifts []shift, now generation) {
 // A view is what the clients with one base in one namespace see: the base, except for the hosts that only this
 // namespace sees in another way. It is guarded by tables.mu.
 type view struct {
+	id      *identity
 	base    *base
 	viewer  hosts.Viewer
 	differs map[int]difference // by shard
 	own     digest.Sum         // of differs
+	hosts   int                // of differs
 	entries int                // more than the base has
 	last    generation         // of differs
 	// text is the checksum of the table textOf.
@@ -91,15 +106,16 @@ type view struct {
 	sessions map[*session]struct{}
 }
 
-// A difference is what a view has in a shard more than its base, and when that last changed.
+// A difference is what a view has in a shard more than its base, of how many hosts, and when that last changed.
 type difference struct {
 	sum     digest.Sum
+	hosts   int
 	changed generation
 }
 
 // newView returns the view of a viewer, without sessions.
 func newView(b *base, viewer hosts.Viewer, set *hosts.Set, now generation) *view {
-	v := &view{base: b, viewer: viewer, differs: map[int]difference{}, sessions: map[*session]struct{}{}}
+	v := &view{id: new(identity), base: b, viewer: viewer, differs: map[int]difference{}, sessions: map[*session]struct{}{}}
 	for h := range set.Special(&viewer) {
 		v.follow(hosts.HostChange{New: h}, now)
 	}
@@ -112,10 +128,10 @@ func (v *view) follow(c hosts.HostChange, now generation) bool {
 	key := c.Key()
 	was, is := v.difference(c.Old), v.difference(c.New)
 	if was != is {
-		sum := is.sum.Sub(was.sum)
+		sum, count := is.sum.Sub(was.sum), is.hosts()-was.hosts()
 		shard := digest.ShardOf(key)
-		v.differs[shard] = difference{v.differs[shard].sum.Add(sum), now}
-		v.own, v.entries, v.last = v.own.Add(sum), v.entries+is.entries-was.entries, now
+		v.differs[shard] = difference{v.differs[shard].sum.Add(sum), v.differs[shard].hosts + count, now}
+		v.own, v.hosts, v.entries, v.last = v.own.Add(sum), v.hosts+count, v.entries+is.entries-was.entries, now
 	}
 	return differ(v.viewer.Entry(c.Old), v.viewer.Entry(c.New))
 }
@@ -128,6 +144,23 @@ func (v *view) difference(h *hosts.Host) shift {
 	s := shiftOf(h.Key, v.base.viewer.Entry(h), v.viewer.Entry(h))
 	s.shard = 0 // that of the host
 	return s
+}
+
+// shardID identifies what is in a shard.
+func (v *view) shardID(i int) shardID {
+	id := shardID{v.base.id, i, v.base.changed[i]}
+	if d := v.differs[i]; d.hosts > 0 {
+		id.of, id.changed = v.id, max(id.changed, d.changed)
+	}
+	return id
+}
+
+// tableID identifies the table.
+func (v *view) tableID() *identity {
+	if v.hosts > 0 {
+		return v.id
+	}
+	return v.base.id
 }
 
 // shard returns the checksum of a shard.
@@ -159,6 +192,16 @@ func (v *view) changedSince(g generation) (s digest.Set) {
 	}
 	for i, d := range v.differs {
 		if d.changed > g {
+			s.Add(i)
+		}
+	}
+	return s
+}
+
+// differsFrom returns the shards in which another view has another table.
+func (v *view) differsFrom(other *view) (s digest.Set) {
+	for i := range digest.Count {
+		if v.shard(i) != other.shard(i) {
 			s.Add(i)
 		}
 	}
