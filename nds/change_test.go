@@ -13,6 +13,7 @@ import (
 
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/api/digest"
+	"github.com/nametap/nametap/internal/testkit/birthday"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/nds"
 )
@@ -345,5 +346,51 @@ func TestNoHostsLeft(t *testing.T) {
 	p.remove("a.example")
 	h.wantACK(p.push("a.example"))
 	h.wantLog("level=WARN", "no mesh hosts")
+	table.wantTable(t, p)
+}
+
+// setAll puts hosts into the table, and returns their names.
+func (p *plane) setAll(hosts []birthday.Host) (names []string) {
+	for _, h := range hosts {
+		p.set(h.Name, h.Addr.String())
+		names = append(names, h.Name)
+	}
+	return names
+}
+
+// C11, C12: a client that was away while a shard has got other hosts with the same digest is sent the whole table when
+// the checksum shows that.
+func TestEqualDigests(t *testing.T) {
+	t.Parallel()
+	bothVariants(t, func(t *testing.T, v nds.Variant) {
+		t.Helper()
+		one, other := birthday.SameDigest()
+		p := startPlane(t)
+		hostsIn(p)
+		p.setAll(one)
+		h, table := startHosts(t, p, variant(v))
+		h.wantACK("v1")
+		p.setAll(other)
+		p.server.CutStreams(nil)
+		h.wantStatus(func(s nds.Status) bool { return s.Connected && s.Digest == p.digest() })
+		table.wantTable(t, p)
+		if first := p.requests(); len(first) != 3 || len(first[1].digests) == 0 || len(first[2].digests) > 0 {
+			t.Errorf("%d streams: %+v", len(first), first)
+		}
+	})
+}
+
+// C11: a change is used although the table has the same checksum after it.
+func TestEqualChecksums(t *testing.T) {
+	t.Parallel()
+	p := startPlane(t)
+	hostsIn(p)
+	h, table := startHosts(t, p, nil)
+	h.wantACK("v1")
+	names, before := p.setAll(birthday.Vanishing()), h.client.Status().Digest
+	if p.digest() != before {
+		t.Fatal("the checksums differ")
+	}
+	h.wantACK(p.push(names...))
 	table.wantTable(t, p)
 }

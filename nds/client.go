@@ -84,6 +84,8 @@ type Client struct {
 	// tableNode is the fingerprint of the node to which it was sent, if it came as changes.
 	table     *hostTable
 	tableNode string
+	// undetected says that the table differs from that of the control plane although its digests are the same.
+	undetected bool
 	// snapshotUnread says that the snapshot could not be read. Every connect tries again
 	// until a table is in use.
 	snapshotUnread bool

@@ -1,6 +1,7 @@
 package nds
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"slices"
@@ -105,63 +106,72 @@ func (t *hostTable) with(c *change) (*hostTable, error) {
 	return next, nil
 }
 
-// rewrite changes a shard: added are its entries in the change.
+// rewrite changes a shard: added are its entries in the change. A shard whose entries stay the same keeps its bytes;
+// the checksum does not show that, because the author of entries can arrange it.
 func (t *hostTable) rewrite(at int, c *change, added [][]byte) {
 	var kept [][]byte // runs of entries that stay
-	after, sum := hostShard{}, digest.Sum{}
-	size := 0
-	if !c.complete.Has(at) {
-		sum = t.sums[at]
-		old := t.shards[at].entries
-		start, offset := 0, 0
-		cut := func() {
-			if start < offset {
-				kept = append(kept, old[start:offset])
-				size += offset - start
-			}
-		}
-		_ = t.each(at, func(host, entry []byte) { // with has parsed them
-			end := offset + len(entry)
-			if _, replaced := c.hosts[string(host)]; replaced {
-				cut()
-				start, sum = end, sum.Sub(digest.Of(entry))
-			} else {
-				after.hosts++
-			}
-			offset = end
-		})
-		offset = len(old)
-		cut()
+	old, complete := t.shards[at].entries, c.complete.Has(at)
+	after, sum := hostShard{}, t.sums[at]
+	if complete {
+		sum = digest.Sum{}
 	}
+	size, start, offset, gone, same := 0, 0, 0, 0, 0
+	cut := func() {
+		if start < offset {
+			kept = append(kept, old[start:offset])
+			size += offset - start
+		}
+	}
+	_ = t.each(at, func(host, entry []byte) { // with has parsed them
+		end := offset + len(entry)
+		if now, replaced := c.hosts[string(host)]; replaced || complete {
+			cut()
+			start, gone = end, gone+1
+			if bytes.Equal(now, entry) {
+				same++
+			}
+			if !complete {
+				sum = sum.Sub(digest.Of(entry))
+			}
+		} else {
+			after.hosts++
+		}
+		offset = end
+	})
+	offset = len(old)
+	cut()
 	for _, entry := range added {
 		sum, after.hosts = sum.Add(digest.Of(entry)), after.hosts+1
 		kept = append(kept, entry)
 		size += len(entry)
 	}
-	if sum == t.sums[at] {
-		return // the same entries
+	if t.sums[at] = sum; same == gone && same == len(added) {
+		return
 	}
 	after.entries = make([]byte, 0, size)
 	for _, run := range kept {
 		after.entries = append(after.entries, run...)
 	}
-	t.shards[at], t.sums[at] = after, sum
+	t.shards[at] = after
 }
 
 // since returns the shards of the table that may differ from those of the one before it, which may be nil.
 func (t *hostTable) since(before *hostTable) map[int][]byte {
 	changed := map[int][]byte{}
 	for at := range t.shards {
-		switch {
+		switch now := t.shards[at].entries; {
 		case before == nil || before.mode != t.mode:
-		case t.mode == ModeHosts && t.sums[at] == before.sums[at],
-			t.mode == ModeWhole && string(t.shards[at].entries) == string(before.shards[at].entries):
+		case t.mode == ModeHosts && shared(now, before.shards[at].entries),
+			t.mode == ModeWhole && string(now) == string(before.shards[at].entries):
 			continue
 		}
 		changed[at] = t.shards[at].entries
 	}
 	return changed
 }
+
+// shared reports whether both are the same bytes in memory.
+func shared(a, b []byte) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
 
 // summed returns the table with the checksums of its entries as they are: after a difference they may be others
 // than those in t.

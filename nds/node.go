@@ -96,7 +96,7 @@ const (
 // firstNode returns the node for the first request of a stream. If the table in use came as changes of
 // hosts, it says what the client has: then the control plane sends only what differs.
 func (c *Client) firstNode() *corev3.Node {
-	if c.table == nil || c.table.mode != ModeHosts {
+	if c.table == nil || c.table.mode != ModeHosts || c.undetected {
 		return c.sentNode
 	}
 	node := proto.CloneOf(c.sentNode)

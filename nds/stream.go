@@ -107,7 +107,7 @@ func (c *Client) use(r response, first bool) (saving, error) {
 	next := c.table
 	switch {
 	case isChange:
-		next, err = c.changed(value)
+		next, err = c.changed(value, first)
 	case there, r.whole, slices.Contains(r.removed, ""), next == nil, first && next.mode == ModeWhole:
 		next, err = wholeTable(value)
 	}
@@ -141,14 +141,15 @@ func (c *Client) use(r response, first bool) (saving, error) {
 }
 
 // changed returns the table after a change, a NameTable in wire form. If that does not have its checksum, the next
-// stream asks for what is missing.
-func (c *Client) changed(value []byte) (*hostTable, error) {
+// stream asks for what is missing, and for everything after the first change of a stream: what differs then has the
+// same digests.
+func (c *Client) changed(value []byte, first bool) (*hostTable, error) {
 	parsed, err := parseChange(value)
 	if err != nil {
 		return nil, err
 	}
 	next, err := c.table.with(&parsed)
-	if err == nil {
+	if c.undetected = err != nil && first; err == nil {
 		return next, nil
 	}
 	if c.table != nil && c.table.mode == ModeHosts {
