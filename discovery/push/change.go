@@ -37,13 +37,37 @@ type recent struct {
 	now   generation
 	steps [][]hosts.HostChange // the last one leads to now
 	size  int                  // changed hosts in them
-	spans map[generation]*span // what leads from a generation to now, as far as it was asked for
+	// spans are what leads from a generation to now, and deltas what bases see of that, as far as they were asked for.
+	spans  cache[generation, *hosts.Span]
+	deltas cache[deltaID, *delta]
+}
+
+// deltaID identifies what a base sees of the changes since a generation.
+type deltaID struct {
+	from generation
+	of   *identity
+}
+
+// maxSpans bounds the spans that are kept, and what is seen of them, in bytes: each client that is behind may be at
+// another generation. changeSize is what a span has for a change.
+const (
+	maxSpans   = 8 << 20
+	changeSize = 150
+)
+
+// newRecent returns a generation without changes that lead to it.
+func newRecent(now generation) recent {
+	return recent{
+		now: now, spans: newCache[generation](maxSpans, func(s *hosts.Span) int { return changeSize * len(s.Changes) }),
+		deltas: newCache[deltaID](maxSpans, (*delta).size),
+	}
 }
 
 // add begins a generation.
 func (r *recent) add(changes []hosts.HostChange) {
 	r.now++
-	r.spans = map[generation]*span{}
+	r.spans.clear()
+	r.deltas.clear()
 	r.steps = append(r.steps, changes)
 	for r.size += len(changes); r.size > maxRecent; r.steps = r.steps[1:] {
 		r.size -= len(r.steps[0])
@@ -52,26 +76,20 @@ func (r *recent) add(changes []hosts.HostChange) {
 }
 
 // forget begins a generation that does not follow from the one before it.
-func (r *recent) forget() { *r = recent{now: r.now + 1, spans: map[generation]*span{}} }
+func (r *recent) forget() { *r = newRecent(r.now + 1) }
 
 // since returns what leads from a generation to now, and nil if that is not known any more.
-func (r *recent) since(g generation) *span {
-	if s := r.spans[g]; s != nil {
+func (r *recent) since(g generation) *hosts.Span {
+	if s := r.spans.encoded[g]; s != nil {
 		return s
 	}
 	behind := r.now - g
 	if behind > generation(len(r.steps)) {
 		return nil
 	}
-	s := &span{Span: hosts.NewSpan(r.steps[len(r.steps)-int(behind):]...), seen: map[*base]*delta{}} //nolint:gosec // at most the length
-	r.spans[g] = s
+	s := hosts.NewSpan(r.steps[len(r.steps)-int(behind):]...) //nolint:gosec // at most the length
+	r.spans.add(g, s)
 	return s
-}
-
-// A span leads from a generation to now.
-type span struct {
-	*hosts.Span
-	seen map[*base]*delta
 }
 
 // A delta is what a base, or a view, sees of a span.
@@ -87,15 +105,22 @@ type seen struct {
 	now *hosts.Entry
 }
 
-// of returns what a base sees of the span.
-func (s *span) of(b *base) *delta {
-	d := s.seen[b]
+// seenByBase returns what a base sees of the changes since a generation.
+func (r *recent) seenByBase(b *base, g generation) *delta {
+	id := deltaID{g, b.id}
+	d := r.deltas.encoded[id]
 	if d == nil {
-		d = &delta{entries: see(nil, &b.viewer, s.Changes)}
+		d = &delta{entries: see(nil, &b.viewer, r.since(g).Changes)}
 		d.encode()
-		s.seen[b] = d
+		r.deltas.add(id, d)
 	}
 	return d
+}
+
+// size returns about how many bytes the delta has.
+func (d *delta) size() int {
+	const entry = 24
+	return d.added.Len() + len(d.removed) + entry*len(d.entries)
 }
 
 // see appends what a viewer sees of changes.
@@ -136,10 +161,10 @@ func (d *delta) without(complete *digest.Set, others []hosts.HostChange) []seen 
 	return left
 }
 
-// seenBy returns what a view sees of the span outside of some shards. own are the changes that it may see in another
-// way than its base.
-func (s *span) seenBy(v *view, own []hosts.HostChange, complete *digest.Set) *delta {
-	d := s.of(v.base)
+// seenBy returns what a view sees of the changes since a generation outside of some shards. own are the changes that
+// it may see in another way than its base.
+func (r *recent) seenBy(v *view, g generation, own []hosts.HostChange, complete *digest.Set) *delta {
+	d := r.seenByBase(v.base, g)
 	if len(own) == 0 && *complete == (digest.Set{}) {
 		return d
 	}
@@ -172,7 +197,7 @@ func (t *tables) nextChangeLocked(s *session) *resource {
 	id, d := resourceID{change: true, of: v.tableID(), complete: complete}, &delta{}
 	if steps != nil {
 		own := steps.Special(&v.viewer)
-		if d, id.from = steps.seenBy(v, own, &complete), p.at; len(own) > 0 {
+		if d, id.from = t.recent.seenBy(v, p.at, own, &complete), p.at; len(own) > 0 {
 			id.of = v.id
 		}
 	}

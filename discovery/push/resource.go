@@ -78,20 +78,23 @@ const maxEncoded = 32 << 20
 
 // A cache holds encoded bytes by what they are made from.
 type cache[K comparable, V any] struct {
-	encoded map[K]V
-	size    int // in bytes
-	sizeOf  func(V) int
+	encoded     map[K]V
+	size, limit int // in bytes
+	sizeOf      func(V) int
 }
 
-func newCache[K comparable, V any](sizeOf func(V) int) cache[K, V] {
-	return cache[K, V]{encoded: map[K]V{}, sizeOf: sizeOf}
+func newCache[K comparable, V any](limit int, sizeOf func(V) int) cache[K, V] {
+	return cache[K, V]{encoded: map[K]V{}, limit: limit, sizeOf: func(v V) int { return sizeOf(v) + overhead }}
 }
+
+// overhead is what a cache needs for an element besides its bytes: many have few.
+const overhead = 400
 
 // add adds what was encoded. It drops others, in no order, if there are too many.
 func (c *cache[K, V]) add(key K, v V) {
 	c.size += c.sizeOf(v)
 	for other := range c.encoded {
-		if c.size <= maxEncoded {
+		if c.size <= c.limit {
 			break
 		}
 		c.drop(other)

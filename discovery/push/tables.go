@@ -41,8 +41,8 @@ type tables struct {
 func newTables(all *hosts.Hosts) *tables {
 	return &tables{
 		hosts: all, scene: all.Scene, waiting: "no object has been read yet", bases: map[hosts.Base]*base{},
-		recent: recent{spans: map[generation]*span{}}, shards: newCache[shardID](mem.Buffer.Len),
-		resources: newCache[resourceID](func(r *resource) int { return r.size }),
+		recent: newRecent(0), shards: newCache[shardID](maxEncoded, mem.Buffer.Len),
+		resources: newCache[resourceID](maxEncoded, func(r *resource) int { return r.size }),
 	}
 }
 

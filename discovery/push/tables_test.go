@@ -212,7 +212,7 @@ func TestResourcesAreBounded(t *testing.T) {
 		size += n
 		kept := 0
 		for _, r := range s.tables.resources.encoded {
-			kept += r.size
+			kept += r.size + overhead
 		}
 		if kept > maxEncoded || kept != s.tables.resources.size || kept < min(size, maxEncoded/2) {
 			t.Fatalf("%d bytes of %d are kept, and %d counted", kept, size, s.tables.resources.size)
