@@ -169,6 +169,10 @@ func (v *Viewer) Entry(h *Host) *Entry {
 	return h.variant(key, build)
 }
 
+// maxVariants bounds the entries that a host remembers: Sidecars that are edited again and again may show other claims
+// each time.
+const maxVariants = 64
+
 // variant returns the entry with a key, which it makes if need be.
 func (h *Host) variant(key variantKey, build func() *Entry) *Entry {
 	for {
@@ -183,6 +187,9 @@ func (h *Host) variant(key variantKey, build func() *Entry) *Entry {
 		entry, next := build(), []variant(nil)
 		if known != nil {
 			entry, next = same(entry, *known), slices.Clip(*known)
+		}
+		if len(next) >= maxVariants {
+			next = nil
 		}
 		if next = append(next, variant{key, entry}); h.variants.CompareAndSwap(known, &next) {
 			return entry

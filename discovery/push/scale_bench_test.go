@@ -20,11 +20,11 @@ func mesh(all, namespaces int) []object.Object {
 }
 
 // joinAll joins a client in each of many namespaces. They have the table.
-func joinAll(b *testing.B, s *Service, namespaces int) []*fakeClient {
-	b.Helper()
+func joinAll(tb testing.TB, s *Service, namespaces int) []*fakeClient {
+	tb.Helper()
 	clients := make([]*fakeClient, namespaces)
 	for i := range clients {
-		clients[i] = join(b, s, fmt.Sprintf("ns%d", i), mergeHosts)
+		clients[i] = join(tb, s, fmt.Sprintf("ns%d", i), mergeHosts)
 		clients[i].ack()
 		clients[i].send = func(any) error { return nil }
 	}

@@ -1,0 +1,91 @@
+package push
+
+import (
+	"fmt"
+	"net/netip"
+	"runtime"
+	"testing"
+
+	"github.com/nametap/nametap/discovery/hosts"
+	"github.com/nametap/nametap/discovery/object"
+)
+
+// heap returns how many bytes are in use.
+func heap() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc) //nolint:gosec // far below
+}
+
+// D33: clients that are behind, each by another number of changes, do not fill the memory.
+func TestClientsBehind(t *testing.T) {
+	const clients, hostsEach = 400, 5
+	s := newService()
+	services := mesh(clients*hostsEach, 100)
+	s.updateAll(t, hosts.Change{Updated: services})
+	all := joinAll(t, s, clients)
+	for _, c := range all {
+		c.last = nil
+	}
+	before := heap()
+	answer := func(c *fakeClient) {
+		if err := c.handle(request{typeURL: TypeURL, nonce: c.nonce}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range all {
+		if i > 0 {
+			answer(all[i-1]) // it is sent this change, and answers after all
+		}
+		changed := services[i*hostsEach:][:hostsEach]
+		for j := range changed {
+			changed[j].Service = &object.Service{ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{11, byte(j), byte(i >> 8), byte(i)})}}
+		}
+		s.updateAll(t, hosts.Change{Updated: changed})
+	}
+	for _, c := range all {
+		answer(c)
+	}
+	if more := heap() - before; more > 46<<20 {
+		t.Errorf("%d MiB more", more>>20)
+	}
+	runtime.KeepAlive(all)
+}
+
+// D12, D32: a Sidecar that is edited again and again does not fill the memory.
+func TestEditedSidecar(t *testing.T) {
+	const entries, claims = 40, 11
+	s := newService()
+	var all []object.Object
+	for i := range entries {
+		for c := range claims {
+			all = append(all, object.Object{
+				Key: object.Key{Kind: object.KindServiceEntry, Namespace: fmt.Sprint("ns", c), Name: fmt.Sprint("e", i)},
+				Entry: &object.ServiceEntry{
+					Hosts: []string{fmt.Sprintf("api%d.example.com", i)}, HasAddresses: true,
+					Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, byte(i), byte(c)})},
+				},
+			})
+		}
+	}
+	s.updateAll(t, hosts.Change{Updated: all})
+	c := join(t, s, "shop", mergeHosts)
+	c.ack()
+	before := heap()
+	for i := range 1 << claims {
+		sidecar := object.Object{Key: object.Key{Kind: object.KindSidecar, Namespace: "shop", Name: "s"}, Sidecar: &object.Sidecar{}}
+		for n := range claims {
+			if i>>n&1 == 1 {
+				sidecar.Sidecar.Egress = append(sidecar.Sidecar.Egress, object.EgressHost{Namespace: fmt.Sprint("ns", n), Host: "*"})
+			}
+		}
+		s.updateAll(t, hosts.Change{Updated: []object.Object{sidecar}})
+		c.ack()
+	}
+	s.tables.shards.clear() // which are bounded
+	if more := heap() - before; more > 8<<20 {
+		t.Errorf("%d MiB more", more>>20)
+	}
+	runtime.KeepAlive(s)
+}
