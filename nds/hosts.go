@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/protobuf/encoding/protowire"
+
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/api/digest"
 )
@@ -47,8 +49,9 @@ func wholeTable(table []byte) (*hostTable, error) {
 	t := &hostTable{mode: ModeWhole}
 	for at, entries := range shards {
 		t.shards[at].entries = entries
-		if err := t.each(at, func([]byte, []byte) { t.shards[at].hosts++ }); err != nil {
-			return nil, err
+		for rest := entries; len(rest) > 0; t.shards[at].hosts++ {
+			_, _, n := protowire.ConsumeField(rest) // Split has parsed it
+			rest = rest[n:]
 		}
 	}
 	return t, nil

@@ -65,7 +65,17 @@ func shardOfWire(name []byte) int {
 // says that the tables cannot be parsed.
 func Split(tables ...[]byte) (map[int][]byte, error) {
 	var sizes [Count]int
-	size, err := entries(tables, func(shard int, entry []byte) { sizes[shard] += len(entry) })
+	const usual = 64 // bytes of an entry
+	given := 0
+	for _, table := range tables {
+		given += len(table)
+	}
+	list := make([][]byte, 0, given/usual)
+	of := make([]uint8, 0, given/usual) // their shards
+	size, err := entries(tables, func(shard int, entry []byte) {
+		sizes[shard] += len(entry)
+		list, of = append(list, entry), append(of, uint8(shard)) //nolint:gosec // below Count
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -74,7 +84,9 @@ func Split(tables ...[]byte) (map[int][]byte, error) {
 	for i, n := range sizes {
 		parts[i], all = all[:0:n], all[n:]
 	}
-	_, _ = entries(tables, func(shard int, entry []byte) { parts[shard] = append(parts[shard], entry...) })
+	for i, entry := range list {
+		parts[of[i]] = append(parts[of[i]], entry...)
+	}
 	shards := make(map[int][]byte, Count)
 	for i := range parts {
 		shards[i] = parts[i]
