@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -393,4 +394,30 @@ func TestEqualChecksums(t *testing.T) {
 	}
 	h.wantACK(p.push(names...))
 	table.wantTable(t, p)
+}
+
+// C9: pushes do not take more than a tenth of a processor, however fast they come.
+func TestRestAfterPush(t *testing.T) {
+	t.Parallel()
+	const long = 20 * time.Millisecond
+	p := startPlane(t)
+	hostsIn(p)
+	var end, next time.Time
+	calls := 0
+	h := start(t, options{server: p.server, many: true, apply: func(map[int][]byte) error {
+		if calls++; calls == 2 {
+			next = time.Now()
+			return nil
+		}
+		<-time.After(long) // a table of many hosts
+		end = time.Now()
+		return nil
+	}})
+	h.wantACK("v1")
+	p.set("a.example", "192.0.2.9")
+	h.wantACK(p.push("a.example"))
+	h.table.wantTable(t, p)
+	if rest := next.Sub(end); rest < 9*long {
+		t.Errorf("the next push is used after %v, want %v", rest, 9*long)
+	}
 }

@@ -269,7 +269,7 @@ func (c *Client) runStream(ctx context.Context, conn *grpc.ClientConn) (lasted t
 		return 0, err
 	}
 	s := &stream{client: c, rpc: rpc, cancel: cancel}
-	err = s.run(c.firstNode())
+	err = s.run(ctx, c.firstNode())
 	if !s.acceptedAt.IsZero() {
 		lasted = max(1, time.Since(s.acceptedAt)) // the clock may be coarse
 	}

@@ -40,9 +40,9 @@ type stream struct {
 	acceptedAt time.Time
 }
 
-// run subscribes, then handles responses until the stream ends. It returns the reason of
+// run subscribes, then handles responses until the stream or ctx ends. It returns the reason of
 // the end.
-func (s *stream) run(node *corev3.Node) error {
+func (s *stream) run(ctx context.Context, node *corev3.Node) error {
 	err := s.rpc.subscribe(node)
 	for err == nil || errors.Is(err, io.EOF) {
 		// A send returns EOF when the stream has ended; receive returns the reason.
@@ -51,12 +51,32 @@ func (s *stream) run(node *corev3.Node) error {
 			return explainEnd(err)
 		}
 		s.client.setConnected(r.nonce)
+		began := time.Now()
 		if err = s.handle(r); differs(err) {
 			s.end()
 			return err
 		}
+		rest(ctx, time.Since(began))
 	}
 	return fmt.Errorf("sending a request: %w", err)
+}
+
+// After a push the client rests restFactor times as long as it took, at most maxRest: pushes take a tenth of a
+// processor. An object with hosts in all shards makes agents build their whole table, and its author may change it again
+// and again. What changes meanwhile comes in one push.
+const (
+	restFactor = 9
+	maxRest    = time.Second
+)
+
+// rest returns after the rest of a push, or when ctx ends.
+func rest(ctx context.Context, took time.Duration) {
+	timer := time.NewTimer(min(restFactor*took, maxRest))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
 }
 
 // endTimeout bounds how long the client waits until the control plane has read its NACK.
