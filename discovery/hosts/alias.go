@@ -57,30 +57,56 @@ func (h *Hosts) addAliases(changed map[string]bool) {
 	}
 }
 
-// setTarget sets the host whose addresses an alias has, and the name of that host. An alias of
-// itself, directly or by way of others, has none.
-func (h *Hosts) setTarget(host *Host) {
-	if host == nil {
-		return
+// aliasEnd is where the aliases of a host end: at the host with the key target, whose name is name. The name is empty
+// for a host that is no alias. With loop they do not end: the host is an alias of itself, directly or by way of others.
+type aliasEnd struct {
+	target, name string
+	loop         bool
+}
+
+// setTargets sets the hosts whose addresses aliases have, and their names. An alias of itself has none.
+func (h *Hosts) setTargets(changes []HostChange) {
+	ends := map[string]aliasEnd{}
+	for _, c := range changes {
+		host := c.New
+		if host == nil {
+			continue
+		}
+		delete(h.loops, host.Key)
+		switch end := h.aliasEnd(host.Key, ends); {
+		case end.loop:
+			h.loops[host.Key] = true
+		case end.name != "":
+			host.target, host.alias = h.host(end.target), end.name
+		}
 	}
-	delete(h.loops, host.Key)
-	seen := map[string]bool{}
-	for key, name := host.Key, ""; ; {
+}
+
+// aliasEnd returns where the aliases of a host end. known has the ends that were found before, since aliases of the same
+// host may be many, and a row of them long.
+func (h *Hosts) aliasEnd(key string, known map[string]aliasEnd) aliasEnd {
+	type step struct{ key, name string }
+	var steps []step
+	end, found := known[key]
+	for !found {
 		next, isAlias := h.alias(key)
 		if !isAlias {
-			if name != "" {
-				host.target, host.alias = h.host(key), name
-			}
-			return
+			end = aliasEnd{target: key}
+			break
 		}
-		if seen[key] {
-			h.loops[host.Key] = true
-			return
-		}
-		seen[key] = true
-		name = strings.TrimSuffix(next, ".")
+		known[key] = aliasEnd{loop: true} // if the row comes back to it
+		name := strings.TrimSuffix(next, ".")
+		steps = append(steps, step{key, name})
 		key = h.covering(hostKey(name))
+		end, found = known[key]
 	}
+	for _, s := range slices.Backward(steps) {
+		if end.name == "" && !end.loop {
+			end.name = s.name
+		}
+		known[s.key] = end
+	}
+	return end
 }
 
 // alias returns what a host is an alias of. A host that has an address itself is no alias.

@@ -154,8 +154,8 @@ func (h *Hosts) Update(changes ...Change) Update {
 			u.Hosts = append(u.Hosts, HostChange{Old: old, New: now})
 		}
 	}
+	h.setTargets(u.Hosts)
 	for _, c := range u.Hosts {
-		h.setTarget(c.New)
 		h.resolved += c.New.resolves() - c.Old.resolves()
 	}
 	if u.Views || len(u.Sidecars) > 0 {
